@@ -1,0 +1,439 @@
+! The functions of mep.h as they are, for Fortran; programs `use mep`. Functions with untyped buffers,
+! strings or a stream appear here under a name c_*, and module mep gives them their Fortran form.
+module mep_c
+  use, intrinsic :: iso_c_binding
+  use mep_types
+  implicit none
+
+  abstract interface
+    ! For mep_comm_set_view_callback: pass c_funloc of a procedure of this form.
+    subroutine mep_view_callback(user, world_epoch, live) bind(C)
+      import :: c_ptr, c_int32_t, c_int64_t
+      type(c_ptr), value :: user
+      integer(c_int64_t), value :: world_epoch
+      integer(c_int32_t), value :: live
+    end subroutine mep_view_callback
+  end interface
+
+  interface
+    ! ---- version, types -----------------------------------------------------------------------
+    integer(c_int32_t) function mep_version() bind(C)
+      import :: c_int32_t
+    end function mep_version
+
+    integer(c_size_t) function mep_dtype_size(dtype) bind(C)
+      import :: c_int32_t, c_size_t
+      integer(c_int32_t), value :: dtype
+    end function mep_dtype_size
+
+    ! ---- initialisers: a declared structure needs them only to be set back ----------------------
+    subroutine mep_comm_config_init(config, size) bind(C)
+      import :: c_size_t
+      type(*), intent(inout) :: config
+      integer(c_size_t), value :: size
+    end subroutine mep_comm_config_init
+
+    subroutine mep_store_init(store, size) bind(C)
+      import :: c_size_t
+      type(*), intent(inout) :: store
+      integer(c_size_t), value :: size
+    end subroutine mep_store_init
+
+    subroutine mep_op_info_init(info, size) bind(C)
+      import :: c_size_t
+      type(*), intent(inout) :: info
+      integer(c_size_t), value :: size
+    end subroutine mep_op_info_init
+
+    subroutine mep_view_init(view, size) bind(C)
+      import :: c_size_t
+      type(*), intent(inout) :: view
+      integer(c_size_t), value :: size
+    end subroutine mep_view_init
+
+    subroutine mep_ep_config_init(config, size) bind(C)
+      import :: c_size_t
+      type(*), intent(inout) :: config
+      integer(c_size_t), value :: size
+    end subroutine mep_ep_config_init
+
+    subroutine mep_ep_size_init(size_info, size) bind(C)
+      import :: c_size_t
+      type(*), intent(inout) :: size_info
+      integer(c_size_t), value :: size
+    end subroutine mep_ep_size_init
+
+    subroutine mep_ep_view_init(view, size) bind(C)
+      import :: c_size_t
+      type(*), intent(inout) :: view
+      integer(c_size_t), value :: size
+    end subroutine mep_ep_view_init
+
+    subroutine mep_dispatch_args_init(args, size) bind(C)
+      import :: c_size_t
+      type(*), intent(inout) :: args
+      integer(c_size_t), value :: size
+    end subroutine mep_dispatch_args_init
+
+    subroutine mep_combine_args_init(args, size) bind(C)
+      import :: c_size_t
+      type(*), intent(inout) :: args
+      integer(c_size_t), value :: size
+    end subroutine mep_combine_args_init
+
+    ! ---- communicators --------------------------------------------------------------------------
+    ! Without config: call mep_comm_init(comm=comm).
+    integer(c_int32_t) function mep_comm_init(config, comm) bind(C)
+      import :: c_int32_t, mep_comm_config_t, mep_comm_t
+      type(mep_comm_config_t), intent(in), optional :: config
+      type(mep_comm_t), intent(out) :: comm
+    end function mep_comm_init
+
+    integer(c_int32_t) function mep_comm_init_all(count, config, comms) bind(C)
+      import :: c_int32_t, mep_comm_config_t, mep_comm_t
+      integer(c_int32_t), value :: count
+      type(mep_comm_config_t), intent(in), optional :: config
+      type(mep_comm_t), intent(inout) :: comms(*)
+    end function mep_comm_init_all
+
+    integer(c_int32_t) function mep_comm_destroy(comm) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+    end function mep_comm_destroy
+
+    integer(c_int32_t) function mep_comm_rank(comm, rank) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      integer(c_int32_t), intent(out) :: rank
+    end function mep_comm_rank
+
+    integer(c_int32_t) function mep_comm_size(comm, size) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      integer(c_int32_t), intent(out) :: size
+    end function mep_comm_size
+
+    integer(c_int32_t) function mep_comm_live(comm, live) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      integer(c_int32_t), intent(out) :: live
+    end function mep_comm_live
+
+    integer(c_int32_t) function mep_comm_epoch(comm, epoch) bind(C)
+      import :: c_int32_t, c_int64_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      integer(c_int64_t), intent(out) :: epoch
+    end function mep_comm_epoch
+
+    integer(c_int32_t) function mep_comm_set_timeout(comm, timeout_ms) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      integer(c_int32_t), value :: timeout_ms
+    end function mep_comm_set_timeout
+
+    ! Use c_f_pointer to give the memory a type and shape.
+    integer(c_int32_t) function mep_mem_alloc(comm, bytes, memory) bind(C)
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      integer(c_size_t), value :: bytes
+      type(c_ptr), intent(out) :: memory
+    end function mep_mem_alloc
+
+    integer(c_int32_t) function mep_mem_free(comm, memory) bind(C)
+      import :: c_int32_t, c_ptr, mep_comm_t
+      type(mep_comm_t), value :: comm
+      type(c_ptr), value :: memory
+    end function mep_mem_free
+
+    integer(c_int32_t) function mep_comm_last_op(comm, info) bind(C)
+      import :: c_int32_t, mep_comm_t, mep_op_info_t
+      type(mep_comm_t), value :: comm
+      type(mep_op_info_t), intent(inout) :: info
+    end function mep_comm_last_op
+
+    integer(c_int32_t) function mep_comm_async_result(comm) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+    end function mep_comm_async_result
+
+    ! ---- requests -------------------------------------------------------------------------------
+    integer(c_int32_t) function mep_ibarrier(comm, request) bind(C)
+      import :: c_int32_t, mep_comm_t, mep_request_t
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function mep_ibarrier
+
+    integer(c_int32_t) function mep_request_wait(request, timeout_ms, info) bind(C)
+      import :: c_int32_t, mep_request_t, mep_op_info_t
+      type(mep_request_t), intent(inout) :: request
+      integer(c_int32_t), value :: timeout_ms
+      type(mep_op_info_t), intent(inout), optional :: info
+    end function mep_request_wait
+
+    integer(c_int32_t) function mep_request_test(request, done, info) bind(C)
+      import :: c_int32_t, mep_request_t, mep_op_info_t
+      type(mep_request_t), intent(inout) :: request
+      integer(c_int32_t), intent(out) :: done
+      type(mep_op_info_t), intent(inout), optional :: info
+    end function mep_request_test
+
+    integer(c_int32_t) function mep_request_info(request, info) bind(C)
+      import :: c_int32_t, mep_request_t, mep_op_info_t
+      type(mep_request_t), value :: request
+      type(mep_op_info_t), intent(inout) :: info
+    end function mep_request_info
+
+    integer(c_int32_t) function mep_request_event_fd(request, fd) bind(C)
+      import :: c_int32_t, mep_request_t
+      type(mep_request_t), value :: request
+      integer(c_int32_t), intent(out) :: fd
+    end function mep_request_event_fd
+
+    ! ---- membership -----------------------------------------------------------------------------
+    integer(c_int32_t) function mep_comm_peer_state(comm, rank, state) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      integer(c_int32_t), value :: rank
+      integer(c_int32_t), intent(out) :: state
+    end function mep_comm_peer_state
+
+    integer(c_int32_t) function mep_comm_view(comm, view) bind(C)
+      import :: c_int32_t, mep_comm_t, mep_view_t
+      type(mep_comm_t), value :: comm
+      type(mep_view_t), intent(inout) :: view
+    end function mep_comm_view
+
+    integer(c_int32_t) function mep_comm_wait_view(comm, epoch, timeout_ms) bind(C)
+      import :: c_int32_t, c_int64_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      integer(c_int64_t), value :: epoch
+      integer(c_int32_t), value :: timeout_ms
+    end function mep_comm_wait_view
+
+    integer(c_int32_t) function mep_comm_set_view_callback(comm, callback, user) bind(C)
+      import :: c_funptr, c_int32_t, c_ptr, mep_comm_t
+      type(mep_comm_t), value :: comm
+      type(c_funptr), value :: callback
+      type(c_ptr), value :: user
+    end function mep_comm_set_view_callback
+
+    integer(c_int32_t) function mep_comm_split(comm, color, key, child) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      integer(c_int32_t), value :: color, key
+      type(mep_comm_t), intent(out) :: child
+    end function mep_comm_split
+
+    integer(c_int32_t) function mep_comm_agree(comm, flag, result) bind(C)
+      import :: c_int32_t, c_int64_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      integer(c_int64_t), value :: flag
+      integer(c_int64_t), intent(out) :: result
+    end function mep_comm_agree
+
+    integer(c_int32_t) function mep_recover_ranks(world, ranks, count, timeout_ms, admitted) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: world
+      integer(c_int32_t), intent(in), optional :: ranks(*)
+      integer(c_int32_t), value :: count, timeout_ms
+      integer(c_int32_t), intent(out) :: admitted
+    end function mep_recover_ranks
+
+    integer(c_int32_t) function mep_comm_grow(world, count, timeout_ms, grown) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: world
+      integer(c_int32_t), value :: count, timeout_ms
+      type(mep_comm_t), intent(out) :: grown
+    end function mep_comm_grow
+
+    integer(c_int32_t) function mep_comm_join(config, comm) bind(C)
+      import :: c_int32_t, mep_comm_config_t, mep_comm_t
+      type(mep_comm_config_t), intent(in), optional :: config
+      type(mep_comm_t), intent(out) :: comm
+    end function mep_comm_join
+
+    integer(c_int32_t) function mep_comm_evict(comm, rank) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      integer(c_int32_t), value :: rank
+    end function mep_comm_evict
+
+    integer(c_int32_t) function mep_comm_revoke(comm) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+    end function mep_comm_revoke
+
+    integer(c_int32_t) function mep_comm_abort(comm) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+    end function mep_comm_abort
+
+    ! ---- expert parallelism -----------------------------------------------------------------------
+    integer(c_int32_t) function mep_ep_buffer_size(comm, config, size_info) bind(C)
+      import :: c_int32_t, mep_comm_t, mep_ep_config_t, mep_ep_size_t
+      type(mep_comm_t), value :: comm
+      type(mep_ep_config_t), intent(in) :: config
+      type(mep_ep_size_t), intent(inout) :: size_info
+    end function mep_ep_buffer_size
+
+    integer(c_int32_t) function mep_ep_create(comm, config, ep) bind(C)
+      import :: c_int32_t, mep_comm_t, mep_ep_config_t, mep_ep_t
+      type(mep_comm_t), value :: comm
+      type(mep_ep_config_t), intent(in) :: config
+      type(mep_ep_t), intent(out) :: ep
+    end function mep_ep_create
+
+    integer(c_int32_t) function mep_ep_destroy(ep) bind(C)
+      import :: c_int32_t, mep_ep_t
+      type(mep_ep_t), value :: ep
+    end function mep_ep_destroy
+
+    integer(c_int32_t) function mep_ep_attach(comm, config, ep) bind(C)
+      import :: c_int32_t, mep_comm_t, mep_ep_config_t, mep_ep_t
+      type(mep_comm_t), value :: comm
+      type(mep_ep_config_t), intent(in) :: config
+      type(mep_ep_t), intent(out) :: ep
+    end function mep_ep_attach
+
+    integer(c_int32_t) function mep_ep_handle_create(ep, buffer, handle) bind(C)
+      import :: c_int32_t, mep_ep_t, mep_ep_handle_t
+      type(mep_ep_t), value :: ep
+      integer(c_int32_t), value :: buffer
+      type(mep_ep_handle_t), intent(out) :: handle
+    end function mep_ep_handle_create
+
+    integer(c_int32_t) function mep_ep_handle_destroy(handle) bind(C)
+      import :: c_int32_t, mep_ep_handle_t
+      type(mep_ep_handle_t), value :: handle
+    end function mep_ep_handle_destroy
+
+    ! Without map: back to physical ids.
+    integer(c_int32_t) function mep_ep_set_expert_map(ep, map) bind(C)
+      import :: c_int32_t, mep_ep_t
+      type(mep_ep_t), value :: ep
+      integer(c_int32_t), intent(in), optional :: map(*)
+    end function mep_ep_set_expert_map
+
+    integer(c_int32_t) function mep_ep_buffer_view(ep, buffer, view) bind(C)
+      import :: c_int32_t, mep_ep_t, mep_ep_view_t
+      type(mep_ep_t), value :: ep
+      integer(c_int32_t), value :: buffer
+      type(mep_ep_view_t), intent(inout) :: view
+    end function mep_ep_buffer_view
+
+    integer(c_int32_t) function mep_ep_combine_input(ep, buffer, memory) bind(C)
+      import :: c_int32_t, c_ptr, mep_ep_t
+      type(mep_ep_t), value :: ep
+      integer(c_int32_t), value :: buffer
+      type(c_ptr), intent(out) :: memory
+    end function mep_ep_combine_input
+
+    integer(c_int32_t) function mep_ep_last_op(ep, buffer, info) bind(C)
+      import :: c_int32_t, mep_ep_t, mep_op_info_t
+      type(mep_ep_t), value :: ep
+      integer(c_int32_t), value :: buffer
+      type(mep_op_info_t), intent(inout) :: info
+    end function mep_ep_last_op
+  end interface
+
+  ! The C functions behind the procedures of module mep.
+  interface
+    type(c_ptr) function c_result_string(code) bind(C, name="mep_result_string")
+      import :: c_int32_t, c_ptr
+      integer(c_int32_t), value :: code
+    end function c_result_string
+    type(c_ptr) function c_last_error() bind(C, name="mep_last_error")
+      import :: c_ptr
+    end function c_last_error
+    integer(c_int32_t) function c_comm_transport(comm, rank, name) bind(C, name="mep_comm_transport")
+      import :: c_int32_t, c_ptr, mep_comm_t
+      type(mep_comm_t), value :: comm
+      integer(c_int32_t), value :: rank
+      type(c_ptr), intent(out) :: name
+    end function c_comm_transport
+    integer(c_int32_t) function c_comm_name(comm, name) bind(C, name="mep_comm_name")
+      import :: c_int32_t, c_ptr, mep_comm_t
+      type(mep_comm_t), value :: comm
+      type(c_ptr), intent(out) :: name
+    end function c_comm_name
+    integer(c_int32_t) function c_comm_set_name(comm, name) bind(C, name="mep_comm_set_name")
+      import :: c_char, c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      character(kind=c_char), intent(in) :: name(*)
+    end function c_comm_set_name
+    integer(c_int32_t) function c_comm_attach(world, name, comm) bind(C, name="mep_comm_attach")
+      import :: c_char, c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: world
+      character(kind=c_char), intent(in) :: name(*)
+      type(mep_comm_t), intent(out) :: comm
+    end function c_comm_attach
+    integer(c_int32_t) function c_barrier(comm, stream) bind(C, name="mep_barrier")
+      import :: c_int32_t, c_ptr, mep_comm_t
+      type(mep_comm_t), value :: comm
+      type(c_ptr), value :: stream
+    end function c_barrier
+    integer(c_int32_t) function c_broadcast(sendbuf, recvbuf, count, dtype, root, comm, stream) &
+        bind(C, name="mep_broadcast")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
+      type(c_ptr), value :: sendbuf, recvbuf, stream
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, root
+      type(mep_comm_t), value :: comm
+    end function c_broadcast
+    integer(c_int32_t) function c_allgather(sendbuf, recvbuf, count, dtype, comm, stream) &
+        bind(C, name="mep_allgather")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
+      type(c_ptr), value :: sendbuf, recvbuf, stream
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype
+      type(mep_comm_t), value :: comm
+    end function c_allgather
+    integer(c_int32_t) function c_allreduce(sendbuf, recvbuf, count, dtype, op, comm, stream) &
+        bind(C, name="mep_allreduce")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
+      type(c_ptr), value :: sendbuf, recvbuf, stream
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, op
+      type(mep_comm_t), value :: comm
+    end function c_allreduce
+    integer(c_int32_t) function c_ibroadcast(sendbuf, recvbuf, count, dtype, root, comm, request) &
+        bind(C, name="mep_ibroadcast")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
+      type(c_ptr), value :: sendbuf, recvbuf
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, root
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_ibroadcast
+    integer(c_int32_t) function c_iallgather(sendbuf, recvbuf, count, dtype, comm, request) &
+        bind(C, name="mep_iallgather")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
+      type(c_ptr), value :: sendbuf, recvbuf
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_iallgather
+    integer(c_int32_t) function c_iallreduce(sendbuf, recvbuf, count, dtype, op, comm, request) &
+        bind(C, name="mep_iallreduce")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
+      type(c_ptr), value :: sendbuf, recvbuf
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, op
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_iallreduce
+    integer(c_int32_t) function c_dispatch(handle, args, stream) bind(C, name="mep_dispatch")
+      import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_dispatch_args_t
+      type(mep_ep_handle_t), value :: handle
+      type(mep_dispatch_args_t), intent(in) :: args
+      type(c_ptr), value :: stream
+    end function c_dispatch
+    integer(c_int32_t) function c_combine(handle, args, stream) bind(C, name="mep_combine")
+      import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_combine_args_t
+      type(mep_ep_handle_t), value :: handle
+      type(mep_combine_args_t), intent(in) :: args
+      type(c_ptr), value :: stream
+    end function c_combine
+  end interface
+end module mep_c

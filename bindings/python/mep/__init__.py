@@ -1,0 +1,50 @@
+"""MEP: MoE expert parallelism and collectives that survive rank failures.
+
+    import mep, numpy
+    with mep.init() as comm:
+        x = numpy.full(4, comm.rank, numpy.float32)
+        comm.allreduce(x)                  # x is now the sum over the ranks
+
+Everything of mep.h is here: Comm has the collectives and the membership, Ep and Handle the expert
+parallelism, Request the nonblocking operations (also for asyncio). Failures are exceptions below
+mep.Error with the library's text. docs/api.md describes what the functions do.
+"""
+from ._abi import MEP_VERSION_MAJOR, MEP_VERSION_MINOR, MEP_VERSION_PATCH
+from ._buffers import dtype_number
+from ._call import lib as _lib
+from .comm import Comm, PeerState, View, init, init_all, join
+from .ep import Ep, EpSize, Handle, OpStatus, Received
+from .errors import (AbortedError, BootstrapError, BusyError, CapacityError, DeniedError, DeviceError,
+                     Error, EvictedError, ForkedError, InternalError, InvalidArgumentError,
+                     MismatchError, NoMemoryError, NoQuorumError, NotFoundError, PeerFailedError,
+                     PeerLeftError, RevokedError, SystemCallError, TimeoutError, UnsupportedError,
+                     VersionError)
+from .request import OpInfo, Request
+
+__version__ = f"{MEP_VERSION_MAJOR}.{MEP_VERSION_MINOR}.{MEP_VERSION_PATCH}"
+
+
+def library_version() -> str:
+    """The version of the loaded libmep.so."""
+    number = _lib.mep_version()
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def result_string(code: int) -> str:
+    """The name of a result code."""
+    return _lib.mep_result_string(code).decode()
+
+
+def dtype_size(dtype: object) -> int:
+    """Bytes of one item of a type: a name, number or NumPy dtype."""
+    return _lib.mep_dtype_size(dtype_number(dtype))
+
+
+__all__ = [
+    "AbortedError", "BootstrapError", "BusyError", "CapacityError", "Comm", "DeniedError",
+    "DeviceError", "Ep", "EpSize", "Error", "EvictedError", "ForkedError", "Handle", "InternalError",
+    "InvalidArgumentError", "MismatchError", "NoMemoryError", "NoQuorumError", "NotFoundError",
+    "OpInfo", "OpStatus", "PeerFailedError", "PeerLeftError", "PeerState", "Received", "Request",
+    "RevokedError", "SystemCallError", "TimeoutError", "UnsupportedError", "VersionError", "View",
+    "dtype_size", "init", "init_all", "join", "library_version", "result_string",
+]

@@ -1,0 +1,172 @@
+"""Where an object's memory is: NumPy arrays, __array_interface__, DLPack, buffer protocol; never a copy."""
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Optional
+
+import numpy
+
+from . import _abi
+
+try:  # bfloat16 and 8-bit floats as NumPy types; without it they are uint16 and uint8
+    import ml_dtypes as _ml_dtypes
+except ImportError:
+    _ml_dtypes = None
+
+NUMBERS = {
+    "int8": _abi.MEP_INT8, "uint8": _abi.MEP_UINT8, "int16": _abi.MEP_INT16,
+    "uint16": _abi.MEP_UINT16, "int32": _abi.MEP_INT32, "uint32": _abi.MEP_UINT32,
+    "int64": _abi.MEP_INT64, "uint64": _abi.MEP_UINT64, "float16": _abi.MEP_FLOAT16,
+    "bfloat16": _abi.MEP_BFLOAT16, "float32": _abi.MEP_FLOAT32, "float64": _abi.MEP_FLOAT64,
+    "bool": _abi.MEP_BOOL, "float8_e4m3": _abi.MEP_FLOAT8_E4M3,
+    "float8_e4m3fn": _abi.MEP_FLOAT8_E4M3, "float8_e5m2": _abi.MEP_FLOAT8_E5M2,
+}
+_SIZES = {1: 1, 2: 1, 3: 2, 4: 2, 5: 4, 6: 4, 7: 8, 8: 8, 9: 2, 10: 2, 11: 4, 12: 8, 13: 1, 14: 1, 15: 1}
+_RAW = {  # types that NumPy lacks, and the unsigned integers that may hold them
+    _abi.MEP_BFLOAT16: ("bfloat16", "uint16"),
+    _abi.MEP_FLOAT8_E4M3: ("float8_e4m3fn", "uint8"),
+    _abi.MEP_FLOAT8_E5M2: ("float8_e5m2", "uint8"),
+}
+_DLPACK = {  # (type code, bits) of DLPack
+    (0, 8): 1, (1, 8): 2, (0, 16): 3, (1, 16): 4, (0, 32): 5, (1, 32): 6, (0, 64): 7, (1, 64): 8,
+    (2, 16): 9, (4, 16): 10, (2, 32): 11, (2, 64): 12, (6, 8): 13, (10, 8): 14, (12, 8): 15,
+}
+
+
+def dtype_number(dtype: Any) -> int:
+    """The MEP type of a name, a number, or a NumPy, ml_dtypes or PyTorch dtype."""
+    if isinstance(dtype, int):
+        if dtype not in _SIZES:
+            raise ValueError(f"{dtype} is no type of MEP")
+        return dtype
+    if isinstance(dtype, type):
+        dtype = numpy.dtype(dtype)
+    name = getattr(dtype, "name", None) or str(dtype).replace("torch.", "", 1)
+    number = NUMBERS.get(name)
+    if number is None:
+        raise ValueError(f"{name!r} is no type of MEP; it has {', '.join(NUMBERS)}")
+    return number
+
+
+def numpy_dtype(number: int) -> numpy.dtype:
+    """The NumPy type for a MEP type; what NumPy lacks is ml_dtypes' type or an unsigned integer."""
+    if number in _RAW:
+        name, raw = _RAW[number]
+        return numpy.dtype(getattr(_ml_dtypes, name) if _ml_dtypes else raw)
+    return numpy.dtype(next(name for name, value in NUMBERS.items() if value == number))
+
+
+def array_at(address: Optional[int], shape: tuple, dtype: Any, writable: bool = False) -> numpy.ndarray:
+    """An array over memory of the library; its lifetime is the library's."""
+    dtype = numpy.dtype(dtype)
+    size = int(numpy.prod(shape, dtype=numpy.int64)) * dtype.itemsize
+    if not address or size == 0:
+        return numpy.empty(shape, dtype)
+    array = numpy.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(shape)
+    array.flags.writeable = writable
+    return array
+
+
+class Buffer:
+    """A typed, contiguous piece of memory; `owner` keeps it alive."""
+
+    __slots__ = ("address", "count", "dtype", "shape", "writable", "owner")
+
+    def __init__(self, address: int, shape: tuple, dtype: int, writable: bool, owner: Any):
+        self.address = address
+        self.shape = shape
+        self.dtype = dtype
+        self.writable = writable
+        self.owner = owner
+        count = 1
+        for length in shape:
+            count *= length
+        self.count = count
+
+    @property
+    def itemsize(self) -> int:
+        return _SIZES[self.dtype]
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def _is_contiguous(shape: tuple, strides: Optional[tuple], item: int) -> bool:
+    """Whether C order without gaps; strides count units of `item`, None means contiguous."""
+    if strides is None or 0 in shape:
+        return True
+    expected = item
+    for length, stride in zip(reversed(shape), reversed(strides)):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _from_dlpack(obj: Any) -> Buffer:
+    # The capsule is looked into, not consumed: it frees the tensor when `owner` is dropped.
+    capsule = obj.__dlpack__()
+    tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    number = _DLPACK.get((tensor.code, tensor.bits))
+    if number is None or tensor.lanes != 1:
+        raise TypeError(f"DLPack type (code {tensor.code}, {tensor.bits} bits) is no type of MEP")
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
+    if not _is_contiguous(shape, strides, 1):
+        raise ValueError("the tensor is not contiguous in C order")
+    return Buffer((tensor.data or 0) + tensor.byte_offset, shape, number, True, (obj, capsule))
+
+
+def _from_interface(obj: Any, interface: dict) -> Buffer:
+    shape, strides = interface["shape"], interface.get("strides")
+    dtype = numpy.dtype(interface["typestr"])
+    if not _is_contiguous(shape, strides, dtype.itemsize):
+        raise ValueError("the array is not contiguous in C order")
+    address, read_only = interface["data"]
+    return Buffer(address, tuple(shape), dtype_number(dtype), not read_only, obj)
+
+
+def _from_numpy(array: numpy.ndarray) -> Buffer:
+    if not array.flags.c_contiguous:
+        raise ValueError("the array is not contiguous in C order; numpy.ascontiguousarray copies it")
+    return Buffer(array.ctypes.data, array.shape, dtype_number(array.dtype), array.flags.writeable,
+                  array)
+
+
+def buffer(obj: Any, dtype: Any = None, writable: bool = False) -> Buffer:
+    """The memory of obj. dtype: what its items are, where the object cannot say it (uint16 that are
+    bfloat16); it must have the size of the object's own type."""
+    if isinstance(obj, numpy.ndarray):
+        found = _from_numpy(obj)
+    elif getattr(obj, "__cuda_array_interface__", None) is not None:
+        found = _from_interface(obj, obj.__cuda_array_interface__)
+    elif getattr(obj, "__array_interface__", None) is not None and "data" in obj.__array_interface__:
+        found = _from_interface(obj, obj.__array_interface__)
+    elif hasattr(obj, "__dlpack__"):
+        found = _from_dlpack(obj)
+    else:
+        try:
+            found = _from_numpy(numpy.asarray(memoryview(obj)))
+        except TypeError:
+            raise TypeError(f"{type(obj).__name__} is no buffer: it has no __array_interface__, "
+                            "__dlpack__ or buffer protocol") from None
+    if dtype is not None:
+        number = dtype_number(dtype)
+        if _SIZES[number] != found.itemsize:
+            raise ValueError(f"dtype {dtype!r} has {_SIZES[number]} bytes, the items have "
+                             f"{found.itemsize}")
+        found.dtype = number
+    if writable and not found.writable:
+        raise ValueError("the receive buffer is read-only")
+    return found

@@ -1,0 +1,494 @@
+"""Communicators, collectives and membership."""
+from __future__ import annotations
+
+import ctypes
+import enum
+import os
+import threading
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Union
+
+import numpy
+
+from . import _abi
+from ._buffers import Buffer, array_at, buffer, dtype_number, numpy_dtype
+from ._call import SLICE_MS, blocking, check, lib, milliseconds
+from .errors import Error, TimeoutError
+from .request import OpInfo, OpInfoRecord, Request
+
+OPS = {"sum": _abi.MEP_SUM, "prod": _abi.MEP_PROD, "min": _abi.MEP_MIN, "max": _abi.MEP_MAX,
+       "avg": _abi.MEP_AVG, "and": _abi.MEP_AND, "or": _abi.MEP_OR, "xor": _abi.MEP_XOR}
+QUORUMS = {"majority": _abi.MEP_QUORUM_MAJORITY, "witness": _abi.MEP_QUORUM_WITNESS,
+           "none": _abi.MEP_QUORUM_NONE}
+FLAGS = {"put_only": _abi.MEP_COMM_PUT_ONLY, "partial": _abi.MEP_COMM_PARTIAL,
+         "uniform": _abi.MEP_COMM_UNIFORM, "auto_recover": _abi.MEP_COMM_AUTO_RECOVER,
+         "kill_stopped": _abi.MEP_COMM_KILL_STOPPED}
+
+
+class PeerState(enum.IntEnum):
+    ALIVE = _abi.MEP_PEER_ALIVE
+    SLOW = _abi.MEP_PEER_SLOW
+    SUSPECT = _abi.MEP_PEER_SUSPECT
+    DEAD = _abi.MEP_PEER_DEAD
+    LEFT = _abi.MEP_PEER_LEFT
+    EXCLUDED = _abi.MEP_PEER_EXCLUDED
+
+
+class View(NamedTuple):
+    """The members of a communicator, by rank."""
+
+    epoch: int
+    world_epoch: int
+    size: int
+    live: int
+    slots: List[int]
+    incarnations: List[int]
+    states: List[PeerState]
+
+
+class Config:
+    """The keyword arguments of init, init_all and join as a mep_comm_config_t."""
+
+    def __init__(self, **options: Any):
+        self.struct = _abi.mep_comm_config_t()
+        lib.mep_comm_config_init(ctypes.byref(self.struct), ctypes.sizeof(self.struct))
+        self._keep: list = []
+        for name, value in options.items():
+            if value is not None:
+                self._set(name, value)
+
+    def _set(self, name: str, value: Any) -> None:
+        if name in FLAGS:
+            if value:
+                self.struct.flags |= FLAGS[name]
+        elif name in ("job", "rendezvous", "transports", "secret_file"):
+            setattr(self.struct, name, os.fsencode(value))
+        elif name == "quorum":
+            self.struct.quorum = QUORUMS[value] if isinstance(value, str) else value
+        elif name == "store":
+            self.struct.store = ctypes.pointer(self._store(value))
+        elif name in ("size", "max_size", "timeout_ms", "init_timeout_ms", "heartbeat_ms",
+                      "suspect_ms", "in_place_restore_bytes"):
+            setattr(self.struct, name, value)
+        elif name == "rank":
+            self.struct.rank = value
+            self.struct.flags |= _abi.MEP_COMM_SET_RANK
+        elif name == "device":
+            self.struct.device = value
+            self.struct.flags |= _abi.MEP_COMM_SET_DEVICE
+        else:
+            raise TypeError(f"unknown option {name!r}")
+
+    def _store(self, store: Any) -> _abi.mep_store_t:
+        def put(_user: Any, key: bytes, value: int, size: int) -> int:
+            try:
+                store.put(key.decode(), ctypes.string_at(value, size))
+                return 0
+            except Exception:
+                return 1
+
+        def get(_user: Any, key: bytes, value: int, capacity: int, size: Any, limit: int) -> int:
+            try:
+                data = bytes(store.get(key.decode(), limit / 1000))
+            except Exception:
+                return 1
+            if len(data) > capacity:
+                return 1
+            ctypes.memmove(value, data, len(data))
+            size[0] = len(data)
+            return 0
+
+        struct = _abi.mep_store_t()
+        lib.mep_store_init(ctypes.byref(struct), ctypes.sizeof(struct))
+        struct.put, struct.get = _abi.mep_store_put_t(put), _abi.mep_store_get_t(get)
+        self._keep.append(struct)
+        return struct
+
+
+def init(**options: Any) -> "Comm":
+    """Joins the job's world: a communicator of all its ranks. Collective; blocks.
+
+    Without arguments rank and size come from mep_run, mpirun or Slurm, and a program started alone
+    is a world of one. Options have the names of mep_comm_config_t (rank, size, max_size, device,
+    timeout_ms, init_timeout_ms, job, rendezvous, transports, secret_file, quorum, heartbeat_ms,
+    suspect_ms, in_place_restore_bytes), the flags are booleans (put_only, partial, uniform,
+    auto_recover, kill_stopped). store: an object with put(key: str, value: bytes) and
+    get(key: str, timeout: float) -> bytes, which waits for the key.
+    """
+    config, address = Config(**options), _abi.mep_comm_t()
+    blocking(lib.mep_comm_init, ctypes.byref(config.struct), ctypes.byref(address))
+    return Comm(address.value)
+
+
+def init_all(count: int, **options: Any) -> "List[Comm]":
+    """A world of `count` ranks inside this process; each communicator is for one thread."""
+    config, addresses = Config(**options), (_abi.mep_comm_t * max(count, 1))()
+    blocking(lib.mep_comm_init_all, count, ctypes.byref(config.struct), addresses)
+    return [Comm(address) for address in addresses]
+
+
+def join(**options: Any) -> "Comm":
+    """The newcomer's side of recover_ranks and grow: joins the running job `job`. Options as init."""
+    config, address = Config(**options), _abi.mep_comm_t()
+    blocking(lib.mep_comm_join, ctypes.byref(config.struct), ctypes.byref(address))
+    return Comm(address.value)
+
+
+class Comm:
+    """A communicator. Made by init, init_all, join, split, grow or attach; closed by close() or `with`.
+
+    Buffers are NumPy arrays or anything with __array_interface__, DLPack or the buffer protocol,
+    contiguous; nothing is copied. dtype= names what the items are where the object cannot say it:
+    a uint16 array that holds "bfloat16", a uint8 array that holds "float8_e4m3". Times in seconds.
+    Leaving a `with` block by an exception aborts: the other ranks then see this rank fail.
+    """
+
+    def __init__(self, address: int, world: "Optional[Comm]" = None):
+        self._address: Optional[int] = address
+        self._world = world  # keeps the world open as long as its sub-communicators are in use
+        self._parts: list = []  # EP objects and split communicators, closed before this one
+        self._requests: "set[Request]" = set()  # keeps the buffers of running operations alive
+        self._callback: "Optional[_ViewCallback]" = None
+        self._last: Optional[OpInfoRecord] = None
+        self.rank: int = self._number(lib.mep_comm_rank, ctypes.c_int32)
+        self.size: int = self._number(lib.mep_comm_size, ctypes.c_int32)
+        if world is not None:
+            world._parts.append(self)
+
+    def _number(self, function: Any, kind: Any) -> int:
+        value = kind()
+        check(function(self._address, ctypes.byref(value)))
+        return value.value
+
+    def __repr__(self) -> str:
+        if self._address is None:
+            return "<mep.Comm closed>"
+        return f"<mep.Comm rank {self.rank} of {self.size}>"
+
+    def __enter__(self) -> "Comm":
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:  # the exception that is under way matters more than what goes wrong here
+            self.abort()
+        except Error:
+            pass
+        try:
+            self.close()
+        except Error:
+            pass
+
+    def close(self) -> None:
+        """Leaves in order, after the operations of this rank have been finished. Idempotent."""
+        if self._address is None:
+            return
+        for request in list(self._requests):
+            try:
+                request.wait()
+            except Error:
+                pass
+        for part in reversed(list(self._parts)):
+            part.close()
+        if self._callback is not None:
+            self.set_view_callback(None)
+        blocking(lib.mep_comm_destroy, self._address)
+        self._address = None
+        if self._world is not None:
+            self._world._parts.remove(self)
+
+    # ---- about the communicator -----------------------------------------------------------------
+
+    @property
+    def live(self) -> int:
+        """Ranks in the present view."""
+        return self._number(lib.mep_comm_live, ctypes.c_int32)
+
+    @property
+    def epoch(self) -> int:
+        """1 at first; grows whenever members leave or come."""
+        return self._number(lib.mep_comm_epoch, ctypes.c_uint64)
+
+    @property
+    def name(self) -> str:
+        text = ctypes.c_char_p()
+        check(lib.mep_comm_name(self._address, ctypes.byref(text)))
+        return (text.value or b"").decode("utf-8", "replace")
+
+    @name.setter
+    def name(self, name: str) -> None:
+        check(lib.mep_comm_set_name(self._address, name.encode()))
+
+    def set_timeout(self, timeout: float) -> None:
+        """The timeout of later operations."""
+        check(lib.mep_comm_set_timeout(self._address, milliseconds(timeout)))
+
+    def transport(self, rank: int) -> str:
+        """How a rank is reached, for people."""
+        text = ctypes.c_char_p()
+        check(lib.mep_comm_transport(self._address, rank, ctypes.byref(text)))
+        return (text.value or b"").decode()
+
+    def last_op(self) -> OpInfo:
+        """About the last blocking operation that this rank finished."""
+        if self._last is not None:
+            return self._last.info()
+        record = OpInfoRecord(self.size)
+        check(lib.mep_comm_last_op(self._address, record.reference))
+        return record.info()
+
+    def async_result(self) -> None:
+        """Raises the first failure of stream operations since the last call."""
+        check(lib.mep_comm_async_result(self._address))
+
+    def mem_alloc(self, shape: Any, dtype: Any = "uint8") -> numpy.ndarray:
+        """Zeroed memory that peers on this host read in place, as an array. It must not be used
+        after mem_free, and must be freed before the communicator is closed."""
+        if not isinstance(shape, tuple):
+            shape = (shape,)
+        item = numpy_dtype(dtype_number(dtype))
+        size = int(numpy.prod(shape, dtype=numpy.int64)) * item.itemsize
+        memory = ctypes.c_void_p()
+        check(lib.mep_mem_alloc(self._address, size, ctypes.byref(memory)))
+        return array_at(memory.value, shape, item, writable=True)
+
+    def mem_free(self, array: numpy.ndarray) -> None:
+        check(lib.mep_mem_free(self._address, array.ctypes.data))
+
+    # ---- collectives ----------------------------------------------------------------------------
+
+    def barrier(self, *, stream: int = 0) -> None:
+        """Returns after every live rank has entered."""
+        if stream:
+            check(lib.mep_barrier(self._address, stream))
+        else:
+            self._finish(self.ibarrier())
+
+    def ibarrier(self) -> Request:
+        return self._start(lib.mep_ibarrier, (), None, ())
+
+    def broadcast(self, buf: Any, root: int = 0, recv: Any = None, *, dtype: Any = None,
+                  stream: int = 0) -> Any:
+        """recv on every rank = buf of root; without recv, buf is both. Returns the receive buffer."""
+        arguments, result, keep = self._broadcast(buf, root, recv, dtype)
+        if stream:
+            check(lib.mep_broadcast(*arguments, self._address, stream))
+            return result
+        return self._finish(self._start(lib.mep_ibroadcast, arguments, result, keep))
+
+    def ibroadcast(self, buf: Any, root: int = 0, recv: Any = None, *, dtype: Any = None) -> Request:
+        return self._start(lib.mep_ibroadcast, *self._broadcast(buf, root, recv, dtype))
+
+    def allgather(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: int = 0) -> Any:
+        """recv[r] = send of rank r; recv has size times the items of send. Without recv a new array
+        [size, *send.shape]. send None: this rank's block of recv is the input."""
+        arguments, result, keep = self._allgather(send, recv, dtype)
+        if stream:
+            check(lib.mep_allgather(*arguments, self._address, stream))
+            return result
+        return self._finish(self._start(lib.mep_iallgather, arguments, result, keep))
+
+    def iallgather(self, send: Any, recv: Any = None, *, dtype: Any = None) -> Request:
+        return self._start(lib.mep_iallgather, *self._allgather(send, recv, dtype))
+
+    def allreduce(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
+                  dtype: Any = None, stream: int = 0) -> Any:
+        """recv = op over the live ranks' send, item by item; without recv in place. op: sum, prod,
+        min, max, avg, and, or, xor. Returns the receive buffer."""
+        arguments, result, keep = self._allreduce(send, recv, op, dtype)
+        if stream:
+            check(lib.mep_allreduce(*arguments, self._address, stream))
+            return result
+        return self._finish(self._start(lib.mep_iallreduce, arguments, result, keep))
+
+    def iallreduce(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
+                   dtype: Any = None) -> Request:
+        return self._start(lib.mep_iallreduce, *self._allreduce(send, recv, op, dtype))
+
+    def _broadcast(self, buf: Any, root: int, recv: Any, dtype: Any) -> tuple:
+        result = buf if recv is None else recv
+        target = buffer(result, dtype, writable=True)
+        source = target if recv is None else buffer(buf, dtype)
+        _match(source, target, target.count)
+        arguments = (source.address, target.address, target.count, target.dtype, root)
+        return arguments, result, (source, target)
+
+    def _allgather(self, send: Any, recv: Any, dtype: Any) -> tuple:
+        if send is None:
+            target = buffer(recv, dtype, writable=True)
+            count, rest = divmod(target.count, self.size)
+            if rest:
+                raise ValueError(f"recv has {target.count} items, no multiple of {self.size} ranks")
+            own = target.address + self.rank * count * target.itemsize
+            return (own, target.address, count, target.dtype), recv, (target,)
+        source = buffer(send, dtype)
+        if recv is None:
+            recv = numpy.empty((self.size,) + source.shape, numpy_dtype(source.dtype))
+            target = buffer(recv, source.dtype, writable=True)
+        else:
+            target = buffer(recv, dtype, writable=True)
+        _match(source, target, source.count * self.size)
+        return (source.address, target.address, source.count, source.dtype), recv, (source, target)
+
+    def _allreduce(self, send: Any, recv: Any, op: Union[str, int], dtype: Any) -> tuple:
+        if isinstance(op, str):
+            if op not in OPS:
+                raise ValueError(f"{op!r} is no operator; there are {', '.join(OPS)}")
+            op = OPS[op]
+        result = send if recv is None else recv
+        target = buffer(result, dtype, writable=True)
+        source = target if recv is None else buffer(send, dtype)
+        _match(source, target, source.count)
+        arguments = (source.address, target.address, source.count, source.dtype, op)
+        return arguments, result, (source, target)
+
+    def _start(self, function: Any, arguments: tuple, result: Any, keep: tuple) -> Request:
+        address = _abi.mep_request_t()
+        check(function(*arguments, self._address, ctypes.byref(address)))
+        return Request(self, address, result, keep)
+
+    def _finish(self, request: Request) -> Any:
+        try:
+            return request.wait()
+        finally:
+            if request.done:
+                self._last = request._record
+
+    # ---- membership -----------------------------------------------------------------------------
+
+    def view(self) -> View:
+        """The communicator's members now."""
+        slots = (ctypes.c_int32 * self.size)()
+        incarnations = (ctypes.c_uint64 * self.size)()
+        states = (ctypes.c_uint32 * self.size)()
+        view = _abi.mep_view_t()
+        lib.mep_view_init(ctypes.byref(view), ctypes.sizeof(view))
+        view.capacity = self.size
+        view.slots = ctypes.addressof(slots)
+        view.incarnations = ctypes.addressof(incarnations)
+        view.states = ctypes.addressof(states)
+        check(lib.mep_comm_view(self._address, ctypes.byref(view)))
+        return View(view.epoch, view.world_epoch, view.size, view.live, list(slots),
+                    list(incarnations), [PeerState(state) for state in states])
+
+    def peer_state(self, rank: int) -> PeerState:
+        state = ctypes.c_uint32()
+        check(lib.mep_comm_peer_state(self._address, rank, ctypes.byref(state)))
+        return PeerState(state.value)
+
+    def wait_view(self, epoch: int, timeout: float = 30.0) -> None:
+        """Waits until self.epoch > epoch; TimeoutError concerns this call alone."""
+        left = milliseconds(timeout)
+        while True:
+            part = min(left, SLICE_MS)
+            try:
+                check(lib.mep_comm_wait_view(self._address, epoch, part))
+                return
+            except TimeoutError:
+                left -= part
+                if left <= 0:
+                    raise
+
+    def set_view_callback(self, callback: Optional[Callable[[View], None]]) -> None:
+        """Calls callback(view) on a thread of its own after view changes; changes in quick succession
+        may be one call. None removes it."""
+        if self._callback is not None:
+            check(lib.mep_comm_set_view_callback(self._address, None, None))
+            self._callback.stop()
+            self._callback = None
+        if callback is not None:
+            self._callback = _ViewCallback(self, callback)
+
+    def split(self, color: int, key: int = 0) -> "Optional[Comm]":
+        """Ranks of one color form a communicator, ordered by (key, rank); color -1: None."""
+        child = _abi.mep_comm_t()
+        blocking(lib.mep_comm_split, self._address, color, key, ctypes.byref(child))
+        return Comm(child.value, self._world or self) if child.value else None
+
+    def agree(self, flag: int) -> int:
+        """The bitwise AND of all live ranks' flags (64 bits); succeeds in spite of known failures."""
+        result = ctypes.c_uint64()
+        blocking(lib.mep_comm_agree, self._address, flag, ctypes.byref(result))
+        return result.value
+
+    def recover_ranks(self, ranks: Optional[Sequence[int]] = None, timeout: float = 30.0) -> int:
+        """Admits ready replacements of absent ranks and returns how many came. None: whoever is
+        ready. Collective on the world. A TimeoutError has the number in `admitted`."""
+        wanted = (ctypes.c_int32 * max(len(ranks or ()), 1))(*(ranks or ()))
+        admitted = ctypes.c_int32()
+        try:
+            blocking(lib.mep_recover_ranks, self._address, wanted if ranks else None,
+                     len(ranks or ()), milliseconds(timeout), ctypes.byref(admitted))
+        except Error as error:
+            error.admitted = admitted.value  # type: ignore[attr-defined]
+            raise
+        return admitted.value
+
+    def grow(self, count: int, timeout: float = 30.0) -> "Comm":
+        """A new communicator over the world grown by `count` ranks, up to max_size."""
+        grown = _abi.mep_comm_t()
+        blocking(lib.mep_comm_grow, self._address, count, milliseconds(timeout),
+                 ctypes.byref(grown))
+        return Comm(grown.value, self._world or self)
+
+    def attach(self, name: str) -> "Comm":
+        """The newcomer's side of a split: the communicator of that name."""
+        comm = _abi.mep_comm_t()
+        blocking(lib.mep_comm_attach, self._address, name.encode(), ctypes.byref(comm))
+        return Comm(comm.value, self._world or self)
+
+    def evict(self, rank: int) -> None:
+        """Asks that a rank be removed although it may live."""
+        check(lib.mep_comm_evict(self._address, rank))
+
+    def revoke(self) -> None:
+        """Ends all pending operations of the communicator on all members with RevokedError, once."""
+        check(lib.mep_comm_revoke(self._address))
+
+    def abort(self) -> None:
+        """Ends this rank's part at once, without waiting; the others see this rank fail."""
+        check(lib.mep_comm_abort(self._address))
+
+
+def _match(source: Buffer, target: Buffer, count: int) -> None:
+    """The counts of C leave no room for two sizes or types."""
+    if target.dtype != source.dtype:
+        raise ValueError("send and receive buffer have different types")
+    if target.count != count:
+        raise ValueError(f"the receive buffer has {target.count} items, it must have {count}")
+
+
+class _ViewCallback:
+    """The library writes to an eventfd on its control thread, without entering Python: its heartbeats
+    must never wait for the interpreter lock. A Python thread reads it and calls back."""
+
+    def __init__(self, comm: Comm, callback: Callable[[View], None]):
+        libc = ctypes.CDLL(None)
+        self._fd = libc.eventfd(0, os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError("eventfd failed")
+        self._comm, self._callback, self._stopped = comm, callback, False
+        # eventfd_write(fd, value) takes the first two arguments of a view callback: user, world_epoch.
+        write = ctypes.cast(libc.eventfd_write, ctypes.c_void_p)
+        try:
+            check(lib.mep_comm_set_view_callback(comm._address, write, self._fd))
+        except Error:
+            os.close(self._fd)
+            raise
+        self._thread = threading.Thread(target=self._serve, name="mep-view", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            os.read(self._fd, 8)
+            if self._stopped:
+                return
+            self._callback(self._comm.view())
+
+    def stop(self) -> None:
+        self._stopped = True
+        os.write(self._fd, (1).to_bytes(8, "little"))
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        os.close(self._fd)

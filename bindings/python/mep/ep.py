@@ -1,0 +1,374 @@
+"""Expert parallelism: dispatch tokens to experts, combine their results."""
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy
+
+from . import _abi
+from ._buffers import Buffer, _SIZES, array_at, buffer, dtype_number, numpy_dtype
+from ._call import blocking, check, lib
+from .request import OpInfo, OpInfoRecord
+
+if TYPE_CHECKING:
+    from .comm import Comm
+
+OpStatus = _abi.mep_op_status_t
+PHASES = {"both": _abi.MEP_PHASE_BOTH, "send": _abi.MEP_PHASE_SEND,
+          "receive": _abi.MEP_PHASE_RECEIVE}
+_WORDS = {
+    "mode": {"low_latency": _abi.MEP_EP_LOW_LATENCY, "high_throughput": _abi.MEP_EP_HIGH_THROUGHPUT},
+    "receive_layout": {"packed": _abi.MEP_EP_PACKED, "slotted": _abi.MEP_EP_SLOTTED,
+                       "expanded": _abi.MEP_EP_EXPANDED},
+    "scale_type": {"float32": _abi.MEP_SCALE_FLOAT32, "ue8m0": _abi.MEP_SCALE_UE8M0},
+    "scale_layout": {"row_major": _abi.MEP_SCALE_ROW_MAJOR,
+                     "column_major": _abi.MEP_SCALE_COLUMN_MAJOR},
+}
+_FIELDS = [name for name, _ in _abi.mep_ep_config_t._fields_ if name not in ("struct_size", "flags")]
+
+
+def _config(options: dict) -> _abi.mep_ep_config_t:
+    config = _abi.mep_ep_config_t()
+    lib.mep_ep_config_init(ctypes.byref(config), ctypes.sizeof(config))
+    for name, value in options.items():
+        if name not in _FIELDS:
+            raise TypeError(f"unknown option {name!r}")
+        if value is None:
+            continue
+        if name == "name":
+            value = value.encode()
+        elif name in ("input_type", "wire_type", "combine_type"):
+            value = dtype_number(value) if value else 0
+        elif isinstance(value, str):
+            value = _WORDS[name][value]
+        setattr(config, name, value)
+    return config
+
+
+class EpSize:
+    """Bytes that an EP object reserves on this rank."""
+
+    def __init__(self, size: _abi.mep_ep_size_t):
+        self.window_bytes: int = size.window_bytes
+        self.resident_bytes: int = size.resident_bytes
+        self.private_bytes: int = size.private_bytes
+
+
+class Received:
+    """What a dispatch delivered: arrays over the library's memory or over the buffers that were given.
+
+    x [E_local, R*M, H], scales [E_local, R*M, ceil(H/128)] or None, count [E_local],
+    src_info [E_local, R*M], layout_range [E_local, R], total: rows of all local experts.
+    Valid until the buffer's combine starts or, without one, its next dispatch.
+    partial: a rank was missing (MEP_PARTIAL).
+    """
+
+    __slots__ = ("x", "scales", "count", "src_info", "layout_range", "total", "partial")
+
+    def __init__(self, **values: Any):
+        for name in self.__slots__:
+            setattr(self, name, values.get(name))
+
+    def rows(self, expert: int) -> numpy.ndarray:
+        """The rows of one local expert; packed layout."""
+        return self.x[expert, : int(self.count[expert])]
+
+
+class Ep:
+    """An EP object; collective over comm. Options have the names of mep_ep_config_t: hidden, top_k,
+    num_experts, max_tokens_per_rank (required), name, mode, experts_per_rank, num_buffers,
+    input_type, wire_type, combine_type (names such as "bfloat16"), scale_type, receive_layout,
+    timeout_ms, max_replicas, ... Closed by close(), `with`, or with its communicator.
+    """
+
+    def __init__(self, comm: "Comm", *, hidden: int, top_k: int, num_experts: int,
+                 max_tokens_per_rank: int, **options: Any):
+        options.update(hidden=hidden, top_k=top_k, num_experts=num_experts,
+                       max_tokens_per_rank=max_tokens_per_rank)
+        self._open(comm, lib.mep_ep_create, options)
+
+    def _open(self, comm: "Comm", function: Any, options: dict) -> None:
+        self._comm, self._handles, self._address = comm, [], None
+        config, address = _config(options), _abi.mep_ep_t()
+        blocking(function, comm._address, ctypes.byref(config), ctypes.byref(address))
+        self._address = address.value
+        comm._parts.append(self)
+        # The defaults of mep.h, so that arrays can be given their shapes.
+        self.hidden: int = config.hidden
+        self.top_k: int = config.top_k
+        self.num_experts: int = config.num_experts
+        self.experts_per_rank: int = config.experts_per_rank or config.num_experts // comm.size
+        self.max_tokens_per_rank: int = config.max_tokens_per_rank
+        self.num_buffers: int = config.num_buffers or 2
+        self.input_type: int = config.input_type or _abi.MEP_BFLOAT16
+        self.wire_type: int = config.wire_type or self.input_type
+        self.combine_type: int = config.combine_type or (
+            _abi.MEP_BFLOAT16 if self.input_type == _abi.MEP_FLOAT8_E4M3 else self.input_type)
+        self.max_replicas: int = config.max_replicas or 1
+        self._scale = numpy.uint8 if config.scale_type == _abi.MEP_SCALE_UE8M0 else numpy.float32
+
+    @classmethod
+    def attach(cls, comm: "Comm", **options: Any) -> "Ep":
+        """Newcomer's side: the EP object `name` of a communicator that it joined."""
+        ep = cls.__new__(cls)
+        ep._open(comm, lib.mep_ep_attach, options)
+        return ep
+
+    @staticmethod
+    def buffer_size(comm: "Comm", **options: Any) -> EpSize:
+        """What an EP object with these options would reserve. Local."""
+        config, size = _config(options), _abi.mep_ep_size_t()
+        lib.mep_ep_size_init(ctypes.byref(size), ctypes.sizeof(size))
+        check(lib.mep_ep_buffer_size(comm._address, ctypes.byref(config), ctypes.byref(size)))
+        return EpSize(size)
+
+    def __enter__(self) -> "Ep":
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        if kind is None:
+            self.close()
+
+    def close(self) -> None:
+        """Frees handles and object. Idempotent. BusyError while an operation runs."""
+        if self._address is None:
+            return
+        for handle in list(self._handles):
+            handle.close()
+        check(lib.mep_ep_destroy(self._address))
+        self._address = None
+        self._comm._parts.remove(self)
+
+    def handle(self, buffer: int = 0) -> "Handle":
+        """A handle for dispatches and combines on one of the buffers."""
+        return Handle(self, buffer)
+
+    def set_expert_map(self, expert_map: Any) -> None:
+        """Logical experts -> places: int32 [E, max_replicas], rank * E_local + local expert, -1 unused.
+        None: back to physical ids. Collective."""
+        if expert_map is None:
+            blocking(lib.mep_ep_set_expert_map, self._address, None)
+            return
+        places = numpy.ascontiguousarray(expert_map, dtype=numpy.int32)
+        if places.size != self.num_experts * self.max_replicas:
+            raise ValueError(f"the map has {places.size} entries, it must have "
+                             f"{self.num_experts} x {self.max_replicas}")
+        blocking(lib.mep_ep_set_expert_map, self._address, places.ctypes.data)
+
+    def view(self, buffer: int = 0) -> Received:
+        """The library's memory of one buffer, known before the first dispatch."""
+        view = _abi.mep_ep_view_t()
+        lib.mep_ep_view_init(ctypes.byref(view), ctypes.sizeof(view))
+        check(lib.mep_ep_buffer_view(self._address, buffer, ctypes.byref(view)))
+        experts, rows = self.experts_per_rank, self._comm.size * self.max_tokens_per_rank
+        groups = (self.hidden + 127) // 128
+        scales = None
+        if view.recv_scales:
+            scales = array_at(view.recv_scales, (experts, rows, groups), self._scale)
+        return Received(
+            x=array_at(view.recv_x, (experts, rows, self.hidden), numpy_dtype(self.wire_type)),
+            scales=scales,
+            count=array_at(view.recv_count, (experts,), numpy.int32),
+            src_info=array_at(view.src_info, (experts, rows), numpy.int32),
+            layout_range=array_at(view.layout_range, (experts, self._comm.size), numpy.int64),
+        )
+
+    def combine_input(self, buffer: int = 0) -> numpy.ndarray:
+        """[E_local, R*M, H] of the library's memory: write y here and give combine no y."""
+        memory = ctypes.c_void_p()
+        check(lib.mep_ep_combine_input(self._address, buffer, ctypes.byref(memory)))
+        rows = self._comm.size * self.max_tokens_per_rank
+        return array_at(memory.value, (self.experts_per_rank, rows, self.hidden),
+                        numpy_dtype(self.combine_type), writable=True)
+
+    def last_op(self, buffer: int = 0) -> OpInfo:
+        """About the last dispatch or combine finished on that buffer."""
+        record = OpInfoRecord(self._comm.size)
+        check(lib.mep_ep_last_op(self._address, buffer, record.reference))
+        return record.info()
+
+
+class Handle:
+    """The routing of one dispatch, for its combine. One thread at a time."""
+
+    def __init__(self, ep: Ep, buffer: int):
+        address = _abi.mep_ep_handle_t()
+        self._address = None
+        check(lib.mep_ep_handle_create(ep._address, buffer, ctypes.byref(address)))
+        self._address = address.value
+        self._ep, self._tokens = ep, 0
+        self._view = ep.view(buffer)
+        self.partial = False  # of the last dispatch or combine: a rank was missing (MEP_PARTIAL)
+        ep._handles.append(self)
+
+    def __enter__(self) -> "Handle":
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        if kind is None:
+            self.close()
+
+    def close(self) -> None:
+        if self._address is None:
+            return
+        check(lib.mep_ep_handle_destroy(self._address))
+        self._address = None
+        self._ep._handles.remove(self)
+
+    def dispatch(self, x: Any = None, topk_idx: Any = None, topk_weights: Any = None, *,
+                 phase: str = "both", x_scales: Any = None, recv_x: Any = None,
+                 recv_scales: Any = None, recv_count: Any = None, recv_count_host: Any = None,
+                 src_info: Any = None, layout_range: Any = None, recv_topk_idx: Any = None,
+                 recv_topk_weights: Any = None, statistics: Any = None,
+                 op_status: Optional[OpStatus] = None, stream: int = 0) -> Optional[Received]:
+        """Sends each token to its experts and receives what came for the local ones.
+
+        x [T, H], topk_idx [T, K] int32 or int64, topk_weights [T, K] float32 or None. Rows of x and
+        x_scales may have a stride. phase: "both", "send" (returns None) or "receive" (no x).
+        Without recv_x and the others the result shows the library's own memory.
+        """
+        ep, args = self._ep, _abi.mep_dispatch_args_t()
+        lib.mep_dispatch_args_init(ctypes.byref(args), ctypes.sizeof(args))
+        args.phase = PHASES[phase]
+        keep: list = []
+        if phase != "receive":
+            rows = self._rows(x, ep.input_type, ep.hidden, "x", keep)
+            self._tokens = args.num_tokens = rows[2]
+            args.x, args.x_stride_bytes = rows[0], rows[1]
+            if x_scales is not None:
+                kind = dtype_number(self._ep._scale)
+                scales = self._rows(x_scales, kind, (ep.hidden + 127) // 128, "x_scales", keep)
+                args.x_scales, args.x_scales_stride_bytes = scales[0], scales[1]
+            indices = self._flat(topk_idx, None, rows[2] * ep.top_k, "topk_idx", keep)
+            args.topk_idx, args.topk_idx_type = indices.address, indices.dtype
+            if topk_weights is not None:
+                args.topk_weights = self._flat(topk_weights, "float32", rows[2] * ep.top_k,
+                                               "topk_weights", keep).address
+        given = {"recv_x": recv_x, "recv_scales": recv_scales, "recv_count": recv_count,
+                 "recv_count_host": recv_count_host, "src_info": src_info,
+                 "layout_range": layout_range, "recv_topk_idx": recv_topk_idx,
+                 "recv_topk_weights": recv_topk_weights, "statistics": statistics}
+        total = ctypes.c_int64()
+        if phase != "send":
+            self._outputs(args, given, keep)
+            if not stream:
+                args.recv_total = ctypes.addressof(total)
+        if op_status is not None:
+            args.op_status = ctypes.addressof(op_status)
+        result = self._call(lib.mep_dispatch, args, keep, stream)
+        if phase == "send":
+            return None
+        own = self._view
+        return Received(
+            x=own.x if recv_x is None else recv_x,
+            scales=own.scales if recv_scales is None else recv_scales,
+            count=own.count if recv_count is None else recv_count,
+            src_info=own.src_info if src_info is None else src_info,
+            layout_range=own.layout_range if layout_range is None else layout_range,
+            total=total.value, partial=result == _abi.MEP_PARTIAL)
+
+    def combine(self, out: Any = None, y: Any = None, *, weights: Any = None, bias: Any = None,
+                renormalize: bool = False, phase: str = "both",
+                op_status: Optional[OpStatus] = None, stream: int = 0) -> Any:
+        """out[t] = bias + sum over k of weight[t, k] * y(row of token t at its k-th expert).
+
+        y: the experts' rows, placed as dispatch placed them; None: combine_input(buffer). out [T, H],
+        a new array without it. weights [T, K]; None: those of the dispatch. Returns out.
+        """
+        ep, args = self._ep, _abi.mep_combine_args_t()
+        lib.mep_combine_args_init(ctypes.byref(args), ctypes.sizeof(args))
+        args.phase = PHASES[phase]
+        args.flags = _abi.MEP_COMBINE_RENORMALIZE if renormalize else 0
+        keep: list = []
+        if phase != "receive" and y is not None:
+            items = ep.experts_per_rank * ep._comm.size * ep.max_tokens_per_rank * ep.hidden
+            args.y = self._flat(y, ep.combine_type, items, "y", keep).address
+        if weights is not None:
+            args.weights = self._flat(weights, "float32", self._tokens * ep.top_k, "weights",
+                                      keep).address
+        if bias is not None:
+            args.bias = self._flat(bias, ep.combine_type, ep.hidden, "bias", keep).address
+        if phase != "send":
+            if out is None:
+                out = numpy.empty((self._tokens, ep.hidden), numpy_dtype(ep.combine_type))
+            rows = self._rows(out, ep.combine_type, ep.hidden, "out", keep, writable=True)
+            if rows[2] != self._tokens:
+                raise ValueError(f"out has {rows[2]} rows, the dispatch had {self._tokens} tokens")
+            args.out, args.out_stride_bytes = rows[0], rows[1]
+        if op_status is not None:
+            args.op_status = ctypes.addressof(op_status)
+        self._call(lib.mep_combine, args, keep, stream)
+        return out
+
+    def _call(self, function: Any, args: Any, keep: list, stream: int) -> int:
+        if stream:
+            result = check(function(self._address, ctypes.byref(args), stream))
+        else:
+            # `keep` rides along so that the buffers live as long as the call does.
+            result = blocking(lambda handle, args, keep: function(handle, ctypes.byref(args), None),
+                              self._address, args, keep)
+        self.partial = result == _abi.MEP_PARTIAL
+        return result
+
+    def _outputs(self, args: Any, given: dict, keep: list) -> None:
+        """Buffers of the caller for the receive phase; their sizes are fixed by the EP object."""
+        ep = self._ep
+        experts, ranks = ep.experts_per_rank, ep._comm.size
+        rows = experts * ranks * ep.max_tokens_per_rank
+        if given["recv_x"] is not None:
+            found = buffer(given["recv_x"], writable=True)
+            _expect(found, ep.wire_type, "recv_x")
+            args.recv_x, args.recv_capacity = found.address, found.count * found.itemsize
+            keep.append(found)
+        sizes = {"recv_scales": (ep._scale, rows * ((ep.hidden + 127) // 128)),
+                 "recv_count": ("int32", experts), "recv_count_host": ("int32", experts),
+                 "src_info": ("int32", rows), "layout_range": ("int64", experts * ranks),
+                 "recv_topk_idx": ("int32", None), "recv_topk_weights": ("float32", None),
+                 "statistics": ("int64", experts)}
+        for name, (kind, count) in sizes.items():
+            if given[name] is not None:
+                found = self._flat(given[name], kind, count, name, keep, writable=True)
+                setattr(args, name, found.address)
+
+    @staticmethod
+    def _flat(value: Any, kind: Any, count: Optional[int], name: str, keep: list,
+              writable: bool = False) -> Buffer:
+        if value is None:
+            raise TypeError(f"{name} is missing")
+        found = buffer(value, writable=writable)
+        if kind is not None:
+            _expect(found, dtype_number(kind), name)
+        if count is not None and found.count != count:
+            raise ValueError(f"{name} has {found.count} items, it must have {count}")
+        keep.append(found)
+        return found
+
+    @staticmethod
+    def _rows(value: Any, kind: int, width: int, name: str, keep: list,
+              writable: bool = False) -> tuple:
+        """(address, stride in bytes, number of rows) of a [rows, width] array."""
+        if value is None:
+            raise TypeError(f"{name} is missing")
+        stride = 0
+        if isinstance(value, numpy.ndarray) and value.ndim == 2 and not value.flags.c_contiguous:
+            if value.strides[1] != value.itemsize or value.strides[0] < 0:
+                raise ValueError(f"the rows of {name} must be contiguous")
+            if writable and not value.flags.writeable:
+                raise ValueError(f"{name} is read-only")
+            stride = value.strides[0]
+            found = Buffer(value.ctypes.data, value.shape, dtype_number(value.dtype), True, value)
+        else:
+            found = buffer(value, writable=writable)
+        _expect(found, kind, name)
+        if len(found.shape) != 2 or found.shape[1] != width:
+            raise ValueError(f"{name} has shape {found.shape}, it must be [rows, {width}]")
+        keep.append(found)
+        return found.address, stride, found.shape[0]
+
+
+def _expect(found: Buffer, kind: int, name: str) -> None:
+    """Types must agree; an unsigned integer may hold a type that NumPy lacks."""
+    raw = {1: _abi.MEP_UINT8, 2: _abi.MEP_UINT16}.get(_SIZES[kind])
+    if found.dtype != kind and found.dtype != raw:
+        raise ValueError(f"{name} holds {numpy_dtype(found.dtype)}, it must hold {numpy_dtype(kind)}")

@@ -1,0 +1,46 @@
+# cmake --install: headers, libraries, find_package(mep), mep.pc, man pages. Tools install themselves
+# (mep_add_tool).
+include(CMakePackageConfigHelpers)
+
+set(mep_headers "${PROJECT_SOURCE_DIR}/include/mep.h")
+if(TARGET mep_mpi)
+  list(APPEND mep_headers "${PROJECT_SOURCE_DIR}/include/mep_mpi.h")
+endif()
+foreach(header IN LISTS mep_headers)
+  if(EXISTS "${header}")
+    install(FILES "${header}" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT devel)
+  endif()
+endforeach()
+
+set(mep_cmake_dir "${CMAKE_INSTALL_LIBDIR}/cmake/mep")
+# The library is self-contained for its users: nothing that it links privately is exported.
+install(TARGETS mep EXPORT mepTargets
+  LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime NAMELINK_COMPONENT devel)
+install(EXPORT mepTargets NAMESPACE mep:: DESTINATION "${mep_cmake_dir}" COMPONENT devel)
+if(TARGET mep_mpi)
+  install(TARGETS mep_mpi EXPORT mepMpiTargets
+    LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime NAMELINK_COMPONENT devel)
+  install(EXPORT mepMpiTargets NAMESPACE mep:: DESTINATION "${mep_cmake_dir}" COMPONENT devel)
+endif()
+configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/mepConfig.cmake.in"
+  "${PROJECT_BINARY_DIR}/mepConfig.cmake" INSTALL_DESTINATION "${mep_cmake_dir}")
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/mepConfigVersion.cmake"
+  COMPATIBILITY SameMinorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/mepConfig.cmake" "${PROJECT_BINARY_DIR}/mepConfigVersion.cmake"
+  DESTINATION "${mep_cmake_dir}" COMPONENT devel)
+
+# Paths in mep.pc are relative to the file, so that an installed tree can be moved.
+file(RELATIVE_PATH mep_pc_prefix
+  "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
+string(REGEX REPLACE "/$" "" mep_pc_prefix "${mep_pc_prefix}")
+configure_file("${PROJECT_SOURCE_DIR}/cmake/mep.pc.in" "${PROJECT_BINARY_DIR}/mep.pc" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/mep.pc"
+  DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig" COMPONENT devel)
+
+foreach(section IN ITEMS 1 3 7)
+  file(GLOB pages CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/docs/man/*.${section}")
+  if(pages)
+    install(FILES ${pages} DESTINATION "${CMAKE_INSTALL_MANDIR}/man${section}" COMPONENT doc)
+  endif()
+endforeach()
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT doc)

@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Writes docs/environment.md from the table in src/base/env.cpp: make_environment.py [--check]."""
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+HEAD = """# Environment variables
+
+Written from the table in `src/base/env.cpp` by `docs/make_environment.py`; change the table, not this
+page. `mep_info` prints those in force.
+
+A variable that is unset or empty takes its default. A value that is malformed or out of range is an
+error of the call that needs it, and the text names variable and value. Fields of `mep_comm_config_t`
+that are set win over variables. In set-uid programs all of them are ignored.
+"""
+
+TAIL = """
+Outside the library: the Python package loads the library that `MEP_LIBRARY` names, and the tests take
+their seed from `MEP_TEST_SEED`.
+"""
+
+ENTRY = re.compile(
+    r'//\s*(?P<group>[^\n]+)\n'
+    r'|\{\s*"(?P<name>MEP_\w+)",\s*"(?P<default>(?:[^"\\]|\\.)*)",\s*(?P<help>(?:"(?:[^"\\]|\\.)*"\s*)+)\}'
+)
+
+
+def joined(literals):
+    return "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', literals)).replace('\\"', '"')
+
+
+def render(source):
+    table = re.search(r"env_table\(\) \{.*?= \{\n(.*?)\n  \};", source, flags=re.S)
+    if not table:
+        raise SystemExit("env.cpp: the table was not found")
+    out, groups = [HEAD], 0
+    for match in ENTRY.finditer(table[1]):
+        if match["group"]:
+            out += [f"\n## {match['group'].strip().rstrip('.')}\n\n"
+                    "| variable | default | meaning |\n|---|---|---|\n"]
+            groups += 1
+            continue
+        if not groups:
+            out += ["\n| variable | default | meaning |\n|---|---|---|\n"]
+            groups = 1
+        default = f"`{match['default']}`" if match["default"] else ""
+        out.append(f"| `{match['name']}` | {default} | {joined(match['help']).replace('|', chr(92) + '|')} |\n")
+    page = "".join(out) + TAIL
+    missing = [n for n in re.findall(r'\{\s*"(MEP_\w+)"', table[1]) if f"`{n}`" not in page]
+    if missing:
+        raise SystemExit(f"env.cpp: not understood: {missing}")
+    return page
+
+
+def main():
+    rendered = render((ROOT / "src/base/env.cpp").read_text())
+    page = ROOT / "docs/environment.md"
+    if "--check" in sys.argv[1:]:
+        if not page.exists() or page.read_text() != rendered:
+            raise SystemExit("docs/environment.md is not what docs/make_environment.py writes; run it")
+    else:
+        page.write_text(rendered)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,632 @@
+/* MEP: MoE expert parallelism and collectives that survive rank failures.
+ *
+ * The whole C ABI. This header needs only <stdint.h> and <stddef.h> and compiles as C99 and C++.
+ *
+ * Conventions that hold for every function unless its comment says otherwise:
+ *
+ *   Results    0 is success, negative values are errors, positive values are qualified success.
+ *              mep_result_string() names a result, mep_last_error() has the calling thread's
+ *              detail text of the last failure. A call refused for its arguments changes nothing.
+ *   Structs    Begin with struct_size, set by the caller (mep_X_defaults() does). A zero field means
+ *              the default. A shorter struct of an older caller is accepted; a longer one only if
+ *              its tail is zero. Fields declared but not built yet answer MEP_ERR_UNSUPPORTED.
+ *   Threads    A communicator's collectives form one channel: one thread at a time. Different
+ *              communicators and EP objects may be used by different threads at once.
+ *   Blocking   A call with stream NULL on a host communicator returns when done. Every wait ends: by
+ *              success, by a change of the membership, or by its timeout.
+ *   Buffers    Are indexed by communicator rank. A call that has returned, with whatever result,
+ *              reads and writes the caller's buffers no more (nonblocking calls: their request).
+ *   fork       In a child made by fork() every handle answers MEP_ERR_FORKED.
+ *   Errors     MEP_ERR_INVALID_ARGUMENT (a NULL or out-of-range argument) and MEP_ERR_FORKED are
+ *              possible everywhere and not repeated below.
+ */
+#ifndef MEP_H
+#define MEP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define MEP_VERSION_MAJOR 0
+#define MEP_VERSION_MINOR 1
+#define MEP_VERSION_PATCH 0
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define MEP_API __attribute__((visibility("default")))
+#else
+#define MEP_API
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+ * Results
+ * --------------------------------------------------------------------------------------------- */
+
+typedef int32_t mep_result_t;
+
+enum {
+  MEP_SUCCESS = 0,
+  MEP_PARTIAL = 1, /* done, without the contribution of a rank that left the view (opt-in) */
+
+  MEP_ERR_INVALID_ARGUMENT = -1, /* an argument is wrong; nothing was changed */
+  MEP_ERR_UNSUPPORTED = -2,      /* right, but not built, not possible here, or not built yet */
+  MEP_ERR_NO_MEMORY = -3,        /* memory, descriptors or another resource ran out */
+  MEP_ERR_SYSTEM = -4,           /* a system call failed; the text has errno in words */
+  MEP_ERR_INTERNAL = -5,         /* a bug of MEP; please report it with the text */
+  MEP_ERR_TIMEOUT = -6,          /* the time given was over; all members get it for this operation */
+  MEP_ERR_PEER_FAILED = -7,      /* a member failed; the comm goes on without it */
+  MEP_ERR_PEER_LEFT = -8,        /* a member left by mep_comm_destroy; the comm goes on without it */
+  MEP_ERR_NO_QUORUM = -9,        /* this side of a split is too small to decide; it may rejoin */
+  MEP_ERR_EVICTED = -10,         /* the others went on without this rank; it may rejoin */
+  MEP_ERR_BUSY = -11,            /* an earlier operation has to be finished first */
+  MEP_ERR_FORKED = -12,          /* the handle belongs to the parent process */
+  MEP_ERR_MISMATCH = -13,        /* members called different things, or with different arguments */
+  MEP_ERR_BOOTSTRAP = -14,       /* the ranks could not find each other; the text names who and why */
+  MEP_ERR_DENIED = -15,          /* a stranger: wrong user id or wrong secret */
+  MEP_ERR_REVOKED = -16,         /* a member revoked the communicator */
+  MEP_ERR_ABORTED = -17,         /* mep_comm_abort was called on the communicator */
+  MEP_ERR_VERSION = -18,         /* members run library versions that cannot talk to each other */
+  MEP_ERR_CAPACITY = -19,        /* a buffer of the caller is too small; the text says how large */
+  MEP_ERR_NOT_FOUND = -20,       /* nothing has that name */
+  MEP_ERR_DEVICE = -21           /* a GPU or NIC reported an error */
+};
+
+/* The constant's name, e.g. "MEP_ERR_TIMEOUT"; "unknown result" for other values. Never NULL. 0.1 */
+MEP_API const char* mep_result_string(mep_result_t result);
+
+/* Detail text of the calling thread's last failed call, in English, for people; "" if none failed.
+ * Valid until the thread's next failing call. 0.1 */
+MEP_API const char* mep_last_error(void);
+
+/* MEP_VERSION_MAJOR * 10000 + MEP_VERSION_MINOR * 100 + MEP_VERSION_PATCH of the library. 0.1 */
+MEP_API uint32_t mep_version(void);
+
+/* ------------------------------------------------------------------------------------------------
+ * Types and reduction operators
+ * --------------------------------------------------------------------------------------------- */
+
+typedef uint32_t mep_dtype_t;
+
+enum {
+  MEP_INT8 = 1,
+  MEP_UINT8 = 2,
+  MEP_INT16 = 3,
+  MEP_UINT16 = 4,
+  MEP_INT32 = 5,
+  MEP_UINT32 = 6,
+  MEP_INT64 = 7,
+  MEP_UINT64 = 8,
+  MEP_FLOAT16 = 9,
+  MEP_BFLOAT16 = 10,
+  MEP_FLOAT32 = 11,
+  MEP_FLOAT64 = 12,
+  MEP_BOOL = 13,        /* one byte, 0 or 1 */
+  MEP_FLOAT8_E4M3 = 14, /* OCP 8-bit floating point, "fn": no infinity, NaN = 0x7f, max 448 */
+  MEP_FLOAT8_E5M2 = 15  /* OCP 8-bit floating point with infinities, max 57344 */
+};
+
+typedef uint32_t mep_op_t;
+
+/* sum, prod, min, max: all numeric types. avg: floating types; divides by the number of contributors.
+ * and, or, xor: integers and bool (bitwise; on bool logical). Other pairs: MEP_ERR_UNSUPPORTED.
+ * Integers wrap. 16-bit and 8-bit floats are accumulated in float32 and rounded once. NaN propagates
+ * through min and max. Contributions are combined in rank order, so every rank and every run gives
+ * the same bits. */
+enum {
+  MEP_SUM = 1,
+  MEP_PROD = 2,
+  MEP_MIN = 3,
+  MEP_MAX = 4,
+  MEP_AVG = 5,
+  MEP_AND = 6,
+  MEP_OR = 7,
+  MEP_XOR = 8
+};
+
+/* Bytes of one element; 0 for a value that is no type. 0.1 */
+MEP_API size_t mep_dtype_size(mep_dtype_t dtype);
+
+/* ------------------------------------------------------------------------------------------------
+ * Communicators
+ * --------------------------------------------------------------------------------------------- */
+
+typedef struct mep_comm* mep_comm_t;
+typedef struct mep_request* mep_request_t;
+typedef struct mep_ep* mep_ep_t;
+typedef struct mep_ep_handle* mep_ep_handle_t;
+
+/* A cudaStream_t, or NULL. On a host communicator it must be NULL. */
+typedef void* mep_stream_t;
+
+/* Bits of mep_comm_config_t.flags. The SET bits mark fields in which 0 is a value. */
+enum {
+  MEP_COMM_SET_RANK = 1u << 0,   /* rank is given */
+  MEP_COMM_SET_DEVICE = 1u << 1, /* device is given */
+  MEP_COMM_PUT_ONLY = 1u << 2,   /* never use mapped peers; for tests of the put + signal path */
+  MEP_COMM_PARTIAL = 1u << 3,    /* personal operations may answer MEP_PARTIAL */
+  MEP_COMM_UNIFORM = 1u << 4,    /* personal operations agree on one result; one more round */
+  MEP_COMM_AUTO_RECOVER = 1u << 5, /* admit ready newcomers at a barrier on the world */
+  MEP_COMM_KILL_STOPPED = 1u << 6  /* SIGKILL an excluded process of this host (fencing by force) */
+};
+
+enum { MEP_QUORUM_MAJORITY = 0, MEP_QUORUM_WITNESS = 1, MEP_QUORUM_NONE = 2 };
+
+/* A key-value store of the caller, for start-up only. Both functions may be called from the thread
+ * that calls mep_comm_init, never later. They return 0, or any other value for failure.
+ * get waits until the key exists, at most timeout_ms, and stores at most capacity bytes. */
+typedef struct mep_store_t {
+  uint32_t struct_size;
+  uint32_t flags; /* must be 0 */
+  void* user;
+  int (*put)(void* user, const char* key, const void* value, size_t bytes);
+  int (*get)(void* user, const char* key, void* value, size_t capacity, size_t* bytes,
+             uint32_t timeout_ms);
+} mep_store_t;
+
+typedef struct mep_comm_config_t {
+  uint32_t struct_size;
+  uint32_t flags;            /* MEP_COMM_* */
+  int32_t rank;              /* with MEP_COMM_SET_RANK; else MEP_RANK, Open MPI, PMIx, Slurm */
+  int32_t size;              /* number of ranks; 0: from the environment, else 1 */
+  int32_t max_size;          /* up to how many ranks mep_comm_grow may go; 0: size */
+  int32_t device;            /* CUDA device, with MEP_COMM_SET_DEVICE; else host memory */
+  uint32_t timeout_ms;       /* of every operation; 0: MEP_TIMEOUT_MS, else 30000 */
+  uint32_t init_timeout_ms;  /* of start-up; 0: MEP_INIT_TIMEOUT_MS, else 60000 */
+  const char* job;           /* the name that the ranks of one job share; NULL: MEP_JOB, launcher */
+  const char* rendezvous;    /* "HOST:PORT[,..]" or a directory; NULL: MEP_RENDEZVOUS, else one host */
+  const char* transports;    /* preference, e.g. "shm,tcp"; NULL: MEP_TRANSPORTS, else all usable */
+  const char* secret_file;   /* job secret across hosts; NULL: MEP_SECRET_FILE */
+  const mep_store_t* store;  /* start-up through the caller's key-value store; NULL: none */
+  uint32_t quorum;           /* MEP_QUORUM_*: who may go on after a split */
+  uint32_t heartbeat_ms;     /* interval of the sign of life; 0: MEP_HEARTBEAT_MS, else 100 */
+  uint32_t suspect_ms;       /* silence after which a member is suspected; 0: MEP_SUSPECT_MS, else 5000 */
+  uint32_t in_place_restore_bytes; /* up to this size an in-place input is restored after a failure;
+                                      0: 65536 */
+} mep_comm_config_t;
+
+MEP_API void mep_comm_config_init(void* config, size_t size);
+static inline void mep_comm_config_defaults(mep_comm_config_t* config) {
+  mep_comm_config_init(config, sizeof *config);
+}
+MEP_API void mep_store_init(void* store, size_t size);
+static inline void mep_store_defaults(mep_store_t* store) { mep_store_init(store, sizeof *store); }
+
+/* Joins the job's world and returns a communicator of all its ranks. config NULL: all defaults, so a
+ * program started by `mpirun` or `mep_run` needs nothing, and one started alone is a world of one.
+ * Collective: every rank calls it. Blocks until all ranks are connected, at most init_timeout_ms.
+ * Any thread. Errors: MEP_ERR_BOOTSTRAP (a rank is missing, has a wrong size, or a number twice),
+ * MEP_ERR_DENIED, MEP_ERR_VERSION, MEP_ERR_TIMEOUT, MEP_ERR_NO_MEMORY, MEP_ERR_SYSTEM,
+ * MEP_ERR_UNSUPPORTED; after an error *comm is NULL and nothing is left behind. 0.1 */
+MEP_API mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm);
+
+/* Makes a world of `count` ranks inside this process; comms[i] is rank i, to be used by one thread
+ * each. One thread calls it. config: as above; rank, size, job, rendezvous and store are not used.
+ * For tests and for several ranks on one GPU. Errors as mep_comm_init. 0.1 */
+MEP_API mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* config,
+                                       mep_comm_t* comms);
+
+/* Leaves in order: waits until no member needs anything from this rank (bounded by timeout_ms), tells
+ * the others, frees everything. Not collective; any order and speed is fine. Members that still call
+ * operations which need this rank get MEP_ERR_PEER_LEFT once and go on without it.
+ * All EP objects and requests of the comm must be destroyed or finished before: else MEP_ERR_BUSY and
+ * the comm stays. NULL is accepted. A comm from mep_comm_split frees only itself. 0.1 */
+MEP_API mep_result_t mep_comm_destroy(mep_comm_t comm);
+
+/* This process's rank in comm: constant, no error but a NULL pointer. 0.1 */
+MEP_API mep_result_t mep_comm_rank(mep_comm_t comm, int32_t* rank);
+/* All ranks of the comm, absent ones too: what buffers are indexed by. 0.1 */
+MEP_API mep_result_t mep_comm_size(mep_comm_t comm, int32_t* size);
+/* Ranks in the present view. 0.1 */
+MEP_API mep_result_t mep_comm_live(mep_comm_t comm, int32_t* live);
+/* The comm's epoch: 1 at first; grows whenever members leave or come. 0.1 */
+MEP_API mep_result_t mep_comm_epoch(mep_comm_t comm, uint64_t* epoch);
+/* Changes the timeout of later operations on this comm, ms; 0 is refused. Local. 0.1 */
+MEP_API mep_result_t mep_comm_set_timeout(mep_comm_t comm, uint32_t timeout_ms);
+
+/* How `rank` is reached, for people: "self", "inproc", "shm", ...; with " (put only)" when its memory
+ * is not mapped. Valid for the life of the comm. 0.1 */
+MEP_API mep_result_t mep_comm_transport(mep_comm_t comm, int32_t rank, const char** name);
+
+/* Source memory: page-aligned memory of this process that peers on this host can read in place, which
+ * saves a copy in large collectives. Zeroed. Blocks briefly. Free it before the comm.
+ * Errors: MEP_ERR_NO_MEMORY, MEP_ERR_SYSTEM; mep_mem_free of another address:
+ * MEP_ERR_INVALID_ARGUMENT. NULL may be freed. 0.1 */
+MEP_API mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, void** memory);
+MEP_API mep_result_t mep_mem_free(mep_comm_t comm, void* memory);
+
+/* ------------------------------------------------------------------------------------------------
+ * What happened to an operation
+ * --------------------------------------------------------------------------------------------- */
+
+enum { MEP_OP_INPUT_INTACT = 1u << 0 }; /* mep_op_info_t.flags: the input buffer has its old bytes */
+
+/* Bitmaps have one bit a comm rank, bit r % 64 of word r / 64. The caller gives their capacity in
+ * 64-bit words (or NULL); words beyond the comm's size are zeroed. */
+typedef struct mep_op_info_t {
+  uint32_t struct_size;
+  uint32_t flags;                /* out: MEP_OP_* */
+  uint64_t epoch;                /* out: epoch in which it ended */
+  uint64_t seq;                  /* out: number of the operation on its channel, from 1 */
+  mep_result_t result;           /* out */
+  uint32_t contributors_words;   /* in */
+  uint64_t* contributors;        /* in: array; out: ranks whose contribution is in the result */
+  uint64_t* failed;              /* in: array; out: ranks that were missing */
+  uint32_t failed_words;         /* in */
+  uint32_t reserved;
+} mep_op_info_t;
+
+MEP_API void mep_op_info_init(void* info, size_t size);
+static inline void mep_op_info_defaults(mep_op_info_t* info) {
+  mep_op_info_init(info, sizeof *info);
+}
+
+/* About the last blocking operation that this rank finished on comm. Errors: MEP_ERR_NOT_FOUND (there
+ * was none), MEP_ERR_CAPACITY (a bitmap is too short; the rest is filled). Does not block. 0.1 */
+MEP_API mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info);
+
+/* Fixed layout, version 1; written by stream operations when they complete, in pinned or device
+ * memory of the caller. */
+typedef struct mep_op_status_t {
+  uint32_t version; /* 1 */
+  mep_result_t result;
+  uint64_t epoch;
+  uint64_t seq;
+  uint64_t failed[4];    /* ranks 0..255 that were missing */
+  uint32_t failed_count; /* all of them */
+  uint32_t bad_entries;  /* routing entries that were treated as -1 */
+} mep_op_status_t;
+
+/* First failure of the comm's stream operations since the last call, MEP_SUCCESS if none. Does not
+ * block. MEP_ERR_UNSUPPORTED on a host communicator. 0.1 */
+MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
+
+/* ------------------------------------------------------------------------------------------------
+ * Collectives
+ *
+ * Every live rank of the comm calls the same ones in the same order with matching count, type,
+ * operator and root: else MEP_ERR_MISMATCH. count 0 is allowed. send == recv means in place; other
+ * overlaps are refused.
+ * All block when stream is NULL. Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT,
+ * MEP_ERR_TIMEOUT, MEP_ERR_MISMATCH, MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED, MEP_ERR_REVOKED,
+ * MEP_ERR_ABORTED, MEP_ERR_BUSY (another thread is inside a call on this comm). After an error the
+ * receive buffer is undefined; mep_comm_last_op tells whether the input is intact.
+ * These are replicated operations: two successes of one operation are the same bytes.
+ * --------------------------------------------------------------------------------------------- */
+
+/* Returns after every live rank has entered. 0.1 */
+MEP_API mep_result_t mep_barrier(mep_comm_t comm, mep_stream_t stream);
+
+/* recvbuf[count] on every rank = sendbuf[count] of root. sendbuf is read on root only, where recvbuf
+ * may equal it. A dead root is MEP_ERR_PEER_FAILED on all. 0.1 */
+MEP_API mep_result_t mep_broadcast(const void* sendbuf, void* recvbuf, size_t count,
+                                   mep_dtype_t dtype, int32_t root, mep_comm_t comm,
+                                   mep_stream_t stream);
+
+/* recvbuf[size][count]: block r = sendbuf[count] of rank r; blocks of absent ranks stay untouched.
+ * In place: sendbuf == recvbuf + rank * count elements. 0.1 */
+MEP_API mep_result_t mep_allgather(const void* sendbuf, void* recvbuf, size_t count,
+                                   mep_dtype_t dtype, mep_comm_t comm, mep_stream_t stream);
+
+/* recvbuf[count] = op over the live ranks' sendbuf[count], element by element, in rank order.
+ * In place: sendbuf == recvbuf. 0.1 */
+MEP_API mep_result_t mep_allreduce(const void* sendbuf, void* recvbuf, size_t count,
+                                   mep_dtype_t dtype, mep_op_t op, mep_comm_t comm,
+                                   mep_stream_t stream);
+
+/* Nonblocking forms: return at once with a request. Operations of one comm run in the order of their
+ * calls. Buffers belong to the operation until the request is done. Every request must be finished by
+ * mep_request_wait or a mep_request_test that says done; that frees it. Progress is made inside any
+ * call on the comm and inside wait and test. Host communicators only. Further error:
+ * MEP_ERR_NO_MEMORY. 0.1 */
+MEP_API mep_result_t mep_ibarrier(mep_comm_t comm, mep_request_t* request);
+MEP_API mep_result_t mep_ibroadcast(const void* sendbuf, void* recvbuf, size_t count,
+                                    mep_dtype_t dtype, int32_t root, mep_comm_t comm,
+                                    mep_request_t* request);
+MEP_API mep_result_t mep_iallgather(const void* sendbuf, void* recvbuf, size_t count,
+                                    mep_dtype_t dtype, mep_comm_t comm, mep_request_t* request);
+MEP_API mep_result_t mep_iallreduce(const void* sendbuf, void* recvbuf, size_t count,
+                                    mep_dtype_t dtype, mep_op_t op, mep_comm_t comm,
+                                    mep_request_t* request);
+
+/* Waits at most timeout_ms (0xffffffff: until the operation's own timeout). Done: returns the
+ * operation's result, frees the request and sets *request NULL. Not done in time: MEP_ERR_BUSY, the
+ * operation goes on. info (or NULL) is filled when done. 0.1 */
+MEP_API mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms,
+                                      mep_op_info_t* info);
+
+/* Never blocks. *done = 1: as mep_request_wait when done. *done = 0: MEP_SUCCESS, it goes on. 0.1 */
+MEP_API mep_result_t mep_request_test(mep_request_t* request, int32_t* done, mep_op_info_t* info);
+
+/* About a request that is not freed yet; result is MEP_ERR_BUSY while it runs. 0.1 */
+MEP_API mep_result_t mep_request_info(mep_request_t request, mep_op_info_t* info);
+
+/* A descriptor for poll/epoll/asyncio that is readable when a call of mep_request_test is worth
+ * while. It belongs to the library and lives as long as the request. Errors: MEP_ERR_NO_MEMORY. 0.1 */
+MEP_API mep_result_t mep_request_event_fd(mep_request_t request, int32_t* fd);
+
+/* ------------------------------------------------------------------------------------------------
+ * Membership
+ * --------------------------------------------------------------------------------------------- */
+
+enum {
+  MEP_PEER_ALIVE = 0,
+  MEP_PEER_SLOW = 1,    /* alive, but late; it stays a member */
+  MEP_PEER_SUSPECT = 2, /* evidence against it; not decided yet */
+  MEP_PEER_DEAD = 3,    /* its process has ended; confirmed */
+  MEP_PEER_LEFT = 4,    /* it called mep_comm_destroy */
+  MEP_PEER_EXCLUDED = 5 /* the view went on without it although its death is not confirmed */
+};
+
+/* MEP_PEER_* of a rank of comm, as this rank knows it now. Does not block. 0.1 */
+MEP_API mep_result_t mep_comm_peer_state(mep_comm_t comm, int32_t rank, uint32_t* state);
+
+/* The comm's members. Arrays of the caller hold `capacity` entries, one a comm rank, or are NULL. */
+typedef struct mep_view_t {
+  uint32_t struct_size;
+  uint32_t flags;        /* out: 0 */
+  uint64_t epoch;        /* out: of the comm */
+  uint64_t world_epoch;  /* out: of the world's view */
+  int32_t size;          /* out */
+  int32_t live;          /* out */
+  uint32_t capacity;     /* in */
+  uint32_t reserved;
+  int32_t* slots;         /* in: array; out: rank -> slot of the world */
+  uint64_t* incarnations; /* in: array; out: 0 for an absent rank */
+  uint32_t* states;       /* in: array; out: MEP_PEER_* */
+} mep_view_t;
+
+MEP_API void mep_view_init(void* view, size_t size);
+static inline void mep_view_defaults(mep_view_t* view) { mep_view_init(view, sizeof *view); }
+
+/* Errors: MEP_ERR_CAPACITY (arrays too short; scalars are filled). Does not block. 0.1 */
+MEP_API mep_result_t mep_comm_view(mep_comm_t comm, mep_view_t* view);
+
+/* Waits until the comm's epoch is larger than `epoch`, at most timeout_ms: else MEP_ERR_TIMEOUT,
+ * which concerns only this call. 0.1 */
+MEP_API mep_result_t mep_comm_wait_view(mep_comm_t comm, uint64_t epoch, uint32_t timeout_ms);
+
+/* Called from the library's control thread after each view change of the world; it must not block and
+ * not call MEP. NULL removes it; when this returns the old one runs no more. 0.1 */
+typedef void (*mep_view_callback_t)(void* user, uint64_t world_epoch, int32_t live);
+MEP_API mep_result_t mep_comm_set_view_callback(mep_comm_t comm, mep_view_callback_t callback,
+                                                void* user);
+
+/* Splits the live ranks: those of one color form a comm, ordered by (key, rank); color -1: *child is
+ * NULL. Collective and replicated, errors as for collectives. Every comm of a process shares the
+ * world's one view. 0.1 */
+MEP_API mep_result_t mep_comm_split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* child);
+
+/* All live ranks give a flag; *result on all is the bitwise AND of those given, over the same
+ * contributors. Collective, replicated. Known failures do not prevent success. 0.1 */
+MEP_API mep_result_t mep_comm_agree(mep_comm_t comm, uint64_t flag, uint64_t* result);
+
+/* Admits ready replacements of absent ranks. Collective on the world, which must be idle: else
+ * MEP_ERR_BUSY. Waits at most timeout_ms for `ranks` (count of them; count 0: whoever is ready).
+ * *admitted: how many came. Errors: MEP_ERR_TIMEOUT (not all came; those ready did). 0.1 */
+MEP_API mep_result_t mep_recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t count,
+                                       uint32_t timeout_ms, int32_t* admitted);
+
+/* Grows the world by `count` ranks, up to max_size; else as mep_recover_ranks. Returns a new comm over
+ * the grown world; the old one stays as it is. 0.1 */
+MEP_API mep_result_t mep_comm_grow(mep_comm_t world, int32_t count, uint32_t timeout_ms,
+                                   mep_comm_t* grown);
+
+/* The newcomer's side: asks the running job `config->job` for admission and waits at most
+ * init_timeout_ms for the members' mep_recover_ranks or mep_comm_grow (or auto-recovery). *comm is the
+ * world. config->rank: the absent rank to fill, or any without MEP_COMM_SET_RANK. 0.1 */
+MEP_API mep_result_t mep_comm_join(const mep_comm_config_t* config, mep_comm_t* comm);
+
+/* The newcomer's side of a comm made by mep_comm_split: attaches by the name that
+ * mep_comm_set_name gave it. Errors: MEP_ERR_NOT_FOUND (this rank is no member of such a comm). 0.1 */
+MEP_API mep_result_t mep_comm_attach(mep_comm_t world, const char* name, mep_comm_t* comm);
+/* At most 63 bytes; the same on all members. Default: "world", and "PARENT/k.COLOR" for the k-th
+ * split of PARENT. Local. 0.1 */
+MEP_API mep_result_t mep_comm_name(mep_comm_t comm, const char** name);
+MEP_API mep_result_t mep_comm_set_name(mep_comm_t comm, const char* name);
+
+/* Asks that `rank` be removed although it may live; decided by the quorum like a failure. Returns when
+ * asked. 0.1 */
+MEP_API mep_result_t mep_comm_evict(mep_comm_t comm, int32_t rank);
+/* Ends all pending operations of the comm on all members with MEP_ERR_REVOKED, once; the comm then
+ * goes on in its next epoch. Returns when asked. 0.1 */
+MEP_API mep_result_t mep_comm_revoke(mep_comm_t comm);
+/* Ends this rank's part at once, without waiting for anybody: pending and later calls on the world's
+ * comms return MEP_ERR_ABORTED, and the other members see this rank fail. mep_comm_destroy then frees
+ * without waiting. 0.1 */
+MEP_API mep_result_t mep_comm_abort(mep_comm_t comm);
+
+/* ------------------------------------------------------------------------------------------------
+ * Expert parallelism
+ *
+ * Shapes: T tokens of this rank (<= M = max_tokens_per_rank, may differ per rank, 0 allowed), hidden
+ * H, top-k K, E experts, R = comm size, E_local = experts_per_rank. All arrays are dense, last index
+ * fastest, unless a stride is given.
+ * --------------------------------------------------------------------------------------------- */
+
+enum { MEP_EP_LOW_LATENCY = 0, MEP_EP_HIGH_THROUGHPUT = 1 };   /* mode */
+enum { MEP_EP_PACKED = 0, MEP_EP_SLOTTED = 1, MEP_EP_EXPANDED = 2 }; /* receive_layout */
+enum { MEP_SCALE_FLOAT32 = 0, MEP_SCALE_UE8M0 = 1 };           /* scale_type */
+enum { MEP_SCALE_ROW_MAJOR = 0, MEP_SCALE_COLUMN_MAJOR = 1 };  /* scale_layout */
+enum { MEP_PHASE_BOTH = 0, MEP_PHASE_SEND = 1, MEP_PHASE_RECEIVE = 2 };
+
+typedef struct mep_ep_config_t {
+  uint32_t struct_size;
+  uint32_t flags;               /* must be 0 */
+  const char* name;             /* same on all ranks; NULL: "ep0", "ep1", .. in order of creation */
+  uint32_t mode;                /* MEP_EP_*; high throughput: MEP_ERR_UNSUPPORTED so far */
+  uint32_t max_tokens_per_rank; /* M; required */
+  uint32_t hidden;              /* H; required; a row must be a multiple of 16 bytes */
+  uint32_t top_k;               /* K; required, at most 64 */
+  uint32_t num_experts;         /* E, logical; required */
+  uint32_t experts_per_rank;    /* E_local; 0: num_experts / comm size, which must divide */
+  uint32_t num_buffers;         /* 1 to 8; 0: 2 */
+  mep_dtype_t input_type;       /* of x: bf16, f16, f32, e4m3 (with x_scales); 0: bf16 */
+  mep_dtype_t wire_type;        /* of recv_x: the input type, or e4m3; 0: the input type */
+  mep_dtype_t combine_type;     /* of y and out: bf16, f16, f32; 0: input type, for e4m3 bf16 */
+  uint32_t scale_type;          /* MEP_SCALE_*; for e4m3 on the wire */
+  uint32_t scale_block;         /* values per scale; 0: 128, the only one so far */
+  uint32_t scale_layout;        /* MEP_SCALE_*_MAJOR; column-major: MEP_ERR_UNSUPPORTED on hosts */
+  uint32_t receive_layout;      /* MEP_EP_PACKED, _SLOTTED; _EXPANDED is for high throughput */
+  uint32_t expert_alignment;    /* high throughput; 0: 1 */
+  uint32_t num_sms;             /* CUDA; 0: all that help */
+  uint32_t timeout_ms;          /* of dispatch and combine; 0: the comm's */
+  uint32_t max_replicas;        /* columns of the expert map; 0: 1 */
+} mep_ep_config_t;
+
+MEP_API void mep_ep_config_init(void* config, size_t size);
+static inline void mep_ep_config_defaults(mep_ep_config_t* config) {
+  mep_ep_config_init(config, sizeof *config);
+}
+
+/* Bytes that mep_ep_create would reserve on this rank: windows (address space; pages are taken when
+ * rows arrive, resident_bytes at most at one time for uniform routing) and private memory. Local.
+ * Errors: MEP_ERR_UNSUPPORTED. 0.1 */
+typedef struct mep_ep_size_t {
+  uint32_t struct_size;
+  uint32_t flags;
+  uint64_t window_bytes;
+  uint64_t resident_bytes;
+  uint64_t private_bytes;
+} mep_ep_size_t;
+
+MEP_API void mep_ep_size_init(void* size_info, size_t size);
+static inline void mep_ep_size_defaults(mep_ep_size_t* size_info) {
+  mep_ep_size_init(size_info, sizeof *size_info);
+}
+MEP_API mep_result_t mep_ep_buffer_size(mep_comm_t comm, const mep_ep_config_t* config,
+                                        mep_ep_size_t* size_info);
+
+/* Collective on comm; blocks. Allocates everything that dispatch and combine will use. Errors:
+ * MEP_ERR_MISMATCH (ranks gave different configs; the text names the field and the rank),
+ * MEP_ERR_UNSUPPORTED, MEP_ERR_NO_MEMORY, and those of collectives. The comm must outlive it. 0.1 */
+MEP_API mep_result_t mep_ep_create(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_t* ep);
+
+/* Local. Errors: MEP_ERR_BUSY (a handle exists, or an operation runs). NULL is accepted. 0.1 */
+MEP_API mep_result_t mep_ep_destroy(mep_ep_t ep);
+
+/* Newcomer's side: attaches to the EP object `name` of a comm that it joined; config as the members
+ * gave it. Errors: MEP_ERR_NOT_FOUND, MEP_ERR_MISMATCH. 0.1 */
+MEP_API mep_result_t mep_ep_attach(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_t* ep);
+
+/* A handle holds the routing of one dispatch (token, k, place) for its combine. Local; the address is
+ * fixed. One handle is used by one thread at a time; buffers of one EP object may be in flight at
+ * once. Destroy: MEP_ERR_BUSY while its dispatch or combine has been sent but not received. 0.1 */
+MEP_API mep_result_t mep_ep_handle_create(mep_ep_t ep, uint32_t buffer, mep_ep_handle_t* handle);
+MEP_API mep_result_t mep_ep_handle_destroy(mep_ep_handle_t handle);
+
+/* Logical experts -> places. map int32 [E, max_replicas], entries rank * E_local + local expert,
+ * -1 unused, every expert with at least one place. The replica used is (token + source rank) mod the
+ * number of places. NULL: back to physical ids (id / E_local is the rank). Collective, ordered like an
+ * operation of the comm; all ranks give the same map, else MEP_ERR_MISMATCH. 0.1 */
+MEP_API mep_result_t mep_ep_set_expert_map(mep_ep_t ep, const int32_t* map);
+
+/* The library's memory of one buffer. Fixed addresses, known before the first dispatch. */
+typedef struct mep_ep_view_t {
+  uint32_t struct_size;
+  uint32_t flags;
+  const void* recv_x;           /* [E_local, R*M, H] wire type */
+  const void* recv_scales;      /* [E_local, R*M, ceil(H/128)] float32 or uint8 (UE8M0); else NULL */
+  const int32_t* recv_count;    /* [E_local] rows per local expert */
+  const int32_t* src_info;      /* [E_local, R*M] the token's index on its source rank */
+  const int64_t* layout_range;  /* [E_local, R] begin << 32 | count of the rows of each source */
+  void* combine_input;          /* [E_local, R*M, H] combine type: write y here, pass y = NULL */
+} mep_ep_view_t;
+
+MEP_API void mep_ep_view_init(void* view, size_t size);
+static inline void mep_ep_view_defaults(mep_ep_view_t* view) {
+  mep_ep_view_init(view, sizeof *view);
+}
+/* Local, does not block. What the pointers show is valid from the receive phase of a dispatch on that
+ * buffer until its combine starts or, without one, until the next dispatch on it starts. 0.1 */
+MEP_API mep_result_t mep_ep_buffer_view(mep_ep_t ep, uint32_t buffer, mep_ep_view_t* view);
+
+/* combine_input alone, for those who need nothing else. 0.1 */
+MEP_API mep_result_t mep_ep_combine_input(mep_ep_t ep, uint32_t buffer, void** memory);
+
+typedef struct mep_dispatch_args_t {
+  uint32_t struct_size;
+  uint32_t flags;                /* must be 0 */
+  uint32_t phase;                /* MEP_PHASE_* */
+  uint32_t num_tokens;           /* T */
+  const void* x;                 /* [T, H] input type */
+  uint64_t x_stride_bytes;       /* between rows; 0: dense */
+  const void* x_scales;          /* [T, ceil(H/128)] for e4m3 input; NULL: quantise while sending */
+  uint64_t x_scales_stride_bytes; /* 0: dense */
+  const void* topk_idx;          /* [T, K]; -1: none */
+  mep_dtype_t topk_idx_type;     /* MEP_INT32 or MEP_INT64; 0: int64 */
+  uint32_t reserved;
+  const float* topk_weights;     /* [T, K] or NULL; kept in the handle for combine */
+  /* Outputs of the receive phase. NULL: only in the library's memory (mep_ep_buffer_view). */
+  void* recv_x;                  /* as mep_ep_view_t; only rows that arrived are written */
+  uint64_t recv_capacity;        /* bytes at recv_x; 0: as large as the view's */
+  void* recv_scales;
+  uint64_t recv_scales_token_stride_bytes; /* 0: dense */
+  uint64_t recv_scales_group_stride_bytes; /* between experts; 0: dense */
+  int32_t* recv_count;           /* [E_local] */
+  int32_t* recv_count_host;      /* the same in pinned host memory */
+  int32_t* src_info;             /* [E_local, R*M] */
+  int64_t* layout_range;         /* [E_local, R] */
+  int32_t* recv_topk_idx;        /* high throughput */
+  float* recv_topk_weights;      /* high throughput */
+  int64_t* recv_total;           /* rows that arrived, all local experts */
+  int64_t* statistics;           /* [E_local], added to: rows per local expert over many dispatches */
+  mep_op_status_t* op_status;    /* filled at the end of the receive phase, or NULL */
+} mep_dispatch_args_t;
+
+enum { MEP_COMBINE_RENORMALIZE = 1u << 0 }; /* rescale when an expert's rank is missing */
+
+typedef struct mep_combine_args_t {
+  uint32_t struct_size;
+  uint32_t flags;               /* MEP_COMBINE_* */
+  uint32_t phase;               /* MEP_PHASE_* */
+  uint32_t reserved;
+  const void* y;                /* [E_local, R*M, H] combine type; NULL: mep_ep_combine_input memory */
+  const float* weights;         /* [T, K]; NULL: topk_weights of the dispatch; had none: all 1 */
+  const void* bias;             /* [H] combine type, added once at the end; NULL: none */
+  void* out;                    /* [T, H] combine type */
+  uint64_t out_stride_bytes;    /* 0: dense */
+  mep_op_status_t* op_status;
+} mep_combine_args_t;
+
+MEP_API void mep_dispatch_args_init(void* args, size_t size);
+static inline void mep_dispatch_args_defaults(mep_dispatch_args_t* args) {
+  mep_dispatch_args_init(args, sizeof *args);
+}
+MEP_API void mep_combine_args_init(void* args, size_t size);
+static inline void mep_combine_args_defaults(mep_combine_args_t* args) {
+  mep_combine_args_init(args, sizeof *args);
+}
+
+/* Sends each token to each of its experts and receives what the others sent here.
+ * Collective over the ranks of the EP object, per buffer, in the same order everywhere; blocks when
+ * stream is NULL. Phase send returns when x, x_scales, topk_idx and topk_weights are the caller's
+ * again: packed it waits for the other ranks' send phases (their counts), never for rows. Phase receive
+ * returns when all rows have come; it takes only the output fields. Rows of a source are in token
+ * order, sources in rank order (slotted: source s begins at s*M).
+ * Errors: MEP_ERR_BUSY (the buffer's last dispatch or combine has not finished its receive phase),
+ * MEP_ERR_INVALID_ARGUMENT (an expert out of range or twice in a row: names token and value; nothing
+ * was sent), MEP_ERR_CAPACITY, and those of collectives. It is a personal operation: with a rank gone
+ * the result is MEP_PARTIAL (opt-in) or MEP_ERR_PEER_FAILED by each rank's own data, and counts and
+ * layout_range cover complete rows only. 0.1 */
+MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_args_t* args,
+                                  mep_stream_t stream);
+
+/* out[t] = bias + sum over k of weight[t,k] * y(row of token t at its k-th expert), float32, in
+ * ascending k, each product and sum rounded (not fused), one rounding at the end; entries -1 and those
+ * of missing ranks are left out. Starting it gives the buffer's received rows back to the senders.
+ * Phase send returns when y may be overwritten if it is the caller's (the library's own y: after the
+ * next dispatch on the buffer was received). Errors: as mep_dispatch; MEP_ERR_BUSY also when the
+ * handle's dispatch was not received. 0.1 */
+MEP_API mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_args_t* args,
+                                 mep_stream_t stream);
+
+/* As mep_comm_last_op, for the last dispatch or combine finished on that buffer. 0.1 */
+MEP_API mep_result_t mep_ep_last_op(mep_ep_t ep, uint32_t buffer, mep_op_info_t* info);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MEP_H */

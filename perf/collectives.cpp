@@ -1,0 +1,110 @@
+#include "collectives.hpp"
+
+#include <chrono>
+
+#include "collective_check.hpp"
+#include "error.hpp"
+
+namespace mep::perf {
+namespace {
+
+int one(int) {
+  return 1;
+}
+int every(int size) {
+  return size;
+}
+double one_block(int) {
+  return 1;
+}
+double all_blocks(int size) {
+  return size;
+}
+double others_part(int size) {
+  return static_cast<double>(size - 1) / size;
+}
+double twice_others_part(int size) {
+  return 2 * others_part(size);
+}
+
+const CollectiveEntry kCollectives[] = {
+    {"barrier", false, false, one, one, one_block, one_block,
+     [](const CollectiveCall&, size_t) {
+       return Source{kNobody, 0};
+     },
+     [](const CollectiveCall&, mep_comm_t comm) { return mep_barrier(comm, nullptr); }},
+    {"broadcast", true, false, one, one, one_block, one_block,
+     [](const CollectiveCall&, size_t i) {
+       return Source{kRoot, i};
+     },
+     [](const CollectiveCall& c, mep_comm_t comm) {
+       return mep_broadcast(c.send, c.recv, c.count, c.dtype, kRoot, comm, nullptr);
+     }},
+    {"allgather", true, false, one, every, all_blocks, others_part,
+     [](const CollectiveCall& c, size_t i) {
+       return Source{static_cast<int>(i / c.count), i % c.count};
+     },
+     [](const CollectiveCall& c, mep_comm_t comm) {
+       return mep_allgather(c.send, c.recv, c.count, c.dtype, comm, nullptr);
+     }},
+    {"allreduce", true, true, one, one, one_block, twice_others_part,
+     [](const CollectiveCall&, size_t i) {
+       return Source{kAllRanks, i};
+     },
+     [](const CollectiveCall& c, mep_comm_t comm) {
+       return mep_allreduce(c.send, c.recv, c.count, c.dtype, c.reduction, comm, nullptr);
+     }},
+};
+
+class MepCollective : public Case {
+ public:
+  MepCollective(const CollectiveCall& call, mep_comm_t comm) : call_(call), comm_(comm) {}
+  void sync() override { require(mep_barrier(comm_, nullptr), "mep_barrier"); }
+  void run(uint64_t iterations, double* seconds) override {
+    const auto start = std::chrono::steady_clock::now();
+    for (uint64_t i = 0; i < iterations; ++i) {
+      const mep_result_t result = call_.entry->mep_call(call_, comm_);
+      if (result != MEP_SUCCESS) fail(result);
+    }
+    *seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+  uint64_t verify(uint32_t round) override {
+    fill_collective(call_, round);
+    const mep_result_t result = call_.entry->mep_call(call_, comm_);
+    if (result != MEP_SUCCESS) fail(result);
+    return count_collective_errors(call_, round);
+  }
+  void reset() override { fill_collective(call_, 0); }
+
+ private:
+  void fail(mep_result_t result) const {
+    require(result, call_.entry->name);
+    throw PerfError(std::string(call_.entry->name) + ": unexpected " + mep_result_string(result));
+  }
+  CollectiveCall call_;
+  mep_comm_t comm_;
+};
+
+}  // namespace
+
+const CollectiveEntry* find_collective(const std::string& name) {
+  for (const CollectiveEntry& entry : kCollectives) {
+    if (name == entry.name) return &entry;
+  }
+  return nullptr;
+}
+
+std::string all_collective_names() {
+  std::string names;
+  for (const CollectiveEntry& entry : kCollectives) {
+    if (!names.empty()) names += ' ';
+    names += entry.name;
+  }
+  return names;
+}
+
+std::unique_ptr<Case> make_mep_collective(const CollectiveCall& call, mep_comm_t comm) {
+  return std::make_unique<MepCollective>(call, comm);
+}
+
+}  // namespace mep::perf

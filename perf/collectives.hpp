@@ -1,0 +1,56 @@
+// The collectives that can be timed: one table line each here, and one in mpi_collectives.cpp for
+// the same by MPI.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "mep.h"
+#include "timing.hpp"
+
+namespace mep::perf {
+
+struct CollectiveEntry;
+
+// One operation of one size, as both sides are called with it.
+struct CollectiveCall {
+  const CollectiveEntry* entry = nullptr;
+  void* send = nullptr;
+  void* recv = nullptr;
+  size_t count = 0;  // elements of one block
+  mep_dtype_t dtype = 0;
+  mep_op_t reduction = 0;
+  int rank = 0;
+  int size = 0;
+};
+
+// Which input an element of the receive buffer comes from.
+struct Source {
+  int rank;  // kAllRanks: the reduction over all ranks; kNobody: the element is not written
+  size_t index;
+};
+constexpr int kAllRanks = -1;
+constexpr int kNobody = -2;
+constexpr int kRoot = 0;
+
+struct CollectiveEntry {
+  const char* name;
+  bool has_data;
+  bool has_reduction;
+  // Blocks of `count` elements in the buffers of one rank.
+  int (*send_blocks)(int size);
+  int (*recv_blocks)(int size);
+  // Algorithm bandwidth is data(size) * block bytes / time; bus bandwidth is bus(size) times that.
+  double (*data)(int size);
+  double (*bus)(int size);
+  Source (*source)(const CollectiveCall& call, size_t index);
+  mep_result_t (*mep_call)(const CollectiveCall& call, mep_comm_t comm);
+};
+
+const CollectiveEntry* find_collective(const std::string& name);
+std::string all_collective_names();
+
+std::unique_ptr<Case> make_mep_collective(const CollectiveCall& call, mep_comm_t comm);
+
+}  // namespace mep::perf

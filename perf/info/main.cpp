@@ -1,0 +1,207 @@
+// mep_info: what this copy of the library is and what it finds on this machine. It starts no job
+// and changes nothing.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "base/build_info.hpp"
+#include "base/cpu_features.hpp"
+#include "base/env.hpp"
+#include "base/status.hpp"
+#include "core/topo/host_topology.hpp"
+#include "core/topo/usable_cores.hpp"
+#include "transport/transport.hpp"
+
+namespace mep {
+namespace {
+
+void print_title(const char* title) {
+  (void)std::printf("\n%s\n", title);
+}
+
+void print_line(const char* name, const std::string& value) {
+  (void)std::printf("  %-22s %s\n", name, value.c_str());
+}
+
+std::string part_text(bool is_there, const char* note) {
+  return std::string(is_there ? "yes, " : "no: ") + note;
+}
+
+void print_build() {
+  const BuildInfo& build = build_info();
+  (void)std::printf("MEP %s\n", build.version);
+  print_title("Build");
+  print_line("compiler", build.compiler);
+  print_line("build type", build.build_type);
+  print_line("sanitizers", build.sanitizers[0] == '\0' ? "none" : build.sanitizers);
+  print_line("hwloc", build.hwloc_version);
+  print_line("libsodium", build.sodium_version);
+  print_line("CUDA", part_text(build.have_cuda, build.cuda_note));
+  print_line("RDMA verbs", part_text(build.have_verbs, build.verbs_note));
+  print_line("MPI", part_text(build.have_mpi, build.mpi_note));
+}
+
+void print_transports() {
+  print_title("Transports, the preferred one first");
+  for (const TransportEntry& entry : transport_table()) {
+    const std::unique_ptr<Transport> transport = entry.make(TransportOptions());
+    if (transport == nullptr) {
+      print_line(entry.name, "not usable: out of memory");
+    } else if (is_error(transport->probe())) {
+      print_line(entry.name, std::string("not usable: ") + last_error_text());
+    } else {
+      print_line(entry.name, "usable");
+    }
+  }
+  const BuildInfo& build = build_info();
+  if (!build.have_verbs) print_line("verbs", std::string("not built: ") + build.verbs_note);
+  if (!build.have_cuda) print_line("cuda", std::string("not built: ") + build.cuda_note);
+}
+
+std::string size_text(uint64_t bytes) {
+  constexpr uint64_t kKib = 1024;
+  if (bytes >= 10 * kKib * kKib * kKib) return std::to_string(bytes >> 30) + " GiB";
+  if (bytes >= 10 * kKib * kKib) return std::to_string(bytes >> 20) + " MiB";
+  return std::to_string(bytes >> 10) + " KiB";
+}
+
+void print_topology() {
+  print_title("Topology");
+  HostTopology host;
+  if (is_error(read_host_topology(&host))) {
+    print_line("unknown", last_error_text());
+    return;
+  }
+  if (!host.cpu_model.empty()) print_line("CPU", host.cpu_model);
+  print_line("packages", std::to_string(host.packages));
+  print_line("cores", std::to_string(host.cores) + " with " +
+                          std::to_string(host.hardware_threads) + " hardware threads");
+  print_line("NUMA nodes", std::to_string(host.numa_nodes));
+  print_line("memory", size_text(host.memory_bytes));
+  for (const CacheKind& cache : host.caches) {
+    print_line((cache.name + " cache").c_str(),
+               std::to_string(cache.count) + " of " + size_text(cache.bytes));
+  }
+  for (const HostDevice& device : host.devices) {
+    std::string text = device.name;
+    if (!device.model.empty()) text += ", " + device.model;
+    if (device.numa_node >= 0) text += ", at NUMA node " + std::to_string(device.numa_node);
+    print_line(device.kind.c_str(), text);
+  }
+}
+
+// "0-3,8,10-11"
+std::string cpu_list(const std::vector<uint64_t>& words) {
+  std::string text;
+  const size_t end = words.size() * 64;
+  const auto has = [&](size_t cpu) {
+    return cpu < end && ((words[cpu / 64] >> (cpu % 64)) & 1) != 0;
+  };
+  for (size_t cpu = 0; cpu < end; ++cpu) {
+    if (!has(cpu)) continue;
+    const size_t first = cpu;
+    while (has(cpu + 1)) ++cpu;
+    if (!text.empty()) text += ',';
+    text += std::to_string(first);
+    if (cpu > first) text += "-" + std::to_string(cpu);
+  }
+  return text;
+}
+
+void print_cores() {
+  print_title("Cores of this process");
+  std::vector<uint64_t> words;
+  const bool is_known = !is_error(affinity_mask(&words));
+  print_line("affinity", is_known ? cpu_list(words) : std::string("unknown: ") + last_error_text());
+  const int limit = cgroup_core_limit();
+  print_line("cgroup quota", limit == 0 ? "none" : std::to_string(limit) + " whole cores");
+  print_line("usable", std::to_string(usable_cores()));
+  print_line("instruction set", simd_level_name(simd_level()));
+}
+
+std::string limit_text(rlim_t value, bool is_memory) {
+  if (value == RLIM_INFINITY) return "unlimited";
+  return is_memory ? size_text(value) : std::to_string(value);
+}
+
+void print_limit(const char* name, __rlimit_resource resource, bool is_memory) {
+  rlimit limit = {};
+  if (getrlimit(resource, &limit) != 0) {
+    print_line(name, "unknown");
+    return;
+  }
+  print_line(name, limit_text(limit.rlim_cur, is_memory) + ", at most " +
+                       limit_text(limit.rlim_max, is_memory));
+}
+
+void print_limits() {
+  print_title("Limits");
+  print_limit("locked memory", RLIMIT_MEMLOCK, true);
+  print_limit("open files", RLIMIT_NOFILE, false);
+  print_limit("processes, threads", RLIMIT_NPROC, false);
+  print_limit("address space", RLIMIT_AS, true);
+}
+
+void print_environment() {
+  print_title("Environment variables, * marks those that are set");
+  for (const EnvVariable& variable : env_table()) {
+    const char* value = secure_getenv(variable.name);
+    const bool is_set = value != nullptr && *value != '\0';
+    const std::string shown = is_set ? value : variable.default_text;
+    (void)std::printf("%s %-22s %-12s %s\n", is_set ? "*" : " ", variable.name,
+                      shown.empty() ? "-" : shown.c_str(), variable.help);
+  }
+}
+
+// A misspelt name would be ignored in silence by every program.
+void print_unknown_variables() {
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    if (std::strncmp(*entry, "MEP_", 4) != 0) continue;
+    const std::string name(*entry, std::strcspn(*entry, "="));
+    bool is_known = false;
+    for (const EnvVariable& variable : env_table()) is_known |= name == variable.name;
+    if (!is_known)
+      (void)std::printf("! %-22s is set, but MEP knows no such variable\n", name.c_str());
+  }
+}
+
+}  // namespace
+}  // namespace mep
+
+int main(int argc, char** argv) {
+  const std::string argument = argc > 1 ? argv[1] : "";
+  if (argument == "--version") {
+    (void)std::printf("mep_info %s\n", mep::build_info().version);
+    return 0;
+  }
+  if (argument == "--help" || argument == "-h") {
+    (void)std::puts(
+        "Usage: mep_info [--version]\n\n"
+        "Prints the library's version and build options, the transports that work here and why\n"
+        "others do not, the machine, the process's limits, and the environment variables.");
+    return 0;
+  }
+  if (argc > 1) {
+    (void)std::fprintf(stderr, "mep_info: unknown argument '%s'; try mep_info --help\n", argv[1]);
+    return 2;
+  }
+  try {
+    mep::print_build();
+    mep::print_transports();
+    mep::print_topology();
+    mep::print_cores();
+    mep::print_limits();
+    mep::print_environment();
+    mep::print_unknown_variables();
+  } catch (const std::exception& error) {
+    (void)std::fprintf(stderr, "mep_info: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

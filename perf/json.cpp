@@ -1,0 +1,61 @@
+#include "json.hpp"
+
+#include <cstdio>
+#include <fstream>
+
+#include "error.hpp"
+
+namespace mep::perf {
+namespace {
+
+// Texts are names from tables of the tool: nothing in them needs escaping.
+void add_text(std::string* line, const char* name, const std::string& value) {
+  *line += std::string("\"") + name + "\": \"" + value + "\", ";
+}
+void add_whole(std::string* line, const char* name, uint64_t value) {
+  *line += std::string("\"") + name + "\": " + std::to_string(value) + ", ";
+}
+void add_number(std::string* line, const char* name, double value) {
+  char text[40];
+  (void)std::snprintf(text, sizeof text, "%.6g", value);
+  *line += std::string("\"") + name + "\": " + text + ", ";
+}
+
+std::string row_to_json(const Row& row) {
+  std::string line = "{";
+  add_text(&line, "op", row.operation);
+  add_whole(&line, "ranks", static_cast<uint64_t>(row.ranks));
+  add_whole(&line, "bytes", row.bytes);
+  add_text(&line, "dtype", row.dtype);
+  if (row.mep) {
+    add_number(&line, "mep_us_p50", row.mep->p50_us);
+    add_number(&line, "mep_us_p99", row.mep->p99_us);
+  }
+  if (row.mpi) add_number(&line, "mpi_us_p50", row.mpi->p50_us);
+  if (const auto ratio = row.ratio()) add_number(&line, "ratio", *ratio);
+  add_number(&line, "algbw_gbps", row.algbw_gbps());
+  add_number(&line, "busbw_gbps", row.busbw_gbps());
+  const auto errors = row.mep ? row.errors : row.mpi_errors;
+  line += "\"errors\": " + (errors ? std::to_string(*errors) : std::string("null")) + "}";
+  return line;
+}
+
+}  // namespace
+
+std::string rows_to_json(const std::vector<Row>& rows) {
+  std::string text = "[";
+  for (size_t i = 0; i < rows.size(); ++i) {
+    text += i == 0 ? "\n  " : ",\n  ";
+    text += row_to_json(rows[i]);
+  }
+  return text + "\n]\n";
+}
+
+void write_json(const std::string& path, const std::vector<Row>& rows) {
+  std::ofstream file(path, std::ios::trunc);
+  file << rows_to_json(rows);
+  file.close();
+  if (!file) throw PerfError("--json: " + path + " cannot be written");
+}
+
+}  // namespace mep::perf

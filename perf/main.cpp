@@ -1,0 +1,143 @@
+// mep_perf: finds out how its ranks were started, gives each its communicator, runs the session.
+// Exit status: 0 all right, 1 something failed or --check found errors, 2 wrong command line.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "error.hpp"
+#include "mpi_side.hpp"
+#include "options.hpp"
+#include "session.hpp"
+
+namespace mep::perf {
+namespace {
+
+void report(int rank, const std::string& text) {
+  (void)std::fprintf(stderr, "mep_perf: rank %d: %s\n", rank, text.c_str());
+}
+
+enum class Outcome { kRight, kWrongValues, kFailed };
+
+// Runs the session and says what went wrong.
+Outcome run_rank(const Options& options, Team& team, mep_comm_t comm) {
+  try {
+    return run_session({&options, &team, comm}) ? Outcome::kRight : Outcome::kWrongValues;
+  } catch (const std::exception& error) {
+    report(team.rank(), error.what());
+    if (comm != nullptr) (void)mep_comm_abort(comm);  // the others need not wait for a timeout
+    return Outcome::kFailed;
+  }
+}
+
+// After a failure the communicator is not asked to leave in order: that was said already.
+int finish(Outcome outcome, int rank, mep_comm_t comm) {
+  if (outcome == Outcome::kRight && comm == nullptr) return 0;
+  const mep_result_t result = mep_comm_destroy(comm);
+  if (result < 0 && outcome != Outcome::kFailed) {
+    report(rank, std::string("mep_comm_destroy: ") + mep_last_error());
+    return 1;
+  }
+  return outcome == Outcome::kRight ? 0 : 1;
+}
+
+int run_threads(const Options& options) {
+  const auto count = static_cast<size_t>(options.threads);
+  std::vector<mep_comm_t> comms(count, nullptr);
+  require(mep_comm_init_all(options.threads, nullptr, comms.data()), "mep_comm_init_all");
+  std::vector<int> statuses(count, 1);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < count; ++i) {
+    threads.emplace_back([&, i] {
+      const std::unique_ptr<Team> team = make_mep_team(comms[i]);
+      const Outcome outcome = run_rank(options, *team, comms[i]);
+      statuses[i] = finish(outcome, team->rank(), comms[i]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return *std::max_element(statuses.begin(), statuses.end());
+}
+
+int run_by_mpi(const Options& options) {
+  mpi_start();
+  const std::unique_ptr<Team> team = make_mpi_team();
+  int status = 1;
+  try {
+    const mep_comm_t comm = options.run_mep ? mpi_make_comm() : nullptr;
+    const Outcome outcome = run_rank(options, *team, comm);
+    if (outcome == Outcome::kFailed) mpi_abort(1);  // MPI_Finalize would wait for the others
+    status = finish(outcome, team->rank(), comm);
+  } catch (const std::exception& error) {
+    report(team->rank(), error.what());
+    mpi_abort(1);
+  }
+  mpi_finish();
+  return status;
+}
+
+int run_by_environment(const Options& options) {
+  mep_comm_t comm = nullptr;
+  require(mep_comm_init(nullptr, &comm), "mep_comm_init");
+  const std::unique_ptr<Team> team = make_mep_team(comm);
+  return finish(run_rank(options, *team, comm), team->rank(), comm);
+}
+
+bool is_set(const char* name) {
+  return std::getenv(name) != nullptr;
+}
+
+// Of several processes with the same command line only one complains about it.
+bool is_first_process() {
+  for (const char* name : {"MEP_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}) {
+    const char* value = std::getenv(name);
+    if (value != nullptr) return std::string(value) == "0";
+  }
+  return true;
+}
+
+// Ranks that MPI's launcher started share their numbers through MPI; with mep_run they do by
+// themselves.
+bool is_started_by_mpi() {
+  return !is_set("MEP_RANK") &&
+         (is_set("OMPI_COMM_WORLD_SIZE") || is_set("PMI_SIZE") || is_set("PMIX_RANK"));
+}
+
+int run(const Options& options) {
+  if (options.threads > 0) return run_threads(options);
+  if (options.run_mpi && is_set("MEP_RANK")) {
+    throw PerfError("--vs mpi needs mpirun: the ranks were started by mep_run, which knows no MPI");
+  }
+  if (options.run_mpi || (mpi_is_built() && is_started_by_mpi())) return run_by_mpi(options);
+  return run_by_environment(options);
+}
+
+}  // namespace
+}  // namespace mep::perf
+
+int main(int argc, char** argv) {
+  using namespace mep::perf;
+  try {
+    Options options;
+    std::string message;
+    switch (parse_options(argc, argv, &options, &message)) {
+      case ParseResult::kHelp:
+        (void)std::fputs(help_text().c_str(), stdout);
+        return 0;
+      case ParseResult::kVersion:
+        (void)std::printf("mep_perf %u.%u.%u\n", mep_version() / 10000, mep_version() / 100 % 100,
+                          mep_version() % 100);
+        return 0;
+      case ParseResult::kBad:
+        if (is_first_process()) (void)std::fprintf(stderr, "mep_perf: %s\n", message.c_str());
+        return 2;
+      case ParseResult::kRun:
+        return run(options);
+    }
+  } catch (const std::exception& error) {
+    (void)std::fprintf(stderr, "mep_perf: %s\n", error.what());
+  }
+  return 1;
+}

@@ -1,0 +1,146 @@
+// The layer by MEP, in the way that needs no copy: rows are read where the library received them,
+// and the expert writes where combine reads.
+#include "error.hpp"
+#include "moe_kernels.hpp"
+#include "moe_side.hpp"
+
+namespace mep::perf {
+namespace {
+
+struct BufferState {
+  mep_ep_handle_t handle = nullptr;
+  mep_ep_view_t view = {};
+};
+
+class MepMoe : public MoeSide {
+ public:
+  MepMoe(const MoeProblem& problem, const Options& options, mep_comm_t comm)
+      : problem_(problem), comm_(comm), is_slotted_(options.is_slotted) {
+    const MoeShape& shape = problem.shape();
+    mep_ep_config_t config;
+    mep_ep_config_defaults(&config);
+    config.max_tokens_per_rank = shape.tokens > 0 ? shape.tokens : 1;
+    config.hidden = shape.hidden;
+    config.top_k = shape.top_k;
+    config.num_experts = shape.experts;
+    config.experts_per_rank = shape.experts_per_rank;
+    config.num_buffers = options.buffers;
+    config.input_type = MEP_BFLOAT16;
+    config.wire_type = shape.wire_is_fp8 ? MEP_FLOAT8_E4M3 : MEP_BFLOAT16;
+    config.combine_type = MEP_BFLOAT16;
+    config.receive_layout = is_slotted_ ? MEP_EP_SLOTTED : MEP_EP_PACKED;
+    row_capacity_ = static_cast<size_t>(shape.size) * config.max_tokens_per_rank;
+    require(mep_ep_create(comm, &config, &ep_), "mep_ep_create");
+    buffers_.resize(options.buffers);
+    for (uint32_t i = 0; i < options.buffers; ++i) {
+      require(mep_ep_handle_create(ep_, i, &buffers_[i].handle), "mep_ep_handle_create");
+      mep_ep_view_defaults(&buffers_[i].view);
+      require(mep_ep_buffer_view(ep_, i, &buffers_[i].view), "mep_ep_buffer_view");
+    }
+  }
+  // A failure here would follow one that is already reported.
+  ~MepMoe() override {
+    for (const BufferState& buffer : buffers_) (void)mep_ep_handle_destroy(buffer.handle);
+    (void)mep_ep_destroy(ep_);
+  }
+  MepMoe(const MepMoe&) = delete;
+  MepMoe& operator=(const MepMoe&) = delete;
+
+  void sync() override { require(mep_barrier(comm_, nullptr), "mep_barrier"); }
+
+  void dispatch() override {
+    current_ = (current_ + 1) % buffers_.size();
+    mep_dispatch_args_t args;
+    mep_dispatch_args_defaults(&args);
+    args.num_tokens = problem_.shape().tokens;
+    args.x = problem_.x();
+    args.topk_idx = problem_.topk_idx().data();
+    args.topk_weights = problem_.topk_weights().data();
+    require(mep_dispatch(buffers_[current_].handle, &args, nullptr), "mep_dispatch");
+  }
+
+  void expert() override {
+    const MoeShape& shape = problem_.shape();
+    const mep_ep_view_t& view = buffers_[current_].view;
+    for (uint32_t expert = 0; expert < shape.experts_per_rank; ++expert) {
+      if (!is_slotted_) {
+        run_expert(expert, 0, static_cast<size_t>(view.recv_count[expert]));
+        continue;
+      }
+      for (int source = 0; source < shape.size; ++source) {
+        run_expert(expert, first_row(expert, source), received_count(expert, source));
+      }
+    }
+  }
+
+  void combine() override {
+    mep_combine_args_t args;
+    mep_combine_args_defaults(&args);
+    args.out = problem_.out();
+    require(mep_combine(buffers_[current_].handle, &args, nullptr), "mep_combine");
+  }
+
+  uint64_t received_count(uint32_t local_expert, int source) const override {
+    return static_cast<uint64_t>(range(local_expert, source)) & 0xffffffffu;
+  }
+
+  ReceivedRow received_row(uint32_t local_expert, int source, uint64_t index) const override {
+    const MoeShape& shape = problem_.shape();
+    const mep_ep_view_t& view = buffers_[current_].view;
+    const size_t row = local_expert * row_capacity_ + first_row(local_expert, source) + index;
+    ReceivedRow received;
+    received.data = static_cast<const uint8_t*>(view.recv_x) + row * wire_stride();
+    received.token = view.src_info[row];
+    if (shape.wire_is_fp8) {
+      received.scales = static_cast<const float*>(view.recv_scales) + row * shape.scales_per_row();
+    }
+    return received;
+  }
+
+ private:
+  int64_t range(uint32_t local_expert, int source) const {
+    const size_t size = static_cast<size_t>(problem_.shape().size);
+    return buffers_[current_].view.layout_range[local_expert * size + static_cast<size_t>(source)];
+  }
+  size_t first_row(uint32_t local_expert, int source) const {
+    return static_cast<size_t>(range(local_expert, source) >> 32);
+  }
+  size_t wire_stride() const {
+    return problem_.shape().hidden * (problem_.shape().wire_is_fp8 ? 1 : sizeof(uint16_t));
+  }
+
+  void run_expert(uint32_t expert, size_t begin, size_t rows) {
+    if (rows == 0) return;
+    const MoeShape& shape = problem_.shape();
+    const mep_ep_view_t& view = buffers_[current_].view;
+    const size_t row = expert * row_capacity_ + begin;
+    const auto* x = static_cast<const uint8_t*>(view.recv_x) + row * wire_stride();
+    uint16_t* y = static_cast<uint16_t*>(view.combine_input) + row * shape.hidden;
+    const float factor =
+        expert_factor(static_cast<int64_t>(shape.rank) * shape.experts_per_rank + expert);
+    if (!shape.wire_is_fp8) {
+      scale_rows_bf16(reinterpret_cast<const uint16_t*>(x), rows, shape.hidden, factor, y);
+      return;
+    }
+    const size_t scales_stride = shape.scales_per_row() * sizeof(float);
+    const auto* scales = static_cast<const uint8_t*>(view.recv_scales) + row * scales_stride;
+    scale_rows_fp8(x, shape.hidden, scales, scales_stride, rows, shape.hidden, factor, y);
+  }
+
+  const MoeProblem& problem_;
+  mep_comm_t comm_;
+  bool is_slotted_;
+  size_t row_capacity_ = 0;  // of one expert
+  mep_ep_t ep_ = nullptr;
+  std::vector<BufferState> buffers_;
+  size_t current_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<MoeSide> make_mep_moe(const MoeProblem& problem, const Options& options,
+                                      mep_comm_t comm) {
+  return std::make_unique<MepMoe>(problem, options, comm);
+}
+
+}  // namespace mep::perf

@@ -1,0 +1,68 @@
+#include "moe_problem.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace mep::perf {
+namespace {
+
+uint64_t scramble(uint64_t value) {
+  value = (value ^ (value >> 32)) * 0xd6e8feb86659fd93u;
+  value = (value ^ (value >> 32)) * 0xd6e8feb86659fd93u;
+  return value ^ (value >> 32);
+}
+
+}  // namespace
+
+void make_token(const MoeShape& shape, int rank, uint32_t token, uint32_t round, uint16_t* x) {
+  const uint64_t seed =
+      scramble((static_cast<uint64_t>(round) << 48) ^ (static_cast<uint64_t>(token) << 16) ^
+               static_cast<uint64_t>(static_cast<uint32_t>(rank)) ^ 0x5bd1e995u);
+  uint64_t bits = 0;
+  for (uint32_t h = 0; h < shape.hidden; ++h) {
+    bits = h % 4 == 0 ? scramble(seed + h) : bits >> 16;
+    // Any sign and mantissa; exponents so that sizes lie between 2^-6 and 4.
+    const auto exponent = static_cast<uint16_t>(121 + (bits & 7));
+    x[h] = static_cast<uint16_t>((bits & 0x8000) | exponent << 7 | ((bits >> 3) & 0x7f));
+  }
+}
+
+float expert_factor(int64_t expert) {
+  return 0.5f + 0.125f * static_cast<float>(expert % 11);
+}
+
+MoeProblem::MoeProblem(const MoeShape& shape, const Routing& routing)
+    : shape_(shape),
+      router_(routing, shape.experts, shape.top_k),
+      x_(static_cast<size_t>(shape.tokens) * shape.hidden * sizeof(uint16_t)),
+      out_(static_cast<size_t>(shape.tokens) * shape.hidden * sizeof(uint16_t)) {
+  load(0);
+}
+
+void MoeProblem::load(uint32_t round) {
+  for (uint32_t token = 0; token < shape_.tokens; ++token) {
+    make_token(shape_, shape_.rank, token, round,
+               x_.as<uint16_t>() + static_cast<size_t>(token) * shape_.hidden);
+  }
+  router_.route(shape_.rank, shape_.tokens, round, &topk_idx_);
+  rows_ = static_cast<uint64_t>(
+      std::count_if(topk_idx_.begin(), topk_idx_.end(), [](int64_t e) { return e >= 0; }));
+  topk_weights_.resize(topk_idx_.size());
+  for (uint32_t token = 0; token < shape_.tokens; ++token) {
+    float* weights = topk_weights_.data() + static_cast<size_t>(token) * shape_.top_k;
+    float total = 0;
+    for (uint32_t k = 0; k < shape_.top_k; ++k) {
+      const uint64_t bits = scramble((static_cast<uint64_t>(token) << 8 | k) + round * 7919u);
+      weights[k] = 0.1f + static_cast<float>(bits >> 40) * 0x1p-24f;
+      total += weights[k];
+    }
+    for (uint32_t k = 0; k < shape_.top_k; ++k) weights[k] /= total;
+  }
+}
+
+void MoeProblem::poison_output() {
+  std::memset(out_.as<void>(), 0xa5,
+              static_cast<size_t>(shape_.tokens) * shape_.hidden * sizeof(uint16_t));
+}
+
+}  // namespace mep::perf

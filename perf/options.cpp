@@ -1,0 +1,262 @@
+// One table: every option's names, its help line and how its value is read. Errors name the option
+// and the text that was given.
+#include "options.hpp"
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include "collectives.hpp"
+#include "mpi_side.hpp"
+#include "types.hpp"
+
+namespace mep::perf {
+namespace {
+
+// The whole text must be a number between the limits.
+template <typename Number>
+bool read_number(const std::string& text, Number min, Number max, Number* value) {
+  Number parsed{};
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, parsed);
+  if (error != std::errc() || stop != end || parsed < min || parsed > max) return false;
+  *value = parsed;
+  return true;
+}
+
+// "64", "64K", "64KiB", "1M", "1g".
+bool read_bytes(const std::string& text, uint64_t* bytes) {
+  size_t digits = 0;
+  while (digits < text.size() && text[digits] >= '0' && text[digits] <= '9') ++digits;
+  uint64_t value = 0;
+  if (!read_number<uint64_t>(text.substr(0, digits), 0, uint64_t{1} << 40, &value)) return false;
+  const std::string unit = text.substr(digits);
+  unsigned shift = 0;
+  if (!unit.empty()) {
+    const char* found = std::strchr("kKmMgG", unit[0]);
+    if (found == nullptr || (unit.size() > 1 && unit.substr(1) != "iB" && unit.substr(1) != "B")) {
+      return false;
+    }
+    shift = 10 * (1 + static_cast<unsigned>(found - "kKmMgG") / 2);
+  }
+  *bytes = value << shift;
+  return true;
+}
+
+bool read_tokens(const std::string& text, std::vector<uint32_t>* tokens) {
+  tokens->clear();
+  size_t begin = 0;
+  while (true) {
+    const size_t comma = text.find(',', begin);
+    uint32_t value = 0;
+    if (!read_number<uint32_t>(text.substr(begin, comma - begin), 0, 1u << 20, &value))
+      return false;
+    tokens->push_back(value);
+    if (comma == std::string::npos) return true;
+    begin = comma + 1;
+  }
+}
+
+bool read_routing(const std::string& text, Routing* routing) {
+  routing->text = text;
+  if (text == "uniform") {
+    routing->kind = RoutingKind::kUniform;
+    return true;
+  }
+  if (text.rfind("zipf:", 0) == 0) {
+    routing->kind = RoutingKind::kZipf;
+    return read_number<double>(text.substr(5), 0, 100, &routing->exponent);
+  }
+  if (text.rfind("file:", 0) != 0 || text.size() == 5) return false;
+  routing->kind = RoutingKind::kFile;
+  routing->path = text.substr(5);
+  return true;
+}
+
+bool read_side(const std::string& text, Options* options) {
+  options->run_mep = text == "mep";
+  options->run_mpi = text == "mpi";
+  return options->run_mep || options->run_mpi;
+}
+
+enum class Group { kCollective, kExpert, kRun, kHidden };
+
+struct Entry {
+  const char* name;
+  const char* value;  // what stands after it; null: nothing
+  Group group;
+  const char* help;
+  bool (*read)(const std::string& text, Options* options);
+};
+
+constexpr uint32_t kMax = 1u << 30;
+
+const Entry kEntries[] = {
+    {"-b", "MIN", Group::kCollective, "smallest size in bytes, K M G may follow [8]",
+     [](const std::string& t, Options* o) { return read_bytes(t, &o->min_bytes); }},
+    {"-e", "MAX", Group::kCollective, "largest size [16M]",
+     [](const std::string& t, Options* o) { return read_bytes(t, &o->max_bytes); }},
+    {"-f", "FACTOR", Group::kCollective, "from one size to the next [4]",
+     [](const std::string& t, Options* o) { return read_number(t, 1.01, 1e9, &o->factor); }},
+    {"--dtype", "T", Group::kCollective, "element type [float32]",
+     [](const std::string& t, Options* o) { return parse_dtype(t, &o->dtype); }},
+    {"--reduce", "R", Group::kCollective, "reduction of allreduce [sum]",
+     [](const std::string& t, Options* o) { return parse_reduction(t, &o->reduction); }},
+    {"--mep-memory", nullptr, Group::kCollective, "buffers from mep_mem_alloc, not from malloc",
+     [](const std::string&, Options* o) { return o->use_mep_memory = true; }},
+    {"--tokens", "T[,T..]", Group::kExpert, "tokens a rank; one row of the table each [128]",
+     [](const std::string& t, Options* o) { return read_tokens(t, &o->tokens); }},
+    {"--hidden", "H", Group::kExpert, "values of a token [7168]",
+     [](const std::string& t, Options* o) { return read_number(t, 1u, kMax, &o->hidden); }},
+    {"--topk", "K", Group::kExpert, "experts of a token [8]",
+     [](const std::string& t, Options* o) { return read_number(t, 1u, 64u, &o->top_k); }},
+    {"--experts", "E", Group::kExpert, "experts of all ranks [256]",
+     [](const std::string& t, Options* o) { return read_number(t, 1u, kMax, &o->experts); }},
+    {"--wire", "W", Group::kExpert, "bf16, or fp8 (e4m3 with a scale per 128 values) [bf16]",
+     [](const std::string& t, Options* o) {
+       o->wire_is_fp8 = t == "fp8";
+       return t == "fp8" || t == "bf16";
+     }},
+    {"--routing", "R", Group::kExpert, "uniform, zipf:S or file:PATH [uniform]",
+     [](const std::string& t, Options* o) { return read_routing(t, &o->routing); }},
+    {"--buffers", "N", Group::kExpert, "buffers of the EP object, used in turn [1]",
+     [](const std::string& t, Options* o) { return read_number(t, 1u, 8u, &o->buffers); }},
+    {"--slotted", nullptr, Group::kExpert, "slotted receive layout; default packed",
+     [](const std::string&, Options* o) { return o->is_slotted = true; }},
+    {"-i", "ITERS", Group::kRun, "iterations of a size; default by time, about half a second",
+     [](const std::string& t, Options* o) {
+       return read_number<uint64_t>(t, 1, uint64_t{1} << 40, &o->iterations);
+     }},
+    {"--check", nullptr, Group::kRun, "compare the results with a plain reference",
+     [](const std::string&, Options* o) { return o->check = true; }},
+    {"--vs", "mpi", Group::kRun, "the same by MPI in turn with MEP, and the ratio of the medians",
+     [](const std::string& t, Options* o) { return o->run_mpi = t == "mpi"; }},
+    {"--json", "FILE", Group::kRun, "write the rows as one JSON array",
+     [](const std::string& t, Options* o) { return !(o->json_path = t).empty(); }},
+    {"--threads", "N", Group::kRun, "N ranks as threads of this process",
+     [](const std::string& t, Options* o) { return read_number(t, 1, 4096, &o->threads); }},
+    {"--no-machine", nullptr, Group::kRun, "do not measure the machine; no shares in the table",
+     [](const std::string&, Options* o) { return !(o->measure_machine = false); }},
+    {"--only", "SIDE", Group::kHidden, "mep or mpi alone", read_side},
+};
+
+const Entry* find_entry(const std::string& name) {
+  for (const Entry& entry : kEntries) {
+    if (name == entry.name) return &entry;
+  }
+  return nullptr;
+}
+
+bool is_expert_operation(const std::string& name) {
+  return name == "dispatch" || name == "combine" || name == "moe";
+}
+
+// What can only be said when all options are known; empty: all is well.
+std::string find_conflict(const Options& options) {
+  const std::string& op = options.operation;
+  if (op.empty()) return "no operation is given; try mep_perf --help";
+  const bool is_expert = is_expert_operation(op);
+  if (!is_expert && find_collective(op) == nullptr) {
+    return "unknown operation '" + op + "'; there are " + all_collective_names() +
+           " dispatch combine moe";
+  }
+  if (is_expert && options.has_size_option) {
+    return "-b, -e, -f, --dtype, --reduce and --mep-memory are for collectives; " + op +
+           " takes --tokens, --hidden and --wire";
+  }
+  if (!is_expert && options.has_expert_option) {
+    return "--tokens, --hidden, --topk, --experts, --wire, --routing, --buffers and --slotted are "
+           "for "
+           "dispatch, combine and moe";
+  }
+  if (options.min_bytes > options.max_bytes) return "-b is larger than -e";
+  if (options.max_bytes > (uint64_t{1} << 30)) return "-e is larger than 1G";
+  if (is_expert && options.top_k > options.experts) return "--topk is larger than --experts";
+  if (is_expert && options.hidden % 8 != 0) {
+    return "--hidden is no multiple of 8 (a row must be a multiple of 16 bytes)";
+  }
+  if (is_expert && options.wire_is_fp8 && options.hidden % 16 != 0) {
+    return "--hidden is no multiple of 16 (a row of fp8 must be a multiple of 16 bytes)";
+  }
+  if (options.run_mpi && !mpi_is_built()) {
+    return "this mep_perf was built without MPI: --vs mpi is not possible (configure with "
+           "MEP_MPI=ON)";
+  }
+  if (options.run_mpi && options.threads > 0) {
+    return "--vs mpi and --threads exclude each other: ranks of MPI are processes";
+  }
+  return "";
+}
+
+}  // namespace
+
+ParseResult parse_options(int argc, char** argv, Options* options, std::string* message) {
+  for (int i = 1; i < argc; ++i) {
+    std::string name = argv[i];
+    if (name == "-h" || name == "--help") return ParseResult::kHelp;
+    if (name == "--version") return ParseResult::kVersion;
+    if (name.empty() || name[0] != '-') {
+      if (!options->operation.empty()) {
+        *message = "'" + name + "' is a second operation after '" + options->operation + "'";
+        return ParseResult::kBad;
+      }
+      options->operation = name;
+      continue;
+    }
+    std::string value;
+    const size_t equals = name.rfind("--", 0) == 0 ? name.find('=') : std::string::npos;
+    const bool has_inline_value = equals != std::string::npos;
+    if (has_inline_value) {
+      value = name.substr(equals + 1);
+      name.resize(equals);
+    }
+    const Entry* entry = find_entry(name);
+    if (entry == nullptr) {
+      *message = "unknown option " + name + "; try mep_perf --help";
+      return ParseResult::kBad;
+    }
+    if (entry->value != nullptr && !has_inline_value) {
+      if (i + 1 == argc) {
+        *message = name + " needs a value: " + entry->help;
+        return ParseResult::kBad;
+      }
+      value = argv[++i];
+    }
+    if ((entry->value == nullptr && has_inline_value) || !entry->read(value, options)) {
+      *message = name + " cannot be '" + value + "': " + entry->help;
+      return ParseResult::kBad;
+    }
+    options->has_size_option |= entry->group == Group::kCollective;
+    options->has_expert_option |= entry->group == Group::kExpert;
+  }
+  *message = find_conflict(*options);
+  return message->empty() ? ParseResult::kRun : ParseResult::kBad;
+}
+
+std::string help_text() {
+  std::string text =
+      "Usage: mpirun -n N mep_perf OP [OPTION..]\n"
+      "       mep_run -n N mep_perf OP [OPTION..]\n"
+      "       mep_perf OP --threads N [OPTION..]\n\n"
+      "Times MEP's operations, checks their results and compares them with MPI.\n\n"
+      "OP: " +
+      all_collective_names() +
+      " dispatch combine moe\n"
+      "    (moe is dispatch, a stand-in expert and combine)\n";
+  constexpr const char* kTitles[] = {"Collectives", "Dispatch, combine, moe", "Running"};
+  for (const Group group : {Group::kCollective, Group::kExpert, Group::kRun}) {
+    text += std::string("\n") + kTitles[static_cast<int>(group)] + ":\n";
+    for (const Entry& entry : kEntries) {
+      if (entry.group != group) continue;
+      std::string left = std::string("  ") + entry.name;
+      if (entry.value != nullptr) left += std::string(" ") + entry.value;
+      left.resize(left.size() < 20 ? 20 : left.size() + 1, ' ');
+      text += left + entry.help + "\n";
+    }
+  }
+  text += "  --version, --help\n\nTypes: " + all_dtype_names() +
+          "\nReductions: " + all_reduction_names() + "\n";
+  return text;
+}
+
+}  // namespace mep::perf

@@ -1,0 +1,58 @@
+// What the command line asks for. Everything is checked here; the rest of the tool trusts it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "mep.h"
+
+namespace mep::perf {
+
+enum class RoutingKind { kUniform, kZipf, kFile };
+
+struct Routing {
+  RoutingKind kind = RoutingKind::kUniform;
+  double exponent = 0;  // of zipf
+  std::string path;     // of file
+  std::string text = "uniform";
+};
+
+struct Options {
+  std::string operation;
+  // Collectives.
+  uint64_t min_bytes = 8;
+  uint64_t max_bytes = 16 << 20;
+  double factor = 4;
+  mep_dtype_t dtype = MEP_FLOAT32;
+  mep_op_t reduction = MEP_SUM;
+  bool use_mep_memory = false;
+  bool has_size_option = false;
+  // Expert parallelism.
+  std::vector<uint32_t> tokens = {128};
+  uint32_t hidden = 7168;
+  uint32_t top_k = 8;
+  uint32_t experts = 256;
+  uint32_t buffers = 1;
+  bool wire_is_fp8 = false;
+  bool is_slotted = false;
+  Routing routing;
+  bool has_expert_option = false;
+  // Running.
+  uint64_t iterations = 0;  // of one size and side; 0: by time
+  bool check = false;
+  bool run_mep = true;
+  bool run_mpi = false;
+  bool measure_machine = true;
+  int threads = 0;  // ranks as threads of this process; 0: ranks are processes
+  std::string json_path;
+};
+
+enum class ParseResult { kRun, kHelp, kVersion, kBad };
+
+// kBad: *message says what is wrong, in one line.
+ParseResult parse_options(int argc, char** argv, Options* options, std::string* message);
+
+std::string help_text();
+
+}  // namespace mep::perf

@@ -1,0 +1,35 @@
+// One line of the result: one operation of one size.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "timing.hpp"
+
+namespace mep::perf {
+
+struct Row {
+  std::string operation;
+  int ranks = 0;
+  uint64_t bytes = 0;  // of one rank: its block, or the rows that it sends
+  std::string dtype;
+  std::optional<Statistics> mep;
+  std::optional<Statistics> mpi;
+  double data_bytes = 0;               // algorithm bandwidth is this / time
+  double bus_factor = 1;               // bus bandwidth / algorithm bandwidth
+  double moved_bytes = 0;              // that all ranks together must copy at least once
+  std::optional<uint64_t> errors;      // of MEP, with --check
+  std::optional<uint64_t> mpi_errors;  // of the MPI side, with --check
+
+  // MEP's, or MPI's when it runs alone.
+  const Statistics& main() const { return mep ? *mep : *mpi; }
+  std::optional<double> ratio() const {
+    if (!mep || !mpi) return std::nullopt;
+    return mep->p50_us / mpi->p50_us;
+  }
+  double algbw_gbps() const { return data_bytes / main().p50_us / 1e3; }
+  double busbw_gbps() const { return algbw_gbps() * bus_factor; }
+};
+
+}  // namespace mep::perf

@@ -1,0 +1,249 @@
+#include "session.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "buffer.hpp"
+#include "collectives.hpp"
+#include "error.hpp"
+#include "json.hpp"
+#include "moe_side.hpp"
+#include "mpi_side.hpp"
+#include "table.hpp"
+#include "types.hpp"
+
+namespace mep::perf {
+namespace {
+
+constexpr uint32_t kCollectiveRounds = 3;  // checked operations before the timed ones
+constexpr uint32_t kMoeRounds = 2;
+
+// The sides of one size, in the order in which they take turns.
+struct Sides {
+  std::unique_ptr<Case> mep;
+  std::unique_ptr<Case> mpi;
+};
+
+class Session {
+ public:
+  explicit Session(const RankContext& context)
+      : options_(*context.options),
+        team_(*context.team),
+        comm_(context.comm),
+        is_speaker_(team_.rank() == 0),
+        progress_(is_speaker_) {}
+
+  bool run() {
+    if (is_speaker_ && !options_.json_path.empty()) write_json(options_.json_path, {});
+    if (options_.measure_machine) machine_ = measure_machine(team_);
+    const CollectiveEntry* entry = find_collective(options_.operation);
+    entry != nullptr ? run_collective(*entry) : run_moe();
+    if (is_speaker_ && !options_.json_path.empty()) write_json(options_.json_path, rows_);
+    return all_right_;
+  }
+
+ private:
+  void run_collective(const CollectiveEntry& entry);
+  void run_collective_size(const CollectiveEntry& entry, size_t count);
+  void run_moe();
+  void run_moe_size(MoeOperation operation, uint32_t tokens);
+  void run_row(const Sides& sides, uint32_t rounds, Row* row);
+  uint64_t verify(Case& subject, uint32_t rounds);
+  void heading(std::string subject);
+  void* allocate(size_t bytes, Buffer* plain);
+
+  const Options& options_;
+  Team& team_;
+  mep_comm_t comm_;
+  const bool is_speaker_;
+  Progress progress_;
+  Machine machine_;
+  std::vector<Row> rows_;
+  bool all_right_ = true;
+};
+
+// Wrong values on all ranks together.
+uint64_t Session::verify(Case& subject, uint32_t rounds) {
+  double errors = 0;
+  for (uint32_t round = rounds; round-- > 0;) {  // ends with round 0, the data that is timed
+    subject.sync();
+    errors += static_cast<double>(subject.verify(round));
+  }
+  team_.sum(&errors, 1);
+  return static_cast<uint64_t>(errors);
+}
+
+void Session::run_row(const Sides& sides, uint32_t rounds, Row* row) {
+  std::vector<Case*> cases;
+  for (Case* subject : {sides.mep.get(), sides.mpi.get()}) {
+    if (subject == nullptr) continue;
+    subject->reset();
+    cases.push_back(subject);
+  }
+  if (options_.check) {
+    if (sides.mep) row->errors = verify(*sides.mep, rounds);
+    if (sides.mpi) row->mpi_errors = verify(*sides.mpi, rounds);
+  }
+  progress_.set_subject(row->operation + ", " + bytes_text(static_cast<double>(row->bytes)));
+  std::vector<Statistics> statistics;
+  measure(options_, team_, cases, progress_, &statistics);
+  progress_.clear();
+  if (sides.mep) row->mep = statistics.front();
+  if (sides.mpi) row->mpi = statistics.back();
+  // Once more after the load: an error that needs many operations shows here.
+  if (options_.check) {
+    if (sides.mep) *row->errors += verify(*sides.mep, 1);
+    if (sides.mpi) *row->mpi_errors += verify(*sides.mpi, 1);
+    if (row->errors.value_or(0) + row->mpi_errors.value_or(0) > 0) all_right_ = false;
+  }
+  row->operation = options_.operation;
+  row->ranks = team_.size();
+  if (is_speaker_) print_row(options_, machine_, *row);
+  rows_.push_back(std::move(*row));
+}
+
+void Session::heading(std::string subject) {
+  subject += ", " + std::to_string(team_.size()) + (team_.size() == 1 ? " rank" : " ranks");
+  if (options_.threads > 0) subject += " (threads)";
+  if (comm_ != nullptr && team_.size() > 1) {
+    const char* transport = nullptr;
+    const int32_t peer = team_.rank() == 0 ? 1 : 0;
+    require(mep_comm_transport(comm_, peer, &transport), "mep_comm_transport");
+    subject += std::string(", rank 1 by ") + transport;
+  }
+  if (machine_.cores > 0) {
+    subject += ", " + std::to_string(machine_.cores) + (machine_.cores == 1 ? " core" : " cores");
+  }
+  if (is_speaker_) print_heading(options_, machine_, subject);
+}
+
+void* Session::allocate(size_t bytes, Buffer* plain) {
+  if (!options_.use_mep_memory || comm_ == nullptr) {
+    *plain = Buffer(bytes);
+    return plain->as<void>();
+  }
+  void* memory = nullptr;
+  require(mep_mem_alloc(comm_, std::max<size_t>(bytes, 1), &memory), "mep_mem_alloc");
+  return memory;
+}
+
+void Session::run_collective(const CollectiveEntry& entry) {
+  std::string subject = entry.name;
+  if (entry.has_reduction) subject += std::string(" ") + reduction_name(options_.reduction);
+  if (entry.has_data) subject += std::string(" of ") + dtype_name(options_.dtype);
+  heading(subject);
+  if (!entry.has_data) return run_collective_size(entry, 0);
+  const size_t width = mep_dtype_size(options_.dtype);
+  double bytes = static_cast<double>(options_.min_bytes);
+  size_t last = SIZE_MAX;
+  while (true) {
+    const size_t count = static_cast<size_t>(bytes) / width;
+    if (count != last) run_collective_size(entry, count);
+    last = count;
+    bytes = std::max(bytes * options_.factor, static_cast<double>(width));
+    if (bytes > static_cast<double>(options_.max_bytes)) return;
+  }
+}
+
+void Session::run_collective_size(const CollectiveEntry& entry, size_t count) {
+  CollectiveCall call;
+  call.entry = &entry;
+  call.count = count;
+  call.dtype = options_.dtype;
+  call.reduction = options_.reduction;
+  call.rank = team_.rank();
+  call.size = team_.size();
+  const size_t block = count * mep_dtype_size(options_.dtype);
+  Buffer send;
+  Buffer recv;
+  call.send = allocate(block * static_cast<size_t>(entry.send_blocks(call.size)), &send);
+  call.recv = allocate(block * static_cast<size_t>(entry.recv_blocks(call.size)), &recv);
+  Sides sides;
+  if (options_.run_mep) sides.mep = make_mep_collective(call, comm_);
+  if (options_.run_mpi) sides.mpi = make_mpi_collective(call);
+  Row row;
+  row.operation = entry.name;
+  row.bytes = block;
+  row.dtype = entry.has_data ? dtype_name(options_.dtype) : "none";
+  row.data_bytes = static_cast<double>(block) * entry.data(call.size);
+  row.bus_factor = entry.bus(call.size);
+  // What the bus bandwidth counts goes through every rank; of a broadcast, through all but the
+  // root.
+  const bool has_root = std::string(entry.name) == "broadcast";
+  row.moved_bytes = row.data_bytes * row.bus_factor * (call.size - (has_root ? 1 : 0));
+  run_row(sides, kCollectiveRounds, &row);
+  if (options_.use_mep_memory && comm_ != nullptr) {
+    sides = Sides();
+    team_.barrier();  // nobody reads this rank's memory any more
+    require(mep_mem_free(comm_, call.send), "mep_mem_free");
+    require(mep_mem_free(comm_, call.recv), "mep_mem_free");
+  }
+}
+
+void Session::run_moe() {
+  std::string subject = options_.operation + ", hidden " + std::to_string(options_.hidden) + ", " +
+                        std::to_string(options_.experts) + " experts, top-" +
+                        std::to_string(options_.top_k) + ", wire " +
+                        (options_.wire_is_fp8 ? "fp8" : "bf16") + ", routing " +
+                        options_.routing.text + ", tokens a rank";
+  for (const uint32_t tokens : options_.tokens) subject += " " + std::to_string(tokens);
+  heading(subject);
+  MoeOperation operation = MoeOperation::kMoe;
+  if (options_.operation == "dispatch") operation = MoeOperation::kDispatch;
+  if (options_.operation == "combine") operation = MoeOperation::kCombine;
+  for (const uint32_t tokens : options_.tokens) run_moe_size(operation, tokens);
+}
+
+void Session::run_moe_size(MoeOperation operation, uint32_t tokens) {
+  MoeShape shape;
+  shape.tokens = tokens;
+  shape.hidden = options_.hidden;
+  shape.top_k = options_.top_k;
+  shape.experts = options_.experts;
+  shape.rank = team_.rank();
+  shape.size = team_.size();
+  const auto ranks = static_cast<uint32_t>(shape.size);
+  shape.experts_per_rank = (shape.experts + ranks - 1) / ranks;
+  shape.wire_is_fp8 = options_.wire_is_fp8;
+  MoeProblem problem(shape, options_.routing);
+  std::unique_ptr<MoeSide> mep_side;
+  std::unique_ptr<MoeSide> mpi_side;
+  Sides sides;
+  if (options_.run_mep) {
+    mep_side = make_mep_moe(problem, options_, comm_);
+    sides.mep = make_moe_case(operation, *mep_side, problem);
+  }
+  if (options_.run_mpi) {
+    mpi_side = make_mpi_moe(problem);
+    sides.mpi = make_moe_case(operation, *mpi_side, problem);
+  }
+  double rows = static_cast<double>(problem.rows());
+  team_.sum(&rows, 1);
+  double row_bytes = 0;
+  double moved_row_bytes = 0;
+  if (operation != MoeOperation::kCombine)
+    row_bytes += static_cast<double>(shape.dispatch_row_bytes());
+  if (operation != MoeOperation::kDispatch)
+    row_bytes += static_cast<double>(shape.combine_row_bytes());
+  moved_row_bytes = row_bytes;
+  // The expert's output is written once more.
+  if (operation == MoeOperation::kMoe)
+    moved_row_bytes += static_cast<double>(shape.combine_row_bytes());
+  Row row;
+  row.operation = options_.operation;
+  row.dtype = options_.wire_is_fp8 ? "fp8" : "bf16";
+  row.data_bytes = row_bytes * rows / shape.size;
+  row.bytes = static_cast<uint64_t>(std::llround(row.data_bytes));
+  row.bus_factor = static_cast<double>(shape.size - 1) / shape.size;
+  row.moved_bytes = moved_row_bytes * rows;
+  run_row(sides, kMoeRounds, &row);
+}
+
+}  // namespace
+
+bool run_session(const RankContext& context) {
+  return Session(context).run();
+}
+
+}  // namespace mep::perf

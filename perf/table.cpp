@@ -1,0 +1,100 @@
+#include "table.hpp"
+
+#include <cstdarg>
+#include <cstdio>
+
+#include "types.hpp"
+
+namespace mep::perf {
+namespace {
+
+constexpr const char* kMissing = "-";
+
+std::string text_of(const char* format, ...) __attribute__((format(printf, 1, 2)));
+std::string text_of(const char* format, ...) {
+  char text[64];
+  va_list arguments;
+  va_start(arguments, format);
+  (void)std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+// Three digits that matter, never an exponent.
+std::string number(double value) {
+  if (value >= 100) return text_of("%.0f", value);
+  if (value >= 10) return text_of("%.1f", value);
+  return text_of("%.2f", value);
+}
+
+// Share of the copy rate of as many cores as there are ranks, for pieces of the size that one core
+// copies.
+std::string copy_share(const Machine& machine, const Row& row) {
+  if (row.moved_bytes <= 0 || machine.cores == 0) return kMissing;
+  const int cores = row.ranks < machine.cores ? row.ranks : machine.cores;
+  const double limit = copy_gbps(machine, cores, row.moved_bytes / cores);
+  if (limit <= 0) return kMissing;
+  return text_of("%.0f", 100 * row.moved_bytes / row.main().p50_us / 1e3 / limit);
+}
+
+// One hop of a cache line as a share of the time: what no exchange between two cores can undercut.
+std::string line_share(const Machine& machine, const Row& row) {
+  if (machine.line_ns <= 0 || row.ranks < 2) return kMissing;
+  const double share = 100 * machine.line_ns / 1e3 / row.main().p50_us;
+  return share < 0.5 ? "<1" : text_of("%.0f", share);
+}
+
+void print_phases(const char* side, const Statistics& statistics) {
+  if (statistics.phases.empty()) return;
+  std::string line = std::string("#   ") + side + ", mean of the ranks:";
+  for (const Phase& phase : statistics.phases) {
+    line += "  " + phase.name + " " + number(1e6 * phase.seconds) + " us";
+  }
+  (void)std::puts(line.c_str());
+}
+
+}  // namespace
+
+void print_heading(const Options& options, const Machine& machine, const std::string& subject) {
+  (void)std::printf("# mep_perf %u.%u.%u: %s\n", mep_version() / 10000, mep_version() / 100 % 100,
+                    mep_version() % 100, subject.c_str());
+  (void)std::fputs(describe(machine).c_str(), stdout);
+  (void)std::printf("%10s %10s %10s %10s %9s %9s", "bytes", "p50 us", "p99 us", "min us",
+                    "alg GB/s", "bus GB/s");
+  if (options.measure_machine) (void)std::printf(" %6s %6s", "copy %", "line %");
+  if (options.run_mep && options.run_mpi) (void)std::printf(" %10s %6s", "MPI p50", "ratio");
+  if (options.check) (void)std::printf(" %7s", "errors");
+  (void)std::putchar('\n');
+  (void)std::fflush(stdout);
+}
+
+void print_row(const Options& options, const Machine& machine, const Row& row) {
+  const Statistics& main = row.main();
+  (void)std::printf("%10llu %10s %10s %10s", static_cast<unsigned long long>(row.bytes),
+                    number(main.p50_us).c_str(), number(main.p99_us).c_str(),
+                    number(main.min_us).c_str());
+  const bool has_data = row.data_bytes > 0;
+  (void)std::printf(" %9s %9s", has_data ? number(row.algbw_gbps()).c_str() : kMissing,
+                    has_data ? number(row.busbw_gbps()).c_str() : kMissing);
+  if (options.measure_machine) {
+    (void)std::printf(" %6s %6s", copy_share(machine, row).c_str(),
+                      line_share(machine, row).c_str());
+  }
+  if (const auto ratio = row.ratio()) {
+    (void)std::printf(" %10s %6.2f", number(row.mpi->p50_us).c_str(), *ratio);
+  }
+  if (options.check) {
+    const auto errors = row.mep ? row.errors : row.mpi_errors;
+    (void)std::printf(" %7llu", static_cast<unsigned long long>(errors.value_or(0)));
+  }
+  (void)std::putchar('\n');
+  if (row.mep) print_phases("MEP", *row.mep);
+  if (row.mpi) print_phases("MPI", *row.mpi);
+  if (row.mep && row.mpi_errors.value_or(0) > 0) {
+    (void)std::printf("#   the MPI side had %llu wrong values\n",
+                      static_cast<unsigned long long>(*row.mpi_errors));
+  }
+  (void)std::fflush(stdout);
+}
+
+}  // namespace mep::perf

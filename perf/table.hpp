@@ -1,0 +1,15 @@
+// The table that people read. Every line is printed as soon as it is known.
+#pragma once
+
+#include <string>
+
+#include "machine.hpp"
+#include "options.hpp"
+#include "row.hpp"
+
+namespace mep::perf {
+
+void print_heading(const Options& options, const Machine& machine, const std::string& subject);
+void print_row(const Options& options, const Machine& machine, const Row& row);
+
+}  // namespace mep::perf

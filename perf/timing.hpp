@@ -1,0 +1,49 @@
+// How times are taken. A case is one operation of one size on one side (MEP or MPI). It runs in
+// blocks of back-to-back iterations, the sides in turn. A block's time per iteration is the largest
+// of all ranks' averages; p50, p99 and min are those of the blocks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "options.hpp"
+#include "progress.hpp"
+#include "team.hpp"
+
+namespace mep::perf {
+
+// A part of an iteration that is worth a line of its own.
+struct Phase {
+  std::string name;
+  double seconds = 0;  // summed over the iterations run so far
+};
+
+class Case {
+ public:
+  virtual ~Case() = default;
+  // Barrier of this case's side, before each block.
+  virtual void sync() = 0;
+  // Runs it so often and adds the time that counts to *seconds.
+  virtual void run(uint64_t iterations, double* seconds) = 0;
+  // Collective: one operation on new data; how many values are wrong on this rank.
+  virtual uint64_t verify(uint32_t round) = 0;
+  // Back to the data of round 0, which is what the timed blocks use.
+  virtual void reset() = 0;
+  virtual std::vector<Phase> phases() const { return {}; }
+};
+
+struct Statistics {
+  double p50_us = 0;
+  double p99_us = 0;
+  double min_us = 0;
+  std::vector<Phase> phases;  // seconds: mean of an iteration over ranks and blocks
+};
+
+Statistics statistics_of(std::vector<double> block_us);
+
+// Collective over the team; *statistics has one entry a case, the same on all ranks.
+void measure(const Options& options, Team& team, const std::vector<Case*>& cases,
+             Progress& progress, std::vector<Statistics>* statistics);
+
+}  // namespace mep::perf

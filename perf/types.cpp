@@ -1,0 +1,90 @@
+#include "types.hpp"
+
+#include <cstdio>
+#include <span>
+
+namespace mep::perf {
+namespace {
+
+struct Name {
+  const char* text;
+  uint32_t value;
+};
+
+// The first entry of a value is its printed name, the others are accepted too.
+constexpr Name kTypes[] = {
+    {"int8", MEP_INT8},         {"uint8", MEP_UINT8},      {"int16", MEP_INT16},
+    {"uint16", MEP_UINT16},     {"int32", MEP_INT32},      {"uint32", MEP_UINT32},
+    {"int64", MEP_INT64},       {"uint64", MEP_UINT64},    {"float16", MEP_FLOAT16},
+    {"bfloat16", MEP_BFLOAT16}, {"float32", MEP_FLOAT32},  {"float64", MEP_FLOAT64},
+    {"bool", MEP_BOOL},         {"e4m3", MEP_FLOAT8_E4M3}, {"e5m2", MEP_FLOAT8_E5M2},
+    {"f16", MEP_FLOAT16},       {"half", MEP_FLOAT16},     {"bf16", MEP_BFLOAT16},
+    {"f32", MEP_FLOAT32},       {"float", MEP_FLOAT32},    {"f64", MEP_FLOAT64},
+    {"double", MEP_FLOAT64},    {"fp8", MEP_FLOAT8_E4M3},
+};
+
+constexpr Name kReductions[] = {
+    {"sum", MEP_SUM}, {"prod", MEP_PROD}, {"min", MEP_MIN}, {"max", MEP_MAX},
+    {"avg", MEP_AVG}, {"and", MEP_AND},   {"or", MEP_OR},   {"xor", MEP_XOR},
+};
+
+bool find_value(std::span<const Name> names, const std::string& text, uint32_t* value) {
+  for (const Name& name : names) {
+    if (text != name.text) continue;
+    *value = name.value;
+    return true;
+  }
+  return false;
+}
+
+const char* find_name(std::span<const Name> names, uint32_t value) {
+  for (const Name& name : names) {
+    if (name.value == value) return name.text;
+  }
+  return "?";
+}
+
+std::string join(std::span<const Name> names) {
+  std::string all;
+  for (const Name& name : names) {
+    if (find_name(names, name.value) != name.text) continue;
+    if (!all.empty()) all += ' ';
+    all += name.text;
+  }
+  return all;
+}
+
+}  // namespace
+
+bool parse_dtype(const std::string& text, mep_dtype_t* dtype) {
+  return find_value(kTypes, text, dtype);
+}
+bool parse_reduction(const std::string& text, mep_op_t* reduction) {
+  return find_value(kReductions, text, reduction);
+}
+const char* dtype_name(mep_dtype_t dtype) {
+  return find_name(kTypes, dtype);
+}
+const char* reduction_name(mep_op_t reduction) {
+  return find_name(kReductions, reduction);
+}
+std::string all_dtype_names() {
+  return join(kTypes);
+}
+std::string all_reduction_names() {
+  return join(kReductions);
+}
+
+std::string bytes_text(double bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB"};
+  size_t unit = 0;
+  while (bytes >= 1024 && unit + 1 < std::size(kUnits)) {
+    bytes /= 1024;
+    ++unit;
+  }
+  char text[32];
+  (void)std::snprintf(text, sizeof text, "%.4g %s", bytes, kUnits[unit]);
+  return text;
+}
+
+}  // namespace mep::perf

@@ -1,0 +1,110 @@
+// The table is the only list of MEP's environment variables; docs/environment.md follows it (a lint
+// test compares the two). Values are read afresh at each call and checked whole: "12x" is no
+// number.
+#include "base/env.hpp"
+
+#include <strings.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/status.hpp"
+
+namespace mep {
+namespace {
+
+// Null: unset or empty. secure_getenv, so that a set-uid program takes no paths from its caller.
+[[nodiscard]] mep_result_t find_text(const char* name, const char** text) {
+  *text = nullptr;
+  for (const EnvVariable& variable : env_table()) {
+    if (std::strcmp(variable.name, name) != 0) continue;
+    const char* value = secure_getenv(name);
+    if (value != nullptr && *value != '\0') *text = value;
+    return MEP_SUCCESS;
+  }
+  return fail(MEP_ERR_INTERNAL, "environment variable %s is read but not in the table of env.cpp",
+              name);
+}
+
+}  // namespace
+
+// One line or two a variable, so that additions do not collide.
+const std::vector<EnvVariable>& env_table() {
+  static const std::vector<EnvVariable> table = {
+      // Who this process is.
+      {"MEP_RANK", "", "rank of this process in the world"},
+      {"MEP_SIZE", "", "number of ranks of the world"},
+      {"MEP_LOCAL_RANK", "", "index of this process among the ranks of its host"},
+      {"MEP_JOB", "", "name that the ranks of one job share and no other job on the host has"},
+      {"MEP_JOIN", "0", "1 in a replacement that mep_run started: join the running job"},
+      // How ranks find and trust each other.
+      {"MEP_RENDEZVOUS", "", "where ranks meet: a list of addresses, or a directory"},
+      {"MEP_SECRET_FILE", "", "file with the job's secret, readable by its owner only"},
+      {"MEP_ALLOW_INSECURE", "0", "1 lets a job over several hosts start without a secret"},
+      // Time limits.
+      {"MEP_INIT_TIMEOUT_MS", "60000", "limit of the start-up, milliseconds"},
+      {"MEP_TIMEOUT_MS", "30000", "limit of one operation, milliseconds"},
+      {"MEP_HEARTBEAT_MS", "100", "interval of the sign of life, milliseconds"},
+      {"MEP_SUSPECT_MS", "5000", "silence after which a member is suspected, milliseconds"},
+      {"MEP_SPIN_US", "", "microseconds that a wait spins before it sleeps; default by the load"},
+      // Which ways are used.
+      {"MEP_TRANSPORTS", "", "transports to use, comma list in order of preference; default all"},
+      {"MEP_MAP", "1", "0 forbids mapped peer memory: put and signal only"},
+      {"MEP_SIMD", "", "portable, avx2 or avx512: at most this instruction set; default the CPU's"},
+      // What is said.
+      {"MEP_LOG", "warn", "error, warn, info or debug"},
+      {"MEP_LOG_FILE", "", "file that log lines are appended to; default stderr"},
+  };
+  return table;
+}
+
+mep_result_t env_string(const char* name, std::string* value, bool* is_set) {
+  const char* text = nullptr;
+  *is_set = false;
+  MEP_TRY(find_text(name, &text));
+  if (text == nullptr) return MEP_SUCCESS;
+  *value = text;
+  *is_set = true;
+  return MEP_SUCCESS;
+}
+
+mep_result_t env_uint(const char* name, uint64_t min, uint64_t max, uint64_t* value, bool* is_set) {
+  const char* text = nullptr;
+  *is_set = false;
+  MEP_TRY(find_text(name, &text));
+  if (text == nullptr) return MEP_SUCCESS;
+  const char* end = text + std::strlen(text);
+  uint64_t parsed = 0;
+  const auto [stop, error] = std::from_chars(text, end, parsed, 10);
+  if (error == std::errc::invalid_argument || stop != end) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "%s=%.64s is not a whole number", name, text);
+  }
+  if (error == std::errc::result_out_of_range || parsed < min || parsed > max) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "%s=%.64s is outside %llu to %llu", name, text,
+                static_cast<unsigned long long>(min), static_cast<unsigned long long>(max));
+  }
+  *value = parsed;
+  *is_set = true;
+  return MEP_SUCCESS;
+}
+
+mep_result_t env_bool(const char* name, bool* value, bool* is_set) {
+  const char* text = nullptr;
+  *is_set = false;
+  MEP_TRY(find_text(name, &text));
+  if (text == nullptr) return MEP_SUCCESS;
+  constexpr const char* kTrue[] = {"1", "true", "yes", "on"};
+  constexpr const char* kFalse[] = {"0", "false", "no", "off"};
+  for (int i = 0; i < 4; ++i) {
+    const bool is_true = strcasecmp(text, kTrue[i]) == 0;
+    if (!is_true && strcasecmp(text, kFalse[i]) != 0) continue;
+    *value = is_true;
+    *is_set = true;
+    return MEP_SUCCESS;
+  }
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "%s=%.64s is neither 1 (true, yes, on) nor 0 (false, no, off)", name, text);
+}
+
+}  // namespace mep

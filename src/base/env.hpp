@@ -1,0 +1,28 @@
+// Every environment variable that MEP reads stands in the one table in env.cpp (name, default,
+// help): mep_info prints it. Reading a variable that is not in the table is an internal error.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "mep.h"
+
+namespace mep {
+
+struct EnvVariable {
+  const char* name;
+  const char* default_text;  // as shown to people
+  const char* help;
+};
+
+const std::vector<EnvVariable>& env_table();
+
+// Unset or empty: false, *value untouched. Malformed text is an error that names variable and text.
+[[nodiscard]] mep_result_t env_string(const char* name, std::string* value, bool* is_set);
+[[nodiscard]] mep_result_t env_uint(const char* name, uint64_t min, uint64_t max, uint64_t* value,
+                                    bool* is_set);
+// 0/1, true/false, yes/no, on/off.
+[[nodiscard]] mep_result_t env_bool(const char* name, bool* value, bool* is_set);
+
+}  // namespace mep

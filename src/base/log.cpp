@@ -1,0 +1,142 @@
+// A line is built in one buffer and handed over by one write(): with O_APPEND, and on terminals and
+// pipes up to PIPE_BUF, lines of different ranks then stay whole.
+#include "base/log.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <string>
+
+#include "base/clock.hpp"
+#include "base/env.hpp"
+#include "base/status.hpp"
+
+namespace mep {
+namespace {
+
+constexpr size_t kLineBytes = 2048;  // below PIPE_BUF (4096)
+constexpr const char* kLevelNames[] = {"error", "warn", "info", "debug"};
+
+thread_local int log_rank = -1;
+
+struct LogSettings {
+  LogLevel level = LogLevel::kWarn;
+  int descriptor = STDERR_FILENO;
+  bool with_time = false;
+};
+
+void write_line(const LogSettings& settings, LogLevel level, const char* format,
+                va_list arguments) {
+  const int saved_errno = errno;
+  char line[kLineBytes];
+  int length = log_rank >= 0 ? std::snprintf(line, sizeof line, "mep[%d] ", log_rank)
+                             : std::snprintf(line, sizeof line, "mep ");
+  if (settings.with_time) {
+    const uint64_t now_us = now_ns() / 1000;
+    length += std::snprintf(line + length, sizeof line - length, "%llu.%06llu ",
+                            static_cast<unsigned long long>(now_us / 1000000),
+                            static_cast<unsigned long long>(now_us % 1000000));
+  }
+  length += std::snprintf(line + length, sizeof line - length,
+                          "%s: ", kLevelNames[static_cast<int>(level)]);
+  const int text_start = length;
+  const int text_length = std::vsnprintf(line + length, sizeof line - length, format, arguments);
+  if (text_length < 0) {
+    errno = saved_errno;
+    return;
+  }
+  size_t total = static_cast<size_t>(length) + static_cast<size_t>(text_length);
+  if (total > kLineBytes - 1) {
+    total = kLineBytes - 1;
+    std::memcpy(line + total - 3, "...", 3);
+  }
+  // Text from a peer or the environment must not forge a second line or drive a terminal.
+  for (size_t i = static_cast<size_t>(text_start); i < total; ++i) {
+    const auto byte = static_cast<unsigned char>(line[i]);
+    if (byte < 0x20 || byte == 0x7f) line[i] = '?';
+  }
+  line[total++] = '\n';
+  // What cannot be logged is lost: nothing sensible can be done about it here.
+  while (write(settings.descriptor, line, total) < 0 && errno == EINTR) {
+  }
+  errno = saved_errno;
+}
+
+__attribute__((format(printf, 2, 3))) void complain(const LogSettings& settings, const char* format,
+                                                    ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  write_line(settings, LogLevel::kWarn, format, arguments);
+  va_end(arguments);
+}
+
+void read_level(LogSettings* settings) {
+  std::string text;
+  bool is_set = false;
+  if (is_error(env_string("MEP_LOG", &text, &is_set)) || !is_set) return;
+  for (int i = 0; i < 4; ++i) {
+    if (text == kLevelNames[i]) {
+      settings->level = static_cast<LogLevel>(i);
+      settings->with_time = settings->level == LogLevel::kDebug;
+      return;
+    }
+  }
+  complain(*settings, "MEP_LOG=%s is not error, warn, info or debug; using warn", text.c_str());
+}
+
+void open_file(LogSettings* settings) {
+  std::string path;
+  bool is_set = false;
+  if (is_error(env_string("MEP_LOG_FILE", &path, &is_set)) || !is_set) return;
+  const int descriptor =
+      open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOCTTY, 0644);
+  if (descriptor < 0) {
+    complain(*settings, "MEP_LOG_FILE=%s cannot be opened (errno %d); logging to stderr",
+             path.c_str(), errno);
+    return;
+  }
+  settings->descriptor = descriptor;  // open for the life of the process
+  settings->with_time = true;
+}
+
+// Read once, at the first use: a log that changes its place half-way helps nobody.
+const LogSettings& log_settings() {
+  static const LogSettings settings = [] {
+    LogSettings settings;
+    try {
+      read_level(&settings);
+      open_file(&settings);
+    } catch (const std::exception&) {
+      // Out of memory: the defaults serve.
+      settings.descriptor = STDERR_FILENO;
+    }
+    return settings;
+  }();
+  return settings;
+}
+
+}  // namespace
+
+bool log_enabled(LogLevel level) {
+  return level <= log_settings().level;
+}
+
+void log(LogLevel level, const char* format, ...) {
+  if (!log_enabled(level)) return;
+  va_list arguments;
+  va_start(arguments, format);
+  write_line(log_settings(), level, format, arguments);
+  va_end(arguments);
+}
+
+void set_log_rank(int rank) {
+  log_rank = rank;
+}
+
+}  // namespace mep

@@ -1,0 +1,32 @@
+// The one way an error is made: fail() stores the detail text of this thread and returns the code.
+// Success costs nothing; the text is built on the failing path only and never throws.
+#pragma once
+
+#include "mep.h"
+
+namespace mep {
+
+// Sets this thread's mep_last_error() text (printf form) and returns `code`. Allocates nothing.
+[[nodiscard]] mep_result_t fail(mep_result_t code, const char* format, ...)
+    __attribute__((format(printf, 2, 3), cold));
+
+// Puts "PREFIX: " before this thread's present text and returns `code` unchanged.
+mep_result_t add_context(mep_result_t code, const char* format, ...)
+    __attribute__((format(printf, 2, 3), cold));
+
+const char* last_error_text();
+void set_last_error_text(const char* text);
+
+// Negative results are errors; positive ones (MEP_PARTIAL) are qualified success.
+constexpr bool is_error(mep_result_t result) {
+  return result < 0;
+}
+
+}  // namespace mep
+
+// Leaves the enclosing function with the error of `expression`, if it has one.
+#define MEP_TRY(expression)                                   \
+  do {                                                        \
+    const mep_result_t mep_try_result = (expression);         \
+    if (mep_try_result != MEP_SUCCESS) return mep_try_result; \
+  } while (0)

@@ -1,0 +1,80 @@
+// What every ABI function does first and last: no exception leaves, a handle of another process is
+// refused, and one comm is used by one thread at a time.
+#pragma once
+
+#include <atomic>
+#include <new>
+
+#include "base/sized_struct.hpp"
+#include "base/status.hpp"
+#include "core/comm/comm.hpp"
+#include "mep.h"
+
+struct mep_comm {
+  std::unique_ptr<mep::Comm> comm;
+  bool is_world = false;
+  // Finds a second thread that calls in at the same time; relaxed, it protects nothing.
+  std::atomic<uint32_t> in_call{0};
+  // Memory from mep_mem_alloc that is not freed yet.
+  std::atomic<uint32_t> allocations{0};
+  // Requests and EP objects that still refer to this comm.
+  std::atomic<uint32_t> users{0};
+};
+
+namespace mep {
+
+template <typename Body>
+mep_result_t guarded(Body&& body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return fail(MEP_ERR_NO_MEMORY, "out of memory");
+  } catch (const std::exception& error) {
+    return fail(MEP_ERR_INTERNAL, "unexpected: %s; please report this", error.what());
+  } catch (...) {
+    return fail(MEP_ERR_INTERNAL, "an unexpected exception; please report this");
+  }
+}
+
+[[nodiscard]] inline mep_result_t null_argument(const char* name) {
+  return fail(MEP_ERR_INVALID_ARGUMENT, "%s is NULL", name);
+}
+
+[[nodiscard]] inline mep_result_t check_comm(mep_comm_t comm) {
+  if (comm == nullptr) [[unlikely]] return null_argument("comm");
+  if (comm->comm->world().forked()) [[unlikely]] {
+    return fail(MEP_ERR_FORKED,
+                "this communicator belongs to the parent process; a child made by fork() must call "
+                "mep_comm_init itself");
+  }
+  return MEP_SUCCESS;
+}
+
+[[nodiscard]] inline mep_result_t check_stream(mep_stream_t stream) {
+  if (stream == nullptr) [[likely]] return MEP_SUCCESS;
+  return fail(MEP_ERR_UNSUPPORTED, "this is a host communicator: stream must be NULL");
+}
+
+// Marks the comm as in use by this thread for the life of the scope.
+class CallScope {
+ public:
+  explicit CallScope(mep_comm_t comm) : comm_(comm) {
+    entered_ = comm_->in_call.load(std::memory_order_relaxed) == 0;
+    if (entered_) comm_->in_call.store(1, std::memory_order_relaxed);
+  }
+  ~CallScope() {
+    if (entered_) comm_->in_call.store(0, std::memory_order_relaxed);
+  }
+  CallScope(const CallScope&) = delete;
+  CallScope& operator=(const CallScope&) = delete;
+  [[nodiscard]] mep_result_t check() const {
+    if (entered_) [[likely]] return MEP_SUCCESS;
+    return fail(MEP_ERR_BUSY, "another thread is inside a call on this communicator");
+  }
+
+ private:
+  mep_comm_t comm_;
+  bool entered_;
+};
+
+}  // namespace mep

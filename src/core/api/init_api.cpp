@@ -1,0 +1,181 @@
+// Making and leaving a world.
+#include <algorithm>
+#include <vector>
+
+#include "core/api/api_guard.hpp"
+
+namespace mep {
+namespace {
+
+std::vector<uint32_t> first_slots(int32_t count) {
+  std::vector<uint32_t> slots(static_cast<size_t>(count));
+  for (uint32_t slot = 0; slot < slots.size(); ++slot) slots[slot] = slot;
+  return slots;
+}
+
+mep_result_t refuse_unbuilt(const ResolvedConfig& config, const mep_comm_config_t* given) {
+  if (given != nullptr && (config.flags & MEP_COMM_SET_DEVICE) != 0) {
+    return fail(MEP_ERR_UNSUPPORTED, "this library was built without CUDA: leave out "
+                "MEP_COMM_SET_DEVICE");
+  }
+  return MEP_SUCCESS;
+}
+
+// The rank's part of a world under construction.
+struct Opening {
+  std::shared_ptr<World> world;
+  std::unique_ptr<Comm> comm;
+};
+
+mep_result_t open_world(const ResolvedConfig& config, Mesh mesh, TransportSet transports,
+                        Opening* out) {
+  MEP_TRY(World::open(config, std::move(mesh), std::move(transports), &out->world));
+  out->comm = std::make_unique<Comm>(out->world, "world", first_slots(config.size));
+  return out->comm->begin(1, 1);
+}
+
+mep_result_t finish_world(const ResolvedConfig& config, const Deadline& deadline, Opening* opening,
+                          mep_comm_t* comm) {
+  MEP_TRY(opening->world->connect(deadline));
+  MEP_TRY(opening->comm->finish(deadline));
+  if (config.flags & MEP_COMM_AUTO_RECOVER) {
+    return fail(MEP_ERR_UNSUPPORTED, "automatic recovery is not built yet");
+  }
+  auto handle = std::make_unique<mep_comm>();
+  handle->comm = std::move(opening->comm);
+  handle->is_world = true;
+  *comm = handle.release();
+  return MEP_SUCCESS;
+}
+
+// A first barrier: success is everywhere or, as far as can be known, nowhere.
+mep_result_t confirm(mep_comm_t comm, uint32_t timeout_ms) {
+  comm->comm->set_timeout_ms(timeout_ms);
+  const mep_result_t result = comm->comm->run(Collective::k_barrier, {});
+  comm->comm->set_timeout_ms(comm->comm->world().config().timeout_ms);
+  return result;
+}
+
+void close_world(mep_comm_t comm, bool orderly) {
+  Comm& world_comm = *comm->comm;
+  const std::shared_ptr<World> world = world_comm.world_ptr();
+  world->leave(orderly, Deadline::after_ms(world_comm.timeout_ms()));
+  world_comm.close();
+  delete comm;
+}
+
+}  // namespace
+}  // namespace mep
+
+void mep_comm_config_init(void* config, size_t size) { mep::init_sized_struct(config, size); }
+void mep_store_init(void* store, size_t size) { mep::init_sized_struct(store, size); }
+
+mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
+  using namespace mep;
+  if (comm == nullptr) return null_argument("comm");
+  *comm = nullptr;
+  return guarded([&]() -> mep_result_t {
+    ResolvedConfig resolved;
+    MEP_TRY(resolve_config(config, &resolved));
+    MEP_TRY(refuse_unbuilt(resolved, config));
+    const Deadline deadline = Deadline::after_ms(resolved.init_timeout_ms);
+    TransportSet transports;
+    MEP_TRY(transports.open(resolved));
+    SelfDescription self;
+    MEP_TRY(make_identity(static_cast<uint32_t>(resolved.rank), &self.identity));
+    MEP_TRY(transports.make_offer(&self.offer));
+    Mesh mesh;
+    MEP_TRY(bootstrap_mesh(resolved, self, &mesh));
+    Opening opening;
+    MEP_TRY(open_world(resolved, std::move(mesh), std::move(transports), &opening));
+    mep_comm_t made = nullptr;
+    MEP_TRY(finish_world(resolved, deadline, &opening, &made));
+    const mep_result_t confirmed = confirm(made, resolved.init_timeout_ms);
+    if (confirmed != MEP_SUCCESS) {
+      close_world(made, false);
+      return confirmed;
+    }
+    *comm = made;
+    return MEP_SUCCESS;
+  });
+}
+
+mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* config, mep_comm_t* comms) {
+  using namespace mep;
+  if (comms == nullptr) return null_argument("comms");
+  if (count < 1 || count > 4096) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "count is %d, it must be 1 to 4096", count);
+  }
+  std::fill(comms, comms + count, nullptr);
+  return guarded([&]() -> mep_result_t {
+    mep_comm_config_t given;
+    mep_comm_config_init(&given, sizeof given);
+    if (config != nullptr) MEP_TRY(read_sized_struct(config, "mep_comm_config_t", &given));
+    given.struct_size = sizeof given;
+    given.rank = 0;
+    given.size = count;
+    given.flags |= MEP_COMM_SET_RANK;
+    given.job = "threads";
+    given.rendezvous = nullptr;
+    given.store = nullptr;
+    ResolvedConfig resolved;
+    MEP_TRY(resolve_config(&given, &resolved));
+    MEP_TRY(refuse_unbuilt(resolved, &given));
+    const Deadline deadline = Deadline::after_ms(resolved.init_timeout_ms);
+    const auto ranks = static_cast<size_t>(count);
+    std::vector<TransportSet> transports(ranks);
+    std::vector<SelfDescription> selves(ranks);
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      MEP_TRY(transports[rank].open(resolved));
+      MEP_TRY(make_identity(static_cast<uint32_t>(rank), &selves[rank].identity));
+      MEP_TRY(transports[rank].make_offer(&selves[rank].offer));
+    }
+    std::vector<Mesh> meshes;
+    MEP_TRY(bootstrap_threads(selves, &meshes));
+    std::vector<Opening> openings(ranks);
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      resolved.rank = static_cast<int32_t>(rank);
+      MEP_TRY(open_world(resolved, std::move(meshes[rank]), std::move(transports[rank]),
+                         &openings[rank]));
+    }
+    std::vector<mep_comm_t> made(ranks, nullptr);
+    mep_result_t result = MEP_SUCCESS;
+    for (size_t rank = 0; rank < ranks && result == MEP_SUCCESS; ++rank) {
+      result = finish_world(resolved, deadline, &openings[rank], &made[rank]);
+    }
+    if (result != MEP_SUCCESS) {
+      for (const mep_comm_t each : made) {
+        if (each != nullptr) close_world(each, false);
+      }
+      return result;
+    }
+    std::copy(made.begin(), made.end(), comms);
+    return MEP_SUCCESS;
+  });
+}
+
+mep_result_t mep_comm_destroy(mep_comm_t comm) {
+  using namespace mep;
+  if (comm == nullptr) return MEP_SUCCESS;
+  return guarded([&]() -> mep_result_t {
+    if (comm->comm->world().forked()) return check_comm(comm);
+    if (comm->users.load() != 0 || !comm->comm->idle() || comm->comm->has_clients()) {
+      return fail(MEP_ERR_BUSY, "the communicator still has EP objects, requests or communicators "
+                  "made from it; destroy or finish them first");
+    }
+    if (comm->allocations.load() != 0) {
+      return fail(MEP_ERR_BUSY, "memory of mep_mem_alloc is not freed yet");
+    }
+    {
+      const CallScope scope(comm);
+      MEP_TRY(scope.check());
+    }
+    if (comm->is_world) {
+      close_world(comm, true);
+    } else {
+      comm->comm->close();
+      delete comm;
+    }
+    return MEP_SUCCESS;
+  });
+}

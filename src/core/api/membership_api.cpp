@@ -1,0 +1,202 @@
+// Splitting, agreeing, and asking for changes of the view.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "core/api/api_guard.hpp"
+
+namespace mep {
+namespace {
+
+struct SplitEntry {
+  int32_t color;
+  int32_t key;
+  uint32_t number;  // of this split on the parent, so that names stay in step
+};
+
+// The live ranks of one color, by (key, rank), as slots.
+std::vector<uint32_t> slots_of_color(const Comm& parent, const std::vector<SplitEntry>& entries,
+                                     int32_t color) {
+  std::vector<uint32_t> ranks;
+  for (const uint32_t rank : parent.adopted().live) {
+    if (entries[rank].color == color) ranks.push_back(rank);
+  }
+  std::stable_sort(ranks.begin(), ranks.end(),
+                   [&](uint32_t a, uint32_t b) { return entries[a].key < entries[b].key; });
+  std::vector<uint32_t> slots;
+  for (const uint32_t rank : ranks) slots.push_back(parent.slots()[rank]);
+  return slots;
+}
+
+mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* child) {
+  Comm& parent = *comm->comm;
+  const SplitEntry own{color, key, parent.next_child_number()};
+  std::vector<SplitEntry> entries(parent.size());
+  MEP_TRY(parent.run(Collective::k_allgather,
+                     {&own, entries.data(), sizeof own, MEP_UINT8, 0, 0}));
+  if (color < 0) return MEP_SUCCESS;
+  const std::string name = parent.name() + "/" + std::to_string(own.number) + "." +
+                           std::to_string(color);
+  auto handle = std::make_unique<mep_comm>();
+  handle->comm = std::make_unique<Comm>(parent.world_ptr(), name,
+                                        slots_of_color(parent, entries, color));
+  MEP_TRY(handle->comm->begin(1, 1));
+  MEP_TRY(handle->comm->finish(Deadline::after_ms(parent.timeout_ms())));
+  handle->comm->set_timeout_ms(parent.timeout_ms());
+  *child = handle.release();
+  return MEP_SUCCESS;
+}
+
+bool is_membership_news(mep_result_t result) {
+  return result == MEP_ERR_PEER_FAILED || result == MEP_ERR_PEER_LEFT ||
+         result == MEP_ERR_TIMEOUT || result == MEP_ERR_REVOKED;
+}
+
+// Failures do not prevent it, but the news of them is kept for a later call.
+mep_result_t agree(Comm& comm, uint64_t flag, uint64_t* result) {
+  mep_result_t news = MEP_SUCCESS;
+  std::string text;
+  for (;;) {
+    const mep_result_t reduced = comm.run(Collective::k_allreduce,
+                                          {&flag, result, 1, MEP_UINT64, MEP_AND, 0});
+    if (reduced == MEP_ERR_PEER_FAILED || reduced == MEP_ERR_PEER_LEFT) {
+      news = reduced;
+      text = last_error_text();
+      continue;  // every survivor got the same and tries again with those that are left
+    }
+    if (is_membership_news(news)) comm.retell_news(news, text.c_str());
+    return reduced;
+  }
+}
+
+mep_result_t on_world(mep_comm_t comm) {
+  MEP_TRY(check_comm(comm));
+  if (comm->is_world) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT, "this is a communicator made by mep_comm_split; give the "
+              "world");
+}
+
+mep_result_t check_terminal(const Comm& comm) {
+  const mep_result_t terminal = comm.world().terminal_result();
+  if (terminal == MEP_SUCCESS) return MEP_SUCCESS;
+  return fail(terminal, "the world has ended for this rank");
+}
+
+}  // namespace
+}  // namespace mep
+
+mep_result_t mep_comm_split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* child) {
+  using namespace mep;
+  if (child == nullptr) return null_argument("child");
+  *child = nullptr;
+  MEP_TRY(check_comm(comm));
+  if (color < -1) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "color is %d; give 0 or more, or -1 for no communicator",
+                color);
+  }
+  return guarded([&]() -> mep_result_t {
+    const CallScope scope(comm);
+    MEP_TRY(scope.check());
+    return split(comm, color, key, child);
+  });
+}
+
+mep_result_t mep_comm_agree(mep_comm_t comm, uint64_t flag, uint64_t* result) {
+  using namespace mep;
+  if (result == nullptr) return null_argument("result");
+  MEP_TRY(check_comm(comm));
+  return guarded([&]() -> mep_result_t {
+    const CallScope scope(comm);
+    MEP_TRY(scope.check());
+    uint64_t agreed = 0;
+    MEP_TRY(agree(*comm->comm, flag, &agreed));
+    *result = agreed;
+    return MEP_SUCCESS;
+  });
+}
+
+mep_result_t mep_comm_set_name(mep_comm_t comm, const char* name) {
+  using namespace mep;
+  MEP_TRY(check_comm(comm));
+  if (name == nullptr) return null_argument("name");
+  if (name[0] == '\0' || std::strlen(name) > 63) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "a name has 1 to 63 bytes, this has %zu",
+                std::strlen(name));
+  }
+  return guarded([&] { return comm->comm->rename(name); });
+}
+
+mep_result_t mep_comm_evict(mep_comm_t comm, int32_t rank) {
+  using namespace mep;
+  MEP_TRY(check_comm(comm));
+  if (rank < 0 || static_cast<uint32_t>(rank) >= comm->comm->size()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "rank %d is no rank of a communicator of %u ranks", rank,
+                comm->comm->size());
+  }
+  return guarded([&]() -> mep_result_t {
+    Comm& impl = *comm->comm;
+    MEP_TRY(check_terminal(impl));
+    impl.world().request_evict(impl.slots()[static_cast<size_t>(rank)]);
+    return MEP_SUCCESS;
+  });
+}
+
+mep_result_t mep_comm_revoke(mep_comm_t comm) {
+  using namespace mep;
+  MEP_TRY(check_comm(comm));
+  return guarded([&]() -> mep_result_t {
+    MEP_TRY(check_terminal(*comm->comm));
+    comm->comm->world().request_revoke(comm->comm->id());
+    return MEP_SUCCESS;
+  });
+}
+
+mep_result_t mep_comm_abort(mep_comm_t comm) {
+  using namespace mep;
+  MEP_TRY(check_comm(comm));
+  return guarded([&]() -> mep_result_t {
+    comm->comm->world().abort();
+    return MEP_SUCCESS;
+  });
+}
+
+mep_result_t mep_recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t count,
+                               uint32_t timeout_ms, int32_t* admitted) {
+  using namespace mep;
+  MEP_TRY(on_world(world));
+  if (admitted == nullptr) return null_argument("admitted");
+  *admitted = 0;
+  if (count < 0 || (count > 0 && ranks == nullptr)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "count is %d with ranks %s", count,
+                ranks == nullptr ? "NULL" : "given");
+  }
+  (void)timeout_ms;
+  return fail(MEP_ERR_UNSUPPORTED, "recovery of ranks is not built yet");
+}
+
+mep_result_t mep_comm_grow(mep_comm_t world, int32_t count, uint32_t timeout_ms,
+                           mep_comm_t* grown) {
+  using namespace mep;
+  MEP_TRY(on_world(world));
+  if (grown == nullptr) return null_argument("grown");
+  *grown = nullptr;
+  if (count < 1) return fail(MEP_ERR_INVALID_ARGUMENT, "count is %d, it must be positive", count);
+  (void)timeout_ms;
+  return fail(MEP_ERR_UNSUPPORTED, "growing is not built yet");
+}
+
+mep_result_t mep_comm_join(const mep_comm_config_t*, mep_comm_t* comm) {
+  using namespace mep;
+  if (comm == nullptr) return null_argument("comm");
+  *comm = nullptr;
+  return fail(MEP_ERR_UNSUPPORTED, "joining a running job is not built yet");
+}
+
+mep_result_t mep_comm_attach(mep_comm_t world, const char* name, mep_comm_t* comm) {
+  using namespace mep;
+  MEP_TRY(on_world(world));
+  if (name == nullptr) return null_argument("name");
+  if (comm == nullptr) return null_argument("comm");
+  *comm = nullptr;
+  return fail(MEP_ERR_UNSUPPORTED, "joining a running job is not built yet");
+}

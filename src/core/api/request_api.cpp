@@ -1,0 +1,164 @@
+// Nonblocking collectives and their requests.
+#include <sys/timerfd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/unique_fd.hpp"
+#include "core/api/api_guard.hpp"
+
+struct mep_request {
+  mep_comm_t comm = nullptr;
+  mep::Operation operation;
+  mep::Deadline deadline = mep::Deadline::never();
+  bool done = false;
+  mep::UniqueFd event;
+};
+
+namespace mep {
+namespace {
+
+constexpr uint32_t kUntilTimeout = 0xffffffff;
+constexpr long kEventIntervalNs = 1'000'000;
+
+mep_result_t start(mep_comm_t comm, Collective kind, const CollectiveArgs& args,
+                   mep_request_t* request) {
+  if (request == nullptr) return null_argument("request");
+  *request = nullptr;
+  MEP_TRY(check_comm(comm));
+  return guarded([&]() -> mep_result_t {
+    const CallScope scope(comm);
+    MEP_TRY(scope.check());
+    auto made = std::make_unique<mep_request>();
+    made->comm = comm;
+    made->deadline = Deadline::after_ms(comm->comm->timeout_ms());
+    MEP_TRY(comm->comm->start(kind, args, &made->operation));
+    made->done = comm->comm->test(&made->operation);
+    ++comm->users;
+    *request = made.release();
+    return MEP_SUCCESS;
+  });
+}
+
+mep_result_t check_request(mep_request_t request) {
+  if (request == nullptr) return null_argument("request");
+  return check_comm(request->comm);
+}
+
+mep_result_t fill(const mep_request& request, mep_op_info_t* info) {
+  mep_op_info_t filled;
+  MEP_TRY(read_sized_struct(info, "mep_op_info_t", &filled));
+  const mep_result_t result = request.comm->comm->describe(request.operation, &filled);
+  if (!request.done) filled.result = MEP_ERR_BUSY;
+  write_sized_struct(filled, info);
+  return result;
+}
+
+// The operation is done: gives its result and frees the request.
+mep_result_t finish(mep_request_t* request, mep_op_info_t* info) {
+  const std::unique_ptr<mep_request> owned(*request);
+  *request = nullptr;
+  --owned->comm->users;
+  const mep_result_t result = owned->operation.result;
+  if (info != nullptr && result == MEP_SUCCESS) return fill(*owned, info);
+  if (info != nullptr) (void)fill(*owned, info);
+  return result;
+}
+
+}  // namespace
+}  // namespace mep
+
+mep_result_t mep_ibarrier(mep_comm_t comm, mep_request_t* request) {
+  return mep::start(comm, mep::Collective::k_barrier, {}, request);
+}
+
+mep_result_t mep_ibroadcast(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
+                            int32_t root, mep_comm_t comm, mep_request_t* request) {
+  return mep::start(comm, mep::Collective::k_broadcast,
+                    {sendbuf, recvbuf, count, dtype, 0, root}, request);
+}
+
+mep_result_t mep_iallgather(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
+                            mep_comm_t comm, mep_request_t* request) {
+  return mep::start(comm, mep::Collective::k_allgather, {sendbuf, recvbuf, count, dtype, 0, 0},
+                    request);
+}
+
+mep_result_t mep_iallreduce(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
+                            mep_op_t op, mep_comm_t comm, mep_request_t* request) {
+  return mep::start(comm, mep::Collective::k_allreduce, {sendbuf, recvbuf, count, dtype, op, 0},
+                    request);
+}
+
+mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms, mep_op_info_t* info) {
+  using namespace mep;
+  if (request == nullptr) return null_argument("request");
+  MEP_TRY(check_request(*request));
+  return guarded([&]() -> mep_result_t {
+    mep_request& waited = **request;
+    const CallScope scope(waited.comm);
+    MEP_TRY(scope.check());
+    const Deadline own = timeout_ms == kUntilTimeout ? waited.deadline
+                                                     : Deadline::after_ms(timeout_ms);
+    const bool until_timeout = own.at_ns() >= waited.deadline.at_ns();
+    if (!waited.done) {
+      waited.done = waited.comm->comm->wait(&waited.operation,
+                                            until_timeout ? waited.deadline : own);
+    }
+    if (!waited.done && until_timeout) {
+      (void)waited.comm->comm->end_of_wait(&waited.operation);
+      waited.done = true;
+    }
+    if (waited.done) return finish(request, info);
+    return fail(MEP_ERR_BUSY, "the operation is not done after %u ms; it goes on", timeout_ms);
+  });
+}
+
+mep_result_t mep_request_test(mep_request_t* request, int32_t* done, mep_op_info_t* info) {
+  using namespace mep;
+  if (request == nullptr) return null_argument("request");
+  if (done == nullptr) return null_argument("done");
+  *done = 0;
+  MEP_TRY(check_request(*request));
+  return guarded([&]() -> mep_result_t {
+    mep_request& tested = **request;
+    const CallScope scope(tested.comm);
+    MEP_TRY(scope.check());
+    if (tested.event.valid()) {
+      uint64_t ticks = 0;
+      (void)!read(tested.event.get(), &ticks, sizeof ticks);
+    }
+    if (!tested.done) tested.done = tested.comm->comm->test(&tested.operation);
+    if (!tested.done && tested.deadline.expired()) tested.comm->comm->ask_verdict(&tested.operation);
+    if (!tested.done) return MEP_SUCCESS;
+    *done = 1;
+    return finish(request, info);
+  });
+}
+
+mep_result_t mep_request_info(mep_request_t request, mep_op_info_t* info) {
+  using namespace mep;
+  MEP_TRY(check_request(request));
+  if (info == nullptr) return null_argument("info");
+  return guarded([&] { return fill(*request, info); });
+}
+
+mep_result_t mep_request_event_fd(mep_request_t request, int32_t* fd) {
+  using namespace mep;
+  MEP_TRY(check_request(request));
+  if (fd == nullptr) return null_argument("fd");
+  return guarded([&]() -> mep_result_t {
+    if (!request->event.valid()) {
+      request->event.reset(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+      itimerspec interval{};
+      interval.it_value.tv_nsec = 1;
+      interval.it_interval.tv_nsec = kEventIntervalNs;
+      if (!request->event.valid() ||
+          timerfd_settime(request->event.get(), 0, &interval, nullptr) != 0) {
+        return fail(MEP_ERR_NO_MEMORY, "no descriptor for the request: %s", std::strerror(errno));
+      }
+    }
+    *fd = request->event.get();
+    return MEP_SUCCESS;
+  });
+}

@@ -1,0 +1,110 @@
+// From "my rank and size" to a mesh: one authenticated control link to every peer.
+//
+// After bootstrap no rank is special. Each rank keeps its listener, so that any member can admit a
+// newcomer; on one host the listener is an abstract Unix socket and leaves nothing in the file system.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/unique_fd.hpp"
+#include "core/bootstrap/control_link.hpp"
+#include "mep.h"
+#include "transport/transport.hpp"
+
+namespace mep {
+
+// mep_comm_config_t after defaults and the environment: every field has its final value.
+struct ResolvedConfig {
+  uint32_t flags = 0;
+  int32_t rank = 0;
+  int32_t size = 1;
+  int32_t max_size = 1;
+  uint32_t timeout_ms = 30000;
+  uint32_t init_timeout_ms = 60000;
+  uint32_t quorum = MEP_QUORUM_MAJORITY;
+  uint32_t heartbeat_ms = 100;
+  uint32_t suspect_ms = 5000;
+  uint32_t in_place_restore_bytes = 65536;
+  std::string job;
+  std::string rendezvous;
+  std::vector<std::string> transports;  // preference; empty: all
+  std::string secret_file;
+  const mep_store_t* store = nullptr;   // valid during start-up only
+  bool rank_given = false;              // for joining: any absent rank or this one
+};
+
+// What a config is for: a newcomer needs the job's name but neither rank nor size, and a launcher's
+// rank means nothing to it.
+enum class ConfigUse { kStart, kJoin };
+
+// `config` may be null. Checks every field; texts name the field or variable and the value.
+[[nodiscard]] mep_result_t resolve_config(const mep_comm_config_t* config, ResolvedConfig* out,
+                                          ConfigUse use = ConfigUse::kStart);
+
+// What a rank says of itself to each peer when they connect, beside size, version and job.
+struct SelfDescription {
+  PeerIdentity identity;
+  std::vector<std::byte> offer;  // transports' addresses, opaque here; at most 4096 bytes
+};
+
+struct PeerLink {
+  PeerIdentity identity;
+  std::vector<std::byte> offer;
+  UniqueFd pidfd;  // readable once the peer's process has ended; invalid: not available (same process)
+  std::unique_ptr<ControlLink> link;
+};
+
+struct Mesh {
+  SelfDescription self;
+  UniqueFd listener;             // nonblocking, for newcomers; invalid for ranks as threads and for a
+                                 // world of one that cannot grow
+  std::vector<PeerLink> peers;   // all other ranks, by slot
+  int32_t size = 0;              // of the world: as configured, or as its members told the newcomer
+  int32_t max_size = 0;
+};
+
+// A fresh identity for `rank` in this process: random incarnation (never 0), host id, process token.
+[[nodiscard]] mep_result_t make_identity(uint32_t slot, PeerIdentity* out);
+
+// A link of a finished mesh may hold frames already that came right behind the bootstrap's last one:
+// call receive() on each once before waiting on its descriptor. Frame types below kFirstWorldFrame can
+// still come from a peer whose own start failed at the last moment; its end of stream follows.
+
+// Connects this rank to all `config.size - 1` others, or says which are missing or wrong. `offer` is
+// made by the transports before. Bounded by config.init_timeout_ms.
+[[nodiscard]] mep_result_t bootstrap_mesh(const ResolvedConfig& config, const SelfDescription& self,
+                                          Mesh* out);
+
+// The same for ranks as threads of this process: links by socketpair, nothing can fail but resources.
+[[nodiscard]] mep_result_t bootstrap_threads(const std::vector<SelfDescription>& ranks,
+                                             std::vector<Mesh>* out);
+
+// A newcomer's connection on `listener`: accepts all that wait; each becomes a PeerLink once its hello
+// is complete and right (credentials, job, version). Never blocks; strangers are dropped with a log line.
+class NewcomerDoor {
+ public:
+  NewcomerDoor(int listener, const ResolvedConfig& config, const SelfDescription& self);
+  ~NewcomerDoor();
+  NewcomerDoor(const NewcomerDoor&) = delete;
+  NewcomerDoor& operator=(const NewcomerDoor&) = delete;
+  // Descriptors to wait on (listener and half-open connections).
+  std::vector<int> fds() const;
+  [[nodiscard]] mep_result_t progress(std::vector<PeerLink>* arrived);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// The newcomer's side: finds the running job, connects to every member that listens. *out has links to
+// those found; which of them are members is decided by membership later. config.rank is the slot asked
+// for when config.rank_given, else the lowest slot whose name is free; out->self.identity.slot is the
+// one that it got. `config` is made for ConfigUse::kJoin.
+[[nodiscard]] mep_result_t bootstrap_join(const ResolvedConfig& config,
+                                          const SelfDescription& self, Mesh* out);
+
+}  // namespace mep

@@ -1,0 +1,99 @@
+// Taking a rank's place, and finding out who sits on it when it is taken.
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/status.hpp"
+#include "core/bootstrap/hello.hpp"
+#include "core/bootstrap/rendezvous.hpp"
+
+namespace mep {
+namespace {
+
+// A holder that lives answers in microseconds; one that says nothing for so long is no rank.
+constexpr uint64_t kHolderAnswerMs = 2000;
+constexpr int kMaxPauseMs = 20;
+
+enum class Answer { kGone, kNotNow, kRefused, kSilent };
+
+// Says hello to the holder and waits for what it answers; kRefused leaves its text in *abort.
+[[nodiscard]] mep_result_t ask_holder(ControlLink* link, const Hello& hello, Deadline deadline,
+                                      Answer* answer, Abort* abort) {
+  *answer = Answer::kGone;
+  const Deadline limit = Deadline::at_ns(
+      std::min(deadline.at_ns(), Deadline::after_ms(kHolderAnswerMs).at_ns()));
+  // A failed send shows itself as the end of the stream.
+  (void)send_hello(link, hello);
+  while (!limit.expired()) {
+    pollfd entry{link->fd(), POLLIN, 0};
+    (void)poll(&entry, 1, limit.left_ms(1000));
+    bool answered = false;
+    const mep_result_t result = link->receive([&](Frame& frame) {
+      if (frame.type == kAbortFrame && decode_abort(frame.payload, abort)) {
+        answered = true;
+        *answer = Answer::kRefused;
+      } else if (frame.type == kRetryFrame) {
+        answered = true;
+        *answer = Answer::kNotNow;
+      }
+      return !answered;
+    });
+    if (answered || result == MEP_ERR_PEER_FAILED) return MEP_SUCCESS;
+    if (result != MEP_SUCCESS) return result;
+  }
+  *answer = Answer::kSilent;
+  return MEP_SUCCESS;
+}
+
+}  // namespace
+
+mep_result_t claim_place(Rendezvous* rendezvous, const ResolvedConfig& config,
+                         const SelfDescription& self, Deadline deadline, UniqueFd* listener,
+                         bool* told_by_holder) {
+  *told_by_holder = false;
+  const auto rank = static_cast<int32_t>(self.identity.slot);
+  const Hello hello = make_hello(HelloKind::kInit, config, self);
+  pid_t holder = 0;
+  for (int pause_ms = 1;; pause_ms = std::min(2 * pause_ms, kMaxPauseMs)) {
+    bool taken = false;
+    MEP_TRY(rendezvous->listen(rank, listener, &taken));
+    if (!taken) return MEP_SUCCESS;
+    if (deadline.expired()) {
+      return fail(MEP_ERR_BOOTSTRAP, "the place of rank %d of job '%s' stayed taken by pid %d",
+                  rank, config.job.c_str(), holder);
+    }
+    UniqueFd socket;
+    MEP_TRY(rendezvous->connect(rank, &socket));
+    if (socket.valid()) {
+      PeerCredentials credentials;
+      const mep_result_t known = rendezvous->authenticate(socket.get(), &credentials);
+      if (known != MEP_SUCCESS) {
+        return add_context(known, "the place of rank %d of job '%s' is held by a stranger", rank,
+                           config.job.c_str());
+      }
+      holder = credentials.pid;
+      ControlLink link(std::move(socket));
+      Answer answer = Answer::kGone;
+      Abort abort;
+      const mep_result_t asked = ask_holder(&link, hello, deadline, &answer, &abort);
+      if (asked != MEP_SUCCESS) {
+        return add_context(MEP_ERR_BOOTSTRAP,
+                           "the place of rank %d of job '%s' is held by pid %d, which is no rank",
+                           rank, config.job.c_str(), holder);
+      }
+      if (answer == Answer::kRefused) {
+        *told_by_holder = true;
+        return fail(abort.code, "%s", abort.text.c_str());
+      }
+      if (answer == Answer::kSilent) {
+        return fail(MEP_ERR_BOOTSTRAP,
+                    "the place of rank %d of job '%s' is held by pid %d, which does not answer",
+                    rank, config.job.c_str(), holder);
+      }
+    }
+    (void)poll(nullptr, 0, std::min(pause_ms, deadline.left_ms(kMaxPauseMs)));
+  }
+}
+
+}  // namespace mep

@@ -1,0 +1,416 @@
+// Input and output are independent: a failed send leaves the input readable, because a peer that goes
+// away says why in its last frame.
+//
+// Invariants
+//   - Output: either the queue is empty or all bytes before it were taken by the kernel; frames go out
+//     in the order of send() and a frame is queued whole or not at all.
+//   - Input: `buffer` from `begin` on is the start of a frame; `fds` are descriptors that came with
+//     those bytes, in order. No partial frame in the buffer means no descriptors are left.
+#include "core/bootstrap/control_link.hpp"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <new>
+
+#include "base/log.hpp"
+#include "base/status.hpp"
+
+namespace mep {
+namespace {
+
+constexpr uint32_t kFrameMagic = 0x3150454d;  // "MEP1"
+constexpr size_t kHeaderBytes = 16;
+constexpr size_t kReadChunkBytes = size_t{64} << 10;
+constexpr size_t kMaxQueuedBytes = size_t{16} << 20;
+// One receive() hands out at most about this much, so that one peer cannot keep the thread for itself.
+constexpr size_t kMaxBytesPerReceive = size_t{8} << 20;
+
+struct FrameHeader {
+  uint32_t magic = kFrameMagic;
+  uint16_t type = 0;
+  uint16_t descriptors = 0;
+  uint32_t payload_bytes = 0;
+  uint32_t reserved = 0;
+};
+static_assert(sizeof(FrameHeader) == kHeaderBytes);
+
+struct QueuedFrame {
+  std::vector<std::byte> bytes;
+  size_t sent = 0;
+  std::vector<UniqueFd> fds;  // empty once the first byte went out
+};
+
+[[nodiscard]] mep_result_t check_header(const FrameHeader& header) {
+  if (header.magic != kFrameMagic) {
+    return fail(MEP_ERR_DENIED, "not a MEP frame: it begins with 0x%08x", header.magic);
+  }
+  if (header.type == 0 || header.reserved != 0) {
+    return fail(MEP_ERR_DENIED, "malformed frame header (type %u, reserved word 0x%x)", header.type,
+                header.reserved);
+  }
+  if (header.payload_bytes > kMaxFramePayloadBytes) {
+    return fail(MEP_ERR_DENIED, "oversized frame: it announces %u bytes, %zu are allowed",
+                header.payload_bytes, kMaxFramePayloadBytes);
+  }
+  if (header.descriptors > kMaxFrameDescriptors) {
+    return fail(MEP_ERR_DENIED, "a frame announces %u descriptors, %zu are allowed",
+                header.descriptors, kMaxFrameDescriptors);
+  }
+  return MEP_SUCCESS;
+}
+
+bool is_connection_end(int error) {
+  return error == EPIPE || error == ECONNRESET || error == ENOTCONN || error == EBADF;
+}
+
+union DescriptorMessage {
+  cmsghdr header;
+  char bytes[CMSG_SPACE(kMaxFrameDescriptors * sizeof(int))];
+};
+
+// What sendmsg answers, without EINTR; descriptors go with the first byte.
+ssize_t send_some(int socket, iovec* parts, size_t count, std::span<const int> fds) {
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = count;
+  DescriptorMessage control{};
+  if (!fds.empty()) {
+    message.msg_control = control.bytes;
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* item = CMSG_FIRSTHDR(&message);
+    item->cmsg_level = SOL_SOCKET;
+    item->cmsg_type = SCM_RIGHTS;
+    item->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(item), fds.data(), fds.size_bytes());
+  }
+  ssize_t sent = 0;
+  do {
+    sent = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (sent < 0 && errno == EINTR);
+  return sent;
+}
+
+[[nodiscard]] mep_result_t send_error(int error) {
+  if (is_connection_end(error)) {
+    return fail(MEP_ERR_PEER_FAILED, "the peer closed its connection");
+  }
+  if (error == ETOOMANYREFS) {
+    return fail(MEP_ERR_NO_MEMORY,
+                "too many descriptors are on their way between this user's processes; raise the "
+                "limit of open files (ulimit -n)");
+  }
+  if (error == ENOBUFS || error == ENOMEM) {
+    return fail(MEP_ERR_NO_MEMORY, "no kernel memory for a message to a peer");
+  }
+  return fail(MEP_ERR_SYSTEM, "sendmsg to a peer failed: %s", strerrordesc_np(error));
+}
+
+[[nodiscard]] mep_result_t duplicate(std::span<const int> fds, std::vector<UniqueFd>* out) {
+  for (const int fd : fds) {
+    UniqueFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (!copy.valid()) {
+      return fail(MEP_ERR_NO_MEMORY, "a descriptor cannot be duplicated: %s",
+                  strerrordesc_np(errno));
+    }
+    out->push_back(std::move(copy));
+  }
+  return MEP_SUCCESS;
+}
+
+}  // namespace
+
+struct ControlLink::State {
+  UniqueFd socket;
+
+  std::mutex output_mutex;  // guards the four below
+  std::deque<QueuedFrame> queue;
+  size_t queued_bytes = 0;
+  bool output_closed = false;
+  // Copy of !queue.empty() for has_queued_output(); it carries no other data, so relaxed suffices.
+  std::atomic<bool> has_output{false};
+
+  std::vector<std::byte> buffer;
+  size_t begin = 0;
+  std::deque<UniqueFd> fds;
+  bool refused = false;  // the stream is out of step; nothing more is read
+
+  mep_result_t enqueue(const FrameHeader& header, std::span<const std::byte> payload,
+                       std::span<const int> fds_left, size_t already_sent);
+  mep_result_t flush_locked();
+  mep_result_t next_frame(Frame* frame, bool* found);
+  mep_result_t read_chunk(size_t* count, bool* would_block);
+  mep_result_t adopt_descriptors(msghdr* message);
+  mep_result_t refuse(mep_result_t result);
+};
+
+ControlLink::ControlLink(UniqueFd socket) : state_(std::make_unique<State>()) {
+  state_->socket = std::move(socket);
+}
+
+ControlLink::~ControlLink() = default;
+
+int ControlLink::fd() const {
+  return state_->socket.get();
+}
+
+mep_result_t ControlLink::State::enqueue(const FrameHeader& header,
+                                         std::span<const std::byte> payload,
+                                         std::span<const int> fds_left, size_t already_sent) {
+  const size_t total = kHeaderBytes + payload.size();
+  if (already_sent == 0 && queued_bytes + total > kMaxQueuedBytes) {
+    return fail(MEP_ERR_NO_MEMORY, "the peer reads too slowly: %zu bytes are queued for it",
+                queued_bytes);
+  }
+  QueuedFrame frame;
+  MEP_TRY(duplicate(fds_left, &frame.fds));
+  frame.bytes.resize(total);
+  std::memcpy(frame.bytes.data(), &header, kHeaderBytes);
+  if (!payload.empty()) {
+    std::memcpy(frame.bytes.data() + kHeaderBytes, payload.data(), payload.size());
+  }
+  frame.sent = already_sent;
+  queue.push_back(std::move(frame));
+  queued_bytes += total - already_sent;
+  has_output.store(true, std::memory_order_relaxed);
+  return MEP_SUCCESS;
+}
+
+mep_result_t ControlLink::send(uint16_t type, std::span<const std::byte> payload,
+                               std::span<const int> fds) {
+  if (type == 0 || payload.size() > kMaxFramePayloadBytes || fds.size() > kMaxFrameDescriptors) {
+    return fail(MEP_ERR_INTERNAL, "frame of type %u with %zu bytes and %zu descriptors", type,
+                payload.size(), fds.size());
+  }
+  FrameHeader header;
+  header.type = type;
+  header.descriptors = static_cast<uint16_t>(fds.size());
+  header.payload_bytes = static_cast<uint32_t>(payload.size());
+
+  State& state = *state_;
+  const std::lock_guard<std::mutex> lock(state.output_mutex);
+  if (state.output_closed) return fail(MEP_ERR_PEER_FAILED, "the link to the peer is closed");
+  size_t sent = 0;
+  if (state.queue.empty()) {
+    // sendmsg only reads what iov_base points to; its type just lacks the const.
+    std::array<iovec, 2> parts{iovec{&header, kHeaderBytes},
+                               iovec{const_cast<std::byte*>(payload.data()), payload.size()}};
+    const ssize_t count = send_some(state.socket.get(), parts.data(), parts.size(), fds);
+    if (count >= 0) {
+      sent = static_cast<size_t>(count);
+      if (sent == kHeaderBytes + payload.size()) return MEP_SUCCESS;
+    } else if (errno != EAGAIN && errno != EWOULDBLOCK) {
+      const mep_result_t result = send_error(errno);
+      if (result == MEP_ERR_PEER_FAILED) state.output_closed = true;
+      return result;
+    }
+  }
+  mep_result_t result = MEP_SUCCESS;
+  try {
+    result = state.enqueue(header, payload, sent == 0 ? fds : std::span<const int>{}, sent);
+  } catch (const std::bad_alloc&) {
+    result = fail(MEP_ERR_NO_MEMORY, "no memory for a message to a peer");
+  }
+  if (result != MEP_SUCCESS && sent != 0) {
+    // Half a frame went out and the rest is lost: the stream cannot go on.
+    state.output_closed = true;
+    ::shutdown(state.socket.get(), SHUT_WR);
+  }
+  return result;
+}
+
+bool ControlLink::has_queued_output() const {
+  return state_->has_output.load(std::memory_order_relaxed);
+}
+
+mep_result_t ControlLink::State::flush_locked() {
+  while (!queue.empty()) {
+    QueuedFrame& frame = queue.front();
+    std::array<int, kMaxFrameDescriptors> numbers{};
+    for (size_t i = 0; i < frame.fds.size(); ++i) numbers[i] = frame.fds[i].get();
+    iovec part{frame.bytes.data() + frame.sent, frame.bytes.size() - frame.sent};
+    const ssize_t count =
+        send_some(socket.get(), &part, 1, std::span<const int>(numbers.data(), frame.fds.size()));
+    if (count < 0) {
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return MEP_SUCCESS;
+      return send_error(errno);
+    }
+    frame.fds.clear();
+    frame.sent += static_cast<size_t>(count);
+    queued_bytes -= static_cast<size_t>(count);
+    if (frame.sent == frame.bytes.size()) queue.pop_front();
+  }
+  has_output.store(false, std::memory_order_relaxed);
+  return MEP_SUCCESS;
+}
+
+mep_result_t ControlLink::flush_output() {
+  State& state = *state_;
+  const std::lock_guard<std::mutex> lock(state.output_mutex);
+  if (state.output_closed) return fail(MEP_ERR_PEER_FAILED, "the link to the peer is closed");
+  const mep_result_t result = state.flush_locked();
+  if (result == MEP_ERR_PEER_FAILED) {
+    state.output_closed = true;
+    state.queue.clear();
+    state.queued_bytes = 0;
+    state.has_output.store(false, std::memory_order_relaxed);
+  }
+  return result;
+}
+
+// After a refusal nothing that the peer sent is kept.
+mep_result_t ControlLink::State::refuse(mep_result_t result) {
+  refused = true;
+  buffer.clear();
+  begin = 0;
+  fds.clear();
+  return result;
+}
+
+// Takes one whole frame off the buffer, if there is one.
+mep_result_t ControlLink::State::next_frame(Frame* frame, bool* found) {
+  *found = false;
+  const size_t available = buffer.size() - begin;
+  if (available == 0 && !fds.empty()) {
+    return fail(MEP_ERR_DENIED, "%zu descriptors came that no frame announced", fds.size());
+  }
+  if (available < kHeaderBytes) return MEP_SUCCESS;
+  FrameHeader header;
+  std::memcpy(&header, buffer.data() + begin, kHeaderBytes);
+  MEP_TRY(check_header(header));
+  if (available < kHeaderBytes + header.payload_bytes) return MEP_SUCCESS;
+  if (fds.size() < header.descriptors) {
+    return fail(MEP_ERR_DENIED, "a frame announces %u descriptors but brings %zu",
+                header.descriptors, fds.size());
+  }
+  frame->type = header.type;
+  const auto payload = buffer.begin() + static_cast<ptrdiff_t>(begin + kHeaderBytes);
+  frame->payload.assign(payload, payload + static_cast<ptrdiff_t>(header.payload_bytes));
+  frame->fds.clear();
+  for (uint16_t i = 0; i < header.descriptors; ++i) {
+    frame->fds.push_back(std::move(fds.front()));
+    fds.pop_front();
+  }
+  begin += kHeaderBytes + header.payload_bytes;
+  if (begin == buffer.size()) {
+    buffer.clear();
+    begin = 0;
+  }
+  *found = true;
+  return MEP_SUCCESS;
+}
+
+mep_result_t ControlLink::State::adopt_descriptors(msghdr* message) {
+  // Every descriptor is owned before anything is judged, so none can leak.
+  for (cmsghdr* item = CMSG_FIRSTHDR(message); item != nullptr; item = CMSG_NXTHDR(message, item)) {
+    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (item->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(item) + i * sizeof fd, sizeof fd);
+      fds.emplace_back(fd);
+    }
+  }
+  if ((message->msg_flags & MSG_CTRUNC) != 0) {
+    const UniqueFd probe(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
+    if (!probe.valid()) {
+      return fail(MEP_ERR_NO_MEMORY,
+                  "descriptors from the peer were lost: this process has reached its limit of open "
+                  "files (ulimit -n)");
+    }
+    return fail(MEP_ERR_DENIED, "more descriptors came at once than any frame may carry");
+  }
+  if (fds.size() > kMaxFrameDescriptors) {
+    return fail(MEP_ERR_DENIED, "%zu descriptors came for one frame, %zu are allowed", fds.size(),
+                kMaxFrameDescriptors);
+  }
+  return MEP_SUCCESS;
+}
+
+// *count 0 without would_block: the end of the stream.
+mep_result_t ControlLink::State::read_chunk(size_t* count, bool* would_block) {
+  *count = 0;
+  *would_block = false;
+  if (begin > 0) {
+    buffer.erase(buffer.begin(), buffer.begin() + static_cast<ptrdiff_t>(begin));
+    begin = 0;
+  }
+  const size_t old_size = buffer.size();
+  buffer.resize(old_size + kReadChunkBytes);
+  iovec part{buffer.data() + old_size, kReadChunkBytes};
+  DescriptorMessage control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes;
+  message.msg_controllen = sizeof control.bytes;
+  ssize_t received = 0;
+  do {
+    received = recvmsg(socket.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  } while (received < 0 && errno == EINTR);
+  const int error = errno;
+  buffer.resize(old_size + (received > 0 ? static_cast<size_t>(received) : 0));
+  if (received < 0) {
+    if (error == EAGAIN || error == EWOULDBLOCK) {
+      *would_block = true;
+      return MEP_SUCCESS;
+    }
+    if (is_connection_end(error)) return MEP_SUCCESS;
+    return fail(MEP_ERR_SYSTEM, "recvmsg from a peer failed: %s", strerrordesc_np(error));
+  }
+  *count = static_cast<size_t>(received);
+  return adopt_descriptors(&message);
+}
+
+mep_result_t ControlLink::receive(const std::function<bool(Frame&)>& handler) {
+  State& state = *state_;
+  if (state.refused) return fail(MEP_ERR_DENIED, "the peer's stream was refused before");
+  size_t read_bytes = 0;
+  for (;;) {
+    Frame frame;
+    bool found = false;
+    const mep_result_t parsed = state.next_frame(&frame, &found);
+    if (parsed != MEP_SUCCESS) return state.refuse(parsed);
+    if (found) {
+      if (!handler(frame)) return MEP_SUCCESS;
+      continue;
+    }
+    if (read_bytes >= kMaxBytesPerReceive) return MEP_SUCCESS;
+    size_t count = 0;
+    bool would_block = false;
+    const mep_result_t read = state.read_chunk(&count, &would_block);
+    if (read != MEP_SUCCESS) return state.refuse(read);
+    if (would_block) return MEP_SUCCESS;
+    if (count == 0) {
+      return state.buffer.empty()
+                 ? fail(MEP_ERR_PEER_FAILED, "the peer closed its connection")
+                 : fail(MEP_ERR_PEER_FAILED, "the peer closed its connection within a frame");
+    }
+    read_bytes += count;
+  }
+}
+
+bool ControlLink::has_buffered_input() const {
+  return !state_->buffer.empty();
+}
+
+void ControlLink::shutdown() {
+  State& state = *state_;
+  {
+    const std::lock_guard<std::mutex> lock(state.output_mutex);
+    state.output_closed = true;
+    state.queue.clear();
+    state.queued_bytes = 0;
+    state.has_output.store(false, std::memory_order_relaxed);
+  }
+  ::shutdown(state.socket.get(), SHUT_RDWR);
+}
+
+}  // namespace mep

@@ -1,0 +1,195 @@
+// Encoding and checking of what comes before there is a world. All input is hostile until checked.
+#include "core/bootstrap/hello.hpp"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/status.hpp"
+#include "core/bootstrap/byte_codec.hpp"
+
+namespace mep {
+namespace {
+
+constexpr uint32_t kLibraryVersion =
+    MEP_VERSION_MAJOR * 10000 + MEP_VERSION_MINOR * 100 + MEP_VERSION_PATCH;
+
+int pidfd_of(pid_t pid) {
+#ifdef SYS_pidfd_open
+  return static_cast<int>(syscall(SYS_pidfd_open, pid, 0));  // close-on-exec by itself
+#else
+  (void)pid;
+  return -1;
+#endif
+}
+
+// The process a descriptor stands for, as seen from here; -1: it is no pidfd.
+long pid_behind(int fd) {
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
+  std::FILE* file = std::fopen(path, "re");
+  if (file == nullptr) return -1;
+  long pid = -1;
+  char line[128];
+  while (std::fgets(line, sizeof line, file) != nullptr) {
+    if (std::strncmp(line, "Pid:", 4) == 0) pid = std::strtol(line + 4, nullptr, 10);
+  }
+  std::fclose(file);
+  return pid;
+}
+
+// Text of a peer goes to terminals and logs.
+void make_printable(std::string* text) {
+  for (char& letter : *text) {
+    const auto byte = static_cast<unsigned char>(letter);
+    if (byte < 0x20 || byte == 0x7f) letter = '?';
+  }
+}
+
+std::string version_text(uint32_t version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+}  // namespace
+
+Hello make_hello(HelloKind kind, const ResolvedConfig& config, const SelfDescription& self) {
+  Hello hello;
+  hello.kind = kind;
+  hello.size = kind == HelloKind::kJoin ? 0 : config.size;
+  hello.max_size = kind == HelloKind::kJoin ? 0 : config.max_size;
+  hello.library_version = kLibraryVersion;
+  hello.job = config.job;
+  hello.identity = self.identity;
+  hello.offer = self.offer;
+  return hello;
+}
+
+std::vector<std::byte> encode_hello(const Hello& hello) {
+  ByteWriter writer;
+  writer.number(kProtocolVersion);
+  writer.number(hello.library_version);
+  writer.number(static_cast<uint8_t>(hello.kind));
+  writer.number(hello.identity.slot);
+  writer.number(hello.size);
+  writer.number(hello.max_size);
+  writer.number(hello.identity.incarnation);
+  writer.number(hello.identity.host);
+  writer.number(hello.identity.process_token);
+  writer.number(hello.identity.pid);
+  writer.text(hello.job);
+  writer.block(hello.offer);
+  return writer.take();
+}
+
+mep_result_t decode_hello(std::span<const std::byte> payload, Hello* hello) {
+  ByteReader reader(payload);
+  const auto protocol = reader.number<uint32_t>();
+  hello->library_version = reader.number<uint32_t>();
+  if (!reader.valid()) return fail(MEP_ERR_DENIED, "a hello of %zu bytes", payload.size());
+  if (protocol != kProtocolVersion) {
+    return fail(MEP_ERR_VERSION,
+                "MEP %s there speaks protocol %u, MEP %s here speaks protocol %u: install the same "
+                "version for all ranks",
+                version_text(hello->library_version).c_str(), protocol,
+                version_text(kLibraryVersion).c_str(), kProtocolVersion);
+  }
+  const auto kind = reader.number<uint8_t>();
+  hello->kind = static_cast<HelloKind>(kind);
+  hello->identity.slot = reader.number<uint32_t>();
+  hello->size = reader.number<int32_t>();
+  hello->max_size = reader.number<int32_t>();
+  hello->identity.incarnation = reader.number<uint64_t>();
+  hello->identity.host = reader.number<uint64_t>();
+  hello->identity.process_token = reader.number<uint64_t>();
+  hello->identity.pid = reader.number<int32_t>();
+  hello->job = reader.text(kMaxJobBytes);
+  hello->offer = reader.block(kMaxOfferBytes);
+  if (!reader.complete()) return fail(MEP_ERR_DENIED, "a malformed hello");
+  if (kind < static_cast<uint8_t>(HelloKind::kInit) ||
+      kind > static_cast<uint8_t>(HelloKind::kMember)) {
+    return fail(MEP_ERR_DENIED, "a hello of unknown kind %u", kind);
+  }
+  if (hello->identity.slot >= static_cast<uint32_t>(kMaxRanks) ||
+      hello->identity.incarnation == 0 || hello->size < 0 || hello->max_size < hello->size ||
+      hello->max_size > kMaxRanks) {
+    return fail(MEP_ERR_DENIED, "a hello with impossible numbers (rank %u, size %d, max_size %d)",
+                hello->identity.slot, hello->size, hello->max_size);
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t send_hello(ControlLink* link, const Hello& hello) {
+  const std::vector<std::byte> payload = encode_hello(hello);
+  const UniqueFd self(pidfd_of(getpid()));
+  if (self.valid()) {
+    const int fd = self.get();
+    const mep_result_t sent = link->send(kHelloFrame, payload, std::span<const int>(&fd, 1));
+    // Many ranks of one user can have too many descriptors on the way; the pid has to do then.
+    if (sent != MEP_ERR_NO_MEMORY) return sent;
+  }
+  return link->send(kHelloFrame, payload);
+}
+
+mep_result_t check_hello(const Hello& hello, const Hello& own, const std::string& who) {
+  if (hello.job != own.job) {
+    return fail(MEP_ERR_BOOTSTRAP, "%s belongs to job '%.64s', this one is job '%.64s'",
+                who.c_str(), hello.job.c_str(), own.job.c_str());
+  }
+  if (hello.size != own.size && hello.size != 0 && own.size != 0) {
+    return fail(MEP_ERR_BOOTSTRAP,
+                "%s was started for a world of %d ranks, rank %u for a world of %d: all ranks need "
+                "the same size",
+                who.c_str(), hello.size, own.identity.slot, own.size);
+  }
+  if (hello.max_size != own.max_size && hello.max_size != 0 && own.max_size != 0) {
+    return fail(MEP_ERR_BOOTSTRAP,
+                "%s was started with max_size %d, rank %u with %d: all ranks need the same",
+                who.c_str(), hello.max_size, own.identity.slot, own.max_size);
+  }
+  return MEP_SUCCESS;
+}
+
+UniqueFd adopt_pidfd(const Hello& hello, const SelfDescription& self, Frame* frame,
+                     const PeerCredentials& credentials) {
+  if (hello.identity.process_token == self.identity.process_token) return {};
+  if (!frame->fds.empty()) {
+    UniqueFd given = std::move(frame->fds.front());
+    const long pid = pid_behind(given.get());
+    // Pid 0: the peer lives in a pid namespace that is not visible from here.
+    if (pid >= 0 && pid == credentials.pid) return given;
+  }
+  if (credentials.pid <= 0) return {};
+  return UniqueFd(pidfd_of(credentials.pid));
+}
+
+std::vector<std::byte> encode_abort(const Abort& abort) {
+  ByteWriter writer;
+  writer.number(abort.code);
+  writer.number(abort.sender);
+  writer.number(abort.origin);
+  writer.text(std::string_view(abort.text).substr(0, kMaxAbortTextBytes));
+  return writer.take();
+}
+
+bool decode_abort(std::span<const std::byte> payload, Abort* abort) {
+  ByteReader reader(payload);
+  abort->code = reader.number<mep_result_t>();
+  abort->sender = reader.number<int32_t>();
+  abort->origin = reader.number<int32_t>();
+  abort->text = reader.text(kMaxAbortTextBytes);
+  if (!reader.complete()) return false;
+  if (!is_error(abort->code)) abort->code = MEP_ERR_BOOTSTRAP;
+  make_printable(&abort->text);
+  return true;
+}
+
+std::string name_peer(int32_t rank, const PeerCredentials& credentials) {
+  return "rank " + std::to_string(rank) + " (pid " + std::to_string(credentials.pid) + ")";
+}
+
+}  // namespace mep

@@ -1,0 +1,117 @@
+// Values are read once and checked whole, like MEP's own variables.
+#include "core/bootstrap/launcher_environment.hpp"
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/status.hpp"
+#include "core/bootstrap/hello.hpp"
+
+namespace mep {
+namespace {
+
+// Null: unset or empty.
+const char* text_of(const char* name) {
+  const char* text = secure_getenv(name);
+  return text != nullptr && *text != '\0' ? text : nullptr;
+}
+
+[[nodiscard]] mep_result_t number_of(const char* name, int64_t* value, bool* is_set) {
+  const char* text = text_of(name);
+  *is_set = text != nullptr;
+  if (text == nullptr) return MEP_SUCCESS;
+  const char* end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, *value, 10);
+  if (error != std::errc() || stop != end || *value < 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "%s=%.64s, set by the launcher, is no number", name, text);
+  }
+  return MEP_SUCCESS;
+}
+
+// Fills rank and size from the first size variable that is set. rank_name unset: not found.
+[[nodiscard]] mep_result_t read_place(const char* rank_name,
+                                      std::initializer_list<const char*> size_names,
+                                      LauncherPlace* out) {
+  int64_t rank = 0;
+  int64_t size = 0;
+  bool has_rank = false;
+  bool has_size = false;
+  MEP_TRY(number_of(rank_name, &rank, &has_rank));
+  if (!has_rank) return MEP_SUCCESS;
+  const char* size_name = nullptr;
+  for (const char* name : size_names) {
+    size_name = name;
+    MEP_TRY(number_of(name, &size, &has_size));
+    if (has_size) break;
+  }
+  if (!has_size) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "%s=%lld is set but %s is not: set MEP_RANK and MEP_SIZE", rank_name,
+                static_cast<long long>(rank), size_name);
+  }
+  if (size < 1 || size > kMaxRanks || rank >= size) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "%s=%lld and %s=%lld, set by the launcher, do not fit",
+                rank_name, static_cast<long long>(rank), size_name, static_cast<long long>(size));
+  }
+  out->found = true;
+  out->rank = static_cast<int32_t>(rank);
+  out->size = static_cast<int32_t>(size);
+  return MEP_SUCCESS;
+}
+
+std::string job_of(std::initializer_list<const char*> names) {
+  std::string job;
+  for (const char* name : names) {
+    const char* text = text_of(name);
+    if (text != nullptr) job += (job.empty() ? "" : "-") + std::string(text);
+  }
+  if (job.size() > kMaxJobBytes) job.resize(kMaxJobBytes);
+  return job;
+}
+
+// A batch script sees its allocation's variables without being a task of it: only a real step counts.
+bool in_slurm_step() {
+  const char* step = text_of("SLURM_STEP_ID");
+  if (step == nullptr) step = text_of("SLURM_STEPID");
+  if (step == nullptr) return false;
+  constexpr unsigned long kFirstSpecialStep = 0xfffffff0ul;  // batch, external and interactive ones
+  return std::strtoul(step, nullptr, 10) < kFirstSpecialStep;
+}
+
+}  // namespace
+
+mep_result_t read_launcher_environment(LauncherPlace* out) {
+  *out = LauncherPlace{};
+  out->launcher = "Open MPI";
+  MEP_TRY(read_place("OMPI_COMM_WORLD_RANK", {"OMPI_COMM_WORLD_SIZE"}, out));
+  if (out->found) {
+    // The namespace alone has only 16 bits that tell jobs apart; the key is random.
+    out->job = job_of({"PMIX_NAMESPACE", "OMPI_MCA_orte_precondition_transports"});
+    if (out->job.empty()) out->job = job_of({"OMPI_MCA_ess_base_jobid"});
+    if (!out->job.empty()) out->job = "ompi-" + out->job;
+    return MEP_SUCCESS;
+  }
+  out->launcher = "PMIx";
+  MEP_TRY(read_place("PMIX_RANK", {"PMIX_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "PMI_SIZE"},
+                     out));
+  if (out->found) {
+    out->job = job_of({"PMIX_NAMESPACE"});
+    if (!out->job.empty()) out->job = "pmix-" + out->job;
+    return MEP_SUCCESS;
+  }
+  out->launcher = "PMI";
+  MEP_TRY(read_place("PMI_RANK", {"PMI_SIZE"}, out));
+  if (out->found) {
+    if (in_slurm_step()) out->job = job_of({"SLURM_JOB_ID", "SLURM_STEP_ID"});
+    if (!out->job.empty()) out->job = "slurm-" + out->job;
+    return MEP_SUCCESS;
+  }
+  if (!in_slurm_step()) return MEP_SUCCESS;
+  out->launcher = "Slurm";
+  MEP_TRY(read_place("SLURM_PROCID", {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, out));
+  if (out->found) out->job = "slurm-" + job_of({"SLURM_JOB_ID", "SLURM_STEP_ID"});
+  return MEP_SUCCESS;
+}
+
+}  // namespace mep

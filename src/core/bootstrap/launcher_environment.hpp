@@ -1,0 +1,25 @@
+// What the program that started this process says of it in the environment. These variables are other
+// programs' and so not in the table of base/env.cpp.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "mep.h"
+
+namespace mep {
+
+struct LauncherPlace {
+  bool found = false;
+  int32_t rank = 0;
+  int32_t size = 0;
+  std::string job;       // empty: the launcher does not name its jobs
+  const char* launcher;  // for texts
+};
+
+// Open MPI, PMIx, PMI (MPICH and its kin) and Slurm, in this order: the later ones' variables are also
+// seen by processes that an earlier one started within their allocation. A launcher whose variables
+// are incomplete or malformed is an error that names them.
+[[nodiscard]] mep_result_t read_launcher_environment(LauncherPlace* out);
+
+}  // namespace mep

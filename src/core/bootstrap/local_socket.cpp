@@ -1,0 +1,169 @@
+// Names carry the user id, so that jobs of different users never meet by accident; who really is at
+// the other end is always asked from the kernel, because any user can bind any name.
+#include "core/bootstrap/local_socket.hpp"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/status.hpp"
+
+namespace mep {
+namespace {
+
+constexpr size_t kMaxPlainJobBytes = 64;
+constexpr int kListenBacklog = 4096;  // the kernel lowers it to net.core.somaxconn
+
+// FNV-1a; two different starts give 128 bits. No security hangs on it: job names are no secrets.
+uint64_t hash_text(const std::string& text, uint64_t hash) {
+  for (const char letter : text) {
+    hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+std::string job_in_name(const std::string& job) {
+  constexpr const char* kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@+-";
+  if (!job.empty() && job.size() <= kMaxPlainJobBytes &&
+      job.find_first_not_of(kPlain) == std::string::npos) {
+    return job;
+  }
+  char text[40];
+  std::snprintf(text, sizeof text, "#%016llx%016llx",
+                static_cast<unsigned long long>(hash_text(job, 0xcbf29ce484222325u)),
+                static_cast<unsigned long long>(hash_text(job, 0x9e3779b97f4a7c15u)));
+  return text;
+}
+
+socklen_t fill_address(const std::string& name, sockaddr_un* address) {
+  std::memset(address, 0, sizeof *address);
+  address->sun_family = AF_UNIX;
+  // sun_path[0] stays 0: the abstract namespace.
+  std::memcpy(address->sun_path + 1, name.data(), name.size());
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+}
+
+[[nodiscard]] mep_result_t make_socket(const std::string& name, UniqueFd* out) {
+  if (name.size() + 1 > sizeof(sockaddr_un::sun_path)) {
+    return fail(MEP_ERR_INTERNAL, "socket name '%s' is too long", name.c_str());
+  }
+  out->reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (out->valid()) return MEP_SUCCESS;
+  if (errno == EMFILE || errno == ENFILE) {
+    return fail(MEP_ERR_NO_MEMORY, "no descriptor left for a socket: raise the limit of open files "
+                "(ulimit -n)");
+  }
+  return fail(MEP_ERR_SYSTEM, "socket(AF_UNIX) failed: %s", strerrordesc_np(errno));
+}
+
+}  // namespace
+
+std::string local_socket_name(uid_t uid, const std::string& job, int32_t rank) {
+  return "mep/" + std::to_string(uid) + "/" + job_in_name(job) + "/" + std::to_string(rank);
+}
+
+mep_result_t listen_local(const std::string& name, UniqueFd* out, bool* taken) {
+  *taken = false;
+  out->reset();
+  UniqueFd socket;
+  MEP_TRY(make_socket(name, &socket));
+  sockaddr_un address{};
+  const socklen_t length = fill_address(name, &address);
+  if (bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    *taken = errno == EADDRINUSE;
+    if (*taken) return MEP_SUCCESS;
+    return fail(MEP_ERR_SYSTEM, "bind to '@%s' failed: %s", name.c_str(), strerrordesc_np(errno));
+  }
+  if (listen(socket.get(), kListenBacklog) != 0) {
+    return fail(MEP_ERR_SYSTEM, "listen on '@%s' failed: %s", name.c_str(),
+                strerrordesc_np(errno));
+  }
+  *out = std::move(socket);
+  return MEP_SUCCESS;
+}
+
+mep_result_t connect_local(const std::string& name, UniqueFd* out) {
+  out->reset();
+  UniqueFd socket;
+  MEP_TRY(make_socket(name, &socket));
+  sockaddr_un address{};
+  const socklen_t length = fill_address(name, &address);
+  int status = 0;
+  do {
+    status = connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length);
+  } while (status != 0 && errno == EINTR);
+  if (status == 0) {
+    *out = std::move(socket);
+    return MEP_SUCCESS;
+  }
+  // EAGAIN: its queue of connections is full; ECONNREFUSED: bound but not listening, or nobody.
+  if (errno == ECONNREFUSED || errno == EAGAIN || errno == ENOENT || errno == ECONNRESET) {
+    return MEP_SUCCESS;
+  }
+  return fail(MEP_ERR_SYSTEM, "connect to '@%s' failed: %s", name.c_str(), strerrordesc_np(errno));
+}
+
+mep_result_t accept_local(int listener, UniqueFd* out) {
+  out->reset();
+  int socket = -1;
+  do {
+    socket = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  } while (socket < 0 && (errno == EINTR || errno == ECONNABORTED));
+  if (socket >= 0) {
+    out->reset(socket);
+    return MEP_SUCCESS;
+  }
+  if (errno == EAGAIN || errno == EWOULDBLOCK) return MEP_SUCCESS;
+  if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+    return fail(MEP_ERR_NO_MEMORY, "a connection cannot be accepted: %s", strerrordesc_np(errno));
+  }
+  return fail(MEP_ERR_SYSTEM, "accept failed: %s", strerrordesc_np(errno));
+}
+
+mep_result_t peer_credentials(int socket, PeerCredentials* out) {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 ||
+      length != sizeof credentials) {
+    return fail(MEP_ERR_SYSTEM, "SO_PEERCRED failed: %s", strerrordesc_np(errno));
+  }
+  out->pid = credentials.pid;
+  out->uid = credentials.uid;
+  return MEP_SUCCESS;
+}
+
+mep_result_t check_same_user(int socket, PeerCredentials* out) {
+  MEP_TRY(peer_credentials(socket, out));
+  if (out->uid == geteuid()) return MEP_SUCCESS;
+  return fail(MEP_ERR_DENIED, "process %d of user id %u, where only user id %u may take part",
+              out->pid, out->uid, geteuid());
+}
+
+bool find_foreign_listener(const std::string& job, int32_t rank, uid_t* uid) {
+  std::FILE* file = std::fopen("/proc/net/unix", "re");
+  if (file == nullptr) return false;
+  const std::string tail = "/" + job_in_name(job) + "/" + std::to_string(rank);
+  bool found = false;
+  char line[512];
+  while (!found && std::fgets(line, sizeof line, file) != nullptr) {
+    line[std::strcspn(line, "\n")] = '\0';
+    const char* name = std::strstr(line, "@mep/");
+    if (name == nullptr) continue;
+    char* end = nullptr;
+    const unsigned long owner = std::strtoul(name + 5, &end, 10);
+    if (end == name + 5 || tail != end || owner == geteuid()) continue;
+    *uid = static_cast<uid_t>(owner);
+    found = true;
+  }
+  std::fclose(file);
+  return found;
+}
+
+}  // namespace mep

@@ -1,0 +1,43 @@
+// Abstract Unix sockets: names without files, which vanish with their process, and the kernel's word
+// on who is at the other end.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+
+#include "base/unique_fd.hpp"
+#include "mep.h"
+
+namespace mep {
+
+// The process behind a connected socket, as seen from here.
+struct PeerCredentials {
+  pid_t pid = 0;  // 0: in a pid namespace that is not visible from here
+  uid_t uid = 0;
+};
+
+// "mep/UID/JOB/RANK" without the leading zero byte. A job name that is long or has other letters than
+// names need is replaced by a hash of it; the hello carries it whole.
+std::string local_socket_name(uid_t uid, const std::string& job, int32_t rank);
+
+// *taken: another socket has the name (then *out stays empty and the result is success).
+[[nodiscard]] mep_result_t listen_local(const std::string& name, UniqueFd* out, bool* taken);
+
+// Nobody there, or nobody who takes connections now: success with an empty *out.
+[[nodiscard]] mep_result_t connect_local(const std::string& name, UniqueFd* out);
+
+// Nothing waits: success with an empty *out. The accepted socket is nonblocking and close-on-exec.
+[[nodiscard]] mep_result_t accept_local(int listener, UniqueFd* out);
+
+[[nodiscard]] mep_result_t peer_credentials(int socket, PeerCredentials* out);
+
+// The same, and MEP_ERR_DENIED when it is another user's (*out is filled then too).
+[[nodiscard]] mep_result_t check_same_user(int socket, PeerCredentials* out);
+
+// A process of another user that listens as `rank` of `job`: for the text of a missing rank, since
+// anybody can take such a name. False: there is none.
+bool find_foreign_listener(const std::string& job, int32_t rank, uid_t* uid);
+
+}  // namespace mep

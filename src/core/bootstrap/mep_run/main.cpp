@@ -1,0 +1,226 @@
+// mep_run: starts the ranks of a job on this host, without MPI. The end of a rank, however it comes
+// about, does nothing to the others.
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+#include "core/bootstrap/mep_run/process_group.hpp"
+
+namespace mep {
+namespace {
+
+constexpr int kUsageStatus = 2;
+constexpr int kTimeoutStatus = 124;
+constexpr int kCannotStartStatus = 127;
+constexpr int kMaxRespawnsOfRank = 16;
+constexpr uint64_t kGraceMs = 5000;
+constexpr int32_t kMaxRanksHere = 4096;
+
+constexpr const char* kHelp =
+    "usage: mep_run -n N [OPTION]... [--] COMMAND [ARGUMENT]...\n"
+    "\n"
+    "Starts N ranks of a MEP job on this host. Each finds its rank, the size and the job's name in\n"
+    "its environment (MEP_RANK, MEP_SIZE, MEP_JOB, MEP_LOCAL_RANK). A rank that dies takes nobody\n"
+    "with it.\n"
+    "\n"
+    "  -n N            number of ranks\n"
+    "  --respawn       start a rank again that a signal killed, as a replacement (MEP_JOIN=1)\n"
+    "  --timeout S     end all ranks after S seconds; the exit status is then 124\n"
+    "  --tag-output    put \"[RANK] \" before each line of output\n"
+    "  --help          this text\n"
+    "\n"
+    "Standard input goes to rank 0. SIGINT, SIGTERM and SIGHUP are passed on to all ranks; the second\n"
+    "one kills them. The exit status is 0 if all ranks succeeded, else that of the first rank that\n"
+    "failed, or 128 plus the number of the signal that killed it.\n";
+
+struct RunOptions {
+  ProcessGroup::Options group;
+  bool respawn = false;
+  uint64_t timeout_s = 0;  // 0: none
+};
+
+bool parse_number(const char* text, uint64_t max, uint64_t* value) {
+  const char* end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, *value, 10);
+  return error == std::errc() && stop == end && *value >= 1 && *value <= max;
+}
+
+int usage_error(const std::string& what) {
+  std::fprintf(stderr, "mep_run: %s\nTry 'mep_run --help'.\n", what.c_str());
+  return kUsageStatus;
+}
+
+// True: go on; else *status is what to leave with.
+bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
+  int i = 1;
+  uint64_t size = 0;
+  for (; i < argc && argv[i][0] == '-'; ++i) {
+    const std::string name = argv[i];
+    if (name == "--") {
+      ++i;
+      break;
+    }
+    if (name == "--help" || name == "-h") {
+      std::fputs(kHelp, stdout);
+      *status = 0;
+      return false;
+    }
+    if (name == "--respawn") {
+      options->respawn = true;
+    } else if (name == "--tag-output") {
+      options->group.tag_output = true;
+    } else if (name == "-n" || name == "-np" || name == "--timeout") {
+      const bool is_timeout = name == "--timeout";
+      uint64_t* value = is_timeout ? &options->timeout_s : &size;
+      if (i + 1 == argc || !parse_number(argv[++i], is_timeout ? 1u << 30 : kMaxRanksHere, value)) {
+        *status = usage_error(name + " needs a number from 1");
+        return false;
+      }
+    } else {
+      *status = usage_error("unknown option " + name);
+      return false;
+    }
+  }
+  if (size == 0 || i == argc) {
+    *status = usage_error(size == 0 ? "-n N is missing" : "the command is missing");
+    return false;
+  }
+  options->group.size = static_cast<int32_t>(size);
+  options->group.command.assign(argv + i, argv + argc);
+  return true;
+}
+
+// The signals come as bytes of a descriptor, so that nothing interrupts anything.
+UniqueFd catch_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
+  UniqueFd fd(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  sigaddset(&set, SIGPIPE);
+  sigprocmask(SIG_BLOCK, &set, nullptr);
+  return fd;
+}
+
+class Run {
+ public:
+  Run(const RunOptions& options, UniqueFd signals)
+      : options_(options),
+        signals_(std::move(signals)),
+        respawns_(static_cast<size_t>(options.group.size), 0) {
+    if (options.timeout_s != 0) limit_ = Deadline::after_ms(options.timeout_s * 1000);
+  }
+
+  int run() {
+    if (group_.start(options_.group) != MEP_SUCCESS) {
+      std::fprintf(stderr, "mep_run: %s\n", last_error_text());
+      return kCannotStartStatus;
+    }
+    while (group_.running() > 0) {
+      ProcessGroup::Exit exit;
+      bool ended = false;
+      if (group_.wait(limit_, signals_.get(), &exit, &ended) != MEP_SUCCESS) {
+        std::fprintf(stderr, "mep_run: %s\n", last_error_text());
+        return kCannotStartStatus;
+      }
+      if (ended) on_exit(exit);
+      pass_signals();
+      if (limit_.expired()) on_limit();
+    }
+    group_.finish();
+    return timed_out_ ? kTimeoutStatus : status_;
+  }
+
+ private:
+  void on_exit(const ProcessGroup::Exit& exit) {
+    int code = 0;
+    if (WIFSIGNALED(exit.wait_status)) {
+      const int signal = WTERMSIG(exit.wait_status);
+      const char* name = sigabbrev_np(signal);
+      std::fprintf(stderr, "mep_run: rank %d (pid %d) was killed by signal %d (SIG%s)\n", exit.rank,
+                   exit.pid, signal, name != nullptr ? name : "?");
+      if (try_respawn(exit.rank)) return;
+      code = 128 + signal;
+    } else {
+      code = WEXITSTATUS(exit.wait_status);
+      if (code == 0) return;
+      std::fprintf(stderr, "mep_run: rank %d (pid %d) exited with status %d\n", exit.rank, exit.pid,
+                   code);
+    }
+    if (status_ == 0) status_ = code;
+  }
+
+  bool try_respawn(int32_t rank) {
+    int& count = respawns_[static_cast<size_t>(rank)];
+    // Without another rank there is no job to join.
+    if (!options_.respawn || stopping_ || group_.running() == 0) return false;
+    if (count == kMaxRespawnsOfRank) {
+      std::fprintf(stderr, "mep_run: rank %d is not started again: it died %d times\n", rank,
+                   count + 1);
+      return false;
+    }
+    ++count;
+    if (group_.start_replacement(rank) != MEP_SUCCESS) {
+      std::fprintf(stderr, "mep_run: rank %d is not started again: %s\n", rank, last_error_text());
+      return false;
+    }
+    std::fprintf(stderr, "mep_run: rank %d is started again (pid %d)\n", rank, group_.pid(rank));
+    return true;
+  }
+
+  void pass_signals() {
+    signalfd_siginfo info{};
+    while (read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+      group_.signal_all(stopping_ ? SIGKILL : static_cast<int>(info.ssi_signo));
+      stopping_ = true;
+    }
+  }
+
+  void on_limit() {
+    if (timed_out_) {
+      group_.signal_all(SIGKILL);
+      limit_ = Deadline::never();
+      return;
+    }
+    std::fprintf(stderr, "mep_run: %llu s are over: ending all ranks\n",
+                 static_cast<unsigned long long>(options_.timeout_s));
+    timed_out_ = true;
+    stopping_ = true;
+    group_.signal_all(SIGTERM);
+    limit_ = Deadline::after_ms(kGraceMs);
+  }
+
+  const RunOptions& options_;
+  UniqueFd signals_;
+  ProcessGroup group_;
+  Deadline limit_ = Deadline::never();
+  std::vector<int> respawns_;
+  bool stopping_ = false;  // told to end: nobody is started again
+  bool timed_out_ = false;
+  int status_ = 0;
+};
+
+}  // namespace
+}  // namespace mep
+
+int main(int argc, char** argv) {
+  try {
+    mep::RunOptions options;
+    int status = 0;
+    if (!mep::parse_arguments(argc, argv, &options, &status)) return status;
+    mep::Run run(options, mep::catch_signals());
+    return run.run();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "mep_run: %s\n", error.what());
+    return mep::kCannotStartStatus;
+  }
+}

@@ -1,0 +1,97 @@
+// One rank's way from its place to links with all others.
+//
+//   - Every rank listens; it connects to all lower ranks and takes in all higher ones.
+//   - A link exists once hellos went both ways and agree. Then, when a rank has all its links, it says
+//     READY to all and waits for everybody's READY: so a start succeeds everywhere or nowhere, as far
+//     as messages can bring that about.
+//   - Whoever finds an error tells all it can reach and lingers a moment for those that come late;
+//     whoever is told passes it on. After its own READY a rank is no longer stopped by late claimants:
+//     only these are refused.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/bootstrap/hello.hpp"
+#include "core/bootstrap/rendezvous.hpp"
+
+namespace mep {
+
+class MeshBuilder {
+ public:
+  MeshBuilder(const ResolvedConfig& config, const SelfDescription& self, Rendezvous* rendezvous,
+              Deadline deadline);
+
+  [[nodiscard]] mep_result_t run(Mesh* out);
+
+ private:
+  // A rank's place at the table. Before `linked`, `link` is a connection to a lower rank that has not
+  // answered yet.
+  struct Seat {
+    std::unique_ptr<ControlLink> link;
+    PeerCredentials credentials;
+    Hello hello;
+    UniqueFd pidfd;
+    bool linked = false;
+    bool ready = false;
+    bool told = false;  // it knows of the failure
+    uint64_t next_try_ns = 0;
+    uint64_t pause_ns = 0;
+    std::string obstacle;  // why it is not linked, as far as known
+  };
+  // Somebody who connected and has not said who it is.
+  struct Visitor {
+    std::unique_ptr<ControlLink> link;
+    PeerCredentials credentials;
+  };
+
+  mep_result_t build();
+  bool all_linked() const;
+  bool all_ready() const;
+  mep_result_t announce_ready();
+  mep_result_t connect_to_lower_ranks();
+  mep_result_t connect_to(int32_t rank);
+  mep_result_t wait_for_events();
+  mep_result_t accept_visitors();
+
+  mep_result_t serve_visitors();
+  mep_result_t serve_visitor(Visitor* visitor, bool* keep);
+  // *seated: the rank that the visitor turned out to be; -1: it was sent away.
+  mep_result_t on_visitor_hello(Visitor* visitor, Frame* frame, int32_t* seated);
+  mep_result_t reject(Visitor* visitor, mep_result_t code);
+
+  mep_result_t serve_seat(int32_t rank);
+  mep_result_t on_seat_frame(int32_t rank, Frame* frame, bool* again_later);
+  mep_result_t on_seat_hello(int32_t rank, Frame* frame);
+  void seat_peer(int32_t rank, Hello hello, Frame* frame, const PeerCredentials& credentials);
+  void try_again_later(int32_t rank, const char* obstacle);
+
+  // mesh_failure.cpp
+  mep_result_t on_abort(const Frame& frame, const PeerCredentials& credentials);
+  mep_result_t fail_missing();
+  void spread_failure(mep_result_t code);
+  void tell_linked(const std::vector<std::byte>& payload);
+  void tell_unlinked(const std::vector<std::byte>& payload);
+  void tell_visitors(const std::vector<std::byte>& payload);
+  bool all_told() const;
+
+  Seat& seat(int32_t rank) { return seats_[static_cast<size_t>(rank)]; }
+
+  const ResolvedConfig& config_;
+  const SelfDescription& self_;
+  Rendezvous* rendezvous_;
+  Deadline deadline_;
+  int32_t rank_;
+  Hello hello_;
+  UniqueFd listener_;
+  std::vector<Seat> seats_;  // by rank; this rank's own stays empty
+  std::vector<Visitor> visitors_;
+  bool ready_sent_ = false;
+  bool tell_nobody_ = false;      // everybody has heard of the failure from somebody else
+  int32_t failure_origin_ = -1;   // rank that found it, when this one was told
+  std::string failure_text_;      // its text
+};
+
+}  // namespace mep

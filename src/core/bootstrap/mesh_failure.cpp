@@ -1,0 +1,168 @@
+// How the failure of a start reaches everybody: by every link, by every connection of those that have
+// not said who they are, and by connecting to the places of all others. The failing rank stays for a
+// moment, so that ranks which start a little later are told too and need not wait out their time.
+#include <poll.h>
+
+#include <algorithm>
+
+#include "base/status.hpp"
+#include "core/bootstrap/mesh_builder.hpp"
+
+namespace mep {
+namespace {
+
+constexpr uint64_t kLingerMs = 1000;
+constexpr int kTellEveryMs = 20;
+constexpr size_t kMaxListedRanges = 16;
+
+// "ranks 3, 5-7".
+std::string list_ranks(const std::vector<int32_t>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  size_t ranges = 0;
+  for (size_t i = 0; i < ranks.size();) {
+    size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    if (ranges++ == kMaxListedRanges) return text + ", ...";
+    if (i != 0) text += ", ";
+    text += std::to_string(ranks[i]);
+    if (end - i > 1) text += "-" + std::to_string(ranks[end - 1]);
+    i = end;
+  }
+  return text;
+}
+
+}  // namespace
+
+mep_result_t MeshBuilder::on_abort(const Frame& frame, const PeerCredentials& credentials) {
+  Abort abort;
+  if (!decode_abort(frame.payload, &abort)) {
+    return fail(MEP_ERR_BOOTSTRAP, "pid %d sent a malformed failure message", credentials.pid);
+  }
+  if (abort.sender >= 0 && abort.sender < config_.size) seat(abort.sender).told = true;
+  failure_origin_ = abort.origin;
+  failure_text_ = abort.text;
+  return fail(abort.code, "rank %d reports: %s", abort.origin, abort.text.c_str());
+}
+
+mep_result_t MeshBuilder::fail_missing() {
+  std::vector<int32_t> missing;
+  std::vector<int32_t> not_ready;
+  std::string details;
+  bool any_denied = false;
+  for (int32_t rank = 0; rank < config_.size; ++rank) {
+    const Seat& peer = seat(rank);
+    if (rank == rank_ || peer.ready) continue;
+    if (peer.linked) {
+      not_ready.push_back(rank);
+      continue;
+    }
+    missing.push_back(rank);
+    bool denied = false;
+    std::string reason = rendezvous_->explain_absence(rank, &denied);
+    any_denied = any_denied || denied;
+    if (!reason.empty()) reason = "rank " + std::to_string(rank) + ": " + reason;
+    if (reason.empty() && peer.link != nullptr) {
+      reason = name_peer(rank, peer.credentials) + " took the connection but did not answer";
+    }
+    if (reason.empty()) reason = peer.obstacle;
+    if (!reason.empty()) details += "; " + reason;
+  }
+  if (missing.empty()) {
+    return fail(MEP_ERR_BOOTSTRAP,
+                "start of job '%s' was not finished within %u ms: %s of %d did not find all others",
+                config_.job.c_str(), config_.init_timeout_ms, list_ranks(not_ready).c_str(),
+                config_.size);
+  }
+  if (!visitors_.empty()) {
+    details += "; " + std::to_string(visitors_.size()) +
+               " connections never said who they are (one is of pid " +
+               std::to_string(visitors_.front().credentials.pid) + ")";
+  }
+  const char* hint = config_.job.rfind("shell-", 0) == 0
+                         ? "; ranks that are not started by one shell need a common MEP_JOB"
+                         : "";
+  return fail(any_denied ? MEP_ERR_DENIED : MEP_ERR_BOOTSTRAP,
+              "%s of %d did not come to job '%s' within %u ms%s%s",
+              list_ranks(missing).c_str(), config_.size, config_.job.c_str(),
+              config_.init_timeout_ms, details.c_str(), hint);
+}
+
+bool MeshBuilder::all_told() const {
+  for (int32_t rank = 0; rank < config_.size; ++rank) {
+    if (rank != rank_ && !seats_[static_cast<size_t>(rank)].told) return false;
+  }
+  return true;
+}
+
+void MeshBuilder::tell_linked(const std::vector<std::byte>& payload) {
+  for (Seat& peer : seats_) {
+    if (peer.link == nullptr) continue;
+    (void)peer.link->send(kAbortFrame, payload);
+    peer.told = peer.told || peer.linked;
+    // Output that is still queued is lost: the peer was not reading for a long time.
+    if (!peer.linked) peer.link.reset();
+  }
+}
+
+void MeshBuilder::tell_unlinked(const std::vector<std::byte>& payload) {
+  for (int32_t rank = 0; rank < config_.size; ++rank) {
+    if (rank == rank_ || seat(rank).told) continue;
+    UniqueFd socket;
+    PeerCredentials credentials;
+    if (rendezvous_->connect(rank, &socket) != MEP_SUCCESS || !socket.valid()) continue;
+    if (rendezvous_->authenticate(socket.get(), &credentials) != MEP_SUCCESS) continue;
+    ControlLink link(std::move(socket));
+    seat(rank).told = link.send(kAbortFrame, payload) == MEP_SUCCESS;
+  }
+}
+
+// Each gets the message once, when it is accepted, and then may say who it is.
+void MeshBuilder::tell_visitors(const std::vector<std::byte>& payload) {
+  if (!listener_.valid()) return;
+  const size_t known = visitors_.size();
+  if (accept_visitors() != MEP_SUCCESS) return;
+  for (size_t i = std::min(known, visitors_.size()); i < visitors_.size(); ++i) {
+    (void)visitors_[i].link->send(kAbortFrame, payload);
+  }
+  for (Visitor& visitor : visitors_) {
+    (void)visitor.link->receive([this](Frame& frame) {
+      Hello hello;
+      Abort abort;
+      int32_t rank = -1;
+      if (frame.type == kHelloFrame && decode_hello(frame.payload, &hello) == MEP_SUCCESS) {
+        rank = static_cast<int32_t>(hello.identity.slot);
+      } else if (frame.type == kAbortFrame && decode_abort(frame.payload, &abort)) {
+        rank = abort.sender;
+      }
+      if (rank >= 0 && rank < config_.size) seat(rank).told = true;
+      return true;
+    });
+  }
+}
+
+void MeshBuilder::spread_failure(mep_result_t code) {
+  const std::string own_text = last_error_text();
+  Abort abort;
+  abort.code = code;
+  abort.sender = rank_;
+  abort.origin = failure_origin_ >= 0 ? failure_origin_ : rank_;
+  abort.text = failure_origin_ >= 0 ? failure_text_ : own_text;
+  const std::vector<std::byte> payload = encode_abort(abort);
+  for (Visitor& visitor : visitors_) (void)visitor.link->send(kAbortFrame, payload);
+  tell_linked(payload);
+  // Only who found the failure lingers; the others tell it, among others, that they know.
+  const Deadline linger = failure_origin_ >= 0 ? Deadline::at_ns(0)
+                                               : Deadline::at_ns(std::min(
+                                                     deadline_.at_ns(),
+                                                     Deadline::after_ms(kLingerMs).at_ns()));
+  for (;;) {
+    tell_unlinked(payload);
+    tell_visitors(payload);
+    if (all_told() || linger.expired()) break;
+    pollfd entry{listener_.get(), POLLIN, 0};
+    (void)poll(&entry, 1, linger.left_ms(kTellEveryMs));
+  }
+  set_last_error_text(own_text.c_str());
+}
+
+}  // namespace mep

@@ -1,0 +1,132 @@
+// Keys that are written, all by rank 0 (JOB: the job's name; N: which start of this job in the process,
+// from 0, so that an earlier start's value is never taken for the present one's):
+//   mep/JOB/N/name   name under which the ranks meet, and rank 0's host
+//   mep/JOB/name     the same of the latest start, for newcomers
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <mutex>
+
+#include "base/status.hpp"
+#include "core/bootstrap/byte_codec.hpp"
+#include "core/bootstrap/hello.hpp"
+#include "core/bootstrap/rendezvous.hpp"
+
+namespace mep {
+namespace {
+
+constexpr uint32_t kStoreMagic = 0x5350454d;  // "MEPS"
+constexpr size_t kMaxValueBytes = 256;
+constexpr size_t kMaxNameBytes = 64;
+// The caller's function cannot be interrupted: it is asked in slices.
+constexpr int kGetSliceMs = 200;
+
+// Ranks may be threads of one process, so starts are counted by job and rank; a fork()ed child counts
+// from 0 like any other new process.
+uint32_t next_start_number(const std::string& job, uint32_t rank) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, uint32_t>, uint32_t> counts;
+  static pid_t owner = 0;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (owner != getpid()) counts.clear();
+  owner = getpid();
+  return counts[{job, rank}]++;
+}
+
+[[nodiscard]] mep_result_t store_put(const mep_store_t& store, const std::string& key,
+                                     const std::vector<std::byte>& value) {
+  const int status = store.put(store.user, key.c_str(), value.data(), value.size());
+  if (status == 0) return MEP_SUCCESS;
+  return fail(MEP_ERR_BOOTSTRAP, "the caller's store failed to put '%s' (its put answered %d)",
+              key.c_str(), status);
+}
+
+[[nodiscard]] mep_result_t store_get(const mep_store_t& store, const std::string& key,
+                                     Deadline deadline, std::vector<std::byte>* value) {
+  int status = 0;
+  do {
+    value->assign(kMaxValueBytes, std::byte{0});
+    size_t bytes = 0;
+    const int slice_ms = std::max(1, deadline.left_ms(kGetSliceMs));
+    const uint64_t asked_ns = now_ns();
+    status = store.get(store.user, key.c_str(), value->data(), value->size(), &bytes,
+                       static_cast<uint32_t>(slice_ms));
+    if (status == 0) {
+      if (bytes > value->size()) {
+        return fail(MEP_ERR_BOOTSTRAP, "the caller's store gave %zu bytes for '%s' where %zu fit",
+                    bytes, key.c_str(), value->size());
+      }
+      value->resize(bytes);
+      return MEP_SUCCESS;
+    }
+    // A store that fails at once instead of waiting must not be asked without a pause.
+    if (now_ns() - asked_ns < 1000000) usleep(1000);
+  } while (!deadline.expired());
+  return fail(MEP_ERR_BOOTSTRAP,
+              "rank 0 did not start in time: the caller's store has no key '%s' (its get answered "
+              "%d)",
+              key.c_str(), status);
+}
+
+[[nodiscard]] mep_result_t decode_meeting(const std::string& key,
+                                          const std::vector<std::byte>& value,
+                                          const SelfDescription& self, std::string* name) {
+  ByteReader reader(value);
+  const auto magic = reader.number<uint32_t>();
+  const auto version = reader.number<uint32_t>();
+  const auto host = reader.number<uint64_t>();
+  *name = reader.text(kMaxNameBytes);
+  if (!reader.complete() || magic != kStoreMagic || name->empty()) {
+    return fail(MEP_ERR_BOOTSTRAP, "the caller's store has something else than MEP's under '%s'",
+                key.c_str());
+  }
+  if (version != kProtocolVersion) {
+    return fail(MEP_ERR_VERSION, "rank 0 speaks protocol %u, rank %u protocol %u", version,
+                self.identity.slot, kProtocolVersion);
+  }
+  if (host != self.identity.host) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "rank %u is on another host (or in another container) than rank 0: a job over "
+                "several hosts is not built yet",
+                self.identity.slot);
+  }
+  return MEP_SUCCESS;
+}
+
+}  // namespace
+
+mep_result_t agree_through_store(const ResolvedConfig& config, const SelfDescription& self,
+                                 RendezvousPurpose purpose, Deadline deadline,
+                                 std::string* meeting_name) {
+  const mep_store_t& store = *config.store;
+  const std::string prefix = "mep/" + config.job;
+  if (purpose == RendezvousPurpose::kJoin) {
+    std::vector<std::byte> value;
+    MEP_TRY(store_get(store, prefix + "/name", deadline, &value));
+    return decode_meeting(prefix + "/name", value, self, meeting_name);
+  }
+  const uint32_t start = next_start_number(config.job, self.identity.slot);
+  const std::string key = prefix + "/" + std::to_string(start) + "/name";
+  if (self.identity.slot != 0) {
+    std::vector<std::byte> value;
+    MEP_TRY(store_get(store, key, deadline, &value));
+    return decode_meeting(key, value, self, meeting_name);
+  }
+  // The incarnation is random: nobody else makes this name.
+  char name[kMaxNameBytes];
+  std::snprintf(name, sizeof name, "store-%016llx",
+                static_cast<unsigned long long>(self.identity.incarnation));
+  ByteWriter writer;
+  writer.number(kStoreMagic);
+  writer.number(kProtocolVersion);
+  writer.number(self.identity.host);
+  writer.text(name);
+  MEP_TRY(store_put(store, key, writer.bytes()));
+  MEP_TRY(store_put(store, prefix + "/name", writer.bytes()));
+  *meeting_name = name;
+  return MEP_SUCCESS;
+}
+
+}  // namespace mep

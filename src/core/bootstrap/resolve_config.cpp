@@ -1,0 +1,282 @@
+// Where each field comes from, first found: the config, MEP_*, the launcher's variables, the default.
+// Everything is checked here, so that the rest of the library can rely on a ResolvedConfig.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "base/env.hpp"
+#include "base/sized_struct.hpp"
+#include "base/status.hpp"
+#include "core/bootstrap/bootstrap.hpp"
+#include "core/bootstrap/hello.hpp"
+#include "core/bootstrap/launcher_environment.hpp"
+
+namespace mep {
+namespace {
+
+constexpr uint32_t kKnownFlags = MEP_COMM_SET_RANK | MEP_COMM_SET_DEVICE | MEP_COMM_PUT_ONLY |
+                                 MEP_COMM_PARTIAL | MEP_COMM_UNIFORM | MEP_COMM_AUTO_RECOVER |
+                                 MEP_COMM_KILL_STOPPED;
+constexpr size_t kMaxTextBytes = 4096;
+
+[[nodiscard]] mep_result_t check_fields(const mep_comm_config_t& config) {
+  if ((config.flags & ~kKnownFlags) != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "config.flags 0x%x has unknown bits 0x%x", config.flags,
+                config.flags & ~kKnownFlags);
+  }
+  if ((config.flags & MEP_COMM_SET_DEVICE) != 0) {
+    return fail(MEP_ERR_UNSUPPORTED, "config.device %d: communicators on a device are not built yet",
+                config.device);
+  }
+  if (config.device != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "config.device is %d but config.flags lacks MEP_COMM_SET_DEVICE", config.device);
+  }
+  if (config.rank != 0 && (config.flags & MEP_COMM_SET_RANK) == 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "config.rank is %d but config.flags lacks MEP_COMM_SET_RANK", config.rank);
+  }
+  if (config.rank < 0 || config.rank >= kMaxRanks) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "config.rank %d is outside 0 to %d", config.rank,
+                kMaxRanks - 1);
+  }
+  if (config.size < 0 || config.size > kMaxRanks) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "config.size %d is outside 0 to %d", config.size,
+                kMaxRanks);
+  }
+  if (config.max_size < 0 || config.max_size > kMaxRanks) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "config.max_size %d is outside 0 to %d", config.max_size,
+                kMaxRanks);
+  }
+  if (config.quorum > MEP_QUORUM_NONE) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "config.quorum %u is no MEP_QUORUM_ value", config.quorum);
+  }
+  return MEP_SUCCESS;
+}
+
+// config's text, else the variable's. Neither: empty.
+[[nodiscard]] mep_result_t pick_text(const char* given, const char* variable, std::string* out) {
+  bool is_set = false;
+  if (given != nullptr && *given != '\0') {
+    out->assign(given, strnlen(given, kMaxTextBytes + 1));
+  } else {
+    MEP_TRY(env_string(variable, out, &is_set));
+  }
+  if (out->size() > kMaxTextBytes) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "the text given in place of %s is longer than %zu bytes",
+                variable, kMaxTextBytes);
+  }
+  return MEP_SUCCESS;
+}
+
+[[nodiscard]] mep_result_t pick_number(uint32_t given, const char* variable, uint32_t* out) {
+  if (given != 0) {
+    *out = given;
+    return MEP_SUCCESS;
+  }
+  uint64_t value = 0;
+  bool is_set = false;
+  MEP_TRY(env_uint(variable, 1, std::numeric_limits<uint32_t>::max() - 1, &value, &is_set));
+  if (is_set) *out = static_cast<uint32_t>(value);
+  return MEP_SUCCESS;
+}
+
+// "shm, tcp" to its parts.
+[[nodiscard]] mep_result_t split_transports(const std::string& text,
+                                            std::vector<std::string>* out) {
+  out->clear();
+  if (text.empty()) return MEP_SUCCESS;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t comma = std::min(text.find(',', begin), text.size());
+    std::string name = text.substr(begin, comma - begin);
+    const size_t first = name.find_first_not_of(' ');
+    name = first == std::string::npos ? "" : name.substr(first, name.find_last_not_of(' ') + 1 - first);
+    if (name.empty()) {
+      return fail(MEP_ERR_INVALID_ARGUMENT, "transports '%.100s' has an empty name", text.c_str());
+    }
+    if (std::find(out->begin(), out->end(), name) != out->end()) {
+      return fail(MEP_ERR_INVALID_ARGUMENT, "transports '%.100s' names '%.32s' twice", text.c_str(),
+                  name.c_str());
+    }
+    out->push_back(std::move(name));
+    begin = comma + 1;
+  }
+  return MEP_SUCCESS;
+}
+
+[[nodiscard]] mep_result_t resolve_place(const mep_comm_config_t& config, ResolvedConfig* out,
+                                         LauncherPlace* launcher, bool* alone) {
+  uint64_t env_rank = 0;
+  uint64_t env_size = 0;
+  bool has_env_rank = false;
+  bool has_env_size = false;
+  MEP_TRY(env_uint("MEP_RANK", 0, kMaxRanks - 1, &env_rank, &has_env_rank));
+  MEP_TRY(env_uint("MEP_SIZE", 1, kMaxRanks, &env_size, &has_env_size));
+  const bool has_rank = (config.flags & MEP_COMM_SET_RANK) != 0;
+  const bool has_size = config.size != 0;
+  // Only when it is needed: other programs' variables must not spoil a start that does without them.
+  if (!(has_rank || has_env_rank) || !(has_size || has_env_size)) {
+    MEP_TRY(read_launcher_environment(launcher));
+  }
+  const bool rank_known = has_rank || has_env_rank || launcher->found;
+  const bool size_known = has_size || has_env_size || launcher->found;
+  if (size_known) {
+    out->size = has_size ? config.size : has_env_size ? static_cast<int32_t>(env_size) : launcher->size;
+  }
+  if (rank_known) {
+    out->rank = has_rank ? config.rank : has_env_rank ? static_cast<int32_t>(env_rank) : launcher->rank;
+  }
+  out->rank_given = has_rank || has_env_rank;
+  *alone = !rank_known && !size_known;
+  const char* rank_source = has_rank ? "config.rank" : has_env_rank ? "MEP_RANK" : launcher->launcher;
+  const char* size_source = has_size ? "config.size" : has_env_size ? "MEP_SIZE" : launcher->launcher;
+  if (size_known && out->size > 1 && !rank_known) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "%s is %d but no rank is given: set MEP_RANK, or start the program by mep_run or "
+                "mpirun",
+                size_source, out->size);
+  }
+  if (rank_known && !size_known && out->rank > 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "%s is %d but no size is given: set MEP_SIZE", rank_source,
+                out->rank);
+  }
+  if (out->rank >= out->size) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "rank %d (%s) is not below size %d (%s)", out->rank,
+                rank_source, out->size, size_source);
+  }
+  out->max_size = config.max_size != 0 ? config.max_size : out->size;
+  if (out->max_size < out->size) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "config.max_size %d is below the size %d", out->max_size,
+                out->size);
+  }
+  return MEP_SUCCESS;
+}
+
+[[nodiscard]] mep_result_t check_job(const ResolvedConfig& config) {
+  if (config.job.size() <= kMaxJobBytes) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT, "the job's name '%.32s...' is longer than %zu bytes",
+              config.job.c_str(), kMaxJobBytes);
+}
+
+// size and max_size are only bounds for the search then; the members tell the real ones.
+[[nodiscard]] mep_result_t resolve_newcomer(const mep_comm_config_t& config, ResolvedConfig* out) {
+  uint64_t value = 0;
+  bool is_set = false;
+  MEP_TRY(env_uint("MEP_RANK", 0, kMaxRanks - 1, &value, &is_set));
+  if (is_set) out->rank = static_cast<int32_t>(value);
+  out->rank_given = is_set;
+  if ((config.flags & MEP_COMM_SET_RANK) != 0) {
+    out->rank = config.rank;
+    out->rank_given = true;
+  }
+  MEP_TRY(env_uint("MEP_SIZE", 1, kMaxRanks, &value, &is_set));
+  out->size = config.size != 0 ? config.size : is_set ? static_cast<int32_t>(value) : out->rank + 1;
+  out->max_size = std::max({config.max_size, out->size, out->rank + 1});
+  MEP_TRY(pick_text(config.job, "MEP_JOB", &out->job));
+  if (out->job.empty()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "the job to join has no name: set config.job or MEP_JOB");
+  }
+  return check_job(*out);
+}
+
+[[nodiscard]] mep_result_t resolve_job(const mep_comm_config_t& config,
+                                       const LauncherPlace& launcher, bool alone,
+                                       ResolvedConfig* out) {
+  MEP_TRY(pick_text(config.job, "MEP_JOB", &out->job));
+  if (!out->job.empty()) return check_job(*out);
+  LauncherPlace place = launcher;
+  if (!place.found) {
+    // Rank and size were given, yet the launcher may know the job. If it makes no sense, it does not.
+    if (read_launcher_environment(&place) != MEP_SUCCESS) place = LauncherPlace{};
+  }
+  if (!place.job.empty()) {
+    out->job = place.job;
+  } else if (alone) {
+    out->job = "pid-" + std::to_string(getpid());
+  } else if (out->store != nullptr) {
+    out->job = "job";  // the store belongs to the job already
+  } else {
+    // Started by a shell: its ranks have the same parent.
+    out->job = "shell-" + std::to_string(getppid());
+  }
+  return MEP_SUCCESS;
+}
+
+[[nodiscard]] mep_result_t resolve_store(const mep_store_t* store, ResolvedConfig* out) {
+  if (store == nullptr) return MEP_SUCCESS;
+  mep_store_t copy;
+  MEP_TRY(read_sized_struct(store, "mep_store_t", &copy));
+  if (copy.flags != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "store.flags is 0x%x, must be 0", copy.flags);
+  }
+  if (copy.put == nullptr || copy.get == nullptr) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "store.%s is NULL", copy.put == nullptr ? "put" : "get");
+  }
+  out->store = store;
+  return MEP_SUCCESS;
+}
+
+[[nodiscard]] mep_result_t resolve_across_hosts(const mep_comm_config_t& config,
+                                                ResolvedConfig* out) {
+  MEP_TRY(pick_text(config.rendezvous, "MEP_RENDEZVOUS", &out->rendezvous));
+  MEP_TRY(pick_text(config.secret_file, "MEP_SECRET_FILE", &out->secret_file));
+  if (!out->rendezvous.empty()) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "rendezvous '%.200s': a job over several hosts is not built yet; on one host leave "
+                "config.rendezvous and MEP_RENDEZVOUS empty",
+                out->rendezvous.c_str());
+  }
+  if (!out->secret_file.empty()) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "secret file '%.200s': secrets serve jobs over several hosts, which are not built "
+                "yet; on one host leave config.secret_file and MEP_SECRET_FILE empty",
+                out->secret_file.c_str());
+  }
+  return MEP_SUCCESS;
+}
+
+}  // namespace
+
+mep_result_t resolve_config(const mep_comm_config_t* given, ResolvedConfig* out, ConfigUse use) {
+  mep_comm_config_t config{};
+  if (given != nullptr) MEP_TRY(read_sized_struct(given, "mep_comm_config_t", &config));
+  MEP_TRY(check_fields(config));
+  ResolvedConfig resolved;
+  resolved.flags = config.flags;
+  resolved.quorum = config.quorum;
+  MEP_TRY(resolve_store(config.store, &resolved));
+  LauncherPlace launcher;
+  bool alone = false;
+  if (use == ConfigUse::kJoin) {
+    MEP_TRY(resolve_newcomer(config, &resolved));
+  } else {
+    MEP_TRY(resolve_place(config, &resolved, &launcher, &alone));
+    MEP_TRY(resolve_job(config, launcher, alone, &resolved));
+  }
+  MEP_TRY(resolve_across_hosts(config, &resolved));
+  MEP_TRY(pick_number(config.timeout_ms, "MEP_TIMEOUT_MS", &resolved.timeout_ms));
+  MEP_TRY(pick_number(config.init_timeout_ms, "MEP_INIT_TIMEOUT_MS", &resolved.init_timeout_ms));
+  MEP_TRY(pick_number(config.heartbeat_ms, "MEP_HEARTBEAT_MS", &resolved.heartbeat_ms));
+  MEP_TRY(pick_number(config.suspect_ms, "MEP_SUSPECT_MS", &resolved.suspect_ms));
+  if (resolved.suspect_ms <= resolved.heartbeat_ms) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "suspect_ms %u must be larger than heartbeat_ms %u, or every member is suspected",
+                resolved.suspect_ms, resolved.heartbeat_ms);
+  }
+  if (config.in_place_restore_bytes != 0) {
+    resolved.in_place_restore_bytes = config.in_place_restore_bytes;
+  }
+  std::string transports;
+  MEP_TRY(pick_text(config.transports, "MEP_TRANSPORTS", &transports));
+  MEP_TRY(split_transports(transports, &resolved.transports));
+  bool may_map = true;
+  bool is_set = false;
+  MEP_TRY(env_bool("MEP_MAP", &may_map, &is_set));
+  if (!may_map) resolved.flags |= MEP_COMM_PUT_ONLY;
+  *out = std::move(resolved);
+  return MEP_SUCCESS;
+}
+
+}  // namespace mep

@@ -1,0 +1,180 @@
+// Allgather.
+//   Small  flat: every rank gives its block to all.
+//   Large  section by section: every rank publishes a section of its block, all copy it out and say
+//          "taken". Reuse of areas: section c + 2 is published after "taken" of c has come from all.
+#include <algorithm>
+#include <cstring>
+
+#include "core/coll/check.hpp"
+#include "core/coll/steps.hpp"
+
+namespace mep {
+namespace {
+
+enum Phase : uint32_t { kEnter, kCollectSmall, kCollectEntries, kChunks, kFinish, kFinishSignalled };
+
+mep_result_t check(const Comm& comm, const CollectiveArgs& args) {
+  MEP_TRY(check_buffers(args, true, true));
+  const size_t bytes = args.count * mep_dtype_size(args.dtype);
+  if (bytes > SIZE_MAX / 4 / comm.size()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "count %zu is too large for %u ranks", args.count,
+                comm.size());
+  }
+  return check_overlap(args, bytes, bytes * comm.size(), comm.rank() * bytes);
+}
+
+std::byte* block_of(const Operation& operation, uint32_t rank) {
+  return static_cast<std::byte*>(operation.args.receive) + rank * operation.bytes;
+}
+
+void copy_own_block(const Comm& comm, const Operation& operation) {
+  std::byte* own = block_of(operation, comm.rank());
+  if (operation.bytes != 0 && own != operation.args.send) {
+    std::memcpy(own, operation.args.send, operation.bytes);
+  }
+}
+
+void copy_blocks(Comm& comm, Operation& operation) {
+  if (operation.bytes == 0) return;
+  for (const uint32_t source : *operation.contributors) {
+    if (source == comm.rank()) continue;
+    std::memcpy(block_of(operation, source), comm.contribution(operation, source),
+                operation.bytes);
+  }
+  copy_own_block(comm, operation);
+}
+
+Step step_small(Comm& comm, Operation& operation) {
+  if (operation.phase == kEnter) {
+    const Step entered = enter_small(comm, operation, operation.args.send, operation.bytes);
+    if (entered != Step::kDone) return entered;
+    operation.phase = kCollectSmall;
+  }
+  const Step collected = collect_small(comm, operation);
+  if (collected != Step::kDone) return collected;
+  copy_blocks(comm, operation);
+  comm.cells().note_all_entered(operation.seq);
+  return Step::kDone;
+}
+
+uint64_t section_count(const Bulk& bulk, const Operation& operation) {
+  return (operation.bytes + bulk.section_bytes() - 1) / bulk.section_bytes();
+}
+
+size_t bytes_of(const Bulk& bulk, const Operation& operation, uint64_t section) {
+  return std::min(bulk.section_bytes(), operation.bytes - section * bulk.section_bytes());
+}
+
+mep_result_t publish(Comm& comm, Operation& operation, uint64_t section) {
+  const Bulk& bulk = comm.bulk();
+  const uint64_t global = bulk.first_chunk() + section;
+  const size_t bytes = bytes_of(bulk, operation, section);
+  std::memcpy(bulk.own_out(global),
+              static_cast<const std::byte*>(operation.args.send) + section * bulk.section_bytes(),
+              bytes);
+  MEP_TRY(bulk.publish_out(global, bytes));
+  return bulk.signal_all(Bulk::Word::kPosted, global);
+}
+
+void copy_section(Comm& comm, Operation& operation, uint64_t section) {
+  const Bulk& bulk = comm.bulk();
+  for (const uint32_t source : bulk.live()) {
+    if (source == comm.rank()) continue;
+    std::memcpy(block_of(operation, source) + section * bulk.section_bytes(),
+                bulk.out_section(bulk.first_chunk() + section, source),
+                bytes_of(bulk, operation, section));
+  }
+}
+
+// Publishes the present section and, once the one before it is taken by all, the next.
+Step publish_ahead(Comm& comm, Operation& operation, uint64_t sections) {
+  const Bulk& bulk = comm.bulk();
+  while (operation.chunk_posted < sections && operation.chunk_posted <= operation.chunk + 1) {
+    uint32_t cursor = 0;
+    if (operation.chunk_posted >= Bulk::kRing &&
+        !bulk.arrived_from_all(Bulk::Word::kTaken,
+                               bulk.first_chunk() + operation.chunk_posted - Bulk::kRing, &cursor)) {
+      return Step::kPending;
+    }
+    const mep_result_t published = publish(comm, operation, operation.chunk_posted);
+    if (published != MEP_SUCCESS) return fail_step(operation, published);
+    ++operation.chunk_posted;
+  }
+  return Step::kDone;
+}
+
+Step step_sections(Comm& comm, Operation& operation) {
+  const Bulk& bulk = comm.bulk();
+  const uint64_t sections = section_count(bulk, operation);
+  const Comm::PostingScope posting(comm);
+  if (!posting.allowed()) return Step::kPending;
+  for (;;) {
+    if (operation.chunk == sections) return Step::kDone;
+    if (publish_ahead(comm, operation, sections) == Step::kFailed) return Step::kFailed;
+    // A section that could not be published yet is not the one that is awaited.
+    if (operation.chunk_posted <= operation.chunk) return Step::kPending;
+    const uint64_t global = bulk.first_chunk() + operation.chunk;
+    if (!bulk.arrived_from_all(Bulk::Word::kPosted, global, &operation.cursor)) {
+      return Step::kPending;
+    }
+    copy_section(comm, operation, operation.chunk);
+    const mep_result_t taken = bulk.signal_all(Bulk::Word::kTaken, global);
+    if (taken != MEP_SUCCESS) return fail_step(operation, taken);
+    ++operation.chunk;
+  }
+}
+
+Step step_large(Comm& comm, Operation& operation) {
+  if (operation.phase == kEnter) {
+    const Step entered = enter_small(comm, operation, nullptr, 0);
+    if (entered != Step::kDone) return entered;
+    copy_own_block(comm, operation);
+    operation.phase = kCollectEntries;
+  }
+  if (operation.phase == kCollectEntries) {
+    const Step collected = collect_small(comm, operation);
+    if (collected != Step::kDone) return collected;
+    operation.phase = kChunks;
+  }
+  if (operation.phase == kChunks) {
+    const Step sections = step_sections(comm, operation);
+    if (sections != Step::kDone) return sections;
+    operation.phase = kFinish;
+  }
+  bool signalled = operation.phase == kFinishSignalled;
+  const Step finished = finish_large(comm, operation, &signalled);
+  if (signalled) operation.phase = kFinishSignalled;
+  if (finished != Step::kDone) return finished;
+  comm.bulk().advance(section_count(comm.bulk(), operation));
+  comm.cells().note_all_entered(operation.seq);
+  return Step::kDone;
+}
+
+bool is_small(const Operation& operation) { return operation.bytes <= Cells::kPayloadBytes; }
+
+Step step(Comm& comm, Operation& operation) {
+  if (comm.adopted().live.size() == 1) {
+    copy_own_block(comm, operation);
+    comm.cells().note_all_entered(operation.seq);
+    return Step::kDone;
+  }
+  return is_small(operation) ? step_small(comm, operation) : step_large(comm, operation);
+}
+
+Step settle(Comm& comm, Operation& operation) {
+  if (!is_small(operation)) return settle_large(operation);
+  if (operation.bytes == 0) return Step::kDone;
+  for (const uint32_t source : *operation.contributors) {
+    std::memcpy(block_of(operation, source), comm.contribution(operation, source),
+                operation.bytes);
+  }
+  return Step::kDone;
+}
+
+}  // namespace
+
+extern const CollectiveType kAllgatherType;
+const CollectiveType kAllgatherType = {"allgather", OperationClass::kReplicated, check, step,
+                                       settle};
+
+}  // namespace mep

@@ -1,0 +1,27 @@
+// Barrier: an exchange of empty cells.
+#include "core/coll/steps.hpp"
+
+namespace mep {
+namespace {
+
+mep_result_t check(const Comm&, const CollectiveArgs&) { return MEP_SUCCESS; }
+
+Step step(Comm& comm, Operation& operation) {
+  if (operation.phase == 0) {
+    const Step entered = enter_small(comm, operation, nullptr, 0);
+    if (entered != Step::kDone) return entered;
+    operation.phase = 1;
+  }
+  const Step collected = collect_small(comm, operation);
+  if (collected == Step::kDone) comm.cells().note_all_entered(operation.seq);
+  return collected;
+}
+
+Step settle(Comm&, Operation&) { return Step::kDone; }
+
+}  // namespace
+
+extern const CollectiveType kBarrierType;
+const CollectiveType kBarrierType = {"barrier", OperationClass::kReplicated, check, step, settle};
+
+}  // namespace mep

@@ -1,0 +1,164 @@
+// Broadcast.
+//   Small  the root gives its cell to all and is done: whoever has the cell can give it on.
+//   Large  chunk by chunk through the root's out area (put to peers that cannot read it); "taken" of
+//          chunk c - 2 from all lets the root use its area again. Ends with a round of "finished".
+#include <algorithm>
+#include <cstring>
+
+#include "core/coll/check.hpp"
+#include "core/coll/steps.hpp"
+
+namespace mep {
+namespace {
+
+enum Phase : uint32_t { kEnter, kCollectEntries, kChunks, kFinish, kFinishSignalled };
+
+bool is_root(const Comm& comm, const CollectiveArgs& args) {
+  return static_cast<uint32_t>(args.root) == comm.rank();
+}
+
+mep_result_t check(const Comm& comm, const CollectiveArgs& args) {
+  MEP_TRY(check_root(comm, args.root));
+  MEP_TRY(check_buffers(args, is_root(comm, args), true));
+  if (!is_root(comm, args)) return MEP_SUCCESS;
+  const size_t bytes = args.count * mep_dtype_size(args.dtype);
+  return check_overlap(args, bytes, bytes, 0);
+}
+
+void copy_at_root(const Operation& operation) {
+  if (operation.bytes != 0 && operation.args.receive != operation.args.send) {
+    std::memcpy(operation.args.receive, operation.args.send, operation.bytes);
+  }
+}
+
+Step step_small(Comm& comm, Operation& operation) {
+  const auto root = static_cast<uint32_t>(operation.args.root);
+  if (root == comm.rank()) {
+    if (!comm.cells().free(operation.seq)) return Step::kPending;
+    const mep_result_t posted =
+        comm.cells().post_to_all(operation, operation.args.send, operation.bytes, true);
+    if (posted != MEP_SUCCESS) return fail_step(operation, posted);
+    copy_at_root(operation);
+  } else {
+    bool mismatch = false;
+    if (!comm.cells().arrived(operation, root, &mismatch)) return Step::kPending;
+    if (mismatch) {
+      return fail_step(operation, fail(MEP_ERR_MISMATCH,
+                                       "rank %u called another operation than this rank's "
+                                       "broadcast, or with another count or type", root));
+    }
+    if (operation.bytes != 0) {
+      std::memcpy(operation.args.receive, comm.contribution(operation, root), operation.bytes);
+    }
+  }
+  const mep_result_t noted = comm.cells().note_done(operation);
+  return noted == MEP_SUCCESS ? Step::kDone : fail_step(operation, noted);
+}
+
+uint64_t chunk_count(const Operation& operation) {
+  return (operation.bytes + Bulk::kChunkBytes - 1) / Bulk::kChunkBytes;
+}
+
+size_t bytes_of(const Operation& operation, uint64_t chunk) {
+  return std::min(Bulk::kChunkBytes, operation.bytes - chunk * Bulk::kChunkBytes);
+}
+
+Step send_chunks(Comm& comm, Operation& operation) {
+  const Bulk& bulk = comm.bulk();
+  for (; operation.chunk < chunk_count(operation); ++operation.chunk) {
+    const uint64_t global = bulk.first_chunk() + operation.chunk;
+    if (operation.chunk >= Bulk::kRing &&
+        !bulk.arrived_from_all(Bulk::Word::kTaken, global - Bulk::kRing, &operation.cursor)) {
+      return Step::kPending;
+    }
+    mep_result_t result = bulk.publish_whole(
+        global, static_cast<const std::byte*>(operation.args.send) +
+                    operation.chunk * Bulk::kChunkBytes, bytes_of(operation, operation.chunk));
+    if (result == MEP_SUCCESS) result = bulk.signal_all(Bulk::Word::kPosted, global);
+    if (result != MEP_SUCCESS) return fail_step(operation, result);
+  }
+  return Step::kDone;
+}
+
+Step take_chunks(Comm& comm, Operation& operation, uint32_t root) {
+  const Bulk& bulk = comm.bulk();
+  for (; operation.chunk < chunk_count(operation); ++operation.chunk) {
+    const uint64_t global = bulk.first_chunk() + operation.chunk;
+    if (!bulk.arrived(Bulk::Word::kPosted, global, root)) return Step::kPending;
+    std::memcpy(static_cast<std::byte*>(operation.args.receive) +
+                    operation.chunk * Bulk::kChunkBytes,
+                bulk.whole(global, root), bytes_of(operation, operation.chunk));
+    const mep_result_t taken = bulk.signal_one(Bulk::Word::kTaken, global, root);
+    if (taken != MEP_SUCCESS) return fail_step(operation, taken);
+  }
+  return Step::kDone;
+}
+
+Step move_chunks(Comm& comm, Operation& operation) {
+  const auto root = static_cast<uint32_t>(operation.args.root);
+  const Comm::PostingScope posting(comm);
+  if (!posting.allowed()) return Step::kPending;
+  return root == comm.rank() ? send_chunks(comm, operation) : take_chunks(comm, operation, root);
+}
+
+Step step_large(Comm& comm, Operation& operation) {
+  if (operation.phase == kEnter) {
+    const Step entered = enter_small(comm, operation, nullptr, 0);
+    if (entered != Step::kDone) return entered;
+    operation.phase = kCollectEntries;
+  }
+  if (operation.phase == kCollectEntries) {
+    const Step collected = collect_small(comm, operation);
+    if (collected != Step::kDone) return collected;
+    operation.phase = kChunks;
+  }
+  if (operation.phase == kChunks) {
+    const Step moved = move_chunks(comm, operation);
+    if (moved != Step::kDone) return moved;
+    if (is_root(comm, operation.args)) copy_at_root(operation);
+    operation.phase = kFinish;
+  }
+  bool signalled = operation.phase == kFinishSignalled;
+  const Step finished = finish_large(comm, operation, &signalled);
+  if (signalled) operation.phase = kFinishSignalled;
+  if (finished != Step::kDone) return finished;
+  comm.bulk().advance(chunk_count(operation));
+  comm.cells().note_all_entered(operation.seq);
+  return Step::kDone;
+}
+
+bool is_small(const Operation& operation) { return operation.bytes <= Cells::kPayloadBytes; }
+
+Step step(Comm& comm, Operation& operation) {
+  const auto root = static_cast<uint32_t>(operation.args.root);
+  if (!comm.adopted().is_live(root)) {
+    return fail_step(operation, fail(MEP_ERR_PEER_FAILED, "rank %u, the root of this broadcast, is "
+                                     "not in the view", root));
+  }
+  if (comm.adopted().live.size() == 1) {
+    copy_at_root(operation);
+    comm.cells().note_all_entered(operation.seq);
+    return Step::kDone;
+  }
+  return is_small(operation) ? step_small(comm, operation) : step_large(comm, operation);
+}
+
+Step settle(Comm& comm, Operation& operation) {
+  if (!is_small(operation)) return settle_large(operation);
+  const auto root = static_cast<uint32_t>(operation.args.root);
+  const std::byte* bytes = comm.contribution(operation, root);
+  if (bytes == nullptr) {
+    return fail_step(operation, fail(MEP_ERR_MISMATCH, "rank %u was not the root of this operation",
+                                     root));
+  }
+  if (operation.bytes != 0) std::memcpy(operation.args.receive, bytes, operation.bytes);
+  return Step::kDone;
+}
+
+}  // namespace
+
+extern const CollectiveType kBroadcastType;
+const CollectiveType kBroadcastType = {"broadcast", OperationClass::kReplicated, check, step,
+                                       settle};
+
+}  // namespace mep

@@ -1,0 +1,127 @@
+#include "core/coll/bulk.hpp"
+
+#include "base/status.hpp"
+
+namespace mep {
+namespace {
+
+constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+size_t words_bytes(uint32_t size, uint64_t word_rings) {
+  return round_up(word_rings * size * Bulk::kLine, 4096);
+}
+
+size_t area_bytes_for(uint32_t size) {
+  return round_up(Bulk::kChunkBytes + size * Bulk::kLine, 4096);
+}
+
+void zero_word(std::byte* window, uint64_t offset) {
+  // Relaxed: nobody posts before the next view is installed, and that install is published by locks.
+  reinterpret_cast<std::atomic<uint64_t>*>(window + offset)->store(0, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+size_t Bulk::window_bytes(uint32_t size) {
+  return words_bytes(size, kWordKinds * kRing + 2) + 2 * kRing * area_bytes_for(size);
+}
+
+void Bulk::open(uint32_t rank, uint64_t window_offset, const std::vector<Remote>* remotes,
+                std::byte* window) {
+  rank_ = rank;
+  size_ = static_cast<uint32_t>(remotes->size());
+  offset_ = window_offset;
+  areas_ = window_offset + words_bytes(size_, kWordKinds * kRing + 2);
+  area_bytes_ = area_bytes_for(size_);
+  remotes_ = remotes;
+  window_ = window;
+}
+
+void Bulk::restart(uint64_t epoch, const std::vector<uint32_t>& live) {
+  epoch_ = epoch;
+  live_ = live;
+  next_chunk_ = 0;
+  position_of_.assign(size_, 0);
+  for (uint32_t i = 0; i < live_.size(); ++i) {
+    position_of_[live_[i]] = i;
+    if (live_[i] == rank_) position_ = i;
+  }
+  section_bytes_ = round_up(kChunkBytes / live_.size(), kLine);
+}
+
+mep_result_t Bulk::publish_out(uint64_t chunk, size_t bytes) const {
+  for (const uint32_t peer : live_) {
+    const Remote& remote = (*remotes_)[peer];
+    if (peer == rank_ || remote.mapped != nullptr || bytes == 0) continue;
+    MEP_TRY(remote.put(area_offset(1, chunk) + position_ * section_bytes_, own_out(chunk), bytes));
+  }
+  return MEP_SUCCESS;
+}
+
+const std::byte* Bulk::out_section(uint64_t chunk, uint32_t owner) const {
+  const Remote& remote = (*remotes_)[owner];
+  const std::byte* base = remote.mapped != nullptr ? remote.mapped : window_;
+  return base + area_offset(1, chunk) + position_of_[owner] * section_bytes_;
+}
+
+mep_result_t Bulk::publish_whole(uint64_t chunk, const void* data, size_t bytes) const {
+  const uint64_t offset = area_offset(1, chunk);
+  std::memcpy(window_ + offset, data, bytes);
+  for (const uint32_t peer : live_) {
+    const Remote& remote = (*remotes_)[peer];
+    if (peer == rank_ || remote.mapped != nullptr) continue;
+    MEP_TRY(remote.put(offset, window_ + offset, bytes));
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t Bulk::signal_one(Word word, uint64_t chunk, uint32_t target) const {
+  return (*remotes_)[target].signal(word_offset(word, chunk, rank_), signal_tag(epoch_, chunk));
+}
+
+mep_result_t Bulk::signal_all(Word word, uint64_t chunk) const {
+  for (const uint32_t peer : live_) {
+    if (peer != rank_) MEP_TRY(signal_one(word, chunk, peer));
+  }
+  return MEP_SUCCESS;
+}
+
+bool Bulk::arrived_from_all(Word word, uint64_t chunk, uint32_t* cursor) const {
+  for (; *cursor < live_.size(); ++*cursor) {
+    if (!arrived(word, chunk, live_[*cursor])) return false;
+  }
+  *cursor = 0;
+  return true;
+}
+
+mep_result_t Bulk::signal_finished(uint64_t seq) const {
+  for (const uint32_t peer : live_) {
+    if (peer == rank_) continue;
+    MEP_TRY((*remotes_)[peer].signal(finished_offset(seq, rank_), signal_tag(epoch_, seq)));
+  }
+  return MEP_SUCCESS;
+}
+
+bool Bulk::all_finished(uint64_t seq, uint32_t* cursor) const {
+  for (; *cursor < live_.size(); ++*cursor) {
+    const uint32_t source = live_[*cursor];
+    if (source == rank_) continue;
+    if (!signal_matches(load_signal(window_, finished_offset(seq, source)),
+                        signal_tag(epoch_, seq))) {
+      return false;
+    }
+  }
+  *cursor = 0;
+  return true;
+}
+
+bool Bulk::finished_by_all(uint64_t epoch, uint64_t seq) const {
+  uint32_t cursor = 0;
+  return epoch == epoch_ && live_.size() > 1 && all_finished(seq, &cursor);
+}
+
+void Bulk::zero_words() {
+  for (uint64_t i = 0; i < (kWordKinds * kRing + 2) * size_; ++i) zero_word(window_, offset_ + i * kLine);
+}
+
+}  // namespace mep

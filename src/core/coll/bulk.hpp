@@ -1,0 +1,116 @@
+// Large messages: chunks through a ring of kRing areas in every rank's window.
+//
+//   words   posted, reduced, taken [kRing][size], finished [2][size]; one cache line each
+//   in      [kRing][a section per live rank]: what others send to this rank
+//   out     [kRing][a section per live rank]: results; read in place by mapped peers from their owner's section,
+//           else put there by the owner
+//
+// Sections are in the order of the live ranks and have kChunkBytes / live ranks (+ padding), so an area
+// is about one chunk. Chunks are counted
+// over the life of an epoch; all ranks do the same operations, so they agree on the count. An area is
+// used again two chunks later; each algorithm says why everybody has finished with it by then. The last
+// act of every operation is a round of `finished` words: when all have come, all ranks hold all data.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/coll/operation.hpp"
+#include "core/comm/signal_word.hpp"
+#include "core/world/remote.hpp"
+
+namespace mep {
+
+class Bulk {
+ public:
+  static constexpr uint64_t kRing = 2;
+  static constexpr size_t kChunkBytes = size_t{512} << 10;
+  static constexpr size_t kLine = 64;
+
+  enum class Word : uint8_t { kPosted = 0, kReduced = 1, kTaken = 2 };
+
+  static size_t window_bytes(uint32_t size);
+
+  void open(uint32_t rank, uint64_t window_offset, const std::vector<Remote>* remotes,
+            std::byte* window);
+  void restart(uint64_t epoch, const std::vector<uint32_t>& live);
+
+  // Bytes of a section for the present live ranks: what one rank moves per chunk.
+  size_t section_bytes() const { return section_bytes_; }
+  // Chunks used so far; an operation's chunk i is first_chunk() + i, and at its end it is advanced.
+  uint64_t first_chunk() const { return next_chunk_; }
+  void advance(uint64_t chunks) { next_chunk_ += chunks; }
+
+  const std::byte* in_section(uint64_t chunk, uint32_t source) const {
+    return window_ + area_offset(0, chunk) + position_of_[source] * section_bytes_;
+  }
+  [[nodiscard]] mep_result_t put_in(uint64_t chunk, uint32_t target, const void* data,
+                                    size_t bytes) const {
+    return (*remotes_)[target].put(area_offset(0, chunk) + position_ * section_bytes_, data,
+                                  bytes);
+  }
+  // The owner's place to make its result; then publish_out() brings it to peers that cannot read it.
+  std::byte* own_out(uint64_t chunk) const {
+    return window_ + area_offset(1, chunk) + position_ * section_bytes_;
+  }
+  [[nodiscard]] mep_result_t publish_out(uint64_t chunk, size_t bytes) const;
+  // Where this rank reads the owner's result.
+  const std::byte* out_section(uint64_t chunk, uint32_t owner) const;
+
+  // A whole chunk of one rank, through all sections of its out area.
+  [[nodiscard]] mep_result_t publish_whole(uint64_t chunk, const void* data, size_t bytes) const;
+  const std::byte* whole(uint64_t chunk, uint32_t owner) const {
+    const Remote& remote = (*remotes_)[owner];
+    return (remote.mapped != nullptr ? remote.mapped : window_) + area_offset(1, chunk);
+  }
+
+  [[nodiscard]] mep_result_t signal_all(Word word, uint64_t chunk) const;
+  [[nodiscard]] mep_result_t signal_one(Word word, uint64_t chunk, uint32_t target) const;
+  bool arrived(Word word, uint64_t chunk, uint32_t source) const {
+    return source == rank_ || signal_matches(load_signal(window_, word_offset(word, chunk, source)),
+                                             signal_tag(epoch_, chunk));
+  }
+  // True once the word of `chunk` has come from all live ranks; *cursor remembers how far it looked.
+  bool arrived_from_all(Word word, uint64_t chunk, uint32_t* cursor) const;
+
+  [[nodiscard]] mep_result_t signal_finished(uint64_t seq) const;
+  bool all_finished(uint64_t seq, uint32_t* cursor) const;
+
+  const std::vector<uint32_t>& live() const { return live_; }
+  // Position of this rank among the live ones.
+  uint32_t position() const { return position_; }
+
+  // The control thread, while the channel is wedged.
+  bool finished_by_all(uint64_t epoch, uint64_t seq) const;
+  void zero_words();
+
+ private:
+  static constexpr uint64_t kWordKinds = 3;
+
+  uint64_t word_offset(Word word, uint64_t chunk, uint32_t source) const {
+    return offset_ + ((static_cast<uint64_t>(word) * kRing + chunk % kRing) * size_ + source) * kLine;
+  }
+  uint64_t finished_offset(uint64_t seq, uint32_t source) const {
+    return offset_ + ((kWordKinds * kRing + seq % 2) * size_ + source) * kLine;
+  }
+  uint64_t area_offset(uint64_t which, uint64_t chunk) const {
+    return areas_ + (which * kRing + chunk % kRing) * area_bytes_;
+  }
+
+  uint32_t rank_ = 0;
+  uint32_t size_ = 0;
+  uint32_t position_ = 0;
+  uint64_t offset_ = 0;      // of the words in the window
+  uint64_t areas_ = 0;       // of the areas in the window
+  uint64_t area_bytes_ = 0;  // of one area
+  size_t section_bytes_ = 0;
+  const std::vector<Remote>* remotes_ = nullptr;
+  std::byte* window_ = nullptr;
+  std::vector<uint32_t> live_;
+  std::vector<uint32_t> position_of_;  // rank -> position among the live ranks
+  uint64_t epoch_ = 0;
+  uint64_t next_chunk_ = 0;
+};
+
+}  // namespace mep

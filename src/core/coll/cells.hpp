@@ -1,0 +1,91 @@
+// Small messages: every rank's window has a ring of kDepth slots of one cell per source rank.
+//
+//   cell of (slot, source):  u64 signal word | payload
+//   word of seq n:           tag(epoch, n / kDepth), payload 1 bit "from a root" + 23 bits fingerprint
+//
+// The cell of seq n is that of slot n % kDepth. A contribution is put to every live peer and to the
+// own window; it stays there until *every* live rank is known to have passed n, so that whoever is
+// behind when a rank fails can be given it by anyone. That knowledge comes for free from any signal of
+// an operation in which a rank waits for a peer (it entered m, hence passed m - 1), and where the
+// pattern gives none, from a "passed" word every kDepth / 2 operations.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/comm/signal_word.hpp"
+#include "core/coll/operation.hpp"
+#include "core/world/remote.hpp"
+
+namespace mep {
+
+class Cells {
+ public:
+  static constexpr uint64_t kDepth = 8;
+  static constexpr size_t kCellBytes = 4096;
+  static constexpr size_t kPayloadBytes = kCellBytes - sizeof(uint64_t);
+  static constexpr uint32_t kFingerprintMask = 0x7fffff;
+  static constexpr uint32_t kRooted = 0x800000;
+
+  // Bytes of the window that a comm of `size` ranks needs from `offset` on.
+  static size_t window_bytes(uint32_t size) { return kDepth * size * kCellBytes + size * 64u; }
+
+  // `remotes` by comm rank, the own one included; both outlive this object.
+  void open(uint32_t rank, const std::vector<Remote>* remotes, std::byte* window);
+
+  // After start and after each view change: everybody has passed all operations before `next`.
+  void restart(uint64_t epoch, uint64_t next, const std::vector<uint32_t>& live);
+
+  // --- The user's thread ---
+  // Whether the cells of seq are free at all live ranks.
+  bool free(uint64_t seq) {
+    return seq <= passed_by_all_ + kDepth || look_for_passed(seq);
+  }
+  // Puts to every live peer and to the own window, then signals. From then on it counts as a
+  // contribution.
+  [[nodiscard]] mep_result_t post_to_all(const Operation& operation, const void* payload,
+                                         size_t bytes, bool from_root = false);
+  // Whether the contribution of `source` has come; *mismatch: it belongs to another call.
+  bool arrived(const Operation& operation, uint32_t source, bool* mismatch) const {
+    const uint64_t word = load_signal(window_, cell_offset(operation.seq, source));
+    if (!signal_matches(word, tag(operation.epoch, operation.seq))) return false;
+    *mismatch = ((signal_payload(word) ^ operation.fingerprint) & kFingerprintMask) != 0;
+    return true;
+  }
+  const std::byte* payload(uint64_t seq, uint32_t source) const {
+    return window_ + cell_offset(seq, source) + sizeof(uint64_t);
+  }
+  // The operation is done and this rank has waited in it for all live peers: they passed seq - 1.
+  void note_all_entered(uint64_t seq) { passed_by_all_ = seq - 1; all_signalled_ = seq; }
+  // The operation is done, but it did not make all wait for this rank: tell those who might not know.
+  [[nodiscard]] mep_result_t note_done(const Operation& operation);
+
+  // --- The control thread, while the channel is wedged ---
+  // Whether this rank holds all contributions of seq; copies them out.
+  bool retain(uint64_t epoch, uint64_t seq, RetainedOperation* out) const;
+  void zero_words();
+
+  uint64_t tag(uint64_t epoch, uint64_t seq) const { return signal_tag(epoch, seq / kDepth); }
+
+ private:
+  uint64_t cell_offset(uint64_t seq, uint32_t source) const {
+    return ((seq % kDepth) * size_ + source) * kCellBytes;
+  }
+  uint64_t passed_offset(uint32_t source) const {
+    return kDepth * size_ * kCellBytes + source * uint64_t{64};
+  }
+  bool look_for_passed(uint64_t seq);
+
+  uint32_t rank_ = 0;
+  uint32_t size_ = 0;
+  const std::vector<Remote>* remotes_ = nullptr;
+  std::byte* window_ = nullptr;
+  std::vector<uint32_t> live_;
+  uint64_t epoch_ = 0;
+  uint64_t first_ = 1;          // first seq of the epoch
+  uint64_t passed_by_all_ = 0;  // every live rank passed this seq, as far as this rank knows
+  uint64_t all_signalled_ = 0;  // last seq in which every live peer waited for this rank
+};
+
+}  // namespace mep

@@ -1,0 +1,85 @@
+// One collective operation from call to end, and the table that says what there is.
+//
+// An operation is a state machine without a thread: step() does what can be done without waiting. A
+// blocking call steps until done, a nonblocking one is stepped by later calls. A new collective is one
+// file with its step and settle functions, and one line in collectives.def.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "mep.h"
+
+namespace mep {
+
+class Comm;
+struct Operation;
+
+struct CollectiveArgs {
+  const void* send = nullptr;
+  void* receive = nullptr;
+  size_t count = 0;  // elements
+  mep_dtype_t dtype = MEP_UINT8;
+  mep_op_t op = MEP_SUM;
+  int32_t root = 0;
+};
+
+enum class Step : uint8_t {
+  kPending,  // nothing more can be done now
+  kDone,     // this rank has the result and has given all that others need
+  kFailed,   // operation.result says why; it concerns this call only
+};
+
+// Whether a repeat by a donor is possible (see the membership document).
+enum class OperationClass : uint8_t { kReplicated, kPersonal };
+
+struct CollectiveType {
+  const char* name;
+  OperationClass operation_class;
+  // Arguments that make sense for this rank; the text says what is wrong.
+  mep_result_t (*check)(const Comm& comm, const CollectiveArgs& args);
+  Step (*step)(Comm& comm, Operation& operation);
+  // A view change decided that this operation succeeds, and all that this rank lacked has been given to
+  // it: makes the result from operation.contributors and comm.contribution().
+  Step (*settle)(Comm& comm, Operation& operation);
+};
+
+enum class Collective : uint8_t {
+#define MEP_COLLECTIVE(name, type) k_##name,
+#include "core/coll/collectives.def"
+#undef MEP_COLLECTIVE
+};
+
+const CollectiveType& collective_type(Collective collective);
+
+// Contributions of one operation that outlive its cells: copied out when a view change begins.
+struct RetainedOperation {
+  std::vector<uint32_t> sources;              // comm ranks, rising
+  std::vector<std::vector<std::byte>> bytes;  // beside sources
+};
+
+struct Operation {
+  Collective kind{};
+  CollectiveArgs args;
+  size_t bytes = 0;  // args.count elements
+  uint64_t epoch = 0;
+  uint64_t seq = 0;
+  uint32_t fingerprint = 0;  // of what must be the same on all ranks
+  // Whose contributions are in the result: the live ranks of its epoch.
+  const std::vector<uint32_t>* contributors = nullptr;
+  const RetainedOperation* retained = nullptr;  // set when settled from retained contributions
+
+  // Owned by the step function.
+  uint32_t phase = 0;
+  uint32_t cursor = 0;
+  uint64_t chunk = 0;         // chunks finished
+  uint64_t chunk_posted = 0;  // chunks posted
+
+  mep_result_t result = MEP_SUCCESS;
+  bool input_intact = true;
+  bool holds_result = false;  // all data is here; only the others' last signals are missing
+  std::vector<std::byte> saved_input;  // of an in-place operation, see in_place_restore_bytes
+};
+
+}  // namespace mep

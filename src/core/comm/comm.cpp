@@ -1,0 +1,384 @@
+// The user's side of a comm: calls, waiting, and what a call meets when the view has changed.
+#include "core/comm/comm.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/status.hpp"
+
+namespace mep {
+namespace {
+
+// FNV-1a; names are the same on all members, so ids are too.
+uint64_t hash_name(const std::string& name) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash | 1;  // never the world window's id
+}
+
+// What must be the same on all ranks, in 23 bits.
+uint32_t fingerprint(Collective kind, const CollectiveArgs& args) {
+  uint64_t hash = static_cast<uint64_t>(kind) + 1;
+  for (const uint64_t value : {static_cast<uint64_t>(args.count), uint64_t{args.dtype},
+                               uint64_t{args.op}, static_cast<uint64_t>(args.root)}) {
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 29;
+  }
+  return static_cast<uint32_t>(hash >> 20) & Cells::kFingerprintMask;
+}
+
+// A view change that does not come to an end is a bug; this is how long a call waits for one beyond
+// all that membership may take.
+constexpr uint64_t kVerdictGraceMs = 60'000;
+
+}  // namespace
+
+Comm::Comm(std::shared_ptr<World> world, std::string name, std::vector<uint32_t> slots)
+    : world_(std::move(world)),
+      name_(std::move(name)),
+      id_(hash_name(name_)),
+      slots_(std::move(slots)),
+      timeout_ms_(world_->config().timeout_ms),
+      channel_(id_, 1) {
+  for (uint32_t rank = 0; rank < slots_.size(); ++rank) {
+    if (slots_[rank] == world_->self_slot()) rank_ = rank;
+    member_slots_.add(slots_[rank]);
+  }
+}
+
+Comm::~Comm() { close(); }
+
+mep_result_t Comm::begin(uint64_t epoch, uint64_t next_seq) {
+  const size_t bytes = Cells::window_bytes(size()) + Bulk::window_bytes(size());
+  MEP_TRY(Window::create(id_, bytes, &window_));
+  view_ = make_view(world_->view_snapshot(), epoch);
+  adopted_ = view_;
+  seq_ = next_seq - 1;
+  channel_.restart(epoch, seq_);
+  return world_->offer_window(window_, slots_);
+}
+
+mep_result_t Comm::finish(const Deadline& deadline) {
+  const auto absent = [this](uint32_t slot) {
+    return world_->view_snapshot().incarnation(slot) == 0;
+  };
+  MEP_TRY(world_->receive_windows(window_, slots_, absent, deadline, &remotes_));
+  cells_.open(rank_, &remotes_, window_->data());
+  bulk_.open(rank_, Cells::window_bytes(size()), &remotes_, window_->data());
+  cells_.restart(adopted_->epoch, seq_ + 1, adopted_->live);
+  bulk_.restart(adopted_->epoch, adopted_->live);
+  opened_ = true;
+  world_->add_client(this, adopted_->epoch);
+  return MEP_SUCCESS;
+}
+
+void Comm::close() {
+  if (opened_) world_->remove_client(this);
+  opened_ = false;
+  if (window_ != nullptr) world_->drop_window(window_->id());
+  window_ = nullptr;
+}
+
+mep_result_t Comm::rename(const char* name) {
+  const std::lock_guard lock(mutex_);
+  name_ = name;
+  return MEP_SUCCESS;
+}
+
+// --- Operations -----------------------------------------------------------------------------------
+
+mep_result_t Comm::run(Collective kind, const CollectiveArgs& args) {
+  Operation operation;
+  MEP_TRY(start(kind, args, &operation));
+  const Deadline deadline = Deadline::after_ms(timeout_ms());
+  if (!wait(&operation, deadline)) return end_of_wait(&operation);
+  return operation.result;
+}
+
+mep_result_t Comm::start(Collective kind, const CollectiveArgs& args, Operation* operation) {
+  const CollectiveType& type = collective_type(kind);
+  MEP_TRY(type.check(*this, args));
+  operation->kind = kind;
+  operation->args = args;
+  operation->bytes = args.count * mep_dtype_size(args.dtype);
+  operation->fingerprint = fingerprint(kind, args);
+  const mep_result_t begun = begin_operation(operation);
+  if (begun != MEP_SUCCESS) return begun;
+  if (operation->result == MEP_SUCCESS) queue_.push_back(operation);
+  return MEP_SUCCESS;
+}
+
+mep_result_t Comm::begin_operation(Operation* operation) {
+  if (!channel_.undisturbed(adopted_->epoch) || world_->terminal_result() != MEP_SUCCESS) {
+    const mep_result_t caught = catch_up(operation);
+    if (caught != MEP_SUCCESS || operation->retained != nullptr) return caught;
+  }
+  operation->seq = ++seq_;
+  operation->epoch = adopted_->epoch;
+  operation->contributors = &adopted_->live;
+  channel_.enter(operation->seq);
+  return MEP_SUCCESS;
+}
+
+bool Comm::test(Operation* operation) {
+  while (!queue_.empty()) {
+    Operation* front = queue_.front();
+    if (!advance(front)) return false;
+    queue_.pop_front();
+    if (front == operation) return true;
+  }
+  return true;
+}
+
+bool Comm::wait(Operation* operation, const Deadline& deadline) {
+  return wait_until(world_->wait_policy(), world_->doorbell(), deadline,
+                    [&] { return test(operation); });
+}
+
+void Comm::ask_verdict(Operation* operation) {
+  if (verdict_asked_seq_ >= operation->seq || queue_.empty()) return;
+  verdict_asked_seq_ = operation->seq;
+  world_->report_deadline(id_, channel_.id(), queue_.front()->epoch);
+}
+
+// The deadline is over. What that means is decided for all: a view change fixes which operations are
+// complete, and this call waits for its verdict.
+mep_result_t Comm::end_of_wait(Operation* operation) {
+  ask_verdict(operation);
+  const Deadline grace = Deadline::after_ms(kVerdictGraceMs + timeout_ms());
+  if (wait(operation, grace)) return operation->result;
+  std::erase(queue_, operation);
+  return fail(MEP_ERR_INTERNAL, "operation %llu of comm %s got no verdict; please report this",
+              static_cast<unsigned long long>(operation->seq), name_.c_str());
+}
+
+bool Comm::advance(Operation* operation) {
+  if (channel_.undisturbed(operation->epoch) && operation->retained == nullptr) [[likely]] {
+    return advance_undisturbed(operation);
+  }
+  return settle(operation);
+}
+
+bool Comm::advance_undisturbed(Operation* operation) {
+  const Step step = collective_type(operation->kind).step(*this, *operation);
+  if (step == Step::kPending) return false;
+  if (!channel_.complete(operation->epoch, operation->seq)) return false;  // the view decides
+  return finish_operation(operation, step == Step::kDone ? MEP_SUCCESS : operation->result);
+}
+
+bool Comm::finish_operation(Operation* operation, mep_result_t result) {
+  operation->result = result;
+  note_record(*operation);
+  return true;
+}
+
+// The channel was wedged, or is in a later epoch than the operation: done or failed, by the verdict.
+bool Comm::settle(Operation* operation) {
+  const mep_result_t terminal = world_->terminal_result();
+  std::unique_lock lock(mutex_);
+  const auto verdict =
+      std::find_if(verdicts_.begin(), verdicts_.end(),
+                   [&](const Verdict& candidate) { return candidate.epoch == operation->epoch; });
+  if (verdict == verdicts_.end() && operation->retained == nullptr) {
+    if (terminal == MEP_SUCCESS) return false;  // still deciding
+    lock.unlock();
+    return finish_operation(operation, fail(terminal, "the world of comm %s has ended for this rank",
+                                            name_.c_str()));
+  }
+  const bool succeeds =
+      operation->retained != nullptr || operation->seq <= verdict->n_star;
+  if (!succeeds) {
+    news_ = MEP_SUCCESS;  // told by this operation
+    const Verdict failed = *verdict;
+    lock.unlock();
+    return fail_settled(operation, failed);
+  }
+  const auto kept = retained_.find(operation->seq);
+  if (kept != retained_.end()) {
+    operation->retained = &kept->second;
+    operation->contributors = &kept->second.sources;
+  }
+  lock.unlock();
+  const Step step = operation->holds_result
+                        ? Step::kDone
+                        : collective_type(operation->kind).settle(*this, *operation);
+  finish_operation(operation, step == Step::kDone ? MEP_SUCCESS : operation->result);
+  lock.lock();
+  retained_.erase(operation->seq);
+  operation->retained = nullptr;
+  return true;
+}
+
+bool Comm::fail_settled(Operation* operation, const Verdict& verdict) {
+  set_last_error_text(verdict.text.c_str());
+  if (!operation->saved_input.empty()) {
+    std::memcpy(operation->args.receive, operation->saved_input.data(),
+                operation->saved_input.size());
+    operation->input_intact = true;
+  }
+  return finish_operation(operation, verdict.result);
+}
+
+// A call finds that the view has changed since the last one. Three outcomes: an operation that the view
+// completed is answered now (operation->retained is set), the news is told, or all is as usual.
+mep_result_t Comm::catch_up(Operation* operation) {
+  const mep_result_t terminal = world_->terminal_result();
+  if (terminal != MEP_SUCCESS) {
+    return fail(terminal, "the world of comm %s has ended for this rank", name_.c_str());
+  }
+  // Queued operations of the old epoch are answered first.
+  const Deadline deadline = Deadline::after_ms(timeout_ms() + kVerdictGraceMs);
+  drain(deadline);
+  if (!wait_until(world_->wait_policy(), world_->doorbell(), deadline, [&] {
+        return !channel_.wedged() || world_->terminal_result() != MEP_SUCCESS;
+      })) {
+    return fail(MEP_ERR_INTERNAL, "the view of comm %s did not settle; please report this",
+                name_.c_str());
+  }
+  for (;;) {
+    std::unique_lock lock(mutex_);
+    if (verdicts_.empty()) break;
+    const Verdict verdict = verdicts_.front();
+    if (seq_ < verdict.n_star) {
+      operation->seq = ++seq_;
+      operation->epoch = verdict.epoch;
+      const auto kept = retained_.find(operation->seq);
+      if (kept == retained_.end()) {
+        return fail(MEP_ERR_INTERNAL, "operation %llu of comm %s was decided but not kept",
+                    static_cast<unsigned long long>(operation->seq), name_.c_str());
+      }
+      operation->retained = &kept->second;
+      operation->contributors = &kept->second.sources;
+      return MEP_SUCCESS;
+    }
+    verdicts_.pop_front();
+    lock.unlock();
+    adopt(verdict);
+  }
+  return take_news();
+}
+
+void Comm::drain(const Deadline& deadline) {
+  if (!queue_.empty()) (void)wait(queue_.back(), deadline);
+}
+
+void Comm::adopt(const Verdict& verdict) {
+  // The control thread looks at the cells too, under the lock.
+  const std::lock_guard lock(mutex_);
+  adopted_ = verdict.view;
+  seq_ = verdict.next - 1;
+  cells_.restart(adopted_->epoch, verdict.next, adopted_->live);
+  bulk_.restart(adopted_->epoch, adopted_->live);
+}
+
+mep_result_t Comm::take_news() {
+  const std::lock_guard lock(mutex_);
+  if (news_ == MEP_SUCCESS) return MEP_SUCCESS;
+  const mep_result_t result = news_;
+  news_ = MEP_SUCCESS;
+  return fail(result, "%s", news_text_.c_str());
+}
+
+void Comm::retell_news(mep_result_t news, const char* text) {
+  const std::lock_guard lock(mutex_);
+  if (news_ != MEP_SUCCESS) return;
+  news_ = news;
+  news_text_ = text;
+}
+
+const std::byte* Comm::contribution(const Operation& operation, uint32_t source) const {
+  if (operation.retained == nullptr) return cells_.payload(operation.seq, source);
+  const auto& sources = operation.retained->sources;
+  const auto it = std::find(sources.begin(), sources.end(), source);
+  if (it == sources.end()) return nullptr;
+  return operation.retained->bytes[static_cast<size_t>(it - sources.begin())].data();
+}
+
+// --- What happened --------------------------------------------------------------------------------
+
+void Comm::note_record(const Operation& operation) {
+  record_.any = true;
+  record_.epoch = operation.epoch;
+  record_.seq = operation.seq;
+  record_.result = operation.result;
+  record_.input_intact = operation.input_intact;
+  if (operation.result == MEP_SUCCESS && operation.contributors == &adopted_->live) {
+    if (record_.contributors != adopted_->live_bits) record_.contributors = adopted_->live_bits;
+    record_.failed.clear();
+    return;
+  }
+  record_.contributors.assign((size() + 63) / 64, 0);
+  record_.failed.clear();
+  if (operation.result >= 0 && operation.contributors != nullptr) {
+    for (const uint32_t rank : *operation.contributors) {
+      record_.contributors[rank / 64] |= uint64_t{1} << (rank % 64);
+    }
+    return;
+  }
+  // Missing are those that the view after the operation has no more.
+  const std::shared_ptr<const CommView> now = latest_view();
+  record_.failed.assign((size() + 63) / 64, 0);
+  for (const uint32_t rank : adopted_->live) {
+    if (!now->is_live(rank)) record_.failed[rank / 64] |= uint64_t{1} << (rank % 64);
+  }
+}
+
+mep_result_t Comm::fill_info(const OperationRecord& record, mep_op_info_t* info) const {
+  info->flags = record.input_intact ? uint32_t{MEP_OP_INPUT_INTACT} : 0u;
+  info->epoch = record.epoch;
+  info->seq = record.seq;
+  info->result = record.result;
+  const size_t words = (size() + 63) / 64;
+  bool fits = true;
+  const auto copy = [&](uint64_t* to, uint32_t capacity, const std::vector<uint64_t>& from) {
+    if (to == nullptr) return;
+    for (uint32_t i = 0; i < capacity; ++i) to[i] = i < from.size() ? from[i] : 0;
+    fits = fits && capacity >= words;
+  };
+  copy(info->contributors, info->contributors_words, record.contributors);
+  copy(info->failed, info->failed_words, record.failed);
+  if (fits) return MEP_SUCCESS;
+  return fail(MEP_ERR_CAPACITY, "a bitmap of this comm needs %zu words of 64 bits", words);
+}
+
+mep_result_t Comm::last_op(mep_op_info_t* info) const {
+  if (!record_.any) {
+    return fail(MEP_ERR_NOT_FOUND, "comm %s has finished no operation yet", name_.c_str());
+  }
+  return fill_info(record_, info);
+}
+
+mep_result_t Comm::describe(const Operation& operation, mep_op_info_t* info) const {
+  OperationRecord record = record_;
+  if (record.seq != operation.seq || record.epoch != operation.epoch) {
+    record.contributors.clear();
+    record.failed.clear();
+  }
+  record.epoch = operation.epoch;
+  record.seq = operation.seq;
+  record.result = operation.result;
+  record.input_intact = operation.input_intact;
+  return fill_info(record, info);
+}
+
+std::shared_ptr<const CommView> Comm::latest_view() const {
+  const std::lock_guard lock(mutex_);
+  return view_;
+}
+
+void Comm::add_client(ViewClient* client) {
+  const std::lock_guard lock(mutex_);
+  clients_.push_back(client);
+}
+
+void Comm::remove_client(ViewClient* client) {
+  const std::lock_guard lock(mutex_);
+  std::erase(clients_, client);
+}
+
+bool Comm::has_clients() const {
+  const std::lock_guard lock(mutex_);
+  return !clients_.empty();
+}
+
+}  // namespace mep

@@ -1,0 +1,235 @@
+// A communicator: an ordered subset of a world's slots, with one channel for its collectives.
+//
+// Two threads meet here: the user's (one at a time) and the world's control thread. What the user's
+// thread works with (adopted_, cells_, bulk_, seq_) is its own; the control thread changes it never,
+// but leaves a new view and verdicts under mutex_ and restarts the channel's word. The user's thread
+// sees at its next look that the word is not what it was, and adopts them. Only between wedge and
+// restart, when the user's thread touches no window, does the control thread read cells and zero words.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "core/coll/bulk.hpp"
+#include "core/coll/cells.hpp"
+#include "core/coll/operation.hpp"
+#include "core/comm/channel.hpp"
+#include "core/membership/membership.hpp"
+#include "core/world/world.hpp"
+#include "mep.h"
+
+namespace mep {
+
+// What a comm's members are, at one epoch. Never changes once it is published.
+struct CommView {
+  uint64_t epoch = 1;
+  uint64_t world_epoch = 1;
+  std::vector<uint32_t> live;  // ranks, rising
+  std::vector<uint64_t> live_bits;
+  std::vector<uint64_t> incarnations;  // by rank, 0: absent
+  bool is_live(uint32_t rank) const {
+    return rank / 64 < live_bits.size() && ((live_bits[rank / 64] >> (rank % 64)) & 1u) != 0;
+  }
+};
+
+// What a view change decided of the operations of one epoch.
+struct Verdict {
+  uint64_t epoch = 0;  // of the operations
+  uint64_t n_star = 0;
+  uint64_t next = 0;
+  mep_result_t result = MEP_ERR_PEER_FAILED;  // of those beyond n_star
+  std::string text;
+  std::shared_ptr<const CommView> view;  // that follows
+};
+
+// About the last finished operation, for mep_comm_last_op and friends.
+struct OperationRecord {
+  bool any = false;
+  uint64_t epoch = 0;
+  uint64_t seq = 0;
+  mep_result_t result = MEP_SUCCESS;
+  bool input_intact = true;
+  std::vector<uint64_t> contributors;  // filled by note_record only when the set changed
+  std::vector<uint64_t> failed;
+};
+
+// What else of a comm takes part in view changes: EP objects. Called by the control thread under the
+// comm's mutex.
+class ViewClient {
+ public:
+  virtual ~ViewClient() = default;
+  virtual void wedge(std::vector<membership::ChannelState>* channels) = 0;
+  virtual void prepare() = 0;
+  // `view` follows; null: nothing changed, go on.
+  virtual void install(const Verdict* verdict) = 0;
+};
+
+class Comm : public WorldClient {
+ public:
+  // Two steps, so that one thread can make several ranks of a process: begin() sends this rank's
+  // windows to its peers, finish() waits for theirs.
+  Comm(std::shared_ptr<World> world, std::string name, std::vector<uint32_t> slots);
+  ~Comm() override;
+  Comm(const Comm&) = delete;
+  Comm& operator=(const Comm&) = delete;
+  [[nodiscard]] mep_result_t begin(uint64_t epoch, uint64_t next_seq);
+  [[nodiscard]] mep_result_t finish(const Deadline& deadline);
+  void close();
+
+  World& world() const { return *world_; }
+  const std::shared_ptr<World>& world_ptr() const { return world_; }
+  uint64_t id() const { return id_; }
+  const std::string& name() const { return name_; }
+  [[nodiscard]] mep_result_t rename(const char* name);
+  uint32_t rank() const { return rank_; }
+  uint32_t size() const { return static_cast<uint32_t>(slots_.size()); }
+  const std::vector<uint32_t>& slots() const { return slots_; }
+  uint32_t timeout_ms() const { return timeout_ms_.load(std::memory_order_relaxed); }
+  // Relaxed: a value for later calls, it orders nothing.
+  void set_timeout_ms(uint32_t ms) { timeout_ms_.store(ms, std::memory_order_relaxed); }
+
+  // --- The user's thread ---
+
+  // Runs one operation to its end.
+  [[nodiscard]] mep_result_t run(Collective kind, const CollectiveArgs& args);
+  // Checks and queues; `operation` must live until it is finished or failed.
+  [[nodiscard]] mep_result_t start(Collective kind, const CollectiveArgs& args,
+                                   Operation* operation);
+  // Steps queued operations; true once `operation` has its final result.
+  bool test(Operation* operation);
+  [[nodiscard]] bool wait(Operation* operation, const Deadline& deadline);
+  // The operation's time is over: asks for a verdict that all ranks share, once. The operation ends by
+  // it, in wait() or test().
+  void ask_verdict(Operation* operation);
+  // Asks for the verdict and waits for it.
+  mep_result_t end_of_wait(Operation* operation);
+  bool idle() const { return queue_.empty(); }
+
+  // View in force for the next call; adopts what the control thread has left. Any thread.
+  std::shared_ptr<const CommView> latest_view() const;
+  // Fills info from the record; MEP_ERR_CAPACITY if a bitmap is too short.
+  [[nodiscard]] mep_result_t last_op(mep_op_info_t* info) const;
+  [[nodiscard]] mep_result_t describe(const Operation& operation, mep_op_info_t* info) const;
+
+  // The news of a view change is told once per comm, here: a failing operation tells it too.
+  // MEP_SUCCESS: there is none.
+  [[nodiscard]] mep_result_t take_news();
+  // Tells it again: by a call that met it, but succeeds all the same.
+  void retell_news(mep_result_t news, const char* text);
+
+  // --- For step functions (the user's thread) ---
+  Cells& cells() { return cells_; }
+  Bulk& bulk() { return bulk_; }
+  const CommView& adopted() const { return *adopted_; }
+  // Bytes that `source` contributed: in its cell, or retained.
+  const std::byte* contribution(const Operation& operation, uint32_t source) const;
+  std::vector<const void*>& scratch_pointers() { return scratch_pointers_; }
+
+  // Large puts are made inside a PostingScope: a view change waits until no thread is in one, so that no
+  // byte of an old epoch lands in memory that the next one uses.
+  class PostingScope {
+   public:
+    explicit PostingScope(Comm& comm) : comm_(comm) {
+      // Sequentially consistent, as the wedge: either it sees this flag, or allowed() sees the wedge.
+      comm_.posting_.fetch_add(1, std::memory_order_seq_cst);
+      allowed_ = comm_.channel_.undisturbed(comm_.adopted_->epoch);
+    }
+    // Release: what was put is there before the control thread goes on.
+    ~PostingScope() { comm_.posting_.fetch_sub(1, std::memory_order_release); }
+    PostingScope(const PostingScope&) = delete;
+    PostingScope& operator=(const PostingScope&) = delete;
+    bool allowed() const { return allowed_; }
+
+   private:
+    Comm& comm_;
+    bool allowed_;
+  };
+
+  // --- Windows of EP objects ---
+  // Remotes by comm rank for a window that all members share under the same id.
+  void add_client(ViewClient* client);
+  void remove_client(ViewClient* client);
+  bool has_clients() const;
+  uint32_t next_child_number() { return child_number_++; }
+  uint32_t next_ep_number() { return ep_number_++; }
+
+  // --- The control thread (WorldClient) ---
+  uint64_t comm_id() const override { return id_; }
+  const membership::SlotSet& member_slots() const override { return member_slots_; }
+  bool is_replicated(uint64_t channel) const override { return channel == channel_.id(); }
+  void describe(std::vector<membership::ChannelState>* channels) const override {
+    channels->push_back({id_, channel_.id(), channel_.done(), 0});
+  }
+  void wedge(std::vector<membership::ChannelState>* channels) override;
+  bool holds(uint64_t channel, uint64_t seq) override;
+  void give_flush(uint64_t channel, uint64_t from_seq, uint64_t to_seq,
+                  const FlushSink& sink) override;
+  void take_flush(uint64_t channel, uint64_t seq, uint32_t source,
+                  std::span<const std::byte> bytes) override;
+  void prepare() override;
+  void install(const membership::InstallView& change,
+               const membership::AffectedComm* affected) override;
+  void terminate() override;
+
+ private:
+  mep_result_t begin_operation(Operation* operation);
+  bool advance(Operation* operation);
+  bool advance_undisturbed(Operation* operation);
+  bool settle(Operation* operation);
+  bool fail_settled(Operation* operation, const Verdict& verdict);
+  mep_result_t catch_up(Operation* operation);
+  void adopt(const Verdict& verdict);
+  bool finish_operation(Operation* operation, mep_result_t result);
+  void drain(const Deadline& deadline);
+  void note_record(const Operation& operation);
+  mep_result_t fill_info(const OperationRecord& record, mep_op_info_t* info) const;
+  std::shared_ptr<const CommView> make_view(const membership::View& view, uint64_t epoch) const;
+  void gather_held(uint64_t done);
+  void wait_for_posters() const;
+
+  const std::shared_ptr<World> world_;
+  std::string name_;
+  const uint64_t id_;
+  const std::vector<uint32_t> slots_;  // rank -> slot
+  uint32_t rank_ = 0;
+  membership::SlotSet member_slots_;
+  std::atomic<uint32_t> timeout_ms_;
+  bool opened_ = false;
+
+  std::shared_ptr<Window> window_;
+  std::vector<Remote> remotes_;  // by rank
+
+  // The user's thread.
+  Channel channel_;
+  std::atomic<uint32_t> posting_{0};  // threads inside a PostingScope
+  std::shared_ptr<const CommView> adopted_;
+  uint64_t seq_ = 0;  // of the last call
+  uint64_t verdict_asked_seq_ = 0;
+  Cells cells_;
+  Bulk bulk_;
+  std::deque<Operation*> queue_;
+  OperationRecord record_;
+  std::vector<const void*> scratch_pointers_;
+  uint32_t child_number_ = 0;
+  uint32_t ep_number_ = 0;
+
+  // Shared, under mutex_.
+  mutable std::mutex mutex_;
+  std::shared_ptr<const CommView> view_;             // the latest
+  std::deque<Verdict> verdicts_;                     // not adopted yet, oldest first
+  std::map<uint64_t, RetainedOperation> retained_;   // by seq, until answered
+  std::vector<ViewClient*> clients_;
+  mep_result_t news_ = MEP_SUCCESS;
+  std::string news_text_;
+  uint64_t held_ = 0;  // while wedged: up to where this rank holds all contributions
+};
+
+}  // namespace mep

@@ -1,0 +1,202 @@
+// The control thread's side of a comm: wedge, flush, prepare, install.
+#include <sched.h>
+
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "core/comm/comm.hpp"
+
+namespace mep {
+namespace {
+
+struct Reason {
+  mep_result_t result;
+  std::string text;
+};
+
+const char* removal_text(membership::RemovalReason reason) {
+  switch (reason) {
+    case membership::RemovalReason::kDied: return "its process ended";
+    case membership::RemovalReason::kLeft: return "it left by mep_comm_destroy";
+    case membership::RemovalReason::kGaveUp: return "it gave up for want of a quorum";
+    case membership::RemovalReason::kUnreachable: return "it could not be reached";
+    case membership::RemovalReason::kEvicted: return "it was evicted";
+    case membership::RemovalReason::kStalled: return "it did not answer";
+  }
+  return "unknown";
+}
+
+// What operations beyond N* answer, and the news: the gravest of what happened.
+Reason reason_of(const membership::InstallView& change, const membership::AffectedComm& affected,
+                 const std::vector<uint32_t>& slots, const std::string& name) {
+  Reason reason{MEP_SUCCESS, ""};
+  const auto prefer = [&](mep_result_t result, const std::string& text) {
+    const bool graver = reason.result == MEP_SUCCESS || result == MEP_ERR_PEER_FAILED;
+    if (graver) reason.result = result;
+    reason.text += (reason.text.empty() ? "" : "; ") + text;
+  };
+  for (const membership::Removal& removal : change.decision->removed) {
+    const auto it = std::find(slots.begin(), slots.end(), removal.slot);
+    if (it == slots.end()) continue;
+    const bool left = removal.reason == membership::RemovalReason::kLeft;
+    prefer(left ? MEP_ERR_PEER_LEFT : MEP_ERR_PEER_FAILED,
+           "rank " + std::to_string(it - slots.begin()) + " of comm " + name +
+               (left ? " left: " : " failed: ") + removal_text(removal.reason));
+  }
+  if (reason.result != MEP_SUCCESS) return reason;
+  if ((affected.why & membership::kAffectedByRevoke) != 0) {
+    return {MEP_ERR_REVOKED, "comm " + name + " was revoked"};
+  }
+  if ((affected.why & membership::kAffectedByDeadline) != 0) {
+    return {MEP_ERR_TIMEOUT, "an operation of comm " + name + " ran out of time on some rank"};
+  }
+  return reason;  // only additions: nothing to tell
+}
+
+}  // namespace
+
+std::shared_ptr<const CommView> Comm::make_view(const membership::View& view,
+                                                uint64_t epoch) const {
+  auto result = std::make_shared<CommView>();
+  result->epoch = epoch;
+  result->world_epoch = view.epoch;
+  result->live_bits.assign((slots_.size() + 63) / 64, 0);
+  result->incarnations.assign(slots_.size(), 0);
+  for (uint32_t rank = 0; rank < slots_.size(); ++rank) {
+    const uint64_t incarnation = view.incarnation(slots_[rank]);
+    if (incarnation == 0) continue;
+    result->live.push_back(rank);
+    result->live_bits[rank / 64] |= uint64_t{1} << (rank % 64);
+    result->incarnations[rank] = incarnation;
+  }
+  return result;
+}
+
+void Comm::wedge(std::vector<membership::ChannelState>* channels) {
+  const Channel::Frozen frozen = channel_.wedge();
+  wait_for_posters();
+  const std::lock_guard lock(mutex_);
+  gather_held(frozen.done);
+  channels->push_back({id_, channel_.id(), held_, std::max(frozen.entered, held_)});
+  for (ViewClient* client : clients_) client->wedge(channels);
+}
+
+// A poster copies at most one chunk and then sees the wedge, so this ends.
+void Comm::wait_for_posters() const {
+  const Deadline limit = Deadline::after_ms(10'000);
+  while (posting_.load(std::memory_order_seq_cst) != 0) {
+    if (limit.expired()) {
+      log(LogLevel::kError, "comm %s: a thread is stuck in a copy", name_.c_str());
+      return;
+    }
+    sched_yield();
+  }
+}
+
+// An operation whose every contribution is here counts as done: this rank can complete it whatever
+// happens, and promises so. Its contributions leave the cells, which a later epoch uses again.
+void Comm::gather_held(uint64_t done) {
+  held_ = done;
+  for (;;) {
+    const uint64_t seq = held_ + 1;
+    RetainedOperation kept;
+    if (cells_.retain(view_->epoch, seq, &kept)) {
+      retained_[seq] = std::move(kept);
+    } else if (!bulk_.finished_by_all(view_->epoch, seq)) {
+      return;
+    }
+    held_ = seq;
+  }
+}
+
+bool Comm::holds(uint64_t channel, uint64_t seq) {
+  if (channel != channel_.id()) return true;
+  const uint64_t done = channel_.done();
+  if (seq <= done) return true;
+  const std::lock_guard lock(mutex_);
+  for (uint64_t next = done + 1; next <= seq; ++next) {
+    RetainedOperation kept;
+    if (!cells_.retain(view_->epoch, next, &kept) && !bulk_.finished_by_all(view_->epoch, next)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Comm::give_flush(uint64_t channel, uint64_t from_seq, uint64_t to_seq, const FlushSink& sink) {
+  if (channel != channel_.id()) return;
+  const std::lock_guard lock(mutex_);
+  for (uint64_t seq = from_seq; seq <= to_seq; ++seq) {
+    RetainedOperation kept;
+    const auto it = retained_.find(seq);
+    if (it != retained_.end()) {
+      kept = it->second;
+    } else if (!cells_.retain(view_->epoch, seq, &kept)) {
+      continue;  // a large operation: whoever is behind has its data already
+    }
+    for (size_t i = 0; i < kept.sources.size(); ++i) sink(seq, kept.sources[i], kept.bytes[i]);
+  }
+}
+
+void Comm::take_flush(uint64_t channel, uint64_t seq, uint32_t source,
+                      std::span<const std::byte> bytes) {
+  if (channel != channel_.id() || source >= size() || bytes.size() != Cells::kPayloadBytes) return;
+  const std::lock_guard lock(mutex_);
+  RetainedOperation& kept = retained_[seq];
+  if (std::find(kept.sources.begin(), kept.sources.end(), source) != kept.sources.end()) return;
+  const auto place = std::lower_bound(kept.sources.begin(), kept.sources.end(), source);
+  const auto index = place - kept.sources.begin();
+  kept.sources.insert(place, source);
+  kept.bytes.emplace(kept.bytes.begin() + index, bytes.begin(), bytes.end());
+}
+
+void Comm::prepare() {
+  const std::lock_guard lock(mutex_);
+  cells_.zero_words();
+  bulk_.zero_words();
+  for (ViewClient* client : clients_) client->prepare();
+}
+
+void Comm::install(const membership::InstallView& change,
+                   const membership::AffectedComm* affected) {
+  const std::lock_guard lock(mutex_);
+  if (affected == nullptr) {
+    // What was copied out stays in the cells too: operations go on from there.
+    std::erase_if(retained_, [this](const auto& entry) { return entry.first > channel_.done(); });
+    for (ViewClient* client : clients_) client->install(nullptr);
+    channel_.unwedge();
+    doorbell_ring(world_->doorbell());
+    return;
+  }
+  Verdict verdict;
+  verdict.epoch = view_->epoch;
+  verdict.n_star = channel_.done();
+  verdict.next = verdict.n_star + 1;
+  for (const membership::ChannelVerdict& decided : change.decision->channels) {
+    if (decided.comm != id_ || decided.channel != channel_.id()) continue;
+    verdict.n_star = decided.n_star;
+    verdict.next = decided.next;
+  }
+  const Reason reason = reason_of(change, *affected, slots_, name_);
+  verdict.result = reason.result != MEP_SUCCESS ? reason.result : MEP_ERR_PEER_FAILED;
+  verdict.text = reason.text;
+  view_ = make_view(*change.view, affected->new_epoch);
+  verdict.view = view_;
+  if (reason.result != MEP_SUCCESS) {
+    news_ = reason.result;
+    news_text_ = reason.text;
+  }
+  for (ViewClient* client : clients_) client->install(&verdict);
+  verdicts_.push_back(std::move(verdict));
+  channel_.restart(view_->epoch, verdicts_.back().next - 1);
+  doorbell_ring(world_->doorbell());
+  log(LogLevel::kInfo, "comm %s: epoch %llu, %zu of %u ranks", name_.c_str(),
+      static_cast<unsigned long long>(view_->epoch), view_->live.size(), size());
+}
+
+void Comm::terminate() {
+  (void)channel_.wedge();
+  doorbell_ring(world_->doorbell());
+}
+
+}  // namespace mep

@@ -1,0 +1,120 @@
+// Newcomers: replacements and grown slots. Members say in their rows whose links they have tested;
+// who is ready everywhere enters with the next view that answers a recover call. The newcomer only
+// follows and accepts.
+#include <algorithm>
+
+#include "core/membership/membership.hpp"
+
+namespace mep::membership {
+
+void Membership::on_newcomer_ready(const Member& member) {
+  if (!active() || member.slot >= max_slots_ || member.slot == slot_ || member.incarnation == 0)
+    return;
+  if (view_->members.has(member.slot) && peers_[member.slot].incarnation == member.incarnation)
+    return;  // already in
+  Newcomer& entry = newcomers_[member.slot];
+  if (entry.member.incarnation != member.incarnation) entry = Newcomer{};
+  entry.member = member;
+  entry.heard_us = now_us_;
+  entry.ready = !entry.confirmed;
+  entry.gone = false;
+  touch();  // it has not seen this rank's row
+  give(SendView{view_, [&] {
+                  SlotSet to;
+                  to.add(member.slot);
+                  return to;
+                }()});
+}
+
+void Membership::on_newcomer_gone(uint32_t slot, uint64_t incarnation, bool confirmed) {
+  Newcomer* entry = active() ? newcomer(slot, incarnation) : nullptr;
+  if (entry == nullptr) return;
+  entry->gone = true;
+  entry->ready = false;
+  entry->confirmed = entry->confirmed || confirmed;
+  step_due_ = true;
+}
+
+void Membership::on_recover(uint64_t seq, const SlotSet& wanted, uint64_t deadline_us) {
+  if (!active() || phase_ == Phase::kJoining || seq == 0) return;
+  row_.recover_seq = seq;
+  row_.recover_wanted = wanted;
+  row_.recover_expired = now_us_ >= deadline_us;
+  recover_deadline_us_ = deadline_us;
+  touch();
+}
+
+void Membership::on_view_snapshot(const View& view) {
+  if (phase_ != Phase::kJoining || view.epoch <= view_->epoch) return;
+  if (view.members.has(slot_)) {
+    if (view.incarnation(slot_) == incarnation_) return;  // its row says how
+    phase_ = Phase::kEvicted;
+    give(JoinFailed{});
+    return;
+  }
+  start_epoch(std::make_shared<const View>(view), nullptr);
+}
+
+// Which newcomers this row names: there, tested, for a slot that is empty in this view.
+void Membership::refresh_ready() {
+  std::vector<Member> ready;
+  for (const auto& [slot, entry] : newcomers_)
+    if (entry.ready && !view_->members.has(slot)) ready.push_back(entry.member);
+  if (ready == row_.ready) return;
+  row_.ready = std::move(ready);
+  touch();
+}
+
+// The recover call that a change now would answer, 0: none. `complete`: all have called.
+uint64_t Membership::recover_due(const SlotSet& live, bool* complete) const {
+  uint64_t seq = 0;
+  live.each([&](uint32_t slot) {
+    const Row* row = usable_row(slot);
+    if (row != nullptr) seq = std::max(seq, row->recover_seq);
+  });
+  if (seq == 0 || !(live == view_->members)) return 0;
+  bool all = true;
+  bool expired = false;
+  live.each([&](uint32_t slot) {
+    const Row* row = usable_row(slot);
+    const bool called = row != nullptr && row->recover_seq == seq;
+    all = all && called;
+    expired = expired || (called && row->recover_expired);
+  });
+  if (complete != nullptr) *complete = all;
+  if (expired) return seq;
+  if (!all) return 0;
+  SlotSet filled;
+  for (const Member& member : agreed_newcomers(live)) filled.add(member.slot);
+  SlotSet wanted;
+  live.each([&](uint32_t slot) {
+    if (const Row* row = usable_row(slot)) wanted |= row->recover_wanted;
+  });
+  return filled.contains(wanted - view_->members) ? seq : 0;
+}
+
+std::vector<Member> Membership::agreed_newcomers(const SlotSet& live) const {
+  std::vector<Member> agreed;
+  for (const Member& member : row_.ready) {
+    if (!row_.recover_wanted.has(member.slot) || row_.suspected.has(member.slot)) continue;
+    bool everywhere = true;
+    live.each([&](uint32_t slot) {
+      const Row* row = usable_row(slot);
+      everywhere = everywhere && row != nullptr &&
+                   std::find(row->ready.begin(), row->ready.end(), member) != row->ready.end();
+    });
+    if (everywhere) agreed.push_back(member);
+  }
+  return agreed;
+}
+
+// A newcomer whose members are all gone has nothing to join.
+void Membership::watch_join() {
+  if (phase_ != Phase::kJoining) return;
+  const SlotSet lost = row_.link_down | confirmed_;
+  if (!lost.contains(view_->members)) return;
+  phase_ = Phase::kEvicted;
+  give(JoinFailed{});
+}
+
+}  // namespace mep::membership

@@ -1,0 +1,136 @@
+// Who goes when members cannot hear each other. Accusations are the edges of a graph; the part of it
+// that is connected by working links and can be a quorum stays, and within it the member with most
+// broken links goes, of equals the higher slot, until none is left. A rank never judges itself out:
+// the others tell it. Suspicion that would leave no quorum is not raised at all.
+#include <algorithm>
+
+#include "core/membership/membership.hpp"
+
+namespace mep::membership {
+
+// Brings accusations_ up to date with the rows; false if there are none.
+bool Membership::note_accusations(const SlotSet& live) {
+  bool any = false;
+  live.each([&](uint32_t by) {
+    const Row* row = usable_row(by);
+    any = any || (row != nullptr && (!row->link_down.empty() || !row->silent.empty()));
+  });
+  if (!any) {
+    accusations_.clear();
+    return false;
+  }
+  std::map<std::pair<uint32_t, uint32_t>, uint64_t> fresh;
+  live.each([&](uint32_t by) {
+    const Row* row = usable_row(by);
+    if (row == nullptr) return;
+    ((row->link_down | row->silent) & live).each([&](uint32_t of) {
+      if (of == by) return;
+      const auto known = accusations_.find({by, of});
+      fresh[{by, of}] = known == accusations_.end() ? now_us_ : known->second;
+    });
+  });
+  accusations_ = std::move(fresh);
+  return !accusations_.empty();
+}
+
+Membership::Edges Membership::counted_edges(const SlotSet& live) const {
+  std::map<uint32_t, uint32_t> accusers;
+  for (const auto& [pair, since] : accusations_) ++accusers[pair.second];
+  const bool only_two = live.count() == 2;
+  Edges edges;
+  for (const auto& [pair, since] : accusations_) {
+    const auto [by, of] = pair;
+    const uint64_t age_us = now_us_ - std::min(now_us_, since);
+    const Row* row = usable_row(by);
+    const bool broken = row != nullptr && row->link_down.has(of);
+    bool counts = age_us >= config_.pair_hold_us;
+    if (age_us >= config_.link_hold_us) {
+      const auto back = accusations_.find({of, by});
+      const bool both = broken && back != accusations_.end() &&
+                        now_us_ >= back->second + config_.link_hold_us;
+      counts = counts || both || only_two || accusers[of] >= 2;
+    }
+    if (!counts) continue;
+    edges[by].add(of);
+    edges[of].add(by);
+  }
+  return edges;
+}
+
+// The connected part (by links that work) that holds this rank if it can be a quorum, else another
+// that can, else none.
+SlotSet Membership::best_component(const Edges& edges, const SlotSet& live) const {
+  SlotSet unvisited = live;
+  SlotSet best;
+  while (!unvisited.empty()) {
+    SlotSet component;
+    SlotSet frontier;
+    frontier.add(unvisited.lowest());
+    unvisited.remove(unvisited.lowest());
+    while (!frontier.empty()) {
+      const uint32_t slot = frontier.lowest();
+      frontier.remove(slot);
+      component.add(slot);
+      SlotSet reached = unvisited;
+      const auto cut = edges.find(slot);
+      if (cut != edges.end()) reached -= cut->second;
+      unvisited -= reached;
+      frontier |= reached;
+    }
+    if (quorum(component) == Quorum::kNo) continue;
+    if (component.has(slot_)) return component;
+    if (best.empty()) best = component;
+  }
+  return best;
+}
+
+SlotSet Membership::without_conflicts(Edges edges, SlotSet component) {
+  for (;;) {
+    uint32_t worst = kNoSlot;
+    uint32_t most = 0;
+    for (const auto& [slot, cut] : edges) {
+      if (!component.has(slot)) continue;
+      const uint32_t broken = (cut & component).count();
+      if (broken > 0 && broken >= most) {
+        worst = slot;
+        most = broken;
+      }
+    }
+    if (worst == kNoSlot) return component;
+    component.remove(worst);
+  }
+}
+
+void Membership::judge_links() {
+  const SlotSet present = live();
+  if (!present.has(slot_) || !note_accusations(present)) return;
+  const Edges edges = counted_edges(present);
+  if (edges.empty()) return;
+  const SlotSet component = best_component(edges, present);
+  if (!component.has(slot_)) return;
+  const SlotSet kept = without_conflicts(edges, component);
+  if (!kept.has(slot_) || quorum(kept) == Quorum::kNo) return;
+  (present - kept).each([&](uint32_t slot) { suspect(slot, RemovalReason::kUnreachable); });
+}
+
+PeerHealth Membership::health(uint32_t slot) const {
+  if (slot == slot_ || slot >= max_slots_ || !view_->members.has(slot)) return PeerHealth::kHealthy;
+  if (confirmed_.has(slot)) return PeerHealth::kDead;
+  if (row_.suspected.has(slot)) return PeerHealth::kSuspected;
+  if (row_.link_down.has(slot) || row_.silent.has(slot)) return PeerHealth::kAccused;
+  if (now_us_ > peers_[slot].heard_us + config_.slow_after_us) return PeerHealth::kSlow;
+  return PeerHealth::kHealthy;
+}
+
+void Membership::report_health() {
+  view_->members.each([&](uint32_t slot) {
+    if (slot == slot_) return;
+    Peer& peer = peers_[slot];
+    const PeerHealth now = health(slot);
+    if (now == peer.reported) return;
+    peer.reported = now;
+    give(PeerReport{slot, peer.incarnation, now});
+  });
+}
+
+}  // namespace mep::membership

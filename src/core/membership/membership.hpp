@@ -1,0 +1,420 @@
+// Who is in, decided once for all: the pure state machine of one member. Events in, actions out; no
+// clock, socket, thread, environment or global inside, time only as the argument of tick(). Two
+// objects fed the same events give the same actions. The control thread of a process owns one object
+// per world; the simulator drives many.
+//
+// Invariants
+//  1. Two live members never install different views of one epoch (policy kNone gives that up).
+//  2. Suspicion only grows within (epoch, round). A row of a suspected member is not used: nothing
+//     of it is learned, installed or adopted.
+//  3. A lead (lowest unsuspected slot) offers only when all unsuspected members are wedged, in its
+//     round, with its very suspicions, and are a quorum of the old view; it takes over the accepted
+//     value of the highest ballot among their rows, else makes a new one, once per ballot.
+//  4. A member accepts only from its lead, at its own (round, suspicions), and only after it holds
+//     every replicated result up to N*, all excluded are fenced out, and it has prepared.
+//  5. A value is committed when a quorum accepted one ballot of it and every member of it that is
+//     not suspected since is among them. The base of the quorum is the old view and never shrinks.
+//  6. N* is the maximum of done over the frozen tables; no donor is needed beyond a member that was
+//     at N* or has accepted the value.
+//  7. "Confirmed" is an exit seen through a pidfd, here or by a member on the victim's host, or the
+//     last row of the victim itself. Nothing else ever confirms; only rule "all that are not
+//     confirmed dead" and the fence make a difference.
+//  8. An event that names an incarnation other than the slot's present one changes nothing.
+//  9. A newcomer takes part only in the acceptance of a value that brings it in; when it dies or is
+//     silent, it is suspected and waited for no more.
+//
+// Use: call events, then take_actions() and carry the actions out in order; replies come as later
+// events. Not reentrant; one thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/membership/config.hpp"
+#include "core/membership/row.hpp"
+#include "core/membership/slot_set.hpp"
+
+namespace mep::membership {
+
+// ---- Actions -----------------------------------------------------------------------------------
+
+// Send this row to each of these slots (members and newcomers; a broken link swallows it). Links
+// keep the order and lose nothing until they break. `row` is a snapshot.
+struct PushRow {
+  RowPtr row;
+  SlotSet to;
+};
+
+// Send the cheap liveness message to each slot: it carries this rank's (slot, incarnation) only and
+// arrives as on_heartbeat(). Given every heartbeat_interval_us.
+struct SendHeartbeat {
+  SlotSet to;
+};
+
+// Freeze every channel of every comm of this process (set the wedge bit), stop posting, then reply
+// on_wedged(epoch, table). Nothing may complete from then on until InstallView.
+struct Wedge {
+  uint64_t epoch = 0;  // of the present view
+};
+
+// Reply on_flushed(plan) when all of them are here. A plan with a higher number replaces the earlier
+// one (the donor died); what has arrived already may be kept. Operations are the same for the same
+// (epoch, comm, channel, seq), so data of either donor will do.
+struct FlushReceive {
+  uint64_t plan = 0;
+  std::vector<FlushItem> items;
+};
+// The donor's side: give `to` the operations from_seq..to_seq of the channel, which its row asked
+// for. No reply. With pull transports nothing is to be done but to keep the contributions.
+struct FlushSend {
+  uint32_t to = kNoSlot;
+  uint64_t comm = 0;
+  uint64_t channel = 0;
+  uint64_t from_seq = 0;
+  uint64_t to_seq = 0;
+};
+
+// Make sure that no byte of that incarnation can land in memory that a later epoch uses, then reply
+// on_fenced(slot, incarnation). `confirmed`: its process is known to be gone. Given once per
+// (slot, incarnation), and once more with `confirmed` set if that becomes known before the reply; one
+// reply is enough. Leave its control connection open until the InstallView without it.
+struct FenceOut {
+  uint32_t slot = kNoSlot;
+  uint64_t incarnation = 0;
+  bool confirmed = false;
+};
+
+// All excluded are fenced out and the flush is here: make ready for `value` (zero the signals of
+// affected comms), then reply on_prepared(token). Nobody posts in the new epoch before InstallView.
+struct Prepare {
+  uint64_t token = 0;
+  ProposalPtr value;
+};
+
+// Give this view to each of these newcomers; arrives as on_view_snapshot().
+struct SendView {
+  std::shared_ptr<const View> view;
+  SlotSet to;
+};
+
+// Why a comm's epoch advances; bits.
+enum AffectedBy : uint32_t {
+  kAffectedByMembers = 1,  // one of its slots was removed, added or replaced
+  kAffectedByDeadline = 2,
+  kAffectedByRevoke = 4,
+};
+struct AffectedComm {
+  uint64_t comm = 0;
+  uint64_t new_epoch = 0;
+  uint32_t why = 0;  // AffectedBy bits
+};
+
+// The view has changed. Operations up to n_star of `decision->channels` succeed (flushed results
+// count now); beyond it those of affected comms end by why, and their channels go on at `next` in
+// the new comm epoch. Comms that are not in `affected` are unwedged as they were, same epoch.
+// Afterwards connections to removed members may be closed (after a PushRow to them in this drain).
+struct InstallView {
+  std::shared_ptr<const View> view;
+  ProposalPtr decision;
+  std::vector<AffectedComm> affected;
+  bool joined = false;            // this rank was a newcomer and is in from here on
+  // The recover call that this view answers, 0: none. Given to all: who calls with this seq only
+  // later gets the same answer (its deadline had passed on another member), and a newcomer's own
+  // count of these calls starts after it.
+  uint64_t recover_answered = 0;
+};
+
+// The rest of the world went on without this rank. Final.
+struct SelfEvicted {
+  uint64_t epoch = 0;  // the view without it, 0: not known
+};
+// No quorum can be found. Final; the last row says that this rank gave up.
+struct NoQuorum {};
+// The newcomer could not come in (its slot was filled, or every member is gone). Final; start anew.
+struct JoinFailed {};
+
+enum class PeerHealth : uint8_t {
+  kHealthy = 0,
+  kSlow = 1,       // silent for slow_after_us
+  kAccused = 2,    // silent for accuse_after_us or its connection broke, not yet suspected
+  kSuspected = 3,  // being removed
+  kDead = 4,       // confirmed
+};
+// For mep_comm_peer_state and logs; only on change.
+struct PeerReport {
+  uint32_t slot = kNoSlot;
+  uint64_t incarnation = 0;
+  PeerHealth health = PeerHealth::kHealthy;
+};
+
+// Policy kWitness, exactly half is left: ask the witness to store (epoch, digest) unless it holds
+// something for that epoch, then reply on_witness(epoch, what it holds).
+struct AskWitness {
+  uint64_t epoch = 0;
+  uint64_t digest = 0;
+};
+
+using Action = std::variant<PushRow, SendHeartbeat, SendView, Wedge, FlushReceive, FlushSend, FenceOut,
+                            Prepare, InstallView, SelfEvicted, NoQuorum, JoinFailed, PeerReport,
+                            AskWitness>;
+
+enum class Phase : uint8_t {
+  kJoining = 0,
+  kStable = 1,    // no view change under way
+  kWedging = 2,   // Wedge given, not answered
+  kChanging = 3,  // wedged; proposing, flushing, fencing or waiting for the commit
+  kLeft = 4,
+  kEvicted = 5,
+  kNoQuorum = 6,
+};
+
+// ---- The state machine -------------------------------------------------------------------------
+
+struct Start {
+  uint32_t slot = 0;
+  uint64_t incarnation = 0;
+  uint64_t host = 0;
+  uint32_t max_slots = 0;  // max_size of the world
+  uint64_t now_us = 0;
+  // As a member: the first view, with itself in it, the same on all. As a newcomer: a view that a
+  // member sent it (decode_view), without itself.
+  View view;
+  bool joining = false;
+  Config config;
+  Mutations mutations;  // tests only
+};
+
+class Membership {
+ public:
+  explicit Membership(Start start);
+
+  // -- time: at least once per heartbeat interval and soon after every batch of events; now_us never
+  // goes back.
+  void tick(uint64_t now_us);
+
+  // -- evidence
+  // A row of a peer, decoded, from an authenticated connection of (row->slot, row->incarnation). The
+  // caller must have checked these two against the connection. Counts as a heartbeat.
+  void on_row(RowPtr row);
+  void on_heartbeat(uint32_t slot, uint64_t incarnation);
+  // The pidfd of that process became readable. Confirms.
+  void on_process_exit(uint32_t slot, uint64_t incarnation);
+  // A control connection closed, or a transport reported an error. Suspicion only.
+  void on_connection_lost(uint32_t slot, uint64_t incarnation);
+  // A connection to a member was made (again): clears what its loss had said, if it is not yet
+  // suspected, and sends it the row.
+  void on_connection_up(uint32_t slot, uint64_t incarnation);
+
+  // -- what users ask for
+  // An operation's deadline passed on a channel of this rank: settle it by a view change. Dropped if
+  // the comm's epoch has advanced meanwhile.
+  void on_deadline(uint64_t comm, uint64_t channel, uint64_t comm_epoch);
+  void on_revoke(uint64_t comm);
+  void on_evict(uint32_t slot, uint64_t incarnation);
+  // This rank leaves (mep_comm_destroy, after all hold what they need from it). The PushRow that
+  // follows is the LEFT statement; then this object gives no more actions.
+  void on_leave();
+  // Comms of this process. `members` holds every slot that the comm may have (all slots below
+  // max_slots for the world), so that a replacement or a grown slot affects it.
+  void on_comm_created(uint64_t comm, uint64_t comm_epoch, const SlotSet& members);
+  void on_comm_destroyed(uint64_t comm);
+
+  // -- join, replacement, grow
+  // A newcomer for an empty slot has connected here and its links to this rank are tested / it is
+  // gone again. Members may hear of it in any order.
+  void on_newcomer_ready(const Member& newcomer);
+  void on_newcomer_gone(uint32_t slot, uint64_t incarnation, bool confirmed);
+  // This rank called recover or grow, its `seq`-th such call (from 1, the same on all members).
+  // Answered by an InstallView with recover_answered = seq: when all have called and every wanted
+  // slot has a newcomer ready everywhere, or when a caller's deadline passed (then perhaps with
+  // fewer, or none, of them).
+  void on_recover(uint64_t seq, const SlotSet& wanted, uint64_t deadline_us);
+  // Newcomer only: a later view than the one it started with, from a member.
+  void on_view_snapshot(const View& view);
+
+  // -- replies to actions
+  void on_wedged(uint64_t epoch, std::vector<ChannelState> channels);
+  void on_flushed(uint64_t plan);
+  void on_fenced(uint32_t slot, uint64_t incarnation);
+  void on_prepared(uint64_t token);
+  void on_witness(uint64_t epoch, uint64_t digest);
+
+  // Everything that follows from the events so far. Deterministic order.
+  std::vector<Action> take_actions();
+
+  // -- what holds now
+  Phase phase() const { return phase_; }
+  const View& view() const { return *view_; }
+  std::shared_ptr<const View> view_ptr() const { return view_; }
+  uint64_t comm_epoch(uint64_t comm) const;  // 0: not a comm of this rank
+  PeerHealth health(uint32_t slot) const;
+  bool confirmed_dead(uint32_t slot) const { return confirmed_.has(slot); }
+  const Row& row() const { return row_; }
+  // The latest take_actions() would change nothing until this time, if no event comes.
+  uint64_t next_tick_us() const;
+
+ private:
+  struct Peer {
+    uint64_t incarnation = 0;
+    uint64_t heard_us = 0;
+    RowPtr row;
+    PeerHealth reported = PeerHealth::kHealthy;
+    RemovalReason reason = RemovalReason::kUnreachable;  // of its suspicion, if it has one
+    bool fence_asked = false;
+    bool fence_confirmed = false;
+    bool fenced = false;
+  };
+  struct Comm {
+    uint64_t epoch = 0;
+    SlotSet members;
+  };
+  struct Newcomer {
+    Member member;
+    uint64_t heard_us = 0;
+    RowPtr row;
+    bool ready = false;      // its links to this rank are tested
+    bool gone = false;       // its connection broke
+    bool confirmed = false;  // its process is gone
+  };
+  enum class Quorum : uint8_t { kNo, kMajority, kWitness, kAllAlive };
+
+  // evidence.cpp
+  void note_heard(uint32_t slot, uint64_t incarnation);
+  void update_silence();
+  void forgive_gap(uint64_t gap_us);
+  void confirm(uint32_t slot, RemovalReason reason);
+  bool suspect(uint32_t slot, RemovalReason reason);
+  void gather_evidence();
+  void learn_from(const Row& row);
+  void read_statements(const Row& row);
+  void suspect_lost_newcomers();
+  bool same_incarnation(uint32_t slot, uint64_t incarnation) const;
+  Newcomer* newcomer(uint32_t slot, uint64_t incarnation);
+  // The latest row of a member of this view while it is in this view too; nullptr if none.
+  const Row* present_row(uint32_t slot) const;
+  // The same, of an unsuspected member (this rank's own row for its slot).
+  const Row* usable_row(uint32_t slot) const;
+  const Row* newcomer_row(uint32_t slot, uint64_t incarnation) const;
+  SlotSet live() const { return view_->members - row_.suspected; }
+
+  // links.cpp
+  using Edges = std::map<uint32_t, SlotSet>;
+  void judge_links();
+  bool note_accusations(const SlotSet& live);
+  Edges counted_edges(const SlotSet& live) const;
+  SlotSet best_component(const Edges& edges, const SlotSet& live) const;
+  static SlotSet without_conflicts(Edges edges, SlotSet component);
+  void report_health();
+
+  // propose.cpp
+  Quorum quorum(const SlotSet& set) const;
+  bool change_wanted() const;
+  Ballot ballot() const { return {row_.round, row_.suspected.count()}; }
+  bool everyone_agrees(const SlotSet& live) const;
+  bool newcomers_read() const;
+  bool newcomers_settled(const Offer& offer) const;
+  void try_offer();
+  ProposalPtr highest_accepted(const SlotSet& live) const;
+  ProposalPtr new_value(const SlotSet& live) const;
+  void collect_tables(const SlotSet& live, Proposal* value) const;
+  RemovalReason removal_reason(uint32_t slot, const SlotSet& live) const;
+  void try_accept();
+  void try_commit();
+  bool witness_agrees(const Proposal& value);
+
+  // flush.cpp
+  bool ready_to_accept(const ProposalPtr& value);
+  bool flush_done(const ProposalPtr& value);
+  bool fences_done(const Proposal& value);
+  bool prepare_done(const ProposalPtr& value);
+  void serve_flush();
+  uint32_t donor_for(const ChannelVerdict& verdict, const Proposal& value) const;
+
+  // progress.cpp
+  void step();
+  void new_round(uint32_t round);
+  void watch_quorum();
+  void watch_progress();
+  uint64_t progress_mark() const;
+  void suspect_stalled(const SlotSet& live);
+  void give_up();
+
+  // install.cpp
+  void look_for_committed();
+  bool follow(const Row& sender_row, bool sender_trusted);
+  void install(const ProposalPtr& value);
+  std::shared_ptr<const View> next_view(const Proposal& value) const;
+  std::vector<AffectedComm> affected_comms(const Proposal& value, const SlotSet& changed);
+  void start_epoch(const std::shared_ptr<const View>& view, const ProposalPtr& value);
+  void be_evicted(uint64_t epoch);
+  void end_with_value(const ProposalPtr& value);
+  void publish(const SlotSet& also);
+  SlotSet audience() const;
+
+  // join.cpp
+  std::vector<Member> agreed_newcomers(const SlotSet& live) const;
+  uint64_t recover_due(const SlotSet& live, bool* complete) const;
+  void refresh_ready();
+  void watch_join();
+
+  void give(Action action) { actions_.push_back(std::move(action)); }
+  void touch() {
+    row_dirty_ = true;
+    step_due_ = true;
+  }
+  bool active() const { return phase_ <= Phase::kChanging; }
+
+  Config config_;
+  Mutations mutations_;
+  uint32_t max_slots_ = 0;
+  uint32_t slot_ = 0;
+  uint64_t incarnation_ = 0;
+  uint64_t host_ = 0;
+  uint64_t now_us_ = 0;
+
+  Phase phase_ = Phase::kStable;
+  std::shared_ptr<const View> view_;
+  Row row_;  // what the next PushRow carries
+  bool row_dirty_ = true;
+  bool step_due_ = true;
+  bool again_ = false;  // this step has changed what an earlier part of it looked at
+  std::vector<Peer> peers_;  // by slot
+  SlotSet confirmed_;        // members of the view that are known to be gone
+  SlotSet new_rows_;         // members whose rows came since the last step
+  std::map<uint64_t, Comm> comms_;
+  std::map<uint32_t, Newcomer> newcomers_;  // by slot
+  std::vector<Member> offered_newcomers_;   // ready in a row of this epoch with a recover call
+  std::map<std::pair<uint32_t, uint32_t>, uint64_t> accusations_;  // (by, of) -> since when
+
+  // local health
+  uint64_t ticked_us_ = 0;
+  uint64_t heartbeat_us_ = 0;
+  uint32_t health_steps_ = 0;
+  uint32_t healthy_ticks_ = 0;
+
+  // the view change
+  ProposalPtr flush_value_;  // what the flush below is for
+  uint64_t flush_plan_ = 0;
+  bool flush_complete_ = false;
+  std::vector<FlushItem> flush_items_;
+  std::vector<std::pair<uint32_t, FlushItem>> served_;
+  uint64_t prepare_token_ = 0;
+  ProposalPtr prepare_value_;
+  bool prepared_ = false;
+  uint64_t witness_asked_ = 0;  // digest
+  uint64_t witness_digest_ = 0;
+  uint64_t no_quorum_since_us_ = 0;  // 0: there is one
+  uint64_t stuck_since_us_ = 0;      // 0: not stuck
+  uint64_t progress_us_ = 0;
+  uint64_t progress_mark_ = 0;
+
+  uint64_t recover_deadline_us_ = 0;
+
+  std::vector<Action> actions_;
+};
+
+}  // namespace mep::membership

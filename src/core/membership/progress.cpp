@@ -1,0 +1,170 @@
+// The order of a step, and what keeps a view change from waiting for ever: rounds that drop
+// suspicions which left no quorum, eviction of who does not answer, and giving up.
+#include "core/membership/membership.hpp"
+
+namespace mep::membership {
+
+void Membership::step() {
+  // Each pass acts on what the one before has changed; the bound only guards against a fault here,
+  // the next event goes on where it stopped.
+  for (int pass = 0; pass < 16 && active(); ++pass) {
+    again_ = false;
+    look_for_committed();
+    if (!active()) return;
+    refresh_ready();
+    gather_evidence();
+    if (phase_ == Phase::kJoining) {
+      try_accept();
+      watch_join();
+    } else {
+      if (phase_ == Phase::kStable && change_wanted()) {
+        phase_ = Phase::kWedging;
+        progress_us_ = now_us_;
+        give(Wedge{view_->epoch});
+      }
+      if (phase_ == Phase::kChanging) {
+        try_commit();
+        if (phase_ == Phase::kChanging) {
+          try_offer();
+          try_accept();
+          serve_flush();
+        }
+      }
+    }
+    if (!again_) break;
+  }
+}
+
+void Membership::on_wedged(uint64_t epoch, std::vector<ChannelState> channels) {
+  if (phase_ != Phase::kWedging || epoch != view_->epoch) return;
+  phase_ = Phase::kChanging;
+  row_.wedged = true;
+  row_.channels = std::move(channels);
+  row_.comms.clear();
+  for (const auto& [comm, state] : comms_) row_.comms.push_back({comm, state.epoch});
+  progress_us_ = now_us_;
+  touch();
+}
+
+// Drops suspicions that are mere opinion. Who is fenced out stays suspected: it cannot be reached any
+// more. Accepted values stay, so whatever may have been committed is found again.
+void Membership::new_round(uint32_t round) {
+  row_.round = round;
+  SlotSet kept = confirmed_;
+  view_->members.each([&](uint32_t slot) {
+    if (slot != slot_ && peers_[slot].fence_asked) kept.add(slot);
+  });
+  row_.suspected = kept & view_->members;
+  new_rows_ = view_->members;
+  stuck_since_us_ = 0;
+  progress_us_ = now_us_;
+  touch();
+  again_ = true;
+}
+
+void Membership::watch_quorum() {
+  if (phase_ == Phase::kJoining) return;
+  const SlotSet unreachable = row_.link_down | row_.silent;
+  const SlotSet reachable = view_->members - unreachable - confirmed_;
+  const SlotSet trusted = reachable - row_.suspected;
+  const bool out = row_.suspected.has(slot_);
+  if (quorum(reachable) != Quorum::kNo && !out) {
+    no_quorum_since_us_ = 0;
+  } else if (no_quorum_since_us_ == 0) {
+    no_quorum_since_us_ = now_us_;
+  } else if (now_us_ >= no_quorum_since_us_ + config_.no_quorum_after_us) {
+    give_up();
+    return;
+  }
+  if (quorum(trusted) != Quorum::kNo || quorum(reachable) == Quorum::kNo) {
+    stuck_since_us_ = 0;
+  } else if (stuck_since_us_ == 0) {
+    stuck_since_us_ = now_us_;
+  } else if (now_us_ >= stuck_since_us_ + config_.stuck_round_us) {
+    new_round(row_.round + 1);
+  }
+}
+
+uint64_t Membership::progress_mark() const {
+  uint64_t mark = static_cast<uint64_t>(phase_);
+  const auto mix = [&](uint64_t word) { mark = mark * 1099511628211u + word; };
+  mix(view_->epoch);
+  mix(row_.round);
+  mix(row_.suspected.count());
+  uint64_t wedged = 0;
+  uint64_t accepted = 0;
+  uint64_t offers = 0;
+  uint64_t flushing = 0;
+  live().each([&](uint32_t slot) {
+    const Row* row = usable_row(slot);
+    if (row == nullptr) return;
+    wedged += row->wedged ? 1 : 0;
+    accepted += row->accepted.value != nullptr ? 1u + row->accepted.ballot.suspected : 0;
+    offers += row->offer.value != nullptr ? 1u + row->offer.ballot.suspected : 0;
+    flushing += row->flush.size();
+  });
+  mix(wedged);
+  mix(accepted);
+  mix(offers);
+  mix(flushing);
+  return mark;
+}
+
+void Membership::watch_progress() {
+  if (phase_ != Phase::kWedging && phase_ != Phase::kChanging) return;
+  const uint64_t mark = progress_mark();
+  if (mark != progress_mark_) {
+    progress_mark_ = mark;
+    progress_us_ = now_us_;
+    return;
+  }
+  const uint64_t stalled_us = now_us_ - progress_us_;
+  const SlotSet present = live();
+  if (phase_ == Phase::kWedging) {
+    // Its own channels do not freeze: this rank is what holds the others up.
+    if (2 * stalled_us >= config_.stalled_change_us) give_up();
+  } else if (stalled_us >= 4 * config_.stalled_change_us) {
+    give_up();
+  } else if (present.lowest() == slot_) {
+    if (stalled_us >= config_.stalled_change_us) suspect_stalled(present);
+  } else if (stalled_us >= 2 * config_.stalled_change_us && present.has(slot_)) {
+    SlotSet rest = present;
+    rest.remove(present.lowest());
+    if (quorum(rest) != Quorum::kNo) suspect(present.lowest(), RemovalReason::kStalled);
+  }
+}
+
+// The lead takes those for gone who have not done their present part, if a quorum has.
+void Membership::suspect_stalled(const SlotSet& live) {
+  SlotSet behind;
+  const Offer& offer = row_.offer;
+  live.each([&](uint32_t slot) {
+    if (slot == slot_) return;
+    const Row* row = usable_row(slot);
+    bool done = row != nullptr && row->wedged && row->round == row_.round &&
+                row->suspected == row_.suspected;
+    if (done && offer.value != nullptr)
+      done = row->accepted.value != nullptr && row->accepted.ballot == offer.ballot;
+    if (!done) behind.add(slot);
+  });
+  if (quorum(live - behind) == Quorum::kNo) return;
+  behind.each([&](uint32_t slot) { suspect(slot, RemovalReason::kStalled); });
+}
+
+void Membership::give_up() {
+  row_.standing = Standing::kGaveUp;
+  touch();
+  publish({});
+  phase_ = Phase::kNoQuorum;
+  give(NoQuorum{});
+}
+
+void Membership::on_leave() {
+  if (!active()) return;
+  row_.standing = Standing::kLeft;
+  touch();
+  publish({});
+  phase_ = Phase::kLeft;
+}
+
+}  // namespace mep::membership

@@ -1,0 +1,252 @@
+// Agreement on the next view: quorum rules, offer, acceptance, commit. Single-decree consensus per
+// epoch; the promise of a member is its published (round, suspicions), which only grow, and the
+// ballot of an offer is (round, number of suspected). Reading all unsuspected rows at the same
+// suspicions before an offer makes offers of a round a chain, so the highest accepted one is the one
+// to take over.
+#include <algorithm>
+
+#include "core/membership/membership.hpp"
+
+namespace mep::membership {
+
+// What a set of members of the present view may decide. The base is that view, whoever died since.
+Membership::Quorum Membership::quorum(const SlotSet& set) const {
+  const SlotSet in = set & view_->members;
+  if (config_.quorum == QuorumPolicy::kNone) return in.empty() ? Quorum::kNo : Quorum::kMajority;
+  uint32_t base = view_->members.count();
+  if (mutations_.shrinking_majority) base -= (confirmed_ & view_->members).count();
+  const uint32_t twice = 2 * in.count();
+  if (twice > base) return Quorum::kMajority;
+  const bool half = twice == base;
+  if (half && config_.quorum == QuorumPolicy::kMajority && in.has(view_->members.lowest()))
+    return Quorum::kMajority;
+  if (!in.empty() && confirmed_.contains(view_->members - in)) return Quorum::kAllAlive;
+  if (half && config_.quorum == QuorumPolicy::kWitness) return Quorum::kWitness;
+  return Quorum::kNo;
+}
+
+bool Membership::change_wanted() const {
+  if (row_.suspected.intersects(view_->members)) return true;
+  if (!row_.settle.empty() || !row_.revoke.empty()) return true;
+  const SlotSet present = live();
+  bool wedged = false;
+  present.each([&](uint32_t slot) {
+    const Row* row = slot == slot_ ? nullptr : usable_row(slot);
+    wedged = wedged || (row != nullptr && row->wedged);
+  });
+  return wedged || recover_due(present, nullptr) != 0;
+}
+
+bool Membership::everyone_agrees(const SlotSet& live) const {
+  bool agree = true;
+  live.each([&](uint32_t slot) {
+    if (!agree || slot == slot_) return;
+    const Row* row = usable_row(slot);
+    agree = row != nullptr && row->wedged && row->round == row_.round &&
+            row->suspected == row_.suspected;
+  });
+  return agree;
+}
+
+// Rule "all that are alive" alone does not meet an earlier majority, all of which may be dead, but a
+// newcomer that this majority let in. So every newcomer that a row of ours ever named ready in this
+// epoch is read like a member, unless it is known to be dead.
+bool Membership::newcomers_read() const {
+  return std::all_of(offered_newcomers_.begin(), offered_newcomers_.end(), [&](const Member& m) {
+    const auto found = newcomers_.find(m.slot);
+    if (found != newcomers_.end() && found->second.member.incarnation == m.incarnation &&
+        found->second.confirmed)
+      return true;
+    const Row* row = newcomer_row(m.slot, m.incarnation);
+    return row != nullptr && row->round == row_.round && row->suspected == row_.suspected;
+  });
+}
+
+bool Membership::newcomers_settled(const Offer& offer) const {
+  return std::all_of(offered_newcomers_.begin(), offered_newcomers_.end(), [&](const Member& m) {
+    const auto found = newcomers_.find(m.slot);
+    if (found != newcomers_.end() && found->second.member.incarnation == m.incarnation &&
+        found->second.confirmed)
+      return true;
+    const Row* row = newcomer_row(m.slot, m.incarnation);
+    return row != nullptr && row->accepted.value != nullptr &&
+           row->accepted.ballot == offer.ballot && row->accepted.leader == offer.leader;
+  });
+}
+
+ProposalPtr Membership::highest_accepted(const SlotSet& live) const {
+  const Offer* best = nullptr;
+  const auto look = [&](const Row* row) {
+    if (row == nullptr || row->accepted.value == nullptr) return;
+    if (row->accepted.value->epoch != view_->epoch + 1) return;
+    if (best == nullptr || best->ballot < row->accepted.ballot) best = &row->accepted;
+  };
+  live.each([&](uint32_t slot) { look(usable_row(slot)); });
+  for (const auto& [slot, entry] : newcomers_) look(newcomer_row(slot, entry.member.incarnation));
+  return best == nullptr ? nullptr : best->value;
+}
+
+RemovalReason Membership::removal_reason(uint32_t slot, const SlotSet& live) const {
+  RemovalReason reason = peers_[slot].reason;
+  if (reason == RemovalReason::kLeft || reason == RemovalReason::kGaveUp) return reason;
+  live.each([&](uint32_t by) {
+    const Row* row = usable_row(by);
+    if (row == nullptr) return;
+    if (row->left.has(slot)) reason = RemovalReason::kLeft;
+    if (reason != RemovalReason::kUnreachable) return;
+    if (row->dead.has(slot)) reason = RemovalReason::kDied;
+    if (row->evict.has(slot)) reason = RemovalReason::kEvicted;
+  });
+  return reason;
+}
+
+// N*, next and what is to be settled, from the frozen tables of all unsuspected members.
+void Membership::collect_tables(const SlotSet& live, Proposal* value) const {
+  struct Sum {
+    uint64_t n_star = 0;
+    uint64_t entered = 0;
+    uint32_t donor = kNoSlot;
+  };
+  std::map<std::pair<uint64_t, uint64_t>, Sum> channels;
+  std::map<uint64_t, uint64_t> comms;
+  live.each([&](uint32_t slot) {
+    const Row* row = usable_row(slot);
+    if (row == nullptr) return;
+    for (const CommState& comm : row->comms) comms[comm.comm] = std::max(comms[comm.comm], comm.epoch);
+    for (const ChannelState& state : row->channels) {
+      const auto [at, first] = channels.try_emplace({state.comm, state.channel});
+      Sum& sum = at->second;
+      const bool better = mutations_.n_star_is_min ? state.done < sum.n_star
+                                                   : state.done > sum.n_star;
+      if (first || better) {
+        sum.n_star = state.done;
+        sum.donor = slot;
+      }
+      sum.entered = std::max(sum.entered, state.entered);
+    }
+    for (const Settlement& settle : row->settle) value->settled.push_back(settle);
+    for (const uint64_t comm : row->revoke) value->revoked.push_back(comm);
+  });
+  for (const auto& [comm, epoch] : comms) value->comms.push_back({comm, epoch});
+  for (const auto& [id, sum] : channels) {
+    value->channels.push_back({id.first, id.second, sum.n_star,
+                               std::max(sum.entered, sum.n_star) + 1, sum.donor});
+  }
+  std::sort(value->settled.begin(), value->settled.end());
+  value->settled.erase(std::unique(value->settled.begin(), value->settled.end()),
+                       value->settled.end());
+  std::sort(value->revoked.begin(), value->revoked.end());
+  value->revoked.erase(std::unique(value->revoked.begin(), value->revoked.end()),
+                       value->revoked.end());
+}
+
+ProposalPtr Membership::new_value(const SlotSet& live) const {
+  auto value = std::make_shared<Proposal>();
+  value->epoch = view_->epoch + 1;
+  value->origin = ballot();
+  value->proposer = slot_;
+  value->members = live;
+  (view_->members - live).each([&](uint32_t slot) {
+    value->removed.push_back({slot, view_->incarnation(slot), removal_reason(slot, live)});
+  });
+  bool complete = false;
+  value->recover_seq = recover_due(live, &complete);
+  if (value->recover_seq != 0 && complete) {
+    value->added = agreed_newcomers(live);
+    for (const Member& member : value->added) value->members.add(member.slot);
+  }
+  collect_tables(live, value.get());
+  return value;
+}
+
+void Membership::try_offer() {
+  const SlotSet present = live();
+  if (present.lowest() != slot_) return;
+  const Ballot now = ballot();
+  if (row_.offer.value != nullptr && row_.offer.ballot == now) return;
+  const Quorum rule = quorum(present);
+  if (rule == Quorum::kNo || !everyone_agrees(present)) return;
+  if (rule == Quorum::kAllAlive && !newcomers_read()) return;
+  ProposalPtr value = mutations_.ignore_earlier_accepted ? nullptr : highest_accepted(present);
+  if (value == nullptr) value = new_value(present);
+  row_.offer = Offer{now, slot_, std::move(value)};
+  touch();
+  again_ = true;
+}
+
+void Membership::try_accept() {
+  const uint32_t leader = live().lowest();
+  const bool joining = phase_ == Phase::kJoining;
+  const Row* lead = usable_row(leader);
+  if (lead == nullptr || row_.suspected.has(slot_)) return;
+  const Offer offer = lead->offer;
+  if (offer.value == nullptr || offer.leader != leader || offer.ballot != ballot() ||
+      offer.value->epoch != view_->epoch + 1)
+    return;
+  if (lead->round != row_.round || !(lead->suspected == row_.suspected)) return;
+  if (row_.accepted.value != nullptr && !(row_.accepted.ballot < offer.ballot)) return;
+  if (joining) {
+    const auto& added = offer.value->added;
+    const bool mine = std::any_of(added.begin(), added.end(), [&](const Member& member) {
+      return member.slot == slot_ && member.incarnation == incarnation_;
+    });
+    if (!mine) return;
+  }
+  // A value taken over from an earlier round may leave this rank out: then it only votes.
+  if (offer.value->members.has(slot_) && !ready_to_accept(offer.value)) return;
+  row_.accepted = offer;
+  touch();
+  again_ = true;
+}
+
+bool Membership::witness_agrees(const Proposal& value) {
+  uint64_t digest = 1469598103934665603u;
+  const auto mix = [&](uint64_t word) { digest = (digest ^ word) * 1099511628211u; };
+  mix(value.epoch);
+  mix(value.origin.round);
+  mix(value.origin.suspected);
+  mix(value.proposer);
+  value.members.each([&](uint32_t slot) { mix(slot + 1); });
+  digest |= 1;
+  if (witness_digest_ != 0) return witness_digest_ == digest;
+  if (witness_asked_ != digest) {
+    witness_asked_ = digest;
+    give(AskWitness{value.epoch, digest});
+  }
+  return false;
+}
+
+void Membership::on_witness(uint64_t epoch, uint64_t digest) {
+  if (!active() || epoch != view_->epoch + 1) return;
+  witness_digest_ = digest;
+  step_due_ = true;
+}
+
+void Membership::try_commit() {
+  const Offer offer = row_.offer;
+  if (offer.value == nullptr || offer.leader != slot_ || row_.suspected.has(slot_)) return;
+  const SlotSet present = live();
+  SlotSet accepted;
+  const auto look = [&](uint32_t slot, const Row* row) {
+    if (row != nullptr && row->accepted.value != nullptr && row->accepted.leader == slot_ &&
+        row->accepted.ballot == offer.ballot)
+      accepted.add(slot);
+  };
+  present.each([&](uint32_t slot) { look(slot, usable_row(slot)); });
+  for (const Member& member : offer.value->added)
+    look(member.slot, newcomer_row(member.slot, member.incarnation));
+  SlotSet needed = offer.value->members;
+  if (!mutations_.wait_for_suspected) needed -= row_.suspected;
+  if (!accepted.contains(needed)) return;
+  const Quorum rule = quorum(accepted);
+  if (rule == Quorum::kNo) return;
+  if (rule == Quorum::kAllAlive && !newcomers_settled(offer)) return;
+  if (rule == Quorum::kWitness && !witness_agrees(*offer.value)) return;
+  if (offer.value->members.has(slot_)) {
+    install(offer.value);
+  } else {
+    end_with_value(offer.value);
+  }
+}
+
+}  // namespace mep::membership

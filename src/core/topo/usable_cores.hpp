@@ -1,0 +1,28 @@
+// How many cores this process may use: its affinity mask, and no more than the CPU quota of its
+// control groups. Read afresh at each call (a few system calls): not for inner loops.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "mep.h"
+
+namespace mep {
+
+// Cores that this process may use: affinity, cgroup quota; at least 1.
+int usable_cores();
+
+// One bit a logical CPU of the system, bit c % 64 of word c / 64. Masks of several processes on one
+// host can be united word by word; trailing zero words are cut off.
+[[nodiscard]] mep_result_t affinity_mask(std::vector<uint64_t>* words);
+
+// The whole cores that the cgroup quota leaves to this process, at least 1; 0: there is no quota.
+int cgroup_core_limit();
+
+// The same from given texts, for tests: the contents of /proc/self/cgroup and /proc/self/mountinfo,
+// and a folder that stands before every mount point.
+int cgroup_core_limit(const std::string& cgroup_text, const std::string& mountinfo_text,
+                      const std::string& root);
+
+}  // namespace mep

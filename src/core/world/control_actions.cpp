@@ -1,0 +1,211 @@
+// What the membership state machine asks for, carried out.
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "base/status.hpp"
+#include "core/world/control_thread.hpp"
+
+namespace mep {
+namespace {
+
+// Whether the comm's epoch advances when `value` is installed.
+bool affects(const membership::Proposal& value, const WorldClient& comm) {
+  const auto has = [&](uint32_t slot) { return comm.member_slots().has(slot); };
+  return std::any_of(value.removed.begin(), value.removed.end(),
+                     [&](const auto& removal) { return has(removal.slot); }) ||
+         std::any_of(value.added.begin(), value.added.end(),
+                     [&](const auto& member) { return has(member.slot); }) ||
+         std::any_of(value.settled.begin(), value.settled.end(),
+                     [&](const auto& settled) { return settled.comm == comm.comm_id(); }) ||
+         std::find(value.revoked.begin(), value.revoked.end(), comm.comm_id()) !=
+             value.revoked.end();
+}
+
+}  // namespace
+
+void ControlThread::carry_out() {
+  // Some actions are answered at once, which may give more of them.
+  for (;;) {
+    const std::vector<membership::Action> actions = membership_->take_actions();
+    if (actions.empty()) return;
+    for (const membership::Action& action : actions) {
+      std::visit([this](const auto& each) { act(each); }, action);
+    }
+  }
+}
+
+void ControlThread::act(const membership::PushRow& action) {
+  const std::vector<uint8_t> bytes = membership::encode_row(*action.row);
+  const std::span<const std::byte> payload = std::as_bytes(std::span(bytes));
+  action.to.each([&](uint32_t slot) { send(slot, kFrameRow, payload); });
+}
+
+void ControlThread::act(const membership::SendHeartbeat& action) {
+  action.to.each([&](uint32_t slot) { send(slot, kFrameHeartbeat, {}); });
+}
+
+void ControlThread::act(const membership::Wedge& action) {
+  std::vector<membership::ChannelState> channels;
+  for (const auto& [id, client] : clients_) client->wedge(&channels);
+  membership_->on_wedged(action.epoch, std::move(channels));
+}
+
+void ControlThread::act(const membership::FlushReceive& action) {
+  flush_items_ = action.items;
+  flush_plan_ = action.plan;
+  flush_pending_ = true;
+  check_flush();
+}
+
+void ControlThread::check_flush() {
+  if (!flush_pending_) return;
+  for (const membership::FlushItem& item : flush_items_) {
+    const WorldClient* comm = client(item.comm);
+    if (comm == nullptr || !comm->is_replicated(item.channel)) continue;
+    const auto it = flushed_.find({item.comm, item.channel});
+    if (it == flushed_.end() || it->second < item.to_seq) return;
+  }
+  flush_pending_ = false;
+  membership_->on_flushed(flush_plan_);
+}
+
+void ControlThread::act(const membership::FlushSend& action) {
+  WorldClient* comm = client(action.comm);
+  if (comm == nullptr || !comm->is_replicated(action.channel)) return;
+  comm->give_flush(action.channel, action.from_seq, action.to_seq,
+                   [&](uint64_t seq, uint32_t source, std::span<const std::byte> bytes) {
+                     ByteWriter payload;
+                     payload.number(action.comm);
+                     payload.number(action.channel);
+                     payload.number(seq);
+                     payload.number(source);
+                     std::vector<std::byte> frame = payload.take();
+                     frame.insert(frame.end(), bytes.begin(), bytes.end());
+                     send(action.to, kFrameFlush, frame);
+                   });
+  ByteWriter end;
+  end.number(action.comm);
+  end.number(action.channel);
+  end.number(action.to_seq);
+  send(action.to, kFrameFlushEnd, end.bytes());
+}
+
+// A process that is gone writes no more. One that may still run keeps only the old pages: the windows
+// that it could write get new ones, and everybody else must have taken those before this rank agrees.
+void ControlThread::act(const membership::FenceOut& action) {
+  World::Peer& peer = world_->peers_[action.slot];
+  if (action.confirmed || peer.transport == nullptr) {
+    membership_->on_fenced(action.slot, action.incarnation);
+    return;
+  }
+  if (peer.transport->fence_out(action.slot) != MEP_SUCCESS) {
+    log(LogLevel::kWarn, "cannot fence rank %u out: %s", action.slot, last_error_text());
+  }
+  Fence fence{action.slot, action.incarnation, {}};
+  if (peer.transport->fence_renews_windows()) world_->renew_windows(action.slot, &fence.awaited);
+  fences_.push_back(std::move(fence));
+  check_fences();
+}
+
+void ControlThread::check_fences() {
+  std::vector<Fence> finished;
+  std::erase_if(fences_, [&](Fence& fence) {
+    std::erase_if(fence.awaited, [this](const auto& entry) {
+      const uint32_t slot = entry.first.first;
+      return world_->peers_[slot].link == nullptr || membership_->confirmed_dead(slot) ||
+             membership_->row().suspected.has(slot);
+    });
+    if (!fence.awaited.empty()) return false;
+    finished.push_back(fence);
+    return true;
+  });
+  for (const Fence& fence : finished) membership_->on_fenced(fence.slot, fence.incarnation);
+}
+
+void ControlThread::act(const membership::Prepare& action) {
+  for (const auto& [id, client] : clients_) {
+    if (affects(*action.value, *client)) client->prepare();
+  }
+  membership_->on_prepared(action.token);
+}
+
+void ControlThread::act(const membership::SendView& action) {
+  const std::vector<uint8_t> bytes = membership::encode_view(*action.view);
+  action.to.each([&](uint32_t slot) { send(slot, kFrameView, std::as_bytes(std::span(bytes))); });
+}
+
+void ControlThread::act(const membership::InstallView& action) {
+  flush_items_.clear();
+  flush_pending_ = false;
+  flushed_.clear();
+  fences_.clear();
+  publish_view();
+  for (const membership::Removal& removal : action.decision->removed) {
+    World::Peer& peer = world_->peers_[removal.slot];
+    uint32_t state = MEP_PEER_EXCLUDED;
+    if (removal.reason == membership::RemovalReason::kDied) state = MEP_PEER_DEAD;
+    if (removal.reason == membership::RemovalReason::kLeft) state = MEP_PEER_LEFT;
+    // Relaxed: see World::Peer.
+    peer.state.store(state, std::memory_order_relaxed);
+    log(state == MEP_PEER_LEFT ? LogLevel::kInfo : LogLevel::kWarn,
+        "rank %u is out of the view %llu: %s", removal.slot,
+        static_cast<unsigned long long>(action.view->epoch),
+        state == MEP_PEER_DEAD   ? "its process ended"
+        : state == MEP_PEER_LEFT ? "it left"
+                                 : "excluded, not confirmed dead");
+    if (peer.link == nullptr) continue;
+    flush_links();
+    unwatch(peer.link->fd());
+    peer.link->shutdown();
+    peer.link = nullptr;
+  }
+  for (const auto& [id, client] : clients_) {
+    const auto affected =
+        std::find_if(action.affected.begin(), action.affected.end(),
+                     [comm = id](const membership::AffectedComm& each) { return each.comm == comm; });
+    client->install(action, affected == action.affected.end() ? nullptr : &*affected);
+  }
+  world_->directory_.wake();
+  world_->view_changed(action.view->epoch, static_cast<int32_t>(action.view->members.count()));
+}
+
+void ControlThread::act(const membership::SelfEvicted&) {
+  log(LogLevel::kWarn, "the other members went on without this rank");
+  end_world(MEP_ERR_EVICTED);
+}
+
+void ControlThread::act(const membership::NoQuorum&) {
+  log(LogLevel::kWarn, "too few members are left to decide: no quorum");
+  end_world(MEP_ERR_NO_QUORUM);
+}
+
+void ControlThread::act(const membership::JoinFailed&) { end_world(MEP_ERR_EVICTED); }
+
+void ControlThread::end_world(mep_result_t result) {
+  // Relaxed: waiters see the wedge, then look here.
+  mep_result_t expected = MEP_SUCCESS;
+  world_->terminal_.compare_exchange_strong(expected, result, std::memory_order_relaxed);
+  for (const auto& [id, client] : clients_) client->terminate();
+  world_->directory_.wake();
+}
+
+void ControlThread::act(const membership::PeerReport& action) {
+  if (action.slot >= world_->max_slots()) return;
+  World::Peer& peer = world_->peers_[action.slot];
+  if (peer.identity.incarnation != action.incarnation) return;
+  uint32_t state = MEP_PEER_ALIVE;
+  switch (action.health) {
+    case membership::PeerHealth::kHealthy: state = MEP_PEER_ALIVE; break;
+    case membership::PeerHealth::kSlow: state = MEP_PEER_SLOW; break;
+    case membership::PeerHealth::kAccused:
+    case membership::PeerHealth::kSuspected: state = MEP_PEER_SUSPECT; break;
+    case membership::PeerHealth::kDead: state = MEP_PEER_DEAD; break;
+  }
+  // Relaxed: see World::Peer.
+  peer.state.store(state, std::memory_order_relaxed);
+}
+
+// No witness is configured on one host: its silence means that half of the members cannot go on.
+void ControlThread::act(const membership::AskWitness&) {}
+
+}  // namespace mep

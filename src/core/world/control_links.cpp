@@ -1,0 +1,191 @@
+// The control thread's frames: what comes from a peer, what goes to it, and its end.
+#include <sys/epoll.h>
+
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "base/status.hpp"
+#include "core/world/control_thread.hpp"
+
+namespace mep {
+
+void ControlThread::read_link(uint32_t slot) {
+  const std::shared_ptr<ControlLink> link = world_->peers_[slot].link;
+  if (link == nullptr) return;
+  bool good = true;
+  const mep_result_t result = link->receive([&](Frame& frame) {
+    good = take_frame(slot, frame);
+    return good && world_->peers_[slot].link == link;
+  });
+  if (!good || result == MEP_ERR_DENIED) {
+    log(LogLevel::kWarn, "rank %u sent something that is no valid frame: %s", slot,
+        last_error_text());
+  }
+  if (!good || result != MEP_SUCCESS) drop_link(slot);
+}
+
+bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
+  const PeerIdentity& peer = world_->peers_[slot].identity;
+  switch (frame.type) {
+    case kFrameWindow:
+      return take_window(slot, frame);
+    case kFrameWindowTaken:
+      return take_window_taken(slot, frame);
+    case kFrameRow: {
+      std::string error;
+      const auto* bytes = reinterpret_cast<const uint8_t*>(frame.payload.data());
+      membership::RowPtr row =
+          membership::decode_row({bytes, frame.payload.size()}, world_->max_slots(), &error);
+      if (row == nullptr || row->slot != slot || row->incarnation != peer.incarnation) {
+        (void)fail(MEP_ERR_DENIED, "a bad membership row: %s", error.c_str());
+        return false;
+      }
+      membership_->on_row(std::move(row));
+      return true;
+    }
+    case kFrameHeartbeat:
+      membership_->on_heartbeat(slot, peer.incarnation);
+      return true;
+    case kFrameFlush:
+      return take_flush(slot, frame);
+    case kFrameFlushEnd:
+      return take_flush_end(slot, frame);
+    case kFrameLeaving:
+      return take_leaving(slot, frame);
+    case kFrameLeavingHeld:
+      leave_awaited_.remove(slot);
+      return true;
+    default:  // a peer's number, not an enumerator: anything may come
+      (void)fail(MEP_ERR_DENIED, "unknown frame type %u", static_cast<unsigned>(frame.type));
+      return false;
+  }
+}
+
+bool ControlThread::take_window(uint32_t slot, Frame& frame) {
+  ByteReader reader(frame.payload);
+  const auto id = reader.number<uint64_t>();
+  WindowOffer offer;
+  offer.incarnation = world_->peers_[slot].identity.incarnation;
+  offer.bytes = reader.number<uint64_t>();
+  offer.generation = reader.number<uint32_t>();
+  offer.blob = reader.block(kMaxWindowBlobBytes);
+  if (!reader.complete() || frame.fds.size() > 1) {
+    (void)fail(MEP_ERR_DENIED, "a bad window frame");
+    return false;
+  }
+  if (!frame.fds.empty()) offer.fd = std::move(frame.fds[0]);
+  const uint32_t generation = offer.generation;
+  if (!world_->renew_import(slot, id, &offer)) world_->directory_.file(slot, id, std::move(offer));
+  if (generation > 0) {
+    ByteWriter payload;
+    payload.number(id);
+    payload.number(generation);
+    send(slot, kFrameWindowTaken, payload.bytes());
+  }
+  return true;
+}
+
+bool ControlThread::take_window_taken(uint32_t slot, const Frame& frame) {
+  ByteReader reader(frame.payload);
+  const auto id = reader.number<uint64_t>();
+  const auto generation = reader.number<uint32_t>();
+  if (!reader.complete()) return false;
+  for (Fence& fence : fences_) fence.awaited.erase({{slot, id}, generation});
+  check_fences();
+  return true;
+}
+
+bool ControlThread::take_flush(uint32_t, const Frame& frame) {
+  ByteReader reader(frame.payload);
+  const auto comm = reader.number<uint64_t>();
+  const auto channel = reader.number<uint64_t>();
+  const auto seq = reader.number<uint64_t>();
+  const auto source = reader.number<uint32_t>();
+  if (!reader.valid()) return false;
+  constexpr size_t kHeader = 3 * sizeof(uint64_t) + sizeof(uint32_t);
+  WorldClient* target = client(comm);
+  if (target != nullptr && membership_->phase() == membership::Phase::kChanging) {
+    target->take_flush(channel, seq, source, std::span(frame.payload).subspan(kHeader));
+  }
+  return true;
+}
+
+bool ControlThread::take_flush_end(uint32_t, const Frame& frame) {
+  ByteReader reader(frame.payload);
+  const auto comm = reader.number<uint64_t>();
+  const auto channel = reader.number<uint64_t>();
+  const auto to_seq = reader.number<uint64_t>();
+  if (!reader.complete()) return false;
+  uint64_t& up_to = flushed_[{comm, channel}];
+  up_to = std::max(up_to, to_seq);
+  check_flush();
+  return true;
+}
+
+bool ControlThread::take_leaving(uint32_t slot, const Frame& frame) {
+  ByteReader reader(frame.payload);
+  LeavingPeer peer;
+  peer.slot = slot;
+  peer.incarnation = world_->peers_[slot].identity.incarnation;
+  const auto count = reader.number<uint32_t>();
+  for (uint32_t i = 0; i < count && reader.valid(); ++i) {
+    membership::ChannelState channel;
+    channel.comm = reader.number<uint64_t>();
+    channel.channel = reader.number<uint64_t>();
+    channel.done = reader.number<uint64_t>();
+    peer.done.push_back(channel);
+  }
+  if (!reader.complete()) return false;
+  leaving_peers_.push_back(std::move(peer));
+  return true;
+}
+
+void ControlThread::send(uint32_t slot, uint16_t type, std::span<const std::byte> payload,
+                         std::span<const int> fds) {
+  const std::shared_ptr<ControlLink> link = world_->peers_[slot].link;
+  // A link that broke swallows it; its end is seen when it is read.
+  if (link != nullptr) (void)link->send(type, payload, fds);
+}
+
+void ControlThread::flush_links() {
+  for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) {
+    const std::shared_ptr<ControlLink> link = world_->peers_[slot].link;
+    if (link == nullptr) continue;
+    if (link->has_queued_output()) (void)link->flush_output();
+    epoll_event event{};
+    event.events = EPOLLIN | (link->has_queued_output() ? uint32_t{EPOLLOUT} : 0u);
+    event.data.u64 = (uint64_t{static_cast<uint32_t>(Source::kLink)} << 32) | slot;
+    if (event.events != EPOLLIN || output_watched_.has(slot)) {
+      epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, link->fd(), &event);
+      if (event.events == EPOLLIN) {
+        output_watched_.remove(slot);
+      } else {
+        output_watched_.add(slot);
+      }
+    }
+  }
+}
+
+void ControlThread::drop_link(uint32_t slot) {
+  World::Peer& peer = world_->peers_[slot];
+  if (peer.link == nullptr) return;
+  unwatch(peer.link->fd());
+  peer.link->shutdown();
+  peer.link = nullptr;
+  output_watched_.remove(slot);
+  std::erase_if(leaving_peers_, [slot](const LeavingPeer& other) { return other.slot == slot; });
+  membership_->on_connection_lost(slot, peer.identity.incarnation);
+  world_->directory_.wake();
+}
+
+// What it said before it ended (LEFT perhaps) comes first.
+void ControlThread::process_ended(uint32_t slot) {
+  World::Peer& peer = world_->peers_[slot];
+  read_link(slot);
+  unwatch(peer.pidfd.get());
+  peer.pidfd.reset();
+  membership_->on_process_exit(slot, peer.identity.incarnation);
+  world_->directory_.wake();
+}
+
+}  // namespace mep

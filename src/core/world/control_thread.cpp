@@ -1,0 +1,282 @@
+#include "core/world/control_thread.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <system_error>
+
+#include "base/log.hpp"
+#include "base/status.hpp"
+
+namespace mep {
+namespace {
+
+constexpr int kMaxWaitMs = 1000;
+
+uint64_t pack(uint32_t source, uint32_t slot) { return uint64_t{source} << 32 | slot; }
+
+}  // namespace
+
+ControlThread::ControlThread(World* world) : world_(world) {}
+
+ControlThread::~ControlThread() { stop(); }
+
+mep_result_t ControlThread::start() {
+  epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
+  request_event_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!epoll_.valid() || !request_event_.valid()) {
+    return fail(MEP_ERR_NO_MEMORY, "no descriptors left for the control thread (ulimit -n): %s",
+                std::strerror(errno));
+  }
+  membership::Start start;
+  start.slot = world_->self_slot();
+  start.incarnation = world_->identity().incarnation;
+  start.host = world_->identity().host;
+  start.max_slots = world_->max_slots();
+  start.now_us = now_ns() / 1000;
+  start.view.epoch = 1;
+  bool watched = watch(request_event_.get(), Source::kRequests, 0, EPOLLIN);
+  for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) {
+    const World::Peer& peer = world_->peers_[slot];
+    if (peer.identity.incarnation == 0) continue;
+    start.view.put({slot, peer.identity.incarnation, peer.identity.host});
+    if (peer.link) watched = watched && watch(peer.link->fd(), Source::kLink, slot, EPOLLIN);
+    if (peer.pidfd.valid()) {
+      watched = watched && watch(peer.pidfd.get(), Source::kProcess, slot, EPOLLIN);
+    }
+  }
+  if (!watched) return fail(MEP_ERR_SYSTEM, "epoll_ctl: %s", std::strerror(errno));
+  start.config.quorum = static_cast<membership::QuorumPolicy>(world_->config().quorum);
+  start.config.heartbeat_interval_us = world_->config().heartbeat_ms * uint64_t{1000};
+  start.config.accuse_after_us = world_->config().suspect_ms * uint64_t{1000};
+  start.config.pair_hold_us = 2 * start.config.accuse_after_us;
+  membership_ = std::make_unique<membership::Membership>(std::move(start));
+  publish_view();
+
+  accepting_ = true;
+  // The thread inherits the mask: signals are the application's.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  mep_result_t result = MEP_SUCCESS;
+  try {
+    thread_ = std::thread([this] { loop(); });
+  } catch (const std::system_error& error) {
+    result = fail(MEP_ERR_NO_MEMORY, "cannot start the control thread: %s", error.what());
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return result;
+}
+
+void ControlThread::stop() {
+  if (!thread_.joinable()) return;
+  post([this] { stopping_ = true; });
+  thread_.join();
+}
+
+void ControlThread::post(std::function<void()> request) {
+  const std::lock_guard lock(request_mutex_);
+  if (!accepting_) return;
+  requests_.push_back(std::move(request));
+  const uint64_t one = 1;
+  // Cannot fail in a way that matters: the counter is full only if it is readable already.
+  (void)!write(request_event_.get(), &one, sizeof one);
+}
+
+bool ControlThread::call(const std::function<void()>& request) {
+  struct Rendezvous {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool finished = false;
+    bool ran = false;
+  };
+  // Dropping the request (the thread stopped) finishes it too.
+  const auto rendezvous = std::make_shared<Rendezvous>();
+  struct Finish {
+    std::shared_ptr<Rendezvous> rendezvous;
+    bool ran = false;
+    explicit Finish(std::shared_ptr<Rendezvous> shared) : rendezvous(std::move(shared)) {}
+    Finish(const Finish&) = delete;
+    Finish& operator=(const Finish&) = delete;
+    ~Finish() {
+      const std::lock_guard lock(rendezvous->mutex);
+      rendezvous->finished = true;
+      rendezvous->ran = ran;
+      rendezvous->changed.notify_all();
+    }
+  };
+  auto finish = std::make_shared<Finish>(rendezvous);
+  post([&request, finish] {
+    request();
+    finish->ran = true;
+  });
+  finish.reset();
+  std::unique_lock lock(rendezvous->mutex);
+  rendezvous->changed.wait(lock, [&] { return rendezvous->finished; });
+  return rendezvous->ran;
+}
+
+void ControlThread::loop() {
+  pthread_setname_np(pthread_self(), "mep-control");
+  set_log_rank(static_cast<int>(world_->self_slot()));
+  std::array<epoll_event, 64> events;
+  carry_out();
+  while (!stopping_) {
+    const int count =
+        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms());
+    for (int i = 0; i < count; ++i) {
+      const uint64_t data = events[static_cast<size_t>(i)].data.u64;
+      handle(static_cast<Source>(data >> 32), static_cast<uint32_t>(data),
+             events[static_cast<size_t>(i)].events);
+    }
+    run_requests();
+    tick();
+  }
+  std::deque<std::function<void()>> dropped;
+  {
+    const std::lock_guard lock(request_mutex_);
+    accepting_ = false;
+    dropped.swap(requests_);
+  }
+}
+
+bool ControlThread::watch(int fd, Source source, uint32_t slot, uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = pack(static_cast<uint32_t>(source), slot);
+  return epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+void ControlThread::unwatch(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
+
+void ControlThread::handle(Source source, uint32_t slot, uint32_t events) {
+  switch (source) {
+    case Source::kRequests: {
+      uint64_t count = 0;
+      (void)!read(request_event_.get(), &count, sizeof count);
+      return;
+    }
+    case Source::kLink:
+      if ((events & EPOLLOUT) != 0) flush_links();
+      if ((events & ~uint32_t{EPOLLOUT}) != 0) read_link(slot);
+      return;
+    case Source::kProcess:
+      process_ended(slot);
+      return;
+    case Source::kDoor:
+      return;
+  }
+}
+
+void ControlThread::run_requests() {
+  std::deque<std::function<void()>> requests;
+  {
+    const std::lock_guard lock(request_mutex_);
+    requests.swap(requests_);
+  }
+  for (const auto& request : requests) request();
+}
+
+void ControlThread::tick() {
+  membership_->tick(now_ns() / 1000);
+  carry_out();
+  check_leaving();
+  answer_leaving();
+  flush_links();
+}
+
+int ControlThread::wait_ms() const {
+  // Somebody waits for a user's thread of this rank to pass an operation: look again soon.
+  if (!leaving_peers_.empty()) return 1;
+  const uint64_t now = now_ns() / 1000;
+  const uint64_t next = membership_->next_tick_us();
+  if (next <= now) return 0;
+  return static_cast<int>(std::min<uint64_t>((next - now + 999) / 1000, kMaxWaitMs));
+}
+
+void ControlThread::add_client(WorldClient* client, uint64_t epoch) {
+  clients_[client->comm_id()] = client;
+  membership_->on_comm_created(client->comm_id(), epoch, client->member_slots());
+  carry_out();
+}
+
+void ControlThread::remove_client(WorldClient* client) {
+  clients_.erase(client->comm_id());
+  membership_->on_comm_destroyed(client->comm_id());
+  carry_out();
+}
+
+membership::View ControlThread::view_snapshot() const {
+  const std::lock_guard lock(view_mutex_);
+  return *view_;
+}
+
+void ControlThread::publish_view() {
+  const std::lock_guard lock(view_mutex_);
+  view_ = membership_->view_ptr();
+}
+
+WorldClient* ControlThread::client(uint64_t comm) const {
+  const auto it = clients_.find(comm);
+  return it == clients_.end() ? nullptr : it->second;
+}
+
+// --- Leaving --------------------------------------------------------------------------------------
+
+// Says what this rank has completed and asks everybody whether they hold it. Only then is LEFT said: so
+// no operation succeeds here and fails elsewhere because this rank has gone.
+void ControlThread::start_leaving() {
+  if (leave_ != Leave::kNo) return;
+  leave_ = Leave::kAsking;
+  std::vector<membership::ChannelState> done;
+  for (const auto& [id, client] : clients_) client->describe(&done);
+  ByteWriter payload;
+  payload.number(static_cast<uint32_t>(done.size()));
+  for (const membership::ChannelState& channel : done) {
+    payload.number(channel.comm);
+    payload.number(channel.channel);
+    payload.number(channel.done);
+  }
+  leave_awaited_ = membership_->view().members;
+  leave_awaited_.remove(world_->self_slot());
+  leave_awaited_.each([&](uint32_t slot) { send(slot, kFrameLeaving, payload.bytes()); });
+}
+
+void ControlThread::check_leaving() {
+  if (leave_ != Leave::kAsking) return;
+  leave_awaited_ &= membership_->view().members;
+  membership::SlotSet gone;
+  leave_awaited_.each([&](uint32_t slot) {
+    if (world_->peers_[slot].link == nullptr || membership_->confirmed_dead(slot)) gone.add(slot);
+  });
+  leave_awaited_ -= gone;
+  if (!leave_awaited_.empty()) return;
+  leave_ = Leave::kLeft;
+  membership_->on_leave();
+  carry_out();
+  flush_links();
+  world_->leave_finished();
+}
+
+void ControlThread::answer_leaving() {
+  std::erase_if(leaving_peers_, [this](const LeavingPeer& peer) {
+    for (const membership::ChannelState& channel : peer.done) {
+      WorldClient* comm = client(channel.comm);
+      if (comm != nullptr && !comm->holds(channel.channel, channel.done)) return false;
+    }
+    send(peer.slot, kFrameLeavingHeld, {});
+    return true;
+  });
+}
+
+bool ControlThread::has_left() const { return leave_ == Leave::kLeft; }
+
+}  // namespace mep

@@ -1,0 +1,146 @@
+// The one thread of a world in this process that talks with the peers' control threads.
+//
+// It waits on control links, pidfds, the listener's door and its own request queue; feeds what comes to
+// the membership state machine and carries out its actions. It blocks all signals, never waits for a
+// user's thread except for the end of a copy (Comm::PostingScope), and never touches user buffers.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/unique_fd.hpp"
+#include "core/bootstrap/bootstrap.hpp"
+#include "core/bootstrap/byte_codec.hpp"
+#include "core/membership/membership.hpp"
+#include "core/world/frames.hpp"
+#include "core/world/world.hpp"
+
+namespace mep {
+
+class ControlThread {
+ public:
+  explicit ControlThread(World* world);
+  ~ControlThread();
+  ControlThread(const ControlThread&) = delete;
+  ControlThread& operator=(const ControlThread&) = delete;
+
+  [[nodiscard]] mep_result_t start();
+  void stop();
+
+  // Any thread. Requests run on the control thread in their order; after stop() they are dropped.
+  void post(std::function<void()> request);
+  bool call(const std::function<void()>& request);
+
+  // --- On the control thread ---
+  membership::Membership& membership() { return *membership_; }
+  void add_client(WorldClient* client, uint64_t epoch);
+  void remove_client(WorldClient* client);
+  // Starts the orderly leave; `left` is called when LEFT was said.
+  void start_leaving();
+  // Every later call of this rank answers `result`.
+  void end_world(mep_result_t result);
+  bool has_left() const;
+  membership::View view_snapshot() const;
+
+ private:
+  enum class Source : uint32_t { kRequests, kLink, kProcess, kDoor };
+
+  // control_thread.cpp: the loop
+  void loop();
+  bool watch(int fd, Source source, uint32_t slot, uint32_t events);
+  void unwatch(int fd);
+  void handle(Source source, uint32_t slot, uint32_t events);
+  void run_requests();
+  void tick();
+  int wait_ms() const;
+
+  // control_links.cpp: frames in and out
+  void read_link(uint32_t slot);
+  bool take_frame(uint32_t slot, Frame& frame);
+  bool take_window(uint32_t slot, Frame& frame);
+  bool take_window_taken(uint32_t slot, const Frame& frame);
+  bool take_flush(uint32_t slot, const Frame& frame);
+  bool take_flush_end(uint32_t slot, const Frame& frame);
+  bool take_leaving(uint32_t slot, const Frame& frame);
+  void send(uint32_t slot, uint16_t type, std::span<const std::byte> payload,
+            std::span<const int> fds = {});
+  void flush_links();
+  void drop_link(uint32_t slot);
+  void process_ended(uint32_t slot);
+
+  // control_actions.cpp: what the membership state machine asks for
+  void carry_out();
+  void act(const membership::PushRow& action);
+  void act(const membership::SendHeartbeat& action);
+  void act(const membership::Wedge& action);
+  void act(const membership::FlushReceive& action);
+  void act(const membership::FlushSend& action);
+  void act(const membership::FenceOut& action);
+  void act(const membership::Prepare& action);
+  void act(const membership::SendView& action);
+  void act(const membership::InstallView& action);
+  void act(const membership::SelfEvicted& action);
+  void act(const membership::NoQuorum& action);
+  void act(const membership::JoinFailed& action);
+  void act(const membership::PeerReport& action);
+  void act(const membership::AskWitness& action);
+
+  void check_flush();
+  void check_fences();
+  void publish_view();
+  WorldClient* client(uint64_t comm) const;
+
+  // leaving
+  void check_leaving();
+  void answer_leaving();
+
+  World* const world_;
+  UniqueFd epoll_;
+  UniqueFd request_event_;
+  std::thread thread_;
+  std::unique_ptr<membership::Membership> membership_;
+  std::map<uint64_t, WorldClient*> clients_;
+  bool stopping_ = false;
+  membership::SlotSet output_watched_;  // links that epoll also watches for room
+
+  std::mutex request_mutex_;
+  std::deque<std::function<void()>> requests_;
+  bool accepting_ = false;  // under request_mutex_
+
+  // The view for user threads.
+  mutable std::mutex view_mutex_;
+  std::shared_ptr<const membership::View> view_;
+
+  // Flush of the present change: what is asked, and which (comm, channel) have come up to which seq.
+  std::vector<membership::FlushItem> flush_items_;
+  uint64_t flush_plan_ = 0;
+  bool flush_pending_ = false;
+  std::map<std::pair<uint64_t, uint64_t>, uint64_t> flushed_;
+
+  // Fences that wait for peers to have taken renewed windows.
+  struct Fence {
+    uint32_t slot = 0;
+    uint64_t incarnation = 0;
+    AwaitedWindows awaited;  // who has not yet taken which renewed window
+  };
+  std::vector<Fence> fences_;
+
+  // Leaving: what this rank has done, and who still has to say that it holds it.
+  enum class Leave : uint8_t { kNo, kAsking, kLeft };
+  Leave leave_ = Leave::kNo;
+  membership::SlotSet leave_awaited_;
+  struct LeavingPeer {
+    uint32_t slot = 0;
+    uint64_t incarnation = 0;
+    std::vector<membership::ChannelState> done;
+  };
+  std::vector<LeavingPeer> leaving_peers_;
+};
+
+}  // namespace mep

@@ -1,0 +1,47 @@
+// One rank's copy of a window, as this rank reaches it: in place where it is mapped, else by its
+// transport. The same code serves the rank's own copy (mapped, own doorbell).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "mep.h"
+#include "transport/doorbell.hpp"
+#include "transport/transport.hpp"
+
+namespace mep {
+
+struct Remote {
+  std::byte* mapped = nullptr;   // null: only put and signal
+  Doorbell* doorbell = nullptr;  // of the owner; set exactly when mapped is
+  Transport* transport = nullptr;
+  uint64_t window = 0;
+  uint32_t slot = 0;
+
+  mep_result_t put(uint64_t offset, const void* local, size_t bytes) const {
+    if (mapped != nullptr) {
+      std::memcpy(mapped + offset, local, bytes);
+      return MEP_SUCCESS;
+    }
+    return transport->put(slot, 0, window, offset, local, bytes);
+  }
+
+  // Release: whoever reads the word with acquire sees all earlier puts of this thread to this peer.
+  mep_result_t signal(uint64_t offset, uint64_t word) const {
+    if (mapped != nullptr) {
+      doorbell_signal(doorbell, reinterpret_cast<std::atomic<uint64_t>*>(mapped + offset), word);
+      return MEP_SUCCESS;
+    }
+    return transport->signal(slot, 0, window, offset, word, true);
+  }
+};
+
+// A word of a window in this process: the reader's side of signal(). Acquire: see there.
+inline uint64_t load_signal(const std::byte* window, uint64_t offset) {
+  return reinterpret_cast<const std::atomic<uint64_t>*>(window + offset)
+      ->load(std::memory_order_acquire);
+}
+
+}  // namespace mep

@@ -1,0 +1,25 @@
+#include "core/world/wait.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+
+namespace mep {
+
+bool SlowWait::yield_once() {
+  if (sleep_due_) return !deadline_.expired();
+  sched_yield();
+  const uint64_t now = now_ns();
+  if (now >= deadline_.at_ns()) return false;
+  if (yield_until_ns_ == 0) yield_until_ns_ = now + policy_.yield_ns;
+  sleep_due_ = now >= yield_until_ns_;
+  return true;
+}
+
+uint64_t SlowWait::sleep_ns() const {
+  const uint64_t now = now_ns();
+  if (now >= deadline_.at_ns()) return 0;
+  return std::min(policy_.max_sleep_ns, deadline_.at_ns() - now);
+}
+
+}  // namespace mep

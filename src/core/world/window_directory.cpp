@@ -1,0 +1,73 @@
+#include "core/world/window_directory.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+namespace mep {
+
+void WindowDirectory::file(uint32_t slot, uint64_t window, WindowOffer offer) {
+  {
+    const std::lock_guard lock(mutex_);
+    offers_[{slot, window}] = std::move(offer);
+  }
+  changed_.notify_all();
+}
+
+void WindowDirectory::wake() {
+  { const std::lock_guard lock(mutex_); }
+  changed_.notify_all();
+}
+
+bool WindowDirectory::take(uint32_t slot, uint64_t window, WindowOffer* out) {
+  const std::lock_guard lock(mutex_);
+  const auto it = offers_.find({slot, window});
+  if (it == offers_.end()) return false;
+  *out = std::move(it->second);
+  offers_.erase(it);
+  return true;
+}
+
+bool WindowDirectory::wait(const Deadline& deadline, const std::function<bool()>& ready) {
+  std::unique_lock lock(mutex_);
+  while (!ready()) {
+    const int left_ms = deadline.left_ms(1000);
+    if (left_ms == 0) return false;
+    changed_.wait_for(lock, std::chrono::milliseconds(left_ms));
+  }
+  return true;
+}
+
+bool WindowDirectory::has(uint32_t slot, uint64_t window) const {
+  return offers_.count({slot, window}) != 0;
+}
+
+void WindowDirectory::forget_slot(uint32_t slot) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(offers_, [slot](const auto& entry) { return entry.first.first == slot; });
+}
+
+void WindowDirectory::add_own(const std::shared_ptr<Window>& window) {
+  const std::lock_guard lock(mutex_);
+  own_[window->id()] = window;
+}
+
+void WindowDirectory::remove_own(uint64_t window) {
+  const std::lock_guard lock(mutex_);
+  own_.erase(window);
+  std::erase_if(offers_, [window](const auto& entry) { return entry.first.second == window; });
+}
+
+std::vector<std::shared_ptr<Window>> WindowDirectory::own() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Window>> windows;
+  for (const auto& [id, window] : own_) windows.push_back(window);
+  return windows;
+}
+
+std::shared_ptr<Window> WindowDirectory::own(uint64_t window) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = own_.find(window);
+  return it == own_.end() ? nullptr : it->second;
+}
+
+}  // namespace mep

@@ -1,0 +1,55 @@
+// What peers have offered: (slot, window id) -> how to reach that window. The control thread files
+// offers, user threads wait for those that they need.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "mep.h"
+#include "transport/transport.hpp"
+
+namespace mep {
+
+struct WindowOffer {
+  uint64_t incarnation = 0;
+  uint64_t bytes = 0;
+  uint32_t generation = 0;
+  std::vector<std::byte> blob;
+  UniqueFd fd;
+};
+
+class WindowDirectory {
+ public:
+  // Control thread. A later offer of the same window replaces the earlier one.
+  void file(uint32_t slot, uint64_t window, WindowOffer offer);
+  // Control thread: something changed that waiters should look at (a peer failed).
+  void wake();
+  // Takes the offer out; false: not there yet.
+  bool take(uint32_t slot, uint64_t window, WindowOffer* out);
+  // Waits until `ready` (called under the lock, must be short) is true; false: deadline.
+  bool wait(const Deadline& deadline, const std::function<bool()>& ready);
+  // Whether an offer is there; for use in `ready`.
+  bool has(uint32_t slot, uint64_t window) const;
+  void forget_slot(uint32_t slot);
+
+  // Own windows that peers may use, for renewal and for newcomers.
+  void add_own(const std::shared_ptr<Window>& window);
+  void remove_own(uint64_t window);
+  std::vector<std::shared_ptr<Window>> own() const;
+  std::shared_ptr<Window> own(uint64_t window) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::pair<uint32_t, uint64_t>, WindowOffer> offers_;
+  std::map<uint64_t, std::shared_ptr<Window>> own_;
+};
+
+}  // namespace mep

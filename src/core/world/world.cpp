@@ -1,0 +1,458 @@
+#include "core/world/world.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <mutex>
+
+#include "base/log.hpp"
+#include "base/status.hpp"
+#include "core/bootstrap/byte_codec.hpp"
+#include "core/topo/usable_cores.hpp"
+#include "core/world/control_thread.hpp"
+
+namespace mep {
+namespace {
+
+constexpr size_t kMaxOfferBlobBytes = 1024;
+constexpr size_t kMaxTransports = 16;
+
+// Relaxed: a child sees what its parent wrote before the fork, and no other thread writes it there.
+std::atomic<uint64_t> fork_count{0};
+
+void watch_forks() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    pthread_atfork(nullptr, nullptr,
+                   [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
+  });
+}
+
+// What a rank tells its peers: the cores that it may use, and how its transports are reached.
+struct Offer {
+  std::vector<uint64_t> affinity;
+  uint32_t quota = 0;  // whole cores, 0: none
+  struct Entry {
+    std::string name;
+    std::vector<std::byte> blob;
+  };
+  std::vector<Entry> transports;
+};
+
+bool decode_offer(std::span<const std::byte> bytes, Offer* out) {
+  ByteReader reader(bytes);
+  const auto words = reader.number<uint16_t>();
+  for (uint16_t i = 0; i < words && reader.valid(); ++i) {
+    out->affinity.push_back(reader.number<uint64_t>());
+  }
+  out->quota = reader.number<uint32_t>();
+  const auto transports = reader.number<uint16_t>();
+  if (transports > kMaxTransports) return false;
+  for (uint16_t i = 0; i < transports && reader.valid(); ++i) {
+    Offer::Entry entry;
+    entry.name = reader.text(32);
+    entry.blob = reader.block(kMaxOfferBlobBytes);
+    out->transports.push_back(std::move(entry));
+  }
+  return reader.complete();
+}
+
+}  // namespace
+
+uint64_t fork_generation() { return fork_count.load(std::memory_order_relaxed); }
+
+// --- Transports -----------------------------------------------------------------------------------
+
+mep_result_t TransportSet::open(const ResolvedConfig& config) {
+  TransportOptions options;
+  options.put_only = (config.flags & MEP_COMM_PUT_ONLY) != 0;
+  const auto wanted = [&](const char* name) {
+    return config.transports.empty() || std::find(config.transports.begin(), config.transports.end(),
+                                                  name) != config.transports.end();
+  };
+  for (const std::string& name : config.transports) {
+    const auto table = transport_table();
+    if (std::none_of(table.begin(), table.end(),
+                     [&](const TransportEntry& entry) { return name == entry.name; })) {
+      std::string known;
+      for (const TransportEntry& entry : table) known += std::string(" ") + entry.name;
+      return fail(MEP_ERR_INVALID_ARGUMENT, "there is no transport \"%s\"; known are:%s",
+                  name.c_str(), known.c_str());
+    }
+  }
+  for (const TransportEntry& entry : transport_table()) {
+    if (!wanted(entry.name)) continue;
+    std::unique_ptr<Transport> transport = entry.make(options);
+    if (transport->probe() != MEP_SUCCESS) {
+      log(LogLevel::kInfo, "transport %s is not usable: %s", entry.name, last_error_text());
+      continue;
+    }
+    all.push_back(std::move(transport));
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t TransportSet::make_offer(std::vector<std::byte>* offer) const {
+  ByteWriter writer;
+  std::vector<uint64_t> affinity;
+  MEP_TRY(affinity_mask(&affinity));
+  writer.number(static_cast<uint16_t>(affinity.size()));
+  for (const uint64_t word : affinity) writer.number(word);
+  writer.number(static_cast<uint32_t>(cgroup_core_limit()));
+  writer.number(static_cast<uint16_t>(all.size()));
+  for (const auto& transport : all) {
+    std::vector<std::byte> blob;
+    MEP_TRY(transport->make_offer(&blob));
+    writer.text(transport->name());
+    writer.block(blob);
+  }
+  *offer = writer.take();
+  return MEP_SUCCESS;
+}
+
+// The lower slot's order of preference decides, so both sides come to the same choice.
+mep_result_t World::choose_transport(Peer* peer, std::span<const std::byte> offer) {
+  Offer theirs;
+  if (!decode_offer(offer, &theirs)) {
+    return fail(MEP_ERR_BOOTSTRAP, "rank %u sent a malformed transport offer", peer->identity.slot);
+  }
+  const auto try_pair = [&](Transport& transport, const Offer::Entry& entry, mep_result_t* result) {
+    if (entry.name != transport.name() || !transport.reaches(self_.identity, peer->identity)) {
+      return false;
+    }
+    *result = transport.add_peer(self_.identity, peer->identity, entry.blob);
+    peer->transport = &transport;
+    return true;
+  };
+  mep_result_t result = MEP_SUCCESS;
+  if (self_.identity.slot < peer->identity.slot) {
+    for (const auto& transport : transports_.all) {
+      for (const Offer::Entry& entry : theirs.transports) {
+        if (try_pair(*transport, entry, &result)) return result;
+      }
+    }
+  } else {
+    for (const Offer::Entry& entry : theirs.transports) {
+      for (const auto& transport : transports_.all) {
+        if (try_pair(*transport, entry, &result)) return result;
+      }
+    }
+  }
+  return fail(MEP_ERR_UNSUPPORTED,
+              "no transport reaches rank %u; `mep_info` shows what is usable, MEP_TRANSPORTS what is "
+              "allowed", peer->identity.slot);
+}
+
+// --- Opening --------------------------------------------------------------------------------------
+
+World::World(const ResolvedConfig& config, Mesh mesh, TransportSet transports)
+    : config_(config),
+      self_(std::move(mesh.self)),
+      transports_(std::move(transports)),
+      peers_(static_cast<size_t>(config.max_size)),
+      listener_(std::move(mesh.listener)),
+      source_memory_(self_.identity.incarnation),
+      fork_generation_(fork_generation()) {
+  peers_[self_.identity.slot].identity = self_.identity;
+}
+
+mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet transports,
+                         std::shared_ptr<World>* out) {
+  watch_forks();
+  std::vector<PeerLink> links = std::move(mesh.peers);
+  const std::shared_ptr<World> world(new World(config, std::move(mesh), std::move(transports)));
+  MEP_TRY(Window::create(kWorldWindowId, 4096, &world->world_window_));
+  doorbell_open(world->doorbell());
+  world->decide_wait_policy(links);
+  for (PeerLink& link : links) {
+    Peer& peer = world->peers_[link.identity.slot];
+    peer.identity = link.identity;
+    peer.link = std::move(link.link);
+    peer.pidfd = std::move(link.pidfd);
+    MEP_TRY(world->choose_transport(&peer, link.offer));
+    log(LogLevel::kInfo, "rank %u is reached by %s", link.identity.slot, peer.transport->name());
+  }
+  world->control_ = std::make_unique<ControlThread>(world.get());
+  MEP_TRY(world->control_->start());
+  std::vector<uint32_t> everybody;
+  for (uint32_t slot = 0; slot < world->max_slots(); ++slot) {
+    if (world->peers_[slot].identity.incarnation != 0) everybody.push_back(slot);
+  }
+  MEP_TRY(world->offer_window(world->world_window_, everybody));
+  *out = world;
+  return MEP_SUCCESS;
+}
+
+mep_result_t World::connect(const Deadline& deadline) {
+  std::vector<uint32_t> everybody;
+  for (uint32_t slot = 0; slot < max_slots(); ++slot) {
+    if (peers_[slot].identity.incarnation != 0) everybody.push_back(slot);
+  }
+  std::vector<Remote> remotes;
+  return receive_windows(
+      world_window_, everybody, [](uint32_t) { return false; }, deadline, &remotes);
+}
+
+World::~World() {
+  if (control_ != nullptr) control_->stop();
+  control_.reset();
+}
+
+// Spinning only helps if the awaited rank has a core of its own.
+void World::decide_wait_policy(std::span<const PeerLink> peers) {
+  std::vector<uint64_t> cores;
+  if (affinity_mask(&cores) != MEP_SUCCESS) cores = {1};
+  int quota = cgroup_core_limit();
+  int ranks = 1;
+  for (const PeerLink& peer : peers) {
+    if (peer.identity.host != self_.identity.host) continue;
+    ++ranks;
+    Offer offer;
+    if (!decode_offer(peer.offer, &offer)) continue;
+    if (offer.affinity.size() > cores.size()) cores.resize(offer.affinity.size(), 0);
+    for (size_t i = 0; i < offer.affinity.size(); ++i) cores[i] |= offer.affinity[i];
+    if (offer.quota != 0) quota = std::max(quota, static_cast<int>(offer.quota));
+  }
+  int available = 0;
+  for (const uint64_t word : cores) available += std::popcount(word);
+  if (quota > 0) available = std::min(available, quota);
+  if (ranks > available) wait_policy_.spins = 0;
+  log(LogLevel::kInfo, "%d ranks share %d cores here: waits %s", ranks, available,
+      ranks > available ? "yield at once" : "spin first");
+}
+
+bool World::forked() const { return fork_generation_ != fork_generation(); }
+
+uint32_t World::peer_state(uint32_t slot) const {
+  // Relaxed: see Peer.
+  return peers_[slot].state.load(std::memory_order_relaxed);
+}
+
+const char* World::transport_text(uint32_t slot) const {
+  if (slot == self_slot()) return "self";
+  const Transport* transport = peers_[slot].transport;
+  if (transport == nullptr) return "none";
+  if (transport->map(slot, kWorldWindowId) != nullptr) return transport->name();
+  static const struct {
+    const char* name;
+    const char* text;
+  } kPutOnly[] = {{"inproc", "inproc (put only)"}, {"shm", "shm (put only)"}};
+  for (const auto& entry : kPutOnly) {
+    if (std::string_view(entry.name) == transport->name()) return entry.text;
+  }
+  return transport->name();
+}
+
+// --- Windows --------------------------------------------------------------------------------------
+
+mep_result_t World::send_window(const Window& window, const WindowExport& exported,
+                                uint32_t slot) {
+  ByteWriter payload;
+  payload.number(window.id());
+  payload.number(static_cast<uint64_t>(window.bytes()));
+  payload.number(window.generation());
+  payload.block(exported.blob);
+  const std::shared_ptr<ControlLink> link = peers_[slot].link;
+  if (link == nullptr) return MEP_SUCCESS;
+  const int fd = exported.fd.get();
+  const std::span<const int> fds(&fd, exported.fd.valid() ? 1 : 0);
+  const mep_result_t sent = link->send(kFrameWindow, payload.bytes(), fds);
+  // A broken link is the control thread's business.
+  return sent == MEP_ERR_PEER_FAILED ? MEP_SUCCESS : sent;
+}
+
+mep_result_t World::offer_window(const std::shared_ptr<Window>& window,
+                                 std::span<const uint32_t> slots) {
+  directory_.add_own(window);
+  mep_result_t result = MEP_SUCCESS;
+  // On the control thread, which owns the links and their ends.
+  const std::vector<uint32_t> targets(slots.begin(), slots.end());
+  std::string text;
+  const bool ran = control_->call([&] {
+    for (const uint32_t slot : targets) {
+      if (slot == self_slot() || peers_[slot].transport == nullptr) continue;
+      WindowExport exported;
+      result = peers_[slot].transport->export_window(window, &exported);
+      if (result == MEP_SUCCESS) result = send_window(*window, exported, slot);
+      if (result == MEP_SUCCESS) continue;
+      text = last_error_text();
+      return;
+    }
+  });
+  if (!ran) return fail(MEP_ERR_INTERNAL, "the control thread has ended");
+  if (result != MEP_SUCCESS) return fail(result, "%s", text.c_str());
+  return MEP_SUCCESS;
+}
+
+mep_result_t World::remote_of(uint32_t slot, const std::shared_ptr<Window>& window,
+                              Remote* remote) const {
+  remote->slot = slot;
+  remote->window = window->id();
+  if (slot == self_slot()) {
+    remote->mapped = window->data();
+    remote->doorbell = doorbell();
+    return MEP_SUCCESS;
+  }
+  Transport* transport = peers_[slot].transport;
+  remote->transport = transport;
+  remote->mapped = transport->map(slot, window->id());
+  if (remote->mapped != nullptr) {
+    remote->doorbell = reinterpret_cast<Doorbell*>(transport->map(slot, kWorldWindowId));
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t World::receive_windows(const std::shared_ptr<Window>& window,
+                                    std::span<const uint32_t> slots,
+                                    const std::function<bool(uint32_t)>& skip,
+                                    const Deadline& deadline, std::vector<Remote>* remotes) {
+  remotes->clear();
+  for (const uint32_t slot : slots) {
+    remotes->emplace_back();
+    if (slot == self_slot()) {
+      MEP_TRY(remote_of(slot, window, &remotes->back()));
+      continue;
+    }
+    if (skip(slot)) continue;
+    const auto settled = [&] {
+      return directory_.has(slot, window->id()) || terminal_result() != MEP_SUCCESS ||
+             control_->view_snapshot().incarnation(slot) == 0;
+    };
+    if (!directory_.wait(deadline, settled)) {
+      return fail(MEP_ERR_TIMEOUT, "rank %u did not offer its part of a window in time", slot);
+    }
+    WindowOffer offer;
+    if (!directory_.take(slot, window->id(), &offer)) {
+      return fail(MEP_ERR_PEER_FAILED, "rank %u went away while windows were exchanged", slot);
+    }
+    Transport* transport = peers_[slot].transport;
+    MEP_TRY(transport->import_window(slot, window->id(), window->bytes(), offer.blob,
+                                     std::move(offer.fd)));
+    {
+      const std::lock_guard lock(state_mutex_);
+      imported_.insert({slot, window->id()});
+    }
+    MEP_TRY(remote_of(slot, window, &remotes->back()));
+  }
+  return MEP_SUCCESS;
+}
+
+void World::drop_window(uint64_t id) {
+  directory_.remove_own(id);
+  std::vector<uint32_t> users;
+  {
+    const std::lock_guard lock(state_mutex_);
+    std::erase_if(imported_, [&](const auto& entry) {
+      if (entry.second != id) return false;
+      users.push_back(entry.first);
+      return true;
+    });
+  }
+  for (const uint32_t slot : users) peers_[slot].transport->drop_window(slot, id);
+}
+
+bool World::renew_import(uint32_t slot, uint64_t window, WindowOffer* offer) {
+  const std::shared_ptr<Window> own = directory_.own(window);
+  {
+    const std::lock_guard lock(state_mutex_);
+    if (own == nullptr || !imported_.contains({slot, window})) return false;
+  }
+  if (peers_[slot].transport->import_window(slot, window, own->bytes(), offer->blob,
+                                            std::move(offer->fd)) != MEP_SUCCESS) {
+    log(LogLevel::kWarn, "cannot take rank %u's renewed window: %s", slot, last_error_text());
+  }
+  return true;
+}
+
+void World::renew_windows(uint32_t excluded, AwaitedWindows* awaited) {
+  for (const std::shared_ptr<Window>& window : directory_.own()) {
+    {
+      const std::lock_guard lock(state_mutex_);
+      if (window->id() != kWorldWindowId && !imported_.contains({excluded, window->id()})) continue;
+    }
+    if (window->renew() != MEP_SUCCESS) {
+      log(LogLevel::kError, "cannot renew a window: %s", last_error_text());
+      continue;
+    }
+    for (uint32_t slot = 0; slot < max_slots(); ++slot) {
+      if (slot == self_slot() || slot == excluded || peers_[slot].link == nullptr) continue;
+      {
+        const std::lock_guard lock(state_mutex_);
+        if (window->id() != kWorldWindowId && !imported_.contains({slot, window->id()})) continue;
+      }
+      WindowExport exported;
+      if (peers_[slot].transport->export_window(window, &exported) == MEP_SUCCESS &&
+          send_window(*window, exported, slot) == MEP_SUCCESS) {
+        awaited->insert({{slot, window->id()}, window->generation()});
+      }
+    }
+  }
+}
+
+// --- Requests -------------------------------------------------------------------------------------
+
+void World::post(std::function<void()> request) { control_->post(std::move(request)); }
+
+bool World::call(const std::function<void()>& request) { return control_->call(request); }
+
+void World::add_client(WorldClient* client, uint64_t epoch) {
+  control_->call([&] { control_->add_client(client, epoch); });
+}
+
+void World::remove_client(WorldClient* client) {
+  control_->call([&] { control_->remove_client(client); });
+}
+
+void World::report_deadline(uint64_t comm, uint64_t channel, uint64_t comm_epoch) {
+  control_->post([this, comm, channel, comm_epoch] {
+    control_->membership().on_deadline(comm, channel, comm_epoch);
+  });
+}
+
+void World::request_evict(uint32_t slot) {
+  control_->post([this, slot] {
+    control_->membership().on_evict(slot, control_->membership().view().incarnation(slot));
+  });
+}
+
+void World::request_revoke(uint64_t comm) {
+  control_->post([this, comm] { control_->membership().on_revoke(comm); });
+}
+
+void World::leave(bool orderly, const Deadline& deadline) {
+  if (orderly && terminal_result() == MEP_SUCCESS) {
+    control_->post([this] { control_->start_leaving(); });
+    std::unique_lock lock(state_mutex_);
+    while (!left_ && !deadline.expired() && terminal_result() == MEP_SUCCESS) {
+      state_changed_.wait_for(lock, std::chrono::milliseconds(deadline.left_ms(100)));
+    }
+  }
+  control_->stop();
+}
+
+void World::leave_finished() {
+  const std::lock_guard lock(state_mutex_);
+  left_ = true;
+  state_changed_.notify_all();
+}
+
+void World::abort() {
+  control_->call([this] { control_->end_world(MEP_ERR_ABORTED); });
+}
+
+membership::View World::view_snapshot() const { return control_->view_snapshot(); }
+
+void World::set_view_callback(mep_view_callback_t callback, void* user) {
+  const std::lock_guard lock(state_mutex_);
+  view_callback_ = callback;
+  view_callback_user_ = user;
+}
+
+void World::view_changed(uint64_t world_epoch, int32_t live) {
+  const std::lock_guard lock(state_mutex_);
+  if (view_callback_ != nullptr) view_callback_(view_callback_user_, world_epoch, live);
+}
+
+}  // namespace mep

@@ -1,0 +1,190 @@
+// A world: the set of slots that share one membership, as one of its ranks sees it.
+//
+// It owns the mesh of control links, the transports, the control thread and the membership state
+// machine; comms are its clients. User threads ask the control thread by post(); what they wait for
+// themselves (windows of peers) they get from the window directory.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <condition_variable>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "core/bootstrap/bootstrap.hpp"
+#include "core/membership/membership.hpp"
+#include "core/world/remote.hpp"
+#include "core/world/wait.hpp"
+#include "core/world/window_directory.hpp"
+#include "mep.h"
+#include "transport/source_memory.hpp"
+#include "transport/transport.hpp"
+
+namespace mep {
+
+class ControlThread;
+
+// Receives one contribution of one operation for a rank that is behind.
+using FlushSink =
+    std::function<void(uint64_t seq, uint32_t source, std::span<const std::byte> bytes)>;
+
+// ((peer slot, window id), generation) of renewed windows that a peer has not taken yet.
+using AwaitedWindows = std::set<std::pair<std::pair<uint32_t, uint64_t>, uint32_t>>;
+
+// What takes part in view changes: a comm. All functions are called by the control thread.
+class WorldClient {
+ public:
+  virtual ~WorldClient() = default;
+  virtual uint64_t comm_id() const = 0;
+  virtual const membership::SlotSet& member_slots() const = 0;
+  // Whether the channel's operations are replicated, so that who is behind is given what it lacks.
+  virtual bool is_replicated(uint64_t channel) const = 0;
+  // Channels with what is done now; freezes nothing.
+  virtual void describe(std::vector<membership::ChannelState>* channels) const = 0;
+  // Freezes all channels and says what was done and entered.
+  virtual void wedge(std::vector<membership::ChannelState>* channels) = 0;
+  // While wedged: whether this rank holds all that operation seq needs.
+  virtual bool holds(uint64_t channel, uint64_t seq) = 0;
+  virtual void give_flush(uint64_t channel, uint64_t from_seq, uint64_t to_seq,
+                          const FlushSink& sink) = 0;
+  virtual void take_flush(uint64_t channel, uint64_t seq, uint32_t source,
+                          std::span<const std::byte> bytes) = 0;
+  virtual void prepare() = 0;
+  // `affected` null: the comm goes on as it was, in its old epoch.
+  virtual void install(const membership::InstallView& change,
+                       const membership::AffectedComm* affected) = 0;
+  // The world has ended for this rank (terminal_result()): wake everybody.
+  virtual void terminate() = 0;
+};
+
+// The transports that work here, in order of preference.
+struct TransportSet {
+  std::vector<std::unique_ptr<Transport>> all;
+  [[nodiscard]] mep_result_t open(const ResolvedConfig& config);
+  // What a rank tells its peers when they connect: its cores and the transports' addresses.
+  [[nodiscard]] mep_result_t make_offer(std::vector<std::byte>* offer) const;
+};
+
+class World : public std::enable_shared_from_this<World> {
+ public:
+  // Connects transports to all peers of the mesh and starts the control thread. Windows of peers come
+  // later, see connect().
+  [[nodiscard]] static mep_result_t open(const ResolvedConfig& config, Mesh mesh,
+                                         TransportSet transports, std::shared_ptr<World>* out);
+  // Waits for the peers' doorbells.
+  [[nodiscard]] mep_result_t connect(const Deadline& deadline);
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  const ResolvedConfig& config() const { return config_; }
+  uint32_t self_slot() const { return self_.identity.slot; }
+  const PeerIdentity& identity() const { return self_.identity; }
+  uint32_t max_slots() const { return static_cast<uint32_t>(peers_.size()); }
+  const WaitPolicy& wait_policy() const { return wait_policy_; }
+  Doorbell* doorbell() const { return reinterpret_cast<Doorbell*>(world_window_->data()); }
+
+  // MEP_SUCCESS while the world works; else what every call answers from now on. Relaxed: callers
+  // that see it late wait on a wedged channel and look again.
+  mep_result_t terminal_result() const { return terminal_.load(std::memory_order_relaxed); }
+  // The child of a fork must not use the handle.
+  bool forked() const;
+
+  // MEP_PEER_* of a slot.
+  uint32_t peer_state(uint32_t slot) const;
+  const char* transport_text(uint32_t slot) const;
+  Transport* transport(uint32_t slot) const { return peers_[slot].transport; }
+
+  // --- Windows (user threads) ---
+  // Offers `window` to `slots` (the own one is skipped).
+  [[nodiscard]] mep_result_t offer_window(const std::shared_ptr<Window>& window,
+                                          std::span<const uint32_t> slots);
+  // Waits for the windows of the same id of `slots`; remotes in the order of slots. A slot that leaves
+  // the view meanwhile is MEP_ERR_PEER_FAILED; `skip` says which slots need not come (they stay empty).
+  [[nodiscard]] mep_result_t receive_windows(const std::shared_ptr<Window>& window,
+                                             std::span<const uint32_t> slots,
+                                             const std::function<bool(uint32_t)>& skip,
+                                             const Deadline& deadline,
+                                             std::vector<Remote>* remotes);
+  void drop_window(uint64_t id);
+
+  // --- Requests to the control thread (any thread) ---
+  void post(std::function<void()> request);
+  // Runs it there and waits; false: the control thread has ended.
+  bool call(const std::function<void()>& request);
+  void add_client(WorldClient* client, uint64_t epoch);
+  // After it returned, the control thread does not call the client any more.
+  void remove_client(WorldClient* client);
+  void report_deadline(uint64_t comm, uint64_t channel, uint64_t comm_epoch);
+  void request_evict(uint32_t slot);
+  void request_revoke(uint64_t comm);
+  // Orderly: waits until no member needs this rank, says LEFT. Not orderly: just stops.
+  void leave(bool orderly, const Deadline& deadline);
+  void abort();
+
+  void set_view_callback(mep_view_callback_t callback, void* user);
+
+  membership::View view_snapshot() const;
+
+  SourceMemory& source_memory() { return source_memory_; }
+
+ private:
+  friend class ControlThread;
+  struct Peer {
+    PeerIdentity identity;
+    std::shared_ptr<ControlLink> link;  // null: none now
+    UniqueFd pidfd;
+    Transport* transport = nullptr;
+    // MEP_PEER_*: written by the control thread for users to read; orders nothing.
+    std::atomic<uint32_t> state{MEP_PEER_ALIVE};
+  };
+
+  World(const ResolvedConfig& config, Mesh mesh, TransportSet transports);
+  [[nodiscard]] mep_result_t choose_transport(Peer* peer, std::span<const std::byte> offer);
+  [[nodiscard]] mep_result_t remote_of(uint32_t slot, const std::shared_ptr<Window>& window,
+                                       Remote* remote) const;
+  void decide_wait_policy(std::span<const PeerLink> peers);
+
+  // --- The control thread ---
+  // A renewed window of a peer whose old one is in use here: taken at once. False: not in use yet.
+  bool renew_import(uint32_t slot, uint64_t window, WindowOffer* offer);
+  // New pages for every own window that `excluded` could write; offers them to everybody else.
+  void renew_windows(uint32_t excluded, AwaitedWindows* awaited);
+  [[nodiscard]] mep_result_t send_window(const Window& window, const WindowExport& exported,
+                                         uint32_t slot);
+  void view_changed(uint64_t world_epoch, int32_t live);
+  void leave_finished();
+
+  ResolvedConfig config_;
+  SelfDescription self_;
+  TransportSet transports_;
+  std::vector<Peer> peers_;  // by slot; the own one has no link
+  UniqueFd listener_;
+  WaitPolicy wait_policy_;
+  std::shared_ptr<Window> world_window_;
+  WindowDirectory directory_;
+  SourceMemory source_memory_;
+  std::atomic<mep_result_t> terminal_{MEP_SUCCESS};
+  uint64_t fork_generation_ = 0;
+
+  std::mutex state_mutex_;  // guards the fields below
+  std::condition_variable state_changed_;
+  bool left_ = false;
+  std::set<std::pair<uint32_t, uint64_t>> imported_;  // (slot, window) in use here
+  mep_view_callback_t view_callback_ = nullptr;
+  void* view_callback_user_ = nullptr;
+
+  std::unique_ptr<ControlThread> control_;
+};
+
+// The count of forks seen by this process and its ancestors; for World::forked().
+uint64_t fork_generation();
+
+}  // namespace mep

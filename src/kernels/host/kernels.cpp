@@ -1,0 +1,136 @@
+// The entry to the kernels: picks the level of this processor once, and puts the caller's
+// floating-point mode aside where a kernel rounds.
+#include "kernels/host/kernels.hpp"
+
+#include <cstring>
+
+#include "kernels/host/kernel_table.hpp"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace mep {
+
+extern const KernelTable kPortableKernels;
+#if defined(__x86_64__)
+extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvx512Kernels;
+#endif
+
+const KernelTable* kernels_for(SimdLevel level) {
+  if (level > highest_simd_level(cpu_features())) return nullptr;
+#if defined(__x86_64__)
+  if (level == SimdLevel::kAvx512) return &kAvx512Kernels;
+  if (level == SimdLevel::kAvx2) return &kAvx2Kernels;
+#endif
+  return level == SimdLevel::kPortable ? &kPortableKernels : nullptr;
+}
+
+namespace {
+
+const KernelTable& active_kernels() {
+  static const KernelTable* const table = kernels_for(simd_level());
+  return *table;
+}
+
+// Round to nearest even, denormals kept, exceptions masked, for as long as it lives. Costs one read
+// of the mode where the mode is the default one.
+class FloatMode {
+ public:
+#if defined(__x86_64__)
+  FloatMode() : saved_(_mm_getcsr()) {
+    if (is_changed()) _mm_setcsr(kDefault);
+  }
+  ~FloatMode() {
+    if (is_changed()) _mm_setcsr(saved_);
+  }
+#else
+  FloatMode() = default;
+  ~FloatMode() = default;
+#endif
+  FloatMode(const FloatMode&) = delete;
+  FloatMode& operator=(const FloatMode&) = delete;
+
+#if defined(__x86_64__)
+ private:
+  static constexpr unsigned kDefault = 0x1f80;
+  static constexpr unsigned kStickyFlags = 0x3f;
+  bool is_changed() const {
+    return (saved_ & ~kStickyFlags) != kDefault;
+  }
+  unsigned saved_;
+#endif
+};
+
+template <class Function>
+Function at(const Function (&row)[kDtypeSlots], mep_dtype_t dtype) {
+  return dtype < kDtypeSlots ? row[dtype] : nullptr;
+}
+
+}  // namespace
+
+void reduce_rows(mep_dtype_t dtype, mep_op_t op, void* out, const void* const* inputs,
+                 size_t n_inputs, size_t count, uint32_t divisor) {
+  if (!reduce_supported(dtype, op) || n_inputs == 0) return;
+  const FloatMode mode;
+  active_kernels().reduce[dtype][op](out, inputs, n_inputs, count, divisor);
+}
+
+void convert_to_f32(mep_dtype_t dtype, const void* in, float* out, size_t count) {
+  const FloatMode mode;
+  const ToF32Function kernel = at(active_kernels().to_f32, dtype);
+  if (kernel != nullptr) kernel(in, out, count);
+}
+
+void convert_from_f32(mep_dtype_t dtype, const float* in, void* out, size_t count) {
+  const FloatMode mode;
+  const FromF32Function kernel = at(active_kernels().from_f32, dtype);
+  if (kernel != nullptr) kernel(in, out, count);
+}
+
+void quantize_e4m3_row(mep_dtype_t dtype, const void* x, size_t hidden, uint8_t* q, float* scales,
+                       bool non_temporal) {
+  const FloatMode mode;
+  const QuantizeFunction kernel = at(active_kernels().quantize, dtype);
+  if (kernel != nullptr) kernel(x, hidden, q, scales, non_temporal);
+}
+
+void quantize_e4m3_ue8m0_row(mep_dtype_t dtype, const void* x, size_t hidden, uint8_t* q,
+                             uint8_t* scales, bool non_temporal) {
+  const FloatMode mode;
+  const QuantizeFunction kernel = at(active_kernels().quantize_ue8m0, dtype);
+  if (kernel != nullptr) kernel(x, hidden, q, scales, non_temporal);
+}
+
+void dequantize_e4m3_row(mep_dtype_t dtype, const uint8_t* q, const float* scales, size_t hidden,
+                         void* out) {
+  const FloatMode mode;
+  const DequantizeFunction kernel = at(active_kernels().dequantize, dtype);
+  if (kernel != nullptr) kernel(q, scales, hidden, out);
+}
+
+void dequantize_e4m3_ue8m0_row(mep_dtype_t dtype, const uint8_t* q, const uint8_t* scales,
+                               size_t hidden, void* out) {
+  const FloatMode mode;
+  const DequantizeFunction kernel = at(active_kernels().dequantize_ue8m0, dtype);
+  if (kernel != nullptr) kernel(q, scales, hidden, out);
+}
+
+void combine_rows(mep_dtype_t dtype, void* out, const void* const* rows, const float* weights,
+                  size_t n_rows, size_t hidden, bool non_temporal) {
+  const FloatMode mode;
+  const CombineFunction kernel = at(active_kernels().combine, dtype);
+  if (kernel != nullptr) kernel(out, rows, weights, n_rows, hidden, non_temporal);
+}
+
+void copy_row(void* destination, const void* source, size_t bytes, bool non_temporal) {
+  if (bytes == 0) return;
+  if (!non_temporal) {
+    std::memcpy(destination, source, bytes);
+    return;
+  }
+  active_kernels().copy_past_caches(destination, source, bytes);
+}
+
+}  // namespace mep

@@ -1,0 +1,258 @@
+#include "transport/mapped_transport.hpp"
+
+#include <cstring>
+
+#include "base/status.hpp"
+#include "transport/doorbell.hpp"
+
+namespace mep {
+namespace {
+
+constexpr uint32_t kLanes = 16;
+
+unsigned long long number(uint64_t value) {
+  return value;
+}
+
+}  // namespace
+
+std::vector<std::byte> encode_ticket(const WindowTicket& ticket) {
+  std::vector<std::byte> blob(sizeof(ticket));
+  std::memcpy(blob.data(), &ticket, sizeof(ticket));
+  return blob;
+}
+
+mep_result_t decode_ticket(std::span<const std::byte> blob, uint32_t magic, uint64_t window,
+                           size_t bytes, WindowTicket* out) {
+  WindowTicket ticket{};
+  if (blob.size() != sizeof(ticket)) {
+    return fail(MEP_ERR_DENIED, "the peer described its window in %zu bytes instead of %zu",
+                blob.size(), sizeof(ticket));
+  }
+  std::memcpy(&ticket, blob.data(), sizeof(ticket));
+  if (ticket.magic != magic) {
+    return fail(MEP_ERR_DENIED, "the peer's description of its window is of another kind (%#x)",
+                ticket.magic);
+  }
+  if (ticket.window != window) {
+    return fail(MEP_ERR_MISMATCH, "the peer offers window %llu where window %llu was expected",
+                number(ticket.window), number(window));
+  }
+  if (ticket.bytes < bytes) {
+    return fail(MEP_ERR_MISMATCH, "the peer's window %llu has %llu bytes where this rank's has %zu",
+                number(window), number(ticket.bytes), bytes);
+  }
+  *out = ticket;
+  return MEP_SUCCESS;
+}
+
+MappedTransport::MappedTransport(const TransportOptions& options)
+    : peers_(std::make_unique<std::atomic<Peer*>[]>(kMaxPeerSlots)), put_only_(options.put_only) {}
+
+MappedTransport::~MappedTransport() {
+  for (uint32_t slot = 0; slot < kMaxPeerSlots; ++slot) remove_peer(slot);
+}
+
+MappedTransport::Peer::~Peer() {
+  RemoteWindowBlock* block = windows.next.load(std::memory_order_relaxed);  // no other thread left
+  while (block != nullptr) {
+    RemoteWindowBlock* next = block->next.load(std::memory_order_relaxed);
+    delete block;
+    block = next;
+  }
+}
+
+mep_result_t MappedTransport::make_offer(std::vector<std::byte>* offer) {
+  offer->clear();  // a peer on this host needs no address: descriptors come with the windows
+  return MEP_SUCCESS;
+}
+
+mep_result_t MappedTransport::add_peer(const PeerIdentity& self, const PeerIdentity& peer,
+                                       std::span<const std::byte> offer) {
+  if (peer.slot >= kMaxPeerSlots) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "slot %u: %s has room for slots below %u", peer.slot,
+                name(), kMaxPeerSlots);
+  }
+  if (!reaches(self, peer)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "%s does not reach slot %u", name(), peer.slot);
+  }
+  if (!offer.empty()) {
+    return fail(MEP_ERR_DENIED, "slot %u sent an address of %zu bytes for %s, which has none",
+                peer.slot, offer.size(), name());
+  }
+  if (peers_[peer.slot].load(std::memory_order_acquire) != nullptr) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "slot %u is a peer of %s already", peer.slot, name());
+  }
+  auto added = std::make_unique<Peer>();
+  added->self = self;
+  added->identity = peer;
+  peers_[peer.slot].store(added.release(), std::memory_order_release);
+  return MEP_SUCCESS;
+}
+
+void MappedTransport::remove_peer(uint32_t slot) {
+  if (slot >= kMaxPeerSlots) return;
+  delete peers_[slot].exchange(nullptr, std::memory_order_acq_rel);
+}
+
+mep_result_t MappedTransport::find_peer(uint32_t slot, Peer** out) const {
+  Peer* peer = slot < kMaxPeerSlots ? peers_[slot].load(std::memory_order_acquire) : nullptr;
+  if (peer == nullptr) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "slot %u is no peer of %s", slot, name());
+  }
+  *out = peer;
+  return MEP_SUCCESS;
+}
+
+mep_result_t MappedTransport::find_importing_peer(uint32_t slot, uint64_t window,
+                                                  Peer** out) const {
+  if (window == kNoWindow) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "no window has the id %llu", number(window));
+  }
+  Peer* peer = nullptr;
+  MEP_TRY(find_peer(slot, &peer));
+  if (peer->fenced.load(std::memory_order_relaxed)) return refused_by_peer(*peer);
+  *out = peer;
+  return MEP_SUCCESS;
+}
+
+MappedTransport::RemoteWindow* MappedTransport::find_window(Peer& peer, uint64_t window) {
+  for (RemoteWindowBlock* block = &peer.windows; block != nullptr;
+       block = block->next.load(std::memory_order_acquire)) {
+    for (RemoteWindow& entry : block->windows) {
+      if (entry.id.load(std::memory_order_acquire) == window) return &entry;
+    }
+  }
+  return nullptr;
+}
+
+void MappedTransport::add_window(Peer& peer, uint64_t window, std::byte* data,
+                                 const WindowTicket& ticket, size_t bytes,
+                                 std::shared_ptr<PutGate> gate, std::shared_ptr<void> memory) {
+  RemoteWindow* entry = find_window(peer, kNoWindow);
+  if (entry == nullptr) {
+    RemoteWindowBlock* last = &peer.windows;
+    while (RemoteWindowBlock* next = last->next.load(std::memory_order_acquire)) last = next;
+    auto* block = new RemoteWindowBlock();
+    last->next.store(block, std::memory_order_release);  // publishes the empty block
+    entry = block->windows.data();
+  }
+  entry->data = data;
+  entry->bytes = bytes;
+  entry->generation = ticket.generation;
+  entry->gate = std::move(gate);
+  entry->memory = std::move(memory);
+  entry->id.store(window, std::memory_order_release);
+}
+
+void MappedTransport::free_window(RemoteWindow* window) {
+  window->data = nullptr;
+  window->bytes = 0;
+  window->gate.reset();
+  window->memory.reset();
+  window->id.store(kNoWindow, std::memory_order_release);
+}
+
+void MappedTransport::drop_window(uint32_t slot, uint64_t window) {
+  if (slot >= kMaxPeerSlots || window == kNoWindow) return;
+  Peer* peer = peers_[slot].load(std::memory_order_acquire);
+  if (peer == nullptr) return;
+  RemoteWindow* entry = find_window(*peer, window);
+  if (entry != nullptr) free_window(entry);
+}
+
+std::byte* MappedTransport::map(uint32_t slot, uint64_t window) const {
+  if (put_only_ || slot >= kMaxPeerSlots || window == kNoWindow) return nullptr;
+  Peer* peer = peers_[slot].load(std::memory_order_acquire);
+  if (peer == nullptr) return nullptr;
+  const RemoteWindow* entry = find_window(*peer, window);
+  return entry == nullptr ? nullptr : entry->data;
+}
+
+uint32_t MappedTransport::lanes(uint32_t slot) const {
+  const bool known =
+      slot < kMaxPeerSlots && peers_[slot].load(std::memory_order_acquire) != nullptr;
+  return known ? kLanes : 0;
+}
+
+mep_result_t MappedTransport::refused_by_peer(const Peer& peer) const {
+  return fail(MEP_ERR_PEER_FAILED, "slot %u is fenced out of %s", peer.identity.slot, name());
+}
+
+mep_result_t MappedTransport::find_target(uint32_t slot, uint32_t lane, uint64_t window,
+                                          uint64_t offset, size_t bytes, Peer** peer,
+                                          RemoteWindow** out) const {
+  MEP_TRY(find_peer(slot, peer));
+  if ((*peer)->fenced.load(std::memory_order_relaxed)) return refused_by_peer(**peer);
+  if (lane >= kLanes) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "lane %u: %s has %u", lane, name(), kLanes);
+  }
+  RemoteWindow* entry = window == kNoWindow ? nullptr : find_window(**peer, window);
+  if (entry == nullptr) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "window %llu of slot %u is not imported", number(window),
+                slot);
+  }
+  if (offset > entry->bytes || bytes > entry->bytes - offset) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "%zu bytes at offset %llu do not fit into the %zu bytes of window %llu", bytes,
+                number(offset), entry->bytes, number(window));
+  }
+  *out = entry;
+  return MEP_SUCCESS;
+}
+
+mep_result_t MappedTransport::put(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
+                                  const void* local, size_t bytes) {
+  Peer* peer = nullptr;
+  RemoteWindow* target = nullptr;
+  MEP_TRY(find_target(slot, lane, window, offset, bytes, &peer, &target));
+  if (bytes == 0) return MEP_SUCCESS;
+  if (local == nullptr) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "a put of %zu bytes has no source", bytes);
+  }
+  const PutPass pass(target->gate.get());
+  if (!pass.open()) return refused_by_peer(*peer);
+  std::memcpy(target->data + offset, local, bytes);
+  return MEP_SUCCESS;
+}
+
+mep_result_t MappedTransport::signal(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
+                                     uint64_t word, bool wake) {
+  Peer* peer = nullptr;
+  RemoteWindow* target = nullptr;
+  MEP_TRY(find_target(slot, lane, window, offset, sizeof(word), &peer, &target));
+  if (offset % sizeof(word) != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "a signal at offset %llu, which is no multiple of 8",
+                number(offset));
+  }
+  RemoteWindow* world = wake ? find_window(*peer, kWorldWindowId) : nullptr;
+  if (wake && (world == nullptr || world->bytes < sizeof(Doorbell))) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "slot %u cannot be woken: its world window is not imported", slot);
+  }
+  const PutPass pass(target->gate.get());
+  if (!pass.open()) return refused_by_peer(*peer);
+  auto* address = reinterpret_cast<std::atomic<uint64_t>*>(target->data + offset);
+  if (wake) {
+    doorbell_signal(reinterpret_cast<Doorbell*>(world->data), address, word);
+  } else {
+    address->store(word, std::memory_order_release);  // publishes this thread's earlier puts
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t MappedTransport::flush(uint32_t slot) {
+  Peer* peer = nullptr;
+  return find_peer(slot, &peer);
+}
+
+mep_result_t MappedTransport::progress(bool* active) {
+  *active = false;
+  return MEP_SUCCESS;
+}
+
+mep_result_t MappedTransport::register_memory(const void* /*memory*/, size_t /*bytes*/) {
+  return MEP_SUCCESS;
+}
+
+}  // namespace mep

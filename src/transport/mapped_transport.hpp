@@ -1,0 +1,118 @@
+// What the transports have in common that reach their peers' windows through mapped memory: the
+// peers, their windows, put as a copy and signal as a store. A subclass knows how a window comes
+// from one rank to another.
+//
+// Invariants
+//   - A peer and a window are published to the threads that put by one atomic store each, and a
+//   slot
+//     of the table is reused only after its owner was removed, so that importing or dropping one
+//     window disturbs no put to another.
+//   - No put or signal touches a byte outside of an imported window, whatever its arguments.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "transport/put_gate.hpp"
+#include "transport/transport.hpp"
+
+namespace mep {
+
+constexpr uint32_t kMaxPeerSlots = 4096;
+
+// What a window's blob says; the same on the exporting and the importing side because both run on
+// one host.
+struct WindowTicket {
+  uint32_t magic;
+  uint32_t generation;
+  uint64_t window;
+  uint64_t bytes;
+  uint64_t token;  // for the transport's own use
+};
+static_assert(sizeof(WindowTicket) == 32 && sizeof(WindowTicket) <= kMaxWindowBlobBytes);
+
+std::vector<std::byte> encode_ticket(const WindowTicket& ticket);
+// Checks length, magic and window, and that the peer's window has at least `bytes`.
+[[nodiscard]] mep_result_t decode_ticket(std::span<const std::byte> blob, uint32_t magic,
+                                         uint64_t window, size_t bytes, WindowTicket* out);
+
+class MappedTransport : public Transport {
+ public:
+  ~MappedTransport() override;
+
+  [[nodiscard]] mep_result_t make_offer(std::vector<std::byte>* offer) override;
+  [[nodiscard]] mep_result_t add_peer(const PeerIdentity& self, const PeerIdentity& peer,
+                                      std::span<const std::byte> offer) override;
+  void remove_peer(uint32_t slot) override;
+  void drop_window(uint32_t slot, uint64_t window) override;
+  std::byte* map(uint32_t slot, uint64_t window) const override;
+
+  // Lanes are an ordering promise only: any thread may copy at any time.
+  uint32_t lanes(uint32_t slot) const override;
+  [[nodiscard]] mep_result_t put(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
+                                 const void* local, size_t bytes) override;
+  [[nodiscard]] mep_result_t signal(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
+                                    uint64_t word, bool wake) override;
+  // A put is complete when it returns.
+  [[nodiscard]] mep_result_t flush(uint32_t slot) override;
+  [[nodiscard]] mep_result_t progress(bool* active) override;
+  [[nodiscard]] mep_result_t register_memory(const void* memory, size_t bytes) override;
+
+ protected:
+  explicit MappedTransport(const TransportOptions& options);
+
+  struct RemoteWindow {
+    // kNoWindow: free. Release store, acquire load: publishes the other fields to putting threads.
+    std::atomic<uint64_t> id{kNoWindow};
+    std::byte* data = nullptr;
+    size_t bytes = 0;
+    uint32_t generation = 0;
+    std::shared_ptr<PutGate> gate;  // null: nothing to pass
+    std::shared_ptr<void> memory;   // keeps `data` valid
+  };
+
+  // Grows at its end only and is freed with its peer.
+  struct RemoteWindowBlock {
+    std::array<RemoteWindow, 8> windows;
+    std::atomic<RemoteWindowBlock*> next{nullptr};
+  };
+
+  struct Peer {
+    ~Peer();
+    PeerIdentity self;
+    PeerIdentity identity;
+    // Set by fence_out(): this rank posts nothing to the peer any more. Relaxed: a hint to this
+    // rank's own threads; what the fence promises does not rest on it.
+    std::atomic<bool> fenced{false};
+    RemoteWindowBlock windows;
+  };
+
+  static constexpr uint64_t kNoWindow = UINT64_MAX;
+
+  // MEP_ERR_INVALID_ARGUMENT when the slot holds no peer.
+  [[nodiscard]] mep_result_t find_peer(uint32_t slot, Peer** out) const;
+  // The same for an import: also refuses a fenced peer and an id that no window has.
+  [[nodiscard]] mep_result_t find_importing_peer(uint32_t slot, uint64_t window, Peer** out) const;
+  static RemoteWindow* find_window(Peer& peer, uint64_t window);
+  // Publishes a new window. `window` must not be imported yet.
+  static void add_window(Peer& peer, uint64_t window, std::byte* data, const WindowTicket& ticket,
+                         size_t bytes, std::shared_ptr<PutGate> gate, std::shared_ptr<void> memory);
+
+ private:
+  static void free_window(RemoteWindow* window);
+  [[nodiscard]] mep_result_t find_target(uint32_t slot, uint32_t lane, uint64_t window,
+                                         uint64_t offset, size_t bytes, Peer** peer,
+                                         RemoteWindow** out) const;
+  [[nodiscard]] mep_result_t refused_by_peer(const Peer& peer) const;
+
+  // Release store, acquire load: publishes a peer to putting threads.
+  std::unique_ptr<std::atomic<Peer*>[]> peers_;
+  bool put_only_;
+};
+
+}  // namespace mep

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""check_layout.py [FORTRAN_PROGRAM]: layout_table.h names everything in mep.h, and Python's and
+Fortran's structures and constants agree with it. FORTRAN_PROGRAM prints its layout in the table's form
+(make_fortran_layout.py). That C agrees is layout_test.c's part."""
+import ctypes
+import importlib.util
+import re
+import subprocess
+import sys
+
+from abi_files import ROOT, Findings, Table, header
+
+findings = Findings()
+table, mep_h = Table(), header()
+findings.same_names("layout_table.h, constants", mep_h.constants, table.constants)
+for name, value in mep_h.constants.items():
+    findings.same(f"mep.h, {name}", table.constants.get(name), value)
+findings.same_names("layout_table.h, structs", mep_h.structs, table.structs)
+findings.same_names("layout_table.h, fields",
+                    {(s, f) for s, fields in mep_h.structs.items() for _, f, _ in fields},
+                    table.fields)
+
+# Loaded by path: needs neither NumPy nor the library.
+spec = importlib.util.spec_from_file_location("abi", ROOT / "bindings/python/mep/_abi.py")
+abi = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(abi)
+constants = {name: value for name, value in vars(abi).items()
+             if name.startswith("MEP_") and not name.startswith("MEP_VERSION_")}
+findings.same_names("Python, constants", table.constants, constants)
+for name, value in constants.items():
+    findings.same(f"Python, {name}", table.constants.get(name), value)
+for name, value in mep_h.defines.items():
+    findings.same(f"Python, {name}", int(value), getattr(abi, name))
+structs = {name: value for name, value in vars(abi).items()
+           if isinstance(value, type) and issubclass(value, ctypes.Structure)
+           and value is not ctypes.Structure}
+findings.same_names("Python, structs", table.structs, structs)
+for name, struct in structs.items():
+    findings.same(f"Python, {name}", table.structs.get(name),
+                  (ctypes.sizeof(struct), ctypes.alignment(struct)))
+    fields = {f: (getattr(struct, f).offset, getattr(struct, f).size) for f, _ in struct._fields_}
+    findings.same_names(f"Python, {name}", {f for s, f in table.fields if s == name}, fields)
+    for field, place in fields.items():
+        findings.same(f"Python, {name}.{field}", table.fields.get((name, field)), place)
+
+# Functions: the same ones, with arguments of the same kinds.
+KINDS = {"int32_t": "int32", "mep_result_t": "int32", "uint32_t": "uint32", "mep_dtype_t": "uint32",
+         "mep_op_t": "uint32", "uint64_t": "uint64", "size_t": "uint64", "void": "void"}
+PYTHON_KINDS = {ctypes.c_int32: "int32", ctypes.c_uint32: "uint32", ctypes.c_uint64: "uint64",
+                ctypes.c_size_t: "uint64", None: "void"}
+findings.same_names("Python, functions", mep_h.functions, abi.FUNCTIONS)
+for name, (result, parameters) in mep_h.functions.items():
+    if name in abi.FUNCTIONS:
+        c_kinds = [KINDS.get(t, "pointer") for t in [result] + [t for t, _ in parameters]]
+        python = abi.FUNCTIONS[name]
+        python_kinds = [PYTHON_KINDS.get(t, "pointer") for t in [python[0]] + list(python[1])]
+        findings.same(f"Python, {name}", c_kinds, python_kinds)
+        for (c_type, _), python_type in zip(parameters, python[1]):
+            struct = re.fullmatch(r"(?:const )?(mep_\w+_t)\*", c_type)
+            if struct and struct[1] in structs:
+                findings.same(f"Python, {name}", structs[struct[1]], getattr(python_type, "_type_", None))
+
+# Fortran: every function has a binding (by its own name or a bind name) and a public procedure.
+fortran_c = (ROOT / "bindings/fortran/mep_c.f90").read_text()
+fortran = (ROOT / "bindings/fortran/mep.f90").read_text()
+for name, (_, parameters) in mep_h.functions.items():
+    bound = re.search(r"\b(?:function|subroutine) %s\(" % name, fortran_c) or f'name="{name}"' in fortran_c
+    public = re.search(r"\b(?:function|subroutine) %s\(" % name, fortran_c + fortran)
+    if not bound or not public:
+        findings.lines.append(f"Fortran, functions: {name} is missing")
+
+if len(sys.argv) > 1:
+    output = subprocess.run([sys.argv[1]], check=True, text=True, stdout=subprocess.PIPE).stdout
+    seen = set()
+    for line in output.splitlines():
+        name, *numbers = line.split()
+        seen.add(name)
+        struct, _, field = name.partition(".")
+        if field:
+            expected = table.fields.get((struct, field))
+        elif struct in table.structs:
+            # An array of two gives the distance; alignment shows in it. struct_size is preset.
+            expected = (table.structs[struct][0], table.structs[struct][0])
+        else:
+            expected = (table.constants.get(struct),)
+        findings.same(f"Fortran, {name}", expected, tuple(map(int, numbers)))
+    findings.same_names("Fortran", list(table.constants) + list(table.structs) +
+                        [f"{s}.{f}" for s, f in table.fields], seen)
+findings.end()

@@ -1,0 +1,107 @@
+! Calls through the Fortran module on a world of one: buffers by reference without a copy, scalars,
+! optional arguments, strings, derived-type handles by value.
+program fortran_calls_test
+  use mep
+  implicit none
+  type(mep_comm_config_t) :: config
+  type(mep_comm_t) :: comm, comms(1), nobody
+  type(mep_request_t) :: request
+  type(mep_op_info_t) :: info
+  type(mep_view_t) :: view
+  type(c_ptr) :: memory
+  integer(c_int32_t) :: rank, done
+  integer(c_int64_t) :: epoch
+  integer(c_int32_t), target :: states(1), slots(1)
+  integer(c_int64_t), target :: members(1)
+  real(c_double), asynchronous :: x(6), y(6), table(2, 3)
+  real(c_double), pointer :: window(:)
+  integer(c_int64_t) :: scalar
+  character(len=:), allocatable :: text
+
+  config%flags = MEP_COMM_SET_RANK
+  config%size = 1
+  call expect(MEP_SUCCESS, mep_comm_init(config, comm), 1)
+  rank = 9
+  call expect(MEP_SUCCESS, mep_comm_rank(comm, rank), 2)
+  call check(rank == 0, 3)
+  call expect(MEP_SUCCESS, mep_comm_epoch(comm, epoch), 4)
+  call check(epoch == 1, 5)
+
+  x = [1d0, 2d0, 3d0, 4d0, 5d0, 6d0]
+  y = 0
+  call expect(MEP_SUCCESS, mep_allreduce(x, y, 6_c_size_t, MEP_FLOAT64, MEP_SUM, comm), 6)
+  call check(all(nint(y) == nint(x)), 7)
+  scalar = 42
+  call expect(MEP_SUCCESS, mep_allreduce_in_place(scalar, 1_c_size_t, MEP_INT64, MEP_MAX, comm), 8)
+  call check(scalar == 42, 9)
+  call expect(MEP_SUCCESS, mep_broadcast_in_place(x, 6_c_size_t, MEP_FLOAT64, 0, comm), 10)
+  table = 7
+  call expect(MEP_SUCCESS, mep_allgather(x, table, 6_c_size_t, MEP_FLOAT64, comm), 11)
+  call check(nint(table(2, 3)) == 6, 12)
+  call expect(MEP_SUCCESS, mep_allgather_in_place(table, 6_c_size_t, MEP_FLOAT64, comm), 13)
+  call expect(MEP_SUCCESS, mep_barrier(comm), 14)
+  call expect(MEP_SUCCESS, mep_comm_last_op(comm, info), 15)
+  call check(info%result == MEP_SUCCESS .and. info%seq > 0, 16)
+
+  y = 0
+  call expect(MEP_SUCCESS, mep_iallreduce(x, y, 6_c_size_t, MEP_FLOAT64, MEP_SUM, comm, request), 17)
+  call check(c_associated(request%handle), 18)
+  call expect(MEP_SUCCESS, mep_request_wait(request, -1_c_int32_t, info), 19)
+  call check(.not. c_associated(request%handle) .and. nint(y(6)) == 6, 20)
+  call expect(MEP_SUCCESS, mep_ibroadcast_in_place(y, 6_c_size_t, MEP_FLOAT64, 0, comm, request), 21)
+  done = 0
+  do while (done == 0)
+    call expect(MEP_SUCCESS, mep_request_test(request, done), 22)
+  end do
+
+  call expect(MEP_SUCCESS, mep_mem_alloc(comm, 80_c_size_t, memory), 23)
+  call c_f_pointer(memory, window, [10])
+  call check(all(nint(window) == 0), 24)
+  window = 1
+  call expect(MEP_SUCCESS, mep_allreduce_in_place(window, 10_c_size_t, MEP_FLOAT64, MEP_SUM, comm), 25)
+  call expect(MEP_SUCCESS, mep_mem_free(comm, memory), 26)
+
+  view%capacity = 1
+  view%slots = c_loc(slots)
+  view%incarnations = c_loc(members)
+  view%states = c_loc(states)
+  call expect(MEP_SUCCESS, mep_comm_view(comm, view), 27)
+  call check(view%size == 1 .and. view%live == 1 .and. states(1) == MEP_PEER_ALIVE, 28)
+
+  call expect(MEP_SUCCESS, mep_comm_set_name(comm, "by Fortran"), 29)
+  call expect(MEP_SUCCESS, mep_comm_name(comm, text), 30)
+  call check(text == "by Fortran", 31)
+  call expect(MEP_SUCCESS, mep_comm_transport(comm, 0, text), 32)
+  call check(text == "self", 33)
+
+  call expect(MEP_ERR_INVALID_ARGUMENT, mep_barrier(nobody), 34)
+  call check(len(mep_last_error()) > 0, 35)
+  call check(mep_result_string(MEP_ERR_INVALID_ARGUMENT) == "MEP_ERR_INVALID_ARGUMENT", 36)
+  call expect(MEP_ERR_INVALID_ARGUMENT, mep_allgather_in_place(table, 6_c_size_t, MEP_FLOAT64, nobody), 37)
+  call check(mep_dtype_size(MEP_FLOAT64) == 8, 38)
+
+  call expect(MEP_SUCCESS, mep_comm_destroy(comm), 39)
+  call expect(MEP_SUCCESS, mep_comm_init_all(1, comms=comms), 40)
+  call expect(MEP_SUCCESS, mep_comm_destroy(comms(1)), 41)
+  call mep_comm_config_init(config, 88_c_size_t)
+  call check(config%flags == 0 .and. config%struct_size == 88, 42)
+
+contains
+
+  subroutine expect(code, result, step)
+    integer(c_int32_t), intent(in) :: code, result
+    integer, intent(in) :: step
+    if (result == code) return
+    print "(a,i0,6a)", "step ", step, ": ", mep_result_string(result), ", expected ", &
+        mep_result_string(code), "; ", mep_last_error()
+    error stop 1
+  end subroutine expect
+
+  subroutine check(right, step)
+    logical, intent(in) :: right
+    integer, intent(in) :: step
+    if (right) return
+    print "(a,i0,a)", "step ", step, ": wrong value"
+    error stop 1
+  end subroutine check
+end program fortran_calls_test

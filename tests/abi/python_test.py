@@ -1,0 +1,425 @@
+#!/usr/bin/env python3
+"""The Python package on worlds of threads: values, types, buffers of other libraries, errors, Ctrl-C,
+asyncio, expert parallelism. Needs NumPy and MEP_LIBRARY."""
+import array
+import asyncio
+import builtins
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+import mep
+import numpy as np
+
+try:
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None
+
+PACKAGE = Path(__file__).resolve().parent.parent.parent / "bindings/python"
+
+
+def on_threads(count, work, **options):
+    """work(comm) on each rank of a world of threads; returns the results in rank order."""
+    comms = mep.init_all(count, **options)
+    results, failures = [None] * count, []
+
+    def run(rank):
+        try:
+            results[rank] = work(comms[rank])
+        except BaseException as problem:
+            failures.append(problem)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for comm in comms:
+        comm.close()
+    if failures:
+        raise failures[0]
+    return results
+
+
+class Interface:
+    """An object that has __array_interface__ and is no ndarray."""
+
+    def __init__(self, values):
+        self.values = values
+        self.__array_interface__ = values.__array_interface__
+
+
+class DLPack:
+    """An object that has DLPack alone."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __dlpack__(self, stream=None):
+        return self.values.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.values.__dlpack_device__()
+
+
+class Basics(unittest.TestCase):
+    def test_module(self):
+        self.assertEqual(mep.library_version(), mep.__version__)
+        self.assertEqual(mep.result_string(-6), "MEP_ERR_TIMEOUT")
+        self.assertEqual([mep.dtype_size(t) for t in ("int8", "bfloat16", np.float64, 14)], [1, 2, 8, 1])
+
+    def test_world_of_one(self):
+        with mep.init(rank=0, size=1) as comm:
+            self.assertEqual((comm.rank, comm.size, comm.live, comm.epoch), (0, 1, 1, 1))
+            self.assertEqual(comm.transport(0), "self")
+            comm.name = "of one"
+            self.assertEqual(comm.name, "of one")
+            view = comm.view()
+            self.assertEqual((view.size, view.live, view.states), (1, 1, [mep.PeerState.ALIVE]))
+            self.assertEqual(comm.peer_state(0), mep.PeerState.ALIVE)
+            comm.barrier()
+            info = comm.last_op()
+            self.assertEqual((info.seq, info.contributors, info.failed), (1, [0], []))
+        self.assertEqual(repr(comm), "<mep.Comm closed>")
+        comm.close()
+
+    def test_memory(self):
+        with mep.init(rank=0, size=1) as comm:
+            memory = comm.mem_alloc((3, 4), "float32")
+            self.assertEqual((memory.shape, memory.dtype, memory.sum()), ((3, 4), np.float32, 0))
+            memory[:] = 2
+            comm.allreduce(memory)
+            comm.mem_free(memory)
+
+    def test_errors(self):
+        with mep.init(rank=0, size=1) as comm:
+            x = np.ones(4, np.float32)
+            with self.assertRaises(mep.InvalidArgumentError) as caught:
+                comm.broadcast(x, root=3)
+            self.assertEqual((caught.exception.code, caught.exception.name),
+                             (-1, "MEP_ERR_INVALID_ARGUMENT"))
+            self.assertIn("3", caught.exception.text)
+            self.assertIsInstance(caught.exception, ValueError)
+            with self.assertRaises(NotImplementedError):
+                comm.allreduce(x, op="xor")
+            with self.assertRaises(builtins.TimeoutError):
+                comm.wait_view(comm.epoch, timeout=0.02)
+            with self.assertRaises(mep.NotFoundError):
+                comm.attach("nothing has this name")
+            with self.assertRaises(ValueError):
+                comm.allreduce(x, op="average")
+            with self.assertRaises(ValueError):
+                comm.allreduce(x, np.ones(5, np.float32))
+            with self.assertRaises(ValueError):
+                comm.allreduce(x, np.ones(4, np.float64))
+            with self.assertRaises(ValueError):
+                comm.allreduce(np.ones((4, 4), np.float32)[:, 1])
+            with self.assertRaises(TypeError):
+                comm.allreduce(3.0)
+            with self.assertRaises(ValueError):
+                comm.allreduce(b"1234")  # read-only
+        self.assertEqual(len({cls.code for cls in mep.Error.__subclasses__()}), 21)
+        with self.assertRaises(TypeError):
+            mep.init(rang=0)
+
+    def test_object_without_library(self):
+        environment = dict(os.environ, MEP_LIBRARY="/nowhere/libmep.so")
+        done = subprocess.run([sys.executable, "-c", "import mep"], env=environment, text=True,
+                              stderr=subprocess.PIPE)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("/nowhere/libmep.so", done.stderr)
+
+
+class Collectives(unittest.TestCase):
+    def test_values(self):
+        def work(comm):
+            x = np.arange(100, dtype=np.int32) + comm.rank
+            total = comm.allreduce(x, np.empty_like(x))
+            np.testing.assert_array_equal(total, 3 * np.arange(100) + 3)
+            self.assertIs(comm.allreduce(x, op="max"), x)
+            np.testing.assert_array_equal(x, np.arange(100) + 2)
+            rows = comm.allgather(np.float64([comm.rank, 10.0]))
+            np.testing.assert_array_equal(rows, [[0, 10], [1, 10], [2, 10]])
+            own = np.zeros((3, 2), np.int16)
+            own[comm.rank] = comm.rank + 1
+            comm.allgather(None, own)
+            np.testing.assert_array_equal(own, [[1, 1], [2, 2], [3, 3]])
+            y = np.full(5, comm.rank, np.uint8)
+            comm.broadcast(y, root=2)
+            np.testing.assert_array_equal(y, 2)
+            comm.barrier()
+            self.assertEqual(comm.agree(0b110 | comm.rank), 0b110)
+            return comm.last_op().contributors
+
+        self.assertEqual(on_threads(3, work), [[0, 1, 2]] * 3)
+
+    def test_buffers_of_others(self):
+        def work(comm):
+            values = np.full(4, comm.rank + 1.0, np.float32)
+            comm.allreduce(Interface(values))
+            np.testing.assert_array_equal(values, 3)
+            comm.allreduce(DLPack(values))
+            np.testing.assert_array_equal(values, 6)
+            plain = array.array("d", [1.0, 2.0])
+            comm.allreduce(plain)
+            self.assertEqual(list(plain), [2.0, 4.0])
+            data = bytearray([comm.rank] * 3)
+            comm.allreduce(memoryview(data), op="max")
+            self.assertEqual(data, bytearray([1, 1, 1]))
+
+        on_threads(2, work)
+
+    def test_types_without_numpy(self):
+        """bfloat16 and 8-bit floats travel as unsigned integers with a dtype; 1.5 + 1.5 = 3."""
+        def work(comm):
+            for name, raw, one_and_half, three in (("bfloat16", np.uint16, 0x3FC0, 0x4040),
+                                                   ("float8_e4m3", np.uint8, 0x3C, 0x44),
+                                                   ("float8_e5m2", np.uint8, 0x3E, 0x42)):
+                x = np.full(7, one_and_half, raw)
+                comm.allreduce(x, dtype=name)
+                np.testing.assert_array_equal(x, three)
+            with self.assertRaises(ValueError):
+                comm.allreduce(np.zeros(4, np.uint8), dtype="bfloat16")
+            if ml_dtypes:
+                x = np.full(7, 1.5, ml_dtypes.bfloat16)
+                comm.allreduce(x)
+                np.testing.assert_array_equal(x.astype(np.float32), 3)
+            half, flags = np.full(3, 0.5, np.float16), np.array([True, comm.rank == 0])
+            comm.allreduce(half)
+            comm.allreduce(flags, op="and")
+            np.testing.assert_array_equal(half, 1)
+            np.testing.assert_array_equal(flags, [True, False])
+
+        on_threads(2, work)
+
+    def test_requests(self):
+        gate = threading.Event()
+
+        def work(comm):
+            if comm.rank == 1:
+                gate.wait(60)
+                comm.barrier()
+                return comm.allreduce(np.ones(9))
+            first = comm.ibarrier()
+            self.assertFalse(first.test())
+            with self.assertRaises(mep.BusyError):
+                first.wait(0.01)
+            self.assertEqual(first.info().result, mep.BusyError.code)
+            second = comm.iallreduce(np.ones(9))
+            gate.set()
+            while not first.test():
+                select.select([first], [], [], 0.05)
+            self.assertEqual(second.wait().sum(), 18)
+            self.assertTrue(second.done)
+            return second.wait()  # again: the same answer
+
+        self.assertEqual([float(result.sum()) for result in on_threads(2, work)], [18, 18])
+
+    def test_asyncio(self):
+        async def both(comm):
+            first, second = np.ones(4), np.full(4, 2.0)
+            return await asyncio.gather(comm.iallreduce(first), comm.iallreduce(second))
+
+        for first, second in on_threads(2, lambda comm: asyncio.run(both(comm))):
+            np.testing.assert_array_equal([first, second], [[2] * 4, [4] * 4])
+
+    def test_split(self):
+        def work(comm):
+            part = comm.split(comm.rank % 2, -comm.rank)
+            if comm.rank == 3:
+                self.assertIsNone(comm.split(-1))
+            else:
+                comm.split(0).close()
+            ranks = part.allgather(np.int32([comm.rank]))
+            return ranks.ravel().tolist()
+
+        self.assertEqual(on_threads(4, work), [[2, 0], [3, 1], [2, 0], [3, 1]])
+
+
+class Failures(unittest.TestCase):
+    def test_info_names_the_failed(self):
+        def work(comm):
+            if comm.rank == 1:
+                comm.abort()
+                return None
+            with self.assertRaises(mep.PeerFailedError) as caught:
+                comm.barrier()
+            self.assertEqual(caught.exception.info.failed, [1])
+            self.assertEqual(comm.live, 2)
+            return comm.allreduce(np.ones(1))[0]
+
+        self.assertEqual(on_threads(3, work), [2, None, 2])
+
+    def test_view_callback(self):
+        called = threading.Event()
+        views = []
+
+        def work(comm):
+            if comm.rank == 1:
+                self.assertTrue(ready.wait(60))
+                comm.abort()
+                return
+            comm.set_view_callback(lambda view: (views.append(view), called.set()))
+            ready.set()
+            try:
+                comm.barrier()
+            except mep.PeerFailedError:
+                pass
+            self.assertTrue(called.wait(60))
+            comm.set_view_callback(None)
+
+        ready = threading.Event()
+        on_threads(2, work)
+        self.assertEqual(views[-1].live, 1)
+
+    def interrupted(self, statement):
+        """Runs statement on rank 0 of two, of which rank 1 never comes, and sends SIGINT."""
+        program = ("import mep, numpy as np, signal, sys\n"
+                   "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+                   "comms = mep.init_all(2, timeout_ms=60000)\n"
+                   "comm = comms[0]\n"
+                   "print('waiting', flush=True)\n"
+                   f"try:\n    {statement}\n"
+                   "except KeyboardInterrupt:\n    print('interrupted', flush=True)\n"
+                   "    import os; os._exit(7)\n")
+        child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        self.assertEqual(child.stdout.readline(), "waiting\n")
+        deadline = time.monotonic() + 30
+        while child.poll() is None and time.monotonic() < deadline:
+            child.send_signal(signal.SIGINT)  # may come before the call has begun: again
+            try:
+                child.wait(0.3)
+            except subprocess.TimeoutExpired:
+                pass
+        child.kill()
+        output = child.stdout.read()
+        child.stdout.close()
+        self.assertIn("interrupted", output)
+        self.assertEqual(child.wait(), 7)
+
+    def test_control_c_in_a_collective(self):
+        self.interrupted("comm.allreduce(np.ones(4))")
+
+    def test_control_c_in_a_blocking_call(self):
+        self.interrupted("comm.agree(1)")
+
+
+class ExpertParallelism(unittest.TestCase):
+    TOKENS, HIDDEN, TOP_K, EXPERTS = 6, 256, 2, 4
+
+    def routing(self, rank):
+        t = np.arange(self.TOKENS)
+        idx = np.stack([(rank + t) % self.EXPERTS, (rank + t + 1 + t % 3) % self.EXPERTS], axis=1)
+        idx[2, 1] = -1
+        weights = np.random.default_rng(rank).random((self.TOKENS, self.TOP_K), np.float32)
+        return idx, weights
+
+    def layer(self, comm, input_type, wire_type, make, read, split_phases):
+        idx, weights = self.routing(comm.rank)
+        values = np.random.default_rng(7 + comm.rank).random((self.TOKENS, self.HIDDEN), np.float32)
+        x = make(values)
+        options = dict(hidden=self.HIDDEN, top_k=self.TOP_K, num_experts=self.EXPERTS,
+                       max_tokens_per_rank=self.TOKENS, input_type=input_type, wire_type=wire_type)
+        self.assertGreater(mep.Ep.buffer_size(comm, **options).window_bytes, 0)
+        with mep.Ep(comm, **options) as ep, ep.handle() as handle:
+            y = ep.combine_input()
+            if split_phases:
+                self.assertIsNone(handle.dispatch(x, idx, weights, phase="send"))
+                received = handle.dispatch(phase="receive")
+            else:
+                received = handle.dispatch(x, idx, weights)
+            self.assertEqual(received.total, int(np.sum(received.count)))
+            for e in range(ep.experts_per_rank):
+                rows = received.rows(e)
+                if received.scales is not None:
+                    scales = np.repeat(received.scales[e, : len(rows)], 128, axis=1)
+                    rows = rows.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales
+                factor = comm.rank * ep.experts_per_rank + e + 1
+                y[e, : len(rows)] = make(read(rows) * factor)
+            out = handle.combine()
+            self.assertEqual(ep.last_op().contributors, [0, 1])
+            self.assertFalse(handle.partial)
+        factor = (weights * np.where(idx < 0, 0, idx + 1)).sum(axis=1, keepdims=True)
+        return np.max(np.abs(read(out) - factor * read(x)))
+
+    def test_float32(self):
+        errors = on_threads(2, lambda comm: self.layer(
+            comm, "float32", None, lambda v: v, np.asarray, False))
+        self.assertLess(max(errors), 1e-4)
+
+    @unittest.skipUnless(ml_dtypes, "ml_dtypes is not installed")
+    def test_bfloat16_phases(self):
+        errors = on_threads(2, lambda comm: self.layer(
+            comm, "bfloat16", None, lambda v: v.astype(ml_dtypes.bfloat16),
+            lambda v: np.asarray(v).astype(np.float32), True))
+        self.assertLess(max(errors), 0.1)
+
+    @unittest.skipUnless(ml_dtypes, "ml_dtypes is not installed")
+    def test_float8_wire(self):
+        errors = on_threads(2, lambda comm: self.layer(
+            comm, "bfloat16", "float8_e4m3", lambda v: np.asarray(v).astype(ml_dtypes.bfloat16),
+            lambda v: np.asarray(v).astype(np.float32), False))
+        self.assertLess(max(errors), 0.5)
+
+    def test_own_buffers_and_strides(self):
+        def work(comm):
+            ep = mep.Ep(comm, hidden=64, top_k=1, num_experts=2, max_tokens_per_rank=4,
+                        input_type="float32")
+            handle = ep.handle(1)
+            wide = np.arange(4 * 80, dtype=np.float32).reshape(4, 80)
+            idx = np.full((4, 1), 1 - comm.rank, np.int32)  # all to the other rank
+            recv = np.zeros((1, 8, 64), np.float32)
+            count, info = np.zeros(1, np.int32), np.zeros((1, 8), np.int32)
+            statistics = np.full(1, 10, np.int64)
+            status = mep.OpStatus()
+            got = handle.dispatch(wide[:, :64], idx, recv_x=recv, recv_count=count, src_info=info,
+                                  statistics=statistics, op_status=status)
+            self.assertIs(got.x, recv)
+            self.assertEqual((count[0], statistics[0], got.total, status.result), (4, 14, 4, 0))
+            np.testing.assert_array_equal(recv[0, :4], wide[:, :64])
+            np.testing.assert_array_equal(info[0, :4], range(4))
+            out = np.zeros((4, 80), np.float32)
+            handle.combine(out[:, :64], y=recv * 2, bias=np.ones(64, np.float32))
+            np.testing.assert_array_equal(out[:, :64], wide[:, :64] * 2 + 1)
+            np.testing.assert_array_equal(out[:, 64:], 0)
+            with self.assertRaises(mep.InvalidArgumentError):
+                handle.dispatch(wide[:, :64], np.full((4, 1), 2))
+            with self.assertRaises(ValueError):
+                handle.dispatch(wide, idx)
+            ep.set_expert_map([1, 0])
+            ep.set_expert_map(None)
+
+        on_threads(2, work)
+
+
+class Installation(unittest.TestCase):
+    def test_pip_from_the_source_tree(self):
+        for module in ("pip", "setuptools", "wheel"):
+            if subprocess.run([sys.executable, "-c", f"import {module}"],
+                              stderr=subprocess.DEVNULL).returncode != 0:
+                self.skipTest(f"{module} is not installed")
+        with tempfile.TemporaryDirectory() as folder:
+            source, target = Path(folder) / "python", Path(folder) / "site"
+            subprocess.run(["cp", "-r", str(PACKAGE), str(source)], check=True)
+            subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
+                            "--no-build-isolation", "--disable-pip-version-check", "--target",
+                            str(target), str(source)], check=True)
+            environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+            environment["PYTHONPATH"] = str(target)
+            done = subprocess.run([sys.executable, "-c", "import mep; print(mep.__file__)"], check=True,
+                                  env=environment, text=True, stdout=subprocess.PIPE, cwd="/")
+            self.assertTrue(done.stdout.startswith(str(target)))
+            self.assertTrue((target / "mep/py.typed").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,396 @@
+/* struct_size: initialisers touch no byte too many; a shorter struct is accepted and nothing beyond
+ * it is read or written; a longer one is accepted if its tail is zero and refused otherwise. */
+#include "abi_test.h"
+
+enum { kGuard = 64, kRoom = 512, kTail = 16 };
+
+typedef struct {
+  mep_comm_t comm;
+  mep_ep_t ep;
+  mep_ep_handle_t handle;
+  float x[4];
+  float out[4];
+  int64_t topk_idx[1];
+} Fixture;
+
+static int set_up(void** state) {
+  static Fixture fixture;
+  mep_ep_config_t config;
+  MUST(mep_comm_init_all(1, NULL, &fixture.comm));
+  mep_ep_config_defaults(&config);
+  config.max_tokens_per_rank = 1;
+  config.hidden = 4;
+  config.top_k = 1;
+  config.num_experts = 1;
+  config.input_type = MEP_FLOAT32;
+  MUST(mep_ep_create(fixture.comm, &config, &fixture.ep));
+  MUST(mep_ep_handle_create(fixture.ep, 0, &fixture.handle));
+  MUST(mep_barrier(fixture.comm, NULL)); /* so that there is a last operation */
+  *state = &fixture;
+  return 0;
+}
+
+static int tear_down(void** state) {
+  Fixture* f = *state;
+  MUST(mep_ep_handle_destroy(f->handle));
+  MUST(mep_ep_destroy(f->ep));
+  MUST(mep_comm_destroy(f->comm));
+  return 0;
+}
+
+/* ---- initialisers -----------------------------------------------------------------------------
+ */
+
+static const struct {
+  const char* name;
+  void (*initialise)(void*, size_t);
+  size_t size;
+} kInitialisers[] = {
+    {"mep_comm_config_init", mep_comm_config_init, sizeof(mep_comm_config_t)},
+    {"mep_store_init", mep_store_init, sizeof(mep_store_t)},
+    {"mep_op_info_init", mep_op_info_init, sizeof(mep_op_info_t)},
+    {"mep_view_init", mep_view_init, sizeof(mep_view_t)},
+    {"mep_ep_config_init", mep_ep_config_init, sizeof(mep_ep_config_t)},
+    {"mep_ep_size_init", mep_ep_size_init, sizeof(mep_ep_size_t)},
+    {"mep_ep_view_init", mep_ep_view_init, sizeof(mep_ep_view_t)},
+    {"mep_dispatch_args_init", mep_dispatch_args_init, sizeof(mep_dispatch_args_t)},
+    {"mep_combine_args_init", mep_combine_args_init, sizeof(mep_combine_args_t)},
+};
+
+static void initialisers_touch_only_their_bytes(void** state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof kInitialisers / sizeof *kInitialisers; ++i) {
+    for (size_t size = 0; size <= kInitialisers[i].size + kTail; ++size) {
+      _Alignas(8) unsigned char memory[kGuard + kRoom + kGuard];
+      memset(memory, 0xa5, sizeof memory);
+      kInitialisers[i].initialise(memory + kGuard, size);
+      for (size_t at = 0; at < sizeof memory; ++at) {
+        const int inside = at >= kGuard && at < kGuard + size;
+        if (!inside && memory[at] != 0xa5) {
+          fail_msg("%s(p, %zu) wrote at p%+zd", kInitialisers[i].name, size,
+                   (ptrdiff_t)at - kGuard);
+        }
+        if (inside && size >= 4 && at >= kGuard + 4 && memory[at] != 0) {
+          fail_msg("%s(p, %zu) left byte %zu", kInitialisers[i].name, size, at - kGuard);
+        }
+      }
+      if (size >= 4) {
+        uint32_t written;
+        memcpy(&written, memory + kGuard, sizeof written);
+        assert_int_equal(written, size);
+      }
+    }
+    kInitialisers[i].initialise(NULL, kInitialisers[i].size);
+  }
+}
+
+static void defaults_are_inits(void** state) {
+  (void)state;
+#define CHECK_DEFAULTS(type, call)                     \
+  do {                                                 \
+    type value;                                        \
+    memset(&value, 0xa5, sizeof value);                \
+    call(&value);                                      \
+    assert_int_equal(value.struct_size, sizeof(type)); \
+    assert_int_equal(value.flags, 0);                  \
+  } while (0)
+  CHECK_DEFAULTS(mep_comm_config_t, mep_comm_config_defaults);
+  CHECK_DEFAULTS(mep_store_t, mep_store_defaults);
+  CHECK_DEFAULTS(mep_op_info_t, mep_op_info_defaults);
+  CHECK_DEFAULTS(mep_view_t, mep_view_defaults);
+  CHECK_DEFAULTS(mep_ep_config_t, mep_ep_config_defaults);
+  CHECK_DEFAULTS(mep_ep_size_t, mep_ep_size_defaults);
+  CHECK_DEFAULTS(mep_ep_view_t, mep_ep_view_defaults);
+  CHECK_DEFAULTS(mep_dispatch_args_t, mep_dispatch_args_defaults);
+  CHECK_DEFAULTS(mep_combine_args_t, mep_combine_args_defaults);
+}
+
+/* ---- functions that take a struct ---------------------------------------------------------------
+ * Each call gets a struct that `fill` made, must succeed with it, and leaves the fixture as it was.
+ */
+
+static void fill_nothing(void* memory, size_t size) {
+  (void)memory;
+  (void)size;
+}
+
+static void fill_config(void* memory, size_t size) {
+  mep_comm_config_t* config = memory;
+  (void)size;
+  config->flags = MEP_COMM_SET_RANK;
+  config->rank = 0;
+  config->size = 1;
+}
+
+static mep_result_t call_comm_init(Fixture* f, void* memory) {
+  mep_comm_t comm = NULL;
+  (void)f;
+  const mep_result_t result = mep_comm_init(memory, &comm);
+  if (result == MEP_SUCCESS) MUST(mep_comm_destroy(comm));
+  return result;
+}
+
+static mep_result_t call_comm_init_all(Fixture* f, void* memory) {
+  mep_comm_t comm = NULL;
+  (void)f;
+  const mep_result_t result = mep_comm_init_all(1, memory, &comm);
+  if (result == MEP_SUCCESS) MUST(mep_comm_destroy(comm));
+  return result;
+}
+
+static int store_put(void* user, const char* key, const void* value, size_t bytes) {
+  (void)user, (void)key, (void)value, (void)bytes;
+  return 0;
+}
+static int store_get(void* user, const char* key, void* value, size_t capacity, size_t* bytes,
+                     uint32_t timeout_ms) {
+  (void)user, (void)key, (void)value, (void)capacity, (void)timeout_ms;
+  *bytes = 0;
+  return 1;
+}
+
+static void fill_store(void* memory, size_t size) {
+  mep_store_t* store = memory;
+  (void)size;
+  store->put = store_put;
+  store->get = store_get;
+}
+
+/* A world of one needs nothing from its store, but the struct is checked. */
+static mep_result_t call_comm_init_store(Fixture* f, void* memory) {
+  mep_comm_config_t config;
+  mep_comm_config_defaults(&config);
+  fill_config(&config, sizeof config);
+  config.store = memory;
+  return call_comm_init(f, &config);
+}
+
+static mep_result_t call_last_op(Fixture* f, void* memory) {
+  return mep_comm_last_op(f->comm, memory);
+}
+
+/* A refused call changes nothing: the request is still there, and can be finished. */
+static void finish_refused(mep_result_t result, mep_request_t* request) {
+  if (result == MEP_SUCCESS) {
+    assert_null(*request);
+  } else {
+    assert_non_null(*request);
+    MUST(mep_request_wait(request, UINT32_MAX, NULL));
+  }
+}
+
+static mep_result_t call_request_wait(Fixture* f, void* memory) {
+  mep_request_t request = NULL;
+  MUST(mep_ibarrier(f->comm, &request));
+  const mep_result_t result = mep_request_wait(&request, UINT32_MAX, memory);
+  finish_refused(result, &request);
+  return result;
+}
+
+static mep_result_t call_request_test(Fixture* f, void* memory) {
+  mep_request_t request = NULL;
+  int32_t done = 0;
+  mep_result_t result = MEP_SUCCESS;
+  MUST(mep_ibarrier(f->comm, &request));
+  while (!done && result == MEP_SUCCESS) result = mep_request_test(&request, &done, memory);
+  finish_refused(result, &request);
+  return result;
+}
+
+static mep_result_t call_request_info(Fixture* f, void* memory) {
+  mep_request_t request = NULL;
+  MUST(mep_ibarrier(f->comm, &request));
+  const mep_result_t result = mep_request_info(request, memory);
+  MUST(mep_request_wait(&request, UINT32_MAX, NULL));
+  return result;
+}
+
+static mep_result_t call_view(Fixture* f, void* memory) {
+  return mep_comm_view(f->comm, memory);
+}
+
+static void fill_ep_config(void* memory, size_t size) {
+  mep_ep_config_t* config = memory;
+  (void)size;
+  config->max_tokens_per_rank = 1;
+  config->hidden = 8;
+  config->top_k = 1;
+  config->num_experts = 1;
+}
+
+static mep_result_t call_ep_create(Fixture* f, void* memory) {
+  mep_ep_t ep = NULL;
+  const mep_result_t result = mep_ep_create(f->comm, memory, &ep);
+  if (result == MEP_SUCCESS) MUST(mep_ep_destroy(ep));
+  return result;
+}
+
+static mep_result_t call_ep_buffer_size(Fixture* f, void* memory) {
+  mep_ep_size_t size;
+  mep_ep_size_defaults(&size);
+  return mep_ep_buffer_size(f->comm, memory, &size);
+}
+
+static mep_result_t call_ep_buffer_size_out(Fixture* f, void* memory) {
+  mep_ep_config_t config;
+  mep_ep_config_defaults(&config);
+  fill_ep_config(&config, sizeof config);
+  return mep_ep_buffer_size(f->comm, &config, memory);
+}
+
+static mep_result_t call_ep_buffer_view(Fixture* f, void* memory) {
+  return mep_ep_buffer_view(f->ep, 0, memory);
+}
+
+static void combine_now(Fixture* f) {
+  mep_combine_args_t args;
+  mep_combine_args_defaults(&args);
+  args.out = f->out;
+  MUST(mep_combine(f->handle, &args, NULL));
+}
+
+static Fixture* filled_fixture; /* what fill_dispatch and fill_combine point into */
+
+static void fill_dispatch(void* memory, size_t size) {
+  mep_dispatch_args_t* args = memory;
+  (void)size;
+  args->num_tokens = 1;
+  args->x = filled_fixture->x;
+  args->topk_idx = filled_fixture->topk_idx;
+}
+
+static mep_result_t call_dispatch(Fixture* f, void* memory) {
+  const mep_result_t result = mep_dispatch(f->handle, memory, NULL);
+  if (result == MEP_SUCCESS) combine_now(f);
+  return result;
+}
+
+static void fill_combine(void* memory, size_t size) {
+  mep_combine_args_t* args = memory;
+  (void)size;
+  args->out = filled_fixture->out;
+}
+
+static mep_result_t call_combine(Fixture* f, void* memory) {
+  mep_dispatch_args_t args;
+  mep_dispatch_args_defaults(&args);
+  fill_dispatch(&args, sizeof args);
+  MUST(mep_dispatch(f->handle, &args, NULL));
+  const mep_result_t result = mep_combine(f->handle, memory, NULL);
+  if (result != MEP_SUCCESS) combine_now(f); /* a refused call changes nothing: this one works */
+  return result;
+}
+
+static mep_result_t call_ep_last_op(Fixture* f, void* memory) {
+  mep_dispatch_args_t args;
+  mep_dispatch_args_defaults(&args);
+  fill_dispatch(&args, sizeof args);
+  MUST(mep_dispatch(f->handle, &args, NULL));
+  combine_now(f);
+  return mep_ep_last_op(f->ep, 0, memory);
+}
+
+static const struct {
+  const char* name;
+  mep_result_t (*call)(Fixture*, void*);
+  void (*initialise)(void*, size_t);
+  void (*fill)(void*, size_t);
+  size_t size;
+} kTakers[] = {
+    {"mep_comm_init", call_comm_init, mep_comm_config_init, fill_config, sizeof(mep_comm_config_t)},
+    {"mep_comm_init_all", call_comm_init_all, mep_comm_config_init, fill_nothing,
+     sizeof(mep_comm_config_t)},
+    {"mep_comm_init's store", call_comm_init_store, mep_store_init, fill_store,
+     sizeof(mep_store_t)},
+    {"mep_comm_last_op", call_last_op, mep_op_info_init, fill_nothing, sizeof(mep_op_info_t)},
+    {"mep_request_wait", call_request_wait, mep_op_info_init, fill_nothing, sizeof(mep_op_info_t)},
+    {"mep_request_test", call_request_test, mep_op_info_init, fill_nothing, sizeof(mep_op_info_t)},
+    {"mep_request_info", call_request_info, mep_op_info_init, fill_nothing, sizeof(mep_op_info_t)},
+    {"mep_comm_view", call_view, mep_view_init, fill_nothing, sizeof(mep_view_t)},
+    {"mep_ep_create", call_ep_create, mep_ep_config_init, fill_ep_config, sizeof(mep_ep_config_t)},
+    {"mep_ep_buffer_size", call_ep_buffer_size, mep_ep_config_init, fill_ep_config,
+     sizeof(mep_ep_config_t)},
+    {"mep_ep_buffer_size (out)", call_ep_buffer_size_out, mep_ep_size_init, fill_nothing,
+     sizeof(mep_ep_size_t)},
+    {"mep_ep_buffer_view", call_ep_buffer_view, mep_ep_view_init, fill_nothing,
+     sizeof(mep_ep_view_t)},
+    {"mep_dispatch", call_dispatch, mep_dispatch_args_init, fill_dispatch,
+     sizeof(mep_dispatch_args_t)},
+    {"mep_combine", call_combine, mep_combine_args_init, fill_combine, sizeof(mep_combine_args_t)},
+    {"mep_ep_last_op", call_ep_last_op, mep_op_info_init, fill_nothing, sizeof(mep_op_info_t)},
+};
+
+/* Runs taker i with a struct of `size` bytes between bytes 0xa5 which must stay; `mark` != 0 is put
+ * into the last byte of the struct. */
+static mep_result_t run_taker(Fixture* f, size_t i, size_t size, unsigned char mark) {
+  _Alignas(8) unsigned char memory[kGuard + kRoom];
+  _Alignas(8) unsigned char full[kRoom];
+  const size_t known = size < kTakers[i].size ? size : kTakers[i].size;
+  filled_fixture = f;
+  memset(memory, 0xa5, sizeof memory);
+  /* Filled at full length, then cut, so that `fill` never writes beyond the short one. */
+  kTakers[i].initialise(full, kTakers[i].size);
+  kTakers[i].fill(full, kTakers[i].size);
+  kTakers[i].initialise(memory + kGuard, size);
+  memcpy(memory + kGuard + 4, full + 4, known - 4);
+  if (mark != 0) memory[kGuard + size - 1] = mark;
+  const mep_result_t result = kTakers[i].call(f, memory + kGuard);
+  for (size_t at = 0; at < sizeof memory; ++at) {
+    if ((at < kGuard || at >= kGuard + size) && memory[at] != 0xa5) {
+      fail_msg("%s with struct_size %zu wrote at offset %td", kTakers[i].name, size,
+               (ptrdiff_t)at - kGuard);
+    }
+  }
+  return result;
+}
+
+static int is_fine(const char* name, mep_result_t result) {
+  /* mep_request_info of a running request is a success that says MEP_ERR_BUSY inside. */
+  if (result == MEP_SUCCESS) return 1;
+  print_error("%s: %s: %s\n", name, mep_result_string(result), mep_last_error());
+  return 0;
+}
+
+static void struct_size_rules(void** state) {
+  Fixture* f = *state;
+  for (size_t i = 0; i < sizeof kTakers / sizeof *kTakers; ++i) {
+    const char* name = kTakers[i].name;
+    const size_t size = kTakers[i].size;
+    assert_true(is_fine(name, run_taker(f, i, size, 0)));
+    assert_true(is_fine(name, run_taker(f, i, size + kTail, 0)));
+    /* mep_store_t has no field that could be left out. */
+    if (strstr(name, "store") == NULL) assert_true(is_fine(name, run_taker(f, i, size - 8, 0)));
+
+    const mep_result_t refused = run_taker(f, i, size + kTail, 1);
+    if (refused != MEP_ERR_INVALID_ARGUMENT) {
+      fail_msg("%s took a longer struct with a nonzero tail: %s", name, mep_result_string(refused));
+    }
+    /* And all is as before. */
+    assert_true(is_fine(name, run_taker(f, i, size, 0)));
+  }
+}
+
+static void struct_size_zero_is_refused(void** state) {
+  Fixture* f = *state;
+  filled_fixture = f;
+  for (size_t i = 0; i < sizeof kTakers / sizeof *kTakers; ++i) {
+    _Alignas(8) unsigned char memory[kRoom];
+    memset(memory, 0, sizeof memory);
+    kTakers[i].fill(memory, kTakers[i].size);
+    const mep_result_t result = kTakers[i].call(f, memory);
+    if (result != MEP_ERR_INVALID_ARGUMENT) {
+      fail_msg("%s took a struct that nobody initialised: %s", kTakers[i].name,
+               mep_result_string(result));
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(initialisers_touch_only_their_bytes),
+      cmocka_unit_test(defaults_are_inits),
+      cmocka_unit_test(struct_size_rules),
+      cmocka_unit_test(struct_size_zero_is_refused),
+  };
+  return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Checks of the source tree that no compiler makes.
+
+Include layering, who may include hwloc, verbs, MPI and CUDA, the length of files, and that the
+environment variables which are read, listed in env.cpp and documented are the same ones. Prints one
+line a finding, "file:line: text", and exits with 1 if there is one.
+"""
+
+import argparse
+import pathlib
+import re
+import sys
+
+MAX_LINES = 600
+LAYERS = {
+    "base": {"base"},
+    "transport": {"base", "transport"},
+    "kernels": {"base", "kernels"},
+    "core": {"base", "transport", "kernels", "core"},
+}
+PUBLIC_HEADERS = {"mep.h", "mep_mpi.h"}
+# What kernels may see of transports: code that runs on the device.
+DEVICE_HEADER = re.compile(r"transport/(.*/)?device_\w+\.(hpp|cuh|h)$")
+# Library: (its headers, the files of the tree that may include them).
+LIBRARIES = {
+    "hwloc": (re.compile(r"hwloc(\.h$|/)"), re.compile(r"src/core/topo/")),
+    "verbs": (re.compile(r"(infiniband|rdma)/"), re.compile(r"src/transport/(verbs|ibgda)/")),
+    "MPI": (
+        re.compile(r"mpi\.h$"),
+        re.compile(r"(src/core/bootstrap/mpi[^/]*$|include/mep_mpi\.h$|perf/|tests/|examples/)"),
+    ),
+    "CUDA": (
+        re.compile(r"(cuda\.h|cuda_.*\.h|cuda/.*|nvml\.h|device_launch_parameters\.h)$"),
+        re.compile(r"(src/kernels/cuda/|src/transport/(cuda|ibgda)\w*/|perf/|tests/|examples/)"),
+    ),
+}
+CODE_SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cu", ".cuh", ".inc", ".def"}
+COUNTED_SUFFIXES = CODE_SUFFIXES | {".py", ".f90", ".pml", ".cmake", ".sh"}
+FOLDERS = ("src", "include", "perf", "tests", "examples", "bindings", "cmake")
+# The ABI is one header by intent, however long its comments are.
+UNCOUNTED = {"include/mep.h"}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
+ENV_READ = re.compile(r'\benv_(?:string|uint|bool)\(\s*"([^"]*)"')
+NAME_LITERAL = re.compile(r'"(MEP_[A-Z0-9_]+)"')
+# Reads what launchers (mpirun, srun) set, which is not MEP's to list.
+LAUNCHER_FILE = "src/core/bootstrap/launcher_environment.cpp"
+GETENV = re.compile(r"\b(?:secure_)?getenv\s*\(")
+TABLE_ENTRY = re.compile(r'\{\s*"([A-Z][A-Z0-9_]*)"\s*,')
+DOC_ENTRY = re.compile(r"^\|\s*`([A-Z][A-Z0-9_]*)`", re.MULTILINE)
+
+
+def strip_comments(text):
+    """Blanks comments, keeps lines and string literals."""
+    pattern = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+    def blank(match):
+        token = match.group(0)
+        return token if token.startswith('"') else re.sub(r"[^\n]", " ", token)
+
+    return pattern.sub(blank, text)
+
+
+def files_of(root):
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            if path.is_file() and path.suffix in COUNTED_SUFFIXES and "__pycache__" not in path.parts:
+                yield path.relative_to(root).as_posix(), path
+
+
+def check_layer(name, form, included):
+    """The finding about one #include of one file under src/, or None."""
+    layer = name.split("/")[1]
+    if layer not in LAYERS:
+        return f"src/{layer} is no layer; the layers are {', '.join(LAYERS)}"
+    if form == "<":
+        return None
+    if included.startswith("."):
+        return f'includes are written from src/, not "{included}"'
+    if included in PUBLIC_HEADERS:
+        return None
+    target = included.split("/")[0]
+    if target not in LAYERS:
+        return f'"{included}" does not start with a layer ({", ".join(LAYERS)})'
+    if layer == "kernels" and DEVICE_HEADER.match(included):
+        return None
+    if target not in LAYERS[layer]:
+        return f"{layer} must not include {target} ({included})"
+    return None
+
+
+def check_includes(name, text):
+    for number, line in enumerate(text.splitlines(), 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        form, included = match.groups()
+        if name.startswith("src/"):
+            finding = check_layer(name, form, included)
+            if finding:
+                yield number, finding
+        if name == "include/mep.h" and included not in ("stdint.h", "stddef.h"):
+            yield number, f"mep.h includes only <stdint.h> and <stddef.h>, not {included}"
+        if name.startswith("examples/") and form == '"' and included.split("/")[0] in LAYERS:
+            yield number, f"an example uses the public headers only, not {included}"
+        for library, (headers, allowed) in LIBRARIES.items():
+            if headers.match(included) and not allowed.match(name):
+                yield number, f"{library} must not be included here ({included})"
+
+
+def check_length(name, text):
+    count = text.count("\n") + (not text.endswith("\n") and text != "")
+    if count > MAX_LINES and name not in UNCOUNTED:
+        yield count, f"{count} lines; at most {MAX_LINES}"
+
+
+def check_guard(name, text):
+    if name.endswith(".hpp") and not re.search(r"^#pragma once$", text, re.MULTILINE):
+        yield 1, "#pragma once is missing"
+
+
+def check_environment(root, code):
+    """Variables read in src/ against the table in env.cpp against docs/environment.md."""
+    table_name = "src/base/env.cpp"
+    if table_name not in code:
+        return
+    table = set(TABLE_ENTRY.findall(code[table_name]))
+    if not table:
+        yield table_name, 1, "the table of variables is not recognised"
+    constants = set(re.findall(r"\bMEP_[A-Z0-9_]+", code.get("include/mep.h", "")))
+    for name, text in code.items():
+        if not name.startswith("src/"):
+            continue
+        for match in NAME_LITERAL.finditer(text):
+            # Names also reach env_uint and its like, and setenv, through helpers.
+            if match.group(1) not in table | constants:
+                number = text.count("\n", 0, match.start()) + 1
+                yield name, number, f"{match.group(1)} is in neither {table_name} nor mep.h"
+        for match in ENV_READ.finditer(text):
+            if match.group(1) not in table and not match.group(1).startswith("MEP_"):
+                number = text.count("\n", 0, match.start()) + 1
+                yield name, number, f"{match.group(1)} is read but not in the table of {table_name}"
+        if name not in (table_name, LAUNCHER_FILE):
+            for match in GETENV.finditer(text):
+                number = text.count("\n", 0, match.start()) + 1
+                yield name, number, "getenv is for env.cpp only; call env_string or its like"
+    document = root / "docs" / "environment.md"
+    if not document.is_file():
+        return
+    documented = set(DOC_ENTRY.findall(document.read_text(encoding="utf-8")))
+    for variable in sorted(table - documented):
+        yield "docs/environment.md", 1, f"{variable} of {table_name} has no row (| `{variable}` | ...)"
+    for variable in sorted(documented - table):
+        yield "docs/environment.md", 1, f"{variable} has a row but is not in {table_name}"
+
+
+def check_tree(root):
+    """All findings as (file, line, text)."""
+    findings = []
+    code = {}
+    for name, path in files_of(root):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        findings += [(name, number, finding) for number, finding in check_length(name, text)]
+        if path.suffix in CODE_SUFFIXES:
+            code[name] = strip_comments(text)
+            findings += [(name, number, f) for number, f in check_includes(name, code[name])]
+            findings += [(name, number, f) for number, f in check_guard(name, text)]
+    findings += check_environment(root, code)
+    return findings
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    here = pathlib.Path(__file__).resolve()
+    parser.add_argument("--root", type=pathlib.Path, default=here.parents[2])
+    arguments = parser.parse_args()
+    findings = check_tree(arguments.root)
+    for name, number, text in findings:
+        print(f"{name}:{number}: {text}")
+    if not findings:
+        print("layering, file lengths and environment variables are in order")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

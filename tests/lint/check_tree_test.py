@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Shows that each check of check_tree.py can fail: made-up trees, one fault in each."""
+
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import check_tree  # noqa: E402
+
+ENV_CPP = 'static T t = {{"MEP_RANK", "", "rank"},\n  {"MEP_LOG", "warn", "level"}};\nsecure_getenv(n);\n'
+GOOD = {
+    "include/mep.h": "#include <stddef.h>\n#include <stdint.h>\n",
+    "src/base/env.cpp": ENV_CPP,
+    "src/base/a.hpp": "#pragma once\n#include <vector>\n#include \"mep.h\"\n",
+    "src/transport/t.cpp": '#include "base/a.hpp"\n#include "transport/t.hpp"\n',
+    "src/transport/t.hpp": "#pragma once\n",
+    "src/kernels/k.cpp": '#include "base/a.hpp"\n#include "transport/cuda/device_put.hpp"\n',
+    "src/core/c.cpp": '#include "kernels/k.hpp"\n#include "transport/t.hpp"\nenv_uint("MEP_RANK");\n',
+    "src/core/topo/t.cpp": "#include <hwloc.h>\n",
+    "src/transport/verbs/v.cpp": "#include <infiniband/verbs.h>\n",
+    "src/core/bootstrap/mpi_init.cpp": "#include <mpi.h>\n",
+    "src/kernels/cuda/k.cpp": "#include <cuda_runtime.h>\n",
+    "src/transport/cuda_ipc/k.cpp": "#include <cuda.h>\n",
+    "perf/p.cpp": "#include <mpi.h>\n",
+    "examples/e.c": '#include "mep.h"\n',
+    "docs/environment.md": "| `MEP_RANK` | x |\n| `MEP_LOG` | x |\n",
+}
+
+
+class CheckTree(unittest.TestCase):
+    def findings(self, changes):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for name, text in {**GOOD, **changes}.items():
+                if text is None:
+                    continue
+                path = root / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            return check_tree.check_tree(root)
+
+    def expect_one(self, changes, name, line, part):
+        findings = self.findings(changes)
+        self.assertEqual(len(findings), 1, findings)
+        self.assertEqual(findings[0][:2], (name, line))
+        self.assertIn(part, findings[0][2])
+
+    def test_good_tree_has_no_finding(self):
+        self.assertEqual(self.findings({}), [])
+
+    def test_layers(self):
+        wrong = [
+            ("base", "transport"), ("base", "kernels"), ("base", "core"), ("transport", "kernels"),
+            ("transport", "core"), ("kernels", "transport"), ("kernels", "core"),
+        ]
+        for layer, target in wrong:
+            with self.subTest(layer=layer, target=target):
+                name = f"src/{layer}/wrong.cpp"
+                text = f'\n#include "{target}/x.hpp"\n'
+                self.expect_one({name: text}, name, 2, f"{layer} must not include {target}")
+
+    def test_device_header_is_for_kernels_only(self):
+        name = "src/base/wrong.cpp"
+        self.expect_one({name: '#include "transport/device_put.hpp"\n'}, name, 1, "must not include")
+
+    def test_unknown_layer(self):
+        name = "src/extra/x.cpp"
+        self.expect_one({name: "#include <vector>\n"}, name, 1, "is no layer")
+
+    def test_includes_are_written_from_src(self):
+        name = "src/core/x.cpp"
+        self.expect_one({name: '#include "../base/a.hpp"\n'}, name, 1, "written from src/")
+        self.expect_one({name: '#include "neighbour.hpp"\n'}, name, 1, "does not start with a layer")
+
+    def test_libraries(self):
+        headers = {
+            "hwloc": ["<hwloc.h>", "<hwloc/linux.h>"],
+            "verbs": ["<infiniband/verbs.h>", "<rdma/rdma_cma.h>"],
+            "MPI": ["<mpi.h>"],
+            "CUDA": ["<cuda.h>", "<cuda_runtime.h>", "<cuda_runtime_api.h>"],
+        }
+        for library, texts in headers.items():
+            for text in texts:
+                for name in ("src/core/ep/x.cpp", "src/transport/shm/x.cpp", "src/base/x.cpp"):
+                    with self.subTest(text=text, name=name):
+                        self.expect_one({name: f"#include {text}\n"}, name, 1, library)
+        self.expect_one({"perf/x.cpp": "#include <hwloc.h>\n"}, "perf/x.cpp", 1, "hwloc")
+        name = "src/core/bootstrap/environment.cpp"
+        self.expect_one({name: "#include <mpi.h>\n"}, name, 1, "MPI")
+
+    def test_public_header(self):
+        text = "#include <stdint.h>\n#include <stdbool.h>\n"
+        self.expect_one({"include/mep.h": text}, "include/mep.h", 2, "mep.h includes only")
+
+    def test_examples_use_public_headers(self):
+        text = '#include "base/a.hpp"\n'
+        self.expect_one({"examples/x.cpp": text}, "examples/x.cpp", 1, "public headers only")
+
+    def test_comments_do_not_count(self):
+        text = '// #include "core/x.hpp"\n/*\n#include "core/x.hpp"\n*/\n// getenv("X")\n'
+        self.assertEqual(self.findings({"src/base/x.cpp": text}), [])
+
+    def test_length(self):
+        self.assertEqual(self.findings({"src/core/long.cpp": "\n" * 600}), [])
+        self.expect_one({"src/core/long.cpp": "\n" * 601}, "src/core/long.cpp", 601, "601 lines")
+        self.expect_one({"tests/x.py": "\n" * 600 + "x"}, "tests/x.py", 601, "601 lines")
+        self.assertEqual(self.findings({"include/mep.h": "\n" * 900}), [])
+
+    def test_guard(self):
+        self.expect_one({"src/base/x.hpp": "// x\n"}, "src/base/x.hpp", 1, "#pragma once")
+
+    def test_variable_that_is_not_in_the_table(self):
+        name = "src/core/x.cpp"
+        text = '\nMEP_TRY(env_bool(\n    "MEP_NEW", &value, &is_set));\n'
+        self.expect_one({name: text}, name, 3, "MEP_NEW")
+        self.expect_one({name: 'read_limit("MEP_NEW_MS", &x);\n'}, name, 1, "MEP_NEW_MS")
+        self.expect_one({name: 'env_uint("OTHER_RANK", &x);\n'}, name, 1, "OTHER_RANK")
+
+    def test_constants_of_the_header_are_no_variables(self):
+        header = GOOD["include/mep.h"] + "#define MEP_SUM 0\n"
+        changes = {"include/mep.h": header, "src/core/x.cpp": 'name = "MEP_SUM";\n'}
+        self.assertEqual(self.findings(changes), [])
+
+    def test_getenv_outside_the_table(self):
+        name = "src/core/x.cpp"
+        for call in ("std::getenv", "secure_getenv", "getenv"):
+            self.expect_one({name: f'x = {call}("MEP_RANK");\n'}, name, 1, "env.cpp only")
+        self.assertEqual(self.findings({check_tree.LAUNCHER_FILE: 'secure_getenv("PMIX_RANK");\n'}), [])
+
+    def test_table_that_cannot_be_read(self):
+        findings = self.findings({"src/base/env.cpp": "", "docs/environment.md": None})
+        self.assertIn("not recognised", findings[0][2])
+
+    def test_document(self):
+        name = "docs/environment.md"
+        self.expect_one({name: "| `MEP_RANK` | x |\nMEP_LOG\n"}, name, 1, "MEP_LOG")
+        text = GOOD[name] + "| `MEP_GONE` | x |\n"
+        self.expect_one({name: text}, name, 1, "MEP_GONE")
+        self.assertEqual(self.findings({name: None}), [])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,175 @@
+// sim_membership --seeds N [--first S] | --seed S [--trace] | --mutants | --quorum witness|none
+// Prints the seed of what fails and how to see it again.
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "sim/simulator.hpp"
+#include "sim/soak.hpp"
+
+namespace {
+
+using mep::sim::Options;
+using mep::sim::Outcome;
+using mep::sim::run_schedule;
+
+struct Totals {
+  uint64_t events = 0;
+  uint64_t installs = 0;
+  uint64_t operations = 0;
+  uint64_t longest_change_us = 0;
+  uint64_t schedules = 0;
+  uint64_t failed = 0;
+};
+
+void report(const Options& options, const Outcome& outcome) {
+  std::printf("seed %" PRIu64 " FAILS: %s\n  ranks %u faults 0x%x; again with: "
+              "sim_membership --seed %" PRIu64 " --trace\n",
+              options.seed, outcome.violation.c_str(), outcome.ranks, outcome.faults, options.seed);
+}
+
+Totals run_range(Options options, uint64_t first, uint64_t count, uint64_t step, double seconds) {
+  Totals totals;
+  const auto start = std::chrono::steady_clock::now();
+  for (uint64_t i = 0; i < count; i += step) {
+    options.seed = first + i;
+    const Outcome outcome = run_schedule(options);
+    ++totals.schedules;
+    totals.events += outcome.events;
+    totals.installs += outcome.installs;
+    totals.operations += outcome.operations;
+    totals.longest_change_us = std::max(totals.longest_change_us, outcome.longest_change_us);
+    if (!outcome.violation.empty()) {
+      ++totals.failed;
+      if (totals.failed <= 3) report(options, outcome);
+    } else if (i % 997 == 0 && run_schedule(options).hash != outcome.hash) {
+      ++totals.failed;
+      std::printf("seed %" PRIu64 " does not replay\n", options.seed);
+    }
+    const std::chrono::duration<double> used = std::chrono::steady_clock::now() - start;
+    if (seconds > 0 && used.count() > seconds) break;
+  }
+  return totals;
+}
+
+int run_seeds(const Options& options, uint64_t first, uint64_t count, double seconds,
+              uint64_t least) {
+  constexpr uint64_t kThreads = 2;
+  Totals totals[kThreads];
+  std::vector<std::thread> threads;
+  for (uint64_t i = 0; i < kThreads; ++i)
+    threads.emplace_back([&, i] {
+      totals[i] = run_range(options, first + i, count > i ? count - i : 0, kThreads, seconds);
+    });
+  for (std::thread& thread : threads) thread.join();
+  Totals sum;
+  for (const Totals& part : totals) {
+    sum.schedules += part.schedules;
+    sum.events += part.events;
+    sum.installs += part.installs;
+    sum.operations += part.operations;
+    sum.failed += part.failed;
+    sum.longest_change_us = std::max(sum.longest_change_us, part.longest_change_us);
+  }
+  std::printf("%" PRIu64 " schedules from seed %" PRIu64 ": %" PRIu64 " events, %" PRIu64
+              " views installed, %" PRIu64 " operations, longest view change %.1f s (virtual), %"
+              PRIu64 " failed\n",
+              sum.schedules, first, sum.events, sum.installs, sum.operations,
+              static_cast<double>(sum.longest_change_us) / 1e6, sum.failed);
+  if (sum.schedules < least) std::printf("too few schedules, at least %" PRIu64 "\n", least);
+  return sum.failed == 0 && sum.schedules >= least ? 0 : 1;
+}
+
+// Each deliberate fault must be caught within so many schedules.
+int run_mutants(uint64_t first, uint64_t limit) {
+  using mep::membership::Mutations;
+  const std::vector<std::pair<const char*, bool Mutations::*>> mutants = {
+      {"N* is the minimum", &Mutations::n_star_is_min},
+      {"accept before the flush", &Mutations::ack_before_flush},
+      {"ignore an earlier accepted value", &Mutations::ignore_earlier_accepted},
+      {"majority of the old view minus the confirmed dead", &Mutations::shrinking_majority},
+      {"wait for members suspected since", &Mutations::wait_for_suspected},
+      {"complete after the wedge", &Mutations::complete_after_wedge},
+      {"accept before the fence", &Mutations::ack_before_fence},
+      {"a closed connection confirms death", &Mutations::suspected_is_confirmed},
+      {"old incarnations are not told apart", &Mutations::ignore_incarnation},
+      {"accuse others after not being scheduled", &Mutations::accuse_when_late},
+  };
+  int missed = 0;
+  for (const auto& [name, member] : mutants) {
+    Options options;
+    options.mutations.*member = true;
+    std::string violation;
+    uint64_t used = 0;
+    while (violation.empty() && used < limit) {
+      options.seed = first + used++;
+      violation = run_schedule(options).violation;
+    }
+    if (violation.empty()) {
+      ++missed;
+      std::printf("NOT CAUGHT in %" PRIu64 " schedules: %s\n", used, name);
+    } else {
+      std::printf("caught after %6" PRIu64 " schedules: %-52s %s\n", used, name, violation.c_str());
+    }
+    std::fflush(stdout);
+  }
+  return missed == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  uint64_t first = 1;
+  uint64_t count = 0;
+  uint64_t least = 0;
+  uint64_t limit = 60000;
+  double seconds = 0;
+  bool mutants = false;
+  bool one = false;
+  bool soak = false;
+  if (const char* seed = std::getenv("MEP_TEST_SEED")) first = std::strtoull(seed, nullptr, 0);
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    const auto value = [&] { return i + 1 < argc ? argv[++i] : "0"; };
+    if (arg == "--seeds") count = std::strtoull(value(), nullptr, 0);
+    else if (arg == "--first") first = std::strtoull(value(), nullptr, 0);
+    else if (arg == "--least") least = std::strtoull(value(), nullptr, 0);
+    else if (arg == "--limit") limit = std::strtoull(value(), nullptr, 0);
+    else if (arg == "--seconds") seconds = std::strtod(value(), nullptr);
+    else if (arg == "--ranks") options.ranks = static_cast<uint32_t>(std::strtoul(value(), nullptr, 0));
+    else if (arg == "--faults") options.faults = static_cast<uint32_t>(std::strtoul(value(), nullptr, 0));
+    else if (arg == "--seed") first = std::strtoull(value(), nullptr, 0), one = true;
+    else if (arg == "--trace") options.trace = true;
+    else if (arg == "--mutants") mutants = true;
+    else if (arg == "--soak") soak = true;
+    else if (arg == "--quorum") {
+      const std::string name = value();
+      options.quorum = name == "none"      ? mep::membership::QuorumPolicy::kNone
+                       : name == "witness" ? mep::membership::QuorumPolicy::kWitness
+                                           : mep::membership::QuorumPolicy::kMajority;
+    } else {
+      std::fprintf(stderr, "unknown argument %s\n", arg.c_str());
+      return 2;
+    }
+  }
+  if (mutants) return run_mutants(first, limit);
+  if (soak) return mep::sim::run_soak();
+  if (one) {
+    options.seed = first;
+    const Outcome outcome = run_schedule(options);
+    if (!outcome.violation.empty()) report(options, outcome);
+    std::printf("seed %" PRIu64 " hash %016" PRIx64 " events %" PRIu64 " installs %" PRIu64
+                " virtual %.3f s\n",
+                first, outcome.hash, outcome.events, outcome.installs,
+                static_cast<double>(outcome.virtual_us) / 1e6);
+    return outcome.violation.empty() ? 0 : 1;
+  }
+  return run_seeds(options, first, count == 0 ? 100000 : count, seconds, least);
+}

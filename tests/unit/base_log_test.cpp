@@ -1,0 +1,156 @@
+// The log reads its settings once a process, so every case runs in a child of its own.
+#include <fcntl.h>
+#include <stdint.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/log.hpp"
+#include "support/cmocka_cpp.hpp"
+
+namespace {
+
+using mep::LogLevel;
+
+std::string read_all(int descriptor) {
+  std::string text;
+  char buffer[4096];
+  for (;;) {
+    const ssize_t got = read(descriptor, buffer, sizeof buffer);
+    if (got <= 0) return text;
+    text.append(buffer, static_cast<size_t>(got));
+  }
+}
+
+// Runs `body` in a child with this MEP_LOG and MEP_LOG_FILE; gives what it wrote to stderr.
+std::string stderr_of(const char* level, const char* file, const std::function<void()>& body) {
+  int ends[2];
+  assert_int_equal(pipe(ends), 0);
+  const pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[0]);
+    close(ends[1]);
+    unsetenv("MEP_LOG");
+    unsetenv("MEP_LOG_FILE");
+    if (level != nullptr) setenv("MEP_LOG", level, 1);
+    if (file != nullptr) setenv("MEP_LOG_FILE", file, 1);
+    body();
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string text = read_all(ends[0]);
+  close(ends[0]);
+  int status = 0;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  return text;
+}
+
+void all_levels() {
+  mep::log(LogLevel::kError, "e%d", 1);
+  mep::log(LogLevel::kWarn, "w%d", 2);
+  mep::log(LogLevel::kInfo, "i%d", 3);
+}
+
+void level_selects_lines(void**) {
+  assert_string_equal(stderr_of("error", nullptr, all_levels).c_str(), "mep error: e1\n");
+  assert_string_equal(stderr_of(nullptr, nullptr, all_levels).c_str(),
+                      "mep error: e1\nmep warn: w2\n");
+  assert_string_equal(stderr_of("info", nullptr, all_levels).c_str(),
+                      "mep error: e1\nmep warn: w2\nmep info: i3\n");
+}
+
+void unknown_level_is_said_once(void**) {
+  const std::string text = stderr_of("loud", nullptr, all_levels);
+  assert_string_equal(text.c_str(),
+                      "mep warn: MEP_LOG=loud is not error, warn, info or debug; using warn\n"
+                      "mep error: e1\nmep warn: w2\n");
+}
+
+void rank_is_shown_per_thread(void**) {
+  const std::string text = stderr_of("warn", nullptr, [] {
+    mep::set_log_rank(3);
+    mep::log(LogLevel::kWarn, "x");
+    std::thread([] { mep::log(LogLevel::kWarn, "y"); }).join();
+    mep::set_log_rank(-1);
+    mep::log(LogLevel::kWarn, "z");
+  });
+  assert_string_equal(text.c_str(), "mep[3] warn: x\nmep warn: y\nmep warn: z\n");
+}
+
+void control_bytes_cannot_forge_lines(void**) {
+  const std::string text = stderr_of("warn", nullptr, [] {
+    mep::log(LogLevel::kWarn, "%s", "a\nmep error: forged\x1b[2J\t\x7f");
+  });
+  assert_string_equal(text.c_str(), "mep warn: a?mep error: forged?[2J??\n");
+}
+
+void long_lines_are_cut(void**) {
+  const std::string text = stderr_of(
+      "warn", nullptr, [] { mep::log(LogLevel::kWarn, "%s", std::string(10000, 'q').c_str()); });
+  assert_int_equal(text.size(), 2048);
+  assert_string_equal(text.c_str() + 2048 - 5, "q...\n");
+}
+
+void file_takes_whole_lines_of_many_threads(void**) {
+  char path[] = "/tmp/mep_log_test_XXXXXX";
+  const int descriptor = mkstemp(path);
+  assert_true(descriptor >= 0);
+  const std::string errors = stderr_of("info", path, [] {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([t] {
+        mep::set_log_rank(t);
+        for (int i = 0; i < 200; ++i)
+          mep::log(LogLevel::kInfo, "%s", std::string(100, 'm').c_str());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  });
+  const std::string text = read_all(descriptor);
+  close(descriptor);
+  unlink(path);
+  assert_string_equal(errors.c_str(), "");
+  size_t lines = 0;
+  const std::string tail = " info: " + std::string(100, 'm');
+  for (size_t start = 0; start < text.size(); ++lines) {
+    const size_t end = text.find('\n', start);
+    assert_true(end != std::string::npos);
+    const std::string line = text.substr(start, end - start);
+    assert_memory_equal(line.c_str(), "mep[", 4);
+    assert_true(line.size() > tail.size());
+    assert_string_equal(line.c_str() + line.size() - tail.size(), tail.c_str());
+    start = end + 1;
+  }
+  assert_int_equal(lines, 800);
+}
+
+void unusable_file_falls_back_to_stderr(void**) {
+  const std::string text =
+      stderr_of("error", "/nonexistent/log", [] { mep::log(LogLevel::kError, "still seen"); });
+  assert_true(text.find("MEP_LOG_FILE=/nonexistent/log") != std::string::npos);
+  assert_true(text.find("mep error: still seen\n") != std::string::npos);
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(level_selects_lines),
+      cmocka_unit_test(unknown_level_is_said_once),
+      cmocka_unit_test(rank_is_shown_per_thread),
+      cmocka_unit_test(control_bytes_cannot_forge_lines),
+      cmocka_unit_test(long_lines_are_cut),
+      cmocka_unit_test(file_takes_whole_lines_of_many_threads),
+      cmocka_unit_test(unusable_file_falls_back_to_stderr),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

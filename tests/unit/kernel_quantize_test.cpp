@@ -1,0 +1,222 @@
+// Quantising to e4m3 and back, for both kinds of scale, against the formulas evaluated one value at
+// a time: all lengths up to three groups and real hidden sizes, all token types and SIMD levels.
+#include "kernel_oracle.hpp"
+
+using namespace mep_test;
+
+namespace {
+
+constexpr mep_dtype_t kTokenTypes[] = {MEP_BFLOAT16, MEP_FLOAT16, MEP_FLOAT32};
+constexpr size_t kMaxHidden = 7168;
+
+struct Expected {
+  std::vector<uint8_t> q;
+  std::vector<float> scales;
+  std::vector<uint8_t> q_ue8m0;
+  std::vector<uint8_t> scales_ue8m0;
+};
+
+uint8_t encode_product(float x, float factor) {
+  const volatile float product = x * factor;
+  return static_cast<uint8_t>(small_format(MEP_FLOAT8_E4M3)->encode(product));
+}
+
+// ceil(log2(value)) of a positive finite value.
+int ceil_log2(float value) {
+  int exponent = 0;
+  const float fraction = std::frexp(value, &exponent);
+  return fraction == 0.5f ? exponent - 1 : exponent;
+}
+
+Expected quantize_plainly(const std::vector<float>& x) {
+  Expected expected;
+  for (size_t begin = 0; begin < x.size(); begin += 128) {
+    const size_t end = begin + 128 < x.size() ? begin + 128 : x.size();
+    float a = 1e-4f;
+    for (size_t i = begin; i < end; ++i) {
+      if (!std::isnan(x[i]) && std::fabs(x[i]) > a) a = std::fabs(x[i]);
+    }
+    const float one_of_448 = 1.0f / 448.0f;
+    const float scale = a * one_of_448;
+    const float factor = 448.0f / a;
+    const int e = std::isinf(a) ? 128 : ceil_log2(scale);
+    expected.scales.push_back(scale);
+    expected.scales_ue8m0.push_back(static_cast<uint8_t>(e + 127));
+    for (size_t i = begin; i < end; ++i) {
+      expected.q.push_back(encode_product(x[i], factor));
+      expected.q_ue8m0.push_back(encode_product(x[i], static_cast<float>(std::ldexp(1.0, -e))));
+    }
+  }
+  return expected;
+}
+
+// Rows of very different size per group; `kind` chooses what is special about them.
+std::vector<uint8_t> make_row(mep_dtype_t dtype, size_t hidden, size_t kind, Random& random) {
+  std::vector<uint8_t> row(hidden * size_of(dtype));
+  double magnitude = 1;
+  for (size_t i = 0; i < hidden; ++i) {
+    if (i % 128 == 0) magnitude = std::ldexp(1.0, static_cast<int>(random.below(40)) - 25);
+    uint8_t* to = row.data() + i * size_of(dtype);
+    float_to_element(dtype, static_cast<float>(random.between(-magnitude, magnitude)), to);
+    if (kind == 1) fill_float_element(dtype, random, to);
+    if (kind == 2) float_to_element(dtype, i % 3 == 0 ? -0.0f : 0.0f, to);
+    if (kind == 3 && i == hidden / 2) float_to_element(dtype, NAN, to);
+    if (kind == 4 && i == hidden / 2) float_to_element(dtype, -HUGE_VALF, to);
+    if (kind == 5) float_to_element(dtype, std::ldexp(448.0f, static_cast<int>(i / 128) - 8), to);
+  }
+  return row;
+}
+
+void check_quantize(const Level& level, mep_dtype_t dtype, const std::vector<uint8_t>& row,
+                    const Expected& expected, Random& random) {
+  static GuardedMemory in(kMaxHidden * 4);
+  static GuardedMemory out(kMaxHidden + 4096);
+  static GuardedMemory scale_memory(4096);
+  const size_t hidden = expected.q.size();
+  const size_t groups = expected.scales.size();
+  uint8_t* x = random.below(3) != 0 ? in.at_end(row.size()) : in.at_start() + random.below(16);
+  if (x + row.size() > in.at_end(0)) x = in.at_start();
+  if (!row.empty()) std::memcpy(x, row.data(), row.size());
+  const size_t places[] = {0, 16, 64, 1 + random.below(63)};
+  for (const bool non_temporal : {false, true}) {
+    for (const size_t place : places) {
+      out.paint();
+      scale_memory.paint();
+      uint8_t* q = out.at_start() + place;
+      uint8_t* scales = scale_memory.at_end(groups * 4);
+      level.kernels->quantize[dtype](x, hidden, q, scales, non_temporal);
+      check_bytes(expected.q.data(), q, hidden, "%s q dtype %u hidden %zu place %zu nt %d",
+                  level.name, dtype, hidden, place, non_temporal);
+      check_bytes(reinterpret_cast<const uint8_t*>(expected.scales.data()), scales, groups * 4,
+                  "%s scales dtype %u hidden %zu", level.name, dtype, hidden);
+      assert_true(out.intact_outside(q, hidden));
+      assert_true(scale_memory.intact_outside(scales, groups * 4));
+      out.paint();
+      scale_memory.paint();
+      q = place == 0 ? out.at_end(hidden) : out.at_start() + place;
+      scales = scale_memory.at_end(groups);
+      level.kernels->quantize_ue8m0[dtype](x, hidden, q, scales, non_temporal);
+      check_bytes(expected.q_ue8m0.data(), q, hidden, "%s ue8m0 q dtype %u hidden %zu", level.name,
+                  dtype, hidden);
+      check_bytes(expected.scales_ue8m0.data(), scales, groups, "%s ue8m0 dtype %u hidden %zu",
+                  level.name, dtype, hidden);
+      assert_true(out.intact_outside(q, hidden));
+      assert_true(scale_memory.intact_outside(scales, groups));
+    }
+  }
+}
+
+std::vector<uint8_t> dequantize_plainly(mep_dtype_t dtype, const std::vector<uint8_t>& q,
+                                        const std::vector<float>& scales) {
+  std::vector<uint8_t> values(q.size() * size_of(dtype));
+  for (size_t i = 0; i < q.size(); ++i) {
+    const float code = static_cast<float>(small_format(MEP_FLOAT8_E4M3)->decode(q[i]));
+    const volatile float product = code * scales[i / 128];
+    float_to_element(dtype, product, values.data() + i * size_of(dtype));
+  }
+  return values;
+}
+
+void check_dequantize(const Level& level, mep_dtype_t dtype, const Expected& expected) {
+  static GuardedMemory in(kMaxHidden);
+  static GuardedMemory out(kMaxHidden * 4);
+  const size_t hidden = expected.q.size();
+  std::vector<float> powers;
+  for (const uint8_t scale : expected.scales_ue8m0) {
+    powers.push_back(scale == 255 ? NAN : static_cast<float>(std::ldexp(1.0, scale - 127)));
+  }
+  for (const bool ue8m0 : {false, true}) {
+    const std::vector<uint8_t>& codes = ue8m0 ? expected.q_ue8m0 : expected.q;
+    const std::vector<uint8_t> values =
+        dequantize_plainly(dtype, codes, ue8m0 ? powers : expected.scales);
+    uint8_t* q = in.at_end(hidden);
+    if (hidden != 0) std::memcpy(q, codes.data(), hidden);
+    out.paint();
+    uint8_t* to = out.at_end(values.size());
+    if (ue8m0) {
+      level.kernels->dequantize_ue8m0[dtype](q, expected.scales_ue8m0.data(), hidden, to);
+    } else {
+      level.kernels->dequantize[dtype](q, expected.scales.data(), hidden, to);
+    }
+    check_bytes(values.data(), to, values.size(), "%s dequantize dtype %u hidden %zu ue8m0 %d",
+                level.name, dtype, hidden, ue8m0);
+    assert_true(out.intact_outside(to, values.size()));
+  }
+}
+
+void check_row(mep_dtype_t dtype, size_t hidden, size_t kind, Random& random) {
+  const std::vector<uint8_t> row = make_row(dtype, hidden, kind, random);
+  std::vector<float> x(hidden);
+  for (size_t i = 0; i < hidden; ++i) x[i] = element_to_float(dtype, &row[i * size_of(dtype)]);
+  const Expected expected = quantize_plainly(x);
+  for (const Level& level : levels()) {
+    check_quantize(level, dtype, row, expected, random);
+    check_dequantize(level, dtype, expected);
+  }
+}
+
+void short_rows(void**) {
+  Random random(1);
+  for (const mep_dtype_t dtype : kTokenTypes) {
+    for (size_t hidden = 0; hidden < 390; hidden += 1 + random.below(4)) {
+      check_row(dtype, hidden, random.below(6), random);
+    }
+  }
+}
+
+void real_rows(void**) {
+  Random random(2);
+  for (const mep_dtype_t dtype : kTokenTypes) {
+    for (const size_t hidden : {size_t{128}, size_t{1000}, size_t{2048}, size_t{7168}}) {
+      for (size_t kind = 0; kind < 6; ++kind) check_row(dtype, hidden, kind, random);
+    }
+  }
+}
+
+// All 256 scale bytes and codes.
+void every_code_and_ue8m0_scale_dequantizes(void**) {
+  Expected expected;
+  for (size_t group = 0; group < 56; ++group) {
+    const uint8_t scale = static_cast<uint8_t>(group < 28 ? group : 200 + group);
+    expected.scales_ue8m0.push_back(scale);
+    expected.scales.push_back(static_cast<float>(std::ldexp(1.1, static_cast<int>(group) - 28)));
+    for (size_t i = 0; i < 128; ++i) {
+      expected.q.push_back(static_cast<uint8_t>(i + group % 2 * 128));
+    }
+  }
+  expected.q_ue8m0 = expected.q;
+  for (const Level& level : levels()) {
+    for (const mep_dtype_t dtype : kTokenTypes) check_dequantize(level, dtype, expected);
+  }
+}
+
+void nan_and_infinity_are_not_hidden(void**) {
+  float x[128] = {};
+  x[5] = NAN;
+  x[6] = 3;
+  uint8_t q[128];
+  float scale = 0;
+  mep::quantize_e4m3_row(MEP_FLOAT32, x, 128, q, &scale, false);
+  assert_int_equal(q[5], 0x7f);
+  assert_int_equal(q[6], 0x7e);
+  x[7] = HUGE_VALF;
+  uint8_t power = 0;
+  float back[128];
+  mep::quantize_e4m3_row(MEP_FLOAT32, x, 128, q, &scale, true);
+  mep::dequantize_e4m3_row(MEP_FLOAT32, q, &scale, 128, back);
+  for (const float value : back) assert_true(std::isnan(value));
+  mep::quantize_e4m3_ue8m0_row(MEP_FLOAT32, x, 128, q, &power, true);
+  assert_int_equal(power, 255);
+  mep::dequantize_e4m3_ue8m0_row(MEP_FLOAT32, q, &power, 128, back);
+  for (const float value : back) assert_true(std::isnan(value));
+}
+
+}  // namespace
+
+int main() {
+  test_seed();
+  const CMUnitTest tests[] = {cmocka_unit_test(short_rows), cmocka_unit_test(real_rows),
+                              cmocka_unit_test(every_code_and_ue8m0_scale_dequantizes),
+                              cmocka_unit_test(nan_and_infinity_are_not_hidden)};
+  return cmocka_run_group_tests_name("kernel_quantize", tests, nullptr, nullptr);
+}
