@@ -17,6 +17,7 @@ endforeach()
 option(MEP_BUILD_TESTS "Build the tests (needs CMocka)" ${PROJECT_IS_TOP_LEVEL})
 option(MEP_TEST_SOAK "Run tests in their full length (MEP_TEST_SOAK=1 in their environment)" OFF)
 option(MEP_WERROR "Treat compiler warnings as errors" OFF)
+option(MEP_TEST_HOOKS "Delay points in the library, for tests; not for use" OFF)
 set(MEP_SANITIZE "" CACHE STRING "Sanitizers: empty, thread, or address,undefined")
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
@@ -47,6 +48,9 @@ target_compile_options(mep_flags INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:C,CXX>,$<BOOL:${MEP_WERROR}>>:-Werror>)
 target_compile_definitions(mep_flags INTERFACE _GNU_SOURCE _FILE_OFFSET_BITS=64)
 
+if(MEP_TEST_HOOKS)
+  target_compile_definitions(mep_flags INTERFACE MEP_TEST_HOOKS)
+endif()
 if(MEP_SANITIZE)
   # A finding must fail the test, so undefined behaviour does not go on after its report.
   target_compile_options(mep_flags INTERFACE

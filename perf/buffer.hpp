@@ -24,7 +24,7 @@ class Buffer {
 
  private:
   struct Free {
-    void operator()(void* memory) const { std::free(memory); }
+    void operator()(void* pointer) const { std::free(pointer); }
   };
   std::unique_ptr<void, Free> memory_;
 };

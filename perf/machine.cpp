@@ -49,7 +49,7 @@ double copy_rate(uint8_t* to, const uint8_t* from, size_t bytes) {
   uint64_t copies = 0;
   const uint64_t batch = std::max<uint64_t>(1, (1 << 20) / bytes);
   const double start = now_seconds();
-  double end = start;
+  double end = 0;
   do {
     for (uint64_t i = 0; i < batch; ++i) {
       std::memcpy(to, from, bytes);

@@ -86,13 +86,13 @@ int run_by_environment(const Options& options) {
 }
 
 bool is_set(const char* name) {
-  return std::getenv(name) != nullptr;
+  return secure_getenv(name) != nullptr;
 }
 
 // Of several processes with the same command line only one complains about it.
 bool is_first_process() {
   for (const char* name : {"MEP_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}) {
-    const char* value = std::getenv(name);
+    const char* value = secure_getenv(name);
     if (value != nullptr) return std::string(value) == "0";
   }
   return true;

@@ -1,6 +1,7 @@
 #include "moe_problem.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace mep::perf {
@@ -21,8 +22,10 @@ void make_token(const MoeShape& shape, int rank, uint32_t token, uint32_t round,
   uint64_t bits = 0;
   for (uint32_t h = 0; h < shape.hidden; ++h) {
     bits = h % 4 == 0 ? scramble(seed + h) : bits >> 16;
-    // Any sign and mantissa; exponents so that sizes lie between 2^-6 and 4.
-    const auto exponent = static_cast<uint16_t>(121 + (bits & 7));
+    // Any sign and mantissa; sizes between 2^-6 and 4, and every ninth value so small that it is a
+    // subnormal or zero as e4m3.
+    const uint64_t lowest = h % 9 == 0 ? 107 : 121;
+    const auto exponent = static_cast<uint16_t>(lowest + (bits & 7));
     x[h] = static_cast<uint16_t>((bits & 0x8000) | exponent << 7 | ((bits >> 3) & 0x7f));
   }
 }
@@ -52,11 +55,15 @@ void MoeProblem::load(uint32_t round) {
     float* weights = topk_weights_.data() + static_cast<size_t>(token) * shape_.top_k;
     float total = 0;
     for (uint32_t k = 0; k < shape_.top_k; ++k) {
-      const uint64_t bits = scramble((static_cast<uint64_t>(token) << 8 | k) + round * 7919u);
+      const uint64_t bits =
+          scramble((static_cast<uint64_t>(token) << 8 | k) + static_cast<uint64_t>(round) * 7919);
       weights[k] = 0.1f + static_cast<float>(bits >> 40) * 0x1p-24f;
       total += weights[k];
     }
-    for (uint32_t k = 0; k < shape_.top_k; ++k) weights[k] /= total;
+    for (uint32_t k = 0; k < shape_.top_k; ++k) {
+      // Odd tokens have round weights, whose sums often lie right between two bfloat16 numbers.
+      weights[k] = token % 2 == 0 ? weights[k] / total : std::ceil(weights[k] * 8) / 32;
+    }
   }
 }
 

@@ -217,13 +217,13 @@ ParseResult parse_options(int argc, char** argv, Options* options, std::string* 
     }
     if (entry->value != nullptr && !has_inline_value) {
       if (i + 1 == argc) {
-        *message = name + " needs a value: " + entry->help;
+        message->assign(name).append(" needs a value: ").append(entry->help);
         return ParseResult::kBad;
       }
       value = argv[++i];
     }
     if ((entry->value == nullptr && has_inline_value) || !entry->read(value, options)) {
-      *message = name + " cannot be '" + value + "': " + entry->help;
+      message->assign(name).append(" cannot be '").append(value).append("': ").append(entry->help);
       return ParseResult::kBad;
     }
     options->has_size_option |= entry->group == Group::kCollective;

@@ -15,7 +15,7 @@ constexpr auto kInterval = std::chrono::milliseconds(200);
 // the question is where the launcher writes.
 bool output_is_terminal() {
   if (isatty(STDOUT_FILENO) == 0) return false;
-  if (std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr) return true;
+  if (secure_getenv("OMPI_COMM_WORLD_SIZE") == nullptr) return true;
   const std::string link = "/proc/" + std::to_string(getppid()) + "/fd/1";
   char target[64] = {};
   if (readlink(link.c_str(), target, sizeof target - 1) <= 0) return false;

@@ -1,6 +1,6 @@
-// API structs begin with `uint32_t struct_size`, so that callers and library may be of different age:
-// a shorter struct of an older caller counts as zero behind its end; a longer one of a newer caller is
-// taken only if what this library does not know is zero.
+// API structs begin with `uint32_t struct_size`, so that callers and library may be of different
+// age: a shorter struct of an older caller counts as zero behind its end; a longer one of a newer
+// caller is taken only if what this library does not know is zero.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@ constexpr uint32_t kMaxStructBytes = 65536;
 // struct_size and flags are in every version of every struct.
 constexpr uint32_t kMinStructBytes = 8;
 
-// Copies the struct at `from` over a zeroed *out; afterwards out->struct_size is what the caller gave.
-// `name` is the struct's type, for the error text. `from` is not null.
+// Copies the struct at `from` over a zeroed *out; afterwards out->struct_size is what the caller
+// gave. `name` is the struct's type, for the error text. `from` is not null.
 template <typename Struct>
 [[nodiscard]] mep_result_t read_sized_struct(const void* from, const char* name, Struct* out) {
   static_assert(std::is_trivially_copyable_v<Struct> && sizeof(Struct) >= kMinStructBytes);

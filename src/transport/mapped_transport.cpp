@@ -50,7 +50,7 @@ MappedTransport::MappedTransport(const TransportOptions& options)
     : peers_(std::make_unique<std::atomic<Peer*>[]>(kMaxPeerSlots)), put_only_(options.put_only) {}
 
 MappedTransport::~MappedTransport() {
-  for (uint32_t slot = 0; slot < kMaxPeerSlots; ++slot) remove_peer(slot);
+  for (uint32_t slot = 0; slot < kMaxPeerSlots; ++slot) MappedTransport::remove_peer(slot);
 }
 
 MappedTransport::Peer::~Peer() {
@@ -95,13 +95,21 @@ void MappedTransport::remove_peer(uint32_t slot) {
   delete peers_[slot].exchange(nullptr, std::memory_order_acq_rel);
 }
 
+MappedTransport::Peer* MappedTransport::peer_at(uint32_t slot) const {
+  return slot < kMaxPeerSlots ? peers_[slot].load(std::memory_order_acquire) : nullptr;
+}
+
+mep_result_t MappedTransport::unknown_peer(uint32_t slot) const {
+  return fail(MEP_ERR_INVALID_ARGUMENT, "slot %u is no peer of %s", slot, name());
+}
+
+mep_result_t MappedTransport::fenced_peer(uint32_t slot) const {
+  return fail(MEP_ERR_PEER_FAILED, "slot %u is fenced out of %s", slot, name());
+}
+
 mep_result_t MappedTransport::find_peer(uint32_t slot, Peer** out) const {
-  Peer* peer = slot < kMaxPeerSlots ? peers_[slot].load(std::memory_order_acquire) : nullptr;
-  if (peer == nullptr) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "slot %u is no peer of %s", slot, name());
-  }
-  *out = peer;
-  return MEP_SUCCESS;
+  *out = peer_at(slot);
+  return *out == nullptr ? unknown_peer(slot) : MEP_SUCCESS;
 }
 
 mep_result_t MappedTransport::find_importing_peer(uint32_t slot, uint64_t window,
@@ -109,9 +117,9 @@ mep_result_t MappedTransport::find_importing_peer(uint32_t slot, uint64_t window
   if (window == kNoWindow) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "no window has the id %llu", number(window));
   }
-  Peer* peer = nullptr;
-  MEP_TRY(find_peer(slot, &peer));
-  if (peer->fenced.load(std::memory_order_relaxed)) return refused_by_peer(*peer);
+  Peer* peer = peer_at(slot);
+  if (peer == nullptr) return unknown_peer(slot);
+  if (peer->fenced.load(std::memory_order_relaxed)) return fenced_peer(slot);
   *out = peer;
   return MEP_SUCCESS;
 }
@@ -154,96 +162,98 @@ void MappedTransport::free_window(RemoteWindow* window) {
 }
 
 void MappedTransport::drop_window(uint32_t slot, uint64_t window) {
-  if (slot >= kMaxPeerSlots || window == kNoWindow) return;
-  Peer* peer = peers_[slot].load(std::memory_order_acquire);
-  if (peer == nullptr) return;
+  Peer* peer = peer_at(slot);
+  if (peer == nullptr || window == kNoWindow) return;
   RemoteWindow* entry = find_window(*peer, window);
   if (entry != nullptr) free_window(entry);
 }
 
 std::byte* MappedTransport::map(uint32_t slot, uint64_t window) const {
-  if (put_only_ || slot >= kMaxPeerSlots || window == kNoWindow) return nullptr;
-  Peer* peer = peers_[slot].load(std::memory_order_acquire);
-  if (peer == nullptr) return nullptr;
+  Peer* peer = peer_at(slot);
+  if (put_only_ || peer == nullptr || window == kNoWindow) return nullptr;
   const RemoteWindow* entry = find_window(*peer, window);
   return entry == nullptr ? nullptr : entry->data;
 }
 
 uint32_t MappedTransport::lanes(uint32_t slot) const {
-  const bool known =
-      slot < kMaxPeerSlots && peers_[slot].load(std::memory_order_acquire) != nullptr;
-  return known ? kLanes : 0;
+  return peer_at(slot) != nullptr ? kLanes : 0;
 }
 
-mep_result_t MappedTransport::refused_by_peer(const Peer& peer) const {
-  return fail(MEP_ERR_PEER_FAILED, "slot %u is fenced out of %s", peer.identity.slot, name());
-}
-
-mep_result_t MappedTransport::find_target(uint32_t slot, uint32_t lane, uint64_t window,
-                                          uint64_t offset, size_t bytes, Peer** peer,
-                                          RemoteWindow** out) const {
-  MEP_TRY(find_peer(slot, peer));
-  if ((*peer)->fenced.load(std::memory_order_relaxed)) return refused_by_peer(**peer);
-  if (lane >= kLanes) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "lane %u: %s has %u", lane, name(), kLanes);
+MappedTransport::RemoteWindow* MappedTransport::find_target(Peer* peer, uint32_t slot,
+                                                            uint32_t lane, uint64_t window,
+                                                            uint64_t offset, size_t bytes,
+                                                            mep_result_t* error) const {
+  if (peer->fenced.load(std::memory_order_relaxed)) {
+    *error = fenced_peer(slot);
+    return nullptr;
   }
-  RemoteWindow* entry = window == kNoWindow ? nullptr : find_window(**peer, window);
+  if (lane >= kLanes) {
+    *error = fail(MEP_ERR_INVALID_ARGUMENT, "lane %u: %s has %u", lane, name(), kLanes);
+    return nullptr;
+  }
+  RemoteWindow* entry = window == kNoWindow ? nullptr : find_window(*peer, window);
   if (entry == nullptr) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "window %llu of slot %u is not imported", number(window),
-                slot);
+    *error = fail(MEP_ERR_INVALID_ARGUMENT, "window %llu of slot %u is not imported",
+                  number(window), slot);
+    return nullptr;
   }
   if (offset > entry->bytes || bytes > entry->bytes - offset) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "%zu bytes at offset %llu do not fit into the %zu bytes of window %llu", bytes,
-                number(offset), entry->bytes, number(window));
+    *error = fail(MEP_ERR_INVALID_ARGUMENT,
+                  "%zu bytes at offset %llu do not fit into the %zu bytes of window %llu", bytes,
+                  number(offset), entry->bytes, number(window));
+    return nullptr;
   }
-  *out = entry;
-  return MEP_SUCCESS;
+  return entry;
 }
 
 mep_result_t MappedTransport::put(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
                                   const void* local, size_t bytes) {
-  Peer* peer = nullptr;
-  RemoteWindow* target = nullptr;
-  MEP_TRY(find_target(slot, lane, window, offset, bytes, &peer, &target));
+  Peer* peer = peer_at(slot);
+  if (peer == nullptr) return unknown_peer(slot);
+  mep_result_t error = MEP_ERR_INTERNAL;
+  const RemoteWindow* target = find_target(peer, slot, lane, window, offset, bytes, &error);
+  if (target == nullptr) return error;
   if (bytes == 0) return MEP_SUCCESS;
   if (local == nullptr) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "a put of %zu bytes has no source", bytes);
   }
   const PutPass pass(target->gate.get());
-  if (!pass.open()) return refused_by_peer(*peer);
+  if (!pass.open()) return fenced_peer(slot);
   std::memcpy(target->data + offset, local, bytes);
   return MEP_SUCCESS;
 }
 
 mep_result_t MappedTransport::signal(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
                                      uint64_t word, bool wake) {
-  Peer* peer = nullptr;
-  RemoteWindow* target = nullptr;
-  MEP_TRY(find_target(slot, lane, window, offset, sizeof(word), &peer, &target));
+  Peer* peer = peer_at(slot);
+  if (peer == nullptr) return unknown_peer(slot);
+  mep_result_t error = MEP_ERR_INTERNAL;
+  const RemoteWindow* target = find_target(peer, slot, lane, window, offset, sizeof(word), &error);
+  if (target == nullptr) return error;
   if (offset % sizeof(word) != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "a signal at offset %llu, which is no multiple of 8",
                 number(offset));
   }
-  RemoteWindow* world = wake ? find_window(*peer, kWorldWindowId) : nullptr;
-  if (wake && (world == nullptr || world->bytes < sizeof(Doorbell))) {
+  auto* address = reinterpret_cast<std::atomic<uint64_t>*>(target->data + offset);
+  if (!wake) {
+    const PutPass pass(target->gate.get());
+    if (!pass.open()) return fenced_peer(slot);
+    address->store(word, std::memory_order_release);  // publishes this thread's earlier puts
+    return MEP_SUCCESS;
+  }
+  const RemoteWindow* world = find_window(*peer, kWorldWindowId);
+  if (world == nullptr || world->bytes < sizeof(Doorbell)) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "slot %u cannot be woken: its world window is not imported", slot);
   }
   const PutPass pass(target->gate.get());
-  if (!pass.open()) return refused_by_peer(*peer);
-  auto* address = reinterpret_cast<std::atomic<uint64_t>*>(target->data + offset);
-  if (wake) {
-    doorbell_signal(reinterpret_cast<Doorbell*>(world->data), address, word);
-  } else {
-    address->store(word, std::memory_order_release);  // publishes this thread's earlier puts
-  }
+  if (!pass.open()) return fenced_peer(slot);
+  doorbell_signal(reinterpret_cast<Doorbell*>(world->data), address, word);
   return MEP_SUCCESS;
 }
 
 mep_result_t MappedTransport::flush(uint32_t slot) {
-  Peer* peer = nullptr;
-  return find_peer(slot, &peer);
+  return peer_at(slot) == nullptr ? unknown_peer(slot) : MEP_SUCCESS;
 }
 
 mep_result_t MappedTransport::progress(bool* active) {

@@ -94,6 +94,8 @@ class MappedTransport : public Transport {
 
   static constexpr uint64_t kNoWindow = UINT64_MAX;
 
+  // Null: the slot holds no peer.
+  Peer* peer_at(uint32_t slot) const;
   // MEP_ERR_INVALID_ARGUMENT when the slot holds no peer.
   [[nodiscard]] mep_result_t find_peer(uint32_t slot, Peer** out) const;
   // The same for an import: also refuses a fenced peer and an id that no window has.
@@ -105,10 +107,11 @@ class MappedTransport : public Transport {
 
  private:
   static void free_window(RemoteWindow* window);
-  [[nodiscard]] mep_result_t find_target(uint32_t slot, uint32_t lane, uint64_t window,
-                                         uint64_t offset, size_t bytes, Peer** peer,
-                                         RemoteWindow** out) const;
-  [[nodiscard]] mep_result_t refused_by_peer(const Peer& peer) const;
+  // Null: *error says why.
+  RemoteWindow* find_target(Peer* peer, uint32_t slot, uint32_t lane, uint64_t window,
+                            uint64_t offset, size_t bytes, mep_result_t* error) const;
+  [[nodiscard]] mep_result_t unknown_peer(uint32_t slot) const;
+  [[nodiscard]] mep_result_t fenced_peer(uint32_t slot) const;
 
   // Release store, acquire load: publishes a peer to putting threads.
   std::unique_ptr<std::atomic<Peer*>[]> peers_;

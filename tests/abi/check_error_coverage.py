@@ -24,7 +24,7 @@ WANTED = {
 tested = set()
 for source in (ROOT / "tests/abi").glob("errors_*_test.c"):
     text = source.read_text()
-    tested.update((f, c) for c, f in re.findall(r"EXPECT\(\s*(MEP_ERR_\w+),\s*(mep_\w+)\(", text))
+    tested.update((f, c) for c, f in re.findall(r"EXPECT(?:_IF_BUILT)?\(\s*(MEP_ERR_\w+),\s*(mep_\w+)\(", text))
 for function, (result, parameters) in header().functions.items():
     if result == "mep_result_t" and parameters and function not in NO_WRONG_ARGUMENT:
         WANTED.add((function, "MEP_ERR_INVALID_ARGUMENT"))

@@ -97,7 +97,7 @@ static void configs(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ep_attach(f->comm, NULL, &ep));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ep_attach(f->comm, &good, NULL));
   good.name = "nothing has this name";
-  EXPECT(MEP_ERR_NOT_FOUND, mep_ep_attach(f->comm, &good, &ep));
+  EXPECT_IF_BUILT(MEP_ERR_NOT_FOUND, mep_ep_attach(f->comm, &good, &ep));
   assert_null(ep);
   good.name = NULL;
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ep_buffer_size(NULL, &good, &size));
@@ -234,7 +234,7 @@ static void combines(void** state) {
   mep_combine_args_t args = good_combine(f);
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(NULL, &args, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, NULL, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &args, f));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_combine(f->handle, &args, f));
   args.out = NULL;
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &args, NULL));
   args = good_combine(f);

@@ -18,7 +18,9 @@
  *
  * Wrong variants: DEAD_BY_SLOT (a statement counts for whoever is in the slot now), NO_TAG (any word of
  * the slot counts), START_AT_ZERO, COUNT_NEWCOMER (it counts for the quorum),
- * WAIT_NEWCOMER (its acknowledgement is waited for: it may have given it to a competing proposal), NO_ADOPT.
+ * WAIT_NEWCOMER (its acknowledgement is waited for, though it may be dead),
+ * RULE_C_WITHOUT_NEWCOMER (a newcomer lives in a view whose other members are dead, the excluded
+ * rest goes on without knowing), NO_ADOPT.
  * Reached code: REACH_JOINED, REACH_FAILED (the call ends without the newcomer), REACH_ADOPT.
  */
 #ifndef N
@@ -58,6 +60,7 @@ typedef Memory {
   unsigned old_statement : 1; /* has arrived */
   unsigned old_word : 1;      /* lies there */
   unsigned old_written : 1;   /* has been written once */
+  unsigned settled : 1; /* the newcomer has been in a view of this rank and is out again */
   unsigned done : 1
 };
 
@@ -90,7 +93,13 @@ byte me, peer;
 #define QUORUM(j, set)                                                                       \
   (2 * COUNT(VOTES(j, set)) > COUNT(OWN(j).members) ||                                       \
    (2 * COUNT(VOTES(j, set)) == COUNT(OWN(j).members) && IN(LOWEST(OWN(j).members), set)) || \
-   (OWN(j).members & ~OWN(j).dead & ~(set)) == 0)
+   ((OWN(j).members | CANDIDATE(j)) & ~OWN(j).dead & ~(set)) == 0)
+/* Rule (c) counts a newcomer too: it may have entered a view of members that are all dead by now. */
+#ifdef RULE_C_WITHOUT_NEWCOMER
+#define CANDIDATE(j) 0
+#else
+#define CANDIDATE(j) (memory[j].settled -> 0 : BIT(J))
+#endif
 
 hidden byte r, live, lead, good, again, need, top, top_leader, value_members, value_next, all_call;
 
@@ -160,6 +169,10 @@ inline install(j, at, acknowledged, new_members, new_next) {
   :: IN(J, OWN(j).members) || OWN(j).members == 0 ->
      OWN(j).suspects = OWN(j).suspects | (ALL & ~(new_members))
   :: else -> OWN(j).suspects = OWN(j).suspects | (OLD & ~(new_members)) /* J may still come */
+  fi;
+  if
+  :: IN(J, OWN(j).members) && !IN(J, new_members) -> memory[j].settled = 1
+  :: else
   fi;
   OWN(j).members = new_members;
   OWN(j).dead = OWN(j).dead & (OWN(j).members | BIT(J));
@@ -238,12 +251,17 @@ inline propose(j) {
   fi
 }
 
+#define ACKNOWLEDGED(j, i) \
+  (!IN(i, OWN(j).suspects) && SEEN(j, i).ballot == OWN(j).ballot && SEEN(j, i).leader == j)
+
 inline commit(j) {
   need = OWN(j).next_members & ~OWN(j).suspects;
-  good = QUORUM(j, need);
-#ifndef WAIT_NEWCOMER
+#ifdef WAIT_NEWCOMER
+  need = (need & OWN(j).members) | (OWN(j).next_members & BIT(J));
+#else
   need = need & OWN(j).members;
 #endif
+  good = QUORUM(j, (need | (ACKNOWLEDGED(j, J) -> BIT(J) : 0)));
   r = 0;
   do
   :: r < N ->
@@ -297,18 +315,24 @@ inline react(j) {
   od
 }
 
-/* The newcomer has no view of its own and no vote: it enters with the view. */
+/* The newcomer has no view of its own: it enters with the view. Its acknowledgement is a promise, for it
+ * takes over the leader's suspicions; it counts in rule (c) only and nothing else waits for it. */
 inline newcomer_learns(j, i) {
   if
   :: SEEN(j, i).members && IN(j, SEEN(j, i).members) && !IN(j, SEEN(j, i).suspects) ->
      OWN(j).suspects = SEEN(j, i).suspects;
      OWN(j).dead = SEEN(j, i).dead & SEEN(j, i).members;
      install(j, SEEN(j, i).epoch, 0, SEEN(j, i).members, SEEN(j, i).next)
-#ifdef WAIT_NEWCOMER
-  :: SEEN(j, i).leader == i && IN(j, SEEN(j, i).next_members) &&
-     SEEN(j, i).ballot > OWN(j).ballot ->
-     accept(j, SEEN(j, i).ballot, i, SEEN(j, i).next_members, SEEN(j, i).next_next)
-#endif
+  :: !SEEN(j, i).members || !IN(j, SEEN(j, i).members) ->
+     if
+     :: SEEN(j, i).leader == i && !IN(j, SEEN(j, i).suspects) &&
+        (SEEN(j, i).ballot > OWN(j).ballot ||
+         (SEEN(j, i).ballot && SEEN(j, i).ballot == OWN(j).ballot && i > OWN(j).leader)) ->
+        OWN(j).suspects = OWN(j).suspects | SEEN(j, i).suspects;
+        accept(j, SEEN(j, i).ballot, i, SEEN(j, i).next_members, SEEN(j, i).next_next);
+        forget_suspects(j)
+     :: else
+     fi
   :: else
   fi
 }
@@ -318,8 +342,8 @@ inline member_learns(j, i) {
   OWN(j).suspects = OWN(j).suspects |
                     ((SEEN(j, i).suspects | SEEN(j, i).dead) & (OWN(j).members | BIT(J)) & ~BIT(j));
   if
-  :: SEEN(j, i).members &&
-     (IN(j, SEEN(j, i).suspects) || SEEN(j, i).epoch > OWN(j).epoch + 1 ||
+  :: IN(j, SEEN(j, i).suspects) || SEEN(j, i).members &&
+     (SEEN(j, i).epoch > OWN(j).epoch + 1 ||
       (SEEN(j, i).epoch == OWN(j).epoch + 1 && !IN(j, SEEN(j, i).members))) ->
      OWN(j).suspects = OWN(j).suspects | BIT(i)
   :: else
@@ -344,6 +368,7 @@ inline crash(k) {
   memory[k].old_statement = 0;
   memory[k].old_word = 0;
   memory[k].old_written = 0;
+  memory[k].settled = 0;
   memory[k].done = 0
 }
 
@@ -416,7 +441,7 @@ inline hear_old_statement(j) {
 #define OPEN_VIEW(j) (!OWN(j).recover && (OWN(j).members & OWN(j).suspects) == 0)
 #define SETTLED(j)                                                                      \
   (!MEMBER(j) || (OPEN_VIEW(j) && (memory[j].done || !IN(J, OWN(j).members))) ||        \
-   !QUORUM(j, (OWN(j).members & ~OWN(j).suspects)))
+   !QUORUM(j, ((OWN(j).members | BIT(J)) & ~OWN(j).suspects)))
 #define EXACT(j) (!MEMBER(j) || OWN(j).members == alive)
 
 inline check_quiet() {

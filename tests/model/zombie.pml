@@ -1,22 +1,23 @@
 /* Zombie writes: a stopped process goes on writing after the others have excluded it.
  *
- * Rank T owns a window that P and Z write. Z may stop between any two of its steps, between the look
- * at the abort word and the store too, and wake at any time; or it may crash, which T and P then know.
- * In the first epoch P and Z contribute to operations 0, 1, ... of T, double-buffered (DEPTH): nobody
- * enters an operation before it has completed the one before, for which all must have entered. Then T and P wedge, exclude Z, fence, acknowledge, commit, and P writes
- * in the second epoch to the very cells that Z wrote in the first (places are computed from the view,
- * so they move). P, if it was behind N*, is given the contributions that T has retained.
+ * Rank T owns a window that P and Z write. Z may stop between any two of its steps, between the
+ * look at the abort word and the store too, and wake at any time; or it may crash, which T and P
+ * then know. In the first epoch P and Z contribute to operations 0, 1, ... of T, double-buffered
+ * (DEPTH): nobody enters an operation before it has completed the one before, for which all must
+ * have entered. Then T and P wedge, exclude Z, fence, acknowledge, commit, and P writes in the
+ * second epoch to the very cells that Z wrote in the first (places are computed from the view, so
+ * they move). P, if it was behind N*, is given the contributions that T has retained.
  *
- * The bytes of a cell are (epoch, writer, operation); a contribution is two cells, so that a stop in
- * the middle of a copy is there, and then a signal word, a tag.
- * Asserted: Z1 what T uses in the second epoch is P's, both halves; Z2 what the flush gives is Z's
- * contribution to N* itself; and T gets P's signal (no stuck end state).
+ * The bytes of a cell are (epoch, writer, operation); a contribution is two cells, so that a stop
+ * in the middle of a copy is there, and then a signal word, a tag. Asserted: Z1 what T uses in
+ * the second epoch is P's, both halves; Z2 what the flush gives is Z's contribution to N* itself;
+ * and T gets P's signal (no stuck end state).
  *
  * Wrong variants: REUSE_WINDOW (not replaced when a rank that is not confirmed dead is excluded),
- * STOPPED_IS_DEAD (the same by taking a stopped process for a dead one), SINGLE_BUFFER (DEPTH 1: Z
- * writes over what is retained), REPLACE_AFTER_ACK, ZERO_AFTER_ACK (P's new signal is wiped),
- * NO_ZERO_NO_EPOCH (a tag without the epoch in a word that is not zeroed), HAND_TO_ANYONE (the new
- * window is given to an excluded rank that asks). REACH_FLUSH: the flush is reached.
+ * STOPPED_IS_DEAD (the same by taking a stopped process for a dead one), SINGLE_BUFFER (DEPTH 1:
+ * Z writes over what is retained), REPLACE_AFTER_ACK, ZERO_AFTER_ACK (P's new signal is wiped),
+ * NO_ZERO_NO_EPOCH (a tag without the epoch in a word that is not zeroed), HAND_TO_ANYONE (the
+ * new window is given to an excluded rank that asks). REACH_FLUSH: the flush is reached.
  */
 #ifdef SINGLE_BUFFER
 #define DEPTH 1

@@ -1,9 +1,10 @@
-// One rank of a bootstrap test, started by bootstrap_mesh_test as a process of its own. Prints one line
+// One rank of a bootstrap test, started by bootstrap_mesh_test as a process of its own. Prints one
+// line
 //   result=CODE ms=ELAPSED fds=LEAKED peers=COUNT slot=SLOT text=...
 // and leaves with 0 whatever the result is; another status means that the test itself went wrong.
 //
 // usage: bootstrap_rank RANK SIZE JOB TIMEOUT_MS [--max-size N] [--uid UID] [--store DIR] [--join]
-//                       [--serve MS] [--twice]
+//                       [--serve] [--twice]
 #include <dirent.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -30,7 +31,7 @@ struct Options {
   int max_size = 0;
   std::string store_folder;
   bool join = false;
-  int serve_ms = 0;
+  bool serve = false;
   bool twice = false;
 };
 
@@ -115,18 +116,26 @@ bool exchange(mep::Mesh* mesh) {
   return true;
 }
 
-// A member's door; a newcomer that arrives gets the exchange, one at a time.
-bool serve_door(mep::Mesh* mesh, const mep::ResolvedConfig& config, int limit_ms) {
+// A member's door, open until standard input ends: each newcomer gets this rank's half of the
+// exchange at once.
+bool serve_door(mep::Mesh* mesh, const mep::ResolvedConfig& config) {
   mep::NewcomerDoor door(mesh->listener.get(), config, mesh->self);
-  const mep::Deadline deadline = mep::Deadline::after_ms(static_cast<uint64_t>(limit_ms));
+  const mep::Deadline deadline = mep::Deadline::after_ms(60000);
+  printf("serving\n");
+  fflush(stdout);
+  std::vector<mep::PeerLink> guests;
   while (!deadline.expired()) {
-    mep::Mesh newcomers;
-    newcomers.self = mesh->self;
-    if (door.progress(&newcomers.peers) != 0) return false;
-    if (!newcomers.peers.empty() && !exchange(&newcomers)) return false;
-    std::vector<pollfd> entries;
+    const size_t known = guests.size();
+    if (door.progress(&guests) != 0) return false;
+    for (size_t i = known; i < guests.size(); ++i) {
+      const int fd = mesh->listener.get();
+      const std::byte byte{static_cast<unsigned char>(mesh->self.identity.slot)};
+      (void)guests[i].link->send(mep::kFirstWorldFrame, std::span(&byte, 1), std::span(&fd, 1));
+    }
+    std::vector<pollfd> entries{{STDIN_FILENO, POLLIN, 0}};
     for (const int fd : door.fds()) entries.push_back({fd, POLLIN, 0});
-    poll(entries.data(), entries.size(), 20);
+    poll(entries.data(), entries.size(), 1000);
+    if (entries[0].revents != 0) break;
   }
   return true;
 }
@@ -168,10 +177,7 @@ int start_once(const Options& options) {
       slot = mesh.self.identity.slot;
       sound = exchange(&mesh);
       for (const mep::PeerLink& peer : mesh.peers) sound = sound && peer.offer.size() == 3;
-      if (sound && options.serve_ms > 0) {
-        // Everybody is told the size, so a newcomer can be judged.
-        sound = serve_door(&mesh, config, options.serve_ms);
-      }
+      if (sound && options.serve) sound = serve_door(&mesh, config);
     }
   }
   const int leaked = open_descriptors() - before;
@@ -194,6 +200,8 @@ int main(int argc, char** argv) {
     const std::string name = argv[i];
     if (name == "--join") {
       options.join = true;
+    } else if (name == "--serve") {
+      options.serve = true;
     } else if (name == "--twice") {
       options.twice = true;
     } else if (i + 1 == argc) {
@@ -205,8 +213,6 @@ int main(int argc, char** argv) {
       if (setgroups(0, nullptr) != 0 || setgid(id) != 0 || setuid(id) != 0) return 3;
     } else if (name == "--store") {
       options.store_folder = argv[++i];
-    } else if (name == "--serve") {
-      options.serve_ms = atoi(argv[++i]);
     } else {
       return 2;
     }

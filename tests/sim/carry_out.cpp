@@ -100,6 +100,7 @@ bool Simulator::carry_out(uint32_t index, const membership::Action& action) {
     if (options_.trace)
       std::printf("slot %u is out: %s\n", node.slot,
                   std::holds_alternative<membership::NoQuorum>(action) ? "no quorum" : "evicted");
+    node.evicted = std::holds_alternative<membership::SelfEvicted>(action);
     leave(index, true);
   }
   return node.alive;

@@ -20,13 +20,12 @@ bool ChannelTable::call(const ChannelName& name, const View& view, Contribution*
   Channel& channel = channels_.at(name);
   const Comm& comm = comms_.at(name.comm);
   if (wedged_ || channel.pending || comm.revoked) return false;
-  const uint64_t seq = channel.entered + 1;
+  uint64_t seq = channel.entered + 1;
+  while (seq <= channel.answered && !channel.results.contains(seq)) ++seq;  // failed for good
   send->slot = membership::kNoSlot;
   if (seq <= channel.answered) {
     channel.entered = seq;
-    const auto held = channel.results.find(seq);
-    channel.verdicts[seq] = {true, comm.epoch,
-                             held == channel.results.end() ? Contributors{} : held->second};
+    channel.verdicts[seq] = {true, comm.epoch, channel.results.at(seq)};
     return true;
   }
   channel.entered = std::max(seq, channel.next);
@@ -78,7 +77,8 @@ std::vector<ChannelState> ChannelTable::wedge() {
   std::vector<ChannelState> table;
   for (auto& [name, channel] : channels_) {
     channel.frozen_done = channel.done;
-    table.push_back({name.comm, name.channel, channel.done, channel.entered});
+    const uint64_t entered = std::max(channel.entered, channel.next - 1);
+    table.push_back({name.comm, name.channel, channel.done, entered});
   }
   return table;
 }
@@ -140,6 +140,8 @@ std::string ChannelTable::settle(const ChannelVerdict& verdict, Channel* channel
     channel->verdicts[channel->entered] = {false, old_epoch, {}};
     channel->pending = false;
   }
+  // What lies between N* and next has failed for good: nobody will ever need it.
+  channel->done = verdict.next - 1;
   channel->next = verdict.next;
   return {};
 }

@@ -91,6 +91,9 @@ void Simulator::check_end() {
     in += member ? 1 : 0;
     if (!node->touched && !node->joiner) ++core;
     if (!node->out) continue;
+    // A stopped rank that wakes up takes nobody's place.
+    if (node->evicted && !node->touched && !link_faults_ && !requests_ && joins_ == 0 && one_host_)
+      wrong(0, "a healthy rank was evicted: slot " + std::to_string(node->slot));
     // Killed, stopped for less than the threshold or slowed 20-fold: nobody living loses its place.
     if (one_host_ && !link_faults_ && !long_freeze_ && !node->touched && joins_ == 0)
       wrong(0, "a rank that was only slow was evicted: slot " + std::to_string(node->slot));

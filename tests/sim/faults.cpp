@@ -11,7 +11,7 @@ namespace {
 enum Choice : uint64_t {
   kCrashNow = 0, kProcessExit = 1, kCrashSending = 2, kFreezeShort = 3, kFreezeLong = 4, kSlow = 5,
   kBreak = 6, kCutOne = 7, kPartition = 8, kHeal = 9, kRejoin = 10, kRecoverCall = 11, kLeave = 12,
-  kEvict = 13, kRevoke = 14, kSettle = 15, kThawFault = 16, kLinkUp = 17, kGrow = 18,
+  kEvict = 13, kRevoke = 14, kSettle = 15, kThawFault = 16, kLinkUp = 17, kGrow = 18, kSplitAndKill = 19, kKillWinners = 20,
 };
 }  // namespace
 
@@ -30,6 +30,8 @@ void Simulator::plan_faults() {
   offer(kSlowness, {kSlow});
   offer(kLinks, {kBreak, kCutOne, kPartition});
   offer(kJoins, {kRejoin, kRejoin, kGrow});
+  if ((options_.faults & kLinks) != 0 && (options_.faults & kCrashes) != 0)
+    offer(kLinks, {kSplitAndKill});
   offer(kRequests, {kLeave, kEvict, kRevoke, kSettle});
   const uint32_t count = 1 + random_.below(ranks_ > 8 ? 6 : 4);
   uint64_t time = now_ + random_.between(20'000, 400'000);
@@ -53,6 +55,21 @@ uint32_t Simulator::pick_node(bool running) {
   return able[random_.below(static_cast<uint32_t>(able.size()))];
 }
 
+// Mostly soon; now and then long after, when a successor may be there already.
+uint64_t Simulator::late_or(uint32_t bound) {
+  return random_.chance(4) ? random_.between(100'000, 3'000'000) : random_.below(bound);
+}
+
+void Simulator::split(uint64_t side) {
+  link_faults_ = true;
+  for (uint32_t a = 0; a < nodes_.size(); ++a)
+    for (uint32_t b = 0; b < nodes_.size(); ++b) {
+      if (((side >> (a % 64)) & 1) == ((side >> (b % 64)) & 1)) continue;
+      nodes_[a]->touched = nodes_[b]->touched = true;
+      set_cut(a, b, true);
+    }
+}
+
 void Simulator::crash(uint32_t index) {
   Node& node = *nodes_[index];
   if (!node.alive) return;
@@ -63,7 +80,7 @@ void Simulator::crash(uint32_t index) {
     const Node& other = *nodes_[i];
     if (i == index || !other.alive) continue;
     if (other.host == node.host)
-      post(random_.below(4000), {.kind = EventKind::kExit, .node = i, .from = index});
+      post(late_or(4000), {.kind = EventKind::kExit, .node = i, .from = index});
     Link& path = link(index, i);
     if (path.broken) continue;
     if (path.cut) {
@@ -71,7 +88,7 @@ void Simulator::crash(uint32_t index) {
       continue;
     }
     const uint64_t after = std::max(path.last_control, now_) - now_;
-    post(after + random_.below(3000), {.kind = EventKind::kLost, .node = i, .from = index});
+    post(after + late_or(3000), {.kind = EventKind::kLost, .node = i, .from = index});
   }
 }
 
@@ -82,7 +99,6 @@ void Simulator::freeze(uint32_t index, uint64_t duration) {
   trace_line(node, "is stopped");
   if (duration > 1'200'000) {
     node.touched = true;
-    short_only_ = false;
     long_freeze_ = true;
   }
   post(duration, {.kind = EventKind::kThaw, .node = index});
@@ -218,18 +234,26 @@ void Simulator::inject(const Event& event) {
       if (random_.chance(30)) set_cut(other, target, true);
       plan_one(now_ + random_.between(10'000, 8'000'000), kHeal);
       break;
-    case kPartition: {
-      link_faults_ = true;
-      const uint64_t side = random_.next();
-      for (uint32_t a = 0; a < nodes_.size(); ++a)
-        for (uint32_t b = 0; b < nodes_.size(); ++b) {
-          if (((side >> (a % 64)) & 1) == ((side >> (b % 64)) & 1)) continue;
-          nodes_[a]->touched = nodes_[b]->touched = true;
-          set_cut(a, b, true);
-        }
+    case kPartition:
+      split(random_.next());
       plan_one(now_ + random_.between(10'000, 9'000'000), kHeal);
       break;
+    case kSplitAndKill: {
+      // The larger side goes on alone; then all of it but its lowest slot dies, and the smaller
+      // side knows of these deaths.
+      const uint32_t winners = ranks_ / 2 + 1;
+      split(~uint64_t{0} << winners);
+      const uint64_t when = now_ + random_.between(1'800'000, 3'500'000);
+      post(when - now_, {.kind = EventKind::kFault, .a = kKillWinners, .b = winners});
+      plan_one(when + random_.between(3'000'000, 9'000'000), kHeal);
+      break;
     }
+    case kKillWinners:
+      for (uint32_t i = 1; i < event.b && i < nodes_.size(); ++i) {
+        nodes_[i]->host = nodes_.back()->host;
+        crash(i);
+      }
+      break;
     case kRejoin:
     case kGrow: {
       uint32_t slot = membership::kNoSlot;
@@ -245,6 +269,7 @@ void Simulator::inject(const Event& event) {
       break;
     }
     case kLeave:
+      requests_ = true;
       node.machine->on_leave();
       node.left = true;
       node.touched = true;
@@ -252,6 +277,7 @@ void Simulator::inject(const Event& event) {
       leave(target, true);
       break;
     case kEvict:
+      requests_ = true;
       if (other == membership::kNoSlot || other == target) break;
       node.machine->on_evict(nodes_[other]->slot, nodes_[other]->incarnation);
       nodes_[other]->touched = true;

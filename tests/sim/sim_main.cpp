@@ -160,7 +160,7 @@ int main(int argc, char** argv) {
     }
   }
   if (mutants) return run_mutants(first, limit);
-  if (soak) return mep::sim::run_soak();
+  if (soak) return mep::sim::run_soak(options.ranks == 0 ? 4096 : options.ranks);
   if (one) {
     options.seed = first;
     const Outcome outcome = run_schedule(options);

@@ -110,7 +110,7 @@ void Simulator::create_comms(Node* node, const membership::InstallView* entered)
   for (const auto& verdict : entered->decision->channels) {
     const auto found = node->channels->channels().find({verdict.comm, verdict.channel});
     if (found == node->channels->channels().end()) continue;
-    found->second.done = verdict.n_star;
+    found->second.done = verdict.next - 1;
     found->second.entered = verdict.next - 1;
     found->second.next = verdict.next;
   }

@@ -82,6 +82,7 @@ struct Node {
   uint64_t host = 0;
   bool alive = true;
   bool out = false;      // evicted, gave up, left or failed to join: acts no more
+  bool evicted = false;  // out because others went on without it
   bool left = false;     // out by its own last row
   bool frozen = false;
   bool touched = false;  // some fault was aimed at it that may cost it its place
@@ -138,6 +139,8 @@ class Simulator {
   void plan_faults();
   void plan_one(uint64_t time, uint32_t choice);
   void inject(const Event& event);
+  uint64_t late_or(uint32_t bound);
+  void split(uint64_t side);
   void crash(uint32_t node);
   void freeze(uint32_t node, uint64_t duration);
   void thaw(uint32_t node);
@@ -170,9 +173,9 @@ class Simulator {
   uint64_t think_us_ = 20'000;
   membership::SlotSet sub_comm_;
   bool long_freeze_ = false;
+  bool requests_ = false;  // somebody left, or asked for an eviction
   bool link_faults_ = false;
   bool one_host_ = true;  // so every death is confirmed
-  bool short_only_ = true;
   bool revoked_ = false;  // the sub-communicator, by somebody
   uint32_t joins_ = 0;
   uint64_t settled_since_ = 0;

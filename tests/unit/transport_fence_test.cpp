@@ -187,6 +187,51 @@ void a_fenced_thread_changes_nothing(void**) {
   }
 }
 
+// The core of the handshake without its sleep: the signaller does W1 to W3 while the sleeper does
+// S1 to S4. One of the two must see the other, each time. Without the order of S3 (or of a
+// signaller that must fence) a store waits in a core's buffer while the load after it is done, and
+// both miss.
+void one_of_both_sees_the_other(void**) {
+  constexpr uint64_t kRounds = 200000;
+  for (const bool needs_fence : {false, true}) {
+    std::shared_ptr<Window> window;
+    assert_int_equal(Window::create(mep::kWorldWindowId, 4096, &window), MEP_SUCCESS);
+    auto* doorbell = reinterpret_cast<Doorbell*>(window->data());
+    auto* word = reinterpret_cast<std::atomic<uint64_t>*>(window->data() + 1024);
+    mep::doorbell_open(doorbell);
+    if (needs_fence) doorbell->needs_fence.store(1);
+    std::atomic<uint64_t> started[2] = {};
+    const auto meet = [&](int who, uint64_t round) {
+      started[who].store(round, std::memory_order_release);
+      for (int turns = 0; started[1 - who].load(std::memory_order_acquire) < round; ++turns) {
+        if (turns > 2000) sched_yield();
+      }
+    };
+    std::thread signaller([&] {
+      for (uint64_t round = 1; round <= kRounds; ++round) {
+        meet(0, 2 * round - 1);
+        mep::doorbell_signal(doorbell, word, round);
+        meet(0, 2 * round);
+      }
+    });
+    uint64_t both_missed = 0;
+    for (uint64_t round = 1; round <= kRounds; ++round) {
+      const uint32_t rings = doorbell->rings.load();
+      meet(1, 2 * round - 1);
+      for (uint64_t turns = round * 7 % 64; turns > 0; --turns) asm volatile("" ::: "memory");
+      bool seen = false;
+      {
+        const mep::DoorbellSleep sleep(doorbell);
+        seen = word->load(std::memory_order_acquire) == round;
+        meet(1, 2 * round);
+      }
+      if (!seen && doorbell->rings.load() == rings) ++both_missed;
+    }
+    signaller.join();
+    assert_int_equal(both_missed, 0);
+  }
+}
+
 // A sleeper that was counted on the old pages is not counted on the new ones, so that neither an
 // increment between the copy and the exchange nor its later decrement is missed or made twice.
 void renewal_counts_sleepers_anew(void**) {
@@ -263,6 +308,7 @@ int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test(a_stopped_process_changes_nothing),
       cmocka_unit_test(a_fenced_thread_changes_nothing),
+      cmocka_unit_test(one_of_both_sees_the_other),
       cmocka_unit_test(renewal_counts_sleepers_anew),
       cmocka_unit_test(renewal_wakes_sleepers),
   };

@@ -3,7 +3,10 @@
 #pragma once
 
 #include <atomic>
+#include <map>
+#include <memory>
 #include <new>
+#include <string>
 
 #include "base/sized_struct.hpp"
 #include "base/status.hpp"
@@ -13,8 +16,8 @@
 struct mep_comm {
   std::unique_ptr<mep::Comm> comm;
   bool is_world = false;
-  // Finds a second thread that calls in at the same time; relaxed, it protects nothing.
-  std::atomic<uint32_t> in_call{0};
+  // A newcomer's comms that mep_comm_attach has not asked for yet, by name.
+  std::map<std::string, std::unique_ptr<mep::Comm>> dormant;
   // Memory from mep_mem_alloc that is not freed yet.
   std::atomic<uint32_t> allocations{0};
   // Requests and EP objects that still refer to this comm.
@@ -58,12 +61,9 @@ mep_result_t guarded(Body&& body) {
 // Marks the comm as in use by this thread for the life of the scope.
 class CallScope {
  public:
-  explicit CallScope(mep_comm_t comm) : comm_(comm) {
-    entered_ = comm_->in_call.load(std::memory_order_relaxed) == 0;
-    if (entered_) comm_->in_call.store(1, std::memory_order_relaxed);
-  }
+  explicit CallScope(mep_comm_t comm) : comm_(comm), entered_(comm->comm->enter_call()) {}
   ~CallScope() {
-    if (entered_) comm_->in_call.store(0, std::memory_order_relaxed);
+    if (entered_) comm_->comm->leave_call();
   }
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;

@@ -59,6 +59,7 @@ mep_result_t confirm(mep_comm_t comm, uint32_t timeout_ms) {
 void close_world(mep_comm_t comm, bool orderly) {
   Comm& world_comm = *comm->comm;
   const std::shared_ptr<World> world = world_comm.world_ptr();
+  comm->dormant.clear();
   world->leave(orderly, Deadline::after_ms(world_comm.timeout_ms()));
   world_comm.close();
   delete comm;

@@ -30,12 +30,16 @@ std::vector<uint32_t> slots_of_color(const Comm& parent, const std::vector<Split
 
 mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* child) {
   Comm& parent = *comm->comm;
-  const SplitEntry own{color, key, parent.next_child_number()};
+  const SplitEntry own{color, key, parent.child_number()};
   std::vector<SplitEntry> entries(parent.size());
   MEP_TRY(parent.run(Collective::k_allgather,
                      {&own, entries.data(), sizeof own, MEP_UINT8, 0, 0}));
+  // A newcomer has not counted the splits before it came.
+  uint32_t number = 0;
+  for (const uint32_t rank : parent.adopted().live) number = std::max(number, entries[rank].number);
+  parent.set_child_number(number + 1);
   if (color < 0) return MEP_SUCCESS;
-  const std::string name = parent.name() + "/" + std::to_string(own.number) + "." +
+  const std::string name = parent.name() + "/" + std::to_string(number) + "." +
                            std::to_string(color);
   auto handle = std::make_unique<mep_comm>();
   handle->comm = std::make_unique<Comm>(parent.world_ptr(), name,
@@ -45,11 +49,6 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
   handle->comm->set_timeout_ms(parent.timeout_ms());
   *child = handle.release();
   return MEP_SUCCESS;
-}
-
-bool is_membership_news(mep_result_t result) {
-  return result == MEP_ERR_PEER_FAILED || result == MEP_ERR_PEER_LEFT ||
-         result == MEP_ERR_TIMEOUT || result == MEP_ERR_REVOKED;
 }
 
 // Failures do not prevent it, but the news of them is kept for a later call.
@@ -64,16 +63,9 @@ mep_result_t agree(Comm& comm, uint64_t flag, uint64_t* result) {
       text = last_error_text();
       continue;  // every survivor got the same and tries again with those that are left
     }
-    if (is_membership_news(news)) comm.retell_news(news, text.c_str());
+    if (news != MEP_SUCCESS) comm.retell_news(news, text.c_str());
     return reduced;
   }
-}
-
-mep_result_t on_world(mep_comm_t comm) {
-  MEP_TRY(check_comm(comm));
-  if (comm->is_world) return MEP_SUCCESS;
-  return fail(MEP_ERR_INVALID_ARGUMENT, "this is a communicator made by mep_comm_split; give the "
-              "world");
 }
 
 mep_result_t check_terminal(const Comm& comm) {
@@ -158,45 +150,4 @@ mep_result_t mep_comm_abort(mep_comm_t comm) {
     comm->comm->world().abort();
     return MEP_SUCCESS;
   });
-}
-
-mep_result_t mep_recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t count,
-                               uint32_t timeout_ms, int32_t* admitted) {
-  using namespace mep;
-  MEP_TRY(on_world(world));
-  if (admitted == nullptr) return null_argument("admitted");
-  *admitted = 0;
-  if (count < 0 || (count > 0 && ranks == nullptr)) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "count is %d with ranks %s", count,
-                ranks == nullptr ? "NULL" : "given");
-  }
-  (void)timeout_ms;
-  return fail(MEP_ERR_UNSUPPORTED, "recovery of ranks is not built yet");
-}
-
-mep_result_t mep_comm_grow(mep_comm_t world, int32_t count, uint32_t timeout_ms,
-                           mep_comm_t* grown) {
-  using namespace mep;
-  MEP_TRY(on_world(world));
-  if (grown == nullptr) return null_argument("grown");
-  *grown = nullptr;
-  if (count < 1) return fail(MEP_ERR_INVALID_ARGUMENT, "count is %d, it must be positive", count);
-  (void)timeout_ms;
-  return fail(MEP_ERR_UNSUPPORTED, "growing is not built yet");
-}
-
-mep_result_t mep_comm_join(const mep_comm_config_t*, mep_comm_t* comm) {
-  using namespace mep;
-  if (comm == nullptr) return null_argument("comm");
-  *comm = nullptr;
-  return fail(MEP_ERR_UNSUPPORTED, "joining a running job is not built yet");
-}
-
-mep_result_t mep_comm_attach(mep_comm_t world, const char* name, mep_comm_t* comm) {
-  using namespace mep;
-  MEP_TRY(on_world(world));
-  if (name == nullptr) return null_argument("name");
-  if (comm == nullptr) return null_argument("comm");
-  *comm = nullptr;
-  return fail(MEP_ERR_UNSUPPORTED, "joining a running job is not built yet");
 }

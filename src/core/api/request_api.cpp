@@ -10,6 +10,7 @@
 struct mep_request {
   mep_comm_t comm = nullptr;
   mep::Operation operation;
+  mep::OperationRecord record;
   mep::Deadline deadline = mep::Deadline::never();
   bool done = false;
   mep::UniqueFd event;
@@ -31,6 +32,7 @@ mep_result_t start(mep_comm_t comm, Collective kind, const CollectiveArgs& args,
     MEP_TRY(scope.check());
     auto made = std::make_unique<mep_request>();
     made->comm = comm;
+    made->operation.record = &made->record;
     made->deadline = Deadline::after_ms(comm->comm->timeout_ms());
     MEP_TRY(comm->comm->start(kind, args, &made->operation));
     made->done = comm->comm->test(&made->operation);

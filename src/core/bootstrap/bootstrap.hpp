@@ -1,7 +1,8 @@
 // From "my rank and size" to a mesh: one authenticated control link to every peer.
 //
 // After bootstrap no rank is special. Each rank keeps its listener, so that any member can admit a
-// newcomer; on one host the listener is an abstract Unix socket and leaves nothing in the file system.
+// newcomer; on one host the listener is an abstract Unix socket and leaves nothing in the file
+// system.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +34,8 @@ struct ResolvedConfig {
   std::string rendezvous;
   std::vector<std::string> transports;  // preference; empty: all
   std::string secret_file;
-  const mep_store_t* store = nullptr;   // valid during start-up only
-  bool rank_given = false;              // for joining: any absent rank or this one
+  const mep_store_t* store = nullptr;  // valid during start-up only
+  bool rank_given = false;             // for joining: any absent rank or this one
 };
 
 // What a config is for: a newcomer needs the job's name but neither rank nor size, and a launcher's
@@ -54,37 +55,42 @@ struct SelfDescription {
 struct PeerLink {
   PeerIdentity identity;
   std::vector<std::byte> offer;
-  UniqueFd pidfd;  // readable once the peer's process has ended; invalid: not available (same process)
+  UniqueFd
+      pidfd;  // readable once the peer's process has ended; invalid: not available (same process)
   std::unique_ptr<ControlLink> link;
 };
 
 struct Mesh {
   SelfDescription self;
-  UniqueFd listener;             // nonblocking, for newcomers; invalid for ranks as threads and for a
-                                 // world of one that cannot grow
-  std::vector<PeerLink> peers;   // all other ranks, by slot
-  int32_t size = 0;              // of the world: as configured, or as its members told the newcomer
+  UniqueFd listener;  // nonblocking, for newcomers; invalid for ranks as threads and for a
+                      // world of one that cannot grow
+  std::vector<PeerLink> peers;  // all other ranks, by slot
+  int32_t size = 0;             // of the world: as configured, or as its members told the newcomer
   int32_t max_size = 0;
 };
 
-// A fresh identity for `rank` in this process: random incarnation (never 0), host id, process token.
+// A fresh identity for `rank` in this process: random incarnation (never 0), host id, process
+// token.
 [[nodiscard]] mep_result_t make_identity(uint32_t slot, PeerIdentity* out);
 
-// A link of a finished mesh may hold frames already that came right behind the bootstrap's last one:
-// call receive() on each once before waiting on its descriptor. Frame types below kFirstWorldFrame can
-// still come from a peer whose own start failed at the last moment; its end of stream follows.
+// A link of a finished mesh may hold frames already that came right behind the bootstrap's last
+// one: call receive() on each once before waiting on its descriptor. Frame types below
+// kFirstWorldFrame can still come from a peer whose own start failed at the last moment; its end of
+// stream follows.
 
-// Connects this rank to all `config.size - 1` others, or says which are missing or wrong. `offer` is
-// made by the transports before. Bounded by config.init_timeout_ms.
+// Connects this rank to all `config.size - 1` others, or says which are missing or wrong. `offer`
+// is made by the transports before. Bounded by config.init_timeout_ms.
 [[nodiscard]] mep_result_t bootstrap_mesh(const ResolvedConfig& config, const SelfDescription& self,
                                           Mesh* out);
 
-// The same for ranks as threads of this process: links by socketpair, nothing can fail but resources.
+// The same for ranks as threads of this process: links by socketpair, nothing can fail but
+// resources.
 [[nodiscard]] mep_result_t bootstrap_threads(const std::vector<SelfDescription>& ranks,
                                              std::vector<Mesh>* out);
 
-// A newcomer's connection on `listener`: accepts all that wait; each becomes a PeerLink once its hello
-// is complete and right (credentials, job, version). Never blocks; strangers are dropped with a log line.
+// A newcomer's connection on `listener`: accepts all that wait; each becomes a PeerLink once its
+// hello is complete and right (credentials, job, version). Never blocks; strangers are dropped with
+// a log line.
 class NewcomerDoor {
  public:
   NewcomerDoor(int listener, const ResolvedConfig& config, const SelfDescription& self);
@@ -100,11 +106,11 @@ class NewcomerDoor {
   std::unique_ptr<State> state_;
 };
 
-// The newcomer's side: finds the running job, connects to every member that listens. *out has links to
-// those found; which of them are members is decided by membership later. config.rank is the slot asked
-// for when config.rank_given, else the lowest slot whose name is free; out->self.identity.slot is the
-// one that it got. `config` is made for ConfigUse::kJoin.
-[[nodiscard]] mep_result_t bootstrap_join(const ResolvedConfig& config,
-                                          const SelfDescription& self, Mesh* out);
+// The newcomer's side: finds the running job, connects to every member that listens. *out has links
+// to those found; which of them are members is decided by membership later. config.rank is the slot
+// asked for when config.rank_given, else the lowest slot whose name is free;
+// out->self.identity.slot is the one that it got. `config` is made for ConfigUse::kJoin.
+[[nodiscard]] mep_result_t bootstrap_join(const ResolvedConfig& config, const SelfDescription& self,
+                                          Mesh* out);
 
 }  // namespace mep

@@ -1,8 +1,8 @@
-// A newcomer's way into a running job, in rounds until one finds members or time is over: take a free
-// place, say hello to everybody who listens, keep those that answer.
+// A newcomer's way into a running job, in rounds until one finds members or time is over: take a
+// free place, say hello to everybody who listens, keep those that answer.
 //
-// Two newcomers at a time: as at a start, the higher slot connects to the lower. A lower one that asks
-// a higher one is told to wait, and thereby tells the higher one that it is there.
+// Two newcomers at a time: as at a start, the higher slot connects to the lower. A lower one that
+// asks a higher one is told to wait, and thereby tells the higher one that it is there.
 #include <poll.h>
 
 #include <algorithm>
@@ -249,8 +249,8 @@ bool Joiner::waiting() const {
 }
 
 size_t Joiner::linked() const {
-  return static_cast<size_t>(std::count_if(seats_.begin(), seats_.end(),
-                                           [](const Seat& seat) { return seat.linked; }));
+  return static_cast<size_t>(
+      std::count_if(seats_.begin(), seats_.end(), [](const Seat& seat) { return seat.linked; }));
 }
 
 void Joiner::wait() {

@@ -1,6 +1,6 @@
-// Bytes of a frame's payload, written and read field by field. The reader never goes beyond its end:
-// the first field that does not fit makes it invalid for good, and every later field reads as zero.
-// Little endian by the byte order of the machine; the frame's magic differs on others.
+// Bytes of a frame's payload, written and read field by field. The reader never goes beyond its
+// end: the first field that does not fit makes it invalid for good, and every later field reads as
+// zero. Little endian by the byte order of the machine; the frame's magic differs on others.
 #pragma once
 
 #include <cstddef>

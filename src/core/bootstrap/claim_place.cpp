@@ -21,8 +21,8 @@ enum class Answer { kGone, kNotNow, kRefused, kSilent };
 [[nodiscard]] mep_result_t ask_holder(ControlLink* link, const Hello& hello, Deadline deadline,
                                       Answer* answer, Abort* abort) {
   *answer = Answer::kGone;
-  const Deadline limit = Deadline::at_ns(
-      std::min(deadline.at_ns(), Deadline::after_ms(kHolderAnswerMs).at_ns()));
+  const Deadline limit =
+      Deadline::at_ns(std::min(deadline.at_ns(), Deadline::after_ms(kHolderAnswerMs).at_ns()));
   // A failed send shows itself as the end of the stream.
   (void)send_hello(link, hello);
   while (!limit.expired()) {

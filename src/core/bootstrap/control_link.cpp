@@ -1,8 +1,9 @@
-// Input and output are independent: a failed send leaves the input readable, because a peer that goes
-// away says why in its last frame.
+// Input and output are independent: a failed send leaves the input readable, because a peer that
+// goes away says why in its last frame.
 //
 // Invariants
-//   - Output: either the queue is empty or all bytes before it were taken by the kernel; frames go out
+//   - Output: either the queue is empty or all bytes before it were taken by the kernel; frames go
+//   out
 //     in the order of send() and a frame is queued whole or not at all.
 //   - Input: `buffer` from `begin` on is the start of a frame; `fds` are descriptors that came with
 //     those bytes, in order. No partial frame in the buffer means no descriptors are left.
@@ -30,7 +31,8 @@ constexpr uint32_t kFrameMagic = 0x3150454d;  // "MEP1"
 constexpr size_t kHeaderBytes = 16;
 constexpr size_t kReadChunkBytes = size_t{64} << 10;
 constexpr size_t kMaxQueuedBytes = size_t{16} << 20;
-// One receive() hands out at most about this much, so that one peer cannot keep the thread for itself.
+// One receive() hands out at most about this much, so that one peer cannot keep the thread for
+// itself.
 constexpr size_t kMaxBytesPerReceive = size_t{8} << 20;
 
 struct FrameHeader {

@@ -1,9 +1,11 @@
-// A control link: one connected, authenticated, ordered stream of frames to one incarnation of a peer.
+// A control link: one connected, authenticated, ordered stream of frames to one incarnation of a
+// peer.
 //
-// Frame on the wire, little endian (both ends share a byte order or refuse each other in the hello):
+// Frame on the wire, little endian (both ends share a byte order or refuse each other in the
+// hello):
 //   u32 magic  u16 type  u16 descriptors  u32 payload bytes  u32 reserved (0)   then the payload
-// Descriptors travel by SCM_RIGHTS with the first byte of their frame. Everything read is hostile until
-// checked: magic, a known bound on the payload, the announced number of descriptors.
+// Descriptors travel by SCM_RIGHTS with the first byte of their frame. Everything read is hostile
+// until checked: magic, a known bound on the payload, the announced number of descriptors.
 //
 // Threads: send() by any thread; the rest by one thread at a time (the control thread).
 #pragma once
@@ -41,8 +43,8 @@ class ControlLink {
 
   int fd() const;
 
-  // Never blocks: what the kernel does not take is queued (bounded, then MEP_ERR_NO_MEMORY) and goes
-  // out with flush_output(). Descriptors are duplicated, the caller keeps its own.
+  // Never blocks: what the kernel does not take is queued (bounded, then MEP_ERR_NO_MEMORY) and
+  // goes out with flush_output(). Descriptors are duplicated, the caller keeps its own.
   // MEP_ERR_PEER_FAILED: the link is closed.
   [[nodiscard]] mep_result_t send(uint16_t type, std::span<const std::byte> payload,
                                   std::span<const int> fds = {});
@@ -51,8 +53,8 @@ class ControlLink {
   [[nodiscard]] mep_result_t flush_output();
 
   // Reads what is there without blocking and hands each whole frame to `handler`, until it answers
-  // false. MEP_ERR_PEER_FAILED: end of stream or reset (all complete frames were handed out before);
-  // MEP_ERR_DENIED: not a frame of this protocol, with what was wrong in the error text.
+  // false. MEP_ERR_PEER_FAILED: end of stream or reset (all complete frames were handed out
+  // before); MEP_ERR_DENIED: not a frame of this protocol, with what was wrong in the error text.
   // Frames that came with an earlier one stay in the link when the handler answers false; no poll()
   // tells of them, so call receive() again: after bootstrap once for every link.
   [[nodiscard]] mep_result_t receive(const std::function<bool(Frame&)>& handler);

@@ -5,7 +5,8 @@
 //   kRetry   not now: the answering rank is busy with an earlier world of the same job
 //   kReady   the sender has its links to all ranks
 //
-// A hello begins with the protocol version, so that versions which differ can still tell each other.
+// A hello begins with the protocol version, so that versions which differ can still tell each
+// other.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +59,8 @@ std::vector<std::byte> encode_hello(const Hello& hello);
 [[nodiscard]] mep_result_t send_hello(ControlLink* link, const Hello& hello);
 
 // What both sides of a link must agree on; `who` names the peer in the text.
-[[nodiscard]] mep_result_t check_hello(const Hello& hello, const Hello& own, const std::string& who);
+[[nodiscard]] mep_result_t check_hello(const Hello& hello, const Hello& own,
+                                       const std::string& who);
 
 // The peer's process, from its hello or else by its pid; invalid when it is this process or neither
 // can be had.

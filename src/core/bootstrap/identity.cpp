@@ -1,4 +1,5 @@
-// Who this process is. The process token is made anew in a child of fork(), which is another process.
+// Who this process is. The process token is made anew in a child of fork(), which is another
+// process.
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -34,8 +35,8 @@ void mix(const void* data, size_t bytes, uint64_t* hash) {
   for (size_t i = 0; i < bytes; ++i) *hash = (*hash ^ byte[i]) * 0x100000001b3u;
 }
 
-// The kernel instance by its boot id, and the namespaces in which pids, user ids and sockets mean the
-// same to two processes.
+// The kernel instance by its boot id, and the namespaces in which pids, user ids and sockets mean
+// the same to two processes.
 uint64_t host_id() {
   uint64_t hash = 0xcbf29ce484222325u;
   char boot_id[64] = "";

@@ -24,7 +24,8 @@ const char* text_of(const char* name) {
   const char* end = text + std::strlen(text);
   const auto [stop, error] = std::from_chars(text, end, *value, 10);
   if (error != std::errc() || stop != end || *value < 0) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "%s=%.64s, set by the launcher, is no number", name, text);
+    return fail(MEP_ERR_INVALID_ARGUMENT, "%s=%.64s, set by the launcher, is no number", name,
+                text);
   }
   return MEP_SUCCESS;
 }
@@ -46,9 +47,8 @@ const char* text_of(const char* name) {
     if (has_size) break;
   }
   if (!has_size) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "%s=%lld is set but %s is not: set MEP_RANK and MEP_SIZE", rank_name,
-                static_cast<long long>(rank), size_name);
+    return fail(MEP_ERR_INVALID_ARGUMENT, "%s=%lld is set but %s is not: set MEP_RANK and MEP_SIZE",
+                rank_name, static_cast<long long>(rank), size_name);
   }
   if (size < 1 || size > kMaxRanks || rank >= size) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "%s=%lld and %s=%lld, set by the launcher, do not fit",
@@ -70,7 +70,8 @@ std::string job_of(std::initializer_list<const char*> names) {
   return job;
 }
 
-// A batch script sees its allocation's variables without being a task of it: only a real step counts.
+// A batch script sees its allocation's variables without being a task of it: only a real step
+// counts.
 bool in_slurm_step() {
   const char* step = text_of("SLURM_STEP_ID");
   if (step == nullptr) step = text_of("SLURM_STEPID");

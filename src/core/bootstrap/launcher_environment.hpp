@@ -1,5 +1,5 @@
-// What the program that started this process says of it in the environment. These variables are other
-// programs' and so not in the table of base/env.cpp.
+// What the program that started this process says of it in the environment. These variables are
+// other programs' and so not in the table of base/env.cpp.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ struct LauncherPlace {
   const char* launcher;  // for texts
 };
 
-// Open MPI, PMIx, PMI (MPICH and its kin) and Slurm, in this order: the later ones' variables are also
-// seen by processes that an earlier one started within their allocation. A launcher whose variables
-// are incomplete or malformed is an error that names them.
+// Open MPI, PMIx, PMI (MPICH and its kin) and Slurm, in this order: the later ones' variables are
+// also seen by processes that an earlier one started within their allocation. A launcher whose
+// variables are incomplete or malformed is an error that names them.
 [[nodiscard]] mep_result_t read_launcher_environment(LauncherPlace* out);
 
 }  // namespace mep

@@ -57,7 +57,8 @@ socklen_t fill_address(const std::string& name, sockaddr_un* address) {
   out->reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (out->valid()) return MEP_SUCCESS;
   if (errno == EMFILE || errno == ENFILE) {
-    return fail(MEP_ERR_NO_MEMORY, "no descriptor left for a socket: raise the limit of open files "
+    return fail(MEP_ERR_NO_MEMORY,
+                "no descriptor left for a socket: raise the limit of open files "
                 "(ulimit -n)");
   }
   return fail(MEP_ERR_SYSTEM, "socket(AF_UNIX) failed: %s", strerrordesc_np(errno));
@@ -82,8 +83,7 @@ mep_result_t listen_local(const std::string& name, UniqueFd* out, bool* taken) {
     return fail(MEP_ERR_SYSTEM, "bind to '@%s' failed: %s", name.c_str(), strerrordesc_np(errno));
   }
   if (listen(socket.get(), kListenBacklog) != 0) {
-    return fail(MEP_ERR_SYSTEM, "listen on '@%s' failed: %s", name.c_str(),
-                strerrordesc_np(errno));
+    return fail(MEP_ERR_SYSTEM, "listen on '@%s' failed: %s", name.c_str(), strerrordesc_np(errno));
   }
   *out = std::move(socket);
   return MEP_SUCCESS;

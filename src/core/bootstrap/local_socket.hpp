@@ -1,5 +1,5 @@
-// Abstract Unix sockets: names without files, which vanish with their process, and the kernel's word
-// on who is at the other end.
+// Abstract Unix sockets: names without files, which vanish with their process, and the kernel's
+// word on who is at the other end.
 #pragma once
 
 #include <sys/types.h>
@@ -18,8 +18,8 @@ struct PeerCredentials {
   uid_t uid = 0;
 };
 
-// "mep/UID/JOB/RANK" without the leading zero byte. A job name that is long or has other letters than
-// names need is replaced by a hash of it; the hello carries it whole.
+// "mep/UID/JOB/RANK" without the leading zero byte. A job name that is long or has other letters
+// than names need is replaced by a hash of it; the hello carries it whole.
 std::string local_socket_name(uid_t uid, const std::string& job, int32_t rank);
 
 // *taken: another socket has the name (then *out stays empty and the result is success).

@@ -1,5 +1,5 @@
-// The event loop of a start. One thread, no blocking call but ppoll(). A connection's bytes are judged
-// in serve_*; errors travel up as results and are spread in one place, at the end of run().
+// The event loop of a start. One thread, no blocking call but ppoll(). A connection's bytes are
+// judged in serve_*; errors travel up as results and are spread in one place, at the end of run().
 #include "core/bootstrap/mesh_builder.hpp"
 
 #include <poll.h>
@@ -271,9 +271,10 @@ mep_result_t MeshBuilder::on_visitor_hello(Visitor* visitor, Frame* frame, int32
   if (fits != MEP_SUCCESS) return reject(visitor, fits);
   const bool same_process = hello.identity.process_token == self_.identity.process_token;
   if (rank == rank_) {
-    return reject(visitor, fail(MEP_ERR_BOOTSTRAP, "two %s are rank %d of job '%s': pid %d and pid %d",
-                                same_process ? "threads" : "processes", rank, config_.job.c_str(),
-                                self_.identity.pid, credentials.pid));
+    return reject(visitor,
+                  fail(MEP_ERR_BOOTSTRAP, "two %s are rank %d of job '%s': pid %d and pid %d",
+                       same_process ? "threads" : "processes", rank, config_.job.c_str(),
+                       self_.identity.pid, credentials.pid));
   }
   if (rank < rank_ || rank >= config_.size) {
     log(LogLevel::kWarn, "dropped a connection by pid %d: rank %d has no business to connect",
@@ -287,9 +288,9 @@ mep_result_t MeshBuilder::on_visitor_hello(Visitor* visitor, Frame* frame, int32
     return MEP_SUCCESS;
   }
   if (peer.linked) {
-    return reject(visitor,
-                  fail(MEP_ERR_BOOTSTRAP, "two processes are rank %d of job '%s': pid %d and pid %d",
-                       rank, config_.job.c_str(), peer.credentials.pid, credentials.pid));
+    return reject(
+        visitor, fail(MEP_ERR_BOOTSTRAP, "two processes are rank %d of job '%s': pid %d and pid %d",
+                      rank, config_.job.c_str(), peer.credentials.pid, credentials.pid));
   }
   Hello answer = hello_;
   answer.kind = HelloKind::kMember;

@@ -1,12 +1,13 @@
 // One rank's way from its place to links with all others.
 //
 //   - Every rank listens; it connects to all lower ranks and takes in all higher ones.
-//   - A link exists once hellos went both ways and agree. Then, when a rank has all its links, it says
-//     READY to all and waits for everybody's READY: so a start succeeds everywhere or nowhere, as far
-//     as messages can bring that about.
+//   - A link exists once hellos went both ways and agree. Then, when a rank has all its links, it
+//   says
+//     READY to all and waits for everybody's READY: so a start succeeds everywhere or nowhere, as
+//     far as messages can bring that about.
 //   - Whoever finds an error tells all it can reach and lingers a moment for those that come late;
-//     whoever is told passes it on. After its own READY a rank is no longer stopped by late claimants:
-//     only these are refused.
+//     whoever is told passes it on. After its own READY a rank is no longer stopped by late
+//     claimants: only these are refused.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,8 @@ class MeshBuilder {
   [[nodiscard]] mep_result_t run(Mesh* out);
 
  private:
-  // A rank's place at the table. Before `linked`, `link` is a connection to a lower rank that has not
-  // answered yet.
+  // A rank's place at the table. Before `linked`, `link` is a connection to a lower rank that has
+  // not answered yet.
   struct Seat {
     std::unique_ptr<ControlLink> link;
     PeerCredentials credentials;
@@ -89,9 +90,9 @@ class MeshBuilder {
   std::vector<Seat> seats_;  // by rank; this rank's own stays empty
   std::vector<Visitor> visitors_;
   bool ready_sent_ = false;
-  bool tell_nobody_ = false;      // everybody has heard of the failure from somebody else
-  int32_t failure_origin_ = -1;   // rank that found it, when this one was told
-  std::string failure_text_;      // its text
+  bool tell_nobody_ = false;     // everybody has heard of the failure from somebody else
+  int32_t failure_origin_ = -1;  // rank that found it, when this one was told
+  std::string failure_text_;     // its text
 };
 
 }  // namespace mep

@@ -1,6 +1,7 @@
-// How the failure of a start reaches everybody: by every link, by every connection of those that have
-// not said who they are, and by connecting to the places of all others. The failing rank stays for a
-// moment, so that ranks which start a little later are told too and need not wait out their time.
+// How the failure of a start reaches everybody: by every link, by every connection of those that
+// have not said who they are, and by connecting to the places of all others. The failing rank stays
+// for a moment, so that ranks which start a little later are told too and need not wait out their
+// time.
 #include <poll.h>
 
 #include <algorithm>
@@ -82,9 +83,8 @@ mep_result_t MeshBuilder::fail_missing() {
                          ? "; ranks that are not started by one shell need a common MEP_JOB"
                          : "";
   return fail(any_denied ? MEP_ERR_DENIED : MEP_ERR_BOOTSTRAP,
-              "%s of %d did not come to job '%s' within %u ms%s%s",
-              list_ranks(missing).c_str(), config_.size, config_.job.c_str(),
-              config_.init_timeout_ms, details.c_str(), hint);
+              "%s of %d did not come to job '%s' within %u ms%s%s", list_ranks(missing).c_str(),
+              config_.size, config_.job.c_str(), config_.init_timeout_ms, details.c_str(), hint);
 }
 
 bool MeshBuilder::all_told() const {
@@ -151,10 +151,10 @@ void MeshBuilder::spread_failure(mep_result_t code) {
   for (Visitor& visitor : visitors_) (void)visitor.link->send(kAbortFrame, payload);
   tell_linked(payload);
   // Only who found the failure lingers; the others tell it, among others, that they know.
-  const Deadline linger = failure_origin_ >= 0 ? Deadline::at_ns(0)
-                                               : Deadline::at_ns(std::min(
-                                                     deadline_.at_ns(),
-                                                     Deadline::after_ms(kLingerMs).at_ns()));
+  const Deadline linger =
+      failure_origin_ >= 0
+          ? Deadline::at_ns(0)
+          : Deadline::at_ns(std::min(deadline_.at_ns(), Deadline::after_ms(kLingerMs).at_ns()));
   for (;;) {
     tell_unlinked(payload);
     tell_visitors(payload);

@@ -1,5 +1,5 @@
-// libmep_mpi.so: uses MPI and the public ABI of libmep.so only. Every rank takes part in every MPI call
-// of a start, whatever went wrong for it before; so nobody waits for a rank that has given up.
+// libmep_mpi.so: uses MPI and the public ABI of libmep.so only. Every rank takes part in every MPI
+// call of a start, whatever went wrong for it before; so nobody waits for a rank that has given up.
 #include <sys/random.h>
 
 #include <cstdio>

@@ -103,7 +103,8 @@ bool NewcomerDoor::State::serve(Visitor* visitor, std::vector<PeerLink>* arrived
   if (got_frame) {
     if (first.type == kHelloFrame) {
       on_hello(visitor, &first, arrived);
-    } else if (first.type != kAbortFrame) {  // a failed start's last words do not concern this world
+    } else if (first.type !=
+               kAbortFrame) {  // a failed start's last words do not concern this world
       log(LogLevel::kWarn, "dropped a connection by pid %d: it began with a frame of type %u", pid,
           first.type);
     }
@@ -136,8 +137,10 @@ mep_result_t NewcomerDoor::State::judge(const Hello& hello,
   const auto rank = static_cast<int32_t>(hello.identity.slot);
   MEP_TRY(check_hello(hello, own, name_peer(rank, credentials)));
   if (hello.identity.slot == self.identity.slot) {
-    return fail(MEP_ERR_BOOTSTRAP, "rank %d of job '%s' is running already as pid %d, not only as "
-                "pid %d", rank, config.job.c_str(), self.identity.pid, credentials.pid);
+    return fail(MEP_ERR_BOOTSTRAP,
+                "rank %d of job '%s' is running already as pid %d, not only as "
+                "pid %d",
+                rank, config.job.c_str(), self.identity.pid, credentials.pid);
   }
   if (rank >= config.max_size) {
     return fail(MEP_ERR_BOOTSTRAP, "job '%s' has room for %d ranks: rank %d cannot join",
@@ -146,8 +149,7 @@ mep_result_t NewcomerDoor::State::judge(const Hello& hello,
   return MEP_SUCCESS;
 }
 
-void NewcomerDoor::State::on_hello(Visitor* visitor, Frame* frame,
-                                   std::vector<PeerLink>* arrived) {
+void NewcomerDoor::State::on_hello(Visitor* visitor, Frame* frame, std::vector<PeerLink>* arrived) {
   const PeerCredentials credentials = visitor->credentials;
   Hello hello;
   const mep_result_t decoded = decode_hello(frame->payload, &hello);

@@ -1,6 +1,6 @@
 // Where the ranks of a job find each other before they know each other. A provider is one file
-// rendezvous_NAME.cpp: it names the ranks' listeners, opens connections and says who is at the other
-// end; what is said on a connection is the same for all of them.
+// rendezvous_NAME.cpp: it names the ranks' listeners, opens connections and says who is at the
+// other end; what is said on a connection is the same for all of them.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +40,8 @@ enum class RendezvousPurpose { kStart, kJoin };
 // One host: abstract sockets named by `meeting_name`, most often the job's name.
 std::unique_ptr<Rendezvous> make_local_rendezvous(const std::string& meeting_name);
 
-// The caller's key-value store: the ranks agree on a name that nobody can guess and then meet on this
-// host under it.
+// The caller's key-value store: the ranks agree on a name that nobody can guess and then meet on
+// this host under it.
 [[nodiscard]] mep_result_t agree_through_store(const ResolvedConfig& config,
                                                const SelfDescription& self,
                                                RendezvousPurpose purpose, Deadline deadline,

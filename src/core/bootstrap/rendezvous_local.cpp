@@ -34,8 +34,10 @@ class LocalRendezvous final : public Rendezvous {
     uid_t uid = 0;
     *denied = find_foreign_listener(meeting_name_, rank, &uid);
     if (!*denied) return {};
-    return "a process of user id " + std::to_string(uid) + " waits as this rank; all ranks must be "
-           "of the same user, here " + std::to_string(geteuid());
+    return "a process of user id " + std::to_string(uid) +
+           " waits as this rank; all ranks must be "
+           "of the same user, here " +
+           std::to_string(geteuid());
   }
 
  private:

@@ -1,5 +1,5 @@
-// Keys that are written, all by rank 0 (JOB: the job's name; N: which start of this job in the process,
-// from 0, so that an earlier start's value is never taken for the present one's):
+// Keys that are written, all by rank 0 (JOB: the job's name; N: which start of this job in the
+// process, from 0, so that an earlier start's value is never taken for the present one's):
 //   mep/JOB/N/name   name under which the ranks meet, and rank 0's host
 //   mep/JOB/name     the same of the latest start, for newcomers
 #include <unistd.h>
@@ -23,8 +23,8 @@ constexpr size_t kMaxNameBytes = 64;
 // The caller's function cannot be interrupted: it is asked in slices.
 constexpr int kGetSliceMs = 200;
 
-// Ranks may be threads of one process, so starts are counted by job and rank; a fork()ed child counts
-// from 0 like any other new process.
+// Ranks may be threads of one process, so starts are counted by job and rank; a fork()ed child
+// counts from 0 like any other new process.
 uint32_t next_start_number(const std::string& job, uint32_t rank) {
   static std::mutex mutex;
   static std::map<std::pair<std::string, uint32_t>, uint32_t> counts;

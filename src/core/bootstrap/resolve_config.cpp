@@ -1,5 +1,6 @@
-// Where each field comes from, first found: the config, MEP_*, the launcher's variables, the default.
-// Everything is checked here, so that the rest of the library can rely on a ResolvedConfig.
+// Where each field comes from, first found: the config, MEP_*, the launcher's variables, the
+// default. Everything is checked here, so that the rest of the library can rely on a
+// ResolvedConfig.
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,8 +28,8 @@ constexpr size_t kMaxTextBytes = 4096;
                 config.flags & ~kKnownFlags);
   }
   if ((config.flags & MEP_COMM_SET_DEVICE) != 0) {
-    return fail(MEP_ERR_UNSUPPORTED, "config.device %d: communicators on a device are not built yet",
-                config.device);
+    return fail(MEP_ERR_UNSUPPORTED,
+                "config.device %d: communicators on a device are not built yet", config.device);
   }
   if (config.device != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
@@ -51,7 +52,8 @@ constexpr size_t kMaxTextBytes = 4096;
                 kMaxRanks);
   }
   if (config.quorum > MEP_QUORUM_NONE) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "config.quorum %u is no MEP_QUORUM_ value", config.quorum);
+    return fail(MEP_ERR_INVALID_ARGUMENT, "config.quorum %u is no MEP_QUORUM_ value",
+                config.quorum);
   }
   return MEP_SUCCESS;
 }
@@ -92,7 +94,8 @@ constexpr size_t kMaxTextBytes = 4096;
     const size_t comma = std::min(text.find(',', begin), text.size());
     std::string name = text.substr(begin, comma - begin);
     const size_t first = name.find_first_not_of(' ');
-    name = first == std::string::npos ? "" : name.substr(first, name.find_last_not_of(' ') + 1 - first);
+    name = first == std::string::npos ? ""
+                                      : name.substr(first, name.find_last_not_of(' ') + 1 - first);
     if (name.empty()) {
       return fail(MEP_ERR_INVALID_ARGUMENT, "transports '%.100s' has an empty name", text.c_str());
     }
@@ -116,22 +119,31 @@ constexpr size_t kMaxTextBytes = 4096;
   MEP_TRY(env_uint("MEP_SIZE", 1, kMaxRanks, &env_size, &has_env_size));
   const bool has_rank = (config.flags & MEP_COMM_SET_RANK) != 0;
   const bool has_size = config.size != 0;
-  // Only when it is needed: other programs' variables must not spoil a start that does without them.
+  // Only when it is needed: other programs' variables must not spoil a start that does without
+  // them.
   if (!(has_rank || has_env_rank) || !(has_size || has_env_size)) {
     MEP_TRY(read_launcher_environment(launcher));
   }
   const bool rank_known = has_rank || has_env_rank || launcher->found;
   const bool size_known = has_size || has_env_size || launcher->found;
   if (size_known) {
-    out->size = has_size ? config.size : has_env_size ? static_cast<int32_t>(env_size) : launcher->size;
+    out->size = has_size       ? config.size
+                : has_env_size ? static_cast<int32_t>(env_size)
+                               : launcher->size;
   }
   if (rank_known) {
-    out->rank = has_rank ? config.rank : has_env_rank ? static_cast<int32_t>(env_rank) : launcher->rank;
+    out->rank = has_rank       ? config.rank
+                : has_env_rank ? static_cast<int32_t>(env_rank)
+                               : launcher->rank;
   }
   out->rank_given = has_rank || has_env_rank;
   *alone = !rank_known && !size_known;
-  const char* rank_source = has_rank ? "config.rank" : has_env_rank ? "MEP_RANK" : launcher->launcher;
-  const char* size_source = has_size ? "config.size" : has_env_size ? "MEP_SIZE" : launcher->launcher;
+  const char* rank_source = has_rank       ? "config.rank"
+                            : has_env_rank ? "MEP_RANK"
+                                           : launcher->launcher;
+  const char* size_source = has_size       ? "config.size"
+                            : has_env_size ? "MEP_SIZE"
+                                           : launcher->launcher;
   if (size_known && out->size > 1 && !rank_known) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "%s is %d but no rank is given: set MEP_RANK, or start the program by mep_run or "
@@ -139,8 +151,8 @@ constexpr size_t kMaxTextBytes = 4096;
                 size_source, out->size);
   }
   if (rank_known && !size_known && out->rank > 0) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "%s is %d but no size is given: set MEP_SIZE", rank_source,
-                out->rank);
+    return fail(MEP_ERR_INVALID_ARGUMENT, "%s is %d but no size is given: set MEP_SIZE",
+                rank_source, out->rank);
   }
   if (out->rank >= out->size) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "rank %d (%s) is not below size %d (%s)", out->rank,
@@ -188,7 +200,8 @@ constexpr size_t kMaxTextBytes = 4096;
   if (!out->job.empty()) return check_job(*out);
   LauncherPlace place = launcher;
   if (!place.found) {
-    // Rank and size were given, yet the launcher may know the job. If it makes no sense, it does not.
+    // Rank and size were given, yet the launcher may know the job. If it makes no sense, it does
+    // not.
     if (read_launcher_environment(&place) != MEP_SUCCESS) place = LauncherPlace{};
   }
   if (!place.job.empty()) {

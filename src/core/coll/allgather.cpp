@@ -126,7 +126,7 @@ Step step_sections(Comm& comm, Operation& operation) {
 
 Step step_large(Comm& comm, Operation& operation) {
   if (operation.phase == kEnter) {
-    const Step entered = enter_small(comm, operation, nullptr, 0);
+    const Step entered = enter_large(comm, operation);
     if (entered != Step::kDone) return entered;
     copy_own_block(comm, operation);
     operation.phase = kCollectEntries;

@@ -2,7 +2,9 @@
 //   Small  flat: every rank gives its whole input to all and reduces all inputs itself, in rank order.
 //   Large  sliced: chunk by chunk, each live rank owns a slice, gets all inputs of it, reduces them in
 //          rank order and publishes the result. The next chunk is posted before the present one is
-//          reduced. Reuse of areas: `in` of chunk c at owner t is free for c + 2 because t's "reduced"
+//          reduced. The inputs of the first two chunks are put before the cell that says what is
+//          called, which stands for their "posted" words: a call that turns out not to match has
+//          signalled nothing that a later one could take for its own. Reuse of areas: `in` of chunk c at owner t is free for c + 2 because t's "reduced"
 //          of c has come; `out` of chunk c is free for c + 2 because everybody posts c + 2 only after
 //          it has copied c out.
 #include <algorithm>
@@ -18,7 +20,7 @@ namespace {
 enum Phase : uint32_t {
   kEnter,
   kCollectSmall,
-  kPostFirst,
+  kEnterLarge,
   kCollectEntries,
   kChunks,
   kFinish,
@@ -93,6 +95,9 @@ uint64_t chunk_count(const Bulk& bulk, const Operation& operation) {
   return (operation.args.count + full - 1) / full;
 }
 
+// Chunks whose inputs come with the entry cells.
+constexpr uint64_t kEnteredChunks = Bulk::kRing;
+
 mep_result_t post_chunk(Comm& comm, Operation& operation, uint64_t chunk) {
   const Bulk& bulk = comm.bulk();
   const Slices slices = slices_of(bulk, operation, chunk);
@@ -105,6 +110,7 @@ mep_result_t post_chunk(Comm& comm, Operation& operation, uint64_t chunk) {
       MEP_TRY(bulk.put_in(bulk.first_chunk() + chunk, target,
                           input + slices.first(position) * slices.element, bytes));
     }
+    if (chunk < kEnteredChunks) continue;
     MEP_TRY(bulk.signal_one(Bulk::Word::kPosted, bulk.first_chunk() + chunk, target));
   }
   return MEP_SUCCESS;
@@ -122,6 +128,7 @@ mep_result_t reduce_chunk(Comm& comm, Operation& operation, uint64_t chunk) {
                            slices.first(bulk.position()) * slices.element;
     inputs.push_back(source == comm.rank() ? own : bulk.in_section(global, source));
   }
+  MEP_TEST_DELAY_POINT("bulk reduce");
   reduce_rows(operation.args.dtype, operation.args.op, bulk.own_out(global), inputs.data(),
                        inputs.size(), count, static_cast<uint32_t>(inputs.size()));
   MEP_TRY(bulk.publish_out(global, count * slices.element));
@@ -162,7 +169,8 @@ Step step_chunks(Comm& comm, Operation& operation) {
     const mep_result_t posted = post_ahead(comm, operation);
     if (posted != MEP_SUCCESS) return fail_step(operation, posted);
     const bool reducing = operation.chunk % 2 == 0;
-    if (!bulk.arrived_from_all(reducing ? Bulk::Word::kPosted : Bulk::Word::kReduced,
+    if (!(reducing && chunk < kEnteredChunks) &&
+        !bulk.arrived_from_all(reducing ? Bulk::Word::kPosted : Bulk::Word::kReduced,
                                bulk.first_chunk() + chunk, &operation.cursor)) {
       return Step::kPending;
     }
@@ -188,17 +196,16 @@ void save_input(Comm& comm, Operation& operation) {
 
 Step step_large(Comm& comm, Operation& operation) {
   if (operation.phase == kEnter) {
-    // An empty cell first: it tells the others what is called here, see Cells::arrived.
-    const Step entered = enter_small(comm, operation, nullptr, 0);
-    if (entered != Step::kDone) return entered;
     save_input(comm, operation);
-    operation.phase = kPostFirst;
-  }
-  if (operation.phase == kPostFirst) {
     const Comm::PostingScope posting(comm);
     if (!posting.allowed()) return Step::kPending;
     const mep_result_t posted = post_ahead(comm, operation);
     if (posted != MEP_SUCCESS) return fail_step(operation, posted);
+    operation.phase = kEnterLarge;
+  }
+  if (operation.phase == kEnterLarge) {
+    const Step entered = enter_large(comm, operation);
+    if (entered != Step::kDone) return entered;
     operation.phase = kCollectEntries;
   }
   if (operation.phase == kCollectEntries) {

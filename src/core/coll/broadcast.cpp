@@ -36,17 +36,16 @@ Step step_small(Comm& comm, Operation& operation) {
   if (root == comm.rank()) {
     if (!comm.cells().free(operation.seq)) return Step::kPending;
     const mep_result_t posted =
-        comm.cells().post_to_all(operation, operation.args.send, operation.bytes, true);
+        comm.cells().post_to_all(operation, operation.args.send, operation.bytes,
+                                 Cells::kRooted);
     if (posted != MEP_SUCCESS) return fail_step(operation, posted);
     copy_at_root(operation);
   } else {
     bool mismatch = false;
-    if (!comm.cells().arrived(operation, root, &mismatch)) return Step::kPending;
-    if (mismatch) {
-      return fail_step(operation, fail(MEP_ERR_MISMATCH,
-                                       "rank %u called another operation than this rank's "
-                                       "broadcast, or with another count or type", root));
+    if (!comm.cells().arrived(operation, root, &mismatch)) {
+      return look_for_mismatch(comm, operation);
     }
+    if (mismatch) return mismatch_step(comm, operation, root);
     if (operation.bytes != 0) {
       std::memcpy(operation.args.receive, comm.contribution(operation, root), operation.bytes);
     }
@@ -103,7 +102,7 @@ Step move_chunks(Comm& comm, Operation& operation) {
 
 Step step_large(Comm& comm, Operation& operation) {
   if (operation.phase == kEnter) {
-    const Step entered = enter_small(comm, operation, nullptr, 0);
+    const Step entered = enter_large(comm, operation);
     if (entered != Step::kDone) return entered;
     operation.phase = kCollectEntries;
   }

@@ -1,6 +1,7 @@
 #include "core/coll/bulk.hpp"
 
 #include "base/status.hpp"
+#include "base/test_delay.hpp"
 
 namespace mep {
 namespace {
@@ -50,6 +51,7 @@ void Bulk::restart(uint64_t epoch, const std::vector<uint32_t>& live) {
 }
 
 mep_result_t Bulk::publish_out(uint64_t chunk, size_t bytes) const {
+  MEP_TEST_DELAY_POINT("bulk publish");
   for (const uint32_t peer : live_) {
     const Remote& remote = (*remotes_)[peer];
     if (peer == rank_ || remote.mapped != nullptr || bytes == 0) continue;
@@ -59,6 +61,7 @@ mep_result_t Bulk::publish_out(uint64_t chunk, size_t bytes) const {
 }
 
 const std::byte* Bulk::out_section(uint64_t chunk, uint32_t owner) const {
+  MEP_TEST_DELAY_POINT("bulk copy");
   const Remote& remote = (*remotes_)[owner];
   const std::byte* base = remote.mapped != nullptr ? remote.mapped : window_;
   return base + area_offset(1, chunk) + position_of_[owner] * section_bytes_;
@@ -66,6 +69,7 @@ const std::byte* Bulk::out_section(uint64_t chunk, uint32_t owner) const {
 
 mep_result_t Bulk::publish_whole(uint64_t chunk, const void* data, size_t bytes) const {
   const uint64_t offset = area_offset(1, chunk);
+  MEP_TEST_DELAY_POINT("bulk publish");
   std::memcpy(window_ + offset, data, bytes);
   for (const uint32_t peer : live_) {
     const Remote& remote = (*remotes_)[peer];
@@ -76,7 +80,7 @@ mep_result_t Bulk::publish_whole(uint64_t chunk, const void* data, size_t bytes)
 }
 
 mep_result_t Bulk::signal_one(Word word, uint64_t chunk, uint32_t target) const {
-  return (*remotes_)[target].signal(word_offset(word, chunk, rank_), signal_tag(epoch_, chunk));
+  return (*remotes_)[target].signal(word_offset(word, chunk, rank_), counted_signal(epoch_, chunk));
 }
 
 mep_result_t Bulk::signal_all(Word word, uint64_t chunk) const {
@@ -95,21 +99,20 @@ bool Bulk::arrived_from_all(Word word, uint64_t chunk, uint32_t* cursor) const {
 }
 
 mep_result_t Bulk::signal_finished(uint64_t seq) const {
+  const uint64_t word = counted_signal(epoch_, seq);
+  // Release: the control thread that finds it here counts this rank's data as complete.
+  reinterpret_cast<std::atomic<uint64_t>*>(window_ + finished_offset(seq, rank_))
+      ->store(word, std::memory_order_release);
   for (const uint32_t peer : live_) {
-    if (peer == rank_) continue;
-    MEP_TRY((*remotes_)[peer].signal(finished_offset(seq, rank_), signal_tag(epoch_, seq)));
+    if (peer != rank_) MEP_TRY((*remotes_)[peer].signal(finished_offset(seq, rank_), word));
   }
   return MEP_SUCCESS;
 }
 
 bool Bulk::all_finished(uint64_t seq, uint32_t* cursor) const {
   for (; *cursor < live_.size(); ++*cursor) {
-    const uint32_t source = live_[*cursor];
-    if (source == rank_) continue;
-    if (!signal_matches(load_signal(window_, finished_offset(seq, source)),
-                        signal_tag(epoch_, seq))) {
-      return false;
-    }
+    const uint64_t word = load_signal(window_, finished_offset(seq, live_[*cursor]));
+    if (word != counted_signal(epoch_, seq)) return false;
   }
   *cursor = 0;
   return true;

@@ -68,8 +68,8 @@ class Bulk {
   [[nodiscard]] mep_result_t signal_all(Word word, uint64_t chunk) const;
   [[nodiscard]] mep_result_t signal_one(Word word, uint64_t chunk, uint32_t target) const;
   bool arrived(Word word, uint64_t chunk, uint32_t source) const {
-    return source == rank_ || signal_matches(load_signal(window_, word_offset(word, chunk, source)),
-                                             signal_tag(epoch_, chunk));
+    return source == rank_ || load_signal(window_, word_offset(word, chunk, source)) ==
+                                  counted_signal(epoch_, chunk);
   }
   // True once the word of `chunk` has come from all live ranks; *cursor remembers how far it looked.
   bool arrived_from_all(Word word, uint64_t chunk, uint32_t* cursor) const;
@@ -82,6 +82,7 @@ class Bulk {
   uint32_t position() const { return position_; }
 
   // The control thread, while the channel is wedged.
+  // All ranks, this one too, have all data of seq.
   bool finished_by_all(uint64_t epoch, uint64_t seq) const;
   void zero_words();
 

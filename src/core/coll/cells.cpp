@@ -1,10 +1,23 @@
 #include "core/coll/cells.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/status.hpp"
+#include "base/test_delay.hpp"
 
 namespace mep {
+
+namespace {
+
+constexpr uint64_t kSeqMask = (uint64_t{1} << 48) - 1;
+
+// "This rank has passed seq." It may be as old as its epoch, so the whole seq is in it.
+uint64_t passed_word(uint64_t epoch, uint64_t seq) {
+  return signal_tag(epoch, 0) | (seq & kSeqMask);
+}
+
+}  // namespace
 
 void Cells::open(uint32_t rank, const std::vector<Remote>* remotes, std::byte* window) {
   rank_ = rank;
@@ -22,15 +35,15 @@ void Cells::restart(uint64_t epoch, uint64_t next, const std::vector<uint32_t>& 
 }
 
 mep_result_t Cells::post_to_all(const Operation& operation, const void* payload, size_t bytes,
-                                bool from_root) {
+                                uint32_t flags) {
   const uint64_t offset = cell_offset(operation.seq, rank_);
-  const uint64_t word =
-      tag(operation.epoch, operation.seq) | operation.fingerprint | (from_root ? kRooted : 0u);
+  const uint64_t word = tag(operation.epoch, operation.seq) | operation.fingerprint | flags;
   // The own copy first: what a peer has been given can always be given again from here.
   MEP_TRY((*remotes_)[rank_].put(offset + sizeof word, payload, bytes));
   reinterpret_cast<std::atomic<uint64_t>*>(window_ + offset)
       // Release: the control thread that copies contributions out sees the payload.
       ->store(word, std::memory_order_release);
+  MEP_TEST_DELAY_POINT("cells post");
   for (const uint32_t peer : live_) {
     if (peer == rank_) continue;
     const Remote& remote = (*remotes_)[peer];
@@ -43,7 +56,7 @@ mep_result_t Cells::post_to_all(const Operation& operation, const void* payload,
 mep_result_t Cells::note_done(const Operation& operation) {
   if (operation.seq - all_signalled_ < kDepth / 2) return MEP_SUCCESS;
   all_signalled_ = operation.seq;
-  const uint64_t word = signal_tag(operation.epoch, 0) | (operation.seq & kSignalPayloadMask);
+  const uint64_t word = passed_word(operation.epoch, operation.seq);
   for (const uint32_t peer : live_) {
     if (peer != rank_) MEP_TRY((*remotes_)[peer].signal(passed_offset(rank_), word));
   }
@@ -51,17 +64,13 @@ mep_result_t Cells::note_done(const Operation& operation) {
 }
 
 bool Cells::look_for_passed(uint64_t seq) {
-  const uint64_t epoch_tag = signal_tag(epoch_, 0);
+  const uint64_t base = passed_word(epoch_, 0);
   uint64_t lowest = seq;
   for (const uint32_t peer : live_) {
     if (peer == rank_) continue;
     const uint64_t word = load_signal(window_, passed_offset(peer));
-    if (!signal_matches(word, epoch_tag)) return false;
-    // The word has the low 24 bits of a seq that is at most a ring behind or ahead of this one.
-    const uint64_t distance = (seq - word) & kSignalPayloadMask;
-    const uint64_t passed =
-        distance > kSignalPayloadMask / 2 ? seq : (distance < seq ? seq - distance : 0);
-    lowest = std::min(lowest, passed);
+    if (((word ^ base) & ~kSeqMask) != 0) return false;
+    lowest = std::min(lowest, word & kSeqMask);
   }
   passed_by_all_ = std::max(passed_by_all_, lowest);
   return seq <= passed_by_all_ + kDepth;
@@ -70,28 +79,45 @@ bool Cells::look_for_passed(uint64_t seq) {
 bool Cells::retain(uint64_t epoch, uint64_t seq, RetainedOperation* out) const {
   if (seq < first_) return false;
   out->sources.clear();
-  out->bytes.clear();
-  const auto take = [&](uint32_t source) {
-    const std::byte* bytes = payload(seq, source);
+  out->cells.clear();
+  const auto take = [&](uint32_t source, uint64_t word) {
     out->sources.push_back(source);
-    out->bytes.emplace_back(bytes, bytes + kPayloadBytes);
+    std::vector<std::byte>& cell = out->cells.emplace_back(kCellBytes);
+    std::memcpy(cell.data(), &word, sizeof word);
+    std::memcpy(cell.data() + sizeof word, payload(seq, source), kPayloadBytes);
   };
   const uint64_t expected = tag(epoch, seq);
-  uint32_t present = 0;
   for (const uint32_t source : live_) {
     const uint64_t word = load_signal(window_, cell_offset(seq, source));
     if (!signal_matches(word, expected)) continue;
+    if ((signal_payload(word) & kEntryOnly) != 0) return false;
     if ((signal_payload(word) & kRooted) != 0) {
       out->sources.clear();
-      out->bytes.clear();
-      take(source);
+      out->cells.clear();
+      take(source, word);
       return true;
     }
-    ++present;
+    take(source, word);
   }
-  if (present != live_.size()) return false;
-  for (const uint32_t source : live_) take(source);
-  return true;
+  return out->sources.size() == live_.size();
+}
+
+bool Cells::differs(const Operation& operation, uint32_t* source) const {
+  for (const uint32_t peer : live_) {
+    bool mismatch = false;
+    if (peer == rank_ || !arrived(operation, peer, &mismatch) || !mismatch) continue;
+    *source = peer;
+    return true;
+  }
+  return false;
+}
+
+bool Cells::same_call(const RetainedOperation& kept, uint32_t fingerprint) {
+  return std::all_of(kept.cells.begin(), kept.cells.end(), [=](const auto& cell) {
+    uint64_t word = 0;
+    std::memcpy(&word, cell.data(), sizeof word);
+    return ((signal_payload(word) ^ fingerprint) & kFingerprintMask) == 0;
+  });
 }
 
 void Cells::zero_words() {

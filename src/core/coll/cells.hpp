@@ -1,13 +1,15 @@
 // Small messages: every rank's window has a ring of kDepth slots of one cell per source rank.
 //
 //   cell of (slot, source):  u64 signal word | payload
-//   word of seq n:           tag(epoch, n / kDepth), payload 1 bit "from a root" + 23 bits fingerprint
+//   word of seq n:           tag(epoch, n / kDepth), payload 2 flags + 22 bits fingerprint
+//   flags                    from a root (alone enough for the result); entry only (of a large
+//                            operation, whose data is elsewhere: not enough for the result)
 //
 // The cell of seq n is that of slot n % kDepth. A contribution is put to every live peer and to the
 // own window; it stays there until *every* live rank is known to have passed n, so that whoever is
 // behind when a rank fails can be given it by anyone. That knowledge comes for free from any signal of
 // an operation in which a rank waits for a peer (it entered m, hence passed m - 1), and where the
-// pattern gives none, from a "passed" word every kDepth / 2 operations.
+// pattern gives none, from a "passed" word (epoch, 48 bits of seq) every kDepth / 2 operations.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +27,8 @@ class Cells {
   static constexpr uint64_t kDepth = 8;
   static constexpr size_t kCellBytes = 4096;
   static constexpr size_t kPayloadBytes = kCellBytes - sizeof(uint64_t);
-  static constexpr uint32_t kFingerprintMask = 0x7fffff;
+  static constexpr uint32_t kFingerprintMask = 0x3fffff;
+  static constexpr uint32_t kEntryOnly = 0x400000;
   static constexpr uint32_t kRooted = 0x800000;
 
   // Bytes of the window that a comm of `size` ranks needs from `offset` on.
@@ -45,7 +48,7 @@ class Cells {
   // Puts to every live peer and to the own window, then signals. From then on it counts as a
   // contribution.
   [[nodiscard]] mep_result_t post_to_all(const Operation& operation, const void* payload,
-                                         size_t bytes, bool from_root = false);
+                                         size_t bytes, uint32_t flags = 0);
   // Whether the contribution of `source` has come; *mismatch: it belongs to another call.
   bool arrived(const Operation& operation, uint32_t source, bool* mismatch) const {
     const uint64_t word = load_signal(window_, cell_offset(operation.seq, source));
@@ -58,7 +61,12 @@ class Cells {
   }
   // The operation is done and this rank has waited in it for all live peers: they passed seq - 1.
   void note_all_entered(uint64_t seq) { passed_by_all_ = seq - 1; all_signalled_ = seq; }
-  // The operation is done, but it did not make all wait for this rank: tell those who might not know.
+  // Whether any rank but this one has called something else here.
+  bool differs(const Operation& operation, uint32_t* source) const;
+  // Whether what was kept of an operation belongs to the same call as this rank's.
+  static bool same_call(const RetainedOperation& kept, uint32_t fingerprint);
+  // The operation is done, but it did not make all wait for this rank, or failed before it waited for
+  // all: tell those who might not know.
   [[nodiscard]] mep_result_t note_done(const Operation& operation);
 
   // --- The control thread, while the channel is wedged ---

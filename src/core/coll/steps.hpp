@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/status.hpp"
+#include "base/test_delay.hpp"
 #include "core/comm/comm.hpp"
 
 namespace mep {
@@ -12,10 +13,37 @@ inline Step fail_step(Operation& operation, mep_result_t result) {
 }
 
 // Posts this rank's small contribution as soon as its cells are free. kDone: posted.
-inline Step enter_small(Comm& comm, Operation& operation, const void* payload, size_t bytes) {
+inline Step enter_small(Comm& comm, Operation& operation, const void* payload, size_t bytes,
+                        uint32_t flags = 0) {
   if (!comm.cells().free(operation.seq)) return Step::kPending;
-  const mep_result_t posted = comm.cells().post_to_all(operation, payload, bytes);
+  const mep_result_t posted = comm.cells().post_to_all(operation, payload, bytes, flags);
   return posted == MEP_SUCCESS ? Step::kDone : fail_step(operation, posted);
+}
+
+// The empty cell that begins a large operation: it tells the others what is called here.
+inline Step enter_large(Comm& comm, Operation& operation) {
+  return enter_small(comm, operation, nullptr, 0, Cells::kEntryOnly);
+}
+
+inline Step mismatch_step(Comm& comm, Operation& operation, uint32_t source) {
+  // This rank waits for nobody here any more, so nobody learns from it that the others have entered.
+  (void)comm.cells().note_done(operation);
+  return fail_step(
+      operation,
+      fail(MEP_ERR_MISMATCH,
+           "rank %u called another operation than this rank's %s, or with another count, type, "
+           "operator or root", source, collective_type(operation.kind).name));
+}
+
+// While the awaited cell has not come: another rank's may say that it never will. Looked for only now
+// and then, to leave the cells of others alone while they are written.
+inline Step look_for_mismatch(Comm& comm, Operation& operation) {
+  constexpr uint32_t kLooks = 8;
+  uint32_t source = 0;
+  if (++operation.looks % kLooks != 0 || !comm.cells().differs(operation, &source)) {
+    return Step::kPending;
+  }
+  return mismatch_step(comm, operation, source);
 }
 
 // kDone once the cells of all contributors have come; operation.cursor remembers how far it looked.
@@ -24,16 +52,13 @@ inline Step collect_small(Comm& comm, Operation& operation) {
   for (; operation.cursor < sources.size(); ++operation.cursor) {
     bool mismatch = false;
     const uint32_t source = sources[operation.cursor];
-    if (!comm.cells().arrived(operation, source, &mismatch)) return Step::kPending;
-    if (mismatch) {
-      return fail_step(
-          operation,
-          fail(MEP_ERR_MISMATCH,
-               "rank %u called another operation than this rank's %s, or with another count, type, "
-               "operator or root", source, collective_type(operation.kind).name));
+    if (!comm.cells().arrived(operation, source, &mismatch)) {
+      return look_for_mismatch(comm, operation);
     }
+    if (mismatch) return mismatch_step(comm, operation, source);
   }
   operation.cursor = 0;
+  MEP_TEST_DELAY_POINT("cells collect");
   return Step::kDone;
 }
 
@@ -41,6 +66,7 @@ inline Step collect_small(Comm& comm, Operation& operation) {
 // the others. From then on the operation can be completed without anybody.
 inline Step finish_large(Comm& comm, Operation& operation, bool* signalled) {
   if (!*signalled) {
+    MEP_TEST_DELAY_POINT("bulk finish");
     operation.holds_result = true;
     const mep_result_t sent = comm.bulk().signal_finished(operation.seq);
     if (sent != MEP_SUCCESS) return fail_step(operation, sent);

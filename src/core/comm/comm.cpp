@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/status.hpp"
+#include "base/test_delay.hpp"
 
 namespace mep {
 namespace {
@@ -16,7 +17,7 @@ uint64_t hash_name(const std::string& name) {
   return hash | 1;  // never the world window's id
 }
 
-// What must be the same on all ranks, in 23 bits.
+// What must be the same on all ranks, in 22 bits.
 uint32_t fingerprint(Collective kind, const CollectiveArgs& args) {
   uint64_t hash = static_cast<uint64_t>(kind) + 1;
   for (const uint64_t value : {static_cast<uint64_t>(args.count), uint64_t{args.dtype},
@@ -24,7 +25,7 @@ uint32_t fingerprint(Collective kind, const CollectiveArgs& args) {
     hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
     hash ^= hash >> 29;
   }
-  return static_cast<uint32_t>(hash >> 20) & Cells::kFingerprintMask;
+  return static_cast<uint32_t>(hash >> 24) & Cells::kFingerprintMask;
 }
 
 // A view change that does not come to an end is a bug; this is how long a call waits for one beyond
@@ -67,6 +68,9 @@ mep_result_t Comm::finish(const Deadline& deadline) {
   bulk_.open(rank_, Cells::window_bytes(size()), &remotes_, window_->data());
   cells_.restart(adopted_->epoch, seq_ + 1, adopted_->live);
   bulk_.restart(adopted_->epoch, adopted_->live);
+  remote_incarnations_ = adopted_->incarnations;
+  // Relaxed: the control thread does not know this comm yet.
+  adopted_epoch_.store(adopted_->epoch, std::memory_order_relaxed);
   opened_ = true;
   world_->add_client(this, adopted_->epoch);
   return MEP_SUCCESS;
@@ -117,15 +121,15 @@ mep_result_t Comm::begin_operation(Operation* operation) {
   operation->epoch = adopted_->epoch;
   operation->contributors = &adopted_->live;
   channel_.enter(operation->seq);
+  MEP_TEST_DELAY_POINT("enter");
   return MEP_SUCCESS;
 }
 
 bool Comm::test(Operation* operation) {
-  while (!queue_.empty()) {
-    Operation* front = queue_.front();
-    if (!advance(front)) return false;
+  // It may have been finished on behalf of a later one, and others may wait behind it.
+  while (!operation->finished) {
+    if (queue_.empty() || !advance(queue_.front())) return false;
     queue_.pop_front();
-    if (front == operation) return true;
   }
   return true;
 }
@@ -162,13 +166,16 @@ bool Comm::advance(Operation* operation) {
 bool Comm::advance_undisturbed(Operation* operation) {
   const Step step = collective_type(operation->kind).step(*this, *operation);
   if (step == Step::kPending) return false;
+  MEP_TEST_DELAY_POINT("complete");
   if (!channel_.complete(operation->epoch, operation->seq)) return false;  // the view decides
   return finish_operation(operation, step == Step::kDone ? MEP_SUCCESS : operation->result);
 }
 
 bool Comm::finish_operation(Operation* operation, mep_result_t result) {
   operation->result = result;
+  operation->finished = true;
   note_record(*operation);
+  if (operation->record != nullptr) *operation->record = record_;
   return true;
 }
 
@@ -199,14 +206,26 @@ bool Comm::settle(Operation* operation) {
     operation->contributors = &kept->second.sources;
   }
   lock.unlock();
-  const Step step = operation->holds_result
-                        ? Step::kDone
-                        : collective_type(operation->kind).settle(*this, *operation);
-  finish_operation(operation, step == Step::kDone ? MEP_SUCCESS : operation->result);
+  finish_operation(operation, settle_result(operation));
   lock.lock();
   retained_.erase(operation->seq);
   operation->retained = nullptr;
   return true;
+}
+
+// The view decided that the operation is done; with what this rank holds of it, or was given.
+mep_result_t Comm::settle_result(Operation* operation) {
+  if (operation->holds_result) return MEP_SUCCESS;
+  // Who called something else than the others ended it by an error of its own and can give nothing.
+  if (operation->retained == nullptr ||
+      !Cells::same_call(*operation->retained, operation->fingerprint)) {
+    return fail(MEP_ERR_MISMATCH,
+                "other ranks of comm %s called another operation than this rank's %s, or with "
+                "another count, type, operator or root", name_.c_str(),
+                collective_type(operation->kind).name);
+  }
+  const Step step = collective_type(operation->kind).settle(*this, *operation);
+  return step == Step::kDone ? MEP_SUCCESS : operation->result;
 }
 
 bool Comm::fail_settled(Operation* operation, const Verdict& verdict) {
@@ -244,16 +263,19 @@ mep_result_t Comm::catch_up(Operation* operation) {
       operation->epoch = verdict.epoch;
       const auto kept = retained_.find(operation->seq);
       if (kept == retained_.end()) {
-        return fail(MEP_ERR_INTERNAL, "operation %llu of comm %s was decided but not kept",
-                    static_cast<unsigned long long>(operation->seq), name_.c_str());
+        return fail(MEP_ERR_MISMATCH,
+                    "operation %llu of comm %s, this rank's %s, has failed on other ranks, which "
+                    "called different things", static_cast<unsigned long long>(operation->seq),
+                    name_.c_str(), collective_type(operation->kind).name);
       }
       operation->retained = &kept->second;
       operation->contributors = &kept->second.sources;
       return MEP_SUCCESS;
     }
-    verdicts_.pop_front();
     lock.unlock();
-    adopt(verdict);
+    MEP_TRY(adopt(verdict));
+    lock.lock();
+    verdicts_.pop_front();
   }
   return take_news();
 }
@@ -262,13 +284,31 @@ void Comm::drain(const Deadline& deadline) {
   if (!queue_.empty()) (void)wait(queue_.back(), deadline);
 }
 
-void Comm::adopt(const Verdict& verdict) {
+// A newcomer's windows are here before it is in the view, unless this rank is a newcomer too: then they
+// come at once.
+mep_result_t Comm::reach_newcomers(const CommView& view) {
+  remote_incarnations_.resize(size(), 0);
+  const Deadline deadline = Deadline::after_ms(timeout_ms());
+  for (const uint32_t rank : view.live) {
+    if (rank == rank_ || remote_incarnations_[rank] == view.incarnations[rank]) continue;
+    MEP_TRY(world_->await_remote(slots_[rank], window_, deadline, &remotes_[rank]));
+    remote_incarnations_[rank] = view.incarnations[rank];
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t Comm::adopt(const Verdict& verdict) {
+  MEP_TRY(reach_newcomers(*verdict.view));
+  MEP_TEST_DELAY_POINT("adopt");
   // The control thread looks at the cells too, under the lock.
   const std::lock_guard lock(mutex_);
   adopted_ = verdict.view;
   seq_ = verdict.next - 1;
   cells_.restart(adopted_->epoch, verdict.next, adopted_->live);
   bulk_.restart(adopted_->epoch, adopted_->live);
+  // Release: windows of ranks that are gone are used no more.
+  adopted_epoch_.store(adopted_->epoch, std::memory_order_release);
+  return MEP_SUCCESS;
 }
 
 mep_result_t Comm::take_news() {
@@ -291,7 +331,8 @@ const std::byte* Comm::contribution(const Operation& operation, uint32_t source)
   const auto& sources = operation.retained->sources;
   const auto it = std::find(sources.begin(), sources.end(), source);
   if (it == sources.end()) return nullptr;
-  return operation.retained->bytes[static_cast<size_t>(it - sources.begin())].data();
+  return operation.retained->cells[static_cast<size_t>(it - sources.begin())].data() +
+         sizeof(uint64_t);
 }
 
 // --- What happened --------------------------------------------------------------------------------
@@ -349,11 +390,8 @@ mep_result_t Comm::last_op(mep_op_info_t* info) const {
 }
 
 mep_result_t Comm::describe(const Operation& operation, mep_op_info_t* info) const {
-  OperationRecord record = record_;
-  if (record.seq != operation.seq || record.epoch != operation.epoch) {
-    record.contributors.clear();
-    record.failed.clear();
-  }
+  if (operation.finished && operation.record != nullptr) return fill_info(*operation.record, info);
+  OperationRecord record;
   record.epoch = operation.epoch;
   record.seq = operation.seq;
   record.result = operation.result;
@@ -372,8 +410,15 @@ void Comm::add_client(ViewClient* client) {
 }
 
 void Comm::remove_client(ViewClient* client) {
+  // Others may still be in the last operations of this client: what they need of them counts when
+  // this rank leaves. Of clients long gone nobody needs anything.
+  constexpr size_t kRetiredChannels = 256;
+  std::vector<membership::ChannelState> channels;
+  client->describe(&channels);
   const std::lock_guard lock(mutex_);
   std::erase(clients_, client);
+  retired_.insert(retired_.end(), channels.begin(), channels.end());
+  while (retired_.size() > kRetiredChannels) retired_.pop_front();
 }
 
 bool Comm::has_clients() const {

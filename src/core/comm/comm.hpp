@@ -66,10 +66,17 @@ struct OperationRecord {
 class ViewClient {
  public:
   virtual ~ViewClient() = default;
+  // Channels with what is done now; freezes nothing.
+  virtual void describe(std::vector<membership::ChannelState>* channels) const = 0;
+  // Whether this rank needs nothing more for `seq` of `channel` or knows no such channel.
+  virtual bool holds(uint64_t channel, uint64_t seq) const = 0;
   virtual void wedge(std::vector<membership::ChannelState>* channels) = 0;
+  // See WorldClient::quiesced().
+  virtual bool quiesced() const { return true; }
   virtual void prepare() = 0;
-  // `view` follows; null: nothing changed, go on.
-  virtual void install(const Verdict* verdict) = 0;
+  // verdict->view follows, and `decision` says of each channel what is done and where it goes on; both
+  // null: nothing changed, go on.
+  virtual void install(const Verdict* verdict, const membership::Proposal* decision) = 0;
 };
 
 class Comm : public WorldClient {
@@ -97,6 +104,16 @@ class Comm : public WorldClient {
   void set_timeout_ms(uint32_t ms) { timeout_ms_.store(ms, std::memory_order_relaxed); }
 
   // --- The user's thread ---
+
+  // Around every call of the user that may touch windows. False: another thread is inside (found by
+  // chance, not by force).
+  bool enter_call() {
+    if (in_call_.load(std::memory_order_relaxed) != 0) return false;
+    in_call_.store(1, std::memory_order_relaxed);
+    return true;
+  }
+  // Release: what the call did to windows is over for who sees it.
+  void leave_call() { in_call_.store(0, std::memory_order_release); }
 
   // Runs one operation to its end.
   [[nodiscard]] mep_result_t run(Collective kind, const CollectiveArgs& args);
@@ -158,16 +175,15 @@ class Comm : public WorldClient {
   void add_client(ViewClient* client);
   void remove_client(ViewClient* client);
   bool has_clients() const;
-  uint32_t next_child_number() { return child_number_++; }
+  uint32_t child_number() const { return child_number_; }
+  void set_child_number(uint32_t number) { child_number_ = number; }
   uint32_t next_ep_number() { return ep_number_++; }
 
   // --- The control thread (WorldClient) ---
   uint64_t comm_id() const override { return id_; }
   const membership::SlotSet& member_slots() const override { return member_slots_; }
   bool is_replicated(uint64_t channel) const override { return channel == channel_.id(); }
-  void describe(std::vector<membership::ChannelState>* channels) const override {
-    channels->push_back({id_, channel_.id(), channel_.done(), 0});
-  }
+  void describe(std::vector<membership::ChannelState>* channels) const override;
   void wedge(std::vector<membership::ChannelState>* channels) override;
   bool holds(uint64_t channel, uint64_t seq) override;
   void give_flush(uint64_t channel, uint64_t from_seq, uint64_t to_seq,
@@ -178,15 +194,19 @@ class Comm : public WorldClient {
   void install(const membership::InstallView& change,
                const membership::AffectedComm* affected) override;
   void terminate() override;
+  bool quiesced() const override;
+  CommDescription description() const override;
 
  private:
   mep_result_t begin_operation(Operation* operation);
   bool advance(Operation* operation);
   bool advance_undisturbed(Operation* operation);
   bool settle(Operation* operation);
+  mep_result_t settle_result(Operation* operation);
   bool fail_settled(Operation* operation, const Verdict& verdict);
   mep_result_t catch_up(Operation* operation);
-  void adopt(const Verdict& verdict);
+  mep_result_t adopt(const Verdict& verdict);
+  mep_result_t reach_newcomers(const CommView& view);
   bool finish_operation(Operation* operation, mep_result_t result);
   void drain(const Deadline& deadline);
   void note_record(const Operation& operation);
@@ -210,7 +230,10 @@ class Comm : public WorldClient {
   // The user's thread.
   Channel channel_;
   std::atomic<uint32_t> posting_{0};  // threads inside a PostingScope
+  std::atomic<uint32_t> in_call_{0};     // tells the control thread that windows may be in use
+  std::atomic<uint64_t> adopted_epoch_{0};  // of adopted_, for the control thread
   std::shared_ptr<const CommView> adopted_;
+  std::vector<uint64_t> remote_incarnations_;  // by rank: whose windows remotes_ reaches
   uint64_t seq_ = 0;  // of the last call
   uint64_t verdict_asked_seq_ = 0;
   Cells cells_;
@@ -227,6 +250,7 @@ class Comm : public WorldClient {
   std::deque<Verdict> verdicts_;                     // not adopted yet, oldest first
   std::map<uint64_t, RetainedOperation> retained_;   // by seq, until answered
   std::vector<ViewClient*> clients_;
+  std::deque<membership::ChannelState> retired_;  // channels of clients that are gone
   mep_result_t news_ = MEP_SUCCESS;
   std::string news_text_;
   uint64_t held_ = 0;  // while wedged: up to where this rank holds all contributions

@@ -1,9 +1,13 @@
 // The control thread's side of a comm: wedge, flush, prepare, install.
+#include <linux/membarrier.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 
 #include "base/log.hpp"
+#include "base/test_delay.hpp"
 #include "core/comm/comm.hpp"
 
 namespace mep {
@@ -73,7 +77,9 @@ std::shared_ptr<const CommView> Comm::make_view(const membership::View& view,
 }
 
 void Comm::wedge(std::vector<membership::ChannelState>* channels) {
+  MEP_TEST_DELAY_POINT("wedge");
   const Channel::Frozen frozen = channel_.wedge();
+  MEP_TEST_DELAY_POINT("wedged");
   wait_for_posters();
   const std::lock_guard lock(mutex_);
   gather_held(frozen.done);
@@ -109,8 +115,20 @@ void Comm::gather_held(uint64_t done) {
   }
 }
 
+void Comm::describe(std::vector<membership::ChannelState>* channels) const {
+  channels->push_back({id_, channel_.id(), channel_.done(), 0});
+  const std::lock_guard lock(mutex_);
+  channels->insert(channels->end(), retired_.begin(), retired_.end());
+  for (const ViewClient* client : clients_) client->describe(channels);
+}
+
 bool Comm::holds(uint64_t channel, uint64_t seq) {
-  if (channel != channel_.id()) return true;
+  if (channel != channel_.id()) {
+    const std::lock_guard lock(mutex_);
+    return std::all_of(clients_.begin(), clients_.end(), [&](const ViewClient* client) {
+      return client->holds(channel, seq);
+    });
+  }
   const uint64_t done = channel_.done();
   if (seq <= done) return true;
   const std::lock_guard lock(mutex_);
@@ -134,23 +152,24 @@ void Comm::give_flush(uint64_t channel, uint64_t from_seq, uint64_t to_seq, cons
     } else if (!cells_.retain(view_->epoch, seq, &kept)) {
       continue;  // a large operation: whoever is behind has its data already
     }
-    for (size_t i = 0; i < kept.sources.size(); ++i) sink(seq, kept.sources[i], kept.bytes[i]);
+    for (size_t i = 0; i < kept.sources.size(); ++i) sink(seq, kept.sources[i], kept.cells[i]);
   }
 }
 
 void Comm::take_flush(uint64_t channel, uint64_t seq, uint32_t source,
                       std::span<const std::byte> bytes) {
-  if (channel != channel_.id() || source >= size() || bytes.size() != Cells::kPayloadBytes) return;
+  if (channel != channel_.id() || source >= size() || bytes.size() != Cells::kCellBytes) return;
   const std::lock_guard lock(mutex_);
   RetainedOperation& kept = retained_[seq];
   if (std::find(kept.sources.begin(), kept.sources.end(), source) != kept.sources.end()) return;
   const auto place = std::lower_bound(kept.sources.begin(), kept.sources.end(), source);
   const auto index = place - kept.sources.begin();
   kept.sources.insert(place, source);
-  kept.bytes.emplace(kept.bytes.begin() + index, bytes.begin(), bytes.end());
+  kept.cells.emplace(kept.cells.begin() + index, bytes.begin(), bytes.end());
 }
 
 void Comm::prepare() {
+  MEP_TEST_DELAY_POINT("prepare");
   const std::lock_guard lock(mutex_);
   cells_.zero_words();
   bulk_.zero_words();
@@ -159,11 +178,12 @@ void Comm::prepare() {
 
 void Comm::install(const membership::InstallView& change,
                    const membership::AffectedComm* affected) {
+  MEP_TEST_DELAY_POINT("install");
   const std::lock_guard lock(mutex_);
   if (affected == nullptr) {
     // What was copied out stays in the cells too: operations go on from there.
     std::erase_if(retained_, [this](const auto& entry) { return entry.first > channel_.done(); });
-    for (ViewClient* client : clients_) client->install(nullptr);
+    for (ViewClient* client : clients_) client->install(nullptr, nullptr);
     channel_.unwedge();
     doorbell_ring(world_->doorbell());
     return;
@@ -177,6 +197,8 @@ void Comm::install(const membership::InstallView& change,
     verdict.n_star = decided.n_star;
     verdict.next = decided.next;
   }
+  // A newcomer has called nothing yet.
+  if (change.joined) verdict.n_star = 0;
   const Reason reason = reason_of(change, *affected, slots_, name_);
   verdict.result = reason.result != MEP_SUCCESS ? reason.result : MEP_ERR_PEER_FAILED;
   verdict.text = reason.text;
@@ -186,12 +208,28 @@ void Comm::install(const membership::InstallView& change,
     news_ = reason.result;
     news_text_ = reason.text;
   }
-  for (ViewClient* client : clients_) client->install(&verdict);
+  for (ViewClient* client : clients_) client->install(&verdict, change.decision.get());
   verdicts_.push_back(std::move(verdict));
   channel_.restart(view_->epoch, verdicts_.back().next - 1);
   doorbell_ring(world_->doorbell());
   log(LogLevel::kInfo, "comm %s: epoch %llu, %zu of %u ranks", name_.c_str(),
       static_cast<unsigned long long>(view_->epoch), view_->live.size(), size());
+}
+
+bool Comm::quiesced() const {
+  const std::lock_guard lock(mutex_);
+  for (const ViewClient* client : clients_) {
+    if (!client->quiesced()) return false;
+  }
+  if (adopted_epoch_.load(std::memory_order_acquire) == view_->epoch) return true;
+  // Makes the plain stores of enter_call() visible: rare, and cheap enough for that.
+  (void)syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0);
+  return in_call_.load(std::memory_order_acquire) == 0;
+}
+
+CommDescription Comm::description() const {
+  const std::lock_guard lock(mutex_);
+  return {name_, view_->epoch, slots_};
 }
 
 void Comm::terminate() {

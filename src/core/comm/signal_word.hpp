@@ -21,6 +21,12 @@ constexpr uint64_t signal_tag(uint64_t epoch, uint64_t use) {
   return (uint64_t{1} << 63) | ((epoch & 0x7fff) << 48) | ((use & 0xffffff) << kSignalPayloadBits);
 }
 
+// A word that has no other payload counts its uses in 48 bits, compared whole: however seldom it is
+// written, an old one is never taken for the awaited one.
+constexpr uint64_t counted_signal(uint64_t epoch, uint64_t use) {
+  return signal_tag(epoch, use) | ((use >> kSignalPayloadBits) & kSignalPayloadMask);
+}
+
 constexpr bool signal_matches(uint64_t word, uint64_t tag) {
   return ((word ^ tag) >> kSignalPayloadBits) == 0;
 }

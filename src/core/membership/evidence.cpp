@@ -69,6 +69,7 @@ void Membership::on_row(RowPtr row) {
     new_rows_.add(slot);
     return;
   }
+  if (row->epoch < view_->epoch && row->standing == Standing::kMember) tell_left_behind(slot);
   // Not of this view: a newcomer, perhaps announced later, perhaps in a view that is ahead of ours.
   Newcomer& entry = newcomers_[slot];
   if (entry.member.incarnation != row->incarnation) {
@@ -111,8 +112,20 @@ void Membership::on_connection_lost(uint32_t slot, uint64_t incarnation) {
   }
 }
 
+// Something of a process that was removed, and whose links did not tell it so.
+void Membership::tell_left_behind(uint32_t slot) {
+  SlotSet to;
+  to.add(slot);
+  if (row_.version > 0 && row_.committed != nullptr)
+    give(PushRow{std::make_shared<const Row>(row_), std::move(to)});
+}
+
 void Membership::on_connection_up(uint32_t slot, uint64_t incarnation) {
-  if (!active() || !same_incarnation(slot, incarnation)) return;
+  if (!active() || slot >= max_slots_ || slot == slot_) return;
+  if (!same_incarnation(slot, incarnation)) {
+    if (newcomer(slot, incarnation) == nullptr) tell_left_behind(slot);
+    return;
+  }
   if (!row_.suspected.has(slot)) row_.link_down.remove(slot);
   note_heard(slot, incarnation);
   touch();
@@ -231,7 +244,10 @@ void Membership::suspect_lost_newcomers() {
 void Membership::forgive_gap(uint64_t gap_us) {
   for (Peer& peer : peers_) peer.heard_us += gap_us;
   for (auto& [slot, entry] : newcomers_) entry.heard_us += gap_us;
-  for (auto& [pair, since] : accusations_) since += gap_us;
+  for (auto& [pair, accusation] : accusations_) {
+    accusation.since_us += gap_us;
+    accusation.alone_since_us += gap_us;
+  }
   if (no_quorum_since_us_ != 0) no_quorum_since_us_ += gap_us;
   if (stuck_since_us_ != 0) stuck_since_us_ += gap_us;
   progress_us_ += gap_us;

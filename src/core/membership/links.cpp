@@ -19,36 +19,49 @@ bool Membership::note_accusations(const SlotSet& live) {
     accusations_.clear();
     return false;
   }
-  std::map<std::pair<uint32_t, uint32_t>, uint64_t> fresh;
+  std::map<std::pair<uint32_t, uint32_t>, Accusation> fresh;
+  std::map<uint32_t, uint32_t> accusers;
   live.each([&](uint32_t by) {
     const Row* row = usable_row(by);
     if (row == nullptr) return;
     ((row->link_down | row->silent) & live).each([&](uint32_t of) {
       if (of == by) return;
       const auto known = accusations_.find({by, of});
-      fresh[{by, of}] = known == accusations_.end() ? now_us_ : known->second;
+      fresh[{by, of}] = known == accusations_.end() ? Accusation{now_us_, now_us_} : known->second;
+      ++accusers[of];
     });
   });
+  // One of several that is left over is mostly out of date: the others hear the accused again.
+  for (auto& [pair, accusation] : fresh)
+    if (accusers[pair.second] >= 2) accusation.alone_since_us = now_us_;
   accusations_ = std::move(fresh);
   return !accusations_.empty();
 }
 
+// All accusations of one member count together, so that its degree is not that of the first accuser.
 Membership::Edges Membership::counted_edges(const SlotSet& live) const {
-  std::map<uint32_t, uint32_t> accusers;
-  for (const auto& [pair, since] : accusations_) ++accusers[pair.second];
   const bool only_two = live.count() == 2;
+  const auto held = [&](uint64_t since, uint64_t hold_us) { return now_us_ >= since + hold_us; };
+  std::map<uint32_t, std::vector<uint64_t>> accused;
+  for (const auto& [pair, accusation] : accusations_)
+    accused[pair.second].push_back(accusation.since_us);
+  for (auto& [of, times] : accused) std::sort(times.begin(), times.end());
   Edges edges;
-  for (const auto& [pair, since] : accusations_) {
+  for (const auto& [pair, accusation] : accusations_) {
     const auto [by, of] = pair;
-    const uint64_t age_us = now_us_ - std::min(now_us_, since);
-    const Row* row = usable_row(by);
-    const bool broken = row != nullptr && row->link_down.has(of);
-    bool counts = age_us >= config_.pair_hold_us;
-    if (age_us >= config_.link_hold_us) {
+    const uint64_t since = accusation.alone_since_us;
+    const std::vector<uint64_t>& times = accused[of];
+    bool counts = false;
+    if (times.size() >= 2) {
+      counts = held(times[1], config_.link_hold_us);
+    } else {
+      const Row* row = usable_row(by);
+      const bool broken = row != nullptr && row->link_down.has(of);
       const auto back = accusations_.find({of, by});
-      const bool both = broken && back != accusations_.end() &&
-                        now_us_ >= back->second + config_.link_hold_us;
-      counts = counts || both || only_two || accusers[of] >= 2;
+      const bool both = broken && back != accusations_.end() && accused[by].size() == 1 &&
+                        held(back->second.since_us, config_.link_hold_us);
+      counts = held(since, config_.pair_hold_us) ||
+               ((both || only_two) && held(since, config_.link_hold_us));
     }
     if (!counts) continue;
     edges[by].add(of);

@@ -14,8 +14,9 @@
 //     every replicated result up to N*, all excluded are fenced out, and it has prepared.
 //  5. A value is committed when a quorum accepted one ballot of it and every member of it that is
 //     not suspected since is among them. The base of the quorum is the old view and never shrinks.
-//  6. N* is the maximum of done over the frozen tables; no donor is needed beyond a member that was
-//     at N* or has accepted the value.
+//  6. N* is the maximum of done over the frozen tables; a donor is a member that was at N* or has
+//     accepted the value. Only when no unsuspected member of the channel's comm holds the results of
+//     a value that is taken over, N* of that channel falls back to what they hold.
 //  7. "Confirmed" is an exit seen through a pidfd, here or by a member on the victim's host, or the
 //     last row of the victim itself. Nothing else ever confirms; only rule "all that are not
 //     confirmed dead" and the fence make a difference.
@@ -42,8 +43,9 @@ namespace mep::membership {
 
 // ---- Actions -----------------------------------------------------------------------------------
 
-// Send this row to each of these slots (members and newcomers; a broken link swallows it). Links
-// keep the order and lose nothing until they break. `row` is a snapshot.
+// Send this row to each of these slots: to the newest connection of the slot (members, newcomers, and
+// removed members so that they learn it); a broken link swallows it. Links keep the order and lose
+// nothing until they break. `row` is a snapshot.
 struct PushRow {
   RowPtr row;
   SlotSet to;
@@ -115,7 +117,8 @@ struct AffectedComm {
 
 // The view has changed. Operations up to n_star of `decision->channels` succeed (flushed results
 // count now); beyond it those of affected comms end by why, and their channels go on at `next` in
-// the new comm epoch. Comms that are not in `affected` are unwedged as they were, same epoch.
+// the new comm epoch, with done = entered = next - 1 from there on, on every member (results that a
+// rank has not called yet wait for its calls all the same). Comms that are not in `affected` are unwedged as they were, same epoch.
 // Afterwards connections to removed members may be closed (after a PushRow to them in this drain).
 struct InstallView {
   std::shared_ptr<const View> view;
@@ -280,6 +283,10 @@ class Membership {
     bool gone = false;       // its connection broke
     bool confirmed = false;  // its process is gone
   };
+  struct Accusation {
+    uint64_t since_us = 0;
+    uint64_t alone_since_us = 0;  // since when nobody else accuses the same member
+  };
   enum class Quorum : uint8_t { kNo, kMajority, kWitness, kAllAlive };
 
   // evidence.cpp
@@ -292,6 +299,7 @@ class Membership {
   void learn_from(const Row& row);
   void read_statements(const Row& row);
   void suspect_lost_newcomers();
+  void tell_left_behind(uint32_t slot);
   bool same_incarnation(uint32_t slot, uint64_t incarnation) const;
   Newcomer* newcomer(uint32_t slot, uint64_t incarnation);
   // The latest row of a member of this view while it is in this view too; nullptr if none.
@@ -320,6 +328,7 @@ class Membership {
   void try_offer();
   ProposalPtr highest_accepted(const SlotSet& live) const;
   ProposalPtr new_value(const SlotSet& live) const;
+  ProposalPtr attainable(const ProposalPtr& value, const SlotSet& live) const;
   void collect_tables(const SlotSet& live, Proposal* value) const;
   RemovalReason removal_reason(uint32_t slot, const SlotSet& live) const;
   void try_accept();
@@ -388,7 +397,7 @@ class Membership {
   std::map<uint64_t, Comm> comms_;
   std::map<uint32_t, Newcomer> newcomers_;  // by slot
   std::vector<Member> offered_newcomers_;   // ready in a row of this epoch with a recover call
-  std::map<std::pair<uint32_t, uint32_t>, uint64_t> accusations_;  // (by, of) -> since when
+  std::map<std::pair<uint32_t, uint32_t>, Accusation> accusations_;  // (by, of)
 
   // local health
   uint64_t ticked_us_ = 0;
@@ -411,6 +420,7 @@ class Membership {
   uint64_t stuck_since_us_ = 0;      // 0: not stuck
   uint64_t progress_us_ = 0;
   uint64_t progress_mark_ = 0;
+  uint64_t stall_acted_us_ = 0;
 
   uint64_t recover_deadline_us_ = 0;
 

@@ -57,7 +57,6 @@ void Membership::new_round(uint32_t round) {
   row_.suspected = kept & view_->members;
   new_rows_ = view_->members;
   stuck_since_us_ = 0;
-  progress_us_ = now_us_;
   touch();
   again_ = true;
 }
@@ -85,12 +84,11 @@ void Membership::watch_quorum() {
   }
 }
 
+// Suspicions and rounds are no progress: they may come and go without end while links flap.
 uint64_t Membership::progress_mark() const {
   uint64_t mark = static_cast<uint64_t>(phase_);
   const auto mix = [&](uint64_t word) { mark = mark * 1099511628211u + word; };
   mix(view_->epoch);
-  mix(row_.round);
-  mix(row_.suspected.count());
   uint64_t wedged = 0;
   uint64_t accepted = 0;
   uint64_t offers = 0;
@@ -120,14 +118,16 @@ void Membership::watch_progress() {
   }
   const uint64_t stalled_us = now_us_ - progress_us_;
   const SlotSet present = live();
+  const bool next_stall = now_us_ >= stall_acted_us_ + config_.stalled_change_us;
   if (phase_ == Phase::kWedging) {
     // Its own channels do not freeze: this rank is what holds the others up.
     if (2 * stalled_us >= config_.stalled_change_us) give_up();
   } else if (stalled_us >= 4 * config_.stalled_change_us) {
     give_up();
   } else if (present.lowest() == slot_) {
-    if (stalled_us >= config_.stalled_change_us) suspect_stalled(present);
-  } else if (stalled_us >= 2 * config_.stalled_change_us && present.has(slot_)) {
+    if (stalled_us >= config_.stalled_change_us && next_stall) suspect_stalled(present);
+  } else if (stalled_us >= 2 * config_.stalled_change_us && next_stall && present.has(slot_)) {
+    stall_acted_us_ = now_us_;
     SlotSet rest = present;
     rest.remove(present.lowest());
     if (quorum(rest) != Quorum::kNo) suspect(present.lowest(), RemovalReason::kStalled);
@@ -136,6 +136,7 @@ void Membership::watch_progress() {
 
 // The lead takes those for gone who have not done their present part, if a quorum has.
 void Membership::suspect_stalled(const SlotSet& live) {
+  stall_acted_us_ = now_us_;
   SlotSet behind;
   const Offer& offer = row_.offer;
   live.each([&](uint32_t slot) {

@@ -159,6 +159,38 @@ ProposalPtr Membership::new_value(const SlotSet& live) const {
   return value;
 }
 
+// A value that is taken over may ask for results that nobody has any more: its only donors died, and
+// whoever accepted it is not in that comm, so did not get them. Then N* of that channel is what its
+// living members have. None of them can have installed the value as it was, so this concerns them
+// alone, and `next` stays.
+ProposalPtr Membership::attainable(const ProposalPtr& value, const SlotSet& live) const {
+  std::shared_ptr<Proposal> lowered;
+  for (size_t i = 0; i < value->channels.size(); ++i) {
+    const ChannelVerdict& verdict = value->channels[i];
+    bool used = false;
+    uint64_t most = 0;
+    live.each([&](uint32_t slot) {
+      const Row* row = usable_row(slot);
+      if (row == nullptr || !value->members.has(slot)) return;
+      const bool flushed =
+          row->accepted.value != nullptr && row->accepted.value->same_value(*value);
+      for (const ChannelState& state : row->channels) {
+        if (state.comm != verdict.comm || state.channel != verdict.channel) continue;
+        used = true;
+        most = std::max(most, flushed ? verdict.n_star : state.done);
+      }
+    });
+    if (!used || most >= verdict.n_star) continue;
+    if (lowered == nullptr) lowered = std::make_shared<Proposal>(*value);
+    lowered->channels[i].n_star = most;
+    lowered->channels[i].donor = kNoSlot;
+  }
+  if (lowered == nullptr) return value;
+  lowered->origin = ballot();
+  lowered->proposer = slot_;
+  return lowered;
+}
+
 void Membership::try_offer() {
   const SlotSet present = live();
   if (present.lowest() != slot_) return;
@@ -168,7 +200,7 @@ void Membership::try_offer() {
   if (rule == Quorum::kNo || !everyone_agrees(present)) return;
   if (rule == Quorum::kAllAlive && !newcomers_read()) return;
   ProposalPtr value = mutations_.ignore_earlier_accepted ? nullptr : highest_accepted(present);
-  if (value == nullptr) value = new_value(present);
+  value = value == nullptr ? new_value(present) : attainable(value, present);
   row_.offer = Offer{now, slot_, std::move(value)};
   touch();
   again_ = true;
@@ -185,15 +217,16 @@ void Membership::try_accept() {
     return;
   if (lead->round != row_.round || !(lead->suspected == row_.suspected)) return;
   if (row_.accepted.value != nullptr && !(row_.accepted.ballot < offer.ballot)) return;
-  if (joining) {
-    const auto& added = offer.value->added;
-    const bool mine = std::any_of(added.begin(), added.end(), [&](const Member& member) {
-      return member.slot == slot_ && member.incarnation == incarnation_;
-    });
-    if (!mine) return;
-  }
-  // A value taken over from an earlier round may leave this rank out: then it only votes.
-  if (offer.value->members.has(slot_) && !ready_to_accept(offer.value)) return;
+  // Whom the value leaves out only votes: a member that a round has brought back, and a newcomer that
+  // is asked because it may have been in an earlier value.
+  const auto& added = offer.value->added;
+  const bool included =
+      joining ? std::any_of(added.begin(), added.end(),
+                            [&](const Member& member) {
+                              return member.slot == slot_ && member.incarnation == incarnation_;
+                            })
+              : offer.value->members.has(slot_);
+  if (included && !ready_to_accept(offer.value)) return;
   row_.accepted = offer;
   touch();
   again_ = true;

@@ -37,7 +37,9 @@ struct View {
   void drop(uint32_t slot);
 };
 
-// One channel of one rank, read while wedged: `done` operations are complete, `entered` were called.
+// One channel of one rank, read while wedged: operations up to `done` are settled here, up to
+// `entered` were called. After a view change that affects the comm both start again at next - 1: what
+// lies between N* and next has failed for good and no flush may ask for it.
 struct ChannelState {
   uint64_t comm = 0;
   uint64_t channel = 0;

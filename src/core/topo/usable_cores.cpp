@@ -114,9 +114,11 @@ int cgroup_core_limit(const std::string& cgroup_text, const std::string& mountin
     CgroupMount mount;
     if (!is_v2 && !list_has(controllers, "cpu")) continue;
     if (!find_mount(mountinfo_text, is_v2, &mount)) continue;
+    const std::string top = root + mount.folder;
     std::string path = path_below(mount, line.substr(second + 1));
     while (true) {
-      lower_limit_by_folder(root + mount.folder + path, is_v2, &limit);
+      std::string folder = top;
+      lower_limit_by_folder(folder.append(path), is_v2, &limit);
       if (path.empty()) break;
       const size_t slash = path.rfind('/');
       path.resize(slash == std::string::npos ? 0 : slash);

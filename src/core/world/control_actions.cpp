@@ -140,6 +140,11 @@ void ControlThread::act(const membership::InstallView& action) {
   flushed_.clear();
   fences_.clear();
   publish_view();
+  log(LogLevel::kDebug, "view %llu: %u members, %zu removed, %zu added, %zu settled, answers %llu",
+      static_cast<unsigned long long>(action.view->epoch), action.view->members.count(),
+      action.decision->removed.size(), action.decision->added.size(),
+      action.decision->settled.size(),
+      static_cast<unsigned long long>(action.recover_answered));
   for (const membership::Removal& removal : action.decision->removed) {
     World::Peer& peer = world_->peers_[removal.slot];
     uint32_t state = MEP_PEER_EXCLUDED;
@@ -164,6 +169,19 @@ void ControlThread::act(const membership::InstallView& action) {
         std::find_if(action.affected.begin(), action.affected.end(),
                      [comm = id](const membership::AffectedComm& each) { return each.comm == comm; });
     client->install(action, affected == action.affected.end() ? nullptr : &*affected);
+  }
+  std::vector<uint32_t> added;
+  for (const membership::Member& member : action.decision->added) {
+    added.push_back(member.slot);
+    arrivals_.erase(member.slot);
+    // Relaxed: see World::Peer.
+    world_->peers_[member.slot].state.store(MEP_PEER_ALIVE, std::memory_order_relaxed);
+    log(LogLevel::kInfo, "rank %u is in the view %llu", member.slot,
+        static_cast<unsigned long long>(action.view->epoch));
+  }
+  if (action.joined || action.recover_answered != 0) {
+    world_->recover_answered(action.joined ? action.decision->recover_seq : action.recover_answered,
+                             std::move(added), action.joined);
   }
   world_->directory_.wake();
   world_->view_changed(action.view->epoch, static_cast<int32_t>(action.view->members.count()));

@@ -55,6 +55,12 @@ bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
     case kFrameLeavingHeld:
       leave_awaited_.remove(slot);
       return true;
+    case kFrameView:
+      return take_view(slot, frame);
+    case kFrameComms:
+      return true;  // only the first of them is used, before this thread starts
+    case kFrameReady:
+      return take_ready(slot);
     default:  // a peer's number, not an enumerator: anything may come
       (void)fail(MEP_ERR_DENIED, "unknown frame type %u", static_cast<unsigned>(frame.type));
       return false;
@@ -75,7 +81,13 @@ bool ControlThread::take_window(uint32_t slot, Frame& frame) {
   }
   if (!frame.fds.empty()) offer.fd = std::move(frame.fds[0]);
   const uint32_t generation = offer.generation;
-  if (!world_->renew_import(slot, id, &offer)) world_->directory_.file(slot, id, std::move(offer));
+  // A window that is in use here was renewed; a newcomer's is taken at once, too. Others wait until a
+  // user's thread wants them.
+  const bool now = world_->is_imported(slot, id) || arrivals_.contains(slot);
+  if (!now || !world_->take_offer(slot, id, &offer)) {
+    world_->directory_.file(slot, id, std::move(offer));
+  }
+  note_arrived_window(slot, id);
   if (generation > 0) {
     ByteWriter payload;
     payload.number(id);
@@ -174,7 +186,12 @@ void ControlThread::drop_link(uint32_t slot) {
   peer.link = nullptr;
   output_watched_.remove(slot);
   std::erase_if(leaving_peers_, [slot](const LeavingPeer& other) { return other.slot == slot; });
-  membership_->on_connection_lost(slot, peer.identity.incarnation);
+  if (is_member(slot)) {
+    membership_->on_connection_lost(slot, peer.identity.incarnation);
+  } else {
+    membership_->on_newcomer_gone(slot, peer.identity.incarnation, false);
+    arrivals_.erase(slot);
+  }
   world_->directory_.wake();
 }
 
@@ -184,7 +201,12 @@ void ControlThread::process_ended(uint32_t slot) {
   read_link(slot);
   unwatch(peer.pidfd.get());
   peer.pidfd.reset();
-  membership_->on_process_exit(slot, peer.identity.incarnation);
+  if (is_member(slot)) {
+    membership_->on_process_exit(slot, peer.identity.incarnation);
+  } else {
+    membership_->on_newcomer_gone(slot, peer.identity.incarnation, true);
+    arrivals_.erase(slot);
+  }
   world_->directory_.wake();
 }
 

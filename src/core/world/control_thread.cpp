@@ -19,6 +19,7 @@ namespace mep {
 namespace {
 
 constexpr int kMaxWaitMs = 1000;
+constexpr int kDoorWaitMs = 5;
 
 uint64_t pack(uint32_t source, uint32_t slot) { return uint64_t{source} << 32 | slot; }
 
@@ -28,7 +29,7 @@ ControlThread::ControlThread(World* world) : world_(world) {}
 
 ControlThread::~ControlThread() { stop(); }
 
-mep_result_t ControlThread::start() {
+mep_result_t ControlThread::start(const membership::View* joining) {
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
   request_event_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!epoll_.valid() || !request_event_.valid()) {
@@ -46,11 +47,21 @@ mep_result_t ControlThread::start() {
   for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) {
     const World::Peer& peer = world_->peers_[slot];
     if (peer.identity.incarnation == 0) continue;
-    start.view.put({slot, peer.identity.incarnation, peer.identity.host});
+    if (joining == nullptr) {
+      start.view.put({slot, peer.identity.incarnation, peer.identity.host});
+    }
     if (peer.link) watched = watched && watch(peer.link->fd(), Source::kLink, slot, EPOLLIN);
     if (peer.pidfd.valid()) {
       watched = watched && watch(peer.pidfd.get(), Source::kProcess, slot, EPOLLIN);
     }
+  }
+  if (joining != nullptr) {
+    start.view = *joining;
+    start.joining = true;
+  }
+  if (world_->listener_.valid()) {
+    door_ = std::make_unique<NewcomerDoor>(world_->listener_.get(), world_->config_, world_->self_);
+    watched = watched && watch(world_->listener_.get(), Source::kDoor, 0, EPOLLIN);
   }
   if (!watched) return fail(MEP_ERR_SYSTEM, "epoll_ctl: %s", std::strerror(errno));
   start.config.quorum = static_cast<membership::QuorumPolicy>(world_->config().quorum);
@@ -129,6 +140,8 @@ void ControlThread::loop() {
   set_log_rank(static_cast<int>(world_->self_slot()));
   std::array<epoll_event, 64> events;
   carry_out();
+  // What the links already hold is no event.
+  for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) read_link(slot);
   while (!stopping_) {
     const int count =
         epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms());
@@ -172,7 +185,7 @@ void ControlThread::handle(Source source, uint32_t slot, uint32_t events) {
       process_ended(slot);
       return;
     case Source::kDoor:
-      return;
+      return;  // served in every round
   }
 }
 
@@ -188,6 +201,9 @@ void ControlThread::run_requests() {
 void ControlThread::tick() {
   membership_->tick(now_ns() / 1000);
   carry_out();
+  serve_door();
+  advance_newcomers();
+  carry_out();
   check_leaving();
   answer_leaving();
   flush_links();
@@ -195,11 +211,13 @@ void ControlThread::tick() {
 
 int ControlThread::wait_ms() const {
   // Somebody waits for a user's thread of this rank to pass an operation: look again soon.
-  if (!leaving_peers_.empty()) return 1;
+  if (!leaving_peers_.empty() || !knocking_.empty()) return 1;
+  // Somebody stands in the door and has not said who it is.
+  const int cap_ms = door_ != nullptr && door_->fds().size() > 1 ? kDoorWaitMs : kMaxWaitMs;
   const uint64_t now = now_ns() / 1000;
   const uint64_t next = membership_->next_tick_us();
   if (next <= now) return 0;
-  return static_cast<int>(std::min<uint64_t>((next - now + 999) / 1000, kMaxWaitMs));
+  return static_cast<int>(std::min<uint64_t>((next - now + 999) / 1000, static_cast<uint64_t>(cap_ms)));
 }
 
 void ControlThread::add_client(WorldClient* client, uint64_t epoch) {

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -30,7 +31,8 @@ class ControlThread {
   ControlThread(const ControlThread&) = delete;
   ControlThread& operator=(const ControlThread&) = delete;
 
-  [[nodiscard]] mep_result_t start();
+  // `joining`: this rank is a newcomer; the view that a member gave it.
+  [[nodiscard]] mep_result_t start(const membership::View* joining);
   void stop();
 
   // Any thread. Requests run on the control thread in their order; after stop() they are dropped.
@@ -46,6 +48,9 @@ class ControlThread {
   // Every later call of this rank answers `result`.
   void end_world(mep_result_t result);
   bool has_left() const;
+  bool quiesced() const;
+  // A newcomer tells all that it has their windows.
+  void say_ready();
   membership::View view_snapshot() const;
 
  private:
@@ -96,6 +101,17 @@ class ControlThread {
   void publish_view();
   WorldClient* client(uint64_t comm) const;
 
+  // control_newcomers.cpp
+  bool is_member(uint32_t slot) const;
+  void serve_door();
+  void advance_newcomers();
+  bool connect_newcomer(uint32_t slot);
+  void offer_windows_to(uint32_t slot);
+  void note_arrived_window(uint32_t slot, uint64_t window);
+  void check_newcomer(uint32_t slot);
+  bool take_view(uint32_t slot, const Frame& frame);
+  bool take_ready(uint32_t slot);
+
   // leaving
   void check_leaving();
   void answer_leaving();
@@ -130,6 +146,16 @@ class ControlThread {
     AwaitedWindows awaited;  // who has not yet taken which renewed window
   };
   std::vector<Fence> fences_;
+
+  // Newcomers: who has knocked, and who of them is connected and exchanges windows.
+  struct Arrival {
+    std::set<uint64_t> awaited;  // windows that it has not offered yet
+    bool ready = false;          // it has said so
+    bool announced = false;      // to the membership state machine
+  };
+  std::unique_ptr<NewcomerDoor> door_;
+  std::vector<PeerLink> knocking_;
+  std::map<uint32_t, Arrival> arrivals_;  // by slot, connected
 
   // Leaving: what this rank has done, and who still has to say that it holds it.
   enum class Leave : uint8_t { kNo, kAsking, kLeft };

@@ -16,7 +16,10 @@ enum WorldFrame : uint16_t {
   kFrameFlushEnd,  // u64 comm, u64 channel, u64 to_seq
   kFrameLeaving,   // u32 count, then per channel: u64 comm, u64 channel, u64 done
   kFrameLeavingHeld,  // empty: this rank holds all that the leaving one has completed
-  kFrameView,         // membership::encode_view, for a newcomer
+  // For and from newcomers.
+  kFrameView,   // membership::encode_view
+  kFrameComms,  // u32 count, then per comm: text name, u64 epoch, u32 ranks, then u32 slot each
+  kFrameReady,  // empty: the newcomer has taken all windows that it was offered
 };
 
 }  // namespace mep

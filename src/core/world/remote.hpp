@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "mep.h"
-#include "transport/doorbell.hpp"
+#include "core/world/doorbell_delays.hpp"
 #include "transport/transport.hpp"
 
 namespace mep {
@@ -21,6 +21,7 @@ struct Remote {
   uint32_t slot = 0;
 
   mep_result_t put(uint64_t offset, const void* local, size_t bytes) const {
+    MEP_TEST_DELAY_POINT("put");
     if (mapped != nullptr) {
       std::memcpy(mapped + offset, local, bytes);
       return MEP_SUCCESS;
@@ -30,8 +31,10 @@ struct Remote {
 
   // Release: whoever reads the word with acquire sees all earlier puts of this thread to this peer.
   mep_result_t signal(uint64_t offset, uint64_t word) const {
+    MEP_TEST_DELAY_POINT("signal");
     if (mapped != nullptr) {
-      doorbell_signal(doorbell, reinterpret_cast<std::atomic<uint64_t>*>(mapped + offset), word);
+      doorbell_signal<DoorbellDelays>(
+          doorbell, reinterpret_cast<std::atomic<uint64_t>*>(mapped + offset), word);
       return MEP_SUCCESS;
     }
     return transport->signal(slot, 0, window, offset, word, true);

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "base/clock.hpp"
-#include "transport/doorbell.hpp"
+#include "core/world/doorbell_delays.hpp"
 
 namespace mep {
 
@@ -38,7 +38,7 @@ class SlowWait {
   bool round(Poll&& poll) {
     if (!yield_once()) return false;
     if (!sleep_due_) return true;
-    DoorbellSleep sleep(doorbell_);
+    WaitSleep sleep(doorbell_);
     if (!poll()) sleep.wait(sleep_ns());
     return true;
   }

@@ -46,9 +46,9 @@ void WindowDirectory::forget_slot(uint32_t slot) {
   std::erase_if(offers_, [slot](const auto& entry) { return entry.first.first == slot; });
 }
 
-void WindowDirectory::add_own(const std::shared_ptr<Window>& window) {
+void WindowDirectory::add_own(const std::shared_ptr<Window>& window, std::vector<uint32_t> slots) {
   const std::lock_guard lock(mutex_);
-  own_[window->id()] = window;
+  own_[window->id()] = {window, std::move(slots)};
 }
 
 void WindowDirectory::remove_own(uint64_t window) {
@@ -60,14 +60,25 @@ void WindowDirectory::remove_own(uint64_t window) {
 std::vector<std::shared_ptr<Window>> WindowDirectory::own() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<Window>> windows;
-  for (const auto& [id, window] : own_) windows.push_back(window);
+  for (const auto& [id, own] : own_) windows.push_back(own.window);
+  return windows;
+}
+
+std::vector<std::shared_ptr<Window>> WindowDirectory::own_for(uint32_t slot) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Window>> windows;
+  for (const auto& [id, own] : own_) {
+    if (std::find(own.slots.begin(), own.slots.end(), slot) != own.slots.end()) {
+      windows.push_back(own.window);
+    }
+  }
   return windows;
 }
 
 std::shared_ptr<Window> WindowDirectory::own(uint64_t window) const {
   const std::lock_guard lock(mutex_);
   const auto it = own_.find(window);
-  return it == own_.end() ? nullptr : it->second;
+  return it == own_.end() ? nullptr : it->second.window;
 }
 
 }  // namespace mep

@@ -40,16 +40,22 @@ class WindowDirectory {
   void forget_slot(uint32_t slot);
 
   // Own windows that peers may use, for renewal and for newcomers.
-  void add_own(const std::shared_ptr<Window>& window);
+  void add_own(const std::shared_ptr<Window>& window, std::vector<uint32_t> slots);
   void remove_own(uint64_t window);
   std::vector<std::shared_ptr<Window>> own() const;
+  // Those that are shared with `slot`.
+  std::vector<std::shared_ptr<Window>> own_for(uint32_t slot) const;
   std::shared_ptr<Window> own(uint64_t window) const;
 
  private:
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::pair<uint32_t, uint64_t>, WindowOffer> offers_;
-  std::map<uint64_t, std::shared_ptr<Window>> own_;
+  struct Own {
+    std::shared_ptr<Window> window;
+    std::vector<uint32_t> slots;  // who shares it
+  };
+  std::map<uint64_t, Own> own_;
 };
 
 }  // namespace mep

@@ -18,6 +18,7 @@ namespace {
 
 constexpr size_t kMaxOfferBlobBytes = 1024;
 constexpr size_t kMaxTransports = 16;
+constexpr uint64_t kAnswerGraceNs = 60'000'000'000;
 
 // Relaxed: a child sees what its parent wrote before the fork, and no other thread writes it there.
 std::atomic<uint64_t> fork_count{0};
@@ -159,7 +160,7 @@ World::World(const ResolvedConfig& config, Mesh mesh, TransportSet transports)
 }
 
 mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet transports,
-                         std::shared_ptr<World>* out) {
+                         std::shared_ptr<World>* out, const membership::View* joining) {
   watch_forks();
   std::vector<PeerLink> links = std::move(mesh.peers);
   const std::shared_ptr<World> world(new World(config, std::move(mesh), std::move(transports)));
@@ -175,7 +176,7 @@ mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet t
     log(LogLevel::kInfo, "rank %u is reached by %s", link.identity.slot, peer.transport->name());
   }
   world->control_ = std::make_unique<ControlThread>(world.get());
-  MEP_TRY(world->control_->start());
+  MEP_TRY(world->control_->start(joining));
   std::vector<uint32_t> everybody;
   for (uint32_t slot = 0; slot < world->max_slots(); ++slot) {
     if (world->peers_[slot].identity.incarnation != 0) everybody.push_back(slot);
@@ -186,13 +187,11 @@ mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet t
 }
 
 mep_result_t World::connect(const Deadline& deadline) {
-  std::vector<uint32_t> everybody;
-  for (uint32_t slot = 0; slot < max_slots(); ++slot) {
-    if (peers_[slot].identity.incarnation != 0) everybody.push_back(slot);
-  }
+  std::vector<uint32_t> members;
+  view_snapshot().members.each([&](uint32_t slot) { members.push_back(slot); });
   std::vector<Remote> remotes;
   return receive_windows(
-      world_window_, everybody, [](uint32_t) { return false; }, deadline, &remotes);
+      world_window_, members, [](uint32_t) { return false; }, deadline, &remotes);
 }
 
 World::~World() {
@@ -265,7 +264,13 @@ mep_result_t World::send_window(const Window& window, const WindowExport& export
 
 mep_result_t World::offer_window(const std::shared_ptr<Window>& window,
                                  std::span<const uint32_t> slots) {
-  directory_.add_own(window);
+  std::vector<uint32_t> sharing(slots.begin(), slots.end());
+  if (window->id() == kWorldWindowId) {
+    // Shared with whoever comes, too.
+    sharing.resize(max_slots());
+    for (uint32_t slot = 0; slot < max_slots(); ++slot) sharing[slot] = slot;
+  }
+  directory_.add_own(window, std::move(sharing));
   mep_result_t result = MEP_SUCCESS;
   // On the control thread, which owns the links and their ends.
   const std::vector<uint32_t> targets(slots.begin(), slots.end());
@@ -317,23 +322,18 @@ mep_result_t World::receive_windows(const std::shared_ptr<Window>& window,
     }
     if (skip(slot)) continue;
     const auto settled = [&] {
-      return directory_.has(slot, window->id()) || terminal_result() != MEP_SUCCESS ||
-             control_->view_snapshot().incarnation(slot) == 0;
+      return directory_.has(slot, window->id()) || is_imported(slot, window->id()) ||
+             terminal_result() != MEP_SUCCESS || control_->view_snapshot().incarnation(slot) == 0;
     };
     if (!directory_.wait(deadline, settled)) {
       return fail(MEP_ERR_TIMEOUT, "rank %u did not offer its part of a window in time", slot);
     }
     WindowOffer offer;
+    if (find_remote(slot, window, &remotes->back())) continue;
     if (!directory_.take(slot, window->id(), &offer)) {
       return fail(MEP_ERR_PEER_FAILED, "rank %u went away while windows were exchanged", slot);
     }
-    Transport* transport = peers_[slot].transport;
-    MEP_TRY(transport->import_window(slot, window->id(), window->bytes(), offer.blob,
-                                     std::move(offer.fd)));
-    {
-      const std::lock_guard lock(state_mutex_);
-      imported_.insert({slot, window->id()});
-    }
+    MEP_TRY(import_offer(slot, window, &offer));
     MEP_TRY(remote_of(slot, window, &remotes->back()));
   }
   return MEP_SUCCESS;
@@ -353,17 +353,54 @@ void World::drop_window(uint64_t id) {
   for (const uint32_t slot : users) peers_[slot].transport->drop_window(slot, id);
 }
 
-bool World::renew_import(uint32_t slot, uint64_t window, WindowOffer* offer) {
+bool World::is_imported(uint32_t slot, uint64_t window) const {
+  const std::lock_guard lock(state_mutex_);
+  return imported_.contains({slot, window});
+}
+
+mep_result_t World::import_offer(uint32_t slot, const std::shared_ptr<Window>& window,
+                                 WindowOffer* offer) {
+  MEP_TRY(peers_[slot].transport->import_window(slot, window->id(), window->bytes(), offer->blob,
+                                                std::move(offer->fd)));
+  const std::lock_guard lock(state_mutex_);
+  imported_.insert({slot, window->id()});
+  return MEP_SUCCESS;
+}
+
+bool World::find_remote(uint32_t slot, const std::shared_ptr<Window>& window,
+                        Remote* remote) const {
+  if (slot != self_slot() && !is_imported(slot, window->id())) return false;
+  return remote_of(slot, window, remote) == MEP_SUCCESS;
+}
+
+mep_result_t World::await_remote(uint32_t slot, const std::shared_ptr<Window>& window,
+                                 const Deadline& deadline, Remote* remote) {
+  const uint32_t slots[] = {slot};
+  std::vector<Remote> remotes;
+  const auto needed = [](uint32_t) { return false; };
+  MEP_TRY(receive_windows(world_window_, slots, needed, deadline, &remotes));
+  MEP_TRY(receive_windows(window, slots, needed, deadline, &remotes));
+  *remote = remotes[0];
+  return MEP_SUCCESS;
+}
+
+bool World::take_offer(uint32_t slot, uint64_t window, WindowOffer* offer) {
   const std::shared_ptr<Window> own = directory_.own(window);
-  {
-    const std::lock_guard lock(state_mutex_);
-    if (own == nullptr || !imported_.contains({slot, window})) return false;
+  if (own == nullptr) return false;
+  if (import_offer(slot, own, offer) != MEP_SUCCESS) {
+    log(LogLevel::kWarn, "cannot take a window of rank %u: %s", slot, last_error_text());
   }
-  if (peers_[slot].transport->import_window(slot, window, own->bytes(), offer->blob,
-                                            std::move(offer->fd)) != MEP_SUCCESS) {
-    log(LogLevel::kWarn, "cannot take rank %u's renewed window: %s", slot, last_error_text());
-  }
+  directory_.wake();
   return true;
+}
+
+void World::forget_peer(uint32_t slot) {
+  Peer& peer = peers_[slot];
+  if (peer.transport != nullptr) peer.transport->remove_peer(slot);
+  peer.transport = nullptr;
+  directory_.forget_slot(slot);
+  const std::lock_guard lock(state_mutex_);
+  std::erase_if(imported_, [slot](const auto& entry) { return entry.first == slot; });
 }
 
 void World::renew_windows(uint32_t excluded, AwaitedWindows* awaited) {
@@ -419,6 +456,68 @@ void World::request_evict(uint32_t slot) {
 
 void World::request_revoke(uint64_t comm) {
   control_->post([this, comm] { control_->membership().on_revoke(comm); });
+}
+
+bool World::idle() {
+  bool idle = true;
+  control_->call([&] { idle = control_->quiesced(); });
+  return idle;
+}
+
+mep_result_t World::recover(const membership::SlotSet& wanted, const Deadline& deadline,
+                            std::vector<uint32_t>* admitted) {
+  uint64_t seq = 0;
+  {
+    const std::lock_guard lock(state_mutex_);
+    seq = ++recover_calls_;
+  }
+  const uint64_t deadline_us = deadline.at_ns() / 1000;
+  control_->post([this, seq, wanted, deadline_us] {
+    log(LogLevel::kDebug, "recover %llu: %u slots, %lld ms left", static_cast<unsigned long long>(seq), wanted.count(), (static_cast<long long>(deadline_us) - static_cast<long long>(now_ns() / 1000)) / 1000);
+    control_->membership().on_recover(seq, wanted, deadline_us);
+  });
+  std::unique_lock lock(state_mutex_);
+  // Every member answers, or is removed by the same membership: the bound is for its bugs only.
+  const Deadline limit = Deadline::at_ns(deadline.at_ns() + kAnswerGraceNs);
+  while (recover_answered_ < seq && terminal_result() == MEP_SUCCESS && !limit.expired()) {
+    state_changed_.wait_for(lock, std::chrono::milliseconds(limit.left_ms(100)));
+  }
+  if (recover_answered_ < seq) {
+    const mep_result_t terminal = terminal_result();
+    if (terminal != MEP_SUCCESS) return fail(terminal, "the world has ended for this rank");
+    return fail(MEP_ERR_TIMEOUT, "not all members called this, or they did not answer");
+  }
+  *admitted = added_;
+  return MEP_SUCCESS;
+}
+
+mep_result_t World::enter(const Deadline& deadline, std::vector<uint32_t>* admitted) {
+  control_->post([this] { control_->say_ready(); });
+  std::unique_lock lock(state_mutex_);
+  while (!joined_ && terminal_result() == MEP_SUCCESS && !deadline.expired()) {
+    state_changed_.wait_for(lock, std::chrono::milliseconds(deadline.left_ms(100)));
+  }
+  if (joined_) {
+    *admitted = added_;
+    return MEP_SUCCESS;
+  }
+  if (terminal_result() != MEP_SUCCESS) {
+    return fail(MEP_ERR_BOOTSTRAP, "the job ended, or filled this rank's place, before it was "
+                "admitted");
+  }
+  return fail(MEP_ERR_TIMEOUT, "rank %u is ready, but no mep_recover_ranks or mep_comm_grow of the "
+              "members admitted it", self_slot());
+}
+
+void World::recover_answered(uint64_t seq, std::vector<uint32_t> added, bool joined) {
+  const std::lock_guard lock(state_mutex_);
+  if (joined) {
+    joined_ = true;
+    recover_calls_ = seq;
+  }
+  recover_answered_ = std::max(recover_answered_, seq);
+  added_ = std::move(added);
+  state_changed_.notify_all();
 }
 
 void World::leave(bool orderly, const Deadline& deadline) {

@@ -38,6 +38,13 @@ using FlushSink =
 // ((peer slot, window id), generation) of renewed windows that a peer has not taken yet.
 using AwaitedWindows = std::set<std::pair<std::pair<uint32_t, uint64_t>, uint32_t>>;
 
+// What a newcomer must know to take its place in a comm.
+struct CommDescription {
+  std::string name;
+  uint64_t epoch = 0;
+  std::vector<uint32_t> slots;
+};
+
 // What takes part in view changes: a comm. All functions are called by the control thread.
 class WorldClient {
  public:
@@ -62,6 +69,11 @@ class WorldClient {
                        const membership::AffectedComm* affected) = 0;
   // The world has ended for this rank (terminal_result()): wake everybody.
   virtual void terminate() = 0;
+  // Whether no user thread is still inside a call that began before the latest view: only then may
+  // memory of a rank that left the view be unmapped.
+  virtual bool quiesced() const = 0;
+  // For newcomers, see kFrameComms.
+  virtual CommDescription description() const = 0;
 };
 
 // The transports that work here, in order of preference.
@@ -77,7 +89,8 @@ class World : public std::enable_shared_from_this<World> {
   // Connects transports to all peers of the mesh and starts the control thread. Windows of peers come
   // later, see connect().
   [[nodiscard]] static mep_result_t open(const ResolvedConfig& config, Mesh mesh,
-                                         TransportSet transports, std::shared_ptr<World>* out);
+                                         TransportSet transports, std::shared_ptr<World>* out,
+                                         const membership::View* joining = nullptr);
   // Waits for the peers' doorbells.
   [[nodiscard]] mep_result_t connect(const Deadline& deadline);
   ~World();
@@ -124,6 +137,18 @@ class World : public std::enable_shared_from_this<World> {
   void remove_client(WorldClient* client);
   void report_deadline(uint64_t comm, uint64_t channel, uint64_t comm_epoch);
   void request_evict(uint32_t slot);
+  // The collective recover call: waits until the view that answers it; *admitted: slots that came.
+  [[nodiscard]] mep_result_t recover(const membership::SlotSet& wanted, const Deadline& deadline,
+                                     std::vector<uint32_t>* admitted);
+  // A newcomer: says that it is ready and waits until it is in the view.
+  [[nodiscard]] mep_result_t enter(const Deadline& deadline, std::vector<uint32_t>* admitted);
+  // A peer's copy of an own window, if its offer was taken; false: not here.
+  bool find_remote(uint32_t slot, const std::shared_ptr<Window>& window, Remote* remote) const;
+  // The same, waiting for it and for the peer's doorbell.
+  [[nodiscard]] mep_result_t await_remote(uint32_t slot, const std::shared_ptr<Window>& window,
+                                          const Deadline& deadline, Remote* remote);
+  // False: some user thread is still in a call of an earlier view.
+  bool idle();
   void request_revoke(uint64_t comm);
   // Orderly: waits until no member needs this rank, says LEFT. Not orderly: just stops.
   void leave(bool orderly, const Deadline& deadline);
@@ -152,15 +177,22 @@ class World : public std::enable_shared_from_this<World> {
                                        Remote* remote) const;
   void decide_wait_policy(std::span<const PeerLink> peers);
 
+  bool is_imported(uint32_t slot, uint64_t window) const;
+  [[nodiscard]] mep_result_t import_offer(uint32_t slot, const std::shared_ptr<Window>& window,
+                                          WindowOffer* offer);
+
   // --- The control thread ---
-  // A renewed window of a peer whose old one is in use here: taken at once. False: not in use yet.
-  bool renew_import(uint32_t slot, uint64_t window, WindowOffer* offer);
+  // Unmaps all that is left of an earlier incarnation in the slot.
+  void forget_peer(uint32_t slot);
   // New pages for every own window that `excluded` could write; offers them to everybody else.
   void renew_windows(uint32_t excluded, AwaitedWindows* awaited);
   [[nodiscard]] mep_result_t send_window(const Window& window, const WindowExport& exported,
                                          uint32_t slot);
   void view_changed(uint64_t world_epoch, int32_t live);
   void leave_finished();
+  void recover_answered(uint64_t seq, std::vector<uint32_t> added, bool joined);
+  // Takes an offered window now if this rank has its own of that id. False: keep the offer.
+  bool take_offer(uint32_t slot, uint64_t window, WindowOffer* offer);
 
   ResolvedConfig config_;
   SelfDescription self_;
@@ -174,9 +206,13 @@ class World : public std::enable_shared_from_this<World> {
   std::atomic<mep_result_t> terminal_{MEP_SUCCESS};
   uint64_t fork_generation_ = 0;
 
-  std::mutex state_mutex_;  // guards the fields below
+  mutable std::mutex state_mutex_;  // guards the fields below
   std::condition_variable state_changed_;
   bool left_ = false;
+  uint64_t recover_calls_ = 0;
+  uint64_t recover_answered_ = 0;
+  bool joined_ = false;
+  std::vector<uint32_t> added_;  // by the view that answered
   std::set<std::pair<uint32_t, uint64_t>> imported_;  // (slot, window) in use here
   mep_view_callback_t view_callback_ = nullptr;
   void* view_callback_user_ = nullptr;

@@ -29,7 +29,8 @@ constexpr int32_t kMaxRanksHere = 4096;
 constexpr const char* kHelp =
     "usage: mep_run -n N [OPTION]... [--] COMMAND [ARGUMENT]...\n"
     "\n"
-    "Starts N ranks of a MEP job on this host. Each finds its rank, the size and the job's name in\n"
+    "Starts N ranks of a MEP job on this host. Each finds its rank, the size and the job's name "
+    "in\n"
     "its environment (MEP_RANK, MEP_SIZE, MEP_JOB, MEP_LOCAL_RANK). A rank that dies takes nobody\n"
     "with it.\n"
     "\n"
@@ -39,8 +40,10 @@ constexpr const char* kHelp =
     "  --tag-output    put \"[RANK] \" before each line of output\n"
     "  --help          this text\n"
     "\n"
-    "Standard input goes to rank 0. SIGINT, SIGTERM and SIGHUP are passed on to all ranks; the second\n"
-    "one kills them. The exit status is 0 if all ranks succeeded, else that of the first rank that\n"
+    "Standard input goes to rank 0. SIGINT, SIGTERM and SIGHUP are passed on to all ranks; the "
+    "second\n"
+    "one kills them. The exit status is 0 if all ranks succeeded, else that of the first rank "
+    "that\n"
     "failed, or 128 plus the number of the signal that killed it.\n";
 
 struct RunOptions {

@@ -1,5 +1,5 @@
-// Between fork() and exec a rank calls more than async-signal-safe functions: the owner must have one
-// thread, as it does in the programs that use this.
+// Between fork() and exec a rank calls more than async-signal-safe functions: the owner must have
+// one thread, as it does in the programs that use this.
 #include "core/bootstrap/mep_run/process_group.hpp"
 
 #include <fcntl.h>
@@ -51,15 +51,16 @@ void reset_signals() {
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGPIPE, SIGQUIT}) {
-    std::signal(signal, SIG_DFL);
+    ::signal(signal, SIG_DFL);
   }
 }
 
-// Runs in the keeper until the owner's end of the pipe is closed, which the kernel does at the latest.
+// Runs in the keeper until the owner's end of the pipe is closed, which the kernel does at the
+// latest.
 [[noreturn]] void keep(int pipe) {
   setpgid(0, 0);
   prctl(PR_SET_NAME, "mep_run_keeper");
-  for (int signal = 1; signal < NSIG; ++signal) std::signal(signal, SIG_IGN);
+  for (int signal = 1; signal < NSIG; ++signal) ::signal(signal, SIG_IGN);
   // It must hold nothing that others wait to be closed, such as the pipe of another group's keeper.
   dup2(pipe, 0);
   close_range(1, ~0u, 0);
@@ -122,8 +123,8 @@ mep_result_t ProcessGroup::start_replacement(int32_t rank) {
   return start_rank(rank, true);
 }
 
-// Rank 0 has the owner's standard input; a terminal's is passed through a pipe, because the group is
-// not the terminal's foreground one.
+// Rank 0 has the owner's standard input; a terminal's is passed through a pipe, because the group
+// is not the terminal's foreground one.
 mep_result_t ProcessGroup::make_input(int32_t rank, UniqueFd* input) {
   if (rank == 0 && isatty(STDIN_FILENO) == 0) {
     input->reset(fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3));
@@ -269,7 +270,8 @@ void ProcessGroup::pass_output(int32_t rank, Stream* stream) {
   if (!stream->pipe.valid()) return;
   char chunk[8192];
   ssize_t count = 0;
-  while ((count = read(stream->pipe.get(), chunk, sizeof chunk)) > 0 || (count < 0 && errno == EINTR)) {
+  while ((count = read(stream->pipe.get(), chunk, sizeof chunk)) > 0 ||
+         (count < 0 && errno == EINTR)) {
     if (count > 0) stream->partial.append(chunk, static_cast<size_t>(count));
     size_t end = 0;
     while ((end = stream->partial.find('\n')) != std::string::npos ||

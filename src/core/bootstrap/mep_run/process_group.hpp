@@ -1,9 +1,10 @@
 // The ranks of one job as child processes of this one.
 //
 // Invariants
-//   - All ranks, and what they start in turn, are in one process group whose leader is a keeper: a child
-//     that does nothing but kill the group when this process has ended, however it ended. So nothing
-//     outlives the owner, not even its SIGKILL.
+//   - All ranks, and what they start in turn, are in one process group whose leader is a keeper: a
+//   child
+//     that does nothing but kill the group when this process has ended, however it ended. So
+//     nothing outlives the owner, not even its SIGKILL.
 //   - The end of one rank does nothing to the others.
 //   - One thread uses an object: the one that made it.
 #pragma once
@@ -47,7 +48,8 @@ class ProcessGroup {
   // Starts `rank` again after its end; its environment says that it is a replacement.
   [[nodiscard]] mep_result_t start_replacement(int32_t rank);
 
-  // Passes output on until a rank ends (*ended is set), `wake_fd` (or -1) is readable, or the deadline.
+  // Passes output on until a rank ends (*ended is set), `wake_fd` (or -1) is readable, or the
+  // deadline.
   [[nodiscard]] mep_result_t wait(Deadline deadline, int wake_fd, Exit* exit, bool* ended);
 
   void signal_rank(int32_t rank, int signal);

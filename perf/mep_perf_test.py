@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""Runs mep_perf and mep_info as people do: as threads, under mep_run, under mpirun, with wrong arguments.
+
+What is looked at: exit status, the fields of the JSON rows, that --check finds no error, and messages.
+No time is judged.
+
+Usage: mep_perf_test.py BIN_DIR [MPIRUN WORD..]   (the launcher's words up to its -n)
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BIN = ""
+MPIRUN = []
+FIELDS = {
+    "op", "ranks", "bytes", "dtype", "mep_us_p50", "mep_us_p99", "algbw_gbps", "busbw_gbps", "errors",
+}  # fmt: skip
+MPI_FIELDS = {"mpi_us_p50", "ratio"}
+QUICK = ["-i", "40", "--no-machine"]
+SMALL = ["-b", "4", "-e", "64K", "-f", "128"]
+LAYER = ["--tokens", "0,1,19", "--hidden", "272", "--experts", "10", "--topk", "3"]
+
+
+def run(words, launcher=(), status=0):
+    """Returns (standard output, standard error); the exit status must be as given."""
+    command = [*launcher, os.path.join(BIN, "mep_perf"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    if done.returncode != status:
+        raise AssertionError(
+            f"{' '.join(command)}\nexit status {done.returncode}, not {status}\n"
+            f"{done.stdout}{done.stderr}"
+        )
+    return done.stdout, done.stderr
+
+
+def rows_of(words, launcher=()):
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "rows.json")
+        run([*words, *QUICK, "--check", "--json", path], launcher)
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+
+
+class PerfTest(unittest.TestCase):
+    def check_rows(self, rows, op, ranks, fields, count):
+        self.assertEqual(len(rows), count)
+        for row in rows:
+            self.assertEqual(set(row), fields)
+            self.assertEqual((row["op"], row["ranks"]), (op, ranks))
+            self.assertEqual(row["errors"], 0)
+            self.assertGreater(row["mep_us_p50"], 0)
+            self.assertGreaterEqual(row["mep_us_p99"], row["mep_us_p50"])
+            if "ratio" in fields:
+                expected = row["mep_us_p50"] / row["mpi_us_p50"]
+                self.assertAlmostEqual(row["ratio"], expected, delta=1e-4 * expected)
+
+    def test_collectives_as_threads(self):
+        for ranks in (1, 2, 3):
+            threads = ["--threads", str(ranks)]
+            self.check_rows(rows_of(["barrier", *threads]), "barrier", ranks, FIELDS, 1)
+            for op in ("broadcast", "allgather", "allreduce"):
+                rows = rows_of([op, *threads, *SMALL])
+                self.check_rows(rows, op, ranks, FIELDS, 3)
+                self.assertEqual([row["bytes"] for row in rows], [4, 512, 65536])
+
+    def test_types_and_reductions(self):
+        for dtype in ("int8", "float16", "bf16", "float64", "e4m3"):
+            for reduction in ("sum", "prod", "max"):
+                rows = rows_of(
+                    ["allreduce", "--threads", "3", "--dtype", dtype, "--reduce", reduction, *SMALL]
+                )
+                self.check_rows(rows, "allreduce", 3, FIELDS, 2 if dtype == "float64" else 3)
+
+    def test_buffers_of_the_library(self):
+        rows = rows_of(["allreduce", "--threads", "2", "--mep-memory", *SMALL])
+        self.check_rows(rows, "allreduce", 2, FIELDS, 3)
+
+    def test_layer_as_threads(self):
+        for ranks in (1, 3):
+            for op in ("dispatch", "combine", "moe"):
+                for more in ([], ["--wire", "fp8"], ["--slotted", "--buffers", "2"]):
+                    rows = rows_of([op, "--threads", str(ranks), *LAYER, *more])
+                    self.check_rows(rows, op, ranks, FIELDS, 3)
+                    wire = "fp8" if "fp8" in more else "bf16"
+                    self.assertEqual({row["dtype"] for row in rows}, {wire})
+
+    def test_bytes_of_a_layer(self):
+        row = rows_of(["moe", "--threads", "2", "--tokens", "4", "--hidden", "256", "--topk", "2",
+                       "--experts", "8", "--wire", "fp8"])[0]  # fmt: skip
+        self.assertEqual(row["bytes"], 4 * 2 * (256 + 2 * 4 + 256 * 2))
+
+    def test_routing(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write("# expert numbers\n0 3\n1 -1\n-1 -1\n")
+            file.flush()
+            for routing in ("zipf:1.2", f"file:{file.name}"):
+                rows = rows_of(["moe", "--threads", "2", "--tokens", "7", "--hidden", "128",
+                                "--experts", "4", "--topk", "2", "--routing", routing])  # fmt: skip
+                self.check_rows(rows, "moe", 2, FIELDS, 1)
+            file.write("2 2\n")
+            file.flush()
+            _, errors = run(["moe", "--threads", "1", "--experts", "4", "--topk", "2", "--routing",
+                             f"file:{file.name}", *QUICK], status=1)  # fmt: skip
+            self.assertIn("line 5: expert 2 twice", errors)
+
+    def test_under_mep_run(self):
+        launcher = [os.path.join(BIN, "mep_run"), "-n", "3"]
+        if not os.path.exists(launcher[0]):
+            self.skipTest("mep_run is not built")
+        self.check_rows(rows_of(["allreduce", *SMALL], launcher), "allreduce", 3, FIELDS, 3)
+        self.check_rows(rows_of(["moe", *LAYER], launcher), "moe", 3, FIELDS, 3)
+        _, errors = run(["allreduce", "--vs", "mpi", *QUICK], launcher, status=self.vs_status())
+        self.assertIn("MPI", errors)
+
+    def vs_status(self):
+        # Without MPI in the build the option itself is wrong.
+        _, errors = run(["nothing"], status=2)
+        self.assertIn("unknown operation", errors)
+        help_text, _ = run(["--help"])
+        self.assertIn("--vs mpi", help_text)
+        return 1 if MPIRUN else 2
+
+    def test_beside_mpi(self):
+        if not MPIRUN:
+            self.skipTest("built without MPI")
+        launcher = [*MPIRUN, "3"]
+        versus = ["--vs", "mpi"]
+        both = FIELDS | MPI_FIELDS
+        self.check_rows(rows_of(["barrier", *versus], launcher), "barrier", 3, both, 1)
+        for op in ("broadcast", "allgather", "allreduce"):
+            self.check_rows(rows_of([op, *SMALL, *versus], launcher), op, 3, both, 3)
+        for op in ("dispatch", "combine", "moe"):
+            for wire in ("bf16", "fp8"):
+                rows = rows_of([op, *LAYER, "--wire", wire, *versus], launcher)
+                self.check_rows(rows, op, 3, both, 3)
+        self.check_rows(rows_of(["allreduce", *SMALL], launcher), "allreduce", 3, FIELDS, 3)
+
+    def test_table(self):
+        output, _ = run(["allreduce", "--threads", "2", "-e", "64", "-i", "20"])
+        self.assertRegex(output, r"# mep_perf \d+\.\d+\.\d+: allreduce sum of float32, 2 ranks")
+        self.assertIn("# copy, GB/s on 1 core:", output)
+        self.assertIn("copy %", output)
+        self.assertNotIn("\r", output)  # progress is for terminals
+        layer, _ = run(["moe", "--threads", "2", *LAYER, *QUICK])
+        self.assertEqual(len(re.findall("dispatch .* expert .* combine .* us", layer)), 3)
+
+    def test_errors_are_null_without_check(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "rows.json")
+            run(["barrier", "--threads", "2", *QUICK, "--json", path])
+            with open(path, encoding="utf-8") as file:
+                self.assertIsNone(json.load(file)[0]["errors"])
+
+    def test_wrong_command_lines(self):
+        for words, message in (
+            ([], "no operation"),
+            (["allreduce", "moe"], "second operation"),
+            (["allreduce", "--fast"], "unknown option"),
+            (["allreduce", "-b"], "needs a value"),
+            (["allreduce", "-b", "7Q"], "cannot be '7Q'"),
+            (["allreduce", "-b", "64", "-e", "8"], "larger than -e"),
+            (["allreduce", "-i", "0"], "cannot be '0'"),
+            (["allreduce", "--dtype=f17"], "cannot be 'f17'"),
+            (["allreduce", "--tokens", "3"], "for dispatch, combine and moe"),
+            (["moe", "-b", "8"], "for collectives"),
+            (["moe", "--topk", "9", "--experts", "8"], "larger than --experts"),
+            (["moe", "--hidden", "12"], "multiple of 8"),
+            (["moe", "--tokens", "3,,4"], "cannot be '3,,4'"),
+            (["moe", "--routing", "zipf:"], "cannot be 'zipf:'"),
+            (["moe", "--check=yes"], "cannot be 'yes'"),
+        ):
+            _, errors = run(words, status=2)
+            self.assertIn(message, errors)
+
+    def test_unwritable_json(self):
+        _, errors = run(["barrier", "--threads", "2", *QUICK, "--json", "/nowhere/x.json"], status=1)
+        self.assertIn("/nowhere/x.json", errors)
+
+    def test_info(self):
+        environment = {**os.environ, "MEP_TIMEOUT_MS": "777", "MEP_TIMEUOT_MS": "1"}
+        done = subprocess.run([os.path.join(BIN, "mep_info")], capture_output=True, text=True,
+                              timeout=60, check=True, env=environment)  # fmt: skip
+        for text in ("Build", "compiler", "Transports", "inproc", "shm", "Topology", "cores",
+                     "locked memory", "open files"):  # fmt: skip
+            self.assertIn(text, done.stdout)
+        self.assertRegex(done.stdout, r"\* MEP_TIMEOUT_MS +777")
+        self.assertRegex(done.stdout, r"! MEP_TIMEUOT_MS +is set")
+        self.assertRegex(done.stdout, r"usable +[1-9]")
+
+
+if __name__ == "__main__":
+    BIN = sys.argv[1]
+    MPIRUN = sys.argv[2:]
+    unittest.main(argv=sys.argv[:1], verbosity=2)

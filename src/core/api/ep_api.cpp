@@ -1,0 +1,235 @@
+// Expert parallelism: EP objects, handles, dispatch and combine.
+#include "core/api/api_guard.hpp"
+#include "core/ep/ep_object.hpp"
+
+struct mep_ep {
+  mep_comm_t comm = nullptr;
+  std::unique_ptr<mep::EpObject> object;
+  std::atomic<uint32_t> handles{0};
+};
+
+struct mep_ep_handle {
+  mep_ep_t ep = nullptr;
+  uint32_t buffer = 0;
+  mep::EpHandle handle;
+};
+
+namespace mep {
+namespace {
+
+mep_result_t check_ep(mep_ep_t ep) {
+  if (ep == nullptr) [[unlikely]] return null_argument("ep");
+  return check_comm(ep->comm);
+}
+
+mep_result_t check_handle(mep_ep_handle_t handle) {
+  if (handle == nullptr) [[unlikely]] return null_argument("handle");
+  return check_comm(handle->ep->comm);
+}
+
+mep_result_t check_buffer(mep_ep_t ep, uint32_t buffer) {
+  const uint32_t buffers = ep->object->shape().buffers;
+  if (buffer < buffers) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT, "buffer is %u; this EP object has %u", buffer, buffers);
+}
+
+mep_result_t check_phase(uint32_t flags, uint32_t known_flags, uint32_t phase) {
+  if ((flags & ~known_flags) != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "flags is %#x; known are %#x", flags, known_flags);
+  }
+  if (phase > MEP_PHASE_RECEIVE) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "phase %u does not exist", phase);
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t read_config(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_config_t* given,
+                         EpShape* shape) {
+  MEP_TRY(check_comm(comm));
+  if (config == nullptr) return null_argument("config");
+  MEP_TRY(read_sized_struct(config, "mep_ep_config_t", given));
+  return resolve_ep_config(*comm->comm, *given, shape);
+}
+
+}  // namespace
+}  // namespace mep
+
+void mep_ep_config_init(void* config, size_t size) { mep::init_sized_struct(config, size); }
+void mep_ep_size_init(void* size_info, size_t size) { mep::init_sized_struct(size_info, size); }
+void mep_ep_view_init(void* view, size_t size) { mep::init_sized_struct(view, size); }
+void mep_dispatch_args_init(void* args, size_t size) { mep::init_sized_struct(args, size); }
+void mep_combine_args_init(void* args, size_t size) { mep::init_sized_struct(args, size); }
+
+mep_result_t mep_ep_buffer_size(mep_comm_t comm, const mep_ep_config_t* config,
+                                mep_ep_size_t* size_info) {
+  using namespace mep;
+  return guarded([&]() -> mep_result_t {
+    mep_ep_config_t given;
+    EpShape shape;
+    MEP_TRY(read_config(comm, config, &given, &shape));
+    if (size_info == nullptr) return null_argument("size_info");
+    mep_ep_size_t size;
+    MEP_TRY(read_sized_struct(size_info, "mep_ep_size_t", &size));
+    estimate_ep_size(shape, &size);
+    write_sized_struct(size, size_info);
+    return MEP_SUCCESS;
+  });
+}
+
+mep_result_t mep_ep_create(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_t* ep) {
+  using namespace mep;
+  if (ep == nullptr) return null_argument("ep");
+  *ep = nullptr;
+  return guarded([&]() -> mep_result_t {
+    mep_ep_config_t given;
+    EpShape shape;
+    MEP_TRY(read_config(comm, config, &given, &shape));
+    const CallScope scope(comm);
+    MEP_TRY(scope.check());
+    auto made = std::make_unique<mep_ep>();
+    MEP_TRY(EpObject::create(*comm->comm, shape, given.name, &made->object));
+    made->comm = comm;
+    comm->users.fetch_add(1);
+    *ep = made.release();
+    return MEP_SUCCESS;
+  });
+}
+
+mep_result_t mep_ep_destroy(mep_ep_t ep) {
+  using namespace mep;
+  if (ep == nullptr) return MEP_SUCCESS;
+  return guarded([&]() -> mep_result_t {
+    MEP_TRY(check_ep(ep));
+    if (ep->handles.load() != 0 || ep->object->busy()) {
+      return fail(MEP_ERR_BUSY, "the EP object still has %u handles; destroy them first",
+                  ep->handles.load());
+    }
+    mep_comm_t comm = ep->comm;
+    delete ep;
+    comm->users.fetch_sub(1);
+    return MEP_SUCCESS;
+  });
+}
+
+mep_result_t mep_ep_attach(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_t* ep) {
+  using namespace mep;
+  if (ep == nullptr) return null_argument("ep");
+  *ep = nullptr;
+  return guarded([&]() -> mep_result_t {
+    mep_ep_config_t given;
+    EpShape shape;
+    MEP_TRY(read_config(comm, config, &given, &shape));
+    return fail(MEP_ERR_UNSUPPORTED, "attaching to an EP object is not built yet");
+  });
+}
+
+mep_result_t mep_ep_handle_create(mep_ep_t ep, uint32_t buffer, mep_ep_handle_t* handle) {
+  using namespace mep;
+  if (handle == nullptr) return null_argument("handle");
+  *handle = nullptr;
+  return guarded([&]() -> mep_result_t {
+    MEP_TRY(check_ep(ep));
+    MEP_TRY(check_buffer(ep, buffer));
+    auto made = std::make_unique<mep_ep_handle>();
+    made->ep = ep;
+    made->buffer = buffer;
+    ep->handles.fetch_add(1);
+    *handle = made.release();
+    return MEP_SUCCESS;
+  });
+}
+
+mep_result_t mep_ep_handle_destroy(mep_ep_handle_t handle) {
+  using namespace mep;
+  if (handle == nullptr) return MEP_SUCCESS;
+  return guarded([&]() -> mep_result_t {
+    MEP_TRY(check_handle(handle));
+    EpBuffer& buffer = handle->ep->object->buffer(handle->buffer);
+    if (buffer.uses(handle->handle) && buffer.in_flight()) {
+      return fail(MEP_ERR_BUSY, "an operation of the handle was sent and has not been received");
+    }
+    buffer.forget(handle->handle);
+    handle->ep->handles.fetch_sub(1);
+    delete handle;
+    return MEP_SUCCESS;
+  });
+}
+
+mep_result_t mep_ep_set_expert_map(mep_ep_t ep, const int32_t* map) {
+  using namespace mep;
+  return guarded([&]() -> mep_result_t {
+    MEP_TRY(check_ep(ep));
+    const CallScope scope(ep->comm);
+    MEP_TRY(scope.check());
+    return ep->object->set_expert_map(map);
+  });
+}
+
+mep_result_t mep_ep_buffer_view(mep_ep_t ep, uint32_t buffer, mep_ep_view_t* view) {
+  using namespace mep;
+  if (view == nullptr) return null_argument("view");
+  return guarded([&]() -> mep_result_t {
+    MEP_TRY(check_ep(ep));
+    MEP_TRY(check_buffer(ep, buffer));
+    mep_ep_view_t filled;
+    MEP_TRY(read_sized_struct(view, "mep_ep_view_t", &filled));
+    ep->object->buffer(buffer).fill_view(&filled);
+    write_sized_struct(filled, view);
+    return MEP_SUCCESS;
+  });
+}
+
+mep_result_t mep_ep_combine_input(mep_ep_t ep, uint32_t buffer, void** memory) {
+  using namespace mep;
+  if (memory == nullptr) return null_argument("memory");
+  return guarded([&]() -> mep_result_t {
+    MEP_TRY(check_ep(ep));
+    MEP_TRY(check_buffer(ep, buffer));
+    *memory = ep->object->buffer(buffer).combine_out();
+    return MEP_SUCCESS;
+  });
+}
+
+mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_args_t* args,
+                          mep_stream_t stream) {
+  using namespace mep;
+  return guarded([&]() -> mep_result_t {
+    MEP_TRY(check_handle(handle));
+    if (args == nullptr) return null_argument("args");
+    MEP_TRY(check_stream(stream));
+    mep_dispatch_args_t given;
+    MEP_TRY(read_sized_struct(args, "mep_dispatch_args_t", &given));
+    MEP_TRY(check_phase(given.flags, 0, given.phase));
+    EpObject& object = *handle->ep->object;
+    const std::shared_ptr<const ExpertMap> map = object.expert_map();
+    return object.buffer(handle->buffer).dispatch(handle->handle, given, map.get());
+  });
+}
+
+mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_args_t* args,
+                         mep_stream_t stream) {
+  using namespace mep;
+  return guarded([&]() -> mep_result_t {
+    MEP_TRY(check_handle(handle));
+    if (args == nullptr) return null_argument("args");
+    MEP_TRY(check_stream(stream));
+    mep_combine_args_t given;
+    MEP_TRY(read_sized_struct(args, "mep_combine_args_t", &given));
+    MEP_TRY(check_phase(given.flags, MEP_COMBINE_RENORMALIZE, given.phase));
+    return handle->ep->object->buffer(handle->buffer).combine(handle->handle, given);
+  });
+}
+
+mep_result_t mep_ep_last_op(mep_ep_t ep, uint32_t buffer, mep_op_info_t* info) {
+  using namespace mep;
+  if (info == nullptr) return null_argument("info");
+  return guarded([&]() -> mep_result_t {
+    MEP_TRY(check_ep(ep));
+    MEP_TRY(check_buffer(ep, buffer));
+    mep_op_info_t filled;
+    MEP_TRY(read_sized_struct(info, "mep_op_info_t", &filled));
+    const mep_result_t result = ep->object->buffer(buffer).last_op(&filled);
+    if (result == MEP_SUCCESS || result == MEP_ERR_CAPACITY) write_sized_struct(filled, info);
+    return result;
+  });
+}

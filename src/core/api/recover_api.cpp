@@ -1,0 +1,299 @@
+// Ranks that come: replacements, growth, and the newcomer's own side.
+#include <poll.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "core/api/api_guard.hpp"
+#include "core/bootstrap/byte_codec.hpp"
+#include "core/world/frames.hpp"
+
+namespace mep {
+namespace {
+
+// How long members wait for each other when they ask only for who is ready now.
+constexpr uint64_t kReadyNowMs = 50;
+constexpr int kPollMs = 50;
+
+mep_result_t on_world(mep_comm_t comm) {
+  MEP_TRY(check_comm(comm));
+  if (comm->is_world) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT, "this is a communicator made by mep_comm_split; give the "
+              "world");
+}
+
+// All members are in the same call, and no thread of this one is elsewhere. Failures on the way are
+// what this call is for: they are not told again.
+mep_result_t meet(Comm& world_comm) {
+  if (!world_comm.idle()) {
+    return fail(MEP_ERR_BUSY, "requests of this world are not finished yet");
+  }
+  mep_result_t met = MEP_ERR_PEER_FAILED;
+  while (met == MEP_ERR_PEER_FAILED || met == MEP_ERR_PEER_LEFT) {
+    met = world_comm.run(Collective::k_barrier, {});
+  }
+  if (met == MEP_SUCCESS && !world_comm.world().idle()) {
+    return fail(MEP_ERR_BUSY, "another thread is inside a call on this world; finish it first");
+  }
+  return met;
+}
+
+mep_result_t recover(Comm& world_comm, const membership::SlotSet& wanted, uint64_t wait_ms,
+                     std::vector<uint32_t>* admitted) {
+  MEP_TRY(meet(world_comm));
+  MEP_TRY(world_comm.world().recover(wanted, Deadline::after_ms(wait_ms), admitted));
+  return MEP_SUCCESS;
+}
+
+mep_result_t recover_ranks(Comm& world_comm, const int32_t* ranks, int32_t count,
+                           uint32_t timeout_ms, int32_t* admitted) {
+  membership::SlotSet wanted;
+  const auto view = world_comm.latest_view();
+  for (int32_t i = 0; i < count; ++i) {
+    if (ranks[i] < 0 || static_cast<uint32_t>(ranks[i]) >= world_comm.size()) {
+      return fail(MEP_ERR_INVALID_ARGUMENT, "ranks[%d] is %d, no rank of a world of %u", i,
+                  ranks[i], world_comm.size());
+    }
+    wanted.add(world_comm.slots()[static_cast<size_t>(ranks[i])]);
+  }
+  if (count == 0) {
+    for (uint32_t rank = 0; rank < world_comm.size(); ++rank) {
+      wanted.add(world_comm.slots()[rank]);
+    }
+  }
+  std::vector<uint32_t> added;
+  MEP_TRY(recover(world_comm, wanted, count == 0 ? kReadyNowMs : timeout_ms, &added));
+  *admitted = static_cast<int32_t>(added.size());
+  const auto now = world_comm.latest_view();
+  for (int32_t i = 0; i < count; ++i) {
+    if (now->is_live(static_cast<uint32_t>(ranks[i]))) continue;
+    return fail(MEP_ERR_TIMEOUT, "no replacement of rank %d was ready within %u ms", ranks[i],
+                timeout_ms);
+  }
+  return MEP_SUCCESS;
+}
+
+// A comm over the first `size` slots, made by all of them.
+mep_result_t make_grown(const std::shared_ptr<World>& world, uint32_t size, uint32_t timeout_ms,
+                        mep_comm_t* grown) {
+  std::vector<uint32_t> slots(size);
+  for (uint32_t slot = 0; slot < size; ++slot) slots[slot] = slot;
+  auto handle = std::make_unique<mep_comm>();
+  handle->comm = std::make_unique<Comm>(world, "world+" + std::to_string(size), std::move(slots));
+  MEP_TRY(handle->comm->begin(1, 1));
+  MEP_TRY(handle->comm->finish(Deadline::after_ms(timeout_ms)));
+  *grown = handle.release();
+  return MEP_SUCCESS;
+}
+
+mep_result_t grow(Comm& world_comm, int32_t count, uint32_t timeout_ms, mep_comm_t* grown) {
+  World& world = world_comm.world();
+  const membership::View view = world.view_snapshot();
+  membership::SlotSet wanted;
+  uint32_t size = world_comm.size();
+  for (uint32_t slot = world_comm.size(); slot < world.max_slots(); ++slot) {
+    if (view.members.has(slot)) {
+      size = slot + 1;
+    } else if (wanted.count() < static_cast<uint32_t>(count)) {
+      wanted.add(slot);
+      size = slot + 1;
+    }
+  }
+  if (wanted.count() < static_cast<uint32_t>(count)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "the world has room for %u more ranks, not %d; max_size was %u at the start",
+                wanted.count(), count, world.max_slots());
+  }
+  std::vector<uint32_t> added;
+  MEP_TRY(recover(world_comm, wanted, timeout_ms, &added));
+  if (added.size() < static_cast<size_t>(count)) {
+    return fail(MEP_ERR_TIMEOUT, "only %zu of %d new ranks were ready within %u ms", added.size(),
+                count, timeout_ms);
+  }
+  return make_grown(world_comm.world_ptr(), size, timeout_ms, grown);
+}
+
+// --- The newcomer ---------------------------------------------------------------------------------
+
+struct Welcome {
+  bool has_view = false;
+  bool has_comms = false;
+  membership::View view;
+  std::vector<CommDescription> comms;
+};
+
+bool read_comms(const Frame& frame, uint32_t max_slots, std::vector<CommDescription>* comms) {
+  ByteReader reader(frame.payload);
+  const auto count = reader.number<uint32_t>();
+  for (uint32_t i = 0; i < count && reader.valid(); ++i) {
+    CommDescription comm;
+    comm.name = reader.text(255);
+    comm.epoch = reader.number<uint64_t>();
+    const auto ranks = reader.number<uint32_t>();
+    if (ranks > max_slots) return false;
+    for (uint32_t rank = 0; rank < ranks && reader.valid(); ++rank) {
+      comm.slots.push_back(reader.number<uint32_t>());
+      if (comm.slots.back() >= max_slots) return false;
+    }
+    comms->push_back(std::move(comm));
+  }
+  return reader.complete();
+}
+
+// The first member that says so tells the view and the comms; what else comes stays in the links.
+mep_result_t wait_for_welcome(Mesh& mesh, const Deadline& deadline, Welcome* welcome) {
+  const auto max_slots = static_cast<uint32_t>(mesh.max_size);
+  bool bad = false;
+  const auto take = [&](Frame& frame) {
+    if (frame.type == kFrameView) {
+      const auto* bytes = reinterpret_cast<const uint8_t*>(frame.payload.data());
+      welcome->has_view = membership::decode_view({bytes, frame.payload.size()}, max_slots,
+                                                  &welcome->view, nullptr);
+      bad = !welcome->has_view;
+      return !bad;
+    }
+    bad = frame.type != kFrameComms || !read_comms(frame, max_slots, &welcome->comms);
+    welcome->has_comms = !bad;
+    return false;
+  };
+  while (!deadline.expired()) {
+    std::vector<pollfd> fds;
+    for (const PeerLink& peer : mesh.peers) fds.push_back({peer.link->fd(), POLLIN, 0});
+    (void)poll(fds.data(), fds.size(), deadline.left_ms(kPollMs));
+    for (const PeerLink& peer : mesh.peers) {
+      welcome->has_view = false;
+      // A closed link gives no welcome; another may.
+      (void)peer.link->receive(take);
+      if (bad) return fail(MEP_ERR_DENIED, "rank %u sent a bad welcome", peer.identity.slot);
+      if (welcome->has_comms) return MEP_SUCCESS;
+    }
+  }
+  return fail(MEP_ERR_TIMEOUT, "the members did not answer; is one of them inside a call?");
+}
+
+struct Entering {
+  std::shared_ptr<World> world;
+  std::map<std::string, std::unique_ptr<Comm>> comms;
+};
+
+mep_result_t make_comms(const Welcome& welcome, const Deadline& deadline, Entering* entering) {
+  for (const CommDescription& description : welcome.comms) {
+    auto comm = std::make_unique<Comm>(entering->world, description.name, description.slots);
+    MEP_TRY(comm->begin(description.epoch, 1));
+    MEP_TRY(comm->finish(deadline));
+    entering->comms[description.name] = std::move(comm);
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t hand_out(const ResolvedConfig& config, Entering* entering,
+                      const std::vector<uint32_t>& admitted, mep_comm_t* comm) {
+  const uint32_t slot = entering->world->self_slot();
+  mep_comm_t made = nullptr;
+  if (slot < static_cast<uint32_t>(config.size)) {
+    auto handle = std::make_unique<mep_comm>();
+    handle->comm = std::move(entering->comms["world"]);
+    entering->comms.erase("world");
+    if (handle->comm == nullptr) {
+      return fail(MEP_ERR_INTERNAL, "the members named no world for rank %u", slot);
+    }
+    made = handle.release();
+  } else {
+    const uint32_t size = 1 + *std::max_element(admitted.begin(), admitted.end());
+    MEP_TRY(make_grown(entering->world, size, config.timeout_ms, &made));
+  }
+  made->is_world = true;
+  made->dormant = std::move(entering->comms);
+  *comm = made;
+  return MEP_SUCCESS;
+}
+
+mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {
+  ResolvedConfig config;
+  MEP_TRY(resolve_config(given, &config, ConfigUse::kJoin));
+  const Deadline deadline = Deadline::after_ms(config.init_timeout_ms);
+  TransportSet transports;
+  MEP_TRY(transports.open(config));
+  SelfDescription self;
+  MEP_TRY(make_identity(static_cast<uint32_t>(config.rank), &self.identity));
+  MEP_TRY(transports.make_offer(&self.offer));
+  Mesh mesh;
+  MEP_TRY(bootstrap_join(config, self, &mesh));
+  Welcome welcome;
+  MEP_TRY(wait_for_welcome(mesh, deadline, &welcome));
+  config.rank = static_cast<int32_t>(mesh.self.identity.slot);
+  config.size = mesh.size;
+  config.max_size = mesh.max_size;
+  Entering entering;
+  MEP_TRY(World::open(config, std::move(mesh), std::move(transports), &entering.world,
+                      &welcome.view));
+  std::vector<uint32_t> admitted;
+  mep_result_t result = entering.world->connect(deadline);
+  if (result == MEP_SUCCESS) result = make_comms(welcome, deadline, &entering);
+  if (result == MEP_SUCCESS) result = entering.world->enter(deadline, &admitted);
+  if (result == MEP_SUCCESS) result = hand_out(config, &entering, admitted, comm);
+  if (result == MEP_SUCCESS) return result;
+  entering.world->leave(false, deadline);
+  return result;
+}
+
+}  // namespace
+}  // namespace mep
+
+mep_result_t mep_recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t count,
+                               uint32_t timeout_ms, int32_t* admitted) {
+  using namespace mep;
+  MEP_TRY(on_world(world));
+  if (admitted == nullptr) return null_argument("admitted");
+  *admitted = 0;
+  if (count < 0 || (count > 0 && ranks == nullptr)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "count is %d with ranks %s", count,
+                ranks == nullptr ? "NULL" : "given");
+  }
+  return guarded([&]() -> mep_result_t {
+    const CallScope scope(world);
+    MEP_TRY(scope.check());
+    return recover_ranks(*world->comm, ranks, count, timeout_ms, admitted);
+  });
+}
+
+mep_result_t mep_comm_grow(mep_comm_t world, int32_t count, uint32_t timeout_ms,
+                           mep_comm_t* grown) {
+  using namespace mep;
+  MEP_TRY(on_world(world));
+  if (grown == nullptr) return null_argument("grown");
+  *grown = nullptr;
+  if (count < 1) return fail(MEP_ERR_INVALID_ARGUMENT, "count is %d, it must be positive", count);
+  return guarded([&]() -> mep_result_t {
+    const CallScope scope(world);
+    MEP_TRY(scope.check());
+    return grow(*world->comm, count, timeout_ms, grown);
+  });
+}
+
+mep_result_t mep_comm_join(const mep_comm_config_t* config, mep_comm_t* comm) {
+  using namespace mep;
+  if (comm == nullptr) return null_argument("comm");
+  *comm = nullptr;
+  return guarded([&] { return join(config, comm); });
+}
+
+mep_result_t mep_comm_attach(mep_comm_t world, const char* name, mep_comm_t* comm) {
+  using namespace mep;
+  MEP_TRY(on_world(world));
+  if (name == nullptr) return null_argument("name");
+  if (comm == nullptr) return null_argument("comm");
+  *comm = nullptr;
+  return guarded([&]() -> mep_result_t {
+    const auto found = world->dormant.find(name);
+    if (found == world->dormant.end()) {
+      return fail(MEP_ERR_NOT_FOUND, "this rank joined no communicator named \"%s\"", name);
+    }
+    auto handle = std::make_unique<mep_comm>();
+    handle->comm = std::move(found->second);
+    world->dormant.erase(found);
+    *comm = handle.release();
+    return MEP_SUCCESS;
+  });
+}

@@ -1,0 +1,191 @@
+// Dispatch, the receiver's side: what arrived, in which order it lies, and the caller's outputs.
+//
+// Counts and entries were written by peers: they are read once, checked, and kept here; what follows
+// uses only the kept ones.
+#include <algorithm>
+#include <cstring>
+
+#include "base/status.hpp"
+#include "core/ep/ep_drive.hpp"
+
+namespace mep {
+namespace {
+
+unsigned long long number(uint64_t value) { return value; }
+
+}  // namespace
+
+Step EpBuffer::step_receive() {
+  if (!arrived_from_all(EpWord::kRowsReady, use_)) return Step::kPending;
+  std::copy(is_member_.begin(), is_member_.end(), complete_.begin());
+  const mep_result_t arranged = arrange(nullptr);
+  if (arranged != MEP_SUCCESS) return hard_failure(arranged);
+  if (!channel_.complete(op_.epoch, op_.seq)) return Step::kPending;  // the view decides
+  op_.over = true;
+  return Step::kDone;
+}
+
+// Fills recv_count, layout_range, src_info and row_entry from the sources that are complete_.
+// kept_counts: [R][E_local] of this use, copied out when the epoch ended; null: they lie in the window.
+// Packed, the rows of an incomplete source leave a hole, which is closed: the rows behind it move up.
+mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
+  const uint32_t first_place = shape_.rank * shape_.local_experts;
+  compacted_ = false;
+  recv_total_ = 0;
+  for (uint32_t local = 0; local < shape_.local_experts; ++local) {
+    uint64_t from = 0;
+    uint64_t to = 0;
+    uint64_t total = 0;
+    for (uint32_t source = 0; source < shape_.ranks; ++source) {
+      if (shape_.slotted) from = to = uint64_t{source} * shape_.max_tokens;
+      uint32_t count = 0;
+      if (is_member_[source] != 0 && kept_counts != nullptr) {
+        count = kept_counts[size_t{source} * shape_.local_experts + local];
+      } else if (is_member_[source] != 0) {
+        std::memcpy(&count, window_->data() + layout_.counts(use_, source, first_place + local),
+                    sizeof count);
+      }
+      int64_t& range = layout_range_[size_t{local} * shape_.ranks + source];
+      range = static_cast<int64_t>(to << 32);
+      if (complete_[source] == 0) {
+        from += count;
+        continue;
+      }
+      if (count > shape_.max_tokens || to + count > shape_.rows_per_expert()) {
+        return fail(MEP_ERR_MISMATCH, "rank %u announced %u rows for one expert; at most %u tokens "
+                    "are possible", source, count, shape_.max_tokens);
+      }
+      if (from != to) move_rows(local, from, to, count);
+      MEP_TRY(read_entries(local, to, count, source));
+      range |= static_cast<int64_t>(count);
+      from += count;
+      to += count;
+      total += count;
+    }
+    recv_count_[local] = static_cast<int32_t>(total);
+    recv_total_ += static_cast<int64_t>(total);
+  }
+  return MEP_SUCCESS;
+}
+
+void EpBuffer::arrange_nothing() {
+  std::fill(complete_.begin(), complete_.end(), 0);
+  std::fill(recv_count_.begin(), recv_count_.end(), 0);
+  std::fill(layout_range_.begin(), layout_range_.end(), 0);
+  recv_total_ = 0;
+}
+
+mep_result_t EpBuffer::read_entries(uint32_t local_expert, uint64_t begin, uint32_t count,
+                                    uint32_t source) {
+  const uint64_t row = layout_.row(local_expert, begin);
+  uint32_t* entries = row_entry_.data() + row;
+  if (count != 0) {
+    std::memcpy(entries, window_->data() + layout_.entry(row), count * sizeof(uint32_t));
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t token = entries[i] / shape_.top_k;
+    if (token >= shape_.max_tokens) {
+      return fail(MEP_ERR_MISMATCH, "rank %u sent a row of token %u; max_tokens_per_rank is %u",
+                  source, token, shape_.max_tokens);
+    }
+    src_info_[row + i] = static_cast<int32_t>(token);
+  }
+  return MEP_SUCCESS;
+}
+
+// Down, over a hole. From then on the senders do not know where their rows lie, see step_combine_send.
+void EpBuffer::move_rows(uint32_t local_expert, uint64_t from, uint64_t to, uint32_t count) {
+  compacted_ = true;
+  if (count == 0) return;
+  const uint64_t source = layout_.row(local_expert, from);
+  const uint64_t target = layout_.row(local_expert, to);
+  std::byte* base = window_->data();
+  std::memmove(base + layout_.entry(target), base + layout_.entry(source),
+               count * sizeof(uint32_t));
+  std::memmove(base + layout_.recv_x(target), base + layout_.recv_x(source),
+               count * shape_.wire_row_bytes());
+  if (shape_.has_scales()) {
+    std::memmove(base + layout_.scales(target), base + layout_.scales(source),
+                 count * shape_.scale_row_bytes());
+  }
+}
+
+// --- Outputs --------------------------------------------------------------------------------------
+
+mep_result_t EpBuffer::deliver(const mep_dispatch_args_t& args) {
+  // The operation is over, but not received: the caller may ask again with more room.
+  MEP_TRY(check_capacity(args));
+  copy_rows(args);
+  const size_t experts = shape_.local_experts;
+  for (int32_t* counts : {args.recv_count, args.recv_count_host}) {
+    if (counts != nullptr) std::copy_n(recv_count_.data(), experts, counts);
+  }
+  if (args.layout_range != nullptr) {
+    std::copy(layout_range_.begin(), layout_range_.end(), args.layout_range);
+  }
+  if (args.recv_total != nullptr) *args.recv_total = recv_total_;
+  if (args.statistics != nullptr) {
+    for (size_t local = 0; local < experts; ++local) args.statistics[local] += recv_count_[local];
+  }
+  note_record(complete_);
+  fill_status(args.op_status);
+  stage_ = Stage::kReceived;
+  return result_of_operation();
+}
+
+mep_result_t EpBuffer::check_capacity(const mep_dispatch_args_t& args) const {
+  if (args.recv_x == nullptr || args.recv_capacity == 0) return MEP_SUCCESS;
+  uint64_t rows = 0;
+  for (uint32_t local = 0; local < shape_.local_experts; ++local) {
+    for (uint32_t source = 0; source < shape_.ranks; ++source) {
+      const auto range =
+          static_cast<uint64_t>(layout_range_[size_t{local} * shape_.ranks + source]);
+      const uint64_t count = range & 0xffffffff;
+      if (count != 0) rows = std::max(rows, layout_.row(local, (range >> 32) + count));
+    }
+  }
+  const uint64_t bytes = rows * shape_.wire_row_bytes();
+  if (bytes <= args.recv_capacity) return MEP_SUCCESS;
+  return fail(MEP_ERR_CAPACITY,
+              "recv_capacity is %llu bytes, the rows that arrived need %llu; call the receive phase "
+              "again with more", number(args.recv_capacity), number(bytes));
+}
+
+// Into the caller's memory, which has the form of the library's; only rows that arrived.
+void EpBuffer::copy_rows(const mep_dispatch_args_t& args) const {
+  const std::byte* base = window_->data();
+  auto* x = static_cast<std::byte*>(args.recv_x);
+  auto* scales = static_cast<std::byte*>(args.recv_scales);
+  if (x == base + layout_.recv_x(0)) x = nullptr;
+  if (scales == base + layout_.scales(0)) scales = nullptr;
+  int32_t* info = args.src_info == src_info_.data() ? nullptr : args.src_info;
+  if (x == nullptr && scales == nullptr && info == nullptr) return;
+  const size_t row_bytes = shape_.wire_row_bytes();
+  const size_t scale_bytes = shape_.scale_row_bytes();
+  const size_t token_stride = args.recv_scales_token_stride_bytes != 0
+                                  ? args.recv_scales_token_stride_bytes
+                                  : scale_bytes;
+  const size_t group_stride = args.recv_scales_group_stride_bytes != 0
+                                  ? args.recv_scales_group_stride_bytes
+                                  : token_stride * shape_.rows_per_expert();
+  for (uint32_t local = 0; local < shape_.local_experts; ++local) {
+    for (uint32_t source = 0; source < shape_.ranks; ++source) {
+      const auto range =
+          static_cast<uint64_t>(layout_range_[size_t{local} * shape_.ranks + source]);
+      const uint64_t begin = range >> 32;
+      const uint64_t count = range & 0xffffffff;
+      if (count == 0) continue;
+      const uint64_t row = layout_.row(local, begin);
+      if (x != nullptr) {
+        std::memcpy(x + row * row_bytes, base + layout_.recv_x(row), count * row_bytes);
+      }
+      if (info != nullptr) std::copy_n(src_info_.data() + row, count, info + row);
+      for (uint64_t i = 0; scales != nullptr && i < count; ++i) {
+        std::memcpy(scales + local * group_stride + (begin + i) * token_stride,
+                    base + layout_.scales(row + i), scale_bytes);
+      }
+    }
+  }
+}
+
+}  // namespace mep

@@ -1,0 +1,245 @@
+// Combine: every rank says that its experts' terms are ready and gives back the rows it had received;
+// then each sums its tokens' terms in ascending k. Terms are read where they lie if the reader has
+// them mapped and they are in the library's memory, else they were put to the reader: the same bits
+// are added in the same order either way.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "base/status.hpp"
+#include "core/ep/ep_drive.hpp"
+#include "kernels/host/kernels.hpp"
+
+namespace mep {
+
+mep_result_t EpBuffer::combine(EpHandle& handle, const mep_combine_args_t& args) {
+  const bool receives = args.phase != MEP_PHASE_SEND;
+  if (args.phase == MEP_PHASE_RECEIVE && (stage_ != Stage::kCombining || current_ != &handle)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "phase: there is no combine of this handle to receive; send one first");
+  }
+  if (receives && args.out == nullptr && handle.routing.tokens != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "out is NULL, but there are %u tokens",
+                handle.routing.tokens);
+  }
+  if (args.out_stride_bytes != 0 && args.out_stride_bytes < shape_.combine_row_bytes()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "out_stride_bytes is %llu; a row has %zu",
+                static_cast<unsigned long long>(args.out_stride_bytes),
+                shape_.combine_row_bytes());
+  }
+  const Deadline limit = deadline();
+  if (args.phase != MEP_PHASE_RECEIVE) {
+    MEP_TRY(begin_combine(handle, args));
+    drive(limit, [&] { return step_combine_send(args); });
+    if (!receives) return result_of_operation();
+  }
+  drive(limit, [&] { return step_combine_receive(); });
+  return finish_combine(args);
+}
+
+mep_result_t EpBuffer::begin_combine(EpHandle& handle, const mep_combine_args_t& args) {
+  if (current_ != &handle) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "the buffer holds no dispatch of this handle: there was "
+                "none, it was combined, or the buffer was used again");
+  }
+  if (stage_ != Stage::kReceived) {
+    return fail(MEP_ERR_BUSY, "the handle's last %s has not finished its receive phase",
+                stage_ == Stage::kDispatching ? "dispatch" : "combine");
+  }
+  MEP_TRY(catch_up());
+  begin_operation(Stage::kCombining, &handle);
+  std::fill(terms_.begin(), terms_.end(), CombineWord::kNone);
+  terms_missing_ = false;
+  missing_place_ = kNoExpert;
+  // The own experts' terms need no copy if they stay where they are until this call has read them.
+  const auto* y = static_cast<const std::byte*>(args.y);
+  own_terms_ = y == nullptr ? combine_out() : y;
+  const bool stays = own_terms_ == combine_out() || args.phase == MEP_PHASE_BOTH;
+  if (!stays || compacted_) own_terms_ = nullptr;
+  return MEP_SUCCESS;
+}
+
+Step EpBuffer::step_combine_send(const mep_combine_args_t& args) {
+  const PostingScope posting(*this);
+  const std::byte* y =
+      args.y == nullptr ? combine_out() : static_cast<const std::byte*>(args.y);
+  // The caller may have made y by stores past the caches: in order before the words that publish it.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (; op_.cursor < members_.size(); ++op_.cursor) {
+    if (!posting.allowed()) return Step::kPending;
+    const uint32_t target = members_[op_.cursor];
+    CombineWord kind = CombineWord::kNone;
+    if (complete_[target] != 0) {
+      // After a move the reader does not know the rows' places.
+      const bool in_place = y == combine_out() && pulls_[target] != 0 && !compacted_;
+      const bool own = target == shape_.rank && own_terms_ != nullptr;
+      kind = in_place || own ? CombineWord::kPull : CombineWord::kPushed;
+    }
+    if (kind == CombineWord::kPushed) {
+      bool finished = false;
+      const mep_result_t pushed = push_rows(target, y, posting, &finished);
+      if (pushed != MEP_SUCCESS) return posting_failure(pushed);
+      if (!finished) return Step::kPending;
+    }
+    const mep_result_t sent = signal(EpWord::kCombineReady, use_, target,
+                                     combine_payload(kind, current_->dispatch_seq));
+    if (sent != MEP_SUCCESS) return posting_failure(sent);
+  }
+  flush_puts();
+  given_back_ = true;
+  op_.cursor = 0;
+  op_.sent = true;
+  return Step::kDone;
+}
+
+// Every term for a token of `target` to its place there.
+mep_result_t EpBuffer::push_rows(uint32_t target, const std::byte* y, const PostingScope& posting,
+                                 bool* finished) {
+  const size_t bytes = shape_.combine_row_bytes();
+  const bool non_temporal = static_cast<uint64_t>(recv_total_) * bytes >= kNonTemporalBytes;
+  const Remote& remote = remotes_[target];
+  for (uint32_t local = 0; local < shape_.local_experts; ++local) {
+    const auto range = static_cast<uint64_t>(layout_range_[size_t{local} * shape_.ranks + target]);
+    const uint64_t first = layout_.row(local, range >> 32);
+    const uint64_t end = first + (range & 0xffffffff);
+    for (uint64_t row = first; row < end; ++row) {
+      if (!posting.allowed()) return MEP_SUCCESS;
+      const uint64_t offset = layout_.combine_in(row_entry_[row]);
+      if (remote.mapped != nullptr) {
+        copy_row(remote.mapped + offset, y + row * bytes, bytes, non_temporal);
+      } else {
+        MEP_TRY(remote.put(offset, y + row * bytes, bytes));
+      }
+    }
+  }
+  *finished = true;
+  return MEP_SUCCESS;
+}
+
+// --- The receiver's side --------------------------------------------------------------------------
+
+Step EpBuffer::step_combine_receive() {
+  if (!arrived_from_all(EpWord::kCombineReady, use_)) return Step::kPending;
+  for (const uint32_t source : members_) {
+    uint32_t payload = 0;
+    const bool came = arrived(EpWord::kCombineReady, use_, source, &payload);
+    note_terms(source, came, payload);
+  }
+  if (!channel_.complete(op_.epoch, op_.seq)) return Step::kPending;  // the view decides
+  op_.over = true;
+  judge_terms(op_.epoch != dispatch_epoch_);
+  return Step::kDone;
+}
+
+void EpBuffer::note_terms(uint32_t source, bool word_arrived, uint32_t payload) {
+  CombineWord kind = word_arrived ? combine_kind(payload) : CombineWord::kNone;
+  if (payload != combine_payload(kind, current_->dispatch_seq)) kind = CombineWord::kNone;
+  if (kind != CombineWord::kPull && kind != CombineWord::kPushed) kind = CombineWord::kNone;
+  if (kind == CombineWord::kPull && remotes_[source].mapped == nullptr) kind = CombineWord::kNone;
+  terms_[source] = kind;
+}
+
+// All words have come. Terms of a member that has none for this rank's tokens are an error; those of
+// absent ranks were known to be missing when the tokens were sent, or their rank has failed since.
+void EpBuffer::judge_terms(bool carried) {
+  const Routing& routing = current_->routing;
+  const size_t entries = size_t{routing.tokens} * shape_.top_k;
+  uint32_t silent_member = UINT32_MAX;
+  for (size_t at = 0; at < entries; ++at) {
+    const RouteEntry& entry = routing.entries[at];
+    if (entry.place < 0) continue;
+    const uint32_t owner = static_cast<uint32_t>(entry.place) / shape_.local_experts;
+    if (entry.row != kNotSent && terms_[owner] != CombineWord::kNone) continue;
+    missing_place_ = entry.place;
+    if (is_member_[owner] != 0) silent_member = owner;
+  }
+  if (missing_place_ == kNoExpert) return;
+  terms_missing_ = true;
+  if (silent_member != UINT32_MAX) {
+    op_.result = carried
+                     ? fail(MEP_ERR_PEER_FAILED, "rank %u had not received all of this dispatch when "
+                            "the view changed; its experts' terms are left out", silent_member)
+                     : fail(MEP_ERR_MISMATCH, "rank %u began its next dispatch on the buffer without "
+                            "a combine", silent_member);
+  } else if ((comm_.world().config().flags & MEP_COMM_PARTIAL) != 0) {
+    op_.result = MEP_PARTIAL;
+  } else {
+    op_.result = fail(MEP_ERR_PEER_FAILED,
+                      "the expert at place %d is on rank %u, which is absent; its terms are left out. "
+                      "mep_ep_set_expert_map can route around it, MEP_COMM_PARTIAL allows it",
+                      missing_place_,
+                      static_cast<uint32_t>(missing_place_) / shape_.local_experts);
+  }
+  if (is_error(op_.result)) op_.text = last_error_text();
+}
+
+// Where the term of an entry lies; null: it is missing.
+const std::byte* EpBuffer::term(const RouteEntry& entry, size_t at) const {
+  if (entry.row == kNotSent) return nullptr;
+  const auto place = static_cast<uint32_t>(entry.place);
+  const uint32_t owner = place / shape_.local_experts;
+  if (terms_[owner] == CombineWord::kPushed) return window_->data() + layout_.combine_in(at);
+  if (terms_[owner] == CombineWord::kNone) return nullptr;
+  const uint64_t row = layout_.row(place % shape_.local_experts, entry.row);
+  if (owner == shape_.rank) return own_terms_ + row * shape_.combine_row_bytes();
+  return remotes_[owner].mapped + layout_.combine_out(row);
+}
+
+// The terms of a token that are there, with their weights; returns how many.
+uint32_t EpBuffer::gather_terms(uint32_t token, const float* weights, uint32_t flags,
+                                const void** rows, float* row_weights) {
+  const size_t first = size_t{token} * shape_.top_k;
+  uint32_t count = 0;
+  float all = 0;
+  float present = 0;
+  bool missing = false;
+  for (uint32_t k = 0; k < shape_.top_k; ++k) {
+    const RouteEntry& entry = current_->routing.entries[first + k];
+    if (entry.place < 0) continue;
+    const float weight = weights != nullptr ? weights[first + k] : 1;
+    all += weight;
+    const std::byte* row = term(entry, first + k);
+    if (row == nullptr) {
+      missing = true;
+      continue;
+    }
+    present += weight;
+    rows[count] = row;
+    row_weights[count++] = weight;
+  }
+  if (missing && (flags & MEP_COMBINE_RENORMALIZE) != 0 && present != 0) {
+    const float factor = all / present;
+    for (uint32_t i = 0; i < count; ++i) row_weights[i] *= factor;
+  }
+  return count;
+}
+
+mep_result_t EpBuffer::finish_combine(const mep_combine_args_t& args) {
+  const Routing& routing = current_->routing;
+  const float* weights = args.weights;
+  if (weights == nullptr && routing.has_weights) weights = routing.weights.data();
+  const size_t stride =
+      args.out_stride_bytes != 0 ? args.out_stride_bytes : shape_.combine_row_bytes();
+  const void* rows[kMaxTopK + 1];
+  float row_weights[kMaxTopK + 1];
+  for (uint32_t token = 0; token < routing.tokens; ++token) {
+    uint32_t count = gather_terms(token, weights, args.flags, rows, row_weights);
+    if (args.bias != nullptr) {
+      rows[count] = args.bias;
+      row_weights[count++] = 1;
+    }
+    combine_rows(shape_.combine_type, static_cast<std::byte*>(args.out) + token * stride, rows,
+                 row_weights, count, shape_.hidden, false);
+  }
+  std::vector<uint8_t> contributed(shape_.ranks, 0);
+  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
+    contributed[rank] = terms_[rank] != CombineWord::kNone;
+  }
+  note_record(contributed);
+  fill_status(args.op_status);
+  stage_ = Stage::kIdle;
+  current_ = nullptr;
+  return result_of_operation();
+}
+
+}  // namespace mep

@@ -1,0 +1,237 @@
+// Dispatch, the sender's side: from the call to the bytes leaving this rank.
+//   Packed   counts go to everybody first; with all counts every sender knows each row's final place.
+//   Slotted  places are known without; counts follow the rows.
+// Each row is then written straight to its place at its expert's rank, and the ready word follows to
+// every rank, also with no rows.
+#include <algorithm>
+#include <cstring>
+
+#include "base/status.hpp"
+#include "core/ep/ep_drive.hpp"
+#include "kernels/host/kernels.hpp"
+
+namespace mep {
+namespace {
+
+enum Phase : uint32_t { kGiveBack, kAwaitFree, kPostCounts, kAwaitCounts, kRows };
+
+}  // namespace
+
+mep_result_t EpBuffer::dispatch(EpHandle& handle, const mep_dispatch_args_t& args,
+                                const ExpertMap* map) {
+  MEP_TRY(check_dispatch(handle, args));
+  const Deadline limit = deadline();
+  if (args.phase != MEP_PHASE_RECEIVE) {
+    MEP_TRY(begin_dispatch(handle, args, map));
+    drive(limit, [&] { return step_send(args); });
+    if (args.phase == MEP_PHASE_SEND) return result_of_operation();
+  }
+  drive(limit, [&] { return step_receive(); });
+  return deliver(args);
+}
+
+mep_result_t EpBuffer::check_dispatch(const EpHandle& handle,
+                                      const mep_dispatch_args_t& args) const {
+  if (args.recv_topk_idx != nullptr || args.recv_topk_weights != nullptr) {
+    return fail(MEP_ERR_UNSUPPORTED, "recv_topk_idx and recv_topk_weights belong to high "
+                "throughput, which is not built yet");
+  }
+  if (args.recv_scales != nullptr && !shape_.has_scales()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "recv_scales is given, but the wire type has no scales");
+  }
+  if (args.phase == MEP_PHASE_RECEIVE) {
+    if (stage_ == Stage::kDispatching && current_ == &handle) return MEP_SUCCESS;
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "phase: there is no dispatch of this handle to receive; send one first");
+  }
+  if (args.num_tokens > shape_.max_tokens) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "num_tokens is %u; max_tokens_per_rank is %u",
+                args.num_tokens, shape_.max_tokens);
+  }
+  if (args.topk_idx_type != 0 && args.topk_idx_type != MEP_INT64 &&
+      args.topk_idx_type != MEP_INT32) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "topk_idx_type is %u; it must be MEP_INT32 or MEP_INT64",
+                args.topk_idx_type);
+  }
+  if (args.num_tokens != 0 && (args.x == nullptr || args.topk_idx == nullptr)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "%s is NULL, but there are %u tokens",
+                args.x == nullptr ? "x" : "topk_idx", args.num_tokens);
+  }
+  const bool needs_scales = shape_.input_type == MEP_FLOAT8_E4M3;
+  if (args.num_tokens != 0 && needs_scales != (args.x_scales != nullptr)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, needs_scales
+                ? "x_scales is NULL; e4m3 input needs its scales"
+                : "x_scales is given; only e4m3 input has scales");
+  }
+  if (args.x_stride_bytes != 0 && args.x_stride_bytes < shape_.input_row_bytes()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "x_stride_bytes is %llu; a row has %zu",
+                static_cast<unsigned long long>(args.x_stride_bytes), shape_.input_row_bytes());
+  }
+  if (args.x_scales_stride_bytes != 0 &&
+      args.x_scales_stride_bytes < shape_.scale_row_bytes()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "x_scales_stride_bytes is %llu; the scales of a row have "
+                "%zu", static_cast<unsigned long long>(args.x_scales_stride_bytes),
+                shape_.scale_row_bytes());
+  }
+  return MEP_SUCCESS;
+}
+
+// Refuses, or makes the handle's routing this dispatch's and enters the channel.
+mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const mep_dispatch_args_t& args,
+                                      const ExpertMap* map) {
+  if (in_flight() && !channel_.undisturbed(op_.epoch)) (void)settle();
+  if (in_flight()) {
+    return fail(MEP_ERR_BUSY, "the buffer's last %s has not finished its receive phase",
+                stage_ == Stage::kDispatching ? "dispatch" : "combine");
+  }
+  MEP_TRY(catch_up());
+  MEP_TRY(router_.read(args, map, is_member_, &draft_));
+  router_.count(draft_);
+  begin_operation(Stage::kDispatching, &handle);
+  std::swap(handle.routing, draft_);
+  handle.dispatch_seq = op_.seq;
+  dispatch_epoch_ = op_.epoch;
+  ++use_;
+  return MEP_SUCCESS;
+}
+
+Step EpBuffer::step_send(const mep_dispatch_args_t& args) {
+  const PostingScope posting(*this);
+  if (!posting.allowed()) return Step::kPending;
+  if (op_.phase == kGiveBack) {
+    const mep_result_t given = give_back_unused();
+    if (given != MEP_SUCCESS) return posting_failure(given);
+    given_back_ = false;  // of this use from now on
+    op_.phase = shape_.slotted ? kAwaitFree : kPostCounts;
+  }
+  if (op_.phase == kAwaitFree) {
+    if (follows_a_use() && !arrived_from_all(EpWord::kCombineReady, use_ - 1)) return Step::kPending;
+    std::fill(first_row_.begin(), first_row_.end(), shape_.rank * shape_.max_tokens);
+    router_.set_rows(first_row_, &current_->routing);
+    op_.phase = kRows;
+  }
+  if (op_.phase == kPostCounts) {
+    const mep_result_t posted = post_counts();
+    if (posted != MEP_SUCCESS) return posting_failure(posted);
+    op_.phase = kAwaitCounts;
+  }
+  if (op_.phase == kAwaitCounts) {
+    if (!arrived_from_all(EpWord::kCountsReady, use_)) return Step::kPending;
+    const mep_result_t placed = place_rows();
+    if (placed != MEP_SUCCESS) return hard_failure(placed);
+    op_.phase = kRows;
+  }
+  for (; op_.cursor < current_->routing.tokens; ++op_.cursor) {
+    if (!posting.allowed()) return Step::kPending;
+    const mep_result_t sent = send_token(args, op_.cursor);
+    if (sent != MEP_SUCCESS) return posting_failure(sent);
+  }
+  const mep_result_t announced = announce_rows();
+  if (announced != MEP_SUCCESS) return posting_failure(announced);
+  op_.cursor = 0;
+  op_.sent = true;
+  return Step::kDone;
+}
+
+mep_result_t EpBuffer::post_counts() {
+  const std::vector<uint32_t>& counts = router_.counts();
+  for (const uint32_t target : members_) {
+    MEP_TRY(remotes_[target].put(layout_.counts(use_, shape_.rank, 0), counts.data(),
+                                 counts.size() * sizeof(uint32_t)));
+    MEP_TRY(signal(EpWord::kCountsReady, use_, target));
+  }
+  flush_puts();
+  return MEP_SUCCESS;
+}
+
+// Packed: this rank's rows come after those of all lower ranks.
+mep_result_t EpBuffer::place_rows() {
+  std::fill(first_row_.begin(), first_row_.end(), 0);
+  for (const uint32_t source : members_) {
+    if (source >= shape_.rank) break;
+    for (uint32_t place = 0; place < shape_.places(); ++place) {
+      uint32_t count = 0;  // read once
+      std::memcpy(&count, window_->data() + layout_.counts(use_, source, place), sizeof count);
+      if (count > shape_.max_tokens) {
+        return fail(MEP_ERR_MISMATCH, "rank %u announced %u rows for one expert; at most %u tokens "
+                    "are possible", source, count, shape_.max_tokens);
+      }
+      first_row_[place] += count;
+    }
+  }
+  router_.set_rows(first_row_, &current_->routing);
+  return MEP_SUCCESS;
+}
+
+mep_result_t EpBuffer::send_token(const mep_dispatch_args_t& args, uint32_t token) {
+  const size_t row_bytes = shape_.wire_row_bytes();
+  const size_t scale_bytes = shape_.scale_row_bytes();
+  const RouteEntry* entries =
+      current_->routing.entries.data() + size_t{token} * shape_.top_k;
+  const size_t stride = args.x_stride_bytes != 0 ? args.x_stride_bytes : shape_.input_row_bytes();
+  const std::byte* row = static_cast<const std::byte*>(args.x) + token * stride;
+  const std::byte* scales = nullptr;
+  if (args.x_scales != nullptr) {
+    const size_t scales_stride =
+        args.x_scales_stride_bytes != 0 ? args.x_scales_stride_bytes : scale_bytes;
+    scales = static_cast<const std::byte*>(args.x_scales) + token * scales_stride;
+  } else if (shape_.quantizes()) {
+    // Once for all experts of the token; the copies below find it in the nearest cache.
+    if (staged_ == staging_rows_) {
+      flush_puts();
+      staged_ = 0;
+    }
+    std::byte* quantised = staging_.data() + staged_ * (row_bytes + scale_bytes);
+    ++staged_;
+    auto* q = reinterpret_cast<uint8_t*>(quantised);
+    if (shape_.scale_type == MEP_SCALE_FLOAT32) {
+      quantize_e4m3_row(shape_.input_type, row, shape_.hidden, q,
+                        reinterpret_cast<float*>(quantised + row_bytes), false);
+    } else {
+      quantize_e4m3_ue8m0_row(shape_.input_type, row, shape_.hidden, q, q + row_bytes, false);
+    }
+    row = quantised;
+    scales = quantised + row_bytes;
+  }
+  const bool non_temporal =
+      current_->routing.tokens * size_t{shape_.top_k} * row_bytes >= kNonTemporalBytes;
+  for (uint32_t k = 0; k < shape_.top_k; ++k) {
+    if (entries[k].row == kNotSent) continue;
+    const auto place = static_cast<uint32_t>(entries[k].place);
+    const Remote& remote = remotes_[place / shape_.local_experts];
+    const uint64_t at = layout_.row(place % shape_.local_experts, entries[k].row);
+    if (remote.mapped != nullptr) {
+      copy_row(remote.mapped + layout_.recv_x(at), row, row_bytes, non_temporal);
+    } else {
+      MEP_TRY(remote.put(layout_.recv_x(at), row, row_bytes));
+    }
+    if (scale_bytes != 0) MEP_TRY(remote.put(layout_.scales(at), scales, scale_bytes));
+  }
+  return MEP_SUCCESS;
+}
+
+// What tells each rank which rows came: their tokens, slotted their counts, and the word after them.
+mep_result_t EpBuffer::announce_rows() {
+  const std::vector<uint32_t>& counts = router_.counts();
+  for (const uint32_t target : members_) {
+    const Remote& remote = remotes_[target];
+    const uint32_t first = target * shape_.local_experts;
+    for (uint32_t local = 0; local < shape_.local_experts; ++local) {
+      const uint32_t place = first + local;
+      if (counts[place] == 0) continue;
+      MEP_TRY(remote.put(layout_.entry(layout_.row(local, first_row_[place])),
+                         router_.entries_of(place), counts[place] * sizeof(uint32_t)));
+    }
+    if (shape_.slotted) {
+      MEP_TRY(remote.put(layout_.counts(use_, shape_.rank, first), counts.data() + first,
+                         shape_.local_experts * sizeof(uint32_t)));
+    }
+    MEP_TRY(signal(EpWord::kRowsReady, use_, target));
+  }
+  // The caller's memory and the staged rows are free when nothing reads them any more.
+  flush_puts();
+  staged_ = 0;
+  return MEP_SUCCESS;
+}
+
+}  // namespace mep

@@ -1,0 +1,258 @@
+// One buffer of an EP object: a window, a channel, and the dispatch and combine that use them.
+//
+// A use is a dispatch and, if there is one, its combine. Uses are counted from 1 in each epoch of the
+// comm; use 0 is what was dispatched in an earlier epoch and not combined before it ended. The words
+// of a use and its counts lie at the parity of the use; rows have one place only.
+//
+// Why nothing is written while it is still read:
+//   - Who starts use n has ended use n - 1 (else MEP_ERR_BUSY), and use n - 1 could end only after all
+//     had started it. So ranks are at most one use apart, and what lies at a parity is two uses old
+//     when it is written again: words and counts.
+//   - Rows of use n are written to a rank after it gave those of use n - 1 back: packed, its counts of
+//     use n say so; slotted, its combine word of use n - 1 (kNone if it started n without combine).
+//   - combine_in of a rank is written in the combine of use n by ranks that hold its rows of use n, so
+//     it has ended the combine of n - 1 which read it.
+//   - combine_out of a rank is read by peers in the combine of use n until they start use n + 1; their
+//     rows of use n + 1 tell the owner. So the caller may write it again once the next dispatch on the
+//     buffer was received, and that is when there are rows to write it for.
+//
+// Two threads meet here as in a comm: the user's and the world's control thread. The latter touches
+// only the channel, the words between wedge and install, and what is under mutex_.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/coll/operation.hpp"
+#include "core/comm/channel.hpp"
+#include "core/comm/comm.hpp"
+#include "core/comm/signal_word.hpp"
+#include "core/ep/ep_config.hpp"
+#include "core/ep/ep_layout.hpp"
+#include "core/ep/routing.hpp"
+
+namespace mep {
+
+// What a handle of the ABI holds.
+struct EpHandle {
+  Routing routing;
+  uint64_t dispatch_seq = 0;
+};
+
+class EpBuffer {
+ public:
+  EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uint64_t id);
+  ~EpBuffer();
+  EpBuffer(const EpBuffer&) = delete;
+  EpBuffer& operator=(const EpBuffer&) = delete;
+
+  // --- Creation, in this order ---
+  [[nodiscard]] mep_result_t offer();
+  [[nodiscard]] mep_result_t receive(const Deadline& deadline);
+  // Whether this rank reads `rank`'s window in place.
+  bool maps(uint32_t rank) const { return remotes_[rank].mapped != nullptr; }
+  void start(std::shared_ptr<const CommView> view);
+  // pulls[r]: rank r reads this rank's window in place.
+  void set_pulls(std::vector<uint8_t> pulls) { pulls_ = std::move(pulls); }
+
+  // --- The user's thread ---
+  [[nodiscard]] mep_result_t dispatch(EpHandle& handle, const mep_dispatch_args_t& args,
+                                      const ExpertMap* map);
+  [[nodiscard]] mep_result_t combine(EpHandle& handle, const mep_combine_args_t& args);
+  [[nodiscard]] mep_result_t last_op(mep_op_info_t* info) const;
+  void fill_view(mep_ep_view_t* view) const;
+  std::byte* combine_out() const { return window_->data() + layout_.combine_out(0); }
+  // An operation was sent and has not been received.
+  bool in_flight() const { return has_operation() && !op_.over; }
+  bool uses(const EpHandle& handle) const { return current_ == &handle; }
+  void forget(const EpHandle& handle) {
+    if (current_ == &handle) current_ = nullptr;
+  }
+  // For tests, on all ranks alike before the first dispatch: the next use is `use` + 1.
+  void set_use_for_test(uint64_t use) {
+    use_ = use;
+    first_use_ = use + 1;
+  }
+
+  // --- The control thread ---
+  membership::ChannelState state() const { return {comm_.id(), id_, channel_.done(), 0}; }
+  void wedge();
+  void report(std::vector<membership::ChannelState>* channels) const {
+    channels->push_back({comm_.id(), id_, frozen_.done, frozen_.entered});
+  }
+  void wait_for_posters() const;
+  void prepare();
+  void install(const Verdict* verdict, const membership::Proposal* decision);
+
+ private:
+  enum class Stage : uint8_t {
+    kIdle,
+    kDispatching,  // begun; not received
+    kReceived,
+    kCombining,    // begun; not received
+  };
+
+  struct EpOperation {
+    uint64_t epoch = 0;
+    uint64_t seq = 0;
+    uint32_t phase = 0;   // of the step function
+    uint32_t cursor = 0;  // of the step function
+    bool sent = false;    // all that other ranks need from this one is with them
+    bool over = false;    // the result is known; outputs may still have to be delivered
+    mep_result_t result = MEP_SUCCESS;
+    std::string text;  // of an error
+  };
+
+  // How an epoch ended: what had arrived here, and what was decided.
+  struct EpochEnd {
+    uint64_t epoch = 0;
+    std::vector<uint64_t> words;   // all words of the window
+    std::vector<uint32_t> counts;  // [2 parities][R][E_local]
+    mep_result_t result = MEP_ERR_PEER_FAILED;
+    std::string text;
+    std::shared_ptr<const CommView> view;  // that followed
+  };
+
+  // As Comm::PostingScope: whoever writes to peers is inside one, and a view change waits for it.
+  class PostingScope {
+   public:
+    explicit PostingScope(EpBuffer& buffer) : buffer_(buffer) {
+      // Sequentially consistent, as the wedge: either it sees this, or allowed() sees the wedge.
+      buffer_.posting_.fetch_add(1, std::memory_order_seq_cst);
+    }
+    // Release: what was put is there before the control thread goes on.
+    ~PostingScope() { buffer_.posting_.fetch_sub(1, std::memory_order_release); }
+    PostingScope(const PostingScope&) = delete;
+    PostingScope& operator=(const PostingScope&) = delete;
+    // Asked again before every row: a wedge waits for one row at most.
+    bool allowed() const { return buffer_.channel_.undisturbed(buffer_.op_.epoch); }
+
+   private:
+    EpBuffer& buffer_;
+  };
+
+  // ep_buffer.cpp
+  bool has_operation() const { return stage_ == Stage::kDispatching || stage_ == Stage::kCombining; }
+  Deadline deadline() const;
+  void begin_operation(Stage stage, EpHandle* handle);
+  template <typename StepFunction>
+  void drive(const Deadline& deadline, StepFunction&& step);
+  Step hard_failure(mep_result_t result);
+  Step posting_failure(mep_result_t result);
+  mep_result_t result_of_operation() const;
+  void note_record(const std::vector<uint8_t>& contributed);
+  void fill_status(mep_op_status_t* status) const;
+  void flush_puts() const;
+  bool arrived(EpWord kind, uint64_t use, uint32_t source, uint32_t* payload = nullptr) const;
+  bool arrived_from_all(EpWord kind, uint64_t use);
+  mep_result_t signal(EpWord kind, uint64_t use, uint32_t target, uint32_t payload = 0) const;
+  // Whether rows of an earlier use may still have to be given back.
+  bool follows_a_use() const { return use_ != first_use_ || carries_; }
+  mep_result_t give_back_unused();
+
+  // dispatch.cpp: the sender's side
+  mep_result_t check_dispatch(const EpHandle& handle, const mep_dispatch_args_t& args) const;
+  mep_result_t begin_dispatch(EpHandle& handle, const mep_dispatch_args_t& args,
+                              const ExpertMap* map);
+  Step step_send(const mep_dispatch_args_t& args);
+  mep_result_t post_counts();
+  mep_result_t place_rows();
+  mep_result_t send_token(const mep_dispatch_args_t& args, uint32_t token);
+  mep_result_t announce_rows();
+
+  // arrival.cpp: the receiver's side
+  Step step_receive();
+  mep_result_t arrange(const uint32_t* kept_counts);
+  void arrange_nothing();
+  mep_result_t read_entries(uint32_t local_expert, uint64_t begin, uint32_t count, uint32_t source);
+  void move_rows(uint32_t local_expert, uint64_t from, uint64_t to, uint32_t count);
+  mep_result_t deliver(const mep_dispatch_args_t& args);
+  mep_result_t check_capacity(const mep_dispatch_args_t& args) const;
+  void copy_rows(const mep_dispatch_args_t& args) const;
+
+  // combine.cpp
+  mep_result_t begin_combine(EpHandle& handle, const mep_combine_args_t& args);
+  Step step_combine_send(const mep_combine_args_t& args);
+  mep_result_t push_rows(uint32_t target, const std::byte* y, const PostingScope& posting,
+                         bool* finished);
+  Step step_combine_receive();
+  void note_terms(uint32_t source, bool word_arrived, uint32_t payload);
+  void judge_terms(bool carried);
+  mep_result_t finish_combine(const mep_combine_args_t& args);
+  uint32_t gather_terms(uint32_t token, const float* weights, uint32_t flags,
+                        const void** rows, float* row_weights);
+  const std::byte* term(const RouteEntry& entry, size_t at) const;
+
+  // ep_view.cpp
+  mep_result_t catch_up();
+  bool settle();
+  void settle_dispatch(const EpochEnd& end);
+  void settle_combine(const EpochEnd& end);
+  void conclude(const EpochEnd& end, bool complete, bool survivors_served);
+  void adopt(std::shared_ptr<const CommView> view, uint64_t next);
+  void note_members();
+
+  Comm& comm_;
+  const EpShape& shape_;
+  const EpLayout& layout_;
+  const uint64_t id_;
+  std::shared_ptr<Window> window_;
+  std::vector<Remote> remotes_;       // by rank
+  std::vector<uint64_t> first_incarnations_;  // by rank, when the windows were exchanged
+  std::vector<uint8_t> pulls_;        // by rank: it reads this rank's window in place
+  Channel channel_;
+  std::atomic<uint32_t> posting_{0};  // threads inside a PostingScope
+
+  // The user's thread.
+  std::shared_ptr<const CommView> adopted_;
+  std::vector<uint32_t> members_;   // live ranks that share this object, rising
+  std::vector<uint8_t> is_member_;  // by rank
+  uint64_t seq_ = 0;
+  uint64_t use_ = 0;
+  uint64_t first_use_ = 1;      // of the epoch
+  bool carries_ = false;        // the epoch has a use 0
+  bool given_back_ = true;      // the combine word of this use was sent
+  bool news_due_ = false;       // a view change was met that may not have been told yet
+  Stage stage_ = Stage::kIdle;
+  EpHandle* current_ = nullptr;     // whose dispatch the buffer holds
+  uint64_t dispatch_epoch_ = 0;     // of that dispatch
+  EpOperation op_;
+  OperationRecord record_;
+  Router router_;
+  Routing draft_;                     // a dispatch that may still be refused
+  std::vector<uint32_t> first_row_;   // [places] of this rank's rows
+  std::vector<std::byte> staging_;    // quantised rows on their way
+  uint32_t staging_rows_ = 1;
+  uint32_t staged_ = 0;
+
+  // What the last dispatch delivered.
+  std::vector<uint8_t> complete_;      // by source rank
+  std::vector<int32_t> recv_count_;    // [E_local]
+  std::vector<int64_t> layout_range_;  // [E_local][R]
+  std::vector<int32_t> src_info_;      // [E_local][R * M]
+  std::vector<uint32_t> row_entry_;    // [E_local][R * M] token * K + k on the source
+  int64_t recv_total_ = 0;
+  bool compacted_ = false;  // rows do not lie where their sources think
+
+  // Of the running combine.
+  std::vector<CombineWord> terms_;      // by rank, whose experts' terms this rank can read
+  const std::byte* own_terms_ = nullptr;  // where its own experts' lie
+  bool terms_missing_ = false;          // of an entry that was routed
+  int32_t missing_place_ = kNoExpert;   // one such
+
+  Channel::Frozen frozen_{};  // the control thread's
+
+  // Shared, under mutex_.
+  std::mutex mutex_;
+  std::optional<EpochEnd> prepared_;  // of the change under way
+  std::optional<EpochEnd> ended_;     // the first change that the user's thread has not met
+  std::shared_ptr<const CommView> latest_view_;
+  uint64_t latest_next_ = 1;
+};
+
+}  // namespace mep

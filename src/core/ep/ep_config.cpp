@@ -1,0 +1,243 @@
+#include "core/ep/ep_config.hpp"
+
+#include <limits>
+#include <vector>
+
+#include "base/status.hpp"
+#include "kernels/host/kernels.hpp"
+
+namespace mep {
+namespace {
+
+constexpr size_t kRowUnitBytes = 16;
+// Counts of rows and of (token, k) entries are 31-bit numbers.
+constexpr uint64_t kMaxCount = std::numeric_limits<int32_t>::max();
+
+mep_result_t refuse_unbuilt(const mep_ep_config_t& config) {
+  if (config.mode == MEP_EP_HIGH_THROUGHPUT) {
+    return fail(MEP_ERR_UNSUPPORTED, "mode: high throughput is not built yet; use "
+                "MEP_EP_LOW_LATENCY");
+  }
+  if (config.receive_layout == MEP_EP_EXPANDED) {
+    return fail(MEP_ERR_UNSUPPORTED, "receive_layout: MEP_EP_EXPANDED belongs to high throughput, "
+                "which is not built yet");
+  }
+  if (config.scale_layout == MEP_SCALE_COLUMN_MAJOR) {
+    return fail(MEP_ERR_UNSUPPORTED, "scale_layout: column-major scales are not built for host "
+                "memory");
+  }
+  if (config.scale_block != 0 && config.scale_block != kScaleGroup) {
+    return fail(MEP_ERR_UNSUPPORTED, "scale_block is %u; %zu is the only one built",
+                config.scale_block, kScaleGroup);
+  }
+  if (config.expert_alignment > 1) {
+    return fail(MEP_ERR_UNSUPPORTED, "expert_alignment belongs to high throughput, which is not "
+                "built yet");
+  }
+  if (config.num_sms != 0) {
+    return fail(MEP_ERR_UNSUPPORTED, "num_sms is for CUDA communicators; this is a host one");
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t check_enumerators(const mep_ep_config_t& config) {
+  if (config.flags != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "flags is %#x, it must be 0", config.flags);
+  }
+  if (config.mode > MEP_EP_HIGH_THROUGHPUT) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "mode %u does not exist", config.mode);
+  }
+  if (config.receive_layout > MEP_EP_EXPANDED) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "receive_layout %u does not exist",
+                config.receive_layout);
+  }
+  if (config.scale_type > MEP_SCALE_UE8M0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "scale_type %u does not exist", config.scale_type);
+  }
+  if (config.scale_layout > MEP_SCALE_COLUMN_MAJOR) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "scale_layout %u does not exist", config.scale_layout);
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
+  const struct {
+    const char* name;
+    uint32_t value;
+  } required[] = {{"max_tokens_per_rank", config.max_tokens_per_rank},
+                  {"hidden", config.hidden},
+                  {"top_k", config.top_k},
+                  {"num_experts", config.num_experts}};
+  for (const auto& field : required) {
+    if (field.value == 0) {
+      return fail(MEP_ERR_INVALID_ARGUMENT, "%s is 0; it must be given", field.name);
+    }
+  }
+  if (config.top_k > kMaxTopK) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "top_k is %u; at most %u work", config.top_k, kMaxTopK);
+  }
+  shape->max_tokens = config.max_tokens_per_rank;
+  shape->hidden = config.hidden;
+  shape->top_k = config.top_k;
+  shape->experts = config.num_experts;
+  shape->local_experts = config.experts_per_rank;
+  if (shape->local_experts == 0) {
+    if (shape->experts % shape->ranks != 0) {
+      return fail(MEP_ERR_INVALID_ARGUMENT,
+                  "num_experts %u cannot be divided evenly among %u ranks; give experts_per_rank",
+                  shape->experts, shape->ranks);
+    }
+    shape->local_experts = shape->experts / shape->ranks;
+  }
+  const uint64_t places = uint64_t{shape->ranks} * shape->local_experts;
+  const uint64_t rows_per_expert = uint64_t{shape->ranks} * shape->max_tokens;
+  if (places > kMaxCount || rows_per_expert > kMaxCount ||
+      shape->local_experts > kMaxCount / rows_per_expert ||
+      shape->max_tokens > kMaxCount / shape->top_k || shape->hidden > kMaxCount / 4) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "max_tokens_per_rank %u, hidden %u, top_k %u and experts_per_rank %u on %u ranks "
+                "give more than 2^31 - 1 rows or entries", shape->max_tokens, shape->hidden,
+                shape->top_k, shape->local_experts, shape->ranks);
+  }
+  if (shape->experts > places) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "%u experts do not fit: %u ranks with experts_per_rank %u have %llu places",
+                shape->experts, shape->ranks, shape->local_experts,
+                static_cast<unsigned long long>(places));
+  }
+  shape->buffers = config.num_buffers != 0 ? config.num_buffers : 2;
+  if (shape->buffers > kMaxEpBuffers) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "num_buffers is %u; 1 to %u work", shape->buffers,
+                kMaxEpBuffers);
+  }
+  shape->max_replicas = config.max_replicas != 0 ? config.max_replicas : 1;
+  if (shape->max_replicas > places) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "max_replicas is %u; there are %llu places for experts",
+                shape->max_replicas, static_cast<unsigned long long>(places));
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t resolve_types(const mep_ep_config_t& config, EpShape* shape) {
+  shape->input_type = config.input_type != 0 ? config.input_type : mep_dtype_t{MEP_BFLOAT16};
+  shape->wire_type = config.wire_type != 0 ? config.wire_type : shape->input_type;
+  shape->combine_type = config.combine_type;
+  if (shape->combine_type == 0) {
+    shape->combine_type =
+        shape->input_type == MEP_FLOAT8_E4M3 ? mep_dtype_t{MEP_BFLOAT16} : shape->input_type;
+  }
+  shape->scale_type = config.scale_type;
+  shape->slotted = config.receive_layout == MEP_EP_SLOTTED;
+  if (!is_float16_or_32(shape->input_type) && shape->input_type != MEP_FLOAT8_E4M3) {
+    return fail(MEP_ERR_UNSUPPORTED, "input_type %u: bf16, f16, f32 and e4m3 are built",
+                shape->input_type);
+  }
+  if (shape->wire_type != shape->input_type && shape->wire_type != MEP_FLOAT8_E4M3) {
+    return fail(MEP_ERR_UNSUPPORTED, "wire_type %u: it is the input type or e4m3",
+                shape->wire_type);
+  }
+  if (!is_float16_or_32(shape->combine_type)) {
+    return fail(MEP_ERR_UNSUPPORTED, "combine_type %u: bf16, f16 and f32 are built",
+                shape->combine_type);
+  }
+  for (const size_t bytes :
+       {shape->input_row_bytes(), shape->wire_row_bytes(), shape->combine_row_bytes()}) {
+    if (bytes % kRowUnitBytes != 0) {
+      return fail(MEP_ERR_INVALID_ARGUMENT,
+                  "hidden %u gives rows of %zu bytes; they must be multiples of %zu", shape->hidden,
+                  bytes, kRowUnitBytes);
+    }
+  }
+  return MEP_SUCCESS;
+}
+
+// What ranks must give alike, in the order in which it is compared.
+struct AgreedField {
+  const char* name;
+  uint64_t value;
+};
+
+std::vector<AgreedField> agreed_fields(const EpShape& shape, const std::string& name) {
+  return {{"name", hash_bytes(0, name.data(), name.size())},
+          {"max_tokens_per_rank", shape.max_tokens},
+          {"hidden", shape.hidden},
+          {"top_k", shape.top_k},
+          {"num_experts", shape.experts},
+          {"experts_per_rank", shape.local_experts},
+          {"num_buffers", shape.buffers},
+          {"input_type", shape.input_type},
+          {"wire_type", shape.wire_type},
+          {"combine_type", shape.combine_type},
+          {"scale_type", shape.has_scales() ? shape.scale_type : 0},
+          {"receive_layout", shape.slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED},
+          {"max_replicas", shape.max_replicas}};
+}
+
+}  // namespace
+
+size_t EpShape::scale_row_bytes() const {
+  if (!has_scales()) return 0;
+  return scale_groups(hidden) * (scale_type == MEP_SCALE_FLOAT32 ? sizeof(float) : 1);
+}
+
+// FNV-1a.
+uint64_t hash_bytes(uint64_t seed, const void* bytes, size_t count) {
+  uint64_t hash = 0xcbf29ce484222325u ^ seed;
+  const auto* from = static_cast<const unsigned char*>(bytes);
+  for (size_t i = 0; i < count; ++i) hash = (hash ^ from[i]) * 0x100000001b3u;
+  return hash;
+}
+
+mep_result_t resolve_ep_config(const Comm& comm, const mep_ep_config_t& config, EpShape* out) {
+  EpShape shape;
+  shape.rank = comm.rank();
+  shape.ranks = comm.size();
+  shape.timeout_ms = config.timeout_ms;
+  if ((comm.world().config().flags & MEP_COMM_UNIFORM) != 0) {
+    return fail(MEP_ERR_UNSUPPORTED, "MEP_COMM_UNIFORM is not built for dispatch and combine yet");
+  }
+  MEP_TRY(check_enumerators(config));
+  MEP_TRY(refuse_unbuilt(config));
+  MEP_TRY(resolve_counts(config, &shape));
+  MEP_TRY(resolve_types(config, &shape));
+  *out = shape;
+  return MEP_SUCCESS;
+}
+
+mep_result_t gather_values(Comm& comm, const uint64_t* mine, size_t count,
+                           std::vector<uint64_t>* all) {
+  all->clear();
+  for (uint32_t rank = 0; rank < comm.size(); ++rank) all->insert(all->end(), mine, mine + count);
+  CollectiveArgs args;
+  args.send = mine;
+  args.receive = all->data();
+  args.count = count;
+  args.dtype = MEP_UINT64;
+  return comm.run(Collective::k_allgather, args);
+}
+
+mep_result_t agree_on_ep_config(Comm& comm, const EpShape& shape, const std::string& name) {
+  const std::vector<AgreedField> fields = agreed_fields(shape, name);
+  std::vector<uint64_t> mine;
+  for (const AgreedField& field : fields) mine.push_back(field.value);
+  std::vector<uint64_t> all;
+  MEP_TRY(gather_values(comm, mine.data(), mine.size(), &all));
+  for (uint32_t rank = 0; rank < comm.size(); ++rank) {
+    for (size_t i = 0; i < fields.size(); ++i) {
+      const uint64_t first = all[i];
+      const uint64_t value = all[rank * fields.size() + i];
+      if (first == value) continue;
+      if (i == 0) {
+        return fail(MEP_ERR_MISMATCH,
+                    "ranks 0 and %u gave EP objects of different names; this rank's is \"%s\"",
+                    rank, name.c_str());
+      }
+      return fail(MEP_ERR_MISMATCH, "%s is %llu on rank 0 and %llu on rank %u", fields[i].name,
+                  static_cast<unsigned long long>(first), static_cast<unsigned long long>(value),
+                  rank);
+    }
+  }
+  return MEP_SUCCESS;
+}
+
+}  // namespace mep

@@ -1,0 +1,64 @@
+// What an EP object was made for: the caller's config with every default filled in and checked, and
+// the sizes that follow from it. The same on all ranks but for `rank` and `timeout_ms`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "core/comm/comm.hpp"
+#include "mep.h"
+
+namespace mep {
+
+constexpr uint32_t kMaxTopK = 64;
+constexpr uint32_t kMaxEpBuffers = 8;
+// From so many bytes a rank writes to others past the caches: they would not fit into those that the
+// cores share, and a line that is written whole need not be read first.
+constexpr size_t kNonTemporalBytes = size_t{4} << 20;
+
+struct EpShape {
+  uint32_t rank = 0;
+  uint32_t ranks = 0;          // R
+  uint32_t max_tokens = 0;     // M
+  uint32_t hidden = 0;         // H
+  uint32_t top_k = 0;          // K
+  uint32_t experts = 0;        // E
+  uint32_t local_experts = 0;  // E_local
+  uint32_t buffers = 0;
+  uint32_t max_replicas = 1;
+  uint32_t timeout_ms = 0;  // 0: the comm's
+  mep_dtype_t input_type = MEP_BFLOAT16;
+  mep_dtype_t wire_type = MEP_BFLOAT16;
+  mep_dtype_t combine_type = MEP_BFLOAT16;
+  uint32_t scale_type = MEP_SCALE_FLOAT32;
+  bool slotted = false;
+
+  // e4m3 on the wire: rows carry scales. If x is e4m3 already, the caller gives them.
+  bool has_scales() const { return wire_type == MEP_FLOAT8_E4M3; }
+  bool quantizes() const { return has_scales() && input_type != MEP_FLOAT8_E4M3; }
+  uint32_t places() const { return ranks * local_experts; }  // physical experts
+  size_t rows_per_expert() const { return size_t{ranks} * max_tokens; }
+  size_t rows() const { return local_experts * rows_per_expert(); }
+  size_t input_row_bytes() const { return hidden * mep_dtype_size(input_type); }
+  size_t wire_row_bytes() const { return hidden * mep_dtype_size(wire_type); }
+  size_t combine_row_bytes() const { return hidden * mep_dtype_size(combine_type); }
+  // 0 without scales.
+  size_t scale_row_bytes() const;
+};
+
+// Refuses what makes no sense or is not built, by name.
+[[nodiscard]] mep_result_t resolve_ep_config(const Comm& comm, const mep_ep_config_t& config,
+                                             EpShape* out);
+
+// Collective: every rank learns whether all gave the same, and which field and rank differ.
+[[nodiscard]] mep_result_t agree_on_ep_config(Comm& comm, const EpShape& shape,
+                                              const std::string& name);
+
+// Collective: gathers `count` values of every rank; blocks of absent ranks are those of this rank.
+[[nodiscard]] mep_result_t gather_values(Comm& comm, const uint64_t* mine, size_t count,
+                                         std::vector<uint64_t>* all);
+
+uint64_t hash_bytes(uint64_t seed, const void* bytes, size_t count);
+
+}  // namespace mep

@@ -1,0 +1,32 @@
+// How a call on a buffer waits; included by the files that have step functions.
+#pragma once
+
+#include "base/status.hpp"
+#include "core/ep/ep_buffer.hpp"
+#include "core/world/wait.hpp"
+
+namespace mep {
+
+// Steps until `step` has nothing more to do or the operation is over. When the time is over the view
+// settles what that means, and the call waits for the verdict.
+template <typename StepFunction>
+void EpBuffer::drive(const Deadline& deadline, StepFunction&& step) {
+  // Beyond all that a view change may take.
+  constexpr uint64_t kVerdictGraceMs = 60'000;
+  World& world = comm_.world();
+  const auto poll = [&] {
+    if (op_.over) return true;
+    const bool undisturbed =
+        channel_.undisturbed(op_.epoch) && world.terminal_result() == MEP_SUCCESS;
+    return undisturbed ? step() != Step::kPending : settle();
+  };
+  if (wait_until(world.wait_policy(), world.doorbell(), deadline, poll)) return;
+  world.report_deadline(comm_.id(), channel_.id(), op_.epoch);
+  const Deadline grace = Deadline::after_ms(kVerdictGraceMs + comm_.timeout_ms());
+  if (wait_until(world.wait_policy(), world.doorbell(), grace, poll)) return;
+  (void)hard_failure(fail(MEP_ERR_INTERNAL,
+                          "operation %llu of an EP buffer got no verdict; please report this",
+                          static_cast<unsigned long long>(op_.seq)));
+}
+
+}  // namespace mep

@@ -1,0 +1,112 @@
+// Where everything lies in the window of one EP buffer; the same on every rank.
+//
+//   words        [3 kinds][2 parities][R]   one cache line each: a signal word, see signal_word.hpp.
+//                The writer is the rank of the index, the parity that of the use (dispatch) it is
+//                about.
+//                  counts ready    the counts of this parity lie here
+//                  rows ready      all rows of that source for this use lie here
+//                  combine ready   the source has begun to combine this use: it gives back the rows
+//                                  that it received, and its terms are ready, see CombineWord
+//   counts       [2 parities][R sources][R * E_local] uint32: rows of each source for each expert.
+//                Slotted: only the E_local columns of the window's owner are written.
+//   entries      [E_local][R * M] uint32: token * K + k, on its source rank, of each row
+//   scales       [E_local][R * M] scale rows
+//   recv_x       [E_local][R * M] wire rows
+//   combine_in   [M * K] combine rows: what experts that are not read in place send back
+//   combine_out  [E_local][R * M] combine rows: the library's memory for y; written by the owner only,
+//                read by mapped peers
+//
+// Packed, the rows of an expert lie in the order of (source rank, token) from 0 on. Slotted, those of
+// source s from s * M on. Rows take memory when they are first touched.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/ep/ep_config.hpp"
+
+namespace mep {
+
+enum class EpWord : uint8_t { kCountsReady = 0, kRowsReady = 1, kCombineReady = 2 };
+
+// Payload of a combine-ready word: kind in bits 0-1, low 22 bits of the dispatch's seq above.
+enum class CombineWord : uint8_t {
+  kNone = 0,    // rows given back without terms: nothing was received, or it is not combined
+  kPull = 1,    // the terms lie in the writer's combine_out
+  kPushed = 2,  // they lie in the reader's combine_in
+};
+constexpr uint32_t combine_payload(CombineWord kind, uint64_t seq) {
+  return static_cast<uint32_t>(kind) | (static_cast<uint32_t>(seq & 0x3fffff) << 2);
+}
+constexpr CombineWord combine_kind(uint32_t payload) {
+  return static_cast<CombineWord>(payload & 3);
+}
+
+class EpLayout {
+ public:
+  static constexpr uint64_t kLine = 64;
+  static constexpr uint64_t kPage = 4096;
+  static constexpr uint32_t kWordKinds = 3;
+
+  explicit EpLayout(const EpShape& shape)
+      : ranks_(shape.ranks),
+        places_(shape.places()),
+        rows_per_expert_(shape.rows_per_expert()),
+        wire_row_(shape.wire_row_bytes()),
+        scale_row_(shape.scale_row_bytes()),
+        combine_row_(shape.combine_row_bytes()) {
+    uint64_t end = uint64_t{kWordKinds} * 2 * ranks_ * kLine;
+    counts_ = take(&end, uint64_t{2} * ranks_ * places_, sizeof(uint32_t));
+    entries_ = take(&end, shape.rows(), sizeof(uint32_t));
+    scales_ = take(&end, shape.rows(), scale_row_);
+    recv_x_ = take(&end, shape.rows(), wire_row_);
+    combine_in_ = take(&end, uint64_t{shape.max_tokens} * shape.top_k, combine_row_);
+    combine_out_ = take(&end, shape.rows(), combine_row_);
+    bytes_ = overflow_ ? 0 : end;
+  }
+
+  // 0: more than 64-bit numbers can say.
+  uint64_t bytes() const { return bytes_; }
+
+  uint64_t word(EpWord kind, uint64_t use, uint32_t source) const {
+    return ((static_cast<uint64_t>(kind) * 2 + use % 2) * ranks_ + source) * kLine;
+  }
+  // Of all words: index in [0, words()).
+  uint64_t word_at(uint32_t index) const { return index * kLine; }
+  uint32_t words() const { return kWordKinds * 2 * ranks_; }
+  uint32_t word_index(EpWord kind, uint64_t use, uint32_t source) const {
+    return static_cast<uint32_t>(word(kind, use, source) / kLine);
+  }
+
+  uint64_t counts(uint64_t use, uint32_t source, uint32_t place) const {
+    return counts_ + ((use % 2 * ranks_ + source) * places_ + place) * sizeof(uint32_t);
+  }
+  uint64_t row(uint32_t local_expert, uint64_t index) const {
+    return local_expert * rows_per_expert_ + index;
+  }
+  // By row().
+  uint64_t entry(uint64_t row) const { return entries_ + row * sizeof(uint32_t); }
+  uint64_t scales(uint64_t row) const { return scales_ + row * scale_row_; }
+  uint64_t recv_x(uint64_t row) const { return recv_x_ + row * wire_row_; }
+  uint64_t combine_out(uint64_t row) const { return combine_out_ + row * combine_row_; }
+  // By token * K + k.
+  uint64_t combine_in(uint64_t entry) const { return combine_in_ + entry * combine_row_; }
+
+ private:
+  uint64_t take(uint64_t* end, uint64_t count, uint64_t unit) {
+    uint64_t bytes = 0;
+    overflow_ = overflow_ || __builtin_mul_overflow(count, unit, &bytes) ||
+                __builtin_add_overflow(bytes, *end + 2 * kPage, &bytes);
+    const uint64_t begin = (*end + kPage - 1) / kPage * kPage;
+    if (!overflow_) *end = begin + count * unit;
+    return begin;
+  }
+
+  uint64_t ranks_, places_, rows_per_expert_;
+  uint64_t wire_row_, scale_row_, combine_row_;
+  uint64_t counts_ = 0, entries_ = 0, scales_ = 0, recv_x_ = 0, combine_in_ = 0, combine_out_ = 0;
+  uint64_t bytes_ = 0;
+  bool overflow_ = false;
+};
+
+}  // namespace mep

@@ -1,0 +1,168 @@
+#include "core/ep/ep_object.hpp"
+
+#include <algorithm>
+
+#include "base/status.hpp"
+
+namespace mep {
+
+EpObject::EpObject(Comm& comm, const EpShape& shape)
+    : comm_(comm), shape_(shape), layout_(shape_) {}
+
+EpObject::~EpObject() {
+  if (is_client_) comm_.remove_client(this);
+}
+
+mep_result_t EpObject::create(Comm& comm, const EpShape& shape, const char* name,
+                              std::unique_ptr<EpObject>* out) {
+  const uint32_t number = comm.next_ep_number();
+  const std::string full_name = name != nullptr ? name : "ep" + std::to_string(number);
+  std::unique_ptr<EpObject> object(new EpObject(comm, shape));
+  // Two objects of one name, one after the other, are two.
+  const uint64_t seed = hash_bytes(comm.id(), &number, sizeof number);
+  MEP_TRY(agree_on_ep_config(comm, shape, full_name));
+  std::vector<uint64_t> values{0};
+  MEP_TRY(object->agree_on_status(
+      object->offer_windows(hash_bytes(seed, full_name.data(), full_name.size())),
+      "could not make its part of an EP object", &values));
+  // Who maps whom: a rank's row has a bit for each rank whose windows it reads in place.
+  const size_t words = (size_t{shape.ranks} + 63) / 64;
+  const mep_result_t connected = object->connect_windows();
+  values.assign(1 + words, 0);
+  for (uint32_t rank = 0; connected == MEP_SUCCESS && rank < shape.ranks; ++rank) {
+    if (object->buffers_[0]->maps(rank)) values[1 + rank / 64] |= uint64_t{1} << (rank % 64);
+  }
+  MEP_TRY(object->agree_on_status(connected, "could not connect its part of an EP object",
+                                  &values));
+  std::vector<uint8_t> pulls(shape.ranks, 0);
+  for (uint32_t rank = 0; rank < shape.ranks; ++rank) {
+    const uint64_t word = values[rank * (1 + words) + 1 + shape.rank / 64];
+    pulls[rank] = (word >> (shape.rank % 64)) & 1;
+  }
+  for (const auto& buffer : object->buffers_) buffer->set_pulls(pulls);
+  *out = std::move(object);
+  return MEP_SUCCESS;
+}
+
+mep_result_t EpObject::offer_windows(uint64_t seed) {
+  if (layout_.bytes() == 0) {
+    return fail(MEP_ERR_NO_MEMORY, "an EP buffer of this config is larger than 2^64 bytes");
+  }
+  for (uint32_t i = 0; i < shape_.buffers; ++i) {
+    const uint64_t id = hash_bytes(seed, &i, sizeof i);
+    buffers_.push_back(std::make_unique<EpBuffer>(comm_, shape_, layout_, id));
+    MEP_TRY(buffers_.back()->offer());
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t EpObject::connect_windows() {
+  const Deadline deadline = Deadline::after_ms(comm_.timeout_ms());
+  const std::shared_ptr<const CommView> view = comm_.latest_view();
+  for (const auto& buffer : buffers_) {
+    MEP_TRY(buffer->receive(deadline));
+    buffer->start(view);
+  }
+  comm_.add_client(this);
+  is_client_ = true;
+  if (comm_.latest_view() == view) return MEP_SUCCESS;
+  return fail(MEP_ERR_PEER_FAILED, "the view changed while an EP object was made; make it again");
+}
+
+// All ranks learn whether all succeeded. values[0] is the status; behind it what else is exchanged,
+// afterwards the same of every rank.
+mep_result_t EpObject::agree_on_status(mep_result_t own, const char* what,
+                                       std::vector<uint64_t>* values) {
+  const std::string own_text = own == MEP_SUCCESS ? "" : last_error_text();
+  (*values)[0] = static_cast<uint64_t>(-static_cast<int64_t>(own));
+  std::vector<uint64_t> all;
+  MEP_TRY(gather_values(comm_, values->data(), values->size(), &all));
+  if (own != MEP_SUCCESS) return fail(own, "%s", own_text.c_str());
+  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
+    const uint64_t status = all[rank * values->size()];
+    if (status == 0) continue;
+    const auto result = static_cast<mep_result_t>(-static_cast<int64_t>(status & 0xff));
+    return fail(result, "rank %u %s: %s", rank, what, mep_result_string(result));
+  }
+  *values = std::move(all);
+  return MEP_SUCCESS;
+}
+
+bool EpObject::busy() const {
+  return std::any_of(buffers_.begin(), buffers_.end(),
+                     [](const auto& buffer) { return buffer->in_flight(); });
+}
+
+// --- The expert map -------------------------------------------------------------------------------
+
+mep_result_t EpObject::set_expert_map(const int32_t* map) {
+  std::shared_ptr<const ExpertMap> made;
+  uint64_t hash = 0;
+  if (map != nullptr) {
+    MEP_TRY(make_expert_map(shape_, map, &made));
+    hash = hash_bytes(1, map, size_t{shape_.experts} * shape_.max_replicas * sizeof(int32_t));
+  }
+  std::vector<uint64_t> all;
+  MEP_TRY(gather_values(comm_, &hash, 1, &all));
+  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
+    if (all[rank] == all[0]) continue;
+    return fail(MEP_ERR_MISMATCH, "ranks 0 and %u gave different expert maps; the old one stays",
+                rank);
+  }
+  const std::lock_guard lock(map_mutex_);
+  map_ = std::move(made);
+  return MEP_SUCCESS;
+}
+
+std::shared_ptr<const ExpertMap> EpObject::expert_map() const {
+  const std::lock_guard lock(map_mutex_);
+  return map_;
+}
+
+// --- View changes ---------------------------------------------------------------------------------
+
+void EpObject::describe(std::vector<membership::ChannelState>* channels) const {
+  for (const auto& buffer : buffers_) channels->push_back(buffer->state());
+}
+
+bool EpObject::holds(uint64_t channel, uint64_t seq) const {
+  return std::all_of(buffers_.begin(), buffers_.end(), [&](const auto& buffer) {
+    const membership::ChannelState state = buffer->state();
+    return state.channel != channel || state.done >= seq;
+  });
+}
+
+void EpObject::wedge(std::vector<membership::ChannelState>* channels) {
+  for (const auto& buffer : buffers_) buffer->wedge();
+  for (const auto& buffer : buffers_) {
+    buffer->wait_for_posters();
+    buffer->report(channels);
+  }
+}
+
+void EpObject::prepare() {
+  for (const auto& buffer : buffers_) buffer->prepare();
+}
+
+void EpObject::install(const Verdict* verdict, const membership::Proposal* decision) {
+  for (const auto& buffer : buffers_) buffer->install(verdict, decision);
+}
+
+// --- Sizes ----------------------------------------------------------------------------------------
+
+// Uniform routing gives each rank as many rows as it sends: M * K.
+void estimate_ep_size(const EpShape& shape, mep_ep_size_t* out) {
+  const EpLayout layout(shape);
+  const uint64_t entries = uint64_t{shape.max_tokens} * shape.top_k;
+  const uint64_t row = shape.wire_row_bytes() + shape.scale_row_bytes() + sizeof(uint32_t);
+  out->flags = 0;
+  out->window_bytes = layout.bytes() * shape.buffers;
+  out->resident_bytes = shape.buffers * entries * (row + 2 * shape.combine_row_bytes());
+  const uint64_t kept = shape.rows() * 2 * sizeof(uint32_t);
+  const uint64_t routing =
+      entries * (sizeof(RouteEntry) + sizeof(float) + sizeof(uint32_t)) +
+      shape.places() * uint64_t{4} * sizeof(uint32_t) + shape.experts * sizeof(uint64_t);
+  out->private_bytes = shape.buffers * (kept + 2 * routing);
+}
+
+}  // namespace mep

@@ -1,0 +1,59 @@
+// An EP object: its buffers and the expert map, made by all ranks of a comm together.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/comm/comm.hpp"
+#include "core/ep/ep_buffer.hpp"
+
+namespace mep {
+
+class EpObject : public ViewClient {
+ public:
+  // Collective. After an error nothing is left behind.
+  [[nodiscard]] static mep_result_t create(Comm& comm, const EpShape& shape, const char* name,
+                                           std::unique_ptr<EpObject>* out);
+  ~EpObject() override;
+  EpObject(const EpObject&) = delete;
+  EpObject& operator=(const EpObject&) = delete;
+
+  const EpShape& shape() const { return shape_; }
+  EpBuffer& buffer(uint32_t index) { return *buffers_[index]; }
+  bool busy() const;
+
+  // Collective; null: physical ids.
+  [[nodiscard]] mep_result_t set_expert_map(const int32_t* map);
+  std::shared_ptr<const ExpertMap> expert_map() const;
+
+  // --- The control thread (ViewClient) ---
+  void describe(std::vector<membership::ChannelState>* channels) const override;
+  bool holds(uint64_t channel, uint64_t seq) const override;
+  void wedge(std::vector<membership::ChannelState>* channels) override;
+  void prepare() override;
+  void install(const Verdict* verdict, const membership::Proposal* decision) override;
+
+ private:
+  EpObject(Comm& comm, const EpShape& shape);
+  mep_result_t open(const std::string& name);
+  mep_result_t offer_windows(uint64_t seed);
+  mep_result_t connect_windows();
+  mep_result_t agree_on_status(mep_result_t own, const char* what,
+                               std::vector<uint64_t>* values);
+
+  Comm& comm_;
+  const EpShape shape_;
+  const EpLayout layout_;
+  std::vector<std::unique_ptr<EpBuffer>> buffers_;
+  bool is_client_ = false;
+  mutable std::mutex map_mutex_;
+  std::shared_ptr<const ExpertMap> map_;
+};
+
+// What mep_ep_create would take.
+void estimate_ep_size(const EpShape& shape, mep_ep_size_t* out);
+
+}  // namespace mep

@@ -1,0 +1,72 @@
+// Which token goes to which expert: reading and checking the caller's routing, choosing replicas,
+// and the places of rows that follow from everybody's counts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/ep/ep_config.hpp"
+#include "mep.h"
+
+namespace mep {
+
+// Logical experts to places (rank * E_local + local expert). Never changes once it is made.
+struct ExpertMap {
+  std::vector<uint32_t> begin;   // [E + 1] into places
+  std::vector<uint32_t> places;  // replicas of each expert
+};
+
+// Checks the caller's [E, max_replicas] array.
+[[nodiscard]] mep_result_t make_expert_map(const EpShape& shape, const int32_t* map,
+                                           std::shared_ptr<const ExpertMap>* out);
+
+constexpr int32_t kNoExpert = -1;
+constexpr uint32_t kNotSent = UINT32_MAX;
+
+struct RouteEntry {
+  int32_t place;  // physical expert, or kNoExpert
+  uint32_t row;   // of that expert on its rank; kNotSent: its rank is absent
+};
+
+// The routing of one dispatch, kept for its combine.
+struct Routing {
+  uint32_t tokens = 0;
+  bool has_weights = false;
+  std::vector<RouteEntry> entries;  // [M * K], the first tokens * K are set
+  std::vector<float> weights;       // the same
+};
+
+class Router {
+ public:
+  explicit Router(const EpShape& shape);
+
+  // Reads T x K experts into `out`; rows are not placed yet. Refuses bad entries with token and
+  // value. `present` says by rank who can be sent to.
+  [[nodiscard]] mep_result_t read(const mep_dispatch_args_t& args, const ExpertMap* map,
+                                  const std::vector<uint8_t>& present, Routing* out);
+
+  // Counts the rows of `routing` per place and lists its entries grouped by place, in token order.
+  void count(const Routing& routing);
+  const std::vector<uint32_t>& counts() const { return counts_; }
+  // The entries (token * K + k) for one place: counts()[place] of them.
+  const uint32_t* entries_of(uint32_t place) const { return grouped_.data() + begin_[place]; }
+
+  // first_row[place]: where this rank's rows for that place begin.
+  void set_rows(const std::vector<uint32_t>& first_row, Routing* routing);
+
+ private:
+  template <typename Index>
+  mep_result_t read_as(const Index* indices, uint32_t tokens, const ExpertMap* map,
+                       const std::vector<uint8_t>& present, Routing* out);
+
+  const EpShape shape_;
+  std::vector<uint64_t> seen_;  // [E] by the stamp of the token that named the expert last
+  uint64_t stamp_ = 0;
+  std::vector<uint32_t> counts_;   // [places]
+  std::vector<uint32_t> begin_;    // [places] into grouped_
+  std::vector<uint32_t> next_;     // [places] scratch
+  std::vector<uint32_t> grouped_;  // [M * K]
+};
+
+}  // namespace mep

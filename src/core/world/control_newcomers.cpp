@@ -1,0 +1,138 @@
+// Newcomers: from a knock at the door to "its links are tested".
+//
+// A newcomer for a slot that is not in the view is connected once no user thread can still be inside a
+// call of a view that had the slot's former rank. Then this rank gives it the view, the comms that it
+// will be a member of, and its part of every window they share; when all of the newcomer's windows are
+// mapped here and it has said the same of this rank's, the membership state machine hears of it.
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "base/status.hpp"
+#include "core/world/control_thread.hpp"
+
+#include <sys/epoll.h>
+
+namespace mep {
+
+bool ControlThread::is_member(uint32_t slot) const {
+  const uint64_t incarnation = world_->peers_[slot].identity.incarnation;
+  return incarnation != 0 && membership_->view().incarnation(slot) == incarnation;
+}
+
+bool ControlThread::quiesced() const {
+  return std::all_of(clients_.begin(), clients_.end(),
+                     [](const auto& entry) { return entry.second->quiesced(); });
+}
+
+void ControlThread::serve_door() {
+  if (door_ == nullptr) return;
+  std::vector<PeerLink> arrived;
+  if (door_->progress(&arrived) != MEP_SUCCESS) {
+    log(LogLevel::kWarn, "the door for newcomers: %s", last_error_text());
+  }
+  for (PeerLink& newcomer : arrived) {
+    if (newcomer.identity.slot >= world_->max_slots()) continue;
+    knocking_.push_back(std::move(newcomer));
+  }
+}
+
+void ControlThread::advance_newcomers() {
+  std::erase_if(knocking_, [this](PeerLink& newcomer) {
+    const uint32_t slot = newcomer.identity.slot;
+    // Its former rank is still a member: the view change that removes it is under way.
+    if (membership_->view().members.has(slot) || !quiesced()) return false;
+    if (arrivals_.contains(slot)) drop_link(slot);
+    World::Peer& peer = world_->peers_[slot];
+    if (peer.pidfd.valid()) unwatch(peer.pidfd.get());
+    world_->forget_peer(slot);
+    peer.identity = newcomer.identity;
+    peer.link = std::move(newcomer.link);
+    peer.pidfd = std::move(newcomer.pidfd);
+    if (world_->choose_transport(&peer, newcomer.offer) != MEP_SUCCESS || !connect_newcomer(slot)) {
+      log(LogLevel::kWarn, "newcomer for rank %u: %s", slot, last_error_text());
+      peer.link = nullptr;
+      arrivals_.erase(slot);
+    }
+    return true;
+  });
+}
+
+bool ControlThread::connect_newcomer(uint32_t slot) {
+  World::Peer& peer = world_->peers_[slot];
+  bool watched = watch(peer.link->fd(), Source::kLink, slot, EPOLLIN);
+  if (peer.pidfd.valid()) {
+    watched = watched && watch(peer.pidfd.get(), Source::kProcess, slot, EPOLLIN);
+  }
+  if (!watched) return false;
+  const std::vector<uint8_t> view = membership::encode_view(membership_->view());
+  send(slot, kFrameView, std::as_bytes(std::span(view)));
+  std::vector<CommDescription> comms;
+  for (const auto& [id, client] : clients_) {
+    if (client->member_slots().has(slot)) comms.push_back(client->description());
+  }
+  ByteWriter payload;
+  payload.number(static_cast<uint32_t>(comms.size()));
+  for (const CommDescription& comm : comms) {
+    payload.text(comm.name);
+    payload.number(comm.epoch);
+    payload.number(static_cast<uint32_t>(comm.slots.size()));
+    for (const uint32_t member : comm.slots) payload.number(member);
+  }
+  send(slot, kFrameComms, payload.bytes());
+  offer_windows_to(slot);
+  read_link(slot);
+  return true;
+}
+
+void ControlThread::offer_windows_to(uint32_t slot) {
+  Arrival& arrival = arrivals_[slot];
+  for (const std::shared_ptr<Window>& window : world_->directory_.own_for(slot)) {
+    WindowExport exported;
+    if (world_->peers_[slot].transport->export_window(window, &exported) != MEP_SUCCESS ||
+        world_->send_window(*window, exported, slot) != MEP_SUCCESS) {
+      log(LogLevel::kWarn, "cannot offer a window to rank %u: %s", slot, last_error_text());
+    }
+    arrival.awaited.insert(window->id());
+  }
+}
+
+void ControlThread::note_arrived_window(uint32_t slot, uint64_t window) {
+  const auto arrival = arrivals_.find(slot);
+  if (arrival == arrivals_.end()) return;
+  arrival->second.awaited.erase(window);
+  check_newcomer(slot);
+}
+
+void ControlThread::check_newcomer(uint32_t slot) {
+  Arrival& arrival = arrivals_[slot];
+  if (!arrival.ready || !arrival.awaited.empty() || arrival.announced) return;
+  arrival.announced = true;
+  const PeerIdentity& identity = world_->peers_[slot].identity;
+  membership_->on_newcomer_ready({slot, identity.incarnation, identity.host});
+}
+
+bool ControlThread::take_ready(uint32_t slot) {
+  const auto arrival = arrivals_.find(slot);
+  if (arrival == arrivals_.end()) return true;
+  arrival->second.ready = true;
+  check_newcomer(slot);
+  return true;
+}
+
+bool ControlThread::take_view(uint32_t, const Frame& frame) {
+  membership::View view;
+  std::string error;
+  const auto* bytes = reinterpret_cast<const uint8_t*>(frame.payload.data());
+  if (!membership::decode_view({bytes, frame.payload.size()}, world_->max_slots(), &view, &error)) {
+    (void)fail(MEP_ERR_DENIED, "a bad view: %s", error.c_str());
+    return false;
+  }
+  membership_->on_view_snapshot(view);
+  return true;
+}
+
+void ControlThread::say_ready() {
+  for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) send(slot, kFrameReady, {});
+}
+
+}  // namespace mep

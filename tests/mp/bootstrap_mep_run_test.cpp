@@ -1,0 +1,257 @@
+// mep_run seen from outside: environments, exit codes, output, signals, and that nothing outlives
+// it. usage: bootstrap_mep_run_test PATH_OF_MEP_RUN
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "support/cmocka_cpp.hpp"
+
+namespace {
+
+const char* run_program = nullptr;
+
+struct Job {
+  pid_t pid = 0;
+  int input = -1;
+  int output = -1;  // both streams
+};
+
+Job launch(std::vector<std::string> words) {
+  int input[2];
+  int output[2];
+  assert_int_equal(pipe2(input, O_CLOEXEC), 0);
+  assert_int_equal(pipe2(output, O_CLOEXEC), 0);
+  words.insert(words.begin(), run_program);
+  const pid_t pid = fork();
+  assert_true(pid >= 0);
+  if (pid == 0) {
+    dup2(input[0], 0);
+    dup2(output[1], 1);
+    dup2(output[1], 2);
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    execv(run_program, arguments.data());
+    _exit(126);
+  }
+  close(input[0]);
+  close(output[1]);
+  return {pid, input[1], output[0]};
+}
+
+// Everything that is said until nobody holds the output any more.
+std::string read_all(const Job& job) {
+  std::string text;
+  char chunk[4096];
+  ssize_t count = 0;
+  while ((count = read(job.output, chunk, sizeof chunk)) > 0) {
+    text.append(chunk, static_cast<size_t>(count));
+  }
+  return text;
+}
+
+std::string read_until(const Job& job, const std::string& part) {
+  std::string text;
+  char byte = 0;
+  while (text.find(part) == std::string::npos) {
+    if (read(job.output, &byte, 1) != 1)
+      fail_msg("\"%s\" lacks \"%s\"", text.c_str(), part.c_str());
+    text += byte;
+  }
+  return text;
+}
+
+int finish(const Job& job, std::string* text) {
+  close(job.input);
+  *text = read_all(job);
+  close(job.output);
+  int status = 0;
+  assert_int_equal(waitpid(job.pid, &status, 0), job.pid);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+int run(std::vector<std::string> words, std::string* text) {
+  return finish(launch(std::move(words)), text);
+}
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+void ranks_know_who_they_are(void**) {
+  std::string first;
+  std::string second;
+  setenv("MEP_JOIN", "1", 1);  // of somebody else
+  const std::vector<std::string> words = {
+      "-n", "3",  "--",
+      "sh", "-c", "echo \"<$MEP_RANK $MEP_LOCAL_RANK $MEP_SIZE ${MEP_JOIN-no} $MEP_JOB>\""};
+  assert_int_equal(run(words, &first), 0);
+  assert_int_equal(run(words, &second), 0);
+  unsetenv("MEP_JOIN");
+  std::set<std::string> jobs;
+  for (const std::string& text : {first, second}) {
+    for (const char* start : {"<0 0 3 no ", "<1 1 3 no ", "<2 2 3 no "}) {
+      const size_t at = text.find(start);
+      assert_true(at != std::string::npos);
+      jobs.insert(text.substr(at + strlen(start), text.find('>', at) - at - strlen(start)));
+    }
+  }
+  assert_int_equal(jobs.size(), 2);  // one name a job, another one for the next
+}
+
+void the_first_failing_rank_gives_the_status(void**) {
+  std::string text;
+  assert_int_equal(run({"-n", "2", "true"}, &text), 0);
+  assert_string_equal(text.c_str(), "");
+  assert_int_equal(run({"-n", "3", "sh", "-c", "exit $((MEP_RANK == 1 ? 7 : 0))"}, &text), 7);
+  assert_int_equal(count_of(text, "mep_run: rank 1 (pid "), 1);
+  assert_int_equal(count_of(text, "exited with status 7"), 1);
+  assert_int_equal(run({"-n", "1", "sh", "-c", "kill -SEGV $$"}, &text), 128 + SIGSEGV);
+  assert_int_equal(count_of(text, "was killed by signal 11 (SIGSEGV)"), 1);
+  assert_int_equal(run({"-n", "2", "/no/such/program"}, &text), 127);
+  assert_int_equal(count_of(text, "'/no/such/program' cannot be started"), 1);
+}
+
+void wrong_usage_is_refused(void**) {
+  std::string text;
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{},
+                                             {"-n", "0", "true"},
+                                             {"-n", "x", "true"},
+                                             {"-n", "2"},
+                                             {"-n"},
+                                             {"--odd", "true"},
+                                             {"-n", "1", "--timeout", "0", "true"},
+                                             {"true"}}) {
+    assert_int_equal(run(words, &text), 2);
+    assert_int_equal(count_of(text, "--help"), 1);
+  }
+  assert_int_equal(run({"--help"}, &text), 0);
+  assert_int_equal(count_of(text, "--respawn"), 1);
+}
+
+void a_death_takes_nobody_along(void**) {
+  const Job job = launch({"-n", "3", "sh", "-c",
+                          "if [ $MEP_RANK = 1 ]; then kill -KILL $$; fi; "
+                          "if [ $MEP_RANK = 0 ]; then read go; fi; echo done$MEP_RANK"});
+  std::string before = read_until(job, "was killed by signal 9 (SIGKILL)");
+  assert_int_equal(write(job.input, "go\n", 3), 3);
+  std::string text;
+  assert_int_equal(finish(job, &text), 128 + SIGKILL);
+  text = before + text;
+  assert_int_equal(count_of(text, "done0"), 1);
+  assert_int_equal(count_of(text, "done2"), 1);
+}
+
+void a_killed_rank_is_replaced(void**) {
+  std::string text;
+  const std::vector<std::string> words = {
+      "-n",
+      "2",
+      "--respawn",
+      "sh",
+      "-c",
+      "if [ $MEP_RANK = 1 ] && [ -z \"$MEP_JOIN\" ]; then kill -KILL $$; fi; "
+      "if [ $MEP_RANK = 0 ]; then read go; fi; echo end$MEP_RANK-${MEP_JOIN-first}"};
+  const Job job = launch(words);
+  const std::string before = read_until(job, "end1-1");
+  assert_int_equal(write(job.input, "go\n", 3), 3);
+  assert_int_equal(finish(job, &text), 0);
+  assert_int_equal(count_of(before + text, "end0-first"), 1);
+  // What exits by itself has failed and is not started again.
+  assert_int_equal(run({"-n", "2", "--respawn", "sh", "-c", "echo up; exit 3"}, &text), 3);
+  assert_int_equal(count_of(text, "up"), 2);
+}
+
+void output_is_tagged_by_lines(void**) {
+  std::string text;
+  assert_int_equal(run({"-n", "2", "--tag-output", "sh", "-c",
+                        "printf 'a%s\\nb' $MEP_RANK; printf 'c%s' $MEP_RANK >&2"},
+                       &text),
+                   0);
+  for (const char* line : {"[0] a0\n", "[1] a1\n", "[0] b\n", "[1] b\n", "[0] c0\n", "[1] c1\n"}) {
+    assert_int_equal(count_of(text, line), 1);
+  }
+}
+
+void input_goes_to_rank_zero(void**) {
+  const Job job = launch({"-n", "3", "--tag-output", "cat"});
+  assert_int_equal(write(job.input, "hello\n", 6), 6);
+  std::string text;
+  assert_int_equal(finish(job, &text), 0);
+  assert_string_equal(text.c_str(), "[0] hello\n");
+}
+
+void signals_are_passed_on_and_the_second_kills(void**) {
+  std::string text;
+  Job job =
+      launch({"-n", "2", "sh", "-c", "trap 'exit 5' TERM; echo up; while :; do sleep 0.05; done"});
+  read_until(job, "up");
+  read_until(job, "up");
+  kill(job.pid, SIGTERM);
+  assert_int_equal(finish(job, &text), 5);
+
+  job = launch({"-n", "2", "--respawn", "sh", "-c",
+                "trap 'echo heard' INT; echo up; while :; do sleep 0.05; done"});
+  read_until(job, "up");
+  read_until(job, "up");
+  kill(job.pid, SIGINT);
+  read_until(job, "heard");
+  kill(job.pid, SIGINT);
+  assert_int_equal(finish(job, &text), 128 + SIGKILL);
+  assert_int_equal(count_of(text, "started again"), 0);
+}
+
+void time_is_limited(void**) {
+  std::string text;
+  assert_int_equal(run({"-n", "2", "--timeout", "1", "sleep", "600"}, &text), 124);
+  assert_int_equal(count_of(text, "1 s are over"), 1);
+}
+
+// The pipe is held by ranks and by what they started: it ends when all of them are gone.
+void nothing_outlives_mep_run(void**) {
+  const Job job = launch({"-n", "2", "sh", "-c", "sleep 600 & echo up; sleep 600"});
+  read_until(job, "up");
+  read_until(job, "up");
+  kill(job.pid, SIGKILL);
+  std::string text;
+  assert_int_equal(finish(job, &text), 1000 + SIGKILL);
+
+  // After an orderly end too.
+  assert_int_equal(run({"-n", "2", "sh", "-c", "sleep 600 & exit 0"}, &text), 0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) return 2;
+  run_program = argv[1];
+  signal(SIGPIPE, SIG_IGN);
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(ranks_know_who_they_are),
+      cmocka_unit_test(the_first_failing_rank_gives_the_status),
+      cmocka_unit_test(wrong_usage_is_refused),
+      cmocka_unit_test(a_death_takes_nobody_along),
+      cmocka_unit_test(a_killed_rank_is_replaced),
+      cmocka_unit_test(output_is_tagged_by_lines),
+      cmocka_unit_test(input_goes_to_rank_zero),
+      cmocka_unit_test(signals_are_passed_on_and_the_second_kills),
+      cmocka_unit_test(time_is_limited),
+      cmocka_unit_test(nothing_outlives_mep_run),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

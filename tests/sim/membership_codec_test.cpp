@@ -1,0 +1,212 @@
+// Rows and views as bytes: what is written comes back, and no bytes whatever do harm. Run it under
+// ASan and UBSan for the full effect. MEP_TEST_SEED replays.
+#include "core/membership/row.hpp"
+#include "sim/random.hpp"
+#include "support/cmocka_cpp.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace {
+
+using namespace mep::membership;
+using mep::sim::Random;
+
+constexpr uint32_t kSlots = 300;
+
+uint64_t test_seed() {
+  const char* text = std::getenv("MEP_TEST_SEED");
+  const uint64_t seed = text == nullptr ? 20240611 : std::strtoull(text, nullptr, 0);
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  return seed;
+}
+
+SlotSet some_slots(Random& random) {
+  SlotSet set;
+  const uint32_t count = random.chance(30) ? random.below(kSlots) : random.below(4);
+  for (uint32_t i = 0; i < count; ++i) set.add(random.below(kSlots));
+  return set;
+}
+
+ProposalPtr some_value(Random& random) {
+  auto value = std::make_shared<Proposal>();
+  value->epoch = random.next();
+  value->origin = {random.below(100), random.below(100)};
+  value->proposer = random.below(kSlots);
+  value->members = some_slots(random);
+  value->members.each([&](uint32_t slot) {
+    if (random.chance(20)) value->added.push_back({slot, random.next(), random.next()});
+  });
+  for (uint32_t slot = 0; slot < kSlots; ++slot)
+    if (!value->members.has(slot) && random.chance(3))
+      value->removed.push_back(
+          {slot, random.next(), static_cast<RemovalReason>(1 + random.below(6))});
+  for (uint32_t i = random.below(5); i > 0; --i) {
+    value->comms.push_back({random.next(), random.next()});
+    value->channels.push_back({random.next(), random.next(), random.next(), random.next(),
+                               random.chance(50) ? kNoSlot : random.below(kSlots)});
+    value->settled.push_back({random.next(), random.next(), random.next()});
+    value->revoked.push_back(random.next());
+  }
+  value->recover_seq = random.next();
+  return value;
+}
+
+Row some_row(Random& random) {
+  Row row;
+  row.slot = random.below(kSlots);
+  row.incarnation = random.next();
+  row.version = random.next();
+  row.epoch = random.next();
+  row.standing = static_cast<Standing>(random.below(4));
+  for (SlotSet* set : {&row.dead, &row.left, &row.link_down, &row.silent, &row.evict,
+                       &row.suspected, &row.recover_wanted})
+    *set = some_slots(random);
+  row.round = random.below(9);
+  row.wedged = random.chance(50);
+  for (uint32_t i = random.below(6); i > 0; --i) {
+    row.comms.push_back({random.next(), random.next()});
+    row.channels.push_back({random.next(), random.next(), random.next(), random.next()});
+    row.settle.push_back({random.next(), random.next(), random.next()});
+    row.revoke.push_back(random.next());
+    row.flush.push_back({random.next(), random.next(), random.next(), random.next(), 3});
+    row.ready.push_back({random.below(kSlots), random.next(), random.next()});
+  }
+  if (random.chance(70)) row.offer = {{1, 2}, random.below(kSlots), some_value(random)};
+  if (random.chance(50))
+    row.accepted = {{3, 4}, 5, random.chance(50) ? row.offer.value : some_value(random)};
+  if (random.chance(50)) row.committed = some_value(random);
+  row.recover_seq = random.below(5);
+  row.recover_expired = random.chance(50);
+  return row;
+}
+
+void check_same_value(const ProposalPtr& a, const ProposalPtr& b) {
+  assert_int_equal(a == nullptr, b == nullptr);
+  if (a == nullptr) return;
+  assert_true(a->same_value(*b));
+  assert_true(a->members == b->members);
+  assert_true(a->added == b->added && a->removed == b->removed && a->comms == b->comms);
+  assert_true(a->channels == b->channels && a->revoked == b->revoked);
+  assert_true(a->settled == b->settled);
+  assert_int_equal(a->recover_seq, b->recover_seq);
+}
+
+void rows_come_back(void**) {
+  Random random(test_seed());
+  for (int i = 0; i < 500; ++i) {
+    const Row row = some_row(random);
+    const std::vector<uint8_t> bytes = encode_row(row);
+    std::string error;
+    const RowPtr back = decode_row(bytes, kSlots, &error);
+    if (back == nullptr) fail_msg("not decoded: %s", error.c_str());
+    assert_true(encode_row(*back) == bytes);
+    assert_int_equal(back->slot, row.slot);
+    assert_int_equal(back->incarnation, row.incarnation);
+    assert_int_equal(back->version, row.version);
+    assert_int_equal(back->epoch, row.epoch);
+    assert_int_equal(back->round, row.round);
+    assert_true(back->standing == row.standing && back->wedged == row.wedged);
+    assert_true(back->dead == row.dead && back->left == row.left && back->silent == row.silent);
+    assert_true(back->link_down == row.link_down && back->evict == row.evict);
+    assert_true(back->suspected == row.suspected && back->recover_wanted == row.recover_wanted);
+    assert_true(back->comms == row.comms && back->channels == row.channels);
+    assert_true(back->settle == row.settle && back->revoke == row.revoke);
+    assert_true(back->flush == row.flush && back->ready == row.ready);
+    assert_true(back->offer.ballot == row.offer.ballot && back->accepted.leader == row.accepted.leader);
+    check_same_value(back->offer.value, row.offer.value);
+    check_same_value(back->accepted.value, row.accepted.value);
+    check_same_value(back->committed, row.committed);
+  }
+}
+
+void views_come_back(void**) {
+  Random random(test_seed());
+  for (int i = 0; i < 200; ++i) {
+    View view;
+    view.epoch = random.next();
+    some_slots(random).each(
+        [&](uint32_t slot) { view.put({slot, random.next(), random.next()}); });
+    const std::vector<uint8_t> bytes = encode_view(view);
+    View back;
+    assert_true(decode_view(bytes, kSlots, &back, nullptr));
+    assert_true(back.members == view.members);
+    view.members.each([&](uint32_t slot) {
+      assert_int_equal(back.incarnation(slot), view.incarnation(slot));
+      assert_int_equal(back.host(slot), view.host(slot));
+    });
+    for (size_t cut = 0; cut < bytes.size(); ++cut)
+      assert_false(decode_view({bytes.data(), cut}, kSlots, &back, nullptr));
+  }
+}
+
+void short_and_long_rows_are_refused(void**) {
+  Random random(test_seed());
+  const std::vector<uint8_t> bytes = encode_row(some_row(random));
+  std::string error;
+  for (size_t cut = 0; cut < bytes.size(); ++cut) {
+    // A copy of its own size, so that a sanitizer sees any read beyond it.
+    const std::vector<uint8_t> part(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(cut));
+    assert_null(decode_row(part, kSlots, &error).get());
+  }
+  std::vector<uint8_t> more = bytes;
+  more.push_back(0);
+  assert_null(decode_row(more, kSlots, &error).get());
+  assert_string_equal(error.c_str(), "bad membership row: bytes behind the end");
+}
+
+void hostile_rows_do_no_harm(void**) {
+  Random random(test_seed());
+  uint64_t taken = 0;
+  for (int i = 0; i < 3000; ++i) {
+    std::vector<uint8_t> bytes = encode_row(some_row(random));
+    for (uint32_t edits = 1 + random.below(4); edits > 0; --edits) {
+      const size_t at = random.next() % bytes.size();
+      if (random.chance(50)) {
+        bytes[at] = static_cast<uint8_t>(random.next());
+      } else {
+        for (size_t k = at; k < at + 4 && k < bytes.size(); ++k) bytes[k] = 0xff;
+      }
+    }
+    const RowPtr row = decode_row(bytes, kSlots, nullptr);
+    if (row == nullptr) continue;
+    ++taken;
+    assert_true(row->slot < kSlots);
+    row->suspected.each([](uint32_t slot) { assert_true(slot < kSlots); });
+    for (const Member& member : row->ready) assert_true(member.slot < kSlots);
+    for (const ProposalPtr& value : {row->offer.value, row->accepted.value, row->committed}) {
+      if (value == nullptr) continue;
+      for (const Member& member : value->added) assert_true(value->members.has(member.slot));
+    }
+  }
+  assert_true(taken > 0);
+  for (int i = 0; i < 3000; ++i) {
+    std::vector<uint8_t> noise(random.below(200));
+    for (uint8_t& byte : noise) byte = static_cast<uint8_t>(random.next());
+    assert_null(decode_row(noise, kSlots, nullptr).get());
+  }
+}
+
+void slots_beyond_the_world_are_refused(void**) {
+  Row row;
+  row.slot = 5;
+  assert_non_null(decode_row(encode_row(row), 6, nullptr).get());
+  assert_null(decode_row(encode_row(row), 5, nullptr).get());
+  row.slot = 0;
+  row.suspected.add(70);
+  assert_non_null(decode_row(encode_row(row), 71, nullptr).get());
+  assert_null(decode_row(encode_row(row), 70, nullptr).get());
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(rows_come_back),
+      cmocka_unit_test(views_come_back),
+      cmocka_unit_test(short_and_long_rows_are_refused),
+      cmocka_unit_test(hostile_rows_do_no_harm),
+      cmocka_unit_test(slots_beyond_the_world_are_refused),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

@@ -1,0 +1,32 @@
+// Every collective, type, operator and size on ranks that are processes, mapped and put only, against
+// the plain reference.
+#include "support/coll_matrix.hpp"
+
+namespace {
+
+using namespace mep_test;  // NOLINT(google-build-using-namespace)
+
+void matrix(uint32_t flags) {
+  for (const int size : kRankCounts) {
+    for (const bool nonblocking : {false, true}) {
+      Report report;
+      with_rank_processes(size, patient_config(flags), report,
+                          [&](int rank, mep_comm_t comm, Report& found) {
+                            run_matrix(rank, size, comm, nonblocking, found);
+                          });
+      report.require_clean();
+    }
+  }
+}
+
+void test_mapped(void**) { matrix(0); }
+void test_put_only(void**) { matrix(MEP_COMM_PUT_ONLY); }
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  mep_test::read_arguments(argc, argv);
+  (void)mep_test::test_seed();
+  const CMUnitTest tests[] = {cmocka_unit_test(test_mapped), cmocka_unit_test(test_put_only)};
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

@@ -1,0 +1,63 @@
+// Dispatch and combine of random EP problems on ranks as threads, mapped and by put alone, against a
+// plain reference.
+// labels: threads
+#include "support/ep_rounds.hpp"
+
+using namespace mep_test;
+
+namespace {
+
+constexpr int kRanks[] = {1, 2, 3, 4, 7, 8};
+
+void run_cases(uint32_t flags, bool delays, uint64_t first_seed) {
+  const size_t cases = slice(delays ? 3 : 6, 200);
+  for (const int ranks : kRanks) {
+    Report report;
+    with_rank_threads(ranks, patient_config(flags), report,
+                      [&](int rank, mep_comm_t comm, Report& findings) {
+                        for (size_t i = 0; i < cases && !findings.bad(); ++i) {
+                          const uint64_t seed = mix(test_seed() + first_seed, i * 100 +
+                                                    static_cast<uint64_t>(ranks));
+                          run_ep_case(random_ep_case(seed, ranks), rank, comm, 6, delays, findings);
+                        }
+                      });
+    report.require_clean();
+  }
+}
+
+void mapped(void**) { run_cases(0, false, 1); }
+void by_put_alone(void**) { run_cases(MEP_COMM_PUT_ONLY, false, 2); }
+void mapped_with_delays(void**) { run_cases(0, true, 3); }
+void by_put_alone_with_delays(void**) { run_cases(MEP_COMM_PUT_ONLY, true, 4); }
+
+// Rows as long as real ones, so that the paths past the caches are taken.
+void large_rows(void**) {
+  for (const bool own_memory : {false, true}) {
+    EpCase c;
+    c.seed = test_seed() + (own_memory ? 1 : 0);
+    c.ranks = 2;
+    c.max_tokens = 48;
+    c.hidden = 7168;
+    c.top_k = 8;
+    c.experts = 16;
+    c.local_experts = 8;
+    c.own_memory = own_memory;
+    Report report;
+    with_rank_threads(2, patient_config(0), report,
+                      [&](int rank, mep_comm_t comm, Report& findings) {
+                        run_ep_case(c, rank, comm, 3, false, findings);
+                      });
+    report.require_clean();
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  read_arguments(argc, argv);
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(mapped), cmocka_unit_test(by_put_alone),
+      cmocka_unit_test(mapped_with_delays), cmocka_unit_test(by_put_alone_with_delays),
+      cmocka_unit_test(large_rows)};
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
