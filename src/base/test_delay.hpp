@@ -1,6 +1,9 @@
 // Named points at which tests put delays: MEP_TEST_DELAY_POINT("name"). Only builds with
-// MEP_TEST_HOOKS have them, and there they do nothing until a test calls test_delays_enable().
+// MEP_TEST_HOOKS delay, and there only once a test has called test_delays_enable(). In all builds such
+// a point is also a failpoint.
 #pragma once
+
+#include "base/failpoint.hpp"
 
 #if defined(MEP_TEST_HOOKS)
 
@@ -17,10 +20,14 @@ void test_delay_point(const char* name);
 
 }  // namespace mep
 
-#define MEP_TEST_DELAY_POINT(name) ::mep::test_delay_point(name)
+#define MEP_TEST_DELAY_POINT(name)   \
+  do {                               \
+    ::mep::test_delay_point(name);   \
+    MEP_FAILPOINT(name);             \
+  } while (false)
 
 #else
 
-#define MEP_TEST_DELAY_POINT(name) static_cast<void>(0)
+#define MEP_TEST_DELAY_POINT(name) MEP_FAILPOINT(name)
 
 #endif

@@ -1,10 +1,11 @@
 // The contract between the library and what carries bytes to a peer.
 //
 // A transport object belongs to one rank (one world in one process) and reaches some of its peers,
-// which are named by their slot. It offers two one-sided actions, put and signal; every algorithm of
-// the library is right with these alone, and map() is only an optimisation.
+// which are named by their slot. It offers two one-sided actions, put and signal; every algorithm
+// of the library is right with these alone, and map() is only an optimisation.
 //
-//   Lane    one ordered channel to a peer. A signal becomes visible at the target only after all puts
+//   Lane    one ordered channel to a peer. A signal becomes visible at the target only after all
+//   puts
 //           that were posted before it on its lane. Lanes are not ordered among each other.
 //   local   source bytes of a put: a window or memory that register_memory() was told of. A put may
 //           read them until flush(peer) returns.
@@ -13,12 +14,13 @@
 //   fence   after fence_out(slot) returned, no byte from that incarnation lands in windows that a
 //           later epoch uses.
 //
-// Threads: put, signal, map and flush to one (peer, lane) by one thread at a time; different peers or
-// lanes by different threads at once. The others are called by the control thread or during start-up,
-// never at the same time as a put to the peer in question.
+// Threads: put, signal, map and flush to one (peer, lane) by one thread at a time; different peers
+// or lanes by different threads at once. The others are called by the control thread or during
+// start-up, never at the same time as a put to the peer in question.
 //
-// A new transport is one folder, one factory and one line in transports.def. What it does not override
-// answers MEP_ERR_UNSUPPORTED, which no caller meets unless the transport said that it can.
+// A new transport is one folder, one factory and one line in transports.def. What it does not
+// override answers MEP_ERR_UNSUPPORTED, which no caller meets unless the transport said that it
+// can.
 #pragma once
 
 #include <cstddef>
@@ -42,8 +44,8 @@ struct PeerIdentity {
   int32_t pid = 0;             // in the peer's own pid namespace
 };
 
-// What a peer must know to reach one of this rank's windows: a few bytes and at most one descriptor,
-// carried by an authenticated control frame.
+// What a peer must know to reach one of this rank's windows: a few bytes and at most one
+// descriptor, carried by an authenticated control frame.
 struct WindowExport {
   std::vector<std::byte> blob;  // at most kMaxWindowBlobBytes
   UniqueFd fd;                  // a duplicate, owned by this struct
@@ -75,8 +77,8 @@ class Transport {
   // --- Windows ---------------------------------------------------------------------------------
   [[nodiscard]] virtual mep_result_t export_window(const std::shared_ptr<Window>& window,
                                                    WindowExport* out);
-  // `bytes` is what this rank's own window has; a peer that offers less is refused. Importing the same
-  // id again replaces the old import, at the same mapped address where there is one.
+  // `bytes` is what this rank's own window has; a peer that offers less is refused. Importing the
+  // same id again replaces the old import, at the same mapped address where there is one.
   [[nodiscard]] virtual mep_result_t import_window(uint32_t slot, uint64_t window, size_t bytes,
                                                    std::span<const std::byte> blob, UniqueFd fd);
   virtual void drop_window(uint32_t slot, uint64_t window) = 0;
@@ -94,7 +96,8 @@ class Transport {
   // Moves what can be moved without waiting. *active: something happened.
   [[nodiscard]] virtual mep_result_t progress(bool* active);
   [[nodiscard]] virtual mep_result_t fence_out(uint32_t slot);
-  // Whether the fence also needs new pages (Window::renew) for the windows that the peer could write.
+  // Whether the fence also needs new pages (Window::renew) for the windows that the peer could
+  // write.
   virtual bool fence_renews_windows() const { return false; }
 
   // Memory of the caller that puts may read; host transports need nothing.

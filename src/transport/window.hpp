@@ -3,9 +3,10 @@
 // Invariants
 //   - The same id has the same size and layout on every rank of a comm.
 //   - The memory is a memfd without a name: nothing is left behind, however the process ends.
-//   - data() never changes. renew() replaces the physical pages under it: whoever mapped the old ones
-//     can go on writing them and nobody reads them any more. That is the fence against a process that
-//     was excluded while it may still run.
+//   - data() never changes. renew() replaces the physical pages under it: whoever mapped the old
+//   ones
+//     can go on writing them and nobody reads them any more. That is the fence against a process
+//     that was excluded while it may still run.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +36,8 @@ class Window {
   // Counts renew() calls; part of what peers are told, so that nobody imports old pages late.
   uint32_t generation() const { return generation_; }
 
-  // New pages with the same contents under the same address. No put of this process may be under way
-  // into this window by its own threads, and peers must import it again.
+  // New pages with the same contents under the same address. No put of this process may be under
+  // way into this window by its own threads, and peers must import it again.
   [[nodiscard]] mep_result_t renew();
 
  private:

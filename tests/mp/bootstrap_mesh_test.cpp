@@ -179,7 +179,7 @@ std::string place(const std::string& job, int rank) {
 
 // A child that does something and then lives until it is killed; it is ready when this returns.
 template <typename Action>
-pid_t helper(Action action) {
+pid_t start_bystander(Action action) {
   int sides[2];
   assert_int_equal(pipe2(sides, O_CLOEXEC), 0);
   const pid_t pid = fork();
@@ -196,7 +196,7 @@ pid_t helper(Action action) {
   return pid;
 }
 
-void end_helper(pid_t pid) {
+void end_bystander(pid_t pid) {
   kill(pid, SIGKILL);
   waitpid(pid, nullptr, 0);
 }
@@ -317,7 +317,7 @@ void another_users_rank_is_not_let_in(void**) {
 void a_squatter_is_named_everywhere(void**) {
   if (skip_without_root()) return;
   const std::string job = new_job();
-  const pid_t squatter = helper([&] {
+  const pid_t squatter = start_bystander([&] {
     const std::string name = place(job, 1);
     return setuid(kOtherUser) == 0 && listen_as(name) >= 0;
   });
@@ -330,7 +330,7 @@ void a_squatter_is_named_everywhere(void**) {
         {"rank 1", "process " + std::to_string(squatter), "user id " + std::to_string(kOtherUser)});
     assert_true(outcome.ms < kClearlyBeforeLongMs);
   }
-  end_helper(squatter);
+  end_bystander(squatter);
 }
 
 // A process of the same user holds a place and says nothing.
@@ -364,7 +364,7 @@ void a_babbling_holder_is_named(void**) {
   const Process one = launch(1, 2, job, kLongMs);
   const Outcome outcome = finish(one);
   expect(outcome, MEP_ERR_BOOTSTRAP, {"rank 0", "not a MEP frame"});
-  end_helper(holder);
+  end_bystander(holder);
 }
 
 // Strangers' garbage, half-open connections and connections that break off disturb nobody.

@@ -38,7 +38,7 @@ Simulator::Simulator(const Options& options) : options_(options), random_(option
     config_.late_tick_us = 350'000;
   }
   max_delay_us_ = random_.chance(20) ? 30'000 : random_.chance(50) ? 3000 : 300;
-  think_us_ = random_.between(5000, 150'000);
+  think_us_ = random_.between(10'000, 200'000);
   const bool several_hosts = (options_.faults & kLinks) != 0 || random_.chance(20);
   const uint32_t hosts = several_hosts ? 1 + random_.below(ranks_) : 1;
   one_host_ = hosts == 1;
@@ -212,7 +212,8 @@ void Simulator::dispatch(Event event) {
                 nodes_[event.from]->slot, static_cast<unsigned long long>(event.a),
                 static_cast<unsigned long long>(event.b));
   deliver(event);
-  drain(event.node);
+  // Operations do not touch the state machine.
+  if (event.kind != EventKind::kData && event.kind != EventKind::kCall) drain(event.node);
 }
 
 void Simulator::deliver(const Event& event) {

@@ -435,11 +435,11 @@ inline void many_windows_body(Rank& rank) {
   const uint32_t peer = 1 - rank.number();
   uint64_t puts = 0;
   std::thread putting([&] {
-    while (!stop.load(std::memory_order_relaxed)) {
+    do {
       ++puts;
       RANK_CHECK(rank, rank.transport().signal(Rank::slot(peer), 0, kDataWindow, 0, puts, true) ==
                            MEP_SUCCESS);
-    }
+    } while (!stop.load(std::memory_order_relaxed));
   });
   const auto exchange_all = [&] {
     for (uint64_t id = 100; id < 100 + kWindows; ++id) {

@@ -192,7 +192,7 @@ void a_fenced_thread_changes_nothing(void**) {
 // signaller that must fence) a store waits in a core's buffer while the load after it is done, and
 // both miss.
 void one_of_both_sees_the_other(void**) {
-  constexpr uint64_t kRounds = 200000;
+  const uint64_t rounds = std::getenv("MEP_TEST_SOAK") != nullptr ? 1'000'000 : 20'000;
   for (const bool needs_fence : {false, true}) {
     std::shared_ptr<Window> window;
     assert_int_equal(Window::create(mep::kWorldWindowId, 4096, &window), MEP_SUCCESS);
@@ -200,30 +200,34 @@ void one_of_both_sees_the_other(void**) {
     auto* word = reinterpret_cast<std::atomic<uint64_t>*>(window->data() + 1024);
     mep::doorbell_open(doorbell);
     if (needs_fence) doorbell->needs_fence.store(1);
-    std::atomic<uint64_t> started[2] = {};
-    const auto meet = [&](int who, uint64_t round) {
-      started[who].store(round, std::memory_order_release);
-      for (int turns = 0; started[1 - who].load(std::memory_order_acquire) < round; ++turns) {
-        if (turns > 2000) sched_yield();
+    struct alignas(64) Started {
+      std::atomic<uint64_t> round{0};
+    };
+    Started started[2];
+    const auto meet = [&](int who, uint64_t round, uint64_t delay) {
+      // Release, acquire: each side sees what the other did in earlier rounds.
+      started[who].round.store(round, std::memory_order_release);
+      for (int turns = 0; started[1 - who].round.load(std::memory_order_acquire) < round; ++turns) {
+        if (turns % 1000 == 999) sched_yield();
       }
+      for (; delay > 0; --delay) asm volatile("" ::: "memory");
     };
     std::thread signaller([&] {
-      for (uint64_t round = 1; round <= kRounds; ++round) {
-        meet(0, 2 * round - 1);
+      for (uint64_t round = 1; round <= rounds; ++round) {
+        meet(0, 2 * round - 1, round % 31);
         mep::doorbell_signal(doorbell, word, round);
-        meet(0, 2 * round);
+        meet(0, 2 * round, 0);
       }
     });
     uint64_t both_missed = 0;
-    for (uint64_t round = 1; round <= kRounds; ++round) {
+    for (uint64_t round = 1; round <= rounds; ++round) {
       const uint32_t rings = doorbell->rings.load();
-      meet(1, 2 * round - 1);
-      for (uint64_t turns = round * 7 % 64; turns > 0; --turns) asm volatile("" ::: "memory");
+      meet(1, 2 * round - 1, round * 7 % 64);
       bool seen = false;
       {
         const mep::DoorbellSleep sleep(doorbell);
         seen = word->load(std::memory_order_acquire) == round;
-        meet(1, 2 * round);
+        meet(1, 2 * round, 0);
       }
       if (!seen && doorbell->rings.load() == rings) ++both_missed;
     }

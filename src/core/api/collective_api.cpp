@@ -1,5 +1,6 @@
 // Blocking collectives: one function each, two lines of ABI.
 #include "core/api/api_guard.hpp"
+#include "core/api/recover.hpp"
 
 namespace {
 
@@ -17,6 +18,16 @@ mep_result_t run(mep_comm_t comm, mep_stream_t stream, mep::Collective kind,
 }  // namespace
 
 mep_result_t mep_barrier(mep_comm_t comm, mep_stream_t stream) {
+  if (comm != nullptr && comm->is_world &&
+      (comm->comm->world().config().flags & MEP_COMM_AUTO_RECOVER) != 0) {
+    MEP_TRY(mep::check_comm(comm));
+    MEP_TRY(mep::check_stream(stream));
+    return mep::guarded([&]() -> mep_result_t {
+      const mep::CallScope scope(comm);
+      MEP_TRY(scope.check());
+      return mep::barrier_with_admission(*comm->comm);
+    });
+  }
   return run(comm, stream, mep::Collective::k_barrier, {});
 }
 

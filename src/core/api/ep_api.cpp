@@ -15,6 +15,9 @@ struct mep_ep_handle {
 };
 
 namespace mep {
+
+EpObject& ep_object_of(mep_ep_t ep) { return *ep->object; }
+
 namespace {
 
 mep_result_t check_ep(mep_ep_t ep) {

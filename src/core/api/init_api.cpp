@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/failpoint.hpp"
 #include "core/api/api_guard.hpp"
 
 namespace mep {
@@ -34,13 +35,9 @@ mep_result_t open_world(const ResolvedConfig& config, Mesh mesh, TransportSet tr
   return out->comm->begin(1, 1);
 }
 
-mep_result_t finish_world(const ResolvedConfig& config, const Deadline& deadline, Opening* opening,
-                          mep_comm_t* comm) {
+mep_result_t finish_world(const Deadline& deadline, Opening* opening, mep_comm_t* comm) {
   MEP_TRY(opening->world->connect(deadline));
   MEP_TRY(opening->comm->finish(deadline));
-  if (config.flags & MEP_COMM_AUTO_RECOVER) {
-    return fail(MEP_ERR_UNSUPPORTED, "automatic recovery is not built yet");
-  }
   auto handle = std::make_unique<mep_comm>();
   handle->comm = std::move(opening->comm);
   handle->is_world = true;
@@ -76,6 +73,7 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
   if (comm == nullptr) return null_argument("comm");
   *comm = nullptr;
   return guarded([&]() -> mep_result_t {
+    MEP_TRY(failpoints_from_environment());
     ResolvedConfig resolved;
     MEP_TRY(resolve_config(config, &resolved));
     MEP_TRY(refuse_unbuilt(resolved, config));
@@ -90,7 +88,7 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
     Opening opening;
     MEP_TRY(open_world(resolved, std::move(mesh), std::move(transports), &opening));
     mep_comm_t made = nullptr;
-    MEP_TRY(finish_world(resolved, deadline, &opening, &made));
+    MEP_TRY(finish_world(deadline, &opening, &made));
     const mep_result_t confirmed = confirm(made, resolved.init_timeout_ms);
     if (confirmed != MEP_SUCCESS) {
       close_world(made, false);
@@ -119,6 +117,7 @@ mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* config, m
     given.job = "threads";
     given.rendezvous = nullptr;
     given.store = nullptr;
+    MEP_TRY(failpoints_from_environment());
     ResolvedConfig resolved;
     MEP_TRY(resolve_config(&given, &resolved));
     MEP_TRY(refuse_unbuilt(resolved, &given));
@@ -142,7 +141,7 @@ mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* config, m
     std::vector<mep_comm_t> made(ranks, nullptr);
     mep_result_t result = MEP_SUCCESS;
     for (size_t rank = 0; rank < ranks && result == MEP_SUCCESS; ++rank) {
-      result = finish_world(resolved, deadline, &openings[rank], &made[rank]);
+      result = finish_world(deadline, &openings[rank], &made[rank]);
     }
     if (result != MEP_SUCCESS) {
       for (const mep_comm_t each : made) {

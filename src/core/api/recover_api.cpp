@@ -5,7 +5,9 @@
 #include <cstring>
 #include <vector>
 
+#include "base/failpoint.hpp"
 #include "core/api/api_guard.hpp"
+#include "core/api/recover.hpp"
 #include "core/bootstrap/byte_codec.hpp"
 #include "core/world/frames.hpp"
 
@@ -46,6 +48,12 @@ mep_result_t recover(Comm& world_comm, const membership::SlotSet& wanted, uint64
   return MEP_SUCCESS;
 }
 
+membership::SlotSet slots_of_world(const Comm& world_comm) {
+  membership::SlotSet slots;
+  for (const uint32_t slot : world_comm.slots()) slots.add(slot);
+  return slots;
+}
+
 mep_result_t recover_ranks(Comm& world_comm, const int32_t* ranks, int32_t count,
                            uint32_t timeout_ms, int32_t* admitted) {
   membership::SlotSet wanted;
@@ -57,11 +65,7 @@ mep_result_t recover_ranks(Comm& world_comm, const int32_t* ranks, int32_t count
     }
     wanted.add(world_comm.slots()[static_cast<size_t>(ranks[i])]);
   }
-  if (count == 0) {
-    for (uint32_t rank = 0; rank < world_comm.size(); ++rank) {
-      wanted.add(world_comm.slots()[rank]);
-    }
-  }
+  if (count == 0) wanted = slots_of_world(world_comm);
   std::vector<uint32_t> added;
   MEP_TRY(recover(world_comm, wanted, count == 0 ? kReadyNowMs : timeout_ms, &added));
   *admitted = static_cast<int32_t>(added.size());
@@ -211,6 +215,7 @@ mep_result_t hand_out(const ResolvedConfig& config, Entering* entering,
 
 mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {
   ResolvedConfig config;
+  MEP_TRY(failpoints_from_environment());
   MEP_TRY(resolve_config(given, &config, ConfigUse::kJoin));
   const Deadline deadline = Deadline::after_ms(config.init_timeout_ms);
   TransportSet transports;
@@ -219,9 +224,12 @@ mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {
   MEP_TRY(make_identity(static_cast<uint32_t>(config.rank), &self.identity));
   MEP_TRY(transports.make_offer(&self.offer));
   Mesh mesh;
+  MEP_FAILPOINT("join begin");
   MEP_TRY(bootstrap_join(config, self, &mesh));
+  MEP_FAILPOINT("join connected");
   Welcome welcome;
   MEP_TRY(wait_for_welcome(mesh, deadline, &welcome));
+  MEP_FAILPOINT("join welcomed");
   config.rank = static_cast<int32_t>(mesh.self.identity.slot);
   config.size = mesh.size;
   config.max_size = mesh.max_size;
@@ -231,6 +239,7 @@ mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {
   std::vector<uint32_t> admitted;
   mep_result_t result = entering.world->connect(deadline);
   if (result == MEP_SUCCESS) result = make_comms(welcome, deadline, &entering);
+  MEP_FAILPOINT("join ready");
   if (result == MEP_SUCCESS) result = entering.world->enter(deadline, &admitted);
   if (result == MEP_SUCCESS) result = hand_out(config, &entering, admitted, comm);
   if (result == MEP_SUCCESS) return result;
@@ -239,6 +248,18 @@ mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {
 }
 
 }  // namespace
+
+// Everybody sees the same minimum, so all ask for admission or nobody does.
+mep_result_t barrier_with_admission(Comm& world_comm) {
+  const uint32_t ready = world_comm.world().ready_newcomers();
+  uint32_t everywhere = 0;
+  MEP_TRY(world_comm.run(Collective::k_allreduce, {&ready, &everywhere, 1, MEP_UINT32, MEP_MIN, 0}));
+  if (everywhere == 0) return MEP_SUCCESS;
+  std::vector<uint32_t> added;
+  return world_comm.world().recover(slots_of_world(world_comm), Deadline::after_ms(kReadyNowMs),
+                                    &added);
+}
+
 }  // namespace mep
 
 mep_result_t mep_recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t count,

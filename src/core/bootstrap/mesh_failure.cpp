@@ -61,7 +61,7 @@ mep_result_t MeshBuilder::fail_missing() {
     bool denied = false;
     std::string reason = rendezvous_->explain_absence(rank, &denied);
     any_denied = any_denied || denied;
-    if (!reason.empty()) reason = "rank " + std::to_string(rank) + ": " + reason;
+    if (!reason.empty()) reason.insert(0, "rank " + std::to_string(rank) + ": ");
     if (reason.empty() && peer.link != nullptr) {
       reason = name_peer(rank, peer.credentials) + " took the connection but did not answer";
     }

@@ -250,6 +250,30 @@ constexpr size_t kMaxTextBytes = 4096;
   return MEP_SUCCESS;
 }
 
+[[nodiscard]] mep_result_t resolve_times(const mep_comm_config_t& config, ResolvedConfig* out) {
+  MEP_TRY(pick_number(config.timeout_ms, "MEP_TIMEOUT_MS", &out->timeout_ms));
+  MEP_TRY(pick_number(config.init_timeout_ms, "MEP_INIT_TIMEOUT_MS", &out->init_timeout_ms));
+  MEP_TRY(pick_number(config.heartbeat_ms, "MEP_HEARTBEAT_MS", &out->heartbeat_ms));
+  MEP_TRY(pick_number(config.suspect_ms, "MEP_SUSPECT_MS", &out->suspect_ms));
+  if (out->suspect_ms <= out->heartbeat_ms) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "suspect_ms %u must be larger than heartbeat_ms %u, or every member is suspected",
+                out->suspect_ms, out->heartbeat_ms);
+  }
+  return MEP_SUCCESS;
+}
+
+[[nodiscard]] mep_result_t resolve_ways(const mep_comm_config_t& config, ResolvedConfig* out) {
+  std::string transports;
+  MEP_TRY(pick_text(config.transports, "MEP_TRANSPORTS", &transports));
+  MEP_TRY(split_transports(transports, &out->transports));
+  bool may_map = true;
+  bool is_set = false;
+  MEP_TRY(env_bool("MEP_MAP", &may_map, &is_set));
+  if (!may_map) out->flags |= MEP_COMM_PUT_ONLY;
+  return MEP_SUCCESS;
+}
+
 }  // namespace
 
 mep_result_t resolve_config(const mep_comm_config_t* given, ResolvedConfig* out, ConfigUse use) {
@@ -269,25 +293,11 @@ mep_result_t resolve_config(const mep_comm_config_t* given, ResolvedConfig* out,
     MEP_TRY(resolve_job(config, launcher, alone, &resolved));
   }
   MEP_TRY(resolve_across_hosts(config, &resolved));
-  MEP_TRY(pick_number(config.timeout_ms, "MEP_TIMEOUT_MS", &resolved.timeout_ms));
-  MEP_TRY(pick_number(config.init_timeout_ms, "MEP_INIT_TIMEOUT_MS", &resolved.init_timeout_ms));
-  MEP_TRY(pick_number(config.heartbeat_ms, "MEP_HEARTBEAT_MS", &resolved.heartbeat_ms));
-  MEP_TRY(pick_number(config.suspect_ms, "MEP_SUSPECT_MS", &resolved.suspect_ms));
-  if (resolved.suspect_ms <= resolved.heartbeat_ms) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "suspect_ms %u must be larger than heartbeat_ms %u, or every member is suspected",
-                resolved.suspect_ms, resolved.heartbeat_ms);
-  }
+  MEP_TRY(resolve_times(config, &resolved));
   if (config.in_place_restore_bytes != 0) {
     resolved.in_place_restore_bytes = config.in_place_restore_bytes;
   }
-  std::string transports;
-  MEP_TRY(pick_text(config.transports, "MEP_TRANSPORTS", &transports));
-  MEP_TRY(split_transports(transports, &resolved.transports));
-  bool may_map = true;
-  bool is_set = false;
-  MEP_TRY(env_bool("MEP_MAP", &may_map, &is_set));
-  if (!may_map) resolved.flags |= MEP_COMM_PUT_ONLY;
+  MEP_TRY(resolve_ways(config, &resolved));
   *out = std::move(resolved);
   return MEP_SUCCESS;
 }

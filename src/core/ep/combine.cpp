@@ -231,6 +231,7 @@ mep_result_t EpBuffer::finish_combine(const mep_combine_args_t& args) {
     combine_rows(shape_.combine_type, static_cast<std::byte*>(args.out) + token * stride, rows,
                  row_weights, count, shape_.hidden, false);
   }
+  leave_peers_alone();
   std::vector<uint8_t> contributed(shape_.ranks, 0);
   for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
     contributed[rank] = terms_[rank] != CombineWord::kNone;

@@ -92,6 +92,7 @@ void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
   op_.result = MEP_SUCCESS;
   op_.text.clear();
   channel_.enter(op_.seq);
+  pending_epoch_.store(op_.epoch, std::memory_order_seq_cst);  // see quiesced()
 }
 
 // This rank's own trouble; the others learn of it by their deadlines.
@@ -99,7 +100,10 @@ Step EpBuffer::hard_failure(mep_result_t result) {
   op_.over = true;
   op_.result = result;
   op_.text = last_error_text();
-  if (stage_ == Stage::kDispatching) arrange_nothing();
+  if (stage_ == Stage::kDispatching) {
+    arrange_nothing();
+    leave_peers_alone();
+  }
   (void)channel_.complete(op_.epoch, op_.seq);  // else the view is changing, and nothing is to settle
   return Step::kFailed;
 }

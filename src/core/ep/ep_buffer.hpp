@@ -86,10 +86,17 @@ class EpBuffer {
     channels->push_back({comm_.id(), id_, frozen_.done, frozen_.entered});
   }
   void wait_for_posters() const;
+  // Whether no operation that began before `epoch` may still touch memory of other ranks.
+  bool quiesced(uint64_t epoch) const {
+    // Sequentially consistent, as its writer: an operation that begins later meets the new epoch.
+    return pending_epoch_.load(std::memory_order_seq_cst) >= epoch;
+  }
   void prepare();
   void install(const Verdict* verdict, const membership::Proposal* decision);
 
  private:
+  static constexpr uint64_t kNoEpoch = UINT64_MAX;
+
   enum class Stage : uint8_t {
     kIdle,
     kDispatching,  // begun; not received
@@ -140,6 +147,7 @@ class EpBuffer {
   bool has_operation() const { return stage_ == Stage::kDispatching || stage_ == Stage::kCombining; }
   Deadline deadline() const;
   void begin_operation(Stage stage, EpHandle* handle);
+  void leave_peers_alone() { pending_epoch_.store(kNoEpoch, std::memory_order_seq_cst); }
   template <typename StepFunction>
   void drive(const Deadline& deadline, StepFunction&& step);
   Step hard_failure(mep_result_t result);
@@ -207,6 +215,8 @@ class EpBuffer {
   std::vector<uint8_t> pulls_;        // by rank: it reads this rank's window in place
   Channel channel_;
   std::atomic<uint32_t> posting_{0};  // threads inside a PostingScope
+  // Of the operation that has begun and may still touch memory of other ranks; tells quiesced().
+  std::atomic<uint64_t> pending_epoch_{kNoEpoch};
 
   // The user's thread.
   std::shared_ptr<const CommView> adopted_;

@@ -140,12 +140,18 @@ void EpObject::wedge(std::vector<membership::ChannelState>* channels) {
   }
 }
 
+bool EpObject::quiesced() const {
+  return std::all_of(buffers_.begin(), buffers_.end(),
+                     [this](const auto& buffer) { return buffer->quiesced(installed_epoch_); });
+}
+
 void EpObject::prepare() {
   for (const auto& buffer : buffers_) buffer->prepare();
 }
 
 void EpObject::install(const Verdict* verdict, const membership::Proposal* decision) {
   for (const auto& buffer : buffers_) buffer->install(verdict, decision);
+  if (verdict != nullptr) installed_epoch_ = verdict->view->epoch;
 }
 
 // --- Sizes ----------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ class EpObject : public ViewClient {
   void describe(std::vector<membership::ChannelState>* channels) const override;
   bool holds(uint64_t channel, uint64_t seq) const override;
   void wedge(std::vector<membership::ChannelState>* channels) override;
+  bool quiesced() const override;
   void prepare() override;
   void install(const Verdict* verdict, const membership::Proposal* decision) override;
 
@@ -49,11 +50,15 @@ class EpObject : public ViewClient {
   const EpLayout layout_;
   std::vector<std::unique_ptr<EpBuffer>> buffers_;
   bool is_client_ = false;
+  uint64_t installed_epoch_ = 0;  // the control thread's
   mutable std::mutex map_mutex_;
   std::shared_ptr<const ExpertMap> map_;
 };
 
 // What mep_ep_create would take.
 void estimate_ep_size(const EpShape& shape, mep_ep_size_t* out);
+
+// For tests that reach below the ABI.
+EpObject& ep_object_of(mep_ep_t ep);
 
 }  // namespace mep

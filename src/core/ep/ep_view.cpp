@@ -142,7 +142,10 @@ bool EpBuffer::settle() {
     op_.result = fail(terminal, "the world of comm %s has ended for this rank",
                       comm_.name().c_str());
     op_.text = last_error_text();
-    if (stage_ == Stage::kDispatching) arrange_nothing();
+    if (stage_ == Stage::kDispatching) {
+      arrange_nothing();
+      leave_peers_alone();
+    }
     return true;
   }
   EpochEnd end;
@@ -161,6 +164,7 @@ bool EpBuffer::settle() {
   op_.over = true;
   if (stage_ == Stage::kDispatching) {
     settle_dispatch(end);
+    leave_peers_alone();
   } else {
     settle_combine(end);
   }

@@ -266,6 +266,7 @@ void Membership::update_silence() {
 void Membership::tick(uint64_t now_us) {
   if (!active() || now_us < now_us_) return;
   now_us_ = now_us;
+  health_due_ = true;
   const uint64_t gap_us = now_us_ - ticked_us_;
   ticked_us_ = now_us_;
   if (gap_us > config_.late_tick_us && !mutations_.accuse_when_late) {

@@ -64,10 +64,14 @@ void Membership::on_revoke(uint64_t comm) {
 std::vector<Action> Membership::take_actions() {
   if (active() && step_due_) {
     step_due_ = false;
+    health_due_ = true;
     step();
     if (active()) publish({});
   }
-  if (active()) report_health();
+  if (active() && health_due_) {
+    health_due_ = false;
+    report_health();
+  }
   std::vector<Action> actions;
   actions.swap(actions_);
   return actions;

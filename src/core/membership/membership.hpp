@@ -390,6 +390,7 @@ class Membership {
   Row row_;  // what the next PushRow carries
   bool row_dirty_ = true;
   bool step_due_ = true;
+  bool health_due_ = true;
   bool again_ = false;  // this step has changed what an earlier part of it looked at
   std::vector<Peer> peers_;  // by slot
   SlotSet confirmed_;        // members of the view that are known to be gone

@@ -1,6 +1,7 @@
 // What the membership state machine asks for, carried out.
 #include <algorithm>
 
+#include "base/failpoint.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/world/control_thread.hpp"
@@ -45,12 +46,42 @@ void ControlThread::act(const membership::SendHeartbeat& action) {
 }
 
 void ControlThread::act(const membership::Wedge& action) {
+  note_evidence();
+  times_.wedge_ns = now_ns();
   std::vector<membership::ChannelState> channels;
   for (const auto& [id, client] : clients_) client->wedge(&channels);
+  times_.wedged_ns = now_ns();
+  times_.agreed_ns = 0;
   membership_->on_wedged(action.epoch, std::move(channels));
 }
 
+// Evidence long before a change was of something else.
+void ControlThread::note_evidence() {
+  constexpr uint64_t kStaleNs = 10'000'000'000;
+  const uint64_t now = now_ns();
+  if (times_.evidence_ns == 0 || now - times_.evidence_ns > kStaleNs) times_.evidence_ns = now;
+}
+
+void ControlThread::note_agreed() {
+  if (times_.agreed_ns == 0) times_.agreed_ns = now_ns();
+}
+
+void ControlThread::finish_times(uint64_t world_epoch) {
+  times_.world_epoch = world_epoch;
+  times_.installed_ns = now_ns();
+  const auto us = [](uint64_t from_ns, uint64_t to_ns) {
+    return from_ns == 0 || to_ns < from_ns ? 0ull : (to_ns - from_ns) / 1000ull;
+  };
+  log(LogLevel::kInfo,
+      "view %llu: wedged %llu us after the first evidence, agreed in %llu us, fenced in %llu us, "
+      "committed in %llu us, installed in %llu us",
+      static_cast<unsigned long long>(world_epoch), us(times_.evidence_ns, times_.wedged_ns),
+      us(times_.wedged_ns, times_.agreed_ns), us(times_.agreed_ns, times_.prepared_ns),
+      us(times_.prepared_ns, times_.committed_ns), us(times_.committed_ns, times_.installed_ns));
+}
+
 void ControlThread::act(const membership::FlushReceive& action) {
+  note_agreed();
   flush_items_ = action.items;
   flush_plan_ = action.plan;
   flush_pending_ = true;
@@ -70,6 +101,8 @@ void ControlThread::check_flush() {
 }
 
 void ControlThread::act(const membership::FlushSend& action) {
+  note_agreed();
+  MEP_FAILPOINT("flush");
   WorldClient* comm = client(action.comm);
   if (comm == nullptr || !comm->is_replicated(action.channel)) return;
   comm->give_flush(action.channel, action.from_seq, action.to_seq,
@@ -93,6 +126,7 @@ void ControlThread::act(const membership::FlushSend& action) {
 // A process that is gone writes no more. One that may still run keeps only the old pages: the windows
 // that it could write get new ones, and everybody else must have taken those before this rank agrees.
 void ControlThread::act(const membership::FenceOut& action) {
+  MEP_FAILPOINT("fence");
   World::Peer& peer = world_->peers_[action.slot];
   if (action.confirmed || peer.transport == nullptr) {
     membership_->on_fenced(action.slot, action.incarnation);
@@ -123,10 +157,12 @@ void ControlThread::check_fences() {
 }
 
 void ControlThread::act(const membership::Prepare& action) {
+  note_agreed();
   for (const auto& [id, client] : clients_) {
     if (affects(*action.value, *client)) client->prepare();
   }
   membership_->on_prepared(action.token);
+  times_.prepared_ns = now_ns();
 }
 
 void ControlThread::act(const membership::SendView& action) {
@@ -135,6 +171,8 @@ void ControlThread::act(const membership::SendView& action) {
 }
 
 void ControlThread::act(const membership::InstallView& action) {
+  MEP_FAILPOINT("commit");
+  times_.committed_ns = now_ns();
   flush_items_.clear();
   flush_pending_ = false;
   flushed_.clear();
@@ -184,7 +222,9 @@ void ControlThread::act(const membership::InstallView& action) {
                              std::move(added), action.joined);
   }
   world_->directory_.wake();
-  world_->view_changed(action.view->epoch, static_cast<int32_t>(action.view->members.count()));
+  finish_times(action.view->epoch);
+  world_->view_changed(times_, static_cast<int32_t>(action.view->members.count()));
+  times_ = {};
 }
 
 void ControlThread::act(const membership::SelfEvicted&) {

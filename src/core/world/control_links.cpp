@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/failpoint.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/world/control_thread.hpp"
@@ -26,6 +27,8 @@ void ControlThread::read_link(uint32_t slot) {
 
 bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
   const PeerIdentity& peer = world_->peers_[slot].identity;
+  // The last words of a start that failed there; the end of the stream follows.
+  if (frame.type < kFirstWorldFrame) return true;
   switch (frame.type) {
     case kFrameWindow:
       return take_window(slot, frame);
@@ -108,6 +111,7 @@ bool ControlThread::take_window_taken(uint32_t slot, const Frame& frame) {
 }
 
 bool ControlThread::take_flush(uint32_t, const Frame& frame) {
+  MEP_FAILPOINT("flush receive");
   ByteReader reader(frame.payload);
   const auto comm = reader.number<uint64_t>();
   const auto channel = reader.number<uint64_t>();
@@ -187,6 +191,7 @@ void ControlThread::drop_link(uint32_t slot) {
   output_watched_.remove(slot);
   std::erase_if(leaving_peers_, [slot](const LeavingPeer& other) { return other.slot == slot; });
   if (is_member(slot)) {
+    note_evidence();
     membership_->on_connection_lost(slot, peer.identity.incarnation);
   } else {
     membership_->on_newcomer_gone(slot, peer.identity.incarnation, false);
@@ -202,6 +207,7 @@ void ControlThread::process_ended(uint32_t slot) {
   unwatch(peer.pidfd.get());
   peer.pidfd.reset();
   if (is_member(slot)) {
+    note_evidence();
     membership_->on_process_exit(slot, peer.identity.incarnation);
   } else {
     membership_->on_newcomer_gone(slot, peer.identity.incarnation, true);

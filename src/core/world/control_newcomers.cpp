@@ -4,13 +4,14 @@
 // call of a view that had the slot's former rank. Then this rank gives it the view, the comms that it
 // will be a member of, and its part of every window they share; when all of the newcomer's windows are
 // mapped here and it has said the same of this rank's, the membership state machine hears of it.
+#include <sys/epoll.h>
+
 #include <algorithm>
 
+#include "base/failpoint.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/world/control_thread.hpp"
-
-#include <sys/epoll.h>
 
 namespace mep {
 
@@ -37,6 +38,10 @@ void ControlThread::serve_door() {
 }
 
 void ControlThread::advance_newcomers() {
+  const auto announced = std::count_if(arrivals_.begin(), arrivals_.end(),
+                                       [](const auto& entry) { return entry.second.announced; });
+  // Relaxed: a hint.
+  world_->ready_newcomers_.store(static_cast<uint32_t>(announced), std::memory_order_relaxed);
   std::erase_if(knocking_, [this](PeerLink& newcomer) {
     const uint32_t slot = newcomer.identity.slot;
     // Its former rank is still a member: the view change that removes it is under way.
@@ -58,6 +63,7 @@ void ControlThread::advance_newcomers() {
 }
 
 bool ControlThread::connect_newcomer(uint32_t slot) {
+  MEP_FAILPOINT("newcomer connect");
   World::Peer& peer = world_->peers_[slot];
   bool watched = watch(peer.link->fd(), Source::kLink, slot, EPOLLIN);
   if (peer.pidfd.valid()) {

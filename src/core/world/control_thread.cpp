@@ -12,6 +12,7 @@
 #include <cstring>
 #include <system_error>
 
+#include "base/failpoint.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 
@@ -254,6 +255,7 @@ WorldClient* ControlThread::client(uint64_t comm) const {
 void ControlThread::start_leaving() {
   if (leave_ != Leave::kNo) return;
   leave_ = Leave::kAsking;
+  MEP_FAILPOINT("leave");
   std::vector<membership::ChannelState> done;
   for (const auto& [id, client] : clients_) client->describe(&done);
   ByteWriter payload;

@@ -20,6 +20,7 @@
 #include "core/bootstrap/byte_codec.hpp"
 #include "core/membership/membership.hpp"
 #include "core/world/frames.hpp"
+#include "core/world/view_change_times.hpp"
 #include "core/world/world.hpp"
 
 namespace mep {
@@ -99,6 +100,9 @@ class ControlThread {
   void check_flush();
   void check_fences();
   void publish_view();
+  void note_evidence();
+  void note_agreed();
+  void finish_times(uint64_t world_epoch);
   WorldClient* client(uint64_t comm) const;
 
   // control_newcomers.cpp
@@ -146,6 +150,8 @@ class ControlThread {
     AwaitedWindows awaited;  // who has not yet taken which renewed window
   };
   std::vector<Fence> fences_;
+
+  ViewChangeTimes times_;  // of the change under way
 
   // Newcomers: who has knocked, and who of them is connected and exchanges windows.
   struct Arrival {

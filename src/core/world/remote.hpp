@@ -23,7 +23,15 @@ struct Remote {
   mep_result_t put(uint64_t offset, const void* local, size_t bytes) const {
     MEP_TEST_DELAY_POINT("put");
     if (mapped != nullptr) {
-      std::memcpy(mapped + offset, local, bytes);
+      size_t first = 0;
+      // In two parts, so that a test can stop this process in the middle of a copy.
+      if (failpoints_armed.load(std::memory_order_relaxed)) [[unlikely]] {
+        first = bytes / 2;
+        std::memcpy(mapped + offset, local, first);
+        MEP_FAILPOINT("put half");
+      }
+      const auto* from = static_cast<const std::byte*>(local);
+      if (bytes != 0) std::memcpy(mapped + offset + first, from + first, bytes - first);
       return MEP_SUCCESS;
     }
     return transport->put(slot, 0, window, offset, local, bytes);

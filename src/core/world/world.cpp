@@ -7,6 +7,7 @@
 #include <chrono>
 #include <mutex>
 
+#include "base/env.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/byte_codec.hpp"
@@ -58,6 +59,15 @@ bool decode_offer(std::span<const std::byte> bytes, Offer* out) {
     out->transports.push_back(std::move(entry));
   }
   return reader.complete();
+}
+
+constexpr uint32_t kCalibrationSpins = 500;
+
+// How long kCalibrationSpins pauses take here.
+uint64_t spin_time_ns() {
+  const uint64_t start = now_ns();
+  for (uint32_t i = 0; i < kCalibrationSpins; ++i) cpu_pause();
+  return std::max<uint64_t>(now_ns() - start, 1);
 }
 
 }  // namespace
@@ -218,6 +228,11 @@ void World::decide_wait_policy(std::span<const PeerLink> peers) {
   for (const uint64_t word : cores) available += std::popcount(word);
   if (quota > 0) available = std::min(available, quota);
   if (ranks > available) wait_policy_.spins = 0;
+  uint64_t spin_us = 0;
+  bool given = false;
+  if (env_uint("MEP_SPIN_US", 0, 10'000'000, &spin_us, &given) == MEP_SUCCESS && given) {
+    wait_policy_.spins = static_cast<uint32_t>(spin_us * kCalibrationSpins * 1000 / spin_time_ns());
+  }
   log(LogLevel::kInfo, "%d ranks share %d cores here: waits %s", ranks, available,
       ranks > available ? "yield at once" : "spin first");
 }
@@ -549,9 +564,15 @@ void World::set_view_callback(mep_view_callback_t callback, void* user) {
   view_callback_user_ = user;
 }
 
-void World::view_changed(uint64_t world_epoch, int32_t live) {
+ViewChangeTimes World::last_view_change() const {
   const std::lock_guard lock(state_mutex_);
-  if (view_callback_ != nullptr) view_callback_(view_callback_user_, world_epoch, live);
+  return last_view_change_;
+}
+
+void World::view_changed(const ViewChangeTimes& times, int32_t live) {
+  const std::lock_guard lock(state_mutex_);
+  last_view_change_ = times;
+  if (view_callback_ != nullptr) view_callback_(view_callback_user_, times.world_epoch, live);
 }
 
 }  // namespace mep

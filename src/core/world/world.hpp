@@ -21,6 +21,7 @@
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/membership/membership.hpp"
 #include "core/world/remote.hpp"
+#include "core/world/view_change_times.hpp"
 #include "core/world/wait.hpp"
 #include "core/world/window_directory.hpp"
 #include "mep.h"
@@ -140,6 +141,8 @@ class World : public std::enable_shared_from_this<World> {
   // The collective recover call: waits until the view that answers it; *admitted: slots that came.
   [[nodiscard]] mep_result_t recover(const membership::SlotSet& wanted, const Deadline& deadline,
                                      std::vector<uint32_t>* admitted);
+  // Newcomers whose links to this rank are tested.
+  uint32_t ready_newcomers() const { return ready_newcomers_.load(std::memory_order_relaxed); }
   // A newcomer: says that it is ready and waits until it is in the view.
   [[nodiscard]] mep_result_t enter(const Deadline& deadline, std::vector<uint32_t>* admitted);
   // A peer's copy of an own window, if its offer was taken; false: not here.
@@ -157,6 +160,7 @@ class World : public std::enable_shared_from_this<World> {
   void set_view_callback(mep_view_callback_t callback, void* user);
 
   membership::View view_snapshot() const;
+  ViewChangeTimes last_view_change() const;
 
   SourceMemory& source_memory() { return source_memory_; }
 
@@ -188,7 +192,7 @@ class World : public std::enable_shared_from_this<World> {
   void renew_windows(uint32_t excluded, AwaitedWindows* awaited);
   [[nodiscard]] mep_result_t send_window(const Window& window, const WindowExport& exported,
                                          uint32_t slot);
-  void view_changed(uint64_t world_epoch, int32_t live);
+  void view_changed(const ViewChangeTimes& times, int32_t live);
   void leave_finished();
   void recover_answered(uint64_t seq, std::vector<uint32_t> added, bool joined);
   // Takes an offered window now if this rank has its own of that id. False: keep the offer.
@@ -214,8 +218,12 @@ class World : public std::enable_shared_from_this<World> {
   bool joined_ = false;
   std::vector<uint32_t> added_;  // by the view that answered
   std::set<std::pair<uint32_t, uint64_t>> imported_;  // (slot, window) in use here
+  ViewChangeTimes last_view_change_;
   mep_view_callback_t view_callback_ = nullptr;
   void* view_callback_user_ = nullptr;
+
+  // Written by the control thread; a hint for barriers that admit newcomers.
+  std::atomic<uint32_t> ready_newcomers_{0};
 
   std::unique_ptr<ControlThread> control_;
 };

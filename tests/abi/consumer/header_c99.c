@@ -12,8 +12,8 @@ int main(void) {
   if (mep_comm_init(&config, &comm) != MEP_SUCCESS) return 1;
   if (mep_allreduce(&value, &value, 1, MEP_INT32, MEP_SUM, comm, NULL) != MEP_SUCCESS) return 2;
   if (mep_comm_destroy(comm) != MEP_SUCCESS) return 3;
-  return value == 21 && mep_version() == MEP_VERSION_MAJOR * 10000 + MEP_VERSION_MINOR * 100 +
-                                             MEP_VERSION_PATCH
+  return value == 21 && mep_version() ==
+                            MEP_VERSION_MAJOR * 10000 + MEP_VERSION_MINOR * 100 + MEP_VERSION_PATCH
              ? 0
              : 4;
 }

@@ -46,6 +46,7 @@ std::string new_job_name() {
   return name;
 }
 
+// NOLINTBEGIN(concurrency-mt-unsafe): in a new process with one thread
 void reset_signals() {
   sigset_t none;
   sigemptyset(&none);
@@ -54,6 +55,7 @@ void reset_signals() {
     ::signal(signal, SIG_DFL);
   }
 }
+// NOLINTEND(concurrency-mt-unsafe)
 
 // Runs in the keeper until the owner's end of the pipe is closed, which the kernel does at the
 // latest.
@@ -195,6 +197,7 @@ void ProcessGroup::become_rank(int32_t rank, bool is_replacement, int error_pipe
     dup2(output[0], STDOUT_FILENO);
     dup2(output[1], STDERR_FILENO);
   }
+  // NOLINTBEGIN(concurrency-mt-unsafe): in a new process with one thread
   setenv("MEP_RANK", std::to_string(rank).c_str(), 1);
   setenv("MEP_LOCAL_RANK", std::to_string(rank).c_str(), 1);
   setenv("MEP_SIZE", std::to_string(options_.size).c_str(), 1);
@@ -205,6 +208,7 @@ void ProcessGroup::become_rank(int32_t rank, bool is_replacement, int error_pipe
   } else {
     unsetenv("MEP_JOIN");
   }
+  // NOLINTEND(concurrency-mt-unsafe)
   std::vector<char*> arguments;
   for (std::string& argument : options_.command) arguments.push_back(argument.data());
   arguments.push_back(nullptr);

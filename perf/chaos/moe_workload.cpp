@@ -1,0 +1,137 @@
+#include "moe_workload.hpp"
+
+namespace mep::chaos {
+namespace {
+
+constexpr uint32_t kTokens = 16;
+constexpr uint32_t kHidden = 256;
+constexpr uint32_t kTopK = 2;
+constexpr uint32_t kLocalExperts = 2;
+
+// Small whole numbers, so that every product and sum is exact.
+float value_of(uint64_t iteration, uint32_t source, uint32_t token, uint32_t column) {
+  return static_cast<float>((iteration * 31 + source * 7 + token * 5 + column * 3) % 509);
+}
+float factor_of(uint32_t expert) { return static_cast<float>(expert % 5 + 1); }
+
+uint32_t expert_of(uint64_t iteration, uint32_t source, uint32_t token, uint32_t k, uint32_t experts) {
+  const uint64_t first = iteration + source * 3 + token;
+  return static_cast<uint32_t>((first + k * (1 + iteration % (experts - 1))) % experts);
+}
+
+}  // namespace
+
+MoeWorkload::MoeWorkload(mep_comm_t comm, uint32_t rank, uint32_t size, const std::string& name)
+    : rank_(rank), size_(size) {
+  mep_ep_config_t config;
+  mep_ep_config_defaults(&config);
+  config.name = name.c_str();
+  config.max_tokens_per_rank = kTokens;
+  config.hidden = kHidden;
+  config.top_k = kTopK;
+  config.num_experts = size * kLocalExperts;
+  config.input_type = MEP_FLOAT32;
+  config.num_buffers = 1;
+  created_ = mep_ep_create(comm, &config, &ep_);
+  if (created_ == MEP_SUCCESS) created_ = mep_ep_handle_create(ep_, 0, &handle_);
+  if (created_ == MEP_SUCCESS) {
+    mep_ep_view_defaults(&view_);
+    created_ = mep_ep_buffer_view(ep_, 0, &view_);
+  }
+  x_.resize(size_t{kTokens} * kHidden);
+  out_.resize(x_.size());
+  experts_.resize(size_t{kTokens} * kTopK);
+}
+
+MoeWorkload::~MoeWorkload() {
+  (void)mep_ep_handle_destroy(handle_);
+  (void)mep_ep_destroy(ep_);
+}
+
+mep_result_t MoeWorkload::layer(uint64_t iteration, uint64_t members, std::string* wrong) {
+  const uint32_t experts = size_ * kLocalExperts;
+  for (uint32_t token = 0; token < kTokens; ++token) {
+    for (uint32_t k = 0; k < kTopK; ++k) {
+      experts_[token * kTopK + k] = expert_of(iteration, rank_, token, k, experts);
+    }
+    for (uint32_t i = 0; i < kHidden; ++i) {
+      x_[size_t{token} * kHidden + i] = value_of(iteration, rank_, token, i);
+    }
+  }
+  mep_dispatch_args_t dispatch;
+  mep_dispatch_args_defaults(&dispatch);
+  dispatch.num_tokens = kTokens;
+  dispatch.x = x_.data();
+  dispatch.topk_idx = experts_.data();
+  mep_result_t result = mep_dispatch(handle_, &dispatch, nullptr);
+  if (result != MEP_SUCCESS) return result;
+  check_received(iteration, members, wrong);
+  auto* y = static_cast<float*>(view_.combine_input);
+  const size_t rows = size_t{size_} * kTokens;
+  for (uint32_t local = 0; local < kLocalExperts; ++local) {
+    const float factor = factor_of(rank_ * kLocalExperts + local);
+    const auto* in = static_cast<const float*>(view_.recv_x) + local * rows * kHidden;
+    float* out = y + local * rows * kHidden;
+    const size_t count = static_cast<size_t>(view_.recv_count[local]) * kHidden;
+    for (size_t i = 0; i < count; ++i) out[i] = in[i] * factor;
+  }
+  mep_combine_args_t combine;
+  mep_combine_args_defaults(&combine);
+  combine.out = out_.data();
+  result = mep_combine(handle_, &combine, nullptr);
+  if (result == MEP_SUCCESS) check_out(members, wrong);
+  return result;
+}
+
+void MoeWorkload::check_received(uint64_t iteration, uint64_t members, std::string* wrong) const {
+  const uint32_t experts = size_ * kLocalExperts;
+  const size_t rows = size_t{size_} * kTokens;
+  for (uint32_t local = 0; local < kLocalExperts; ++local) {
+    size_t row = 0;
+    for (uint32_t source = 0; source < size_; ++source) {
+      if (((members >> source) & 1u) == 0) continue;
+      for (uint32_t token = 0; token < kTokens; ++token) {
+        bool sent = false;
+        for (uint32_t k = 0; k < kTopK; ++k) {
+          sent = sent || expert_of(iteration, source, token, k, experts) ==
+                             rank_ * kLocalExperts + local;
+        }
+        if (!sent) continue;
+        const size_t at = local * rows + row++;
+        const auto* x = static_cast<const float*>(view_.recv_x) + at * kHidden;
+        bool same = view_.src_info[at] == static_cast<int32_t>(token);
+        for (uint32_t i = 0; i < kHidden; ++i) {
+          same = same && x[i] == value_of(iteration, source, token, i);
+        }
+        if (!same) {
+          *wrong = "dispatch: expert " + std::to_string(local) + " row " + std::to_string(row - 1) +
+                   " is not token " + std::to_string(token) + " of rank " + std::to_string(source);
+          return;
+        }
+      }
+    }
+    if (row != static_cast<size_t>(view_.recv_count[local])) {
+      *wrong = "dispatch: expert " + std::to_string(local) + " got " +
+               std::to_string(view_.recv_count[local]) + " rows, not " + std::to_string(row);
+    }
+  }
+}
+
+void MoeWorkload::check_out(uint64_t members, std::string* wrong) const {
+  for (uint32_t token = 0; token < kTokens; ++token) {
+    float factor = 0;
+    for (uint32_t k = 0; k < kTopK; ++k) {
+      const auto expert = static_cast<uint32_t>(experts_[token * kTopK + k]);
+      if (((members >> (expert / kLocalExperts)) & 1u) != 0) factor += factor_of(expert);
+    }
+    for (uint32_t i = 0; i < kHidden; ++i) {
+      const size_t at = size_t{token} * kHidden + i;
+      if (out_[at] == x_[at] * factor) continue;
+      *wrong = "combine: token " + std::to_string(token) + " column " + std::to_string(i) + " is " +
+               std::to_string(out_[at]) + ", not " + std::to_string(x_[at] * factor);
+      return;
+    }
+  }
+}
+
+}  // namespace mep::chaos

@@ -1,0 +1,39 @@
+// Dispatch and combine with an expert that scales its rows by a factor of its own: what comes back is
+// computed from what was given, and checked when every rank was there.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "mep.h"
+
+namespace mep::chaos {
+
+class MoeWorkload {
+ public:
+  MoeWorkload(mep_comm_t comm, uint32_t rank, uint32_t size, const std::string& name);
+  ~MoeWorkload();
+  MoeWorkload(const MoeWorkload&) = delete;
+  MoeWorkload& operator=(const MoeWorkload&) = delete;
+
+  mep_result_t created() const { return created_; }
+  // One layer; *wrong: what is not as it should be, after a success.
+  mep_result_t layer(uint64_t iteration, uint64_t members, std::string* wrong);
+
+ private:
+  void check_received(uint64_t iteration, uint64_t members, std::string* wrong) const;
+  void check_out(uint64_t members, std::string* wrong) const;
+
+  const uint32_t rank_;
+  const uint32_t size_;
+  mep_ep_t ep_ = nullptr;
+  mep_ep_handle_t handle_ = nullptr;
+  mep_ep_view_t view_{};
+  mep_result_t created_ = MEP_SUCCESS;
+  std::vector<float> x_;
+  std::vector<float> out_;
+  std::vector<int64_t> experts_;
+};
+
+}  // namespace mep::chaos

@@ -1,0 +1,112 @@
+#include "base/failpoint.hpp"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <mutex>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/env.hpp"
+#include "base/status.hpp"
+
+namespace mep {
+
+std::atomic<bool> failpoints_armed{false};
+
+namespace {
+
+struct Entry {
+  std::string name;
+  uint64_t left = 1;  // passages until it acts
+  int signal = 0;
+};
+
+std::mutex table_mutex;
+// Never destroyed: a thread may pass a point while the process ends.
+std::vector<Entry>& table() {
+  static auto* const entries = new std::vector<Entry>;
+  return *entries;
+}
+// Relaxed: set before anything is armed.
+std::atomic<std::atomic<uint64_t>*> stamp_target{nullptr};
+
+bool parse_entry(const std::string& text, Entry* entry) {
+  const size_t equals = text.rfind('=');
+  if (equals == std::string::npos) return false;
+  const std::string action = text.substr(equals + 1);
+  if (action != "kill" && action != "stop") return false;
+  entry->signal = action == "kill" ? SIGKILL : SIGSTOP;
+  entry->name = text.substr(0, equals);
+  const size_t colon = entry->name.find(':');
+  if (colon != std::string::npos) {
+    const char* const end = entry->name.data() + entry->name.size();
+    const auto [stop, error] = std::from_chars(entry->name.data() + colon + 1, end, entry->left);
+    if (error != std::errc() || stop != end || entry->left == 0) return false;
+    entry->name.resize(colon);
+  }
+  return !entry->name.empty();
+}
+
+}  // namespace
+
+mep_result_t failpoint_arm(const std::string& text) {
+  std::vector<Entry> added;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    Entry entry;
+    if (!parse_entry(text.substr(begin, end - begin), &entry)) {
+      return fail(MEP_ERR_INVALID_ARGUMENT,
+                  "MEP_FAILPOINT: \"%.64s\" is not NAME[:NTH]=kill or =stop",
+                  text.substr(begin, end - begin).c_str());
+    }
+    added.push_back(entry);
+    begin = end + 1;
+  }
+  const std::lock_guard lock(table_mutex);
+  table().insert(table().end(), added.begin(), added.end());
+  failpoints_armed.store(true, std::memory_order_relaxed);
+  return MEP_SUCCESS;
+}
+
+void failpoint_disarm_all() {
+  const std::lock_guard lock(table_mutex);
+  table().clear();
+  failpoints_armed.store(false, std::memory_order_relaxed);
+}
+
+mep_result_t failpoints_from_environment() {
+  static std::atomic<bool> read{false};
+  if (read.exchange(true)) return MEP_SUCCESS;
+  std::string text;
+  bool is_set = false;
+  MEP_TRY(env_string("MEP_FAILPOINT", &text, &is_set));
+  return is_set ? failpoint_arm(text) : MEP_SUCCESS;
+}
+
+void failpoint_stamp(std::atomic<uint64_t>* stamp) {
+  stamp_target.store(stamp, std::memory_order_relaxed);
+}
+
+void failpoint_passed(const char* name) {
+  int signal = 0;
+  {
+    const std::lock_guard lock(table_mutex);
+    for (auto entry = table().begin(); entry != table().end(); ++entry) {
+      if (entry->name != name || --entry->left != 0) continue;
+      signal = entry->signal;
+      table().erase(entry);
+      break;
+    }
+    if (table().empty()) failpoints_armed.store(false, std::memory_order_relaxed);
+  }
+  if (signal == 0) return;
+  std::atomic<uint64_t>* const stamp = stamp_target.load(std::memory_order_relaxed);
+  // Release: for another process that maps the word; nothing else depends on it.
+  if (stamp != nullptr) stamp->store(now_ns(), std::memory_order_release);
+  kill(getpid(), signal);
+}
+
+}  // namespace mep

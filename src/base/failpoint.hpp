@@ -1,0 +1,38 @@
+// Named points at which a process can be made to die or to stop: MEP_FAILPOINT("name"). For tests and
+// mep_chaos. They are always compiled in; while none is armed a point costs one relaxed load. Every
+// MEP_TEST_DELAY_POINT is a failpoint too.
+//
+// Armed by the environment, MEP_FAILPOINT="NAME[:NTH]=ACTION[,..]", read when a world is made, or by
+// failpoint_arm(). ACTION is kill (SIGKILL to the own process) or stop (SIGSTOP); NTH counts passages
+// from the arming, from 1. A point that has acted is disarmed.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "mep.h"
+
+namespace mep {
+
+// Relaxed everywhere: it says that a look at the table is worth while, and orders nothing.
+extern std::atomic<bool> failpoints_armed;
+
+void failpoint_passed(const char* name);
+
+// Adds the entries of `text`.
+[[nodiscard]] mep_result_t failpoint_arm(const std::string& text);
+void failpoint_disarm_all();
+// Once for a process; later calls do nothing.
+[[nodiscard]] mep_result_t failpoints_from_environment();
+// The time (now_ns()) of the last action is left in *stamp, before it is carried out. Null: nowhere.
+void failpoint_stamp(std::atomic<uint64_t>* stamp);
+
+}  // namespace mep
+
+#define MEP_FAILPOINT(name)                                                      \
+  do {                                                                           \
+    if (::mep::failpoints_armed.load(std::memory_order_relaxed)) [[unlikely]] { \
+      ::mep::failpoint_passed(name);                                             \
+    }                                                                            \
+  } while (false)

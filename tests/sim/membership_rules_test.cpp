@@ -1,0 +1,441 @@
+// The rules that the table in config.hpp promises, one by one, with the default thresholds: what each
+// stop length leads to, what confirms, who learns what. Messages take no time here; time moves in
+// steps of 10 ms.
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "core/membership/membership.hpp"
+#include "support/cmocka_cpp.hpp"
+
+namespace {
+
+using namespace mep::membership;
+
+constexpr uint64_t kStepUs = 10'000;
+
+struct Rank {
+  std::unique_ptr<Membership> machine;
+  bool alive = true;
+  bool stopped = false;
+  uint64_t tick_every_us = kStepUs;
+  uint64_t ticked_us = 0;
+  std::vector<std::pair<uint32_t, RowPtr>> backlog;  // row, or a heartbeat of that slot
+  std::vector<InstallView> installed;
+  std::vector<PeerReport> reports;
+  std::vector<FlushSend> sends;
+  uint64_t installed_us = 0;
+  uint64_t no_quorum_us = 0;
+  uint64_t evicted_us = 0;
+  bool wedged = false;
+  uint64_t done = 5;
+};
+
+class Lab {
+ public:
+  explicit Lab(uint32_t ranks, uint32_t max_slots = 8) : max_slots_(max_slots) {
+    view_.epoch = 1;
+    for (uint32_t slot = 0; slot < ranks; ++slot) view_.put({slot, 100 + slot, 1});
+    for (uint32_t slot = 0; slot < ranks; ++slot) add(slot, 100 + slot, false);
+    run_for(100'000);
+  }
+
+  uint32_t add(uint32_t slot, uint64_t incarnation, bool joining) {
+    Start start;
+    start.slot = slot;
+    start.incarnation = incarnation;
+    start.host = 1;
+    start.max_slots = max_slots_;
+    start.now_us = now_us;
+    start.view = joining ? ranks[0].machine->view() : view_;
+    start.joining = joining;
+    Rank rank;
+    rank.machine = std::make_unique<Membership>(std::move(start));
+    rank.ticked_us = now_us;
+    if (!joining) rank.machine->on_comm_created(1, 1, SlotSet::first(max_slots_));
+    ranks.push_back(std::move(rank));
+    return static_cast<uint32_t>(ranks.size() - 1);
+  }
+
+  void run_for(uint64_t us) {
+    for (const uint64_t until = now_us + us; now_us < until;) {
+      now_us += kStepUs;
+      for (uint32_t i = 0; i < ranks.size(); ++i) {
+        Rank& rank = ranks[i];
+        if (!rank.alive || rank.stopped || now_us < rank.ticked_us + rank.tick_every_us) continue;
+        rank.ticked_us = now_us;
+        rank.machine->tick(now_us);
+      }
+      settle();
+    }
+  }
+
+  // Carries out actions until there are none.
+  void settle() {
+    for (bool any = true; any;) {
+      any = false;
+      for (uint32_t i = 0; i < ranks.size(); ++i) {
+        if (!ranks[i].alive || ranks[i].stopped) continue;
+        const std::vector<Action> actions = ranks[i].machine->take_actions();
+        for (const Action& action : actions) any = carry_out(i, action) || any;
+      }
+    }
+  }
+
+  void kill(uint32_t victim) {
+    ranks[victim].alive = false;
+    for (Rank& rank : ranks)
+      if (rank.alive)
+        rank.machine->on_process_exit(ranks[victim].machine->row().slot,
+                                      ranks[victim].machine->row().incarnation);
+    settle();
+  }
+
+  void resume(uint32_t index) {
+    Rank& rank = ranks[index];
+    rank.stopped = false;
+    rank.machine->tick(now_us);  // the worst order: the clock before the mail
+    rank.ticked_us = now_us;
+    const auto backlog = std::move(rank.backlog);
+    rank.backlog.clear();
+    for (const auto& [from, row] : backlog) deliver(index, from, row);
+    settle();
+  }
+
+  std::vector<Rank> ranks;
+  uint64_t now_us = 1'000'000;
+
+ private:
+  void deliver(uint32_t to, uint32_t from, const RowPtr& row) {
+    if (row != nullptr) {
+      ranks[to].machine->on_row(row);
+    } else {
+      const Row& sender = ranks[from].machine->row();
+      ranks[to].machine->on_heartbeat(sender.slot, sender.incarnation);
+    }
+  }
+  void send(uint32_t from, const SlotSet& to, const RowPtr& row) {
+    for (uint32_t i = 0; i < ranks.size(); ++i) {
+      if (i == from || !ranks[i].alive || !to.has(ranks[i].machine->row().slot)) continue;
+      if (ranks[i].stopped) {
+        ranks[i].backlog.emplace_back(from, row);
+      } else {
+        deliver(i, from, row);
+      }
+    }
+  }
+  bool carry_out(uint32_t index, const Action& action) {
+    Rank& rank = ranks[index];
+    Membership& machine = *rank.machine;
+    if (const auto* push = std::get_if<PushRow>(&action)) {
+      // Through the codec, as between processes.
+      send(index, push->to, decode_row(encode_row(*push->row), max_slots_, nullptr));
+    } else if (const auto* beat = std::get_if<SendHeartbeat>(&action)) {
+      send(index, beat->to, nullptr);
+    } else if (const auto* wedge = std::get_if<Wedge>(&action)) {
+      rank.wedged = true;
+      machine.on_wedged(wedge->epoch, {{1, 0, rank.done, rank.done + 1}});
+    } else if (const auto* plan = std::get_if<FlushReceive>(&action)) {
+      machine.on_flushed(plan->plan);
+    } else if (const auto* give = std::get_if<FlushSend>(&action)) {
+      rank.sends.push_back(*give);
+    } else if (const auto* fence = std::get_if<FenceOut>(&action)) {
+      machine.on_fenced(fence->slot, fence->incarnation);
+    } else if (const auto* prepare = std::get_if<Prepare>(&action)) {
+      machine.on_prepared(prepare->token);
+    } else if (const auto* view = std::get_if<InstallView>(&action)) {
+      rank.installed.push_back(*view);
+      rank.installed_us = now_us;
+      rank.wedged = false;
+    } else if (const auto* report = std::get_if<PeerReport>(&action)) {
+      rank.reports.push_back(*report);
+      return false;
+    } else if (std::holds_alternative<NoQuorum>(action)) {
+      rank.no_quorum_us = now_us;
+    } else if (std::holds_alternative<SelfEvicted>(action)) {
+      rank.evicted_us = now_us;
+    }
+    return true;
+  }
+
+  uint32_t max_slots_;
+  View view_;
+};
+
+bool reported(const Rank& rank, uint32_t slot, PeerHealth health) {
+  return std::any_of(rank.reports.begin(), rank.reports.end(), [&](const PeerReport& report) {
+    return report.slot == slot && report.health == health;
+  });
+}
+
+void nobody_out(const Lab& lab) {
+  for (const Rank& rank : lab.ranks) {
+    assert_int_equal(rank.evicted_us, 0);
+    assert_int_equal(rank.no_quorum_us, 0);
+    assert_true(rank.installed.empty());
+  }
+}
+
+void a_kill_needs_no_threshold(void**) {
+  Lab lab(4);
+  const uint64_t at = lab.now_us;
+  lab.kill(0);
+  for (uint32_t i = 1; i < 4; ++i) {
+    assert_int_equal(lab.ranks[i].installed.size(), 1);
+    assert_int_equal(lab.ranks[i].installed_us, at);
+    const Proposal& decision = *lab.ranks[i].installed[0].decision;
+    assert_int_equal(decision.removed.size(), 1);
+    assert_true(decision.removed[0].reason == RemovalReason::kDied);
+  }
+}
+
+void eight_to_one(void**) {
+  Lab lab(8);
+  for (uint32_t victim = 0; victim < 7; ++victim) lab.kill(victim);
+  assert_int_equal(lab.ranks[7].installed.size(), 7);
+  assert_int_equal(lab.ranks[7].machine->view().members.count(), 1);
+}
+
+void all_but_the_highest_at_once(void**) {
+  Lab lab(4);
+  for (uint32_t victim = 0; victim < 3; ++victim) lab.ranks[victim].alive = false;
+  for (uint32_t victim = 0; victim < 3; ++victim)
+    lab.ranks[3].machine->on_process_exit(victim, 100 + victim);
+  lab.settle();
+  assert_int_equal(lab.ranks[3].machine->view().members.count(), 1);
+}
+
+void a_stop_of_100_ms_is_nothing(void**) {
+  Lab lab(3);
+  lab.ranks[1].stopped = true;
+  lab.run_for(100'000);
+  lab.resume(1);
+  lab.run_for(5'000'000);
+  nobody_out(lab);
+  assert_true(lab.ranks[0].reports.empty());
+}
+
+void a_stop_of_1_s_is_reported_only(void**) {
+  Lab lab(3);
+  lab.ranks[1].stopped = true;
+  lab.run_for(1'000'000);
+  lab.resume(1);
+  lab.run_for(5'000'000);
+  nobody_out(lab);
+  assert_true(reported(lab.ranks[0], 1, PeerHealth::kSlow));
+  assert_false(reported(lab.ranks[0], 1, PeerHealth::kAccused));
+  assert_true(lab.ranks[0].machine->health(1) == PeerHealth::kHealthy);
+}
+
+void a_stop_of_10_s_is_an_eviction(void**) {
+  Lab lab(3);
+  const uint64_t at = lab.now_us;
+  lab.ranks[0].stopped = true;
+  lab.run_for(10'000'000);
+  for (uint32_t i = 1; i < 3; ++i) {
+    assert_int_equal(lab.ranks[i].installed.size(), 1);
+    assert_in_range(lab.ranks[i].installed_us - at, 1'400'000, 1'700'000);
+    assert_true(lab.ranks[i].installed[0].decision->removed[0].reason ==
+                RemovalReason::kUnreachable);
+    assert_false(reported(lab.ranks[i], 0, PeerHealth::kDead));
+  }
+  lab.resume(0);
+  assert_true(lab.ranks[0].evicted_us == lab.now_us);
+  assert_true(lab.ranks[0].installed.empty());
+}
+
+void of_two_the_lowest_stays(void**) {
+  Lab lab(2);
+  lab.ranks[0].stopped = true;
+  lab.run_for(3'000'000);
+  lab.resume(0);
+  lab.run_for(3'000'000);
+  nobody_out(lab);  // the other could not decide alone, and did not have to
+  const uint64_t at = lab.now_us;
+  lab.ranks[0].stopped = true;
+  lab.run_for(10'000'000);
+  assert_in_range(lab.ranks[1].no_quorum_us - at, 6'000'000, 7'000'000);
+  lab.resume(0);
+  assert_int_equal(lab.ranks[0].installed.size(), 1);
+  assert_true(lab.ranks[0].installed[0].decision->removed[0].reason == RemovalReason::kGaveUp);
+}
+
+void of_two_the_higher_goes(void**) {
+  Lab lab(2);
+  lab.ranks[1].stopped = true;
+  lab.run_for(10'000'000);
+  assert_int_equal(lab.ranks[0].installed.size(), 1);
+  lab.resume(1);
+  assert_true(lab.ranks[1].evicted_us != 0);
+}
+
+void slowed_20_fold_is_not_evicted(void**) {
+  Lab lab(4);
+  lab.ranks[2].tick_every_us = 1'000'000;  // heartbeats, too
+  lab.run_for(20'000'000);
+  nobody_out(lab);
+}
+
+void a_late_rank_accuses_nobody(void**) {
+  Lab lab(2);
+  lab.ranks[0].stopped = true;
+  lab.run_for(4'000'000);
+  lab.resume(0);  // its clock first: 4 s of silence, all its own
+  lab.run_for(1'000'000);
+  nobody_out(lab);
+}
+
+void one_accuser_is_not_enough(void**) {
+  Lab lab(3);
+  // Rank 1 loses its link to rank 2, which rank 2 does not notice, for less than the pair rule.
+  lab.ranks[1].machine->on_connection_lost(2, 102);
+  lab.run_for(2'000'000);
+  nobody_out(lab);
+  lab.ranks[1].machine->on_connection_up(2, 102);
+  lab.run_for(5'000'000);
+  nobody_out(lab);
+}
+
+void of_a_broken_pair_the_higher_goes(void**) {
+  Lab lab(3);
+  lab.ranks[1].machine->on_connection_lost(2, 102);
+  lab.ranks[2].machine->on_connection_lost(1, 101);
+  lab.run_for(100'000);
+  assert_int_equal(lab.ranks[0].machine->view().members.count(), 2);
+  assert_false(lab.ranks[0].machine->view().members.has(2));
+  assert_true(lab.ranks[2].evicted_us != 0);
+}
+
+void old_incarnations_do_nothing(void**) {
+  Lab lab(3);
+  lab.ranks[0].machine->on_process_exit(1, 99);
+  lab.ranks[0].machine->on_connection_lost(1, 99);
+  lab.ranks[0].machine->on_evict(1, 99);
+  lab.run_for(5'000'000);
+  nobody_out(lab);
+}
+
+void leaving_says_why(void**) {
+  Lab lab(3);
+  lab.ranks[1].machine->on_leave();
+  lab.settle();
+  assert_true(lab.ranks[0].installed.at(0).decision->removed.at(0).reason == RemovalReason::kLeft);
+  assert_int_equal(lab.ranks[0].installed[0].affected.at(0).why, kAffectedByMembers);
+}
+
+void eviction_by_request(void**) {
+  Lab lab(3);
+  lab.ranks[2].machine->on_evict(0, 100);
+  lab.settle();
+  assert_true(lab.ranks[1].installed.at(0).decision->removed.at(0).reason ==
+              RemovalReason::kEvicted);
+  assert_true(lab.ranks[0].evicted_us != 0);
+}
+
+void a_deadline_changes_the_comm_not_the_members(void**) {
+  Lab lab(3);
+  for (Rank& rank : lab.ranks) rank.machine->on_comm_created(2, 7, SlotSet::first(2));
+  lab.ranks[1].done = 6;
+  lab.ranks[2].machine->on_deadline(1, 0, 1);
+  lab.settle();
+  for (const Rank& rank : lab.ranks) {
+    const InstallView& view = rank.installed.at(0);
+    assert_int_equal(view.view->members.count(), 3);
+    assert_int_equal(view.affected.size(), 1);
+    assert_int_equal(view.affected[0].comm, 1);
+    assert_int_equal(view.affected[0].new_epoch, 2);
+    assert_int_equal(view.affected[0].why, kAffectedByDeadline);
+    assert_int_equal(rank.machine->comm_epoch(2), 7);
+    assert_int_equal(view.decision->channels.at(0).n_star, 6);
+    assert_int_equal(view.decision->channels[0].next, 8);
+    assert_int_equal(view.decision->channels[0].donor, 1);
+  }
+  assert_int_equal(lab.ranks[1].sends.size(), 2);
+  lab.ranks[2].machine->on_deadline(1, 0, 1);  // of the epoch that is over
+  lab.run_for(1'000'000);
+  assert_int_equal(lab.ranks[0].installed.size(), 1);
+}
+
+void revoke_reaches_all(void**) {
+  Lab lab(3);
+  lab.ranks[1].machine->on_revoke(1);
+  lab.settle();
+  for (const Rank& rank : lab.ranks)
+    assert_int_equal(rank.installed.at(0).affected.at(0).why, kAffectedByRevoke);
+}
+
+void a_replacement_comes_in(void**) {
+  Lab lab(3);
+  lab.kill(1);
+  const uint32_t joiner = lab.add(1, 500, true);
+  for (const uint32_t i : {0u, 2u}) {
+    lab.ranks[i].machine->on_newcomer_ready({1, 500, 1});
+    lab.ranks[i].machine->on_recover(1, SlotSet::first(3), lab.now_us + 1'000'000);
+  }
+  lab.settle();
+  assert_int_equal(lab.ranks[joiner].installed.size(), 1);
+  assert_true(lab.ranks[joiner].installed[0].joined);
+  assert_int_equal(lab.ranks[0].installed.at(1).recover_answered, 1);
+  assert_int_equal(lab.ranks[0].machine->view().incarnation(1), 500);
+  assert_int_equal(lab.ranks[joiner].machine->view().epoch, lab.ranks[2].machine->view().epoch);
+}
+
+void recover_without_newcomers_ends_by_its_deadline(void**) {
+  Lab lab(3);
+  lab.kill(1);
+  lab.ranks[0].machine->on_recover(1, SlotSet::first(3), lab.now_us + 200'000);
+  lab.run_for(150'000);
+  assert_int_equal(lab.ranks[0].installed.size(), 1);
+  lab.run_for(100'000);
+  assert_int_equal(lab.ranks[0].installed.size(), 2);
+  assert_int_equal(lab.ranks[2].installed.at(1).recover_answered, 1);
+  assert_true(lab.ranks[2].installed[1].affected.empty());
+}
+
+void a_dead_newcomer_blocks_nobody(void**) {
+  Lab lab(3);
+  lab.kill(1);
+  const uint32_t joiner = lab.add(1, 500, true);
+  lab.ranks[joiner].alive = false;
+  for (const uint32_t i : {0u, 2u}) {
+    lab.ranks[i].machine->on_newcomer_ready({1, 500, 1});
+    lab.ranks[i].machine->on_recover(1, SlotSet::first(3), lab.now_us + 1'000'000);
+  }
+  lab.settle();  // offered, and waited for
+  assert_int_equal(lab.ranks[0].installed.size(), 1);
+  for (const uint32_t i : {0u, 2u}) lab.ranks[i].machine->on_process_exit(1, 500);
+  lab.settle();
+  for (const uint32_t i : {0u, 2u}) {
+    assert_true(lab.ranks[i].installed.size() >= 2);
+    assert_int_equal(lab.ranks[i].machine->view().members.count(), 2);
+    assert_true(lab.ranks[i].machine->phase() == Phase::kStable);
+  }
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(a_kill_needs_no_threshold),
+      cmocka_unit_test(eight_to_one),
+      cmocka_unit_test(all_but_the_highest_at_once),
+      cmocka_unit_test(a_stop_of_100_ms_is_nothing),
+      cmocka_unit_test(a_stop_of_1_s_is_reported_only),
+      cmocka_unit_test(a_stop_of_10_s_is_an_eviction),
+      cmocka_unit_test(of_two_the_lowest_stays),
+      cmocka_unit_test(of_two_the_higher_goes),
+      cmocka_unit_test(slowed_20_fold_is_not_evicted),
+      cmocka_unit_test(a_late_rank_accuses_nobody),
+      cmocka_unit_test(one_accuser_is_not_enough),
+      cmocka_unit_test(of_a_broken_pair_the_higher_goes),
+      cmocka_unit_test(old_incarnations_do_nothing),
+      cmocka_unit_test(leaving_says_why),
+      cmocka_unit_test(eviction_by_request),
+      cmocka_unit_test(a_deadline_changes_the_comm_not_the_members),
+      cmocka_unit_test(revoke_reaches_all),
+      cmocka_unit_test(a_replacement_comes_in),
+      cmocka_unit_test(recover_without_newcomers_ends_by_its_deadline),
+      cmocka_unit_test(a_dead_newcomer_blocks_nobody),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

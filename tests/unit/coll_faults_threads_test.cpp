@@ -1,0 +1,365 @@
+// labels: threads
+// Calls that do not match, ranks that come late or never, and revoked comms: every rank gets its answer,
+// and the comm works on afterwards.
+#include <algorithm>
+
+#include "support/coll_sequence.hpp"
+
+namespace {
+
+using namespace mep_test;  // NOLINT(google-build-using-namespace)
+
+constexpr uint32_t kShortMs = 200;
+constexpr uint32_t kLongMs = 60'000;
+
+// A counter that ranks wait for; what they wait for always comes unless a rank hangs.
+class Milestone {
+ public:
+  void reach() { count_.fetch_add(1); }
+  void await(int count) const {
+    while (count_.load() < count) pause_us(200);
+  }
+
+ private:
+  std::atomic<int> count_{0};
+};
+
+// All kinds of operation, small and large, with right results.
+void check_works(int rank, int size, mep_comm_t comm, uint64_t seed, Report& report) {
+  const Case cases[] = {
+      {Kind::kBarrier},
+      {Kind::kAllreduce, MEP_FLOAT32, MEP_SUM, 100'003, 0, false, seed},
+      {Kind::kBroadcast, MEP_INT16, MEP_SUM, 7, size - 1, false, seed + 1},
+      {Kind::kAllgather, MEP_UINT8, MEP_SUM, 9'000, 0, false, seed + 2},
+      {Kind::kAllreduce, MEP_BFLOAT16, MEP_AVG, 33, 0, true, seed + 3},
+      {Kind::kBroadcast, MEP_INT64, MEP_SUM, 80'001, 0, false, seed + 4},
+      {Kind::kAllreduce, MEP_INT32, MEP_PROD, 300'001, 0, false, seed + 5},
+  };
+  for (const Case& c : cases) {
+    CaseRun run(c, rank, size);
+    const mep_result_t result = run.run(comm);
+    if (result != MEP_SUCCESS) {
+      report.add("afterwards %s on rank %d: %s (%s)", describe(c).c_str(), rank,
+                 mep_result_string(result), mep_last_error());
+      return;
+    }
+    run.check(report);
+  }
+}
+
+mep_result_t call(const Case& c, int rank, int size, mep_comm_t comm) {
+  CaseRun run(c, rank, size);
+  return run.run(comm);
+}
+
+struct Deviation {
+  Case usual;
+  Case other;
+};
+
+// Rank `odd` calls something else, several times in a row: more often than the ring has cells.
+void mismatch(const Deviation& deviation, int size, int odd, uint32_t flags, bool all_see_it) {
+  Report report;
+  with_rank_threads(
+      size, patient_config(flags), report, [&](int rank, mep_comm_t comm, Report& found) {
+        for (int i = 0; i < 11; ++i) {
+          const bool is_odd = rank == odd;
+          const mep_result_t expected = is_odd || all_see_it ? MEP_ERR_MISMATCH : MEP_SUCCESS;
+          const Case& c = is_odd ? deviation.other : deviation.usual;
+          const mep_result_t result = call(c, rank, size, comm);
+          if (result != expected) {
+            found.add("%s where others called %s, rank %d of %d, odd %d, time %d: %s (%s)",
+                      describe(deviation.other).c_str(), describe(deviation.usual).c_str(), rank,
+                      size, odd, i, mep_result_string(result), mep_last_error());
+            return;
+          }
+        }
+        check_works(rank, size, comm, test_seed(), found);
+        uint64_t epoch = 0;
+        COLL_OK(found, mep_comm_epoch(comm, &epoch));
+        COLL_CHECK(found, epoch == 1);  // nobody's time was over
+        COLL_OK(found, mep_barrier(comm, nullptr));  // nobody leaves before all have looked
+      });
+  report.require_clean();
+}
+
+void test_mismatch(void**) {
+  const Case barrier{Kind::kBarrier};
+  const Case small{Kind::kAllreduce, MEP_INT32, MEP_SUM, 10};
+  const Case large{Kind::kAllreduce, MEP_INT32, MEP_SUM, 400'000};
+  const Case gather{Kind::kAllgather, MEP_INT32, MEP_SUM, 10};
+  const Case large_gather{Kind::kAllgather, MEP_INT32, MEP_SUM, 100'000};
+  Case other_count = small;
+  other_count.count = 11;
+  Case other_type = small;
+  other_type.dtype = MEP_UINT32;
+  Case other_op = small;
+  other_op.op = MEP_MAX;
+  Case other_large = large;
+  other_large.count = 400'001;
+  Case large_root{Kind::kBroadcast, MEP_UINT8, MEP_SUM, 100'000, 0};
+  Case other_root = large_root;
+  other_root.root = 1;
+  const Deviation deviations[] = {
+      {small, other_count}, {small, other_type},        {small, other_op},
+      {small, barrier},     {barrier, small},           {small, large},
+      {large, small},       {large, other_large},       {large, barrier},
+      {gather, small},      {large_gather, large},      {large, large_gather},
+      {large_root, large},  {large_root, other_root},   {large, large_root},
+  };
+  const size_t count = std::size(deviations);
+  for (size_t i = 0; i < count; ++i) {
+    for (const int size : {2, 3, 4}) {
+      for (int odd = 0; odd < size; ++odd) {
+        // CI: one odd rank for each pair and size.
+        if (!soak_flag() && odd != static_cast<int>(i % static_cast<size_t>(size))) continue;
+        mismatch(deviations[i], size, odd, i % 2 == 0 ? 0 : uint32_t{MEP_COMM_PUT_ONLY}, true);
+      }
+    }
+  }
+}
+
+// A small broadcast makes nobody wait but for its root: who differs learns it, the others succeed.
+void test_mismatched_broadcast(void**) {
+  const int size = 4;
+  const Case usual{Kind::kBroadcast, MEP_INT32, MEP_SUM, 10, 2};
+  Case count = usual;
+  count.count = 12;
+  Case type = usual;
+  type.dtype = MEP_FLOAT32;
+  Case root = usual;
+  root.root = 0;
+  const Case reduce{Kind::kAllreduce, MEP_INT32, MEP_SUM, 10};
+  for (const Case& other : {count, type, root, Case{Kind::kBarrier}, reduce}) {
+    for (const int odd : {1, 3}) mismatch({usual, other}, size, odd, 0, false);
+  }
+}
+
+// What one rank completed by itself is decided for the late one too, but not as another operation.
+void test_late_and_mismatched(void**) {
+  constexpr int kSize = 3;
+  for (const bool matches : {true, false}) {
+    Report report;
+    Milestone timed_out;
+    with_rank_threads(
+        kSize, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+          const Case broadcast{Kind::kBroadcast, MEP_INT32, MEP_SUM, 10, 0, false, 5};
+          const Case reduce{Kind::kAllreduce, MEP_INT32, MEP_SUM, 10, 0, false, 5};
+          CaseRun run(rank == 2 && !matches ? reduce : broadcast, rank, kSize);
+          if (rank != 2) {
+            COLL_OK(found, run.run(comm));
+            COLL_OK(found, mep_comm_set_timeout(comm, kShortMs));
+            COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_barrier(comm, nullptr));
+            COLL_OK(found, mep_comm_set_timeout(comm, kLongMs));
+            timed_out.reach();
+          } else {
+            timed_out.await(kSize - 1);
+            COLL_EXPECT(found, matches ? MEP_SUCCESS : MEP_ERR_MISMATCH, run.run(comm));
+            COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_barrier(comm, nullptr));
+          }
+          if (rank != 2 || matches) run.check(found);
+          check_works(rank, kSize, comm, test_seed(), found);
+        });
+    report.require_clean();
+  }
+}
+
+void check_timeout_info(mep_comm_t comm, Report& report) {
+  uint64_t contributors = ~uint64_t{0};
+  uint64_t failed = ~uint64_t{0};
+  mep_op_info_t info;
+  mep_op_info_defaults(&info);
+  info.contributors = &contributors;
+  info.contributors_words = 1;
+  info.failed = &failed;
+  info.failed_words = 1;
+  COLL_OK(report, mep_comm_last_op(comm, &info));
+  COLL_CHECK(report, info.result == MEP_ERR_TIMEOUT && contributors == 0 && failed == 0);
+}
+
+// One rank does not call; the others' time is over; it comes afterwards and is told too.
+void timeout_with(const Case& c, int size, uint32_t flags) {
+  Report report;
+  Milestone timed_out;
+  with_rank_threads(size, patient_config(flags), report,
+                    [&](int rank, mep_comm_t comm, Report& found) {
+                      check_works(rank, size, comm, 3, found);
+                      if (rank == size - 1) timed_out.await(size - 1);
+                      if (rank != size - 1) COLL_OK(found, mep_comm_set_timeout(comm, kShortMs));
+                      const mep_result_t result = call(c, rank, size, comm);
+                      if (result != MEP_ERR_TIMEOUT) {
+                        found.add("%s, rank %d of %d: %s (%s)", describe(c).c_str(), rank, size,
+                                  mep_result_string(result), mep_last_error());
+                      }
+                      if (rank != size - 1) {
+                        check_timeout_info(comm, found);
+                        timed_out.reach();
+                        COLL_OK(found, mep_comm_set_timeout(comm, kLongMs));
+                      }
+                      uint64_t epoch = 0;
+                      COLL_OK(found, mep_comm_epoch(comm, &epoch));
+                      COLL_CHECK(found, epoch == 2);
+                      check_works(rank, size, comm, test_seed(), found);
+                    });
+  report.require_clean();
+}
+
+void test_timeout(void**) {
+  const Case cases[] = {
+      {Kind::kBarrier},
+      {Kind::kAllreduce, MEP_FLOAT16, MEP_SUM, 12, 0, false, 1},
+      {Kind::kAllgather, MEP_INT8, MEP_SUM, 4088, 0, false, 2},
+      {Kind::kAllreduce, MEP_FLOAT32, MEP_SUM, 400'000, 0, true, 3},
+      {Kind::kAllgather, MEP_INT8, MEP_SUM, 600'000, 0, true, 4},
+      {Kind::kBroadcast, MEP_INT8, MEP_SUM, 1'600'000, 1, false, 5},
+  };
+  for (const Case& c : cases) {
+    for (const int size : {2, 4}) {
+      timeout_with(c, size, 0);
+      timeout_with(c, size, MEP_COMM_PUT_ONLY);
+    }
+  }
+}
+
+// All have entered a large operation, and one stops in the middle of it: what had only been announced is
+// not done.
+void stalled_in(const Case& c, int size, uint32_t flags) {
+  Report report;
+  Milestone entered;
+  Milestone timed_out;
+  with_rank_threads(
+      size, patient_config(flags), report, [&](int rank, mep_comm_t comm, Report& found) {
+        COLL_OK(found, mep_barrier(comm, nullptr));
+        const bool stalls = rank == size - 1;
+        CaseRun run(c, rank, size);
+        mep_result_t result = MEP_SUCCESS;
+        if (stalls) {
+          mep_request_t request = nullptr;
+          COLL_OK(found, run.start(comm, &request));
+          entered.reach();
+          timed_out.await(size - 1);
+          result = mep_request_wait(&request, 0xffffffff, nullptr);
+        } else {
+          entered.await(1);
+          COLL_OK(found, mep_comm_set_timeout(comm, kShortMs));
+          result = run.run(comm);
+          timed_out.reach();
+          COLL_OK(found, mep_comm_set_timeout(comm, kLongMs));
+        }
+        if (result != MEP_ERR_TIMEOUT) {
+          found.add("%s, rank %d of %d: %s (%s)", describe(c).c_str(), rank, size,
+                    mep_result_string(result), mep_last_error());
+        }
+        check_works(rank, size, comm, test_seed(), found);
+      });
+  report.require_clean();
+}
+
+void test_stalled_large(void**) {
+  const Case cases[] = {
+      {Kind::kAllreduce, MEP_FLOAT32, MEP_SUM, 400'000, 0, false, 3},
+      {Kind::kAllgather, MEP_INT8, MEP_SUM, 1'600'000, 0, true, 4},
+      {Kind::kBroadcast, MEP_INT8, MEP_SUM, 1'600'000, 0, false, 5},
+  };
+  for (const Case& c : cases) {
+    for (const int size : {2, 3}) {
+      stalled_in(c, size, 0);
+      stalled_in(c, size, MEP_COMM_PUT_ONLY);
+    }
+  }
+}
+
+// In place, up to the configured size, the input comes back and the library says so.
+void test_input_is_restored(void**) {
+  Report report;
+  Milestone timed_out;
+  Milestone told;
+  with_rank_threads(2, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    std::vector<uint32_t> values(10'000);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint32_t>(i) * 7 + 1;
+    const std::vector<uint32_t> before = values;
+    if (rank == 1) timed_out.await(1);
+    if (rank == 0) COLL_OK(found, mep_comm_set_timeout(comm, kShortMs));
+    COLL_EXPECT(found, MEP_ERR_TIMEOUT,
+                mep_allreduce(values.data(), values.data(), values.size(), MEP_UINT32, MEP_SUM, comm,
+                              nullptr));
+    if (rank == 0) {
+      mep_op_info_t info;
+      mep_op_info_defaults(&info);
+      COLL_OK(found, mep_comm_last_op(comm, &info));
+      COLL_CHECK(found, (info.flags & MEP_OP_INPUT_INTACT) != 0);
+      COLL_CHECK(found, values == before);
+      timed_out.reach();
+    }
+    told.reach();
+    told.await(2);  // a rank that leaves would be the graver news
+  });
+  report.require_clean();
+}
+
+// Revoked while some are inside and some are not; with large operations under way. An operation may be
+// complete before: then it succeeds everywhere.
+void test_revoke_under_way(void**) {
+  const int rounds = static_cast<int>(slice(6, 300));
+  for (int round = 0; round < rounds; ++round) {
+    constexpr int kSize = 3;
+    RandomStream shared(mix(test_seed(), static_cast<uint64_t>(round)));
+    const size_t count = 1 + shared.below(500'000);
+    const uint64_t revoke_after_us = shared.below(3000);
+    const uint32_t flags = shared.one_in(2) ? uint32_t{MEP_COMM_PUT_ONLY} : 0;
+    enable_delays(shared.bits(), 24);
+    constexpr int kOperations = 30;
+    int successes[kSize] = {};
+    Report report;
+    with_rank_threads(
+        kSize, patient_config(flags), report, [&](int rank, mep_comm_t comm, Report& found) {
+          mep_comm_t child = nullptr;
+          COLL_OK(found, mep_comm_split(comm, 0, 0, &child));
+          std::thread revoker;
+          if (rank == 1) {
+            revoker = std::thread([&] {
+              pause_us(static_cast<unsigned>(revoke_after_us));
+              COLL_OK(found, mep_comm_revoke(child));
+            });
+          }
+          bool told = false;
+          int told_at = -1;
+          for (int i = 0; !told && !found.bad(); ++i) {
+            Case c{Kind::kAllreduce, MEP_INT32, MEP_SUM, i % 3 == 0 ? count : 100};
+            c.seed = static_cast<uint64_t>(i % kOperations);
+            if (i % 3 == 1) c.kind = Kind::kBroadcast;
+            CaseRun run(c, rank, kSize);
+            const mep_result_t result = run.run(child);
+            if (result == MEP_SUCCESS) run.check(found);
+            if (result == MEP_ERR_REVOKED) {
+              told = true;
+              told_at = i;
+            } else if (result != MEP_SUCCESS) {
+              found.add("operation %d on rank %d: %s (%s)", i, rank, mep_result_string(result),
+                        mep_last_error());
+            }
+          }
+          successes[rank] = told_at;
+          if (revoker.joinable()) revoker.join();
+          if (!found.bad()) check_works(rank, kSize, child, test_seed(), found);
+          COLL_OK(found, mep_comm_destroy(child));
+        });
+    enable_delays(0, 0);
+    report.require_clean();
+    assert_int_equal(successes[0], successes[1]);
+    assert_int_equal(successes[0], successes[2]);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  mep_test::read_arguments(argc, argv);
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(test_mismatch),          cmocka_unit_test(test_mismatched_broadcast),
+      cmocka_unit_test(test_late_and_mismatched), cmocka_unit_test(test_timeout),
+      cmocka_unit_test(test_stalled_large),     cmocka_unit_test(test_input_is_restored),
+      cmocka_unit_test(test_revoke_under_way),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
