@@ -286,7 +286,8 @@ MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
  * Collectives
  *
  * Every live rank of the comm calls the same ones in the same order with matching count, type,
- * operator and root: else MEP_ERR_MISMATCH. count 0 is allowed. send == recv means in place; other
+ * operator and root: else MEP_ERR_MISMATCH (on the root of a small broadcast, which waits for nobody,
+ * by its next operation that waits for all). count 0 is allowed. send == recv means in place; other
  * overlaps are refused.
  * All block when stream is NULL. Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT,
  * MEP_ERR_TIMEOUT, MEP_ERR_MISMATCH, MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED, MEP_ERR_REVOKED,

@@ -74,7 +74,7 @@ class PerfTest(unittest.TestCase):
                 rows = rows_of(
                     ["allreduce", "--threads", "3", "--dtype", dtype, "--reduce", reduction, *SMALL]
                 )
-                self.check_rows(rows, "allreduce", 3, FIELDS, 2 if dtype == "float64" else 3)
+                self.check_rows(rows, "allreduce", 3, FIELDS, 3)
 
     def test_buffers_of_the_library(self):
         rows = rows_of(["allreduce", "--threads", "2", "--mep-memory", *SMALL])

@@ -138,7 +138,8 @@ void Session::run_collective(const CollectiveEntry& entry) {
   double bytes = static_cast<double>(options_.min_bytes);
   size_t last = SIZE_MAX;
   while (true) {
-    const size_t count = static_cast<size_t>(bytes) / width;
+    // A size that is smaller than an element means one element; 0 stays 0.
+    const size_t count = bytes < 1 ? 0 : std::max<size_t>(1, static_cast<size_t>(bytes) / width);
     if (count != last) run_collective_size(entry, count);
     last = count;
     bytes = std::max(bytes * options_.factor, static_cast<double>(width));

@@ -61,16 +61,42 @@ std::vector<double> phase_seconds(const Case& subject) {
   return seconds;
 }
 
-// The mean time of one iteration's phases since `before`, over all ranks.
-std::vector<Phase> phase_means(Team& team, const Case& subject, std::vector<double> before,
-                               uint64_t iterations) {
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+}
+
+// Of every phase the median over blocks of the mean over ranks; `blocks` has this rank's seconds of
+// one iteration, [phase][block].
+std::vector<Phase> phase_medians(Team& team, const Case& subject,
+                                 std::vector<std::vector<double>> blocks) {
   std::vector<Phase> phases = subject.phases();
   for (size_t i = 0; i < phases.size(); ++i) {
-    double seconds = phases[i].seconds - before[i];
-    team.sum(&seconds, 1);
-    phases[i].seconds = seconds / static_cast<double>(iterations) / team.size();
+    team.sum(blocks[i].data(), blocks[i].size());
+    phases[i].seconds = median(std::move(blocks[i])) / team.size();
   }
   return phases;
+}
+
+// Everything that is collected about one case while blocks run.
+struct Collected {
+  Plan plan;
+  std::vector<double> block_us;
+  std::vector<std::vector<double>> phase_seconds;  // [phase][block], of one iteration
+};
+
+void run_timed_block(Case& subject, Collected* collected) {
+  const auto iterations = static_cast<double>(collected->plan.block_iterations);
+  const std::vector<double> before = phase_seconds(subject);
+  double seconds = 0;
+  subject.sync();
+  subject.run(collected->plan.block_iterations, &seconds);
+  collected->block_us.push_back(1e6 * seconds / iterations);
+  const std::vector<double> after = phase_seconds(subject);
+  collected->phase_seconds.resize(after.size());
+  for (size_t i = 0; i < after.size(); ++i) {
+    collected->phase_seconds[i].push_back((after[i] - before[i]) / iterations);
+  }
 }
 
 }  // namespace
@@ -81,7 +107,7 @@ Statistics statistics_of(std::vector<double> block_us) {
   std::sort(block_us.begin(), block_us.end());
   const size_t count = block_us.size();
   statistics.min_us = block_us.front();
-  statistics.p50_us = (block_us[(count - 1) / 2] + block_us[count / 2]) / 2;
+  statistics.p50_us = median(block_us);
   const auto rank = static_cast<size_t>(std::ceil(0.99 * static_cast<double>(count)));
   statistics.p99_us = block_us[rank - 1];
   return statistics;
@@ -89,32 +115,24 @@ Statistics statistics_of(std::vector<double> block_us) {
 
 void measure(const Options& options, Team& team, const std::vector<Case*>& cases,
              Progress& progress, std::vector<Statistics>* statistics) {
-  std::vector<Plan> plans;
-  std::vector<std::vector<double>> phases_before;
+  std::vector<Collected> collected(cases.size());
   uint64_t rounds = 0;
-  for (Case* subject : cases) {
-    plans.push_back(make_plan(options, team, *subject));
-    phases_before.push_back(phase_seconds(*subject));
-    rounds = std::max(rounds, plans.back().blocks);
+  for (size_t side = 0; side < cases.size(); ++side) {
+    collected[side].plan = make_plan(options, team, *cases[side]);
+    rounds = std::max(rounds, collected[side].plan.blocks);
   }
-  std::vector<std::vector<double>> block_us(cases.size());
   for (uint64_t round = 0; round < rounds; ++round) {
     for (size_t side = 0; side < cases.size(); ++side) {
-      const Plan& plan = plans[side];
-      if (round >= plan.blocks) continue;
-      double seconds = 0;
-      cases[side]->sync();
-      cases[side]->run(plan.block_iterations, &seconds);
-      block_us[side].push_back(1e6 * seconds / static_cast<double>(plan.block_iterations));
+      if (round < collected[side].plan.blocks) run_timed_block(*cases[side], &collected[side]);
     }
     progress.show_step(round + 1, rounds);
   }
   statistics->clear();
   for (size_t side = 0; side < cases.size(); ++side) {
-    team.maximum(block_us[side].data(), block_us[side].size());
-    Statistics result = statistics_of(block_us[side]);
-    result.phases = phase_means(team, *cases[side], phases_before[side],
-                                plans[side].block_iterations * plans[side].blocks);
+    std::vector<double>& block_us = collected[side].block_us;
+    team.maximum(block_us.data(), block_us.size());
+    Statistics result = statistics_of(block_us);
+    result.phases = phase_medians(team, *cases[side], std::move(collected[side].phase_seconds));
     statistics->push_back(std::move(result));
   }
 }

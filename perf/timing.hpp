@@ -37,7 +37,7 @@ struct Statistics {
   double p50_us = 0;
   double p99_us = 0;
   double min_us = 0;
-  std::vector<Phase> phases;  // seconds: mean of an iteration over ranks and blocks
+  std::vector<Phase> phases;  // of an iteration: median over blocks of the mean over ranks
 };
 
 Statistics statistics_of(std::vector<double> block_us);

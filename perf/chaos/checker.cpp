@@ -11,7 +11,7 @@ constexpr size_t kMaxFindings = 50;
 constexpr uint64_t kKeptEpochs = 8;
 constexpr size_t kKeptEntries = 200'000;
 
-std::string name_of(uint64_t epoch, uint64_t seq) {
+std::string operation_name(uint64_t epoch, uint64_t seq) {
   return "operation " + std::to_string(seq) + " of epoch " + std::to_string(epoch);
 }
 
@@ -24,7 +24,7 @@ void Checker::report(std::string text) {
 
 void Checker::take(uint32_t rank, uint32_t process, const Record& record) {
   if (record.type == RecordType::kWrong) {
-    report("rank " + std::to_string(rank) + ", " + name_of(record.epoch, record.seq) + ": " +
+    report("rank " + std::to_string(rank) + ", " + operation_name(record.epoch, record.seq) + ": " +
            record.text);
     return;
   }
@@ -45,7 +45,7 @@ void Checker::take(uint32_t rank, uint32_t process, const Record& record) {
   } else {
     ++compared_;
     if (entry.kind != record.kind) {
-      report(name_of(record.epoch, record.seq) + " is different things to rank " +
+      report(operation_name(record.epoch, record.seq) + " is different things to rank " +
              std::to_string(rank) + " and another");
     }
   }
@@ -54,15 +54,19 @@ void Checker::take(uint32_t rank, uint32_t process, const Record& record) {
       entry.digest = record.digest;
       entry.contributors = record.contributors;
     } else if (entry.digest != record.digest || entry.contributors != record.contributors) {
-      report(name_of(record.epoch, record.seq) + " has other " +
-             (entry.contributors != record.contributors ? "contributors" : "bytes") + " on rank " +
-             std::to_string(rank));
+      report(operation_name(record.epoch, record.seq) + ", " + name_of(entry.kind) +
+             ", has other " +
+             (entry.contributors != record.contributors
+                  ? "contributors (" + std::to_string(entry.contributors) + ", " +
+                        std::to_string(record.contributors) + ")"
+                  : "bytes") +
+             " on rank " + std::to_string(rank));
     }
     entry.succeeded |= bit;
   } else if (record.result == MEP_ERR_PEER_FAILED || record.result == MEP_ERR_PEER_LEFT ||
              record.result == MEP_ERR_TIMEOUT) {
     if (entry.failed != 0 && entry.failure != record.result) {
-      report(name_of(record.epoch, record.seq) + " failed in two ways");
+      report(operation_name(record.epoch, record.seq) + " failed in two ways");
     }
     entry.failure = record.result;
     entry.failed |= bit;
@@ -81,7 +85,7 @@ void Checker::judge(uint64_t number, const Epoch& epoch) {
       if (last_epoch_[owner - 1] > number) lived_on |= uint64_t{1} << rank;
     }
     if (lived_on == 0) continue;
-    report(name_of(number, seq) + " succeeded on some survivors and failed on others");
+    report(operation_name(number, seq) + " succeeded on some survivors and failed on others");
   }
 }
 

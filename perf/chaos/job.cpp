@@ -79,6 +79,8 @@ Process& Job::start(uint32_t rank, bool joins, const std::string& environment) {
     setenv("MEP_LOCAL_RANK", std::to_string(rank).c_str(), 1);
     setenv("MEP_SIZE", std::to_string(options_.ranks).c_str(), 1);
     setenv("MEP_JOB", name_.c_str(), 1);
+    // That ranks die is no news here.
+    setenv("MEP_LOG", options_.verbose ? "warn" : "error", 0);
     if (joins) setenv("MEP_JOIN", "1", 1);
     const size_t equals = environment.find('=');
     if (equals != std::string::npos) {

@@ -59,7 +59,7 @@ struct Record {
       uint64_t mappings;
       uint64_t pages;
     } sample;
-    char text[64];
+    char text[120];
   };
   Record() : text{} {}
 };
@@ -67,6 +67,14 @@ struct Record {
 // What the director asks of a worker; the highest serial that any worker has seen is carried out by all.
 // serial << 40 | verb << 32 | ranks (bit r: rank r; growth: how many)
 enum class Verb : uint64_t { kNone = 0, kStop = 1, kRecover = 2, kGrow = 3, kSample = 4 };
+constexpr const char* kKindNames[] = {"sync", "command", "small allreduce", "large allreduce",
+                                      "allgather", "small broadcast", "large broadcast", "barrier",
+                                      "moe", "recover", "grow"};
+inline const char* name_of(Kind kind) {
+  const auto index = static_cast<uint32_t>(kind);
+  return index < static_cast<uint32_t>(Kind::kCount) ? kKindNames[index] : "?";
+}
+
 constexpr uint64_t make_command(uint64_t serial, Verb verb, uint64_t ranks) {
   return serial << 40 | static_cast<uint64_t>(verb) << 32 | (ranks & 0xffffffffu);
 }

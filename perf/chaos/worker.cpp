@@ -212,6 +212,7 @@ Worker::Outcome Worker::carry_out(uint64_t command) {
   if (verb == Verb::kStop) stop_ = true;
   if (verb == Verb::kSample) sample();
   if (verb == Verb::kRecover) {
+    moe_.reset();
     std::vector<int32_t> ranks;
     for (uint32_t rank = 0; rank < size_; ++rank) {
       if (in(command_ranks(command), rank)) ranks.push_back(static_cast<int32_t>(rank));
@@ -228,7 +229,7 @@ Worker::Outcome Worker::carry_out(uint64_t command) {
     if (result != MEP_SUCCESS) std::snprintf(record.text, sizeof record.text, "%s", mep_last_error());
     write(record);
     resync_ = true;
-    moe_wanted_ = moe_wanted_ || moe_ != nullptr;
+    moe_wanted_ = options_.workload == "moe";
     if (result == MEP_ERR_EVICTED || result == MEP_ERR_NO_QUORUM || result == MEP_ERR_ABORTED) {
       return Outcome::kOver;
     }
@@ -244,7 +245,7 @@ Worker::Outcome Worker::carry_out(uint64_t command) {
     if (result != MEP_SUCCESS) std::snprintf(record.text, sizeof record.text, "%s", mep_last_error());
     write(record);
     resync_ = true;
-    moe_wanted_ = moe_wanted_ || moe_ != nullptr;
+    moe_wanted_ = options_.workload == "moe";
     if (result == MEP_SUCCESS) {
       moe_.reset();
       old_ = comm_;

@@ -29,7 +29,9 @@ void test_delays_enable(uint64_t seed, uint32_t one_in) {
   delay_one_in.store(one_in, std::memory_order_relaxed);
 }
 
-uint64_t test_delay_passages() { return passages.load(std::memory_order_relaxed); }
+uint64_t test_delay_passages() {
+  return passages.load(std::memory_order_relaxed);
+}
 
 void test_delay_point(const char* name) {
   const uint32_t one_in = delay_one_in.load(std::memory_order_relaxed);

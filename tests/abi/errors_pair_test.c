@@ -70,7 +70,10 @@ static mep_result_t different_operators(Side* side) {
 }
 static mep_result_t different_roots(Side* side) {
   float values[8] = {0};
-  return mep_broadcast(values, values, 4, MEP_FLOAT32, side->rank, side->comm, NULL);
+  const mep_result_t result =
+      mep_broadcast(values, values, 4, MEP_FLOAT32, side->rank, side->comm, NULL);
+  /* A root waits for nobody: the next operation that does tells it. */
+  return result == MEP_SUCCESS ? mep_barrier(side->comm, NULL) : result;
 }
 static mep_result_t different_operations(Side* side) {
   float values[8] = {0};

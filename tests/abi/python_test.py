@@ -258,7 +258,7 @@ class Failures(unittest.TestCase):
             self.assertEqual(comm.live, 2)
             return comm.allreduce(np.ones(1))[0]
 
-        self.assertEqual(on_threads(3, work), [2, None, 2])
+        self.assertEqual(on_threads(3, work, timeout_ms=5000), [2, None, 2])
 
     def test_view_callback(self):
         called = threading.Event()
@@ -279,7 +279,7 @@ class Failures(unittest.TestCase):
             comm.set_view_callback(None)
 
         ready = threading.Event()
-        on_threads(2, work)
+        on_threads(2, work, timeout_ms=5000)
         self.assertEqual(views[-1].live, 1)
 
     def interrupted(self, statement):

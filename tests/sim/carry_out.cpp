@@ -17,8 +17,10 @@ void Simulator::drain(uint32_t index) {
   }
   if (!node.alive || node.out || node.joiner) return;
   const bool stable = node.machine->phase() == membership::Phase::kStable;
-  if (stable) node.wedged_since = 0;
-  else if (node.wedged_since == 0) node.wedged_since = now_;
+  if (stable)
+    node.wedged_since = 0;
+  else if (node.wedged_since == 0)
+    node.wedged_since = now_;
 }
 
 void Simulator::push_row(uint32_t index, const membership::PushRow& push) {
@@ -34,11 +36,12 @@ void Simulator::push_row(uint32_t index, const membership::PushRow& push) {
     row.link_down.each([](uint32_t slot) { std::printf(" %u", slot); });
     std::printf(" silent");
     row.silent.each([](uint32_t slot) { std::printf(" %u", slot); });
-    std::printf(" standing %d wedged %d offer %d(%u.%u) accepted %d(%u.%u) recover %llu ready %zu\n",
-                static_cast<int>(row.standing), row.wedged, row.offer.value != nullptr,
-                row.offer.ballot.round, row.offer.ballot.suspected, row.accepted.value != nullptr,
-                row.accepted.ballot.round, row.accepted.ballot.suspected,
-                static_cast<unsigned long long>(row.recover_seq), row.ready.size());
+    std::printf(
+        " standing %d wedged %d offer %d(%u.%u) accepted %d(%u.%u) recover %llu ready %zu\n",
+        static_cast<int>(row.standing), row.wedged, row.offer.value != nullptr,
+        row.offer.ballot.round, row.offer.ballot.suspected, row.accepted.value != nullptr,
+        row.accepted.ballot.round, row.accepted.ballot.suspected,
+        static_cast<unsigned long long>(row.recover_seq), row.ready.size());
   }
   for (uint32_t to = 0; to < nodes_.size(); ++to) {
     if (to == index || !push.to.has(nodes_[to]->slot)) continue;
@@ -80,8 +83,8 @@ bool Simulator::carry_out(uint32_t index, const membership::Action& action) {
           other->incarnation == fence->incarnation && other->alive && !other->left)
         wrong(index, "a living process was taken for dead");
     }
-    post(random_.below(5000), {.kind = EventKind::kFenced, .node = index, .a = fence->slot,
-                               .b = fence->incarnation});
+    post(random_.below(5000),
+         {.kind = EventKind::kFenced, .node = index, .a = fence->slot, .b = fence->incarnation});
   } else if (const auto* prepare = std::get_if<membership::Prepare>(&action)) {
     post(random_.below(1000), {.kind = EventKind::kPrepared, .node = index, .a = prepare->token});
   } else if (const auto* installed = std::get_if<membership::InstallView>(&action)) {
@@ -119,8 +122,9 @@ void Simulator::install(uint32_t index, const membership::InstallView& decision)
   Node& node = *nodes_[index];
   ++outcome_.installs;
   if (options_.trace) {
-    std::printf("%9.3f ms slot %u installs epoch %llu:", static_cast<double>(now_ - 1'000'000) / 1000,
-                node.slot, static_cast<unsigned long long>(decision.view->epoch));
+    std::printf(
+        "%9.3f ms slot %u installs epoch %llu:", static_cast<double>(now_ - 1'000'000) / 1000,
+        node.slot, static_cast<unsigned long long>(decision.view->epoch));
     decision.view->members.each([](uint32_t slot) { std::printf(" %u", slot); });
     std::printf("\n");
   }
@@ -138,12 +142,12 @@ void Simulator::install(uint32_t index, const membership::InstallView& decision)
   node.wedged_since = 0;
   if (!decision.joined) return;
   for (auto& [name, channel] : node.channels->channels())
-    post(1 + random_.below(1000), {.kind = EventKind::kCall, .node = index, .a = name.comm,
-                                   .b = name.channel});
+    post(1 + random_.below(1000),
+         {.kind = EventKind::kCall, .node = index, .a = name.comm, .b = name.channel});
 }
 
-// One view per epoch among the living; the same consequences for each comm; nobody is taken in before
-// the excluded are fenced out.
+// One view per epoch among the living; the same consequences for each comm; nobody is taken in
+// before the excluded are fenced out.
 void Simulator::check_install(uint32_t index, const membership::InstallView& decision) {
   Node& node = *nodes_[index];
   membership::Row carrier;
@@ -198,9 +202,11 @@ void Simulator::call_next(uint32_t index, const ChannelName& name) {
         send(index, to, {.kind = EventKind::kData, .data = contribution}, false);
       }
       if (found->second.pending)
-        post(random_.between(1'200'000, 3'000'000),
-             {.kind = EventKind::kDeadline, .node = index, .a = name.comm, .b = name.channel,
-              .c = found->second.entered});
+        post(random_.between(1'200'000, 3'000'000), {.kind = EventKind::kDeadline,
+                                                     .node = index,
+                                                     .a = name.comm,
+                                                     .b = name.channel,
+                                                     .c = found->second.entered});
     }
   }
   const bool revoked = node.channels->comms().at(name.comm).revoked;

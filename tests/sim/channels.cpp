@@ -161,8 +161,8 @@ std::string ChannelTable::install(const membership::InstallView& install) {
   for (const ChannelVerdict& verdict : install.decision->channels) {
     const auto found = channels_.find({verdict.comm, verdict.channel});
     if (found == channels_.end()) continue;
-    const std::string bad = settle(verdict, &found->second, why[verdict.comm],
-                                   old_epochs[verdict.comm]);
+    const std::string bad =
+        settle(verdict, &found->second, why[verdict.comm], old_epochs[verdict.comm]);
     if (wrong.empty()) wrong = bad;
   }
   for (auto& [name, channel] : channels_) {

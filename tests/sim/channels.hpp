@@ -45,13 +45,13 @@ struct Channel {
   bool pending = false;
   uint64_t entered = 0;
   uint64_t done = 0;
-  uint64_t next = 1;        // no call gets a lower seq
-  uint64_t answered = 0;    // N* of the view: calls up to here succeed from `results`
+  uint64_t next = 1;      // no call gets a lower seq
+  uint64_t answered = 0;  // N* of the view: calls up to here succeed from `results`
   uint64_t frozen_done = 0;
   std::map<std::pair<uint64_t, uint64_t>, Contributors> arrived;  // (seq, comm epoch)
-  std::map<uint64_t, Contributors> results;      // of operations that are done
-  std::map<uint64_t, Contributors> provisional;  // flushed, not yet in a view
-  std::map<uint64_t, Verdict> verdicts;          // what the caller was told
+  std::map<uint64_t, Contributors> results;                       // of operations that are done
+  std::map<uint64_t, Contributors> provisional;                   // flushed, not yet in a view
+  std::map<uint64_t, Verdict> verdicts;                           // what the caller was told
 };
 
 struct FlushData {

@@ -5,8 +5,8 @@
 
 namespace mep::sim {
 
-// At rest: every living process is out or in one stable view whose members are all alive and in, and
-// operations go on there.
+// At rest: every living process is out or in one stable view whose members are all alive and in,
+// and operations go on there.
 bool Simulator::settled(std::string* why) {
   const Node* in = nullptr;
   uint32_t count = 0;
@@ -100,11 +100,11 @@ void Simulator::check_end() {
     if (one_host_ && !link_faults_ && !long_freeze_ && !node->touched && joins_ == 0)
       wrong(0, "a rank that was only slow was evicted: slot " + std::to_string(node->slot));
   }
-  if (one_host_ && !link_faults_ && !long_freeze_ && joins_ == 0 && alive > 0 && in == 0 && core > 0)
+  if (one_host_ && !link_faults_ && !long_freeze_ && joins_ == 0 && alive > 0 && in == 0 &&
+      core > 0)
     wrong(0, "somebody lives, nobody is in");
   // An untouched majority of the first view stays whatever happens to the others.
-  if (joins_ == 0 && 2 * core > ranks_ && in < core)
-    wrong(0, "an untouched majority was not kept");
+  if (joins_ == 0 && 2 * core > ranks_ && in < core) wrong(0, "an untouched majority was not kept");
 }
 
 }  // namespace mep::sim

@@ -113,7 +113,8 @@ void rows_come_back(void**) {
     assert_true(back->comms == row.comms && back->channels == row.channels);
     assert_true(back->settle == row.settle && back->revoke == row.revoke);
     assert_true(back->flush == row.flush && back->ready == row.ready);
-    assert_true(back->offer.ballot == row.offer.ballot && back->accepted.leader == row.accepted.leader);
+    assert_true(back->offer.ballot == row.offer.ballot &&
+                back->accepted.leader == row.accepted.leader);
     check_same_value(back->offer.value, row.offer.value);
     check_same_value(back->accepted.value, row.accepted.value);
     check_same_value(back->committed, row.committed);
@@ -125,8 +126,7 @@ void views_come_back(void**) {
   for (int i = 0; i < 200; ++i) {
     View view;
     view.epoch = random.next();
-    some_slots(random).each(
-        [&](uint32_t slot) { view.put({slot, random.next(), random.next()}); });
+    some_slots(random).each([&](uint32_t slot) { view.put({slot, random.next(), random.next()}); });
     const std::vector<uint8_t> bytes = encode_view(view);
     View back;
     assert_true(decode_view(bytes, kSlots, &back, nullptr));

@@ -1,6 +1,6 @@
-// The rules that the table in config.hpp promises, one by one, with the default thresholds: what each
-// stop length leads to, what confirms, who learns what. Messages take no time here; time moves in
-// steps of 10 ms.
+// The rules that the table in config.hpp promises, one by one, with the default thresholds: what
+// each stop length leads to, what confirms, who learns what. Messages take no time here; time moves
+// in steps of 10 ms.
 #include <algorithm>
 #include <memory>
 #include <vector>

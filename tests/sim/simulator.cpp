@@ -15,17 +15,25 @@ constexpr uint64_t kWorldComm = 1;
 constexpr uint64_t kSubComm = 2;
 constexpr uint64_t kStartUs = 1'000'000;
 
-Outcome run_schedule(const Options& options) { return Simulator(options).run(); }
+Outcome run_schedule(const Options& options) {
+  return Simulator(options).run();
+}
 
 Simulator::Simulator(const Options& options) : options_(options), random_(options.seed) {
   now_ = kStartUs;
   const uint32_t size = random_.below(1000);
-  ranks_ = size < 880 ? 2 + random_.below(4) : size < 995 ? 5 + random_.below(4)
-                                                          : 9 + random_.below(24);
+  ranks_ = size < 880   ? 2 + random_.below(4)
+           : size < 995 ? 5 + random_.below(4)
+                        : 9 + random_.below(24);
   if (options_.ranks != 0) ranks_ = options_.ranks;
-  const uint32_t drawn[] = {kCrashes, kCrashes | kRequests, kFreezes | kCrashes,
-                            kSlowness | kCrashes, kLinks, kLinks | kCrashes | kFreezes,
-                            kJoins | kCrashes, kJoins | kCrashes | kRequests | kFreezes,
+  const uint32_t drawn[] = {kCrashes,
+                            kCrashes | kRequests,
+                            kFreezes | kCrashes,
+                            kSlowness | kCrashes,
+                            kLinks,
+                            kLinks | kCrashes | kFreezes,
+                            kJoins | kCrashes,
+                            kJoins | kCrashes | kRequests | kFreezes,
                             kCrashes | kFreezes | kLinks | kJoins | kRequests | kSlowness,
                             kSlowness};
   const uint32_t choice = random_.below(10);
@@ -52,8 +60,8 @@ Simulator::Simulator(const Options& options) : options_(options), random_(option
   for (uint32_t node = 0; node < ranks_; ++node) create_comms(nodes_[node].get(), nullptr);
   for (uint32_t node = 0; node < ranks_; ++node)
     for (auto& [name, channel] : nodes_[node]->channels->channels())
-      post(random_.below(5000), {.kind = EventKind::kCall, .node = node, .a = name.comm,
-                                 .b = name.channel});
+      post(random_.below(5000),
+           {.kind = EventKind::kCall, .node = node, .a = name.comm, .b = name.channel});
   plan_faults();
   outcome_.ranks = ranks_;
   outcome_.faults = options_.faults;
@@ -147,8 +155,8 @@ void Simulator::send(uint32_t from, uint32_t to, Event event, bool control) {
   event.node = to;
   event.from = from;
   uint64_t& last = control ? path.last_control : path.last_data;
-  const uint64_t delay = random_.chance(5) ? random_.below(10 * max_delay_us_)
-                                           : random_.below(max_delay_us_);
+  const uint64_t delay =
+      random_.chance(5) ? random_.below(10 * max_delay_us_) : random_.below(max_delay_us_);
   last = std::max(last, now_ + 1 + delay);
   if (path.cut) {
     path.held.push_back(std::move(event));
@@ -230,12 +238,24 @@ void Simulator::deliver(const Event& event) {
         post(config_.heartbeat_interval_us - random_.below(5000),
              {.kind = EventKind::kTick, .node = event.node});
       break;
-    case EventKind::kRow: node.machine->on_row(event.row); break;
-    case EventKind::kHeartbeat: node.machine->on_heartbeat(from.slot, from.incarnation); break;
-    case EventKind::kView: node.machine->on_view_snapshot(*event.view); break;
-    case EventKind::kExit: node.machine->on_process_exit(from.slot, from.incarnation); break;
-    case EventKind::kLost: node.machine->on_connection_lost(from.slot, from.incarnation); break;
-    default: deliver_more(event); break;
+    case EventKind::kRow:
+      node.machine->on_row(event.row);
+      break;
+    case EventKind::kHeartbeat:
+      node.machine->on_heartbeat(from.slot, from.incarnation);
+      break;
+    case EventKind::kView:
+      node.machine->on_view_snapshot(*event.view);
+      break;
+    case EventKind::kExit:
+      node.machine->on_process_exit(from.slot, from.incarnation);
+      break;
+    case EventKind::kLost:
+      node.machine->on_connection_lost(from.slot, from.incarnation);
+      break;
+    default:
+      deliver_more(event);
+      break;
   }
 }
 
@@ -265,9 +285,15 @@ void Simulator::deliver_more(const Event& event) {
       node.fenced.insert({static_cast<uint32_t>(event.a), event.b});
       node.machine->on_fenced(static_cast<uint32_t>(event.a), event.b);
       break;
-    case EventKind::kFlushed: node.machine->on_flushed(event.a); break;
-    case EventKind::kPrepared: node.machine->on_prepared(event.a); break;
-    case EventKind::kWitness: node.machine->on_witness(event.a, witness_[event.a]); break;
+    case EventKind::kFlushed:
+      node.machine->on_flushed(event.a);
+      break;
+    case EventKind::kPrepared:
+      node.machine->on_prepared(event.a);
+      break;
+    case EventKind::kWitness:
+      node.machine->on_witness(event.a, witness_[event.a]);
+      break;
     case EventKind::kReady:
       node.machine->on_newcomer_ready({from.slot, from.incarnation, from.host});
       break;
@@ -291,7 +317,8 @@ void Simulator::deliver_more(const Event& event) {
     case EventKind::kCall:
       if (!node.out && !node.joiner) call_next(event.node, name);
       break;
-    default: break;
+    default:
+      break;
   }
 }
 

@@ -1,6 +1,6 @@
 // A deterministic world: production Membership objects, a virtual clock, a network with delays,
-// breaks and cuts, processes that crash, freeze, slow down, leave and join. One seed is one schedule;
-// the trace hash covers every event and every action.
+// breaks and cuts, processes that crash, freeze, slow down, leave and join. One seed is one
+// schedule; the trace hash covers every event and every action.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +29,9 @@ enum Faults : uint32_t {
 
 struct Options {
   uint64_t seed = 1;
-  uint32_t ranks = 0;    // 0: drawn from the seed
-  uint32_t faults = 0;   // 0: drawn from the seed
-  bool trace = false;    // print every event
+  uint32_t ranks = 0;   // 0: drawn from the seed
+  uint32_t faults = 0;  // 0: drawn from the seed
+  bool trace = false;   // print every event
   membership::QuorumPolicy quorum = membership::QuorumPolicy::kMajority;
   membership::Mutations mutations;
 };
@@ -51,23 +51,43 @@ struct Outcome {
 Outcome run_schedule(const Options& options);
 
 enum class EventKind : uint8_t {
-  kTick, kStep, kRow, kHeartbeat, kData, kFlush, kView, kExit, kLost, kWedged, kFenced, kPrepared,
-  kWitness, kReady, kGone, kRecover, kDeadline, kCall, kFault, kCheck, kThaw, kFlushed,
+  kTick,
+  kStep,
+  kRow,
+  kHeartbeat,
+  kData,
+  kFlush,
+  kView,
+  kExit,
+  kLost,
+  kWedged,
+  kFenced,
+  kPrepared,
+  kWitness,
+  kReady,
+  kGone,
+  kRecover,
+  kDeadline,
+  kCall,
+  kFault,
+  kCheck,
+  kThaw,
+  kFlushed,
 };
 
 struct Event {
   uint64_t time = 0;
   uint64_t order = 0;
   EventKind kind = EventKind::kTick;
-  uint32_t node = 0;   // who it happens to
-  uint32_t from = 0;   // node that sent it
+  uint32_t node = 0;  // who it happens to
+  uint32_t from = 0;  // node that sent it
   uint64_t a = 0;
   uint64_t b = 0;
   uint64_t c = 0;
-  membership::RowPtr row;
-  std::shared_ptr<const membership::View> view;
-  std::shared_ptr<const FlushData> flush;
-  Contribution data;
+  membership::RowPtr row = {};
+  std::shared_ptr<const membership::View> view = {};
+  std::shared_ptr<const FlushData> flush = {};
+  Contribution data = {};
 };
 
 struct Later {
@@ -92,7 +112,7 @@ struct Node {
   std::unique_ptr<membership::Membership> machine;
   std::unique_ptr<ChannelTable> channels;
   std::set<std::pair<uint32_t, uint64_t>> fenced;
-  std::map<uint64_t, std::vector<uint8_t>> installed;  // epoch -> decision and members
+  std::map<uint64_t, std::vector<uint8_t>> installed;          // epoch -> decision and members
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> affected;  // (epoch, comm) -> comm epoch, why
   uint64_t recover_done = 0;
   uint64_t wedged_since = 0;

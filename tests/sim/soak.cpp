@@ -1,6 +1,6 @@
 // What a view change costs against the number of ranks: every member pushes its whole row to every
-// other, so messages grow with the square. Rounds are exchanges: all rows of one round are delivered
-// before the next begins, replies to wedge, fence and prepare take no time.
+// other, so messages grow with the square. Rounds are exchanges: all rows of one round are
+// delivered before the next begins, replies to wedge, fence and prepare take no time.
 #include "sim/soak.hpp"
 
 #include <chrono>
@@ -143,8 +143,8 @@ void print(const char* what, uint32_t ranks, const Cost& cost) {
 }  // namespace
 
 int run_soak(uint32_t most_ranks) {
-  std::printf("%-22s %6s %7s %12s %10s %14s %10s %8s %9s\n", "change", "ranks", "rounds", "messages",
-              "per rank", "MB in all", "kB/rank", "row B", "seconds");
+  std::printf("%-22s %6s %7s %12s %10s %14s %10s %8s %9s\n", "change", "ranks", "rounds",
+              "messages", "per rank", "MB in all", "kB/rank", "row B", "seconds");
   int failed = 0;
   for (const uint32_t ranks : {2u, 4u, 8u, 16u, 32u, 64u, 256u, 1024u, 4096u}) {
     if (ranks > most_ranks) break;

@@ -1,5 +1,5 @@
-// One collective call with its data: prepares guarded buffers, makes the call (blocking or not), and
-// compares every byte with the reference. Sizes are chosen next to the library's limits.
+// One collective call with its data: prepares guarded buffers, makes the call (blocking or not),
+// and compares every byte with the reference. Sizes are chosen next to the library's limits.
 #pragma once
 
 #include <map>
@@ -142,8 +142,8 @@ class CaseRun {
 
   // After success.
   void check(Report& report) {
-    const std::string what = describe(case_) + " on rank " + std::to_string(rank_) + " of " +
-                             std::to_string(size_);
+    const std::string what =
+        describe(case_) + " on rank " + std::to_string(rank_) + " of " + std::to_string(size_);
     if (!send_.border_intact() || !receive_.border_intact()) {
       report.add("%s: wrote outside a buffer", what.c_str());
     }

@@ -1,6 +1,6 @@
-// The matrix of collectives x types x operators x sizes, as one rank goes through it. CI takes a slice
-// that is the same on all ranks: every pair of type and operator at two small sizes, and some cases at
-// sizes next to the limits. The soak run takes everything.
+// The matrix of collectives x types x operators x sizes, as one rank goes through it. CI takes a
+// slice that is the same on all ranks: every pair of type and operator at two small sizes, and some
+// cases at sizes next to the limits. The soak run takes everything.
 #pragma once
 
 #include "support/coll_cases.hpp"

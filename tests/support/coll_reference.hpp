@@ -1,5 +1,5 @@
-// What collectives must give, computed plainly: one element at a time, in rank order. Shares no code
-// with the library; even the sizes of types and the table of reductions are written again.
+// What collectives must give, computed plainly: one element at a time, in rank order. Shares no
+// code with the library; even the sizes of types and the table of reductions are written again.
 #pragma once
 
 #include <algorithm>
@@ -34,12 +34,14 @@ class RandomStream {
   uint64_t state_;
 };
 
-inline uint64_t mix(uint64_t a, uint64_t b) { return RandomStream(a * 0x100000001b3u ^ b).bits(); }
+inline uint64_t mix(uint64_t a, uint64_t b) {
+  return RandomStream(a * 0x100000001b3u ^ b).bits();
+}
 
 inline constexpr mep_dtype_t kAllTypes[] = {
-    MEP_INT8,    MEP_UINT8,    MEP_INT16,   MEP_UINT16,  MEP_INT32, MEP_UINT32,      MEP_INT64,
-    MEP_UINT64,  MEP_FLOAT16,  MEP_BFLOAT16, MEP_FLOAT32, MEP_FLOAT64, MEP_BOOL, MEP_FLOAT8_E4M3,
-    MEP_FLOAT8_E5M2};
+    MEP_INT8,    MEP_UINT8,   MEP_INT16,  MEP_UINT16,      MEP_INT32,
+    MEP_UINT32,  MEP_INT64,   MEP_UINT64, MEP_FLOAT16,     MEP_BFLOAT16,
+    MEP_FLOAT32, MEP_FLOAT64, MEP_BOOL,   MEP_FLOAT8_E4M3, MEP_FLOAT8_E5M2};
 inline constexpr mep_op_t kAllOps[] = {MEP_SUM, MEP_PROD, MEP_MIN, MEP_MAX,
                                        MEP_AVG, MEP_AND,  MEP_OR,  MEP_XOR};
 
@@ -63,7 +65,9 @@ inline size_t element_bytes(mep_dtype_t dtype) {
   }
 }
 
-inline bool is_float_type(mep_dtype_t dtype) { return dtype >= MEP_FLOAT16 && dtype != MEP_BOOL; }
+inline bool is_float_type(mep_dtype_t dtype) {
+  return dtype >= MEP_FLOAT16 && dtype != MEP_BOOL;
+}
 
 // The pairs that exist.
 inline bool pair_exists(mep_dtype_t dtype, mep_op_t op) {
@@ -109,8 +113,7 @@ struct SmallFloat {
     const int exponent = std::max(std::ilogb(magnitude), 1 - bias);
     const double units = std::nearbyint(std::ldexp(magnitude, mantissa - exponent));
     // A full mantissa that was rounded up carries into the exponent by itself.
-    const double code =
-        units + std::ldexp(static_cast<double>(exponent + bias - 1), mantissa);
+    const double code = units + std::ldexp(static_cast<double>(exponent + bias - 1), mantissa);
     if (code > largest_code()) return sign | beyond;
     return sign | static_cast<uint32_t>(code);
   }
@@ -151,13 +154,20 @@ Int combine_ints(mep_op_t op, Int a, Int b) {
   const auto x = static_cast<uint64_t>(a);
   const auto y = static_cast<uint64_t>(b);
   switch (op) {
-    case MEP_SUM: return static_cast<Int>(x + y);
-    case MEP_PROD: return static_cast<Int>(x * y);
-    case MEP_MIN: return a < b ? a : b;
-    case MEP_MAX: return a > b ? a : b;
-    case MEP_AND: return static_cast<Int>(x & y);
-    case MEP_OR: return static_cast<Int>(x | y);
-    default: return static_cast<Int>(x ^ y);
+    case MEP_SUM:
+      return static_cast<Int>(x + y);
+    case MEP_PROD:
+      return static_cast<Int>(x * y);
+    case MEP_MIN:
+      return a < b ? a : b;
+    case MEP_MAX:
+      return a > b ? a : b;
+    case MEP_AND:
+      return static_cast<Int>(x & y);
+    case MEP_OR:
+      return static_cast<Int>(x | y);
+    default:
+      return static_cast<Int>(x ^ y);
   }
 }
 
@@ -231,20 +241,42 @@ inline Bytes reference_reduce(mep_dtype_t dtype, mep_op_t op,
   Bytes result(count * element_bytes(dtype));
   uint8_t* out = result.data();
   switch (dtype) {
-    case MEP_INT8: reduce_ints<int8_t>(op, inputs, count, out); break;
-    case MEP_UINT8: reduce_ints<uint8_t>(op, inputs, count, out); break;
-    case MEP_INT16: reduce_ints<int16_t>(op, inputs, count, out); break;
-    case MEP_UINT16: reduce_ints<uint16_t>(op, inputs, count, out); break;
-    case MEP_INT32: reduce_ints<int32_t>(op, inputs, count, out); break;
-    case MEP_UINT32: reduce_ints<uint32_t>(op, inputs, count, out); break;
-    case MEP_INT64: reduce_ints<int64_t>(op, inputs, count, out); break;
-    case MEP_UINT64: reduce_ints<uint64_t>(op, inputs, count, out); break;
-    case MEP_FLOAT32: reduce_wide_floats<float>(op, inputs, count, 0x7fc00000u, out); break;
+    case MEP_INT8:
+      reduce_ints<int8_t>(op, inputs, count, out);
+      break;
+    case MEP_UINT8:
+      reduce_ints<uint8_t>(op, inputs, count, out);
+      break;
+    case MEP_INT16:
+      reduce_ints<int16_t>(op, inputs, count, out);
+      break;
+    case MEP_UINT16:
+      reduce_ints<uint16_t>(op, inputs, count, out);
+      break;
+    case MEP_INT32:
+      reduce_ints<int32_t>(op, inputs, count, out);
+      break;
+    case MEP_UINT32:
+      reduce_ints<uint32_t>(op, inputs, count, out);
+      break;
+    case MEP_INT64:
+      reduce_ints<int64_t>(op, inputs, count, out);
+      break;
+    case MEP_UINT64:
+      reduce_ints<uint64_t>(op, inputs, count, out);
+      break;
+    case MEP_FLOAT32:
+      reduce_wide_floats<float>(op, inputs, count, 0x7fc00000u, out);
+      break;
     case MEP_FLOAT64:
       reduce_wide_floats<double>(op, inputs, count, 0x7ff8000000000000u, out);
       break;
-    case MEP_BOOL: reduce_bools(op, inputs, count, out); break;
-    default: reduce_small_floats(dtype, op, inputs, count, out); break;
+    case MEP_BOOL:
+      reduce_bools(op, inputs, count, out);
+      break;
+    default:
+      reduce_small_floats(dtype, op, inputs, count, out);
+      break;
   }
   return result;
 }
@@ -284,8 +316,10 @@ inline void fill_input(mep_dtype_t dtype, uint64_t seed, size_t count, uint8_t* 
     } else if (kind == 1 && (bits >> 40 & kSpecialSigns) == 0) {
       code = (bits >> 42 & 1) << (bytes * 8 - 1);  // a zero
     } else if (kind == 1 && (bits >> 40 & kSpecialSigns) == 1) {
-      const uint64_t all_ones = (uint64_t{1} << (bytes * 8 - 1 - static_cast<size_t>(mantissa))) - 1;
-      code = all_ones << mantissa | (bits >> 42 & 1) << (bytes * 8 - 1);  // infinity, where there is
+      const uint64_t all_ones =
+          (uint64_t{1} << (bytes * 8 - 1 - static_cast<size_t>(mantissa))) - 1;
+      code = all_ones << mantissa | (bits >> 42 & 1)
+                                        << (bytes * 8 - 1);  // infinity, where there is
     }
     std::memcpy(to + i * bytes, &code, bytes);
   }

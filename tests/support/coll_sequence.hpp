@@ -1,6 +1,6 @@
-// Random sequences of mixed operations, the same on all ranks of a world: blocking and nonblocking with
-// several outstanding, different kinds, roots and sizes, on the world and on comms split from it. Each
-// rank adds delays of its own.
+// Random sequences of mixed operations, the same on all ranks of a world: blocking and nonblocking
+// with several outstanding, different kinds, roots and sizes, on the world and on comms split from
+// it. Each rank adds delays of its own.
 #pragma once
 
 #include <sched.h>

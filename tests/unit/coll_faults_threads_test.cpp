@@ -1,6 +1,6 @@
 // labels: threads
-// Calls that do not match, ranks that come late or never, and revoked comms: every rank gets its answer,
-// and the comm works on afterwards.
+// Calls that do not match, ranks that come late or never, and revoked comms: every rank gets its
+// answer, and the comm works on afterwards.
 #include <algorithm>
 
 #include "support/coll_sequence.hpp"
@@ -77,7 +77,7 @@ void mismatch(const Deviation& deviation, int size, int odd, uint32_t flags, boo
         check_works(rank, size, comm, test_seed(), found);
         uint64_t epoch = 0;
         COLL_OK(found, mep_comm_epoch(comm, &epoch));
-        COLL_CHECK(found, epoch == 1);  // nobody's time was over
+        COLL_CHECK(found, epoch == 1);               // nobody's time was over
         COLL_OK(found, mep_barrier(comm, nullptr));  // nobody leaves before all have looked
       });
   report.require_clean();
@@ -101,11 +101,10 @@ void test_mismatch(void**) {
   Case other_root = large_root;
   other_root.root = 1;
   const Deviation deviations[] = {
-      {small, other_count}, {small, other_type},        {small, other_op},
-      {small, barrier},     {barrier, small},           {small, large},
-      {large, small},       {large, other_large},       {large, barrier},
-      {gather, small},      {large_gather, large},      {large, large_gather},
-      {large_root, large},  {large_root, other_root},   {large, large_root},
+      {small, other_count}, {small, other_type},      {small, other_op},     {small, barrier},
+      {barrier, small},     {small, large},           {large, small},        {large, other_large},
+      {large, barrier},     {gather, small},          {large_gather, large}, {large, large_gather},
+      {large_root, large},  {large_root, other_root}, {large, large_root},
   };
   const size_t count = std::size(deviations);
   for (size_t i = 0; i < count; ++i) {
@@ -221,37 +220,37 @@ void test_timeout(void**) {
   }
 }
 
-// All have entered a large operation, and one stops in the middle of it: what had only been announced is
-// not done.
+// All have entered a large operation, and one stops in the middle of it: what had only been
+// announced is not done.
 void stalled_in(const Case& c, int size, uint32_t flags) {
   Report report;
   Milestone entered;
   Milestone timed_out;
-  with_rank_threads(
-      size, patient_config(flags), report, [&](int rank, mep_comm_t comm, Report& found) {
-        COLL_OK(found, mep_barrier(comm, nullptr));
-        const bool stalls = rank == size - 1;
-        CaseRun run(c, rank, size);
-        mep_result_t result = MEP_SUCCESS;
-        if (stalls) {
-          mep_request_t request = nullptr;
-          COLL_OK(found, run.start(comm, &request));
-          entered.reach();
-          timed_out.await(size - 1);
-          result = mep_request_wait(&request, 0xffffffff, nullptr);
-        } else {
-          entered.await(1);
-          COLL_OK(found, mep_comm_set_timeout(comm, kShortMs));
-          result = run.run(comm);
-          timed_out.reach();
-          COLL_OK(found, mep_comm_set_timeout(comm, kLongMs));
-        }
-        if (result != MEP_ERR_TIMEOUT) {
-          found.add("%s, rank %d of %d: %s (%s)", describe(c).c_str(), rank, size,
-                    mep_result_string(result), mep_last_error());
-        }
-        check_works(rank, size, comm, test_seed(), found);
-      });
+  with_rank_threads(size, patient_config(flags), report,
+                    [&](int rank, mep_comm_t comm, Report& found) {
+                      COLL_OK(found, mep_barrier(comm, nullptr));
+                      const bool stalls = rank == size - 1;
+                      CaseRun run(c, rank, size);
+                      mep_result_t result = MEP_SUCCESS;
+                      if (stalls) {
+                        mep_request_t request = nullptr;
+                        COLL_OK(found, run.start(comm, &request));
+                        entered.reach();
+                        timed_out.await(size - 1);
+                        result = mep_request_wait(&request, 0xffffffff, nullptr);
+                      } else {
+                        entered.await(1);
+                        COLL_OK(found, mep_comm_set_timeout(comm, kShortMs));
+                        result = run.run(comm);
+                        timed_out.reach();
+                        COLL_OK(found, mep_comm_set_timeout(comm, kLongMs));
+                      }
+                      if (result != MEP_ERR_TIMEOUT) {
+                        found.add("%s, rank %d of %d: %s (%s)", describe(c).c_str(), rank, size,
+                                  mep_result_string(result), mep_last_error());
+                      }
+                      check_works(rank, size, comm, test_seed(), found);
+                    });
   report.require_clean();
 }
 
@@ -281,8 +280,8 @@ void test_input_is_restored(void**) {
     if (rank == 1) timed_out.await(1);
     if (rank == 0) COLL_OK(found, mep_comm_set_timeout(comm, kShortMs));
     COLL_EXPECT(found, MEP_ERR_TIMEOUT,
-                mep_allreduce(values.data(), values.data(), values.size(), MEP_UINT32, MEP_SUM, comm,
-                              nullptr));
+                mep_allreduce(values.data(), values.data(), values.size(), MEP_UINT32, MEP_SUM,
+                              comm, nullptr));
     if (rank == 0) {
       mep_op_info_t info;
       mep_op_info_defaults(&info);
@@ -297,8 +296,8 @@ void test_input_is_restored(void**) {
   report.require_clean();
 }
 
-// Revoked while some are inside and some are not; with large operations under way. An operation may be
-// complete before: then it succeeds everywhere.
+// Revoked while some are inside and some are not; with large operations under way. An operation may
+// be complete before: then it succeeds everywhere.
 void test_revoke_under_way(void**) {
   const int rounds = static_cast<int>(slice(6, 300));
   for (int round = 0; round < rounds; ++round) {
@@ -311,39 +310,39 @@ void test_revoke_under_way(void**) {
     constexpr int kOperations = 30;
     int successes[kSize] = {};
     Report report;
-    with_rank_threads(
-        kSize, patient_config(flags), report, [&](int rank, mep_comm_t comm, Report& found) {
-          mep_comm_t child = nullptr;
-          COLL_OK(found, mep_comm_split(comm, 0, 0, &child));
-          std::thread revoker;
-          if (rank == 1) {
-            revoker = std::thread([&] {
-              pause_us(static_cast<unsigned>(revoke_after_us));
-              COLL_OK(found, mep_comm_revoke(child));
-            });
-          }
-          bool told = false;
-          int told_at = -1;
-          for (int i = 0; !told && !found.bad(); ++i) {
-            Case c{Kind::kAllreduce, MEP_INT32, MEP_SUM, i % 3 == 0 ? count : 100};
-            c.seed = static_cast<uint64_t>(i % kOperations);
-            if (i % 3 == 1) c.kind = Kind::kBroadcast;
-            CaseRun run(c, rank, kSize);
-            const mep_result_t result = run.run(child);
-            if (result == MEP_SUCCESS) run.check(found);
-            if (result == MEP_ERR_REVOKED) {
-              told = true;
-              told_at = i;
-            } else if (result != MEP_SUCCESS) {
-              found.add("operation %d on rank %d: %s (%s)", i, rank, mep_result_string(result),
-                        mep_last_error());
-            }
-          }
-          successes[rank] = told_at;
-          if (revoker.joinable()) revoker.join();
-          if (!found.bad()) check_works(rank, kSize, child, test_seed(), found);
-          COLL_OK(found, mep_comm_destroy(child));
-        });
+    with_rank_threads(kSize, patient_config(flags), report,
+                      [&](int rank, mep_comm_t comm, Report& found) {
+                        mep_comm_t child = nullptr;
+                        COLL_OK(found, mep_comm_split(comm, 0, 0, &child));
+                        std::thread revoker;
+                        if (rank == 1) {
+                          revoker = std::thread([&] {
+                            pause_us(static_cast<unsigned>(revoke_after_us));
+                            COLL_OK(found, mep_comm_revoke(child));
+                          });
+                        }
+                        bool told = false;
+                        int told_at = -1;
+                        for (int i = 0; !told && !found.bad(); ++i) {
+                          Case c{Kind::kAllreduce, MEP_INT32, MEP_SUM, i % 3 == 0 ? count : 100};
+                          c.seed = static_cast<uint64_t>(i % kOperations);
+                          if (i % 3 == 1) c.kind = Kind::kBroadcast;
+                          CaseRun run(c, rank, kSize);
+                          const mep_result_t result = run.run(child);
+                          if (result == MEP_SUCCESS) run.check(found);
+                          if (result == MEP_ERR_REVOKED) {
+                            told = true;
+                            told_at = i;
+                          } else if (result != MEP_SUCCESS) {
+                            found.add("operation %d on rank %d: %s (%s)", i, rank,
+                                      mep_result_string(result), mep_last_error());
+                          }
+                        }
+                        successes[rank] = told_at;
+                        if (revoker.joinable()) revoker.join();
+                        if (!found.bad()) check_works(rank, kSize, child, test_seed(), found);
+                        COLL_OK(found, mep_comm_destroy(child));
+                      });
     enable_delays(0, 0);
     report.require_clean();
     assert_int_equal(successes[0], successes[1]);
@@ -356,9 +355,12 @@ void test_revoke_under_way(void**) {
 int main(int argc, char** argv) {
   mep_test::read_arguments(argc, argv);
   const CMUnitTest tests[] = {
-      cmocka_unit_test(test_mismatch),          cmocka_unit_test(test_mismatched_broadcast),
-      cmocka_unit_test(test_late_and_mismatched), cmocka_unit_test(test_timeout),
-      cmocka_unit_test(test_stalled_large),     cmocka_unit_test(test_input_is_restored),
+      cmocka_unit_test(test_mismatch),
+      cmocka_unit_test(test_mismatched_broadcast),
+      cmocka_unit_test(test_late_and_mismatched),
+      cmocka_unit_test(test_timeout),
+      cmocka_unit_test(test_stalled_large),
+      cmocka_unit_test(test_input_is_restored),
       cmocka_unit_test(test_revoke_under_way),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

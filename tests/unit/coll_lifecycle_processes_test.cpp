@@ -10,10 +10,9 @@ void test_short_jobs(void**) {
   for (size_t job = 0; job < jobs; ++job) {
     const ShortJob plan(mix(test_seed(), job + 1'000'000));
     Report report;
-    with_rank_processes(plan.size, patient_config(plan.flags), report,
-                        [&](int rank, mep_comm_t comm, Report& found) {
-                          plan.run_rank(rank, comm, found);
-                        });
+    with_rank_processes(
+        plan.size, patient_config(plan.flags), report,
+        [&](int rank, mep_comm_t comm, Report& found) { plan.run_rank(rank, comm, found); });
     report.require_clean();
   }
 }

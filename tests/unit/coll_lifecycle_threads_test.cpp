@@ -18,10 +18,9 @@ void test_short_jobs(void**) {
     const ShortJob plan(mix(test_seed(), job));
     enable_delays(plan.seed, 64);
     Report report;
-    with_rank_threads(plan.size, patient_config(plan.flags), report,
-                      [&](int rank, mep_comm_t comm, Report& found) {
-                        plan.run_rank(rank, comm, found);
-                      });
+    with_rank_threads(
+        plan.size, patient_config(plan.flags), report,
+        [&](int rank, mep_comm_t comm, Report& found) { plan.run_rank(rank, comm, found); });
     enable_delays(0, 0);
     report.require_clean();
   }

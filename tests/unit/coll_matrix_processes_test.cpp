@@ -1,5 +1,5 @@
-// Every collective, type, operator and size on ranks that are processes, mapped and put only, against
-// the plain reference.
+// Every collective, type, operator and size on ranks that are processes, mapped and put only,
+// against the plain reference.
 #include "support/coll_matrix.hpp"
 
 namespace {
@@ -19,8 +19,12 @@ void matrix(uint32_t flags) {
   }
 }
 
-void test_mapped(void**) { matrix(0); }
-void test_put_only(void**) { matrix(MEP_COMM_PUT_ONLY); }
+void test_mapped(void**) {
+  matrix(0);
+}
+void test_put_only(void**) {
+  matrix(MEP_COMM_PUT_ONLY);
+}
 
 }  // namespace
 

@@ -1,7 +1,7 @@
 // labels: threads
-// Every collective, type, operator and size on ranks that are threads, mapped and put only, against the
-// plain reference. Every rank is compared with it byte by byte, so ranks agree with each other too, and
-// mapped with put only.
+// Every collective, type, operator and size on ranks that are threads, mapped and put only, against
+// the plain reference. Every rank is compared with it byte by byte, so ranks agree with each other
+// too, and mapped with put only.
 #include "support/coll_matrix.hpp"
 
 namespace {
@@ -19,10 +19,18 @@ void matrix(uint32_t flags, bool nonblocking) {
   }
 }
 
-void test_mapped(void**) { matrix(0, false); }
-void test_put_only(void**) { matrix(MEP_COMM_PUT_ONLY, false); }
-void test_nonblocking(void**) { matrix(0, true); }
-void test_nonblocking_put_only(void**) { matrix(MEP_COMM_PUT_ONLY, true); }
+void test_mapped(void**) {
+  matrix(0, false);
+}
+void test_put_only(void**) {
+  matrix(MEP_COMM_PUT_ONLY, false);
+}
+void test_nonblocking(void**) {
+  matrix(0, true);
+}
+void test_nonblocking_put_only(void**) {
+  matrix(MEP_COMM_PUT_ONLY, true);
+}
 
 void test_unsupported_pairs(void**) {
   Report report;
@@ -37,8 +45,10 @@ void test_unsupported_pairs(void**) {
 int main(int argc, char** argv) {
   mep_test::read_arguments(argc, argv);
   const CMUnitTest tests[] = {
-      cmocka_unit_test(test_mapped),      cmocka_unit_test(test_put_only),
-      cmocka_unit_test(test_nonblocking), cmocka_unit_test(test_nonblocking_put_only),
+      cmocka_unit_test(test_mapped),
+      cmocka_unit_test(test_put_only),
+      cmocka_unit_test(test_nonblocking),
+      cmocka_unit_test(test_nonblocking_put_only),
       cmocka_unit_test(test_unsupported_pairs),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

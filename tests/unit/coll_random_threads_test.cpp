@@ -1,6 +1,6 @@
 // labels: threads
-// Random sequences of mixed operations on ranks that are threads, with delays at every phase where the
-// build has the points for them.
+// Random sequences of mixed operations on ranks that are threads, with delays at every phase where
+// the build has the points for them.
 #include "support/coll_sequence.hpp"
 
 namespace {
@@ -24,8 +24,12 @@ void sequences(uint32_t flags) {
   }
 }
 
-void test_mapped(void**) { sequences(0); }
-void test_put_only(void**) { sequences(MEP_COMM_PUT_ONLY); }
+void test_mapped(void**) {
+  sequences(0);
+}
+void test_put_only(void**) {
+  sequences(MEP_COMM_PUT_ONLY);
+}
 
 void test_delay_points_are_passed(void**) {
 #if defined(MEP_TEST_HOOKS)

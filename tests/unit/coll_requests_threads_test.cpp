@@ -65,8 +65,8 @@ void test_wait_and_test(void**) {
   report.require_clean();
 }
 
-// Three are outstanding and the third cannot be done yet: waiting for the second finishes the first,
-// which must say so at once and with its own numbers.
+// Three are outstanding and the third cannot be done yet: waiting for the second finishes the
+// first, which must say so at once and with its own numbers.
 void test_out_of_order(void**) {
   Report report;
   std::atomic<bool> go{false};
@@ -137,7 +137,8 @@ void test_last_op(void**) {
   report.require_clean();
 }
 
-// Of two threads that call at the same time one is refused; whichever it is, the other's call works.
+// Of two threads that call at the same time one is refused; whichever it is, the other's call
+// works.
 void test_second_thread(void**) {
   Report report;
   std::atomic<int> refused{0};

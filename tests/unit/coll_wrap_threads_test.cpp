@@ -1,6 +1,6 @@
 // labels: threads
-// Signal words next to their wrap-around: comms whose sequence numbers, epochs and chunk counters begin
-// just before a power of two at which a field of a tag begins anew.
+// Signal words next to their wrap-around: comms whose sequence numbers, epochs and chunk counters
+// begin just before a power of two at which a field of a tag begins anew.
 #include "core/api/api_guard.hpp"
 #include "support/coll_sequence.hpp"
 
@@ -65,7 +65,9 @@ void run_from(const Start& start, uint32_t flags, size_t operations) {
   }
 }
 
-constexpr uint64_t bit(unsigned n) { return uint64_t{1} << n; }
+constexpr uint64_t bit(unsigned n) {
+  return uint64_t{1} << n;
+}
 
 void test_sequence_numbers(void**) {
   constexpr uint64_t kDepth = mep::Cells::kDepth;
@@ -91,15 +93,16 @@ void test_epochs(void**) {
   }
 }
 
-// The tag's epoch goes from 0x7ffe over 0 to 1 while the comm is used; a signal of epoch e must not be
-// taken for one of a later epoch whatever the counters do.
+// The tag's epoch goes from 0x7ffe over 0 to 1 while the comm is used; a signal of epoch e must not
+// be taken for one of a later epoch whatever the counters do.
 void test_epochs_change_over_wrap(void**) {
   constexpr int kSize = 3;
   constexpr int kChanges = 4;
   Report report;
   with_rank_threads(
       kSize, patient_config(0), report, [&](int rank, mep_comm_t world, Report& found) {
-        mep_comm_t comm = make_comm(world, "epochs", {bit(15) - 2, bit(24) - 5, bit(24) - 1}, found);
+        mep_comm_t comm =
+            make_comm(world, "epochs", {bit(15) - 2, bit(24) - 5, bit(24) - 1}, found);
         for (int change = 0; change < kChanges && !found.bad(); ++change) {
           run_some(comm, rank, kSize, test_seed() + static_cast<uint64_t>(change), 12, found);
           uint64_t epoch = 0;
@@ -118,8 +121,8 @@ void test_epochs_change_over_wrap(void**) {
   report.require_clean();
 }
 
-// "Passed" words are written only where the pattern of operations gives none of that knowledge. However
-// long ago that was, an old one must not let a cell be used again too early.
+// "Passed" words are written only where the pattern of operations gives none of that knowledge.
+// However long ago that was, an old one must not let a cell be used again too early.
 void test_old_passed_word(void**) {
   constexpr uint32_t kRanks = 2;
   const size_t bytes = mep::Cells::window_bytes(kRanks);
@@ -173,12 +176,9 @@ void test_counted_signals(void**) {
 int main(int argc, char** argv) {
   mep_test::read_arguments(argc, argv);
   const CMUnitTest tests[] = {
-      cmocka_unit_test(test_sequence_numbers),
-      cmocka_unit_test(test_chunk_counters),
-      cmocka_unit_test(test_epochs),
-      cmocka_unit_test(test_epochs_change_over_wrap),
-      cmocka_unit_test(test_old_passed_word),
-      cmocka_unit_test(test_counted_signals),
+      cmocka_unit_test(test_sequence_numbers), cmocka_unit_test(test_chunk_counters),
+      cmocka_unit_test(test_epochs),           cmocka_unit_test(test_epochs_change_over_wrap),
+      cmocka_unit_test(test_old_passed_word),  cmocka_unit_test(test_counted_signals),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

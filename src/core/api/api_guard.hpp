@@ -18,8 +18,6 @@ struct mep_comm {
   bool is_world = false;
   // A newcomer's comms that mep_comm_attach has not asked for yet, by name.
   std::map<std::string, std::unique_ptr<mep::Comm>> dormant;
-  // Memory from mep_mem_alloc that is not freed yet.
-  std::atomic<uint32_t> allocations{0};
   // Requests and EP objects that still refer to this comm.
   std::atomic<uint32_t> users{0};
 };

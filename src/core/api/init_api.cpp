@@ -163,7 +163,7 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
       return fail(MEP_ERR_BUSY, "the communicator still has EP objects, requests or communicators "
                   "made from it; destroy or finish them first");
     }
-    if (comm->allocations.load() != 0) {
+    if (comm->is_world && comm->comm->world().allocations() != 0) {
       return fail(MEP_ERR_BUSY, "memory of mep_mem_alloc is not freed yet");
     }
     {

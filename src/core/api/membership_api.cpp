@@ -47,6 +47,8 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
   MEP_TRY(handle->comm->begin(1, 1));
   MEP_TRY(handle->comm->finish(Deadline::after_ms(parent.timeout_ms())));
   handle->comm->set_timeout_ms(parent.timeout_ms());
+  // Nobody may drop its window before all have taken it.
+  MEP_TRY(handle->comm->run(Collective::k_barrier, {}));
   *child = handle.release();
   return MEP_SUCCESS;
 }

@@ -9,7 +9,7 @@ mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, void** memory) {
   if (bytes == 0) return fail(MEP_ERR_INVALID_ARGUMENT, "bytes is 0");
   return guarded([&]() -> mep_result_t {
     MEP_TRY(comm->comm->world().source_memory().allocate(bytes, memory));
-    ++comm->allocations;
+    comm->comm->world().count_allocation(1);
     return MEP_SUCCESS;
   });
 }
@@ -20,7 +20,7 @@ mep_result_t mep_mem_free(mep_comm_t comm, void* memory) {
   if (memory == nullptr) return MEP_SUCCESS;
   return guarded([&]() -> mep_result_t {
     MEP_TRY(comm->comm->world().source_memory().free(memory, nullptr));
-    --comm->allocations;
+    comm->comm->world().count_allocation(-1);
     return MEP_SUCCESS;
   });
 }

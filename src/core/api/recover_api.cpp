@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <vector>
 
 #include "base/failpoint.hpp"
@@ -87,6 +88,8 @@ mep_result_t make_grown(const std::shared_ptr<World>& world, uint32_t size, uint
   handle->comm = std::make_unique<Comm>(world, "world+" + std::to_string(size), std::move(slots));
   MEP_TRY(handle->comm->begin(1, 1));
   MEP_TRY(handle->comm->finish(Deadline::after_ms(timeout_ms)));
+  // Nobody may drop its window before all have taken it.
+  MEP_TRY(handle->comm->run(Collective::k_barrier, {}));
   *grown = handle.release();
   return MEP_SUCCESS;
 }
@@ -145,32 +148,51 @@ bool read_comms(const Frame& frame, uint32_t max_slots, std::vector<CommDescript
   return reader.complete();
 }
 
-// The first member that says so tells the view and the comms; what else comes stays in the links.
+// The first member that says so tells the view and the comms; what else comes stays in the links. A peer
+// that begins with something else is a newcomer too and has no welcome to give.
 mep_result_t wait_for_welcome(Mesh& mesh, const Deadline& deadline, Welcome* welcome) {
   const auto max_slots = static_cast<uint32_t>(mesh.max_size);
   bool bad = false;
+  std::map<uint32_t, Welcome> welcomes;  // by slot, as far as they have come
+  std::set<uint32_t> newcomers;
+  Welcome* from = nullptr;
+  Frame other;
   const auto take = [&](Frame& frame) {
     if (frame.type == kFrameView) {
       const auto* bytes = reinterpret_cast<const uint8_t*>(frame.payload.data());
-      welcome->has_view = membership::decode_view({bytes, frame.payload.size()}, max_slots,
-                                                  &welcome->view, nullptr);
-      bad = !welcome->has_view;
+      from->has_view =
+          membership::decode_view({bytes, frame.payload.size()}, max_slots, &from->view, nullptr);
+      bad = !from->has_view;
       return !bad;
     }
-    bad = frame.type != kFrameComms || !read_comms(frame, max_slots, &welcome->comms);
-    welcome->has_comms = !bad;
+    if (!from->has_view) {
+      other = std::move(frame);
+      return false;
+    }
+    bad = frame.type != kFrameComms || !read_comms(frame, max_slots, &from->comms);
+    from->has_comms = !bad;
     return false;
   };
   while (!deadline.expired()) {
     std::vector<pollfd> fds;
-    for (const PeerLink& peer : mesh.peers) fds.push_back({peer.link->fd(), POLLIN, 0});
+    for (const PeerLink& peer : mesh.peers) {
+      if (!newcomers.contains(peer.identity.slot)) fds.push_back({peer.link->fd(), POLLIN, 0});
+    }
     (void)poll(fds.data(), fds.size(), deadline.left_ms(kPollMs));
     for (const PeerLink& peer : mesh.peers) {
-      welcome->has_view = false;
+      if (newcomers.contains(peer.identity.slot)) continue;
+      from = &welcomes[peer.identity.slot];
+      other.type = 0;
       // A closed link gives no welcome; another may.
       (void)peer.link->receive(take);
       if (bad) return fail(MEP_ERR_DENIED, "rank %u sent a bad welcome", peer.identity.slot);
-      if (welcome->has_comms) return MEP_SUCCESS;
+      if (other.type != 0) {
+        peer.link->unread(std::move(other));
+        newcomers.insert(peer.identity.slot);
+      }
+      if (!from->has_comms) continue;
+      *welcome = std::move(*from);
+      return MEP_SUCCESS;
     }
   }
   return fail(MEP_ERR_TIMEOUT, "the members did not answer; is one of them inside a call?");

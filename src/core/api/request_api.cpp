@@ -56,6 +56,12 @@ mep_result_t fill(const mep_request& request, mep_op_info_t* info) {
   return result;
 }
 
+// Before anything happens: a refused info must not cost the request.
+mep_result_t check_info(const mep_op_info_t* info) {
+  mep_op_info_t copy;
+  return info == nullptr ? MEP_SUCCESS : read_sized_struct(info, "mep_op_info_t", &copy);
+}
+
 // The operation is done: gives its result and frees the request.
 mep_result_t finish(mep_request_t* request, mep_op_info_t* info) {
   const std::unique_ptr<mep_request> owned(*request);
@@ -96,6 +102,7 @@ mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms, mep_o
   using namespace mep;
   if (request == nullptr) return null_argument("request");
   MEP_TRY(check_request(*request));
+  MEP_TRY(check_info(info));
   return guarded([&]() -> mep_result_t {
     mep_request& waited = **request;
     const CallScope scope(waited.comm);
@@ -122,6 +129,7 @@ mep_result_t mep_request_test(mep_request_t* request, int32_t* done, mep_op_info
   if (done == nullptr) return null_argument("done");
   *done = 0;
   MEP_TRY(check_request(*request));
+  MEP_TRY(check_info(info));
   return guarded([&]() -> mep_result_t {
     mep_request& tested = **request;
     const CallScope scope(tested.comm);

@@ -139,6 +139,7 @@ struct ControlLink::State {
   // Copy of !queue.empty() for has_queued_output(); it carries no other data, so relaxed suffices.
   std::atomic<bool> has_output{false};
 
+  std::deque<Frame> given_back;
   std::vector<std::byte> buffer;
   size_t begin = 0;
   std::deque<UniqueFd> fds;
@@ -278,7 +279,12 @@ mep_result_t ControlLink::State::refuse(mep_result_t result) {
 
 // Takes one whole frame off the buffer, if there is one.
 mep_result_t ControlLink::State::next_frame(Frame* frame, bool* found) {
-  *found = false;
+  *found = !given_back.empty();
+  if (*found) {
+    *frame = std::move(given_back.front());
+    given_back.pop_front();
+    return MEP_SUCCESS;
+  }
   const size_t available = buffer.size() - begin;
   if (available == 0 && !fds.empty()) {
     return fail(MEP_ERR_DENIED, "%zu descriptors came that no frame announced", fds.size());
@@ -399,8 +405,10 @@ mep_result_t ControlLink::receive(const std::function<bool(Frame&)>& handler) {
   }
 }
 
+void ControlLink::unread(Frame frame) { state_->given_back.push_front(std::move(frame)); }
+
 bool ControlLink::has_buffered_input() const {
-  return !state_->buffer.empty();
+  return !state_->buffer.empty() || !state_->given_back.empty();
 }
 
 void ControlLink::shutdown() {

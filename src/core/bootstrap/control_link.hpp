@@ -58,6 +58,8 @@ class ControlLink {
   // Frames that came with an earlier one stay in the link when the handler answers false; no poll()
   // tells of them, so call receive() again: after bootstrap once for every link.
   [[nodiscard]] mep_result_t receive(const std::function<bool(Frame&)>& handler);
+  // Gives a frame back that the handler was not the right one for: the next receive() begins with it.
+  void unread(Frame frame);
   // Whether bytes are left in the link that receive() would look at without reading the socket.
   bool has_buffered_input() const;
 

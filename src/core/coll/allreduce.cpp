@@ -29,6 +29,9 @@ enum Phase : uint32_t {
 
 mep_result_t check(const Comm&, const CollectiveArgs& args) {
   MEP_TRY(check_buffers(args, true, true));
+  if (args.op < MEP_SUM || args.op > MEP_XOR) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "op %u is no operator", args.op);
+  }
   if (!reduce_supported(args.dtype, args.op)) {
     return fail(MEP_ERR_UNSUPPORTED, "there is no reduction with operator %u on type %u", args.op,
                 args.dtype);

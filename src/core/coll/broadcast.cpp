@@ -131,8 +131,10 @@ bool is_small(const Operation& operation) { return operation.bytes <= Cells::kPa
 Step step(Comm& comm, Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
   if (!comm.adopted().is_live(root)) {
-    return fail_step(operation, fail(MEP_ERR_PEER_FAILED, "rank %u, the root of this broadcast, is "
-                                     "not in the view", root));
+    const bool left = comm.world().peer_state(comm.slots()[root]) == MEP_PEER_LEFT;
+    return fail_step(operation, fail(left ? MEP_ERR_PEER_LEFT : MEP_ERR_PEER_FAILED,
+                                     "rank %u, the root of this broadcast, is not in the view",
+                                     root));
   }
   if (comm.adopted().live.size() == 1) {
     copy_at_root(operation);
@@ -158,6 +160,6 @@ Step settle(Comm& comm, Operation& operation) {
 
 extern const CollectiveType kBroadcastType;
 const CollectiveType kBroadcastType = {"broadcast", OperationClass::kReplicated, check, step,
-                                       settle};
+                                       settle, true};
 
 }  // namespace mep

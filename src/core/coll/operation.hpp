@@ -44,6 +44,8 @@ struct CollectiveType {
   // A view change decided that this operation succeeds, and all that this rank lacked has been given to
   // it: makes the result from operation.contributors and comm.contribution().
   Step (*settle)(Comm& comm, Operation& operation);
+  // In small ones only the root gives and nobody waits for the others.
+  bool small_is_rooted = false;
 };
 
 enum class Collective : uint8_t {

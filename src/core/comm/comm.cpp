@@ -105,11 +105,25 @@ mep_result_t Comm::start(Collective kind, const CollectiveArgs& args, Operation*
   operation->kind = kind;
   operation->args = args;
   operation->bytes = args.count * mep_dtype_size(args.dtype);
-  operation->fingerprint = fingerprint(kind, args);
   const mep_result_t begun = begin_operation(operation);
   if (begun != MEP_SUCCESS) return begun;
+  stamp(operation);
   if (operation->result == MEP_SUCCESS) queue_.push_back(operation);
   return MEP_SUCCESS;
+}
+
+// The root of a small broadcast waits for nobody, so it cannot see that others called something else.
+// The next operation in which ranks wait for each other carries what was called in between, and finds it.
+void Comm::stamp(Operation* operation) {
+  const uint32_t own = fingerprint(operation->kind, operation->args);
+  const CollectiveType& type = collective_type(operation->kind);
+  if (type.small_is_rooted && operation->bytes <= Cells::kPayloadBytes) {
+    operation->fingerprint = own;
+    rooted_calls_ = (rooted_calls_ ^ own) * 0x9e3779b1u + 1;
+    return;
+  }
+  operation->fingerprint = (own ^ (rooted_calls_ >> 8)) & Cells::kFingerprintMask;
+  rooted_calls_ = 0;
 }
 
 mep_result_t Comm::begin_operation(Operation* operation) {
@@ -206,7 +220,10 @@ bool Comm::settle(Operation* operation) {
     operation->contributors = &kept->second.sources;
   }
   lock.unlock();
-  finish_operation(operation, settle_result(operation));
+  const mep_result_t result = settle_result(operation);
+  // Of a broadcast the root's bytes alone were kept; who took part is what it is on every rank.
+  if (operation->kind == Collective::k_broadcast) operation->contributors = &adopted_->live;
+  finish_operation(operation, result);
   lock.lock();
   retained_.erase(operation->seq);
   operation->retained = nullptr;
@@ -303,6 +320,7 @@ mep_result_t Comm::adopt(const Verdict& verdict) {
   // The control thread looks at the cells too, under the lock.
   const std::lock_guard lock(mutex_);
   adopted_ = verdict.view;
+  rooted_calls_ = 0;
   seq_ = verdict.next - 1;
   cells_.restart(adopted_->epoch, verdict.next, adopted_->live);
   bulk_.restart(adopted_->epoch, adopted_->live);

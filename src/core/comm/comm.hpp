@@ -199,6 +199,7 @@ class Comm : public WorldClient {
 
  private:
   mep_result_t begin_operation(Operation* operation);
+  void stamp(Operation* operation);
   bool advance(Operation* operation);
   bool advance_undisturbed(Operation* operation);
   bool settle(Operation* operation);
@@ -213,6 +214,7 @@ class Comm : public WorldClient {
   mep_result_t fill_info(const OperationRecord& record, mep_op_info_t* info) const;
   std::shared_ptr<const CommView> make_view(const membership::View& view, uint64_t epoch) const;
   void gather_held(uint64_t done);
+  void keep_for_others();
   void wait_for_posters() const;
 
   const std::shared_ptr<World> world_;
@@ -236,6 +238,7 @@ class Comm : public WorldClient {
   std::vector<uint64_t> remote_incarnations_;  // by rank: whose windows remotes_ reaches
   uint64_t seq_ = 0;  // of the last call
   uint64_t verdict_asked_seq_ = 0;
+  uint32_t rooted_calls_ = 0;  // hash of the small rooted calls since the last that waited for all
   Cells cells_;
   Bulk bulk_;
   std::deque<Operation*> queue_;
@@ -254,6 +257,8 @@ class Comm : public WorldClient {
   mep_result_t news_ = MEP_SUCCESS;
   std::string news_text_;
   uint64_t held_ = 0;  // while wedged: up to where this rank holds all contributions
+  // While wedged: what is done here and may be lacking elsewhere, kept before the cells are zeroed.
+  std::map<uint64_t, RetainedOperation> given_;
 };
 
 }  // namespace mep

@@ -147,8 +147,11 @@ void Comm::give_flush(uint64_t channel, uint64_t from_seq, uint64_t to_seq, cons
   for (uint64_t seq = from_seq; seq <= to_seq; ++seq) {
     RetainedOperation kept;
     const auto it = retained_.find(seq);
+    const auto given = given_.find(seq);
     if (it != retained_.end()) {
       kept = it->second;
+    } else if (given != given_.end()) {
+      kept = given->second;
     } else if (!cells_.retain(view_->epoch, seq, &kept)) {
       continue;  // a large operation: whoever is behind has its data already
     }
@@ -168,9 +171,23 @@ void Comm::take_flush(uint64_t channel, uint64_t seq, uint32_t source,
   kept.cells.emplace(kept.cells.begin() + index, bytes.begin(), bytes.end());
 }
 
+// This rank may be asked for these after it has prepared. An operation whose contributions are all here
+// was entered by all, so all have completed what was before it; the same goes for a large one.
+void Comm::keep_for_others() {
+  const uint64_t done = channel_.done();
+  for (uint64_t seq = done; seq + Cells::kDepth > done && seq > 0; --seq) {
+    RetainedOperation kept;
+    if (!cells_.retain(view_->epoch, seq, &kept)) return;
+    const bool entered_by_all = kept.sources.size() == view_->live.size();
+    given_[seq] = std::move(kept);
+    if (entered_by_all) return;
+  }
+}
+
 void Comm::prepare() {
   MEP_TEST_DELAY_POINT("prepare");
   const std::lock_guard lock(mutex_);
+  keep_for_others();
   cells_.zero_words();
   bulk_.zero_words();
   for (ViewClient* client : clients_) client->prepare();
@@ -180,6 +197,7 @@ void Comm::install(const membership::InstallView& change,
                    const membership::AffectedComm* affected) {
   MEP_TEST_DELAY_POINT("install");
   const std::lock_guard lock(mutex_);
+  given_.clear();
   if (affected == nullptr) {
     // What was copied out stays in the cells too: operations go on from there.
     std::erase_if(retained_, [this](const auto& entry) { return entry.first > channel_.done(); });

@@ -82,7 +82,7 @@ Step EpBuffer::step_combine_send(const mep_combine_args_t& args) {
       if (!finished) return Step::kPending;
     }
     const mep_result_t sent = signal(EpWord::kCombineReady, use_, target,
-                                     combine_payload(kind, current_->dispatch_seq));
+                                     combine_payload(kind, current_->mark));
     if (sent != MEP_SUCCESS) return posting_failure(sent);
   }
   flush_puts();
@@ -133,7 +133,7 @@ Step EpBuffer::step_combine_receive() {
 
 void EpBuffer::note_terms(uint32_t source, bool word_arrived, uint32_t payload) {
   CombineWord kind = word_arrived ? combine_kind(payload) : CombineWord::kNone;
-  if (payload != combine_payload(kind, current_->dispatch_seq)) kind = CombineWord::kNone;
+  if (payload != combine_payload(kind, current_->mark)) kind = CombineWord::kNone;
   if (kind != CombineWord::kPull && kind != CombineWord::kPushed) kind = CombineWord::kNone;
   if (kind == CombineWord::kPull && remotes_[source].mapped == nullptr) kind = CombineWord::kNone;
   terms_[source] = kind;

@@ -79,7 +79,6 @@ mep_result_t EpBuffer::check_dispatch(const EpHandle& handle,
 // Refuses, or makes the handle's routing this dispatch's and enters the channel.
 mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const mep_dispatch_args_t& args,
                                       const ExpertMap* map) {
-  if (in_flight() && !channel_.undisturbed(op_.epoch)) (void)settle();
   if (in_flight()) {
     return fail(MEP_ERR_BUSY, "the buffer's last %s has not finished its receive phase",
                 stage_ == Stage::kDispatching ? "dispatch" : "combine");
@@ -89,9 +88,9 @@ mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const mep_dispatch_args_
   router_.count(draft_);
   begin_operation(Stage::kDispatching, &handle);
   std::swap(handle.routing, draft_);
-  handle.dispatch_seq = op_.seq;
-  dispatch_epoch_ = op_.epoch;
   ++use_;
+  handle.mark = dispatch_mark(op_.epoch, use_);
+  dispatch_epoch_ = op_.epoch;
   return MEP_SUCCESS;
 }
 

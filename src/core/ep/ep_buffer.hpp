@@ -41,7 +41,7 @@ namespace mep {
 // What a handle of the ABI holds.
 struct EpHandle {
   Routing routing;
-  uint64_t dispatch_seq = 0;
+  uint32_t mark = 0;  // of the dispatch, see dispatch_mark()
 };
 
 class EpBuffer {
@@ -67,8 +67,8 @@ class EpBuffer {
   [[nodiscard]] mep_result_t last_op(mep_op_info_t* info) const;
   void fill_view(mep_ep_view_t* view) const;
   std::byte* combine_out() const { return window_->data() + layout_.combine_out(0); }
-  // An operation was sent and has not been received.
-  bool in_flight() const { return has_operation() && !op_.over; }
+  // An operation was sent and has not been received; the end of its epoch or world ends it too.
+  bool in_flight();
   bool uses(const EpHandle& handle) const { return current_ == &handle; }
   void forget(const EpHandle& handle) {
     if (current_ == &handle) current_ = nullptr;

@@ -29,14 +29,18 @@ namespace mep {
 
 enum class EpWord : uint8_t { kCountsReady = 0, kRowsReady = 1, kCombineReady = 2 };
 
-// Payload of a combine-ready word: kind in bits 0-1, low 22 bits of the dispatch's seq above.
+// Payload of a combine-ready word: kind in bits 0-1, above it 22 bits that name the dispatch, which may
+// belong to an earlier epoch than the word.
 enum class CombineWord : uint8_t {
   kNone = 0,    // rows given back without terms: nothing was received, or it is not combined
   kPull = 1,    // the terms lie in the writer's combine_out
   kPushed = 2,  // they lie in the reader's combine_in
 };
-constexpr uint32_t combine_payload(CombineWord kind, uint64_t seq) {
-  return static_cast<uint32_t>(kind) | (static_cast<uint32_t>(seq & 0x3fffff) << 2);
+constexpr uint32_t dispatch_mark(uint64_t epoch, uint64_t use) {
+  return static_cast<uint32_t>((epoch * 0x9e3779b1u + use) & 0x3fffff);
+}
+constexpr uint32_t combine_payload(CombineWord kind, uint32_t mark) {
+  return static_cast<uint32_t>(kind) | mark << 2;
 }
 constexpr CombineWord combine_kind(uint32_t payload) {
   return static_cast<CombineWord>(payload & 3);

@@ -88,7 +88,7 @@ mep_result_t EpObject::agree_on_status(mep_result_t own, const char* what,
   return MEP_SUCCESS;
 }
 
-bool EpObject::busy() const {
+bool EpObject::busy() {
   return std::any_of(buffers_.begin(), buffers_.end(),
                      [](const auto& buffer) { return buffer->in_flight(); });
 }

@@ -23,7 +23,7 @@ class EpObject : public ViewClient {
 
   const EpShape& shape() const { return shape_; }
   EpBuffer& buffer(uint32_t index) { return *buffers_[index]; }
-  bool busy() const;
+  bool busy();
 
   // Collective; null: physical ids.
   [[nodiscard]] mep_result_t set_expert_map(const int32_t* map);

@@ -134,6 +134,13 @@ void EpBuffer::adopt(std::shared_ptr<const CommView> view, uint64_t next) {
   note_members();
 }
 
+bool EpBuffer::in_flight() {
+  if (!has_operation() || op_.over) return false;
+  const bool undisturbed =
+      channel_.undisturbed(op_.epoch) && comm_.world().terminal_result() == MEP_SUCCESS;
+  return undisturbed || !settle();
+}
+
 // The operation in flight met a wedge, or an epoch that is not its own. True: it is over.
 bool EpBuffer::settle() {
   const mep_result_t terminal = comm_.world().terminal_result();

@@ -15,7 +15,8 @@
 namespace mep::membership {
 
 enum class QuorumPolicy : uint8_t {
-  // More than half of the old view, or half with its lowest slot, or all that are not confirmed dead.
+  // More than half of the old view, or half with its lowest slot, or all that are not confirmed
+  // dead.
   kMajority = 0,
   // The same, but for an exact half an outside witness (a write-once register per epoch) decides.
   kWitness = 1,
@@ -40,8 +41,9 @@ struct Config {
   // How long a broken connection that several members or both ends report is held before it counts,
   // so that a pidfd or the rest of a cut is heard first.
   uint64_t link_hold_us = 20'000;
-  // How long a broken connection or silence that one end alone reports is held before the higher
-  // slot of the two goes; longer than accuse_after_us, so that other witnesses come first.
+  // How long a broken connection or silence that one end alone reports is held before a third
+  // member that hears both takes the higher slot of the two out; longer than accuse_after_us, so
+  // that other witnesses come first.
   uint64_t pair_hold_us = 3'000'000;
   // Conflicting suspicions that leave no quorum among reachable members are dropped after this.
   uint64_t stuck_round_us = 400'000;
@@ -53,16 +55,16 @@ struct Config {
 
 // Deliberate faults, for the tests that show that the simulator would catch them. All off.
 struct Mutations {
-  bool n_star_is_min = false;           // N* = min(done)
-  bool ack_before_flush = false;        // accept without what the flush brings
-  bool ignore_earlier_accepted = false; // a new lead proposes afresh
-  bool shrinking_majority = false;      // majority of the old view minus the confirmed dead
-  bool wait_for_suspected = false;      // commit waits for members suspected since
-  bool complete_after_wedge = false;    // read by the simulator's channels, not in here
-  bool ack_before_fence = false;        // accept before the excluded are fenced out
-  bool suspected_is_confirmed = false;  // a closed connection taken as a confirmed death
-  bool ignore_incarnation = false;      // events about an old incarnation hit its successor
-  bool accuse_when_late = false;        // no local-health scaling
+  bool n_star_is_min = false;            // N* = min(done)
+  bool ack_before_flush = false;         // accept without what the flush brings
+  bool ignore_earlier_accepted = false;  // a new lead proposes afresh
+  bool shrinking_majority = false;       // majority of the old view minus the confirmed dead
+  bool wait_for_suspected = false;       // commit waits for members suspected since
+  bool complete_after_wedge = false;     // read by the simulator's channels, not in here
+  bool ack_before_fence = false;         // accept before the excluded are fenced out
+  bool suspected_is_confirmed = false;   // a closed connection taken as a confirmed death
+  bool ignore_incarnation = false;       // events about an old incarnation hit its successor
+  bool accuse_when_late = false;         // no local-health scaling
 };
 
 }  // namespace mep::membership

@@ -1,6 +1,7 @@
-// What this rank knows of its peers and how that becomes suspicion or confirmation. Confirmation has
-// three sources only: an exit seen here, one seen by a member on the victim's host, the victim's own
-// last row. Every event names an incarnation; another one than the present changes nothing.
+// What this rank knows of its peers and how that becomes suspicion or confirmation. Confirmation
+// has three sources only: an exit seen here, one seen by a member on the victim's host, the
+// victim's own last row. Every event names an incarnation; another one than the present changes
+// nothing.
 #include <algorithm>
 
 #include "core/membership/membership.hpp"
@@ -44,6 +45,7 @@ const Row* Membership::newcomer_row(uint32_t slot, uint64_t incarnation) const {
 void Membership::note_heard(uint32_t slot, uint64_t incarnation) {
   if (same_incarnation(slot, incarnation)) {
     peers_[slot].heard_us = now_us_;
+    peers_[slot].really_heard_us = now_us_;
     if (row_.silent.has(slot)) {
       row_.silent.remove(slot);
       touch();
@@ -184,7 +186,9 @@ void Membership::learn_from(const Row& row) {
       if (known && slot < max_slots_) suspect(slot, RemovalReason::kUnreachable);
     });
   }
-  if (!row.evict.empty()) {
+  // Whether a quorum is left depends on the order of requests: a newcomer waits for what members
+  // make of them.
+  if (!row.evict.empty() && phase_ != Phase::kJoining) {
     row.evict.each([&](uint32_t slot) {
       if (!view_->members.has(slot) || row_.suspected.has(slot)) return;
       SlotSet rest = live();
@@ -207,8 +211,8 @@ void Membership::gather_evidence() {
         row_.left.add(slot);
         touch();
       }
-      confirm(slot, row->standing == Standing::kLeft ? RemovalReason::kLeft
-                                                     : RemovalReason::kGaveUp);
+      confirm(slot,
+              row->standing == Standing::kLeft ? RemovalReason::kLeft : RemovalReason::kGaveUp);
     }
     if (row->epoch == view_->epoch) {
       highest_round = std::max(highest_round, row->round);

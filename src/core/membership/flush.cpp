@@ -1,6 +1,6 @@
 // What a member does between an offer and its acceptance: get what it lacks up to N*, have the
-// excluded fenced out, prepare. All of it belongs to a value, not to a ballot: a value that comes back
-// under a higher ballot needs nothing again, unless a donor was lost.
+// excluded fenced out, prepare. All of it belongs to a value, not to a ballot: a value that comes
+// back under a higher ballot needs nothing again, unless a donor was lost.
 #include <algorithm>
 
 #include "core/membership/membership.hpp"
@@ -13,17 +13,28 @@ bool Membership::ready_to_accept(const ProposalPtr& value) {
   return flushed && fenced && prepare_done(value);
 }
 
-// Whoever has the channel and was at N* when frozen, or has accepted the value and so holds it all.
-uint32_t Membership::donor_for(const ChannelVerdict& verdict, const Proposal& value) const {
+// Up to which seq a wedged member has the results of a channel: what it had done, and what it was
+// given for a value that it has accepted. Nothing if the channel is none of its own.
+std::optional<uint64_t> Membership::held_up_to(const Row& row, uint64_t comm,
+                                               uint64_t channel) const {
+  const auto state =
+      std::find_if(row.channels.begin(), row.channels.end(), [&](const ChannelState& candidate) {
+        return candidate.comm == comm && candidate.channel == channel;
+      });
+  if (state == row.channels.end()) return std::nullopt;
+  uint64_t held = state->done;
+  if (row.accepted.value != nullptr && row.accepted.value->epoch == view_->epoch + 1) {
+    for (const ChannelVerdict& verdict : row.accepted.value->channels)
+      if (verdict.comm == comm && verdict.channel == channel) held = std::max(held, verdict.n_star);
+  }
+  return held;
+}
+
+uint32_t Membership::donor_for(const ChannelVerdict& verdict) const {
   const auto holds = [&](uint32_t slot) {
     const Row* row = slot == slot_ ? nullptr : usable_row(slot);
-    if (row == nullptr || !row->wedged) return false;
-    const bool flushed =
-        row->accepted.value != nullptr && row->accepted.value->same_value(value);
-    return std::any_of(row->channels.begin(), row->channels.end(), [&](const ChannelState& state) {
-      return state.comm == verdict.comm && state.channel == verdict.channel &&
-             (flushed || state.done >= verdict.n_star);
-    });
+    return row != nullptr && row->wedged &&
+           held_up_to(*row, verdict.comm, verdict.channel).value_or(0) >= verdict.n_star;
   };
   if (verdict.donor < max_slots_ && holds(verdict.donor)) return verdict.donor;
   uint32_t found = kNoSlot;
@@ -43,10 +54,12 @@ bool Membership::flush_done(const ProposalPtr& value) {
         value->channels.begin(), value->channels.end(), [&](const ChannelVerdict& candidate) {
           return candidate.comm == state.comm && candidate.channel == state.channel;
         });
-    if (verdict == value->channels.end() || verdict->n_star <= state.done) continue;
-    const uint32_t donor = donor_for(*verdict, *value);
+    if (verdict == value->channels.end()) continue;
+    const uint64_t held = held_up_to(row_, state.comm, state.channel).value_or(state.done);
+    if (verdict->n_star <= held) continue;
+    const uint32_t donor = donor_for(*verdict);
     donors = donors && donor != kNoSlot;
-    items.push_back({state.comm, state.channel, state.done + 1, verdict->n_star, donor});
+    items.push_back({state.comm, state.channel, held + 1, verdict->n_star, donor});
   }
   if (same && (items == flush_items_ || !donors)) return false;
   if (!donors) return false;  // the row of one that holds it is still to come

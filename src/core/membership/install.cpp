@@ -121,13 +121,17 @@ void Membership::install(const ProposalPtr& value) {
 
 // Everything that belongs to the old view goes; what names slots keeps the members that remain.
 void Membership::start_epoch(const std::shared_ptr<const View>& view, const ProposalPtr& value) {
-  (view_->members - view->members).each([&](uint32_t slot) {
+  SlotSet kept = view->members;
+  view_->members.each([&](uint32_t slot) {
+    // A newcomer may skip views, so a slot may have a successor at once.
+    if (view->incarnation(slot) == view_->incarnation(slot)) return;
+    kept.remove(slot);
     if (slot != slot_) peers_[slot] = Peer{};
   });
   view_ = view;
   for (SlotSet* set : {&row_.dead, &row_.left, &row_.link_down, &row_.silent, &row_.evict,
                        &row_.suspected, &confirmed_})
-    *set &= view->members;
+    *set &= kept;
   view->members.each([&](uint32_t slot) {
     if (slot == slot_ || peers_[slot].incarnation == view->incarnation(slot)) return;
     Peer& peer = peers_[slot] = Peer{};

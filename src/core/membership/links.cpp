@@ -1,7 +1,7 @@
-// Who goes when members cannot hear each other. Accusations are the edges of a graph; the part of it
-// that is connected by working links and can be a quorum stays, and within it the member with most
-// broken links goes, of equals the higher slot, until none is left. A rank never judges itself out:
-// the others tell it. Suspicion that would leave no quorum is not raised at all.
+// Who goes when members cannot hear each other. Accusations are the edges of a graph; the part of
+// it that is connected by working links and can be a quorum stays, and within it the member with
+// most broken links goes, of equals the higher slot, until none is left. A rank never judges itself
+// out: the others tell it. Suspicion that would leave no quorum is not raised at all.
 #include <algorithm>
 
 #include "core/membership/membership.hpp"
@@ -38,7 +38,8 @@ bool Membership::note_accusations(const SlotSet& live) {
   return !accusations_.empty();
 }
 
-// All accusations of one member count together, so that its degree is not that of the first accuser.
+// All accusations of one member count together, so that its degree is not that of the first
+// accuser.
 Membership::Edges Membership::counted_edges(const SlotSet& live) const {
   const bool only_two = live.count() == 2;
   const auto held = [&](uint64_t since, uint64_t hold_us) { return now_us_ >= since + hold_us; };
@@ -60,8 +61,13 @@ Membership::Edges Membership::counted_edges(const SlotSet& live) const {
       const auto back = accusations_.find({of, by});
       const bool both = broken && back != accusations_.end() && accused[by].size() == 1 &&
                         held(back->second.since_us, config_.link_hold_us);
-      counts = held(since, config_.pair_hold_us) ||
-               ((both || only_two) && held(since, config_.link_hold_us));
+      // Of two, silence that the other complains of is mostly over: this rank is running.
+      const bool alone = only_two && (broken || by == slot_);
+      // Only a third member that has heard both of them since can tell a cut link from a dead end.
+      const bool third = by != slot_ && of != slot_ && peers_[by].really_heard_us > since &&
+                         peers_[of].really_heard_us > since + config_.pair_hold_us / 2;
+      counts = (third && held(since, config_.pair_hold_us)) ||
+               ((both || alone) && held(since, config_.link_hold_us));
     }
     if (!counts) continue;
     edges[by].add(of);

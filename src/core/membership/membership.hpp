@@ -1,7 +1,7 @@
 // Who is in, decided once for all: the pure state machine of one member. Events in, actions out; no
 // clock, socket, thread, environment or global inside, time only as the argument of tick(). Two
-// objects fed the same events give the same actions. The control thread of a process owns one object
-// per world; the simulator drives many.
+// objects fed the same events give the same actions. The control thread of a process owns one
+// object per world; the simulator drives many.
 //
 // Invariants
 //  1. Two live members never install different views of one epoch (policy kNone gives that up).
@@ -15,8 +15,8 @@
 //  5. A value is committed when a quorum accepted one ballot of it and every member of it that is
 //     not suspected since is among them. The base of the quorum is the old view and never shrinks.
 //  6. N* is the maximum of done over the frozen tables; a donor is a member that was at N* or has
-//     accepted the value. Only when no unsuspected member of the channel's comm holds the results of
-//     a value that is taken over, N* of that channel falls back to what they hold.
+//     accepted the value. Only when no unsuspected member of the channel's comm holds the results
+//     of a value that is taken over, N* of that channel falls back to what they hold.
 //  7. "Confirmed" is an exit seen through a pidfd, here or by a member on the victim's host, or the
 //     last row of the victim itself. Nothing else ever confirms; only rule "all that are not
 //     confirmed dead" and the fence make a difference.
@@ -31,6 +31,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -43,9 +44,9 @@ namespace mep::membership {
 
 // ---- Actions -----------------------------------------------------------------------------------
 
-// Send this row to each of these slots: to the newest connection of the slot (members, newcomers, and
-// removed members so that they learn it); a broken link swallows it. Links keep the order and lose
-// nothing until they break. `row` is a snapshot.
+// Send this row to each of these slots: to the newest connection of the slot (members, newcomers,
+// and removed members so that they learn it); a broken link swallows it. Links keep the order and
+// lose nothing until they break. `row` is a snapshot.
 struct PushRow {
   RowPtr row;
   SlotSet to;
@@ -63,9 +64,10 @@ struct Wedge {
   uint64_t epoch = 0;  // of the present view
 };
 
-// Reply on_flushed(plan) when all of them are here. A plan with a higher number replaces the earlier
-// one (the donor died); what has arrived already may be kept. Operations are the same for the same
-// (epoch, comm, channel, seq), so data of either donor will do.
+// Reply on_flushed(plan) when all of them are here. A plan with a higher number replaces the
+// earlier one (the donor died), but what has arrived for any plan of this epoch is kept until
+// InstallView: this rank counts as a donor of it. Operations are the same for the same (epoch,
+// comm, channel, seq), so data of either donor will do.
 struct FlushReceive {
   uint64_t plan = 0;
   std::vector<FlushItem> items;
@@ -82,8 +84,8 @@ struct FlushSend {
 
 // Make sure that no byte of that incarnation can land in memory that a later epoch uses, then reply
 // on_fenced(slot, incarnation). `confirmed`: its process is known to be gone. Given once per
-// (slot, incarnation), and once more with `confirmed` set if that becomes known before the reply; one
-// reply is enough. Leave its control connection open until the InstallView without it.
+// (slot, incarnation), and once more with `confirmed` set if that becomes known before the reply;
+// one reply is enough. Leave its control connection open until the InstallView without it.
 struct FenceOut {
   uint32_t slot = kNoSlot;
   uint64_t incarnation = 0;
@@ -118,13 +120,14 @@ struct AffectedComm {
 // The view has changed. Operations up to n_star of `decision->channels` succeed (flushed results
 // count now); beyond it those of affected comms end by why, and their channels go on at `next` in
 // the new comm epoch, with done = entered = next - 1 from there on, on every member (results that a
-// rank has not called yet wait for its calls all the same). Comms that are not in `affected` are unwedged as they were, same epoch.
-// Afterwards connections to removed members may be closed (after a PushRow to them in this drain).
+// rank has not called yet wait for its calls all the same). Comms that are not in `affected` are
+// unwedged as they were, same epoch. Afterwards connections to removed members may be closed (after
+// a PushRow to them in this drain).
 struct InstallView {
   std::shared_ptr<const View> view;
   ProposalPtr decision;
   std::vector<AffectedComm> affected;
-  bool joined = false;            // this rank was a newcomer and is in from here on
+  bool joined = false;  // this rank was a newcomer and is in from here on
   // The recover call that this view answers, 0: none. Given to all: who calls with this seq only
   // later gets the same answer (its deadline had passed on another member), and a newcomer's own
   // count of these calls starts after it.
@@ -161,9 +164,9 @@ struct AskWitness {
   uint64_t digest = 0;
 };
 
-using Action = std::variant<PushRow, SendHeartbeat, SendView, Wedge, FlushReceive, FlushSend, FenceOut,
-                            Prepare, InstallView, SelfEvicted, NoQuorum, JoinFailed, PeerReport,
-                            AskWitness>;
+using Action =
+    std::variant<PushRow, SendHeartbeat, SendView, Wedge, FlushReceive, FlushSend, FenceOut,
+                 Prepare, InstallView, SelfEvicted, NoQuorum, JoinFailed, PeerReport, AskWitness>;
 
 enum class Phase : uint8_t {
   kJoining = 0,
@@ -195,13 +198,13 @@ class Membership {
  public:
   explicit Membership(Start start);
 
-  // -- time: at least once per heartbeat interval and soon after every batch of events; now_us never
-  // goes back.
+  // -- time: at least once per heartbeat interval and soon after every batch of events; now_us
+  // never goes back.
   void tick(uint64_t now_us);
 
   // -- evidence
-  // A row of a peer, decoded, from an authenticated connection of (row->slot, row->incarnation). The
-  // caller must have checked these two against the connection. Counts as a heartbeat.
+  // A row of a peer, decoded, from an authenticated connection of (row->slot, row->incarnation).
+  // The caller must have checked these two against the connection. Counts as a heartbeat.
   void on_row(RowPtr row);
   void on_heartbeat(uint32_t slot, uint64_t incarnation);
   // The pidfd of that process became readable. Confirms.
@@ -213,14 +216,17 @@ class Membership {
   void on_connection_up(uint32_t slot, uint64_t incarnation);
 
   // -- what users ask for
-  // An operation's deadline passed on a channel of this rank: settle it by a view change. Dropped if
-  // the comm's epoch has advanced meanwhile.
+  // An operation's deadline passed on a channel of this rank: settle it by a view change. Dropped
+  // if the comm's epoch has advanced meanwhile.
   void on_deadline(uint64_t comm, uint64_t channel, uint64_t comm_epoch);
   void on_revoke(uint64_t comm);
   void on_evict(uint32_t slot, uint64_t incarnation);
   // This rank leaves (mep_comm_destroy, after all hold what they need from it). The PushRow that
   // follows is the LEFT statement; then this object gives no more actions.
   void on_leave();
+  // This rank ends its part at once (mep_comm_abort): the PushRow that follows says that it gave
+  // up, so the others see it fail. No more actions.
+  void on_abort();
   // Comms of this process. `members` holds every slot that the comm may have (all slots below
   // max_slots for the world), so that a replacement or a grown slot affects it.
   void on_comm_created(uint64_t comm, uint64_t comm_epoch, const SlotSet& members);
@@ -263,7 +269,8 @@ class Membership {
  private:
   struct Peer {
     uint64_t incarnation = 0;
-    uint64_t heard_us = 0;
+    uint64_t heard_us = 0;         // moved on by what this rank slept itself
+    uint64_t really_heard_us = 0;  // not moved
     RowPtr row;
     PeerHealth reported = PeerHealth::kHealthy;
     RemovalReason reason = RemovalReason::kUnreachable;  // of its suspicion, if it has one
@@ -341,7 +348,8 @@ class Membership {
   bool fences_done(const Proposal& value);
   bool prepare_done(const ProposalPtr& value);
   void serve_flush();
-  uint32_t donor_for(const ChannelVerdict& verdict, const Proposal& value) const;
+  std::optional<uint64_t> held_up_to(const Row& row, uint64_t comm, uint64_t channel) const;
+  uint32_t donor_for(const ChannelVerdict& verdict) const;
 
   // progress.cpp
   void step();
@@ -349,6 +357,7 @@ class Membership {
   void watch_quorum();
   void watch_progress();
   uint64_t progress_mark() const;
+  void suspect_stalled_newcomers();
   void suspect_stalled(const SlotSet& live);
   void give_up();
 
@@ -391,7 +400,7 @@ class Membership {
   bool row_dirty_ = true;
   bool step_due_ = true;
   bool health_due_ = true;
-  bool again_ = false;  // this step has changed what an earlier part of it looked at
+  bool again_ = false;       // this step has changed what an earlier part of it looked at
   std::vector<Peer> peers_;  // by slot
   SlotSet confirmed_;        // members of the view that are known to be gone
   SlotSet new_rows_;         // members whose rows came since the last step

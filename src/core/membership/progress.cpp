@@ -46,8 +46,8 @@ void Membership::on_wedged(uint64_t epoch, std::vector<ChannelState> channels) {
   touch();
 }
 
-// Drops suspicions that are mere opinion. Who is fenced out stays suspected: it cannot be reached any
-// more. Accepted values stay, so whatever may have been committed is found again.
+// Drops suspicions that are mere opinion. Who is fenced out stays suspected: it cannot be reached
+// any more. Accepted values stay, so whatever may have been committed is found again.
 void Membership::new_round(uint32_t round) {
   row_.round = round;
   SlotSet kept = confirmed_;
@@ -125,12 +125,23 @@ void Membership::watch_progress() {
   } else if (stalled_us >= 4 * config_.stalled_change_us) {
     give_up();
   } else if (present.lowest() == slot_) {
+    if (2 * stalled_us >= config_.stalled_change_us) suspect_stalled_newcomers();
     if (stalled_us >= config_.stalled_change_us && next_stall) suspect_stalled(present);
   } else if (stalled_us >= 2 * config_.stalled_change_us && next_stall && present.has(slot_)) {
     stall_acted_us_ = now_us_;
     SlotSet rest = present;
     rest.remove(present.lowest());
     if (quorum(rest) != Quorum::kNo) suspect(present.lowest(), RemovalReason::kStalled);
+  }
+}
+
+void Membership::suspect_stalled_newcomers() {
+  if (row_.offer.value == nullptr) return;
+  for (const Member& member : row_.offer.value->added) {
+    const Row* row = newcomer_row(member.slot, member.incarnation);
+    if (row == nullptr || row->accepted.value == nullptr ||
+        row->accepted.ballot != row_.offer.ballot)
+      suspect(member.slot, RemovalReason::kStalled);
   }
 }
 
@@ -163,6 +174,14 @@ void Membership::give_up() {
 void Membership::on_leave() {
   if (!active()) return;
   row_.standing = Standing::kLeft;
+  touch();
+  publish({});
+  phase_ = Phase::kLeft;
+}
+
+void Membership::on_abort() {
+  if (!active()) return;
+  row_.standing = Standing::kGaveUp;
   touch();
   publish({});
   phase_ = Phase::kLeft;

@@ -1,8 +1,8 @@
 // Agreement on the next view: quorum rules, offer, acceptance, commit. Single-decree consensus per
 // epoch; the promise of a member is its published (round, suspicions), which only grow, and the
 // ballot of an offer is (round, number of suspected). Reading all unsuspected rows at the same
-// suspicions before an offer makes offers of a round a chain, so the highest accepted one is the one
-// to take over.
+// suspicions before an offer makes offers of a round a chain, so the highest accepted one is the
+// one to take over.
 #include <algorithm>
 
 #include "core/membership/membership.hpp"
@@ -48,9 +48,9 @@ bool Membership::everyone_agrees(const SlotSet& live) const {
   return agree;
 }
 
-// Rule "all that are alive" alone does not meet an earlier majority, all of which may be dead, but a
-// newcomer that this majority let in. So every newcomer that a row of ours ever named ready in this
-// epoch is read like a member, unless it is known to be dead.
+// Rule "all that are alive" alone does not meet an earlier majority, all of which may be dead, but
+// a newcomer that this majority let in. So every newcomer that a row of ours ever named ready in
+// this epoch is read like a member, unless it is known to be dead.
 bool Membership::newcomers_read() const {
   return std::all_of(offered_newcomers_.begin(), offered_newcomers_.end(), [&](const Member& m) {
     const auto found = newcomers_.find(m.slot);
@@ -112,12 +112,13 @@ void Membership::collect_tables(const SlotSet& live, Proposal* value) const {
   live.each([&](uint32_t slot) {
     const Row* row = usable_row(slot);
     if (row == nullptr) return;
-    for (const CommState& comm : row->comms) comms[comm.comm] = std::max(comms[comm.comm], comm.epoch);
+    for (const CommState& comm : row->comms)
+      comms[comm.comm] = std::max(comms[comm.comm], comm.epoch);
     for (const ChannelState& state : row->channels) {
       const auto [at, first] = channels.try_emplace({state.comm, state.channel});
       Sum& sum = at->second;
-      const bool better = mutations_.n_star_is_min ? state.done < sum.n_star
-                                                   : state.done > sum.n_star;
+      const bool better =
+          mutations_.n_star_is_min ? state.done < sum.n_star : state.done > sum.n_star;
       if (first || better) {
         sum.n_star = state.done;
         sum.donor = slot;
@@ -129,8 +130,8 @@ void Membership::collect_tables(const SlotSet& live, Proposal* value) const {
   });
   for (const auto& [comm, epoch] : comms) value->comms.push_back({comm, epoch});
   for (const auto& [id, sum] : channels) {
-    value->channels.push_back({id.first, id.second, sum.n_star,
-                               std::max(sum.entered, sum.n_star) + 1, sum.donor});
+    value->channels.push_back(
+        {id.first, id.second, sum.n_star, std::max(sum.entered, sum.n_star) + 1, sum.donor});
   }
   std::sort(value->settled.begin(), value->settled.end());
   value->settled.erase(std::unique(value->settled.begin(), value->settled.end()),
@@ -159,10 +160,10 @@ ProposalPtr Membership::new_value(const SlotSet& live) const {
   return value;
 }
 
-// A value that is taken over may ask for results that nobody has any more: its only donors died, and
-// whoever accepted it is not in that comm, so did not get them. Then N* of that channel is what its
-// living members have. None of them can have installed the value as it was, so this concerns them
-// alone, and `next` stays.
+// A value that is taken over may ask for results that nobody has any more: its only donors died,
+// and whoever accepted it is not in that comm, so did not get them. Then N* of that channel is what
+// its living members have. None of them can have installed the value as it was, so this concerns
+// them alone, and `next` stays.
 ProposalPtr Membership::attainable(const ProposalPtr& value, const SlotSet& live) const {
   std::shared_ptr<Proposal> lowered;
   for (size_t i = 0; i < value->channels.size(); ++i) {
@@ -172,13 +173,9 @@ ProposalPtr Membership::attainable(const ProposalPtr& value, const SlotSet& live
     live.each([&](uint32_t slot) {
       const Row* row = usable_row(slot);
       if (row == nullptr || !value->members.has(slot)) return;
-      const bool flushed =
-          row->accepted.value != nullptr && row->accepted.value->same_value(*value);
-      for (const ChannelState& state : row->channels) {
-        if (state.comm != verdict.comm || state.channel != verdict.channel) continue;
-        used = true;
-        most = std::max(most, flushed ? verdict.n_star : state.done);
-      }
+      const std::optional<uint64_t> held = held_up_to(*row, verdict.comm, verdict.channel);
+      used = used || held.has_value();
+      most = std::max(most, held.value_or(0));
     });
     if (!used || most >= verdict.n_star) continue;
     if (lowered == nullptr) lowered = std::make_shared<Proposal>(*value);
@@ -217,8 +214,8 @@ void Membership::try_accept() {
     return;
   if (lead->round != row_.round || !(lead->suspected == row_.suspected)) return;
   if (row_.accepted.value != nullptr && !(row_.accepted.ballot < offer.ballot)) return;
-  // Whom the value leaves out only votes: a member that a round has brought back, and a newcomer that
-  // is asked because it may have been in an earlier value.
+  // Whom the value leaves out only votes: a member that a round has brought back, and a newcomer
+  // that is asked because it may have been in an earlier value.
   const auto& added = offer.value->added;
   const bool included =
       joining ? std::any_of(added.begin(), added.end(),

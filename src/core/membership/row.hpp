@@ -1,6 +1,6 @@
-// What members tell each other: one row per member, written by it alone, sent whole when it changes.
-// A row is a value: it never changes after it was published. Everything in a row that names slots
-// means the incarnations of the view with the row's epoch.
+// What members tell each other: one row per member, written by it alone, sent whole when it
+// changes. A row is a value: it never changes after it was published. Everything in a row that
+// names slots means the incarnations of the view with the row's epoch.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +38,8 @@ struct View {
 };
 
 // One channel of one rank, read while wedged: operations up to `done` are settled here, up to
-// `entered` were called. After a view change that affects the comm both start again at next - 1: what
-// lies between N* and next has failed for good and no flush may ask for it.
+// `entered` were called. After a view change that affects the comm both start again at next - 1:
+// what lies between N* and next has failed for good and no flush may ask for it.
 struct ChannelState {
   uint64_t comm = 0;
   uint64_t channel = 0;
@@ -58,9 +58,9 @@ struct CommState {
 struct ChannelVerdict {
   uint64_t comm = 0;
   uint64_t channel = 0;
-  uint64_t n_star = 0;          // operations up to here succeed on every survivor
-  uint64_t next = 0;            // the first seq of the new epoch
-  uint32_t donor = kNoSlot;     // a member that was at n_star when the value was first proposed
+  uint64_t n_star = 0;       // operations up to here succeed on every survivor
+  uint64_t next = 0;         // the first seq of the new epoch
+  uint32_t donor = kNoSlot;  // a member that was at n_star when the value was first proposed
   friend bool operator==(const ChannelVerdict&, const ChannelVerdict&) = default;
 };
 
@@ -99,8 +99,8 @@ struct Removal {
   friend bool operator==(const Removal&, const Removal&) = default;
 };
 
-// Ballots of one epoch. Within a round suspicions only grow, so the number of suspected slots orders
-// the proposals of a round; a new round drops suspicions that left no quorum.
+// Ballots of one epoch. Within a round suspicions only grow, so the number of suspected slots
+// orders the proposals of a round; a new round drops suspicions that left no quorum.
 struct Ballot {
   uint32_t round = 0;
   uint32_t suspected = 0;
@@ -137,8 +137,8 @@ struct Offer {
 enum class Standing : uint8_t {
   kJoining = 0,  // not yet in a view; epoch is that of the view it would join
   kMember = 1,
-  kLeft = 2,     // its last row: it does nothing more
-  kGaveUp = 3,   // the same, for want of a quorum
+  kLeft = 2,    // its last row: it does nothing more
+  kGaveUp = 3,  // the same, for want of a quorum
 };
 
 struct Row {
@@ -149,24 +149,24 @@ struct Row {
   Standing standing = Standing::kMember;
 
   // Evidence of this member, first hand.
-  SlotSet dead;          // exits seen through a pidfd
-  SlotSet left;          // last rows seen (kLeft, kGaveUp)
-  SlotSet link_down;     // broken connections, transport errors
-  SlotSet silent;        // no heartbeat for accuse_after_us
-  SlotSet evict;         // asked to be evicted
+  SlotSet dead;       // exits seen through a pidfd
+  SlotSet left;       // last rows seen (kLeft, kGaveUp)
+  SlotSet link_down;  // broken connections, transport errors
+  SlotSet silent;     // no heartbeat for accuse_after_us
+  SlotSet evict;      // asked to be evicted
 
   // The view change.
   uint32_t round = 0;
-  SlotSet suspected;     // only grows within (epoch, round)
-  bool wedged = false;   // comms and channels below are frozen
+  SlotSet suspected;    // only grows within (epoch, round)
+  bool wedged = false;  // comms and channels below are frozen
   std::vector<CommState> comms;
   std::vector<ChannelState> channels;
   std::vector<Settlement> settle;
   std::vector<uint64_t> revoke;
-  Offer offer;           // value empty: none
-  Offer accepted;        // value empty: none
+  Offer offer;                   // value empty: none
+  Offer accepted;                // value empty: none
   std::vector<FlushItem> flush;  // asked of donors for offer.value of the lead
-  ProposalPtr committed; // the value of the view that this member is in; empty in the first view
+  ProposalPtr committed;  // the value of the view that this member is in; empty in the first view
 
   // Join and grow.
   uint64_t recover_seq = 0;      // call entered and not answered, 0: none

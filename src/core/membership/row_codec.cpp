@@ -1,6 +1,7 @@
-// Rows and views as bytes. Little-endian, a magic word and a version first, exact length. The decoder
-// trusts nothing: every count is checked against its bound and against the bytes that are left before
-// anything is allocated, every slot against max_slots, and a row never has unread bytes behind it.
+// Rows and views as bytes. Little-endian, a magic word and a version first, exact length. The
+// decoder trusts nothing: every count is checked against its bound and against the bytes that are
+// left before anything is allocated, every slot against max_slots, and a row never has unread bytes
+// behind it.
 #include <bit>
 
 #include "core/membership/row.hpp"
@@ -191,8 +192,7 @@ bool read_removal(Reader& in, Removal* removal) {
 }
 
 bool read_settlement(Reader& in, Settlement* settle) {
-  return in.number(&settle->comm) && in.number(&settle->channel) &&
-         in.number(&settle->comm_epoch);
+  return in.number(&settle->comm) && in.number(&settle->channel) && in.number(&settle->comm_epoch);
 }
 
 bool read_comm(Reader& in, CommState* comm) {

@@ -270,6 +270,13 @@ void ControlThread::start_leaving() {
   leave_awaited_.each([&](uint32_t slot) { send(slot, kFrameLeaving, payload.bytes()); });
 }
 
+void ControlThread::abort() {
+  membership_->on_abort();
+  carry_out();
+  flush_links();
+  end_world(MEP_ERR_ABORTED);
+}
+
 void ControlThread::check_leaving() {
   if (leave_ != Leave::kAsking) return;
   leave_awaited_ &= membership_->view().members;

@@ -46,6 +46,8 @@ class ControlThread {
   void remove_client(WorldClient* client);
   // Starts the orderly leave; `left` is called when LEFT was said.
   void start_leaving();
+  // Ends this rank's part now; the others see it fail.
+  void abort();
   // Every later call of this rank answers `result`.
   void end_world(mep_result_t result);
   bool has_left() const;

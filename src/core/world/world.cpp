@@ -204,6 +204,11 @@ mep_result_t World::connect(const Deadline& deadline) {
       world_window_, members, [](uint32_t) { return false; }, deadline, &remotes);
 }
 
+void World::count_allocation(int change) {
+  // Relaxed: a count, looked at when the world is destroyed.
+  allocations_.fetch_add(static_cast<uint32_t>(change), std::memory_order_relaxed);
+}
+
 World::~World() {
   if (control_ != nullptr) control_->stop();
   control_.reset();
@@ -553,7 +558,7 @@ void World::leave_finished() {
 }
 
 void World::abort() {
-  control_->call([this] { control_->end_world(MEP_ERR_ABORTED); });
+  control_->call([this] { control_->abort(); });
 }
 
 membership::View World::view_snapshot() const { return control_->view_snapshot(); }

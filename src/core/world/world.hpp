@@ -163,6 +163,8 @@ class World : public std::enable_shared_from_this<World> {
   ViewChangeTimes last_view_change() const;
 
   SourceMemory& source_memory() { return source_memory_; }
+  void count_allocation(int change);
+  uint32_t allocations() const { return allocations_.load(std::memory_order_relaxed); }
 
  private:
   friend class ControlThread;
@@ -207,6 +209,7 @@ class World : public std::enable_shared_from_this<World> {
   std::shared_ptr<Window> world_window_;
   WindowDirectory directory_;
   SourceMemory source_memory_;
+  std::atomic<uint32_t> allocations_{0};  // of source memory, not freed yet
   std::atomic<mep_result_t> terminal_{MEP_SUCCESS};
   uint64_t fork_generation_ = 0;
 

@@ -1,0 +1,198 @@
+// Rounds of an EpCase in which one rank fails. Survivors check what each operation says of itself: the
+// ranks that it names as missing, and no others, are missing from its data. After the first trouble
+// all survivors agree on where to go on, and from then on every byte must be right again.
+#pragma once
+
+#include "support/ep_rounds.hpp"
+
+namespace mep_test {
+
+inline constexpr uint64_t kRoundsAfter = 6;
+
+class FailingRun {
+ public:
+  FailingRun(const EpCase& c, int rank, int victim, mep_comm_t comm, bool opted_in, Report& report)
+      : c_(c), rank_(rank), victim_(victim), comm_(comm), opted_in_(opted_in), report_(report) {
+    const mep_ep_config_t config = c.config();
+    COLL_OK(report, mep_ep_create(comm, &config, &ep_));
+    if (ep_ == nullptr) return;
+    for (uint32_t i = 0; i < c.buffers; ++i) {
+      buffers_.push_back(std::make_unique<EpRound>(c, rank, ep_, i, report));
+    }
+  }
+  ~FailingRun() {
+    buffers_.clear();
+    if (ep_ != nullptr) COLL_OK(report_, mep_ep_destroy(ep_));
+  }
+  FailingRun(const FailingRun&) = delete;
+  FailingRun& operator=(const FailingRun&) = delete;
+
+  // The victim's life: goes on until `stop` says that it is enough, then returns.
+  void live(const std::function<bool(uint64_t round, int step)>& stop) {
+    for (uint64_t round = 0;; ++round) {
+      EpRound& buffer = *buffers_[round % c_.buffers];
+      buffer.begin(round);
+      if (stop(round, 0) || buffer.dispatch(MEP_PHASE_SEND) != MEP_SUCCESS) return;
+      if (stop(round, 1) || buffer.dispatch(MEP_PHASE_RECEIVE) != MEP_SUCCESS) return;
+      if (stop(round, 2)) return;
+      buffer.run_experts();
+      if (buffer.combine(MEP_PHASE_SEND) != MEP_SUCCESS) return;
+      if (stop(round, 3) || buffer.combine(MEP_PHASE_RECEIVE) != MEP_SUCCESS) return;
+    }
+  }
+
+  // A survivor's: rounds until the failure was met and kRoundsAfter more were right.
+  void survive() {
+    uint64_t round = 0;
+    uint64_t last = UINT64_MAX;
+    while (round < last && !report_.bad()) {
+      if (run_round(round)) {
+        ++round;
+        continue;
+      }
+      if (report_.bad()) return;
+      if (last != UINT64_MAX) {
+        report_.add("%s: rank %d met a second failure in round %llu", c_.describe().c_str(), rank_,
+                    static_cast<unsigned long long>(round));
+        return;
+      }
+      round = agree_and_go_on(round);
+      last = round + kRoundsAfter;
+    }
+  }
+
+ private:
+  bool is_failure(mep_result_t result) const {
+    return result == MEP_ERR_PEER_FAILED || (opted_in_ && result == MEP_PARTIAL);
+  }
+
+  // Whether the buffer's last operation is another one than `before`.
+  bool ended_since(uint32_t buffer, const mep_op_info_t& before, mep_op_info_t* now,
+                   uint64_t* failed) {
+    mep_op_info_defaults(now);
+    now->failed = failed;
+    now->failed_words = 1;
+    const mep_result_t found = mep_ep_last_op(ep_, buffer, now);
+    if (found == MEP_ERR_NOT_FOUND) return false;
+    COLL_CHECK(report_, found == MEP_SUCCESS);
+    return now->epoch != before.epoch || now->seq != before.seq;
+  }
+
+  std::vector<uint8_t> missing(uint64_t failed) const {
+    std::vector<uint8_t> result(static_cast<size_t>(c_.ranks), 0);
+    for (int rank = 0; rank < c_.ranks; ++rank) {
+      result[static_cast<size_t>(rank)] = (failed >> rank) & 1;
+    }
+    return result;
+  }
+
+  // How far this rank has come.
+  enum Progress : uint64_t { kNothing = 0, kDispatchEnded = 1, kCombineEnded = 2 };
+
+  // All survivors have met the failure. If all have ended the dispatch of the same round they may
+  // still combine it; each for itself, the others learn of it by its next dispatch. Then all go on
+  // with the same round.
+  uint64_t agree_and_go_on(uint64_t round) {
+    uint64_t bounds[2] = {round * 4 + progress_, ~(round * 4 + progress_)};
+    COLL_OK(report_, mep_allreduce(bounds, bounds, 2, MEP_UINT64, MEP_MAX, comm_, nullptr));
+    const bool all_alike = bounds[0] == ~bounds[1] && bounds[0] % 4 == kDispatchEnded;
+    const bool together = c_.stream(40).one_in(2);
+    RandomStream own(mix(c_.seed, 5000 + static_cast<uint64_t>(rank_)));
+    const bool chosen = c_.buffers == 1 ? together || own.one_in(2) : together;
+    if (all_alike && chosen) {
+      const auto index = static_cast<uint32_t>(round % c_.buffers);
+      buffers_[index]->run_experts(absent_);
+      (void)combine(index, round, true);
+    }
+    gone_.assign(static_cast<size_t>(c_.ranks), 0);
+    gone_[static_cast<size_t>(victim_)] = 1;
+    return bounds[0] / 4 + 1;
+  }
+
+  // False: the failure was met in it.
+  bool run_round(uint64_t round) {
+    const auto index = static_cast<uint32_t>(round % c_.buffers);
+    EpRound& buffer = *buffers_[index];
+    mep_op_info_t before;
+    mep_op_info_t now;
+    uint64_t failed = 0;
+    (void)ended_since(index, {}, &before, &failed);
+    progress_ = kNothing;
+    buffer.begin(round);
+    const mep_result_t dispatched = buffer.dispatch(MEP_PHASE_BOTH);
+    const bool bad = dispatched != MEP_SUCCESS;
+    if (bad && !is_failure(dispatched)) {
+      report_.add("%s: rank %d round %llu: dispatch gave %s (%s)", c_.describe().c_str(), rank_,
+                  static_cast<unsigned long long>(round), mep_result_string(dispatched),
+                  mep_last_error());
+      return false;
+    }
+    if (!ended_since(index, before, &now, &failed)) return false;  // it only told the news
+    progress_ = kDispatchEnded;
+    COLL_CHECK(report_, now.result == dispatched);
+    absent_ = bad ? missing(failed) : gone_;
+    if (!gone_.empty()) COLL_CHECK(report_, missing(failed) == gone_);
+    buffer.check_received(absent_);
+    if (report_.bad() || bad) return false;
+    buffer.run_experts(absent_);
+    return combine(index, round, false);
+  }
+
+  // `carried`: of a dispatch of the view before. False: the failure was met in it.
+  bool combine(uint32_t index, uint64_t round, bool carried) {
+    EpRound& buffer = *buffers_[index];
+    const bool renormalize = round % 2 == 1;
+    const uint32_t flags = renormalize ? uint32_t{MEP_COMBINE_RENORMALIZE} : 0;
+    mep_op_info_t before;
+    mep_op_info_t now;
+    uint64_t failed = 0;
+    (void)ended_since(index, {}, &before, &failed);
+    const mep_result_t combined = buffer.combine(MEP_PHASE_BOTH, flags);
+    if (combined != MEP_SUCCESS && !is_failure(combined)) {
+      report_.add("%s: rank %d round %llu: combine gave %s (%s)", c_.describe().c_str(), rank_,
+                  static_cast<unsigned long long>(round), mep_result_string(combined),
+                  mep_last_error());
+      return false;
+    }
+    if (!ended_since(index, before, &now, &failed)) {
+      COLL_CHECK(report_, combined == MEP_ERR_PEER_FAILED && gone_.empty() && !carried);
+      return false;  // it only told the news
+    }
+    progress_ = kCombineEnded;
+    buffer.check_combined(missing(failed), renormalize);
+    if (carried || gone_.empty()) return combined == MEP_SUCCESS;
+    // Of the new view: what is missing is the victim's, and the result says so if there was any.
+    COLL_CHECK(report_, missing(failed) == gone_);
+    bool lacks = false;
+    for (const int64_t place : c_.routing(rank_, round)) {
+      lacks = lacks || (place >= 0 && place / c_.local_experts == victim_);
+    }
+    const mep_result_t expected =
+        !lacks ? mep_result_t{MEP_SUCCESS}
+               : (opted_in_ ? mep_result_t{MEP_PARTIAL} : mep_result_t{MEP_ERR_PEER_FAILED});
+    COLL_CHECK(report_, combined == expected);
+    return true;
+  }
+
+  const EpCase& c_;
+  const int rank_;
+  const int victim_;
+  mep_comm_t comm_;
+  const bool opted_in_;
+  Report& report_;
+  mep_ep_t ep_ = nullptr;
+  std::vector<std::unique_ptr<EpRound>> buffers_;
+  std::vector<uint8_t> gone_;    // of the new view; empty before
+  std::vector<uint8_t> absent_;  // sources missing from the last dispatch
+  uint64_t progress_ = kNothing;
+};
+
+inline EpCase failing_case(uint64_t seed, int ranks) {
+  EpCase c = random_ep_case(seed, ranks);
+  c.mapped_experts = false;
+  c.replicas = 1;
+  c.bias = false;
+  return c;
+}
+
+}  // namespace mep_test
