@@ -90,6 +90,12 @@ void Director::execute(const Step& step) {
     case Step::Kind::kSlow: slow(step); break;
     case Step::Kind::kRejoin: rejoin(step); break;
     case Step::Kind::kGrow: grow(step); break;
+    case Step::Kind::kArm: {
+      for (const uint32_t rank : step.ranks) arm(*job_.of(rank), step.point);
+      const uint64_t from = highest_iteration();
+      insist("the arming", [&] { return settled(from + 2); });
+      break;
+    }
     case Step::Kind::kWait: {
       const uint64_t from = highest_iteration();
       insist("more iterations", [&] { return settled(from + step.count); });
@@ -253,11 +259,18 @@ void Director::rejoin(const Step& step) {
         return p->ended || p->page->join_called_ns.load() != 0;
       });
     });
-    send_command(Verb::kRecover, mask);
-    insist("the admission", [&] {
+    const auto admitted = [&] {
       return std::all_of(newcomers.begin(), newcomers.end(),
                          [](const Process* p) { return p->ended || p->runs(); });
-    });
+    };
+    // Members give up waiting for who is late; then they are asked once more.
+    const Deadline limit = Deadline::after_ms(options_.hang_ms);
+    while (!admitted()) {
+      if (limit.expired()) throw Hang("no progress: the admission; " + describe());
+      send_command(Verb::kRecover, mask);
+      (void)wait_for(options_.hang_ms, [&] { return admitted() || obeyed(); });
+      (void)wait_for(100, admitted);
+    }
     settle();
     bool all_in = true;
     for (const Process* newcomer : newcomers) {
@@ -335,10 +348,13 @@ void Director::send_command(Verb verb, uint64_t ranks) {
 
 void Director::sample_all() {
   send_command(Verb::kSample, 0);
-  insist("the samples", [&] {
-    return std::all_of(job_.all().begin(), job_.all().end(), [&](const auto& process) {
-      return process->ended || process->page->done_serial.load() >= serial_;
-    });
+  insist("the samples", [&] { return obeyed(); });
+}
+
+// All members have carried out the latest command.
+bool Director::obeyed() const {
+  return std::all_of(job_.all().begin(), job_.all().end(), [&](const auto& process) {
+    return !process->runs() || process->page->done_serial.load() >= serial_;
   });
 }
 
@@ -450,6 +466,7 @@ void Director::take(Process& process, uint32_t number, const Record& record) {
     say("rank " + std::to_string(process.rank) + ", admission: " + record.text);
     if (record.kind == Kind::kGrow) checker_.report(std::string("grow: ") + record.text);
   }
+  if (record.result == MEP_ERR_PEER_FAILED && watch_.has_value()) check_names(process, record);
   if (record.type == RecordType::kSample) samples_[number].push_back(record);
   const bool success = record.type == RecordType::kResult && record.result == MEP_SUCCESS;
   if (success && first_success_ns_[number] == 0) first_success_ns_[number] = record.at_ns;
@@ -464,6 +481,17 @@ void Director::take(Process& process, uint32_t number, const Record& record) {
   if (success && record.epoch > watch_->epoch && (record.contributors & watch_->victims) == 0) {
     watch_->success_ns.emplace(number, record.at_ns);
   }
+}
+
+// The text of the error says who has failed.
+void Director::check_names(const Process& process, const Record& record) {
+  for (const auto& other : job_.all()) {
+    const std::string name = "rank " + std::to_string(other->rank);
+    const bool may_have_failed = other->ended || (watch_->victims & bit(other->rank)) != 0;
+    if (may_have_failed && std::string(record.text).find(name) != std::string::npos) return;
+  }
+  checker_.report("rank " + std::to_string(process.rank) + " was told nobody's failure: " +
+                  record.text);
 }
 
 void Director::begin_watch(uint64_t victims, bool measured) {
@@ -505,7 +533,7 @@ void Director::judge_leaks() {
   constexpr size_t kWarmUp = 4;
   for (const auto& samples : samples_) {
     if (samples.size() < kWarmUp + 2) continue;
-    const auto& first = samples[kWarmUp].sample;
+    const auto& first = samples[std::max(kWarmUp, samples.size() / 2)].sample;
     const auto& last = samples.back().sample;
     const auto growth = [](uint64_t before, uint64_t after) {
       return static_cast<int64_t>(after) - static_cast<int64_t>(before);

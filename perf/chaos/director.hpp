@@ -56,6 +56,8 @@ class Director {
 
   void drain();
   void take(Process& process, uint32_t number, const Record& record);
+  void check_names(const Process& process, const Record& record);
+  bool obeyed() const;
   // Waits until condition(); false: `limit_ms` is over. Drains all the time.
   template <typename Condition>
   bool wait_for(uint64_t limit_ms, Condition condition);

@@ -24,6 +24,7 @@ constexpr const char* kHelp =
     "                     kill R[,R..] [at ITERATION | at POINT[:NTH]]   then replaced by: rejoin\n"
     "                     stop R SECONDS [at POINT[:NTH]]\n"
     "                     slow R FACTOR SECONDS\n"
+    "                     arm R[,R..] POINT[:NTH]=kill   strikes whenever it is passed\n"
     "                     rejoin | rejoin POINT=kill | grow COUNT | wait ITERATIONS\n"
     "  --seconds S      no new fault after S seconds\n"
     "  --workload W     allreduce, mixed (collectives) or moe (collectives, dispatch and combine)\n"

@@ -18,7 +18,8 @@ struct Options {
   uint32_t suspect_ms = 0;         // 0: the library's
   uint32_t heartbeat_ms = 0;
   uint32_t hang_ms = 60000;        // without progress for so long: a hang
-  uint32_t leak_pages = 256;       // growth of a survivor's resident pages that is still none
+  uint32_t leak_pages = 256;       // growth of a survivor's resident pages that is still none, all
+                                   // in the second half of the run
   std::string json_path;
   bool verbose = false;
   // Internal: this process is a worker.

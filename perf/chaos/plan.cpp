@@ -82,6 +82,12 @@ Step parse_step(const std::string& text, uint32_t ranks) {
     const size_t equals = rest.find("=kill");
     if (!rest.empty() && equals == std::string::npos) bad_step(text);
     if (!rest.empty()) step.point = rest.substr(0, equals);
+  } else if (verb == "arm") {
+    step.kind = Step::Kind::kArm;
+    read_ranks();
+    std::getline(words, step.point);
+    step.point = trimmed(step.point);
+    if (step.point.empty()) bad_step(text);
   } else if (verb == "grow" || verb == "wait") {
     step.kind = verb == "grow" ? Step::Kind::kGrow : Step::Kind::kWait;
     if (!(words >> step.count)) bad_step(text);
@@ -111,6 +117,7 @@ std::string Step::text() const {
     for (size_t i = 0; i < ranks.size(); ++i) out << (i == 0 ? " " : ",") << ranks[i];
   };
   switch (kind) {
+    case Kind::kArm: out << "arm"; list(); out << " " << point; break;
     case Kind::kKill: out << "kill"; list(); break;
     case Kind::kStop: out << "stop"; list(); out << " " << seconds; break;
     case Kind::kSlow: out << "slow"; list(); out << " " << factor << " " << seconds; break;

@@ -24,7 +24,7 @@ namespace {
 
 constexpr size_t kLargeLanes = 24 * 1024;  // 192 KiB: several chunks on a few ranks
 constexpr uint64_t kUntouched = 0xeeeeeeeeeeeeeeeeu;
-constexpr uint32_t kRecoverMs = 10'000;
+constexpr uint32_t kRecoverMs = 3000;
 
 uint64_t digest_of(const void* bytes, size_t count) {
   uint64_t digest = 0x9e3779b97f4a7c15u ^ count;

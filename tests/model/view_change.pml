@@ -18,16 +18,7 @@
  *   L2  without false suspicion all survivors are in one view of exactly the survivors
  *   L3  one false suspicion and no crash: all but one go on together
  * and no cycle is without `progress_quiet` (run with -DNP), so every execution gets there.
- *
- * Macros: N ranks; CRASHES, FALSE_SUSPICIONS budgets; EPOCHS view changes at most (default N - 1,
- * which is all there can be: each removes a member). CUT=mask: false suspicion only between mask and
- * the rest (a partition). Narrower adversaries, to lead a search to a known counterexample:
- * ACCUSERS=mask, CRASHABLE=mask, CRASH_AFTER_VIEW, IDLE (no operation completes).
- * Wrong variants, each must fail: NSTAR_MIN, ACK_BEFORE_FLUSH, NO_ADOPT, COMPLETE_AFTER_WEDGE,
- * SHRUNKEN_MAJORITY, WAIT_SUSPECTED, SUSPECT_IS_DEAD, NO_QUORUM_RULE.
- * Reached code (each must fail, else the model says nothing): REACH_ADOPT, REACH_FLUSH, REACH_SECOND,
- * REACH_RULE_C, REACH_SECOND_ADOPT.
- */
+ * Macros (sizes, adversaries, wrong variants): see README.md. */
 #ifndef N
 #define N 3
 #endif
@@ -40,13 +31,11 @@
 #ifndef EPOCHS
 #define EPOCHS (N - 1)
 #endif
-
 #if EPOCHS > 3
 #define EPOCH_BITS 3
 #else
 #define EPOCH_BITS 2 /* a row of five ranks is then one word */
 #endif
-
 #define ALL ((1 << N) - 1)
 #define BIT(i) (1 << (i))
 #define IN(i, set) (((set) >> (i)) & 1)
@@ -95,10 +84,8 @@ unsigned alive : N = ALL;
 byte crashes = CRASHES;
 byte false_suspicions = FALSE_SUSPICIONS;
 byte me, peer;
-
 #define OWN(j) table[(j) * N + (j)]
 #define SEEN(j, i) table[(j) * N + (i)]
-
 #define SAME_ROW(a, b)                                                                        \
   (a.epoch == b.epoch && a.wedged == b.wedged && a.done == b.done && a.ballot == b.ballot &&  \
    a.suspects == b.suspects && a.dead == b.dead && a.members == b.members &&                  \
@@ -431,7 +418,6 @@ inline crash(k) {
   memory[k].holds = 0;
   memory[k].success = 0
 }
-
 #define BOTH_ALIVE(i, j) (IN(i, alive) && IN(j, alive))
 #define CAN_PUSH(i, j) \
   (BOTH_ALIVE(i, j) && !IN(i, OWN(j).suspects) && !SAME_ROW(SEEN(j, i), OWN(i)))
@@ -468,14 +454,12 @@ inline crash(k) {
 #define CAN_SUSPECT(j, k)                                                             \
   (false_suspicions && IN(j, alive) && IN(k, OWN(j).members) && !IN(k, OWN(j).suspects) && \
    IN(j, ACCUSERS) && CAN_BE_CUT(j, k))
-
 #define PUSH(i, j) :: atomic { CAN_PUSH(i, j) -> me = j; peer = i; goto pushed }
 #define CONFIRM(j, k) :: atomic { CAN_CONFIRM(j, k) -> me = j; peer = k; goto confirmed }
 #define LAND(i, j) :: d_step { CAN_LAND(i, j) -> land(i, j) }
 #define SUSPECT(j, k) :: atomic { CAN_SUSPECT(j, k) -> me = j; peer = k; goto suspected }
 #define COMPLETE(j) :: d_step { CAN_COMPLETE(j) -> succeed(j) }
 #define CRASH(k) :: d_step { crashes && IN(k, alive) && MAY_CRASH(k) -> crash(k) }
-
 #if N == 2
 #define EACH(F) F(0) F(1)
 #define PAIRS(F) F(0, 1) F(1, 0)
@@ -500,7 +484,6 @@ inline land(i, j) {
   :: else
   fi
 }
-
 #define SETTLED(j)                                                                    \
   (!IN(j, alive) ||                                                                   \
    (!OWN(j).wedged && memory[j].holds && (OWN(j).members & OWN(j).suspects) == 0) ||      \

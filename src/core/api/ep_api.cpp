@@ -122,7 +122,25 @@ mep_result_t mep_ep_attach(mep_comm_t comm, const mep_ep_config_t* config, mep_e
     mep_ep_config_t given;
     EpShape shape;
     MEP_TRY(read_config(comm, config, &given, &shape));
-    return fail(MEP_ERR_UNSUPPORTED, "attaching to an EP object is not built yet");
+    const CallScope scope(comm);
+    MEP_TRY(scope.check());
+    const std::string name = given.name != nullptr ? given.name : "ep0";
+    auto made = std::make_unique<mep_ep>();
+    std::unique_ptr<ViewClient> dormant = comm->comm->take_dormant(name);
+    if (dormant == nullptr) {
+      return fail(MEP_ERR_NOT_FOUND, "this rank joined no EP object named \"%s\"", name.c_str());
+    }
+    // Only EP objects are kept so.
+    made->object.reset(static_cast<EpObject*>(dormant.release()));
+    const mep_result_t same = made->object->check_shape(shape);
+    if (same != MEP_SUCCESS) {
+      comm->comm->keep_dormant(std::move(made->object));
+      return same;
+    }
+    made->comm = comm;
+    comm->users.fetch_add(1);
+    *ep = made.release();
+    return MEP_SUCCESS;
   });
 }
 

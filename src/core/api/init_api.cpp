@@ -159,6 +159,7 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
   if (comm == nullptr) return MEP_SUCCESS;
   return guarded([&]() -> mep_result_t {
     if (comm->comm->world().forked()) return check_comm(comm);
+    comm->comm->drop_dormant();
     if (comm->users.load() != 0 || !comm->comm->idle() || comm->comm->has_clients()) {
       return fail(MEP_ERR_BUSY, "the communicator still has EP objects, requests or communicators "
                   "made from it; destroy or finish them first");

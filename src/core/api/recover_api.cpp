@@ -10,6 +10,7 @@
 #include "core/api/api_guard.hpp"
 #include "core/api/recover.hpp"
 #include "core/bootstrap/byte_codec.hpp"
+#include "core/ep/ep_object.hpp"
 #include "core/world/frames.hpp"
 
 namespace mep {
@@ -137,11 +138,17 @@ bool read_comms(const Frame& frame, uint32_t max_slots, std::vector<CommDescript
     CommDescription comm;
     comm.name = reader.text(255);
     comm.epoch = reader.number<uint64_t>();
+    comm.child_number = reader.number<uint32_t>();
+    comm.ep_number = reader.number<uint32_t>();
     const auto ranks = reader.number<uint32_t>();
     if (ranks > max_slots) return false;
     for (uint32_t rank = 0; rank < ranks && reader.valid(); ++rank) {
       comm.slots.push_back(reader.number<uint32_t>());
       if (comm.slots.back() >= max_slots) return false;
+    }
+    const auto objects = reader.number<uint32_t>();
+    for (uint32_t object = 0; object < objects && reader.valid(); ++object) {
+      comm.objects.push_back(reader.block(UINT16_MAX));
     }
     comms->push_back(std::move(comm));
   }
@@ -208,6 +215,13 @@ mep_result_t make_comms(const Welcome& welcome, const Deadline& deadline, Enteri
     auto comm = std::make_unique<Comm>(entering->world, description.name, description.slots);
     MEP_TRY(comm->begin(description.epoch, 1));
     MEP_TRY(comm->finish(deadline));
+    comm->set_child_number(description.child_number);
+    comm->set_ep_number(description.ep_number);
+    for (const std::vector<std::byte>& object : description.objects) {
+      std::unique_ptr<EpObject> attached;
+      MEP_TRY(EpObject::attach(*comm, object, deadline, &attached));
+      comm->keep_dormant(std::move(attached));
+    }
     entering->comms[description.name] = std::move(comm);
   }
   return MEP_SUCCESS;
@@ -259,7 +273,7 @@ mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {
   MEP_TRY(World::open(config, std::move(mesh), std::move(transports), &entering.world,
                       &welcome.view));
   std::vector<uint32_t> admitted;
-  mep_result_t result = entering.world->connect(deadline);
+  mep_result_t result = entering.world->connect(deadline, true);
   if (result == MEP_SUCCESS) result = make_comms(welcome, deadline, &entering);
   MEP_FAILPOINT("join ready");
   if (result == MEP_SUCCESS) result = entering.world->enter(deadline, &admitted);

@@ -76,7 +76,17 @@ mep_result_t Comm::finish(const Deadline& deadline) {
   return MEP_SUCCESS;
 }
 
+std::unique_ptr<ViewClient> Comm::take_dormant(const std::string& name) {
+  const auto it = std::find_if(dormant_.begin(), dormant_.end(),
+                               [&](const auto& object) { return object->name() == name; });
+  if (it == dormant_.end()) return nullptr;
+  std::unique_ptr<ViewClient> object = std::move(*it);
+  dormant_.erase(it);
+  return object;
+}
+
 void Comm::close() {
+  dormant_.clear();
   if (opened_) world_->remove_client(this);
   opened_ = false;
   if (window_ != nullptr) world_->drop_window(window_->id());

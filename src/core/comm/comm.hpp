@@ -71,6 +71,9 @@ class ViewClient {
   // Whether this rank needs nothing more for `seq` of `channel` or knows no such channel.
   virtual bool holds(uint64_t channel, uint64_t seq) const = 0;
   virtual void wedge(std::vector<membership::ChannelState>* channels) = 0;
+  // For newcomers: its name, and all that they must know to make their part of it.
+  virtual const std::string& name() const = 0;
+  virtual void describe_object(std::vector<std::byte>* out) const = 0;
   // See WorldClient::quiesced().
   virtual bool quiesced() const { return true; }
   virtual void prepare() = 0;
@@ -129,6 +132,7 @@ class Comm : public WorldClient {
   // Asks for the verdict and waits for it.
   mep_result_t end_of_wait(Operation* operation);
   bool idle() const { return queue_.empty(); }
+  void drop_dormant() { dormant_.clear(); }
 
   // View in force for the next call; adopts what the control thread has left. Any thread.
   std::shared_ptr<const CommView> latest_view() const;
@@ -175,9 +179,18 @@ class Comm : public WorldClient {
   void add_client(ViewClient* client);
   void remove_client(ViewClient* client);
   bool has_clients() const;
-  uint32_t child_number() const { return child_number_; }
-  void set_child_number(uint32_t number) { child_number_ = number; }
-  uint32_t next_ep_number() { return ep_number_++; }
+  uint32_t child_number() const { return child_number_.load(std::memory_order_relaxed); }
+  void set_child_number(uint32_t number) {
+    child_number_.store(number, std::memory_order_relaxed);
+  }
+  uint32_t next_ep_number() { return ep_number_.fetch_add(1, std::memory_order_relaxed); }
+  void set_ep_number(uint32_t number) { ep_number_.store(number, std::memory_order_relaxed); }
+  // A newcomer's objects that nobody has attached to yet.
+  void keep_dormant(std::unique_ptr<ViewClient> object) {
+    dormant_.push_back(std::move(object));
+  }
+  // Null: there is none of that name.
+  std::unique_ptr<ViewClient> take_dormant(const std::string& name);
 
   // --- The control thread (WorldClient) ---
   uint64_t comm_id() const override { return id_; }
@@ -244,8 +257,10 @@ class Comm : public WorldClient {
   std::deque<Operation*> queue_;
   OperationRecord record_;
   std::vector<const void*> scratch_pointers_;
-  uint32_t child_number_ = 0;
-  uint32_t ep_number_ = 0;
+  // Counts; the control thread tells them to newcomers, relaxed: nothing else follows from them.
+  std::atomic<uint32_t> child_number_{0};
+  std::atomic<uint32_t> ep_number_{0};
+  std::vector<std::unique_ptr<ViewClient>> dormant_;
 
   // Shared, under mutex_.
   mutable std::mutex mutex_;

@@ -3,7 +3,6 @@
 // them mapped and they are in the library's memory, else they were put to the reader: the same bits
 // are added in the same order either way.
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 #include "base/status.hpp"
@@ -63,8 +62,7 @@ Step EpBuffer::step_combine_send(const mep_combine_args_t& args) {
   const PostingScope posting(*this);
   const std::byte* y =
       args.y == nullptr ? combine_out() : static_cast<const std::byte*>(args.y);
-  // The caller may have made y by stores past the caches: in order before the words that publish it.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // If the caller made y by stores past the caches, the scope's locked increment has drained them.
   for (; op_.cursor < members_.size(); ++op_.cursor) {
     if (!posting.allowed()) return Step::kPending;
     const uint32_t target = members_[op_.cursor];

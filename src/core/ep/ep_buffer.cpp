@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/ep/ep_drive.hpp"
 
@@ -19,8 +20,8 @@ EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uin
       shape_(shape),
       layout_(layout),
       id_(id),
-      is_member_(shape.ranks, 0),
       channel_(id, 1),
+      is_member_(shape.ranks, 0),
       router_(shape),
       first_row_(shape.places(), 0),
       complete_(shape.ranks, 0),
@@ -43,9 +44,9 @@ mep_result_t EpBuffer::offer() {
 
 mep_result_t EpBuffer::receive(const Deadline& deadline) {
   const membership::View view = comm_.world().view_snapshot();
-  first_incarnations_.clear();
+  reached_incarnations_.clear();
   for (const uint32_t slot : comm_.slots()) {
-    first_incarnations_.push_back(view.incarnation(slot));
+    reached_incarnations_.push_back(view.incarnation(slot));
   }
   MEP_TRY(comm_.world().receive_windows(
       window_, comm_.slots(), [&](uint32_t slot) { return view.incarnation(slot) == 0; }, deadline,
@@ -60,6 +61,28 @@ mep_result_t EpBuffer::receive(const Deadline& deadline) {
   return MEP_SUCCESS;
 }
 
+void EpBuffer::pull_where_mapped() {
+  pulls_.assign(shape_.ranks, 0);
+  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) pulls_[rank] = maps(rank) ? 1 : 0;
+}
+
+// A replaced rank has the same object, made before it came into the view.
+void EpBuffer::reach_newcomers(const CommView& view) {
+  for (const uint32_t rank : view.live) {
+    if (view.incarnations[rank] == reached_incarnations_[rank]) continue;
+    if (rank != shape_.rank) {
+      if (comm_.world().await_remote(comm_.slots()[rank], window_, deadline(), &remotes_[rank]) !=
+          MEP_SUCCESS) {
+        log(LogLevel::kWarn, "rank %u does not take part in an EP object: %s", rank,
+            last_error_text());
+        continue;
+      }
+      pulls_[rank] = maps(rank) ? 1 : 0;
+    }
+    reached_incarnations_[rank] = view.incarnations[rank];
+  }
+}
+
 void EpBuffer::start(std::shared_ptr<const CommView> view) {
   adopted_ = std::move(view);
   note_members();
@@ -70,7 +93,7 @@ void EpBuffer::note_members() {
   members_.clear();
   std::fill(is_member_.begin(), is_member_.end(), 0);
   for (const uint32_t rank : adopted_->live) {
-    if (adopted_->incarnations[rank] != first_incarnations_[rank]) continue;
+    if (adopted_->incarnations[rank] != reached_incarnations_[rank]) continue;
     members_.push_back(rank);
     is_member_[rank] = 1;
   }

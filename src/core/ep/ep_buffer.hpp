@@ -59,6 +59,8 @@ class EpBuffer {
   void start(std::shared_ptr<const CommView> view);
   // pulls[r]: rank r reads this rank's window in place.
   void set_pulls(std::vector<uint8_t> pulls) { pulls_ = std::move(pulls); }
+  // The same without asking: mapping is mutual between a newcomer and a member.
+  void pull_where_mapped();
 
   // --- The user's thread ---
   [[nodiscard]] mep_result_t dispatch(EpHandle& handle, const mep_dispatch_args_t& args,
@@ -203,6 +205,7 @@ class EpBuffer {
   void settle_combine(const EpochEnd& end);
   void conclude(const EpochEnd& end, bool complete, bool survivors_served);
   void adopt(std::shared_ptr<const CommView> view, uint64_t next);
+  void reach_newcomers(const CommView& view);
   void note_members();
 
   Comm& comm_;
@@ -211,7 +214,7 @@ class EpBuffer {
   const uint64_t id_;
   std::shared_ptr<Window> window_;
   std::vector<Remote> remotes_;       // by rank
-  std::vector<uint64_t> first_incarnations_;  // by rank, when the windows were exchanged
+  std::vector<uint64_t> reached_incarnations_;  // by rank, when the windows were exchanged
   std::vector<uint8_t> pulls_;        // by rank: it reads this rank's window in place
   Channel channel_;
   std::atomic<uint32_t> posting_{0};  // threads inside a PostingScope

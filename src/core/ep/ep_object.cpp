@@ -1,8 +1,11 @@
 #include "core/ep/ep_object.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <type_traits>
 
 #include "base/status.hpp"
+#include "core/bootstrap/byte_codec.hpp"
 
 namespace mep {
 
@@ -22,12 +25,14 @@ mep_result_t EpObject::create(Comm& comm, const EpShape& shape, const char* name
   const uint64_t seed = hash_bytes(comm.id(), &number, sizeof number);
   MEP_TRY(agree_on_ep_config(comm, shape, full_name));
   std::vector<uint64_t> values{0};
-  MEP_TRY(object->agree_on_status(
-      object->offer_windows(hash_bytes(seed, full_name.data(), full_name.size())),
-      "could not make its part of an EP object", &values));
+  object->name_ = full_name;
+  object->window_seed_ = hash_bytes(seed, full_name.data(), full_name.size());
+  MEP_TRY(object->agree_on_status(object->offer_windows(),
+                                  "could not make its part of an EP object", &values));
   // Who maps whom: a rank's row has a bit for each rank whose windows it reads in place.
   const size_t words = (size_t{shape.ranks} + 63) / 64;
-  const mep_result_t connected = object->connect_windows();
+  const mep_result_t connected =
+      object->connect_windows(Deadline::after_ms(comm.timeout_ms()));
   values.assign(1 + words, 0);
   for (uint32_t rank = 0; connected == MEP_SUCCESS && rank < shape.ranks; ++rank) {
     if (object->buffers_[0]->maps(rank)) values[1 + rank / 64] |= uint64_t{1} << (rank % 64);
@@ -44,20 +49,90 @@ mep_result_t EpObject::create(Comm& comm, const EpShape& shape, const char* name
   return MEP_SUCCESS;
 }
 
-mep_result_t EpObject::offer_windows(uint64_t seed) {
+// The description is a sequence of fields in this process's own layout: members and newcomers run the
+// same version, which their hello has made sure of.
+void EpObject::describe_object(std::vector<std::byte>* out) const {
+  static_assert(std::is_trivially_copyable_v<EpShape>);
+  ByteWriter writer;
+  writer.text(name_);
+  writer.number(window_seed_);
+  writer.block(std::as_bytes(std::span(&shape_, 1)));
+  const std::lock_guard lock(map_mutex_);
+  writer.number(static_cast<uint32_t>(map_entries_.size()));
+  for (const int32_t entry : map_entries_) writer.number(entry);
+  *out = writer.take();
+}
+
+mep_result_t EpObject::attach(Comm& comm, std::span<const std::byte> description,
+                              const Deadline& deadline, std::unique_ptr<EpObject>* out) {
+  ByteReader reader(description);
+  const std::string name = reader.text(255);
+  const auto seed = reader.number<uint64_t>();
+  const std::vector<std::byte> shape_bytes = reader.block(sizeof(EpShape));
+  std::vector<int32_t> map(std::min<size_t>(reader.number<uint32_t>(), description.size()));
+  for (int32_t& entry : map) entry = reader.number<int32_t>();
+  if (!reader.complete() || shape_bytes.size() != sizeof(EpShape)) {
+    return fail(MEP_ERR_DENIED, "a member sent a malformed description of an EP object");
+  }
+  EpShape shape;
+  std::memcpy(&shape, shape_bytes.data(), sizeof shape);
+  shape.rank = comm.rank();
+  std::unique_ptr<EpObject> object(new EpObject(comm, shape));
+  object->name_ = name;
+  object->window_seed_ = seed;
+  if (!map.empty()) {
+    if (map.size() != size_t{shape.experts} * shape.max_replicas) {
+      return fail(MEP_ERR_DENIED, "a member sent a malformed expert map");
+    }
+    MEP_TRY(make_expert_map(shape, map.data(), &object->map_));
+    object->map_entries_ = std::move(map);
+  }
+  MEP_TRY(object->offer_windows());
+  MEP_TRY(object->connect_windows(deadline));
+  for (const auto& buffer : object->buffers_) buffer->pull_where_mapped();
+  *out = std::move(object);
+  return MEP_SUCCESS;
+}
+
+mep_result_t EpObject::check_shape(const EpShape& given) const {
+  const struct {
+    const char* field;
+    uint64_t mine;
+    uint64_t theirs;
+  } fields[] = {{"max_tokens_per_rank", given.max_tokens, shape_.max_tokens},
+                {"hidden", given.hidden, shape_.hidden},
+                {"top_k", given.top_k, shape_.top_k},
+                {"num_experts", given.experts, shape_.experts},
+                {"experts_per_rank", given.local_experts, shape_.local_experts},
+                {"num_buffers", given.buffers, shape_.buffers},
+                {"max_replicas", given.max_replicas, shape_.max_replicas},
+                {"input_type", given.input_type, shape_.input_type},
+                {"wire_type", given.wire_type, shape_.wire_type},
+                {"combine_type", given.combine_type, shape_.combine_type},
+                {"scale_type", given.scale_type, shape_.scale_type},
+                {"receive_layout", given.slotted ? 1u : 0u, shape_.slotted ? 1u : 0u}};
+  for (const auto& each : fields) {
+    if (each.mine == each.theirs) continue;
+    return fail(MEP_ERR_MISMATCH, "%s is %llu here, but %llu in the members' EP object %s",
+                each.field, static_cast<unsigned long long>(each.mine),
+                static_cast<unsigned long long>(each.theirs), name_.c_str());
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t EpObject::offer_windows() {
   if (layout_.bytes() == 0) {
     return fail(MEP_ERR_NO_MEMORY, "an EP buffer of this config is larger than 2^64 bytes");
   }
   for (uint32_t i = 0; i < shape_.buffers; ++i) {
-    const uint64_t id = hash_bytes(seed, &i, sizeof i);
+    const uint64_t id = hash_bytes(window_seed_, &i, sizeof i);
     buffers_.push_back(std::make_unique<EpBuffer>(comm_, shape_, layout_, id));
     MEP_TRY(buffers_.back()->offer());
   }
   return MEP_SUCCESS;
 }
 
-mep_result_t EpObject::connect_windows() {
-  const Deadline deadline = Deadline::after_ms(comm_.timeout_ms());
+mep_result_t EpObject::connect_windows(const Deadline& deadline) {
   const std::shared_ptr<const CommView> view = comm_.latest_view();
   for (const auto& buffer : buffers_) {
     MEP_TRY(buffer->receive(deadline));
@@ -111,6 +186,10 @@ mep_result_t EpObject::set_expert_map(const int32_t* map) {
   }
   const std::lock_guard lock(map_mutex_);
   map_ = std::move(made);
+  map_entries_.clear();
+  if (map != nullptr) {
+    map_entries_.assign(map, map + size_t{shape_.experts} * shape_.max_replicas);
+  }
   return MEP_SUCCESS;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,10 @@ class EpObject : public ViewClient {
   // Collective. After an error nothing is left behind.
   [[nodiscard]] static mep_result_t create(Comm& comm, const EpShape& shape, const char* name,
                                            std::unique_ptr<EpObject>* out);
+  // A newcomer's part of an object that the members have, from what describe_object() gave.
+  [[nodiscard]] static mep_result_t attach(Comm& comm, std::span<const std::byte> description,
+                                           const Deadline& deadline,
+                                           std::unique_ptr<EpObject>* out);
   ~EpObject() override;
   EpObject(const EpObject&) = delete;
   EpObject& operator=(const EpObject&) = delete;
@@ -29,7 +34,12 @@ class EpObject : public ViewClient {
   [[nodiscard]] mep_result_t set_expert_map(const int32_t* map);
   std::shared_ptr<const ExpertMap> expert_map() const;
 
+  // Whether a newcomer's config is that of the members; the text names the field.
+  [[nodiscard]] mep_result_t check_shape(const EpShape& given) const;
+
   // --- The control thread (ViewClient) ---
+  const std::string& name() const override { return name_; }
+  void describe_object(std::vector<std::byte>* out) const override;
   void describe(std::vector<membership::ChannelState>* channels) const override;
   bool holds(uint64_t channel, uint64_t seq) const override;
   void wedge(std::vector<membership::ChannelState>* channels) override;
@@ -39,20 +49,22 @@ class EpObject : public ViewClient {
 
  private:
   EpObject(Comm& comm, const EpShape& shape);
-  mep_result_t open(const std::string& name);
-  mep_result_t offer_windows(uint64_t seed);
-  mep_result_t connect_windows();
+  mep_result_t offer_windows();
+  mep_result_t connect_windows(const Deadline& deadline);
   mep_result_t agree_on_status(mep_result_t own, const char* what,
                                std::vector<uint64_t>* values);
 
   Comm& comm_;
   const EpShape shape_;
   const EpLayout layout_;
+  std::string name_;
+  uint64_t window_seed_ = 0;  // ids of its windows follow from it
   std::vector<std::unique_ptr<EpBuffer>> buffers_;
   bool is_client_ = false;
   uint64_t installed_epoch_ = 0;  // the control thread's
   mutable std::mutex map_mutex_;
   std::shared_ptr<const ExpertMap> map_;
+  std::vector<int32_t> map_entries_;  // as given; empty: physical ids
 };
 
 // What mep_ep_create would take.

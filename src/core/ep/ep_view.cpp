@@ -125,6 +125,7 @@ mep_result_t EpBuffer::catch_up() {
 }
 
 void EpBuffer::adopt(std::shared_ptr<const CommView> view, uint64_t next) {
+  reach_newcomers(*view);
   adopted_ = std::move(view);
   seq_ = next - 1;
   use_ = 0;

@@ -103,7 +103,7 @@ SlotSet Membership::best_component(const Edges& edges, const SlotSet& live) cons
   return best;
 }
 
-SlotSet Membership::without_conflicts(Edges edges, SlotSet component) {
+SlotSet Membership::without_conflicts(const Edges& edges, SlotSet component) {
   for (;;) {
     uint32_t worst = kNoSlot;
     uint32_t most = 0;

@@ -322,7 +322,7 @@ class Membership {
   bool note_accusations(const SlotSet& live);
   Edges counted_edges(const SlotSet& live) const;
   SlotSet best_component(const Edges& edges, const SlotSet& live) const;
-  static SlotSet without_conflicts(Edges edges, SlotSet component);
+  static SlotSet without_conflicts(const Edges& edges, SlotSet component);
   void report_health();
 
   // propose.cpp

@@ -208,6 +208,13 @@ void ControlThread::act(const membership::InstallView& action) {
                      [comm = id](const membership::AffectedComm& each) { return each.comm == comm; });
     client->install(action, affected == action.affected.end() ? nullptr : &*affected);
   }
+  // Newcomers that membership does not know of yet must not wait for who has gone.
+  const std::vector<uint8_t> view = membership::encode_view(*action.view);
+  for (const auto& [slot, arrival] : arrivals_) {
+    if (!arrival.announced && !action.view->members.has(slot)) {
+      send(slot, kFrameView, std::as_bytes(std::span(view)));
+    }
+  }
   std::vector<uint32_t> added;
   for (const membership::Member& member : action.decision->added) {
     added.push_back(member.slot);

@@ -81,8 +81,12 @@ bool ControlThread::connect_newcomer(uint32_t slot) {
   for (const CommDescription& comm : comms) {
     payload.text(comm.name);
     payload.number(comm.epoch);
+    payload.number(comm.child_number);
+    payload.number(comm.ep_number);
     payload.number(static_cast<uint32_t>(comm.slots.size()));
     for (const uint32_t member : comm.slots) payload.number(member);
+    payload.number(static_cast<uint32_t>(comm.objects.size()));
+    for (const std::vector<std::byte>& object : comm.objects) payload.block(object);
   }
   send(slot, kFrameComms, payload.bytes());
   offer_windows_to(slot);
@@ -134,6 +138,9 @@ bool ControlThread::take_view(uint32_t, const Frame& frame) {
     return false;
   }
   membership_->on_view_snapshot(view);
+  // Threads that wait for a member which is gone by now look again.
+  publish_view();
+  world_->directory_.wake();
   return true;
 }
 

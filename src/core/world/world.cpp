@@ -196,12 +196,14 @@ mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet t
   return MEP_SUCCESS;
 }
 
-mep_result_t World::connect(const Deadline& deadline) {
+mep_result_t World::connect(const Deadline& deadline, bool is_newcomer) {
   std::vector<uint32_t> members;
   view_snapshot().members.each([&](uint32_t slot) { members.push_back(slot); });
   std::vector<Remote> remotes;
   return receive_windows(
-      world_window_, members, [](uint32_t) { return false; }, deadline, &remotes);
+      world_window_, members,
+      [&](uint32_t slot) { return is_newcomer && view_snapshot().incarnation(slot) == 0; }, deadline,
+      &remotes);
 }
 
 void World::count_allocation(int change) {
@@ -348,6 +350,7 @@ mep_result_t World::receive_windows(const std::shared_ptr<Window>& window,
     if (!directory_.wait(deadline, settled)) {
       return fail(MEP_ERR_TIMEOUT, "rank %u did not offer its part of a window in time", slot);
     }
+    if (skip(slot)) continue;  // it left the view meanwhile
     WindowOffer offer;
     if (find_remote(slot, window, &remotes->back())) continue;
     if (!directory_.take(slot, window->id(), &offer)) {

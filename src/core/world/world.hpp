@@ -44,6 +44,11 @@ struct CommDescription {
   std::string name;
   uint64_t epoch = 0;
   std::vector<uint32_t> slots;
+  // How many comms were split off and EP objects made from it: names follow from these.
+  uint32_t child_number = 0;
+  uint32_t ep_number = 0;
+  // Its EP objects, in their own form (EpObject::describe_object).
+  std::vector<std::vector<std::byte>> objects;
 };
 
 // What takes part in view changes: a comm. All functions are called by the control thread.
@@ -92,8 +97,9 @@ class World : public std::enable_shared_from_this<World> {
   [[nodiscard]] static mep_result_t open(const ResolvedConfig& config, Mesh mesh,
                                          TransportSet transports, std::shared_ptr<World>* out,
                                          const membership::View* joining = nullptr);
-  // Waits for the peers' doorbells.
-  [[nodiscard]] mep_result_t connect(const Deadline& deadline);
+  // Waits for the peers' doorbells. At the start all must come; a newcomer goes on without a member that
+  // leaves the view meanwhile.
+  [[nodiscard]] mep_result_t connect(const Deadline& deadline, bool is_newcomer = false);
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
