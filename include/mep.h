@@ -55,22 +55,22 @@ enum {
   MEP_ERR_NO_MEMORY = -3,        /* memory, descriptors or another resource ran out */
   MEP_ERR_SYSTEM = -4,           /* a system call failed; the text has errno in words */
   MEP_ERR_INTERNAL = -5,         /* a bug of MEP; please report it with the text */
-  MEP_ERR_TIMEOUT = -6,          /* the time given was over; all members get it for this operation */
-  MEP_ERR_PEER_FAILED = -7,      /* a member failed; the comm goes on without it */
-  MEP_ERR_PEER_LEFT = -8,        /* a member left by mep_comm_destroy; the comm goes on without it */
-  MEP_ERR_NO_QUORUM = -9,        /* this side of a split is too small to decide; it may rejoin */
-  MEP_ERR_EVICTED = -10,         /* the others went on without this rank; it may rejoin */
-  MEP_ERR_BUSY = -11,            /* an earlier operation has to be finished first */
-  MEP_ERR_FORKED = -12,          /* the handle belongs to the parent process */
-  MEP_ERR_MISMATCH = -13,        /* members called different things, or with different arguments */
-  MEP_ERR_BOOTSTRAP = -14,       /* the ranks could not find each other; the text names who and why */
-  MEP_ERR_DENIED = -15,          /* a stranger: wrong user id or wrong secret */
-  MEP_ERR_REVOKED = -16,         /* a member revoked the communicator */
-  MEP_ERR_ABORTED = -17,         /* mep_comm_abort was called on the communicator */
-  MEP_ERR_VERSION = -18,         /* members run library versions that cannot talk to each other */
-  MEP_ERR_CAPACITY = -19,        /* a buffer of the caller is too small; the text says how large */
-  MEP_ERR_NOT_FOUND = -20,       /* nothing has that name */
-  MEP_ERR_DEVICE = -21           /* a GPU or NIC reported an error */
+  MEP_ERR_TIMEOUT = -6,     /* the time given was over; all members get it for this operation */
+  MEP_ERR_PEER_FAILED = -7, /* a member failed; the comm goes on without it */
+  MEP_ERR_PEER_LEFT = -8,   /* a member left by mep_comm_destroy; the comm goes on without it */
+  MEP_ERR_NO_QUORUM = -9,   /* this side of a split is too small to decide; it may rejoin */
+  MEP_ERR_EVICTED = -10,    /* the others went on without this rank; it may rejoin */
+  MEP_ERR_BUSY = -11,       /* an earlier operation has to be finished first */
+  MEP_ERR_FORKED = -12,     /* the handle belongs to the parent process */
+  MEP_ERR_MISMATCH = -13,   /* members called different things, or with different arguments */
+  MEP_ERR_BOOTSTRAP = -14,  /* the ranks could not find each other; the text names who and why */
+  MEP_ERR_DENIED = -15,     /* a stranger: wrong user id or wrong secret */
+  MEP_ERR_REVOKED = -16,    /* a member revoked the communicator */
+  MEP_ERR_ABORTED = -17,    /* mep_comm_abort was called on the communicator */
+  MEP_ERR_VERSION = -18,    /* members run library versions that cannot talk to each other */
+  MEP_ERR_CAPACITY = -19,   /* a buffer of the caller is too small; the text says how large */
+  MEP_ERR_NOT_FOUND = -20,  /* nothing has that name */
+  MEP_ERR_DEVICE = -21      /* a GPU or NIC reported an error */
 };
 
 /* The constant's name, e.g. "MEP_ERR_TIMEOUT"; "unknown result" for other values. Never NULL. 0.1 */
@@ -142,11 +142,11 @@ typedef void* mep_stream_t;
 
 /* Bits of mep_comm_config_t.flags. The SET bits mark fields in which 0 is a value. */
 enum {
-  MEP_COMM_SET_RANK = 1u << 0,   /* rank is given */
-  MEP_COMM_SET_DEVICE = 1u << 1, /* device is given */
-  MEP_COMM_PUT_ONLY = 1u << 2,   /* never use mapped peers; for tests of the put + signal path */
-  MEP_COMM_PARTIAL = 1u << 3,    /* personal operations may answer MEP_PARTIAL */
-  MEP_COMM_UNIFORM = 1u << 4,    /* personal operations agree on one result; one more round */
+  MEP_COMM_SET_RANK = 1u << 0,     /* rank is given */
+  MEP_COMM_SET_DEVICE = 1u << 1,   /* device is given */
+  MEP_COMM_PUT_ONLY = 1u << 2,     /* never use mapped peers; for tests of the put + signal path */
+  MEP_COMM_PARTIAL = 1u << 3,      /* personal operations may answer MEP_PARTIAL */
+  MEP_COMM_UNIFORM = 1u << 4,      /* personal operations agree on one result; one more round */
   MEP_COMM_AUTO_RECOVER = 1u << 5, /* admit ready newcomers at a barrier on the world */
   MEP_COMM_KILL_STOPPED = 1u << 6  /* SIGKILL an excluded process of this host (fencing by force) */
 };
@@ -167,21 +167,21 @@ typedef struct mep_store_t {
 
 typedef struct mep_comm_config_t {
   uint32_t struct_size;
-  uint32_t flags;            /* MEP_COMM_* */
-  int32_t rank;              /* with MEP_COMM_SET_RANK; else MEP_RANK, Open MPI, PMIx, Slurm */
-  int32_t size;              /* number of ranks; 0: from the environment, else 1 */
-  int32_t max_size;          /* up to how many ranks mep_comm_grow may go; 0: size */
-  int32_t device;            /* CUDA device, with MEP_COMM_SET_DEVICE; else host memory */
-  uint32_t timeout_ms;       /* of every operation; 0: MEP_TIMEOUT_MS, else 30000 */
-  uint32_t init_timeout_ms;  /* of start-up; 0: MEP_INIT_TIMEOUT_MS, else 60000 */
-  const char* job;           /* the name that the ranks of one job share; NULL: MEP_JOB, launcher */
-  const char* rendezvous;    /* "HOST:PORT[,..]" or a directory; NULL: MEP_RENDEZVOUS, else one host */
-  const char* transports;    /* preference, e.g. "shm,tcp"; NULL: MEP_TRANSPORTS, else all usable */
-  const char* secret_file;   /* job secret across hosts; NULL: MEP_SECRET_FILE */
-  const mep_store_t* store;  /* start-up through the caller's key-value store; NULL: none */
-  uint32_t quorum;           /* MEP_QUORUM_*: who may go on after a split */
-  uint32_t heartbeat_ms;     /* interval of the sign of life; 0: MEP_HEARTBEAT_MS, else 100 */
-  uint32_t suspect_ms;       /* silence after which a member is suspected; 0: MEP_SUSPECT_MS, else 5000 */
+  uint32_t flags;           /* MEP_COMM_* */
+  int32_t rank;             /* with MEP_COMM_SET_RANK; else MEP_RANK, Open MPI, PMIx, Slurm */
+  int32_t size;             /* number of ranks; 0: from the environment, else 1 */
+  int32_t max_size;         /* up to how many ranks mep_comm_grow may go; 0: size */
+  int32_t device;           /* CUDA device, with MEP_COMM_SET_DEVICE; else host memory */
+  uint32_t timeout_ms;      /* of every operation; 0: MEP_TIMEOUT_MS, else 30000 */
+  uint32_t init_timeout_ms; /* of start-up; 0: MEP_INIT_TIMEOUT_MS, else 60000 */
+  const char* job;          /* the name that the ranks of one job share; NULL: MEP_JOB, launcher */
+  const char* rendezvous; /* "HOST:PORT[,..]" or a directory; NULL: MEP_RENDEZVOUS, else one host */
+  const char* transports; /* preference, e.g. "shm,tcp"; NULL: MEP_TRANSPORTS, else all usable */
+  const char* secret_file;  /* job secret across hosts; NULL: MEP_SECRET_FILE */
+  const mep_store_t* store; /* start-up through the caller's key-value store; NULL: none */
+  uint32_t quorum;          /* MEP_QUORUM_*: who may go on after a split */
+  uint32_t heartbeat_ms;    /* interval of the sign of life; 0: MEP_HEARTBEAT_MS, else 100 */
+  uint32_t suspect_ms; /* silence after which a member is suspected; 0: MEP_SUSPECT_MS, else 5000 */
   uint32_t in_place_restore_bytes; /* up to this size an in-place input is restored after a failure;
                                       0: 65536 */
 } mep_comm_config_t;
@@ -191,7 +191,9 @@ static inline void mep_comm_config_defaults(mep_comm_config_t* config) {
   mep_comm_config_init(config, sizeof *config);
 }
 MEP_API void mep_store_init(void* store, size_t size);
-static inline void mep_store_defaults(mep_store_t* store) { mep_store_init(store, sizeof *store); }
+static inline void mep_store_defaults(mep_store_t* store) {
+  mep_store_init(store, sizeof *store);
+}
 
 /* Joins the job's world and returns a communicator of all its ranks. config NULL: all defaults, so a
  * program started by `mpirun` or `mep_run` needs nothing, and one started alone is a world of one.
@@ -240,20 +242,22 @@ MEP_API mep_result_t mep_mem_free(mep_comm_t comm, void* memory);
  * What happened to an operation
  * --------------------------------------------------------------------------------------------- */
 
-enum { MEP_OP_INPUT_INTACT = 1u << 0 }; /* mep_op_info_t.flags: the input buffer has its old bytes */
+enum {
+  MEP_OP_INPUT_INTACT = 1u << 0
+}; /* mep_op_info_t.flags: the input buffer has its old bytes */
 
 /* Bitmaps have one bit a comm rank, bit r % 64 of word r / 64. The caller gives their capacity in
  * 64-bit words (or NULL); words beyond the comm's size are zeroed. */
 typedef struct mep_op_info_t {
   uint32_t struct_size;
-  uint32_t flags;                /* out: MEP_OP_* */
-  uint64_t epoch;                /* out: epoch in which it ended */
-  uint64_t seq;                  /* out: number of the operation on its channel, from 1 */
-  mep_result_t result;           /* out */
-  uint32_t contributors_words;   /* in */
-  uint64_t* contributors;        /* in: array; out: ranks whose contribution is in the result */
-  uint64_t* failed;              /* in: array; out: ranks that were missing */
-  uint32_t failed_words;         /* in */
+  uint32_t flags;              /* out: MEP_OP_* */
+  uint64_t epoch;              /* out: epoch in which it ended */
+  uint64_t seq;                /* out: number of the operation on its channel, from 1 */
+  mep_result_t result;         /* out */
+  uint32_t contributors_words; /* in */
+  uint64_t* contributors;      /* in: array; out: ranks whose contribution is in the result */
+  uint64_t* failed;            /* in: array; out: ranks that were missing */
+  uint32_t failed_words;       /* in */
   uint32_t reserved;
 } mep_op_info_t;
 
@@ -366,12 +370,12 @@ MEP_API mep_result_t mep_comm_peer_state(mep_comm_t comm, int32_t rank, uint32_t
 /* The comm's members. Arrays of the caller hold `capacity` entries, one a comm rank, or are NULL. */
 typedef struct mep_view_t {
   uint32_t struct_size;
-  uint32_t flags;        /* out: 0 */
-  uint64_t epoch;        /* out: of the comm */
-  uint64_t world_epoch;  /* out: of the world's view */
-  int32_t size;          /* out */
-  int32_t live;          /* out */
-  uint32_t capacity;     /* in */
+  uint32_t flags;       /* out: 0 */
+  uint64_t epoch;       /* out: of the comm */
+  uint64_t world_epoch; /* out: of the world's view */
+  int32_t size;         /* out */
+  int32_t live;         /* out */
+  uint32_t capacity;    /* in */
   uint32_t reserved;
   int32_t* slots;         /* in: array; out: rank -> slot of the world */
   uint64_t* incarnations; /* in: array; out: 0 for an absent rank */
@@ -379,7 +383,9 @@ typedef struct mep_view_t {
 } mep_view_t;
 
 MEP_API void mep_view_init(void* view, size_t size);
-static inline void mep_view_defaults(mep_view_t* view) { mep_view_init(view, sizeof *view); }
+static inline void mep_view_defaults(mep_view_t* view) {
+  mep_view_init(view, sizeof *view);
+}
 
 /* Errors: MEP_ERR_CAPACITY (arrays too short; scalars are filled). Does not block. 0.1 */
 MEP_API mep_result_t mep_comm_view(mep_comm_t comm, mep_view_t* view);
@@ -446,10 +452,10 @@ MEP_API mep_result_t mep_comm_abort(mep_comm_t comm);
  * fastest, unless a stride is given.
  * --------------------------------------------------------------------------------------------- */
 
-enum { MEP_EP_LOW_LATENCY = 0, MEP_EP_HIGH_THROUGHPUT = 1 };   /* mode */
+enum { MEP_EP_LOW_LATENCY = 0, MEP_EP_HIGH_THROUGHPUT = 1 };         /* mode */
 enum { MEP_EP_PACKED = 0, MEP_EP_SLOTTED = 1, MEP_EP_EXPANDED = 2 }; /* receive_layout */
-enum { MEP_SCALE_FLOAT32 = 0, MEP_SCALE_UE8M0 = 1 };           /* scale_type */
-enum { MEP_SCALE_ROW_MAJOR = 0, MEP_SCALE_COLUMN_MAJOR = 1 };  /* scale_layout */
+enum { MEP_SCALE_FLOAT32 = 0, MEP_SCALE_UE8M0 = 1 };                 /* scale_type */
+enum { MEP_SCALE_ROW_MAJOR = 0, MEP_SCALE_COLUMN_MAJOR = 1 };        /* scale_layout */
 enum { MEP_PHASE_BOTH = 0, MEP_PHASE_SEND = 1, MEP_PHASE_RECEIVE = 2 };
 
 typedef struct mep_ep_config_t {
@@ -527,12 +533,12 @@ MEP_API mep_result_t mep_ep_set_expert_map(mep_ep_t ep, const int32_t* map);
 typedef struct mep_ep_view_t {
   uint32_t struct_size;
   uint32_t flags;
-  const void* recv_x;           /* [E_local, R*M, H] wire type */
-  const void* recv_scales;      /* [E_local, R*M, ceil(H/128)] float32 or uint8 (UE8M0); else NULL */
-  const int32_t* recv_count;    /* [E_local] rows per local expert */
-  const int32_t* src_info;      /* [E_local, R*M] the token's index on its source rank */
-  const int64_t* layout_range;  /* [E_local, R] begin << 32 | count of the rows of each source */
-  void* combine_input;          /* [E_local, R*M, H] combine type: write y here, pass y = NULL */
+  const void* recv_x;          /* [E_local, R*M, H] wire type */
+  const void* recv_scales;     /* [E_local, R*M, ceil(H/128)] float32 or uint8 (UE8M0); else NULL */
+  const int32_t* recv_count;   /* [E_local] rows per local expert */
+  const int32_t* src_info;     /* [E_local, R*M] the token's index on its source rank */
+  const int64_t* layout_range; /* [E_local, R] begin << 32 | count of the rows of each source */
+  void* combine_input;         /* [E_local, R*M, H] combine type: write y here, pass y = NULL */
 } mep_ep_view_t;
 
 MEP_API void mep_ep_view_init(void* view, size_t size);
@@ -548,46 +554,46 @@ MEP_API mep_result_t mep_ep_combine_input(mep_ep_t ep, uint32_t buffer, void** m
 
 typedef struct mep_dispatch_args_t {
   uint32_t struct_size;
-  uint32_t flags;                /* must be 0 */
-  uint32_t phase;                /* MEP_PHASE_* */
-  uint32_t num_tokens;           /* T */
-  const void* x;                 /* [T, H] input type */
-  uint64_t x_stride_bytes;       /* between rows; 0: dense */
-  const void* x_scales;          /* [T, ceil(H/128)] for e4m3 input; NULL: quantise while sending */
+  uint32_t flags;          /* must be 0 */
+  uint32_t phase;          /* MEP_PHASE_* */
+  uint32_t num_tokens;     /* T */
+  const void* x;           /* [T, H] input type */
+  uint64_t x_stride_bytes; /* between rows; 0: dense */
+  const void* x_scales;    /* [T, ceil(H/128)] for e4m3 input; NULL: quantise while sending */
   uint64_t x_scales_stride_bytes; /* 0: dense */
-  const void* topk_idx;          /* [T, K]; -1: none */
-  mep_dtype_t topk_idx_type;     /* MEP_INT32 or MEP_INT64; 0: int64 */
+  const void* topk_idx;           /* [T, K]; -1: none */
+  mep_dtype_t topk_idx_type;      /* MEP_INT32 or MEP_INT64; 0: int64 */
   uint32_t reserved;
-  const float* topk_weights;     /* [T, K] or NULL; kept in the handle for combine */
+  const float* topk_weights; /* [T, K] or NULL; kept in the handle for combine */
   /* Outputs of the receive phase. NULL: only in the library's memory (mep_ep_buffer_view). */
-  void* recv_x;                  /* as mep_ep_view_t; only rows that arrived are written */
-  uint64_t recv_capacity;        /* bytes at recv_x; 0: as large as the view's */
+  void* recv_x;           /* as mep_ep_view_t; only rows that arrived are written */
+  uint64_t recv_capacity; /* bytes at recv_x; 0: as large as the view's */
   void* recv_scales;
   uint64_t recv_scales_token_stride_bytes; /* 0: dense */
   uint64_t recv_scales_group_stride_bytes; /* between experts; 0: dense */
-  int32_t* recv_count;           /* [E_local] */
-  int32_t* recv_count_host;      /* the same in pinned host memory */
-  int32_t* src_info;             /* [E_local, R*M] */
-  int64_t* layout_range;         /* [E_local, R] */
-  int32_t* recv_topk_idx;        /* high throughput */
-  float* recv_topk_weights;      /* high throughput */
-  int64_t* recv_total;           /* rows that arrived, all local experts */
-  int64_t* statistics;           /* [E_local], added to: rows per local expert over many dispatches */
-  mep_op_status_t* op_status;    /* filled at the end of the receive phase, or NULL */
+  int32_t* recv_count;                     /* [E_local] */
+  int32_t* recv_count_host;                /* the same in pinned host memory */
+  int32_t* src_info;                       /* [E_local, R*M] */
+  int64_t* layout_range;                   /* [E_local, R] */
+  int32_t* recv_topk_idx;                  /* high throughput */
+  float* recv_topk_weights;                /* high throughput */
+  int64_t* recv_total;                     /* rows that arrived, all local experts */
+  int64_t* statistics;        /* [E_local], added to: rows per local expert over many dispatches */
+  mep_op_status_t* op_status; /* filled at the end of the receive phase, or NULL */
 } mep_dispatch_args_t;
 
 enum { MEP_COMBINE_RENORMALIZE = 1u << 0 }; /* rescale when an expert's rank is missing */
 
 typedef struct mep_combine_args_t {
   uint32_t struct_size;
-  uint32_t flags;               /* MEP_COMBINE_* */
-  uint32_t phase;               /* MEP_PHASE_* */
+  uint32_t flags; /* MEP_COMBINE_* */
+  uint32_t phase; /* MEP_PHASE_* */
   uint32_t reserved;
-  const void* y;                /* [E_local, R*M, H] combine type; NULL: mep_ep_combine_input memory */
-  const float* weights;         /* [T, K]; NULL: topk_weights of the dispatch; had none: all 1 */
-  const void* bias;             /* [H] combine type, added once at the end; NULL: none */
-  void* out;                    /* [T, H] combine type */
-  uint64_t out_stride_bytes;    /* 0: dense */
+  const void* y;             /* [E_local, R*M, H] combine type; NULL: mep_ep_combine_input memory */
+  const float* weights;      /* [T, K]; NULL: topk_weights of the dispatch; had none: all 1 */
+  const void* bias;          /* [H] combine type, added once at the end; NULL: none */
+  void* out;                 /* [T, H] combine type */
+  uint64_t out_stride_bytes; /* 0: dense */
   mep_op_status_t* op_status;
 } mep_combine_args_t;
 

@@ -37,7 +37,9 @@ std::string load_now() {
   return load;
 }
 
-uint64_t bit(uint32_t rank) { return uint64_t{1} << rank; }
+uint64_t bit(uint32_t rank) {
+  return uint64_t{1} << rank;
+}
 
 }  // namespace
 
@@ -59,8 +61,8 @@ Report Director::run(const std::vector<Step>& plan) {
     settle();
     sample_all();
     for (const Step& step : plan) {
-      const bool late = options_.seconds != 0 &&
-                        us_between(started_ns_, now_ns()) > static_cast<double>(options_.seconds) * 1e6;
+      const bool late = options_.seconds != 0 && us_between(started_ns_, now_ns()) >
+                                                     static_cast<double>(options_.seconds) * 1e6;
       if (late && step.kind != Step::Kind::kRejoin) break;
       say(step.text());
       execute(step);
@@ -85,11 +87,21 @@ Report Director::run(const std::vector<Step>& plan) {
 
 void Director::execute(const Step& step) {
   switch (step.kind) {
-    case Step::Kind::kKill: kill(step); break;
-    case Step::Kind::kStop: stop(step); break;
-    case Step::Kind::kSlow: slow(step); break;
-    case Step::Kind::kRejoin: rejoin(step); break;
-    case Step::Kind::kGrow: grow(step); break;
+    case Step::Kind::kKill:
+      kill(step);
+      break;
+    case Step::Kind::kStop:
+      stop(step);
+      break;
+    case Step::Kind::kSlow:
+      slow(step);
+      break;
+    case Step::Kind::kRejoin:
+      rejoin(step);
+      break;
+    case Step::Kind::kGrow:
+      grow(step);
+      break;
     case Step::Kind::kArm: {
       for (const uint32_t rank : step.ranks) arm(*job_.of(rank), step.point);
       const uint64_t from = highest_iteration();
@@ -132,8 +144,9 @@ void Director::kill(const Step& step) {
     watch_->inject_ns = now_ns();
     for (const Process* victim : victims) job_.signal(*victim, SIGKILL);
   }
-  insist("the end of a killed rank",
-         [&] { return std::all_of(victims.begin(), victims.end(), [](auto* p) { return p->ended; }); });
+  insist("the end of a killed rank", [&] {
+    return std::all_of(victims.begin(), victims.end(), [](auto* p) { return p->ended; });
+  });
   for (const Process* victim : victims) {
     watch_->inject_ns = std::max(watch_->inject_ns, victim->page->acted_ns.load());
   }
@@ -148,8 +161,9 @@ bool Director::strike_at_point(const Step& step, const char* action) {
     arm(*job_.of(rank), step.point + ":" + std::to_string(step.nth) + "=" + action);
   }
   const uint64_t from = highest_iteration();
-  insist("the arming", [&] { return settled(from + 2) || job_.of(step.ranks[0])->ended ||
-                                    job_.of(step.ranks[0])->stopped; });
+  insist("the arming", [&] {
+    return settled(from + 2) || job_.of(step.ranks[0])->ended || job_.of(step.ranks[0])->stopped;
+  });
   if (is_view_point(step.point)) {
     const uint32_t trigger = another_rank(step.ranks);
     if (trigger == kMaxRanks) return false;
@@ -236,8 +250,8 @@ void Director::slow(const Step& step) {
     if (!process->ended) continue;
     ++report_.evictions;
     ++report_.false_evictions;
-    report_.findings.push_back("rank " + std::to_string(process->rank) + " was evicted: " +
-                               step.text());
+    report_.findings.push_back("rank " + std::to_string(process->rank) +
+                               " was evicted: " + step.text());
   }
 }
 
@@ -274,9 +288,10 @@ void Director::rejoin(const Step& step) {
     settle();
     bool all_in = true;
     for (const Process* newcomer : newcomers) {
-      const auto number = static_cast<size_t>(
-          std::find_if(job_.all().begin(), job_.all().end(),
-                       [&](const auto& p) { return p.get() == newcomer; }) - job_.all().begin());
+      const auto number =
+          static_cast<size_t>(std::find_if(job_.all().begin(), job_.all().end(),
+                                           [&](const auto& p) { return p.get() == newcomer; }) -
+                              job_.all().begin());
       if (newcomer->ended) {
         all_in = false;
         if (attempt == 0 && !step.point.empty() && newcomer->killed()) {
@@ -324,7 +339,8 @@ void Director::finish_job() {
   uint32_t number = 0;
   for (const auto& process : job_.all()) {
     if (!process->killed() && WEXITSTATUS(process->wait_status) != 0 &&
-        end_result_[number] != MEP_ERR_EVICTED && end_result_[number] != MEP_ERR_TIMEOUT) {
+        end_result_[number] != MEP_ERR_EVICTED && end_result_[number] != MEP_ERR_NO_QUORUM &&
+        end_result_[number] != MEP_ERR_TIMEOUT) {
       checker_.report("rank " + std::to_string(process->rank) + " ended with status " +
                       std::to_string(WEXITSTATUS(process->wait_status)) + ": " + end_text_[number]);
     }
@@ -358,12 +374,25 @@ bool Director::obeyed() const {
   });
 }
 
+// Only SIGKILL is part of the plan.
+void Director::check_ends() {
+  for (const auto& process : job_.all()) {
+    if (!process->killed() || process->end_checked) continue;
+    process->end_checked = true;
+    if (WTERMSIG(process->wait_status) == SIGKILL) continue;
+    checker_.report("rank " + std::to_string(process->rank) + " died of signal " +
+                    std::to_string(WTERMSIG(process->wait_status)));
+    throw Hang("a rank crashed");
+  }
+}
+
 template <typename Condition>
 bool Director::wait_for(uint64_t limit_ms, Condition condition) {
   const Deadline deadline = Deadline::after_ms(limit_ms);
   for (;;) {
     job_.look();
     drain();
+    check_ends();
     if (condition()) return true;
     if (deadline.expired()) return false;
     pause_us(500);
@@ -456,9 +485,9 @@ void Director::take(Process& process, uint32_t number, const Record& record) {
   checker_.take(process.rank, number, record);
   if (record.type == RecordType::kEnd) {
     end_result_[number] = record.result;
-    end_text_[number] = std::string(mep_result_string(record.result)) + " at " + name_of(record.kind) +
-                        ", epoch " + std::to_string(record.epoch) + " operation " +
-                        std::to_string(record.seq) + ": " + record.text;
+    end_text_[number] = std::string(mep_result_string(record.result)) + " at " +
+                        name_of(record.kind) + ", epoch " + std::to_string(record.epoch) +
+                        " operation " + std::to_string(record.seq) + ": " + record.text;
     say("rank " + std::to_string(process.rank) + " ends: " + end_text_[number]);
   }
   if (record.type == RecordType::kNews && record.result != MEP_SUCCESS &&
@@ -490,8 +519,8 @@ void Director::check_names(const Process& process, const Record& record) {
     const bool may_have_failed = other->ended || (watch_->victims & bit(other->rank)) != 0;
     if (may_have_failed && std::string(record.text).find(name) != std::string::npos) return;
   }
-  checker_.report("rank " + std::to_string(process.rank) + " was told nobody's failure: " +
-                  record.text);
+  checker_.report("rank " + std::to_string(process.rank) +
+                  " was told nobody's failure: " + record.text);
 }
 
 void Director::begin_watch(uint64_t victims, bool measured) {

@@ -30,12 +30,12 @@ class Director {
   // One injected fault, while its consequences are observed.
   struct Watch {
     uint64_t inject_ns = 0;
-    uint64_t epoch = 0;        // of the comm, before
-    uint64_t victims = 0;      // ranks
-    bool measured = false;     // whether its times are to be reported
-    std::map<uint32_t, ViewChangeTimes> views;   // by process: the last
-    std::map<uint32_t, uint64_t> detected_ns;    // by process
-    std::map<uint32_t, uint64_t> success_ns;     // by process
+    uint64_t epoch = 0;                         // of the comm, before
+    uint64_t victims = 0;                       // ranks
+    bool measured = false;                      // whether its times are to be reported
+    std::map<uint32_t, ViewChangeTimes> views;  // by process: the last
+    std::map<uint32_t, uint64_t> detected_ns;   // by process
+    std::map<uint32_t, uint64_t> success_ns;    // by process
   };
 
   void execute(const Step& step);
@@ -58,6 +58,7 @@ class Director {
   void take(Process& process, uint32_t number, const Record& record);
   void check_names(const Process& process, const Record& record);
   bool obeyed() const;
+  void check_ends();
   // Waits until condition(); false: `limit_ms` is over. Drains all the time.
   template <typename Condition>
   bool wait_for(uint64_t limit_ms, Condition condition);

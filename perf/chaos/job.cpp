@@ -19,7 +19,9 @@ Process::~Process() {
   if (page != nullptr) munmap(page, sizeof(Page));
 }
 
-bool Process::killed() const { return ended && WIFSIGNALED(wait_status); }
+bool Process::killed() const {
+  return ended && WIFSIGNALED(wait_status);
+}
 
 Job::Job(const Options& options) : options_(options), generations_(kMaxRanks, 0) {
   name_ = "chaos-" + std::to_string(getpid()) + "-" + std::to_string(now_ns());
@@ -62,9 +64,10 @@ Process& Job::start(uint32_t rank, bool joins, const std::string& environment) {
   const std::string timeout = std::to_string(options_.timeout_ms);
   const std::string suspect = std::to_string(options_.suspect_ms);
   const std::string heartbeat = std::to_string(options_.heartbeat_ms);
-  std::vector<const char*> words = {"mep_chaos", "--worker", fd.c_str(), "--generation",
-                                    generation.c_str(), "--seed", seed.c_str(), "--workload",
-                                    options_.workload.c_str(), "--timeout-ms", timeout.c_str()};
+  std::vector<const char*> words = {"mep_chaos",    "--worker",         fd.c_str(),
+                                    "--generation", generation.c_str(), "--seed",
+                                    seed.c_str(),   "--workload",       options_.workload.c_str(),
+                                    "--timeout-ms", timeout.c_str()};
   if (options_.suspect_ms != 0) words.insert(words.end(), {"--suspect-ms", suspect.c_str()});
   if (options_.heartbeat_ms != 0) words.insert(words.end(), {"--heartbeat-ms", heartbeat.c_str()});
   words.push_back(nullptr);

@@ -23,6 +23,7 @@ struct Process {
   pid_t pid = 0;
   bool ended = false;
   bool stopped = false;  // by a signal, now
+  bool end_checked = false;
   bool drained = false;  // all that it recorded has been read
   int wait_status = 0;
   uint64_t started_ns = 0;

@@ -14,16 +14,18 @@ int main(int argc, char** argv) {
   Options options;
   std::string message;
   switch (parse_options(argc, argv, &options, &message)) {
-    case ParseResult::kLeave: return 0;
+    case ParseResult::kLeave:
+      return 0;
     case ParseResult::kBad:
       std::fprintf(stderr, "mep_chaos: %s\nTry 'mep_chaos --help'.\n", message.c_str());
       return 2;
-    case ParseResult::kRun: break;
+    case ParseResult::kRun:
+      break;
   }
   try {
     if (options.worker_fd >= 0) return run_worker(options);
-    const std::vector<Step> plan = options.plan.empty() ? generate_plan(options)
-                                                        : parse_plan(options.plan, options.ranks);
+    const std::vector<Step> plan =
+        options.plan.empty() ? generate_plan(options) : parse_plan(options.plan, options.ranks);
     std::ofstream json;
     if (!options.json_path.empty()) {
       json.open(options.json_path);

@@ -12,9 +12,12 @@ constexpr uint32_t kLocalExperts = 2;
 float value_of(uint64_t iteration, uint32_t source, uint32_t token, uint32_t column) {
   return static_cast<float>((iteration * 31 + source * 7 + token * 5 + column * 3) % 509);
 }
-float factor_of(uint32_t expert) { return static_cast<float>(expert % 5 + 1); }
+float factor_of(uint32_t expert) {
+  return static_cast<float>(expert % 5 + 1);
+}
 
-uint32_t expert_of(uint64_t iteration, uint32_t source, uint32_t token, uint32_t k, uint32_t experts) {
+uint32_t expert_of(uint64_t iteration, uint32_t source, uint32_t token, uint32_t k,
+                   uint32_t experts) {
   const uint64_t first = iteration + source * 3 + token;
   return static_cast<uint32_t>((first + k * (1 + iteration % (experts - 1))) % experts);
 }
@@ -93,8 +96,8 @@ void MoeWorkload::check_received(uint64_t iteration, uint64_t members, std::stri
       for (uint32_t token = 0; token < kTokens; ++token) {
         bool sent = false;
         for (uint32_t k = 0; k < kTopK; ++k) {
-          sent = sent || expert_of(iteration, source, token, k, experts) ==
-                             rank_ * kLocalExperts + local;
+          sent = sent ||
+                 expert_of(iteration, source, token, k, experts) == rank_ * kLocalExperts + local;
         }
         if (!sent) continue;
         const size_t at = local * rows + row++;

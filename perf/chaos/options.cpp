@@ -13,7 +13,8 @@ namespace {
 constexpr const char* kHelp =
     "usage: mep_chaos [OPTION]...\n"
     "\n"
-    "Starts a job of N ranks on this host, kills, stops and slows its ranks by a seeded plan, starts\n"
+    "Starts a job of N ranks on this host, kills, stops and slows its ranks by a seeded plan, "
+    "starts\n"
     "replacements, and checks every byte of every result on every survivor.\n"
     "\n"
     "  -n N             ranks, 1 to 31 (default 4)\n"

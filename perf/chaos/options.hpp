@@ -9,17 +9,17 @@ namespace mep::chaos {
 struct Options {
   uint32_t ranks = 4;
   uint64_t seed = 1;
-  uint64_t faults = 20;     // of the generated plan
-  uint64_t seconds = 0;     // no new fault after this; 0: no limit
-  std::string plan;         // text of a given plan; empty: generated
-  std::string mix = "kill"; // of a generated plan: comma list of kill, stop, slow, two, point
+  uint64_t faults = 20;      // of the generated plan
+  uint64_t seconds = 0;      // no new fault after this; 0: no limit
+  std::string plan;          // text of a given plan; empty: generated
+  std::string mix = "kill";  // of a generated plan: comma list of kill, stop, slow, two, point
   std::string workload = "mixed";  // allreduce, mixed or moe
   uint32_t timeout_ms = 20000;     // of operations
   uint32_t suspect_ms = 0;         // 0: the library's
   uint32_t heartbeat_ms = 0;
-  uint32_t hang_ms = 60000;        // without progress for so long: a hang
-  uint32_t leak_pages = 256;       // growth of a survivor's resident pages that is still none, all
-                                   // in the second half of the run
+  uint32_t hang_ms = 60000;   // without progress for so long: a hang
+  uint32_t leak_pages = 256;  // growth of a survivor's resident pages that is still none, all
+                              // in the second half of the run
   std::string json_path;
   bool verbose = false;
   // Internal: this process is a worker.

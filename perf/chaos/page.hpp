@@ -67,9 +67,17 @@ struct Record {
 // What the director asks of a worker; the highest serial that any worker has seen is carried out by all.
 // serial << 40 | verb << 32 | ranks (bit r: rank r; growth: how many)
 enum class Verb : uint64_t { kNone = 0, kStop = 1, kRecover = 2, kGrow = 3, kSample = 4 };
-constexpr const char* kKindNames[] = {"sync", "command", "small allreduce", "large allreduce",
-                                      "allgather", "small broadcast", "large broadcast", "barrier",
-                                      "moe", "recover", "grow"};
+constexpr const char* kKindNames[] = {"sync",
+                                      "command",
+                                      "small allreduce",
+                                      "large allreduce",
+                                      "allgather",
+                                      "small broadcast",
+                                      "large broadcast",
+                                      "barrier",
+                                      "moe",
+                                      "recover",
+                                      "grow"};
 inline const char* name_of(Kind kind) {
   const auto index = static_cast<uint32_t>(kind);
   return index < static_cast<uint32_t>(Kind::kCount) ? kKindNames[index] : "?";
@@ -78,9 +86,15 @@ inline const char* name_of(Kind kind) {
 constexpr uint64_t make_command(uint64_t serial, Verb verb, uint64_t ranks) {
   return serial << 40 | static_cast<uint64_t>(verb) << 32 | (ranks & 0xffffffffu);
 }
-constexpr uint64_t command_serial(uint64_t command) { return command >> 40; }
-constexpr Verb command_verb(uint64_t command) { return static_cast<Verb>(command >> 32 & 0xff); }
-constexpr uint64_t command_ranks(uint64_t command) { return command & 0xffffffffu; }
+constexpr uint64_t command_serial(uint64_t command) {
+  return command >> 40;
+}
+constexpr Verb command_verb(uint64_t command) {
+  return static_cast<Verb>(command >> 32 & 0xff);
+}
+constexpr uint64_t command_ranks(uint64_t command) {
+  return command & 0xffffffffu;
+}
 
 // All atomics: release by the writer, acquire by the reader, unless a comment says otherwise.
 struct Page {
@@ -88,9 +102,9 @@ struct Page {
   std::atomic<WorkerState> state{WorkerState::kStarting};
   std::atomic<uint64_t> iteration{0};
   std::atomic<uint64_t> epoch{0};
-  std::atomic<uint64_t> members{0};     // contributors of the last operation of all
+  std::atomic<uint64_t> members{0};      // contributors of the last operation of all
   std::atomic<uint64_t> done_serial{0};  // of the last command that was carried out
-  std::atomic<uint64_t> acted_ns{0};    // when a failpoint or the worker struck
+  std::atomic<uint64_t> acted_ns{0};     // when a failpoint or the worker struck
   std::atomic<uint64_t> join_called_ns{0};
   std::atomic<uint64_t> written{0};
   // The director's.

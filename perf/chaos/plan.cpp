@@ -8,9 +8,10 @@
 namespace mep::chaos {
 namespace {
 
-const std::vector<std::string> kViewPoints = {"wedge",  "wedged",        "flush",  "fence",
-                                              "prepare", "commit",       "install", "adopt",
-                                              "flush receive"};
+const std::vector<std::string> kViewPoints = {
+    "wedge", "wedged", "flush", "fence", "prepare", "commit", "install", "adopt", "flush receive"};
+
+constexpr uint32_t kMostGrown = 16;
 
 [[noreturn]] void bad_step(const std::string& text) {
   throw std::runtime_error("the plan's step \"" + text + "\" is not understood; see --help");
@@ -60,7 +61,8 @@ Step parse_step(const std::string& text, uint32_t ranks) {
     words >> list;
     for (const std::string& rank : split(list, ',')) {
       step.ranks.push_back(static_cast<uint32_t>(std::stoul(rank)));
-      if (step.ranks.back() >= ranks) bad_step(text);
+      // Ranks that a grow step adds may be named, too.
+      if (step.ranks.back() >= ranks + kMostGrown) bad_step(text);
     }
     if (step.ranks.empty()) bad_step(text);
   };
@@ -105,9 +107,9 @@ bool is_view_point(const std::string& point) {
 
 const std::vector<std::string>& member_points() {
   static const std::vector<std::string> points = {
-      "enter",  "cells post",  "put",         "put half", "signal",  "cells collect", "bulk publish",
-      "bulk reduce", "bulk copy", "bulk finish", "complete", "wedge",   "wedged",      "prepare",
-      "commit", "install",     "adopt"};
+      "enter",        "cells post",  "put",       "put half",    "signal",   "cells collect",
+      "bulk publish", "bulk reduce", "bulk copy", "bulk finish", "complete", "wedge",
+      "wedged",       "prepare",     "commit",    "install",     "adopt"};
   return points;
 }
 
@@ -117,13 +119,34 @@ std::string Step::text() const {
     for (size_t i = 0; i < ranks.size(); ++i) out << (i == 0 ? " " : ",") << ranks[i];
   };
   switch (kind) {
-    case Kind::kArm: out << "arm"; list(); out << " " << point; break;
-    case Kind::kKill: out << "kill"; list(); break;
-    case Kind::kStop: out << "stop"; list(); out << " " << seconds; break;
-    case Kind::kSlow: out << "slow"; list(); out << " " << factor << " " << seconds; break;
-    case Kind::kRejoin: out << "rejoin" << (point.empty() ? "" : " " + point + "=kill"); break;
-    case Kind::kGrow: out << "grow " << count; break;
-    case Kind::kWait: out << "wait " << count; break;
+    case Kind::kArm:
+      out << "arm";
+      list();
+      out << " " << point;
+      break;
+    case Kind::kKill:
+      out << "kill";
+      list();
+      break;
+    case Kind::kStop:
+      out << "stop";
+      list();
+      out << " " << seconds;
+      break;
+    case Kind::kSlow:
+      out << "slow";
+      list();
+      out << " " << factor << " " << seconds;
+      break;
+    case Kind::kRejoin:
+      out << "rejoin" << (point.empty() ? "" : " " + point + "=kill");
+      break;
+    case Kind::kGrow:
+      out << "grow " << count;
+      break;
+    case Kind::kWait:
+      out << "wait " << count;
+      break;
   }
   if (kind == Kind::kKill || kind == Kind::kStop) {
     if (!point.empty()) out << " at " << point << ":" << nth;

@@ -58,8 +58,8 @@ bool Report::clean(const Options& options) const {
 std::string Report::text(const Options& options) const {
   const auto number = [](uint64_t value) { return static_cast<unsigned long long>(value); };
   std::string out;
-  append(&out, "mep_chaos: %u ranks, seed %llu, workload %s, %.1f s, load %s\n", ranks, number(seed),
-         workload.c_str(), seconds, load.c_str());
+  append(&out, "mep_chaos: %u ranks, seed %llu, workload %s, %.1f s, load %s\n", ranks,
+         number(seed), workload.c_str(), seconds, load.c_str());
   append(&out,
          "faults %llu (points not reached %llu), wrong results %llu, hangs %llu, evictions %llu "
          "(false %llu), joins %llu (failed %llu)\n",
@@ -93,12 +93,18 @@ std::string Report::json(const Options& options) const {
   number("ranks", ranks);
   number("seed", static_cast<double>(seed));
   number("seconds", seconds);
-  const std::pair<const char*, uint64_t> counts[] = {
-      {"faults", faults},         {"not_reached", not_reached}, {"wrong_results", wrong_results},
-      {"hangs", hangs},           {"evictions", evictions},     {"false_evictions", false_evictions},
-      {"joins", joins},           {"failed_joins", failed_joins}, {"operations", operations},
-      {"compared", compared},     {"leaked_children", leaked_children},
-      {"leaked_files", leaked_files}};
+  const std::pair<const char*, uint64_t> counts[] = {{"faults", faults},
+                                                     {"not_reached", not_reached},
+                                                     {"wrong_results", wrong_results},
+                                                     {"hangs", hangs},
+                                                     {"evictions", evictions},
+                                                     {"false_evictions", false_evictions},
+                                                     {"joins", joins},
+                                                     {"failed_joins", failed_joins},
+                                                     {"operations", operations},
+                                                     {"compared", compared},
+                                                     {"leaked_children", leaked_children},
+                                                     {"leaked_files", leaked_files}};
   for (const auto& [name, value] : counts) number(name, static_cast<double>(value));
   number("leaked_fds", static_cast<double>(leaked_fds));
   number("leaked_threads", static_cast<double>(leaked_threads));

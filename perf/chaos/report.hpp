@@ -13,10 +13,10 @@ struct Report {
   uint64_t seed = 0;
   uint32_t ranks = 0;
   std::string workload;
-  std::string load;  // of the machine at the start and the end
-  uint64_t faults = 0;       // injected and settled
-  uint64_t not_reached = 0;  // failpoints that nobody passed in time
-  uint64_t evictions = 0;    // of stopped or slowed ranks
+  std::string load;              // of the machine at the start and the end
+  uint64_t faults = 0;           // injected and settled
+  uint64_t not_reached = 0;      // failpoints that nobody passed in time
+  uint64_t evictions = 0;        // of stopped or slowed ranks
   uint64_t false_evictions = 0;  // of those that were silent for less than the threshold
   uint64_t joins = 0;
   uint64_t failed_joins = 0;

@@ -163,8 +163,8 @@ Worker::Outcome Worker::sync() {
   const size_t lanes = size_;
   std::fill_n(send_.begin(), lanes, 0);
   send_[rank_] = make_stamp(generation_, 1);
-  mep_result_t result = mep_allreduce(send_.data(), receive_.data(), lanes, MEP_UINT64, MEP_SUM,
-                                      comm_, nullptr);
+  mep_result_t result =
+      mep_allreduce(send_.data(), receive_.data(), lanes, MEP_UINT64, MEP_SUM, comm_, nullptr);
   Outcome outcome = note(Kind::kSync, result, receive_.data(), lanes * sizeof(uint64_t));
   if (outcome != Outcome::kSuccess) return outcome;
   const uint64_t contributors = info_contributors_;
@@ -218,15 +218,15 @@ Worker::Outcome Worker::carry_out(uint64_t command) {
       if (in(command_ranks(command), rank)) ranks.push_back(static_cast<int32_t>(rank));
     }
     int32_t admitted = 0;
-    const mep_result_t result = mep_recover_ranks(comm_, ranks.data(),
-                                                  static_cast<int32_t>(ranks.size()), kRecoverMs,
-                                                  &admitted);
+    const mep_result_t result = mep_recover_ranks(
+        comm_, ranks.data(), static_cast<int32_t>(ranks.size()), kRecoverMs, &admitted);
     Record record;
     record.kind = Kind::kRecover;
     record.type = RecordType::kNews;
     record.result = result;
     record.detail = static_cast<uint32_t>(admitted);
-    if (result != MEP_SUCCESS) std::snprintf(record.text, sizeof record.text, "%s", mep_last_error());
+    if (result != MEP_SUCCESS)
+      std::snprintf(record.text, sizeof record.text, "%s", mep_last_error());
     write(record);
     resync_ = true;
     moe_wanted_ = options_.workload == "moe";
@@ -236,13 +236,14 @@ Worker::Outcome Worker::carry_out(uint64_t command) {
   }
   if (verb == Verb::kGrow) {
     mep_comm_t grown = nullptr;
-    const mep_result_t result = mep_comm_grow(comm_, static_cast<int32_t>(command_ranks(command)),
-                                              kRecoverMs, &grown);
+    const mep_result_t result =
+        mep_comm_grow(comm_, static_cast<int32_t>(command_ranks(command)), kRecoverMs, &grown);
     Record record;
     record.kind = Kind::kGrow;
     record.type = RecordType::kNews;
     record.result = result;
-    if (result != MEP_SUCCESS) std::snprintf(record.text, sizeof record.text, "%s", mep_last_error());
+    if (result != MEP_SUCCESS)
+      std::snprintf(record.text, sizeof record.text, "%s", mep_last_error());
     write(record);
     resync_ = true;
     moe_wanted_ = options_.workload == "moe";
@@ -289,12 +290,21 @@ Worker::Outcome Worker::ordinary() {
     return allreduce(Kind::kAllreduceSmall, size_ + 1 + draw % 8, draw % 3 == 0);
   }
   switch (draw % 16) {
-    case 0: return allreduce(Kind::kAllreduceLarge, kLargeLanes - draw / 16 % 1000, draw % 5 == 0);
-    case 1: return broadcast(Kind::kBroadcastLarge, kLargeLanes - draw / 16 % 1000);
-    case 2: case 3: case 4: return broadcast(Kind::kBroadcastSmall, 2 + draw / 16 % 8);
-    case 5: case 6: return allgather(2 + draw / 16 % 8);
-    case 7: return barrier();
-    default: return allreduce(Kind::kAllreduceSmall, size_ + 1 + draw / 16 % 8, draw % 3 == 0);
+    case 0:
+      return allreduce(Kind::kAllreduceLarge, kLargeLanes - draw / 16 % 1000, draw % 5 == 0);
+    case 1:
+      return broadcast(Kind::kBroadcastLarge, kLargeLanes - draw / 16 % 1000);
+    case 2:
+    case 3:
+    case 4:
+      return broadcast(Kind::kBroadcastSmall, 2 + draw / 16 % 8);
+    case 5:
+    case 6:
+      return allgather(2 + draw / 16 % 8);
+    case 7:
+      return barrier();
+    default:
+      return allreduce(Kind::kAllreduceSmall, size_ + 1 + draw / 16 % 8, draw % 3 == 0);
   }
 }
 
@@ -337,7 +347,8 @@ void Worker::check_named(Kind kind, const uint64_t* stamps) {
   for (uint32_t rank = 0; rank < size_; ++rank) {
     const uint64_t expected =
         in(info_contributors_, rank)
-            ? make_stamp(static_cast<uint32_t>(generations_[rank]), iteration_) : 0;
+            ? make_stamp(static_cast<uint32_t>(generations_[rank]), iteration_)
+            : 0;
     if (stamps[rank] == expected) continue;
     wrong(kind, 3, "rank %u named by %" PRIx64 ", not %" PRIx64, rank, stamps[rank], expected);
     return;
@@ -358,8 +369,9 @@ Worker::Outcome Worker::allgather(size_t lanes) {
     const bool is_in = in(info_contributors_, rank);
     const uint64_t given = make_stamp(static_cast<uint32_t>(generations_[rank]), iteration_);
     for (size_t lane = 0; lane < lanes; ++lane) {
-      const uint64_t expected =
-          !is_in ? kUntouched : lane == 0 ? given : value_of(rank, given, lane);
+      const uint64_t expected = !is_in      ? kUntouched
+                                : lane == 0 ? given
+                                            : value_of(rank, given, lane);
       if (receive_[rank * lanes + lane] == expected) continue;
       wrong(Kind::kAllgather, rank, "allgather: block %u lane %zu", rank, lane);
       return outcome;
@@ -377,9 +389,8 @@ Worker::Outcome Worker::broadcast(Kind kind, size_t lanes) {
     send_[lane] = value_of(root, stamp, lane);
   }
   std::fill_n(receive_.begin(), lanes, kUntouched);
-  const mep_result_t result =
-      mep_broadcast(send_.data(), receive_.data(), lanes, MEP_UINT64, static_cast<int32_t>(root),
-                    comm_, nullptr);
+  const mep_result_t result = mep_broadcast(send_.data(), receive_.data(), lanes, MEP_UINT64,
+                                            static_cast<int32_t>(root), comm_, nullptr);
   const Outcome outcome = note(kind, result, receive_.data(), lanes * sizeof(uint64_t));
   if (outcome != Outcome::kSuccess) return outcome;
   for (size_t lane = 0; lane < lanes; ++lane) {

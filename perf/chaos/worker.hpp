@@ -71,8 +71,8 @@ class Worker {
   uint32_t size_ = 0;
   uint32_t generation_ = 0;
   uint64_t iteration_ = 1;
-  uint64_t serial_ = 0;    // of the last command carried out
-  uint64_t members_ = 0;   // contributors of the last sync
+  uint64_t serial_ = 0;                // of the last command carried out
+  uint64_t members_ = 0;               // contributors of the last sync
   std::vector<uint64_t> generations_;  // by rank, as their stamps said
   bool resync_ = true;
   bool stop_ = false;

@@ -53,7 +53,8 @@ const std::vector<EnvVariable>& env_table() {
       {"MEP_MAP", "1", "0 forbids mapped peer memory: put and signal only"},
       {"MEP_SIMD", "", "portable, avx2 or avx512: at most this instruction set; default the CPU's"},
       // For tests.
-      {"MEP_FAILPOINT", "", "NAME[:NTH]=kill or =stop: what the process does to itself at that point"},
+      {"MEP_FAILPOINT", "",
+       "NAME[:NTH]=kill or =stop: what the process does to itself at that point"},
       // What is said.
       {"MEP_LOG", "warn", "error, warn, info or debug"},
       {"MEP_LOG_FILE", "", "file that log lines are appended to; default stderr"},

@@ -30,9 +30,9 @@ void failpoint_stamp(std::atomic<uint64_t>* stamp);
 
 }  // namespace mep
 
-#define MEP_FAILPOINT(name)                                                      \
-  do {                                                                           \
+#define MEP_FAILPOINT(name)                                                     \
+  do {                                                                          \
     if (::mep::failpoints_armed.load(std::memory_order_relaxed)) [[unlikely]] { \
-      ::mep::failpoint_passed(name);                                             \
-    }                                                                            \
+      ::mep::failpoint_passed(name);                                            \
+    }                                                                           \
   } while (false)

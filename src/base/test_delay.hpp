@@ -20,10 +20,10 @@ void test_delay_point(const char* name);
 
 }  // namespace mep
 
-#define MEP_TEST_DELAY_POINT(name)   \
-  do {                               \
-    ::mep::test_delay_point(name);   \
-    MEP_FAILPOINT(name);             \
+#define MEP_TEST_DELAY_POINT(name) \
+  do {                             \
+    ::mep::test_delay_point(name); \
+    MEP_FAILPOINT(name);           \
   } while (false)
 
 #else

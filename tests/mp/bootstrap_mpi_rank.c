@@ -37,7 +37,8 @@ int main(int argc, char** argv) {
   if (rank == size - 1) config.rendezvous = "nowhere:1";
   config.init_timeout_ms = 1000;
   comm = NULL;
-  expect(mep_comm_init_mpi(MPI_COMM_WORLD, &config, &comm) < 0 && comm == NULL, "one rank is wrong");
+  expect(mep_comm_init_mpi(MPI_COMM_WORLD, &config, &comm) < 0 && comm == NULL,
+         "one rank is wrong");
   expect(strlen(mep_mpi_last_error()) > 0, "text");
   if (rank == 0) config.struct_size = 3;
   expect(mep_comm_init_mpi(MPI_COMM_WORLD, &config, &comm) < 0 && comm == NULL, "struct_size");

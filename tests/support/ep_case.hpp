@@ -52,7 +52,7 @@ struct EpCase {
   bool mapped_experts = false;
   uint32_t replicas = 1;
   bool dispatch_weights = true, combine_weights = false, bias = false;
-  bool own_memory = false;   // the caller's recv_x, y and so on instead of the library's
+  bool own_memory = false;  // the caller's recv_x, y and so on instead of the library's
   bool strided = false;
 
   size_t input_bytes() const { return hidden * element_bytes(input); }
@@ -277,8 +277,9 @@ struct EpCase {
     char text[256];
     snprintf(text, sizeof text,
              "case seed %llu: R %d M %u H %u K %u E %u local %u buffers %u types %u/%u/%u scale %u "
-             "%s%s%s%s", static_cast<unsigned long long>(seed), ranks, max_tokens, hidden, top_k,
-             experts, local_experts, buffers, input, wire, combine, scale_type,
+             "%s%s%s%s",
+             static_cast<unsigned long long>(seed), ranks, max_tokens, hidden, top_k, experts,
+             local_experts, buffers, input, wire, combine, scale_type,
              slotted ? "slotted" : "packed", mapped_experts ? " map" : "",
              own_memory ? " own memory" : "", strided ? " strided" : "");
     return text;

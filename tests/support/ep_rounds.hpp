@@ -15,7 +15,9 @@ class Poisoned {
   explicit Poisoned(size_t bytes) : memory_(bytes + kGuard, kPoison), bytes_(bytes) {}
   uint8_t* data() { return memory_.data(); }
   template <class T>
-  T* as() { return reinterpret_cast<T*>(memory_.data()); }
+  T* as() {
+    return reinterpret_cast<T*>(memory_.data());
+  }
   size_t bytes() const { return bytes_; }
   void reset() { std::fill(memory_.begin(), memory_.end(), kPoison); }
   bool untouched(size_t begin, size_t end) const {
@@ -89,8 +91,8 @@ class EpRound {
     }
     COLL_CHECK(report_, recv_total_ == total);
     COLL_CHECK(report_, statistics_ == expected_statistics_);
-    for (const Poisoned* memory : {&recv_x_, &recv_scales_, &recv_count_, &recv_count_host_,
-                                   &src_info_, &layout_range_}) {
+    for (const Poisoned* memory :
+         {&recv_x_, &recv_scales_, &recv_count_, &recv_count_host_, &src_info_, &layout_range_}) {
       COLL_CHECK(report_, memory->guard_intact());
     }
     COLL_CHECK(report_, status_.version == 1);
@@ -145,13 +147,13 @@ class EpRound {
         size_t at = 0;
         while (expected[at] == actual[at]) ++at;
         report_.add("%s: round %llu rank %d token %u: combined byte %zu is 0x%02x, not 0x%02x",
-                    c_.describe().c_str(), static_cast<unsigned long long>(round_), rank_, token, at,
-                    actual[at], expected[at]);
+                    c_.describe().c_str(), static_cast<unsigned long long>(round_), rank_, token,
+                    at, actual[at], expected[at]);
         return;
       }
       if (c_.strided) {
-        COLL_CHECK(report_, out_->untouched(token * stride + c_.combine_bytes(),
-                                            (token + 1) * stride));
+        COLL_CHECK(report_,
+                   out_->untouched(token * stride + c_.combine_bytes(), (token + 1) * stride));
       }
     }
     COLL_CHECK(report_, out_->guard_intact());
@@ -199,8 +201,8 @@ class EpRound {
   }
 
   void set_outputs(mep_dispatch_args_t* args) {
-    for (Poisoned* memory : {&recv_x_, &recv_scales_, &recv_count_, &recv_count_host_, &src_info_,
-                             &layout_range_}) {
+    for (Poisoned* memory :
+         {&recv_x_, &recv_scales_, &recv_count_, &recv_count_host_, &src_info_, &layout_range_}) {
       memory->reset();
     }
     recv_total_ = -1;
@@ -277,8 +279,8 @@ class EpRound {
     const uint8_t* x = c_.own_memory ? recv_x_.data() : static_cast<const uint8_t*>(view_.recv_x);
     if (std::memcmp(x + row * c_.wire_bytes(), wire.values.data(), wire.values.size()) != 0) {
       report_.add("%s: round %llu rank %d expert %u row %zu is not token %u of rank %d",
-                  c_.describe().c_str(), static_cast<unsigned long long>(round_), rank_, local, index,
-                  expected.token, expected.source);
+                  c_.describe().c_str(), static_cast<unsigned long long>(round_), rank_, local,
+                  index, expected.token, expected.source);
     }
     const int32_t* info = c_.own_memory ? src_info_.as<int32_t>() : view_.src_info;
     COLL_CHECK(report_, info[row] == static_cast<int32_t>(expected.token));
@@ -287,8 +289,9 @@ class EpRound {
         c_.own_memory ? recv_scales_.data() : static_cast<const uint8_t*>(view_.recv_scales);
     const size_t stride = c_.own_memory ? scale_stride() : c_.scale_bytes();
     if (std::memcmp(scales + row * stride, wire.scales.data(), wire.scales.size()) != 0) {
-      report_.add("%s: round %llu rank %d expert %u row %zu has wrong scales", c_.describe().c_str(),
-                  static_cast<unsigned long long>(round_), rank_, local, index);
+      report_.add("%s: round %llu rank %d expert %u row %zu has wrong scales",
+                  c_.describe().c_str(), static_cast<unsigned long long>(round_), rank_, local,
+                  index);
     }
   }
 

@@ -19,13 +19,13 @@ mep_ep_config_t small_config() {
 }
 
 // The refusal of `call`, and that its text has `part`.
-#define EXPECT_REFUSED(report, code, part, call)                                       \
-  do {                                                                                 \
-    const mep_result_t refused = (call);                                               \
-    if (refused != (code) || std::string(mep_last_error()).find(part) == std::string::npos) { \
-      (report).add("line %d: %s (%s), not %s with \"%s\"", __LINE__,                   \
-                   mep_result_string(refused), mep_last_error(), mep_result_string(code), part); \
-    }                                                                                  \
+#define EXPECT_REFUSED(report, code, part, call)                                                 \
+  do {                                                                                           \
+    const mep_result_t refused = (call);                                                         \
+    if (refused != (code) || std::string(mep_last_error()).find(part) == std::string::npos) {    \
+      (report).add("line %d: %s (%s), not %s with \"%s\"", __LINE__, mep_result_string(refused), \
+                   mep_last_error(), mep_result_string(code), part);                             \
+    }                                                                                            \
   } while (0)
 
 void bad_configs(void**) {
@@ -44,7 +44,10 @@ void bad_configs(void**) {
         {MEP_ERR_INVALID_ARGUMENT, "hidden", [](auto* c) { c->hidden = 0; }},
         {MEP_ERR_INVALID_ARGUMENT, "multiples of 16", [](auto* c) { c->hidden = 12; }},
         {MEP_ERR_INVALID_ARGUMENT, "multiples of 16",
-         [](auto* c) { c->hidden = 24; c->wire_type = MEP_FLOAT8_E4M3; }},
+         [](auto* c) {
+           c->hidden = 24;
+           c->wire_type = MEP_FLOAT8_E4M3;
+         }},
         {MEP_ERR_INVALID_ARGUMENT, "top_k", [](auto* c) { c->top_k = 0; }},
         {MEP_ERR_INVALID_ARGUMENT, "top_k", [](auto* c) { c->top_k = 65; }},
         {MEP_ERR_INVALID_ARGUMENT, "num_experts", [](auto* c) { c->num_experts = 0; }},
@@ -102,7 +105,11 @@ void disagreements(void**) {
          [](auto* c) { c->max_tokens_per_rank = 5; }},
         {"hidden is 16", [](auto* c) { c->hidden = 32; }},
         {"top_k is 2", [](auto* c) { c->top_k = 1; }},
-        {"num_experts is 9", [](auto* c) { c->num_experts = 6; c->experts_per_rank = 3; }},
+        {"num_experts is 9",
+         [](auto* c) {
+           c->num_experts = 6;
+           c->experts_per_rank = 3;
+         }},
         {"experts_per_rank is 3", [](auto* c) { c->experts_per_rank = 4; }},
         {"num_buffers is 2", [](auto* c) { c->num_buffers = 1; }},
         {"input_type", [](auto* c) { c->input_type = MEP_FLOAT16; }},
@@ -174,7 +181,8 @@ void bad_dispatches(void**) {
          [](Caller* c) { c->index[1] = 4294967301; }},
         {MEP_ERR_INVALID_ARGUMENT, "token 0 names expert 5 twice",
          [](Caller* c) { c->index[0] = 5; }},
-        {MEP_ERR_INVALID_ARGUMENT, "num_tokens is 5", [](Caller* c) { c->dispatch.num_tokens = 5; }},
+        {MEP_ERR_INVALID_ARGUMENT, "num_tokens is 5",
+         [](Caller* c) { c->dispatch.num_tokens = 5; }},
         {MEP_ERR_INVALID_ARGUMENT, "x is NULL", [](Caller* c) { c->dispatch.x = nullptr; }},
         {MEP_ERR_INVALID_ARGUMENT, "topk_idx is NULL",
          [](Caller* c) { c->dispatch.topk_idx = nullptr; }},
@@ -245,7 +253,8 @@ void busy_buffers(void**) {
     mep_ep_handle_t other = nullptr;
     COLL_OK(findings, mep_ep_handle_create(caller.ep, 0, &other));
     caller.dispatch.phase = MEP_PHASE_BOTH;
-    EXPECT_REFUSED(findings, MEP_ERR_BUSY, "dispatch", mep_dispatch(other, &caller.dispatch, nullptr));
+    EXPECT_REFUSED(findings, MEP_ERR_BUSY, "dispatch",
+                   mep_dispatch(other, &caller.dispatch, nullptr));
     COLL_OK(findings, caller.run_dispatch(MEP_PHASE_RECEIVE));
     EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "this handle",
                    mep_combine(other, &caller.combine, nullptr));

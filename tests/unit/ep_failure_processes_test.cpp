@@ -1,7 +1,9 @@
-// A rank process is killed at a random moment of a round, most often in the middle of a copy or a wait;
-// the others go on, and what each of their operations says of itself must be true.
+// A rank process is killed at a random moment of a round, most often in the middle of a copy or a wait,
+// or at a named point, after some ranks have been told something and others not; the others go on, and
+// what each of their operations says of itself must be true.
 #include <sys/time.h>
 
+#include "base/failpoint.hpp"
 #include "support/ep_failing.hpp"
 
 using namespace mep_test;
@@ -14,10 +16,12 @@ struct Plan {
   int victim;
   uint64_t round;
   int step;
-  long delay_us;  // after that point
+  long delay_us;      // after that point
+  std::string point;  // instead: the failpoint at which it dies
 };
 
-Plan make_plan(uint64_t seed) {
+// How much the victim has told the others when it dies.
+Plan make_plan(uint64_t seed, bool at_failpoints) {
   RandomStream random(seed);
   Plan plan;
   plan.ranks = static_cast<int>(random.below(4)) + 3;
@@ -30,58 +34,92 @@ Plan make_plan(uint64_t seed) {
   plan.round = random.below(3);
   plan.step = static_cast<int>(random.below(4));
   plan.delay_us = static_cast<long>(random.below(3000)) + 1;
+  if (!at_failpoints) return plan;
+  constexpr const char* kPoints[] = {"ep counts", "ep rows ready", "ep combine ready"};
+  const uint64_t passage = random.below(static_cast<uint64_t>(plan.ranks)) + 1;
+  plan.point = kPoints[random.below(3)];
+  if (plan.point == "ep counts") plan.problem.slotted = false;
+  plan.point += ":" + std::to_string(passage) + "=kill";
+  plan.step = 0;
   return plan;
 }
 
-void die_later(long delay_us) {
+void die_later(const Plan& plan, Report& report) {
+  if (!plan.point.empty()) {
+    COLL_OK(report, mep::failpoint_arm(plan.point));
+    return;
+  }
   signal(SIGALRM, [](int) { kill(getpid(), SIGKILL); });
   itimerval timer{};
-  timer.it_value.tv_usec = delay_us;
+  timer.it_value.tv_usec = plan.delay_us;
   setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
-void run_failures(uint32_t flags, uint64_t first_seed) {
-  const size_t cases = slice(8, 500);
+void run_failures(uint32_t flags, uint64_t first_seed, bool at_failpoints = false) {
+  const size_t cases = slice(at_failpoints ? 24 : 8, 500);
   for (size_t i = 0; i < cases; ++i) {
-    const Plan plan = make_plan(mix(test_seed() + first_seed, i));
+    const Plan plan = make_plan(mix(test_seed() + first_seed, i), at_failpoints);
     const bool opted_in = (flags & MEP_COMM_PARTIAL) != 0;
     mep_comm_config_t config = patient_config(flags);
     config.timeout_ms = 20'000;
     Report report;
     int killed = 0;
-    with_rank_processes(plan.ranks, config, report,
-                        [&](int rank, mep_comm_t comm, Report& findings) {
-                          FailingRun run(plan.problem, rank, plan.victim, comm, opted_in, findings);
-                          if (findings.bad()) return;
-                          if (rank != plan.victim) return run.survive();
-                          run.live([&](uint64_t round, int step) {
-                            if (round == plan.round && step == plan.step) die_later(plan.delay_us);
-                            return false;
-                          });
-                        },
-                        [&](int rank, int status) {
-                          if (rank != plan.victim) return false;
-                          killed += WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-                          return killed == 1;
-                        });
+    with_rank_processes(
+        plan.ranks, config, report,
+        [&](int rank, mep_comm_t comm, Report& findings) {
+          FailingRun run(plan.problem, rank, plan.victim, comm, opted_in, findings);
+          if (findings.bad()) return;
+          if (rank != plan.victim) return run.survive();
+          run.live([&](uint64_t round, int step) {
+            if (round == plan.round && step == plan.step) die_later(plan, findings);
+            return false;
+          });
+        },
+        [&](int rank, int status) {
+          if (rank != plan.victim) return false;
+          killed += WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+          return killed == 1;
+        });
     if (report.bad() || killed != 1) {
-      fail_msg("seed %llu, failure %zu: victim %d of %d in round %llu at step %d + %ld us, killed %d%s",
-               static_cast<unsigned long long>(test_seed()), i, plan.victim, plan.ranks,
-               static_cast<unsigned long long>(plan.round), plan.step, plan.delay_us, killed,
-               report.text().c_str());
+      fail_msg(
+          "seed %llu, failure %zu: victim %d of %d in round %llu at step %d + %ld us %s, killed "
+          "%d%s",
+          static_cast<unsigned long long>(test_seed()), i, plan.victim, plan.ranks,
+          static_cast<unsigned long long>(plan.round), plan.step, plan.delay_us, plan.point.c_str(),
+          killed, report.text().c_str());
     }
   }
 }
 
-void mapped(void**) { run_failures(0, 41); }
-void mapped_partial(void**) { run_failures(MEP_COMM_PARTIAL, 42); }
-void by_put_alone_partial(void**) { run_failures(MEP_COMM_PUT_ONLY | MEP_COMM_PARTIAL, 43); }
+void mapped(void**) {
+  run_failures(0, 41);
+}
+void mapped_partial(void**) {
+  run_failures(MEP_COMM_PARTIAL, 42);
+}
+void by_put_alone_partial(void**) {
+  run_failures(MEP_COMM_PUT_ONLY | MEP_COMM_PARTIAL, 43);
+}
+
+void at_failpoints(void**) {
+  run_failures(0, 44, true);
+}
+void at_failpoints_partial(void**) {
+  run_failures(MEP_COMM_PARTIAL, 45, true);
+}
+void at_failpoints_by_put_alone(void**) {
+  run_failures(MEP_COMM_PUT_ONLY, 46, true);
+}
 
 }  // namespace
 
 int main(int argc, char** argv) {
   read_arguments(argc, argv);
-  const CMUnitTest tests[] = {cmocka_unit_test(mapped), cmocka_unit_test(mapped_partial),
-                              cmocka_unit_test(by_put_alone_partial)};
+  const CMUnitTest tests[] = {cmocka_unit_test(mapped),
+                              cmocka_unit_test(mapped_partial),
+                              cmocka_unit_test(by_put_alone_partial),
+                              cmocka_unit_test(at_failpoints),
+                              cmocka_unit_test(at_failpoints_partial),
+                              cmocka_unit_test(at_failpoints_by_put_alone)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -19,15 +19,14 @@ void run_failures(uint32_t flags, uint64_t first_seed) {
     Report report;
     mep_comm_config_t config = patient_config(flags);
     config.timeout_ms = 20'000;
-    with_rank_threads(ranks, config, report,
-                      [&](int rank, mep_comm_t comm, Report& findings) {
-                        const bool opted_in = (flags & MEP_COMM_PARTIAL) != 0;
-                        FailingRun run(c, rank, victim, comm, opted_in, findings);
-                        if (findings.bad()) return;
-                        if (rank != victim) return run.survive();
-                        run.live([&](uint64_t at, int now) { return at == round && now == step; });
-                        COLL_OK(findings, mep_comm_abort(comm));
-                      });
+    with_rank_threads(ranks, config, report, [&](int rank, mep_comm_t comm, Report& findings) {
+      const bool opted_in = (flags & MEP_COMM_PARTIAL) != 0;
+      FailingRun run(c, rank, victim, comm, opted_in, findings);
+      if (findings.bad()) return;
+      if (rank != victim) return run.survive();
+      run.live([&](uint64_t at, int now) { return at == round && now == step; });
+      COLL_OK(findings, mep_comm_abort(comm));
+    });
     if (report.bad()) {
       fail_msg("seed %llu, failure %zu: victim %d of %d in round %llu at step %d%s",
                static_cast<unsigned long long>(test_seed()), i, victim, ranks,
@@ -36,10 +35,18 @@ void run_failures(uint32_t flags, uint64_t first_seed) {
   }
 }
 
-void mapped(void**) { run_failures(0, 31); }
-void mapped_partial(void**) { run_failures(MEP_COMM_PARTIAL, 32); }
-void by_put_alone(void**) { run_failures(MEP_COMM_PUT_ONLY, 33); }
-void by_put_alone_partial(void**) { run_failures(MEP_COMM_PUT_ONLY | MEP_COMM_PARTIAL, 34); }
+void mapped(void**) {
+  run_failures(0, 31);
+}
+void mapped_partial(void**) {
+  run_failures(MEP_COMM_PARTIAL, 32);
+}
+void by_put_alone(void**) {
+  run_failures(MEP_COMM_PUT_ONLY, 33);
+}
+void by_put_alone_partial(void**) {
+  run_failures(MEP_COMM_PUT_ONLY | MEP_COMM_PARTIAL, 34);
+}
 
 }  // namespace
 

@@ -10,21 +10,24 @@ void run_cases(uint32_t flags, uint64_t first_seed) {
   const size_t cases = slice(4, 200);
   for (const int ranks : {2, 3, 4, 8}) {
     Report report;
-    with_rank_processes(ranks, patient_config(flags), report,
-                        [&](int rank, mep_comm_t comm, Report& findings) {
-                          for (size_t i = 0; i < cases && !findings.bad(); ++i) {
-                            const uint64_t seed = mix(test_seed() + first_seed, i * 100 +
-                                                      static_cast<uint64_t>(ranks));
-                            run_ep_case(random_ep_case(seed, ranks), rank, comm, 6, i % 2 == 1,
-                                        findings);
-                          }
-                        });
+    with_rank_processes(
+        ranks, patient_config(flags), report, [&](int rank, mep_comm_t comm, Report& findings) {
+          for (size_t i = 0; i < cases && !findings.bad(); ++i) {
+            const uint64_t seed =
+                mix(test_seed() + first_seed, i * 100 + static_cast<uint64_t>(ranks));
+            run_ep_case(random_ep_case(seed, ranks), rank, comm, 6, i % 2 == 1, findings);
+          }
+        });
     report.require_clean();
   }
 }
 
-void mapped(void**) { run_cases(0, 11); }
-void by_put_alone(void**) { run_cases(MEP_COMM_PUT_ONLY, 12); }
+void mapped(void**) {
+  run_cases(0, 11);
+}
+void by_put_alone(void**) {
+  run_cases(MEP_COMM_PUT_ONLY, 12);
+}
 
 }  // namespace
 

@@ -16,8 +16,8 @@ void run_cases(uint32_t flags, bool delays, uint64_t first_seed) {
     with_rank_threads(ranks, patient_config(flags), report,
                       [&](int rank, mep_comm_t comm, Report& findings) {
                         for (size_t i = 0; i < cases && !findings.bad(); ++i) {
-                          const uint64_t seed = mix(test_seed() + first_seed, i * 100 +
-                                                    static_cast<uint64_t>(ranks));
+                          const uint64_t seed =
+                              mix(test_seed() + first_seed, i * 100 + static_cast<uint64_t>(ranks));
                           run_ep_case(random_ep_case(seed, ranks), rank, comm, 6, delays, findings);
                         }
                       });
@@ -25,10 +25,18 @@ void run_cases(uint32_t flags, bool delays, uint64_t first_seed) {
   }
 }
 
-void mapped(void**) { run_cases(0, false, 1); }
-void by_put_alone(void**) { run_cases(MEP_COMM_PUT_ONLY, false, 2); }
-void mapped_with_delays(void**) { run_cases(0, true, 3); }
-void by_put_alone_with_delays(void**) { run_cases(MEP_COMM_PUT_ONLY, true, 4); }
+void mapped(void**) {
+  run_cases(0, false, 1);
+}
+void by_put_alone(void**) {
+  run_cases(MEP_COMM_PUT_ONLY, false, 2);
+}
+void mapped_with_delays(void**) {
+  run_cases(0, true, 3);
+}
+void by_put_alone_with_delays(void**) {
+  run_cases(MEP_COMM_PUT_ONLY, true, 4);
+}
 
 // Rows as long as real ones, so that the paths past the caches are taken.
 void large_rows(void**) {
@@ -55,9 +63,9 @@ void large_rows(void**) {
 
 int main(int argc, char** argv) {
   read_arguments(argc, argv);
-  const CMUnitTest tests[] = {
-      cmocka_unit_test(mapped), cmocka_unit_test(by_put_alone),
-      cmocka_unit_test(mapped_with_delays), cmocka_unit_test(by_put_alone_with_delays),
-      cmocka_unit_test(large_rows)};
+  const CMUnitTest tests[] = {cmocka_unit_test(mapped), cmocka_unit_test(by_put_alone),
+                              cmocka_unit_test(mapped_with_delays),
+                              cmocka_unit_test(by_put_alone_with_delays),
+                              cmocka_unit_test(large_rows)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -42,7 +42,8 @@ mep_result_t guarded(Body&& body) {
 }
 
 [[nodiscard]] inline mep_result_t check_comm(mep_comm_t comm) {
-  if (comm == nullptr) [[unlikely]] return null_argument("comm");
+  if (comm == nullptr) [[unlikely]]
+    return null_argument("comm");
   if (comm->comm->world().forked()) [[unlikely]] {
     return fail(MEP_ERR_FORKED,
                 "this communicator belongs to the parent process; a child made by fork() must call "
@@ -52,7 +53,8 @@ mep_result_t guarded(Body&& body) {
 }
 
 [[nodiscard]] inline mep_result_t check_stream(mep_stream_t stream) {
-  if (stream == nullptr) [[likely]] return MEP_SUCCESS;
+  if (stream == nullptr) [[likely]]
+    return MEP_SUCCESS;
   return fail(MEP_ERR_UNSUPPORTED, "this is a host communicator: stream must be NULL");
 }
 
@@ -66,7 +68,8 @@ class CallScope {
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;
   [[nodiscard]] mep_result_t check() const {
-    if (entered_) [[likely]] return MEP_SUCCESS;
+    if (entered_) [[likely]]
+      return MEP_SUCCESS;
     return fail(MEP_ERR_BUSY, "another thread is inside a call on this communicator");
   }
 

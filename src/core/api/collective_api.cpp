@@ -33,8 +33,7 @@ mep_result_t mep_barrier(mep_comm_t comm, mep_stream_t stream) {
 
 mep_result_t mep_broadcast(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
                            int32_t root, mep_comm_t comm, mep_stream_t stream) {
-  return run(comm, stream, mep::Collective::k_broadcast,
-             {sendbuf, recvbuf, count, dtype, 0, root});
+  return run(comm, stream, mep::Collective::k_broadcast, {sendbuf, recvbuf, count, dtype, 0, root});
 }
 
 mep_result_t mep_allgather(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,

@@ -62,7 +62,9 @@ mep_result_t mep_comm_transport(mep_comm_t comm, int32_t rank, const char** name
   return MEP_SUCCESS;
 }
 
-void mep_op_info_init(void* info, size_t size) { mep::init_sized_struct(info, size); }
+void mep_op_info_init(void* info, size_t size) {
+  mep::init_sized_struct(info, size);
+}
 
 mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info) {
   MEP_TRY(check_comm(comm));
@@ -99,7 +101,9 @@ mep_result_t mep_comm_peer_state(mep_comm_t comm, int32_t rank, uint32_t* state)
   return MEP_SUCCESS;
 }
 
-void mep_view_init(void* view, size_t size) { mep::init_sized_struct(view, size); }
+void mep_view_init(void* view, size_t size) {
+  mep::init_sized_struct(view, size);
+}
 
 mep_result_t mep_comm_view(mep_comm_t comm, mep_view_t* view) {
   MEP_TRY(check_comm(comm));
@@ -114,8 +118,8 @@ mep_result_t mep_comm_view(mep_comm_t comm, mep_view_t* view) {
     filled.world_epoch = now->world_epoch;
     filled.size = static_cast<int32_t>(impl.size());
     filled.live = static_cast<int32_t>(now->live.size());
-    const bool arrays = filled.slots != nullptr || filled.incarnations != nullptr ||
-                        filled.states != nullptr;
+    const bool arrays =
+        filled.slots != nullptr || filled.incarnations != nullptr || filled.states != nullptr;
     for (uint32_t rank = 0; rank < impl.size() && rank < filled.capacity; ++rank) {
       const uint32_t slot = impl.slots()[rank];
       if (filled.slots != nullptr) filled.slots[rank] = static_cast<int32_t>(slot);
@@ -145,8 +149,7 @@ mep_result_t mep_comm_wait_view(mep_comm_t comm, uint64_t epoch, uint32_t timeou
   });
 }
 
-mep_result_t mep_comm_set_view_callback(mep_comm_t comm, mep_view_callback_t callback,
-                                        void* user) {
+mep_result_t mep_comm_set_view_callback(mep_comm_t comm, mep_view_callback_t callback, void* user) {
   MEP_TRY(check_comm(comm));
   return guarded([&]() -> mep_result_t {
     comm->comm->world().set_view_callback(callback, user);

@@ -16,17 +16,21 @@ struct mep_ep_handle {
 
 namespace mep {
 
-EpObject& ep_object_of(mep_ep_t ep) { return *ep->object; }
+EpObject& ep_object_of(mep_ep_t ep) {
+  return *ep->object;
+}
 
 namespace {
 
 mep_result_t check_ep(mep_ep_t ep) {
-  if (ep == nullptr) [[unlikely]] return null_argument("ep");
+  if (ep == nullptr) [[unlikely]]
+    return null_argument("ep");
   return check_comm(ep->comm);
 }
 
 mep_result_t check_handle(mep_ep_handle_t handle) {
-  if (handle == nullptr) [[unlikely]] return null_argument("handle");
+  if (handle == nullptr) [[unlikely]]
+    return null_argument("handle");
   return check_comm(handle->ep->comm);
 }
 
@@ -57,11 +61,21 @@ mep_result_t read_config(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
 }  // namespace
 }  // namespace mep
 
-void mep_ep_config_init(void* config, size_t size) { mep::init_sized_struct(config, size); }
-void mep_ep_size_init(void* size_info, size_t size) { mep::init_sized_struct(size_info, size); }
-void mep_ep_view_init(void* view, size_t size) { mep::init_sized_struct(view, size); }
-void mep_dispatch_args_init(void* args, size_t size) { mep::init_sized_struct(args, size); }
-void mep_combine_args_init(void* args, size_t size) { mep::init_sized_struct(args, size); }
+void mep_ep_config_init(void* config, size_t size) {
+  mep::init_sized_struct(config, size);
+}
+void mep_ep_size_init(void* size_info, size_t size) {
+  mep::init_sized_struct(size_info, size);
+}
+void mep_ep_view_init(void* view, size_t size) {
+  mep::init_sized_struct(view, size);
+}
+void mep_dispatch_args_init(void* args, size_t size) {
+  mep::init_sized_struct(args, size);
+}
+void mep_combine_args_init(void* args, size_t size) {
+  mep::init_sized_struct(args, size);
+}
 
 mep_result_t mep_ep_buffer_size(mep_comm_t comm, const mep_ep_config_t* config,
                                 mep_ep_size_t* size_info) {

@@ -16,7 +16,8 @@ std::vector<uint32_t> first_slots(int32_t count) {
 
 mep_result_t refuse_unbuilt(const ResolvedConfig& config, const mep_comm_config_t* given) {
   if (given != nullptr && (config.flags & MEP_COMM_SET_DEVICE) != 0) {
-    return fail(MEP_ERR_UNSUPPORTED, "this library was built without CUDA: leave out "
+    return fail(MEP_ERR_UNSUPPORTED,
+                "this library was built without CUDA: leave out "
                 "MEP_COMM_SET_DEVICE");
   }
   return MEP_SUCCESS;
@@ -65,8 +66,12 @@ void close_world(mep_comm_t comm, bool orderly) {
 }  // namespace
 }  // namespace mep
 
-void mep_comm_config_init(void* config, size_t size) { mep::init_sized_struct(config, size); }
-void mep_store_init(void* store, size_t size) { mep::init_sized_struct(store, size); }
+void mep_comm_config_init(void* config, size_t size) {
+  mep::init_sized_struct(config, size);
+}
+void mep_store_init(void* store, size_t size) {
+  mep::init_sized_struct(store, size);
+}
 
 mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
   using namespace mep;
@@ -161,7 +166,8 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
     if (comm->comm->world().forked()) return check_comm(comm);
     comm->comm->drop_dormant();
     if (comm->users.load() != 0 || !comm->comm->idle() || comm->comm->has_clients()) {
-      return fail(MEP_ERR_BUSY, "the communicator still has EP objects, requests or communicators "
+      return fail(MEP_ERR_BUSY,
+                  "the communicator still has EP objects, requests or communicators "
                   "made from it; destroy or finish them first");
     }
     if (comm->is_world && comm->comm->world().allocations() != 0) {

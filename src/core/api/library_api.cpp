@@ -6,7 +6,9 @@ uint32_t mep_version(void) {
   return MEP_VERSION_MAJOR * 10000 + MEP_VERSION_MINOR * 100 + MEP_VERSION_PATCH;
 }
 
-const char* mep_last_error(void) { return mep::last_error_text(); }
+const char* mep_last_error(void) {
+  return mep::last_error_text();
+}
 
 const char* mep_result_string(mep_result_t result) {
 #define MEP_NAME(code) \
@@ -36,7 +38,8 @@ const char* mep_result_string(mep_result_t result) {
     MEP_NAME(MEP_ERR_CAPACITY);
     MEP_NAME(MEP_ERR_NOT_FOUND);
     MEP_NAME(MEP_ERR_DEVICE);
-    default: return "unknown result";
+    default:
+      return "unknown result";
   }
 #undef MEP_NAME
 }
@@ -47,17 +50,22 @@ size_t mep_dtype_size(mep_dtype_t dtype) {
     case MEP_UINT8:
     case MEP_BOOL:
     case MEP_FLOAT8_E4M3:
-    case MEP_FLOAT8_E5M2: return 1;
+    case MEP_FLOAT8_E5M2:
+      return 1;
     case MEP_INT16:
     case MEP_UINT16:
     case MEP_FLOAT16:
-    case MEP_BFLOAT16: return 2;
+    case MEP_BFLOAT16:
+      return 2;
     case MEP_INT32:
     case MEP_UINT32:
-    case MEP_FLOAT32: return 4;
+    case MEP_FLOAT32:
+      return 4;
     case MEP_INT64:
     case MEP_UINT64:
-    case MEP_FLOAT64: return 8;
-    default: return 0;
+    case MEP_FLOAT64:
+      return 8;
+    default:
+      return 0;
   }
 }

@@ -32,18 +32,17 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
   Comm& parent = *comm->comm;
   const SplitEntry own{color, key, parent.child_number()};
   std::vector<SplitEntry> entries(parent.size());
-  MEP_TRY(parent.run(Collective::k_allgather,
-                     {&own, entries.data(), sizeof own, MEP_UINT8, 0, 0}));
+  MEP_TRY(parent.run(Collective::k_allgather, {&own, entries.data(), sizeof own, MEP_UINT8, 0, 0}));
   // A newcomer has not counted the splits before it came.
   uint32_t number = 0;
   for (const uint32_t rank : parent.adopted().live) number = std::max(number, entries[rank].number);
   parent.set_child_number(number + 1);
   if (color < 0) return MEP_SUCCESS;
-  const std::string name = parent.name() + "/" + std::to_string(number) + "." +
-                           std::to_string(color);
+  const std::string name =
+      parent.name() + "/" + std::to_string(number) + "." + std::to_string(color);
   auto handle = std::make_unique<mep_comm>();
-  handle->comm = std::make_unique<Comm>(parent.world_ptr(), name,
-                                        slots_of_color(parent, entries, color));
+  handle->comm =
+      std::make_unique<Comm>(parent.world_ptr(), name, slots_of_color(parent, entries, color));
   MEP_TRY(handle->comm->begin(1, 1));
   MEP_TRY(handle->comm->finish(Deadline::after_ms(parent.timeout_ms())));
   handle->comm->set_timeout_ms(parent.timeout_ms());
@@ -58,8 +57,8 @@ mep_result_t agree(Comm& comm, uint64_t flag, uint64_t* result) {
   mep_result_t news = MEP_SUCCESS;
   std::string text;
   for (;;) {
-    const mep_result_t reduced = comm.run(Collective::k_allreduce,
-                                          {&flag, result, 1, MEP_UINT64, MEP_AND, 0});
+    const mep_result_t reduced =
+        comm.run(Collective::k_allreduce, {&flag, result, 1, MEP_UINT64, MEP_AND, 0});
     if (reduced == MEP_ERR_PEER_FAILED || reduced == MEP_ERR_PEER_LEFT) {
       news = reduced;
       text = last_error_text();

@@ -23,7 +23,8 @@ constexpr int kPollMs = 50;
 mep_result_t on_world(mep_comm_t comm) {
   MEP_TRY(check_comm(comm));
   if (comm->is_world) return MEP_SUCCESS;
-  return fail(MEP_ERR_INVALID_ARGUMENT, "this is a communicator made by mep_comm_split; give the "
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "this is a communicator made by mep_comm_split; give the "
               "world");
 }
 
@@ -270,8 +271,8 @@ mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {
   config.size = mesh.size;
   config.max_size = mesh.max_size;
   Entering entering;
-  MEP_TRY(World::open(config, std::move(mesh), std::move(transports), &entering.world,
-                      &welcome.view));
+  MEP_TRY(
+      World::open(config, std::move(mesh), std::move(transports), &entering.world, &welcome.view));
   std::vector<uint32_t> admitted;
   mep_result_t result = entering.world->connect(deadline, true);
   if (result == MEP_SUCCESS) result = make_comms(welcome, deadline, &entering);
@@ -289,7 +290,8 @@ mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {
 mep_result_t barrier_with_admission(Comm& world_comm) {
   const uint32_t ready = world_comm.world().ready_newcomers();
   uint32_t everywhere = 0;
-  MEP_TRY(world_comm.run(Collective::k_allreduce, {&ready, &everywhere, 1, MEP_UINT32, MEP_MIN, 0}));
+  MEP_TRY(
+      world_comm.run(Collective::k_allreduce, {&ready, &everywhere, 1, MEP_UINT32, MEP_MIN, 0}));
   if (everywhere == 0) return MEP_SUCCESS;
   std::vector<uint32_t> added;
   return world_comm.world().recover(slots_of_world(world_comm), Deadline::after_ms(kReadyNowMs),

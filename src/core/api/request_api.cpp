@@ -82,8 +82,8 @@ mep_result_t mep_ibarrier(mep_comm_t comm, mep_request_t* request) {
 
 mep_result_t mep_ibroadcast(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
                             int32_t root, mep_comm_t comm, mep_request_t* request) {
-  return mep::start(comm, mep::Collective::k_broadcast,
-                    {sendbuf, recvbuf, count, dtype, 0, root}, request);
+  return mep::start(comm, mep::Collective::k_broadcast, {sendbuf, recvbuf, count, dtype, 0, root},
+                    request);
 }
 
 mep_result_t mep_iallgather(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
@@ -107,12 +107,12 @@ mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms, mep_o
     mep_request& waited = **request;
     const CallScope scope(waited.comm);
     MEP_TRY(scope.check());
-    const Deadline own = timeout_ms == kUntilTimeout ? waited.deadline
-                                                     : Deadline::after_ms(timeout_ms);
+    const Deadline own =
+        timeout_ms == kUntilTimeout ? waited.deadline : Deadline::after_ms(timeout_ms);
     const bool until_timeout = own.at_ns() >= waited.deadline.at_ns();
     if (!waited.done) {
-      waited.done = waited.comm->comm->wait(&waited.operation,
-                                            until_timeout ? waited.deadline : own);
+      waited.done =
+          waited.comm->comm->wait(&waited.operation, until_timeout ? waited.deadline : own);
     }
     if (!waited.done && until_timeout) {
       (void)waited.comm->comm->end_of_wait(&waited.operation);
@@ -139,7 +139,8 @@ mep_result_t mep_request_test(mep_request_t* request, int32_t* done, mep_op_info
       (void)!read(tested.event.get(), &ticks, sizeof ticks);
     }
     if (!tested.done) tested.done = tested.comm->comm->test(&tested.operation);
-    if (!tested.done && tested.deadline.expired()) tested.comm->comm->ask_verdict(&tested.operation);
+    if (!tested.done && tested.deadline.expired())
+      tested.comm->comm->ask_verdict(&tested.operation);
     if (!tested.done) return MEP_SUCCESS;
     *done = 1;
     return finish(request, info);

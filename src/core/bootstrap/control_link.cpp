@@ -405,7 +405,9 @@ mep_result_t ControlLink::receive(const std::function<bool(Frame&)>& handler) {
   }
 }
 
-void ControlLink::unread(Frame frame) { state_->given_back.push_front(std::move(frame)); }
+void ControlLink::unread(Frame frame) {
+  state_->given_back.push_front(std::move(frame));
+}
 
 bool ControlLink::has_buffered_input() const {
   return !state_->buffer.empty() || !state_->given_back.empty();

@@ -11,7 +11,14 @@
 namespace mep {
 namespace {
 
-enum Phase : uint32_t { kEnter, kCollectSmall, kCollectEntries, kChunks, kFinish, kFinishSignalled };
+enum Phase : uint32_t {
+  kEnter,
+  kCollectSmall,
+  kCollectEntries,
+  kChunks,
+  kFinish,
+  kFinishSignalled
+};
 
 mep_result_t check(const Comm& comm, const CollectiveArgs& args) {
   MEP_TRY(check_buffers(args, true, true));
@@ -38,8 +45,7 @@ void copy_blocks(Comm& comm, Operation& operation) {
   if (operation.bytes == 0) return;
   for (const uint32_t source : *operation.contributors) {
     if (source == comm.rank()) continue;
-    std::memcpy(block_of(operation, source), comm.contribution(operation, source),
-                operation.bytes);
+    std::memcpy(block_of(operation, source), comm.contribution(operation, source), operation.bytes);
   }
   copy_own_block(comm, operation);
 }
@@ -93,7 +99,8 @@ Step publish_ahead(Comm& comm, Operation& operation, uint64_t sections) {
     uint32_t cursor = 0;
     if (operation.chunk_posted >= Bulk::kRing &&
         !bulk.arrived_from_all(Bulk::Word::kTaken,
-                               bulk.first_chunk() + operation.chunk_posted - Bulk::kRing, &cursor)) {
+                               bulk.first_chunk() + operation.chunk_posted - Bulk::kRing,
+                               &cursor)) {
       return Step::kPending;
     }
     const mep_result_t published = publish(comm, operation, operation.chunk_posted);
@@ -150,7 +157,9 @@ Step step_large(Comm& comm, Operation& operation) {
   return Step::kDone;
 }
 
-bool is_small(const Operation& operation) { return operation.bytes <= Cells::kPayloadBytes; }
+bool is_small(const Operation& operation) {
+  return operation.bytes <= Cells::kPayloadBytes;
+}
 
 Step step(Comm& comm, Operation& operation) {
   if (comm.adopted().live.size() == 1) {
@@ -165,8 +174,7 @@ Step settle(Comm& comm, Operation& operation) {
   if (!is_small(operation)) return settle_large(operation);
   if (operation.bytes == 0) return Step::kDone;
   for (const uint32_t source : *operation.contributors) {
-    std::memcpy(block_of(operation, source), comm.contribution(operation, source),
-                operation.bytes);
+    std::memcpy(block_of(operation, source), comm.contribution(operation, source), operation.bytes);
   }
   return Step::kDone;
 }

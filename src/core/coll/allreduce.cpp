@@ -45,9 +45,8 @@ void reduce_contributions(Comm& comm, Operation& operation) {
   std::vector<const void*>& inputs = comm.scratch_pointers();
   inputs.clear();
   for (const uint32_t source : sources) inputs.push_back(comm.contribution(operation, source));
-  reduce_rows(operation.args.dtype, operation.args.op, operation.args.receive,
-                       inputs.data(), inputs.size(), operation.args.count,
-                       static_cast<uint32_t>(sources.size()));
+  reduce_rows(operation.args.dtype, operation.args.op, operation.args.receive, inputs.data(),
+              inputs.size(), operation.args.count, static_cast<uint32_t>(sources.size()));
 }
 
 Step step_small(Comm& comm, Operation& operation) {
@@ -58,6 +57,7 @@ Step step_small(Comm& comm, Operation& operation) {
   }
   const Step collected = collect_small(comm, operation);
   if (collected != Step::kDone) return collected;
+  operation.input_intact = operation.args.send != operation.args.receive;
   reduce_contributions(comm, operation);
   comm.cells().note_all_entered(operation.seq);
   return Step::kDone;
@@ -66,9 +66,9 @@ Step step_small(Comm& comm, Operation& operation) {
 // How the elements of a chunk are divided among the live ranks. All slices but the last are full.
 struct Slices {
   size_t element;
-  size_t per_slice;     // elements
-  size_t chunk_first;   // first element of the chunk
-  size_t chunk_count;   // elements of the chunk
+  size_t per_slice;    // elements
+  size_t chunk_first;  // first element of the chunk
+  size_t chunk_count;  // elements of the chunk
   size_t first(uint32_t position) const {
     return chunk_first + std::min(chunk_count, position * per_slice);
   }
@@ -93,8 +93,7 @@ Slices slices_of(const Bulk& bulk, const Operation& operation, uint64_t chunk) {
 }
 
 uint64_t chunk_count(const Bulk& bulk, const Operation& operation) {
-  const size_t full =
-      elements_per_chunk(bulk, operation.bytes / operation.args.count) ;
+  const size_t full = elements_per_chunk(bulk, operation.bytes / operation.args.count);
   return (operation.args.count + full - 1) / full;
 }
 
@@ -133,7 +132,7 @@ mep_result_t reduce_chunk(Comm& comm, Operation& operation, uint64_t chunk) {
   }
   MEP_TEST_DELAY_POINT("bulk reduce");
   reduce_rows(operation.args.dtype, operation.args.op, bulk.own_out(global), inputs.data(),
-                       inputs.size(), count, static_cast<uint32_t>(inputs.size()));
+              inputs.size(), count, static_cast<uint32_t>(inputs.size()));
   MEP_TRY(bulk.publish_out(global, count * slices.element));
   return bulk.signal_all(Bulk::Word::kReduced, global);
 }
@@ -181,7 +180,8 @@ Step step_chunks(Comm& comm, Operation& operation) {
       const mep_result_t reduced = reduce_chunk(comm, operation, chunk);
       if (reduced != MEP_SUCCESS) return fail_step(operation, reduced);
     } else {
-      operation.input_intact = operation.input_intact && operation.args.send != operation.args.receive;
+      operation.input_intact =
+          operation.input_intact && operation.args.send != operation.args.receive;
       copy_chunk(comm, operation, chunk);
     }
     ++operation.chunk;
@@ -230,14 +230,16 @@ Step step_large(Comm& comm, Operation& operation) {
   return Step::kDone;
 }
 
-bool is_small(const Operation& operation) { return operation.bytes <= Cells::kPayloadBytes; }
+bool is_small(const Operation& operation) {
+  return operation.bytes <= Cells::kPayloadBytes;
+}
 
 Step step(Comm& comm, Operation& operation) {
   if (comm.adopted().live.size() == 1) {
     if (operation.phase == kEnter && operation.bytes != 0) {
       const void* input = operation.args.send;
-      reduce_rows(operation.args.dtype, operation.args.op, operation.args.receive, &input,
-                           1, operation.args.count, 1);
+      reduce_rows(operation.args.dtype, operation.args.op, operation.args.receive, &input, 1,
+                  operation.args.count, 1);
     }
     comm.cells().note_all_entered(operation.seq);
     return Step::kDone;

@@ -4,7 +4,9 @@
 namespace mep {
 namespace {
 
-mep_result_t check(const Comm&, const CollectiveArgs&) { return MEP_SUCCESS; }
+mep_result_t check(const Comm&, const CollectiveArgs&) {
+  return MEP_SUCCESS;
+}
 
 Step step(Comm& comm, Operation& operation) {
   if (operation.phase == 0) {
@@ -17,7 +19,9 @@ Step step(Comm& comm, Operation& operation) {
   return collected;
 }
 
-Step settle(Comm&, Operation&) { return Step::kDone; }
+Step settle(Comm&, Operation&) {
+  return Step::kDone;
+}
 
 }  // namespace
 

@@ -36,8 +36,7 @@ Step step_small(Comm& comm, Operation& operation) {
   if (root == comm.rank()) {
     if (!comm.cells().free(operation.seq)) return Step::kPending;
     const mep_result_t posted =
-        comm.cells().post_to_all(operation, operation.args.send, operation.bytes,
-                                 Cells::kRooted);
+        comm.cells().post_to_all(operation, operation.args.send, operation.bytes, Cells::kRooted);
     if (posted != MEP_SUCCESS) return fail_step(operation, posted);
     copy_at_root(operation);
   } else {
@@ -71,8 +70,9 @@ Step send_chunks(Comm& comm, Operation& operation) {
       return Step::kPending;
     }
     mep_result_t result = bulk.publish_whole(
-        global, static_cast<const std::byte*>(operation.args.send) +
-                    operation.chunk * Bulk::kChunkBytes, bytes_of(operation, operation.chunk));
+        global,
+        static_cast<const std::byte*>(operation.args.send) + operation.chunk * Bulk::kChunkBytes,
+        bytes_of(operation, operation.chunk));
     if (result == MEP_SUCCESS) result = bulk.signal_all(Bulk::Word::kPosted, global);
     if (result != MEP_SUCCESS) return fail_step(operation, result);
   }
@@ -84,9 +84,9 @@ Step take_chunks(Comm& comm, Operation& operation, uint32_t root) {
   for (; operation.chunk < chunk_count(operation); ++operation.chunk) {
     const uint64_t global = bulk.first_chunk() + operation.chunk;
     if (!bulk.arrived(Bulk::Word::kPosted, global, root)) return Step::kPending;
-    std::memcpy(static_cast<std::byte*>(operation.args.receive) +
-                    operation.chunk * Bulk::kChunkBytes,
-                bulk.whole(global, root), bytes_of(operation, operation.chunk));
+    std::memcpy(
+        static_cast<std::byte*>(operation.args.receive) + operation.chunk * Bulk::kChunkBytes,
+        bulk.whole(global, root), bytes_of(operation, operation.chunk));
     const mep_result_t taken = bulk.signal_one(Bulk::Word::kTaken, global, root);
     if (taken != MEP_SUCCESS) return fail_step(operation, taken);
   }
@@ -126,15 +126,17 @@ Step step_large(Comm& comm, Operation& operation) {
   return Step::kDone;
 }
 
-bool is_small(const Operation& operation) { return operation.bytes <= Cells::kPayloadBytes; }
+bool is_small(const Operation& operation) {
+  return operation.bytes <= Cells::kPayloadBytes;
+}
 
 Step step(Comm& comm, Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
   if (!comm.adopted().is_live(root)) {
     const bool left = comm.world().peer_state(comm.slots()[root]) == MEP_PEER_LEFT;
-    return fail_step(operation, fail(left ? MEP_ERR_PEER_LEFT : MEP_ERR_PEER_FAILED,
-                                     "rank %u, the root of this broadcast, is not in the view",
-                                     root));
+    return fail_step(operation,
+                     fail(left ? MEP_ERR_PEER_LEFT : MEP_ERR_PEER_FAILED,
+                          "rank %u, the root of this broadcast, is not in the view", root));
   }
   if (comm.adopted().live.size() == 1) {
     copy_at_root(operation);
@@ -149,8 +151,8 @@ Step settle(Comm& comm, Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
   const std::byte* bytes = comm.contribution(operation, root);
   if (bytes == nullptr) {
-    return fail_step(operation, fail(MEP_ERR_MISMATCH, "rank %u was not the root of this operation",
-                                     root));
+    return fail_step(operation,
+                     fail(MEP_ERR_MISMATCH, "rank %u was not the root of this operation", root));
   }
   if (operation.bytes != 0) std::memcpy(operation.args.receive, bytes, operation.bytes);
   return Step::kDone;
@@ -159,7 +161,7 @@ Step settle(Comm& comm, Operation& operation) {
 }  // namespace
 
 extern const CollectiveType kBroadcastType;
-const CollectiveType kBroadcastType = {"broadcast", OperationClass::kReplicated, check, step,
-                                       settle, true};
+const CollectiveType kBroadcastType = {
+    "broadcast", OperationClass::kReplicated, check, step, settle, true};
 
 }  // namespace mep

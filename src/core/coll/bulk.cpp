@@ -6,7 +6,9 @@
 namespace mep {
 namespace {
 
-constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+constexpr size_t round_up(size_t value, size_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
 size_t words_bytes(uint32_t size, uint64_t word_rings) {
   return round_up(word_rings * size * Bulk::kLine, 4096);
@@ -124,7 +126,8 @@ bool Bulk::finished_by_all(uint64_t epoch, uint64_t seq) const {
 }
 
 void Bulk::zero_words() {
-  for (uint64_t i = 0; i < (kWordKinds * kRing + 2) * size_; ++i) zero_word(window_, offset_ + i * kLine);
+  for (uint64_t i = 0; i < (kWordKinds * kRing + 2) * size_; ++i)
+    zero_word(window_, offset_ + i * kLine);
 }
 
 }  // namespace mep

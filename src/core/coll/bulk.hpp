@@ -47,8 +47,7 @@ class Bulk {
   }
   [[nodiscard]] mep_result_t put_in(uint64_t chunk, uint32_t target, const void* data,
                                     size_t bytes) const {
-    return (*remotes_)[target].put(area_offset(0, chunk) + position_ * section_bytes_, data,
-                                  bytes);
+    return (*remotes_)[target].put(area_offset(0, chunk) + position_ * section_bytes_, data, bytes);
   }
   // The owner's place to make its result; then publish_out() brings it to peers that cannot read it.
   std::byte* own_out(uint64_t chunk) const {
@@ -68,8 +67,8 @@ class Bulk {
   [[nodiscard]] mep_result_t signal_all(Word word, uint64_t chunk) const;
   [[nodiscard]] mep_result_t signal_one(Word word, uint64_t chunk, uint32_t target) const;
   bool arrived(Word word, uint64_t chunk, uint32_t source) const {
-    return source == rank_ || load_signal(window_, word_offset(word, chunk, source)) ==
-                                  counted_signal(epoch_, chunk);
+    return source == rank_ ||
+           load_signal(window_, word_offset(word, chunk, source)) == counted_signal(epoch_, chunk);
   }
   // True once the word of `chunk` has come from all live ranks; *cursor remembers how far it looked.
   bool arrived_from_all(Word word, uint64_t chunk, uint32_t* cursor) const;
@@ -90,7 +89,8 @@ class Bulk {
   static constexpr uint64_t kWordKinds = 3;
 
   uint64_t word_offset(Word word, uint64_t chunk, uint32_t source) const {
-    return offset_ + ((static_cast<uint64_t>(word) * kRing + chunk % kRing) * size_ + source) * kLine;
+    return offset_ +
+           ((static_cast<uint64_t>(word) * kRing + chunk % kRing) * size_ + source) * kLine;
   }
   uint64_t finished_offset(uint64_t seq, uint32_t source) const {
     return offset_ + ((kWordKinds * kRing + seq % 2) * size_ + source) * kLine;

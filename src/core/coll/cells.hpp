@@ -16,8 +16,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/comm/signal_word.hpp"
 #include "core/coll/operation.hpp"
+#include "core/comm/signal_word.hpp"
 #include "core/world/remote.hpp"
 
 namespace mep {
@@ -42,9 +42,7 @@ class Cells {
 
   // --- The user's thread ---
   // Whether the cells of seq are free at all live ranks.
-  bool free(uint64_t seq) {
-    return seq <= passed_by_all_ + kDepth || look_for_passed(seq);
-  }
+  bool free(uint64_t seq) { return seq <= passed_by_all_ + kDepth || look_for_passed(seq); }
   // Puts to every live peer and to the own window, then signals. From then on it counts as a
   // contribution.
   [[nodiscard]] mep_result_t post_to_all(const Operation& operation, const void* payload,
@@ -60,7 +58,10 @@ class Cells {
     return window_ + cell_offset(seq, source) + sizeof(uint64_t);
   }
   // The operation is done and this rank has waited in it for all live peers: they passed seq - 1.
-  void note_all_entered(uint64_t seq) { passed_by_all_ = seq - 1; all_signalled_ = seq; }
+  void note_all_entered(uint64_t seq) {
+    passed_by_all_ = seq - 1;
+    all_signalled_ = seq;
+  }
   // Whether any rank but this one has called something else here.
   bool differs(const Operation& operation, uint32_t* source) const;
   // Whether what was kept of an operation belongs to the same call as this rank's.

@@ -76,15 +76,15 @@ struct Operation {
   // Owned by the step function.
   uint32_t phase = 0;
   uint32_t cursor = 0;
-  uint32_t looks = 0;  // at cells that had not come
+  uint32_t looks = 0;         // at cells that had not come
   uint64_t chunk = 0;         // chunks finished
   uint64_t chunk_posted = 0;  // chunks posted
 
   mep_result_t result = MEP_SUCCESS;
   bool input_intact = true;
-  bool finished = false;      // result is final
-  bool holds_result = false;  // all data is here; only the others' last signals are missing
-  OperationRecord* record = nullptr;   // where to keep what happened, beside the comm's own
+  bool finished = false;              // result is final
+  bool holds_result = false;          // all data is here; only the others' last signals are missing
+  OperationRecord* record = nullptr;  // where to keep what happened, beside the comm's own
   std::vector<std::byte> saved_input;  // of an in-place operation, see in_place_restore_bytes
 };
 

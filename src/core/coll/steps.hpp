@@ -32,7 +32,8 @@ inline Step mismatch_step(Comm& comm, Operation& operation, uint32_t source) {
       operation,
       fail(MEP_ERR_MISMATCH,
            "rank %u called another operation than this rank's %s, or with another count, type, "
-           "operator or root", source, collective_type(operation.kind).name));
+           "operator or root",
+           source, collective_type(operation.kind).name));
 }
 
 // While the awaited cell has not come: another rank's may say that it never will. Looked for only now

@@ -41,8 +41,8 @@ class Channel {
     uint64_t expected = make_word(epoch, seq - 1);
     // Acquire-release: orders the operation's reads and writes of windows before its completion, and
     // publishes them to the control thread's wedge().
-    return word_.compare_exchange_strong(expected, make_word(epoch, seq),
-                                         std::memory_order_acq_rel, std::memory_order_relaxed);
+    return word_.compare_exchange_strong(expected, make_word(epoch, seq), std::memory_order_acq_rel,
+                                         std::memory_order_relaxed);
   }
   uint64_t done() const { return word_.load(std::memory_order_acquire) & kDoneMask; }
 

@@ -47,7 +47,9 @@ Comm::Comm(std::shared_ptr<World> world, std::string name, std::vector<uint32_t>
   }
 }
 
-Comm::~Comm() { close(); }
+Comm::~Comm() {
+  close();
+}
 
 mep_result_t Comm::begin(uint64_t epoch, uint64_t next_seq) {
   const size_t bytes = Cells::window_bytes(size()) + Bulk::window_bytes(size());
@@ -213,11 +215,11 @@ bool Comm::settle(Operation* operation) {
   if (verdict == verdicts_.end() && operation->retained == nullptr) {
     if (terminal == MEP_SUCCESS) return false;  // still deciding
     lock.unlock();
-    return finish_operation(operation, fail(terminal, "the world of comm %s has ended for this rank",
-                                            name_.c_str()));
+    restore_input(operation);
+    return finish_operation(
+        operation, fail(terminal, "the world of comm %s has ended for this rank", name_.c_str()));
   }
-  const bool succeeds =
-      operation->retained != nullptr || operation->seq <= verdict->n_star;
+  const bool succeeds = operation->retained != nullptr || operation->seq <= verdict->n_star;
   if (!succeeds) {
     news_ = MEP_SUCCESS;  // told by this operation
     const Verdict failed = *verdict;
@@ -248,20 +250,23 @@ mep_result_t Comm::settle_result(Operation* operation) {
       !Cells::same_call(*operation->retained, operation->fingerprint)) {
     return fail(MEP_ERR_MISMATCH,
                 "other ranks of comm %s called another operation than this rank's %s, or with "
-                "another count, type, operator or root", name_.c_str(),
-                collective_type(operation->kind).name);
+                "another count, type, operator or root",
+                name_.c_str(), collective_type(operation->kind).name);
   }
   const Step step = collective_type(operation->kind).settle(*this, *operation);
   return step == Step::kDone ? MEP_SUCCESS : operation->result;
 }
 
+void Comm::restore_input(Operation* operation) {
+  if (operation->saved_input.empty()) return;
+  std::memcpy(operation->args.receive, operation->saved_input.data(),
+              operation->saved_input.size());
+  operation->input_intact = true;
+}
+
 bool Comm::fail_settled(Operation* operation, const Verdict& verdict) {
   set_last_error_text(verdict.text.c_str());
-  if (!operation->saved_input.empty()) {
-    std::memcpy(operation->args.receive, operation->saved_input.data(),
-                operation->saved_input.size());
-    operation->input_intact = true;
-  }
+  restore_input(operation);
   return finish_operation(operation, verdict.result);
 }
 
@@ -275,9 +280,8 @@ mep_result_t Comm::catch_up(Operation* operation) {
   // Queued operations of the old epoch are answered first.
   const Deadline deadline = Deadline::after_ms(timeout_ms() + kVerdictGraceMs);
   drain(deadline);
-  if (!wait_until(world_->wait_policy(), world_->doorbell(), deadline, [&] {
-        return !channel_.wedged() || world_->terminal_result() != MEP_SUCCESS;
-      })) {
+  if (!wait_until(world_->wait_policy(), world_->doorbell(), deadline,
+                  [&] { return !channel_.wedged() || world_->terminal_result() != MEP_SUCCESS; })) {
     return fail(MEP_ERR_INTERNAL, "the view of comm %s did not settle; please report this",
                 name_.c_str());
   }
@@ -292,8 +296,9 @@ mep_result_t Comm::catch_up(Operation* operation) {
       if (kept == retained_.end()) {
         return fail(MEP_ERR_MISMATCH,
                     "operation %llu of comm %s, this rank's %s, has failed on other ranks, which "
-                    "called different things", static_cast<unsigned long long>(operation->seq),
-                    name_.c_str(), collective_type(operation->kind).name);
+                    "called different things",
+                    static_cast<unsigned long long>(operation->seq), name_.c_str(),
+                    collective_type(operation->kind).name);
       }
       operation->retained = &kept->second;
       operation->contributors = &kept->second.sources;

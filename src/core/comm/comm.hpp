@@ -180,15 +180,11 @@ class Comm : public WorldClient {
   void remove_client(ViewClient* client);
   bool has_clients() const;
   uint32_t child_number() const { return child_number_.load(std::memory_order_relaxed); }
-  void set_child_number(uint32_t number) {
-    child_number_.store(number, std::memory_order_relaxed);
-  }
+  void set_child_number(uint32_t number) { child_number_.store(number, std::memory_order_relaxed); }
   uint32_t next_ep_number() { return ep_number_.fetch_add(1, std::memory_order_relaxed); }
   void set_ep_number(uint32_t number) { ep_number_.store(number, std::memory_order_relaxed); }
   // A newcomer's objects that nobody has attached to yet.
-  void keep_dormant(std::unique_ptr<ViewClient> object) {
-    dormant_.push_back(std::move(object));
-  }
+  void keep_dormant(std::unique_ptr<ViewClient> object) { dormant_.push_back(std::move(object)); }
   // Null: there is none of that name.
   std::unique_ptr<ViewClient> take_dormant(const std::string& name);
 
@@ -217,6 +213,7 @@ class Comm : public WorldClient {
   bool advance_undisturbed(Operation* operation);
   bool settle(Operation* operation);
   mep_result_t settle_result(Operation* operation);
+  static void restore_input(Operation* operation);
   bool fail_settled(Operation* operation, const Verdict& verdict);
   mep_result_t catch_up(Operation* operation);
   mep_result_t adopt(const Verdict& verdict);
@@ -244,12 +241,12 @@ class Comm : public WorldClient {
 
   // The user's thread.
   Channel channel_;
-  std::atomic<uint32_t> posting_{0};  // threads inside a PostingScope
-  std::atomic<uint32_t> in_call_{0};     // tells the control thread that windows may be in use
+  std::atomic<uint32_t> posting_{0};        // threads inside a PostingScope
+  std::atomic<uint32_t> in_call_{0};        // tells the control thread that windows may be in use
   std::atomic<uint64_t> adopted_epoch_{0};  // of adopted_, for the control thread
   std::shared_ptr<const CommView> adopted_;
   std::vector<uint64_t> remote_incarnations_;  // by rank: whose windows remotes_ reaches
-  uint64_t seq_ = 0;  // of the last call
+  uint64_t seq_ = 0;                           // of the last call
   uint64_t verdict_asked_seq_ = 0;
   uint32_t rooted_calls_ = 0;  // hash of the small rooted calls since the last that waited for all
   Cells cells_;
@@ -264,9 +261,9 @@ class Comm : public WorldClient {
 
   // Shared, under mutex_.
   mutable std::mutex mutex_;
-  std::shared_ptr<const CommView> view_;             // the latest
-  std::deque<Verdict> verdicts_;                     // not adopted yet, oldest first
-  std::map<uint64_t, RetainedOperation> retained_;   // by seq, until answered
+  std::shared_ptr<const CommView> view_;            // the latest
+  std::deque<Verdict> verdicts_;                    // not adopted yet, oldest first
+  std::map<uint64_t, RetainedOperation> retained_;  // by seq, until answered
   std::vector<ViewClient*> clients_;
   std::deque<membership::ChannelState> retired_;  // channels of clients that are gone
   mep_result_t news_ = MEP_SUCCESS;

@@ -20,12 +20,18 @@ struct Reason {
 
 const char* removal_text(membership::RemovalReason reason) {
   switch (reason) {
-    case membership::RemovalReason::kDied: return "its process ended";
-    case membership::RemovalReason::kLeft: return "it left by mep_comm_destroy";
-    case membership::RemovalReason::kGaveUp: return "it gave up for want of a quorum";
-    case membership::RemovalReason::kUnreachable: return "it could not be reached";
-    case membership::RemovalReason::kEvicted: return "it was evicted";
-    case membership::RemovalReason::kStalled: return "it did not answer";
+    case membership::RemovalReason::kDied:
+      return "its process ended";
+    case membership::RemovalReason::kLeft:
+      return "it left by mep_comm_destroy";
+    case membership::RemovalReason::kGaveUp:
+      return "it gave up for want of a quorum";
+    case membership::RemovalReason::kUnreachable:
+      return "it could not be reached";
+    case membership::RemovalReason::kEvicted:
+      return "it was evicted";
+    case membership::RemovalReason::kStalled:
+      return "it did not answer";
   }
   return "unknown";
 }
@@ -125,9 +131,8 @@ void Comm::describe(std::vector<membership::ChannelState>* channels) const {
 bool Comm::holds(uint64_t channel, uint64_t seq) {
   if (channel != channel_.id()) {
     const std::lock_guard lock(mutex_);
-    return std::all_of(clients_.begin(), clients_.end(), [&](const ViewClient* client) {
-      return client->holds(channel, seq);
-    });
+    return std::all_of(clients_.begin(), clients_.end(),
+                       [&](const ViewClient* client) { return client->holds(channel, seq); });
   }
   const uint64_t done = channel_.done();
   if (seq <= done) return true;
@@ -247,8 +252,8 @@ bool Comm::quiesced() const {
 
 CommDescription Comm::description() const {
   const std::lock_guard lock(mutex_);
-  CommDescription description{name_, view_->epoch, slots_, child_number(),
-                              ep_number_.load(std::memory_order_relaxed), {}};
+  CommDescription description{
+      name_, view_->epoch, slots_, child_number(), ep_number_.load(std::memory_order_relaxed), {}};
   for (const ViewClient* client : clients_) {
     client->describe_object(&description.objects.emplace_back());
   }

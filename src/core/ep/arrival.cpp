@@ -11,7 +11,9 @@
 namespace mep {
 namespace {
 
-unsigned long long number(uint64_t value) { return value; }
+unsigned long long number(uint64_t value) {
+  return value;
+}
 
 }  // namespace
 
@@ -53,8 +55,10 @@ mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
         continue;
       }
       if (count > shape_.max_tokens || to + count > shape_.rows_per_expert()) {
-        return fail(MEP_ERR_MISMATCH, "rank %u announced %u rows for one expert; at most %u tokens "
-                    "are possible", source, count, shape_.max_tokens);
+        return fail(MEP_ERR_MISMATCH,
+                    "rank %u announced %u rows for one expert; at most %u tokens "
+                    "are possible",
+                    source, count, shape_.max_tokens);
       }
       if (from != to) move_rows(local, from, to, count);
       MEP_TRY(read_entries(local, to, count, source));
@@ -147,9 +151,11 @@ mep_result_t EpBuffer::check_capacity(const mep_dispatch_args_t& args) const {
   }
   const uint64_t bytes = rows * shape_.wire_row_bytes();
   if (bytes <= args.recv_capacity) return MEP_SUCCESS;
-  return fail(MEP_ERR_CAPACITY,
-              "recv_capacity is %llu bytes, the rows that arrived need %llu; call the receive phase "
-              "again with more", number(args.recv_capacity), number(bytes));
+  return fail(
+      MEP_ERR_CAPACITY,
+      "recv_capacity is %llu bytes, the rows that arrived need %llu; call the receive phase "
+      "again with more",
+      number(args.recv_capacity), number(bytes));
 }
 
 // Into the caller's memory, which has the form of the library's; only rows that arrived.
@@ -163,9 +169,8 @@ void EpBuffer::copy_rows(const mep_dispatch_args_t& args) const {
   if (x == nullptr && scales == nullptr && info == nullptr) return;
   const size_t row_bytes = shape_.wire_row_bytes();
   const size_t scale_bytes = shape_.scale_row_bytes();
-  const size_t token_stride = args.recv_scales_token_stride_bytes != 0
-                                  ? args.recv_scales_token_stride_bytes
-                                  : scale_bytes;
+  const size_t token_stride =
+      args.recv_scales_token_stride_bytes != 0 ? args.recv_scales_token_stride_bytes : scale_bytes;
   const size_t group_stride = args.recv_scales_group_stride_bytes != 0
                                   ? args.recv_scales_group_stride_bytes
                                   : token_stride * shape_.rows_per_expert();

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/status.hpp"
+#include "base/test_delay.hpp"
 #include "core/ep/ep_drive.hpp"
 #include "kernels/host/kernels.hpp"
 
@@ -23,8 +24,7 @@ mep_result_t EpBuffer::combine(EpHandle& handle, const mep_combine_args_t& args)
   }
   if (args.out_stride_bytes != 0 && args.out_stride_bytes < shape_.combine_row_bytes()) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "out_stride_bytes is %llu; a row has %zu",
-                static_cast<unsigned long long>(args.out_stride_bytes),
-                shape_.combine_row_bytes());
+                static_cast<unsigned long long>(args.out_stride_bytes), shape_.combine_row_bytes());
   }
   const Deadline limit = deadline();
   if (args.phase != MEP_PHASE_RECEIVE) {
@@ -38,7 +38,8 @@ mep_result_t EpBuffer::combine(EpHandle& handle, const mep_combine_args_t& args)
 
 mep_result_t EpBuffer::begin_combine(EpHandle& handle, const mep_combine_args_t& args) {
   if (current_ != &handle) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "the buffer holds no dispatch of this handle: there was "
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "the buffer holds no dispatch of this handle: there was "
                 "none, it was combined, or the buffer was used again");
   }
   if (stage_ != Stage::kReceived) {
@@ -60,8 +61,7 @@ mep_result_t EpBuffer::begin_combine(EpHandle& handle, const mep_combine_args_t&
 
 Step EpBuffer::step_combine_send(const mep_combine_args_t& args) {
   const PostingScope posting(*this);
-  const std::byte* y =
-      args.y == nullptr ? combine_out() : static_cast<const std::byte*>(args.y);
+  const std::byte* y = args.y == nullptr ? combine_out() : static_cast<const std::byte*>(args.y);
   // If the caller made y by stores past the caches, the scope's locked increment has drained them.
   for (; op_.cursor < members_.size(); ++op_.cursor) {
     if (!posting.allowed()) return Step::kPending;
@@ -79,8 +79,9 @@ Step EpBuffer::step_combine_send(const mep_combine_args_t& args) {
       if (pushed != MEP_SUCCESS) return posting_failure(pushed);
       if (!finished) return Step::kPending;
     }
-    const mep_result_t sent = signal(EpWord::kCombineReady, use_, target,
-                                     combine_payload(kind, current_->mark));
+    MEP_TEST_DELAY_POINT("ep combine ready");
+    const mep_result_t sent =
+        signal(EpWord::kCombineReady, use_, target, combine_payload(kind, current_->mark));
     if (sent != MEP_SUCCESS) return posting_failure(sent);
   }
   flush_puts();
@@ -154,19 +155,22 @@ void EpBuffer::judge_terms(bool carried) {
   if (missing_place_ == kNoExpert) return;
   terms_missing_ = true;
   if (silent_member != UINT32_MAX) {
-    op_.result = carried
-                     ? fail(MEP_ERR_PEER_FAILED, "rank %u had not received all of this dispatch when "
-                            "the view changed; its experts' terms are left out", silent_member)
-                     : fail(MEP_ERR_MISMATCH, "rank %u began its next dispatch on the buffer without "
-                            "a combine", silent_member);
+    op_.result = carried ? fail(MEP_ERR_PEER_FAILED,
+                                "rank %u had not received all of this dispatch when "
+                                "the view changed; its experts' terms are left out",
+                                silent_member)
+                         : fail(MEP_ERR_MISMATCH,
+                                "rank %u began its next dispatch on the buffer without "
+                                "a combine",
+                                silent_member);
   } else if ((comm_.world().config().flags & MEP_COMM_PARTIAL) != 0) {
     op_.result = MEP_PARTIAL;
   } else {
-    op_.result = fail(MEP_ERR_PEER_FAILED,
-                      "the expert at place %d is on rank %u, which is absent; its terms are left out. "
-                      "mep_ep_set_expert_map can route around it, MEP_COMM_PARTIAL allows it",
-                      missing_place_,
-                      static_cast<uint32_t>(missing_place_) / shape_.local_experts);
+    op_.result =
+        fail(MEP_ERR_PEER_FAILED,
+             "the expert at place %d is on rank %u, which is absent; its terms are left out. "
+             "mep_ep_set_expert_map can route around it, MEP_COMM_PARTIAL allows it",
+             missing_place_, static_cast<uint32_t>(missing_place_) / shape_.local_experts);
   }
   if (is_error(op_.result)) op_.text = last_error_text();
 }
@@ -221,6 +225,7 @@ mep_result_t EpBuffer::finish_combine(const mep_combine_args_t& args) {
   const void* rows[kMaxTopK + 1];
   float row_weights[kMaxTopK + 1];
   for (uint32_t token = 0; token < routing.tokens; ++token) {
+    MEP_TEST_DELAY_POINT("ep sum");
     uint32_t count = gather_terms(token, weights, args.flags, rows, row_weights);
     if (args.bias != nullptr) {
       rows[count] = args.bias;

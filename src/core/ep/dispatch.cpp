@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/status.hpp"
+#include "base/test_delay.hpp"
 #include "core/ep/ep_drive.hpp"
 #include "kernels/host/kernels.hpp"
 
@@ -33,7 +34,8 @@ mep_result_t EpBuffer::dispatch(EpHandle& handle, const mep_dispatch_args_t& arg
 mep_result_t EpBuffer::check_dispatch(const EpHandle& handle,
                                       const mep_dispatch_args_t& args) const {
   if (args.recv_topk_idx != nullptr || args.recv_topk_weights != nullptr) {
-    return fail(MEP_ERR_UNSUPPORTED, "recv_topk_idx and recv_topk_weights belong to high "
+    return fail(MEP_ERR_UNSUPPORTED,
+                "recv_topk_idx and recv_topk_weights belong to high "
                 "throughput, which is not built yet");
   }
   if (args.recv_scales != nullptr && !shape_.has_scales()) {
@@ -60,17 +62,18 @@ mep_result_t EpBuffer::check_dispatch(const EpHandle& handle,
   const bool needs_scales = shape_.input_type == MEP_FLOAT8_E4M3;
   if (args.num_tokens != 0 && needs_scales != (args.x_scales != nullptr)) {
     return fail(MEP_ERR_INVALID_ARGUMENT, needs_scales
-                ? "x_scales is NULL; e4m3 input needs its scales"
-                : "x_scales is given; only e4m3 input has scales");
+                                              ? "x_scales is NULL; e4m3 input needs its scales"
+                                              : "x_scales is given; only e4m3 input has scales");
   }
   if (args.x_stride_bytes != 0 && args.x_stride_bytes < shape_.input_row_bytes()) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "x_stride_bytes is %llu; a row has %zu",
                 static_cast<unsigned long long>(args.x_stride_bytes), shape_.input_row_bytes());
   }
-  if (args.x_scales_stride_bytes != 0 &&
-      args.x_scales_stride_bytes < shape_.scale_row_bytes()) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "x_scales_stride_bytes is %llu; the scales of a row have "
-                "%zu", static_cast<unsigned long long>(args.x_scales_stride_bytes),
+  if (args.x_scales_stride_bytes != 0 && args.x_scales_stride_bytes < shape_.scale_row_bytes()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "x_scales_stride_bytes is %llu; the scales of a row have "
+                "%zu",
+                static_cast<unsigned long long>(args.x_scales_stride_bytes),
                 shape_.scale_row_bytes());
   }
   return MEP_SUCCESS;
@@ -104,7 +107,8 @@ Step EpBuffer::step_send(const mep_dispatch_args_t& args) {
     op_.phase = shape_.slotted ? kAwaitFree : kPostCounts;
   }
   if (op_.phase == kAwaitFree) {
-    if (follows_a_use() && !arrived_from_all(EpWord::kCombineReady, use_ - 1)) return Step::kPending;
+    if (follows_a_use() && !arrived_from_all(EpWord::kCombineReady, use_ - 1))
+      return Step::kPending;
     std::fill(first_row_.begin(), first_row_.end(), shape_.rank * shape_.max_tokens);
     router_.set_rows(first_row_, &current_->routing);
     op_.phase = kRows;
@@ -122,6 +126,7 @@ Step EpBuffer::step_send(const mep_dispatch_args_t& args) {
   }
   for (; op_.cursor < current_->routing.tokens; ++op_.cursor) {
     if (!posting.allowed()) return Step::kPending;
+    MEP_TEST_DELAY_POINT("ep token");
     const mep_result_t sent = send_token(args, op_.cursor);
     if (sent != MEP_SUCCESS) return posting_failure(sent);
   }
@@ -137,6 +142,7 @@ mep_result_t EpBuffer::post_counts() {
   for (const uint32_t target : members_) {
     MEP_TRY(remotes_[target].put(layout_.counts(use_, shape_.rank, 0), counts.data(),
                                  counts.size() * sizeof(uint32_t)));
+    MEP_TEST_DELAY_POINT("ep counts");
     MEP_TRY(signal(EpWord::kCountsReady, use_, target));
   }
   flush_puts();
@@ -152,8 +158,10 @@ mep_result_t EpBuffer::place_rows() {
       uint32_t count = 0;  // read once
       std::memcpy(&count, window_->data() + layout_.counts(use_, source, place), sizeof count);
       if (count > shape_.max_tokens) {
-        return fail(MEP_ERR_MISMATCH, "rank %u announced %u rows for one expert; at most %u tokens "
-                    "are possible", source, count, shape_.max_tokens);
+        return fail(MEP_ERR_MISMATCH,
+                    "rank %u announced %u rows for one expert; at most %u tokens "
+                    "are possible",
+                    source, count, shape_.max_tokens);
       }
       first_row_[place] += count;
     }
@@ -165,8 +173,7 @@ mep_result_t EpBuffer::place_rows() {
 mep_result_t EpBuffer::send_token(const mep_dispatch_args_t& args, uint32_t token) {
   const size_t row_bytes = shape_.wire_row_bytes();
   const size_t scale_bytes = shape_.scale_row_bytes();
-  const RouteEntry* entries =
-      current_->routing.entries.data() + size_t{token} * shape_.top_k;
+  const RouteEntry* entries = current_->routing.entries.data() + size_t{token} * shape_.top_k;
   const size_t stride = args.x_stride_bytes != 0 ? args.x_stride_bytes : shape_.input_row_bytes();
   const std::byte* row = static_cast<const std::byte*>(args.x) + token * stride;
   const std::byte* scales = nullptr;
@@ -225,6 +232,7 @@ mep_result_t EpBuffer::announce_rows() {
       MEP_TRY(remote.put(layout_.counts(use_, shape_.rank, first), counts.data() + first,
                          shape_.local_experts * sizeof(uint32_t)));
     }
+    MEP_TEST_DELAY_POINT("ep rows ready");
     MEP_TRY(signal(EpWord::kRowsReady, use_, target));
   }
   // The caller's memory and the staged rows are free when nothing reads them any more.

@@ -127,7 +127,8 @@ Step EpBuffer::hard_failure(mep_result_t result) {
     arrange_nothing();
     leave_peers_alone();
   }
-  (void)channel_.complete(op_.epoch, op_.seq);  // else the view is changing, and nothing is to settle
+  (void)channel_.complete(op_.epoch,
+                          op_.seq);  // else the view is changing, and nothing is to settle
   return Step::kFailed;
 }
 
@@ -165,8 +166,8 @@ mep_result_t EpBuffer::signal(EpWord kind, uint64_t use, uint32_t target, uint32
 mep_result_t EpBuffer::give_back_unused() {
   if (given_back_ || !follows_a_use()) return MEP_SUCCESS;
   for (const uint32_t target : members_) {
-    MEP_TRY(signal(EpWord::kCombineReady, use_ - 1, target,
-                   combine_payload(CombineWord::kNone, 0)));
+    MEP_TRY(
+        signal(EpWord::kCombineReady, use_ - 1, target, combine_payload(CombineWord::kNone, 0)));
   }
   given_back_ = true;
   return MEP_SUCCESS;

@@ -103,7 +103,7 @@ class EpBuffer {
     kIdle,
     kDispatching,  // begun; not received
     kReceived,
-    kCombining,    // begun; not received
+    kCombining,  // begun; not received
   };
 
   struct EpOperation {
@@ -146,7 +146,9 @@ class EpBuffer {
   };
 
   // ep_buffer.cpp
-  bool has_operation() const { return stage_ == Stage::kDispatching || stage_ == Stage::kCombining; }
+  bool has_operation() const {
+    return stage_ == Stage::kDispatching || stage_ == Stage::kCombining;
+  }
   Deadline deadline() const;
   void begin_operation(Stage stage, EpHandle* handle);
   void leave_peers_alone() { pending_epoch_.store(kNoEpoch, std::memory_order_seq_cst); }
@@ -194,8 +196,8 @@ class EpBuffer {
   void note_terms(uint32_t source, bool word_arrived, uint32_t payload);
   void judge_terms(bool carried);
   mep_result_t finish_combine(const mep_combine_args_t& args);
-  uint32_t gather_terms(uint32_t token, const float* weights, uint32_t flags,
-                        const void** rows, float* row_weights);
+  uint32_t gather_terms(uint32_t token, const float* weights, uint32_t flags, const void** rows,
+                        float* row_weights);
   const std::byte* term(const RouteEntry& entry, size_t at) const;
 
   // ep_view.cpp
@@ -213,9 +215,9 @@ class EpBuffer {
   const EpLayout& layout_;
   const uint64_t id_;
   std::shared_ptr<Window> window_;
-  std::vector<Remote> remotes_;       // by rank
+  std::vector<Remote> remotes_;                 // by rank
   std::vector<uint64_t> reached_incarnations_;  // by rank, when the windows were exchanged
-  std::vector<uint8_t> pulls_;        // by rank: it reads this rank's window in place
+  std::vector<uint8_t> pulls_;                  // by rank: it reads this rank's window in place
   Channel channel_;
   std::atomic<uint32_t> posting_{0};  // threads inside a PostingScope
   // Of the operation that has begun and may still touch memory of other ranks; tells quiesced().
@@ -227,19 +229,19 @@ class EpBuffer {
   std::vector<uint8_t> is_member_;  // by rank
   uint64_t seq_ = 0;
   uint64_t use_ = 0;
-  uint64_t first_use_ = 1;      // of the epoch
-  bool carries_ = false;        // the epoch has a use 0
-  bool given_back_ = true;      // the combine word of this use was sent
-  bool news_due_ = false;       // a view change was met that may not have been told yet
+  uint64_t first_use_ = 1;  // of the epoch
+  bool carries_ = false;    // the epoch has a use 0
+  bool given_back_ = true;  // the combine word of this use was sent
+  bool news_due_ = false;   // a view change was met that may not have been told yet
   Stage stage_ = Stage::kIdle;
-  EpHandle* current_ = nullptr;     // whose dispatch the buffer holds
-  uint64_t dispatch_epoch_ = 0;     // of that dispatch
+  EpHandle* current_ = nullptr;  // whose dispatch the buffer holds
+  uint64_t dispatch_epoch_ = 0;  // of that dispatch
   EpOperation op_;
   OperationRecord record_;
   Router router_;
-  Routing draft_;                     // a dispatch that may still be refused
-  std::vector<uint32_t> first_row_;   // [places] of this rank's rows
-  std::vector<std::byte> staging_;    // quantised rows on their way
+  Routing draft_;                    // a dispatch that may still be refused
+  std::vector<uint32_t> first_row_;  // [places] of this rank's rows
+  std::vector<std::byte> staging_;   // quantised rows on their way
   uint32_t staging_rows_ = 1;
   uint32_t staged_ = 0;
 
@@ -253,10 +255,10 @@ class EpBuffer {
   bool compacted_ = false;  // rows do not lie where their sources think
 
   // Of the running combine.
-  std::vector<CombineWord> terms_;      // by rank, whose experts' terms this rank can read
+  std::vector<CombineWord> terms_;        // by rank, whose experts' terms this rank can read
   const std::byte* own_terms_ = nullptr;  // where its own experts' lie
-  bool terms_missing_ = false;          // of an entry that was routed
-  int32_t missing_place_ = kNoExpert;   // one such
+  bool terms_missing_ = false;            // of an entry that was routed
+  int32_t missing_place_ = kNoExpert;     // one such
 
   Channel::Frozen frozen_{};  // the control thread's
 

@@ -15,15 +15,18 @@ constexpr uint64_t kMaxCount = std::numeric_limits<int32_t>::max();
 
 mep_result_t refuse_unbuilt(const mep_ep_config_t& config) {
   if (config.mode == MEP_EP_HIGH_THROUGHPUT) {
-    return fail(MEP_ERR_UNSUPPORTED, "mode: high throughput is not built yet; use "
+    return fail(MEP_ERR_UNSUPPORTED,
+                "mode: high throughput is not built yet; use "
                 "MEP_EP_LOW_LATENCY");
   }
   if (config.receive_layout == MEP_EP_EXPANDED) {
-    return fail(MEP_ERR_UNSUPPORTED, "receive_layout: MEP_EP_EXPANDED belongs to high throughput, "
+    return fail(MEP_ERR_UNSUPPORTED,
+                "receive_layout: MEP_EP_EXPANDED belongs to high throughput, "
                 "which is not built yet");
   }
   if (config.scale_layout == MEP_SCALE_COLUMN_MAJOR) {
-    return fail(MEP_ERR_UNSUPPORTED, "scale_layout: column-major scales are not built for host "
+    return fail(MEP_ERR_UNSUPPORTED,
+                "scale_layout: column-major scales are not built for host "
                 "memory");
   }
   if (config.scale_block != 0 && config.scale_block != kScaleGroup) {
@@ -31,7 +34,8 @@ mep_result_t refuse_unbuilt(const mep_ep_config_t& config) {
                 config.scale_block, kScaleGroup);
   }
   if (config.expert_alignment > 1) {
-    return fail(MEP_ERR_UNSUPPORTED, "expert_alignment belongs to high throughput, which is not "
+    return fail(MEP_ERR_UNSUPPORTED,
+                "expert_alignment belongs to high throughput, which is not "
                 "built yet");
   }
   if (config.num_sms != 0) {
@@ -96,8 +100,8 @@ mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
       shape->max_tokens > kMaxCount / shape->top_k || shape->hidden > kMaxCount / 4) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "max_tokens_per_rank %u, hidden %u, top_k %u and experts_per_rank %u on %u ranks "
-                "give more than 2^31 - 1 rows or entries", shape->max_tokens, shape->hidden,
-                shape->top_k, shape->local_experts, shape->ranks);
+                "give more than 2^31 - 1 rows or entries",
+                shape->max_tokens, shape->hidden, shape->top_k, shape->local_experts, shape->ranks);
   }
   if (shape->experts > places) {
     return fail(MEP_ERR_INVALID_ARGUMENT,

@@ -31,14 +31,13 @@ mep_result_t EpObject::create(Comm& comm, const EpShape& shape, const char* name
                                   "could not make its part of an EP object", &values));
   // Who maps whom: a rank's row has a bit for each rank whose windows it reads in place.
   const size_t words = (size_t{shape.ranks} + 63) / 64;
-  const mep_result_t connected =
-      object->connect_windows(Deadline::after_ms(comm.timeout_ms()));
+  const mep_result_t connected = object->connect_windows(Deadline::after_ms(comm.timeout_ms()));
   values.assign(1 + words, 0);
   for (uint32_t rank = 0; connected == MEP_SUCCESS && rank < shape.ranks; ++rank) {
     if (object->buffers_[0]->maps(rank)) values[1 + rank / 64] |= uint64_t{1} << (rank % 64);
   }
-  MEP_TRY(object->agree_on_status(connected, "could not connect its part of an EP object",
-                                  &values));
+  MEP_TRY(
+      object->agree_on_status(connected, "could not connect its part of an EP object", &values));
   std::vector<uint8_t> pulls(shape.ranks, 0);
   for (uint32_t rank = 0; rank < shape.ranks; ++rank) {
     const uint64_t word = values[rank * (1 + words) + 1 + shape.rank / 64];
@@ -244,9 +243,9 @@ void estimate_ep_size(const EpShape& shape, mep_ep_size_t* out) {
   out->window_bytes = layout.bytes() * shape.buffers;
   out->resident_bytes = shape.buffers * entries * (row + 2 * shape.combine_row_bytes());
   const uint64_t kept = shape.rows() * 2 * sizeof(uint32_t);
-  const uint64_t routing =
-      entries * (sizeof(RouteEntry) + sizeof(float) + sizeof(uint32_t)) +
-      shape.places() * uint64_t{4} * sizeof(uint32_t) + shape.experts * sizeof(uint64_t);
+  const uint64_t routing = entries * (sizeof(RouteEntry) + sizeof(float) + sizeof(uint32_t)) +
+                           shape.places() * uint64_t{4} * sizeof(uint32_t) +
+                           shape.experts * sizeof(uint64_t);
   out->private_bytes = shape.buffers * (kept + 2 * routing);
 }
 

@@ -51,8 +51,7 @@ class EpObject : public ViewClient {
   EpObject(Comm& comm, const EpShape& shape);
   mep_result_t offer_windows();
   mep_result_t connect_windows(const Deadline& deadline);
-  mep_result_t agree_on_status(mep_result_t own, const char* what,
-                               std::vector<uint64_t>* values);
+  mep_result_t agree_on_status(mep_result_t own, const char* what, std::vector<uint64_t>* values);
 
   Comm& comm_;
   const EpShape shape_;

@@ -60,8 +60,7 @@ void EpBuffer::install(const Verdict* verdict, const membership::Proposal* decis
   if (verdict == nullptr) {
     // The epoch goes on: the words too. A peer that went on earlier may have posted a newer one.
     for (uint32_t i = 0; prepared_.has_value() && i < layout_.words(); ++i) {
-      auto* word =
-          reinterpret_cast<std::atomic<uint64_t>*>(window_->data() + layout_.word_at(i));
+      auto* word = reinterpret_cast<std::atomic<uint64_t>*>(window_->data() + layout_.word_at(i));
       uint64_t nothing = 0;
       // Release: to the reader of the word, what prepare() acquired.
       if (prepared_->words[i] != 0) {
@@ -100,9 +99,8 @@ mep_result_t EpBuffer::catch_up() {
   }
   constexpr uint64_t kVerdictGraceMs = 60'000;
   const Deadline limit = Deadline::after_ms(kVerdictGraceMs + comm_.timeout_ms());
-  const bool settled = wait_until(world.wait_policy(), world.doorbell(), limit, [&] {
-    return !channel_.wedged() || terminal() != MEP_SUCCESS;
-  });
+  const bool settled = wait_until(world.wait_policy(), world.doorbell(), limit,
+                                  [&] { return !channel_.wedged() || terminal() != MEP_SUCCESS; });
   if (terminal() != MEP_SUCCESS) {
     return fail(terminal(), "the world of comm %s has ended for this rank", comm_.name().c_str());
   }
@@ -147,8 +145,8 @@ bool EpBuffer::settle() {
   const mep_result_t terminal = comm_.world().terminal_result();
   if (terminal != MEP_SUCCESS) {
     op_.over = true;
-    op_.result = fail(terminal, "the world of comm %s has ended for this rank",
-                      comm_.name().c_str());
+    op_.result =
+        fail(terminal, "the world of comm %s has ended for this rank", comm_.name().c_str());
     op_.text = last_error_text();
     if (stage_ == Stage::kDispatching) {
       arrange_nothing();

@@ -18,8 +18,8 @@ mep_result_t make_expert_map(const EpShape& shape, const int32_t* map,
       if (place == -1) continue;
       if (place < 0 || static_cast<uint32_t>(place) >= shape.places()) {
         return fail(MEP_ERR_INVALID_ARGUMENT,
-                    "the map gives expert %u the place %d; places are 0 to %u, -1 is unused", expert,
-                    place, shape.places() - 1);
+                    "the map gives expert %u the place %d; places are 0 to %u, -1 is unused",
+                    expert, place, shape.places() - 1);
       }
       if (owner[static_cast<uint32_t>(place)] != UINT32_MAX) {
         return fail(MEP_ERR_INVALID_ARGUMENT, "the map gives place %d to experts %u and %u", place,

@@ -181,8 +181,7 @@ void ControlThread::act(const membership::InstallView& action) {
   log(LogLevel::kDebug, "view %llu: %u members, %zu removed, %zu added, %zu settled, answers %llu",
       static_cast<unsigned long long>(action.view->epoch), action.view->members.count(),
       action.decision->removed.size(), action.decision->added.size(),
-      action.decision->settled.size(),
-      static_cast<unsigned long long>(action.recover_answered));
+      action.decision->settled.size(), static_cast<unsigned long long>(action.recover_answered));
   for (const membership::Removal& removal : action.decision->removed) {
     World::Peer& peer = world_->peers_[removal.slot];
     uint32_t state = MEP_PEER_EXCLUDED;
@@ -203,17 +202,17 @@ void ControlThread::act(const membership::InstallView& action) {
     peer.link = nullptr;
   }
   for (const auto& [id, client] : clients_) {
-    const auto affected =
-        std::find_if(action.affected.begin(), action.affected.end(),
-                     [comm = id](const membership::AffectedComm& each) { return each.comm == comm; });
+    const auto affected = std::find_if(
+        action.affected.begin(), action.affected.end(),
+        [comm = id](const membership::AffectedComm& each) { return each.comm == comm; });
     client->install(action, affected == action.affected.end() ? nullptr : &*affected);
   }
   // Newcomers that membership does not know of yet must not wait for who has gone.
   const std::vector<uint8_t> view = membership::encode_view(*action.view);
   for (const auto& [slot, arrival] : arrivals_) {
-    if (!arrival.announced && !action.view->members.has(slot)) {
-      send(slot, kFrameView, std::as_bytes(std::span(view)));
-    }
+    if (action.view->members.has(slot)) continue;
+    send_comm_epochs(slot);
+    if (!arrival.announced) send(slot, kFrameView, std::as_bytes(std::span(view)));
   }
   std::vector<uint32_t> added;
   for (const membership::Member& member : action.decision->added) {
@@ -244,7 +243,9 @@ void ControlThread::act(const membership::NoQuorum&) {
   end_world(MEP_ERR_NO_QUORUM);
 }
 
-void ControlThread::act(const membership::JoinFailed&) { end_world(MEP_ERR_EVICTED); }
+void ControlThread::act(const membership::JoinFailed&) {
+  end_world(MEP_ERR_EVICTED);
+}
 
 void ControlThread::end_world(mep_result_t result) {
   // Relaxed: waiters see the wedge, then look here.
@@ -260,11 +261,19 @@ void ControlThread::act(const membership::PeerReport& action) {
   if (peer.identity.incarnation != action.incarnation) return;
   uint32_t state = MEP_PEER_ALIVE;
   switch (action.health) {
-    case membership::PeerHealth::kHealthy: state = MEP_PEER_ALIVE; break;
-    case membership::PeerHealth::kSlow: state = MEP_PEER_SLOW; break;
+    case membership::PeerHealth::kHealthy:
+      state = MEP_PEER_ALIVE;
+      break;
+    case membership::PeerHealth::kSlow:
+      state = MEP_PEER_SLOW;
+      break;
     case membership::PeerHealth::kAccused:
-    case membership::PeerHealth::kSuspected: state = MEP_PEER_SUSPECT; break;
-    case membership::PeerHealth::kDead: state = MEP_PEER_DEAD; break;
+    case membership::PeerHealth::kSuspected:
+      state = MEP_PEER_SUSPECT;
+      break;
+    case membership::PeerHealth::kDead:
+      state = MEP_PEER_DEAD;
+      break;
   }
   // Relaxed: see World::Peer.
   peer.state.store(state, std::memory_order_relaxed);

@@ -62,6 +62,8 @@ bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
       return take_view(slot, frame);
     case kFrameComms:
       return true;  // only the first of them is used, before this thread starts
+    case kFrameCommEpochs:
+      return take_comm_epochs(frame);
     case kFrameReady:
       return take_ready(slot);
     default:  // a peer's number, not an enumerator: anything may come

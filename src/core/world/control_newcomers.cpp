@@ -89,9 +89,37 @@ bool ControlThread::connect_newcomer(uint32_t slot) {
     for (const std::vector<std::byte>& object : comm.objects) payload.block(object);
   }
   send(slot, kFrameComms, payload.bytes());
+  send_comm_epochs(slot);
   offer_windows_to(slot);
   read_link(slot);
   return true;
+}
+
+// The view may change between the welcome and the admission, and comms with it.
+void ControlThread::send_comm_epochs(uint32_t slot) {
+  ByteWriter payload;
+  payload.number(static_cast<uint32_t>(clients_.size()));
+  for (const auto& [id, client] : clients_) {
+    payload.number(id);
+    payload.number(client->description().epoch);
+  }
+  send(slot, kFrameCommEpochs, payload.bytes());
+}
+
+bool ControlThread::take_comm_epochs(const Frame& frame) {
+  if (membership_->phase() != membership::Phase::kJoining) return true;
+  ByteReader reader(frame.payload);
+  const auto count = reader.number<uint32_t>();
+  for (uint32_t i = 0; i < count && reader.valid(); ++i) {
+    const auto id = reader.number<uint64_t>();
+    uint64_t& epoch = told_epochs_[id];
+    epoch = std::max(epoch, reader.number<uint64_t>());
+    const WorldClient* comm = client(id);
+    if (comm == nullptr) continue;
+    membership_->on_comm_created(id, std::max(epoch, membership_->comm_epoch(id)),
+                                 comm->member_slots());
+  }
+  return reader.complete();
 }
 
 void ControlThread::offer_windows_to(uint32_t slot) {

@@ -22,13 +22,17 @@ namespace {
 constexpr int kMaxWaitMs = 1000;
 constexpr int kDoorWaitMs = 5;
 
-uint64_t pack(uint32_t source, uint32_t slot) { return uint64_t{source} << 32 | slot; }
+uint64_t pack(uint32_t source, uint32_t slot) {
+  return uint64_t{source} << 32 | slot;
+}
 
 }  // namespace
 
 ControlThread::ControlThread(World* world) : world_(world) {}
 
-ControlThread::~ControlThread() { stop(); }
+ControlThread::~ControlThread() {
+  stop();
+}
 
 mep_result_t ControlThread::start(const membership::View* joining) {
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
@@ -169,7 +173,9 @@ bool ControlThread::watch(int fd, Source source, uint32_t slot, uint32_t events)
   return epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-void ControlThread::unwatch(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
+void ControlThread::unwatch(int fd) {
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+}
 
 void ControlThread::handle(Source source, uint32_t slot, uint32_t events) {
   switch (source) {
@@ -218,17 +224,25 @@ int ControlThread::wait_ms() const {
   const uint64_t now = now_ns() / 1000;
   const uint64_t next = membership_->next_tick_us();
   if (next <= now) return 0;
-  return static_cast<int>(std::min<uint64_t>((next - now + 999) / 1000, static_cast<uint64_t>(cap_ms)));
+  return static_cast<int>(
+      std::min<uint64_t>((next - now + 999) / 1000, static_cast<uint64_t>(cap_ms)));
 }
 
 void ControlThread::add_client(WorldClient* client, uint64_t epoch) {
   clients_[client->comm_id()] = client;
+  const auto told = told_epochs_.find(client->comm_id());
+  if (told != told_epochs_.end() && membership_->phase() == membership::Phase::kJoining) {
+    epoch = std::max(epoch, told->second);
+  }
   membership_->on_comm_created(client->comm_id(), epoch, client->member_slots());
   carry_out();
 }
 
 void ControlThread::remove_client(WorldClient* client) {
   clients_.erase(client->comm_id());
+  client->describe(&closed_channels_);
+  constexpr size_t kMostClosed = 1024;
+  if (closed_channels_.size() > kMostClosed) closed_channels_.erase(closed_channels_.begin());
   membership_->on_comm_destroyed(client->comm_id());
   carry_out();
 }
@@ -256,7 +270,7 @@ void ControlThread::start_leaving() {
   if (leave_ != Leave::kNo) return;
   leave_ = Leave::kAsking;
   MEP_FAILPOINT("leave");
-  std::vector<membership::ChannelState> done;
+  std::vector<membership::ChannelState> done = closed_channels_;
   for (const auto& [id, client] : clients_) client->describe(&done);
   ByteWriter payload;
   payload.number(static_cast<uint32_t>(done.size()));
@@ -304,6 +318,8 @@ void ControlThread::answer_leaving() {
   });
 }
 
-bool ControlThread::has_left() const { return leave_ == Leave::kLeft; }
+bool ControlThread::has_left() const {
+  return leave_ == Leave::kLeft;
+}
 
 }  // namespace mep

@@ -117,6 +117,8 @@ class ControlThread {
   void check_newcomer(uint32_t slot);
   bool take_view(uint32_t slot, const Frame& frame);
   bool take_ready(uint32_t slot);
+  void send_comm_epochs(uint32_t slot);
+  bool take_comm_epochs(const Frame& frame);
 
   // leaving
   void check_leaving();
@@ -164,11 +166,15 @@ class ControlThread {
   std::unique_ptr<NewcomerDoor> door_;
   std::vector<PeerLink> knocking_;
   std::map<uint32_t, Arrival> arrivals_;  // by slot, connected
+  // On a newcomer: epochs of comms after view changes that it has not taken part in.
+  std::map<uint64_t, uint64_t> told_epochs_;
 
   // Leaving: what this rank has done, and who still has to say that it holds it.
   enum class Leave : uint8_t { kNo, kAsking, kLeft };
   Leave leave_ = Leave::kNo;
   membership::SlotSet leave_awaited_;
+  // What was done on comms that this rank has destroyed: others may still need it. The newest.
+  std::vector<membership::ChannelState> closed_channels_;
   struct LeavingPeer {
     uint32_t slot = 0;
     uint64_t incarnation = 0;

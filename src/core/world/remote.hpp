@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "mep.h"
 #include "core/world/doorbell_delays.hpp"
+#include "mep.h"
 #include "transport/transport.hpp"
 
 namespace mep {

@@ -14,9 +14,10 @@
 namespace mep {
 
 struct WaitPolicy {
-  uint32_t spins = 2000;            // looks with a pause between them
-  uint64_t yield_ns = 200'000;      // then sched_yield() for this long
-  uint64_t max_sleep_ns = 50'000'000;  // longest single sleep, a bound on what a lost wake could cost
+  uint32_t spins = 2000;        // looks with a pause between them
+  uint64_t yield_ns = 200'000;  // then sched_yield() for this long
+  uint64_t max_sleep_ns =
+      50'000'000;  // longest single sleep, a bound on what a lost wake could cost
 };
 
 inline void cpu_pause() {

@@ -27,8 +27,7 @@ std::atomic<uint64_t> fork_count{0};
 void watch_forks() {
   static std::once_flag once;
   std::call_once(once, [] {
-    pthread_atfork(nullptr, nullptr,
-                   [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
+    pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
   });
 }
 
@@ -72,7 +71,9 @@ uint64_t spin_time_ns() {
 
 }  // namespace
 
-uint64_t fork_generation() { return fork_count.load(std::memory_order_relaxed); }
+uint64_t fork_generation() {
+  return fork_count.load(std::memory_order_relaxed);
+}
 
 // --- Transports -----------------------------------------------------------------------------------
 
@@ -80,8 +81,9 @@ mep_result_t TransportSet::open(const ResolvedConfig& config) {
   TransportOptions options;
   options.put_only = (config.flags & MEP_COMM_PUT_ONLY) != 0;
   const auto wanted = [&](const char* name) {
-    return config.transports.empty() || std::find(config.transports.begin(), config.transports.end(),
-                                                  name) != config.transports.end();
+    return config.transports.empty() ||
+           std::find(config.transports.begin(), config.transports.end(), name) !=
+               config.transports.end();
   };
   for (const std::string& name : config.transports) {
     const auto table = transport_table();
@@ -151,9 +153,11 @@ mep_result_t World::choose_transport(Peer* peer, std::span<const std::byte> offe
       }
     }
   }
-  return fail(MEP_ERR_UNSUPPORTED,
-              "no transport reaches rank %u; `mep_info` shows what is usable, MEP_TRANSPORTS what is "
-              "allowed", peer->identity.slot);
+  return fail(
+      MEP_ERR_UNSUPPORTED,
+      "no transport reaches rank %u; `mep_info` shows what is usable, MEP_TRANSPORTS what is "
+      "allowed",
+      peer->identity.slot);
 }
 
 // --- Opening --------------------------------------------------------------------------------------
@@ -202,8 +206,8 @@ mep_result_t World::connect(const Deadline& deadline, bool is_newcomer) {
   std::vector<Remote> remotes;
   return receive_windows(
       world_window_, members,
-      [&](uint32_t slot) { return is_newcomer && view_snapshot().incarnation(slot) == 0; }, deadline,
-      &remotes);
+      [&](uint32_t slot) { return is_newcomer && view_snapshot().incarnation(slot) == 0; },
+      deadline, &remotes);
 }
 
 void World::count_allocation(int change) {
@@ -244,7 +248,9 @@ void World::decide_wait_policy(std::span<const PeerLink> peers) {
       ranks > available ? "yield at once" : "spin first");
 }
 
-bool World::forked() const { return fork_generation_ != fork_generation(); }
+bool World::forked() const {
+  return fork_generation_ != fork_generation();
+}
 
 uint32_t World::peer_state(uint32_t slot) const {
   // Relaxed: see Peer.
@@ -268,8 +274,7 @@ const char* World::transport_text(uint32_t slot) const {
 
 // --- Windows --------------------------------------------------------------------------------------
 
-mep_result_t World::send_window(const Window& window, const WindowExport& exported,
-                                uint32_t slot) {
+mep_result_t World::send_window(const Window& window, const WindowExport& exported, uint32_t slot) {
   ByteWriter payload;
   payload.number(window.id());
   payload.number(static_cast<uint64_t>(window.bytes()));
@@ -453,9 +458,13 @@ void World::renew_windows(uint32_t excluded, AwaitedWindows* awaited) {
 
 // --- Requests -------------------------------------------------------------------------------------
 
-void World::post(std::function<void()> request) { control_->post(std::move(request)); }
+void World::post(std::function<void()> request) {
+  control_->post(std::move(request));
+}
 
-bool World::call(const std::function<void()>& request) { return control_->call(request); }
+bool World::call(const std::function<void()>& request) {
+  return control_->call(request);
+}
 
 void World::add_client(WorldClient* client, uint64_t epoch) {
   control_->call([&] { control_->add_client(client, epoch); });
@@ -496,7 +505,9 @@ mep_result_t World::recover(const membership::SlotSet& wanted, const Deadline& d
   }
   const uint64_t deadline_us = deadline.at_ns() / 1000;
   control_->post([this, seq, wanted, deadline_us] {
-    log(LogLevel::kDebug, "recover %llu: %u slots, %lld ms left", static_cast<unsigned long long>(seq), wanted.count(), (static_cast<long long>(deadline_us) - static_cast<long long>(now_ns() / 1000)) / 1000);
+    log(LogLevel::kDebug, "recover %llu: %u slots, %lld ms left",
+        static_cast<unsigned long long>(seq), wanted.count(),
+        (static_cast<long long>(deadline_us) - static_cast<long long>(now_ns() / 1000)) / 1000);
     control_->membership().on_recover(seq, wanted, deadline_us);
   });
   std::unique_lock lock(state_mutex_);
@@ -525,11 +536,14 @@ mep_result_t World::enter(const Deadline& deadline, std::vector<uint32_t>* admit
     return MEP_SUCCESS;
   }
   if (terminal_result() != MEP_SUCCESS) {
-    return fail(MEP_ERR_BOOTSTRAP, "the job ended, or filled this rank's place, before it was "
+    return fail(MEP_ERR_BOOTSTRAP,
+                "the job ended, or filled this rank's place, before it was "
                 "admitted");
   }
-  return fail(MEP_ERR_TIMEOUT, "rank %u is ready, but no mep_recover_ranks or mep_comm_grow of the "
-              "members admitted it", self_slot());
+  return fail(MEP_ERR_TIMEOUT,
+              "rank %u is ready, but no mep_recover_ranks or mep_comm_grow of the "
+              "members admitted it",
+              self_slot());
 }
 
 void World::recover_answered(uint64_t seq, std::vector<uint32_t> added, bool joined) {
@@ -564,7 +578,9 @@ void World::abort() {
   control_->call([this] { control_->abort(); });
 }
 
-membership::View World::view_snapshot() const { return control_->view_snapshot(); }
+membership::View World::view_snapshot() const {
+  return control_->view_snapshot();
+}
 
 void World::set_view_callback(mep_view_callback_t callback, void* user) {
   const std::lock_guard lock(state_mutex_);

@@ -6,11 +6,11 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <condition_variable>
 #include <mutex>
 #include <set>
 #include <span>
@@ -225,7 +225,7 @@ class World : public std::enable_shared_from_this<World> {
   uint64_t recover_calls_ = 0;
   uint64_t recover_answered_ = 0;
   bool joined_ = false;
-  std::vector<uint32_t> added_;  // by the view that answered
+  std::vector<uint32_t> added_;                       // by the view that answered
   std::set<std::pair<uint32_t, uint64_t>> imported_;  // (slot, window) in use here
   ViewChangeTimes last_view_change_;
   mep_view_callback_t view_callback_ = nullptr;
