@@ -120,7 +120,12 @@ bool Worker::open() {
   size_ = static_cast<uint32_t>(size);
   // Members begin with the iteration, the newcomer learns it.
   if (joins) iteration_ = 0;
-  moe_wanted_ = options_.workload == "moe";
+  moe_wanted_ = options_.workload == "moe" && !joins;
+  if (options_.workload == "moe" && joins) {
+    moe_ = std::make_unique<MoeWorkload>(comm_, rank_, size_, "moe1", true);
+    moe_number_ = 1;
+    if (moe_->created() != MEP_SUCCESS) wrong(Kind::kMoe, 7, "attach: %s", mep_last_error());
+  }
   // Touched now, so that it does not look like growth.
   send_.assign(kLargeLanes, 1);
   receive_.assign(std::max<size_t>(kLargeLanes, size_t{kMaxRanks} * 64), 1);
@@ -212,7 +217,6 @@ Worker::Outcome Worker::carry_out(uint64_t command) {
   if (verb == Verb::kStop) stop_ = true;
   if (verb == Verb::kSample) sample();
   if (verb == Verb::kRecover) {
-    moe_.reset();
     std::vector<int32_t> ranks;
     for (uint32_t rank = 0; rank < size_; ++rank) {
       if (in(command_ranks(command), rank)) ranks.push_back(static_cast<int32_t>(rank));
@@ -229,7 +233,6 @@ Worker::Outcome Worker::carry_out(uint64_t command) {
       std::snprintf(record.text, sizeof record.text, "%s", mep_last_error());
     write(record);
     resync_ = true;
-    moe_wanted_ = options_.workload == "moe";
     if (result == MEP_ERR_EVICTED || result == MEP_ERR_NO_QUORUM || result == MEP_ERR_ABORTED) {
       return Outcome::kOver;
     }
@@ -263,7 +266,8 @@ Worker::Outcome Worker::carry_out(uint64_t command) {
 
 Worker::Outcome Worker::renew_moe() {
   moe_.reset();
-  moe_ = std::make_unique<MoeWorkload>(comm_, rank_, size_, "moe" + std::to_string(++moe_number_));
+  moe_ = std::make_unique<MoeWorkload>(comm_, rank_, size_, "moe" + std::to_string(++moe_number_),
+                                       false);
   const mep_result_t created = moe_->created();
   if (created == MEP_SUCCESS) {
     moe_wanted_ = false;
@@ -279,7 +283,6 @@ Worker::Outcome Worker::moe() {
   const mep_result_t result = moe_->layer(iteration_, members_, &what);
   if (!what.empty()) wrong(Kind::kMoe, 0, "%s", what.c_str());
   if (result == MEP_SUCCESS) return Outcome::kSuccess;
-  moe_wanted_ = true;
   return note(Kind::kMoe, result, nullptr, 0);
 }
 
@@ -418,9 +421,9 @@ Worker::Outcome Worker::note(Kind kind, mep_result_t result, const void* bytes, 
   record.type = is_new ? RecordType::kResult : RecordType::kNews;
   uint64_t epoch = 0;
   if (mep_comm_epoch(comm_, &epoch) == MEP_SUCCESS) {
-    page_->epoch.store(epoch, std::memory_order_release);
+    page_->epoch.store(epoch_key(epoch), std::memory_order_release);
   }
-  record.epoch = is_new ? info_.epoch : epoch;
+  record.epoch = epoch_key(is_new ? info_.epoch : epoch);
   if (is_new) {
     record.seq = info_.seq;
     record.contributors = info_contributors_;
@@ -466,7 +469,7 @@ void Worker::wrong(Kind kind, uint32_t detail, const char* format, ...) {
   record.type = RecordType::kWrong;
   record.kind = kind;
   record.detail = detail;
-  record.epoch = info_.epoch;
+  record.epoch = epoch_key(info_.epoch);
   record.seq = info_.seq;
   va_list arguments;
   va_start(arguments, format);

@@ -60,6 +60,10 @@ class Worker {
   void sample();
   void note_view();
   void obey_director();
+  // A grown communicator counts its epochs anew; the number of its ranks tells them apart.
+  uint64_t epoch_key(uint64_t epoch) const {
+    return size_ == options_.ranks ? epoch : uint64_t{size_} << 32 | epoch;
+  }
   bool in(uint64_t mask, uint32_t rank) const { return ((mask >> rank) & 1u) != 0; }
   uint64_t value_of(uint32_t rank, uint64_t stamp, size_t lane) const;
 

@@ -3,22 +3,16 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <mutex>
 
-#include "base/env.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
-#include "core/bootstrap/byte_codec.hpp"
-#include "core/topo/usable_cores.hpp"
 #include "core/world/control_thread.hpp"
 
 namespace mep {
 namespace {
 
-constexpr size_t kMaxOfferBlobBytes = 1024;
-constexpr size_t kMaxTransports = 16;
 constexpr uint64_t kAnswerGraceNs = 60'000'000'000;
 
 // Relaxed: a child sees what its parent wrote before the fork, and no other thread writes it there.
@@ -31,133 +25,10 @@ void watch_forks() {
   });
 }
 
-// What a rank tells its peers: the cores that it may use, and how its transports are reached.
-struct Offer {
-  std::vector<uint64_t> affinity;
-  uint32_t quota = 0;  // whole cores, 0: none
-  struct Entry {
-    std::string name;
-    std::vector<std::byte> blob;
-  };
-  std::vector<Entry> transports;
-};
-
-bool decode_offer(std::span<const std::byte> bytes, Offer* out) {
-  ByteReader reader(bytes);
-  const auto words = reader.number<uint16_t>();
-  for (uint16_t i = 0; i < words && reader.valid(); ++i) {
-    out->affinity.push_back(reader.number<uint64_t>());
-  }
-  out->quota = reader.number<uint32_t>();
-  const auto transports = reader.number<uint16_t>();
-  if (transports > kMaxTransports) return false;
-  for (uint16_t i = 0; i < transports && reader.valid(); ++i) {
-    Offer::Entry entry;
-    entry.name = reader.text(32);
-    entry.blob = reader.block(kMaxOfferBlobBytes);
-    out->transports.push_back(std::move(entry));
-  }
-  return reader.complete();
-}
-
-constexpr uint32_t kCalibrationSpins = 500;
-
-// How long kCalibrationSpins pauses take here.
-uint64_t spin_time_ns() {
-  const uint64_t start = now_ns();
-  for (uint32_t i = 0; i < kCalibrationSpins; ++i) cpu_pause();
-  return std::max<uint64_t>(now_ns() - start, 1);
-}
-
 }  // namespace
 
 uint64_t fork_generation() {
   return fork_count.load(std::memory_order_relaxed);
-}
-
-// --- Transports -----------------------------------------------------------------------------------
-
-mep_result_t TransportSet::open(const ResolvedConfig& config) {
-  TransportOptions options;
-  options.put_only = (config.flags & MEP_COMM_PUT_ONLY) != 0;
-  const auto wanted = [&](const char* name) {
-    return config.transports.empty() ||
-           std::find(config.transports.begin(), config.transports.end(), name) !=
-               config.transports.end();
-  };
-  for (const std::string& name : config.transports) {
-    const auto table = transport_table();
-    if (std::none_of(table.begin(), table.end(),
-                     [&](const TransportEntry& entry) { return name == entry.name; })) {
-      std::string known;
-      for (const TransportEntry& entry : table) known += std::string(" ") + entry.name;
-      return fail(MEP_ERR_INVALID_ARGUMENT, "there is no transport \"%s\"; known are:%s",
-                  name.c_str(), known.c_str());
-    }
-  }
-  for (const TransportEntry& entry : transport_table()) {
-    if (!wanted(entry.name)) continue;
-    std::unique_ptr<Transport> transport = entry.make(options);
-    if (transport->probe() != MEP_SUCCESS) {
-      log(LogLevel::kInfo, "transport %s is not usable: %s", entry.name, last_error_text());
-      continue;
-    }
-    all.push_back(std::move(transport));
-  }
-  return MEP_SUCCESS;
-}
-
-mep_result_t TransportSet::make_offer(std::vector<std::byte>* offer) const {
-  ByteWriter writer;
-  std::vector<uint64_t> affinity;
-  MEP_TRY(affinity_mask(&affinity));
-  writer.number(static_cast<uint16_t>(affinity.size()));
-  for (const uint64_t word : affinity) writer.number(word);
-  writer.number(static_cast<uint32_t>(cgroup_core_limit()));
-  writer.number(static_cast<uint16_t>(all.size()));
-  for (const auto& transport : all) {
-    std::vector<std::byte> blob;
-    MEP_TRY(transport->make_offer(&blob));
-    writer.text(transport->name());
-    writer.block(blob);
-  }
-  *offer = writer.take();
-  return MEP_SUCCESS;
-}
-
-// The lower slot's order of preference decides, so both sides come to the same choice.
-mep_result_t World::choose_transport(Peer* peer, std::span<const std::byte> offer) {
-  Offer theirs;
-  if (!decode_offer(offer, &theirs)) {
-    return fail(MEP_ERR_BOOTSTRAP, "rank %u sent a malformed transport offer", peer->identity.slot);
-  }
-  const auto try_pair = [&](Transport& transport, const Offer::Entry& entry, mep_result_t* result) {
-    if (entry.name != transport.name() || !transport.reaches(self_.identity, peer->identity)) {
-      return false;
-    }
-    *result = transport.add_peer(self_.identity, peer->identity, entry.blob);
-    peer->transport = &transport;
-    return true;
-  };
-  mep_result_t result = MEP_SUCCESS;
-  if (self_.identity.slot < peer->identity.slot) {
-    for (const auto& transport : transports_.all) {
-      for (const Offer::Entry& entry : theirs.transports) {
-        if (try_pair(*transport, entry, &result)) return result;
-      }
-    }
-  } else {
-    for (const Offer::Entry& entry : theirs.transports) {
-      for (const auto& transport : transports_.all) {
-        if (try_pair(*transport, entry, &result)) return result;
-      }
-    }
-  }
-  return fail(
-      MEP_ERR_UNSUPPORTED,
-      "no transport reaches rank %u; `mep_info` shows what is usable, MEP_TRANSPORTS what is "
-      "allowed",
-      peer->identity.slot);
 }
 
 // --- Opening --------------------------------------------------------------------------------------
@@ -218,34 +89,6 @@ void World::count_allocation(int change) {
 World::~World() {
   if (control_ != nullptr) control_->stop();
   control_.reset();
-}
-
-// Spinning only helps if the awaited rank has a core of its own.
-void World::decide_wait_policy(std::span<const PeerLink> peers) {
-  std::vector<uint64_t> cores;
-  if (affinity_mask(&cores) != MEP_SUCCESS) cores = {1};
-  int quota = cgroup_core_limit();
-  int ranks = 1;
-  for (const PeerLink& peer : peers) {
-    if (peer.identity.host != self_.identity.host) continue;
-    ++ranks;
-    Offer offer;
-    if (!decode_offer(peer.offer, &offer)) continue;
-    if (offer.affinity.size() > cores.size()) cores.resize(offer.affinity.size(), 0);
-    for (size_t i = 0; i < offer.affinity.size(); ++i) cores[i] |= offer.affinity[i];
-    if (offer.quota != 0) quota = std::max(quota, static_cast<int>(offer.quota));
-  }
-  int available = 0;
-  for (const uint64_t word : cores) available += std::popcount(word);
-  if (quota > 0) available = std::min(available, quota);
-  if (ranks > available) wait_policy_.spins = 0;
-  uint64_t spin_us = 0;
-  bool given = false;
-  if (env_uint("MEP_SPIN_US", 0, 10'000'000, &spin_us, &given) == MEP_SUCCESS && given) {
-    wait_policy_.spins = static_cast<uint32_t>(spin_us * kCalibrationSpins * 1000 / spin_time_ns());
-  }
-  log(LogLevel::kInfo, "%d ranks share %d cores here: waits %s", ranks, available,
-      ranks > available ? "yield at once" : "spin first");
 }
 
 bool World::forked() const {
