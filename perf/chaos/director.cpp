@@ -525,7 +525,7 @@ void Director::check_names(const Process& process, const Record& record) {
 
 void Director::begin_watch(uint64_t victims, bool measured) {
   drain();
-  watch_.emplace();
+  watch_ = Watch{};
   watch_->epoch = highest_epoch();
   watch_->victims = victims;
   watch_->measured = measured;

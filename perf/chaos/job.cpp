@@ -61,13 +61,15 @@ Process& Job::start(uint32_t rank, bool joins, const std::string& environment) {
   const std::string fd = std::to_string(memory.get());
   const std::string generation = std::to_string(process->generation);
   const std::string seed = std::to_string(options_.seed);
+  const std::string ranks = std::to_string(options_.ranks);
   const std::string timeout = std::to_string(options_.timeout_ms);
   const std::string suspect = std::to_string(options_.suspect_ms);
   const std::string heartbeat = std::to_string(options_.heartbeat_ms);
   std::vector<const char*> words = {"mep_chaos",    "--worker",         fd.c_str(),
                                     "--generation", generation.c_str(), "--seed",
                                     seed.c_str(),   "--workload",       options_.workload.c_str(),
-                                    "--timeout-ms", timeout.c_str()};
+                                    "--timeout-ms", timeout.c_str(),    "-n",
+                                    ranks.c_str()};
   if (options_.suspect_ms != 0) words.insert(words.end(), {"--suspect-ms", suspect.c_str()});
   if (options_.heartbeat_ms != 0) words.insert(words.end(), {"--heartbeat-ms", heartbeat.c_str()});
   words.push_back(nullptr);

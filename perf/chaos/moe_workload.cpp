@@ -24,7 +24,8 @@ uint32_t expert_of(uint64_t iteration, uint32_t source, uint32_t token, uint32_t
 
 }  // namespace
 
-MoeWorkload::MoeWorkload(mep_comm_t comm, uint32_t rank, uint32_t size, const std::string& name)
+MoeWorkload::MoeWorkload(mep_comm_t comm, uint32_t rank, uint32_t size, const std::string& name,
+                         bool attaches)
     : rank_(rank), size_(size) {
   mep_ep_config_t config;
   mep_ep_config_defaults(&config);
@@ -35,7 +36,7 @@ MoeWorkload::MoeWorkload(mep_comm_t comm, uint32_t rank, uint32_t size, const st
   config.num_experts = size * kLocalExperts;
   config.input_type = MEP_FLOAT32;
   config.num_buffers = 1;
-  created_ = mep_ep_create(comm, &config, &ep_);
+  created_ = attaches ? mep_ep_attach(comm, &config, &ep_) : mep_ep_create(comm, &config, &ep_);
   if (created_ == MEP_SUCCESS) created_ = mep_ep_handle_create(ep_, 0, &handle_);
   if (created_ == MEP_SUCCESS) {
     mep_ep_view_defaults(&view_);
@@ -51,7 +52,17 @@ MoeWorkload::~MoeWorkload() {
   (void)mep_ep_destroy(ep_);
 }
 
-mep_result_t MoeWorkload::layer(uint64_t iteration, uint64_t members, std::string* wrong) {
+// After MEP_PARTIAL.
+void MoeWorkload::ask_who(mep_result_t result, uint64_t* members) const {
+  if (result != MEP_PARTIAL) return;
+  mep_op_info_t info;
+  mep_op_info_defaults(&info);
+  info.contributors = members;
+  info.contributors_words = 1;
+  if (mep_ep_last_op(ep_, 0, &info) != MEP_SUCCESS) *members = 0;
+}
+
+mep_result_t MoeWorkload::layer(uint64_t iteration, uint64_t* members, std::string* wrong) {
   const uint32_t experts = size_ * kLocalExperts;
   for (uint32_t token = 0; token < kTokens; ++token) {
     for (uint32_t k = 0; k < kTopK; ++k) {
@@ -67,8 +78,12 @@ mep_result_t MoeWorkload::layer(uint64_t iteration, uint64_t members, std::strin
   dispatch.x = x_.data();
   dispatch.topk_idx = experts_.data();
   mep_result_t result = mep_dispatch(handle_, &dispatch, nullptr);
-  if (result != MEP_SUCCESS) return result;
-  check_received(iteration, members, wrong);
+  if (result < 0) return result;
+  const uint64_t expected = *members;
+  ask_who(result, members);
+  check_received(iteration, *members, wrong);
+  // Others may have failed here: nobody combines before all have looked who is there.
+  if (*members != expected) return result;
   auto* y = static_cast<float*>(view_.combine_input);
   const size_t rows = size_t{size_} * kTokens;
   for (uint32_t local = 0; local < kLocalExperts; ++local) {
@@ -82,7 +97,9 @@ mep_result_t MoeWorkload::layer(uint64_t iteration, uint64_t members, std::strin
   mep_combine_args_defaults(&combine);
   combine.out = out_.data();
   result = mep_combine(handle_, &combine, nullptr);
-  if (result == MEP_SUCCESS) check_out(members, wrong);
+  if (result < 0) return result;
+  ask_who(result, members);
+  if (wrong->empty()) check_out(*members, wrong);
   return result;
 }
 

@@ -12,16 +12,19 @@ namespace mep::chaos {
 
 class MoeWorkload {
  public:
-  MoeWorkload(mep_comm_t comm, uint32_t rank, uint32_t size, const std::string& name);
+  MoeWorkload(mep_comm_t comm, uint32_t rank, uint32_t size, const std::string& name,
+              bool attaches);
   ~MoeWorkload();
   MoeWorkload(const MoeWorkload&) = delete;
   MoeWorkload& operator=(const MoeWorkload&) = delete;
 
   mep_result_t created() const { return created_; }
-  // One layer; *wrong: what is not as it should be, after a success.
-  mep_result_t layer(uint64_t iteration, uint64_t members, std::string* wrong);
+  // One layer; *wrong: what is not as it should be, after a success or MEP_PARTIAL. *members: in, who
+  // is there; out, who took part.
+  mep_result_t layer(uint64_t iteration, uint64_t* members, std::string* wrong);
 
  private:
+  void ask_who(mep_result_t result, uint64_t* members) const;
   void check_received(uint64_t iteration, uint64_t members, std::string* wrong) const;
   void check_out(uint64_t members, std::string* wrong) const;
 

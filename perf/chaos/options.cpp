@@ -62,7 +62,7 @@ ParseResult parse_options(int argc, char** argv, Options* options, std::string* 
                             {"--suspect-ms", 1, kHourMs, options->suspect_ms},
                             {"--heartbeat-ms", 1, kHourMs, options->heartbeat_ms},
                             {"--hang-ms", 1, kHourMs, options->hang_ms},
-                            {"--leak-pages", 1, 1u << 30, options->leak_pages},
+                            {"--leak-pages", 0, 1u << 30, options->leak_pages},
                             {"--worker", 0, 1u << 20, 0},
                             {"--generation", 0, UINT32_MAX, 0}};
   struct TextOption {
@@ -124,6 +124,7 @@ ParseResult parse_options(int argc, char** argv, Options* options, std::string* 
   options->heartbeat_ms = static_cast<uint32_t>(numbers[next++].value);
   options->hang_ms = static_cast<uint32_t>(numbers[next++].value);
   options->leak_pages = static_cast<uint32_t>(numbers[next++].value);
+  if (options->leak_pages == 0) options->leak_pages = 128 * options->ranks;
   if (is_worker) options->worker_fd = static_cast<int>(numbers[next].value);
   options->generation = static_cast<uint32_t>(numbers[next + 1].value);
   return ParseResult::kRun;

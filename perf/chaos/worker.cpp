@@ -92,6 +92,7 @@ bool Worker::open() {
   config.suspect_ms = options_.suspect_ms;
   config.heartbeat_ms = options_.heartbeat_ms;
   config.max_size = 31;
+  config.flags = MEP_COMM_PARTIAL;
   const bool joins = std::getenv("MEP_JOIN") != nullptr;
   mep_result_t result = MEP_SUCCESS;
   if (joins) {
@@ -280,9 +281,11 @@ Worker::Outcome Worker::renew_moe() {
 
 Worker::Outcome Worker::moe() {
   std::string what;
-  const mep_result_t result = moe_->layer(iteration_, members_, &what);
+  uint64_t took_part = members_;
+  const mep_result_t result = moe_->layer(iteration_, &took_part, &what);
   if (!what.empty()) wrong(Kind::kMoe, 0, "%s", what.c_str());
-  if (result == MEP_SUCCESS) return Outcome::kSuccess;
+  // Without those who are known to be gone it is as good as a success.
+  if (result >= 0) return took_part == members_ ? Outcome::kSuccess : Outcome::kFailed;
   return note(Kind::kMoe, result, nullptr, 0);
 }
 

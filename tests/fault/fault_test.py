@@ -53,7 +53,8 @@ def cases(seed):
              "; ".join(f"kill 1; rejoin {point}=kill" for point in JOIN_POINTS)),
         Case("a member dies while one joins", 4, "kill 1; arm 3 newcomer connect=kill; rejoin; rejoin"),
         Case("8 to 1", 8, "; ".join(f"kill {rank}" for rank in (3, 0, 7, 1, 5, 6, 2))),
-        Case("50 cycles without a leak", 4, "kill 1; rejoin; " * 50, joins=50),
+        Case("50 cycles without a leak", 4, "kill 1; rejoin; " * 50, "--leak-pages", "64",
+             joins=50),
         Case("zombies", 4,
              "; ".join(f"stop {r} 1 at {p}" for r, p in
                        [(1, "put half:2"), (2, "put half:40"), (3, "bulk publish:3"),
@@ -64,6 +65,12 @@ def cases(seed):
         Case("seeded, 8 ranks", 8, "", "--faults", "25", "--mix", "kill,two,point", "--seed",
              str(seed + 1)),
     ]
+    first += [
+        Case("moe, seeded", 4, "", "--faults", "40", "--mix", "kill,two,point", "--workload", "moe",
+             "--seed", str(seed + 2)),
+        Case("two ranks, the lowest stopped", 2, "stop 0 7", "--suspect-ms", "500", evictions=0),
+        Case("grown, then killed", 3, "grow 1; kill 3; kill 1; wait 100"),
+    ]
     every = MEMBER_POINTS + VIEW_POINTS
     soak = [
         Case(f"stopped {seconds} s at every point, rank {rank}", 4,
@@ -73,8 +80,8 @@ def cases(seed):
         Case(f"killed at every point, rank {rank}", 4, at_points(f"kill {rank}", every, (1, 2, 5, 11)),
              soak=True, limit=900) for rank in range(4)
     ] + [
-        Case("1000 cycles without a leak", 4, "kill 1; rejoin; " * 1000, soak=True, limit=3000,
-             joins=1000),
+        Case("1000 cycles without a leak", 4, "kill 1; rejoin; " * 1000, "--leak-pages", "64",
+             soak=True, limit=3000, joins=1000),
     ] + [
         Case(f"seed {seed + i}, {ranks} ranks", ranks, "", "--faults", "500", "--mix",
              "kill,two,point,stop", "--seed", str(seed + i), soak=True, limit=3000)

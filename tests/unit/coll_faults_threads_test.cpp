@@ -70,7 +70,9 @@ void mismatch(const Deviation& deviation, int size, int odd, uint32_t flags, boo
           const bool sees = (is_odd || all_see_it) && !alone;
           const mep_result_t expected = sees ? MEP_ERR_MISMATCH : MEP_SUCCESS;
           const mep_result_t result = call(c, rank, size, comm);
-          if (result != expected) {
+          // Who waits for the root may meanwhile see the cell of one that called something else.
+          const bool may_see = !is_odd && rank != c.root && result == MEP_ERR_MISMATCH;
+          if (result != expected && !may_see) {
             found.add("%s where others called %s, rank %d of %d, odd %d, time %d: %s (%s)",
                       describe(deviation.other).c_str(), describe(deviation.usual).c_str(), rank,
                       size, odd, i, mep_result_string(result), mep_last_error());

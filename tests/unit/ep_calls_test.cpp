@@ -79,7 +79,7 @@ void bad_configs(void**) {
     }
     mep_ep_config_t config = small_config();
     mep_ep_t ep = nullptr;
-    EXPECT_REFUSED(findings, MEP_ERR_UNSUPPORTED, "attach", mep_ep_attach(comm, &config, &ep));
+    EXPECT_REFUSED(findings, MEP_ERR_NOT_FOUND, "ep0", mep_ep_attach(comm, &config, &ep));
     EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "config", mep_ep_create(comm, nullptr, &ep));
     mep_ep_size_t size;
     mep_ep_size_defaults(&size);

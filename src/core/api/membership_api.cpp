@@ -18,12 +18,14 @@ struct SplitEntry {
 std::vector<uint32_t> slots_of_color(const Comm& parent, const std::vector<SplitEntry>& entries,
                                      int32_t color) {
   std::vector<uint32_t> ranks;
+  ranks.reserve(parent.adopted().live.size());
   for (const uint32_t rank : parent.adopted().live) {
     if (entries[rank].color == color) ranks.push_back(rank);
   }
   std::stable_sort(ranks.begin(), ranks.end(),
                    [&](uint32_t a, uint32_t b) { return entries[a].key < entries[b].key; });
   std::vector<uint32_t> slots;
+  slots.reserve(ranks.size());
   for (const uint32_t rank : ranks) slots.push_back(parent.slots()[rank]);
   return slots;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "base/failpoint.hpp"
@@ -195,7 +196,7 @@ mep_result_t wait_for_welcome(Mesh& mesh, const Deadline& deadline, Welcome* wel
       (void)peer.link->receive(take);
       if (bad) return fail(MEP_ERR_DENIED, "rank %u sent a bad welcome", peer.identity.slot);
       if (other.type != 0) {
-        peer.link->unread(std::move(other));
+        peer.link->unread(std::exchange(other, Frame()));
         newcomers.insert(peer.identity.slot);
       }
       if (!from->has_comms) continue;

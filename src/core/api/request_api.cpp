@@ -1,9 +1,6 @@
 // Nonblocking collectives and their requests.
 #include <sys/timerfd.h>
 
-#include <cerrno>
-#include <cstring>
-
 #include "base/unique_fd.hpp"
 #include "core/api/api_guard.hpp"
 
@@ -166,7 +163,7 @@ mep_result_t mep_request_event_fd(mep_request_t request, int32_t* fd) {
       interval.it_interval.tv_nsec = kEventIntervalNs;
       if (!request->event.valid() ||
           timerfd_settime(request->event.get(), 0, &interval, nullptr) != 0) {
-        return fail(MEP_ERR_NO_MEMORY, "no descriptor for the request: %s", std::strerror(errno));
+        return fail(MEP_ERR_NO_MEMORY, "no descriptor for the request: %m");
       }
     }
     *fd = request->event.get();

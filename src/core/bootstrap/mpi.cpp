@@ -35,7 +35,7 @@ mep_result_t choose_job(const char* given, char* job) {
     if (strnlen(given, kJobBytes) == kJobBytes) {
       return set_error(MEP_ERR_INVALID_ARGUMENT, "the job's name is longer than 255 bytes");
     }
-    std::memcpy(job, given, std::strlen(given));
+    std::snprintf(job, kJobBytes, "%s", given);
     return MEP_SUCCESS;
   }
   unsigned long long random[2] = {0, 0};

@@ -32,7 +32,9 @@ class Cells {
   static constexpr uint32_t kRooted = 0x800000;
 
   // Bytes of the window that a comm of `size` ranks needs from `offset` on.
-  static size_t window_bytes(uint32_t size) { return kDepth * size * kCellBytes + size * 64u; }
+  static size_t window_bytes(uint32_t size) {
+    return kDepth * size * kCellBytes + size * size_t{64};
+  }
 
   // `remotes` by comm rank, the own one included; both outlive this object.
   void open(uint32_t rank, const std::vector<Remote>* remotes, std::byte* window);

@@ -24,6 +24,7 @@ Step EpBuffer::step_receive() {
   if (arranged != MEP_SUCCESS) return hard_failure(arranged);
   if (!channel_.complete(op_.epoch, op_.seq)) return Step::kPending;  // the view decides
   op_.over = true;
+  note_complete();
   leave_peers_alone();
   return Step::kDone;
 }

@@ -126,6 +126,7 @@ Step EpBuffer::step_combine_receive() {
   }
   if (!channel_.complete(op_.epoch, op_.seq)) return Step::kPending;  // the view decides
   op_.over = true;
+  note_complete();
   judge_terms(op_.epoch != dispatch_epoch_);
   return Step::kDone;
 }

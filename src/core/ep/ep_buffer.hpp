@@ -82,7 +82,12 @@ class EpBuffer {
   }
 
   // --- The control thread ---
-  membership::ChannelState state() const { return {comm_.id(), id_, channel_.done(), 0}; }
+  // What of this buffer is complete, for the orderly leave of a rank. Not the channel's count, which
+  // differs between ranks if they chose differently to combine a dispatch that a failure had cut.
+  membership::ChannelState state() const {
+    // Acquire: the control thread sees an operation as complete after what it did.
+    return {comm_.id(), id_, completed_.load(std::memory_order_acquire), 0};
+  }
   void wedge();
   void report(std::vector<membership::ChannelState>* channels) const {
     channels->push_back({comm_.id(), id_, frozen_.done, frozen_.entered});
@@ -151,6 +156,11 @@ class EpBuffer {
   }
   Deadline deadline() const;
   void begin_operation(Stage stage, EpHandle* handle);
+  void note_complete() {
+    const uint64_t combined = stage_ == Stage::kCombining ? 1 : 0;
+    // Release: see state().
+    completed_.store(op_.epoch << 40 | (use_ * 2 + combined), std::memory_order_release);
+  }
   void leave_peers_alone() { pending_epoch_.store(kNoEpoch, std::memory_order_seq_cst); }
   template <typename StepFunction>
   void drive(const Deadline& deadline, StepFunction&& step);
@@ -222,6 +232,9 @@ class EpBuffer {
   std::atomic<uint32_t> posting_{0};  // threads inside a PostingScope
   // Of the operation that has begun and may still touch memory of other ranks; tells quiesced().
   std::atomic<uint64_t> pending_epoch_{kNoEpoch};
+
+  // (epoch, use, combined) of the last operation that was complete; see state().
+  std::atomic<uint64_t> completed_{0};
 
   // The user's thread.
   std::shared_ptr<const CommView> adopted_;

@@ -14,11 +14,13 @@ void EpBuffer::drive(const Deadline& deadline, StepFunction&& step) {
   // Beyond all that a view change may take.
   constexpr uint64_t kVerdictGraceMs = 60'000;
   World& world = comm_.world();
+  bool finished = false;  // a wait may ask once more after it was told that it is over
   const auto poll = [&] {
-    if (op_.over) return true;
+    if (finished || op_.over) return true;
     const bool undisturbed =
         channel_.undisturbed(op_.epoch) && world.terminal_result() == MEP_SUCCESS;
-    return undisturbed ? step() != Step::kPending : settle();
+    finished = undisturbed ? step() != Step::kPending : settle();
+    return finished;
   };
   if (wait_until(world.wait_policy(), world.doorbell(), deadline, poll)) return;
   world.report_deadline(comm_.id(), channel_.id(), op_.epoch);
