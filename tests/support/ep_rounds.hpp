@@ -41,8 +41,6 @@ class EpRound {
   EpRound(const EpCase& c, int rank, mep_ep_t ep, uint32_t buffer, Report& report)
       : c_(c),
         rank_(rank),
-        ep_(ep),
-        buffer_(buffer),
         report_(report),
         recv_x_(rows() * c.wire_bytes()),
         recv_scales_(rows() * scale_stride()),
@@ -297,8 +295,6 @@ class EpRound {
 
   const EpCase& c_;
   const int rank_;
-  mep_ep_t ep_;
-  const uint32_t buffer_;
   Report& report_;
   mep_ep_handle_t handle_ = nullptr;
   mep_ep_view_t view_{};

@@ -223,6 +223,7 @@ mep_result_t gather_values(Comm& comm, const uint64_t* mine, size_t count,
 mep_result_t agree_on_ep_config(Comm& comm, const EpShape& shape, const std::string& name) {
   const std::vector<AgreedField> fields = agreed_fields(shape, name);
   std::vector<uint64_t> mine;
+  mine.reserve(fields.size());
   for (const AgreedField& field : fields) mine.push_back(field.value);
   std::vector<uint64_t> all;
   MEP_TRY(gather_values(comm, mine.data(), mine.size(), &all));

@@ -35,7 +35,7 @@ void EpBuffer::wait_for_posters() const {
 void EpBuffer::prepare() {
   const std::lock_guard lock(mutex_);
   if (!prepared_.has_value()) {
-    prepared_.emplace();
+    prepared_ = EpochEnd{};
     prepared_->words.assign(layout_.words(), 0);
   }
   std::byte* base = window_->data();

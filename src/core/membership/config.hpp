@@ -1,6 +1,7 @@
 // Every threshold of membership in one table. All are values of the world, the same on each member.
 //
-// What a SIGSTOP of T does under the defaults (heartbeats every 50 ms, machine otherwise healthy):
+// A world replaces the intervals by its own (MEP_HEARTBEAT_MS, MEP_SUSPECT_MS; docs/reliability.md has
+// the table for those). What a SIGSTOP of T does under the values below, machine otherwise healthy:
 //   T < 0.3 s         nothing; waits are longer by T
 //   0.3 s ..  1.5 s   the peers report the rank as slow (peer state), nobody is evicted
 //   T > about 1.55 s  with 3 ranks or more (and a quorum among the others): two witnesses, evicted;

@@ -38,8 +38,7 @@ mep_result_t ControlThread::start(const membership::View* joining) {
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
   request_event_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!epoll_.valid() || !request_event_.valid()) {
-    return fail(MEP_ERR_NO_MEMORY, "no descriptors left for the control thread (ulimit -n): %s",
-                std::strerror(errno));
+    return fail(MEP_ERR_NO_MEMORY, "no descriptors left for the control thread (ulimit -n): %m");
   }
   membership::Start start;
   start.slot = world_->self_slot();
@@ -68,7 +67,7 @@ mep_result_t ControlThread::start(const membership::View* joining) {
     door_ = std::make_unique<NewcomerDoor>(world_->listener_.get(), world_->config_, world_->self_);
     watched = watched && watch(world_->listener_.get(), Source::kDoor, 0, EPOLLIN);
   }
-  if (!watched) return fail(MEP_ERR_SYSTEM, "epoll_ctl: %s", std::strerror(errno));
+  if (!watched) return fail(MEP_ERR_SYSTEM, "epoll_ctl: %m");
   start.config.quorum = static_cast<membership::QuorumPolicy>(world_->config().quorum);
   start.config.heartbeat_interval_us = world_->config().heartbeat_ms * uint64_t{1000};
   start.config.accuse_after_us = world_->config().suspect_ms * uint64_t{1000};

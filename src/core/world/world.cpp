@@ -105,7 +105,7 @@ const char* World::transport_text(uint32_t slot) const {
   const Transport* transport = peers_[slot].transport;
   if (transport == nullptr) return "none";
   if (transport->map(slot, kWorldWindowId) != nullptr) return transport->name();
-  static const struct {
+  static constexpr struct {
     const char* name;
     const char* text;
   } kPutOnly[] = {{"inproc", "inproc (put only)"}, {"shm", "shm (put only)"}};
