@@ -95,7 +95,7 @@ mep_result_t start(MPI_Comm mpi_comm, int rank, int size, const mep_comm_config_
     std::free(copy);
     return mpi_error("MPI_Allreduce", before);
   }
-  if (worst[0] != MEP_SUCCESS) {
+  if (worst[0] != MEP_SUCCESS || fields == nullptr) {
     std::free(copy);
     if (result != MEP_SUCCESS) return result;
     return set_error(MEP_ERR_BOOTSTRAP, "another rank could not begin the start");

@@ -77,7 +77,7 @@ class EpLayout {
   }
   // Of all words: index in [0, words()).
   uint64_t word_at(uint32_t index) const { return uint64_t{index} * kLine; }
-  uint32_t words() const { return static_cast<uint32_t>(kWordKinds * 2u * ranks_); }
+  uint32_t words() const { return static_cast<uint32_t>(uint64_t{kWordKinds} * 2 * ranks_); }
   uint32_t word_index(EpWord kind, uint64_t use, uint32_t source) const {
     return static_cast<uint32_t>(word(kind, use, source) / kLine);
   }
