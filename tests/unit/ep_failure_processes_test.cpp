@@ -20,7 +20,7 @@ struct Plan {
   std::string point;  // instead: the failpoint at which it dies
 };
 
-// How much the victim has told the others when it dies.
+// At a failpoint the victim dies after it has told some ranks something and others not.
 Plan make_plan(uint64_t seed, bool at_failpoints) {
   RandomStream random(seed);
   Plan plan;

@@ -15,6 +15,14 @@ std::vector<uint32_t> first_slots(int32_t count) {
 }
 
 mep_result_t refuse_unbuilt(const ResolvedConfig& config, const mep_comm_config_t* given) {
+  if ((config.flags & MEP_COMM_UNIFORM) != 0) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "MEP_COMM_UNIFORM is not built yet; mep_comm_agree after an "
+                "operation tells all ranks the same");
+  }
+  if (config.quorum == MEP_QUORUM_WITNESS) {
+    return fail(MEP_ERR_UNSUPPORTED, "MEP_QUORUM_WITNESS is not built yet; use the majority");
+  }
   if (given != nullptr && (config.flags & MEP_COMM_SET_DEVICE) != 0) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "this library was built without CUDA: leave out "

@@ -1,4 +1,8 @@
 // What the membership state machine asks for, carried out.
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "base/failpoint.hpp"
@@ -134,6 +138,10 @@ void ControlThread::act(const membership::FenceOut& action) {
   }
   if (peer.transport->fence_out(action.slot) != MEP_SUCCESS) {
     log(LogLevel::kWarn, "cannot fence rank %u out: %s", action.slot, last_error_text());
+  }
+  if ((world_->config().flags & MEP_COMM_KILL_STOPPED) != 0 && peer.pidfd.valid()) {
+    // It may be gone already; its descriptor tells, and nothing rests on it: the fence goes on.
+    (void)syscall(SYS_pidfd_send_signal, peer.pidfd.get(), SIGKILL, nullptr, 0);
   }
   Fence fence{action.slot, action.incarnation, {}};
   if (peer.transport->fence_renews_windows()) world_->renew_windows(action.slot, &fence.awaited);
