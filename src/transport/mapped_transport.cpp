@@ -68,7 +68,8 @@ mep_result_t MappedTransport::make_offer(std::vector<std::byte>* offer) {
 }
 
 mep_result_t MappedTransport::add_peer(const PeerIdentity& self, const PeerIdentity& peer,
-                                       std::span<const std::byte> offer) {
+                                       std::span<const std::byte> offer,
+                                       const PeerSession& /*session*/) {
   if (peer.slot >= kMaxPeerSlots) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "slot %u: %s has room for slots below %u", peer.slot,
                 name(), kMaxPeerSlots);

@@ -47,7 +47,8 @@ class MappedTransport : public Transport {
 
   [[nodiscard]] mep_result_t make_offer(std::vector<std::byte>* offer) override;
   [[nodiscard]] mep_result_t add_peer(const PeerIdentity& self, const PeerIdentity& peer,
-                                      std::span<const std::byte> offer) override;
+                                      std::span<const std::byte> offer,
+                                      const PeerSession& session) override;
   void remove_peer(uint32_t slot) override;
   void drop_window(uint32_t slot, uint64_t window) override;
   std::byte* map(uint32_t slot, uint64_t window) const override;

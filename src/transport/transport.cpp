@@ -33,7 +33,8 @@ mep_result_t Transport::make_offer(std::vector<std::byte>* /*offer*/) {
 }
 
 mep_result_t Transport::add_peer(const PeerIdentity& /*self*/, const PeerIdentity& /*peer*/,
-                                 std::span<const std::byte> /*offer*/) {
+                                 std::span<const std::byte> /*offer*/,
+                                 const PeerSession& /*session*/) {
   return unsupported(*this, "add_peer");
 }
 

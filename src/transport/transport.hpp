@@ -23,10 +23,12 @@
 // can.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/unique_fd.hpp"
@@ -44,6 +46,12 @@ struct PeerIdentity {
   int32_t pid = 0;             // in the peer's own pid namespace
 };
 
+// What only this rank and one incarnation of one peer know; both hold the same bytes. Made while their
+// control link was authenticated; a transport over a network proves its own connections with it.
+struct PeerSession {
+  std::array<std::byte, 32> key{};
+};
+
 // What a peer must know to reach one of this rank's windows: a few bytes and at most one
 // descriptor, carried by an authenticated control frame.
 struct WindowExport {
@@ -53,7 +61,10 @@ struct WindowExport {
 constexpr size_t kMaxWindowBlobBytes = 256;
 
 struct TransportOptions {
-  bool put_only = false;  // map() answers null although the transport could map
+  bool put_only = false;          // map() answers null although the transport could map
+  bool encrypt_data = false;      // tcp: frames of data are encrypted too
+  std::string network_interface;  // tcp: glob of interface names to use; empty: all that are up
+  std::string hca;  // verbs: include and exclude list by glob and port; empty: the nearest
 };
 
 class Transport {
@@ -70,7 +81,8 @@ class Transport {
   // Both sides ask with the arguments swapped and must come to the same answer.
   virtual bool reaches(const PeerIdentity& self, const PeerIdentity& peer) const = 0;
   [[nodiscard]] virtual mep_result_t add_peer(const PeerIdentity& self, const PeerIdentity& peer,
-                                              std::span<const std::byte> offer);
+                                              std::span<const std::byte> offer,
+                                              const PeerSession& session);
   // Forgets the peer and its windows; no call for it is under way.
   virtual void remove_peer(uint32_t slot) = 0;
 

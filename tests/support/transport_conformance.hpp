@@ -298,15 +298,15 @@ inline void bad_arguments_body(Rank& rank) {
     RANK_CHECK(rank, to.lanes(slot + 1) == 0);
     RANK_CHECK(rank, put(slot, 0, kDataWindow, kBytes, 0) == MEP_SUCCESS);
     const std::vector<std::byte> offer;
-    RANK_CHECK(rank, to.add_peer(rank.identity(1), rank.identity(0), offer) == kBad);
+    RANK_CHECK(rank, to.add_peer(rank.identity(1), rank.identity(0), offer, {}) == kBad);
     PeerIdentity far = rank.identity(0);
     far.slot = UINT32_MAX;
-    RANK_CHECK(rank, to.add_peer(rank.identity(1), far, offer) == kBad);
+    RANK_CHECK(rank, to.add_peer(rank.identity(1), far, offer, {}) == kBad);
     PeerIdentity elsewhere = rank.identity(0);
     elsewhere.slot = 1;
     elsewhere.host += 1;
     RANK_CHECK(rank, !to.reaches(rank.identity(1), elsewhere));
-    RANK_CHECK(rank, to.add_peer(rank.identity(1), elsewhere, offer) == kBad);
+    RANK_CHECK(rank, to.add_peer(rank.identity(1), elsewhere, offer, {}) == kBad);
     // Without the world window nobody can be woken, and says so.
     to.drop_window(slot, kWorldWindowId);
     RANK_CHECK(rank, to.signal(slot, 0, kDataWindow, 0, 1, true) == kBad);
@@ -419,7 +419,7 @@ inline void fenced_body(Rank& rank) {
     to.remove_peer(slot);
     PeerIdentity successor = rank.identity(0);
     successor.incarnation += 0x100;
-    RANK_CHECK(rank, to.add_peer(rank.identity(1), successor, {}) == MEP_SUCCESS);
+    RANK_CHECK(rank, to.add_peer(rank.identity(1), successor, {}, {}) == MEP_SUCCESS);
     RANK_CHECK(rank, to.flush(slot) == MEP_SUCCESS);
   }
   RANK_CHECK(rank, rank.barrier());

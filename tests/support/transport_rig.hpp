@@ -89,6 +89,20 @@ class Rank {
   // Slots are not ranks, so that nobody mixes them up.
   static uint32_t slot(uint32_t rank) { return 3 + 5 * rank; }
 
+  TransportOptions transport_options() const {
+    TransportOptions options;
+    options.put_only = options_.put_only;
+    return options;
+  }
+
+  // The same on both sides of a pair and on no other.
+  PeerSession session_with(uint32_t peer) const {
+    PeerSession session;
+    session.key[0] = std::byte(std::min(number_, peer) + 1);
+    session.key[1] = std::byte(std::max(number_, peer) + 1);
+    return session;
+  }
+
   PeerIdentity identity(uint32_t rank) const {
     const bool threads = options_.kind == RankKind::kThreads;
     return {slot(rank), 0x1000u + rank, 7, threads ? 1u : 100u + rank, 0};
@@ -123,12 +137,13 @@ class Rank {
   }
 
   bool start(const TransportEntry& entry) {
-    transport_ = entry.make({options_.put_only});
+    transport_ = entry.make(transport_options());
     for (uint32_t peer = 0; peer < size(); ++peer) {
       std::vector<std::byte> offer;
       if (peer == number_) continue;
       if (transport_->make_offer(&offer) != MEP_SUCCESS) return false;
-      if (transport_->add_peer(identity(number_), identity(peer), offer) != MEP_SUCCESS)
+      if (transport_->add_peer(identity(number_), identity(peer), offer, session_with(peer)) !=
+          MEP_SUCCESS)
         return false;
     }
     return true;

@@ -41,7 +41,7 @@ struct ZombieBoard {
   const mep::PeerIdentity self{1, 11, 7, 2, 0};
   const mep::PeerIdentity peer{0, 10, 7, 1, 0};
   if (shm->export_window(window, &exported) != MEP_SUCCESS ||
-      shm->add_peer(self, peer, {}) != MEP_SUCCESS ||
+      shm->add_peer(self, peer, {}, {}) != MEP_SUCCESS ||
       shm->import_window(0, kDataWindow, kBigBytes, exported.blob, std::move(exported.fd)) !=
           MEP_SUCCESS) {
     _exit(2);

@@ -44,8 +44,8 @@ Pair make_pair_of(const char* name) {
     const uint64_t token = std::strcmp(name, "inproc") == 0 ? 1 : 2;
     const mep::PeerIdentity owner{1, 10, 7, 1, 0};
     const mep::PeerIdentity user{2, 20, 7, token, 0};
-    assert_int_equal(pair.owner->add_peer(owner, user, {}), MEP_SUCCESS);
-    assert_int_equal(pair.user->add_peer(user, owner, {}), MEP_SUCCESS);
+    assert_int_equal(pair.owner->add_peer(owner, user, {}, {}), MEP_SUCCESS);
+    assert_int_equal(pair.user->add_peer(user, owner, {}, {}), MEP_SUCCESS);
     return pair;
   }
   fail_msg("no transport %s", name);

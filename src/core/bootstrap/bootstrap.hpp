@@ -58,6 +58,7 @@ struct PeerLink {
   UniqueFd
       pidfd;  // readable once the peer's process has ended; invalid: not available (same process)
   std::unique_ptr<ControlLink> link;
+  PeerSession session;
 };
 
 struct Mesh {

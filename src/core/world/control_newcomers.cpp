@@ -53,6 +53,7 @@ void ControlThread::advance_newcomers() {
     peer.identity = newcomer.identity;
     peer.link = std::move(newcomer.link);
     peer.pidfd = std::move(newcomer.pidfd);
+    peer.session = newcomer.session;
     if (world_->choose_transport(&peer, newcomer.offer) != MEP_SUCCESS || !connect_newcomer(slot)) {
       log(LogLevel::kWarn, "newcomer for rank %u: %s", slot, last_error_text());
       peer.link = nullptr;

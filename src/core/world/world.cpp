@@ -57,6 +57,7 @@ mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet t
     peer.identity = link.identity;
     peer.link = std::move(link.link);
     peer.pidfd = std::move(link.pidfd);
+    peer.session = link.session;
     MEP_TRY(world->choose_transport(&peer, link.offer));
     log(LogLevel::kInfo, "rank %u is reached by %s", link.identity.slot, peer.transport->name());
   }

@@ -178,6 +178,7 @@ class World : public std::enable_shared_from_this<World> {
     PeerIdentity identity;
     std::shared_ptr<ControlLink> link;  // null: none now
     UniqueFd pidfd;
+    PeerSession session;
     Transport* transport = nullptr;
     // MEP_PEER_*: written by the control thread for users to read; orders nothing.
     std::atomic<uint32_t> state{MEP_PEER_ALIVE};

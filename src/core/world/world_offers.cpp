@@ -114,7 +114,7 @@ mep_result_t World::choose_transport(Peer* peer, std::span<const std::byte> offe
     if (entry.name != transport.name() || !transport.reaches(self_.identity, peer->identity)) {
       return false;
     }
-    *result = transport.add_peer(self_.identity, peer->identity, entry.blob);
+    *result = transport.add_peer(self_.identity, peer->identity, entry.blob, peer->session);
     peer->transport = &transport;
     return true;
   };
