@@ -4,9 +4,8 @@
 //
 // Invariants
 //   - A peer and a window are published to the threads that put by one atomic store each, and a
-//   slot
-//     of the table is reused only after its owner was removed, so that importing or dropping one
-//     window disturbs no put to another.
+//     slot of the table is reused only after its owner was removed, so that importing or dropping
+//     one window disturbs no put to another.
 //   - No put or signal touches a byte outside of an imported window, whatever its arguments.
 #pragma once
 

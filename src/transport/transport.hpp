@@ -5,8 +5,7 @@
 // of the library is right with these alone, and map() is only an optimisation.
 //
 //   Lane    one ordered channel to a peer. A signal becomes visible at the target only after all
-//   puts
-//           that were posted before it on its lane. Lanes are not ordered among each other.
+//           puts that were posted before it on its lane. Lanes are not ordered among each other.
 //   local   source bytes of a put: a window or memory that register_memory() was told of. A put may
 //           read them until flush(peer) returns.
 //   flush   every `local` is reusable, also after an error. Says nothing about the target.

@@ -4,9 +4,8 @@
 //   - The same id has the same size and layout on every rank of a comm.
 //   - The memory is a memfd without a name: nothing is left behind, however the process ends.
 //   - data() never changes. renew() replaces the physical pages under it: whoever mapped the old
-//   ones
-//     can go on writing them and nobody reads them any more. That is the fence against a process
-//     that was excluded while it may still run.
+//     ones can go on writing them and nobody reads them any more. That is the fence against a
+//     process that was excluded while it may still run.
 #pragma once
 
 #include <cstddef>

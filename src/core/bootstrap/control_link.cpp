@@ -3,8 +3,7 @@
 //
 // Invariants
 //   - Output: either the queue is empty or all bytes before it were taken by the kernel; frames go
-//   out
-//     in the order of send() and a frame is queued whole or not at all.
+//     out in the order of send() and a frame is queued whole or not at all.
 //   - Input: `buffer` from `begin` on is the start of a frame; `fds` are descriptors that came with
 //     those bytes, in order. No partial frame in the buffer means no descriptors are left.
 #include "core/bootstrap/control_link.hpp"

@@ -2,9 +2,8 @@
 //
 //   - Every rank listens; it connects to all lower ranks and takes in all higher ones.
 //   - A link exists once hellos went both ways and agree. Then, when a rank has all its links, it
-//   says
-//     READY to all and waits for everybody's READY: so a start succeeds everywhere or nowhere, as
-//     far as messages can bring that about.
+//     says READY to all and waits for everybody's READY: so a start succeeds everywhere or
+//     nowhere, as far as messages can bring that about.
 //   - Whoever finds an error tells all it can reach and lingers a moment for those that come late;
 //     whoever is told passes it on. After its own READY a rank is no longer stopped by late
 //     claimants: only these are refused.

@@ -2,8 +2,7 @@
 //
 // Invariants
 //   - All ranks, and what they start in turn, are in one process group whose leader is a keeper: a
-//   child
-//     that does nothing but kill the group when this process has ended, however it ended. So
+//     child that does nothing but kill the group when this process has ended, however it ended. So
 //     nothing outlives the owner, not even its SIGKILL.
 //   - The end of one rank does nothing to the others.
 //   - One thread uses an object: the one that made it.
