@@ -83,12 +83,20 @@ bool exchange(mep::Mesh* mesh) {
   if (pipe2(sides, O_CLOEXEC) != 0) return false;
   const mep::UniqueFd reader(sides[0]);
   const mep::UniqueFd writer(sides[1]);
+  const uint64_t own_host = mesh->self.identity.host;
   for (mep::PeerLink& peer : mesh->peers) {
     const int fd = writer.get();
+    const bool is_remote = peer.identity.host != own_host;
     const std::byte byte{static_cast<unsigned char>(mesh->self.identity.slot)};
-    if (peer.link->send(mep::kFirstWorldFrame, std::span(&byte, 1), std::span(&fd, 1)) != 0) {
+    if (peer.link->send(mep::kFirstWorldFrame, std::span(&byte, 1),
+                        std::span(&fd, is_remote ? 0 : 1)) != 0) {
       fprintf(stderr, "send: %s\n", mep::last_error_text());
       return false;
+    }
+    if (is_remote) {
+      // Its end cannot be seen from here.
+      if (peer.pidfd.valid()) return false;
+      continue;
     }
     pollfd entry{peer.pidfd.get(), POLLIN, 0};
     // An exited peer is possible (it may be done already), an invalid descriptor is not.
@@ -100,7 +108,7 @@ bool exchange(mep::Mesh* mesh) {
     while (!arrived && !deadline.expired()) {
       const mep_result_t result = peer.link->receive([&](mep::Frame& frame) {
         arrived = frame.type == mep::kFirstWorldFrame && frame.payload.size() == 1 &&
-                  frame.fds.size() == 1 &&
+                  frame.fds.size() == (peer.identity.host == own_host ? 1u : 0u) &&
                   static_cast<uint32_t>(frame.payload[0]) == peer.identity.slot;
         return false;
       });
@@ -119,7 +127,7 @@ bool exchange(mep::Mesh* mesh) {
 // A member's door, open until standard input ends: each newcomer gets this rank's half of the
 // exchange at once.
 bool serve_door(mep::Mesh* mesh, const mep::ResolvedConfig& config) {
-  mep::NewcomerDoor door(mesh->listener.get(), config, mesh->self);
+  mep::NewcomerDoor door(mesh->listener.get(), config, mesh->self, mesh->gate);
   const mep::Deadline deadline = mep::Deadline::after_ms(60000);
   printf("serving\n");
   fflush(stdout);
@@ -130,11 +138,12 @@ bool serve_door(mep::Mesh* mesh, const mep::ResolvedConfig& config) {
     for (size_t i = known; i < guests.size(); ++i) {
       const int fd = mesh->listener.get();
       const std::byte byte{static_cast<unsigned char>(mesh->self.identity.slot)};
-      (void)guests[i].link->send(mep::kFirstWorldFrame, std::span(&byte, 1), std::span(&fd, 1));
+      const bool is_remote = guests[i].identity.host != mesh->self.identity.host;
+      (void)guests[i].link->send(mep::kFirstWorldFrame, std::span(&byte, 1),
+                                 std::span(&fd, is_remote ? 0 : 1));
     }
-    std::vector<pollfd> entries{{STDIN_FILENO, POLLIN, 0}};
-    for (const int fd : door.fds()) entries.push_back({fd, POLLIN, 0});
-    poll(entries.data(), entries.size(), 1000);
+    pollfd entries[] = {{STDIN_FILENO, POLLIN, 0}, {door.fd(), POLLIN, 0}};
+    poll(entries, 2, door.wait_ms(1000));
     if (entries[0].revents != 0) break;
   }
   return true;

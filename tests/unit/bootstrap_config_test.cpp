@@ -23,6 +23,7 @@ constexpr const char* kVariables[] = {"MEP_RANK",
                                       "MEP_JOB",
                                       "MEP_RENDEZVOUS",
                                       "MEP_SECRET_FILE",
+                                      "MEP_ALLOW_INSECURE",
                                       "MEP_INIT_TIMEOUT_MS",
                                       "MEP_TIMEOUT_MS",
                                       "MEP_HEARTBEAT_MS",
@@ -203,8 +204,7 @@ void wrong_environments_are_named(void**) {
       {{{"MEP_RANK", "x"}, {"MEP_SIZE", "3"}}, MEP_ERR_INVALID_ARGUMENT, "MEP_RANK=x"},
       {{{"MEP_RANK", "0"}, {"MEP_SIZE", "0"}}, MEP_ERR_INVALID_ARGUMENT, "MEP_SIZE=0"},
       {{{"MEP_RANK", "-1"}, {"MEP_SIZE", "2"}}, MEP_ERR_INVALID_ARGUMENT, "MEP_RANK=-1"},
-      {{{"MEP_RENDEZVOUS", "host:1"}}, MEP_ERR_UNSUPPORTED, "host:1"},
-      {{{"MEP_SECRET_FILE", "/f"}}, MEP_ERR_UNSUPPORTED, "/f"},
+      {{{"MEP_ALLOW_INSECURE", "perhaps"}}, MEP_ERR_INVALID_ARGUMENT, "MEP_ALLOW_INSECURE"},
       {{{"MEP_TRANSPORTS", "shm,,tcp"}}, MEP_ERR_INVALID_ARGUMENT, "empty name"},
       {{{"MEP_TRANSPORTS", "shm,shm"}}, MEP_ERR_INVALID_ARGUMENT, "twice"},
       {{{"MEP_HEARTBEAT_MS", "6000"}}, MEP_ERR_INVALID_ARGUMENT, "suspect_ms"},
@@ -249,6 +249,10 @@ void wrong_fields_are_named(void**) {
   config.device = 1;
   refuse(config, MEP_ERR_INVALID_ARGUMENT, "config.device");
   config.flags = MEP_COMM_SET_DEVICE;
+  config.device = -1;
+  refuse(config, MEP_ERR_INVALID_ARGUMENT, "config.device");
+  config.device = 0;
+  config.flags |= MEP_COMM_AUTO_RECOVER;
   refuse(config, MEP_ERR_UNSUPPORTED, "device");
   config = plain_config();
   config.size = -2;
@@ -262,13 +266,7 @@ void wrong_fields_are_named(void**) {
   config.quorum = 3;
   refuse(config, MEP_ERR_INVALID_ARGUMENT, "quorum");
   config = plain_config();
-  config.rendezvous = "/shared";
-  refuse(config, MEP_ERR_UNSUPPORTED, "/shared");
-  config = plain_config();
-  config.secret_file = "/secret";
-  refuse(config, MEP_ERR_UNSUPPORTED, "/secret");
   const std::string long_name(256, 'j');
-  config = plain_config();
   config.job = long_name.c_str();
   refuse(config, MEP_ERR_INVALID_ARGUMENT, "255");
   mep_store_t store;

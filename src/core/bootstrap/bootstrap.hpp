@@ -13,6 +13,7 @@
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
 #include "core/bootstrap/control_link.hpp"
+#include "core/membership/config.hpp"
 #include "mep.h"
 #include "transport/transport.hpp"
 
@@ -27,20 +28,24 @@ struct ResolvedConfig {
   uint32_t timeout_ms = 30000;
   uint32_t init_timeout_ms = 60000;
   uint32_t quorum = MEP_QUORUM_MAJORITY;
-  uint32_t heartbeat_ms = 100;
-  uint32_t suspect_ms = 5000;
+  uint32_t heartbeat_ms = membership::Config{}.heartbeat_interval_us / 1000;
+  uint32_t suspect_ms = membership::Config{}.accuse_after_us / 1000;
   uint32_t in_place_restore_bytes = 65536;
   std::string job;
   std::string rendezvous;
   std::vector<std::string> transports;  // preference; empty: all
+  std::string network_interface;        // globs; empty: all
+  bool encrypt_data = false;
+  bool authenticate_data = false;  // between ranks of one host too
   std::string secret_file;
+  bool allow_insecure = false;         // several hosts without a secret
   const mep_store_t* store = nullptr;  // valid during start-up only
   bool rank_given = false;             // for joining: any absent rank or this one
 };
 
 // What a config is for: a newcomer needs the job's name but neither rank nor size, and a launcher's
-// rank means nothing to it.
-enum class ConfigUse { kStart, kJoin };
+// rank means nothing to it. Threads need no way to find each other.
+enum class ConfigUse { kStart, kJoin, kThreads };
 
 // `config` may be null. Checks every field; texts name the field or variable and the value.
 [[nodiscard]] mep_result_t resolve_config(const mep_comm_config_t* config, ResolvedConfig* out,
@@ -61,10 +66,13 @@ struct PeerLink {
   PeerSession session;
 };
 
+struct Gate;
+
 struct Mesh {
   SelfDescription self;
-  UniqueFd listener;  // nonblocking, for newcomers; invalid for ranks as threads and for a
-                      // world of one that cannot grow
+  std::shared_ptr<Gate> gate;  // how newcomers find this rank and are let in; null for threads
+  UniqueFd listener;           // nonblocking, for newcomers; invalid for ranks as threads and for a
+                               // world of one that cannot grow
   std::vector<PeerLink> peers;  // all other ranks, by slot
   int32_t size = 0;             // of the world: as configured, or as its members told the newcomer
   int32_t max_size = 0;
@@ -94,12 +102,16 @@ struct Mesh {
 // a log line.
 class NewcomerDoor {
  public:
-  NewcomerDoor(int listener, const ResolvedConfig& config, const SelfDescription& self);
+  // `gate` may be null: a job on this host without a secret.
+  NewcomerDoor(int listener, const ResolvedConfig& config, const SelfDescription& self,
+               std::shared_ptr<Gate> gate);
   ~NewcomerDoor();
   NewcomerDoor(const NewcomerDoor&) = delete;
   NewcomerDoor& operator=(const NewcomerDoor&) = delete;
-  // Descriptors to wait on (listener and half-open connections).
-  std::vector<int> fds() const;
+  // Readable when progress() has something to do.
+  int fd() const;
+  // Milliseconds until progress() has something to do for the time alone, at most `cap`.
+  int wait_ms(int cap) const;
   [[nodiscard]] mep_result_t progress(std::vector<PeerLink>* arrived);
 
  private:

@@ -9,7 +9,7 @@
 
 #include "base/log.hpp"
 #include "base/status.hpp"
-#include "core/bootstrap/hello.hpp"
+#include "core/bootstrap/greeting.hpp"
 #include "core/bootstrap/rendezvous.hpp"
 
 namespace mep {
@@ -21,15 +21,18 @@ constexpr int32_t kSearchedPlaces = 1024;
 constexpr uint64_t kRoundMs = 2000;
 constexpr int kWaitMs = 20;
 constexpr int kPauseBetweenRoundsMs = 50;
+constexpr size_t kMaxVisitors = 64;
+constexpr size_t kStrangerPayloadBytes = 8192;
 
 class Joiner {
  public:
   Joiner(const ResolvedConfig& config, const SelfDescription& self, Rendezvous* rendezvous,
-         Deadline deadline)
+         Deadline deadline, std::shared_ptr<Gate> gate)
       : config_(config),
         self_(self),
         rendezvous_(rendezvous),
         deadline_(deadline),
+        gate_(std::move(gate)),
         places_(std::max(config.max_size, kSearchedPlaces)) {}
 
   mep_result_t run(Mesh* out);
@@ -38,24 +41,29 @@ class Joiner {
   struct Seat {
     int32_t rank = 0;
     std::unique_ptr<ControlLink> link;
+    std::unique_ptr<Greeting> greeting;
     PeerCredentials credentials;
-    Hello hello;
-    UniqueFd pidfd;
+    uint64_t incarnation = 0;  // that was looked for; 0: any
     bool linked = false;
     bool waiting = true;  // its answer may still come
   };
   struct Visitor {
     std::unique_ptr<ControlLink> link;
+    std::unique_ptr<Greeting> greeting;
     PeerCredentials credentials;
+    bool answered = false;
   };
 
   mep_result_t take_place(bool* taken);
   mep_result_t play_round();
   mep_result_t connect(Seat* seat);
   mep_result_t serve(Seat* seat);
-  void on_answer(Seat* seat, Frame* frame);
+  // False: this connection is done with.
+  bool on_answer(Seat* seat, Frame* frame);
+  mep_result_t check_member(Seat* seat);
   mep_result_t serve_listener();
   mep_result_t on_visitor(Visitor* visitor, bool* keep);
+  mep_result_t on_visitor_frame(Visitor* visitor, Frame* frame, bool* keep);
   void wait();
   bool waiting() const;
   size_t linked() const;
@@ -66,6 +74,7 @@ class Joiner {
   SelfDescription self_;  // its slot is the place that was taken
   Rendezvous* rendezvous_;
   Deadline deadline_;
+  std::shared_ptr<Gate> gate_;
   int32_t places_;
   UniqueFd listener_;
   std::vector<Seat> seats_;  // of this round: all places that somebody listens at
@@ -83,11 +92,12 @@ mep_result_t Joiner::take_place(bool* taken) {
   const int32_t end = config_.rank_given ? config_.rank + 1 : places_;
   *taken = false;
   for (int32_t rank = first; rank < end && !*taken; ++rank) {
-    bool occupied = false;
-    MEP_TRY(rendezvous_->listen(rank, &listener_, &occupied));
+    bool occupied = !config_.rank_given && rendezvous_->is_known_elsewhere(rank);
+    if (!occupied) MEP_TRY(rendezvous_->listen(rank, &listener_, &occupied));
     *taken = !occupied;
     self_.identity.slot = static_cast<uint32_t>(rank);
   }
+  if (*taken) MEP_TRY(rendezvous_->announce(static_cast<int32_t>(self_.identity.slot)));
   if (!*taken) {
     refusal_ = MEP_ERR_BOOTSTRAP;
     refusal_text_ = config_.rank_given
@@ -99,89 +109,108 @@ mep_result_t Joiner::take_place(bool* taken) {
 
 mep_result_t Joiner::connect(Seat* seat) {
   seat->link.reset();
-  UniqueFd socket;
-  MEP_TRY(rendezvous_->connect(seat->rank, &socket));
-  seat->waiting = socket.valid();
-  if (!socket.valid()) return MEP_SUCCESS;
-  if (rendezvous_->authenticate(socket.get(), &seat->credentials) != MEP_SUCCESS) {
+  Connection connection;
+  MEP_TRY(rendezvous_->connect(seat->rank, &connection));
+  seat->waiting = connection.socket.valid();
+  if (!seat->waiting) return MEP_SUCCESS;
+  const mep_result_t known = rendezvous_->authenticate(&connection);
+  seat->credentials = connection.credentials;
+  seat->incarnation = connection.incarnation;
+  if (known != MEP_SUCCESS) {
     log(LogLevel::kWarn, "place %d of job '%s' is held by a stranger: %s", seat->rank,
         config_.job.c_str(), last_error_text());
     seat->waiting = false;
     return MEP_SUCCESS;
   }
-  seat->link = std::make_unique<ControlLink>(std::move(socket));
+  seat->link = std::make_unique<ControlLink>(std::move(connection.socket));
+  seat->greeting = std::make_unique<Greeting>(HandshakeSide::kCaller, seat->credentials.is_remote(),
+                                              gate_->secret, gate_->details);
   const mep_result_t sent =
-      send_hello(seat->link.get(), make_hello(HelloKind::kJoin, config_, self_));
+      seat->greeting->call(seat->link.get(), make_hello(HelloKind::kJoin, config_, self_));
   return sent == MEP_ERR_PEER_FAILED ? MEP_SUCCESS : sent;
 }
 
-void Joiner::on_answer(Seat* seat, Frame* frame) {
+mep_result_t Joiner::check_member(Seat* seat) {
+  const Hello& hello = seat->greeting->hello();
+  const std::string who = name_peer(seat->rank, seat->credentials);
+  MEP_TRY(check_hello(hello, make_hello(HelloKind::kJoin, config_, self_), who));
+  if (hello.kind != HelloKind::kMember ||
+      hello.identity.slot != static_cast<uint32_t>(seat->rank)) {
+    return fail(MEP_ERR_DENIED, "it says that it is rank %u", hello.identity.slot);
+  }
+  if (seat->incarnation != 0 && hello.identity.incarnation != seat->incarnation) {
+    rendezvous_->ignore(seat->incarnation);
+    return fail(MEP_ERR_DENIED, "it is not the process that was looked for");
+  }
+  return MEP_SUCCESS;
+}
+
+bool Joiner::on_answer(Seat* seat, Frame* frame) {
   Abort abort;
   if (frame->type == kAbortFrame && decode_abort(frame->payload, &abort)) {
     seat->waiting = false;
     refusal_ = abort.code;
     refusal_text_ = "rank " + std::to_string(abort.origin) + " reports: " + abort.text;
-    refused_ = true;
-    return;
+    // Over a network anybody could say so.
+    refused_ = refused_ || !seat->credentials.is_remote() || seat->greeting->done();
+    return false;
   }
-  if (frame->type == kRetryFrame) {
-    seat->link.reset();  // wait() comes back to it
-    return;
+  if (frame->type == kRetryFrame) return false;  // wait() comes back to it
+  Greeting::Step step = Greeting::Step::kMore;
+  mep_result_t verdict = seat->greeting->take(seat->link.get(), frame, &step);
+  if (verdict == MEP_SUCCESS && step == Greeting::Step::kOther) {
+    verdict = fail(MEP_ERR_DENIED, "a frame of type %u", frame->type);
   }
-  seat->waiting = false;
-  Hello hello;
-  const std::string who = name_peer(seat->rank, seat->credentials);
-  mep_result_t verdict = frame->type == kHelloFrame
-                             ? decode_hello(frame->payload, &hello)
-                             : fail(MEP_ERR_DENIED, "a frame of type %u", frame->type);
-  if (verdict == MEP_SUCCESS) {
-    verdict = check_hello(hello, make_hello(HelloKind::kJoin, config_, self_), who);
-  }
-  if (verdict == MEP_SUCCESS && (hello.kind != HelloKind::kMember ||
-                                 hello.identity.slot != static_cast<uint32_t>(seat->rank))) {
-    verdict = fail(MEP_ERR_DENIED, "it says that it is rank %u", hello.identity.slot);
-  }
+  if (verdict == MEP_SUCCESS && frame->type == kHelloFrame) verdict = check_member(seat);
   if (verdict != MEP_SUCCESS) {
+    seat->waiting = false;
     refusal_ = verdict;
-    refusal_text_ = who + ": " + last_error_text();
-    return;
+    refusal_text_ = name_peer(seat->rank, seat->credentials) + ": " + last_error_text();
+    return false;
   }
+  if (step != Greeting::Step::kDone) return true;
+  const Hello& hello = seat->greeting->hello();
   if (hello.max_size > 0) {  // not another newcomer
     size_ = hello.size;
     max_size_ = hello.max_size;
     places_ = hello.max_size;
   }
-  seat->pidfd = adopt_pidfd(hello, self_, frame, seat->credentials);
-  seat->hello = std::move(hello);
+  seat->waiting = false;
   seat->linked = true;
+  return false;  // what follows belongs to the world
 }
 
 mep_result_t Joiner::serve(Seat* seat) {
   if (seat->link == nullptr) return connect(seat);
-  Frame answer;
-  bool got_frame = false;
+  if (seat->link->has_queued_output()) (void)seat->link->flush_output();
+  bool again = true;
   const mep_result_t received = seat->link->receive([&](Frame& frame) {
-    answer = std::move(frame);
-    got_frame = true;
-    return false;
+    again = on_answer(seat, &frame);
+    return again;
   });
-  if (got_frame) {
-    on_answer(seat, &answer);
-  } else if (received != MEP_SUCCESS) {
+  if (!again && seat->waiting) {
     seat->link.reset();
-    seat->waiting = received == MEP_ERR_PEER_FAILED;  // perhaps it starts; one more look
+  } else if (again && received != MEP_SUCCESS) {
+    seat->link.reset();
+    // Perhaps it starts; one more look. An address that does not work may be one of several.
+    seat->waiting = received == MEP_ERR_PEER_FAILED;
   }
   return MEP_SUCCESS;
 }
 
 mep_result_t Joiner::serve_listener() {
   for (;;) {
+    Connection connection;
+    MEP_TRY(rendezvous_->accept(listener_.get(), &connection));
+    if (!connection.socket.valid()) break;
+    if (rendezvous_->authenticate(&connection) != MEP_SUCCESS) continue;
+    if (visitors_.size() >= kMaxVisitors) visitors_.erase(visitors_.begin());
     Visitor visitor;
-    UniqueFd socket;
-    MEP_TRY(rendezvous_->accept(listener_.get(), &socket));
-    if (!socket.valid()) break;
-    if (rendezvous_->authenticate(socket.get(), &visitor.credentials) != MEP_SUCCESS) continue;
-    visitor.link = std::make_unique<ControlLink>(std::move(socket));
+    visitor.credentials = connection.credentials;
+    visitor.link = std::make_unique<ControlLink>(std::move(connection.socket));
+    visitor.greeting = std::make_unique<Greeting>(
+        HandshakeSide::kAnswerer, visitor.credentials.is_remote(), gate_->secret, gate_->details);
+    visitor.link->limit_payload(kStrangerPayloadBytes);
     visitors_.push_back(std::move(visitor));
   }
   for (size_t i = 0; i < visitors_.size();) {
@@ -197,19 +226,38 @@ mep_result_t Joiner::serve_listener() {
 }
 
 mep_result_t Joiner::on_visitor(Visitor* visitor, bool* keep) {
-  Frame first;
-  bool got_frame = false;
+  mep_result_t verdict = MEP_SUCCESS;
   const mep_result_t received = visitor->link->receive([&](Frame& frame) {
-    first = std::move(frame);
-    got_frame = true;
-    return false;
+    verdict = on_visitor_frame(visitor, &frame, keep);
+    return verdict == MEP_SUCCESS && *keep;
   });
-  *keep = !got_frame && received == MEP_SUCCESS;
-  if (!got_frame || first.type != kHelloFrame) return MEP_SUCCESS;
-  Hello hello;
-  if (decode_hello(first.payload, &hello) != MEP_SUCCESS || hello.job != config_.job) {
-    return MEP_SUCCESS;
+  if (received != MEP_SUCCESS) *keep = false;
+  if (*keep || verdict != MEP_SUCCESS || visitor->greeting == nullptr) return verdict;
+  if (!visitor->greeting->done()) return MEP_SUCCESS;
+  const auto rank = static_cast<int32_t>(visitor->greeting->hello().identity.slot);
+  Seat* seat = find_seat(rank);
+  if (seat == nullptr) {
+    seats_.emplace_back();
+    seat = &seats_.back();
+    seat->rank = rank;
   }
+  seat->credentials = visitor->credentials;
+  seat->greeting = std::move(visitor->greeting);
+  seat->link = std::move(visitor->link);
+  seat->linked = true;
+  seat->waiting = false;
+  return MEP_SUCCESS;
+}
+
+mep_result_t Joiner::on_visitor_frame(Visitor* visitor, Frame* frame, bool* keep) {
+  *keep = false;
+  Greeting::Step step = Greeting::Step::kMore;
+  const mep_result_t taken = visitor->greeting->take(visitor->link.get(), frame, &step);
+  if (taken != MEP_SUCCESS || step == Greeting::Step::kOther) return MEP_SUCCESS;
+  *keep = step == Greeting::Step::kMore;
+  if (step != Greeting::Step::kHello) return MEP_SUCCESS;
+  const Hello& hello = visitor->greeting->hello();
+  if (hello.job != config_.job) return MEP_SUCCESS;
   const auto rank = static_cast<int32_t>(hello.identity.slot);
   const auto own = static_cast<int32_t>(self_.identity.slot);
   if (hello.kind != HelloKind::kJoin || rank <= own) {
@@ -222,19 +270,8 @@ mep_result_t Joiner::on_visitor(Visitor* visitor, bool* keep) {
   }
   Hello answer = make_hello(HelloKind::kJoin, config_, self_);
   answer.kind = HelloKind::kMember;
-  MEP_TRY(send_hello(visitor->link.get(), answer));
-  Seat* seat = find_seat(rank);
-  if (seat == nullptr) {
-    seats_.emplace_back();
-    seat = &seats_.back();
-    seat->rank = rank;
-  }
-  seat->credentials = visitor->credentials;
-  seat->pidfd = adopt_pidfd(hello, self_, &first, visitor->credentials);
-  seat->hello = std::move(hello);
-  seat->link = std::move(visitor->link);
-  seat->linked = true;
-  seat->waiting = false;
+  visitor->answered = visitor->greeting->answer(visitor->link.get(), answer) == MEP_SUCCESS;
+  *keep = visitor->answered;
   return MEP_SUCCESS;
 }
 
@@ -244,8 +281,11 @@ Joiner::Seat* Joiner::find_seat(int32_t rank) {
   return found == seats_.end() ? nullptr : &*found;
 }
 
+// For answers, and for other newcomers that have been answered and are about to prove themselves.
 bool Joiner::waiting() const {
-  return std::any_of(seats_.begin(), seats_.end(), [](const Seat& seat) { return seat.waiting; });
+  return std::any_of(seats_.begin(), seats_.end(), [](const Seat& seat) { return seat.waiting; }) ||
+         std::any_of(visitors_.begin(), visitors_.end(),
+                     [](const Visitor& visitor) { return visitor.answered; });
 }
 
 size_t Joiner::linked() const {
@@ -255,9 +295,12 @@ size_t Joiner::linked() const {
 
 void Joiner::wait() {
   std::vector<pollfd> entries{{listener_.get(), POLLIN, 0}};
+  for (const int fd : rendezvous_->fds()) entries.push_back({fd, POLLIN, 0});
   for (const Visitor& visitor : visitors_) entries.push_back({visitor.link->fd(), POLLIN, 0});
   for (const Seat& seat : seats_) {
-    if (seat.waiting && seat.link != nullptr) entries.push_back({seat.link->fd(), POLLIN, 0});
+    if (!seat.waiting || seat.link == nullptr) continue;
+    const int events = POLLIN | (seat.link->has_queued_output() ? POLLOUT : 0);
+    entries.push_back({seat.link->fd(), static_cast<short>(events), 0});
   }
   (void)poll(entries.data(), entries.size(), deadline_.left_ms(kWaitMs));
 }
@@ -275,6 +318,7 @@ mep_result_t Joiner::play_round() {
   }
   while (waiting() && !limit.expired() && !deadline_.expired()) {
     wait();
+    MEP_TRY(rendezvous_->progress());
     for (size_t i = 0; i < seats_.size(); ++i) {
       if (seats_[i].waiting) MEP_TRY(serve(&seats_[i]));
     }
@@ -286,28 +330,39 @@ mep_result_t Joiner::play_round() {
 mep_result_t Joiner::hand_over(Mesh* out) {
   Mesh mesh;
   mesh.self = self_;
+  mesh.gate = gate_;
   mesh.listener = std::move(listener_);
   mesh.size = size_;
   mesh.max_size = max_size_;
   std::sort(seats_.begin(), seats_.end(),
             [](const Seat& left, const Seat& right) { return left.rank < right.rank; });
+  std::vector<Place> members;
+  members.push_back({self_.identity.slot, self_.identity.incarnation, self_.identity.host,
+                     self_.identity.pid, gate_->details.addresses});
   for (Seat& seat : seats_) {
     if (!seat.linked) continue;
+    Greeting& greeting = *seat.greeting;
     PeerLink link;
-    link.identity = seat.hello.identity;
-    link.offer = std::move(seat.hello.offer);
-    link.pidfd = std::move(seat.pidfd);
+    link.identity = greeting.hello().identity;
+    link.offer = std::move(greeting.details().offer);
+    link.pidfd = adopt_pidfd(greeting.hello(), self_, &greeting.fds(), seat.credentials);
+    link.session = greeting.session();
     link.link = std::move(seat.link);
+    link.link->limit_payload(kMaxFramePayloadBytes);
+    members.push_back({link.identity.slot, link.identity.incarnation, link.identity.host,
+                       link.identity.pid, greeting.details().addresses});
     mesh.peers.push_back(std::move(link));
   }
+  if (gate_->book != nullptr) gate_->book->settle(members);
   *out = std::move(mesh);
   return MEP_SUCCESS;
 }
 
 mep_result_t Joiner::run(Mesh* out) {
   for (;;) {
+    MEP_TRY(rendezvous_->progress());
     bool taken = false;
-    MEP_TRY(take_place(&taken));
+    if (rendezvous_->is_open()) MEP_TRY(take_place(&taken));
     if (taken) {
       MEP_TRY(play_round());
       // Other newcomers alone are no job.
@@ -319,11 +374,13 @@ mep_result_t Joiner::run(Mesh* out) {
     }
     // Not kept over the pause: a rank that starts properly must find its place free.
     listener_.reset();
+    rendezvous_->withdraw();
     seats_.clear();
     visitors_.clear();
     if (deadline_.expired()) break;
     (void)poll(nullptr, 0, deadline_.left_ms(kPauseBetweenRoundsMs));
   }
+  if (refusal_text_.empty() && gate_->book != nullptr) refusal_text_ = gate_->book->explain();
   return fail(refusal_ != MEP_SUCCESS ? refusal_ : MEP_ERR_BOOTSTRAP,
               "job '%s' could not be joined within %u ms: %s", config_.job.c_str(),
               config_.init_timeout_ms,
@@ -337,9 +394,14 @@ mep_result_t bootstrap_join(const ResolvedConfig& config, const SelfDescription&
     return fail(MEP_ERR_INTERNAL, "an offer of %zu bytes", self.offer.size());
   }
   const Deadline deadline = Deadline::after_ms(config.init_timeout_ms);
+  const auto gate = std::make_shared<Gate>();
+  MEP_TRY(prepare_crypto());
+  MEP_TRY(gate->secret.load(config.secret_file));
+  gate->details.offer = self.offer;
   std::unique_ptr<Rendezvous> rendezvous;
-  MEP_TRY(make_rendezvous(config, self, RendezvousPurpose::kJoin, deadline, &rendezvous));
-  Joiner joiner(config, self, rendezvous.get(), deadline);
+  MEP_TRY(
+      make_rendezvous(config, self, RendezvousPurpose::kJoin, deadline, gate.get(), &rendezvous));
+  Joiner joiner(config, self, rendezvous.get(), deadline, gate);
   return joiner.run(out);
 }
 

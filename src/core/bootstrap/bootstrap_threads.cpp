@@ -6,14 +6,16 @@
 
 #include "base/status.hpp"
 #include "core/bootstrap/bootstrap.hpp"
+#include "core/bootstrap/handshake.hpp"
 
 namespace mep {
 namespace {
 
-PeerLink make_peer(const SelfDescription& peer, UniqueFd socket) {
+PeerLink make_peer(const SelfDescription& peer, UniqueFd socket, const PeerSession& session) {
   PeerLink link;
   link.identity = peer.identity;
   link.offer = peer.offer;
+  link.session = session;
   link.link = std::make_unique<ControlLink>(std::move(socket));
   return link;
 }
@@ -22,6 +24,7 @@ PeerLink make_peer(const SelfDescription& peer, UniqueFd socket) {
 
 mep_result_t bootstrap_threads(const std::vector<SelfDescription>& ranks, std::vector<Mesh>* out) {
   out->clear();
+  MEP_TRY(prepare_crypto());
   std::vector<Mesh> meshes(ranks.size());
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     meshes[rank].self = ranks[rank];
@@ -38,8 +41,11 @@ mep_result_t bootstrap_threads(const std::vector<SelfDescription>& ranks, std::v
       }
       UniqueFd low_end(sockets[0]);
       UniqueFd high_end(sockets[1]);
-      meshes[low].peers.push_back(make_peer(ranks[high], std::move(low_end)));
-      meshes[high].peers.push_back(make_peer(ranks[low], std::move(high_end)));
+      PeerSession session;
+      random_bytes(session.key.data(), session.key.size());
+      meshes[low].peers.push_back(make_peer(ranks[high], std::move(low_end), session));
+      meshes[high].peers.push_back(make_peer(ranks[low], std::move(high_end), session));
+      wipe(session.key.data(), session.key.size());
     }
   }
   *out = std::move(meshes);

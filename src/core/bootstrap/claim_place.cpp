@@ -24,7 +24,7 @@ enum class Answer { kGone, kNotNow, kRefused, kSilent };
   const Deadline limit =
       Deadline::at_ns(std::min(deadline.at_ns(), Deadline::after_ms(kHolderAnswerMs).at_ns()));
   // A failed send shows itself as the end of the stream.
-  (void)send_hello(link, hello);
+  (void)send_hello(link, encode_hello(hello), false);
   while (!limit.expired()) {
     pollfd entry{link->fd(), POLLIN, 0};
     (void)poll(&entry, 1, limit.left_ms(1000));
@@ -63,17 +63,16 @@ mep_result_t claim_place(Rendezvous* rendezvous, const ResolvedConfig& config,
       return fail(MEP_ERR_BOOTSTRAP, "the place of rank %d of job '%s' stayed taken by pid %d",
                   rank, config.job.c_str(), holder);
     }
-    UniqueFd socket;
-    MEP_TRY(rendezvous->connect(rank, &socket));
-    if (socket.valid()) {
-      PeerCredentials credentials;
-      const mep_result_t known = rendezvous->authenticate(socket.get(), &credentials);
+    Connection connection;
+    MEP_TRY(rendezvous->connect(rank, &connection));
+    if (connection.socket.valid()) {
+      const mep_result_t known = rendezvous->authenticate(&connection);
       if (known != MEP_SUCCESS) {
         return add_context(known, "the place of rank %d of job '%s' is held by a stranger", rank,
                            config.job.c_str());
       }
-      holder = credentials.pid;
-      ControlLink link(std::move(socket));
+      holder = connection.credentials.pid;
+      ControlLink link(std::move(connection.socket));
       Answer answer = Answer::kGone;
       Abort abort;
       const mep_result_t asked = ask_holder(&link, hello, deadline, &answer, &abort);

@@ -49,7 +49,7 @@ struct QueuedFrame {
   std::vector<UniqueFd> fds;  // empty once the first byte went out
 };
 
-[[nodiscard]] mep_result_t check_header(const FrameHeader& header) {
+[[nodiscard]] mep_result_t check_header(const FrameHeader& header, size_t payload_limit) {
   if (header.magic != kFrameMagic) {
     return fail(MEP_ERR_DENIED, "not a MEP frame: it begins with 0x%08x", header.magic);
   }
@@ -57,9 +57,9 @@ struct QueuedFrame {
     return fail(MEP_ERR_DENIED, "malformed frame header (type %u, reserved word 0x%x)", header.type,
                 header.reserved);
   }
-  if (header.payload_bytes > kMaxFramePayloadBytes) {
+  if (header.payload_bytes > payload_limit) {
     return fail(MEP_ERR_DENIED, "oversized frame: it announces %u bytes, %zu are allowed",
-                header.payload_bytes, kMaxFramePayloadBytes);
+                header.payload_bytes, payload_limit);
   }
   if (header.descriptors > kMaxFrameDescriptors) {
     return fail(MEP_ERR_DENIED, "a frame announces %u descriptors, %zu are allowed",
@@ -69,7 +69,23 @@ struct QueuedFrame {
 }
 
 bool is_connection_end(int error) {
-  return error == EPIPE || error == ECONNRESET || error == ENOTCONN || error == EBADF;
+  switch (error) {
+    case EPIPE:
+    case ECONNRESET:
+    case ENOTCONN:
+    case EBADF:
+    // TCP: nobody there, no way there, or no answer for too long.
+    case ECONNREFUSED:
+    case ECONNABORTED:
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+    case EHOSTDOWN:
+    case ENETDOWN:
+    case ETIMEDOUT:
+      return true;
+    default:
+      return false;
+  }
 }
 
 union DescriptorMessage {
@@ -131,23 +147,30 @@ ssize_t send_some(int socket, iovec* parts, size_t count, std::span<const int> f
 struct ControlLink::State {
   UniqueFd socket;
 
-  std::mutex output_mutex;  // guards the four below
+  std::mutex output_mutex;  // guards the five below
+  std::unique_ptr<FrameSealer> sealer;
   std::deque<QueuedFrame> queue;
   size_t queued_bytes = 0;
   bool output_closed = false;
   // Copy of !queue.empty() for has_queued_output(); it carries no other data, so relaxed suffices.
   std::atomic<bool> has_output{false};
 
+  std::unique_ptr<FrameOpener> opener;
+  size_t payload_limit = kMaxFramePayloadBytes;
   std::deque<Frame> given_back;
   std::vector<std::byte> buffer;
   size_t begin = 0;
   std::deque<UniqueFd> fds;
   bool refused = false;  // the stream is out of step; nothing more is read
 
-  mep_result_t enqueue(const FrameHeader& header, std::span<const std::byte> payload,
+  mep_result_t send_parts(std::span<const std::byte> head, std::span<const std::byte> body,
+                          std::span<const int> given);
+  mep_result_t enqueue(std::span<const std::byte> head, std::span<const std::byte> body,
                        std::span<const int> fds_left, size_t already_sent);
   mep_result_t flush_locked();
   mep_result_t next_frame(Frame* frame, bool* found);
+  mep_result_t next_sealed_frame(Frame* frame, bool* found);
+  void consume(size_t bytes);
   mep_result_t read_chunk(size_t* count, bool* would_block);
   mep_result_t adopt_descriptors(msghdr* message);
   mep_result_t refuse(mep_result_t result);
@@ -163,26 +186,65 @@ int ControlLink::fd() const {
   return state_->socket.get();
 }
 
-mep_result_t ControlLink::State::enqueue(const FrameHeader& header,
-                                         std::span<const std::byte> payload,
+void ControlLink::seal_output(std::unique_ptr<FrameSealer> sealer) {
+  const std::lock_guard<std::mutex> lock(state_->output_mutex);
+  state_->sealer = std::move(sealer);
+}
+
+void ControlLink::open_input(std::unique_ptr<FrameOpener> opener) {
+  state_->opener = std::move(opener);
+}
+
+void ControlLink::limit_payload(size_t bytes) {
+  state_->payload_limit = bytes;
+}
+
+mep_result_t ControlLink::State::enqueue(std::span<const std::byte> head,
+                                         std::span<const std::byte> body,
                                          std::span<const int> fds_left, size_t already_sent) {
-  const size_t total = kHeaderBytes + payload.size();
-  if (already_sent == 0 && queued_bytes + total > kMaxQueuedBytes) {
-    return fail(MEP_ERR_NO_MEMORY, "the peer reads too slowly: %zu bytes are queued for it",
-                queued_bytes);
-  }
   QueuedFrame frame;
   MEP_TRY(duplicate(fds_left, &frame.fds));
-  frame.bytes.resize(total);
-  std::memcpy(frame.bytes.data(), &header, kHeaderBytes);
-  if (!payload.empty()) {
-    std::memcpy(frame.bytes.data() + kHeaderBytes, payload.data(), payload.size());
-  }
+  frame.bytes.assign(head.begin(), head.end());
+  frame.bytes.insert(frame.bytes.end(), body.begin(), body.end());
   frame.sent = already_sent;
+  const size_t total = frame.bytes.size();
   queue.push_back(std::move(frame));
   queued_bytes += total - already_sent;
   has_output.store(true, std::memory_order_relaxed);
   return MEP_SUCCESS;
+}
+
+// A failure after the first byte, or of a sealed frame, which the peer would miss, ends the output.
+mep_result_t ControlLink::State::send_parts(std::span<const std::byte> head,
+                                            std::span<const std::byte> body,
+                                            std::span<const int> given) {
+  size_t sent = 0;
+  mep_result_t result = MEP_SUCCESS;
+  if (queue.empty()) {
+    // sendmsg only reads what iov_base points to; its type just lacks the const.
+    std::array<iovec, 2> parts{iovec{const_cast<std::byte*>(head.data()), head.size()},
+                               iovec{const_cast<std::byte*>(body.data()), body.size()}};
+    const ssize_t count = send_some(socket.get(), parts.data(), parts.size(), given);
+    if (count >= 0) {
+      sent = static_cast<size_t>(count);
+      if (sent == head.size() + body.size()) return MEP_SUCCESS;
+    } else if (errno != EAGAIN && errno != EWOULDBLOCK) {
+      result = send_error(errno);
+      if (result == MEP_ERR_PEER_FAILED) output_closed = true;
+    }
+  }
+  if (result == MEP_SUCCESS) {
+    try {
+      result = enqueue(head, body, sent == 0 ? given : std::span<const int>{}, sent);
+    } catch (const std::bad_alloc&) {
+      result = fail(MEP_ERR_NO_MEMORY, "no memory for a message to a peer");
+    }
+  }
+  if (result != MEP_SUCCESS && (sent != 0 || sealer != nullptr) && !output_closed) {
+    output_closed = true;
+    ::shutdown(socket.get(), SHUT_WR);
+  }
+  return result;
 }
 
 mep_result_t ControlLink::send(uint16_t type, std::span<const std::byte> payload,
@@ -195,37 +257,27 @@ mep_result_t ControlLink::send(uint16_t type, std::span<const std::byte> payload
   header.type = type;
   header.descriptors = static_cast<uint16_t>(fds.size());
   header.payload_bytes = static_cast<uint32_t>(payload.size());
+  const std::span<const std::byte> head = std::as_bytes(std::span(&header, 1));
 
   State& state = *state_;
   const std::lock_guard<std::mutex> lock(state.output_mutex);
   if (state.output_closed) return fail(MEP_ERR_PEER_FAILED, "the link to the peer is closed");
-  size_t sent = 0;
-  if (state.queue.empty()) {
-    // sendmsg only reads what iov_base points to; its type just lacks the const.
-    std::array<iovec, 2> parts{iovec{&header, kHeaderBytes},
-                               iovec{const_cast<std::byte*>(payload.data()), payload.size()}};
-    const ssize_t count = send_some(state.socket.get(), parts.data(), parts.size(), fds);
-    if (count >= 0) {
-      sent = static_cast<size_t>(count);
-      if (sent == kHeaderBytes + payload.size()) return MEP_SUCCESS;
-    } else if (errno != EAGAIN && errno != EWOULDBLOCK) {
-      const mep_result_t result = send_error(errno);
-      if (result == MEP_ERR_PEER_FAILED) state.output_closed = true;
-      return result;
-    }
+  if (!state.queue.empty() &&
+      state.queued_bytes + kHeaderBytes + payload.size() > kMaxQueuedBytes) {
+    return fail(MEP_ERR_NO_MEMORY, "the peer reads too slowly: %zu bytes are queued for it",
+                state.queued_bytes);
   }
-  mep_result_t result = MEP_SUCCESS;
+  if (state.sealer == nullptr) return state.send_parts(head, payload, fds);
+  if (!fds.empty()) {
+    return fail(MEP_ERR_INTERNAL, "a frame of type %u with descriptors for another host", type);
+  }
+  std::vector<std::byte> sealed;
   try {
-    result = state.enqueue(header, payload, sent == 0 ? fds : std::span<const int>{}, sent);
+    sealed = state.sealer->seal(head, payload);
   } catch (const std::bad_alloc&) {
-    result = fail(MEP_ERR_NO_MEMORY, "no memory for a message to a peer");
+    return fail(MEP_ERR_NO_MEMORY, "no memory for a message to a peer");
   }
-  if (result != MEP_SUCCESS && sent != 0) {
-    // Half a frame went out and the rest is lost: the stream cannot go on.
-    state.output_closed = true;
-    ::shutdown(state.socket.get(), SHUT_WR);
-  }
-  return result;
+  return state.send_parts(sealed, {}, {});
 }
 
 bool ControlLink::has_queued_output() const {
@@ -284,6 +336,7 @@ mep_result_t ControlLink::State::next_frame(Frame* frame, bool* found) {
     given_back.pop_front();
     return MEP_SUCCESS;
   }
+  if (opener != nullptr) return next_sealed_frame(frame, found);
   const size_t available = buffer.size() - begin;
   if (available == 0 && !fds.empty()) {
     return fail(MEP_ERR_DENIED, "%zu descriptors came that no frame announced", fds.size());
@@ -291,7 +344,7 @@ mep_result_t ControlLink::State::next_frame(Frame* frame, bool* found) {
   if (available < kHeaderBytes) return MEP_SUCCESS;
   FrameHeader header;
   std::memcpy(&header, buffer.data() + begin, kHeaderBytes);
-  MEP_TRY(check_header(header));
+  MEP_TRY(check_header(header, payload_limit));
   if (available < kHeaderBytes + header.payload_bytes) return MEP_SUCCESS;
   if (fds.size() < header.descriptors) {
     return fail(MEP_ERR_DENIED, "a frame announces %u descriptors but brings %zu",
@@ -305,11 +358,42 @@ mep_result_t ControlLink::State::next_frame(Frame* frame, bool* found) {
     frame->fds.push_back(std::move(fds.front()));
     fds.pop_front();
   }
-  begin += kHeaderBytes + header.payload_bytes;
-  if (begin == buffer.size()) {
-    buffer.clear();
-    begin = 0;
+  consume(kHeaderBytes + header.payload_bytes);
+  *found = true;
+  return MEP_SUCCESS;
+}
+
+void ControlLink::State::consume(size_t bytes) {
+  begin += bytes;
+  if (begin < buffer.size()) return;
+  buffer.clear();
+  begin = 0;
+}
+
+mep_result_t ControlLink::State::next_sealed_frame(Frame* frame, bool* found) {
+  const size_t most = kHeaderBytes + payload_limit + kSealBytes;
+  const size_t available = buffer.size() - begin;
+  if (available < kSealedLengthBytes) return MEP_SUCCESS;
+  uint32_t length = 0;
+  std::memcpy(&length, buffer.data() + begin, sizeof length);
+  if (length < kHeaderBytes + kSealBytes || length > most) {
+    return fail(MEP_ERR_DENIED, "a sealed frame announces %u bytes, at most %zu are allowed",
+                length, most);
   }
+  if (available < kSealedLengthBytes + length) return MEP_SUCCESS;
+  std::vector<std::byte> plain;
+  MEP_TRY(opener->open(std::span(buffer).subspan(begin + kSealedLengthBytes, length), &plain));
+  FrameHeader header;
+  std::memcpy(&header, plain.data(), kHeaderBytes);
+  MEP_TRY(check_header(header, payload_limit));
+  if (header.payload_bytes != plain.size() - kHeaderBytes || header.descriptors != 0) {
+    return fail(MEP_ERR_DENIED, "malformed sealed frame (type %u, %u of %zu bytes)", header.type,
+                header.payload_bytes, plain.size() - kHeaderBytes);
+  }
+  frame->type = header.type;
+  frame->payload.assign(plain.begin() + kHeaderBytes, plain.end());
+  frame->fds.clear();
+  consume(kSealedLengthBytes + length);
   *found = true;
   return MEP_SUCCESS;
 }

@@ -7,6 +7,9 @@
 // Descriptors travel by SCM_RIGHTS with the first byte of their frame. Everything read is hostile
 // until checked: magic, a known bound on the payload, the announced number of descriptors.
 //
+// Between hosts the link is a TCP connection: it carries no descriptors, and after the handshake every
+// frame travels sealed (frame_cipher.hpp).
+//
 // Threads: send() by any thread; the rest by one thread at a time (the control thread).
 #pragma once
 
@@ -18,6 +21,7 @@
 #include <vector>
 
 #include "base/unique_fd.hpp"
+#include "core/bootstrap/frame_cipher.hpp"
 #include "mep.h"
 
 namespace mep {
@@ -43,8 +47,16 @@ class ControlLink {
 
   int fd() const;
 
+  // From here on what is sent is sealed, or what comes must be. Bytes that lie in the link already
+  // count as coming after; so call this from the handler of the last open frame.
+  void seal_output(std::unique_ptr<FrameSealer> sealer);
+  void open_input(std::unique_ptr<FrameOpener> opener);
+  // What a frame from the peer may bring, at most kMaxFramePayloadBytes: less for a stranger.
+  void limit_payload(size_t bytes);
+
   // Never blocks: what the kernel does not take is queued (bounded, then MEP_ERR_NO_MEMORY) and
-  // goes out with flush_output(). Descriptors are duplicated, the caller keeps its own.
+  // goes out with flush_output(). Descriptors are duplicated, the caller keeps its own; a sealed
+  // link takes none.
   // MEP_ERR_PEER_FAILED: the link is closed.
   [[nodiscard]] mep_result_t send(uint16_t type, std::span<const std::byte> payload,
                                   std::span<const int> fds = {});

@@ -65,7 +65,6 @@ Hello make_hello(HelloKind kind, const ResolvedConfig& config, const SelfDescrip
   hello.library_version = kLibraryVersion;
   hello.job = config.job;
   hello.identity = self.identity;
-  hello.offer = self.offer;
   return hello;
 }
 
@@ -74,6 +73,7 @@ std::vector<std::byte> encode_hello(const Hello& hello) {
   writer.number(kProtocolVersion);
   writer.number(hello.library_version);
   writer.number(static_cast<uint8_t>(hello.kind));
+  writer.number(static_cast<uint8_t>(hello.has_secret ? 1 : 0));
   writer.number(hello.identity.slot);
   writer.number(hello.size);
   writer.number(hello.max_size);
@@ -82,7 +82,7 @@ std::vector<std::byte> encode_hello(const Hello& hello) {
   writer.number(hello.identity.process_token);
   writer.number(hello.identity.pid);
   writer.text(hello.job);
-  writer.block(hello.offer);
+  writer.block(hello.key);
   return writer.take();
 }
 
@@ -100,6 +100,8 @@ mep_result_t decode_hello(std::span<const std::byte> payload, Hello* hello) {
   }
   const auto kind = reader.number<uint8_t>();
   hello->kind = static_cast<HelloKind>(kind);
+  const auto has_secret = reader.number<uint8_t>();
+  hello->has_secret = has_secret != 0;
   hello->identity.slot = reader.number<uint32_t>();
   hello->size = reader.number<int32_t>();
   hello->max_size = reader.number<int32_t>();
@@ -108,10 +110,13 @@ mep_result_t decode_hello(std::span<const std::byte> payload, Hello* hello) {
   hello->identity.process_token = reader.number<uint64_t>();
   hello->identity.pid = reader.number<int32_t>();
   hello->job = reader.text(kMaxJobBytes);
-  hello->offer = reader.block(kMaxOfferBytes);
-  if (!reader.complete()) return fail(MEP_ERR_DENIED, "a malformed hello");
+  const std::vector<std::byte> key = reader.block(kPublicKeyBytes);
+  if (!reader.complete() || key.size() != kPublicKeyBytes || has_secret > 1) {
+    return fail(MEP_ERR_DENIED, "a malformed hello");
+  }
+  std::copy(key.begin(), key.end(), hello->key.begin());
   if (kind < static_cast<uint8_t>(HelloKind::kInit) ||
-      kind > static_cast<uint8_t>(HelloKind::kMember)) {
+      kind > static_cast<uint8_t>(HelloKind::kMeet)) {
     return fail(MEP_ERR_DENIED, "a hello of unknown kind %u", kind);
   }
   if (hello->identity.slot >= static_cast<uint32_t>(kMaxRanks) ||
@@ -123,16 +128,29 @@ mep_result_t decode_hello(std::span<const std::byte> payload, Hello* hello) {
   return MEP_SUCCESS;
 }
 
-mep_result_t send_hello(ControlLink* link, const Hello& hello) {
-  const std::vector<std::byte> payload = encode_hello(hello);
-  const UniqueFd self(pidfd_of(getpid()));
+mep_result_t send_hello(ControlLink* link, std::span<const std::byte> hello, bool is_remote) {
+  const UniqueFd self(is_remote ? -1 : pidfd_of(getpid()));
   if (self.valid()) {
     const int fd = self.get();
-    const mep_result_t sent = link->send(kHelloFrame, payload, std::span<const int>(&fd, 1));
+    const mep_result_t sent = link->send(kHelloFrame, hello, std::span<const int>(&fd, 1));
     // Many ranks of one user can have too many descriptors on the way; the pid has to do then.
     if (sent != MEP_ERR_NO_MEMORY) return sent;
   }
-  return link->send(kHelloFrame, payload);
+  return link->send(kHelloFrame, hello);
+}
+
+std::vector<std::byte> encode_details(const Details& details) {
+  ByteWriter writer;
+  write_addresses(details.addresses, &writer);
+  writer.block(details.offer);
+  return writer.take();
+}
+
+bool decode_details(std::span<const std::byte> payload, Details* details) {
+  ByteReader reader(payload);
+  if (!read_addresses(&reader, &details->addresses)) return false;
+  details->offer = reader.block(kMaxOfferBytes);
+  return reader.complete();
 }
 
 mep_result_t check_hello(const Hello& hello, const Hello& own, const std::string& who) {
@@ -154,11 +172,12 @@ mep_result_t check_hello(const Hello& hello, const Hello& own, const std::string
   return MEP_SUCCESS;
 }
 
-UniqueFd adopt_pidfd(const Hello& hello, const SelfDescription& self, Frame* frame,
+UniqueFd adopt_pidfd(const Hello& hello, const SelfDescription& self, std::vector<UniqueFd>* fds,
                      const PeerCredentials& credentials) {
   if (hello.identity.process_token == self.identity.process_token) return {};
-  if (!frame->fds.empty()) {
-    UniqueFd given = std::move(frame->fds.front());
+  if (credentials.is_remote()) return {};
+  if (!fds->empty()) {
+    UniqueFd given = std::move(fds->front());
     const long pid = pid_behind(given.get());
     // Pid 0: the peer lives in a pid namespace that is not visible from here.
     if (pid >= 0 && pid == credentials.pid) return given;
@@ -188,8 +207,31 @@ bool decode_abort(std::span<const std::byte> payload, Abort* abort) {
   return true;
 }
 
+std::vector<std::byte> encode_announcement(const Abort& abort, uint64_t target,
+                                           const JobSecret& secret) {
+  ByteWriter writer;
+  writer.number(target);
+  writer.block(encode_abort(abort));
+  const std::array<std::byte, kProofBytes> seal = seal_with_secret(secret, writer.bytes());
+  writer.block(seal);
+  return writer.take();
+}
+
+bool decode_announcement(std::span<const std::byte> payload, uint64_t self, const JobSecret& secret,
+                         Abort* abort) {
+  constexpr size_t kSealBlockBytes = sizeof(uint16_t) + kProofBytes;
+  if (payload.size() < kSealBlockBytes) return false;
+  ByteReader reader(payload);
+  const auto target = reader.number<uint64_t>();
+  const std::vector<std::byte> inner = reader.block(UINT16_MAX);
+  const std::vector<std::byte> seal = reader.block(kProofBytes);
+  if (!reader.complete() || target != self) return false;
+  const auto right = seal_with_secret(secret, payload.first(payload.size() - kSealBlockBytes));
+  return equal_secrets(seal, right) && decode_abort(inner, abort);
+}
+
 std::string name_peer(int32_t rank, const PeerCredentials& credentials) {
-  return "rank " + std::to_string(rank) + " (pid " + std::to_string(credentials.pid) + ")";
+  return "rank " + std::to_string(rank) + " (" + credentials.text() + ")";
 }
 
 }  // namespace mep

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 
+#include "base/env.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 
@@ -55,6 +56,14 @@ uint64_t host_id() {
   return hash;
 }
 
+// Tests play several hosts on one.
+void mix_test_host(uint64_t* hash) {
+  std::string name;
+  bool is_set = false;
+  if (env_string("MEP_TEST_HOST", &name, &is_set) != MEP_SUCCESS || !is_set) return;
+  mix(name.data(), name.size(), hash);
+}
+
 [[nodiscard]] mep_result_t process_token(uint64_t* out) {
   static std::mutex mutex;
   static pid_t owner = 0;
@@ -75,6 +84,7 @@ mep_result_t make_identity(uint32_t slot, PeerIdentity* out) {
   MEP_TRY(random_word(&out->incarnation));
   MEP_TRY(process_token(&out->process_token));
   out->host = host_id();
+  mix_test_host(&out->host);
   out->pid = getpid();
   return MEP_SUCCESS;
 }

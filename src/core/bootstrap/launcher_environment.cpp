@@ -115,4 +115,18 @@ mep_result_t read_launcher_environment(LauncherPlace* out) {
   return MEP_SUCCESS;
 }
 
+mep_result_t read_launcher_local_rank(uint64_t* rank) {
+  constexpr const char* kNames[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "PMIX_LOCAL_RANK",
+                                    "MPI_LOCALRANKID"};
+  int64_t value = 0;
+  bool is_set = false;
+  for (const char* name : kNames) {
+    MEP_TRY(number_of(name, &value, &is_set));
+    if (is_set) break;
+  }
+  if (!is_set && in_slurm_step()) MEP_TRY(number_of("SLURM_LOCALID", &value, &is_set));
+  if (is_set) *rank = static_cast<uint64_t>(value);
+  return MEP_SUCCESS;
+}
+
 }  // namespace mep

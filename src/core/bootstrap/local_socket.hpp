@@ -12,10 +12,15 @@
 
 namespace mep {
 
-// The process behind a connected socket, as seen from here.
+// Who is at the other end of a connected socket, as seen from here.
 struct PeerCredentials {
-  pid_t pid = 0;  // 0: in a pid namespace that is not visible from here
+  pid_t pid = 0;  // 0: in a pid namespace that is not visible from here, or on another host
   uid_t uid = 0;
+  std::string address;  // of a TCP connection; empty: on this host, and the kernel vouches for it
+
+  bool is_remote() const { return !address.empty(); }
+  // "pid 4711" or "10.0.0.1:7000".
+  std::string text() const { return is_remote() ? address : "pid " + std::to_string(pid); }
 };
 
 // "mep/UID/JOB/RANK" without the leading zero byte. A job name that is long or has other letters

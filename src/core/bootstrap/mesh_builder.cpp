@@ -16,15 +16,21 @@ constexpr uint64_t kFirstPauseNs = 500'000;
 constexpr uint64_t kLongestPauseNs = 20'000'000;
 // Connections of nobody in particular that are kept beside one for each rank.
 constexpr size_t kSpareVisitors = 64;
+// Over a network: how long a connection is given before the next address is tried, or before one
+// that never says who it is is closed.
+constexpr uint64_t kConnectLimitNs = 3'000'000'000;
+constexpr uint64_t kHelloLimitMs = 5000;
+constexpr size_t kStrangerPayloadBytes = 8192;
 
 }  // namespace
 
 MeshBuilder::MeshBuilder(const ResolvedConfig& config, const SelfDescription& self,
-                         Rendezvous* rendezvous, Deadline deadline)
+                         Rendezvous* rendezvous, Deadline deadline, std::shared_ptr<Gate> gate)
     : config_(config),
       self_(self),
       rendezvous_(rendezvous),
       deadline_(deadline),
+      gate_(std::move(gate)),
       rank_(config.rank),
       hello_(make_hello(HelloKind::kInit, config, self)),
       seats_(static_cast<size_t>(config.size)) {}
@@ -37,26 +43,36 @@ mep_result_t MeshBuilder::run(Mesh* out) {
   }
   Mesh mesh;
   mesh.self = self_;
+  mesh.gate = gate_;
   mesh.size = config_.size;
   mesh.max_size = config_.max_size;
   mesh.listener = std::move(listener_);
+  std::vector<Place> members;
+  members.push_back({self_.identity.slot, self_.identity.incarnation, self_.identity.host,
+                     self_.identity.pid, gate_->details.addresses});
   for (int32_t rank = 0; rank < config_.size; ++rank) {
     if (rank == rank_) continue;
     Seat& peer = seat(rank);
     PeerLink link;
-    link.identity = peer.hello.identity;
-    link.offer = std::move(peer.hello.offer);
+    link.identity = peer.greeting->hello().identity;
+    link.offer = std::move(peer.greeting->details().offer);
     link.pidfd = std::move(peer.pidfd);
+    link.session = peer.greeting->session();
     link.link = std::move(peer.link);
+    members.push_back({link.identity.slot, link.identity.incarnation, link.identity.host,
+                       link.identity.pid, peer.greeting->details().addresses});
     mesh.peers.push_back(std::move(link));
   }
+  if (gate_->book != nullptr) gate_->book->settle(members);
   *out = std::move(mesh);
   return MEP_SUCCESS;
 }
 
 mep_result_t MeshBuilder::build() {
   MEP_TRY(claim_place(rendezvous_, config_, self_, deadline_, &listener_, &tell_nobody_));
+  MEP_TRY(rendezvous_->announce(rank_));
   for (;;) {
+    MEP_TRY(rendezvous_->progress());
     MEP_TRY(connect_to_lower_ranks());
     if (all_linked()) {
       MEP_TRY(announce_ready());
@@ -107,27 +123,35 @@ mep_result_t MeshBuilder::connect_to_lower_ranks() {
 }
 
 mep_result_t MeshBuilder::connect_to(int32_t rank) {
-  UniqueFd socket;
-  MEP_TRY(rendezvous_->connect(rank, &socket));
-  if (!socket.valid()) {
-    try_again_later(rank, nullptr);
+  Connection connection;
+  MEP_TRY(rendezvous_->connect(rank, &connection));
+  if (!connection.socket.valid()) {
+    try_again_later(rank, {});
     return MEP_SUCCESS;
   }
   Seat& peer = seat(rank);
-  const mep_result_t known = rendezvous_->authenticate(socket.get(), &peer.credentials);
+  const mep_result_t known = rendezvous_->authenticate(&connection);
+  peer.credentials = connection.credentials;
   if (known != MEP_SUCCESS) {
     return add_context(known, "the place of rank %d of job '%s' is held by a stranger", rank,
                        config_.job.c_str());
   }
-  peer.link = std::make_unique<ControlLink>(std::move(socket));
-  const mep_result_t sent = send_hello(peer.link.get(), hello_);
+  const bool is_remote = peer.credentials.is_remote();
+  peer.incarnation = connection.incarnation;
+  peer.link = std::make_unique<ControlLink>(std::move(connection.socket));
+  if (is_remote) peer.link->limit_payload(kStrangerPayloadBytes);
+  peer.next_try_ns = now_ns() + kConnectLimitNs;
+  peer.greeting =
+      std::make_unique<Greeting>(HandshakeSide::kCaller, is_remote, gate_->secret, gate_->details);
+  const mep_result_t sent = peer.greeting->call(peer.link.get(), hello_);
   return sent == MEP_ERR_PEER_FAILED ? MEP_SUCCESS : sent;
 }
 
-void MeshBuilder::try_again_later(int32_t rank, const char* obstacle) {
+void MeshBuilder::try_again_later(int32_t rank, const std::string& obstacle) {
   Seat& peer = seat(rank);
-  if (obstacle != nullptr) peer.obstacle = name_peer(rank, peer.credentials) + " " + obstacle;
+  if (!obstacle.empty()) peer.obstacle = name_peer(rank, peer.credentials) + " " + obstacle;
   peer.link.reset();
+  peer.greeting.reset();
   peer.pause_ns = std::clamp(2 * peer.pause_ns, kFirstPauseNs, kLongestPauseNs);
   peer.next_try_ns = now_ns() + peer.pause_ns;
 }
@@ -135,6 +159,7 @@ void MeshBuilder::try_again_later(int32_t rank, const char* obstacle) {
 mep_result_t MeshBuilder::wait_for_events() {
   std::vector<pollfd> entries;
   entries.push_back({listener_.get(), POLLIN, 0});
+  for (const int fd : rendezvous_->fds()) entries.push_back({fd, POLLIN, 0});
   const auto add = [&entries](const ControlLink& link) {
     const int events = POLLIN | (link.has_queued_output() ? POLLOUT : 0);
     entries.push_back({link.fd(), static_cast<short>(events), 0});
@@ -170,182 +195,79 @@ mep_result_t MeshBuilder::wait_for_events() {
 
 mep_result_t MeshBuilder::accept_visitors() {
   for (;;) {
-    UniqueFd socket;
-    const mep_result_t accepted = rendezvous_->accept(listener_.get(), &socket);
+    Connection connection;
+    const mep_result_t accepted = rendezvous_->accept(listener_.get(), &connection);
     if (accepted == MEP_ERR_NO_MEMORY && !visitors_.empty()) {
       visitors_.erase(visitors_.begin());  // the oldest has had its time
       continue;
     }
     MEP_TRY(accepted);
-    if (!socket.valid()) return MEP_SUCCESS;
-    Visitor visitor;
-    if (rendezvous_->authenticate(socket.get(), &visitor.credentials) != MEP_SUCCESS) {
+    if (!connection.socket.valid()) return MEP_SUCCESS;
+    if (rendezvous_->authenticate(&connection) != MEP_SUCCESS) {
       log(LogLevel::kWarn, "dropped a connection to rank %d of job '%s' by a stranger: %s", rank_,
           config_.job.c_str(), last_error_text());
       continue;
     }
-    visitor.link = std::make_unique<ControlLink>(std::move(socket));
+    Visitor visitor;
+    visitor.credentials = connection.credentials;
+    const bool is_remote = visitor.credentials.is_remote();
+    visitor.link = std::make_unique<ControlLink>(std::move(connection.socket));
+    if (is_remote) {
+      visitor.link->limit_payload(kStrangerPayloadBytes);
+      visitor.limit = Deadline::after_ms(kHelloLimitMs);
+    }
+    visitor.greeting = std::make_unique<Greeting>(HandshakeSide::kAnswerer, is_remote,
+                                                  gate_->secret, gate_->details);
     if (visitors_.size() >= seats_.size() + kSpareVisitors) visitors_.erase(visitors_.begin());
     visitors_.push_back(std::move(visitor));
   }
 }
 
-mep_result_t MeshBuilder::serve_visitors() {
-  for (size_t i = 0; i < visitors_.size();) {
-    bool keep = true;
-    const mep_result_t result = serve_visitor(&visitors_[i], &keep);
-    if (keep) {
-      ++i;
-    } else {  // its link may have gone to a seat
-      visitors_.erase(visitors_.begin() + static_cast<ptrdiff_t>(i));
-    }
-    MEP_TRY(result);
-  }
-  return MEP_SUCCESS;
-}
-
-mep_result_t MeshBuilder::serve_visitor(Visitor* visitor, bool* keep) {
-  const pid_t pid = visitor->credentials.pid;
-  Frame first;
-  bool got_frame = false;
-  const mep_result_t received = visitor->link->receive([&](Frame& frame) {
-    first = std::move(frame);
-    got_frame = true;
-    return false;
-  });
-  if (!got_frame) {
-    *keep = received == MEP_SUCCESS;
-    if (received != MEP_SUCCESS && received != MEP_ERR_PEER_FAILED) {
-      log(LogLevel::kWarn, "dropped a connection by pid %d: %s", pid, last_error_text());
-    }
-    return MEP_SUCCESS;
-  }
-  *keep = false;
-  if (first.type == kAbortFrame) return on_abort(first, visitor->credentials);
-  if (first.type != kHelloFrame) {
-    log(LogLevel::kWarn, "dropped a connection by pid %d: it began with a frame of type %u", pid,
-        first.type);
-    return MEP_SUCCESS;
-  }
-  int32_t seated = -1;
-  MEP_TRY(on_visitor_hello(visitor, &first, &seated));
-  // What came right behind the hello may be in the link already.
-  return seated < 0 ? MEP_SUCCESS : serve_seat(seated);
-}
-
-// Answers a visitor that cannot be taken in. Before READY this ends the start for everybody.
-mep_result_t MeshBuilder::reject(Visitor* visitor, mep_result_t code) {
-  Abort abort;
-  abort.code = code;
-  abort.sender = rank_;
-  abort.origin = rank_;
-  abort.text = last_error_text();
-  // A visitor that is gone does not need it; the text of this failure stays the first one.
-  (void)visitor->link->send(kAbortFrame, encode_abort(abort));
-  set_last_error_text(abort.text.c_str());
-  if (!ready_sent_) return code;
-  log(LogLevel::kWarn, "refused a connection: %s", last_error_text());
-  return MEP_SUCCESS;
-}
-
-mep_result_t MeshBuilder::on_visitor_hello(Visitor* visitor, Frame* frame, int32_t* seated) {
-  *seated = -1;
-  const PeerCredentials credentials = visitor->credentials;
-  Hello hello;
-  const mep_result_t decoded = decode_hello(frame->payload, &hello);
-  if (decoded == MEP_ERR_VERSION) {
-    return reject(visitor, add_context(decoded, "pid %d, a rank of job '%s'", credentials.pid,
-                                       config_.job.c_str()));
-  }
-  if (decoded != MEP_SUCCESS || hello.kind == HelloKind::kMember) {
-    log(LogLevel::kWarn, "dropped a connection by pid %d: %s", credentials.pid,
-        decoded != MEP_SUCCESS ? last_error_text() : "a hello of the wrong kind");
-    return MEP_SUCCESS;
-  }
-  if (hello.kind == HelloKind::kJoin) {
-    (void)visitor->link->send(kRetryFrame, {});
-    return MEP_SUCCESS;
-  }
-  const auto rank = static_cast<int32_t>(hello.identity.slot);
-  const mep_result_t fits = check_hello(hello, hello_, name_peer(rank, credentials));
-  if (fits != MEP_SUCCESS) return reject(visitor, fits);
-  const bool same_process = hello.identity.process_token == self_.identity.process_token;
-  if (rank == rank_) {
-    return reject(visitor,
-                  fail(MEP_ERR_BOOTSTRAP, "two %s are rank %d of job '%s': pid %d and pid %d",
-                       same_process ? "threads" : "processes", rank, config_.job.c_str(),
-                       self_.identity.pid, credentials.pid));
-  }
-  if (rank < rank_ || rank >= config_.size) {
-    log(LogLevel::kWarn, "dropped a connection by pid %d: rank %d has no business to connect",
-        credentials.pid, rank);
-    return MEP_SUCCESS;
-  }
-  const Seat& peer = seat(rank);
-  if (peer.linked && peer.hello.identity.process_token == hello.identity.process_token) {
-    // The rank is done with this start already and begins its next world.
-    (void)visitor->link->send(kRetryFrame, {});
-    return MEP_SUCCESS;
-  }
-  if (peer.linked) {
-    return reject(
-        visitor, fail(MEP_ERR_BOOTSTRAP, "two processes are rank %d of job '%s': pid %d and pid %d",
-                      rank, config_.job.c_str(), peer.credentials.pid, credentials.pid));
-  }
-  Hello answer = hello_;
-  answer.kind = HelloKind::kMember;
-  const mep_result_t sent = send_hello(visitor->link.get(), answer);
-  if (sent != MEP_SUCCESS && sent != MEP_ERR_PEER_FAILED) return sent;
-  seat(rank).link = std::move(visitor->link);
-  seat_peer(rank, std::move(hello), frame, credentials);
-  *seated = rank;
-  return MEP_SUCCESS;
-}
-
-void MeshBuilder::seat_peer(int32_t rank, Hello hello, Frame* frame,
-                            const PeerCredentials& credentials) {
-  Seat& peer = seat(rank);
-  peer.credentials = credentials;
-  peer.pidfd = adopt_pidfd(hello, self_, frame, credentials);
-  peer.hello = std::move(hello);
-  peer.linked = true;
-}
-
 mep_result_t MeshBuilder::serve_seat(int32_t rank) {
   Seat& peer = seat(rank);
+  const bool is_remote = peer.credentials.is_remote();
   mep_result_t verdict = MEP_SUCCESS;
-  bool again_later = false;
+  std::string again;
   const mep_result_t received = peer.link->receive([&](Frame& frame) {
-    verdict = on_seat_frame(rank, &frame, &again_later);
-    return verdict == MEP_SUCCESS && !again_later && !peer.ready;
+    verdict = on_seat_frame(rank, &frame, &again);
+    return verdict == MEP_SUCCESS && again.empty() && !peer.ready;
   });
   MEP_TRY(verdict);
-  if (again_later) {
-    try_again_later(rank, "is still in an earlier world of this job");
+  if (!again.empty()) {
+    try_again_later(rank, again);
     return MEP_SUCCESS;
   }
-  if (received == MEP_SUCCESS) return MEP_SUCCESS;
+  if (received == MEP_SUCCESS) {
+    if (is_remote && !peer.linked && peer.next_try_ns <= now_ns()) {
+      try_again_later(rank, "does not answer");
+    }
+    return MEP_SUCCESS;
+  }
+  if (!peer.linked && (is_remote || received == MEP_ERR_PEER_FAILED)) {
+    try_again_later(rank, is_remote
+                              ? std::string("broke off: ") + last_error_text()
+                              : std::string("closed the connection before it said who it is"));
+    return MEP_SUCCESS;
+  }
   if (received != MEP_ERR_PEER_FAILED) {
     return add_context(received == MEP_ERR_DENIED ? MEP_ERR_BOOTSTRAP : received, "%s",
                        name_peer(rank, peer.credentials).c_str());
-  }
-  if (!peer.linked) {
-    try_again_later(rank, "closed the connection before it said who it is");
-    return MEP_SUCCESS;
   }
   return fail(MEP_ERR_BOOTSTRAP, "%s ended while the job '%s' started",
               name_peer(rank, peer.credentials).c_str(), config_.job.c_str());
 }
 
-mep_result_t MeshBuilder::on_seat_frame(int32_t rank, Frame* frame, bool* again_later) {
+mep_result_t MeshBuilder::on_seat_frame(int32_t rank, Frame* frame, std::string* again) {
   Seat& peer = seat(rank);
-  if (frame->type == kAbortFrame) return on_abort(*frame, peer.credentials);
-  if (!peer.linked && frame->type == kHelloFrame) return on_seat_hello(rank, frame);
+  if (frame->type == kAbortFrame && (peer.linked || !peer.credentials.is_remote())) {
+    return on_abort(*frame, peer.credentials);
+  }
   if (!peer.linked && frame->type == kRetryFrame) {
-    *again_later = true;
+    *again = "is still in an earlier world of this job";
     return MEP_SUCCESS;
   }
-  if (peer.linked && frame->type == kReadyFrame) {
+  if (!peer.linked) return on_seat_greeting(rank, frame, again);
+  if (frame->type == kReadyFrame) {
     peer.ready = true;
     return MEP_SUCCESS;
   }
@@ -353,20 +275,63 @@ mep_result_t MeshBuilder::on_seat_frame(int32_t rank, Frame* frame, bool* again_
               name_peer(rank, peer.credentials).c_str(), frame->type);
 }
 
-mep_result_t MeshBuilder::on_seat_hello(int32_t rank, Frame* frame) {
-  const PeerCredentials credentials = seat(rank).credentials;
-  const std::string who = name_peer(rank, credentials);
-  Hello hello;
-  const mep_result_t decoded = decode_hello(frame->payload, &hello);
-  if (decoded != MEP_SUCCESS) {
-    return add_context(decoded == MEP_ERR_DENIED ? MEP_ERR_BOOTSTRAP : decoded, "%s", who.c_str());
-  }
-  MEP_TRY(check_hello(hello, hello_, who));
+mep_result_t MeshBuilder::check_lower(int32_t rank) {
+  Seat& peer = seat(rank);
+  const Hello& hello = peer.greeting->hello();
+  MEP_TRY(check_hello(hello, hello_, name_peer(rank, peer.credentials)));
   if (hello.kind != HelloKind::kMember || hello.identity.slot != static_cast<uint32_t>(rank)) {
-    return fail(MEP_ERR_BOOTSTRAP, "%s says that it is rank %u", who.c_str(), hello.identity.slot);
+    return fail(MEP_ERR_BOOTSTRAP, "%s says that it is rank %u",
+                name_peer(rank, peer.credentials).c_str(), hello.identity.slot);
   }
-  seat_peer(rank, std::move(hello), frame, credentials);
   return MEP_SUCCESS;
+}
+
+mep_result_t MeshBuilder::on_seat_greeting(int32_t rank, Frame* frame, std::string* again) {
+  Seat& peer = seat(rank);
+  const bool is_remote = peer.credentials.is_remote();
+  Greeting::Step step = Greeting::Step::kMore;
+  Abort refusal;
+  mep_result_t result = MEP_SUCCESS;
+  if (frame->type == kAbortFrame && decode_abort(frame->payload, &refusal)) {
+    result = fail(refusal.code, "refuses this rank: %s", refusal.text.c_str());
+  } else {
+    result = peer.greeting->take(peer.link.get(), frame, &step);
+    if (result == MEP_SUCCESS && step == Greeting::Step::kOther) {
+      result =
+          fail(MEP_ERR_DENIED, "sent a frame of type %u, which has no place here", frame->type);
+    }
+  }
+  const Hello& hello = peer.greeting->hello();
+  if (result == MEP_SUCCESS && is_remote && frame->type == kHelloFrame && peer.incarnation != 0 &&
+      hello.identity.incarnation != peer.incarnation) {
+    // Another process has the port now.
+    rendezvous_->ignore(peer.incarnation);
+    result = fail(MEP_ERR_BOOTSTRAP, "is not the process that was looked for");
+  }
+  if (result != MEP_SUCCESS) {
+    if (!is_remote) {
+      // Another secret, or no rank at all.
+      const bool is_stranger = result == MEP_ERR_DENIED && frame->type != kProofFrame;
+      return add_context(is_stranger ? MEP_ERR_BOOTSTRAP : result, "%s",
+                         name_peer(rank, peer.credentials).c_str());
+    }
+    peer.obstacle_denied = result == MEP_ERR_DENIED;
+    *again = last_error_text();
+    return MEP_SUCCESS;
+  }
+  // A remote peer's hello counts once it has proven itself.
+  if (frame->type == kHelloFrame && !is_remote) MEP_TRY(check_lower(rank));
+  if (step != Greeting::Step::kDone) return MEP_SUCCESS;
+  if (is_remote) MEP_TRY(check_lower(rank));
+  sit_down(rank);
+  return MEP_SUCCESS;
+}
+
+void MeshBuilder::sit_down(int32_t rank) {
+  Seat& peer = seat(rank);
+  peer.link->limit_payload(kMaxFramePayloadBytes);
+  peer.pidfd = adopt_pidfd(peer.greeting->hello(), self_, &peer.greeting->fds(), peer.credentials);
+  peer.linked = true;
 }
 
 mep_result_t bootstrap_mesh(const ResolvedConfig& config, const SelfDescription& self, Mesh* out) {
@@ -384,9 +349,14 @@ mep_result_t bootstrap_mesh(const ResolvedConfig& config, const SelfDescription&
     return MEP_SUCCESS;
   }
   const Deadline deadline = Deadline::after_ms(config.init_timeout_ms);
+  const auto gate = std::make_shared<Gate>();
+  MEP_TRY(prepare_crypto());
+  MEP_TRY(gate->secret.load(config.secret_file));
+  gate->details.offer = self.offer;
   std::unique_ptr<Rendezvous> rendezvous;
-  MEP_TRY(make_rendezvous(config, self, RendezvousPurpose::kStart, deadline, &rendezvous));
-  MeshBuilder builder(config, self, rendezvous.get(), deadline);
+  MEP_TRY(
+      make_rendezvous(config, self, RendezvousPurpose::kStart, deadline, gate.get(), &rendezvous));
+  MeshBuilder builder(config, self, rendezvous.get(), deadline, gate);
   return builder.run(out);
 }
 

@@ -1,12 +1,14 @@
 // One rank's way from its place to links with all others.
 //
 //   - Every rank listens; it connects to all lower ranks and takes in all higher ones.
-//   - A link exists once hellos went both ways and agree. Then, when a rank has all its links, it
+//   - A link exists once both ends have proven themselves (greeting.hpp) and agree. Then, when a rank has all its links, it
 //     says READY to all and waits for everybody's READY: so a start succeeds everywhere or
 //     nowhere, as far as messages can bring that about.
 //   - Whoever finds an error tells all it can reach and lingers a moment for those that come late;
 //     whoever is told passes it on. After its own READY a rank is no longer stopped by late
 //     claimants: only these are refused.
+//   - Who comes over a network can fail nothing before it has proven itself; what it says until then
+//     is kept for the text of a start that fails for want of time.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "core/bootstrap/hello.hpp"
+#include "core/bootstrap/greeting.hpp"
 #include "core/bootstrap/rendezvous.hpp"
 
 namespace mep {
@@ -22,7 +24,7 @@ namespace mep {
 class MeshBuilder {
  public:
   MeshBuilder(const ResolvedConfig& config, const SelfDescription& self, Rendezvous* rendezvous,
-              Deadline deadline);
+              Deadline deadline, std::shared_ptr<Gate> gate);
 
   [[nodiscard]] mep_result_t run(Mesh* out);
 
@@ -31,21 +33,27 @@ class MeshBuilder {
   // not answered yet.
   struct Seat {
     std::unique_ptr<ControlLink> link;
+    std::unique_ptr<Greeting> greeting;
     PeerCredentials credentials;
-    Hello hello;
+    uint64_t incarnation = 0;  // that was looked for; 0: any
     UniqueFd pidfd;
     bool linked = false;
     bool ready = false;
     bool told = false;  // it knows of the failure
     uint64_t next_try_ns = 0;
     uint64_t pause_ns = 0;
-    std::string obstacle;  // why it is not linked, as far as known
+    std::string obstacle;          // why it is not linked, as far as known
+    bool obstacle_denied = false;  // it would not be let in
+    std::unique_ptr<ControlLink> announcement;
   };
   // Somebody who connected and has not said who it is.
   struct Visitor {
     std::unique_ptr<ControlLink> link;
+    std::unique_ptr<Greeting> greeting;
     PeerCredentials credentials;
+    Deadline limit = Deadline::never();
   };
+  enum class Verdict { kWelcome, kRetry, kDrop, kReject };
 
   mep_result_t build();
   bool all_linked() const;
@@ -56,24 +64,32 @@ class MeshBuilder {
   mep_result_t wait_for_events();
   mep_result_t accept_visitors();
 
+  // mesh_visitors.cpp
   mep_result_t serve_visitors();
-  mep_result_t serve_visitor(Visitor* visitor, bool* keep);
-  // *seated: the rank that the visitor turned out to be; -1: it was sent away.
-  mep_result_t on_visitor_hello(Visitor* visitor, Frame* frame, int32_t* seated);
+  // *seated: the rank that the visitor turned out to be; -1: not yet, or it was sent away.
+  mep_result_t serve_visitor(Visitor* visitor, bool* keep, int32_t* seated);
+  mep_result_t on_visitor_frame(Visitor* visitor, Frame* frame, bool* keep, int32_t* seated);
+  void on_visitor_refused(Visitor* visitor, mep_result_t code);
+  mep_result_t judge(Visitor* visitor, Verdict* verdict);
+  // False: it is not welcome, and was told so.
+  mep_result_t receive_visitor(Visitor* visitor, bool* welcome);
   mep_result_t reject(Visitor* visitor, mep_result_t code);
 
   mep_result_t serve_seat(int32_t rank);
-  mep_result_t on_seat_frame(int32_t rank, Frame* frame, bool* again_later);
-  mep_result_t on_seat_hello(int32_t rank, Frame* frame);
-  void seat_peer(int32_t rank, Hello hello, Frame* frame, const PeerCredentials& credentials);
-  void try_again_later(int32_t rank, const char* obstacle);
+  // *again: why this connection is given up for a later one; empty: it goes on.
+  mep_result_t on_seat_frame(int32_t rank, Frame* frame, std::string* again);
+  mep_result_t on_seat_greeting(int32_t rank, Frame* frame, std::string* again);
+  // The hello of a lower rank against what this one was told.
+  mep_result_t check_lower(int32_t rank);
+  void sit_down(int32_t rank);
+  void try_again_later(int32_t rank, const std::string& obstacle);
 
   // mesh_failure.cpp
   mep_result_t on_abort(const Frame& frame, const PeerCredentials& credentials);
   mep_result_t fail_missing();
   void spread_failure(mep_result_t code);
   void tell_linked(const std::vector<std::byte>& payload);
-  void tell_unlinked(const std::vector<std::byte>& payload);
+  void tell_unlinked(const Abort& abort);
   void tell_visitors(const std::vector<std::byte>& payload);
   bool all_told() const;
 
@@ -83,6 +99,7 @@ class MeshBuilder {
   const SelfDescription& self_;
   Rendezvous* rendezvous_;
   Deadline deadline_;
+  std::shared_ptr<Gate> gate_;
   int32_t rank_;
   Hello hello_;
   UniqueFd listener_;

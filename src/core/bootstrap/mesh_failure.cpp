@@ -37,7 +37,8 @@ std::string list_ranks(const std::vector<int32_t>& ranks) {
 mep_result_t MeshBuilder::on_abort(const Frame& frame, const PeerCredentials& credentials) {
   Abort abort;
   if (!decode_abort(frame.payload, &abort)) {
-    return fail(MEP_ERR_BOOTSTRAP, "pid %d sent a malformed failure message", credentials.pid);
+    return fail(MEP_ERR_BOOTSTRAP, "%s sent a malformed failure message",
+                credentials.text().c_str());
   }
   if (abort.sender >= 0 && abort.sender < config_.size) seat(abort.sender).told = true;
   failure_origin_ = abort.origin;
@@ -60,7 +61,8 @@ mep_result_t MeshBuilder::fail_missing() {
     missing.push_back(rank);
     bool denied = false;
     std::string reason = rendezvous_->explain_absence(rank, &denied);
-    any_denied = any_denied || denied;
+    any_denied = any_denied || denied || peer.obstacle_denied;
+    if (!peer.obstacle.empty() && !denied) reason = peer.obstacle;
     if (!reason.empty()) reason.insert(0, "rank " + std::to_string(rank) + ": ");
     if (reason.empty() && peer.link != nullptr) {
       reason = name_peer(rank, peer.credentials) + " took the connection but did not answer";
@@ -76,8 +78,8 @@ mep_result_t MeshBuilder::fail_missing() {
   }
   if (!visitors_.empty()) {
     details += "; " + std::to_string(visitors_.size()) +
-               " connections never said who they are (one is of pid " +
-               std::to_string(visitors_.front().credentials.pid) + ")";
+               " connections never said who they are (one is of " +
+               visitors_.front().credentials.text() + ")";
   }
   const char* hint = config_.job.rfind("shell-", 0) == 0
                          ? "; ranks that are not started by one shell need a common MEP_JOB"
@@ -104,15 +106,28 @@ void MeshBuilder::tell_linked(const std::vector<std::byte>& payload) {
   }
 }
 
-void MeshBuilder::tell_unlinked(const std::vector<std::byte>& payload) {
+void MeshBuilder::tell_unlinked(const Abort& abort) {
   for (int32_t rank = 0; rank < config_.size; ++rank) {
-    if (rank == rank_ || seat(rank).told) continue;
-    UniqueFd socket;
-    PeerCredentials credentials;
-    if (rendezvous_->connect(rank, &socket) != MEP_SUCCESS || !socket.valid()) continue;
-    if (rendezvous_->authenticate(socket.get(), &credentials) != MEP_SUCCESS) continue;
-    ControlLink link(std::move(socket));
-    seat(rank).told = link.send(kAbortFrame, payload) == MEP_SUCCESS;
+    Seat& peer = seat(rank);
+    if (rank == rank_ || peer.told) continue;
+    if (peer.announcement != nullptr) {
+      (void)peer.announcement->flush_output();
+      if (!peer.announcement->has_queued_output()) peer.told = true;
+      continue;
+    }
+    Connection connection;
+    if (rendezvous_->connect(rank, &connection) != MEP_SUCCESS || !connection.socket.valid()) {
+      continue;
+    }
+    if (rendezvous_->authenticate(&connection) != MEP_SUCCESS) continue;
+    auto link = std::make_unique<ControlLink>(std::move(connection.socket));
+    if (connection.credentials.is_remote()) {
+      (void)link->send(kAnnounceFrame,
+                       encode_announcement(abort, connection.incarnation, gate_->secret));
+      peer.announcement = std::move(link);  // until the connection is made
+    } else {
+      peer.told = link->send(kAbortFrame, encode_abort(abort)) == MEP_SUCCESS;
+    }
   }
 }
 
@@ -156,7 +171,7 @@ void MeshBuilder::spread_failure(mep_result_t code) {
           ? Deadline::at_ns(0)
           : Deadline::at_ns(std::min(deadline_.at_ns(), Deadline::after_ms(kLingerMs).at_ns()));
   for (;;) {
-    tell_unlinked(payload);
+    tell_unlinked(abort);
     tell_visitors(payload);
     if (all_told() || linger.expired()) break;
     pollfd entry{listener_.get(), POLLIN, 0};

@@ -1,6 +1,13 @@
 // libmep_mpi.so: uses MPI and the public ABI of libmep.so only. Every rank takes part in every MPI
 // call of a start, whatever went wrong for it before; so nobody waits for a rank that has given up.
+//
+// Over several hosts MPI is the key-value store by which rank 0 tells where it can be met, and it
+// carries a secret that rank 0 makes: who may send MPI messages in this job is trusted with it.
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -65,6 +72,114 @@ mep_result_t copy_config(const mep_comm_config_t* given, void** copy, mep_comm_c
   return MEP_SUCCESS;
 }
 
+constexpr size_t kSecretBytes = 32;
+
+void wipe(void* memory, size_t bytes) {
+  explicit_bzero(memory, bytes);
+}
+
+// One value from rank 0 to all others, by one MPI_Bcast that every rank takes part in exactly once.
+struct MpiStore {
+  MPI_Comm mpi_comm = MPI_COMM_NULL;
+  bool sent = false;
+  bool good = false;
+  struct {
+    unsigned bytes = 0;
+    unsigned char value[512] = {};
+  } message;
+
+  void exchange() {
+    if (sent) return;
+    sent = true;
+    good = MPI_Bcast(&message, sizeof message, MPI_BYTE, 0, mpi_comm) == MPI_SUCCESS &&
+           message.bytes != 0;
+  }
+};
+
+// Rank 0 puts the place of this start, then the same for newcomers, for whom MPI is no way.
+int put_by_mpi(void* user, const char*, const void* value, size_t bytes) {
+  auto* store = static_cast<MpiStore*>(user);
+  if (store->sent) return 0;
+  if (bytes > sizeof store->message.value) return 1;
+  store->message.bytes = static_cast<unsigned>(bytes);
+  std::memcpy(store->message.value, value, bytes);
+  store->exchange();
+  return store->good ? 0 : 2;
+}
+
+int get_by_mpi(void* user, const char*, void* value, size_t capacity, size_t* bytes, uint32_t) {
+  auto* store = static_cast<MpiStore*>(user);
+  store->exchange();
+  *bytes = store->message.bytes;
+  if (!store->good || *bytes > capacity || *bytes > sizeof store->message.value) return 1;
+  std::memcpy(value, store->message.value, *bytes);
+  return 0;
+}
+
+// A file without a name that only this process has; `path` leads to it.
+int secret_as_file(const unsigned char* secret, char* path, size_t path_bytes) {
+  const int fd = memfd_create("mep-secret", MFD_CLOEXEC);
+  if (fd < 0) return -1;
+  if (fchmod(fd, 0600) != 0 ||
+      write(fd, secret, kSecretBytes) != static_cast<ssize_t>(kSecretBytes)) {
+    close(fd);
+    return -1;
+  }
+  std::snprintf(path, path_bytes, "/proc/self/fd/%d", fd);
+  return fd;
+}
+
+// Whether all ranks are on one host, so that they find each other by the job's name alone.
+mep_result_t find_hosts(MPI_Comm mpi_comm, bool* one_host) {
+  MPI_Comm neighbours = MPI_COMM_NULL;
+  int status = MPI_Comm_split_type(mpi_comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &neighbours);
+  if (status != MPI_SUCCESS) return mpi_error("MPI_Comm_split_type", status);
+  int sizes[2] = {0, 0};
+  MPI_Comm_size(neighbours, &sizes[0]);
+  MPI_Comm_free(&neighbours);
+  MPI_Comm_size(mpi_comm, &sizes[1]);
+  const char* forced = secure_getenv("MEP_TEST_HOST");  // tests play several hosts on one
+  int alike = sizes[0] == sizes[1] && (forced == nullptr || *forced == '\0') ? 1 : 0;
+  status = MPI_Allreduce(MPI_IN_PLACE, &alike, 1, MPI_INT, MPI_MIN, mpi_comm);
+  if (status != MPI_SUCCESS) return mpi_error("MPI_Allreduce", status);
+  *one_host = alike != 0;
+  return MEP_SUCCESS;
+}
+
+bool given(const char* field, const char* variable) {
+  const char* value = field != nullptr && *field != '\0' ? field : secure_getenv(variable);
+  return value != nullptr && *value != '\0';
+}
+
+mep_result_t init_over_hosts(MPI_Comm mpi_comm, mep_comm_config_t* fields,
+                             const unsigned char* secret, mep_comm_t* comm) {
+  MpiStore store;
+  store.mpi_comm = mpi_comm;
+  mep_store_t callbacks{};
+  callbacks.struct_size = sizeof callbacks;
+  callbacks.user = &store;
+  callbacks.put = put_by_mpi;
+  callbacks.get = get_by_mpi;
+  char path[64] = "";
+  int secret_fd = -1;
+  mep_result_t result = MEP_SUCCESS;
+  if (!given(fields->secret_file, "MEP_SECRET_FILE")) {
+    secret_fd = secret_as_file(secret, path, sizeof path);
+    if (secret_fd < 0) result = set_error(MEP_ERR_SYSTEM, "no memory file for the job's secret");
+    fields->secret_file = path;
+  }
+  const bool by_store = !given(fields->rendezvous, "MEP_RENDEZVOUS") && fields->store == nullptr;
+  if (by_store) fields->store = &callbacks;
+  if (result == MEP_SUCCESS) {
+    result = mep_comm_init(fields, comm);
+    if (result != MEP_SUCCESS) set_error(result, mep_last_error());
+  }
+  if (secret_fd >= 0) close(secret_fd);
+  // A rank that failed before it came so far has to take part all the same.
+  store.exchange();
+  return result;
+}
+
 mep_result_t start(MPI_Comm mpi_comm, int rank, int size, const mep_comm_config_t* config,
                    mep_comm_t* comm) {
   void* copy = nullptr;
@@ -74,9 +189,14 @@ mep_result_t start(MPI_Comm mpi_comm, int rank, int size, const mep_comm_config_
   struct {
     mep_result_t result;
     char job[kJobBytes];
+    unsigned char secret[kSecretBytes];
   } message{};
   message.result = result;
   if (rank == 0 && result == MEP_SUCCESS) message.result = choose_job(fields->job, message.job);
+  if (rank == 0 &&
+      getrandom(message.secret, kSecretBytes, 0) != static_cast<ssize_t>(kSecretBytes)) {
+    message.result = set_error(MEP_ERR_SYSTEM, "getrandom failed");
+  }
   const int sent = MPI_Bcast(&message, sizeof message, MPI_BYTE, 0, mpi_comm);
   if (sent != MPI_SUCCESS) {
     std::free(copy);
@@ -87,6 +207,10 @@ mep_result_t start(MPI_Comm mpi_comm, int rank, int size, const mep_comm_config_
   } else if (result == MEP_SUCCESS && message.result != MEP_SUCCESS) {
     result = set_error(MEP_ERR_BOOTSTRAP, "rank 0 could not begin the start");
   }
+
+  bool one_host = true;
+  const mep_result_t known = find_hosts(mpi_comm, &one_host);
+  if (result == MEP_SUCCESS) result = known;
 
   // All or nobody enters mep_comm_init, so that none waits there for one that cannot come.
   int worst[2] = {result, 0};
@@ -106,8 +230,13 @@ mep_result_t start(MPI_Comm mpi_comm, int rank, int size, const mep_comm_config_
   fields->rank = rank;
   fields->size = size;
   fields->job = message.job;
-  result = mep_comm_init(fields, comm);
-  if (result != MEP_SUCCESS) set_error(result, mep_last_error());
+  if (one_host) {
+    result = mep_comm_init(fields, comm);
+    if (result != MEP_SUCCESS) set_error(result, mep_last_error());
+  } else {
+    result = init_over_hosts(mpi_comm, fields, message.secret, comm);
+  }
+  wipe(message.secret, sizeof message.secret);
   std::free(copy);
   return result;
 }

@@ -1,12 +1,15 @@
 // The open door of a running world. Whatever comes in here is answered or dropped; nothing that a
 // visitor does can fail the world.
+#include <sys/epoll.h>
+
 #include <algorithm>
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/bootstrap.hpp"
-#include "core/bootstrap/hello.hpp"
+#include "core/bootstrap/greeting.hpp"
+#include "core/bootstrap/place_book.hpp"
 
 namespace mep {
 namespace {
@@ -14,9 +17,11 @@ namespace {
 constexpr uint64_t kHelloLimitMs = 5000;
 constexpr uint64_t kPauseMs = 100;
 constexpr size_t kMaxVisitors = 256;
+constexpr size_t kStrangerPayloadBytes = 8192;
 
 struct Visitor {
   std::unique_ptr<ControlLink> link;
+  std::unique_ptr<Greeting> greeting;
   PeerCredentials credentials;
   Deadline limit = Deadline::never();
 };
@@ -24,100 +29,184 @@ struct Visitor {
 }  // namespace
 
 struct NewcomerDoor::State {
-  int listener;
+  int listener = -1;
   ResolvedConfig config;
   SelfDescription self;
+  std::shared_ptr<Gate> gate;
+  UniqueFd epoll;
   std::vector<Visitor> visitors;
-  // Without descriptors the listener would stay readable and keep its thread busy.
+  // Without descriptors a listener would stay readable and keep its thread busy.
   Deadline closed_until = Deadline::at_ns(0);
+  bool closed = false;
 
+  void watch(int fd, int operation) const;
+  void watch_listeners(int operation);
   void accept_all();
+  bool accept_one(bool from_network);
+  bool close_for_a_while();
   void refuse(Visitor* visitor, mep_result_t code);
   bool serve(Visitor* visitor, std::vector<PeerLink>* arrived);
-  void on_hello(Visitor* visitor, Frame* frame, std::vector<PeerLink>* arrived);
-  mep_result_t judge(const Hello& hello, const PeerCredentials& credentials) const;
+  // False: done with this visitor.
+  bool on_frame(Visitor* visitor, Frame* frame);
+  bool on_hello(Visitor* visitor);
+  void let_in(Visitor* visitor, std::vector<PeerLink>* arrived);
+  mep_result_t judge(const Visitor& visitor) const;
 };
 
-NewcomerDoor::NewcomerDoor(int listener, const ResolvedConfig& config, const SelfDescription& self)
+NewcomerDoor::NewcomerDoor(int listener, const ResolvedConfig& config, const SelfDescription& self,
+                           std::shared_ptr<Gate> gate)
     : state_(std::make_unique<State>()) {
   state_->listener = listener;
   state_->config = config;
   state_->config.store = nullptr;  // it served the start only
   state_->self = self;
+  state_->gate = gate != nullptr ? std::move(gate) : std::make_shared<Gate>();
+  state_->gate->details.offer = self.offer;
+  state_->epoll.reset(epoll_create1(EPOLL_CLOEXEC));
+  state_->watch_listeners(EPOLL_CTL_ADD);
 }
 
 NewcomerDoor::~NewcomerDoor() = default;
 
-std::vector<int> NewcomerDoor::fds() const {
-  std::vector<int> fds;
-  if (state_->listener >= 0 && state_->closed_until.expired()) fds.push_back(state_->listener);
-  for (const Visitor& visitor : state_->visitors) fds.push_back(visitor.link->fd());
-  return fds;
+void NewcomerDoor::State::watch(int fd, int operation) const {
+  if (fd < 0 || !epoll.valid()) return;
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  // Without it the door is looked at when its thread wakes for something else.
+  (void)epoll_ctl(epoll.get(), operation, fd, &event);
+}
+
+void NewcomerDoor::State::watch_listeners(int operation) {
+  watch(listener, operation);
+  watch(gate->network_listener.get(), operation);
+}
+
+int NewcomerDoor::fd() const {
+  return state_->epoll.get();
+}
+
+int NewcomerDoor::wait_ms(int cap) const {
+  int limit_ms = cap;
+  if (state_->closed) limit_ms = state_->closed_until.left_ms(limit_ms);
+  for (const Visitor& visitor : state_->visitors) limit_ms = visitor.limit.left_ms(limit_ms);
+  return limit_ms;
 }
 
 mep_result_t NewcomerDoor::progress(std::vector<PeerLink>* arrived) {
   State& state = *state_;
-  if (state.listener >= 0 && state.closed_until.expired()) state.accept_all();
+  if (state.closed && state.closed_until.expired()) {
+    state.closed = false;
+    state.watch_listeners(EPOLL_CTL_ADD);
+  }
+  if (!state.closed) state.accept_all();
   for (size_t i = 0; i < state.visitors.size();) {
     if (state.serve(&state.visitors[i], arrived)) {
       ++i;
-    } else {
+    } else {  // its socket leaves the epoll set with its last descriptor
+      if (state.visitors[i].link != nullptr) {
+        state.watch(state.visitors[i].link->fd(), EPOLL_CTL_DEL);
+      }
       state.visitors.erase(state.visitors.begin() + static_cast<ptrdiff_t>(i));
     }
   }
   return MEP_SUCCESS;
 }
 
+bool NewcomerDoor::State::close_for_a_while() {
+  log(LogLevel::kWarn, "newcomers have to wait: %s", last_error_text());
+  closed = true;
+  closed_until = Deadline::after_ms(kPauseMs);
+  watch_listeners(EPOLL_CTL_DEL);
+  return false;
+}
+
+// False: nobody waits there.
+bool NewcomerDoor::State::accept_one(bool from_network) {
+  UniqueFd socket;
+  Visitor visitor;
+  if (from_network) {
+    NetAddress from;
+    const int network = gate->network_listener.get();
+    if (accept_tcp(network, gate->dead_after_ms, &socket, &from) != MEP_SUCCESS) {
+      return close_for_a_while();
+    }
+    visitor.credentials.address = from.text();
+  } else if (accept_local(listener, &socket) != MEP_SUCCESS) {
+    return close_for_a_while();
+  }
+  if (!socket.valid()) return false;
+  if (!from_network && check_same_user(socket.get(), &visitor.credentials) != MEP_SUCCESS) {
+    log(LogLevel::kWarn, "dropped a connection to job '%s' by a stranger: %s", config.job.c_str(),
+        last_error_text());
+    return true;
+  }
+  watch(socket.get(), EPOLL_CTL_ADD);
+  visitor.link = std::make_unique<ControlLink>(std::move(socket));
+  visitor.link->limit_payload(kStrangerPayloadBytes);
+  visitor.greeting = std::make_unique<Greeting>(HandshakeSide::kAnswerer, from_network,
+                                                gate->secret, gate->details);
+  visitor.limit = Deadline::after_ms(kHelloLimitMs);
+  if (visitors.size() >= kMaxVisitors) visitors.erase(visitors.begin());
+  visitors.push_back(std::move(visitor));
+  return true;
+}
+
 void NewcomerDoor::State::accept_all() {
-  for (;;) {
-    UniqueFd socket;
-    if (accept_local(listener, &socket) != MEP_SUCCESS) {
-      log(LogLevel::kWarn, "newcomers have to wait: %s", last_error_text());
-      closed_until = Deadline::after_ms(kPauseMs);
-      return;
+  if (listener >= 0) {
+    while (accept_one(false)) {
     }
-    if (!socket.valid()) return;
-    Visitor visitor;
-    if (check_same_user(socket.get(), &visitor.credentials) != MEP_SUCCESS) {
-      log(LogLevel::kWarn, "dropped a connection to job '%s' by a stranger: %s", config.job.c_str(),
-          last_error_text());
-      continue;
+  }
+  if (gate->network_listener.valid() && !closed) {
+    while (accept_one(true)) {
     }
-    visitor.link = std::make_unique<ControlLink>(std::move(socket));
-    visitor.limit = Deadline::after_ms(kHelloLimitMs);
-    if (visitors.size() >= kMaxVisitors) visitors.erase(visitors.begin());
-    visitors.push_back(std::move(visitor));
   }
 }
 
-// False: done with this visitor.
 bool NewcomerDoor::State::serve(Visitor* visitor, std::vector<PeerLink>* arrived) {
-  const pid_t pid = visitor->credentials.pid;
-  Frame first;
-  bool got_frame = false;
+  const std::string who = visitor->credentials.text();
+  bool keep = true;
   const mep_result_t received = visitor->link->receive([&](Frame& frame) {
-    first = std::move(frame);
-    got_frame = true;
-    return false;
+    keep = on_frame(visitor, &frame);
+    return keep && !visitor->greeting->done();
   });
-  if (got_frame) {
-    if (first.type == kHelloFrame) {
-      on_hello(visitor, &first, arrived);
-    } else if (first.type !=
-               kAbortFrame) {  // a failed start's last words do not concern this world
-      log(LogLevel::kWarn, "dropped a connection by pid %d: it began with a frame of type %u", pid,
-          first.type);
-    }
+  if (!keep) return false;
+  if (visitor->greeting->done()) {
+    let_in(visitor, arrived);
     return false;
   }
   if (received != MEP_SUCCESS) {
     if (received != MEP_ERR_PEER_FAILED) {
-      log(LogLevel::kWarn, "dropped a connection by pid %d: %s", pid, last_error_text());
+      log(LogLevel::kWarn, "dropped a connection by %s: %s", who.c_str(), last_error_text());
     }
     return false;
   }
+  if (visitor->link->has_queued_output()) (void)visitor->link->flush_output();
   if (!visitor->limit.expired()) return true;
-  log(LogLevel::kWarn, "dropped a connection by pid %d: it never said who it is", pid);
+  log(LogLevel::kWarn, "dropped a connection by %s: it never said who it is", who.c_str());
+  return false;
+}
+
+bool NewcomerDoor::State::on_frame(Visitor* visitor, Frame* frame) {
+  const std::string who = visitor->credentials.text();
+  Greeting::Step step = Greeting::Step::kMore;
+  const mep_result_t result = visitor->greeting->take(visitor->link.get(), frame, &step);
+  if (result != MEP_SUCCESS) {
+    // Who talks nonsense is not answered.
+    if (result == MEP_ERR_VERSION || frame->type == kProofFrame) {
+      refuse(visitor, result);
+    } else {
+      log(LogLevel::kWarn, "dropped a connection by %s: %s", who.c_str(), last_error_text());
+    }
+    return false;
+  }
+  if (step == Greeting::Step::kHello) return on_hello(visitor);
+  if (step != Greeting::Step::kOther) return true;
+  // A failed start's last words do not concern this world.
+  if (frame->type != kAbortFrame && frame->type != kAnnounceFrame) {
+    log(LogLevel::kWarn, "dropped a connection by %s: a frame of type %u has no place here",
+        who.c_str(), frame->type);
+  }
   return false;
 }
 
@@ -128,54 +217,73 @@ void NewcomerDoor::State::refuse(Visitor* visitor, mep_result_t code) {
   abort.origin = abort.sender;
   abort.text = last_error_text();
   (void)visitor->link->send(kAbortFrame, encode_abort(abort));
-  log(LogLevel::kWarn, "refused a newcomer: %s", abort.text.c_str());
+  log(LogLevel::kWarn, "refused a newcomer, %s: %s", visitor->credentials.text().c_str(),
+      abort.text.c_str());
 }
 
-mep_result_t NewcomerDoor::State::judge(const Hello& hello,
-                                        const PeerCredentials& credentials) const {
+mep_result_t NewcomerDoor::State::judge(const Visitor& visitor) const {
+  const Hello& hello = visitor.greeting->hello();
   const Hello own = make_hello(HelloKind::kMember, config, self);
   const auto rank = static_cast<int32_t>(hello.identity.slot);
-  MEP_TRY(check_hello(hello, own, name_peer(rank, credentials)));
+  MEP_TRY(check_hello(hello, own, name_peer(rank, visitor.credentials)));
   if (hello.identity.slot == self.identity.slot) {
     return fail(MEP_ERR_BOOTSTRAP,
-                "rank %d of job '%s' is running already as pid %d, not only as "
-                "pid %d",
-                rank, config.job.c_str(), self.identity.pid, credentials.pid);
+                "rank %d of job '%s' is running already as pid %d, not only as %s", rank,
+                config.job.c_str(), self.identity.pid, visitor.credentials.text().c_str());
   }
   if (rank >= config.max_size) {
     return fail(MEP_ERR_BOOTSTRAP, "job '%s' has room for %d ranks: rank %d cannot join",
                 config.job.c_str(), config.max_size, rank);
   }
+  if (visitor.credentials.is_remote() && hello.identity.host == self.identity.host) {
+    return fail(MEP_ERR_DENIED, "rank %d is on this host but comes over the network", rank);
+  }
   return MEP_SUCCESS;
 }
 
-void NewcomerDoor::State::on_hello(Visitor* visitor, Frame* frame, std::vector<PeerLink>* arrived) {
-  const PeerCredentials credentials = visitor->credentials;
-  Hello hello;
-  const mep_result_t decoded = decode_hello(frame->payload, &hello);
-  if (decoded == MEP_ERR_VERSION) return refuse(visitor, decoded);
-  if (decoded != MEP_SUCCESS || hello.kind == HelloKind::kMember) {
-    log(LogLevel::kWarn, "dropped a connection by pid %d: %s", credentials.pid,
-        decoded != MEP_SUCCESS ? last_error_text() : "a hello of the wrong kind");
-    return;
+bool NewcomerDoor::State::on_hello(Visitor* visitor) {
+  const Hello& hello = visitor->greeting->hello();
+  if (hello.kind != HelloKind::kInit && hello.kind != HelloKind::kJoin) {
+    log(LogLevel::kWarn, "dropped a connection by %s: a hello of the wrong kind",
+        visitor->credentials.text().c_str());
+    return false;
   }
-  const mep_result_t verdict = judge(hello, credentials);
-  if (verdict != MEP_SUCCESS) return refuse(visitor, verdict);
+  // Over a network it must first prove that it is what it says.
+  const mep_result_t verdict = judge(*visitor);
+  if (verdict != MEP_SUCCESS && !visitor->greeting->is_remote()) {
+    refuse(visitor, verdict);
+    return false;
+  }
   if (hello.kind == HelloKind::kInit) {
     // A rank that has left this world and begins its next one waits until this one has ended here.
     (void)visitor->link->send(kRetryFrame, {});
-    return;
+    return false;
   }
-  if (send_hello(visitor->link.get(), make_hello(HelloKind::kMember, config, self)) !=
-      MEP_SUCCESS) {
-    log(LogLevel::kWarn, "a newcomer, pid %d, went away: %s", credentials.pid, last_error_text());
-    return;
+  if (visitor->greeting->answer(visitor->link.get(),
+                                make_hello(HelloKind::kMember, config, self)) != MEP_SUCCESS) {
+    log(LogLevel::kWarn, "a newcomer, %s, went away: %s", visitor->credentials.text().c_str(),
+        last_error_text());
+    return false;
   }
+  return true;
+}
+
+void NewcomerDoor::State::let_in(Visitor* visitor, std::vector<PeerLink>* arrived) {
+  Greeting& greeting = *visitor->greeting;
+  const mep_result_t verdict = judge(*visitor);
+  if (verdict != MEP_SUCCESS) return refuse(visitor, verdict);
+  watch(visitor->link->fd(), EPOLL_CTL_DEL);
   PeerLink link;
-  link.pidfd = adopt_pidfd(hello, self, frame, credentials);
-  link.identity = hello.identity;
-  link.offer = std::move(hello.offer);
+  link.pidfd = adopt_pidfd(greeting.hello(), self, &greeting.fds(), visitor->credentials);
+  link.identity = greeting.hello().identity;
+  link.offer = std::move(greeting.details().offer);
+  link.session = greeting.session();
   link.link = std::move(visitor->link);
+  link.link->limit_payload(kMaxFramePayloadBytes);
+  if (gate->book != nullptr) {
+    gate->book->add({link.identity.slot, link.identity.incarnation, link.identity.host,
+                     link.identity.pid, greeting.details().addresses});
+  }
   arrived->push_back(std::move(link));
 }
 

@@ -11,41 +11,90 @@
 #include "base/unique_fd.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/bootstrap/local_socket.hpp"
+#include "core/bootstrap/place_book.hpp"
 #include "mep.h"
 
 namespace mep {
+
+// A connection to somebody who has not said who it is.
+struct Connection {
+  UniqueFd socket;
+  PeerCredentials credentials;
+  uint64_t incarnation = 0;  // who was looked for; 0: anybody
+};
 
 class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
   // Takes the place of `rank`. *taken: another process has it (success, *listener empty).
   [[nodiscard]] virtual mep_result_t listen(int32_t rank, UniqueFd* listener, bool* taken) = 0;
-  // Nobody listens as `rank` now: success with an empty *socket.
-  [[nodiscard]] virtual mep_result_t connect(int32_t rank, UniqueFd* socket) = 0;
-  // Nobody waits: success with an empty *socket.
-  [[nodiscard]] virtual mep_result_t accept(int listener, UniqueFd* socket) = 0;
-  // Who is at the other end; MEP_ERR_DENIED for one that may not take part (*out is filled).
-  [[nodiscard]] virtual mep_result_t authenticate(int socket, PeerCredentials* out) = 0;
+  // The place is this rank's: others may find it there. withdraw: it is given up.
+  [[nodiscard]] virtual mep_result_t announce(int32_t rank) {
+    (void)rank;
+    return MEP_SUCCESS;
+  }
+  virtual void withdraw() {}
+  // Nobody listens as `rank` now, as far as is known: success with an empty socket.
+  [[nodiscard]] virtual mep_result_t connect(int32_t rank, Connection* out) = 0;
+  // The next that waits at `listener` or at the door for other hosts. Nobody: an empty socket.
+  [[nodiscard]] virtual mep_result_t accept(int listener, Connection* out) = 0;
+  // Who is at the other end, as far as the kernel knows; MEP_ERR_DENIED for one that may not take
+  // part (credentials are filled).
+  [[nodiscard]] virtual mep_result_t authenticate(Connection* connection) = 0;
+  // The incarnation that was found at a place is another one: it is looked for there no more.
+  virtual void ignore(uint64_t incarnation) { (void)incarnation; }
+  // Whether it is known which ranks there are elsewhere, and whether `rank` is one of them.
+  virtual bool is_open() const { return true; }
+  virtual bool is_known_elsewhere(int32_t rank) const {
+    (void)rank;
+    return false;
+  }
+  // Descriptors to wait on beside the listener, and what to do then. An error ends the start.
+  virtual std::vector<int> fds() const { return {}; }
+  [[nodiscard]] virtual mep_result_t progress() { return MEP_SUCCESS; }
   // What is known of a rank that did not come, for the error text. *denied: it would not be let in.
   virtual std::string explain_absence(int32_t rank, bool* denied) = 0;
 };
 
-enum class RendezvousPurpose { kStart, kJoin };
-
-// The provider that `config` asks for. May wait for other ranks, at most until `deadline`.
+// The provider that `config` asks for; `gate` has the secret and gets what newcomers will need. May
+// wait for other ranks, at most until `deadline`.
 [[nodiscard]] mep_result_t make_rendezvous(const ResolvedConfig& config,
                                            const SelfDescription& self, RendezvousPurpose purpose,
-                                           Deadline deadline, std::unique_ptr<Rendezvous>* out);
+                                           Deadline deadline, Gate* gate,
+                                           std::unique_ptr<Rendezvous>* out);
 
 // One host: abstract sockets named by `meeting_name`, most often the job's name.
 std::unique_ptr<Rendezvous> make_local_rendezvous(const std::string& meeting_name);
 
-// The caller's key-value store: the ranks agree on a name that nobody can guess and then meet on
-// this host under it.
+// Several hosts: on each abstract sockets, between them TCP; who is where stands in the gate's book.
+std::unique_ptr<Rendezvous> make_network_rendezvous(const std::string& meeting_name,
+                                                    const SelfDescription& self, Gate* gate);
+// Opens the gate's listener for other hosts and fills in its addresses.
+[[nodiscard]] mep_result_t open_gate(const ResolvedConfig& config, Gate* gate);
+
+// Meeting points: whoever can bind one of the addresses serves there. `listener`: an address that
+// this process has bound already, may be invalid.
+[[nodiscard]] mep_result_t make_address_book(const ResolvedConfig& config,
+                                             const SelfDescription& self, RendezvousPurpose purpose,
+                                             const Gate& gate, const std::string& addresses,
+                                             UniqueFd listener, std::unique_ptr<PlaceBook>* out);
+// Files in a directory that all hosts share.
+[[nodiscard]] mep_result_t make_directory_book(const ResolvedConfig& config,
+                                               const SelfDescription& self,
+                                               std::unique_ptr<PlaceBook>* out);
+
+// The caller's key-value store: the ranks agree on a name that nobody can guess and then meet under
+// it, on one host; on several also at rank 0's address.
+struct StoreMeeting {
+  std::string name;
+  std::vector<NetAddress> addresses;  // of rank 0's meeting point
+  UniqueFd listener;                  // on rank 0
+  bool other_host = false;            // rank 0 is on another one
+};
 [[nodiscard]] mep_result_t agree_through_store(const ResolvedConfig& config,
                                                const SelfDescription& self,
                                                RendezvousPurpose purpose, Deadline deadline,
-                                               std::string* meeting_name);
+                                               StoreMeeting* meeting);
 
 // Takes the place of config's rank. A place that is taken: asks the holder and fails with what it
 // says, which the holder tells all others. *told_by_holder: nobody else needs to be told.

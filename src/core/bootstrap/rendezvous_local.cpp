@@ -1,6 +1,7 @@
 // Ranks of one host and one user, under abstract socket names.
 #include <unistd.h>
 
+#include "base/env.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/rendezvous.hpp"
 
@@ -14,20 +15,21 @@ class LocalRendezvous final : public Rendezvous {
   mep_result_t listen(int32_t rank, UniqueFd* listener, bool* taken) override {
     return listen_local(local_socket_name(geteuid(), meeting_name_, rank), listener, taken);
   }
-  mep_result_t connect(int32_t rank, UniqueFd* socket) override {
-    return connect_local(local_socket_name(geteuid(), meeting_name_, rank), socket);
+  mep_result_t connect(int32_t rank, Connection* out) override {
+    *out = Connection();
+    return connect_local(local_socket_name(geteuid(), meeting_name_, rank), &out->socket);
   }
-  mep_result_t accept(int listener, UniqueFd* socket) override {
-    return accept_local(listener, socket);
+  mep_result_t accept(int listener, Connection* out) override {
+    *out = Connection();
+    return accept_local(listener, &out->socket);
   }
-  mep_result_t authenticate(int socket, PeerCredentials* out) override {
-    return check_same_user(socket, out);
+  mep_result_t authenticate(Connection* connection) override {
+    return check_same_user(connection->socket.get(), &connection->credentials);
   }
   std::string explain_absence(int32_t rank, bool* denied) override {
-    UniqueFd socket;
-    PeerCredentials holder;
-    if (connect(rank, &socket) == MEP_SUCCESS && socket.valid() &&
-        authenticate(socket.get(), &holder) == MEP_ERR_DENIED) {
+    Connection holder;
+    if (connect(rank, &holder) == MEP_SUCCESS && holder.socket.valid() &&
+        authenticate(&holder) == MEP_ERR_DENIED) {
       *denied = true;
       return std::string("its place is held by a stranger: ") + last_error_text();
     }
@@ -47,18 +49,11 @@ class LocalRendezvous final : public Rendezvous {
 }  // namespace
 
 std::unique_ptr<Rendezvous> make_local_rendezvous(const std::string& meeting_name) {
-  return std::make_unique<LocalRendezvous>(meeting_name);
-}
-
-mep_result_t make_rendezvous(const ResolvedConfig& config, const SelfDescription& self,
-                             RendezvousPurpose purpose, Deadline deadline,
-                             std::unique_ptr<Rendezvous>* out) {
-  std::string meeting_name = config.job;
-  if (config.store != nullptr) {
-    MEP_TRY(agree_through_store(config, self, purpose, deadline, &meeting_name));
-  }
-  *out = make_local_rendezvous(meeting_name);
-  return MEP_SUCCESS;
+  // Where tests play several hosts on one, each has names of its own.
+  std::string host;
+  bool is_set = false;
+  if (env_string("MEP_TEST_HOST", &host, &is_set) != MEP_SUCCESS || !is_set) host.clear();
+  return std::make_unique<LocalRendezvous>(host.empty() ? meeting_name : meeting_name + "@" + host);
 }
 
 }  // namespace mep

@@ -1,6 +1,7 @@
 // Keys that are written, all by rank 0 (JOB: the job's name; N: which start of this job in the
 // process, from 0, so that an earlier start's value is never taken for the present one's):
-//   mep/JOB/N/name   name under which the ranks meet, and rank 0's host
+//   mep/JOB/N/name   name under which the ranks meet, rank 0's host, and where it is reached by ranks
+//                    of other hosts (nowhere, if the job has no secret)
 //   mep/JOB/name     the same of the latest start, for newcomers
 #include <unistd.h>
 
@@ -18,7 +19,7 @@ namespace mep {
 namespace {
 
 constexpr uint32_t kStoreMagic = 0x5350454d;  // "MEPS"
-constexpr size_t kMaxValueBytes = 256;
+constexpr size_t kMaxValueBytes = 512;
 constexpr size_t kMaxNameBytes = 64;
 // The caller's function cannot be interrupted: it is asked in slices.
 constexpr int kGetSliceMs = 200;
@@ -72,26 +73,42 @@ uint32_t next_start_number(const std::string& job, uint32_t rank) {
 
 [[nodiscard]] mep_result_t decode_meeting(const std::string& key,
                                           const std::vector<std::byte>& value,
-                                          const SelfDescription& self, std::string* name) {
+                                          const SelfDescription& self, StoreMeeting* meeting) {
   ByteReader reader(value);
   const auto magic = reader.number<uint32_t>();
   const auto version = reader.number<uint32_t>();
   const auto host = reader.number<uint64_t>();
-  *name = reader.text(kMaxNameBytes);
-  if (!reader.complete() || magic != kStoreMagic || name->empty()) {
-    return fail(MEP_ERR_BOOTSTRAP, "the caller's store has something else than MEP's under '%s'",
-                key.c_str());
-  }
-  if (version != kProtocolVersion) {
+  meeting->name = reader.text(kMaxNameBytes);
+  const bool sound = read_addresses(&reader, &meeting->addresses) && reader.complete();
+  if (magic == kStoreMagic && version != kProtocolVersion) {
     return fail(MEP_ERR_VERSION, "rank 0 speaks protocol %u, rank %u protocol %u", version,
                 self.identity.slot, kProtocolVersion);
   }
-  if (host != self.identity.host) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "rank %u is on another host (or in another container) than rank 0: a job over "
-                "several hosts is not built yet",
+  if (!sound || magic != kStoreMagic || meeting->name.empty()) {
+    return fail(MEP_ERR_BOOTSTRAP, "the caller's store has something else than MEP's under '%s'",
+                key.c_str());
+  }
+  meeting->other_host = host != self.identity.host;
+  if (meeting->other_host && meeting->addresses.empty()) {
+    return fail(MEP_ERR_DENIED,
+                "rank %u is on another host (or in another container) than rank 0, which has no "
+                "secret: set MEP_SECRET_FILE for all ranks",
                 self.identity.slot);
   }
+  return MEP_SUCCESS;
+}
+
+// Rank 0's meeting point for ranks of other hosts, if they can come at all.
+[[nodiscard]] mep_result_t open_meeting(const ResolvedConfig& config, StoreMeeting* meeting) {
+  if (config.secret_file.empty() && !config.allow_insecure) return MEP_SUCCESS;
+  std::string interface_glob;
+  MEP_TRY(interface_from_environment(&interface_glob));
+  uint16_t port = 0;
+  bool taken = false;
+  MEP_TRY(listen_tcp(nullptr, &meeting->listener, &taken, &port));
+  meeting->addresses = local_addresses(interface_glob);
+  if (meeting->addresses.size() > kMaxAddresses) meeting->addresses.resize(kMaxAddresses);
+  for (NetAddress& address : meeting->addresses) address.port = port;
   return MEP_SUCCESS;
 }
 
@@ -99,33 +116,34 @@ uint32_t next_start_number(const std::string& job, uint32_t rank) {
 
 mep_result_t agree_through_store(const ResolvedConfig& config, const SelfDescription& self,
                                  RendezvousPurpose purpose, Deadline deadline,
-                                 std::string* meeting_name) {
+                                 StoreMeeting* meeting) {
   const mep_store_t& store = *config.store;
   const std::string prefix = "mep/" + config.job;
+  std::vector<std::byte> value;
   if (purpose == RendezvousPurpose::kJoin) {
-    std::vector<std::byte> value;
     MEP_TRY(store_get(store, prefix + "/name", deadline, &value));
-    return decode_meeting(prefix + "/name", value, self, meeting_name);
+    return decode_meeting(prefix + "/name", value, self, meeting);
   }
   const uint32_t start = next_start_number(config.job, self.identity.slot);
   const std::string key = prefix + "/" + std::to_string(start) + "/name";
   if (self.identity.slot != 0) {
-    std::vector<std::byte> value;
     MEP_TRY(store_get(store, key, deadline, &value));
-    return decode_meeting(key, value, self, meeting_name);
+    return decode_meeting(key, value, self, meeting);
   }
   // The incarnation is random: nobody else makes this name.
   char name[kMaxNameBytes];
   std::snprintf(name, sizeof name, "store-%016llx",
                 static_cast<unsigned long long>(self.identity.incarnation));
+  MEP_TRY(open_meeting(config, meeting));
   ByteWriter writer;
   writer.number(kStoreMagic);
   writer.number(kProtocolVersion);
   writer.number(self.identity.host);
   writer.text(name);
+  write_addresses(meeting->addresses, &writer);
   MEP_TRY(store_put(store, key, writer.bytes()));
   MEP_TRY(store_put(store, prefix + "/name", writer.bytes()));
-  *meeting_name = name;
+  meeting->name = name;
   return MEP_SUCCESS;
 }
 

@@ -28,10 +28,16 @@ constexpr size_t kMaxTextBytes = 4096;
                 config.flags & ~kKnownFlags);
   }
   if ((config.flags & MEP_COMM_SET_DEVICE) != 0) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "config.device %d: communicators on a device are not built yet", config.device);
-  }
-  if (config.device != 0) {
+    if (config.device < 0) {
+      return fail(MEP_ERR_INVALID_ARGUMENT, "config.device is %d, it must be the number of a GPU",
+                  config.device);
+    }
+    if ((config.flags & MEP_COMM_AUTO_RECOVER) != 0) {
+      return fail(
+          MEP_ERR_UNSUPPORTED,
+          "MEP_COMM_AUTO_RECOVER on a device is not built yet: newcomers cannot be admitted");
+    }
+  } else if (config.device != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "config.device is %d but config.flags lacks MEP_COMM_SET_DEVICE", config.device);
   }
@@ -235,19 +241,8 @@ constexpr size_t kMaxTextBytes = 4096;
                                                 ResolvedConfig* out) {
   MEP_TRY(pick_text(config.rendezvous, "MEP_RENDEZVOUS", &out->rendezvous));
   MEP_TRY(pick_text(config.secret_file, "MEP_SECRET_FILE", &out->secret_file));
-  if (!out->rendezvous.empty()) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "rendezvous '%.200s': a job over several hosts is not built yet; on one host leave "
-                "config.rendezvous and MEP_RENDEZVOUS empty",
-                out->rendezvous.c_str());
-  }
-  if (!out->secret_file.empty()) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "secret file '%.200s': secrets serve jobs over several hosts, which are not built "
-                "yet; on one host leave config.secret_file and MEP_SECRET_FILE empty",
-                out->secret_file.c_str());
-  }
-  return MEP_SUCCESS;
+  bool is_set = false;
+  return env_bool("MEP_ALLOW_INSECURE", &out->allow_insecure, &is_set);
 }
 
 [[nodiscard]] mep_result_t resolve_times(const mep_comm_config_t& config, ResolvedConfig* out) {
@@ -271,6 +266,9 @@ constexpr size_t kMaxTextBytes = 4096;
   bool is_set = false;
   MEP_TRY(env_bool("MEP_MAP", &may_map, &is_set));
   if (!may_map) out->flags |= MEP_COMM_PUT_ONLY;
+  MEP_TRY(env_string("MEP_NET_IF", &out->network_interface, &is_set));
+  MEP_TRY(env_bool("MEP_ENCRYPT", &out->encrypt_data, &is_set));
+  MEP_TRY(env_bool("MEP_AUTHENTICATE", &out->authenticate_data, &is_set));
   return MEP_SUCCESS;
 }
 
@@ -292,7 +290,7 @@ mep_result_t resolve_config(const mep_comm_config_t* given, ResolvedConfig* out,
     MEP_TRY(resolve_place(config, &resolved, &launcher, &alone));
     MEP_TRY(resolve_job(config, launcher, alone, &resolved));
   }
-  MEP_TRY(resolve_across_hosts(config, &resolved));
+  if (use != ConfigUse::kThreads) MEP_TRY(resolve_across_hosts(config, &resolved));
   MEP_TRY(resolve_times(config, &resolved));
   if (config.in_place_restore_bytes != 0) {
     resolved.in_place_restore_bytes = config.in_place_restore_bytes;

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/env.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/mep_run/process_group.hpp"
 
@@ -25,6 +26,7 @@ constexpr int kCannotStartStatus = 127;
 constexpr int kMaxRespawnsOfRank = 16;
 constexpr uint64_t kGraceMs = 5000;
 constexpr int32_t kMaxRanksHere = 4096;
+constexpr uint64_t kMaxRanks = 1 << 16;
 
 constexpr const char* kHelp =
     "usage: mep_run -n N [OPTION]... [--] COMMAND [ARGUMENT]...\n"
@@ -34,11 +36,16 @@ constexpr const char* kHelp =
     "its environment (MEP_RANK, MEP_SIZE, MEP_JOB, MEP_LOCAL_RANK). A rank that dies takes nobody\n"
     "with it.\n"
     "\n"
-    "  -n N            number of ranks\n"
+    "  -n N            number of ranks here\n"
+    "  --size N        number of ranks of the world, when other hosts have more of them\n"
+    "  --rank-offset K the first rank here, with --size; default 0\n"
     "  --respawn       start a rank again that a signal killed, as a replacement (MEP_JOIN=1)\n"
     "  --timeout S     end all ranks after S seconds; the exit status is then 124\n"
     "  --tag-output    put \"[RANK] \" before each line of output\n"
     "  --help          this text\n"
+    "\n"
+    "Over several hosts: one mep_run on each, with the same --size, MEP_JOB, MEP_RENDEZVOUS and\n"
+    "MEP_SECRET_FILE.\n"
     "\n"
     "Standard input goes to rank 0. SIGINT, SIGTERM and SIGHUP are passed on to all ranks; the "
     "second\n"
@@ -67,6 +74,8 @@ int usage_error(const std::string& what) {
 bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
   int i = 1;
   uint64_t size = 0;
+  uint64_t world_size = 0;
+  uint64_t offset = 0;
   for (; i < argc && argv[i][0] == '-'; ++i) {
     const std::string name = argv[i];
     if (name == "--") {
@@ -82,11 +91,19 @@ bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
       options->respawn = true;
     } else if (name == "--tag-output") {
       options->group.tag_output = true;
-    } else if (name == "-n" || name == "-np" || name == "--timeout") {
+    } else if (name == "-n" || name == "-np" || name == "--timeout" || name == "--size" ||
+               name == "--rank-offset") {
       const bool is_timeout = name == "--timeout";
-      uint64_t* value = is_timeout ? &options->timeout_s : &size;
-      if (i + 1 == argc || !parse_number(argv[++i], is_timeout ? 1u << 30 : kMaxRanksHere, value)) {
-        *status = usage_error(name + " needs a number from 1");
+      uint64_t* value = is_timeout                ? &options->timeout_s
+                        : name == "--size"        ? &world_size
+                        : name == "--rank-offset" ? &offset
+                                                  : &size;
+      const uint64_t most = is_timeout ? 1u << 30 : value == &size ? kMaxRanksHere : kMaxRanks;
+      const bool is_zero = value == &offset && i + 1 < argc && std::strcmp(argv[i + 1], "0") == 0;
+      if (is_zero) {
+        ++i;
+      } else if (i + 1 == argc || !parse_number(argv[++i], most, value)) {
+        *status = usage_error(name + " needs a number from " + (value == &offset ? "0" : "1"));
         return false;
       }
     } else {
@@ -98,7 +115,20 @@ bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
     *status = usage_error(size == 0 ? "-n N is missing" : "the command is missing");
     return false;
   }
+  if (world_size == 0 ? offset != 0 : offset + size > world_size) {
+    *status = usage_error("--size must be at least --rank-offset plus -n");
+    return false;
+  }
   options->group.size = static_cast<int32_t>(size);
+  options->group.first_rank = static_cast<int32_t>(offset);
+  options->group.world_size = static_cast<int32_t>(world_size);
+  if (world_size != 0) {
+    // All hosts need the same name.
+    bool is_set = false;
+    if (env_string("MEP_JOB", &options->group.job, &is_set) != MEP_SUCCESS || !is_set) {
+      options->group.job = "hosts";
+    }
+  }
   options->group.command.assign(argv + i, argv + argc);
   return true;
 }
@@ -149,34 +179,37 @@ class Run {
     if (WIFSIGNALED(exit.wait_status)) {
       const int signal = WTERMSIG(exit.wait_status);
       const char* name = sigabbrev_np(signal);
-      std::fprintf(stderr, "mep_run: rank %d (pid %d) was killed by signal %d (SIG%s)\n", exit.rank,
-                   exit.pid, signal, name != nullptr ? name : "?");
+      std::fprintf(stderr, "mep_run: rank %d (pid %d) was killed by signal %d (SIG%s)\n",
+                   group_.world_rank(exit.rank), exit.pid, signal, name != nullptr ? name : "?");
       if (try_respawn(exit.rank)) return;
       code = 128 + signal;
     } else {
       code = WEXITSTATUS(exit.wait_status);
       if (code == 0) return;
-      std::fprintf(stderr, "mep_run: rank %d (pid %d) exited with status %d\n", exit.rank, exit.pid,
-                   code);
+      std::fprintf(stderr, "mep_run: rank %d (pid %d) exited with status %d\n",
+                   group_.world_rank(exit.rank), exit.pid, code);
     }
     if (status_ == 0) status_ = code;
   }
 
   bool try_respawn(int32_t rank) {
     int& count = respawns_[static_cast<size_t>(rank)];
-    // Without another rank there is no job to join.
-    if (!options_.respawn || stopping_ || group_.running() == 0) return false;
+    // Without another rank there is no job to join; on other hosts there may be some.
+    const bool alone = group_.running() == 0 && options_.group.world_size == 0;
+    if (!options_.respawn || stopping_ || alone) return false;
     if (count == kMaxRespawnsOfRank) {
-      std::fprintf(stderr, "mep_run: rank %d is not started again: it died %d times\n", rank,
-                   count + 1);
+      std::fprintf(stderr, "mep_run: rank %d is not started again: it died %d times\n",
+                   group_.world_rank(rank), count + 1);
       return false;
     }
     ++count;
     if (group_.start_replacement(rank) != MEP_SUCCESS) {
-      std::fprintf(stderr, "mep_run: rank %d is not started again: %s\n", rank, last_error_text());
+      std::fprintf(stderr, "mep_run: rank %d is not started again: %s\n", group_.world_rank(rank),
+                   last_error_text());
       return false;
     }
-    std::fprintf(stderr, "mep_run: rank %d is started again (pid %d)\n", rank, group_.pid(rank));
+    std::fprintf(stderr, "mep_run: rank %d is started again (pid %d)\n", group_.world_rank(rank),
+                 group_.pid(rank));
     return true;
   }
 

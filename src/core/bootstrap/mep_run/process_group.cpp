@@ -198,9 +198,10 @@ void ProcessGroup::become_rank(int32_t rank, bool is_replacement, int error_pipe
     dup2(output[1], STDERR_FILENO);
   }
   // NOLINTBEGIN(concurrency-mt-unsafe): in a new process with one thread
-  setenv("MEP_RANK", std::to_string(rank).c_str(), 1);
+  setenv("MEP_RANK", std::to_string(world_rank(rank)).c_str(), 1);
   setenv("MEP_LOCAL_RANK", std::to_string(rank).c_str(), 1);
-  setenv("MEP_SIZE", std::to_string(options_.size).c_str(), 1);
+  const int32_t world_size = options_.world_size != 0 ? options_.world_size : options_.size;
+  setenv("MEP_SIZE", std::to_string(world_size).c_str(), 1);
   setenv("MEP_JOB", options_.job.c_str(), 1);
   for (const auto& [name, value] : options_.environment) setenv(name.c_str(), value.c_str(), 1);
   if (is_replacement) {
@@ -281,7 +282,8 @@ void ProcessGroup::pass_output(int32_t rank, Stream* stream) {
     while ((end = stream->partial.find('\n')) != std::string::npos ||
            stream->partial.size() >= kMaxLineBytes) {
       if (end == std::string::npos) end = stream->partial.size() - 1;
-      std::string line = "[" + std::to_string(rank) + "] " + stream->partial.substr(0, end + 1);
+      std::string line =
+          "[" + std::to_string(world_rank(rank)) + "] " + stream->partial.substr(0, end + 1);
       if (line.back() != '\n') line += '\n';
       write_all(stream->target, line.data(), line.size());
       stream->partial.erase(0, end + 1);
@@ -290,7 +292,7 @@ void ProcessGroup::pass_output(int32_t rank, Stream* stream) {
   if (count == 0) {
     stream->pipe.reset();
     if (stream->partial.empty()) return;
-    const std::string line = "[" + std::to_string(rank) + "] " + stream->partial + "\n";
+    const std::string line = "[" + std::to_string(world_rank(rank)) + "] " + stream->partial + "\n";
     write_all(stream->target, line.data(), line.size());
     stream->partial.clear();
   }

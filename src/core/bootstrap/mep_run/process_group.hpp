@@ -26,6 +26,9 @@ class ProcessGroup {
   struct Options {
     std::vector<std::string> command;  // program (searched in PATH) and arguments
     int32_t size = 1;
+    // Of a world over several hosts: rank 0 here is `first_rank` there, of world_size (0: of size).
+    int32_t first_rank = 0;
+    int32_t world_size = 0;
     std::string job;          // empty: a new one that no other job has
     bool tag_output = false;  // "[RANK] " before each line of output
     std::vector<std::pair<std::string, std::string>> environment;  // beside the MEP_* of each rank
@@ -56,6 +59,8 @@ class ProcessGroup {
   // Kills what the ranks left behind and passes on the last output.
   void finish();
 
+  // In the world.
+  int32_t world_rank(int32_t rank) const { return options_.first_rank + rank; }
   pid_t pid(int32_t rank) const { return ranks_[static_cast<size_t>(rank)].pid; }  // 0: has ended
   int32_t running() const;
   const std::string& job() const { return options_.job; }

@@ -1,0 +1,265 @@
+#include "core/bootstrap/meeting_point.hpp"
+
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "base/status.hpp"
+
+namespace mep {
+namespace {
+
+constexpr uint64_t kHelloLimitMs = 5000;
+constexpr uint64_t kPauseMs = 100;
+constexpr size_t kMaxStrangers = 256;
+constexpr size_t kMaxNewsPerFrame = 1000;
+constexpr size_t kStrangerPayloadBytes = 8192;
+
+}  // namespace
+
+std::vector<std::byte> encode_news(std::span<const PlaceNews> news) {
+  ByteWriter writer;
+  writer.number(static_cast<uint32_t>(news.size()));
+  for (const PlaceNews& each : news) {
+    writer.number(static_cast<uint8_t>(each.gone ? 1 : 0));
+    write_place(each.place, &writer);
+  }
+  return writer.take();
+}
+
+bool decode_news(std::span<const std::byte> payload, std::vector<PlaceNews>* news) {
+  ByteReader reader(payload);
+  const auto count = reader.number<uint32_t>();
+  if (count > kMaxNewsPerFrame) return false;
+  for (uint32_t i = 0; i < count; ++i) {
+    PlaceNews each;
+    each.gone = reader.number<uint8_t>() != 0;
+    if (!read_place(&reader, &each.place)) return false;
+    news->push_back(std::move(each));
+  }
+  return reader.complete();
+}
+
+std::vector<std::byte> encode_own_place(RendezvousPurpose purpose, const Place& place) {
+  ByteWriter writer;
+  writer.number(static_cast<uint8_t>(purpose == RendezvousPurpose::kJoin ? 1 : 0));
+  write_place(place, &writer);
+  return writer.take();
+}
+
+MeetingPoint::MeetingPoint(Hello hello, const Gate& gate) : hello_(std::move(hello)), gate_(gate) {}
+
+void MeetingPoint::add_listener(UniqueFd listener) {
+  listeners_.push_back(std::move(listener));
+}
+
+void MeetingPoint::settle(const std::vector<Place>& members) {
+  running_ = true;
+  // Who still looks for its start comes again and is told that this one is over.
+  guests_.clear();
+  roll_.clear();
+  for (const Place& member : members) roll_[{member.slot, member.incarnation}].place = member;
+}
+
+void MeetingPoint::add(const Place& member) {
+  roll_[{member.slot, member.incarnation}] = {member, nullptr};
+  tell_everybody({false, member});
+}
+
+void MeetingPoint::forget(uint32_t slot, uint64_t incarnation) {
+  const auto found = roll_.find({slot, incarnation});
+  if (found == roll_.end()) return;
+  const Place place = std::move(found->second.place);
+  roll_.erase(found);
+  tell_everybody({true, place});
+}
+
+void MeetingPoint::add_to_poll(std::vector<pollfd>* entries) const {
+  if (closed_until_.expired()) {
+    for (const UniqueFd& listener : listeners_) entries->push_back({listener.get(), POLLIN, 0});
+  }
+  for (const auto& guest : guests_) {
+    const int events = POLLIN | (guest->link->has_queued_output() ? POLLOUT : 0);
+    entries->push_back({guest->link->fd(), static_cast<short>(events), 0});
+  }
+}
+
+void MeetingPoint::progress() {
+  if (closed_until_.expired()) accept_all();
+  for (size_t i = 0; i < guests_.size(); ++i) serve(guests_[i].get());
+  for (size_t i = 0; i < guests_.size(); ++i) send_news(guests_[i].get());
+  for (const auto& guest : guests_) {
+    if (guest->gone) remove(guest.get());
+  }
+  std::erase_if(guests_, [](const auto& guest) { return guest->gone; });
+}
+
+void MeetingPoint::remove(Guest* guest) {
+  std::vector<std::pair<uint32_t, uint64_t>> lost;
+  for (const auto& [key, entry] : roll_) {
+    if (entry.guest == guest) lost.push_back(key);
+  }
+  for (const auto& [slot, incarnation] : lost) forget(slot, incarnation);
+}
+
+void MeetingPoint::accept_all() {
+  for (const UniqueFd& listener : listeners_) {
+    for (;;) {
+      UniqueFd socket;
+      NetAddress from;
+      if (accept_tcp(listener.get(), gate_.dead_after_ms, &socket, &from) != MEP_SUCCESS) {
+        log(LogLevel::kWarn, "the meeting point has to wait: %s", last_error_text());
+        closed_until_ = Deadline::after_ms(kPauseMs);
+        return;
+      }
+      if (!socket.valid()) break;
+      auto guest = std::make_unique<Guest>();
+      guest->credentials.address = from.text();
+      guest->link = std::make_unique<ControlLink>(std::move(socket));
+      guest->link->limit_payload(kStrangerPayloadBytes);
+      guest->greeting =
+          std::make_unique<Greeting>(HandshakeSide::kAnswerer, true, gate_.secret, no_details_);
+      guest->limit = Deadline::after_ms(kHelloLimitMs);
+      const auto strangers =
+          static_cast<size_t>(std::count_if(guests_.begin(), guests_.end(), [](const auto& other) {
+            return !other->greeting->done();
+          }));
+      if (strangers >= kMaxStrangers) {
+        // The oldest has had its time.
+        const auto oldest = std::find_if(guests_.begin(), guests_.end(), [](const auto& other) {
+          return !other->greeting->done();
+        });
+        guests_.erase(oldest);
+      }
+      guests_.push_back(std::move(guest));
+    }
+  }
+}
+
+void MeetingPoint::serve(Guest* guest) {
+  if (guest->link->has_queued_output()) (void)guest->link->flush_output();
+  const mep_result_t received = guest->link->receive([&](Frame& frame) {
+    take(guest, &frame);
+    return !guest->gone;
+  });
+  if (guest->gone) return;
+  if (received != MEP_SUCCESS) {
+    if (received != MEP_ERR_PEER_FAILED) {
+      log(LogLevel::kWarn, "dropped a connection by %s: %s", guest->credentials.text().c_str(),
+          last_error_text());
+    }
+    guest->gone = true;
+    return;
+  }
+  if (guest->greeting->done() || !guest->limit.expired()) return;
+  log(LogLevel::kWarn, "dropped a connection by %s: it never said who it is",
+      guest->credentials.text().c_str());
+  guest->gone = true;
+}
+
+void MeetingPoint::refuse(Guest* guest, mep_result_t code) {
+  Abort abort;
+  abort.code = code;
+  abort.sender = abort.origin = static_cast<int32_t>(hello_.identity.slot);
+  abort.text = last_error_text();
+  log(LogLevel::kWarn, "refused %s: %s", guest->credentials.text().c_str(), abort.text.c_str());
+  (void)guest->link->send(kAbortFrame, encode_abort(abort));
+  guest->gone = true;
+}
+
+void MeetingPoint::take(Guest* guest, Frame* frame) {
+  Greeting& greeting = *guest->greeting;
+  if (greeting.done()) {
+    if (frame->type == kPlacesFrame) {
+      take_place(guest, *frame);
+    } else if (frame->type != kAbortFrame) {
+      guest->gone = true;
+    }
+    return;
+  }
+  Greeting::Step step = Greeting::Step::kMore;
+  const mep_result_t result = greeting.take(guest->link.get(), frame, &step);
+  if (result != MEP_SUCCESS) {
+    refuse(guest, result);
+  } else if (step == Greeting::Step::kHello) {
+    take_hello(guest);
+  } else if (step == Greeting::Step::kOther) {
+    // An abort: it found that this one is not who it looks for.
+    guest->gone = true;
+  } else if (step == Greeting::Step::kDone) {
+    for (const auto& [key, entry] : roll_) guest->unsent.push_back({false, entry.place});
+    // Also when there is none: then the guest knows that.
+    if (guest->unsent.empty()) (void)guest->link->send(kPlacesFrame, encode_news({}));
+  }
+}
+
+void MeetingPoint::take_hello(Guest* guest) {
+  const Hello& hello = guest->greeting->hello();
+  if (hello.kind != HelloKind::kMeet || hello.job != hello_.job) {
+    refuse(guest, fail(MEP_ERR_BOOTSTRAP,
+                       "this is a meeting point of another job: jobs need addresses of their own"));
+    return;
+  }
+  if (guest->greeting->answer(guest->link.get(), hello_) != MEP_SUCCESS) guest->gone = true;
+}
+
+void MeetingPoint::refuse_double(Guest* guest, const Place& place, const Place& other) {
+  refuse(guest, fail(MEP_ERR_BOOTSTRAP,
+                     "two processes are rank %u of job '%s': pid %d at %s and pid %d at %s",
+                     place.slot, hello_.job.c_str(), other.pid, other.addresses[0].text().c_str(),
+                     place.pid, place.addresses[0].text().c_str()));
+  if (running_) return;
+  // The start cannot succeed; who came first is told, and tells the others.
+  Abort abort;
+  abort.origin = abort.sender = static_cast<int32_t>(hello_.identity.slot);
+  abort.text = last_error_text();
+  for (const auto& each : guests_) {
+    if (each->greeting->done() && !each->gone) {
+      (void)each->link->send(kAbortFrame, encode_abort(abort));
+    }
+  }
+}
+
+void MeetingPoint::take_place(Guest* guest, const Frame& frame) {
+  ByteReader reader(frame.payload);
+  const bool joins = reader.number<uint8_t>() != 0;
+  Place place;
+  if (!read_place(&reader, &place) || !reader.complete()) {
+    refuse(guest, fail(MEP_ERR_DENIED, "a malformed place"));
+    return;
+  }
+  if (running_ != joins) {
+    // An earlier world of this job, or one that is not complete yet.
+    (void)guest->link->send(kRetryFrame, {});
+    guest->gone = true;
+    return;
+  }
+  for (const auto& [key, entry] : roll_) {
+    if (key.first != place.slot || key.second == place.incarnation) continue;
+    // A newcomer may take the place of a member that is going out of the view.
+    if (entry.guest == guest || entry.guest == nullptr) continue;
+    return refuse_double(guest, place, entry.place);
+  }
+  remove(guest);
+  const auto found = roll_.find({place.slot, place.incarnation});
+  if (found != roll_.end() && found->second.guest == nullptr) return;  // admitted meanwhile
+  roll_[{place.slot, place.incarnation}] = {place, guest};
+  tell_everybody({false, place});
+}
+
+void MeetingPoint::tell_everybody(const PlaceNews& news) {
+  for (const auto& guest : guests_) {
+    if (guest->greeting->done()) guest->unsent.push_back(news);
+  }
+}
+
+void MeetingPoint::send_news(Guest* guest) {
+  if (guest->gone) return;
+  for (size_t sent = 0; sent < guest->unsent.size(); sent += kMaxNewsPerFrame) {
+    const auto part = std::span<const PlaceNews>(guest->unsent)
+                          .subspan(sent, std::min(kMaxNewsPerFrame, guest->unsent.size() - sent));
+    if (guest->link->send(kPlacesFrame, encode_news(part)) != MEP_SUCCESS) guest->gone = true;
+  }
+  guest->unsent.clear();
+}
+
+}  // namespace mep

@@ -1,0 +1,80 @@
+// The serving side of a rendezvous by address: who knows the job's secret writes down where it is and
+// reads where the others are.
+//
+// During a start the roll has who is connected; in a running world it has the members, and beside
+// them the newcomers that are connected. Strangers are dropped; no byte of the roll leaves before the
+// other end has proven itself. Not thread-safe: the book's thread owns it.
+#pragma once
+
+#include <poll.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "core/bootstrap/greeting.hpp"
+#include "core/bootstrap/place_book.hpp"
+
+namespace mep {
+
+// A change of the roll, as kPlacesFrame carries it: u32 count, then each: u8 gone, the place.
+struct PlaceNews {
+  bool gone = false;
+  Place place;
+};
+std::vector<std::byte> encode_news(std::span<const PlaceNews> news);
+bool decode_news(std::span<const std::byte> payload, std::vector<PlaceNews>* news);
+// From a guest: u8 purpose, the place.
+std::vector<std::byte> encode_own_place(RendezvousPurpose purpose, const Place& place);
+
+class MeetingPoint {
+ public:
+  MeetingPoint(Hello hello, const Gate& gate);
+
+  void add_listener(UniqueFd listener);
+  bool serving() const { return !listeners_.empty(); }
+  void settle(const std::vector<Place>& members);
+  void add(const Place& member);
+  void forget(uint32_t slot, uint64_t incarnation);
+
+  void add_to_poll(std::vector<pollfd>* entries) const;
+  // Looks at everything without blocking.
+  void progress();
+
+ private:
+  struct Guest {
+    std::unique_ptr<ControlLink> link;
+    std::unique_ptr<Greeting> greeting;
+    PeerCredentials credentials;
+    Deadline limit = Deadline::never();
+    std::vector<PlaceNews> unsent;
+    bool gone = false;
+  };
+  struct Entry {
+    Place place;
+    const Guest* guest = nullptr;  // null: a member
+  };
+
+  void accept_all();
+  void serve(Guest* guest);
+  void take(Guest* guest, Frame* frame);
+  void take_hello(Guest* guest);
+  void take_place(Guest* guest, const Frame& frame);
+  void refuse(Guest* guest, mep_result_t code);
+  void refuse_double(Guest* guest, const Place& place, const Place& other);
+  void tell_everybody(const PlaceNews& news);
+  void send_news(Guest* guest);
+  void remove(Guest* guest);
+
+  Hello hello_;
+  const Gate& gate_;
+  Details no_details_;
+  std::vector<UniqueFd> listeners_;
+  std::vector<std::unique_ptr<Guest>> guests_;
+  std::map<std::pair<uint32_t, uint64_t>, Entry> roll_;  // by slot and incarnation
+  Deadline closed_until_ = Deadline::at_ns(0);
+  bool running_ = false;
+};
+
+}  // namespace mep

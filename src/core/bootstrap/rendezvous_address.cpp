@@ -1,0 +1,476 @@
+// Rendezvous by address list. A thread of its own talks with the meeting points, and is one where it
+// can bind a listed address: so a name server, a flood of strangers or a dead host keeps nobody else
+// waiting. In a running world the thread goes on only to take an address over when the one that
+// served it has ended.
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "base/log.hpp"
+#include "base/status.hpp"
+#include "core/bootstrap/meeting_point.hpp"
+#include "core/bootstrap/rendezvous.hpp"
+
+namespace mep {
+namespace {
+
+constexpr uint64_t kConnectLimitMs = 2000;
+constexpr uint64_t kFirstPauseMs = 5;
+constexpr uint64_t kLongestPauseMs = 200;
+constexpr uint64_t kResolveEveryMs = 1000;
+constexpr uint64_t kTakeOverEveryMs = 1000;
+// So long all meeting points must refuse before that is believed: one of them may be a stranger.
+constexpr uint64_t kRefusedLimitMs = 3000;
+constexpr int kLongestWaitMs = 1000;
+
+class AddressBook final : public PlaceBook {
+ public:
+  AddressBook(const ResolvedConfig& config, const SelfDescription& self, RendezvousPurpose purpose,
+              const Gate& gate)
+      : self_(self),
+        purpose_(purpose),
+        gate_(gate),
+        hello_(make_hello(HelloKind::kMeet, config, self)),
+        point_(hello_, gate) {}
+  ~AddressBook() override;
+
+  mep_result_t open(const std::string& addresses, UniqueFd listener);
+
+  mep_result_t progress() override;
+  int fd() const override { return news_.get(); }
+  bool is_open() const override;
+  mep_result_t announce(const Place& own) override;
+  void withdraw() override;
+  std::vector<Place> find(uint32_t slot) const override;
+  std::string explain() const override;
+  void settle(const std::vector<Place>& members) override;
+  void add(const Place& member) override;
+  void forget(uint32_t slot, uint64_t incarnation) override;
+
+ private:
+  // A listed address, and the connection to whoever serves there.
+  struct Client {
+    ListedAddress listed;
+    std::vector<NetAddress> resolved;
+    size_t next = 0;  // of `resolved`, to try
+    Deadline next_resolve = Deadline::at_ns(0);
+    Deadline next_bind = Deadline::at_ns(0);
+    Deadline next_try = Deadline::at_ns(0);
+    uint64_t pause_ms = 0;
+    bool serves = false;  // this process does
+    std::unique_ptr<ControlLink> link;
+    std::unique_ptr<Greeting> greeting;
+    bool broken = false;  // the link is to be closed, but may be in use
+    Deadline limit = Deadline::never();
+    bool open = false;          // it has told its roll
+    uint64_t told_version = 0;  // of the own place
+    std::map<std::pair<uint32_t, uint64_t>, Place> roll;
+    std::string obstacle;
+    mep_result_t refusal = MEP_SUCCESS;
+    uint64_t refused_since_ns = 0;
+  };
+
+  void loop();
+  void wake() const;
+  void say_news() const;
+  void resolve(std::unique_lock<std::mutex>* lock);
+  void bind_addresses(Client* client);
+  void serve_client(Client* client);
+  void connect(Client* client);
+  void converse(Client* client);
+  void drop(Client* client, const std::string& obstacle);
+  void refused(Client* client, mep_result_t code, const std::string& text);
+  void take(Client* client, Frame* frame);
+  void take_abort(Client* client, const Frame& frame);
+  void tell_place(Client* client);
+  int wait_ms() const;
+  // Members and starting ranks serve; a newcomer would be a meeting point at which nobody is.
+  bool may_serve() const { return purpose_ == RendezvousPurpose::kStart || settled_; }
+
+  const SelfDescription self_;
+  const RendezvousPurpose purpose_;
+  const Gate& gate_;
+  const Hello hello_;
+  UniqueFd wake_;
+  UniqueFd news_;
+  std::thread thread_;
+
+  mutable std::mutex mutex_;  // guards all below
+  MeetingPoint point_;
+  std::vector<Client> clients_;
+  Details no_details_;
+  Place own_;
+  uint64_t own_version_ = 0;  // 0: not announced
+  bool settled_ = false;
+  bool stopping_ = false;
+  mep_result_t failure_ = MEP_SUCCESS;
+  std::string failure_text_;
+};
+
+AddressBook::~AddressBook() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake();
+  thread_.join();
+}
+
+mep_result_t AddressBook::open(const std::string& addresses, UniqueFd listener) {
+  std::vector<ListedAddress> listed;
+  MEP_TRY(parse_address_list(addresses, &listed));
+  for (ListedAddress& address : listed) {
+    clients_.emplace_back();
+    clients_.back().listed = std::move(address);
+    clients_.back().serves = listener.valid();
+  }
+  if (listener.valid()) point_.add_listener(std::move(listener));
+  wake_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  news_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_.valid() || !news_.valid()) {
+    return fail(MEP_ERR_NO_MEMORY, "no descriptors left for the rendezvous (ulimit -n)");
+  }
+  // The thread inherits the mask: signals are the application's.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  mep_result_t result = MEP_SUCCESS;
+  try {
+    thread_ = std::thread([this] { loop(); });
+  } catch (const std::system_error& error) {
+    result = fail(MEP_ERR_NO_MEMORY, "cannot start the rendezvous thread: %s", error.what());
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return result;
+}
+
+void AddressBook::wake() const {
+  const uint64_t one = 1;
+  // Cannot fail in a way that matters: the counter is full only if it is readable already.
+  (void)!write(wake_.get(), &one, sizeof one);
+}
+
+void AddressBook::say_news() const {
+  const uint64_t one = 1;
+  (void)!write(news_.get(), &one, sizeof one);
+}
+
+mep_result_t AddressBook::progress() {
+  uint64_t count = 0;
+  (void)!read(news_.get(), &count, sizeof count);
+  const std::lock_guard lock(mutex_);
+  if (failure_ != MEP_SUCCESS) return fail(failure_, "%s", failure_text_.c_str());
+  const Client* refused = nullptr;
+  for (const Client& client : clients_) {
+    if (client.open) return MEP_SUCCESS;
+    if (client.refusal != MEP_SUCCESS &&
+        now_ns() - client.refused_since_ns > kRefusedLimitMs * 1'000'000) {
+      refused = &client;
+    }
+  }
+  if (refused == nullptr) return MEP_SUCCESS;
+  return fail(refused->refusal, "%s", refused->obstacle.c_str());
+}
+
+bool AddressBook::is_open() const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(clients_.begin(), clients_.end(),
+                     [](const Client& client) { return client.open; });
+}
+
+mep_result_t AddressBook::announce(const Place& own) {
+  const std::lock_guard lock(mutex_);
+  own_ = own;
+  ++own_version_;
+  wake();
+  return MEP_SUCCESS;
+}
+
+void AddressBook::withdraw() {}
+
+std::vector<Place> AddressBook::find(uint32_t slot) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Place> found;
+  for (const Client& client : clients_) {
+    const auto begin = client.roll.lower_bound({slot, 0});
+    for (auto each = begin; each != client.roll.end() && each->first.first == slot; ++each) {
+      const uint64_t incarnation = each->first.second;
+      if (std::none_of(found.begin(), found.end(),
+                       [&](const Place& other) { return other.incarnation == incarnation; })) {
+        found.push_back(each->second);
+      }
+    }
+  }
+  return found;
+}
+
+std::string AddressBook::explain() const {
+  const std::lock_guard lock(mutex_);
+  std::string text;
+  for (const Client& client : clients_) {
+    if (client.open) return {};
+    if (!text.empty()) text += "; ";
+    text += "meeting point " + client.listed.text() + ": " +
+            (client.obstacle.empty() ? "no answer" : client.obstacle);
+  }
+  return text;
+}
+
+void AddressBook::settle(const std::vector<Place>& members) {
+  const std::lock_guard lock(mutex_);
+  settled_ = true;
+  for (Client& client : clients_) {
+    client.link.reset();
+    client.greeting.reset();
+    client.open = false;
+    client.roll.clear();
+  }
+  point_.settle(members);
+  wake();
+}
+
+void AddressBook::add(const Place& member) {
+  const std::lock_guard lock(mutex_);
+  point_.add(member);
+  wake();
+}
+
+void AddressBook::forget(uint32_t slot, uint64_t incarnation) {
+  const std::lock_guard lock(mutex_);
+  point_.forget(slot, incarnation);
+  wake();
+}
+
+// --- The thread -----------------------------------------------------------------------------------
+
+void AddressBook::loop() {
+  pthread_setname_np(pthread_self(), "mep-meeting");
+  set_log_rank(static_cast<int>(self_.identity.slot));
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    resolve(&lock);
+    for (Client& client : clients_) {
+      bind_addresses(&client);
+      if (!settled_) serve_client(&client);
+    }
+    point_.progress();
+    std::vector<pollfd> entries{{wake_.get(), POLLIN, 0}};
+    point_.add_to_poll(&entries);
+    for (const Client& client : clients_) {
+      if (client.link == nullptr) continue;
+      const int events = POLLIN | (client.link->has_queued_output() ? POLLOUT : 0);
+      entries.push_back({client.link->fd(), static_cast<short>(events), 0});
+    }
+    const int limit_ms = wait_ms();
+    lock.unlock();
+    (void)poll(entries.data(), entries.size(), limit_ms);
+    uint64_t count = 0;
+    (void)!read(wake_.get(), &count, sizeof count);
+    lock.lock();
+  }
+}
+
+int AddressBook::wait_ms() const {
+  int limit_ms = kLongestWaitMs;
+  for (const Client& client : clients_) {
+    if (settled_) continue;
+    if (client.link == nullptr) limit_ms = client.next_try.left_ms(limit_ms);
+    if (client.link != nullptr && !client.open) limit_ms = client.limit.left_ms(limit_ms);
+  }
+  return limit_ms;
+}
+
+// A name server may take its time: the lock is not held meanwhile.
+void AddressBook::resolve(std::unique_lock<std::mutex>* lock) {
+  for (size_t i = 0; i < clients_.size(); ++i) {
+    if (!clients_[i].resolved.empty() || !clients_[i].next_resolve.expired()) continue;
+    const ListedAddress listed = clients_[i].listed;
+    std::string reason;
+    lock->unlock();
+    std::vector<NetAddress> resolved = resolve_address(listed, &reason);
+    lock->lock();
+    Client& client = clients_[i];
+    client.resolved = std::move(resolved);
+    client.next_resolve = Deadline::after_ms(kResolveEveryMs);
+    if (client.resolved.empty()) client.obstacle = "the name is not known: " + reason;
+  }
+}
+
+void AddressBook::bind_addresses(Client* client) {
+  // While somebody else serves there, nobody can take it.
+  if (client->serves || client->open || !may_serve() || !client->next_bind.expired()) return;
+  client->next_bind =
+      settled_ ? Deadline::after_ms(kTakeOverEveryMs) : Deadline::after_ms(kLongestPauseMs);
+  for (const NetAddress& address : client->resolved) {
+    if (!is_local_address(address)) continue;
+    // A host's name often leads to loopback on the host itself, where others cannot follow.
+    const bool is_name =
+        client->listed.host != "localhost" &&
+        client->listed.host.find_first_not_of("0123456789.:abcdefABCDEF") != std::string::npos;
+    const bool is_loopback = address.family == 4 ? address.bytes[0] == 127
+                                                 : address.bytes[15] == 1 && address.bytes[0] == 0;
+    UniqueFd listener;
+    bool taken = false;
+    uint16_t port = address.port;
+    if (listen_tcp(is_name && is_loopback ? nullptr : &address, &listener, &taken, &port) !=
+        MEP_SUCCESS) {
+      client->obstacle = last_error_text();
+      continue;
+    }
+    if (!listener.valid()) continue;
+    log(LogLevel::kInfo, "this rank is the meeting point at %s", address.text().c_str());
+    point_.add_listener(std::move(listener));
+    client->serves = true;
+    client->next_try = Deadline::at_ns(0);
+  }
+}
+
+void AddressBook::connect(Client* client) {
+  if (client->resolved.empty() || !client->next_try.expired()) return;
+  const NetAddress address = client->resolved[client->next++ % client->resolved.size()];
+  UniqueFd socket;
+  if (connect_tcp(address, gate_.dead_after_ms, &socket) != MEP_SUCCESS || !socket.valid()) {
+    drop(client, "it cannot be reached");
+    return;
+  }
+  client->link = std::make_unique<ControlLink>(std::move(socket));
+  client->greeting =
+      std::make_unique<Greeting>(HandshakeSide::kCaller, true, gate_.secret, no_details_);
+  client->broken = false;
+  client->limit = Deadline::after_ms(kConnectLimitMs);
+  client->told_version = 0;
+  if (client->greeting->call(client->link.get(), hello_) != MEP_SUCCESS) {
+    drop(client, last_error_text());
+  }
+}
+
+void AddressBook::drop(Client* client, const std::string& obstacle) {
+  if (!obstacle.empty() && client->refusal == MEP_SUCCESS) client->obstacle = obstacle;
+  client->broken = true;
+  client->open = false;
+  client->roll.clear();
+  client->pause_ms = std::clamp(2 * client->pause_ms, kFirstPauseMs, kLongestPauseMs);
+  client->next_try = Deadline::after_ms(client->pause_ms);
+}
+
+void AddressBook::refused(Client* client, mep_result_t code, const std::string& text) {
+  if (client->refusal == MEP_SUCCESS) client->refused_since_ns = now_ns();
+  client->refusal = code;
+  client->obstacle = "the meeting point " + client->listed.text() + ": " + text;
+  drop(client, {});
+  say_news();
+}
+
+void AddressBook::serve_client(Client* client) {
+  if (client->link == nullptr) connect(client);
+  if (client->link != nullptr) converse(client);
+  if (!client->broken) return;
+  client->link.reset();
+  client->greeting.reset();
+}
+
+void AddressBook::converse(Client* client) {
+  if (client->broken) return;
+  if (client->link->has_queued_output()) (void)client->link->flush_output();
+  const mep_result_t received = client->link->receive([&](Frame& frame) {
+    take(client, &frame);
+    return !client->broken;
+  });
+  if (client->broken) return;
+  if (received != MEP_SUCCESS) {
+    drop(client, last_error_text());
+    return;
+  }
+  if (!client->open && client->limit.expired()) {
+    drop(client, "no answer");
+    return;
+  }
+  if (client->open && client->told_version != own_version_) tell_place(client);
+}
+
+void AddressBook::tell_place(Client* client) {
+  client->told_version = own_version_;
+  Place place = own_;
+  // What leads to the meeting point leads, more likely than others, to the other ranks.
+  NetAddress best;
+  if (own_address(client->link->fd(), &best) && !place.addresses.empty()) {
+    best.port = place.addresses[0].port;
+    std::erase(place.addresses, best);
+    place.addresses.insert(place.addresses.begin(), best);
+    if (place.addresses.size() > kMaxAddresses) place.addresses.pop_back();
+  }
+  (void)client->link->send(kPlacesFrame, encode_own_place(purpose_, place));
+}
+
+void AddressBook::take_abort(Client* client, const Frame& frame) {
+  Abort abort;
+  if (!decode_abort(frame.payload, &abort)) return drop(client, "a malformed refusal");
+  // Sealed: from somebody who knows the secret, and so true. Else it may be anybody's.
+  if (!client->greeting->done()) return refused(client, abort.code, abort.text);
+  failure_ = abort.code;
+  failure_text_ = abort.text;
+  say_news();
+}
+
+void AddressBook::take(Client* client, Frame* frame) {
+  if (frame->type == kAbortFrame) return take_abort(client, *frame);
+  if (frame->type == kRetryFrame)
+    return drop(client, "it is still in an earlier world of this job");
+  if (!client->greeting->done()) {
+    Greeting::Step step = Greeting::Step::kMore;
+    mep_result_t result = client->greeting->take(client->link.get(), frame, &step);
+    const Hello& hello = client->greeting->hello();
+    if (result == MEP_SUCCESS && frame->type == kHelloFrame &&
+        (hello.kind != HelloKind::kMeet || hello.job != hello_.job)) {
+      result = fail(MEP_ERR_BOOTSTRAP, "another job's rank serves there");
+    }
+    if (result != MEP_SUCCESS) {
+      Abort abort;
+      abort.code = result;
+      abort.text = "it was refused by who called";
+      (void)client->link->send(kAbortFrame, encode_abort(abort));
+      return refused(client, result, last_error_text());
+    }
+    if (step == Greeting::Step::kOther) drop(client, "it says what does not belong here");
+    return;
+  }
+  std::vector<PlaceNews> news;
+  if (frame->type != kPlacesFrame || !decode_news(frame->payload, &news)) {
+    return drop(client, "it says what does not belong here");
+  }
+  client->open = true;
+  client->pause_ms = 0;
+  client->refusal = MEP_SUCCESS;
+  client->obstacle.clear();
+  for (PlaceNews& each : news) {
+    const std::pair<uint32_t, uint64_t> key{each.place.slot, each.place.incarnation};
+    if (each.gone) {
+      client->roll.erase(key);
+    } else {
+      client->roll[key] = std::move(each.place);
+    }
+  }
+  say_news();
+}
+
+}  // namespace
+
+mep_result_t make_address_book(const ResolvedConfig& config, const SelfDescription& self,
+                               RendezvousPurpose purpose, const Gate& gate,
+                               const std::string& addresses, UniqueFd listener,
+                               std::unique_ptr<PlaceBook>* out) {
+  auto book = std::make_unique<AddressBook>(config, self, purpose, gate);
+  MEP_TRY(book->open(addresses, std::move(listener)));
+  *out = std::move(book);
+  return MEP_SUCCESS;
+}
+
+}  // namespace mep

@@ -1,0 +1,201 @@
+// Rendezvous by a directory that all hosts share: DIRECTORY/mep-JOB/RANK.INCARNATION has one rank's
+// place. A file comes whole by rename and goes with its process's orderly end. One that was left
+// behind leads to nobody, or to somebody of another incarnation, which is found out on the
+// connection; so what lies in the directory is only believed about where to knock.
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <map>
+
+#include "base/log.hpp"
+#include "base/status.hpp"
+#include "core/bootstrap/local_socket.hpp"
+#include "core/bootstrap/rendezvous.hpp"
+
+namespace mep {
+namespace {
+
+constexpr uint32_t kPlaceMagic = 0x4450454d;  // "MEPD"
+constexpr size_t kMaxFileBytes = 1024;
+constexpr size_t kMaxFiles = size_t{4} << 16;
+constexpr uint64_t kLookEveryMs = 50;
+
+class DirectoryBook final : public PlaceBook {
+ public:
+  DirectoryBook(const ResolvedConfig& config, const SelfDescription& self)
+      : self_(self),
+        job_(config.job),
+        folder_(config.rendezvous + (config.rendezvous.back() == '/' ? "" : "/") + "mep-" +
+                name_of_job(config.job)) {}
+  ~DirectoryBook() override { withdraw(); }
+
+  mep_result_t open(const std::string& directory);
+  mep_result_t progress() override;
+  bool is_open() const override { return looked_; }
+  mep_result_t announce(const Place& own) override;
+  void withdraw() override;
+  std::vector<Place> find(uint32_t slot) const override;
+  std::string explain() const override { return "no file of it in " + folder_; }
+  void settle(const std::vector<Place>&) override {}
+  // Every rank writes its own.
+  void add(const Place&) override {}
+  void forget(uint32_t slot, uint64_t incarnation) override;
+
+ private:
+  using Key = std::pair<uint32_t, uint64_t>;  // rank and incarnation
+
+  // As the local sockets are named: short, and without a slash.
+  static std::string name_of_job(const std::string& job) {
+    const std::string name = local_socket_name(0, job, 0);
+    const size_t begin = std::string("mep/0/").size();
+    return name.substr(begin, name.size() - begin - std::string("/0").size());
+  }
+  std::string path_of(const Key& key) const;
+  bool read_file(const Key& key, Place* place) const;
+
+  const SelfDescription self_;
+  const std::string job_;
+  const std::string folder_;
+  std::string own_path_;
+  std::map<Key, Place> places_;
+  Deadline next_look_ = Deadline::at_ns(0);
+  bool looked_ = false;
+};
+
+mep_result_t DirectoryBook::open(const std::string& directory) {
+  struct stat status {};
+  if (stat(directory.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) {
+    return fail(MEP_ERR_NOT_FOUND, "rendezvous '%.200s' is no directory on this host",
+                directory.c_str());
+  }
+  if (mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) {
+    return fail(MEP_ERR_SYSTEM, "'%.200s' cannot be made: %s", folder_.c_str(),
+                strerrordesc_np(errno));
+  }
+  if (lstat(folder_.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||
+      status.st_uid != geteuid()) {
+    return fail(MEP_ERR_DENIED, "'%.200s' is not a directory of this user", folder_.c_str());
+  }
+  return MEP_SUCCESS;
+}
+
+std::string DirectoryBook::path_of(const Key& key) const {
+  char name[48];
+  std::snprintf(name, sizeof name, "/%u.%016llx", key.first,
+                static_cast<unsigned long long>(key.second));
+  return folder_ + name;
+}
+
+bool DirectoryBook::read_file(const Key& key, Place* place) const {
+  const UniqueFd fd(::open(path_of(key).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (!fd.valid()) return false;
+  std::vector<std::byte> bytes(kMaxFileBytes);
+  const ssize_t count = read(fd.get(), bytes.data(), bytes.size());
+  if (count <= 0) return false;
+  bytes.resize(static_cast<size_t>(count));
+  ByteReader reader(bytes);
+  if (reader.number<uint32_t>() != kPlaceMagic || reader.number<uint32_t>() != kProtocolVersion ||
+      reader.text(kMaxJobBytes) != job_ || !read_place(&reader, place)) {
+    return false;
+  }
+  return reader.complete() && Key{place->slot, place->incarnation} == key;
+}
+
+mep_result_t DirectoryBook::progress() {
+  if (!next_look_.expired()) return MEP_SUCCESS;
+  next_look_ = Deadline::after_ms(kLookEveryMs);
+  DIR* folder = opendir(folder_.c_str());
+  if (folder == nullptr) {
+    return fail(MEP_ERR_SYSTEM, "'%.200s' cannot be read: %s", folder_.c_str(),
+                strerrordesc_np(errno));
+  }
+  std::map<Key, Place> found;
+  while (const dirent* entry = readdir(folder)) {
+    const char* end = entry->d_name + std::char_traits<char>::length(entry->d_name);
+    Key key;
+    const auto [dot, error] = std::from_chars(entry->d_name, end, key.first);
+    if (error != std::errc() || dot == end || *dot != '.') continue;
+    const auto [stop, hex_error] = std::from_chars(dot + 1, end, key.second, 16);
+    if (hex_error != std::errc() || stop != end || found.size() >= kMaxFiles) continue;
+    // A file never changes: it is read once.
+    const auto known = places_.find(key);
+    if (known != places_.end()) {
+      found.insert(*known);
+      continue;
+    }
+    Place place;
+    if (read_file(key, &place)) found[key] = std::move(place);
+  }
+  closedir(folder);
+  places_ = std::move(found);
+  looked_ = true;
+  return MEP_SUCCESS;
+}
+
+mep_result_t DirectoryBook::announce(const Place& own) {
+  withdraw();
+  MEP_TRY(progress());
+  // This process holds the rank's name on this host: who had the rank here before has ended.
+  for (const auto& [key, place] : places_) {
+    if (key.first == own.slot && place.host == own.host) unlink(path_of(key).c_str());
+  }
+  ByteWriter writer;
+  writer.number(kPlaceMagic);
+  writer.number(kProtocolVersion);
+  writer.text(job_);
+  write_place(own, &writer);
+  const std::string path = path_of({own.slot, own.incarnation});
+  const std::string draft = path + ".draft";
+  mkdir(folder_.c_str(), 0700);  // the last of an earlier job may have removed it just now
+  const UniqueFd fd(
+      ::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+  const auto size = static_cast<ssize_t>(writer.bytes().size());
+  if (!fd.valid() || write(fd.get(), writer.bytes().data(), writer.bytes().size()) != size ||
+      fsync(fd.get()) != 0 || rename(draft.c_str(), path.c_str()) != 0) {
+    const int error = errno;
+    unlink(draft.c_str());
+    return fail(MEP_ERR_SYSTEM, "'%.200s' cannot be written: %s", path.c_str(),
+                strerrordesc_np(error));
+  }
+  own_path_ = path;
+  return MEP_SUCCESS;
+}
+
+void DirectoryBook::withdraw() {
+  if (own_path_.empty()) return;
+  unlink(own_path_.c_str());
+  own_path_.clear();
+  rmdir(folder_.c_str());  // the last one; fails for all others
+}
+
+std::vector<Place> DirectoryBook::find(uint32_t slot) const {
+  std::vector<Place> found;
+  for (auto each = places_.lower_bound({slot, 0});
+       each != places_.end() && each->first.first == slot; ++each) {
+    if (each->first.second != self_.identity.incarnation) found.push_back(each->second);
+  }
+  return found;
+}
+
+// The dead cannot remove theirs.
+void DirectoryBook::forget(uint32_t slot, uint64_t incarnation) {
+  unlink(path_of({slot, incarnation}).c_str());
+}
+
+}  // namespace
+
+mep_result_t make_directory_book(const ResolvedConfig& config, const SelfDescription& self,
+                                 std::unique_ptr<PlaceBook>* out) {
+  auto book = std::make_unique<DirectoryBook>(config, self);
+  MEP_TRY(book->open(config.rendezvous));
+  *out = std::move(book);
+  return MEP_SUCCESS;
+}
+
+}  // namespace mep
