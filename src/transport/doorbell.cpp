@@ -1,13 +1,18 @@
 // The futex is not process-private: the word lies in memory shared with the peers that ring.
 #include "transport/doorbell.hpp"
 
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <linux/membarrier.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <climits>
+#include <cstdio>
+#include <cstring>
 #include <ctime>
+#include <map>
+#include <mutex>
 
 #if defined(__SANITIZE_THREAD__)
 #define MEP_TSAN 1
@@ -43,6 +48,36 @@ void demand_fences(Doorbell* doorbell) {
   doorbell->needs_fence.store(1, std::memory_order_seq_cst);
 }
 
+// The eventfds of the ranks whose doorbells this process has mapped. Looked up only for ranks that
+// sleep in epoll, right before a system call.
+struct EventTable {
+  std::mutex mutex;
+  std::map<const Doorbell*, UniqueFd> events;
+};
+
+EventTable& event_table() {
+  // Never destroyed: threads may ring while the process ends.
+  static auto* table = new EventTable();
+  return *table;
+}
+
+void wake_event(const Doorbell* doorbell) {
+  EventTable& table = event_table();
+  const std::lock_guard lock(table.mutex);
+  const auto found = table.events.find(doorbell);
+  if (found == table.events.end()) return;
+  const uint64_t one = 1;
+  (void)!write(found->second.get(), &one, sizeof one);  // full means readable already
+}
+
+bool is_eventfd(int fd) {
+  char path[64];
+  char target[64] = "";
+  std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  const ssize_t length = readlink(path, target, sizeof target - 1);
+  return length > 0 && std::strcmp(target, "anon_inode:[eventfd]") == 0;
+}
+
 void wake_all(Doorbell* doorbell) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&doorbell->rings), FUTEX_WAKE, INT_MAX, nullptr,
           nullptr, 0);
@@ -62,6 +97,29 @@ void doorbell_ring(Doorbell* doorbell) {
   // Release: whoever takes its ticket after this ring sees the signal that it stands for.
   doorbell->rings.fetch_add(1, std::memory_order_release);
   wake_all(doorbell);
+  // Relaxed: set before the sleepers that were seen were counted.
+  if (doorbell->has_event.load(std::memory_order_relaxed) != 0) wake_event(doorbell);
+}
+
+void doorbell_bind_event(Doorbell* doorbell, UniqueFd event) {
+  if (doorbell == nullptr || !event.valid() || !is_eventfd(event.get())) return;
+  // A ring must not block, whoever made the descriptor.
+  fcntl(event.get(), F_SETFL, fcntl(event.get(), F_GETFL) | O_NONBLOCK);
+  EventTable& table = event_table();
+  const std::lock_guard lock(table.mutex);
+  table.events[doorbell] = std::move(event);
+}
+
+void doorbell_unbind_event(Doorbell* doorbell) {
+  EventTable& table = event_table();
+  const std::lock_guard lock(table.mutex);
+  table.events.erase(doorbell);
+}
+
+void doorbell_sleeps_by_event(Doorbell* doorbell) {
+  demand_fences(doorbell);
+  // Sequentially consistent: before S2 of the first sleeper that needs it.
+  doorbell->has_event.store(1, std::memory_order_seq_cst);
 }
 
 void doorbell_prepare_renewed(const Doorbell* current, Doorbell* fresh) {
@@ -73,6 +131,8 @@ void doorbell_prepare_renewed(const Doorbell* current, Doorbell* fresh) {
   fresh->rings.store(current->rings.load(std::memory_order_relaxed), std::memory_order_relaxed);
   fresh->needs_fence.store(current->needs_fence.load(std::memory_order_relaxed),
                            std::memory_order_relaxed);
+  fresh->has_event.store(current->has_event.load(std::memory_order_relaxed),
+                         std::memory_order_relaxed);
 }
 
 void doorbell_renewed(Doorbell* doorbell, Doorbell* old_pages) {
@@ -83,10 +143,12 @@ void doorbell_renewed(Doorbell* doorbell, Doorbell* old_pages) {
   doorbell->rings.fetch_add(kJump, std::memory_order_release);
   wake_all(doorbell);
   wake_all(old_pages);
+  wake_event(doorbell);
 }
 
-void doorbell_order_sleep(Doorbell* doorbell) {
-  if (membarrier_ready() && syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) != 0) {
+void doorbell_order_sleep(Doorbell* doorbell, bool signallers_fence) {
+  if (!signallers_fence && membarrier_ready() &&
+      syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) != 0) {
     demand_fences(doorbell);  // allowed when this process started, forbidden since
   }
 #if defined(MEP_TSAN)

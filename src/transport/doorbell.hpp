@@ -16,10 +16,18 @@
 // whose process has registered. Whoever of them cannot sets needs_fence (the owner in
 // doorbell_open, the signaller in doorbell_join), and from then on signallers store with sequential
 // consistency.
+//
+// A rank that waits for a network too sleeps in epoll and not on the futex, with an eventfd of its own
+// among what it waits for. It says so once and for all in has_event, before S2, and gives a duplicate of
+// that eventfd to every peer that maps the doorbell; W3 then also writes to it. The sleeper empties the
+// eventfd when none of its threads is about to sleep (see TransportWait), so no ring is taken away from
+// a thread that has announced itself.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+
+#include "base/unique_fd.hpp"
 
 namespace mep {
 
@@ -32,6 +40,8 @@ struct alignas(64) Doorbell {
   std::atomic<uint32_t> sleepers;
   // Never goes back to 0: signallers must fence (see above).
   std::atomic<uint32_t> needs_fence;
+  // Never goes back to 0: who rings also writes to the owner's eventfd, see above.
+  std::atomic<uint32_t> has_event;
 };
 static_assert(sizeof(Doorbell) == 64);
 constexpr uint32_t kSleeperCountMask = 0xffff;
@@ -50,6 +60,14 @@ void doorbell_open(Doorbell* doorbell);
 // peer renewed the window that it lies in.
 void doorbell_join(Doorbell* doorbell);
 
+// The owner's eventfd goes with `doorbell`, as this process has it mapped; replaces an earlier one.
+// Anything but an eventfd is refused: a peer may have sent it.
+void doorbell_bind_event(Doorbell* doorbell, UniqueFd event);
+void doorbell_unbind_event(Doorbell* doorbell);
+// The owner sleeps in epoll from now on, and its signallers fence: a network's sleepers sleep too often
+// to pay for both sides.
+void doorbell_sleeps_by_event(Doorbell* doorbell);
+
 // Rings although nobody may sleep: for this process's own threads (abort, view change) and as W3.
 void doorbell_ring(Doorbell* doorbell);
 
@@ -60,7 +78,7 @@ void doorbell_prepare_renewed(const Doorbell* current, Doorbell* fresh);
 void doorbell_renewed(Doorbell* doorbell, Doorbell* old_pages);
 
 // The parts of the sleeper's side that need the kernel: S3 and S5.
-void doorbell_order_sleep(Doorbell* doorbell);
+void doorbell_order_sleep(Doorbell* doorbell, bool signallers_fence);
 void doorbell_wait(Doorbell* doorbell, uint32_t ticket, uint64_t timeout_ns);
 
 // W1 to W3: publishes `word` (release: all earlier writes of this thread are visible to who reads
@@ -86,8 +104,9 @@ inline void doorbell_signal(Doorbell* doorbell, std::atomic<uint64_t>* target, u
 template <typename Delays>
 class BasicDoorbellSleep {
  public:
-  // S1 to S3.
-  explicit BasicDoorbellSleep(Doorbell* doorbell) : doorbell_(doorbell) {
+  // S1 to S3. `signallers_fence`: doorbell_sleeps_by_event() was called, so a fence here is enough.
+  explicit BasicDoorbellSleep(Doorbell* doorbell, bool signallers_fence = false)
+      : doorbell_(doorbell) {
     Delays::before(DoorbellStep::kS1);
     // Acquire: the ring that follows this ticket is not taken for an earlier one.
     ticket_ = doorbell->rings.load(std::memory_order_acquire);
@@ -95,7 +114,7 @@ class BasicDoorbellSleep {
     // Sequentially consistent: tells signallers that somebody is about to sleep.
     counted_ = doorbell->sleepers.fetch_add(1, std::memory_order_seq_cst);
     Delays::before(DoorbellStep::kS3);
-    doorbell_order_sleep(doorbell);
+    doorbell_order_sleep(doorbell, signallers_fence);
     Delays::before(DoorbellStep::kS4);
   }
 

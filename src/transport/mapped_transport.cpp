@@ -4,6 +4,7 @@
 
 #include "base/status.hpp"
 #include "transport/doorbell.hpp"
+#include "transport/test_network.hpp"
 
 namespace mep {
 namespace {
@@ -218,6 +219,9 @@ mep_result_t MappedTransport::put(uint32_t slot, uint32_t lane, uint64_t window,
   if (local == nullptr) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "a put of %zu bytes has no source", bytes);
   }
+  if (TestNetwork::enabled()) [[unlikely]] {
+    TestNetwork::note_put(peer->self.slot, slot);
+  }
   const PutPass pass(target->gate.get());
   if (!pass.open()) return fenced_peer(slot);
   std::memcpy(target->data + offset, local, bytes);
@@ -246,6 +250,12 @@ mep_result_t MappedTransport::signal(uint32_t slot, uint32_t lane, uint64_t wind
   if (world == nullptr || world->bytes < sizeof(Doorbell)) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "slot %u cannot be woken: its world window is not imported", slot);
+  }
+  if (TestNetwork::enabled()) [[unlikely]] {
+    const auto deliver = [=] {
+      doorbell_signal(reinterpret_cast<Doorbell*>(world->data), address, word);
+    };
+    if (TestNetwork::keep_signal(peer->self.slot, slot, deliver)) return MEP_SUCCESS;
   }
   const PutPass pass(target->gate.get());
   if (!pass.open()) return fenced_peer(slot);

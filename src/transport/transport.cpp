@@ -43,6 +43,11 @@ mep_result_t Transport::export_window(const std::shared_ptr<Window>& /*window*/,
   return unsupported(*this, "export_window");
 }
 
+mep_result_t Transport::export_window_to(uint32_t /*slot*/, const std::shared_ptr<Window>& window,
+                                         WindowExport* out) {
+  return export_window(window, out);
+}
+
 mep_result_t Transport::import_window(uint32_t /*slot*/, uint64_t /*window*/, size_t /*bytes*/,
                                       std::span<const std::byte> /*blob*/, UniqueFd /*fd*/) {
   return unsupported(*this, "import_window");
@@ -63,6 +68,26 @@ mep_result_t Transport::progress(bool* active) {
 
 mep_result_t Transport::fence_out(uint32_t /*slot*/) {
   return unsupported(*this, "fence_out");
+}
+
+mep_result_t Transport::mark(uint32_t /*slot*/, uint64_t /*number*/) {
+  return MEP_SUCCESS;  // a put has landed when it returns
+}
+
+uint64_t Transport::marked(uint32_t /*slot*/) const {
+  return UINT64_MAX;
+}
+
+bool Transport::connected(uint32_t /*slot*/) const {
+  return true;
+}
+
+const char* Transport::describe(uint32_t /*slot*/) const {
+  return nullptr;
+}
+
+bool Transport::take_failure(PeerFailure* /*out*/) {
+  return false;
 }
 
 mep_result_t Transport::register_memory(const void* /*memory*/, size_t /*bytes*/) {

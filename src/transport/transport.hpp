@@ -59,11 +59,23 @@ struct WindowExport {
 };
 constexpr size_t kMaxWindowBlobBytes = 256;
 
+// A peer that cannot be reached any more, as evidence for the membership.
+struct PeerFailure {
+  uint32_t slot = 0;
+  uint64_t incarnation = 0;
+  std::string reason;
+};
+
 struct TransportOptions {
-  bool put_only = false;          // map() answers null although the transport could map
-  bool encrypt_data = false;      // tcp: frames of data are encrypted too
-  std::string network_interface;  // tcp: glob of interface names to use; empty: all that are up
-  std::string hca;  // verbs: include and exclude list by glob and port; empty: the nearest
+  bool put_only = false;           // map() answers null although the transport could map
+  bool encrypt_data = false;       // tcp: frames of data are encrypted too
+  bool authenticate_data = false;  // tcp: frames between ranks of one host are authenticated too
+  std::string network_interface;   // tcp: globs of interface names to use; empty: all that are up
+  bool one_host = false;           // tcp: without network_interface only loopback is used
+  uint32_t suspect_ms = 5000;      // tcp: silence of a connection after which it is given up
+  uint32_t connect_timeout_ms = 60000;  // tcp: for a connection to come about
+  std::string hca;          // verbs: "mlx5_0:1,mlx5_1:1", the best first; empty: any that is active
+  uint32_t hca_equals = 0;  // how many at the list's begin are equally good
 };
 
 class Transport {
@@ -88,6 +100,10 @@ class Transport {
   // --- Windows ---------------------------------------------------------------------------------
   [[nodiscard]] virtual mep_result_t export_window(const std::shared_ptr<Window>& window,
                                                    WindowExport* out);
+  // The same for one peer, for transports whose descriptions differ by peer.
+  [[nodiscard]] virtual mep_result_t export_window_to(uint32_t slot,
+                                                      const std::shared_ptr<Window>& window,
+                                                      WindowExport* out);
   // `bytes` is what this rank's own window has; a peer that offers less is refused. Importing the
   // same id again replaces the old import, at the same mapped address where there is one.
   [[nodiscard]] virtual mep_result_t import_window(uint32_t slot, uint64_t window, size_t bytes,
@@ -110,6 +126,31 @@ class Transport {
   // Whether the fence also needs new pages (Window::renew) for the windows that the peer could
   // write.
   virtual bool fence_renews_windows() const { return false; }
+
+  // --- Transports whose bytes are under way for a while ------------------------------------------
+  // Whether bytes of a put may land after it has returned. Then a view change waits for marks, and a
+  // fence is needed even against a process that has ended.
+  virtual bool delivers_later() const { return false; }
+  // Sends a mark behind all that was posted to the peer until now. Numbers grow.
+  [[nodiscard]] virtual mep_result_t mark(uint32_t slot, uint64_t number);
+  // The last mark that has come from the peer: all that it had posted before has landed.
+  virtual uint64_t marked(uint32_t slot) const;
+  // False until the peer is reached; what is posted before is kept.
+  virtual bool connected(uint32_t slot) const;
+  // In between nothing lands in this rank's windows: around Window::renew().
+  virtual void hold_windows() {}
+  virtual void release_windows() {}
+  // An epoll that can be slept on in place of event_fd(), with `wake_fd` in it under `tag`; -1: there is
+  // none. It spares an epoll within an epoll.
+  virtual int sleep_epoll(int /*wake_fd*/, uint64_t /*tag*/) { return -1; }
+  // How the peer is reached, in words; null: by name.
+  virtual const char* describe(uint32_t slot) const;
+  // What belongs to no call: making connections, sending what a socket had no room for. For the
+  // control thread, whenever control_fd() is readable; -1: there is nothing of the kind.
+  virtual int control_fd() const { return -1; }
+  virtual void control_progress() {}
+  // Each failure is told once. False: there is none.
+  virtual bool take_failure(PeerFailure* out);
 
   // Memory of the caller that puts may read; host transports need nothing.
   [[nodiscard]] virtual mep_result_t register_memory(const void* memory, size_t bytes);

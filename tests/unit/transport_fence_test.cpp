@@ -35,7 +35,9 @@ struct ZombieBoard {
 
 [[noreturn]] void run_zombie(Window* target, bool put_only, ZombieBoard* board) {
   alarm(300);
-  const std::unique_ptr<mep::Transport> shm = entry_named("shm").make({put_only});
+  mep::TransportOptions options;
+  options.put_only = put_only;
+  const std::unique_ptr<mep::Transport> shm = entry_named("shm").make(options);
   std::shared_ptr<Window> window(target, [](Window*) {});
   mep::WindowExport exported;
   const mep::PeerIdentity self{1, 11, 7, 2, 0};

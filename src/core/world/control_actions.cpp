@@ -8,6 +8,7 @@
 #include "base/failpoint.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "core/bootstrap/place_book.hpp"
 #include "core/world/control_thread.hpp"
 
 namespace mep {
@@ -54,6 +55,7 @@ void ControlThread::act(const membership::Wedge& action) {
   times_.wedge_ns = now_ns();
   std::vector<membership::ChannelState> channels;
   for (const auto& [id, client] : clients_) client->wedge(&channels);
+  send_marks(action.epoch);
   times_.wedged_ns = now_ns();
   times_.agreed_ns = 0;
   membership_->on_wedged(action.epoch, std::move(channels));
@@ -132,7 +134,10 @@ void ControlThread::act(const membership::FlushSend& action) {
 void ControlThread::act(const membership::FenceOut& action) {
   MEP_FAILPOINT("fence");
   World::Peer& peer = world_->peers_[action.slot];
-  if (action.confirmed || peer.transport == nullptr) {
+  // What a process sent before its end may come after it.
+  const bool late = peer.transport != nullptr && peer.transport->delivers_later() &&
+                    peer.identity.incarnation == action.incarnation;
+  if ((action.confirmed && !late) || peer.transport == nullptr) {
     membership_->on_fenced(action.slot, action.incarnation);
     return;
   }
@@ -166,6 +171,14 @@ void ControlThread::check_fences() {
 
 void ControlThread::act(const membership::Prepare& action) {
   note_agreed();
+  preparing_ = std::make_unique<membership::Prepare>(action);
+  check_prepare();
+}
+
+void ControlThread::check_prepare() {
+  if (preparing_ == nullptr || !drained()) return;
+  const membership::Prepare action = std::move(*preparing_);
+  preparing_.reset();
   for (const auto& [id, client] : clients_) {
     if (affects(*action.value, *client)) client->prepare();
   }
@@ -185,6 +198,7 @@ void ControlThread::act(const membership::InstallView& action) {
   flush_pending_ = false;
   flushed_.clear();
   fences_.clear();
+  preparing_.reset();
   publish_view();
   log(LogLevel::kDebug, "view %llu: %u members, %zu removed, %zu added, %zu settled, answers %llu",
       static_cast<unsigned long long>(action.view->epoch), action.view->members.count(),
@@ -203,6 +217,9 @@ void ControlThread::act(const membership::InstallView& action) {
         state == MEP_PEER_DEAD   ? "its process ended"
         : state == MEP_PEER_LEFT ? "it left"
                                  : "excluded, not confirmed dead");
+    if (world_->gate_ != nullptr && world_->gate_->book != nullptr) {
+      world_->gate_->book->forget(removal.slot, peer.identity.incarnation);
+    }
     if (peer.link == nullptr) continue;
     flush_links();
     unwatch(peer.link->fd());
@@ -226,6 +243,7 @@ void ControlThread::act(const membership::InstallView& action) {
   for (const membership::Member& member : action.decision->added) {
     added.push_back(member.slot);
     arrivals_.erase(member.slot);
+    world_->peers_[member.slot].is_newcomer = false;
     // Relaxed: see World::Peer.
     world_->peers_[member.slot].state.store(MEP_PEER_ALIVE, std::memory_order_relaxed);
     log(LogLevel::kInfo, "rank %u is in the view %llu", member.slot,

@@ -66,6 +66,9 @@ bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
       return take_comm_epochs(frame);
     case kFrameReady:
       return take_ready(slot);
+    case kFrameOffered:
+      world_->directory_.note_offered(slot);
+      return true;
     default:  // a peer's number, not an enumerator: anything may come
       (void)fail(MEP_ERR_DENIED, "unknown frame type %u", static_cast<unsigned>(frame.type));
       return false;
@@ -80,11 +83,12 @@ bool ControlThread::take_window(uint32_t slot, Frame& frame) {
   offer.bytes = reader.number<uint64_t>();
   offer.generation = reader.number<uint32_t>();
   offer.blob = reader.block(kMaxWindowBlobBytes);
-  if (!reader.complete() || frame.fds.size() > 1) {
+  if (!reader.complete() || frame.fds.size() > 2) {
     (void)fail(MEP_ERR_DENIED, "a bad window frame");
     return false;
   }
   if (!frame.fds.empty()) offer.fd = std::move(frame.fds[0]);
+  if (frame.fds.size() > 1) offer.event = std::move(frame.fds[1]);
   const uint32_t generation = offer.generation;
   // A window that is in use here was renewed; a newcomer's is taken at once, too. Others wait until a
   // user's thread wants them.
@@ -92,7 +96,6 @@ bool ControlThread::take_window(uint32_t slot, Frame& frame) {
   if (!now || !world_->take_offer(slot, id, &offer)) {
     world_->directory_.file(slot, id, std::move(offer));
   }
-  note_arrived_window(slot, id);
   if (generation > 0) {
     ByteWriter payload;
     payload.number(id);
@@ -196,9 +199,9 @@ void ControlThread::drop_link(uint32_t slot) {
     note_evidence();
     membership_->on_connection_lost(slot, peer.identity.incarnation);
   } else {
-    membership_->on_newcomer_gone(slot, peer.identity.incarnation, false);
-    arrivals_.erase(slot);
+    newcomer_ended(slot, false);
   }
+  world_->directory_.forget_offered(slot);
   world_->directory_.wake();
 }
 
@@ -212,8 +215,7 @@ void ControlThread::process_ended(uint32_t slot) {
     note_evidence();
     membership_->on_process_exit(slot, peer.identity.incarnation);
   } else {
-    membership_->on_newcomer_gone(slot, peer.identity.incarnation, true);
-    arrivals_.erase(slot);
+    newcomer_ended(slot, true);
   }
   world_->directory_.wake();
 }

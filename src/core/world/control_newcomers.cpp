@@ -3,10 +3,13 @@
 // A newcomer for a slot that is not in the view is connected once no user thread can still be inside a
 // call of a view that had the slot's former rank. Then this rank gives it the view, the comms that it
 // will be a member of, and its part of every window they share; when all of the newcomer's windows are
-// mapped here and it has said the same of this rank's, the membership state machine hears of it.
+// mapped here and it has said the same of this rank's, the membership state machine hears of it. Comms
+// and EP objects may be made and destroyed meanwhile: neither side waits for a window that the other
+// does not have.
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/failpoint.hpp"
 #include "base/log.hpp"
@@ -59,6 +62,7 @@ void ControlThread::advance_newcomers() {
       peer.link = nullptr;
       arrivals_.erase(slot);
     }
+    watch_transports();
     return true;
   });
 }
@@ -66,6 +70,7 @@ void ControlThread::advance_newcomers() {
 bool ControlThread::connect_newcomer(uint32_t slot) {
   MEP_FAILPOINT("newcomer connect");
   World::Peer& peer = world_->peers_[slot];
+  peer.is_newcomer = true;
   bool watched = watch(peer.link->fd(), Source::kLink, slot, EPOLLIN);
   if (peer.pidfd.valid()) {
     watched = watched && watch(peer.pidfd.get(), Source::kProcess, slot, EPOLLIN);
@@ -80,6 +85,7 @@ bool ControlThread::connect_newcomer(uint32_t slot) {
   ByteWriter payload;
   payload.number(static_cast<uint32_t>(comms.size()));
   for (const CommDescription& comm : comms) {
+    payload.number(comm.id);
     payload.text(comm.name);
     payload.number(comm.epoch);
     payload.number(comm.child_number);
@@ -92,6 +98,8 @@ bool ControlThread::connect_newcomer(uint32_t slot) {
   send(slot, kFrameComms, payload.bytes());
   send_comm_epochs(slot);
   offer_windows_to(slot);
+  // This rank may be a newcomer itself, and that one may be in first.
+  if (said_ready_) send(slot, kFrameReady, {});
   read_link(slot);
   return true;
 }
@@ -124,38 +132,38 @@ bool ControlThread::take_comm_epochs(const Frame& frame) {
 }
 
 void ControlThread::offer_windows_to(uint32_t slot) {
-  Arrival& arrival = arrivals_[slot];
+  arrivals_[slot] = {};
   for (const std::shared_ptr<Window>& window : world_->directory_.own_for(slot)) {
     WindowExport exported;
-    if (world_->peers_[slot].transport->export_window(window, &exported) != MEP_SUCCESS ||
+    if (world_->peers_[slot].transport->export_window_to(slot, window, &exported) != MEP_SUCCESS ||
         world_->send_window(*window, exported, slot) != MEP_SUCCESS) {
       log(LogLevel::kWarn, "cannot offer a window to rank %u: %s", slot, last_error_text());
     }
-    arrival.awaited.insert(window->id());
   }
+  send(slot, kFrameOffered, {});
 }
 
-void ControlThread::note_arrived_window(uint32_t slot, uint64_t window) {
-  const auto arrival = arrivals_.find(slot);
-  if (arrival == arrivals_.end()) return;
-  arrival->second.awaited.erase(window);
-  check_newcomer(slot);
-}
-
-void ControlThread::check_newcomer(uint32_t slot) {
-  Arrival& arrival = arrivals_[slot];
-  if (!arrival.ready || !arrival.awaited.empty() || arrival.announced) return;
-  arrival.announced = true;
-  const PeerIdentity& identity = world_->peers_[slot].identity;
-  membership_->on_newcomer_ready({slot, identity.incarnation, identity.host});
-}
-
+// Links keep the order: whatever windows the newcomer has for this rank have come before. One that it
+// does not have belongs to an object that was made, or is destroyed, while it came.
 bool ControlThread::take_ready(uint32_t slot) {
-  const auto arrival = arrivals_.find(slot);
-  if (arrival == arrivals_.end()) return true;
-  arrival->second.ready = true;
-  check_newcomer(slot);
+  // Of two that came at the same time, who is in first did not let the other in, but has it linked.
+  if (is_member(slot) || std::exchange(arrivals_[slot].announced, true)) return true;
+  world_->peers_[slot].is_newcomer = true;
+  const PeerIdentity& identity = world_->peers_[slot].identity;
+  // Release: see World::has_offered_all().
+  world_->peers_[slot].ready_incarnation.store(identity.incarnation, std::memory_order_release);
+  membership_->on_newcomer_ready({slot, identity.incarnation, identity.host});
   return true;
+}
+
+// A newcomer may come again by another link; it has ended when its process has, if that can be seen.
+void ControlThread::newcomer_ended(uint32_t slot, bool confirmed) {
+  World::Peer& peer = world_->peers_[slot];
+  membership_->on_newcomer_gone(slot, peer.identity.incarnation, confirmed);
+  arrivals_.erase(slot);
+  if (!peer.is_newcomer || (!confirmed && peer.pidfd.valid())) return;
+  peer.is_newcomer = false;
+  membership_->on_newcomer_lost(slot);
 }
 
 bool ControlThread::take_view(uint32_t, const Frame& frame) {
@@ -167,6 +175,8 @@ bool ControlThread::take_view(uint32_t, const Frame& frame) {
     return false;
   }
   membership_->on_view_snapshot(view);
+  // To those too that came in meanwhile.
+  if (said_ready_) say_ready();
   // Threads that wait for a member which is gone by now look again.
   publish_view();
   world_->directory_.wake();
@@ -174,6 +184,7 @@ bool ControlThread::take_view(uint32_t, const Frame& frame) {
 }
 
 void ControlThread::say_ready() {
+  said_ready_ = true;
   for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) send(slot, kFrameReady, {});
 }
 

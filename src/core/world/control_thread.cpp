@@ -20,7 +20,6 @@ namespace mep {
 namespace {
 
 constexpr int kMaxWaitMs = 1000;
-constexpr int kDoorWaitMs = 5;
 
 uint64_t pack(uint32_t source, uint32_t slot) {
   return uint64_t{source} << 32 | slot;
@@ -64,14 +63,15 @@ mep_result_t ControlThread::start(const membership::View* joining) {
     start.joining = true;
   }
   if (world_->listener_.valid()) {
-    door_ = std::make_unique<NewcomerDoor>(world_->listener_.get(), world_->config_, world_->self_);
-    watched = watched && watch(world_->listener_.get(), Source::kDoor, 0, EPOLLIN);
+    door_ = std::make_unique<NewcomerDoor>(world_->listener_.get(), world_->config_, world_->self_,
+                                           world_->gate_);
+    watched = watched && watch(door_->fd(), Source::kDoor, 0, EPOLLIN);
   }
   if (!watched) return fail(MEP_ERR_SYSTEM, "epoll_ctl: %m");
+  watch_transports();
+  start.config = membership::config_for(world_->config().heartbeat_ms * uint64_t{1000},
+                                        world_->config().suspect_ms * uint64_t{1000});
   start.config.quorum = static_cast<membership::QuorumPolicy>(world_->config().quorum);
-  start.config.heartbeat_interval_us = world_->config().heartbeat_ms * uint64_t{1000};
-  start.config.accuse_after_us = world_->config().suspect_ms * uint64_t{1000};
-  start.config.pair_hold_us = 2 * start.config.accuse_after_us;
   membership_ = std::make_unique<membership::Membership>(std::move(start));
   publish_view();
 
@@ -191,6 +191,7 @@ void ControlThread::handle(Source source, uint32_t slot, uint32_t events) {
       process_ended(slot);
       return;
     case Source::kDoor:
+    case Source::kTransport:
       return;  // served in every round
   }
 }
@@ -205,6 +206,7 @@ void ControlThread::run_requests() {
 }
 
 void ControlThread::tick() {
+  serve_transports();
   membership_->tick(now_ns() / 1000);
   carry_out();
   serve_door();
@@ -217,9 +219,8 @@ void ControlThread::tick() {
 
 int ControlThread::wait_ms() const {
   // Somebody waits for a user's thread of this rank to pass an operation: look again soon.
-  if (!leaving_peers_.empty() || !knocking_.empty()) return 1;
-  // Somebody stands in the door and has not said who it is.
-  const int cap_ms = door_ != nullptr && door_->fds().size() > 1 ? kDoorWaitMs : kMaxWaitMs;
+  if (!leaving_peers_.empty() || !knocking_.empty() || preparing_ != nullptr) return 1;
+  const int cap_ms = door_ != nullptr ? door_->wait_ms(kMaxWaitMs) : kMaxWaitMs;
   const uint64_t now = now_ns() / 1000;
   const uint64_t next = membership_->next_tick_us();
   if (next <= now) return 0;

@@ -11,7 +11,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <vector>
 
@@ -57,7 +56,7 @@ class ControlThread {
   membership::View view_snapshot() const;
 
  private:
-  enum class Source : uint32_t { kRequests, kLink, kProcess, kDoor };
+  enum class Source : uint32_t { kRequests, kLink, kProcess, kDoor, kTransport };
 
   // control_thread.cpp: the loop
   void loop();
@@ -113,12 +112,20 @@ class ControlThread {
   void advance_newcomers();
   bool connect_newcomer(uint32_t slot);
   void offer_windows_to(uint32_t slot);
-  void note_arrived_window(uint32_t slot, uint64_t window);
-  void check_newcomer(uint32_t slot);
   bool take_view(uint32_t slot, const Frame& frame);
   bool take_ready(uint32_t slot);
+  void newcomer_ended(uint32_t slot, bool confirmed);
   void send_comm_epochs(uint32_t slot);
   bool take_comm_epochs(const Frame& frame);
+
+  // control_transports.cpp
+  void watch_transports();
+  void serve_transports();
+  void take_failures();
+  // Marks behind all that this rank's threads have posted, once a view change has stopped them.
+  void send_marks(uint64_t epoch);
+  bool drained() const;
+  void check_prepare();
 
   // leaving
   void check_leaving();
@@ -155,16 +162,21 @@ class ControlThread {
   };
   std::vector<Fence> fences_;
 
+  // What was posted before the wedge may still be on its way here: no window is prepared for the next
+  // epoch before the marks of all others that stay have come.
+  uint64_t marked_epoch_ = 0;
+  std::unique_ptr<membership::Prepare> preparing_;  // null: none is put off
+  uint32_t watched_transports_ = 0;
+
   ViewChangeTimes times_;  // of the change under way
 
   // Newcomers: who has knocked, and who of them is connected and exchanges windows.
   struct Arrival {
-    std::set<uint64_t> awaited;  // windows that it has not offered yet
-    bool ready = false;          // it has said so
-    bool announced = false;      // to the membership state machine
+    bool announced = false;  // to the membership state machine, when it had said that it is ready
   };
   std::unique_ptr<NewcomerDoor> door_;
   std::vector<PeerLink> knocking_;
+  bool said_ready_ = false;               // this rank, as a newcomer
   std::map<uint32_t, Arrival> arrivals_;  // by slot, connected
   // On a newcomer: epochs of comms after view changes that it has not taken part in.
   std::map<uint64_t, uint64_t> told_epochs_;

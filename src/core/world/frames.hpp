@@ -18,9 +18,10 @@ enum WorldFrame : uint16_t {
   kFrameLeavingHeld,  // empty: this rank holds all that the leaving one has completed
   // For and from newcomers.
   kFrameView,  // membership::encode_view
-  kFrameComms,  // u32 count, then per comm: text name, u64 epoch, u32 splits, u32 EP objects made, u32
-                // ranks, u32 slot each, u32 objects, block each
+  kFrameComms,  // u32 count, then per comm: u64 id, text name, u64 epoch, u32 splits, u32 EP objects made,
+                // u32 ranks, u32 slot each, u32 objects, block each
   kFrameReady,       // empty: the newcomer has taken all windows that it was offered
+  kFrameOffered,     // empty: the newcomer was offered all windows that this rank shares with it
   kFrameCommEpochs,  // u32 count, then per comm: u64 id, u64 epoch; now
 };
 

@@ -18,6 +18,7 @@ struct Remote {
   Doorbell* doorbell = nullptr;  // of the owner; set exactly when mapped is
   Transport* transport = nullptr;
   uint64_t window = 0;
+  uint64_t host = 0;  // same value: same host
   uint32_t slot = 0;
 
   mep_result_t put(uint64_t offset, const void* local, size_t bytes) const {
@@ -34,7 +35,7 @@ struct Remote {
       if (bytes != 0) std::memcpy(mapped + offset + first, from + first, bytes - first);
       return MEP_SUCCESS;
     }
-    return transport->put(slot, 0, window, offset, local, bytes);
+    return unless_lost(transport->put(slot, 0, window, offset, local, bytes));
   }
 
   // Release: whoever reads the word with acquire sees all earlier puts of this thread to this peer.
@@ -45,7 +46,14 @@ struct Remote {
           doorbell, reinterpret_cast<std::atomic<uint64_t>*>(mapped + offset), word);
       return MEP_SUCCESS;
     }
-    return transport->signal(slot, 0, window, offset, word, true);
+    return unless_lost(transport->signal(slot, 0, window, offset, word, true));
+  }
+
+ private:
+  // A connection that is lost is for the membership to judge, which hears of it from the transport: the
+  // operation goes on and ends by the verdict, the same on all ranks.
+  mep_result_t unless_lost(mep_result_t result) const {
+    return result == MEP_ERR_PEER_FAILED && transport->delivers_later() ? MEP_SUCCESS : result;
   }
 };
 

@@ -46,6 +46,19 @@ void WindowDirectory::forget_slot(uint32_t slot) {
   std::erase_if(offers_, [slot](const auto& entry) { return entry.first.first == slot; });
 }
 
+void WindowDirectory::note_offered(uint32_t slot) {
+  {
+    const std::lock_guard lock(mutex_);
+    offered_.insert(slot);
+  }
+  changed_.notify_all();
+}
+
+void WindowDirectory::forget_offered(uint32_t slot) {
+  const std::lock_guard lock(mutex_);
+  offered_.erase(slot);
+}
+
 void WindowDirectory::add_own(const std::shared_ptr<Window>& window, std::vector<uint32_t> slots) {
   const std::lock_guard lock(mutex_);
   own_[window->id()] = {window, std::move(slots)};

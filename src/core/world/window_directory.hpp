@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct WindowOffer {
   uint32_t generation = 0;
   std::vector<std::byte> blob;
   UniqueFd fd;
+  UniqueFd event;  // of the world's window, if its owner may sleep in epoll
 };
 
 class WindowDirectory {
@@ -38,6 +40,10 @@ class WindowDirectory {
   // Whether an offer is there; for use in `ready`.
   bool has(uint32_t slot, uint64_t window) const;
   void forget_slot(uint32_t slot);
+  // A newcomer's: that member has offered all that it has. `offered` is for use in `ready`.
+  void note_offered(uint32_t slot);
+  void forget_offered(uint32_t slot);
+  bool offered(uint32_t slot) const { return offered_.contains(slot); }
 
   // Own windows that peers may use, for renewal and for newcomers.
   void add_own(const std::shared_ptr<Window>& window, std::vector<uint32_t> slots);
@@ -51,6 +57,7 @@ class WindowDirectory {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::pair<uint32_t, uint64_t>, WindowOffer> offers_;
+  std::set<uint32_t> offered_;  // slots
   struct Own {
     std::shared_ptr<Window> window;
     std::vector<uint32_t> slots;  // who shares it

@@ -9,6 +9,7 @@
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/world/control_thread.hpp"
+#include "transport/test_network.hpp"
 
 namespace mep {
 namespace {
@@ -39,6 +40,7 @@ World::World(const ResolvedConfig& config, Mesh mesh, TransportSet transports)
       transports_(std::move(transports)),
       peers_(static_cast<size_t>(config.max_size)),
       listener_(std::move(mesh.listener)),
+      gate_(std::move(mesh.gate)),
       source_memory_(self_.identity.incarnation),
       fork_generation_(fork_generation()) {
   peers_[self_.identity.slot].identity = self_.identity;
@@ -51,6 +53,8 @@ mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet t
   const std::shared_ptr<World> world(new World(config, std::move(mesh), std::move(transports)));
   MEP_TRY(Window::create(kWorldWindowId, 4096, &world->world_window_));
   doorbell_open(world->doorbell());
+  MEP_TRY(world->open_network());
+  world->request_bell_ = std::make_unique<RequestBell>(world->doorbell());
   world->decide_wait_policy(links);
   for (PeerLink& link : links) {
     Peer& peer = world->peers_[link.identity.slot];
@@ -61,6 +65,7 @@ mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet t
     MEP_TRY(world->choose_transport(&peer, link.offer));
     log(LogLevel::kInfo, "rank %u is reached by %s", link.identity.slot, peer.transport->name());
   }
+  world->entering_ = joining != nullptr;
   world->control_ = std::make_unique<ControlThread>(world.get());
   MEP_TRY(world->control_->start(joining));
   std::vector<uint32_t> everybody;
@@ -76,10 +81,11 @@ mep_result_t World::connect(const Deadline& deadline, bool is_newcomer) {
   std::vector<uint32_t> members;
   view_snapshot().members.each([&](uint32_t slot) { members.push_back(slot); });
   std::vector<Remote> remotes;
-  return receive_windows(
+  MEP_TRY(receive_windows(
       world_window_, members,
       [&](uint32_t slot) { return is_newcomer && view_snapshot().incarnation(slot) == 0; },
-      deadline, &remotes);
+      deadline, &remotes));
+  return await_connections(deadline, is_newcomer);
 }
 
 void World::count_allocation(int change) {
@@ -88,8 +94,12 @@ void World::count_allocation(int change) {
 }
 
 World::~World() {
+  request_bell_.reset();
   if (control_ != nullptr) control_->stop();
   control_.reset();
+  if (!network_.is_open()) return;
+  if (world_window_ != nullptr) doorbell_unbind_event(doorbell());
+  for (uint32_t slot = 0; slot < max_slots(); ++slot) unbind_event(slot);
 }
 
 bool World::forked() const {
@@ -106,6 +116,7 @@ const char* World::transport_text(uint32_t slot) const {
   const Transport* transport = peers_[slot].transport;
   if (transport == nullptr) return "none";
   if (transport->map(slot, kWorldWindowId) != nullptr) return transport->name();
+  if (const char* text = transport->describe(slot)) return text;
   static constexpr struct {
     const char* name;
     const char* text;
@@ -126,8 +137,11 @@ mep_result_t World::send_window(const Window& window, const WindowExport& export
   payload.block(exported.blob);
   const std::shared_ptr<ControlLink> link = peers_[slot].link;
   if (link == nullptr) return MEP_SUCCESS;
-  const int fd = exported.fd.get();
-  const std::span<const int> fds(&fd, exported.fd.valid() ? 1 : 0);
+  // Who maps the doorbell can ring a thread that sleeps in epoll.
+  const int descriptors[] = {exported.fd.get(), network_.event()};
+  const bool with_event = window.id() == kWorldWindowId && network_.is_open();
+  const size_t count = !exported.fd.valid() ? 0 : with_event ? 2 : 1;
+  const std::span<const int> fds(descriptors, count);
   const mep_result_t sent = link->send(kFrameWindow, payload.bytes(), fds);
   // A broken link is the control thread's business.
   return sent == MEP_ERR_PEER_FAILED ? MEP_SUCCESS : sent;
@@ -150,7 +164,7 @@ mep_result_t World::offer_window(const std::shared_ptr<Window>& window,
     for (const uint32_t slot : targets) {
       if (slot == self_slot() || peers_[slot].transport == nullptr) continue;
       WindowExport exported;
-      result = peers_[slot].transport->export_window(window, &exported);
+      result = peers_[slot].transport->export_window_to(slot, window, &exported);
       if (result == MEP_SUCCESS) result = send_window(*window, exported, slot);
       if (result == MEP_SUCCESS) continue;
       text = last_error_text();
@@ -164,8 +178,13 @@ mep_result_t World::offer_window(const std::shared_ptr<Window>& window,
 
 mep_result_t World::remote_of(uint32_t slot, const std::shared_ptr<Window>& window,
                               Remote* remote) const {
+  // Only tests have several hosts within one process.
+  const auto host_of = [](const PeerIdentity& identity) {
+    return TestNetwork::enabled() ? TestNetwork::host_of(identity.slot) : identity.host;
+  };
   remote->slot = slot;
   remote->window = window->id();
+  remote->host = host_of(peers_[slot].identity);
   if (slot == self_slot()) {
     remote->mapped = window->data();
     remote->doorbell = doorbell();
@@ -173,7 +192,7 @@ mep_result_t World::remote_of(uint32_t slot, const std::shared_ptr<Window>& wind
   }
   Transport* transport = peers_[slot].transport;
   remote->transport = transport;
-  remote->mapped = transport->map(slot, window->id());
+  if (remote->host == host_of(self_.identity)) remote->mapped = transport->map(slot, window->id());
   if (remote->mapped != nullptr) {
     remote->doorbell = reinterpret_cast<Doorbell*>(transport->map(slot, kWorldWindowId));
   }
@@ -192,14 +211,26 @@ mep_result_t World::receive_windows(const std::shared_ptr<Window>& window,
       continue;
     }
     if (skip(slot)) continue;
+    // Its doorbell comes with the world's window; of two newcomers neither has taken the other's.
+    if (window->id() != kWorldWindowId && !is_imported(slot, kWorldWindowId)) {
+      std::vector<Remote> doorbell;
+      MEP_TRY(receive_windows(world_window_, {&slot, 1}, skip, deadline, &doorbell));
+    }
+    // A newcomer asks for what another member told it of; this one may have destroyed it meanwhile.
+    bool withheld = false;
     const auto settled = [&] {
-      return directory_.has(slot, window->id()) || is_imported(slot, window->id()) ||
-             terminal_result() != MEP_SUCCESS || control_->view_snapshot().incarnation(slot) == 0;
+      const bool here = directory_.has(slot, window->id()) || is_imported(slot, window->id());
+      withheld = entering_ && !here && directory_.offered(slot);
+      return here || withheld || terminal_result() != MEP_SUCCESS ||
+             control_->view_snapshot().incarnation(slot) == 0;
     };
     if (!directory_.wait(deadline, settled)) {
       return fail(MEP_ERR_TIMEOUT, "rank %u did not offer its part of a window in time", slot);
     }
     if (skip(slot)) continue;  // it left the view meanwhile
+    if (withheld) {
+      return fail(MEP_ERR_NOT_FOUND, "rank %u has destroyed what the window is of", slot);
+    }
     WindowOffer offer;
     if (find_remote(slot, window, &remotes->back())) continue;
     if (!directory_.take(slot, window->id(), &offer)) {
@@ -234,6 +265,10 @@ mep_result_t World::import_offer(uint32_t slot, const std::shared_ptr<Window>& w
                                  WindowOffer* offer) {
   MEP_TRY(peers_[slot].transport->import_window(slot, window->id(), window->bytes(), offer->blob,
                                                 std::move(offer->fd)));
+  if (window->id() == kWorldWindowId && offer->event.valid()) {
+    std::byte* mapped = peers_[slot].transport->map(slot, kWorldWindowId);
+    doorbell_bind_event(reinterpret_cast<Doorbell*>(mapped), std::move(offer->event));
+  }
   const std::lock_guard lock(state_mutex_);
   imported_.insert({slot, window->id()});
   return MEP_SUCCESS;
@@ -256,6 +291,15 @@ mep_result_t World::await_remote(uint32_t slot, const std::shared_ptr<Window>& w
   return MEP_SUCCESS;
 }
 
+bool World::has_offered(uint32_t slot, const Window& window) {
+  bool offered = is_imported(slot, window.id());
+  (void)directory_.wait(Deadline::at_ns(0), [&] {
+    offered = offered || directory_.has(slot, window.id());
+    return true;
+  });
+  return offered;
+}
+
 bool World::take_offer(uint32_t slot, uint64_t window, WindowOffer* offer) {
   const std::shared_ptr<Window> own = directory_.own(window);
   if (own == nullptr) return false;
@@ -268,6 +312,7 @@ bool World::take_offer(uint32_t slot, uint64_t window, WindowOffer* offer) {
 
 void World::forget_peer(uint32_t slot) {
   Peer& peer = peers_[slot];
+  unbind_event(slot);
   if (peer.transport != nullptr) peer.transport->remove_peer(slot);
   peer.transport = nullptr;
   directory_.forget_slot(slot);
@@ -281,7 +326,10 @@ void World::renew_windows(uint32_t excluded, AwaitedWindows* awaited) {
       const std::lock_guard lock(state_mutex_);
       if (window->id() != kWorldWindowId && !imported_.contains({excluded, window->id()})) continue;
     }
-    if (window->renew() != MEP_SUCCESS) {
+    hold_windows();
+    const mep_result_t renewed = window->renew();
+    release_windows();
+    if (renewed != MEP_SUCCESS) {
       log(LogLevel::kError, "cannot renew a window: %s", last_error_text());
       continue;
     }
@@ -292,7 +340,7 @@ void World::renew_windows(uint32_t excluded, AwaitedWindows* awaited) {
         if (window->id() != kWorldWindowId && !imported_.contains({slot, window->id()})) continue;
       }
       WindowExport exported;
-      if (peers_[slot].transport->export_window(window, &exported) == MEP_SUCCESS &&
+      if (peers_[slot].transport->export_window_to(slot, window, &exported) == MEP_SUCCESS &&
           send_window(*window, exported, slot) == MEP_SUCCESS) {
         awaited->insert({{slot, window->id()}, window->generation()});
       }
@@ -376,6 +424,7 @@ mep_result_t World::enter(const Deadline& deadline, std::vector<uint32_t>* admit
     state_changed_.wait_for(lock, std::chrono::milliseconds(deadline.left_ms(100)));
   }
   if (joined_) {
+    entering_ = false;
     *admitted = added_;
     return MEP_SUCCESS;
   }

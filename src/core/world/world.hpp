@@ -21,6 +21,8 @@
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/membership/membership.hpp"
 #include "core/world/remote.hpp"
+#include "core/world/request_bell.hpp"
+#include "core/world/transport_wait.hpp"
 #include "core/world/view_change_times.hpp"
 #include "core/world/wait.hpp"
 #include "core/world/window_directory.hpp"
@@ -41,7 +43,8 @@ using AwaitedWindows = std::set<std::pair<std::pair<uint32_t, uint64_t>, uint32_
 
 // What a newcomer must know to take its place in a comm.
 struct CommDescription {
-  std::string name;
+  uint64_t id = 0;
+  std::string name;  // now; it may have been renamed
   uint64_t epoch = 0;
   std::vector<uint32_t> slots;
   // How many comms were split off and EP objects made from it: names follow from these.
@@ -111,6 +114,9 @@ class World : public std::enable_shared_from_this<World> {
   const WaitPolicy& wait_policy() const { return wait_policy_; }
   Doorbell* doorbell() const { return reinterpret_cast<Doorbell*>(world_window_->data()); }
 
+  // Descriptors that tell of progress; any thread.
+  RequestBell& request_bell() { return *request_bell_; }
+
   // MEP_SUCCESS while the world works; else what every call answers from now on. Relaxed: callers
   // that see it late wait on a wedged channel and look again.
   mep_result_t terminal_result() const { return terminal_.load(std::memory_order_relaxed); }
@@ -121,6 +127,10 @@ class World : public std::enable_shared_from_this<World> {
   uint32_t peer_state(uint32_t slot) const;
   const char* transport_text(uint32_t slot) const;
   Transport* transport(uint32_t slot) const { return peers_[slot].transport; }
+  // For calls that look without waiting.
+  void make_progress() {
+    if (network_.active()) (void)network_.progress();
+  }
 
   // --- Windows (user threads) ---
   // Offers `window` to `slots` (the own one is skipped).
@@ -128,6 +138,7 @@ class World : public std::enable_shared_from_this<World> {
                                           std::span<const uint32_t> slots);
   // Waits for the windows of the same id of `slots`; remotes in the order of slots. A slot that leaves
   // the view meanwhile is MEP_ERR_PEER_FAILED; `skip` says which slots need not come (they stay empty).
+  // A newcomer gets MEP_ERR_NOT_FOUND if a member has none, having destroyed what it belonged to.
   [[nodiscard]] mep_result_t receive_windows(const std::shared_ptr<Window>& window,
                                              std::span<const uint32_t> slots,
                                              const std::function<bool(uint32_t)>& skip,
@@ -156,6 +167,14 @@ class World : public std::enable_shared_from_this<World> {
   // The same, waiting for it and for the peer's doorbell.
   [[nodiscard]] mep_result_t await_remote(uint32_t slot, const std::shared_ptr<Window>& window,
                                           const Deadline& deadline, Remote* remote);
+  // A newcomer that is not in the view yet.
+  bool entering() const { return entering_; }
+  // The process has said that it has offered all the windows that it came with.
+  bool has_offered_all(uint32_t slot, uint64_t incarnation) const {
+    // Acquire: its windows were taken before.
+    return peers_[slot].ready_incarnation.load(std::memory_order_acquire) == incarnation;
+  }
+  bool has_offered(uint32_t slot, const Window& window);
   // False: some user thread is still in a call of an earlier view.
   bool idle();
   void request_revoke(uint64_t comm);
@@ -180,6 +199,9 @@ class World : public std::enable_shared_from_this<World> {
     UniqueFd pidfd;
     PeerSession session;
     Transport* transport = nullptr;
+    bool is_newcomer = false;  // connected, not in the view yet; the control thread's
+    // Of the newcomer that has said that it is ready; published by the control thread to users.
+    std::atomic<uint64_t> ready_incarnation{0};
     // MEP_PEER_*: written by the control thread for users to read; orders nothing.
     std::atomic<uint32_t> state{MEP_PEER_ALIVE};
   };
@@ -189,6 +211,12 @@ class World : public std::enable_shared_from_this<World> {
   [[nodiscard]] mep_result_t remote_of(uint32_t slot, const std::shared_ptr<Window>& window,
                                        Remote* remote) const;
   void decide_wait_policy(std::span<const PeerLink> peers);
+  [[nodiscard]] mep_result_t open_network();
+  // Waits until every member is connected, as far as its transport makes connections.
+  [[nodiscard]] mep_result_t await_connections(const Deadline& deadline, bool is_newcomer);
+  void unbind_event(uint32_t slot);
+  void hold_windows();
+  void release_windows();
 
   bool is_imported(uint32_t slot, uint64_t window) const;
   [[nodiscard]] mep_result_t import_offer(uint32_t slot, const std::shared_ptr<Window>& window,
@@ -212,6 +240,8 @@ class World : public std::enable_shared_from_this<World> {
   TransportSet transports_;
   std::vector<Peer> peers_;  // by slot; the own one has no link
   UniqueFd listener_;
+  std::shared_ptr<Gate> gate_;  // how newcomers find this rank and are let in; null for threads
+  TransportWait network_;
   WaitPolicy wait_policy_;
   std::shared_ptr<Window> world_window_;
   WindowDirectory directory_;
@@ -232,10 +262,13 @@ class World : public std::enable_shared_from_this<World> {
   mep_view_callback_t view_callback_ = nullptr;
   void* view_callback_user_ = nullptr;
 
+  bool entering_ = false;  // a newcomer that is not in the view yet; the user's thread's
+
   // Written by the control thread; a hint for barriers that admit newcomers.
   std::atomic<uint32_t> ready_newcomers_{0};
 
   std::unique_ptr<ControlThread> control_;
+  std::unique_ptr<RequestBell> request_bell_;
 };
 
 // The count of forks seen by this process and its ancestors; for World::forked().

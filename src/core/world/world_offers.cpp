@@ -1,12 +1,16 @@
 // What ranks tell each other when they connect, and what follows from it: the transport of each pair
 // and how long a wait spins.
+#include <fcntl.h>
+
 #include <algorithm>
 #include <bit>
+#include <ctime>
 
 #include "base/env.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/byte_codec.hpp"
+#include "core/topo/preferred_hca.hpp"
 #include "core/topo/usable_cores.hpp"
 #include "core/world/world.hpp"
 
@@ -54,11 +58,35 @@ uint64_t spin_time_ns() {
   return std::max<uint64_t>(now_ns() - start, 1);
 }
 
+// The order in which verbs shall use the HCAs. *is_any false: none may or can be used; the text says
+// why.
+[[nodiscard]] mep_result_t choose_hcas(const ResolvedConfig& config, TransportOptions* options,
+                                       bool* is_any) {
+  HcaQuestion question;
+  question.fallback_rank = config.rank;
+  HcaChoice choice;
+  MEP_TRY(choose_preferred_hca(question, &choice));
+  log(LogLevel::kInfo, "HCA: %s", choice.summary.c_str());
+  *is_any = choice.usable > 0;
+  options->hca.clear();
+  for (size_t i = 0; i < choice.usable; ++i) {
+    options->hca += (i == 0 ? "" : ",") + choice.ports[i].name();
+  }
+  options->hca_equals = static_cast<uint32_t>(choice.equals);
+  return MEP_SUCCESS;
+}
+
 }  // namespace
 
 mep_result_t TransportSet::open(const ResolvedConfig& config) {
   TransportOptions options;
   options.put_only = (config.flags & MEP_COMM_PUT_ONLY) != 0;
+  options.suspect_ms = config.suspect_ms;
+  options.connect_timeout_ms = config.init_timeout_ms;
+  options.network_interface = config.network_interface;
+  options.encrypt_data = config.encrypt_data;
+  options.authenticate_data = config.authenticate_data;
+  options.one_host = config.rendezvous.empty() && config.store == nullptr;
   const auto wanted = [&](const char* name) {
     return config.transports.empty() ||
            std::find(config.transports.begin(), config.transports.end(), name) !=
@@ -80,6 +108,12 @@ mep_result_t TransportSet::open(const ResolvedConfig& config) {
     if (transport->probe() != MEP_SUCCESS) {
       log(LogLevel::kInfo, "transport %s is not usable: %s", entry.name, last_error_text());
       continue;
+    }
+    if (std::string(entry.name) == "verbs") {
+      bool is_any = false;
+      MEP_TRY(choose_hcas(config, &options, &is_any));
+      if (!is_any) continue;
+      transport = entry.make(options);
     }
     all.push_back(std::move(transport));
   }
@@ -115,6 +149,11 @@ mep_result_t World::choose_transport(Peer* peer, std::span<const std::byte> offe
       return false;
     }
     *result = transport.add_peer(self_.identity, peer->identity, entry.blob, peer->session);
+    // No fabric in common, say; the other side finds the same and tries the next one, too.
+    if (*result == MEP_ERR_UNSUPPORTED) return false;
+    if (*result == MEP_SUCCESS && transport.event_fd() >= 0) {
+      *result = network_.add(&transport, doorbell());
+    }
     peer->transport = &transport;
     return true;
   };
@@ -139,6 +178,59 @@ mep_result_t World::choose_transport(Peer* peer, std::span<const std::byte> offe
       peer->identity.slot);
 }
 
+mep_result_t World::open_network() {
+  const auto& all = transports_.all;
+  MEP_TRY(network_.open(std::any_of(
+      all.begin(), all.end(), [](const auto& transport) { return transport->event_fd() >= 0; })));
+  if (!network_.is_open()) return MEP_SUCCESS;
+  wait_policy_.network = &network_;
+  UniqueFd own(fcntl(network_.event(), F_DUPFD_CLOEXEC, 0));
+  if (!own.valid()) return fail(MEP_ERR_NO_MEMORY, "no descriptors left (ulimit -n): %m");
+  doorbell_bind_event(doorbell(), std::move(own));
+  return MEP_SUCCESS;
+}
+
+mep_result_t World::await_connections(const Deadline& deadline, bool is_newcomer) {
+  for (uint32_t slot = 0; slot < max_slots(); ++slot) {
+    const Peer& peer = peers_[slot];
+    const auto wanted = [&] {
+      return peer.transport != nullptr && slot != self_slot() &&
+             view_snapshot().incarnation(slot) == peer.identity.incarnation;
+    };
+    while (wanted() && !peer.transport->connected(slot)) {
+      const bool failed = peer_state(slot) == MEP_PEER_SUSPECT || peer_state(slot) == MEP_PEER_DEAD;
+      if (failed && is_newcomer) break;
+      if (terminal_result() != MEP_SUCCESS || failed || deadline.expired()) {
+        return fail(MEP_ERR_BOOTSTRAP,
+                    "rank %u was found, but %s does not reach it; see the log (MEP_LOG=info), "
+                    "MEP_NET_IF, and whether a firewall is in between",
+                    slot, peer.transport->name());
+      }
+      constexpr timespec kPause{0, 200'000};
+      nanosleep(&kPause, nullptr);
+    }
+  }
+  return MEP_SUCCESS;
+}
+
+void World::hold_windows() {
+  for (uint32_t i = 0; i < network_.count(); ++i) network_.transport(i)->hold_windows();
+}
+
+void World::release_windows() {
+  for (uint32_t i = 0; i < network_.count(); ++i) network_.transport(i)->release_windows();
+}
+
+void World::unbind_event(uint32_t slot) {
+  if (!network_.is_open() || slot == self_slot() || peers_[slot].transport == nullptr) return;
+  std::byte* mapped = peers_[slot].transport->map(slot, kWorldWindowId);
+  // A rank of this process rings by its owner's own entry.
+  if (mapped == nullptr || peers_[slot].identity.process_token == self_.identity.process_token) {
+    return;
+  }
+  doorbell_unbind_event(reinterpret_cast<Doorbell*>(mapped));
+}
+
 // Spinning only helps if the awaited rank has a core of its own.
 void World::decide_wait_policy(std::span<const PeerLink> peers) {
   std::vector<uint64_t> cores;
@@ -157,11 +249,15 @@ void World::decide_wait_policy(std::span<const PeerLink> peers) {
   int available = 0;
   for (const uint64_t word : cores) available += std::popcount(word);
   if (quota > 0) available = std::min(available, quota);
-  if (ranks > available) wait_policy_.spins = 0;
+  if (ranks > available) {
+    wait_policy_.spins = 0;
+    wait_policy_.network_spin_ns = 0;
+  }
   uint64_t spin_us = 0;
   bool given = false;
   if (env_uint("MEP_SPIN_US", 0, 10'000'000, &spin_us, &given) == MEP_SUCCESS && given) {
     wait_policy_.spins = static_cast<uint32_t>(spin_us * kCalibrationSpins * 1000 / spin_time_ns());
+    wait_policy_.network_spin_ns = spin_us * 1000;
   }
   log(LogLevel::kInfo, "%d ranks share %d cores here: waits %s", ranks, available,
       ranks > available ? "yield at once" : "spin first");

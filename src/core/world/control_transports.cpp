@@ -1,0 +1,78 @@
+// The control thread's part of the network transports: their connections, their failures as evidence,
+// progress when no user's thread makes any, and what is still under way when a view changes.
+#include <sys/epoll.h>
+
+#include "base/log.hpp"
+#include "core/world/control_thread.hpp"
+
+namespace mep {
+
+void ControlThread::watch_transports() {
+  for (; watched_transports_ < world_->network_.count(); ++watched_transports_) {
+    const int fd = world_->network_.transport(watched_transports_)->control_fd();
+    if (fd >= 0 && !watch(fd, Source::kTransport, watched_transports_, EPOLLIN)) {
+      log(LogLevel::kError, "a transport cannot be watched: %m");
+    }
+  }
+}
+
+void ControlThread::serve_transports() {
+  TransportWait& network = world_->network_;
+  if (!network.active()) return;
+  for (uint32_t i = 0; i < network.count(); ++i) network.transport(i)->control_progress();
+  // A thread that waits makes progress itself, and sooner. During a view change none may come.
+  if (!network.waited_for() || membership_->phase() == membership::Phase::kChanging) {
+    (void)network.progress();
+  }
+  take_failures();
+  check_prepare();
+}
+
+void ControlThread::take_failures() {
+  TransportWait& network = world_->network_;
+  PeerFailure failure;
+  for (uint32_t i = 0; i < network.count(); ++i) {
+    while (network.transport(i)->take_failure(&failure)) {
+      const World::Peer& peer = world_->peers_[failure.slot];
+      if (peer.identity.incarnation != failure.incarnation) continue;
+      // What it said before it went, LEFT perhaps, comes first.
+      read_link(failure.slot);
+      const bool member = is_member(failure.slot);
+      log(member && peer.link != nullptr ? LogLevel::kInfo : LogLevel::kDebug,
+          "%s connection to rank %u: %s", network.transport(i)->name(), failure.slot,
+          failure.reason.c_str());
+      if (member) note_evidence();
+      membership_->on_connection_lost(failure.slot, failure.incarnation);
+      world_->directory_.wake();
+    }
+  }
+}
+
+void ControlThread::send_marks(uint64_t epoch) {
+  marked_epoch_ = epoch;
+  if (!world_->network_.active()) return;
+  for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) {
+    const World::Peer& peer = world_->peers_[slot];
+    if (slot == world_->self_slot() || peer.transport == nullptr || !is_member(slot)) continue;
+    // One that is lost sends none either, and is not waited for.
+    (void)peer.transport->mark(slot, epoch);
+  }
+}
+
+// Whether all has landed here that the members which stay had posted before they were stopped.
+bool ControlThread::drained() const {
+  if (!world_->network_.active()) return true;
+  bool all = true;
+  preparing_->value->members.each([&](uint32_t slot) {
+    const World::Peer& peer = world_->peers_[slot];
+    if (slot == world_->self_slot() || peer.transport == nullptr || !is_member(slot)) return;
+    if (peer.link == nullptr || membership_->confirmed_dead(slot) ||
+        membership_->row().suspected.has(slot)) {
+      return;
+    }
+    all = all && peer.transport->marked(slot) >= marked_epoch_;
+  });
+  return all;
+}
+
+}  // namespace mep

@@ -1,0 +1,99 @@
+#include "core/world/request_bell.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "base/status.hpp"
+#include "core/world/doorbell_delays.hpp"
+
+namespace mep {
+namespace {
+
+// A bound on what a lost ring could cost, as WaitPolicy::max_sleep_ns.
+constexpr uint64_t kLongestSleepNs = 50'000'000;
+
+void ring(int event) {
+  const uint64_t one = 1;
+  // Cannot fail in a way that matters: the counter is full only if it is readable already.
+  (void)!write(event, &one, sizeof one);
+}
+
+}  // namespace
+
+RequestBell::~RequestBell() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  doorbell_ring(doorbell_);
+  if (thread_.joinable()) thread_.join();
+}
+
+mep_result_t RequestBell::add(const Deadline& deadline, UniqueFd* event) {
+  UniqueFd made(eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!made.valid()) return fail(MEP_ERR_NO_MEMORY, "no descriptor for the request: %m");
+  const std::lock_guard lock(mutex_);
+  if (!thread_.joinable()) {
+    // The thread inherits the mask: signals are the application's.
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    mep_result_t started = MEP_SUCCESS;
+    try {
+      thread_ = std::thread([this] { loop(); });
+    } catch (const std::system_error& error) {
+      started = fail(MEP_ERR_NO_MEMORY, "cannot start a thread for the request: %s", error.what());
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (started != MEP_SUCCESS) return started;
+  }
+  events_.insert_or_assign(made.get(), deadline);
+  *event = std::move(made);
+  changed_.notify_all();
+  // An earlier deadline than the one that the thread sleeps for.
+  doorbell_ring(doorbell_);
+  return MEP_SUCCESS;
+}
+
+void RequestBell::remove(const UniqueFd& event) {
+  const std::lock_guard lock(mutex_);
+  events_.erase(event.get());
+}
+
+void RequestBell::loop() {
+  pthread_setname_np(pthread_self(), "mep-requests");
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return stopping_ || !events_.empty(); });
+      if (stopping_) return;
+    }
+    // What was signalled before the sleep is announced rings nobody: so it is told after that. What
+    // comes later ends the sleep.
+    WaitSleep sleep(doorbell_);
+    sleep.wait(ring_all());
+  }
+}
+
+// Returns for how long to sleep.
+uint64_t RequestBell::ring_all() {
+  const std::lock_guard lock(mutex_);
+  if (stopping_) return 0;
+  const uint64_t now = now_ns();
+  uint64_t until = now + kLongestSleepNs;
+  for (auto& [event, deadline] : events_) {
+    ring(event);
+    if (deadline.at_ns() <= now) deadline = Deadline::never();
+    until = std::min(until, deadline.at_ns());
+  }
+  return until - now;
+}
+
+}  // namespace mep

@@ -1,0 +1,384 @@
+#include "transport/tcp/greeter.hpp"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/clock.hpp"
+#include "base/log.hpp"
+#include "base/status.hpp"
+#include "transport/tcp/sealing.hpp"
+
+namespace mep::tcp {
+namespace {
+
+constexpr uint64_t kMs = 1'000'000;
+constexpr uint64_t kGreetingNs = 5000 * kMs;  // a stranger may take that long
+constexpr uint64_t kConnectNs = 2000 * kMs;   // for one address to answer
+constexpr uint64_t kRetryNs = 20 * kMs;
+constexpr size_t kMaxStrangers = 256;
+
+void set_option(int socket, int level, int option, int value) {
+  // Not having one of these options makes a connection slower or its end later to notice, not wrong.
+  (void)setsockopt(socket, level, option, &value, sizeof value);
+}
+
+}  // namespace
+
+// --- Listening ------------------------------------------------------------------------------------
+
+mep_result_t Greeter::listen(std::vector<Address>* own) {
+  if (listeners_.empty()) {
+    std::vector<Address> addresses;
+    MEP_TRY(local_addresses(options_.filter, &addresses));
+    for (Address& address : addresses) {
+      // An address may go away while it is being bound; another one is enough.
+      if (listen_on(&address) == MEP_SUCCESS) own_.push_back(address);
+    }
+    if (own_.empty()) return fail(MEP_ERR_SYSTEM, "no address can be listened on: %m");
+  }
+  *own = own_;
+  return MEP_SUCCESS;
+}
+
+mep_result_t Greeter::listen_on(Address* address) {
+  UniqueFd listener(::socket(address->is_v6 ? AF_INET6 : AF_INET,
+                             SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
+  if (!listener.valid()) return fail(MEP_ERR_SYSTEM, "no socket: %m");
+  if (address->is_v6) set_option(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1);
+  address->port = 0;
+  sockaddr_storage socket_address;
+  socklen_t length = address->to_socket_address(&socket_address);
+  auto* generic = reinterpret_cast<sockaddr*>(&socket_address);
+  constexpr int kBacklog = 1024;
+  if (::bind(listener.get(), generic, length) != 0 || ::listen(listener.get(), kBacklog) != 0 ||
+      getsockname(listener.get(), generic, &length) != 0) {
+    return fail(MEP_ERR_SYSTEM, "%s cannot be listened on: %m", address->text().c_str());
+  }
+  address->port = ntohs(address->is_v6 ? reinterpret_cast<sockaddr_in6*>(&socket_address)->sin6_port
+                                       : reinterpret_cast<sockaddr_in*>(&socket_address)->sin_port);
+  watch(listener.get(), EPOLLIN, false);
+  listeners_.push_back(std::move(listener));
+  return MEP_SUCCESS;
+}
+
+void Greeter::watch(int socket, uint32_t events, bool is_known) const {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = tag_;
+  epoll_ctl(epoll_, is_known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, socket, &event);
+}
+
+void Greeter::accept_all(uint64_t now) {
+  for (const UniqueFd& listener : listeners_) {
+    for (;;) {
+      UniqueFd socket(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      if (!socket.valid()) break;
+      const auto strangers =
+          std::count_if(half_open_.begin(), half_open_.end(),
+                        [](const HalfOpen& each) { return each.peer == nullptr; });
+      if (static_cast<size_t>(strangers) >= kMaxStrangers) {
+        // The one that has been silent for longest makes room; if it is a peer it tries again.
+        half_open_.erase(std::find_if(half_open_.begin(), half_open_.end(),
+                                      [](const HalfOpen& each) { return each.peer == nullptr; }));
+      }
+      HalfOpen& connection = half_open_.emplace_back();
+      watch(socket.get(), EPOLLIN, false);
+      connection.socket = std::move(socket);
+      connection.until_ns = now + kGreetingNs;
+    }
+  }
+}
+
+// --- Connecting -----------------------------------------------------------------------------------
+
+void Greeter::add(TcpPeer* peer) {
+  Attempt attempt;
+  const uint64_t now = now_ns();
+  attempt.give_up_ns = now + options_.connect_timeout_ms * kMs;
+  if (peer->connects()) {
+    // A rank that listens on loopback alone has all its peers on this machine, whatever they are told
+    // to take each other for.
+    const bool same_host =
+        peer->self().host == peer->identity().host ||
+        std::all_of(own_.begin(), own_.end(), [](const Address& each) { return each.is_loopback; });
+    attempt.addresses = reachable(own_, peer->addresses(), same_host);
+    if (attempt.addresses.empty()) attempt.trouble = "it offers no address that could be reached";
+  }
+  wanted_.emplace(peer, std::move(attempt));
+}
+
+void Greeter::remove(const TcpPeer* peer) {
+  wanted_.erase(const_cast<TcpPeer*>(peer));
+  half_open_.remove_if([=](const HalfOpen& each) { return each.peer == peer; });
+}
+
+// With interfaces selected, connections leave by them too.
+bool Greeter::bind_source(int socket, const Address& target) const {
+  if (options_.filter.selection.empty()) return true;
+  const Address* best = nullptr;
+  for (const Address& mine : own_) {
+    if (mine.is_v6 != target.is_v6) continue;
+    if (best == nullptr || (same_network(mine, target) && !same_network(*best, target))) {
+      best = &mine;
+    }
+  }
+  if (best == nullptr) return false;
+  Address source = *best;
+  source.port = 0;
+  sockaddr_storage address;
+  const socklen_t length = source.to_socket_address(&address);
+  return ::bind(socket, reinterpret_cast<const sockaddr*>(&address), length) == 0;
+}
+
+void Greeter::start_attempts(uint64_t now) {
+  for (auto& [peer, attempt] : wanted_) {
+    if (peer->state() != TcpPeer::State::kConnecting || attempt.under_way) continue;
+    if (!peer->connects() || now < attempt.next_try_ns) continue;
+    start_attempt(peer, &attempt, now);
+  }
+}
+
+void Greeter::start_attempt(TcpPeer* peer, Attempt* attempt, uint64_t now) {
+  attempt->next_try_ns = now + kRetryNs;
+  if (attempt->addresses.empty()) return;
+  const Address& target = attempt->addresses[attempt->next++ % attempt->addresses.size()];
+  UniqueFd socket(::socket(target.is_v6 ? AF_INET6 : AF_INET,
+                           SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
+  if (!socket.valid() || !bind_source(socket.get(), target)) {
+    attempt->trouble = target.text() + ": " + strerrordesc_np(errno);
+    return;
+  }
+  sockaddr_storage address;
+  const socklen_t length = target.to_socket_address(&address);
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 &&
+      errno != EINPROGRESS) {
+    attempt->trouble = target.text() + ": " + strerrordesc_np(errno);
+    return;
+  }
+  attempt->under_way = true;
+  HalfOpen& connection = half_open_.emplace_back();
+  watch(socket.get(), EPOLLOUT, false);
+  connection.socket = std::move(socket);
+  connection.stage = Stage::kConnecting;
+  connection.until_ns = now + kConnectNs;
+  connection.peer = peer;
+  connection.address = target.text();
+}
+
+void Greeter::note_failed(const HalfOpen& connection, uint64_t now) {
+  const auto found = wanted_.find(connection.peer);
+  if (found == wanted_.end() || !connection.peer->connects()) return;
+  Attempt& attempt = found->second;
+  attempt.under_way = false;
+  attempt.trouble = connection.address + ": " + connection.trouble;
+  // Each address once, then a pause.
+  attempt.next_try_ns = attempt.next % attempt.addresses.size() == 0 ? now + kRetryNs : now;
+}
+
+void Greeter::prepare_socket(int socket) const {
+  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  const int seconds = static_cast<int>(std::max<uint32_t>(options_.suspect_ms / 2000, 1));
+  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, seconds);
+  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, std::max(seconds / 3, 1));
+  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 3);
+  // Twice the time: a host that only forgets its heartbeats is the membership's to judge.
+  set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT,
+             static_cast<int>(std::min<uint64_t>(uint64_t{2} * options_.suspect_ms, 86'400'000)));
+}
+
+// --- The greeting ---------------------------------------------------------------------------------
+
+void Greeter::advance(
+    const std::function<void(TcpPeer*, UniqueFd, const Hello&, const Challenge&)>& connected) {
+  const uint64_t now = now_ns();
+  accept_all(now);
+  start_attempts(now);
+  for (auto each = half_open_.begin(); each != half_open_.end();) {
+    Outcome outcome = advance_one(&*each);
+    if (outcome == Outcome::kWait && now >= each->until_ns) outcome = Outcome::kDrop;
+    if (outcome == Outcome::kWait) {
+      ++each;
+      continue;
+    }
+    HalfOpen done = std::move(*each);
+    each = half_open_.erase(each);
+    if (outcome == Outcome::kDrop) {
+      note_failed(done, now);
+      continue;
+    }
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, done.socket.get(), nullptr);
+    prepare_socket(done.socket.get());
+    TcpPeer* peer = done.peer;
+    wanted_.erase(peer);
+    connected(peer, std::move(done.socket), done.hello, done.challenge);
+  }
+  start_attempts(now);
+  std::vector<std::pair<TcpPeer*, std::string>> given_up;
+  for (const auto& [peer, attempt] : wanted_) {
+    if (now < attempt.give_up_ns) continue;
+    given_up.emplace_back(peer, peer->connects()
+                                    ? "no connection to it came about; last: " + attempt.trouble
+                                    : std::string("it has not connected in time"));
+  }
+  for (auto& [peer, reason] : given_up) {
+    remove(peer);
+    peer->give_up(std::move(reason));
+  }
+}
+
+Greeter::Outcome Greeter::advance_one(HalfOpen* connection) {
+  for (;;) {
+    const Stage before = connection->stage;
+    Outcome outcome = Outcome::kDrop;
+    switch (before) {
+      case Stage::kConnecting:
+        outcome = finish_connect(connection);
+        break;
+      case Stage::kAwaitHello:
+        outcome = read_exactly(connection, kHelloBytes);
+        if (outcome == Outcome::kConnected) {
+          const bool good =
+              parse_hello({connection->bytes, kHelloBytes}, &connection->hello) == Parse::kComplete;
+          connection->stage = Stage::kAwaitPeer;
+          outcome = good ? Outcome::kWait : Outcome::kDrop;
+        }
+        break;
+      case Stage::kAwaitPeer:
+        outcome = answer_hello(connection);
+        break;
+      case Stage::kAwaitChallenge:
+        outcome = check_challenge(connection);
+        break;
+      case Stage::kAwaitProof:
+        outcome = check_proof(connection);
+        break;
+    }
+    if (outcome != Outcome::kWait || connection->stage == before) return outcome;
+  }
+}
+
+Greeter::Outcome Greeter::read_exactly(HalfOpen* connection, size_t count) {
+  while (connection->have < count) {
+    const ssize_t got = ::recv(connection->socket.get(), connection->bytes + connection->have,
+                               count - connection->have, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Outcome::kWait;
+    if (got <= 0) {
+      connection->trouble = "it closed the connection during the greeting";
+      return Outcome::kDrop;
+    }
+    connection->have += static_cast<size_t>(got);
+  }
+  connection->have = 0;
+  return Outcome::kConnected;
+}
+
+// A greeting fits into any socket's buffer.
+bool Greeter::send_whole(const HalfOpen& connection, const std::byte* bytes, size_t count) {
+  return ::send(connection.socket.get(), bytes, count, MSG_NOSIGNAL | MSG_DONTWAIT) ==
+         static_cast<ssize_t>(count);
+}
+
+Greeter::Outcome Greeter::finish_connect(HalfOpen* connection) {
+  pollfd ready{connection->socket.get(), POLLOUT, 0};
+  if (poll(&ready, 1, 0) == 0) return Outcome::kWait;
+  int error = 0;
+  socklen_t length = sizeof error;
+  getsockopt(connection->socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  if (error != 0) {
+    connection->trouble = strerrordesc_np(error);
+    return Outcome::kDrop;
+  }
+  const TcpPeer& peer = *connection->peer;
+  Hello& hello = connection->hello;
+  hello.from_slot = peer.self().slot;
+  hello.to_slot = peer.identity().slot;
+  hello.from_incarnation = peer.self().incarnation;
+  hello.to_incarnation = peer.identity().incarnation;
+  hello.wanted = peer.wanted();
+  hello.nonce = random_nonce();
+  std::byte bytes[kHelloBytes];
+  encode_hello(hello, bytes);
+  if (!send_whole(*connection, bytes, sizeof bytes)) return Outcome::kDrop;
+  watch(connection->socket.get(), EPOLLIN, true);
+  connection->stage = Stage::kAwaitChallenge;
+  connection->until_ns = now_ns() + kGreetingNs;
+  return Outcome::kWait;
+}
+
+TcpPeer* Greeter::find_caller(const Hello& hello) const {
+  for (const auto& [peer, attempt] : wanted_) {
+    const PeerIdentity& self = peer->self();
+    const PeerIdentity& caller = peer->identity();
+    if (!peer->connects() && caller.slot == hello.from_slot &&
+        caller.incarnation == hello.from_incarnation && self.slot == hello.to_slot &&
+        self.incarnation == hello.to_incarnation) {
+      return peer;
+    }
+  }
+  return nullptr;
+}
+
+// A caller that is not known yet may be known soon: it keeps its place until its time is over.
+Greeter::Outcome Greeter::answer_hello(HalfOpen* connection) {
+  TcpPeer* peer = find_caller(connection->hello);
+  if (peer == nullptr) {
+    // Its end shows in a read.
+    std::byte none;
+    const ssize_t got =
+        ::recv(connection->socket.get(), &none, sizeof none, MSG_DONTWAIT | MSG_PEEK);
+    return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? Outcome::kWait : Outcome::kDrop;
+  }
+  Challenge& challenge = connection->challenge;
+  challenge.chosen = std::max(peer->wanted(), connection->hello.wanted);
+  challenge.nonce = random_nonce();
+  challenge.proof = acceptor_proof(peer->session(), connection->hello, challenge);
+  std::byte bytes[kChallengeBytes];
+  encode_challenge(challenge, bytes);
+  if (!send_whole(*connection, bytes, sizeof bytes)) return Outcome::kDrop;
+  connection->peer = peer;
+  connection->stage = Stage::kAwaitProof;
+  return Outcome::kWait;
+}
+
+Greeter::Outcome Greeter::check_challenge(HalfOpen* connection) {
+  const Outcome read = read_exactly(connection, kChallengeBytes);
+  if (read != Outcome::kConnected) return read;
+  const TcpPeer& peer = *connection->peer;
+  Challenge& challenge = connection->challenge;
+  if (parse_challenge({connection->bytes, kChallengeBytes}, &challenge) != Parse::kComplete ||
+      challenge.chosen < connection->hello.wanted) {
+    connection->trouble = "what answered is not the rank that was looked for";
+    return Outcome::kDrop;
+  }
+  const Proof expected = acceptor_proof(peer.session(), connection->hello, challenge);
+  if (!same_proof(expected, challenge.proof)) {
+    connection->trouble = "what answered does not know the session's key";
+    return Outcome::kDrop;
+  }
+  const Proof proof = connector_proof(peer.session(), connection->hello, challenge);
+  return send_whole(*connection, proof.data(), proof.size()) ? Outcome::kConnected : Outcome::kDrop;
+}
+
+Greeter::Outcome Greeter::check_proof(HalfOpen* connection) {
+  const Outcome read = read_exactly(connection, kProofBytes);
+  if (read != Outcome::kConnected) return read;
+  Proof proof;
+  std::memcpy(proof.data(), connection->bytes, proof.size());
+  const Proof expected =
+      connector_proof(connection->peer->session(), connection->hello, connection->challenge);
+  if (same_proof(expected, proof)) return Outcome::kConnected;
+  log(LogLevel::kWarn, "somebody called as rank %u and did not know the session's key",
+      connection->hello.from_slot);
+  return Outcome::kDrop;
+}
+
+}  // namespace mep::tcp

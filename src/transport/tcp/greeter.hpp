@@ -1,0 +1,103 @@
+// Makes the connections of the tcp transport: listens, connects, and lets only those through that prove
+// that they know the session's key.
+//
+// Invariants
+//   - Never blocks. A stranger holds one of a bounded number of places for a bounded time and learns
+//     nothing but that MEP listens here.
+//   - Nothing of a connection reaches a peer before both sides have proven themselves, each for a nonce
+//     that the other had just made.
+// One thread at a time (the transport's set-up mutex).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.hpp"
+#include "transport/tcp/address.hpp"
+#include "transport/tcp/frame.hpp"
+#include "transport/tcp/peer.hpp"
+
+namespace mep::tcp {
+
+struct GreeterOptions {
+  AddressFilter filter;
+  uint32_t suspect_ms = 5000;
+  uint32_t connect_timeout_ms = 60000;
+};
+
+class Greeter {
+ public:
+  // `epoll` gets every descriptor that is waited for, with `tag` as its data.
+  Greeter(GreeterOptions options, int epoll, uint64_t tag)
+      : options_(std::move(options)), epoll_(epoll), tag_(tag) {}
+
+  // Listens; *own: on what, with ports.
+  [[nodiscard]] mep_result_t listen(std::vector<Address>* own);
+  // Peers that are not connected yet.
+  void add(TcpPeer* peer);
+  void remove(const TcpPeer* peer);
+  // Does what can be done now. `connected` gets each peer whose connection is made.
+  void advance(
+      const std::function<void(TcpPeer*, UniqueFd, const Hello&, const Challenge&)>& connected);
+  // Whether time alone can change something.
+  bool needs_time() const { return !half_open_.empty() || !wanted_.empty(); }
+  size_t half_open() const { return half_open_.size(); }
+
+ private:
+  enum class Stage : uint8_t { kConnecting, kAwaitHello, kAwaitPeer, kAwaitChallenge, kAwaitProof };
+  enum class Outcome : uint8_t { kWait, kConnected, kDrop };
+  // A connection whose greeting is not over.
+  struct HalfOpen {
+    UniqueFd socket;
+    Stage stage = Stage::kAwaitHello;
+    uint64_t until_ns = 0;
+    TcpPeer* peer = nullptr;
+    std::byte bytes[kChallengeBytes] = {};
+    size_t have = 0;
+    Hello hello;
+    Challenge challenge;
+    std::string address;
+    const char* trouble = "no answer";
+  };
+  // What this rank tries for a peer that it connects to.
+  struct Attempt {
+    std::vector<Address> addresses;
+    size_t next = 0;
+    uint64_t next_try_ns = 0;
+    uint64_t give_up_ns = 0;
+    bool under_way = false;
+    std::string trouble = "not tried yet";
+  };
+
+  [[nodiscard]] mep_result_t listen_on(Address* address);
+  void accept_all(uint64_t now);
+  void start_attempts(uint64_t now);
+  void start_attempt(TcpPeer* peer, Attempt* attempt, uint64_t now);
+  [[nodiscard]] bool bind_source(int socket, const Address& target) const;
+  void note_failed(const HalfOpen& connection, uint64_t now);
+  void prepare_socket(int socket) const;
+  void watch(int socket, uint32_t events, bool is_known) const;
+  Outcome advance_one(HalfOpen* connection);
+  Outcome finish_connect(HalfOpen* connection);
+  Outcome answer_hello(HalfOpen* connection);
+  Outcome check_challenge(HalfOpen* connection);
+  Outcome check_proof(HalfOpen* connection);
+  // Reads up to `count` bytes in all; kConnected stands for "all are here".
+  static Outcome read_exactly(HalfOpen* connection, size_t count);
+  static bool send_whole(const HalfOpen& connection, const std::byte* bytes, size_t count);
+  TcpPeer* find_caller(const Hello& hello) const;
+
+  const GreeterOptions options_;
+  const int epoll_;
+  const uint64_t tag_;
+  std::vector<UniqueFd> listeners_;
+  std::vector<Address> own_;
+  std::map<TcpPeer*, Attempt> wanted_;  // those that this rank accepts have no addresses
+  std::list<HalfOpen> half_open_;
+};
+
+}  // namespace mep::tcp

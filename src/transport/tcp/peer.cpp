@@ -1,0 +1,429 @@
+#include "transport/tcp/peer.hpp"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/failpoint.hpp"
+#include "base/status.hpp"
+#include "transport/doorbell.hpp"
+
+namespace mep::tcp {
+namespace {
+
+constexpr size_t kCopyBytes = 4096;                  // a put up to here is copied
+constexpr size_t kSendNowBytes = size_t{128} << 10;  // more than this does not wait for a signal
+constexpr size_t kMaxQueuedBytes = size_t{1} << 30;  // of one peer that takes nothing
+constexpr size_t kBufferBytes = size_t{128} << 10;   // of what is received
+constexpr size_t kDirectBytes = 4096;                // more than this lands without the buffer
+constexpr size_t kSealedBytes = size_t{256} << 10;
+constexpr int kMaxPieces = 64;
+static_assert(kCopyBytes + kFrameHeaderBytes <= OutQueue::kMaxCopyBytes);
+
+constexpr size_t kRecordOverhead = kRecordHeaderBytes + kRecordTagBytes;
+
+bool is_retry(int error) {
+  return error == EAGAIN || error == EWOULDBLOCK || error == ENOBUFS;
+}
+
+}  // namespace
+
+// --- Windows --------------------------------------------------------------------------------------
+
+uint64_t WindowExports::add(const std::shared_ptr<Window>& window) {
+  for (const auto& [token, known] : windows_) {
+    if (!known.owner_before(window) && !window.owner_before(known)) return token;
+  }
+  uint64_t token = 0;
+  while (token == 0 || windows_.contains(token)) randombytes_buf(&token, sizeof token);
+  windows_[token] = window;
+  if (window->id() == kWorldWindowId && window->bytes() >= sizeof(Doorbell)) {
+    world_window_ = window;
+    doorbell_ = reinterpret_cast<Doorbell*>(window->data());
+  }
+  // Of windows that are gone the last few are remembered: what is late for them is no offence.
+  constexpr size_t kMostKnown = 65536;
+  if (windows_.size() > kMostKnown) {
+    std::erase_if(windows_, [](const auto& entry) { return entry.second.expired(); });
+  }
+  return token;
+}
+
+bool WindowExports::find(uint64_t token, std::shared_ptr<Window>* out) const {
+  const auto found = windows_.find(token);
+  if (found == windows_.end()) return false;
+  *out = found->second.lock();
+  return true;
+}
+
+// --- The connection's life ------------------------------------------------------------------------
+
+bool TcpPeer::establish(UniqueFd socket, const Hello& hello, const Challenge& challenge) {
+  const std::scoped_lock lock(in_mutex_, out_mutex_);
+  if (state() != State::kConnecting) return false;
+  protection_ = challenge.chosen;
+  if (protection_ != Protection::kPlain) {
+    out_key_ = RecordKey(session_, hello, challenge, connects());
+    in_key_ = RecordKey(session_, hello, challenge, !connects());
+    sealed_.resize(kSealedBytes);
+  }
+  buffer_.resize(kBufferBytes);
+  socket_ = std::move(socket);
+  state_.store(State::kUp, std::memory_order_release);
+  send_queued();
+  return true;
+}
+
+void TcpPeer::give_up(std::string reason) {
+  const std::scoped_lock lock(in_mutex_, out_mutex_);
+  if (state() == State::kConnecting) fail_sending(std::move(reason));
+}
+
+mep_result_t TcpPeer::check_up() const {
+  switch (state()) {
+    case State::kFailed:
+      return fail(MEP_ERR_PEER_FAILED, "the tcp connection to slot %u is lost", identity_.slot);
+    case State::kFenced:
+      return fail(MEP_ERR_PEER_FAILED, "slot %u is fenced out of tcp", identity_.slot);
+    default:
+      return MEP_SUCCESS;
+  }
+}
+
+// Under out_mutex_. The socket is closed by whoever receives: what came before may still land.
+void TcpPeer::fail_sending(std::string reason) {
+  if (state() == State::kFailed || state() == State::kFenced) return;
+  state_.store(State::kFailed, std::memory_order_release);
+  if (socket_.valid()) ::shutdown(socket_.get(), SHUT_WR);
+  queue_.clear();
+  sealed_bytes_ = sealed_sent_ = 0;
+  blocked_.store(false, std::memory_order_relaxed);
+  events_->peer_failed(identity_.slot, identity_.incarnation, std::move(reason));
+}
+
+// Under in_mutex_ alone.
+void TcpPeer::fail_receiving(std::string reason) {
+  const std::lock_guard lock(out_mutex_);
+  fail_sending(std::move(reason));
+  socket_.reset();
+  target_.reset();
+  landing_ = nullptr;
+  payload_left_ = 0;
+}
+
+void TcpPeer::fence() {
+  const std::scoped_lock lock(in_mutex_, out_mutex_);
+  state_.store(State::kFenced, std::memory_order_release);
+  socket_.reset();
+  queue_.clear();
+  sealed_bytes_ = sealed_sent_ = 0;
+  blocked_.store(false, std::memory_order_relaxed);
+  target_.reset();
+  landing_ = nullptr;
+  payload_left_ = 0;
+  partial_bytes_ = 0;
+  buffered_ = 0;
+}
+
+// --- Sending --------------------------------------------------------------------------------------
+
+mep_result_t TcpPeer::put(uint64_t token, uint64_t offset, const void* local, size_t bytes) {
+  const std::lock_guard lock(out_mutex_);
+  MEP_TRY(check_up());
+  if (queue_.bytes() > kMaxQueuedBytes) {
+    return fail(MEP_ERR_NO_MEMORY, "slot %u takes nothing: %zu bytes wait for it", identity_.slot,
+                queue_.bytes());
+  }
+  const auto* from = static_cast<const std::byte*>(local);
+  DataFrame frame;
+  frame.kind = FrameKind::kPut;
+  frame.token = token;
+  if (bytes <= kCopyBytes) {
+    frame.offset = offset;
+    frame.bytes = static_cast<uint32_t>(bytes);
+    std::byte* place = queue_.extend(kFrameHeaderBytes + bytes);
+    encode_frame(frame, place);
+    std::memcpy(place + kFrameHeaderBytes, from, bytes);
+  } else {
+    for (size_t done = 0; done < bytes; done += frame.bytes) {
+      frame.offset = offset + done;
+      frame.bytes = static_cast<uint32_t>(std::min<size_t>(bytes - done, kMaxPutBytes));
+      encode_frame(frame, queue_.extend(kFrameHeaderBytes));
+      queue_.append_external(from + done, frame.bytes);
+    }
+  }
+  // A test may stop or kill this process with a part of the put sent.
+  if (failpoints_armed.load(std::memory_order_relaxed)) [[unlikely]] {
+    send_queued();
+    MEP_FAILPOINT("put half");
+  }
+  if (queue_.bytes() >= kSendNowBytes) send_queued();
+  return MEP_SUCCESS;
+}
+
+mep_result_t TcpPeer::signal(uint64_t token, uint64_t offset, uint64_t word, bool wake) {
+  const std::lock_guard lock(out_mutex_);
+  MEP_TRY(check_up());
+  const DataFrame frame{FrameKind::kSignal, wake, sizeof word, token, offset, word};
+  encode_frame(frame, queue_.extend(kSignalBytes));
+  send_queued();
+  return MEP_SUCCESS;
+}
+
+mep_result_t TcpPeer::mark(uint64_t number) {
+  const std::lock_guard lock(out_mutex_);
+  MEP_TRY(check_up());
+  const DataFrame frame{FrameKind::kMark, false, 0, 0, number, 0};
+  encode_frame(frame, queue_.extend(kFrameHeaderBytes));
+  send_queued();
+  return MEP_SUCCESS;
+}
+
+void TcpPeer::release_sources() {
+  const std::lock_guard lock(out_mutex_);
+  send_queued();
+  queue_.own_all();
+}
+
+void TcpPeer::send_left() {
+  const std::unique_lock lock(out_mutex_, std::try_to_lock);
+  if (lock.owns_lock()) send_queued();
+}
+
+void TcpPeer::seal_queued() {
+  sealed_bytes_ = sealed_sent_ = 0;
+  while (!queue_.empty() &&
+         sealed_bytes_ + kMaxRecordBodyBytes + kRecordOverhead <= sealed_.size()) {
+    std::byte* record = sealed_.data() + sealed_bytes_;
+    const size_t body = queue_.copy_front(record + kRecordHeaderBytes, kMaxRecordBodyBytes);
+    queue_.consume(body);
+    out_key_.seal(record, body);
+    sealed_bytes_ += body + kRecordOverhead;
+  }
+}
+
+// Under out_mutex_: as much as the socket takes now.
+void TcpPeer::send_queued() {
+  if (state() != State::kUp) return;
+  const bool seals = protection_ != Protection::kPlain;
+  for (;;) {
+    iovec pieces[kMaxPieces];
+    int count = 0;
+    if (seals) {
+      if (sealed_sent_ == sealed_bytes_) {
+        if (queue_.empty()) break;
+        seal_queued();
+      }
+      pieces[0] = {sealed_.data() + sealed_sent_, sealed_bytes_ - sealed_sent_};
+      count = 1;
+    } else {
+      if (queue_.empty()) break;
+      count = queue_.pieces(pieces, kMaxPieces);
+    }
+    msghdr message{};
+    message.msg_iov = pieces;
+    message.msg_iovlen = static_cast<size_t>(count);
+    const ssize_t sent = count == 1
+                             ? ::send(socket_.get(), pieces[0].iov_base, pieces[0].iov_len,
+                                      MSG_NOSIGNAL | MSG_DONTWAIT)
+                             : ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      if (is_retry(errno)) {
+        const bool again = blocked_.exchange(true, std::memory_order_relaxed);
+        events_->peer_blocked(identity_.slot, socket_.get(), again);
+        return;
+      }
+      fail_sending("sending to it failed: " + std::string(strerrordesc_np(errno)));
+      return;
+    }
+    if (seals) {
+      sealed_sent_ += static_cast<size_t>(sent);
+    } else {
+      queue_.consume(static_cast<size_t>(sent));
+    }
+  }
+  if (!blocked()) return;
+  blocked_.store(false, std::memory_order_relaxed);
+  events_->peer_unblocked(identity_.slot, socket_.get());
+}
+
+// --- Receiving ------------------------------------------------------------------------------------
+
+bool TcpPeer::receive(const WindowExports& exports) {
+  const std::unique_lock lock(in_mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || !socket_.valid()) return false;
+  bool active = false;
+  for (bool more = true; more;) {
+    const bool got = protection_ == Protection::kPlain ? read_plain(exports, &more)
+                                                       : read_sealed(exports, &more);
+    if (!got) break;
+    active = true;
+  }
+  return active;
+}
+
+// One look at the socket. False: nothing was there, or the connection has ended. *more: perhaps there
+// is more.
+bool TcpPeer::read_plain(const WindowExports& exports, bool* more) {
+  // The rest of a large put goes straight to its window, and what follows it to the buffer.
+  iovec pieces[2];
+  int count = 0;
+  size_t direct = 0;
+  if (payload_left_ >= kDirectBytes && landing_ != nullptr) {
+    direct = payload_left_;
+    pieces[count++] = {landing_, direct};
+  }
+  pieces[count++] = {buffer_.data(), buffer_.size()};
+  msghdr message{};
+  message.msg_iov = pieces;
+  message.msg_iovlen = static_cast<size_t>(count);
+  const ssize_t got = count == 1
+                          ? ::recv(socket_.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT)
+                          : ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+  if (got < 0) {
+    *more = errno == EINTR;
+    if (!is_retry(errno) && errno != EINTR) {
+      fail_receiving("receiving from it failed: " + std::string(strerrordesc_np(errno)));
+    }
+    return *more;
+  }
+  if (got == 0) {
+    *more = false;
+    fail_receiving("it closed its connection");
+    return false;
+  }
+  auto bytes = static_cast<size_t>(got);
+  *more = bytes == direct + buffer_.size();
+  const size_t landed = std::min(bytes, direct);
+  if (direct != 0) {
+    landing_ += landed;
+    payload_left_ -= landed;
+    bytes -= landed;
+    if (payload_left_ == 0) target_.reset();
+  }
+  if (bytes != 0 && !take(exports, buffer_.data(), bytes)) *more = false;
+  return true;
+}
+
+bool TcpPeer::read_sealed(const WindowExports& exports, bool* more) {
+  static_assert(kBufferBytes > kMaxRecordBodyBytes + kRecordOverhead);
+  const size_t room = buffer_.size() - buffered_;
+  const ssize_t got = ::recv(socket_.get(), buffer_.data() + buffered_, room, MSG_DONTWAIT);
+  if (got <= 0) {
+    *more = got < 0 && errno == EINTR;
+    if (got == 0) {
+      fail_receiving("it closed its connection");
+    } else if (!is_retry(errno) && errno != EINTR) {
+      fail_receiving("receiving from it failed: " + std::string(strerrordesc_np(errno)));
+    }
+    return *more;
+  }
+  *more = static_cast<size_t>(got) == room;
+  buffered_ += static_cast<size_t>(got);
+  size_t begin = 0;
+  for (;;) {
+    size_t body = 0;
+    std::byte* record = buffer_.data() + begin;
+    const Parse parsed = parse_record_header({record, buffered_ - begin}, &body);
+    if (parsed == Parse::kMalformed) return *more = deny("a record of impossible length");
+    if (parsed == Parse::kIncomplete || buffered_ - begin < body + kRecordOverhead) break;
+    if (!in_key_.open(record, body)) return *more = deny("a record that is not authentic");
+    if (!take(exports, record + kRecordHeaderBytes, body)) return *more = false;
+    begin += body + kRecordOverhead;
+  }
+  buffered_ -= begin;
+  if (begin != 0 && buffered_ != 0) {
+    std::memmove(buffer_.data(), buffer_.data() + begin, buffered_);
+  }
+  return true;
+}
+
+// The next bytes of the stream of frames. False: the connection has ended by them.
+bool TcpPeer::take(const WindowExports& exports, std::byte* bytes, size_t count) {
+  while (count > 0) {
+    if (payload_left_ > 0) {
+      const size_t part = std::min(count, payload_left_);
+      if (landing_ != nullptr) {
+        std::memcpy(landing_, bytes, part);
+        landing_ += part;
+      }
+      payload_left_ -= part;
+      bytes += part;
+      count -= part;
+      if (payload_left_ == 0) target_.reset();
+      continue;
+    }
+    DataFrame frame;
+    size_t used = 0;
+    if (partial_bytes_ == 0) {
+      const Parse parsed = parse_frame({bytes, count}, &frame, &used);
+      if (parsed == Parse::kMalformed) return deny("bytes that are no frame");
+      if (parsed == Parse::kIncomplete) {
+        std::memcpy(partial_, bytes, count);
+        partial_bytes_ = count;
+        return true;
+      }
+      bytes += used;
+      count -= used;
+    } else {
+      // Byte for byte would do; a header is the least that a frame has.
+      const size_t want = partial_bytes_ < kFrameHeaderBytes ? kFrameHeaderBytes : kSignalBytes;
+      const size_t part = std::min(count, want - partial_bytes_);
+      std::memcpy(partial_ + partial_bytes_, bytes, part);
+      partial_bytes_ += part;
+      bytes += part;
+      count -= part;
+      const Parse parsed = parse_frame({partial_, partial_bytes_}, &frame, &used);
+      if (parsed == Parse::kMalformed) return deny("bytes that are no frame");
+      if (parsed == Parse::kIncomplete) continue;
+      partial_bytes_ = 0;
+    }
+    if (!take_frame(exports, frame)) return false;
+  }
+  return true;
+}
+
+bool TcpPeer::take_frame(const WindowExports& exports, const DataFrame& frame) {
+  if (frame.kind == FrameKind::kMark) {
+    if (frame.offset < marked_.load(std::memory_order_relaxed)) return deny("a mark out of order");
+    marked_.store(frame.offset, std::memory_order_release);
+    return true;
+  }
+  std::shared_ptr<Window> window;
+  if (!exports.find(frame.token, &window)) return deny("a frame for no window of this rank");
+  if (window != nullptr) {
+    if (frame.offset + frame.bytes > window->bytes()) {
+      return deny("a frame beyond the end of its window");
+    }
+    if (window->id() == kWorldWindowId && frame.offset < sizeof(Doorbell)) {
+      return deny("a frame for the doorbell");
+    }
+  }
+  if (frame.kind == FrameKind::kSignal) return take_signal(frame, window.get(), exports);
+  payload_left_ = frame.bytes;
+  landing_ = window == nullptr ? nullptr : window->data() + frame.offset;
+  target_ = std::move(window);
+  return true;
+}
+
+bool TcpPeer::take_signal(const DataFrame& frame, Window* window, const WindowExports& exports) {
+  if (window == nullptr) return true;
+  auto* word = reinterpret_cast<std::atomic<uint64_t>*>(window->data() + frame.offset);
+  if (frame.wake && exports.doorbell() != nullptr) {
+    doorbell_signal(exports.doorbell(), word, frame.word);
+  } else {
+    word->store(frame.word, std::memory_order_release);  // publishes the puts before it
+  }
+  return true;
+}
+
+bool TcpPeer::deny(const char* what) {
+  fail_receiving("it sent " + std::string(what));
+  return false;
+}
+
+}  // namespace mep::tcp

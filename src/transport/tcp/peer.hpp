@@ -1,0 +1,162 @@
+// One peer of the tcp transport and, once it is made, the connection to it.
+//
+// Invariants
+//   - What a peer sends lands only in windows that were exported with a token that it names, inside of
+//     their bounds, and never in the doorbell. Anything else ends the connection and is evidence
+//     against that peer.
+//   - After fence() nothing of the peer lands any more.
+// Locks: in_mutex_ for what is received, out_mutex_ for what is sent, both for the socket itself; in
+// this order. The windows and imports are guarded by the transport's lock, which every caller holds.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/unique_fd.hpp"
+#include "transport/tcp/address.hpp"
+#include "transport/tcp/frame.hpp"
+#include "transport/tcp/out_queue.hpp"
+#include "transport/tcp/sealing.hpp"
+#include "transport/transport.hpp"
+#include "transport/window.hpp"
+
+namespace mep {
+struct Doorbell;
+}
+
+namespace mep::tcp {
+
+// This rank's windows that peers may write, by the token that they were told.
+class WindowExports {
+ public:
+  // The token of a window stays the same when it is exported again.
+  uint64_t add(const std::shared_ptr<Window>& window);
+  // False: no such token was given out. *out null: the window is gone by now.
+  bool find(uint64_t token, std::shared_ptr<Window>* out) const;
+  Doorbell* doorbell() const { return doorbell_; }
+
+ private:
+  std::unordered_map<uint64_t, std::weak_ptr<Window>> windows_;
+  std::shared_ptr<Window> world_window_;  // kept: its doorbell is rung at any time
+  Doorbell* doorbell_ = nullptr;
+};
+
+// What a peer tells its transport.
+class PeerEvents {
+ public:
+  virtual ~PeerEvents() = default;
+  virtual void peer_failed(uint32_t slot, uint64_t incarnation, std::string reason) = 0;
+  // The socket has no room (`again`: still none): ask to be told when it has. Then, that nothing is
+  // left to send.
+  virtual void peer_blocked(uint32_t slot, int socket, bool again) = 0;
+  virtual void peer_unblocked(uint32_t slot, int socket) = 0;
+};
+
+class TcpPeer {
+ public:
+  enum class State : uint8_t { kConnecting, kUp, kFailed, kFenced };
+  struct Import {
+    uint64_t token = 0;
+    size_t bytes = 0;
+    uint32_t generation = 0;
+  };
+
+  TcpPeer(const PeerIdentity& self, const PeerIdentity& peer, const PeerSession& session,
+          Protection wanted, std::vector<Address> addresses, PeerEvents* events)
+      : self_(self),
+        identity_(peer),
+        session_(session),
+        wanted_(wanted),
+        addresses_(std::move(addresses)),
+        events_(events) {}
+  ~TcpPeer() { sodium_memzero(session_.key.data(), session_.key.size()); }
+  TcpPeer(const TcpPeer&) = delete;
+  TcpPeer& operator=(const TcpPeer&) = delete;
+
+  const PeerIdentity& self() const { return self_; }
+  const PeerIdentity& identity() const { return identity_; }
+  const PeerSession& session() const { return session_; }
+  Protection wanted() const { return wanted_; }
+  const std::vector<Address>& addresses() const { return addresses_; }
+  // One of the two connects, the other accepts.
+  bool connects() const { return self_.slot > identity_.slot; }
+  // Acquire: who sees a connection up sees how it is protected.
+  State state() const { return state_.load(std::memory_order_acquire); }
+  Protection protection() const { return protection_; }
+  bool blocked() const { return blocked_.load(std::memory_order_relaxed); }
+  uint64_t marked() const { return marked_.load(std::memory_order_acquire); }
+
+  std::unordered_map<uint64_t, Import>& imports() { return imports_; }
+  const std::unordered_map<uint64_t, Import>& imports() const { return imports_; }
+
+  // The greeting is over. False: it was given up meanwhile.
+  bool establish(UniqueFd socket, const Hello& hello, const Challenge& challenge);
+  void give_up(std::string reason);
+
+  // Frames on their way. MEP_ERR_PEER_FAILED: the peer is not reached any more.
+  [[nodiscard]] mep_result_t put(uint64_t token, uint64_t offset, const void* local, size_t bytes);
+  [[nodiscard]] mep_result_t signal(uint64_t token, uint64_t offset, uint64_t word, bool wake);
+  [[nodiscard]] mep_result_t mark(uint64_t number);
+  // Nothing of the caller's memory is needed any more.
+  void release_sources();
+  // Sends what is left, if the socket has room again.
+  void send_left();
+  // Takes what has come, without waiting. Whether something had.
+  bool receive(const WindowExports& exports);
+
+  // No byte of the peer lands after this.
+  void fence();
+
+ private:
+  [[nodiscard]] mep_result_t check_up() const;
+  void send_queued();
+  void seal_queued();
+  void fail_sending(std::string reason);
+  void fail_receiving(std::string reason);
+  bool read_plain(const WindowExports& exports, bool* more);
+  bool read_sealed(const WindowExports& exports, bool* more);
+  bool take(const WindowExports& exports, std::byte* bytes, size_t count);
+  bool take_frame(const WindowExports& exports, const DataFrame& frame);
+  bool take_signal(const DataFrame& frame, Window* window, const WindowExports& exports);
+  bool deny(const char* what);
+
+  const PeerIdentity self_;
+  const PeerIdentity identity_;
+  PeerSession session_;
+  const Protection wanted_;
+  const std::vector<Address> addresses_;
+  PeerEvents* const events_;
+  std::unordered_map<uint64_t, Import> imports_;  // by window; guarded by the transport
+
+  std::atomic<State> state_{State::kConnecting};
+  Protection protection_ = Protection::kPlain;
+  UniqueFd socket_;  // changed under both mutexes
+
+  std::mutex out_mutex_;
+  OutQueue queue_;
+  RecordKey out_key_;
+  std::vector<std::byte> sealed_;  // records, sent from sealed_sent_ on
+  size_t sealed_bytes_ = 0;
+  size_t sealed_sent_ = 0;
+  // Relaxed: a hint that send_left() has something to do.
+  std::atomic<bool> blocked_{false};
+
+  std::mutex in_mutex_;
+  RecordKey in_key_;
+  std::vector<std::byte> buffer_;
+  size_t buffered_ = 0;  // sealed: bytes of a record that has not come whole
+  std::byte partial_[kSignalBytes];
+  size_t partial_bytes_ = 0;        // of a header that has not come whole
+  size_t payload_left_ = 0;         // of the put that is landing
+  std::byte* landing_ = nullptr;    // null: its window is gone, the bytes are dropped
+  std::shared_ptr<Window> target_;  // keeps landing_ valid
+  // Release: what was put before the mark is there for who sees it.
+  std::atomic<uint64_t> marked_{0};
+};
+
+}  // namespace mep::tcp

@@ -1,0 +1,515 @@
+// labels: threads
+// The tcp transport against peers and strangers that do not keep to its rules: whatever they send lands
+// nowhere, ends at most their own connection, and disturbs no other peer.
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include "support/transport_conformance.hpp"
+#include "transport/tcp/sealing.hpp"
+#include "transport/tcp/tcp_transport.hpp"
+
+namespace {
+
+using namespace mep::test;  // NOLINT(google-build-using-namespace)
+using mep::Deadline;
+using mep::PeerFailure;
+using mep::PeerIdentity;
+using mep::PeerSession;
+using mep::Window;
+using mep::tcp::Address;
+using mep::tcp::Challenge;
+using mep::tcp::DataFrame;
+using mep::tcp::FrameKind;
+using mep::tcp::Hello;
+using mep::tcp::Protection;
+using mep::tcp::RecordKey;
+using mep::tcp::TcpTransport;
+
+constexpr size_t kWindowBytes = 1 << 20;
+const PeerIdentity kVictim{3, 103, 7, 1, 0};
+const PeerIdentity kRogue{8, 108, 7, 2, 0};
+const PeerIdentity kFriend{9, 109, 7, 3, 0};
+
+PeerSession session_of(uint8_t seed) {
+  PeerSession session;
+  session.key.fill(std::byte{seed});
+  return session;
+}
+
+const mep::TransportEntry& tcp_entry() {
+  for (const mep::TransportEntry& entry : mep::transport_table()) {
+    if (std::strcmp(entry.name, "tcp") == 0) return entry;
+  }
+  fail_msg("no transport tcp");
+  return mep::transport_table()[0];
+}
+
+// A transport with a thread that makes its progress.
+class Victim {
+ public:
+  explicit Victim(const mep::TransportOptions& options, const PeerIdentity& self = kVictim)
+      : self_(self), transport_(options) {
+    assert_int_equal(transport_.make_offer(&offer_), MEP_SUCCESS);
+    assert_int_equal(Window::create(mep::kWorldWindowId, 4096, &world_), MEP_SUCCESS);
+    assert_int_equal(Window::create(kDataWindow, kWindowBytes, &data_), MEP_SUCCESS);
+    mep::WindowExport exported;
+    assert_int_equal(transport_.export_window(world_, &exported), MEP_SUCCESS);
+    world_blob_ = exported.blob;
+    assert_int_equal(transport_.export_window(data_, &exported), MEP_SUCCESS);
+    data_blob_ = exported.blob;
+    pump_ = std::thread([this] {
+      while (!stop_.load()) {
+        pollfd ready[2] = {{transport_.event_fd(), POLLIN, 0},
+                           {transport_.control_fd(), POLLIN, 0}};
+        if (poll(ready, 2, 5) <= 0) continue;
+        bool active = false;
+        (void)transport_.progress(&active);
+        transport_.control_progress();
+      }
+    });
+  }
+  ~Victim() {
+    stop_.store(true);
+    pump_.join();
+  }
+  Victim(const Victim&) = delete;
+  Victim& operator=(const Victim&) = delete;
+
+  void add(const PeerIdentity& peer, const std::vector<std::byte>& offer,
+           const PeerSession& session) {
+    assert_int_equal(transport_.add_peer(self_, peer, offer, session), MEP_SUCCESS);
+  }
+  TcpTransport& transport() { return transport_; }
+  const std::vector<std::byte>& offer() const { return offer_; }
+  Window& data() { return *data_; }
+  Window& world() { return *world_; }
+  const std::vector<std::byte>& world_blob() const { return world_blob_; }
+  const std::vector<std::byte>& data_blob() const { return data_blob_; }
+  // The token is the last of a ticket's fields.
+  static uint64_t token_in(const std::vector<std::byte>& blob) {
+    uint64_t token = 0;
+    std::memcpy(&token, blob.data() + blob.size() - sizeof token, sizeof token);
+    return token;
+  }
+  bool unchanged() const {
+    return std::all_of(data_->data(), data_->data() + kWindowBytes,
+                       [](std::byte b) { return b == std::byte{0}; });
+  }
+
+ private:
+  const PeerIdentity self_;
+  TcpTransport transport_;
+  std::vector<std::byte> offer_;
+  std::shared_ptr<Window> world_;
+  std::shared_ptr<Window> data_;
+  std::vector<std::byte> world_blob_;
+  std::vector<std::byte> data_blob_;
+  std::atomic<bool> stop_{false};
+  std::thread pump_;
+};
+
+bool eventually(const std::function<bool()>& condition) {
+  const Deadline deadline = Deadline::after_ms(kLimitMs);
+  while (!condition()) {
+    if (deadline.expired()) return false;
+    const timespec nap{0, 200000};
+    nanosleep(&nap, nullptr);
+  }
+  return true;
+}
+
+mep::UniqueFd call(const std::vector<std::byte>& offer) {
+  std::vector<Address> addresses;
+  assert_true(mep::tcp::parse_addresses(offer, &addresses) == mep::tcp::Parse::kComplete);
+  sockaddr_storage address;
+  const socklen_t length = addresses[0].to_socket_address(&address);
+  mep::UniqueFd socket(::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  assert_true(socket.valid());
+  assert_int_equal(connect(socket.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
+  const timeval limit{kLimitMs / 1000, 0};
+  setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  return socket;
+}
+
+// Speaks the protocol as kRogue, byte for byte as the test wants it.
+class Rogue {
+ public:
+  // `key` may be the wrong one.
+  Rogue(Victim& victim, Protection wanted, const PeerSession& key)
+      : socket_(call(victim.offer())), key_(key) {
+    hello_.from_slot = kRogue.slot;
+    hello_.to_slot = kVictim.slot;
+    hello_.from_incarnation = kRogue.incarnation;
+    hello_.to_incarnation = kVictim.incarnation;
+    hello_.wanted = wanted;
+    hello_.nonce = mep::tcp::random_nonce();
+  }
+  // Whether what answered knows the key that the rogue has.
+  bool greet() {
+    std::byte bytes[mep::tcp::kChallengeBytes];
+    mep::tcp::encode_hello(hello_, bytes);
+    send_raw(bytes, mep::tcp::kHelloBytes);
+    if (recv(socket_.get(), bytes, sizeof bytes, MSG_WAITALL) != sizeof bytes) return false;
+    if (mep::tcp::parse_challenge(bytes, &challenge_) != mep::tcp::Parse::kComplete) return false;
+    const auto proof = mep::tcp::connector_proof(key_, hello_, challenge_);
+    send_raw(proof.data(), proof.size());
+    seal_ = RecordKey(key_, hello_, challenge_, true);
+    return mep::tcp::same_proof(mep::tcp::acceptor_proof(key_, hello_, challenge_),
+                                challenge_.proof);
+  }
+  void send_raw(const std::byte* bytes, size_t count) {
+    while (count > 0) {
+      const ssize_t sent = ::send(socket_.get(), bytes, count, MSG_NOSIGNAL);
+      if (sent <= 0) return;  // it was thrown out
+      bytes += sent;
+      count -= static_cast<size_t>(sent);
+    }
+  }
+  std::vector<std::byte> sealed(const std::vector<std::byte>& body) {
+    std::vector<std::byte> record(mep::tcp::kRecordHeaderBytes + body.size() +
+                                  mep::tcp::kRecordTagBytes);
+    std::memcpy(record.data() + mep::tcp::kRecordHeaderBytes, body.data(), body.size());
+    seal_.seal(record.data(), body.size());
+    return record;
+  }
+  // As the connection is protected.
+  void send_stream(const std::vector<std::byte>& bytes) {
+    const std::vector<std::byte> out =
+        challenge_.chosen == Protection::kPlain ? bytes : sealed(bytes);
+    send_raw(out.data(), out.size());
+  }
+  bool thrown_out() {
+    std::byte byte;
+    return recv(socket_.get(), &byte, 1, 0) <= 0;
+  }
+  int socket() const { return socket_.get(); }
+  void hang_up() { socket_.reset(); }
+
+ private:
+  mep::UniqueFd socket_;
+  PeerSession key_;
+  Hello hello_;
+  Challenge challenge_;
+  RecordKey seal_;
+};
+
+std::vector<std::byte> frame_bytes(const DataFrame& frame, size_t payload = 0,
+                                   std::byte fill = std::byte{0x77}) {
+  std::vector<std::byte> bytes(mep::tcp::kSignalBytes);
+  bytes.resize(mep::tcp::encode_frame(frame, bytes.data()));
+  bytes.insert(bytes.end(), payload, fill);
+  return bytes;
+}
+
+DataFrame put_frame(uint64_t token, uint64_t offset, uint32_t bytes) {
+  return {FrameKind::kPut, false, bytes, token, offset, 0};
+}
+DataFrame signal_frame(uint64_t token, uint64_t offset, uint64_t word) {
+  return {FrameKind::kSignal, true, 8, token, offset, word};
+}
+
+bool failed_with(Victim& victim, const PeerIdentity& peer, const char* text) {
+  PeerFailure failure;
+  if (!eventually([&] { return victim.transport().take_failure(&failure); })) return false;
+  const bool right = failure.slot == peer.slot && failure.incarnation == peer.incarnation &&
+                     failure.reason.find(text) != std::string::npos;
+  if (!right) std::printf("slot %u: %s\n", failure.slot, failure.reason.c_str());
+  return right;
+}
+
+struct Crime {
+  const char* finding;
+  std::function<std::vector<std::byte>(const Victim&)> bytes;
+};
+
+std::vector<Crime> crimes() {
+  const auto data = [](const Victim& v) { return Victim::token_in(v.data_blob()); };
+  const auto world = [](const Victim& v) { return Victim::token_in(v.world_blob()); };
+  return {
+      {"no frame", [](const Victim&) { return std::vector<std::byte>(4096, std::byte{0xee}); }},
+      {"no window",
+       [=](const Victim& v) { return frame_bytes(put_frame(data(v) + 1, 0, 64), 64); }},
+      {"no window", [](const Victim&) { return frame_bytes(put_frame(0, 0, 64), 64); }},
+      {"beyond",
+       [=](const Victim& v) { return frame_bytes(put_frame(data(v), kWindowBytes - 63, 64), 64); }},
+      {"beyond",
+       [=](const Victim& v) { return frame_bytes(put_frame(data(v), kWindowBytes, 8), 8); }},
+      {"no frame",
+       [=](const Victim& v) { return frame_bytes(put_frame(data(v), UINT64_MAX - 7, 64), 64); }},
+      {"no frame",
+       [=](const Victim& v) { return frame_bytes(put_frame(data(v), 0, 0x7fffffff), 64); }},
+      {"beyond",
+       [=](const Victim& v) {
+         return frame_bytes(put_frame(data(v), 0, mep::tcp::kMaxPutBytes), 64);
+       }},
+      {"no frame", [=](const Victim& v) { return frame_bytes(signal_frame(data(v), 4, 1)); }},
+      {"beyond",
+       [=](const Victim& v) { return frame_bytes(signal_frame(data(v), kWindowBytes, 1)); }},
+      {"no window", [=](const Victim& v) { return frame_bytes(signal_frame(data(v) ^ 1, 0, 1)); }},
+      {"doorbell", [=](const Victim& v) { return frame_bytes(signal_frame(world(v), 8, 1)); }},
+      {"doorbell", [=](const Victim& v) { return frame_bytes(put_frame(world(v), 60, 8), 8); }},
+      {"out of order",
+       [](const Victim&) {
+         std::vector<std::byte> bytes = frame_bytes({FrameKind::kMark, false, 0, 0, 5, 0});
+         const std::vector<std::byte> back = frame_bytes({FrameKind::kMark, false, 0, 0, 4, 0});
+         bytes.insert(bytes.end(), back.begin(), back.end());
+         return bytes;
+       }},
+  };
+}
+
+const Protection kProtections[] = {Protection::kPlain, Protection::kAuthenticated,
+                                   Protection::kEncrypted};
+
+// A member that has gone bad: it knows its key.
+void a_rogue_peer_harms_itself_alone(void**) {
+  for (const Protection protection : kProtections) {
+    for (const Crime& crime : crimes()) {
+      Victim victim({});
+      Victim other({}, kFriend);
+      victim.add(kRogue, victim.offer(), session_of(1));
+      victim.add(kFriend, other.offer(), session_of(2));
+      other.add(kVictim, victim.offer(), session_of(2));
+      Rogue rogue(victim, protection, session_of(1));
+      assert_true(rogue.greet());
+      assert_true(eventually([&] { return victim.transport().connected(kRogue.slot); }));
+      rogue.send_stream(crime.bytes(victim));
+      if (!failed_with(victim, kRogue, crime.finding)) fail_msg("%s", crime.finding);
+      assert_true(rogue.thrown_out());
+      assert_true(victim.unchanged());
+      assert_int_equal(victim.transport().put(kRogue.slot, 0, kDataWindow, 0, "x", 1),
+                       MEP_ERR_INVALID_ARGUMENT);  // never imported
+      // The other one still gets through.
+      assert_int_equal(other.transport().import_window(kVictim.slot, kDataWindow, kWindowBytes,
+                                                       victim.data_blob(), {}),
+                       MEP_SUCCESS);
+      assert_int_equal(other.transport().signal(kVictim.slot, 0, kDataWindow, 64, 42, false),
+                       MEP_SUCCESS);
+      auto* word = reinterpret_cast<std::atomic<uint64_t>*>(victim.data().data() + 64);
+      assert_true(eventually([&] { return word->load(std::memory_order_acquire) == 42; }));
+    }
+  }
+}
+
+// What is right lands, however it is cut up.
+void frames_land_byte_by_byte(void**) {
+  for (const Protection protection : kProtections) {
+    Victim victim({});
+    victim.add(kRogue, victim.offer(), session_of(1));
+    Rogue rogue(victim, protection, session_of(1));
+    assert_true(rogue.greet());
+    const uint64_t token = Victim::token_in(victim.data_blob());
+    std::vector<std::byte> stream = frame_bytes(put_frame(token, 100, 50), 50);
+    const auto signal = frame_bytes(signal_frame(token, 64, 9));
+    stream.insert(stream.end(), signal.begin(), signal.end());
+    const std::vector<std::byte> out =
+        protection == Protection::kPlain ? stream : rogue.sealed(stream);
+    for (const std::byte& byte : out) {
+      rogue.send_raw(&byte, 1);
+      const timespec nap{0, 20000};
+      nanosleep(&nap, nullptr);
+    }
+    auto* word = reinterpret_cast<std::atomic<uint64_t>*>(victim.data().data() + 64);
+    assert_true(eventually([&] { return word->load(std::memory_order_acquire) == 9; }));
+    assert_true(std::all_of(victim.data().data() + 100, victim.data().data() + 150,
+                            [](std::byte b) { return b == std::byte{0x77}; }));
+  }
+}
+
+// Somebody between the two: alters, repeats, leaves out, lengthens.
+void altered_records_do_not_open(void**) {
+  for (const Protection protection : {Protection::kAuthenticated, Protection::kEncrypted}) {
+    for (int kind = 0; kind < 5; ++kind) {
+      Victim victim({});
+      victim.add(kRogue, victim.offer(), session_of(1));
+      Rogue rogue(victim, protection, session_of(1));
+      assert_true(rogue.greet());
+      const uint64_t token = Victim::token_in(victim.data_blob());
+      const std::vector<std::byte> mark = frame_bytes({FrameKind::kMark, false, 0, 0, 7, 0});
+      std::vector<std::byte> first = rogue.sealed(mark);
+      std::vector<std::byte> second = rogue.sealed(frame_bytes(signal_frame(token, 64, 1)));
+      const char* finding = "not authentic";
+      switch (kind) {
+        case 0:  // altered: each bit of one byte of the body
+          second[mep::tcp::kRecordHeaderBytes + 24] ^= std::byte{1};
+          break;
+        case 1:  // its tag
+          second.back() ^= std::byte{0x80};
+          break;
+        case 2:  // repeated
+          second = first;
+          break;
+        case 3:  // the first left out
+          first.clear();
+          break;
+        default: {  // longer than any
+          const uint32_t length = 0x10001;
+          std::memcpy(second.data(), &length, sizeof length);
+          finding = "impossible length";
+        }
+      }
+      rogue.send_raw(first.data(), first.size());
+      if (!first.empty()) {
+        assert_true(eventually([&] { return victim.transport().marked(kRogue.slot) == 7; }));
+      }
+      rogue.send_raw(second.data(), second.size());
+      assert_true(failed_with(victim, kRogue, finding));
+      assert_true(victim.unchanged());
+    }
+  }
+}
+
+void who_does_not_know_the_key_stays_outside(void**) {
+  Victim victim({});
+  victim.add(kRogue, victim.offer(), session_of(1));
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    Rogue stranger(victim, Protection::kPlain, session_of(99));
+    assert_false(stranger.greet());
+    stranger.send_stream(frame_bytes(signal_frame(Victim::token_in(victim.data_blob()), 64, 1)));
+    assert_true(stranger.thrown_out());
+  }
+  assert_false(victim.transport().connected(kRogue.slot));
+  assert_true(victim.unchanged());
+  PeerFailure failure;
+  assert_false(victim.transport().take_failure(&failure));  // it says nothing about the real one
+  Rogue real(victim, Protection::kPlain, session_of(1));
+  assert_true(real.greet());
+  assert_true(eventually([&] { return victim.transport().connected(kRogue.slot); }));
+}
+
+// The rank that connects finds somebody else at the address.
+void an_impostor_is_not_talked_to(void**) {
+  Victim impostor({});
+  impostor.add(kFriend, impostor.offer(), session_of(5));
+  mep::TransportOptions impatient;
+  impatient.connect_timeout_ms = 700;
+  Victim caller(impatient, kFriend);
+  caller.add(kVictim, impostor.offer(), session_of(6));
+  assert_true(failed_with(caller, kVictim, "does not know the session's key"));
+  assert_false(caller.transport().connected(kVictim.slot));
+  assert_false(impostor.transport().connected(kFriend.slot));
+}
+
+void silent_strangers_get_no_place_for_long(void**) {
+  Victim victim({});
+  std::vector<mep::UniqueFd> strangers;
+  for (int i = 0; i < 400; ++i) {
+    strangers.push_back(call(victim.offer()));
+    if (i % 3 == 0) (void)!write(strangers.back().get(), "GET / HTTP/1.1\r\n", 16);
+  }
+  assert_true(eventually([&] { return victim.transport().half_open() > 200; }));
+  assert_true(victim.transport().half_open() <= 256);
+  victim.add(kRogue, victim.offer(), session_of(1));
+  Rogue real(victim, Protection::kPlain, session_of(1));
+  assert_true(real.greet());
+  assert_true(eventually([&] { return victim.transport().connected(kRogue.slot); }));
+  assert_true(eventually([&] { return victim.transport().half_open() == 0; }));
+}
+
+void a_fence_ends_a_put_in_its_middle(void**) {
+  for (const Protection protection : kProtections) {
+    Victim victim({});
+    victim.add(kRogue, victim.offer(), session_of(1));
+    Rogue rogue(victim, protection, session_of(1));
+    assert_true(rogue.greet());
+    const uint64_t token = Victim::token_in(victim.data_blob());
+    constexpr uint32_t kHalf = 32 << 10;
+    rogue.send_stream(frame_bytes(put_frame(token, 0, 2 * kHalf), kHalf));
+    const auto landed = [&](size_t at) { return victim.data().data()[at] == std::byte{0x77}; };
+    assert_true(eventually([&] {
+      // The pump writes it without a signal; the fence below is what orders the look at it.
+      bool active = false;
+      (void)victim.transport().progress(&active);
+      victim.transport().hold_windows();
+      const bool there = landed(kHalf - 1);
+      victim.transport().release_windows();
+      return there;
+    }));
+    assert_int_equal(victim.transport().fence_out(kRogue.slot), MEP_SUCCESS);
+    assert_false(landed(kHalf));
+    std::memset(victim.data().data(), 0, kWindowBytes);
+    rogue.send_stream(std::vector<std::byte>(kHalf, std::byte{0x77}));
+    rogue.send_stream(frame_bytes(signal_frame(token, 0, 1)));
+    assert_true(rogue.thrown_out());
+    assert_true(victim.unchanged());
+    assert_int_equal(victim.transport().signal(kRogue.slot, 0, kDataWindow, 0, 1, false),
+                     MEP_ERR_PEER_FAILED);
+  }
+}
+
+// Its host is gone, or its process was killed, with a put half sent.
+void a_peer_that_ends_in_a_put_is_evidence(void**) {
+  for (const bool reset : {false, true}) {
+    Victim victim({});
+    victim.add(kRogue, victim.offer(), session_of(1));
+    Rogue rogue(victim, Protection::kPlain, session_of(1));
+    assert_true(rogue.greet());
+    const uint64_t token = Victim::token_in(victim.data_blob());
+    rogue.send_stream(frame_bytes(put_frame(token, 4096, 100000), 50000));
+    if (reset) {
+      const linger abort_now{1, 0};
+      setsockopt(rogue.socket(), SOL_SOCKET, SO_LINGER, &abort_now, sizeof abort_now);
+    }
+    rogue.hang_up();
+    assert_true(failed_with(victim, kRogue, reset ? "failed" : "closed"));
+    // Another incarnation takes its place.
+    victim.transport().remove_peer(kRogue.slot);
+    victim.add(kRogue, victim.offer(), session_of(1));
+    Rogue next(victim, Protection::kPlain, session_of(1));
+    assert_true(next.greet());
+    next.send_stream(frame_bytes(signal_frame(token, 64, 3)));
+    auto* word = reinterpret_cast<std::atomic<uint64_t>*>(victim.data().data() + 64);
+    assert_true(eventually([&] { return word->load(std::memory_order_acquire) == 3; }));
+  }
+}
+
+// The conformance suite's central cases with every way to protect the data, and over IPv6.
+void all_protections_and_families(void**) {
+  for (int variant = 0; variant < 4; ++variant) {
+    RigOptions options;
+    options.ranks = 3;
+    options.transport.authenticate_data = variant == 1;
+    options.transport.encrypt_data = variant == 2;
+    if (variant == 3) options.transport.network_interface = "lo/6";
+    run_ranks(tcp_entry(), options, put_signal_body);
+    options.ranks = 2;
+    run_ranks(tcp_entry(), options, many_windows_body);
+    run_ranks(tcp_entry(), options, lanes_body);
+  }
+}
+
+void interfaces_are_chosen_by_name(void**) {
+  std::vector<Address> found;
+  assert_int_equal(mep::tcp::local_addresses({"lo/4", false}, &found), MEP_SUCCESS);
+  assert_true(found.size() == 1 && found[0].is_loopback && !found[0].is_v6);
+  assert_int_equal(mep::tcp::local_addresses({"nothing*,l?/6", false}, &found), MEP_SUCCESS);
+  assert_true(found.size() == 1 && found[0].is_v6);
+  assert_int_equal(mep::tcp::local_addresses({"nothing*", false}, &found), MEP_ERR_NOT_FOUND);
+  assert_int_equal(mep::tcp::local_addresses({"", true}, &found), MEP_SUCCESS);
+  assert_true(found.size() == 1 && found[0].is_loopback);
+  std::vector<std::byte> bytes = mep::tcp::encode_addresses(found);
+  for (size_t length = 0; length < bytes.size(); ++length) {
+    assert_true(mep::tcp::parse_addresses({bytes.data(), length}, &found) !=
+                mep::tcp::Parse::kComplete);
+  }
+}
+
+}  // namespace
+
+int main() {
+  assert_int_equal(mep::tcp::prepare_sodium(), MEP_SUCCESS);
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(interfaces_are_chosen_by_name),
+      cmocka_unit_test(frames_land_byte_by_byte),
+      cmocka_unit_test(a_rogue_peer_harms_itself_alone),
+      cmocka_unit_test(altered_records_do_not_open),
+      cmocka_unit_test(who_does_not_know_the_key_stays_outside),
+      cmocka_unit_test(an_impostor_is_not_talked_to),
+      cmocka_unit_test(silent_strangers_get_no_place_for_long),
+      cmocka_unit_test(a_fence_ends_a_put_in_its_middle),
+      cmocka_unit_test(a_peer_that_ends_in_a_put_is_evidence),
+      cmocka_unit_test(all_protections_and_families),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
