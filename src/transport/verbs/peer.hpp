@@ -1,0 +1,166 @@
+// A peer as this rank reaches it: its rails, its windows, and the puts and signals on their way.
+//
+// Invariants
+//   - One lock guards all of it. Whoever waits for room lets the lock go meanwhile, so that neither
+//     the control thread nor a fence waits for a peer that does not answer.
+//   - Signals go over rail 0. Before one is posted, what was put over the other rails since the last
+//     one has arrived: a read behind those puts on their rail has been answered.
+//   - After an error, and after fence(), no queue pair to the peer is left: nothing of this rank's
+//     memory is read for it and nothing of it lands here.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/transport.hpp"
+#include "transport/verbs/addresses.hpp"
+#include "transport/verbs/bounce_pool.hpp"
+#include "transport/verbs/connection.hpp"
+#include "transport/verbs/registration_cache.hpp"
+
+namespace mep::verbs {
+
+// What all peers of one transport share.
+class Fabric {
+ public:
+  virtual ~Fabric() = default;
+  virtual RegistrationCache& memory() = 0;
+  virtual BouncePool& bounce() = 0;
+  // While a call waits: keeps this rank's receive side going, and lets all peers give back chunks
+  // that are done. Called without any peer's lock.
+  virtual void help() = 0;
+  virtual void note_failure(const PeerFailure& failure) = 0;
+  // Something was posted: somebody must look later whether it went through.
+  virtual void note_posted() = 0;
+};
+
+class Peer {
+ public:
+  struct Rail {
+    size_t hca = 0;  // index of this rank's port in registrations
+    PortAddress remote;
+    std::unique_ptr<Connection> connection;
+  };
+
+  Peer(Fabric* fabric, const PeerIdentity& identity, std::vector<Rail> rails);
+  ~Peer();
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+
+  const PeerIdentity& identity() const { return identity_; }
+  bool is_fenced() const { return fenced_.load(std::memory_order_acquire); }
+
+  // This rank's ends, for the peer, with the keys of one of this rank's windows.
+  std::vector<WindowRail> ends(const Registration& window);
+  [[nodiscard]] mep_result_t import(uint64_t window, size_t bytes, std::span<const std::byte> blob);
+  void drop(uint64_t window);
+
+  [[nodiscard]] mep_result_t put(uint64_t window, uint64_t offset, const void* local, size_t bytes);
+  [[nodiscard]] mep_result_t signal(uint64_t window, uint64_t offset, uint64_t word, bool wake);
+  [[nodiscard]] mep_result_t flush();
+  [[nodiscard]] mep_result_t mark(uint64_t number);
+  // A mark of the peer has come, or rather what travels of its number.
+  void note_mark(uint32_t value);
+  uint64_t marked() const { return marked_.load(std::memory_order_acquire); }
+  // Takes completions if nobody else is at it.
+  void progress();
+  // The same, and makes sure that what is on its way tells of its end; true: something is.
+  bool check();
+  const char* description() const { return description_.c_str(); }
+  // Gives chunks back whose puts are done, asking the HCA about them where it must.
+  void reclaim();
+  void fence();
+  // An asynchronous event of one of its queue pairs, or of the device of one of its rails.
+  bool owns_queue_pair(uint32_t number, const Hca* hca);
+  void break_rails_of(const Hca* hca, const std::string& text);
+  // For tests of error paths: spoils the key of an imported window; moves a queue pair to its error state.
+  void spoil_key(uint64_t window);
+  void break_queue_pair();
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  struct RemoteWindow {
+    uint64_t address = 0;
+    size_t bytes = 0;
+    uint32_t generation = 0;
+    std::array<uint32_t, kMaxRails> rkeys{};
+  };
+  struct Copied {  // a chunk whose puts are under way
+    uint32_t chunk = 0;
+    size_t rail = 0;
+    uint64_t number = 0;  // of the last request that reads it
+  };
+  struct OpenChunk {  // where small puts are copied to, one behind the other
+    bool is_open = false;
+    uint32_t chunk = 0;
+    size_t used = 0;
+    uint64_t number = 0;
+  };
+  struct Unsettled {  // puts went over this rail since the last signal
+    bool is_set = false;
+    uint64_t remote = 0;
+    uint32_t rkey = 0;
+  };
+
+  [[nodiscard]] mep_result_t usable() const;
+  [[nodiscard]] mep_result_t find_target(uint64_t window, uint64_t offset, size_t bytes,
+                                         RemoteWindow* out) const;
+  [[nodiscard]] mep_result_t connect(const WindowAddress& address);
+  [[nodiscard]] mep_result_t put_inline(Lock& lock, const RemoteWindow& target, uint64_t offset,
+                                        const void* local, size_t bytes);
+  [[nodiscard]] mep_result_t put_direct(Lock& lock, const RemoteWindow& target, uint64_t offset,
+                                        const std::byte* local, size_t bytes,
+                                        const Registration& source);
+  [[nodiscard]] mep_result_t put_copied(Lock& lock, const RemoteWindow& target, uint64_t offset,
+                                        const std::byte* local, size_t bytes);
+  [[nodiscard]] mep_result_t put_into_open_chunk(Lock& lock, const RemoteWindow& target,
+                                                 uint64_t offset, const std::byte* local,
+                                                 size_t bytes);
+  [[nodiscard]] mep_result_t settle_other_rails(Lock& lock);
+  [[nodiscard]] mep_result_t flush_rails(Lock& lock);
+
+  // Posting breaks the peer when it fails.
+  [[nodiscard]] mep_result_t post(size_t rail, const Connection::Write& write, uint64_t* number);
+  [[nodiscard]] mep_result_t poll_rails();
+  [[nodiscard]] mep_result_t wait_for_room(Lock& lock, size_t rail);
+  [[nodiscard]] mep_result_t wait_for_number(Lock& lock, size_t rail, uint64_t number);
+  [[nodiscard]] mep_result_t take_chunk(Lock& lock, uint32_t* chunk);
+  [[nodiscard]] mep_result_t pause(Lock& lock);
+  bool have_last_signalled();
+  void give_back_done();
+  void retire_open_chunk();
+  void destroy_rails();
+  [[nodiscard]] mep_result_t broken(const std::string& text);
+
+  Fabric* fabric_;
+  const PeerIdentity identity_;
+  // Set before the lock is taken to fence, so that whoever waits under it leaves. Release/acquire:
+  // nothing else is published with it.
+  std::atomic<bool> fenced_{false};
+
+  // Release/acquire: what was put before the mark is visible to who reads it.
+  std::atomic<uint64_t> marked_{0};
+  std::string description_;  // "verbs over mlx5_0:1"; never changes
+
+  std::mutex mutex_;  // guards all below
+  std::vector<Rail> rails_;
+  bool connected_ = false;
+  std::vector<uint32_t> remote_queue_pairs_;  // as the peer told when it was connected
+  bool failed_ = false;
+  std::string failure_;
+  std::unordered_map<uint64_t, RemoteWindow> windows_;
+  std::array<Unsettled, kMaxRails> unsettled_;
+  std::deque<Copied> copied_;
+  OpenChunk open_chunk_;
+};
+
+}  // namespace mep::verbs

@@ -1,0 +1,172 @@
+#include "transport/verbs/registration_cache.hpp"
+
+#include <algorithm>
+
+#include "base/status.hpp"
+
+namespace mep::verbs {
+namespace {
+
+constexpr uintptr_t kPageBytes = 4096;
+
+uintptr_t address_of(const void* memory) {
+  return reinterpret_cast<uintptr_t>(memory);
+}
+
+bool holds(uintptr_t begin, size_t bytes, uintptr_t wanted, size_t wanted_bytes) {
+  return wanted >= begin && wanted - begin <= bytes && wanted_bytes <= bytes - (wanted - begin);
+}
+
+}  // namespace
+
+RegistrationCache::RegistrationCache(Registrar* registrar, size_t limit_bytes)
+    : registrar_(registrar), limit_bytes_(limit_bytes) {}
+
+RegistrationCache::~RegistrationCache() {
+  for (auto& [begin, entry] : declared_) registrar_->remove(&entry.registration);
+  for (Cached& entry : cached_) registrar_->remove(&entry.registration);
+}
+
+mep_result_t RegistrationCache::declare(const void* memory, size_t bytes) {
+  if (memory == nullptr || bytes == 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "no memory to register");
+  }
+  const std::lock_guard lock(mutex_);
+  const auto present = declared_.find(address_of(memory));
+  if (present != declared_.end()) {
+    if (present->second.has_owner || present->second.bytes < bytes) {
+      return fail(MEP_ERR_INVALID_ARGUMENT, "memory at %p is registered with %zu bytes already",
+                  memory, present->second.bytes);
+    }
+    ++present->second.uses;
+    return MEP_SUCCESS;
+  }
+  Declared entry;
+  entry.bytes = bytes;
+  MEP_TRY(registrar_->add(memory, bytes, false, &entry.registration));
+  longest_ = std::max(longest_, bytes);
+  declared_.emplace(address_of(memory), std::move(entry));
+  return MEP_SUCCESS;
+}
+
+void RegistrationCache::withdraw(const void* memory) {
+  const std::lock_guard lock(mutex_);
+  const auto entry = declared_.find(address_of(memory));
+  if (entry == declared_.end() || entry->second.has_owner) return;
+  if (--entry->second.uses == 0) erase(entry);
+}
+
+mep_result_t RegistrationCache::adopt(const void* memory, size_t bytes,
+                                      std::weak_ptr<const void> owner, Registration* out,
+                                      Registration* previous) {
+  const std::lock_guard lock(mutex_);
+  Declared entry;
+  entry.bytes = bytes;
+  entry.owner = std::move(owner);
+  entry.has_owner = true;
+  MEP_TRY(registrar_->add(memory, bytes, true, &entry.registration));
+  *out = entry.registration;
+  *previous = {};
+  const auto present = declared_.find(address_of(memory));
+  if (present != declared_.end()) {
+    *previous = present->second.registration;
+    declared_.erase(present);
+  }
+  longest_ = std::max(longest_, bytes);
+  declared_.emplace(address_of(memory), std::move(entry));
+  return MEP_SUCCESS;
+}
+
+void RegistrationCache::sweep() {
+  const std::lock_guard lock(mutex_);
+  for (auto entry = declared_.begin(); entry != declared_.end();) {
+    const auto next = std::next(entry);
+    if (entry->second.has_owner && entry->second.owner.expired()) erase(entry);
+    entry = next;
+  }
+}
+
+void RegistrationCache::erase(std::map<uintptr_t, Declared>::iterator entry) {
+  registrar_->remove(&entry->second.registration);
+  declared_.erase(entry);
+}
+
+bool RegistrationCache::find(const void* memory, size_t bytes, Registration* out) {
+  const uintptr_t wanted = address_of(memory);
+  const std::lock_guard lock(mutex_);
+  // Entries may lie within others, so the nearest one before is not always the one.
+  auto entry = declared_.upper_bound(wanted);
+  while (entry != declared_.begin()) {
+    --entry;
+    if (wanted - entry->first > longest_) return false;
+    if (!holds(entry->first, entry->second.bytes, wanted, bytes)) continue;
+    if (entry->second.has_owner && entry->second.owner.expired()) {
+      // Other memory may have taken its place.
+      const auto next = std::next(entry);
+      erase(entry);
+      entry = next;
+      continue;
+    }
+    *out = entry->second.registration;
+    return true;
+  }
+  return false;
+}
+
+bool RegistrationCache::borrow(const void* memory, size_t bytes, Registration* out,
+                               Ticket* ticket) {
+  if (limit_bytes_ == 0) return false;
+  const uintptr_t wanted = address_of(memory);
+  const std::lock_guard lock(mutex_);
+  auto entry = std::find_if(cached_.begin(), cached_.end(), [&](const Cached& each) {
+    return holds(each.begin, each.bytes, wanted, bytes);
+  });
+  if (entry == cached_.end()) {
+    Cached fresh;
+    fresh.begin = wanted / kPageBytes * kPageBytes;
+    fresh.bytes = (wanted + bytes + kPageBytes - 1) / kPageBytes * kPageBytes - fresh.begin;
+    if (!make_room(fresh.bytes)) return false;
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): rounded down to its page
+    const void* begin = reinterpret_cast<const void*>(fresh.begin);
+    if (registrar_->add(begin, fresh.bytes, false, &fresh.registration) != MEP_SUCCESS) {
+      return false;
+    }
+    fresh.ticket = ++last_ticket_;
+    cached_bytes_ += fresh.bytes;
+    cached_.push_front(std::move(fresh));
+    entry = cached_.begin();
+  }
+  ++entry->users;
+  *out = entry->registration;
+  *ticket = entry->ticket;
+  cached_.splice(cached_.begin(), cached_, entry);
+  return true;
+}
+
+void RegistrationCache::give_back(Ticket ticket) {
+  const std::lock_guard lock(mutex_);
+  for (Cached& entry : cached_) {
+    if (entry.ticket == ticket && entry.users > 0) --entry.users;
+  }
+}
+
+// False: what is in use does not leave enough room.
+bool RegistrationCache::make_room(size_t bytes) {
+  if (bytes > limit_bytes_) return false;
+  for (auto entry = cached_.end(); cached_bytes_ > limit_bytes_ - bytes;) {
+    if (entry == cached_.begin()) return false;
+    --entry;
+    if (entry->users != 0) continue;
+    registrar_->remove(&entry->registration);
+    cached_bytes_ -= entry->bytes;
+    entry = cached_.erase(entry);
+  }
+  return true;
+}
+
+size_t RegistrationCache::cached_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return cached_bytes_;
+}
+
+}  // namespace mep::verbs

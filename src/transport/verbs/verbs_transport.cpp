@@ -1,0 +1,506 @@
+#include "transport/verbs/verbs_transport.hpp"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "base/log.hpp"
+#include "base/status.hpp"
+#include "transport/mapped_transport.hpp"
+
+namespace mep::verbs {
+namespace {
+
+constexpr uint64_t kNoWindow = UINT64_MAX;
+
+std::string memory_limit_text() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
+  return " (the limit of locked memory is " + std::to_string(limit.rlim_cur >> 10) +
+         " KiB: raise ulimit -l)";
+}
+
+}  // namespace
+
+// --- Memory -----------------------------------------------------------------------------------------
+
+mep_result_t HcaRegistrar::add(const void* memory, size_t bytes, bool writable, Registration* out) {
+  Registration made;
+  const int access =
+      writable ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ : 0;
+  for (size_t i = 0; i < hcas_->size(); ++i) {
+    const Hca& hca = *(*hcas_)[i];
+    ibv_mr* region = ibv_reg_mr(hca.protection_domain(), const_cast<void*>(memory), bytes,
+                                writable ? access : int{IBV_ACCESS_LOCAL_WRITE});
+    if (region == nullptr && !writable) {
+      // Read-only memory can be a source all the same.
+      region = ibv_reg_mr(hca.protection_domain(), const_cast<void*>(memory), bytes, 0);
+    }
+    if (region == nullptr) {
+      const int error = errno;
+      remove(&made);
+      errno = error;
+      return fail(MEP_ERR_NO_MEMORY, "HCA %s cannot register %zu bytes: %m%s", hca.name().c_str(),
+                  bytes, memory_limit_text().c_str());
+    }
+    made.handles[i] = region;
+    made.lkeys[i] = region->lkey;
+    made.rkeys[i] = region->rkey;
+  }
+  *out = made;
+  return MEP_SUCCESS;
+}
+
+void HcaRegistrar::remove(Registration* registration) {
+  for (void*& handle : registration->handles) {
+    if (handle != nullptr) (void)ibv_dereg_mr(static_cast<ibv_mr*>(handle));
+    handle = nullptr;
+  }
+}
+
+// --- Opening ----------------------------------------------------------------------------------------
+
+VerbsTransport::VerbsTransport(const TransportOptions& options)
+    : options_(options), peers_(std::make_unique<std::atomic<Peer*>[]>(kMaxPeerSlots)) {}
+
+VerbsTransport::~VerbsTransport() {
+  for (uint32_t slot = 0; slot < kMaxPeerSlots; ++slot) VerbsTransport::remove_peer(slot);
+  for (auto& [id, exported] : exports_) {
+    for (Registration& earlier : exported.earlier) registrar_.remove(&earlier);
+  }
+  memory_.reset();
+  bounce_.reset();
+}
+
+mep_result_t VerbsTransport::probe() {
+  return open();
+}
+
+mep_result_t VerbsTransport::open() {
+  if (is_open_) return MEP_SUCCESS;
+  MEP_TRY(read_settings(&settings_));
+  (void)ibv_fork_init();  // where the kernel does not copy pinned pages at a fork
+  hcas_.clear();
+  MEP_TRY(open_hcas());
+  memory_ = std::make_unique<RegistrationCache>(&registrar_, settings_.cache_bytes);
+  bounce_ = std::make_unique<BouncePool>(&registrar_);
+  MEP_TRY(bounce_->open());
+  MEP_TRY(watch_events());
+  is_open_ = true;
+  return MEP_SUCCESS;
+}
+
+mep_result_t VerbsTransport::open_hcas() {
+  std::vector<PortName> names;
+  MEP_TRY(parse_port_list(options_.hca, &names));
+  if (names.empty()) names = active_ports();
+  if (names.empty()) {
+    const std::string ports = describe_ports();
+    if (ports.empty()) return fail(MEP_ERR_UNSUPPORTED, "this machine has no RDMA devices");
+    return fail(MEP_ERR_UNSUPPORTED, "no HCA has an active port: %s", ports.c_str());
+  }
+  size_t wanted = kMaxRails;
+  if (options_.hca_equals != 0) wanted = std::min<size_t>(wanted, options_.hca_equals);
+  std::string refusals;
+  for (const PortName& name : names) {
+    if (hcas_.size() == wanted) break;
+    std::unique_ptr<Hca> hca;
+    if (Hca::open(name, settings_, &hca) != MEP_SUCCESS) {
+      refusals += std::string(refusals.empty() ? "" : "; ") + last_error_text();
+      continue;
+    }
+    hcas_.push_back(std::move(hca));
+  }
+  if (hcas_.empty()) return fail(MEP_ERR_UNSUPPORTED, "%s", refusals.c_str());
+  if (!refusals.empty()) log(LogLevel::kInfo, "verbs goes on without: %s", refusals.c_str());
+  return MEP_SUCCESS;
+}
+
+mep_result_t VerbsTransport::watch_events() {
+  events_.reset(epoll_create1(EPOLL_CLOEXEC));
+  control_events_.reset(epoll_create1(EPOLL_CLOEXEC));
+  failed_event_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  check_timer_.reset(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  bool watched = events_.valid() && control_events_.valid();
+  const auto watch = [&](const UniqueFd& poll, int fd) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = fd;
+    watched = watched && fd >= 0 && epoll_ctl(poll.get(), EPOLL_CTL_ADD, fd, &event) == 0;
+  };
+  watch(control_events_, failed_event_.get());
+  watch(control_events_, check_timer_.get());
+  for (const auto& hca : hcas_) {
+    watch(events_, hca->completion_fd());
+    watch(control_events_, hca->async_fd());
+  }
+  return watched ? MEP_SUCCESS : fail(MEP_ERR_SYSTEM, "no descriptors for verbs' events: %m");
+}
+
+// --- Peers ------------------------------------------------------------------------------------------
+
+mep_result_t VerbsTransport::make_offer(std::vector<std::byte>* offer) {
+  MEP_TRY(open());
+  std::vector<PortAddress> ports;
+  for (const auto& hca : hcas_) ports.push_back(hca->address());
+  *offer = encode_offer(ports);
+  return MEP_SUCCESS;
+}
+
+// Whether there is a fabric in common shows when the peer's offer is looked at.
+bool VerbsTransport::reaches(const PeerIdentity& self, const PeerIdentity& peer) const {
+  return self.slot != peer.slot;
+}
+
+mep_result_t VerbsTransport::add_peer(const PeerIdentity& self, const PeerIdentity& peer,
+                                      std::span<const std::byte> offer,
+                                      const PeerSession& /*session*/) {
+  if (peer.slot >= kMaxPeerSlots) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "slot %u: verbs has room for slots below %u", peer.slot,
+                kMaxPeerSlots);
+  }
+  if (!reaches(self, peer)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "verbs does not reach slot %u", peer.slot);
+  }
+  if (peers_[peer.slot].load(std::memory_order_acquire) != nullptr) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "slot %u is a peer of verbs already", peer.slot);
+  }
+  MEP_TRY(open());
+  std::vector<PortAddress> own;
+  for (const auto& hca : hcas_) own.push_back(hca->address());
+  std::vector<PortAddress> theirs;
+  MEP_TRY(decode_offer(offer, &theirs));
+  const bool is_lower = self.slot < peer.slot;
+  const std::vector<RailPorts> pairs = is_lower ? pair_rails(own, theirs) : pair_rails(theirs, own);
+  if (pairs.empty()) {
+    return fail(MEP_ERR_UNSUPPORTED, "no HCA of this rank and none of slot %u share a fabric",
+                peer.slot);
+  }
+  std::vector<Peer::Rail> rails(pairs.size());
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    rails[i].hca = is_lower ? pairs[i].lower : pairs[i].higher;
+    rails[i].remote = theirs[is_lower ? pairs[i].higher : pairs[i].lower];
+    MEP_TRY(Connection::create(hcas_[rails[i].hca].get(), settings_, &rails[i].connection));
+  }
+  auto added = std::make_unique<Peer>(static_cast<Fabric*>(this), peer, std::move(rails));
+  const std::unique_lock lock(peers_mutex_);
+  present_.push_back(peer.slot);
+  peers_[peer.slot].store(added.release(), std::memory_order_release);
+  return MEP_SUCCESS;
+}
+
+void VerbsTransport::remove_peer(uint32_t slot) {
+  if (slot >= kMaxPeerSlots) return;
+  if (peers_[slot].load(std::memory_order_acquire) == nullptr) return;
+  std::unique_ptr<Peer> removed;
+  {
+    const std::unique_lock lock(peers_mutex_);
+    removed.reset(peers_[slot].exchange(nullptr, std::memory_order_acq_rel));
+    std::erase(present_, slot);
+  }
+  const std::lock_guard lock(failures_mutex_);
+  std::erase_if(failures_, [slot](const PeerFailure& failure) { return failure.slot == slot; });
+}
+
+mep_result_t VerbsTransport::find_peer(uint32_t slot, Peer** out) const {
+  *out = slot < kMaxPeerSlots ? peers_[slot].load(std::memory_order_acquire) : nullptr;
+  if (*out == nullptr) return fail(MEP_ERR_INVALID_ARGUMENT, "slot %u is no peer of verbs", slot);
+  return MEP_SUCCESS;
+}
+
+// --- Windows ----------------------------------------------------------------------------------------
+
+mep_result_t VerbsTransport::register_window(const std::shared_ptr<Window>& window,
+                                             Registration* out) {
+  const std::lock_guard lock(exports_mutex_);
+  forget_dead_exports();
+  Export& entry = exports_[window->id()];
+  if (entry.window.lock() == window && entry.generation == window->generation()) {
+    *out = entry.current;
+    return MEP_SUCCESS;
+  }
+  Registration made;
+  Registration previous;
+  MEP_TRY(memory_->adopt(window->data(), window->bytes(), window, &made, &previous));
+  for (Registration& earlier : entry.earlier) registrar_.remove(&earlier);
+  entry.earlier.clear();
+  if (previous.handles[0] != nullptr) entry.earlier.push_back(previous);
+  entry.window = window;
+  entry.generation = window->generation();
+  entry.current = made;
+  if (window->id() == kWorldWindowId && window->bytes() >= sizeof(Doorbell)) {
+    world_window_ = window;
+    doorbell_.store(reinterpret_cast<Doorbell*>(window->data()), std::memory_order_release);
+  }
+  *out = made;
+  return MEP_SUCCESS;
+}
+
+// Windows that were destroyed since: the HCAs need not hold their pages.
+void VerbsTransport::forget_dead_exports() {
+  memory_->sweep();
+  for (auto entry = exports_.begin(); entry != exports_.end();) {
+    if (!entry->second.window.expired()) {
+      ++entry;
+      continue;
+    }
+    for (Registration& earlier : entry->second.earlier) registrar_.remove(&earlier);
+    entry = exports_.erase(entry);
+  }
+}
+
+mep_result_t VerbsTransport::export_window_to(uint32_t slot, const std::shared_ptr<Window>& window,
+                                              WindowExport* out) {
+  Peer* peer = nullptr;
+  MEP_TRY(find_peer(slot, &peer));
+  Registration registration;
+  MEP_TRY(register_window(window, &registration));
+  WindowAddress address;
+  address.window = window->id();
+  address.bytes = window->bytes();
+  address.address = reinterpret_cast<uintptr_t>(window->data());
+  address.generation = window->generation();
+  address.rails = peer->ends(registration);
+  out->blob = encode_window(address);
+  out->fd.reset();
+  return MEP_SUCCESS;
+}
+
+mep_result_t VerbsTransport::import_window(uint32_t slot, uint64_t window, size_t bytes,
+                                           std::span<const std::byte> blob, UniqueFd /*fd*/) {
+  if (window == kNoWindow) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "no window has the id %llu",
+                static_cast<unsigned long long>(window));
+  }
+  Peer* peer = nullptr;
+  MEP_TRY(find_peer(slot, &peer));
+  return peer->import(window, bytes, blob);
+}
+
+void VerbsTransport::drop_window(uint32_t slot, uint64_t window) {
+  Peer* peer = nullptr;
+  if (find_peer(slot, &peer) == MEP_SUCCESS) peer->drop(window);
+}
+
+// --- Data -------------------------------------------------------------------------------------------
+
+uint32_t VerbsTransport::lanes(uint32_t slot) const {
+  Peer* peer = nullptr;
+  return find_peer(slot, &peer) == MEP_SUCCESS ? 1 : 0;
+}
+
+mep_result_t VerbsTransport::put(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
+                                 const void* local, size_t bytes) {
+  Peer* peer = nullptr;
+  MEP_TRY(find_peer(slot, &peer));
+  if (lane != 0) return fail(MEP_ERR_INVALID_ARGUMENT, "lane %u: verbs has 1", lane);
+  return peer->put(window, offset, local, bytes);
+}
+
+mep_result_t VerbsTransport::signal(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
+                                    uint64_t word, bool wake) {
+  Peer* peer = nullptr;
+  MEP_TRY(find_peer(slot, &peer));
+  if (lane != 0) return fail(MEP_ERR_INVALID_ARGUMENT, "lane %u: verbs has 1", lane);
+  return peer->signal(window, offset, word, wake);
+}
+
+mep_result_t VerbsTransport::flush(uint32_t slot) {
+  Peer* peer = nullptr;
+  MEP_TRY(find_peer(slot, &peer));
+  return peer->flush();
+}
+
+mep_result_t VerbsTransport::fence_out(uint32_t slot) {
+  Peer* peer = nullptr;
+  MEP_TRY(find_peer(slot, &peer));
+  peer->fence();
+  return MEP_SUCCESS;
+}
+
+mep_result_t VerbsTransport::mark(uint32_t slot, uint64_t number) {
+  Peer* peer = nullptr;
+  MEP_TRY(find_peer(slot, &peer));
+  return peer->mark(number);
+}
+
+uint64_t VerbsTransport::marked(uint32_t slot) const {
+  Peer* peer = nullptr;
+  return find_peer(slot, &peer) == MEP_SUCCESS ? peer->marked() : 0;
+}
+
+const char* VerbsTransport::describe(uint32_t slot) const {
+  Peer* peer = nullptr;
+  return find_peer(slot, &peer) == MEP_SUCCESS ? peer->description() : nullptr;
+}
+
+mep_result_t VerbsTransport::register_memory(const void* memory, size_t bytes) {
+  MEP_TRY(open());
+  return memory_->declare(memory, bytes);
+}
+
+void VerbsTransport::unregister_memory(const void* memory) {
+  if (is_open_) memory_->withdraw(memory);
+}
+
+// --- Progress ---------------------------------------------------------------------------------------
+
+bool VerbsTransport::drain_all() {
+  bool woken = false;
+  for (const auto& hca : hcas_) {
+    std::vector<Hca::Arrival> arrivals;
+    woken = hca->drain(&arrivals) || woken;
+    if (!arrivals.empty()) take_marks(*hca, arrivals);
+  }
+  if (woken) {
+    // The words lie in the windows already: completions come behind them.
+    Doorbell* doorbell = doorbell_.load(std::memory_order_acquire);
+    if (doorbell != nullptr) doorbell_ring(doorbell);
+  }
+  return woken;
+}
+
+void VerbsTransport::take_marks(const Hca& hca, const std::vector<Hca::Arrival>& arrivals) {
+  const std::shared_lock lock(peers_mutex_);
+  for (const Hca::Arrival& arrival : arrivals) {
+    for (const uint32_t slot : present_) {
+      Peer* peer = peers_[slot].load(std::memory_order_acquire);
+      if (peer->owns_queue_pair(arrival.queue_pair, &hca)) peer->note_mark(arrival.value);
+    }
+  }
+  wake_control();
+}
+
+mep_result_t VerbsTransport::progress(bool* active) {
+  *active = false;
+  if (!is_open_) return MEP_SUCCESS;
+  *active = drain_all();
+  // Whoever spins calls this all the time; the rest can wait for a few rounds. Relaxed: only counts.
+  constexpr uint32_t kRounds = 16;
+  if (!*active && rounds_.fetch_add(1, std::memory_order_relaxed) % kRounds != 0) {
+    return MEP_SUCCESS;
+  }
+  std::array<epoll_event, kMaxRails> events;
+  const int count = epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()), 0);
+  for (int i = 0; i < count; ++i) {
+    for (const auto& hca : hcas_) {
+      if (events[static_cast<size_t>(i)].data.fd == hca->completion_fd()) hca->arm();
+    }
+  }
+  if (count > 0) *active = drain_all() || *active;  // what came before it was armed
+  const std::shared_lock lock(peers_mutex_);
+  for (const uint32_t slot : present_) {
+    peers_[slot].load(std::memory_order_acquire)->progress();
+  }
+  return MEP_SUCCESS;
+}
+
+void VerbsTransport::control_progress() {
+  if (!is_open_) return;
+  uint64_t ignored = 0;
+  (void)!read(failed_event_.get(), &ignored, sizeof ignored);
+  take_device_events();
+  for (const auto& hca : hcas_) {
+    if (!hca->runs_low()) continue;
+    (void)drain_all();
+    hca->watch_low();
+  }
+  if (read(check_timer_.get(), &ignored, sizeof ignored) == sizeof ignored) check_sends();
+}
+
+// What is on its way and does not come through shows as an error, but somebody must look.
+void VerbsTransport::check_sends() {
+  check_is_due_.store(false, std::memory_order_relaxed);
+  bool is_busy = false;
+  {
+    const std::shared_lock lock(peers_mutex_);
+    for (const uint32_t slot : present_) {
+      is_busy = peers_[slot].load(std::memory_order_acquire)->check() || is_busy;
+    }
+  }
+  if (is_busy) note_posted();
+}
+
+void VerbsTransport::note_posted() {
+  if (check_is_due_.load(std::memory_order_relaxed) ||
+      check_is_due_.exchange(true, std::memory_order_relaxed)) {
+    return;
+  }
+  constexpr long kCheckNs = 100'000'000;
+  const itimerspec once{{0, 0}, {0, kCheckNs}};
+  (void)timerfd_settime(check_timer_.get(), 0, &once, nullptr);
+}
+
+void VerbsTransport::wake_control() {
+  const uint64_t one = 1;
+  (void)!write(failed_event_.get(), &one, sizeof one);  // full only if it is readable already
+}
+
+void VerbsTransport::take_device_events() {
+  const std::shared_lock lock(peers_mutex_);
+  for (const auto& hca : hcas_) {
+    std::vector<std::pair<uint32_t, std::string>> broken;
+    std::string text;
+    const bool is_lost = hca->take_events(
+        [&](uint32_t number, const char* what) { broken.emplace_back(number, what); }, &text);
+    for (const uint32_t slot : present_) {
+      Peer* peer = peers_[slot].load(std::memory_order_acquire);
+      if (is_lost) peer->break_rails_of(hca.get(), text);
+      for (const auto& [number, what] : broken) {
+        if (!peer->owns_queue_pair(number, hca.get())) continue;
+        peer->break_rails_of(hca.get(), "HCA " + hca->name() + ": " + what);
+      }
+    }
+  }
+}
+
+void VerbsTransport::help() {
+  (void)drain_all();
+  if (!bounce_->is_empty()) return;
+  const std::shared_lock lock(peers_mutex_);
+  for (const uint32_t slot : present_) {
+    peers_[slot].load(std::memory_order_acquire)->reclaim();
+  }
+}
+
+void VerbsTransport::note_failure(const PeerFailure& failure) {
+  {
+    const std::lock_guard lock(failures_mutex_);
+    failures_.push_back(failure);
+  }
+  wake_control();
+}
+
+bool VerbsTransport::take_failure(PeerFailure* out) {
+  const std::lock_guard lock(failures_mutex_);
+  if (failures_.empty()) return false;
+  *out = std::move(failures_.back());
+  failures_.pop_back();
+  return true;
+}
+
+void VerbsTransport::break_queue_pair(uint32_t slot) {
+  Peer* peer = nullptr;
+  if (find_peer(slot, &peer) == MEP_SUCCESS) peer->break_queue_pair();
+}
+
+void VerbsTransport::spoil_key(uint32_t slot, uint64_t window) {
+  Peer* peer = nullptr;
+  if (find_peer(slot, &peer) == MEP_SUCCESS) peer->spoil_key(window);
+}
+
+}  // namespace mep::verbs
+
+namespace mep {
+
+std::unique_ptr<Transport> make_verbs_transport(const TransportOptions& options) {
+  return std::make_unique<verbs::VerbsTransport>(options);
+}
+
+}  // namespace mep

@@ -1,0 +1,155 @@
+// RDMA through libibverbs: reliable connections over InfiniBand or RoCE.
+//
+// put is an RDMA write, signal an inline one of eight bytes, with immediate data if it has to wake:
+// that completes a receive request at the target, whose event descriptor becomes readable.
+//
+// Invariants
+//   - A peer is created and removed under the exclusive lock of peers_mutex_; whoever walks over all
+//     peers holds it shared. Calls for one peer find it without (the contract keeps it there).
+//   - Windows are registered once per renewal, with every HCA. Keys of earlier renewals stay valid,
+//     for the old pages, until the next one: a peer that has not heard yet writes where nobody reads
+//     and is not taken for broken.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "base/unique_fd.hpp"
+#include "transport/doorbell.hpp"
+#include "transport/transport.hpp"
+#include "transport/verbs/bounce_pool.hpp"
+#include "transport/verbs/hca.hpp"
+#include "transport/verbs/peer.hpp"
+#include "transport/verbs/registration_cache.hpp"
+
+namespace mep::verbs {
+
+class HcaRegistrar final : public Registrar {
+ public:
+  explicit HcaRegistrar(const std::vector<std::unique_ptr<Hca>>* hcas) : hcas_(hcas) {}
+  [[nodiscard]] mep_result_t add(const void* memory, size_t bytes, bool writable,
+                                 Registration* out) override;
+  void remove(Registration* registration) override;
+
+ private:
+  const std::vector<std::unique_ptr<Hca>>* hcas_;
+};
+
+class VerbsTransport final : public Transport, private Fabric {
+ public:
+  explicit VerbsTransport(const TransportOptions& options);
+  ~VerbsTransport() override;
+  VerbsTransport(const VerbsTransport&) = delete;
+  VerbsTransport& operator=(const VerbsTransport&) = delete;
+
+  const char* name() const override { return "verbs"; }
+  [[nodiscard]] mep_result_t probe() override;
+
+  [[nodiscard]] mep_result_t make_offer(std::vector<std::byte>* offer) override;
+  bool reaches(const PeerIdentity& self, const PeerIdentity& peer) const override;
+  [[nodiscard]] mep_result_t add_peer(const PeerIdentity& self, const PeerIdentity& peer,
+                                      std::span<const std::byte> offer,
+                                      const PeerSession& session) override;
+  void remove_peer(uint32_t slot) override;
+
+  [[nodiscard]] mep_result_t export_window_to(uint32_t slot, const std::shared_ptr<Window>& window,
+                                              WindowExport* out) override;
+  [[nodiscard]] mep_result_t import_window(uint32_t slot, uint64_t window, size_t bytes,
+                                           std::span<const std::byte> blob, UniqueFd fd) override;
+  void drop_window(uint32_t slot, uint64_t window) override;
+
+  // One: signals over several queue pairs would each need a word of their own at the target.
+  uint32_t lanes(uint32_t slot) const override;
+  [[nodiscard]] mep_result_t put(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
+                                 const void* local, size_t bytes) override;
+  [[nodiscard]] mep_result_t signal(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
+                                    uint64_t word, bool wake) override;
+  [[nodiscard]] mep_result_t flush(uint32_t slot) override;
+  [[nodiscard]] mep_result_t progress(bool* active) override;
+  [[nodiscard]] mep_result_t fence_out(uint32_t slot) override;
+  // The queue pairs are gone with fence_out(); new pages besides take their worth from the keys that
+  // the peer has been told.
+  bool fence_renews_windows() const override { return true; }
+  bool delivers_later() const override { return true; }
+  [[nodiscard]] mep_result_t mark(uint32_t slot, uint64_t number) override;
+  uint64_t marked(uint32_t slot) const override;
+  const char* describe(uint32_t slot) const override;
+  int control_fd() const override { return control_events_.get(); }
+  void control_progress() override;
+  bool take_failure(PeerFailure* out) override;
+
+  [[nodiscard]] mep_result_t register_memory(const void* memory, size_t bytes) override;
+  void unregister_memory(const void* memory) override;
+
+  int event_fd() const override { return events_.get(); }
+
+  // --- For tests ---
+  void spoil_key(uint32_t slot, uint64_t window);
+  void break_queue_pair(uint32_t slot);
+  size_t rails() const { return hcas_.size(); }
+
+ private:
+  struct Export {
+    std::weak_ptr<Window> window;
+    uint32_t generation = 0;
+    Registration current;
+    std::vector<Registration> earlier;
+  };
+
+  RegistrationCache& memory() override { return *memory_; }
+  BouncePool& bounce() override { return *bounce_; }
+  void help() override;
+  void note_failure(const PeerFailure& failure) override;
+  void note_posted() override;
+
+  [[nodiscard]] mep_result_t open();
+  [[nodiscard]] mep_result_t open_hcas();
+  [[nodiscard]] mep_result_t watch_events();
+  [[nodiscard]] mep_result_t find_peer(uint32_t slot, Peer** out) const;
+  [[nodiscard]] mep_result_t register_window(const std::shared_ptr<Window>& window,
+                                             Registration* out);
+  void forget_dead_exports();
+  bool drain_all();
+  void take_marks(const Hca& hca, const std::vector<Hca::Arrival>& arrivals);
+  void check_sends();
+  void wake_control();
+  void take_device_events();
+
+  TransportOptions options_;
+  Settings settings_;
+  bool is_open_ = false;
+  std::vector<std::unique_ptr<Hca>> hcas_;
+  HcaRegistrar registrar_{&hcas_};
+  std::unique_ptr<RegistrationCache> memory_;
+  std::unique_ptr<BouncePool> bounce_;
+  UniqueFd events_;          // epoll over what tells of arrivals
+  UniqueFd control_events_;  // epoll over asynchronous events and the two below
+  UniqueFd failed_event_;
+  UniqueFd check_timer_;
+  // Whether check_timer_ runs. Relaxed: a post that sees it run is looked at when it fires, or, if it
+  // has just fired, the look that follows has the peer's lock after the post.
+  std::atomic<bool> check_is_due_{false};
+  std::atomic<uint32_t> rounds_{0};  // of progress()
+
+  // Release store, acquire load: publishes a peer to putting threads.
+  std::unique_ptr<std::atomic<Peer*>[]> peers_;
+  std::shared_mutex peers_mutex_;
+  std::vector<uint32_t> present_;  // slots that hold a peer; under peers_mutex_
+
+  std::mutex exports_mutex_;
+  std::map<uint64_t, Export> exports_;
+  std::shared_ptr<Window> world_window_;  // under exports_mutex_
+  // In world_window_. Release/acquire: publishes the window's contents to the thread that rings.
+  std::atomic<Doorbell*> doorbell_{nullptr};
+
+  std::mutex failures_mutex_;
+  std::vector<PeerFailure> failures_;
+};
+
+}  // namespace mep::verbs

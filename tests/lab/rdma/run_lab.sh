@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# run_lab.sh MODE BUILD_FOLDER: the verbs tests in the RDMA lab's guest. MODE slice is what CI runs, all
+# everything. Exits with 77 where the guest cannot be had.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+mode=$1 build=$(cd "$2" && pwd) limit=280
+[ "$mode" = all ] && limit=1500
+exec python3 "$here/rdma_lab.py" --timeout "$limit" bash "$here/guest_tests.sh" "$mode" "$build"

@@ -1,0 +1,309 @@
+// What verbs does when something breaks: bad keys, broken queue pairs, links that go down, devices that go
+// away, fenced peers that go on. Two transports of one process, over the lab's devices; runs in its guest
+// as root: ./dev lab rdma.
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "base/clock.hpp"
+#include "base/status.hpp"
+#include "support/cmocka_cpp.hpp"
+#include "transport/verbs/verbs_transport.hpp"
+
+namespace mep::test {
+namespace {
+
+using verbs::VerbsTransport;
+
+constexpr uint64_t kData = 5;
+constexpr size_t kDataBytes = size_t{1} << 20;
+constexpr uint64_t kLimitMs = 60000;
+
+struct End {
+  PeerIdentity identity;
+  std::unique_ptr<VerbsTransport> transport;
+  std::shared_ptr<Window> world;
+  std::shared_ptr<Window> data;
+
+  std::atomic<uint64_t>& word(uint64_t offset) const {
+    return *reinterpret_cast<std::atomic<uint64_t>*>(data->data() + offset);
+  }
+};
+
+struct Pair {
+  End ends[2];
+  End& a() { return ends[0]; }
+  End& b() { return ends[1]; }
+  uint32_t slot_a() const { return ends[0].identity.slot; }
+  uint32_t slot_b() const { return ends[1].identity.slot; }
+};
+
+void connect(End& from, End& to, const std::vector<std::byte>& offer) {
+  assert_int_equal(to.transport->add_peer(to.identity, from.identity, offer, {}), MEP_SUCCESS);
+}
+
+void give_window(End& from, End& to, const std::shared_ptr<Window>& window) {
+  WindowExport exported;
+  assert_int_equal(from.transport->export_window_to(to.identity.slot, window, &exported),
+                   MEP_SUCCESS);
+  assert_int_equal(to.transport->import_window(from.identity.slot, window->id(), window->bytes(),
+                                               exported.blob, UniqueFd()),
+                   MEP_SUCCESS);
+}
+
+std::unique_ptr<Pair> make_pair(const char* hca_a, const char* hca_b) {
+  auto pair = std::make_unique<Pair>();
+  std::vector<std::byte> offers[2];
+  for (uint32_t i = 0; i < 2; ++i) {
+    End& end = pair->ends[i];
+    end.identity = {3 + 4 * i, 0x100 + i, 7, 1 + i, 0};
+    TransportOptions options;
+    options.hca = i == 0 ? hca_a : hca_b;
+    end.transport = std::make_unique<VerbsTransport>(options);
+    if (end.transport->probe() != MEP_SUCCESS) fail_msg("%s", last_error_text());
+    assert_int_equal(Window::create(kWorldWindowId, 4096, &end.world), MEP_SUCCESS);
+    assert_int_equal(Window::create(kData, kDataBytes, &end.data), MEP_SUCCESS);
+    assert_int_equal(end.transport->make_offer(&offers[i]), MEP_SUCCESS);
+  }
+  connect(pair->a(), pair->b(), offers[0]);
+  connect(pair->b(), pair->a(), offers[1]);
+  give_window(pair->a(), pair->b(), pair->a().world);
+  give_window(pair->b(), pair->a(), pair->b().world);
+  give_window(pair->a(), pair->b(), pair->a().data);
+  give_window(pair->b(), pair->a(), pair->b().data);
+  return pair;
+}
+
+bool wait_for(const std::function<bool()>& condition) {
+  const Deadline deadline = Deadline::after_ms(kLimitMs);
+  while (!condition()) {
+    if (deadline.expired()) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+// Puts until an answer is not success.
+mep_result_t put_until_refused(End& from, uint32_t slot) {
+  std::vector<std::byte> bytes(20000, std::byte{7});
+  const Deadline deadline = Deadline::after_ms(kLimitMs);
+  while (!deadline.expired()) {
+    mep_result_t result = from.transport->put(slot, 0, kData, 4096, bytes.data(), bytes.size());
+    if (result == MEP_SUCCESS) result = from.transport->flush(slot);
+    if (result != MEP_SUCCESS) return result;
+  }
+  return MEP_SUCCESS;
+}
+
+void expect_failure(End& from, uint32_t slot, const char* text) {
+  uint64_t value = 1;
+  assert_int_equal(from.transport->put(slot, 0, kData, 0, &value, 8), MEP_ERR_PEER_FAILED);
+  if (strstr(last_error_text(), text) == nullptr) fail_msg("\"%s\": %s", text, last_error_text());
+  assert_int_equal(from.transport->signal(slot, 0, kData, 0, 1, true), MEP_ERR_PEER_FAILED);
+  assert_int_equal(from.transport->flush(slot), MEP_ERR_PEER_FAILED);
+  PeerFailure failure;
+  assert_true(from.transport->take_failure(&failure));
+  assert_int_equal(failure.slot, slot);
+  if (strstr(failure.reason.c_str(), text) == nullptr) fail_msg("%s", failure.reason.c_str());
+  assert_false(from.transport->take_failure(&failure));  // told once
+  std::printf("  evidence: %s\n", failure.reason.c_str());
+}
+
+void run(const std::string& command) {
+  // NOLINTNEXTLINE(cert-env33-c,concurrency-mt-unsafe): the guest is the test's own
+  if (std::system(command.c_str()) != 0) fail_msg("%s", command.c_str());
+}
+
+// Ends of a link that was down have forgotten their neighbours.
+void bring_link_up() {
+  run("ip link set veth0 up && ip link set veth1 up");
+  for (int side = 0; side < 2; ++side) {
+    run("ip neighbour replace 10.77.0." + std::to_string(2 - side) + " lladdr 02:4d:45:50:00:0" +
+        std::to_string(2 - side) + " dev veth" + std::to_string(side) + " nud permanent");
+  }
+  if (!wait_for([] { return verbs::active_ports().size() == 2; })) fail_msg("no link");
+}
+
+void bad_key(void**) {
+  const auto pair = make_pair("rxe0:1", "rxe1:1");
+  pair->a().transport->spoil_key(pair->slot_b(), kData);
+  std::vector<std::byte> bytes(20000, std::byte{7});
+  assert_int_equal(
+      pair->a().transport->put(pair->slot_b(), 0, kData, 0, bytes.data(), bytes.size()),
+      MEP_SUCCESS);
+  assert_int_equal(pair->a().transport->flush(pair->slot_b()), MEP_ERR_PEER_FAILED);
+  expect_failure(pair->a(), pair->slot_b(), "remote access error");
+  for (size_t i = 0; i < kDataBytes; ++i) assert_true(pair->b().data->data()[i] == std::byte{0});
+}
+
+// Nobody calls flush: the control thread's look finds it.
+void found_without_a_call(void**) {
+  const auto pair = make_pair("rxe0:1", "rxe1:1");
+  pair->a().transport->spoil_key(pair->slot_b(), kData);
+  assert_int_equal(pair->a().transport->signal(pair->slot_b(), 0, kData, 0, 1, false), MEP_SUCCESS);
+  PeerFailure failure;
+  assert_true(wait_for([&] {
+    pair->a().transport->control_progress();
+    return pair->a().transport->take_failure(&failure);
+  }));
+  assert_int_equal(failure.slot, pair->slot_b());
+  assert_true(failure.incarnation == pair->b().identity.incarnation);
+}
+
+void queue_pair_error(void**) {
+  const auto pair = make_pair("rxe0:1", "rxe1:1");
+  pair->a().transport->break_queue_pair(pair->slot_b());
+  assert_int_equal(put_until_refused(pair->a(), pair->slot_b()), MEP_ERR_PEER_FAILED);
+  expect_failure(pair->a(), pair->slot_b(), "HCA rxe0:1");
+  // The other side's packets find nobody.
+  assert_int_equal(put_until_refused(pair->b(), pair->slot_a()), MEP_ERR_PEER_FAILED);
+  expect_failure(pair->b(), pair->slot_a(), "HCA rxe1:1");
+}
+
+void link_down_in_a_transfer(void**) {
+  const auto pair = make_pair("rxe0:1", "rxe1:1");
+  std::atomic<mep_result_t> answer{MEP_SUCCESS};
+  std::atomic<bool> started{false};
+  std::string text;
+  std::thread sender([&] {
+    std::vector<std::byte> bytes(200000, std::byte{7});
+    const Deadline deadline = Deadline::after_ms(kLimitMs);
+    while (!deadline.expired() && answer.load() == MEP_SUCCESS) {
+      answer.store(
+          pair->a().transport->put(pair->slot_b(), 0, kData, 0, bytes.data(), bytes.size()));
+      started.store(true);
+    }
+    text = last_error_text();
+  });
+  assert_true(wait_for([&] { return started.load(); }));
+  run("ip link set veth1 down");
+  sender.join();
+  bring_link_up();
+  assert_int_equal(answer.load(), MEP_ERR_PEER_FAILED);
+  expect_failure(pair->a(), pair->slot_b(), "transport retry counter exceeded");
+}
+
+// A zombie: the peer was fenced out and does not know it.
+void fenced_peer_goes_on(void**) {
+  const auto pair = make_pair("rxe0:1", "rxe1:1");
+  assert_int_equal(pair->a().transport->signal(pair->slot_b(), 0, kData, 0, 1, false), MEP_SUCCESS);
+  assert_true(wait_for([&] { return pair->b().word(0).load() == 1; }));
+  assert_int_equal(pair->b().transport->fence_out(pair->slot_a()), MEP_SUCCESS);
+  // The first writes are accepted there; none lands.
+  assert_int_equal(put_until_refused(pair->a(), pair->slot_b()), MEP_ERR_PEER_FAILED);
+  for (size_t i = 8; i < kDataBytes; ++i) assert_true(pair->b().data->data()[i] == std::byte{0});
+  assert_true(pair->b().transport->fence_renews_windows());
+  // The old key of a renewed window leads to pages that nobody reads, even over a connection that works.
+  const auto other = make_pair("rxe0:1", "rxe1:1");
+  assert_int_equal(other->b().data->renew(), MEP_SUCCESS);
+  assert_int_equal(other->a().transport->signal(other->slot_b(), 0, kData, 0, 9, false),
+                   MEP_SUCCESS);
+  assert_int_equal(other->a().transport->flush(other->slot_b()), MEP_SUCCESS);
+  assert_true(other->b().word(0).load() == 0);
+  give_window(other->b(), other->a(), other->b().data);
+  assert_int_equal(other->a().transport->signal(other->slot_b(), 0, kData, 0, 9, false),
+                   MEP_SUCCESS);
+  assert_true(wait_for([&] { return other->b().word(0).load() == 9; }));
+}
+
+void marks_come_behind_puts(void**) {
+  const auto pair = make_pair("rxe0:1,rxe1:1", "rxe0:1,rxe1:1");
+  std::vector<std::byte> bytes(kDataBytes - 4096);
+  uint64_t number = 0x7ffffffa;  // across the end of what travels of it
+  for (uint8_t round = 1; round <= 12; ++round, ++number) {
+    std::memset(bytes.data(), round, bytes.size());
+    assert_int_equal(
+        pair->a().transport->put(pair->slot_b(), 0, kData, 0, bytes.data(), bytes.size()),
+        MEP_SUCCESS);
+    assert_int_equal(pair->a().transport->mark(pair->slot_b(), number), MEP_SUCCESS);
+    assert_true(wait_for([&] {
+      bool active = false;
+      assert_int_equal(pair->b().transport->progress(&active), MEP_SUCCESS);
+      return pair->b().transport->marked(pair->slot_a()) == number;
+    }));
+    for (const size_t i : {size_t{0}, bytes.size() / 3, bytes.size() / 2, bytes.size() - 1}) {
+      assert_true(pair->b().data->data()[i] == std::byte{round});
+    }
+  }
+}
+
+// A target that computes for long: more wakes than it has receive requests, and nobody calls progress.
+void wakes_of_a_busy_target(void**) {
+  constexpr uint64_t kWakes = 5 * verbs::Hca::kReceives;
+  const auto pair = make_pair("rxe0:1", "rxe1:1");
+  std::thread sender([&] {
+    for (uint64_t word = 1; word <= kWakes; ++word) {
+      assert_int_equal(pair->a().transport->signal(pair->slot_b(), 0, kData, 64, word, true),
+                       MEP_SUCCESS);
+    }
+  });
+  const bool came = wait_for([&] {
+    pair->b().transport->control_progress();
+    return pair->b().word(64).load() == kWakes;
+  });
+  sender.join();
+  assert_true(came);
+}
+
+// Every chunk of the pool is on its way, to several peers' worth of puts.
+void copies_wait_for_room(void**) {
+  const auto pair = make_pair("rxe0:1,rxe1:1", "rxe0:1,rxe1:1");
+  std::vector<std::byte> bytes(kDataBytes);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = std::byte(i * 7 + i / 251);
+  for (int round = 0; round < 12; ++round) {  // 12 MiB through 8
+    assert_int_equal(
+        pair->a().transport->put(pair->slot_b(), 0, kData, 0, bytes.data(), bytes.size()),
+        MEP_SUCCESS);
+  }
+  assert_int_equal(pair->a().transport->flush(pair->slot_b()), MEP_SUCCESS);
+  assert_memory_equal(pair->b().data->data(), bytes.data(), bytes.size());
+}
+
+// The network interface under both devices is deleted, and the devices with it. The kernel takes a soft
+// device away only when its last user has closed it; what shows before is that it can do nothing any more.
+void device_goes_away(void**) {
+  const auto pair = make_pair("rxe0:1", "rxe1:1");
+  assert_int_equal(pair->a().transport->signal(pair->slot_b(), 0, kData, 0, 1, false), MEP_SUCCESS);
+  assert_true(wait_for([&] { return pair->b().word(0).load() == 1; }));
+  std::thread remover([] {
+    // NOLINTNEXTLINE(cert-env33-c,concurrency-mt-unsafe): the guest is the test's own
+    (void)!std::system("timeout 60 ip link delete veth1");
+  });
+  const mep_result_t answer_a = put_until_refused(pair->a(), pair->slot_b());
+  const mep_result_t answer_b = put_until_refused(pair->b(), pair->slot_a());
+  if (answer_a == MEP_ERR_PEER_FAILED) expect_failure(pair->a(), pair->slot_b(), "HCA rxe0:1");
+  if (answer_b == MEP_ERR_PEER_FAILED) expect_failure(pair->b(), pair->slot_a(), "HCA rxe1:1");
+  pair->a().transport.reset();
+  pair->b().transport.reset();
+  remover.join();
+  assert_int_equal(answer_a, MEP_ERR_PEER_FAILED);
+  assert_int_equal(answer_b, MEP_ERR_PEER_FAILED);
+  assert_true(verbs::active_ports().empty());
+  // Whoever starts now is told so.
+  VerbsTransport late({});
+  assert_int_equal(late.probe(), MEP_ERR_UNSUPPORTED);
+  std::printf("  probe: %s\n", last_error_text());
+}
+
+}  // namespace
+}  // namespace mep::test
+
+int main(int argc, char** argv) {
+  using namespace mep::test;
+  if (argc > 1) cmocka_set_test_filter(argv[1]);
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(bad_key),
+      cmocka_unit_test(found_without_a_call),
+      cmocka_unit_test(queue_pair_error),
+      cmocka_unit_test(fenced_peer_goes_on),
+      cmocka_unit_test(marks_come_behind_puts),
+      cmocka_unit_test(wakes_of_a_busy_target),
+      cmocka_unit_test(copies_wait_for_room),
+      cmocka_unit_test(link_down_in_a_transfer),
+      cmocka_unit_test(device_goes_away),  // the last: the device does not come back
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
