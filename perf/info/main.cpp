@@ -16,7 +16,11 @@
 #include "base/status.hpp"
 #include "core/topo/host_topology.hpp"
 #include "core/topo/usable_cores.hpp"
+#include "hca_report.hpp"
 #include "transport/transport.hpp"
+#if MEP_HAVE_CUDA
+#include "transport/cuda/device_memory.hpp"
+#endif
 
 namespace mep {
 namespace {
@@ -49,8 +53,11 @@ void print_build() {
 
 void print_transports() {
   print_title("Transports, the preferred one first");
+  TransportOptions options;
+  bool is_set = false;
+  (void)env_string("MEP_NET_IF", &options.network_interface, &is_set);
   for (const TransportEntry& entry : transport_table()) {
-    const std::unique_ptr<Transport> transport = entry.make(TransportOptions());
+    const std::unique_ptr<Transport> transport = entry.make(options);
     if (transport == nullptr) {
       print_line(entry.name, "not usable: out of memory");
     } else if (is_error(transport->probe())) {
@@ -96,29 +103,40 @@ void print_topology() {
   }
 }
 
-// "0-3,8,10-11"
-std::string cpu_list(const std::vector<uint64_t>& words) {
-  std::string text;
-  const size_t end = words.size() * 64;
-  const auto has = [&](size_t cpu) {
-    return cpu < end && ((words[cpu / 64] >> (cpu % 64)) & 1) != 0;
-  };
-  for (size_t cpu = 0; cpu < end; ++cpu) {
-    if (!has(cpu)) continue;
-    const size_t first = cpu;
-    while (has(cpu + 1)) ++cpu;
-    if (!text.empty()) text += ',';
-    text += std::to_string(first);
-    if (cpu > first) text += "-" + std::to_string(cpu);
+// GPUs as CUDA numbers them, which of them reach each other's memory, and so what ranks on them use.
+void print_gpus() {
+#if MEP_HAVE_CUDA
+  print_title("GPUs");
+  int32_t count = 0;
+  if (is_error(count_devices(&count))) {
+    print_line("none", last_error_text());
+    return;
   }
-  return text;
+  for (int32_t device = 0; device < count; ++device) {
+    DeviceFacts facts;
+    const std::string name = "GPU " + std::to_string(device);
+    if (is_error(describe_device(device, &facts))) {
+      print_line(name.c_str(), last_error_text());
+      continue;
+    }
+    print_line(name.c_str(), facts.name + ", " + std::to_string(facts.multiprocessors) +
+                                 " multiprocessors, " + size_text(facts.memory_bytes) +
+                                 (facts.exports_memory ? "" : ", exports no memory"));
+    for (int32_t peer = device + 1; peer < count; ++peer) {
+      const bool reach = device_reaches(device, peer) && device_reaches(peer, device);
+      print_line((name + " and " + std::to_string(peer)).c_str(),
+                 reach ? "mapped" : "do not reach each other");
+    }
+  }
+#endif
 }
 
 void print_cores() {
   print_title("Cores of this process");
   std::vector<uint64_t> words;
   const bool is_known = !is_error(affinity_mask(&words));
-  print_line("affinity", is_known ? cpu_list(words) : std::string("unknown: ") + last_error_text());
+  print_line("affinity",
+             is_known ? cpu_list_text(words) : std::string("unknown: ") + last_error_text());
   const int limit = cgroup_core_limit();
   print_line("cgroup quota", limit == 0 ? "none" : std::to_string(limit) + " whole cores");
   print_line("usable", std::to_string(usable_cores()));
@@ -174,6 +192,27 @@ void print_unknown_variables() {
 }  // namespace
 }  // namespace mep
 
+namespace {
+
+// mep_info --topology [--xml FILE] [--location X]
+int topology_report(int argc, char** argv) {
+  std::string xml_file;
+  std::string location;
+  for (int i = 2; i < argc; i += 2) {
+    const std::string option = argv[i];
+    if ((option != "--xml" && option != "--location") || i + 1 == argc || argv[i + 1][0] == '\0') {
+      (void)std::fprintf(stderr, "mep_info: '%s' is unknown here or lacks its value; try --help\n",
+                         argv[i]);
+      return 2;
+    }
+    (option == "--xml" ? xml_file : location) = argv[i + 1];
+  }
+  if (xml_file.empty()) mep::print_topology();
+  return mep::print_hca_report(xml_file, location);
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   const std::string argument = argc > 1 ? argv[1] : "";
   if (argument == "--version") {
@@ -182,19 +221,26 @@ int main(int argc, char** argv) {
   }
   if (argument == "--help" || argument == "-h") {
     (void)std::puts(
-        "Usage: mep_info [--version]\n\n"
+        "Usage: mep_info [--version | --topology [--xml FILE] [--location X]]\n\n"
         "Prints the library's version and build options, the transports that work here and why\n"
-        "others do not, the machine, the process's limits, and the environment variables.");
+        "others do not, the machine, the process's limits, and the environment variables.\n\n"
+        "  --topology    the machine alone, and which HCA is chosen and why: for the cores of "
+        "this\n"
+        "                process and for every GPU\n"
+        "  --xml FILE    another machine: a file that lstopo or hwloc wrote\n"
+        "  --location X  for this one alone: cpu, gpu:0, numa:0 or a PCI address");
     return 0;
   }
-  if (argc > 1) {
+  if (argc > 1 && argument != "--topology") {
     (void)std::fprintf(stderr, "mep_info: unknown argument '%s'; try mep_info --help\n", argv[1]);
     return 2;
   }
   try {
+    if (argument == "--topology") return topology_report(argc, argv);
     mep::print_build();
     mep::print_transports();
     mep::print_topology();
+    mep::print_gpus();
     mep::print_cores();
     mep::print_limits();
     mep::print_environment();

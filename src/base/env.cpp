@@ -50,9 +50,22 @@ const std::vector<EnvVariable>& env_table() {
       {"MEP_SPIN_US", "", "microseconds that a wait spins before it sleeps; default by the load"},
       // Which ways are used.
       {"MEP_TRANSPORTS", "", "transports to use, comma list in order of preference; default all"},
+      {"MEP_HCA", "",
+       "HCAs to use, e.g. mlx5_*:1,^mlx5_2: globs with an optional port, ^ excludes; default all"},
+      {"MEP_NET_IF", "", "glob of network interfaces to use between hosts, e.g. eth*; default all"},
+      {"MEP_IB_SL", "0", "InfiniBand service level of MEP's connections, 0 to 15"},
+      {"MEP_IB_TC", "0",
+       "traffic class (RoCE: DSCP * 4 + ECN bits) of MEP's connections, 0 to 255"},
+      {"MEP_IB_GID_INDEX", "", "index of the GID to use; default: RoCE v2, of an IPv4 address"},
+      {"MEP_IB_TIMEOUT", "16", "8 to 22: a packet is repeated after 4.096 us * 2^N, six times"},
+      {"MEP_IB_CACHE_MIB", "0",
+       "MiB of callers' memory kept registered with HCAs; 0: puts from it are copied"},
+      {"MEP_AUTHENTICATE", "0", "1 makes tcp authenticate its data between ranks of one host too"},
+      {"MEP_ENCRYPT", "0", "1 makes tcp encrypt its data"},
       {"MEP_MAP", "1", "0 forbids mapped peer memory: put and signal only"},
       {"MEP_SIMD", "", "portable, avx2 or avx512: at most this instruction set; default the CPU's"},
       // For tests.
+      {"MEP_TEST_HOST", "", "ranks with different names here take each other to be on other hosts"},
       {"MEP_FAILPOINT", "",
        "NAME[:NTH]=kill or =stop: what the process does to itself at that point"},
       // What is said.

@@ -148,6 +148,23 @@ mep_result_t affinity_mask(std::vector<uint64_t>* words) {
               std::generic_category().message(error).c_str());
 }
 
+std::string cpu_list_text(const std::vector<uint64_t>& words) {
+  std::string text;
+  const size_t end = words.size() * 64;
+  const auto has = [&](size_t cpu) {
+    return cpu < end && ((words[cpu / 64] >> (cpu % 64)) & 1) != 0;
+  };
+  for (size_t cpu = 0; cpu < end; ++cpu) {
+    if (!has(cpu)) continue;
+    const size_t first = cpu;
+    while (has(cpu + 1)) ++cpu;
+    if (!text.empty()) text += ',';
+    text += std::to_string(first);
+    if (cpu > first) text += "-" + std::to_string(cpu);
+  }
+  return text;
+}
+
 int usable_cores() {
   std::vector<uint64_t> words;
   int cores = 0;

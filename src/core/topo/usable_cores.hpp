@@ -17,6 +17,9 @@ int usable_cores();
 // host can be united word by word; trailing zero words are cut off.
 [[nodiscard]] mep_result_t affinity_mask(std::vector<uint64_t>* words);
 
+// "0-3,8,10-11" of such a mask.
+std::string cpu_list_text(const std::vector<uint64_t>& words);
+
 // The whole cores that the cgroup quota leaves to this process, at least 1; 0: there is no quota.
 int cgroup_core_limit();
 

@@ -1,0 +1,23 @@
+// What this host's topology suggests.
+#include <cstring>
+
+#include "core/api/api_guard.hpp"
+#include "core/topo/preferred_hca.hpp"
+
+mep_result_t mep_preferred_hca(const char* location, char* name, size_t capacity) {
+  return mep::guarded([&]() -> mep_result_t {
+    if (name == nullptr) return mep::null_argument("name");
+    mep::HcaQuestion question;
+    if (location != nullptr) question.location = location;
+    mep::HcaChoice choice;
+    MEP_TRY(mep::choose_preferred_hca(question, &choice));
+    if (choice.usable == 0) return mep::fail(MEP_ERR_NOT_FOUND, "%s", choice.summary.c_str());
+    const std::string best = choice.ports[0].name();
+    if (best.size() >= capacity) {
+      return mep::fail(MEP_ERR_CAPACITY, "%s needs %zu bytes, capacity is %zu", best.c_str(),
+                       best.size() + 1, capacity);
+    }
+    std::memcpy(name, best.c_str(), best.size() + 1);
+    return MEP_SUCCESS;
+  });
+}
