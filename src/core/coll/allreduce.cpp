@@ -4,9 +4,10 @@
 //          rank order and publishes the result. The next chunk is posted before the present one is
 //          reduced. The inputs of the first two chunks are put before the cell that says what is
 //          called, which stands for their "posted" words: a call that turns out not to match has
-//          signalled nothing that a later one could take for its own. Reuse of areas: `in` of chunk c at owner t is free for c + 2 because t's "reduced"
-//          of c has come; `out` of chunk c is free for c + 2 because everybody posts c + 2 only after
-//          it has copied c out.
+//          signalled nothing that a later one could take for its own. Over several hosts the cell
+//          comes another way, so there they are posted after it, like the rest. Reuse of areas:
+//          `in` of chunk c at owner t is free for c + 2 because t's "reduced" of c has come; `out`
+//          of chunk c is free for c + 2 because everybody posts c + 2 only after it has copied c out.
 #include <algorithm>
 #include <cstring>
 
@@ -97,8 +98,10 @@ uint64_t chunk_count(const Bulk& bulk, const Operation& operation) {
   return (operation.args.count + full - 1) / full;
 }
 
-// Chunks whose inputs come with the entry cells.
-constexpr uint64_t kEnteredChunks = Bulk::kRing;
+// Chunks whose inputs come with the entry cells. Over several hosts the cells take another way.
+uint64_t entered_chunks(Comm& comm) {
+  return comm.cells().spans_hosts() ? 0 : Bulk::kRing;
+}
 
 mep_result_t post_chunk(Comm& comm, Operation& operation, uint64_t chunk) {
   const Bulk& bulk = comm.bulk();
@@ -112,7 +115,7 @@ mep_result_t post_chunk(Comm& comm, Operation& operation, uint64_t chunk) {
       MEP_TRY(bulk.put_in(bulk.first_chunk() + chunk, target,
                           input + slices.first(position) * slices.element, bytes));
     }
-    if (chunk < kEnteredChunks) continue;
+    if (chunk < entered_chunks(comm)) continue;
     MEP_TRY(bulk.signal_one(Bulk::Word::kPosted, bulk.first_chunk() + chunk, target));
   }
   return MEP_SUCCESS;
@@ -171,7 +174,7 @@ Step step_chunks(Comm& comm, Operation& operation) {
     const mep_result_t posted = post_ahead(comm, operation);
     if (posted != MEP_SUCCESS) return fail_step(operation, posted);
     const bool reducing = operation.chunk % 2 == 0;
-    if (!(reducing && chunk < kEnteredChunks) &&
+    if (!(reducing && chunk < entered_chunks(comm)) &&
         !bulk.arrived_from_all(reducing ? Bulk::Word::kPosted : Bulk::Word::kReduced,
                                bulk.first_chunk() + chunk, &operation.cursor)) {
       return Step::kPending;
@@ -202,8 +205,10 @@ Step step_large(Comm& comm, Operation& operation) {
     save_input(comm, operation);
     const Comm::PostingScope posting(comm);
     if (!posting.allowed()) return Step::kPending;
-    const mep_result_t posted = post_ahead(comm, operation);
-    if (posted != MEP_SUCCESS) return fail_step(operation, posted);
+    if (entered_chunks(comm) != 0) {
+      const mep_result_t posted = post_ahead(comm, operation);
+      if (posted != MEP_SUCCESS) return fail_step(operation, posted);
+    }
     operation.phase = kEnterLarge;
   }
   if (operation.phase == kEnterLarge) {

@@ -1,5 +1,6 @@
 // Broadcast.
-//   Small  the root gives its cell to all and is done: whoever has the cell can give it on.
+//   Small  the root gives its cell to all and is done: whoever has the cell can give it on. Ranks of
+//          other hosts get it from their leader, whom the root gave it to.
 //   Large  chunk by chunk through the root's out area (put to peers that cannot read it); "taken" of
 //          chunk c - 2 from all lets the root use its area again. Ends with a round of "finished".
 #include <algorithm>
@@ -34,10 +35,9 @@ void copy_at_root(const Operation& operation) {
 Step step_small(Comm& comm, Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
   if (root == comm.rank()) {
-    if (!comm.cells().free(operation.seq)) return Step::kPending;
-    const mep_result_t posted =
-        comm.cells().post_to_all(operation, operation.args.send, operation.bytes, Cells::kRooted);
-    if (posted != MEP_SUCCESS) return fail_step(operation, posted);
+    const Step entered =
+        enter_small(comm, operation, operation.args.send, operation.bytes, Cells::kRooted);
+    if (entered != Step::kDone) return entered;
     copy_at_root(operation);
   } else {
     bool mismatch = false;
@@ -45,12 +45,15 @@ Step step_small(Comm& comm, Operation& operation) {
       return look_for_mismatch(comm, operation);
     }
     if (mismatch) return mismatch_step(comm, operation, root);
+    if (comm.cells().relays() && !comm.cells().is_on_this_host(root)) [[unlikely]] {
+      const Step forwarded = forward_step(comm, operation, root);
+      if (forwarded != Step::kDone) return forwarded;
+    }
     if (operation.bytes != 0) {
       std::memcpy(operation.args.receive, comm.contribution(operation, root), operation.bytes);
     }
   }
-  const mep_result_t noted = comm.cells().note_done(operation);
-  return noted == MEP_SUCCESS ? Step::kDone : fail_step(operation, noted);
+  return note_done_step(comm, operation);
 }
 
 uint64_t chunk_count(const Operation& operation) {

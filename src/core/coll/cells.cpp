@@ -8,17 +8,6 @@
 
 namespace mep {
 
-namespace {
-
-constexpr uint64_t kSeqMask = (uint64_t{1} << 48) - 1;
-
-// "This rank has passed seq." It may be as old as its epoch, so the whole seq is in it.
-uint64_t passed_word(uint64_t epoch, uint64_t seq) {
-  return signal_tag(epoch, 0) | (seq & kSeqMask);
-}
-
-}  // namespace
-
 void Cells::open(uint32_t rank, const std::vector<Remote>* remotes, std::byte* window) {
   rank_ = rank;
   size_ = static_cast<uint32_t>(remotes->size());
@@ -32,6 +21,8 @@ void Cells::restart(uint64_t epoch, uint64_t next, const std::vector<uint32_t>& 
   first_ = next;
   passed_by_all_ = next - 1;
   all_signalled_ = next - 1;
+  passed_ = next - 1;
+  set_targets();
 }
 
 mep_result_t Cells::post_to_all(const Operation& operation, const void* payload, size_t bytes,
@@ -44,21 +35,25 @@ mep_result_t Cells::post_to_all(const Operation& operation, const void* payload,
       // Release: the control thread that copies contributions out sees the payload.
       ->store(word, std::memory_order_release);
   MEP_TEST_DELAY_POINT("cells post");
-  for (const uint32_t peer : live_) {
-    if (peer == rank_) continue;
+  for (const uint32_t peer : (flags & kRooted) != 0 ? rooted_targets_ : targets_) {
     const Remote& remote = (*remotes_)[peer];
-    if (bytes != 0) MEP_TRY(remote.put(offset + sizeof word, payload, bytes));
+    if (bytes != 0) {
+      // The own copy outlives the call, which a transport that sends later needs.
+      const void* from = remote.mapped != nullptr ? payload : window_ + offset + sizeof word;
+      MEP_TRY(remote.put(offset + sizeof word, from, bytes));
+    }
     MEP_TRY(remote.signal(offset, word));
   }
   return MEP_SUCCESS;
 }
 
 mep_result_t Cells::note_done(const Operation& operation) {
+  passed_ = operation.seq;
   if (operation.seq - all_signalled_ < kDepth / 2) return MEP_SUCCESS;
   all_signalled_ = operation.seq;
   const uint64_t word = passed_word(operation.epoch, operation.seq);
-  for (const uint32_t peer : live_) {
-    if (peer != rank_) MEP_TRY((*remotes_)[peer].signal(passed_offset(rank_), word));
+  for (const uint32_t peer : targets_) {
+    MEP_TRY((*remotes_)[peer].signal(passed_offset(rank_), word));
   }
   return MEP_SUCCESS;
 }
@@ -66,11 +61,10 @@ mep_result_t Cells::note_done(const Operation& operation) {
 bool Cells::look_for_passed(uint64_t seq) {
   const uint64_t base = passed_word(epoch_, 0);
   uint64_t lowest = seq;
-  for (const uint32_t peer : live_) {
-    if (peer == rank_) continue;
+  for (const uint32_t peer : rooted_targets_) {
     const uint64_t word = load_signal(window_, passed_offset(peer));
-    if (((word ^ base) & ~kSeqMask) != 0) return false;
-    lowest = std::min(lowest, word & kSeqMask);
+    if (((word ^ base) & ~kPassedSeqMask) != 0) return false;
+    lowest = std::min(lowest, word & kPassedSeqMask);
   }
   passed_by_all_ = std::max(passed_by_all_, lowest);
   return seq <= passed_by_all_ + kDepth;
@@ -129,6 +123,10 @@ void Cells::zero_words() {
     for (uint32_t source = 0; source < size_; ++source) zero(cell_offset(slot, source));
   }
   for (uint32_t source = 0; source < size_; ++source) zero(passed_offset(source));
+  if (!spans_hosts_) return;
+  for (uint64_t slot = 0; slot < kDepth; ++slot) {
+    for (uint32_t leader = 0; leader < size_; ++leader) zero(block_word_offset(slot, leader));
+  }
 }
 
 }  // namespace mep

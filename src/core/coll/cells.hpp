@@ -10,12 +10,26 @@
 // behind when a rank fails can be given it by anyone. That knowledge comes for free from any signal of
 // an operation in which a rank waits for a peer (it entered m, hence passed m - 1), and where the
 // pattern gives none, from a "passed" word (epoch, 48 bits of seq) every kDepth / 2 operations.
+//
+// Over several hosts a rank gives its cell to the ranks of its own host alone. The leader of each host
+// sends the cells of its host, once all are there, to every other leader in one block, and writes those
+// that come to its host's ranks: one transfer for each pair of hosts, one hop between hosts. A root's
+// cell goes to its host and to the leaders. In the end every rank has all cells in its own window, as
+// on one host, so nothing else differs: what is done, kept and flushed. "Passed" words go by the leaders
+// too; a leader's speaks for its whole host. What a leader writes for others, and what is written by
+// ranks of other hosts, has another writer in another view: it is written inside a PostingScope.
+//
+//   cells   [kDepth][size] kCellBytes
+//   passed  [size] a line
+//   block words [kDepth][size] a line; by the leader that sends. Payload: bytes of each contribution
+//   blocks  [kDepth], the hosts' one after the other: u64 words[ranks], contributions[ranks]
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "core/coll/host_groups.hpp"
 #include "core/coll/operation.hpp"
 #include "core/comm/signal_word.hpp"
 #include "core/world/remote.hpp"
@@ -26,6 +40,7 @@ class Cells {
  public:
   static constexpr uint64_t kDepth = 8;
   static constexpr size_t kCellBytes = 4096;
+  static constexpr size_t kLine = 64;
   static constexpr size_t kPayloadBytes = kCellBytes - sizeof(uint64_t);
   static constexpr uint32_t kFingerprintMask = 0x3fffff;
   static constexpr uint32_t kEntryOnly = 0x400000;
@@ -33,7 +48,7 @@ class Cells {
 
   // Bytes of the window that a comm of `size` ranks needs from `offset` on.
   static size_t window_bytes(uint32_t size) {
-    return kDepth * size * kCellBytes + size * size_t{64};
+    return 2 * kDepth * size * kCellBytes + (kDepth + 1) * size * kLine;
   }
 
   // `remotes` by comm rank, the own one included; both outlive this object.
@@ -45,8 +60,8 @@ class Cells {
   // --- The user's thread ---
   // Whether the cells of seq are free at all live ranks.
   bool free(uint64_t seq) { return seq <= passed_by_all_ + kDepth || look_for_passed(seq); }
-  // Puts to every live peer and to the own window, then signals. From then on it counts as a
-  // contribution.
+  // Puts to the own window and to every live peer (over several hosts: those of this host, and for a
+  // root the leaders), then signals. From then on it counts as a contribution.
   [[nodiscard]] mep_result_t post_to_all(const Operation& operation, const void* payload,
                                          size_t bytes, uint32_t flags = 0);
   // Whether the contribution of `source` has come; *mismatch: it belongs to another call.
@@ -63,6 +78,8 @@ class Cells {
   void note_all_entered(uint64_t seq) {
     passed_by_all_ = seq - 1;
     all_signalled_ = seq;
+    passed_ = seq;
+    told_passed_ = seq - 1;
   }
   // Whether any rank but this one has called something else here.
   bool differs(const Operation& operation, uint32_t* source) const;
@@ -71,6 +88,25 @@ class Cells {
   // The operation is done, but it did not make all wait for this rank, or failed before it waited for
   // all: tell those who might not know.
   [[nodiscard]] mep_result_t note_done(const Operation& operation);
+
+  // --- Several hosts (the user's thread, cells_relay.cpp) ---
+  bool spans_hosts() const { return spans_hosts_; }
+  // This rank is its host's leader, in a comm that spans hosts. What follows is for leaders, inside a
+  // PostingScope.
+  bool relays() const { return relays_; }
+  // Does what can be done now: sends the own host's block, takes those that have come, passes on words.
+  [[nodiscard]] mep_result_t relay(const Operation& operation);
+  // The block is sent and all others are taken.
+  bool relayed(uint64_t seq) const { return block_sent_ == seq && taken_count_ == taken_.size(); }
+  // Before this rank ends the operation as a mismatch: gives on whatever has come, or others would wait
+  // for it.
+  [[nodiscard]] mep_result_t relay_rest(const Operation& operation);
+  // Gives the cell of a rank of another host to the ranks of this one.
+  [[nodiscard]] mep_result_t forward(uint64_t seq, uint32_t source, size_t bytes) const;
+  bool is_on_this_host(uint32_t rank) const {
+    return (*remotes_)[rank].host == (*remotes_)[rank_].host;
+  }
+  [[nodiscard]] mep_result_t relay_passed();
 
   // --- The control thread, while the channel is wedged ---
   // Whether this rank holds all contributions of seq; copies them out.
@@ -84,9 +120,27 @@ class Cells {
     return ((seq % kDepth) * size_ + source) * kCellBytes;
   }
   uint64_t passed_offset(uint32_t source) const {
-    return kDepth * size_ * kCellBytes + source * uint64_t{64};
+    return kDepth * size_ * kCellBytes + source * kLine;
+  }
+  static constexpr uint64_t kPassedSeqMask = (uint64_t{1} << 48) - 1;
+  // "This rank has passed seq." It may be as old as its epoch, so the whole seq is in it.
+  static uint64_t passed_word(uint64_t epoch, uint64_t seq) {
+    return signal_tag(epoch, 0) | (seq & kPassedSeqMask);
+  }
+  uint64_t block_word_offset(uint64_t seq, uint32_t leader) const {
+    return kDepth * size_ * kCellBytes + (size_ + (seq % kDepth) * size_ + leader) * kLine;
+  }
+  uint64_t block_offset(uint64_t seq, const HostGroup& group) const {
+    return kDepth * size_ * kCellBytes + (kDepth + 1) * size_ * kLine +
+           ((seq % kDepth) * size_ + group.ranks_before) * kCellBytes;
   }
   bool look_for_passed(uint64_t seq);
+  void set_targets();
+  uint64_t passed_by(uint32_t peer) const;
+  [[nodiscard]] mep_result_t send_block(const Operation& operation, bool complete_only);
+  [[nodiscard]] mep_result_t take_blocks(const Operation& operation);
+  [[nodiscard]] mep_result_t take_block(uint64_t seq, const HostGroup& group, uint64_t expected,
+                                        size_t stride);
 
   uint32_t rank_ = 0;
   uint32_t size_ = 0;
@@ -94,9 +148,23 @@ class Cells {
   std::byte* window_ = nullptr;
   std::vector<uint32_t> live_;
   uint64_t epoch_ = 0;
-  uint64_t first_ = 1;          // first seq of the epoch
-  uint64_t passed_by_all_ = 0;  // every live rank passed this seq, as far as this rank knows
-  uint64_t all_signalled_ = 0;  // last seq in which every live peer waited for this rank
+  uint64_t first_ = 1;             // first seq of the epoch
+  uint64_t passed_by_all_ = 0;     // every live rank passed this seq, as far as this rank knows
+  uint64_t all_signalled_ = 0;     // last seq in which every live peer waited for this rank
+  uint64_t passed_ = 0;            // by this rank
+  std::vector<uint32_t> targets_;  // who is given this rank's cell by itself
+  std::vector<uint32_t>
+      rooted_targets_;  // and when it is a root; also whose "passed" words come here
+
+  bool spans_hosts_ = false;
+  bool relays_ = false;
+  HostGroups groups_;
+  uint64_t block_sent_ = 0;          // seq
+  uint64_t taken_seq_ = 0;           // of the blocks counted below
+  std::vector<bool> taken_;          // by host
+  size_t taken_count_ = 0;           // the own host counts from the start
+  uint64_t told_passed_ = 0;         // what the other leaders know of this host
+  std::vector<uint64_t> told_here_;  // by host: its "passed" word as given to this host's ranks
 };
 
 }  // namespace mep

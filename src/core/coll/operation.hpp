@@ -69,6 +69,8 @@ struct Operation {
   uint64_t epoch = 0;
   uint64_t seq = 0;
   uint32_t fingerprint = 0;  // of what must be the same on all ranks
+  // The agreement of a personal operation of this epoch, no call of the user's; 0: it is one.
+  uint64_t agrees_epoch = 0;
   // Whose contributions are in the result: the live ranks of its epoch.
   const std::vector<uint32_t>* contributors = nullptr;
   const RetainedOperation* retained = nullptr;  // set when settled from retained contributions

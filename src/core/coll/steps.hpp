@@ -12,12 +12,59 @@ inline Step fail_step(Operation& operation, mep_result_t result) {
   return Step::kFailed;
 }
 
-// Posts this rank's small contribution as soon as its cells are free. kDone: posted.
-inline Step enter_small(Comm& comm, Operation& operation, const void* payload, size_t bytes,
-                        uint32_t flags = 0) {
+inline Step enter_flat(Comm& comm, Operation& operation, const void* payload, size_t bytes,
+                       uint32_t flags) {
   if (!comm.cells().free(operation.seq)) return Step::kPending;
   const mep_result_t posted = comm.cells().post_to_all(operation, payload, bytes, flags);
   return posted == MEP_SUCCESS ? Step::kDone : fail_step(operation, posted);
+}
+
+// The same over several hosts: whether cells are free is known through the leaders.
+inline Step enter_spread(Comm& comm, Operation& operation, const void* payload, size_t bytes,
+                         uint32_t flags) {
+  const Comm::PostingScope posting(comm);
+  if (!posting.allowed()) return Step::kPending;
+  if (comm.cells().relays()) {
+    const mep_result_t relayed = comm.cells().relay_passed();
+    if (relayed != MEP_SUCCESS) return fail_step(operation, relayed);
+  }
+  return enter_flat(comm, operation, payload, bytes, flags);
+}
+
+// Posts this rank's small contribution as soon as its cells are free. kDone: posted.
+inline Step enter_small(Comm& comm, Operation& operation, const void* payload, size_t bytes,
+                        uint32_t flags = 0) {
+  if (comm.cells().spans_hosts()) [[unlikely]] {
+    return enter_spread(comm, operation, payload, bytes, flags);
+  }
+  return enter_flat(comm, operation, payload, bytes, flags);
+}
+
+// A leader's part for its host. kDone: all of it, for this operation.
+inline Step relay_step(Comm& comm, Operation& operation) {
+  const Comm::PostingScope posting(comm);
+  if (!posting.allowed()) return Step::kPending;
+  const mep_result_t relayed = comm.cells().relay(operation);
+  if (relayed != MEP_SUCCESS) return fail_step(operation, relayed);
+  return comm.cells().relayed(operation.seq) ? Step::kDone : Step::kPending;
+}
+
+// A root's cell has come to this leader: its host's ranks get it before this rank ends the operation.
+inline Step forward_step(Comm& comm, Operation& operation, uint32_t root) {
+  const Comm::PostingScope posting(comm);
+  if (!posting.allowed()) return Step::kPending;
+  const mep_result_t given = comm.cells().forward(operation.seq, root, operation.bytes);
+  return given == MEP_SUCCESS ? Step::kDone : fail_step(operation, given);
+}
+
+// The end of an operation in which this rank did not make all others wait for it.
+inline Step note_done_step(Comm& comm, Operation& operation) {
+  mep_result_t noted = comm.cells().note_done(operation);
+  if (noted == MEP_SUCCESS && comm.cells().relays()) [[unlikely]] {
+    const Comm::PostingScope posting(comm);
+    if (posting.allowed()) noted = comm.cells().relay_passed();
+  }
+  return noted == MEP_SUCCESS ? Step::kDone : fail_step(operation, noted);
 }
 
 // The empty cell that begins a large operation: it tells the others what is called here.
@@ -26,8 +73,12 @@ inline Step enter_large(Comm& comm, Operation& operation) {
 }
 
 inline Step mismatch_step(Comm& comm, Operation& operation, uint32_t source) {
+  if (comm.cells().relays()) [[unlikely]] {
+    const Comm::PostingScope posting(comm);
+    if (posting.allowed()) (void)comm.cells().relay_rest(operation);
+  }
   // This rank waits for nobody here any more, so nobody learns from it that the others have entered.
-  (void)comm.cells().note_done(operation);
+  (void)note_done_step(comm, operation);
   return fail_step(
       operation,
       fail(MEP_ERR_MISMATCH,
@@ -41,14 +92,22 @@ inline Step mismatch_step(Comm& comm, Operation& operation, uint32_t source) {
 inline Step look_for_mismatch(Comm& comm, Operation& operation) {
   constexpr uint32_t kLooks = 8;
   uint32_t source = 0;
-  if (++operation.looks % kLooks != 0 || !comm.cells().differs(operation, &source)) {
-    return Step::kPending;
+  if (++operation.looks % kLooks != 0) return Step::kPending;
+  // Also in an operation that has no use for what other hosts send: it shows what they have called.
+  if (comm.cells().relays() && relay_step(comm, operation) == Step::kFailed) [[unlikely]] {
+    return Step::kFailed;
   }
+  if (!comm.cells().differs(operation, &source)) return Step::kPending;
   return mismatch_step(comm, operation, source);
 }
 
 // kDone once the cells of all contributors have come; operation.cursor remembers how far it looked.
 inline Step collect_small(Comm& comm, Operation& operation) {
+  if (comm.cells().relays()) [[unlikely]] {
+    const Step relayed = relay_step(comm, operation);
+    if (relayed == Step::kFailed) return relayed;
+    if (relayed == Step::kPending) return look_for_mismatch(comm, operation);
+  }
   const std::vector<uint32_t>& sources = *operation.contributors;
   for (; operation.cursor < sources.size(); ++operation.cursor) {
     bool mismatch = false;

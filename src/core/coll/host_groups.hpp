@@ -1,0 +1,51 @@
+// The live ranks of a comm by the host that they run on. All ranks make the same groups of the same view.
+// The lowest rank of a host is its leader. Hosts are in the order of their leaders.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/world/remote.hpp"
+
+namespace mep {
+
+struct HostGroup {
+  uint64_t host = 0;
+  std::vector<uint32_t> ranks;  // rising
+  uint64_t ranks_before = 0;    // live ranks of the hosts before this one
+  uint32_t leader() const { return ranks.front(); }
+};
+
+class HostGroups {
+ public:
+  void assign(const std::vector<uint32_t>& live, const std::vector<Remote>& remotes,
+              uint32_t rank) {
+    groups_.clear();
+    for (const uint32_t each : live) {
+      HostGroup& group = group_of(remotes[each].host);
+      if (each == rank) own_ = static_cast<uint32_t>(&group - groups_.data());
+      group.ranks.push_back(each);
+    }
+    uint64_t before = 0;
+    for (HostGroup& group : groups_) {
+      group.ranks_before = before;
+      before += group.ranks.size();
+    }
+  }
+  const std::vector<HostGroup>& all() const { return groups_; }
+  const HostGroup& own() const { return groups_[own_]; }
+  bool is_own(const HostGroup& group) const { return &group == &groups_[own_]; }
+
+ private:
+  HostGroup& group_of(uint64_t host) {
+    for (HostGroup& group : groups_) {
+      if (group.host == host) return group;
+    }
+    groups_.emplace_back().host = host;
+    return groups_.back();
+  }
+  std::vector<HostGroup> groups_;
+  uint32_t own_ = 0;  // the index of this rank's
+};
+
+}  // namespace mep
