@@ -1,0 +1,27 @@
+// Launching collectives; no CUDA header needed.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/coll_state.hpp"
+
+namespace mep::device {
+
+// Sizes for `ranks` ranks, of which each has `ctas` CTAs.
+CollLayout make_coll_layout(uint32_t ranks, uint32_t ctas);
+
+// Loads every kernel: a first launch under lazy loading waits for all kernels that run, so it must not
+// happen while ranks wait for each other.
+[[nodiscard]] mep_result_t load_coll_kernels();
+
+// CTAs of collective kernels that are on the device at one time.
+[[nodiscard]] mep_result_t coll_cta_capacity(int device, uint32_t* ctas);
+
+// Whether an allreduce of `bytes` is exchanged whole or reduced in slices.
+bool coll_is_one_shot(const CollLayout& layout, uint64_t bytes);
+
+// Enqueues it. `ctas` 0: by its size.
+[[nodiscard]] mep_result_t launch_coll(const CollCall& call, CollState* state,
+                                       const CollLayout& layout, uint32_t ctas, void* stream);
+
+}  // namespace mep::device

@@ -1,0 +1,100 @@
+// The host's side of the collective kernels: sizes, loading, launching.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "base/status.hpp"
+#include "kernels/cuda/coll_allreduce.cuh"
+#include "kernels/cuda/coll_kernels.hpp"
+
+namespace mep::device {
+namespace {
+
+constexpr uint64_t kSlotAreaBytes = 16u << 20;  // of exchanges, both parities
+constexpr uint64_t kMostSlotBytes = 1u << 20;
+constexpr uint64_t kPieceBytes = 32u << 10;
+// Up to here an allreduce is exchanged whole; shared by the members, so less with more of them.
+constexpr uint64_t kOneShotBytes = 512u << 10;
+constexpr uint64_t kBytesPerCta = 16u << 10;  // below, one more CTA does not pay
+
+[[nodiscard]] mep_result_t cuda_failed(cudaError_t error, const char* what) {
+  (void)cudaGetLastError();
+  const mep_result_t code =
+      error == cudaErrorMemoryAllocation ? MEP_ERR_NO_MEMORY : mep_result_t{MEP_ERR_DEVICE};
+  return mep::fail(code, "%s: %s", what, cudaGetErrorString(error));
+}
+
+template <typename Visit>
+mep_result_t each_kernel(Visit&& visit) {
+  MEP_TRY(visit(exchange_kernel()));
+  for (mep_dtype_t dtype = MEP_INT8; dtype <= MEP_FLOAT8_E5M2; ++dtype) {
+    MEP_TRY(visit(one_shot_kernel(dtype)));
+    MEP_TRY(visit(two_shot_kernel(dtype)));
+  }
+  return MEP_SUCCESS;
+}
+
+CollKernel kernel_of(const CollCall& call, const CollLayout& layout) {
+  if (call.kind != CollKind::kAllreduce) return exchange_kernel();
+  return coll_is_one_shot(layout, call.bytes) ? one_shot_kernel(call.dtype)
+                                              : two_shot_kernel(call.dtype);
+}
+
+}  // namespace
+
+CollLayout make_coll_layout(uint32_t ranks, uint32_t ctas) {
+  CollLayout layout{};
+  layout.ranks = ranks;
+  layout.ctas = std::min(ctas, kMaxCollCtas);
+  layout.slot_bytes = std::min(kSlotAreaBytes / 2 / ranks, kMostSlotBytes) / 4096 * 4096;
+  layout.piece_bytes = kPieceBytes;
+  return layout;
+}
+
+bool coll_is_one_shot(const CollLayout& layout, uint64_t bytes) {
+  return layout.ranks <= 1 ? bytes <= layout.slot_bytes
+                           : bytes <= std::min(layout.slot_bytes, kOneShotBytes / layout.ranks);
+}
+
+mep_result_t load_coll_kernels() {
+  return each_kernel([](CollKernel kernel) -> mep_result_t {
+    cudaFuncAttributes attributes{};
+    const cudaError_t error =
+        cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+    return error == cudaSuccess ? mep_result_t{MEP_SUCCESS}
+                                : cuda_failed(error, "a collective kernel cannot be loaded");
+  });
+}
+
+mep_result_t coll_cta_capacity(int device, uint32_t* ctas) {
+  int processors = 0;
+  cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return cuda_failed(error, "cudaDeviceGetAttribute");
+  int least = INT32_MAX;
+  MEP_TRY(each_kernel([&](CollKernel kernel) -> mep_result_t {
+    int blocks = 0;
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kCollThreads, 0);
+    if (error != cudaSuccess) return cuda_failed(error, "the occupancy of a collective kernel");
+    least = std::min(least, blocks);
+    return MEP_SUCCESS;
+  }));
+  *ctas = static_cast<uint32_t>(least * processors);
+  return MEP_SUCCESS;
+}
+
+mep_result_t launch_coll(const CollCall& call, CollState* state, const CollLayout& layout,
+                         uint32_t ctas, void* stream) {
+  const CollKernel kernel = kernel_of(call, layout);
+  if (kernel == nullptr)
+    return mep::fail(MEP_ERR_INVALID_ARGUMENT, "dtype %u is no type", call.dtype);
+  if (ctas == 0) {
+    const uint64_t wanted = call.kind == CollKind::kBarrier ? 1 : call.bytes / kBytesPerCta + 1;
+    ctas = static_cast<uint32_t>(std::min<uint64_t>(wanted, layout.ctas));
+  }
+  kernel<<<ctas, kCollThreads, 0, static_cast<cudaStream_t>(stream)>>>(state, call);
+  const cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess) return cuda_failed(error, "a collective cannot be launched");
+  return MEP_SUCCESS;
+}
+
+}  // namespace mep::device

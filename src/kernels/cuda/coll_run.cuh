@@ -1,0 +1,408 @@
+// The frame of every collective kernel: how an operation begins, waits and ends.
+//
+// A CTA has kDataThreads that move data, and one more warp. In CTA 0 that warp's first thread is the
+// leader: it alone speaks with the host, and it ends the operation when all CTAs are through. Waiting
+// threads look at the leader's decision only; so every wait ends when the leader says so, and the
+// leader's patience is timeout_ns + settle_ns.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/coll_state.hpp"
+#include "kernels/cuda/device/protocol.cuh"
+
+namespace mep::device {
+
+constexpr uint32_t kDataThreads = 512;
+constexpr uint32_t kCollThreads = kDataThreads + 32;
+constexpr uint32_t kPollsPerDecision = 64;
+constexpr uint64_t kFirstLookNs = 50'000;  // a look at the host crosses the bus
+constexpr uint64_t kLookNs = 20'000;
+
+struct CollFrame {
+  uint64_t epoch;
+  uint64_t seq;
+  uint64_t step;
+  uint64_t live;
+  uint64_t replaced;  // sources whose bytes are read in the donor's window
+  const uint8_t* own;
+  const uint8_t* donor;
+  uint32_t members;
+  uint32_t member[kMaxCollRanks];  // ranks, rising
+  uint32_t cursor;                 // this rank's place among them
+  int32_t refused;                 // the operation ends at once with this
+  uint32_t failed;
+  uint32_t finished;  // the data threads of CTA 0
+};
+
+__device__ inline void data_sync() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kDataThreads) : "memory");
+}
+
+__device__ inline uint64_t coll_tag(uint64_t epoch, uint64_t step) {
+  return uint64_t{1} << 63 | (epoch & 0x7fff) << 48 | ((step + 1) & 0xffffffffffff);
+}
+
+__device__ inline uint64_t load_device(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+
+// All threads, first of all.
+__device__ inline void begin_frame(const CollState* state, const CollCall& call, CollFrame* frame) {
+  if (threadIdx.x == 0) {
+    frame->epoch = state->epoch;
+    frame->seq = state->seq + 1;
+    frame->step = state->step;
+    frame->live = state->live;
+    frame->replaced = 0;
+    frame->own = state->windows[state->rank];
+    frame->donor = nullptr;
+    frame->failed = 0;
+    frame->finished = 0;
+    uint32_t members = 0;
+    for (uint32_t rank = 0; rank < state->layout.ranks; ++rank) {
+      if ((state->live >> rank & 1) == 0) continue;
+      if (rank == state->rank) frame->cursor = members;
+      frame->member[members++] = rank;
+    }
+    frame->members = members;
+    frame->refused = state->ended != 0 ? state->ended : state->news;
+    if (frame->refused == 0 && call.kind == CollKind::kBroadcast &&
+        (state->live >> call.root & 1) == 0) {
+      frame->refused = MEP_ERR_PEER_FAILED;
+    }
+  }
+  __syncthreads();
+}
+
+// Tests: between 0 and test_delay_ns, different for every rank, CTA and phase.
+__device__ inline void test_delay(const CollState* state, const CollFrame& frame, uint32_t phase) {
+  if (state->test_delay_ns == 0) return;
+  uint64_t mix = (frame.seq * 1024 + blockIdx.x * 16 + phase) * 64 + state->rank + frame.epoch;
+  mix = (mix ^ mix >> 31) * 0x7fb5d329728ea185u;
+  mix = (mix ^ mix >> 27) * 0x81dadef4bc2dd44du;
+  const uint64_t end = nanoseconds() + (mix >> 33) % state->test_delay_ns;
+  while (nanoseconds() < end) __nanosleep(100);
+}
+
+// The data threads: stores this rank's word at `row` of every member's window, after what all of them
+// have written.
+__device__ inline void signal_members(const CollState* state, const CollFrame& frame, uint64_t row,
+                                      uint64_t tag) {
+  data_sync();
+  if (threadIdx.x >= frame.members) return;
+  publish();
+  uint8_t* window = state->windows[frame.member[threadIdx.x]];
+  store_word(reinterpret_cast<uint64_t*>(window + row) + state->rank, tag);
+}
+
+// One source, one thread. False: the operation has failed.
+__device__ inline bool wait_source(CollState* state, CollFrame* frame, const uint64_t* word,
+                                   uint64_t tag, uint32_t source) {
+  auto* replaced = reinterpret_cast<unsigned long long*>(&frame->replaced);
+  if (atomicOr(replaced, 0ull) >> source & 1) return true;
+  for (uint32_t polls = 1;; ++polls) {
+    if (load_word(word) == tag) return true;
+    if (polls % kPollsPerDecision != 0) continue;
+    const uint64_t decision = load_device(&state->decision);
+    if (decision >> 2 != frame->seq) continue;
+    if ((decision & 3) == kCollFail) return false;
+    observe();
+    if (load_device(&state->decided_live) >> source & 1) continue;
+    // Its word may have come in between; the donor has the same bytes.
+    frame->donor = state->windows[load_device(&state->donor)];
+    atomicOr(replaced, 1ull << source);
+    return true;
+  }
+}
+
+// The data threads: until the word of every member is in this rank's row. False in all of them: the
+// operation has failed.
+__device__ inline bool wait_members(CollState* state, CollFrame* frame, uint64_t row,
+                                    uint64_t tag) {
+  if (threadIdx.x < frame->members) {
+    const uint32_t source = frame->member[threadIdx.x];
+    const auto* word = reinterpret_cast<const uint64_t*>(frame->own + row) + source;
+    if (!wait_source(state, frame, word, tag, source)) {
+      atomicExch(&frame->failed, 1u);
+    }
+    observe();
+  }
+  data_sync();
+  return *static_cast<volatile uint32_t*>(&frame->failed) == 0;
+}
+
+// Where the bytes of `source` are to be read.
+__device__ inline const uint8_t* window_of(const CollFrame& frame, uint32_t source) {
+  return (frame.replaced >> source & 1) != 0 ? frame.donor : frame.own;
+}
+
+// --- The leader -------------------------------------------------------------------------------------
+
+struct CollLeader {
+  CollState* state;
+  const CollCall* call;
+  CollFrame* frame;
+  uint64_t word = 0;       // last seen
+  uint64_t installed = 0;  // verdicts taken in
+  int32_t result = MEP_SUCCESS;
+  bool decided = false;
+  bool told = false;   // the deadline
+  CollVerdict last{};  // the latest verdict taken in
+  // Read while others move data, so that the end has only to store.
+  CollPost* post = nullptr;
+  uint64_t seen_word = 0;
+  uint64_t seen_installed = 0;
+  uint64_t ended_operations = 0;
+  uint64_t* done_word = nullptr;
+
+  __device__ void prepare() {
+    post = state->post;
+    ended_operations = state->ended_operations;
+  }
+  __device__ void enter() {
+    store_word(&post->entered, frame->seq);
+    asm volatile("fence.sc.sys;" ::: "memory");
+    word = load_word(&post->word);
+    seen_word = state->seen_word;
+    seen_installed = installed = state->seen_installed;
+    done_word = reinterpret_cast<uint64_t*>(state->windows[state->rank]);
+  }
+
+  __device__ void decide(uint32_t code) {
+    __threadfence();
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&state->decision),
+                 "l"(frame->seq << 2 | code)
+                 : "memory");
+    decided = true;
+  }
+  __device__ void decide_failure(int32_t why) {
+    result = why;
+    decide(kCollFail);
+  }
+
+  // The peer that has completed this operation.
+  __device__ bool find_donor(uint64_t live) {
+    for (uint32_t rank = 0; rank < state->layout.ranks; ++rank) {
+      if ((live >> rank & 1) == 0 || rank == state->rank) continue;
+      if (load_word(reinterpret_cast<const uint64_t*>(state->windows[rank])) < frame->seq) continue;
+      observe();
+      state->donor = rank;
+      return true;
+    }
+    return false;
+  }
+
+  // Takes in the verdicts that have come; the first that ends the operation's epoch decides it.
+  __device__ void take_verdicts(uint64_t count) {
+    const bool missed = count - installed > kCollVerdicts;
+    if (missed) installed = count - 1;
+    while (installed != count) {
+      ++installed;
+      const CollVerdict* from = &post->verdicts[installed % kCollVerdicts];
+      last.old_epoch = load_word(&from->old_epoch);
+      last.n_star = load_word(&from->n_star);
+      last.epoch = load_word(&from->epoch);
+      last.next = load_word(&from->next);
+      last.live = load_word(&from->live);
+      last.result = *static_cast<const volatile int32_t*>(&from->result);
+      if (decided && result == MEP_SUCCESS) {
+        state->decided_live &= last.live;
+      } else if (!decided) {
+        state->decided_live = last.live;
+        const bool succeeds =
+            !missed && last.old_epoch == frame->epoch && frame->seq <= last.n_star;
+        if (succeeds && find_donor(last.live)) {
+          decide(kCollGoOn);
+        } else {
+          decide_failure(last.result);
+        }
+      }
+    }
+  }
+
+  // True: the channel goes on, as it was or by a verdict. False: it is wedged.
+  __device__ bool settle() {
+    if ((word & 1) != 0) {
+      store_word(&post->parked, word);
+      return false;
+    }
+    observe();
+    const uint64_t count = load_word(&post->installed);
+    if (count != installed) take_verdicts(count);
+    return true;
+  }
+
+  // Which ranks' words are missing in the row that most CTAs wait at; for people and for evidence.
+  __device__ uint64_t missing() const {
+    uint64_t here = 0;
+    for (uint32_t i = 0; i < frame->members; ++i) {
+      const uint32_t source = frame->member[i];
+      uint64_t newest = 0;
+      for (uint64_t row = 0; row < 4; ++row) {
+        const auto* words =
+            reinterpret_cast<const uint64_t*>(frame->own + state->layout.exchange_row(row, 0));
+        const uint64_t tag = load_word(words + source);
+        const bool of_epoch = (tag >> 48) == (coll_tag(frame->epoch, 0) >> 48);
+        if (of_epoch && tag > newest) newest = tag;
+      }
+      if (newest >= coll_tag(frame->epoch, frame->step)) here |= uint64_t{1} << source;
+    }
+    return frame->live & ~here;
+  }
+
+  __device__ void report_late() {
+    told = true;
+    store_word(&post->late_seq, frame->seq);
+    store_word(&post->late_missing, missing());
+    __threadfence_system();
+    store_word(&post->late_epoch, frame->epoch);
+  }
+
+  // Until every CTA is through and the host does not object.
+  __device__ void watch() {
+    uint64_t settled_word = seen_word;
+    const uint64_t begin = nanoseconds();
+    uint64_t next_look = begin + kFirstLookNs;
+    for (uint32_t polls = 1;; ++polls) {
+      const bool undisturbed = word == settled_word;
+      if (undisturbed && atomicAdd(&frame->finished, 0u) != 0 &&
+          (gridDim.x == 1 || *static_cast<volatile uint32_t*>(&state->ticket) == gridDim.x)) {
+        break;
+      }
+      if (!undisturbed && settle()) {
+        settled_word = word;
+        continue;
+      }
+      if (undisturbed && polls % 16 != 0) {
+        __nanosleep(20);
+        continue;
+      }
+      const uint64_t now = nanoseconds();
+      if (now < next_look) continue;
+      next_look = now + kLookNs;
+      word = load_word(&post->word);
+      if (state->timeout_ns == 0 || now - begin < state->timeout_ns) continue;
+      if (!told && !decided) report_late();
+      if (now - begin > state->timeout_ns + state->settle_ns && result == MEP_SUCCESS) {
+        // Membership has not decided: this channel is of no more use.
+        state->ended = MEP_ERR_TIMEOUT;
+        decide_failure(MEP_ERR_TIMEOUT);
+        settled_word = word;
+      }
+    }
+    if (gridDim.x != 1) {
+      observe();
+    } else {
+      __threadfence_block();
+    }
+    if (word != seen_word) state->seen_word = word;
+  }
+
+  __device__ void write_status(int32_t outcome, uint64_t missing_ranks) const {
+    mep_op_status_t* status = call->status;
+    if (status == nullptr) return;
+    status->version = 1;
+    status->result = outcome;
+    status->epoch = frame->epoch;
+    status->seq = frame->seq;
+    for (uint32_t i = 0; i < 4; ++i) status->failed[i] = i == 0 ? missing_ranks : 0;
+    status->failed_count = static_cast<uint32_t>(__popcll(missing_ranks));
+    status->bad_entries = 0;
+  }
+
+  __device__ void tell_end(int32_t outcome) {
+    if (outcome < 0) {
+      const uint64_t number = ++state->failures;
+      *static_cast<volatile int32_t*>(&post->failed_results[number % kCollFailures]) = outcome;
+      __threadfence_system();
+      store_word(&post->failures, number);
+    }
+    state->ended_operations = ++ended_operations;
+    store_word(&post->ended, ended_operations);
+  }
+
+  // The operation is over: everything is as the next one expects it.
+  __device__ void finish(uint64_t steps) {
+    const bool adopts = installed != seen_installed;
+    const uint64_t gone = adopts ? frame->live & ~last.live : 0;
+    state->ticket = 0;
+    if (decided) state->decision = 0;
+    if (result == MEP_SUCCESS) {
+      state->seq = frame->seq;
+      state->step = frame->step + steps;
+      // What this rank's window holds of it may now be read by those who lack it.
+      store_word_release(done_word, frame->seq);
+      store_word(&post->done, frame->seq);
+    }
+    if (result != MEP_SUCCESS) {
+      __threadfence_system();  // `done` of the operation before
+      store_word(&post->failed, frame->seq);
+    }
+    write_status(result, result == MEP_SUCCESS ? 0 : gone);
+    if (adopts) {
+      state->seen_installed = installed;
+      if (last.epoch == 0) {
+        state->ended = last.result;
+      } else {
+        state->epoch = last.epoch;
+        state->live = last.live;
+        state->seq = last.next - 1;
+        state->step = 0;
+        if (result == MEP_SUCCESS) state->news = last.result;
+      }
+    }
+    tell_end(result);
+    __threadfence();
+    store_word(&post->closed, frame->seq);
+  }
+
+  // An operation that is refused: it takes no number and touches no window.
+  __device__ void refuse() {
+    while (*static_cast<volatile uint32_t*>(&state->ticket) != gridDim.x) __nanosleep(50);
+    state->ticket = 0;
+    if (state->ended == 0 && state->news != 0) state->news = 0;
+    write_status(frame->refused, 0);
+    tell_end(frame->refused);
+  }
+};
+
+// All threads, last of all. `steps`: how many the operation took, the same on all ranks.
+__device__ inline void end_frame(CollState* state, CollFrame* frame) {
+  data_sync();
+  if (threadIdx.x != 0) return;
+  if (gridDim.x != 1 || frame->refused != 0) {
+    __threadfence();
+    atomicAdd(&state->ticket, 1u);
+  }
+  __threadfence_block();
+  atomicExch(&frame->finished, 1u);
+}
+
+// Runs `work(frame)` with the data threads of each CTA; it gives the number of steps when called with
+// `count_steps`.
+template <typename Work, typename CountSteps>
+__device__ inline void run_coll(CollState* state, const CollCall& call, Work&& work,
+                                CountSteps&& count_steps) {
+  __shared__ CollFrame frame;
+  begin_frame(state, call, &frame);
+  if (threadIdx.x < kDataThreads) {
+    if (frame.refused == 0) work(&frame);
+    end_frame(state, &frame);
+    return;
+  }
+  if (threadIdx.x != kDataThreads || blockIdx.x != 0) return;
+  CollLeader leader{state, &call, &frame};
+  leader.prepare();
+  if (frame.refused != 0) {
+    leader.refuse();
+    return;
+  }
+  leader.enter();
+  leader.watch();
+  leader.finish(count_steps(frame));
+}
+
+}  // namespace mep::device

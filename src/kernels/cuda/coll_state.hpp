@@ -1,0 +1,148 @@
+// Collectives on streams: what the host and the kernels agree on. Plain C++.
+//
+//   CollState   device memory, one per comm and rank. Written by the host before the first operation,
+//               then only by the leader of the operation that runs: a graph captures its address.
+//   CollPost    pinned host memory, one per comm and rank. One writer each half; every word is whole.
+//   window      device memory that the peers write, laid out by CollLayout. Every byte has one writer.
+//
+// A rank pushes its contribution into its own place in every window and then its signal word, so a rank
+// that is late, or out, only ever writes bytes that nobody reads any more. All ranks count steps alike:
+// each operation takes some, a signal word is tag(epoch, step), and places of exchanges alternate with
+// the step's parity. Every operation waits for every live rank, so whoever runs operation n + 1 to its
+// end knows that all have ended n: that frees the places of n.
+//
+// Membership. `entered`, `done` and `parked` tell the control thread what the device has begun and
+// ended; `word` is odd while the channel is wedged. The leader stores `entered` and then reads `word`,
+// the control thread does it the other way round, so one of them sees the other. An operation that
+// meets a wedge parks: it ends by the verdict only. It succeeds if a member has completed it; then what
+// a dead rank had sent there and not here is read in that member's window.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "mep.h"
+
+namespace mep::device {
+
+constexpr uint32_t kMaxCollRanks = 64;
+constexpr uint32_t kMaxCollCtas = 32;
+constexpr uint32_t kCollVerdicts = 16;
+constexpr uint32_t kCollFailures = 16;
+
+// How one epoch ended.
+struct CollVerdict {
+  uint64_t old_epoch;
+  uint64_t n_star;  // operations up to here succeed
+  uint64_t epoch;   // that follows; 0: none, the world has ended for this rank
+  uint64_t next;    // number of its first operation
+  uint64_t live;    // its ranks
+  int32_t result;   // of operations beyond n_star; told once
+  uint32_t reserved;
+};
+
+struct CollPost {
+  // The host's half.
+  alignas(64) uint64_t word;  // counts wedges and what ended them; odd: wedged
+  uint64_t installed;  // number of verdicts so far; number g (from 1) is at g % kCollVerdicts
+  CollVerdict verdicts[kCollVerdicts];
+  // The device's half.
+  alignas(64) uint64_t entered;  // number of the latest operation that has begun
+  uint64_t done;                 // ... that has succeeded
+  uint64_t failed;               // ... that has ended without success
+  uint64_t closed;               // ... whose kernel touches memory of the comm no more
+  uint64_t parked;               // value of `word` for which the running operation waits
+  uint64_t ended;                // operations that ended, well or not, refused ones too
+  uint64_t failures;             // count; number f (from 1) is at f % kCollFailures
+  int32_t failed_results[kCollFailures];
+  uint64_t late_epoch;  // an operation of this epoch passed its deadline; written last
+  uint64_t late_seq;
+  uint64_t late_missing;  // ranks that it waited for
+};
+
+// Where what lies in a window of `ranks` ranks.
+struct CollLayout {
+  uint32_t ranks;
+  uint32_t ctas;         // at most, per operation
+  uint64_t slot_bytes;   // of one exchange, per rank
+  uint64_t piece_bytes;  // of one two-shot step, per rank and CTA
+
+  static constexpr uint64_t kWordsAt = 4096;  // before: the header, word 0 is `done`
+  static constexpr uint64_t kRowBytes = uint64_t{kMaxCollRanks} * 8;
+
+#ifdef __CUDACC__
+#define MEP_BOTH __host__ __device__
+#else
+#define MEP_BOTH
+#endif
+  // Rows of signal words, one word a source: exchanges by parity, then the two halves of a two-shot.
+  MEP_BOTH uint64_t exchange_row(uint64_t parity, uint32_t cta) const {
+    return kWordsAt + (parity * kMaxCollCtas + cta) * kRowBytes;
+  }
+  MEP_BOTH uint64_t scatter_row(uint32_t cta) const {
+    return exchange_row(2, cta);
+  }
+  MEP_BOTH uint64_t result_row(uint32_t cta) const {
+    return exchange_row(3, cta);
+  }
+  MEP_BOTH uint64_t slot(uint64_t parity, uint32_t source) const {
+    return exchange_row(4, 0) + (parity * ranks + source) * slot_bytes;
+  }
+  MEP_BOTH uint64_t scatter_piece(uint32_t source, uint32_t cta) const {
+    return slot(2, 0) + (uint64_t{source} * ctas + cta) * piece_bytes;
+  }
+  MEP_BOTH uint64_t result_piece(uint32_t owner, uint32_t cta) const {
+    return scatter_piece(ranks, 0) + (uint64_t{owner} * ctas + cta) * piece_bytes;
+  }
+  MEP_BOTH uint64_t window_bytes() const {
+    return result_piece(ranks, 0);
+  }
+#undef MEP_BOTH
+};
+
+// What the leader tells the CTAs that wait; a code belongs to one operation.
+enum CollDecision : uint32_t { kCollNone = 0, kCollGoOn = 1, kCollFail = 2 };
+
+struct CollState {
+  // The comm, as of the last operation.
+  uint64_t epoch;
+  uint64_t seq;   // operations so far
+  uint64_t step;  // of this epoch, steps so far
+  uint64_t live;
+  uint64_t seen_word;
+  uint64_t seen_installed;
+  int32_t news;   // a view change that no operation has told yet
+  int32_t ended;  // the world has ended for this rank: what all operations answer
+  uint64_t ended_operations;
+  uint64_t failures;
+  // Constants.
+  uint32_t rank;
+  uint32_t test_delay_ns;  // tests: a delay of up to this before each phase of each CTA
+  uint64_t timeout_ns;
+  uint64_t settle_ns;  // beyond the timeout, until membership must have decided
+  CollLayout layout;
+  CollPost* post;                   // device address
+  uint8_t* windows[kMaxCollRanks];  // of all ranks, as mapped here
+  // The running operation.
+  uint32_t ticket;  // CTAs that are through
+  uint32_t reserved;
+  uint64_t decision;  // seq << 2 | CollDecision
+  uint64_t decided_live;
+  uint64_t donor;  // rank that has completed it
+};
+
+enum class CollKind : uint32_t { kBarrier, kBroadcast, kAllgather, kAllreduce };
+
+// One launch, as a graph captures it.
+struct CollCall {
+  const void* send;
+  void* receive;
+  uint64_t bytes;  // of one rank
+  mep_dtype_t dtype;
+  mep_op_t op;
+  CollKind kind;
+  uint32_t root;
+  mep_op_status_t* status;  // or null
+};
+
+}  // namespace mep::device

@@ -1,0 +1,78 @@
+// The combine kernels' instances and launches.
+#include "kernels/cuda/ep_combine.cuh"
+
+#include "kernels/cuda/ep_instances.hpp"
+
+namespace mep::device {
+namespace {
+
+using CombineKernel = void (*)(CombineArgs);
+
+CombineKernel select_combine_kernel(const EpSizes& sizes) {
+  if (sizes.combine_type == MEP_FLOAT16) return combine_kernel<Float16, 0>;
+  if (sizes.combine_type == MEP_FLOAT32) return combine_kernel<Float32, 0>;
+  switch (sizes.top_k) {
+#define MEP_EP_TOP_K(k) \
+  case k:               \
+    return combine_kernel<Bfloat16, k>;
+#include "kernels/cuda/ep_instances.def"
+#undef MEP_EP_TOP_K
+    default:
+      return combine_kernel<Bfloat16, 0>;
+  }
+}
+
+bool is_row(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
+
+}  // namespace
+
+int ep_combine(const EpLaunch& launch, const mep_combine_args_t& args, bool push, void* stream) {
+  const EpGeometry& g = launch.geometry;
+  CombineArgs a{};
+  a.g = g;
+  a.memory = launch.memory;
+  a.handle = launch.handle;
+  a.test_delay = launch.test_delay;
+  a.sends = args.phase != MEP_PHASE_RECEIVE ? 1 : 0;
+  a.receives = args.phase != MEP_PHASE_SEND ? 1 : 0;
+  const std::byte* own_terms = launch.memory.window + g.combine_out;
+  a.y = args.y != nullptr ? static_cast<const std::byte*>(args.y) : own_terms;
+  a.push = push || a.y != own_terms ? 1 : 0;
+  a.renormalize = (args.flags & MEP_COMBINE_RENORMALIZE) != 0 ? 1 : 0;
+  a.weights = args.weights;
+  a.bias = static_cast<const std::byte*>(args.bias);
+  a.out = static_cast<std::byte*>(args.out);
+  a.out_stride = args.out_stride_bytes != 0 ? args.out_stride_bytes : g.combine_row;
+  a.op_status = args.op_status;
+  if (!is_row(a.y) || !is_row(a.bias) || !is_row(a.out) || a.out_stride % 16 != 0) {
+    return cudaErrorMisalignedAddress;
+  }
+  const uint32_t ctas = a.receives == 0 && a.push == 0 ? 1 : launch.ctas;
+  const CombineKernel kernel = select_combine_kernel(g.sizes);
+  kernel<<<ctas, kEpThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
+  return cudaPeekAtLastError();
+}
+
+int load_combine_kernels(const EpGeometry& g, int* ctas_per_sm) {
+  return resident_ctas_per_sm(reinterpret_cast<const void*>(select_combine_kernel(g.sizes)), 0,
+                              ctas_per_sm);
+}
+
+int ep_load_kernels(const EpGeometry& geometry, uint32_t* resident_ctas) {
+  int device = 0;
+  int processors = 0;
+  int ctas_per_sm = 2;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  }
+  int result = error;
+  if (result == cudaSuccess) result = load_dispatch_kernels(geometry, &ctas_per_sm);
+  if (result == cudaSuccess) result = load_combine_kernels(geometry, &ctas_per_sm);
+  if (result == cudaSuccess) *resident_ctas = static_cast<uint32_t>(processors * ctas_per_sm);
+  return result;
+}
+
+}  // namespace mep::device

@@ -1,0 +1,302 @@
+// Combine, one launch: every rank says that its experts' terms are ready and gives back the rows it had
+// received; then each sums its tokens' terms in ascending k. Pulled, terms are read where they lie, in
+// the library's memory of the expert's rank; pushed, they are first written to the token's rank.
+#pragma once
+
+#include "kernels/cuda/ep_convert.cuh"
+
+namespace mep::device {
+
+// --- The sender's side --------------------------------------------------------------------------------
+
+// Every term for a token of another rank to its place there; warps take rows in turns.
+__device__ inline void push_terms(const CombineArgs& a) {
+  const EpState& state = *a.state();
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  const uint32_t warps = gridDim.x * kEpWarps;
+  const uint32_t warp = threadIdx.x / kWarpThreads * gridDim.x + blockIdx.x;
+  const int64_t* ranges = a.local<int64_t>(a.g.layout_range);
+  const auto* entries = reinterpret_cast<const uint32_t*>(a.memory.window + a.g.entries);
+  const uint32_t entry_count = a.g.sizes.max_tokens * a.g.sizes.top_k;
+  uint32_t before = 0;
+  for (uint32_t i = 0; i < a.g.places; ++i) {
+    const auto range = static_cast<uint64_t>(ranges[i]);
+    const auto begin = static_cast<uint32_t>(range >> 32);
+    const auto count = static_cast<uint32_t>(range);
+    const uint32_t target = i % a.g.sizes.ranks;
+    const uint32_t first = (warp + warps - before) % warps;
+    before = (before + count) % warps;
+    if (!in_mask(state.complete, target) || !a.is_live(target)) continue;
+    std::byte* terms = a.peer(target) + a.g.combine_in;
+    if (first < count) test_delay_warp(a, 11);
+    for (uint32_t row = first; row < count; row += warps) {
+      const uint64_t index = a.row_index(i / a.g.sizes.ranks, begin + row);
+      const uint32_t entry = entries[index];
+      if (entry >= entry_count) continue;  // not what a peer of this library writes
+      copy_row(terms + uint64_t{entry} * a.g.combine_row, a.y + index * a.g.combine_row,
+               a.g.combine_row, lane);
+    }
+  }
+}
+
+// By one CTA, when the terms are where they will be read.
+__device__ inline void announce_terms(const CombineArgs& a, uint64_t epoch, bool failed) {
+  EpState& state = *a.state();
+  const uint64_t use = state.channel.use;
+  if (threadIdx.x == kEpThreads - 1) {  // not of the warp that signals
+    state.channel.epoch = epoch;
+    state.channel.seq += 1;
+    state.given_back = 1;
+  }
+  if (failed) return;
+  const Terms kind = a.push != 0 ? Terms::kPushed : Terms::kPull;
+  for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
+    if (!a.is_live(rank)) continue;
+    const Terms told = in_mask(state.complete, rank) ? kind : Terms::kNone;
+    publish();
+    store_word(a.rank_word(a.peer(rank), a.g.combine_ready, use, a.g.sizes.rank),
+               signal_tag(epoch, use) | terms_payload(told, a.head()->mark));
+  }
+}
+
+// --- The receiver's side ------------------------------------------------------------------------------
+
+// kinds [R]: whose experts' terms this rank can read, and where.
+__device__ inline bool await_terms(const CombineArgs& a, const Waiter& waiter, uint8_t* kinds) {
+  const uint64_t use = a.state()->channel.use;
+  const uint32_t mark = a.head()->mark;
+  const uint64_t tag = signal_tag(waiter.epoch, use);
+  for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
+    kinds[source] = static_cast<uint8_t>(Terms::kNone);
+    if (!a.is_live(source)) continue;
+    uint64_t word = 0;
+    if (!wait_word(waiter, a.rank_word(a.memory.window, a.g.combine_ready, use, source), tag,
+                   source, &word)) {
+      return false;
+    }
+    observe();
+    const uint32_t payload = signal_payload(word);
+    for (const Terms kind : {Terms::kPull, Terms::kPushed}) {
+      if (payload == terms_payload(kind, mark)) kinds[source] = static_cast<uint8_t>(kind);
+    }
+  }
+  return true;
+}
+
+// What a warp adds up for a token: terms in ascending k, then the bias.
+template <uint32_t kCapacity>
+struct TermList {
+  const std::byte* rows[kCapacity];
+  float weights[kCapacity];
+};
+
+// Fills the list; returns how many terms there are.
+template <uint32_t kCapacity>
+__device__ inline uint32_t list_terms(const CombineArgs& a, uint32_t token, uint32_t lane,
+                                      const float* weights, const uint8_t* kinds,
+                                      TermList<kCapacity>* list, uint32_t* missing) {
+  const EpGeometry& g = a.g;
+  float all = 0;
+  float present = 0;
+  uint32_t count = 0;
+  bool any_missing = false;
+  for (uint32_t base = 0; base < g.sizes.top_k; base += kWarpThreads) {
+    const uint32_t k = base + lane;
+    const uint32_t entry = token * g.sizes.top_k + k;
+    int32_t place = -1;
+    if (k < g.sizes.top_k) place = a.of_handle<int32_t>(g.handle_places)[entry];
+    const std::byte* row = nullptr;
+    float weight = 1;
+    if (place >= 0) {
+      const uint32_t at = a.of_handle<uint32_t>(g.handle_rows)[entry];
+      const uint32_t rank = static_cast<uint32_t>(place) / g.sizes.local_experts;
+      const uint32_t local_expert = static_cast<uint32_t>(place) - rank * g.sizes.local_experts;
+      const auto kind = static_cast<Terms>(kinds[rank]);
+      if (at == kRowNotSent || kind == Terms::kNone) {
+        const uint32_t bit = a.is_live(rank) ? 2 : 1;
+        atomicOr(missing, bit);
+        atomicOr(&a.state()->missing, bit);
+      } else if (kind == Terms::kPushed) {
+        row = a.memory.window + g.combine_in + uint64_t{entry} * g.combine_row;
+      } else {
+        row = a.peer(rank) + g.combine_out + a.row_index(local_expert, at) * g.combine_row;
+      }
+      if (weights != nullptr) weight = weights[entry];
+    }
+    const uint32_t wanted = __ballot_sync(0xffffffffu, place >= 0);
+    const uint32_t here = __ballot_sync(0xffffffffu, row != nullptr);
+    if (row != nullptr) {
+      const uint32_t slot = count + static_cast<uint32_t>(__popc(here & ((1u << lane) - 1)));
+      list->rows[slot] = row;
+      list->weights[slot] = weight;
+    }
+    count += static_cast<uint32_t>(__popc(here));
+    any_missing = any_missing || wanted != here;
+    if (a.renormalize == 0) continue;
+    for (uint32_t i = 0; i < kWarpThreads; ++i) {
+      const float other = __shfl_sync(0xffffffffu, weight, i);
+      if ((wanted >> i & 1) != 0) all = __fadd_rn(all, other);
+      if ((here >> i & 1) != 0) present = __fadd_rn(present, other);
+    }
+  }
+  __syncwarp();
+  if (a.renormalize != 0 && any_missing && present != 0) {
+    const float factor = __fdiv_rn(all, present);
+    for (uint32_t i = lane; i < count; i += kWarpThreads) {
+      list->weights[i] = __fmul_rn(list->weights[i], factor);
+    }
+  }
+  if (a.bias != nullptr) {
+    if (lane == 0) {
+      list->rows[count] = a.bias;
+      list->weights[count] = 1;
+    }
+    ++count;
+  }
+  __syncwarp();
+  return count;
+}
+
+// 16 bytes of a token.
+template <class Type, uint32_t kAtOnce, uint32_t kCapacity>
+__device__ inline uint4 sum_terms(const TermList<kCapacity>& list, uint32_t count,
+                                  uint32_t offset) {
+  float total[Type::kLanes] = {};
+  for (uint32_t base = 0; base < count; base += kAtOnce) {
+    uint4 bits[kAtOnce];
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      if (base + i < count) bits[i] = load_once(list.rows[base + i] + offset);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      if (base + i >= count) break;
+      float values[Type::kLanes];
+      Type::unpack(bits[i], values);
+      const float weight = list.weights[base + i];
+#pragma unroll
+      for (uint32_t lane = 0; lane < Type::kLanes; ++lane) {
+        total[lane] = __fadd_rn(total[lane], __fmul_rn(values[lane], weight));
+      }
+    }
+  }
+  return Type::pack(total);
+}
+
+template <class Type, int kTopK>
+__device__ inline void sum_tokens(const CombineArgs& a, const uint8_t* kinds, uint32_t* missing) {
+  constexpr uint32_t kCapacity = (kTopK != 0 ? kTopK : kMaxEpTopK) + 1;
+  constexpr uint32_t kAtOnce = kTopK == 0 ? 4 : kTopK < 8 ? kTopK : 8;
+  __shared__ TermList<kCapacity> lists[kEpWarps];
+  const EpHandleHead& head = *a.head();
+  const float* weights = a.weights;
+  if (weights == nullptr && head.has_weights != 0) {
+    weights = a.of_handle<float>(a.g.handle_weights);
+  }
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  const uint32_t warp = threadIdx.x / kWarpThreads;
+  const uint32_t units = (a.g.combine_row + kWarpThreads * 16 - 1) / (kWarpThreads * 16);
+  const uint64_t total = uint64_t{head.tokens} * units;
+  const uint64_t warps = uint64_t{gridDim.x} * kEpWarps;
+  const uint64_t index = uint64_t{warp} * gridDim.x + blockIdx.x;
+  const uint64_t begin = total * index / warps;
+  const uint64_t end = total * (index + 1) / warps;
+  auto token = static_cast<uint32_t>(begin / units);
+  auto unit = static_cast<uint32_t>(begin - uint64_t{token} * units);
+  for (uint64_t at = begin; at < end; ++token, unit = 0) {
+    const uint32_t count = list_terms(a, token, lane, weights, kinds, &lists[warp], missing);
+    for (; unit < units && at < end; ++unit, ++at) {
+      const uint32_t offset = (unit * kWarpThreads + lane) * 16;
+      if (offset >= a.g.combine_row) continue;
+      *reinterpret_cast<uint4*>(a.out + token * a.out_stride + offset) =
+          sum_terms<Type, kAtOnce>(lists[warp], count, offset);
+    }
+    __syncwarp();
+  }
+}
+
+// What is combined after a failure is defined: zeros.
+__device__ inline void clear_tokens(const CombineArgs& a) {
+  const uint32_t tokens = a.head()->tokens;
+  for (uint32_t token = blockIdx.x; token < tokens; token += gridDim.x) {
+    for (uint32_t at = threadIdx.x * 16; at < a.g.combine_row; at += kEpThreads * 16) {
+      *reinterpret_cast<uint4*>(a.out + token * a.out_stride + at) = {0, 0, 0, 0};
+    }
+  }
+}
+
+// unusual: a CTA failed, or a term was missing.
+__device__ inline void conclude_combine(const CombineArgs& a, const uint8_t* kinds, bool unusual) {
+  if (threadIdx.x != 0) return;
+  EpState& state = *a.state();
+  bool failed = false;
+  uint32_t missing = 0;
+  if (unusual) {
+    observe();
+    failed = has_failed(&state.channel, a.memory.control->epoch);
+    missing = atomicExch(&state.missing, 0u);
+  }
+  uint64_t contributed[kMaskWords] = {};
+  for (uint32_t rank = 0; rank < a.g.sizes.ranks && !failed; ++rank) {
+    if (kinds[rank] != 0) contributed[rank / 64] |= uint64_t{1} << (rank % 64);
+  }
+  mep_result_t result = MEP_SUCCESS;
+  if (failed) {
+    result = failure_result(state.channel);
+  } else if ((missing & 2) != 0) {
+    // A member began its next dispatch without a combine, or had not received this one.
+    const bool carried = state.dispatch_epoch != a.memory.control->epoch;
+    result = carried ? MEP_ERR_PEER_FAILED : MEP_ERR_MISMATCH;
+  } else if (missing != 0) {
+    result = a.memory.control->partial_allowed != 0 ? MEP_PARTIAL : MEP_ERR_PEER_FAILED;
+  }
+  fill_status(a, a.op_status, result, contributed, 0);
+}
+
+template <class Type, int kTopK>
+__global__ void __launch_bounds__(kEpThreads, 2)
+    combine_kernel(const __grid_constant__ CombineArgs a) {
+  __shared__ uint8_t kinds[kMaxRanks];
+  __shared__ uint32_t shared_last;
+  __shared__ uint32_t shared_missing;
+  DeviceChannel& channel = a.state()->channel;
+  a.read_peers();
+  if (threadIdx.x == 0) shared_missing = 0;
+  const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(EpPhase::kTerms));
+  __syncthreads();
+  trace(a, 9);
+  test_delay(a, 7);
+  if (a.sends != 0) {
+    const bool failed = has_failed(&channel, waiter.epoch);
+    bool announces = blockIdx.x == 0;
+    if (a.push != 0) {
+      if (!failed) push_terms(a);
+      test_delay(a, 8);
+      announces = is_last_cta(&channel.ticket[0], &shared_last);
+    }
+    if (announces) announce_terms(a, waiter.epoch, failed);
+  } else if (threadIdx.x == 0 && channel.epoch != waiter.epoch) {
+    fail(&channel, waiter.epoch, Cause::kOldEpoch, kNobody, waiter.phase);
+  }
+  if (a.receives == 0) return;
+  __syncthreads();
+  bool here = !has_failed(&channel, waiter.epoch) && await_terms(a, waiter, kinds);
+  here = __syncthreads_and(here) != 0;
+  trace(a, 10);
+  test_delay(a, 9);
+  if (here) {
+    sum_tokens<Type, kTopK>(a, kinds, &shared_missing);
+  } else {
+    clear_tokens(a);
+  }
+  // Another CTA may have given up where this one had its words: then some rows are zeros.
+  trace(a, 11);
+  __syncthreads();
+  const bool unusual = !here || shared_missing != 0;
+  const Ending ending = take_ticket(&channel.ticket[1], gridDim.x, unusual, false, &shared_last);
+  if (ending == Ending::kNotLast) return;
+  conclude_combine(a, kinds, ending == Ending::kLastOfFailed);
+  trace_last(a, 12);
+}
+
+}  // namespace mep::device

@@ -1,0 +1,232 @@
+// What the kernels of dispatch and combine share: their arguments, and where things lie.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/device/protocol.cuh"
+#include "kernels/cuda/ep_kernels.hpp"
+
+namespace mep::device {
+
+constexpr uint32_t kWarpThreads = 32;
+constexpr uint32_t kEpWarps = kEpThreads / kWarpThreads;
+constexpr uint32_t kMaxEpTopK = 64;
+
+// Of a combine-ready word, as CombineWord on the host: kind in bits 0-1, the dispatch's mark above.
+enum class Terms : uint32_t { kNone = 0, kPull = 1, kPushed = 2 };
+
+__host__ __device__ constexpr uint32_t terms_payload(Terms kind, uint32_t mark) {
+  return static_cast<uint32_t>(kind) | mark << 2;
+}
+__host__ __device__ constexpr uint32_t dispatch_mark(uint64_t epoch, uint64_t use) {
+  return static_cast<uint32_t>((epoch * 0x9e3779b1u + use) & 0x3fffff);
+}
+
+// Which ranks take part and where their windows are, read once by every CTA: global memory would be asked
+// again after each fence.
+struct PeerTable {
+  std::byte* windows[kMaxRanks];
+  uint64_t live[kMaskWords];
+};
+__device__ inline PeerTable& peer_table() {
+  __shared__ PeerTable table;
+  return table;
+}
+
+struct EpBase {
+  EpGeometry g;
+  EpMemory memory;
+  std::byte* handle;
+  uint32_t test_delay;
+  uint32_t sends, receives;
+
+  __device__ EpState* state() const { return reinterpret_cast<EpState*>(memory.local); }
+  __device__ EpHandleHead* head() const { return reinterpret_cast<EpHandleHead*>(handle); }
+  template <class T>
+  __device__ T* local(uint64_t offset) const {
+    return reinterpret_cast<T*>(memory.local + offset);
+  }
+  template <class T>
+  __device__ T* of_handle(uint64_t offset) const {
+    return reinterpret_cast<T*>(handle + offset);
+  }
+  // By all threads, first; a CTA barrier follows before anything of it is used.
+  __device__ void read_peers() const {
+    PeerTable& table = peer_table();
+    for (uint32_t rank = threadIdx.x; rank < g.sizes.ranks; rank += kEpThreads) {
+      table.windows[rank] = memory.peers[rank];
+    }
+    if (threadIdx.x < kMaskWords) table.live[threadIdx.x] = memory.control->live[threadIdx.x];
+  }
+  __device__ bool is_live(uint32_t rank) const { return in_mask(peer_table().live, rank); }
+  __device__ std::byte* peer(uint32_t rank) const { return peer_table().windows[rank]; }
+  // Words of the window that `source` writes for a use.
+  __device__ uint64_t* count_word(std::byte* window, uint64_t use, uint32_t source,
+                                  uint32_t place) const {
+    const uint64_t index = (use % 2 * g.sizes.ranks + source) * g.places + place;
+    return reinterpret_cast<uint64_t*>(window + g.counts) + index;
+  }
+  __device__ uint64_t* rank_word(std::byte* window, uint64_t block, uint64_t use,
+                                 uint32_t source) const {
+    return reinterpret_cast<uint64_t*>(window + block) + use % 2 * g.sizes.ranks + source;
+  }
+  __device__ uint64_t row_index(uint32_t local_expert, uint32_t row) const {
+    return uint64_t{local_expert} * g.rows_per_expert + row;
+  }
+  __device__ std::byte* scales_of(std::byte* scales, uint32_t local_expert, uint32_t row) const {
+    return scales + local_expert * g.scale_expert_step + row * g.scale_row_step;
+  }
+};
+
+struct DispatchArgs : EpBase {
+  const std::byte* x;
+  const std::byte* x_scales;
+  uint64_t x_stride, x_scales_stride;
+  const void* topk_idx;
+  uint32_t idx_is_int32;
+  uint32_t tokens;
+  const float* topk_weights;
+  // Outputs.
+  std::byte* recv_x;
+  std::byte* recv_scales;
+  uint64_t recv_rows;  // that fit at recv_x
+  uint64_t recv_scales_row_step, recv_scales_expert_step;
+  int32_t* recv_count[2];
+  int32_t* src_info;
+  int64_t* layout_range;
+  int64_t* recv_total;
+  int64_t* statistics;
+  mep_op_status_t* op_status;
+};
+
+struct CombineArgs : EpBase {
+  const std::byte* y;
+  uint32_t push;
+  uint32_t renormalize;
+  const float* weights;
+  const std::byte* bias;
+  std::byte* out;
+  uint64_t out_stride;
+  mep_op_status_t* op_status;
+};
+
+// Random pauses, in builds for tests: each operation, point and CTA, or warp, has its own.
+__device__ inline void random_pause([[maybe_unused]] const EpBase& a,
+                                    [[maybe_unused]] uint32_t point) {
+#ifdef MEP_TEST_HOOKS
+  if (a.test_delay == 0) return;
+  uint32_t hash = a.test_delay * 0x9e3779b1u + blockIdx.x * 0x85ebca6bu + point * 0xc2b2ae35u +
+                  static_cast<uint32_t>(a.state()->channel.seq) * 0x27d4eb2fu + a.g.sizes.rank;
+  hash ^= hash >> 15;
+  hash *= 0x2c1b3c6du;
+  hash ^= hash >> 12;
+  if (hash % 4 != 0) return;
+  const uint64_t end = nanoseconds() + hash / 4 % 20'000;
+  while (nanoseconds() < end) {
+  }
+#endif
+}
+__device__ inline void test_delay(const EpBase& a, uint32_t point) {
+  random_pause(a, point);
+}
+__device__ inline void test_delay_warp(const EpBase& a, uint32_t point) {
+  random_pause(a, point + threadIdx.x / kWarpThreads * 64);
+}
+
+// When a stage of an operation was over, in builds for measuring: by CTA 0, or by the CTA that came last.
+__device__ inline void trace_last([[maybe_unused]] const EpBase& a,
+                                  [[maybe_unused]] uint32_t stage) {
+#ifdef MEP_EP_TRACE
+  if (threadIdx.x == 0) a.state()->trace[stage] = nanoseconds();
+#endif
+}
+__device__ inline void trace(const EpBase& a, uint32_t stage) {
+  if (blockIdx.x == 0) trace_last(a, stage);
+}
+
+// The result that an operation leaves with when the channel has failed in this epoch.
+__device__ inline mep_result_t failure_result(const DeviceChannel& channel) {
+  switch (static_cast<Cause>(channel.failed_cause)) {
+    case Cause::kDeadline:
+      return MEP_ERR_TIMEOUT;
+    case Cause::kBadBytes:
+      return MEP_ERR_MISMATCH;
+    default:
+      return MEP_ERR_PEER_FAILED;
+  }
+}
+
+// failed: the ranks that are in the comm and not in `contributed`.
+__device__ inline void fill_status(const EpBase& a, mep_op_status_t* status, mep_result_t result,
+                                   const uint64_t* contributed, uint32_t bad_entries) {
+  if (status == nullptr) return;
+  status->version = 1;
+  status->result = result;
+  status->epoch = a.memory.control->epoch;
+  status->seq = a.state()->channel.seq;
+  uint32_t count = 0;
+  for (uint32_t word = 0; word < kMaskWords; ++word) {
+    uint64_t failed = 0;
+    for (uint32_t rank = word * 64; rank < a.g.sizes.ranks && rank < word * 64 + 64; ++rank) {
+      if (!in_mask(contributed, rank)) failed |= uint64_t{1} << (rank % 64);
+    }
+    status->failed[word] = failed;
+    count += static_cast<uint32_t>(__popcll(static_cast<long long>(failed)));
+  }
+  status->failed_count = count;
+  status->bad_entries = bad_entries;
+}
+
+// As is_last_of(), for CTAs that tell each other whether one of them gave up: no load is needed to know.
+// The last CTA's thread 0 has not ordered anything behind the ticket yet: publish() does, or observe().
+enum class Ending : uint32_t { kNotLast = 0, kLast = 1, kLastOfFailed = 2 };
+
+// publishes: the last CTA will tell others what the CTAs wrote.
+__device__ inline Ending take_ticket(uint32_t* ticket, uint32_t ctas, bool failed, bool publishes,
+                                     uint32_t* shared) {
+  constexpr uint32_t kFailedCta = 1u << 16;
+#ifndef MEP_MUTANT_NO_TICKET_BARRIER
+  __syncthreads();
+#endif
+  if (threadIdx.x == 0) {
+#ifndef MEP_MUTANT_NO_PUBLISH
+    if (publishes || failed) __threadfence();
+#endif
+    const uint32_t mine = failed ? kFailedCta + 1 : 1;
+    const uint32_t sum = atomicAdd(ticket, mine) + mine;
+    Ending ending = Ending::kNotLast;
+    if (sum % kFailedCta == ctas) ending = sum == ctas ? Ending::kLast : Ending::kLastOfFailed;
+    if (ending != Ending::kNotLast) *ticket = 0;
+    *shared = static_cast<uint32_t>(ending);
+  }
+  __syncthreads();
+  return static_cast<Ending>(*shared);
+}
+
+// 16 bytes of memory that this kernel reads once.
+__device__ inline uint4 load_once(const void* from) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
+
+// A row, by one warp; several loads are under way before the first store.
+__device__ inline void copy_row(std::byte* to, const std::byte* from, uint32_t bytes,
+                                uint32_t lane) {
+  constexpr uint32_t kStep = kWarpThreads * 16;
+  constexpr uint32_t kAtOnce = 4;
+  uint32_t at = lane * 16;
+  for (; at + (kAtOnce - 1) * kStep < bytes; at += kAtOnce * kStep) {
+    uint4 bits[kAtOnce];
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) bits[i] = load_once(from + at + i * kStep);
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) *reinterpret_cast<uint4*>(to + at + i * kStep) = bits[i];
+  }
+  for (; at < bytes; at += kStep) *reinterpret_cast<uint4*>(to + at) = load_once(from + at);
+}
+
+}  // namespace mep::device

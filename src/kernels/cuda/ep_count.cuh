@@ -1,0 +1,229 @@
+// Dispatch, the first stage: who gets how many rows of this rank. Reads the routing, makes entries that
+// cannot be -1, counts the others and, packed, tells every rank the counts: a count word carries its own
+// data, so it needs no other word behind it.
+//
+// With tokens up to a few hundred every CTA reads the whole routing into its shared memory, which is faster
+// than to wait for what another has found; CTA 0 tells the counts. With more, CTAs share the chunks among
+// them, the last one tells the counts, and the others wait until it has.
+#pragma once
+
+#include "kernels/cuda/ep_common.cuh"
+
+namespace mep::device {
+
+constexpr uint32_t kAloneWords = 14'000;  // of shared memory
+constexpr uint16_t kNoPlace = 0xffff;
+
+__host__ __device__ inline uint32_t chunks_of(uint32_t tokens) {
+  return (tokens + kChunkTokens - 1) / kChunkTokens;
+}
+// Shared memory of a CTA: the first row at each place; masks [chunks][places]; alone, the entries' places.
+__host__ __device__ inline uint32_t alone_words(const EpGeometry& g, uint32_t tokens) {
+  return g.places * (1 + chunks_of(tokens)) + (tokens * g.sizes.top_k + 1) / 2;
+}
+__host__ __device__ inline bool counts_alone(const EpGeometry& g, uint32_t tokens) {
+  return uint64_t{tokens} * g.sizes.top_k < 2 * kAloneWords &&
+         uint64_t{chunks_of(tokens)} * g.places < kAloneWords &&
+         alone_words(g, tokens) <= kAloneWords;
+}
+__host__ __device__ inline uint32_t shared_words(const EpGeometry& g, uint32_t tokens) {
+  return counts_alone(g, tokens) ? alone_words(g, tokens) : 2 * g.places;
+}
+
+// The parts of it.
+struct CtaRouting {
+  uint32_t* first_row;
+  uint32_t* masks;
+  uint16_t* places;  // null: they are in the handle, and the masks in the local block
+
+  __device__ CtaRouting(const DispatchArgs& a, uint32_t* shared)
+      : first_row(shared), masks(shared + a.g.places), places(nullptr) {
+    if (!counts_alone(a.g, a.tokens)) return;
+    places = reinterpret_cast<uint16_t*>(masks + chunks_of(a.tokens) * a.g.places);
+  }
+};
+
+__device__ inline int64_t read_expert(const DispatchArgs& a, uint32_t entry) {
+  if (a.idx_is_int32 != 0) return static_cast<const int32_t*>(a.topk_idx)[entry];
+  return static_cast<const int64_t*>(a.topk_idx)[entry];
+}
+
+// Of two entries of a token that name the same expert the first counts.
+__device__ inline bool names_again(const DispatchArgs& a, uint32_t token, uint32_t entry,
+                                   int64_t expert) {
+  bool again = false;
+  for (uint32_t earlier = token * a.g.sizes.top_k; earlier < entry; ++earlier) {
+    again = again || read_expert(a, earlier) == expert;
+  }
+  return again;
+}
+
+// The place of an entry that names `expert`; -1: none, or a bad one. careful: some token names an expert
+// twice.
+__device__ inline int32_t place_of_entry(const DispatchArgs& a, uint32_t token, uint32_t entry,
+                                         int64_t expert, bool careful, uint32_t* bad) {
+  if (expert == -1) return -1;
+  if (expert < 0 || expert >= int64_t{a.g.sizes.experts} ||
+      (careful && names_again(a, token, entry, expert))) {
+    ++*bad;
+    return -1;
+  }
+  const auto logical = static_cast<uint32_t>(expert);
+  if (a.memory.map_first == nullptr) return static_cast<int32_t>(logical);
+  const uint32_t first = a.memory.map_first[logical];
+  const uint32_t replicas = a.memory.map_first[logical + 1] - first;
+  return static_cast<int32_t>(a.memory.map_places[first + (token + a.g.sizes.rank) % replicas]);
+}
+
+// One entry to the masks of chunks from that of `first` on. True if another entry of its token has named
+// the expert: both meet in one bit.
+__device__ inline bool mark_entry(const DispatchArgs& a, uint32_t first, uint32_t entry,
+                                  int64_t expert, const CtaRouting& routing, bool careful,
+                                  uint32_t* bad) {
+  const uint32_t token = entry / a.g.sizes.top_k;
+  const int32_t place = place_of_entry(a, token, entry, expert, careful, bad);
+  if (routing.places != nullptr) {
+    routing.places[entry] = place < 0 ? kNoPlace : static_cast<uint16_t>(place);
+  } else {
+    a.of_handle<int32_t>(a.g.handle_places)[entry] = place;
+    a.of_handle<uint32_t>(a.g.handle_rows)[entry] = kRowNotSent;
+    if (a.topk_weights != nullptr) {
+      a.of_handle<float>(a.g.handle_weights)[entry] = a.topk_weights[entry];
+    }
+  }
+  if (place < 0) return false;
+  const uint32_t bit = 1u << token % kChunkTokens;
+  uint32_t* mask = routing.masks + (token - first) / kChunkTokens * a.g.places + place;
+  return (atomicOr(mask, bit) & bit) != 0;
+}
+
+// Entries of the tokens [first, end). False if some token names an expert twice.
+__device__ inline bool mark_tokens(const DispatchArgs& a, uint32_t first, uint32_t end,
+                                   const CtaRouting& routing, bool careful) {
+  constexpr uint32_t kAtOnce = 8;  // loads under way
+  const uint32_t top_k = a.g.sizes.top_k;
+  const uint32_t end_entry = end * top_k;
+  bool twice = false;
+  uint32_t bad = 0;
+  for (uint32_t base = first * top_k + threadIdx.x; base < end_entry;
+       base += kAtOnce * kEpThreads) {
+    int64_t experts[kAtOnce];
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      const uint32_t entry = base + i * kEpThreads;
+      experts[i] = entry < end_entry ? read_expert(a, entry) : -1;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      const uint32_t entry = base + i * kEpThreads;
+      if (entry >= end_entry) break;
+      const bool again = mark_entry(a, first, entry, experts[i], routing, careful, &bad);
+      twice = twice || again;
+    }
+  }
+  twice = __syncthreads_or(twice) != 0;
+  const bool tells = routing.places == nullptr || blockIdx.x == 0;
+  if (!twice && bad != 0 && tells) atomicAdd(&a.state()->bad_entries, bad);
+  return !twice;
+}
+
+__device__ inline void mark_chunks(const DispatchArgs& a, uint32_t first_chunk, uint32_t chunks,
+                                   const CtaRouting& routing) {
+  const uint32_t first = first_chunk * kChunkTokens;
+  const uint32_t end = min(a.tokens, first + chunks * kChunkTokens);
+  for (const bool careful : {false, true}) {
+    for (uint32_t i = threadIdx.x; i < chunks * a.g.places; i += kEpThreads) routing.masks[i] = 0;
+    __syncthreads();
+    if (mark_tokens(a, first, end, routing, careful)) break;
+  }
+  if (routing.places != nullptr) return;
+  uint32_t* kept = a.local<uint32_t>(a.g.masks) + uint64_t{first_chunk} * a.g.places;
+  for (uint32_t i = threadIdx.x; i < a.g.places; i += kEpThreads) kept[i] = routing.masks[i];
+  __syncthreads();
+}
+
+// A use that is over without combine: its rows are given back by the start of the next.
+__device__ inline void give_back_unused(const DispatchArgs& a, uint64_t epoch, uint64_t last_use) {
+  const EpState& state = *a.state();
+  if (state.given_back != 0 || (last_use == 0 && state.carries == 0)) return;
+  const uint64_t word = signal_tag(epoch, last_use) | terms_payload(Terms::kNone, 0);
+  for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
+    if (!a.is_live(rank)) continue;
+    publish();
+    store_word(a.rank_word(a.peer(rank), a.g.combine_ready, last_use, a.g.sizes.rank), word);
+  }
+}
+
+// By one CTA: sums the chunks' masks and tells the counts. If the last use was not combined, the word of place
+// 0 is ordered behind what this rank did before the kernel, by the fence that its thread made at the
+// start: it gives the rows of that use back.
+__device__ inline void publish_counts(const DispatchArgs& a, uint64_t epoch, uint64_t use,
+                                      const uint32_t* masks, bool alone) {
+  const uint32_t chunks = chunks_of(a.tokens);
+  const uint64_t tag = signal_tag(epoch, use);
+  for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
+    uint32_t* first = a.local<uint32_t>(a.g.chunk_first) + place;
+    uint32_t total = 0;
+#pragma unroll 8
+    for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
+      const uint64_t at = uint64_t{chunk} * a.g.places;
+      const uint32_t mask = masks[at + place];
+      if (!alone) first[at] = total;
+      total += static_cast<uint32_t>(__popc(mask));
+    }
+    a.local<uint32_t>(a.g.own_counts)[place] = total;
+    if (a.g.sizes.slotted != 0) continue;
+#ifdef MEP_MUTANT_ZERO_COUNT
+    if (total == 0) continue;
+#endif
+    for (uint32_t rank = 0; rank < a.g.sizes.ranks; ++rank) {
+      if (!a.is_live(rank)) continue;
+      store_word(a.count_word(a.peer(rank), use, a.g.sizes.rank, place), tag | total);
+    }
+  }
+  if (alone) return;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  store_word(&a.state()->counted, tag);
+}
+
+// The operation begins: for reports, and for the combine that follows. Nobody else reads these now.
+__device__ inline void begin_dispatch(const DispatchArgs& a, uint64_t epoch, uint64_t use) {
+  EpState& state = *a.state();
+  state.channel.epoch = epoch;
+  state.channel.seq += 1;
+  state.dispatch_epoch = epoch;
+  a.head()->tokens = a.tokens;
+  a.head()->has_weights = a.topk_weights != nullptr ? 1 : 0;
+  a.head()->mark = dispatch_mark(epoch, use);
+}
+
+// Every CTA calls it; when it returns a CTA has the routing, or has to wait for `counted`.
+__device__ inline void count_rows(const DispatchArgs& a, uint64_t epoch, uint64_t use, bool failed,
+                                  const CtaRouting& routing, uint32_t* shared_last) {
+  const uint32_t chunks = chunks_of(a.tokens);
+  // A use that was combined was given back by that; else the counts say so, see publish_counts().
+  if (threadIdx.x == 0 && a.state()->given_back == 0) publish();
+  if (blockIdx.x == gridDim.x - 1 && !failed) give_back_unused(a, epoch, use - 1);
+  if (blockIdx.x == 0 && threadIdx.x == 0) begin_dispatch(a, epoch, use);
+  if (routing.places != nullptr) {
+    if (failed) return;
+    mark_chunks(a, 0, chunks, routing);
+    test_delay(a, 2);
+    if (blockIdx.x == 0) publish_counts(a, epoch, use, routing.masks, true);
+    return;
+  }
+  const uint32_t ctas = min(chunks, gridDim.x);
+  if (blockIdx.x >= ctas) return;
+  for (uint32_t chunk = blockIdx.x; chunk < chunks && !failed; chunk += ctas) {
+    mark_chunks(a, chunk, 1, routing);
+  }
+  // Also after a failure, which a CTA that begins late may be the only one to see.
+  if (!is_last_of(&a.state()->channel.ticket[0], ctas, shared_last)) return;
+  if (failed || has_failed(&a.state()->channel, epoch)) return;
+  test_delay(a, 2);
+  publish_counts(a, epoch, use, a.local<uint32_t>(a.g.masks), false);
+}
+
+}  // namespace mep::device

@@ -1,0 +1,148 @@
+// Sizes of an EP buffer and where everything lies in its memory. Plain C++; the same on every rank but
+// for `rank`. Four blocks of device memory:
+//
+//   window   written by peers, at the offsets below. Words first, so that one memset clears them.
+//              counts         [2 parities][R sources][R * E_local] signal words, payload: rows of that
+//                             source for that expert. Slotted: only the owner's E_local columns.
+//              rows ready     [2][R]  all rows of that source for this use lie here
+//              combine ready  [2][R]  as on the host: its terms are ready and it gives its rows back
+//              entries, src_info [E_local][R * M] token * K + k and token, on the source, of each row
+//              scales         row-major    [E_local][R * M][groups]
+//                             column-major [E_local][groups][R * M rounded up to 16 bytes]
+//              recv_x, combine_in [M * K], combine_out: rows, as in host memory
+//   local    of one rank alone: EpState, what kernels of one operation tell each other, and the outputs
+//            of the last dispatch that the library keeps
+//   handle   the routing of one dispatch
+//   peers    [R] the windows as this rank addresses them
+//
+// Chunk: 32 tokens of a rank. Which of them go to an expert is one 32-bit mask, so that a token's place
+// among its chunk is a count of bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/device/control.hpp"
+#include "mep.h"
+
+namespace mep::device {
+
+constexpr uint32_t kChunkTokens = 32;
+constexpr uint32_t kScaleValues = 128;
+
+struct EpSizes {
+  uint32_t rank, ranks, max_tokens, hidden, top_k, experts, local_experts;
+  uint32_t input_type, wire_type, combine_type;  // mep_dtype_t
+  uint32_t scale_type;                           // MEP_SCALE_*
+  uint32_t slotted, column_major;
+};
+
+struct EpGeometry {
+  EpSizes sizes;
+  uint32_t places;                                               // R * E_local
+  uint32_t rows_per_expert;                                      // R * M
+  uint32_t input_row, wire_row, combine_row;                     // bytes
+  uint32_t groups;                                               // scales of a row; 0: none
+  uint32_t scale_bytes;                                          // of one
+  uint64_t scale_row_step, scale_group_step, scale_expert_step;  // bytes
+  uint32_t chunks;                                               // of max_tokens
+  // Window.
+  uint64_t counts, rows_ready, combine_ready, words_end;
+  uint64_t entries, src_info, scales, recv_x, combine_in, combine_out, window_bytes;
+  // Local.
+  uint64_t masks, chunk_first, own_counts, recv_count, layout_range, local_bytes;
+  // Handle.
+  uint64_t handle_places, handle_rows, handle_weights, handle_bytes;
+};
+
+// What the last dispatch brought.
+struct Arrived {
+  unsigned long long total;
+  unsigned long long rows_needed;  // up to the last row that came
+};
+
+// Advances by one operation after the other; begins with zeros. The host sets epoch, seq, use, carries
+// and given_back in a view change, streams idle.
+struct EpState {
+  DeviceChannel channel;
+  uint32_t carries;      // the epoch has a use 0: what was dispatched before it
+  uint32_t given_back;   // the combine word of this use was sent
+  uint32_t bad_entries;  // of the dispatch that is being counted
+  uint32_t op_bad_entries;
+  uint32_t missing;       // of the running combine: bit 0 an absent rank's term, bit 1 a member's
+  uint32_t rows_refused;  // the last receive has no rows for the caller's memory
+  uint64_t complete[kMaskWords];  // sources of the last dispatch whose rows are here
+  uint64_t dispatch_epoch;        // of the last dispatch
+  Arrived arrived;
+  uint64_t counted;    // signal word: what this rank counted lies in the local block
+  uint64_t trace[16];  // written in builds with MEP_EP_TRACE
+};
+
+struct EpHandleHead {
+  uint32_t tokens;
+  uint32_t has_weights;
+  uint32_t mark;  // names the dispatch in combine words, as on the host
+  uint32_t reserved;
+};
+
+constexpr uint32_t kRowNotSent = UINT32_MAX;
+
+inline EpGeometry make_ep_geometry(const EpSizes& sizes) {
+  EpGeometry g{};
+  g.sizes = sizes;
+  const auto width = [](uint32_t type) -> uint32_t {
+    return type == MEP_FLOAT32 ? 4 : type == MEP_FLOAT8_E4M3 ? 1 : 2;
+  };
+  g.places = sizes.ranks * sizes.local_experts;
+  g.rows_per_expert = sizes.ranks * sizes.max_tokens;
+  g.input_row = sizes.hidden * width(sizes.input_type);
+  g.wire_row = sizes.hidden * width(sizes.wire_type);
+  g.combine_row = sizes.hidden * width(sizes.combine_type);
+  g.chunks = (sizes.max_tokens + kChunkTokens - 1) / kChunkTokens;
+  const uint64_t rows = uint64_t{sizes.local_experts} * g.rows_per_expert;
+  uint64_t scale_count = 0;
+  if (sizes.wire_type == MEP_FLOAT8_E4M3) {
+    g.groups = (sizes.hidden + kScaleValues - 1) / kScaleValues;
+    g.scale_bytes = sizes.scale_type == MEP_SCALE_FLOAT32 ? 4 : 1;
+    const uint64_t unit = 16 / g.scale_bytes;
+    const uint64_t pitch = (g.rows_per_expert + unit - 1) / unit * unit;
+    g.scale_row_step = (sizes.column_major != 0 ? 1 : g.groups) * uint64_t{g.scale_bytes};
+    g.scale_group_step = (sizes.column_major != 0 ? pitch : 1) * g.scale_bytes;
+    g.scale_expert_step =
+        (sizes.column_major != 0 ? pitch : g.rows_per_expert) * g.groups * g.scale_bytes;
+    scale_count = g.scale_expert_step * sizes.local_experts;
+  }
+  uint64_t end = 0;
+  const auto take = [&end](uint64_t bytes) {
+    const uint64_t begin = (end + 255) / 256 * 256;
+    end = begin + bytes;
+    return begin;
+  };
+  g.counts = take(uint64_t{2} * sizes.ranks * g.places * 8);
+  g.rows_ready = take(uint64_t{2} * sizes.ranks * 8);
+  g.combine_ready = take(uint64_t{2} * sizes.ranks * 8);
+  g.words_end = end;
+  g.entries = take(rows * 4);
+  g.src_info = take(rows * 4);
+  g.scales = take(scale_count);
+  g.recv_x = take(rows * g.wire_row);
+  g.combine_in = take(uint64_t{sizes.max_tokens} * sizes.top_k * g.combine_row);
+  g.combine_out = take(rows * g.combine_row);
+  g.window_bytes = end;
+  end = sizeof(EpState);
+  g.masks = take(uint64_t{g.chunks} * g.places * 4);
+  g.chunk_first = take(uint64_t{g.chunks} * g.places * 4);
+  g.own_counts = take(uint64_t{g.places} * 4);
+  g.recv_count = take(uint64_t{sizes.local_experts} * 4);
+  g.layout_range = take(uint64_t{g.places} * 8);
+  g.local_bytes = end;
+  end = sizeof(EpHandleHead);
+  const uint64_t entries = uint64_t{sizes.max_tokens} * sizes.top_k;
+  g.handle_places = take(entries * 4);
+  g.handle_rows = take(entries * 4);
+  g.handle_weights = take(entries * 4);
+  g.handle_bytes = end;
+  return g;
+}
+
+}  // namespace mep::device

@@ -1,0 +1,184 @@
+// Dispatch, the receiver's side: waits until every source's rows lie here, then says what came. One CTA.
+// When the operation failed nothing is said to have come.
+#pragma once
+
+#include "kernels/cuda/ep_common.cuh"
+
+namespace mep::device {
+
+__device__ inline bool await_rows(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
+  const uint64_t tag = signal_tag(waiter.epoch, use);
+  for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
+    uint64_t word = 0;
+    if (!a.is_live(source)) continue;
+    if (!wait_word(waiter, a.rank_word(a.memory.window, a.g.rows_ready, use, source), tag, source,
+                   &word)) {
+      return false;
+    }
+    observe();
+  }
+  return true;
+}
+
+// How many rows each source has for each expert, into the ranges.
+__device__ inline bool read_counts(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
+  const uint32_t ranks = a.g.sizes.ranks;
+  const uint64_t tag = signal_tag(waiter.epoch, use);
+  for (uint32_t i = threadIdx.x; i < a.g.sizes.local_experts * ranks; i += kEpThreads) {
+    const uint32_t source = i % ranks;
+    const uint32_t place = a.g.sizes.rank * a.g.sizes.local_experts + i / ranks;
+    uint64_t word = 0;
+    if (a.is_live(source)) {
+      const uint64_t* at = a.count_word(a.memory.window, use, source, place);
+      if (!wait_word(waiter, at, tag, source, &word)) return false;
+      if (signal_payload(word) > a.g.sizes.max_tokens) {
+        fail(waiter.channel, waiter.epoch, Cause::kBadBytes, source, waiter.phase);
+        return false;
+      }
+    }
+    a.local<int64_t>(a.g.layout_range)[i] = signal_payload(word);
+  }
+  return true;
+}
+
+// Each expert's ranges by source, from their counts.
+__device__ inline void arrange_rows(const DispatchArgs& a, Arrived* arrived) {
+  const uint32_t ranks = a.g.sizes.ranks;
+  for (uint32_t expert = threadIdx.x; expert < a.g.sizes.local_experts; expert += kEpThreads) {
+    int64_t* ranges = a.local<int64_t>(a.g.layout_range) + uint64_t{expert} * ranks;
+    uint32_t begin = 0;
+    uint32_t total = 0;
+    uint32_t end = 0;
+#pragma unroll 8
+    for (uint32_t source = 0; source < ranks; ++source) {
+      if (a.g.sizes.slotted != 0) begin = source * a.g.sizes.max_tokens;
+      const auto count = static_cast<uint32_t>(ranges[source]);
+      ranges[source] = static_cast<int64_t>(uint64_t{begin} << 32 | count);
+      begin += count;
+      total += count;
+      if (count != 0) end = begin;
+    }
+    a.local<int32_t>(a.g.recv_count)[expert] = static_cast<int32_t>(total);
+    atomicAdd(&arrived->total, static_cast<unsigned long long>(total));
+    if (end != 0) {
+      atomicMax(&arrived->rows_needed, static_cast<unsigned long long>(a.row_index(expert, end)));
+    }
+  }
+}
+
+__device__ inline void arrange_nothing(const DispatchArgs& a) {
+  const uint32_t experts = a.g.sizes.local_experts;
+  for (uint32_t i = threadIdx.x; i < experts; i += kEpThreads) {
+    a.local<int32_t>(a.g.recv_count)[i] = 0;
+  }
+  for (uint32_t i = threadIdx.x; i < experts * a.g.sizes.ranks; i += kEpThreads) {
+    a.local<int64_t>(a.g.layout_range)[i] = 0;
+  }
+}
+
+// What came, to the caller. The ranges are final only with the kernel.
+__device__ inline void deliver(const DispatchArgs& a) {
+  const uint32_t experts = a.g.sizes.local_experts;
+  for (uint32_t i = threadIdx.x; i < experts; i += kEpThreads) {
+    const int32_t count = a.local<int32_t>(a.g.recv_count)[i];
+    for (int32_t* counts : a.recv_count) {
+      if (counts != nullptr) counts[i] = count;
+    }
+  }
+  if (a.layout_range == nullptr) return;
+  for (uint32_t i = threadIdx.x; i < experts * a.g.sizes.ranks; i += kEpThreads) {
+    a.layout_range[i] = a.local<int64_t>(a.g.layout_range)[i];
+  }
+}
+
+// By one CTA as soon as the counts are here: packed, while rows are still on their way.
+__device__ inline bool arrange(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
+  Arrived& arrived = a.state()->arrived;
+  if (threadIdx.x == 0) arrived = {};
+  __syncthreads();
+  const bool known = __syncthreads_and(read_counts(a, waiter, use)) != 0;
+  if (!known) return false;
+  arrange_rows(a, &arrived);
+  __syncthreads();
+  deliver(a);
+  return true;
+}
+
+// The end of an operation, by one CTA. here: all counts were arranged; false: something failed.
+__device__ inline void receive_rows(const DispatchArgs& a, const Waiter& waiter, uint64_t use,
+                                    bool here) {
+  EpState& state = *a.state();
+  here = here && await_rows(a, waiter, use);
+  here = __syncthreads_and(here) != 0;
+  trace_last(a, 7);
+  if (!here) {
+    arrange_nothing(a);
+    __syncthreads();
+    deliver(a);
+  } else if (a.statistics != nullptr) {
+    for (uint32_t i = threadIdx.x; i < a.g.sizes.local_experts; i += kEpThreads) {
+      a.statistics[i] += a.local<int32_t>(a.g.recv_count)[i];
+    }
+  }
+  if (threadIdx.x != 0) return;
+  uint64_t complete[kMaskWords];
+#pragma unroll
+  for (uint32_t word = 0; word < kMaskWords; ++word) {
+    complete[word] = here ? peer_table().live[word] : 0;
+    state.complete[word] = complete[word];
+  }
+  const Arrived arrived = here ? state.arrived : Arrived{};
+  mep_result_t result = here ? mep_result_t{MEP_SUCCESS} : failure_result(state.channel);
+  if (here && a.recv_x != nullptr && arrived.rows_needed > a.recv_rows) result = MEP_ERR_CAPACITY;
+  state.rows_refused = result == MEP_SUCCESS ? 0 : 1;
+  if (a.recv_total != nullptr) *a.recv_total = static_cast<int64_t>(arrived.total);
+  fill_status(a, a.op_status, result, complete, state.op_bad_entries);
+}
+
+// --- Into the caller's memory -------------------------------------------------------------------------
+
+__device__ inline void copy_row_out(const DispatchArgs& a, uint32_t local_expert, uint32_t row,
+                                    uint32_t lane) {
+  const uint64_t index = a.row_index(local_expert, row);
+  if (a.recv_x != nullptr) {
+    copy_row(a.recv_x + index * a.g.wire_row, a.memory.window + a.g.recv_x + index * a.g.wire_row,
+             a.g.wire_row, lane);
+  }
+  if (a.src_info != nullptr && lane == 0) {
+    a.src_info[index] = reinterpret_cast<const int32_t*>(a.memory.window + a.g.src_info)[index];
+  }
+  if (a.recv_scales == nullptr) return;
+  const std::byte* from = a.scales_of(a.memory.window + a.g.scales, local_expert, row);
+  std::byte* to =
+      a.recv_scales + local_expert * a.recv_scales_expert_step + row * a.recv_scales_row_step;
+  for (uint32_t group = lane; group < a.g.groups; group += kWarpThreads) {
+    const uint64_t at = group * a.g.scale_group_step;
+    if (a.g.scale_bytes == 4) {
+      *reinterpret_cast<uint32_t*>(to + at) = *reinterpret_cast<const uint32_t*>(from + at);
+    } else {
+      to[at] = from[at];
+    }
+  }
+}
+
+// Only rows that came; warps take them in turns.
+static __global__ void __launch_bounds__(kEpThreads, 2)
+    copy_out_kernel(const __grid_constant__ DispatchArgs a) {
+  if (a.state()->rows_refused != 0) return;
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  const uint32_t warps = gridDim.x * kEpWarps;
+  const uint32_t warp = threadIdx.x / kWarpThreads * gridDim.x + blockIdx.x;
+  const int64_t* ranges = a.local<int64_t>(a.g.layout_range);
+  uint32_t before = 0;  // rows of earlier ranges, modulo warps
+  for (uint32_t i = 0; i < a.g.places; ++i) {
+    const auto range = static_cast<uint64_t>(ranges[i]);
+    const auto begin = static_cast<uint32_t>(range >> 32);
+    const auto count = static_cast<uint32_t>(range);
+    for (uint32_t row = (warp + warps - before) % warps; row < count; row += warps) {
+      copy_row_out(a, i / a.g.sizes.ranks, begin + row, lane);
+    }
+    before = (before + count) % warps;
+  }
+}
+
+}  // namespace mep::device

@@ -1,0 +1,297 @@
+#include "transport/cuda/device_memory.hpp"
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include "base/status.hpp"
+
+namespace mep {
+namespace {
+
+[[nodiscard]] mep_result_t runtime_failed(cudaError_t error, const char* what) {
+  (void)cudaGetLastError();
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return fail(MEP_ERR_NO_MEMORY, "%s: %s", what, cudaGetErrorString(error));
+    case cudaErrorNoDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorInitializationError:
+    case cudaErrorStubLibrary:
+      return fail(MEP_ERR_UNSUPPORTED, "%s: no usable GPU or driver here (%s)", what,
+                  cudaGetErrorString(error));
+    default:
+      return fail(MEP_ERR_DEVICE, "%s: %s", what, cudaGetErrorString(error));
+  }
+}
+
+[[nodiscard]] mep_result_t check(cudaError_t error, const char* what) {
+  return error == cudaSuccess ? mep_result_t{MEP_SUCCESS} : runtime_failed(error, what);
+}
+
+// Functions of the driver, found at run time: the library loads where there is no driver.
+struct Driver {
+  decltype(&cuMemCreate) create = nullptr;
+  decltype(&cuMemRelease) release = nullptr;
+  decltype(&cuMemMap) map = nullptr;
+  decltype(&cuMemUnmap) unmap = nullptr;
+  decltype(&cuMemSetAccess) set_access = nullptr;
+  decltype(&cuMemAddressReserve) reserve = nullptr;
+  decltype(&cuMemAddressFree) free = nullptr;
+  decltype(&cuMemExportToShareableHandle) export_handle = nullptr;
+  decltype(&cuMemImportFromShareableHandle) import_handle = nullptr;
+  decltype(&cuMemGetAllocationGranularity) granularity = nullptr;
+  decltype(&cuDeviceGetAttribute) attribute = nullptr;
+  decltype(&cuGetErrorString) error_string = nullptr;
+  bool complete = true;
+
+  template <typename Function>
+  void find(const char* name, Function* function) {
+    void* address = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    const bool is_there = cudaGetDriverEntryPointByVersion(name, &address, 12000, cudaEnableDefault,
+                                                           &found) == cudaSuccess &&
+                          found == cudaDriverEntryPointSuccess;
+    complete = complete && is_there;
+    *function = reinterpret_cast<Function>(address);
+  }
+  Driver() {
+    find("cuMemCreate", &create);
+    find("cuMemRelease", &release);
+    find("cuMemMap", &map);
+    find("cuMemUnmap", &unmap);
+    find("cuMemSetAccess", &set_access);
+    find("cuMemAddressReserve", &reserve);
+    find("cuMemAddressFree", &free);
+    find("cuMemExportToShareableHandle", &export_handle);
+    find("cuMemImportFromShareableHandle", &import_handle);
+    find("cuMemGetAllocationGranularity", &granularity);
+    find("cuDeviceGetAttribute", &attribute);
+    find("cuGetErrorString", &error_string);
+  }
+};
+
+// Looked up when a device is first used, never before: that would start the driver in every process.
+const Driver& driver() {
+  static const Driver functions;
+  return functions;
+}
+
+[[nodiscard]] mep_result_t check(CUresult result, const char* what) {
+  if (result == CUDA_SUCCESS) return MEP_SUCCESS;
+  const char* text = "unknown error";
+  (void)driver().error_string(result, &text);
+  const mep_result_t code =
+      result == CUDA_ERROR_OUT_OF_MEMORY ? MEP_ERR_NO_MEMORY : mep_result_t{MEP_ERR_DEVICE};
+  return fail(code, "%s: %s", what, text);
+}
+
+bool has_attribute(int32_t device, CUdevice_attribute attribute) {
+  int value = 0;
+  return driver().complete && driver().attribute(&value, attribute, device) == CUDA_SUCCESS &&
+         value != 0;
+}
+
+CUmemAllocationProp allocation_kind(int32_t device) {
+  CUmemAllocationProp kind{};
+  kind.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  kind.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  kind.location.id = device;
+  if (has_attribute(device, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)) {
+    kind.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  }
+  // It cannot be added later.
+  if (has_attribute(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)) {
+    kind.allocFlags.gpuDirectRDMACapable = 1;
+  }
+  return kind;
+}
+
+}  // namespace
+
+mep_result_t count_devices(int32_t* count) {
+  *count = 0;
+  MEP_TRY(check(cudaGetDeviceCount(count), "looking for GPUs"));
+  if (*count > 0) return MEP_SUCCESS;
+  return fail(MEP_ERR_UNSUPPORTED, "this machine has no GPU that CUDA can use");
+}
+
+mep_result_t describe_device(int32_t device, DeviceFacts* facts) {
+  int32_t count = 0;
+  MEP_TRY(count_devices(&count));
+  if (device < 0 || device >= count) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "device is %d, this machine has GPUs 0 to %d", device,
+                count - 1);
+  }
+  cudaDeviceProp about{};
+  MEP_TRY(check(cudaGetDeviceProperties(&about, device), "cudaGetDeviceProperties"));
+  facts->name = about.name;
+  facts->multiprocessors = static_cast<uint32_t>(about.multiProcessorCount);
+  facts->memory_bytes = about.totalGlobalMem;
+  facts->compute_capability = about.major * 10 + about.minor;
+  facts->exports_memory =
+      has_attribute(device, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+  return MEP_SUCCESS;
+}
+
+bool device_reaches(int32_t device, int32_t peer) {
+  if (device == peer) return true;
+  int can = 0;
+  return cudaDeviceCanAccessPeer(&can, device, peer) == cudaSuccess && can != 0;
+}
+
+mep_result_t enable_peer(int32_t device, int32_t peer) {
+  if (device == peer) return MEP_SUCCESS;
+  const DeviceScope scope(device);
+  MEP_TRY(scope.check());
+  const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled) {
+    (void)cudaGetLastError();
+    return MEP_SUCCESS;
+  }
+  return check(error, "cudaDeviceEnablePeerAccess");
+}
+
+DeviceScope::DeviceScope(int32_t device) : device_(device) {
+  if (cudaGetDevice(&before_) != cudaSuccess) before_ = -1;
+  error_ = static_cast<int32_t>(cudaSetDevice(device));
+}
+DeviceScope::~DeviceScope() {
+  if (before_ >= 0 && before_ != device_) (void)cudaSetDevice(before_);
+}
+mep_result_t DeviceScope::check() const {
+  return mep::check(static_cast<cudaError_t>(error_), "cudaSetDevice");
+}
+
+mep_result_t DeviceMemory::create(int32_t device, size_t bytes,
+                                  std::shared_ptr<DeviceMemory>* out) {
+  const DeviceScope scope(device);
+  MEP_TRY(scope.check());
+  MEP_TRY(mep::check(cudaFree(nullptr), "starting the GPU"));
+  if (!driver().complete) {
+    return fail(MEP_ERR_UNSUPPORTED, "the GPU driver is too old: CUDA 12 or later is needed");
+  }
+  const CUmemAllocationProp kind = allocation_kind(device);
+  size_t grain = 0;
+  MEP_TRY(mep::check(driver().granularity(&grain, &kind, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+                     "cuMemGetAllocationGranularity"));
+  std::shared_ptr<DeviceMemory> memory(new DeviceMemory);
+  memory->device_ = device;
+  memory->bytes_ = (bytes + grain - 1) / grain * grain;
+  CUmemGenericAllocationHandle handle = 0;
+  MEP_TRY(mep::check(driver().create(&handle, memory->bytes_, &kind, 0), "device memory"));
+  memory->handle_ = handle;
+  MEP_TRY(memory->map(device));
+  MEP_TRY(mep::check(cudaMemset(memory->data(), 0, memory->bytes_), "zeroing device memory"));
+  MEP_TRY(mep::check(cudaStreamSynchronize(nullptr), "zeroing device memory"));
+  *out = std::move(memory);
+  return MEP_SUCCESS;
+}
+
+mep_result_t DeviceMemory::import(int32_t device, size_t bytes, const UniqueFd& fd,
+                                  std::shared_ptr<DeviceMemory>* out) {
+  const DeviceScope scope(device);
+  MEP_TRY(scope.check());
+  std::shared_ptr<DeviceMemory> memory(new DeviceMemory);
+  memory->device_ = device;
+  memory->bytes_ = bytes;
+  CUmemGenericAllocationHandle handle = 0;
+  MEP_TRY(mep::check(
+      driver().import_handle(&handle, std::bit_cast<void*>(static_cast<intptr_t>(fd.get())),
+                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+      "taking a peer's device memory"));
+  memory->handle_ = handle;
+  MEP_TRY(memory->map(device));
+  *out = std::move(memory);
+  return MEP_SUCCESS;
+}
+
+mep_result_t DeviceMemory::map(int32_t device) {
+  CUdeviceptr address = 0;
+  MEP_TRY(mep::check(driver().reserve(&address, bytes_, 0, 0, 0), "cuMemAddressReserve"));
+  address_ = address;
+  MEP_TRY(mep::check(driver().map(address, bytes_, 0, handle_, 0), "cuMemMap"));
+  mapped_ = true;
+  // Every GPU of this process that reaches it: ranks of the process may be on several.
+  int count = 0;
+  MEP_TRY(mep::check(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));
+  for (int each = 0; each < count; ++each) {
+    if (!device_reaches(each, device_)) continue;
+    CUmemAccessDesc access{};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = each;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    const CUresult granted = driver().set_access(address, bytes_, &access, 1);
+    if (each == device) MEP_TRY(mep::check(granted, "cuMemSetAccess"));
+  }
+  return MEP_SUCCESS;
+}
+
+DeviceMemory::~DeviceMemory() {
+  const DeviceScope scope(device_);
+  if (mapped_) (void)driver().unmap(address_, bytes_);
+  if (address_ != 0) (void)driver().free(address_, bytes_);
+  if (handle_ != 0) (void)driver().release(handle_);
+}
+
+mep_result_t DeviceMemory::export_fd(UniqueFd* fd) const {
+  int number = -1;
+  MEP_TRY(mep::check(
+      driver().export_handle(&number, handle_, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+      "exporting device memory"));
+  *fd = UniqueFd(number);
+  return MEP_SUCCESS;
+}
+
+mep_result_t PinnedMemory::create(size_t bytes, std::shared_ptr<PinnedMemory>* out) {
+  std::shared_ptr<PinnedMemory> memory(new PinnedMemory);
+  MEP_TRY(check(cudaHostAlloc(&memory->data_, bytes, cudaHostAllocMapped | cudaHostAllocPortable),
+                "pinned host memory"));
+  __builtin_memset(memory->data_, 0, bytes);
+  *out = std::move(memory);
+  return MEP_SUCCESS;
+}
+
+PinnedMemory::~PinnedMemory() {
+  if (data_ != nullptr) (void)cudaFreeHost(data_);
+}
+
+mep_result_t check_pointer(int32_t device, const void* memory, const char* name) {
+  cudaPointerAttributes about{};
+  MEP_TRY(check(cudaPointerGetAttributes(&about, memory), "cudaPointerGetAttributes"));
+  if (about.type != cudaMemoryTypeUnregistered ||
+      has_attribute(device, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)) {
+    return MEP_SUCCESS;
+  }
+  return fail(
+      MEP_ERR_INVALID_ARGUMENT,
+      "%s is ordinary host memory, which GPU %d cannot read: give device, managed or pinned "
+      "memory",
+      name, device);
+}
+
+mep_result_t copy_to_device(void* to, const void* from, size_t bytes) {
+  MEP_TRY(check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copying to the GPU"));
+  return MEP_SUCCESS;
+}
+
+mep_result_t copy_from_device(void* to, const void* from, size_t bytes) {
+  MEP_TRY(check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copying from the GPU"));
+  return MEP_SUCCESS;
+}
+
+mep_result_t DeviceStream::open() {
+  cudaStream_t stream = nullptr;
+  MEP_TRY(check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream"));
+  stream_ = stream;
+  return MEP_SUCCESS;
+}
+
+DeviceStream::~DeviceStream() {
+  if (stream_ != nullptr) (void)cudaStreamDestroy(static_cast<cudaStream_t>(stream_));
+}
+
+mep_result_t DeviceStream::synchronize() const {
+  return check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream_)), "waiting for the GPU");
+}
+
+}  // namespace mep

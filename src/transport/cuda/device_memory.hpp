@@ -1,0 +1,113 @@
+// Memory that kernels of several ranks share, without a CUDA header: windows in device memory that other
+// processes can map, and pinned host memory that both sides read and write in place.
+//
+// No function here may be called by the control thread: CUDA calls can wait for running kernels.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/unique_fd.hpp"
+#include "mep.h"
+
+namespace mep {
+
+struct DeviceFacts {
+  std::string name;
+  uint32_t multiprocessors = 0;
+  uint64_t memory_bytes = 0;
+  int32_t compute_capability = 0;  // 90 for 9.0
+  bool exports_memory = false;     // descriptors that other processes can map
+};
+
+// Number of GPUs that can be used; the error's text says why there is none.
+[[nodiscard]] mep_result_t count_devices(int32_t* count);
+[[nodiscard]] mep_result_t describe_device(int32_t device, DeviceFacts* facts);
+// Whether `device` reaches the memory of `peer`.
+bool device_reaches(int32_t device, int32_t peer);
+[[nodiscard]] mep_result_t enable_peer(int32_t device, int32_t peer);
+
+// Makes `device` the calling thread's for the life of the object.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int32_t device);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+  [[nodiscard]] mep_result_t check() const;
+
+ private:
+  int32_t before_ = -1;
+  int32_t error_ = 0;
+  int32_t device_;
+};
+
+// Zeroed device memory of one rank, mapped read-write. The memory lives until the last process that has
+// mapped it lets go, so a rank that ends does not pull it away under running kernels.
+class DeviceMemory {
+ public:
+  [[nodiscard]] static mep_result_t create(int32_t device, size_t bytes,
+                                           std::shared_ptr<DeviceMemory>* out);
+  // Another process's, by its descriptor.
+  [[nodiscard]] static mep_result_t import(int32_t device, size_t bytes, const UniqueFd& fd,
+                                           std::shared_ptr<DeviceMemory>* out);
+  ~DeviceMemory();
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  std::byte* data() const { return std::bit_cast<std::byte*>(address_); }
+  size_t bytes() const { return bytes_; }
+  int32_t device() const { return device_; }
+  // A descriptor for import().
+  [[nodiscard]] mep_result_t export_fd(UniqueFd* fd) const;
+
+ private:
+  DeviceMemory() = default;
+  mep_result_t map(int32_t device);
+
+  int32_t device_ = 0;
+  size_t bytes_ = 0;
+  uint64_t handle_ = 0;
+  uint64_t address_ = 0;
+  bool mapped_ = false;
+};
+
+// Zeroed pinned host memory at one address for host and devices.
+class PinnedMemory {
+ public:
+  [[nodiscard]] static mep_result_t create(size_t bytes, std::shared_ptr<PinnedMemory>* out);
+  ~PinnedMemory();
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  PinnedMemory() = default;
+  void* data_ = nullptr;
+};
+
+// Whether kernels can use the memory; `name` is the argument's.
+[[nodiscard]] mep_result_t check_pointer(int32_t device, const void* memory, const char* name);
+
+[[nodiscard]] mep_result_t copy_to_device(void* to, const void* from, size_t bytes);
+[[nodiscard]] mep_result_t copy_from_device(void* to, const void* from, size_t bytes);
+
+// A stream of this library's own.
+class DeviceStream {
+ public:
+  [[nodiscard]] mep_result_t open();
+  DeviceStream() = default;
+  ~DeviceStream();
+  DeviceStream(const DeviceStream&) = delete;
+  DeviceStream& operator=(const DeviceStream&) = delete;
+  void* get() const { return stream_; }
+  [[nodiscard]] mep_result_t synchronize() const;
+
+ private:
+  void* stream_ = nullptr;
+};
+
+}  // namespace mep

@@ -1,0 +1,333 @@
+// Faults in stream collectives: a rank that does not call, one that dies between its signals, one that
+// is a hundred times slower, a wedge at any moment. No kernel hangs, no sticky error, the report is
+// right, and graphs captured before go on in the next epoch. The test plays membership.
+#include "coll_oracle.hpp"
+#include "coll_rig.hpp"
+
+namespace gpu_test {
+namespace {
+
+constexpr size_t kCount = 30'000;
+
+struct Ranks {
+  explicit Ranks(Rig& rig_) : rig(rig_) {
+    for (uint32_t rank = 0; rank < rig.ranks(); ++rank) {
+      uint32_t* send = nullptr;
+      uint32_t* receive = nullptr;
+      mep_op_status_t* status = nullptr;
+      cuda(allocate(&send));
+      cuda(allocate(&receive));
+      cuda(cudaMallocHost(&status, sizeof *status));
+      for (size_t i = 0; i < kCount; ++i) send[i] = static_cast<uint32_t>(1u << (3 * rank));
+      sends.push_back(send);
+      receives.push_back(receive);
+      statuses.push_back(status);
+    }
+  }
+  ~Ranks() {
+    for (uint32_t* memory : sends) (void)cudaFreeHost(memory);
+    for (uint32_t* memory : receives) (void)cudaFreeHost(memory);
+    for (mep_op_status_t* status : statuses) (void)cudaFreeHost(status);
+  }
+  Ranks(const Ranks&) = delete;
+  Ranks& operator=(const Ranks&) = delete;
+  static cudaError_t allocate(uint32_t** memory) {
+    return cudaMallocHost(memory, kCount * sizeof **memory);
+  }
+  CollCall call(uint32_t rank) const {
+    CollCall call{};
+    call.kind = CollKind::kAllreduce;
+    call.dtype = MEP_UINT32;
+    call.op = MEP_SUM;
+    call.bytes = kCount * 4;
+    call.send = sends[rank];
+    call.receive = receives[rank];
+    call.status = statuses[rank];
+    return call;
+  }
+  void clear() const {
+    for (uint32_t rank = 0; rank < rig.ranks(); ++rank) {
+      std::memset(receives[rank], 0xa5, kCount * 4);
+      std::memset(statuses[rank], 0, sizeof *statuses[rank]);
+    }
+  }
+  void expect_sum(uint64_t members, uint32_t rank, const char* where) const {
+    uint32_t sum = 0;
+    for (uint32_t each = 0; each < rig.ranks(); ++each) {
+      if ((members >> each & 1) != 0) sum += 1u << (3 * each);
+    }
+    GPU_CHECK(statuses[rank]->result == MEP_SUCCESS, "%s: rank %u: %d", where, rank,
+              statuses[rank]->result);
+    size_t wrong = 0;
+    for (size_t i = 0; i < kCount; ++i) wrong += receives[rank][i] != sum ? 1 : 0;
+    GPU_CHECK(wrong == 0, "%s: rank %u: %zu values are not %u, the first is %u", where, rank, wrong,
+              sum, receives[rank][0]);
+  }
+  Rig& rig;
+  std::vector<uint32_t*> sends, receives;
+  std::vector<mep_op_status_t*> statuses;
+};
+
+uint64_t all_but(uint32_t ranks, uint32_t gone) {
+  return ((uint64_t{1} << ranks) - 1) & ~(uint64_t{1} << gone);
+}
+
+CollVerdict verdict_of(uint64_t n_star, uint64_t next, uint64_t live) {
+  CollVerdict verdict{};
+  verdict.old_epoch = 1;
+  verdict.n_star = n_star;
+  verdict.epoch = 2;
+  verdict.next = next;
+  verdict.live = live;
+  verdict.result = MEP_ERR_PEER_FAILED;
+  return verdict;
+}
+
+std::vector<cudaGraphExec_t> capture(const Ranks& ranks, int operations) {
+  std::vector<cudaGraphExec_t> execs;
+  for (uint32_t rank = 0; rank < ranks.rig.ranks(); ++rank) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    cuda(cudaStreamBeginCapture(ranks.rig.stream(rank), cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < operations; ++i) ranks.rig.launch(rank, ranks.call(rank));
+    cuda(cudaStreamEndCapture(ranks.rig.stream(rank), &graph));
+    cuda(cudaGraphInstantiate(&exec, graph, 0));
+    cuda(cudaGraphUpload(exec, ranks.rig.stream(rank)));
+    cuda(cudaGraphDestroy(graph));
+    execs.push_back(exec);
+  }
+  ranks.rig.synchronize();
+  return execs;
+}
+
+bool wait_for(const std::function<bool()>& condition) {
+  const double end = now_s() + 20;
+  while (!condition()) {
+    if (now_s() > end) return false;
+  }
+  return true;
+}
+
+// The last rank stops calling. The others report it, park, get the verdict, and replay their old graph
+// among themselves. Operations of one rank are enqueued two deep, so one fails and the next goes on.
+void stopped(uint32_t ranks, uint64_t timeout_ms) {
+  Rig rig(ranks, timeout_ms);
+  Ranks members(rig);
+  const uint32_t gone = ranks - 1;
+  const auto execs = capture(members, 1);
+  members.clear();
+  for (uint32_t rank = 0; rank < ranks; ++rank)
+    cuda(cudaGraphLaunch(execs[rank], rig.stream(rank)));
+  rig.synchronize();
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    members.expect_sum((uint64_t{1} << ranks) - 1, rank, "before");
+  }
+  members.clear();
+  for (uint32_t rank = 0; rank < gone; ++rank) cuda(cudaGraphLaunch(execs[rank], rig.stream(rank)));
+  for (uint32_t rank = 0; rank < gone; ++rank) {
+    CollPost* post = rig.post(rank);
+    GPU_CHECK(wait_for([&] { return Rig::word_of(&post->late_epoch) == 1; }), "no report of %u",
+              rank);
+    GPU_CHECK(post->late_seq == 2 && post->late_missing == uint64_t{1} << gone,
+              "rank %u reports operation %llu, missing %llx", rank,
+              static_cast<unsigned long long>(post->late_seq),
+              static_cast<unsigned long long>(post->late_missing));
+  }
+  for (uint32_t rank = 0; rank < gone; ++rank) rig.wedge(rank);
+  for (uint32_t rank = 0; rank < gone; ++rank) {
+    GPU_CHECK(rig.acknowledged(rank), "rank %u does not park", rank);
+    GPU_CHECK(rig.post(rank)->done == 1 && rig.post(rank)->entered == 2, "rank %u: done", rank);
+  }
+  for (uint32_t rank = 0; rank < gone; ++rank) {
+    rig.install(rank, verdict_of(1, 3, all_but(ranks, gone)));
+  }
+  rig.synchronize();
+  for (uint32_t rank = 0; rank < gone; ++rank) {
+    GPU_CHECK(members.statuses[rank]->result == MEP_ERR_PEER_FAILED &&
+                  members.statuses[rank]->failed[0] == uint64_t{1} << gone &&
+                  members.statuses[rank]->seq == 2 && members.statuses[rank]->epoch == 1,
+              "rank %u: status %d, failed %llx", rank, members.statuses[rank]->result,
+              static_cast<unsigned long long>(members.statuses[rank]->failed[0]));
+  }
+  for (int replay = 0; replay < 100; ++replay) {
+    members.clear();
+    for (uint32_t rank = 0; rank < gone; ++rank) {
+      cuda(cudaGraphLaunch(execs[rank], rig.stream(rank)));
+    }
+    rig.synchronize();
+    for (uint32_t rank = 0; rank < gone; ++rank) {
+      members.expect_sum(all_but(ranks, gone), rank, "replayed after the view change");
+    }
+  }
+  for (const cudaGraphExec_t exec : execs) cuda(cudaGraphExecDestroy(exec));
+  std::printf("  %u ranks: one stops calling; 100 replays of the old graph without it\n", ranks);
+}
+
+// The view changes while nothing runs: the next operation tells it, once, and takes no number.
+void between_operations(uint32_t ranks) {
+  Rig rig(ranks, 5000);
+  Ranks members(rig);
+  const uint32_t gone = 0;
+  for (uint32_t rank = 1; rank < ranks; ++rank) {
+    rig.wedge(rank);
+    GPU_CHECK(rig.acknowledged(rank), "rank %u does not park", rank);
+    rig.install(rank, verdict_of(0, 1, all_but(ranks, gone)));
+  }
+  for (const int32_t wanted : {MEP_ERR_PEER_FAILED, MEP_SUCCESS}) {
+    members.clear();
+    for (uint32_t rank = 1; rank < ranks; ++rank) rig.launch(rank, members.call(rank));
+    rig.synchronize();
+    for (uint32_t rank = 1; rank < ranks; ++rank) {
+      if (wanted == MEP_SUCCESS) {
+        members.expect_sum(all_but(ranks, gone), rank, "after the news");
+        GPU_CHECK(members.statuses[rank]->seq == 1 && members.statuses[rank]->epoch == 2,
+                  "rank %u: seq %llu", rank,
+                  static_cast<unsigned long long>(members.statuses[rank]->seq));
+      } else {
+        GPU_CHECK(members.statuses[rank]->result == wanted, "rank %u: %d, not the news", rank,
+                  members.statuses[rank]->result);
+      }
+    }
+  }
+  std::printf("  %u ranks: a view change between operations is told once\n", ranks);
+}
+
+// A dying rank has served some members and not others: its words and bytes for them go astray. Who has
+// them completes; the verdict says that the operation succeeds; the others take them from a member.
+void half_served(uint32_t ranks) {
+  Rig rig(ranks, 2000);
+  Ranks members(rig);
+  const uint32_t gone = ranks - 1;
+  uint8_t* nowhere = nullptr;
+  cuda(cudaMalloc(&nowhere, rig.layout().window_bytes()));
+  CollState state = rig.read_state(gone);
+  for (uint32_t rank = 0; rank < gone; rank += 2) state.windows[rank] = nowhere;
+  const uint32_t served = 1;  // as all odd ones
+  GPU_CHECK(mep::device::coll_is_one_shot(rig.layout(), kCount * 4), "it goes in two steps");
+  rig.write_state(gone, state);
+  members.clear();
+  for (uint32_t rank = 0; rank < ranks; ++rank) rig.launch(rank, members.call(rank));
+  GPU_CHECK(wait_for([&] { return Rig::word_of(&rig.post(served)->done) == 1; }),
+            "a served rank does not complete");
+  for (uint32_t rank = 0; rank < gone; ++rank) rig.wedge(rank);
+  for (uint32_t rank = 0; rank < gone; ++rank) {
+    GPU_CHECK(rig.acknowledged(rank), "rank %u does not park", rank);
+    GPU_CHECK(rig.post(rank)->done == rank % 2, "rank %u has done %llu", rank,
+              static_cast<unsigned long long>(rig.post(rank)->done));
+  }
+  for (uint32_t rank = 0; rank < gone; ++rank) {
+    rig.install(rank, verdict_of(1, 2, all_but(ranks, gone)));
+  }
+  rig.synchronize();
+  for (uint32_t rank = 0; rank < gone; ++rank) {
+    members.expect_sum((uint64_t{1} << ranks) - 1, rank, "settled");
+  }
+  members.clear();
+  for (uint32_t rank = 0; rank < gone; ++rank) rig.launch(rank, members.call(rank));  // the news
+  for (uint32_t rank = 0; rank < gone; ++rank) rig.launch(rank, members.call(rank));
+  rig.synchronize();
+  for (uint32_t rank = 0; rank < gone; ++rank) {
+    members.expect_sum(all_but(ranks, gone), rank, "after it");
+  }
+  cuda(cudaFree(nowhere));
+  std::printf("  %u ranks: one dies between its signals; all survivors have the same bytes\n",
+              ranks);
+}
+
+// A wedge that comes to nothing, at random moments of a stream of operations with delays.
+void lifted(uint32_t ranks, std::mt19937_64* random, double seconds) {
+  Rig rig(ranks, 20'000);
+  Ranks members(rig);
+  for (uint32_t rank = 0; rank < ranks; ++rank) rig.set_delay(rank, 40'000);
+  const double end = now_s() + seconds;
+  uint64_t operations = 0, wedges = 0;
+  while (now_s() < end) {
+    members.clear();
+    const int depth = 1 + static_cast<int>((*random)() % 20);
+    for (int i = 0; i < depth; ++i) {
+      for (uint32_t rank = 0; rank < ranks; ++rank) rig.launch(rank, members.call(rank));
+    }
+    operations += static_cast<uint64_t>(depth);
+    for (int i = 0; i < 3; ++i) {
+      const double pause = now_s() + static_cast<double>((*random)() % 300) * 1e-6;
+      while (now_s() < pause) {
+      }
+      for (uint32_t rank = 0; rank < ranks; ++rank) rig.wedge(rank);
+      for (uint32_t rank = 0; rank < ranks; ++rank) {
+        GPU_CHECK(rig.acknowledged(rank), "rank %u does not park", rank);
+        const uint64_t done = Rig::word_of(&rig.post(rank)->done);
+        const double still = now_s() + 100e-6;
+        while (now_s() < still) {
+        }
+        GPU_CHECK(Rig::word_of(&rig.post(rank)->done) == done, "rank %u went on", rank);
+      }
+      for (uint32_t rank = 0; rank < ranks; ++rank) rig.lift(rank);
+      ++wedges;
+    }
+    rig.synchronize();
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      members.expect_sum((uint64_t{1} << ranks) - 1, rank, "after lifted wedges");
+      GPU_CHECK(Rig::word_of(&rig.post(rank)->done) == operations, "rank %u: count", rank);
+    }
+  }
+  std::printf("  %u ranks: %llu wedges without consequence in %llu operations\n", ranks,
+              static_cast<unsigned long long>(wedges), static_cast<unsigned long long>(operations));
+}
+
+// Nobody answers: the operation ends all the same, and so do later ones.
+void no_verdict(uint32_t ranks) {
+  Rig rig(ranks, 200);
+  Ranks members(rig);
+  members.clear();
+  const double begin = now_s();
+  rig.launch(0, members.call(0));
+  rig.launch(0, members.call(0));
+  rig.synchronize();
+  GPU_CHECK(now_s() - begin < 15, "it took %.1f s", now_s() - begin);
+  GPU_CHECK(members.statuses[0]->result == MEP_ERR_TIMEOUT, "status %d",
+            members.statuses[0]->result);
+  GPU_CHECK(Rig::word_of(&rig.post(0)->failures) == 2, "failures");
+  std::printf("  %u ranks: without any verdict operations end, after %.1f s\n", ranks,
+              now_s() - begin);
+}
+
+// One rank takes a hundred times as long as an operation: it is late, not wrong.
+void slow(uint32_t ranks) {
+  Rig rig(ranks, 10'000);
+  Ranks members(rig);
+  rig.set_delay(ranks / 2, 2'000'000);
+  for (int i = 0; i < 50; ++i) {
+    members.clear();
+    for (uint32_t rank = 0; rank < ranks; ++rank) rig.launch(rank, members.call(rank));
+    rig.synchronize();
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      members.expect_sum((uint64_t{1} << ranks) - 1, rank, "a slow rank");
+    }
+  }
+  std::printf("  %u ranks: one a hundred times slower\n", ranks);
+}
+
+}  // namespace
+}  // namespace gpu_test
+
+int main() {
+  using namespace gpu_test;
+  (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  if (!gpu_is_there()) return kSkipped;
+  const char* given = std::getenv("MEP_TEST_SEED");
+  const uint64_t seed =
+      given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device{}();
+  std::printf("coll_faults_test: MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  std::mt19937_64 random(seed);
+  for (const uint32_t ranks : {2u, 4u, 8u}) stopped(ranks, 300);
+  for (const uint32_t ranks : {2u, 4u, 8u}) between_operations(ranks);
+  half_served(3);
+  for (const uint32_t ranks : {2u, 8u}) lifted(ranks, &random, 3);
+  no_verdict(2);
+  slow(4);
+  // Whatever happened, the context is sound.
+  cuda(cudaDeviceSynchronize());
+  std::printf(failure_count() == 0 ? "coll_faults_test: passed\n" : "coll_faults_test: FAILED\n");
+  return failure_count() == 0 ? 0 : 1;
+}

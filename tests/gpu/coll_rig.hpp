@@ -1,0 +1,213 @@
+// Several ranks of stream collectives on one GPU, without the rest of the library: the test plays the
+// host's part (windows, control blocks, view changes).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+#include "kernels/cuda/coll_kernels.hpp"
+
+namespace gpu_test {
+
+using mep::device::CollCall;
+using mep::device::CollKind;
+using mep::device::CollLayout;
+using mep::device::CollPost;
+using mep::device::CollState;
+using mep::device::CollVerdict;
+
+constexpr int kSkipped = 77;
+
+inline int& failure_count() {
+  static int count = 0;
+  return count;
+}
+
+#define GPU_CHECK(condition, ...)                                       \
+  do {                                                                  \
+    if (!(condition)) {                                                 \
+      std::printf("FAILED %s:%d %s: ", __FILE__, __LINE__, #condition); \
+      std::printf(__VA_ARGS__);                                         \
+      std::printf("\n");                                                \
+      if (++gpu_test::failure_count() > 20) std::exit(1);               \
+    }                                                                   \
+  } while (0)
+
+inline void cuda(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  std::printf("FAILED: CUDA says %s\n", cudaGetErrorString(error));
+  std::exit(1);
+}
+inline void mep_ok(mep_result_t result) {
+  if (result == MEP_SUCCESS) return;
+  std::printf("FAILED: %s\n", mep::last_error_text());
+  std::exit(1);
+}
+
+inline double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+inline bool gpu_is_there() {
+  int devices = 0;
+  const bool is_there = cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+  if (!is_there) std::printf("no usable GPU: skipped\n");
+  (void)cudaGetLastError();
+  return is_there;
+}
+
+// Device memory of one rank with guard bytes around it.
+class Buffer {
+ public:
+  static constexpr size_t kGuard = 256;
+  static constexpr uint8_t kPoison = 0xa5;
+  explicit Buffer(size_t bytes) : bytes_(bytes) { cuda(cudaMalloc(&memory_, bytes + 2 * kGuard)); }
+  ~Buffer() { (void)cudaFree(memory_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  uint8_t* at(size_t offset = 0) const { return memory_ + kGuard + offset; }
+  void poison() const { cuda(cudaMemset(memory_, kPoison, bytes_ + 2 * kGuard)); }
+  std::vector<uint8_t> read(size_t offset, size_t bytes) const {
+    std::vector<uint8_t> copy(bytes);
+    cuda(cudaMemcpy(copy.data(), at(offset), bytes, cudaMemcpyDeviceToHost));
+    return copy;
+  }
+  void write(size_t offset, const std::vector<uint8_t>& bytes) const {
+    cuda(cudaMemcpy(at(offset), bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+  }
+  // Everything but [offset, offset + bytes) is still poison.
+  bool untouched_outside(size_t offset, size_t bytes) const {
+    std::vector<uint8_t> all(bytes_ + 2 * kGuard);
+    cuda(cudaMemcpy(all.data(), memory_, all.size(), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (i >= kGuard + offset && i < kGuard + offset + bytes) continue;
+      if (all[i] != kPoison) return false;
+    }
+    return true;
+  }
+
+ private:
+  size_t bytes_;
+  uint8_t* memory_ = nullptr;
+};
+
+class Rig {
+ public:
+  Rig(uint32_t ranks, uint64_t timeout_ms, uint32_t ctas = 0) : ranks_(ranks) {
+    cuda(cudaSetDevice(0));
+    mep_ok(mep::device::load_coll_kernels());
+    uint32_t capacity = 0;
+    mep_ok(mep::device::coll_cta_capacity(0, &capacity));
+    layout_ = mep::device::make_coll_layout(ranks, ctas != 0 ? ctas : capacity / ranks);
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      uint8_t* window = nullptr;
+      cuda(cudaMalloc(&window, layout_.window_bytes()));
+      cuda(cudaMemset(window, 0, layout_.window_bytes()));
+      windows_.push_back(window);
+    }
+    for (uint32_t rank = 0; rank < ranks; ++rank) add_rank(rank, timeout_ms);
+    cuda(cudaDeviceSynchronize());
+  }
+  ~Rig() {
+    (void)cudaDeviceSynchronize();
+    for (cudaStream_t stream : streams_) (void)cudaStreamDestroy(stream);
+    for (CollState* state : states_) (void)cudaFree(state);
+    for (CollPost* post : posts_) (void)cudaFreeHost(post);
+    for (uint8_t* window : windows_) (void)cudaFree(window);
+  }
+  Rig(const Rig&) = delete;
+  Rig& operator=(const Rig&) = delete;
+
+  uint32_t ranks() const { return ranks_; }
+  const CollLayout& layout() const { return layout_; }
+  cudaStream_t stream(uint32_t rank) const { return streams_[rank]; }
+  CollPost* post(uint32_t rank) const { return posts_[rank]; }
+  uint8_t* window(uint32_t rank) const { return windows_[rank]; }
+
+  CollState read_state(uint32_t rank) const {
+    CollState state{};
+    cuda(cudaMemcpy(&state, states_[rank], sizeof state, cudaMemcpyDeviceToHost));
+    return state;
+  }
+  void write_state(uint32_t rank, const CollState& state) const {
+    cuda(cudaMemcpy(states_[rank], &state, sizeof state, cudaMemcpyHostToDevice));
+  }
+  void set_delay(uint32_t rank, uint32_t ns) const {
+    CollState state = read_state(rank);
+    state.test_delay_ns = ns;
+    write_state(rank, state);
+  }
+  void launch(uint32_t rank, const CollCall& call, uint32_t ctas = 0) const {
+    mep_ok(mep::device::launch_coll(call, states_[rank], layout_, ctas, streams_[rank]));
+  }
+  void synchronize() const { cuda(cudaDeviceSynchronize()); }
+
+  // --- The part of membership ---
+  static uint64_t word_of(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+  void wedge(uint32_t rank) const { __atomic_fetch_add(&posts_[rank]->word, 1, __ATOMIC_SEQ_CST); }
+  // Waits until the running operation, if any, has ended or parked. False: it did not within 5 s.
+  bool acknowledged(uint32_t rank) const {
+    const CollPost* post = posts_[rank];
+    const uint64_t word = word_of(&post->word);
+    const double end = now_s() + 5;
+    while (now_s() < end) {
+      const uint64_t entered = word_of(&post->entered);
+      if (word_of(&post->failed) >= entered || word_of(&post->done) >= entered) return true;
+      if (word_of(&post->parked) == word) return true;
+    }
+    return false;
+  }
+  void install(uint32_t rank, const CollVerdict& verdict) const {
+    CollPost* post = posts_[rank];
+    const uint64_t number = post->installed + 1;
+    post->verdicts[number % mep::device::kCollVerdicts] = verdict;
+    __atomic_store_n(&post->installed, number, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&post->word, 1, __ATOMIC_SEQ_CST);
+  }
+  void lift(uint32_t rank) const { __atomic_fetch_add(&posts_[rank]->word, 1, __ATOMIC_SEQ_CST); }
+
+ private:
+  void add_rank(uint32_t rank, uint64_t timeout_ms) {
+    CollPost* post = nullptr;
+    cuda(cudaHostAlloc(&post, sizeof *post, cudaHostAllocMapped | cudaHostAllocPortable));
+    std::memset(static_cast<void*>(post), 0, sizeof *post);
+    CollState* state = nullptr;
+    cuda(cudaMalloc(&state, sizeof *state));
+    cudaStream_t stream = nullptr;
+    cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CollState first{};
+    first.epoch = 1;
+    first.live = ranks_ == 64 ? ~uint64_t{0} : (uint64_t{1} << ranks_) - 1;
+    first.rank = rank;
+    first.timeout_ns = timeout_ms * 1'000'000;
+    first.settle_ns = 3'000'000'000;
+    first.layout = layout_;
+    first.post = post;
+    for (uint32_t peer = 0; peer < ranks_; ++peer) first.windows[peer] = windows_[peer];
+    cuda(cudaMemcpy(state, &first, sizeof first, cudaMemcpyHostToDevice));
+    posts_.push_back(post);
+    states_.push_back(state);
+    streams_.push_back(stream);
+  }
+
+  uint32_t ranks_;
+  CollLayout layout_{};
+  std::vector<uint8_t*> windows_;
+  std::vector<CollState*> states_;
+  std::vector<CollPost*> posts_;
+  std::vector<cudaStream_t> streams_;
+};
+
+}  // namespace gpu_test

@@ -1,0 +1,19 @@
+# Dispatch and combine: tests with delay points in the kernels, the same tests over builds that lack one
+# thing and must be noticed, and the timings (kernels as the library has them).
+set(ep_kernels "${mep_root}/src/kernels/cuda/ep_dispatch.cu" "${mep_root}/src/kernels/cuda/ep_combine.cu")
+add_library(gpu_ep_parts OBJECT ep_gpu_test.cu ep_matrix.cu ep_soak.cu ep_faults.cu)
+target_include_directories(gpu_ep_parts PRIVATE "${mep_root}/src" "${mep_root}/include"
+  "${CMAKE_CURRENT_SOURCE_DIR}")
+mep_cuda_target(gpu_ep_parts)
+set_target_properties(gpu_ep_parts PROPERTIES CUDA_ARCHITECTURES "${MEP_GPU_TEST_ARCHITECTURES}")
+
+mep_add_gpu_test(gpu_ep_test SOURCES ${ep_kernels} $<TARGET_OBJECTS:gpu_ep_parts>
+  DEFINES MEP_TEST_HOOKS ARGS all 15 TIMEOUT 240)
+set_target_properties(gpu_ep_test PROPERTIES LINKER_LANGUAGE CUDA)
+foreach(mutant IN ITEMS ZERO_COUNT NO_TICKET_BARRIER)
+  string(TOLOWER "gpu_ep_notices_${mutant}" name)
+  mep_add_gpu_test(${name} SOURCES ${ep_kernels} $<TARGET_OBJECTS:gpu_ep_parts>
+    DEFINES MEP_TEST_HOOKS MEP_MUTANT_${mutant} ARGS notices 10 TIMEOUT 120)
+  set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CUDA)
+endforeach()
+mep_add_gpu_test(gpu_ep_bench SOURCES ep_gpu_bench.cu ${ep_kernels} ARGS 16 TIMEOUT 240)

@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Device arrays of PyTorch and CuPy through the Python binding, two ranks on one GPU as threads.
+
+Wants a GPU, PyTorch or CuPy, and MEP_LIBRARY; exits with 77 where one of these is missing.
+"""
+import os
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bindings" / "python"))
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+SKIPPED = 77
+RANKS = 2
+
+
+def with_torch(mep, comms):
+    import torch
+
+    streams = [torch.cuda.Stream() for _ in comms]
+    sends, receives = [], []
+    for rank in range(RANKS):
+        sends.append(torch.full((1000,), float(rank + 1), dtype=torch.bfloat16, device="cuda"))
+        receives.append(torch.zeros(1000, dtype=torch.bfloat16, device="cuda"))
+    torch.cuda.synchronize()
+    for comm, send, receive, stream in zip(comms, sends, receives, streams):
+        comm.allreduce(send, receive, stream=stream)
+    torch.cuda.synchronize()
+    for receive in receives:
+        assert receive.eq(3).all().item(), receive[:4]
+    blocks = [torch.zeros((RANKS, 1000), dtype=torch.bfloat16, device="cuda") for _ in comms]
+    torch.cuda.synchronize()
+    for comm, send, block, stream in zip(comms, sends, blocks, streams):
+        comm.allgather(send, block, stream=stream)
+    torch.cuda.synchronize()
+    for block in blocks:
+        assert block[0].eq(1).all().item() and block[1].eq(2).all().item()
+    graphs = []
+    for comm, send, receive, stream in zip(comms, sends, receives, streams):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            comm.allreduce(send, receive, "max", stream=stream)
+        graphs.append(graph)
+    for _ in range(10):
+        for receive in receives:
+            receive.zero_()
+        torch.cuda.synchronize()
+        for graph, stream in zip(graphs, streams):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        torch.cuda.synchronize()
+        for receive in receives:
+            assert receive.eq(2).all().item(), receive[:4]
+    for comm in comms:
+        comm.async_result()
+    print("python: PyTorch tensors, eager and in graphs")
+
+
+def with_cupy(mep, comms):
+    import cupy
+
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in comms]
+    arrays = [cupy.full(1000, rank + 1, dtype=cupy.float32) for rank in range(RANKS)]
+    cupy.cuda.Device().synchronize()
+    for comm, array, stream in zip(comms, arrays, streams):
+        comm.allreduce(array, stream=stream)
+    cupy.cuda.Device().synchronize()
+    for array in arrays:
+        assert bool((array == 3).all()), array[:4]
+    print("python: CuPy arrays, in place")
+
+
+def main():
+    try:
+        import mep
+    except (ImportError, OSError) as error:
+        print(f"python: skipped: {error}")
+        return SKIPPED
+    try:
+        comms = mep.init_all(RANKS, device=0)
+    except mep.UnsupportedError as error:
+        print(f"python: skipped: {error}")
+        return SKIPPED
+    ran = 0
+    for test in (with_torch, with_cupy):
+        try:
+            test(mep, comms)
+            ran += 1
+        except ImportError as error:
+            print(f"python: {test.__name__} left out: {error}")
+    for comm in comms:
+        comm.close()
+    return 0 if ran else SKIPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
