@@ -142,11 +142,14 @@ typedef void* mep_stream_t;
 
 /* Bits of mep_comm_config_t.flags. The SET bits mark fields in which 0 is a value. */
 enum {
-  MEP_COMM_SET_RANK = 1u << 0,     /* rank is given */
-  MEP_COMM_SET_DEVICE = 1u << 1,   /* device is given */
-  MEP_COMM_PUT_ONLY = 1u << 2,     /* never use mapped peers; for tests of the put + signal path */
-  MEP_COMM_PARTIAL = 1u << 3,      /* personal operations may answer MEP_PARTIAL */
-  MEP_COMM_UNIFORM = 1u << 4,      /* personal operations agree on one result; one more round */
+  MEP_COMM_SET_RANK = 1u << 0,   /* rank is given */
+  MEP_COMM_SET_DEVICE = 1u << 1, /* device is given */
+  MEP_COMM_PUT_ONLY = 1u << 2,   /* never use mapped peers; for tests of the put + signal path */
+  MEP_COMM_PARTIAL = 1u << 3,    /* personal operations may answer MEP_PARTIAL */
+  MEP_COMM_UNIFORM = 1u << 4,    /* personal operations end on all ranks by one result: the gravest,
+                                      or what a view change on the way says. One round more, on the
+                                      comm: they are ordered with its collectives, one thread calls
+                                      both, and a receive phase follows a send phase that failed */
   MEP_COMM_AUTO_RECOVER = 1u << 5, /* admit ready newcomers at a barrier on the world */
   MEP_COMM_KILL_STOPPED = 1u << 6  /* SIGKILL an excluded process of this host (fencing by force) */
 };
@@ -212,8 +215,9 @@ MEP_API mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* c
 /* Leaves in order: waits until no member needs anything from this rank (bounded by timeout_ms), tells
  * the others, frees everything. Not collective; any order and speed is fine. Members that still call
  * operations which need this rank get MEP_ERR_PEER_LEFT once and go on without it.
- * All EP objects and requests of the comm must be destroyed or finished before: else MEP_ERR_BUSY and
- * the comm stays. NULL is accepted. A comm from mep_comm_split frees only itself. 0.1 */
+ * All EP objects and requests of the comm must be destroyed or finished before, and its operations on
+ * streams must have ended: else MEP_ERR_BUSY and the comm stays. NULL is accepted. A comm from
+ * mep_comm_split frees only itself. 0.1 */
 MEP_API mep_result_t mep_comm_destroy(mep_comm_t comm);
 
 /* This process's rank in comm: constant, no error but a NULL pointer. 0.1 */
@@ -266,7 +270,8 @@ static inline void mep_op_info_defaults(mep_op_info_t* info) {
   mep_op_info_init(info, sizeof *info);
 }
 
-/* About the last blocking operation that this rank finished on comm. Errors: MEP_ERR_NOT_FOUND (there
+/* About the last blocking operation that this rank finished on comm. A call that only told the news of
+ * a view change was none: then seq is 0 and `failed` has the ranks that went. Errors: MEP_ERR_NOT_FOUND (there
  * was none), MEP_ERR_CAPACITY (a bitmap is too short; the rest is filled). Does not block. 0.1 */
 MEP_API mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info);
 
@@ -293,8 +298,12 @@ MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
  * operator and root: else MEP_ERR_MISMATCH (on the root of a small broadcast, which waits for nobody,
  * by its next operation that waits for all). count 0 is allowed. send == recv means in place; other
  * overlaps are refused.
- * All block when stream is NULL. Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT,
- * MEP_ERR_TIMEOUT, MEP_ERR_MISMATCH, MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED, MEP_ERR_REVOKED,
+ * On host communicators stream is NULL and they block. On one with a GPU (MEP_COMM_SET_DEVICE) they are
+ * enqueued on stream and return; buffers are device, managed or pinned memory and belong to the
+ * operation until the stream has run it; all of it can be captured in a graph, which also runs after a
+ * change of the membership; how operations ended is told by mep_comm_async_result. Several ranks of a
+ * process on one GPU need a stream each, not the NULL stream: MEP_ERR_INVALID_ARGUMENT.
+ * Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_MISMATCH, MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED, MEP_ERR_REVOKED,
  * MEP_ERR_ABORTED, MEP_ERR_BUSY (another thread is inside a call on this comm). After an error the
  * receive buffer is undefined; mep_comm_last_op tells whether the input is intact.
  * These are replicated operations: two successes of one operation are the same bytes.
@@ -411,12 +420,16 @@ MEP_API mep_result_t mep_comm_agree(mep_comm_t comm, uint64_t flag, uint64_t* re
 
 /* Admits ready replacements of absent ranks. Collective on the world, which must be idle: else
  * MEP_ERR_BUSY. Waits at most timeout_ms for `ranks` (count of them; count 0: whoever is ready).
- * *admitted: how many came. Errors: MEP_ERR_TIMEOUT (not all came; those ready did). 0.1 */
+ * *admitted: how many came. Errors: MEP_ERR_TIMEOUT (not all came; those ready did; at once if a
+ * replacement had connected and ended), MEP_ERR_INVALID_ARGUMENT (no rank of it; the world has grown
+ * beyond this comm). 0.1 */
 MEP_API mep_result_t mep_recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t count,
                                        uint32_t timeout_ms, int32_t* admitted);
 
 /* Grows the world by `count` ranks, up to max_size; else as mep_recover_ranks. Returns a new comm over
- * the grown world; the old one stays as it is. 0.1 */
+ * the grown world; the old one stays as it is, but from then on mep_recover_ranks, mep_comm_grow and
+ * automatic recovery need the new one. Errors: also MEP_ERR_INVALID_ARGUMENT (no room below
+ * max_size). 0.1 */
 MEP_API mep_result_t mep_comm_grow(mep_comm_t world, int32_t count, uint32_t timeout_ms,
                                    mep_comm_t* grown);
 
@@ -631,6 +644,21 @@ MEP_API mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_args_
 
 /* As mep_comm_last_op, for the last dispatch or combine finished on that buffer. 0.1 */
 MEP_API mep_result_t mep_ep_last_op(mep_ep_t ep, uint32_t buffer, mep_op_info_t* info);
+
+/* ------------------------------------------------------------------------------------------------
+ * The machine
+ * --------------------------------------------------------------------------------------------- */
+
+/* The HCA (RDMA adapter) and port that this process should use to be near `location`: "cpu" (the cores
+ * it is bound to; so also NULL), "gpu:0" (CUDA's numbers where hwloc knows them, else NVIDIA's GPUs by
+ * PCI address), "numa:0" (memory of a node) or a PCI address, "0000:18:00.0". name: "mlx5_3:1" and a
+ * NUL in at most `capacity` bytes. Nearest first, then link state and speed; equally good ones are
+ * dealt out by the local rank. MEP_HCA limits the choice; `mep_info --topology` explains it. Local;
+ * any thread; takes milliseconds, nothing is kept. Errors: MEP_ERR_NOT_FOUND (no such GPU, node or
+ * address, or no HCA that can be used), MEP_ERR_CAPACITY, MEP_ERR_INVALID_ARGUMENT (also a malformed
+ * location or MEP_HCA), MEP_ERR_SYSTEM (the topology cannot be read); after an error name is
+ * untouched. 0.1 */
+MEP_API mep_result_t mep_preferred_hca(const char* location, char* name, size_t capacity);
 
 #ifdef __cplusplus
 }

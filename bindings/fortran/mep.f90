@@ -10,14 +10,14 @@
 !     two arguments, call the form *_in_place.
 !   - Fortran has no unsigned integers: 32-bit counts and times are c_int32_t, and -1 stands for
 !     0xffffffff. Pointers inside structures are type(c_ptr): c_loc(x) of a variable with `target`.
-!   - mep_comm_name, mep_comm_transport give allocatable strings; names passed in need no c_null_char.
+!   - mep_comm_name, mep_comm_transport, mep_preferred_hca give allocatable strings; names passed in need no c_null_char.
 module mep
   use, intrinsic :: iso_c_binding
   use mep_types
   use mep_c
   implicit none
   private :: c_result_string, c_last_error, c_comm_transport, c_comm_name, c_comm_set_name, &
-      c_comm_attach, c_barrier, c_broadcast, c_allgather, c_allreduce, c_ibroadcast, c_iallgather, &
+      c_preferred_hca, c_comm_attach, c_barrier, c_broadcast, c_allgather, c_allreduce, c_ibroadcast, c_iallgather, &
       c_iallreduce, c_dispatch, c_combine, text_of, given, own_block
 
 contains
@@ -64,6 +64,22 @@ contains
     type(mep_comm_t), intent(out) :: comm
     code = c_comm_attach(world, trim(name)//c_null_char, comm)
   end function mep_comm_attach
+
+  ! location: "cpu", "gpu:0", "numa:0" or a PCI address; name is empty after an error.
+  integer(c_int32_t) function mep_preferred_hca(location, name) result(code)
+    character(len=*), intent(in) :: location
+    character(len=:), allocatable, intent(out) :: name
+    character(kind=c_char) :: bytes(128)
+    integer :: i
+    bytes = c_null_char
+    code = c_preferred_hca(trim(location)//c_null_char, bytes, 128_c_size_t)
+    name = ""
+    if (code /= MEP_SUCCESS) return
+    do i = 1, 128
+      if (bytes(i) == c_null_char) exit
+      name = name//bytes(i)
+    end do
+  end function mep_preferred_hca
 
   integer(c_int32_t) function mep_barrier(comm, stream) result(code)
     type(mep_comm_t), intent(in) :: comm

@@ -367,6 +367,13 @@ module mep_c
       character(kind=c_char), intent(in) :: name(*)
       type(mep_comm_t), intent(out) :: comm
     end function c_comm_attach
+    integer(c_int32_t) function c_preferred_hca(location, name, capacity) &
+        bind(C, name="mep_preferred_hca")
+      import :: c_char, c_int32_t, c_size_t
+      character(kind=c_char), intent(in) :: location(*)
+      character(kind=c_char), intent(inout) :: name(*)
+      integer(c_size_t), value :: capacity
+    end function c_preferred_hca
     integer(c_int32_t) function c_barrier(comm, stream) bind(C, name="mep_barrier")
       import :: c_int32_t, c_ptr, mep_comm_t
       type(mep_comm_t), value :: comm

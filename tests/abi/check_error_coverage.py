@@ -18,6 +18,7 @@ WANTED = {
     ("mep_ep_destroy", "MEP_ERR_BUSY"), ("mep_ep_handle_destroy", "MEP_ERR_BUSY"),
     ("mep_ep_attach", "MEP_ERR_NOT_FOUND"), ("mep_ep_last_op", "MEP_ERR_NOT_FOUND"),
     ("mep_ep_last_op", "MEP_ERR_CAPACITY"), ("mep_dispatch", "MEP_ERR_BUSY"),
+    ("mep_preferred_hca", "MEP_ERR_NOT_FOUND"), ("mep_preferred_hca", "MEP_ERR_CAPACITY"),
     ("mep_dispatch", "MEP_ERR_CAPACITY"), ("mep_combine", "MEP_ERR_BUSY"),
 }
 

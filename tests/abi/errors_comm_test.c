@@ -1,6 +1,7 @@
 /* Wrong arguments to everything but expert parallelism, on a world of one thread: each gives the
  * code that the header names, with a text, and changes nothing. check_error_coverage.py sees to it
  * that no function is forgotten: it reads the EXPECT lines. */
+#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -329,6 +330,32 @@ static void membership(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_abort(NULL));
 }
 
+/* Whether this machine has an HCA is not known here; both answers are checked. */
+static void machine(void** state) {
+  (void)state;
+  char name[64] = "as it was";
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_preferred_hca(NULL, NULL, 64));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_preferred_hca("", name, sizeof name));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_preferred_hca("gpu:", name, sizeof name));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_preferred_hca("gpu:one", name, sizeof name));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_preferred_hca("18:00", name, sizeof name));
+  EXPECT(MEP_ERR_NOT_FOUND, mep_preferred_hca("gpu:4000", name, sizeof name));
+  EXPECT(MEP_ERR_NOT_FOUND, mep_preferred_hca("numa:4000", name, sizeof name));
+  assert_int_equal(setenv("MEP_HCA", "mlx5_0:zero", 1), 0);
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_preferred_hca(NULL, name, sizeof name));
+  assert_int_equal(setenv("MEP_HCA", "no_such_device", 1), 0);
+  EXPECT(MEP_ERR_NOT_FOUND, mep_preferred_hca(NULL, name, sizeof name));
+  assert_string_equal(name, "as it was");
+  assert_int_equal(unsetenv("MEP_HCA"), 0);
+  const mep_result_t result = mep_preferred_hca("cpu", name, sizeof name);
+  if (result == MEP_SUCCESS) {
+    assert_non_null(strchr(name, ':'));
+    EXPECT(MEP_ERR_CAPACITY, mep_preferred_hca(NULL, name, strlen(name)));
+  } else {
+    EXPECT(MEP_ERR_NOT_FOUND, result);
+  }
+}
+
 /* The text belongs to the thread and stays until its next failure; success leaves it alone. */
 static void last_error_stays(void** state) {
   (void)state;
@@ -408,7 +435,7 @@ int main(void) {
       cmocka_unit_test(resources_run_out),  cmocka_unit_test(operation_info),
       cmocka_unit_test(collectives),        cmocka_unit_test(nonblocking),
       cmocka_unit_test(membership),         cmocka_unit_test(last_error_stays),
-      cmocka_unit_test(forked_child),
+      cmocka_unit_test(forked_child),       cmocka_unit_test(machine),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -80,6 +80,10 @@ program fortran_calls_test
   call expect(MEP_ERR_INVALID_ARGUMENT, mep_allgather_in_place(table, 6_c_size_t, MEP_FLOAT64, nobody), 37)
   call check(mep_dtype_size(MEP_FLOAT64) == 8, 38)
 
+  call expect(MEP_ERR_NOT_FOUND, mep_preferred_hca("gpu:4000", text), 43)
+  call check(text == "", 44)
+  call expect(MEP_ERR_INVALID_ARGUMENT, mep_preferred_hca("nowhere", text), 45)
+
   call expect(MEP_SUCCESS, mep_comm_destroy(comm), 39)
   call expect(MEP_SUCCESS, mep_comm_init_all(1, comms=comms), 40)
   call expect(MEP_SUCCESS, mep_comm_destroy(comms(1)), 41)

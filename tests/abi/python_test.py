@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 from pathlib import Path
 
@@ -75,6 +76,13 @@ class Basics(unittest.TestCase):
         self.assertEqual(mep.library_version(), mep.__version__)
         self.assertEqual(mep.result_string(-6), "MEP_ERR_TIMEOUT")
         self.assertEqual([mep.dtype_size(t) for t in ("int8", "bfloat16", np.float64, 14)], [1, 2, 8, 1])
+
+    def test_preferred_hca(self):
+        with self.assertRaises(mep.NotFoundError) as caught:
+            mep.preferred_hca("gpu:4000")
+        self.assertIn("gpu:4000", caught.exception.text)
+        with self.assertRaises(mep.InvalidArgumentError):
+            mep.preferred_hca("nowhere")
 
     def test_world_of_one(self):
         with mep.init(rank=0, size=1) as comm:
@@ -246,7 +254,75 @@ class Collectives(unittest.TestCase):
         self.assertEqual(on_threads(4, work), [[2, 0], [3, 1], [2, 0], [3, 1]])
 
 
+class CudaArray:
+    """Memory that says it is on a GPU; nobody may touch it here."""
+
+    def __init__(self, address, shape, typestr):
+        self.__cuda_array_interface__ = {
+            "data": (address, False), "shape": shape, "typestr": typestr, "strides": None, "version": 3}
+
+
+class CudaStream:
+    def __init__(self, address):
+        self.cuda_stream = address
+
+
+class CudaStreamProtocol:
+    def __init__(self, address):
+        self.address = address
+
+    def __cuda_stream__(self):
+        return (0, self.address)
+
+
+class DeviceArrays(unittest.TestCase):
+    """What can be seen of device arrays without a GPU: where they are, and that hosts refuse them."""
+
+    def test_array(self):
+        found = mep._buffers.buffer(CudaArray(0x7000, (3, 5), "<f4"), writable=True)
+        self.assertEqual((found.address, found.count, found.on_gpu), (0x7000, 15, True))
+        self.assertEqual(found.dtype, mep._buffers.dtype_number("float32"))
+        bfloat = mep._buffers.buffer(CudaArray(0x7000, (4,), "<u2"), dtype="bfloat16")
+        self.assertEqual((bfloat.dtype, bfloat.itemsize), (mep._buffers.dtype_number("bfloat16"), 2))
+        self.assertFalse(mep._buffers.buffer(np.zeros(3)).on_gpu)
+
+    def test_host_comm_refuses_it(self):
+        with mep.init(rank=0, size=1) as comm:
+            self.assertIsNone(comm.device)
+            for call in (comm.allreduce, comm.broadcast):
+                with self.assertRaises(ValueError) as caught:
+                    call(CudaArray(0x7000, (4,), "<f4"))
+                self.assertIn("GPU", str(caught.exception))
+            with self.assertRaises(mep.UnsupportedError):
+                comm.allreduce(np.zeros(4), stream=CudaStream(0x1234))
+
+    def test_streams(self):
+        address = mep._buffers.stream_address
+        self.assertEqual([address(7), address(None), address(CudaStream(0x1234)),
+                          address(CudaStreamProtocol(0x99))], [7, 0, 0x1234, 0x99])
+        with self.assertRaises(TypeError):
+            address("main")
+
+    def test_device_that_is_not_there(self):
+        with self.assertRaises(mep.Error):
+            mep.init(rank=0, size=1, device=9999)
+
+
 class Failures(unittest.TestCase):
+    def test_info_of_news(self):
+        # Nothing was under way when the rank went: the next call tells of it and is no operation.
+        def work(comm):
+            if comm.rank == 1:
+                comm.abort()
+                return None
+            while comm.live == 3:
+                time.sleep(0.001)
+            with self.assertRaises(mep.PeerFailedError) as caught:
+                comm.barrier()
+            return caught.exception.info.failed, caught.exception.info.seq
+
+        self.assertEqual(on_threads(3, work, timeout_ms=5000), [([1], 0), None, ([1], 0)])
+
     def test_info_names_the_failed(self):
         def work(comm):
             if comm.rank == 1:

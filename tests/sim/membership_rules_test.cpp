@@ -2,9 +2,12 @@
 // each stop length leads to, what confirms, who learns what. Messages take no time here; time moves
 // in steps of 10 ms.
 #include <algorithm>
+#include <cstring>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "base/env.hpp"
 #include "core/membership/membership.hpp"
 #include "support/cmocka_cpp.hpp"
 
@@ -33,7 +36,7 @@ struct Rank {
 
 class Lab {
  public:
-  explicit Lab(uint32_t ranks, uint32_t max_slots = 8) : max_slots_(max_slots) {
+  explicit Lab(uint32_t ranks, const Config& config = {}) : config_(config) {
     view_.epoch = 1;
     for (uint32_t slot = 0; slot < ranks; ++slot) view_.put({slot, 100 + slot, 1});
     for (uint32_t slot = 0; slot < ranks; ++slot) add(slot, 100 + slot, false);
@@ -45,14 +48,15 @@ class Lab {
     start.slot = slot;
     start.incarnation = incarnation;
     start.host = 1;
-    start.max_slots = max_slots_;
+    start.max_slots = kMaxSlots;
+    start.config = config_;
     start.now_us = now_us;
     start.view = joining ? ranks[0].machine->view() : view_;
     start.joining = joining;
     Rank rank;
     rank.machine = std::make_unique<Membership>(std::move(start));
     rank.ticked_us = now_us;
-    if (!joining) rank.machine->on_comm_created(1, 1, SlotSet::first(max_slots_));
+    if (!joining) rank.machine->on_comm_created(1, 1, SlotSet::first(kMaxSlots));
     ranks.push_back(std::move(rank));
     return static_cast<uint32_t>(ranks.size() - 1);
   }
@@ -89,6 +93,25 @@ class Lab {
         rank.machine->on_process_exit(ranks[victim].machine->row().slot,
                                       ranks[victim].machine->row().incarnation);
     settle();
+  }
+
+  // Stopped for that time; it goes on afterwards.
+  void stop(uint32_t index, uint64_t us) {
+    ranks[index].stopped = true;
+    run_for(us);
+    resume(index);
+  }
+
+  // A newcomer for the slot, tested by these members.
+  uint32_t newcomer(uint32_t slot, uint64_t incarnation, const std::vector<uint32_t>& tested_by) {
+    const uint32_t index = add(slot, incarnation, true);
+    for (const uint32_t i : tested_by) ranks[i].machine->on_newcomer_ready({slot, incarnation, 1});
+    return index;
+  }
+
+  void recover(const std::vector<uint32_t>& callers, uint64_t within_us) {
+    for (const uint32_t i : callers)
+      ranks[i].machine->on_recover(1, SlotSet::first(view_.members.count()), now_us + within_us);
   }
 
   void resume(uint32_t index) {
@@ -129,7 +152,7 @@ class Lab {
     Membership& machine = *rank.machine;
     if (const auto* push = std::get_if<PushRow>(&action)) {
       // Through the codec, as between processes.
-      send(index, push->to, decode_row(encode_row(*push->row), max_slots_, nullptr));
+      send(index, push->to, decode_row(encode_row(*push->row), kMaxSlots, nullptr));
     } else if (const auto* beat = std::get_if<SendHeartbeat>(&action)) {
       send(index, beat->to, nullptr);
     } else if (const auto* wedge = std::get_if<Wedge>(&action)) {
@@ -158,7 +181,8 @@ class Lab {
     return true;
   }
 
-  uint32_t max_slots_;
+  static constexpr uint32_t kMaxSlots = 8;
+  const Config config_;
   View view_;
 };
 
@@ -207,66 +231,98 @@ void all_but_the_highest_at_once(void**) {
 
 void a_stop_of_100_ms_is_nothing(void**) {
   Lab lab(3);
-  lab.ranks[1].stopped = true;
-  lab.run_for(100'000);
-  lab.resume(1);
-  lab.run_for(5'000'000);
+  lab.stop(1, 100'000);
+  lab.run_for(12'000'000);
   nobody_out(lab);
   assert_true(lab.ranks[0].reports.empty());
 }
 
-void a_stop_of_1_s_is_reported_only(void**) {
-  Lab lab(3);
-  lab.ranks[1].stopped = true;
-  lab.run_for(1'000'000);
-  lab.resume(1);
-  lab.run_for(5'000'000);
-  nobody_out(lab);
-  assert_true(reported(lab.ranks[0], 1, PeerHealth::kSlow));
-  assert_false(reported(lab.ranks[0], 1, PeerHealth::kAccused));
-  assert_true(lab.ranks[0].machine->health(1) == PeerHealth::kHealthy);
+void a_stop_of_some_seconds_is_reported_only(void**) {
+  for (const uint64_t us : {1'000'000, 4'500'000}) {
+    Lab lab(3);
+    lab.stop(1, us);
+    lab.run_for(12'000'000);
+    nobody_out(lab);
+    assert_true(reported(lab.ranks[0], 1, PeerHealth::kSlow));
+    assert_false(reported(lab.ranks[0], 1, PeerHealth::kAccused));
+    assert_true(lab.ranks[0].machine->health(1) == PeerHealth::kHealthy);
+  }
+}
+
+// The victim, stopped for `us`, is taken out by the others after that time.
+void check_evicted(Lab& lab, uint32_t victim, uint64_t us, uint64_t after_us, uint64_t before_us) {
+  const uint64_t at = lab.now_us;
+  lab.ranks[victim].stopped = true;
+  lab.run_for(us);
+  for (uint32_t i = 0; i < lab.ranks.size(); ++i) {
+    if (i == victim) continue;
+    assert_int_equal(lab.ranks[i].installed.size(), 1);
+    assert_in_range(lab.ranks[i].installed_us - at, after_us, before_us);
+    assert_true(lab.ranks[i].installed[0].decision->removed[0].reason ==
+                RemovalReason::kUnreachable);
+    assert_false(reported(lab.ranks[i], victim, PeerHealth::kDead));
+  }
+  lab.resume(victim);
+  assert_true(lab.ranks[victim].evicted_us == lab.now_us);
+  assert_true(lab.ranks[victim].installed.empty());
 }
 
 void a_stop_of_10_s_is_an_eviction(void**) {
   Lab lab(3);
-  const uint64_t at = lab.now_us;
-  lab.ranks[0].stopped = true;
-  lab.run_for(10'000'000);
-  for (uint32_t i = 1; i < 3; ++i) {
-    assert_int_equal(lab.ranks[i].installed.size(), 1);
-    assert_in_range(lab.ranks[i].installed_us - at, 1'400'000, 1'700'000);
-    assert_true(lab.ranks[i].installed[0].decision->removed[0].reason ==
-                RemovalReason::kUnreachable);
-    assert_false(reported(lab.ranks[i], 0, PeerHealth::kDead));
-  }
-  lab.resume(0);
-  assert_true(lab.ranks[0].evicted_us == lab.now_us);
-  assert_true(lab.ranks[0].installed.empty());
+  check_evicted(lab, 0, 10'000'000, 4'900'000, 5'300'000);
+}
+
+void who_beats_seldom_is_not_late(void**) {
+  Lab lab(3, config_for(1'000'000, 3'000'000));
+  check_evicted(lab, 1, 9'000'000, 2'000'000, 5'000'000);
 }
 
 void of_two_the_lowest_stays(void**) {
   Lab lab(2);
-  lab.ranks[0].stopped = true;
-  lab.run_for(3'000'000);
-  lab.resume(0);
+  lab.stop(0, 8'000'000);
   lab.run_for(3'000'000);
   nobody_out(lab);  // the other could not decide alone, and did not have to
   const uint64_t at = lab.now_us;
-  lab.ranks[0].stopped = true;
-  lab.run_for(10'000'000);
-  assert_in_range(lab.ranks[1].no_quorum_us - at, 6'000'000, 7'000'000);
-  lab.resume(0);
+  lab.stop(0, 15'000'000);
+  assert_in_range(lab.ranks[1].no_quorum_us - at, 9'900'000, 10'500'000);
   assert_int_equal(lab.ranks[0].installed.size(), 1);
   assert_true(lab.ranks[0].installed[0].decision->removed[0].reason == RemovalReason::kGaveUp);
 }
 
 void of_two_the_higher_goes(void**) {
   Lab lab(2);
-  lab.ranks[1].stopped = true;
-  lab.run_for(10'000'000);
-  assert_int_equal(lab.ranks[0].installed.size(), 1);
-  lab.resume(1);
-  assert_true(lab.ranks[1].evicted_us != 0);
+  check_evicted(lab, 1, 10'000'000, 4'900'000, 5'300'000);
+}
+
+// Without a quorum rule both halves go on: that is what the user of it accepts.
+void without_a_quorum_whoever_is_left_goes_on(void**) {
+  Config config;
+  config.quorum = QuorumPolicy::kNone;
+  Lab lab(2, config);
+  check_evicted(lab, 0, 10'000'000, 4'900'000, 5'300'000);
+  assert_int_equal(lab.ranks[1].no_quorum_us, 0);
+}
+
+// What people are told of the thresholds.
+void the_defaults_are_told(void**) {
+  const Config config;
+  const struct {
+    const char* name;
+    uint64_t us;
+  } rows[] = {{"MEP_HEARTBEAT_MS", config.heartbeat_interval_us},
+              {"MEP_SUSPECT_MS", config.accuse_after_us}};
+  for (const auto& row : rows) {
+    const auto& table = mep::env_table();
+    const auto found = std::find_if(table.begin(), table.end(), [&](const mep::EnvVariable& each) {
+      return std::strcmp(each.name, row.name) == 0;
+    });
+    assert_true(found != table.end());
+    assert_string_equal(found->default_text, std::to_string(row.us / 1000).c_str());
+  }
+  const Config same = config_for(config.heartbeat_interval_us, config.accuse_after_us);
+  assert_int_equal(same.slow_after_us, config.slow_after_us);
+  assert_int_equal(same.late_tick_us, config.late_tick_us);
+  assert_int_equal(same.pair_hold_us, config.pair_hold_us);
 }
 
 void slowed_20_fold_is_not_evicted(void**) {
@@ -278,9 +334,7 @@ void slowed_20_fold_is_not_evicted(void**) {
 
 void a_late_rank_accuses_nobody(void**) {
   Lab lab(2);
-  lab.ranks[0].stopped = true;
-  lab.run_for(4'000'000);
-  lab.resume(0);  // its clock first: 4 s of silence, all its own
+  lab.stop(0, 8'000'000);  // its clock first: 8 s of silence, all its own
   lab.run_for(1'000'000);
   nobody_out(lab);
 }
@@ -289,10 +343,10 @@ void one_accuser_is_not_enough(void**) {
   Lab lab(3);
   // Rank 1 loses its link to rank 2, which rank 2 does not notice, for less than the pair rule.
   lab.ranks[1].machine->on_connection_lost(2, 102);
-  lab.run_for(2'000'000);
+  lab.run_for(8'000'000);
   nobody_out(lab);
   lab.ranks[1].machine->on_connection_up(2, 102);
-  lab.run_for(5'000'000);
+  lab.run_for(12'000'000);
   nobody_out(lab);
 }
 
@@ -367,11 +421,8 @@ void revoke_reaches_all(void**) {
 void a_replacement_comes_in(void**) {
   Lab lab(3);
   lab.kill(1);
-  const uint32_t joiner = lab.add(1, 500, true);
-  for (const uint32_t i : {0u, 2u}) {
-    lab.ranks[i].machine->on_newcomer_ready({1, 500, 1});
-    lab.ranks[i].machine->on_recover(1, SlotSet::first(3), lab.now_us + 1'000'000);
-  }
+  const uint32_t joiner = lab.newcomer(1, 500, {0, 2});
+  lab.recover({0, 2}, 1'000'000);
   lab.settle();
   assert_int_equal(lab.ranks[joiner].installed.size(), 1);
   assert_true(lab.ranks[joiner].installed[0].joined);
@@ -383,7 +434,7 @@ void a_replacement_comes_in(void**) {
 void recover_without_newcomers_ends_by_its_deadline(void**) {
   Lab lab(3);
   lab.kill(1);
-  lab.ranks[0].machine->on_recover(1, SlotSet::first(3), lab.now_us + 200'000);
+  lab.recover({0}, 200'000);
   lab.run_for(150'000);
   assert_int_equal(lab.ranks[0].installed.size(), 1);
   lab.run_for(100'000);
@@ -395,12 +446,8 @@ void recover_without_newcomers_ends_by_its_deadline(void**) {
 void a_dead_newcomer_blocks_nobody(void**) {
   Lab lab(3);
   lab.kill(1);
-  const uint32_t joiner = lab.add(1, 500, true);
-  lab.ranks[joiner].alive = false;
-  for (const uint32_t i : {0u, 2u}) {
-    lab.ranks[i].machine->on_newcomer_ready({1, 500, 1});
-    lab.ranks[i].machine->on_recover(1, SlotSet::first(3), lab.now_us + 1'000'000);
-  }
+  lab.ranks[lab.newcomer(1, 500, {0, 2})].alive = false;
+  lab.recover({0, 2}, 1'000'000);
   lab.settle();  // offered, and waited for
   assert_int_equal(lab.ranks[0].installed.size(), 1);
   for (const uint32_t i : {0u, 2u}) lab.ranks[i].machine->on_process_exit(1, 500);
@@ -412,6 +459,45 @@ void a_dead_newcomer_blocks_nobody(void**) {
   }
 }
 
+// It dies before all members have tested it, so no value names it; one of them has never met it.
+void a_newcomer_that_dies_early_is_waited_for_no_more(void**) {
+  Lab lab(3);
+  lab.kill(1);
+  lab.ranks[lab.newcomer(1, 500, {0})].alive = false;
+  lab.recover({0, 2}, 60'000'000);
+  lab.run_for(1'000'000);
+  assert_int_equal(lab.ranks[0].installed.size(), 1);
+  lab.ranks[0].machine->on_newcomer_gone(1, 500, true);
+  lab.ranks[0].machine->on_newcomer_lost(1);
+  lab.settle();
+  for (const uint32_t i : {0u, 2u}) {
+    assert_int_equal(lab.ranks[i].installed.size(), 2);
+    assert_int_equal(lab.ranks[i].installed[1].recover_answered, 1);
+    assert_int_equal(lab.ranks[i].machine->view().members.count(), 2);
+  }
+}
+
+// Only the slot of the dead one is given up: the other is waited for, and comes in.
+void another_newcomer_is_waited_for(void**) {
+  Lab lab(4);
+  lab.kill(1);
+  lab.kill(3);
+  lab.ranks[lab.newcomer(1, 500, {0})].alive = false;
+  lab.recover({0, 2}, 60'000'000);
+  lab.ranks[0].machine->on_newcomer_gone(1, 500, true);
+  lab.ranks[0].machine->on_newcomer_lost(1);
+  lab.run_for(1'000'000);
+  assert_int_equal(lab.ranks[0].installed.size(), 2);  // of the two deaths
+  const uint32_t joiner = lab.newcomer(3, 600, {0, 2});
+  lab.settle();
+  assert_true(lab.ranks[joiner].installed.at(0).joined);
+  for (const uint32_t i : {0u, 2u}) {
+    assert_int_equal(lab.ranks[i].installed.at(2).recover_answered, 1);
+    assert_int_equal(lab.ranks[i].machine->view().incarnation(3), 600);
+    assert_int_equal(lab.ranks[i].machine->view().members.count(), 3);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -420,10 +506,13 @@ int main() {
       cmocka_unit_test(eight_to_one),
       cmocka_unit_test(all_but_the_highest_at_once),
       cmocka_unit_test(a_stop_of_100_ms_is_nothing),
-      cmocka_unit_test(a_stop_of_1_s_is_reported_only),
+      cmocka_unit_test(a_stop_of_some_seconds_is_reported_only),
       cmocka_unit_test(a_stop_of_10_s_is_an_eviction),
       cmocka_unit_test(of_two_the_lowest_stays),
+      cmocka_unit_test(who_beats_seldom_is_not_late),
       cmocka_unit_test(of_two_the_higher_goes),
+      cmocka_unit_test(without_a_quorum_whoever_is_left_goes_on),
+      cmocka_unit_test(the_defaults_are_told),
       cmocka_unit_test(slowed_20_fold_is_not_evicted),
       cmocka_unit_test(a_late_rank_accuses_nobody),
       cmocka_unit_test(one_accuser_is_not_enough),
@@ -436,6 +525,8 @@ int main() {
       cmocka_unit_test(a_replacement_comes_in),
       cmocka_unit_test(recover_without_newcomers_ends_by_its_deadline),
       cmocka_unit_test(a_dead_newcomer_blocks_nobody),
+      cmocka_unit_test(a_newcomer_that_dies_early_is_waited_for_no_more),
+      cmocka_unit_test(another_newcomer_is_waited_for),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

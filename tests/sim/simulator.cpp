@@ -39,6 +39,8 @@ Simulator::Simulator(const Options& options) : options_(options), random_(option
   const uint32_t choice = random_.below(10);
   if (options_.faults == 0) options_.faults = drawn[choice];
   max_slots_ = ranks_ + (options_.faults & kJoins ? random_.below(3) : 0);
+  // Quicker than by default: a schedule holds more changes so.
+  config_ = membership::config_for(50'000, 1'500'000);
   config_.quorum = options_.quorum;
   config_.heartbeat_interval_us = random_.chance(15) ? 50'000 : 250'000;
   if (config_.heartbeat_interval_us > 50'000) {
@@ -299,6 +301,7 @@ void Simulator::deliver_more(const Event& event) {
       break;
     case EventKind::kGone:
       node.machine->on_newcomer_gone(from.slot, from.incarnation, event.a != 0);
+      node.machine->on_newcomer_lost(from.slot);
       break;
     case EventKind::kRecover:
       if (!node.out && !node.joiner && node.recover_done < event.a) {

@@ -21,6 +21,7 @@
 #include "mep.h"
 #include "support/cmocka_cpp.hpp"
 #include "support/coll_reference.hpp"
+#include "transport/test_network.hpp"
 
 namespace mep_test {
 
@@ -44,9 +45,16 @@ inline bool& soak_flag() {
   }();
   return soak;
 }
+// --hosts 0011: on which "host" each rank of a world of threads counts as being, repeated for larger
+// worlds; ranks of different hosts reach each other by put and signal alone. Empty: all on one.
+inline std::string& hosts_pattern() {
+  static std::string pattern;
+  return pattern;
+}
 inline void read_arguments(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::string(argv[i]) == "--soak") soak_flag() = true;
+    if (std::string(argv[i]) == "--hosts" && i + 1 < argc) hosts_pattern() = argv[i + 1];
   }
 }
 inline size_t slice(size_t ci, size_t soak) {
@@ -124,9 +132,31 @@ inline void on_threads(int size, const std::function<void(int rank)>& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// For its life ranks are on the hosts of `pattern`.
+class HostsScope {
+ public:
+  HostsScope(const std::string& pattern, int size) : used_(!pattern.empty()) {
+    if (!used_) return;
+    std::vector<uint32_t> hosts;
+    for (size_t rank = 0; rank < static_cast<size_t>(size); ++rank) {
+      hosts.push_back(static_cast<uint32_t>(pattern[rank % pattern.size()]));
+    }
+    mep::TestNetwork::enable(hosts);
+  }
+  ~HostsScope() {
+    if (used_) mep::TestNetwork::disable();
+  }
+  HostsScope(const HostsScope&) = delete;
+  HostsScope& operator=(const HostsScope&) = delete;
+
+ private:
+  bool used_;
+};
+
 // A world of threads; every rank destroys its comm itself, without waiting for the others.
 inline void with_rank_threads(int size, const mep_comm_config_t& config, Report& report,
                               const RankBody& body) {
+  const HostsScope hosts(hosts_pattern(), size);
   std::vector<mep_comm_t> comms(static_cast<size_t>(size), nullptr);
   COLL_OK(report, mep_comm_init_all(size, &config, comms.data()));
   if (report.bad()) return;
@@ -135,6 +165,13 @@ inline void with_rank_threads(int size, const mep_comm_config_t& config, Report&
     body(rank, comm, report);
     COLL_OK(report, mep_comm_destroy(comm));
   });
+}
+
+// The same with usual limits; no rank may find anything.
+inline void require_on_rank_threads(int size, uint32_t flags, const RankBody& body) {
+  Report report;
+  with_rank_threads(size, patient_config(flags), report, body);
+  report.require_clean();
 }
 
 inline std::string new_job_name() {

@@ -51,6 +51,7 @@ struct EpCase {
   bool wide_indices = true;  // int64
   bool mapped_experts = false;
   uint32_t replicas = 1;
+  int avoided_rank = -1;  // the map places no expert there
   bool dispatch_weights = true, combine_weights = false, bias = false;
   bool own_memory = false;  // the caller's recv_x, y and so on instead of the library's
   bool strided = false;
@@ -101,6 +102,7 @@ struct EpCase {
     RandomStream random = stream(3);
     std::vector<int32_t> free_places;
     for (uint32_t place = 0; place < places(); ++place) {
+      if (static_cast<int>(place / local_experts) == avoided_rank) continue;
       free_places.push_back(static_cast<int32_t>(place));
     }
     for (size_t i = free_places.size(); i > 1; --i) {

@@ -62,8 +62,14 @@ class FailingRun {
   }
 
  private:
-  bool is_failure(mep_result_t result) const {
-    return result == MEP_ERR_PEER_FAILED || (opted_in_ && result == MEP_PARTIAL);
+  bool is_failure(mep_result_t result) {
+    if (result == MEP_ERR_PEER_FAILED) return true;
+    if (!opted_in_ || result != MEP_PARTIAL) return false;
+    // Only once the missing rank has left the view.
+    int32_t live = 0;
+    COLL_OK(report_, mep_comm_live(comm_, &live));
+    COLL_CHECK(report_, live == c_.ranks - 1);
+    return true;
   }
 
   // Whether the buffer's last operation is another one than `before`.

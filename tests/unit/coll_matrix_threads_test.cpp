@@ -10,12 +10,9 @@ using namespace mep_test;  // NOLINT(google-build-using-namespace)
 
 void matrix(uint32_t flags, bool nonblocking) {
   for (const int size : kRankCounts) {
-    Report report;
-    with_rank_threads(size, patient_config(flags), report,
-                      [&](int rank, mep_comm_t comm, Report& found) {
-                        run_matrix(rank, size, comm, nonblocking, found);
-                      });
-    report.require_clean();
+    require_on_rank_threads(size, flags, [&](int rank, mep_comm_t comm, Report& found) {
+      run_matrix(rank, size, comm, nonblocking, found);
+    });
   }
 }
 
@@ -33,11 +30,8 @@ void test_nonblocking_put_only(void**) {
 }
 
 void test_unsupported_pairs(void**) {
-  Report report;
-  with_rank_threads(2, patient_config(0), report, [](int, mep_comm_t comm, Report& found) {
-    check_unsupported_pairs(comm, found);
-  });
-  report.require_clean();
+  require_on_rank_threads(
+      2, 0, [](int, mep_comm_t comm, Report& found) { check_unsupported_pairs(comm, found); });
 }
 
 }  // namespace

@@ -13,13 +13,10 @@ void sequences(uint32_t flags) {
     for (const int size : {2, 3, 4, 7, 8}) {
       const uint64_t seed = mix(mix(test_seed(), round), static_cast<uint64_t>(size) + flags);
       enable_delays(seed, 16);
-      Report report;
-      with_rank_threads(size, patient_config(flags), report,
-                        [&](int rank, mep_comm_t comm, Report& found) {
-                          run_sequence(rank, comm, seed, 120, found);
-                        });
+      require_on_rank_threads(size, flags, [&](int rank, mep_comm_t comm, Report& found) {
+        run_sequence(rank, comm, seed, 120, found);
+      });
       enable_delays(0, 0);
-      report.require_clean();
     }
   }
 }

@@ -65,6 +65,38 @@ void test_wait_and_test(void**) {
   report.require_clean();
 }
 
+// Looks only when the descriptor says so: it does when its peers come, and when its time is over.
+void test_event_of_deadline(void**) {
+  Report report;
+  mep_comm_config_t config = patient_config(0);
+  std::atomic<bool> over{false};
+  with_rank_threads(2, config, report, [&](int rank, mep_comm_t comm, Report& found) {
+    if (rank == 1) {
+      while (!over.load()) pause_us(200);
+      COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_barrier(comm, nullptr));
+      COLL_OK(found, mep_barrier(comm, nullptr));
+      return;
+    }
+    mep_request_t requests[2] = {};
+    COLL_OK(found, mep_comm_set_timeout(comm, 100));
+    for (mep_request_t& request : requests) COLL_OK(found, mep_ibarrier(comm, &request));
+    for (mep_request_t& request : requests) {
+      int32_t fd = -1;
+      COLL_OK(found, mep_request_event_fd(request, &fd));
+      for (int32_t done = 0; done == 0 && !found.bad();) {
+        pollfd event{fd, POLLIN, 0};
+        COLL_CHECK(found, poll(&event, 1, 60'000) == 1);
+        const mep_result_t result = mep_request_test(&request, &done, nullptr);
+        COLL_CHECK(found, result == (done == 0 ? MEP_SUCCESS : MEP_ERR_TIMEOUT));
+      }
+    }
+    over.store(true);
+    COLL_OK(found, mep_comm_set_timeout(comm, 60'000));
+    COLL_OK(found, mep_barrier(comm, nullptr));
+  });
+  report.require_clean();
+}
+
 // Three are outstanding and the third cannot be done yet: waiting for the second finishes the
 // first, which must say so at once and with its own numbers.
 void test_out_of_order(void**) {
@@ -201,9 +233,9 @@ void test_source_memory(void**) {
 int main(int argc, char** argv) {
   mep_test::read_arguments(argc, argv);
   const CMUnitTest tests[] = {
-      cmocka_unit_test(test_wait_and_test), cmocka_unit_test(test_out_of_order),
-      cmocka_unit_test(test_last_op),       cmocka_unit_test(test_second_thread),
-      cmocka_unit_test(test_source_memory),
+      cmocka_unit_test(test_wait_and_test), cmocka_unit_test(test_event_of_deadline),
+      cmocka_unit_test(test_out_of_order),  cmocka_unit_test(test_last_op),
+      cmocka_unit_test(test_second_thread), cmocka_unit_test(test_source_memory),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -9,8 +9,11 @@ Everything of mep.h is here: Comm has the collectives and the membership, Ep and
 parallelism, Request the nonblocking operations (also for asyncio). Failures are exceptions below
 mep.Error with the library's text. docs/api.md describes what the functions do.
 """
+import ctypes as _ctypes
+
 from ._abi import MEP_VERSION_MAJOR, MEP_VERSION_MINOR, MEP_VERSION_PATCH
 from ._buffers import dtype_number
+from ._call import check as _check
 from ._call import lib as _lib
 from .comm import Comm, PeerState, View, init, init_all, join
 from .ep import Ep, EpSize, Handle, OpStatus, Received
@@ -40,11 +43,21 @@ def dtype_size(dtype: object) -> int:
     return _lib.mep_dtype_size(dtype_number(dtype))
 
 
+def preferred_hca(location: str = "cpu") -> str:
+    """The HCA and port, "mlx5_3:1", nearest to a location: "cpu", "gpu:0", "numa:0" or a PCI address.
+
+    NotFoundError says that there is none.
+    """
+    name = _ctypes.create_string_buffer(128)
+    _check(_lib.mep_preferred_hca(location.encode(), name, len(name)))
+    return name.value.decode()
+
+
 __all__ = [
     "AbortedError", "BootstrapError", "BusyError", "CapacityError", "Comm", "DeniedError",
     "DeviceError", "Ep", "EpSize", "Error", "EvictedError", "ForkedError", "Handle", "InternalError",
     "InvalidArgumentError", "MismatchError", "NoMemoryError", "NoQuorumError", "NotFoundError",
     "OpInfo", "OpStatus", "PeerFailedError", "PeerLeftError", "PeerState", "Received", "Request",
     "RevokedError", "SystemCallError", "TimeoutError", "UnsupportedError", "VersionError", "View",
-    "dtype_size", "init", "init_all", "join", "library_version", "result_string",
+    "dtype_size", "init", "init_all", "join", "library_version", "preferred_hca", "result_string",
 ]

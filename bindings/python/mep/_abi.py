@@ -364,6 +364,7 @@ FUNCTIONS = {
     "mep_dispatch": (mep_result_t, [mep_ep_handle_t, POINTER(mep_dispatch_args_t), mep_stream_t]),
     "mep_combine": (mep_result_t, [mep_ep_handle_t, POINTER(mep_combine_args_t), mep_stream_t]),
     "mep_ep_last_op": (mep_result_t, [mep_ep_t, c_uint32, POINTER(mep_op_info_t)]),
+    "mep_preferred_hca": (mep_result_t, [c_char_p, c_char_p, c_size_t]),
 }
 
 

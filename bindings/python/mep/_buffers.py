@@ -1,4 +1,5 @@
-"""Where an object's memory is: NumPy arrays, __array_interface__, DLPack, buffer protocol; never a copy."""
+"""Where an object's memory is: NumPy arrays, __cuda_array_interface__, __array_interface__, DLPack, buffer
+protocol; never a copy. And which CUDA stream an object is."""
 from __future__ import annotations
 
 import ctypes
@@ -70,9 +71,11 @@ def array_at(address: Optional[int], shape: tuple, dtype: Any, writable: bool = 
 class Buffer:
     """A typed, contiguous piece of memory; `owner` keeps it alive."""
 
-    __slots__ = ("address", "count", "dtype", "shape", "writable", "owner")
+    __slots__ = ("address", "count", "dtype", "shape", "writable", "owner", "on_gpu")
 
-    def __init__(self, address: int, shape: tuple, dtype: int, writable: bool, owner: Any):
+    def __init__(self, address: int, shape: tuple, dtype: int, writable: bool, owner: Any,
+                 on_gpu: bool = False):
+        self.on_gpu = on_gpu
         self.address = address
         self.shape = shape
         self.dtype = dtype
@@ -114,9 +117,14 @@ def _is_contiguous(shape: tuple, strides: Optional[tuple], item: int) -> bool:
     return True
 
 
+_CUDA_DEVICES = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
+_NO_SYNCHRONISATION = -1  # as a stream of __dlpack__: what runs on the tensor is the caller's to order
+
+
 def _from_dlpack(obj: Any) -> Buffer:
     # The capsule is looked into, not consumed: it frees the tensor when `owner` is dropped.
-    capsule = obj.__dlpack__()
+    on_gpu = hasattr(obj, "__dlpack_device__") and obj.__dlpack_device__()[0] in _CUDA_DEVICES
+    capsule = obj.__dlpack__(stream=_NO_SYNCHRONISATION) if on_gpu else obj.__dlpack__()
     tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     number = _DLPACK.get((tensor.code, tensor.bits))
     if number is None or tensor.lanes != 1:
@@ -125,16 +133,35 @@ def _from_dlpack(obj: Any) -> Buffer:
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
     if not _is_contiguous(shape, strides, 1):
         raise ValueError("the tensor is not contiguous in C order")
-    return Buffer((tensor.data or 0) + tensor.byte_offset, shape, number, True, (obj, capsule))
+    return Buffer((tensor.data or 0) + tensor.byte_offset, shape, number, True, (obj, capsule),
+                  tensor.device_type in _CUDA_DEVICES)
 
 
-def _from_interface(obj: Any, interface: dict) -> Buffer:
+def _cuda_interface(obj: Any) -> Optional[dict]:
+    """PyTorch's tensors raise for CPU memory and for types that the protocol lacks (bfloat16)."""
+    try:
+        return obj.__cuda_array_interface__
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+
+
+def _from_interface(obj: Any, interface: dict, on_gpu: bool = False) -> Buffer:
     shape, strides = interface["shape"], interface.get("strides")
     dtype = numpy.dtype(interface["typestr"])
     if not _is_contiguous(shape, strides, dtype.itemsize):
         raise ValueError("the array is not contiguous in C order")
     address, read_only = interface["data"]
-    return Buffer(address, tuple(shape), dtype_number(dtype), not read_only, obj)
+    number = None
+    if dtype.kind == "V":  # bfloat16 of PyTorch: the protocol has no name for it, the object has
+        try:
+            number = dtype_number(obj.dtype)
+        except (AttributeError, ValueError):
+            pass
+        if number is not None and _SIZES[number] != dtype.itemsize:
+            number = None
+    if number is None:
+        number = dtype_number(dtype)
+    return Buffer(address or 0, tuple(shape), number, not read_only, obj, on_gpu)
 
 
 def _from_numpy(array: numpy.ndarray) -> Buffer:
@@ -144,13 +171,30 @@ def _from_numpy(array: numpy.ndarray) -> Buffer:
                   array)
 
 
+def stream_address(stream: Any) -> int:
+    """The cudaStream_t of a number, or of a stream object of CuPy, PyTorch or cuda.core."""
+    if isinstance(stream, int):
+        return stream
+    if stream is None:
+        return 0
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return int((protocol() if callable(protocol) else protocol)[1])
+    for name in ("cuda_stream", "ptr", "handle"):
+        value = getattr(stream, name, None)
+        if value is not None:
+            return int(value)
+    raise TypeError(f"{type(stream).__name__} is no CUDA stream: it has no __cuda_stream__, cuda_stream "
+                    "or ptr")
+
+
 def buffer(obj: Any, dtype: Any = None, writable: bool = False) -> Buffer:
     """The memory of obj. dtype: what its items are, where the object cannot say it (uint16 that are
     bfloat16); it must have the size of the object's own type."""
     if isinstance(obj, numpy.ndarray):
         found = _from_numpy(obj)
-    elif getattr(obj, "__cuda_array_interface__", None) is not None:
-        found = _from_interface(obj, obj.__cuda_array_interface__)
+    elif _cuda_interface(obj) is not None:
+        found = _from_interface(obj, _cuda_interface(obj), on_gpu=True)
     elif getattr(obj, "__array_interface__", None) is not None and "data" in obj.__array_interface__:
         found = _from_interface(obj, obj.__array_interface__)
     elif hasattr(obj, "__dlpack__"):

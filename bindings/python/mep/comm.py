@@ -10,7 +10,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Union
 import numpy
 
 from . import _abi
-from ._buffers import Buffer, array_at, buffer, dtype_number, numpy_dtype
+from ._buffers import Buffer, array_at, buffer, dtype_number, numpy_dtype, stream_address
 from ._call import SLICE_MS, blocking, check, lib, milliseconds
 from .errors import Error, TimeoutError
 from .request import OpInfo, OpInfoRecord, Request
@@ -116,14 +116,14 @@ def init(**options: Any) -> "Comm":
     """
     config, address = Config(**options), _abi.mep_comm_t()
     blocking(lib.mep_comm_init, ctypes.byref(config.struct), ctypes.byref(address))
-    return Comm(address.value)
+    return Comm(address.value, device=options.get("device"))
 
 
 def init_all(count: int, **options: Any) -> "List[Comm]":
     """A world of `count` ranks inside this process; each communicator is for one thread."""
     config, addresses = Config(**options), (_abi.mep_comm_t * max(count, 1))()
     blocking(lib.mep_comm_init_all, count, ctypes.byref(config.struct), addresses)
-    return [Comm(address) for address in addresses]
+    return [Comm(address, device=options.get("device")) for address in addresses]
 
 
 def join(**options: Any) -> "Comm":
@@ -140,9 +140,16 @@ class Comm:
     contiguous; nothing is copied. dtype= names what the items are where the object cannot say it:
     a uint16 array that holds "bfloat16", a uint8 array that holds "float8_e4m3". Times in seconds.
     Leaving a `with` block by an exception aborts: the other ranks then see this rank fail.
+
+    With device= at its making it is a communicator on that GPU: buffers are CuPy arrays, PyTorch
+    tensors or anything with __cuda_array_interface__ or DLPack, collectives are enqueued on stream=
+    (a number or a stream object of CuPy, PyTorch or cuda.core) and return at once, also inside the
+    capture of a CUDA graph. The caller keeps the arrays alive until the stream has run them;
+    async_result() raises the first failure.
     """
 
-    def __init__(self, address: int, world: "Optional[Comm]" = None):
+    def __init__(self, address: int, world: "Optional[Comm]" = None, device: Optional[int] = None):
+        self.device = device
         self._address: Optional[int] = address
         self._world = world  # keeps the world open as long as its sub-communicators are in use
         self._parts: list = []  # EP objects and split communicators, closed before this one
@@ -258,34 +265,41 @@ class Comm:
 
     # ---- collectives ----------------------------------------------------------------------------
 
-    def barrier(self, *, stream: int = 0) -> None:
+    def barrier(self, *, stream: Any = 0) -> None:
         """Returns after every live rank has entered."""
-        if stream:
-            check(lib.mep_barrier(self._address, stream))
+        if self._on_stream(stream):
+            check(lib.mep_barrier(self._address, stream_address(stream)))
         else:
             self._finish(self.ibarrier())
+
+    def _on_stream(self, stream: Any, *buffers: Buffer) -> bool:
+        """Whether the call is enqueued; memory must be where the communicator works."""
+        if self.device is None and any(each.on_gpu for each in buffers):
+            raise ValueError("this communicator works on host memory, the array is on a GPU; make the "
+                             "communicator with device=")
+        return self.device is not None or stream_address(stream) != 0
 
     def ibarrier(self) -> Request:
         return self._start(lib.mep_ibarrier, (), None, ())
 
     def broadcast(self, buf: Any, root: int = 0, recv: Any = None, *, dtype: Any = None,
-                  stream: int = 0) -> Any:
+                  stream: Any = 0) -> Any:
         """recv on every rank = buf of root; without recv, buf is both. Returns the receive buffer."""
         arguments, result, keep = self._broadcast(buf, root, recv, dtype)
-        if stream:
-            check(lib.mep_broadcast(*arguments, self._address, stream))
+        if self._on_stream(stream, *keep):
+            check(lib.mep_broadcast(*arguments, self._address, stream_address(stream)))
             return result
         return self._finish(self._start(lib.mep_ibroadcast, arguments, result, keep))
 
     def ibroadcast(self, buf: Any, root: int = 0, recv: Any = None, *, dtype: Any = None) -> Request:
         return self._start(lib.mep_ibroadcast, *self._broadcast(buf, root, recv, dtype))
 
-    def allgather(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: int = 0) -> Any:
+    def allgather(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: Any = 0) -> Any:
         """recv[r] = send of rank r; recv has size times the items of send. Without recv a new array
         [size, *send.shape]. send None: this rank's block of recv is the input."""
         arguments, result, keep = self._allgather(send, recv, dtype)
-        if stream:
-            check(lib.mep_allgather(*arguments, self._address, stream))
+        if self._on_stream(stream, *keep):
+            check(lib.mep_allgather(*arguments, self._address, stream_address(stream)))
             return result
         return self._finish(self._start(lib.mep_iallgather, arguments, result, keep))
 
@@ -293,12 +307,12 @@ class Comm:
         return self._start(lib.mep_iallgather, *self._allgather(send, recv, dtype))
 
     def allreduce(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
-                  dtype: Any = None, stream: int = 0) -> Any:
+                  dtype: Any = None, stream: Any = 0) -> Any:
         """recv = op over the live ranks' send, item by item; without recv in place. op: sum, prod,
         min, max, avg, and, or, xor. Returns the receive buffer."""
         arguments, result, keep = self._allreduce(send, recv, op, dtype)
-        if stream:
-            check(lib.mep_allreduce(*arguments, self._address, stream))
+        if self._on_stream(stream, *keep):
+            check(lib.mep_allreduce(*arguments, self._address, stream_address(stream)))
             return result
         return self._finish(self._start(lib.mep_iallreduce, arguments, result, keep))
 
@@ -344,9 +358,25 @@ class Comm:
         return arguments, result, (source, target)
 
     def _start(self, function: Any, arguments: tuple, result: Any, keep: tuple) -> Request:
+        self._on_stream(0, *keep)
         address = _abi.mep_request_t()
-        check(function(*arguments, self._address, ctypes.byref(address)))
+        try:
+            check(function(*arguments, self._address, ctypes.byref(address)))
+        except Error as problem:
+            problem.info = self._news(problem.code)
+            raise
         return Request(self, address, result, keep)
+
+    def _news(self, code: Optional[int]) -> Optional[OpInfo]:
+        """What a call that was refused with `code` told of a view change, if it did."""
+        record = OpInfoRecord(self.size)
+        if lib.mep_comm_last_op(self._address, record.reference) < 0:
+            return None
+        info = record.info()
+        if info.seq != 0 or info.result != code:
+            return None
+        self._last = record
+        return info
 
     def _finish(self, request: Request) -> Any:
         try:
@@ -404,7 +434,7 @@ class Comm:
         """Ranks of one color form a communicator, ordered by (key, rank); color -1: None."""
         child = _abi.mep_comm_t()
         blocking(lib.mep_comm_split, self._address, color, key, ctypes.byref(child))
-        return Comm(child.value, self._world or self) if child.value else None
+        return Comm(child.value, self._world or self, self.device) if child.value else None
 
     def agree(self, flag: int) -> int:
         """The bitwise AND of all live ranks' flags (64 bits); succeeds in spite of known failures."""

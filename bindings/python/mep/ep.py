@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy
 
 from . import _abi
-from ._buffers import Buffer, _SIZES, array_at, buffer, dtype_number, numpy_dtype
+from ._buffers import Buffer, _SIZES, array_at, buffer, dtype_number, numpy_dtype, stream_address
 from ._call import blocking, check, lib
 from .request import OpInfo, OpInfoRecord
 
@@ -221,7 +221,7 @@ class Handle:
                  recv_scales: Any = None, recv_count: Any = None, recv_count_host: Any = None,
                  src_info: Any = None, layout_range: Any = None, recv_topk_idx: Any = None,
                  recv_topk_weights: Any = None, statistics: Any = None,
-                 op_status: Optional[OpStatus] = None, stream: int = 0) -> Optional[Received]:
+                 op_status: Optional[OpStatus] = None, stream: Any = 0) -> Optional[Received]:
         """Sends each token to its experts and receives what came for the local ones.
 
         x [T, H], topk_idx [T, K] int32 or int64, topk_weights [T, K] float32 or None. Rows of x and
@@ -252,7 +252,7 @@ class Handle:
         total = ctypes.c_int64()
         if phase != "send":
             self._outputs(args, given, keep)
-            if not stream:
+            if not stream_address(stream):
                 args.recv_total = ctypes.addressof(total)
         if op_status is not None:
             args.op_status = ctypes.addressof(op_status)
@@ -270,7 +270,7 @@ class Handle:
 
     def combine(self, out: Any = None, y: Any = None, *, weights: Any = None, bias: Any = None,
                 renormalize: bool = False, phase: str = "both",
-                op_status: Optional[OpStatus] = None, stream: int = 0) -> Any:
+                op_status: Optional[OpStatus] = None, stream: Any = 0) -> Any:
         """out[t] = bias + sum over k of weight[t, k] * y(row of token t at its k-th expert).
 
         y: the experts' rows, placed as dispatch placed them; None: combine_input(buffer). out [T, H],
@@ -301,9 +301,9 @@ class Handle:
         self._call(lib.mep_combine, args, keep, stream)
         return out
 
-    def _call(self, function: Any, args: Any, keep: list, stream: int) -> int:
-        if stream:
-            result = check(function(self._address, ctypes.byref(args), stream))
+    def _call(self, function: Any, args: Any, keep: list, stream: Any) -> int:
+        if stream_address(stream):
+            result = check(function(self._address, ctypes.byref(args), stream_address(stream)))
         else:
             # `keep` rides along so that the buffers live as long as the call does.
             result = blocking(lambda handle, args, keep: function(handle, ctypes.byref(args), None),

@@ -11,11 +11,14 @@
 #include "base/sized_struct.hpp"
 #include "base/status.hpp"
 #include "core/comm/comm.hpp"
+#include "core/comm/device_side.hpp"
 #include "mep.h"
 
 struct mep_comm {
   std::unique_ptr<mep::Comm> comm;
-  bool is_world = false;
+  std::unique_ptr<mep::DeviceSide> device;  // of a comm on a GPU; goes before the comm
+  bool is_world = false;                    // its end is the end of the world for this rank
+  bool is_grown = false;                    // made by mep_comm_grow over the whole world
   // A newcomer's comms that mep_comm_attach has not asked for yet, by name.
   std::map<std::string, std::unique_ptr<mep::Comm>> dormant;
   // Requests and EP objects that still refer to this comm.
@@ -50,6 +53,13 @@ mep_result_t guarded(Body&& body) {
                 "mep_comm_init itself");
   }
   return MEP_SUCCESS;
+}
+
+// What works on host memory only, so far or for good.
+[[nodiscard]] inline mep_result_t check_host_comm(mep_comm_t comm, const char* what) {
+  if (comm == nullptr || comm->device == nullptr) [[likely]]
+    return MEP_SUCCESS;
+  return fail(MEP_ERR_UNSUPPORTED, "%s on a communicator with a GPU is not built", what);
 }
 
 [[nodiscard]] inline mep_result_t check_stream(mep_stream_t stream) {

@@ -7,10 +7,11 @@ namespace {
 mep_result_t run(mep_comm_t comm, mep_stream_t stream, mep::Collective kind,
                  const mep::CollectiveArgs& args) {
   MEP_TRY(mep::check_comm(comm));
-  MEP_TRY(mep::check_stream(stream));
+  if (comm->device == nullptr) MEP_TRY(mep::check_stream(stream));
   return mep::guarded([&]() -> mep_result_t {
     const mep::CallScope scope(comm);
     MEP_TRY(scope.check());
+    if (comm->device != nullptr) return comm->device->enqueue(kind, args, stream);
     return comm->comm->run(kind, args);
   });
 }
@@ -18,7 +19,7 @@ mep_result_t run(mep_comm_t comm, mep_stream_t stream, mep::Collective kind,
 }  // namespace
 
 mep_result_t mep_barrier(mep_comm_t comm, mep_stream_t stream) {
-  if (comm != nullptr && comm->is_world &&
+  if (comm != nullptr && (comm->is_world || comm->is_grown) &&
       (comm->comm->world().config().flags & MEP_COMM_AUTO_RECOVER) != 0) {
     MEP_TRY(mep::check_comm(comm));
     MEP_TRY(mep::check_stream(stream));

@@ -40,6 +40,7 @@ mep_result_t mep_comm_set_timeout(mep_comm_t comm, uint32_t timeout_ms) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "timeout_ms is 0; give the longest wait in milliseconds");
   }
   comm->comm->set_timeout_ms(timeout_ms);
+  if (comm->device != nullptr) comm->device->set_timeout_ms(timeout_ms);
   return MEP_SUCCESS;
 }
 
@@ -82,6 +83,7 @@ mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info) {
 
 mep_result_t mep_comm_async_result(mep_comm_t comm) {
   MEP_TRY(check_comm(comm));
+  if (comm->device != nullptr) return comm->device->take_failure();
   return fail(MEP_ERR_UNSUPPORTED, "a host communicator has no stream operations");
 }
 

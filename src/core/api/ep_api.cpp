@@ -1,4 +1,6 @@
 // Expert parallelism: EP objects, handles, dispatch and combine.
+#include <optional>
+
 #include "core/api/api_guard.hpp"
 #include "core/ep/ep_object.hpp"
 
@@ -50,12 +52,60 @@ mep_result_t check_phase(uint32_t flags, uint32_t known_flags, uint32_t phase) {
   return MEP_SUCCESS;
 }
 
+// Where all ranks must return the same, a dispatch or combine ends by an operation of the comm.
+class EpCallScope {
+ public:
+  explicit EpCallScope(mep_ep_t ep) {
+    if ((ep->comm->comm->world().config().flags & MEP_COMM_UNIFORM) != 0) scope_.emplace(ep->comm);
+  }
+  [[nodiscard]] mep_result_t check() const { return scope_ ? scope_->check() : MEP_SUCCESS; }
+
+ private:
+  std::optional<CallScope> scope_;
+};
+
 mep_result_t read_config(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_config_t* given,
                          EpShape* shape) {
   MEP_TRY(check_comm(comm));
+  MEP_TRY(check_host_comm(comm, "expert parallelism"));
   if (config == nullptr) return null_argument("config");
   MEP_TRY(read_sized_struct(config, "mep_ep_config_t", given));
   return resolve_ep_config(*comm->comm, *given, shape);
+}
+
+// What making an EP object and attaching to one share; `get` gives the object.
+template <typename Get>
+mep_result_t open_object(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_t* ep, Get&& get) {
+  if (ep == nullptr) return null_argument("ep");
+  *ep = nullptr;
+  return guarded([&]() -> mep_result_t {
+    mep_ep_config_t given;
+    EpShape shape;
+    MEP_TRY(read_config(comm, config, &given, &shape));
+    const CallScope scope(comm);
+    MEP_TRY(scope.check());
+    auto made = std::make_unique<mep_ep>();
+    MEP_TRY(get(given, shape, &made->object));
+    made->comm = comm;
+    comm->users.fetch_add(1);
+    *ep = made.release();
+    return MEP_SUCCESS;
+  });
+}
+
+// A newcomer's part of an object, made when it joined.
+mep_result_t take_dormant(Comm& comm, const char* given_name, const EpShape& shape,
+                          std::unique_ptr<EpObject>* object) {
+  const std::string name = given_name != nullptr ? given_name : "ep0";
+  std::unique_ptr<ViewClient> dormant = comm.take_dormant(name);
+  if (dormant == nullptr) {
+    return fail(MEP_ERR_NOT_FOUND, "this rank joined no EP object named \"%s\"", name.c_str());
+  }
+  // Only EP objects are kept so.
+  object->reset(static_cast<EpObject*>(dormant.release()));
+  const mep_result_t same = (*object)->check_shape(shape);
+  if (same != MEP_SUCCESS) comm.keep_dormant(std::move(*object));
+  return same;
 }
 
 }  // namespace
@@ -95,21 +145,11 @@ mep_result_t mep_ep_buffer_size(mep_comm_t comm, const mep_ep_config_t* config,
 
 mep_result_t mep_ep_create(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_t* ep) {
   using namespace mep;
-  if (ep == nullptr) return null_argument("ep");
-  *ep = nullptr;
-  return guarded([&]() -> mep_result_t {
-    mep_ep_config_t given;
-    EpShape shape;
-    MEP_TRY(read_config(comm, config, &given, &shape));
-    const CallScope scope(comm);
-    MEP_TRY(scope.check());
-    auto made = std::make_unique<mep_ep>();
-    MEP_TRY(EpObject::create(*comm->comm, shape, given.name, &made->object));
-    made->comm = comm;
-    comm->users.fetch_add(1);
-    *ep = made.release();
-    return MEP_SUCCESS;
-  });
+  return open_object(comm, config, ep,
+                     [&](const mep_ep_config_t& given, const EpShape& shape,
+                         std::unique_ptr<EpObject>* object) -> mep_result_t {
+                       return EpObject::create(*comm->comm, shape, given.name, object);
+                     });
 }
 
 mep_result_t mep_ep_destroy(mep_ep_t ep) {
@@ -130,32 +170,11 @@ mep_result_t mep_ep_destroy(mep_ep_t ep) {
 
 mep_result_t mep_ep_attach(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_t* ep) {
   using namespace mep;
-  if (ep == nullptr) return null_argument("ep");
-  *ep = nullptr;
-  return guarded([&]() -> mep_result_t {
-    mep_ep_config_t given;
-    EpShape shape;
-    MEP_TRY(read_config(comm, config, &given, &shape));
-    const CallScope scope(comm);
-    MEP_TRY(scope.check());
-    const std::string name = given.name != nullptr ? given.name : "ep0";
-    auto made = std::make_unique<mep_ep>();
-    std::unique_ptr<ViewClient> dormant = comm->comm->take_dormant(name);
-    if (dormant == nullptr) {
-      return fail(MEP_ERR_NOT_FOUND, "this rank joined no EP object named \"%s\"", name.c_str());
-    }
-    // Only EP objects are kept so.
-    made->object.reset(static_cast<EpObject*>(dormant.release()));
-    const mep_result_t same = made->object->check_shape(shape);
-    if (same != MEP_SUCCESS) {
-      comm->comm->keep_dormant(std::move(made->object));
-      return same;
-    }
-    made->comm = comm;
-    comm->users.fetch_add(1);
-    *ep = made.release();
-    return MEP_SUCCESS;
-  });
+  return open_object(comm, config, ep,
+                     [&](const mep_ep_config_t& given, const EpShape& shape,
+                         std::unique_ptr<EpObject>* object) -> mep_result_t {
+                       return take_dormant(*comm->comm, given.name, shape, object);
+                     });
 }
 
 mep_result_t mep_ep_handle_create(mep_ep_t ep, uint32_t buffer, mep_ep_handle_t* handle) {
@@ -234,6 +253,8 @@ mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_args_t* arg
     MEP_TRY(check_stream(stream));
     mep_dispatch_args_t given;
     MEP_TRY(read_sized_struct(args, "mep_dispatch_args_t", &given));
+    const EpCallScope scope(handle->ep);
+    MEP_TRY(scope.check());
     MEP_TRY(check_phase(given.flags, 0, given.phase));
     EpObject& object = *handle->ep->object;
     const std::shared_ptr<const ExpertMap> map = object.expert_map();
@@ -250,6 +271,8 @@ mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_args_t* args,
     MEP_TRY(check_stream(stream));
     mep_combine_args_t given;
     MEP_TRY(read_sized_struct(args, "mep_combine_args_t", &given));
+    const EpCallScope scope(handle->ep);
+    MEP_TRY(scope.check());
     MEP_TRY(check_phase(given.flags, MEP_COMBINE_RENORMALIZE, given.phase));
     return handle->ep->object->buffer(handle->buffer).combine(handle->handle, given);
   });

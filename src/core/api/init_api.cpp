@@ -1,5 +1,6 @@
 // Making and leaving a world.
 #include <algorithm>
+#include <span>
 #include <vector>
 
 #include "base/failpoint.hpp"
@@ -15,18 +16,11 @@ std::vector<uint32_t> first_slots(int32_t count) {
 }
 
 mep_result_t refuse_unbuilt(const ResolvedConfig& config, const mep_comm_config_t* given) {
-  if ((config.flags & MEP_COMM_UNIFORM) != 0) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "MEP_COMM_UNIFORM is not built yet; mep_comm_agree after an "
-                "operation tells all ranks the same");
-  }
   if (config.quorum == MEP_QUORUM_WITNESS) {
     return fail(MEP_ERR_UNSUPPORTED, "MEP_QUORUM_WITNESS is not built yet; use the majority");
   }
   if (given != nullptr && (config.flags & MEP_COMM_SET_DEVICE) != 0) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "this library was built without CUDA: leave out "
-                "MEP_COMM_SET_DEVICE");
+    return check_device(given->device);
   }
   return MEP_SUCCESS;
 }
@@ -51,6 +45,20 @@ mep_result_t finish_world(const Deadline& deadline, Opening* opening, mep_comm_t
   handle->comm = std::move(opening->comm);
   handle->is_world = true;
   *comm = handle.release();
+  return MEP_SUCCESS;
+}
+
+// The device sides of `comms`, ranks of this process; none if the config names no device.
+mep_result_t add_devices(const mep_comm_config_t* config, const Deadline& deadline,
+                         std::span<const mep_comm_t> comms) {
+  if (config == nullptr || (config->flags & MEP_COMM_SET_DEVICE) == 0) return MEP_SUCCESS;
+  for (const mep_comm_t comm : comms) {
+    MEP_TRY(make_device_side(*comm->comm, config->device, static_cast<uint32_t>(comms.size()),
+                             &comm->device));
+  }
+  for (const mep_comm_t comm : comms) MEP_TRY(comm->device->connect(deadline));
+  for (const mep_comm_t comm : comms) MEP_TRY(comm->device->begin_proof());
+  for (const mep_comm_t comm : comms) MEP_TRY(comm->device->end_proof());
   return MEP_SUCCESS;
 }
 
@@ -102,7 +110,8 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
     MEP_TRY(open_world(resolved, std::move(mesh), std::move(transports), &opening));
     mep_comm_t made = nullptr;
     MEP_TRY(finish_world(deadline, &opening, &made));
-    const mep_result_t confirmed = confirm(made, resolved.init_timeout_ms);
+    mep_result_t confirmed = add_devices(config, deadline, {&made, 1});
+    if (confirmed == MEP_SUCCESS) confirmed = confirm(made, resolved.init_timeout_ms);
     if (confirmed != MEP_SUCCESS) {
       close_world(made, false);
       return confirmed;
@@ -132,7 +141,7 @@ mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* config, m
     given.store = nullptr;
     MEP_TRY(failpoints_from_environment());
     ResolvedConfig resolved;
-    MEP_TRY(resolve_config(&given, &resolved));
+    MEP_TRY(resolve_config(&given, &resolved, ConfigUse::kThreads));
     MEP_TRY(refuse_unbuilt(resolved, &given));
     const Deadline deadline = Deadline::after_ms(resolved.init_timeout_ms);
     const auto ranks = static_cast<size_t>(count);
@@ -156,6 +165,7 @@ mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* config, m
     for (size_t rank = 0; rank < ranks && result == MEP_SUCCESS; ++rank) {
       result = finish_world(deadline, &openings[rank], &made[rank]);
     }
+    if (result == MEP_SUCCESS) result = add_devices(&given, deadline, made);
     if (result != MEP_SUCCESS) {
       for (const mep_comm_t each : made) {
         if (each != nullptr) close_world(each, false);
@@ -173,7 +183,13 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
   return guarded([&]() -> mep_result_t {
     if (comm->comm->world().forked()) return check_comm(comm);
     comm->comm->drop_dormant();
-    if (comm->users.load() != 0 || !comm->comm->idle() || comm->comm->has_clients()) {
+    if (comm->device != nullptr && comm->device->busy()) {
+      return fail(MEP_ERR_BUSY,
+                  "operations of the communicator still run on its GPU; wait for "
+                  "their streams first");
+    }
+    if (comm->users.load() != 0 || !comm->comm->idle() ||
+        comm->comm->has_clients(comm->device != nullptr ? 1 : 0)) {
       return fail(MEP_ERR_BUSY,
                   "the communicator still has EP objects, requests or communicators "
                   "made from it; destroy or finish them first");

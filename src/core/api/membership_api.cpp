@@ -50,6 +50,14 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
   handle->comm->set_timeout_ms(parent.timeout_ms());
   // Nobody may drop its window before all have taken it.
   MEP_TRY(handle->comm->run(Collective::k_barrier, {}));
+  if (comm->device != nullptr) {
+    MEP_TRY(
+        make_device_side(*handle->comm, comm->device->device(), parent.size(), &handle->device));
+    MEP_TRY(handle->device->connect(Deadline::after_ms(parent.timeout_ms())));
+    MEP_TRY(handle->comm->run(Collective::k_barrier, {}));
+    MEP_TRY(handle->device->begin_proof());
+    MEP_TRY(handle->device->end_proof());
+  }
   *child = handle.release();
   return MEP_SUCCESS;
 }

@@ -21,12 +21,28 @@ namespace {
 constexpr uint64_t kReadyNowMs = 50;
 constexpr int kPollMs = 50;
 
+constexpr const char* kWorldName = "world";
+
+std::string grown_name(uint32_t size) {
+  return kWorldName + ("+" + std::to_string(size));
+}
+
 mep_result_t on_world(mep_comm_t comm) {
   MEP_TRY(check_comm(comm));
-  if (comm->is_world) return MEP_SUCCESS;
+  MEP_TRY(check_host_comm(comm, "admitting newcomers"));
+  if (comm->is_world || comm->is_grown) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
               "this is a communicator made by mep_comm_split; give the "
               "world");
+}
+
+// All members must take part in what follows: also those that came by growth.
+mep_result_t covers_all(const Comm& world_comm) {
+  membership::SlotSet outside = world_comm.world().view_snapshot().members;
+  outside -= world_comm.member_slots();
+  if (outside.empty()) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "the world has grown beyond this communicator; give the one that mep_comm_grow made");
 }
 
 // All members are in the same call, and no thread of this one is elsewhere. Failures on the way are
@@ -76,8 +92,10 @@ mep_result_t recover_ranks(Comm& world_comm, const int32_t* ranks, int32_t count
   const auto now = world_comm.latest_view();
   for (int32_t i = 0; i < count; ++i) {
     if (now->is_live(static_cast<uint32_t>(ranks[i]))) continue;
-    return fail(MEP_ERR_TIMEOUT, "no replacement of rank %d was ready within %u ms", ranks[i],
-                timeout_ms);
+    return fail(
+        MEP_ERR_TIMEOUT,
+        "no replacement of rank %d was ready within %u ms, or it ended before it was admitted",
+        ranks[i], timeout_ms);
   }
   return MEP_SUCCESS;
 }
@@ -88,11 +106,12 @@ mep_result_t make_grown(const std::shared_ptr<World>& world, uint32_t size, uint
   std::vector<uint32_t> slots(size);
   for (uint32_t slot = 0; slot < size; ++slot) slots[slot] = slot;
   auto handle = std::make_unique<mep_comm>();
-  handle->comm = std::make_unique<Comm>(world, "world+" + std::to_string(size), std::move(slots));
+  handle->comm = std::make_unique<Comm>(world, grown_name(size), std::move(slots));
   MEP_TRY(handle->comm->begin(1, 1));
   MEP_TRY(handle->comm->finish(Deadline::after_ms(timeout_ms)));
   // Nobody may drop its window before all have taken it.
   MEP_TRY(handle->comm->run(Collective::k_barrier, {}));
+  handle->is_grown = true;
   *grown = handle.release();
   return MEP_SUCCESS;
 }
@@ -118,8 +137,10 @@ mep_result_t grow(Comm& world_comm, int32_t count, uint32_t timeout_ms, mep_comm
   std::vector<uint32_t> added;
   MEP_TRY(recover(world_comm, wanted, timeout_ms, &added));
   if (added.size() < static_cast<size_t>(count)) {
-    return fail(MEP_ERR_TIMEOUT, "only %zu of %d new ranks were ready within %u ms", added.size(),
-                count, timeout_ms);
+    return fail(MEP_ERR_TIMEOUT,
+                "only %zu of %d new ranks were ready within %u ms and did not end before they were "
+                "admitted",
+                added.size(), count, timeout_ms);
   }
   return make_grown(world_comm.world_ptr(), size, timeout_ms, grown);
 }
@@ -138,6 +159,7 @@ bool read_comms(const Frame& frame, uint32_t max_slots, std::vector<CommDescript
   const auto count = reader.number<uint32_t>();
   for (uint32_t i = 0; i < count && reader.valid(); ++i) {
     CommDescription comm;
+    comm.id = reader.number<uint64_t>();
     comm.name = reader.text(255);
     comm.epoch = reader.number<uint64_t>();
     comm.child_number = reader.number<uint32_t>();
@@ -157,96 +179,151 @@ bool read_comms(const Frame& frame, uint32_t max_slots, std::vector<CommDescript
   return reader.complete();
 }
 
-// The first member that says so tells the view and the comms; what else comes stays in the links. A peer
-// that begins with something else is a newcomer too and has no welcome to give.
-mep_result_t wait_for_welcome(Mesh& mesh, const Deadline& deadline, Welcome* welcome) {
-  const auto max_slots = static_cast<uint32_t>(mesh.max_size);
-  bool bad = false;
-  std::map<uint32_t, Welcome> welcomes;  // by slot, as far as they have come
-  std::set<uint32_t> newcomers;
-  Welcome* from = nullptr;
-  Frame other;
-  const auto take = [&](Frame& frame) {
-    if (frame.type == kFrameView) {
-      const auto* bytes = reinterpret_cast<const uint8_t*>(frame.payload.data());
-      from->has_view =
-          membership::decode_view({bytes, frame.payload.size()}, max_slots, &from->view, nullptr);
-      bad = !from->has_view;
-      return !bad;
-    }
-    if (!from->has_view) {
-      other = std::move(frame);
-      return false;
-    }
-    bad = frame.type != kFrameComms || !read_comms(frame, max_slots, &from->comms);
-    from->has_comms = !bad;
-    return false;
-  };
-  while (!deadline.expired()) {
-    std::vector<pollfd> fds;
-    for (const PeerLink& peer : mesh.peers) {
-      if (!newcomers.contains(peer.identity.slot)) fds.push_back({peer.link->fd(), POLLIN, 0});
-    }
-    (void)poll(fds.data(), fds.size(), deadline.left_ms(kPollMs));
-    for (const PeerLink& peer : mesh.peers) {
-      if (newcomers.contains(peer.identity.slot)) continue;
-      from = &welcomes[peer.identity.slot];
-      other.type = 0;
-      // A closed link gives no welcome; another may.
-      (void)peer.link->receive(take);
-      if (bad) return fail(MEP_ERR_DENIED, "rank %u sent a bad welcome", peer.identity.slot);
-      if (other.type != 0) {
-        peer.link->unread(std::exchange(other, Frame()));
-        newcomers.insert(peer.identity.slot);
+// Every member tells the view and the comms that it has in common with the newcomer; what else comes
+// stays in the links. A peer that begins with something else is a newcomer too and has no welcome to give.
+class Reception {
+ public:
+  explicit Reception(Mesh& mesh) : mesh_(mesh) {}
+
+  mep_result_t wait(const Deadline& deadline, Welcome* welcome) {
+    while (!deadline.expired()) {
+      std::vector<pollfd> fds;
+      for (const PeerLink& peer : mesh_.peers) {
+        if (is_awaited(peer)) fds.push_back({peer.link->fd(), POLLIN, 0});
       }
-      if (!from->has_comms) continue;
-      *welcome = std::move(*from);
-      return MEP_SUCCESS;
+      (void)poll(fds.data(), fds.size(), deadline.left_ms(kPollMs));
+      bool all = true;
+      for (const PeerLink& peer : mesh_.peers) {
+        if (is_awaited(peer)) MEP_TRY(read(peer));
+        all = all && !is_awaited(peer);
+      }
+      if (all && merge(welcome)) return MEP_SUCCESS;
     }
+    return fail(MEP_ERR_TIMEOUT, "the members did not answer; is one of them inside a call?");
   }
-  return fail(MEP_ERR_TIMEOUT, "the members did not answer; is one of them inside a call?");
-}
+
+ private:
+  // Nobody knows at first who is a member; the first welcome says it.
+  bool is_awaited(const PeerLink& peer) const {
+    const uint32_t slot = peer.identity.slot;
+    const auto found = welcomes_.find(slot);
+    if (silent_.contains(slot) || (found != welcomes_.end() && found->second.has_comms))
+      return false;
+    Welcome known;
+    return !merge(&known) || known.view.incarnation(slot) == peer.identity.incarnation;
+  }
+
+  mep_result_t read(const PeerLink& peer) {
+    const uint32_t slot = peer.identity.slot;
+    Welcome& welcome = welcomes_[slot];
+    bool bad = false;
+    Frame other;
+    other.type = 0;
+    const mep_result_t result = peer.link->receive([&](Frame& frame) {
+      if (frame.type == kFrameView) {
+        const auto* bytes = reinterpret_cast<const uint8_t*>(frame.payload.data());
+        welcome.has_view = membership::decode_view({bytes, frame.payload.size()}, max_slots(),
+                                                   &welcome.view, nullptr);
+        bad = !welcome.has_view;
+        return !bad;
+      }
+      if (!welcome.has_view) {
+        other = std::move(frame);
+        return false;
+      }
+      bad = frame.type != kFrameComms || !read_comms(frame, max_slots(), &welcome.comms);
+      welcome.has_comms = !bad;
+      return false;
+    });
+    if (bad) return fail(MEP_ERR_DENIED, "rank %u sent a bad welcome", slot);
+    if (other.type != 0) {
+      peer.link->unread(std::move(other));
+      silent_.insert(slot);
+    } else if (result != MEP_SUCCESS && !welcome.has_comms) {
+      silent_.insert(slot);  // closed: it gives no welcome; another may
+    }
+    return MEP_SUCCESS;
+  }
+
+  // The latest view, and each comm as one of its members has described it.
+  bool merge(Welcome* out) const {
+    for (const auto& [slot, welcome] : welcomes_) {
+      if (!welcome.has_comms) continue;
+      if (!out->has_view || out->view.epoch < welcome.view.epoch) out->view = welcome.view;
+      out->has_view = true;
+      for (const CommDescription& comm : welcome.comms) {
+        const auto same = [&](const CommDescription& other) { return other.id == comm.id; };
+        if (std::none_of(out->comms.begin(), out->comms.end(), same)) out->comms.push_back(comm);
+      }
+    }
+    return out->has_view;
+  }
+
+  uint32_t max_slots() const { return static_cast<uint32_t>(mesh_.max_size); }
+
+  Mesh& mesh_;
+  std::map<uint32_t, Welcome> welcomes_;  // by slot, as far as they have come
+  std::set<uint32_t> silent_;             // slots of which none will come
+};
 
 struct Entering {
   std::shared_ptr<World> world;
-  std::map<std::string, std::unique_ptr<Comm>> comms;
+  std::vector<std::unique_ptr<Comm>> comms;
 };
 
 mep_result_t make_comms(const Welcome& welcome, const Deadline& deadline, Entering* entering) {
   for (const CommDescription& description : welcome.comms) {
-    auto comm = std::make_unique<Comm>(entering->world, description.name, description.slots);
+    auto comm = std::make_unique<Comm>(entering->world, description.name, description.slots,
+                                       description.id);
     MEP_TRY(comm->begin(description.epoch, 1));
-    MEP_TRY(comm->finish(deadline));
+    const mep_result_t made = comm->finish(deadline);
+    if (made == MEP_ERR_NOT_FOUND) continue;  // a member has destroyed it meanwhile
+    MEP_TRY(made);
     comm->set_child_number(description.child_number);
     comm->set_ep_number(description.ep_number);
     for (const std::vector<std::byte>& object : description.objects) {
       std::unique_ptr<EpObject> attached;
-      MEP_TRY(EpObject::attach(*comm, object, deadline, &attached));
+      const mep_result_t result = EpObject::attach(*comm, object, deadline, &attached);
+      if (result == MEP_ERR_NOT_FOUND) continue;  // likewise
+      MEP_TRY(result);
       comm->keep_dormant(std::move(attached));
     }
-    entering->comms[description.name] = std::move(comm);
+    entering->comms.push_back(std::move(comm));
   }
   return MEP_SUCCESS;
 }
 
+// The comm over the first `size` slots of the world.
+uint64_t spanning_id(uint32_t size, uint32_t first_size) {
+  return Comm::id_of(size == first_size ? kWorldName : grown_name(size));
+}
+
+// What the newcomer works with: the largest comm over the whole world that had its place before, or one
+// that it makes together with the members, who are growing the world.
 mep_result_t hand_out(const ResolvedConfig& config, Entering* entering,
                       const std::vector<uint32_t>& admitted, mep_comm_t* comm) {
-  const uint32_t slot = entering->world->self_slot();
+  const auto first_size = static_cast<uint32_t>(config.size);
+  std::unique_ptr<Comm>* largest = nullptr;
+  for (std::unique_ptr<Comm>& each : entering->comms) {
+    if (each->id() != spanning_id(each->size(), first_size)) continue;
+    if (largest == nullptr || (*largest)->size() < each->size()) largest = &each;
+  }
   mep_comm_t made = nullptr;
-  if (slot < static_cast<uint32_t>(config.size)) {
+  if (largest != nullptr) {
     auto handle = std::make_unique<mep_comm>();
-    handle->comm = std::move(entering->comms["world"]);
-    entering->comms.erase("world");
-    if (handle->comm == nullptr) {
-      return fail(MEP_ERR_INTERNAL, "the members named no world for rank %u", slot);
-    }
+    handle->comm = std::move(*largest);
     made = handle.release();
-  } else {
+  } else if (entering->world->self_slot() >= first_size) {
     const uint32_t size = 1 + *std::max_element(admitted.begin(), admitted.end());
     MEP_TRY(make_grown(entering->world, size, config.timeout_ms, &made));
+  } else {
+    return fail(MEP_ERR_INTERNAL, "the members named no world for rank %u",
+                entering->world->self_slot());
   }
   made->is_world = true;
-  made->dormant = std::move(entering->comms);
+  for (std::unique_ptr<Comm>& each : entering->comms) {
+    if (each != nullptr) made->dormant[each->name()] = std::move(each);
+  }
   *comm = made;
   return MEP_SUCCESS;
 }
@@ -266,7 +343,7 @@ mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {
   MEP_TRY(bootstrap_join(config, self, &mesh));
   MEP_FAILPOINT("join connected");
   Welcome welcome;
-  MEP_TRY(wait_for_welcome(mesh, deadline, &welcome));
+  MEP_TRY(Reception(mesh).wait(deadline, &welcome));
   MEP_FAILPOINT("join welcomed");
   config.rank = static_cast<int32_t>(mesh.self.identity.slot);
   config.size = mesh.size;
@@ -289,6 +366,7 @@ mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {
 
 // Everybody sees the same minimum, so all ask for admission or nobody does.
 mep_result_t barrier_with_admission(Comm& world_comm) {
+  if (covers_all(world_comm) != MEP_SUCCESS) return world_comm.run(Collective::k_barrier, {});
   const uint32_t ready = world_comm.world().ready_newcomers();
   uint32_t everywhere = 0;
   MEP_TRY(
@@ -314,6 +392,7 @@ mep_result_t mep_recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t c
   return guarded([&]() -> mep_result_t {
     const CallScope scope(world);
     MEP_TRY(scope.check());
+    MEP_TRY(covers_all(*world->comm));
     return recover_ranks(*world->comm, ranks, count, timeout_ms, admitted);
   });
 }
@@ -328,6 +407,7 @@ mep_result_t mep_comm_grow(mep_comm_t world, int32_t count, uint32_t timeout_ms,
   return guarded([&]() -> mep_result_t {
     const CallScope scope(world);
     MEP_TRY(scope.check());
+    MEP_TRY(covers_all(*world->comm));
     return grow(*world->comm, count, timeout_ms, grown);
   });
 }

@@ -1,5 +1,5 @@
 // Nonblocking collectives and their requests.
-#include <sys/timerfd.h>
+#include <unistd.h>
 
 #include "base/unique_fd.hpp"
 #include "core/api/api_guard.hpp"
@@ -10,20 +10,24 @@ struct mep_request {
   mep::OperationRecord record;
   mep::Deadline deadline = mep::Deadline::never();
   bool done = false;
-  mep::UniqueFd event;
+  mep::UniqueFd event;  // see RequestBell
+
+  ~mep_request() {
+    if (event.valid()) comm->comm->world().request_bell().remove(event);
+  }
 };
 
 namespace mep {
 namespace {
 
 constexpr uint32_t kUntilTimeout = 0xffffffff;
-constexpr long kEventIntervalNs = 1'000'000;
 
 mep_result_t start(mep_comm_t comm, Collective kind, const CollectiveArgs& args,
                    mep_request_t* request) {
   if (request == nullptr) return null_argument("request");
   *request = nullptr;
   MEP_TRY(check_comm(comm));
+  MEP_TRY(check_host_comm(comm, "a nonblocking call"));
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
@@ -132,9 +136,11 @@ mep_result_t mep_request_test(mep_request_t* request, int32_t* done, mep_op_info
     const CallScope scope(tested.comm);
     MEP_TRY(scope.check());
     if (tested.event.valid()) {
-      uint64_t ticks = 0;
-      (void)!read(tested.event.get(), &ticks, sizeof ticks);
+      // Before the look: what comes later makes it readable again.
+      uint64_t rings = 0;
+      (void)!read(tested.event.get(), &rings, sizeof rings);
     }
+    if (!tested.done) tested.comm->comm->world().make_progress();
     if (!tested.done) tested.done = tested.comm->comm->test(&tested.operation);
     if (!tested.done && tested.deadline.expired())
       tested.comm->comm->ask_verdict(&tested.operation);
@@ -157,14 +163,7 @@ mep_result_t mep_request_event_fd(mep_request_t request, int32_t* fd) {
   if (fd == nullptr) return null_argument("fd");
   return guarded([&]() -> mep_result_t {
     if (!request->event.valid()) {
-      request->event.reset(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-      itimerspec interval{};
-      interval.it_value.tv_nsec = 1;
-      interval.it_interval.tv_nsec = kEventIntervalNs;
-      if (!request->event.valid() ||
-          timerfd_settime(request->event.get(), 0, &interval, nullptr) != 0) {
-        return fail(MEP_ERR_NO_MEMORY, "no descriptor for the request: %m");
-      }
+      MEP_TRY(request->comm->comm->world().request_bell().add(request->deadline, &request->event));
     }
     *fd = request->event.get();
     return MEP_SUCCESS;

@@ -28,16 +28,30 @@ uint32_t fingerprint(Collective kind, const CollectiveArgs& args) {
   return static_cast<uint32_t>(hash >> 24) & Cells::kFingerprintMask;
 }
 
+// Puts of an operation that has failed may still wait to be sent, out of the caller's memory.
+void release_sources(const std::vector<Remote>& remotes) {
+  const std::string text = last_error_text();
+  for (const Remote& remote : remotes) {
+    if (remote.transport == nullptr || remote.mapped != nullptr) continue;
+    (void)remote.transport->flush(remote.slot);  // of a slot that is gone nothing is left
+  }
+  set_last_error_text(text.c_str());
+}
+
 // A view change that does not come to an end is a bug; this is how long a call waits for one beyond
 // all that membership may take.
 constexpr uint64_t kVerdictGraceMs = 60'000;
 
 }  // namespace
 
-Comm::Comm(std::shared_ptr<World> world, std::string name, std::vector<uint32_t> slots)
+uint64_t Comm::id_of(const std::string& name) {
+  return hash_name(name);
+}
+
+Comm::Comm(std::shared_ptr<World> world, std::string name, std::vector<uint32_t> slots, uint64_t id)
     : world_(std::move(world)),
       name_(std::move(name)),
-      id_(hash_name(name_)),
+      id_(id != 0 ? id : id_of(name_)),
       slots_(std::move(slots)),
       timeout_ms_(world_->config().timeout_ms),
       channel_(id_, 1) {
@@ -111,6 +125,14 @@ mep_result_t Comm::run(Collective kind, const CollectiveArgs& args) {
   return operation.result;
 }
 
+mep_result_t Comm::agree_largest(uint64_t epoch, uint64_t own, uint64_t* largest) {
+  Operation operation;
+  operation.agrees_epoch = epoch;
+  MEP_TRY(start(Collective::k_allreduce, {&own, largest, 1, MEP_UINT64, MEP_MAX, 0}, &operation));
+  if (!wait(&operation, Deadline::after_ms(timeout_ms()))) return end_of_wait(&operation);
+  return operation.result;
+}
+
 mep_result_t Comm::start(Collective kind, const CollectiveArgs& args, Operation* operation) {
   const CollectiveType& type = collective_type(kind);
   MEP_TRY(type.check(*this, args));
@@ -142,6 +164,9 @@ mep_result_t Comm::begin_operation(Operation* operation) {
   if (!channel_.undisturbed(adopted_->epoch) || world_->terminal_result() != MEP_SUCCESS) {
     const mep_result_t caught = catch_up(operation);
     if (caught != MEP_SUCCESS || operation->retained != nullptr) return caught;
+  }
+  if (operation->agrees_epoch != 0 && operation->agrees_epoch != adopted_->epoch) [[unlikely]] {
+    return fail(passed_result_, "%s", passed_text_.c_str());
   }
   operation->seq = ++seq_;
   operation->epoch = adopted_->epoch;
@@ -200,7 +225,8 @@ bool Comm::advance_undisturbed(Operation* operation) {
 bool Comm::finish_operation(Operation* operation, mep_result_t result) {
   operation->result = result;
   operation->finished = true;
-  note_record(*operation);
+  if (is_error(result)) release_sources(remotes_);
+  if (operation->agrees_epoch == 0) note_record(*operation);
   if (operation->record != nullptr) *operation->record = record_;
   return true;
 }
@@ -277,6 +303,7 @@ mep_result_t Comm::catch_up(Operation* operation) {
   if (terminal != MEP_SUCCESS) {
     return fail(terminal, "the world of comm %s has ended for this rank", name_.c_str());
   }
+  const std::shared_ptr<const CommView> before = adopted_;
   // Queued operations of the old epoch are answered first.
   const Deadline deadline = Deadline::after_ms(timeout_ms() + kVerdictGraceMs);
   drain(deadline);
@@ -309,7 +336,9 @@ mep_result_t Comm::catch_up(Operation* operation) {
     lock.lock();
     verdicts_.pop_front();
   }
-  return take_news();
+  const mep_result_t news = take_news();
+  if (news != MEP_SUCCESS && operation->agrees_epoch == 0) note_news(*before, news);
+  return news;
 }
 
 void Comm::drain(const Deadline& deadline) {
@@ -323,6 +352,9 @@ mep_result_t Comm::reach_newcomers(const CommView& view) {
   const Deadline deadline = Deadline::after_ms(timeout_ms());
   for (const uint32_t rank : view.live) {
     if (rank == rank_ || remote_incarnations_[rank] == view.incarnations[rank]) continue;
+    // Gone again: this view has a successor, for which the channel is wedged by now, so nothing is
+    // posted to it.
+    if (world_->view_snapshot().incarnation(slots_[rank]) != view.incarnations[rank]) continue;
     MEP_TRY(world_->await_remote(slots_[rank], window_, deadline, &remotes_[rank]));
     remote_incarnations_[rank] = view.incarnations[rank];
   }
@@ -335,6 +367,8 @@ mep_result_t Comm::adopt(const Verdict& verdict) {
   // The control thread looks at the cells too, under the lock.
   const std::lock_guard lock(mutex_);
   adopted_ = verdict.view;
+  passed_result_ = verdict.result;
+  passed_text_ = verdict.text;
   rooted_calls_ = 0;
   seq_ = verdict.next - 1;
   cells_.restart(adopted_->epoch, verdict.next, adopted_->live);
@@ -389,11 +423,25 @@ void Comm::note_record(const Operation& operation) {
     }
     return;
   }
-  // Missing are those that the view after the operation has no more.
-  const std::shared_ptr<const CommView> now = latest_view();
+  note_missing(*adopted_, *latest_view());
+}
+
+// A call that was refused because of what has happened since the last one: it is no operation.
+void Comm::note_news(const CommView& before, mep_result_t news) {
+  record_.any = true;
+  record_.epoch = adopted_->epoch;
+  record_.seq = 0;
+  record_.result = news;
+  record_.input_intact = true;
+  record_.contributors.assign((size() + 63) / 64, 0);
+  note_missing(before, *adopted_);
+}
+
+// Missing are those that the later view has no more.
+void Comm::note_missing(const CommView& before, const CommView& after) {
   record_.failed.assign((size() + 63) / 64, 0);
-  for (const uint32_t rank : adopted_->live) {
-    if (!now->is_live(rank)) record_.failed[rank / 64] |= uint64_t{1} << (rank % 64);
+  for (const uint32_t rank : before.live) {
+    if (!after.is_live(rank)) record_.failed[rank / 64] |= uint64_t{1} << (rank % 64);
   }
 }
 
@@ -454,9 +502,9 @@ void Comm::remove_client(ViewClient* client) {
   while (retired_.size() > kRetiredChannels) retired_.pop_front();
 }
 
-bool Comm::has_clients() const {
+bool Comm::has_clients(size_t own) const {
   const std::lock_guard lock(mutex_);
-  return !clients_.empty();
+  return clients_.size() > own;
 }
 
 }  // namespace mep

@@ -86,7 +86,10 @@ class Comm : public WorldClient {
  public:
   // Two steps, so that one thread can make several ranks of a process: begin() sends this rank's
   // windows to its peers, finish() waits for theirs.
-  Comm(std::shared_ptr<World> world, std::string name, std::vector<uint32_t> slots);
+  // `id` 0: it follows from the name; a renamed comm keeps the one that it was made with.
+  Comm(std::shared_ptr<World> world, std::string name, std::vector<uint32_t> slots,
+       uint64_t id = 0);
+  static uint64_t id_of(const std::string& name);
   ~Comm() override;
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
@@ -123,6 +126,9 @@ class Comm : public WorldClient {
   // Checks and queues; `operation` must live until it is finished or failed.
   [[nodiscard]] mep_result_t start(Collective kind, const CollectiveArgs& args,
                                    Operation* operation);
+  // The agreement of a personal operation that ran in `epoch`: the largest of what the ranks give. If
+  // the view changed first, what that change says of operations that it cut, on all ranks alike.
+  [[nodiscard]] mep_result_t agree_largest(uint64_t epoch, uint64_t own, uint64_t* largest);
   // Steps queued operations; true once `operation` has its final result.
   bool test(Operation* operation);
   [[nodiscard]] bool wait(Operation* operation, const Deadline& deadline);
@@ -178,7 +184,8 @@ class Comm : public WorldClient {
   // Remotes by comm rank for a window that all members share under the same id.
   void add_client(ViewClient* client);
   void remove_client(ViewClient* client);
-  bool has_clients() const;
+  // More than `own`, those that go with the comm itself.
+  bool has_clients(size_t own = 0) const;
   uint32_t child_number() const { return child_number_.load(std::memory_order_relaxed); }
   void set_child_number(uint32_t number) { child_number_.store(number, std::memory_order_relaxed); }
   uint32_t next_ep_number() { return ep_number_.fetch_add(1, std::memory_order_relaxed); }
@@ -221,6 +228,8 @@ class Comm : public WorldClient {
   bool finish_operation(Operation* operation, mep_result_t result);
   void drain(const Deadline& deadline);
   void note_record(const Operation& operation);
+  void note_news(const CommView& before, mep_result_t news);
+  void note_missing(const CommView& before, const CommView& after);
   mep_result_t fill_info(const OperationRecord& record, mep_op_info_t* info) const;
   std::shared_ptr<const CommView> make_view(const membership::View& view, uint64_t epoch) const;
   void gather_held(uint64_t done);
@@ -248,6 +257,8 @@ class Comm : public WorldClient {
   std::vector<uint64_t> remote_incarnations_;  // by rank: whose windows remotes_ reaches
   uint64_t seq_ = 0;                           // of the last call
   uint64_t verdict_asked_seq_ = 0;
+  mep_result_t passed_result_ = MEP_ERR_PEER_FAILED;  // of the verdict that was adopted last
+  std::string passed_text_;
   uint32_t rooted_calls_ = 0;  // hash of the small rooted calls since the last that waited for all
   Cells cells_;
   Bulk bulk_;

@@ -252,8 +252,9 @@ bool Comm::quiesced() const {
 
 CommDescription Comm::description() const {
   const std::lock_guard lock(mutex_);
-  CommDescription description{
-      name_, view_->epoch, slots_, child_number(), ep_number_.load(std::memory_order_relaxed), {}};
+  CommDescription description{id_,    name_,          view_->epoch,
+                              slots_, child_number(), ep_number_.load(std::memory_order_relaxed),
+                              {}};
   for (const ViewClient* client : clients_) {
     client->describe_object(&description.objects.emplace_back());
   }

@@ -133,6 +133,7 @@ mep_result_t EpBuffer::deliver(const mep_dispatch_args_t& args) {
   if (args.statistics != nullptr) {
     for (size_t local = 0; local < experts; ++local) args.statistics[local] += recv_count_[local];
   }
+  agree_on_result();
   note_record(complete_);
   fill_status(args.op_status);
   stage_ = Stage::kReceived;

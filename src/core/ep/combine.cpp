@@ -236,6 +236,7 @@ mep_result_t EpBuffer::finish_combine(const mep_combine_args_t& args) {
                  row_weights, count, shape_.hidden, false);
   }
   leave_peers_alone();
+  agree_on_result();
   std::vector<uint8_t> contributed(shape_.ranks, 0);
   for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
     contributed[rank] = terms_[rank] != CombineWord::kNone;

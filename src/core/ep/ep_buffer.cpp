@@ -49,8 +49,13 @@ mep_result_t EpBuffer::receive(const Deadline& deadline) {
     reached_incarnations_.push_back(view.incarnation(slot));
   }
   MEP_TRY(comm_.world().receive_windows(
-      window_, comm_.slots(), [&](uint32_t slot) { return view.incarnation(slot) == 0; }, deadline,
-      &remotes_));
+      window_, comm_.slots(),
+      [&](uint32_t slot) {
+        // A newcomer goes on without a member that leaves the view meanwhile.
+        return view.incarnation(slot) == 0 ||
+               (comm_.world().entering() && comm_.world().view_snapshot().incarnation(slot) == 0);
+      },
+      deadline, &remotes_));
   const bool any_put = std::any_of(remotes_.begin(), remotes_.end(), [](const Remote& remote) {
     return remote.mapped == nullptr && remote.transport != nullptr;
   });
@@ -66,13 +71,22 @@ void EpBuffer::pull_where_mapped() {
   for (uint32_t rank = 0; rank < shape_.ranks; ++rank) pulls_[rank] = maps(rank) ? 1 : 0;
 }
 
+// A newcomer whose windows have all come has this one or never will: the object was made while it came.
+bool EpBuffer::reach(uint32_t slot, uint64_t incarnation, Remote* remote) const {
+  World& world = comm_.world();
+  if (world.has_offered_all(slot, incarnation) && !world.has_offered(slot, *window_)) {
+    (void)fail(MEP_ERR_NOT_FOUND, "it joined while the object was made or destroyed");
+    return false;
+  }
+  return world.await_remote(slot, window_, deadline(), remote) == MEP_SUCCESS;
+}
+
 // A replaced rank has the same object, made before it came into the view.
 void EpBuffer::reach_newcomers(const CommView& view) {
   for (const uint32_t rank : view.live) {
     if (view.incarnations[rank] == reached_incarnations_[rank]) continue;
     if (rank != shape_.rank) {
-      if (comm_.world().await_remote(comm_.slots()[rank], window_, deadline(), &remotes_[rank]) !=
-          MEP_SUCCESS) {
+      if (!reach(comm_.slots()[rank], view.incarnations[rank], &remotes_[rank])) {
         log(LogLevel::kWarn, "rank %u does not take part in an EP object: %s", rank,
             last_error_text());
         continue;
@@ -112,6 +126,7 @@ void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
   op_.cursor = 0;
   op_.sent = false;
   op_.over = false;
+  op_.by_view = false;
   op_.result = MEP_SUCCESS;
   op_.text.clear();
   channel_.enter(op_.seq);
@@ -140,6 +155,33 @@ Step EpBuffer::posting_failure(mep_result_t result) {
 mep_result_t EpBuffer::result_of_operation() const {
   if (is_error(op_.result)) set_last_error_text(op_.text.c_str());
   return op_.result;
+}
+
+// With MEP_COMM_UNIFORM all ranks return the gravest result that one of them has. A view change before
+// this round is done gives its own verdict, the same to all: they need no round, whatever had arrived.
+void EpBuffer::agree_on_result() {
+  if (!uniform() || op_.by_view) return;
+  constexpr unsigned kCodeShift = 32;
+  // An error outweighs MEP_PARTIAL, that outweighs success; the rank behind it only names who.
+  const auto grave = [](mep_result_t result) {
+    return is_error(result) ? 2 + static_cast<uint64_t>(-result) : static_cast<uint64_t>(result);
+  };
+  const uint64_t own = grave(op_.result) << kCodeShift | shape_.rank;
+  uint64_t gravest = 0;
+  const mep_result_t agreed = comm_.agree_largest(op_.epoch, own, &gravest);
+  if (agreed != MEP_SUCCESS) {
+    op_.by_view = true;
+    op_.result = agreed;
+    op_.text = last_error_text();
+    return;
+  }
+  const uint64_t code = gravest >> kCodeShift;
+  if (code == grave(op_.result)) return;
+  op_.result = code <= 1 ? static_cast<mep_result_t>(code) : -static_cast<mep_result_t>(code - 2);
+  if (!is_error(op_.result)) return;
+  (void)fail(op_.result, "rank %u ended this operation with: %s (MEP_COMM_UNIFORM)",
+             static_cast<uint32_t>(gravest), mep_result_string(op_.result));
+  op_.text = last_error_text();
 }
 
 bool EpBuffer::arrived(EpWord kind, uint64_t use, uint32_t source, uint32_t* payload) const {

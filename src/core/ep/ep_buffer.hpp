@@ -114,10 +114,11 @@ class EpBuffer {
   struct EpOperation {
     uint64_t epoch = 0;
     uint64_t seq = 0;
-    uint32_t phase = 0;   // of the step function
-    uint32_t cursor = 0;  // of the step function
-    bool sent = false;    // all that other ranks need from this one is with them
-    bool over = false;    // the result is known; outputs may still have to be delivered
+    uint32_t phase = 0;    // of the step function
+    uint32_t cursor = 0;   // of the step function
+    bool sent = false;     // all that other ranks need from this one is with them
+    bool over = false;     // the result is known; outputs may still have to be delivered
+    bool by_view = false;  // it is over by a view change or the end of the world
     mep_result_t result = MEP_SUCCESS;
     std::string text;  // of an error
   };
@@ -167,6 +168,8 @@ class EpBuffer {
   Step hard_failure(mep_result_t result);
   Step posting_failure(mep_result_t result);
   mep_result_t result_of_operation() const;
+  bool uniform() const { return (comm_.world().config().flags & MEP_COMM_UNIFORM) != 0; }
+  void agree_on_result();
   void note_record(const std::vector<uint8_t>& contributed);
   void fill_status(mep_op_status_t* status) const;
   void flush_puts() const;
@@ -218,6 +221,7 @@ class EpBuffer {
   void conclude(const EpochEnd& end, bool complete, bool survivors_served);
   void adopt(std::shared_ptr<const CommView> view, uint64_t next);
   void reach_newcomers(const CommView& view);
+  bool reach(uint32_t slot, uint64_t incarnation, Remote* remote) const;
   void note_members();
 
   Comm& comm_;

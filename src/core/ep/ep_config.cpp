@@ -197,9 +197,6 @@ mep_result_t resolve_ep_config(const Comm& comm, const mep_ep_config_t& config, 
   shape.rank = comm.rank();
   shape.ranks = comm.size();
   shape.timeout_ms = config.timeout_ms;
-  if ((comm.world().config().flags & MEP_COMM_UNIFORM) != 0) {
-    return fail(MEP_ERR_UNSUPPORTED, "MEP_COMM_UNIFORM is not built for dispatch and combine yet");
-  }
   MEP_TRY(check_enumerators(config));
   MEP_TRY(refuse_unbuilt(config));
   MEP_TRY(resolve_counts(config, &shape));

@@ -14,13 +14,21 @@ void EpBuffer::drive(const Deadline& deadline, StepFunction&& step) {
   // Beyond all that a view change may take.
   constexpr uint64_t kVerdictGraceMs = 60'000;
   World& world = comm_.world();
-  bool finished = false;  // a wait may ask once more after it was told that it is over
+  // Whoever left by a verdict may have rows on their way that lie in the caller's memory.
+  struct Release {
+    ~Release() {
+      if (settled) buffer.flush_puts();
+    }
+    const EpBuffer& buffer;
+    bool settled = false;
+  } release{*this};
   const auto poll = [&] {
-    if (finished || op_.over) return true;
-    const bool undisturbed =
-        channel_.undisturbed(op_.epoch) && world.terminal_result() == MEP_SUCCESS;
-    finished = undisturbed ? step() != Step::kPending : settle();
-    return finished;
+    if (op_.over) return true;
+    if (channel_.undisturbed(op_.epoch) && world.terminal_result() == MEP_SUCCESS) {
+      return step() != Step::kPending;
+    }
+    release.settled = true;
+    return settle();
   };
   if (wait_until(world.wait_policy(), world.doorbell(), deadline, poll)) return;
   world.report_deadline(comm_.id(), channel_.id(), op_.epoch);

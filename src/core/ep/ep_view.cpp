@@ -145,6 +145,7 @@ bool EpBuffer::settle() {
   const mep_result_t terminal = comm_.world().terminal_result();
   if (terminal != MEP_SUCCESS) {
     op_.over = true;
+    op_.by_view = true;
     op_.result =
         fail(terminal, "the world of comm %s has ended for this rank", comm_.name().c_str());
     op_.text = last_error_text();
@@ -168,6 +169,7 @@ bool EpBuffer::settle() {
   end.words.resize(layout_.words(), 0);  // none if it began after the others had stopped
   end.counts.resize(size_t{2} * shape_.ranks * shape_.local_experts, 0);
   op_.over = true;
+  op_.by_view = true;
   if (stage_ == Stage::kDispatching) {
     settle_dispatch(end);
     leave_peers_alone();
@@ -196,10 +198,13 @@ void EpBuffer::settle_dispatch(const EpochEnd& end) {
   }
   const size_t columns = size_t{shape_.ranks} * shape_.local_experts;
   const mep_result_t arranged = arrange(end.counts.data() + use_ % 2 * columns);
-  if (arranged == MEP_SUCCESS) return conclude(end, all_complete, survivors_served);
-  op_.result = arranged;
-  op_.text = last_error_text();
-  arrange_nothing();
+  if (arranged != MEP_SUCCESS) {
+    op_.result = arranged;
+    op_.text = last_error_text();
+    arrange_nothing();
+    if (!uniform()) return;
+  }
+  conclude(end, all_complete, survivors_served);
 }
 
 void EpBuffer::settle_combine(const EpochEnd& end) {
@@ -215,16 +220,17 @@ void EpBuffer::settle_combine(const EpochEnd& end) {
     survivors_served = survivors_served && !end.view->is_live(source);
   }
   judge_terms(op_.epoch != dispatch_epoch_);
-  if (!all_complete) return conclude(end, false, survivors_served);
+  if (!all_complete || uniform()) return conclude(end, all_complete, survivors_served);
   news_due_ = true;  // judged by what the words said, as if the view had not changed
 }
 
 // Complete: all that this rank needed had arrived, and all that others need had left. Else partial, if
-// that is allowed and nothing is missing but ranks that are out; else what the view says.
+// that is allowed and nothing is missing but ranks that are out; else what the view says. That is always
+// so where all ranks must return the same: an agreement that was cut has succeeded nowhere.
 void EpBuffer::conclude(const EpochEnd& end, bool complete, bool survivors_served) {
-  const bool partial = survivors_served && end.result != MEP_ERR_TIMEOUT &&
+  const bool partial = !uniform() && survivors_served && end.result != MEP_ERR_TIMEOUT &&
                        (comm_.world().config().flags & MEP_COMM_PARTIAL) != 0;
-  if (complete) {
+  if (complete && !uniform()) {
     op_.result = MEP_SUCCESS;
     news_due_ = true;
     return;

@@ -1,16 +1,17 @@
-// Every threshold of membership in one table. All are values of the world, the same on each member.
+// Every threshold of membership in one table. All are values of the world, the same on each member; the
+// defaults of mep_comm_config_t and of the environment (MEP_HEARTBEAT_MS, MEP_SUSPECT_MS) are these.
 //
-// A world replaces the intervals by its own (MEP_HEARTBEAT_MS, MEP_SUSPECT_MS; docs/reliability.md has
-// the table for those). What a SIGSTOP of T does under the values below, machine otherwise healthy:
-//   T < 0.3 s         nothing; waits are longer by T
-//   0.3 s ..  1.5 s   the peers report the rank as slow (peer state), nobody is evicted
-//   T > about 1.55 s  with 3 ranks or more (and a quorum among the others): two witnesses, evicted;
-//                     it learns so when it wakes. With 2 ranks: slot 1 is evicted likewise; if the
-//                     lowest slot is the stopped one, the other cannot form a quorum, waits until
-//                     about 6.5 s, and then leaves with "no quorum": the stopped rank goes on alone
-//   SIGKILL           confirmed through the pidfd at once, no threshold takes part
+// What a SIGSTOP of T does under them, machine otherwise healthy (membership_rules_test checks it):
+//   T < 0.3 s        nothing; waits are longer by T
+//   0.3 s .. 5 s     the peers report the rank as slow (peer state), nobody is evicted
+//   T > about 5 s    with 3 ranks or more (and a quorum among the others): two witnesses, evicted;
+//                    it learns so when it wakes. With 2 ranks: slot 1 is evicted likewise; if the
+//                    lowest slot is the stopped one, the other cannot form a quorum, waits until
+//                    about 10 s, and then leaves with "no quorum": the stopped rank goes on alone
+//   SIGKILL          confirmed through the pidfd at once, no threshold takes part
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace mep::membership {
@@ -28,11 +29,11 @@ enum class QuorumPolicy : uint8_t {
 struct Config {
   QuorumPolicy quorum = QuorumPolicy::kMajority;
   // How often a heartbeat action is given; the control thread ticks at least that often.
-  uint64_t heartbeat_interval_us = 50'000;
+  uint64_t heartbeat_interval_us = 100'000;
   // Silence after which a peer is reported as slow (never evicted for that).
   uint64_t slow_after_us = 300'000;
   // Silence after which a peer is accused; with >= 3 living members a second accuser is needed.
-  uint64_t accuse_after_us = 1'500'000;
+  uint64_t accuse_after_us = 5'000'000;
   // A tick later than this means that this rank itself was not scheduled: the gap does not count
   // against its peers, and its thresholds grow by one step (up to max_health_steps).
   uint64_t late_tick_us = 150'000;
@@ -45,7 +46,7 @@ struct Config {
   // How long a broken connection or silence that one end alone reports is held before a third
   // member that hears both takes the higher slot of the two out; longer than accuse_after_us, so
   // that other witnesses come first.
-  uint64_t pair_hold_us = 3'000'000;
+  uint64_t pair_hold_us = 10'000'000;
   // Conflicting suspicions that leave no quorum among reachable members are dropped after this.
   uint64_t stuck_round_us = 400'000;
   // A view change without any progress for so long evicts who does not answer (the lead first).
@@ -53,6 +54,18 @@ struct Config {
   // A needed view change that finds no quorum for so long ends with "no quorum" for this rank.
   uint64_t no_quorum_after_us = 5'000'000;
 };
+
+// The thresholds of a world that beats and accuses at other intervals. Whoever beats seldom must not
+// take its own pauses for lateness, nor those of others for silence.
+inline Config config_for(uint64_t heartbeat_interval_us, uint64_t accuse_after_us) {
+  Config config;
+  config.heartbeat_interval_us = heartbeat_interval_us;
+  config.accuse_after_us = accuse_after_us;
+  config.slow_after_us = std::max(config.slow_after_us, 3 * heartbeat_interval_us);
+  config.late_tick_us = std::max(config.late_tick_us, heartbeat_interval_us * 3 / 2);
+  config.pair_hold_us = 2 * accuse_after_us;
+  return config;
+}
 
 // Deliberate faults, for the tests that show that the simulator would catch them. All off.
 struct Mutations {

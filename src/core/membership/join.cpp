@@ -35,6 +35,12 @@ void Membership::on_newcomer_gone(uint32_t slot, uint64_t incarnation, bool conf
   step_due_ = true;
 }
 
+void Membership::on_newcomer_lost(uint32_t slot) {
+  if (!active() || row_.recover_seq == 0 || !row_.recover_wanted.has(slot)) return;
+  row_.recover_wanted.remove(slot);
+  touch();
+}
+
 void Membership::on_recover(uint64_t seq, const SlotSet& wanted, uint64_t deadline_us) {
   if (!active() || phase_ == Phase::kJoining || seq == 0) return;
   row_.recover_seq = seq;
@@ -86,9 +92,10 @@ uint64_t Membership::recover_due(const SlotSet& live, bool* complete) const {
   if (!all) return 0;
   SlotSet filled;
   for (const Member& member : agreed_newcomers(live)) filled.add(member.slot);
-  SlotSet wanted;
+  // All have asked for the same; what one has given up is waited for by nobody.
+  SlotSet wanted = row_.recover_wanted;
   live.each([&](uint32_t slot) {
-    if (const Row* row = usable_row(slot)) wanted |= row->recover_wanted;
+    if (const Row* row = usable_row(slot)) wanted &= row->recover_wanted;
   });
   return filled.contains(wanted - view_->members) ? seq : 0;
 }

@@ -22,7 +22,8 @@
 //     confirmed dead" and the fence make a difference.
 //  8. An event that names an incarnation other than the slot's present one changes nothing.
 //  9. A newcomer takes part only in the acceptance of a value that brings it in; when it dies or is
-//     silent, it is suspected and waited for no more.
+//     silent, it is suspected and waited for no more. If it dies before there is such a value, the
+//     recover call that waited for it is answered without it.
 //
 // Use: call events, then take_actions() and carry the actions out in order; replies come as later
 // events. Not reentrant; one thread.
@@ -237,9 +238,12 @@ class Membership {
   // gone again. Members may hear of it in any order.
   void on_newcomer_ready(const Member& newcomer);
   void on_newcomer_gone(uint32_t slot, uint64_t incarnation, bool confirmed);
+  // A newcomer for that slot had connected here and has ended, and no other is here in its place:
+  // the recover call under way waits for the slot no more.
+  void on_newcomer_lost(uint32_t slot);
   // This rank called recover or grow, its `seq`-th such call (from 1, the same on all members).
   // Answered by an InstallView with recover_answered = seq: when all have called and every wanted
-  // slot has a newcomer ready everywhere, or when a caller's deadline passed (then perhaps with
+  // slot has a newcomer ready everywhere or has lost the one that it had, or when a caller's deadline passed (then perhaps with
   // fewer, or none, of them).
   void on_recover(uint64_t seq, const SlotSet& wanted, uint64_t deadline_us);
   // Newcomer only: a later view than the one it started with, from a member.

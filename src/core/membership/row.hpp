@@ -171,7 +171,7 @@ struct Row {
   // Join and grow.
   uint64_t recover_seq = 0;      // call entered and not answered, 0: none
   bool recover_expired = false;  // its deadline has passed: take whoever is ready
-  SlotSet recover_wanted;        // slots to fill
+  SlotSet recover_wanted;        // slots to fill, less those whose newcomer has ended meanwhile
   std::vector<Member> ready;     // newcomers whose links this member has tested
 };
 using RowPtr = std::shared_ptr<const Row>;

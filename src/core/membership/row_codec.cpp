@@ -393,6 +393,8 @@ bool decode_view(std::span<const uint8_t> bytes, uint32_t max_slots, View* view,
   members.each([&](uint32_t slot) {
     Member member{slot, 0, 0};
     good = good && in.number(&member.incarnation) && in.number(&member.host);
+    // 0 stands for nobody wherever a view is asked.
+    if (good && member.incarnation == 0) good = in.fail("a member without an incarnation");
     if (good) result.put(member);
   });
   if (good && in.left() != 0) good = in.fail("bytes behind the end");

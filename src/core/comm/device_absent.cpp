@@ -1,0 +1,20 @@
+// Builds without CUDA.
+#include "base/status.hpp"
+#include "core/comm/device_side.hpp"
+
+#if !MEP_HAVE_CUDA
+
+namespace mep {
+
+mep_result_t check_device(int32_t) {
+  return fail(MEP_ERR_UNSUPPORTED,
+              "this library was built without CUDA: leave out MEP_COMM_SET_DEVICE");
+}
+
+mep_result_t make_device_side(Comm&, int32_t device, uint32_t, std::unique_ptr<DeviceSide>*) {
+  return check_device(device);
+}
+
+}  // namespace mep
+
+#endif

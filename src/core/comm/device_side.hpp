@@ -1,0 +1,52 @@
+// What a comm with a GPU has besides: operations on device memory, enqueued on the caller's streams.
+// No CUDA here; builds without CUDA have the same interface and answer MEP_ERR_UNSUPPORTED.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "core/coll/operation.hpp"
+#include "mep.h"
+
+namespace mep {
+
+class Comm;
+
+class DeviceSide {
+ public:
+  virtual ~DeviceSide() = default;
+  virtual int32_t device() const = 0;
+  // Second step of making it, after all ranks of this process have done the first: peers' windows.
+  [[nodiscard]] virtual mep_result_t connect(const Deadline& deadline) = 0;
+  // Third and fourth: a kernel of every rank meets the others, which proves that they fit on the GPU
+  // together. begin_proof() only enqueues.
+  [[nodiscard]] virtual mep_result_t begin_proof() = 0;
+  [[nodiscard]] virtual mep_result_t end_proof() = 0;
+
+  // Checks and enqueues; never waits.
+  [[nodiscard]] virtual mep_result_t enqueue(Collective kind, const CollectiveArgs& args,
+                                             void* stream) = 0;
+  // Device memory for something else on this comm: all ranks offer `bytes` under the same id, meet on the
+  // host, and take everybody's; by rank, null for absent ones. It lives until the comm goes, since
+  // kernels of other ranks may write to it until then.
+  [[nodiscard]] virtual mep_result_t offer_memory(uint64_t id, size_t bytes) = 0;
+  [[nodiscard]] virtual mep_result_t take_memory(uint64_t id, const Deadline& deadline,
+                                                 std::vector<std::byte*>* by_rank) = 0;
+
+  // First failure since the last call.
+  virtual mep_result_t take_failure() = 0;
+  // Operations are still enqueued or running, as far as is known here.
+  virtual bool busy() const = 0;
+  virtual void set_timeout_ms(uint32_t ms) = 0;
+};
+
+// First step: memory, kernels, and the rank's window where peers of this process find it.
+[[nodiscard]] mep_result_t make_device_side(Comm& comm, int32_t device, uint32_t ranks_in_process,
+                                            std::unique_ptr<DeviceSide>* out);
+// Whether a GPU of that number can be used here; before anything is made.
+[[nodiscard]] mep_result_t check_device(int32_t device);
+
+}  // namespace mep

@@ -1,0 +1,465 @@
+#include "core/cuda/device_comm.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/log.hpp"
+#include "base/status.hpp"
+#include "core/coll/check.hpp"
+#include "transport/cuda/descriptor_exchange.hpp"
+
+namespace mep {
+namespace {
+
+using device::CollCall;
+using device::CollKind;
+using device::CollPost;
+using device::CollState;
+using device::CollVerdict;
+
+constexpr uint64_t kSettleMs = 60'000;  // beyond the timeout: membership is surely done or gone
+constexpr uint64_t kProofMs = 10'000;
+constexpr uint64_t kAcknowledgeMs = 5'000;
+constexpr uint64_t kWatchUs = 1'000;
+
+// Words that the device and other threads of the host write; whole, and in the order of the reader's
+// and the writer's fences.
+uint64_t load(const uint64_t* word) {
+  return __atomic_load_n(word, __ATOMIC_SEQ_CST);
+}
+void store(uint64_t* word, uint64_t value) {
+  __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
+}
+
+// Where the ranks of one process find each other's windows, by comm and incarnation.
+class WindowRegistry {
+ public:
+  static WindowRegistry& instance() {
+    static WindowRegistry registry;
+    return registry;
+  }
+  void add(uint64_t comm, uint64_t incarnation, const std::shared_ptr<DeviceMemory>& memory) {
+    const std::lock_guard lock(mutex_);
+    entries_[{comm, incarnation}] = memory;
+  }
+  void remove(uint64_t comm, uint64_t incarnation) {
+    const std::lock_guard lock(mutex_);
+    entries_.erase({comm, incarnation});
+  }
+  std::shared_ptr<DeviceMemory> find(uint64_t comm, uint64_t incarnation) {
+    const std::lock_guard lock(mutex_);
+    const auto it = entries_.find({comm, incarnation});
+    return it == entries_.end() ? nullptr : it->second.lock();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<uint64_t, uint64_t>, std::weak_ptr<DeviceMemory>> entries_;
+};
+
+CollKind kind_of(Collective kind) {
+  switch (kind) {
+    case Collective::k_barrier:
+      return CollKind::kBarrier;
+    case Collective::k_broadcast:
+      return CollKind::kBroadcast;
+    case Collective::k_allgather:
+      return CollKind::kAllgather;
+    default:
+      return CollKind::kAllreduce;
+  }
+}
+
+bool is_built(Collective kind) {
+  return kind == Collective::k_barrier || kind == Collective::k_broadcast ||
+         kind == Collective::k_allgather || kind == Collective::k_allreduce;
+}
+
+}  // namespace
+
+mep_result_t check_device(int32_t device) {
+  DeviceFacts facts;
+  MEP_TRY(describe_device(device, &facts));
+  if (facts.compute_capability >= 80) return MEP_SUCCESS;
+  return fail(MEP_ERR_UNSUPPORTED, "GPU %d (%s) has compute capability %d.%d; 8.0 is needed",
+              device, facts.name.c_str(), facts.compute_capability / 10,
+              facts.compute_capability % 10);
+}
+
+mep_result_t make_device_side(Comm& comm, int32_t device, uint32_t ranks_in_process,
+                              std::unique_ptr<DeviceSide>* out) {
+  auto made = std::make_unique<DeviceComm>(comm, device, ranks_in_process);
+  MEP_TRY(made->open());
+  *out = std::move(made);
+  return MEP_SUCCESS;
+}
+
+DeviceComm::DeviceComm(Comm& comm, int32_t device, uint32_t ranks_in_process)
+    : comm_(comm),
+      device_(device),
+      ranks_in_process_(ranks_in_process),
+      name_(comm.name() + "#device"),
+      channel_(comm.id() ^ 0x6465766963650000u) {}
+
+DeviceComm::~DeviceComm() {
+  if (is_client_) comm_.remove_client(this);
+  // Release: the watcher touches nothing of this object after it has seen it.
+  stop_.store(true, std::memory_order_release);
+  if (watcher_.joinable()) watcher_.join();
+  WindowRegistry::instance().remove(comm_.id(), incarnation_);
+  for (const auto& [id, windows] : shared_) WindowRegistry::instance().remove(id, incarnation_);
+}
+
+mep_result_t DeviceComm::open() {
+  const uint32_t ranks = comm_.size();
+  if (ranks > device::kMaxCollRanks) {
+    return fail(MEP_ERR_UNSUPPORTED, "a communicator on GPUs has at most %u ranks, this one has %u",
+                device::kMaxCollRanks, ranks);
+  }
+  const DeviceScope scope(device_);
+  MEP_TRY(scope.check());
+  MEP_TRY(device::load_coll_kernels());
+  uint32_t capacity = 0;
+  MEP_TRY(device::coll_cta_capacity(device_, &capacity));
+  // All ranks of a process name one GPU; ranks of other processes take their turns on it.
+  ranks_on_device_ = ranks_in_process_;
+  if (capacity < ranks_on_device_) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "%u ranks cannot run together on GPU %d, which holds %u blocks of the collective "
+                "kernels; use fewer ranks on it",
+                ranks_on_device_, device_, capacity);
+  }
+  // The same on all ranks: all their GPUs must be alike.
+  layout_ = device::make_coll_layout(ranks, std::min(16u, capacity / ranks_on_device_));
+  windows_.resize(ranks);
+  MEP_TRY(DeviceMemory::create(device_, layout_.window_bytes(), &windows_[comm_.rank()]));
+  MEP_TRY(DeviceMemory::create(device_, sizeof(CollState), &state_memory_));
+  MEP_TRY(PinnedMemory::create(sizeof(CollPost), &post_memory_));
+  MEP_TRY(PinnedMemory::create(sizeof(mep_op_status_t), &proof_memory_));
+  state_ = reinterpret_cast<CollState*>(state_memory_->data());
+  post_ = static_cast<CollPost*>(post_memory_->data());
+  stream_ = std::make_unique<DeviceStream>();
+  MEP_TRY(stream_->open());
+  incarnation_ = comm_.latest_view()->incarnations[comm_.rank()];
+  WindowRegistry::instance().add(comm_.id(), incarnation_, windows_[comm_.rank()]);
+  return MEP_SUCCESS;
+}
+
+// Ranks of this process find each other here; those of other processes give descriptors, in one more
+// collective of the host. The latter needs a thread for each rank, which processes have.
+mep_result_t DeviceComm::take_windows(uint64_t id, size_t bytes, const Deadline& deadline,
+                                      std::vector<std::shared_ptr<DeviceMemory>>* windows) {
+  if (ranks_in_process_ < comm_.latest_view()->live.size()) {
+    return import_windows(bytes, deadline, windows);
+  }
+  const auto view = comm_.latest_view();
+  for (const uint32_t rank : view->live) {
+    std::shared_ptr<DeviceMemory>& window = (*windows)[rank];
+    while (window == nullptr) {
+      window = WindowRegistry::instance().find(id, view->incarnations[rank]);
+      if (window != nullptr) break;
+      if (deadline.expired()) {
+        return fail(MEP_ERR_TIMEOUT, "rank %u of comm %s did not offer its device memory", rank,
+                    comm_.name().c_str());
+      }
+      std::this_thread::yield();
+    }
+    if (window->bytes() < bytes) {
+      return fail(MEP_ERR_MISMATCH, "rank %u has another kind of GPU or another layout", rank);
+    }
+    MEP_TRY(enable_peer(device_, window->device()));
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t DeviceComm::import_windows(size_t bytes, const Deadline& deadline,
+                                        std::vector<std::shared_ptr<DeviceMemory>>* windows) {
+  struct Offer {
+    DescriptorAddress address;
+    uint64_t bytes;
+    uint64_t host;
+  };
+  if (ranks_in_process_ != 1) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "on GPUs either all ranks are threads of one process or each is a process");
+  }
+  UniqueFd own;
+  MEP_TRY((*windows)[comm_.rank()]->export_fd(&own));
+  DescriptorExchange exchange;
+  MEP_TRY(exchange.open(comm_.rank()));
+  const Offer mine{exchange.address(), (*windows)[comm_.rank()]->bytes(),
+                   comm_.world().identity().host};
+  std::vector<Offer> offers(comm_.size());
+  MEP_TRY(comm_.run(Collective::k_allgather,
+                    {&mine, offers.data(), sizeof mine, MEP_UINT8, MEP_SUM, 0}));
+  std::vector<DescriptorAddress> peers;
+  for (const uint32_t rank : comm_.latest_view()->live) {
+    if (offers[rank].host != mine.host) {
+      return fail(
+          MEP_ERR_UNSUPPORTED,
+          "rank %u is on another host: communicators on GPUs of several hosts are not built "
+          "yet",
+          rank);
+    }
+    if (offers[rank].bytes < bytes || offers[rank].bytes != mine.bytes) {
+      return fail(MEP_ERR_MISMATCH, "rank %u has another kind of GPU or another layout", rank);
+    }
+    peers.push_back(offers[rank].address);
+    peers.back().rank = rank;
+  }
+  std::vector<UniqueFd> descriptors(comm_.size());
+  MEP_TRY(exchange.exchange(own, peers, deadline, &descriptors));
+  for (uint32_t rank = 0; rank < descriptors.size(); ++rank) {
+    if (!descriptors[rank].valid()) continue;
+    MEP_TRY(DeviceMemory::import(device_, mine.bytes, descriptors[rank], &(*windows)[rank]));
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t DeviceComm::offer_memory(uint64_t id, size_t bytes) {
+  auto& windows = shared_[id];
+  windows.assign(comm_.size(), nullptr);
+  MEP_TRY(DeviceMemory::create(device_, bytes, &windows[comm_.rank()]));
+  WindowRegistry::instance().add(id, incarnation_, windows[comm_.rank()]);
+  return MEP_SUCCESS;
+}
+
+mep_result_t DeviceComm::take_memory(uint64_t id, const Deadline& deadline,
+                                     std::vector<std::byte*>* by_rank) {
+  auto& windows = shared_[id];
+  if (windows.empty()) return fail(MEP_ERR_INTERNAL, "device memory was not offered");
+  MEP_TRY(take_windows(id, windows[comm_.rank()]->bytes(), deadline, &windows));
+  by_rank->clear();
+  for (const auto& window : windows) {
+    by_rank->push_back(window == nullptr ? nullptr : window->data());
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t DeviceComm::connect(const Deadline& deadline) {
+  MEP_TRY(take_windows(comm_.id(), layout_.window_bytes(), deadline, &windows_));
+  const DeviceScope scope(device_);
+  MEP_TRY(scope.check());
+  const auto view = comm_.latest_view();
+  CollState first{};
+  first.epoch = epoch_ = view->epoch;
+  first.live = view->live_bits.empty() ? 0 : view->live_bits[0];
+  first.rank = comm_.rank();
+  first.timeout_ns = kProofMs * 1'000'000;
+  first.settle_ns = 0;
+  first.layout = layout_;
+  first.post = post_;
+  for (uint32_t rank = 0; rank < comm_.size(); ++rank) {
+    if (windows_[rank] == nullptr) continue;
+    first.windows[rank] = reinterpret_cast<uint8_t*>(windows_[rank]->data());
+  }
+  return copy_to_device(state_, &first, sizeof first);
+}
+
+mep_result_t DeviceComm::begin_proof() {
+  const DeviceScope scope(device_);
+  MEP_TRY(scope.check());
+  CollCall call{};
+  call.kind = CollKind::kBarrier;
+  call.status = static_cast<mep_op_status_t*>(proof_memory_->data());
+  // As many blocks as the largest operation has, so that what meets here always fits.
+  return device::launch_coll(call, state_, layout_, layout_.ctas, stream_->get());
+}
+
+mep_result_t DeviceComm::end_proof() {
+  const DeviceScope scope(device_);
+  MEP_TRY(scope.check());
+  MEP_TRY(stream_->synchronize());
+  const auto* status = static_cast<const mep_op_status_t*>(proof_memory_->data());
+  if (status->result != MEP_SUCCESS) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "the kernels of %u ranks do not run together on GPU %d: they did not meet within "
+                "%llu ms. Use fewer ranks on it, let no other program fill it, and set "
+                "CUDA_DEVICE_MAX_CONNECTIONS=32 before the program starts",
+                ranks_on_device_, device_, static_cast<unsigned long long>(kProofMs));
+  }
+  set_timeout_ms(comm_.timeout_ms());
+  const uint64_t settle_ns = kSettleMs * 1'000'000;
+  MEP_TRY(copy_to_device(&state_->settle_ns, &settle_ns, sizeof settle_ns));
+  comm_.add_client(this);
+  is_client_ = true;
+  sigset_t all, before;
+  (void)sigfillset(&all);
+  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+  watcher_ = std::thread([this] { watch(); });
+  (void)pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return MEP_SUCCESS;
+}
+
+void DeviceComm::set_timeout_ms(uint32_t ms) {
+  const uint64_t timeout_ns = uint64_t{ms} * 1'000'000;
+  const DeviceScope scope(device_);
+  (void)copy_to_device(&state_->timeout_ns, &timeout_ns, sizeof timeout_ns);
+}
+
+mep_result_t DeviceComm::check_stream(const void* stream) const {
+  if (stream != nullptr || ranks_on_device_ == 1) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "%u ranks share GPU %d: each needs a stream of its own, made with "
+              "cudaStreamNonBlocking; the NULL stream would make them wait for each other",
+              ranks_on_device_, device_);
+}
+
+mep_result_t DeviceComm::enqueue(Collective kind, const CollectiveArgs& args, void* stream) {
+  const mep_result_t terminal = comm_.world().terminal_result();
+  if (terminal != MEP_SUCCESS) {
+    return fail(terminal, "the world of comm %s has ended for this rank", comm_.name().c_str());
+  }
+  MEP_TRY(check_stream(stream));
+  if (!is_built(kind)) {
+    return fail(MEP_ERR_UNSUPPORTED, "%s on device memory is not built yet",
+                collective_type(kind).name);
+  }
+  MEP_TRY(collective_type(kind).check(comm_, args));
+  const DeviceScope scope(device_);
+  MEP_TRY(scope.check());
+  // A wrong pointer in a kernel would end all work of the process on the GPU.
+  const bool gives = kind != Collective::k_broadcast || args.root == static_cast<int>(comm_.rank());
+  if (args.count != 0 && kind != Collective::k_barrier) {
+    if (gives) MEP_TRY(check_pointer(device_, args.send, "sendbuf"));
+    MEP_TRY(check_pointer(device_, args.receive, "recvbuf"));
+  }
+  CollCall call{};
+  call.send = args.send;
+  call.receive = args.receive;
+  call.bytes = kind == Collective::k_barrier ? 0 : args.count * mep_dtype_size(args.dtype);
+  call.dtype = args.dtype;
+  call.op = args.op;
+  call.kind = kind_of(kind);
+  call.root = static_cast<uint32_t>(args.root);
+  return device::launch_coll(call, state_, layout_, 0, stream);
+}
+
+mep_result_t DeviceComm::take_failure() {
+  const uint64_t count = load(&post_->failures);
+  if (count == failures_told_) return MEP_SUCCESS;
+  // Of more than the ring holds the first are lost; the oldest that is there is told.
+  const uint64_t first =
+      std::max(failures_told_ + 1,
+               count < device::kCollFailures ? uint64_t{1} : count - device::kCollFailures + 1);
+  const mep_result_t result =
+      static_cast<const volatile int32_t*>(post_->failed_results)[first % device::kCollFailures];
+  failures_told_ = count;
+  return fail(result, "a stream operation of comm %s ended with %s", comm_.name().c_str(),
+              mep_result_string(result));
+}
+
+bool DeviceComm::busy() const {
+  return load(&post_->closed) < load(&post_->entered);
+}
+
+// --- The control thread ---------------------------------------------------------------------------
+
+uint64_t DeviceComm::done() const {
+  return load(&post_->done);
+}
+
+void DeviceComm::describe(std::vector<membership::ChannelState>* channels) const {
+  channels->push_back({comm_.id(), channel_, done(), 0});
+}
+
+bool DeviceComm::holds(uint64_t channel, uint64_t seq) const {
+  return channel != channel_ || done() >= seq;
+}
+
+bool DeviceComm::acknowledged(uint64_t word) const {
+  const uint64_t entered = load(&post_->entered);
+  return done() >= entered || load(&post_->failed) >= entered || load(&post_->parked) == word;
+}
+
+void DeviceComm::wedge(std::vector<membership::ChannelState>* channels) {
+  uint64_t word = load(&post_->word);
+  if ((word & 1) == 0) {
+    // Sequentially consistent: an operation that begins sees it, or `entered` shows the operation.
+    word = __atomic_add_fetch(&post_->word, 1, __ATOMIC_SEQ_CST);
+  }
+  const Deadline limit = Deadline::after_ms(kAcknowledgeMs);
+  bool answered = acknowledged(word);
+  while (!answered && !limit.expired()) {
+    std::this_thread::yield();
+    answered = acknowledged(word);
+  }
+  if (!answered) {
+    log(LogLevel::kError,
+        "comm %s: the GPU did not stop within %llu ms; this rank leaves the world",
+        comm_.name().c_str(), static_cast<unsigned long long>(kAcknowledgeMs));
+    World* world = &comm_.world();
+    world->post([world] { world->request_evict(world->self_slot()); });
+  }
+  const uint64_t finished = done();
+  channels->push_back({comm_.id(), channel_, finished, std::max(load(&post_->entered), finished)});
+}
+
+void DeviceComm::publish(const CollVerdict& verdict) {
+  const uint64_t number = post_->installed + 1;
+  post_->verdicts[number % device::kCollVerdicts] = verdict;
+  // Sequentially consistent: the verdict, its count, then the word that makes kernels look.
+  store(&post_->installed, number);
+  const uint64_t word = load(&post_->word);
+  store(&post_->word, word + ((word & 1) != 0 ? 1 : 2));
+}
+
+void DeviceComm::install(const Verdict* verdict, const membership::Proposal* decision) {
+  const std::lock_guard lock(verdict_mutex_);
+  if (ended_) return;
+  if (verdict == nullptr) {
+    const uint64_t word = load(&post_->word);
+    if ((word & 1) != 0) store(&post_->word, word + 1);
+    return;
+  }
+  CollVerdict told{};
+  told.old_epoch = verdict->epoch;
+  told.n_star = done();
+  told.next = std::max(load(&post_->entered), told.n_star) + 1;
+  for (const membership::ChannelVerdict& decided : decision->channels) {
+    if (decided.comm != comm_.id() || decided.channel != channel_) continue;
+    told.n_star = decided.n_star;
+    told.next = decided.next;
+  }
+  told.epoch = epoch_ = verdict->view->epoch;
+  told.live = verdict->view->live_bits.empty() ? 0 : verdict->view->live_bits[0];
+  told.result = verdict->result;
+  publish(told);
+}
+
+// --- The watcher ----------------------------------------------------------------------------------
+
+void DeviceComm::end_world(mep_result_t result) {
+  const std::lock_guard lock(verdict_mutex_);
+  if (ended_) return;
+  ended_ = true;
+  CollVerdict last{};
+  last.old_epoch = epoch_;
+  last.result = result;
+  publish(last);
+}
+
+void DeviceComm::watch() {
+  uint64_t told_epoch = 0;
+  // Acquire: see the destructor.
+  while (!stop_.load(std::memory_order_acquire)) {
+    const mep_result_t terminal = comm_.world().terminal_result();
+    if (terminal != MEP_SUCCESS) end_world(terminal);
+    const uint64_t late = load(&post_->late_epoch);
+    if (late != 0 && late != told_epoch) {
+      told_epoch = late;
+      log(LogLevel::kWarn,
+          "comm %s: operation %llu on the GPU is over its time, missing ranks 0x%llx",
+          comm_.name().c_str(), static_cast<unsigned long long>(load(&post_->late_seq)),
+          static_cast<unsigned long long>(load(&post_->late_missing)));
+      comm_.world().report_deadline(comm_.id(), channel_, late);
+    }
+    const timespec pause{0, static_cast<long>(kWatchUs * 1'000)};
+    (void)nanosleep(&pause, nullptr);
+  }
+}
+
+}  // namespace mep

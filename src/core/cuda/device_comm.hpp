@@ -1,0 +1,95 @@
+// A comm's device side: one channel of replicated operations that kernels carry out and complete.
+//
+// Three threads meet here. The user's makes it and launches kernels. The control thread of the world
+// wedges, looks at what the device says of itself in the pinned CollPost, and installs verdicts there;
+// it makes no CUDA call. The watcher, a thread of this object that makes none either, turns what kernels
+// report (an operation is late) and what has become of the world into evidence and verdicts.
+//
+// The device acknowledges a wedge by ending or parking the operation that runs; one that has not begun
+// will see the wedge when it does. What it adopts of a new view it takes from the CollPost by itself, so
+// a graph that was captured before runs on after it.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/comm/comm.hpp"
+#include "core/comm/device_side.hpp"
+#include "kernels/cuda/coll_kernels.hpp"
+#include "transport/cuda/device_memory.hpp"
+
+namespace mep {
+
+class DeviceComm : public DeviceSide, public ViewClient {
+ public:
+  DeviceComm(Comm& comm, int32_t device, uint32_t ranks_in_process);
+  ~DeviceComm() override;
+  DeviceComm(const DeviceComm&) = delete;
+  DeviceComm& operator=(const DeviceComm&) = delete;
+  [[nodiscard]] mep_result_t open();
+
+  // --- The user's thread (DeviceSide) ---
+  int32_t device() const override { return device_; }
+  mep_result_t connect(const Deadline& deadline) override;
+  mep_result_t begin_proof() override;
+  mep_result_t end_proof() override;
+  mep_result_t enqueue(Collective kind, const CollectiveArgs& args, void* stream) override;
+  mep_result_t offer_memory(uint64_t id, size_t bytes) override;
+  mep_result_t take_memory(uint64_t id, const Deadline& deadline,
+                           std::vector<std::byte*>* by_rank) override;
+  mep_result_t take_failure() override;
+  bool busy() const override;
+  void set_timeout_ms(uint32_t ms) override;
+
+  // --- The control thread (ViewClient) ---
+  void describe(std::vector<membership::ChannelState>* channels) const override;
+  bool holds(uint64_t channel, uint64_t seq) const override;
+  void wedge(std::vector<membership::ChannelState>* channels) override;
+  const std::string& name() const override { return name_; }
+  void describe_object(std::vector<std::byte>*) const override {}
+  void prepare() override {}
+  void install(const Verdict* verdict, const membership::Proposal* decision) override;
+
+ private:
+  mep_result_t check_stream(const void* stream) const;
+  mep_result_t take_windows(uint64_t id, size_t bytes, const Deadline& deadline,
+                            std::vector<std::shared_ptr<DeviceMemory>>* windows);
+  mep_result_t import_windows(size_t bytes, const Deadline& deadline,
+                              std::vector<std::shared_ptr<DeviceMemory>>* windows);
+  void watch();
+  void end_world(mep_result_t result);
+  bool acknowledged(uint64_t word) const;
+  void publish(const device::CollVerdict& verdict);
+  uint64_t done() const;
+
+  Comm& comm_;
+  const int32_t device_;
+  const uint32_t ranks_in_process_;
+  const std::string name_;
+  const uint64_t channel_;
+  uint64_t incarnation_ = 0;
+  uint32_t ranks_on_device_ = 1;
+  device::CollLayout layout_{};
+  std::vector<std::shared_ptr<DeviceMemory>> windows_;  // by rank; kept while kernels may run
+  std::map<uint64_t, std::vector<std::shared_ptr<DeviceMemory>>> shared_;  // of offer_memory
+  std::shared_ptr<DeviceMemory> state_memory_;
+  std::shared_ptr<PinnedMemory> post_memory_;
+  std::shared_ptr<PinnedMemory> proof_memory_;
+  device::CollState* state_ = nullptr;  // device address
+  device::CollPost* post_ = nullptr;
+  std::unique_ptr<DeviceStream> stream_;
+  uint64_t failures_told_ = 0;
+  bool is_client_ = false;
+
+  std::atomic<bool> stop_{false};
+  std::thread watcher_;
+  std::mutex verdict_mutex_;  // one writer of verdicts at a time: control thread or watcher
+  uint64_t epoch_ = 1;        // under verdict_mutex_
+  bool ended_ = false;        // under verdict_mutex_
+};
+
+}  // namespace mep

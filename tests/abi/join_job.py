@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""A job of three ranks in another language: join_job.py COMMAND... Rank 1 kills itself, is replaced, and
+the world grows by one. COMMAND gets its part as last argument: member, joiner or grown."""
+import os
+import signal
+import subprocess
+import sys
+
+LIMIT = 110
+
+
+def main():
+    job = f"join-job-{os.getpid()}"
+
+    def start(role, **variables):
+        environment = dict(os.environ, MEP_JOB=job, **variables)
+        return subprocess.Popen(sys.argv[1:] + [role], env=environment)
+
+    ranks = {f"rank {rank}": start("member", MEP_RANK=str(rank), MEP_SIZE="3") for rank in range(3)}
+    wrong = []
+
+    def end_of(name):
+        try:
+            return ranks[name].wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            return "none: it hangs"
+
+    status = end_of("rank 1")
+    if status != -signal.SIGKILL:
+        wrong.append(f"rank 1 ended with {status}, it was to be killed")
+    del ranks["rank 1"]
+    ranks["the joiner"] = start("joiner")
+    ranks["the grown one"] = start("grown")
+    for name in ranks:
+        status = end_of(name)
+        if status != 0:
+            wrong.append(f"{name} ended with {status}")
+    for process in ranks.values():
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    print("\n".join(wrong) or "all ranks ended in order")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

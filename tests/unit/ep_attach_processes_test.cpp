@@ -1,0 +1,223 @@
+// A rank dies, and the map routes around its experts; its replacement attaches to the EP object by name
+// and takes them back. And EP objects that come and go while a newcomer is on its way.
+#include "support/ep_rounds.hpp"
+#include "support/join_job.hpp"
+
+using namespace mep_test;
+
+namespace {
+
+constexpr int kRanks = 3;
+
+EpCase mapped_case(uint64_t seed) {
+  EpCase c = random_ep_case(seed, kRanks);
+  c.mapped_experts = true;
+  c.experts = std::min(c.experts, (kRanks - 1) * c.local_experts);
+  c.top_k = std::min(c.top_k, c.experts);
+  c.replicas = 2;
+  return c;
+}
+
+mep_ep_t make_object(const EpCase& c, const char* name, mep_comm_t comm, Report& report,
+                     bool attach = false) {
+  mep_ep_config_t config = c.config();
+  config.name = name;
+  mep_ep_t ep = nullptr;
+  COLL_OK(report, attach ? mep_ep_attach(comm, &config, &ep) : mep_ep_create(comm, &config, &ep));
+  return ep;
+}
+
+void set_map(const EpCase& c, mep_ep_t ep, Report& report) {
+  const std::vector<int32_t> map = c.expert_map();
+  COLL_OK(report, mep_ep_set_expert_map(ep, map.data()));
+}
+
+// Rounds in which nothing may be missing but the tokens of `gone`.
+void run_rounds(const EpCase& c, int rank, mep_ep_t ep, uint64_t first,
+                const std::vector<uint8_t>& gone, Report& report) {
+  EpRound buffer(c, rank, ep, 0, report);
+  for (uint64_t round = first; round < first + 4 && !report.bad(); ++round) {
+    buffer.begin(round);
+    COLL_OK(report, buffer.dispatch(MEP_PHASE_BOTH));
+    buffer.check_received(gone);
+    buffer.run_experts(gone);
+    COLL_OK(report, buffer.combine(MEP_PHASE_BOTH));
+    buffer.check_combined();
+  }
+}
+
+void take_back(uint64_t seed, int32_t victim, uint32_t flags) {
+  const EpCase whole = mapped_case(seed);
+  EpCase around = whole;
+  around.avoided_rank = victim;
+  std::vector<uint8_t> gone(kRanks, 0);
+  gone[static_cast<size_t>(victim)] = 1;
+  Report report;
+  JoinJob job(kRanks, patient_config(flags), report, [&](int rank, mep_comm_t comm, Report& found) {
+    mep_ep_t ep = make_object(whole, "moe", comm, found);
+    if (ep == nullptr) return;
+    set_map(whole, ep, found);
+    run_rounds(whole, rank, ep, 0, {}, found);
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == victim) die();
+    meet_failure(comm, found);
+    set_map(around, ep, found);
+    run_rounds(around, rank, ep, 4, gone, found);
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
+    set_map(whole, ep, found);
+    run_rounds(whole, rank, ep, 8, {}, found);
+    COLL_OK(found, mep_ep_destroy(ep));
+  });
+  job.expect_killed(static_cast<size_t>(victim));
+  job.join(victim, [&](int rank, mep_comm_t comm, Report& found) {
+    mep_ep_config_t config = whole.config();
+    mep_ep_t ep = nullptr;
+    config.name = "another";
+    COLL_EXPECT(found, MEP_ERR_NOT_FOUND, mep_ep_attach(comm, &config, &ep));
+    config.name = "moe";
+    config.max_tokens_per_rank += 1;
+    COLL_EXPECT(found, MEP_ERR_MISMATCH, mep_ep_attach(comm, &config, &ep));
+    COLL_CHECK(found, ep == nullptr);
+    ep = make_object(whole, "moe", comm, found, true);
+    if (ep == nullptr) return;
+    set_map(whole, ep, found);
+    run_rounds(whole, rank, ep, 8, {}, found);
+    COLL_OK(found, mep_ep_destroy(ep));
+  });
+  job.expect_clean_end();
+  if (report.bad()) {
+    fail_msg("seed %llu, victim %d, %s%s", static_cast<unsigned long long>(test_seed()), victim,
+             whole.describe().c_str(), report.text().c_str());
+  }
+}
+
+void experts_are_taken_back(uint32_t flags) {
+  for (size_t i = 0; i < slice(6, 200); ++i) {
+    take_back(mix(test_seed() + flags, i), static_cast<int32_t>(i % kRanks), flags);
+  }
+}
+void experts_are_taken_back_mapped(void**) {
+  experts_are_taken_back(0);
+}
+void experts_are_taken_back_put_only(void**) {
+  experts_are_taken_back(MEP_COMM_PUT_ONLY);
+}
+
+// Two newcomers at a time have no member's word for each other.
+void two_at_once(uint32_t flags) {
+  for (size_t i = 0; i < slice(4, 100); ++i) {
+    EpCase c = random_ep_case(mix(test_seed() + flags + 7, i), 4);
+    c.mapped_experts = false;
+    c.replicas = 1;
+    const int32_t victims[] = {static_cast<int32_t>(i % 3), 3};
+    Report report;
+    JoinJob job(4, patient_config(flags), report, [&](int rank, mep_comm_t comm, Report& found) {
+      mep_ep_t ep = make_object(c, "moe", comm, found);
+      if (ep == nullptr) return;
+      run_rounds(c, rank, ep, 0, {}, found);
+      COLL_OK(found, mep_barrier(comm, nullptr));
+      if (rank == victims[0] || rank == victims[1]) die();
+      while (live_of(comm, found) > 2 && !found.bad()) (void)mep_barrier(comm, nullptr);
+      int32_t admitted = 0;
+      COLL_OK(found, mep_recover_ranks(comm, victims, 2, kNeverMs, &admitted));
+      COLL_CHECK(found, admitted == 2);
+      check_contributors(rank, comm, 0x1111, found);
+      run_rounds(c, rank, ep, 4, {}, found);
+      COLL_OK(found, mep_ep_destroy(ep));
+    });
+    for (const int32_t victim : victims) job.expect_killed(static_cast<size_t>(victim));
+    for (const int32_t victim : victims) {
+      job.join(victim, [&](int rank, mep_comm_t comm, Report& found) {
+        check_contributors(rank, comm, 0x1111, found);
+        mep_ep_t ep = make_object(c, "moe", comm, found, true);
+        if (ep == nullptr) return;
+        run_rounds(c, rank, ep, 4, {}, found);
+        COLL_OK(found, mep_ep_destroy(ep));
+      });
+    }
+    job.expect_clean_end();
+    if (report.bad()) fail_msg("%s:%s", c.describe().c_str(), report.text().c_str());
+  }
+}
+void two_at_once_mapped(void**) {
+  two_at_once(0);
+}
+void two_at_once_put_only(void**) {
+  two_at_once(MEP_COMM_PUT_ONLY);
+}
+
+enum Stage { kOthersSettled, kNewcomerWelcomed };
+
+// Rank 2 has not received its dispatch when rank 1 dies, so its memory may be in use and no newcomer is
+// let in; rank 0 lets one in and tells it of the object. Then both destroy it and make another.
+void objects_come_and_go_meanwhile(void**) {
+  EpCase c = mapped_case(mix(test_seed(), 99));
+  c.slotted = true;  // so that a send waits for nobody
+  const auto page = JoinJob::shared_page();
+  Report report;
+  JoinJob job(kRanks, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    mep_ep_t ep = make_object(c, "early", comm, found);
+    if (ep == nullptr) return;
+    {
+      EpRound buffer(c, rank, ep, 0, found);
+      buffer.begin(0);
+      if (rank == 1) {
+        page->await(kOthersSettled, 1);
+        die();
+      }
+      if (rank == 2) {
+        COLL_OK(found, buffer.dispatch(MEP_PHASE_SEND));
+        page->reach(kOthersSettled);
+        page->await(kNewcomerWelcomed, 1);
+        COLL_EXPECT(found, MEP_ERR_PEER_FAILED, buffer.dispatch(MEP_PHASE_RECEIVE));
+      } else {
+        COLL_OK(found, mep::failpoint_arm("newcomer connect=stop"));
+        meet_failure(comm, found);
+        page->await(kNewcomerWelcomed, 1);
+      }
+    }
+    COLL_OK(found, mep_ep_destroy(ep));
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    ep = make_object(c, "late", comm, found);
+    const int32_t victim = 1;
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
+    check_contributors(rank, comm, 0x111, found);
+    COLL_OK(found, mep_ep_destroy(ep));
+    mep_ep_t again = make_object(c, "again", comm, found);
+    set_map(c, again, found);
+    run_rounds(c, rank, again, 4, {}, found);
+    COLL_OK(found, mep_ep_destroy(again));
+  });
+  job.expect_killed(1);
+  job.join(1, [&](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x111, found);
+    mep_ep_config_t config = c.config();
+    mep_ep_t ep = nullptr;
+    for (const char* name : {"early", "late"}) {
+      config.name = name;
+      COLL_EXPECT(found, MEP_ERR_NOT_FOUND, mep_ep_attach(comm, &config, &ep));
+    }
+    ep = make_object(c, "again", comm, found);
+    set_map(c, ep, found);
+    run_rounds(c, rank, ep, 4, {}, found);
+    COLL_OK(found, mep_ep_destroy(ep));
+  });
+  job.await_stopped(0);
+  kill(job.pid(0), SIGCONT);
+  page->reach(kNewcomerWelcomed);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  read_arguments(argc, argv);
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(experts_are_taken_back_mapped),
+      cmocka_unit_test(experts_are_taken_back_put_only), cmocka_unit_test(two_at_once_mapped),
+      cmocka_unit_test(two_at_once_put_only), cmocka_unit_test(objects_come_and_go_meanwhile)};
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}

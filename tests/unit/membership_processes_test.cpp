@@ -1,0 +1,436 @@
+// Ranks that come, go, stop and are refused, as processes: growth, automatic recovery, newcomers that
+// die, the fence by force, quorum policies, and how views are told.
+#include "support/join_job.hpp"
+
+using namespace mep_test;
+
+namespace {
+
+mep_comm_config_t quick_config(uint32_t flags = 0) {
+  mep_comm_config_t config = patient_config(flags);
+  config.heartbeat_ms = 50;
+  config.suspect_ms = 1000;
+  return config;
+}
+
+// Up to max_size by ones, each call on the comm that the one before made; then there is no room.
+void grow_up_to_max_size(void**) {
+  Report report;
+  mep_comm_config_t config = patient_config(0);
+  config.max_size = 4;
+  const auto go_on = [](int rank, mep_comm_t comm, Report& found) {
+    mep_comm_t widest = comm;
+    std::vector<mep_comm_t> made;
+    for (int32_t size = 0; size < 4;) {
+      COLL_OK(found, mep_comm_size(widest, &size));
+      if (found.bad() || size >= 4) break;
+      mep_comm_t grown = nullptr;
+      COLL_OK(found, mep_comm_grow(widest, 1, kNeverMs, &grown));
+      if (grown == nullptr) return;
+      // The smaller one goes on, but no longer stands for the world.
+      int32_t number = 0;
+      mep_comm_t none = nullptr;
+      COLL_EXPECT(found, MEP_ERR_INVALID_ARGUMENT, mep_comm_grow(widest, 1, 1, &none));
+      COLL_EXPECT(found, MEP_ERR_INVALID_ARGUMENT,
+                  mep_recover_ranks(widest, nullptr, 0, 1, &number));
+      check_contributors(rank, widest, size == 2 ? 0x11 : 0x111, found);
+      made.push_back(grown);
+      widest = grown;
+    }
+    check_contributors(rank, widest, 0x1111, found);
+    mep_comm_t none = nullptr;
+    COLL_EXPECT(found, MEP_ERR_INVALID_ARGUMENT, mep_comm_grow(widest, 1, 1, &none));
+    COLL_CHECK(found, none == nullptr);
+    COLL_OK(found, mep_barrier(widest, nullptr));
+    for (const mep_comm_t each : made) COLL_OK(found, mep_comm_destroy(each));
+  };
+  JoinJob job(2, config, report, go_on);
+  job.join(-1, go_on);
+  job.join(-1, go_on);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+// A rank that came by growth dies and is replaced; so is one of the first.
+void a_grown_rank_is_replaced(void**) {
+  const auto page = JoinJob::shared_page();
+  Report report;
+  mep_comm_config_t config = patient_config(0);
+  config.max_size = 3;
+  const auto last = [&](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x111, found);
+  };
+  const auto replace = [&](int rank, mep_comm_t comm, int32_t victim, Report& found) {
+    page->reach(victim);
+    meet_failure(comm, found);
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
+    COLL_CHECK(found, admitted == 1);
+    check_contributors(rank, comm, 0x111, found);
+  };
+  JoinJob job(2, config, report, [&](int rank, mep_comm_t comm, Report& found) {
+    mep_comm_t grown = nullptr;
+    COLL_OK(found, mep_comm_grow(comm, 1, kNeverMs, &grown));
+    if (grown == nullptr) return;
+    replace(rank, grown, 2, found);
+    if (rank == 1) die();
+    replace(rank, grown, 1, found);
+    COLL_OK(found, mep_comm_destroy(grown));
+  });
+  const size_t first = job.join(-1, [&](int, mep_comm_t, Report&) {
+    page->await(2, 2);
+    die();
+  });
+  job.expect_killed(first);
+  job.join(2, [&](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x111, found);
+    replace(rank, comm, 1, found);
+  });
+  job.expect_killed(1);
+  job.join(1, last);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+// Nobody calls mep_recover_ranks: barriers admit who is ready.
+void automatic_recovery(void**) {
+  Report report;
+  JoinJob job(3, patient_config(MEP_COMM_AUTO_RECOVER), report,
+              [](int rank, mep_comm_t comm, Report& found) {
+                COLL_OK(found, mep_barrier(comm, nullptr));
+                if (rank == 1) die();
+                meet_failure(comm, found);
+                COLL_CHECK(found, live_of(comm, found) == 2);
+                check_contributors(rank, comm, 0x101, found);
+                while (!found.bad() && live_of(comm, found) < 3) {
+                  COLL_OK(found, mep_barrier(comm, nullptr));
+                }
+                check_contributors(rank, comm, 0x111, found);
+              });
+  job.expect_killed(1);
+  job.join(-1, [](int rank, mep_comm_t comm, Report& found) {
+    COLL_CHECK(found, rank == 1);
+    check_contributors(rank, comm, 0x111, found);
+  });
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+// Newcomers that die at a point of their way in, until one did while the members waited: they do not
+// wait out their time. Then one comes in.
+void newcomers_die_on_their_way(const char* point) {
+  const auto page = JoinJob::shared_page();
+  Report report;
+  JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 1) die();
+    meet_failure(comm, found);
+    const int32_t victim = 1;
+    int32_t admitted = -1;
+    COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
+    COLL_CHECK(found, admitted == 0 && live_of(comm, found) == 2);
+    check_contributors(rank, comm, 0x101, found);
+    page->reach(0);
+    mep_result_t result = MEP_ERR_TIMEOUT;
+    while (result == MEP_ERR_TIMEOUT) {
+      result = mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted);
+    }
+    COLL_OK(found, result);
+    check_contributors(rank, comm, 0x111, found);
+  });
+  job.expect_killed(1);
+  while (page->at[0].load() < 2 && !report.bad()) {
+    job.expect_killed(job.join(
+        1, [](int, mep_comm_t, Report&) {}, point));
+  }
+  job.join(1, [](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x111, found);
+  });
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+void newcomers_die_when_welcomed(void**) {
+  newcomers_die_on_their_way("join welcomed=kill");
+}
+void newcomers_die_when_ready(void**) {
+  newcomers_die_on_their_way("join ready=kill");
+}
+
+// The newcomer, or the member that lets it in, stops for a while at a point of the way in.
+void stop_on_the_way(const std::string& point, unsigned stop_ms) {
+  const bool is_member = point.rfind("join ", 0) != 0;
+  const std::string armed = point + "=stop";
+  Report report;
+  JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    if (is_member && rank == 2) COLL_OK(found, mep::failpoint_arm(armed));
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 1) die();
+    meet_failure(comm, found);
+    const int32_t victim = 1;
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
+    check_contributors(rank, comm, 0x111, found);
+  });
+  job.expect_killed(1);
+  const size_t newcomer = job.join(
+      1,
+      [](int rank, mep_comm_t comm, Report& found) {
+        check_contributors(rank, comm, 0x111, found);
+      },
+      is_member ? nullptr : armed.c_str());
+  const size_t stopped = is_member ? 2 : newcomer;
+  job.await_stopped(stopped);
+  pause_us(stop_ms * 1000);
+  kill(job.pid(stopped), SIGCONT);
+  job.expect_clean_end();
+  if (report.bad()) fail_msg("%s, %u ms:%s", point.c_str(), stop_ms, report.text().c_str());
+}
+
+void stops_on_the_way(void**) {
+  for (const unsigned stop_ms : {100u, 1000u, 10'000u}) {
+    if (stop_ms > 100 && !soak_flag()) return;
+    for (const char* point :
+         {"join begin", "join connected", "join welcomed", "join ready", "newcomer connect"}) {
+      stop_on_the_way(point, stop_ms);
+    }
+  }
+}
+
+// A stopped process that is left out is killed: nobody wakes it, and yet it ends.
+void the_fence_by_force(void**) {
+  Report report;
+  JoinJob job(3, quick_config(MEP_COMM_KILL_STOPPED), report,
+              [](int rank, mep_comm_t comm, Report& found) {
+                COLL_OK(found, mep_barrier(comm, nullptr));
+                if (rank == 2) raise(SIGSTOP);
+                meet_failure(comm, found);
+                check_contributors(rank, comm, 0x11, found);
+              });
+  job.expect_killed(2);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+// Without the flag it stays, and learns when it wakes that the others went on.
+void a_stopped_rank_is_left_out(void**) {
+  const auto page = JoinJob::shared_page();
+  Report report;
+  JoinJob job(3, quick_config(), report, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 2) {
+      raise(SIGSTOP);
+      mep_result_t result = MEP_SUCCESS;
+      while (result == MEP_SUCCESS) result = mep_barrier(comm, nullptr);
+      COLL_CHECK(found, result == MEP_ERR_EVICTED);
+      // For good, and so do the calls that ask for changes.
+      COLL_EXPECT(found, MEP_ERR_EVICTED, mep_comm_revoke(comm));
+      COLL_EXPECT(found, MEP_ERR_EVICTED, mep_comm_evict(comm, 0));
+      int32_t admitted = 0;
+      COLL_EXPECT(found, MEP_ERR_EVICTED, mep_recover_ranks(comm, nullptr, 0, 1, &admitted));
+      return;
+    }
+    meet_failure(comm, found);
+    uint32_t state = 0;
+    COLL_OK(found, mep_comm_peer_state(comm, 2, &state));
+    COLL_CHECK(found, state == MEP_PEER_EXCLUDED);
+    check_contributors(rank, comm, 0x11, found);
+    page->reach(0);
+  });
+  page->await(0, 2);
+  kill(job.pid(2), SIGCONT);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+// With two ranks and no quorum rule the higher one goes on alone as well.
+void quorum_none(void**) {
+  const auto page = JoinJob::shared_page();
+  Report report;
+  mep_comm_config_t config = quick_config();
+  config.quorum = MEP_QUORUM_NONE;
+  JoinJob job(2, config, report, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 0) {
+      raise(SIGSTOP);
+      mep_result_t result = MEP_SUCCESS;
+      while (result == MEP_SUCCESS) result = mep_barrier(comm, nullptr);
+      COLL_CHECK(found, result == MEP_ERR_EVICTED);
+      return;
+    }
+    meet_failure(comm, found);
+    check_contributors(rank, comm, 0x10, found);
+    page->reach(0);
+  });
+  page->await(0, 1);
+  kill(job.pid(0), SIGCONT);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+void quorum_majority(void**) {
+  const auto page = JoinJob::shared_page();
+  Report report;
+  JoinJob job(2, quick_config(), report, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 1) {
+      mep_result_t result = MEP_SUCCESS;
+      while (result == MEP_SUCCESS) result = mep_barrier(comm, nullptr);
+      COLL_CHECK(found, result == MEP_ERR_NO_QUORUM);
+      page->reach(0);
+      return;
+    }
+    raise(SIGSTOP);
+    meet_failure(comm, found);
+    check_contributors(rank, comm, 0x1, found);
+  });
+  page->await(0, 1);
+  kill(job.pid(0), SIGCONT);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+void quorum_witness_is_refused(void**) {
+  mep_comm_config_t config = patient_config(0);
+  config.quorum = MEP_QUORUM_WITNESS;
+  mep_comm_t comms[2] = {};
+  assert_int_equal(mep_comm_init_all(2, &config, comms), MEP_ERR_UNSUPPORTED);
+  assert_null(comms[0]);
+}
+
+// --- How views are told ---------------------------------------------------------------------------
+
+struct Told {
+  std::atomic<uint64_t> epoch{0};
+  std::atomic<int32_t> live{-1};
+  std::atomic<int> calls{0};
+};
+
+void note_view(void* user, uint64_t world_epoch, int32_t live) {
+  auto* told = static_cast<Told*>(user);
+  told->epoch = world_epoch;
+  told->live = live;
+  told->calls++;
+}
+
+void await_told(const Told& told, int calls) {
+  while (told.calls.load() < calls) pause_us(500);
+}
+
+void views_are_told(void**) {
+  Report report;
+  JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    Told told;
+    uint64_t epoch = 0;
+    COLL_OK(found, mep_comm_set_view_callback(comm, note_view, &told));
+    COLL_OK(found, mep_comm_epoch(comm, &epoch));
+    COLL_CHECK(found, epoch == 1);
+    COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_comm_wait_view(comm, epoch, 1));
+    COLL_OK(found, mep_comm_wait_view(comm, epoch - 1, 0));  // it is larger already
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 1) die();
+    COLL_OK(found, mep_comm_wait_view(comm, epoch, kNeverMs));
+    await_told(told, 1);
+    mep_view_t view;
+    mep_view_defaults(&view);
+    int32_t slots[3] = {};
+    uint64_t incarnations[3] = {};
+    uint32_t states[3] = {};
+    view.slots = slots;
+    view.incarnations = incarnations;
+    view.states = states;
+    view.capacity = 2;
+    COLL_EXPECT(found, MEP_ERR_CAPACITY, mep_comm_view(comm, &view));
+    view.capacity = 3;
+    COLL_OK(found, mep_comm_view(comm, &view));
+    COLL_CHECK(found, view.epoch == 2 && view.live == 2 && view.size == 3);
+    COLL_CHECK(found, told.epoch.load() == view.world_epoch && told.live.load() == 2);
+    COLL_CHECK(found, incarnations[1] == 0 && incarnations[0] != 0 && slots[2] == 2);
+    COLL_CHECK(found, states[1] == MEP_PEER_DEAD);
+    // Told by a view, not yet by a call.
+    COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(comm, nullptr));
+    const int32_t victim = 1;
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
+    await_told(told, 2);
+    COLL_OK(found, mep_comm_wait_view(comm, 2, kNeverMs));
+    COLL_CHECK(found, told.live.load() == 3);
+    COLL_OK(found, mep_comm_set_view_callback(comm, nullptr, nullptr));
+    check_contributors(rank, comm, 0x111, found);
+    COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_comm_wait_view(comm, 3, 1));
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 0) COLL_OK(found, mep_comm_revoke(comm));
+    COLL_OK(found, mep_comm_wait_view(comm, 3, kNeverMs));
+    COLL_EXPECT(found, MEP_ERR_REVOKED, mep_barrier(comm, nullptr));
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    COLL_CHECK(found, told.calls.load() == 2);
+  });
+  job.expect_killed(1);
+  job.join(1, [](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x111, found);
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    COLL_OK(found, mep_comm_wait_view(comm, 3, kNeverMs));
+    COLL_EXPECT(found, MEP_ERR_REVOKED, mep_barrier(comm, nullptr));
+    COLL_OK(found, mep_barrier(comm, nullptr));
+  });
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+// A comm made by a split, under a name of the user's: who replaces a rank finds it by that name.
+void a_comm_is_found_by_its_name(void**) {
+  Report report;
+  const auto check = [](int rank, mep_comm_t child, Report& found) {
+    check_contributors(rank, child, 0x11, found);
+  };
+  JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    mep_comm_t child = nullptr;
+    COLL_OK(found, mep_comm_split(comm, rank == 0 ? 1 : 0, 0, &child));
+    COLL_OK(found, mep_comm_set_name(child, rank == 0 ? "alone" : "pair"));
+    COLL_OK(found, mep_comm_set_name(comm, "everybody"));
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 1) die();
+    meet_failure(comm, found);
+    if (rank == 2) COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(child, nullptr));
+    const int32_t victim = 1;
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
+    check_contributors(rank, comm, 0x111, found);
+    if (rank == 2) check(1, child, found);
+    COLL_OK(found, mep_comm_destroy(child));
+  });
+  job.expect_killed(1);
+  job.join(1, [&](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x111, found);
+    mep_comm_t child = nullptr;
+    COLL_EXPECT(found, MEP_ERR_NOT_FOUND, mep_comm_attach(comm, "alone", &child));
+    COLL_OK(found, mep_comm_attach(comm, "pair", &child));
+    if (child == nullptr) return;
+    check(0, child, found);
+    COLL_OK(found, mep_comm_destroy(child));
+  });
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  read_arguments(argc, argv);
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(grow_up_to_max_size),
+      cmocka_unit_test(a_grown_rank_is_replaced),
+      cmocka_unit_test(automatic_recovery),
+      cmocka_unit_test(newcomers_die_when_welcomed),
+      cmocka_unit_test(newcomers_die_when_ready),
+      cmocka_unit_test(stops_on_the_way),
+      cmocka_unit_test(the_fence_by_force),
+      cmocka_unit_test(a_stopped_rank_is_left_out),
+      cmocka_unit_test(quorum_none),
+      cmocka_unit_test(quorum_majority),
+      cmocka_unit_test(quorum_witness_is_refused),
+      cmocka_unit_test(views_are_told),
+      cmocka_unit_test(a_comm_is_found_by_its_name),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
