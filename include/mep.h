@@ -271,8 +271,9 @@ static inline void mep_op_info_defaults(mep_op_info_t* info) {
 }
 
 /* About the last blocking operation that this rank finished on comm. A call that only told the news of
- * a view change was none: then seq is 0 and `failed` has the ranks that went. Errors: MEP_ERR_NOT_FOUND (there
- * was none), MEP_ERR_CAPACITY (a bitmap is too short; the rest is filled). Does not block. 0.1 */
+ * a view change was none: then seq is 0 and `failed` has the ranks that went. Errors:
+ * MEP_ERR_NOT_FOUND (there was none), MEP_ERR_CAPACITY (a bitmap is too short; the rest is filled).
+ * Does not block. 0.1 */
 MEP_API mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info);
 
 /* Fixed layout, version 1; written by stream operations when they complete, in pinned or device
@@ -303,8 +304,8 @@ MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
  * operation until the stream has run it; all of it can be captured in a graph, which also runs after a
  * change of the membership; how operations ended is told by mep_comm_async_result. Several ranks of a
  * process on one GPU need a stream each, not the NULL stream: MEP_ERR_INVALID_ARGUMENT.
- * Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_MISMATCH, MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED, MEP_ERR_REVOKED,
- * MEP_ERR_ABORTED, MEP_ERR_BUSY (another thread is inside a call on this comm). After an error the
+ * Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_MISMATCH,
+ * MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED, MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_BUSY (another thread is inside a call on this comm). After an error the
  * receive buffer is undefined; mep_comm_last_op tells whether the input is intact.
  * These are replicated operations: two successes of one operation are the same bytes.
  * --------------------------------------------------------------------------------------------- */
