@@ -305,8 +305,9 @@ MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
  * change of the membership; how operations ended is told by mep_comm_async_result. Several ranks of a
  * process on one GPU need a stream each, not the NULL stream: MEP_ERR_INVALID_ARGUMENT.
  * Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_MISMATCH,
- * MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED, MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_BUSY (another thread is inside a call on this comm). After an error the
- * receive buffer is undefined; mep_comm_last_op tells whether the input is intact.
+ * MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED, MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_BUSY (another thread
+ * is inside a call on this comm). After an error the receive buffer is undefined; mep_comm_last_op
+ * tells whether the input is intact.
  * These are replicated operations: two successes of one operation are the same bytes.
  * --------------------------------------------------------------------------------------------- */
 
