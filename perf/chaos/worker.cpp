@@ -419,7 +419,8 @@ Worker::Outcome Worker::note(Kind kind, mep_result_t result, const void* bytes, 
   info_.contributors = &info_contributors_;
   info_.contributors_words = 1;
   const mep_result_t known = mep_comm_last_op(comm_, &info_);
-  const bool is_new = known == MEP_SUCCESS && kind != Kind::kMoe &&
+  // seq 0: a call that only told news.
+  const bool is_new = known == MEP_SUCCESS && kind != Kind::kMoe && info_.seq != 0 &&
                       (info_.epoch != last_epoch_ || info_.seq != last_seq_);
   record.type = is_new ? RecordType::kResult : RecordType::kNews;
   uint64_t epoch = 0;

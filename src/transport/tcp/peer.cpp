@@ -17,8 +17,9 @@ namespace {
 constexpr size_t kCopyBytes = 4096;                  // a put up to here is copied
 constexpr size_t kSendNowBytes = size_t{128} << 10;  // more than this does not wait for a signal
 constexpr size_t kMaxQueuedBytes = size_t{1} << 30;  // of one peer that takes nothing
-constexpr size_t kBufferBytes = size_t{128} << 10;   // of what is received
-constexpr size_t kDirectBytes = 4096;                // more than this lands without the buffer
+// Of what is received; below the size from which malloc maps memory by itself, peer by peer.
+constexpr size_t kBufferBytes = size_t{96} << 10;
+constexpr size_t kDirectBytes = 4096;  // more than this lands without the buffer
 constexpr size_t kSealedBytes = size_t{256} << 10;
 constexpr int kMaxPieces = 64;
 static_assert(kCopyBytes + kFrameHeaderBytes <= OutQueue::kMaxCopyBytes);
