@@ -133,7 +133,7 @@ bool RegistrationCache::borrow(const void* memory, size_t bytes, Registration* o
     }
     fresh.ticket = ++last_ticket_;
     cached_bytes_ += fresh.bytes;
-    cached_.push_front(std::move(fresh));
+    cached_.push_front(fresh);
     entry = cached_.begin();
   }
   ++entry->users;
