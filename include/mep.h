@@ -465,6 +465,11 @@ MEP_API mep_result_t mep_comm_abort(mep_comm_t comm);
  * Shapes: T tokens of this rank (<= M = max_tokens_per_rank, may differ per rank, 0 allowed), hidden
  * H, top-k K, E experts, R = comm size, E_local = experts_per_rank. All arrays are dense, last index
  * fastest, unless a stride is given.
+ *
+ * On a communicator with a GPU calls only enqueue on the stream; pointers are device memory, small outputs
+ * may be pinned host memory, and rows lie on 16 bytes. Bad routing entries count as -1 and are counted in
+ * op_status. After a view change the first dispatch or combine on each buffer tells its news and does
+ * nothing else; mep_ep_last_op, streams idle, moves a buffer to the new view too. docs/cuda.md has more.
  * --------------------------------------------------------------------------------------------- */
 
 enum { MEP_EP_LOW_LATENCY = 0, MEP_EP_HIGH_THROUGHPUT = 1 };         /* mode */

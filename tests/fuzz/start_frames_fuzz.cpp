@@ -1,9 +1,10 @@
-// The other payloads of a start: aborts, details, announcements, and what a meeting point and a file of
-// a directory say. The first byte says which.
+// The other payloads of a start: aborts, details, announcements, and what a meeting point, a file of a
+// directory and the caller's store say. The first byte says which.
 #include <algorithm>
 
 #include "core/bootstrap/hello.hpp"
 #include "core/bootstrap/meeting_point.hpp"
+#include "core/bootstrap/rendezvous_records.hpp"
 #include "fuzz/fuzz_target.hpp"
 
 namespace fuzz {
@@ -39,7 +40,7 @@ void one(std::span<const std::byte> input) {
   std::vector<mep::PlaceNews> news;
   mep::Place place;
   const mep::JobSecret secret;
-  switch (static_cast<unsigned>(input[0]) % 5) {
+  switch (static_cast<unsigned>(input[0]) % 7) {
     case 0:
       if (mep::decode_abort(payload, &abort)) check_abort(abort);
       break;
@@ -57,9 +58,21 @@ void one(std::span<const std::byte> input) {
       if (mep::read_place(&reader, &place)) check_place(place);
       break;
     }
-    default:
+    case 4:
       if (mep::decode_announcement(payload, 7, secret, &abort)) check_abort(abort);
       break;
+    case 5:
+      if (mep::decode_place_file(payload, "a job", &place)) check_place(place);
+      break;
+    default: {
+      mep::MeetingRecord meeting;
+      if (mep::decode_meeting_record(payload, &meeting) &&
+          meeting.version == mep::kProtocolVersion) {
+        require(!meeting.name.empty() && meeting.addresses.size() <= mep::kMaxAddresses);
+        for (const mep::NetAddress& address : meeting.addresses) require(!address.text().empty());
+      }
+      break;
+    }
   }
 }
 
@@ -80,6 +93,9 @@ void seeds(const Sink& sink) {
   mep::ByteWriter writer;
   mep::write_place(place, &writer);
   sink("place", with_kind(3, writer.take()));
+  sink("place-file", with_kind(5, mep::encode_place_file("a job", place)));
+  sink("meeting-record", with_kind(6, mep::encode_meeting_record(
+                                          {mep::kProtocolVersion, 5, "store-1", place.addresses})));
   sink("announcement", with_kind(4, mep::encode_announcement(abort, 7, mep::JobSecret())));
 }
 

@@ -17,3 +17,8 @@ foreach(mutant IN ITEMS ZERO_COUNT NO_TICKET_BARRIER)
   set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CUDA)
 endforeach()
 mep_add_gpu_test(gpu_ep_bench SOURCES ep_gpu_bench.cu ${ep_kernels} ARGS 16 TIMEOUT 240)
+
+if(TARGET mep)
+  # Through the C ABI; the calls on host communicators are the oracle.
+  mep_add_gpu_test(gpu_ep_device SOURCES ep_device_test.cu LIBRARIES mep TIMEOUT 240)
+endif()

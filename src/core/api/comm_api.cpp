@@ -83,7 +83,7 @@ mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info) {
 
 mep_result_t mep_comm_async_result(mep_comm_t comm) {
   MEP_TRY(check_comm(comm));
-  if (comm->device != nullptr) return comm->device->take_failure();
+  if (comm->device != nullptr) return comm->device->take_any_failure();
   return fail(MEP_ERR_UNSUPPORTED, "a host communicator has no stream operations");
 }
 

@@ -2,11 +2,14 @@
 #include <optional>
 
 #include "core/api/api_guard.hpp"
+#include "core/ep/ep_device.hpp"
 #include "core/ep/ep_object.hpp"
 
 struct mep_ep {
   mep_comm_t comm = nullptr;
-  std::unique_ptr<mep::EpObject> object;
+  std::unique_ptr<mep::EpObject> object;     // on hosts
+  std::unique_ptr<mep::EpDevice> on_device;  // on GPUs
+  const mep::EpShape& shape() const { return on_device ? on_device->shape() : object->shape(); }
   std::atomic<uint32_t> handles{0};
 };
 
@@ -14,6 +17,7 @@ struct mep_ep_handle {
   mep_ep_t ep = nullptr;
   uint32_t buffer = 0;
   mep::EpHandle handle;
+  mep::EpDeviceHandle device_handle;
 };
 
 namespace mep {
@@ -37,7 +41,7 @@ mep_result_t check_handle(mep_ep_handle_t handle) {
 }
 
 mep_result_t check_buffer(mep_ep_t ep, uint32_t buffer) {
-  const uint32_t buffers = ep->object->shape().buffers;
+  const uint32_t buffers = ep->shape().buffers;
   if (buffer < buffers) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT, "buffer is %u; this EP object has %u", buffer, buffers);
 }
@@ -67,10 +71,9 @@ class EpCallScope {
 mep_result_t read_config(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_config_t* given,
                          EpShape* shape) {
   MEP_TRY(check_comm(comm));
-  MEP_TRY(check_host_comm(comm, "expert parallelism"));
   if (config == nullptr) return null_argument("config");
   MEP_TRY(read_sized_struct(config, "mep_ep_config_t", given));
-  return resolve_ep_config(*comm->comm, *given, shape);
+  return resolve_ep_config(*comm->comm, *given, shape, comm->device != nullptr);
 }
 
 // What making an EP object and attaching to one share; `get` gives the object.
@@ -85,12 +88,16 @@ mep_result_t open_object(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
     const CallScope scope(comm);
     MEP_TRY(scope.check());
     auto made = std::make_unique<mep_ep>();
-    MEP_TRY(get(given, shape, &made->object));
+    MEP_TRY(get(given, shape, made.get()));
     made->comm = comm;
     comm->users.fetch_add(1);
     *ep = made.release();
     return MEP_SUCCESS;
   });
+}
+
+EpDeviceOptions device_options(const mep_ep_config_t& config) {
+  return {config.scale_layout == MEP_SCALE_COLUMN_MAJOR, config.num_sms};
 }
 
 // A newcomer's part of an object, made when it joined.
@@ -137,7 +144,12 @@ mep_result_t mep_ep_buffer_size(mep_comm_t comm, const mep_ep_config_t* config,
     if (size_info == nullptr) return null_argument("size_info");
     mep_ep_size_t size;
     MEP_TRY(read_sized_struct(size_info, "mep_ep_size_t", &size));
-    estimate_ep_size(shape, &size);
+    if (comm->device != nullptr) {
+      MEP_TRY(check_ep_device(*comm->comm, shape));
+      estimate_ep_device_size(shape, device_options(given), &size);
+    } else {
+      estimate_ep_size(shape, &size);
+    }
     write_sized_struct(size, size_info);
     return MEP_SUCCESS;
   });
@@ -145,11 +157,15 @@ mep_result_t mep_ep_buffer_size(mep_comm_t comm, const mep_ep_config_t* config,
 
 mep_result_t mep_ep_create(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_t* ep) {
   using namespace mep;
-  return open_object(comm, config, ep,
-                     [&](const mep_ep_config_t& given, const EpShape& shape,
-                         std::unique_ptr<EpObject>* object) -> mep_result_t {
-                       return EpObject::create(*comm->comm, shape, given.name, object);
-                     });
+  return open_object(
+      comm, config, ep,
+      [&](const mep_ep_config_t& given, const EpShape& shape, mep_ep_t made) -> mep_result_t {
+        if (comm->device != nullptr) {
+          return make_ep_device(*comm->comm, *comm->device, shape, device_options(given),
+                                given.name, &made->on_device);
+        }
+        return EpObject::create(*comm->comm, shape, given.name, &made->object);
+      });
 }
 
 mep_result_t mep_ep_destroy(mep_ep_t ep) {
@@ -157,7 +173,8 @@ mep_result_t mep_ep_destroy(mep_ep_t ep) {
   if (ep == nullptr) return MEP_SUCCESS;
   return guarded([&]() -> mep_result_t {
     MEP_TRY(check_ep(ep));
-    if (ep->handles.load() != 0 || ep->object->busy()) {
+    if (ep->handles.load() != 0 ||
+        (ep->on_device ? ep->on_device->in_flight() : ep->object->busy())) {
       return fail(MEP_ERR_BUSY, "the EP object still has %u handles; destroy them first",
                   ep->handles.load());
     }
@@ -170,11 +187,12 @@ mep_result_t mep_ep_destroy(mep_ep_t ep) {
 
 mep_result_t mep_ep_attach(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_t* ep) {
   using namespace mep;
-  return open_object(comm, config, ep,
-                     [&](const mep_ep_config_t& given, const EpShape& shape,
-                         std::unique_ptr<EpObject>* object) -> mep_result_t {
-                       return take_dormant(*comm->comm, given.name, shape, object);
-                     });
+  return open_object(
+      comm, config, ep,
+      [&](const mep_ep_config_t& given, const EpShape& shape, mep_ep_t made) -> mep_result_t {
+        MEP_TRY(check_host_comm(comm, "joining an EP object"));
+        return take_dormant(*comm->comm, given.name, shape, &made->object);
+      });
 }
 
 mep_result_t mep_ep_handle_create(mep_ep_t ep, uint32_t buffer, mep_ep_handle_t* handle) {
@@ -187,6 +205,8 @@ mep_result_t mep_ep_handle_create(mep_ep_t ep, uint32_t buffer, mep_ep_handle_t*
     auto made = std::make_unique<mep_ep_handle>();
     made->ep = ep;
     made->buffer = buffer;
+    made->device_handle.buffer = buffer;
+    if (ep->on_device) MEP_TRY(ep->on_device->make_handle(&made->device_handle));
     ep->handles.fetch_add(1);
     *handle = made.release();
     return MEP_SUCCESS;
@@ -198,11 +218,15 @@ mep_result_t mep_ep_handle_destroy(mep_ep_handle_t handle) {
   if (handle == nullptr) return MEP_SUCCESS;
   return guarded([&]() -> mep_result_t {
     MEP_TRY(check_handle(handle));
-    EpBuffer& buffer = handle->ep->object->buffer(handle->buffer);
-    if (buffer.uses(handle->handle) && buffer.in_flight()) {
-      return fail(MEP_ERR_BUSY, "an operation of the handle was sent and has not been received");
+    if (handle->ep->on_device) {
+      MEP_TRY(handle->ep->on_device->end_handle(handle->device_handle));
+    } else {
+      EpBuffer& buffer = handle->ep->object->buffer(handle->buffer);
+      if (buffer.uses(handle->handle) && buffer.in_flight()) {
+        return fail(MEP_ERR_BUSY, "an operation of the handle was sent and has not been received");
+      }
+      buffer.forget(handle->handle);
     }
-    buffer.forget(handle->handle);
     handle->ep->handles.fetch_sub(1);
     delete handle;
     return MEP_SUCCESS;
@@ -215,6 +239,7 @@ mep_result_t mep_ep_set_expert_map(mep_ep_t ep, const int32_t* map) {
     MEP_TRY(check_ep(ep));
     const CallScope scope(ep->comm);
     MEP_TRY(scope.check());
+    if (ep->on_device) return ep->on_device->set_expert_map(map);
     return ep->object->set_expert_map(map);
   });
 }
@@ -227,7 +252,11 @@ mep_result_t mep_ep_buffer_view(mep_ep_t ep, uint32_t buffer, mep_ep_view_t* vie
     MEP_TRY(check_buffer(ep, buffer));
     mep_ep_view_t filled;
     MEP_TRY(read_sized_struct(view, "mep_ep_view_t", &filled));
-    ep->object->buffer(buffer).fill_view(&filled);
+    if (ep->on_device) {
+      ep->on_device->fill_view(buffer, &filled);
+    } else {
+      ep->object->buffer(buffer).fill_view(&filled);
+    }
     write_sized_struct(filled, view);
     return MEP_SUCCESS;
   });
@@ -239,7 +268,13 @@ mep_result_t mep_ep_combine_input(mep_ep_t ep, uint32_t buffer, void** memory) {
   return guarded([&]() -> mep_result_t {
     MEP_TRY(check_ep(ep));
     MEP_TRY(check_buffer(ep, buffer));
-    *memory = ep->object->buffer(buffer).combine_out();
+    if (ep->on_device) {
+      mep_ep_view_t view{};
+      ep->on_device->fill_view(buffer, &view);
+      *memory = view.combine_input;
+    } else {
+      *memory = ep->object->buffer(buffer).combine_out();
+    }
     return MEP_SUCCESS;
   });
 }
@@ -250,9 +285,13 @@ mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_args_t* arg
   return guarded([&]() -> mep_result_t {
     MEP_TRY(check_handle(handle));
     if (args == nullptr) return null_argument("args");
-    MEP_TRY(check_stream(stream));
     mep_dispatch_args_t given;
     MEP_TRY(read_sized_struct(args, "mep_dispatch_args_t", &given));
+    if (handle->ep->on_device) {
+      MEP_TRY(check_phase(given.flags, 0, given.phase));
+      return handle->ep->on_device->dispatch(handle->device_handle, given, stream);
+    }
+    MEP_TRY(check_stream(stream));
     const EpCallScope scope(handle->ep);
     MEP_TRY(scope.check());
     MEP_TRY(check_phase(given.flags, 0, given.phase));
@@ -268,9 +307,13 @@ mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_args_t* args,
   return guarded([&]() -> mep_result_t {
     MEP_TRY(check_handle(handle));
     if (args == nullptr) return null_argument("args");
-    MEP_TRY(check_stream(stream));
     mep_combine_args_t given;
     MEP_TRY(read_sized_struct(args, "mep_combine_args_t", &given));
+    if (handle->ep->on_device) {
+      MEP_TRY(check_phase(given.flags, MEP_COMBINE_RENORMALIZE, given.phase));
+      return handle->ep->on_device->combine(handle->device_handle, given, stream);
+    }
+    MEP_TRY(check_stream(stream));
     const EpCallScope scope(handle->ep);
     MEP_TRY(scope.check());
     MEP_TRY(check_phase(given.flags, MEP_COMBINE_RENORMALIZE, given.phase));
@@ -286,7 +329,8 @@ mep_result_t mep_ep_last_op(mep_ep_t ep, uint32_t buffer, mep_op_info_t* info) {
     MEP_TRY(check_buffer(ep, buffer));
     mep_op_info_t filled;
     MEP_TRY(read_sized_struct(info, "mep_op_info_t", &filled));
-    const mep_result_t result = ep->object->buffer(buffer).last_op(&filled);
+    const mep_result_t result = ep->on_device ? ep->on_device->last_op(buffer, &filled)
+                                              : ep->object->buffer(buffer).last_op(&filled);
     if (result == MEP_SUCCESS || result == MEP_ERR_CAPACITY) write_sized_struct(filled, info);
     return result;
   });

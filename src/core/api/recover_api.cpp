@@ -10,7 +10,6 @@
 #include "base/failpoint.hpp"
 #include "core/api/api_guard.hpp"
 #include "core/api/recover.hpp"
-#include "core/bootstrap/byte_codec.hpp"
 #include "core/ep/ep_object.hpp"
 #include "core/world/frames.hpp"
 
@@ -154,31 +153,6 @@ struct Welcome {
   std::vector<CommDescription> comms;
 };
 
-bool read_comms(const Frame& frame, uint32_t max_slots, std::vector<CommDescription>* comms) {
-  ByteReader reader(frame.payload);
-  const auto count = reader.number<uint32_t>();
-  for (uint32_t i = 0; i < count && reader.valid(); ++i) {
-    CommDescription comm;
-    comm.id = reader.number<uint64_t>();
-    comm.name = reader.text(255);
-    comm.epoch = reader.number<uint64_t>();
-    comm.child_number = reader.number<uint32_t>();
-    comm.ep_number = reader.number<uint32_t>();
-    const auto ranks = reader.number<uint32_t>();
-    if (ranks > max_slots) return false;
-    for (uint32_t rank = 0; rank < ranks && reader.valid(); ++rank) {
-      comm.slots.push_back(reader.number<uint32_t>());
-      if (comm.slots.back() >= max_slots) return false;
-    }
-    const auto objects = reader.number<uint32_t>();
-    for (uint32_t object = 0; object < objects && reader.valid(); ++object) {
-      comm.objects.push_back(reader.block(UINT16_MAX));
-    }
-    comms->push_back(std::move(comm));
-  }
-  return reader.complete();
-}
-
 // Every member tells the view and the comms that it has in common with the newcomer; what else comes
 // stays in the links. A peer that begins with something else is a newcomer too and has no welcome to give.
 class Reception {
@@ -231,7 +205,8 @@ class Reception {
         other = std::move(frame);
         return false;
       }
-      bad = frame.type != kFrameComms || !read_comms(frame, max_slots(), &welcome.comms);
+      bad = frame.type != kFrameComms ||
+            !decode_comms(frame.payload, max_slots(), &welcome.comms) || !are_own(welcome.comms);
       welcome.has_comms = !bad;
       return false;
     });
@@ -257,6 +232,14 @@ class Reception {
       }
     }
     return out->has_view;
+  }
+
+  // A comm that this rank has no place in would give it somebody else's.
+  bool are_own(const std::vector<CommDescription>& comms) const {
+    return std::all_of(comms.begin(), comms.end(), [this](const CommDescription& comm) {
+      return std::find(comm.slots.begin(), comm.slots.end(), mesh_.self.identity.slot) !=
+             comm.slots.end();
+    });
   }
 
   uint32_t max_slots() const { return static_cast<uint32_t>(mesh_.max_size); }

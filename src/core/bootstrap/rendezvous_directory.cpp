@@ -17,11 +17,11 @@
 #include "base/status.hpp"
 #include "core/bootstrap/local_socket.hpp"
 #include "core/bootstrap/rendezvous.hpp"
+#include "core/bootstrap/rendezvous_records.hpp"
 
 namespace mep {
 namespace {
 
-constexpr uint32_t kPlaceMagic = 0x4450454d;  // "MEPD"
 constexpr size_t kMaxFileBytes = 1024;
 constexpr size_t kMaxFiles = size_t{4} << 16;
 constexpr uint64_t kLookEveryMs = 50;
@@ -99,12 +99,7 @@ bool DirectoryBook::read_file(const Key& key, Place* place) const {
   const ssize_t count = read(fd.get(), bytes.data(), bytes.size());
   if (count <= 0) return false;
   bytes.resize(static_cast<size_t>(count));
-  ByteReader reader(bytes);
-  if (reader.number<uint32_t>() != kPlaceMagic || reader.number<uint32_t>() != kProtocolVersion ||
-      reader.text(kMaxJobBytes) != job_ || !read_place(&reader, place)) {
-    return false;
-  }
-  return reader.complete() && Key{place->slot, place->incarnation} == key;
+  return decode_place_file(bytes, job_, place) && Key{place->slot, place->incarnation} == key;
 }
 
 mep_result_t DirectoryBook::progress() {
@@ -146,18 +141,14 @@ mep_result_t DirectoryBook::announce(const Place& own) {
   for (const auto& [key, place] : places_) {
     if (key.first == own.slot && place.host == own.host) unlink(path_of(key).c_str());
   }
-  ByteWriter writer;
-  writer.number(kPlaceMagic);
-  writer.number(kProtocolVersion);
-  writer.text(job_);
-  write_place(own, &writer);
+  const std::vector<std::byte> record = encode_place_file(job_, own);
   const std::string path = path_of({own.slot, own.incarnation});
   const std::string draft = path + ".draft";
   mkdir(folder_.c_str(), 0700);  // the last of an earlier job may have removed it just now
   const UniqueFd fd(
       ::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-  const auto size = static_cast<ssize_t>(writer.bytes().size());
-  if (!fd.valid() || write(fd.get(), writer.bytes().data(), writer.bytes().size()) != size ||
+  const auto size = static_cast<ssize_t>(record.size());
+  if (!fd.valid() || write(fd.get(), record.data(), record.size()) != size ||
       fsync(fd.get()) != 0 || rename(draft.c_str(), path.c_str()) != 0) {
     const int error = errno;
     unlink(draft.c_str());

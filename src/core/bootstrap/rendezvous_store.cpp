@@ -11,16 +11,14 @@
 #include <mutex>
 
 #include "base/status.hpp"
-#include "core/bootstrap/byte_codec.hpp"
 #include "core/bootstrap/hello.hpp"
 #include "core/bootstrap/rendezvous.hpp"
+#include "core/bootstrap/rendezvous_records.hpp"
 
 namespace mep {
 namespace {
 
-constexpr uint32_t kStoreMagic = 0x5350454d;  // "MEPS"
 constexpr size_t kMaxValueBytes = 512;
-constexpr size_t kMaxNameBytes = 64;
 // The caller's function cannot be interrupted: it is asked in slices.
 constexpr int kGetSliceMs = 200;
 
@@ -74,21 +72,18 @@ uint32_t next_start_number(const std::string& job, uint32_t rank) {
 [[nodiscard]] mep_result_t decode_meeting(const std::string& key,
                                           const std::vector<std::byte>& value,
                                           const SelfDescription& self, StoreMeeting* meeting) {
-  ByteReader reader(value);
-  const auto magic = reader.number<uint32_t>();
-  const auto version = reader.number<uint32_t>();
-  const auto host = reader.number<uint64_t>();
-  meeting->name = reader.text(kMaxNameBytes);
-  const bool sound = read_addresses(&reader, &meeting->addresses) && reader.complete();
-  if (magic == kStoreMagic && version != kProtocolVersion) {
-    return fail(MEP_ERR_VERSION, "rank 0 speaks protocol %u, rank %u protocol %u", version,
-                self.identity.slot, kProtocolVersion);
-  }
-  if (!sound || magic != kStoreMagic || meeting->name.empty()) {
+  MeetingRecord record;
+  if (!decode_meeting_record(value, &record)) {
     return fail(MEP_ERR_BOOTSTRAP, "the caller's store has something else than MEP's under '%s'",
                 key.c_str());
   }
-  meeting->other_host = host != self.identity.host;
+  if (record.version != kProtocolVersion) {
+    return fail(MEP_ERR_VERSION, "rank 0 speaks protocol %u, rank %u protocol %u", record.version,
+                self.identity.slot, kProtocolVersion);
+  }
+  meeting->name = std::move(record.name);
+  meeting->addresses = std::move(record.addresses);
+  meeting->other_host = record.host != self.identity.host;
   if (meeting->other_host && meeting->addresses.empty()) {
     return fail(MEP_ERR_DENIED,
                 "rank %u is on another host (or in another container) than rank 0, which has no "
@@ -131,18 +126,14 @@ mep_result_t agree_through_store(const ResolvedConfig& config, const SelfDescrip
     return decode_meeting(key, value, self, meeting);
   }
   // The incarnation is random: nobody else makes this name.
-  char name[kMaxNameBytes];
+  char name[kMaxMeetingNameBytes];
   std::snprintf(name, sizeof name, "store-%016llx",
                 static_cast<unsigned long long>(self.identity.incarnation));
   MEP_TRY(open_meeting(config, meeting));
-  ByteWriter writer;
-  writer.number(kStoreMagic);
-  writer.number(kProtocolVersion);
-  writer.number(self.identity.host);
-  writer.text(name);
-  write_addresses(meeting->addresses, &writer);
-  MEP_TRY(store_put(store, key, writer.bytes()));
-  MEP_TRY(store_put(store, prefix + "/name", writer.bytes()));
+  const std::vector<std::byte> record =
+      encode_meeting_record({kProtocolVersion, self.identity.host, name, meeting->addresses});
+  MEP_TRY(store_put(store, key, record));
+  MEP_TRY(store_put(store, prefix + "/name", record));
   meeting->name = name;
   return MEP_SUCCESS;
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -14,6 +15,14 @@
 namespace mep {
 
 class Comm;
+
+// Something else with operations on the comm's streams, whose failures the comm tells.
+class DevicePart {
+ public:
+  virtual ~DevicePart() = default;
+  // First failure since the last call.
+  virtual mep_result_t take_failure() = 0;
+};
 
 class DeviceSide {
  public:
@@ -41,6 +50,28 @@ class DeviceSide {
   // Operations are still enqueued or running, as far as is known here.
   virtual bool busy() const = 0;
   virtual void set_timeout_ms(uint32_t ms) = 0;
+
+  void add_part(DevicePart* part) {
+    const std::lock_guard lock(parts_mutex_);
+    parts_.push_back(part);
+  }
+  void remove_part(DevicePart* part) {
+    const std::lock_guard lock(parts_mutex_);
+    std::erase(parts_, part);
+  }
+  // Of the collectives, then of the parts.
+  mep_result_t take_any_failure() {
+    mep_result_t result = take_failure();
+    const std::lock_guard lock(parts_mutex_);
+    for (DevicePart* part : parts_) {
+      if (result == MEP_SUCCESS) result = part->take_failure();
+    }
+    return result;
+  }
+
+ private:
+  std::mutex parts_mutex_;
+  std::vector<DevicePart*> parts_;
 };
 
 // First step: memory, kernels, and the rank's window where peers of this process find it.

@@ -13,7 +13,7 @@ constexpr size_t kRowUnitBytes = 16;
 // Counts of rows and of (token, k) entries are 31-bit numbers.
 constexpr uint64_t kMaxCount = std::numeric_limits<int32_t>::max();
 
-mep_result_t refuse_unbuilt(const mep_ep_config_t& config) {
+mep_result_t refuse_unbuilt(const mep_ep_config_t& config, bool on_device) {
   if (config.mode == MEP_EP_HIGH_THROUGHPUT) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "mode: high throughput is not built yet; use "
@@ -24,7 +24,7 @@ mep_result_t refuse_unbuilt(const mep_ep_config_t& config) {
                 "receive_layout: MEP_EP_EXPANDED belongs to high throughput, "
                 "which is not built yet");
   }
-  if (config.scale_layout == MEP_SCALE_COLUMN_MAJOR) {
+  if (config.scale_layout == MEP_SCALE_COLUMN_MAJOR && !on_device) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "scale_layout: column-major scales are not built for host "
                 "memory");
@@ -38,7 +38,7 @@ mep_result_t refuse_unbuilt(const mep_ep_config_t& config) {
                 "expert_alignment belongs to high throughput, which is not "
                 "built yet");
   }
-  if (config.num_sms != 0) {
+  if (config.num_sms != 0 && !on_device) {
     return fail(MEP_ERR_UNSUPPORTED, "num_sms is for CUDA communicators; this is a host one");
   }
   return MEP_SUCCESS;
@@ -192,16 +192,56 @@ uint64_t hash_bytes(uint64_t seed, const void* bytes, size_t count) {
   return hash;
 }
 
-mep_result_t resolve_ep_config(const Comm& comm, const mep_ep_config_t& config, EpShape* out) {
+mep_result_t resolve_ep_config(const Comm& comm, const mep_ep_config_t& config, EpShape* out,
+                               bool on_device) {
+  return resolve_ep_config(comm.rank(), comm.size(), config, out, on_device);
+}
+
+mep_result_t resolve_ep_config(uint32_t rank, uint32_t ranks, const mep_ep_config_t& config,
+                               EpShape* out, bool on_device) {
   EpShape shape;
-  shape.rank = comm.rank();
-  shape.ranks = comm.size();
+  shape.rank = rank;
+  shape.ranks = ranks;
   shape.timeout_ms = config.timeout_ms;
   MEP_TRY(check_enumerators(config));
-  MEP_TRY(refuse_unbuilt(config));
+  MEP_TRY(refuse_unbuilt(config, on_device));
   MEP_TRY(resolve_counts(config, &shape));
   MEP_TRY(resolve_types(config, &shape));
   *out = shape;
+  return MEP_SUCCESS;
+}
+
+mep_result_t check_dispatch_input(const EpShape& shape, const mep_dispatch_args_t& args) {
+  if (args.num_tokens > shape.max_tokens) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "num_tokens is %u; max_tokens_per_rank is %u",
+                args.num_tokens, shape.max_tokens);
+  }
+  if (args.topk_idx_type != 0 && args.topk_idx_type != MEP_INT64 &&
+      args.topk_idx_type != MEP_INT32) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "topk_idx_type is %u; it must be MEP_INT32 or MEP_INT64",
+                args.topk_idx_type);
+  }
+  if (args.num_tokens != 0 && (args.x == nullptr || args.topk_idx == nullptr)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "%s is NULL, but there are %u tokens",
+                args.x == nullptr ? "x" : "topk_idx", args.num_tokens);
+  }
+  const bool needs_scales = shape.input_type == MEP_FLOAT8_E4M3;
+  if (args.num_tokens != 0 && needs_scales != (args.x_scales != nullptr)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, needs_scales
+                                              ? "x_scales is NULL; e4m3 input needs its scales"
+                                              : "x_scales is given; only e4m3 input has scales");
+  }
+  if (args.x_stride_bytes != 0 && args.x_stride_bytes < shape.input_row_bytes()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "x_stride_bytes is %llu; a row has %zu",
+                static_cast<unsigned long long>(args.x_stride_bytes), shape.input_row_bytes());
+  }
+  if (args.x_scales_stride_bytes != 0 && args.x_scales_stride_bytes < shape.scale_row_bytes()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "x_scales_stride_bytes is %llu; the scales of a row have "
+                "%zu",
+                static_cast<unsigned long long>(args.x_scales_stride_bytes),
+                shape.scale_row_bytes());
+  }
   return MEP_SUCCESS;
 }
 

@@ -48,8 +48,15 @@ struct EpShape {
 };
 
 // Refuses what makes no sense or is not built, by name.
+[[nodiscard]] mep_result_t resolve_ep_config(uint32_t rank, uint32_t ranks,
+                                             const mep_ep_config_t& config, EpShape* out,
+                                             bool on_device = false);
 [[nodiscard]] mep_result_t resolve_ep_config(const Comm& comm, const mep_ep_config_t& config,
-                                             EpShape* out);
+                                             EpShape* out, bool on_device = false);
+
+// What the send phase of a dispatch was given must make sense.
+[[nodiscard]] mep_result_t check_dispatch_input(const EpShape& shape,
+                                                const mep_dispatch_args_t& args);
 
 // Collective: every rank learns whether all gave the same, and which field and rank differ.
 [[nodiscard]] mep_result_t agree_on_ep_config(Comm& comm, const EpShape& shape,

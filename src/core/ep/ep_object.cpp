@@ -1,11 +1,10 @@
 #include "core/ep/ep_object.hpp"
 
 #include <algorithm>
-#include <cstring>
-#include <type_traits>
+#include <utility>
 
 #include "base/status.hpp"
-#include "core/bootstrap/byte_codec.hpp"
+#include "core/ep/ep_description.hpp"
 
 namespace mep {
 
@@ -16,11 +15,7 @@ EpObject::~EpObject() {
   if (is_client_) comm_.remove_client(this);
 }
 
-namespace {
-
-// How many objects were made before, on whoever knows of most: a newcomer has not seen those that were
-// made while it came.
-mep_result_t agree_on_number(Comm& comm, uint32_t* number) {
+mep_result_t agree_on_ep_number(Comm& comm, uint32_t* number) {
   const uint64_t own = comm.next_ep_number();
   std::vector<uint64_t> all;
   MEP_TRY(gather_values(comm, &own, 1, &all));
@@ -29,12 +24,10 @@ mep_result_t agree_on_number(Comm& comm, uint32_t* number) {
   return MEP_SUCCESS;
 }
 
-}  // namespace
-
 mep_result_t EpObject::create(Comm& comm, const EpShape& shape, const char* name,
                               std::unique_ptr<EpObject>* out) {
   uint32_t number = 0;
-  MEP_TRY(agree_on_number(comm, &number));
+  MEP_TRY(agree_on_ep_number(comm, &number));
   const std::string full_name = name != nullptr ? name : "ep" + std::to_string(number);
   std::unique_ptr<EpObject> object(new EpObject(comm, shape));
   // Two objects of one name, one after the other, are two.
@@ -64,80 +57,25 @@ mep_result_t EpObject::create(Comm& comm, const EpShape& shape, const char* name
   return MEP_SUCCESS;
 }
 
-// The description is a sequence of fields in this process's own layout: members and newcomers run the
-// same version, which their hello has made sure of.
 void EpObject::describe_object(std::vector<std::byte>* out) const {
-  static_assert(std::is_trivially_copyable_v<EpShape>);
-  ByteWriter writer;
-  writer.text(name_);
-  writer.number(window_seed_);
-  writer.block(std::as_bytes(std::span(&shape_, 1)));
-  const std::lock_guard lock(map_mutex_);
-  writer.number(static_cast<uint32_t>(map_entries_.size()));
-  for (const int32_t entry : map_entries_) writer.number(entry);
-  *out = writer.take();
+  EpDescription description{name_, window_seed_, shape_, {}};
+  {
+    const std::lock_guard lock(map_mutex_);
+    description.map = map_entries_;
+  }
+  *out = encode_ep_description(description);
 }
-
-namespace {
-
-// A member's numbers become sizes and places: they must be such as a caller here could have given.
-mep_result_t check_described(const Comm& comm, std::span<const std::byte> bytes, EpShape* out) {
-  const auto malformed = [] {
-    return fail(MEP_ERR_DENIED, "a member sent a malformed description of an EP object");
-  };
-  if (bytes.size() != sizeof(EpShape)) return malformed();
-  // A bool of any other value would be undefined.
-  if (std::to_integer<unsigned>(bytes[offsetof(EpShape, slotted)]) > 1) return malformed();
-  std::memcpy(out, bytes.data(), sizeof *out);
-  out->rank = comm.rank();
-  mep_ep_config_t config{};
-  config.struct_size = sizeof config;
-  config.mode = MEP_EP_LOW_LATENCY;
-  config.max_tokens_per_rank = out->max_tokens;
-  config.hidden = out->hidden;
-  config.top_k = out->top_k;
-  config.num_experts = out->experts;
-  config.experts_per_rank = out->local_experts;
-  config.num_buffers = out->buffers;
-  config.max_replicas = out->max_replicas;
-  config.input_type = out->input_type;
-  config.wire_type = out->wire_type;
-  config.combine_type = out->combine_type;
-  config.scale_type = out->scale_type;
-  config.receive_layout = out->slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED;
-  EpShape checked;
-  MEP_TRY(resolve_ep_config(comm, config, &checked));
-  const bool same = checked.ranks == out->ranks && checked.local_experts == out->local_experts &&
-                    checked.buffers == out->buffers && checked.max_replicas == out->max_replicas &&
-                    checked.input_type == out->input_type && checked.wire_type == out->wire_type &&
-                    checked.combine_type == out->combine_type;
-  return same ? MEP_SUCCESS : malformed();
-}
-
-}  // namespace
 
 mep_result_t EpObject::attach(Comm& comm, std::span<const std::byte> description,
                               const Deadline& deadline, std::unique_ptr<EpObject>* out) {
-  ByteReader reader(description);
-  const std::string name = reader.text(255);
-  const auto seed = reader.number<uint64_t>();
-  const std::vector<std::byte> shape_bytes = reader.block(sizeof(EpShape));
-  std::vector<int32_t> map(std::min<size_t>(reader.number<uint32_t>(), description.size()));
-  for (int32_t& entry : map) entry = reader.number<int32_t>();
-  if (!reader.complete()) {
-    return fail(MEP_ERR_DENIED, "a member sent a malformed description of an EP object");
-  }
-  EpShape shape;
-  MEP_TRY(check_described(comm, shape_bytes, &shape));
-  std::unique_ptr<EpObject> object(new EpObject(comm, shape));
-  object->name_ = name;
-  object->window_seed_ = seed;
-  if (!map.empty()) {
-    if (map.size() != size_t{shape.experts} * shape.max_replicas) {
-      return fail(MEP_ERR_DENIED, "a member sent a malformed expert map");
-    }
-    MEP_TRY(make_expert_map(shape, map.data(), &object->map_));
-    object->map_entries_ = std::move(map);
+  EpDescription given;
+  MEP_TRY(decode_ep_description(description, comm.rank(), comm.size(), &given));
+  std::unique_ptr<EpObject> object(new EpObject(comm, given.shape));
+  object->name_ = std::move(given.name);
+  object->window_seed_ = given.window_seed;
+  if (!given.map.empty()) {
+    MEP_TRY(make_expert_map(given.shape, given.map.data(), &object->map_));
+    object->map_entries_ = std::move(given.map);
   }
   MEP_TRY(object->offer_windows());
   MEP_TRY(object->connect_windows(deadline));

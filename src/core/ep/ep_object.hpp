@@ -66,6 +66,10 @@ class EpObject : public ViewClient {
   std::vector<int32_t> map_entries_;  // as given; empty: physical ids
 };
 
+// Collective. How many objects were made before, on whoever knows of most: a newcomer has not seen those
+// that were made while it came.
+[[nodiscard]] mep_result_t agree_on_ep_number(Comm& comm, uint32_t* number);
+
 // What mep_ep_create would take.
 void estimate_ep_size(const EpShape& shape, mep_ep_size_t* out);
 

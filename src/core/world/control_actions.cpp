@@ -113,20 +113,10 @@ void ControlThread::act(const membership::FlushSend& action) {
   if (comm == nullptr || !comm->is_replicated(action.channel)) return;
   comm->give_flush(action.channel, action.from_seq, action.to_seq,
                    [&](uint64_t seq, uint32_t source, std::span<const std::byte> bytes) {
-                     ByteWriter payload;
-                     payload.number(action.comm);
-                     payload.number(action.channel);
-                     payload.number(seq);
-                     payload.number(source);
-                     std::vector<std::byte> frame = payload.take();
-                     frame.insert(frame.end(), bytes.begin(), bytes.end());
-                     send(action.to, kFrameFlush, frame);
+                     send(action.to, kFrameFlush,
+                          encode_flush({action.comm, action.channel, seq, source, bytes}));
                    });
-  ByteWriter end;
-  end.number(action.comm);
-  end.number(action.channel);
-  end.number(action.to_seq);
-  send(action.to, kFrameFlushEnd, end.bytes());
+  send(action.to, kFrameFlushEnd, encode_flush_end({action.comm, action.channel, action.to_seq}));
 }
 
 // A process that is gone writes no more. One that may still run keeps only the old pages: the windows

@@ -76,17 +76,17 @@ bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
 }
 
 bool ControlThread::take_window(uint32_t slot, Frame& frame) {
-  ByteReader reader(frame.payload);
-  const auto id = reader.number<uint64_t>();
-  WindowOffer offer;
-  offer.incarnation = world_->peers_[slot].identity.incarnation;
-  offer.bytes = reader.number<uint64_t>();
-  offer.generation = reader.number<uint32_t>();
-  offer.blob = reader.block(kMaxWindowBlobBytes);
-  if (!reader.complete() || frame.fds.size() > 2) {
+  WindowFrame window;
+  if (!decode_window_frame(frame.payload, &window) || frame.fds.size() > 2) {
     (void)fail(MEP_ERR_DENIED, "a bad window frame");
     return false;
   }
+  const uint64_t id = window.id;
+  WindowOffer offer;
+  offer.incarnation = world_->peers_[slot].identity.incarnation;
+  offer.bytes = window.bytes;
+  offer.generation = window.generation;
+  offer.blob = std::move(window.blob);
   if (!frame.fds.empty()) offer.fd = std::move(frame.fds[0]);
   if (frame.fds.size() > 1) offer.event = std::move(frame.fds[1]);
   const uint32_t generation = offer.generation;
@@ -97,66 +97,56 @@ bool ControlThread::take_window(uint32_t slot, Frame& frame) {
     world_->directory_.file(slot, id, std::move(offer));
   }
   if (generation > 0) {
-    ByteWriter payload;
-    payload.number(id);
-    payload.number(generation);
-    send(slot, kFrameWindowTaken, payload.bytes());
+    send(slot, kFrameWindowTaken, encode_window_taken({id, generation}));
   }
   return true;
 }
 
 bool ControlThread::take_window_taken(uint32_t slot, const Frame& frame) {
-  ByteReader reader(frame.payload);
-  const auto id = reader.number<uint64_t>();
-  const auto generation = reader.number<uint32_t>();
-  if (!reader.complete()) return false;
-  for (Fence& fence : fences_) fence.awaited.erase({{slot, id}, generation});
+  WindowTakenFrame taken;
+  if (!decode_window_taken(frame.payload, &taken)) {
+    (void)fail(MEP_ERR_DENIED, "a bad answer to a window");
+    return false;
+  }
+  for (Fence& fence : fences_) fence.awaited.erase({{slot, taken.id}, taken.generation});
   check_fences();
   return true;
 }
 
 bool ControlThread::take_flush(uint32_t, const Frame& frame) {
   MEP_FAILPOINT("flush receive");
-  ByteReader reader(frame.payload);
-  const auto comm = reader.number<uint64_t>();
-  const auto channel = reader.number<uint64_t>();
-  const auto seq = reader.number<uint64_t>();
-  const auto source = reader.number<uint32_t>();
-  if (!reader.valid()) return false;
-  constexpr size_t kHeader = 3 * sizeof(uint64_t) + sizeof(uint32_t);
-  WorldClient* target = client(comm);
+  FlushFrame flush;
+  if (!decode_flush(frame.payload, &flush)) {
+    (void)fail(MEP_ERR_DENIED, "a bad flush frame");
+    return false;
+  }
+  WorldClient* target = client(flush.comm);
   if (target != nullptr && membership_->phase() == membership::Phase::kChanging) {
-    target->take_flush(channel, seq, source, std::span(frame.payload).subspan(kHeader));
+    target->take_flush(flush.channel, flush.seq, flush.source, flush.contribution);
   }
   return true;
 }
 
 bool ControlThread::take_flush_end(uint32_t, const Frame& frame) {
-  ByteReader reader(frame.payload);
-  const auto comm = reader.number<uint64_t>();
-  const auto channel = reader.number<uint64_t>();
-  const auto to_seq = reader.number<uint64_t>();
-  if (!reader.complete()) return false;
-  uint64_t& up_to = flushed_[{comm, channel}];
-  up_to = std::max(up_to, to_seq);
+  FlushEndFrame end;
+  if (!decode_flush_end(frame.payload, &end)) {
+    (void)fail(MEP_ERR_DENIED, "a bad end of a flush");
+    return false;
+  }
+  uint64_t& up_to = flushed_[{end.comm, end.channel}];
+  up_to = std::max(up_to, end.to_seq);
   check_flush();
   return true;
 }
 
 bool ControlThread::take_leaving(uint32_t slot, const Frame& frame) {
-  ByteReader reader(frame.payload);
   LeavingPeer peer;
   peer.slot = slot;
   peer.incarnation = world_->peers_[slot].identity.incarnation;
-  const auto count = reader.number<uint32_t>();
-  for (uint32_t i = 0; i < count && reader.valid(); ++i) {
-    membership::ChannelState channel;
-    channel.comm = reader.number<uint64_t>();
-    channel.channel = reader.number<uint64_t>();
-    channel.done = reader.number<uint64_t>();
-    peer.done.push_back(channel);
+  if (!decode_leaving(frame.payload, &peer.done)) {
+    (void)fail(MEP_ERR_DENIED, "a bad farewell");
+    return false;
   }
-  if (!reader.complete()) return false;
   leaving_peers_.push_back(std::move(peer));
   return true;
 }

@@ -82,20 +82,7 @@ bool ControlThread::connect_newcomer(uint32_t slot) {
   for (const auto& [id, client] : clients_) {
     if (client->member_slots().has(slot)) comms.push_back(client->description());
   }
-  ByteWriter payload;
-  payload.number(static_cast<uint32_t>(comms.size()));
-  for (const CommDescription& comm : comms) {
-    payload.number(comm.id);
-    payload.text(comm.name);
-    payload.number(comm.epoch);
-    payload.number(comm.child_number);
-    payload.number(comm.ep_number);
-    payload.number(static_cast<uint32_t>(comm.slots.size()));
-    for (const uint32_t member : comm.slots) payload.number(member);
-    payload.number(static_cast<uint32_t>(comm.objects.size()));
-    for (const std::vector<std::byte>& object : comm.objects) payload.block(object);
-  }
-  send(slot, kFrameComms, payload.bytes());
+  send(slot, kFrameComms, encode_comms(comms));
   send_comm_epochs(slot);
   offer_windows_to(slot);
   // This rank may be a newcomer itself, and that one may be in first.
@@ -106,29 +93,27 @@ bool ControlThread::connect_newcomer(uint32_t slot) {
 
 // The view may change between the welcome and the admission, and comms with it.
 void ControlThread::send_comm_epochs(uint32_t slot) {
-  ByteWriter payload;
-  payload.number(static_cast<uint32_t>(clients_.size()));
-  for (const auto& [id, client] : clients_) {
-    payload.number(id);
-    payload.number(client->description().epoch);
-  }
-  send(slot, kFrameCommEpochs, payload.bytes());
+  CommEpochs epochs;
+  for (const auto& [id, client] : clients_) epochs.emplace_back(id, client->description().epoch);
+  send(slot, kFrameCommEpochs, encode_comm_epochs(epochs));
 }
 
 bool ControlThread::take_comm_epochs(const Frame& frame) {
   if (membership_->phase() != membership::Phase::kJoining) return true;
-  ByteReader reader(frame.payload);
-  const auto count = reader.number<uint32_t>();
-  for (uint32_t i = 0; i < count && reader.valid(); ++i) {
-    const auto id = reader.number<uint64_t>();
+  CommEpochs told;
+  if (!decode_comm_epochs(frame.payload, &told)) {
+    (void)fail(MEP_ERR_DENIED, "bad epochs of communicators");
+    return false;
+  }
+  for (const auto& [id, told_epoch] : told) {
     uint64_t& epoch = told_epochs_[id];
-    epoch = std::max(epoch, reader.number<uint64_t>());
+    epoch = std::max(epoch, told_epoch);
     const WorldClient* comm = client(id);
     if (comm == nullptr) continue;
     membership_->on_comm_created(id, std::max(epoch, membership_->comm_epoch(id)),
                                  comm->member_slots());
   }
-  return reader.complete();
+  return true;
 }
 
 void ControlThread::offer_windows_to(uint32_t slot) {

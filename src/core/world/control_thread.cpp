@@ -272,16 +272,10 @@ void ControlThread::start_leaving() {
   MEP_FAILPOINT("leave");
   std::vector<membership::ChannelState> done = closed_channels_;
   for (const auto& [id, client] : clients_) client->describe(&done);
-  ByteWriter payload;
-  payload.number(static_cast<uint32_t>(done.size()));
-  for (const membership::ChannelState& channel : done) {
-    payload.number(channel.comm);
-    payload.number(channel.channel);
-    payload.number(channel.done);
-  }
+  const std::vector<std::byte> payload = encode_leaving(done);
   leave_awaited_ = membership_->view().members;
   leave_awaited_.remove(world_->self_slot());
-  leave_awaited_.each([&](uint32_t slot) { send(slot, kFrameLeaving, payload.bytes()); });
+  leave_awaited_.each([&](uint32_t slot) { send(slot, kFrameLeaving, payload); });
 }
 
 void ControlThread::abort() {

@@ -16,7 +16,6 @@
 
 #include "base/unique_fd.hpp"
 #include "core/bootstrap/bootstrap.hpp"
-#include "core/bootstrap/byte_codec.hpp"
 #include "core/membership/membership.hpp"
 #include "core/world/frames.hpp"
 #include "core/world/view_change_times.hpp"

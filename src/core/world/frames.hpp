@@ -1,11 +1,23 @@
 // Frames of the control thread. Each payload is written field by field, see byte_codec.hpp.
+//
+// Invariants
+//   - decode_*() is safe on any bytes and takes no memory beyond a small multiple of theirs. False or
+//     an error: nothing of what it gave may be used.
+//   - What decode_*() accepts, encode_*() gives back byte by byte.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "core/bootstrap/control_link.hpp"
+#include "core/membership/row.hpp"
 
 namespace mep {
+
+struct CommDescription;
 
 enum WorldFrame : uint16_t {
   kFrameWindow = kFirstWorldFrame,  // u64 id, u64 bytes, u32 generation, block blob; [descriptor]
@@ -24,5 +36,52 @@ enum WorldFrame : uint16_t {
   kFrameOffered,     // empty: the newcomer was offered all windows that this rank shares with it
   kFrameCommEpochs,  // u32 count, then per comm: u64 id, u64 epoch; now
 };
+
+struct WindowFrame {
+  uint64_t id = 0;
+  uint64_t bytes = 0;
+  uint32_t generation = 0;
+  std::vector<std::byte> blob;
+};
+std::vector<std::byte> encode_window_frame(const WindowFrame& window);
+bool decode_window_frame(std::span<const std::byte> payload, WindowFrame* out);
+
+struct WindowTakenFrame {
+  uint64_t id = 0;
+  uint32_t generation = 0;
+};
+std::vector<std::byte> encode_window_taken(const WindowTakenFrame& taken);
+bool decode_window_taken(std::span<const std::byte> payload, WindowTakenFrame* out);
+
+struct FlushFrame {
+  uint64_t comm = 0;
+  uint64_t channel = 0;
+  uint64_t seq = 0;
+  uint32_t source = 0;
+  std::span<const std::byte> contribution;  // of a decoded one: within the payload
+};
+std::vector<std::byte> encode_flush(const FlushFrame& flush);
+bool decode_flush(std::span<const std::byte> payload, FlushFrame* out);
+
+struct FlushEndFrame {
+  uint64_t comm = 0;
+  uint64_t channel = 0;
+  uint64_t to_seq = 0;
+};
+std::vector<std::byte> encode_flush_end(const FlushEndFrame& end);
+bool decode_flush_end(std::span<const std::byte> payload, FlushEndFrame* out);
+
+// `entered` does not travel.
+std::vector<std::byte> encode_leaving(std::span<const membership::ChannelState> done);
+bool decode_leaving(std::span<const std::byte> payload, std::vector<membership::ChannelState>* out);
+
+// A comm has at least one slot, and no slot twice; all are below `max_slots`.
+std::vector<std::byte> encode_comms(std::span<const CommDescription> comms);
+bool decode_comms(std::span<const std::byte> payload, uint32_t max_slots,
+                  std::vector<CommDescription>* out);
+
+using CommEpochs = std::vector<std::pair<uint64_t, uint64_t>>;  // id, epoch
+std::vector<std::byte> encode_comm_epochs(const CommEpochs& epochs);
+bool decode_comm_epochs(std::span<const std::byte> payload, CommEpochs* out);
 
 }  // namespace mep

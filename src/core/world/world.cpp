@@ -130,11 +130,8 @@ const char* World::transport_text(uint32_t slot) const {
 // --- Windows --------------------------------------------------------------------------------------
 
 mep_result_t World::send_window(const Window& window, const WindowExport& exported, uint32_t slot) {
-  ByteWriter payload;
-  payload.number(window.id());
-  payload.number(static_cast<uint64_t>(window.bytes()));
-  payload.number(window.generation());
-  payload.block(exported.blob);
+  const std::vector<std::byte> payload =
+      encode_window_frame({window.id(), window.bytes(), window.generation(), exported.blob});
   const std::shared_ptr<ControlLink> link = peers_[slot].link;
   if (link == nullptr) return MEP_SUCCESS;
   // Who maps the doorbell can ring a thread that sleeps in epoll.
@@ -142,7 +139,7 @@ mep_result_t World::send_window(const Window& window, const WindowExport& export
   const bool with_event = window.id() == kWorldWindowId && network_.is_open();
   const size_t count = !exported.fd.valid() ? 0 : with_event ? 2 : 1;
   const std::span<const int> fds(descriptors, count);
-  const mep_result_t sent = link->send(kFrameWindow, payload.bytes(), fds);
+  const mep_result_t sent = link->send(kFrameWindow, payload, fds);
   // A broken link is the control thread's business.
   return sent == MEP_ERR_PEER_FAILED ? MEP_SUCCESS : sent;
 }

@@ -9,45 +9,13 @@
 #include "base/env.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
-#include "core/bootstrap/byte_codec.hpp"
 #include "core/topo/preferred_hca.hpp"
 #include "core/topo/usable_cores.hpp"
+#include "core/world/offer.hpp"
 #include "core/world/world.hpp"
 
 namespace mep {
 namespace {
-
-constexpr size_t kMaxOfferBlobBytes = 1024;
-constexpr size_t kMaxTransports = 16;
-
-// What a rank tells its peers: the cores that it may use, and how its transports are reached.
-struct Offer {
-  std::vector<uint64_t> affinity;
-  uint32_t quota = 0;  // whole cores, 0: none
-  struct Entry {
-    std::string name;
-    std::vector<std::byte> blob;
-  };
-  std::vector<Entry> transports;
-};
-
-bool decode_offer(std::span<const std::byte> bytes, Offer* out) {
-  ByteReader reader(bytes);
-  const auto words = reader.number<uint16_t>();
-  for (uint16_t i = 0; i < words && reader.valid(); ++i) {
-    out->affinity.push_back(reader.number<uint64_t>());
-  }
-  out->quota = reader.number<uint32_t>();
-  const auto transports = reader.number<uint16_t>();
-  if (transports > kMaxTransports) return false;
-  for (uint16_t i = 0; i < transports && reader.valid(); ++i) {
-    Offer::Entry entry;
-    entry.name = reader.text(32);
-    entry.blob = reader.block(kMaxOfferBlobBytes);
-    out->transports.push_back(std::move(entry));
-  }
-  return reader.complete();
-}
 
 constexpr uint32_t kCalibrationSpins = 500;
 
@@ -121,20 +89,15 @@ mep_result_t TransportSet::open(const ResolvedConfig& config) {
 }
 
 mep_result_t TransportSet::make_offer(std::vector<std::byte>* offer) const {
-  ByteWriter writer;
-  std::vector<uint64_t> affinity;
-  MEP_TRY(affinity_mask(&affinity));
-  writer.number(static_cast<uint16_t>(affinity.size()));
-  for (const uint64_t word : affinity) writer.number(word);
-  writer.number(static_cast<uint32_t>(cgroup_core_limit()));
-  writer.number(static_cast<uint16_t>(all.size()));
+  Offer own;
+  MEP_TRY(affinity_mask(&own.affinity));
+  own.quota = static_cast<uint32_t>(cgroup_core_limit());
   for (const auto& transport : all) {
-    std::vector<std::byte> blob;
-    MEP_TRY(transport->make_offer(&blob));
-    writer.text(transport->name());
-    writer.block(blob);
+    Offer::Entry& entry = own.transports.emplace_back();
+    entry.name = transport->name();
+    MEP_TRY(transport->make_offer(&entry.blob));
   }
-  *offer = writer.take();
+  *offer = encode_offer(own);
   return MEP_SUCCESS;
 }
 

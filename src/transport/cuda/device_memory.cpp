@@ -279,6 +279,30 @@ mep_result_t copy_from_device(void* to, const void* from, size_t bytes) {
   return MEP_SUCCESS;
 }
 
+mep_result_t copy_in_order(void* to, const void* from, size_t bytes, void* stream) {
+  return check(
+      cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)),
+      "a copy between host and GPU");
+}
+
+mep_result_t is_capturing(void* stream, bool* capturing) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  MEP_TRY(check(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status),
+                "cudaStreamIsCapturing"));
+  *capturing = status != cudaStreamCaptureStatusNone;
+  return MEP_SUCCESS;
+}
+
+mep_result_t check_cuda(int32_t error, const char* what) {
+  if (error == cudaErrorMisalignedAddress) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "%s: on a GPU rows, their strides, y, bias and out lie on 16 bytes, scales on "
+                "their own size",
+                what);
+  }
+  return check(static_cast<cudaError_t>(error), what);
+}
+
 mep_result_t DeviceStream::open() {
   cudaStream_t stream = nullptr;
   MEP_TRY(check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream"));

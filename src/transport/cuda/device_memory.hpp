@@ -94,6 +94,12 @@ class PinnedMemory {
 
 [[nodiscard]] mep_result_t copy_to_device(void* to, const void* from, size_t bytes);
 [[nodiscard]] mep_result_t copy_from_device(void* to, const void* from, size_t bytes);
+// Either way, in the order of the stream; `from` in ordinary memory may be written again at once.
+[[nodiscard]] mep_result_t copy_in_order(void* to, const void* from, size_t bytes, void* stream);
+// Whether what is enqueued on the stream goes into a graph.
+[[nodiscard]] mep_result_t is_capturing(void* stream, bool* capturing);
+// What a call of the CUDA runtime returned.
+[[nodiscard]] mep_result_t check_cuda(int32_t error, const char* what);
 
 // A stream of this library's own.
 class DeviceStream {

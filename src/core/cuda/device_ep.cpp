@@ -1,0 +1,589 @@
+#include "core/cuda/device_ep.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+
+#include "base/log.hpp"
+#include "base/status.hpp"
+#include "core/ep/ep_object.hpp"
+
+namespace mep {
+namespace {
+
+using device::DeviceControl;
+using device::DeviceReport;
+using device::EpState;
+
+constexpr uint64_t kWatchUs = 1'000;
+constexpr uint32_t kUsefulCtas = 16;  // of each of several ranks; more do not help
+constexpr uint64_t kAllEpochs = std::numeric_limits<uint64_t>::max();
+
+// Words in pinned memory that kernels read or write, whole.
+uint64_t load(const uint64_t* word) {
+  return __atomic_load_n(word, __ATOMIC_SEQ_CST);
+}
+void store(uint64_t* word, uint64_t value) {
+  __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
+}
+
+constexpr uint64_t aligned(uint64_t offset) {
+  return (offset + 255) / 256 * 256;
+}
+
+mep_result_t check_optional(int32_t device, const void* memory, const char* name) {
+  return memory == nullptr ? mep_result_t{MEP_SUCCESS} : check_pointer(device, memory, name);
+}
+
+}  // namespace
+
+mep_result_t make_ep_device(Comm& comm, DeviceSide& side, const EpShape& shape,
+                            const EpDeviceOptions& options, const char* name,
+                            std::unique_ptr<EpDevice>* out) {
+  MEP_TRY(check_ep_device(comm, shape));
+  auto made = std::make_unique<DeviceEp>(comm, side, shape, options);
+  MEP_TRY(made->open(name));
+  *out = std::move(made);
+  return MEP_SUCCESS;
+}
+
+DeviceEp::DeviceEp(Comm& comm, DeviceSide& side, const EpShape& shape,
+                   const EpDeviceOptions& options)
+    : comm_(comm),
+      side_(side),
+      shape_(shape),
+      options_(options),
+      geometry_(ep_device_geometry(shape, options)),
+      buffers_(shape.buffers) {}
+
+DeviceEp::~DeviceEp() {
+  if (is_client_) comm_.remove_client(this);
+  if (is_part_) side_.remove_part(this);
+  // Release: the watcher touches nothing of this object after it has seen it.
+  stop_.store(true, std::memory_order_release);
+  if (watcher_.joinable()) watcher_.join();
+}
+
+// --- Creation -------------------------------------------------------------------------------------
+
+mep_result_t DeviceEp::open(const char* name) {
+  MEP_TRY(agree(&ranks_on_device_, name));
+  const DeviceScope scope(side_.device());
+  mep_result_t result = scope.check();
+  if (result == MEP_SUCCESS) result = choose_ctas(ranks_on_device_);
+  if (result == MEP_SUCCESS) result = offer();
+  MEP_TRY(agree_on_success(result, "could not make its part of an EP object"));
+  const std::shared_ptr<const CommView> view = comm_.latest_view();
+  latest_.view = view;
+  MEP_TRY(agree_on_success(connect(), "could not connect its part of an EP object"));
+  comm_.add_client(this);
+  is_client_ = true;
+  side_.add_part(this);
+  is_part_ = true;
+  if (comm_.latest_view() != view) {
+    return fail(MEP_ERR_PEER_FAILED, "the view changed while an EP object was made; make it again");
+  }
+  sigset_t all, before;
+  (void)sigfillset(&all);
+  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+  watcher_ = std::thread([this] { watch(); });
+  (void)pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return MEP_SUCCESS;
+}
+
+// Name, config, and how many ranks share this rank's GPU as threads of its process.
+mep_result_t DeviceEp::agree(uint32_t* ranks_on_device, const char* name) {
+  uint32_t number = 0;
+  MEP_TRY(agree_on_ep_number(comm_, &number));
+  name_ = name != nullptr ? name : "ep" + std::to_string(number);
+  seed_ = hash_bytes(hash_bytes(comm_.id(), &number, sizeof number), name_.data(), name_.size());
+  MEP_TRY(agree_on_ep_config(comm_, shape_, name_));
+  const uint64_t mine[] = {options_.column_major ? 1u : 0u, comm_.world().identity().host,
+                           static_cast<uint64_t>(getpid()), static_cast<uint64_t>(side_.device())};
+  constexpr size_t kValues = std::size(mine);
+  std::vector<uint64_t> all;
+  MEP_TRY(gather_values(comm_, mine, kValues, &all));
+  *ranks_on_device = 0;
+  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
+    const uint64_t* theirs = all.data() + rank * kValues;
+    if (theirs[0] != all[0]) {
+      return fail(MEP_ERR_MISMATCH, "scale_layout differs on ranks 0 and %u", rank);
+    }
+    if (std::equal(mine + 1, mine + kValues, theirs + 1)) ++*ranks_on_device;
+  }
+  return MEP_SUCCESS;
+}
+
+// Kernels wait for those of the other ranks, so all blocks that may be there at one time must fit.
+mep_result_t DeviceEp::choose_ctas(uint32_t ranks_on_device) {
+  uint32_t resident = 0;
+  MEP_TRY(check_cuda(device::ep_load_kernels(geometry_, &resident),
+                     "loading the kernels of dispatch and combine"));
+  const uint32_t share = resident / (ranks_on_device * shape_.buffers);
+  if (share == 0 || options_.num_sms > share) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "%u ranks with %u buffers do not fit on GPU %d together: it holds %u blocks of "
+                "these kernels, %u for each; use fewer ranks on it, fewer buffers or a smaller "
+                "num_sms",
+                ranks_on_device, shape_.buffers, side_.device(), resident, share);
+  }
+  ctas_ = ranks_on_device == 1 ? share : std::min(share, kUsefulCtas);
+  if (options_.num_sms != 0) ctas_ = options_.num_sms;
+  return MEP_SUCCESS;
+}
+
+mep_result_t DeviceEp::offer() {
+  stream_ = std::make_unique<DeviceStream>();
+  MEP_TRY(stream_->open());
+  const size_t reports_at = 64;  // a line for the abort word
+  MEP_TRY(PinnedMemory::create(reports_at + shape_.buffers * sizeof(DeviceReport), &pinned_));
+  auto* pinned = static_cast<std::byte*>(pinned_->data());
+  abort_word_ = reinterpret_cast<uint64_t*>(pinned);
+  reports_ = reinterpret_cast<DeviceReport*>(pinned + reports_at);
+  const uint64_t map_words = uint64_t{shape_.experts} + 1 + shape_.places();
+  MEP_TRY(DeviceMemory::create(side_.device(), map_words * sizeof(uint32_t), &map_memory_));
+  for (uint32_t i = 0; i < shape_.buffers; ++i) {
+    Buffer& buffer = buffers_[i];
+    buffer.id = hash_bytes(seed_, &i, sizeof i);
+    MEP_TRY(side_.offer_memory(buffer.id, geometry_.window_bytes));
+    const uint64_t control_at = aligned(geometry_.local_bytes);
+    const uint64_t status_at = aligned(control_at + sizeof(DeviceControl));
+    const uint64_t peers_at = aligned(status_at + sizeof(mep_op_status_t));
+    MEP_TRY(DeviceMemory::create(side_.device(), peers_at + shape_.ranks * sizeof(std::byte*),
+                                 &buffer.block));
+    std::byte* base = buffer.block->data();
+    buffer.control = reinterpret_cast<DeviceControl*>(base + control_at);
+    buffer.status = reinterpret_cast<mep_op_status_t*>(base + status_at);
+    buffer.peers = reinterpret_cast<std::byte**>(base + peers_at);
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t DeviceEp::connect() {
+  const Deadline deadline = Deadline::after_ms(comm_.timeout_ms());
+  const DeviceControl control = control_of(*latest_.view);
+  for (uint32_t i = 0; i < shape_.buffers; ++i) {
+    Buffer& buffer = buffers_[i];
+    std::vector<std::byte*> windows;
+    MEP_TRY(side_.take_memory(buffer.id, deadline, &windows));
+    buffer.window = windows[shape_.rank];
+    EpState state{};
+    state.channel.id = buffer.id;
+    state.channel.report = reports_ + i;
+    MEP_TRY(copy_in_order(buffer.block->data(), &state, sizeof state, stream_->get()));
+    MEP_TRY(copy_in_order(buffer.peers, windows.data(), windows.size() * sizeof(std::byte*),
+                          stream_->get()));
+    MEP_TRY(copy_in_order(buffer.control, &control, sizeof control, stream_->get()));
+    MEP_TRY(stream_->synchronize());
+    buffer.epoch = control.epoch;
+  }
+  return MEP_SUCCESS;
+}
+
+// All ranks learn whether all succeeded; also a barrier.
+mep_result_t DeviceEp::agree_on_success(mep_result_t own, const char* what) {
+  const std::string own_text = own == MEP_SUCCESS ? "" : last_error_text();
+  const auto status = static_cast<uint64_t>(-static_cast<int64_t>(own));
+  std::vector<uint64_t> all;
+  MEP_TRY(gather_values(comm_, &status, 1, &all));
+  if (own != MEP_SUCCESS) return fail(own, "%s", own_text.c_str());
+  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
+    if (all[rank] == 0) continue;
+    const auto result = static_cast<mep_result_t>(-static_cast<int64_t>(all[rank] & 0xff));
+    return fail(result, "rank %u %s: %s", rank, what, mep_result_string(result));
+  }
+  return MEP_SUCCESS;
+}
+
+DeviceControl DeviceEp::control_of(const CommView& view) const {
+  DeviceControl control{};
+  control.epoch = view.epoch;
+  const uint32_t ms = shape_.timeout_ms != 0 ? shape_.timeout_ms : comm_.timeout_ms();
+  control.timeout_ns = uint64_t{ms} * 1'000'000;
+  for (size_t word = 0; word < view.live_bits.size() && word < device::kMaskWords; ++word) {
+    control.live[word] = view.live_bits[word];
+  }
+  control.rank = shape_.rank;
+  control.ranks = shape_.ranks;
+  control.partial_allowed = (comm_.world().config().flags & MEP_COMM_PARTIAL) != 0 ? 1 : 0;
+  control.abort_word = abort_word_;
+  return control;
+}
+
+// --- Handles, views, the expert map ---------------------------------------------------------------
+
+mep_result_t DeviceEp::make_handle(EpDeviceHandle* handle) {
+  const std::lock_guard lock(handles_mutex_);
+  if (!free_handles_.empty()) {
+    handle->memory = free_handles_.back();
+    free_handles_.pop_back();
+    return MEP_SUCCESS;
+  }
+  std::shared_ptr<DeviceMemory> memory;
+  MEP_TRY(DeviceMemory::create(side_.device(), geometry_.handle_bytes, &memory));
+  handle->memory = memory->data();
+  handle_memory_.push_back(std::move(memory));
+  return MEP_SUCCESS;
+}
+
+// Its memory is kept for the next handle: freeing it would wait for kernels.
+mep_result_t DeviceEp::end_handle(EpDeviceHandle& handle) {
+  Buffer& buffer = buffers_[handle.buffer];
+  if (buffer.current == &handle) {
+    const bool running = buffer.stage == Stage::kDispatching || buffer.stage == Stage::kCombining;
+    if (running && !is_over(buffer)) {
+      return fail(MEP_ERR_BUSY, "an operation of the handle was sent and has not been received");
+    }
+    buffer.current = nullptr;
+    buffer.stage = Stage::kIdle;
+  }
+  const std::lock_guard lock(handles_mutex_);
+  free_handles_.push_back(handle.memory);
+  return MEP_SUCCESS;
+}
+
+void DeviceEp::fill_view(uint32_t index, mep_ep_view_t* view) const {
+  const Buffer& buffer = buffers_[index];
+  const std::byte* local = buffer.block->data();
+  view->flags = 0;
+  view->recv_x = buffer.window + geometry_.recv_x;
+  view->recv_scales = shape_.has_scales() ? buffer.window + geometry_.scales : nullptr;
+  view->recv_count = reinterpret_cast<const int32_t*>(local + geometry_.recv_count);
+  view->src_info = reinterpret_cast<const int32_t*>(buffer.window + geometry_.src_info);
+  view->layout_range = reinterpret_cast<const int64_t*>(local + geometry_.layout_range);
+  view->combine_input = buffer.window + geometry_.combine_out;
+}
+
+// Streams idle. Once a map was set, ids go through the table for good, so that graphs need no change.
+mep_result_t DeviceEp::set_expert_map(const int32_t* map) {
+  std::shared_ptr<const ExpertMap> made;
+  ExpertMap table;
+  uint64_t hash = 0;
+  if (map != nullptr) {
+    MEP_TRY(make_expert_map(shape_, map, &made));
+    table = *made;
+    hash = hash_bytes(1, map, size_t{shape_.experts} * shape_.max_replicas * sizeof(int32_t));
+  } else {
+    for (uint32_t expert = 0; expert <= shape_.experts; ++expert) table.begin.push_back(expert);
+    table.places.assign(table.begin.begin(), table.begin.end() - 1);
+  }
+  std::vector<uint64_t> all;
+  MEP_TRY(gather_values(comm_, &hash, 1, &all));
+  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
+    if (all[rank] == all[0]) continue;
+    return fail(MEP_ERR_MISMATCH, "ranks 0 and %u gave different expert maps; the old one stays",
+                rank);
+  }
+  const DeviceScope scope(side_.device());
+  MEP_TRY(scope.check());
+  auto* words = reinterpret_cast<uint32_t*>(map_memory_->data());
+  MEP_TRY(copy_in_order(words, table.begin.data(), table.begin.size() * sizeof(uint32_t),
+                        stream_->get()));
+  MEP_TRY(copy_in_order(words + shape_.experts + 1, table.places.data(),
+                        table.places.size() * sizeof(uint32_t), stream_->get()));
+  MEP_TRY(stream_->synchronize());
+  has_map_ = has_map_ || map != nullptr;
+  return MEP_SUCCESS;
+}
+
+// --- Operations -----------------------------------------------------------------------------------
+
+DeviceEp::LatestView DeviceEp::latest() const {
+  const std::lock_guard lock(view_mutex_);
+  return latest_;
+}
+
+// Whether what was sent in the buffer's epoch has ended by a view change or with the world.
+bool DeviceEp::is_over(const Buffer& buffer) const {
+  return load(abort_word_) >= buffer.epoch || comm_.world().terminal_result() != MEP_SUCCESS;
+}
+
+bool DeviceEp::in_flight() {
+  return std::any_of(buffers_.begin(), buffers_.end(), [this](const Buffer& buffer) {
+    const bool sent = buffer.stage == Stage::kDispatching || buffer.stage == Stage::kCombining;
+    return sent && !is_over(buffer);
+  });
+}
+
+mep_result_t DeviceEp::check_call(const void* stream) const {
+  const mep_result_t terminal = comm_.world().terminal_result();
+  if (terminal != MEP_SUCCESS) {
+    return fail(terminal, "the world of comm %s has ended for this rank", comm_.name().c_str());
+  }
+  if (stream != nullptr || ranks_on_device_ == 1) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "%u ranks share GPU %d: each needs a stream of its own, made with "
+              "cudaStreamNonBlocking; the NULL stream would make them wait for each other",
+              ranks_on_device_, side_.device());
+}
+
+// Before an operation begins: a call that meets a new view installs it and tells its news, nothing else.
+// While a graph is captured nothing can be installed; its replays meet the view.
+mep_result_t DeviceEp::catch_up(Buffer& buffer, void* stream) {
+  const LatestView now = latest();
+  if (now.view->epoch == buffer.epoch) [[likely]]
+    return MEP_SUCCESS;
+  bool capturing = false;
+  MEP_TRY(is_capturing(stream, &capturing));
+  if (capturing) return MEP_SUCCESS;
+  MEP_TRY(move_to_view(buffer, *now.view, stream));
+  return fail(now.result, "%s", now.text.c_str());
+}
+
+mep_result_t DeviceEp::move_to_view(Buffer& buffer, const CommView& view, void* stream) {
+  const DeviceControl control = control_of(view);
+  const uint64_t use = 0;
+  const uint32_t carries_and_given_back[] = {1, 0};
+  static_assert(offsetof(EpState, given_back) == offsetof(EpState, carries) + sizeof(uint32_t));
+  std::byte* state = buffer.block->data();
+  MEP_TRY(copy_in_order(buffer.control, &control, sizeof control, stream));
+  MEP_TRY(copy_in_order(state + offsetof(EpState, channel) + offsetof(device::DeviceChannel, use),
+                        &use, sizeof use, stream));
+  MEP_TRY(copy_in_order(state + offsetof(EpState, carries), carries_and_given_back,
+                        sizeof carries_and_given_back, stream));
+  buffer.epoch = view.epoch;
+  if (buffer.stage == Stage::kReceived) return MEP_SUCCESS;  // it can still be combined
+  buffer.stage = Stage::kIdle;
+  buffer.current = nullptr;
+  return MEP_SUCCESS;
+}
+
+device::EpLaunch DeviceEp::launch(const Buffer& buffer, const EpDeviceHandle& handle) const {
+  device::EpLaunch launch{};
+  launch.geometry = geometry_;
+  launch.memory.control = buffer.control;
+  launch.memory.window = buffer.window;
+  launch.memory.local = buffer.block->data();
+  launch.memory.peers = buffer.peers;
+  if (has_map_) {
+    launch.memory.map_first = reinterpret_cast<const uint32_t*>(map_memory_->data());
+    launch.memory.map_places = launch.memory.map_first + shape_.experts + 1;
+  }
+  launch.handle = handle.memory;
+  launch.ctas = ctas_;
+  return launch;
+}
+
+mep_result_t DeviceEp::check_dispatch(const Buffer& buffer, const EpDeviceHandle& handle,
+                                      const mep_dispatch_args_t& args) const {
+  if (args.recv_topk_idx != nullptr || args.recv_topk_weights != nullptr) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "recv_topk_idx and recv_topk_weights belong to high throughput, which is not "
+                "built yet");
+  }
+  if (args.recv_scales != nullptr && !shape_.has_scales()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "recv_scales is given, but the wire type has no scales");
+  }
+  const int32_t device = side_.device();
+  const struct {
+    const void* memory;
+    const char* name;
+  } outputs[] = {{args.recv_x, "recv_x"},         {args.recv_scales, "recv_scales"},
+                 {args.recv_count, "recv_count"}, {args.recv_count_host, "recv_count_host"},
+                 {args.src_info, "src_info"},     {args.layout_range, "layout_range"},
+                 {args.recv_total, "recv_total"}, {args.statistics, "statistics"},
+                 {args.op_status, "op_status"}};
+  for (const auto& output : outputs) {
+    MEP_TRY(check_optional(device, output.memory, output.name));
+  }
+  if (args.phase == MEP_PHASE_RECEIVE) {
+    if (buffer.stage == Stage::kDispatching && buffer.current == &handle) return MEP_SUCCESS;
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "phase: there is no dispatch of this handle to receive; send one first");
+  }
+  MEP_TRY(check_dispatch_input(shape_, args));
+  if (args.num_tokens == 0) return MEP_SUCCESS;
+  MEP_TRY(check_pointer(device, args.x, "x"));
+  MEP_TRY(check_pointer(device, args.topk_idx, "topk_idx"));
+  MEP_TRY(check_optional(device, args.topk_weights, "topk_weights"));
+  return check_optional(device, args.x_scales, "x_scales");
+}
+
+mep_result_t DeviceEp::dispatch(EpDeviceHandle& handle, const mep_dispatch_args_t& args,
+                                void* stream) {
+  Buffer& buffer = buffers_[handle.buffer];
+  MEP_TRY(check_call(stream));
+  const DeviceScope scope(side_.device());
+  MEP_TRY(scope.check());
+  MEP_TRY(check_dispatch(buffer, handle, args));
+  const bool sends = args.phase != MEP_PHASE_RECEIVE;
+  if (sends) {
+    const bool sent = buffer.stage == Stage::kDispatching || buffer.stage == Stage::kCombining;
+    if (sent && !is_over(buffer)) {
+      return fail(MEP_ERR_BUSY, "the buffer's last %s has not finished its receive phase",
+                  buffer.stage == Stage::kDispatching ? "dispatch" : "combine");
+    }
+    MEP_TRY(catch_up(buffer, stream));
+  }
+  mep_dispatch_args_t given = args;
+  if (given.op_status == nullptr) given.op_status = buffer.status;
+  MEP_TRY(check_cuda(device::ep_dispatch(launch(buffer, handle), given, stream), "mep_dispatch"));
+  if (sends) handle.tokens = args.num_tokens;
+  buffer.current = &handle;
+  buffer.stage = args.phase == MEP_PHASE_SEND ? Stage::kDispatching : Stage::kReceived;
+  buffer.has_status = args.op_status == nullptr;
+  return MEP_SUCCESS;
+}
+
+mep_result_t DeviceEp::check_combine(const Buffer& buffer, const EpDeviceHandle& handle,
+                                     const mep_combine_args_t& args) const {
+  if (args.phase == MEP_PHASE_RECEIVE &&
+      (buffer.stage != Stage::kCombining || buffer.current != &handle)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "phase: there is no combine of this handle to receive; send one first");
+  }
+  if (args.phase != MEP_PHASE_RECEIVE && buffer.current != &handle) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "the buffer holds no dispatch of this handle: there was none, it was combined, or "
+                "the buffer was used again");
+  }
+  if (args.phase != MEP_PHASE_RECEIVE && buffer.stage != Stage::kReceived) {
+    return fail(MEP_ERR_BUSY, "the handle's last %s has not finished its receive phase",
+                buffer.stage == Stage::kDispatching ? "dispatch" : "combine");
+  }
+  if (args.phase != MEP_PHASE_SEND && args.out == nullptr && handle.tokens != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "out is NULL, but there are %u tokens", handle.tokens);
+  }
+  if (args.out_stride_bytes != 0 && args.out_stride_bytes < shape_.combine_row_bytes()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "out_stride_bytes is %llu; a row has %zu",
+                static_cast<unsigned long long>(args.out_stride_bytes), shape_.combine_row_bytes());
+  }
+  const int32_t device = side_.device();
+  MEP_TRY(check_optional(device, args.y, "y"));
+  MEP_TRY(check_optional(device, args.weights, "weights"));
+  MEP_TRY(check_optional(device, args.bias, "bias"));
+  MEP_TRY(check_optional(device, args.out, "out"));
+  return check_optional(device, args.op_status, "op_status");
+}
+
+mep_result_t DeviceEp::combine(EpDeviceHandle& handle, const mep_combine_args_t& args,
+                               void* stream) {
+  Buffer& buffer = buffers_[handle.buffer];
+  MEP_TRY(check_call(stream));
+  const DeviceScope scope(side_.device());
+  MEP_TRY(scope.check());
+  MEP_TRY(check_combine(buffer, handle, args));
+  if (args.phase != MEP_PHASE_RECEIVE) MEP_TRY(catch_up(buffer, stream));
+  mep_combine_args_t given = args;
+  if (given.op_status == nullptr) given.op_status = buffer.status;
+  MEP_TRY(
+      check_cuda(device::ep_combine(launch(buffer, handle), given, false, stream), "mep_combine"));
+  buffer.stage = args.phase == MEP_PHASE_SEND ? Stage::kCombining : Stage::kIdle;
+  if (args.phase != MEP_PHASE_SEND) buffer.current = nullptr;
+  buffer.has_status = args.op_status == nullptr;
+  return MEP_SUCCESS;
+}
+
+// Also moves the buffer into the latest view: for callers that only replay graphs.
+mep_result_t DeviceEp::last_op(uint32_t index, mep_op_info_t* info) {
+  Buffer& buffer = buffers_[index];
+  const DeviceScope scope(side_.device());
+  MEP_TRY(scope.check());
+  const LatestView now = latest();
+  if (now.view->epoch != buffer.epoch) {
+    MEP_TRY(move_to_view(buffer, *now.view, stream_->get()));
+  }
+  mep_op_status_t status{};
+  MEP_TRY(copy_in_order(&status, buffer.status, sizeof status, stream_->get()));
+  MEP_TRY(stream_->synchronize());
+  if (status.version == 0 || !buffer.has_status) {
+    return fail(MEP_ERR_NOT_FOUND, status.version == 0
+                                       ? "no dispatch or combine has finished on this buffer yet"
+                                       : "the last operation on this buffer had an op_status: it "
+                                         "is told there");
+  }
+  info->flags = MEP_OP_INPUT_INTACT;
+  info->epoch = status.epoch;
+  info->seq = status.seq;
+  info->result = status.result;
+  const uint32_t words = (shape_.ranks + 63) / 64;
+  bool fits = true;
+  const auto copy = [&](uint64_t* to, uint32_t capacity, bool failed) {
+    if (to == nullptr) return;
+    for (uint32_t word = 0; word < capacity; ++word) {
+      const uint32_t ranks = word < words ? std::min(shape_.ranks - word * 64, 64u) : 0;
+      const uint64_t all = ranks == 0 ? 0 : ~uint64_t{0} >> (64 - ranks);
+      const uint64_t gone = word < std::size(status.failed) ? status.failed[word] : 0;
+      to[word] = (failed ? gone : ~gone) & all;
+    }
+    fits = fits && capacity >= words;
+  };
+  copy(info->contributors, info->contributors_words, false);
+  copy(info->failed, info->failed_words, true);
+  if (fits) return MEP_SUCCESS;
+  return fail(MEP_ERR_CAPACITY, "a bitmap of this EP object needs %u words of 64 bits", words);
+}
+
+// --- View changes and reports ---------------------------------------------------------------------
+
+void DeviceEp::install(const Verdict* verdict, const membership::Proposal*) {
+  if (verdict == nullptr) return;  // the epoch goes on
+  {
+    const std::lock_guard lock(view_mutex_);
+    latest_ = {verdict->view, verdict->result, verdict->text};
+  }
+  // After the view: who sees the word finds it there.
+  if (load(abort_word_) < verdict->epoch) store(abort_word_, verdict->epoch);
+}
+
+// What kernels that gave up have told: evidence for membership, and the failure for the caller.
+void DeviceEp::read_reports() {
+  const std::lock_guard lock(report_mutex_);
+  for (uint32_t i = 0; i < shape_.buffers; ++i) {
+    if (load(&reports_[i].ready) == 0) continue;
+    const DeviceReport report = reports_[i];
+    store(&reports_[i].ready, 0);
+    mep_result_t result = MEP_ERR_PEER_FAILED;
+    switch (static_cast<device::Cause>(report.cause)) {
+      case device::Cause::kDeadline:
+        result = MEP_ERR_TIMEOUT;
+        break;
+      case device::Cause::kBadBytes:
+        result = MEP_ERR_MISMATCH;
+        break;
+      case device::Cause::kAborted: {
+        const mep_result_t terminal = comm_.world().terminal_result();
+        result = terminal != MEP_SUCCESS ? terminal : latest().result;
+        break;
+      }
+      default:
+        break;
+    }
+    // Operations of the epoch have no way on: a new view gives them one.
+    if (static_cast<device::Cause>(report.cause) != device::Cause::kAborted) {
+      log(LogLevel::kWarn, "EP object %s, buffer %u: operation %llu gave up (%s), rank %u missing",
+          name_.c_str(), i, static_cast<unsigned long long>(report.seq), mep_result_string(result),
+          report.missing);
+      comm_.world().report_deadline(comm_.id(), buffers_[i].id, report.epoch);
+    }
+    if (failure_ != MEP_SUCCESS) continue;
+    failure_ = result;
+    failure_text_ = "operation " + std::to_string(report.seq) + " on buffer " + std::to_string(i) +
+                    " of EP object " + name_ + " ended with " + mep_result_string(result);
+  }
+}
+
+mep_result_t DeviceEp::take_failure() {
+  read_reports();
+  const std::lock_guard lock(report_mutex_);
+  if (failure_ == MEP_SUCCESS) return MEP_SUCCESS;
+  const mep_result_t result = failure_;
+  failure_ = MEP_SUCCESS;
+  return fail(result, "%s", failure_text_.c_str());
+}
+
+void DeviceEp::watch() {
+  // Acquire: see the destructor.
+  while (!stop_.load(std::memory_order_acquire)) {
+    if (comm_.world().terminal_result() != MEP_SUCCESS) store(abort_word_, kAllEpochs);
+    read_reports();
+    const timespec pause{0, static_cast<long>(kWatchUs * 1'000)};
+    (void)nanosleep(&pause, nullptr);
+  }
+}
+
+}  // namespace mep

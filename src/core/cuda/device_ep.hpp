@@ -1,0 +1,139 @@
+// An EP object on a GPU: per buffer a window that peers write, a private block with the kernels' state
+// and control block, and what the host knows of the calls made.
+//
+// The kernels read epoch, members and timeouts from the buffer's control block in device memory. When the
+// view changes, the control thread only raises the abort word in pinned memory, and kernels of the old
+// epoch leave. The new epoch is installed by the next call on the buffer, in stream order behind what ran
+// there before, so no kernel meets a control block that changes. Until then replayed graphs leave at
+// once. Words are not cleared: they carry the epoch.
+//
+// A rank may install its epoch while kernels of another still run in the old one: rows of the new epoch are
+// written only after every member's counts of that epoch have come, hence after its old kernels. Slotted,
+// and for terms, each place has one writer.
+//
+// Three threads: the user's, the control thread of the world (install), and the watcher, which takes the
+// kernels' reports to membership. The last two make no CUDA call.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/ep/ep_device.hpp"
+#include "core/ep/ep_device_geometry.hpp"
+#include "transport/cuda/device_memory.hpp"
+
+namespace mep {
+
+class DeviceEp : public EpDevice, public ViewClient, public DevicePart {
+ public:
+  DeviceEp(Comm& comm, DeviceSide& side, const EpShape& shape, const EpDeviceOptions& options);
+  ~DeviceEp() override;
+  DeviceEp(const DeviceEp&) = delete;
+  DeviceEp& operator=(const DeviceEp&) = delete;
+  [[nodiscard]] mep_result_t open(const char* name);
+
+  // --- The user's thread ---
+  const EpShape& shape() const override { return shape_; }
+  bool in_flight() override;
+  mep_result_t make_handle(EpDeviceHandle* handle) override;
+  mep_result_t end_handle(EpDeviceHandle& handle) override;
+  mep_result_t set_expert_map(const int32_t* map) override;
+  void fill_view(uint32_t buffer, mep_ep_view_t* view) const override;
+  mep_result_t dispatch(EpDeviceHandle& handle, const mep_dispatch_args_t& args,
+                        void* stream) override;
+  mep_result_t combine(EpDeviceHandle& handle, const mep_combine_args_t& args,
+                       void* stream) override;
+  mep_result_t last_op(uint32_t buffer, mep_op_info_t* info) override;
+  mep_result_t take_failure() override;
+
+  // --- The control thread (ViewClient) ---
+  // Nothing of these operations is settled between ranks.
+  void describe(std::vector<membership::ChannelState>*) const override {}
+  bool holds(uint64_t, uint64_t) const override { return true; }
+  void wedge(std::vector<membership::ChannelState>*) override {}
+  const std::string& name() const override { return name_; }
+  void describe_object(std::vector<std::byte>*) const override {}
+  void prepare() override {}
+  void install(const Verdict* verdict, const membership::Proposal* decision) override;
+
+ private:
+  enum class Stage : uint8_t { kIdle, kDispatching, kReceived, kCombining };
+
+  struct Buffer {
+    uint64_t id = 0;
+    std::byte* window = nullptr;
+    std::shared_ptr<DeviceMemory> block;  // local, control, status, peers
+    device::DeviceControl* control = nullptr;
+    mep_op_status_t* status = nullptr;  // of operations whose caller wants none
+    std::byte** peers = nullptr;
+    uint64_t epoch = 0;  // that was installed
+    Stage stage = Stage::kIdle;
+    const EpDeviceHandle* current = nullptr;  // whose dispatch the buffer holds
+    bool has_status = false;                  // the last operation filled `status`
+  };
+
+  // What the control thread left.
+  struct LatestView {
+    std::shared_ptr<const CommView> view;
+    mep_result_t result = MEP_ERR_PEER_FAILED;  // why it changed
+    std::string text;
+  };
+
+  mep_result_t agree(uint32_t* ranks_on_device, const char* name);
+  mep_result_t offer();
+  mep_result_t connect();
+  mep_result_t agree_on_success(mep_result_t own, const char* what);
+  mep_result_t choose_ctas(uint32_t ranks_on_device);
+  device::DeviceControl control_of(const CommView& view) const;
+  LatestView latest() const;
+  mep_result_t check_call(const void* stream) const;
+  mep_result_t catch_up(Buffer& buffer, void* stream);
+  mep_result_t move_to_view(Buffer& buffer, const CommView& view, void* stream);
+  bool is_over(const Buffer& buffer) const;
+  mep_result_t check_dispatch(const Buffer& buffer, const EpDeviceHandle& handle,
+                              const mep_dispatch_args_t& args) const;
+  mep_result_t check_combine(const Buffer& buffer, const EpDeviceHandle& handle,
+                             const mep_combine_args_t& args) const;
+  device::EpLaunch launch(const Buffer& buffer, const EpDeviceHandle& handle) const;
+  void read_reports();
+  void watch();
+
+  Comm& comm_;
+  DeviceSide& side_;
+  const EpShape shape_;
+  const EpDeviceOptions options_;
+  const device::EpGeometry geometry_;
+  std::string name_;
+  uint64_t seed_ = 0;  // ids of windows follow from it
+  uint32_t ranks_on_device_ = 1;
+  uint32_t ctas_ = 1;
+  std::vector<Buffer> buffers_;
+  std::unique_ptr<DeviceStream> stream_;
+  std::shared_ptr<DeviceMemory> map_memory_;
+  bool has_map_ = false;  // one was set: ids go through map_memory_ from then on
+  std::shared_ptr<PinnedMemory> pinned_;
+  uint64_t* abort_word_ = nullptr;           // pinned
+  device::DeviceReport* reports_ = nullptr;  // pinned, by buffer
+  bool is_client_ = false;
+  bool is_part_ = false;
+
+  std::mutex handles_mutex_;
+  std::vector<std::shared_ptr<DeviceMemory>> handle_memory_;  // of all handles that ever were
+  std::vector<std::byte*> free_handles_;
+
+  mutable std::mutex view_mutex_;
+  LatestView latest_;
+
+  std::mutex report_mutex_;
+  mep_result_t failure_ = MEP_SUCCESS;  // the first that nobody was told of
+  std::string failure_text_;
+
+  std::atomic<bool> stop_{false};
+  std::thread watcher_;
+};
+
+}  // namespace mep

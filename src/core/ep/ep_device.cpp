@@ -1,0 +1,61 @@
+// What of EP objects on GPUs needs no CUDA: limits and sizes; and the answer of builds without it.
+#include "core/ep/ep_device.hpp"
+
+#include "base/status.hpp"
+#include "core/ep/ep_device_geometry.hpp"
+
+namespace mep {
+
+device::EpGeometry ep_device_geometry(const EpShape& shape, const EpDeviceOptions& options) {
+  device::EpSizes sizes{};
+  sizes.rank = shape.rank;
+  sizes.ranks = shape.ranks;
+  sizes.max_tokens = shape.max_tokens;
+  sizes.hidden = shape.hidden;
+  sizes.top_k = shape.top_k;
+  sizes.experts = shape.experts;
+  sizes.local_experts = shape.local_experts;
+  sizes.input_type = shape.input_type;
+  sizes.wire_type = shape.wire_type;
+  sizes.combine_type = shape.combine_type;
+  sizes.scale_type = shape.scale_type;
+  sizes.slotted = shape.slotted ? 1 : 0;
+  sizes.column_major = options.column_major ? 1 : 0;
+  return device::make_ep_geometry(sizes);
+}
+
+mep_result_t check_ep_device(const Comm& comm, const EpShape& shape) {
+  if ((comm.world().config().flags & MEP_COMM_UNIFORM) != 0) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "MEP_COMM_UNIFORM: dispatch and combine on a GPU do not agree on their results");
+  }
+  if (shape.places() > device::kMaxPlaces) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "%u ranks with experts_per_rank %u have %u places; on a GPU at most %u work",
+                shape.ranks, shape.local_experts, shape.places(), device::kMaxPlaces);
+  }
+  // The kernels count in 32 bits, and a count in a signal word has 24.
+  if (shape.max_tokens > 0xffffff || shape.rows() > UINT32_MAX / 2) {
+    return fail(MEP_ERR_UNSUPPORTED, "max_tokens_per_rank %u is too large for a GPU",
+                shape.max_tokens);
+  }
+  return MEP_SUCCESS;
+}
+
+void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& options,
+                             mep_ep_size_t* out) {
+  const device::EpGeometry geometry = ep_device_geometry(shape, options);
+  out->flags = 0;
+  out->window_bytes = geometry.window_bytes * shape.buffers;
+  out->resident_bytes = out->window_bytes;  // device memory is there from the start
+  out->private_bytes = (geometry.local_bytes + geometry.handle_bytes) * shape.buffers;
+}
+
+#if !MEP_HAVE_CUDA
+mep_result_t make_ep_device(Comm&, DeviceSide&, const EpShape&, const EpDeviceOptions&, const char*,
+                            std::unique_ptr<EpDevice>*) {
+  return fail(MEP_ERR_UNSUPPORTED, "this library was built without CUDA");
+}
+#endif
+
+}  // namespace mep

@@ -1,0 +1,11 @@
+// An EP object's shape as the kernels see it.
+#pragma once
+
+#include "core/ep/ep_device.hpp"
+#include "kernels/cuda/ep_kernels.hpp"
+
+namespace mep {
+
+device::EpGeometry ep_device_geometry(const EpShape& shape, const EpDeviceOptions& options);
+
+}  // namespace mep

@@ -1,0 +1,181 @@
+#include "core/world/frames.hpp"
+
+#include "core/bootstrap/byte_codec.hpp"
+#include "core/membership/slot_set.hpp"
+#include "core/world/world.hpp"
+#include "transport/transport.hpp"
+
+namespace mep {
+namespace {
+
+constexpr size_t kMaxCommNameBytes = 255;
+
+bool read_comm(ByteReader* reader, uint32_t max_slots, CommDescription* comm) {
+  comm->id = reader->number<uint64_t>();
+  comm->name = reader->text(kMaxCommNameBytes);
+  comm->epoch = reader->number<uint64_t>();
+  comm->child_number = reader->number<uint32_t>();
+  comm->ep_number = reader->number<uint32_t>();
+  const auto ranks = reader->number<uint32_t>();
+  if (ranks == 0 || ranks > max_slots) return false;
+  membership::SlotSet seen;
+  for (uint32_t rank = 0; rank < ranks && reader->valid(); ++rank) {
+    const auto slot = reader->number<uint32_t>();
+    if (slot >= max_slots || seen.has(slot)) return false;
+    seen.add(slot);
+    comm->slots.push_back(slot);
+  }
+  const auto objects = reader->number<uint32_t>();
+  for (uint32_t object = 0; object < objects && reader->valid(); ++object) {
+    comm->objects.push_back(reader->block(UINT16_MAX));
+  }
+  return reader->valid();
+}
+
+}  // namespace
+
+std::vector<std::byte> encode_window_frame(const WindowFrame& window) {
+  ByteWriter writer;
+  writer.number(window.id);
+  writer.number(window.bytes);
+  writer.number(window.generation);
+  writer.block(window.blob);
+  return writer.take();
+}
+
+bool decode_window_frame(std::span<const std::byte> payload, WindowFrame* out) {
+  ByteReader reader(payload);
+  out->id = reader.number<uint64_t>();
+  out->bytes = reader.number<uint64_t>();
+  out->generation = reader.number<uint32_t>();
+  out->blob = reader.block(kMaxWindowBlobBytes);
+  return reader.complete();
+}
+
+std::vector<std::byte> encode_window_taken(const WindowTakenFrame& taken) {
+  ByteWriter writer;
+  writer.number(taken.id);
+  writer.number(taken.generation);
+  return writer.take();
+}
+
+bool decode_window_taken(std::span<const std::byte> payload, WindowTakenFrame* out) {
+  ByteReader reader(payload);
+  out->id = reader.number<uint64_t>();
+  out->generation = reader.number<uint32_t>();
+  return reader.complete();
+}
+
+std::vector<std::byte> encode_flush(const FlushFrame& flush) {
+  ByteWriter writer;
+  writer.number(flush.comm);
+  writer.number(flush.channel);
+  writer.number(flush.seq);
+  writer.number(flush.source);
+  std::vector<std::byte> payload = writer.take();
+  payload.insert(payload.end(), flush.contribution.begin(), flush.contribution.end());
+  return payload;
+}
+
+bool decode_flush(std::span<const std::byte> payload, FlushFrame* out) {
+  ByteReader reader(payload);
+  out->comm = reader.number<uint64_t>();
+  out->channel = reader.number<uint64_t>();
+  out->seq = reader.number<uint64_t>();
+  out->source = reader.number<uint32_t>();
+  if (!reader.valid()) return false;
+  out->contribution = payload.subspan(3 * sizeof(uint64_t) + sizeof(uint32_t));
+  return true;
+}
+
+std::vector<std::byte> encode_flush_end(const FlushEndFrame& end) {
+  ByteWriter writer;
+  writer.number(end.comm);
+  writer.number(end.channel);
+  writer.number(end.to_seq);
+  return writer.take();
+}
+
+bool decode_flush_end(std::span<const std::byte> payload, FlushEndFrame* out) {
+  ByteReader reader(payload);
+  out->comm = reader.number<uint64_t>();
+  out->channel = reader.number<uint64_t>();
+  out->to_seq = reader.number<uint64_t>();
+  return reader.complete();
+}
+
+std::vector<std::byte> encode_leaving(std::span<const membership::ChannelState> done) {
+  ByteWriter writer;
+  writer.number(static_cast<uint32_t>(done.size()));
+  for (const membership::ChannelState& channel : done) {
+    writer.number(channel.comm);
+    writer.number(channel.channel);
+    writer.number(channel.done);
+  }
+  return writer.take();
+}
+
+bool decode_leaving(std::span<const std::byte> payload,
+                    std::vector<membership::ChannelState>* out) {
+  ByteReader reader(payload);
+  const auto count = reader.number<uint32_t>();
+  for (uint32_t i = 0; i < count && reader.valid(); ++i) {
+    membership::ChannelState channel;
+    channel.comm = reader.number<uint64_t>();
+    channel.channel = reader.number<uint64_t>();
+    channel.done = reader.number<uint64_t>();
+    out->push_back(channel);
+  }
+  return reader.complete();
+}
+
+std::vector<std::byte> encode_comms(std::span<const CommDescription> comms) {
+  ByteWriter writer;
+  writer.number(static_cast<uint32_t>(comms.size()));
+  for (const CommDescription& comm : comms) {
+    writer.number(comm.id);
+    writer.text(comm.name);
+    writer.number(comm.epoch);
+    writer.number(comm.child_number);
+    writer.number(comm.ep_number);
+    writer.number(static_cast<uint32_t>(comm.slots.size()));
+    for (const uint32_t slot : comm.slots) writer.number(slot);
+    writer.number(static_cast<uint32_t>(comm.objects.size()));
+    for (const std::vector<std::byte>& object : comm.objects) writer.block(object);
+  }
+  return writer.take();
+}
+
+bool decode_comms(std::span<const std::byte> payload, uint32_t max_slots,
+                  std::vector<CommDescription>* out) {
+  ByteReader reader(payload);
+  const auto count = reader.number<uint32_t>();
+  for (uint32_t i = 0; i < count && reader.valid(); ++i) {
+    CommDescription comm;
+    if (!read_comm(&reader, max_slots, &comm)) return false;
+    out->push_back(std::move(comm));
+  }
+  return reader.complete();
+}
+
+std::vector<std::byte> encode_comm_epochs(const CommEpochs& epochs) {
+  ByteWriter writer;
+  writer.number(static_cast<uint32_t>(epochs.size()));
+  for (const auto& [id, epoch] : epochs) {
+    writer.number(id);
+    writer.number(epoch);
+  }
+  return writer.take();
+}
+
+bool decode_comm_epochs(std::span<const std::byte> payload, CommEpochs* out) {
+  ByteReader reader(payload);
+  const auto count = reader.number<uint32_t>();
+  for (uint32_t i = 0; i < count && reader.valid(); ++i) {
+    const auto id = reader.number<uint64_t>();
+    out->emplace_back(id, reader.number<uint64_t>());
+  }
+  return reader.complete();
+}
+
+}  // namespace mep

@@ -1,0 +1,29 @@
+// What a rank tells its peers when they connect: the cores that it may use, and how its transports are
+// reached. The handshake carries it sealed, in Details::offer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/transport.hpp"
+
+namespace mep {
+
+struct Offer {
+  std::vector<uint64_t> affinity;
+  uint32_t quota = 0;  // whole cores, 0: none
+  struct Entry {
+    std::string name;
+    std::vector<std::byte> blob;
+  };
+  std::vector<Entry> transports;
+};
+
+std::vector<std::byte> encode_offer(const Offer& offer);
+// Safe on any bytes. False: nothing of `out` may be used.
+bool decode_offer(std::span<const std::byte> bytes, Offer* out);
+
+}  // namespace mep

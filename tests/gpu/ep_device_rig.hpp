@@ -1,0 +1,452 @@
+// Ranks of an EP object through the C ABI: on host communicators, whose outputs are the oracle, and on one
+// GPU, with a stream for each rank. Every rank's inputs follow from a seed.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "mep.h"
+
+namespace ep_device {
+
+constexpr int kSkipped = 77;
+constexpr uint8_t kPoison = 0xa5;
+constexpr uint32_t kTokens = 24;  // at most
+constexpr uint32_t kHidden = 512;
+constexpr uint32_t kTopK = 4;
+constexpr uint32_t kLocalExperts = 4;
+constexpr uint32_t kGroups = kHidden / 128;
+inline int failures = 0;
+
+#define CHECK(condition, ...)                                           \
+  do {                                                                  \
+    if (!(condition)) {                                                 \
+      std::printf("FAILED %s:%d %s: ", __FILE__, __LINE__, #condition); \
+      std::printf(__VA_ARGS__);                                         \
+      std::printf("\n");                                                \
+      if (++ep_device::failures > 20) std::exit(1);                     \
+    }                                                                   \
+  } while (0)
+
+inline void cuda(cudaError_t error, int line) {
+  if (error == cudaSuccess) return;
+  std::printf("FAILED line %d: CUDA says %s\n", line, cudaGetErrorString(error));
+  std::exit(1);
+}
+#define CUDA(call) cuda(call, __LINE__)
+
+inline void need(mep_result_t result, const char* what) {
+  if (result == MEP_SUCCESS) return;
+  std::printf("FAILED: %s: %s: %s\n", what, mep_result_string(result), mep_last_error());
+  std::exit(1);
+}
+
+inline void in_threads(uint32_t count, const std::function<void(uint32_t)>& body) {
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < count; ++i) threads.emplace_back(body, i);
+  for (std::thread& thread : threads) thread.join();
+}
+
+struct Shape {
+  uint32_t ranks;
+  bool fp8;
+  bool slotted = false;
+  bool with_map = false;  // half as many experts as places, two places for each
+  uint32_t experts() const { return ranks * kLocalExperts / (with_map ? 2 : 1); }
+  uint32_t rows() const { return kLocalExperts * ranks * kTokens; }
+  size_t wire_row() const { return kHidden * (fp8 ? 1 : 2); }
+};
+
+// What one rank gives.
+struct Input {
+  uint32_t tokens = 0;
+  std::vector<uint16_t> x;  // bf16
+  std::vector<int64_t> experts;
+  std::vector<float> weights;
+};
+
+// What one rank gets; buffers begin poisoned.
+struct Output {
+  std::vector<uint8_t> recv_x, recv_scales, src_info, counts, ranges, out;
+  explicit Output(const Shape& s)
+      : recv_x(s.rows() * s.wire_row(), kPoison),
+        recv_scales(s.fp8 ? s.rows() * kGroups * 4 : 0, kPoison),
+        src_info(s.rows() * 4, kPoison),
+        counts(kLocalExperts * 4, kPoison),
+        ranges(kLocalExperts * s.ranks * 8, kPoison),
+        out(kTokens * kHidden * 2, kPoison) {}
+};
+
+inline uint16_t bf16(float value) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, &value, 4);
+  return static_cast<uint16_t>(bits >> 16);  // the values here have no more bits
+}
+
+// live: experts of the first so many ranks are named; the other ranks have no tokens.
+inline std::vector<Input> draw_inputs(const Shape& s, uint32_t live, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<Input> inputs(s.ranks);
+  for (uint32_t rank = 0; rank < s.ranks; ++rank) {
+    Input& in = inputs[rank];
+    in.tokens = rank < live ? static_cast<uint32_t>(random() % (kTokens + 1)) : 0;
+    in.x.resize(kTokens * kHidden);
+    for (uint16_t& value : in.x) {
+      value = bf16(static_cast<float>(static_cast<int>(random() % 255) - 127) / 32);
+    }
+    in.experts.assign(kTokens * kTopK, -1);
+    in.weights.resize(kTokens * kTopK);
+    for (uint32_t token = 0; token < kTokens; ++token) {
+      const uint64_t first = random();
+      for (uint32_t k = 0; k < kTopK; ++k) {
+        const uint32_t at = token * kTopK + k;
+        in.weights[at] = static_cast<float>(random() % 1000) / 997;
+        // Different for every k: there are as many experts, or more.
+        if (random() % 8 != 0) {
+          in.experts[at] = static_cast<int64_t>((first + k) % (s.experts() * live / s.ranks));
+        }
+      }
+    }
+  }
+  return inputs;
+}
+
+// What the expert gives for the row of a token; where it lies follows from the dispatch.
+inline std::vector<uint16_t> make_y(const Shape& s, uint32_t rank, const Output& got) {
+  std::vector<uint16_t> y(size_t{s.rows()} * kHidden, 0);
+  const auto* ranges = reinterpret_cast<const int64_t*>(got.ranges.data());
+  const auto* info = reinterpret_cast<const int32_t*>(got.src_info.data());
+  for (uint32_t expert = 0; expert < kLocalExperts; ++expert) {
+    for (uint32_t source = 0; source < s.ranks; ++source) {
+      const auto range = static_cast<uint64_t>(ranges[expert * s.ranks + source]);
+      for (uint64_t i = range >> 32; i < (range >> 32) + (range & 0xffffffff); ++i) {
+        const uint64_t row = uint64_t{expert} * s.ranks * kTokens + i;
+        std::mt19937 random(rank * 1000003u + expert * 10007u + source * 101u +
+                            static_cast<uint32_t>(info[row]));
+        for (uint32_t h = 0; h < kHidden; ++h) {
+          y[row * kHidden + h] =
+              bf16(static_cast<float>(static_cast<int>(random() % 255) - 127) / 16);
+        }
+      }
+    }
+  }
+  return y;
+}
+
+inline mep_ep_config_t ep_config(const Shape& s) {
+  mep_ep_config_t config;
+  mep_ep_config_defaults(&config);
+  config.max_tokens_per_rank = kTokens;
+  config.hidden = kHidden;
+  config.top_k = kTopK;
+  config.num_experts = s.experts();
+  config.experts_per_rank = kLocalExperts;
+  config.wire_type = s.fp8 ? MEP_FLOAT8_E4M3 : MEP_BFLOAT16;
+  config.receive_layout = s.slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED;
+  config.max_replicas = 2;
+  return config;
+}
+
+// Expert e at places e and the last but e.
+inline void set_map(const Shape& s, mep_ep_t ep) {
+  if (!s.with_map) return;
+  std::vector<int32_t> map;
+  for (uint32_t expert = 0; expert < s.experts(); ++expert) {
+    map.push_back(static_cast<int32_t>(expert));
+    map.push_back(static_cast<int32_t>(s.ranks * kLocalExperts - 1 - expert));
+  }
+  need(mep_ep_set_expert_map(ep, map.data()), "mep_ep_set_expert_map");
+}
+
+inline std::vector<mep_comm_t> open_comms(uint32_t ranks, bool device,
+                                          uint32_t timeout_ms = 20'000) {
+  mep_comm_config_t config;
+  mep_comm_config_defaults(&config);
+  if (device) {
+    config.flags = MEP_COMM_SET_DEVICE;
+    config.device = 0;
+  }
+  config.timeout_ms = timeout_ms;
+  config.heartbeat_ms = 20;
+  std::vector<mep_comm_t> comms(ranks);
+  need(mep_comm_init_all(static_cast<int32_t>(ranks), &config, comms.data()), "mep_comm_init_all");
+  return comms;
+}
+
+inline void close_comms(const std::vector<mep_comm_t>& comms) {
+  in_threads(static_cast<uint32_t>(comms.size()),
+             [&](uint32_t i) { need(mep_comm_destroy(comms[i]), "mep_comm_destroy"); });
+}
+
+// --- The oracle -----------------------------------------------------------------------------------
+
+struct Reference {
+  std::vector<Input> inputs;
+  std::vector<Output> outputs;
+  std::vector<std::vector<uint16_t>> y;
+};
+
+inline Reference on_hosts(const Shape& s, uint32_t live, uint64_t seed) {
+  Reference r;
+  r.inputs = draw_inputs(s, live, seed);
+  r.outputs.assign(s.ranks, Output(s));
+  r.y.resize(s.ranks);
+  const std::vector<mep_comm_t> comms = open_comms(s.ranks, false);
+  in_threads(s.ranks, [&](uint32_t rank) {
+    const mep_ep_config_t config = ep_config(s);
+    mep_ep_t ep = nullptr;
+    mep_ep_handle_t handle = nullptr;
+    need(mep_ep_create(comms[rank], &config, &ep), "mep_ep_create on hosts");
+    set_map(s, ep);
+    need(mep_ep_handle_create(ep, 0, &handle), "mep_ep_handle_create");
+    const Input& in = r.inputs[rank];
+    Output& got = r.outputs[rank];
+    mep_dispatch_args_t args;
+    mep_dispatch_args_defaults(&args);
+    args.num_tokens = in.tokens;
+    args.x = in.x.data();
+    args.topk_idx = in.experts.data();
+    args.topk_weights = in.weights.data();
+    args.recv_x = got.recv_x.data();
+    args.recv_scales = s.fp8 ? got.recv_scales.data() : nullptr;
+    args.src_info = reinterpret_cast<int32_t*>(got.src_info.data());
+    args.recv_count = reinterpret_cast<int32_t*>(got.counts.data());
+    args.layout_range = reinterpret_cast<int64_t*>(got.ranges.data());
+    need(mep_dispatch(handle, &args, nullptr), "mep_dispatch on hosts");
+    r.y[rank] = make_y(s, rank, got);
+    mep_combine_args_t back;
+    mep_combine_args_defaults(&back);
+    back.y = r.y[rank].data();
+    back.out = got.out.data();
+    need(mep_combine(handle, &back, nullptr), "mep_combine on hosts");
+    need(mep_ep_handle_destroy(handle), "mep_ep_handle_destroy");
+    need(mep_ep_destroy(ep), "mep_ep_destroy");
+  });
+  close_comms(comms);
+  return r;
+}
+
+// --- Ranks on the GPU -----------------------------------------------------------------------------
+
+template <class T>
+T* device_memory(size_t count) {
+  T* memory = nullptr;
+  CUDA(cudaMalloc(&memory, count * sizeof(T) + 16));
+  return memory;
+}
+
+struct Rank {
+  mep_comm_t comm = nullptr;
+  mep_ep_t ep = nullptr;
+  mep_ep_handle_t handles[2] = {};
+  void* combine_input[2] = {};
+  cudaStream_t stream = nullptr;
+  uint16_t *x, *y, *out;
+  int64_t *experts, *ranges;
+  float* weights;
+  uint8_t *recv_x, *recv_scales;
+  int32_t *src_info, *counts;
+  mep_op_status_t* statuses = nullptr;  // pinned: of dispatch and of combine
+};
+
+struct Group {
+  Shape s;
+  std::vector<Rank> ranks;
+  uint32_t live;
+
+  explicit Group(const Shape& shape, uint32_t timeout_ms = 20'000)
+      : s(shape), ranks(shape.ranks), live(shape.ranks) {
+    const std::vector<mep_comm_t> comms = open_comms(s.ranks, true, timeout_ms);
+    in_threads(s.ranks, [&](uint32_t i) {
+      CUDA(cudaSetDevice(0));
+      Rank& r = ranks[i];
+      r.comm = comms[i];
+      const mep_ep_config_t config = ep_config(s);
+      need(mep_ep_create(r.comm, &config, &r.ep), "mep_ep_create on a GPU");
+      set_map(s, r.ep);
+      for (uint32_t buffer = 0; buffer < 2; ++buffer) {
+        need(mep_ep_handle_create(r.ep, buffer, &r.handles[buffer]), "mep_ep_handle_create");
+        need(mep_ep_combine_input(r.ep, buffer, &r.combine_input[buffer]), "combine_input");
+      }
+    });
+    for (Rank& r : ranks) {
+      CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
+      const size_t rows = s.rows();
+      r.x = device_memory<uint16_t>(kTokens * kHidden);
+      r.y = device_memory<uint16_t>(rows * kHidden);
+      r.out = device_memory<uint16_t>(kTokens * kHidden);
+      r.experts = device_memory<int64_t>(kTokens * kTopK);
+      r.weights = device_memory<float>(kTokens * kTopK);
+      r.recv_x = device_memory<uint8_t>(rows * s.wire_row());
+      r.recv_scales = device_memory<uint8_t>(rows * kGroups * 4);
+      r.src_info = device_memory<int32_t>(rows);
+      r.counts = device_memory<int32_t>(kLocalExperts);
+      r.ranges = device_memory<int64_t>(kLocalExperts * s.ranks);
+      CUDA(cudaMallocHost(&r.statuses, 2 * sizeof(mep_op_status_t)));
+    }
+  }
+  Group(const Group&) = delete;
+
+  // Streams idle.
+  ~Group() {
+    std::vector<mep_comm_t> comms;
+    for (Rank& r : ranks) {
+      for (const mep_ep_handle_t handle : r.handles) need(mep_ep_handle_destroy(handle), "handle");
+      need(mep_ep_destroy(r.ep), "mep_ep_destroy");
+      comms.push_back(r.comm);
+    }
+    close_comms(comms);
+    for (Rank& r : ranks) {
+      for (void* memory : {static_cast<void*>(r.x), static_cast<void*>(r.y),
+                           static_cast<void*>(r.out), static_cast<void*>(r.experts),
+                           static_cast<void*>(r.weights), static_cast<void*>(r.recv_x),
+                           static_cast<void*>(r.recv_scales), static_cast<void*>(r.src_info),
+                           static_cast<void*>(r.counts), static_cast<void*>(r.ranges)}) {
+        CUDA(cudaFree(memory));
+      }
+      CUDA(cudaFreeHost(r.statuses));
+      CUDA(cudaStreamDestroy(r.stream));
+    }
+  }
+
+  void upload(const Reference& ref) {
+    for (uint32_t i = 0; i < live; ++i) {
+      Rank& r = ranks[i];
+      const Input& in = ref.inputs[i];
+      CUDA(cudaMemcpy(r.x, in.x.data(), in.x.size() * 2, cudaMemcpyDefault));
+      CUDA(cudaMemcpy(r.experts, in.experts.data(), in.experts.size() * 8, cudaMemcpyDefault));
+      CUDA(cudaMemcpy(r.weights, in.weights.data(), in.weights.size() * 4, cudaMemcpyDefault));
+      CUDA(cudaMemcpy(r.y, ref.y[i].data(), ref.y[i].size() * 2, cudaMemcpyDefault));
+    }
+    poison();
+  }
+  void poison() {
+    for (Rank& r : ranks) {
+      CUDA(cudaMemset(r.recv_x, kPoison, s.rows() * s.wire_row()));
+      CUDA(cudaMemset(r.recv_scales, kPoison, s.rows() * kGroups * 4));
+      CUDA(cudaMemset(r.src_info, kPoison, s.rows() * 4));
+      CUDA(cudaMemset(r.counts, kPoison, kLocalExperts * 4));
+      CUDA(cudaMemset(r.ranges, kPoison, kLocalExperts * s.ranks * 8));
+      CUDA(cudaMemset(r.out, kPoison, kTokens * kHidden * 2));
+      std::memset(r.statuses, kPoison, 2 * sizeof(mep_op_status_t));
+    }
+    CUDA(cudaDeviceSynchronize());
+  }
+
+  mep_result_t dispatch(uint32_t i, uint32_t buffer, uint32_t tokens, uint32_t phase) {
+    Rank& r = ranks[i];
+    mep_dispatch_args_t args;
+    mep_dispatch_args_defaults(&args);
+    args.phase = phase;
+    args.num_tokens = tokens;
+    args.x = r.x;
+    args.topk_idx = r.experts;
+    args.topk_weights = r.weights;
+    args.recv_x = r.recv_x;
+    args.recv_scales = s.fp8 ? r.recv_scales : nullptr;
+    args.src_info = r.src_info;
+    args.recv_count = r.counts;
+    args.layout_range = r.ranges;
+    args.op_status = &r.statuses[0];
+    return mep_dispatch(r.handles[buffer], &args, r.stream);
+  }
+  mep_result_t combine(uint32_t i, uint32_t buffer, uint32_t phase, bool library_y) {
+    Rank& r = ranks[i];
+    mep_combine_args_t args;
+    mep_combine_args_defaults(&args);
+    args.phase = phase;
+    args.y = library_y ? nullptr : r.y;
+    args.out = r.out;
+    args.op_status = &r.statuses[1];
+    if (library_y && phase != MEP_PHASE_RECEIVE) {
+      CUDA(cudaMemcpyAsync(r.combine_input[buffer], r.y, s.rows() * size_t{kHidden} * 2,
+                           cudaMemcpyDefault, r.stream));
+    }
+    return mep_combine(r.handles[buffer], &args, r.stream);
+  }
+
+  // One pair on every live rank; apart: send and receive called apart.
+  void enqueue(uint32_t i, const Reference& ref, uint32_t buffer, bool apart, bool library_y) {
+    const uint32_t tokens = ref.inputs[i].tokens;
+    if (!apart) {
+      need(dispatch(i, buffer, tokens, MEP_PHASE_BOTH), "mep_dispatch");
+      need(combine(i, buffer, MEP_PHASE_BOTH, library_y), "mep_combine");
+      return;
+    }
+    need(dispatch(i, buffer, tokens, MEP_PHASE_SEND), "mep_dispatch send");
+    CHECK(dispatch(i, buffer, tokens, MEP_PHASE_BOTH) == MEP_ERR_BUSY, "dispatch in flight");
+    need(dispatch(i, buffer, tokens, MEP_PHASE_RECEIVE), "mep_dispatch receive");
+    need(combine(i, buffer, MEP_PHASE_SEND, library_y), "mep_combine send");
+    need(combine(i, buffer, MEP_PHASE_RECEIVE, library_y), "mep_combine receive");
+  }
+
+  // Outputs against the reference.
+  void compare(const Reference& ref, const char* where) {
+    const auto same = [&](uint32_t rank, const void* device, const std::vector<uint8_t>& wanted,
+                          const char* name) {
+      std::vector<uint8_t> got(wanted.size());
+      if (got.empty()) return;
+      CUDA(cudaMemcpy(got.data(), device, got.size(), cudaMemcpyDefault));
+      size_t at = 0;
+      while (at < got.size() && got[at] == wanted[at]) ++at;
+      CHECK(at == got.size(), "%s: rank %u of %u: %s differs at byte %zu: %02x, not %02x", where,
+            rank, s.ranks, name, at, got[at], wanted[at]);
+    };
+    for (uint32_t i = 0; i < live; ++i) {
+      const Rank& r = ranks[i];
+      const Output& wanted = ref.outputs[i];
+      for (int op = 0; op < 2; ++op) {
+        CHECK(r.statuses[op].version == 1 && r.statuses[op].result == MEP_SUCCESS,
+              "%s: rank %u of %u: %s says %s", where, i, s.ranks, op == 0 ? "dispatch" : "combine",
+              mep_result_string(r.statuses[op].result));
+      }
+      same(i, r.counts, wanted.counts, "recv_count");
+      same(i, r.ranges, wanted.ranges, "layout_range");
+      same(i, r.src_info, wanted.src_info, "src_info");
+      same(i, r.recv_x, wanted.recv_x, "recv_x");
+      same(i, r.recv_scales, wanted.recv_scales, "recv_scales");
+      same(i, r.out, wanted.out, "out");
+    }
+  }
+
+  // Dispatch on one buffer, combine, the same on the other.
+  std::vector<cudaGraphExec_t> capture(const Reference& ref) {
+    std::vector<cudaGraphExec_t> graphs;
+    for (uint32_t i = 0; i < live; ++i) {
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t exec = nullptr;
+      CUDA(cudaStreamBeginCapture(ranks[i].stream, cudaStreamCaptureModeThreadLocal));
+      enqueue(i, ref, 0, false, false);
+      enqueue(i, ref, 1, true, true);
+      CUDA(cudaStreamEndCapture(ranks[i].stream, &graph));
+      CUDA(cudaGraphInstantiate(&exec, graph, 0));
+      CUDA(cudaGraphDestroy(graph));
+      graphs.push_back(exec);
+    }
+    return graphs;
+  }
+  void replay(const std::vector<cudaGraphExec_t>& graphs, int times) {
+    for (int replay = 0; replay < times; ++replay) {
+      for (uint32_t i = 0; i < live; ++i) CUDA(cudaGraphLaunch(graphs[i], ranks[i].stream));
+    }
+    CUDA(cudaDeviceSynchronize());
+  }
+  void expect_no_failure(const char* where) {
+    for (uint32_t i = 0; i < live; ++i) {
+      CHECK(mep_comm_async_result(ranks[i].comm) == MEP_SUCCESS, "%s: rank %u: %s", where, i,
+            mep_last_error());
+    }
+    CHECK(cudaGetLastError() == cudaSuccess, "%s: a CUDA error is left", where);
+  }
+};
+
+}  // namespace ep_device
