@@ -281,6 +281,12 @@ void a_wrong_secret_stays_outside(void**) {
     const std::string wrong = new_secret("fedcba9876543210");
     const Process zero = net.start(0, 3, 0);
     const Process one = net.start(1, 3, 0);
+    // Who serves at the address first is the meeting point: it shall not be the stranger.
+    const mep::Deadline limit = mep::Deadline::after_ms(kLongMs);
+    while (!by_directory && !listening_ports(zero.pid).contains(net.port) &&
+           !listening_ports(one.pid).contains(net.port) && !limit.expired()) {
+      usleep(1000);
+    }
     Variables variables = net.on_host(1);
     variables[1].second = wrong;
     // Its own hosts's place of rank 2 is not the right rank's: that one is on a third host.

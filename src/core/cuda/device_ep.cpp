@@ -123,7 +123,8 @@ mep_result_t DeviceEp::choose_ctas(uint32_t ranks_on_device) {
   uint32_t resident = 0;
   MEP_TRY(check_cuda(device::ep_load_kernels(geometry_, &resident),
                      "loading the kernels of dispatch and combine"));
-  const uint32_t share = resident / (ranks_on_device * shape_.buffers);
+  // This rank itself is one of them.
+  const uint32_t share = resident / (std::max(ranks_on_device, 1U) * std::max(shape_.buffers, 1U));
   if (share == 0 || options_.num_sms > share) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "%u ranks with %u buffers do not fit on GPU %d together: it holds %u blocks of "
