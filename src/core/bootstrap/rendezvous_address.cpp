@@ -3,15 +3,14 @@
 // waiting. In a running world the thread goes on only to take an address over when the one that
 // served it has ended.
 #include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
+#include "base/library_thread.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/meeting_point.hpp"
@@ -137,19 +136,8 @@ mep_result_t AddressBook::open(const std::string& addresses, UniqueFd listener) 
   if (!wake_.valid() || !news_.valid()) {
     return fail(MEP_ERR_NO_MEMORY, "no descriptors left for the rendezvous (ulimit -n)");
   }
-  // The thread inherits the mask: signals are the application's.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  mep_result_t result = MEP_SUCCESS;
-  try {
-    thread_ = std::thread([this] { loop(); });
-  } catch (const std::system_error& error) {
-    result = fail(MEP_ERR_NO_MEMORY, "cannot start the rendezvous thread: %s", error.what());
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return result;
+  return start_library_thread(
+      "the rendezvous thread", [this] { loop(); }, &thread_);
 }
 
 void AddressBook::wake() const {

@@ -1,11 +1,9 @@
 #include "core/cuda/device_comm.hpp"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <cstring>
 
+#include "base/library_thread.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/coll/check.hpp"
@@ -286,12 +284,8 @@ mep_result_t DeviceComm::end_proof() {
   MEP_TRY(copy_to_device(&state_->settle_ns, &settle_ns, sizeof settle_ns));
   comm_.add_client(this);
   is_client_ = true;
-  sigset_t all, before;
-  (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  watcher_ = std::thread([this] { watch(); });
-  (void)pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return MEP_SUCCESS;
+  return start_library_thread(
+      "the watcher of a communicator", [this] { watch(); }, &watcher_);
 }
 
 void DeviceComm::set_timeout_ms(uint32_t ms) {

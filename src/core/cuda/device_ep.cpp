@@ -1,13 +1,12 @@
 #include "core/cuda/device_ep.hpp"
 
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <limits>
 
+#include "base/library_thread.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/ep/ep_object.hpp"
@@ -87,12 +86,8 @@ mep_result_t DeviceEp::open(const char* name) {
   if (comm_.latest_view() != view) {
     return fail(MEP_ERR_PEER_FAILED, "the view changed while an EP object was made; make it again");
   }
-  sigset_t all, before;
-  (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  watcher_ = std::thread([this] { watch(); });
-  (void)pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return MEP_SUCCESS;
+  return start_library_thread(
+      "the watcher of an EP object", [this] { watch(); }, &watcher_);
 }
 
 // Name, config, and how many ranks share this rank's GPU as threads of its process.

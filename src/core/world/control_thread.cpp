@@ -1,7 +1,6 @@
 #include "core/world/control_thread.hpp"
 
 #include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
@@ -10,9 +9,9 @@
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
-#include <system_error>
 
 #include "base/failpoint.hpp"
+#include "base/library_thread.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 
@@ -76,19 +75,8 @@ mep_result_t ControlThread::start(const membership::View* joining) {
   publish_view();
 
   accepting_ = true;
-  // The thread inherits the mask: signals are the application's.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  mep_result_t result = MEP_SUCCESS;
-  try {
-    thread_ = std::thread([this] { loop(); });
-  } catch (const std::system_error& error) {
-    result = fail(MEP_ERR_NO_MEMORY, "cannot start the control thread: %s", error.what());
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return result;
+  return start_library_thread(
+      "the control thread", [this] { loop(); }, &thread_);
 }
 
 void ControlThread::stop() {

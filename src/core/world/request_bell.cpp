@@ -1,13 +1,12 @@
 #include "core/world/request_bell.hpp"
 
 #include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <system_error>
 
+#include "base/library_thread.hpp"
 #include "base/status.hpp"
 #include "core/world/doorbell_delays.hpp"
 
@@ -40,19 +39,8 @@ mep_result_t RequestBell::add(const Deadline& deadline, UniqueFd* event) {
   if (!made.valid()) return fail(MEP_ERR_NO_MEMORY, "no descriptor for the request: %m");
   const std::lock_guard lock(mutex_);
   if (!thread_.joinable()) {
-    // The thread inherits the mask: signals are the application's.
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    mep_result_t started = MEP_SUCCESS;
-    try {
-      thread_ = std::thread([this] { loop(); });
-    } catch (const std::system_error& error) {
-      started = fail(MEP_ERR_NO_MEMORY, "cannot start a thread for the request: %s", error.what());
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    if (started != MEP_SUCCESS) return started;
+    MEP_TRY(start_library_thread(
+        "a thread for the request", [this] { loop(); }, &thread_));
   }
   events_.insert_or_assign(made.get(), deadline);
   *event = std::move(made);
