@@ -39,11 +39,15 @@ function(mep_source_options file)
     TARGET_DIRECTORY mep_internal PROPERTIES COMPILE_OPTIONS "${ARGN}")
 endfunction()
 
+# All programs and what they need, without tests.
+add_custom_target(mep_programs)
+
 # mep_add_tool(NAME SOURCES... LIBRARIES...): a program that is built into bin/ and installed.
 function(mep_add_tool name)
   cmake_parse_arguments(tool "" "" "SOURCES;LIBRARIES" ${ARGN})
   add_executable(${name} ${tool_SOURCES})
   target_link_libraries(${name} PRIVATE mep_flags ${tool_LIBRARIES})
+  add_dependencies(mep_programs ${name})
   set_target_properties(${name} PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
   install(TARGETS ${name} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT tools)
 endfunction()
