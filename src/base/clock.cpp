@@ -12,7 +12,7 @@ uint64_t now_ns() {
 
 int Deadline::left_ms(int cap) const {
   const uint64_t now = now_ns();
-  if (now >= at_ns_ || cap <= 0) return 0;
+  if (now >= at_ns(now) || cap <= 0) return 0;
   const uint64_t left_ns = at_ns_ - now;
   const uint64_t left_ms = left_ns / 1000000u + (left_ns % 1000000u != 0 ? 1 : 0);
   return left_ms < static_cast<uint64_t>(cap) ? static_cast<int>(left_ms) : cap;

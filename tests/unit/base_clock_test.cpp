@@ -26,13 +26,13 @@ void time_is_monotonic_and_of_the_right_clock(void**) {
 
 void expiry(void**) {
   assert_true(mep::Deadline::after_ms(0).expired());
-  assert_true(mep::Deadline::at_ns(0).expired());
+  assert_true(mep::Deadline::at(0).expired());
   assert_false(mep::Deadline::never().expired());
   assert_false(mep::Deadline::after_ms(3600000).expired());
 }
 
 void time_left_is_rounded_up_and_capped(void**) {
-  assert_int_equal(mep::Deadline::at_ns(0).left_ms(100), 0);
+  assert_int_equal(mep::Deadline::at(0).left_ms(100), 0);
   assert_int_equal(mep::Deadline::never().left_ms(100), 100);
   assert_int_equal(mep::Deadline::never().left_ms(INT_MAX), INT_MAX);
   assert_int_equal(mep::Deadline::never().left_ms(0), 0);
@@ -49,7 +49,7 @@ void time_left_is_rounded_up_and_capped(void**) {
 
 void a_wait_of_left_ms_never_ends_early(void**) {
   // Rounding down would make poll(0) spin; the last fraction of a millisecond still counts as one.
-  const mep::Deadline soon = mep::Deadline::at_ns(mep::now_ns() + 400000);
+  const mep::Deadline soon = mep::Deadline::at(mep::now_ns() + 400000);
   const int left = soon.left_ms(1000);
   assert_true(left == 1 || soon.expired());
 }

@@ -22,7 +22,7 @@ enum class Answer { kGone, kNotNow, kRefused, kSilent };
                                       Answer* answer, Abort* abort) {
   *answer = Answer::kGone;
   const Deadline limit =
-      Deadline::at_ns(std::min(deadline.at_ns(), Deadline::after_ms(kHolderAnswerMs).at_ns()));
+      Deadline::at(std::min(deadline.at_ns(), Deadline::after_ms(kHolderAnswerMs).at_ns()));
   // A failed send shows itself as the end of the stream.
   (void)send_hello(link, encode_hello(hello), false);
   while (!limit.expired()) {

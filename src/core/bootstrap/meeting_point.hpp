@@ -73,7 +73,7 @@ class MeetingPoint {
   std::vector<UniqueFd> listeners_;
   std::vector<std::unique_ptr<Guest>> guests_;
   std::map<std::pair<uint32_t, uint64_t>, Entry> roll_;  // by slot and incarnation
-  Deadline closed_until_ = Deadline::at_ns(0);
+  Deadline closed_until_ = Deadline::at(0);
   bool running_ = false;
 };
 

@@ -168,8 +168,8 @@ void MeshBuilder::spread_failure(mep_result_t code) {
   // Only who found the failure lingers; the others tell it, among others, that they know.
   const Deadline linger =
       failure_origin_ >= 0
-          ? Deadline::at_ns(0)
-          : Deadline::at_ns(std::min(deadline_.at_ns(), Deadline::after_ms(kLingerMs).at_ns()));
+          ? Deadline::at(0)
+          : Deadline::at(std::min(deadline_.at_ns(), Deadline::after_ms(kLingerMs).at_ns()));
   for (;;) {
     tell_unlinked(abort);
     tell_visitors(payload);

@@ -36,7 +36,7 @@ struct NewcomerDoor::State {
   UniqueFd epoll;
   std::vector<Visitor> visitors;
   // Without descriptors a listener would stay readable and keep its thread busy.
-  Deadline closed_until = Deadline::at_ns(0);
+  Deadline closed_until = Deadline::at(0);
   bool closed = false;
 
   void watch(int fd, int operation) const;

@@ -58,9 +58,9 @@ class AddressBook final : public PlaceBook {
     ListedAddress listed;
     std::vector<NetAddress> resolved;
     size_t next = 0;  // of `resolved`, to try
-    Deadline next_resolve = Deadline::at_ns(0);
-    Deadline next_bind = Deadline::at_ns(0);
-    Deadline next_try = Deadline::at_ns(0);
+    Deadline next_resolve = Deadline::at(0);
+    Deadline next_bind = Deadline::at(0);
+    Deadline next_try = Deadline::at(0);
     uint64_t pause_ms = 0;
     bool serves = false;  // this process does
     std::unique_ptr<ControlLink> link;
@@ -317,7 +317,7 @@ void AddressBook::bind_addresses(Client* client) {
     log(LogLevel::kInfo, "this rank is the meeting point at %s", address.text().c_str());
     point_.add_listener(std::move(listener));
     client->serves = true;
-    client->next_try = Deadline::at_ns(0);
+    client->next_try = Deadline::at(0);
   }
 }
 

@@ -64,7 +64,7 @@ class DirectoryBook final : public PlaceBook {
   const std::string folder_;
   std::string own_path_;
   std::map<Key, Place> places_;
-  Deadline next_look_ = Deadline::at_ns(0);
+  Deadline next_look_ = Deadline::at(0);
   bool looked_ = false;
 };
 

@@ -120,7 +120,7 @@ mep_result_t Comm::rename(const char* name) {
 mep_result_t Comm::run(Collective kind, const CollectiveArgs& args) {
   Operation operation;
   MEP_TRY(start(kind, args, &operation));
-  const Deadline deadline = Deadline::after_ms(timeout_ms());
+  const Deadline deadline = Deadline::after_first_look_ms(timeout_ms());
   if (!wait(&operation, deadline)) return end_of_wait(&operation);
   return operation.result;
 }

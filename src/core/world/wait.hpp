@@ -3,7 +3,7 @@
 // How long each lasts depends on whether the ranks of this host outnumber the cores that they may use
 // together: then spinning only keeps the awaited rank off its core, so the wait yields at once.
 // Every wait ends: `poll` answers true for success and for a wedged channel alike, and the deadline is
-// looked at in every round of yields.
+// looked at with every eighth yield.
 //
 // On a rank that reaches peers over a network nobody but its own threads takes what comes from there: a
 // waiting thread makes progress between its looks, and sleeps in epoll, on all that can bring something,
@@ -80,6 +80,8 @@ class SlowWait {
   const WaitPolicy& policy_;
   Doorbell* doorbell_;
   const Deadline& deadline_;
+  static constexpr uint32_t kYieldsPerClock = 8;
+  uint32_t yields_ = 0;
   uint64_t yield_until_ns_ = 0;
   bool sleep_due_ = false;
 };

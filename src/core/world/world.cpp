@@ -290,7 +290,7 @@ mep_result_t World::await_remote(uint32_t slot, const std::shared_ptr<Window>& w
 
 bool World::has_offered(uint32_t slot, const Window& window) {
   bool offered = is_imported(slot, window.id());
-  (void)directory_.wait(Deadline::at_ns(0), [&] {
+  (void)directory_.wait(Deadline::at(0), [&] {
     offered = offered || directory_.has(slot, window.id());
     return true;
   });
@@ -401,7 +401,7 @@ mep_result_t World::recover(const membership::SlotSet& wanted, const Deadline& d
   });
   std::unique_lock lock(state_mutex_);
   // Every member answers, or is removed by the same membership: the bound is for its bugs only.
-  const Deadline limit = Deadline::at_ns(deadline.at_ns() + kAnswerGraceNs);
+  const Deadline limit = Deadline::at(deadline.at_ns() + kAnswerGraceNs);
   while (recover_answered_ < seq && terminal_result() == MEP_SUCCESS && !limit.expired()) {
     state_changed_.wait_for(lock, std::chrono::milliseconds(limit.left_ms(100)));
   }
