@@ -74,6 +74,9 @@ function(mep_test_properties name)
   endif()
 endfunction()
 
+# What the presets asan and tsan run: label `threads`, asan the fuzz targets too.
+add_custom_target(mep_sanitizer_tests)
+
 # mep_add_test(NAME SOURCES... [LIBRARIES...] [LABELS...] [TIMEOUT SECONDS] [PROCESSORS N] [ARGS...]
 # [ENVIRONMENT...]): a CMocka program over mep_internal and its CTest entry. Sources include
 # "support/cmocka_cpp.hpp". Label `threads`: the test also runs under TSan and ASan.
@@ -86,6 +89,9 @@ function(mep_add_test name)
   target_link_libraries(${name} PRIVATE mep_flags mep_internal ${test_LIBRARIES} PkgConfig::CMOCKA)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
+  if("threads" IN_LIST test_LABELS)
+    add_dependencies(mep_sanitizer_tests ${name})
+  endif()
   add_test(NAME ${name} COMMAND ${name} ${test_ARGS})
   mep_test_properties(${name} TIMEOUT "${test_TIMEOUT}" PROCESSORS "${test_PROCESSORS}"
     LABELS ${test_LABELS} ENVIRONMENT ${test_ENVIRONMENT})
