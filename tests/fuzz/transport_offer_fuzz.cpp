@@ -50,6 +50,7 @@ void check_tcp(std::span<const std::byte> blob) {
 void one(std::span<const std::byte> input) {
   mep::Offer offer;
   if (!mep::decode_offer(input, &offer)) return;
+  (void)offer.sharing({1, 2, 3, 4, 5});
   for (const mep::Offer::Entry& entry : offer.transports) {
     if (entry.name == "tcp") check_tcp(entry.blob);
   }
@@ -68,6 +69,7 @@ void seeds(const Sink& sink) {
   offer.transports.push_back({"shm", std::vector<std::byte>(12, std::byte{3})});
   sink("one-host", mep::encode_offer(offer));
   const mep::tcp::Address addresses[] = {loopback(4711), v6(4712)};
+  offer.puts_only = true;
   offer.transports.push_back({"tcp", mep::tcp::encode_addresses(addresses)});
   sink("tcp", mep::encode_offer(offer));
 }

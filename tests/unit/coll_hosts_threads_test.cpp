@@ -145,6 +145,49 @@ void test_one_hop(void**) {
   }
 }
 
+// On one host whose ranks do not map each other: what goes to the hub, and what comes back. From where
+// the comm is made on, each rank counts as being on a host of its own, so that all is counted.
+uint64_t hub_messages(const Case& c, uint64_t size) {
+  if (c.kind == Kind::kBroadcast) return size - 1;
+  return size == 2 ? 2 : 2 * (size - 1);
+}
+
+void test_hub_is_counted(void**) {
+  for (const int size : {2, 3, 4, 8}) {
+    Report report;
+    std::barrier together(size);
+    hosts_pattern() = "0";
+    with_rank_threads(
+        size, patient_config(MEP_COMM_PUT_ONLY), report,
+        [&](int rank, mep_comm_t comm, Report& found) {
+          std::vector<Case> cases = small_cases(size);
+          cases.push_back({Kind::kAllgather, MEP_UINT8, MEP_SUM, 16384, 0, false, 7});
+          for (const Case& c : cases) {
+            COLL_OK(found, mep_barrier(comm, nullptr));
+            together.arrive_and_wait();
+            if (rank == 0) {
+              std::vector<uint32_t> apart;
+              for (int each = 0; each < size; ++each) apart.push_back(static_cast<uint32_t>(each));
+              TestNetwork::enable(apart);
+            }
+            together.arrive_and_wait();
+            run_case(c, rank, size, comm, c.seed % 2 == 1, found);
+            together.arrive_and_wait();
+            const uint64_t best = hub_messages(c, static_cast<uint64_t>(size));
+            if (rank == 0 && (TestNetwork::signals() != best || TestNetwork::puts() > best)) {
+              found.add("%s on %d ranks: %llu puts and %llu signals, not %llu", describe(c).c_str(),
+                        size, static_cast<unsigned long long>(TestNetwork::puts()),
+                        static_cast<unsigned long long>(TestNetwork::signals()),
+                        static_cast<unsigned long long>(best));
+            }
+            together.arrive_and_wait();
+          }
+        });
+    hosts_pattern().clear();
+    report.require_clean();
+  }
+}
+
 struct Ending {
   int successes = 0;
   int failures = 0;
@@ -220,6 +263,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(test_transfers_are_counted),
       cmocka_unit_test(test_streams_are_counted),
       cmocka_unit_test(test_one_hop),
+      cmocka_unit_test(test_hub_is_counted),
       cmocka_unit_test(test_a_rank_ends),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

@@ -1,7 +1,8 @@
 // Allgather.
 //   Small  flat: every rank gives its block to all.
 //   Large  section by section: every rank publishes a section of its block, all copy it out and say
-//          "taken". Reuse of areas: section c + 2 is published after "taken" of c has come from all.
+//          "taken". Reuse of areas: section c + 2 is published after "taken" of c has come from all. Of
+//          the last two sections "finished" says it.
 #include <algorithm>
 #include <cstring>
 
@@ -125,8 +126,10 @@ Step step_sections(Comm& comm, Operation& operation) {
       return Step::kPending;
     }
     copy_section(comm, operation, operation.chunk);
-    const mep_result_t taken = bulk.signal_all(Bulk::Word::kTaken, global);
-    if (taken != MEP_SUCCESS) return fail_step(operation, taken);
+    if (operation.chunk + Bulk::kRing < sections) {
+      const mep_result_t taken = bulk.signal_all(Bulk::Word::kTaken, global);
+      if (taken != MEP_SUCCESS) return fail_step(operation, taken);
+    }
     ++operation.chunk;
   }
 }
@@ -157,21 +160,17 @@ Step step_large(Comm& comm, Operation& operation) {
   return Step::kDone;
 }
 
-bool is_small(const Operation& operation) {
-  return operation.bytes <= Cells::kPayloadBytes;
-}
-
 Step step(Comm& comm, Operation& operation) {
   if (comm.adopted().live.size() == 1) {
     copy_own_block(comm, operation);
     comm.cells().note_all_entered(operation.seq);
     return Step::kDone;
   }
-  return is_small(operation) ? step_small(comm, operation) : step_large(comm, operation);
+  return operation.is_small ? step_small(comm, operation) : step_large(comm, operation);
 }
 
 Step settle(Comm& comm, Operation& operation) {
-  if (!is_small(operation)) return settle_large(operation);
+  if (!operation.is_small) return settle_large(operation);
   if (operation.bytes == 0) return Step::kDone;
   for (const uint32_t source : *operation.contributors) {
     std::memcpy(block_of(operation, source), comm.contribution(operation, source), operation.bytes);

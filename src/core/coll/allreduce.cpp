@@ -4,8 +4,8 @@
 //          rank order and publishes the result. The next chunk is posted before the present one is
 //          reduced. The inputs of the first two chunks are put before the cell that says what is
 //          called, which stands for their "posted" words: a call that turns out not to match has
-//          signalled nothing that a later one could take for its own. Over several hosts the cell
-//          comes another way, so there they are posted after it, like the rest. Reuse of areas:
+//          signalled nothing that a later one could take for its own. Through leaders the
+//          cell comes another way, so there they are posted after it, like the rest. Reuse of areas:
 //          `in` of chunk c at owner t is free for c + 2 because t's "reduced" of c has come; `out`
 //          of chunk c is free for c + 2 because everybody posts c + 2 only after it has copied c out.
 #include <algorithm>
@@ -98,9 +98,9 @@ uint64_t chunk_count(const Bulk& bulk, const Operation& operation) {
   return (operation.args.count + full - 1) / full;
 }
 
-// Chunks whose inputs come with the entry cells. Over several hosts the cells take another way.
+// Chunks whose inputs come with the entry cells. Where these come through leaders they do not.
 uint64_t entered_chunks(Comm& comm) {
-  return comm.cells().spans_hosts() ? 0 : Bulk::kRing;
+  return comm.cells().through_leaders() ? 0 : Bulk::kRing;
 }
 
 mep_result_t post_chunk(Comm& comm, Operation& operation, uint64_t chunk) {
@@ -235,10 +235,6 @@ Step step_large(Comm& comm, Operation& operation) {
   return Step::kDone;
 }
 
-bool is_small(const Operation& operation) {
-  return operation.bytes <= Cells::kPayloadBytes;
-}
-
 Step step(Comm& comm, Operation& operation) {
   if (comm.adopted().live.size() == 1) {
     if (operation.phase == kEnter && operation.bytes != 0) {
@@ -249,11 +245,11 @@ Step step(Comm& comm, Operation& operation) {
     comm.cells().note_all_entered(operation.seq);
     return Step::kDone;
   }
-  return is_small(operation) ? step_small(comm, operation) : step_large(comm, operation);
+  return operation.is_small ? step_small(comm, operation) : step_large(comm, operation);
 }
 
 Step settle(Comm& comm, Operation& operation) {
-  if (!is_small(operation)) return settle_large(operation);
+  if (!operation.is_small) return settle_large(operation);
   reduce_contributions(comm, operation);
   return Step::kDone;
 }

@@ -2,7 +2,8 @@
 //   Small  the root gives its cell to all and is done: whoever has the cell can give it on. Ranks of
 //          other hosts get it from their leader, whom the root gave it to.
 //   Large  chunk by chunk through the root's out area (put to peers that cannot read it); "taken" of
-//          chunk c - 2 from all lets the root use its area again. Ends with a round of "finished".
+//          chunk c - 2 from all lets the root use its area again. Ends with a round of "finished",
+//          which says it of the last two.
 #include <algorithm>
 #include <cstring>
 
@@ -90,6 +91,7 @@ Step take_chunks(Comm& comm, Operation& operation, uint32_t root) {
     std::memcpy(
         static_cast<std::byte*>(operation.args.receive) + operation.chunk * Bulk::kChunkBytes,
         bulk.whole(global, root), bytes_of(operation, operation.chunk));
+    if (operation.chunk + Bulk::kRing >= chunk_count(operation)) continue;
     const mep_result_t taken = bulk.signal_one(Bulk::Word::kTaken, global, root);
     if (taken != MEP_SUCCESS) return fail_step(operation, taken);
   }
@@ -129,10 +131,6 @@ Step step_large(Comm& comm, Operation& operation) {
   return Step::kDone;
 }
 
-bool is_small(const Operation& operation) {
-  return operation.bytes <= Cells::kPayloadBytes;
-}
-
 Step step(Comm& comm, Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
   if (!comm.adopted().is_live(root)) {
@@ -146,11 +144,11 @@ Step step(Comm& comm, Operation& operation) {
     comm.cells().note_all_entered(operation.seq);
     return Step::kDone;
   }
-  return is_small(operation) ? step_small(comm, operation) : step_large(comm, operation);
+  return operation.is_small ? step_small(comm, operation) : step_large(comm, operation);
 }
 
 Step settle(Comm& comm, Operation& operation) {
-  if (!is_small(operation)) return settle_large(operation);
+  if (!operation.is_small) return settle_large(operation);
   const auto root = static_cast<uint32_t>(operation.args.root);
   const std::byte* bytes = comm.contribution(operation, root);
   if (bytes == nullptr) {

@@ -1,7 +1,11 @@
 #include "core/coll/bulk.hpp"
 
+#include <algorithm>
+#include <iterator>
+
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
+#include "core/coll/cells.hpp"
 
 namespace mep {
 namespace {
@@ -40,7 +44,7 @@ void Bulk::open(uint32_t rank, uint64_t window_offset, const std::vector<Remote>
   window_ = window;
 }
 
-void Bulk::restart(uint64_t epoch, const std::vector<uint32_t>& live) {
+void Bulk::restart(uint64_t epoch, const std::vector<uint32_t>& live, uint32_t hub) {
   epoch_ = epoch;
   live_ = live;
   next_chunk_ = 0;
@@ -50,6 +54,18 @@ void Bulk::restart(uint64_t epoch, const std::vector<uint32_t>& live) {
     if (live_[i] == rank_) position_ = i;
   }
   section_bytes_ = round_up(kChunkBytes / live_.size(), kLine);
+  std::vector<uint32_t> others;
+  std::copy_if(live_.begin(), live_.end(), std::back_inserter(others),
+               [this](uint32_t peer) { return peer != rank_; });
+  finish_targets_ = finish_sources_ = others;
+  finish_told_.clear();
+  if (hub == rank_) {
+    finish_targets_.clear();
+    finish_told_ = others;
+  } else if (hub != Cells::kNone) {
+    finish_targets_ = finish_sources_ = {hub};
+  }
+  finish_sources_.push_back(rank_);
 }
 
 mep_result_t Bulk::publish_out(uint64_t chunk, size_t bytes) const {
@@ -105,15 +121,22 @@ mep_result_t Bulk::signal_finished(uint64_t seq) const {
   // Release: the control thread that finds it here counts this rank's data as complete.
   reinterpret_cast<std::atomic<uint64_t>*>(window_ + finished_offset(seq, rank_))
       ->store(word, std::memory_order_release);
-  for (const uint32_t peer : live_) {
-    if (peer != rank_) MEP_TRY((*remotes_)[peer].signal(finished_offset(seq, rank_), word));
+  for (const uint32_t peer : finish_targets_) {
+    MEP_TRY((*remotes_)[peer].signal(finished_offset(seq, rank_), word));
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t Bulk::tell_finished(uint64_t seq) const {
+  for (const uint32_t peer : finish_told_) {
+    MEP_TRY((*remotes_)[peer].signal(finished_offset(seq, rank_), counted_signal(epoch_, seq)));
   }
   return MEP_SUCCESS;
 }
 
 bool Bulk::all_finished(uint64_t seq, uint32_t* cursor) const {
-  for (; *cursor < live_.size(); ++*cursor) {
-    const uint64_t word = load_signal(window_, finished_offset(seq, live_[*cursor]));
+  for (; *cursor < finish_sources_.size(); ++*cursor) {
+    const uint64_t word = load_signal(window_, finished_offset(seq, finish_sources_[*cursor]));
     if (word != counted_signal(epoch_, seq)) return false;
   }
   *cursor = 0;

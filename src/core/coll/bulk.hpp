@@ -10,6 +10,7 @@
 // over the life of an epoch; all ranks do the same operations, so they agree on the count. An area is
 // used again two chunks later; each algorithm says why everybody has finished with it by then. The last
 // act of every operation is a round of `finished` words: when all have come, all ranks hold all data.
+// With a hub each rank's word goes to the hub alone, and the hub's own says that all have come.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +35,8 @@ class Bulk {
 
   void open(uint32_t rank, uint64_t window_offset, const std::vector<Remote>* remotes,
             std::byte* window);
-  void restart(uint64_t epoch, const std::vector<uint32_t>& live);
+  // `hub`: see Cells::only_hub().
+  void restart(uint64_t epoch, const std::vector<uint32_t>& live, uint32_t hub);
 
   // Bytes of a section for the present live ranks: what one rank moves per chunk.
   size_t section_bytes() const { return section_bytes_; }
@@ -75,6 +77,8 @@ class Bulk {
 
   [[nodiscard]] mep_result_t signal_finished(uint64_t seq) const;
   bool all_finished(uint64_t seq, uint32_t* cursor) const;
+  // A hub, when all have finished, tells the others.
+  [[nodiscard]] mep_result_t tell_finished(uint64_t seq) const;
 
   const std::vector<uint32_t>& live() const { return live_; }
   // Position of this rank among the live ones.
@@ -109,6 +113,10 @@ class Bulk {
   const std::vector<Remote>* remotes_ = nullptr;
   std::byte* window_ = nullptr;
   std::vector<uint32_t> live_;
+  // Of "finished" words: whom this rank tells by itself, whose it waits for, whom it tells as the hub.
+  std::vector<uint32_t> finish_targets_;
+  std::vector<uint32_t> finish_sources_;
+  std::vector<uint32_t> finish_told_;
   std::vector<uint32_t> position_of_;  // rank -> position among the live ranks
   uint64_t epoch_ = 0;
   uint64_t next_chunk_ = 0;

@@ -11,6 +11,7 @@ namespace mep {
 void Cells::open(uint32_t rank, const std::vector<Remote>* remotes, std::byte* window) {
   rank_ = rank;
   size_ = static_cast<uint32_t>(remotes->size());
+  cell_bytes_ = cell_bytes_of(size_);
   remotes_ = remotes;
   window_ = window;
 }
@@ -61,7 +62,7 @@ mep_result_t Cells::note_done(const Operation& operation) {
 bool Cells::look_for_passed(uint64_t seq) {
   const uint64_t base = passed_word(epoch_, 0);
   uint64_t lowest = seq;
-  for (const uint32_t peer : rooted_targets_) {
+  for (const uint32_t peer : passed_sources_) {
     const uint64_t word = load_signal(window_, passed_offset(peer));
     if (((word ^ base) & ~kPassedSeqMask) != 0) return false;
     lowest = std::min(lowest, word & kPassedSeqMask);
@@ -76,9 +77,9 @@ bool Cells::retain(uint64_t epoch, uint64_t seq, RetainedOperation* out) const {
   out->cells.clear();
   const auto take = [&](uint32_t source, uint64_t word) {
     out->sources.push_back(source);
-    std::vector<std::byte>& cell = out->cells.emplace_back(kCellBytes);
+    std::vector<std::byte>& cell = out->cells.emplace_back(cell_bytes_);
     std::memcpy(cell.data(), &word, sizeof word);
-    std::memcpy(cell.data() + sizeof word, payload(seq, source), kPayloadBytes);
+    std::memcpy(cell.data() + sizeof word, payload(seq, source), cell_bytes_ - sizeof word);
   };
   const uint64_t expected = tag(epoch, seq);
   for (const uint32_t source : live_) {
@@ -123,7 +124,7 @@ void Cells::zero_words() {
     for (uint32_t source = 0; source < size_; ++source) zero(cell_offset(slot, source));
   }
   for (uint32_t source = 0; source < size_; ++source) zero(passed_offset(source));
-  if (!spans_hosts_) return;
+  if (!through_leaders_) return;
   for (uint64_t slot = 0; slot < kDepth; ++slot) {
     for (uint32_t leader = 0; leader < size_; ++leader) zero(block_word_offset(slot, leader));
   }

@@ -19,7 +19,13 @@
 // too; a leader's speaks for its whole host. What a leader writes for others, and what is written by
 // ranks of other hosts, has another writer in another view: it is written inside a PostingScope.
 //
-//   cells   [kDepth][size] kCellBytes
+// A host whose ranks do not map each other has its leader as a hub: a rank gives its cell to the leader
+// alone, which sends each of them the same block that it sends to other leaders, and gives on the
+// blocks of other hosts as they are. Each rank writes the cells of blocks into its own window. That is
+// 2 (n - 1) messages for n ranks, where each to each would be n (n - 1). A root's cell goes to all
+// directly. With two ranks nothing would be saved, so these have no hub.
+//
+//   cells   [kDepth][size] cell_bytes
 //   passed  [size] a line
 //   block words [kDepth][size] a line; by the leader that sends. Payload: bytes of each contribution
 //   blocks  [kDepth], the hosts' one after the other: u64 words[ranks], contributions[ranks]
@@ -39,17 +45,28 @@ namespace mep {
 class Cells {
  public:
   static constexpr uint64_t kDepth = 8;
-  static constexpr size_t kCellBytes = 4096;
   static constexpr size_t kLine = 64;
-  static constexpr size_t kPayloadBytes = kCellBytes - sizeof(uint64_t);
+  // What a small contribution has at most where all map each other, and where not: there a message is
+  // what costs, not a byte. The cells of large comms are all for the former.
+  static constexpr size_t kMappedPayloadBytes = 4088;
+  static constexpr size_t kSentPayloadBytes = 16384;
+  static constexpr uint32_t kMostSentRanks = 32;
   static constexpr uint32_t kFingerprintMask = 0x3fffff;
   static constexpr uint32_t kEntryOnly = 0x400000;
   static constexpr uint32_t kRooted = 0x800000;
 
   // Bytes of the window that a comm of `size` ranks needs from `offset` on.
   static size_t window_bytes(uint32_t size) {
-    return 2 * kDepth * size * kCellBytes + (kDepth + 1) * size * kLine;
+    return 2 * kDepth * size * cell_bytes_of(size) + (kDepth + 1) * size * kLine;
   }
+  static constexpr size_t cell_bytes_of(uint32_t size) {
+    return size <= kMostSentRanks ? kSentPayloadBytes + kLine
+                                  : kMappedPayloadBytes + sizeof(uint64_t);
+  }
+  // Of a contribution as it is kept for others, its word included.
+  size_t cell_bytes() const { return cell_bytes_; }
+  // What a contribution of the present epoch may have; the same on all ranks.
+  size_t payload_bytes() const { return payload_bytes_; }
 
   // `remotes` by comm rank, the own one included; both outlive this object.
   void open(uint32_t rank, const std::vector<Remote>* remotes, std::byte* window);
@@ -89,15 +106,26 @@ class Cells {
   // all: tell those who might not know.
   [[nodiscard]] mep_result_t note_done(const Operation& operation);
 
-  // --- Several hosts (the user's thread, cells_relay.cpp) ---
-  bool spans_hosts() const { return spans_hosts_; }
-  // This rank is its host's leader, in a comm that spans hosts. What follows is for leaders, inside a
-  // PostingScope.
+  // --- Several hosts, or a hub (the user's thread, cells_relay.cpp) ---
+  // Cells come through leaders, not all from their ranks.
+  bool through_leaders() const { return through_leaders_; }
+  // This rank leads its host, in a comm with leaders.
   bool relays() const { return relays_; }
+  // Blocks come to this rank: to leaders, and to all where the leader is a hub.
+  bool takes_blocks() const { return relays_ || hub_; }
+  // The leader that has all ranks of this comm as its host's; kNone: there is no such hub.
+  static constexpr uint32_t kNone = UINT32_MAX;
+  uint32_t only_hub() const {
+    return hub_ && groups_.all().size() == 1 ? groups_.own().leader() : kNone;
+  }
+  // What follows is inside a PostingScope.
   // Does what can be done now: sends the own host's block, takes those that have come, passes on words.
   [[nodiscard]] mep_result_t relay(const Operation& operation);
-  // The block is sent and all others are taken.
-  bool relayed(uint64_t seq) const { return block_sent_ == seq && taken_count_ == taken_.size(); }
+  // The block is sent, if this is a leader, and all others are taken.
+  bool relayed(uint64_t seq) const {
+    return (!relays_ || block_sent_ == seq) && taken_seq_ == seq && taken_count_ == taken_.size();
+  }
+  // The rest is for leaders.
   // Before this rank ends the operation as a mismatch: gives on whatever has come, or others would wait
   // for it.
   [[nodiscard]] mep_result_t relay_rest(const Operation& operation);
@@ -117,10 +145,10 @@ class Cells {
 
  private:
   uint64_t cell_offset(uint64_t seq, uint32_t source) const {
-    return ((seq % kDepth) * size_ + source) * kCellBytes;
+    return ((seq % kDepth) * size_ + source) * cell_bytes_;
   }
   uint64_t passed_offset(uint32_t source) const {
-    return kDepth * size_ * kCellBytes + source * kLine;
+    return kDepth * size_ * cell_bytes_ + source * kLine;
   }
   static constexpr uint64_t kPassedSeqMask = (uint64_t{1} << 48) - 1;
   // "This rank has passed seq." It may be as old as its epoch, so the whole seq is in it.
@@ -128,11 +156,11 @@ class Cells {
     return signal_tag(epoch, 0) | (seq & kPassedSeqMask);
   }
   uint64_t block_word_offset(uint64_t seq, uint32_t leader) const {
-    return kDepth * size_ * kCellBytes + (size_ + (seq % kDepth) * size_ + leader) * kLine;
+    return kDepth * size_ * cell_bytes_ + (size_ + (seq % kDepth) * size_ + leader) * kLine;
   }
   uint64_t block_offset(uint64_t seq, const HostGroup& group) const {
-    return kDepth * size_ * kCellBytes + (kDepth + 1) * size_ * kLine +
-           ((seq % kDepth) * size_ + group.ranks_before) * kCellBytes;
+    return kDepth * size_ * cell_bytes_ + (kDepth + 1) * size_ * kLine +
+           ((seq % kDepth) * size_ + group.ranks_before) * cell_bytes_;
   }
   bool look_for_passed(uint64_t seq);
   void set_targets();
@@ -141,9 +169,16 @@ class Cells {
   [[nodiscard]] mep_result_t take_blocks(const Operation& operation);
   [[nodiscard]] mep_result_t take_block(uint64_t seq, const HostGroup& group, uint64_t expected,
                                         size_t stride);
+  [[nodiscard]] mep_result_t give_block(uint64_t seq, const HostGroup& group, uint64_t word,
+                                        uint32_t target) const;
+  static size_t block_bytes(const HostGroup& group, uint64_t word) {
+    return group.ranks.size() * (sizeof(uint64_t) + signal_payload(word));
+  }
 
   uint32_t rank_ = 0;
   uint32_t size_ = 0;
+  size_t cell_bytes_ = 0;
+  size_t payload_bytes_ = 0;
   const std::vector<Remote>* remotes_ = nullptr;
   std::byte* window_ = nullptr;
   std::vector<uint32_t> live_;
@@ -152,17 +187,19 @@ class Cells {
   uint64_t passed_by_all_ = 0;     // every live rank passed this seq, as far as this rank knows
   uint64_t all_signalled_ = 0;     // last seq in which every live peer waited for this rank
   uint64_t passed_ = 0;            // by this rank
-  std::vector<uint32_t> targets_;  // who is given this rank's cell by itself
-  std::vector<uint32_t>
-      rooted_targets_;  // and when it is a root; also whose "passed" words come here
+  std::vector<uint32_t> targets_;  // who is given this rank's cell and "passed" word by itself
+  std::vector<uint32_t> rooted_targets_;  // and its cell when it is a root
+  std::vector<uint32_t> passed_sources_;  // whose "passed" words come here
+  std::vector<uint32_t> host_peers_;      // the other ranks of this host
 
-  bool spans_hosts_ = false;
+  bool through_leaders_ = false;
   bool relays_ = false;
+  bool hub_ = false;  // the leader of this host is one
   HostGroups groups_;
   uint64_t block_sent_ = 0;          // seq
   uint64_t taken_seq_ = 0;           // of the blocks counted below
   std::vector<bool> taken_;          // by host
-  size_t taken_count_ = 0;           // the own host counts from the start
+  size_t taken_count_ = 0;           // a leader's own host counts from the start
   uint64_t told_passed_ = 0;         // what the other leaders know of this host
   std::vector<uint64_t> told_here_;  // by host: its "passed" word as given to this host's ranks
 };

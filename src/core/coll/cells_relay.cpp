@@ -1,4 +1,4 @@
-// Cells over several hosts: what the leaders do for the ranks of their hosts, see cells.hpp.
+// Cells over several hosts or through a hub: what the leaders do for the ranks of their hosts, see cells.hpp.
 //
 // A leader's part of an operation is done before the operation is done for itself: it completes only with
 // all cells in its window, and by then it has sent and given on everything. So nobody waits for a leader
@@ -14,14 +14,24 @@ namespace mep {
 
 void Cells::set_targets() {
   groups_.assign(live_, *remotes_, rank_);
-  spans_hosts_ = groups_.all().size() > 1;
-  relays_ = spans_hosts_ && groups_.own().leader() == rank_;
-  targets_.clear();
-  std::copy_if(groups_.own().ranks.begin(), groups_.own().ranks.end(), std::back_inserter(targets_),
+  const HostGroup& own = groups_.own();
+  hub_ = own.sharing == 0 && own.ranks.size() > 2;
+  through_leaders_ = groups_.all().size() > 1 || hub_;
+  relays_ = through_leaders_ && own.leader() == rank_;
+  const bool has_large_cells = !groups_.all_mapped() && size_ <= kMostSentRanks;
+  payload_bytes_ = has_large_cells ? kSentPayloadBytes : kMappedPayloadBytes;
+  host_peers_.clear();
+  std::copy_if(own.ranks.begin(), own.ranks.end(), std::back_inserter(host_peers_),
                [this](uint32_t peer) { return peer != rank_; });
-  rooted_targets_ = targets_;
+  targets_ = host_peers_;
+  if (hub_) targets_.clear();
+  if (hub_ && !relays_) targets_.push_back(own.leader());
+  rooted_targets_ = host_peers_;
+  passed_sources_ = relays_ ? host_peers_ : targets_;
   for (const HostGroup& group : groups_.all()) {
-    if (!groups_.is_own(group)) rooted_targets_.push_back(group.leader());
+    if (groups_.is_own(group)) continue;
+    rooted_targets_.push_back(group.leader());
+    passed_sources_.push_back(group.leader());
   }
   block_sent_ = first_ - 1;
   taken_seq_ = first_ - 1;
@@ -32,9 +42,9 @@ void Cells::set_targets() {
 }
 
 mep_result_t Cells::relay(const Operation& operation) {
-  if (block_sent_ != operation.seq) MEP_TRY(send_block(operation, true));
+  if (relays_ && block_sent_ != operation.seq) MEP_TRY(send_block(operation, true));
   MEP_TRY(take_blocks(operation));
-  return relay_passed();
+  return relays_ ? relay_passed() : MEP_SUCCESS;
 }
 
 // What comes later is given on by nobody. So whoever waits for it must see a mismatch too: between
@@ -52,7 +62,7 @@ mep_result_t Cells::relay_rest(const Operation& operation) {
     if (is_on_this_host(source)) continue;
     const uint64_t word = load_signal(window_, cell_offset(operation.seq, source));
     if (!signal_matches(word, expected) || (signal_payload(word) & kRooted) == 0) continue;
-    MEP_TRY(forward(operation.seq, source, kPayloadBytes));
+    MEP_TRY(forward(operation.seq, source, payload_bytes_));
   }
   return relay_passed();
 }
@@ -61,7 +71,7 @@ mep_result_t Cells::relay_rest(const Operation& operation) {
 mep_result_t Cells::send_block(const Operation& operation, bool complete_only) {
   const HostGroup& own = groups_.own();
   const uint64_t expected = tag(operation.epoch, operation.seq);
-  const size_t stride = operation.bytes <= kPayloadBytes ? operation.bytes : 0;
+  const size_t stride = operation.is_small ? operation.bytes : 0;
   const uint64_t offset = block_offset(operation.seq, own);
   std::byte* words = window_ + offset;
   std::byte* payloads = words + own.ranks.size() * sizeof(uint64_t);
@@ -77,14 +87,23 @@ mep_result_t Cells::send_block(const Operation& operation, bool complete_only) {
   }
   block_sent_ = operation.seq;
   MEP_TEST_DELAY_POINT("relay send");
-  const size_t bytes = own.ranks.size() * (sizeof(uint64_t) + stride);
   for (const HostGroup& group : groups_.all()) {
     if (groups_.is_own(group)) continue;
-    const Remote& leader = (*remotes_)[group.leader()];
-    MEP_TRY(leader.put(offset, words, bytes));
-    MEP_TRY(leader.signal(block_word_offset(operation.seq, rank_), expected | stride));
+    MEP_TRY(give_block(operation.seq, own, expected | stride, group.leader()));
+  }
+  if (!hub_) return MEP_SUCCESS;
+  for (const uint32_t peer : host_peers_) {
+    MEP_TRY(give_block(operation.seq, own, expected | stride, peer));
   }
   return MEP_SUCCESS;
+}
+
+mep_result_t Cells::give_block(uint64_t seq, const HostGroup& group, uint64_t word,
+                               uint32_t target) const {
+  const Remote& remote = (*remotes_)[target];
+  const uint64_t offset = block_offset(seq, group);
+  MEP_TRY(remote.put(offset, window_ + offset, block_bytes(group, word)));
+  return remote.signal(block_word_offset(seq, group.leader()), word);
 }
 
 mep_result_t Cells::take_blocks(const Operation& operation) {
@@ -97,7 +116,7 @@ mep_result_t Cells::take_blocks(const Operation& operation) {
   for (size_t i = 0; i < taken_.size(); ++i) {
     const HostGroup& group = groups_.all()[i];
     if (taken_[i]) continue;
-    if (!groups_.is_own(group)) {
+    if (!relays_ || !groups_.is_own(group)) {
       const uint64_t word = load_signal(window_, block_word_offset(operation.seq, group.leader()));
       if (!signal_matches(word, expected)) continue;
       MEP_TRY(take_block(operation.seq, group, expected, signal_payload(word)));
@@ -110,9 +129,9 @@ mep_result_t Cells::take_blocks(const Operation& operation) {
 
 mep_result_t Cells::take_block(uint64_t seq, const HostGroup& group, uint64_t expected,
                                size_t stride) {
-  if (stride > kPayloadBytes) {
+  if (stride > payload_bytes_) {
     return fail(MEP_ERR_MISMATCH, "rank %u sent contributions of %zu bytes, more than %zu",
-                group.leader(), stride, kPayloadBytes);
+                group.leader(), stride, payload_bytes_);
   }
   MEP_TEST_DELAY_POINT("relay take");
   const std::byte* words = window_ + block_offset(seq, group);
@@ -120,7 +139,7 @@ mep_result_t Cells::take_block(uint64_t seq, const HostGroup& group, uint64_t ex
   for (size_t i = 0; i < group.ranks.size(); ++i) {
     uint64_t word = 0;
     std::memcpy(&word, words + i * sizeof word, sizeof word);
-    if (!signal_matches(word, expected)) continue;
+    if (!signal_matches(word, expected) || group.ranks[i] == rank_) continue;
     const uint64_t offset = cell_offset(seq, group.ranks[i]);
     if (stride != 0) {
       std::memcpy(window_ + offset + sizeof word, payloads + i * stride, stride);
@@ -128,7 +147,11 @@ mep_result_t Cells::take_block(uint64_t seq, const HostGroup& group, uint64_t ex
     reinterpret_cast<std::atomic<uint64_t>*>(window_ + offset)
         // Release: the control thread that copies contributions out sees the payload.
         ->store(word, std::memory_order_release);
-    MEP_TRY(forward(seq, group.ranks[i], stride));
+    if (relays_ && !hub_) MEP_TRY(forward(seq, group.ranks[i], stride));
+  }
+  if (!relays_ || !hub_) return MEP_SUCCESS;
+  for (const uint32_t peer : host_peers_) {
+    MEP_TRY(give_block(seq, group, expected | stride, peer));
   }
   return MEP_SUCCESS;
 }
@@ -137,7 +160,7 @@ mep_result_t Cells::forward(uint64_t seq, uint32_t source, size_t bytes) const {
   MEP_TEST_DELAY_POINT("relay forward");
   const uint64_t offset = cell_offset(seq, source);
   const uint64_t word = load_signal(window_, offset);
-  for (const uint32_t peer : targets_) {
+  for (const uint32_t peer : host_peers_) {
     const Remote& remote = (*remotes_)[peer];
     if (bytes != 0) {
       MEP_TRY(remote.put(offset + sizeof word, window_ + offset + sizeof word, bytes));
@@ -155,9 +178,14 @@ uint64_t Cells::passed_by(uint32_t peer) const {
 
 mep_result_t Cells::relay_passed() {
   uint64_t lowest = passed_;
-  for (const uint32_t peer : targets_) lowest = std::min(lowest, passed_by(peer));
+  for (const uint32_t peer : host_peers_) lowest = std::min(lowest, passed_by(peer));
   const bool is_news = lowest >= told_passed_ + kDepth / 2;
   if (is_news) told_passed_ = lowest;
+  if (is_news && hub_) {
+    for (const uint32_t peer : host_peers_) {
+      MEP_TRY((*remotes_)[peer].signal(passed_offset(rank_), passed_word(epoch_, lowest)));
+    }
+  }
   for (size_t i = 0; i < told_here_.size(); ++i) {
     const HostGroup& group = groups_.all()[i];
     if (groups_.is_own(group)) continue;
@@ -168,7 +196,7 @@ mep_result_t Cells::relay_passed() {
     const uint64_t word = load_signal(window_, passed_offset(group.leader()));
     if (((word ^ passed_word(epoch_, 0)) & ~kPassedSeqMask) != 0 || word == told_here_[i]) continue;
     told_here_[i] = word;
-    for (const uint32_t peer : targets_) {
+    for (const uint32_t peer : host_peers_) {
       MEP_TRY((*remotes_)[peer].signal(passed_offset(group.leader()), word));
     }
   }

@@ -13,6 +13,7 @@ struct HostGroup {
   uint64_t host = 0;
   std::vector<uint32_t> ranks;  // rising
   uint64_t ranks_before = 0;    // live ranks of the hosts before this one
+  uint64_t sharing = 0;         // see Remote; 0: some of its ranks do not map each other
   uint32_t leader() const { return ranks.front(); }
 };
 
@@ -24,6 +25,9 @@ class HostGroups {
     for (const uint32_t each : live) {
       HostGroup& group = group_of(remotes[each].host);
       if (each == rank) own_ = static_cast<uint32_t>(&group - groups_.data());
+      const uint64_t sharing = remotes[each].sharing;
+      if (group.ranks.empty()) group.sharing = sharing;
+      if (group.sharing != sharing) group.sharing = 0;
       group.ranks.push_back(each);
     }
     uint64_t before = 0;
@@ -34,6 +38,8 @@ class HostGroups {
   }
   const std::vector<HostGroup>& all() const { return groups_; }
   const HostGroup& own() const { return groups_[own_]; }
+  // Whether each rank maps all others.
+  bool all_mapped() const { return groups_.size() == 1 && groups_.front().sharing != 0; }
   bool is_own(const HostGroup& group) const { return &group == &groups_[own_]; }
 
  private:

@@ -65,7 +65,8 @@ struct RetainedOperation {
 struct Operation {
   Collective kind{};
   CollectiveArgs args;
-  size_t bytes = 0;  // args.count elements
+  size_t bytes = 0;       // args.count elements
+  bool is_small = false;  // its data goes in cells
   uint64_t epoch = 0;
   uint64_t seq = 0;
   uint32_t fingerprint = 0;  // of what must be the same on all ranks

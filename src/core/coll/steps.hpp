@@ -19,7 +19,7 @@ inline Step enter_flat(Comm& comm, Operation& operation, const void* payload, si
   return posted == MEP_SUCCESS ? Step::kDone : fail_step(operation, posted);
 }
 
-// The same over several hosts: whether cells are free is known through the leaders.
+// The same through leaders, which know whether cells are free.
 inline Step enter_spread(Comm& comm, Operation& operation, const void* payload, size_t bytes,
                          uint32_t flags) {
   const Comm::PostingScope posting(comm);
@@ -34,13 +34,13 @@ inline Step enter_spread(Comm& comm, Operation& operation, const void* payload, 
 // Posts this rank's small contribution as soon as its cells are free. kDone: posted.
 inline Step enter_small(Comm& comm, Operation& operation, const void* payload, size_t bytes,
                         uint32_t flags = 0) {
-  if (comm.cells().spans_hosts()) [[unlikely]] {
+  if (comm.cells().through_leaders()) [[unlikely]] {
     return enter_spread(comm, operation, payload, bytes, flags);
   }
   return enter_flat(comm, operation, payload, bytes, flags);
 }
 
-// A leader's part for its host. kDone: all of it, for this operation.
+// Sends and takes blocks. kDone: all of them, for this operation.
 inline Step relay_step(Comm& comm, Operation& operation) {
   const Comm::PostingScope posting(comm);
   if (!posting.allowed()) return Step::kPending;
@@ -94,7 +94,7 @@ inline Step look_for_mismatch(Comm& comm, Operation& operation) {
   uint32_t source = 0;
   if (++operation.looks % kLooks != 0) return Step::kPending;
   // Also in an operation that has no use for what other hosts send: it shows what they have called.
-  if (comm.cells().relays() && relay_step(comm, operation) == Step::kFailed) [[unlikely]] {
+  if (comm.cells().takes_blocks() && relay_step(comm, operation) == Step::kFailed) [[unlikely]] {
     return Step::kFailed;
   }
   if (!comm.cells().differs(operation, &source)) return Step::kPending;
@@ -103,7 +103,7 @@ inline Step look_for_mismatch(Comm& comm, Operation& operation) {
 
 // kDone once the cells of all contributors have come; operation.cursor remembers how far it looked.
 inline Step collect_small(Comm& comm, Operation& operation) {
-  if (comm.cells().relays()) [[unlikely]] {
+  if (comm.cells().takes_blocks()) [[unlikely]] {
     const Step relayed = relay_step(comm, operation);
     if (relayed == Step::kFailed) return relayed;
     if (relayed == Step::kPending) return look_for_mismatch(comm, operation);
@@ -132,7 +132,9 @@ inline Step finish_large(Comm& comm, Operation& operation, bool* signalled) {
     if (sent != MEP_SUCCESS) return fail_step(operation, sent);
     *signalled = true;
   }
-  return comm.bulk().all_finished(operation.seq, &operation.cursor) ? Step::kDone : Step::kPending;
+  if (!comm.bulk().all_finished(operation.seq, &operation.cursor)) return Step::kPending;
+  const mep_result_t told = comm.bulk().tell_finished(operation.seq);
+  return told == MEP_SUCCESS ? Step::kDone : fail_step(operation, told);
 }
 
 // A large operation is decided only when all have its result, so there is nothing left to do.

@@ -83,7 +83,7 @@ mep_result_t Comm::finish(const Deadline& deadline) {
   cells_.open(rank_, &remotes_, window_->data());
   bulk_.open(rank_, Cells::window_bytes(size()), &remotes_, window_->data());
   cells_.restart(adopted_->epoch, seq_ + 1, adopted_->live);
-  bulk_.restart(adopted_->epoch, adopted_->live);
+  bulk_.restart(adopted_->epoch, adopted_->live, cells_.only_hub());
   remote_incarnations_ = adopted_->incarnations;
   // Relaxed: the control thread does not know this comm yet.
   adopted_epoch_.store(adopted_->epoch, std::memory_order_relaxed);
@@ -151,7 +151,8 @@ mep_result_t Comm::start(Collective kind, const CollectiveArgs& args, Operation*
 void Comm::stamp(Operation* operation) {
   const uint32_t own = fingerprint(operation->kind, operation->args);
   const CollectiveType& type = collective_type(operation->kind);
-  if (type.small_is_rooted && operation->bytes <= Cells::kPayloadBytes) {
+  operation->is_small = operation->bytes <= cells_.payload_bytes();
+  if (type.small_is_rooted && operation->is_small) {
     operation->fingerprint = own;
     rooted_calls_ = (rooted_calls_ ^ own) * 0x9e3779b1u + 1;
     return;
@@ -372,7 +373,7 @@ mep_result_t Comm::adopt(const Verdict& verdict) {
   rooted_calls_ = 0;
   seq_ = verdict.next - 1;
   cells_.restart(adopted_->epoch, verdict.next, adopted_->live);
-  bulk_.restart(adopted_->epoch, adopted_->live);
+  bulk_.restart(adopted_->epoch, adopted_->live, cells_.only_hub());
   // Release: windows of ranks that are gone are used no more.
   adopted_epoch_.store(adopted_->epoch, std::memory_order_release);
   return MEP_SUCCESS;

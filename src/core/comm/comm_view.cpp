@@ -166,7 +166,7 @@ void Comm::give_flush(uint64_t channel, uint64_t from_seq, uint64_t to_seq, cons
 
 void Comm::take_flush(uint64_t channel, uint64_t seq, uint32_t source,
                       std::span<const std::byte> bytes) {
-  if (channel != channel_.id() || source >= size() || bytes.size() != Cells::kCellBytes) return;
+  if (channel != channel_.id() || source >= size() || bytes.size() != cells_.cell_bytes()) return;
   const std::lock_guard lock(mutex_);
   RetainedOperation& kept = retained_[seq];
   if (std::find(kept.sources.begin(), kept.sources.end(), source) != kept.sources.end()) return;

@@ -1,5 +1,7 @@
 #include "core/world/offer.hpp"
 
+#include <algorithm>
+
 #include "core/bootstrap/byte_codec.hpp"
 
 namespace mep {
@@ -11,6 +13,16 @@ constexpr size_t kMaxTransportNameBytes = 32;
 
 }  // namespace
 
+uint64_t Offer::sharing(const PeerIdentity& identity) const {
+  const auto has = [this](const char* name) {
+    return std::any_of(transports.begin(), transports.end(),
+                       [=](const Entry& entry) { return entry.name == name; });
+  };
+  if (puts_only) return 0;
+  if (has("shm")) return 1;
+  return has("inproc") ? identity.process_token | 2 : 0;
+}
+
 std::vector<std::byte> encode_offer(const Offer& offer) {
   ByteWriter writer;
   writer.number(static_cast<uint16_t>(offer.affinity.size()));
@@ -21,6 +33,7 @@ std::vector<std::byte> encode_offer(const Offer& offer) {
     writer.text(entry.name);
     writer.block(entry.blob);
   }
+  writer.number(static_cast<uint8_t>(offer.puts_only ? 1 : 0));
   return writer.take();
 }
 
@@ -39,6 +52,7 @@ bool decode_offer(std::span<const std::byte> bytes, Offer* out) {
     entry.blob = reader.block(kMaxOfferBlobBytes);
     out->transports.push_back(std::move(entry));
   }
+  out->puts_only = reader.number<uint8_t>() != 0;
   return reader.complete();
 }
 

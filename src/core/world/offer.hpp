@@ -20,6 +20,10 @@ struct Offer {
     std::vector<std::byte> blob;
   };
   std::vector<Entry> transports;
+  bool puts_only = false;  // it maps nobody
+
+  // See Remote.
+  uint64_t sharing(const PeerIdentity& identity) const;
 };
 
 std::vector<std::byte> encode_offer(const Offer& offer);

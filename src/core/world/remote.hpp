@@ -19,6 +19,8 @@ struct Remote {
   Transport* transport = nullptr;
   uint64_t window = 0;
   uint64_t host = 0;  // same value: same host
+  // Ranks of one host that have the same value here, and not 0, map each other. All ranks know it of all.
+  uint64_t sharing = 0;
   uint32_t slot = 0;
 
   mep_result_t put(uint64_t offset, const void* local, size_t bytes) const {

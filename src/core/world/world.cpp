@@ -182,6 +182,7 @@ mep_result_t World::remote_of(uint32_t slot, const std::shared_ptr<Window>& wind
   remote->slot = slot;
   remote->window = window->id();
   remote->host = host_of(peers_[slot].identity);
+  remote->sharing = peers_[slot].sharing;
   if (slot == self_slot()) {
     remote->mapped = window->data();
     remote->doorbell = doorbell();

@@ -88,6 +88,7 @@ class WorldClient {
 // The transports that work here, in order of preference.
 struct TransportSet {
   std::vector<std::unique_ptr<Transport>> all;
+  bool puts_only = false;
   [[nodiscard]] mep_result_t open(const ResolvedConfig& config);
   // What a rank tells its peers when they connect: its cores and the transports' addresses.
   [[nodiscard]] mep_result_t make_offer(std::vector<std::byte>* offer) const;
@@ -199,6 +200,7 @@ class World : public std::enable_shared_from_this<World> {
     UniqueFd pidfd;
     PeerSession session;
     Transport* transport = nullptr;
+    uint64_t sharing = 0;  // see Remote
     bool is_newcomer = false;  // connected, not in the view yet; the control thread's
     // Of the newcomer that has said that it is ready; published by the control thread to users.
     std::atomic<uint64_t> ready_incarnation{0};

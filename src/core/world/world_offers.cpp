@@ -48,7 +48,8 @@ uint64_t spin_time_ns() {
 
 mep_result_t TransportSet::open(const ResolvedConfig& config) {
   TransportOptions options;
-  options.put_only = (config.flags & MEP_COMM_PUT_ONLY) != 0;
+  puts_only = (config.flags & MEP_COMM_PUT_ONLY) != 0;
+  options.put_only = puts_only;
   options.suspect_ms = config.suspect_ms;
   options.connect_timeout_ms = config.init_timeout_ms;
   options.network_interface = config.network_interface;
@@ -97,6 +98,7 @@ mep_result_t TransportSet::make_offer(std::vector<std::byte>* offer) const {
     entry.name = transport->name();
     MEP_TRY(transport->make_offer(&entry.blob));
   }
+  own.puts_only = puts_only;
   *offer = encode_offer(own);
   return MEP_SUCCESS;
 }
@@ -107,6 +109,7 @@ mep_result_t World::choose_transport(Peer* peer, std::span<const std::byte> offe
   if (!decode_offer(offer, &theirs)) {
     return fail(MEP_ERR_BOOTSTRAP, "rank %u sent a malformed transport offer", peer->identity.slot);
   }
+  peer->sharing = theirs.sharing(peer->identity);
   const auto try_pair = [&](Transport& transport, const Offer::Entry& entry, mep_result_t* result) {
     if (entry.name != transport.name() || !transport.reaches(self_.identity, peer->identity)) {
       return false;
@@ -142,6 +145,10 @@ mep_result_t World::choose_transport(Peer* peer, std::span<const std::byte> offe
 }
 
 mep_result_t World::open_network() {
+  Offer offered;
+  if (decode_offer(self_.offer, &offered)) {
+    peers_[self_slot()].sharing = offered.sharing(self_.identity);
+  }
   const auto& all = transports_.all;
   MEP_TRY(network_.open(std::any_of(
       all.begin(), all.end(), [](const auto& transport) { return transport->event_fd() >= 0; })));
