@@ -40,6 +40,9 @@ const std::vector<EnvVariable>& env_table() {
       {"MEP_JOIN", "0", "1 in a replacement that mep_run started: join the running job"},
       // How ranks find and trust each other.
       {"MEP_RENDEZVOUS", "", "where ranks meet: a list of addresses, or a directory"},
+      {"MEP_WITNESS", "",
+       "directory that all hosts share, for even splits (MEP_QUORUM_WITNESS); else "
+       "MEP_RENDEZVOUS's"},
       {"MEP_SECRET_FILE", "", "file with the job's secret, readable by its owner only"},
       {"MEP_ALLOW_INSECURE", "0", "1 lets a job over several hosts start without a secret"},
       // Time limits.

@@ -1,6 +1,9 @@
 // Ranks that come, go, stop and are refused, as processes: growth, automatic recovery, newcomers that
 // die, the fence by force, quorum policies, and how views are told.
+#include "core/api/api_guard.hpp"
+#include "core/world/witness.hpp"
 #include "support/join_job.hpp"
+#include "support/temporary_folder.hpp"
 
 using namespace mep_test;
 
@@ -290,12 +293,74 @@ void quorum_majority(void**) {
   report.require_clean();
 }
 
-void quorum_witness_is_refused(void**) {
+// Half of the view without its lowest rank goes on once the witness has written it down.
+void quorum_witness(void**) {
+  const TemporaryFolder folder;
+  const auto page = JoinJob::shared_page();
+  Report report;
+  mep_comm_config_t config = quick_config();
+  config.quorum = MEP_QUORUM_WITNESS;
+  setenv("MEP_WITNESS", folder.path().c_str(), 1);
+  JoinJob job(2, config, report, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 0) {
+      raise(SIGSTOP);
+      mep_result_t result = MEP_SUCCESS;
+      while (result == MEP_SUCCESS) result = mep_barrier(comm, nullptr);
+      COLL_CHECK(found, result == MEP_ERR_EVICTED);
+      return;
+    }
+    meet_failure(comm, found);
+    check_contributors(rank, comm, 0x10, found);
+    page->reach(0);
+  });
+  unsetenv("MEP_WITNESS");
+  page->await(0, 1);
+  kill(job.pid(0), SIGCONT);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+// What it has written for the other half it does not write for this one.
+void quorum_witness_has_decided(void**) {
+  const TemporaryFolder folder;
+  const auto page = JoinJob::shared_page();
+  Report report;
+  mep_comm_config_t config = quick_config();
+  config.quorum = MEP_QUORUM_WITNESS;
+  setenv("MEP_WITNESS", folder.path().c_str(), 1);
+  JoinJob job(2, config, report, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 0) {
+      raise(SIGSTOP);
+      return;
+    }
+    const mep::membership::View view = comm->comm->world().view_snapshot();
+    uint64_t held = 0;
+    COLL_OK(found, mep::witness_store(folder.path() + "/mep-witness", mep::witness_name(view, 2),
+                                      12345, &held));
+    mep_result_t result = MEP_SUCCESS;
+    while (result == MEP_SUCCESS) result = mep_barrier(comm, nullptr);
+    COLL_CHECK(found, result == MEP_ERR_NO_QUORUM);
+    page->reach(0);
+  });
+  unsetenv("MEP_WITNESS");
+  page->await(0, 1);
+  kill(job.pid(0), SIGCONT);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+void quorum_witness_needs_a_directory(void**) {
   mep_comm_config_t config = patient_config(0);
   config.quorum = MEP_QUORUM_WITNESS;
   mep_comm_t comms[2] = {};
-  assert_int_equal(mep_comm_init_all(2, &config, comms), MEP_ERR_UNSUPPORTED);
+  assert_int_equal(mep_comm_init_all(2, &config, comms), MEP_ERR_INVALID_ARGUMENT);
   assert_null(comms[0]);
+  setenv("MEP_WITNESS", "/there/is/no/such/directory", 1);
+  assert_int_equal(mep_comm_init_all(2, &config, comms), MEP_ERR_NOT_FOUND);
+  assert_null(comms[0]);
+  unsetenv("MEP_WITNESS");
 }
 
 // --- How views are told ---------------------------------------------------------------------------
@@ -428,7 +493,9 @@ int main(int argc, char** argv) {
       cmocka_unit_test(a_stopped_rank_is_left_out),
       cmocka_unit_test(quorum_none),
       cmocka_unit_test(quorum_majority),
-      cmocka_unit_test(quorum_witness_is_refused),
+      cmocka_unit_test(quorum_witness),
+      cmocka_unit_test(quorum_witness_has_decided),
+      cmocka_unit_test(quorum_witness_needs_a_directory),
       cmocka_unit_test(views_are_told),
       cmocka_unit_test(a_comm_is_found_by_its_name),
   };

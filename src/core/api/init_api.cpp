@@ -15,10 +15,7 @@ std::vector<uint32_t> first_slots(int32_t count) {
   return slots;
 }
 
-mep_result_t refuse_unbuilt(const ResolvedConfig& config, const mep_comm_config_t* given) {
-  if (config.quorum == MEP_QUORUM_WITNESS) {
-    return fail(MEP_ERR_UNSUPPORTED, "MEP_QUORUM_WITNESS is not built yet; use the majority");
-  }
+mep_result_t check_given_device(const ResolvedConfig& config, const mep_comm_config_t* given) {
   if (given != nullptr && (config.flags & MEP_COMM_SET_DEVICE) != 0) {
     return check_device(given->device);
   }
@@ -97,7 +94,7 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
     MEP_TRY(failpoints_from_environment());
     ResolvedConfig resolved;
     MEP_TRY(resolve_config(config, &resolved));
-    MEP_TRY(refuse_unbuilt(resolved, config));
+    MEP_TRY(check_given_device(resolved, config));
     const Deadline deadline = Deadline::after_ms(resolved.init_timeout_ms);
     TransportSet transports;
     MEP_TRY(transports.open(resolved));
@@ -142,7 +139,7 @@ mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* config, m
     MEP_TRY(failpoints_from_environment());
     ResolvedConfig resolved;
     MEP_TRY(resolve_config(&given, &resolved, ConfigUse::kThreads));
-    MEP_TRY(refuse_unbuilt(resolved, &given));
+    MEP_TRY(check_given_device(resolved, &given));
     const Deadline deadline = Deadline::after_ms(resolved.init_timeout_ms);
     const auto ranks = static_cast<size_t>(count);
     std::vector<TransportSet> transports(ranks);

@@ -39,6 +39,7 @@ struct ResolvedConfig {
   bool authenticate_data = false;  // between ranks of one host too
   std::string secret_file;
   bool allow_insecure = false;         // several hosts without a secret
+  std::string witness;                 // directory, with MEP_QUORUM_WITNESS
   const mep_store_t* store = nullptr;  // valid during start-up only
   bool rank_given = false;             // for joining: any absent rank or this one
 };

@@ -245,6 +245,21 @@ constexpr size_t kMaxTextBytes = 4096;
   return env_bool("MEP_ALLOW_INSECURE", &out->allow_insecure, &is_set);
 }
 
+// The directory that decides even splits: its own, or the one where the ranks meet.
+[[nodiscard]] mep_result_t resolve_witness(ResolvedConfig* out) {
+  if (out->quorum != MEP_QUORUM_WITNESS) return MEP_SUCCESS;
+  bool is_set = false;
+  MEP_TRY(env_string("MEP_WITNESS", &out->witness, &is_set));
+  if (out->witness.empty() && out->rendezvous.find('/') != std::string::npos) {
+    out->witness = out->rendezvous;
+  }
+  if (!out->witness.empty()) return MEP_SUCCESS;
+  return fail(
+      MEP_ERR_INVALID_ARGUMENT,
+      "MEP_QUORUM_WITNESS needs a directory that all hosts share: set MEP_WITNESS, or let the "
+      "ranks meet in one (MEP_RENDEZVOUS)");
+}
+
 [[nodiscard]] mep_result_t resolve_times(const mep_comm_config_t& config, ResolvedConfig* out) {
   MEP_TRY(pick_number(config.timeout_ms, "MEP_TIMEOUT_MS", &out->timeout_ms));
   MEP_TRY(pick_number(config.init_timeout_ms, "MEP_INIT_TIMEOUT_MS", &out->init_timeout_ms));
@@ -291,6 +306,7 @@ mep_result_t resolve_config(const mep_comm_config_t* given, ResolvedConfig* out,
     MEP_TRY(resolve_job(config, launcher, alone, &resolved));
   }
   if (use != ConfigUse::kThreads) MEP_TRY(resolve_across_hosts(config, &resolved));
+  MEP_TRY(resolve_witness(&resolved));
   MEP_TRY(resolve_times(config, &resolved));
   if (config.in_place_restore_bytes != 0) {
     resolved.in_place_restore_bytes = config.in_place_restore_bytes;

@@ -295,7 +295,8 @@ void ControlThread::act(const membership::PeerReport& action) {
   peer.state.store(state, std::memory_order_relaxed);
 }
 
-// No witness is configured on one host: its silence means that half of the members cannot go on.
-void ControlThread::act(const membership::AskWitness&) {}
+void ControlThread::act(const membership::AskWitness& action) {
+  if (witness_ != nullptr) witness_->ask(membership_->view(), action.epoch, action.digest);
+}
 
 }  // namespace mep

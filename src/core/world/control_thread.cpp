@@ -73,6 +73,14 @@ mep_result_t ControlThread::start(const membership::View* joining) {
   start.config.quorum = static_cast<membership::QuorumPolicy>(world_->config().quorum);
   membership_ = std::make_unique<membership::Membership>(std::move(start));
   publish_view();
+  if (!world_->config().witness.empty()) {
+    MEP_TRY(Witness::open(
+        world_->config().witness,
+        [this](uint64_t epoch, uint64_t digest) {
+          post([this, epoch, digest] { membership_->on_witness(epoch, digest); });
+        },
+        &witness_));
+  }
 
   accepting_ = true;
   return start_library_thread(
@@ -83,6 +91,7 @@ void ControlThread::stop() {
   if (!thread_.joinable()) return;
   post([this] { stopping_ = true; });
   thread_.join();
+  witness_.reset();
 }
 
 void ControlThread::post(std::function<void()> request) {

@@ -19,6 +19,7 @@
 #include "core/membership/membership.hpp"
 #include "core/world/frames.hpp"
 #include "core/world/view_change_times.hpp"
+#include "core/world/witness.hpp"
 #include "core/world/world.hpp"
 
 namespace mep {
@@ -135,6 +136,7 @@ class ControlThread {
   UniqueFd request_event_;
   std::thread thread_;
   std::unique_ptr<membership::Membership> membership_;
+  std::unique_ptr<Witness> witness_;  // null: the quorum rule needs none
   std::map<uint64_t, WorldClient*> clients_;
   bool stopping_ = false;
   membership::SlotSet output_watched_;  // links that epoll also watches for room
