@@ -180,11 +180,18 @@ inline std::string new_job_name() {
 }
 
 // The life of one rank process, from its environment to its exit status.
+// What a rank's process does before it makes its communicator; for jobs whose ranks are not alike.
+inline std::function<void(int rank)>& before_rank() {
+  static std::function<void(int rank)> hook;
+  return hook;
+}
+
 inline int rank_process(int rank, int size, const std::string& job, mep_comm_config_t config,
                         const RankBody& body) {
   setenv("MEP_RANK", std::to_string(rank).c_str(), 1);
   setenv("MEP_SIZE", std::to_string(size).c_str(), 1);
   setenv("MEP_JOB", job.c_str(), 1);
+  if (before_rank()) before_rank()(rank);
   Report report;
   mep_comm_t comm = nullptr;
   COLL_OK(report, mep_comm_init(&config, &comm));

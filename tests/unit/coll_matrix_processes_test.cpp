@@ -25,12 +25,21 @@ void test_mapped(void**) {
 void test_put_only(void**) {
   matrix(MEP_COMM_PUT_ONLY);
 }
+// One rank maps nobody: then nobody may take it for one that does.
+void test_one_maps_nobody(void**) {
+  before_rank() = [](int rank) {
+    if (rank == 1) setenv("MEP_MAP", "0", 1);
+  };
+  matrix(0);
+  before_rank() = nullptr;
+}
 
 }  // namespace
 
 int main(int argc, char** argv) {
   mep_test::read_arguments(argc, argv);
   (void)mep_test::test_seed();
-  const CMUnitTest tests[] = {cmocka_unit_test(test_mapped), cmocka_unit_test(test_put_only)};
+  const CMUnitTest tests[] = {cmocka_unit_test(test_mapped), cmocka_unit_test(test_put_only),
+                              cmocka_unit_test(test_one_maps_nobody)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -70,10 +70,10 @@ constexpr uint64_t bit(unsigned n) {
 }
 
 void test_sequence_numbers(void**) {
-  constexpr uint64_t kDepth = mep::Cells::kDepth;
+  const uint64_t depth = mep::Cells::depth_of(3);
   // The cells' use count has 24 bits, the finished word's too before its payload goes on; 47 is the
   // last power of two that the channel's word holds.
-  for (const uint64_t limit : {bit(23), bit(24), bit(24) * kDepth, bit(32), bit(47)}) {
+  for (const uint64_t limit : {bit(23), bit(24), bit(24) * depth, bit(32), bit(47)}) {
     for (const uint32_t flags : {0u, uint32_t{MEP_COMM_PUT_ONLY}}) {
       run_from({1, limit - 23, 0}, flags, 80);
     }
@@ -144,19 +144,20 @@ void test_old_passed_word(void**) {
       cells[rank].zero_words();
       cells[rank].restart(1, 1, {0, 1});
     }
+    const uint64_t depth = cells[0].depth();
     mep::Operation operation;
     operation.epoch = 1;
-    operation.seq = 8;
+    operation.seq = depth;
     assert_int_equal(cells[1].note_done(operation), MEP_SUCCESS);
-    assert_true(cells[0].free(9));
+    assert_true(cells[0].free(depth + 1));
     const uint64_t far = operation.seq + gap;
     for (mep::Cells& each : cells) each.note_all_entered(far);
-    assert_true(cells[0].free(far + mep::Cells::kDepth - 1));
-    assert_false(cells[0].free(far + mep::Cells::kDepth));
-    operation.seq = far + 4;
+    assert_true(cells[0].free(far + depth - 1));
+    assert_false(cells[0].free(far + depth));
+    operation.seq = far + depth / 2;
     assert_int_equal(cells[1].note_done(operation), MEP_SUCCESS);
-    assert_true(cells[0].free(far + 4 + mep::Cells::kDepth));
-    assert_false(cells[0].free(far + 5 + mep::Cells::kDepth));
+    assert_true(cells[0].free(far + depth / 2 + depth));
+    assert_false(cells[0].free(far + depth / 2 + 1 + depth));
   }
 }
 

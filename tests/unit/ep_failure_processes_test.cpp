@@ -5,6 +5,7 @@
 
 #include "base/failpoint.hpp"
 #include "support/ep_failing.hpp"
+#include "support/join_job.hpp"
 
 using namespace mep_test;
 
@@ -64,12 +65,16 @@ void run_failures(uint32_t flags, uint64_t first_seed, bool at_failpoints = fals
     config.timeout_ms = 20'000;
     Report report;
     int killed = 0;
+    // The victim dies in a round, not while others still make the object with it.
+    const auto page = JoinJob::shared_page();
     with_rank_processes(
         plan.ranks, config, report,
         [&](int rank, mep_comm_t comm, Report& findings) {
           FailingRun run(plan.problem, rank, plan.victim, comm, opted_in, findings);
           if (findings.bad()) return;
+          page->reach(0);
           if (rank != plan.victim) return run.survive();
+          page->await(0, plan.ranks);
           run.live([&](uint64_t round, int step) {
             if (round == plan.round && step == plan.step) die_later(plan, findings);
             return false;

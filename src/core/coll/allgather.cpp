@@ -76,10 +76,9 @@ mep_result_t publish(Comm& comm, Operation& operation, uint64_t section) {
   const Bulk& bulk = comm.bulk();
   const uint64_t global = bulk.first_chunk() + section;
   const size_t bytes = bytes_of(bulk, operation, section);
-  std::memcpy(bulk.own_out(global),
-              static_cast<const std::byte*>(operation.args.send) + section * bulk.section_bytes(),
-              bytes);
-  MEP_TRY(bulk.publish_out(global, bytes));
+  MEP_TRY(bulk.publish_section(
+      global, static_cast<const std::byte*>(operation.args.send) + section * bulk.section_bytes(),
+      bytes));
   return bulk.signal_all(Bulk::Word::kPosted, global);
 }
 

@@ -46,6 +46,7 @@ Step step_small(Comm& comm, Operation& operation) {
       return look_for_mismatch(comm, operation);
     }
     if (mismatch) return mismatch_step(comm, operation, root);
+    comm.cells().note_entered(root, operation.seq);
     if (comm.cells().relays() && !comm.cells().is_on_this_host(root)) [[unlikely]] {
       const Step forwarded = forward_step(comm, operation, root);
       if (forwarded != Step::kDone) return forwarded;
@@ -54,7 +55,7 @@ Step step_small(Comm& comm, Operation& operation) {
       std::memcpy(operation.args.receive, comm.contribution(operation, root), operation.bytes);
     }
   }
-  return note_done_step(comm, operation);
+  return note_done_step(comm, operation, root == comm.rank());
 }
 
 uint64_t chunk_count(const Operation& operation) {

@@ -53,6 +53,9 @@ void Bulk::restart(uint64_t epoch, const std::vector<uint32_t>& live, uint32_t h
     position_of_[live_[i]] = i;
     if (live_[i] == rank_) position_ = i;
   }
+  is_mapped_ = std::any_of(live_.begin(), live_.end(), [this](uint32_t peer) {
+    return peer != rank_ && (*remotes_)[peer].mapped != nullptr;
+  });
   section_bytes_ = round_up(kChunkBytes / live_.size(), kLine);
   std::vector<uint32_t> others;
   std::copy_if(live_.begin(), live_.end(), std::back_inserter(others),
@@ -69,11 +72,28 @@ void Bulk::restart(uint64_t epoch, const std::vector<uint32_t>& live, uint32_t h
 }
 
 mep_result_t Bulk::publish_out(uint64_t chunk, size_t bytes) const {
+  return publish(area_offset(1, chunk) + position_ * section_bytes_, own_out(chunk), bytes);
+}
+
+mep_result_t Bulk::publish_section(uint64_t chunk, const void* data, size_t bytes) const {
+  const uint64_t offset = area_offset(1, chunk) + position_ * section_bytes_;
+  if (is_mapped_) std::memcpy(window_ + offset, data, bytes);
+  return publish(offset, data, bytes);
+}
+
+mep_result_t Bulk::publish_whole(uint64_t chunk, const void* data, size_t bytes) const {
+  const uint64_t offset = area_offset(1, chunk);
+  if (is_mapped_) std::memcpy(window_ + offset, data, bytes);
+  return publish(offset, data, bytes);
+}
+
+// Brings what mapped peers read at `offset` to the others.
+mep_result_t Bulk::publish(uint64_t offset, const void* data, size_t bytes) const {
   MEP_TEST_DELAY_POINT("bulk publish");
   for (const uint32_t peer : live_) {
     const Remote& remote = (*remotes_)[peer];
     if (peer == rank_ || remote.mapped != nullptr || bytes == 0) continue;
-    MEP_TRY(remote.put(area_offset(1, chunk) + position_ * section_bytes_, own_out(chunk), bytes));
+    MEP_TRY(remote.put(offset, data, bytes));
   }
   return MEP_SUCCESS;
 }
@@ -83,18 +103,6 @@ const std::byte* Bulk::out_section(uint64_t chunk, uint32_t owner) const {
   const Remote& remote = (*remotes_)[owner];
   const std::byte* base = remote.mapped != nullptr ? remote.mapped : window_;
   return base + area_offset(1, chunk) + position_of_[owner] * section_bytes_;
-}
-
-mep_result_t Bulk::publish_whole(uint64_t chunk, const void* data, size_t bytes) const {
-  const uint64_t offset = area_offset(1, chunk);
-  MEP_TEST_DELAY_POINT("bulk publish");
-  std::memcpy(window_ + offset, data, bytes);
-  for (const uint32_t peer : live_) {
-    const Remote& remote = (*remotes_)[peer];
-    if (peer == rank_ || remote.mapped != nullptr) continue;
-    MEP_TRY(remote.put(offset, window_ + offset, bytes));
-  }
-  return MEP_SUCCESS;
 }
 
 mep_result_t Bulk::signal_one(Word word, uint64_t chunk, uint32_t target) const {

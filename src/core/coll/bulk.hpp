@@ -56,6 +56,8 @@ class Bulk {
     return window_ + area_offset(1, chunk) + position_ * section_bytes_;
   }
   [[nodiscard]] mep_result_t publish_out(uint64_t chunk, size_t bytes) const;
+  // The same of data that lies elsewhere until the operation ends: copied only for peers that read it here.
+  [[nodiscard]] mep_result_t publish_section(uint64_t chunk, const void* data, size_t bytes) const;
   // Where this rank reads the owner's result.
   const std::byte* out_section(uint64_t chunk, uint32_t owner) const;
 
@@ -92,6 +94,7 @@ class Bulk {
  private:
   static constexpr uint64_t kWordKinds = 3;
 
+  [[nodiscard]] mep_result_t publish(uint64_t offset, const void* data, size_t bytes) const;
   uint64_t word_offset(Word word, uint64_t chunk, uint32_t source) const {
     return offset_ +
            ((static_cast<uint64_t>(word) * kRing + chunk % kRing) * size_ + source) * kLine;
@@ -113,6 +116,7 @@ class Bulk {
   const std::vector<Remote>* remotes_ = nullptr;
   std::byte* window_ = nullptr;
   std::vector<uint32_t> live_;
+  bool is_mapped_ = false;  // some other live rank reads this one's window
   // Of "finished" words: whom this rank tells by itself, whose it waits for, whom it tells as the hub.
   std::vector<uint32_t> finish_targets_;
   std::vector<uint32_t> finish_sources_;

@@ -11,6 +11,7 @@ namespace mep {
 void Cells::open(uint32_t rank, const std::vector<Remote>* remotes, std::byte* window) {
   rank_ = rank;
   size_ = static_cast<uint32_t>(remotes->size());
+  depth_ = depth_of(size_);
   cell_bytes_ = cell_bytes_of(size_);
   remotes_ = remotes;
   window_ = window;
@@ -23,6 +24,7 @@ void Cells::restart(uint64_t epoch, uint64_t next, const std::vector<uint32_t>& 
   passed_by_all_ = next - 1;
   all_signalled_ = next - 1;
   passed_ = next - 1;
+  entered_.assign(size_, next);
   set_targets();
 }
 
@@ -50,7 +52,7 @@ mep_result_t Cells::post_to_all(const Operation& operation, const void* payload,
 
 mep_result_t Cells::note_done(const Operation& operation) {
   passed_ = operation.seq;
-  if (operation.seq - all_signalled_ < kDepth / 2) return MEP_SUCCESS;
+  if (operation.seq - all_signalled_ < depth_ / 2) return MEP_SUCCESS;
   all_signalled_ = operation.seq;
   const uint64_t word = passed_word(operation.epoch, operation.seq);
   for (const uint32_t peer : targets_) {
@@ -60,15 +62,10 @@ mep_result_t Cells::note_done(const Operation& operation) {
 }
 
 bool Cells::look_for_passed(uint64_t seq) {
-  const uint64_t base = passed_word(epoch_, 0);
   uint64_t lowest = seq;
-  for (const uint32_t peer : passed_sources_) {
-    const uint64_t word = load_signal(window_, passed_offset(peer));
-    if (((word ^ base) & ~kPassedSeqMask) != 0) return false;
-    lowest = std::min(lowest, word & kPassedSeqMask);
-  }
+  for (const uint32_t peer : passed_sources_) lowest = std::min(lowest, passed_by(peer));
   passed_by_all_ = std::max(passed_by_all_, lowest);
-  return seq <= passed_by_all_ + kDepth;
+  return seq <= passed_by_all_ + depth_;
 }
 
 bool Cells::retain(uint64_t epoch, uint64_t seq, RetainedOperation* out) const {
@@ -120,12 +117,12 @@ void Cells::zero_words() {
     // Relaxed: nobody posts before the next view is installed, and that install is published by locks.
     reinterpret_cast<std::atomic<uint64_t>*>(window_ + offset)->store(0, std::memory_order_relaxed);
   };
-  for (uint64_t slot = 0; slot < kDepth; ++slot) {
+  for (uint64_t slot = 0; slot < depth_; ++slot) {
     for (uint32_t source = 0; source < size_; ++source) zero(cell_offset(slot, source));
   }
   for (uint32_t source = 0; source < size_; ++source) zero(passed_offset(source));
   if (!through_leaders_) return;
-  for (uint64_t slot = 0; slot < kDepth; ++slot) {
+  for (uint64_t slot = 0; slot < depth_; ++slot) {
     for (uint32_t leader = 0; leader < size_; ++leader) zero(block_word_offset(slot, leader));
   }
 }

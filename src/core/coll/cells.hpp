@@ -1,15 +1,16 @@
-// Small messages: every rank's window has a ring of kDepth slots of one cell per source rank.
+// Small messages: every rank's window has a ring of `depth` slots of one cell per source rank.
 //
 //   cell of (slot, source):  u64 signal word | payload
-//   word of seq n:           tag(epoch, n / kDepth), payload 2 flags + 22 bits fingerprint
+//   word of seq n:           tag(epoch, n / depth), payload 2 flags + 22 bits fingerprint
 //   flags                    from a root (alone enough for the result); entry only (of a large
 //                            operation, whose data is elsewhere: not enough for the result)
 //
-// The cell of seq n is that of slot n % kDepth. A contribution is put to every live peer and to the
+// The cell of seq n is that of slot n % depth. A contribution is put to every live peer and to the
 // own window; it stays there until *every* live rank is known to have passed n, so that whoever is
 // behind when a rank fails can be given it by anyone. That knowledge comes for free from any signal of
 // an operation in which a rank waits for a peer (it entered m, hence passed m - 1), and where the
-// pattern gives none, from a "passed" word (epoch, 48 bits of seq) every kDepth / 2 operations.
+// pattern gives none, from a "passed" word (epoch, 48 bits of seq) every depth / 2 operations: in a row
+// of broadcasts from all but the root.
 //
 // Over several hosts a rank gives its cell to the ranks of its own host alone. The leader of each host
 // sends the cells of its host, once all are there, to every other leader in one block, and writes those
@@ -25,10 +26,10 @@
 // 2 (n - 1) messages for n ranks, where each to each would be n (n - 1). A root's cell goes to all
 // directly. With two ranks nothing would be saved, so these have no hub.
 //
-//   cells   [kDepth][size] cell_bytes
+//   cells   [depth][size] cell_bytes
 //   passed  [size] a line
-//   block words [kDepth][size] a line; by the leader that sends. Payload: bytes of each contribution
-//   blocks  [kDepth], the hosts' one after the other: u64 words[ranks], contributions[ranks]
+//   block words [depth][size] a line; by the leader that sends. Payload: bytes of each contribution
+//   blocks  [depth], the hosts' one after the other: u64 words[ranks], contributions[ranks]
 #pragma once
 
 #include <cstddef>
@@ -44,8 +45,9 @@ namespace mep {
 
 class Cells {
  public:
-  static constexpr uint64_t kDepth = 8;
   static constexpr size_t kLine = 64;
+  // How far a rank may be ahead of the slowest one. Each "passed" word is a message; each slot is memory.
+  static constexpr uint64_t depth_of(uint32_t size) { return size <= 16 ? 32 : 8; }
   // What a small contribution has at most where all map each other, and where not: there a message is
   // what costs, not a byte. The cells of large comms are all for the former.
   static constexpr size_t kMappedPayloadBytes = 4088;
@@ -57,12 +59,13 @@ class Cells {
 
   // Bytes of the window that a comm of `size` ranks needs from `offset` on.
   static size_t window_bytes(uint32_t size) {
-    return 2 * kDepth * size * cell_bytes_of(size) + (kDepth + 1) * size * kLine;
+    return 2 * depth_of(size) * size * cell_bytes_of(size) + (depth_of(size) + 1) * size * kLine;
   }
   static constexpr size_t cell_bytes_of(uint32_t size) {
     return size <= kMostSentRanks ? kSentPayloadBytes + kLine
                                   : kMappedPayloadBytes + sizeof(uint64_t);
   }
+  uint64_t depth() const { return depth_; }
   // Of a contribution as it is kept for others, its word included.
   size_t cell_bytes() const { return cell_bytes_; }
   // What a contribution of the present epoch may have; the same on all ranks.
@@ -76,7 +79,7 @@ class Cells {
 
   // --- The user's thread ---
   // Whether the cells of seq are free at all live ranks.
-  bool free(uint64_t seq) { return seq <= passed_by_all_ + kDepth || look_for_passed(seq); }
+  bool free(uint64_t seq) { return seq <= passed_by_all_ + depth_ || look_for_passed(seq); }
   // Puts to the own window and to every live peer (over several hosts: those of this host, and for a
   // root the leaders), then signals. From then on it counts as a contribution.
   [[nodiscard]] mep_result_t post_to_all(const Operation& operation, const void* payload,
@@ -98,6 +101,8 @@ class Cells {
     passed_ = seq;
     told_passed_ = seq - 1;
   }
+  // A cell of seq has come from `source`: it passed seq - 1.
+  void note_entered(uint32_t source, uint64_t seq) { entered_[source] = seq; }
   // Whether any rank but this one has called something else here.
   bool differs(const Operation& operation, uint32_t* source) const;
   // Whether what was kept of an operation belongs to the same call as this rank's.
@@ -105,6 +110,11 @@ class Cells {
   // The operation is done, but it did not make all wait for this rank, or failed before it waited for
   // all: tell those who might not know.
   [[nodiscard]] mep_result_t note_done(const Operation& operation);
+  // The root's side of it: all others wait for its cell, and know by that.
+  void note_done_as_root(uint64_t seq) {
+    passed_ = seq;
+    all_signalled_ = seq;
+  }
 
   // --- Several hosts, or a hub (the user's thread, cells_relay.cpp) ---
   // Cells come through leaders, not all from their ranks.
@@ -137,18 +147,20 @@ class Cells {
   [[nodiscard]] mep_result_t relay_passed();
 
   // --- The control thread, while the channel is wedged ---
+  // Contributions to seq that have come in blocks which the user's thread has not taken yet.
+  void absorb_blocks(uint64_t epoch, uint64_t seq);
   // Whether this rank holds all contributions of seq; copies them out.
   bool retain(uint64_t epoch, uint64_t seq, RetainedOperation* out) const;
   void zero_words();
 
-  uint64_t tag(uint64_t epoch, uint64_t seq) const { return signal_tag(epoch, seq / kDepth); }
+  uint64_t tag(uint64_t epoch, uint64_t seq) const { return signal_tag(epoch, seq / depth_); }
 
  private:
   uint64_t cell_offset(uint64_t seq, uint32_t source) const {
-    return ((seq % kDepth) * size_ + source) * cell_bytes_;
+    return ((seq % depth_) * size_ + source) * cell_bytes_;
   }
   uint64_t passed_offset(uint32_t source) const {
-    return kDepth * size_ * cell_bytes_ + source * kLine;
+    return depth_ * size_ * cell_bytes_ + source * kLine;
   }
   static constexpr uint64_t kPassedSeqMask = (uint64_t{1} << 48) - 1;
   // "This rank has passed seq." It may be as old as its epoch, so the whole seq is in it.
@@ -156,19 +168,24 @@ class Cells {
     return signal_tag(epoch, 0) | (seq & kPassedSeqMask);
   }
   uint64_t block_word_offset(uint64_t seq, uint32_t leader) const {
-    return kDepth * size_ * cell_bytes_ + (size_ + (seq % kDepth) * size_ + leader) * kLine;
+    return depth_ * size_ * cell_bytes_ + (size_ + (seq % depth_) * size_ + leader) * kLine;
   }
   uint64_t block_offset(uint64_t seq, const HostGroup& group) const {
-    return kDepth * size_ * cell_bytes_ + (kDepth + 1) * size_ * kLine +
-           ((seq % kDepth) * size_ + group.ranks_before) * cell_bytes_;
+    return depth_ * size_ * cell_bytes_ + (depth_ + 1) * size_ * kLine +
+           ((seq % depth_) * size_ + group.ranks_before) * cell_bytes_;
   }
   bool look_for_passed(uint64_t seq);
   void set_targets();
+  // By the peer, or by all for whom its word speaks.
   uint64_t passed_by(uint32_t peer) const;
+  bool speaks_for_itself(uint32_t peer) const {
+    return is_on_this_host(peer) && (relays_ || !hub_);
+  }
   [[nodiscard]] mep_result_t send_block(const Operation& operation, bool complete_only);
   [[nodiscard]] mep_result_t take_blocks(const Operation& operation);
   [[nodiscard]] mep_result_t take_block(uint64_t seq, const HostGroup& group, uint64_t expected,
                                         size_t stride);
+  void unpack_block(uint64_t seq, const HostGroup& group, uint64_t expected, size_t stride);
   [[nodiscard]] mep_result_t give_block(uint64_t seq, const HostGroup& group, uint64_t word,
                                         uint32_t target) const;
   static size_t block_bytes(const HostGroup& group, uint64_t word) {
@@ -177,6 +194,7 @@ class Cells {
 
   uint32_t rank_ = 0;
   uint32_t size_ = 0;
+  uint64_t depth_ = 0;
   size_t cell_bytes_ = 0;
   size_t payload_bytes_ = 0;
   const std::vector<Remote>* remotes_ = nullptr;
@@ -187,6 +205,7 @@ class Cells {
   uint64_t passed_by_all_ = 0;     // every live rank passed this seq, as far as this rank knows
   uint64_t all_signalled_ = 0;     // last seq in which every live peer waited for this rank
   uint64_t passed_ = 0;            // by this rank
+  std::vector<uint64_t> entered_;  // by rank: the last seq of which its cell was seen by itself
   std::vector<uint32_t> targets_;  // who is given this rank's cell and "passed" word by itself
   std::vector<uint32_t> rooted_targets_;  // and its cell when it is a root
   std::vector<uint32_t> passed_sources_;  // whose "passed" words come here

@@ -134,6 +134,23 @@ mep_result_t Cells::take_block(uint64_t seq, const HostGroup& group, uint64_t ex
                 group.leader(), stride, payload_bytes_);
   }
   MEP_TEST_DELAY_POINT("relay take");
+  unpack_block(seq, group, expected, stride);
+  if (!relays_) return MEP_SUCCESS;
+  if (hub_) {
+    for (const uint32_t peer : host_peers_) {
+      MEP_TRY(give_block(seq, group, expected | stride, peer));
+    }
+    return MEP_SUCCESS;
+  }
+  for (const uint32_t source : group.ranks) {
+    const uint64_t word = load_signal(window_, cell_offset(seq, source));
+    if (signal_matches(word, expected)) MEP_TRY(forward(seq, source, stride));
+  }
+  return MEP_SUCCESS;
+}
+
+// Into this rank's own window.
+void Cells::unpack_block(uint64_t seq, const HostGroup& group, uint64_t expected, size_t stride) {
   const std::byte* words = window_ + block_offset(seq, group);
   const std::byte* payloads = words + group.ranks.size() * sizeof(uint64_t);
   for (size_t i = 0; i < group.ranks.size(); ++i) {
@@ -147,13 +164,17 @@ mep_result_t Cells::take_block(uint64_t seq, const HostGroup& group, uint64_t ex
     reinterpret_cast<std::atomic<uint64_t>*>(window_ + offset)
         // Release: the control thread that copies contributions out sees the payload.
         ->store(word, std::memory_order_release);
-    if (relays_ && !hub_) MEP_TRY(forward(seq, group.ranks[i], stride));
   }
-  if (!relays_ || !hub_) return MEP_SUCCESS;
-  for (const uint32_t peer : host_peers_) {
-    MEP_TRY(give_block(seq, group, expected | stride, peer));
+}
+
+void Cells::absorb_blocks(uint64_t epoch, uint64_t seq) {
+  if (!through_leaders_ || seq < first_) return;
+  const uint64_t expected = tag(epoch, seq);
+  for (const HostGroup& group : groups_.all()) {
+    const uint64_t word = load_signal(window_, block_word_offset(seq, group.leader()));
+    if (!signal_matches(word, expected) || signal_payload(word) > payload_bytes_) continue;
+    unpack_block(seq, group, expected, signal_payload(word));
   }
-  return MEP_SUCCESS;
 }
 
 mep_result_t Cells::forward(uint64_t seq, uint32_t source, size_t bytes) const {
@@ -172,14 +193,16 @@ mep_result_t Cells::forward(uint64_t seq, uint32_t source, size_t bytes) const {
 
 uint64_t Cells::passed_by(uint32_t peer) const {
   const uint64_t word = load_signal(window_, passed_offset(peer));
-  if (((word ^ passed_word(epoch_, 0)) & ~kPassedSeqMask) != 0) return passed_by_all_;
-  return std::max(passed_by_all_, word & kPassedSeqMask);
+  const uint64_t known =
+      speaks_for_itself(peer) ? std::max(passed_by_all_, entered_[peer] - 1) : passed_by_all_;
+  if (((word ^ passed_word(epoch_, 0)) & ~kPassedSeqMask) != 0) return known;
+  return std::max(known, word & kPassedSeqMask);
 }
 
 mep_result_t Cells::relay_passed() {
   uint64_t lowest = passed_;
   for (const uint32_t peer : host_peers_) lowest = std::min(lowest, passed_by(peer));
-  const bool is_news = lowest >= told_passed_ + kDepth / 2;
+  const bool is_news = lowest >= told_passed_ + depth_ / 2;
   if (is_news) told_passed_ = lowest;
   if (is_news && hub_) {
     for (const uint32_t peer : host_peers_) {

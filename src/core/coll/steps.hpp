@@ -57,9 +57,15 @@ inline Step forward_step(Comm& comm, Operation& operation, uint32_t root) {
   return given == MEP_SUCCESS ? Step::kDone : fail_step(operation, given);
 }
 
-// The end of an operation in which this rank did not make all others wait for it.
-inline Step note_done_step(Comm& comm, Operation& operation) {
-  mep_result_t noted = comm.cells().note_done(operation);
+// The end of an operation in which this rank did not make all others wait for it, or did not wait for
+// all.
+inline Step note_done_step(Comm& comm, Operation& operation, bool is_root = false) {
+  mep_result_t noted = MEP_SUCCESS;
+  if (is_root) {
+    comm.cells().note_done_as_root(operation.seq);
+  } else {
+    noted = comm.cells().note_done(operation);
+  }
   if (noted == MEP_SUCCESS && comm.cells().relays()) [[unlikely]] {
     const Comm::PostingScope posting(comm);
     if (posting.allowed()) noted = comm.cells().relay_passed();
@@ -77,6 +83,7 @@ inline Step mismatch_step(Comm& comm, Operation& operation, uint32_t source) {
     const Comm::PostingScope posting(comm);
     if (posting.allowed()) (void)comm.cells().relay_rest(operation);
   }
+  comm.cells().note_entered(source, operation.seq);
   // This rank waits for nobody here any more, so nobody learns from it that the others have entered.
   (void)note_done_step(comm, operation);
   return fail_step(

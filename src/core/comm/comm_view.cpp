@@ -111,6 +111,7 @@ void Comm::gather_held(uint64_t done) {
   held_ = done;
   for (;;) {
     const uint64_t seq = held_ + 1;
+    cells_.absorb_blocks(view_->epoch, seq);
     RetainedOperation kept;
     if (cells_.retain(view_->epoch, seq, &kept)) {
       retained_[seq] = std::move(kept);
@@ -180,7 +181,7 @@ void Comm::take_flush(uint64_t channel, uint64_t seq, uint32_t source,
 // was entered by all, so all have completed what was before it; the same goes for a large one.
 void Comm::keep_for_others() {
   const uint64_t done = channel_.done();
-  for (uint64_t seq = done; seq + Cells::kDepth > done && seq > 0; --seq) {
+  for (uint64_t seq = done; seq + cells_.depth() > done && seq > 0; --seq) {
     RetainedOperation kept;
     if (!cells_.retain(view_->epoch, seq, &kept)) return;
     const bool entered_by_all = kept.sources.size() == view_->live.size();

@@ -53,6 +53,7 @@ void ControlThread::act(const membership::SendHeartbeat& action) {
 void ControlThread::act(const membership::Wedge& action) {
   note_evidence();
   times_.wedge_ns = now_ns();
+  take_what_has_come();
   std::vector<membership::ChannelState> channels;
   for (const auto& [id, client] : clients_) client->wedge(&channels);
   send_marks(action.epoch);

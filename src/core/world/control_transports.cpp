@@ -16,6 +16,15 @@ void ControlThread::watch_transports() {
   }
 }
 
+// Before a view change looks at what is here: a rank that has died may have given all that others need,
+// and it still lies in a socket.
+void ControlThread::take_what_has_come() {
+  constexpr int kRounds = 64;
+  if (!world_->network_.is_open()) return;
+  for (int i = 0; i < kRounds && world_->network_.progress(); ++i) {
+  }
+}
+
 void ControlThread::serve_transports() {
   TransportWait& network = world_->network_;
   if (!network.active()) return;

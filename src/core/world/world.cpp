@@ -190,7 +190,11 @@ mep_result_t World::remote_of(uint32_t slot, const std::shared_ptr<Window>& wind
   }
   Transport* transport = peers_[slot].transport;
   remote->transport = transport;
-  if (remote->host == host_of(self_.identity)) remote->mapped = transport->map(slot, window->id());
+  // Both or neither: who is not mapped is sent what who is mapped reads by itself.
+  const bool both_map = remote->sharing != 0 && remote->sharing == peers_[self_slot()].sharing;
+  if (both_map && remote->host == host_of(self_.identity)) {
+    remote->mapped = transport->map(slot, window->id());
+  }
   if (remote->mapped != nullptr) {
     remote->doorbell = reinterpret_cast<Doorbell*>(transport->map(slot, kWorldWindowId));
   }
