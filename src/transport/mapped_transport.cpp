@@ -220,7 +220,7 @@ mep_result_t MappedTransport::put(uint32_t slot, uint32_t lane, uint64_t window,
     return fail(MEP_ERR_INVALID_ARGUMENT, "a put of %zu bytes has no source", bytes);
   }
   if (TestNetwork::enabled()) [[unlikely]] {
-    TestNetwork::note_put(peer->self.slot, slot);
+    TestNetwork::note_put(peer->self.slot, slot, bytes);
   }
   const PutPass pass(target->gate.get());
   if (!pass.open()) return fenced_peer(slot);

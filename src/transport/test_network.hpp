@@ -26,6 +26,8 @@ class TestNetwork {
   static void clear_counts();
   static uint64_t puts();
   static uint64_t signals();
+  // Of puts from one host to another.
+  static uint64_t bytes(uint32_t from_host, uint32_t to_host);
 
   // From now on signals between hosts are kept back, until release() delivers them in their order.
   static void hold();
@@ -33,7 +35,7 @@ class TestNetwork {
   static void release();
 
   // For transports. True: the signal is kept back, `deliver` will be called for it.
-  static void note_put(uint32_t from, uint32_t to);
+  static void note_put(uint32_t from, uint32_t to, size_t bytes);
   static bool keep_signal(uint32_t from, uint32_t to, std::function<void()> deliver);
 };
 

@@ -1,10 +1,11 @@
 // labels: threads
-// Collectives over several hosts: how many transfers go between them, that none waits for another, and
+// Small collectives over several hosts: how many transfers go between them, that none waits for another, and
 // that a leader's end is settled like any other. Ranks are threads; "hosts" reach each other by put and
 // signal, which are counted and can be kept back between them. Results of all kinds over hosts are the
 // part of the other tests of collectives, with --hosts.
 #include <barrier>
 
+#include "support/coll_hosts.hpp"
 #include "support/coll_matrix.hpp"
 #include "support/coll_sequence.hpp"
 
@@ -14,12 +15,6 @@ using namespace mep_test;  // NOLINT(google-build-using-namespace)
 using mep::TestNetwork;
 
 constexpr const char* kPlacements[] = {"01", "0011", "00001111", "01010101", "0122", "00112233"};
-
-size_t hosts_in(const std::string& placement) {
-  size_t hosts = 0;
-  for (size_t i = 0; i < placement.size(); ++i) hosts += placement.find(placement[i]) == i ? 1 : 0;
-  return hosts;
-}
 
 // Small operations of all kinds, in place and not.
 std::vector<Case> small_cases(int size) {
@@ -37,12 +32,6 @@ std::vector<Case> small_cases(int size) {
 // One for each ordered pair of hosts; of a broadcast, from the root's host alone.
 uint64_t optimum(const Case& c, size_t hosts) {
   return (c.kind == Kind::kBroadcast ? 1 : hosts) * (hosts - 1);
-}
-
-void with_placement(const std::string& placement, Report& report, const RankBody& body) {
-  hosts_pattern() = placement;
-  with_rank_threads(static_cast<int>(placement.size()), patient_config(0), report, body);
-  hosts_pattern().clear();
 }
 
 void test_transfers_are_counted(void**) {

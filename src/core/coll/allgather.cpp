@@ -2,11 +2,12 @@
 //   Small  flat: every rank gives its block to all.
 //   Large  section by section: every rank publishes a section of its block, all copy it out and say
 //          "taken". Reuse of areas: section c + 2 is published after "taken" of c has come from all. Of
-//          the last two sections "finished" says it.
+//          the last two sections "finished" says it. Over several hosts: allgather_over_hosts.cpp.
 #include <algorithm>
 #include <cstring>
 
 #include "core/coll/check.hpp"
+#include "core/coll/over_hosts.hpp"
 #include "core/coll/steps.hpp"
 
 namespace mep {
@@ -116,7 +117,7 @@ Step step_sections(Comm& comm, Operation& operation) {
   const Comm::PostingScope posting(comm);
   if (!posting.allowed()) return Step::kPending;
   for (;;) {
-    if (operation.chunk == sections) return Step::kDone;
+    if (operation.chunk == sections) break;
     if (publish_ahead(comm, operation, sections) == Step::kFailed) return Step::kFailed;
     // A section that could not be published yet is not the one that is awaited.
     if (operation.chunk_posted <= operation.chunk) return Step::kPending;
@@ -131,6 +132,8 @@ Step step_sections(Comm& comm, Operation& operation) {
     }
     ++operation.chunk;
   }
+  comm.bulk().advance(sections);
+  return Step::kDone;
 }
 
 Step step_large(Comm& comm, Operation& operation) {
@@ -146,7 +149,9 @@ Step step_large(Comm& comm, Operation& operation) {
     operation.phase = kChunks;
   }
   if (operation.phase == kChunks) {
-    const Step sections = step_sections(comm, operation);
+    const bool over_hosts = comm.bulk().hosts().several();
+    const Step sections =
+        over_hosts ? allgather_over_hosts(comm, operation) : step_sections(comm, operation);
     if (sections != Step::kDone) return sections;
     operation.phase = kFinish;
   }
@@ -154,7 +159,6 @@ Step step_large(Comm& comm, Operation& operation) {
   const Step finished = finish_large(comm, operation, &signalled);
   if (signalled) operation.phase = kFinishSignalled;
   if (finished != Step::kDone) return finished;
-  comm.bulk().advance(section_count(comm.bulk(), operation));
   comm.cells().note_all_entered(operation.seq);
   return Step::kDone;
 }

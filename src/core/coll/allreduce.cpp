@@ -8,10 +8,12 @@
 //          cell comes another way, so there they are posted after it, like the rest. Reuse of areas:
 //          `in` of chunk c at owner t is free for c + 2 because t's "reduced" of c has come; `out`
 //          of chunk c is free for c + 2 because everybody posts c + 2 only after it has copied c out.
+//          Over several hosts, where these are alike: allreduce_over_hosts.cpp.
 #include <algorithm>
 #include <cstring>
 
 #include "core/coll/check.hpp"
+#include "core/coll/over_hosts.hpp"
 #include "core/coll/steps.hpp"
 #include "kernels/host/kernels.hpp"
 
@@ -170,7 +172,7 @@ Step step_chunks(Comm& comm, Operation& operation) {
   if (!posting.allowed()) return Step::kPending;
   for (;;) {
     const uint64_t chunk = operation.chunk / 2;
-    if (chunk == chunks) return Step::kDone;
+    if (chunk == chunks) break;
     const mep_result_t posted = post_ahead(comm, operation);
     if (posted != MEP_SUCCESS) return fail_step(operation, posted);
     const bool reducing = operation.chunk % 2 == 0;
@@ -189,6 +191,8 @@ Step step_chunks(Comm& comm, Operation& operation) {
     }
     ++operation.chunk;
   }
+  comm.bulk().advance(chunks);
+  return Step::kDone;
 }
 
 void save_input(Comm& comm, Operation& operation) {
@@ -222,7 +226,9 @@ Step step_large(Comm& comm, Operation& operation) {
     operation.phase = kChunks;
   }
   if (operation.phase == kChunks) {
-    const Step chunks = step_chunks(comm, operation);
+    const bool over_hosts = comm.bulk().hosts().in_blocks();
+    const Step chunks =
+        over_hosts ? allreduce_over_hosts(comm, operation) : step_chunks(comm, operation);
     if (chunks != Step::kDone) return chunks;
     operation.phase = kFinish;
   }
@@ -230,7 +236,6 @@ Step step_large(Comm& comm, Operation& operation) {
   const Step finished = finish_large(comm, operation, &signalled);
   if (signalled) operation.phase = kFinishSignalled;
   if (finished != Step::kDone) return finished;
-  comm.bulk().advance(chunk_count(comm.bulk(), operation));
   comm.cells().note_all_entered(operation.seq);
   return Step::kDone;
 }

@@ -3,11 +3,12 @@
 //          other hosts get it from their leader, whom the root gave it to.
 //   Large  chunk by chunk through the root's out area (put to peers that cannot read it); "taken" of
 //          chunk c - 2 from all lets the root use its area again. Ends with a round of "finished",
-//          which says it of the last two.
+//          which says it of the last two. Over several hosts: broadcast_over_hosts.cpp.
 #include <algorithm>
 #include <cstring>
 
 #include "core/coll/check.hpp"
+#include "core/coll/over_hosts.hpp"
 #include "core/coll/steps.hpp"
 
 namespace mep {
@@ -103,7 +104,10 @@ Step move_chunks(Comm& comm, Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
   const Comm::PostingScope posting(comm);
   if (!posting.allowed()) return Step::kPending;
-  return root == comm.rank() ? send_chunks(comm, operation) : take_chunks(comm, operation, root);
+  const Step moved =
+      root == comm.rank() ? send_chunks(comm, operation) : take_chunks(comm, operation, root);
+  if (moved == Step::kDone) comm.bulk().advance(chunk_count(operation));
+  return moved;
 }
 
 Step step_large(Comm& comm, Operation& operation) {
@@ -118,7 +122,9 @@ Step step_large(Comm& comm, Operation& operation) {
     operation.phase = kChunks;
   }
   if (operation.phase == kChunks) {
-    const Step moved = move_chunks(comm, operation);
+    const bool over_hosts = comm.bulk().hosts().several();
+    const Step moved =
+        over_hosts ? broadcast_over_hosts(comm, operation) : move_chunks(comm, operation);
     if (moved != Step::kDone) return moved;
     if (is_root(comm, operation.args)) copy_at_root(operation);
     operation.phase = kFinish;
@@ -127,7 +133,6 @@ Step step_large(Comm& comm, Operation& operation) {
   const Step finished = finish_large(comm, operation, &signalled);
   if (signalled) operation.phase = kFinishSignalled;
   if (finished != Step::kDone) return finished;
-  comm.bulk().advance(chunk_count(operation));
   comm.cells().note_all_entered(operation.seq);
   return Step::kDone;
 }

@@ -5,7 +5,6 @@
 
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
-#include "core/coll/cells.hpp"
 
 namespace mep {
 namespace {
@@ -30,7 +29,11 @@ void zero_word(std::byte* window, uint64_t offset) {
 }  // namespace
 
 size_t Bulk::window_bytes(uint32_t size) {
-  return words_bytes(size, kWordKinds * kRing + 2) + 2 * kRing * area_bytes_for(size);
+  // Fewer than four ranks are never several to a host on several hosts alike, so they add no sums.
+  constexpr uint32_t kFewestWithSums = 4;
+  return words_bytes(size, kWordKinds * kRing + 2) + 2 * kRing * area_bytes_for(size) +
+         round_up(HostBulk::words_bytes(size), 4096) +
+         (size < kFewestWithSums ? 0 : HostBulk::area_bytes());
 }
 
 void Bulk::open(uint32_t rank, uint64_t window_offset, const std::vector<Remote>* remotes,
@@ -42,9 +45,15 @@ void Bulk::open(uint32_t rank, uint64_t window_offset, const std::vector<Remote>
   area_bytes_ = area_bytes_for(size_);
   remotes_ = remotes;
   window_ = window;
+  static_assert(HostBulk::area_bytes() <= kRing * kChunkBytes);
+  const uint64_t out = areas_ + kRing * area_bytes_;
+  const uint64_t words = out + kRing * area_bytes_;
+  hosts_.open(rank, words, {areas_, out, words + round_up(HostBulk::words_bytes(size_), 4096)},
+              remotes, window);
 }
 
-void Bulk::restart(uint64_t epoch, const std::vector<uint32_t>& live, uint32_t hub) {
+void Bulk::restart(uint64_t epoch, const std::vector<uint32_t>& live, const HostGroups& groups,
+                   bool through_leaders) {
   epoch_ = epoch;
   live_ = live;
   next_chunk_ = 0;
@@ -57,16 +66,33 @@ void Bulk::restart(uint64_t epoch, const std::vector<uint32_t>& live, uint32_t h
     return peer != rank_ && (*remotes_)[peer].mapped != nullptr;
   });
   section_bytes_ = round_up(kChunkBytes / live_.size(), kLine);
-  std::vector<uint32_t> others;
-  std::copy_if(live_.begin(), live_.end(), std::back_inserter(others),
-               [this](uint32_t peer) { return peer != rank_; });
-  finish_targets_ = finish_sources_ = others;
+  set_finish_order(groups, through_leaders);
+  hosts_.restart(epoch, groups);
+}
+
+void Bulk::set_finish_order(const HostGroups& groups, bool through_leaders) {
+  const auto others = [this](const std::vector<uint32_t>& ranks) {
+    std::vector<uint32_t> result;
+    std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(result),
+                 [this](uint32_t peer) { return peer != rank_; });
+    return result;
+  };
+  finish_targets_ = finish_sources_ = others(live_);
+  finish_host_.clear();
+  finish_leaders_.clear();
   finish_told_.clear();
-  if (hub == rank_) {
+  leaders_told_ = 0;
+  const HostGroup& own = groups.own();
+  if (through_leaders && own.leader() != rank_) {
+    finish_targets_ = finish_sources_ = {own.leader()};
+  } else if (through_leaders) {
     finish_targets_.clear();
-    finish_told_ = others;
-  } else if (hub != Cells::kNone) {
-    finish_targets_ = finish_sources_ = {hub};
+    finish_told_ = finish_sources_ = others(own.ranks);
+    finish_host_ = own.ranks;
+    for (const HostGroup& group : groups.all()) {
+      if (!groups.is_own(group)) finish_leaders_.push_back(group.leader());
+    }
+    finish_sources_.insert(finish_sources_.end(), finish_leaders_.begin(), finish_leaders_.end());
   }
   finish_sources_.push_back(rank_);
 }
@@ -135,6 +161,19 @@ mep_result_t Bulk::signal_finished(uint64_t seq) const {
   return MEP_SUCCESS;
 }
 
+mep_result_t Bulk::tell_leaders_finished(uint64_t seq) {
+  uint32_t cursor = 0;
+  if (finish_leaders_.empty() || leaders_told_ == seq || !finished_by(finish_host_, seq, &cursor)) {
+    return MEP_SUCCESS;
+  }
+  MEP_TEST_DELAY_POINT("finish relay");
+  leaders_told_ = seq;
+  for (const uint32_t leader : finish_leaders_) {
+    MEP_TRY((*remotes_)[leader].signal(finished_offset(seq, rank_), counted_signal(epoch_, seq)));
+  }
+  return MEP_SUCCESS;
+}
+
 mep_result_t Bulk::tell_finished(uint64_t seq) const {
   for (const uint32_t peer : finish_told_) {
     MEP_TRY((*remotes_)[peer].signal(finished_offset(seq, rank_), counted_signal(epoch_, seq)));
@@ -142,13 +181,17 @@ mep_result_t Bulk::tell_finished(uint64_t seq) const {
   return MEP_SUCCESS;
 }
 
-bool Bulk::all_finished(uint64_t seq, uint32_t* cursor) const {
-  for (; *cursor < finish_sources_.size(); ++*cursor) {
-    const uint64_t word = load_signal(window_, finished_offset(seq, finish_sources_[*cursor]));
+bool Bulk::finished_by(const std::vector<uint32_t>& ranks, uint64_t seq, uint32_t* cursor) const {
+  for (; *cursor < ranks.size(); ++*cursor) {
+    const uint64_t word = load_signal(window_, finished_offset(seq, ranks[*cursor]));
     if (word != counted_signal(epoch_, seq)) return false;
   }
   *cursor = 0;
   return true;
+}
+
+bool Bulk::all_finished(uint64_t seq, uint32_t* cursor) const {
+  return finished_by(finish_sources_, seq, cursor);
 }
 
 bool Bulk::finished_by_all(uint64_t epoch, uint64_t seq) const {
@@ -159,6 +202,7 @@ bool Bulk::finished_by_all(uint64_t epoch, uint64_t seq) const {
 void Bulk::zero_words() {
   for (uint64_t i = 0; i < (kWordKinds * kRing + 2) * size_; ++i)
     zero_word(window_, offset_ + i * kLine);
+  hosts_.zero_words();
 }
 
 }  // namespace mep

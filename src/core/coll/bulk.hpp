@@ -5,18 +5,24 @@
 //   out     [kRing][a section per live rank]: results; read in place by mapped peers from their owner's section,
 //           else put there by the owner
 //
+// and what host_bulk.hpp adds for several hosts: words, an area `sums`, another use of in and out.
+//
 // Sections are in the order of the live ranks and have kChunkBytes / live ranks (+ padding), so an area
 // is about one chunk. Chunks are counted
 // over the life of an epoch; all ranks do the same operations, so they agree on the count. An area is
 // used again two chunks later; each algorithm says why everybody has finished with it by then. The last
 // act of every operation is a round of `finished` words: when all have come, all ranks hold all data.
-// With a hub each rank's word goes to the hub alone, and the hub's own says that all have come.
+// With leaders (see cells.hpp) a rank's word goes to its leader alone. A leader's own word tells the
+// other leaders that all of its host have finished, and its host, once these words have come, that
+// all have.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "core/coll/host_bulk.hpp"
+#include "core/coll/host_groups.hpp"
 #include "core/coll/operation.hpp"
 #include "core/comm/signal_word.hpp"
 #include "core/world/remote.hpp"
@@ -35,8 +41,9 @@ class Bulk {
 
   void open(uint32_t rank, uint64_t window_offset, const std::vector<Remote>* remotes,
             std::byte* window);
-  // `hub`: see Cells::only_hub().
-  void restart(uint64_t epoch, const std::vector<uint32_t>& live, uint32_t hub);
+  // `through_leaders`: see Cells.
+  void restart(uint64_t epoch, const std::vector<uint32_t>& live, const HostGroups& groups,
+               bool through_leaders);
 
   // Bytes of a section for the present live ranks: what one rank moves per chunk.
   size_t section_bytes() const { return section_bytes_; }
@@ -79,12 +86,18 @@ class Bulk {
 
   [[nodiscard]] mep_result_t signal_finished(uint64_t seq) const;
   bool all_finished(uint64_t seq, uint32_t* cursor) const;
-  // A hub, when all have finished, tells the others.
+  // A leader, when all of its host have finished, tells the other leaders, once.
+  [[nodiscard]] mep_result_t tell_leaders_finished(uint64_t seq);
+  // And when all have finished, its host.
   [[nodiscard]] mep_result_t tell_finished(uint64_t seq) const;
+
+  HostBulk& hosts() { return hosts_; }
+  const HostBulk& hosts() const { return hosts_; }
 
   const std::vector<uint32_t>& live() const { return live_; }
   // Position of this rank among the live ones.
   uint32_t position() const { return position_; }
+  uint32_t position_of(uint32_t rank) const { return position_of_[rank]; }
 
   // The control thread, while the channel is wedged.
   // All ranks, this one too, have all data of seq.
@@ -95,6 +108,9 @@ class Bulk {
   static constexpr uint64_t kWordKinds = 3;
 
   [[nodiscard]] mep_result_t publish(uint64_t offset, const void* data, size_t bytes) const;
+  void set_finish_order(const HostGroups& groups, bool through_leaders);
+  bool finished_by(const std::vector<uint32_t>& ranks, uint64_t seq, uint32_t* cursor) const;
+
   uint64_t word_offset(Word word, uint64_t chunk, uint32_t source) const {
     return offset_ +
            ((static_cast<uint64_t>(word) * kRing + chunk % kRing) * size_ + source) * kLine;
@@ -117,13 +133,18 @@ class Bulk {
   std::byte* window_ = nullptr;
   std::vector<uint32_t> live_;
   bool is_mapped_ = false;  // some other live rank reads this one's window
-  // Of "finished" words: whom this rank tells by itself, whose it waits for, whom it tells as the hub.
+  // Of "finished" words: whom this rank tells by itself, whose it waits for; as a leader also whose it
+  // waits for before it tells the other leaders, these, and whom it tells in the end.
   std::vector<uint32_t> finish_targets_;
   std::vector<uint32_t> finish_sources_;
+  std::vector<uint32_t> finish_host_;
+  std::vector<uint32_t> finish_leaders_;
   std::vector<uint32_t> finish_told_;
+  uint64_t leaders_told_ = 0;          // seq
   std::vector<uint32_t> position_of_;  // rank -> position among the live ranks
   uint64_t epoch_ = 0;
   uint64_t next_chunk_ = 0;
+  HostBulk hosts_;
 };
 
 }  // namespace mep

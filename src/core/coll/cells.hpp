@@ -123,11 +123,7 @@ class Cells {
   bool relays() const { return relays_; }
   // Blocks come to this rank: to leaders, and to all where the leader is a hub.
   bool takes_blocks() const { return relays_ || hub_; }
-  // The leader that has all ranks of this comm as its host's; kNone: there is no such hub.
-  static constexpr uint32_t kNone = UINT32_MAX;
-  uint32_t only_hub() const {
-    return hub_ && groups_.all().size() == 1 ? groups_.own().leader() : kNone;
-  }
+  const HostGroups& groups() const { return groups_; }
   // What follows is inside a PostingScope.
   // Does what can be done now: sends the own host's block, takes those that have come, passes on words.
   [[nodiscard]] mep_result_t relay(const Operation& operation);

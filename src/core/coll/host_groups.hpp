@@ -41,6 +41,7 @@ class HostGroups {
   // Whether each rank maps all others.
   bool all_mapped() const { return groups_.size() == 1 && groups_.front().sharing != 0; }
   bool is_own(const HostGroup& group) const { return &group == &groups_[own_]; }
+  uint32_t own_index() const { return own_; }
 
  private:
   HostGroup& group_of(uint64_t host) {

@@ -82,6 +82,9 @@ struct Operation {
   uint32_t looks = 0;         // at cells that had not come
   uint64_t chunk = 0;         // chunks finished
   uint64_t chunk_posted = 0;  // chunks posted
+  // Over several hosts: chunks reduced, and chunks done for the ranks of the own host.
+  uint64_t chunk_reduced = 0;
+  uint64_t chunk_passed = 0;
 
   mep_result_t result = MEP_SUCCESS;
   bool input_intact = true;

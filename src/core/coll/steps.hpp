@@ -139,6 +139,8 @@ inline Step finish_large(Comm& comm, Operation& operation, bool* signalled) {
     if (sent != MEP_SUCCESS) return fail_step(operation, sent);
     *signalled = true;
   }
+  const mep_result_t relayed = comm.bulk().tell_leaders_finished(operation.seq);
+  if (relayed != MEP_SUCCESS) return fail_step(operation, relayed);
   if (!comm.bulk().all_finished(operation.seq, &operation.cursor)) return Step::kPending;
   const mep_result_t told = comm.bulk().tell_finished(operation.seq);
   return told == MEP_SUCCESS ? Step::kDone : fail_step(operation, told);

@@ -83,7 +83,7 @@ mep_result_t Comm::finish(const Deadline& deadline) {
   cells_.open(rank_, &remotes_, window_->data());
   bulk_.open(rank_, Cells::window_bytes(size()), &remotes_, window_->data());
   cells_.restart(adopted_->epoch, seq_ + 1, adopted_->live);
-  bulk_.restart(adopted_->epoch, adopted_->live, cells_.only_hub());
+  bulk_.restart(adopted_->epoch, adopted_->live, cells_.groups(), cells_.through_leaders());
   remote_incarnations_ = adopted_->incarnations;
   // Relaxed: the control thread does not know this comm yet.
   adopted_epoch_.store(adopted_->epoch, std::memory_order_relaxed);
@@ -373,7 +373,7 @@ mep_result_t Comm::adopt(const Verdict& verdict) {
   rooted_calls_ = 0;
   seq_ = verdict.next - 1;
   cells_.restart(adopted_->epoch, verdict.next, adopted_->live);
-  bulk_.restart(adopted_->epoch, adopted_->live, cells_.only_hub());
+  bulk_.restart(adopted_->epoch, adopted_->live, cells_.groups(), cells_.through_leaders());
   // Release: windows of ranks that are gone are used no more.
   adopted_epoch_.store(adopted_->epoch, std::memory_order_release);
   return MEP_SUCCESS;

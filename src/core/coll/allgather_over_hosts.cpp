@@ -1,0 +1,140 @@
+// Allgather of large messages over several hosts.
+//
+// Section by section: a rank puts its section into its own out area and into that of one rank on each
+// other host, the publisher there, and says "posted" to its host and to the publishers, who say it to
+// theirs. Everybody copies the sections of all ranks, each from its publisher on this host (or it got
+// them by put), and says "taken" to its host.
+//
+// Section k is posted by a rank after it has copied k - 2 of all ranks and "taken" of k - 2 has come
+// from its host. So the arrival of section k says that the sender's whole host has copied k - 2, and no
+// word about that goes over the network. Reuse of areas: k + 4 is posted after k + 2 of all ranks has
+// been copied here, hence after all ranks of all hosts have copied k; so also no put of k is under way.
+// Of the last sections "finished" says it.
+#include <algorithm>
+#include <cstring>
+
+#include "core/coll/over_hosts.hpp"
+#include "core/coll/steps.hpp"
+
+namespace mep {
+namespace {
+
+using Area = HostBulk::Area;
+using Word = HostBulk::Word;
+
+// How far a rank posts ahead of what it has copied.
+constexpr uint64_t kAhead = HostBulk::kRing / 2;
+
+// The sections of a moment, and the places of all ranks in an area.
+struct Sections {
+  explicit Sections(const Bulk& bulk)
+      : bytes(HostBulk::kChunkBytes / bulk.live().size() / HostBulk::kLine * HostBulk::kLine) {}
+  uint64_t count(const Operation& operation) const { return (operation.bytes + bytes - 1) / bytes; }
+  size_t bytes_of(const Operation& operation, uint64_t section) const {
+    return std::min(bytes, operation.bytes - section * bytes);
+  }
+  size_t bytes;
+};
+
+mep_result_t post(Comm& comm, Operation& operation, uint64_t section) {
+  const HostBulk& hosts = comm.bulk().hosts();
+  const Sections sections(comm.bulk());
+  const uint64_t global = comm.bulk().first_chunk() + section;
+  const size_t place = comm.bulk().position() * sections.bytes;
+  const size_t bytes = sections.bytes_of(operation, section);
+  std::memcpy(hosts.own(Area::kOut, global, place),
+              static_cast<const std::byte*>(operation.args.send) + section * sections.bytes, bytes);
+  // The network first: it takes longest.
+  MEP_TRY(hosts.give_entries(Area::kOut, global, place, bytes));
+  MEP_TRY(hosts.signal_all(Word::kPosted, global, comm.rank(), hosts.entries()));
+  MEP_TRY(hosts.give_mates(Area::kOut, global, place, bytes));
+  return hosts.signal_all(Word::kPosted, global, comm.rank(), hosts.mates());
+}
+
+mep_result_t post_ahead(Comm& comm, Operation& operation) {
+  const Bulk& bulk = comm.bulk();
+  const uint64_t count = Sections(bulk).count(operation);
+  while (operation.chunk_posted < count && operation.chunk_posted < operation.chunk + kAhead) {
+    const uint64_t section = operation.chunk_posted;
+    if (section >= kAhead && !bulk.hosts().arrived_from(bulk.hosts().mates(), Word::kTaken,
+                                                        bulk.first_chunk() + section - kAhead)) {
+      break;
+    }
+    MEP_TRY(post(comm, operation, section));
+    ++operation.chunk_posted;
+  }
+  return MEP_SUCCESS;
+}
+
+// Publishes on this host what has come from others, in the order of sections. operation.chunk_passed
+// counts sections of single ranks. None waits for a later section: whoever posts one has all before.
+mep_result_t publish_arrived(Comm& comm, Operation& operation) {
+  const HostBulk& hosts = comm.bulk().hosts();
+  const Sections sections(comm.bulk());
+  const std::vector<uint32_t>& sources = hosts.published_here();
+  for (; operation.chunk_passed < sections.count(operation) * sources.size();
+       ++operation.chunk_passed) {
+    const uint64_t section = operation.chunk_passed / sources.size();
+    const uint32_t source = sources[operation.chunk_passed % sources.size()];
+    const uint64_t global = comm.bulk().first_chunk() + section;
+    if (!hosts.arrived(Word::kPosted, global, source)) break;
+    MEP_TRY(hosts.give_mates(Area::kOut, global, comm.bulk().position_of(source) * sections.bytes,
+                             sections.bytes_of(operation, section)));
+    MEP_TRY(hosts.signal_all(Word::kPosted, global, source, hosts.mates()));
+  }
+  return MEP_SUCCESS;
+}
+
+void copy_section(Comm& comm, Operation& operation, uint32_t source) {
+  const Bulk& bulk = comm.bulk();
+  const Sections sections(bulk);
+  std::memcpy(
+      static_cast<std::byte*>(operation.args.receive) + source * operation.bytes +
+          operation.chunk * sections.bytes,
+      bulk.hosts().read(Area::kOut, bulk.first_chunk() + operation.chunk,
+                        bulk.position_of(source) * sections.bytes, bulk.hosts().publisher(source)),
+      sections.bytes_of(operation, operation.chunk));
+}
+
+// Copies what has come of the present section. kDone: all of it, and those who reuse its places know.
+Step copy_arrived(Comm& comm, Operation& operation) {
+  const Bulk& bulk = comm.bulk();
+  const uint64_t global = bulk.first_chunk() + operation.chunk;
+  for (; operation.cursor < bulk.live().size(); ++operation.cursor) {
+    const uint32_t source = bulk.live()[operation.cursor];
+    if (source == comm.rank()) continue;
+    if (!bulk.hosts().arrived(Word::kPosted, global, source)) return Step::kPending;
+    copy_section(comm, operation, source);
+  }
+  operation.cursor = 0;
+  if (operation.chunk + kAhead < Sections(bulk).count(operation)) {
+    const mep_result_t taken =
+        bulk.hosts().signal_all(Word::kTaken, global, comm.rank(), bulk.hosts().mates());
+    if (taken != MEP_SUCCESS) return fail_step(operation, taken);
+  }
+  ++operation.chunk;
+  return Step::kDone;
+}
+
+}  // namespace
+
+Step allgather_over_hosts(Comm& comm, Operation& operation) {
+  const uint64_t count = Sections(comm.bulk()).count(operation);
+  const Comm::PostingScope posting(comm);
+  if (!posting.allowed()) return Step::kPending;
+  for (;;) {
+    mep_result_t given = post_ahead(comm, operation);
+    if (given == MEP_SUCCESS) given = publish_arrived(comm, operation);
+    if (given != MEP_SUCCESS) return fail_step(operation, given);
+    if (operation.chunk == count) break;
+    // The own section is not copied, but nobody is ahead of what it has posted itself.
+    if (operation.chunk_posted <= operation.chunk) return Step::kPending;
+    const Step copied = copy_arrived(comm, operation);
+    if (copied != Step::kDone) return copied;
+  }
+  // All sections of others have come, so all that is published here is.
+  comm.bulk().advance(count);
+  return Step::kDone;
+}
+
+}  // namespace mep

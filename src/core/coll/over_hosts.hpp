@@ -1,0 +1,16 @@
+// The data of large operations over several hosts, see host_bulk.hpp: the phase between the cells at
+// the beginning and the "finished" words. kDone: this rank has all its data, and has given on all that
+// others get from it; its chunks are counted.
+#pragma once
+
+#include "core/coll/operation.hpp"
+
+namespace mep {
+
+class Comm;
+
+[[nodiscard]] Step broadcast_over_hosts(Comm& comm, Operation& operation);
+[[nodiscard]] Step allgather_over_hosts(Comm& comm, Operation& operation);
+[[nodiscard]] Step allreduce_over_hosts(Comm& comm, Operation& operation);
+
+}  // namespace mep
