@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -179,6 +180,15 @@ inline std::string new_job_name() {
   return "coll-test-" + std::to_string(getpid()) + "-" + std::to_string(number++);
 }
 
+// A rank process is on the "host" of its letter in hosts_pattern(); these find each other by a directory.
+inline void play_host(int rank, const std::string& folder) {
+  const std::string& pattern = hosts_pattern();
+  const char host = pattern[static_cast<size_t>(rank) % pattern.size()];
+  setenv("MEP_TEST_HOST", std::string(1, host).c_str(), 1);
+  setenv("MEP_RENDEZVOUS", folder.c_str(), 1);
+  setenv("MEP_ALLOW_INSECURE", "1", 1);
+}
+
 // The life of one rank process, from its environment to its exit status.
 // What a rank's process does before it makes its communicator; for jobs whose ranks are not alike.
 inline std::function<void(int rank)>& before_rank() {
@@ -212,6 +222,8 @@ inline void with_rank_processes(int size, const mep_comm_config_t& config, Repor
                                 const RankBody& body,
                                 const std::function<bool(int rank, int status)>& expected = {}) {
   const std::string job = new_job_name();
+  char folder[] = "/tmp/mep-test-XXXXXX";
+  if (!hosts_pattern().empty() && mkdtemp(folder) == nullptr) report.add("mkdtemp: %m");
   std::vector<pid_t> ranks;
   fflush(stdout);
   fflush(stderr);
@@ -220,6 +232,7 @@ inline void with_rank_processes(int size, const mep_comm_config_t& config, Repor
     if (pid < 0) report.add("fork: %m");
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (!hosts_pattern().empty()) play_host(rank, folder);
       _exit(rank_process(rank, size, job, config, body));
     }
     if (pid > 0) ranks.push_back(pid);
@@ -243,6 +256,7 @@ inline void with_rank_processes(int size, const mep_comm_config_t& config, Repor
       report.add("rank %zu of %d ended with status 0x%x", rank, size, status);
     }
   }
+  if (!hosts_pattern().empty()) std::filesystem::remove_all(folder);
 }
 
 }  // namespace mep_test

@@ -6,6 +6,7 @@
 
 #include "support/coll_hosts.hpp"
 #include "support/coll_matrix.hpp"
+#include "support/coll_numbered.hpp"
 #include "support/coll_sequence.hpp"
 
 namespace {
@@ -255,72 +256,7 @@ void test_traffic_is_counted(void**) {
 
 // --- A rank ends -----------------------------------------------------------------------------------
 
-struct Ending {
-  int successes = 0;
-  int failures = 0;
-};
-
-// One call of a row: the number of the call and the ranks that take part are in every word.
-class NumberedCall {
- public:
-  NumberedCall(int number, int rank, int size, int ending, bool ended)
-      : number_(number), rank_(rank), size_(size), ending_(ending), ended_(ended) {
-    kind_ = number % 3;
-    count_ = 6'000 + static_cast<size_t>(number) * 7919 % 40'000 * (kind_ == 1 ? 1 : 4);
-    // A root that has ended fails its calls; here one of the others is.
-    root_ = number / 3 % size;
-    if (ended && root_ == ending) root_ = (root_ + 1) % size;
-    inputs_.assign(count_, word_of(rank));
-    outputs_.assign(count_ * (kind_ == 1 ? static_cast<size_t>(size) : 1), 0);
-  }
-  mep_result_t start(mep_comm_t comm, mep_request_t* request) {
-    if (kind_ == 0) {
-      return mep_iallreduce(inputs_.data(), outputs_.data(), count_, MEP_UINT64, MEP_OR, comm,
-                            request);
-    }
-    if (kind_ == 1) {
-      return mep_iallgather(inputs_.data(), outputs_.data(), count_, MEP_UINT64, comm, request);
-    }
-    return mep_ibroadcast(inputs_.data(), outputs_.data(), count_, MEP_UINT64, root_, comm,
-                          request);
-  }
-  void check(Report& found) const {
-    for (size_t i = 0; i < outputs_.size(); ++i) {
-      const uint64_t expected = expected_at(i);
-      if (outputs_[i] == expected) continue;
-      found.add("call %d on rank %d of %d, word %zu of %zu: 0x%llx, not 0x%llx", number_, rank_,
-                size_, i, outputs_.size(), static_cast<unsigned long long>(outputs_[i]),
-                static_cast<unsigned long long>(expected));
-      return;
-    }
-  }
-
- private:
-  uint64_t word_of(int rank) const {
-    return uint64_t{1} << rank | static_cast<uint64_t>(number_) << 32;
-  }
-  uint64_t expected_at(size_t i) const {
-    if (kind_ == 2) return word_of(root_);
-    if (kind_ == 0) {
-      uint64_t everybody = (uint64_t{1} << size_) - 1;
-      if (ended_) everybody &= ~(uint64_t{1} << ending_);
-      return everybody | static_cast<uint64_t>(number_) << 32;
-    }
-    const int rank = static_cast<int>(i / count_);
-    return ended_ && rank == ending_ ? 0 : word_of(rank);
-  }
-
-  int number_, rank_, size_, ending_;
-  bool ended_;
-  int kind_ = 0;
-  int root_ = 0;
-  size_t count_ = 0;
-  std::vector<uint64_t> inputs_;
-  std::vector<uint64_t> outputs_;
-};
-
-// Rank `ending` ends inside its call `after`, or between two. The others see it at one and the same call
-// and go on; every result before and after names its contributors.
+// Rank `ending` ends inside its call `after`, or between two.
 void end_one(const std::string& placement, int ending, int after, uint64_t seed) {
   const int size = static_cast<int>(placement.size());
   std::vector<Ending> endings(placement.size());
@@ -330,50 +266,28 @@ void end_one(const std::string& placement, int ending, int after, uint64_t seed)
   with_placement(
       placement, report,
       [&](int rank, mep_comm_t comm, Report& found) {
-        Ending& mine = endings[static_cast<size_t>(rank)];
-        constexpr int kAfterwards = 7;
-        int left = kAfterwards;
-        for (int i = 0; left > 0 && !found.bad(); ++i) {
-          NumberedCall call(i, rank, size, ending, mine.failures != 0);
-          mep_request_t request = nullptr;
-          mep_result_t result = call.start(comm, &request);
-          if (rank == ending && i == after) {
-            const uint64_t looks = mix(seed, 5) % 40;
-            int32_t is_done = 0;
-            for (uint64_t look = 0; look < looks && is_done == 0; ++look) {
-              COLL_OK(found, mep_request_test(&request, &is_done, nullptr));
-              sched_yield();
-            }
-            COLL_OK(found, mep_comm_abort(comm));
-            if (request != nullptr) (void)mep_request_wait(&request, 0xffffffff, nullptr);
-            COLL_CHECK(found, request == nullptr);
-            return;
-          }
-          if (result == MEP_SUCCESS) result = mep_request_wait(&request, 0xffffffff, nullptr);
-          if (mine.failures != 0) --left;
-          if (result == MEP_ERR_PEER_FAILED) {
-            ++mine.failures;
-            continue;
-          }
-          if (result != MEP_SUCCESS) {
-            found.add("call %d on rank %d of %d: %s (%s)", i, rank, size, mep_result_string(result),
-                      mep_last_error());
-            return;
-          }
-          if (mine.failures == 0) ++mine.successes;
-          call.check(found);
+        const CallRow row{rank, size, ending, &endings[static_cast<size_t>(rank)]};
+        if (rank != ending) {
+          row.run(comm, found);
+          return;
         }
+        for (int i = 0; i < after && !found.bad(); ++i) row.call_before(i, comm, found);
+        NumberedCall last(after, rank, size, ending, false);
+        mep_request_t request = nullptr;
+        COLL_OK(found, last.start(comm, &request));
+        int32_t is_done = 0;
+        for (uint64_t looks = mix(seed, 5) % 40; looks > 0 && is_done == 0; --looks) {
+          COLL_OK(found, mep_request_test(&request, &is_done, nullptr));
+          sched_yield();
+        }
+        COLL_OK(found, mep_comm_abort(comm));
+        if (request != nullptr) (void)mep_request_wait(&request, 0xffffffff, nullptr);
+        COLL_CHECK(found, request == nullptr);
       },
       flags);
   enable_delays(0, 0);
   report.require_clean();
-  for (int rank = 0; rank < size; ++rank) {
-    if (rank == ending) continue;
-    const Ending& of_rank = endings[static_cast<size_t>(rank)];
-    const Ending& first = endings[ending == 0 ? 1 : 0];
-    assert_int_equal(of_rank.failures, 1);
-    assert_int_equal(of_rank.successes, first.successes);
-  }
+  require_same_endings(endings.data(), size, ending);
 }
 
 void test_a_rank_ends(void**) {
