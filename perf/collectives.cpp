@@ -27,32 +27,47 @@ double twice_others_part(int size) {
   return 2 * others_part(size);
 }
 
+double no_block(int) {
+  return 0;
+}
+double one_read(int size) {
+  return 1 + size;
+}
+double all_read_all_written(int size) {
+  return static_cast<double>(size) * (1 + size);
+}
+double each_read_and_written(int size) {
+  return 2.0 * size;
+}
+
 const CollectiveEntry kCollectives[] = {
-    {"barrier", false, false, one, one, one_block, one_block,
+    {"barrier", false, false, one, one, one_block, one_block, no_block,
      [](const CollectiveCall&, size_t) {
        return Source{kNobody, 0};
      },
-     [](const CollectiveCall&, mep_comm_t comm) { return mep_barrier(comm, nullptr); }},
-    {"broadcast", true, false, one, one, one_block, one_block,
+     [](const CollectiveCall&, mep_comm_t comm, mep_stream_t stream) {
+       return mep_barrier(comm, stream);
+     }},
+    {"broadcast", true, false, one, one, one_block, one_block, one_read,
      [](const CollectiveCall&, size_t i) {
        return Source{kRoot, i};
      },
-     [](const CollectiveCall& c, mep_comm_t comm) {
-       return mep_broadcast(c.send, c.recv, c.count, c.dtype, kRoot, comm, nullptr);
+     [](const CollectiveCall& c, mep_comm_t comm, mep_stream_t stream) {
+       return mep_broadcast(c.send, c.recv, c.count, c.dtype, kRoot, comm, stream);
      }},
-    {"allgather", true, false, one, every, all_blocks, others_part,
+    {"allgather", true, false, one, every, all_blocks, others_part, all_read_all_written,
      [](const CollectiveCall& c, size_t i) {
        return Source{static_cast<int>(i / c.count), i % c.count};
      },
-     [](const CollectiveCall& c, mep_comm_t comm) {
-       return mep_allgather(c.send, c.recv, c.count, c.dtype, comm, nullptr);
+     [](const CollectiveCall& c, mep_comm_t comm, mep_stream_t stream) {
+       return mep_allgather(c.send, c.recv, c.count, c.dtype, comm, stream);
      }},
-    {"allreduce", true, true, one, one, one_block, twice_others_part,
+    {"allreduce", true, true, one, one, one_block, twice_others_part, each_read_and_written,
      [](const CollectiveCall&, size_t i) {
        return Source{kAllRanks, i};
      },
-     [](const CollectiveCall& c, mep_comm_t comm) {
-       return mep_allreduce(c.send, c.recv, c.count, c.dtype, c.reduction, comm, nullptr);
+     [](const CollectiveCall& c, mep_comm_t comm, mep_stream_t stream) {
+       return mep_allreduce(c.send, c.recv, c.count, c.dtype, c.reduction, comm, stream);
      }},
 };
 
@@ -63,14 +78,14 @@ class MepCollective : public Case {
   void run(uint64_t iterations, double* seconds) override {
     const auto start = std::chrono::steady_clock::now();
     for (uint64_t i = 0; i < iterations; ++i) {
-      const mep_result_t result = call_.entry->mep_call(call_, comm_);
+      const mep_result_t result = call_.entry->mep_call(call_, comm_, nullptr);
       if (result != MEP_SUCCESS) fail(result);
     }
     *seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
   uint64_t verify(uint32_t round) override {
     fill_collective(call_, round);
-    const mep_result_t result = call_.entry->mep_call(call_, comm_);
+    const mep_result_t result = call_.entry->mep_call(call_, comm_, nullptr);
     if (result != MEP_SUCCESS) fail(result);
     return count_collective_errors(call_, round);
   }

@@ -44,8 +44,10 @@ struct CollectiveEntry {
   // Algorithm bandwidth is data(size) * block bytes / time; bus bandwidth is bus(size) times that.
   double (*data)(int size);
   double (*bus)(int size);
+  // Blocks that all ranks together read and write at least, each once; of the floor on a GPU.
+  double (*traffic)(int size);
   Source (*source)(const CollectiveCall& call, size_t index);
-  mep_result_t (*mep_call)(const CollectiveCall& call, mep_comm_t comm);
+  mep_result_t (*mep_call)(const CollectiveCall& call, mep_comm_t comm, mep_stream_t stream);
 };
 
 const CollectiveEntry* find_collective(const std::string& name);

@@ -35,6 +35,7 @@ std::string row_to_json(const Row& row) {
   if (const auto ratio = row.ratio()) add_number(&line, "ratio", *ratio);
   add_number(&line, "algbw_gbps", row.algbw_gbps());
   add_number(&line, "busbw_gbps", row.busbw_gbps());
+  if (row.floor_us > 0) add_number(&line, "floor_us", row.floor_us);
   const auto errors = row.mep ? row.errors : row.mpi_errors;
   line += "\"errors\": " + (errors ? std::to_string(*errors) : std::string("null")) + "}";
   return line;

@@ -205,10 +205,23 @@ double copy_gbps(const Machine& machine, int cores, double bytes_per_core) {
   return below->gbps + part * (above->gbps - below->gbps);
 }
 
+double floor_us(const DeviceFloors& device, double bytes, int signals) {
+  if (device.copy_gbps <= 0) return 0;
+  return bytes / device.copy_gbps / 1e3 + signals * device.signal_us;
+}
+
 std::string describe(const Machine& machine) {
-  if (machine.cores == 0) return "";
   std::string text;
-  char part[128];
+  char part[160];
+  if (machine.device.copy_gbps > 0) {
+    (void)std::snprintf(
+        part, sizeof part,
+        "# copy of 1 GiB: %.0f GB/s read + written; a signal between kernels: %.2f us "
+        "one way; an empty launch: %.2f us\n",
+        machine.device.copy_gbps, machine.device.signal_us, machine.device.launch_us);
+    return part;
+  }
+  if (machine.cores == 0) return "";
   for (const int cores : {1, machine.cores}) {
     (void)std::snprintf(part, sizeof part, "# copy, GB/s on %d core%s:", cores,
                         cores > 1 ? "s" : "");

@@ -1,5 +1,5 @@
 // What the machine itself can do: how fast memory is copied and how fast a cache line moves from
-// core to core. The table's shares are of these.
+// core to core; of a GPU, copies, signals and launches. The table's shares are of these.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +18,19 @@ struct CopyRate {
   double gbps = 0;
 };
 
+// What a GPU can do: the parts of which the floor of an operation is made.
+struct DeviceFloors {
+  std::string gpu;       // its name
+  double copy_gbps = 0;  // read + written, by a copy of 1 GiB; 0: not measured
+  double signal_us = 0;  // one way between two kernels, through device memory
+  double launch_us = 0;  // an empty kernel in a graph
+};
+
 struct Machine {
   int cores = 0;       // that the ranks may use together; 0: not measured
   double line_ns = 0;  // one way, between two cores; 0: there is only one core
   std::vector<CopyRate> copies;
+  DeviceFloors device;
 };
 
 // Collective. Measured by rank 0 while the others sleep; on other ranks the result is empty, and on
@@ -31,6 +40,10 @@ Machine measure_machine(Team& team);
 // The rate for that many cores with so many bytes each, between measured sizes by interpolation; 0:
 // not measured.
 double copy_gbps(const Machine& machine, int cores, double bytes_per_core);
+
+// Time in which the GPU could move so many bytes (read + written) and as many signals, one after the
+// other; 0: not measured.
+double floor_us(const DeviceFloors& device, double bytes, int signals);
 
 // Two lines for people.
 std::string describe(const Machine& machine);

@@ -1,6 +1,7 @@
 // mep_perf: finds out how its ranks were started, gives each its communicator, runs the session.
 // Exit status: 0 all right, 1 something failed or --check found errors, 2 wrong command line.
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -8,10 +9,12 @@
 #include <thread>
 #include <vector>
 
+#include "device_side.hpp"
 #include "error.hpp"
 #include "mpi_side.hpp"
 #include "options.hpp"
 #include "session.hpp"
+#include "thread_team.hpp"
 
 namespace mep::perf {
 namespace {
@@ -23,14 +26,34 @@ void report(int rank, const std::string& text) {
 enum class Outcome { kRight, kWrongValues, kFailed };
 
 // Runs the session and says what went wrong.
-Outcome run_rank(const Options& options, Team& team, mep_comm_t comm) {
+Outcome run_rank(const RankContext& context) {
   try {
-    return run_session({&options, &team, comm}) ? Outcome::kRight : Outcome::kWrongValues;
+    return run_session(context) ? Outcome::kRight : Outcome::kWrongValues;
   } catch (const std::exception& error) {
-    report(team.rank(), error.what());
-    if (comm != nullptr) (void)mep_comm_abort(comm);  // the others need not wait for a timeout
+    report(context.team->rank(), error.what());
+    // The others need not wait for a timeout.
+    if (context.comm != nullptr) (void)mep_comm_abort(context.comm);
     return Outcome::kFailed;
   }
+}
+
+// What all ranks of this process need of a GPU; measured before there is anything else on it.
+DeviceFloors open_device(const Options& options, bool is_first_rank) {
+  DeviceFloors floors;
+  if (!options.on_device) return floors;
+  prepare_device(options.device);
+  if (is_first_rank && options.measure_machine) floors = measure_device(options.device);
+  return floors;
+}
+
+mep_comm_config_t comm_config(const Options& options) {
+  mep_comm_config_t config;
+  mep_comm_config_defaults(&config);
+  if (options.on_device) {
+    config.flags = MEP_COMM_SET_DEVICE;
+    config.device = options.device;
+  }
+  return config;
 }
 
 // After a failure the communicator is not asked to leave in order: that was said already.
@@ -47,13 +70,23 @@ int finish(Outcome outcome, int rank, mep_comm_t comm) {
 int run_threads(const Options& options) {
   const auto count = static_cast<size_t>(options.threads);
   std::vector<mep_comm_t> comms(count, nullptr);
-  require(mep_comm_init_all(options.threads, nullptr, comms.data()), "mep_comm_init_all");
+  const DeviceFloors floors = open_device(options, true);
+  const mep_comm_config_t config = comm_config(options);
+  require(mep_comm_init_all(options.threads, &config, comms.data()), "mep_comm_init_all");
+  MeetingPoint meeting_point(options.threads);
+  std::vector<std::unique_ptr<DeviceRank>> devices(count);
   std::vector<int> statuses(count, 1);
+  for (size_t i = 0; options.on_device && i < count; ++i) {
+    devices[i] = make_device_rank(comms[i], options.device);
+  }
   std::vector<std::thread> threads;
   for (size_t i = 0; i < count; ++i) {
     threads.emplace_back([&, i] {
-      const std::unique_ptr<Team> team = make_mep_team(comms[i]);
-      const Outcome outcome = run_rank(options, *team, comms[i]);
+      const std::unique_ptr<Team> team = options.on_device
+                                             ? make_thread_team(meeting_point, static_cast<int>(i))
+                                             : make_mep_team(comms[i]);
+      const Outcome outcome = run_rank({&options, team.get(), comms[i], devices[i].get(), floors});
+      if (outcome == Outcome::kFailed) meeting_point.give_up();
       statuses[i] = finish(outcome, team->rank(), comms[i]);
     });
   }
@@ -67,7 +100,7 @@ int run_by_mpi(const Options& options) {
   int status = 1;
   try {
     const mep_comm_t comm = options.run_mep ? mpi_make_comm() : nullptr;
-    const Outcome outcome = run_rank(options, *team, comm);
+    const Outcome outcome = run_rank({&options, team.get(), comm, nullptr, {}});
     if (outcome == Outcome::kFailed) mpi_abort(1);  // MPI_Finalize would wait for the others
     status = finish(outcome, team->rank(), comm);
   } catch (const std::exception& error) {
@@ -76,13 +109,6 @@ int run_by_mpi(const Options& options) {
   }
   mpi_finish();
   return status;
-}
-
-int run_by_environment(const Options& options) {
-  mep_comm_t comm = nullptr;
-  require(mep_comm_init(nullptr, &comm), "mep_comm_init");
-  const std::unique_ptr<Team> team = make_mep_team(comm);
-  return finish(run_rank(options, *team, comm), team->rank(), comm);
 }
 
 bool is_set(const char* name) {
@@ -98,6 +124,18 @@ bool is_first_process() {
   return true;
 }
 
+int run_by_environment(const Options& options) {
+  const DeviceFloors floors = open_device(options, is_first_process());
+  const mep_comm_config_t config = comm_config(options);
+  mep_comm_t comm = nullptr;
+  require(mep_comm_init(&config, &comm), "mep_comm_init");
+  const std::unique_ptr<DeviceRank> device =
+      options.on_device ? make_device_rank(comm, options.device) : nullptr;
+  const std::unique_ptr<Team> team = device != nullptr ? device->make_team() : make_mep_team(comm);
+  const Outcome outcome = run_rank({&options, team.get(), comm, device.get(), floors});
+  return finish(outcome, team->rank(), comm);
+}
+
 // Ranks that MPI's launcher started share their numbers through MPI; with mep_run they do by
 // themselves.
 bool is_started_by_mpi() {
@@ -109,6 +147,9 @@ int run(const Options& options) {
   if (options.threads > 0) return run_threads(options);
   if (options.run_mpi && is_set("MEP_RANK")) {
     throw PerfError("--vs mpi needs mpirun: the ranks were started by mep_run, which knows no MPI");
+  }
+  if (options.on_device && is_started_by_mpi()) {
+    throw PerfError("--device cuda wants ranks of mep_run or --threads, not of mpirun");
   }
   if (options.run_mpi || (mpi_is_built() && is_started_by_mpi())) return run_by_mpi(options);
   return run_by_environment(options);

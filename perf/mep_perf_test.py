@@ -173,9 +173,29 @@ class PerfTest(unittest.TestCase):
             (["moe", "--tokens", "3,,4"], "cannot be '3,,4'"),
             (["moe", "--routing", "zipf:"], "cannot be 'zipf:'"),
             (["moe", "--check=yes"], "cannot be 'yes'"),
+            (["moe", "--device", "cuda:x"], "cannot be 'cuda:x'"),
         ):
             _, errors = run(words, status=2)
             self.assertIn(message, errors)
+
+    def test_device(self):
+        self.check_rows(rows_of(["barrier", "--threads", "2", "--device", "host"]), "barrier", 2,
+                        FIELDS, 1)  # fmt: skip
+        info = subprocess.run([os.path.join(BIN, "mep_info")], capture_output=True, text=True,
+                              timeout=60, check=True).stdout  # fmt: skip
+        gpus = info[info.index("\nGPUs\n"):].split("\n\n")[0]
+        words = ["allreduce", "--device", "cuda", "--threads", "2", *QUICK]
+        if "built without CUDA" in gpus:
+            _, errors = run(words, status=2)
+            self.assertIn("built without CUDA", errors)
+            return
+        _, errors = run([*words, "--mep-memory"], status=2)
+        self.assertIn("--device cuda has no", errors)
+        if "GPU 0" in gpus:
+            self.skipTest("there is a GPU: tests/gpu/perf_gpu_test.py is for those")
+        self.assertIn("no usable GPU", gpus)
+        _, errors = run(words, status=1)
+        self.assertIn("no usable GPU", errors)
 
     def test_unwritable_json(self):
         _, errors = run(["barrier", "--threads", "2", *QUICK, "--json", "/nowhere/x.json"], status=1)

@@ -16,20 +16,8 @@ class MepMoe : public MoeSide {
  public:
   MepMoe(const MoeProblem& problem, const Options& options, mep_comm_t comm)
       : problem_(problem), comm_(comm), is_slotted_(options.is_slotted) {
-    const MoeShape& shape = problem.shape();
-    mep_ep_config_t config;
-    mep_ep_config_defaults(&config);
-    config.max_tokens_per_rank = shape.tokens > 0 ? shape.tokens : 1;
-    config.hidden = shape.hidden;
-    config.top_k = shape.top_k;
-    config.num_experts = shape.experts;
-    config.experts_per_rank = shape.experts_per_rank;
-    config.num_buffers = options.buffers;
-    config.input_type = MEP_BFLOAT16;
-    config.wire_type = shape.wire_is_fp8 ? MEP_FLOAT8_E4M3 : MEP_BFLOAT16;
-    config.combine_type = MEP_BFLOAT16;
-    config.receive_layout = is_slotted_ ? MEP_EP_SLOTTED : MEP_EP_PACKED;
-    row_capacity_ = static_cast<size_t>(shape.size) * config.max_tokens_per_rank;
+    const mep_ep_config_t config = ep_config_of(problem.shape(), options);
+    row_capacity_ = static_cast<size_t>(problem.shape().size) * config.max_tokens_per_rank;
     require(mep_ep_create(comm, &config, &ep_), "mep_ep_create");
     buffers_.resize(options.buffers);
     for (uint32_t i = 0; i < options.buffers; ++i) {
@@ -137,6 +125,22 @@ class MepMoe : public MoeSide {
 };
 
 }  // namespace
+
+mep_ep_config_t ep_config_of(const MoeShape& shape, const Options& options) {
+  mep_ep_config_t config;
+  mep_ep_config_defaults(&config);
+  config.max_tokens_per_rank = shape.tokens > 0 ? shape.tokens : 1;
+  config.hidden = shape.hidden;
+  config.top_k = shape.top_k;
+  config.num_experts = shape.experts;
+  config.experts_per_rank = shape.experts_per_rank;
+  config.num_buffers = options.buffers;
+  config.input_type = MEP_BFLOAT16;
+  config.wire_type = shape.wire_is_fp8 ? MEP_FLOAT8_E4M3 : MEP_BFLOAT16;
+  config.combine_type = MEP_BFLOAT16;
+  config.receive_layout = options.is_slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED;
+  return config;
+}
 
 std::unique_ptr<MoeSide> make_mep_moe(const MoeProblem& problem, const Options& options,
                                       mep_comm_t comm) {

@@ -32,6 +32,8 @@ class MoeSide {
   virtual ReceivedRow received_row(uint32_t local_expert, int source, uint64_t index) const = 0;
 };
 
+mep_ep_config_t ep_config_of(const MoeShape& shape, const Options& options);
+
 std::unique_ptr<MoeSide> make_mep_moe(const MoeProblem& problem, const Options& options,
                                       mep_comm_t comm);
 

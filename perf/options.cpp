@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "collectives.hpp"
+#include "device_side.hpp"
 #include "mpi_side.hpp"
 #include "types.hpp"
 
@@ -73,6 +74,14 @@ bool read_routing(const std::string& text, Routing* routing) {
   return true;
 }
 
+// "host", "cuda", "cuda:1".
+bool read_device(const std::string& text, Options* options) {
+  options->on_device = text.rfind("cuda", 0) == 0;
+  options->device = 0;
+  if (text == "host" || text == "cuda") return true;
+  return text.rfind("cuda:", 0) == 0 && read_number(text.substr(5), 0, 1023, &options->device);
+}
+
 bool read_side(const std::string& text, Options* options) {
   options->run_mep = text == "mep";
   options->run_mpi = text == "mpi";
@@ -129,6 +138,8 @@ const Entry kEntries[] = {
      }},
     {"--check", nullptr, Group::kRun, "compare the results with a plain reference",
      [](const std::string&, Options* o) { return o->check = true; }},
+    {"--device", "D", Group::kRun, "host, or cuda[:N]: all ranks on that GPU, on streams [host]",
+     read_device},
     {"--vs", "mpi", Group::kRun, "the same by MPI in turn with MEP, and the ratio of the medians",
      [](const std::string& t, Options* o) { return o->run_mpi = t == "mpi"; }},
     {"--json", "FILE", Group::kRun, "write the rows as one JSON array",
@@ -177,6 +188,13 @@ std::string find_conflict(const Options& options) {
   }
   if (is_expert && options.wire_is_fp8 && options.hidden % 16 != 0) {
     return "--hidden is no multiple of 16 (a row of fp8 must be a multiple of 16 bytes)";
+  }
+  if (options.on_device && !device_is_built()) {
+    return "this mep_perf was built without CUDA: --device cuda is not possible (configure with "
+           "MEP_CUDA=ON)";
+  }
+  if (options.on_device && (options.run_mpi || options.use_mep_memory)) {
+    return "--device cuda has no --vs mpi and no --mep-memory";
   }
   if (options.run_mpi && !mpi_is_built()) {
     return "this mep_perf was built without MPI: --vs mpi is not possible (configure with "

@@ -45,6 +45,8 @@ struct Options {
   bool run_mpi = false;
   bool measure_machine = true;
   int threads = 0;  // ranks as threads of this process; 0: ranks are processes
+  bool on_device = false;
+  int32_t device = 0;  // CUDA's number of the GPU
   std::string json_path;
 };
 

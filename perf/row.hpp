@@ -19,6 +19,7 @@ struct Row {
   double data_bytes = 0;               // algorithm bandwidth is this / time
   double bus_factor = 1;               // bus bandwidth / algorithm bandwidth
   double moved_bytes = 0;              // that all ranks together must copy at least once
+  double floor_us = 0;                 // on a GPU, where it was measured; else 0
   std::optional<uint64_t> errors;      // of MEP, with --check
   std::optional<uint64_t> mpi_errors;  // of the MPI side, with --check
 

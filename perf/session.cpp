@@ -19,6 +19,25 @@ namespace {
 constexpr uint32_t kCollectiveRounds = 3;  // checked operations before the timed ones
 constexpr uint32_t kMoeRounds = 2;
 
+// On one GPU: each token is read once and each row written once by dispatch, each row read once and each
+// token written once by combine, and the expert reads and writes each row. `rows` are those of all ranks.
+double moe_floor_us(const DeviceFloors& device, MoeOperation operation, const MoeShape& shape,
+                    double rows) {
+  const auto token_bytes =
+      static_cast<double>(shape.combine_row_bytes()) * shape.tokens * shape.size;
+  const double dispatch_bytes = rows * static_cast<double>(shape.dispatch_row_bytes());
+  const double combine_bytes = rows * static_cast<double>(shape.combine_row_bytes());
+  switch (operation) {
+    case MoeOperation::kDispatch:
+      return floor_us(device, token_bytes + dispatch_bytes, 2);
+    case MoeOperation::kCombine:
+      return floor_us(device, token_bytes + combine_bytes, 1);
+    case MoeOperation::kMoe:
+      break;
+  }
+  return floor_us(device, 2 * (token_bytes + dispatch_bytes + combine_bytes), 3);
+}
+
 // The sides of one size, in the order in which they take turns.
 struct Sides {
   std::unique_ptr<Case> mep;
@@ -31,12 +50,15 @@ class Session {
       : options_(*context.options),
         team_(*context.team),
         comm_(context.comm),
+        device_(context.device),
         is_speaker_(team_.rank() == 0),
-        progress_(is_speaker_) {}
+        progress_(is_speaker_) {
+    machine_.device = context.floors;
+  }
 
   bool run() {
     if (is_speaker_ && !options_.json_path.empty()) write_json(options_.json_path, {});
-    if (options_.measure_machine) machine_ = measure_machine(team_);
+    if (options_.measure_machine && device_ == nullptr) machine_ = measure_machine(team_);
     const CollectiveEntry* entry = find_collective(options_.operation);
     entry != nullptr ? run_collective(*entry) : run_moe();
     if (is_speaker_ && !options_.json_path.empty()) write_json(options_.json_path, rows_);
@@ -49,6 +71,7 @@ class Session {
   void run_moe();
   void run_moe_size(MoeOperation operation, uint32_t tokens);
   void run_row(const Sides& sides, uint32_t rounds, Row* row);
+  void end_device_case(Sides* sides);
   uint64_t verify(Case& subject, uint32_t rounds);
   void heading(std::string subject);
   void* allocate(size_t bytes, Buffer* plain);
@@ -56,6 +79,7 @@ class Session {
   const Options& options_;
   Team& team_;
   mep_comm_t comm_;
+  DeviceRank* device_;
   const bool is_speaker_;
   Progress progress_;
   Machine machine_;
@@ -75,6 +99,8 @@ uint64_t Session::verify(Case& subject, uint32_t rounds) {
 }
 
 void Session::run_row(const Sides& sides, uint32_t rounds, Row* row) {
+  // Making graphs and memory can wait for what runs on a GPU: all ranks are done with it.
+  if (device_ != nullptr) team_.barrier();
   std::vector<Case*> cases;
   for (Case* subject : {sides.mep.get(), sides.mpi.get()}) {
     if (subject == nullptr) continue;
@@ -106,7 +132,11 @@ void Session::run_row(const Sides& sides, uint32_t rounds, Row* row) {
 void Session::heading(std::string subject) {
   subject += ", " + std::to_string(team_.size()) + (team_.size() == 1 ? " rank" : " ranks");
   if (options_.threads > 0) subject += " (threads)";
-  if (comm_ != nullptr && team_.size() > 1) {
+  if (device_ != nullptr) {
+    subject += " on one GPU";
+    if (!machine_.device.gpu.empty()) subject += ", " + machine_.device.gpu;
+    subject += ", graphs of " + std::to_string(kDeviceOperations) + " operations";
+  } else if (comm_ != nullptr && team_.size() > 1) {
     const char* transport = nullptr;
     const int32_t peer = team_.rank() == 0 ? 1 : 0;
     require(mep_comm_transport(comm_, peer, &transport), "mep_comm_transport");
@@ -116,6 +146,14 @@ void Session::heading(std::string subject) {
     subject += ", " + std::to_string(machine_.cores) + (machine_.cores == 1 ? " core" : " cores");
   }
   if (is_speaker_) print_heading(options_, machine_, subject);
+}
+
+// Freeing waits for what runs on a GPU, so nothing of another rank may run then that waits for this one.
+void Session::end_device_case(Sides* sides) {
+  if (device_ == nullptr) return;
+  team_.barrier();
+  *sides = Sides();
+  team_.barrier();
 }
 
 void* Session::allocate(size_t bytes, Buffer* plain) {
@@ -161,7 +199,10 @@ void Session::run_collective_size(const CollectiveEntry& entry, size_t count) {
   call.send = allocate(block * static_cast<size_t>(entry.send_blocks(call.size)), &send);
   call.recv = allocate(block * static_cast<size_t>(entry.recv_blocks(call.size)), &recv);
   Sides sides;
-  if (options_.run_mep) sides.mep = make_mep_collective(call, comm_);
+  if (options_.run_mep) {
+    sides.mep =
+        device_ != nullptr ? device_->make_collective(call) : make_mep_collective(call, comm_);
+  }
   if (options_.run_mpi) sides.mpi = make_mpi_collective(call);
   Row row;
   row.operation = entry.name;
@@ -173,7 +214,10 @@ void Session::run_collective_size(const CollectiveEntry& entry, size_t count) {
   // root.
   const bool has_root = std::string(entry.name) == "broadcast";
   row.moved_bytes = row.data_bytes * row.bus_factor * (call.size - (has_root ? 1 : 0));
+  row.floor_us = floor_us(machine_.device, static_cast<double>(block) * entry.traffic(call.size),
+                          call.size > 1 ? 1 : 0);
   run_row(sides, kCollectiveRounds, &row);
+  end_device_case(&sides);
   if (options_.use_mep_memory && comm_ != nullptr) {
     sides = Sides();
     team_.barrier();  // nobody reads this rank's memory any more
@@ -211,7 +255,9 @@ void Session::run_moe_size(MoeOperation operation, uint32_t tokens) {
   std::unique_ptr<MoeSide> mep_side;
   std::unique_ptr<MoeSide> mpi_side;
   Sides sides;
-  if (options_.run_mep) {
+  if (options_.run_mep && device_ != nullptr) {
+    sides.mep = device_->make_moe(operation, problem, options_);
+  } else if (options_.run_mep) {
     mep_side = make_mep_moe(problem, options_, comm_);
     sides.mep = make_moe_case(operation, *mep_side, problem);
   }
@@ -238,7 +284,9 @@ void Session::run_moe_size(MoeOperation operation, uint32_t tokens) {
   row.bytes = static_cast<uint64_t>(std::llround(row.data_bytes));
   row.bus_factor = static_cast<double>(shape.size - 1) / shape.size;
   row.moved_bytes = moved_row_bytes * rows;
+  row.floor_us = moe_floor_us(machine_.device, operation, shape, rows);
   run_row(sides, kMoeRounds, &row);
+  end_device_case(&sides);
 }
 
 }  // namespace

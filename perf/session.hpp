@@ -1,6 +1,7 @@
 // What one rank does once it has its communicator: every size of the operation, checked and timed.
 #pragma once
 
+#include "device_side.hpp"
 #include "machine.hpp"
 #include "mep.h"
 #include "options.hpp"
@@ -11,7 +12,9 @@ namespace mep::perf {
 struct RankContext {
   const Options* options = nullptr;
   Team* team = nullptr;
-  mep_comm_t comm = nullptr;  // null when only MPI runs
+  mep_comm_t comm = nullptr;     // null when only MPI runs
+  DeviceRank* device = nullptr;  // null on hosts
+  DeviceFloors floors;           // of the device, on rank 0
 };
 
 // Collective. True: --check found nothing wrong on any rank. Throws PerfError.

@@ -44,6 +44,12 @@ std::string line_share(const Machine& machine, const Row& row) {
   return share < 0.5 ? "<1" : text_of("%.0f", share);
 }
 
+// Of the operation's time the part that nothing can undercut.
+std::string floor_share(const Row& row) {
+  if (row.floor_us <= 0) return kMissing;
+  return text_of("%.0f", 100 * row.floor_us / row.main().p50_us);
+}
+
 void print_phases(const char* side, const Statistics& statistics) {
   if (statistics.phases.empty()) return;
   std::string line = std::string("#   ") + side + ", mean of the ranks:";
@@ -61,7 +67,10 @@ void print_heading(const Options& options, const Machine& machine, const std::st
   (void)std::fputs(describe(machine).c_str(), stdout);
   (void)std::printf("%10s %10s %10s %10s %9s %9s", "bytes", "p50 us", "p99 us", "min us",
                     "alg GB/s", "bus GB/s");
-  if (options.measure_machine) (void)std::printf(" %6s %6s", "copy %", "line %");
+  if (options.measure_machine) {
+    options.on_device ? (void)std::printf(" %9s %7s", "floor us", "floor %")
+                      : (void)std::printf(" %6s %6s", "copy %", "line %");
+  }
   if (options.run_mep && options.run_mpi) (void)std::printf(" %10s %6s", "MPI p50", "ratio");
   if (options.check) (void)std::printf(" %7s", "errors");
   (void)std::putchar('\n');
@@ -76,7 +85,9 @@ void print_row(const Options& options, const Machine& machine, const Row& row) {
   const bool has_data = row.data_bytes > 0;
   (void)std::printf(" %9s %9s", has_data ? number(row.algbw_gbps()).c_str() : kMissing,
                     has_data ? number(row.busbw_gbps()).c_str() : kMissing);
-  if (options.measure_machine) {
+  if (options.measure_machine && options.on_device) {
+    (void)std::printf(" %9s %7s", number(row.floor_us).c_str(), floor_share(row).c_str());
+  } else if (options.measure_machine) {
     (void)std::printf(" %6s %6s", copy_share(machine, row).c_str(),
                       line_share(machine, row).c_str());
   }

@@ -26,8 +26,25 @@ double run_block(Team& team, Case& subject, uint64_t iterations) {
   return seconds;
 }
 
+uint64_t block_count(double block_seconds) {
+  return std::clamp(static_cast<uint64_t>(kBudgetSeconds / block_seconds), kMinBlocks, kMaxBlocks);
+}
+
+Plan plan_of_fixed_blocks(const Options& options, Team& team, Case& subject) {
+  Plan plan;
+  plan.block_iterations = subject.block_iterations();
+  (void)run_block(team, subject, plan.block_iterations);
+  if (options.iterations > 0) {
+    plan.blocks = (options.iterations + plan.block_iterations - 1) / plan.block_iterations;
+  } else {
+    plan.blocks = block_count(run_block(team, subject, plan.block_iterations));
+  }
+  return plan;
+}
+
 // Finds the iterations that fill a block; all ranks see the same times, so all decide the same.
 Plan make_plan(const Options& options, Team& team, Case& subject) {
+  if (subject.block_iterations() > 0) return plan_of_fixed_blocks(options, team, subject);
   (void)run_block(team, subject, kWarmUpIterations);
   uint64_t iterations = 1;
   double seconds = run_block(team, subject, iterations);
@@ -49,8 +66,7 @@ Plan make_plan(const Options& options, Team& team, Case& subject) {
     plan.blocks = (options.iterations + plan.block_iterations - 1) / plan.block_iterations;
   } else {
     plan.block_iterations = iterations;
-    plan.blocks =
-        std::clamp(static_cast<uint64_t>(kBudgetSeconds / seconds), kMinBlocks, kMaxBlocks);
+    plan.blocks = block_count(seconds);
   }
   return plan;
 }

@@ -1,6 +1,6 @@
 // How times are taken. A case is one operation of one size on one side (MEP or MPI). It runs in
 // blocks of back-to-back iterations, the sides in turn. A block's time per iteration is the largest
-// of all ranks' averages; p50, p99 and min are those of the blocks.
+// of all ranks' averages; p50, p99 and min are those of the blocks. On a GPU a block is a graph.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,8 @@ class Case {
   virtual void run(uint64_t iterations, double* seconds) = 0;
   // Collective: one operation on new data; how many values are wrong on this rank.
   virtual uint64_t verify(uint32_t round) = 0;
+  // Iterations of a block where the case cannot take any other number; 0: as many as are useful.
+  virtual uint64_t block_iterations() const { return 0; }
   // Back to the data of round 0, which is what the timed blocks use.
   virtual void reset() = 0;
   virtual std::vector<Phase> phases() const { return {}; }

@@ -16,22 +16,13 @@
 #include "base/status.hpp"
 #include "core/topo/host_topology.hpp"
 #include "core/topo/usable_cores.hpp"
+#include "gpu_report.hpp"
 #include "hca_report.hpp"
+#include "report.hpp"
 #include "transport/transport.hpp"
-#if MEP_HAVE_CUDA
-#include "transport/cuda/device_memory.hpp"
-#endif
 
 namespace mep {
 namespace {
-
-void print_title(const char* title) {
-  (void)std::printf("\n%s\n", title);
-}
-
-void print_line(const char* name, const std::string& value) {
-  (void)std::printf("  %-22s %s\n", name, value.c_str());
-}
 
 std::string part_text(bool is_there, const char* note) {
   return std::string(is_there ? "yes, " : "no: ") + note;
@@ -71,13 +62,6 @@ void print_transports() {
   if (!build.have_cuda) print_line("cuda", std::string("not built: ") + build.cuda_note);
 }
 
-std::string size_text(uint64_t bytes) {
-  constexpr uint64_t kKib = 1024;
-  if (bytes >= 10 * kKib * kKib * kKib) return std::to_string(bytes >> 30) + " GiB";
-  if (bytes >= 10 * kKib * kKib) return std::to_string(bytes >> 20) + " MiB";
-  return std::to_string(bytes >> 10) + " KiB";
-}
-
 void print_topology() {
   print_title("Topology");
   HostTopology host;
@@ -101,34 +85,6 @@ void print_topology() {
     if (device.numa_node >= 0) text += ", at NUMA node " + std::to_string(device.numa_node);
     print_line(device.kind.c_str(), text);
   }
-}
-
-// GPUs as CUDA numbers them, which of them reach each other's memory, and so what ranks on them use.
-void print_gpus() {
-#if MEP_HAVE_CUDA
-  print_title("GPUs");
-  int32_t count = 0;
-  if (is_error(count_devices(&count))) {
-    print_line("none", last_error_text());
-    return;
-  }
-  for (int32_t device = 0; device < count; ++device) {
-    DeviceFacts facts;
-    const std::string name = "GPU " + std::to_string(device);
-    if (is_error(describe_device(device, &facts))) {
-      print_line(name.c_str(), last_error_text());
-      continue;
-    }
-    print_line(name.c_str(), facts.name + ", " + std::to_string(facts.multiprocessors) +
-                                 " multiprocessors, " + size_text(facts.memory_bytes) +
-                                 (facts.exports_memory ? "" : ", exports no memory"));
-    for (int32_t peer = device + 1; peer < count; ++peer) {
-      const bool reach = device_reaches(device, peer) && device_reaches(peer, device);
-      print_line((name + " and " + std::to_string(peer)).c_str(),
-                 reach ? "mapped" : "do not reach each other");
-    }
-  }
-#endif
 }
 
 void print_cores() {

@@ -21,4 +21,5 @@ mep_add_gpu_test(gpu_ep_bench SOURCES ep_gpu_bench.cu ${ep_kernels} ARGS 16 TIME
 if(TARGET mep)
   # Through the C ABI; the calls on host communicators are the oracle.
   mep_add_gpu_test(gpu_ep_device SOURCES ep_device_test.cu LIBRARIES mep TIMEOUT 240)
+  mep_add_gpu_test(gpu_ep_process SOURCES ep_process_test.cu LIBRARIES mep TIMEOUT 240)
 endif()

@@ -1,9 +1,11 @@
 // Ranks of an EP object through the C ABI: on host communicators, whose outputs are the oracle, and on one
-// GPU, with a stream for each rank. Every rank's inputs follow from a seed.
+// GPU, with a stream for each rank: all in this process, or one of them. Every rank's inputs follow from
+// a seed.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -261,14 +263,21 @@ struct Rank {
 struct Group {
   Shape s;
   std::vector<Rank> ranks;
+  uint32_t first, last;  // ranks of this process: first .. last - 1
   uint32_t live;
 
   explicit Group(const Shape& shape, uint32_t timeout_ms = 20'000)
-      : s(shape), ranks(shape.ranks), live(shape.ranks) {
-    const std::vector<mep_comm_t> comms = open_comms(s.ranks, true, timeout_ms);
-    in_threads(s.ranks, [&](uint32_t i) {
+      : Group(shape, open_comms(shape.ranks, true, timeout_ms), 0) {}
+  // The ranks from `first` on, one for each comm, are here; others are other processes.
+  Group(const Shape& shape, const std::vector<mep_comm_t>& comms, uint32_t first_rank)
+      : s(shape),
+        ranks(shape.ranks),
+        first(first_rank),
+        last(first_rank + static_cast<uint32_t>(comms.size())),
+        live(shape.ranks) {
+    in_threads(last - first, [&](uint32_t i) {
       CUDA(cudaSetDevice(0));
-      Rank& r = ranks[i];
+      Rank& r = ranks[first + i];
       r.comm = comms[i];
       const mep_ep_config_t config = ep_config(s);
       need(mep_ep_create(r.comm, &config, &r.ep), "mep_ep_create on a GPU");
@@ -278,7 +287,8 @@ struct Group {
         need(mep_ep_combine_input(r.ep, buffer, &r.combine_input[buffer]), "combine_input");
       }
     });
-    for (Rank& r : ranks) {
+    for (uint32_t i = first; i < last; ++i) {
+      Rank& r = ranks[i];
       CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
       const size_t rows = s.rows();
       r.x = device_memory<uint16_t>(kTokens * kHidden);
@@ -299,13 +309,15 @@ struct Group {
   // Streams idle.
   ~Group() {
     std::vector<mep_comm_t> comms;
-    for (Rank& r : ranks) {
+    for (uint32_t i = first; i < last; ++i) {
+      Rank& r = ranks[i];
       for (const mep_ep_handle_t handle : r.handles) need(mep_ep_handle_destroy(handle), "handle");
       need(mep_ep_destroy(r.ep), "mep_ep_destroy");
       comms.push_back(r.comm);
     }
     close_comms(comms);
-    for (Rank& r : ranks) {
+    for (uint32_t i = first; i < last; ++i) {
+      Rank& r = ranks[i];
       for (void* memory : {static_cast<void*>(r.x), static_cast<void*>(r.y),
                            static_cast<void*>(r.out), static_cast<void*>(r.experts),
                            static_cast<void*>(r.weights), static_cast<void*>(r.recv_x),
@@ -318,8 +330,10 @@ struct Group {
     }
   }
 
+  uint32_t live_end() const { return std::min(live, last); }
+
   void upload(const Reference& ref) {
-    for (uint32_t i = 0; i < live; ++i) {
+    for (uint32_t i = first; i < live_end(); ++i) {
       Rank& r = ranks[i];
       const Input& in = ref.inputs[i];
       CUDA(cudaMemcpy(r.x, in.x.data(), in.x.size() * 2, cudaMemcpyDefault));
@@ -330,7 +344,8 @@ struct Group {
     poison();
   }
   void poison() {
-    for (Rank& r : ranks) {
+    for (uint32_t i = first; i < last; ++i) {
+      Rank& r = ranks[i];
       CUDA(cudaMemset(r.recv_x, kPoison, s.rows() * s.wire_row()));
       CUDA(cudaMemset(r.recv_scales, kPoison, s.rows() * kGroups * 4));
       CUDA(cudaMemset(r.src_info, kPoison, s.rows() * 4));
@@ -401,7 +416,7 @@ struct Group {
       CHECK(at == got.size(), "%s: rank %u of %u: %s differs at byte %zu: %02x, not %02x", where,
             rank, s.ranks, name, at, got[at], wanted[at]);
     };
-    for (uint32_t i = 0; i < live; ++i) {
+    for (uint32_t i = first; i < live_end(); ++i) {
       const Rank& r = ranks[i];
       const Output& wanted = ref.outputs[i];
       for (int op = 0; op < 2; ++op) {
@@ -421,7 +436,7 @@ struct Group {
   // Dispatch on one buffer, combine, the same on the other.
   std::vector<cudaGraphExec_t> capture(const Reference& ref) {
     std::vector<cudaGraphExec_t> graphs;
-    for (uint32_t i = 0; i < live; ++i) {
+    for (uint32_t i = first; i < live_end(); ++i) {
       cudaGraph_t graph = nullptr;
       cudaGraphExec_t exec = nullptr;
       CUDA(cudaStreamBeginCapture(ranks[i].stream, cudaStreamCaptureModeThreadLocal));
@@ -436,12 +451,14 @@ struct Group {
   }
   void replay(const std::vector<cudaGraphExec_t>& graphs, int times) {
     for (int replay = 0; replay < times; ++replay) {
-      for (uint32_t i = 0; i < live; ++i) CUDA(cudaGraphLaunch(graphs[i], ranks[i].stream));
+      for (uint32_t i = first; i < live_end(); ++i) {
+        CUDA(cudaGraphLaunch(graphs[i - first], ranks[i].stream));
+      }
     }
     CUDA(cudaDeviceSynchronize());
   }
   void expect_no_failure(const char* where) {
-    for (uint32_t i = 0; i < live; ++i) {
+    for (uint32_t i = first; i < live_end(); ++i) {
       CHECK(mep_comm_async_result(ranks[i].comm) == MEP_SUCCESS, "%s: rank %u: %s", where, i,
             mep_last_error());
     }

@@ -125,6 +125,9 @@ mep_result_t describe_device(int32_t device, DeviceFacts* facts) {
   cudaDeviceProp about{};
   MEP_TRY(check(cudaGetDeviceProperties(&about, device), "cudaGetDeviceProperties"));
   facts->name = about.name;
+  char pci[32] = "";
+  MEP_TRY(check(cudaDeviceGetPCIBusId(pci, sizeof pci, device), "cudaDeviceGetPCIBusId"));
+  facts->pci = pci;
   facts->multiprocessors = static_cast<uint32_t>(about.multiProcessorCount);
   facts->memory_bytes = about.totalGlobalMem;
   facts->compute_capability = about.major * 10 + about.minor;

@@ -17,6 +17,7 @@ namespace mep {
 
 struct DeviceFacts {
   std::string name;
+  std::string pci;  // "0000:18:00.0"
   uint32_t multiprocessors = 0;
   uint64_t memory_bytes = 0;
   int32_t compute_capability = 0;  // 90 for 9.0

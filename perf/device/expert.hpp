@@ -1,0 +1,26 @@
+// The stand-in expert as a kernel: each row that arrived times its expert's factor.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace mep::perf {
+
+struct ExpertCall {
+  const void* rows;             // [experts, capacity, hidden], bfloat16 or e4m3
+  const float* scales;          // [experts, capacity, ceil(hidden / 128)] of e4m3; else null
+  const int64_t* layout_range;  // [experts, sources]
+  void* y;                      // [experts, capacity, hidden] bfloat16
+  uint32_t experts;             // of this rank
+  uint32_t sources;
+  uint32_t capacity;  // rows of one expert
+  uint32_t hidden;    // a multiple of 8
+  uint64_t first_expert;
+};
+
+// Loads the kernel: its first launch would wait for kernels of other ranks that wait.
+cudaError_t load_expert();
+cudaError_t launch_expert(const ExpertCall& call, cudaStream_t stream);
+
+}  // namespace mep::perf

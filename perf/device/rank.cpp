@@ -1,0 +1,84 @@
+// The GPU's side of a rank, put together; and its team where ranks are processes.
+#include <algorithm>
+#include <cstring>
+
+#include "device/collective.hpp"
+#include "device/context.hpp"
+#include "device/expert.hpp"
+#include "device/moe.hpp"
+#include "device_side.hpp"
+#include "error.hpp"
+
+namespace mep::perf {
+namespace {
+
+// Numbers go over the communicator, in pinned memory.
+class StreamTeam : public Team {
+ public:
+  explicit StreamTeam(DeviceContext& context) : context_(context) {
+    require(mep_comm_rank(context.comm(), &rank_), "mep_comm_rank");
+    require(mep_comm_size(context.comm(), &size_), "mep_comm_size");
+    context.use();
+    require_cuda(cudaMallocHost(&numbers_, kNumbers * sizeof(double)), "cudaMallocHost");
+  }
+  ~StreamTeam() override { (void)cudaFreeHost(numbers_); }
+  StreamTeam(const StreamTeam&) = delete;
+  StreamTeam& operator=(const StreamTeam&) = delete;
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  void barrier() override {
+    require(mep_barrier(context_.comm(), context_.stream()), "mep_barrier");
+    context_.synchronize();
+  }
+  void wait_quietly() override { barrier(); }
+  void maximum(double* values, size_t count) override { combine(values, count, MEP_MAX); }
+  void sum(double* values, size_t count) override { combine(values, count, MEP_SUM); }
+
+ private:
+  static constexpr size_t kNumbers = 512;
+
+  void combine(double* values, size_t count, mep_op_t op) {
+    while (count > 0) {
+      const size_t part = std::min(count, kNumbers);
+      std::memcpy(numbers_, values, part * sizeof(double));
+      require(mep_allreduce(numbers_, numbers_, part, MEP_FLOAT64, op, context_.comm(),
+                            context_.stream()),
+              "mep_allreduce");
+      context_.synchronize();
+      std::memcpy(values, numbers_, part * sizeof(double));
+      values += part;
+      count -= part;
+    }
+  }
+
+  DeviceContext& context_;
+  double* numbers_ = nullptr;
+  int32_t rank_ = 0;
+  int32_t size_ = 0;
+};
+
+class CudaRank : public DeviceRank {
+ public:
+  CudaRank(mep_comm_t comm, int32_t device) : context_(comm, device) {
+    require_cuda(load_expert(), "loading kernels");
+  }
+  std::unique_ptr<Team> make_team() override { return std::make_unique<StreamTeam>(context_); }
+  std::unique_ptr<Case> make_collective(const CollectiveCall& call) override {
+    return make_device_collective(context_, call);
+  }
+  std::unique_ptr<Case> make_moe(MoeOperation operation, MoeProblem& problem,
+                                 const Options& options) override {
+    return make_device_moe(context_, operation, problem, options);
+  }
+
+ private:
+  DeviceContext context_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceRank> make_device_rank(mep_comm_t comm, int32_t device) {
+  return std::make_unique<CudaRank>(comm, device);
+}
+
+}  // namespace mep::perf

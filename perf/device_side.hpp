@@ -1,0 +1,44 @@
+// Everything that needs a GPU, seen without a CUDA header. Built without CUDA, device_absent.cpp stands
+// in and only says so.
+//
+// On a GPU a block of the timing is one graph of kDeviceOperations operations back to back.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "collectives.hpp"
+#include "machine.hpp"
+#include "mep.h"
+#include "moe_side.hpp"
+#include "team.hpp"
+
+namespace mep::perf {
+
+constexpr uint64_t kDeviceOperations = 50;  // of one graph
+
+bool device_is_built();
+
+// Before anything else is done with GPUs, while the process has one thread. Throws when the GPU cannot
+// be used; the text says why.
+void prepare_device(int32_t device);
+// Nothing else may run on the GPU.
+DeviceFloors measure_device(int32_t device);
+
+// One rank's stream, memory and kernels on its GPU; used by one thread.
+class DeviceRank {
+ public:
+  virtual ~DeviceRank() = default;
+  // Of ranks that are processes; the numbers go over the communicator.
+  virtual std::unique_ptr<Team> make_team() = 0;
+  // The call's buffers are on the host; the case has its own on the GPU.
+  virtual std::unique_ptr<Case> make_collective(const CollectiveCall& call) = 0;
+  // Collective; so is the end of the case.
+  virtual std::unique_ptr<Case> make_moe(MoeOperation operation, MoeProblem& problem,
+                                         const Options& options) = 0;
+};
+
+// `device` and the communicator's are the same. Throws PerfError.
+std::unique_ptr<DeviceRank> make_device_rank(mep_comm_t comm, int32_t device);
+
+}  // namespace mep::perf

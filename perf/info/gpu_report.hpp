@@ -1,0 +1,10 @@
+// The GPUs that CUDA finds, for mep_info.
+#pragma once
+
+namespace mep {
+
+// As CUDA numbers them: what each is, which HCA is nearest, and which reach each other's memory, hence
+// what ranks on them use; or why none can be used.
+void print_gpus();
+
+}  // namespace mep
