@@ -66,11 +66,6 @@ __global__ void __launch_bounds__(kThreads) expert_kernel(ExpertCall call) {
 
 }  // namespace
 
-cudaError_t load_expert() {
-  cudaFuncAttributes attributes{};
-  return cudaFuncGetAttributes(&attributes, expert_kernel);
-}
-
 cudaError_t launch_expert(const ExpertCall& call, cudaStream_t stream) {
   expert_kernel<<<dim3(call.sources, call.experts), kThreads, 0, stream>>>(call);
   return cudaGetLastError();

@@ -19,8 +19,6 @@ struct ExpertCall {
   uint64_t first_expert;
 };
 
-// Loads the kernel: its first launch would wait for kernels of other ranks that wait.
-cudaError_t load_expert();
 cudaError_t launch_expert(const ExpertCall& call, cudaStream_t stream);
 
 }  // namespace mep::perf

@@ -60,7 +60,14 @@ class StreamTeam : public Team {
 class CudaRank : public DeviceRank {
  public:
   CudaRank(mep_comm_t comm, int32_t device) : context_(comm, device) {
-    require_cuda(load_expert(), "loading kernels");
+    // One launch without rows: the first that counts shall not wait for anything to be loaded.
+    ExpertCall nothing{};
+    auto* no_rows = context_.allocate<int64_t>(1);
+    context_.fill(no_rows, 0, sizeof(int64_t));
+    nothing.layout_range = no_rows;
+    nothing.experts = nothing.sources = 1;
+    require_cuda(launch_expert(nothing, context_.stream()), "loading kernels");
+    context_.synchronize();
   }
   std::unique_ptr<Team> make_team() override { return std::make_unique<StreamTeam>(context_); }
   std::unique_ptr<Case> make_collective(const CollectiveCall& call) override {
