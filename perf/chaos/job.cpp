@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 #include <new>
 #include <stdexcept>
 
@@ -73,6 +74,13 @@ Process& Job::start(uint32_t rank, bool joins, const std::string& environment) {
   if (options_.suspect_ms != 0) words.insert(words.end(), {"--suspect-ms", suspect.c_str()});
   if (options_.heartbeat_ms != 0) words.insert(words.end(), {"--heartbeat-ms", heartbeat.c_str()});
   words.push_back(nullptr);
+  std::string program = "/proc/self/exe";
+  const std::string own_path = std::filesystem::read_symlink(program);
+  if (!options_.starter.empty()) {
+    program = options_.starter;
+    words[0] = own_path.c_str();
+    words.insert(words.begin(), program.c_str());
+  }
   const pid_t parent = getpid();
   process->started_ns = now_ns();
   const pid_t pid = fork();
@@ -91,7 +99,7 @@ Process& Job::start(uint32_t rank, bool joins, const std::string& environment) {
     if (equals != std::string::npos) {
       setenv(environment.substr(0, equals).c_str(), environment.substr(equals + 1).c_str(), 1);
     }
-    execv("/proc/self/exe", const_cast<char* const*>(words.data()));
+    execv(program.c_str(), const_cast<char* const*>(words.data()));
     _exit(127);
   }
   process->pid = pid;

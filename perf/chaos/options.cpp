@@ -32,6 +32,7 @@ constexpr const char* kHelp =
     "  --timeout-ms T   of operations (default 20000)\n"
     "  --suspect-ms T, --heartbeat-ms T   thresholds; default the library's\n"
     "  --hang-ms T      no progress for so long is a hang (default 60000)\n"
+    "  --starter FILE   program that becomes each rank: FILE mep_chaos ARGUMENT...\n"
     "  --json FILE      the report as JSON\n"
     "  -v               say each step\n"
     "\n"
@@ -72,6 +73,7 @@ ParseResult parse_options(int argc, char** argv, Options* options, std::string* 
   const TextOption texts[] = {{"--plan", &options->plan},
                               {"--mix", &options->mix},
                               {"--workload", &options->workload},
+                              {"--starter", &options->starter},
                               {"--json", &options->json_path}};
   bool is_worker = false;
   for (int i = 1; i < argc; ++i) {

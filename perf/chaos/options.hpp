@@ -21,6 +21,7 @@ struct Options {
   // Growth of a survivor's resident pages in the second half of the run that is still no leak; 0: 128 a
   // rank, as what is touched of the others' windows depends on what was called since they came.
   uint32_t leak_pages = 0;
+  std::string starter;  // program that becomes each rank: STARTER mep_chaos ARGUMENT...
   std::string json_path;
   bool verbose = false;
   // Internal: this process is a worker.

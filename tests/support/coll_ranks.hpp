@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <functional>
@@ -46,20 +47,35 @@ inline bool& soak_flag() {
   }();
   return soak;
 }
-// --hosts 0011: on which "host" each rank of a world of threads counts as being, repeated for larger
-// worlds; ranks of different hosts reach each other by put and signal alone. Empty: all on one.
+// --hosts 0011: on which "host" each rank counts as being, repeated for larger worlds. Threads of
+// different hosts reach each other by put and signal alone; processes as MEP_TRANSPORTS says, and they
+// need MEP_RENDEZVOUS. Empty: all on one.
 inline std::string& hosts_pattern() {
   static std::string pattern;
   return pattern;
+}
+// --less 10: where machines are slow, a tenth of the slice that CI runs.
+inline size_t& less() {
+  static size_t divisor = 1;
+  return divisor;
+}
+// --ranks 8: only worlds of this size; 0: all that the test has.
+inline int& only_size() {
+  static int size = 0;
+  return size;
 }
 inline void read_arguments(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::string(argv[i]) == "--soak") soak_flag() = true;
     if (std::string(argv[i]) == "--hosts" && i + 1 < argc) hosts_pattern() = argv[i + 1];
+    if (std::string(argv[i]) == "--ranks" && i + 1 < argc) only_size() = atoi(argv[i + 1]);
+    if (std::string(argv[i]) == "--less" && i + 1 < argc) {
+      less() = std::max<size_t>(strtoull(argv[i + 1], nullptr, 10), 1);
+    }
   }
 }
 inline size_t slice(size_t ci, size_t soak) {
-  return soak_flag() ? soak : ci;
+  return soak_flag() ? soak : std::max<size_t>(ci / less(), 1);
 }
 
 // Collects findings of all ranks; the first few are kept.
@@ -189,13 +205,13 @@ inline void play_host(int rank, const std::string& folder) {
   setenv("MEP_ALLOW_INSECURE", "1", 1);
 }
 
-// The life of one rank process, from its environment to its exit status.
 // What a rank's process does before it makes its communicator; for jobs whose ranks are not alike.
 inline std::function<void(int rank)>& before_rank() {
   static std::function<void(int rank)> hook;
   return hook;
 }
 
+// The life of one rank process, from its environment to its exit status.
 inline int rank_process(int rank, int size, const std::string& job, mep_comm_config_t config,
                         const RankBody& body) {
   setenv("MEP_RANK", std::to_string(rank).c_str(), 1);

@@ -8,6 +8,7 @@ using namespace mep_test;  // NOLINT(google-build-using-namespace)
 
 void matrix(uint32_t flags) {
   for (const int size : kRankCounts) {
+    if (only_size() != 0 && size != only_size()) continue;
     for (const bool nonblocking : {false, true}) {
       Report report;
       with_rank_processes(size, patient_config(flags), report,

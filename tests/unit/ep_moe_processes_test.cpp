@@ -9,6 +9,7 @@ namespace {
 void run_cases(uint32_t flags, uint64_t first_seed) {
   const size_t cases = slice(4, 200);
   for (const int ranks : {2, 3, 4, 8}) {
+    if (only_size() != 0 && ranks != only_size()) continue;
     Report report;
     with_rank_processes(
         ranks, patient_config(flags), report, [&](int rank, mep_comm_t comm, Report& findings) {

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# In the guest: runs the verbs tests of a build folder, one after the other, and says which failed.
+# In the guest: guest_tests.sh slice|all BUILD_FOLDER [WORD]: runs the verbs tests of a build folder, or
+# those whose name has WORD, one after the other, and says which failed. slice is what CI has time for.
 set -u
-mode=$1 build=$2 failed=0
+mode=$1 build=$2 word=${3:-} failed=0
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-# check NAME COMMAND...
+# check LIMIT NAME COMMAND...
 check() {
-  local name=$1 start=$SECONDS code=0
-  shift
-  "$@" > /tmp/lab.out 2>&1 < /dev/null || code=$?
+  local limit=$1 name=$2 start=$SECONDS code=0
+  shift 2
+  case "$name" in *"$word"*) ;; *) return ;; esac
+  timeout "$limit" "$@" > /tmp/lab.out 2>&1 < /dev/null || code=$?
   if [ "$code" -eq 0 ]; then
     echo "passed  $name ($((SECONDS - start)) s)"
   else
@@ -17,35 +20,72 @@ check() {
   fi
 }
 
-# job NAME RANKS COMMAND...: ranks that reach each other by verbs.
-job() {
+# perf NAME RANKS ARGUMENT...: mep_perf over verbs alone; perf_hosts: on two hosts with shm within them.
+perf() {
   local name=$1 ranks=$2
   shift 2
-  check "$name" env MEP_TRANSPORTS="${transports:-verbs}" timeout 250 \
-    "$build/bin/mep_run" -n "$ranks" "$@"
+  check 250 "$name, $ranks ranks" env MEP_TRANSPORTS=verbs "$build/bin/mep_run" -n "$ranks" \
+    "$build/bin/mep_perf" "$@" --check --no-machine
+}
+perf_hosts() {
+  local name=$1
+  shift
+  check 250 "$name, 2 hosts of 4 ranks" env MEP_TRANSPORTS=shm,verbs "$build/bin/mep_run" -n 8 \
+    "$here/two_hosts.sh" "$build/bin/mep_perf" "$@" --check --no-machine
 }
 
-if [ "$mode" = all ]; then
-  check "conformance" timeout 900 "$build/tests/verbs_conformance_test"
-else
-  check "conformance, a slice" timeout 150 "$build/tests/verbs_conformance_test" slice
+# unit PROGRAM ARGUMENT...: a test of the library with verbs for transport.
+unit() {
+  check 400 "$*, by verbs" env MEP_TRANSPORTS=verbs "$build/tests/$1" "${@:2}"
+}
+# The same on 2 hosts of 4 ranks with shm within them. Their ranks are forked, so all use both devices.
+unit_hosts() {
+  mkdir -p /tmp/meeting
+  check 400 "$*, 2 hosts of 4 ranks" env MEP_TRANSPORTS=shm,verbs MEP_RENDEZVOUS=/tmp/meeting \
+    MEP_ALLOW_INSECURE=1 "$build/tests/$1" "${@:2}" --hosts 00001111
+}
+
+# Jobs under faults report case by case.
+faults() {
+  python3 "$here/guest_faults.py" "$build" "$@" < /dev/null || failed=1
+}
+
+moe=(moe --tokens 16 --hidden 1024 --topk 4 --experts 16 -i 5)
+if [ "$mode" = slice ]; then
+  check 150 "conformance, a slice" "$build/tests/verbs_conformance_test" slice
+  perf allreduce 2 allreduce -b 8 -e 65536 -f 16 -i 20
+  perf_hosts allreduce allreduce -b 8 -e 65536 -f 64 -i 10
+  perf_hosts "dispatch and combine" "${moe[@]}"
+  faults --slice -k "$word"
+  check 250 "errors" "$build/tests/verbs_errors_test"
+  exit "$failed"
 fi
-perf=$build/bin/mep_perf
-job "allreduce, 2 ranks" 2 "$perf" allreduce -b 8 -e 65536 -f 16 --check
-if [ "$mode" = all ]; then
-  for operation in barrier broadcast allgather allreduce reduce gather scatter reduce_scatter alltoall; do
-    job "$operation, 4 ranks" 4 "$perf" "$operation" -b 8 -e 1048576 -f 64 --check
-  done
-  moe=(moe --tokens 16 --hidden 1024 --topk 4 --experts 16 --check)
-  job "dispatch and combine, 4 ranks" 4 "$perf" "${moe[@]}"
-  hosts=(bash "$(dirname "$0")/two_hosts.sh")
-  for operation in barrier broadcast allgather allreduce alltoall; do
-    transports=shm,verbs job "$operation, 2 hosts of 2 ranks" 4 "${hosts[@]}" \
-      "$perf" "$operation" -b 8 -e 65536 -f 64 --check
-  done
-  transports=shm,verbs job "dispatch and combine, 2 hosts of 2 ranks" 4 "${hosts[@]}" "$perf" "${moe[@]}"
-  transports=shm,verbs job "allreduce, 2 hosts of 4 ranks" 8 "${hosts[@]}" \
-    "$perf" allreduce -b 8 -e 4096 -f 512 --check
-fi
-check "errors" timeout 250 "$build/tests/verbs_errors_test"
+
+check 900 "conformance" "$build/tests/verbs_conformance_test"
+# Every collective that there is.
+collectives=$(sed -n 's/^MEP_COLLECTIVE(\([a-z_]*\),.*/\1/p' "$here/../../../src/core/coll/collectives.def")
+for operation in $collectives; do
+  perf "$operation" 4 "$operation" -b 8 -e 1M -f 64 -i 10
+  perf_hosts "$operation" "$operation" -b 8 -e 256K -f 32 -i 10
+done
+for wire in bf16 fp8; do
+  perf "dispatch and combine, $wire" 4 "${moe[@]}" --wire "$wire"
+  perf_hosts "dispatch and combine, $wire" "${moe[@]}" --wire "$wire"
+done
+# All types, operators and sizes next to limits; random problems of experts; a rank that dies in them.
+unit coll_matrix_processes_test --ranks 4
+unit_hosts coll_matrix_processes_test --ranks 8
+unit coll_random_threads_test --less 10
+unit coll_requests_threads_test --less 10
+unit coll_wrap_threads_test --less 10
+unit coll_faults_threads_test --less 10
+unit coll_lifecycle_processes_test --less 20
+unit_hosts coll_lifecycle_processes_test --less 20
+unit ep_moe_processes_test --less 2
+unit_hosts ep_moe_processes_test --less 2 --ranks 8
+unit ep_calls_test
+unit ep_failure_processes_test --less 8
+unit_hosts ep_failure_processes_test --less 8
+faults -k "$word"
+check 250 "errors" "$build/tests/verbs_errors_test"
 exit "$failed"
