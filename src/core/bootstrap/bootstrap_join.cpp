@@ -309,6 +309,11 @@ mep_result_t Joiner::play_round() {
   seats_.clear();
   visitors_.clear();
   const Deadline limit = Deadline::after_ms(kRoundMs);
+  // Then, of two newcomers that come at the same time, one at least knows of the other.
+  while (!rendezvous_->is_announced() && !limit.expired() && !deadline_.expired()) {
+    wait();
+    MEP_TRY(rendezvous_->progress());
+  }
   for (int32_t rank = 0; rank < places_; ++rank) {
     if (rank == static_cast<int32_t>(self_.identity.slot)) continue;
     Seat seat;

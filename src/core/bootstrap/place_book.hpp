@@ -42,6 +42,8 @@ class PlaceBook {
   virtual bool is_open() const = 0;
   [[nodiscard]] virtual mep_result_t announce(const Place& own) = 0;
   virtual void withdraw() = 0;
+  // Whether the announced place is written down, and what was written down before it is known here.
+  virtual bool is_announced() const { return true; }
   // Places that were written down for the slot; an old one may be among them.
   virtual std::vector<Place> find(uint32_t slot) const = 0;
   // What keeps it from knowing more, for the text of a failed start.

@@ -34,6 +34,8 @@ class Rendezvous {
     return MEP_SUCCESS;
   }
   virtual void withdraw() {}
+  // Others find it there from now on, and who was announced before is known here.
+  virtual bool is_announced() const { return true; }
   // Nobody listens as `rank` now, as far as is known: success with an empty socket.
   [[nodiscard]] virtual mep_result_t connect(int32_t rank, Connection* out) = 0;
   // The next that waits at `listener` or at the door for other hosts. Nobody: an empty socket.

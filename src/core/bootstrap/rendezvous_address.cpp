@@ -46,6 +46,7 @@ class AddressBook final : public PlaceBook {
   bool is_open() const override;
   mep_result_t announce(const Place& own) override;
   void withdraw() override;
+  bool is_announced() const override;
   std::vector<Place> find(uint32_t slot) const override;
   std::string explain() const override;
   void settle(const std::vector<Place>& members) override;
@@ -183,6 +184,14 @@ mep_result_t AddressBook::announce(const Place& own) {
 }
 
 void AddressBook::withdraw() {}
+
+// A meeting point tells everybody, the sender too, of each place in the order in which they came.
+bool AddressBook::is_announced() const {
+  const std::lock_guard lock(mutex_);
+  return std::all_of(clients_.begin(), clients_.end(), [this](const Client& client) {
+    return !client.open || client.roll.contains({own_.slot, own_.incarnation});
+  });
+}
 
 std::vector<Place> AddressBook::find(uint32_t slot) const {
   const std::lock_guard lock(mutex_);

@@ -156,7 +156,9 @@ mep_result_t DirectoryBook::announce(const Place& own) {
                 strerrordesc_np(error));
   }
   own_path_ = path;
-  return MEP_SUCCESS;
+  // Of two that come at the same time each has written before it looks, so one sees the other.
+  next_look_ = Deadline::at_ns(0);
+  return progress();
 }
 
 void DirectoryBook::withdraw() {

@@ -29,6 +29,7 @@ class NetworkRendezvous final : public Rendezvous {
   std::vector<int> fds() const override;
   mep_result_t progress() override { return gate_->book->progress(); }
   bool is_open() const override { return gate_->book->is_open(); }
+  bool is_announced() const override { return gate_->book->is_announced(); }
   bool is_known_elsewhere(int32_t rank) const override;
   std::string explain_absence(int32_t rank, bool* denied) override;
 

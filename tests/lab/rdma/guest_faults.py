@@ -72,7 +72,8 @@ class Job:
         self.said = {}
         self.changed = threading.Condition()
         environment = dict(os.environ, MEP_TRANSPORTS="shm,verbs", MEP_SUSPECT_MS="2500",
-                           MEP_HEARTBEAT_MS="200", LAB_STOP=str(self.stop_file), MEP_LOG="warn")
+                           MEP_HEARTBEAT_MS="200", MEP_IB_TIMEOUT="16",
+                           LAB_STOP=str(self.stop_file), MEP_LOG="warn")
         self.process = subprocess.Popen(
             [build / "bin/mep_run", "-n", str(ranks), "--tag-output", HERE / "two_hosts.sh",
              build / "tests/lab_rank"],

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# In the guest: guest_perf.sh BUILD_FOLDER [RUNS]: put + signal beside perftest's ib_write_lat and
-# ib_write_bw, in turn, best of RUNS; of latencies the fastest round counts, because with as many pollers
-# as CPUs the others measure the scheduler. Prints the two tables of docs/verbs.md.
+# In the guest: guest_perf.sh BUILD_FOLDER [RUNS]: put + signal, and a signal alone, beside perftest's
+# ib_write_lat, ib_send_lat and ib_write_bw, in turn, best of RUNS; of latencies the fastest round counts,
+# because with as many pollers as CPUs the others measure the scheduler. Prints the two tables of
+# docs/verbs.md.
 set -u
 build=$1 runs=${2:-3} port=20000
 
@@ -22,29 +23,42 @@ perftest() {
   answer=${value:-0}
 }
 
-# table MODE PROGRAM COLUMN ORDER BYTES ROUNDS: sets ours and theirs to the best of all runs.
-measure() {
-  local mode=$1 program=$2 column=$3 order=$4 bytes=$5 rounds=$6 all_ours=() all_theirs=()
-  for _ in $(seq "$runs"); do
-    all_ours+=("$(timeout 60 "$build/tests/verbs_perf" "$mode" "$bytes" "$rounds" | cut -d ' ' -f 1)")
-    perftest "$program" "$column" "$bytes" "$rounds"
-    all_theirs+=("$answer")
-  done
-  ours=$(printf '%s\n' "${all_ours[@]}" | sort "$order" | head -n 1)
-  theirs=$(printf '%s\n' "${all_theirs[@]}" | sort "$order" | head -n 1)
+# best ORDER VALUE...: the first in that order.
+best() {
+  local order=$1
+  shift
+  printf '%s\n' "$@" | sort "$order" | head -n 1
+}
+ours() {
+  timeout 60 "$build/tests/verbs_perf" "$@" | cut -d ' ' -f 1
 }
 
-echo "| bytes | put + signal, us | ib_write_lat, us | ratio |"
-echo "|---|---|---|---|"
+echo "load $(cut -d ' ' -f 1-3 /proc/loadavg)"
+echo "| bytes | put + signal, us | signal alone, us | ib_write_lat, us | ib_send_lat, us | ratio |"
+echo "|---|---|---|---|---|---|"
 for size in 8:300 64:300 1024:300 4096:300 65536:60; do
-  measure lat ib_write_lat 3 -g "${size%:*}" "${size#*:}"
-  awk -v n="${size%:*}" -v a="$ours" -v b="$theirs" \
-    'BEGIN { printf "| %d | %.1f | %.1f | %.2f |\n", n, a, b, (b > 0 ? a / b : 0) }'
+  bytes=${size%:*} rounds=${size#*:} both=() signals=() writes=() sends=()
+  for _ in $(seq "$runs"); do
+    both+=("$(ours lat "$bytes" "$rounds")")
+    signals+=("$(ours lat 0 "$rounds")")
+    perftest ib_write_lat 3 "$bytes" "$rounds"
+    writes+=("$answer")
+    perftest ib_send_lat 3 "$bytes" "$rounds"
+    sends+=("$answer")
+  done
+  awk -v n="$bytes" -v a="$(best -g "${both[@]}")" -v s="$(best -g "${signals[@]}")" \
+    -v b="$(best -g "${writes[@]}")" -v c="$(best -g "${sends[@]}")" \
+    'BEGIN { printf "| %d | %.1f | %.1f | %.1f | %.1f | %.2f |\n", n, a, s, b, c, b > 0 ? a / b : 0 }'
 done
 echo "| bytes | put + signal, MB/s | ib_write_bw, MB/s | their rate / ours |"
 echo "|---|---|---|---|"
 for size in 4096:1000 65536:200 1048576:30; do
-  measure bw ib_write_bw 4 -gr "${size%:*}" "${size#*:}"
-  awk -v n="${size%:*}" -v a="$ours" -v b="$theirs" \
+  bytes=${size%:*} rounds=${size#*:} both=() writes=()
+  for _ in $(seq "$runs"); do
+    both+=("$(ours bw "$bytes" "$rounds")")
+    perftest ib_write_bw 4 "$bytes" "$rounds"
+    writes+=("$answer")
+  done
+  awk -v n="$bytes" -v a="$(best -gr "${both[@]}")" -v b="$(best -gr "${writes[@]}")" \
     'BEGIN { b *= 1.048576; printf "| %d | %.0f | %.0f | %.2f |\n", n, a, b, (a > 0 ? b / a : 0) }'
 done

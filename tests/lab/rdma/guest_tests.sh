@@ -4,6 +4,9 @@
 set -u
 mode=$1 build=$2 word=${3:-} failed=0
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# The guest's packets wait for CPUs that are emulated and shared: 2.1 s instead of 0.27 s until one is
+# repeated, so that only links that are down count as such. The error paths are tried with the default.
+export MEP_IB_TIMEOUT=${MEP_IB_TIMEOUT:-19}
 
 # check LIMIT NAME COMMAND...
 check() {
@@ -57,7 +60,7 @@ if [ "$mode" = slice ]; then
   perf_hosts allreduce allreduce -b 8 -e 65536 -f 64 -i 10
   perf_hosts "dispatch and combine" "${moe[@]}"
   faults --slice -k "$word"
-  check 250 "errors" "$build/tests/verbs_errors_test"
+  check 250 "errors" env -u MEP_IB_TIMEOUT "$build/tests/verbs_errors_test"
   exit "$failed"
 fi
 
@@ -87,5 +90,5 @@ unit ep_calls_test
 unit ep_failure_processes_test --less 8
 unit_hosts ep_failure_processes_test --less 8
 faults -k "$word"
-check 250 "errors" "$build/tests/verbs_errors_test"
+check 250 "errors" env -u MEP_IB_TIMEOUT "$build/tests/verbs_errors_test"
 exit "$failed"
