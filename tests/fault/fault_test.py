@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Jobs of real processes under faults: fault_test.py PATH_OF_MEP_CHAOS [--soak] [-k WORD] [--list].
+"""Jobs of real processes under faults:
+fault_test.py PATH_OF_MEP_CHAOS [--soak] [-k WORD] [--list] [--starter PROGRAM].
 
 Each case is one plan for mep_chaos, which checks all bytes on all survivors, the uniform verdict, that
 every error names a failed rank, that nothing hangs and that nothing is left over. Environment:
-MEP_TEST_SOAK=1 is --soak; MEP_TEST_SEED changes the seeds.
+MEP_TEST_SOAK=1 is --soak; MEP_TEST_SEED changes the seeds. PROGRAM becomes each rank, see mep_chaos; the
+ranks then meet in a directory, so that it can put them on several hosts.
 """
 import json
 import os
@@ -98,16 +100,20 @@ def cases(seed):
     return first, soak
 
 
-def run_case(program, case):
+def run_case(program, case, starter=None):
     """What went wrong, or an empty list."""
     with tempfile.TemporaryDirectory() as folder:
         report_path = pathlib.Path(folder, "report.json")
+        environment = dict(os.environ)
         command = [program, "-n", str(case.ranks), "--hang-ms", "40000", "--json", str(report_path)]
         if case.plan:
             command += ["--plan", case.plan]
         command += case.options
+        if starter:
+            command += ["--starter", starter]
+            environment["MEP_RENDEZVOUS"] = folder
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                   start_new_session=True)
+                                   env=environment, start_new_session=True)
         try:
             output, _ = process.communicate(timeout=case.limit)
         except subprocess.TimeoutExpired:
@@ -159,6 +165,7 @@ def main():
     arguments = sys.argv[1:]
     soak = "--soak" in arguments or os.environ.get("MEP_TEST_SOAK") == "1"
     word = arguments[arguments.index("-k") + 1] if "-k" in arguments else ""
+    starter = arguments[arguments.index("--starter") + 1] if "--starter" in arguments else None
     seed = int(os.environ.get("MEP_TEST_SEED", "1"))
     first, rest = cases(seed)
     chosen = [case for case in first + (rest if soak else []) if word in case.name]
@@ -168,7 +175,7 @@ def main():
     failed = 0
     for case in chosen:
         begin = time.monotonic()
-        wrong = run_case(arguments[0], case)
+        wrong = run_case(arguments[0], case, starter)
         failed += bool(wrong)
         print(f"{'FAILED' if wrong else 'passed'}  {case.name} ({time.monotonic() - begin:.1f} s)",
               *wrong, sep="\n    " if wrong else "", flush=True)

@@ -18,7 +18,7 @@ check() {
     echo "passed  $name ($((SECONDS - start)) s)"
   else
     echo "FAILED  $name ($((SECONDS - start)) s, exit $code): $*"
-    tail -n 40 /tmp/lab.out
+    tail -n 100 /tmp/lab.out
     failed=1
   fi
 }
