@@ -157,7 +157,7 @@ mep_result_t DirectoryBook::announce(const Place& own) {
   }
   own_path_ = path;
   // Of two that come at the same time each has written before it looks, so one sees the other.
-  next_look_ = Deadline::at_ns(0);
+  next_look_ = Deadline::at(0);
   return progress();
 }
 
