@@ -27,7 +27,9 @@ for variant in "$@"; do
     trace) defines="-DMEP_EP_TRACE" ;;
     *) defines="-DMEP_TEST_HOOKS" ;;
   esac
-  for source in $kernels; do
+  sources=$kernels
+  [ "$variant" = bench ] || [ "$variant" = trace ] || sources="$kernels $root/tests/gpu/ep_signals.cu"
+  for source in $sources; do
     compile "$out/$variant" "$source" "$defines" &
     jobs="$jobs $!"
   done
@@ -48,6 +50,7 @@ for variant in "$@"; do
   if [ "$variant" = bench ] || [ "$variant" = trace ]; then
     nvcc -arch="$arch" $objects "$out/tests/ep_gpu_bench.o" -o "$out/ep_gpu_$variant"
   else
+    objects="$objects $out/$variant/ep_signals.o"
     for test in $tests; do objects="$objects $out/tests/ep_$test.o"; done
     # shellcheck disable=SC2086
     nvcc -arch="$arch" $objects -o "$out/ep_gpu_$variant" -lpthread

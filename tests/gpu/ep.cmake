@@ -7,12 +7,12 @@ target_include_directories(gpu_ep_parts PRIVATE "${mep_root}/src" "${mep_root}/i
 mep_cuda_target(gpu_ep_parts)
 set_target_properties(gpu_ep_parts PROPERTIES CUDA_ARCHITECTURES "${MEP_GPU_TEST_ARCHITECTURES}")
 
-mep_add_gpu_test(gpu_ep_test SOURCES ${ep_kernels} $<TARGET_OBJECTS:gpu_ep_parts>
+mep_add_gpu_test(gpu_ep_test SOURCES ${ep_kernels} ep_signals.cu $<TARGET_OBJECTS:gpu_ep_parts>
   DEFINES MEP_TEST_HOOKS ARGS all 15 TIMEOUT 240)
 set_target_properties(gpu_ep_test PROPERTIES LINKER_LANGUAGE CUDA)
-foreach(mutant IN ITEMS ZERO_COUNT NO_TICKET_BARRIER)
+foreach(mutant IN ITEMS ZERO_COUNT NO_TICKET_BARRIER NO_OBSERVE NO_PUBLISH)
   string(TOLOWER "gpu_ep_notices_${mutant}" name)
-  mep_add_gpu_test(${name} SOURCES ${ep_kernels} $<TARGET_OBJECTS:gpu_ep_parts>
+  mep_add_gpu_test(${name} SOURCES ${ep_kernels} ep_signals.cu $<TARGET_OBJECTS:gpu_ep_parts>
     DEFINES MEP_TEST_HOOKS MEP_MUTANT_${mutant} ARGS notices 10 TIMEOUT 120)
   set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CUDA)
 endforeach()

@@ -1,6 +1,6 @@
-// Dispatch and combine on one GPU: ep_gpu_test [matrix|faults|soak|fences|all|notices] [SECONDS] [SEED].
+// Dispatch and combine on one GPU: ep_gpu_test [matrix|faults|soak|signals|fences|all|notices] [SECONDS] [SEED].
 // Exit status: 0 passed, 1 failed, 77 skipped because there is no GPU. notices: for builds that lack
-// something; passed if the replays fail.
+// something; passed if the signals or the replays fail.
 #include <unistd.h>
 
 #include <cinttypes>
@@ -36,7 +36,8 @@ int main(int argc, char** argv) {
     return 77;
   }
   if (std::strcmp(what, "notices") == 0) {
-    const bool noticed = run_soak(seed, seconds, 100'000'000).failures != 0;
+    const bool noticed = run_signals(seconds / 4).failures != 0 ||
+                         run_soak(seed, seconds, 100'000'000).failures != 0;
     std::printf("%s\n", noticed ? "noticed" : "NOT NOTICED");
     return noticed ? 0 : 1;
   }
@@ -48,6 +49,7 @@ int main(int argc, char** argv) {
   if (wants("matrix")) results.push_back(run_matrix(seed, seconds));
   if (wants("faults")) results.push_back(run_faults(seed));
   if (wants("soak")) results.push_back(run_soak(seed, seconds, 100'000'000));
+  if (wants("signals")) results.push_back(run_signals(seconds / 4));
   if (wants("fences")) results.push_back(run_fences(seed, seconds / 2));
   bool good = true;
   for (const TestResult& result : results) {

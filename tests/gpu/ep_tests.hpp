@@ -25,4 +25,5 @@ class Clock {
 TestResult run_matrix(uint64_t first_seed, double seconds);
 TestResult run_soak(uint64_t seed, double seconds, uint64_t max_operations);
 TestResult run_fences(uint64_t seed, double seconds);
+TestResult run_signals(double seconds);
 TestResult run_faults(uint64_t seed);

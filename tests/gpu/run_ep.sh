@@ -7,7 +7,7 @@ seconds=${2:-20}
 seed=${3:-1}
 here=$(cd "$(dirname "$0")" && pwd)
 nvidia-smi >/dev/null 2>&1 || { echo "SKIPPED: no GPU"; exit 77; }
-mutants="zero_count no_ticket_barrier"
+mutants="zero_count no_ticket_barrier no_observe no_publish"
 variants="test bench"
 for mutant in $mutants; do variants="$variants mutant_$mutant"; done
 # shellcheck disable=SC2086
@@ -19,7 +19,7 @@ note() { # NAME RESULT
 "
   [ "$2" = ok ] || status=1
 }
-for part in matrix faults soak fences; do
+for part in matrix faults soak signals fences; do
   result=ok
   timeout 300 "$out/ep_gpu_test" "$part" "$seconds" "$seed" || result=FAILED
   note "ep $part" "$result"

@@ -183,6 +183,53 @@ __device__ inline uint4 sum_terms(const TermList<kCapacity>& list, uint32_t coun
   return Type::pack(total);
 }
 
+// What a warp adds up: units of 32 times 16 bytes, counted over all tokens.
+struct SumShare {
+  uint64_t begin, end;
+  uint32_t units;  // of a token
+
+  __device__ SumShare(const CombineArgs& a, uint32_t tokens)
+      : units((a.g.combine_row + kWarpThreads * 16 - 1) / (kWarpThreads * 16)) {
+    const uint64_t total = uint64_t{tokens} * units;
+    const uint64_t warps = uint64_t{gridDim.x} * kEpWarps;
+    const uint64_t index = uint64_t{threadIdx.x / kWarpThreads} * gridDim.x + blockIdx.x;
+    begin = total * index / warps;
+    end = total * (index + 1) / warps;
+  }
+};
+
+// In builds for tests: puts the terms as they are before they are ready into this processor's L1, so that what
+// is read after the wait is old if nothing orders it behind the wait.
+__device__ inline void touch_terms([[maybe_unused]] const CombineArgs& a) {
+#ifdef MEP_TEST_HOOKS
+  if (a.test_delay == 0) return;
+  const SumShare share(a, a.head()->tokens);
+  if (share.begin == share.end) return;
+  uint32_t sum = 0;
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  const auto first = static_cast<uint32_t>(share.begin / share.units) * a.g.sizes.top_k;
+  const auto end = static_cast<uint32_t>((share.end - 1) / share.units + 1) * a.g.sizes.top_k;
+  for (uint32_t entry = first; entry < end; ++entry) {
+    const int32_t place = a.of_handle<int32_t>(a.g.handle_places)[entry];
+    const uint32_t at = a.of_handle<uint32_t>(a.g.handle_rows)[entry];
+    if (place < 0 || at == kRowNotSent) continue;
+    const uint32_t rank = static_cast<uint32_t>(place) / a.g.sizes.local_experts;
+    const uint32_t local_expert = static_cast<uint32_t>(place) - rank * a.g.sizes.local_experts;
+    const std::byte* rows[] = {
+        a.peer(rank) + a.g.combine_out + a.row_index(local_expert, at) * a.g.combine_row,
+        a.memory.window + a.g.combine_in + uint64_t{entry} * a.g.combine_row};
+    for (const std::byte* row : rows) {
+      for (uint32_t offset = lane * 16; offset < a.g.combine_row; offset += kWarpThreads * 16) {
+        uint32_t word;
+        asm volatile("ld.global.ca.u32 %0, [%1];" : "=r"(word) : "l"(row + offset) : "memory");
+        sum += word;
+      }
+    }
+  }
+  if (sum == 1 && a.g.sizes.ranks == 0) a.state()->missing = sum;  // never: the loads have to stay
+#endif
+}
+
 template <class Type, int kTopK>
 __device__ inline void sum_tokens(const CombineArgs& a, const uint8_t* kinds, uint32_t* missing) {
   constexpr uint32_t kCapacity = (kTopK != 0 ? kTopK : kMaxEpTopK) + 1;
@@ -195,15 +242,12 @@ __device__ inline void sum_tokens(const CombineArgs& a, const uint8_t* kinds, ui
   }
   const uint32_t lane = threadIdx.x % kWarpThreads;
   const uint32_t warp = threadIdx.x / kWarpThreads;
-  const uint32_t units = (a.g.combine_row + kWarpThreads * 16 - 1) / (kWarpThreads * 16);
-  const uint64_t total = uint64_t{head.tokens} * units;
-  const uint64_t warps = uint64_t{gridDim.x} * kEpWarps;
-  const uint64_t index = uint64_t{warp} * gridDim.x + blockIdx.x;
-  const uint64_t begin = total * index / warps;
-  const uint64_t end = total * (index + 1) / warps;
-  auto token = static_cast<uint32_t>(begin / units);
-  auto unit = static_cast<uint32_t>(begin - uint64_t{token} * units);
-  for (uint64_t at = begin; at < end; ++token, unit = 0) {
+  const SumShare share(a, head.tokens);
+  const uint32_t units = share.units;
+  const uint64_t end = share.end;
+  auto token = static_cast<uint32_t>(share.begin / units);
+  auto unit = static_cast<uint32_t>(share.begin - uint64_t{token} * units);
+  for (uint64_t at = share.begin; at < end; ++token, unit = 0) {
     const uint32_t count = list_terms(a, token, lane, weights, kinds, &lists[warp], missing);
     for (; unit < units && at < end; ++unit, ++at) {
       const uint32_t offset = (unit * kWarpThreads + lane) * 16;
@@ -279,6 +323,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
     fail(&channel, waiter.epoch, Cause::kOldEpoch, kNobody, waiter.phase);
   }
   if (a.receives == 0) return;
+  touch_terms(a);
   __syncthreads();
   bool here = !has_failed(&channel, waiter.epoch) && await_terms(a, waiter, kinds);
   here = __syncthreads_and(here) != 0;
