@@ -200,7 +200,7 @@ class World : public std::enable_shared_from_this<World> {
     UniqueFd pidfd;
     PeerSession session;
     Transport* transport = nullptr;
-    uint64_t sharing = 0;  // see Remote
+    uint64_t sharing = 0;      // see Remote
     bool is_newcomer = false;  // connected, not in the view yet; the control thread's
     // Of the newcomer that has said that it is ready; published by the control thread to users.
     std::atomic<uint64_t> ready_incarnation{0};
