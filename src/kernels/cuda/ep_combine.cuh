@@ -338,8 +338,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   trace(a, 11);
   __syncthreads();
   const bool unusual = !here || shared_missing != 0;
-  const Ending ending = take_ticket(
-      &channel.ticket[1], gridDim.x, [&] { return unusual; }, false, &shared_last);
+  const Ending ending = take_ticket(&channel.ticket[1], gridDim.x, unusual, false, &shared_last);
   if (ending == Ending::kNotLast) return;
   conclude_combine(a, kinds, ending == Ending::kLastOfFailed);
   trace_last(a, 12);

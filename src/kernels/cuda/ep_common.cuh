@@ -181,17 +181,14 @@ __device__ inline void fill_status(const EpBase& a, mep_op_status_t* status, mep
 // The last CTA's thread 0 has not ordered anything behind the ticket yet: publish() does, or observe().
 enum class Ending : uint32_t { kNotLast = 0, kLast = 1, kLastOfFailed = 2 };
 
-// has_given_up(): of this CTA, asked when all its threads are here. publishes: the last CTA will tell others
-// what the CTAs wrote.
-template <class HasGivenUp>
-__device__ inline Ending take_ticket(uint32_t* ticket, uint32_t ctas, HasGivenUp&& has_given_up,
-                                     bool publishes, uint32_t* shared) {
+// publishes: the last CTA will tell others what the CTAs wrote.
+__device__ inline Ending take_ticket(uint32_t* ticket, uint32_t ctas, bool failed, bool publishes,
+                                     uint32_t* shared) {
   constexpr uint32_t kFailedCta = 1u << 16;
 #ifndef MEP_MUTANT_NO_TICKET_BARRIER
   __syncthreads();
 #endif
   if (threadIdx.x == 0) {
-    const bool failed = has_given_up();
 #ifndef MEP_MUTANT_NO_PUBLISH
     if (publishes || failed) __threadfence();
 #endif
@@ -205,20 +202,6 @@ __device__ inline Ending take_ticket(uint32_t* ticket, uint32_t ctas, HasGivenUp
   __syncthreads();
   return static_cast<Ending>(*shared);
 }
-
-// Threads that do something together: all of a CTA, or one warp.
-struct CtaCrew {
-  static constexpr uint32_t kThreads = kEpThreads;
-  static __device__ uint32_t index() { return threadIdx.x; }
-  static __device__ void sync() { __syncthreads(); }
-  static __device__ bool all(bool value) { return __syncthreads_and(value) != 0; }
-};
-struct WarpCrew {
-  static constexpr uint32_t kThreads = kWarpThreads;
-  static __device__ uint32_t index() { return threadIdx.x % kWarpThreads; }
-  static __device__ void sync() { __syncwarp(); }
-  static __device__ bool all(bool value) { return __all_sync(0xffffffffu, value) != 0; }
-};
 
 // 16 bytes of memory that this kernel reads once.
 __device__ inline uint4 load_once(const void* from) {

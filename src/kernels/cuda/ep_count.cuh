@@ -30,9 +30,6 @@ __host__ __device__ inline uint32_t shared_words(const EpGeometry& g, uint32_t t
   return counts_alone(g, tokens) ? alone_words(g, tokens) : 2 * g.places;
 }
 
-constexpr uint32_t kMaxSharedBytes =
-    (2 * kMaxPlaces > kAloneWords ? 2 * kMaxPlaces : kAloneWords) * sizeof(uint32_t);
-
 // The parts of it.
 struct CtaRouting {
   uint32_t* first_row;
@@ -145,20 +142,21 @@ __device__ inline void mark_chunks(const DispatchArgs& a, uint32_t first_chunk, 
   __syncthreads();
 }
 
-// A use that is over without combine: its rows are given back by the start of the next. By the last warp.
+// A use that is over without combine: its rows are given back by the start of the next.
 __device__ inline void give_back_unused(const DispatchArgs& a, uint64_t epoch, uint64_t last_use) {
   const EpState& state = *a.state();
-  if (threadIdx.x < kEpThreads - kWarpThreads || state.given_back != 0) return;
-  if (last_use == 0 && state.carries == 0) return;
+  if (state.given_back != 0 || (last_use == 0 && state.carries == 0)) return;
   const uint64_t word = signal_tag(epoch, last_use) | terms_payload(Terms::kNone, 0);
-  publish();
-  for (uint32_t rank = threadIdx.x % kWarpThreads; rank < a.g.sizes.ranks; rank += kWarpThreads) {
+  for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
     if (!a.is_live(rank)) continue;
+    publish();
     store_word(a.rank_word(a.peer(rank), a.g.combine_ready, last_use, a.g.sizes.rank), word);
   }
 }
 
-// By one CTA: sums the chunks' masks and tells the counts.
+// By one CTA: sums the chunks' masks and tells the counts. If the last use was not combined, the word of place
+// 0 is ordered behind what this rank did before the kernel, by the fence that its thread made at the
+// start: it gives the rows of that use back.
 __device__ inline void publish_counts(const DispatchArgs& a, uint64_t epoch, uint64_t use,
                                       const uint32_t* masks, bool alone) {
   const uint32_t chunks = chunks_of(a.tokens);
@@ -205,6 +203,8 @@ __device__ inline void begin_dispatch(const DispatchArgs& a, uint64_t epoch, uin
 __device__ inline void count_rows(const DispatchArgs& a, uint64_t epoch, uint64_t use, bool failed,
                                   const CtaRouting& routing, uint32_t* shared_last) {
   const uint32_t chunks = chunks_of(a.tokens);
+  // A use that was combined was given back by that; else the counts say so, see publish_counts().
+  if (threadIdx.x == 0 && a.state()->given_back == 0) publish();
   if (blockIdx.x == gridDim.x - 1 && !failed) give_back_unused(a, epoch, use - 1);
   if (blockIdx.x == 0 && threadIdx.x == 0) begin_dispatch(a, epoch, use);
   if (routing.places != nullptr) {

@@ -7,18 +7,35 @@ namespace {
 
 using DispatchKernel = void (*)(DispatchArgs);
 
+template <class Codec>
+DispatchKernel dispatch_kernel_for(uint32_t top_k) {
+  switch (top_k) {
+#define MEP_EP_TOP_K(k) \
+  case k:               \
+    return dispatch_kernel<Codec, k>;
+#include "kernels/cuda/ep_instances.def"
+#undef MEP_EP_TOP_K
+    default:
+      return dispatch_kernel<Codec, 0>;
+  }
+}
+
+// Seldom used types have the general kernel alone.
 template <class Input>
-DispatchKernel quantizing_kernel(uint32_t scale_type) {
-  if (scale_type == MEP_SCALE_UE8M0) return dispatch_kernel<QuantizeCodec<Input, Ue8m0Scale>>;
-  return dispatch_kernel<QuantizeCodec<Input, FloatScale>>;
+DispatchKernel general_kernel(uint32_t scale_type) {
+  if (scale_type == MEP_SCALE_UE8M0) return dispatch_kernel<QuantizeCodec<Input, Ue8m0Scale>, 0>;
+  return dispatch_kernel<QuantizeCodec<Input, FloatScale>, 0>;
 }
 
 DispatchKernel select_dispatch_kernel(const EpSizes& sizes) {
   const bool quantizes = sizes.wire_type == MEP_FLOAT8_E4M3 && sizes.input_type != MEP_FLOAT8_E4M3;
-  if (!quantizes) return dispatch_kernel<CopyCodec>;
-  if (sizes.input_type == MEP_FLOAT16) return quantizing_kernel<Float16>(sizes.scale_type);
-  if (sizes.input_type == MEP_FLOAT32) return quantizing_kernel<Float32>(sizes.scale_type);
-  return quantizing_kernel<Bfloat16>(sizes.scale_type);
+  if (!quantizes) return dispatch_kernel_for<CopyCodec>(sizes.top_k);
+  if (sizes.input_type == MEP_FLOAT16) return general_kernel<Float16>(sizes.scale_type);
+  if (sizes.input_type == MEP_FLOAT32) return general_kernel<Float32>(sizes.scale_type);
+  if (sizes.scale_type == MEP_SCALE_UE8M0) {
+    return dispatch_kernel_for<QuantizeCodec<Bfloat16, Ue8m0Scale>>(sizes.top_k);
+  }
+  return dispatch_kernel_for<QuantizeCodec<Bfloat16, FloatScale>>(sizes.top_k);
 }
 
 static __global__ void __launch_bounds__(kEpThreads, 2)
@@ -32,7 +49,7 @@ static __global__ void __launch_bounds__(kEpThreads, 2)
   }
   __syncthreads();
   bool here = !has_failed(&channel, waiter.epoch);
-  here = __syncthreads_and(here) != 0 && arrange<CtaCrew>(a, waiter, channel.use);
+  here = __syncthreads_and(here) != 0 && arrange(a, waiter, channel.use);
   receive_rows(a, waiter, channel.use, here);
 }
 
@@ -93,10 +110,12 @@ bool aligned(const DispatchArgs& a) {
          a.recv_scales_expert_step % scale == 0;
 }
 
-// More than the default has to be asked for: always the same, since ranks of one process do so at any time.
-cudaError_t allow_shared_memory(DispatchKernel kernel) {
+// What goes beyond the default has to be asked for.
+cudaError_t allow_shared_memory(DispatchKernel kernel, size_t bytes) {
+  constexpr size_t kDefault = 36 << 10;  // less what the kernels declare themselves
+  if (bytes <= kDefault) return cudaSuccess;
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                              cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
+                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
 }
 
 cudaError_t launch_kernel(DispatchKernel kernel, const DispatchArgs& a, uint32_t ctas,
@@ -115,9 +134,10 @@ int ep_dispatch(const EpLaunch& launch, const mep_dispatch_args_t& args, void* s
   if (a.sends != 0) {
     const size_t shared_bytes = shared_words(a.g, a.tokens) * sizeof(uint32_t);
     const DispatchKernel kernel = select_dispatch_kernel(a.g.sizes);
-    error = allow_shared_memory(kernel);
+    error = allow_shared_memory(kernel, shared_bytes);
     if (error != cudaSuccess) return error;
     // Few tokens are sooner done by few CTAs.
+    constexpr uint32_t kUnitBytes = 512;  // of the wire, about
     const uint64_t helpful = (uint64_t{a.tokens} * a.g.wire_row / kUnitBytes) / kEpWarps + 1;
     const uint32_t ctas = helpful < launch.ctas ? static_cast<uint32_t>(helpful) : launch.ctas;
     error = launch_kernel(kernel, a, ctas, shared_bytes, stream);
@@ -130,14 +150,15 @@ int ep_dispatch(const EpLaunch& launch, const mep_dispatch_args_t& args, void* s
 }
 
 int load_dispatch_kernels(const EpGeometry& g, int* ctas_per_sm) {
-  const cudaError_t allowed = allow_shared_memory(select_dispatch_kernel(g.sizes));
+  const uint32_t words = 2 * g.places > kAloneWords ? 2 * g.places : kAloneWords;
+  const size_t shared_bytes = words * sizeof(uint32_t);
+  const cudaError_t allowed = allow_shared_memory(select_dispatch_kernel(g.sizes), shared_bytes);
   if (allowed != cudaSuccess) return allowed;
   const struct {
     DispatchKernel kernel;
     size_t shared_bytes;
-  } kernels[] = {{select_dispatch_kernel(g.sizes), kMaxSharedBytes},
-                 {receive_kernel, 0},
-                 {copy_out_kernel, 0}};
+  } kernels[] = {
+      {select_dispatch_kernel(g.sizes), shared_bytes}, {receive_kernel, 0}, {copy_out_kernel, 0}};
   for (const auto& [kernel, bytes] : kernels) {
     const cudaError_t error =
         resident_ctas_per_sm(reinterpret_cast<const void*>(kernel), bytes, ctas_per_sm);

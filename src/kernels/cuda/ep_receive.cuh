@@ -1,5 +1,4 @@
-// Dispatch, the receiver's side: waits until every source's rows lie here, then says what came. One CTA,
-// or one warp of it.
+// Dispatch, the receiver's side: waits until every source's rows lie here, then says what came. One CTA.
 // When the operation failed nothing is said to have come.
 #pragma once
 
@@ -22,11 +21,10 @@ __device__ inline bool await_rows(const DispatchArgs& a, const Waiter& waiter, u
 }
 
 // How many rows each source has for each expert, into the ranges.
-template <class Crew>
 __device__ inline bool read_counts(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
   const uint32_t ranks = a.g.sizes.ranks;
   const uint64_t tag = signal_tag(waiter.epoch, use);
-  for (uint32_t i = Crew::index(); i < a.g.sizes.local_experts * ranks; i += Crew::kThreads) {
+  for (uint32_t i = threadIdx.x; i < a.g.sizes.local_experts * ranks; i += kEpThreads) {
     const uint32_t source = i % ranks;
     const uint32_t place = a.g.sizes.rank * a.g.sizes.local_experts + i / ranks;
     uint64_t word = 0;
@@ -44,11 +42,9 @@ __device__ inline bool read_counts(const DispatchArgs& a, const Waiter& waiter, 
 }
 
 // Each expert's ranges by source, from their counts.
-template <class Crew>
 __device__ inline void arrange_rows(const DispatchArgs& a, Arrived* arrived) {
   const uint32_t ranks = a.g.sizes.ranks;
-  for (uint32_t expert = Crew::index(); expert < a.g.sizes.local_experts;
-       expert += Crew::kThreads) {
+  for (uint32_t expert = threadIdx.x; expert < a.g.sizes.local_experts; expert += kEpThreads) {
     int64_t* ranges = a.local<int64_t>(a.g.layout_range) + uint64_t{expert} * ranks;
     uint32_t begin = 0;
     uint32_t total = 0;
@@ -81,31 +77,30 @@ __device__ inline void arrange_nothing(const DispatchArgs& a) {
 }
 
 // What came, to the caller. The ranges are final only with the kernel.
-template <class Crew>
 __device__ inline void deliver(const DispatchArgs& a) {
   const uint32_t experts = a.g.sizes.local_experts;
-  for (uint32_t i = Crew::index(); i < experts; i += Crew::kThreads) {
+  for (uint32_t i = threadIdx.x; i < experts; i += kEpThreads) {
     const int32_t count = a.local<int32_t>(a.g.recv_count)[i];
     for (int32_t* counts : a.recv_count) {
       if (counts != nullptr) counts[i] = count;
     }
   }
   if (a.layout_range == nullptr) return;
-  for (uint32_t i = Crew::index(); i < experts * a.g.sizes.ranks; i += Crew::kThreads) {
+  for (uint32_t i = threadIdx.x; i < experts * a.g.sizes.ranks; i += kEpThreads) {
     a.layout_range[i] = a.local<int64_t>(a.g.layout_range)[i];
   }
 }
 
-// As soon as the counts are here: packed, while rows are still on their way.
-template <class Crew>
+// By one CTA as soon as the counts are here: packed, while rows are still on their way.
 __device__ inline bool arrange(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
   Arrived& arrived = a.state()->arrived;
-  if (Crew::index() == 0) arrived = {};
-  Crew::sync();
-  if (!Crew::all(read_counts<Crew>(a, waiter, use))) return false;
-  arrange_rows<Crew>(a, &arrived);
-  Crew::sync();
-  deliver<Crew>(a);
+  if (threadIdx.x == 0) arrived = {};
+  __syncthreads();
+  const bool known = __syncthreads_and(read_counts(a, waiter, use)) != 0;
+  if (!known) return false;
+  arrange_rows(a, &arrived);
+  __syncthreads();
+  deliver(a);
   return true;
 }
 
@@ -119,7 +114,7 @@ __device__ inline void receive_rows(const DispatchArgs& a, const Waiter& waiter,
   if (!here) {
     arrange_nothing(a);
     __syncthreads();
-    deliver<CtaCrew>(a);
+    deliver(a);
   } else if (a.statistics != nullptr) {
     for (uint32_t i = threadIdx.x; i < a.g.sizes.local_experts; i += kEpThreads) {
       a.statistics[i] += a.local<int32_t>(a.g.recv_count)[i];

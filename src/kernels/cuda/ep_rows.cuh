@@ -2,15 +2,137 @@
 // rows ends up, and writes it there, quantised on the way if the wire wants it. The last CTA tells every
 // rank.
 //
-// Work is split among warps in pieces of a token's row, so that few tokens fill many processors too. Each
-// warp has its first piece ready in shared memory before it knows where it goes.
+// Work is split among warps in units of one token's consecutive values, so that few tokens fill many
+// processors too. A warp reads the next unit before it writes the last one, and the first before it
+// waits for anything.
 #pragma once
 
-#include "kernels/cuda/ep_codecs.cuh"
+#include "kernels/cuda/ep_convert.cuh"
 #include "kernels/cuda/ep_count.cuh"
 #include "kernels/cuda/ep_receive.cuh"
 
 namespace mep::device {
+
+// Where one copy of a token's row goes.
+struct RowTarget {
+  std::byte* row;
+  std::byte* scales;
+};
+
+// --- Codecs: one warp's unit from the caller's row to every target --------------------------------------
+
+template <int kTopK, class Store>
+__device__ inline void for_each_target(const RowTarget* targets, uint32_t count, Store&& store) {
+  if constexpr (kTopK != 0) {
+#pragma unroll
+    for (int k = 0; k < kTopK; ++k) {
+      const RowTarget target = targets[k];
+      if (target.row != nullptr) store(target);
+    }
+  } else {
+    for (uint32_t k = 0; k < count; ++k) {
+      const RowTarget target = targets[k];
+      if (target.row != nullptr) store(target);
+    }
+  }
+}
+
+// The wire has the type of x.
+struct CopyCodec {
+  static constexpr uint32_t kUnitBytes = kWarpThreads * 16;
+  struct Values {
+    uint4 bits;
+  };
+  static __host__ __device__ uint32_t units(const EpGeometry& g) {
+    return (g.wire_row + kUnitBytes - 1) / kUnitBytes;
+  }
+  static __device__ void load(const DispatchArgs& a, uint32_t token, uint32_t unit, uint32_t lane,
+                              Values* values) {
+    const uint32_t offset = unit * kUnitBytes + lane * 16;
+    if (offset < a.g.wire_row) values->bits = load_once(a.x + token * a.x_stride + offset);
+  }
+  template <int kTopK>
+  static __device__ void send(const DispatchArgs& a, uint32_t token, uint32_t unit, uint32_t lane,
+                              const Values& values, const RowTarget* targets, uint32_t count) {
+    if (unit == 0 && a.g.groups != 0) send_scales<kTopK>(a, token, lane, targets, count);
+    const uint32_t offset = unit * kUnitBytes + lane * 16;
+    if (offset >= a.g.wire_row) return;
+    for_each_target<kTopK>(targets, count, [&](const RowTarget& target) {
+      *reinterpret_cast<uint4*>(target.row + offset) = values.bits;
+    });
+  }
+  template <int kTopK>
+  static __device__ void send_scales(const DispatchArgs& a, uint32_t token, uint32_t lane,
+                                     const RowTarget* targets, uint32_t count) {
+    const std::byte* scales = a.x_scales + token * a.x_scales_stride;
+    for (uint32_t group = lane; group < a.g.groups; group += kWarpThreads) {
+      const uint64_t to = group * a.g.scale_group_step;
+      if (a.g.scale_bytes == 4) {
+        const uint32_t scale = reinterpret_cast<const uint32_t*>(scales)[group];
+        for_each_target<kTopK>(targets, count, [&](const RowTarget& target) {
+          *reinterpret_cast<uint32_t*>(target.scales + to) = scale;
+        });
+      } else {
+        const std::byte scale = scales[group];
+        for_each_target<kTopK>(targets, count,
+                               [&](const RowTarget& target) { target.scales[to] = scale; });
+      }
+    }
+  }
+};
+
+// e4m3 on the wire. A lane has sixteen values, eight lanes one group of 128.
+template <class Input, class Scale>
+struct QuantizeCodec {
+  static constexpr uint32_t kValues = 16;
+  static constexpr uint32_t kGroupLanes = kScaleValues / kValues;
+  static constexpr uint32_t kLoads = kValues / Input::kLanes;
+  struct Values {
+    uint4 bits[kLoads];
+  };
+  static __host__ __device__ uint32_t units(const EpGeometry& g) {
+    return (g.sizes.hidden + kWarpThreads * kValues - 1) / (kWarpThreads * kValues);
+  }
+  static __device__ void load(const DispatchArgs& a, uint32_t token, uint32_t unit, uint32_t lane,
+                              Values* values) {
+    const uint32_t first = (unit * kWarpThreads + lane) * kValues;
+    const std::byte* from = a.x + token * a.x_stride + first * Input::kBytes;
+#pragma unroll
+    for (uint32_t i = 0; i < kLoads; ++i) {
+      values->bits[i] = {0, 0, 0, 0};
+      if (first < a.g.sizes.hidden) values->bits[i] = load_once(from + 16 * i);
+    }
+  }
+  template <int kTopK>
+  static __device__ void send(const DispatchArgs& a, uint32_t, uint32_t unit, uint32_t lane,
+                              const Values& values, const RowTarget* targets, uint32_t count) {
+    const uint32_t first = (unit * kWarpThreads + lane) * kValues;
+    float x[kValues];
+#pragma unroll
+    for (uint32_t i = 0; i < kLoads; ++i) {
+      Input::unpack(values.bits[i], x + i * Input::kLanes);
+    }
+    float maximum = 1e-4f;
+#pragma unroll
+    for (uint32_t i = 0; i < kValues; ++i) maximum = fmaxf(maximum, fabsf(x[i]));  // skips NaN
+#pragma unroll
+    for (uint32_t step = kGroupLanes / 2; step != 0; step /= 2) {
+      maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, step));
+    }
+    if (first >= a.g.sizes.hidden) return;  // hidden is a multiple of 16
+    uint32_t scale = 0;
+    const float factor = Scale::put(maximum, &scale);
+    const uint2 low = quantize_eight(x, factor);
+    const uint2 high = quantize_eight(x + 8, factor);
+    const uint4 q = {low.x, low.y, high.x, high.y};
+    const bool writes_scale = lane % kGroupLanes == 0;
+    const uint64_t scale_at = first / kScaleValues * a.g.scale_group_step;
+    for_each_target<kTopK>(targets, count, [&](const RowTarget& target) {
+      *reinterpret_cast<uint4*>(target.row + first) = q;
+      if (writes_scale) Scale::store(target.scales + scale_at, scale);
+    });
+  }
+};
 
 // --- Places -----------------------------------------------------------------------------------------
 
@@ -21,34 +143,9 @@ __device__ inline bool await_counted(const DispatchArgs& a, const Waiter& waiter
                    &word);
 }
 
-// Until all ranks have given the rows of the last use back. By the first warp, all of it.
-__device__ inline bool await_given_back(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
-  if (use - 1 == 0 && a.state()->carries == 0) return true;
-  const uint64_t tag = signal_tag(waiter.epoch, use - 1);
-  for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kWarpThreads) {
-    uint64_t word = 0;
-    if (!a.is_live(source)) continue;
-    const uint64_t* at = a.rank_word(a.memory.window, a.g.combine_ready, use - 1, source);
-    if (!wait_word(waiter, at, tag, source, &word)) return false;
-  }
-  return true;
-}
-
-// What must be before rows may be written, beside the counts: the first warp waits for it and orders what
-// follows behind it for all. Its fence is over, as a rule, before the counts have come.
-__device__ inline bool await_permission(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
-  if (threadIdx.x >= kWarpThreads) return true;
-  const bool alone = counts_alone(a.g, a.tokens);
-  // A combine here has waited for everybody's.
-  const bool waits = a.g.sizes.slotted != 0 || a.state()->given_back == 0;
-  if (!alone && !await_counted(a, waiter, use)) return false;
-  if (waits && !await_given_back(a, waiter, use)) return false;
-  if (waits || !alone) observe();
-  return true;
-}
-
 // Waits until all ranks have said their counts, and adds those of lower ranks up: the first row of this
-// rank at every expert.
+// rank at every expert. If the last use was not combined here, their words of place 0 also say that they gave
+// its rows back: the first warp sees those, and orders what follows behind them for all.
 __device__ inline bool await_counts(const DispatchArgs& a, const Waiter& waiter, uint64_t use,
                                     uint32_t* first_row) {
   constexpr uint32_t kAtOnce = 4;
@@ -81,17 +178,44 @@ __device__ inline bool await_counts(const DispatchArgs& a, const Waiter& waiter,
       }
     }
   }
+  const bool alone = counts_alone(a.g, a.tokens);
+  if (threadIdx.x >= kWarpThreads || (alone && a.state()->given_back != 0)) return true;
+  uint64_t word = 0;
+  for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kWarpThreads) {
+    if (!a.is_live(source)) continue;
+    if (!wait_word(waiter, words + source * a.g.places, tag, source, &word)) return false;
+  }
+  if (!alone && !await_counted(a, waiter, use)) return false;
+  observe();
   return true;
 }
 
-// A CTA's share: consecutive pieces, in turns among its warps, so that a row is written at one time. Of all
-// that fit into a GPU's memory there are less than 2^31.
+// Slotted: until all ranks have given the rows of the last use back.
+__device__ inline bool await_free_rows(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
+  if (threadIdx.x == 0 && !counts_alone(a.g, a.tokens)) {
+    if (!await_counted(a, waiter, use)) return false;
+    observe();
+  }
+  if (use - 1 == 0 && a.state()->carries == 0) return true;
+  const uint64_t tag = signal_tag(waiter.epoch, use - 1);
+  for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
+    uint64_t word = 0;
+    if (!a.is_live(source)) continue;
+    const uint64_t* at = a.rank_word(a.memory.window, a.g.combine_ready, use - 1, source);
+    if (!wait_word(waiter, at, tag, source, &word)) return false;
+    observe();
+  }
+  return true;
+}
+
+// A CTA's share: consecutive units, in turns among its warps, so that a row is written at one time.
+// A unit has 256 values or more: of all that fit into a GPU's memory there are less than 2^31.
 struct Share {
   uint32_t begin, end;
-  uint32_t pieces;  // of a token
+  uint32_t units;  // of a token
 
-  __device__ Share(uint32_t tokens, uint32_t pieces_of_token) : pieces(pieces_of_token) {
-    const uint64_t total = uint64_t{tokens} * pieces;
+  __device__ Share(uint32_t tokens, uint32_t units_of_token) : units(units_of_token) {
+    const uint64_t total = uint64_t{tokens} * units;
     begin = static_cast<uint32_t>(total * blockIdx.x / gridDim.x);
     end = static_cast<uint32_t>(total * (blockIdx.x + 1) / gridDim.x);
   }
@@ -99,15 +223,15 @@ struct Share {
 
 // A warp's place in it.
 struct Cursor {
-  uint32_t at, token, piece;
+  uint32_t at, token, unit;
 
   __device__ Cursor(const Share& share, uint32_t at_)
-      : at(at_), token(at_ / share.pieces), piece(at_ % share.pieces) {}
+      : at(at_), token(at_ / share.units), unit(at_ % share.units) {}
   __device__ void advance(const Share& share) {
     at += kEpWarps;
-    piece += kEpWarps;
-    while (piece >= share.pieces) {
-      piece -= share.pieces;
+    unit += kEpWarps;
+    while (unit >= share.units) {
+      unit -= share.units;
       ++token;
     }
   }
@@ -131,7 +255,7 @@ __device__ inline uint32_t slot_of(const DispatchArgs& a, const CtaRouting& rout
 }
 
 // Lists where the copies of `tokens` tokens from `first` on go: targets [token - first][K], row null for
-// none. The CTA that has a token's first piece fills the handle and tells the receivers whose row it is.
+// none. The CTA that has a token's first unit fills the handle and tells the receivers whose row it is.
 __device__ inline void list_targets(const DispatchArgs& a, const Share& share, uint32_t first,
                                     uint32_t tokens, const CtaRouting& routing,
                                     RowTarget* targets) {
@@ -139,7 +263,7 @@ __device__ inline void list_targets(const DispatchArgs& a, const Share& share, u
   for (uint32_t i = threadIdx.x; i < tokens * top_k; i += kEpThreads) {
     const uint32_t entry = first * top_k + i;
     const uint32_t token = entry / top_k;
-    const bool tells = token * share.pieces >= share.begin;
+    const bool tells = token * share.units >= share.begin;
     int32_t place = -1;
     if (routing.places == nullptr) {
       place = a.of_handle<int32_t>(a.g.handle_places)[entry];
@@ -173,39 +297,34 @@ __device__ inline void list_targets(const DispatchArgs& a, const Share& share, u
   }
 }
 
-// The warp's first piece is staged. then(): by every warp once that one is on its way; false: the operation
-// failed.
-template <class Codec, class Then>
-__device__ inline bool send_rows(const DispatchArgs& a, const Share& share, Cursor cursor,
-                                 Piece* piece, const CtaRouting& routing, Then&& then) {
+// values: of the first unit of this warp.
+template <class Codec, int kTopK>
+__device__ inline void send_rows(const DispatchArgs& a, const Share& share, Cursor cursor,
+                                 typename Codec::Values values, const CtaRouting& routing) {
   constexpr uint32_t kTargets = 512;  // of a batch of tokens
   __shared__ RowTarget targets[kTargets];
-  const uint32_t top_k = a.g.sizes.top_k;
+  const uint32_t top_k = kTopK != 0 ? kTopK : a.g.sizes.top_k;
   const uint32_t lane = threadIdx.x % kWarpThreads;
   const uint32_t batch = kTargets / top_k;
-  const uint32_t end_token = (share.end + share.pieces - 1) / share.pieces;
-  bool good = true;
-  bool is_first = true;
-  for (uint32_t first = share.begin / share.pieces; first < end_token; first += batch) {
+  const uint32_t end_token = (share.end + share.units - 1) / share.units;
+  for (uint32_t first = share.begin / share.units; first < end_token; first += batch) {
     const uint32_t tokens = min(batch, end_token - first);
     __syncthreads();
     list_targets(a, share, first, tokens, routing, targets);
-    if (first == share.begin / share.pieces) trace(a, 3);
+    if (first == share.begin / share.units) trace(a, 3);
     __syncthreads();
     test_delay_warp(a, 10);
     while (cursor.at < share.end && cursor.token < first + tokens) {
-      copy_piece(a, cursor.piece, lane, *piece, targets + (cursor.token - first) * top_k, top_k);
-      if (is_first) good = then();
-      is_first = false;
-      cursor.advance(share);
-      if (cursor.at < share.end) {
-        stage_piece<Codec>(a, cursor.token, cursor.piece, lane, piece);
-      }
+      Cursor next = cursor;
+      next.advance(share);
+      typename Codec::Values next_values{};
+      if (next.at < share.end) Codec::load(a, next.token, next.unit, lane, &next_values);
+      Codec::template send<kTopK>(a, cursor.token, cursor.unit, lane, values,
+                                  targets + (cursor.token - first) * top_k, top_k);
+      cursor = next;
+      values = next_values;
     }
   }
-  if (is_first) good = then();
-  await_copies();
-  return good;
 }
 
 // Rows are there: slotted, how many first; then the word that a receiver waits for. One fence orders
@@ -241,26 +360,24 @@ __device__ inline void commit_dispatch(const DispatchArgs& a, uint64_t use, uint
   state.bad_entries = 0;
 }
 
-template <class Codec>
+template <class Codec, int kTopK>
 __global__ void __launch_bounds__(kEpThreads, 2)
     dispatch_kernel(const __grid_constant__ DispatchArgs a) {
   extern __shared__ uint32_t shared[];  // CtaRouting
-  __shared__ Piece pieces[kEpWarps];
   __shared__ uint32_t shared_last;
-  __shared__ uint32_t shared_failed;
   DeviceChannel& channel = a.state()->channel;
   const bool slotted = a.g.sizes.slotted != 0;
   const EpPhase phase = slotted ? EpPhase::kFreeRows : EpPhase::kCounts;
   a.read_peers();
-  if (threadIdx.x == 0) shared_failed = 0;
   const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(phase));
   const uint64_t use = channel.use + 1;  // it changes when all CTAs are at their end
   bool ready = !has_failed(&channel, waiter.epoch);
-  const uint32_t warp = threadIdx.x / kWarpThreads;
-  const uint32_t lane = threadIdx.x % kWarpThreads;
-  const Share share(a.tokens, pieces_of_row(a.g));
-  const Cursor cursor(share, share.begin + warp);
-  if (cursor.at < share.end) prefetch_piece<Codec>(a, cursor.token, cursor.piece, lane);
+  const Share share(a.tokens, Codec::units(a.g));
+  const Cursor cursor(share, share.begin + threadIdx.x / kWarpThreads);
+  typename Codec::Values values{};
+  if (cursor.at < share.end) {
+    Codec::load(a, cursor.token, cursor.unit, threadIdx.x % kWarpThreads, &values);
+  }
   trace(a, 0);
   test_delay(a, 1);
   const CtaRouting routing(a, shared);
@@ -270,27 +387,21 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   }
   __syncthreads();
   count_rows(a, waiter.epoch, use, !ready, routing, &shared_last);
+  __syncthreads();
   trace(a, 1);
   test_delay(a, 3);
-  if (cursor.at < share.end) {
-    stage_piece<Codec>(a, cursor.token, cursor.piece, lane, &pieces[warp]);
+  if (ready) {
+    ready =
+        slotted ? await_free_rows(a, waiter, use) : await_counts(a, waiter, use, routing.first_row);
   }
-  ready = ready && await_permission(a, waiter, use);
-  if (ready && !slotted) ready = await_counts(a, waiter, use, routing.first_row);
   ready = __syncthreads_and(ready) != 0;
   trace(a, 2);
-  // What came is arranged by one warp, while all others have rows to send.
   const bool arranges_early = a.receives != 0 && !slotted;
-  const bool arranges = arranges_early && blockIdx.x == gridDim.x - 1 && warp == kEpWarps - 1;
-  if (ready) {
-    ready = send_rows<Codec>(a, share, cursor, &pieces[warp], routing,
-                             [&] { return !arranges || arrange<WarpCrew>(a, waiter, use); });
-  }
-  if (!ready) shared_failed = 1;
+  if (ready && arranges_early && blockIdx.x == gridDim.x - 1) ready = arrange(a, waiter, use);
+  if (ready) send_rows<Codec, kTopK>(a, share, cursor, values, routing);
   trace(a, 4);
   test_delay(a, 4);
-  const Ending ending = take_ticket(
-      &channel.ticket[1], gridDim.x, [&] { return shared_failed != 0; }, true, &shared_last);
+  const Ending ending = take_ticket(&channel.ticket[1], gridDim.x, !ready, true, &shared_last);
   if (ending == Ending::kNotLast) return;
   trace_last(a, 5);
   test_delay(a, 5);
@@ -304,7 +415,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   __syncthreads();
   bool here = ending == Ending::kLast;
   const Waiter receiver(a.memory.control, &channel, static_cast<uint32_t>(EpPhase::kRows));
-  if (here && !arranges_early) here = arrange<CtaCrew>(a, receiver, use);
+  if (here && !arranges_early) here = arrange(a, receiver, use);
   receive_rows(a, receiver, use, here);
   trace_last(a, 8);
 }
