@@ -3,13 +3,12 @@
 // Section by section: a rank puts its section into its own out area and into that of one rank on each
 // other host, the publisher there, and says "posted" to its host and to the publishers, who say it to
 // theirs. Everybody copies the sections of all ranks, each from its publisher on this host (or it got
-// them by put), and says "taken" to its host.
+// them by put).
 //
-// Section k is posted by a rank after it has copied k - 2 of all ranks and "taken" of k - 2 has come
-// from its host. So the arrival of section k says that the sender's whole host has copied k - 2, and no
-// word about that goes over the network. Reuse of areas: k + 4 is posted after k + 2 of all ranks has
-// been copied here, hence after all ranks of all hosts have copied k; so also no put of k is under way.
-// Of the last sections "finished" says it.
+// A rank posts section k after it has copied k - 2 of all ranks, so the arrival of its k says that, and
+// nothing else is acknowledged. Reuse of areas: k + 4 is posted after k + 2 of all ranks has been copied
+// here, hence after every rank has copied k of all; so also no put of k is under way. Of the last
+// sections "finished" says it.
 #include <algorithm>
 #include <cstring>
 
@@ -55,12 +54,7 @@ mep_result_t post_ahead(Comm& comm, Operation& operation) {
   const Bulk& bulk = comm.bulk();
   const uint64_t count = Sections(bulk).count(operation);
   while (operation.chunk_posted < count && operation.chunk_posted < operation.chunk + kAhead) {
-    const uint64_t section = operation.chunk_posted;
-    if (section >= kAhead && !bulk.hosts().arrived_from(bulk.hosts().mates(), Word::kTaken,
-                                                        bulk.first_chunk() + section - kAhead)) {
-      break;
-    }
-    MEP_TRY(post(comm, operation, section));
+    MEP_TRY(post(comm, operation, operation.chunk_posted));
     ++operation.chunk_posted;
   }
   return MEP_SUCCESS;
@@ -96,7 +90,7 @@ void copy_section(Comm& comm, Operation& operation, uint32_t source) {
       sections.bytes_of(operation, operation.chunk));
 }
 
-// Copies what has come of the present section. kDone: all of it, and those who reuse its places know.
+// Copies what has come of the present section. kDone: all of it.
 Step copy_arrived(Comm& comm, Operation& operation) {
   const Bulk& bulk = comm.bulk();
   const uint64_t global = bulk.first_chunk() + operation.chunk;
@@ -107,11 +101,6 @@ Step copy_arrived(Comm& comm, Operation& operation) {
     copy_section(comm, operation, source);
   }
   operation.cursor = 0;
-  if (operation.chunk + kAhead < Sections(bulk).count(operation)) {
-    const mep_result_t taken =
-        bulk.hosts().signal_all(Word::kTaken, global, comm.rank(), bulk.hosts().mates());
-    if (taken != MEP_SUCCESS) return fail_step(operation, taken);
-  }
   ++operation.chunk;
   return Step::kDone;
 }
@@ -127,8 +116,6 @@ Step allgather_over_hosts(Comm& comm, Operation& operation) {
     if (given == MEP_SUCCESS) given = publish_arrived(comm, operation);
     if (given != MEP_SUCCESS) return fail_step(operation, given);
     if (operation.chunk == count) break;
-    // The own section is not copied, but nobody is ahead of what it has posted itself.
-    if (operation.chunk_posted <= operation.chunk) return Step::kPending;
     const Step copied = copy_arrived(comm, operation);
     if (copied != Step::kDone) return copied;
   }
