@@ -163,9 +163,7 @@ mep_result_t Bulk::signal_finished(uint64_t seq) const {
 
 mep_result_t Bulk::tell_leaders_finished(uint64_t seq) {
   uint32_t cursor = 0;
-  if (finish_leaders_.empty() || leaders_told_ == seq || !finished_by(finish_host_, seq, &cursor)) {
-    return MEP_SUCCESS;
-  }
+  if (leaders_told(seq) || !finished_by(finish_host_, seq, &cursor)) return MEP_SUCCESS;
   MEP_TEST_DELAY_POINT("finish relay");
   leaders_told_ = seq;
   for (const uint32_t leader : finish_leaders_) {

@@ -88,6 +88,8 @@ class Bulk {
   bool all_finished(uint64_t seq, uint32_t* cursor) const;
   // A leader, when all of its host have finished, tells the other leaders, once.
   [[nodiscard]] mep_result_t tell_leaders_finished(uint64_t seq);
+  // Not before this may it go on: the last word of its host may come after it looked.
+  bool leaders_told(uint64_t seq) const { return finish_leaders_.empty() || leaders_told_ == seq; }
   // And when all have finished, its host.
   [[nodiscard]] mep_result_t tell_finished(uint64_t seq) const;
 

@@ -141,7 +141,11 @@ inline Step finish_large(Comm& comm, Operation& operation, bool* signalled) {
   }
   const mep_result_t relayed = comm.bulk().tell_leaders_finished(operation.seq);
   if (relayed != MEP_SUCCESS) return fail_step(operation, relayed);
-  if (!comm.bulk().all_finished(operation.seq, &operation.cursor)) return Step::kPending;
+  MEP_TEST_DELAY_POINT("finish look");
+  if (!comm.bulk().leaders_told(operation.seq) ||
+      !comm.bulk().all_finished(operation.seq, &operation.cursor)) {
+    return Step::kPending;
+  }
   const mep_result_t told = comm.bulk().tell_finished(operation.seq);
   return told == MEP_SUCCESS ? Step::kDone : fail_step(operation, told);
 }
