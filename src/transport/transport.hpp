@@ -123,6 +123,9 @@ class Transport {
   // Moves what can be moved without waiting. *active: something happened.
   [[nodiscard]] virtual mep_result_t progress(bool* active);
   [[nodiscard]] virtual mep_result_t fence_out(uint32_t slot);
+  // The peer has gone, as evidence from elsewhere says: calls for it, those under way too, need not wait
+  // for what it does not answer any more.
+  virtual void give_up(uint32_t /*slot*/) {}
   // Whether the fence also needs new pages (Window::renew) for the windows that the peer could
   // write.
   virtual bool fence_renews_windows() const { return false; }

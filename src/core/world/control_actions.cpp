@@ -54,6 +54,7 @@ void ControlThread::act(const membership::Wedge& action) {
   note_evidence();
   times_.wedge_ns = now_ns();
   take_what_has_come();
+  give_up_the_gone();
   std::vector<membership::ChannelState> channels;
   for (const auto& [id, client] : clients_) client->wedge(&channels);
   send_marks(action.epoch);

@@ -123,6 +123,7 @@ class ControlThread {
   void serve_transports();
   void take_failures();
   void take_what_has_come();
+  void give_up_the_gone();
   // Marks behind all that this rank's threads have posted, once a view change has stopped them.
   void send_marks(uint64_t epoch);
   bool drained() const;

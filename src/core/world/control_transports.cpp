@@ -57,6 +57,16 @@ void ControlThread::take_failures() {
   }
 }
 
+// Wedging waits for threads that post, and they must not wait for members that are gone.
+void ControlThread::give_up_the_gone() {
+  if (!world_->network_.active()) return;
+  for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) {
+    const World::Peer& peer = world_->peers_[slot];
+    if (slot == world_->self_slot() || peer.transport == nullptr || !is_member(slot)) continue;
+    if (peer.link == nullptr || membership_->confirmed_dead(slot)) peer.transport->give_up(slot);
+  }
+}
+
 void ControlThread::send_marks(uint64_t epoch) {
   marked_epoch_ = epoch;
   if (!world_->network_.active()) return;

@@ -134,6 +134,14 @@ void Peer::fence() {
   destroy_rails();
 }
 
+void Peer::give_up() {
+  const Lock lock(mutex_);
+  if (failed_ || is_fenced()) return;
+  failed_ = true;
+  failure_ = "it has gone";
+  destroy_rails();
+}
+
 bool Peer::owns_queue_pair(uint32_t number, const Hca* hca) {
   const Lock lock(mutex_);
   for (const Rail& rail : rails_) {

@@ -79,6 +79,9 @@ class Peer {
   // Gives chunks back whose puts are done, asking the HCA about them where it must.
   void reclaim();
   void fence();
+  // It has gone; nobody needs to be told. A dead process's HCA answers nothing: without this, whoever
+  // waits for room or for a flush waits until packets were repeated in vain.
+  void give_up();
   // An asynchronous event of one of its queue pairs, or of the device of one of its rails.
   bool owns_queue_pair(uint32_t number, const Hca* hca);
   void break_rails_of(const Hca* hca, const std::string& text);

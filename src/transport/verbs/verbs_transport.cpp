@@ -324,6 +324,11 @@ mep_result_t VerbsTransport::fence_out(uint32_t slot) {
   return MEP_SUCCESS;
 }
 
+void VerbsTransport::give_up(uint32_t slot) {
+  Peer* peer = nullptr;
+  if (find_peer(slot, &peer) == MEP_SUCCESS) peer->give_up();
+}
+
 mep_result_t VerbsTransport::mark(uint32_t slot, uint64_t number) {
   Peer* peer = nullptr;
   MEP_TRY(find_peer(slot, &peer));

@@ -73,6 +73,7 @@ class VerbsTransport final : public Transport, private Fabric {
   [[nodiscard]] mep_result_t flush(uint32_t slot) override;
   [[nodiscard]] mep_result_t progress(bool* active) override;
   [[nodiscard]] mep_result_t fence_out(uint32_t slot) override;
+  void give_up(uint32_t slot) override;
   // The queue pairs are gone with fence_out(); new pages besides take their worth from the keys that
   // the peer has been told.
   bool fence_renews_windows() const override { return true; }

@@ -186,6 +186,31 @@ void link_down_in_a_transfer(void**) {
   expect_failure(pair->a(), pair->slot_b(), "transport retry counter exceeded");
 }
 
+// The peer's process has ended, and packets would be repeated for two minutes.
+void given_up_in_a_flush(void**) {
+  setenv("MEP_IB_TIMEOUT", "22", 1);  // NOLINT(concurrency-mt-unsafe): one thread
+  const auto pair = make_pair("rxe0:1", "rxe1:1");
+  unsetenv("MEP_IB_TIMEOUT");  // NOLINT(concurrency-mt-unsafe)
+  pair->b().transport.reset();
+  std::atomic<bool> posted{false};
+  std::atomic<mep_result_t> answer{MEP_SUCCESS};
+  std::thread sender([&] {
+    std::vector<std::byte> bytes(20000, std::byte{7});
+    answer = pair->a().transport->put(pair->slot_b(), 0, kData, 0, bytes.data(), bytes.size());
+    posted.store(true);
+    if (answer == MEP_SUCCESS) answer = pair->a().transport->flush(pair->slot_b());
+  });
+  assert_true(wait_for([&] { return posted.load(); }));
+  assert_int_equal(answer.load(), MEP_SUCCESS);
+  const Deadline limit = Deadline::after_ms(kLimitMs);
+  pair->a().transport->give_up(pair->slot_b());
+  sender.join();
+  assert_false(limit.expired());
+  assert_int_equal(answer.load(), MEP_ERR_PEER_FAILED);
+  PeerFailure failure;
+  assert_false(pair->a().transport->take_failure(&failure));  // whoever gives it up knows
+}
+
 // A zombie: the peer was fenced out and does not know it.
 void fenced_peer_goes_on(void**) {
   const auto pair = make_pair("rxe0:1", "rxe1:1");
@@ -298,6 +323,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(bad_key),
       cmocka_unit_test(found_without_a_call),
       cmocka_unit_test(queue_pair_error),
+      cmocka_unit_test(given_up_in_a_flush),
       cmocka_unit_test(fenced_peer_goes_on),
       cmocka_unit_test(marks_come_behind_puts),
       cmocka_unit_test(wakes_of_a_busy_target),
