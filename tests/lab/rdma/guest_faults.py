@@ -19,8 +19,8 @@ sys.path.insert(0, str(HERE.parent.parent / "fault"))
 from fault_test import Case, at_points, run_case  # noqa: E402
 
 LIMIT_S = 600
-POINTS = ["put half", "signal", "bulk publish", "complete"]
-VIEW_POINTS = ["wedged", "prepare", "commit"]
+POINTS = ["enter", "put half", "signal", "cells collect", "bulk publish", "bulk copy", "complete"]
+VIEW_POINTS = ["wedged", "prepare", "commit", "install"]
 EP_POINTS = ["ep counts", "ep rows ready", "ep combine ready"]
 # Patience with a slow machine: a rank that waits for a CPU is not taken for stopped.
 SUSPICION = ["--suspect-ms", "2500", "--heartbeat-ms", "200"]
@@ -37,7 +37,7 @@ def cases(ranks):
         Case("stopped 7 s, as zombies go on", ranks,
              f"stop {last} 7 at put half:5; stop 0 7 at signal:3; stop 1 7 at bulk publish:2",
              *SUSPICION, evictions=3),
-        Case("seeded", ranks, "", "--faults", "4", "--mix", "kill,two,point"),
+        Case("seeded", ranks, "", "--faults", "6", "--mix", "kill,two,point"),
         Case("dispatch and combine, killed at points", ranks,
              "kill 1; rejoin; " + at_points(f"kill {last}", EP_POINTS), "--workload", "moe"),
         Case("dispatch and combine, stopped 7 s", ranks, "stop 1 7 at ep rows ready", *SUSPICION,
