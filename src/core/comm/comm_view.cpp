@@ -138,6 +138,9 @@ bool Comm::holds(uint64_t channel, uint64_t seq) {
   const uint64_t done = channel_.done();
   if (seq <= done) return true;
   const std::lock_guard lock(mutex_);
+  // What has come since does not count in this change: the others go by what was reported, and a rank that
+  // leaves because of this answer takes what it knows with it.
+  if (channel_.wedged()) return seq <= held_;
   for (uint64_t next = done + 1; next <= seq; ++next) {
     RetainedOperation kept;
     if (!cells_.retain(view_->epoch, next, &kept) && !bulk_.finished_by_all(view_->epoch, next)) {
