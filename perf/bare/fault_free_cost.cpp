@@ -117,6 +117,7 @@ int run_rank(Rank self, int rounds, const std::string& job) {
 // Of each round the slowest rank; of the rounds the median.
 double median_of_slowest(const double (*times)[kMaxRanks], int rounds, int size) {
   std::vector<double> slowest;
+  slowest.reserve(static_cast<size_t>(rounds));
   for (int round = 0; round < rounds; ++round) {
     slowest.push_back(*std::max_element(times[round], times[round] + size));
   }

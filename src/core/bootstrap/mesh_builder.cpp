@@ -296,6 +296,9 @@ mep_result_t MeshBuilder::on_seat_greeting(int32_t rank, Frame* frame, std::stri
     result = fail(refusal.code, "refuses this rank: %s", refusal.text.c_str());
   } else {
     result = peer.greeting->take(peer.link.get(), frame, &step);
+    // It has ended this connection, perhaps for want of room. Its last words and the end of its stream
+    // are still to be read; after that it is called again.
+    if (result == MEP_ERR_PEER_FAILED) return MEP_SUCCESS;
     if (result == MEP_SUCCESS && step == Greeting::Step::kOther) {
       result =
           fail(MEP_ERR_DENIED, "sent a frame of type %u, which has no place here", frame->type);
