@@ -149,7 +149,7 @@ mep_result_t Cells::take_block(uint64_t seq, const HostGroup& group, uint64_t ex
   return MEP_SUCCESS;
 }
 
-// Into this rank's own window.
+// Into this rank's own window, what is not there yet: the user's thread may be reading what is.
 void Cells::unpack_block(uint64_t seq, const HostGroup& group, uint64_t expected, size_t stride) {
   const std::byte* words = window_ + block_offset(seq, group);
   const std::byte* payloads = words + group.ranks.size() * sizeof(uint64_t);
@@ -158,6 +158,7 @@ void Cells::unpack_block(uint64_t seq, const HostGroup& group, uint64_t expected
     std::memcpy(&word, words + i * sizeof word, sizeof word);
     if (!signal_matches(word, expected) || group.ranks[i] == rank_) continue;
     const uint64_t offset = cell_offset(seq, group.ranks[i]);
+    if (load_signal(window_, offset) == word) continue;
     if (stride != 0) {
       std::memcpy(window_ + offset + sizeof word, payloads + i * stride, stride);
     }
