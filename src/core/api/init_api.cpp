@@ -201,7 +201,7 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
     if (comm->is_world) {
       close_world(comm, true);
     } else {
-      comm->comm->close();
+      comm->comm->close_after_changes();
       delete comm;
     }
     return MEP_SUCCESS;

@@ -101,6 +101,21 @@ std::unique_ptr<ViewClient> Comm::take_dormant(const std::string& name) {
   return object;
 }
 
+// A view change that has begun counts on what this rank has reported of the comm, and may have it give
+// others what they lack: the comm is there until the change is over.
+void Comm::close_after_changes() {
+  const Deadline deadline = Deadline::after_ms(timeout_ms() + kVerdictGraceMs);
+  const auto is_over = [this] {
+    return !channel_.wedged() || world_->terminal_result() != MEP_SUCCESS;
+  };
+  while (opened_ && !deadline.expired()) {
+    (void)wait_until(world_->wait_policy(), world_->doorbell(), deadline, is_over);
+    // Once more on the control thread, which begins the changes.
+    if (world_->remove_client_if(this, is_over)) opened_ = false;
+  }
+  close();
+}
+
 void Comm::close() {
   dormant_.clear();
   if (opened_) world_->remove_client(this);

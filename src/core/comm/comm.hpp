@@ -96,6 +96,8 @@ class Comm : public WorldClient {
   [[nodiscard]] mep_result_t begin(uint64_t epoch, uint64_t next_seq);
   [[nodiscard]] mep_result_t finish(const Deadline& deadline);
   void close();
+  // The same while the world goes on; waits for a view change under way.
+  void close_after_changes();
 
   World& world() const { return *world_; }
   const std::shared_ptr<World>& world_ptr() const { return world_; }

@@ -368,6 +368,16 @@ void World::remove_client(WorldClient* client) {
   control_->call([&] { control_->remove_client(client); });
 }
 
+bool World::remove_client_if(WorldClient* client, const std::function<bool()>& may_go) {
+  bool is_removed = false;
+  const bool ran = control_->call([&] {
+    if (!may_go()) return;
+    control_->remove_client(client);
+    is_removed = true;
+  });
+  return is_removed || !ran;
+}
+
 void World::report_deadline(uint64_t comm, uint64_t channel, uint64_t comm_epoch) {
   control_->post([this, comm, channel, comm_epoch] {
     control_->membership().on_deadline(comm, channel, comm_epoch);
