@@ -17,7 +17,7 @@ namespace {
 
 // Places that are searched until a member has told how many there are.
 constexpr int32_t kSearchedPlaces = 1024;
-// How long one round waits, at least, for members that took the connection but do not answer.
+// How long one round waits for members that took the connection but do not answer.
 constexpr uint64_t kRoundMs = 2000;
 constexpr int kWaitMs = 20;
 constexpr int kPauseBetweenRoundsMs = 50;
@@ -308,8 +308,7 @@ void Joiner::wait() {
 mep_result_t Joiner::play_round() {
   seats_.clear();
   visitors_.clear();
-  // A member may be silent for so long without being suspected, and all of them are needed.
-  const Deadline limit = Deadline::after_ms(std::max<uint64_t>(kRoundMs, config_.suspect_ms));
+  const Deadline limit = Deadline::after_ms(kRoundMs);
   // Then, of two newcomers that come at the same time, one at least knows of the other.
   while (!rendezvous_->is_announced() && !limit.expired() && !deadline_.expired()) {
     wait();
