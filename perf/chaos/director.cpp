@@ -557,22 +557,27 @@ void Director::end_watch() {
   report_.all_succeeded.push_back(us_between(watch.inject_ns, last));
 }
 
-void Director::judge_leaks() {
+// What has grown beyond the most that the first half of the run has seen.
+void Director::judge_growth(const std::vector<Record>& samples) {
   // The first samples of a process still contain what its first view change brings once for all.
   constexpr size_t kWarmUp = 4;
-  for (const auto& samples : samples_) {
-    if (samples.size() < kWarmUp + 2) continue;
-    const auto& first = samples[std::max(kWarmUp, samples.size() / 2)].sample;
-    const auto& last = samples.back().sample;
-    const auto growth = [](uint64_t before, uint64_t after) {
-      return static_cast<int64_t>(after) - static_cast<int64_t>(before);
-    };
-    report_.leaked_fds = std::max(report_.leaked_fds, growth(first.fds, last.fds));
-    report_.leaked_threads = std::max(report_.leaked_threads, growth(first.threads, last.threads));
-    report_.leaked_mappings =
-        std::max(report_.leaked_mappings, growth(first.mappings, last.mappings));
-    report_.leaked_pages = std::max(report_.leaked_pages, growth(first.pages, last.pages));
-  }
+  if (samples.size() < kWarmUp + 2) return;
+  const size_t middle = std::max(kWarmUp, samples.size() / 2);
+  const auto growth = [&](auto member) {
+    uint64_t most = 0;
+    for (size_t i = kWarmUp; i <= middle; ++i) most = std::max(most, samples[i].sample.*member);
+    return static_cast<int64_t>(samples.back().sample.*member) - static_cast<int64_t>(most);
+  };
+  report_.leaked_fds = std::max(report_.leaked_fds, growth(&Sample::fds));
+  // Who takes the meeting over has one more.
+  report_.leaked_fds = std::max(report_.leaked_fds, growth(&Sample::listeners) - 1);
+  report_.leaked_threads = std::max(report_.leaked_threads, growth(&Sample::threads));
+  report_.leaked_mappings = std::max(report_.leaked_mappings, growth(&Sample::mappings));
+  report_.leaked_pages = std::max(report_.leaked_pages, growth(&Sample::pages));
+}
+
+void Director::judge_leaks() {
+  for (const auto& samples : samples_) judge_growth(samples);
   for (const auto& process : job_.all()) {
     if (!process->ended && report_.hangs == 0) ++report_.leaked_children;
   }

@@ -71,6 +71,7 @@ class Director {
   uint64_t highest_epoch() const;
   std::string describe() const;
   void say(const std::string& text) const;
+  void judge_growth(const std::vector<Record>& samples);
   void judge_leaks();
 
   const Options& options_;

@@ -126,7 +126,6 @@ ParseResult parse_options(int argc, char** argv, Options* options, std::string* 
   options->heartbeat_ms = static_cast<uint32_t>(numbers[next++].value);
   options->hang_ms = static_cast<uint32_t>(numbers[next++].value);
   options->leak_pages = static_cast<uint32_t>(numbers[next++].value);
-  if (options->leak_pages == 0) options->leak_pages = 128 * options->ranks;
   if (is_worker) options->worker_fd = static_cast<int>(numbers[next].value);
   options->generation = static_cast<uint32_t>(numbers[next + 1].value);
   return ParseResult::kRun;

@@ -18,9 +18,8 @@ struct Options {
   uint32_t suspect_ms = 0;         // 0: the library's
   uint32_t heartbeat_ms = 0;
   uint32_t hang_ms = 60000;  // without progress for so long: a hang
-  // Growth of a survivor's resident pages in the second half of the run that is still no leak; 0: 128 a
-  // rank, as what is touched of the others' windows depends on what was called since they came.
-  uint32_t leak_pages = 0;
+  // Growth of a rank's anonymous memory in the second half of the run that is still no leak.
+  uint32_t leak_pages = 256;
   std::string starter;  // program that becomes each rank: STARTER mep_chaos ARGUMENT...
   std::string json_path;
   bool verbose = false;

@@ -36,8 +36,17 @@ enum class RecordType : uint32_t {
   kNews,    // an error that belongs to no operation
   kWrong,   // a check inside the worker failed; `kind` and `detail` say which
   kView,    // a view change was installed here; `times`
-  kSample,  // resources of the process: fds, threads, mappings, pages
+  kSample,  // resources of the process
   kEnd      // the worker leaves; `result` says why
+};
+
+// Resources of a process; mappings are those of files and memory files, pages the anonymous ones.
+struct Sample {
+  uint64_t fds;  // but for listeners
+  uint64_t listeners;
+  uint64_t threads;
+  uint64_t mappings;
+  uint64_t pages;
 };
 
 struct Record {
@@ -53,12 +62,7 @@ struct Record {
   uint64_t digest = 0;  // of the result's bytes
   union {
     ViewChangeTimes times;
-    struct {
-      uint64_t fds;
-      uint64_t threads;
-      uint64_t mappings;
-      uint64_t pages;
-    } sample;
+    Sample sample;
     char text[120];
   };
   Record() : text{} {}

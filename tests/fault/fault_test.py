@@ -58,9 +58,8 @@ def cases(seed):
              "; ".join(f"kill 1; rejoin {point}=kill" for point in JOIN_POINTS)),
         Case("a member dies while one joins", 4, "kill 1; arm 3 newcomer connect=kill; rejoin; rejoin"),
         Case("8 to 1", 8, "; ".join(f"kill {rank}" for rank in (3, 0, 7, 1, 5, 6, 2))),
-        # Resident pages of windows come and go by some ten as operations touch them; a leak of three
-        # pages a cycle shows in half of the cycles.
-        Case("150 cycles without a leak", 4, "kill 1; rejoin; " * 150, "--leak-pages", "192",
+        # A leak of two pages a cycle shows in half of the cycles.
+        Case("150 cycles without a leak", 4, "kill 1; rejoin; " * 150, "--leak-pages", "96",
              joins=150),
         Case("zombies", 4,
              "; ".join(f"stop {r} 1 at {p}" for r, p in
@@ -90,7 +89,7 @@ def cases(seed):
         Case(f"killed at every point, rank {rank}", 4, at_points(f"kill {rank}", every, (1, 2, 5, 11)),
              soak=True, limit=900) for rank in range(4)
     ] + [
-        Case("1000 cycles without a leak", 4, "kill 1; rejoin; " * 1000, "--leak-pages", "192",
+        Case("1000 cycles without a leak", 4, "kill 1; rejoin; " * 1000, "--leak-pages", "96",
              soak=True, limit=3000, joins=1000),
     ] + [
         Case(f"seed {seed + i}, {ranks} ranks", ranks, "", "--faults", "500", "--mix",
