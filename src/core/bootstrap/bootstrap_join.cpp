@@ -65,6 +65,7 @@ class Joiner {
   mep_result_t on_visitor(Visitor* visitor, bool* keep);
   mep_result_t on_visitor_frame(Visitor* visitor, Frame* frame, bool* keep);
   void wait();
+  void pause();
   bool waiting() const;
   size_t linked() const;
   Seat* find_seat(int32_t rank);
@@ -305,6 +306,15 @@ void Joiner::wait() {
   (void)poll(entries.data(), entries.size(), deadline_.left_ms(kWaitMs));
 }
 
+// Ends early when a rendezvous opens; after a round nothing is worth waking for.
+void Joiner::pause() {
+  std::vector<pollfd> entries;
+  if (!rendezvous_->is_open()) {
+    for (const int fd : rendezvous_->fds()) entries.push_back({fd, POLLIN, 0});
+  }
+  (void)poll(entries.data(), entries.size(), deadline_.left_ms(kPauseBetweenRoundsMs));
+}
+
 mep_result_t Joiner::play_round() {
   seats_.clear();
   visitors_.clear();
@@ -383,7 +393,7 @@ mep_result_t Joiner::run(Mesh* out) {
     seats_.clear();
     visitors_.clear();
     if (deadline_.expired()) break;
-    (void)poll(nullptr, 0, deadline_.left_ms(kPauseBetweenRoundsMs));
+    pause();
   }
   if (refusal_text_.empty() && gate_->book != nullptr) refusal_text_ = gate_->book->explain();
   return fail(refusal_ != MEP_SUCCESS ? refusal_ : MEP_ERR_BOOTSTRAP,

@@ -61,6 +61,7 @@ class AddressBook final : public PlaceBook {
     size_t next = 0;  // of `resolved`, to try
     Deadline next_resolve = Deadline::at(0);
     Deadline next_bind = Deadline::at(0);
+    uint64_t bind_pause_ms = kLongestPauseMs;
     Deadline next_try = Deadline::at(0);
     uint64_t pause_ms = 0;
     bool serves = false;  // this process does
@@ -243,6 +244,11 @@ void AddressBook::add(const Place& member) {
 void AddressBook::forget(uint32_t slot, uint64_t incarnation) {
   const std::lock_guard lock(mutex_);
   point_.forget(slot, incarnation);
+  // Perhaps the one that served; its address is free as soon as its process has ended.
+  for (Client& client : clients_) {
+    client.next_bind = Deadline::at(0);
+    client.bind_pause_ms = kFirstPauseMs;
+  }
   wake();
 }
 
@@ -278,6 +284,8 @@ void AddressBook::loop() {
 int AddressBook::wait_ms() const {
   int limit_ms = kLongestWaitMs;
   for (const Client& client : clients_) {
+    if (!client.serves && !client.open && may_serve())
+      limit_ms = client.next_bind.left_ms(limit_ms);
     if (settled_) continue;
     if (client.link == nullptr) limit_ms = client.next_try.left_ms(limit_ms);
     if (client.link != nullptr && !client.open) limit_ms = client.limit.left_ms(limit_ms);
@@ -304,8 +312,8 @@ void AddressBook::resolve(std::unique_lock<std::mutex>* lock) {
 void AddressBook::bind_addresses(Client* client) {
   // While somebody else serves there, nobody can take it.
   if (client->serves || client->open || !may_serve() || !client->next_bind.expired()) return;
-  client->next_bind =
-      settled_ ? Deadline::after_ms(kTakeOverEveryMs) : Deadline::after_ms(kLongestPauseMs);
+  client->next_bind = Deadline::after_ms(client->bind_pause_ms);
+  if (settled_) client->bind_pause_ms = std::min(2 * client->bind_pause_ms, kTakeOverEveryMs);
   for (const NetAddress& address : client->resolved) {
     if (!is_local_address(address)) continue;
     // A host's name often leads to loopback on the host itself, where others cannot follow.
