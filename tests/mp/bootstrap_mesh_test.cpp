@@ -1,7 +1,6 @@
 // Starts of real processes: right ones, and each way in which a start can be wrong. Every rank must
 // end by itself with the stated result, within its time, without losing a descriptor. usage:
 // bootstrap_mesh_test PATH_OF_BOOTSTRAP_RANK
-#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -24,6 +23,7 @@
 #include "mep.h"
 #include "support/bootstrap_ranks.hpp"
 #include "support/cmocka_cpp.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace {
 
@@ -282,8 +282,8 @@ void garbage_disturbs_nobody(void**) {
 }
 
 void a_store_brings_ranks_together(void**) {
-  char folder[] = "/tmp/mep-store-XXXXXX";
-  assert_non_null(mkdtemp(folder));
+  const mep_test::TemporaryFolder store;
+  const std::string& folder = store.path();
   std::vector<Process> ranks;
   for (int rank = 2; rank >= 0; --rank) {
     ranks.push_back(launch(rank, 3, "stored", kLongMs, {"--store", folder, "--twice"}));
@@ -295,14 +295,8 @@ void a_store_brings_ranks_together(void**) {
   }
   expect(finish(launch(1, 2, "other", 300, {"--store", folder})), MEP_ERR_BOOTSTRAP,
          {"rank 0", "store"});
-  const std::string missing = std::string(folder) + "/none";
+  const std::string missing = folder + "/none";
   expect(finish(launch(0, 2, "other", 300, {"--store", missing})), MEP_ERR_BOOTSTRAP, {"put"});
-  DIR* entries = opendir(folder);
-  while (const dirent* entry = readdir(entries)) {
-    if (entry->d_name[0] != '.') unlink((std::string(folder) + "/" + entry->d_name).c_str());
-  }
-  closedir(entries);
-  rmdir(folder);
 }
 
 void newcomers_are_let_in(void**) {

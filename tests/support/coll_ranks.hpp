@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <filesystem>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -23,6 +22,7 @@
 #include "mep.h"
 #include "support/cmocka_cpp.hpp"
 #include "support/coll_reference.hpp"
+#include "support/temporary_folder.hpp"
 #include "transport/test_network.hpp"
 
 namespace mep_test {
@@ -48,8 +48,8 @@ inline bool& soak_flag() {
   return soak;
 }
 // --hosts 0011: on which "host" each rank counts as being, repeated for larger worlds. Threads of
-// different hosts reach each other by put and signal alone; processes as MEP_TRANSPORTS says, and they
-// need MEP_RENDEZVOUS. Empty: all on one.
+// different hosts reach each other by put and signal alone, processes as MEP_TRANSPORTS says. Empty: all
+// on one.
 inline std::string& hosts_pattern() {
   static std::string pattern;
   return pattern;
@@ -238,8 +238,7 @@ inline void with_rank_processes(int size, const mep_comm_config_t& config, Repor
                                 const RankBody& body,
                                 const std::function<bool(int rank, int status)>& expected = {}) {
   const std::string job = new_job_name();
-  char folder[] = "/tmp/mep-test-XXXXXX";
-  if (!hosts_pattern().empty() && mkdtemp(folder) == nullptr) report.add("mkdtemp: %m");
+  const TemporaryFolder meeting;
   std::vector<pid_t> ranks;
   fflush(stdout);
   fflush(stderr);
@@ -248,7 +247,7 @@ inline void with_rank_processes(int size, const mep_comm_config_t& config, Repor
     if (pid < 0) report.add("fork: %m");
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (!hosts_pattern().empty()) play_host(rank, folder);
+      if (!hosts_pattern().empty()) play_host(rank, meeting.path());
       _exit(rank_process(rank, size, job, config, body));
     }
     if (pid > 0) ranks.push_back(pid);
@@ -272,7 +271,6 @@ inline void with_rank_processes(int size, const mep_comm_config_t& config, Repor
       report.add("rank %zu of %d ended with status 0x%x", rank, size, status);
     }
   }
-  if (!hosts_pattern().empty()) std::filesystem::remove_all(folder);
 }
 
 }  // namespace mep_test

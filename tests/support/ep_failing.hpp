@@ -65,10 +65,11 @@ class FailingRun {
   bool is_failure(mep_result_t result) {
     if (result == MEP_ERR_PEER_FAILED) return true;
     if (!opted_in_ || result != MEP_PARTIAL) return false;
-    // Only once the missing rank has left the view; a survivor that is through may have left by now too.
-    int32_t live = 0;
-    COLL_OK(report_, mep_comm_live(comm_, &live));
-    COLL_CHECK(report_, live < c_.ranks);
+    // Only once the missing rank has left the view.
+    uint32_t state = MEP_PEER_ALIVE;
+    COLL_OK(report_, mep_comm_peer_state(comm_, victim_, &state));
+    COLL_CHECK(report_,
+               state == MEP_PEER_DEAD || state == MEP_PEER_EXCLUDED || state == MEP_PEER_LEFT);
     return true;
   }
 

@@ -2,13 +2,12 @@
 // no threads; what processes tell each other beside the library lies in a shared page.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <atomic>
 #include <memory>
 
 #include "base/failpoint.hpp"
 #include "support/coll_ranks.hpp"
+#include "support/shared_memory.hpp"
 
 namespace mep_test {
 
@@ -106,12 +105,7 @@ class JoinJob {
   }
   pid_t pid(size_t index) const { return processes_[index]; }
 
-  static std::unique_ptr<Page, void (*)(Page*)> shared_page() {
-    void* memory =
-        mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_true(memory != MAP_FAILED);
-    return {static_cast<Page*>(memory), [](Page* page) { munmap(page, sizeof(Page)); }};
-  }
+  static SharedMemory<Page> shared_page() { return make_shared_memory<Page>(); }
 
  private:
   template <typename Body>

@@ -53,6 +53,11 @@ inline void fill(std::vector<std::byte>* data, size_t bytes, uint64_t seed) {
   for (size_t i = 0; i < bytes; ++i) (*data)[i] = pattern(seed, i);
 }
 
+// Compared at once: ThreadSanitizer makes a loop over bytes slow.
+inline bool all_are(std::byte value, const std::byte* from, const std::byte* to) {
+  return from == to || (*from == value && std::memcmp(from, from + 1, size_t(to - from) - 1) == 0);
+}
+
 // Everything that was put before a signal is there when the signal is seen, and not a byte beside
 // it.
 inline void put_signal_body(Rank& rank) {
@@ -97,9 +102,8 @@ inline void put_signal_body(Rank& rank) {
         const std::byte* region = own + kRegionBytes * peer;
         const std::byte* start = region + 64 + shift;
         RANK_CHECK(rank, same_bytes(start, bytes, round * 100 + peer));
-        RANK_CHECK(rank, std::all_of(region, start, [&](std::byte b) { return b == kGuard; }));
-        RANK_CHECK(rank, std::all_of(start + bytes, region + kRegionBytes,
-                                     [&](std::byte b) { return b == kGuard; }));
+        RANK_CHECK(rank, all_are(kGuard, region, start));
+        RANK_CHECK(rank, all_are(kGuard, start + bytes, region + kRegionBytes));
       }
       RANK_CHECK(rank, rank.barrier());
     }

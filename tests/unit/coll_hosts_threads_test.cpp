@@ -7,6 +7,7 @@
 
 #include "support/coll_hosts.hpp"
 #include "support/coll_matrix.hpp"
+#include "support/coll_numbered.hpp"
 #include "support/coll_sequence.hpp"
 
 namespace {
@@ -177,11 +178,6 @@ void test_hub_is_counted(void**) {
   }
 }
 
-struct Ending {
-  int successes = 0;
-  int failures = 0;
-};
-
 // Rank `ending` ends its part after some operations. The others see it at one and the same operation and
 // go on; every result before and after names its contributors.
 void end_one(const std::string& placement, int ending, int after, uint64_t seed) {
@@ -223,13 +219,7 @@ void end_one(const std::string& placement, int ending, int after, uint64_t seed)
   });
   enable_delays(0, 0);
   report.require_clean();
-  for (int rank = 0; rank < size; ++rank) {
-    if (rank == ending) continue;
-    const Ending& of_rank = endings[static_cast<size_t>(rank)];
-    const Ending& first = endings[ending == 0 ? 1 : 0];
-    assert_int_equal(of_rank.failures, 1);
-    assert_int_equal(of_rank.successes, first.successes);
-  }
+  require_same_endings(endings.data(), size, ending);
 }
 
 void test_a_rank_ends(void**) {

@@ -1,11 +1,10 @@
 // labels: tcp
 // Large collectives over several hosts, as processes: on each "host" by shared memory, between hosts by
 // TCP. Results, and a rank that is killed inside a call, at points of its part for others.
-#include <sys/mman.h>
-
 #include "base/failpoint.hpp"
 #include "support/coll_matrix.hpp"
 #include "support/coll_numbered.hpp"
+#include "support/shared_memory.hpp"
 
 namespace {
 
@@ -39,41 +38,23 @@ void test_results(void**) {
   }
 }
 
-// In memory that all processes share.
-class SharedEndings {
- public:
-  explicit SharedEndings(size_t count)
-      : bytes_(count * sizeof(Ending)),
-        memory_(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
-    assert_true(memory_ != MAP_FAILED);
-  }
-  ~SharedEndings() { munmap(memory_, bytes_); }
-  SharedEndings(const SharedEndings&) = delete;
-  SharedEndings& operator=(const SharedEndings&) = delete;
-  Ending* data() const { return static_cast<Ending*>(memory_); }
-
- private:
-  size_t bytes_;
-  void* memory_;
-};
-
 void kill_at(const std::string& placement, const std::string& point, int ending, uint64_t passage) {
   const int size = static_cast<int>(placement.size());
-  const SharedEndings endings(placement.size());
+  const SharedMemory<Ending> endings = make_shared_memory<Ending>(placement.size());
   const std::string arming = point + ":" + std::to_string(passage) + "=kill";
   Report report;
   with_placement(
       placement, report,
       [&](int rank, mep_comm_t comm, Report& found) {
         if (rank == ending) COLL_OK(found, mep::failpoint_arm(arming));
-        CallRow{rank, size, ending, endings.data() + rank}.run(comm, found);
+        CallRow{rank, size, ending, endings.get() + rank}.run(comm, found);
       },
       [=](int rank, int status) {
         return rank == ending && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
       });
   if (report.bad()) report.add("hosts %s, rank %d, %s", placement.c_str(), ending, arming.c_str());
   report.require_clean();
-  require_same_endings(endings.data(), size, ending);
+  require_same_endings(endings.get(), size, ending);
 }
 
 void test_a_rank_is_killed(void**) {

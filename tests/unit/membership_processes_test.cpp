@@ -246,109 +246,99 @@ void a_stopped_rank_is_left_out(void**) {
   report.require_clean();
 }
 
-// With two ranks and no quorum rule the higher one goes on alone as well.
-void quorum_none(void**) {
+// Ends as the quorum rule says, however long it takes.
+void call_until(mep_result_t end, mep_comm_t comm, Report& found) {
+  mep_result_t result = MEP_SUCCESS;
+  while (result == MEP_SUCCESS) result = mep_barrier(comm, nullptr);
+  COLL_CHECK(found, result == end);
+}
+
+// Rank 0 of two stops until the other's part has ended, and then finds what became of it.
+void with_rank_0_of_2_stopped(const mep_comm_config_t& config,
+                              const std::function<void(mep_comm_t, Report&)>& other,
+                              const std::function<void(mep_comm_t, Report&)>& woken) {
   const auto page = JoinJob::shared_page();
   Report report;
-  mep_comm_config_t config = quick_config();
-  config.quorum = MEP_QUORUM_NONE;
   JoinJob job(2, config, report, [&](int rank, mep_comm_t comm, Report& found) {
     COLL_OK(found, mep_barrier(comm, nullptr));
     if (rank == 0) {
       raise(SIGSTOP);
-      mep_result_t result = MEP_SUCCESS;
-      while (result == MEP_SUCCESS) result = mep_barrier(comm, nullptr);
-      COLL_CHECK(found, result == MEP_ERR_EVICTED);
+      woken(comm, found);
       return;
     }
-    meet_failure(comm, found);
-    check_contributors(rank, comm, 0x10, found);
+    other(comm, found);
     page->reach(0);
   });
   page->await(0, 1);
   kill(job.pid(0), SIGCONT);
   job.expect_clean_end();
   report.require_clean();
+}
+
+// The higher rank goes on alone.
+void require_that_rank_1_goes_on(const mep_comm_config_t& config) {
+  with_rank_0_of_2_stopped(
+      config,
+      [](mep_comm_t comm, Report& found) {
+        meet_failure(comm, found);
+        check_contributors(1, comm, 0x10, found);
+      },
+      [](mep_comm_t comm, Report& found) { call_until(MEP_ERR_EVICTED, comm, found); });
+}
+
+// With two ranks and no quorum rule the higher one goes on alone as well.
+void quorum_none(void**) {
+  mep_comm_config_t config = quick_config();
+  config.quorum = MEP_QUORUM_NONE;
+  require_that_rank_1_goes_on(config);
 }
 
 void quorum_majority(void**) {
-  const auto page = JoinJob::shared_page();
-  Report report;
-  JoinJob job(2, quick_config(), report, [&](int rank, mep_comm_t comm, Report& found) {
-    COLL_OK(found, mep_barrier(comm, nullptr));
-    if (rank == 1) {
-      mep_result_t result = MEP_SUCCESS;
-      while (result == MEP_SUCCESS) result = mep_barrier(comm, nullptr);
-      COLL_CHECK(found, result == MEP_ERR_NO_QUORUM);
-      page->reach(0);
-      return;
-    }
-    raise(SIGSTOP);
-    meet_failure(comm, found);
-    check_contributors(rank, comm, 0x1, found);
-  });
-  page->await(0, 1);
-  kill(job.pid(0), SIGCONT);
-  job.expect_clean_end();
-  report.require_clean();
+  with_rank_0_of_2_stopped(
+      quick_config(),
+      [](mep_comm_t comm, Report& found) { call_until(MEP_ERR_NO_QUORUM, comm, found); },
+      [](mep_comm_t comm, Report& found) {
+        meet_failure(comm, found);
+        check_contributors(0, comm, 0x1, found);
+      });
 }
+
+// A witness that ranks which are started meanwhile find.
+class WitnessFolder {
+ public:
+  WitnessFolder() { setenv("MEP_WITNESS", folder_.path().c_str(), 1); }
+  ~WitnessFolder() { unsetenv("MEP_WITNESS"); }
+  WitnessFolder(const WitnessFolder&) = delete;
+  WitnessFolder& operator=(const WitnessFolder&) = delete;
+  const std::string& path() const { return folder_.path(); }
+
+ private:
+  TemporaryFolder folder_;
+};
 
 // Half of the view without its lowest rank goes on once the witness has written it down.
 void quorum_witness(void**) {
-  const TemporaryFolder folder;
-  const auto page = JoinJob::shared_page();
-  Report report;
+  const WitnessFolder folder;
   mep_comm_config_t config = quick_config();
   config.quorum = MEP_QUORUM_WITNESS;
-  setenv("MEP_WITNESS", folder.path().c_str(), 1);
-  JoinJob job(2, config, report, [&](int rank, mep_comm_t comm, Report& found) {
-    COLL_OK(found, mep_barrier(comm, nullptr));
-    if (rank == 0) {
-      raise(SIGSTOP);
-      mep_result_t result = MEP_SUCCESS;
-      while (result == MEP_SUCCESS) result = mep_barrier(comm, nullptr);
-      COLL_CHECK(found, result == MEP_ERR_EVICTED);
-      return;
-    }
-    meet_failure(comm, found);
-    check_contributors(rank, comm, 0x10, found);
-    page->reach(0);
-  });
-  unsetenv("MEP_WITNESS");
-  page->await(0, 1);
-  kill(job.pid(0), SIGCONT);
-  job.expect_clean_end();
-  report.require_clean();
+  require_that_rank_1_goes_on(config);
 }
 
 // What it has written for the other half it does not write for this one.
 void quorum_witness_has_decided(void**) {
-  const TemporaryFolder folder;
-  const auto page = JoinJob::shared_page();
-  Report report;
+  const WitnessFolder folder;
   mep_comm_config_t config = quick_config();
   config.quorum = MEP_QUORUM_WITNESS;
-  setenv("MEP_WITNESS", folder.path().c_str(), 1);
-  JoinJob job(2, config, report, [&](int rank, mep_comm_t comm, Report& found) {
-    COLL_OK(found, mep_barrier(comm, nullptr));
-    if (rank == 0) {
-      raise(SIGSTOP);
-      return;
-    }
-    const mep::membership::View view = comm->comm->world().view_snapshot();
-    uint64_t held = 0;
-    COLL_OK(found, mep::witness_store(folder.path() + "/mep-witness", mep::witness_name(view, 2),
-                                      12345, &held));
-    mep_result_t result = MEP_SUCCESS;
-    while (result == MEP_SUCCESS) result = mep_barrier(comm, nullptr);
-    COLL_CHECK(found, result == MEP_ERR_NO_QUORUM);
-    page->reach(0);
-  });
-  unsetenv("MEP_WITNESS");
-  page->await(0, 1);
-  kill(job.pid(0), SIGCONT);
-  job.expect_clean_end();
-  report.require_clean();
+  with_rank_0_of_2_stopped(
+      config,
+      [&](mep_comm_t comm, Report& found) {
+        const mep::membership::View view = comm->comm->world().view_snapshot();
+        uint64_t held = 0;
+        COLL_OK(found, mep::witness_store(folder.path() + "/mep-witness",
+                                          mep::witness_name(view, 2), 12345, &held));
+        call_until(MEP_ERR_NO_QUORUM, comm, found);
+      },
+      [](mep_comm_t, Report&) {});
 }
 
 void quorum_witness_needs_a_directory(void**) {

@@ -14,6 +14,7 @@
 #include "core/topo/hca_topology.hpp"
 #include "core/topo/preferred_hca.hpp"
 #include "support/cmocka_cpp.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace {
 
@@ -288,10 +289,9 @@ void filters(void**) {
 
 // A folder like /sys/class/infiniband: known HCAs get its states, unknown ones come in without a place.
 void kernel_link_states(void**) {
-  char folder[] = "/tmp/mep_hca_XXXXXX";
-  assert_non_null(mkdtemp(folder));
+  const mep_test::TemporaryFolder folder;
   const auto write = [&](const std::string& file, const char* text) {
-    const std::filesystem::path path = std::string(folder) + "/" + file;
+    const std::filesystem::path path = folder.path() + "/" + file;
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path) << text << "\n";
   };
@@ -307,8 +307,7 @@ void kernel_link_states(void**) {
   write("broken/ports/1/rate", "-3");
   write("empty/node_guid", "0");
   HcaTopology topology = load("2sockets-1hca.xml");
-  mep::read_link_states(folder, &topology);
-  std::filesystem::remove_all(folder);
+  mep::read_link_states(folder.path(), &topology);
   assert_int_equal(topology.hcas.size(), 3);
   assert_int_equal(topology.hcas[0].ports.size(), 2);
   assert_true(topology.hcas[0].ports[1].rate_gbit == 100);

@@ -12,6 +12,7 @@
 
 #include "core/topo/usable_cores.hpp"
 #include "support/cmocka_cpp.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace {
 
@@ -24,21 +25,15 @@ constexpr const char* kV1Mounts =
 // A folder that stands for the root of the file system.
 class Root {
  public:
-  Root() {
-    char path[] = "/tmp/mep_cores_XXXXXX";
-    assert_non_null(mkdtemp(path));
-    path_ = path;
-  }
-  ~Root() { std::filesystem::remove_all(path_); }
   void write(const std::string& file, const std::string& text) {
-    const std::string path = path_ + file;
+    const std::string path = folder_.path() + file;
     std::filesystem::create_directories(std::filesystem::path(path).parent_path());
     std::ofstream(path) << text;
   }
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return folder_.path(); }
 
  private:
-  std::string path_;
+  mep_test::TemporaryFolder folder_;
 };
 
 void v2_smallest_quota_of_all_levels_counts(void**) {

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/env.hpp"
+#include "base/hash.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 
@@ -31,37 +32,34 @@ namespace {
   return MEP_SUCCESS;
 }
 
-void mix(const void* data, size_t bytes, uint64_t* hash) {
-  const auto* byte = static_cast<const unsigned char*>(data);
-  for (size_t i = 0; i < bytes; ++i) *hash = (*hash ^ byte[i]) * 0x100000001b3u;
-}
-
 // The kernel instance by its boot id, and the namespaces in which pids, user ids and sockets mean
 // the same to two processes.
 uint64_t host_id() {
-  uint64_t hash = 0xcbf29ce484222325u;
+  Hash hash;
   char boot_id[64] = "";
   if (std::FILE* file = std::fopen("/proc/sys/kernel/random/boot_id", "re")) {
     if (std::fgets(boot_id, sizeof boot_id, file) == nullptr) boot_id[0] = '\0';
     std::fclose(file);
   }
   if (boot_id[0] == '\0') gethostname(boot_id, sizeof boot_id - 1);
-  mix(boot_id, std::strlen(boot_id), &hash);
+  hash.bytes(boot_id, std::strlen(boot_id));
   for (const char* name : {"/proc/self/ns/user", "/proc/self/ns/pid", "/proc/self/ns/net"}) {
     struct stat status {};
     if (stat(name, &status) != 0) continue;
-    mix(&status.st_dev, sizeof status.st_dev, &hash);
-    mix(&status.st_ino, sizeof status.st_ino, &hash);
+    hash.word(status.st_dev);
+    hash.word(status.st_ino);
   }
-  return hash;
+  return hash.value();
 }
 
 // Tests play several hosts on one.
-void mix_test_host(uint64_t* hash) {
+uint64_t mix_test_host(uint64_t host) {
   std::string name;
   bool is_set = false;
-  if (env_string("MEP_TEST_HOST", &name, &is_set) != MEP_SUCCESS || !is_set) return;
-  mix(name.data(), name.size(), hash);
+  if (env_string("MEP_TEST_HOST", &name, &is_set) != MEP_SUCCESS || !is_set) return host;
+  Hash hash(host);
+  hash.bytes(name.data(), name.size());
+  return hash.value();
 }
 
 [[nodiscard]] mep_result_t process_token(uint64_t* out) {
@@ -83,8 +81,7 @@ mep_result_t make_identity(uint32_t slot, PeerIdentity* out) {
   out->slot = slot;
   MEP_TRY(random_word(&out->incarnation));
   MEP_TRY(process_token(&out->process_token));
-  out->host = host_id();
-  mix_test_host(&out->host);
+  out->host = mix_test_host(host_id());
   out->pid = getpid();
   return MEP_SUCCESS;
 }

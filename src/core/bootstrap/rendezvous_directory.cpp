@@ -14,6 +14,7 @@
 #include <map>
 
 #include "base/log.hpp"
+#include "base/private_folder.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/local_socket.hpp"
 #include "core/bootstrap/rendezvous.hpp"
@@ -69,20 +70,7 @@ class DirectoryBook final : public PlaceBook {
 };
 
 mep_result_t DirectoryBook::open(const std::string& directory) {
-  struct stat status {};
-  if (stat(directory.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) {
-    return fail(MEP_ERR_NOT_FOUND, "rendezvous '%.200s' is no directory on this host",
-                directory.c_str());
-  }
-  if (mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) {
-    return fail(MEP_ERR_SYSTEM, "'%.200s' cannot be made: %s", folder_.c_str(),
-                strerrordesc_np(errno));
-  }
-  if (lstat(folder_.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||
-      status.st_uid != geteuid()) {
-    return fail(MEP_ERR_DENIED, "'%.200s' is not a directory of this user", folder_.c_str());
-  }
-  return MEP_SUCCESS;
+  return make_private_folder(directory, folder_, "rendezvous");
 }
 
 std::string DirectoryBook::path_of(const Key& key) const {

@@ -4,17 +4,18 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/hash.hpp"
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
 
 namespace mep {
 namespace {
 
-// FNV-1a; names are the same on all members, so ids are too.
+// Names are the same on all members, so ids are too.
 uint64_t hash_name(const std::string& name) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return hash | 1;  // never the world window's id
+  Hash hash;
+  hash.bytes(name.data(), name.size());
+  return hash.value() | 1;  // never the world window's id
 }
 
 // What must be the same on all ranks, in 22 bits.
@@ -103,11 +104,13 @@ std::unique_ptr<ViewClient> Comm::take_dormant(const std::string& name) {
 
 // A view change that has begun counts on what this rank has reported of the comm, and may have it give
 // others what they lack: the comm is there until the change is over.
+bool Comm::changes_are_over() const {
+  return !channel_.wedged() || world_->terminal_result() != MEP_SUCCESS;
+}
+
 void Comm::close_after_changes() {
   const Deadline deadline = Deadline::after_ms(timeout_ms() + kVerdictGraceMs);
-  const auto is_over = [this] {
-    return !channel_.wedged() || world_->terminal_result() != MEP_SUCCESS;
-  };
+  const auto is_over = [this] { return changes_are_over(); };
   while (opened_ && !deadline.expired()) {
     (void)wait_until(world_->wait_policy(), world_->doorbell(), deadline, is_over);
     // Once more on the control thread, which begins the changes.
@@ -324,7 +327,7 @@ mep_result_t Comm::catch_up(Operation* operation) {
   const Deadline deadline = Deadline::after_ms(timeout_ms() + kVerdictGraceMs);
   drain(deadline);
   if (!wait_until(world_->wait_policy(), world_->doorbell(), deadline,
-                  [&] { return !channel_.wedged() || world_->terminal_result() != MEP_SUCCESS; })) {
+                  [this] { return changes_are_over(); })) {
     return fail(MEP_ERR_INTERNAL, "the view of comm %s did not settle; please report this",
                 name_.c_str());
   }

@@ -224,6 +224,8 @@ class Comm : public WorldClient {
   mep_result_t settle_result(Operation* operation);
   static void restore_input(Operation* operation);
   bool fail_settled(Operation* operation, const Verdict& verdict);
+  // No view change is under way; or none will end any more.
+  bool changes_are_over() const;
   mep_result_t catch_up(Operation* operation);
   mep_result_t adopt(const Verdict& verdict);
   mep_result_t reach_newcomers(const CommView& view);

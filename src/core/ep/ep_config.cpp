@@ -3,6 +3,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/hash.hpp"
 #include "base/status.hpp"
 #include "kernels/host/kernels.hpp"
 
@@ -184,12 +185,10 @@ size_t EpShape::scale_row_bytes() const {
   return scale_groups(hidden) * (scale_type == MEP_SCALE_FLOAT32 ? sizeof(float) : 1);
 }
 
-// FNV-1a.
 uint64_t hash_bytes(uint64_t seed, const void* bytes, size_t count) {
-  uint64_t hash = 0xcbf29ce484222325u ^ seed;
-  const auto* from = static_cast<const unsigned char*>(bytes);
-  for (size_t i = 0; i < count; ++i) hash = (hash ^ from[i]) * 0x100000001b3u;
-  return hash;
+  Hash hash(seed);
+  hash.bytes(bytes, count);
+  return hash.value();
 }
 
 mep_result_t resolve_ep_config(const Comm& comm, const mep_ep_config_t& config, EpShape* out,

@@ -1,5 +1,6 @@
 // The order of a step, and what keeps a view change from waiting for ever: rounds that drop
 // suspicions which left no quorum, eviction of who does not answer, and giving up.
+#include "base/hash.hpp"
 #include "core/membership/membership.hpp"
 
 namespace mep::membership {
@@ -86,9 +87,8 @@ void Membership::watch_quorum() {
 
 // Suspicions and rounds are no progress: they may come and go without end while links flap.
 uint64_t Membership::progress_mark() const {
-  uint64_t mark = static_cast<uint64_t>(phase_);
-  const auto mix = [&](uint64_t word) { mark = mark * 1099511628211u + word; };
-  mix(view_->epoch);
+  Hash mark(static_cast<uint64_t>(phase_));
+  mark.word(view_->epoch);
   uint64_t wedged = 0;
   uint64_t accepted = 0;
   uint64_t offers = 0;
@@ -101,11 +101,11 @@ uint64_t Membership::progress_mark() const {
     offers += row->offer.value != nullptr ? 1u + row->offer.ballot.suspected : 0;
     flushing += row->flush.size();
   });
-  mix(wedged);
-  mix(accepted);
-  mix(offers);
-  mix(flushing);
-  return mark;
+  mark.word(wedged);
+  mark.word(accepted);
+  mark.word(offers);
+  mark.word(flushing);
+  return mark.value();
 }
 
 void Membership::watch_progress() {

@@ -5,6 +5,7 @@
 // one to take over.
 #include <algorithm>
 
+#include "base/hash.hpp"
 #include "core/membership/membership.hpp"
 
 namespace mep::membership {
@@ -230,14 +231,13 @@ void Membership::try_accept() {
 }
 
 bool Membership::witness_agrees(const Proposal& value) {
-  uint64_t digest = 1469598103934665603u;
-  const auto mix = [&](uint64_t word) { digest = (digest ^ word) * 1099511628211u; };
-  mix(value.epoch);
-  mix(value.origin.round);
-  mix(value.origin.suspected);
-  mix(value.proposer);
-  value.members.each([&](uint32_t slot) { mix(slot + 1); });
-  digest |= 1;
+  Hash hash;
+  hash.word(value.epoch);
+  hash.word(value.origin.round);
+  hash.word(value.origin.suspected);
+  hash.word(value.proposer);
+  value.members.each([&](uint32_t slot) { hash.word(slot); });
+  const uint64_t digest = hash.value() | 1;
   if (witness_digest_ != 0) return witness_digest_ == digest;
   if (witness_asked_ != digest) {
     witness_asked_ = digest;

@@ -1,7 +1,6 @@
 #include "core/world/witness.hpp"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,8 +12,10 @@
 #include <mutex>
 #include <thread>
 
+#include "base/hash.hpp"
 #include "base/library_thread.hpp"
 #include "base/log.hpp"
+#include "base/private_folder.hpp"
 #include "base/status.hpp"
 #include "base/unique_fd.hpp"
 
@@ -72,33 +73,15 @@ mep_result_t read_register(const std::string& path, uint64_t* held) {
   return MEP_SUCCESS;
 }
 
-mep_result_t open_folder(const std::string& directory, const std::string& folder) {
-  struct stat status {};
-  if (stat(directory.c_str(), &status) != 0 || !S_ISDIR(status.st_mode)) {
-    return fail(MEP_ERR_NOT_FOUND, "the witness '%.200s' is no directory on this host",
-                directory.c_str());
-  }
-  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return system_failure(folder);
-  if (lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||
-      status.st_uid != geteuid()) {
-    return fail(MEP_ERR_DENIED, "'%.200s' is not a directory of this user", folder.c_str());
-  }
-  return MEP_SUCCESS;
-}
-
 }  // namespace
 
 std::string witness_name(const membership::View& split, uint64_t epoch) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  const auto mix = [&](uint64_t word) {
-    for (int shift = 0; shift < 64; shift += 8)
-      hash = (hash ^ (word >> shift & 0xff)) * 0x100000001b3u;
-  };
+  Hash hash;
   split.members.each([&](uint32_t slot) {
-    mix(slot);
-    mix(split.incarnation(slot));
+    hash.word(slot);
+    hash.word(split.incarnation(slot));
   });
-  return hexadecimal(hash) + "." + std::to_string(epoch);
+  return hexadecimal(hash.value()) + "." + std::to_string(epoch);
 }
 
 mep_result_t witness_store(const std::string& folder, const std::string& name, uint64_t digest,
@@ -135,7 +118,7 @@ mep_result_t Witness::open(const std::string& directory, Answer answer,
   auto state = std::make_shared<State>();
   state->folder = directory + "/mep-witness";
   state->answer = std::move(answer);
-  MEP_TRY(open_folder(directory, state->folder));
+  MEP_TRY(make_private_folder(directory, state->folder, "witness"));
   MEP_TRY(start_library_thread(
       "the witness's thread", [state] { run(state); }, &state->thread));
   out->reset(new Witness(std::move(state)));
