@@ -59,7 +59,7 @@ mep_result_t Peer::import(uint64_t window, size_t bytes, std::span<const std::by
                 present->second.generation);
   }
   MEP_TRY(connect(address));
-  if (present == windows_.end()) sent_.forget(window);
+  sent_.forget(window);  // the peer may have made it anew
   RemoteWindow& entry = windows_[window];
   entry.address = address.address;
   entry.bytes = bytes;
