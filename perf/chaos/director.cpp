@@ -170,7 +170,8 @@ bool Director::strike_at_point(const Step& step, const char* action) {
     if (watch_.has_value()) watch_->victims |= bit(trigger);
     job_.signal(*job_.of(trigger), SIGKILL);
   }
-  const bool reached = wait_for(kPointMs, [&] {
+  // Who allows hangs more time says that the machine is slow.
+  const bool reached = wait_for(std::max<uint64_t>(kPointMs, options_.hang_ms / 15), [&] {
     return std::all_of(step.ranks.begin(), step.ranks.end(), [&](uint32_t rank) {
       return job_.of(rank)->ended || job_.of(rank)->stopped;
     });

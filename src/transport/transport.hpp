@@ -159,8 +159,10 @@ class Transport {
   [[nodiscard]] virtual mep_result_t register_memory(const void* memory, size_t bytes);
   virtual void unregister_memory(const void* memory);
 
-  // Readable when progress() has something to do; -1: never needs it.
+  // Readable when progress() has something to do; -1: never needs it. It may stay so for some calls.
   virtual int event_fd() const { return -1; }
+  // A thread is about to sleep until event_fd() is readable, and looks at its words once more after this.
+  virtual void before_sleep() {}
 };
 
 using TransportFactory = std::unique_ptr<Transport> (*)(const TransportOptions& options);

@@ -63,6 +63,8 @@ bool TransportWait::progress() {
 }
 
 void TransportWait::announce() {
+  const uint32_t transports = count();
+  for (uint32_t i = 0; i < transports; ++i) transports_[i]->before_sleep();
   const std::lock_guard lock(mutex_);
   ++announced_;
 }

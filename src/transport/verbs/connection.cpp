@@ -19,7 +19,7 @@ constexpr uint8_t kRetries = 6;
 constexpr uint8_t kReceiverRetries = 7;
 constexpr uint8_t kReceiverPause = 1;
 constexpr uint32_t kPsnMask = 0xffffff;
-constexpr std::array<uint32_t, 5> kInlineWishes = {220, 128, 64, 32, 8};
+constexpr std::array<uint32_t, 4> kInlineWishes = {220, 128, 64, sizeof(SignalDefinition)};
 
 mep_result_t cannot_connect(const Hca& hca, int error, const char* state) {
   return fail(MEP_ERR_SYSTEM, "HCA %s: a queue pair cannot be made %s: %s", hca.name().c_str(),
@@ -153,9 +153,10 @@ mep_result_t Connection::post(const Write& write, uint64_t* number) {
   request.wr_id = queue_.posted() + 1;
   request.sg_list = &place.piece;
   request.num_sge = write.bytes == 0 ? 0 : 1;
-  request.opcode = write.is_read ? IBV_WR_RDMA_READ
-                   : write.wake  ? IBV_WR_RDMA_WRITE_WITH_IMM
-                                 : IBV_WR_RDMA_WRITE;
+  request.opcode = write.is_read   ? IBV_WR_RDMA_READ
+                   : write.is_send ? IBV_WR_SEND
+                   : write.wake    ? IBV_WR_RDMA_WRITE_WITH_IMM
+                                   : IBV_WR_RDMA_WRITE;
   request.send_flags =
       (signalled ? unsigned{IBV_SEND_SIGNALED} : 0u) | (is_inline ? unsigned{IBV_SEND_INLINE} : 0u);
   request.imm_data = htonl(write.arrival);
@@ -165,6 +166,15 @@ mep_result_t Connection::post(const Write& write, uint64_t* number) {
   const uint64_t posted = queue_.post(signalled);
   if (number != nullptr) *number = posted;
   return write.may_wait && waiting_count_ < kMostWaiting ? MEP_SUCCESS : ring();
+}
+
+mep_result_t Connection::join_last(uint32_t arrival, bool* joined) {
+  *joined = waiting_count_ > 0 && waiting_[waiting_count_ - 1].request.opcode == IBV_WR_RDMA_WRITE;
+  if (!*joined) return MEP_SUCCESS;
+  ibv_send_wr& last = waiting_[waiting_count_ - 1].request;
+  last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+  last.imm_data = htonl(arrival);
+  return ring();
 }
 
 mep_result_t Connection::ring() {

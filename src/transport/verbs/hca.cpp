@@ -2,11 +2,14 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <span>
+#include <utility>
 
 #include "base/env.hpp"
 #include "base/log.hpp"
@@ -16,6 +19,7 @@ namespace mep::verbs {
 namespace {
 
 constexpr int kMostGids = 256;
+constexpr size_t kReceivedBytes = Hca::kReceives * sizeof(SignalDefinition);
 
 using DeviceList = std::unique_ptr<ibv_device*[], decltype(&ibv_free_device_list)>;
 
@@ -179,8 +183,19 @@ mep_result_t Hca::make_receive_side() {
     return fail(MEP_ERR_NO_MEMORY, "HCA %s gives no shared receive queue (ulimit -l?): %m",
                 name_.c_str());
   }
+  // Shared, so that a fork leaves the pages with this process.
+  void* memory =
+      mmap(nullptr, kReceivedBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return fail(MEP_ERR_NO_MEMORY, "no memory to receive signals in: %m");
+  received_ = static_cast<SignalDefinition*>(memory);
+  received_region_ = ibv_reg_mr(protection_domain_, memory, kReceivedBytes, IBV_ACCESS_LOCAL_WRITE);
+  if (received_region_ == nullptr) {
+    return fail(MEP_ERR_NO_MEMORY, "HCA %s cannot register %zu bytes (ulimit -l?): %m",
+                name_.c_str(), kReceivedBytes);
+  }
+  for (uint32_t i = 0; i < kReceives; ++i) spent_.push_back(i);
   if (!make_nonblocking(channel_->fd) || !make_nonblocking(context_->async_fd) ||
-      !post_receives(kReceives) || ibv_req_notify_cq(receive_completions_, 0) != 0) {
+      !post_receives() || ibv_req_notify_cq(receive_completions_, 0) != 0) {
     return fail(MEP_ERR_SYSTEM, "HCA %s: its receive queue cannot be prepared: %m", name_.c_str());
   }
   watch_low();
@@ -191,21 +206,30 @@ Hca::~Hca() {
   if (receive_queue_ != nullptr) ibv_destroy_srq(receive_queue_);
   if (receive_completions_ != nullptr) ibv_destroy_cq(receive_completions_);
   if (channel_ != nullptr) ibv_destroy_comp_channel(channel_);
+  if (received_region_ != nullptr) ibv_dereg_mr(received_region_);
+  if (received_ != nullptr) munmap(received_, kReceivedBytes);
   if (protection_domain_ != nullptr) ibv_dealloc_pd(protection_domain_);
   if (context_ != nullptr) ibv_close_device(context_);
 }
 
-bool Hca::post_receives(uint32_t count) {
-  // They have no buffers: a signal's word goes to its window, only the completion is wanted.
+bool Hca::post_receives() {
+  // Only signals that are sent whole use the buffer.
   std::array<ibv_recv_wr, 64> requests{};
-  while (count > 0) {
-    const uint32_t batch = std::min<uint32_t>(count, requests.size());
-    for (uint32_t i = 0; i < batch; ++i) {
+  std::array<ibv_sge, 64> pieces{};
+  while (!spent_.empty()) {
+    const size_t batch = std::min(spent_.size(), requests.size());
+    for (size_t i = 0; i < batch; ++i) {
+      const uint32_t index = spent_[spent_.size() - 1 - i];
+      pieces[i] = {reinterpret_cast<uintptr_t>(received_ + index), sizeof(SignalDefinition),
+                   received_region_->lkey};
+      requests[i].wr_id = index;
+      requests[i].sg_list = &pieces[i];
+      requests[i].num_sge = 1;
       requests[i].next = i + 1 < batch ? &requests[i + 1] : nullptr;
     }
     ibv_recv_wr* refused = nullptr;
     if (ibv_post_srq_recv(receive_queue_, requests.data(), &refused) != 0) return false;
-    count -= batch;
+    spent_.resize(spent_.size() - batch);
   }
   return true;
 }
@@ -217,26 +241,58 @@ void Hca::watch_low() {
   (void)ibv_modify_srq(receive_queue_, &attributes, IBV_SRQ_LIMIT);
 }
 
-bool Hca::drain(std::vector<Arrival>* arrivals) {
-  const std::unique_lock lock(receive_mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || is_lost()) return false;
-  bool woken = false;
+void Hca::attach(uint32_t queue_pair, std::shared_ptr<ArrivedSignals> signals) {
+  const std::lock_guard lock(receive_mutex_);
+  attached_[queue_pair] = std::move(signals);
+}
+
+void Hca::detach(uint32_t queue_pair) {
+  const std::lock_guard lock(receive_mutex_);
+  attached_.erase(queue_pair);
+}
+
+Hca::Drained Hca::drain() {
+  const std::lock_guard lock(receive_mutex_);
+  const Drained early = std::exchange(drained_early_, {});
+  const Drained now = drain_locked();
+  return {early.any || now.any, early.marks || now.marks};
+}
+
+void Hca::drain_before_destroying() {
+  const std::lock_guard lock(receive_mutex_);
+  const Drained now = drain_locked();
+  drained_early_ = {drained_early_.any || now.any, drained_early_.marks || now.marks};
+}
+
+Hca::Drained Hca::drain_locked() {
+  Drained drained;
+  if (is_lost()) return drained;
   std::array<ibv_wc, 32> completions;
   for (;;) {
     const int count =
         ibv_poll_cq(receive_completions_, static_cast<int>(completions.size()), completions.data());
     if (count <= 0) break;
-    to_post_ += static_cast<uint32_t>(count);
-    woken = true;
+    drained.any = true;
     for (int i = 0; i < count; ++i) {
       const ibv_wc& wc = completions[static_cast<size_t>(i)];
-      if (wc.status != IBV_WC_SUCCESS || (wc.wc_flags & IBV_WC_WITH_IMM) == 0) continue;
-      const uint32_t value = ntohl(wc.imm_data);
-      if (value != 0) arrivals->push_back({wc.qp_num, value});
+      if (wc.wr_id >= kReceives) continue;
+      const auto index = static_cast<uint32_t>(wc.wr_id);
+      spent_.push_back(index);
+      if (wc.status != IBV_WC_SUCCESS) continue;
+      const auto attached = attached_.find(wc.qp_num);
+      if (attached == attached_.end()) continue;
+      if ((wc.wc_flags & IBV_WC_WITH_IMM) != 0) {
+        drained.marks = attached->second->take_code(ntohl(wc.imm_data)) || drained.marks;
+      } else if (wc.opcode == IBV_WC_RECV) {
+        attached->second->take_definition(
+            std::as_bytes(std::span(received_ + index, 1))
+                .first(std::min<size_t>(wc.byte_len, sizeof(SignalDefinition))));
+      }
     }
-    if (to_post_ >= kReceives / 8 && post_receives(to_post_)) to_post_ = 0;
+    if (spent_.size() >= kReceives / 8) (void)post_receives();
+    if (count < static_cast<int>(completions.size())) break;
   }
-  return woken;
+  return drained;
 }
 
 void Hca::arm() {

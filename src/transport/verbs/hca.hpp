@@ -2,8 +2,10 @@
 // arrive in, and its events.
 //
 // Invariants
-//   - One receive request is consumed by every signal that wakes, and posted again when its
-//     completion is drained; the receive queue's completions always fit.
+//   - One receive request is consumed by every signal that wakes and by every mark, and posted again
+//     when its completion is drained; the receive queue's completions always fit.
+//   - What arrives is given to the queue pair's ArrivedSignals in order, under receive_mutex_; after
+//     detach() nothing is.
 //   - After arm(), whatever arrives makes the event descriptor readable, until it is drained.
 #pragma once
 
@@ -16,10 +18,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "mep.h"
 #include "transport/verbs/addresses.hpp"
+#include "transport/verbs/signal_words.hpp"
 
 namespace mep::verbs {
 
@@ -55,13 +59,21 @@ class Hca {
   int completion_fd() const { return channel_->fd; }
   int async_fd() const { return context_->async_fd; }
 
-  struct Arrival {
-    uint32_t queue_pair = 0;  // this rank's end
-    uint32_t value = 0;       // never 0: that is a wake
+  // Where what arrives over this rank's end of a queue pair goes.
+  void attach(uint32_t queue_pair, std::shared_ptr<ArrivedSignals> signals);
+  void detach(uint32_t queue_pair);
+  struct Drained {
+    bool any = false;
+    bool marks = false;
   };
-  // Takes what has arrived and posts receives again; true: something asked to wake. Skips if another
-  // thread is at it.
-  bool drain(std::vector<Arrival>* arrivals);
+  // Takes what has arrived and posts receives again.
+  Drained drain();
+  // The same, before a queue pair is destroyed and what has come over it with it; the next drain() tells
+  // of it. May be called with a peer's lock.
+  void drain_before_destroying();
+  // In between nothing that arrives is written.
+  void hold_windows() { receive_mutex_.lock(); }
+  void release_windows() { receive_mutex_.unlock(); }
   // Forgets pending notifications and asks for the next one.
   void arm();
   // Asynchronous events: `queue_pair_failed` gets the number of the queue pair. True: the device
@@ -83,7 +95,9 @@ class Hca {
   [[nodiscard]] mep_result_t describe_port(const ibv_port_attr& attributes,
                                            const Settings& settings);
   [[nodiscard]] mep_result_t make_receive_side();
-  bool post_receives(uint32_t count);
+  // Those of spent_.
+  bool post_receives();
+  Drained drain_locked();
 
   std::string name_;
   ibv_context* context_ = nullptr;
@@ -97,7 +111,12 @@ class Hca {
   PortAddress address_;
   std::mutex receive_mutex_;  // one thread at a time polls and posts receives
   std::mutex event_mutex_;    // one at a time reads events
-  uint32_t to_post_ = 0;      // receives consumed and not posted again
+  // Under receive_mutex_:
+  SignalDefinition* received_ = nullptr;  // one for each receive request, whose number is its index
+  ibv_mr* received_region_ = nullptr;
+  std::vector<uint32_t> spent_;  // receive requests consumed and not posted again
+  std::unordered_map<uint32_t, std::shared_ptr<ArrivedSignals>> attached_;
+  Drained drained_early_;
   std::atomic<bool> lost_{false};
   // Relaxed: set and looked at by the thread that takes events.
   std::atomic<bool> runs_low_{false};

@@ -14,9 +14,13 @@ Peer::Peer(Fabric* fabric, const PeerIdentity& identity, std::vector<Rail> rails
     if (&rail != rails_.data()) description_ += " + ";
     description_ += rail.connection->hca().name();
   }
+  arrival_hca_ = &rails_[0].connection->hca();
+  arrival_queue_pair_ = rails_[0].connection->number();
+  arrival_hca_->attach(arrival_queue_pair_, arrived_);
 }
 
 Peer::~Peer() {
+  arrival_hca_->detach(arrival_queue_pair_);
   const Lock lock(mutex_);
   destroy_rails();
 }
@@ -55,6 +59,7 @@ mep_result_t Peer::import(uint64_t window, size_t bytes, std::span<const std::by
                 present->second.generation);
   }
   MEP_TRY(connect(address));
+  sent_.forget(window);  // the peer may have made it anew
   RemoteWindow& entry = windows_[window];
   entry.address = address.address;
   entry.bytes = bytes;
@@ -122,6 +127,7 @@ mep_result_t Peer::broken(const std::string& text) {
     failure_ = text;
     log(LogLevel::kWarn, "verbs: slot %u is not reached any more: %s", identity_.slot,
         text.c_str());
+    arrival_hca_->drain_before_destroying();
     destroy_rails();
     fabric_->note_failure({identity_.slot, identity_.incarnation, text});
   }
@@ -130,6 +136,7 @@ mep_result_t Peer::broken(const std::string& text) {
 
 void Peer::fence() {
   fenced_.store(true, std::memory_order_release);
+  arrival_hca_->detach(arrival_queue_pair_);
   const Lock lock(mutex_);
   destroy_rails();
 }
@@ -139,6 +146,7 @@ void Peer::give_up() {
   if (failed_ || is_fenced()) return;
   failed_ = true;
   failure_ = "it has gone";
+  arrival_hca_->drain_before_destroying();
   destroy_rails();
 }
 

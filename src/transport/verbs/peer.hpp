@@ -6,7 +6,8 @@
 //   - Signals go over rail 0. Before one is posted, what was put over the other rails since the last
 //     one has arrived: a read behind those puts on their rail has been answered.
 //   - After an error, and after fence(), no queue pair to the peer is left: nothing of this rank's
-//     memory is read for it and nothing of it lands here.
+//     memory is read for it and nothing of it lands here. Signals that had come before an error are
+//     still written; after fence() none is.
 #pragma once
 
 #include <array>
@@ -26,6 +27,7 @@
 #include "transport/verbs/bounce_pool.hpp"
 #include "transport/verbs/connection.hpp"
 #include "transport/verbs/registration_cache.hpp"
+#include "transport/verbs/signal_words.hpp"
 
 namespace mep::verbs {
 
@@ -68,9 +70,9 @@ class Peer {
   [[nodiscard]] mep_result_t signal(uint64_t window, uint64_t offset, uint64_t word, bool wake);
   [[nodiscard]] mep_result_t flush();
   [[nodiscard]] mep_result_t mark(uint64_t number);
-  // A mark of the peer has come, or rather what travels of its number.
-  void note_mark(uint32_t value);
-  uint64_t marked() const { return marked_.load(std::memory_order_acquire); }
+  uint64_t marked() const { return arrived_->marked(); }
+  // The peer may signal in it.
+  void offer(const std::shared_ptr<Window>& window) { arrived_->offer(window); }
   // Takes completions if nobody else is at it.
   void progress();
   // The same, and makes sure that what is on its way tells of its end; true: something is.
@@ -128,6 +130,7 @@ class Peer {
   [[nodiscard]] mep_result_t put_into_open_chunk(Lock& lock, const RemoteWindow& target,
                                                  uint64_t offset, const std::byte* local,
                                                  size_t bytes);
+  [[nodiscard]] mep_result_t signal_by_code(uint64_t window, uint64_t offset, uint64_t word);
   [[nodiscard]] mep_result_t settle_other_rails(Lock& lock);
   [[nodiscard]] mep_result_t flush_rails(Lock& lock);
 
@@ -150,9 +153,11 @@ class Peer {
   // nothing else is published with it.
   std::atomic<bool> fenced_{false};
 
-  // Release/acquire: what was put before the mark is visible to who reads it.
-  std::atomic<uint64_t> marked_{0};
-  std::string description_;  // "verbs over mlx5_0:1"; never changes
+  // What the peer signals here; rails_[0] carries it.
+  const std::shared_ptr<ArrivedSignals> arrived_ = std::make_shared<ArrivedSignals>();
+  Hca* arrival_hca_ = nullptr;
+  uint32_t arrival_queue_pair_ = 0;  // also when it is destroyed
+  std::string description_;          // "verbs over mlx5_0:1"; never changes
 
   std::mutex mutex_;  // guards all below
   std::vector<Rail> rails_;
@@ -161,6 +166,7 @@ class Peer {
   bool failed_ = false;
   std::string failure_;
   std::unordered_map<uint64_t, RemoteWindow> windows_;
+  SentSignals sent_;
   std::array<Unsettled, kMaxRails> unsettled_;
   std::deque<Copied> copied_;
   OpenChunk open_chunk_;

@@ -16,8 +16,6 @@ constexpr size_t kMinCachedBytes = size_t{256} << 10;
 constexpr size_t kMaxSharedBytes = BouncePool::kChunkBytes / 2;
 // Smaller puts may wait for the signal behind them, see Connection::post().
 constexpr size_t kMaxWaitingBytes = size_t{16} << 10;
-// A mark travels as immediate data: its low bits, and one that tells it from a wake.
-constexpr uint32_t kMarkBit = 0x80000000;
 
 }  // namespace
 
@@ -167,13 +165,39 @@ mep_result_t Peer::signal(uint64_t window, uint64_t offset, uint64_t word, bool 
   }
   MEP_TRY(settle_other_rails(lock));
   MEP_TRY(wait_for_room(lock, 0));
+  // One that need not wake can be written by the HCA alone, but must not overtake others.
+  if (wake || sent_.in_use()) return signal_by_code(window, offset, word);
   Connection::Write write;
   write.local = &word;
   write.bytes = sizeof(word);
   write.remote = target.address + offset;
   write.rkey = target.rkeys[0];
   write.is_inline = true;
-  write.wake = wake;
+  return post(0, write, nullptr);
+}
+
+// With the put before it, where that still waits; else in an empty message.
+mep_result_t Peer::signal_by_code(uint64_t window, uint64_t offset, uint64_t word) {
+  Connection::Write write;
+  SignalDefinition definition;
+  uint32_t code = 0;
+  if (sent_.encode(window, offset, word, &code, &definition)) {
+    bool joined = false;
+    if (rails_[0].connection->join_last(code, &joined) != MEP_SUCCESS) {
+      return broken(last_error_text());
+    }
+    if (joined) {
+      fabric_->note_posted();
+      return MEP_SUCCESS;
+    }
+    write.wake = true;
+    write.arrival = code;
+  } else {
+    write.local = &definition;
+    write.bytes = sizeof(definition);
+    write.is_inline = true;
+    write.is_send = true;
+  }
   return post(0, write, nullptr);
 }
 
@@ -211,17 +235,6 @@ mep_result_t Peer::mark(uint64_t number) {
   write.wake = true;
   write.arrival = kMarkBit | static_cast<uint32_t>(number);
   return post(0, write, nullptr);
-}
-
-void Peer::note_mark(uint32_t value) {
-  if ((value & kMarkBit) == 0) return;
-  // Numbers grow and are never far apart: the lowest one above the last that ends in these bits. Only
-  // one thread at a time takes arrivals of one queue pair.
-  constexpr uint64_t kRange = kMarkBit;
-  const uint64_t last = marked_.load(std::memory_order_relaxed);
-  uint64_t number = (last & ~(kRange - 1)) | (value & (kMarkBit - 1));
-  if (number < last) number += kRange;
-  marked_.store(number, std::memory_order_release);
 }
 
 mep_result_t Peer::flush() {

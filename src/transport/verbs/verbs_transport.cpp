@@ -267,6 +267,7 @@ mep_result_t VerbsTransport::export_window_to(uint32_t slot, const std::shared_p
   address.address = reinterpret_cast<uintptr_t>(window->data());
   address.generation = window->generation();
   address.rails = peer->ends(registration);
+  peer->offer(window);
   out->blob = encode_window(address);
   out->fd.reset();
   return MEP_SUCCESS;
@@ -357,29 +358,31 @@ void VerbsTransport::unregister_memory(const void* memory) {
 // --- Progress ---------------------------------------------------------------------------------------
 
 bool VerbsTransport::drain_all() {
-  bool woken = false;
+  bool any = false;
   for (const auto& hca : hcas_) {
-    std::vector<Hca::Arrival> arrivals;
-    woken = hca->drain(&arrivals) || woken;
-    if (!arrivals.empty()) take_marks(*hca, arrivals);
+    const Hca::Drained drained = hca->drain();
+    any = any || drained.any;
+    if (drained.marks) wake_control();
   }
-  if (woken) {
-    // The words lie in the windows already: completions come behind them.
+  if (any) {
+    taken_since_asked_.store(true, std::memory_order_relaxed);
     Doorbell* doorbell = doorbell_.load(std::memory_order_acquire);
-    if (doorbell != nullptr) doorbell_ring(doorbell);
-  }
-  return woken;
-}
-
-void VerbsTransport::take_marks(const Hca& hca, const std::vector<Hca::Arrival>& arrivals) {
-  const std::shared_lock lock(peers_mutex_);
-  for (const Hca::Arrival& arrival : arrivals) {
-    for (const uint32_t slot : present_) {
-      Peer* peer = peers_[slot].load(std::memory_order_acquire);
-      if (peer->owns_queue_pair(arrival.queue_pair, &hca)) peer->note_mark(arrival.value);
+    // Other threads of this rank; W2 and W3 of the handshake, the words have been written.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (doorbell != nullptr &&
+        (doorbell->sleepers.load(std::memory_order_relaxed) & kSleeperCountMask) != 0) {
+      doorbell_ring(doorbell);
     }
   }
-  wake_control();
+  return any;
+}
+
+void VerbsTransport::hold_windows() {
+  for (const auto& hca : hcas_) hca->hold_windows();
+}
+
+void VerbsTransport::release_windows() {
+  for (const auto& hca : hcas_) hca->release_windows();
 }
 
 mep_result_t VerbsTransport::progress(bool* active) {
@@ -388,22 +391,32 @@ mep_result_t VerbsTransport::progress(bool* active) {
   *active = drain_all();
   // Whoever spins calls this all the time; the rest can wait for a few rounds. Relaxed: only counts.
   constexpr uint32_t kRounds = 16;
-  if (!*active && rounds_.fetch_add(1, std::memory_order_relaxed) % kRounds != 0) {
-    return MEP_SUCCESS;
+  constexpr uint32_t kQuietRounds = 64;
+  if (*active) {
+    quiet_rounds_.store(0, std::memory_order_relaxed);
+  } else if (quiet_rounds_.fetch_add(1, std::memory_order_relaxed) % kQuietRounds ==
+             kQuietRounds - 1) {
+    epoll_event pending{};
+    if (epoll_wait(events_.get(), &pending, 1, 0) > 0) *active = ask_for_notification();
   }
-  std::array<epoll_event, kMaxRails> events;
-  const int count = epoll_wait(events_.get(), events.data(), static_cast<int>(events.size()), 0);
-  for (int i = 0; i < count; ++i) {
-    for (const auto& hca : hcas_) {
-      if (events[static_cast<size_t>(i)].data.fd == hca->completion_fd()) hca->arm();
-    }
-  }
-  if (count > 0) *active = drain_all() || *active;  // what came before it was armed
+  if (rounds_.fetch_add(1, std::memory_order_relaxed) % kRounds != 0) return MEP_SUCCESS;
   const std::shared_lock lock(peers_mutex_);
   for (const uint32_t slot : present_) {
     peers_[slot].load(std::memory_order_acquire)->progress();
   }
   return MEP_SUCCESS;
+}
+
+// The last one stays pending, and event_fd() readable, until here: asking costs more than looking. True:
+// something had come before.
+bool VerbsTransport::ask_for_notification() {
+  taken_since_asked_.store(false, std::memory_order_relaxed);
+  for (const auto& hca : hcas_) hca->arm();
+  return drain_all();
+}
+
+void VerbsTransport::before_sleep() {
+  if (taken_since_asked_.load(std::memory_order_relaxed)) (void)ask_for_notification();
 }
 
 void VerbsTransport::control_progress() {

@@ -1,7 +1,8 @@
 // RDMA through libibverbs: reliable connections over InfiniBand or RoCE.
 //
-// put is an RDMA write, signal an inline one of eight bytes, with immediate data if it has to wake:
-// that completes a receive request at the target, whose event descriptor becomes readable.
+// put is an RDMA write. A signal that has to wake is the immediate data of the put before it: that
+// completes a receive request at the target, whose event descriptor becomes readable, and who makes
+// progress there writes the word (signal_words.hpp). Others are inline writes of eight bytes.
 //
 // Invariants
 //   - A peer is created and removed under the exclusive lock of peers_mutex_; whoever walks over all
@@ -80,6 +81,8 @@ class VerbsTransport final : public Transport, private Fabric {
   bool delivers_later() const override { return true; }
   [[nodiscard]] mep_result_t mark(uint32_t slot, uint64_t number) override;
   uint64_t marked(uint32_t slot) const override;
+  void hold_windows() override;
+  void release_windows() override;
   const char* describe(uint32_t slot) const override;
   int control_fd() const override { return control_events_.get(); }
   void control_progress() override;
@@ -89,6 +92,7 @@ class VerbsTransport final : public Transport, private Fabric {
   void unregister_memory(const void* memory) override;
 
   int event_fd() const override { return events_.get(); }
+  void before_sleep() override;
 
   // --- For tests ---
   void spoil_key(uint32_t slot, uint64_t window);
@@ -117,7 +121,7 @@ class VerbsTransport final : public Transport, private Fabric {
                                              Registration* out);
   void forget_dead_exports();
   bool drain_all();
-  void take_marks(const Hca& hca, const std::vector<Hca::Arrival>& arrivals);
+  bool ask_for_notification();
   void check_sends();
   void wake_control();
   void take_device_events();
@@ -136,7 +140,11 @@ class VerbsTransport final : public Transport, private Fabric {
   // Whether check_timer_ runs. Relaxed: a post that sees it run is looked at when it fires, or, if it
   // has just fired, the look that follows has the peer's lock after the post.
   std::atomic<bool> check_is_due_{false};
-  std::atomic<uint32_t> rounds_{0};  // of progress()
+  std::atomic<uint32_t> rounds_{0};        // of progress()
+  std::atomic<uint32_t> quiet_rounds_{0};  // of them, since something came
+  // Whether the notification that was asked for last may be used up. Relaxed: it publishes nothing, and
+  // whoever misses it here finds event_fd() readable.
+  std::atomic<bool> taken_since_asked_{false};
 
   // Release store, acquire load: publishes a peer to putting threads.
   std::unique_ptr<std::atomic<Peer*>[]> peers_;

@@ -48,7 +48,7 @@ for size in 8:300 64:300 1024:300 4096:300 65536:60; do
   done
   awk -v n="$bytes" -v a="$(best -g "${both[@]}")" -v s="$(best -g "${signals[@]}")" \
     -v b="$(best -g "${writes[@]}")" -v c="$(best -g "${sends[@]}")" \
-    'BEGIN { printf "| %d | %.1f | %.1f | %.1f | %.1f | %.2f |\n", n, a, s, b, c, b > 0 ? a / b : 0 }'
+    'BEGIN { printf "| %d | %.1f | %.1f | %.1f | %.1f | %.2f |\n", n, a, s, b, c, (b > 0 ? a / b : 0) }'
 done
 echo "| bytes | put + signal, MB/s | ib_write_bw, MB/s | their rate / ours |"
 echo "|---|---|---|---|"

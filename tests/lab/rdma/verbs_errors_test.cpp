@@ -255,22 +255,73 @@ void marks_come_behind_puts(void**) {
   }
 }
 
+// Until that is true of `end`, which makes progress meanwhile.
+bool progress_until(End& end, const std::function<bool()>& condition) {
+  return wait_for([&] {
+    bool active = false;
+    return end.transport->progress(&active) == MEP_SUCCESS && condition();
+  });
+}
+
 // A target that computes for long: more wakes than it has receive requests, and nobody calls progress.
+// They are taken from the sender all the same, and all there when the target calls.
 void wakes_of_a_busy_target(void**) {
   constexpr uint64_t kWakes = 5 * verbs::Hca::kReceives;
   const auto pair = make_pair("rxe0:1", "rxe1:1");
+  std::atomic<bool> sent{false};
   std::thread sender([&] {
     for (uint64_t word = 1; word <= kWakes; ++word) {
       assert_int_equal(pair->a().transport->signal(pair->slot_b(), 0, kData, 64, word, true),
                        MEP_SUCCESS);
     }
+    assert_int_equal(pair->a().transport->flush(pair->slot_b()), MEP_SUCCESS);
+    sent.store(true);
   });
-  const bool came = wait_for([&] {
+  const bool taken = wait_for([&] {
     pair->b().transport->control_progress();
-    return pair->b().word(64).load() == kWakes;
+    return sent.load();
   });
   sender.join();
-  assert_true(came);
+  assert_true(taken);
+  assert_true(progress_until(pair->b(), [&] { return pair->b().word(64).load() == kWakes; }));
+}
+
+// What it signalled has come before its end was noticed; nobody has taken it yet.
+void signals_of_a_gone_peer(void**) {
+  const auto pair = make_pair("rxe0:1", "rxe1:1");
+  const std::vector<std::byte> bytes(300, std::byte{7});
+  for (uint64_t word = 1; word <= 9; ++word) {  // the first whole, the others with their puts
+    assert_int_equal(
+        pair->a().transport->put(pair->slot_b(), 0, kData, 4096, bytes.data(), bytes.size()),
+        MEP_SUCCESS);
+    assert_int_equal(pair->a().transport->signal(pair->slot_b(), 0, kData, 64, word, true),
+                     MEP_SUCCESS);
+  }
+  assert_int_equal(pair->a().transport->flush(pair->slot_b()), MEP_SUCCESS);
+  pair->b().transport->give_up(pair->slot_a());
+  assert_true(progress_until(pair->b(), [&] { return pair->b().word(64).load() == 9; }));
+  assert_true(pair->b().data->data()[4096 + 299] == std::byte{7});
+}
+
+// What a peer that is fenced out signalled before, and nobody has taken, is not written after.
+void signals_of_a_fenced_peer(void**) {
+  const auto pair = make_pair("rxe0:1", "rxe1:1");
+  const auto signal = [&](uint64_t offset, uint64_t word) {
+    assert_int_equal(pair->a().transport->signal(pair->slot_b(), 0, kData, offset, word, true),
+                     MEP_SUCCESS);
+    assert_int_equal(pair->a().transport->flush(pair->slot_b()), MEP_SUCCESS);
+  };
+  signal(64, 1);
+  assert_true(progress_until(pair->b(), [&] { return pair->b().word(64).load() == 1; }));
+  signal(64, 2);   // by a code
+  signal(128, 3);  // whole
+  assert_int_equal(pair->b().transport->fence_out(pair->slot_a()), MEP_SUCCESS);
+  for (int round = 0; round < 1000; ++round) {
+    bool active = false;
+    assert_int_equal(pair->b().transport->progress(&active), MEP_SUCCESS);
+  }
+  assert_true(pair->b().word(64).load() == 1);
+  assert_true(pair->b().word(128).load() == 0);
 }
 
 // Every chunk of the pool is on its way, to several peers' worth of puts.
@@ -327,6 +378,8 @@ int main(int argc, char** argv) {
       cmocka_unit_test(fenced_peer_goes_on),
       cmocka_unit_test(marks_come_behind_puts),
       cmocka_unit_test(wakes_of_a_busy_target),
+      cmocka_unit_test(signals_of_a_gone_peer),
+      cmocka_unit_test(signals_of_a_fenced_peer),
       cmocka_unit_test(copies_wait_for_room),
       cmocka_unit_test(link_down_in_a_transfer),
       cmocka_unit_test(device_goes_away),  // the last: the device does not come back

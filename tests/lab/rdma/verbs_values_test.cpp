@@ -10,6 +10,7 @@
 #include "transport/verbs/addresses.hpp"
 #include "transport/verbs/registration_cache.hpp"
 #include "transport/verbs/send_queue.hpp"
+#include "transport/verbs/signal_words.hpp"
 
 namespace mep::verbs {
 namespace {
@@ -282,17 +283,127 @@ void cached_memory(void**) {
   assert_true(registrar.live.empty());
 }
 
+struct SignalEnds {
+  SignalEnds() {
+    assert_int_equal(Window::create(9, 8192, &window), MEP_SUCCESS);
+    arrived.offer(window);
+  }
+  // True: by a code. `whole` and `code` are what travelled.
+  bool signal(uint64_t offset, uint64_t value) {
+    const bool coded = sent.encode(9, offset, value, &code, &whole);
+    if (coded) {
+      assert_false(arrived.take_code(code));
+    } else {
+      arrived.take_definition(std::as_bytes(std::span(&whole, 1)));
+    }
+    assert_true(word(offset) == value);
+    return coded;
+  }
+  uint64_t word(uint64_t offset) const {
+    uint64_t value = 0;
+    std::memcpy(&value, window->data() + offset, sizeof value);
+    return value;
+  }
+  std::shared_ptr<Window> window;
+  SentSignals sent;
+  ArrivedSignals arrived;
+  uint32_t code = 0;
+  SignalDefinition whole;
+};
+
+void signals(void**) {
+  const auto ends = std::make_unique<SignalEnds>();
+  constexpr uint64_t kTag = uint64_t{1} << 24;
+  const uint64_t top = uint64_t{0x8001} << 48 | uint64_t{0xffffff} << 24;
+  assert_false(ends->sent.in_use());
+  assert_false(ends->signal(64, 1));
+  assert_true(ends->sent.in_use());
+  assert_true(ends->signal(64, 1));
+  assert_true(ends->signal(64, 1 + 8191));
+  assert_true(ends->signal(64, 0));
+  assert_false(ends->signal(64, 8192));
+  assert_true(ends->signal(64, 0));
+  assert_true(ends->signal(64, 127 * kTag + 5));
+  assert_false(ends->signal(64, 255 * kTag + 5));
+  assert_false(ends->signal(64, 254 * kTag + 5));
+  assert_false(ends->signal(64, top));
+  assert_true(ends->signal(64, top + kTag));  // carried into the epoch
+  assert_false(ends->signal(64, UINT64_MAX));
+  assert_true(ends->signal(64, 8190));  // around the end of both parts
+  // The owner clears words between epochs; what they were does not matter.
+  std::memset(ends->window->data() + 64, 0, 8);
+  assert_true(ends->signal(64, 8191));
+  // A window that may be another one.
+  ends->sent.forget(8);
+  assert_true(ends->signal(64, 8191));
+  ends->sent.forget(9);
+  assert_false(ends->signal(64, 8191));
+  // More words than entries, in any order: entries are shared, and nothing is mixed up.
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 20000; ++i) {
+    (void)ends->signal(random() % 1024 * 8, random() % 4 * kTag + random() % 100);
+  }
+}
+
+void signals_from_a_stranger(void**) {
+  const auto ends = std::make_unique<SignalEnds>();
+  const auto tell = [&](SignalDefinition whole) {
+    ends->arrived.take_definition(std::as_bytes(std::span(&whole, 1)));
+  };
+  const std::vector<std::byte> zeros(8192);
+  const auto untouched = [&] {
+    return std::memcmp(ends->window->data(), zeros.data(), zeros.size()) == 0;
+  };
+  tell({8, 64, 1, 0});  // a window that it was not offered
+  tell({9, 8192, 1, 0});
+  tell({9, 8185, 1, 0});
+  tell({9, 60, 1, 0});
+  tell({9, UINT64_MAX - 7, 1, 0});
+  tell({9, 64, 1, kSignalEntries});
+  tell({9, 64, 1, UINT64_MAX});
+  ends->arrived.take_definition({});
+  const SignalDefinition part{9, 64, 1, 0};
+  ends->arrived.take_definition(std::as_bytes(std::span(&part, 1)).first(31));
+  for (uint32_t entry = 0; entry < kSignalEntries; ++entry) {
+    (void)ends->arrived.take_code(kSignalBit | entry << 21 | 1);
+  }
+  (void)ends->arrived.take_code(0);
+  assert_true(untouched());
+  // One that it was offered, and one that is gone.
+  tell({9, 8184, 1, 7});
+  assert_true(ends->word(8184) == 1);
+  ends->window.reset();
+  (void)ends->arrived.take_code(kSignalBit | 7u << 21 | 1);
+  tell({9, 64, 1, 0});
+}
+
+void marks(void**) {
+  const auto ends = std::make_unique<SignalEnds>();
+  uint64_t number = 0x7ffffffa;
+  for (int i = 0; i < 20; ++i, number += static_cast<uint64_t>(i)) {
+    assert_true(ends->arrived.take_code(kMarkBit | static_cast<uint32_t>(number)));
+    assert_true(ends->arrived.marked() == number);
+  }
+}
+
 }  // namespace
 }  // namespace mep::verbs
 
 int main() {
   using namespace mep::verbs;
   const CMUnitTest tests[] = {
-      cmocka_unit_test(gids),          cmocka_unit_test(rails),
-      cmocka_unit_test(offers),        cmocka_unit_test(windows),
-      cmocka_unit_test(port_lists),    cmocka_unit_test(stripes),
-      cmocka_unit_test(send_queue),    cmocka_unit_test(declared_memory),
+      cmocka_unit_test(gids),
+      cmocka_unit_test(rails),
+      cmocka_unit_test(offers),
+      cmocka_unit_test(windows),
+      cmocka_unit_test(port_lists),
+      cmocka_unit_test(stripes),
+      cmocka_unit_test(send_queue),
+      cmocka_unit_test(declared_memory),
       cmocka_unit_test(cached_memory),
+      cmocka_unit_test(signals),
+      cmocka_unit_test(signals_from_a_stranger),
+      cmocka_unit_test(marks),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
