@@ -269,6 +269,10 @@ void ControlThread::end_world(mep_result_t result) {
   // Relaxed: waiters see the wedge, then look here.
   mep_result_t expected = MEP_SUCCESS;
   world_->terminal_.compare_exchange_strong(expected, result, std::memory_order_relaxed);
+  // Nothing that a peer still owes matters any more, and no thread may wait for it.
+  for (const World::Peer& peer : world_->peers_) {
+    if (peer.transport != nullptr) peer.transport->give_up(peer.identity.slot);
+  }
   for (const auto& [id, client] : clients_) client->terminate();
   world_->directory_.wake();
 }
