@@ -43,9 +43,8 @@ unit() {
 }
 # The same on 2 hosts of 4 ranks with shm within them. Their ranks are forked, so all use both devices.
 unit_hosts() {
-  mkdir -p /tmp/meeting
-  check 400 "$*, 2 hosts of 4 ranks" env MEP_TRANSPORTS=shm,verbs MEP_RENDEZVOUS=/tmp/meeting \
-    MEP_ALLOW_INSECURE=1 "$build/tests/$1" "${@:2}" --hosts 00001111
+  check 400 "$*, 2 hosts of 4 ranks" env MEP_TRANSPORTS=shm,verbs "$build/tests/$1" "${@:2}" \
+    --hosts 00001111
 }
 
 # Jobs under faults report case by case.
