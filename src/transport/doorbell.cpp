@@ -101,6 +101,13 @@ void doorbell_ring(Doorbell* doorbell) {
   if (doorbell->has_event.load(std::memory_order_relaxed) != 0) wake_event(doorbell);
 }
 
+void doorbell_ring_sleepers(Doorbell* doorbell) {
+  // Sequentially consistent, and a change of `sleepers`: S2 comes before it and is seen here, or comes
+  // after it, and then S4 sees the words.
+  const uint32_t sleepers = doorbell->sleepers.fetch_add(0, std::memory_order_seq_cst);
+  if ((sleepers & kSleeperCountMask) != 0) doorbell_ring(doorbell);
+}
+
 void doorbell_bind_event(Doorbell* doorbell, UniqueFd event) {
   if (doorbell == nullptr || !event.valid() || !is_eventfd(event.get())) return;
   // A ring must not block, whoever made the descriptor.

@@ -70,6 +70,8 @@ void doorbell_sleeps_by_event(Doorbell* doorbell);
 
 // Rings although nobody may sleep: for this process's own threads (abort, view change) and as W3.
 void doorbell_ring(Doorbell* doorbell);
+// W2 and W3 behind words that were written otherwise than by doorbell_signal().
+void doorbell_ring_sleepers(Doorbell* doorbell);
 
 // Window::renew() of the world window. First `fresh`, which nobody else has seen yet, takes over
 // everything but the sleepers; then, when it has taken the old one's place, everybody who sleeps or

@@ -367,12 +367,7 @@ bool VerbsTransport::drain_all() {
   if (any) {
     taken_since_asked_.store(true, std::memory_order_relaxed);
     Doorbell* doorbell = doorbell_.load(std::memory_order_acquire);
-    // Other threads of this rank; W2 and W3 of the handshake, the words have been written.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (doorbell != nullptr &&
-        (doorbell->sleepers.load(std::memory_order_relaxed) & kSleeperCountMask) != 0) {
-      doorbell_ring(doorbell);
-    }
+    if (doorbell != nullptr) doorbell_ring_sleepers(doorbell);  // other threads of this rank
   }
   return any;
 }
