@@ -121,14 +121,18 @@ void Peer::destroy_rails() {
   unsettled_ = {};
 }
 
+void Peer::end(const std::string& text) {
+  failed_ = true;
+  failure_ = text;
+  arrival_hca_->drain_before_destroying();
+  destroy_rails();
+}
+
 mep_result_t Peer::broken(const std::string& text) {
   if (!failed_) {
-    failed_ = true;
-    failure_ = text;
     log(LogLevel::kWarn, "verbs: slot %u is not reached any more: %s", identity_.slot,
         text.c_str());
-    arrival_hca_->drain_before_destroying();
-    destroy_rails();
+    end(text);
     fabric_->note_failure({identity_.slot, identity_.incarnation, text});
   }
   return fail(MEP_ERR_PEER_FAILED, "slot %u: %s", identity_.slot, failure_.c_str());
@@ -144,10 +148,7 @@ void Peer::fence() {
 void Peer::give_up() {
   const Lock lock(mutex_);
   if (failed_ || is_fenced()) return;
-  failed_ = true;
-  failure_ = "it has gone";
-  arrival_hca_->drain_before_destroying();
-  destroy_rails();
+  end("it has gone");
 }
 
 bool Peer::owns_queue_pair(uint32_t number, const Hca* hca) {

@@ -145,6 +145,8 @@ class Peer {
   void give_back_done();
   void retire_open_chunk();
   void destroy_rails();
+  // Signals that have come by now are still written.
+  void end(const std::string& text);
   [[nodiscard]] mep_result_t broken(const std::string& text);
 
   Fabric* fabric_;
