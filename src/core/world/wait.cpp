@@ -6,6 +6,13 @@
 
 namespace mep {
 
+bool YieldGauge::yield(uint64_t now_ns) {
+  if (is_dear(now_ns)) return false;
+  sched_yield();
+  note(now_ns, mep::now_ns());
+  return true;
+}
+
 bool SlowWait::yield_once() {
   if (sleep_due_) return !deadline_.expired();
   sched_yield();

@@ -7,7 +7,8 @@
 //
 // On a rank that reaches peers over a network nobody but its own threads takes what comes from there: a
 // waiting thread makes progress between its looks, and sleeps in epoll, on all that can bring something,
-// instead of on the futex.
+// instead of on the futex. It yields for longer before it does: to be woken up by a socket costs more than a
+// message. While other programs have the cores it sleeps at once.
 #pragma once
 
 #include <atomic>
@@ -18,10 +19,36 @@
 
 namespace mep {
 
+// Whether giving the core away costs little. Ranks that wait as well give it back at once, but a program
+// that computes keeps it for its time slice; then it is better to sleep, and be woken up.
+class YieldGauge {
+ public:
+  // Less than a time slice, more than ranks do in one go.
+  static constexpr uint64_t kDearNs = 1'500'000;
+  static constexpr uint64_t kForgetNs = 200'000'000;
+
+  // Gives the core away. False: it did not, since that took long just now.
+  bool yield(uint64_t now_ns);
+  // The core was given away and came back.
+  void note(uint64_t away_ns, uint64_t back_ns) {
+    if (back_ns - away_ns > kDearNs) {
+      dear_until_ns_.store(back_ns + kForgetNs, std::memory_order_relaxed);
+    }
+  }
+  bool is_dear(uint64_t now_ns) const {
+    return now_ns < dear_until_ns_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  // Relaxed: a hint, which threads of one rank may overwrite for each other.
+  std::atomic<uint64_t> dear_until_ns_{0};
+};
+
 // What a wait does besides looking while there are peers over a network.
 class NetworkWait {
  public:
   virtual ~NetworkWait() = default;
+  YieldGauge& gauge() { return gauge_; }
   // Relaxed: becomes true, once, before such a peer takes part in anything.
   bool active() const { return active_.load(std::memory_order_relaxed); }
   // Around a whole wait: meanwhile the control thread leaves the progress to it.
@@ -36,6 +63,9 @@ class NetworkWait {
 
  protected:
   std::atomic<bool> active_{false};
+
+ private:
+  YieldGauge gauge_;
 };
 
 struct WaitPolicy {
@@ -44,7 +74,8 @@ struct WaitPolicy {
   uint64_t max_sleep_ns =
       50'000'000;                  // longest single sleep, a bound on what a lost wake could cost
   NetworkWait* network = nullptr;  // null: no transport here is a network
-  uint64_t network_spin_ns = 200'000;  // a wait that makes progress looks for this long
+  uint64_t network_spin_ns = 200'000;     // a wait that makes progress looks for this long
+  uint64_t network_yield_ns = 5'000'000;  // then it gives its core away between looks for this long
 };
 
 inline void cpu_pause() {
@@ -125,6 +156,9 @@ bool wait_with_network(const WaitPolicy& policy, Doorbell* doorbell, const Deadl
     if (now >= deadline.at_ns()) return poll();
     if (look_until_ns == 0) look_until_ns = now + policy.network_spin_ns;
     if (now < look_until_ns) continue;
+    if (now < look_until_ns + policy.network_yield_ns && policy.network->gauge().yield(now)) {
+      continue;
+    }
     NetworkSleep sleep(*policy.network, doorbell);
     if (poll()) return true;
     const uint64_t left_ns = deadline.at_ns() - now;
