@@ -6,16 +6,14 @@
 
 namespace mep {
 
-bool YieldGauge::yield(uint64_t now_ns) {
-  if (is_dear(now_ns)) return false;
-  sched_yield();
-  note(now_ns, mep::now_ns());
-  return true;
-}
-
 bool SlowWait::yield_once() {
   if (sleep_due_) return !deadline_.expired();
+  const uint64_t away_ns = is_timed_ ? now_ns() : 0;
   sched_yield();
+  if (is_timed_ && policy_.gauge->note(away_ns, now_ns())) {
+    sleep_due_ = true;
+    return true;
+  }
   // The clock costs about as much as all else that a rank does in an operation of a few bytes.
   if (++yields_ % kYieldsPerClock != 0) return true;
   const uint64_t now = now_ns();

@@ -11,6 +11,8 @@
 // message. While other programs have the cores it sleeps at once.
 #pragma once
 
+#include <sched.h>
+
 #include <atomic>
 #include <cstdint>
 
@@ -19,36 +21,46 @@
 
 namespace mep {
 
-// Whether giving the core away costs little. Ranks that wait as well give it back at once, but a program
-// that computes keeps it for its time slice; then it is better to sleep, and be woken up.
+// Whether ranks that outnumber the cores should give theirs away while they wait, or sleep. Ranks that wait
+// as well give a core back at once, but a program that computes keeps it for its time slice; who sleeps is
+// woken up in the middle of that. Clocks cost as much as a small operation: only some waits are timed, and
+// what was found holds for a number of waits.
 class YieldGauge {
  public:
   // Less than a time slice, more than ranks do in one go.
   static constexpr uint64_t kDearNs = 1'500'000;
-  static constexpr uint64_t kForgetNs = 200'000'000;
+  static constexpr uint32_t kSleeps = 4096;
+  static constexpr uint32_t kTimed = 4;  // one wait in so many
 
-  // Gives the core away. False: it did not, since that took long just now.
-  bool yield(uint64_t now_ns);
-  // The core was given away and came back.
-  void note(uint64_t away_ns, uint64_t back_ns) {
-    if (back_ns - away_ns > kDearNs) {
-      dear_until_ns_.store(back_ns + kForgetNs, std::memory_order_relaxed);
-    }
+  // Asked once in a wait: whether it sleeps at once.
+  bool sleeps() {
+    const uint32_t left = sleeps_left_.load(std::memory_order_relaxed);
+    if (left != 0) sleeps_left_.store(left - 1, std::memory_order_relaxed);
+    return left != 0;
   }
-  bool is_dear(uint64_t now_ns) const {
-    return now_ns < dear_until_ns_.load(std::memory_order_relaxed);
+  // ... and whether it is one of those that time what giving the core away costs.
+  bool times() {
+    const uint32_t waits = waits_.load(std::memory_order_relaxed) + 1;
+    waits_.store(waits, std::memory_order_relaxed);
+    return waits % kTimed == 0;
+  }
+  // The core was given away and came back. Whether that was dear, so that this wait sleeps too.
+  bool note(uint64_t away_ns, uint64_t back_ns) {
+    if (back_ns - away_ns <= kDearNs) return false;
+    sleeps_left_.store(kSleeps, std::memory_order_relaxed);
+    return true;
   }
 
  private:
-  // Relaxed: a hint, which threads of one rank may overwrite for each other.
-  std::atomic<uint64_t> dear_until_ns_{0};
+  // Relaxed: hints. Threads of one rank may overwrite each other's.
+  std::atomic<uint32_t> sleeps_left_{0};
+  std::atomic<uint32_t> waits_{0};
 };
 
 // What a wait does besides looking while there are peers over a network.
 class NetworkWait {
  public:
   virtual ~NetworkWait() = default;
-  YieldGauge& gauge() { return gauge_; }
   // Relaxed: becomes true, once, before such a peer takes part in anything.
   bool active() const { return active_.load(std::memory_order_relaxed); }
   // Around a whole wait: meanwhile the control thread leaves the progress to it.
@@ -63,9 +75,6 @@ class NetworkWait {
 
  protected:
   std::atomic<bool> active_{false};
-
- private:
-  YieldGauge gauge_;
 };
 
 struct WaitPolicy {
@@ -74,8 +83,10 @@ struct WaitPolicy {
   uint64_t max_sleep_ns =
       50'000'000;                  // longest single sleep, a bound on what a lost wake could cost
   NetworkWait* network = nullptr;  // null: no transport here is a network
-  uint64_t network_spin_ns = 200'000;     // a wait that makes progress looks for this long
-  uint64_t network_yield_ns = 5'000'000;  // then it gives its core away between looks for this long
+  uint64_t network_spin_ns = 200'000;  // a wait that makes progress looks for this long
+  // Where the ranks of this host outnumber the cores:
+  YieldGauge* gauge = nullptr;
+  uint64_t network_yield_ns = 0;  // a wait that makes progress gives its core away for this long
 };
 
 inline void cpu_pause() {
@@ -90,7 +101,11 @@ inline void cpu_pause() {
 class SlowWait {
  public:
   SlowWait(const WaitPolicy& policy, Doorbell* doorbell, const Deadline& deadline)
-      : policy_(policy), doorbell_(doorbell), deadline_(deadline) {}
+      : policy_(policy), doorbell_(doorbell), deadline_(deadline) {
+    if (policy.gauge == nullptr) return;
+    sleep_due_ = policy.gauge->sleeps();
+    is_timed_ = policy.gauge->times();
+  }
   enum class Round : uint8_t { kAgain, kTrue, kOver };
   // One yield, or (later) one sleep. kTrue: poll() was, when it was asked once more after the sleep
   // had been announced; kOver: the deadline has come.
@@ -115,6 +130,7 @@ class SlowWait {
   uint32_t yields_ = 0;
   uint64_t yield_until_ns_ = 0;
   bool sleep_due_ = false;
+  bool is_timed_ = false;
 };
 
 // A sleep that a network ends too.
@@ -148,6 +164,7 @@ bool wait_with_network(const WaitPolicy& policy, Doorbell* doorbell, const Deadl
     NetworkWait& network;
   };
   const Waiting waiting(*policy.network);
+  bool yields = policy.network_yield_ns != 0 && !policy.gauge->sleeps();
   uint64_t look_until_ns = 0;
   for (;;) {
     if (poll()) return true;
@@ -156,7 +173,9 @@ bool wait_with_network(const WaitPolicy& policy, Doorbell* doorbell, const Deadl
     if (now >= deadline.at_ns()) return poll();
     if (look_until_ns == 0) look_until_ns = now + policy.network_spin_ns;
     if (now < look_until_ns) continue;
-    if (now < look_until_ns + policy.network_yield_ns && policy.network->gauge().yield(now)) {
+    if (yields && now < look_until_ns + policy.network_yield_ns) {
+      sched_yield();
+      yields = !policy.gauge->note(now, now_ns());
       continue;
     }
     NetworkSleep sleep(*policy.network, doorbell);

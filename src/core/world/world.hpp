@@ -246,6 +246,7 @@ class World : public std::enable_shared_from_this<World> {
   UniqueFd listener_;
   std::shared_ptr<Gate> gate_;  // how newcomers find this rank and are let in; null for threads
   TransportWait network_;
+  YieldGauge yield_gauge_;
   WaitPolicy wait_policy_;
   std::shared_ptr<Window> world_window_;
   WindowDirectory directory_;

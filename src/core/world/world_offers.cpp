@@ -222,6 +222,8 @@ void World::decide_wait_policy(std::span<const PeerLink> peers) {
   if (ranks > available) {
     wait_policy_.spins = 0;
     wait_policy_.network_spin_ns = 0;
+    wait_policy_.network_yield_ns = 5'000'000;
+    wait_policy_.gauge = &yield_gauge_;
   }
   uint64_t spin_us = 0;
   bool given = false;
