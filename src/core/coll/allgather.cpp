@@ -13,14 +13,7 @@
 namespace mep {
 namespace {
 
-enum Phase : uint32_t {
-  kEnter,
-  kCollectSmall,
-  kCollectEntries,
-  kChunks,
-  kFinish,
-  kFinishSignalled
-};
+enum SmallPhase : uint32_t { kEnter, kCollect };
 
 mep_result_t check(const Comm& comm, const CollectiveArgs& args) {
   MEP_TRY(check_buffers(args, true, true));
@@ -56,7 +49,7 @@ Step step_small(Comm& comm, Operation& operation) {
   if (operation.phase == kEnter) {
     const Step entered = enter_small(comm, operation, operation.args.send, operation.bytes);
     if (entered != Step::kDone) return entered;
-    operation.phase = kCollectSmall;
+    operation.phase = kCollect;
   }
   const Step collected = collect_small(comm, operation);
   if (collected != Step::kDone) return collected;
@@ -136,31 +129,17 @@ Step step_sections(Comm& comm, Operation& operation) {
   return Step::kDone;
 }
 
+Step move_blocks(Comm& comm, Operation& operation) {
+  const bool over_hosts = comm.bulk().hosts().several();
+  const Step moved =
+      over_hosts ? allgather_over_hosts(comm, operation) : step_sections(comm, operation);
+  if (moved == Step::kDone) copy_own_block(comm, operation);
+  return moved;
+}
+
 Step step_large(Comm& comm, Operation& operation) {
-  if (operation.phase == kEnter) {
-    const Step entered = enter_large(comm, operation);
-    if (entered != Step::kDone) return entered;
-    copy_own_block(comm, operation);
-    operation.phase = kCollectEntries;
-  }
-  if (operation.phase == kCollectEntries) {
-    const Step collected = collect_small(comm, operation);
-    if (collected != Step::kDone) return collected;
-    operation.phase = kChunks;
-  }
-  if (operation.phase == kChunks) {
-    const bool over_hosts = comm.bulk().hosts().several();
-    const Step sections =
-        over_hosts ? allgather_over_hosts(comm, operation) : step_sections(comm, operation);
-    if (sections != Step::kDone) return sections;
-    operation.phase = kFinish;
-  }
-  bool signalled = operation.phase == kFinishSignalled;
-  const Step finished = finish_large(comm, operation, &signalled);
-  if (signalled) operation.phase = kFinishSignalled;
-  if (finished != Step::kDone) return finished;
-  comm.cells().note_all_entered(operation.seq);
-  return Step::kDone;
+  return step_large_phases(
+      comm, operation, [] { return Step::kDone; }, [&] { return move_blocks(comm, operation); });
 }
 
 Step step(Comm& comm, Operation& operation) {

@@ -20,15 +20,7 @@
 namespace mep {
 namespace {
 
-enum Phase : uint32_t {
-  kEnter,
-  kCollectSmall,
-  kEnterLarge,
-  kCollectEntries,
-  kChunks,
-  kFinish,
-  kFinishSignalled
-};
+enum SmallPhase : uint32_t { kEnter, kCollect };
 
 mep_result_t check(const Comm&, const CollectiveArgs& args) {
   MEP_TRY(check_buffers(args, true, true));
@@ -56,7 +48,7 @@ Step step_small(Comm& comm, Operation& operation) {
   if (operation.phase == kEnter) {
     const Step entered = enter_small(comm, operation, operation.args.send, operation.bytes);
     if (entered != Step::kDone) return entered;
-    operation.phase = kCollectSmall;
+    operation.phase = kCollect;
   }
   const Step collected = collect_small(comm, operation);
   if (collected != Step::kDone) return collected;
@@ -204,40 +196,22 @@ void save_input(Comm& comm, Operation& operation) {
   operation.saved_input.assign(input, input + operation.bytes);
 }
 
+Step begin_large(Comm& comm, Operation& operation) {
+  save_input(comm, operation);
+  const Comm::PostingScope posting(comm);
+  if (!posting.allowed()) return Step::kPending;
+  if (entered_chunks(comm) == 0) return Step::kDone;
+  const mep_result_t posted = post_ahead(comm, operation);
+  return posted == MEP_SUCCESS ? Step::kDone : fail_step(operation, posted);
+}
+
 Step step_large(Comm& comm, Operation& operation) {
-  if (operation.phase == kEnter) {
-    save_input(comm, operation);
-    const Comm::PostingScope posting(comm);
-    if (!posting.allowed()) return Step::kPending;
-    if (entered_chunks(comm) != 0) {
-      const mep_result_t posted = post_ahead(comm, operation);
-      if (posted != MEP_SUCCESS) return fail_step(operation, posted);
-    }
-    operation.phase = kEnterLarge;
-  }
-  if (operation.phase == kEnterLarge) {
-    const Step entered = enter_large(comm, operation);
-    if (entered != Step::kDone) return entered;
-    operation.phase = kCollectEntries;
-  }
-  if (operation.phase == kCollectEntries) {
-    const Step collected = collect_small(comm, operation);
-    if (collected != Step::kDone) return collected;
-    operation.phase = kChunks;
-  }
-  if (operation.phase == kChunks) {
-    const bool over_hosts = comm.bulk().hosts().in_blocks();
-    const Step chunks =
-        over_hosts ? allreduce_over_hosts(comm, operation) : step_chunks(comm, operation);
-    if (chunks != Step::kDone) return chunks;
-    operation.phase = kFinish;
-  }
-  bool signalled = operation.phase == kFinishSignalled;
-  const Step finished = finish_large(comm, operation, &signalled);
-  if (signalled) operation.phase = kFinishSignalled;
-  if (finished != Step::kDone) return finished;
-  comm.cells().note_all_entered(operation.seq);
-  return Step::kDone;
+  return step_large_phases(
+      comm, operation, [&] { return begin_large(comm, operation); },
+      [&] {
+        const bool over_hosts = comm.bulk().hosts().in_blocks();
+        return over_hosts ? allreduce_over_hosts(comm, operation) : step_chunks(comm, operation);
+      });
 }
 
 Step step(Comm& comm, Operation& operation) {

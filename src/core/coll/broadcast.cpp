@@ -14,8 +14,6 @@
 namespace mep {
 namespace {
 
-enum Phase : uint32_t { kEnter, kCollectEntries, kChunks, kFinish, kFinishSignalled };
-
 bool is_root(const Comm& comm, const CollectiveArgs& args) {
   return static_cast<uint32_t>(args.root) == comm.rank();
 }
@@ -100,7 +98,7 @@ Step take_chunks(Comm& comm, Operation& operation, uint32_t root) {
   return Step::kDone;
 }
 
-Step move_chunks(Comm& comm, Operation& operation) {
+Step move_chunks_here(Comm& comm, Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
   const Comm::PostingScope posting(comm);
   if (!posting.allowed()) return Step::kPending;
@@ -110,31 +108,17 @@ Step move_chunks(Comm& comm, Operation& operation) {
   return moved;
 }
 
+Step move_chunks(Comm& comm, Operation& operation) {
+  const bool over_hosts = comm.bulk().hosts().several();
+  const Step moved =
+      over_hosts ? broadcast_over_hosts(comm, operation) : move_chunks_here(comm, operation);
+  if (moved == Step::kDone && is_root(comm, operation.args)) copy_at_root(operation);
+  return moved;
+}
+
 Step step_large(Comm& comm, Operation& operation) {
-  if (operation.phase == kEnter) {
-    const Step entered = enter_large(comm, operation);
-    if (entered != Step::kDone) return entered;
-    operation.phase = kCollectEntries;
-  }
-  if (operation.phase == kCollectEntries) {
-    const Step collected = collect_small(comm, operation);
-    if (collected != Step::kDone) return collected;
-    operation.phase = kChunks;
-  }
-  if (operation.phase == kChunks) {
-    const bool over_hosts = comm.bulk().hosts().several();
-    const Step moved =
-        over_hosts ? broadcast_over_hosts(comm, operation) : move_chunks(comm, operation);
-    if (moved != Step::kDone) return moved;
-    if (is_root(comm, operation.args)) copy_at_root(operation);
-    operation.phase = kFinish;
-  }
-  bool signalled = operation.phase == kFinishSignalled;
-  const Step finished = finish_large(comm, operation, &signalled);
-  if (signalled) operation.phase = kFinishSignalled;
-  if (finished != Step::kDone) return finished;
-  comm.cells().note_all_entered(operation.seq);
-  return Step::kDone;
+  return step_large_phases(
+      comm, operation, [] { return Step::kDone; }, [&] { return move_chunks(comm, operation); });
 }
 
 Step step(Comm& comm, Operation& operation) {

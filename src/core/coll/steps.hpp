@@ -150,6 +150,42 @@ inline Step finish_large(Comm& comm, Operation& operation, bool* signalled) {
   return told == MEP_SUCCESS ? Step::kDone : fail_step(operation, told);
 }
 
+enum class LargePhase : uint32_t { kBegin, kEnter, kCollect, kMove, kFinish, kFinishSignalled };
+
+// A large operation between more than one rank: begin() until it is done, empty cells, move() until all
+// data is here, "finished".
+template <typename Begin, typename Move>
+Step step_large_phases(Comm& comm, Operation& operation, Begin&& begin, Move&& move) {
+  const auto in = [&](LargePhase phase) { return operation.phase == static_cast<uint32_t>(phase); };
+  const auto go_to = [&](LargePhase phase) { operation.phase = static_cast<uint32_t>(phase); };
+  if (in(LargePhase::kBegin)) {
+    const Step begun = begin();
+    if (begun != Step::kDone) return begun;
+    go_to(LargePhase::kEnter);
+  }
+  if (in(LargePhase::kEnter)) {
+    const Step entered = enter_large(comm, operation);
+    if (entered != Step::kDone) return entered;
+    go_to(LargePhase::kCollect);
+  }
+  if (in(LargePhase::kCollect)) {
+    const Step collected = collect_small(comm, operation);
+    if (collected != Step::kDone) return collected;
+    go_to(LargePhase::kMove);
+  }
+  if (in(LargePhase::kMove)) {
+    const Step moved = move();
+    if (moved != Step::kDone) return moved;
+    go_to(LargePhase::kFinish);
+  }
+  bool signalled = in(LargePhase::kFinishSignalled);
+  const Step finished = finish_large(comm, operation, &signalled);
+  if (signalled) go_to(LargePhase::kFinishSignalled);
+  if (finished != Step::kDone) return finished;
+  comm.cells().note_all_entered(operation.seq);
+  return Step::kDone;
+}
+
 // A large operation is decided only when all have its result, so there is nothing left to do.
 inline Step settle_large(Operation& operation) {
   if (operation.holds_result) return Step::kDone;
