@@ -360,6 +360,48 @@ void of_a_broken_pair_the_higher_goes(void**) {
   assert_true(lab.ranks[2].evicted_us != 0);
 }
 
+void break_link(Lab& lab, uint32_t a, uint32_t b) {
+  lab.ranks[a].machine->on_connection_lost(b, 100 + b);
+  lab.ranks[b].machine->on_connection_lost(a, 100 + a);
+}
+
+// Between ranks 0 to 3 and 4 to 7 nothing works any more; what rank 0 had under way shows it first.
+void of_two_cut_hosts_the_one_that_speaks_first_is_not_to_blame(void**) {
+  Lab lab(8);
+  for (uint32_t upper = 4; upper < 8; ++upper) break_link(lab, 0, upper);
+  lab.run_for(1'000'000);
+  nobody_out(lab);
+  for (uint32_t lower = 1; lower < 4; ++lower) {
+    for (uint32_t upper = 4; upper < 8; ++upper) break_link(lab, lower, upper);
+  }
+  lab.run_for(500'000);
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    assert_int_equal(lab.ranks[rank].machine->view().members.count(), 4);
+    assert_true(lab.ranks[rank].machine->view().members.has(0));
+    assert_true(lab.ranks[rank + 4].evicted_us != 0);
+  }
+}
+
+void who_has_lost_many_links_goes_when_nobody_else_does(void**) {
+  Lab lab(8);
+  for (uint32_t upper = 4; upper < 8; ++upper) break_link(lab, 0, upper);
+  lab.run_for(4'000'000);
+  assert_true(lab.ranks[0].evicted_us != 0);
+  for (uint32_t rank = 1; rank < 8; ++rank) {
+    assert_int_equal(lab.ranks[rank].machine->view().members.count(), 7);
+  }
+}
+
+// All who are left accuse it, so there is nothing to wait for.
+void who_has_lost_all_links_goes_at_once(void**) {
+  Lab lab(8);
+  for (uint32_t other = 1; other < 8; ++other) break_link(lab, 0, other);
+  lab.run_for(200'000);
+  for (uint32_t rank = 1; rank < 8; ++rank) {
+    assert_int_equal(lab.ranks[rank].machine->view().members.count(), 7);
+  }
+}
+
 void old_incarnations_do_nothing(void**) {
   Lab lab(3);
   lab.ranks[0].machine->on_process_exit(1, 99);
@@ -517,6 +559,9 @@ int main() {
       cmocka_unit_test(a_late_rank_accuses_nobody),
       cmocka_unit_test(one_accuser_is_not_enough),
       cmocka_unit_test(of_a_broken_pair_the_higher_goes),
+      cmocka_unit_test(of_two_cut_hosts_the_one_that_speaks_first_is_not_to_blame),
+      cmocka_unit_test(who_has_lost_many_links_goes_when_nobody_else_does),
+      cmocka_unit_test(who_has_lost_all_links_goes_at_once),
       cmocka_unit_test(old_incarnations_do_nothing),
       cmocka_unit_test(leaving_says_why),
       cmocka_unit_test(eviction_by_request),

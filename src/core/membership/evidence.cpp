@@ -252,6 +252,7 @@ void Membership::forgive_gap(uint64_t gap_us) {
     accusation.since_us += gap_us;
     accusation.alone_since_us += gap_us;
   }
+  accused_us_ += gap_us;
   if (no_quorum_since_us_ != 0) no_quorum_since_us_ += gap_us;
   if (stuck_since_us_ != 0) stuck_since_us_ += gap_us;
   progress_us_ += gap_us;

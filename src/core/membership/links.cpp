@@ -2,6 +2,11 @@
 // it that is connected by working links and can be a quorum stays, and within it the member with
 // most broken links goes, of equals the higher slot, until none is left. A rank never judges itself
 // out: the others tell it. Suspicion that would leave no quorum is not raised at all.
+//
+// Broken links come to be known one after the other, those first that were in use. When all between two
+// hosts are broken, the rank that speaks for its host looks like the culprit at first. So the number of
+// links takes out a member that would stay by its slot only if all who stay accuse it, or once nothing
+// new has come for a while.
 #include <algorithm>
 
 #include "core/membership/membership.hpp"
@@ -27,6 +32,7 @@ bool Membership::note_accusations(const SlotSet& live) {
     ((row->link_down | row->silent) & live).each([&](uint32_t of) {
       if (of == by) return;
       const auto known = accusations_.find({by, of});
+      if (known == accusations_.end()) accused_us_ = now_us_;
       fresh[{by, of}] = known == accusations_.end() ? Accusation{now_us_, now_us_} : known->second;
       ++accusers[of];
     });
@@ -103,7 +109,9 @@ SlotSet Membership::best_component(const Edges& edges, const SlotSet& live) cons
   return best;
 }
 
-SlotSet Membership::without_conflicts(const Edges& edges, SlotSet component) {
+// *by_count: some went for the number of its links, and by its slot another would have.
+SlotSet Membership::without_conflicts(const Edges& edges, SlotSet component, bool* by_count) {
+  *by_count = false;
   for (;;) {
     uint32_t worst = kNoSlot;
     uint32_t most = 0;
@@ -116,8 +124,29 @@ SlotSet Membership::without_conflicts(const Edges& edges, SlotSet component) {
       }
     }
     if (worst == kNoSlot) return component;
+    (edges.at(worst) & component).each([&](uint32_t other) {
+      *by_count = *by_count || other > worst;
+    });
     component.remove(worst);
   }
+}
+
+bool Membership::is_accused_by_all(const Edges& edges, const SlotSet& accused,
+                                   const SlotSet& accusers) {
+  bool all = true;
+  accused.each([&](uint32_t slot) {
+    const auto cut = edges.find(slot);
+    all = all && cut != edges.end() && cut->second.contains(accusers);
+  });
+  return all;
+}
+
+// Links that come and go hold nobody up for ever.
+bool Membership::accusations_settled() const {
+  if (now_us_ >= accused_us_ + config_.accuse_after_us / 2) return true;
+  return std::any_of(accusations_.begin(), accusations_.end(), [this](const auto& entry) {
+    return now_us_ >= entry.second.since_us + config_.pair_hold_us;
+  });
 }
 
 void Membership::judge_links() {
@@ -127,8 +156,10 @@ void Membership::judge_links() {
   if (edges.empty()) return;
   const SlotSet component = best_component(edges, present);
   if (!component.has(slot_)) return;
-  const SlotSet kept = without_conflicts(edges, component);
+  bool by_count = false;
+  const SlotSet kept = without_conflicts(edges, component, &by_count);
   if (!kept.has(slot_) || quorum(kept) == Quorum::kNo) return;
+  if (by_count && !is_accused_by_all(edges, present - kept, kept) && !accusations_settled()) return;
   (present - kept).each([&](uint32_t slot) { suspect(slot, RemovalReason::kUnreachable); });
 }
 

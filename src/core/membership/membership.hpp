@@ -326,7 +326,10 @@ class Membership {
   bool note_accusations(const SlotSet& live);
   Edges counted_edges(const SlotSet& live) const;
   SlotSet best_component(const Edges& edges, const SlotSet& live) const;
-  static SlotSet without_conflicts(const Edges& edges, SlotSet component);
+  static SlotSet without_conflicts(const Edges& edges, SlotSet component, bool* by_count);
+  static bool is_accused_by_all(const Edges& edges, const SlotSet& accused,
+                                const SlotSet& accusers);
+  bool accusations_settled() const;
   void report_health();
 
   // propose.cpp
@@ -412,6 +415,7 @@ class Membership {
   std::map<uint32_t, Newcomer> newcomers_;  // by slot
   std::vector<Member> offered_newcomers_;   // ready in a row of this epoch with a recover call
   std::map<std::pair<uint32_t, uint32_t>, Accusation> accusations_;  // (by, of)
+  uint64_t accused_us_ = 0;                                          // when the latest of them came
 
   // local health
   uint64_t ticked_us_ = 0;
