@@ -34,6 +34,7 @@ void splits(mep_comm_t comm, cudaStream_t stream, const uint32_t* send, uint32_t
     if (color_of(other) == color_of(rank)) members |= 1u << other;
   }
   mep_comm_t half = nullptr;
+  need(mep_comm_set_timeout(comm, 10'000), "mep_comm_set_timeout");
   need(mep_comm_split(comm, color_of(rank), 0, &half), "mep_comm_split");
   for (int i = 0; i < 3; ++i) {
     std::memset(receive, 0xa5, kCount * 4);
@@ -42,6 +43,7 @@ void splits(mep_comm_t comm, cudaStream_t stream, const uint32_t* send, uint32_t
     expect_sum(receive, members, "half of the processes");
   }
   need(mep_comm_destroy(half), "mep_comm_destroy of a half");
+  need(mep_comm_set_timeout(comm, 20'000), "mep_comm_set_timeout");
 }
 
 int rank_main() {
