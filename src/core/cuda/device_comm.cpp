@@ -330,6 +330,7 @@ mep_result_t DeviceComm::enqueue(Collective kind, const CollectiveArgs& args, vo
   MEP_TRY(collective_type(kind).check(comm_, args));
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
+  MEP_TRY(check_stream_device(device_, stream));
   // A wrong pointer in a kernel would end all work of the process on the GPU.
   const bool gives = kind != Collective::k_broadcast || args.root == static_cast<int>(comm_.rank());
   if (args.count != 0 && kind != Collective::k_barrier) {

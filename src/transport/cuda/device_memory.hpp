@@ -93,6 +93,9 @@ class PinnedMemory {
 // Whether kernels on that GPU can use the memory; `name` is the argument's. Device memory must be its own.
 [[nodiscard]] mep_result_t check_pointer(int32_t device, const void* memory, const char* name);
 
+// Whether the stream is one of that GPU, which is the thread's. CUDA itself launches on any GPU's stream.
+[[nodiscard]] mep_result_t check_stream_device(int32_t device, const void* stream);
+
 [[nodiscard]] mep_result_t copy_to_device(void* to, const void* from, size_t bytes);
 [[nodiscard]] mep_result_t copy_from_device(void* to, const void* from, size_t bytes);
 // Either way, in the order of the stream; `from` in ordinary memory may be written again at once.
