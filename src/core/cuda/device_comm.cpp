@@ -177,8 +177,7 @@ mep_result_t DeviceComm::take_windows(uint64_t id, size_t bytes, const Deadline&
     if (window->bytes() < bytes) {
       return fail(MEP_ERR_MISMATCH, "rank %u has another kind of GPU or another layout", rank);
     }
-    // Windows are mapped for every GPU that reaches them.
-    if (!device_reaches(device_, window->device())) {
+    if (!window->is_mapped_for(device_)) {
       return fail(MEP_ERR_UNSUPPORTED,
                   "GPU %d cannot map the memory of rank %u on GPU %d: use GPUs that reach each "
                   "other (mep_info shows which)",

@@ -3,6 +3,8 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "base/status.hpp"
 
 namespace mep {
@@ -182,11 +184,13 @@ mep_result_t DeviceMemory::create(int32_t device, size_t bytes,
   MEP_TRY(mep::check(driver().create(&handle, memory->bytes_, &kind, 0), "device memory"));
   memory->handle_ = handle;
   MEP_TRY(memory->map());
-  // Every GPU of this process that reaches it: ranks of the process may be on several.
+  MEP_TRY(memory->grant(device));
+  // Every GPU of this process that reaches it: ranks of the process may be on several. What is refused
+  // matters only where a rank is.
   int count = 0;
   MEP_TRY(mep::check(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));
   for (int peer = 0; peer < count; ++peer) {
-    if (device_reaches(peer, device)) MEP_TRY(memory->grant(peer));
+    if (peer != device && device_reaches(peer, device)) (void)memory->grant(peer);
   }
   MEP_TRY(mep::check(cudaMemset(memory->data(), 0, memory->bytes_), "zeroing device memory"));
   MEP_TRY(mep::check(cudaStreamSynchronize(nullptr), "zeroing device memory"));
@@ -227,7 +231,9 @@ mep_result_t DeviceMemory::grant(int32_t device) {
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   access.location.id = device;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  return mep::check(driver().set_access(address_, bytes_, &access, 1), "cuMemSetAccess");
+  MEP_TRY(mep::check(driver().set_access(address_, bytes_, &access, 1), "cuMemSetAccess"));
+  mapped_for_.push_back(device);
+  return MEP_SUCCESS;
 }
 
 DeviceMemory::~DeviceMemory() {
@@ -235,6 +241,10 @@ DeviceMemory::~DeviceMemory() {
   if (mapped_) (void)driver().unmap(address_, bytes_);
   if (address_ != 0) (void)driver().free(address_, bytes_);
   if (handle_ != 0) (void)driver().release(handle_);
+}
+
+bool DeviceMemory::is_mapped_for(int32_t device) const {
+  return std::find(mapped_for_.begin(), mapped_for_.end(), device) != mapped_for_.end();
 }
 
 mep_result_t DeviceMemory::export_fd(UniqueFd* fd) const {

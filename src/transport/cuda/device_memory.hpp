@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/unique_fd.hpp"
 #include "mep.h"
@@ -61,6 +62,8 @@ class DeviceMemory {
   std::byte* data() const { return std::bit_cast<std::byte*>(address_); }
   size_t bytes() const { return bytes_; }
   int32_t device() const { return device_; }
+  // Whether kernels of that GPU of this process can use it.
+  bool is_mapped_for(int32_t device) const;
   // A descriptor for import().
   [[nodiscard]] mep_result_t export_fd(UniqueFd* fd) const;
 
@@ -74,6 +77,7 @@ class DeviceMemory {
   uint64_t handle_ = 0;
   uint64_t address_ = 0;
   bool mapped_ = false;
+  std::vector<int32_t> mapped_for_;
 };
 
 // Zeroed pinned host memory at one address for host and devices.
