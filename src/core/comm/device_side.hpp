@@ -24,10 +24,20 @@ class DevicePart {
   virtual mep_result_t take_failure() = 0;
 };
 
+// A rank's GPU, and who of its process is there besides.
+struct GpuPlace {
+  int32_t device = 0;
+  uint32_t ranks_in_process = 1;  // of the comm: all of them, as threads, or this rank alone
+  uint32_t ranks_on_device = 1;   // of this process, this rank too
+  uint32_t most_on_a_device = 1;  // of this process, on any GPU: the same for all its ranks
+};
+
 class DeviceSide {
  public:
+  explicit DeviceSide(const GpuPlace& place) : place_(place) {}
   virtual ~DeviceSide() = default;
-  virtual int32_t device() const = 0;
+  const GpuPlace& place() const { return place_; }
+  int32_t device() const { return place_.device; }
   // Second step of making it, after all ranks of this process have done the first: peers' windows.
   [[nodiscard]] virtual mep_result_t connect(const Deadline& deadline) = 0;
   // Third and fourth: a kernel of every rank meets the others, which proves that they fit on the GPU
@@ -70,14 +80,17 @@ class DeviceSide {
   }
 
  private:
+  const GpuPlace place_;
   std::mutex parts_mutex_;
   std::vector<DevicePart*> parts_;
 };
 
 // First step: memory, kernels, and the rank's window where peers of this process find it.
-[[nodiscard]] mep_result_t make_device_side(Comm& comm, int32_t device, uint32_t ranks_in_process,
+[[nodiscard]] mep_result_t make_device_side(Comm& comm, const GpuPlace& place,
                                             std::unique_ptr<DeviceSide>* out);
 // Whether a GPU of that number can be used here; before anything is made.
 [[nodiscard]] mep_result_t check_device(int32_t device);
+// The GPU that a config means: `wanted`, or with MEP_DEVICE_BY_RANK the one for that local rank. Checked.
+[[nodiscard]] mep_result_t choose_device(int32_t wanted, uint64_t local_rank, int32_t* device);
 
 }  // namespace mep

@@ -3,6 +3,8 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "base/status.hpp"
 
 namespace mep {
@@ -42,6 +44,11 @@ struct Driver {
   decltype(&cuMemGetAllocationGranularity) granularity = nullptr;
   decltype(&cuDeviceGetAttribute) attribute = nullptr;
   decltype(&cuGetErrorString) error_string = nullptr;
+  decltype(&cuStreamGetCtx) stream_context = nullptr;
+  decltype(&cuCtxGetCurrent) current_context = nullptr;
+  decltype(&cuCtxPushCurrent) push_context = nullptr;
+  decltype(&cuCtxPopCurrent) pop_context = nullptr;
+  decltype(&cuCtxGetDevice) context_device = nullptr;
   bool complete = true;
 
   template <typename Function>
@@ -67,6 +74,11 @@ struct Driver {
     find("cuMemGetAllocationGranularity", &granularity);
     find("cuDeviceGetAttribute", &attribute);
     find("cuGetErrorString", &error_string);
+    find("cuStreamGetCtx", &stream_context);
+    find("cuCtxGetCurrent", &current_context);
+    find("cuCtxPushCurrent", &push_context);
+    find("cuCtxPopCurrent", &pop_context);
+    find("cuCtxGetDevice", &context_device);
   }
 };
 
@@ -142,18 +154,6 @@ bool device_reaches(int32_t device, int32_t peer) {
   return cudaDeviceCanAccessPeer(&can, device, peer) == cudaSuccess && can != 0;
 }
 
-mep_result_t enable_peer(int32_t device, int32_t peer) {
-  if (device == peer) return MEP_SUCCESS;
-  const DeviceScope scope(device);
-  MEP_TRY(scope.check());
-  const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
-  if (error == cudaErrorPeerAccessAlreadyEnabled) {
-    (void)cudaGetLastError();
-    return MEP_SUCCESS;
-  }
-  return check(error, "cudaDeviceEnablePeerAccess");
-}
-
 DeviceScope::DeviceScope(int32_t device) : device_(device) {
   if (cudaGetDevice(&before_) != cudaSuccess) before_ = -1;
   error_ = static_cast<int32_t>(cudaSetDevice(device));
@@ -183,7 +183,15 @@ mep_result_t DeviceMemory::create(int32_t device, size_t bytes,
   CUmemGenericAllocationHandle handle = 0;
   MEP_TRY(mep::check(driver().create(&handle, memory->bytes_, &kind, 0), "device memory"));
   memory->handle_ = handle;
-  MEP_TRY(memory->map(device));
+  MEP_TRY(memory->map());
+  MEP_TRY(memory->grant(device));
+  // Every GPU of this process that reaches it: ranks of the process may be on several. What is refused
+  // matters only where a rank is.
+  int count = 0;
+  MEP_TRY(mep::check(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));
+  for (int peer = 0; peer < count; ++peer) {
+    if (peer != device && device_reaches(peer, device)) (void)memory->grant(peer);
+  }
   MEP_TRY(mep::check(cudaMemset(memory->data(), 0, memory->bytes_), "zeroing device memory"));
   MEP_TRY(mep::check(cudaStreamSynchronize(nullptr), "zeroing device memory"));
   *out = std::move(memory);
@@ -203,29 +211,28 @@ mep_result_t DeviceMemory::import(int32_t device, size_t bytes, const UniqueFd& 
                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
       "taking a peer's device memory"));
   memory->handle_ = handle;
-  MEP_TRY(memory->map(device));
+  MEP_TRY(memory->map());
+  MEP_TRY(memory->grant(device));
   *out = std::move(memory);
   return MEP_SUCCESS;
 }
 
-mep_result_t DeviceMemory::map(int32_t device) {
+mep_result_t DeviceMemory::map() {
   CUdeviceptr address = 0;
   MEP_TRY(mep::check(driver().reserve(&address, bytes_, 0, 0, 0), "cuMemAddressReserve"));
   address_ = address;
   MEP_TRY(mep::check(driver().map(address, bytes_, 0, handle_, 0), "cuMemMap"));
   mapped_ = true;
-  // Every GPU of this process that reaches it: ranks of the process may be on several.
-  int count = 0;
-  MEP_TRY(mep::check(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));
-  for (int each = 0; each < count; ++each) {
-    if (!device_reaches(each, device_)) continue;
-    CUmemAccessDesc access{};
-    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    access.location.id = each;
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    const CUresult granted = driver().set_access(address, bytes_, &access, 1);
-    if (each == device) MEP_TRY(mep::check(granted, "cuMemSetAccess"));
-  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t DeviceMemory::grant(int32_t device) {
+  CUmemAccessDesc access{};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = device;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  MEP_TRY(mep::check(driver().set_access(address_, bytes_, &access, 1), "cuMemSetAccess"));
+  mapped_for_.push_back(device);
   return MEP_SUCCESS;
 }
 
@@ -234,6 +241,10 @@ DeviceMemory::~DeviceMemory() {
   if (mapped_) (void)driver().unmap(address_, bytes_);
   if (address_ != 0) (void)driver().free(address_, bytes_);
   if (handle_ != 0) (void)driver().release(handle_);
+}
+
+bool DeviceMemory::is_mapped_for(int32_t device) const {
+  return std::find(mapped_for_.begin(), mapped_for_.end(), device) != mapped_for_.end();
 }
 
 mep_result_t DeviceMemory::export_fd(UniqueFd* fd) const {
@@ -261,6 +272,12 @@ PinnedMemory::~PinnedMemory() {
 mep_result_t check_pointer(int32_t device, const void* memory, const char* name) {
   cudaPointerAttributes about{};
   MEP_TRY(check(cudaPointerGetAttributes(&about, memory), "cudaPointerGetAttributes"));
+  // A kernel that cannot reach it would end all work of the process on the GPU.
+  if (about.type == cudaMemoryTypeDevice && about.device != device) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "%s lies on GPU %d, the communicator's GPU is %d: give memory of that one", name,
+                about.device, device);
+  }
   if (about.type != cudaMemoryTypeUnregistered ||
       has_attribute(device, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)) {
     return MEP_SUCCESS;
@@ -270,6 +287,30 @@ mep_result_t check_pointer(int32_t device, const void* memory, const char* name)
       "%s is ordinary host memory, which GPU %d cannot read: give device, managed or pinned "
       "memory",
       name, device);
+}
+
+mep_result_t check_stream_device(int32_t device, const void* stream) {
+  static const bool has_one_gpu = [] {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess && count == 1;
+  }();
+  if (has_one_gpu || stream == nullptr) return MEP_SUCCESS;
+  CUcontext current = nullptr;
+  CUcontext of_stream = nullptr;
+  auto* handle = static_cast<CUstream>(const_cast<void*>(stream));
+  MEP_TRY(mep::check(driver().current_context(&current), "cuCtxGetCurrent"));
+  MEP_TRY(mep::check(driver().stream_context(handle, &of_stream), "cuStreamGetCtx"));
+  if (of_stream == current) return MEP_SUCCESS;
+  // A part of the GPU (a green context) is not the thread's context either.
+  CUdevice found = -1;
+  MEP_TRY(mep::check(driver().push_context(of_stream), "cuCtxPushCurrent"));
+  const CUresult asked = driver().context_device(&found);
+  (void)driver().pop_context(&of_stream);
+  MEP_TRY(mep::check(asked, "cuCtxGetDevice"));
+  if (found == device) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "the stream is one of GPU %d, the communicator's GPU is %d: make it there", found,
+              device);
 }
 
 mep_result_t copy_to_device(void* to, const void* from, size_t bytes) {
