@@ -174,12 +174,11 @@ typedef struct mep_store_t {
 
 typedef struct mep_comm_config_t {
   uint32_t struct_size;
-  uint32_t flags;   /* MEP_COMM_* */
-  int32_t rank;     /* with MEP_COMM_SET_RANK; else MEP_RANK, Open MPI, PMIx, Slurm */
-  int32_t size;     /* number of ranks; 0: from the environment, else 1 */
-  int32_t max_size; /* up to how many ranks mep_comm_grow may go; 0: size */
-  int32_t
-      device; /* with MEP_COMM_SET_DEVICE: a CUDA device or MEP_DEVICE_BY_RANK; else host memory */
+  uint32_t flags;           /* MEP_COMM_* */
+  int32_t rank;             /* with MEP_COMM_SET_RANK; else MEP_RANK, Open MPI, PMIx, Slurm */
+  int32_t size;             /* number of ranks; 0: from the environment, else 1 */
+  int32_t max_size;         /* up to how many ranks mep_comm_grow may go; 0: size */
+  int32_t device;           /* with MEP_COMM_SET_DEVICE: CUDA's number, or MEP_DEVICE_BY_RANK */
   uint32_t timeout_ms;      /* of every operation; 0: MEP_TIMEOUT_MS, else 30000 */
   uint32_t init_timeout_ms; /* of start-up; 0: MEP_INIT_TIMEOUT_MS, else 60000 */
   const char* job;          /* the name that the ranks of one job share; NULL: MEP_JOB, launcher */
