@@ -47,11 +47,11 @@ mep_result_t finish_world(const Deadline& deadline, Opening* opening, mep_comm_t
 
 // The device sides of `comms`, ranks of this process; none if the config names no device.
 mep_result_t add_devices(const mep_comm_config_t* config, const Deadline& deadline,
-                         std::span<const mep_comm_t> comms) {
+                         DeviceMaker maker, std::span<const mep_comm_t> comms) {
   if (config == nullptr || (config->flags & MEP_COMM_SET_DEVICE) == 0) return MEP_SUCCESS;
   for (const mep_comm_t comm : comms) {
     MEP_TRY(make_device_side(*comm->comm, config->device, static_cast<uint32_t>(comms.size()),
-                             &comm->device));
+                             maker, &comm->device));
   }
   for (const mep_comm_t comm : comms) MEP_TRY(comm->device->connect(deadline));
   for (const mep_comm_t comm : comms) MEP_TRY(comm->device->begin_proof());
@@ -107,7 +107,7 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
     MEP_TRY(open_world(resolved, std::move(mesh), std::move(transports), &opening));
     mep_comm_t made = nullptr;
     MEP_TRY(finish_world(deadline, &opening, &made));
-    mep_result_t confirmed = add_devices(config, deadline, {&made, 1});
+    mep_result_t confirmed = add_devices(config, deadline, DeviceMaker::kEachRank, {&made, 1});
     if (confirmed == MEP_SUCCESS) confirmed = confirm(made, resolved.init_timeout_ms);
     if (confirmed != MEP_SUCCESS) {
       close_world(made, false);
@@ -162,7 +162,8 @@ mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* config, m
     for (size_t rank = 0; rank < ranks && result == MEP_SUCCESS; ++rank) {
       result = finish_world(deadline, &openings[rank], &made[rank]);
     }
-    if (result == MEP_SUCCESS) result = add_devices(&given, deadline, made);
+    if (result == MEP_SUCCESS)
+      result = add_devices(&given, deadline, DeviceMaker::kOneThread, made);
     if (result != MEP_SUCCESS) {
       for (const mep_comm_t each : made) {
         if (each != nullptr) close_world(each, false);
@@ -186,7 +187,7 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
                   "their streams first");
     }
     if (comm->users.load() != 0 || !comm->comm->idle() ||
-        comm->comm->has_clients(comm->device != nullptr ? 1 : 0)) {
+        comm->comm->has_clients(comm->device != nullptr ? comm->device->view_clients() : 0)) {
       return fail(MEP_ERR_BUSY,
                   "the communicator still has EP objects, requests or communicators "
                   "made from it; destroy or finish them first");

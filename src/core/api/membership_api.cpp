@@ -51,8 +51,8 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
   // Nobody may drop its window before all have taken it.
   MEP_TRY(handle->comm->run(Collective::k_barrier, {}));
   if (comm->device != nullptr) {
-    MEP_TRY(
-        make_device_side(*handle->comm, comm->device->device(), parent.size(), &handle->device));
+    MEP_TRY(make_device_side(*handle->comm, comm->device->device(), parent.size(),
+                             DeviceMaker::kEachRank, &handle->device));
     MEP_TRY(handle->device->connect(Deadline::after_ms(parent.timeout_ms())));
     MEP_TRY(handle->comm->run(Collective::k_barrier, {}));
     MEP_TRY(handle->device->begin_proof());
@@ -150,6 +150,7 @@ mep_result_t mep_comm_revoke(mep_comm_t comm) {
   return guarded([&]() -> mep_result_t {
     MEP_TRY(check_terminal(*comm->comm));
     comm->comm->world().request_revoke(comm->comm->id());
+    if (comm->device != nullptr) comm->device->revoke();
     return MEP_SUCCESS;
   });
 }

@@ -11,7 +11,8 @@ mep_result_t check_device(int32_t) {
               "this library was built without CUDA: leave out MEP_COMM_SET_DEVICE");
 }
 
-mep_result_t make_device_side(Comm&, int32_t device, uint32_t, std::unique_ptr<DeviceSide>*) {
+mep_result_t make_device_side(Comm&, int32_t device, uint32_t, DeviceMaker,
+                              std::unique_ptr<DeviceSide>*) {
   return check_device(device);
 }
 

@@ -28,6 +28,10 @@ class DeviceSide {
  public:
   virtual ~DeviceSide() = default;
   virtual int32_t device() const = 0;
+  // Peers are reached through pinned host memory and the host's transports; else they are mapped.
+  virtual bool staged() const = 0;
+  // ViewClients of the comm that are its own.
+  virtual size_t view_clients() const = 0;
   // Second step of making it, after all ranks of this process have done the first: peers' windows.
   [[nodiscard]] virtual mep_result_t connect(const Deadline& deadline) = 0;
   // Third and fourth: a kernel of every rank meets the others, which proves that they fit on the GPU
@@ -50,6 +54,8 @@ class DeviceSide {
   // Operations are still enqueued or running, as far as is known here.
   virtual bool busy() const = 0;
   virtual void set_timeout_ms(uint32_t ms) = 0;
+  // What mep_comm_revoke does besides revoking the comm.
+  virtual void revoke() {}
 
   void add_part(DevicePart* part) {
     const std::lock_guard lock(parts_mutex_);
@@ -74,9 +80,12 @@ class DeviceSide {
   std::vector<DevicePart*> parts_;
 };
 
-// First step: memory, kernels, and the rank's window where peers of this process find it.
+// First step: memory, kernels, and the rank's window where peers of this process find it. `maker` says who
+// makes the ranks' sides: one thread for all, which are in this process; or each rank its own, at one
+// time, so that they can use the comm to agree. `ranks_in_process` share the GPU, if this process has them.
+enum class DeviceMaker : uint8_t { kOneThread, kEachRank };
 [[nodiscard]] mep_result_t make_device_side(Comm& comm, int32_t device, uint32_t ranks_in_process,
-                                            std::unique_ptr<DeviceSide>* out);
+                                            DeviceMaker maker, std::unique_ptr<DeviceSide>* out);
 // Whether a GPU of that number can be used here; before anything is made.
 [[nodiscard]] mep_result_t check_device(int32_t device);
 

@@ -4,6 +4,7 @@
 // No function here may be called by the control thread: CUDA calls can wait for running kernels.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +22,8 @@ struct DeviceFacts {
   uint32_t multiprocessors = 0;
   uint64_t memory_bytes = 0;
   int32_t compute_capability = 0;  // 90 for 9.0
-  bool exports_memory = false;     // descriptors that other processes can map
+  std::array<uint64_t, 2> uuid{};
+  bool exports_memory = false;  // descriptors that other processes can map
 };
 
 // Number of GPUs that can be used; the error's text says why there is none.
@@ -29,6 +31,8 @@ struct DeviceFacts {
 [[nodiscard]] mep_result_t describe_device(int32_t device, DeviceFacts* facts);
 // Whether `device` reaches the memory of `peer`.
 bool device_reaches(int32_t device, int32_t peer);
+// The same of a GPU by its UUID; of one that this process does not see nothing is known, so it may.
+bool may_reach(int32_t device, const std::array<uint64_t, 2>& uuid);
 [[nodiscard]] mep_result_t enable_peer(int32_t device, int32_t peer);
 
 // Makes `device` the calling thread's for the life of the object.
@@ -44,6 +48,18 @@ class DeviceScope {
   int32_t before_ = -1;
   int32_t error_ = 0;
   int32_t device_;
+};
+
+// Lets the calling thread allocate while it captures a graph, for the life of the object.
+class CaptureScope {
+ public:
+  CaptureScope();
+  ~CaptureScope();
+  CaptureScope(const CaptureScope&) = delete;
+  CaptureScope& operator=(const CaptureScope&) = delete;
+
+ private:
+  int32_t mode_;
 };
 
 // Zeroed device memory of one rank, mapped read-write. The memory lives until the last process that has

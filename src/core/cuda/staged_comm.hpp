@@ -1,0 +1,78 @@
+// A comm's device side where peers cannot be mapped: kernels stage the operation in pinned memory, and a
+// thread of this object runs it on a comm of the host, made for nothing else over the same ranks. So the
+// order of operations, mismatches, deadlines and view changes are those of hosts.
+//
+// Why a comm of its own: the comm that the user holds is used by the user's thread (split, agree, making EP
+// objects), in no order with operations that wait in streams.
+//
+// Staging: one block of pinned memory for all operations, since they run one after the other. It is replaced
+// by a larger one when an operation needs that; older blocks stay for the graphs that captured them.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/comm/comm.hpp"
+#include "core/comm/device_side.hpp"
+#include "core/staged/stage_server.hpp"
+#include "kernels/cuda/stage_kernels.hpp"
+#include "transport/cuda/device_memory.hpp"
+
+namespace mep {
+
+// Memory and state of one staged channel.
+struct StagedChannel {
+  std::shared_ptr<DeviceMemory> state_memory;
+  std::shared_ptr<PinnedMemory> mailbox_memory;
+  [[nodiscard]] mep_result_t open(int32_t device);
+  device::StageMailbox* mailbox() const {
+    return static_cast<device::StageMailbox*>(mailbox_memory->data());
+  }
+  device::StageChannel kernels() const {
+    return {reinterpret_cast<device::StageState*>(state_memory->data()), mailbox()};
+  }
+};
+
+class StagedComm : public DeviceSide {
+ public:
+  StagedComm(Comm& comm, int32_t device, uint32_t ranks_in_process);
+  ~StagedComm() override;
+  StagedComm(const StagedComm&) = delete;
+  StagedComm& operator=(const StagedComm&) = delete;
+  [[nodiscard]] mep_result_t open();
+
+  int32_t device() const override { return device_; }
+  bool staged() const override { return true; }
+  size_t view_clients() const override { return 0; }
+  mep_result_t connect(const Deadline& deadline) override;
+  mep_result_t begin_proof() override;
+  mep_result_t end_proof() override;
+  mep_result_t enqueue(Collective kind, const CollectiveArgs& args, void* stream) override;
+  mep_result_t offer_memory(uint64_t id, size_t bytes) override;
+  mep_result_t take_memory(uint64_t id, const Deadline& deadline,
+                           std::vector<std::byte*>* by_rank) override;
+  mep_result_t take_failure() override { return server_.take_failure(); }
+  bool busy() const override { return server_.busy(); }
+  void set_timeout_ms(uint32_t ms) override;
+  void revoke() override;
+
+  // Each rank of this process needs a stream of its own.
+  [[nodiscard]] mep_result_t check_stream(const void* stream) const;
+
+ private:
+  struct Staged;  // one operation
+  mep_result_t reserve(size_t bytes, std::byte** staging);
+  mep_result_t stage(Collective kind, const CollectiveArgs& args, Staged* out);
+
+  Comm& comm_;
+  const int32_t device_;
+  const uint32_t ranks_in_process_;
+  std::unique_ptr<Comm> stream_comm_;
+  StagedChannel channel_;
+  std::unique_ptr<DeviceStream> stream_;
+  std::vector<std::shared_ptr<PinnedMemory>> staging_;
+  size_t staging_bytes_ = 0;  // of the last
+  StageServer server_;
+};
+
+}  // namespace mep
