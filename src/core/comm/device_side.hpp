@@ -22,6 +22,8 @@ class DevicePart {
   virtual ~DevicePart() = default;
   // First failure since the last call.
   virtual mep_result_t take_failure() = 0;
+  // The comm's timeout has changed.
+  virtual void set_timeout_ms(uint32_t) {}
 };
 
 class DeviceSide {
@@ -73,6 +75,12 @@ class DeviceSide {
       if (result == MEP_SUCCESS) result = part->take_failure();
     }
     return result;
+  }
+
+ protected:
+  void set_parts_timeout_ms(uint32_t ms) {
+    const std::lock_guard lock(parts_mutex_);
+    for (DevicePart* part : parts_) part->set_timeout_ms(ms);
   }
 
  private:

@@ -1,11 +1,14 @@
-// The choice between mapped and staged when a comm gets its device side, the same on all ranks.
+// The choice between mapped and staged when a comm gets its device side, the same on all ranks; EP objects
+// follow it.
 #include <algorithm>
 #include <vector>
 
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/cuda/device_comm.hpp"
+#include "core/cuda/device_ep.hpp"
 #include "core/cuda/staged_comm.hpp"
+#include "core/cuda/staged_ep.hpp"
 #include "core/staged/reach.hpp"
 
 namespace mep {
@@ -130,6 +133,24 @@ mep_result_t make_device_side(Comm& comm, int32_t device, uint32_t ranks_in_proc
       comm.name().c_str(), why.c_str());
   mapped.reset();
   return make_staged(comm, device, sharing, out);
+}
+
+template <class Ep, class Side>
+static mep_result_t make_ep(Comm& comm, Side& side, const EpShape& shape,
+                            const EpDeviceOptions& options, const char* name,
+                            std::unique_ptr<EpDevice>* out) {
+  auto made = std::make_unique<Ep>(comm, side, shape, options);
+  MEP_TRY(made->open(name));
+  *out = std::move(made);
+  return MEP_SUCCESS;
+}
+
+mep_result_t make_ep_device(Comm& comm, DeviceSide& side, const EpShape& shape,
+                            const EpDeviceOptions& options, const char* name,
+                            std::unique_ptr<EpDevice>* out) {
+  MEP_TRY(check_ep_device(comm, shape));
+  if (!side.staged()) return make_ep<DeviceEp>(comm, side, shape, options, name, out);
+  return make_ep<StagedEp>(comm, static_cast<StagedComm&>(side), shape, options, name, out);
 }
 
 }  // namespace mep

@@ -92,6 +92,7 @@ mep_result_t StagedComm::end_proof() {
 void StagedComm::set_timeout_ms(uint32_t ms) {
   stream_comm_->set_timeout_ms(ms);
   server_.set_timeout_ms(ms);
+  set_parts_timeout_ms(ms);
 }
 
 void StagedComm::revoke() {
