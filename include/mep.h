@@ -154,6 +154,10 @@ enum {
   MEP_COMM_KILL_STOPPED = 1u << 6  /* SIGKILL an excluded process of this host (fencing by force) */
 };
 
+/* As config.device: the GPU of number n modulo the number of GPUs that the process sees, n being the rank
+ * with mep_comm_init_all, else MEP_LOCAL_RANK, what the launcher says, or the rank. */
+enum { MEP_DEVICE_BY_RANK = -1 };
+
 enum { MEP_QUORUM_MAJORITY = 0, MEP_QUORUM_WITNESS = 1, MEP_QUORUM_NONE = 2 };
 
 /* A key-value store of the caller, for start-up only. Both functions may be called from the thread
@@ -170,11 +174,12 @@ typedef struct mep_store_t {
 
 typedef struct mep_comm_config_t {
   uint32_t struct_size;
-  uint32_t flags;           /* MEP_COMM_* */
-  int32_t rank;             /* with MEP_COMM_SET_RANK; else MEP_RANK, Open MPI, PMIx, Slurm */
-  int32_t size;             /* number of ranks; 0: from the environment, else 1 */
-  int32_t max_size;         /* up to how many ranks mep_comm_grow may go; 0: size */
-  int32_t device;           /* CUDA device, with MEP_COMM_SET_DEVICE; else host memory */
+  uint32_t flags;   /* MEP_COMM_* */
+  int32_t rank;     /* with MEP_COMM_SET_RANK; else MEP_RANK, Open MPI, PMIx, Slurm */
+  int32_t size;     /* number of ranks; 0: from the environment, else 1 */
+  int32_t max_size; /* up to how many ranks mep_comm_grow may go; 0: size */
+  int32_t
+      device; /* with MEP_COMM_SET_DEVICE: a CUDA device or MEP_DEVICE_BY_RANK; else host memory */
   uint32_t timeout_ms;      /* of every operation; 0: MEP_TIMEOUT_MS, else 30000 */
   uint32_t init_timeout_ms; /* of start-up; 0: MEP_INIT_TIMEOUT_MS, else 60000 */
   const char* job;          /* the name that the ranks of one job share; NULL: MEP_JOB, launcher */
@@ -208,7 +213,8 @@ MEP_API mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* 
 
 /* Makes a world of `count` ranks inside this process; comms[i] is rank i, to be used by one thread
  * each. One thread calls it. config: as above; rank, size, job, rendezvous and store are not used.
- * For tests and for several ranks on one GPU. Errors as mep_comm_init. 0.1 */
+ * For tests and for ranks that are threads. config.device is the GPU of all ranks; with
+ * MEP_DEVICE_BY_RANK each has its own. Errors as mep_comm_init. 0.1 */
 MEP_API mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* config,
                                        mep_comm_t* comms);
 
@@ -228,6 +234,9 @@ MEP_API mep_result_t mep_comm_size(mep_comm_t comm, int32_t* size);
 MEP_API mep_result_t mep_comm_live(mep_comm_t comm, int32_t* live);
 /* The comm's epoch: 1 at first; grows whenever members leave or come. 0.1 */
 MEP_API mep_result_t mep_comm_epoch(mep_comm_t comm, uint64_t* epoch);
+/* CUDA's number of the comm's GPU; -1 on a host communicator. Streams and device memory that are given to
+ * its calls belong to that GPU. 0.1 */
+MEP_API mep_result_t mep_comm_device(mep_comm_t comm, int32_t* device);
 /* Changes the timeout of later operations on this comm, ms; 0 is refused. Local. 0.1 */
 MEP_API mep_result_t mep_comm_set_timeout(mep_comm_t comm, uint32_t timeout_ms);
 

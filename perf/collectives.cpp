@@ -30,6 +30,19 @@ double twice_others_part(int size) {
 double no_block(int) {
   return 0;
 }
+double nothing(int, int) {
+  return 0;
+}
+double one_if_far(int, int gpus) {
+  return gpus > 1 ? 1 : 0;
+}
+double blocks_of_others(int size, int gpus) {
+  return static_cast<double>(size) * (gpus - 1) / gpus;
+}
+// The parts of this GPU's share from the others, then the others' shares.
+double twice_part_of_others(int, int gpus) {
+  return 2.0 * (gpus - 1) / gpus;
+}
 double one_read(int size) {
   return 1 + size;
 }
@@ -41,14 +54,14 @@ double each_read_and_written(int size) {
 }
 
 const CollectiveEntry kCollectives[] = {
-    {"barrier", false, false, one, one, one_block, one_block, no_block,
+    {"barrier", false, false, one, one, one_block, one_block, no_block, nothing,
      [](const CollectiveCall&, size_t) {
        return Source{kNobody, 0};
      },
      [](const CollectiveCall&, mep_comm_t comm, mep_stream_t stream) {
        return mep_barrier(comm, stream);
      }},
-    {"broadcast", true, false, one, one, one_block, one_block, one_read,
+    {"broadcast", true, false, one, one, one_block, one_block, one_read, one_if_far,
      [](const CollectiveCall&, size_t i) {
        return Source{kRoot, i};
      },
@@ -56,6 +69,7 @@ const CollectiveEntry kCollectives[] = {
        return mep_broadcast(c.send, c.recv, c.count, c.dtype, kRoot, comm, stream);
      }},
     {"allgather", true, false, one, every, all_blocks, others_part, all_read_all_written,
+     blocks_of_others,
      [](const CollectiveCall& c, size_t i) {
        return Source{static_cast<int>(i / c.count), i % c.count};
      },
@@ -63,6 +77,7 @@ const CollectiveEntry kCollectives[] = {
        return mep_allgather(c.send, c.recv, c.count, c.dtype, comm, stream);
      }},
     {"allreduce", true, true, one, one, one_block, twice_others_part, each_read_and_written,
+     twice_part_of_others,
      [](const CollectiveCall&, size_t i) {
        return Source{kAllRanks, i};
      },

@@ -46,6 +46,8 @@ struct CollectiveEntry {
   double (*bus)(int size);
   // Blocks that all ranks together read and write at least, each once; of the floor on a GPU.
   double (*traffic)(int size);
+  // Blocks that each of several GPUs has to take in from others, if that many share the ranks evenly.
+  double (*taken_in)(int size, int gpus);
   Source (*source)(const CollectiveCall& call, size_t index);
   mep_result_t (*mep_call)(const CollectiveCall& call, mep_comm_t comm, mep_stream_t stream);
 };

@@ -19,7 +19,7 @@ void prepare_device(int32_t) {
 DeviceFloors measure_device(int32_t) {
   refuse();
 }
-std::unique_ptr<DeviceRank> make_device_rank(mep_comm_t, int32_t) {
+std::unique_ptr<DeviceRank> make_device_rank(mep_comm_t) {
   refuse();
 }
 

@@ -20,15 +20,17 @@ constexpr uint64_t kDeviceOperations = 50;  // of one graph
 bool device_is_built();
 
 // Before anything else is done with GPUs, while the process has one thread. Throws when the GPU cannot
-// be used; the text says why.
+// be used; the text says why. `device`: its number, or MEP_DEVICE_BY_RANK.
 void prepare_device(int32_t device);
-// Nothing else may run on the GPU.
+// Nothing else may run on the GPUs. By rank: GPU 0, and between GPUs 0 and 1.
 DeviceFloors measure_device(int32_t device);
 
 // One rank's stream, memory and kernels on its GPU; used by one thread.
 class DeviceRank {
  public:
   virtual ~DeviceRank() = default;
+  // Another one for every GPU of the host.
+  virtual double gpu_number() const = 0;
   // Of ranks that are processes; the numbers go over the communicator.
   virtual std::unique_ptr<Team> make_team() = 0;
   // The call's buffers are on the host; the case has its own on the GPU.
@@ -38,7 +40,7 @@ class DeviceRank {
                                          const Options& options) = 0;
 };
 
-// `device` and the communicator's are the same. Throws PerfError.
-std::unique_ptr<DeviceRank> make_device_rank(mep_comm_t comm, int32_t device);
+// On the communicator's GPU. Throws PerfError.
+std::unique_ptr<DeviceRank> make_device_rank(mep_comm_t comm);
 
 }  // namespace mep::perf

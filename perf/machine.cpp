@@ -205,9 +205,13 @@ double copy_gbps(const Machine& machine, int cores, double bytes_per_core) {
   return below->gbps + part * (above->gbps - below->gbps);
 }
 
-double floor_us(const DeviceFloors& device, double bytes, int signals) {
+double floor_us(const DeviceFloors& device, double bytes, double taken_in, int signals) {
   if (device.copy_gbps <= 0) return 0;
-  return bytes / device.copy_gbps / 1e3 + signals * device.signal_us;
+  const double local_us = bytes / device.gpus / device.copy_gbps / 1e3;
+  if (device.gpus == 1) return local_us + signals * device.signal_us;
+  if (device.link_gbps <= 0) return 0;
+  // Both go on at one time.
+  return std::max(local_us, taken_in / device.link_gbps / 1e3) + signals * device.link_signal_us;
 }
 
 std::string describe(const Machine& machine) {
@@ -219,7 +223,13 @@ std::string describe(const Machine& machine) {
         "# copy of 1 GiB: %.0f GB/s read + written; a signal between kernels: %.2f us "
         "one way; an empty launch: %.2f us\n",
         machine.device.copy_gbps, machine.device.signal_us, machine.device.launch_us);
-    return part;
+    text = part;
+    if (machine.device.link_gbps <= 0) return text;
+    (void)std::snprintf(part, sizeof part,
+                        "# from GPU 0 to GPU 1: copy of 1 GiB %.0f GB/s; a signal between their "
+                        "kernels: %.2f us one way\n",
+                        machine.device.link_gbps, machine.device.link_signal_us);
+    return text + part;
   }
   if (machine.cores == 0) return "";
   for (const int cores : {1, machine.cores}) {

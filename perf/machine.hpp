@@ -18,12 +18,16 @@ struct CopyRate {
   double gbps = 0;
 };
 
-// What a GPU can do: the parts of which the floor of an operation is made.
+// What GPUs can do: the parts of which the floor of an operation is made.
 struct DeviceFloors {
   std::string gpu;       // its name
+  int gpus = 1;          // that the ranks are spread over, evenly
   double copy_gbps = 0;  // read + written, by a copy of 1 GiB; 0: not measured
   double signal_us = 0;  // one way between two kernels, through device memory
   double launch_us = 0;  // an empty kernel in a graph
+  // Between two GPUs; 0: not measured.
+  double link_gbps = 0;       // one way, by a peer copy of 1 GiB
+  double link_signal_us = 0;  // one way between two kernels, each waits on its own memory
 };
 
 struct Machine {
@@ -41,9 +45,9 @@ Machine measure_machine(Team& team);
 // not measured.
 double copy_gbps(const Machine& machine, int cores, double bytes_per_core);
 
-// Time in which the GPU could move so many bytes (read + written) and as many signals, one after the
-// other; 0: not measured.
-double floor_us(const DeviceFloors& device, double bytes, int signals);
+// Time in which the GPUs could move so many bytes (read + written, on all together), each take in so many
+// from others, and as many signals, one after the other; 0: not measured.
+double floor_us(const DeviceFloors& device, double bytes, double taken_in, int signals);
 
 // Two lines for people.
 std::string describe(const Machine& machine);

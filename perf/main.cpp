@@ -77,7 +77,7 @@ int run_threads(const Options& options) {
   std::vector<std::unique_ptr<DeviceRank>> devices(count);
   std::vector<int> statuses(count, 1);
   for (size_t i = 0; options.on_device && i < count; ++i) {
-    devices[i] = make_device_rank(comms[i], options.device);
+    devices[i] = make_device_rank(comms[i]);
   }
   std::vector<std::thread> threads;
   for (size_t i = 0; i < count; ++i) {
@@ -129,8 +129,7 @@ int run_by_environment(const Options& options) {
   const mep_comm_config_t config = comm_config(options);
   mep_comm_t comm = nullptr;
   require(mep_comm_init(&config, &comm), "mep_comm_init");
-  const std::unique_ptr<DeviceRank> device =
-      options.on_device ? make_device_rank(comm, options.device) : nullptr;
+  const std::unique_ptr<DeviceRank> device = options.on_device ? make_device_rank(comm) : nullptr;
   const std::unique_ptr<Team> team = device != nullptr ? device->make_team() : make_mep_team(comm);
   const Outcome outcome = run_rank({&options, team.get(), comm, device.get(), floors});
   return finish(outcome, team->rank(), comm);

@@ -74,10 +74,10 @@ bool read_routing(const std::string& text, Routing* routing) {
   return true;
 }
 
-// "host", "cuda", "cuda:1".
+// "host", "cuda" (GPUs are dealt to the ranks), "cuda:1".
 bool read_device(const std::string& text, Options* options) {
   options->on_device = text.rfind("cuda", 0) == 0;
-  options->device = 0;
+  options->device = MEP_DEVICE_BY_RANK;
   if (text == "host" || text == "cuda") return true;
   return text.rfind("cuda:", 0) == 0 && read_number(text.substr(5), 0, 1023, &options->device);
 }
@@ -138,7 +138,9 @@ const Entry kEntries[] = {
      }},
     {"--check", nullptr, Group::kRun, "compare the results with a plain reference",
      [](const std::string&, Options* o) { return o->check = true; }},
-    {"--device", "D", Group::kRun, "host, or cuda[:N]: all ranks on that GPU, on streams [host]",
+    {"--device", "D", Group::kRun,
+     "host; cuda: rank by rank on the next GPU, then again from the first; cuda:N: all on that "
+     "[host]",
      read_device},
     {"--vs", "mpi", Group::kRun, "the same by MPI in turn with MEP, and the ratio of the medians",
      [](const std::string& t, Options* o) { return o->run_mpi = t == "mpi"; }},

@@ -46,7 +46,7 @@ struct Options {
   bool measure_machine = true;
   int threads = 0;  // ranks as threads of this process; 0: ranks are processes
   bool on_device = false;
-  int32_t device = 0;  // CUDA's number of the GPU
+  int32_t device = 0;  // CUDA's number of the GPU, or MEP_DEVICE_BY_RANK
   std::string json_path;
 };
 

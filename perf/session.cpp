@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <set>
 
 #include "buffer.hpp"
 #include "collectives.hpp"
@@ -19,23 +20,28 @@ namespace {
 constexpr uint32_t kCollectiveRounds = 3;  // checked operations before the timed ones
 constexpr uint32_t kMoeRounds = 2;
 
-// On one GPU: each token is read once and each row written once by dispatch, each row read once and each
-// token written once by combine, and the expert reads and writes each row. `rows` are those of all ranks.
+// Each token is read once and each row written once by dispatch, each row read once and each token written
+// once by combine, and the expert reads and writes each row. `rows` are those of all ranks; with several GPUs
+// each takes in the rows between its tokens and the experts of the others, as many one way as the other.
 double moe_floor_us(const DeviceFloors& device, MoeOperation operation, const MoeShape& shape,
                     double rows) {
   const auto token_bytes =
       static_cast<double>(shape.combine_row_bytes()) * shape.tokens * shape.size;
+  const double far_rows = rows / device.gpus * (device.gpus - 1) / device.gpus;
+  const double far_dispatch = far_rows * static_cast<double>(shape.dispatch_row_bytes());
+  const double far_combine = far_rows * static_cast<double>(shape.combine_row_bytes());
   const double dispatch_bytes = rows * static_cast<double>(shape.dispatch_row_bytes());
   const double combine_bytes = rows * static_cast<double>(shape.combine_row_bytes());
   switch (operation) {
     case MoeOperation::kDispatch:
-      return floor_us(device, token_bytes + dispatch_bytes, 2);
+      return floor_us(device, token_bytes + dispatch_bytes, far_dispatch, 2);
     case MoeOperation::kCombine:
-      return floor_us(device, token_bytes + combine_bytes, 1);
+      return floor_us(device, token_bytes + combine_bytes, far_combine, 1);
     case MoeOperation::kMoe:
       break;
   }
-  return floor_us(device, 2 * (token_bytes + dispatch_bytes + combine_bytes), 3);
+  return floor_us(device, 2 * (token_bytes + dispatch_bytes + combine_bytes),
+                  far_dispatch + far_combine, 3);
 }
 
 // The sides of one size, in the order in which they take turns.
@@ -59,6 +65,7 @@ class Session {
   bool run() {
     if (is_speaker_ && !options_.json_path.empty()) write_json(options_.json_path, {});
     if (options_.measure_machine && device_ == nullptr) machine_ = measure_machine(team_);
+    if (device_ != nullptr) machine_.device.gpus = count_gpus();
     const CollectiveEntry* entry = find_collective(options_.operation);
     entry != nullptr ? run_collective(*entry) : run_moe();
     if (is_speaker_ && !options_.json_path.empty()) write_json(options_.json_path, rows_);
@@ -73,6 +80,7 @@ class Session {
   void run_row(const Sides& sides, uint32_t rounds, Row* row);
   void end_device_case(Sides* sides);
   uint64_t verify(Case& subject, uint32_t rounds);
+  int count_gpus();
   void heading(std::string subject);
   void* allocate(size_t bytes, Buffer* plain);
 
@@ -133,7 +141,8 @@ void Session::heading(std::string subject) {
   subject += ", " + std::to_string(team_.size()) + (team_.size() == 1 ? " rank" : " ranks");
   if (options_.threads > 0) subject += " (threads)";
   if (device_ != nullptr) {
-    subject += " on one GPU";
+    const int gpus = machine_.device.gpus;
+    subject += gpus == 1 ? " on one GPU" : " on " + std::to_string(gpus) + " GPUs";
     if (!machine_.device.gpu.empty()) subject += ", " + machine_.device.gpu;
     subject += ", graphs of " + std::to_string(kDeviceOperations) + " operations";
   } else if (comm_ != nullptr && team_.size() > 1) {
@@ -146,6 +155,14 @@ void Session::heading(std::string subject) {
     subject += ", " + std::to_string(machine_.cores) + (machine_.cores == 1 ? " core" : " cores");
   }
   if (is_speaker_) print_heading(options_, machine_, subject);
+}
+
+// Collective.
+int Session::count_gpus() {
+  std::vector<double> numbers(static_cast<size_t>(team_.size()), 0);
+  numbers[static_cast<size_t>(team_.rank())] = device_->gpu_number();
+  team_.sum(numbers.data(), numbers.size());
+  return static_cast<int>(std::set<double>(numbers.begin(), numbers.end()).size());
 }
 
 // Freeing waits for what runs on a GPU, so nothing of another rank may run then that waits for this one.
@@ -214,8 +231,10 @@ void Session::run_collective_size(const CollectiveEntry& entry, size_t count) {
   // root.
   const bool has_root = std::string(entry.name) == "broadcast";
   row.moved_bytes = row.data_bytes * row.bus_factor * (call.size - (has_root ? 1 : 0));
-  row.floor_us = floor_us(machine_.device, static_cast<double>(block) * entry.traffic(call.size),
-                          call.size > 1 ? 1 : 0);
+  row.floor_us =
+      floor_us(machine_.device, static_cast<double>(block) * entry.traffic(call.size),
+               static_cast<double>(block) * entry.taken_in(call.size, machine_.device.gpus),
+               call.size > 1 ? 1 : 0);
   run_row(sides, kCollectiveRounds, &row);
   end_device_case(&sides);
   if (options_.use_mep_memory && comm_ != nullptr) {

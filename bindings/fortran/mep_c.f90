@@ -125,6 +125,12 @@ module mep_c
       integer(c_int64_t), intent(out) :: epoch
     end function mep_comm_epoch
 
+    integer(c_int32_t) function mep_comm_device(comm, device) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      integer(c_int32_t), intent(out) :: device
+    end function mep_comm_device
+
     integer(c_int32_t) function mep_comm_set_timeout(comm, timeout_ms) bind(C)
       import :: c_int32_t, mep_comm_t
       type(mep_comm_t), value :: comm

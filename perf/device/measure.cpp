@@ -1,7 +1,9 @@
 // What the GPU can do, measured while nothing else runs there. Each figure is the median of several.
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device/context.hpp"
@@ -92,6 +94,66 @@ double signal_us() {
   return us / (2 * kSignals);
 }
 
+// Copies of 1 GiB and signals from one GPU to another. Access is taken back: the library is to do without.
+class Link {
+ public:
+  Link(int from, int to) : from_(from), to_(to) {
+    for (const auto& [gpu, peer] : {std::pair{to, from}, std::pair{from, to}}) {
+      require_cuda(cudaSetDevice(gpu), "cudaSetDevice");
+      require_cuda(load_floor_kernels(), "loading kernels");
+      require_cuda(cudaDeviceEnablePeerAccess(peer, 0), "cudaDeviceEnablePeerAccess");
+    }
+    near_ = std::make_unique<Bench>(kCopyBytes);  // `from` is the thread's GPU now
+    require_cuda(cudaSetDevice(to), "cudaSetDevice");
+    far_ = std::make_unique<Bench>(kCopyBytes);
+    require_cuda(cudaSetDevice(from), "cudaSetDevice");
+  }
+  ~Link() {
+    for (const auto& [gpu, peer] : {std::pair{to_, from_}, std::pair{from_, to_}}) {
+      (void)cudaSetDevice(gpu);
+      (void)cudaDeviceDisablePeerAccess(peer);
+    }
+  }
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  double copy_gbps() const {
+    const double us = near_->time([&] {
+      require_cuda(cudaMemcpyPeerAsync(far_->memory(), to_, near_->memory(), from_, kCopyBytes,
+                                       near_->stream(0)),
+                   "cudaMemcpyPeerAsync");
+    });
+    return static_cast<double>(kCopyBytes) / us / 1e3;
+  }
+  // Each kernel waits for a word in its own GPU's memory and writes one in the other's.
+  double signal_us() const {
+    auto* here = reinterpret_cast<uint64_t*>(near_->memory());
+    auto* there = reinterpret_cast<uint64_t*>(far_->memory());
+    auto* is_late = reinterpret_cast<uint32_t*>(here + 64);
+    require_cuda(cudaMemset(here, 0, 1024), "cudaMemset");
+    require_cuda(cudaMemset(there, 0, 1024), "cudaMemset");
+    require_cuda(cudaDeviceSynchronize(), "cudaMemset");
+    uint32_t done = 0;
+    const double us = near_->time([&] {
+      require_cuda(cudaSetDevice(to_), "cudaSetDevice");
+      require_cuda(launch_ping_pong({here, there, done, kSignals, false, is_late}, far_->stream(0)),
+                   "a signal");
+      require_cuda(cudaSetDevice(from_), "cudaSetDevice");
+      require_cuda(launch_ping_pong({there, here, done, kSignals, true, is_late}, near_->stream(0)),
+                   "a signal");
+      done += kSignals;
+    });
+    uint32_t late = 0;
+    require_cuda(cudaMemcpy(&late, is_late, sizeof late, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    if (late != 0) throw PerfError("two GPUs do not see each other's signals");
+    return us / (2 * kSignals);
+  }
+
+ private:
+  int from_, to_;
+  std::unique_ptr<Bench> near_, far_;
+};
+
 double launch_us() {
   const Bench bench(1);
   const DeviceGraph graph(bench.stream(0), [&] {
@@ -120,14 +182,15 @@ void prepare_device(int32_t device) {
     throw PerfError(std::string("--device cuda: no usable GPU or driver here: ") +
                     (error != cudaSuccess ? cudaGetErrorString(error) : "CUDA sees none"));
   }
-  if (device >= count) {
+  if (device != MEP_DEVICE_BY_RANK && device >= count) {
     throw PerfError("--device cuda:" + std::to_string(device) + ": there are GPUs 0 to " +
                     std::to_string(count - 1));
   }
 }
 
-DeviceFloors measure_device(int32_t device) {
+DeviceFloors measure_device(int32_t wanted) {
   DeviceFloors floors;
+  const int32_t device = wanted == MEP_DEVICE_BY_RANK ? 0 : wanted;
   require_cuda(cudaSetDevice(device), "cudaSetDevice");
   cudaDeviceProp properties{};
   require_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
@@ -136,6 +199,16 @@ DeviceFloors measure_device(int32_t device) {
   floors.copy_gbps = copy_gbps();
   floors.signal_us = signal_us();
   floors.launch_us = launch_us();
+  int count = 0;
+  require_cuda(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  if (wanted != MEP_DEVICE_BY_RANK || count < 2) return floors;
+  int reaches[2] = {};
+  require_cuda(cudaDeviceCanAccessPeer(&reaches[0], 0, 1), "cudaDeviceCanAccessPeer");
+  require_cuda(cudaDeviceCanAccessPeer(&reaches[1], 1, 0), "cudaDeviceCanAccessPeer");
+  if (reaches[0] == 0 || reaches[1] == 0) return floors;
+  const Link link(0, 1);
+  floors.link_gbps = link.copy_gbps();
+  floors.link_signal_us = link.signal_us();
   return floors;
 }
 

@@ -60,6 +60,9 @@ class StreamTeam : public Team {
 class CudaRank : public DeviceRank {
  public:
   CudaRank(mep_comm_t comm, int32_t device) : context_(comm, device) {
+    cudaDeviceProp about{};
+    require_cuda(cudaGetDeviceProperties(&about, device), "cudaGetDeviceProperties");
+    gpu_number_ = (about.pciDomainID * 256.0 + about.pciBusID) * 256.0 + about.pciDeviceID;
     // One launch without rows: the first that counts shall not wait for anything to be loaded.
     ExpertCall nothing{};
     auto* no_rows = context_.allocate<int64_t>(1);
@@ -69,6 +72,7 @@ class CudaRank : public DeviceRank {
     require_cuda(launch_expert(nothing, context_.stream()), "loading kernels");
     context_.synchronize();
   }
+  double gpu_number() const override { return gpu_number_; }
   std::unique_ptr<Team> make_team() override { return std::make_unique<StreamTeam>(context_); }
   std::unique_ptr<Case> make_collective(const CollectiveCall& call) override {
     return make_device_collective(context_, call);
@@ -80,11 +84,14 @@ class CudaRank : public DeviceRank {
 
  private:
   DeviceContext context_;
+  double gpu_number_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<DeviceRank> make_device_rank(mep_comm_t comm, int32_t device) {
+std::unique_ptr<DeviceRank> make_device_rank(mep_comm_t comm) {
+  int32_t device = 0;
+  require(mep_comm_device(comm, &device), "mep_comm_device");
   return std::make_unique<CudaRank>(comm, device);
 }
 

@@ -85,6 +85,8 @@ static void start_up(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_init(&config, &out));
   config.transports = NULL;
   config.flags |= MEP_COMM_SET_DEVICE;
+  config.device = -2; /* neither a GPU nor MEP_DEVICE_BY_RANK */
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_init(&config, &out));
   config.device = 9999; /* no machine has it; a build without CUDA has none */
   const mep_result_t result = mep_comm_init(&config, &out);
   assert_true(result == MEP_ERR_UNSUPPORTED || result == MEP_ERR_INVALID_ARGUMENT ||
@@ -120,8 +122,12 @@ static void properties(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_live(comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_epoch(NULL, &epoch));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_epoch(comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_device(NULL, &number));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_device(comm, NULL));
   assert_int_equal(number, 77);
   assert_int_equal(epoch, 77);
+  EXPECT(MEP_SUCCESS, mep_comm_device(comm, &number));
+  assert_int_equal(number, -1); /* host memory */
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_set_timeout(NULL, 1000));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_set_timeout(comm, 0));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_transport(NULL, 0, &text));
@@ -388,6 +394,7 @@ static int calls_in_child(void) {
       mep_comm_size(comm, &number),
       mep_comm_live(comm, &number),
       mep_comm_epoch(comm, &word),
+      mep_comm_device(comm, &number),
       mep_comm_set_timeout(comm, 1000),
       mep_comm_transport(comm, 0, &text),
       mep_mem_alloc(comm, 1, &memory),

@@ -323,11 +323,11 @@ int main(int argc, char** argv) {
   }
   for (const uint32_t ranks : {1u, 2u, 4u, 8u}) matrix(ranks, &random);
   for (const uint32_t ranks : {1u, 2u, 3u, 4u, 8u, 16u}) {
-    random_shapes(ranks, &random, soak ? 200 : 3, 0);
+    random_shapes(ranks, &random, soak ? 200 : 2, 0);
   }
-  for (const uint32_t ranks : {2u, 8u}) random_shapes(ranks, &random, soak ? 200 : 3, 300'000);
-  graphs(4, &random, 100'000, soak ? 600 : 12);
-  graphs(8, &random, 100'000, soak ? 600 : 12);
+  for (const uint32_t ranks : {2u, 8u}) random_shapes(ranks, &random, soak ? 200 : 2, 300'000);
+  graphs(4, &random, 100'000, soak ? 600 : 6);
+  graphs(8, &random, 100'000, soak ? 600 : 6);
   std::printf(failure_count() == 0 ? "coll_gpu_test: passed\n" : "coll_gpu_test: FAILED\n");
   return failure_count() == 0 ? 0 : 1;
 }

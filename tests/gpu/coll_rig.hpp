@@ -5,7 +5,6 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "base/status.hpp"
+#include "gpu_check.hpp"
 #include "kernels/cuda/coll_kernels.hpp"
 
 namespace gpu_test {
@@ -28,44 +28,10 @@ using mep::device::CollPost;
 using mep::device::CollState;
 using mep::device::CollVerdict;
 
-constexpr int kSkipped = 77;
-
-inline int& failure_count() {
-  static int count = 0;
-  return count;
-}
-
-#define GPU_CHECK(condition, ...)                                       \
-  do {                                                                  \
-    if (!(condition)) {                                                 \
-      std::printf("FAILED %s:%d %s: ", __FILE__, __LINE__, #condition); \
-      std::printf(__VA_ARGS__);                                         \
-      std::printf("\n");                                                \
-      if (++gpu_test::failure_count() > 20) std::exit(1);               \
-    }                                                                   \
-  } while (0)
-
-inline void cuda(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  std::printf("FAILED: CUDA says %s\n", cudaGetErrorString(error));
-  std::exit(1);
-}
 inline void mep_ok(mep_result_t result) {
   if (result == MEP_SUCCESS) return;
   std::printf("FAILED: %s\n", mep::last_error_text());
   std::exit(1);
-}
-
-inline double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-inline bool gpu_is_there() {
-  int devices = 0;
-  const bool is_there = cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
-  if (!is_there) std::printf("no usable GPU: skipped\n");
-  (void)cudaGetLastError();
-  return is_there;
 }
 
 // Device memory of one rank with guard bytes around it.

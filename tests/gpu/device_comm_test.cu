@@ -1,9 +1,8 @@
-// Communicators on a GPU through the C ABI: ranks as threads of this process, each with a stream. What
+// Communicators on GPUs through the C ABI: ranks as threads of this process, each with a stream. What
 // is refused, what collectives give, and what happens when a rank aborts, with graphs captured before.
-#include <thread>
+#include <cstring>
 
-#include "coll_oracle.hpp"
-#include "coll_rig.hpp"
+#include "abi_rig.hpp"
 
 namespace gpu_test {
 namespace {
@@ -18,21 +17,11 @@ struct Rank {
 };
 
 std::vector<Rank> open_ranks(uint32_t count, uint32_t timeout_ms) {
-  mep_comm_config_t config;
-  mep_comm_config_defaults(&config);
-  config.flags = MEP_COMM_SET_DEVICE;
-  config.device = 0;
-  config.timeout_ms = timeout_ms;
-  config.heartbeat_ms = 20;
-  std::vector<mep_comm_t> comms(count);
-  const mep_result_t result = mep_comm_init_all(static_cast<int32_t>(count), &config, comms.data());
-  if (result != MEP_SUCCESS) {
-    std::printf("FAILED: mep_comm_init_all: %s: %s\n", mep_result_string(result), mep_last_error());
-    std::exit(1);
-  }
+  const std::vector<mep_comm_t> comms = open_comms(count, true, timeout_ms);
   std::vector<Rank> ranks(count);
   for (uint32_t i = 0; i < count; ++i) {
     ranks[i].comm = comms[i];
+    cuda(cudaSetDevice(gpu_of(i)));
     cuda(cudaStreamCreateWithFlags(&ranks[i].stream, cudaStreamNonBlocking));
     cuda(cudaMallocHost(&ranks[i].send, kCount * 4));
     cuda(cudaMallocHost(&ranks[i].receive, kCount * 4 * count));
@@ -41,17 +30,10 @@ std::vector<Rank> open_ranks(uint32_t count, uint32_t timeout_ms) {
   return ranks;
 }
 
-// Ranks leave as threads do: each waits for nobody.
 void close_ranks(std::vector<Rank>* ranks) {
-  std::vector<std::thread> threads;
-  for (Rank& rank : *ranks) {
-    threads.emplace_back([&rank] {
-      const mep_result_t result = mep_comm_destroy(rank.comm);
-      GPU_CHECK(result == MEP_SUCCESS, "destroy: %s: %s", mep_result_string(result),
-                mep_last_error());
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  std::vector<mep_comm_t> comms;
+  for (const Rank& rank : *ranks) comms.push_back(rank.comm);
+  close_comms(comms);
   for (Rank& rank : *ranks) {
     cuda(cudaStreamDestroy(rank.stream));
     cuda(cudaFreeHost(rank.send));
@@ -84,8 +66,19 @@ void refusals() {
   mep_comm_t comms[2] = {};
   GPU_CHECK(mep_comm_init_all(2, &config, comms) == MEP_ERR_INVALID_ARGUMENT, "device 999: %s",
             mep_last_error());
+  // All on the last GPU, whatever the ranks.
+  config.device = gpu_count() - 1;
+  need(mep_comm_init_all(2, &config, comms), "mep_comm_init_all");
+  for (const mep_comm_t comm : comms) {
+    GPU_CHECK(gpu_of_comm(comm) == config.device, "the comm is on GPU %d", gpu_of_comm(comm));
+  }
+  GPU_CHECK(mep_barrier(comms[0], nullptr) == MEP_ERR_INVALID_ARGUMENT, "NULL stream, shared GPU");
+  close_comms({comms[0], comms[1]});
   std::vector<Rank> ranks = open_ranks(2, 5000);
-  GPU_CHECK(mep_barrier(ranks[0].comm, nullptr) == MEP_ERR_INVALID_ARGUMENT, "NULL stream");
+  // With a GPU of its own a rank may use the NULL stream.
+  if (gpu_count() == 1) {
+    GPU_CHECK(mep_barrier(ranks[0].comm, nullptr) == MEP_ERR_INVALID_ARGUMENT, "NULL stream");
+  }
   mep_request_t request = nullptr;
   GPU_CHECK(mep_ibarrier(ranks[0].comm, &request) == MEP_ERR_UNSUPPORTED, "nonblocking");
   GPU_CHECK(mep_allreduce(ranks[0].send, ranks[0].receive, 4, MEP_BOOL, MEP_SUM, ranks[0].comm,
@@ -98,6 +91,17 @@ void refusals() {
       reads_all != 0 || mep_allreduce(pageable.data(), ranks[0].receive, 4, MEP_UINT32, MEP_SUM,
                                       ranks[0].comm, ranks[0].stream) == MEP_ERR_INVALID_ARGUMENT,
       "ordinary host memory");
+  if (gpu_count() > 1) {
+    uint32_t* far = nullptr;
+    cuda(cudaSetDevice(1));
+    cuda(cudaMalloc(&far, 64));
+    GPU_CHECK(mep_allreduce(far, far, 4, MEP_UINT32, MEP_SUM, ranks[0].comm, ranks[0].stream) ==
+                  MEP_ERR_INVALID_ARGUMENT,
+              "memory of another GPU");
+    GPU_CHECK(mep_barrier(ranks[0].comm, ranks[1].stream) == MEP_ERR_INVALID_ARGUMENT,
+              "a stream of another GPU: %s", mep_last_error());
+    cuda(cudaFree(far));
+  }
   GPU_CHECK(mep_comm_async_result(ranks[0].comm) == MEP_SUCCESS, "nothing has failed");
   close_ranks(&ranks);
   std::printf("  what is refused is refused\n");
@@ -111,14 +115,14 @@ void collectives(uint32_t count) {
       std::memset(rank.receive, 0xa5, kCount * 4 * count);
       enqueue(rank);
     }
-    cuda(cudaDeviceSynchronize());
+    synchronize_all();
     for (const Rank& rank : ranks) expect_sum(rank, all, "allreduce");
     for (const Rank& rank : ranks) {
       GPU_CHECK(mep_allgather(rank.send, rank.receive, kCount, MEP_UINT32, rank.comm,
                               rank.stream) == MEP_SUCCESS,
                 "allgather: %s", mep_last_error());
     }
-    cuda(cudaDeviceSynchronize());
+    synchronize_all();
     for (const Rank& rank : ranks) {
       for (uint32_t block = 0; block < count; ++block) {
         GPU_CHECK(rank.receive[block * kCount] == 1u << (3 * block) &&
@@ -130,12 +134,12 @@ void collectives(uint32_t count) {
                         static_cast<int32_t>(count - 1), rank.comm, rank.stream) == MEP_SUCCESS,
           "broadcast: %s", mep_last_error());
     }
-    cuda(cudaDeviceSynchronize());
+    synchronize_all();
     for (const Rank& rank : ranks) expect_sum(rank, uint64_t{1} << (count - 1), "broadcast");
     for (const Rank& rank : ranks) {
       GPU_CHECK(mep_barrier(rank.comm, rank.stream) == MEP_SUCCESS, "barrier");
     }
-    cuda(cudaDeviceSynchronize());
+    synchronize_all();
   }
   for (const Rank& rank : ranks) {
     GPU_CHECK(mep_comm_async_result(rank.comm) == MEP_SUCCESS, "failure: %s", mep_last_error());
@@ -147,6 +151,7 @@ void collectives(uint32_t count) {
 cudaGraphExec_t capture(const Rank& rank) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
+  cuda(cudaSetDevice(gpu_of_comm(rank.comm)));
   cuda(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal));
   enqueue(rank);
   cuda(cudaStreamEndCapture(rank.stream, &graph));
@@ -163,12 +168,12 @@ void fault(uint32_t count, bool aborts) {
   std::vector<cudaGraphExec_t> graphs;
   for (const Rank& rank : ranks) graphs.push_back(capture(rank));
   for (uint32_t i = 0; i < count; ++i) cuda(cudaGraphLaunch(graphs[i], ranks[i].stream));
-  cuda(cudaDeviceSynchronize());
+  synchronize_all();
   for (const Rank& rank : ranks) expect_sum(rank, all, "before");
   const double begin = now_s();
   for (uint32_t i = 0; i < gone; ++i) cuda(cudaGraphLaunch(graphs[i], ranks[i].stream));
   if (aborts) GPU_CHECK(mep_comm_abort(ranks[gone].comm) == MEP_SUCCESS, "abort");
-  cuda(cudaDeviceSynchronize());
+  synchronize_all();
   const double took = now_s() - begin;
   for (uint32_t i = 0; i < gone; ++i) {
     const mep_result_t told = mep_comm_async_result(ranks[i].comm);
@@ -183,7 +188,7 @@ void fault(uint32_t count, bool aborts) {
   if (!aborts) {
     // Late, not dead: its next call tells it, and then all go on together.
     cuda(cudaGraphLaunch(graphs[gone], ranks[gone].stream));
-    cuda(cudaDeviceSynchronize());
+    synchronize_all();
     GPU_CHECK(mep_comm_async_result(ranks[gone].comm) == MEP_ERR_TIMEOUT, "the late rank: %s",
               mep_last_error());
   }
@@ -193,7 +198,7 @@ void fault(uint32_t count, bool aborts) {
       std::memset(ranks[i].receive, 0xa5, kCount * 4);
       cuda(cudaGraphLaunch(graphs[i], ranks[i].stream));
     }
-    cuda(cudaDeviceSynchronize());
+    synchronize_all();
     for (uint32_t i = 0; i < members; ++i) {
       expect_sum(ranks[i], (uint64_t{1} << members) - 1, "replayed after the view change");
     }
@@ -211,25 +216,30 @@ void fault(uint32_t count, bool aborts) {
               aborts ? "aborts" : "stops calling", took * 1e3);
 }
 
+// With two GPUs ranks of one and of both are in each half.
+int32_t color_of(uint32_t rank) {
+  return rank % 4 == 0 || rank % 4 == 3 ? 0 : 1;
+}
+
 void split(uint32_t count) {
   std::vector<Rank> ranks = open_ranks(count, 20'000);
   std::vector<mep_comm_t> children(count);
-  std::vector<std::thread> threads;
+  in_threads(count, [&](uint32_t i) {
+    need(mep_comm_split(ranks[i].comm, color_of(i), 0, &children[i]), "mep_comm_split");
+  });
   for (uint32_t i = 0; i < count; ++i) {
-    threads.emplace_back([&, i] {
-      const mep_result_t result =
-          mep_comm_split(ranks[i].comm, static_cast<int32_t>(i % 2), 0, &children[i]);
-      GPU_CHECK(result == MEP_SUCCESS, "split: %s", mep_last_error());
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (uint32_t i = 0; i < count; ++i) {
+    GPU_CHECK(gpu_of_comm(children[i]) == gpu_of(i), "the child is on GPU %d",
+              gpu_of_comm(children[i]));
     const Rank child{children[i], ranks[i].stream, ranks[i].send, ranks[i].receive};
     enqueue(child);
   }
-  cuda(cudaDeviceSynchronize());
+  synchronize_all();
   for (uint32_t i = 0; i < count; ++i) {
-    expect_sum(ranks[i], (i % 2 == 0 ? 0x55u : 0xaau) & ((1u << count) - 1), "split");
+    uint64_t members = 0;
+    for (uint32_t other = 0; other < count; ++other) {
+      if (color_of(other) == color_of(i)) members |= uint64_t{1} << other;
+    }
+    expect_sum(ranks[i], members, "split");
   }
   for (const mep_comm_t child : children) {
     GPU_CHECK(mep_comm_destroy(child) == MEP_SUCCESS, "destroy of a split: %s", mep_last_error());
@@ -255,13 +265,13 @@ int main() {
                 mep_last_error());
     return result == MEP_ERR_UNSUPPORTED || result == MEP_ERR_DEVICE ? kSkipped : 1;
   }
-  cuda(cudaSetDevice(0));
+  std::printf("ranks are dealt to %d GPU(s)\n", gpu_count());
   refusals();
   for (const uint32_t ranks : {1u, 2u, 4u, 8u}) collectives(ranks);
   for (const uint32_t ranks : {3u, 8u}) fault(ranks, true);
   for (const uint32_t ranks : {3u, 8u}) fault(ranks, false);
-  split(4);
-  cuda(cudaDeviceSynchronize());
+  for (const uint32_t ranks : {4u, 8u}) split(ranks);
+  synchronize_all();
   std::printf(failure_count() == 0 ? "device_comm_test: passed\n" : "device_comm_test: FAILED\n");
   return failure_count() == 0 ? 0 : 1;
 }

@@ -1,5 +1,5 @@
-// Ranks of an EP object through the C ABI: on host communicators, whose outputs are the oracle, and on one
-// GPU, with a stream for each rank: all in this process, or one of them. Every rank's inputs follow from
+// Ranks of an EP object through the C ABI: on host communicators, whose outputs are the oracle, and on
+// GPUs, with a stream for each rank: all in this process, or one of them. Every rank's inputs follow from
 // a seed.
 #pragma once
 
@@ -10,54 +10,21 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <random>
-#include <string>
-#include <thread>
 #include <vector>
 
-#include "mep.h"
+#include "abi_rig.hpp"
 
 namespace ep_device {
 
-constexpr int kSkipped = 77;
+using namespace gpu_test;
+
 constexpr uint8_t kPoison = 0xa5;
 constexpr uint32_t kTokens = 24;  // at most
 constexpr uint32_t kHidden = 512;
 constexpr uint32_t kTopK = 4;
 constexpr uint32_t kLocalExperts = 4;
 constexpr uint32_t kGroups = kHidden / 128;
-inline int failures = 0;
-
-#define CHECK(condition, ...)                                           \
-  do {                                                                  \
-    if (!(condition)) {                                                 \
-      std::printf("FAILED %s:%d %s: ", __FILE__, __LINE__, #condition); \
-      std::printf(__VA_ARGS__);                                         \
-      std::printf("\n");                                                \
-      if (++ep_device::failures > 20) std::exit(1);                     \
-    }                                                                   \
-  } while (0)
-
-inline void cuda(cudaError_t error, int line) {
-  if (error == cudaSuccess) return;
-  std::printf("FAILED line %d: CUDA says %s\n", line, cudaGetErrorString(error));
-  std::exit(1);
-}
-#define CUDA(call) cuda(call, __LINE__)
-
-inline void need(mep_result_t result, const char* what) {
-  if (result == MEP_SUCCESS) return;
-  std::printf("FAILED: %s: %s: %s\n", what, mep_result_string(result), mep_last_error());
-  std::exit(1);
-}
-
-inline void in_threads(uint32_t count, const std::function<void(uint32_t)>& body) {
-  std::vector<std::thread> threads;
-  for (uint32_t i = 0; i < count; ++i) threads.emplace_back(body, i);
-  for (std::thread& thread : threads) thread.join();
-}
-
 struct Shape {
   uint32_t ranks;
   bool fp8;
@@ -169,26 +136,6 @@ inline void set_map(const Shape& s, mep_ep_t ep) {
   need(mep_ep_set_expert_map(ep, map.data()), "mep_ep_set_expert_map");
 }
 
-inline std::vector<mep_comm_t> open_comms(uint32_t ranks, bool device,
-                                          uint32_t timeout_ms = 20'000) {
-  mep_comm_config_t config;
-  mep_comm_config_defaults(&config);
-  if (device) {
-    config.flags = MEP_COMM_SET_DEVICE;
-    config.device = 0;
-  }
-  config.timeout_ms = timeout_ms;
-  config.heartbeat_ms = 20;
-  std::vector<mep_comm_t> comms(ranks);
-  need(mep_comm_init_all(static_cast<int32_t>(ranks), &config, comms.data()), "mep_comm_init_all");
-  return comms;
-}
-
-inline void close_comms(const std::vector<mep_comm_t>& comms) {
-  in_threads(static_cast<uint32_t>(comms.size()),
-             [&](uint32_t i) { need(mep_comm_destroy(comms[i]), "mep_comm_destroy"); });
-}
-
 // --- The oracle -----------------------------------------------------------------------------------
 
 struct Reference {
@@ -242,7 +189,7 @@ inline Reference on_hosts(const Shape& s, uint32_t live, uint64_t seed) {
 template <class T>
 T* device_memory(size_t count) {
   T* memory = nullptr;
-  CUDA(cudaMalloc(&memory, count * sizeof(T) + 16));
+  cuda(cudaMalloc(&memory, count * sizeof(T) + 16));
   return memory;
 }
 
@@ -251,6 +198,7 @@ struct Rank {
   mep_ep_t ep = nullptr;
   mep_ep_handle_t handles[2] = {};
   void* combine_input[2] = {};
+  int32_t gpu = 0;
   cudaStream_t stream = nullptr;
   uint16_t *x, *y, *out;
   int64_t *experts, *ranges;
@@ -276,9 +224,10 @@ struct Group {
         last(first_rank + static_cast<uint32_t>(comms.size())),
         live(shape.ranks) {
     in_threads(last - first, [&](uint32_t i) {
-      CUDA(cudaSetDevice(0));
       Rank& r = ranks[first + i];
       r.comm = comms[i];
+      r.gpu = gpu_of_comm(r.comm);
+      cuda(cudaSetDevice(r.gpu));
       const mep_ep_config_t config = ep_config(s);
       need(mep_ep_create(r.comm, &config, &r.ep), "mep_ep_create on a GPU");
       set_map(s, r.ep);
@@ -288,8 +237,8 @@ struct Group {
       }
     });
     for (uint32_t i = first; i < last; ++i) {
-      Rank& r = ranks[i];
-      CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
+      Rank& r = use(i);
+      cuda(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
       const size_t rows = s.rows();
       r.x = device_memory<uint16_t>(kTokens * kHidden);
       r.y = device_memory<uint16_t>(rows * kHidden);
@@ -301,7 +250,7 @@ struct Group {
       r.src_info = device_memory<int32_t>(rows);
       r.counts = device_memory<int32_t>(kLocalExperts);
       r.ranges = device_memory<int64_t>(kLocalExperts * s.ranks);
-      CUDA(cudaMallocHost(&r.statuses, 2 * sizeof(mep_op_status_t)));
+      cuda(cudaMallocHost(&r.statuses, 2 * sizeof(mep_op_status_t)));
     }
   }
   Group(const Group&) = delete;
@@ -323,38 +272,49 @@ struct Group {
                            static_cast<void*>(r.weights), static_cast<void*>(r.recv_x),
                            static_cast<void*>(r.recv_scales), static_cast<void*>(r.src_info),
                            static_cast<void*>(r.counts), static_cast<void*>(r.ranges)}) {
-        CUDA(cudaFree(memory));
+        cuda(cudaFree(memory));
       }
-      CUDA(cudaFreeHost(r.statuses));
-      CUDA(cudaStreamDestroy(r.stream));
+      cuda(cudaFreeHost(r.statuses));
+      cuda(cudaStreamDestroy(r.stream));
     }
   }
 
+  void synchronize() {
+    for (uint32_t i = first; i < last; ++i) {
+      use(i);
+      cuda(cudaDeviceSynchronize());
+    }
+  }
+  // Rank i of this process, its GPU being the thread's from here on.
+  Rank& use(uint32_t i) {
+    cuda(cudaSetDevice(ranks[i].gpu));
+    return ranks[i];
+  }
   uint32_t live_end() const { return std::min(live, last); }
 
   void upload(const Reference& ref) {
     for (uint32_t i = first; i < live_end(); ++i) {
-      Rank& r = ranks[i];
+      Rank& r = use(i);
       const Input& in = ref.inputs[i];
-      CUDA(cudaMemcpy(r.x, in.x.data(), in.x.size() * 2, cudaMemcpyDefault));
-      CUDA(cudaMemcpy(r.experts, in.experts.data(), in.experts.size() * 8, cudaMemcpyDefault));
-      CUDA(cudaMemcpy(r.weights, in.weights.data(), in.weights.size() * 4, cudaMemcpyDefault));
-      CUDA(cudaMemcpy(r.y, ref.y[i].data(), ref.y[i].size() * 2, cudaMemcpyDefault));
+      cuda(cudaMemcpy(r.x, in.x.data(), in.x.size() * 2, cudaMemcpyDefault));
+      cuda(cudaMemcpy(r.experts, in.experts.data(), in.experts.size() * 8, cudaMemcpyDefault));
+      cuda(cudaMemcpy(r.weights, in.weights.data(), in.weights.size() * 4, cudaMemcpyDefault));
+      cuda(cudaMemcpy(r.y, ref.y[i].data(), ref.y[i].size() * 2, cudaMemcpyDefault));
     }
     poison();
   }
   void poison() {
     for (uint32_t i = first; i < last; ++i) {
-      Rank& r = ranks[i];
-      CUDA(cudaMemset(r.recv_x, kPoison, s.rows() * s.wire_row()));
-      CUDA(cudaMemset(r.recv_scales, kPoison, s.rows() * kGroups * 4));
-      CUDA(cudaMemset(r.src_info, kPoison, s.rows() * 4));
-      CUDA(cudaMemset(r.counts, kPoison, kLocalExperts * 4));
-      CUDA(cudaMemset(r.ranges, kPoison, kLocalExperts * s.ranks * 8));
-      CUDA(cudaMemset(r.out, kPoison, kTokens * kHidden * 2));
+      Rank& r = use(i);
+      cuda(cudaMemset(r.recv_x, kPoison, s.rows() * s.wire_row()));
+      cuda(cudaMemset(r.recv_scales, kPoison, s.rows() * kGroups * 4));
+      cuda(cudaMemset(r.src_info, kPoison, s.rows() * 4));
+      cuda(cudaMemset(r.counts, kPoison, kLocalExperts * 4));
+      cuda(cudaMemset(r.ranges, kPoison, kLocalExperts * s.ranks * 8));
+      cuda(cudaMemset(r.out, kPoison, kTokens * kHidden * 2));
       std::memset(r.statuses, kPoison, 2 * sizeof(mep_op_status_t));
     }
-    CUDA(cudaDeviceSynchronize());
+    synchronize();
   }
 
   mep_result_t dispatch(uint32_t i, uint32_t buffer, uint32_t tokens, uint32_t phase) {
@@ -375,7 +335,7 @@ struct Group {
     return mep_dispatch(r.handles[buffer], &args, r.stream);
   }
   mep_result_t combine(uint32_t i, uint32_t buffer, uint32_t phase, bool library_y) {
-    Rank& r = ranks[i];
+    Rank& r = use(i);
     mep_combine_args_t args;
     mep_combine_args_defaults(&args);
     args.phase = phase;
@@ -383,7 +343,7 @@ struct Group {
     args.out = r.out;
     args.op_status = &r.statuses[1];
     if (library_y && phase != MEP_PHASE_RECEIVE) {
-      CUDA(cudaMemcpyAsync(r.combine_input[buffer], r.y, s.rows() * size_t{kHidden} * 2,
+      cuda(cudaMemcpyAsync(r.combine_input[buffer], r.y, s.rows() * size_t{kHidden} * 2,
                            cudaMemcpyDefault, r.stream));
     }
     return mep_combine(r.handles[buffer], &args, r.stream);
@@ -398,7 +358,7 @@ struct Group {
       return;
     }
     need(dispatch(i, buffer, tokens, MEP_PHASE_SEND), "mep_dispatch send");
-    CHECK(dispatch(i, buffer, tokens, MEP_PHASE_BOTH) == MEP_ERR_BUSY, "dispatch in flight");
+    GPU_CHECK(dispatch(i, buffer, tokens, MEP_PHASE_BOTH) == MEP_ERR_BUSY, "dispatch in flight");
     need(dispatch(i, buffer, tokens, MEP_PHASE_RECEIVE), "mep_dispatch receive");
     need(combine(i, buffer, MEP_PHASE_SEND, library_y), "mep_combine send");
     need(combine(i, buffer, MEP_PHASE_RECEIVE, library_y), "mep_combine receive");
@@ -410,19 +370,19 @@ struct Group {
                           const char* name) {
       std::vector<uint8_t> got(wanted.size());
       if (got.empty()) return;
-      CUDA(cudaMemcpy(got.data(), device, got.size(), cudaMemcpyDefault));
+      cuda(cudaMemcpy(got.data(), device, got.size(), cudaMemcpyDefault));
       size_t at = 0;
       while (at < got.size() && got[at] == wanted[at]) ++at;
-      CHECK(at == got.size(), "%s: rank %u of %u: %s differs at byte %zu: %02x, not %02x", where,
-            rank, s.ranks, name, at, got[at], wanted[at]);
+      GPU_CHECK(at == got.size(), "%s: rank %u of %u: %s differs at byte %zu: %02x, not %02x",
+                where, rank, s.ranks, name, at, got[at], wanted[at]);
     };
     for (uint32_t i = first; i < live_end(); ++i) {
-      const Rank& r = ranks[i];
+      const Rank& r = use(i);
       const Output& wanted = ref.outputs[i];
       for (int op = 0; op < 2; ++op) {
-        CHECK(r.statuses[op].version == 1 && r.statuses[op].result == MEP_SUCCESS,
-              "%s: rank %u of %u: %s says %s", where, i, s.ranks, op == 0 ? "dispatch" : "combine",
-              mep_result_string(r.statuses[op].result));
+        GPU_CHECK(r.statuses[op].version == 1 && r.statuses[op].result == MEP_SUCCESS,
+                  "%s: rank %u of %u: %s says %s", where, i, s.ranks,
+                  op == 0 ? "dispatch" : "combine", mep_result_string(r.statuses[op].result));
       }
       same(i, r.counts, wanted.counts, "recv_count");
       same(i, r.ranges, wanted.ranges, "layout_range");
@@ -439,12 +399,12 @@ struct Group {
     for (uint32_t i = first; i < live_end(); ++i) {
       cudaGraph_t graph = nullptr;
       cudaGraphExec_t exec = nullptr;
-      CUDA(cudaStreamBeginCapture(ranks[i].stream, cudaStreamCaptureModeThreadLocal));
+      cuda(cudaStreamBeginCapture(use(i).stream, cudaStreamCaptureModeThreadLocal));
       enqueue(i, ref, 0, false, false);
       enqueue(i, ref, 1, true, true);
-      CUDA(cudaStreamEndCapture(ranks[i].stream, &graph));
-      CUDA(cudaGraphInstantiate(&exec, graph, 0));
-      CUDA(cudaGraphDestroy(graph));
+      cuda(cudaStreamEndCapture(ranks[i].stream, &graph));
+      cuda(cudaGraphInstantiate(&exec, graph, 0));
+      cuda(cudaGraphDestroy(graph));
       graphs.push_back(exec);
     }
     return graphs;
@@ -452,17 +412,17 @@ struct Group {
   void replay(const std::vector<cudaGraphExec_t>& graphs, int times) {
     for (int replay = 0; replay < times; ++replay) {
       for (uint32_t i = first; i < live_end(); ++i) {
-        CUDA(cudaGraphLaunch(graphs[i - first], ranks[i].stream));
+        cuda(cudaGraphLaunch(graphs[i - first], use(i).stream));
       }
     }
-    CUDA(cudaDeviceSynchronize());
+    synchronize();
   }
   void expect_no_failure(const char* where) {
     for (uint32_t i = first; i < live_end(); ++i) {
-      CHECK(mep_comm_async_result(ranks[i].comm) == MEP_SUCCESS, "%s: rank %u: %s", where, i,
-            mep_last_error());
+      GPU_CHECK(mep_comm_async_result(ranks[i].comm) == MEP_SUCCESS, "%s: rank %u: %s", where, i,
+                mep_last_error());
     }
-    CHECK(cudaGetLastError() == cudaSuccess, "%s: a CUDA error is left", where);
+    GPU_CHECK(cudaGetLastError() == cudaSuccess, "%s: a CUDA error is left", where);
   }
 };
 

@@ -21,7 +21,7 @@ void agrees(const Shape& s, uint64_t seed) {
           for (uint32_t i = 0; i < s.ranks; ++i) {
             group.enqueue(i, *ref, apart ? 1 : 0, apart, library_y);
           }
-          CUDA(cudaDeviceSynchronize());
+          group.synchronize();
           group.compare(*ref, apart ? "eager, phases apart" : "eager");
         }
       }
@@ -35,12 +35,12 @@ void agrees(const Shape& s, uint64_t seed) {
     group.compare(first, "replayed");
     group.upload(second);  // eager between replays, other tokens
     for (uint32_t i = 0; i < s.ranks; ++i) group.enqueue(i, second, 0, false, true);
-    CUDA(cudaDeviceSynchronize());
+    group.synchronize();
     group.compare(second, "eager between replays");
     group.upload(first);
   }
   group.expect_no_failure("at the end");
-  for (const cudaGraphExec_t graph : graphs) CUDA(cudaGraphExecDestroy(graph));
+  for (const cudaGraphExec_t graph : graphs) cuda(cudaGraphExecDestroy(graph));
   std::printf("  %u ranks, %s%s%s: eager, phases apart, 200 replays of 2 pairs; seed %llu\n",
               s.ranks, s.fp8 ? "fp8" : "bf16", s.slotted ? ", slotted" : "",
               s.with_map ? ", mapped" : "", static_cast<unsigned long long>(seed));
@@ -58,27 +58,27 @@ void outlasts(const Shape& s, uint64_t seed) {
   for (uint32_t i = 0; i + 1 < s.ranks; ++i) {
     need(group.dispatch(i, 0, ref.inputs[i].tokens, MEP_PHASE_BOTH), "mep_dispatch");
   }
-  CUDA(cudaDeviceSynchronize());
+  group.synchronize();
   // Some run out of time themselves, the first of them ends the others' waits.
   uint32_t timeouts = 0;
   for (uint32_t i = 0; i + 1 < s.ranks; ++i) {
     const mep_result_t result = group.ranks[i].statuses[0].result;
-    CHECK(result == MEP_ERR_TIMEOUT || result == MEP_ERR_PEER_FAILED, "rank %u: op_status says %s",
-          i, mep_result_string(result));
+    GPU_CHECK(result == MEP_ERR_TIMEOUT || result == MEP_ERR_PEER_FAILED,
+              "rank %u: op_status says %s", i, mep_result_string(result));
     const mep_result_t told = mep_comm_async_result(group.ranks[i].comm);
-    CHECK(told == MEP_ERR_TIMEOUT, "rank %u: %s", i, mep_result_string(told));
+    GPU_CHECK(told == MEP_ERR_TIMEOUT, "rank %u: %s", i, mep_result_string(told));
     timeouts += result == MEP_ERR_TIMEOUT ? 1 : 0;
   }
-  CHECK(timeouts != 0, "nobody's time was over");
+  GPU_CHECK(timeouts != 0, "nobody's time was over");
   // Until the new view has come calls still go to the old one, and end with it.
   for (uint32_t buffer = 0; buffer < 2; ++buffer) {
     for (uint32_t i = 0; i < s.ranks; ++i) {
       mep_result_t news = MEP_SUCCESS;
       for (int tries = 0; tries < 10'000 && news == MEP_SUCCESS; ++tries) {
         news = group.dispatch(i, buffer, 0, MEP_PHASE_BOTH);
-        CUDA(cudaStreamSynchronize(group.ranks[i].stream));
+        cuda(cudaStreamSynchronize(group.ranks[i].stream));
       }
-      CHECK(news == MEP_ERR_TIMEOUT, "rank %u: the news are %s", i, mep_result_string(news));
+      GPU_CHECK(news == MEP_ERR_TIMEOUT, "rank %u: the news are %s", i, mep_result_string(news));
     }
   }
   for (Rank& r : group.ranks) (void)mep_comm_async_result(r.comm);
@@ -87,10 +87,10 @@ void outlasts(const Shape& s, uint64_t seed) {
   group.compare(ref, "replayed after the timeout");
   group.poison();
   for (uint32_t i = 0; i < s.ranks; ++i) group.enqueue(i, ref, 0, true, true);
-  CUDA(cudaDeviceSynchronize());
+  group.synchronize();
   group.compare(ref, "eager after the timeout");
   group.expect_no_failure("after the timeout");
-  for (const cudaGraphExec_t graph : graphs) CUDA(cudaGraphExecDestroy(graph));
+  for (const cudaGraphExec_t graph : graphs) cuda(cudaGraphExecDestroy(graph));
   std::printf("  %u ranks, %s: one stops calling, all go on in the next view; seed %llu\n", s.ranks,
               s.fp8 ? "fp8" : "bf16", static_cast<unsigned long long>(seed));
 }
@@ -110,7 +110,7 @@ void tells(uint64_t seed) {
     args.topk_idx = r.experts;
     need(mep_dispatch(r.handles[1], &args, r.stream), "mep_dispatch");
   }
-  CUDA(cudaDeviceSynchronize());
+  group.synchronize();
   for (uint32_t i = 0; i < s.ranks; ++i) {
     const Rank& r = group.ranks[i];
     uint64_t contributors = 0;
@@ -118,19 +118,20 @@ void tells(uint64_t seed) {
     mep_op_info_defaults(&info);
     info.contributors = &contributors;
     info.contributors_words = 1;
-    CHECK(mep_ep_last_op(r.ep, 0, &info) == MEP_ERR_NOT_FOUND, "nothing ran on buffer 0");
+    GPU_CHECK(mep_ep_last_op(r.ep, 0, &info) == MEP_ERR_NOT_FOUND, "nothing ran on buffer 0");
     need(mep_ep_last_op(r.ep, 1, &info), "mep_ep_last_op");
-    CHECK(info.result == MEP_SUCCESS && info.seq == 1 && info.epoch == 1 && contributors == 3,
-          "result %d, operation %llu of epoch %llu, contributors %llx", info.result,
-          static_cast<unsigned long long>(info.seq), static_cast<unsigned long long>(info.epoch),
-          static_cast<unsigned long long>(contributors));
+    GPU_CHECK(info.result == MEP_SUCCESS && info.seq == 1 && info.epoch == 1 && contributors == 3,
+              "result %d, operation %llu of epoch %llu, contributors %llx", info.result,
+              static_cast<unsigned long long>(info.seq),
+              static_cast<unsigned long long>(info.epoch),
+              static_cast<unsigned long long>(contributors));
     // What the library keeps has its own place.
     mep_ep_view_t view;
     mep_ep_view_defaults(&view);
     need(mep_ep_buffer_view(r.ep, 1, &view), "mep_ep_buffer_view");
     std::vector<uint8_t> counts(kLocalExperts * 4);
-    CUDA(cudaMemcpy(counts.data(), view.recv_count, counts.size(), cudaMemcpyDefault));
-    CHECK(counts == ref.outputs[i].counts, "recv_count of the view");
+    cuda(cudaMemcpy(counts.data(), view.recv_count, counts.size(), cudaMemcpyDefault));
+    GPU_CHECK(counts == ref.outputs[i].counts, "recv_count of the view");
   }
   std::printf("  mep_ep_last_op and mep_ep_buffer_view; seed %llu\n",
               static_cast<unsigned long long>(seed));
@@ -151,7 +152,7 @@ void survives(const Shape& s, bool graphs_only, uint64_t seed) {
   group.live = s.ranks;
   group.upload(before);
   for (uint32_t i = 0; i < s.ranks; ++i) group.enqueue(i, before, 0, false, false);
-  CUDA(cudaDeviceSynchronize());
+  group.synchronize();
   group.compare(before, "before the fault, eager");
 
   group.poison();
@@ -160,30 +161,32 @@ void survives(const Shape& s, bool graphs_only, uint64_t seed) {
     need(group.dispatch(i, 0, before.inputs[i].tokens, MEP_PHASE_BOTH), "mep_dispatch");
   }
   need(mep_comm_abort(group.ranks[live].comm), "mep_comm_abort");
-  CUDA(cudaDeviceSynchronize());
+  group.synchronize();
   for (uint32_t i = 0; i < live; ++i) {
     const Rank& r = group.ranks[i];
-    CHECK(r.statuses[0].result == MEP_ERR_PEER_FAILED, "rank %u: op_status says %s", i,
-          mep_result_string(r.statuses[0].result));
+    GPU_CHECK(r.statuses[0].result == MEP_ERR_PEER_FAILED, "rank %u: op_status says %s", i,
+              mep_result_string(r.statuses[0].result));
     const mep_result_t told = mep_comm_async_result(r.comm);
-    CHECK(told == MEP_ERR_PEER_FAILED, "rank %u: %s: %s", i, mep_result_string(told),
-          mep_last_error());
+    GPU_CHECK(told == MEP_ERR_PEER_FAILED, "rank %u: %s: %s", i, mep_result_string(told),
+              mep_last_error());
     std::vector<int32_t> counts(kLocalExperts);
-    CUDA(cudaMemcpy(counts.data(), r.counts, kLocalExperts * 4, cudaMemcpyDefault));
-    for (const int32_t count : counts) CHECK(count == 0, "rank %u: %d rows of nothing", i, count);
+    cuda(cudaMemcpy(counts.data(), r.counts, kLocalExperts * 4, cudaMemcpyDefault));
+    for (const int32_t count : counts)
+      GPU_CHECK(count == 0, "rank %u: %d rows of nothing", i, count);
   }
-  CHECK(group.dispatch(live, 0, 0, MEP_PHASE_BOTH) == MEP_ERR_ABORTED, "the aborted rank");
+  GPU_CHECK(group.dispatch(live, 0, 0, MEP_PHASE_BOTH) == MEP_ERR_ABORTED, "the aborted rank");
   // The next call on each buffer meets the new view.
   for (uint32_t buffer = 0; buffer < 2; ++buffer) {
     for (uint32_t i = 0; i < live; ++i) {
       if (graphs_only) {
         mep_op_info_t info;
         mep_op_info_defaults(&info);
-        CHECK(mep_ep_last_op(group.ranks[i].ep, buffer, &info) == MEP_ERR_NOT_FOUND, "last_op: %s",
-              mep_last_error());
+        GPU_CHECK(mep_ep_last_op(group.ranks[i].ep, buffer, &info) == MEP_ERR_NOT_FOUND,
+                  "last_op: %s", mep_last_error());
       } else {
         const mep_result_t news = group.dispatch(i, buffer, 0, MEP_PHASE_BOTH);
-        CHECK(news == MEP_ERR_PEER_FAILED, "rank %u: the news are %s", i, mep_result_string(news));
+        GPU_CHECK(news == MEP_ERR_PEER_FAILED, "rank %u: the news are %s", i,
+                  mep_result_string(news));
       }
     }
   }
@@ -192,10 +195,10 @@ void survives(const Shape& s, bool graphs_only, uint64_t seed) {
   group.compare(after, "replayed after the fault");
   group.poison();
   for (uint32_t i = 0; i < live; ++i) group.enqueue(i, after, 1, true, true);
-  CUDA(cudaDeviceSynchronize());
+  group.synchronize();
   group.compare(after, "eager after the fault");
   group.expect_no_failure("after the fault");
-  for (const cudaGraphExec_t graph : graphs) CUDA(cudaGraphExecDestroy(graph));
+  for (const cudaGraphExec_t graph : graphs) cuda(cudaGraphExecDestroy(graph));
   std::printf("  %u ranks, %s: one aborts; the others go on %s; seed %llu\n", s.ranks,
               s.fp8 ? "fp8" : "bf16", graphs_only ? "by mep_ep_last_op" : "by their next call",
               static_cast<unsigned long long>(seed));
@@ -209,20 +212,20 @@ void refuses() {
   args.num_tokens = 1;
   args.x = r.x;
   args.topk_idx = r.experts;
-  CHECK(mep_dispatch(r.handles[0], &args, nullptr) == MEP_ERR_INVALID_ARGUMENT, "NULL stream");
+  GPU_CHECK(mep_dispatch(r.handles[0], &args, nullptr) == MEP_ERR_INVALID_ARGUMENT, "NULL stream");
   args.num_tokens = kTokens + 1;
-  CHECK(mep_dispatch(r.handles[0], &args, r.stream) == MEP_ERR_INVALID_ARGUMENT, "T > M");
+  GPU_CHECK(mep_dispatch(r.handles[0], &args, r.stream) == MEP_ERR_INVALID_ARGUMENT, "T > M");
   args.num_tokens = 1;
   args.x = reinterpret_cast<const std::byte*>(r.x) + 2;
-  CHECK(mep_dispatch(r.handles[0], &args, r.stream) == MEP_ERR_INVALID_ARGUMENT, "alignment");
-  CHECK(group.combine(0, 0, MEP_PHASE_BOTH, false) == MEP_ERR_INVALID_ARGUMENT, "no dispatch");
+  GPU_CHECK(mep_dispatch(r.handles[0], &args, r.stream) == MEP_ERR_INVALID_ARGUMENT, "alignment");
+  GPU_CHECK(group.combine(0, 0, MEP_PHASE_BOTH, false) == MEP_ERR_INVALID_ARGUMENT, "no dispatch");
   mep_ep_config_t config = ep_config(group.s);
   mep_ep_size_t size;
   mep_ep_size_defaults(&size);
   need(mep_ep_buffer_size(r.comm, &config, &size), "mep_ep_buffer_size");
-  CHECK(size.window_bytes > uint64_t{2} * group.s.rows() * kHidden * 4, "size of windows");
+  GPU_CHECK(size.window_bytes > uint64_t{2} * group.s.rows() * kHidden * 4, "size of windows");
   config.mode = MEP_EP_HIGH_THROUGHPUT;
-  CHECK(mep_ep_buffer_size(r.comm, &config, &size) == MEP_ERR_UNSUPPORTED, "high throughput");
+  GPU_CHECK(mep_ep_buffer_size(r.comm, &config, &size) == MEP_ERR_UNSUPPORTED, "high throughput");
   group.expect_no_failure("refusals");
   std::printf("  what is refused is refused\n");
 }
@@ -232,12 +235,8 @@ void refuses() {
 int main() {
   (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::printf("no usable GPU: skipped\n");
-    return kSkipped;
-  }
-  CUDA(cudaSetDevice(0));
+  if (!gpu_is_there()) return kSkipped;
+  std::printf("ranks are dealt to %d GPU(s)\n", gpu_count());
   const char* given = std::getenv("MEP_TEST_SEED");
   const uint64_t seed =
       given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
@@ -256,6 +255,6 @@ int main() {
   survives({4, false}, false, seed + 100);
   survives({8, true}, false, seed + 200);
   survives({4, true}, true, seed + 300);
-  std::printf(failures == 0 ? "ep_device_test: passed\n" : "ep_device_test: FAILED\n");
-  return failures == 0 ? 0 : 1;
+  std::printf(failure_count() == 0 ? "ep_device_test: passed\n" : "ep_device_test: FAILED\n");
+  return failure_count() == 0 ? 0 : 1;
 }

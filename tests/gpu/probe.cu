@@ -5,7 +5,6 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -339,6 +338,17 @@ void* map_allocation(CUmemGenericAllocationHandle handle) {
   return reinterpret_cast<void*>(address);
 }
 
+// Until read_for() runs; false: it does not within 10 s.
+bool wait_for_rounds(const volatile unsigned* rounds) {
+  timespec begin{}, now{};
+  (void)clock_gettime(CLOCK_MONOTONIC, &begin);
+  do {
+    if (*rounds != 0) return true;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+  } while (now.tv_sec - begin.tv_sec < 10);
+  return false;
+}
+
 // The process that owns the memory: shares it, then works on it until it is killed.
 [[noreturn]] void owner_process(int socket, bool by_fd) {
   (void)cudaSetDevice(0);
@@ -366,10 +376,11 @@ void* map_allocation(CUmemGenericAllocationHandle handle) {
   unsigned* rounds = nullptr;
   (void)cudaHostAlloc(&rounds, 64, cudaHostAllocMapped);
   *rounds = 0;
-  char byte = 0;
-  if (write(socket, &byte, 1) != 1) _exit(3);
   // Busy in a kernel of its own when the signal comes.
   read_for<<<1, 128>>>(static_cast<unsigned*>(memory), kShareBytes / 4, 20'000'000'000u, rounds);
+  if (!wait_for_rounds(rounds)) _exit(3);
+  char byte = 0;
+  if (write(socket, &byte, 1) != 1) _exit(3);
   (void)cudaDeviceSynchronize();
   _exit(0);
 }
@@ -416,7 +427,7 @@ void ask_killed_owner(const char* program, bool by_fd) {
   *rounds = 0;
   // Reads the owner's memory for 1.5 s; the owner dies in the middle of both kernels.
   read_for<<<1, 128>>>(static_cast<unsigned*>(memory), kShareBytes / 4, 1'500'000'000, rounds);
-  (void)usleep(400'000);
+  if (!wait_for_rounds(rounds)) finding((name + ": the survivor's kernel").c_str(), "did not run");
   const unsigned before = *static_cast<volatile unsigned*>(rounds);
   (void)kill(child, SIGKILL);
   (void)waitpid(child, nullptr, 0);
@@ -439,11 +450,8 @@ void ask_killed_owner(const char* program, bool by_fd) {
   (void)close(pair[0]);
 }
 
-// Do kernels of two processes advance together, without MPS? Both count rounds in shared memory.
+// Do kernels of two processes advance together, without MPS?
 void ask_processes(const char* program) {
-  auto* shared = static_cast<volatile unsigned*>(
-      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  (void)shared;
   int pair[2];
   if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) return;
   const pid_t child = fork();
@@ -460,8 +468,7 @@ void ask_processes(const char* program) {
     return;
   }
   (void)close(fd);
-  // The child spins for 20 s. How long do 20 short kernels of this process take beside it?
-  (void)usleep(200'000);
+  // The child's kernel runs for 20 s. How long do 20 short kernels of this process take beside it?
   timespec begin{}, end{};
   (void)clock_gettime(CLOCK_MONOTONIC, &begin);
   for (int i = 0; i < 20; ++i) {

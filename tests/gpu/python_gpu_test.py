@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Device arrays of PyTorch and CuPy through the Python binding, two ranks on one GPU as threads.
+"""Device arrays of PyTorch and CuPy through the Python binding, two ranks in one process.
 
-Wants a GPU, PyTorch or CuPy, and MEP_LIBRARY; exits with 77 where one of these is missing.
+The ranks are dealt to the GPUs that there are. Wants a GPU, PyTorch or CuPy, and MEP_LIBRARY; exits with 77 where one of these is missing.
 """
 import os
 import pathlib
@@ -17,38 +17,44 @@ RANKS = 2
 def with_torch(mep, comms):
     import torch
 
-    streams = [torch.cuda.Stream() for _ in comms]
+    def synchronize():
+        for comm in comms:
+            torch.cuda.synchronize(comm.device)
+
+    streams = [torch.cuda.Stream(comm.device) for comm in comms]
     sends, receives = [], []
-    for rank in range(RANKS):
-        sends.append(torch.full((1000,), float(rank + 1), dtype=torch.bfloat16, device="cuda"))
-        receives.append(torch.zeros(1000, dtype=torch.bfloat16, device="cuda"))
-    torch.cuda.synchronize()
+    for comm in comms:
+        options = {"dtype": torch.bfloat16, "device": torch.device("cuda", comm.device)}
+        sends.append(torch.full((1000,), float(comm.rank + 1), **options))
+        receives.append(torch.zeros(1000, **options))
+    synchronize()
     for comm, send, receive, stream in zip(comms, sends, receives, streams):
         comm.allreduce(send, receive, stream=stream)
-    torch.cuda.synchronize()
+    synchronize()
     for receive in receives:
         assert receive.eq(3).all().item(), receive[:4]
-    blocks = [torch.zeros((RANKS, 1000), dtype=torch.bfloat16, device="cuda") for _ in comms]
-    torch.cuda.synchronize()
+    blocks = [torch.zeros((RANKS, 1000), dtype=torch.bfloat16, device=send.device) for send in sends]
+    synchronize()
     for comm, send, block, stream in zip(comms, sends, blocks, streams):
         comm.allgather(send, block, stream=stream)
-    torch.cuda.synchronize()
+    synchronize()
     for block in blocks:
         assert block[0].eq(1).all().item() and block[1].eq(2).all().item()
     graphs = []
     for comm, send, receive, stream in zip(comms, sends, receives, streams):
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            comm.allreduce(send, receive, "max", stream=stream)
+        with torch.cuda.device(comm.device):
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                comm.allreduce(send, receive, "max", stream=stream)
         graphs.append(graph)
     for _ in range(10):
         for receive in receives:
             receive.zero_()
-        torch.cuda.synchronize()
+        synchronize()
         for graph, stream in zip(graphs, streams):
             with torch.cuda.stream(stream):
                 graph.replay()
-        torch.cuda.synchronize()
+        synchronize()
         for receive in receives:
             assert receive.eq(2).all().item(), receive[:4]
     for comm in comms:
@@ -59,14 +65,22 @@ def with_torch(mep, comms):
 def with_cupy(mep, comms):
     import cupy
 
-    streams = [cupy.cuda.Stream(non_blocking=True) for _ in comms]
-    arrays = [cupy.full(1000, rank + 1, dtype=cupy.float32) for rank in range(RANKS)]
-    cupy.cuda.Device().synchronize()
+    def synchronize():
+        for comm in comms:
+            cupy.cuda.Device(comm.device).synchronize()
+
+    streams, arrays = [], []
+    for comm in comms:
+        with cupy.cuda.Device(comm.device):
+            streams.append(cupy.cuda.Stream(non_blocking=True))
+            arrays.append(cupy.full(1000, comm.rank + 1, dtype=cupy.float32))
+    synchronize()
     for comm, array, stream in zip(comms, arrays, streams):
         comm.allreduce(array, stream=stream)
-    cupy.cuda.Device().synchronize()
-    for array in arrays:
-        assert bool((array == 3).all()), array[:4]
+    synchronize()
+    for comm, array in zip(comms, arrays):
+        with cupy.cuda.Device(comm.device):
+            assert bool((array == 3).all()), array[:4]
     print("python: CuPy arrays, in place")
 
 
@@ -77,10 +91,11 @@ def main():
         print(f"python: skipped: {error}")
         return SKIPPED
     try:
-        comms = mep.init_all(RANKS, device=0)
+        comms = mep.init_all(RANKS, device="by_rank")
     except mep.UnsupportedError as error:
         print(f"python: skipped: {error}")
         return SKIPPED
+    print(f"python: ranks are on GPUs {[comm.device for comm in comms]}")
     ran = 0
     for test in (with_torch, with_cupy):
         try:

@@ -249,7 +249,7 @@ void wrong_fields_are_named(void**) {
   config.device = 1;
   refuse(config, MEP_ERR_INVALID_ARGUMENT, "config.device");
   config.flags = MEP_COMM_SET_DEVICE;
-  config.device = -1;
+  config.device = -2;
   refuse(config, MEP_ERR_INVALID_ARGUMENT, "config.device");
   config.device = 0;
   config.flags |= MEP_COMM_AUTO_RECOVER;

@@ -243,7 +243,6 @@ class FakeStagedEp {
     return answer;
   }
 
-  mep::StageServer server;
   mep_result_t opened = MEP_SUCCESS;
 
  private:
@@ -282,6 +281,9 @@ class FakeStagedEp {
   mep::device::StageEpMemory memory_{};
   std::unique_ptr<mep::StagedEpCalls> served_;
   mep::EpHandle handle_;
+
+ public:
+  mep::StageServer server;  // goes first: its thread uses the rest
 };
 
 uint64_t seed_of(int rank, uint64_t round) {

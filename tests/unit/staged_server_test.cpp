@@ -192,13 +192,15 @@ class FakeStagedRank {
     return kernel_.exchange(request);
   }
 
-  mep::StageServer server;
   mep_result_t opened = MEP_SUCCESS;
 
  private:
   std::unique_ptr<StageMailbox> box_;
   std::vector<std::byte> staging_;
   FakeStageKernel kernel_;
+
+ public:
+  mep::StageServer server;  // goes first: its thread uses the rest
 };
 
 uint32_t value_of(int rank, size_t i, int round) {

@@ -70,6 +70,7 @@ MEP_COMM_PARTIAL = 8
 MEP_COMM_UNIFORM = 16
 MEP_COMM_AUTO_RECOVER = 32
 MEP_COMM_KILL_STOPPED = 64
+MEP_DEVICE_BY_RANK = -1
 
 MEP_QUORUM_MAJORITY = 0
 MEP_QUORUM_WITNESS = 1
@@ -303,6 +304,7 @@ FUNCTIONS = {
     "mep_comm_size": (mep_result_t, [mep_comm_t, POINTER(c_int32)]),
     "mep_comm_live": (mep_result_t, [mep_comm_t, POINTER(c_int32)]),
     "mep_comm_epoch": (mep_result_t, [mep_comm_t, POINTER(c_uint64)]),
+    "mep_comm_device": (mep_result_t, [mep_comm_t, POINTER(c_int32)]),
     "mep_comm_set_timeout": (mep_result_t, [mep_comm_t, c_uint32]),
     "mep_comm_transport": (mep_result_t, [mep_comm_t, c_int32, POINTER(c_char_p)]),
     "mep_mem_alloc": (mep_result_t, [mep_comm_t, c_size_t, POINTER(c_void_p)]),

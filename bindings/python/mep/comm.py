@@ -73,7 +73,7 @@ class Config:
             self.struct.rank = value
             self.struct.flags |= _abi.MEP_COMM_SET_RANK
         elif name == "device":
-            self.struct.device = value
+            self.struct.device = _abi.MEP_DEVICE_BY_RANK if value == "by_rank" else value
             self.struct.flags |= _abi.MEP_COMM_SET_DEVICE
         else:
             raise TypeError(f"unknown option {name!r}")
@@ -116,14 +116,14 @@ def init(**options: Any) -> "Comm":
     """
     config, address = Config(**options), _abi.mep_comm_t()
     blocking(lib.mep_comm_init, ctypes.byref(config.struct), ctypes.byref(address))
-    return Comm(address.value, device=options.get("device"))
+    return Comm(address.value)
 
 
 def init_all(count: int, **options: Any) -> "List[Comm]":
     """A world of `count` ranks inside this process; each communicator is for one thread."""
     config, addresses = Config(**options), (_abi.mep_comm_t * max(count, 1))()
     blocking(lib.mep_comm_init_all, count, ctypes.byref(config.struct), addresses)
-    return [Comm(address, device=options.get("device")) for address in addresses]
+    return [Comm(address) for address in addresses]
 
 
 def join(**options: Any) -> "Comm":
@@ -141,15 +141,15 @@ class Comm:
     a uint16 array that holds "bfloat16", a uint8 array that holds "float8_e4m3". Times in seconds.
     Leaving a `with` block by an exception aborts: the other ranks then see this rank fail.
 
-    With device= at its making it is a communicator on that GPU: buffers are CuPy arrays, PyTorch
+    With device= at its making (a number, or "by_rank": GPUs are dealt to the ranks) it is a
+    communicator on the GPU `device`: buffers there are CuPy arrays, PyTorch
     tensors or anything with __cuda_array_interface__ or DLPack, collectives are enqueued on stream=
     (a number or a stream object of CuPy, PyTorch or cuda.core) and return at once, also inside the
     capture of a CUDA graph. The caller keeps the arrays alive until the stream has run them;
     async_result() raises the first failure.
     """
 
-    def __init__(self, address: int, world: "Optional[Comm]" = None, device: Optional[int] = None):
-        self.device = device
+    def __init__(self, address: int, world: "Optional[Comm]" = None):
         self._address: Optional[int] = address
         self._world = world  # keeps the world open as long as its sub-communicators are in use
         self._parts: list = []  # EP objects and split communicators, closed before this one
@@ -158,6 +158,8 @@ class Comm:
         self._last: Optional[OpInfoRecord] = None
         self.rank: int = self._number(lib.mep_comm_rank, ctypes.c_int32)
         self.size: int = self._number(lib.mep_comm_size, ctypes.c_int32)
+        number = self._number(lib.mep_comm_device, ctypes.c_int32)
+        self.device: Optional[int] = number if number >= 0 else None  # CUDA's number; None: host
         if world is not None:
             world._parts.append(self)
 
@@ -434,7 +436,7 @@ class Comm:
         """Ranks of one color form a communicator, ordered by (key, rank); color -1: None."""
         child = _abi.mep_comm_t()
         blocking(lib.mep_comm_split, self._address, color, key, ctypes.byref(child))
-        return Comm(child.value, self._world or self, self.device) if child.value else None
+        return Comm(child.value, self._world or self) if child.value else None
 
     def agree(self, flag: int) -> int:
         """The bitwise AND of all live ranks' flags (64 bits); succeeds in spite of known failures."""

@@ -34,6 +34,13 @@ mep_result_t mep_comm_epoch(mep_comm_t comm, uint64_t* epoch) {
   return MEP_SUCCESS;
 }
 
+mep_result_t mep_comm_device(mep_comm_t comm, int32_t* device) {
+  MEP_TRY(check_comm(comm));
+  if (device == nullptr) return null_argument("device");
+  *device = comm->device != nullptr ? comm->device->device() : -1;
+  return MEP_SUCCESS;
+}
+
 mep_result_t mep_comm_set_timeout(mep_comm_t comm, uint32_t timeout_ms) {
   MEP_TRY(check_comm(comm));
   if (timeout_ms == 0) {

@@ -1,10 +1,12 @@
 // Making and leaving a world.
 #include <algorithm>
+#include <map>
 #include <span>
 #include <vector>
 
 #include "base/failpoint.hpp"
 #include "core/api/api_guard.hpp"
+#include "core/bootstrap/launcher_environment.hpp"
 
 namespace mep {
 namespace {
@@ -15,11 +17,34 @@ std::vector<uint32_t> first_slots(int32_t count) {
   return slots;
 }
 
-mep_result_t check_given_device(const ResolvedConfig& config, const mep_comm_config_t* given) {
-  if (given != nullptr && (config.flags & MEP_COMM_SET_DEVICE) != 0) {
-    return check_device(given->device);
+// Where the `count` ranks of this process go that begin with this local rank; none without a GPU.
+mep_result_t choose_places(const mep_comm_config_t* config, uint64_t local_rank, size_t count,
+                           std::vector<GpuPlace>* places) {
+  if (config == nullptr || (config->flags & MEP_COMM_SET_DEVICE) == 0) return MEP_SUCCESS;
+  std::map<int32_t, uint32_t> ranks_of;
+  for (size_t i = 0; i < count; ++i) {
+    GpuPlace& place = places->emplace_back();
+    MEP_TRY(choose_device(config->device, local_rank + i, &place.device));
+    ++ranks_of[place.device];
+  }
+  uint32_t most = 0;
+  for (const auto& [device, ranks] : ranks_of) most = std::max(most, ranks);
+  for (GpuPlace& place : *places) {
+    place.ranks_in_process = static_cast<uint32_t>(count);
+    place.ranks_on_device = ranks_of[place.device];
+    place.most_on_a_device = most;
   }
   return MEP_SUCCESS;
+}
+
+// This process's GPU. Its number on this host counts, which its rank is if nobody says.
+mep_result_t choose_own_place(const mep_comm_config_t* config, int32_t rank,
+                              std::vector<GpuPlace>* places) {
+  auto local_rank = static_cast<uint64_t>(rank);
+  if (config != nullptr && config->device == MEP_DEVICE_BY_RANK) {
+    MEP_TRY(find_local_rank(&local_rank));
+  }
+  return choose_places(config, local_rank, 1, places);
 }
 
 // The rank's part of a world under construction.
@@ -45,13 +70,15 @@ mep_result_t finish_world(const Deadline& deadline, Opening* opening, mep_comm_t
   return MEP_SUCCESS;
 }
 
-// The device sides of `comms`, ranks of this process; none if the config names no device.
-mep_result_t add_devices(const mep_comm_config_t* config, const Deadline& deadline,
-                         DeviceMaker maker, std::span<const mep_comm_t> comms) {
-  if (config == nullptr || (config->flags & MEP_COMM_SET_DEVICE) == 0) return MEP_SUCCESS;
-  for (const mep_comm_t comm : comms) {
-    MEP_TRY(make_device_side(*comm->comm, config->device, static_cast<uint32_t>(comms.size()),
-                             maker, &comm->device));
+// The device sides of `comms`, ranks of this process; none without places. `made_together`: all ranks are
+// among them.
+mep_result_t add_devices(const std::vector<GpuPlace>& places, bool made_together,
+                         const Deadline& deadline, std::span<const mep_comm_t> comms) {
+  if (places.empty()) return MEP_SUCCESS;
+  const std::span<const GpuPlace> together =
+      made_together ? std::span<const GpuPlace>(places) : std::span<const GpuPlace>();
+  for (size_t i = 0; i < comms.size(); ++i) {
+    MEP_TRY(make_device_side(*comms[i]->comm, places[i], together, &comms[i]->device));
   }
   for (const mep_comm_t comm : comms) MEP_TRY(comm->device->connect(deadline));
   for (const mep_comm_t comm : comms) MEP_TRY(comm->device->begin_proof());
@@ -94,7 +121,8 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
     MEP_TRY(failpoints_from_environment());
     ResolvedConfig resolved;
     MEP_TRY(resolve_config(config, &resolved));
-    MEP_TRY(check_given_device(resolved, config));
+    std::vector<GpuPlace> places;
+    MEP_TRY(choose_own_place(config, resolved.rank, &places));
     const Deadline deadline = Deadline::after_ms(resolved.init_timeout_ms);
     TransportSet transports;
     MEP_TRY(transports.open(resolved));
@@ -107,7 +135,7 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
     MEP_TRY(open_world(resolved, std::move(mesh), std::move(transports), &opening));
     mep_comm_t made = nullptr;
     MEP_TRY(finish_world(deadline, &opening, &made));
-    mep_result_t confirmed = add_devices(config, deadline, DeviceMaker::kEachRank, {&made, 1});
+    mep_result_t confirmed = add_devices(places, false, deadline, {&made, 1});
     if (confirmed == MEP_SUCCESS) confirmed = confirm(made, resolved.init_timeout_ms);
     if (confirmed != MEP_SUCCESS) {
       close_world(made, false);
@@ -139,9 +167,10 @@ mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* config, m
     MEP_TRY(failpoints_from_environment());
     ResolvedConfig resolved;
     MEP_TRY(resolve_config(&given, &resolved, ConfigUse::kThreads));
-    MEP_TRY(check_given_device(resolved, &given));
-    const Deadline deadline = Deadline::after_ms(resolved.init_timeout_ms);
     const auto ranks = static_cast<size_t>(count);
+    std::vector<GpuPlace> places;
+    MEP_TRY(choose_places(&given, 0, ranks, &places));
+    const Deadline deadline = Deadline::after_ms(resolved.init_timeout_ms);
     std::vector<TransportSet> transports(ranks);
     std::vector<SelfDescription> selves(ranks);
     for (size_t rank = 0; rank < ranks; ++rank) {
@@ -162,8 +191,7 @@ mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* config, m
     for (size_t rank = 0; rank < ranks && result == MEP_SUCCESS; ++rank) {
       result = finish_world(deadline, &openings[rank], &made[rank]);
     }
-    if (result == MEP_SUCCESS)
-      result = add_devices(&given, deadline, DeviceMaker::kOneThread, made);
+    if (result == MEP_SUCCESS) result = add_devices(places, true, deadline, made);
     if (result != MEP_SUCCESS) {
       for (const mep_comm_t each : made) {
         if (each != nullptr) close_world(each, false);

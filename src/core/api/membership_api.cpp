@@ -51,8 +51,10 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
   // Nobody may drop its window before all have taken it.
   MEP_TRY(handle->comm->run(Collective::k_barrier, {}));
   if (comm->device != nullptr) {
-    MEP_TRY(make_device_side(*handle->comm, comm->device->device(), parent.size(),
-                             DeviceMaker::kEachRank, &handle->device));
+    GpuPlace place = comm->device->place();
+    const bool are_threads = place.ranks_in_process == parent.size();
+    place.ranks_in_process = are_threads ? handle->comm->size() : 1;
+    MEP_TRY(make_device_side(*handle->comm, place, {}, &handle->device));
     MEP_TRY(handle->device->connect(Deadline::after_ms(parent.timeout_ms())));
     MEP_TRY(handle->comm->run(Collective::k_barrier, {}));
     MEP_TRY(handle->device->begin_proof());

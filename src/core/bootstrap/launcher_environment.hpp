@@ -22,7 +22,8 @@ struct LauncherPlace {
 // variables are incomplete or malformed is an error that names them.
 [[nodiscard]] mep_result_t read_launcher_environment(LauncherPlace* out);
 
-// The index among the ranks of this host, if a launcher says it; else *rank stays as it was.
-[[nodiscard]] mep_result_t read_launcher_local_rank(uint64_t* rank);
+// The index among the ranks of this host, if MEP_LOCAL_RANK or a launcher says it; else *rank stays as
+// it was.
+[[nodiscard]] mep_result_t find_local_rank(uint64_t* rank);
 
 }  // namespace mep

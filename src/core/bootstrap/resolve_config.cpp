@@ -28,8 +28,9 @@ constexpr size_t kMaxTextBytes = 4096;
                 config.flags & ~kKnownFlags);
   }
   if ((config.flags & MEP_COMM_SET_DEVICE) != 0) {
-    if (config.device < 0) {
-      return fail(MEP_ERR_INVALID_ARGUMENT, "config.device is %d, it must be the number of a GPU",
+    if (config.device < 0 && config.device != MEP_DEVICE_BY_RANK) {
+      return fail(MEP_ERR_INVALID_ARGUMENT,
+                  "config.device is %d, it must be the number of a GPU or MEP_DEVICE_BY_RANK",
                   config.device);
     }
     if ((config.flags & MEP_COMM_AUTO_RECOVER) != 0) {

@@ -11,9 +11,13 @@ mep_result_t check_device(int32_t) {
               "this library was built without CUDA: leave out MEP_COMM_SET_DEVICE");
 }
 
-mep_result_t make_device_side(Comm&, int32_t device, uint32_t, DeviceMaker,
+mep_result_t choose_device(int32_t wanted, uint64_t, int32_t*) {
+  return check_device(wanted);
+}
+
+mep_result_t make_device_side(Comm&, const GpuPlace& place, std::span<const GpuPlace>,
                               std::unique_ptr<DeviceSide>*) {
-  return check_device(device);
+  return check_device(place.device);
 }
 
 }  // namespace mep

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -26,10 +27,20 @@ class DevicePart {
   virtual void set_timeout_ms(uint32_t) {}
 };
 
+// A rank's GPU, and who of its process is there besides.
+struct GpuPlace {
+  int32_t device = 0;
+  uint32_t ranks_in_process = 1;  // of the comm: all of them, as threads, or this rank alone
+  uint32_t ranks_on_device = 1;   // of this process, this rank too
+  uint32_t most_on_a_device = 1;  // of this process, on any GPU: the same for all its ranks
+};
+
 class DeviceSide {
  public:
+  explicit DeviceSide(const GpuPlace& place) : place_(place) {}
   virtual ~DeviceSide() = default;
-  virtual int32_t device() const = 0;
+  const GpuPlace& place() const { return place_; }
+  int32_t device() const { return place_.device; }
   // Peers are reached through pinned host memory and the host's transports; else they are mapped.
   virtual bool staged() const = 0;
   // ViewClients of the comm that are its own.
@@ -84,17 +95,20 @@ class DeviceSide {
   }
 
  private:
+  const GpuPlace place_;
   std::mutex parts_mutex_;
   std::vector<DevicePart*> parts_;
 };
 
-// First step: memory, kernels, and the rank's window where peers of this process find it. `maker` says who
-// makes the ranks' sides: one thread for all, which are in this process; or each rank its own, at one
-// time, so that they can use the comm to agree. `ranks_in_process` share the GPU, if this process has them.
-enum class DeviceMaker : uint8_t { kOneThread, kEachRank };
-[[nodiscard]] mep_result_t make_device_side(Comm& comm, int32_t device, uint32_t ranks_in_process,
-                                            DeviceMaker maker, std::unique_ptr<DeviceSide>* out);
+// First step: memory, kernels, and the rank's window where peers of this process find it.
+// `made_together`: by rank, the places of all, whose sides one thread makes one after the other; empty:
+// each rank makes its own, all at one time, so that they can use the comm to agree.
+[[nodiscard]] mep_result_t make_device_side(Comm& comm, const GpuPlace& place,
+                                            std::span<const GpuPlace> made_together,
+                                            std::unique_ptr<DeviceSide>* out);
 // Whether a GPU of that number can be used here; before anything is made.
 [[nodiscard]] mep_result_t check_device(int32_t device);
+// The GPU that a config means: `wanted`, or with MEP_DEVICE_BY_RANK the one for that local rank. Checked.
+[[nodiscard]] mep_result_t choose_device(int32_t wanted, uint64_t local_rank, int32_t* device);
 
 }  // namespace mep

@@ -87,10 +87,20 @@ mep_result_t check_device(int32_t device) {
               facts.compute_capability % 10);
 }
 
-DeviceComm::DeviceComm(Comm& comm, int32_t device, uint32_t ranks_in_process)
-    : comm_(comm),
-      device_(device),
-      ranks_in_process_(ranks_in_process),
+mep_result_t choose_device(int32_t wanted, uint64_t local_rank, int32_t* device) {
+  *device = wanted;
+  if (wanted == MEP_DEVICE_BY_RANK) {
+    int32_t count = 0;
+    MEP_TRY(count_devices(&count));
+    *device = static_cast<int32_t>(local_rank % static_cast<uint64_t>(count));
+  }
+  return check_device(*device);
+}
+
+DeviceComm::DeviceComm(Comm& comm, const GpuPlace& place)
+    : DeviceSide(place),
+      comm_(comm),
+      device_(place.device),
       name_(comm.name() + "#device"),
       channel_(comm.id() ^ 0x6465766963650000u) {}
 
@@ -114,16 +124,16 @@ mep_result_t DeviceComm::open() {
   MEP_TRY(device::load_coll_kernels());
   uint32_t capacity = 0;
   MEP_TRY(device::coll_cta_capacity(device_, &capacity));
-  // All ranks of a process name one GPU; ranks of other processes take their turns on it.
-  ranks_on_device_ = ranks_in_process_;
-  if (capacity < ranks_on_device_) {
+  // Ranks of other processes take their turns on a GPU.
+  if (capacity < place().ranks_on_device) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "%u ranks cannot run together on GPU %d, which holds %u blocks of the collective "
                 "kernels; use fewer ranks on it",
-                ranks_on_device_, device_, capacity);
+                place().ranks_on_device, device_, capacity);
   }
   // The same on all ranks: all their GPUs must be alike.
-  layout_ = device::make_coll_layout(ranks, std::min(16u, capacity / ranks_on_device_));
+  const uint32_t share = std::max(1u, capacity / place().most_on_a_device);
+  layout_ = device::make_coll_layout(ranks, std::min(16u, share));
   windows_.resize(ranks);
   MEP_TRY(DeviceMemory::create(device_, layout_.window_bytes(), &windows_[comm_.rank()]));
   MEP_TRY(DeviceMemory::create(device_, sizeof(CollState), &state_memory_));
@@ -142,7 +152,7 @@ mep_result_t DeviceComm::open() {
 // collective of the host. The latter needs a thread for each rank, which processes have.
 mep_result_t DeviceComm::take_windows(uint64_t id, size_t bytes, const Deadline& deadline,
                                       std::vector<std::shared_ptr<DeviceMemory>>* windows) {
-  if (ranks_in_process_ < comm_.latest_view()->live.size()) {
+  if (place().ranks_in_process < comm_.latest_view()->live.size()) {
     return import_windows(bytes, deadline, windows);
   }
   const auto view = comm_.latest_view();
@@ -160,7 +170,13 @@ mep_result_t DeviceComm::take_windows(uint64_t id, size_t bytes, const Deadline&
     if (window->bytes() < bytes) {
       return fail(MEP_ERR_MISMATCH, "rank %u has another kind of GPU or another layout", rank);
     }
-    MEP_TRY(enable_peer(device_, window->device()));
+    // Windows are mapped for every GPU that reaches them.
+    if (!device_reaches(device_, window->device())) {
+      return fail(MEP_ERR_UNSUPPORTED,
+                  "GPU %d cannot map the memory of rank %u on GPU %d: use GPUs that reach each "
+                  "other (mep_info shows which)",
+                  device_, rank, window->device());
+    }
   }
   return MEP_SUCCESS;
 }
@@ -264,7 +280,7 @@ mep_result_t DeviceComm::end_proof() {
                 "the kernels of %u ranks do not run together on GPU %d: they did not meet within "
                 "%llu ms. Use fewer ranks on it, let no other program fill it, and set "
                 "CUDA_DEVICE_MAX_CONNECTIONS=32 before the program starts",
-                ranks_on_device_, device_, static_cast<unsigned long long>(kProofMs));
+                place().ranks_on_device, device_, static_cast<unsigned long long>(kProofMs));
   }
   set_timeout_ms(comm_.timeout_ms());
   const uint64_t settle_ns = kSettleMs * 1'000'000;
@@ -282,11 +298,11 @@ void DeviceComm::set_timeout_ms(uint32_t ms) {
 }
 
 mep_result_t DeviceComm::check_stream(const void* stream) const {
-  if (stream != nullptr || ranks_on_device_ == 1) return MEP_SUCCESS;
+  if (stream != nullptr || place().ranks_on_device == 1) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
               "%u ranks share GPU %d: each needs a stream of its own, made with "
               "cudaStreamNonBlocking; the NULL stream would make them wait for each other",
-              ranks_on_device_, device_);
+              place().ranks_on_device, device_);
 }
 
 mep_result_t DeviceComm::enqueue(Collective kind, const CollectiveArgs& args, void* stream) {

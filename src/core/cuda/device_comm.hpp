@@ -26,14 +26,13 @@ namespace mep {
 
 class DeviceComm : public DeviceSide, public ViewClient {
  public:
-  DeviceComm(Comm& comm, int32_t device, uint32_t ranks_in_process);
+  DeviceComm(Comm& comm, const GpuPlace& place);
   ~DeviceComm() override;
   DeviceComm(const DeviceComm&) = delete;
   DeviceComm& operator=(const DeviceComm&) = delete;
   [[nodiscard]] mep_result_t open();
 
   // --- The user's thread (DeviceSide) ---
-  int32_t device() const override { return device_; }
   bool staged() const override { return false; }
   size_t view_clients() const override { return is_client_ ? 1 : 0; }
   mep_result_t connect(const Deadline& deadline) override;
@@ -70,11 +69,9 @@ class DeviceComm : public DeviceSide, public ViewClient {
 
   Comm& comm_;
   const int32_t device_;
-  const uint32_t ranks_in_process_;
   const std::string name_;
   const uint64_t channel_;
   uint64_t incarnation_ = 0;
-  uint32_t ranks_on_device_ = 1;
   device::CollLayout layout_{};
   std::vector<std::shared_ptr<DeviceMemory>> windows_;  // by rank; kept while kernels may run
   std::map<uint64_t, std::vector<std::shared_ptr<DeviceMemory>>> shared_;  // of offer_memory

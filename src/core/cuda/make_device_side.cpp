@@ -1,6 +1,5 @@
 // The choice between mapped and staged when a comm gets its device side, the same on all ranks; EP objects
 // follow it.
-#include <algorithm>
 #include <vector>
 
 #include "base/log.hpp"
@@ -76,53 +75,80 @@ mep_result_t open_mapped(DeviceComm& mapped, int32_t device, std::span<const Rea
   return mapped.open();
 }
 
-mep_result_t make_staged(Comm& comm, int32_t device, uint32_t ranks_in_process,
-                         std::unique_ptr<DeviceSide>* out) {
-  auto staged = std::make_unique<StagedComm>(comm, device, ranks_in_process);
+mep_result_t make_staged(Comm& comm, const GpuPlace& place, std::unique_ptr<DeviceSide>* out) {
+  auto staged = std::make_unique<StagedComm>(comm, place);
   MEP_TRY(staged->open());
   *out = std::move(staged);
   return MEP_SUCCESS;
 }
 
-}  // namespace
+// Of this process; two that do not reach each other cannot be mapped.
+mep_result_t facts_of_places(const Comm& comm, std::span<const GpuPlace> places,
+                             std::vector<ReachFacts>* facts, ReachChoice* choice) {
+  std::vector<uint32_t> ranks;
+  for (const GpuPlace& place : places) {
+    ranks.push_back(static_cast<uint32_t>(facts->size()));
+    MEP_TRY(own_facts(comm, place.device, &facts->emplace_back()));
+  }
+  *choice = choose_reach(*facts, ranks);
+  for (const GpuPlace& from : places) {
+    for (const GpuPlace& to : places) {
+      if (choice->staged || device_reaches(from.device, to.device)) continue;
+      choice->staged = true;
+      choice->why = "GPU " + std::to_string(from.device) + " does not reach the memory of GPU " +
+                    std::to_string(to.device);
+    }
+  }
+  return MEP_SUCCESS;
+}
 
-mep_result_t make_device_side(Comm& comm, int32_t device, uint32_t ranks_in_process,
-                              DeviceMaker maker, std::unique_ptr<DeviceSide>* out) {
+mep_result_t gather_facts(Comm& comm, int32_t device, std::vector<ReachFacts>* facts,
+                          ReachChoice* choice) {
   ReachFacts own;
   MEP_TRY(own_facts(comm, device, &own));
-  // One thread for all: they are in this process, on this GPU.
-  std::vector<ReachFacts> facts{own};
-  std::vector<uint32_t> ranks{comm.rank()};
-  if (maker == DeviceMaker::kEachRank) {
-    std::vector<ReachFacts> all;
-    MEP_TRY(gather(comm, own, &all));
-    ranks = comm.latest_view()->live;
-    facts.clear();
-    for (const uint32_t rank : ranks) facts.push_back(all[rank]);
+  std::vector<ReachFacts> all;
+  MEP_TRY(gather(comm, own, &all));
+  const std::vector<uint32_t> ranks = comm.latest_view()->live;
+  for (const uint32_t rank : ranks) facts->push_back(all[rank]);
+  *choice = choose_reach(*facts, ranks);
+  return MEP_SUCCESS;
+}
+
+// Mapped by each rank itself; *why: somebody could not.
+mep_result_t map_together(Comm& comm, DeviceComm& mapped, std::span<const ReachFacts> facts,
+                          std::string* why) {
+  MEP_TRY(agree(comm, open_mapped(mapped, mapped.device(), facts), "prepare its GPU to be mapped",
+                why));
+  if (!why->empty()) return MEP_SUCCESS;
+  const mep_result_t met = mapped.connect(Deadline::after_ms(comm.timeout_ms()));
+  return agree(comm, met, "map the GPU memory of its peers", why);
+}
+
+}  // namespace
+
+mep_result_t make_device_side(Comm& comm, const GpuPlace& place,
+                              std::span<const GpuPlace> made_together,
+                              std::unique_ptr<DeviceSide>* out) {
+  std::vector<ReachFacts> facts;
+  ReachChoice choice;
+  GpuPlace own = place;
+  if (made_together.empty()) {
+    MEP_TRY(gather_facts(comm, place.device, &facts, &choice));
+    if (!choice.one_process) own.ranks_in_process = 1;
+  } else {
+    MEP_TRY(facts_of_places(comm, made_together, &facts, &choice));
   }
-  const ReachChoice choice = choose_reach(facts, ranks);
-  // Of one process, siblings that a split makes at the same time share the GPU, too.
-  const auto threads =
-      static_cast<uint32_t>(std::count_if(facts.begin(), facts.end(), [&](const ReachFacts& each) {
-        return each.process == own.process;
-      }));
-  const uint32_t sharing = choice.one_process ? ranks_in_process : threads;
   if (choice.staged) {
     log(LogLevel::kInfo, "comm %s: GPUs go through host memory: %s", comm.name().c_str(),
         choice.why.c_str());
-    return make_staged(comm, device, sharing, out);
+    return make_staged(comm, own, out);
   }
-  auto mapped = std::make_unique<DeviceComm>(comm, device, sharing);
-  const mep_result_t opened = open_mapped(*mapped, device, facts);
+  auto mapped = std::make_unique<DeviceComm>(comm, own);
   std::string why;
-  if (maker == DeviceMaker::kOneThread) {
-    MEP_TRY(opened);
+  if (made_together.empty()) {
+    MEP_TRY(map_together(comm, *mapped, facts, &why));
   } else {
-    MEP_TRY(agree(comm, opened, "prepare its GPU to be mapped", &why));
-    if (why.empty()) {
-      const mep_result_t met = mapped->connect(Deadline::after_ms(comm.timeout_ms()));
-      MEP_TRY(agree(comm, met, "map the GPU memory of its peers", &why));
-    }
+    MEP_TRY(mapped->open());
   }
   if (why.empty()) {
     log(LogLevel::kInfo, "comm %s: GPUs are mapped", comm.name().c_str());
@@ -132,7 +158,7 @@ mep_result_t make_device_side(Comm& comm, int32_t device, uint32_t ranks_in_proc
   log(LogLevel::kWarn, "comm %s: GPUs go through host memory, which is slower: %s",
       comm.name().c_str(), why.c_str());
   mapped.reset();
-  return make_staged(comm, device, sharing, out);
+  return make_staged(comm, own, out);
 }
 
 template <class Ep, class Side>

@@ -38,8 +38,8 @@ struct StagedComm::Staged {
   StageCopies outputs{};
 };
 
-StagedComm::StagedComm(Comm& comm, int32_t device, uint32_t ranks_in_process)
-    : comm_(comm), device_(device), ranks_in_process_(ranks_in_process) {}
+StagedComm::StagedComm(Comm& comm, const GpuPlace& place)
+    : DeviceSide(place), comm_(comm), device_(place.device) {}
 
 StagedComm::~StagedComm() {
   server_.close();
@@ -110,11 +110,11 @@ mep_result_t StagedComm::take_memory(uint64_t, const Deadline&, std::vector<std:
 // --- Operations -----------------------------------------------------------------------------------
 
 mep_result_t StagedComm::check_stream(const void* stream) const {
-  if (stream != nullptr || ranks_in_process_ == 1) return MEP_SUCCESS;
+  if (stream != nullptr || place().ranks_on_device == 1) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
               "%u ranks share GPU %d: each needs a stream of its own, made with "
               "cudaStreamNonBlocking; the NULL stream would make them wait for each other",
-              ranks_in_process_, device_);
+              place().ranks_on_device, device_);
 }
 
 mep_result_t StagedComm::reserve(size_t bytes, std::byte** staging) {

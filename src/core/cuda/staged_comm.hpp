@@ -35,13 +35,12 @@ struct StagedChannel {
 
 class StagedComm : public DeviceSide {
  public:
-  StagedComm(Comm& comm, int32_t device, uint32_t ranks_in_process);
+  StagedComm(Comm& comm, const GpuPlace& place);
   ~StagedComm() override;
   StagedComm(const StagedComm&) = delete;
   StagedComm& operator=(const StagedComm&) = delete;
   [[nodiscard]] mep_result_t open();
 
-  int32_t device() const override { return device_; }
   bool staged() const override { return true; }
   size_t view_clients() const override { return 0; }
   mep_result_t connect(const Deadline& deadline) override;
@@ -66,7 +65,6 @@ class StagedComm : public DeviceSide {
 
   Comm& comm_;
   const int32_t device_;
-  const uint32_t ranks_in_process_;
   std::unique_ptr<Comm> stream_comm_;
   StagedChannel channel_;
   std::unique_ptr<DeviceStream> stream_;

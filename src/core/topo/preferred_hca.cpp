@@ -1,7 +1,5 @@
 #include "core/topo/preferred_hca.hpp"
 
-#include <limits>
-
 #include "base/env.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/launcher_environment.hpp"
@@ -16,8 +14,7 @@ mep_result_t choose_preferred_hca(const HcaQuestion& question, HcaChoice* choice
   DeviceFilter filter;
   MEP_TRY(DeviceFilter::parse(list, "MEP_HCA", &filter));
   uint64_t local_rank = static_cast<uint64_t>(question.fallback_rank);
-  MEP_TRY(env_uint("MEP_LOCAL_RANK", 0, std::numeric_limits<int32_t>::max(), &local_rank, &is_set));
-  if (!is_set) MEP_TRY(read_launcher_local_rank(&local_rank));
+  MEP_TRY(find_local_rank(&local_rank));
 
   HcaTopology topology;
   MEP_TRY(read_hca_topology(question.xml_file, &topology));

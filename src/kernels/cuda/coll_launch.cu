@@ -93,6 +93,9 @@ mep_result_t launch_coll(const CollCall& call, CollState* state, const CollLayou
   }
   kernel<<<ctas, kCollThreads, 0, static_cast<cudaStream_t>(stream)>>>(state, call);
   const cudaError_t error = cudaGetLastError();
+  if (error == cudaErrorInvalidResourceHandle) {
+    return mep::fail(MEP_ERR_INVALID_ARGUMENT, "the stream is not one of the communicator's GPU");
+  }
   if (error != cudaSuccess) return cuda_failed(error, "a collective cannot be launched");
   return MEP_SUCCESS;
 }

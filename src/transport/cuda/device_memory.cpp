@@ -157,18 +157,6 @@ bool may_reach(int32_t device, const std::array<uint64_t, 2>& uuid) {
   return true;
 }
 
-mep_result_t enable_peer(int32_t device, int32_t peer) {
-  if (device == peer) return MEP_SUCCESS;
-  const DeviceScope scope(device);
-  MEP_TRY(scope.check());
-  const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
-  if (error == cudaErrorPeerAccessAlreadyEnabled) {
-    (void)cudaGetLastError();
-    return MEP_SUCCESS;
-  }
-  return check(error, "cudaDeviceEnablePeerAccess");
-}
-
 DeviceScope::DeviceScope(int32_t device) : device_(device) {
   if (cudaGetDevice(&before_) != cudaSuccess) before_ = -1;
   error_ = static_cast<int32_t>(cudaSetDevice(device));
@@ -208,7 +196,13 @@ mep_result_t DeviceMemory::create(int32_t device, size_t bytes,
   CUmemGenericAllocationHandle handle = 0;
   MEP_TRY(mep::check(driver().create(&handle, memory->bytes_, &kind, 0), "device memory"));
   memory->handle_ = handle;
-  MEP_TRY(memory->map(device));
+  MEP_TRY(memory->map());
+  // Every GPU of this process that reaches it: ranks of the process may be on several.
+  int count = 0;
+  MEP_TRY(mep::check(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));
+  for (int peer = 0; peer < count; ++peer) {
+    if (device_reaches(peer, device)) MEP_TRY(memory->grant(peer));
+  }
   MEP_TRY(mep::check(cudaMemset(memory->data(), 0, memory->bytes_), "zeroing device memory"));
   MEP_TRY(mep::check(cudaStreamSynchronize(nullptr), "zeroing device memory"));
   *out = std::move(memory);
@@ -228,30 +222,27 @@ mep_result_t DeviceMemory::import(int32_t device, size_t bytes, const UniqueFd& 
                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
       "taking a peer's device memory"));
   memory->handle_ = handle;
-  MEP_TRY(memory->map(device));
+  MEP_TRY(memory->map());
+  MEP_TRY(memory->grant(device));
   *out = std::move(memory);
   return MEP_SUCCESS;
 }
 
-mep_result_t DeviceMemory::map(int32_t device) {
+mep_result_t DeviceMemory::map() {
   CUdeviceptr address = 0;
   MEP_TRY(mep::check(driver().reserve(&address, bytes_, 0, 0, 0), "cuMemAddressReserve"));
   address_ = address;
   MEP_TRY(mep::check(driver().map(address, bytes_, 0, handle_, 0), "cuMemMap"));
   mapped_ = true;
-  // Every GPU of this process that reaches it: ranks of the process may be on several.
-  int count = 0;
-  MEP_TRY(mep::check(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));
-  for (int each = 0; each < count; ++each) {
-    if (!device_reaches(each, device_)) continue;
-    CUmemAccessDesc access{};
-    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    access.location.id = each;
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    const CUresult granted = driver().set_access(address, bytes_, &access, 1);
-    if (each == device) MEP_TRY(mep::check(granted, "cuMemSetAccess"));
-  }
   return MEP_SUCCESS;
+}
+
+mep_result_t DeviceMemory::grant(int32_t device) {
+  CUmemAccessDesc access{};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = device;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  return mep::check(driver().set_access(address_, bytes_, &access, 1), "cuMemSetAccess");
 }
 
 DeviceMemory::~DeviceMemory() {
@@ -286,6 +277,12 @@ PinnedMemory::~PinnedMemory() {
 mep_result_t check_pointer(int32_t device, const void* memory, const char* name) {
   cudaPointerAttributes about{};
   MEP_TRY(check(cudaPointerGetAttributes(&about, memory), "cudaPointerGetAttributes"));
+  // A kernel that cannot reach it would end all work of the process on the GPU.
+  if (about.type == cudaMemoryTypeDevice && about.device != device) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "%s lies on GPU %d, the communicator's GPU is %d: give memory of that one", name,
+                about.device, device);
+  }
   if (about.type != cudaMemoryTypeUnregistered ||
       has_attribute(device, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)) {
     return MEP_SUCCESS;
@@ -326,6 +323,11 @@ mep_result_t check_cuda(int32_t error, const char* what) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "%s: on a GPU rows, their strides, y, bias and out lie on 16 bytes, scales on "
                 "their own size",
+                what);
+  }
+  if (error == cudaErrorInvalidResourceHandle) {
+    (void)cudaGetLastError();
+    return fail(MEP_ERR_INVALID_ARGUMENT, "%s: the stream is not one of the communicator's GPU",
                 what);
   }
   return check(static_cast<cudaError_t>(error), what);

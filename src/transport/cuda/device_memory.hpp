@@ -33,7 +33,6 @@ struct DeviceFacts {
 bool device_reaches(int32_t device, int32_t peer);
 // The same of a GPU by its UUID; of one that this process does not see nothing is known, so it may.
 bool may_reach(int32_t device, const std::array<uint64_t, 2>& uuid);
-[[nodiscard]] mep_result_t enable_peer(int32_t device, int32_t peer);
 
 // Makes `device` the calling thread's for the life of the object.
 class DeviceScope {
@@ -83,7 +82,8 @@ class DeviceMemory {
 
  private:
   DeviceMemory() = default;
-  mep_result_t map(int32_t device);
+  mep_result_t map();
+  mep_result_t grant(int32_t device);
 
   int32_t device_ = 0;
   size_t bytes_ = 0;
@@ -106,7 +106,7 @@ class PinnedMemory {
   void* data_ = nullptr;
 };
 
-// Whether kernels can use the memory; `name` is the argument's.
+// Whether kernels on that GPU can use the memory; `name` is the argument's. Device memory must be its own.
 [[nodiscard]] mep_result_t check_pointer(int32_t device, const void* memory, const char* name);
 
 [[nodiscard]] mep_result_t copy_to_device(void* to, const void* from, size_t bytes);

@@ -1,0 +1,103 @@
+// What tests on GPUs share: checks, waits, and which GPU a rank has. Ranks are dealt to all GPUs that CUDA
+// shows, rank r to GPU r modulo their number; CUDA_VISIBLE_DEVICES=0 restricts a run to one.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+namespace gpu_test {
+
+constexpr int kSkipped = 77;
+
+inline int& failure_count() {
+  static int count = 0;
+  return count;
+}
+
+#define GPU_CHECK(condition, ...)                                       \
+  do {                                                                  \
+    if (!(condition)) {                                                 \
+      std::printf("FAILED %s:%d %s: ", __FILE__, __LINE__, #condition); \
+      std::printf(__VA_ARGS__);                                         \
+      std::printf("\n");                                                \
+      if (++gpu_test::failure_count() > 20) std::exit(1);               \
+    }                                                                   \
+  } while (0)
+
+inline void cuda(cudaError_t error, const char* file = __builtin_FILE(),
+                 int line = __builtin_LINE()) {
+  if (error == cudaSuccess) return;
+  std::printf("FAILED %s:%d: CUDA says %s\n", file, line, cudaGetErrorString(error));
+  std::exit(1);
+}
+
+inline double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+inline int32_t gpu_count() {
+  int count = 0;
+  const bool counted = cudaGetDeviceCount(&count) == cudaSuccess;
+  (void)cudaGetLastError();
+  return counted ? count : 0;
+}
+
+inline bool gpu_is_there() {
+  const int32_t count = gpu_count();
+  if (count == 0) std::printf("no usable GPU: skipped\n");
+  return count != 0;
+}
+
+inline int32_t gpu_of(uint32_t rank) {
+  return static_cast<int32_t>(rank) % gpu_count();
+}
+
+// Waits for everything on every GPU that ranks of this process may have.
+inline void synchronize_all() {
+  int before = 0;
+  cuda(cudaGetDevice(&before));
+  for (int32_t gpu = 0; gpu < gpu_count(); ++gpu) {
+    cuda(cudaSetDevice(gpu));
+    cuda(cudaDeviceSynchronize());
+  }
+  cuda(cudaSetDevice(before));
+}
+
+// A word in pinned memory that a kernel sets.
+class Mark {
+ public:
+  Mark() {
+    cuda(cudaHostAlloc(&word_, sizeof *word_, cudaHostAllocMapped | cudaHostAllocPortable));
+    *word_ = 0;
+  }
+  ~Mark() { (void)cudaFreeHost(const_cast<uint32_t*>(word_)); }
+  Mark(const Mark&) = delete;
+  Mark& operator=(const Mark&) = delete;
+  volatile uint32_t* word() const { return word_; }
+  // Fails the test when nothing sets it for 20 s.
+  void wait() const {
+    const double end = now_s() + 20;
+    while (*word_ == 0 && now_s() < end) std::this_thread::yield();
+    GPU_CHECK(*word_ != 0, "a kernel has not begun");
+  }
+
+ private:
+  volatile uint32_t* word_ = nullptr;
+};
+
+// Sets the mark, then runs for so long.
+[[maybe_unused]] static __global__ void busy_for(uint64_t ns, volatile uint32_t* begun) {
+  uint64_t begin, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  *begun = 1;
+  do {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (now - begin < ns);
+}
+
+}  // namespace gpu_test
