@@ -214,7 +214,11 @@ class FakeStagedEp {
     request.ep.given = mep::device::kStageWeights | mep::device::kStageRecvX;
     request.ep.capacity = capacity;
     const StageAnswer answer = run(request);
-    if (answer.delivers == 0) return answer;
+    if (answer.delivers == 0) {
+      std::fill(got->counts.begin(), got->counts.end(), 0);
+      std::fill(got->ranges.begin(), got->ranges.end(), 0);
+      return answer;
+    }
     got->total = answer.total;
     std::copy_n(memory_.recv_count, got->counts.size(), got->counts.begin());
     std::copy_n(memory_.layout_range, got->ranges.size(), got->ranges.begin());
