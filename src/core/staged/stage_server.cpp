@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <sys/prctl.h>
 
+#include <algorithm>
 #include <ctime>
 #include <new>
 
@@ -30,17 +31,17 @@ void store(uint64_t* word, uint64_t value) {
   __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
-// The device cannot wake a thread, so it looks: all the time just after a request, seldom later.
+// The device cannot wake a thread, so it looks: all the time just after a request, then after pauses that
+// grow with the time that nothing came, so that idle channels cost next to nothing.
 void pause_after(uint64_t idle_ns) {
-  constexpr uint64_t kYieldNs = 100'000;
-  constexpr uint64_t kOftenNs = 20'000'000;
-  constexpr long kOftenPauseNs = 20'000;
-  constexpr long kSeldomPauseNs = 500'000;
+  constexpr uint64_t kYieldNs = 50'000;
+  constexpr uint64_t kShare = 4;  // of the time that nothing came
+  constexpr uint64_t kLongestPauseNs = 1'000'000;
   if (idle_ns < kYieldNs) {
     (void)sched_yield();
     return;
   }
-  const timespec pause{0, idle_ns < kOftenNs ? kOftenPauseNs : kSeldomPauseNs};
+  const timespec pause{0, static_cast<long>(std::min(idle_ns / kShare, kLongestPauseNs))};
   (void)nanosleep(&pause, nullptr);
 }
 
