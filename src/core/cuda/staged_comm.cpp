@@ -4,7 +4,6 @@
 #include <bit>
 
 #include "base/status.hpp"
-#include "core/coll/check.hpp"
 #include "core/staged/staged_collectives.hpp"
 
 namespace mep {
@@ -14,11 +13,15 @@ using device::StageCopies;
 using device::StageKind;
 using device::StageRequest;
 
-constexpr size_t kFirstStagingBytes = size_t{1} << 20;
-constexpr size_t kAlignment = 256;
+constexpr size_t kStagingBytes = size_t{16} << 20;
 
-size_t aligned(size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+// Bytes of a rank in one part: what an operation needs of the staging is as many times that.
+size_t part_bytes(Collective kind, uint32_t ranks) {
+  constexpr size_t kUnit = 256;
+  const size_t shares = kind == Collective::k_allgather   ? ranks
+                        : kind == Collective::k_allreduce ? 2
+                                                          : 1;
+  return kStagingBytes / shares / kUnit * kUnit;
 }
 
 uint64_t address(const std::byte* memory) {
@@ -31,12 +34,6 @@ mep_result_t StagedChannel::open(int32_t device) {
   MEP_TRY(DeviceMemory::create(device, sizeof(device::StageState), &state_memory));
   return PinnedMemory::create(sizeof(device::StageMailbox), &mailbox_memory);
 }
-
-struct StagedComm::Staged {
-  StageRequest request{};
-  StageCopies inputs{};
-  StageCopies outputs{};
-};
 
 StagedComm::StagedComm(Comm& comm, const GpuPlace& place)
     : DeviceSide(place), comm_(comm), device_(place.device) {}
@@ -59,8 +56,7 @@ mep_result_t StagedComm::open() {
   MEP_TRY(channel_.open(device_));
   stream_ = std::make_unique<DeviceStream>();
   MEP_TRY(stream_->open());
-  std::byte* unused = nullptr;
-  MEP_TRY(reserve(kFirstStagingBytes, &unused));
+  MEP_TRY(PinnedMemory::create(kStagingBytes, &staging_));
   // Its id follows from the comm's, which does not change when that is renamed.
   stream_comm_ = std::make_unique<Comm>(comm_.world_ptr(), comm_.name() + "#stream", comm_.slots(),
                                         (comm_.id() ^ 0x73747265616d0000u) | 1);
@@ -117,68 +113,52 @@ mep_result_t StagedComm::check_stream(const void* stream) const {
               place().ranks_on_device, device_);
 }
 
-mep_result_t StagedComm::reserve(size_t bytes, std::byte** staging) {
-  if (bytes > staging_bytes_) {
-    const CaptureScope capture;
-    const size_t wanted = std::max(std::bit_ceil(bytes), kFirstStagingBytes);
-    std::shared_ptr<PinnedMemory> block;
-    MEP_TRY(PinnedMemory::create(wanted, &block));
-    staging_.push_back(std::move(block));
-    staging_bytes_ = wanted;
-  }
-  *staging = static_cast<std::byte*>(staging_.back()->data());
-  return MEP_SUCCESS;
+// A wrong pointer in a kernel would end all work of the process on the GPU.
+mep_result_t StagedComm::check_buffers(Collective kind, const CollectiveArgs& args) const {
+  if (args.count == 0 || kind == Collective::k_barrier) return MEP_SUCCESS;
+  const bool gives = kind != Collective::k_broadcast || args.root == static_cast<int>(comm_.rank());
+  if (gives) MEP_TRY(check_pointer(device_, args.send, "sendbuf"));
+  return check_pointer(device_, args.receive, "recvbuf");
 }
 
-// Where the operation lies in the staging, and what is copied. Outputs are copied after success only, so
-// the input stays intact in place, too.
-mep_result_t StagedComm::stage(Collective kind, const CollectiveArgs& args, Staged* out) {
-  device::StageCollective& call = out->request.collective;
-  call.count = args.count;
-  call.dtype = args.dtype;
-  call.op = args.op;
-  call.root = args.root;
-  const size_t bytes = args.count * mep_dtype_size(args.dtype);
-  std::byte* staging = nullptr;
-  switch (kind) {
-    case Collective::k_barrier:
-      out->request.kind = StageKind::kBarrier;
-      out->request.collective = {};
-      return MEP_SUCCESS;
-    case Collective::k_broadcast: {
-      out->request.kind = StageKind::kBroadcast;
-      MEP_TRY(reserve(bytes, &staging));
-      call.send = call.receive = address(staging);
-      const bool is_root = args.root == static_cast<int32_t>(comm_.rank());
-      if (is_root) out->inputs.add(args.send, staging, 1, bytes, 0, 0);
-      if (is_root && args.send == args.receive) return MEP_SUCCESS;
-      out->outputs.add(staging, args.receive, 1, bytes, 0, 0);
-      return MEP_SUCCESS;
-    }
-    case Collective::k_allgather: {
-      out->request.kind = StageKind::kAllgather;
-      const uint32_t ranks = comm_.size();
-      MEP_TRY(reserve(bytes * ranks, &staging));
-      std::byte* own = staging + bytes * comm_.rank();
-      call.send = address(own);
-      call.receive = address(staging);
-      out->inputs.add(args.send, own, 1, bytes, 0, 0);
-      out->outputs.add(staging, args.receive, ranks, bytes, bytes, bytes, true);
-      return MEP_SUCCESS;
-    }
-    case Collective::k_allreduce: {
-      out->request.kind = StageKind::kAllreduce;
-      MEP_TRY(reserve(2 * aligned(bytes), &staging));
-      std::byte* result = staging + aligned(bytes);
-      call.send = address(staging);
-      call.receive = address(result);
-      out->inputs.add(args.send, staging, 1, bytes, 0, 0);
-      out->outputs.add(result, args.receive, 1, bytes, 0, 0);
-      return MEP_SUCCESS;
-    }
+// The elements from `begin` on. Outputs are copied after success only.
+mep_result_t StagedComm::enqueue_part(Collective kind, const CollectiveArgs& args, size_t begin,
+                                      size_t count, void* stream) {
+  const size_t width = mep_dtype_size(args.dtype);
+  const size_t bytes = count * width;
+  const auto* send = static_cast<const std::byte*>(args.send);
+  if (send != nullptr) send += begin * width;  // null where it is not read
+  auto* receive = static_cast<std::byte*>(args.receive) + begin * width;
+  auto* staging = static_cast<std::byte*>(staging_->data());
+  StageCopies inputs{};
+  StageCopies outputs{};
+  StageRequest request{};
+  request.continues = begin != 0 ? 1 : 0;
+  request.collective = {address(staging), address(staging), count, args.dtype,
+                        args.op,          args.root,        0};
+  if (kind == Collective::k_barrier) {
+    request.kind = StageKind::kBarrier;
+    request.collective = {};
+  } else if (kind == Collective::k_broadcast) {
+    request.kind = StageKind::kBroadcast;
+    const bool is_root = args.root == static_cast<int32_t>(comm_.rank());
+    if (is_root) inputs.add(send, staging, 1, bytes, 0, 0);
+    if (!is_root || send != receive) outputs.add(staging, receive, 1, bytes, 0, 0);
+  } else if (kind == Collective::k_allgather) {
+    request.kind = StageKind::kAllgather;
+    std::byte* own = staging + bytes * comm_.rank();
+    request.collective.send = address(own);
+    inputs.add(send, own, 1, bytes, 0, 0);
+    outputs.add(staging, receive, comm_.size(), bytes, bytes, args.count * width, true);
+  } else {
+    request.kind = StageKind::kAllreduce;
+    std::byte* result = staging + part_bytes(kind, comm_.size());
+    request.collective.receive = address(result);
+    inputs.add(send, staging, 1, bytes, 0, 0);
+    outputs.add(result, receive, 1, bytes, 0, 0);
   }
-  return fail(MEP_ERR_UNSUPPORTED, "%s on device memory is not built yet",
-              collective_type(kind).name);
+  return check_cuda(device::stage_collective(channel_.kernels(), request, inputs, outputs, stream),
+                    collective_type(kind).name);
 }
 
 mep_result_t StagedComm::enqueue(Collective kind, const CollectiveArgs& args, void* stream) {
@@ -190,17 +170,15 @@ mep_result_t StagedComm::enqueue(Collective kind, const CollectiveArgs& args, vo
   MEP_TRY(collective_type(kind).check(comm_, args));
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
-  // A wrong pointer in a kernel would end all work of the process on the GPU.
-  const bool gives = kind != Collective::k_broadcast || args.root == static_cast<int>(comm_.rank());
-  if (args.count != 0 && kind != Collective::k_barrier) {
-    if (gives) MEP_TRY(check_pointer(device_, args.send, "sendbuf"));
-    MEP_TRY(check_pointer(device_, args.receive, "recvbuf"));
+  MEP_TRY(check_buffers(kind, args));
+  if (args.count == 0 || kind == Collective::k_barrier) {
+    return enqueue_part(kind, args, 0, 0, stream);
   }
-  Staged staged;
-  MEP_TRY(stage(kind, args, &staged));
-  return check_cuda(device::stage_collective(channel_.kernels(), staged.request, staged.inputs,
-                                             staged.outputs, stream),
-                    collective_type(kind).name);
+  const size_t most = part_bytes(kind, comm_.size()) / mep_dtype_size(args.dtype);
+  for (size_t begin = 0; begin < args.count; begin += most) {
+    MEP_TRY(enqueue_part(kind, args, begin, std::min(most, args.count - begin), stream));
+  }
+  return MEP_SUCCESS;
 }
 
 }  // namespace mep

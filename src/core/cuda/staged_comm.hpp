@@ -5,8 +5,10 @@
 // Why a comm of its own: the comm that the user holds is used by the user's thread (split, agree, making EP
 // objects), in no order with operations that wait in streams.
 //
-// Staging: one block of pinned memory for all operations, since they run one after the other. It is replaced
-// by a larger one when an operation needs that; older blocks stay for the graphs that captured them.
+// Staging: one block of pinned memory for all operations, since they run one after the other. A larger
+// operation is cut into parts, each an operation of the host: an allocation could wait for kernels of
+// other ranks that wait for this one. A part that fails fails on all ranks, and none of them goes on with
+// the rest.
 #pragma once
 
 #include <memory>
@@ -59,17 +61,16 @@ class StagedComm : public DeviceSide {
   [[nodiscard]] mep_result_t check_stream(const void* stream) const;
 
  private:
-  struct Staged;  // one operation
-  mep_result_t reserve(size_t bytes, std::byte** staging);
-  mep_result_t stage(Collective kind, const CollectiveArgs& args, Staged* out);
+  mep_result_t check_buffers(Collective kind, const CollectiveArgs& args) const;
+  mep_result_t enqueue_part(Collective kind, const CollectiveArgs& args, size_t begin, size_t count,
+                            void* stream);
 
   Comm& comm_;
   const int32_t device_;
   std::unique_ptr<Comm> stream_comm_;
   StagedChannel channel_;
   std::unique_ptr<DeviceStream> stream_;
-  std::vector<std::shared_ptr<PinnedMemory>> staging_;
-  size_t staging_bytes_ = 0;  // of the last
+  std::shared_ptr<PinnedMemory> staging_;
   StageServer server_;
 };
 

@@ -80,6 +80,7 @@ __device__ inline void exchange_with_host(const StageChannel& channel,
   StageState* state = channel.state;
   StageMailbox* box = channel.mailbox;
   if (state->ended != 0) return leave_stage(state, state->ended);
+  if (request.continues != 0 && state->answer.result != MEP_SUCCESS) return;
   const uint64_t number = state->number + 1;
   state->number = number;
   const auto* words = reinterpret_cast<const uint64_t*>(&request);

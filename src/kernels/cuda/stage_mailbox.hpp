@@ -72,7 +72,7 @@ struct StageEp {
 // As a graph captures it.
 struct StageRequest {
   StageKind kind;
-  uint32_t reserved;
+  uint32_t continues;  // the operation whose last part this follows: not posted if that failed
   union {
     StageCollective collective;
     StageEp ep;

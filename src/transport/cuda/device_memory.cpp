@@ -168,16 +168,6 @@ mep_result_t DeviceScope::check() const {
   return mep::check(static_cast<cudaError_t>(error_), "cudaSetDevice");
 }
 
-CaptureScope::CaptureScope() {
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  (void)cudaThreadExchangeStreamCaptureMode(&mode);
-  mode_ = mode;
-}
-CaptureScope::~CaptureScope() {
-  auto mode = static_cast<cudaStreamCaptureMode>(mode_);
-  (void)cudaThreadExchangeStreamCaptureMode(&mode);
-}
-
 mep_result_t DeviceMemory::create(int32_t device, size_t bytes,
                                   std::shared_ptr<DeviceMemory>* out) {
   const DeviceScope scope(device);

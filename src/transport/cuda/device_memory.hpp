@@ -49,18 +49,6 @@ class DeviceScope {
   int32_t device_;
 };
 
-// Lets the calling thread allocate while it captures a graph, for the life of the object.
-class CaptureScope {
- public:
-  CaptureScope();
-  ~CaptureScope();
-  CaptureScope(const CaptureScope&) = delete;
-  CaptureScope& operator=(const CaptureScope&) = delete;
-
- private:
-  int32_t mode_;
-};
-
 // Zeroed device memory of one rank, mapped read-write. The memory lives until the last process that has
 // mapped it lets go, so a rank that ends does not pull it away under running kernels.
 class DeviceMemory {
