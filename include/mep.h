@@ -311,7 +311,8 @@ MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
  * On host communicators stream is NULL and they block. On one with a GPU (MEP_COMM_SET_DEVICE) they are
  * enqueued on stream and return; buffers are device, managed or pinned memory and belong to the
  * operation until the stream has run it; all of it can be captured in a graph, which also runs after a
- * change of the membership; how operations ended is told by mep_comm_async_result. Several ranks of a
+ * change of the membership; how operations ended, also MEP_ERR_MISMATCH, is told by
+ * mep_comm_async_result. Stream and device memory are of the comm's GPU (mep_comm_device). Several ranks of a
  * process on one GPU need a stream each, not the NULL stream: MEP_ERR_INVALID_ARGUMENT.
  * Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_MISMATCH,
  * MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED, MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_BUSY (another thread

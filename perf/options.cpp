@@ -139,8 +139,7 @@ const Entry kEntries[] = {
     {"--check", nullptr, Group::kRun, "compare the results with a plain reference",
      [](const std::string&, Options* o) { return o->check = true; }},
     {"--device", "D", Group::kRun,
-     "host; cuda: rank by rank on the next GPU, then again from the first; cuda:N: all on that "
-     "[host]",
+     "host; cuda: local rank n on GPU n, then from the first again; cuda:N: all there [host]",
      read_device},
     {"--vs", "mpi", Group::kRun, "the same by MPI in turn with MEP, and the ratio of the medians",
      [](const std::string& t, Options* o) { return o->run_mpi = t == "mpi"; }},

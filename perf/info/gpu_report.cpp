@@ -56,6 +56,10 @@ void print_gpus() {
   int32_t count = 0;
   if (is_error(count_devices(&count))) print_line("none", last_error_text());
   for (int32_t device = 0; device < count; ++device) print_gpu(device, count);
+  if (count > 1) {
+    print_line("by rank", "local rank n is given GPU n modulo " + std::to_string(count) +
+                              " (MEP_DEVICE_BY_RANK, mep_perf --device cuda)");
+  }
 #else
   print_line("none", std::string("built without CUDA: ") + build_info().cuda_note);
 #endif

@@ -1,6 +1,7 @@
 // Communicators on GPUs through the C ABI: ranks as threads of this process, each with a stream. What
 // is refused, what collectives give, and what happens when a rank aborts, with graphs captured before.
 #include <cstring>
+#include <functional>
 
 #include "abi_rig.hpp"
 
@@ -221,6 +222,60 @@ void gathers_without_absent(const std::vector<Rank>& ranks, uint32_t members) {
   }
 }
 
+// One rank calls something else than the others: all are told so, and the next calls go on.
+void differ(const std::vector<Rank>& ranks) {
+  using Call = std::function<mep_result_t(const Rank&)>;
+  const auto count = static_cast<uint32_t>(ranks.size());
+  const auto reduce = [](size_t values, mep_dtype_t dtype, mep_op_t op) {
+    return [=](const Rank& r) {
+      return mep_allreduce(r.send, r.receive, values, dtype, op, r.comm, r.stream);
+    };
+  };
+  const auto broadcast = [](int32_t root) {
+    return [=](const Rank& r) {
+      return mep_broadcast(r.send, r.receive, kCount, MEP_UINT32, root, r.comm, r.stream);
+    };
+  };
+  // Long enough to go in two steps where there are many ranks.
+  const auto reduce_long = [count](size_t less) {
+    return [=](const Rank& r) {
+      return mep_allreduce(r.receive, r.receive, kCount * count - less, MEP_UINT32, MEP_SUM, r.comm,
+                           r.stream);
+    };
+  };
+  const std::vector<Call> calls = {[](const Rank& r) { return mep_barrier(r.comm, r.stream); },
+                                   reduce(kCount, MEP_UINT32, MEP_SUM),
+                                   reduce(kCount, MEP_UINT32, MEP_MAX),
+                                   reduce(kCount, MEP_INT32, MEP_SUM),
+                                   reduce(kCount / 2, MEP_UINT32, MEP_SUM),
+                                   reduce_long(0),
+                                   reduce_long(7),
+                                   broadcast(0),
+                                   broadcast(1),
+                                   [](const Rank& r) {
+                                     return mep_allgather(r.send, r.receive, kCount, MEP_UINT32,
+                                                          r.comm, r.stream);
+                                   }};
+  for (size_t pair = 0; pair < calls.size() * calls.size(); ++pair) {
+    const size_t usual = pair / calls.size(), other = pair % calls.size();
+    const uint32_t odd = static_cast<uint32_t>(pair) % count;
+    // Some go on to their next call while others are still in this one.
+    for (uint32_t i = 0; i < count; ++i) {
+      need(calls[i == odd ? other : usual](ranks[i]), "a call");
+      need(calls[pair % 2 == 0 ? 5 : 1](ranks[i]), "the next call");
+    }
+    synchronize_all();
+    for (uint32_t i = 0; i < count; ++i) {
+      const mep_result_t told = mep_comm_async_result(ranks[i].comm);
+      const mep_result_t wanted = usual == other ? MEP_SUCCESS : MEP_ERR_MISMATCH;
+      GPU_CHECK(told == wanted, "calls %zu and %zu, rank %u of %u: %s", usual, other, i, count,
+                mep_result_string(told));
+      GPU_CHECK(mep_comm_async_result(ranks[i].comm) == MEP_SUCCESS,
+                "the call after %zu and %zu, rank %u: %s", usual, other, i, mep_last_error());
+    }
+  }
+}
+
 // The last rank aborts, or only stops calling, while the others wait for it on the GPU.
 void fault(uint32_t count, bool aborts) {
   std::vector<Rank> ranks = open_ranks(count, aborts ? 20'000 : 500);
@@ -231,6 +286,7 @@ void fault(uint32_t count, bool aborts) {
   for (uint32_t i = 0; i < count; ++i) cuda(cudaGraphLaunch(graphs[i], ranks[i].stream));
   synchronize_all();
   for (const Rank& rank : ranks) expect_sum(rank, all, "before");
+  differ(ranks);
   const double begin = now_s();
   for (uint32_t i = 0; i < gone; ++i) cuda(cudaGraphLaunch(graphs[i], ranks[i].stream));
   if (aborts) GPU_CHECK(mep_comm_abort(ranks[gone].comm) == MEP_SUCCESS, "abort");
@@ -274,8 +330,10 @@ void fault(uint32_t count, bool aborts) {
   }
   for (const cudaGraphExec_t graph : graphs) cuda(cudaGraphExecDestroy(graph));
   close_ranks(&ranks);
-  std::printf("  %u ranks: one %s; told after %.0f ms, 50 replays of the old graphs\n", count,
-              aborts ? "aborts" : "stops calling", took * 1e3);
+  std::printf(
+      "  %u ranks: different calls are found out; one %s; told after %.0f ms, 50 replays of the "
+      "old graphs\n",
+      count, aborts ? "aborts" : "stops calling", took * 1e3);
 }
 
 // With two GPUs ranks of one and of both are in each half.

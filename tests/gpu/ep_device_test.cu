@@ -212,7 +212,17 @@ void refuses() {
   args.num_tokens = 1;
   args.x = r.x;
   args.topk_idx = r.experts;
-  GPU_CHECK(mep_dispatch(r.handles[0], &args, nullptr) == MEP_ERR_INVALID_ARGUMENT, "NULL stream");
+  if (gpu_count() == 1) {
+    GPU_CHECK(mep_dispatch(r.handles[0], &args, nullptr) == MEP_ERR_INVALID_ARGUMENT,
+              "NULL stream");
+  } else {
+    GPU_CHECK(mep_dispatch(r.handles[0], &args, group.ranks[1].stream) == MEP_ERR_INVALID_ARGUMENT,
+              "a stream of another GPU");
+    args.x = group.ranks[1].x;
+    GPU_CHECK(mep_dispatch(r.handles[0], &args, r.stream) == MEP_ERR_INVALID_ARGUMENT,
+              "memory of another GPU");
+    args.x = r.x;
+  }
   args.num_tokens = kTokens + 1;
   GPU_CHECK(mep_dispatch(r.handles[0], &args, r.stream) == MEP_ERR_INVALID_ARGUMENT, "T > M");
   args.num_tokens = 1;

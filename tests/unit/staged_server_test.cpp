@@ -258,13 +258,39 @@ void collectives_are_those_of_the_comm(void**) {
   }
 }
 
+// All are told, and the next calls go on.
 void ranks_that_call_other_things_are_found(void**) {
+  constexpr size_t kCount = 20'000;
+  constexpr int kCalls = 6;
+  const auto call = [](FakeStagedRank& staged, int rank, int which) {
+    switch (which) {
+      case 0:
+        return staged.run(StageKind::kBarrier, 0, 0, 0).result;
+      case 1:
+        return staged.run(StageKind::kAllreduce, kCount, 0, kCount).result;
+      case 2:
+        return staged.run(StageKind::kAllreduce, kCount / 2, 0, kCount).result;
+      case 3:
+        return staged.run(StageKind::kBroadcast, kCount, 0, 0, 0).result;
+      case 4:
+        return staged.run(StageKind::kBroadcast, kCount, 0, 0, 1).result;
+      default:
+        return staged.run(StageKind::kAllgather, kCount, static_cast<size_t>(rank) * kCount, 0)
+            .result;
+    }
+  };
   require_on_rank_threads(3, 0, [&](int rank, mep_comm_t comm, Report& findings) {
-    FakeStagedRank staged(comm, 4096);
-    const size_t count = rank == 1 ? 8 : 4;
-    const mep_result_t result = staged.run(StageKind::kAllreduce, count, 0, 16).result;
-    if (result != MEP_ERR_MISMATCH) findings.add("rank %d: %d", rank, result);
-    if (staged.server.take_failure() != MEP_ERR_MISMATCH) findings.add("not told");
+    FakeStagedRank staged(comm, 4 * kCount * sizeof(uint32_t));
+    for (int pair = 0; pair < kCalls * kCalls; ++pair) {
+      const int usual = pair / kCalls;
+      const int other = pair % kCalls;
+      const mep_result_t wanted = usual == other ? MEP_SUCCESS : MEP_ERR_MISMATCH;
+      const mep_result_t result = call(staged, rank, rank == pair % 3 ? other : usual);
+      if (result != wanted) findings.add("%d and %d, rank %d: %d", usual, other, rank, result);
+      if (staged.server.take_failure() != wanted) findings.add("not told");
+      const mep_result_t next = call(staged, rank, 1);
+      if (next != MEP_SUCCESS) findings.add("after %d and %d: %d", usual, other, next);
+    }
   });
 }
 

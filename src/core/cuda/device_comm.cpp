@@ -170,8 +170,7 @@ mep_result_t DeviceComm::take_windows(uint64_t id, size_t bytes, const Deadline&
     if (window->bytes() < bytes) {
       return fail(MEP_ERR_MISMATCH, "rank %u has another kind of GPU or another layout", rank);
     }
-    // Windows are mapped for every GPU that reaches them.
-    if (!device_reaches(device_, window->device())) {
+    if (!window->is_mapped_for(device_)) {
       return fail(MEP_ERR_UNSUPPORTED,
                   "GPU %d cannot map the memory of rank %u on GPU %d: use GPUs that reach each "
                   "other (mep_info shows which)",
@@ -318,6 +317,7 @@ mep_result_t DeviceComm::enqueue(Collective kind, const CollectiveArgs& args, vo
   MEP_TRY(collective_type(kind).check(comm_, args));
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
+  MEP_TRY(check_stream_device(device_, stream));
   // A wrong pointer in a kernel would end all work of the process on the GPU.
   const bool gives = kind != Collective::k_broadcast || args.root == static_cast<int>(comm_.rank());
   if (args.count != 0 && kind != Collective::k_barrier) {

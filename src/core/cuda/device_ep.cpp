@@ -336,6 +336,7 @@ mep_result_t DeviceEp::dispatch(EpDeviceHandle& handle, const mep_dispatch_args_
   MEP_TRY(check_call(stream));
   const DeviceScope scope(side_.device());
   MEP_TRY(scope.check());
+  MEP_TRY(check_stream_device(side_.device(), stream));
   MEP_TRY(check_dispatch_call(side_.device(), shape_, buffer.calls, handle, args));
   const bool sends = args.phase != MEP_PHASE_RECEIVE;
   if (sends) {
@@ -355,6 +356,7 @@ mep_result_t DeviceEp::combine(EpDeviceHandle& handle, const mep_combine_args_t&
   MEP_TRY(check_call(stream));
   const DeviceScope scope(side_.device());
   MEP_TRY(scope.check());
+  MEP_TRY(check_stream_device(side_.device(), stream));
   MEP_TRY(check_combine_call(side_.device(), shape_, buffer.calls, handle, args));
   if (args.phase != MEP_PHASE_RECEIVE) MEP_TRY(catch_up(buffer, stream));
   mep_combine_args_t given = args;

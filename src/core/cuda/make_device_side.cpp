@@ -138,6 +138,10 @@ mep_result_t make_device_side(Comm& comm, const GpuPlace& place,
   } else {
     MEP_TRY(facts_of_places(comm, made_together, &facts, &choice));
   }
+  if (!choice.staged && comm.size() > device::kMaxCollRanks) {
+    choice.staged = true;
+    choice.why = "there are more than " + std::to_string(device::kMaxCollRanks) + " ranks";
+  }
   if (choice.staged) {
     log(LogLevel::kInfo, "comm %s: GPUs go through host memory: %s", comm.name().c_str(),
         choice.why.c_str());

@@ -170,6 +170,7 @@ mep_result_t StagedComm::enqueue(Collective kind, const CollectiveArgs& args, vo
   MEP_TRY(collective_type(kind).check(comm_, args));
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
+  MEP_TRY(check_stream_device(device_, stream));
   MEP_TRY(check_buffers(kind, args));
   if (args.count == 0 || kind == Collective::k_barrier) {
     return enqueue_part(kind, args, 0, 0, stream);

@@ -188,6 +188,7 @@ mep_result_t StagedEp::dispatch(EpDeviceHandle& handle, const mep_dispatch_args_
   MEP_TRY(check_call(stream));
   const DeviceScope scope(side_.device());
   MEP_TRY(scope.check());
+  MEP_TRY(check_stream_device(side_.device(), stream));
   MEP_TRY(check_dispatch_call(side_.device(), shape_, buffer.calls, handle, args));
   if (args.phase != MEP_PHASE_RECEIVE) {
     if (buffer.calls.is_sent() && !is_over(buffer)) return buffer.calls.busy();
@@ -218,6 +219,7 @@ mep_result_t StagedEp::combine(EpDeviceHandle& handle, const mep_combine_args_t&
   MEP_TRY(check_call(stream));
   const DeviceScope scope(side_.device());
   MEP_TRY(scope.check());
+  MEP_TRY(check_stream_device(side_.device(), stream));
   MEP_TRY(check_combine_call(side_.device(), shape_, buffer.calls, handle, args));
   if (args.phase != MEP_PHASE_RECEIVE) MEP_TRY(catch_up(buffer, stream));
   StageRequest request{};

@@ -40,7 +40,7 @@ __device__ void exchange(CollState* state, const CollCall& call, CollFrame* fram
   const uint64_t part = ((longest + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
   for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
     const uint64_t step = frame->step + chunk;
-    const uint64_t tag = coll_tag(frame->epoch, step);
+    const uint64_t tag = coll_tag(*frame, step);
     const uint64_t row = layout.exchange_row(step & 1, blockIdx.x);
     const uint64_t at = chunk * layout.slot_bytes;
     const uint64_t left = call.bytes - at;
@@ -51,7 +51,7 @@ __device__ void exchange(CollState* state, const CollCall& call, CollFrame* fram
     if (gives) push(state, *frame, call, layout.slot(step & 1, state->rank), at, begin, end);
     test_delay(state, *frame, 1);
     signal_members(state, *frame, row, tag);
-    if (!wait_members(state, frame, row, tag)) return;
+    if (!wait_members(state, frame, row, layout.scatter_row(blockIdx.x), tag)) return;
     test_delay(state, *frame, 2);
     if (call.kind == CollKind::kBroadcast) {
       const uint8_t* from = window_of(*frame, call.root) + layout.slot(step & 1, call.root);

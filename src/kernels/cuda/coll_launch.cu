@@ -34,6 +34,17 @@ mep_result_t each_kernel(Visit&& visit) {
   return MEP_SUCCESS;
 }
 
+// Of what all ranks must give alike.
+uint32_t fingerprint_of(const CollCall& call) {
+  uint64_t mix = 0;
+  for (const uint64_t part : {static_cast<uint64_t>(call.kind), uint64_t{call.dtype},
+                              static_cast<uint64_t>(call.op), uint64_t{call.root}, call.bytes}) {
+    mix = (mix ^ part) * 0x9e3779b97f4a7c15u;
+    mix ^= mix >> 29;
+  }
+  return static_cast<uint32_t>(mix * 0x9e3779b97f4a7c15u >> (64 - kFingerprintBits));
+}
+
 CollKernel kernel_of(const CollCall& call, const CollLayout& layout) {
   if (call.kind != CollKind::kAllreduce) return exchange_kernel();
   return coll_is_one_shot(layout, call.bytes) ? one_shot_kernel(call.dtype)
@@ -91,11 +102,10 @@ mep_result_t launch_coll(const CollCall& call, CollState* state, const CollLayou
     const uint64_t wanted = call.kind == CollKind::kBarrier ? 1 : call.bytes / kBytesPerCta + 1;
     ctas = static_cast<uint32_t>(std::min<uint64_t>(wanted, layout.ctas));
   }
-  kernel<<<ctas, kCollThreads, 0, static_cast<cudaStream_t>(stream)>>>(state, call);
+  CollCall marked = call;
+  marked.fingerprint = fingerprint_of(call);
+  kernel<<<ctas, kCollThreads, 0, static_cast<cudaStream_t>(stream)>>>(state, marked);
   const cudaError_t error = cudaGetLastError();
-  if (error == cudaErrorInvalidResourceHandle) {
-    return mep::fail(MEP_ERR_INVALID_ARGUMENT, "the stream is not one of the communicator's GPU");
-  }
   if (error != cudaSuccess) return cuda_failed(error, "a collective cannot be launched");
   return MEP_SUCCESS;
 }

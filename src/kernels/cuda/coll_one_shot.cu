@@ -8,7 +8,7 @@ template <typename Type>
 __device__ void one_shot(CollState* state, const CollCall& call, CollFrame* frame) {
   const CollLayout& layout = state->layout;
   const uint64_t parity = frame->step & 1;
-  const uint64_t tag = coll_tag(frame->epoch, frame->step);
+  const uint64_t tag = coll_tag(*frame, frame->step);
   const uint64_t row = layout.exchange_row(parity, blockIdx.x);
   const uint64_t part = ((call.bytes + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
   const uint64_t begin = part * blockIdx.x;
@@ -27,7 +27,7 @@ __device__ void one_shot(CollState* state, const CollCall& call, CollFrame* fram
   }
   test_delay(state, *frame, 1);
   signal_members(state, *frame, row, tag);
-  if (!wait_members(state, frame, row, tag)) return;
+  if (!wait_members(state, frame, row, layout.scatter_row(blockIdx.x), tag)) return;
   test_delay(state, *frame, 2);
   for (uint64_t i = begin + threadIdx.x * 16; i < end; i += kDataThreads * 16) {
     const uint4 total = reduce_pack<Type>(*frame, call.op, [&](uint32_t source) {

@@ -21,6 +21,7 @@ constexpr uint64_t kLookNs = 20'000;
 
 struct CollFrame {
   uint64_t epoch;
+  uint64_t fingerprint;
   uint64_t seq;
   uint64_t step;
   uint64_t live;
@@ -32,15 +33,26 @@ struct CollFrame {
   uint32_t cursor;                 // this rank's place among them
   int32_t refused;                 // the operation ends at once with this
   uint32_t failed;
-  uint32_t finished;  // the data threads of CTA 0
+  uint32_t mismatched;  // a member calls something else
+  uint32_t finished;    // the data threads of CTA 0
 };
 
 __device__ inline void data_sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(kDataThreads) : "memory");
 }
 
-__device__ inline uint64_t coll_tag(uint64_t epoch, uint64_t step) {
-  return uint64_t{1} << 63 | (epoch & 0x7fff) << 48 | ((step + 1) & 0xffffffffffff);
+// Of any call.
+__device__ inline uint64_t step_tag(uint64_t epoch, uint64_t step) {
+  constexpr uint32_t kStepBits = 48 - kFingerprintBits;
+  const uint64_t number = (step + 1) & ((uint64_t{1} << kStepBits) - 1);
+  return uint64_t{1} << 63 | (epoch & 0x7fff) << 48 | number << kFingerprintBits;
+}
+__device__ inline uint64_t coll_tag(const CollFrame& frame, uint64_t step) {
+  return step_tag(frame.epoch, step) | frame.fingerprint;
+}
+// Of the tag's step, or of the next: further a rank does not come without this one.
+__device__ inline bool is_near_step(uint64_t word, uint64_t tag) {
+  return (word >> kFingerprintBits) - (tag >> kFingerprintBits) <= 1;
 }
 
 __device__ inline uint64_t load_device(const uint64_t* word) {
@@ -53,6 +65,7 @@ __device__ inline uint64_t load_device(const uint64_t* word) {
 __device__ inline void begin_frame(const CollState* state, const CollCall& call, CollFrame* frame) {
   if (threadIdx.x == 0) {
     frame->epoch = state->epoch;
+    frame->fingerprint = call.fingerprint;
     frame->seq = state->seq + 1;
     frame->step = state->step;
     frame->live = state->live;
@@ -60,6 +73,7 @@ __device__ inline void begin_frame(const CollState* state, const CollCall& call,
     frame->own = state->windows[state->rank];
     frame->donor = nullptr;
     frame->failed = 0;
+    frame->mismatched = 0;
     frame->finished = 0;
     uint32_t members = 0;
     for (uint32_t rank = 0; rank < state->layout.ranks; ++rank) {
@@ -98,14 +112,26 @@ __device__ inline void signal_members(const CollState* state, const CollFrame& f
   store_word(reinterpret_cast<uint64_t*>(window + row) + state->rank, tag);
 }
 
-// One source, one thread. False: the operation has failed.
+// One source, one thread; `other` is where its word would be if its call went another way. Who has found
+// that out and gone on to its next call may have written over the word. False: the operation has failed.
 __device__ inline bool wait_source(CollState* state, CollFrame* frame, const uint64_t* word,
-                                   uint64_t tag, uint32_t source) {
+                                   const uint64_t* other, uint64_t tag, uint32_t source) {
   auto* replaced = reinterpret_cast<unsigned long long*>(&frame->replaced);
   if (atomicOr(replaced, 0ull) >> source & 1) return true;
   for (uint32_t polls = 1;; ++polls) {
-    if (load_word(word) == tag) return true;
-    if (polls % kPollsPerDecision != 0) continue;
+    const uint64_t seen = load_word(word);
+    if (seen == tag) return true;
+    bool differs = is_near_step(seen, tag);
+    if (polls % kPollsPerDecision != 0 && !differs) continue;
+    if (!differs && is_near_step(load_word(other), tag)) {
+      observe();
+      if (load_word(word) == tag) return true;  // it came in between, and the source has gone on
+      differs = true;
+    }
+    if (differs) {
+      atomicExch(&frame->mismatched, 1u);
+      return false;
+    }
     const uint64_t decision = load_device(&state->decision);
     if (decision >> 2 != frame->seq) continue;
     if ((decision & 3) == kCollFail) return false;
@@ -118,14 +144,15 @@ __device__ inline bool wait_source(CollState* state, CollFrame* frame, const uin
   }
 }
 
-// The data threads: until the word of every member is in this rank's row. False in all of them: the
-// operation has failed.
+// The data threads: until the word of every member is in this rank's row, or in the other one. False in
+// all of them: the operation has failed.
 __device__ inline bool wait_members(CollState* state, CollFrame* frame, uint64_t row,
-                                    uint64_t tag) {
+                                    uint64_t other_row, uint64_t tag) {
   if (threadIdx.x < frame->members) {
     const uint32_t source = frame->member[threadIdx.x];
     const auto* word = reinterpret_cast<const uint64_t*>(frame->own + row) + source;
-    if (!wait_source(state, frame, word, tag, source)) {
+    const auto* other = reinterpret_cast<const uint64_t*>(frame->own + other_row) + source;
+    if (!wait_source(state, frame, word, other, tag, source)) {
       atomicExch(&frame->failed, 1u);
     }
     observe();
@@ -245,10 +272,10 @@ struct CollLeader {
         const auto* words =
             reinterpret_cast<const uint64_t*>(frame->own + state->layout.exchange_row(row, 0));
         const uint64_t tag = load_word(words + source);
-        const bool of_epoch = (tag >> 48) == (coll_tag(frame->epoch, 0) >> 48);
+        const bool of_epoch = (tag >> 48) == (step_tag(frame->epoch, 0) >> 48);
         if (of_epoch && tag > newest) newest = tag;
       }
-      if (newest >= coll_tag(frame->epoch, frame->step)) here |= uint64_t{1} << source;
+      if (newest >= step_tag(frame->epoch, frame->step)) here |= uint64_t{1} << source;
     }
     return frame->live & ~here;
   }
@@ -268,9 +295,12 @@ struct CollLeader {
     uint64_t next_look = begin + kFirstLookNs;
     for (uint32_t polls = 1;; ++polls) {
       const bool undisturbed = word == settled_word;
-      if (undisturbed && atomicAdd(&frame->finished, 0u) != 0 &&
-          (gridDim.x == 1 || *static_cast<volatile uint32_t*>(&state->ticket) == gridDim.x)) {
-        break;
+      if (undisturbed && atomicAdd(&frame->finished, 0u) != 0) {
+        // CTA 0 has seen the words of all members then, so each has ended the operation before.
+        if (*static_cast<volatile uint32_t*>(&frame->mismatched) != 0 && !decided) {
+          decide_failure(MEP_ERR_MISMATCH);
+        }
+        if (gridDim.x == 1 || *static_cast<volatile uint32_t*>(&state->ticket) == gridDim.x) break;
       }
       if (!undisturbed && settle()) {
         settled_word = word;
@@ -336,6 +366,10 @@ struct CollLeader {
       // What this rank's window holds of it may now be read by those who lack it.
       store_word_release(done_word, frame->seq);
       store_word(&post->done, frame->seq);
+    }
+    if (result == MEP_ERR_MISMATCH) {
+      state->seq = frame->seq;
+      state->step = frame->step + 1;
     }
     if (result != MEP_SUCCESS) {
       __threadfence_system();  // `done` of the operation before

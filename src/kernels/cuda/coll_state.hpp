@@ -7,9 +7,13 @@
 //
 // A rank pushes its contribution into its own place in every window and then its signal word, so a rank
 // that is late, or out, only ever writes bytes that nobody reads any more. All ranks count steps alike:
-// each operation takes some, a signal word is tag(epoch, step), and places of exchanges alternate with
-// the step's parity. Every operation waits for every live rank, so whoever runs operation n + 1 to its
+// each operation takes some, a signal word is tag(epoch, step, call), and places of exchanges alternate
+// with the step's parity. Every operation waits for every live rank, so whoever runs operation n + 1 to its
 // end knows that all have ended n: that frees the places of n.
+//
+// Of the call a word carries a fingerprint, so ranks that call different things find out in the first step,
+// all of them, since all wait for all. Such an operation fails with MEP_ERR_MISMATCH, and takes a number
+// and one step.
 //
 // Membership. `entered`, `done` and `parked` tell the control thread what the device has begun and
 // ended; `word` is odd while the channel is wedged. The leader stores `entered` and then reads `word`,
@@ -142,7 +146,9 @@ struct CollCall {
   mep_op_t op;
   CollKind kind;
   uint32_t root;
+  uint32_t fingerprint;     // launch_coll() sets it
   mep_op_status_t* status;  // or null
 };
+constexpr uint32_t kFingerprintBits = 12;
 
 }  // namespace mep::device

@@ -37,7 +37,7 @@ __device__ void two_shot(CollState* state, const CollCall& call, CollFrame* fram
   const bool send_aligned = is_aligned(send);
   const bool receive_aligned = is_aligned(receive);
   for (uint64_t step = 0; step < cut.steps; ++step) {
-    const uint64_t tag = coll_tag(frame->epoch, frame->step + step);
+    const uint64_t tag = coll_tag(*frame, frame->step + step);
     const uint64_t base = step * cut.step + cta * cut.tile;
     test_delay(state, *frame, 0);
     for (uint32_t member = 0; member < frame->members; ++member) {
@@ -50,7 +50,8 @@ __device__ void two_shot(CollState* state, const CollCall& call, CollFrame* fram
     }
     test_delay(state, *frame, 1);
     signal_members(state, *frame, layout.scatter_row(cta), tag);
-    if (!wait_members(state, frame, layout.scatter_row(cta), tag)) return;
+    const uint64_t other = layout.exchange_row((frame->step + step) & 1, cta);
+    if (!wait_members(state, frame, layout.scatter_row(cta), other, tag)) return;
     test_delay(state, *frame, 2);
     const uint64_t own_length =
         part_length(base + frame->cursor * cut.slice, cut.slice, call.bytes);
@@ -66,7 +67,7 @@ __device__ void two_shot(CollState* state, const CollCall& call, CollFrame* fram
     }
     test_delay(state, *frame, 3);
     signal_members(state, *frame, layout.result_row(cta), tag);
-    if (!wait_members(state, frame, layout.result_row(cta), tag)) return;
+    if (!wait_members(state, frame, layout.result_row(cta), other, tag)) return;
     for (uint32_t member = 0; member < frame->members; ++member) {
       const uint32_t owner = frame->member[member];
       const uint64_t begin = base + member * cut.slice;

@@ -3,6 +3,8 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "base/status.hpp"
 
 namespace mep {
@@ -42,6 +44,11 @@ struct Driver {
   decltype(&cuMemGetAllocationGranularity) granularity = nullptr;
   decltype(&cuDeviceGetAttribute) attribute = nullptr;
   decltype(&cuGetErrorString) error_string = nullptr;
+  decltype(&cuStreamGetCtx) stream_context = nullptr;
+  decltype(&cuCtxGetCurrent) current_context = nullptr;
+  decltype(&cuCtxPushCurrent) push_context = nullptr;
+  decltype(&cuCtxPopCurrent) pop_context = nullptr;
+  decltype(&cuCtxGetDevice) context_device = nullptr;
   bool complete = true;
 
   template <typename Function>
@@ -67,6 +74,11 @@ struct Driver {
     find("cuMemGetAllocationGranularity", &granularity);
     find("cuDeviceGetAttribute", &attribute);
     find("cuGetErrorString", &error_string);
+    find("cuStreamGetCtx", &stream_context);
+    find("cuCtxGetCurrent", &current_context);
+    find("cuCtxPushCurrent", &push_context);
+    find("cuCtxPopCurrent", &pop_context);
+    find("cuCtxGetDevice", &context_device);
   }
 };
 
@@ -187,11 +199,13 @@ mep_result_t DeviceMemory::create(int32_t device, size_t bytes,
   MEP_TRY(mep::check(driver().create(&handle, memory->bytes_, &kind, 0), "device memory"));
   memory->handle_ = handle;
   MEP_TRY(memory->map());
-  // Every GPU of this process that reaches it: ranks of the process may be on several.
+  MEP_TRY(memory->grant(device));
+  // Every GPU of this process that reaches it: ranks of the process may be on several. What is refused
+  // matters only where a rank is.
   int count = 0;
   MEP_TRY(mep::check(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));
   for (int peer = 0; peer < count; ++peer) {
-    if (device_reaches(peer, device)) MEP_TRY(memory->grant(peer));
+    if (peer != device && device_reaches(peer, device)) (void)memory->grant(peer);
   }
   MEP_TRY(mep::check(cudaMemset(memory->data(), 0, memory->bytes_), "zeroing device memory"));
   MEP_TRY(mep::check(cudaStreamSynchronize(nullptr), "zeroing device memory"));
@@ -232,7 +246,9 @@ mep_result_t DeviceMemory::grant(int32_t device) {
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   access.location.id = device;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  return mep::check(driver().set_access(address_, bytes_, &access, 1), "cuMemSetAccess");
+  MEP_TRY(mep::check(driver().set_access(address_, bytes_, &access, 1), "cuMemSetAccess"));
+  mapped_for_.push_back(device);
+  return MEP_SUCCESS;
 }
 
 DeviceMemory::~DeviceMemory() {
@@ -240,6 +256,10 @@ DeviceMemory::~DeviceMemory() {
   if (mapped_) (void)driver().unmap(address_, bytes_);
   if (address_ != 0) (void)driver().free(address_, bytes_);
   if (handle_ != 0) (void)driver().release(handle_);
+}
+
+bool DeviceMemory::is_mapped_for(int32_t device) const {
+  return std::find(mapped_for_.begin(), mapped_for_.end(), device) != mapped_for_.end();
 }
 
 mep_result_t DeviceMemory::export_fd(UniqueFd* fd) const {
@@ -284,6 +304,30 @@ mep_result_t check_pointer(int32_t device, const void* memory, const char* name)
       name, device);
 }
 
+mep_result_t check_stream_device(int32_t device, const void* stream) {
+  static const bool has_one_gpu = [] {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess && count == 1;
+  }();
+  if (has_one_gpu || stream == nullptr) return MEP_SUCCESS;
+  CUcontext current = nullptr;
+  CUcontext of_stream = nullptr;
+  auto* handle = static_cast<CUstream>(const_cast<void*>(stream));
+  MEP_TRY(mep::check(driver().current_context(&current), "cuCtxGetCurrent"));
+  MEP_TRY(mep::check(driver().stream_context(handle, &of_stream), "cuStreamGetCtx"));
+  if (of_stream == current) return MEP_SUCCESS;
+  // A part of the GPU (a green context) is not the thread's context either.
+  CUdevice found = -1;
+  MEP_TRY(mep::check(driver().push_context(of_stream), "cuCtxPushCurrent"));
+  const CUresult asked = driver().context_device(&found);
+  (void)driver().pop_context(&of_stream);
+  MEP_TRY(mep::check(asked, "cuCtxGetDevice"));
+  if (found == device) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "the stream is one of GPU %d, the communicator's GPU is %d: make it there", found,
+              device);
+}
+
 mep_result_t copy_to_device(void* to, const void* from, size_t bytes) {
   MEP_TRY(check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copying to the GPU"));
   return MEP_SUCCESS;
@@ -313,11 +357,6 @@ mep_result_t check_cuda(int32_t error, const char* what) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "%s: on a GPU rows, their strides, y, bias and out lie on 16 bytes, scales on "
                 "their own size",
-                what);
-  }
-  if (error == cudaErrorInvalidResourceHandle) {
-    (void)cudaGetLastError();
-    return fail(MEP_ERR_INVALID_ARGUMENT, "%s: the stream is not one of the communicator's GPU",
                 what);
   }
   return check(static_cast<cudaError_t>(error), what);

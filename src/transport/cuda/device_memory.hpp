@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/unique_fd.hpp"
 #include "mep.h"
@@ -65,6 +66,8 @@ class DeviceMemory {
   std::byte* data() const { return std::bit_cast<std::byte*>(address_); }
   size_t bytes() const { return bytes_; }
   int32_t device() const { return device_; }
+  // Whether kernels of that GPU of this process can use it.
+  bool is_mapped_for(int32_t device) const;
   // A descriptor for import().
   [[nodiscard]] mep_result_t export_fd(UniqueFd* fd) const;
 
@@ -78,6 +81,7 @@ class DeviceMemory {
   uint64_t handle_ = 0;
   uint64_t address_ = 0;
   bool mapped_ = false;
+  std::vector<int32_t> mapped_for_;
 };
 
 // Zeroed pinned host memory at one address for host and devices.
@@ -96,6 +100,9 @@ class PinnedMemory {
 
 // Whether kernels on that GPU can use the memory; `name` is the argument's. Device memory must be its own.
 [[nodiscard]] mep_result_t check_pointer(int32_t device, const void* memory, const char* name);
+
+// Whether the stream is one of that GPU, which is the thread's. CUDA itself launches on any GPU's stream.
+[[nodiscard]] mep_result_t check_stream_device(int32_t device, const void* stream);
 
 [[nodiscard]] mep_result_t copy_to_device(void* to, const void* from, size_t bytes);
 [[nodiscard]] mep_result_t copy_from_device(void* to, const void* from, size_t bytes);
