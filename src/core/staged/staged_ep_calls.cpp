@@ -192,12 +192,13 @@ mep_result_t StagedEpCalls::hand_over(const StageEp& call, StageAnswer* answer) 
   answer->total = static_cast<int64_t>(place);
   answer->recv_x_fits = 1;
   const bool is_bounded = (call.given & device::kStageRecvX) != 0 && call.capacity != 0;
-  if (!is_bounded || rows_needed * row_bytes <= call.capacity) return MEP_SUCCESS;
+  const uint64_t bytes_needed = rows_needed * row_bytes;
+  if (!is_bounded || bytes_needed <= call.capacity) return MEP_SUCCESS;
   answer->recv_x_fits = 0;
   answer->status.result = MEP_ERR_CAPACITY;
   return fail(MEP_ERR_CAPACITY, "recv_capacity is %llu bytes, the rows that arrived need %llu",
               static_cast<unsigned long long>(call.capacity),
-              static_cast<unsigned long long>(rows_needed * row_bytes));
+              static_cast<unsigned long long>(bytes_needed));
 }
 
 // --- Combine --------------------------------------------------------------------------------------
