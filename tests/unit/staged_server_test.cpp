@@ -324,6 +324,25 @@ void a_failure_is_told_and_survived(void**) {
   survive(8);
 }
 
+// As the comm of a device side does: a view change that the world's end has cut short is not waited for.
+void a_comm_goes_after_its_world(void**) {
+  constexpr int kRanks = 4;
+  const size_t rounds = slice(30, 300);
+  for (size_t round = 0; round < rounds; ++round) {
+    Report report;
+    const mep_comm_config_t config = patient_config(0);
+    std::vector<mep_comm_t> comms(kRanks, nullptr);
+    COLL_OK(report, mep_comm_init_all(kRanks, &config, comms.data()));
+    on_threads(kRanks, [&](int rank) {
+      mep_comm_t half = nullptr;
+      COLL_OK(report, mep_comm_split(comms[static_cast<size_t>(rank)], rank % 2, 0, &half));
+      COLL_OK(report, mep_comm_destroy(comms[static_cast<size_t>(rank)]));
+      COLL_OK(report, mep_comm_destroy(half));
+    });
+    report.require_clean();
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -336,6 +355,7 @@ int main(int argc, char** argv) {
                               cmocka_unit_test(a_closed_server_lets_kernels_go),
                               cmocka_unit_test(collectives_are_those_of_the_comm),
                               cmocka_unit_test(ranks_that_call_other_things_are_found),
-                              cmocka_unit_test(a_failure_is_told_and_survived)};
+                              cmocka_unit_test(a_failure_is_told_and_survived),
+                              cmocka_unit_test(a_comm_goes_after_its_world)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
