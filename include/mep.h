@@ -240,7 +240,8 @@ MEP_API mep_result_t mep_comm_device(mep_comm_t comm, int32_t* device);
 MEP_API mep_result_t mep_comm_set_timeout(mep_comm_t comm, uint32_t timeout_ms);
 
 /* How `rank` is reached, for people: "self", "inproc", "shm", ...; with " (put only)" when its memory
- * is not mapped. Valid for the life of the comm. 0.1 */
+ * is not mapped. On a communicator with a GPU: how its host is, which is the way of the data where GPUs
+ * cannot map each other's memory. Valid for the life of the comm. 0.1 */
 MEP_API mep_result_t mep_comm_transport(mep_comm_t comm, int32_t rank, const char** name);
 
 /* Source memory: page-aligned memory of this process that peers on this host can read in place, which
@@ -478,7 +479,8 @@ MEP_API mep_result_t mep_comm_abort(mep_comm_t comm);
  * On a communicator with a GPU calls only enqueue on the stream; pointers are device memory, small outputs
  * may be pinned host memory, and rows lie on 16 bytes. Bad routing entries count as -1 and are counted in
  * op_status. After a view change the first dispatch or combine on each buffer tells its news and does
- * nothing else; mep_ep_last_op, streams idle, moves a buffer to the new view too. docs/cuda.md has more.
+ * nothing else; mep_ep_last_op, streams idle, moves a buffer to the new view too. GPUs that cannot map
+ * each other's memory, as those of several hosts, go through host memory. docs/cuda.md has more.
  * --------------------------------------------------------------------------------------------- */
 
 enum { MEP_EP_LOW_LATENCY = 0, MEP_EP_HIGH_THROUGHPUT = 1 };         /* mode */

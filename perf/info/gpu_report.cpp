@@ -43,7 +43,7 @@ void print_gpu(int32_t device, int32_t count) {
   for (int32_t peer = device + 1; peer < count; ++peer) {
     const bool reach = device_reaches(device, peer) && device_reaches(peer, device);
     print_line(("  and GPU " + std::to_string(peer)).c_str(),
-               reach ? "mapped" : "do not reach each other");
+               reach ? "mapped" : "do not reach each other: through host memory");
   }
 }
 

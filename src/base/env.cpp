@@ -66,6 +66,9 @@ const std::vector<EnvVariable>& env_table() {
       {"MEP_AUTHENTICATE", "0", "1 makes tcp authenticate its data between ranks of one host too"},
       {"MEP_ENCRYPT", "0", "1 makes tcp encrypt its data"},
       {"MEP_MAP", "1", "0 forbids mapped peer memory: put and signal only"},
+      {"MEP_CUDA_REACH", "auto",
+       "host: GPUs reach each other through pinned memory and host transports, even where they can "
+       "map"},
       {"MEP_SIMD", "", "portable, avx2 or avx512: at most this instruction set; default the CPU's"},
       // For tests.
       {"MEP_TEST_HOST", "", "ranks with different names here take each other to be on other hosts"},

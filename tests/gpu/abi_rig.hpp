@@ -6,6 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
@@ -66,8 +69,27 @@ inline void close_comms(const std::vector<mep_comm_t>& comms) {
              [&](uint32_t i) { need(mep_comm_destroy(comms[i]), "mep_comm_destroy"); });
 }
 
+// MEP_CUDA_REACH=host: this run is about GPUs that go through host memory.
+inline bool is_staged() {
+  const char* reach = std::getenv("MEP_CUDA_REACH");
+  return (reach != nullptr && std::strcmp(reach, "host") == 0) ||
+         std::getenv("GPU_TEST_HOSTS") != nullptr;
+}
+
+// GPU_TEST_HOSTS=N: ranks take each other to be on N hosts, which meet in a folder.
+inline void play_host() {
+  const char* hosts = std::getenv("GPU_TEST_HOSTS");
+  const char* rank = std::getenv("MEP_RANK");
+  const char* size = std::getenv("MEP_SIZE");
+  if (hosts == nullptr || rank == nullptr || size == nullptr) return;
+  const int host = std::atoi(rank) * std::atoi(hosts) / std::atoi(size);
+  (void)setenv("MEP_TEST_HOST", std::to_string(host).c_str(), 1);
+  (void)setenv("MEP_ALLOW_INSECURE", "1", 1);
+}
+
 // This process's rank of those that start_ranks() started; its GPU is the thread's afterwards.
 inline mep_comm_t open_own_comm(uint32_t timeout_ms = 20'000) {
+  play_host();
   const char* rank = std::getenv("MEP_RANK");
   cuda(cudaSetDevice(gpu_of(static_cast<uint32_t>(std::atoi(rank == nullptr ? "0" : rank)))));
   const mep_comm_config_t config = comm_config(true, timeout_ms);
@@ -89,6 +111,10 @@ inline int start_ranks(const char* program, uint32_t ranks, const std::string& n
   words.push_back(nullptr);
   (void)setenv("MEP_SIZE", std::to_string(ranks).c_str(), 1);
   (void)setenv("MEP_JOB", (name + std::to_string(getpid())).c_str(), 1);
+  char folder[] = "/tmp/gpu-test-hosts-XXXXXX";
+  const bool meets = std::getenv("GPU_TEST_HOSTS") != nullptr;
+  if (meets && mkdtemp(folder) == nullptr) return 1;
+  if (meets) (void)setenv("MEP_RENDEZVOUS", folder, 1);
   std::vector<pid_t> children;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
     const pid_t child = fork();
@@ -109,6 +135,8 @@ inline int start_ranks(const char* program, uint32_t ranks, const std::string& n
     std::printf("FAILED: rank %u of %u ended with status 0x%x\n", rank, ranks, status);
     failed = 1;
   }
+  std::error_code ignored;
+  if (meets) std::filesystem::remove_all(folder, ignored);
   return failed;
 }
 

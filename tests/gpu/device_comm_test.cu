@@ -149,6 +149,48 @@ void collectives(uint32_t count) {
   std::printf("  %u ranks: collectives of the ABI\n", count);
 }
 
+// Larger than what goes through host memory at once, in place and captured too.
+void large(uint32_t count) {
+  constexpr size_t kLarge = (size_t{20} << 20) / 4 + 3;
+  std::vector<Rank> ranks = open_ranks(count, 20'000);
+  std::vector<uint32_t*> memory(count);
+  std::vector<cudaGraphExec_t> graphs(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    cuda(cudaSetDevice(gpu_of(i)));
+    cuda(cudaMalloc(&memory[i], kLarge * 4));
+    cudaGraph_t graph = nullptr;
+    cuda(cudaStreamBeginCapture(ranks[i].stream, cudaStreamCaptureModeThreadLocal));
+    need(mep_allreduce(memory[i], memory[i], kLarge, MEP_UINT32, MEP_SUM, ranks[i].comm,
+                       ranks[i].stream),
+         "mep_allreduce");
+    cuda(cudaStreamEndCapture(ranks[i].stream, &graph));
+    cuda(cudaGraphInstantiate(&graphs[i], graph, 0));
+    cuda(cudaGraphDestroy(graph));
+  }
+  std::vector<uint32_t> values(kLarge);
+  for (int round = 0; round < 2; ++round) {
+    for (uint32_t i = 0; i < count; ++i) {
+      for (size_t k = 0; k < kLarge; ++k) values[k] = static_cast<uint32_t>(k * (i + 1));
+      cuda(cudaMemcpy(memory[i], values.data(), kLarge * 4, cudaMemcpyDefault));
+    }
+    for (uint32_t i = 0; i < count; ++i) cuda(cudaGraphLaunch(graphs[i], ranks[i].stream));
+    synchronize_all();
+    for (uint32_t i = 0; i < count; ++i) {
+      cuda(cudaMemcpy(values.data(), memory[i], kLarge * 4, cudaMemcpyDefault));
+      size_t wrong = 0;
+      const uint32_t sum = count * (count + 1) / 2;
+      for (size_t k = 0; k < kLarge; ++k) wrong += values[k] != static_cast<uint32_t>(k * sum);
+      GPU_CHECK(wrong == 0, "rank %u: %zu values of a large allreduce are wrong", i, wrong);
+    }
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    cuda(cudaGraphExecDestroy(graphs[i]));
+    cuda(cudaFree(memory[i]));
+  }
+  close_ranks(&ranks);
+  std::printf("  %u ranks: a large allreduce in place\n", count);
+}
+
 cudaGraphExec_t capture(const Rank& rank) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
@@ -159,6 +201,25 @@ cudaGraphExec_t capture(const Rank& rank) {
   cuda(cudaGraphInstantiate(&exec, graph, 0));
   cuda(cudaGraphDestroy(graph));
   return exec;
+}
+
+// Blocks of absent ranks stay as they were.
+void gathers_without_absent(const std::vector<Rank>& ranks, uint32_t members) {
+  for (uint32_t i = 0; i < members; ++i) {
+    std::memset(ranks[i].receive, 0xa5, kCount * 4 * ranks.size());
+    need(mep_allgather(ranks[i].send, ranks[i].receive, kCount, MEP_UINT32, ranks[i].comm,
+                       ranks[i].stream),
+         "mep_allgather");
+  }
+  synchronize_all();
+  for (uint32_t i = 0; i < members; ++i) {
+    for (uint32_t block = 0; block < ranks.size(); ++block) {
+      const uint32_t wanted = block < members ? 1u << (3 * block) : 0xa5a5a5a5u;
+      const uint32_t* got = ranks[i].receive + block * kCount;
+      GPU_CHECK(got[0] == wanted && got[kCount - 1] == wanted, "rank %u: block %u is %x", i, block,
+                got[0]);
+    }
+  }
 }
 
 // One rank calls something else than the others: all are told so, and the next calls go on.
@@ -259,6 +320,7 @@ void fault(uint32_t count, bool aborts) {
       expect_sum(ranks[i], (uint64_t{1} << members) - 1, "replayed after the view change");
     }
   }
+  gathers_without_absent(ranks, members);
   for (uint32_t i = 0; i < members; ++i) {
     GPU_CHECK(mep_comm_async_result(ranks[i].comm) == MEP_SUCCESS, "later: %s", mep_last_error());
   }
@@ -326,6 +388,7 @@ int main() {
   std::printf("ranks are dealt to %d GPU(s)\n", gpu_count());
   refusals();
   for (const uint32_t ranks : {1u, 2u, 4u, 8u}) collectives(ranks);
+  large(3);
   for (const uint32_t ranks : {3u, 8u}) fault(ranks, true);
   for (const uint32_t ranks : {3u, 8u}) fault(ranks, false);
   for (const uint32_t ranks : {4u, 8u}) split(ranks);

@@ -22,4 +22,7 @@ if(TARGET mep)
   # Through the C ABI; the calls on host communicators are the oracle.
   mep_add_gpu_test(gpu_ep_device SOURCES ep_device_test.cu LIBRARIES mep TIMEOUT 240)
   mep_add_gpu_test(gpu_ep_process SOURCES ep_process_test.cu LIBRARIES mep TIMEOUT 240)
+  mep_add_staged_test(gpu_ep_device host "MEP_CUDA_REACH=host")
+  mep_add_staged_test(gpu_ep_process host "MEP_CUDA_REACH=host")
+  mep_add_staged_test(gpu_ep_process two_hosts "GPU_TEST_HOSTS=2;MEP_TRANSPORTS=tcp")
 endif()

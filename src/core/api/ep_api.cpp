@@ -146,7 +146,7 @@ mep_result_t mep_ep_buffer_size(mep_comm_t comm, const mep_ep_config_t* config,
     MEP_TRY(read_sized_struct(size_info, "mep_ep_size_t", &size));
     if (comm->device != nullptr) {
       MEP_TRY(check_ep_device(*comm->comm, shape));
-      estimate_ep_device_size(shape, device_options(given), &size);
+      estimate_ep_device_size(shape, device_options(given), comm->device->staged(), &size);
     } else {
       estimate_ep_size(shape, &size);
     }

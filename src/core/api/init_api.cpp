@@ -70,12 +70,15 @@ mep_result_t finish_world(const Deadline& deadline, Opening* opening, mep_comm_t
   return MEP_SUCCESS;
 }
 
-// The device sides of `comms`, ranks of this process; none without places.
-mep_result_t add_devices(const std::vector<GpuPlace>& places, const Deadline& deadline,
-                         std::span<const mep_comm_t> comms) {
+// The device sides of `comms`, ranks of this process; none without places. `made_together`: all ranks are
+// among them.
+mep_result_t add_devices(const std::vector<GpuPlace>& places, bool made_together,
+                         const Deadline& deadline, std::span<const mep_comm_t> comms) {
   if (places.empty()) return MEP_SUCCESS;
+  const std::span<const GpuPlace> together =
+      made_together ? std::span<const GpuPlace>(places) : std::span<const GpuPlace>();
   for (size_t i = 0; i < comms.size(); ++i) {
-    MEP_TRY(make_device_side(*comms[i]->comm, places[i], &comms[i]->device));
+    MEP_TRY(make_device_side(*comms[i]->comm, places[i], together, &comms[i]->device));
   }
   for (const mep_comm_t comm : comms) MEP_TRY(comm->device->connect(deadline));
   for (const mep_comm_t comm : comms) MEP_TRY(comm->device->begin_proof());
@@ -132,7 +135,7 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
     MEP_TRY(open_world(resolved, std::move(mesh), std::move(transports), &opening));
     mep_comm_t made = nullptr;
     MEP_TRY(finish_world(deadline, &opening, &made));
-    mep_result_t confirmed = add_devices(places, deadline, {&made, 1});
+    mep_result_t confirmed = add_devices(places, false, deadline, {&made, 1});
     if (confirmed == MEP_SUCCESS) confirmed = confirm(made, resolved.init_timeout_ms);
     if (confirmed != MEP_SUCCESS) {
       close_world(made, false);
@@ -188,7 +191,7 @@ mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* config, m
     for (size_t rank = 0; rank < ranks && result == MEP_SUCCESS; ++rank) {
       result = finish_world(deadline, &openings[rank], &made[rank]);
     }
-    if (result == MEP_SUCCESS) result = add_devices(places, deadline, made);
+    if (result == MEP_SUCCESS) result = add_devices(places, true, deadline, made);
     if (result != MEP_SUCCESS) {
       for (const mep_comm_t each : made) {
         if (each != nullptr) close_world(each, false);
@@ -212,7 +215,7 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
                   "their streams first");
     }
     if (comm->users.load() != 0 || !comm->comm->idle() ||
-        comm->comm->has_clients(comm->device != nullptr ? 1 : 0)) {
+        comm->comm->has_clients(comm->device != nullptr ? comm->device->view_clients() : 0)) {
       return fail(MEP_ERR_BUSY,
                   "the communicator still has EP objects, requests or communicators "
                   "made from it; destroy or finish them first");

@@ -54,7 +54,7 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
     GpuPlace place = comm->device->place();
     const bool are_threads = place.ranks_in_process == parent.size();
     place.ranks_in_process = are_threads ? handle->comm->size() : 1;
-    MEP_TRY(make_device_side(*handle->comm, place, &handle->device));
+    MEP_TRY(make_device_side(*handle->comm, place, {}, &handle->device));
     MEP_TRY(handle->device->connect(Deadline::after_ms(parent.timeout_ms())));
     MEP_TRY(handle->comm->run(Collective::k_barrier, {}));
     MEP_TRY(handle->device->begin_proof());
@@ -152,6 +152,7 @@ mep_result_t mep_comm_revoke(mep_comm_t comm) {
   return guarded([&]() -> mep_result_t {
     MEP_TRY(check_terminal(*comm->comm));
     comm->comm->world().request_revoke(comm->comm->id());
+    if (comm->device != nullptr) comm->device->revoke();
     return MEP_SUCCESS;
   });
 }

@@ -111,7 +111,8 @@ bool Comm::changes_are_over() const {
 void Comm::close_after_changes() {
   const Deadline deadline = Deadline::after_ms(timeout_ms() + kVerdictGraceMs);
   const auto is_over = [this] { return changes_are_over(); };
-  while (opened_ && !deadline.expired()) {
+  // Without the control thread a change that had begun ends no more: this rank has left the world.
+  while (opened_ && !deadline.expired() && world_->call([] {})) {
     (void)wait_until(world_->wait_policy(), world_->doorbell(), deadline, is_over);
     // Once more on the control thread, which begins the changes.
     if (world_->remove_client_if(this, is_over)) opened_ = false;

@@ -15,7 +15,8 @@ mep_result_t choose_device(int32_t wanted, uint64_t, int32_t*) {
   return check_device(wanted);
 }
 
-mep_result_t make_device_side(Comm&, const GpuPlace& place, std::unique_ptr<DeviceSide>*) {
+mep_result_t make_device_side(Comm&, const GpuPlace& place, std::span<const GpuPlace>,
+                              std::unique_ptr<DeviceSide>*) {
   return check_device(place.device);
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -22,6 +23,8 @@ class DevicePart {
   virtual ~DevicePart() = default;
   // First failure since the last call.
   virtual mep_result_t take_failure() = 0;
+  // The comm's timeout has changed.
+  virtual void set_timeout_ms(uint32_t) {}
 };
 
 // A rank's GPU, and who of its process is there besides.
@@ -38,6 +41,10 @@ class DeviceSide {
   virtual ~DeviceSide() = default;
   const GpuPlace& place() const { return place_; }
   int32_t device() const { return place_.device; }
+  // Peers are reached through pinned host memory and the host's transports; else they are mapped.
+  virtual bool staged() const = 0;
+  // ViewClients of the comm that are its own.
+  virtual size_t view_clients() const = 0;
   // Second step of making it, after all ranks of this process have done the first: peers' windows.
   [[nodiscard]] virtual mep_result_t connect(const Deadline& deadline) = 0;
   // Third and fourth: a kernel of every rank meets the others, which proves that they fit on the GPU
@@ -60,6 +67,8 @@ class DeviceSide {
   // Operations are still enqueued or running, as far as is known here.
   virtual bool busy() const = 0;
   virtual void set_timeout_ms(uint32_t ms) = 0;
+  // What mep_comm_revoke does besides revoking the comm.
+  virtual void revoke() {}
 
   void add_part(DevicePart* part) {
     const std::lock_guard lock(parts_mutex_);
@@ -79,6 +88,12 @@ class DeviceSide {
     return result;
   }
 
+ protected:
+  void set_parts_timeout_ms(uint32_t ms) {
+    const std::lock_guard lock(parts_mutex_);
+    for (DevicePart* part : parts_) part->set_timeout_ms(ms);
+  }
+
  private:
   const GpuPlace place_;
   std::mutex parts_mutex_;
@@ -86,7 +101,10 @@ class DeviceSide {
 };
 
 // First step: memory, kernels, and the rank's window where peers of this process find it.
+// `made_together`: by rank, the places of all, whose sides one thread makes one after the other; empty:
+// each rank makes its own, all at one time, so that they can use the comm to agree.
 [[nodiscard]] mep_result_t make_device_side(Comm& comm, const GpuPlace& place,
+                                            std::span<const GpuPlace> made_together,
                                             std::unique_ptr<DeviceSide>* out);
 // Whether a GPU of that number can be used here; before anything is made.
 [[nodiscard]] mep_result_t check_device(int32_t device);

@@ -97,13 +97,6 @@ mep_result_t choose_device(int32_t wanted, uint64_t local_rank, int32_t* device)
   return check_device(*device);
 }
 
-mep_result_t make_device_side(Comm& comm, const GpuPlace& place, std::unique_ptr<DeviceSide>* out) {
-  auto made = std::make_unique<DeviceComm>(comm, place);
-  MEP_TRY(made->open());
-  *out = std::move(made);
-  return MEP_SUCCESS;
-}
-
 DeviceComm::DeviceComm(Comm& comm, const GpuPlace& place)
     : DeviceSide(place),
       comm_(comm),
@@ -194,10 +187,6 @@ mep_result_t DeviceComm::import_windows(size_t bytes, const Deadline& deadline,
     uint64_t bytes;
     uint64_t host;
   };
-  if (place().ranks_in_process != 1) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "on GPUs either all ranks are threads of one process or each is a process");
-  }
   UniqueFd own;
   MEP_TRY((*windows)[comm_.rank()]->export_fd(&own));
   DescriptorExchange exchange;
@@ -210,11 +199,7 @@ mep_result_t DeviceComm::import_windows(size_t bytes, const Deadline& deadline,
   std::vector<DescriptorAddress> peers;
   for (const uint32_t rank : comm_.latest_view()->live) {
     if (offers[rank].host != mine.host) {
-      return fail(
-          MEP_ERR_UNSUPPORTED,
-          "rank %u is on another host: communicators on GPUs of several hosts are not built "
-          "yet",
-          rank);
+      return fail(MEP_ERR_UNSUPPORTED, "rank %u is on another host: it cannot be mapped", rank);
     }
     if (offers[rank].bytes < bytes || offers[rank].bytes != mine.bytes) {
       return fail(MEP_ERR_MISMATCH, "rank %u has another kind of GPU or another layout", rank);
@@ -252,6 +237,7 @@ mep_result_t DeviceComm::take_memory(uint64_t id, const Deadline& deadline,
 }
 
 mep_result_t DeviceComm::connect(const Deadline& deadline) {
+  if (is_connected_) return MEP_SUCCESS;
   MEP_TRY(take_windows(comm_.id(), layout_.window_bytes(), deadline, &windows_));
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
@@ -268,7 +254,9 @@ mep_result_t DeviceComm::connect(const Deadline& deadline) {
     if (windows_[rank] == nullptr) continue;
     first.windows[rank] = reinterpret_cast<uint8_t*>(windows_[rank]->data());
   }
-  return copy_to_device(state_, &first, sizeof first);
+  MEP_TRY(copy_to_device(state_, &first, sizeof first));
+  is_connected_ = true;
+  return MEP_SUCCESS;
 }
 
 mep_result_t DeviceComm::begin_proof() {

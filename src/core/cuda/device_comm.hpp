@@ -33,6 +33,8 @@ class DeviceComm : public DeviceSide, public ViewClient {
   [[nodiscard]] mep_result_t open();
 
   // --- The user's thread (DeviceSide) ---
+  bool staged() const override { return false; }
+  size_t view_clients() const override { return is_client_ ? 1 : 0; }
   mep_result_t connect(const Deadline& deadline) override;
   mep_result_t begin_proof() override;
   mep_result_t end_proof() override;
@@ -80,6 +82,7 @@ class DeviceComm : public DeviceSide, public ViewClient {
   device::CollPost* post_ = nullptr;
   std::unique_ptr<DeviceStream> stream_;
   uint64_t failures_told_ = 0;
+  bool is_connected_ = false;
   bool is_client_ = false;
 
   std::atomic<bool> stop_{false};

@@ -34,21 +34,7 @@ constexpr uint64_t aligned(uint64_t offset) {
   return (offset + 255) / 256 * 256;
 }
 
-mep_result_t check_optional(int32_t device, const void* memory, const char* name) {
-  return memory == nullptr ? mep_result_t{MEP_SUCCESS} : check_pointer(device, memory, name);
-}
-
 }  // namespace
-
-mep_result_t make_ep_device(Comm& comm, DeviceSide& side, const EpShape& shape,
-                            const EpDeviceOptions& options, const char* name,
-                            std::unique_ptr<EpDevice>* out) {
-  MEP_TRY(check_ep_device(comm, shape));
-  auto made = std::make_unique<DeviceEp>(comm, side, shape, options);
-  MEP_TRY(made->open(name));
-  *out = std::move(made);
-  return MEP_SUCCESS;
-}
 
 DeviceEp::DeviceEp(Comm& comm, DeviceSide& side, const EpShape& shape,
                    const EpDeviceOptions& options)
@@ -75,10 +61,10 @@ mep_result_t DeviceEp::open(const char* name) {
   mep_result_t result = scope.check();
   if (result == MEP_SUCCESS) result = choose_ctas(ranks_on_device_);
   if (result == MEP_SUCCESS) result = offer();
-  MEP_TRY(agree_on_success(result, "could not make its part of an EP object"));
+  MEP_TRY(agree_on_success(comm_, result, "could not make its part of an EP object"));
   const std::shared_ptr<const CommView> view = comm_.latest_view();
   latest_.view = view;
-  MEP_TRY(agree_on_success(connect(), "could not connect its part of an EP object"));
+  MEP_TRY(agree_on_success(comm_, connect(), "could not connect its part of an EP object"));
   comm_.add_client(this);
   is_client_ = true;
   side_.add_part(this);
@@ -180,21 +166,6 @@ mep_result_t DeviceEp::connect() {
   return MEP_SUCCESS;
 }
 
-// All ranks learn whether all succeeded; also a barrier.
-mep_result_t DeviceEp::agree_on_success(mep_result_t own, const char* what) {
-  const std::string own_text = own == MEP_SUCCESS ? "" : last_error_text();
-  const auto status = static_cast<uint64_t>(-static_cast<int64_t>(own));
-  std::vector<uint64_t> all;
-  MEP_TRY(gather_values(comm_, &status, 1, &all));
-  if (own != MEP_SUCCESS) return fail(own, "%s", own_text.c_str());
-  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
-    if (all[rank] == 0) continue;
-    const auto result = static_cast<mep_result_t>(-static_cast<int64_t>(all[rank] & 0xff));
-    return fail(result, "rank %u %s: %s", rank, what, mep_result_string(result));
-  }
-  return MEP_SUCCESS;
-}
-
 DeviceControl DeviceEp::control_of(const CommView& view) const {
   DeviceControl control{};
   control.epoch = view.epoch;
@@ -229,13 +200,11 @@ mep_result_t DeviceEp::make_handle(EpDeviceHandle* handle) {
 // Its memory is kept for the next handle: freeing it would wait for kernels.
 mep_result_t DeviceEp::end_handle(EpDeviceHandle& handle) {
   Buffer& buffer = buffers_[handle.buffer];
-  if (buffer.current == &handle) {
-    const bool running = buffer.stage == Stage::kDispatching || buffer.stage == Stage::kCombining;
-    if (running && !is_over(buffer)) {
+  if (buffer.calls.current == &handle) {
+    if (buffer.calls.is_sent() && !is_over(buffer)) {
       return fail(MEP_ERR_BUSY, "an operation of the handle was sent and has not been received");
     }
-    buffer.current = nullptr;
-    buffer.stage = Stage::kIdle;
+    buffer.calls.reset();
   }
   const std::lock_guard lock(handles_mutex_);
   free_handles_.push_back(handle.memory);
@@ -300,8 +269,7 @@ bool DeviceEp::is_over(const Buffer& buffer) const {
 
 bool DeviceEp::in_flight() {
   return std::any_of(buffers_.begin(), buffers_.end(), [this](const Buffer& buffer) {
-    const bool sent = buffer.stage == Stage::kDispatching || buffer.stage == Stage::kCombining;
-    return sent && !is_over(buffer);
+    return buffer.calls.is_sent() && !is_over(buffer);
   });
 }
 
@@ -342,9 +310,7 @@ mep_result_t DeviceEp::move_to_view(Buffer& buffer, const CommView& view, void* 
   MEP_TRY(copy_in_order(state + offsetof(EpState, carries), carries_and_given_back,
                         sizeof carries_and_given_back, stream));
   buffer.epoch = view.epoch;
-  if (buffer.stage == Stage::kReceived) return MEP_SUCCESS;  // it can still be combined
-  buffer.stage = Stage::kIdle;
-  buffer.current = nullptr;
+  if (buffer.calls.stage != EpStage::kReceived) buffer.calls.reset();  // else it can be combined
   return MEP_SUCCESS;
 }
 
@@ -364,41 +330,6 @@ device::EpLaunch DeviceEp::launch(const Buffer& buffer, const EpDeviceHandle& ha
   return launch;
 }
 
-mep_result_t DeviceEp::check_dispatch(const Buffer& buffer, const EpDeviceHandle& handle,
-                                      const mep_dispatch_args_t& args) const {
-  if (args.recv_topk_idx != nullptr || args.recv_topk_weights != nullptr) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "recv_topk_idx and recv_topk_weights belong to high throughput, which is not "
-                "built yet");
-  }
-  if (args.recv_scales != nullptr && !shape_.has_scales()) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "recv_scales is given, but the wire type has no scales");
-  }
-  const int32_t device = side_.device();
-  const struct {
-    const void* memory;
-    const char* name;
-  } outputs[] = {{args.recv_x, "recv_x"},         {args.recv_scales, "recv_scales"},
-                 {args.recv_count, "recv_count"}, {args.recv_count_host, "recv_count_host"},
-                 {args.src_info, "src_info"},     {args.layout_range, "layout_range"},
-                 {args.recv_total, "recv_total"}, {args.statistics, "statistics"},
-                 {args.op_status, "op_status"}};
-  for (const auto& output : outputs) {
-    MEP_TRY(check_optional(device, output.memory, output.name));
-  }
-  if (args.phase == MEP_PHASE_RECEIVE) {
-    if (buffer.stage == Stage::kDispatching && buffer.current == &handle) return MEP_SUCCESS;
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "phase: there is no dispatch of this handle to receive; send one first");
-  }
-  MEP_TRY(check_dispatch_input(shape_, args));
-  if (args.num_tokens == 0) return MEP_SUCCESS;
-  MEP_TRY(check_pointer(device, args.x, "x"));
-  MEP_TRY(check_pointer(device, args.topk_idx, "topk_idx"));
-  MEP_TRY(check_optional(device, args.topk_weights, "topk_weights"));
-  return check_optional(device, args.x_scales, "x_scales");
-}
-
 mep_result_t DeviceEp::dispatch(EpDeviceHandle& handle, const mep_dispatch_args_t& args,
                                 void* stream) {
   Buffer& buffer = buffers_[handle.buffer];
@@ -406,55 +337,17 @@ mep_result_t DeviceEp::dispatch(EpDeviceHandle& handle, const mep_dispatch_args_
   const DeviceScope scope(side_.device());
   MEP_TRY(scope.check());
   MEP_TRY(check_stream_device(side_.device(), stream));
-  MEP_TRY(check_dispatch(buffer, handle, args));
+  MEP_TRY(check_dispatch_call(side_.device(), shape_, buffer.calls, handle, args));
   const bool sends = args.phase != MEP_PHASE_RECEIVE;
   if (sends) {
-    const bool sent = buffer.stage == Stage::kDispatching || buffer.stage == Stage::kCombining;
-    if (sent && !is_over(buffer)) {
-      return fail(MEP_ERR_BUSY, "the buffer's last %s has not finished its receive phase",
-                  buffer.stage == Stage::kDispatching ? "dispatch" : "combine");
-    }
+    if (buffer.calls.is_sent() && !is_over(buffer)) return buffer.calls.busy();
     MEP_TRY(catch_up(buffer, stream));
   }
   mep_dispatch_args_t given = args;
   if (given.op_status == nullptr) given.op_status = buffer.status;
   MEP_TRY(check_cuda(device::ep_dispatch(launch(buffer, handle), given, stream), "mep_dispatch"));
-  if (sends) handle.tokens = args.num_tokens;
-  buffer.current = &handle;
-  buffer.stage = args.phase == MEP_PHASE_SEND ? Stage::kDispatching : Stage::kReceived;
-  buffer.has_status = args.op_status == nullptr;
+  buffer.calls.note_dispatch(handle, args);
   return MEP_SUCCESS;
-}
-
-mep_result_t DeviceEp::check_combine(const Buffer& buffer, const EpDeviceHandle& handle,
-                                     const mep_combine_args_t& args) const {
-  if (args.phase == MEP_PHASE_RECEIVE &&
-      (buffer.stage != Stage::kCombining || buffer.current != &handle)) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "phase: there is no combine of this handle to receive; send one first");
-  }
-  if (args.phase != MEP_PHASE_RECEIVE && buffer.current != &handle) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "the buffer holds no dispatch of this handle: there was none, it was combined, or "
-                "the buffer was used again");
-  }
-  if (args.phase != MEP_PHASE_RECEIVE && buffer.stage != Stage::kReceived) {
-    return fail(MEP_ERR_BUSY, "the handle's last %s has not finished its receive phase",
-                buffer.stage == Stage::kDispatching ? "dispatch" : "combine");
-  }
-  if (args.phase != MEP_PHASE_SEND && args.out == nullptr && handle.tokens != 0) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "out is NULL, but there are %u tokens", handle.tokens);
-  }
-  if (args.out_stride_bytes != 0 && args.out_stride_bytes < shape_.combine_row_bytes()) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "out_stride_bytes is %llu; a row has %zu",
-                static_cast<unsigned long long>(args.out_stride_bytes), shape_.combine_row_bytes());
-  }
-  const int32_t device = side_.device();
-  MEP_TRY(check_optional(device, args.y, "y"));
-  MEP_TRY(check_optional(device, args.weights, "weights"));
-  MEP_TRY(check_optional(device, args.bias, "bias"));
-  MEP_TRY(check_optional(device, args.out, "out"));
-  return check_optional(device, args.op_status, "op_status");
 }
 
 mep_result_t DeviceEp::combine(EpDeviceHandle& handle, const mep_combine_args_t& args,
@@ -464,15 +357,13 @@ mep_result_t DeviceEp::combine(EpDeviceHandle& handle, const mep_combine_args_t&
   const DeviceScope scope(side_.device());
   MEP_TRY(scope.check());
   MEP_TRY(check_stream_device(side_.device(), stream));
-  MEP_TRY(check_combine(buffer, handle, args));
+  MEP_TRY(check_combine_call(side_.device(), shape_, buffer.calls, handle, args));
   if (args.phase != MEP_PHASE_RECEIVE) MEP_TRY(catch_up(buffer, stream));
   mep_combine_args_t given = args;
   if (given.op_status == nullptr) given.op_status = buffer.status;
   MEP_TRY(
       check_cuda(device::ep_combine(launch(buffer, handle), given, false, stream), "mep_combine"));
-  buffer.stage = args.phase == MEP_PHASE_SEND ? Stage::kCombining : Stage::kIdle;
-  if (args.phase != MEP_PHASE_SEND) buffer.current = nullptr;
-  buffer.has_status = args.op_status == nullptr;
+  buffer.calls.note_combine(args);
   return MEP_SUCCESS;
 }
 
@@ -488,32 +379,7 @@ mep_result_t DeviceEp::last_op(uint32_t index, mep_op_info_t* info) {
   mep_op_status_t status{};
   MEP_TRY(copy_in_order(&status, buffer.status, sizeof status, stream_->get()));
   MEP_TRY(stream_->synchronize());
-  if (status.version == 0 || !buffer.has_status) {
-    return fail(MEP_ERR_NOT_FOUND, status.version == 0
-                                       ? "no dispatch or combine has finished on this buffer yet"
-                                       : "the last operation on this buffer had an op_status: it "
-                                         "is told there");
-  }
-  info->flags = MEP_OP_INPUT_INTACT;
-  info->epoch = status.epoch;
-  info->seq = status.seq;
-  info->result = status.result;
-  const uint32_t words = (shape_.ranks + 63) / 64;
-  bool fits = true;
-  const auto copy = [&](uint64_t* to, uint32_t capacity, bool failed) {
-    if (to == nullptr) return;
-    for (uint32_t word = 0; word < capacity; ++word) {
-      const uint32_t ranks = word < words ? std::min(shape_.ranks - word * 64, 64u) : 0;
-      const uint64_t all = ranks == 0 ? 0 : ~uint64_t{0} >> (64 - ranks);
-      const uint64_t gone = word < std::size(status.failed) ? status.failed[word] : 0;
-      to[word] = (failed ? gone : ~gone) & all;
-    }
-    fits = fits && capacity >= words;
-  };
-  copy(info->contributors, info->contributors_words, false);
-  copy(info->failed, info->failed_words, true);
-  if (fits) return MEP_SUCCESS;
-  return fail(MEP_ERR_CAPACITY, "a bitmap of this EP object needs %u words of 64 bits", words);
+  return fill_op_info(status, buffer.calls.has_status, shape_.ranks, info);
 }
 
 // --- View changes and reports ---------------------------------------------------------------------

@@ -22,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/cuda/ep_call.hpp"
 #include "core/ep/ep_device.hpp"
 #include "core/ep/ep_device_geometry.hpp"
 #include "transport/cuda/device_memory.hpp"
@@ -61,8 +62,6 @@ class DeviceEp : public EpDevice, public ViewClient, public DevicePart {
   void install(const Verdict* verdict, const membership::Proposal* decision) override;
 
  private:
-  enum class Stage : uint8_t { kIdle, kDispatching, kReceived, kCombining };
-
   struct Buffer {
     uint64_t id = 0;
     std::byte* window = nullptr;
@@ -71,9 +70,7 @@ class DeviceEp : public EpDevice, public ViewClient, public DevicePart {
     mep_op_status_t* status = nullptr;  // of operations whose caller wants none
     std::byte** peers = nullptr;
     uint64_t epoch = 0;  // that was installed
-    Stage stage = Stage::kIdle;
-    const EpDeviceHandle* current = nullptr;  // whose dispatch the buffer holds
-    bool has_status = false;                  // the last operation filled `status`
+    EpCallState calls;
   };
 
   // What the control thread left.
@@ -86,7 +83,6 @@ class DeviceEp : public EpDevice, public ViewClient, public DevicePart {
   mep_result_t agree(uint32_t* ranks_on_device, const char* name);
   mep_result_t offer();
   mep_result_t connect();
-  mep_result_t agree_on_success(mep_result_t own, const char* what);
   mep_result_t choose_ctas(uint32_t ranks_on_device);
   device::DeviceControl control_of(const CommView& view) const;
   LatestView latest() const;
@@ -94,10 +90,6 @@ class DeviceEp : public EpDevice, public ViewClient, public DevicePart {
   mep_result_t catch_up(Buffer& buffer, void* stream);
   mep_result_t move_to_view(Buffer& buffer, const CommView& view, void* stream);
   bool is_over(const Buffer& buffer) const;
-  mep_result_t check_dispatch(const Buffer& buffer, const EpDeviceHandle& handle,
-                              const mep_dispatch_args_t& args) const;
-  mep_result_t check_combine(const Buffer& buffer, const EpDeviceHandle& handle,
-                             const mep_combine_args_t& args) const;
   device::EpLaunch launch(const Buffer& buffer, const EpDeviceHandle& handle) const;
   void read_reports();
   void watch();

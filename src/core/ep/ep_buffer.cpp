@@ -119,6 +119,7 @@ Deadline EpBuffer::deadline() const {
 
 void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
   stage_ = stage;
+  ++begun_;
   current_ = handle;
   op_.epoch = adopted_->epoch;
   op_.seq = ++seq_;

@@ -72,6 +72,8 @@ class EpBuffer {
   // An operation was sent and has not been received; the end of its epoch or world ends it too.
   bool in_flight();
   bool uses(const EpHandle& handle) const { return current_ == &handle; }
+  // Operations that were not refused.
+  uint64_t begun() const { return begun_; }
   void forget(const EpHandle& handle) {
     if (current_ == &handle) current_ = nullptr;
   }
@@ -251,6 +253,7 @@ class EpBuffer {
   bool given_back_ = true;  // the combine word of this use was sent
   bool news_due_ = false;   // a view change was met that may not have been told yet
   Stage stage_ = Stage::kIdle;
+  uint64_t begun_ = 0;
   EpHandle* current_ = nullptr;  // whose dispatch the buffer holds
   uint64_t dispatch_epoch_ = 0;  // of that dispatch
   EpOperation op_;

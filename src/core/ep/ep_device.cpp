@@ -3,6 +3,7 @@
 
 #include "base/status.hpp"
 #include "core/ep/ep_device_geometry.hpp"
+#include "core/staged/staged_ep_calls.hpp"
 
 namespace mep {
 
@@ -42,9 +43,14 @@ mep_result_t check_ep_device(const Comm& comm, const EpShape& shape) {
   return MEP_SUCCESS;
 }
 
-void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& options,
+void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& options, bool staged,
                              mep_ep_size_t* out) {
   const device::EpGeometry geometry = ep_device_geometry(shape, options);
+  if (staged) {
+    estimate_ep_size(shape, out);
+    out->private_bytes += staged_ep_bytes(shape, geometry);
+    return;
+  }
   out->flags = 0;
   out->window_bytes = geometry.window_bytes * shape.buffers;
   out->resident_bytes = out->window_bytes;  // device memory is there from the start

@@ -13,6 +13,8 @@
 
 namespace mep {
 
+struct EpHandle;
+
 // What of the config is for GPUs alone.
 struct EpDeviceOptions {
   bool column_major = false;  // scales
@@ -23,7 +25,8 @@ struct EpDeviceOptions {
 struct EpDeviceHandle {
   uint32_t buffer = 0;
   uint32_t tokens = 0;          // of its last dispatch
-  std::byte* memory = nullptr;  // device memory with the routing
+  std::byte* memory = nullptr;  // mapped: device memory with the routing
+  EpHandle* staged = nullptr;   // staged: the host's
 };
 
 class EpDevice {
@@ -55,7 +58,7 @@ class EpDevice {
 // Refuses what the kernels cannot do.
 [[nodiscard]] mep_result_t check_ep_device(const Comm& comm, const EpShape& shape);
 // What make_ep_device would take.
-void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& options,
+void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& options, bool staged,
                              mep_ep_size_t* out);
 
 }  // namespace mep

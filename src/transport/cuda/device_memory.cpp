@@ -143,6 +143,8 @@ mep_result_t describe_device(int32_t device, DeviceFacts* facts) {
   facts->multiprocessors = static_cast<uint32_t>(about.multiProcessorCount);
   facts->memory_bytes = about.totalGlobalMem;
   facts->compute_capability = about.major * 10 + about.minor;
+  static_assert(sizeof about.uuid == sizeof facts->uuid);
+  __builtin_memcpy(facts->uuid.data(), &about.uuid, sizeof about.uuid);
   facts->exports_memory =
       has_attribute(device, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
   return MEP_SUCCESS;
@@ -152,6 +154,19 @@ bool device_reaches(int32_t device, int32_t peer) {
   if (device == peer) return true;
   int can = 0;
   return cudaDeviceCanAccessPeer(&can, device, peer) == cudaSuccess && can != 0;
+}
+
+bool may_reach(int32_t device, const std::array<uint64_t, 2>& uuid) {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) return true;
+  for (int each = 0; each < count; ++each) {
+    cudaDeviceProp about{};
+    if (cudaGetDeviceProperties(&about, each) != cudaSuccess) continue;
+    if (__builtin_memcmp(&about.uuid, uuid.data(), sizeof about.uuid) == 0) {
+      return device_reaches(device, each);
+    }
+  }
+  return true;
 }
 
 DeviceScope::DeviceScope(int32_t device) : device_(device) {

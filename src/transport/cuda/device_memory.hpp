@@ -4,6 +4,7 @@
 // No function here may be called by the control thread: CUDA calls can wait for running kernels.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +23,8 @@ struct DeviceFacts {
   uint32_t multiprocessors = 0;
   uint64_t memory_bytes = 0;
   int32_t compute_capability = 0;  // 90 for 9.0
-  bool exports_memory = false;     // descriptors that other processes can map
+  std::array<uint64_t, 2> uuid{};
+  bool exports_memory = false;  // descriptors that other processes can map
 };
 
 // Number of GPUs that can be used; the error's text says why there is none.
@@ -30,6 +32,8 @@ struct DeviceFacts {
 [[nodiscard]] mep_result_t describe_device(int32_t device, DeviceFacts* facts);
 // Whether `device` reaches the memory of `peer`.
 bool device_reaches(int32_t device, int32_t peer);
+// The same of a GPU by its UUID; of one that this process does not see nothing is known, so it may.
+bool may_reach(int32_t device, const std::array<uint64_t, 2>& uuid);
 
 // Makes `device` the calling thread's for the life of the object.
 class DeviceScope {

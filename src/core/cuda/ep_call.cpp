@@ -1,0 +1,144 @@
+#include "core/cuda/ep_call.hpp"
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/status.hpp"
+#include "transport/cuda/device_memory.hpp"
+
+namespace mep {
+namespace {
+
+mep_result_t check_optional(int32_t device, const void* memory, const char* name) {
+  return memory == nullptr ? mep_result_t{MEP_SUCCESS} : check_pointer(device, memory, name);
+}
+
+}  // namespace
+
+mep_result_t agree_on_success(Comm& comm, mep_result_t own, const char* what) {
+  const std::string own_text = own == MEP_SUCCESS ? "" : last_error_text();
+  const auto status = static_cast<uint64_t>(-static_cast<int64_t>(own));
+  std::vector<uint64_t> all;
+  MEP_TRY(gather_values(comm, &status, 1, &all));
+  if (own != MEP_SUCCESS) return fail(own, "%s", own_text.c_str());
+  for (uint32_t rank = 0; rank < comm.size(); ++rank) {
+    if (all[rank] == 0) continue;
+    const auto result = static_cast<mep_result_t>(-static_cast<int64_t>(all[rank] & 0xff));
+    return fail(result, "rank %u %s: %s", rank, what, mep_result_string(result));
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t EpCallState::busy() const {
+  return fail(MEP_ERR_BUSY, "the buffer's last %s has not finished its receive phase",
+              stage == EpStage::kDispatching ? "dispatch" : "combine");
+}
+
+void EpCallState::note_dispatch(EpDeviceHandle& handle, const mep_dispatch_args_t& args) {
+  if (args.phase != MEP_PHASE_RECEIVE) handle.tokens = args.num_tokens;
+  current = &handle;
+  stage = args.phase == MEP_PHASE_SEND ? EpStage::kDispatching : EpStage::kReceived;
+  has_status = args.op_status == nullptr;
+}
+
+void EpCallState::note_combine(const mep_combine_args_t& args) {
+  stage = args.phase == MEP_PHASE_SEND ? EpStage::kCombining : EpStage::kIdle;
+  if (args.phase != MEP_PHASE_SEND) current = nullptr;
+  has_status = args.op_status == nullptr;
+}
+
+mep_result_t check_dispatch_call(int32_t device, const EpShape& shape, const EpCallState& state,
+                                 const EpDeviceHandle& handle, const mep_dispatch_args_t& args) {
+  if (args.recv_topk_idx != nullptr || args.recv_topk_weights != nullptr) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "recv_topk_idx and recv_topk_weights belong to high throughput, which is not "
+                "built yet");
+  }
+  if (args.recv_scales != nullptr && !shape.has_scales()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "recv_scales is given, but the wire type has no scales");
+  }
+  const struct {
+    const void* memory;
+    const char* name;
+  } outputs[] = {{args.recv_x, "recv_x"},         {args.recv_scales, "recv_scales"},
+                 {args.recv_count, "recv_count"}, {args.recv_count_host, "recv_count_host"},
+                 {args.src_info, "src_info"},     {args.layout_range, "layout_range"},
+                 {args.recv_total, "recv_total"}, {args.statistics, "statistics"},
+                 {args.op_status, "op_status"}};
+  for (const auto& output : outputs) {
+    MEP_TRY(check_optional(device, output.memory, output.name));
+  }
+  if (args.phase == MEP_PHASE_RECEIVE) {
+    if (state.stage == EpStage::kDispatching && state.current == &handle) return MEP_SUCCESS;
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "phase: there is no dispatch of this handle to receive; send one first");
+  }
+  MEP_TRY(check_dispatch_input(shape, args));
+  if (args.num_tokens == 0) return MEP_SUCCESS;
+  MEP_TRY(check_pointer(device, args.x, "x"));
+  MEP_TRY(check_pointer(device, args.topk_idx, "topk_idx"));
+  MEP_TRY(check_optional(device, args.topk_weights, "topk_weights"));
+  return check_optional(device, args.x_scales, "x_scales");
+}
+
+mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCallState& state,
+                                const EpDeviceHandle& handle, const mep_combine_args_t& args) {
+  if (args.phase == MEP_PHASE_RECEIVE &&
+      (state.stage != EpStage::kCombining || state.current != &handle)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "phase: there is no combine of this handle to receive; send one first");
+  }
+  if (args.phase != MEP_PHASE_RECEIVE && state.current != &handle) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "the buffer holds no dispatch of this handle: there was none, it was combined, or "
+                "the buffer was used again");
+  }
+  if (args.phase != MEP_PHASE_RECEIVE && state.stage != EpStage::kReceived) {
+    return fail(MEP_ERR_BUSY, "the handle's last %s has not finished its receive phase",
+                state.stage == EpStage::kDispatching ? "dispatch" : "combine");
+  }
+  if (args.phase != MEP_PHASE_SEND && args.out == nullptr && handle.tokens != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "out is NULL, but there are %u tokens", handle.tokens);
+  }
+  if (args.out_stride_bytes != 0 && args.out_stride_bytes < shape.combine_row_bytes()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "out_stride_bytes is %llu; a row has %zu",
+                static_cast<unsigned long long>(args.out_stride_bytes), shape.combine_row_bytes());
+  }
+  MEP_TRY(check_optional(device, args.y, "y"));
+  MEP_TRY(check_optional(device, args.weights, "weights"));
+  MEP_TRY(check_optional(device, args.bias, "bias"));
+  MEP_TRY(check_optional(device, args.out, "out"));
+  return check_optional(device, args.op_status, "op_status");
+}
+
+mep_result_t fill_op_info(const mep_op_status_t& status, bool has_status, uint32_t ranks,
+                          mep_op_info_t* info) {
+  if (status.version == 0 || !has_status) {
+    return fail(MEP_ERR_NOT_FOUND, status.version == 0
+                                       ? "no dispatch or combine has finished on this buffer yet"
+                                       : "the last operation on this buffer had an op_status: it "
+                                         "is told there");
+  }
+  info->flags = MEP_OP_INPUT_INTACT;
+  info->epoch = status.epoch;
+  info->seq = status.seq;
+  info->result = status.result;
+  const uint32_t words = (ranks + 63) / 64;
+  bool fits = true;
+  const auto copy = [&](uint64_t* to, uint32_t capacity, bool failed) {
+    if (to == nullptr) return;
+    for (uint32_t word = 0; word < capacity; ++word) {
+      const uint32_t here = word < words ? std::min(ranks - word * 64, 64u) : 0;
+      const uint64_t all = here == 0 ? 0 : ~uint64_t{0} >> (64 - here);
+      const uint64_t gone = word < std::size(status.failed) ? status.failed[word] : 0;
+      to[word] = (failed ? gone : ~gone) & all;
+    }
+    fits = fits && capacity >= words;
+  };
+  copy(info->contributors, info->contributors_words, false);
+  copy(info->failed, info->failed_words, true);
+  if (fits) return MEP_SUCCESS;
+  return fail(MEP_ERR_CAPACITY, "a bitmap of this EP object needs %u words of 64 bits", words);
+}
+
+}  // namespace mep

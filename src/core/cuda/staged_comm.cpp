@@ -1,0 +1,185 @@
+#include "core/cuda/staged_comm.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/status.hpp"
+#include "core/staged/staged_collectives.hpp"
+
+namespace mep {
+namespace {
+
+using device::StageCopies;
+using device::StageKind;
+using device::StageRequest;
+
+constexpr size_t kStagingBytes = size_t{16} << 20;
+
+// Bytes of a rank in one part: what an operation needs of the staging is as many times that.
+size_t part_bytes(Collective kind, uint32_t ranks) {
+  constexpr size_t kUnit = 256;
+  const size_t shares = kind == Collective::k_allgather   ? ranks
+                        : kind == Collective::k_allreduce ? 2
+                                                          : 1;
+  return kStagingBytes / shares / kUnit * kUnit;
+}
+
+uint64_t address(const std::byte* memory) {
+  return std::bit_cast<uint64_t>(memory);
+}
+
+}  // namespace
+
+mep_result_t StagedChannel::open(int32_t device) {
+  MEP_TRY(DeviceMemory::create(device, sizeof(device::StageState), &state_memory));
+  return PinnedMemory::create(sizeof(device::StageMailbox), &mailbox_memory);
+}
+
+StagedComm::StagedComm(Comm& comm, const GpuPlace& place)
+    : DeviceSide(place), comm_(comm), device_(place.device) {}
+
+StagedComm::~StagedComm() {
+  server_.close();
+  if (stream_comm_ != nullptr) stream_comm_->close_after_changes();
+}
+
+mep_result_t StagedComm::open() {
+  if (comm_.size() > device::kMaxStageRanks) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "a communicator on GPUs that cannot map each other has at most %u ranks, this one "
+                "has %u",
+                device::kMaxStageRanks, comm_.size());
+  }
+  const DeviceScope scope(device_);
+  MEP_TRY(scope.check());
+  MEP_TRY(check_cuda(device::load_stage_kernels(), "loading the kernels of staged operations"));
+  MEP_TRY(channel_.open(device_));
+  stream_ = std::make_unique<DeviceStream>();
+  MEP_TRY(stream_->open());
+  MEP_TRY(PinnedMemory::create(kStagingBytes, &staging_));
+  // Its id follows from the comm's, which does not change when that is renamed.
+  stream_comm_ = std::make_unique<Comm>(comm_.world_ptr(), comm_.name() + "#stream", comm_.slots(),
+                                        (comm_.id() ^ 0x73747265616d0000u) | 1);
+  return stream_comm_->begin(1, 1);
+}
+
+mep_result_t StagedComm::connect(const Deadline& deadline) {
+  MEP_TRY(stream_comm_->finish(deadline));
+  MEP_TRY(server_.open(channel_.mailbox(), "comm " + comm_.name(),
+                       [this](const StageRequest& request, device::StageAnswer* answer) {
+                         return serve_staged_collective(*stream_comm_, request, answer);
+                       }));
+  set_timeout_ms(comm_.timeout_ms());
+  return MEP_SUCCESS;
+}
+
+// A barrier: every rank's kernels and thread work, and nobody drops a window before all have it.
+mep_result_t StagedComm::begin_proof() {
+  return enqueue(Collective::k_barrier, {}, stream_->get());
+}
+
+mep_result_t StagedComm::end_proof() {
+  const DeviceScope scope(device_);
+  MEP_TRY(scope.check());
+  MEP_TRY(stream_->synchronize());
+  return take_failure();
+}
+
+void StagedComm::set_timeout_ms(uint32_t ms) {
+  stream_comm_->set_timeout_ms(ms);
+  server_.set_timeout_ms(ms);
+  set_parts_timeout_ms(ms);
+}
+
+void StagedComm::revoke() {
+  comm_.world().request_revoke(stream_comm_->id());
+}
+
+mep_result_t StagedComm::offer_memory(uint64_t, size_t) {
+  return fail(MEP_ERR_INTERNAL, "comm %s shares no device memory", comm_.name().c_str());
+}
+
+mep_result_t StagedComm::take_memory(uint64_t, const Deadline&, std::vector<std::byte*>*) {
+  return fail(MEP_ERR_INTERNAL, "comm %s shares no device memory", comm_.name().c_str());
+}
+
+// --- Operations -----------------------------------------------------------------------------------
+
+mep_result_t StagedComm::check_stream(const void* stream) const {
+  if (stream != nullptr || place().ranks_on_device == 1) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "%u ranks share GPU %d: each needs a stream of its own, made with "
+              "cudaStreamNonBlocking; the NULL stream would make them wait for each other",
+              place().ranks_on_device, device_);
+}
+
+// A wrong pointer in a kernel would end all work of the process on the GPU.
+mep_result_t StagedComm::check_buffers(Collective kind, const CollectiveArgs& args) const {
+  if (args.count == 0 || kind == Collective::k_barrier) return MEP_SUCCESS;
+  const bool gives = kind != Collective::k_broadcast || args.root == static_cast<int>(comm_.rank());
+  if (gives) MEP_TRY(check_pointer(device_, args.send, "sendbuf"));
+  return check_pointer(device_, args.receive, "recvbuf");
+}
+
+// The elements from `begin` on. Outputs are copied after success only.
+mep_result_t StagedComm::enqueue_part(Collective kind, const CollectiveArgs& args, size_t begin,
+                                      size_t count, void* stream) {
+  const size_t width = mep_dtype_size(args.dtype);
+  const size_t bytes = count * width;
+  const auto* send = static_cast<const std::byte*>(args.send);
+  if (send != nullptr) send += begin * width;  // null where it is not read
+  auto* receive = static_cast<std::byte*>(args.receive) + begin * width;
+  auto* staging = static_cast<std::byte*>(staging_->data());
+  StageCopies inputs{};
+  StageCopies outputs{};
+  StageRequest request{};
+  request.continues = begin != 0 ? 1 : 0;
+  request.collective = {address(staging), address(staging), count, args.dtype,
+                        args.op,          args.root,        0};
+  if (kind == Collective::k_barrier) {
+    request.kind = StageKind::kBarrier;
+    request.collective = {};
+  } else if (kind == Collective::k_broadcast) {
+    request.kind = StageKind::kBroadcast;
+    const bool is_root = args.root == static_cast<int32_t>(comm_.rank());
+    if (is_root) inputs.add(send, staging, 1, bytes, 0, 0);
+    if (!is_root || send != receive) outputs.add(staging, receive, 1, bytes, 0, 0);
+  } else if (kind == Collective::k_allgather) {
+    request.kind = StageKind::kAllgather;
+    std::byte* own = staging + bytes * comm_.rank();
+    request.collective.send = address(own);
+    inputs.add(send, own, 1, bytes, 0, 0);
+    outputs.add(staging, receive, comm_.size(), bytes, bytes, args.count * width, true);
+  } else {
+    request.kind = StageKind::kAllreduce;
+    std::byte* result = staging + part_bytes(kind, comm_.size());
+    request.collective.receive = address(result);
+    inputs.add(send, staging, 1, bytes, 0, 0);
+    outputs.add(result, receive, 1, bytes, 0, 0);
+  }
+  return check_cuda(device::stage_collective(channel_.kernels(), request, inputs, outputs, stream),
+                    collective_type(kind).name);
+}
+
+mep_result_t StagedComm::enqueue(Collective kind, const CollectiveArgs& args, void* stream) {
+  const mep_result_t terminal = comm_.world().terminal_result();
+  if (terminal != MEP_SUCCESS) {
+    return fail(terminal, "the world of comm %s has ended for this rank", comm_.name().c_str());
+  }
+  MEP_TRY(check_stream(stream));
+  MEP_TRY(collective_type(kind).check(comm_, args));
+  const DeviceScope scope(device_);
+  MEP_TRY(scope.check());
+  MEP_TRY(check_stream_device(device_, stream));
+  MEP_TRY(check_buffers(kind, args));
+  if (args.count == 0 || kind == Collective::k_barrier) {
+    return enqueue_part(kind, args, 0, 0, stream);
+  }
+  const size_t most = part_bytes(kind, comm_.size()) / mep_dtype_size(args.dtype);
+  for (size_t begin = 0; begin < args.count; begin += most) {
+    MEP_TRY(enqueue_part(kind, args, begin, std::min(most, args.count - begin), stream));
+  }
+  return MEP_SUCCESS;
+}
+
+}  // namespace mep

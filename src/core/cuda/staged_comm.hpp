@@ -1,0 +1,77 @@
+// A comm's device side where peers cannot be mapped: kernels stage the operation in pinned memory, and a
+// thread of this object runs it on a comm of the host, made for nothing else over the same ranks. So the
+// order of operations, mismatches, deadlines and view changes are those of hosts.
+//
+// Why a comm of its own: the comm that the user holds is used by the user's thread (split, agree, making EP
+// objects), in no order with operations that wait in streams.
+//
+// Staging: one block of pinned memory for all operations, since they run one after the other. A larger
+// operation is cut into parts, each an operation of the host: an allocation could wait for kernels of
+// other ranks that wait for this one. A part that fails fails on all ranks, and none of them goes on with
+// the rest.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/comm/comm.hpp"
+#include "core/comm/device_side.hpp"
+#include "core/staged/stage_server.hpp"
+#include "kernels/cuda/stage_kernels.hpp"
+#include "transport/cuda/device_memory.hpp"
+
+namespace mep {
+
+// Memory and state of one staged channel.
+struct StagedChannel {
+  std::shared_ptr<DeviceMemory> state_memory;
+  std::shared_ptr<PinnedMemory> mailbox_memory;
+  [[nodiscard]] mep_result_t open(int32_t device);
+  device::StageMailbox* mailbox() const {
+    return static_cast<device::StageMailbox*>(mailbox_memory->data());
+  }
+  device::StageChannel kernels() const {
+    return {reinterpret_cast<device::StageState*>(state_memory->data()), mailbox()};
+  }
+};
+
+class StagedComm : public DeviceSide {
+ public:
+  StagedComm(Comm& comm, const GpuPlace& place);
+  ~StagedComm() override;
+  StagedComm(const StagedComm&) = delete;
+  StagedComm& operator=(const StagedComm&) = delete;
+  [[nodiscard]] mep_result_t open();
+
+  bool staged() const override { return true; }
+  size_t view_clients() const override { return 0; }
+  mep_result_t connect(const Deadline& deadline) override;
+  mep_result_t begin_proof() override;
+  mep_result_t end_proof() override;
+  mep_result_t enqueue(Collective kind, const CollectiveArgs& args, void* stream) override;
+  mep_result_t offer_memory(uint64_t id, size_t bytes) override;
+  mep_result_t take_memory(uint64_t id, const Deadline& deadline,
+                           std::vector<std::byte*>* by_rank) override;
+  mep_result_t take_failure() override { return server_.take_failure(); }
+  bool busy() const override { return server_.busy(); }
+  void set_timeout_ms(uint32_t ms) override;
+  void revoke() override;
+
+  // Each rank of this process needs a stream of its own.
+  [[nodiscard]] mep_result_t check_stream(const void* stream) const;
+
+ private:
+  mep_result_t check_buffers(Collective kind, const CollectiveArgs& args) const;
+  mep_result_t enqueue_part(Collective kind, const CollectiveArgs& args, size_t begin, size_t count,
+                            void* stream);
+
+  Comm& comm_;
+  const int32_t device_;
+  std::unique_ptr<Comm> stream_comm_;
+  StagedChannel channel_;
+  std::unique_ptr<DeviceStream> stream_;
+  std::shared_ptr<PinnedMemory> staging_;
+  StageServer server_;
+};
+
+}  // namespace mep
