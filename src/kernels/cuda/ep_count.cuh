@@ -61,11 +61,11 @@ __device__ inline bool names_again(const DispatchArgs& a, uint32_t token, uint32
 // The place of an entry that names `expert`; -1: none, or a bad one. careful: some token names an expert
 // twice.
 __device__ inline int32_t place_of_entry(const DispatchArgs& a, uint32_t token, uint32_t entry,
-                                         int64_t expert, bool careful, uint32_t* bad) {
+                                         int64_t expert, bool careful, bool* bad) {
   if (expert == -1) return -1;
   if (expert < 0 || expert >= int64_t{a.g.sizes.experts} ||
       (careful && names_again(a, token, entry, expert))) {
-    ++*bad;
+    *bad = true;
     return -1;
   }
   const auto logical = static_cast<uint32_t>(expert);
@@ -75,13 +75,16 @@ __device__ inline int32_t place_of_entry(const DispatchArgs& a, uint32_t token, 
   return static_cast<int32_t>(a.memory.map_places[first + (token + a.g.sizes.rank) % replicas]);
 }
 
-// One entry to the masks of chunks from that of `first` on. True if another entry of its token has named
-// the expert: both meet in one bit.
-__device__ inline bool mark_entry(const DispatchArgs& a, uint32_t first, uint32_t entry,
-                                  int64_t expert, const CtaRouting& routing, bool careful,
-                                  uint32_t* bad) {
+// What came of an entry. kTwice: another entry of its token has named the expert, both meet in one bit.
+enum class Marked : uint32_t { kYes, kBad, kTwice };
+
+// One entry to the masks of chunks from that of `first` on. Not inlined: the instructions of a kernel that has just
+// begun come from the L2.
+__device__ __noinline__ Marked mark_entry(const DispatchArgs& a, uint32_t first, uint32_t entry,
+                                          int64_t expert, const CtaRouting routing, bool careful) {
   const uint32_t token = entry / a.g.sizes.top_k;
-  const int32_t place = place_of_entry(a, token, entry, expert, careful, bad);
+  bool bad = false;
+  const int32_t place = place_of_entry(a, token, entry, expert, careful, &bad);
   if (routing.places != nullptr) {
     routing.places[entry] = place < 0 ? kNoPlace : static_cast<uint16_t>(place);
   } else {
@@ -91,10 +94,10 @@ __device__ inline bool mark_entry(const DispatchArgs& a, uint32_t first, uint32_
       a.of_handle<float>(a.g.handle_weights)[entry] = a.topk_weights[entry];
     }
   }
-  if (place < 0) return false;
+  if (place < 0) return bad ? Marked::kBad : Marked::kYes;
   const uint32_t bit = 1u << token % kChunkTokens;
   uint32_t* mask = routing.masks + (token - first) / kChunkTokens * a.g.places + place;
-  return (atomicOr(mask, bit) & bit) != 0;
+  return (atomicOr(mask, bit) & bit) != 0 ? Marked::kTwice : Marked::kYes;
 }
 
 // Entries of the tokens [first, end). False if some token names an expert twice.
@@ -117,8 +120,9 @@ __device__ inline bool mark_tokens(const DispatchArgs& a, uint32_t first, uint32
     for (uint32_t i = 0; i < kAtOnce; ++i) {
       const uint32_t entry = base + i * kEpThreads;
       if (entry >= end_entry) break;
-      const bool again = mark_entry(a, first, entry, experts[i], routing, careful, &bad);
-      twice = twice || again;
+      const Marked marked = mark_entry(a, first, entry, experts[i], routing, careful);
+      twice = twice || marked == Marked::kTwice;
+      if (marked == Marked::kBad) ++bad;
     }
   }
   twice = __syncthreads_or(twice) != 0;
@@ -131,10 +135,11 @@ __device__ inline void mark_chunks(const DispatchArgs& a, uint32_t first_chunk, 
                                    const CtaRouting& routing) {
   const uint32_t first = first_chunk * kChunkTokens;
   const uint32_t end = min(a.tokens, first + chunks * kChunkTokens);
-  for (const bool careful : {false, true}) {
+#pragma unroll 1
+  for (uint32_t pass = 0; pass < 2; ++pass) {
     for (uint32_t i = threadIdx.x; i < chunks * a.g.places; i += kEpThreads) routing.masks[i] = 0;
     __syncthreads();
-    if (mark_tokens(a, first, end, routing, careful)) break;
+    if (mark_tokens(a, first, end, routing, pass != 0)) break;
   }
   if (routing.places != nullptr) return;
   uint32_t* kept = a.local<uint32_t>(a.g.masks) + uint64_t{first_chunk} * a.g.places;
@@ -157,9 +162,10 @@ __device__ inline void give_back_unused(const DispatchArgs& a, uint64_t epoch, u
 // By one CTA: sums the chunks' masks and tells the counts. If the last use was not combined, the word of place
 // 0 is ordered behind what this rank did before the kernel, by the fence that its thread made at the
 // start: it gives the rows of that use back.
-__device__ inline void publish_counts(const DispatchArgs& a, uint64_t epoch, uint64_t use,
-                                      const uint32_t* masks, bool alone) {
+__device__ inline void publish_counts(const DispatchArgs& a, uint64_t epoch, const uint32_t* masks,
+                                      bool alone) {
   const uint32_t chunks = chunks_of(a.tokens);
+  const uint64_t use = peer_table().use;
   const uint64_t tag = signal_tag(epoch, use);
   for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
     uint32_t* first = a.local<uint32_t>(a.g.chunk_first) + place;
@@ -200,18 +206,18 @@ __device__ inline void begin_dispatch(const DispatchArgs& a, uint64_t epoch, uin
 }
 
 // Every CTA calls it; when it returns a CTA has the routing, or has to wait for `counted`.
-__device__ inline void count_rows(const DispatchArgs& a, uint64_t epoch, uint64_t use, bool failed,
+__device__ inline void count_rows(const DispatchArgs& a, uint64_t epoch, bool failed,
                                   const CtaRouting& routing, uint32_t* shared_last) {
   const uint32_t chunks = chunks_of(a.tokens);
   // A use that was combined was given back by that; else the counts say so, see publish_counts().
   if (threadIdx.x == 0 && a.state()->given_back == 0) publish();
-  if (blockIdx.x == gridDim.x - 1 && !failed) give_back_unused(a, epoch, use - 1);
-  if (blockIdx.x == 0 && threadIdx.x == 0) begin_dispatch(a, epoch, use);
+  if (blockIdx.x == gridDim.x - 1 && !failed) give_back_unused(a, epoch, peer_table().use - 1);
+  if (blockIdx.x == 0 && threadIdx.x == 0) begin_dispatch(a, epoch, peer_table().use);
   if (routing.places != nullptr) {
     if (failed) return;
     mark_chunks(a, 0, chunks, routing);
     test_delay(a, 2);
-    if (blockIdx.x == 0) publish_counts(a, epoch, use, routing.masks, true);
+    if (blockIdx.x == 0) publish_counts(a, epoch, routing.masks, true);
     return;
   }
   const uint32_t ctas = min(chunks, gridDim.x);
@@ -223,7 +229,7 @@ __device__ inline void count_rows(const DispatchArgs& a, uint64_t epoch, uint64_
   if (!is_last_of(&a.state()->channel.ticket[0], ctas, shared_last)) return;
   if (failed || has_failed(&a.state()->channel, epoch)) return;
   test_delay(a, 2);
-  publish_counts(a, epoch, use, a.local<uint32_t>(a.g.masks), false);
+  publish_counts(a, epoch, a.local<uint32_t>(a.g.masks), false);
 }
 
 }  // namespace mep::device
