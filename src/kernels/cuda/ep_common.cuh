@@ -111,8 +111,8 @@ struct CombineArgs : EpBase {
   mep_op_status_t* op_status;
 };
 
-// wait_word() and fail() of dispatch, not inlined: who waits has the time to call, and a kernel that is shorter, and
-// keeps fewer registers, begins sooner. 0: the wait did not end well; else the word, which has its tag.
+// wait_word() and fail() of dispatch, not inlined: who waits has time for a call, and a kernel that is short
+// and keeps few registers begins sooner. 0: the wait did not end well; else the word, with its tag.
 __device__ __noinline__ inline uint64_t await_word(const Waiter waiter, const uint64_t* word,
                                                    uint64_t tag, uint32_t source) {
   uint64_t value = 0;

@@ -3,11 +3,12 @@
 // rank.
 //
 // Work is split among warps in units of one token's consecutive values, so that few tokens fill many
-// processors too. A warp reads the next unit before it writes the last one, and the first before it
-// waits for anything.
+// processors too. A warp reads the next unit before it writes the last one, and has the first brought to
+// the L2 before it waits for anything.
 //
-// Rows are sent by a function that is not inlined (send_batch), so that the loop over them touches no local
-// memory: its loads would wait in the L2 behind the rows that are being written.
+// The loop over rows is a function that is not inlined (send_batch), so that it has all registers: what it
+// kept in local memory it would fetch from the L2, behind the rows that are being written. The same holds
+// for what lives across a wait, since fences empty the L1: look at the compiler's report for spills.
 #pragma once
 
 #include "kernels/cuda/ep_convert.cuh"
@@ -259,8 +260,8 @@ __device__ inline bool await_free_rows(const DispatchArgs& a, const Waiter& wait
   return true;
 }
 
-// Tokens whose targets a CTA lists and then sends: their units [begin, end), a round of them at a time, one for
-// every warp.
+// Tokens whose targets a CTA lists and then sends: their units [begin, end), a round of them at a time, one
+// for every warp.
 struct Batch {
   uint32_t begin, end;
   uint32_t units;  // of a token
@@ -281,11 +282,14 @@ struct Share {
   uint32_t units;  // of a token
 
   __device__ Share(uint32_t tokens, uint32_t units_of_token) : units(units_of_token) {
+    // Read anew where a share is wanted: cheaper than to keep it while a kernel waits.
+    uint32_t cta = 0;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(cta));
     const uint32_t total = tokens * units;
     const uint32_t whole = total / gridDim.x;
     const uint32_t rest = total % gridDim.x;
-    begin = whole * blockIdx.x + rest * blockIdx.x / gridDim.x;
-    end = whole * (blockIdx.x + 1) + rest * (blockIdx.x + 1) / gridDim.x;
+    begin = whole * cta + rest * cta / gridDim.x;
+    end = whole * (cta + 1) + rest * (cta + 1) / gridDim.x;
   }
   __device__ Batch batch_from(uint32_t begin_, uint32_t top_k) const {
     const uint32_t end_ = (begin_ / units + kBatchTargets / top_k) * units;
@@ -310,8 +314,8 @@ __device__ inline uint32_t slot_of(const DispatchArgs& a, const CtaRouting& rout
   return slot;
 }
 
-// Lists where the copies of a batch go: batch_targets() [token - first token][K], row null for none. The CTA
-// that has a token's first unit fills the handle and tells the receivers whose row it is.
+// Lists where the copies of a batch go: batch_targets() [token - first token][K], row null for none. The
+// CTA that has a token's first unit fills the handle and tells the receivers whose row it is.
 __device__ inline void list_targets(const DispatchArgs& a, const Batch& batch,
                                     const CtaRouting& routing) {
   const uint32_t top_k = a.g.sizes.top_k;
@@ -366,19 +370,21 @@ __device__ inline typename Codec::Values load_first(const typename Codec::Source
   return values;
 }
 
-// Brings it nearer.
+// Brings what load_first() will read nearer.
 template <class Codec>
-__device__ inline void fetch_first(const typename Codec::Source& source, const Batch& batch) {
-  const uint32_t at = batch.unit_of_warp();
-  if (at >= batch.end) return;
-  const uint32_t token = at / batch.units;
-  const uint32_t offset = (at - token * batch.units) * Codec::kUnitBytes +
+__device__ inline void fetch_first(const DispatchArgs& a) {
+  const typename Codec::Source source(a);
+  const Share share(a.tokens, Codec::units(a.g));
+  const uint32_t at = share.begin + threadIdx.x / kWarpThreads;
+  if (at >= share.end) return;
+  const uint32_t token = at / share.units;
+  const uint32_t offset = (at - token * share.units) * Codec::kUnitBytes +
                           threadIdx.x % kWarpThreads * (Codec::kUnitBytes / kWarpThreads);
   if (offset >= source.row_bytes) return;
   asm volatile("prefetch.global.L2 [%0];" ::"l"(source.x + token * source.stride + offset));
 }
 
-// The scales of a round, which all warps have put into shared memory, to their rows: 16 bytes of each unit.
+// The scales of a round, which all warps have put into shared memory, to their rows: 16 bytes a unit.
 __device__ inline void send_scales(const Batch& batch, uint32_t top_k, uint32_t round,
                                    const uint4* scales) {
   const uint32_t first_token = batch.first_token();
@@ -430,9 +436,9 @@ __device__ __noinline__ void send_batch(const typename Codec::Source source, con
 }
 
 template <class Codec, int kTopK>
-__device__ inline void send_rows(const DispatchArgs& a, const Share& share,
-                                 const CtaRouting& routing) {
+__device__ inline void send_rows(const DispatchArgs& a, const CtaRouting& routing) {
   const typename Codec::Source source(a);
+  const Share share(a.tokens, Codec::units(a.g));
   for (uint32_t begin = share.begin; begin < share.end;) {
     const Batch batch = share.batch_from(begin, a.g.sizes.top_k);
     const typename Codec::Values values = load_first<Codec>(source, batch);
@@ -487,13 +493,13 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   DeviceChannel& channel = a.state()->channel;
   const bool slotted = a.g.sizes.slotted != 0;
   const EpPhase phase = slotted ? EpPhase::kFreeRows : EpPhase::kCounts;
+  if (counts_alone(a.g, a.tokens)) fetch_routing(a);
   a.read_peers();
   const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(phase));
   // It changes when all CTAs are at their end.
   if (threadIdx.x == 0) peer_table().use = channel.use + 1;
   bool ready = !has_failed(&channel, waiter.epoch);
-  const Share share(a.tokens, Codec::units(a.g));
-  fetch_first<Codec>(typename Codec::Source(a), share.batch_from(share.begin, a.g.sizes.top_k));
+  fetch_first<Codec>(a);
   trace(a, 0);
   test_delay(a, 1);
   const CtaRouting routing(a, shared);
@@ -502,7 +508,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
     routing.first_row[place] = own_slot;
   }
   __syncthreads();
-  count_rows(a, waiter.epoch, !ready, routing, &shared_last);
+  count_rows<kTopK>(a, waiter.epoch, !ready, routing, &shared_last);
   __syncthreads();
   trace(a, 1);
   test_delay(a, 3);
@@ -516,7 +522,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   if (ready && arranges_early && blockIdx.x == gridDim.x - 1) {
     ready = arrange(a, waiter, peer_table().use);
   }
-  if (ready) send_rows<Codec, kTopK>(a, share, routing);
+  if (ready) send_rows<Codec, kTopK>(a, routing);
   trace(a, 4);
   test_delay(a, 4);
   const Ending ending = take_ticket(&channel.ticket[1], gridDim.x, !ready, true, &shared_last);
