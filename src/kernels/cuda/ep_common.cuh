@@ -193,7 +193,8 @@ __device__ inline void fill_status(const EpBase& a, mep_op_status_t* status, mep
 // The last CTA's thread 0 has not ordered anything behind the ticket yet: publish() does, or observe().
 enum class Ending : uint32_t { kNotLast = 0, kLast = 1, kLastOfFailed = 2 };
 
-// publishes: the last CTA will tell others what the CTAs wrote.
+// publishes: the last CTA will tell others what the CTAs wrote; a fence puts it before the ticket, for the last
+// CTA. It need not be a sequentially consistent one, which takes longer.
 __device__ inline Ending take_ticket(uint32_t* ticket, uint32_t ctas, bool failed, bool publishes,
                                      uint32_t* shared) {
   constexpr uint32_t kFailedCta = 1u << 16;
@@ -202,7 +203,7 @@ __device__ inline Ending take_ticket(uint32_t* ticket, uint32_t ctas, bool faile
 #endif
   if (threadIdx.x == 0) {
 #ifndef MEP_MUTANT_NO_PUBLISH
-    if (publishes || failed) __threadfence();
+    if (publishes || failed) asm volatile("fence.acq_rel.gpu;" ::: "memory");
 #endif
     const uint32_t mine = failed ? kFailedCta + 1 : 1;
     const uint32_t sum = atomicAdd(ticket, mine) + mine;

@@ -58,8 +58,8 @@ __device__ inline bool names_again(const DispatchArgs& a, uint32_t token, uint32
   return again;
 }
 
-// The place of an entry that names a valid expert, where that takes more than a look: with a map, or (careful) if some
-// token names an expert twice. -1: an earlier entry of the token has named it.
+// The place of an entry that names a valid expert, where that takes more than a look: with a map, or (careful)
+// if some token names an expert twice. -1: an earlier entry of the token has named it.
 __device__ __noinline__ int32_t look_up_place(const DispatchArgs& a, uint32_t entry,
                                               uint32_t expert, bool careful) {
   const uint32_t token = entry / a.g.sizes.top_k;
@@ -241,8 +241,10 @@ template <int kTopK>
 __device__ inline void count_rows(const DispatchArgs& a, uint64_t epoch, bool failed,
                                   const CtaRouting& routing, uint32_t* shared_last) {
   const uint32_t chunks = chunks_of(a.tokens);
-  // A use that was combined was given back by that; else the counts say so, see publish_counts().
-  if (threadIdx.x == 0 && a.state()->given_back == 0) publish();
+  // A use that was combined was given back by that; else the counts say so, see publish_counts(): who may tell
+  // them orders them behind what this rank has read of that use.
+  const bool tells = blockIdx.x == 0 || routing.places == nullptr;
+  if (tells && threadIdx.x == 0 && a.state()->given_back == 0) publish();
   if (blockIdx.x == gridDim.x - 1 && !failed) give_back_unused(a, epoch, peer_table().use - 1);
   if (blockIdx.x == 0 && threadIdx.x == 0) begin_dispatch(a, epoch, peer_table().use);
   if (routing.places != nullptr) {

@@ -3,8 +3,8 @@
 // rank.
 //
 // Work is split among warps in units of one token's consecutive values, so that few tokens fill many
-// processors too. A warp reads the next unit before it writes the last one, and has the first brought to
-// the L2 before it waits for anything.
+// processors too. A warp reads the next unit before it writes the last one; the first are brought to the
+// L2 before anything is waited for.
 //
 // The loop over rows is a function that is not inlined (send_batch), so that it has all registers: what it
 // kept in local memory it would fetch from the L2, behind the rows that are being written. The same holds
@@ -267,9 +267,12 @@ struct Batch {
   uint32_t units;  // of a token
 
   __device__ uint32_t first_token() const { return begin / units; }
+  __device__ uint32_t tokens() const {
+    return begin < end ? (end - 1) / units + 1 - first_token() : 0;
+  }
   __device__ uint32_t unit_of_warp() const { return begin + threadIdx.x / kWarpThreads; }
 };
-constexpr uint32_t kBatchTargets = kEpThreads;
+constexpr uint32_t kBatchTargets = kEpThreads;  // each thread lists one
 __device__ inline RowTarget* batch_targets() {
   __shared__ RowTarget targets[kBatchTargets];
   return targets;
@@ -314,47 +317,67 @@ __device__ inline uint32_t slot_of(const DispatchArgs& a, const CtaRouting& rout
   return slot;
 }
 
+// What is known of a batch's copies before the counts of others are: an entry for each thread, where its
+// target will be.
+struct Copy {
+  int32_t place;  // -1: none
+  uint32_t slot;  // which of this rank's rows there
+};
+static_assert(sizeof(Copy) <= sizeof(RowTarget));
+__device__ inline Copy* copy_of_thread() {
+  return reinterpret_cast<Copy*>(batch_targets() + threadIdx.x);
+}
+
+__device__ __noinline__ void find_copies(const DispatchArgs& a, const Batch batch,
+                                         const CtaRouting routing) {
+  const uint32_t top_k = a.g.sizes.top_k;
+  if (threadIdx.x >= batch.tokens() * top_k) return;
+  const uint32_t entry = batch.first_token() * top_k + threadIdx.x;
+  Copy copy{-1, 0};
+  if (routing.places == nullptr) {
+    copy.place = a.of_handle<int32_t>(a.g.handle_places)[entry];
+  } else if (routing.places[entry] != kNoPlace) {
+    copy.place = routing.places[entry];
+  }
+  if (copy.place >= 0) {
+    copy.slot = slot_of(a, routing, static_cast<uint32_t>(copy.place), entry / top_k);
+  }
+  *copy_of_thread() = copy;
+}
+
 // Lists where the copies of a batch go: batch_targets() [token - first token][K], row null for none. The
 // CTA that has a token's first unit fills the handle and tells the receivers whose row it is.
 __device__ inline void list_targets(const DispatchArgs& a, const Batch& batch,
                                     const CtaRouting& routing) {
   const uint32_t top_k = a.g.sizes.top_k;
-  const uint32_t first_token = batch.first_token();
-  const uint32_t tokens = (batch.end - 1) / batch.units + 1 - first_token;
-  for (uint32_t i = threadIdx.x; i < tokens * top_k; i += kEpThreads) {
-    const uint32_t entry = first_token * top_k + i;
-    const uint32_t token = entry / top_k;
-    const bool tells = token * batch.units >= batch.begin;
-    int32_t place = -1;
-    if (routing.places == nullptr) {
-      place = a.of_handle<int32_t>(a.g.handle_places)[entry];
-    } else if (routing.places[entry] != kNoPlace) {
-      place = routing.places[entry];
+  if (threadIdx.x >= batch.tokens() * top_k) return;
+  const uint32_t entry = batch.first_token() * top_k + threadIdx.x;
+  const uint32_t token = entry / top_k;
+  const bool tells = token * batch.units >= batch.begin;
+  const Copy copy = *copy_of_thread();
+  const auto expert = static_cast<uint32_t>(copy.place);
+  const uint32_t rank = expert / a.g.sizes.local_experts;
+  uint32_t row = kRowNotSent;
+  RowTarget target{nullptr, nullptr};
+  if (copy.place >= 0 && a.is_live(rank)) {
+    row = routing.first_row[expert] + copy.slot;
+    const uint32_t local_expert = expert - rank * a.g.sizes.local_experts;
+    const uint64_t index = a.row_index(local_expert, row);
+    std::byte* window = a.peer(rank);
+    target.row = window + a.g.recv_x + index * a.g.wire_row;
+    target.scales = a.scales_of(window + a.g.scales, local_expert, row);
+    if (tells) {
+      reinterpret_cast<uint32_t*>(window + a.g.entries)[index] = entry;
+      reinterpret_cast<uint32_t*>(window + a.g.src_info)[index] = token;
     }
-    const auto expert = static_cast<uint32_t>(place);
-    const uint32_t rank = expert / a.g.sizes.local_experts;
-    uint32_t row = kRowNotSent;
-    RowTarget target{nullptr, nullptr};
-    if (place >= 0 && a.is_live(rank)) {
-      row = routing.first_row[expert] + slot_of(a, routing, expert, token);
-      const uint32_t local_expert = expert - rank * a.g.sizes.local_experts;
-      const uint64_t index = a.row_index(local_expert, row);
-      std::byte* window = a.peer(rank);
-      target.row = window + a.g.recv_x + index * a.g.wire_row;
-      target.scales = a.scales_of(window + a.g.scales, local_expert, row);
-      if (tells) {
-        reinterpret_cast<uint32_t*>(window + a.g.entries)[index] = entry;
-        reinterpret_cast<uint32_t*>(window + a.g.src_info)[index] = token;
-      }
-    }
-    batch_targets()[i] = target;
-    if (!tells) continue;
-    a.of_handle<uint32_t>(a.g.handle_rows)[entry] = row;
-    if (routing.places == nullptr) continue;
-    a.of_handle<int32_t>(a.g.handle_places)[entry] = place;
-    if (a.topk_weights != nullptr) {
-      a.of_handle<float>(a.g.handle_weights)[entry] = a.topk_weights[entry];
-    }
+  }
+  batch_targets()[threadIdx.x] = target;
+  if (!tells) return;
+  a.of_handle<uint32_t>(a.g.handle_rows)[entry] = row;
+  if (routing.places == nullptr) return;
+  a.of_handle<int32_t>(a.g.handle_places)[entry] = copy.place;
+  if (a.topk_weights != nullptr) {
+    a.of_handle<float>(a.g.handle_weights)[entry] = a.topk_weights[entry];
   }
 }
 
@@ -370,18 +393,22 @@ __device__ inline typename Codec::Values load_first(const typename Codec::Source
   return values;
 }
 
-// Brings what load_first() will read nearer.
-template <class Codec>
-__device__ inline void fetch_first(const DispatchArgs& a) {
-  const typename Codec::Source source(a);
-  const Share share(a.tokens, Codec::units(a.g));
-  const uint32_t at = share.begin + threadIdx.x / kWarpThreads;
-  if (at >= share.end) return;
-  const uint32_t token = at / share.units;
-  const uint32_t offset = (at - token * share.units) * Codec::kUnitBytes +
-                          threadIdx.x % kWarpThreads * (Codec::kUnitBytes / kWarpThreads);
-  if (offset >= source.row_bytes) return;
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(source.x + token * source.stride + offset));
+// What a CTA does before the counts of others are here: brings its first tokens to the L2, and finds what
+// can be said of the first batch.
+__device__ __noinline__ void prepare(const DispatchArgs& a, uint32_t units,
+                                     const CtaRouting routing) {
+  constexpr uint32_t kTokens = 4;
+  constexpr uint32_t kLine = 128;
+  const Share share(a.tokens, units);
+  const Batch batch = share.batch_from(share.begin, a.g.sizes.top_k);
+  const uint32_t end = min(batch.tokens(), kTokens);
+  const std::byte* row = a.x + batch.first_token() * a.x_stride;
+  for (uint32_t token = 0; token < end; ++token, row += a.x_stride) {
+    for (uint32_t at = threadIdx.x * kLine; at < a.g.input_row; at += kEpThreads * kLine) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at));
+    }
+  }
+  if (routing.places != nullptr) find_copies(a, batch, routing);
 }
 
 // The scales of a round, which all warps have put into shared memory, to their rows: 16 bytes a unit.
@@ -443,6 +470,7 @@ __device__ inline void send_rows(const DispatchArgs& a, const CtaRouting& routin
     const Batch batch = share.batch_from(begin, a.g.sizes.top_k);
     const typename Codec::Values values = load_first<Codec>(source, batch);
     __syncthreads();
+    if (begin != share.begin || routing.places == nullptr) find_copies(a, batch, routing);
     list_targets(a, batch, routing);
     if (begin == share.begin) trace(a, 3);
     __syncthreads();
@@ -499,7 +527,6 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   // It changes when all CTAs are at their end.
   if (threadIdx.x == 0) peer_table().use = channel.use + 1;
   bool ready = !has_failed(&channel, waiter.epoch);
-  fetch_first<Codec>(a);
   trace(a, 0);
   test_delay(a, 1);
   const CtaRouting routing(a, shared);
@@ -513,6 +540,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   trace(a, 1);
   test_delay(a, 3);
   if (ready) {
+    prepare(a, Codec::units(a.g), routing);
     ready = slotted ? await_free_rows(a, waiter, peer_table().use)
                     : await_counts(a, waiter, peer_table().use, routing.first_row);
   }
