@@ -393,6 +393,20 @@ __device__ inline typename Codec::Values load_first(const typename Codec::Source
   return values;
 }
 
+// Brings what load_first() will read nearer.
+template <class Codec>
+__device__ inline void fetch_first(const DispatchArgs& a) {
+  const typename Codec::Source source(a);
+  const Share share(a.tokens, Codec::units(a.g));
+  const uint32_t at = share.begin + threadIdx.x / kWarpThreads;
+  if (at >= share.end) return;
+  const uint32_t token = at / share.units;
+  const uint32_t offset = (at - token * share.units) * Codec::kUnitBytes +
+                          threadIdx.x % kWarpThreads * (Codec::kUnitBytes / kWarpThreads);
+  if (offset >= source.row_bytes) return;
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(source.x + token * source.stride + offset));
+}
+
 // What a CTA does before the counts of others are here: brings its first tokens to the L2, and finds what
 // can be said of the first batch.
 __device__ __noinline__ void prepare(const DispatchArgs& a, uint32_t units,
@@ -408,7 +422,12 @@ __device__ __noinline__ void prepare(const DispatchArgs& a, uint32_t units,
       asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at));
     }
   }
-  if (routing.places != nullptr) find_copies(a, batch, routing);
+  find_copies(a, batch, routing);
+}
+
+// Whether there is time for that: with one rank nothing is waited for, and few tokens are soon listed.
+__device__ inline bool prepares(const DispatchArgs& a, const CtaRouting& routing) {
+  return routing.places != nullptr && a.g.sizes.ranks > 1 && a.tokens > gridDim.x;
 }
 
 // The scales of a round, which all warps have put into shared memory, to their rows: 16 bytes a unit.
@@ -470,7 +489,7 @@ __device__ inline void send_rows(const DispatchArgs& a, const CtaRouting& routin
     const Batch batch = share.batch_from(begin, a.g.sizes.top_k);
     const typename Codec::Values values = load_first<Codec>(source, batch);
     __syncthreads();
-    if (begin != share.begin || routing.places == nullptr) find_copies(a, batch, routing);
+    if (begin != share.begin || !prepares(a, routing)) find_copies(a, batch, routing);
     list_targets(a, batch, routing);
     if (begin == share.begin) trace(a, 3);
     __syncthreads();
@@ -527,6 +546,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   // It changes when all CTAs are at their end.
   if (threadIdx.x == 0) peer_table().use = channel.use + 1;
   bool ready = !has_failed(&channel, waiter.epoch);
+  fetch_first<Codec>(a);
   trace(a, 0);
   test_delay(a, 1);
   const CtaRouting routing(a, shared);
@@ -540,7 +560,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   trace(a, 1);
   test_delay(a, 3);
   if (ready) {
-    prepare(a, Codec::units(a.g), routing);
+    if (prepares(a, routing)) prepare(a, Codec::units(a.g), routing);
     ready = slotted ? await_free_rows(a, waiter, peer_table().use)
                     : await_counts(a, waiter, peer_table().use, routing.first_row);
   }
