@@ -27,6 +27,7 @@ __host__ __device__ constexpr uint32_t dispatch_mark(uint64_t epoch, uint64_t us
 struct PeerTable {
   std::byte* windows[kMaxRanks];
   uint64_t live[kMaskWords];
+  uint64_t use;  // of the dispatch that runs
 };
 __device__ inline PeerTable& peer_table() {
   __shared__ PeerTable table;
@@ -110,6 +111,17 @@ struct CombineArgs : EpBase {
   mep_op_status_t* op_status;
 };
 
+// wait_word() and fail() of dispatch, not inlined: who waits has time for a call, and a kernel that is short
+// and keeps few registers begins sooner. 0: the wait did not end well; else the word, with its tag.
+__device__ __noinline__ inline uint64_t await_word(const Waiter waiter, const uint64_t* word,
+                                                   uint64_t tag, uint32_t source) {
+  uint64_t value = 0;
+  return wait_word(waiter, word, tag, source, &value) ? value : 0;
+}
+__device__ __noinline__ inline void refuse_bytes(const Waiter waiter, uint32_t source) {
+  fail(waiter.channel, waiter.epoch, Cause::kBadBytes, source, waiter.phase);
+}
+
 // Random pauses, in builds for tests: each operation, point and CTA, or warp, has its own.
 __device__ inline void random_pause([[maybe_unused]] const EpBase& a,
                                     [[maybe_unused]] uint32_t point) {
@@ -165,11 +177,11 @@ __device__ inline void fill_status(const EpBase& a, mep_op_status_t* status, mep
   status->epoch = a.memory.control->epoch;
   status->seq = a.state()->channel.seq;
   uint32_t count = 0;
+#pragma unroll
   for (uint32_t word = 0; word < kMaskWords; ++word) {
-    uint64_t failed = 0;
-    for (uint32_t rank = word * 64; rank < a.g.sizes.ranks && rank < word * 64 + 64; ++rank) {
-      if (!in_mask(contributed, rank)) failed |= uint64_t{1} << (rank % 64);
-    }
+    const uint32_t ranks = a.g.sizes.ranks > word * 64 ? a.g.sizes.ranks - word * 64 : 0;
+    const uint64_t all = ranks >= 64 ? ~uint64_t{0} : (uint64_t{1} << ranks) - 1;
+    const uint64_t failed = all & ~contributed[word];
     status->failed[word] = failed;
     count += static_cast<uint32_t>(__popcll(static_cast<long long>(failed)));
   }
@@ -181,7 +193,8 @@ __device__ inline void fill_status(const EpBase& a, mep_op_status_t* status, mep
 // The last CTA's thread 0 has not ordered anything behind the ticket yet: publish() does, or observe().
 enum class Ending : uint32_t { kNotLast = 0, kLast = 1, kLastOfFailed = 2 };
 
-// publishes: the last CTA will tell others what the CTAs wrote.
+// publishes: the last CTA will tell others what the CTAs wrote; a fence puts it before the ticket, for the last
+// CTA. It need not be a sequentially consistent one, which takes longer.
 __device__ inline Ending take_ticket(uint32_t* ticket, uint32_t ctas, bool failed, bool publishes,
                                      uint32_t* shared) {
   constexpr uint32_t kFailedCta = 1u << 16;
@@ -190,7 +203,7 @@ __device__ inline Ending take_ticket(uint32_t* ticket, uint32_t ctas, bool faile
 #endif
   if (threadIdx.x == 0) {
 #ifndef MEP_MUTANT_NO_PUBLISH
-    if (publishes || failed) __threadfence();
+    if (publishes || failed) asm volatile("fence.acq_rel.gpu;" ::: "memory");
 #endif
     const uint32_t mine = failed ? kFailedCta + 1 : 1;
     const uint32_t sum = atomicAdd(ticket, mine) + mine;

@@ -73,6 +73,7 @@ struct Float32 {
 // --- Quantising -------------------------------------------------------------------------------------
 
 struct FloatScale {
+  static constexpr uint32_t kBytes = 4;
   static __device__ float put(float maximum, uint32_t* scale) {
     *scale = __float_as_uint(__fmul_rn(maximum, 1.0f / 448));
     return __fdiv_rn(448.0f, maximum);
@@ -83,6 +84,7 @@ struct FloatScale {
 };
 
 struct Ue8m0Scale {
+  static constexpr uint32_t kBytes = 1;
   static __device__ float put(float maximum, uint32_t* scale) {
     const uint32_t bits = __float_as_uint(__fmul_rn(maximum, 1.0f / 448));
     const uint32_t biased = (bits >> 23) + ((bits & 0x7fffffu) != 0 ? 1 : 0);

@@ -58,88 +58,124 @@ __device__ inline bool names_again(const DispatchArgs& a, uint32_t token, uint32
   return again;
 }
 
-// The place of an entry that names `expert`; -1: none, or a bad one. careful: some token names an expert
-// twice.
-__device__ inline int32_t place_of_entry(const DispatchArgs& a, uint32_t token, uint32_t entry,
-                                         int64_t expert, bool careful, uint32_t* bad) {
-  if (expert == -1) return -1;
-  if (expert < 0 || expert >= int64_t{a.g.sizes.experts} ||
-      (careful && names_again(a, token, entry, expert))) {
-    ++*bad;
-    return -1;
-  }
-  const auto logical = static_cast<uint32_t>(expert);
-  if (a.memory.map_first == nullptr) return static_cast<int32_t>(logical);
-  const uint32_t first = a.memory.map_first[logical];
-  const uint32_t replicas = a.memory.map_first[logical + 1] - first;
+// The place of an entry that names a valid expert, where that takes more than a look: with a map, or (careful)
+// if some token names an expert twice. -1: an earlier entry of the token has named it.
+__device__ __noinline__ int32_t look_up_place(const DispatchArgs& a, uint32_t entry,
+                                              uint32_t expert, bool careful) {
+  const uint32_t token = entry / a.g.sizes.top_k;
+  if (careful && names_again(a, token, entry, expert)) return -1;
+  if (a.memory.map_first == nullptr) return static_cast<int32_t>(expert);
+  const uint32_t first = a.memory.map_first[expert];
+  const uint32_t replicas = a.memory.map_first[expert + 1] - first;
   return static_cast<int32_t>(a.memory.map_places[first + (token + a.g.sizes.rank) % replicas]);
 }
 
-// One entry to the masks of chunks from that of `first` on. True if another entry of its token has named
-// the expert: both meet in one bit.
-__device__ inline bool mark_entry(const DispatchArgs& a, uint32_t first, uint32_t entry,
+__device__ __noinline__ void note_entry(const DispatchArgs& a, uint32_t entry, int32_t place) {
+  a.of_handle<int32_t>(a.g.handle_places)[entry] = place;
+  a.of_handle<uint32_t>(a.g.handle_rows)[entry] = kRowNotSent;
+  if (a.topk_weights == nullptr) return;
+  a.of_handle<float>(a.g.handle_weights)[entry] = a.topk_weights[entry];
+}
+
+// What came of entries. twice: another one of the token has named the expert, both meet in one bit.
+struct Marked {
+  bool twice = false;
+  uint32_t bad = 0;
+};
+
+// One entry to the masks of chunks from that of `first` on. What is seldom is called: the instructions of a
+// kernel that has just begun come from the L2, so there should be few.
+template <int kTopK>
+__device__ inline void mark_entry(const DispatchArgs& a, uint32_t first, uint32_t entry,
                                   int64_t expert, const CtaRouting& routing, bool careful,
-                                  uint32_t* bad) {
-  const uint32_t token = entry / a.g.sizes.top_k;
-  const int32_t place = place_of_entry(a, token, entry, expert, careful, bad);
+                                  Marked* marked) {
+  const uint32_t token = entry / (kTopK != 0 ? kTopK : a.g.sizes.top_k);
+  int32_t place = -1;
+  if (static_cast<uint64_t>(expert) < a.g.sizes.experts) {
+    place = static_cast<int32_t>(expert);
+    if (careful || a.memory.map_first != nullptr) {
+      place = look_up_place(a, entry, static_cast<uint32_t>(expert), careful);
+    }
+  }
+  if (place < 0 && expert != -1) ++marked->bad;
   if (routing.places != nullptr) {
     routing.places[entry] = place < 0 ? kNoPlace : static_cast<uint16_t>(place);
   } else {
-    a.of_handle<int32_t>(a.g.handle_places)[entry] = place;
-    a.of_handle<uint32_t>(a.g.handle_rows)[entry] = kRowNotSent;
-    if (a.topk_weights != nullptr) {
-      a.of_handle<float>(a.g.handle_weights)[entry] = a.topk_weights[entry];
-    }
+    note_entry(a, entry, place);
   }
-  if (place < 0) return false;
+  if (place < 0) return;
   const uint32_t bit = 1u << token % kChunkTokens;
   uint32_t* mask = routing.masks + (token - first) / kChunkTokens * a.g.places + place;
-  return (atomicOr(mask, bit) & bit) != 0;
+  if ((atomicOr(mask, bit) & bit) != 0) marked->twice = true;
+}
+
+constexpr uint32_t kEntriesAtOnce = 8;  // loads under way
+
+// Entries `from`, `from` + kEpThreads and so on, up to `end`.
+template <class Index>
+__device__ inline void read_experts(const DispatchArgs& a, uint32_t from, uint32_t end,
+                                    int64_t* experts) {
+  const auto* indices = static_cast<const Index*>(a.topk_idx);
+#pragma unroll
+  for (uint32_t i = 0; i < kEntriesAtOnce; ++i) {
+    const uint32_t entry = from + i * kEpThreads;
+    experts[i] = entry < end ? int64_t{indices[entry]} : -1;
+  }
 }
 
 // Entries of the tokens [first, end). False if some token names an expert twice.
+template <int kTopK>
 __device__ inline bool mark_tokens(const DispatchArgs& a, uint32_t first, uint32_t end,
                                    const CtaRouting& routing, bool careful) {
-  constexpr uint32_t kAtOnce = 8;  // loads under way
-  const uint32_t top_k = a.g.sizes.top_k;
+  const uint32_t top_k = kTopK != 0 ? kTopK : a.g.sizes.top_k;
   const uint32_t end_entry = end * top_k;
-  bool twice = false;
-  uint32_t bad = 0;
+  Marked marked;
   for (uint32_t base = first * top_k + threadIdx.x; base < end_entry;
-       base += kAtOnce * kEpThreads) {
-    int64_t experts[kAtOnce];
-#pragma unroll
-    for (uint32_t i = 0; i < kAtOnce; ++i) {
-      const uint32_t entry = base + i * kEpThreads;
-      experts[i] = entry < end_entry ? read_expert(a, entry) : -1;
+       base += kEntriesAtOnce * kEpThreads) {
+    int64_t experts[kEntriesAtOnce];
+    if (a.idx_is_int32 != 0) {
+      read_experts<int32_t>(a, base, end_entry, experts);
+    } else {
+      read_experts<int64_t>(a, base, end_entry, experts);
     }
 #pragma unroll
-    for (uint32_t i = 0; i < kAtOnce; ++i) {
+    for (uint32_t i = 0; i < kEntriesAtOnce; ++i) {
       const uint32_t entry = base + i * kEpThreads;
       if (entry >= end_entry) break;
-      const bool again = mark_entry(a, first, entry, experts[i], routing, careful, &bad);
-      twice = twice || again;
+      mark_entry<kTopK>(a, first, entry, experts[i], routing, careful, &marked);
     }
   }
-  twice = __syncthreads_or(twice) != 0;
+  const bool twice = __syncthreads_or(marked.twice) != 0;
   const bool tells = routing.places == nullptr || blockIdx.x == 0;
-  if (!twice && bad != 0 && tells) atomicAdd(&a.state()->bad_entries, bad);
+  if (!twice && marked.bad != 0 && tells) atomicAdd(&a.state()->bad_entries, marked.bad);
   return !twice;
 }
 
+template <int kTopK>
 __device__ inline void mark_chunks(const DispatchArgs& a, uint32_t first_chunk, uint32_t chunks,
                                    const CtaRouting& routing) {
   const uint32_t first = first_chunk * kChunkTokens;
   const uint32_t end = min(a.tokens, first + chunks * kChunkTokens);
-  for (const bool careful : {false, true}) {
+#pragma unroll 1
+  for (uint32_t pass = 0; pass < 2; ++pass) {
     for (uint32_t i = threadIdx.x; i < chunks * a.g.places; i += kEpThreads) routing.masks[i] = 0;
     __syncthreads();
-    if (mark_tokens(a, first, end, routing, careful)) break;
+    if (mark_tokens<kTopK>(a, first, end, routing, pass != 0)) break;
   }
   if (routing.places != nullptr) return;
   uint32_t* kept = a.local<uint32_t>(a.g.masks) + uint64_t{first_chunk} * a.g.places;
   for (uint32_t i = threadIdx.x; i < a.g.places; i += kEpThreads) kept[i] = routing.masks[i];
   __syncthreads();
+}
+
+// The routing, nearer, for kernels that read all of it: by every thread, first.
+__device__ inline void fetch_routing(const DispatchArgs& a) {
+  constexpr uint32_t kLine = 128;
+  const uint32_t bytes = a.tokens * a.g.sizes.top_k * (a.idx_is_int32 != 0 ? 4 : 8);
+  const auto* from = static_cast<const std::byte*>(a.topk_idx);
+  for (uint32_t at = threadIdx.x * kLine; at < bytes; at += kEpThreads * kLine) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+  }
 }
 
 // A use that is over without combine: its rows are given back by the start of the next.
@@ -157,9 +193,10 @@ __device__ inline void give_back_unused(const DispatchArgs& a, uint64_t epoch, u
 // By one CTA: sums the chunks' masks and tells the counts. If the last use was not combined, the word of place
 // 0 is ordered behind what this rank did before the kernel, by the fence that its thread made at the
 // start: it gives the rows of that use back.
-__device__ inline void publish_counts(const DispatchArgs& a, uint64_t epoch, uint64_t use,
-                                      const uint32_t* masks, bool alone) {
+__device__ inline void publish_counts(const DispatchArgs& a, uint64_t epoch, const uint32_t* masks,
+                                      bool alone) {
   const uint32_t chunks = chunks_of(a.tokens);
+  const uint64_t use = peer_table().use;
   const uint64_t tag = signal_tag(epoch, use);
   for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
     uint32_t* first = a.local<uint32_t>(a.g.chunk_first) + place;
@@ -200,30 +237,33 @@ __device__ inline void begin_dispatch(const DispatchArgs& a, uint64_t epoch, uin
 }
 
 // Every CTA calls it; when it returns a CTA has the routing, or has to wait for `counted`.
-__device__ inline void count_rows(const DispatchArgs& a, uint64_t epoch, uint64_t use, bool failed,
+template <int kTopK>
+__device__ inline void count_rows(const DispatchArgs& a, uint64_t epoch, bool failed,
                                   const CtaRouting& routing, uint32_t* shared_last) {
   const uint32_t chunks = chunks_of(a.tokens);
-  // A use that was combined was given back by that; else the counts say so, see publish_counts().
-  if (threadIdx.x == 0 && a.state()->given_back == 0) publish();
-  if (blockIdx.x == gridDim.x - 1 && !failed) give_back_unused(a, epoch, use - 1);
-  if (blockIdx.x == 0 && threadIdx.x == 0) begin_dispatch(a, epoch, use);
+  // A use that was combined was given back by that; else the counts say so, see publish_counts(): who may tell
+  // them orders them behind what this rank has read of that use.
+  const bool tells = blockIdx.x == 0 || routing.places == nullptr;
+  if (tells && threadIdx.x == 0 && a.state()->given_back == 0) publish();
+  if (blockIdx.x == gridDim.x - 1 && !failed) give_back_unused(a, epoch, peer_table().use - 1);
+  if (blockIdx.x == 0 && threadIdx.x == 0) begin_dispatch(a, epoch, peer_table().use);
   if (routing.places != nullptr) {
     if (failed) return;
-    mark_chunks(a, 0, chunks, routing);
+    mark_chunks<kTopK>(a, 0, chunks, routing);
     test_delay(a, 2);
-    if (blockIdx.x == 0) publish_counts(a, epoch, use, routing.masks, true);
+    if (blockIdx.x == 0) publish_counts(a, epoch, routing.masks, true);
     return;
   }
   const uint32_t ctas = min(chunks, gridDim.x);
   if (blockIdx.x >= ctas) return;
   for (uint32_t chunk = blockIdx.x; chunk < chunks && !failed; chunk += ctas) {
-    mark_chunks(a, chunk, 1, routing);
+    mark_chunks<kTopK>(a, chunk, 1, routing);
   }
   // Also after a failure, which a CTA that begins late may be the only one to see.
   if (!is_last_of(&a.state()->channel.ticket[0], ctas, shared_last)) return;
   if (failed || has_failed(&a.state()->channel, epoch)) return;
   test_delay(a, 2);
-  publish_counts(a, epoch, use, a.local<uint32_t>(a.g.masks), false);
+  publish_counts(a, epoch, a.local<uint32_t>(a.g.masks), false);
 }
 
 }  // namespace mep::device

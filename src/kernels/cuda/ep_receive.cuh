@@ -9,12 +9,9 @@ namespace mep::device {
 __device__ inline bool await_rows(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
   const uint64_t tag = signal_tag(waiter.epoch, use);
   for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
-    uint64_t word = 0;
     if (!a.is_live(source)) continue;
-    if (!wait_word(waiter, a.rank_word(a.memory.window, a.g.rows_ready, use, source), tag, source,
-                   &word)) {
-      return false;
-    }
+    const uint64_t* at = a.rank_word(a.memory.window, a.g.rows_ready, use, source);
+    if (await_word(waiter, at, tag, source) == 0) return false;
     observe();
   }
   return true;
@@ -30,9 +27,10 @@ __device__ inline bool read_counts(const DispatchArgs& a, const Waiter& waiter, 
     uint64_t word = 0;
     if (a.is_live(source)) {
       const uint64_t* at = a.count_word(a.memory.window, use, source, place);
-      if (!wait_word(waiter, at, tag, source, &word)) return false;
+      word = await_word(waiter, at, tag, source);
+      if (word == 0) return false;
       if (signal_payload(word) > a.g.sizes.max_tokens) {
-        fail(waiter.channel, waiter.epoch, Cause::kBadBytes, source, waiter.phase);
+        refuse_bytes(waiter, source);
         return false;
       }
     }

@@ -3,8 +3,12 @@
 // rank.
 //
 // Work is split among warps in units of one token's consecutive values, so that few tokens fill many
-// processors too. A warp reads the next unit before it writes the last one, and the first before it
-// waits for anything.
+// processors too. A warp reads the next unit before it writes the last one; the first are brought to the
+// L2 before anything is waited for.
+//
+// The loop over rows is a function that is not inlined (send_batch), so that it has all registers: what it
+// kept in local memory it would fetch from the L2, behind the rows that are being written. The same holds
+// for what lives across a wait, since fences empty the L1: look at the compiler's report for spills.
 #pragma once
 
 #include "kernels/cuda/ep_convert.cuh"
@@ -12,6 +16,8 @@
 #include "kernels/cuda/ep_receive.cuh"
 
 namespace mep::device {
+
+constexpr uint32_t kUnitGroups = 4;  // of 128 values, in a unit that is quantised
 
 // Where one copy of a token's row goes.
 struct RowTarget {
@@ -43,31 +49,52 @@ struct CopyCodec {
   struct Values {
     uint4 bits;
   };
+  // What is sent: all that the loop over rows needs of the arguments.
+  struct Source {
+    const std::byte* x;
+    uint64_t stride;
+    const std::byte* scales;
+    uint64_t scales_stride, scale_group_step;
+    uint32_t row_bytes, groups, scale_bytes;
+
+    __device__ explicit Source(const DispatchArgs& a)
+        : x(a.x),
+          stride(a.x_stride),
+          scales(a.x_scales),
+          scales_stride(a.x_scales_stride),
+          scale_group_step(a.g.scale_group_step),
+          row_bytes(a.g.wire_row),
+          groups(a.g.groups),
+          scale_bytes(a.g.scale_bytes) {}
+    __device__ bool gathers() const { return false; }
+  };
   static __host__ __device__ uint32_t units(const EpGeometry& g) {
     return (g.wire_row + kUnitBytes - 1) / kUnitBytes;
   }
-  static __device__ void load(const DispatchArgs& a, uint32_t token, uint32_t unit, uint32_t lane,
+  static __device__ void load(const Source& source, uint32_t token, uint32_t unit, uint32_t lane,
                               Values* values) {
     const uint32_t offset = unit * kUnitBytes + lane * 16;
-    if (offset < a.g.wire_row) values->bits = load_once(a.x + token * a.x_stride + offset);
+    if (offset >= source.row_bytes) return;
+    values->bits = load_once(source.x + token * source.stride + offset);
   }
   template <int kTopK>
-  static __device__ void send(const DispatchArgs& a, uint32_t token, uint32_t unit, uint32_t lane,
-                              const Values& values, const RowTarget* targets, uint32_t count) {
-    if (unit == 0 && a.g.groups != 0) send_scales<kTopK>(a, token, lane, targets, count);
+  static __device__ void send(const Source& source, uint32_t token, uint32_t unit, uint32_t lane,
+                              const Values& values, const RowTarget* targets, uint32_t count,
+                              uint32_t*) {
+    if (unit == 0 && source.groups != 0) send_scales<kTopK>(source, token, lane, targets, count);
     const uint32_t offset = unit * kUnitBytes + lane * 16;
-    if (offset >= a.g.wire_row) return;
+    if (offset >= source.row_bytes) return;
     for_each_target<kTopK>(targets, count, [&](const RowTarget& target) {
       *reinterpret_cast<uint4*>(target.row + offset) = values.bits;
     });
   }
   template <int kTopK>
-  static __device__ void send_scales(const DispatchArgs& a, uint32_t token, uint32_t lane,
+  static __device__ void send_scales(const Source& source, uint32_t token, uint32_t lane,
                                      const RowTarget* targets, uint32_t count) {
-    const std::byte* scales = a.x_scales + token * a.x_scales_stride;
-    for (uint32_t group = lane; group < a.g.groups; group += kWarpThreads) {
-      const uint64_t to = group * a.g.scale_group_step;
-      if (a.g.scale_bytes == 4) {
+    const std::byte* scales = source.scales + token * source.scales_stride;
+    for (uint32_t group = lane; group < source.groups; group += kWarpThreads) {
+      const uint64_t to = group * source.scale_group_step;
+      if (source.scale_bytes == 4) {
         const uint32_t scale = reinterpret_cast<const uint32_t*>(scales)[group];
         for_each_target<kTopK>(targets, count, [&](const RowTarget& target) {
           *reinterpret_cast<uint32_t*>(target.scales + to) = scale;
@@ -87,25 +114,47 @@ struct QuantizeCodec {
   static constexpr uint32_t kValues = 16;
   static constexpr uint32_t kGroupLanes = kScaleValues / kValues;
   static constexpr uint32_t kLoads = kValues / Input::kLanes;
+  static constexpr uint32_t kUnitBytes = kWarpThreads * kValues * Input::kBytes;  // of x
   struct Values {
     uint4 bits[kLoads];
+  };
+  struct Source {
+    const std::byte* x;
+    uint64_t stride;
+    uint64_t scale_group_step;
+    uint32_t hidden, row_bytes;
+    bool whole;  // a unit's scales are 16 bytes, on 16 bytes
+
+    __device__ explicit Source(const DispatchArgs& a)
+        : x(a.x),
+          stride(a.x_stride),
+          scale_group_step(a.g.scale_group_step),
+          hidden(a.g.sizes.hidden),
+          row_bytes(a.g.input_row),
+          whole(a.g.groups % kUnitGroups == 0) {}
+    // Scales go to their rows by way of shared memory.
+    __device__ bool gathers() const {
+      return Scale::kBytes == 4 && scale_group_step == Scale::kBytes && whole;
+    }
   };
   static __host__ __device__ uint32_t units(const EpGeometry& g) {
     return (g.sizes.hidden + kWarpThreads * kValues - 1) / (kWarpThreads * kValues);
   }
-  static __device__ void load(const DispatchArgs& a, uint32_t token, uint32_t unit, uint32_t lane,
+  static __device__ void load(const Source& source, uint32_t token, uint32_t unit, uint32_t lane,
                               Values* values) {
     const uint32_t first = (unit * kWarpThreads + lane) * kValues;
-    const std::byte* from = a.x + token * a.x_stride + first * Input::kBytes;
+    const std::byte* from = source.x + token * source.stride + first * Input::kBytes;
 #pragma unroll
     for (uint32_t i = 0; i < kLoads; ++i) {
       values->bits[i] = {0, 0, 0, 0};
-      if (first < a.g.sizes.hidden) values->bits[i] = load_once(from + 16 * i);
+      if (first < source.hidden) values->bits[i] = load_once(from + 16 * i);
     }
   }
+  // gathered: of the unit's scales, or null.
   template <int kTopK>
-  static __device__ void send(const DispatchArgs& a, uint32_t, uint32_t unit, uint32_t lane,
-                              const Values& values, const RowTarget* targets, uint32_t count) {
+  static __device__ void send(const Source& source, uint32_t, uint32_t unit, uint32_t lane,
+                              const Values& values, const RowTarget* targets, uint32_t count,
+                              uint32_t* gathered) {
     const uint32_t first = (unit * kWarpThreads + lane) * kValues;
     float x[kValues];
 #pragma unroll
@@ -119,17 +168,23 @@ struct QuantizeCodec {
     for (uint32_t step = kGroupLanes / 2; step != 0; step /= 2) {
       maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, step));
     }
-    if (first >= a.g.sizes.hidden) return;  // hidden is a multiple of 16
+    if (first >= source.hidden) return;  // hidden is a multiple of 16
     uint32_t scale = 0;
     const float factor = Scale::put(maximum, &scale);
     const uint2 low = quantize_eight(x, factor);
     const uint2 high = quantize_eight(x + 8, factor);
     const uint4 q = {low.x, low.y, high.x, high.y};
-    const bool writes_scale = lane % kGroupLanes == 0;
-    const uint64_t scale_at = first / kScaleValues * a.g.scale_group_step;
     for_each_target<kTopK>(targets, count, [&](const RowTarget& target) {
       *reinterpret_cast<uint4*>(target.row + first) = q;
-      if (writes_scale) Scale::store(target.scales + scale_at, scale);
+    });
+    if (lane % kGroupLanes != 0) return;
+    if (gathered != nullptr) {
+      gathered[lane / kGroupLanes] = scale;
+      return;
+    }
+    const uint64_t scale_at = first / kScaleValues * source.scale_group_step;
+    for_each_target<kTopK>(targets, count, [&](const RowTarget& target) {
+      Scale::store(target.scales + scale_at, scale);
     });
   }
 };
@@ -138,9 +193,8 @@ struct QuantizeCodec {
 
 // Until what this rank counted lies in memory; for CTAs that did not count all of it themselves.
 __device__ inline bool await_counted(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
-  uint64_t word = 0;
-  return wait_word(waiter, &a.state()->counted, signal_tag(waiter.epoch, use), a.g.sizes.rank,
-                   &word);
+  const uint64_t tag = signal_tag(waiter.epoch, use);
+  return await_word(waiter, &a.state()->counted, tag, a.g.sizes.rank) != 0;
 }
 
 // Waits until all ranks have said their counts, and adds those of lower ranks up: the first row of this
@@ -165,12 +219,12 @@ __device__ inline bool await_counts(const DispatchArgs& a, const Waiter& waiter,
       if (at >= total) break;
       const uint32_t source = at / a.g.places;
       if (!a.is_live(source)) continue;
-      if (!signal_matches(seen[i], tag) && !wait_word(waiter, words + at, tag, source, &seen[i])) {
-        return false;
-      }
-      const uint32_t count = signal_payload(seen[i]);
+      uint64_t word = seen[i];
+      if (!signal_matches(word, tag)) word = await_word(waiter, words + at, tag, source);
+      if (word == 0) return false;
+      const uint32_t count = signal_payload(word);
       if (count > a.g.sizes.max_tokens) {
-        fail(waiter.channel, waiter.epoch, Cause::kBadBytes, source, waiter.phase);
+        refuse_bytes(waiter, source);
         return false;
       }
       if (source < a.g.sizes.rank && count != 0) {
@@ -180,10 +234,9 @@ __device__ inline bool await_counts(const DispatchArgs& a, const Waiter& waiter,
   }
   const bool alone = counts_alone(a.g, a.tokens);
   if (threadIdx.x >= kWarpThreads || (alone && a.state()->given_back != 0)) return true;
-  uint64_t word = 0;
   for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kWarpThreads) {
     if (!a.is_live(source)) continue;
-    if (!wait_word(waiter, words + source * a.g.places, tag, source, &word)) return false;
+    if (await_word(waiter, words + source * a.g.places, tag, source) == 0) return false;
   }
   if (!alone && !await_counted(a, waiter, use)) return false;
   observe();
@@ -199,13 +252,30 @@ __device__ inline bool await_free_rows(const DispatchArgs& a, const Waiter& wait
   if (use - 1 == 0 && a.state()->carries == 0) return true;
   const uint64_t tag = signal_tag(waiter.epoch, use - 1);
   for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
-    uint64_t word = 0;
     if (!a.is_live(source)) continue;
     const uint64_t* at = a.rank_word(a.memory.window, a.g.combine_ready, use - 1, source);
-    if (!wait_word(waiter, at, tag, source, &word)) return false;
+    if (await_word(waiter, at, tag, source) == 0) return false;
     observe();
   }
   return true;
+}
+
+// Tokens whose targets a CTA lists and then sends: their units [begin, end), a round of them at a time, one
+// for every warp.
+struct Batch {
+  uint32_t begin, end;
+  uint32_t units;  // of a token
+
+  __device__ uint32_t first_token() const { return begin / units; }
+  __device__ uint32_t tokens() const {
+    return begin < end ? (end - 1) / units + 1 - first_token() : 0;
+  }
+  __device__ uint32_t unit_of_warp() const { return begin + threadIdx.x / kWarpThreads; }
+};
+constexpr uint32_t kBatchTargets = kEpThreads;  // each thread lists one
+__device__ inline RowTarget* batch_targets() {
+  __shared__ RowTarget targets[kBatchTargets];
+  return targets;
 }
 
 // A CTA's share: consecutive units, in turns among its warps, so that a row is written at one time.
@@ -215,25 +285,18 @@ struct Share {
   uint32_t units;  // of a token
 
   __device__ Share(uint32_t tokens, uint32_t units_of_token) : units(units_of_token) {
-    const uint64_t total = uint64_t{tokens} * units;
-    begin = static_cast<uint32_t>(total * blockIdx.x / gridDim.x);
-    end = static_cast<uint32_t>(total * (blockIdx.x + 1) / gridDim.x);
+    // Read anew where a share is wanted: cheaper than to keep it while a kernel waits.
+    uint32_t cta = 0;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(cta));
+    const uint32_t total = tokens * units;
+    const uint32_t whole = total / gridDim.x;
+    const uint32_t rest = total % gridDim.x;
+    begin = whole * cta + rest * cta / gridDim.x;
+    end = whole * (cta + 1) + rest * (cta + 1) / gridDim.x;
   }
-};
-
-// A warp's place in it.
-struct Cursor {
-  uint32_t at, token, unit;
-
-  __device__ Cursor(const Share& share, uint32_t at_)
-      : at(at_), token(at_ / share.units), unit(at_ % share.units) {}
-  __device__ void advance(const Share& share) {
-    at += kEpWarps;
-    unit += kEpWarps;
-    while (unit >= share.units) {
-      unit -= share.units;
-      ++token;
-    }
+  __device__ Batch batch_from(uint32_t begin_, uint32_t top_k) const {
+    const uint32_t end_ = (begin_ / units + kBatchTargets / top_k) * units;
+    return {begin_, min(end, end_), units};
   }
 };
 
@@ -254,76 +317,185 @@ __device__ inline uint32_t slot_of(const DispatchArgs& a, const CtaRouting& rout
   return slot;
 }
 
-// Lists where the copies of `tokens` tokens from `first` on go: targets [token - first][K], row null for
-// none. The CTA that has a token's first unit fills the handle and tells the receivers whose row it is.
-__device__ inline void list_targets(const DispatchArgs& a, const Share& share, uint32_t first,
-                                    uint32_t tokens, const CtaRouting& routing,
-                                    RowTarget* targets) {
+// What is known of a batch's copies before the counts of others are: an entry for each thread, where its
+// target will be.
+struct Copy {
+  int32_t place;  // -1: none
+  uint32_t slot;  // which of this rank's rows there
+};
+static_assert(sizeof(Copy) <= sizeof(RowTarget));
+__device__ inline Copy* copy_of_thread() {
+  return reinterpret_cast<Copy*>(batch_targets() + threadIdx.x);
+}
+
+__device__ __noinline__ void find_copies(const DispatchArgs& a, const Batch batch,
+                                         const CtaRouting routing) {
   const uint32_t top_k = a.g.sizes.top_k;
-  for (uint32_t i = threadIdx.x; i < tokens * top_k; i += kEpThreads) {
-    const uint32_t entry = first * top_k + i;
-    const uint32_t token = entry / top_k;
-    const bool tells = token * share.units >= share.begin;
-    int32_t place = -1;
-    if (routing.places == nullptr) {
-      place = a.of_handle<int32_t>(a.g.handle_places)[entry];
-    } else if (routing.places[entry] != kNoPlace) {
-      place = routing.places[entry];
+  if (threadIdx.x >= batch.tokens() * top_k) return;
+  const uint32_t entry = batch.first_token() * top_k + threadIdx.x;
+  Copy copy{-1, 0};
+  if (routing.places == nullptr) {
+    copy.place = a.of_handle<int32_t>(a.g.handle_places)[entry];
+  } else if (routing.places[entry] != kNoPlace) {
+    copy.place = routing.places[entry];
+  }
+  if (copy.place >= 0) {
+    copy.slot = slot_of(a, routing, static_cast<uint32_t>(copy.place), entry / top_k);
+  }
+  *copy_of_thread() = copy;
+}
+
+// Lists where the copies of a batch go: batch_targets() [token - first token][K], row null for none. The
+// CTA that has a token's first unit fills the handle and tells the receivers whose row it is.
+__device__ inline void list_targets(const DispatchArgs& a, const Batch& batch,
+                                    const CtaRouting& routing) {
+  const uint32_t top_k = a.g.sizes.top_k;
+  if (threadIdx.x >= batch.tokens() * top_k) return;
+  const uint32_t entry = batch.first_token() * top_k + threadIdx.x;
+  const uint32_t token = entry / top_k;
+  const bool tells = token * batch.units >= batch.begin;
+  const Copy copy = *copy_of_thread();
+  const auto expert = static_cast<uint32_t>(copy.place);
+  const uint32_t rank = expert / a.g.sizes.local_experts;
+  uint32_t row = kRowNotSent;
+  RowTarget target{nullptr, nullptr};
+  if (copy.place >= 0 && a.is_live(rank)) {
+    row = routing.first_row[expert] + copy.slot;
+    const uint32_t local_expert = expert - rank * a.g.sizes.local_experts;
+    const uint64_t index = a.row_index(local_expert, row);
+    std::byte* window = a.peer(rank);
+    target.row = window + a.g.recv_x + index * a.g.wire_row;
+    target.scales = a.scales_of(window + a.g.scales, local_expert, row);
+    if (tells) {
+      reinterpret_cast<uint32_t*>(window + a.g.entries)[index] = entry;
+      reinterpret_cast<uint32_t*>(window + a.g.src_info)[index] = token;
     }
-    const auto expert = static_cast<uint32_t>(place);
-    const uint32_t rank = expert / a.g.sizes.local_experts;
-    uint32_t row = kRowNotSent;
-    RowTarget target{nullptr, nullptr};
-    if (place >= 0 && a.is_live(rank)) {
-      row = routing.first_row[expert] + slot_of(a, routing, expert, token);
-      const uint32_t local_expert = expert - rank * a.g.sizes.local_experts;
-      const uint64_t index = a.row_index(local_expert, row);
-      std::byte* window = a.peer(rank);
-      target.row = window + a.g.recv_x + index * a.g.wire_row;
-      target.scales = a.scales_of(window + a.g.scales, local_expert, row);
-      if (tells) {
-        reinterpret_cast<uint32_t*>(window + a.g.entries)[index] = entry;
-        reinterpret_cast<uint32_t*>(window + a.g.src_info)[index] = token;
-      }
-    }
-    targets[i] = target;
-    if (!tells) continue;
-    a.of_handle<uint32_t>(a.g.handle_rows)[entry] = row;
-    if (routing.places == nullptr) continue;
-    a.of_handle<int32_t>(a.g.handle_places)[entry] = place;
-    if (a.topk_weights != nullptr) {
-      a.of_handle<float>(a.g.handle_weights)[entry] = a.topk_weights[entry];
-    }
+  }
+  batch_targets()[threadIdx.x] = target;
+  if (!tells) return;
+  a.of_handle<uint32_t>(a.g.handle_rows)[entry] = row;
+  if (routing.places == nullptr) return;
+  a.of_handle<int32_t>(a.g.handle_places)[entry] = copy.place;
+  if (a.topk_weights != nullptr) {
+    a.of_handle<float>(a.g.handle_weights)[entry] = a.topk_weights[entry];
   }
 }
 
-// values: of the first unit of this warp.
+// The first unit of a batch that this warp sends.
+template <class Codec>
+__device__ inline typename Codec::Values load_first(const typename Codec::Source& source,
+                                                    const Batch& batch) {
+  typename Codec::Values values{};
+  const uint32_t at = batch.unit_of_warp();
+  if (at >= batch.end) return values;
+  const uint32_t token = at / batch.units;
+  Codec::load(source, token, at - token * batch.units, threadIdx.x % kWarpThreads, &values);
+  return values;
+}
+
+// Brings what load_first() will read nearer.
+template <class Codec>
+__device__ inline void fetch_first(const DispatchArgs& a) {
+  const typename Codec::Source source(a);
+  const Share share(a.tokens, Codec::units(a.g));
+  const uint32_t at = share.begin + threadIdx.x / kWarpThreads;
+  if (at >= share.end) return;
+  const uint32_t token = at / share.units;
+  const uint32_t offset = (at - token * share.units) * Codec::kUnitBytes +
+                          threadIdx.x % kWarpThreads * (Codec::kUnitBytes / kWarpThreads);
+  if (offset >= source.row_bytes) return;
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(source.x + token * source.stride + offset));
+}
+
+// What a CTA does before the counts of others are here: brings its first tokens to the L2, and finds what
+// can be said of the first batch.
+__device__ __noinline__ void prepare(const DispatchArgs& a, uint32_t units,
+                                     const CtaRouting routing) {
+  constexpr uint32_t kTokens = 4;
+  constexpr uint32_t kLine = 128;
+  const Share share(a.tokens, units);
+  const Batch batch = share.batch_from(share.begin, a.g.sizes.top_k);
+  const uint32_t end = min(batch.tokens(), kTokens);
+  const std::byte* row = a.x + batch.first_token() * a.x_stride;
+  for (uint32_t token = 0; token < end; ++token, row += a.x_stride) {
+    for (uint32_t at = threadIdx.x * kLine; at < a.g.input_row; at += kEpThreads * kLine) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at));
+    }
+  }
+  find_copies(a, batch, routing);
+}
+
+// Whether there is time for that: with one rank nothing is waited for, and few tokens are soon listed.
+__device__ inline bool prepares(const DispatchArgs& a, const CtaRouting& routing) {
+  return routing.places != nullptr && a.g.sizes.ranks > 1 && a.tokens > gridDim.x;
+}
+
+// The scales of a round, which all warps have put into shared memory, to their rows: 16 bytes a unit.
+__device__ inline void send_scales(const Batch& batch, uint32_t top_k, uint32_t round,
+                                   const uint4* scales) {
+  const uint32_t first_token = batch.first_token();
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < kEpWarps * top_k; i += kEpThreads) {
+    const uint32_t at = round + i % kEpWarps;
+    if (at >= batch.end) continue;
+    const uint32_t token = at / batch.units;
+    const uint32_t unit = at - token * batch.units;
+    const RowTarget target = batch_targets()[(token - first_token) * top_k + i / kEpWarps];
+    if (target.row == nullptr) continue;
+    *reinterpret_cast<uint4*>(target.scales + unit * sizeof(uint4)) = scales[i % kEpWarps];
+  }
+}
+
+// values: load_first().
 template <class Codec, int kTopK>
-__device__ inline void send_rows(const DispatchArgs& a, const Share& share, Cursor cursor,
-                                 typename Codec::Values values, const CtaRouting& routing) {
-  constexpr uint32_t kTargets = 512;  // of a batch of tokens
-  __shared__ RowTarget targets[kTargets];
-  const uint32_t top_k = kTopK != 0 ? kTopK : a.g.sizes.top_k;
+__device__ __noinline__ void send_batch(const typename Codec::Source source, const Batch batch,
+                                        uint32_t any_top_k, typename Codec::Values values) {
+  __shared__ uint4 scales[2][kEpWarps];  // of this round and of the last
+  const uint32_t top_k = kTopK != 0 ? kTopK : any_top_k;
   const uint32_t lane = threadIdx.x % kWarpThreads;
-  const uint32_t batch = kTargets / top_k;
-  const uint32_t end_token = (share.end + share.units - 1) / share.units;
-  for (uint32_t first = share.begin / share.units; first < end_token; first += batch) {
-    const uint32_t tokens = min(batch, end_token - first);
+  const uint32_t warp = threadIdx.x / kWarpThreads;
+  const bool gathers = source.gathers();
+  uint32_t token = batch.unit_of_warp() / batch.units;
+  uint32_t unit = batch.unit_of_warp() - token * batch.units;
+  const RowTarget* targets = batch_targets() + (token - batch.first_token()) * top_k;
+  uint4* gathered = scales[0];
+  for (uint32_t round = batch.begin; round < batch.end; round += kEpWarps) {
+    if (round + warp < batch.end) {
+      const typename Codec::Values now = values;
+      const uint32_t now_unit = unit;
+      const uint32_t now_token = token;
+      const RowTarget* now_targets = targets;
+      for (unit += kEpWarps; unit >= batch.units; unit -= batch.units) {
+        ++token;
+        targets += top_k;
+      }
+      if (round + warp + kEpWarps < batch.end) Codec::load(source, token, unit, lane, &values);
+      Codec::template send<kTopK>(source, now_token, now_unit, lane, now, now_targets, top_k,
+                                  gathers ? reinterpret_cast<uint32_t*>(gathered + warp) : nullptr);
+    }
+    if (!gathers) continue;
+    // The scales of the round before have been read: that was before the barrier of this one.
     __syncthreads();
-    list_targets(a, share, first, tokens, routing, targets);
-    if (first == share.begin / share.units) trace(a, 3);
+    send_scales(batch, top_k, round, gathered);
+    gathered = gathered == scales[0] ? scales[1] : scales[0];
+  }
+}
+
+template <class Codec, int kTopK>
+__device__ inline void send_rows(const DispatchArgs& a, const CtaRouting& routing) {
+  const typename Codec::Source source(a);
+  const Share share(a.tokens, Codec::units(a.g));
+  for (uint32_t begin = share.begin; begin < share.end;) {
+    const Batch batch = share.batch_from(begin, a.g.sizes.top_k);
+    const typename Codec::Values values = load_first<Codec>(source, batch);
+    __syncthreads();
+    if (begin != share.begin || !prepares(a, routing)) find_copies(a, batch, routing);
+    list_targets(a, batch, routing);
+    if (begin == share.begin) trace(a, 3);
     __syncthreads();
     test_delay_warp(a, 10);
-    while (cursor.at < share.end && cursor.token < first + tokens) {
-      Cursor next = cursor;
-      next.advance(share);
-      typename Codec::Values next_values{};
-      if (next.at < share.end) Codec::load(a, next.token, next.unit, lane, &next_values);
-      Codec::template send<kTopK>(a, cursor.token, cursor.unit, lane, values,
-                                  targets + (cursor.token - first) * top_k, top_k);
-      cursor = next;
-      values = next_values;
-    }
+    send_batch<Codec, kTopK>(source, batch, a.g.sizes.top_k, values);
+    begin = batch.end;
   }
 }
 
@@ -368,16 +540,13 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   DeviceChannel& channel = a.state()->channel;
   const bool slotted = a.g.sizes.slotted != 0;
   const EpPhase phase = slotted ? EpPhase::kFreeRows : EpPhase::kCounts;
+  if (counts_alone(a.g, a.tokens)) fetch_routing(a);
   a.read_peers();
   const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(phase));
-  const uint64_t use = channel.use + 1;  // it changes when all CTAs are at their end
+  // It changes when all CTAs are at their end.
+  if (threadIdx.x == 0) peer_table().use = channel.use + 1;
   bool ready = !has_failed(&channel, waiter.epoch);
-  const Share share(a.tokens, Codec::units(a.g));
-  const Cursor cursor(share, share.begin + threadIdx.x / kWarpThreads);
-  typename Codec::Values values{};
-  if (cursor.at < share.end) {
-    Codec::load(a, cursor.token, cursor.unit, threadIdx.x % kWarpThreads, &values);
-  }
+  fetch_first<Codec>(a);
   trace(a, 0);
   test_delay(a, 1);
   const CtaRouting routing(a, shared);
@@ -386,23 +555,27 @@ __global__ void __launch_bounds__(kEpThreads, 2)
     routing.first_row[place] = own_slot;
   }
   __syncthreads();
-  count_rows(a, waiter.epoch, use, !ready, routing, &shared_last);
+  count_rows<kTopK>(a, waiter.epoch, !ready, routing, &shared_last);
   __syncthreads();
   trace(a, 1);
   test_delay(a, 3);
   if (ready) {
-    ready =
-        slotted ? await_free_rows(a, waiter, use) : await_counts(a, waiter, use, routing.first_row);
+    if (prepares(a, routing)) prepare(a, Codec::units(a.g), routing);
+    ready = slotted ? await_free_rows(a, waiter, peer_table().use)
+                    : await_counts(a, waiter, peer_table().use, routing.first_row);
   }
   ready = __syncthreads_and(ready) != 0;
   trace(a, 2);
   const bool arranges_early = a.receives != 0 && !slotted;
-  if (ready && arranges_early && blockIdx.x == gridDim.x - 1) ready = arrange(a, waiter, use);
-  if (ready) send_rows<Codec, kTopK>(a, share, cursor, values, routing);
+  if (ready && arranges_early && blockIdx.x == gridDim.x - 1) {
+    ready = arrange(a, waiter, peer_table().use);
+  }
+  if (ready) send_rows<Codec, kTopK>(a, routing);
   trace(a, 4);
   test_delay(a, 4);
   const Ending ending = take_ticket(&channel.ticket[1], gridDim.x, !ready, true, &shared_last);
   if (ending == Ending::kNotLast) return;
+  const uint64_t use = peer_table().use;
   trace_last(a, 5);
   test_delay(a, 5);
   uint32_t bad_entries = 0;
