@@ -50,7 +50,9 @@ const std::vector<EnvVariable>& env_table() {
       {"MEP_TIMEOUT_MS", "30000", "limit of one operation, milliseconds"},
       {"MEP_HEARTBEAT_MS", "100", "interval of the sign of life, milliseconds"},
       {"MEP_SUSPECT_MS", "5000", "silence after which a member is suspected, milliseconds"},
-      {"MEP_SPIN_US", "", "microseconds that a wait spins before it gives its core away or sleeps; default by the load"},
+      {"MEP_SPIN_US", "",
+       "microseconds that a wait spins before it gives its core away or sleeps; default by the "
+       "load"},
       // Which ways are used.
       {"MEP_TRANSPORTS", "", "transports to use, comma list in order of preference; default all"},
       {"MEP_HCA", "",
