@@ -26,10 +26,11 @@ class Channel {
 
   // --- The user's thread ---
 
-  // Neither wedged nor in another epoch. Relaxed: whoever sees a change goes on to read what changed
-  // under the comm's mutex.
+  // Neither wedged nor in another epoch. Whoever sees a change goes on to read what changed under the
+  // comm's mutex. Acquire: what this thread tells peers after an unwedge(), "passed" above all, comes after
+  // what the control thread read of the cells.
   bool undisturbed(uint64_t epoch) const {
-    return (word_.load(std::memory_order_relaxed) >> kDoneBits) == (epoch & kEpochMask);
+    return (word_.load(std::memory_order_acquire) >> kDoneBits) == (epoch & kEpochMask);
   }
   // Before anything of seq is posted.
   void enter(uint64_t seq) {
