@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/failpoint.hpp"
+#include "core/bootstrap/local_socket.hpp"
 #include "support/coll_ranks.hpp"
 #include "support/shared_memory.hpp"
 
@@ -25,10 +26,15 @@ struct Page {
 
 class JoinJob {
  public:
-  JoinJob(int size, const mep_comm_config_t& config, Report& report, const RankBody& body)
+  // `first`: what a rank's process does before it starts.
+  JoinJob(int size, const mep_comm_config_t& config, Report& report, const RankBody& body,
+          const std::function<void(int rank)>& first = {})
       : config_(config), report_(report), job_(new_job_name()) {
     for (int rank = 0; rank < size; ++rank) {
-      start([&, rank] { return rank_process(rank, size, job_, config_, body); });
+      start([&, rank] {
+        if (first) first(rank);
+        return rank_process(rank, size, job_, config_, body);
+      });
     }
   }
   ~JoinJob() {
@@ -89,6 +95,12 @@ class JoinJob {
     if (waitpid(processes_[index], &status, WUNTRACED) < 0 || !WIFSTOPPED(status)) {
       report_.add("process %zu has status 0x%x, it was to stop", index, status);
     }
+  }
+  // Until somebody listens as `rank` (on this host).
+  void await_place(int rank) const {
+    const std::string name = mep::local_socket_name(geteuid(), job_, rank);
+    mep::UniqueFd socket;
+    while (mep::connect_local(name, &socket) == MEP_SUCCESS && !socket.valid()) pause_us(500);
   }
   void expect_killed(size_t index) {
     const int status = status_of(index);

@@ -200,6 +200,72 @@ void stops_on_the_way(void**) {
   }
 }
 
+// A rank may start after a newcomer has found the others.
+void a_newcomer_is_there_first(void**) {
+  const auto page = JoinJob::shared_page();
+  Report report;
+  const auto grow = [](int rank, mep_comm_t comm, Report& found) {
+    mep_comm_t grown = nullptr;
+    if (rank < 2) COLL_OK(found, mep_comm_grow(comm, 1, kNeverMs, &grown));
+    check_contributors(rank, grown != nullptr ? grown : comm, 0x111, found);
+    if (grown != nullptr) COLL_OK(found, mep_comm_destroy(grown));
+  };
+  mep_comm_config_t config = patient_config(0);
+  config.max_size = 3;
+  JoinJob job(2, config, report, grow, [&](int rank) {
+    if (rank == 0) page->await(0, 1);
+  });
+  job.join(2, grow);
+  job.await_place(2);
+  page->reach(0);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+// While a newcomer stops on its way, a member ends and another newcomer, which got no answer of it, is
+// admitted in its place: the first one has no link to it and asks again.
+void a_newcomer_misses_another(void**) {
+  const auto page = JoinJob::shared_page();
+  Report report;
+  const auto recover = [](mep_comm_t comm, int32_t victim, Report& found) {
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
+    COLL_CHECK(found, admitted == 1);
+  };
+  JoinJob job(3, quick_config(), report, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 1) die();
+    meet_failure(comm, found);
+    if (rank == 2) {
+      page->await(0, 1);
+      die();
+    }
+    meet_failure(comm, found);
+    recover(comm, 2, found);
+    page->reach(1);
+    recover(comm, 1, found);
+    check_contributors(rank, comm, 0x111, found);
+  });
+  job.expect_killed(1);
+  const size_t slow = job.join(
+      1,
+      [](int rank, mep_comm_t comm, Report& found) {
+        check_contributors(rank, comm, 0x111, found);
+      },
+      "join connected=stop");
+  job.await_stopped(slow);
+  page->reach(0);
+  job.expect_killed(2);
+  job.join(2, [&](int rank, mep_comm_t comm, Report& found) {
+    recover(comm, 1, found);
+    check_contributors(rank, comm, 0x111, found);
+  });
+  page->await(1, 1);
+  kill(job.pid(slow), SIGCONT);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
 // A stopped process that is left out is killed: nobody wakes it, and yet it ends.
 void the_fence_by_force(void**) {
   Report report;
@@ -479,6 +545,8 @@ int main(int argc, char** argv) {
       cmocka_unit_test(newcomers_die_when_welcomed),
       cmocka_unit_test(newcomers_die_when_ready),
       cmocka_unit_test(stops_on_the_way),
+      cmocka_unit_test(a_newcomer_is_there_first),
+      cmocka_unit_test(a_newcomer_misses_another),
       cmocka_unit_test(the_fence_by_force),
       cmocka_unit_test(a_stopped_rank_is_left_out),
       cmocka_unit_test(quorum_none),

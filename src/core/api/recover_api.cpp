@@ -311,11 +311,10 @@ mep_result_t hand_out(const ResolvedConfig& config, Entering* entering,
   return MEP_SUCCESS;
 }
 
-mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {
-  ResolvedConfig config;
-  MEP_TRY(failpoints_from_environment());
-  MEP_TRY(resolve_config(given, &config, ConfigUse::kJoin));
-  const Deadline deadline = Deadline::after_ms(config.init_timeout_ms);
+// One try. *again: it missed a member that lives.
+mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* again,
+                         mep_comm_t* comm) {
+  *again = false;
   TransportSet transports;
   MEP_TRY(transports.open(config));
   SelfDescription self;
@@ -323,7 +322,7 @@ mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {
   MEP_TRY(transports.make_offer(&self.offer));
   Mesh mesh;
   MEP_FAILPOINT("join begin");
-  MEP_TRY(bootstrap_join(config, self, &mesh));
+  MEP_TRY(bootstrap_join(config, self, deadline, &mesh));
   MEP_FAILPOINT("join connected");
   Welcome welcome;
   MEP_TRY(Reception(mesh).wait(deadline, &welcome));
@@ -341,8 +340,21 @@ mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {
   if (result == MEP_SUCCESS) result = entering.world->enter(deadline, &admitted);
   if (result == MEP_SUCCESS) result = hand_out(config, &entering, admitted, comm);
   if (result == MEP_SUCCESS) return result;
+  *again = entering.world->terminal_result() == World::kMissedMember && !deadline.expired();
   entering.world->leave(false, deadline);
   return result;
+}
+
+mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {
+  ResolvedConfig config;
+  MEP_TRY(failpoints_from_environment());
+  MEP_TRY(resolve_config(given, &config, ConfigUse::kJoin));
+  const Deadline deadline = Deadline::after_ms(config.init_timeout_ms);
+  for (;;) {
+    bool again = false;
+    const mep_result_t result = try_to_join(config, deadline, &again, comm);
+    if (!again) return result;
+  }
 }
 
 }  // namespace

@@ -125,6 +125,6 @@ class NewcomerDoor {
 // asked for when config.rank_given, else the lowest slot whose name is free;
 // out->self.identity.slot is the one that it got. `config` is made for ConfigUse::kJoin.
 [[nodiscard]] mep_result_t bootstrap_join(const ResolvedConfig& config, const SelfDescription& self,
-                                          Mesh* out);
+                                          const Deadline& deadline, Mesh* out);
 
 }  // namespace mep

@@ -3,9 +3,13 @@
 //
 // Two newcomers at a time: as at a start, the higher slot connects to the lower. A lower one that
 // asks a higher one is told to wait, and thereby tells the higher one that it is there.
+//
+// A newcomer may be there before the job is: a rank that starts finds its place given up at once, and
+// the places are searched again when the first member answers, for by then all of the start listen.
 #include <poll.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.hpp"
 #include "base/status.hpp"
@@ -56,6 +60,7 @@ class Joiner {
 
   mep_result_t take_place(bool* taken);
   mep_result_t play_round();
+  mep_result_t search_places();
   mep_result_t connect(Seat* seat);
   mep_result_t serve(Seat* seat);
   // False: this connection is done with.
@@ -65,10 +70,12 @@ class Joiner {
   mep_result_t on_visitor(Visitor* visitor, bool* keep);
   mep_result_t on_visitor_frame(Visitor* visitor, Frame* frame, bool* keep);
   void wait();
+  void forget_newcomers_that_gave_up();
   void pause();
   bool waiting() const;
   size_t linked() const;
   Seat* find_seat(int32_t rank);
+  Seat* seat_of(int32_t rank);  // a new one where there is none
   mep_result_t hand_over(Mesh* out);
 
   const ResolvedConfig& config_;
@@ -85,6 +92,7 @@ class Joiner {
   mep_result_t refusal_ = MEP_SUCCESS;  // the latest, with its text
   std::string refusal_text_;
   bool refused_ = false;  // by a member, not for want of a free place
+  bool claimed_ = false;  // a rank that starts asks for the place of this round
 };
 
 // *taken: this process has the place now.
@@ -236,12 +244,7 @@ mep_result_t Joiner::on_visitor(Visitor* visitor, bool* keep) {
   if (*keep || verdict != MEP_SUCCESS || visitor->greeting == nullptr) return verdict;
   if (!visitor->greeting->done()) return MEP_SUCCESS;
   const auto rank = static_cast<int32_t>(visitor->greeting->hello().identity.slot);
-  Seat* seat = find_seat(rank);
-  if (seat == nullptr) {
-    seats_.emplace_back();
-    seat = &seats_.back();
-    seat->rank = rank;
-  }
+  Seat* const seat = seat_of(rank);
   seat->credentials = visitor->credentials;
   seat->greeting = std::move(visitor->greeting);
   seat->link = std::move(visitor->link);
@@ -263,9 +266,12 @@ mep_result_t Joiner::on_visitor_frame(Visitor* visitor, Frame* frame, bool* keep
   const auto own = static_cast<int32_t>(self_.identity.slot);
   if (hello.kind != HelloKind::kJoin || rank <= own) {
     (void)visitor->link->send(kRetryFrame, {});
-    if (hello.kind == HelloKind::kJoin && rank < own && find_seat(rank) == nullptr) {
-      seats_.emplace_back();
-      seats_.back().rank = rank;
+    // Over a network anybody could say so.
+    claimed_ = claimed_ ||
+               (hello.kind == HelloKind::kInit && rank == own && !visitor->credentials.is_remote());
+    if (hello.kind == HelloKind::kJoin && rank < own) {
+      Seat* const seat = seat_of(rank);
+      seat->waiting = !seat->linked;
     }
     return MEP_SUCCESS;
   }
@@ -280,6 +286,13 @@ Joiner::Seat* Joiner::find_seat(int32_t rank) {
   const auto found = std::find_if(seats_.begin(), seats_.end(),
                                   [rank](const Seat& seat) { return seat.rank == rank; });
   return found == seats_.end() ? nullptr : &*found;
+}
+
+Joiner::Seat* Joiner::seat_of(int32_t rank) {
+  if (Seat* const known = find_seat(rank)) return known;
+  seats_.emplace_back();
+  seats_.back().rank = rank;
+  return &seats_.back();
 }
 
 // For answers, and for other newcomers that have been answered and are about to prove themselves.
@@ -306,6 +319,17 @@ void Joiner::wait() {
   (void)poll(entries.data(), entries.size(), deadline_.left_ms(kWaitMs));
 }
 
+// Its place is another's then. Their links are not read here: what they hold belongs to the world.
+void Joiner::forget_newcomers_that_gave_up() {
+  for (Seat& seat : seats_) {
+    if (!seat.linked || seat.greeting->hello().max_size > 0) continue;
+    pollfd entry{seat.link->fd(), POLLRDHUP, 0};
+    if (poll(&entry, 1, 0) != 1) continue;
+    seat.link.reset();
+    seat.linked = false;
+  }
+}
+
 // Ends early when a rendezvous opens; after a round nothing is worth waking for.
 void Joiner::pause() {
   std::vector<pollfd> entries;
@@ -318,26 +342,40 @@ void Joiner::pause() {
 mep_result_t Joiner::play_round() {
   seats_.clear();
   visitors_.clear();
+  claimed_ = false;
   const Deadline limit = Deadline::after_ms(kRoundMs);
   // Then, of two newcomers that come at the same time, one at least knows of the other.
   while (!rendezvous_->is_announced() && !limit.expired() && !deadline_.expired()) {
     wait();
     MEP_TRY(rendezvous_->progress());
   }
-  for (int32_t rank = 0; rank < places_; ++rank) {
-    if (rank == static_cast<int32_t>(self_.identity.slot)) continue;
-    Seat seat;
-    seat.rank = rank;
-    MEP_TRY(connect(&seat));
-    if (seat.waiting) seats_.push_back(std::move(seat));
-  }
+  MEP_TRY(search_places());
+  bool searched_again = false;
   while (waiting() && !limit.expired() && !deadline_.expired()) {
     wait();
     MEP_TRY(rendezvous_->progress());
     for (size_t i = 0; i < seats_.size(); ++i) {
       if (seats_[i].waiting) MEP_TRY(serve(&seats_[i]));
     }
+    forget_newcomers_that_gave_up();
     MEP_TRY(serve_listener());
+    if (claimed_ && max_size_ == 0) break;  // other newcomers alone are no job
+    if (max_size_ == 0 || std::exchange(searched_again, true)) continue;
+    MEP_TRY(search_places());
+  }
+  return MEP_SUCCESS;
+}
+
+// Knocks wherever nobody has answered or is about to.
+mep_result_t Joiner::search_places() {
+  for (int32_t rank = 0; rank < places_; ++rank) {
+    if (rank == static_cast<int32_t>(self_.identity.slot)) continue;
+    const Seat* const known = find_seat(rank);
+    if (known != nullptr && (known->linked || known->waiting)) continue;
+    Seat seat;
+    seat.rank = rank;
+    MEP_TRY(connect(&seat));
+    if (seat.waiting) *seat_of(rank) = std::move(seat);
   }
   return MEP_SUCCESS;
 }
@@ -387,11 +425,12 @@ mep_result_t Joiner::run(Mesh* out) {
         return fail(refusal_, "%s", refusal_text_.c_str());
       }
     }
-    // Not kept over the pause: a rank that starts properly must find its place free.
-    listener_.reset();
-    rendezvous_->withdraw();
+    // Not kept over the pause: a rank that starts properly must find its place free. The links go
+    // first: who finds that rank there must not take a link to this process for one to it.
     seats_.clear();
     visitors_.clear();
+    listener_.reset();
+    rendezvous_->withdraw();
     if (deadline_.expired()) break;
     pause();
   }
@@ -404,11 +443,11 @@ mep_result_t Joiner::run(Mesh* out) {
 
 }  // namespace
 
-mep_result_t bootstrap_join(const ResolvedConfig& config, const SelfDescription& self, Mesh* out) {
+mep_result_t bootstrap_join(const ResolvedConfig& config, const SelfDescription& self,
+                            const Deadline& deadline, Mesh* out) {
   if (self.offer.size() > kMaxOfferBytes) {
     return fail(MEP_ERR_INTERNAL, "an offer of %zu bytes", self.offer.size());
   }
-  const Deadline deadline = Deadline::after_ms(config.init_timeout_ms);
   const auto gate = std::make_shared<Gate>();
   MEP_TRY(prepare_crypto());
   MEP_TRY(gate->secret.load(config.secret_file));

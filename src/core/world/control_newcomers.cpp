@@ -168,6 +168,25 @@ bool ControlThread::take_view(uint32_t, const Frame& frame) {
   return true;
 }
 
+// While this newcomer asked around, a member answered too late, or came in by another way. Unless it is
+// about to leave the view, this rank has to ask again: nobody admits whom a member does not reach.
+void ControlThread::look_for_missed_members() {
+  if (membership_->phase() != membership::Phase::kJoining) return;
+  const membership::View& view = membership_->view();
+  uint32_t missed = membership::kNoSlot;
+  view.members.each([&](uint32_t slot) {
+    if (world_->peers_[slot].identity.incarnation != view.incarnation(slot)) missed = slot;
+  });
+  if (missed == membership::kNoSlot) {
+    missed_until_ = Deadline::never();
+  } else if (missed_until_.at_ns() == Deadline::never().at_ns()) {
+    missed_until_ = Deadline::after_ms(uint64_t{2} * world_->config().suspect_ms);
+  } else if (missed_until_.expired() && world_->terminal_result() == MEP_SUCCESS) {
+    log(LogLevel::kInfo, "rank %u has no link to this newcomer, which asks again", missed);
+    end_world(World::kMissedMember);
+  }
+}
+
 void ControlThread::say_ready() {
   said_ready_ = true;
   for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) send(slot, kFrameReady, {});

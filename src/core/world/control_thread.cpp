@@ -208,6 +208,7 @@ void ControlThread::tick() {
   carry_out();
   serve_door();
   advance_newcomers();
+  look_for_missed_members();
   carry_out();
   check_leaving();
   answer_leaving();

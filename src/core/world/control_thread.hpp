@@ -117,6 +117,7 @@ class ControlThread {
   void newcomer_ended(uint32_t slot, bool confirmed);
   void send_comm_epochs(uint32_t slot);
   bool take_comm_epochs(const Frame& frame);
+  void look_for_missed_members();
 
   // control_transports.cpp
   void watch_transports();
@@ -179,8 +180,9 @@ class ControlThread {
   };
   std::unique_ptr<NewcomerDoor> door_;
   std::vector<PeerLink> knocking_;
-  bool said_ready_ = false;               // this rank, as a newcomer
-  std::map<uint32_t, Arrival> arrivals_;  // by slot, connected
+  bool said_ready_ = false;                    // this rank, as a newcomer
+  Deadline missed_until_ = Deadline::never();  // likewise: a member has no link to it
+  std::map<uint32_t, Arrival> arrivals_;       // by slot, connected
   // On a newcomer: epochs of comms after view changes that it has not taken part in.
   std::map<uint64_t, uint64_t> told_epochs_;
 
