@@ -156,8 +156,9 @@ void test_old_passed_word(void**) {
     assert_false(cells[0].free(far + depth));
     operation.seq = far + depth / 2;
     assert_int_equal(cells[1].note_done(operation), MEP_SUCCESS);
-    assert_true(cells[0].free(far + depth / 2 + depth));
-    assert_false(cells[0].free(far + depth / 2 + 1 + depth));
+    // It says so of the operation before: this one may still be held by a view change.
+    assert_true(cells[0].free(far + depth / 2 - 1 + depth));
+    assert_false(cells[0].free(far + depth / 2 + depth));
   }
 }
 

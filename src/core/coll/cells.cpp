@@ -22,7 +22,7 @@ void Cells::restart(uint64_t epoch, uint64_t next, const std::vector<uint32_t>& 
   epoch_ = epoch;
   first_ = next;
   passed_by_all_ = next - 1;
-  all_signalled_ = next - 1;
+  all_signalled_ = next;
   passed_ = next - 1;
   entered_.assign(size_, next);
   set_targets();
@@ -50,11 +50,13 @@ mep_result_t Cells::post_to_all(const Operation& operation, const void* payload,
   return MEP_SUCCESS;
 }
 
+// Says "passed" of the operation before: of this one not until the channel has counted it. If a wedge comes
+// first, the control thread reads its cells, which others must not have begun to use again.
 mep_result_t Cells::note_done(const Operation& operation) {
-  passed_ = operation.seq;
+  passed_ = operation.seq - 1;
   if (operation.seq - all_signalled_ < depth_ / 2) return MEP_SUCCESS;
   all_signalled_ = operation.seq;
-  const uint64_t word = passed_word(operation.epoch, operation.seq);
+  const uint64_t word = passed_word(operation.epoch, passed_);
   for (const uint32_t peer : targets_) {
     MEP_TRY((*remotes_)[peer].signal(passed_offset(rank_), word));
   }

@@ -98,7 +98,7 @@ class Cells {
   void note_all_entered(uint64_t seq) {
     passed_by_all_ = seq - 1;
     all_signalled_ = seq;
-    passed_ = seq;
+    passed_ = seq - 1;
     told_passed_ = seq - 1;
   }
   // A cell of seq has come from `source`: it passed seq - 1.
@@ -112,7 +112,7 @@ class Cells {
   [[nodiscard]] mep_result_t note_done(const Operation& operation);
   // The root's side of it: all others wait for its cell, and know by that.
   void note_done_as_root(uint64_t seq) {
-    passed_ = seq;
+    passed_ = seq - 1;
     all_signalled_ = seq;
   }
 
@@ -197,10 +197,10 @@ class Cells {
   std::byte* window_ = nullptr;
   std::vector<uint32_t> live_;
   uint64_t epoch_ = 0;
-  uint64_t first_ = 1;             // first seq of the epoch
-  uint64_t passed_by_all_ = 0;     // every live rank passed this seq, as far as this rank knows
-  uint64_t all_signalled_ = 0;     // last seq in which every live peer waited for this rank
-  uint64_t passed_ = 0;            // by this rank
+  uint64_t first_ = 1;          // first seq of the epoch
+  uint64_t passed_by_all_ = 0;  // every live rank passed this seq, as far as this rank knows
+  uint64_t all_signalled_ = 0;  // last seq of which every live peer knows that this rank entered it
+  uint64_t passed_ = 0;  // by this rank, for certain: a view change may still hold the present one
   std::vector<uint64_t> entered_;  // by rank: the last seq of which its cell was seen by itself
   std::vector<uint32_t> targets_;  // who is given this rank's cell and "passed" word by itself
   std::vector<uint32_t> rooted_targets_;  // and its cell when it is a root
