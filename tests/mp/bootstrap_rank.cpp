@@ -177,7 +177,8 @@ int start_once(const Options& options) {
   {
     mep::Mesh mesh;
     if (result == 0) {
-      result = options.join ? mep::bootstrap_join(config, self, &mesh)
+      const mep::Deadline deadline = mep::Deadline::after_ms(config.init_timeout_ms);
+      result = options.join ? mep::bootstrap_join(config, self, deadline, &mesh)
                             : mep::bootstrap_mesh(config, self, &mesh);
     }
     elapsed_ms = static_cast<unsigned>((mep::now_ns() - begin_ns) / 1000000);
