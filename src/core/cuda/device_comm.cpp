@@ -7,6 +7,7 @@
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/coll/check.hpp"
+#include "core/cuda/pinned_word.hpp"
 #include "transport/cuda/descriptor_exchange.hpp"
 
 namespace mep {
@@ -22,15 +23,6 @@ constexpr uint64_t kSettleMs = 60'000;  // beyond the timeout: membership is sur
 constexpr uint64_t kProofMs = 10'000;
 constexpr uint64_t kAcknowledgeMs = 5'000;
 constexpr uint64_t kWatchUs = 1'000;
-
-// Words that the device and other threads of the host write; whole, and in the order of the reader's
-// and the writer's fences.
-uint64_t load(const uint64_t* word) {
-  return __atomic_load_n(word, __ATOMIC_SEQ_CST);
-}
-void store(uint64_t* word, uint64_t value) {
-  __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
-}
 
 // Where the ranks of one process find each other's windows, by comm and incarnation.
 class WindowRegistry {
@@ -336,7 +328,7 @@ mep_result_t DeviceComm::enqueue(Collective kind, const CollectiveArgs& args, vo
 }
 
 mep_result_t DeviceComm::take_failure() {
-  const uint64_t count = load(&post_->failures);
+  const uint64_t count = load_pinned(&post_->failures);
   if (count == failures_told_) return MEP_SUCCESS;
   // Of more than the ring holds the first are lost; the oldest that is there is told.
   const uint64_t first =
@@ -350,13 +342,13 @@ mep_result_t DeviceComm::take_failure() {
 }
 
 bool DeviceComm::busy() const {
-  return load(&post_->closed) < load(&post_->entered);
+  return load_pinned(&post_->closed) < load_pinned(&post_->entered);
 }
 
 // --- The control thread ---------------------------------------------------------------------------
 
 uint64_t DeviceComm::done() const {
-  return load(&post_->done);
+  return load_pinned(&post_->done);
 }
 
 void DeviceComm::describe(std::vector<membership::ChannelState>* channels) const {
@@ -368,12 +360,13 @@ bool DeviceComm::holds(uint64_t channel, uint64_t seq) const {
 }
 
 bool DeviceComm::acknowledged(uint64_t word) const {
-  const uint64_t entered = load(&post_->entered);
-  return done() >= entered || load(&post_->failed) >= entered || load(&post_->parked) == word;
+  const uint64_t entered = load_pinned(&post_->entered);
+  return done() >= entered || load_pinned(&post_->failed) >= entered ||
+         load_pinned(&post_->parked) == word;
 }
 
 void DeviceComm::wedge(std::vector<membership::ChannelState>* channels) {
-  uint64_t word = load(&post_->word);
+  uint64_t word = load_pinned(&post_->word);
   if ((word & 1) == 0) {
     // Sequentially consistent: an operation that begins sees it, or `entered` shows the operation.
     word = __atomic_add_fetch(&post_->word, 1, __ATOMIC_SEQ_CST);
@@ -392,30 +385,31 @@ void DeviceComm::wedge(std::vector<membership::ChannelState>* channels) {
     world->post([world] { world->request_evict(world->self_slot()); });
   }
   const uint64_t finished = done();
-  channels->push_back({comm_.id(), channel_, finished, std::max(load(&post_->entered), finished)});
+  channels->push_back(
+      {comm_.id(), channel_, finished, std::max(load_pinned(&post_->entered), finished)});
 }
 
 void DeviceComm::publish(const CollVerdict& verdict) {
   const uint64_t number = post_->installed + 1;
   post_->verdicts[number % device::kCollVerdicts] = verdict;
   // Sequentially consistent: the verdict, its count, then the word that makes kernels look.
-  store(&post_->installed, number);
-  const uint64_t word = load(&post_->word);
-  store(&post_->word, word + ((word & 1) != 0 ? 1 : 2));
+  store_pinned(&post_->installed, number);
+  const uint64_t word = load_pinned(&post_->word);
+  store_pinned(&post_->word, word + ((word & 1) != 0 ? 1 : 2));
 }
 
 void DeviceComm::install(const Verdict* verdict, const membership::Proposal* decision) {
   const std::lock_guard lock(verdict_mutex_);
   if (ended_) return;
   if (verdict == nullptr) {
-    const uint64_t word = load(&post_->word);
-    if ((word & 1) != 0) store(&post_->word, word + 1);
+    const uint64_t word = load_pinned(&post_->word);
+    if ((word & 1) != 0) store_pinned(&post_->word, word + 1);
     return;
   }
   CollVerdict told{};
   told.old_epoch = verdict->epoch;
   told.n_star = done();
-  told.next = std::max(load(&post_->entered), told.n_star) + 1;
+  told.next = std::max(load_pinned(&post_->entered), told.n_star) + 1;
   for (const membership::ChannelVerdict& decided : decision->channels) {
     if (decided.comm != comm_.id() || decided.channel != channel_) continue;
     told.n_star = decided.n_star;
@@ -445,13 +439,13 @@ void DeviceComm::watch() {
   while (!stop_.load(std::memory_order_acquire)) {
     const mep_result_t terminal = comm_.world().terminal_result();
     if (terminal != MEP_SUCCESS) end_world(terminal);
-    const uint64_t late = load(&post_->late_epoch);
+    const uint64_t late = load_pinned(&post_->late_epoch);
     if (late != 0 && late != told_epoch) {
       told_epoch = late;
       log(LogLevel::kWarn,
           "comm %s: operation %llu on the GPU is over its time, missing ranks 0x%llx",
-          comm_.name().c_str(), static_cast<unsigned long long>(load(&post_->late_seq)),
-          static_cast<unsigned long long>(load(&post_->late_missing)));
+          comm_.name().c_str(), static_cast<unsigned long long>(load_pinned(&post_->late_seq)),
+          static_cast<unsigned long long>(load_pinned(&post_->late_missing)));
       comm_.world().report_deadline(comm_.id(), channel_, late);
     }
     const timespec pause{0, static_cast<long>(kWatchUs * 1'000)};

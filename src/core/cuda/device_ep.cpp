@@ -9,6 +9,7 @@
 #include "base/library_thread.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "core/cuda/pinned_word.hpp"
 #include "core/ep/ep_object.hpp"
 
 namespace mep {
@@ -21,14 +22,6 @@ using device::EpState;
 constexpr uint64_t kWatchUs = 1'000;
 constexpr uint32_t kUsefulCtas = 16;  // of each of several ranks; more do not help
 constexpr uint64_t kAllEpochs = std::numeric_limits<uint64_t>::max();
-
-// Words in pinned memory that kernels read or write, whole.
-uint64_t load(const uint64_t* word) {
-  return __atomic_load_n(word, __ATOMIC_SEQ_CST);
-}
-void store(uint64_t* word, uint64_t value) {
-  __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
-}
 
 constexpr uint64_t aligned(uint64_t offset) {
   return (offset + 255) / 256 * 256;
@@ -264,7 +257,7 @@ DeviceEp::LatestView DeviceEp::latest() const {
 
 // Whether what was sent in the buffer's epoch has ended by a view change or with the world.
 bool DeviceEp::is_over(const Buffer& buffer) const {
-  return load(abort_word_) >= buffer.epoch || comm_.world().terminal_result() != MEP_SUCCESS;
+  return load_pinned(abort_word_) >= buffer.epoch || comm_.world().terminal_result() != MEP_SUCCESS;
 }
 
 bool DeviceEp::in_flight() {
@@ -391,16 +384,16 @@ void DeviceEp::install(const Verdict* verdict, const membership::Proposal*) {
     latest_ = {verdict->view, verdict->result, verdict->text};
   }
   // After the view: who sees the word finds it there.
-  if (load(abort_word_) < verdict->epoch) store(abort_word_, verdict->epoch);
+  if (load_pinned(abort_word_) < verdict->epoch) store_pinned(abort_word_, verdict->epoch);
 }
 
 // What kernels that gave up have told: evidence for membership, and the failure for the caller.
 void DeviceEp::read_reports() {
   const std::lock_guard lock(report_mutex_);
   for (uint32_t i = 0; i < shape_.buffers; ++i) {
-    if (load(&reports_[i].ready) == 0) continue;
+    if (load_pinned(&reports_[i].ready) == 0) continue;
     const DeviceReport report = reports_[i];
-    store(&reports_[i].ready, 0);
+    store_pinned(&reports_[i].ready, 0);
     mep_result_t result = MEP_ERR_PEER_FAILED;
     switch (static_cast<device::Cause>(report.cause)) {
       case device::Cause::kDeadline:
@@ -443,7 +436,7 @@ mep_result_t DeviceEp::take_failure() {
 void DeviceEp::watch() {
   // Acquire: see the destructor.
   while (!stop_.load(std::memory_order_acquire)) {
-    if (comm_.world().terminal_result() != MEP_SUCCESS) store(abort_word_, kAllEpochs);
+    if (comm_.world().terminal_result() != MEP_SUCCESS) store_pinned(abort_word_, kAllEpochs);
     read_reports();
     const timespec pause{0, static_cast<long>(kWatchUs * 1'000)};
     (void)nanosleep(&pause, nullptr);

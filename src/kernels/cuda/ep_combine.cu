@@ -22,10 +22,6 @@ CombineKernel select_combine_kernel(const EpSizes& sizes) {
   }
 }
 
-bool is_row(const void* pointer) {
-  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-}
-
 }  // namespace
 
 int ep_combine(const EpLaunch& launch, const mep_combine_args_t& args, bool push, void* stream) {

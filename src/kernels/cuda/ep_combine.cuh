@@ -11,7 +11,6 @@ namespace mep::device {
 
 // Every term for a token of another rank to its place there; warps take rows in turns.
 __device__ inline void push_terms(const CombineArgs& a) {
-  const EpState& state = *a.state();
   const uint32_t lane = threadIdx.x % kWarpThreads;
   const uint32_t warps = gridDim.x * kEpWarps;
   const uint32_t warp = threadIdx.x / kWarpThreads * gridDim.x + blockIdx.x;
@@ -26,7 +25,7 @@ __device__ inline void push_terms(const CombineArgs& a) {
     const uint32_t target = i % a.g.sizes.ranks;
     const uint32_t first = (warp + warps - before) % warps;
     before = (before + count) % warps;
-    if (!in_mask(state.complete, target) || !a.is_live(target)) continue;
+    if (!in_mask(peer_table().complete, target) || !a.is_live(target)) continue;
     std::byte* terms = a.peer(target) + a.g.combine_in;
     if (first < count) test_delay_warp(a, 11);
     for (uint32_t row = first; row < count; row += warps) {
@@ -39,10 +38,20 @@ __device__ inline void push_terms(const CombineArgs& a) {
   }
 }
 
+// What a kernel begins with, besides the peers; a CTA barrier follows.
+__device__ inline void read_dispatch(const CombineArgs& a) {
+  PeerTable& table = peer_table();
+  const EpState& state = *a.state();
+  if (threadIdx.x < kMaskWords) table.complete[threadIdx.x] = state.complete[threadIdx.x];
+  if (threadIdx.x != 0) return;
+  table.use = state.channel.use;
+  table.mark = a.head()->mark;
+}
+
 // By one CTA, when the terms are where they will be read.
 __device__ inline void announce_terms(const CombineArgs& a, uint64_t epoch, bool failed) {
   EpState& state = *a.state();
-  const uint64_t use = state.channel.use;
+  const PeerTable& table = peer_table();
   if (threadIdx.x == kEpThreads - 1) {  // not of the warp that signals
     state.channel.epoch = epoch;
     state.channel.seq += 1;
@@ -52,10 +61,10 @@ __device__ inline void announce_terms(const CombineArgs& a, uint64_t epoch, bool
   const Terms kind = a.push != 0 ? Terms::kPushed : Terms::kPull;
   for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
     if (!a.is_live(rank)) continue;
-    const Terms told = in_mask(state.complete, rank) ? kind : Terms::kNone;
+    const Terms told = in_mask(table.complete, rank) ? kind : Terms::kNone;
     publish();
-    store_word(a.rank_word(a.peer(rank), a.g.combine_ready, use, a.g.sizes.rank),
-               signal_tag(epoch, use) | terms_payload(told, a.head()->mark));
+    store_word(a.rank_word(a.peer(rank), a.g.combine_ready, table.use, a.g.sizes.rank),
+               signal_tag(epoch, table.use) | terms_payload(told, table.mark));
   }
 }
 
@@ -63,8 +72,7 @@ __device__ inline void announce_terms(const CombineArgs& a, uint64_t epoch, bool
 
 // kinds [R]: whose experts' terms this rank can read, and where.
 __device__ inline bool await_terms(const CombineArgs& a, const Waiter& waiter, uint8_t* kinds) {
-  const uint64_t use = a.state()->channel.use;
-  const uint32_t mark = a.head()->mark;
+  const uint64_t use = peer_table().use;
   const uint64_t tag = signal_tag(waiter.epoch, use);
   for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
     kinds[source] = static_cast<uint8_t>(Terms::kNone);
@@ -77,7 +85,8 @@ __device__ inline bool await_terms(const CombineArgs& a, const Waiter& waiter, u
     observe();
     const uint32_t payload = signal_payload(word);
     for (const Terms kind : {Terms::kPull, Terms::kPushed}) {
-      if (payload == terms_payload(kind, mark)) kinds[source] = static_cast<uint8_t>(kind);
+      if (payload == terms_payload(kind, peer_table().mark))
+        kinds[source] = static_cast<uint8_t>(kind);
     }
   }
   return true;
@@ -273,11 +282,12 @@ __device__ inline void clear_tokens(const CombineArgs& a) {
 __device__ inline void conclude_combine(const CombineArgs& a, const uint8_t* kinds, bool unusual) {
   if (threadIdx.x != 0) return;
   EpState& state = *a.state();
+  const OpEnd end{a.memory.control->epoch, state.channel.seq, 0};
   bool failed = false;
   uint32_t missing = 0;
   if (unusual) {
     observe();
-    failed = has_failed(&state.channel, a.memory.control->epoch);
+    failed = has_failed(&state.channel, end.epoch);
     missing = atomicExch(&state.missing, 0u);
   }
   uint64_t contributed[kMaskWords] = {};
@@ -289,12 +299,12 @@ __device__ inline void conclude_combine(const CombineArgs& a, const uint8_t* kin
     result = failure_result(state.channel);
   } else if ((missing & 2) != 0) {
     // A member began its next dispatch without a combine, or had not received this one.
-    const bool carried = state.dispatch_epoch != a.memory.control->epoch;
+    const bool carried = state.dispatch_epoch != end.epoch;
     result = carried ? MEP_ERR_PEER_FAILED : MEP_ERR_MISMATCH;
   } else if (missing != 0) {
     result = a.memory.control->partial_allowed != 0 ? MEP_PARTIAL : MEP_ERR_PEER_FAILED;
   }
-  fill_status(a, a.op_status, result, contributed, 0);
+  fill_status(a, a.op_status, result, contributed, end);
 }
 
 template <class Type, int kTopK>
@@ -305,13 +315,14 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   __shared__ uint32_t shared_missing;
   DeviceChannel& channel = a.state()->channel;
   a.read_peers();
+  read_dispatch(a);
   if (threadIdx.x == 0) shared_missing = 0;
   const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(EpPhase::kTerms));
+  bool failed = has_failed(&channel, waiter.epoch);
   __syncthreads();
   trace(a, 9);
   test_delay(a, 7);
   if (a.sends != 0) {
-    const bool failed = has_failed(&channel, waiter.epoch);
     bool announces = blockIdx.x == 0;
     if (a.push != 0) {
       if (!failed) push_terms(a);
@@ -319,13 +330,16 @@ __global__ void __launch_bounds__(kEpThreads, 2)
       announces = is_last_cta(&channel.ticket[0], &shared_last);
     }
     if (announces) announce_terms(a, waiter.epoch, failed);
-  } else if (threadIdx.x == 0 && channel.epoch != waiter.epoch) {
-    fail(&channel, waiter.epoch, Cause::kOldEpoch, kNobody, waiter.phase);
+  } else if (channel.epoch != waiter.epoch) {
+    failed = true;
+    if (threadIdx.x == 0) {
+      fail(&channel, waiter.epoch, Cause::kOldEpoch, kNobody, waiter.phase);
+    }
   }
   if (a.receives == 0) return;
   touch_terms(a);
   __syncthreads();
-  bool here = !has_failed(&channel, waiter.epoch) && await_terms(a, waiter, kinds);
+  bool here = !failed && await_terms(a, waiter, kinds);
   here = __syncthreads_and(here) != 0;
   trace(a, 10);
   test_delay(a, 9);

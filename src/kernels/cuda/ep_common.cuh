@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/device/protocol.cuh"
+#include "kernels/cuda/ep_caller.hpp"
 #include "kernels/cuda/ep_kernels.hpp"
 
 namespace mep::device {
@@ -27,7 +28,11 @@ __host__ __device__ constexpr uint32_t dispatch_mark(uint64_t epoch, uint64_t us
 struct PeerTable {
   std::byte* windows[kMaxRanks];
   uint64_t live[kMaskWords];
-  uint64_t use;  // of the dispatch that runs
+  uint64_t use;  // of the dispatch that runs, or was received last
+  // Of the state, as it was when the kernel began: together, since each load takes as long as all.
+  bool given_back;                // dispatch
+  uint32_t mark;                  // combine
+  uint64_t complete[kMaskWords];  // combine
 };
 __device__ inline PeerTable& peer_table() {
   __shared__ PeerTable table;
@@ -79,25 +84,12 @@ struct EpBase {
   }
 };
 
-struct DispatchArgs : EpBase {
-  const std::byte* x;
-  const std::byte* x_scales;
-  uint64_t x_stride, x_scales_stride;
+struct DispatchArgs : EpBase, DispatchInputs, DispatchOutputs {
   const void* topk_idx;
   uint32_t idx_is_int32;
   uint32_t tokens;
   const float* topk_weights;
-  // Outputs.
-  std::byte* recv_x;
-  std::byte* recv_scales;
   uint64_t recv_rows;  // that fit at recv_x
-  uint64_t recv_scales_row_step, recv_scales_expert_step;
-  int32_t* recv_count[2];
-  int32_t* src_info;
-  int64_t* layout_range;
-  int64_t* recv_total;
-  int64_t* statistics;
-  mep_op_status_t* op_status;
 };
 
 struct CombineArgs : EpBase {
@@ -168,14 +160,20 @@ __device__ inline mep_result_t failure_result(const DeviceChannel& channel) {
   }
 }
 
+// What an operation says of itself at its end, besides its result.
+struct OpEnd {
+  uint64_t epoch, seq;
+  uint32_t bad_entries;
+};
+
 // failed: the ranks that are in the comm and not in `contributed`.
 __device__ inline void fill_status(const EpBase& a, mep_op_status_t* status, mep_result_t result,
-                                   const uint64_t* contributed, uint32_t bad_entries) {
+                                   const uint64_t* contributed, const OpEnd& end) {
   if (status == nullptr) return;
   status->version = 1;
   status->result = result;
-  status->epoch = a.memory.control->epoch;
-  status->seq = a.state()->channel.seq;
+  status->epoch = end.epoch;
+  status->seq = end.seq;
   uint32_t count = 0;
 #pragma unroll
   for (uint32_t word = 0; word < kMaskWords; ++word) {
@@ -186,7 +184,7 @@ __device__ inline void fill_status(const EpBase& a, mep_op_status_t* status, mep
     count += static_cast<uint32_t>(__popcll(static_cast<long long>(failed)));
   }
   status->failed_count = count;
-  status->bad_entries = bad_entries;
+  status->bad_entries = end.bad_entries;
 }
 
 // As is_last_of(), for CTAs that tell each other whether one of them gave up: no load is needed to know.

@@ -180,8 +180,7 @@ __device__ inline void fetch_routing(const DispatchArgs& a) {
 
 // A use that is over without combine: its rows are given back by the start of the next.
 __device__ inline void give_back_unused(const DispatchArgs& a, uint64_t epoch, uint64_t last_use) {
-  const EpState& state = *a.state();
-  if (state.given_back != 0 || (last_use == 0 && state.carries == 0)) return;
+  if (peer_table().given_back || (last_use == 0 && a.state()->carries == 0)) return;
   const uint64_t word = signal_tag(epoch, last_use) | terms_payload(Terms::kNone, 0);
   for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
     if (!a.is_live(rank)) continue;
@@ -229,7 +228,8 @@ __device__ inline void publish_counts(const DispatchArgs& a, uint64_t epoch, con
 __device__ inline void begin_dispatch(const DispatchArgs& a, uint64_t epoch, uint64_t use) {
   EpState& state = *a.state();
   state.channel.epoch = epoch;
-  state.channel.seq += 1;
+  // Without a value that the thread would wait for.
+  atomicAdd(reinterpret_cast<unsigned long long*>(&state.channel.seq), 1ull);
   state.dispatch_epoch = epoch;
   a.head()->tokens = a.tokens;
   a.head()->has_weights = a.topk_weights != nullptr ? 1 : 0;
@@ -244,7 +244,7 @@ __device__ inline void count_rows(const DispatchArgs& a, uint64_t epoch, bool fa
   // A use that was combined was given back by that; else the counts say so, see publish_counts(): who may tell
   // them orders them behind what this rank has read of that use.
   const bool tells = blockIdx.x == 0 || routing.places == nullptr;
-  if (tells && threadIdx.x == 0 && a.state()->given_back == 0) publish();
+  if (tells && threadIdx.x == 0 && !peer_table().given_back) publish();
   if (blockIdx.x == gridDim.x - 1 && !failed) give_back_unused(a, epoch, peer_table().use - 1);
   if (blockIdx.x == 0 && threadIdx.x == 0) begin_dispatch(a, epoch, peer_table().use);
   if (routing.places != nullptr) {

@@ -53,10 +53,6 @@ static __global__ void __launch_bounds__(kEpThreads, 2)
   receive_rows(a, waiter, channel.use, here);
 }
 
-bool is_aligned(const void* pointer, uint64_t unit) {
-  return reinterpret_cast<uintptr_t>(pointer) % unit == 0;
-}
-
 DispatchArgs make_args(const EpLaunch& launch, const mep_dispatch_args_t& args) {
   const EpGeometry& g = launch.geometry;
   DispatchArgs a{};
@@ -66,53 +62,19 @@ DispatchArgs make_args(const EpLaunch& launch, const mep_dispatch_args_t& args) 
   a.test_delay = launch.test_delay;
   a.sends = args.phase != MEP_PHASE_RECEIVE ? 1 : 0;
   a.receives = args.phase != MEP_PHASE_SEND ? 1 : 0;
-  a.x = static_cast<const std::byte*>(args.x);
-  a.x_scales = static_cast<const std::byte*>(args.x_scales);
-  a.x_stride = args.x_stride_bytes != 0 ? args.x_stride_bytes : g.input_row;
-  a.x_scales_stride = args.x_scales_stride_bytes != 0 ? args.x_scales_stride_bytes
-                                                      : uint64_t{g.groups} * g.scale_bytes;
+  static_cast<DispatchInputs&>(a) = dispatch_inputs(g, args);
+  static_cast<DispatchOutputs&>(a) = dispatch_outputs(g, launch.memory.window, args);
   a.topk_idx = args.topk_idx;
   a.idx_is_int32 = args.topk_idx_type == MEP_INT32 ? 1 : 0;
   a.tokens = args.num_tokens;
   a.topk_weights = args.topk_weights;
-  std::byte* own_x = launch.memory.window + g.recv_x;
-  std::byte* own_scales = launch.memory.window + g.scales;
-  auto* own_info = reinterpret_cast<int32_t*>(launch.memory.window + g.src_info);
-  a.recv_x = args.recv_x != own_x ? static_cast<std::byte*>(args.recv_x) : nullptr;
-  a.recv_scales =
-      args.recv_scales != own_scales ? static_cast<std::byte*>(args.recv_scales) : nullptr;
-  a.src_info = args.src_info != own_info ? args.src_info : nullptr;
   a.recv_rows = args.recv_capacity != 0 ? args.recv_capacity / g.wire_row : UINT64_MAX;
-  a.recv_scales_row_step = args.recv_scales_token_stride_bytes != 0
-                               ? args.recv_scales_token_stride_bytes
-                               : g.scale_row_step;
-  a.recv_scales_expert_step = args.recv_scales_group_stride_bytes;
-  if (a.recv_scales_expert_step == 0) {
-    const bool row_major = g.sizes.column_major == 0;
-    a.recv_scales_expert_step =
-        row_major ? a.recv_scales_row_step * g.rows_per_expert : g.scale_expert_step;
-  }
-  a.recv_count[0] = args.recv_count;
-  a.recv_count[1] = args.recv_count_host;
-  a.layout_range = args.layout_range;
-  a.recv_total = args.recv_total;
-  a.statistics = args.statistics;
-  a.op_status = args.op_status;
   return a;
-}
-
-bool aligned(const DispatchArgs& a) {
-  constexpr uint64_t kRow = 16;
-  const uint64_t scale = a.g.scale_bytes != 0 ? a.g.scale_bytes : 1;
-  return is_aligned(a.x, kRow) && a.x_stride % kRow == 0 && is_aligned(a.recv_x, kRow) &&
-         is_aligned(a.x_scales, scale) && a.x_scales_stride % scale == 0 &&
-         is_aligned(a.recv_scales, scale) && a.recv_scales_row_step % scale == 0 &&
-         a.recv_scales_expert_step % scale == 0;
 }
 
 // What goes beyond the default has to be asked for.
 cudaError_t allow_shared_memory(DispatchKernel kernel, size_t bytes) {
-  constexpr size_t kDefault = 36 << 10;  // less what the kernels declare themselves
+  constexpr size_t kDefault = 32 << 10;  // of 48 KiB: the kernels themselves declare 15
   if (bytes <= kDefault) return cudaSuccess;
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                               cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
@@ -128,7 +90,7 @@ cudaError_t launch_kernel(DispatchKernel kernel, const DispatchArgs& a, uint32_t
 
 int ep_dispatch(const EpLaunch& launch, const mep_dispatch_args_t& args, void* stream_) {
   const DispatchArgs a = make_args(launch, args);
-  if (!aligned(a)) return cudaErrorMisalignedAddress;
+  if (!are_aligned(a.g, a, a)) return cudaErrorMisalignedAddress;
   auto* stream = static_cast<cudaStream_t>(stream_);
   cudaError_t error = cudaSuccess;
   if (a.sends != 0) {

@@ -105,7 +105,15 @@ __device__ inline bool arrange(const DispatchArgs& a, const Waiter& waiter, uint
 // The end of an operation, by one CTA. here: all counts were arranged; false: something failed.
 __device__ inline void receive_rows(const DispatchArgs& a, const Waiter& waiter, uint64_t use,
                                     bool here) {
+  // What is said of the operation is known: read while rows are waited for, not after it. In shared memory,
+  // since what is kept in registers across a wait may be put into local memory.
+  __shared__ Arrived all_arrived;
+  __shared__ OpEnd end;
   EpState& state = *a.state();
+  if (threadIdx.x == 0) {
+    all_arrived = state.arrived;
+    end = {waiter.epoch, state.channel.seq, state.op_bad_entries};
+  }
   here = here && await_rows(a, waiter, use);
   here = __syncthreads_and(here) != 0;
   trace_last(a, 7);
@@ -125,12 +133,12 @@ __device__ inline void receive_rows(const DispatchArgs& a, const Waiter& waiter,
     complete[word] = here ? peer_table().live[word] : 0;
     state.complete[word] = complete[word];
   }
-  const Arrived arrived = here ? state.arrived : Arrived{};
+  const Arrived arrived = here ? all_arrived : Arrived{};
   mep_result_t result = here ? mep_result_t{MEP_SUCCESS} : failure_result(state.channel);
   if (here && a.recv_x != nullptr && arrived.rows_needed > a.recv_rows) result = MEP_ERR_CAPACITY;
   state.rows_refused = result == MEP_SUCCESS ? 0 : 1;
   if (a.recv_total != nullptr) *a.recv_total = static_cast<int64_t>(arrived.total);
-  fill_status(a, a.op_status, result, complete, state.op_bad_entries);
+  fill_status(a, a.op_status, result, complete, end);
 }
 
 // --- Into the caller's memory -------------------------------------------------------------------------

@@ -11,185 +11,11 @@
 // for what lives across a wait, since fences empty the L1: look at the compiler's report for spills.
 #pragma once
 
-#include "kernels/cuda/ep_convert.cuh"
+#include "kernels/cuda/ep_codec.cuh"
 #include "kernels/cuda/ep_count.cuh"
 #include "kernels/cuda/ep_receive.cuh"
 
 namespace mep::device {
-
-constexpr uint32_t kUnitGroups = 4;  // of 128 values, in a unit that is quantised
-
-// Where one copy of a token's row goes.
-struct RowTarget {
-  std::byte* row;
-  std::byte* scales;
-};
-
-// --- Codecs: one warp's unit from the caller's row to every target --------------------------------------
-
-template <int kTopK, class Store>
-__device__ inline void for_each_target(const RowTarget* targets, uint32_t count, Store&& store) {
-  if constexpr (kTopK != 0) {
-#pragma unroll
-    for (int k = 0; k < kTopK; ++k) {
-      const RowTarget target = targets[k];
-      if (target.row != nullptr) store(target);
-    }
-  } else {
-    for (uint32_t k = 0; k < count; ++k) {
-      const RowTarget target = targets[k];
-      if (target.row != nullptr) store(target);
-    }
-  }
-}
-
-// The wire has the type of x.
-struct CopyCodec {
-  static constexpr uint32_t kUnitBytes = kWarpThreads * 16;
-  struct Values {
-    uint4 bits;
-  };
-  // What is sent: all that the loop over rows needs of the arguments.
-  struct Source {
-    const std::byte* x;
-    uint64_t stride;
-    const std::byte* scales;
-    uint64_t scales_stride, scale_group_step;
-    uint32_t row_bytes, groups, scale_bytes;
-
-    __device__ explicit Source(const DispatchArgs& a)
-        : x(a.x),
-          stride(a.x_stride),
-          scales(a.x_scales),
-          scales_stride(a.x_scales_stride),
-          scale_group_step(a.g.scale_group_step),
-          row_bytes(a.g.wire_row),
-          groups(a.g.groups),
-          scale_bytes(a.g.scale_bytes) {}
-    __device__ bool gathers() const { return false; }
-  };
-  static __host__ __device__ uint32_t units(const EpGeometry& g) {
-    return (g.wire_row + kUnitBytes - 1) / kUnitBytes;
-  }
-  static __device__ void load(const Source& source, uint32_t token, uint32_t unit, uint32_t lane,
-                              Values* values) {
-    const uint32_t offset = unit * kUnitBytes + lane * 16;
-    if (offset >= source.row_bytes) return;
-    values->bits = load_once(source.x + token * source.stride + offset);
-  }
-  template <int kTopK>
-  static __device__ void send(const Source& source, uint32_t token, uint32_t unit, uint32_t lane,
-                              const Values& values, const RowTarget* targets, uint32_t count,
-                              uint32_t*) {
-    if (unit == 0 && source.groups != 0) send_scales<kTopK>(source, token, lane, targets, count);
-    const uint32_t offset = unit * kUnitBytes + lane * 16;
-    if (offset >= source.row_bytes) return;
-    for_each_target<kTopK>(targets, count, [&](const RowTarget& target) {
-      *reinterpret_cast<uint4*>(target.row + offset) = values.bits;
-    });
-  }
-  template <int kTopK>
-  static __device__ void send_scales(const Source& source, uint32_t token, uint32_t lane,
-                                     const RowTarget* targets, uint32_t count) {
-    const std::byte* scales = source.scales + token * source.scales_stride;
-    for (uint32_t group = lane; group < source.groups; group += kWarpThreads) {
-      const uint64_t to = group * source.scale_group_step;
-      if (source.scale_bytes == 4) {
-        const uint32_t scale = reinterpret_cast<const uint32_t*>(scales)[group];
-        for_each_target<kTopK>(targets, count, [&](const RowTarget& target) {
-          *reinterpret_cast<uint32_t*>(target.scales + to) = scale;
-        });
-      } else {
-        const std::byte scale = scales[group];
-        for_each_target<kTopK>(targets, count,
-                               [&](const RowTarget& target) { target.scales[to] = scale; });
-      }
-    }
-  }
-};
-
-// e4m3 on the wire. A lane has sixteen values, eight lanes one group of 128.
-template <class Input, class Scale>
-struct QuantizeCodec {
-  static constexpr uint32_t kValues = 16;
-  static constexpr uint32_t kGroupLanes = kScaleValues / kValues;
-  static constexpr uint32_t kLoads = kValues / Input::kLanes;
-  static constexpr uint32_t kUnitBytes = kWarpThreads * kValues * Input::kBytes;  // of x
-  struct Values {
-    uint4 bits[kLoads];
-  };
-  struct Source {
-    const std::byte* x;
-    uint64_t stride;
-    uint64_t scale_group_step;
-    uint32_t hidden, row_bytes;
-    bool whole;  // a unit's scales are 16 bytes, on 16 bytes
-
-    __device__ explicit Source(const DispatchArgs& a)
-        : x(a.x),
-          stride(a.x_stride),
-          scale_group_step(a.g.scale_group_step),
-          hidden(a.g.sizes.hidden),
-          row_bytes(a.g.input_row),
-          whole(a.g.groups % kUnitGroups == 0) {}
-    // Scales go to their rows by way of shared memory.
-    __device__ bool gathers() const {
-      return Scale::kBytes == 4 && scale_group_step == Scale::kBytes && whole;
-    }
-  };
-  static __host__ __device__ uint32_t units(const EpGeometry& g) {
-    return (g.sizes.hidden + kWarpThreads * kValues - 1) / (kWarpThreads * kValues);
-  }
-  static __device__ void load(const Source& source, uint32_t token, uint32_t unit, uint32_t lane,
-                              Values* values) {
-    const uint32_t first = (unit * kWarpThreads + lane) * kValues;
-    const std::byte* from = source.x + token * source.stride + first * Input::kBytes;
-#pragma unroll
-    for (uint32_t i = 0; i < kLoads; ++i) {
-      values->bits[i] = {0, 0, 0, 0};
-      if (first < source.hidden) values->bits[i] = load_once(from + 16 * i);
-    }
-  }
-  // gathered: of the unit's scales, or null.
-  template <int kTopK>
-  static __device__ void send(const Source& source, uint32_t, uint32_t unit, uint32_t lane,
-                              const Values& values, const RowTarget* targets, uint32_t count,
-                              uint32_t* gathered) {
-    const uint32_t first = (unit * kWarpThreads + lane) * kValues;
-    float x[kValues];
-#pragma unroll
-    for (uint32_t i = 0; i < kLoads; ++i) {
-      Input::unpack(values.bits[i], x + i * Input::kLanes);
-    }
-    float maximum = 1e-4f;
-#pragma unroll
-    for (uint32_t i = 0; i < kValues; ++i) maximum = fmaxf(maximum, fabsf(x[i]));  // skips NaN
-#pragma unroll
-    for (uint32_t step = kGroupLanes / 2; step != 0; step /= 2) {
-      maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, step));
-    }
-    if (first >= source.hidden) return;  // hidden is a multiple of 16
-    uint32_t scale = 0;
-    const float factor = Scale::put(maximum, &scale);
-    const uint2 low = quantize_eight(x, factor);
-    const uint2 high = quantize_eight(x + 8, factor);
-    const uint4 q = {low.x, low.y, high.x, high.y};
-    for_each_target<kTopK>(targets, count, [&](const RowTarget& target) {
-      *reinterpret_cast<uint4*>(target.row + first) = q;
-    });
-    if (lane % kGroupLanes != 0) return;
-    if (gathered != nullptr) {
-      gathered[lane / kGroupLanes] = scale;
-      return;
-    }
-    const uint64_t scale_at = first / kScaleValues * source.scale_group_step;
-    for_each_target<kTopK>(targets, count, [&](const RowTarget& target) {
-      Scale::store(target.scales + scale_at, scale);
-    });
-  }
-};
-
-// --- Places -----------------------------------------------------------------------------------------
 
 // Until what this rank counted lies in memory; for CTAs that did not count all of it themselves.
 __device__ inline bool await_counted(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
@@ -233,7 +59,7 @@ __device__ inline bool await_counts(const DispatchArgs& a, const Waiter& waiter,
     }
   }
   const bool alone = counts_alone(a.g, a.tokens);
-  if (threadIdx.x >= kWarpThreads || (alone && a.state()->given_back != 0)) return true;
+  if (threadIdx.x >= kWarpThreads || (alone && peer_table().given_back)) return true;
   for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kWarpThreads) {
     if (!a.is_live(source)) continue;
     if (await_word(waiter, words + source * a.g.places, tag, source) == 0) return false;
@@ -430,19 +256,27 @@ __device__ inline bool prepares(const DispatchArgs& a, const CtaRouting& routing
   return routing.places != nullptr && a.g.sizes.ranks > 1 && a.tokens > gridDim.x;
 }
 
-// The scales of a round, which all warps have put into shared memory, to their rows: 16 bytes a unit.
-__device__ inline void send_scales(const Batch& batch, uint32_t top_k, uint32_t round,
+// Rounds whose scales are held in shared memory before they are written: so that a row's lie beside each
+// other, and warps go their own way between two barriers.
+constexpr uint32_t kHeldRounds = 16;
+constexpr uint32_t kHeldUnits = kHeldRounds * kEpWarps;
+
+// The scales of units [first, end), which all warps have put into shared memory, to their rows: 16 bytes a
+// unit, a token's by consecutive threads.
+__device__ inline void send_scales(const Batch& batch, uint32_t top_k, uint32_t first, uint32_t end,
                                    const uint4* scales) {
   const uint32_t first_token = batch.first_token();
+  const uint32_t count = end - first;
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < kEpWarps * top_k; i += kEpThreads) {
-    const uint32_t at = round + i % kEpWarps;
-    if (at >= batch.end) continue;
+  for (uint32_t i = threadIdx.x; i < count * top_k; i += kEpThreads) {
+    const uint32_t copy = i / count;
+    const uint32_t held = i - copy * count;
+    const uint32_t at = first + held;
     const uint32_t token = at / batch.units;
     const uint32_t unit = at - token * batch.units;
-    const RowTarget target = batch_targets()[(token - first_token) * top_k + i / kEpWarps];
+    const RowTarget target = batch_targets()[(token - first_token) * top_k + copy];
     if (target.row == nullptr) continue;
-    *reinterpret_cast<uint4*>(target.scales + unit * sizeof(uint4)) = scales[i % kEpWarps];
+    *reinterpret_cast<uint4*>(target.scales + unit * sizeof(uint4)) = scales[held];
   }
 }
 
@@ -450,7 +284,7 @@ __device__ inline void send_scales(const Batch& batch, uint32_t top_k, uint32_t 
 template <class Codec, int kTopK>
 __device__ __noinline__ void send_batch(const typename Codec::Source source, const Batch batch,
                                         uint32_t any_top_k, typename Codec::Values values) {
-  __shared__ uint4 scales[2][kEpWarps];  // of this round and of the last
+  __shared__ uint4 scales[kHeldUnits];
   const uint32_t top_k = kTopK != 0 ? kTopK : any_top_k;
   const uint32_t lane = threadIdx.x % kWarpThreads;
   const uint32_t warp = threadIdx.x / kWarpThreads;
@@ -458,7 +292,7 @@ __device__ __noinline__ void send_batch(const typename Codec::Source source, con
   uint32_t token = batch.unit_of_warp() / batch.units;
   uint32_t unit = batch.unit_of_warp() - token * batch.units;
   const RowTarget* targets = batch_targets() + (token - batch.first_token()) * top_k;
-  uint4* gathered = scales[0];
+  uint32_t first_held = batch.begin;
   for (uint32_t round = batch.begin; round < batch.end; round += kEpWarps) {
     if (round + warp < batch.end) {
       const typename Codec::Values now = values;
@@ -470,14 +304,16 @@ __device__ __noinline__ void send_batch(const typename Codec::Source source, con
         targets += top_k;
       }
       if (round + warp + kEpWarps < batch.end) Codec::load(source, token, unit, lane, &values);
+      uint4* held = scales + (round - first_held) + warp;
       Codec::template send<kTopK>(source, now_token, now_unit, lane, now, now_targets, top_k,
-                                  gathers ? reinterpret_cast<uint32_t*>(gathered + warp) : nullptr);
+                                  gathers ? reinterpret_cast<uint32_t*>(held) : nullptr);
     }
-    if (!gathers) continue;
-    // The scales of the round before have been read: that was before the barrier of this one.
+    const uint32_t end = min(round + kEpWarps, batch.end);
+    if (!gathers || (end - first_held < kHeldUnits && end < batch.end)) continue;
     __syncthreads();
-    send_scales(batch, top_k, round, gathered);
-    gathered = gathered == scales[0] ? scales[1] : scales[0];
+    send_scales(batch, top_k, first_held, end, scales);
+    first_held = end;
+    if (end < batch.end) __syncthreads();
   }
 }
 
@@ -524,12 +360,11 @@ __device__ inline void announce_rows(const DispatchArgs& a, uint64_t epoch, uint
 }
 
 // The kernel's end: what the next operation on the buffer begins with.
-__device__ inline void commit_dispatch(const DispatchArgs& a, uint64_t use, uint32_t bad_entries) {
+__device__ inline void commit_dispatch(const DispatchArgs& a, uint64_t use) {
   EpState& state = *a.state();
   state.channel.use = use;
   state.given_back = 0;
-  state.op_bad_entries = bad_entries;
-  state.bad_entries = 0;
+  state.op_bad_entries = atomicExch(&state.bad_entries, 0u);
 }
 
 template <class Codec, int kTopK>
@@ -543,8 +378,11 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   if (counts_alone(a.g, a.tokens)) fetch_routing(a);
   a.read_peers();
   const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(phase));
-  // It changes when all CTAs are at their end.
-  if (threadIdx.x == 0) peer_table().use = channel.use + 1;
+  // They change when all CTAs are at their end.
+  if (threadIdx.x == 0) {
+    peer_table().use = channel.use + 1;
+    peer_table().given_back = a.state()->given_back != 0;
+  }
   bool ready = !has_failed(&channel, waiter.epoch);
   fetch_first<Codec>(a);
   trace(a, 0);
@@ -578,10 +416,8 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   const uint64_t use = peer_table().use;
   trace_last(a, 5);
   test_delay(a, 5);
-  uint32_t bad_entries = 0;
-  if (threadIdx.x == 0) bad_entries = atomicAdd(&a.state()->bad_entries, 0u);
   if (ending == Ending::kLast) announce_rows(a, waiter.epoch, use);
-  if (threadIdx.x == 0) commit_dispatch(a, use, bad_entries);
+  if (threadIdx.x == 0) commit_dispatch(a, use);
   trace_last(a, 6);
   if (a.receives == 0) return;
   if (threadIdx.x == 0 && ending != Ending::kLast) observe();

@@ -1,6 +1,7 @@
 // Staged dispatch and combine: inputs to the staging, one CTA that asks the host and says what came, and the
 // rows from the staging. Rows lie in the staging one behind the other, by range, so a row's place there is
 // the count of rows before it.
+#include "kernels/cuda/ep_caller.hpp"
 #include "kernels/cuda/stage_device.cuh"
 
 namespace mep::device {
@@ -9,21 +10,6 @@ namespace {
 constexpr uint32_t kWarp = 32;
 constexpr uint32_t kWarps = kStageThreads / kWarp;
 constexpr uint32_t kRowCtas = 24;
-
-// Outputs of a dispatch as the caller gave them; null: not wanted.
-struct DispatchOutputs {
-  std::byte* recv_x;
-  std::byte* recv_scales;
-  uint64_t scales_row_step;
-  uint64_t scales_expert_step;
-  int32_t* recv_count[2];
-  int32_t* src_info;
-  int64_t* layout_range;
-  int64_t* recv_total;
-  int64_t* statistics;
-  mep_op_status_t* op_status;
-  uint32_t receives;
-};
 
 struct CombineInputs {
   const std::byte* y;  // null: no rows are sent
@@ -94,11 +80,11 @@ __device__ inline void deliver(const StageEpBuffer& buffer, const DispatchOutput
 
 __global__ void __launch_bounds__(kStageThreads)
     dispatch_exchange_kernel(const __grid_constant__ StageEpBuffer buffer,
-                             const __grid_constant__ StageRequest request,
+                             const __grid_constant__ StageRequest request, uint32_t receives,
                              const __grid_constant__ DispatchOutputs out) {
   if (threadIdx.x == 0) exchange_with_host(buffer.channel, request);
   __syncthreads();
-  if (out.receives != 0) deliver(buffer, out);
+  if (receives != 0) deliver(buffer, out);
 }
 
 __global__ void __launch_bounds__(kStageThreads)
@@ -125,7 +111,7 @@ __global__ void __launch_bounds__(kStageThreads)
     std::byte* own =
         buffer.window + g.scales + expert * g.scale_expert_step + row * g.scale_row_step;
     std::byte* given =
-        out.recv_scales + expert * out.scales_expert_step + row * out.scales_row_step;
+        out.recv_scales + expert * out.recv_scales_expert_step + row * out.recv_scales_row_step;
     for (uint32_t group = lane; group < g.groups; group += kWarp) {
       const uint64_t at = group * g.scale_group_step;
       for (std::byte* to : {own, out.recv_scales != nullptr && fits ? given : nullptr}) {
@@ -194,41 +180,6 @@ __global__ void __launch_bounds__(kStageThreads)
   }
 }
 
-bool on_row(const void* pointer) {
-  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-}
-bool on(const void* pointer, uint64_t unit) {
-  return reinterpret_cast<uintptr_t>(pointer) % unit == 0;
-}
-
-DispatchOutputs outputs_of(const StageEpBuffer& buffer, const mep_dispatch_args_t& args) {
-  const EpGeometry& g = buffer.geometry;
-  DispatchOutputs out{};
-  out.receives = args.phase != MEP_PHASE_SEND ? 1 : 0;
-  std::byte* own_x = buffer.window + g.recv_x;
-  std::byte* own_scales = buffer.window + g.scales;
-  auto* own_info = reinterpret_cast<int32_t*>(buffer.window + g.src_info);
-  out.recv_x = args.recv_x != own_x ? static_cast<std::byte*>(args.recv_x) : nullptr;
-  out.recv_scales =
-      args.recv_scales != own_scales ? static_cast<std::byte*>(args.recv_scales) : nullptr;
-  out.src_info = args.src_info != own_info ? args.src_info : nullptr;
-  out.scales_row_step = args.recv_scales_token_stride_bytes != 0
-                            ? args.recv_scales_token_stride_bytes
-                            : g.scale_row_step;
-  out.scales_expert_step = args.recv_scales_group_stride_bytes;
-  if (out.scales_expert_step == 0) {
-    out.scales_expert_step =
-        g.sizes.column_major == 0 ? out.scales_row_step * g.rows_per_expert : g.scale_expert_step;
-  }
-  out.recv_count[0] = args.recv_count;
-  out.recv_count[1] = args.recv_count_host;
-  out.layout_range = args.layout_range;
-  out.recv_total = args.recv_total;
-  out.statistics = args.statistics;
-  out.op_status = args.op_status;
-  return out;
-}
-
 }  // namespace
 
 int load_stage_ep_kernels() {
@@ -247,27 +198,20 @@ int load_stage_ep_kernels() {
 int stage_dispatch(const StageEpBuffer& buffer, const mep_dispatch_args_t& args,
                    const StageRequest& request, void* stream_) {
   const EpGeometry& g = buffer.geometry;
-  const DispatchOutputs out = outputs_of(buffer, args);
-  const uint64_t x_stride = args.x_stride_bytes != 0 ? args.x_stride_bytes : g.input_row;
-  const uint64_t scale_row = uint64_t{g.groups} * g.scale_bytes;
-  const uint64_t x_scales_stride =
-      args.x_scales_stride_bytes != 0 ? args.x_scales_stride_bytes : scale_row;
-  const uint64_t scale = g.scale_bytes != 0 ? g.scale_bytes : 1;
-  // As of mapped buffers.
-  if (!on_row(args.x) || x_stride % 16 != 0 || !on_row(out.recv_x) || !on(args.x_scales, scale) ||
-      x_scales_stride % scale != 0 || !on(out.recv_scales, scale) ||
-      out.scales_row_step % scale != 0 || out.scales_expert_step % scale != 0) {
-    return cudaErrorMisalignedAddress;
-  }
+  const bool receives = args.phase != MEP_PHASE_SEND;
+  const DispatchInputs in = dispatch_inputs(g, args);
+  const DispatchOutputs out = dispatch_outputs(g, buffer.window, args);
+  if (!are_aligned(g, in, out)) return cudaErrorMisalignedAddress;
   auto* stream = static_cast<cudaStream_t>(stream_);
   if (args.phase != MEP_PHASE_RECEIVE && args.num_tokens != 0) {
     const uint64_t entries = uint64_t{args.num_tokens} * g.sizes.top_k;
     const uint64_t idx_bytes = args.topk_idx_type == MEP_INT32 ? 4 : 8;
     StageCopies inputs{};
-    inputs.add(args.x, buffer.staging.x, args.num_tokens, g.input_row, x_stride, g.input_row);
-    if (args.x_scales != nullptr) {
-      inputs.add(args.x_scales, buffer.staging.x_scales, args.num_tokens, scale_row,
-                 x_scales_stride, scale_row);
+    inputs.add(in.x, buffer.staging.x, args.num_tokens, g.input_row, in.x_stride, g.input_row);
+    if (in.x_scales != nullptr) {
+      const uint64_t scale_row = uint64_t{g.groups} * g.scale_bytes;
+      inputs.add(in.x_scales, buffer.staging.x_scales, args.num_tokens, scale_row,
+                 in.x_scales_stride, scale_row);
     }
     inputs.add(args.topk_idx, buffer.staging.topk_idx, 1, entries * idx_bytes, 0, 0);
     if (args.topk_weights != nullptr) {
@@ -276,8 +220,8 @@ int stage_dispatch(const StageEpBuffer& buffer, const mep_dispatch_args_t& args,
     const int error = stage_inputs(buffer.channel.state, inputs, stream);
     if (error != cudaSuccess) return error;
   }
-  dispatch_exchange_kernel<<<1, kStageThreads, 0, stream>>>(buffer, request, out);
-  if (out.receives != 0) {
+  dispatch_exchange_kernel<<<1, kStageThreads, 0, stream>>>(buffer, request, receives ? 1 : 0, out);
+  if (receives) {
     dispatch_rows_kernel<<<kRowCtas, kStageThreads, 0, stream>>>(buffer, out);
   }
   return cudaGetLastError();
@@ -298,7 +242,7 @@ int stage_combine(const StageEpBuffer& buffer, const mep_combine_args_t& args,
     in.bias = static_cast<const std::byte*>(args.bias);
   }
   const uint64_t out_stride = args.out_stride_bytes != 0 ? args.out_stride_bytes : g.combine_row;
-  if (!on_row(in.y) || !on_row(args.bias) || !on_row(args.out) || out_stride % 16 != 0) {
+  if (!is_row(in.y) || !is_row(args.bias) || !is_row(args.out) || out_stride % 16 != 0) {
     return cudaErrorMisalignedAddress;
   }
   auto* stream = static_cast<cudaStream_t>(stream_);

@@ -1,0 +1,78 @@
+// A dispatch's arguments as kernels take them, the same for mapped and for staged buffers: strides filled
+// in, and null for what is not wanted or lies in the library's window anyway.
+#pragma once
+
+#include "kernels/cuda/ep_geometry.hpp"
+
+namespace mep::device {
+
+struct DispatchInputs {
+  const std::byte* x;
+  const std::byte* x_scales;
+  uint64_t x_stride, x_scales_stride;
+};
+
+struct DispatchOutputs {
+  std::byte* recv_x;
+  std::byte* recv_scales;
+  uint64_t recv_scales_row_step, recv_scales_expert_step;
+  int32_t* recv_count[2];
+  int32_t* src_info;
+  int64_t* layout_range;
+  int64_t* recv_total;
+  int64_t* statistics;
+  mep_op_status_t* op_status;
+};
+
+inline DispatchInputs dispatch_inputs(const EpGeometry& g, const mep_dispatch_args_t& args) {
+  const uint64_t scale_row = uint64_t{g.groups} * g.scale_bytes;
+  return {static_cast<const std::byte*>(args.x), static_cast<const std::byte*>(args.x_scales),
+          args.x_stride_bytes != 0 ? args.x_stride_bytes : g.input_row,
+          args.x_scales_stride_bytes != 0 ? args.x_scales_stride_bytes : scale_row};
+}
+
+inline DispatchOutputs dispatch_outputs(const EpGeometry& g, std::byte* window,
+                                        const mep_dispatch_args_t& args) {
+  DispatchOutputs out{};
+  std::byte* own_x = window + g.recv_x;
+  std::byte* own_scales = window + g.scales;
+  auto* own_info = reinterpret_cast<int32_t*>(window + g.src_info);
+  out.recv_x = args.recv_x != own_x ? static_cast<std::byte*>(args.recv_x) : nullptr;
+  out.recv_scales =
+      args.recv_scales != own_scales ? static_cast<std::byte*>(args.recv_scales) : nullptr;
+  out.src_info = args.src_info != own_info ? args.src_info : nullptr;
+  out.recv_scales_row_step = args.recv_scales_token_stride_bytes != 0
+                                 ? args.recv_scales_token_stride_bytes
+                                 : g.scale_row_step;
+  out.recv_scales_expert_step = args.recv_scales_group_stride_bytes;
+  if (out.recv_scales_expert_step == 0) {
+    const bool row_major = g.sizes.column_major == 0;
+    out.recv_scales_expert_step =
+        row_major ? out.recv_scales_row_step * g.rows_per_expert : g.scale_expert_step;
+  }
+  out.recv_count[0] = args.recv_count;
+  out.recv_count[1] = args.recv_count_host;
+  out.layout_range = args.layout_range;
+  out.recv_total = args.recv_total;
+  out.statistics = args.statistics;
+  out.op_status = args.op_status;
+  return out;
+}
+
+inline bool on_multiple_of(const void* pointer, uint64_t bytes) {
+  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+}
+// Rows are copied 16 bytes at a time.
+inline bool is_row(const void* pointer) {
+  return on_multiple_of(pointer, 16);
+}
+
+inline bool are_aligned(const EpGeometry& g, const DispatchInputs& in, const DispatchOutputs& out) {
+  const uint64_t scale = g.scale_bytes != 0 ? g.scale_bytes : 1;
+  return is_row(in.x) && in.x_stride % 16 == 0 && is_row(out.recv_x) &&
+         on_multiple_of(in.x_scales, scale) && in.x_scales_stride % scale == 0 &&
+         on_multiple_of(out.recv_scales, scale) && out.recv_scales_row_step % scale == 0 &&
+         out.recv_scales_expert_step % scale == 0;
+}
+
+}  // namespace mep::device
