@@ -118,10 +118,10 @@ class World : public std::enable_shared_from_this<World> {
   // Descriptors that tell of progress; any thread.
   RequestBell& request_bell() { return *request_bell_; }
 
+  // How the world of a newcomer ends that has to begin again.
+  static constexpr mep_result_t kMissedMember = MEP_ERR_PEER_FAILED;
   // MEP_SUCCESS while the world works; else what every call answers from now on. Relaxed: callers
   // that see it late wait on a wedged channel and look again.
-  // A newcomer's ends with kMissedMember if it has to begin again.
-  static constexpr mep_result_t kMissedMember = MEP_ERR_PEER_FAILED;
   mep_result_t terminal_result() const { return terminal_.load(std::memory_order_relaxed); }
   // The child of a fork must not use the handle.
   bool forked() const;
