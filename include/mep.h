@@ -279,8 +279,8 @@ static inline void mep_op_info_defaults(mep_op_info_t* info) {
   mep_op_info_init(info, sizeof *info);
 }
 
-/* About the last blocking operation that this rank finished on comm. A call that only told the news of
- * a view change was none: then seq is 0 and `failed` has the ranks that went. Errors:
+/* About the last blocking operation that this rank finished on comm. One that only reported a change of
+ * the membership is told with its number too, and `failed` has the ranks that went. Errors:
  * MEP_ERR_NOT_FOUND (there was none), MEP_ERR_CAPACITY (a bitmap is too short; the rest is filled).
  * Does not block. 0.1 */
 MEP_API mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info);
@@ -319,6 +319,18 @@ MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
  * is inside a call on this comm). After an error the receive buffer is undefined; mep_comm_last_op
  * tells whether the input is intact.
  * These are replicated operations: two successes of one operation are the same bytes.
+ *
+ * Which calls report a failure. The calls of a communicator are counted on every rank, from 1; a call refused
+ * for its arguments does not count. When members fail or leave, or a timeout or mep_comm_revoke is settled, the
+ * members agree on one range of these numbers, never empty: calls before it succeed, calls in it return what
+ * happened (MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_REVOKED), calls after it belong to
+ * the next epoch. The range begins after the last operation that some member completed, and has every operation
+ * that some member had begun. It holds for operations that are pending and for calls made later alike; such
+ * a later call returns at once, and a nonblocking one gives a request that ends so. So ranks that make the same
+ * calls get the same results in the same order. Two changes have two ranges. The internal calls of
+ * mep_comm_split and mep_ep_create count too. mep_comm_agree, mep_recover_ranks and mep_comm_grow go over such
+ * reports; after mep_comm_agree the next collective reports them. A change that only adds members is not
+ * reported.
  * --------------------------------------------------------------------------------------------- */
 
 /* Returns after every live rank has entered. 0.1 */
@@ -427,7 +439,8 @@ MEP_API mep_result_t mep_comm_set_view_callback(mep_comm_t comm, mep_view_callba
 MEP_API mep_result_t mep_comm_split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* child);
 
 /* All live ranks give a flag; *result on all is the bitwise AND of those given, over the same
- * contributors. Collective, replicated. Known failures do not prevent success. 0.1 */
+ * contributors. Collective, replicated. Failures do not prevent success: the next collective on comm
+ * reports those that it went over. 0.1 */
 MEP_API mep_result_t mep_comm_agree(mep_comm_t comm, uint64_t flag, uint64_t* result);
 
 /* Admits ready replacements of absent ranks. Collective on the world, which must be idle: else
@@ -647,7 +660,9 @@ static inline void mep_combine_args_defaults(mep_combine_args_t* args) {
  * MEP_ERR_INVALID_ARGUMENT (an expert out of range or twice in a row: names token and value; nothing
  * was sent), MEP_ERR_CAPACITY, and those of collectives. It is a personal operation: with a rank gone
  * the result is MEP_PARTIAL (opt-in) or MEP_ERR_PEER_FAILED by each rank's own data, and counts and
- * layout_range cover complete rows only. 0.1 */
+ * layout_range cover complete rows only. A change of the membership that no operation of a buffer reported is
+ * reported by the next dispatch or combine on that buffer, which does nothing else; each buffer reports each
+ * change once, apart from the comm's collectives. 0.1 */
 MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_args_t* args,
                                   mep_stream_t stream);
 

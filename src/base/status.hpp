@@ -2,6 +2,8 @@
 // Success costs nothing; the text is built on the failing path only and never throws.
 #pragma once
 
+#include <cstddef>
+
 #include "mep.h"
 
 namespace mep {
@@ -24,6 +26,20 @@ mep_result_t add_context(mep_result_t code, const char* format, ...)
 
 const char* last_error_text();
 void set_last_error_text(const char* text);
+
+constexpr size_t kErrorTextBytes = 1024;
+
+// Gives this thread's text back at its end: around what may fail itself after the failure that counts.
+class KeepErrorText {
+ public:
+  KeepErrorText();
+  ~KeepErrorText() { set_last_error_text(text_); }
+  KeepErrorText(const KeepErrorText&) = delete;
+  KeepErrorText& operator=(const KeepErrorText&) = delete;
+
+ private:
+  char text_[kErrorTextBytes];
+};
 
 // Negative results are errors; positive ones (MEP_PARTIAL) are qualified success.
 constexpr bool is_error(mep_result_t result) {

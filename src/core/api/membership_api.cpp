@@ -64,19 +64,17 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
   return MEP_SUCCESS;
 }
 
-// Failures do not prevent it, but the news of them is kept for a later call.
+// Failures do not prevent it, but the comm's next collective reports them.
 mep_result_t agree(Comm& comm, uint64_t flag, uint64_t* result) {
-  mep_result_t news = MEP_SUCCESS;
-  std::string text;
+  std::vector<std::shared_ptr<const Verdict>> met;
   for (;;) {
     const mep_result_t reduced =
         comm.run(Collective::k_allreduce, {&flag, result, 1, MEP_UINT64, MEP_AND, 0});
     if (reduced == MEP_ERR_PEER_FAILED || reduced == MEP_ERR_PEER_LEFT) {
-      news = reduced;
-      text = last_error_text();
+      met.push_back(comm.last_report());
       continue;  // every survivor got the same and tries again with those that are left
     }
-    if (news != MEP_SUCCESS) comm.retell_news(news, text.c_str());
+    for (std::shared_ptr<const Verdict>& report : met) comm.defer_report(std::move(report));
     return reduced;
   }
 }

@@ -187,17 +187,19 @@ Step step_chunks(Comm& comm, Operation& operation) {
   return Step::kDone;
 }
 
-void save_input(Comm& comm, Operation& operation) {
-  if (operation.args.send != operation.args.receive ||
+// What fits into a cell in every epoch writes its result only when nothing can fail any more.
+mep_result_t prepare(const Comm& comm, Operation& operation) {
+  if (operation.bytes <= Cells::kMappedPayloadBytes ||
+      operation.args.send != operation.args.receive ||
       operation.bytes > comm.world().config().in_place_restore_bytes) {
-    return;
+    return MEP_SUCCESS;
   }
   const auto* input = static_cast<const std::byte*>(operation.args.send);
   operation.saved_input.assign(input, input + operation.bytes);
+  return MEP_SUCCESS;
 }
 
 Step begin_large(Comm& comm, Operation& operation) {
-  save_input(comm, operation);
   const Comm::PostingScope posting(comm);
   if (!posting.allowed()) return Step::kPending;
   if (entered_chunks(comm) == 0) return Step::kDone;
@@ -236,7 +238,7 @@ Step settle(Comm& comm, Operation& operation) {
 }  // namespace
 
 extern const CollectiveType kAllreduceType;
-const CollectiveType kAllreduceType = {"allreduce", OperationClass::kReplicated, check, step,
-                                       settle};
+const CollectiveType kAllreduceType = {
+    "allreduce", OperationClass::kReplicated, check, step, settle, false, prepare};
 
 }  // namespace mep

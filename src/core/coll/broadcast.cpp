@@ -122,13 +122,6 @@ Step step_large(Comm& comm, Operation& operation) {
 }
 
 Step step(Comm& comm, Operation& operation) {
-  const auto root = static_cast<uint32_t>(operation.args.root);
-  if (!comm.adopted().is_live(root)) {
-    const bool left = comm.world().peer_state(comm.slots()[root]) == MEP_PEER_LEFT;
-    return fail_step(operation,
-                     fail(left ? MEP_ERR_PEER_LEFT : MEP_ERR_PEER_FAILED,
-                          "rank %u, the root of this broadcast, is not in the view", root));
-  }
   if (comm.adopted().live.size() == 1) {
     copy_at_root(operation);
     comm.cells().note_all_entered(operation.seq);

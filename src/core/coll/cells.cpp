@@ -123,7 +123,6 @@ void Cells::zero_words() {
     for (uint32_t source = 0; source < size_; ++source) zero(cell_offset(slot, source));
   }
   for (uint32_t source = 0; source < size_; ++source) zero(passed_offset(source));
-  if (!through_leaders_) return;
   for (uint64_t slot = 0; slot < depth_; ++slot) {
     for (uint32_t leader = 0; leader < size_; ++leader) zero(block_word_offset(slot, leader));
   }

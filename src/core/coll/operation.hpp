@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "mep.h"
@@ -15,6 +16,7 @@ namespace mep {
 
 class Comm;
 struct Operation;
+struct Verdict;
 struct OperationRecord;
 
 struct CollectiveArgs {
@@ -44,8 +46,11 @@ struct CollectiveType {
   // A view change decided that this operation succeeds, and all that this rank lacked has been given to
   // it: makes the result from operation.contributors and comm.contribution().
   Step (*settle)(Comm& comm, Operation& operation);
-  // In small ones only the root gives and nobody waits for the others.
-  bool small_is_rooted = false;
+  // It has a root: without one in the view every rank ends it by itself. In small ones only the root
+  // gives and nobody waits for the others.
+  bool is_rooted = false;
+  // Before the operation has its number: acquires what its steps need and may refuse the call.
+  mep_result_t (*prepare)(const Comm& comm, Operation& operation) = nullptr;
 };
 
 enum class Collective : uint8_t {
@@ -70,11 +75,11 @@ struct Operation {
   uint64_t epoch = 0;
   uint64_t seq = 0;
   uint32_t fingerprint = 0;  // of what must be the same on all ranks
-  // The agreement of a personal operation of this epoch, no call of the user's; 0: it is one.
-  uint64_t agrees_epoch = 0;
+  bool is_internal = false;  // no call of the user's: mep_comm_last_op does not tell of it
   // Whose contributions are in the result: the live ranks of its epoch.
   const std::vector<uint32_t>* contributors = nullptr;
   const RetainedOperation* retained = nullptr;  // set when settled from retained contributions
+  std::shared_ptr<const Verdict> verdict;       // of the view change that ended it
 
   // Owned by the step function.
   uint32_t phase = 0;
@@ -91,6 +96,7 @@ struct Operation {
   bool finished = false;              // result is final
   bool holds_result = false;          // all data is here; only the others' last signals are missing
   OperationRecord* record = nullptr;  // where to keep what happened, beside the comm's own
+  Operation* behind = nullptr;        // in the comm's queue
   std::vector<std::byte> saved_input;  // of an in-place operation, see in_place_restore_bytes
 };
 

@@ -84,8 +84,6 @@ inline Step mismatch_step(Comm& comm, Operation& operation, uint32_t source) {
     if (posting.allowed()) (void)comm.cells().relay_rest(operation);
   }
   comm.cells().note_entered(source, operation.seq);
-  // This rank waits for nobody here any more, so nobody learns from it that the others have entered.
-  (void)note_done_step(comm, operation);
   return fail_step(
       operation,
       fail(MEP_ERR_MISMATCH,

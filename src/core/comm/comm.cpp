@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/hash.hpp"
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
+#include "core/coll/steps.hpp"
 
 namespace mep {
 namespace {
@@ -31,12 +33,11 @@ uint32_t fingerprint(Collective kind, const CollectiveArgs& args) {
 
 // Puts of an operation that has failed may still wait to be sent, out of the caller's memory.
 void release_sources(const std::vector<Remote>& remotes) {
-  const std::string text = last_error_text();
+  const KeepErrorText kept;
   for (const Remote& remote : remotes) {
     if (remote.transport == nullptr || remote.mapped != nullptr) continue;
     (void)remote.transport->flush(remote.slot);  // of a slot that is gone nothing is left
   }
-  set_last_error_text(text.c_str());
 }
 
 // A view change that does not come to an end is a bug; this is how long a call waits for one beyond
@@ -60,6 +61,8 @@ Comm::Comm(std::shared_ptr<World> world, std::string name, std::vector<uint32_t>
     if (slots_[rank] == world_->self_slot()) rank_ = rank;
     member_slots_.add(slots_[rank]);
   }
+  record_.reserve(size());
+  scratch_pointers_.reserve(size());
 }
 
 Comm::~Comm() {
@@ -144,24 +147,29 @@ mep_result_t Comm::run(Collective kind, const CollectiveArgs& args) {
   return operation.result;
 }
 
-mep_result_t Comm::agree_largest(uint64_t epoch, uint64_t own, uint64_t* largest) {
+mep_result_t Comm::agree_largest(uint64_t own, uint64_t* largest) {
   Operation operation;
-  operation.agrees_epoch = epoch;
+  operation.is_internal = true;
   MEP_TRY(start(Collective::k_allreduce, {&own, largest, 1, MEP_UINT64, MEP_MAX, 0}, &operation));
   if (!wait(&operation, Deadline::after_ms(timeout_ms()))) return end_of_wait(&operation);
   return operation.result;
 }
 
+// What can fail is done before the operation has its number: from then on it ends by a verdict.
 mep_result_t Comm::start(Collective kind, const CollectiveArgs& args, Operation* operation) {
   const CollectiveType& type = collective_type(kind);
   MEP_TRY(type.check(*this, args));
   operation->kind = kind;
   operation->args = args;
   operation->bytes = args.count * mep_dtype_size(args.dtype);
-  const mep_result_t begun = begin_operation(operation);
-  if (begun != MEP_SUCCESS) return begun;
-  stamp(operation);
-  if (operation->result == MEP_SUCCESS) queue_.push_back(operation);
+  if (type.prepare != nullptr) MEP_TRY(type.prepare(*this, *operation));
+  if (operation->record != nullptr) operation->record->reserve(size());
+  if (deferred_ != nullptr) [[unlikely]] {
+    (void)fail_settled(operation, std::exchange(deferred_, nullptr));
+    return MEP_SUCCESS;
+  }
+  MEP_TRY(begin_operation(operation));
+  if (!operation->finished) push_back(operation);
   return MEP_SUCCESS;
 }
 
@@ -171,7 +179,7 @@ void Comm::stamp(Operation* operation) {
   const uint32_t own = fingerprint(operation->kind, operation->args);
   const CollectiveType& type = collective_type(operation->kind);
   operation->is_small = operation->bytes <= cells_.payload_bytes();
-  if (type.small_is_rooted && operation->is_small) {
+  if (type.is_rooted && operation->is_small) {
     operation->fingerprint = own;
     rooted_calls_ = (rooted_calls_ ^ own) * 0x9e3779b1u + 1;
     return;
@@ -181,26 +189,99 @@ void Comm::stamp(Operation* operation) {
 }
 
 mep_result_t Comm::begin_operation(Operation* operation) {
-  if (!channel_.undisturbed(adopted_->epoch) || world_->terminal_result() != MEP_SUCCESS) {
-    const mep_result_t caught = catch_up(operation);
-    if (caught != MEP_SUCCESS || operation->retained != nullptr) return caught;
+  if (!channel_.undisturbed(adopted_->epoch) || world_->terminal_result() != MEP_SUCCESS)
+      [[unlikely]] {
+    MEP_TRY(settle_changes());
   }
-  if (operation->agrees_epoch != 0 && operation->agrees_epoch != adopted_->epoch) [[unlikely]] {
-    return fail(passed_result_, "%s", passed_text_.c_str());
+  return take_place(operation);
+}
+
+// Gives the operation the next number. Where a view change has decided of that number already, the
+// operation succeeds with what was kept for it, or fails like those of the other ranks.
+mep_result_t Comm::take_place(Operation* operation) {
+  for (;;) {
+    std::shared_ptr<const Verdict> verdict;
+    {
+      const std::lock_guard lock(mutex_);
+      if (verdicts_.empty()) break;
+      verdict = verdicts_.front();
+    }
+    const uint64_t seq = seq_ + 1;
+    const bool is_decided = seq <= verdict->n_star || (verdict->is_reported && seq < verdict->next);
+    if (is_decided) {
+      operation->seq = ++seq_;
+      operation->epoch = verdict->epoch;
+      operation->contributors = &adopted_->live;
+      stamp(operation);
+      if (seq <= verdict->n_star) {
+        (void)succeed_settled(operation);
+      } else {
+        (void)fail_settled(operation, std::move(verdict));
+      }
+      return MEP_SUCCESS;
+    }
+    MEP_TRY(adopt(*verdict));
+    const std::lock_guard lock(mutex_);
+    verdicts_.pop_front();
   }
   operation->seq = ++seq_;
   operation->epoch = adopted_->epoch;
   operation->contributors = &adopted_->live;
   channel_.enter(operation->seq);
+  stamp(operation);
   MEP_TEST_DELAY_POINT("enter");
   return MEP_SUCCESS;
+}
+
+void Comm::push_back(Operation* operation) {
+  operation->behind = nullptr;
+  (last_ != nullptr ? last_->behind : first_) = operation;
+  last_ = operation;
+}
+
+void Comm::pop_front() {
+  first_ = first_->behind;
+  if (first_ == nullptr) last_ = nullptr;
+}
+
+// Only where nothing better is left: the operation has no end.
+void Comm::drop(Operation* operation) {
+  Operation* rest = first_;
+  first_ = nullptr;
+  last_ = nullptr;
+  while (rest != nullptr) {
+    Operation* each = std::exchange(rest, rest->behind);
+    if (each != operation) push_back(each);
+  }
+}
+
+// The queued operations got their numbers just after the channel was frozen, so no verdict counts them:
+// nobody else knows of them, and they take the next numbers instead.
+void Comm::replace_queue() {
+  for (Operation* operation = first_; operation != nullptr; operation = operation->behind) {
+    seq_ = std::min(seq_, operation->seq - 1);
+  }
+  for (Operation* operation = first_; operation != nullptr; operation = operation->behind) {
+    operation->phase = 0;
+    operation->cursor = 0;
+    operation->chunk = 0;
+    operation->chunk_posted = 0;
+    operation->chunk_reduced = 0;
+    operation->chunk_passed = 0;
+    const mep_result_t placed = take_place(operation);
+    if (placed != MEP_SUCCESS) finish_operation(operation, placed);
+  }
 }
 
 bool Comm::test(Operation* operation) {
   // It may have been finished on behalf of a later one, and others may wait behind it.
   while (!operation->finished) {
-    if (queue_.empty() || !advance(queue_.front())) return false;
-    queue_.pop_front();
+    if (first_ == nullptr || !(first_->finished || advance(first_))) return false;
+    pop_front();
+  }
+  while (first_ != nullptr && first_->finished) pop_front();
+  if (operation->verdict != nullptr && is_error(operation->result)) {
+    set_last_error_text(operation->verdict->text.c_str());
   }
   return true;
 }
@@ -211,32 +292,57 @@ bool Comm::wait(Operation* operation, const Deadline& deadline) {
 }
 
 void Comm::ask_verdict(Operation* operation) {
-  if (verdict_asked_seq_ >= operation->seq || queue_.empty()) return;
+  if (verdict_asked_seq_ >= operation->seq || first_ == nullptr) return;
   verdict_asked_seq_ = operation->seq;
-  world_->report_deadline(id_, channel_.id(), queue_.front()->epoch);
+  world_->report_deadline(id_, channel_.id(), first_->epoch);
 }
 
 // The deadline is over. What that means is decided for all: a view change fixes which operations are
-// complete, and this call waits for its verdict.
+// complete, and this call waits for its verdict. Another change may come first.
 mep_result_t Comm::end_of_wait(Operation* operation) {
-  ask_verdict(operation);
   const Deadline grace = Deadline::after_ms(kVerdictGraceMs + timeout_ms());
-  if (wait(operation, grace)) return operation->result;
-  std::erase(queue_, operation);
+  const bool ended = wait_until(world_->wait_policy(), world_->doorbell(), grace, [&] {
+    if (test(operation)) return true;
+    ask_verdict(operation);
+    return false;
+  });
+  if (ended) return operation->result;
+  drop(operation);
   return fail(MEP_ERR_INTERNAL, "operation %llu of comm %s got no verdict; please report this",
               static_cast<unsigned long long>(operation->seq), name_.c_str());
 }
 
 bool Comm::advance(Operation* operation) {
-  if (channel_.undisturbed(operation->epoch) && operation->retained == nullptr) [[likely]] {
+  if (channel_.undisturbed(operation->epoch)) [[likely]] {
     return advance_undisturbed(operation);
   }
   return settle(operation);
 }
 
+// Without a root there is nothing to wait for: each rank knows it from the view.
+mep_result_t Comm::check_root_lives(const Operation& operation) const {
+  const CollectiveType& type = collective_type(operation.kind);
+  const auto root = static_cast<uint32_t>(operation.args.root);
+  if (!type.is_rooted || adopted_->is_live(root)) [[likely]]
+    return MEP_SUCCESS;
+  const bool left = ((adopted_->left_bits[root / 64] >> (root % 64)) & 1u) != 0;
+  return fail(left ? MEP_ERR_PEER_LEFT : MEP_ERR_PEER_FAILED,
+              "rank %u, the root of this %s, is not in the view", root, type.name);
+}
+
 bool Comm::advance_undisturbed(Operation* operation) {
-  const Step step = collective_type(operation->kind).step(*this, *operation);
+  operation->result = check_root_lives(*operation);
+  const Step step = operation->result == MEP_SUCCESS
+                        ? collective_type(operation->kind).step(*this, *operation)
+                        : Step::kFailed;
   if (step == Step::kPending) return false;
+  // This rank waited for nobody, so nobody learns from later operations that it has passed the earlier ones.
+  if (step == Step::kFailed) [[unlikely]] {
+    const KeepErrorText kept;
+    const mep_result_t failed = operation->result;
+    (void)note_done_step(*this, *operation);
+    operation->result = failed;
+  }
   MEP_TEST_DELAY_POINT("complete");
   if (!channel_.complete(operation->epoch, operation->seq)) return false;  // the view decides
   return finish_operation(operation, step == Step::kDone ? MEP_SUCCESS : operation->result);
@@ -246,51 +352,60 @@ bool Comm::finish_operation(Operation* operation, mep_result_t result) {
   operation->result = result;
   operation->finished = true;
   if (is_error(result)) release_sources(remotes_);
-  if (operation->agrees_epoch == 0) note_record(*operation);
+  if (!operation->is_internal) note_record(*operation);
   if (operation->record != nullptr) *operation->record = record_;
   return true;
+}
+
+// The verdict of the operation's epoch; null: none yet. Also finds what was kept for the operation.
+std::shared_ptr<const Verdict> Comm::find_verdict(Operation* operation) {
+  const std::lock_guard lock(mutex_);
+  for (const std::shared_ptr<const Verdict>& verdict : verdicts_) {
+    if (verdict->epoch == operation->epoch) return verdict;
+  }
+  return nullptr;
 }
 
 // The channel was wedged, or is in a later epoch than the operation: done or failed, by the verdict.
 bool Comm::settle(Operation* operation) {
   const mep_result_t terminal = world_->terminal_result();
-  std::unique_lock lock(mutex_);
-  const auto verdict =
-      std::find_if(verdicts_.begin(), verdicts_.end(),
-                   [&](const Verdict& candidate) { return candidate.epoch == operation->epoch; });
-  if (verdict == verdicts_.end() && operation->retained == nullptr) {
+  std::shared_ptr<const Verdict> verdict = find_verdict(operation);
+  if (verdict == nullptr) {
     if (terminal == MEP_SUCCESS) return false;  // still deciding
-    lock.unlock();
     restore_input(operation);
     return finish_operation(
         operation, fail(terminal, "the world of comm %s has ended for this rank", name_.c_str()));
   }
-  const bool succeeds = operation->retained != nullptr || operation->seq <= verdict->n_star;
-  if (!succeeds) {
-    news_ = MEP_SUCCESS;  // told by this operation
-    const Verdict failed = *verdict;
-    lock.unlock();
-    return fail_settled(operation, failed);
+  if (operation->seq <= verdict->n_star) return succeed_settled(operation);
+  if (operation->seq < verdict->next) return fail_settled(operation, std::move(verdict));
+  replace_queue();
+  return operation->finished;
+}
+
+bool Comm::succeed_settled(Operation* operation) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto kept = retained_.find(operation->seq);
+    if (kept != retained_.end()) {
+      operation->retained = &kept->second;
+      operation->contributors = &kept->second.sources;
+    }
   }
-  const auto kept = retained_.find(operation->seq);
-  if (kept != retained_.end()) {
-    operation->retained = &kept->second;
-    operation->contributors = &kept->second.sources;
-  }
-  lock.unlock();
   const mep_result_t result = settle_result(operation);
-  // Of a broadcast the root's bytes alone were kept; who took part is what it is on every rank.
-  if (operation->kind == Collective::k_broadcast) operation->contributors = &adopted_->live;
+  // Of a rooted operation the root's bytes alone were kept; who took part is what it is on every rank.
+  if (collective_type(operation->kind).is_rooted) operation->contributors = &adopted_->live;
   finish_operation(operation, result);
-  lock.lock();
+  const std::lock_guard lock(mutex_);
   retained_.erase(operation->seq);
   operation->retained = nullptr;
+  operation->contributors = nullptr;
   return true;
 }
 
 // The view decided that the operation is done; with what this rank holds of it, or was given.
 mep_result_t Comm::settle_result(Operation* operation) {
   if (operation->holds_result) return MEP_SUCCESS;
+  MEP_TRY(check_root_lives(*operation));
   // Who called something else than the others ended it by an error of its own and can give nothing.
   if (operation->retained == nullptr ||
       !Cells::same_call(*operation->retained, operation->fingerprint)) {
@@ -310,59 +425,32 @@ void Comm::restore_input(Operation* operation) {
   operation->input_intact = true;
 }
 
-bool Comm::fail_settled(Operation* operation, const Verdict& verdict) {
-  set_last_error_text(verdict.text.c_str());
+bool Comm::fail_settled(Operation* operation, std::shared_ptr<const Verdict> verdict) {
+  set_last_error_text(verdict->text.c_str());
   restore_input(operation);
-  return finish_operation(operation, verdict.result);
+  const mep_result_t result = verdict->result;
+  last_verdict_ = verdict;
+  operation->verdict = std::move(verdict);
+  return finish_operation(operation, result);
 }
 
-// A call finds that the view has changed since the last one. Three outcomes: an operation that the view
-// completed is answered now (operation->retained is set), the news is told, or all is as usual.
-mep_result_t Comm::catch_up(Operation* operation) {
+// Before a call of a changed view: what is queued is answered, and no change is under way any more.
+mep_result_t Comm::settle_changes() {
+  const Deadline deadline = Deadline::after_ms(timeout_ms() + kVerdictGraceMs);
+  if (world_->terminal_result() == MEP_SUCCESS) drain(deadline);
+  const bool settled = wait_until(world_->wait_policy(), world_->doorbell(), deadline,
+                                  [this] { return changes_are_over(); });
   const mep_result_t terminal = world_->terminal_result();
   if (terminal != MEP_SUCCESS) {
     return fail(terminal, "the world of comm %s has ended for this rank", name_.c_str());
   }
-  const std::shared_ptr<const CommView> before = adopted_;
-  // Queued operations of the old epoch are answered first.
-  const Deadline deadline = Deadline::after_ms(timeout_ms() + kVerdictGraceMs);
-  drain(deadline);
-  if (!wait_until(world_->wait_policy(), world_->doorbell(), deadline,
-                  [this] { return changes_are_over(); })) {
-    return fail(MEP_ERR_INTERNAL, "the view of comm %s did not settle; please report this",
-                name_.c_str());
-  }
-  for (;;) {
-    std::unique_lock lock(mutex_);
-    if (verdicts_.empty()) break;
-    const Verdict verdict = verdicts_.front();
-    if (seq_ < verdict.n_star) {
-      operation->seq = ++seq_;
-      operation->epoch = verdict.epoch;
-      const auto kept = retained_.find(operation->seq);
-      if (kept == retained_.end()) {
-        return fail(MEP_ERR_MISMATCH,
-                    "operation %llu of comm %s, this rank's %s, has failed on other ranks, which "
-                    "called different things",
-                    static_cast<unsigned long long>(operation->seq), name_.c_str(),
-                    collective_type(operation->kind).name);
-      }
-      operation->retained = &kept->second;
-      operation->contributors = &kept->second.sources;
-      return MEP_SUCCESS;
-    }
-    lock.unlock();
-    MEP_TRY(adopt(verdict));
-    lock.lock();
-    verdicts_.pop_front();
-  }
-  const mep_result_t news = take_news();
-  if (news != MEP_SUCCESS && operation->agrees_epoch == 0) note_news(*before, news);
-  return news;
+  if (settled) return MEP_SUCCESS;
+  return fail(MEP_ERR_INTERNAL, "the view of comm %s did not settle; please report this",
+              name_.c_str());
 }
 
 void Comm::drain(const Deadline& deadline) {
-  if (!queue_.empty()) (void)wait(queue_.back(), deadline);
+  if (last_ != nullptr) (void)wait(last_, deadline);
 }
 
 // A newcomer's windows are here before it is in the view, unless this rank is a newcomer too: then they
@@ -387,10 +475,10 @@ mep_result_t Comm::adopt(const Verdict& verdict) {
   // The control thread looks at the cells too, under the lock.
   const std::lock_guard lock(mutex_);
   adopted_ = verdict.view;
-  passed_result_ = verdict.result;
-  passed_text_ = verdict.text;
   rooted_calls_ = 0;
+  verdict_asked_seq_ = 0;
   seq_ = verdict.next - 1;
+  retained_.erase(retained_.begin(), retained_.lower_bound(verdict.next));
   cells_.restart(adopted_->epoch, verdict.next, adopted_->live);
   bulk_.restart(adopted_->epoch, adopted_->live, cells_.groups(), cells_.through_leaders());
   // Release: windows of ranks that are gone are used no more.
@@ -398,19 +486,15 @@ mep_result_t Comm::adopt(const Verdict& verdict) {
   return MEP_SUCCESS;
 }
 
-mep_result_t Comm::take_news() {
-  const std::lock_guard lock(mutex_);
-  if (news_ == MEP_SUCCESS) return MEP_SUCCESS;
-  const mep_result_t result = news_;
-  news_ = MEP_SUCCESS;
-  return fail(result, "%s", news_text_.c_str());
-}
-
-void Comm::retell_news(mep_result_t news, const char* text) {
-  const std::lock_guard lock(mutex_);
-  if (news_ != MEP_SUCCESS) return;
-  news_ = news;
-  news_text_ = text;
+void Comm::defer_report(std::shared_ptr<const Verdict> report) {
+  if (deferred_ != nullptr) {
+    const auto both = std::make_shared<Verdict>(*report);
+    if (deferred_->result == MEP_ERR_PEER_FAILED) both->result = deferred_->result;
+    both->text = deferred_->text + "; " + report->text;
+    for (size_t i = 0; i < both->missing.size(); ++i) both->missing[i] |= deferred_->missing[i];
+    report = both;
+  }
+  deferred_ = std::move(report);
 }
 
 const std::byte* Comm::contribution(const Operation& operation, uint32_t source) const {
@@ -443,25 +527,17 @@ void Comm::note_record(const Operation& operation) {
     }
     return;
   }
-  note_missing(*adopted_, *latest_view());
+  note_missing(operation);
 }
 
-// A call that was refused because of what has happened since the last one: it is no operation.
-void Comm::note_news(const CommView& before, mep_result_t news) {
-  record_.any = true;
-  record_.epoch = adopted_->epoch;
-  record_.seq = 0;
-  record_.result = news;
-  record_.input_intact = true;
-  record_.contributors.assign((size() + 63) / 64, 0);
-  note_missing(before, *adopted_);
-}
-
-// Missing are those that the later view has no more.
-void Comm::note_missing(const CommView& before, const CommView& after) {
+// Those that the change took away, or a root that was not there at all.
+void Comm::note_missing(const Operation& operation) {
   record_.failed.assign((size() + 63) / 64, 0);
-  for (const uint32_t rank : before.live) {
-    if (!after.is_live(rank)) record_.failed[rank / 64] |= uint64_t{1} << (rank % 64);
+  const auto root = static_cast<uint32_t>(operation.args.root);
+  if (operation.verdict != nullptr) {
+    record_.failed = operation.verdict->missing;
+  } else if (collective_type(operation.kind).is_rooted && !adopted_->is_live(root)) {
+    record_.failed[root / 64] |= uint64_t{1} << (root % 64);
   }
 }
 

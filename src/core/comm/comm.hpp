@@ -5,6 +5,10 @@
 // but leaves a new view and verdicts under mutex_ and restarts the channel's word. The user's thread
 // sees at its next look that the word is not what it was, and adopts them. Only between wedge and
 // restart, when the user's thread touches no window, does the control thread read cells and zero words.
+//
+// What a view change decides is a verdict on numbered calls, the same on all survivors: those up to n_star
+// succeed, those from there up to `next` end by its result, also if their rank makes them only later, and
+// `next` is the first call of the new epoch. So the k-th call of a comm ends alike everywhere.
 #pragma once
 
 #include <atomic>
@@ -34,6 +38,7 @@ struct CommView {
   uint64_t world_epoch = 1;
   std::vector<uint32_t> live;  // ranks, rising
   std::vector<uint64_t> live_bits;
+  std::vector<uint64_t> left_bits;     // absent ones that left in order, as far as this rank knows
   std::vector<uint64_t> incarnations;  // by rank, 0: absent
   bool is_live(uint32_t rank) const {
     return rank / 64 < live_bits.size() && ((live_bits[rank / 64] >> (rank % 64)) & 1u) != 0;
@@ -44,9 +49,11 @@ struct CommView {
 struct Verdict {
   uint64_t epoch = 0;  // of the operations
   uint64_t n_star = 0;
-  uint64_t next = 0;
-  mep_result_t result = MEP_ERR_PEER_FAILED;  // of those beyond n_star
+  uint64_t next = 0;                          // first of the next epoch
+  mep_result_t result = MEP_ERR_PEER_FAILED;  // of those between
+  bool is_reported = false;                   // also by calls that are made later
   std::string text;
+  std::vector<uint64_t> missing;         // ranks that the change took away
   std::shared_ptr<const CommView> view;  // that follows
 };
 
@@ -59,6 +66,11 @@ struct OperationRecord {
   bool input_intact = true;
   std::vector<uint64_t> contributors;  // filled by note_record only when the set changed
   std::vector<uint64_t> failed;
+  // From then on a record of a comm of that size is kept without allocating.
+  void reserve(uint32_t ranks) {
+    contributors.reserve((size_t{ranks} + 63) / 64);
+    failed.reserve((size_t{ranks} + 63) / 64);
+  }
 };
 
 // What else of a comm takes part in view changes: EP objects. Called by the control thread under the
@@ -128,9 +140,8 @@ class Comm : public WorldClient {
   // Checks and queues; `operation` must live until it is finished or failed.
   [[nodiscard]] mep_result_t start(Collective kind, const CollectiveArgs& args,
                                    Operation* operation);
-  // The agreement of a personal operation that ran in `epoch`: the largest of what the ranks give. If
-  // the view changed first, what that change says of operations that it cut, on all ranks alike.
-  [[nodiscard]] mep_result_t agree_largest(uint64_t epoch, uint64_t own, uint64_t* largest);
+  // The largest of what the ranks give: one operation of this channel, no call of the user's.
+  [[nodiscard]] mep_result_t agree_largest(uint64_t own, uint64_t* largest);
   // Steps queued operations; true once `operation` has its final result.
   bool test(Operation* operation);
   [[nodiscard]] bool wait(Operation* operation, const Deadline& deadline);
@@ -139,7 +150,7 @@ class Comm : public WorldClient {
   void ask_verdict(Operation* operation);
   // Asks for the verdict and waits for it.
   mep_result_t end_of_wait(Operation* operation);
-  bool idle() const { return queue_.empty(); }
+  bool idle() const { return first_ == nullptr; }
   void drop_dormant() { dormant_.clear(); }
 
   // View in force for the next call; adopts what the control thread has left. Any thread.
@@ -148,11 +159,10 @@ class Comm : public WorldClient {
   [[nodiscard]] mep_result_t last_op(mep_op_info_t* info) const;
   [[nodiscard]] mep_result_t describe(const Operation& operation, mep_op_info_t* info) const;
 
-  // The news of a view change is told once per comm, here: a failing operation tells it too.
-  // MEP_SUCCESS: there is none.
-  [[nodiscard]] mep_result_t take_news();
-  // Tells it again: by a call that met it, but succeeds all the same.
-  void retell_news(mep_result_t news, const char* text);
+  // The view change that ended an operation last. Who goes on all the same defers its report: the next call on
+  // this comm gives it.
+  std::shared_ptr<const Verdict> last_report() const { return last_verdict_; }
+  void defer_report(std::shared_ptr<const Verdict> report);
 
   // --- For step functions (the user's thread) ---
   Cells& cells() { return cells_; }
@@ -217,25 +227,33 @@ class Comm : public WorldClient {
 
  private:
   mep_result_t begin_operation(Operation* operation);
+  mep_result_t take_place(Operation* operation);
   void stamp(Operation* operation);
+  void push_back(Operation* operation);
+  void pop_front();
+  void replace_queue();
+  void drop(Operation* operation);
   bool advance(Operation* operation);
   bool advance_undisturbed(Operation* operation);
   bool settle(Operation* operation);
+  std::shared_ptr<const Verdict> find_verdict(Operation* operation);
+  bool succeed_settled(Operation* operation);
   mep_result_t settle_result(Operation* operation);
   static void restore_input(Operation* operation);
-  bool fail_settled(Operation* operation, const Verdict& verdict);
+  bool fail_settled(Operation* operation, std::shared_ptr<const Verdict> verdict);
+  mep_result_t check_root_lives(const Operation& operation) const;
   // No view change is under way; or none will end any more.
   bool changes_are_over() const;
-  mep_result_t catch_up(Operation* operation);
+  mep_result_t settle_changes();
   mep_result_t adopt(const Verdict& verdict);
   mep_result_t reach_newcomers(const CommView& view);
   bool finish_operation(Operation* operation, mep_result_t result);
   void drain(const Deadline& deadline);
   void note_record(const Operation& operation);
-  void note_news(const CommView& before, mep_result_t news);
-  void note_missing(const CommView& before, const CommView& after);
+  void note_missing(const Operation& operation);
   mep_result_t fill_info(const OperationRecord& record, mep_op_info_t* info) const;
-  std::shared_ptr<const CommView> make_view(const membership::View& view, uint64_t epoch) const;
+  std::shared_ptr<CommView> make_view(const membership::View& view, uint64_t epoch) const;
+  bool cells_are_of_the_view() const { return adopted_->epoch == view_->epoch; }
   void gather_held(uint64_t done);
   void keep_for_others();
   void wait_for_posters() const;
@@ -258,15 +276,16 @@ class Comm : public WorldClient {
   std::atomic<uint32_t> in_call_{0};        // tells the control thread that windows may be in use
   std::atomic<uint64_t> adopted_epoch_{0};  // of adopted_, for the control thread
   std::shared_ptr<const CommView> adopted_;
-  std::vector<uint64_t> remote_incarnations_;  // by rank: whose windows remotes_ reaches
-  uint64_t seq_ = 0;                           // of the last call
-  uint64_t verdict_asked_seq_ = 0;
-  mep_result_t passed_result_ = MEP_ERR_PEER_FAILED;  // of the verdict that was adopted last
-  std::string passed_text_;
+  std::vector<uint64_t> remote_incarnations_;    // by rank: whose windows remotes_ reaches
+  uint64_t seq_ = 0;                             // of the last call
+  uint64_t verdict_asked_seq_ = 0;               // of the adopted epoch
+  std::shared_ptr<const Verdict> last_verdict_;  // that ended an operation
+  std::shared_ptr<const Verdict> deferred_;      // see defer_report()
   uint32_t rooted_calls_ = 0;  // hash of the small rooted calls since the last that waited for all
   Cells cells_;
   Bulk bulk_;
-  std::deque<Operation*> queue_;
+  Operation* first_ = nullptr;  // the queue, in the order of the calls; linked by Operation::behind
+  Operation* last_ = nullptr;
   OperationRecord record_;
   std::vector<const void*> scratch_pointers_;
   // Counts; the control thread tells them to newcomers, relaxed: nothing else follows from them.
@@ -276,13 +295,11 @@ class Comm : public WorldClient {
 
   // Shared, under mutex_.
   mutable std::mutex mutex_;
-  std::shared_ptr<const CommView> view_;            // the latest
-  std::deque<Verdict> verdicts_;                    // not adopted yet, oldest first
-  std::map<uint64_t, RetainedOperation> retained_;  // by seq, until answered
+  std::shared_ptr<const CommView> view_;                 // the latest
+  std::deque<std::shared_ptr<const Verdict>> verdicts_;  // not adopted yet, oldest first
+  std::map<uint64_t, RetainedOperation> retained_;       // by seq, until answered
   std::vector<ViewClient*> clients_;
   std::deque<membership::ChannelState> retired_;  // channels of clients that are gone
-  mep_result_t news_ = MEP_SUCCESS;
-  std::string news_text_;
   uint64_t held_ = 0;  // while wedged: up to where this rank holds all contributions
   // While wedged: what is done here and may be lacking elsewhere, kept before the cells are zeroed.
   std::map<uint64_t, RetainedOperation> given_;

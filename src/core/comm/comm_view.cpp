@@ -36,7 +36,7 @@ const char* removal_text(membership::RemovalReason reason) {
   return "unknown";
 }
 
-// What operations beyond N* answer, and the news: the gravest of what happened.
+// What operations beyond N* answer: the gravest of what happened. MEP_SUCCESS: nothing to report.
 Reason reason_of(const membership::InstallView& change, const membership::AffectedComm& affected,
                  const std::vector<uint32_t>& slots, const std::string& name) {
   Reason reason{MEP_SUCCESS, ""};
@@ -65,12 +65,27 @@ Reason reason_of(const membership::InstallView& change, const membership::Affect
 
 }  // namespace
 
-std::shared_ptr<const CommView> Comm::make_view(const membership::View& view,
-                                                uint64_t epoch) const {
+// Who left stays so until somebody takes the place.
+void note_left(const CommView* before, const membership::Proposal& decision,
+               const std::vector<uint32_t>& slots, CommView* view) {
+  for (uint32_t rank = 0; rank < slots.size(); ++rank) {
+    if (view->is_live(rank)) continue;
+    const auto gone = std::find_if(
+        decision.removed.begin(), decision.removed.end(),
+        [&](const membership::Removal& removal) { return removal.slot == slots[rank]; });
+    const bool left = gone != decision.removed.end()
+                          ? gone->reason == membership::RemovalReason::kLeft
+                          : ((before->left_bits[rank / 64] >> (rank % 64)) & 1u) != 0;
+    if (left) view->left_bits[rank / 64] |= uint64_t{1} << (rank % 64);
+  }
+}
+
+std::shared_ptr<CommView> Comm::make_view(const membership::View& view, uint64_t epoch) const {
   auto result = std::make_shared<CommView>();
   result->epoch = epoch;
   result->world_epoch = view.epoch;
   result->live_bits.assign((slots_.size() + 63) / 64, 0);
+  result->left_bits.assign((slots_.size() + 63) / 64, 0);
   result->incarnations.assign(slots_.size(), 0);
   for (uint32_t rank = 0; rank < slots_.size(); ++rank) {
     const uint64_t incarnation = view.incarnation(slots_[rank]);
@@ -107,9 +122,11 @@ void Comm::wait_for_posters() const {
 
 // An operation whose every contribution is here counts as done: this rank can complete it whatever
 // happens, and promises so. Its contributions leave the cells, which a later epoch uses again.
+// Not before this rank has adopted the view: until then its cells are laid out as in the epoch before, and it
+// has given nothing in this one, so nothing but what a root gave could be complete. Others hold that.
 void Comm::gather_held(uint64_t done) {
   held_ = done;
-  for (;;) {
+  while (cells_are_of_the_view()) {
     const uint64_t seq = held_ + 1;
     cells_.absorb_blocks(view_->epoch, seq);
     RetainedOperation kept;
@@ -141,6 +158,7 @@ bool Comm::holds(uint64_t channel, uint64_t seq) {
   // What has come since does not count in this change: the others go by what was reported, and a rank that
   // leaves because of this answer takes what it knows with it.
   if (channel_.wedged()) return seq <= held_;
+  if (!cells_are_of_the_view()) return false;
   for (uint64_t next = done + 1; next <= seq; ++next) {
     RetainedOperation kept;
     if (!cells_.retain(view_->epoch, next, &kept) && !bulk_.finished_by_all(view_->epoch, next)) {
@@ -161,7 +179,7 @@ void Comm::give_flush(uint64_t channel, uint64_t from_seq, uint64_t to_seq, cons
       kept = it->second;
     } else if (given != given_.end()) {
       kept = given->second;
-    } else if (!cells_.retain(view_->epoch, seq, &kept)) {
+    } else if (!cells_are_of_the_view() || !cells_.retain(view_->epoch, seq, &kept)) {
       continue;  // a large operation: whoever is behind has its data already
     }
     for (size_t i = 0; i < kept.sources.size(); ++i) sink(seq, kept.sources[i], kept.cells[i]);
@@ -182,11 +200,14 @@ void Comm::take_flush(uint64_t channel, uint64_t seq, uint32_t source,
 
 // This rank may be asked for these after it has prepared. An operation whose contributions are all here
 // was entered by all, so all have completed what was before it; the same goes for a large one.
+// What ended without cells, by a root that is gone, has nothing to keep and says nothing of what was before.
 void Comm::keep_for_others() {
+  if (!cells_are_of_the_view()) return;
   const uint64_t done = channel_.done();
   for (uint64_t seq = done; seq + cells_.depth() > done && seq > 0; --seq) {
     RetainedOperation kept;
-    if (!cells_.retain(view_->epoch, seq, &kept)) return;
+    if (bulk_.finished_by_all(view_->epoch, seq)) return;
+    if (!cells_.retain(view_->epoch, seq, &kept)) continue;
     const bool entered_by_all = kept.sources.size() == view_->live.size();
     given_[seq] = std::move(kept);
     if (entered_by_all) return;
@@ -215,10 +236,11 @@ void Comm::install(const membership::InstallView& change,
     doorbell_ring(world_->doorbell());
     return;
   }
-  Verdict verdict;
+  const auto made = std::make_shared<Verdict>();
+  Verdict& verdict = *made;
   verdict.epoch = view_->epoch;
   verdict.n_star = channel_.done();
-  verdict.next = verdict.n_star + 1;
+  verdict.next = verdict.n_star + 2;
   for (const membership::ChannelVerdict& decided : change.decision->channels) {
     if (decided.comm != id_ || decided.channel != channel_.id()) continue;
     verdict.n_star = decided.n_star;
@@ -227,17 +249,21 @@ void Comm::install(const membership::InstallView& change,
   // A newcomer has called nothing yet.
   if (change.joined) verdict.n_star = 0;
   const Reason reason = reason_of(change, *affected, slots_, name_);
+  verdict.is_reported = reason.result != MEP_SUCCESS && !change.joined;
   verdict.result = reason.result != MEP_SUCCESS ? reason.result : MEP_ERR_PEER_FAILED;
   verdict.text = reason.text;
-  view_ = make_view(*change.view, affected->new_epoch);
-  verdict.view = view_;
-  if (reason.result != MEP_SUCCESS) {
-    news_ = reason.result;
-    news_text_ = reason.text;
+  const std::shared_ptr<CommView> after = make_view(*change.view, affected->new_epoch);
+  note_left(view_.get(), *change.decision, slots_, after.get());
+  verdict.missing = view_->live_bits;
+  for (uint32_t rank = 0; rank < size(); ++rank) {
+    if (after->incarnations[rank] != view_->incarnations[rank]) continue;
+    verdict.missing[rank / 64] &= ~(uint64_t{1} << (rank % 64));
   }
+  view_ = after;
+  verdict.view = view_;
   for (ViewClient* client : clients_) client->install(&verdict, change.decision.get());
-  verdicts_.push_back(std::move(verdict));
-  channel_.restart(view_->epoch, verdicts_.back().next - 1);
+  verdicts_.push_back(made);
+  channel_.restart(view_->epoch, verdict.next - 1);
   doorbell_ring(world_->doorbell());
   log(LogLevel::kInfo, "comm %s: epoch %llu, %zu of %u ranks", name_.c_str(),
       static_cast<unsigned long long>(view_->epoch), view_->live.size(), size());

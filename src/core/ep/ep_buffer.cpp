@@ -127,7 +127,6 @@ void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
   op_.cursor = 0;
   op_.sent = false;
   op_.over = false;
-  op_.by_view = false;
   op_.result = MEP_SUCCESS;
   op_.text.clear();
   channel_.enter(op_.seq);
@@ -158,31 +157,33 @@ mep_result_t EpBuffer::result_of_operation() const {
   return op_.result;
 }
 
-// With MEP_COMM_UNIFORM all ranks return the gravest result that one of them has. A view change before
-// this round is done gives its own verdict, the same to all: they need no round, whatever had arrived.
-void EpBuffer::agree_on_result() {
-  if (!uniform() || op_.by_view) return;
+// With MEP_COMM_UNIFORM all ranks return the gravest result that one of them has. Every operation, and every
+// call that reports a view change instead, takes part in one such round on the comm: so its calls stay in step
+// on all ranks. If the view changes before a round is done, the change's result is that of the round.
+mep_result_t EpBuffer::agree(mep_result_t own, mep_result_t* gravest) {
   constexpr unsigned kCodeShift = 32;
   // An error outweighs MEP_PARTIAL, that outweighs success; the rank behind it only names who.
   const auto grave = [](mep_result_t result) {
     return is_error(result) ? 2 + static_cast<uint64_t>(-result) : static_cast<uint64_t>(result);
   };
-  const uint64_t own = grave(op_.result) << kCodeShift | shape_.rank;
-  uint64_t gravest = 0;
-  const mep_result_t agreed = comm_.agree_largest(op_.epoch, own, &gravest);
-  if (agreed != MEP_SUCCESS) {
-    op_.by_view = true;
-    op_.result = agreed;
-    op_.text = last_error_text();
-    return;
-  }
-  const uint64_t code = gravest >> kCodeShift;
-  if (code == grave(op_.result)) return;
-  op_.result = code <= 1 ? static_cast<mep_result_t>(code) : -static_cast<mep_result_t>(code - 2);
-  if (!is_error(op_.result)) return;
-  (void)fail(op_.result, "rank %u ended this operation with: %s (MEP_COMM_UNIFORM)",
-             static_cast<uint32_t>(gravest), mep_result_string(op_.result));
-  op_.text = last_error_text();
+  uint64_t most = 0;
+  MEP_TRY(comm_.agree_largest(grave(own) << kCodeShift | shape_.rank, &most));
+  const uint64_t code = most >> kCodeShift;
+  *gravest = own;
+  if (code == grave(own)) return MEP_SUCCESS;
+  *gravest = code <= 1 ? static_cast<mep_result_t>(code) : -static_cast<mep_result_t>(code - 2);
+  if (!is_error(*gravest)) return MEP_SUCCESS;
+  (void)fail(*gravest, "rank %u ended this operation with: %s (MEP_COMM_UNIFORM)",
+             static_cast<uint32_t>(most), mep_result_string(*gravest));
+  return MEP_SUCCESS;
+}
+
+void EpBuffer::agree_on_result() {
+  if (!uniform()) return;
+  const mep_result_t own = op_.result;
+  const mep_result_t agreed = agree(own, &op_.result);
+  if (agreed != MEP_SUCCESS) op_.result = agreed;
+  if (op_.result != own) op_.text = last_error_text();
 }
 
 bool EpBuffer::arrived(EpWord kind, uint64_t use, uint32_t source, uint32_t* payload) const {

@@ -22,6 +22,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -116,11 +117,10 @@ class EpBuffer {
   struct EpOperation {
     uint64_t epoch = 0;
     uint64_t seq = 0;
-    uint32_t phase = 0;    // of the step function
-    uint32_t cursor = 0;   // of the step function
-    bool sent = false;     // all that other ranks need from this one is with them
-    bool over = false;     // the result is known; outputs may still have to be delivered
-    bool by_view = false;  // it is over by a view change or the end of the world
+    uint32_t phase = 0;   // of the step function
+    uint32_t cursor = 0;  // of the step function
+    bool sent = false;    // all that other ranks need from this one is with them
+    bool over = false;    // the result is known; outputs may still have to be delivered
     mep_result_t result = MEP_SUCCESS;
     std::string text;  // of an error
   };
@@ -132,7 +132,14 @@ class EpBuffer {
     std::vector<uint32_t> counts;  // [2 parities][R][E_local]
     mep_result_t result = MEP_ERR_PEER_FAILED;
     std::string text;
+    bool is_reported = false;
     std::shared_ptr<const CommView> view;  // that followed
+  };
+
+  // A view change as a call on this buffer tells it.
+  struct Report {
+    mep_result_t result = MEP_SUCCESS;
+    std::string text;
   };
 
   // As Comm::PostingScope: whoever writes to peers is inside one, and a view change waits for it.
@@ -172,6 +179,7 @@ class EpBuffer {
   mep_result_t result_of_operation() const;
   bool uniform() const { return (comm_.world().config().flags & MEP_COMM_UNIFORM) != 0; }
   void agree_on_result();
+  mep_result_t agree(mep_result_t own, mep_result_t* gravest);
   void note_record(const std::vector<uint8_t>& contributed);
   void fill_status(mep_op_status_t* status) const;
   void flush_puts() const;
@@ -217,6 +225,8 @@ class EpBuffer {
 
   // ep_view.cpp
   mep_result_t catch_up();
+  void drop_first_report();
+  mep_result_t tell_first_report();
   bool settle();
   void settle_dispatch(const EpochEnd& end);
   void settle_combine(const EpochEnd& end);
@@ -248,10 +258,10 @@ class EpBuffer {
   std::vector<uint8_t> is_member_;  // by rank
   uint64_t seq_ = 0;
   uint64_t use_ = 0;
-  uint64_t first_use_ = 1;  // of the epoch
-  bool carries_ = false;    // the epoch has a use 0
-  bool given_back_ = true;  // the combine word of this use was sent
-  bool news_due_ = false;   // a view change was met that may not have been told yet
+  uint64_t first_use_ = 1;   // of the epoch
+  bool carries_ = false;     // the epoch has a use 0
+  bool given_back_ = true;   // the combine word of this use was sent
+  bool report_due_ = false;  // reports_ is not empty
   Stage stage_ = Stage::kIdle;
   uint64_t begun_ = 0;
   EpHandle* current_ = nullptr;  // whose dispatch the buffer holds
@@ -286,6 +296,7 @@ class EpBuffer {
   std::mutex mutex_;
   std::optional<EpochEnd> prepared_;  // of the change under way
   std::optional<EpochEnd> ended_;     // the first change that the user's thread has not met
+  std::deque<Report> reports_;        // of changes that no call has told yet, one a call
   std::shared_ptr<const CommView> latest_view_;
   uint64_t latest_next_ = 1;
 };

@@ -82,19 +82,22 @@ void EpBuffer::install(const Verdict* verdict, const membership::Proposal* decis
     ended_->epoch = verdict->epoch;
     ended_->result = verdict->result;
     ended_->text = verdict->text;
+    ended_->is_reported = verdict->is_reported;
     ended_->view = verdict->view;
   }
+  if (verdict->is_reported) reports_.push_back({verdict->result, verdict->text});
   prepared_.reset();
   channel_.restart(verdict->view->epoch, latest_next_ - 1);
 }
 
 // --- The user's thread ----------------------------------------------------------------------------
 
-// Before a call begins: adopts what has changed; tells the news of it if nobody has.
+// Before a call begins: adopts what has changed, and reports it if no operation has.
 mep_result_t EpBuffer::catch_up() {
   World& world = comm_.world();
   const auto terminal = [&] { return world.terminal_result(); };
-  if (channel_.undisturbed(adopted_->epoch) && !news_due_ && terminal() == MEP_SUCCESS) [[likely]] {
+  if (channel_.undisturbed(adopted_->epoch) && !report_due_ && terminal() == MEP_SUCCESS)
+      [[likely]] {
     return MEP_SUCCESS;
   }
   constexpr uint64_t kVerdictGraceMs = 60'000;
@@ -115,11 +118,28 @@ mep_result_t EpBuffer::catch_up() {
     const uint64_t next = latest_next_;
     lock.unlock();
     adopt(view, next);
-  } else {
-    lock.unlock();
+    lock.lock();
   }
-  news_due_ = false;
-  return comm_.take_news();
+  report_due_ = !reports_.empty();
+  lock.unlock();
+  return report_due_ ? tell_first_report() : MEP_SUCCESS;
+}
+
+void EpBuffer::drop_first_report() {
+  const std::lock_guard lock(mutex_);
+  reports_.pop_front();
+  report_due_ = !reports_.empty();
+}
+
+mep_result_t EpBuffer::tell_first_report() {
+  Report report;
+  {
+    const std::lock_guard lock(mutex_);
+    report = reports_.front();
+  }
+  drop_first_report();
+  if (uniform()) MEP_TRY(agree(report.result, &report.result));
+  return fail(report.result, "%s", report.text.c_str());
 }
 
 void EpBuffer::adopt(std::shared_ptr<const CommView> view, uint64_t next) {
@@ -145,7 +165,6 @@ bool EpBuffer::settle() {
   const mep_result_t terminal = comm_.world().terminal_result();
   if (terminal != MEP_SUCCESS) {
     op_.over = true;
-    op_.by_view = true;
     op_.result =
         fail(terminal, "the world of comm %s has ended for this rank", comm_.name().c_str());
     op_.text = last_error_text();
@@ -169,7 +188,7 @@ bool EpBuffer::settle() {
   end.words.resize(layout_.words(), 0);  // none if it began after the others had stopped
   end.counts.resize(size_t{2} * shape_.ranks * shape_.local_experts, 0);
   op_.over = true;
-  op_.by_view = true;
+  report_due_ = true;  // unless conclude() finds that it was the only one
   if (stage_ == Stage::kDispatching) {
     settle_dispatch(end);
     leave_peers_alone();
@@ -220,8 +239,8 @@ void EpBuffer::settle_combine(const EpochEnd& end) {
     survivors_served = survivors_served && !end.view->is_live(source);
   }
   judge_terms(op_.epoch != dispatch_epoch_);
-  if (!all_complete || uniform()) return conclude(end, all_complete, survivors_served);
-  news_due_ = true;  // judged by what the words said, as if the view had not changed
+  // Else judged by what the words said, as if the view had not changed.
+  if (!all_complete || uniform()) conclude(end, all_complete, survivors_served);
 }
 
 // Complete: all that this rank needed had arrived, and all that others need had left. Else partial, if
@@ -232,10 +251,9 @@ void EpBuffer::conclude(const EpochEnd& end, bool complete, bool survivors_serve
                        (comm_.world().config().flags & MEP_COMM_PARTIAL) != 0;
   if (complete && !uniform()) {
     op_.result = MEP_SUCCESS;
-    news_due_ = true;
     return;
   }
-  (void)comm_.take_news();  // told by this operation
+  if (end.is_reported) drop_first_report();  // this operation reports it
   op_.result = partial ? mep_result_t{MEP_PARTIAL} : end.result;
   op_.text = end.text;
 }

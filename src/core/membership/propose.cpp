@@ -132,7 +132,7 @@ void Membership::collect_tables(const SlotSet& live, Proposal* value) const {
   for (const auto& [comm, epoch] : comms) value->comms.push_back({comm, epoch});
   for (const auto& [id, sum] : channels) {
     value->channels.push_back(
-        {id.first, id.second, sum.n_star, std::max(sum.entered, sum.n_star) + 1, sum.donor});
+        {id.first, id.second, sum.n_star, std::max(sum.entered, sum.n_star + 1) + 1, sum.donor});
   }
   std::sort(value->settled.begin(), value->settled.end());
   value->settled.erase(std::unique(value->settled.begin(), value->settled.end()),

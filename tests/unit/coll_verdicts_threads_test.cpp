@@ -1,0 +1,292 @@
+// labels: threads
+// What calls answer when members fail: the k-th call of a communicator ends alike on all survivors, whoever
+// calls early, late, or has several operations pending.
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "support/coll_sequence.hpp"
+
+namespace {
+
+using namespace mep_test;  // NOLINT(google-build-using-namespace)
+
+// Ranks wait for each other here, outside MEP.
+class Milestone {
+ public:
+  void reach() { count_.fetch_add(1); }
+  void await(int count) const {
+    while (count_.load() < count) pause_us(200);
+  }
+
+ private:
+  std::atomic<int> count_{0};
+};
+
+uint64_t epoch_of(mep_comm_t comm, Report& report) {
+  uint64_t epoch = 0;
+  COLL_OK(report, mep_comm_epoch(comm, &epoch));
+  return epoch;
+}
+
+void await_epoch(mep_comm_t comm, uint64_t at_least, Report& report) {
+  if (epoch_of(comm, report) >= at_least) return;
+  COLL_OK(report, mep_comm_wait_view(comm, at_least - 1, 60'000));
+}
+
+// What one rank's calls said, as text: ranks are compared by it.
+class Answers {
+ public:
+  void add(mep_comm_t comm, mep_result_t result, uint64_t value) {
+    mep_op_info_t info;
+    mep_op_info_defaults(&info);
+    uint64_t contributors = 0;
+    uint64_t failed = 0;
+    info.contributors = &contributors;
+    info.contributors_words = 1;
+    info.failed = &failed;
+    info.failed_words = 1;
+    (void)mep_comm_last_op(comm, &info);
+    add(result, value, info, contributors, failed);
+  }
+  void add(mep_result_t result, uint64_t value, const mep_op_info_t& info, uint64_t contributors,
+           uint64_t failed) {
+    char line[256];
+    snprintf(line, sizeof line, "%s value %llu epoch %llu seq %llu from %llx without %llx\n",
+             mep_result_string(result),
+             static_cast<unsigned long long>(result == MEP_SUCCESS ? value : 0),
+             static_cast<unsigned long long>(info.epoch), static_cast<unsigned long long>(info.seq),
+             static_cast<unsigned long long>(contributors),
+             static_cast<unsigned long long>(failed));
+    text_ += line;
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+using AllAnswers = std::array<Answers, 8>;
+
+void compare(const AllAnswers& answers, const std::vector<int>& survivors, Report& report) {
+  const std::string& first = answers[static_cast<size_t>(survivors[0])].text();
+  for (const int rank : survivors) {
+    const std::string& own = answers[static_cast<size_t>(rank)].text();
+    if (own != first) {
+      report.add("rank %d was told\n%sand rank %d\n%s", survivors[0], first.c_str(), rank,
+                 own.c_str());
+    }
+  }
+}
+
+// The value says which step of the program the sum is of, so sums that mix steps show.
+void sum_step(mep_comm_t comm, uint64_t step, Answers& answers) {
+  const uint64_t own = uint64_t{1} << (8 * step);
+  uint64_t sum = 0;
+  const mep_result_t result = mep_allreduce(&own, &sum, 1, MEP_UINT64, MEP_SUM, comm, nullptr);
+  answers.add(comm, result, sum);
+}
+
+// Ranks 3 and 4 of five fail one after the other. Rank 2 calls nothing before both changes are over, rank 1
+// not before the first one is; rank 0 calls at once.
+void test_two_failures_late_callers(void**) {
+  Report report;
+  AllAnswers answers;
+  Milestone first_done;
+  with_rank_threads(5, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    if (rank == 3) {
+      COLL_OK(found, mep_comm_abort(comm));
+      return;
+    }
+    if (rank == 4) {
+      first_done.await(2);
+      COLL_OK(found, mep_comm_abort(comm));
+      return;
+    }
+    Answers& own = answers[static_cast<size_t>(rank)];
+    if (rank == 1) await_epoch(comm, 2, found);
+    if (rank == 2) await_epoch(comm, 3, found);
+    for (uint64_t step = 0; step < 6; ++step) {
+      sum_step(comm, step, own);
+      if (step == 0 && rank != 2) first_done.reach();
+    }
+  });
+  compare(answers, {0, 1, 2}, report);
+  report.require_clean();
+}
+
+// One rank has three operations pending when a member fails, the others have none.
+void test_several_pending(void**) {
+  Report report;
+  AllAnswers answers;
+  Milestone posted;
+  with_rank_threads(4, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    if (rank == 3) {
+      posted.await(1);
+      COLL_OK(found, mep_comm_abort(comm));
+      return;
+    }
+    Answers& own = answers[static_cast<size_t>(rank)];
+    const std::array<uint64_t, 3> values = {1, 256, 65536};
+    std::array<uint64_t, 3> sums = {};
+    std::array<mep_request_t, 3> requests = {};
+    if (rank != 0) await_epoch(comm, 2, found);
+    for (size_t i = 0; i < 3; ++i) {
+      COLL_OK(found,
+              mep_iallreduce(&values[i], &sums[i], 1, MEP_UINT64, MEP_SUM, comm, &requests[i]));
+    }
+    posted.reach();
+    for (size_t i = 0; i < 3; ++i) {
+      mep_op_info_t info;
+      mep_op_info_defaults(&info);
+      uint64_t contributors = 0;
+      uint64_t failed = 0;
+      info.contributors = &contributors;
+      info.contributors_words = 1;
+      info.failed = &failed;
+      info.failed_words = 1;
+      const mep_result_t result = mep_request_wait(&requests[i], 0xffffffff, &info);
+      own.add(result, sums[i], info, contributors, failed);
+    }
+    for (uint64_t step = 3; step < 6; ++step) sum_step(comm, step, own);
+  });
+  compare(answers, {0, 1, 2}, report);
+  report.require_clean();
+}
+
+// More broadcasts in a row from a root that is gone than cells wait for an acknowledgement; then another
+// member fails.
+void dead_root(int size, int calls, const std::string& hosts) {
+  Report report;
+  AllAnswers answers;
+  Milestone entered;
+  const HostsScope scope(hosts, size);
+  with_rank_threads(size, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    if (rank == size - 1) {
+      COLL_OK(found, mep_comm_abort(comm));
+      return;
+    }
+    Answers& own = answers[static_cast<size_t>(rank)];
+    await_epoch(comm, 2, found);
+    sum_step(comm, 0, own);  // reports the change
+    sum_step(comm, 1, own);
+    uint64_t value = 5;
+    for (int i = 0; i < calls; ++i) {
+      const mep_result_t result =
+          mep_broadcast(&value, &value, 1, MEP_UINT64, size - 1, comm, nullptr);
+      if (result != MEP_ERR_PEER_FAILED) {
+        found.add("rank %d, broadcast %d: %s (%s)", rank, i, mep_result_string(result),
+                  mep_last_error());
+      }
+    }
+    for (uint64_t step = 2; step < 4; ++step) sum_step(comm, step, own);
+    if (rank == size - 2) {
+      entered.await(size - 2);
+      COLL_OK(found, mep_comm_abort(comm));
+      return;
+    }
+    entered.reach();
+    if (rank == 0) await_epoch(comm, 3, found);
+    for (int i = 0; i < 3; ++i) {
+      const mep_result_t result =
+          mep_broadcast(&value, &value, 1, MEP_UINT64, size - 1, comm, nullptr);
+      own.add(comm, result, value);
+    }
+    for (uint64_t step = 4; step < 7; ++step) sum_step(comm, step, own);
+  });
+  std::vector<int> survivors;
+  for (int rank = 0; rank < size - 2; ++rank) survivors.push_back(rank);
+  compare(answers, survivors, report);
+  report.require_clean();
+}
+
+void test_dead_root(void**) {
+  dead_root(4, 100, "");
+  dead_root(5, 70, "01");
+}
+
+// Ranks 0 and 4 on one host, 1 to 3 on another; ranks 0 to 3 have a communicator of their own. Rank 3
+// fails; 1 and 2 go on while 0 computes; rank 4 fails, which changes nothing for that communicator. What rank 0
+// is given then comes in blocks of the new epoch.
+void test_late_rank_takes_blocks(void**) {
+  Report report;
+  AllAnswers answers;
+  Milestone failed_once;
+  Milestone failed_twice;
+  const HostsScope scope("ABBBA", 5);
+  with_rank_threads(5, patient_config(0), report, [&](int rank, mep_comm_t world, Report& found) {
+    mep_comm_t comm = nullptr;
+    COLL_OK(found, mep_comm_split(world, rank == 4 ? -1 : 0, rank, &comm));
+    if (rank == 3) {
+      COLL_OK(found, mep_comm_abort(world));
+      COLL_OK(found, mep_comm_destroy(comm));
+      return;
+    }
+    if (rank == 4) {
+      failed_once.await(2);
+      COLL_OK(found, mep_comm_abort(world));
+      failed_twice.reach();
+      return;
+    }
+    Answers& own = answers[static_cast<size_t>(rank)];
+    std::array<uint64_t, 13> values = {};
+    std::array<uint64_t, 13> sums = {};
+    values.fill(static_cast<uint64_t>(rank) + 1);
+    if (rank == 0) {
+      await_epoch(world, 3, found);
+    } else {
+      await_epoch(comm, 2, found);
+    }
+    for (int i = 0; i < 3; ++i) {
+      sums.fill(0);
+      if (i == 1 && rank != 0) failed_once.reach();
+      const mep_result_t result =
+          mep_allreduce(values.data(), sums.data(), 13, MEP_UINT64, MEP_SUM, comm, nullptr);
+      own.add(comm, result, sums[12]);
+      if (result == MEP_SUCCESS && (sums[0] != 6 || sums[12] != 6)) {
+        found.add("rank %d, call %d: %llu and %llu in place of 6", rank, i,
+                  static_cast<unsigned long long>(sums[0]),
+                  static_cast<unsigned long long>(sums[12]));
+      }
+    }
+    COLL_OK(found, mep_comm_destroy(comm));
+  });
+  compare(answers, {0, 1, 2}, report);
+  report.require_clean();
+}
+
+// mep_comm_agree goes over failures; the next collective reports what it went over.
+void test_agree_then_report(void**) {
+  Report report;
+  AllAnswers answers;
+  with_rank_threads(4, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    if (rank == 3) {
+      COLL_OK(found, mep_comm_abort(comm));
+      return;
+    }
+    Answers& own = answers[static_cast<size_t>(rank)];
+    await_epoch(comm, 2, found);
+    uint64_t agreed = 0;
+    COLL_OK(found, mep_comm_agree(comm, 6, &agreed));
+    COLL_CHECK(found, agreed == 6);
+    for (uint64_t step = 0; step < 3; ++step) sum_step(comm, step, own);
+    COLL_CHECK(found, own.text().find("MEP_ERR_PEER_FAILED") == 0);
+    COLL_CHECK(found, own.text().find("MEP_ERR_PEER_FAILED", 1) == std::string::npos);
+  });
+  compare(answers, {0, 1, 2}, report);
+  report.require_clean();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  read_arguments(argc, argv);
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(test_two_failures_late_callers),
+      cmocka_unit_test(test_several_pending),
+      cmocka_unit_test(test_dead_root),
+      cmocka_unit_test(test_late_rank_takes_blocks),
+      cmocka_unit_test(test_agree_then_report),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
