@@ -149,7 +149,7 @@ enum {
   MEP_COMM_UNIFORM = 1u << 4,    /* personal operations end on all ranks by one result: the gravest,
                                       or what a view change on the way says. One round more, on the
                                       comm: they are ordered with its collectives, one thread calls
-                                      both, and a receive phase follows a send phase that failed */
+                                      both */
   MEP_COMM_AUTO_RECOVER = 1u << 5, /* admit ready newcomers at a barrier on the world */
   MEP_COMM_KILL_STOPPED = 1u << 6  /* SIGKILL an excluded process of this host (fencing by force) */
 };
@@ -660,9 +660,9 @@ static inline void mep_combine_args_defaults(mep_combine_args_t* args) {
  * MEP_ERR_INVALID_ARGUMENT (an expert out of range or twice in a row: names token and value; nothing
  * was sent), MEP_ERR_CAPACITY, and those of collectives. It is a personal operation: with a rank gone
  * the result is MEP_PARTIAL (opt-in) or MEP_ERR_PEER_FAILED by each rank's own data, and counts and
- * layout_range cover complete rows only. A change of the membership that no operation of a buffer reported is
- * reported by the next dispatch or combine on that buffer, which does nothing else; each buffer reports each
- * change once, apart from the comm's collectives. 0.1 */
+ * layout_range cover complete rows only. A change of the membership that no dispatch or
+ * combine of this rank on the comm has reported is reported by its next one, which does nothing else. That is apart
+ * from the comm's collectives, which report the change too. 0.1 */
 MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_args_t* args,
                                   mep_stream_t stream);
 

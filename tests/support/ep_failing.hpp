@@ -101,6 +101,8 @@ class FailingRun {
   // with the same round.
   uint64_t agree_and_go_on(uint64_t round) {
     uint64_t bounds[2] = {round * 4 + progress_, ~(round * 4 + progress_)};
+    // The collectives report the failure too, by the same call on all.
+    COLL_EXPECT(report_, MEP_ERR_PEER_FAILED, mep_barrier(comm_, nullptr));
     COLL_OK(report_, mep_allreduce(bounds, bounds, 2, MEP_UINT64, MEP_MAX, comm_, nullptr));
     const bool all_alike = bounds[0] == ~bounds[1] && bounds[0] % 4 == kDispatchEnded;
     const bool together = c_.stream(40).one_in(2);

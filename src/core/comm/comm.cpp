@@ -497,6 +497,21 @@ void Comm::defer_report(std::shared_ptr<const Verdict> report) {
   deferred_ = std::move(report);
 }
 
+std::shared_ptr<const Verdict> Comm::take_personal_report() {
+  const std::lock_guard lock(mutex_);
+  if (personal_reports_.empty()) return nullptr;
+  std::shared_ptr<const Verdict> report = std::move(personal_reports_.front());
+  personal_reports_.pop_front();
+  personal_report_count_.store(personal_reports_.size(), std::memory_order_relaxed);
+  return report;
+}
+
+void Comm::drop_personal_report(uint64_t epoch) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(personal_reports_, [=](const auto& report) { return report->epoch == epoch; });
+  personal_report_count_.store(personal_reports_.size(), std::memory_order_relaxed);
+}
+
 const std::byte* Comm::contribution(const Operation& operation, uint32_t source) const {
   if (operation.retained == nullptr) return cells_.payload(operation.seq, source);
   const auto& sources = operation.retained->sources;
@@ -594,6 +609,8 @@ void Comm::remove_client(ViewClient* client) {
   client->describe(&channels);
   const std::lock_guard lock(mutex_);
   std::erase(clients_, client);
+  if (clients_.empty()) personal_reports_.clear();
+  personal_report_count_.store(personal_reports_.size(), std::memory_order_relaxed);
   retired_.insert(retired_.end(), channels.begin(), channels.end());
   while (retired_.size() > kRetiredChannels) retired_.pop_front();
 }

@@ -202,6 +202,16 @@ class Comm : public WorldClient {
   void set_child_number(uint32_t number) { child_number_.store(number, std::memory_order_relaxed); }
   uint32_t next_ep_number() { return ep_number_.fetch_add(1, std::memory_order_relaxed); }
   void set_ep_number(uint32_t number) { ep_number_.store(number, std::memory_order_relaxed); }
+  // Changes that no dispatch or combine of this comm has reported yet, the oldest first. Their results are each
+  // rank's own, so these reports are too: one for each change, by whichever operation meets it.
+  bool has_personal_report() const {
+    // Relaxed: a hint; the reports themselves are under the mutex.
+    return personal_report_count_.load(std::memory_order_relaxed) != 0;
+  }
+  // Null: there is none.
+  std::shared_ptr<const Verdict> take_personal_report();
+  // Of that epoch, if no operation has reported it.
+  void drop_personal_report(uint64_t epoch);
   // A newcomer's objects that nobody has attached to yet.
   void keep_dormant(std::unique_ptr<ViewClient> object) { dormant_.push_back(std::move(object)); }
   // Null: there is none of that name.
@@ -299,6 +309,8 @@ class Comm : public WorldClient {
   std::deque<std::shared_ptr<const Verdict>> verdicts_;  // not adopted yet, oldest first
   std::map<uint64_t, RetainedOperation> retained_;       // by seq, until answered
   std::vector<ViewClient*> clients_;
+  std::deque<std::shared_ptr<const Verdict>> personal_reports_;
+  std::atomic<size_t> personal_report_count_{0};
   std::deque<membership::ChannelState> retired_;  // channels of clients that are gone
   uint64_t held_ = 0;  // while wedged: up to where this rank holds all contributions
   // While wedged: what is done here and may be lacking elsewhere, kept before the cells are zeroed.

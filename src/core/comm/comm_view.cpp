@@ -262,6 +262,8 @@ void Comm::install(const membership::InstallView& change,
   view_ = after;
   verdict.view = view_;
   for (ViewClient* client : clients_) client->install(&verdict, change.decision.get());
+  if (verdict.is_reported && !clients_.empty()) personal_reports_.push_back(made);
+  personal_report_count_.store(personal_reports_.size(), std::memory_order_relaxed);
   verdicts_.push_back(made);
   channel_.restart(view_->epoch, verdict.next - 1);
   doorbell_ring(world_->doorbell());

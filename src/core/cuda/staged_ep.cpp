@@ -179,6 +179,8 @@ mep_result_t StagedEp::catch_up(Buffer& buffer, void* stream) {
 void StagedEp::move_to_view(Buffer& buffer, uint64_t epoch) {
   buffer.epoch = epoch;
   if (buffer.calls.stage != EpStage::kReceived) buffer.calls.reset();  // else it can be combined
+  while (comm_.take_personal_report() != nullptr) {
+  }  // reported by this call, not by the next operation of the host's object
 }
 
 mep_result_t StagedEp::dispatch(EpDeviceHandle& handle, const mep_dispatch_args_t& args,

@@ -30,7 +30,7 @@ mep_result_t EpBuffer::combine(EpHandle& handle, const mep_combine_args_t& args)
   if (args.phase != MEP_PHASE_RECEIVE) {
     MEP_TRY(begin_combine(handle, args));
     drive(limit, [&] { return step_combine_send(args); });
-    if (!receives) return result_of_operation();
+    if (!receives) return result_of_send();
   }
   drive(limit, [&] { return step_combine_receive(); });
   return finish_combine(args);

@@ -25,7 +25,7 @@ mep_result_t EpBuffer::dispatch(EpHandle& handle, const mep_dispatch_args_t& arg
   if (args.phase != MEP_PHASE_RECEIVE) {
     MEP_TRY(begin_dispatch(handle, args, map));
     drive(limit, [&] { return step_send(args); });
-    if (args.phase == MEP_PHASE_SEND) return result_of_operation();
+    if (args.phase == MEP_PHASE_SEND) return result_of_send();
   }
   drive(limit, [&] { return step_receive(); });
   return deliver(args);

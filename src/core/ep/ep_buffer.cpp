@@ -127,6 +127,7 @@ void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
   op_.cursor = 0;
   op_.sent = false;
   op_.over = false;
+  op_.agreed = false;
   op_.result = MEP_SUCCESS;
   op_.text.clear();
   channel_.enter(op_.seq);
@@ -179,11 +180,22 @@ mep_result_t EpBuffer::agree(mep_result_t own, mep_result_t* gravest) {
 }
 
 void EpBuffer::agree_on_result() {
-  if (!uniform()) return;
+  if (!uniform() || op_.agreed) return;
+  op_.agreed = true;
   const mep_result_t own = op_.result;
   const mep_result_t agreed = agree(own, &op_.result);
-  if (agreed != MEP_SUCCESS) op_.result = agreed;
+  if (agreed != MEP_SUCCESS) {
+    op_.result = agreed;
+    // The round was ended by a change, which this operation reports.
+    if (comm_.last_report() != nullptr) comm_.drop_personal_report(comm_.last_report()->epoch);
+  }
   if (op_.result != own) op_.text = last_error_text();
+}
+
+// A send phase that failed is the end of the operation for who calls it so.
+mep_result_t EpBuffer::result_of_send() {
+  if (op_.over && is_error(op_.result)) agree_on_result();
+  return result_of_operation();
 }
 
 bool EpBuffer::arrived(EpWord kind, uint64_t use, uint32_t source, uint32_t* payload) const {

@@ -22,7 +22,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -121,6 +120,7 @@ class EpBuffer {
     uint32_t cursor = 0;  // of the step function
     bool sent = false;    // all that other ranks need from this one is with them
     bool over = false;    // the result is known; outputs may still have to be delivered
+    bool agreed = false;  // see agree_on_result()
     mep_result_t result = MEP_SUCCESS;
     std::string text;  // of an error
   };
@@ -132,14 +132,7 @@ class EpBuffer {
     std::vector<uint32_t> counts;  // [2 parities][R][E_local]
     mep_result_t result = MEP_ERR_PEER_FAILED;
     std::string text;
-    bool is_reported = false;
     std::shared_ptr<const CommView> view;  // that followed
-  };
-
-  // A view change as a call on this buffer tells it.
-  struct Report {
-    mep_result_t result = MEP_SUCCESS;
-    std::string text;
   };
 
   // As Comm::PostingScope: whoever writes to peers is inside one, and a view change waits for it.
@@ -177,6 +170,7 @@ class EpBuffer {
   Step hard_failure(mep_result_t result);
   Step posting_failure(mep_result_t result);
   mep_result_t result_of_operation() const;
+  mep_result_t result_of_send();
   bool uniform() const { return (comm_.world().config().flags & MEP_COMM_UNIFORM) != 0; }
   void agree_on_result();
   mep_result_t agree(mep_result_t own, mep_result_t* gravest);
@@ -225,8 +219,7 @@ class EpBuffer {
 
   // ep_view.cpp
   mep_result_t catch_up();
-  void drop_first_report();
-  mep_result_t tell_first_report();
+  mep_result_t report_change();
   bool settle();
   void settle_dispatch(const EpochEnd& end);
   void settle_combine(const EpochEnd& end);
@@ -258,10 +251,9 @@ class EpBuffer {
   std::vector<uint8_t> is_member_;  // by rank
   uint64_t seq_ = 0;
   uint64_t use_ = 0;
-  uint64_t first_use_ = 1;   // of the epoch
-  bool carries_ = false;     // the epoch has a use 0
-  bool given_back_ = true;   // the combine word of this use was sent
-  bool report_due_ = false;  // reports_ is not empty
+  uint64_t first_use_ = 1;  // of the epoch
+  bool carries_ = false;    // the epoch has a use 0
+  bool given_back_ = true;  // the combine word of this use was sent
   Stage stage_ = Stage::kIdle;
   uint64_t begun_ = 0;
   EpHandle* current_ = nullptr;  // whose dispatch the buffer holds
@@ -296,7 +288,6 @@ class EpBuffer {
   std::mutex mutex_;
   std::optional<EpochEnd> prepared_;  // of the change under way
   std::optional<EpochEnd> ended_;     // the first change that the user's thread has not met
-  std::deque<Report> reports_;        // of changes that no call has told yet, one a call
   std::shared_ptr<const CommView> latest_view_;
   uint64_t latest_next_ = 1;
 };

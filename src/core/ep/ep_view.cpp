@@ -82,10 +82,8 @@ void EpBuffer::install(const Verdict* verdict, const membership::Proposal* decis
     ended_->epoch = verdict->epoch;
     ended_->result = verdict->result;
     ended_->text = verdict->text;
-    ended_->is_reported = verdict->is_reported;
     ended_->view = verdict->view;
   }
-  if (verdict->is_reported) reports_.push_back({verdict->result, verdict->text});
   prepared_.reset();
   channel_.restart(verdict->view->epoch, latest_next_ - 1);
 }
@@ -96,8 +94,8 @@ void EpBuffer::install(const Verdict* verdict, const membership::Proposal* decis
 mep_result_t EpBuffer::catch_up() {
   World& world = comm_.world();
   const auto terminal = [&] { return world.terminal_result(); };
-  if (channel_.undisturbed(adopted_->epoch) && !report_due_ && terminal() == MEP_SUCCESS)
-      [[likely]] {
+  if (channel_.undisturbed(adopted_->epoch) && !comm_.has_personal_report() &&
+      terminal() == MEP_SUCCESS) [[likely]] {
     return MEP_SUCCESS;
   }
   constexpr uint64_t kVerdictGraceMs = 60'000;
@@ -111,35 +109,24 @@ mep_result_t EpBuffer::catch_up() {
     return fail(MEP_ERR_INTERNAL, "the view of comm %s did not settle; please report this",
                 comm_.name().c_str());
   }
-  std::unique_lock lock(mutex_);
-  if (ended_.has_value()) {
-    ended_.reset();
-    const std::shared_ptr<const CommView> view = latest_view_;
-    const uint64_t next = latest_next_;
-    lock.unlock();
-    adopt(view, next);
-    lock.lock();
-  }
-  report_due_ = !reports_.empty();
-  lock.unlock();
-  return report_due_ ? tell_first_report() : MEP_SUCCESS;
-}
-
-void EpBuffer::drop_first_report() {
-  const std::lock_guard lock(mutex_);
-  reports_.pop_front();
-  report_due_ = !reports_.empty();
-}
-
-mep_result_t EpBuffer::tell_first_report() {
-  Report report;
+  std::shared_ptr<const CommView> view;
+  uint64_t next = 0;
   {
     const std::lock_guard lock(mutex_);
-    report = reports_.front();
+    if (ended_.has_value()) view = latest_view_;
+    next = latest_next_;
+    ended_.reset();
   }
-  drop_first_report();
-  if (uniform()) MEP_TRY(agree(report.result, &report.result));
-  return fail(report.result, "%s", report.text.c_str());
+  if (view != nullptr) adopt(std::move(view), next);
+  return report_change();
+}
+
+mep_result_t EpBuffer::report_change() {
+  const std::shared_ptr<const Verdict> report = comm_.take_personal_report();
+  if (report == nullptr) return MEP_SUCCESS;
+  mep_result_t result = report->result;
+  if (uniform()) MEP_TRY(agree(report->result, &result));
+  return fail(result, "%s", report->text.c_str());
 }
 
 void EpBuffer::adopt(std::shared_ptr<const CommView> view, uint64_t next) {
@@ -188,7 +175,6 @@ bool EpBuffer::settle() {
   end.words.resize(layout_.words(), 0);  // none if it began after the others had stopped
   end.counts.resize(size_t{2} * shape_.ranks * shape_.local_experts, 0);
   op_.over = true;
-  report_due_ = true;  // unless conclude() finds that it was the only one
   if (stage_ == Stage::kDispatching) {
     settle_dispatch(end);
     leave_peers_alone();
@@ -253,7 +239,7 @@ void EpBuffer::conclude(const EpochEnd& end, bool complete, bool survivors_serve
     op_.result = MEP_SUCCESS;
     return;
   }
-  if (end.is_reported) drop_first_report();  // this operation reports it
+  comm_.drop_personal_report(end.epoch);  // this operation reports it
   op_.result = partial ? mep_result_t{MEP_PARTIAL} : end.result;
   op_.text = end.text;
 }
