@@ -374,7 +374,7 @@ print("well")
 comms, eps = world(timeout_ms=2000)
 handle = eps[0].handle()
 try:
-    interrupt(0.05)
+    interrupt_inside(mep.ep, "mep_dispatch")
     handle.dispatch(np.ones((4000, 1024), np.float32), np.zeros((4000, 1), np.int64))
 except KeyboardInterrupt:
     pass
@@ -391,7 +391,7 @@ print("well")
         self.run_program("""
 comms, eps = world()
 try:
-    interrupt(0.05)
+    interrupt_inside(mep.comm, "mep_comm_split")
     comms[0].split(0)
 except KeyboardInterrupt:
     pass
@@ -433,6 +433,24 @@ signal.signal(signal.SIGALRM, signal.default_int_handler)
 def interrupt(after):
     def send():
         time.sleep(after)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    threading.Thread(target=send).start()
+
+class Watched:
+    # The library, with one function that tells when it is called.
+    def __init__(self, library, name):
+        self.library, self.name, self.called = library, name, threading.Event()
+    def __getattr__(self, name):
+        function = getattr(self.library, name)
+        if name != self.name:
+            return function
+        return lambda *arguments: (self.called.set(), function(*arguments))[1]
+
+def interrupt_inside(module, name):
+    watched = module.lib = Watched(module.lib, name)
+    def send():
+        watched.called.wait()
+        module.lib = watched.library
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
     threading.Thread(target=send).start()
 

@@ -400,8 +400,8 @@ typedef struct {
 static Fenced make_fenced(void) {
   Fenced fenced;
   fenced.page_bytes = (size_t)sysconf(_SC_PAGESIZE);
-  fenced.pages = mmap(NULL, 2 * fenced.page_bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  fenced.pages =
+      mmap(NULL, 2 * fenced.page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   assert_true(fenced.pages != MAP_FAILED);
   assert_int_equal(mprotect(fenced.pages + fenced.page_bytes, fenced.page_bytes, PROT_NONE), 0);
   return fenced;

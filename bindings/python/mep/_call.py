@@ -63,8 +63,9 @@ class _Call:
         self.function, self.arguments = function, arguments
         self.calls, self.undo = calls, undo
         self.pid = os.getpid()
-        self.lock = threading.Lock()  # of the four flags
-        self.begun = self.finished = self.abandoned = self.kept = False
+        self.lock = threading.Lock()  # of the flags
+        self.begun = self.returned = self.abandoned = self.kept = False
+        self.finished = False  # returned, and what follows from it is done
         self.gate = threading.Lock()  # free once the call has finished
         self.gate.acquire()
         self.result: Any = None
@@ -86,10 +87,11 @@ class _Call:
         except BaseException as problem:  # a wrong argument type: raised where the call was made
             self.result = problem
         with self.lock:
-            self.finished = True
+            self.returned = True
             abandoned = self.abandoned
         if abandoned:
             self._give_up()
+        self.finished = True
         self.gate.release()
 
     def abandon(self, helper: "Optional[_Helper]") -> None:
@@ -99,10 +101,10 @@ class _Call:
         with self.lock:
             self.kept = True
             self.abandoned = True
-            finished = self.finished
-            if not finished and self.calls is not None:
+            returned = self.returned
+            if not returned and self.calls is not None:
                 self.calls._running.add(self)
-        if finished:
+        if returned:
             self._give_up()
         elif helper is None:
             self.run()  # nobody else has it: does nothing
@@ -168,7 +170,8 @@ def blocking(function: Callable[..., int], *arguments: Any, calls: Optional[Call
             helper = _Helper()
         helper.start(call)
         while not call.finished:
-            call.gate.acquire()
+            # Bounded: a signal just before the wait does not end it.
+            call.gate.acquire(timeout=SLICE_MS / 1000)
     except BaseException:
         call.abandon(helper)
         raise

@@ -257,9 +257,9 @@ class Comm : public WorldClient {
 
   // The user's thread.
   Channel channel_;
-  std::atomic<uint32_t> posting_{0};        // threads inside a PostingScope
+  std::atomic<uint32_t> posting_{0};          // threads inside a PostingScope
   mutable std::atomic<uint32_t> in_call_{0};  // a thread of the user is inside; see enter_call()
-  std::atomic<uint64_t> adopted_epoch_{0};  // of adopted_, for the control thread
+  std::atomic<uint64_t> adopted_epoch_{0};    // of adopted_, for the control thread
   std::shared_ptr<const CommView> adopted_;
   std::vector<uint64_t> remote_incarnations_;  // by rank: whose windows remotes_ reaches
   uint64_t seq_ = 0;                           // of the last call
