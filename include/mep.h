@@ -10,8 +10,11 @@
  *   Structs    Begin with struct_size, set by the caller (mep_X_defaults() does). A zero field means
  *              the default. A shorter struct of an older caller is accepted; a longer one only if
  *              its tail is zero. Fields declared but not built yet answer MEP_ERR_UNSUPPORTED.
- *   Threads    A communicator's collectives form one channel: one thread at a time. Different
- *              communicators and EP objects may be used by different threads at once.
+ *   Threads    A communicator's operations, requests and what it tells of them are for one thread at
+ *              a time, and so is each buffer of an EP object: a call that finds another thread inside
+ *              answers MEP_ERR_BUSY and does nothing. Different communicators and buffers may be used
+ *              by different threads at once. A handle must not be destroyed while another thread may
+ *              still begin a call on it.
  *   Blocking   A call with stream NULL on a host communicator returns when done. Every wait ends: by
  *              success, by a change of the membership, or by its timeout.
  *   Buffers    Are indexed by communicator rank. A call that has returned, with whatever result,
@@ -220,9 +223,11 @@ MEP_API mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* c
 /* Leaves in order: waits until no member needs anything from this rank (bounded by timeout_ms), tells
  * the others, frees everything. Not collective; any order and speed is fine. Members that still call
  * operations which need this rank get MEP_ERR_PEER_LEFT once and go on without it.
- * All EP objects and requests of the comm must be destroyed or finished before, and its operations on
- * streams must have ended: else MEP_ERR_BUSY and the comm stays. NULL is accepted. A comm from
- * mep_comm_split frees only itself. 0.1 */
+ * All EP objects and requests of the comm must be destroyed or finished before, its operations on
+ * streams must have ended, and for a world all comms made from it (mep_comm_split, mep_comm_grow,
+ * mep_comm_attach, also from those) must be destroyed and its mep_mem_alloc memory freed: else
+ * MEP_ERR_BUSY and the comm stays. NULL is accepted. A comm from mep_comm_split frees only itself, in any
+ * order with its siblings and parents but the world. 0.1 */
 MEP_API mep_result_t mep_comm_destroy(mep_comm_t comm);
 
 /* This process's rank in comm: constant, no error but a NULL pointer. 0.1 */
@@ -244,8 +249,9 @@ MEP_API mep_result_t mep_comm_set_timeout(mep_comm_t comm, uint32_t timeout_ms);
  * cannot map each other's memory. Valid for the life of the comm. 0.1 */
 MEP_API mep_result_t mep_comm_transport(mep_comm_t comm, int32_t rank, const char** name);
 
-/* Source memory: page-aligned memory of this process that peers on this host can read in place, which
- * saves a copy in large collectives. Zeroed. Blocks briefly. Free it before the comm.
+/* Source memory: page-aligned, unnamed memory of this process in a form that peers on this host can map
+ * for reading, and never write. Collectives treat it as any other memory so far: it saves no copy.
+ * Zeroed. Blocks briefly. Free it before the world. Any thread.
  * Errors: MEP_ERR_NO_MEMORY, MEP_ERR_SYSTEM; mep_mem_free of another address:
  * MEP_ERR_INVALID_ARGUMENT. NULL may be freed. 0.1 */
 MEP_API mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, void** memory);
@@ -281,8 +287,8 @@ static inline void mep_op_info_defaults(mep_op_info_t* info) {
 
 /* About the last blocking operation that this rank finished on comm. One that only reported a change of
  * the membership is told with its number too, and `failed` has the ranks that went. Errors:
- * MEP_ERR_NOT_FOUND (there was none), MEP_ERR_CAPACITY (a bitmap is too short; the rest is filled).
- * Does not block. 0.1 */
+ * MEP_ERR_NOT_FOUND (there was none), MEP_ERR_CAPACITY (a bitmap is too short; the rest is filled),
+ * MEP_ERR_BUSY (another thread is inside a call on this comm). Does not block. 0.1 */
 MEP_API mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info);
 
 /* Fixed layout, version 1; written by stream operations when they complete, in pinned or device
@@ -355,9 +361,11 @@ MEP_API mep_result_t mep_allreduce(const void* sendbuf, void* recvbuf, size_t co
 
 /* Nonblocking forms: return at once with a request. Operations of one comm run in the order of their
  * calls. Buffers belong to the operation until the request is done. Every request must be finished by
- * mep_request_wait or a mep_request_test that says done; that frees it. Progress is made inside any
- * call on the comm and inside wait and test. Host communicators only. Further error:
- * MEP_ERR_NO_MEMORY. 0.1 */
+ * mep_request_wait or a mep_request_test that says done; that frees it. Progress is made inside calls
+ * that begin or wait for an operation of the same comm, and inside wait and test of its requests, as far
+ * as the operation that is waited for or tested. Calls on other comms of the world, EP calls, and calls
+ * that only ask or set something make none: a rank that stays in those holds up the others' operation.
+ * Host communicators only. Further error: MEP_ERR_NO_MEMORY. 0.1 */
 MEP_API mep_result_t mep_ibarrier(mep_comm_t comm, mep_request_t* request);
 MEP_API mep_result_t mep_ibroadcast(const void* sendbuf, void* recvbuf, size_t count,
                                     mep_dtype_t dtype, int32_t root, mep_comm_t comm,
@@ -369,19 +377,22 @@ MEP_API mep_result_t mep_iallreduce(const void* sendbuf, void* recvbuf, size_t c
                                     mep_request_t* request);
 
 /* Waits at most timeout_ms (0xffffffff: until the operation's own timeout). Done: returns the
- * operation's result, frees the request and sets *request NULL. Not done in time: MEP_ERR_BUSY, the
- * operation goes on. info (or NULL) is filled when done. 0.1 */
+ * operation's result, frees the request and sets *request NULL. Not done in time, or another thread is
+ * inside a call on the comm: MEP_ERR_BUSY, the operation goes on. info (or NULL) is filled when done. 0.1 */
 MEP_API mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms,
                                       mep_op_info_t* info);
 
-/* Never blocks. *done = 1: as mep_request_wait when done. *done = 0: MEP_SUCCESS, it goes on. 0.1 */
+/* Never blocks. *done = 1: as mep_request_wait when done. *done = 0: it goes on, with MEP_SUCCESS, or
+ * with MEP_ERR_BUSY if another thread is inside a call on the comm. 0.1 */
 MEP_API mep_result_t mep_request_test(mep_request_t* request, int32_t* done, mep_op_info_t* info);
 
-/* About a request that is not freed yet; result is MEP_ERR_BUSY while it runs. 0.1 */
+/* About a request that is not freed yet; info->result is MEP_ERR_BUSY while it runs. Error: MEP_ERR_BUSY
+ * (another thread is inside a call on the comm; info is untouched). 0.1 */
 MEP_API mep_result_t mep_request_info(mep_request_t request, mep_op_info_t* info);
 
 /* A descriptor for poll/epoll/asyncio that is readable when a call of mep_request_test is worth
- * while. It belongs to the library and lives as long as the request. Errors: MEP_ERR_NO_MEMORY. 0.1 */
+ * while. It belongs to the library and lives as long as the request. Errors: MEP_ERR_NO_MEMORY,
+ * MEP_ERR_BUSY (another thread is inside a call on the comm). 0.1 */
 MEP_API mep_result_t mep_request_event_fd(mep_request_t request, int32_t* fd);
 
 /* ------------------------------------------------------------------------------------------------
@@ -467,7 +478,8 @@ MEP_API mep_result_t mep_comm_join(const mep_comm_config_t* config, mep_comm_t* 
  * mep_comm_set_name gave it. Errors: MEP_ERR_NOT_FOUND (this rank is no member of such a comm). 0.1 */
 MEP_API mep_result_t mep_comm_attach(mep_comm_t world, const char* name, mep_comm_t* comm);
 /* At most 63 bytes; the same on all members. Default: "world", and "PARENT/k.COLOR" for the k-th
- * split of PARENT. Local. 0.1 */
+ * split of PARENT. Local; any thread. *name is valid until the comm is destroyed and never changes:
+ * after mep_comm_set_name it is the old name, and mep_comm_name gives another pointer. 0.1 */
 MEP_API mep_result_t mep_comm_name(mep_comm_t comm, const char** name);
 MEP_API mep_result_t mep_comm_set_name(mep_comm_t comm, const char* name);
 
@@ -632,7 +644,9 @@ typedef struct mep_combine_args_t {
   uint32_t struct_size;
   uint32_t flags; /* MEP_COMBINE_* */
   uint32_t phase; /* MEP_PHASE_* */
-  uint32_t reserved;
+  /* T that out and weights are made for; another one than the dispatch had: MEP_ERR_INVALID_ARGUMENT.
+   * 0: not checked. */
+  uint32_t num_tokens;
   const void* y;             /* [E_local, R*M, H] combine type; NULL: mep_ep_combine_input memory */
   const float* weights;      /* [T, K]; NULL: topk_weights of the dispatch; had none: all 1 */
   const void* bias;          /* [H] combine type, added once at the end; NULL: none */
@@ -656,7 +670,8 @@ static inline void mep_combine_args_defaults(mep_combine_args_t* args) {
  * again: packed it waits for the other ranks' send phases (their counts), never for rows. Phase receive
  * returns when all rows have come; it takes only the output fields. Rows of a source are in token
  * order, sources in rank order (slotted: source s begins at s*M).
- * Errors: MEP_ERR_BUSY (the buffer's last dispatch or combine has not finished its receive phase),
+ * Errors: MEP_ERR_BUSY (the buffer's last dispatch or combine has not finished its receive phase, or
+ * another thread is inside a call on the buffer),
  * MEP_ERR_INVALID_ARGUMENT (an expert out of range or twice in a row: names token and value; nothing
  * was sent), MEP_ERR_CAPACITY, and those of collectives. It is a personal operation: with a rank gone
  * the result is MEP_PARTIAL (opt-in) or MEP_ERR_PEER_FAILED by each rank's own data, and counts and
@@ -675,7 +690,8 @@ MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_arg
 MEP_API mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_args_t* args,
                                  mep_stream_t stream);
 
-/* As mep_comm_last_op, for the last dispatch or combine finished on that buffer. 0.1 */
+/* As mep_comm_last_op, for the last dispatch or combine finished on that buffer; MEP_ERR_BUSY: another
+ * thread is inside a call on the buffer. 0.1 */
 MEP_API mep_result_t mep_ep_last_op(mep_ep_t ep, uint32_t buffer, mep_op_info_t* info);
 
 /* ------------------------------------------------------------------------------------------------

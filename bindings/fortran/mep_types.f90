@@ -255,7 +255,7 @@ module mep_types
     integer(c_int32_t) :: struct_size = 64
     integer(c_int32_t) :: flags = 0
     integer(c_int32_t) :: phase = 0
-    integer(c_int32_t) :: reserved = 0
+    integer(c_int32_t) :: num_tokens = 0
     type(c_ptr) :: y = c_null_ptr
     type(c_ptr) :: weights = c_null_ptr
     type(c_ptr) :: bias = c_null_ptr

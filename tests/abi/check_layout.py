@@ -69,6 +69,40 @@ for name, (_, parameters) in mep_h.functions.items():
     if not bound or not public:
         findings.lines.append(f"Fortran, functions: {name} is missing")
 
+# And the arguments of each have the same kinds: by value or by reference, and of how many bits. Fortran
+# has no unsigned integers.
+FORTRAN_KINDS = {"c_int32_t": "32", "c_int64_t": "64", "c_size_t": "64"}
+C_KINDS = {"int32": "32", "uint32": "32", "uint64": "64"}
+
+
+def fortran_procedures(text):
+    """{bound name: (result, kinds of the arguments)}"""
+    text = re.sub(r"&[ \t]*\n[ \t]*&?", " ", re.sub(r"!.*", "", text))
+    found = {}
+    for kind, name, names, bind, body in re.findall(
+            r"(\S+ function|subroutine) (\w+)\(([^)]*)\)\s+bind\(C([^)]*)\)[^\n]*\n(.*?)\n\s*end (?:function|subroutine)",
+            text, flags=re.S):
+        declared = {}
+        for type_name, attributes, arguments in re.findall(
+                r"^\s*((?:integer|type|character|real)\([^)]*\))([^:\n]*)::\s*(.*)$", body, flags=re.M):
+            for argument in re.findall(r"(\w+)(?:\([^)]*\))?", arguments):
+                inner = re.search(r"\(([^)]*)\)", type_name)[1]
+                by_value = re.search(r"\bvalue\b", attributes)
+                declared[argument] = FORTRAN_KINDS.get(inner, "pointer") if by_value else "pointer"
+        result = "void" if kind == "subroutine" else \
+            FORTRAN_KINDS.get(re.search(r"\((.*)\)", kind)[1], "pointer")
+        bound = re.search(r'name="(\w+)"', bind)
+        found[bound[1] if bound else name] = (
+            result, [declared.get(each.strip(), "not declared") for each in names.split(",") if each.strip()])
+    return found
+
+
+bound_procedures = fortran_procedures(fortran_c)
+for name, (result, parameters) in mep_h.functions.items():
+    kinds = [KINDS.get(each, "pointer") for each in [result] + [each for each, _ in parameters]]
+    kinds = [C_KINDS.get(each, each) for each in kinds]
+    findings.same(f"Fortran, {name}", (kinds[0], kinds[1:]), bound_procedures.get(name))
+
 if len(sys.argv) > 1:
     output = subprocess.run([sys.argv[1]], check=True, text=True, stdout=subprocess.PIPE).stdout
     seen = set()

@@ -248,10 +248,14 @@ static void combines(void** state) {
   args.out_stride_bytes = 4;
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &args, NULL));
   args = good_combine(f);
+  args.num_tokens = dispatch.num_tokens + 1; /* made for another dispatch */
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &args, NULL));
+  args = good_combine(f);
   args.flags = 1u << 31;
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &args, NULL));
 
   args = good_combine(f);
+  args.num_tokens = dispatch.num_tokens;
   args.phase = MEP_PHASE_SEND;
   MUST(mep_combine(f->handle, &args, NULL));
   EXPECT(MEP_ERR_BUSY, mep_combine(f->handle, &args, NULL));

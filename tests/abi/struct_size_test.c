@@ -1,5 +1,8 @@
 /* struct_size: initialisers touch no byte too many; a shorter struct is accepted and nothing beyond
  * it is read or written; a longer one is accepted if its tail is zero and refused otherwise. */
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "abi_test.h"
 
 enum { kGuard = 64, kRoom = 512, kTail = 16 };
@@ -385,12 +388,81 @@ static void struct_size_zero_is_refused(void** state) {
   }
 }
 
+/* ---- every size, at the end of what may be touched ----------------------------------------------
+ */
+
+/* `bytes` of memory with a page behind them that nobody may touch. */
+typedef struct {
+  unsigned char* pages;
+  size_t page_bytes;
+} Fenced;
+
+static Fenced make_fenced(void) {
+  Fenced fenced;
+  fenced.page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+  fenced.pages =
+      mmap(NULL, 2 * fenced.page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  assert_true(fenced.pages != MAP_FAILED);
+  assert_int_equal(mprotect(fenced.pages + fenced.page_bytes, fenced.page_bytes, PROT_NONE), 0);
+  return fenced;
+}
+
+/* A struct of `size` bytes whose first `set` bytes are what `fill` makes, the others zero. */
+static void make_struct(size_t i, unsigned char* at, size_t size, size_t set) {
+  _Alignas(8) unsigned char full[kRoom];
+  const uint32_t struct_size = (uint32_t)size;
+  memset(full, 0, sizeof full);
+  kTakers[i].initialise(full, kTakers[i].size);
+  kTakers[i].fill(full, kTakers[i].size);
+  if (set > kTakers[i].size) set = kTakers[i].size;
+  memset(at, 0, size);
+  if (set > sizeof struct_size) {
+    memcpy(at + sizeof struct_size, full + sizeof struct_size, set - sizeof struct_size);
+  }
+  memcpy(at, &struct_size, sizeof struct_size);
+}
+
+/* A struct that ends early counts as zero behind its end: the call says what it says to a whole one
+ * that is zero there. Bytes behind it cannot be touched, and those of the page before it stay. */
+static void every_size_at_a_fence(void** state) {
+  Fixture* f = *state;
+  const Fenced fenced = make_fenced();
+  filled_fixture = f;
+  for (size_t i = 0; i < sizeof kTakers / sizeof *kTakers; ++i) {
+    for (size_t size = 0; size <= kTakers[i].size + kGuard; ++size) {
+      const size_t bytes = size < sizeof(uint32_t) ? sizeof(uint32_t) : size;
+      unsigned char* at = fenced.pages + fenced.page_bytes - bytes;
+      memset(fenced.pages, 0xa5, fenced.page_bytes);
+      make_struct(i, at, bytes, size & ~(size_t)7); /* no half of a pointer */
+      const uint32_t struct_size = (uint32_t)size;
+      memcpy(at, &struct_size, sizeof struct_size);
+      const mep_result_t result = kTakers[i].call(f, at);
+      for (unsigned char* before = fenced.pages; before < at; ++before) {
+        if (*before != 0xa5) fail_msg("%s wrote before its struct", kTakers[i].name);
+      }
+      mep_result_t expected = MEP_ERR_INVALID_ARGUMENT;
+      if (size >= 8) {
+        _Alignas(8) unsigned char whole[kRoom];
+        make_struct(i, whole, kTakers[i].size, size & ~(size_t)7);
+        expected = kTakers[i].call(f, whole);
+      }
+      if (size >= kTakers[i].size) assert_int_equal(expected, MEP_SUCCESS);
+      if (result != expected) {
+        fail_msg("%s with struct_size %zu: %s, expected %s", kTakers[i].name, size,
+                 mep_result_string(result), mep_result_string(expected));
+      }
+    }
+  }
+  munmap(fenced.pages, 2 * fenced.page_bytes);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(initialisers_touch_only_their_bytes),
       cmocka_unit_test(defaults_are_inits),
       cmocka_unit_test(struct_size_rules),
       cmocka_unit_test(struct_size_zero_is_refused),
+      cmocka_unit_test(every_size_at_a_fence),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

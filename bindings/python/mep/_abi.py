@@ -279,7 +279,7 @@ class mep_combine_args_t(Structure):
         ("struct_size", c_uint32),
         ("flags", c_uint32),
         ("phase", c_uint32),
-        ("reserved", c_uint32),
+        ("num_tokens", c_uint32),
         ("y", c_void_p),
         ("weights", c_void_p),
         ("bias", c_void_p),

@@ -3,6 +3,7 @@ protocol; never a copy. And which CUDA stream an object is."""
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any, Optional
 
 import numpy
@@ -37,11 +38,14 @@ _DLPACK = {  # (type code, bits) of DLPack
 def dtype_number(dtype: Any) -> int:
     """The MEP type of a name, a number, or a NumPy, ml_dtypes or PyTorch dtype."""
     if isinstance(dtype, int):
-        if dtype not in _SIZES:
+        if isinstance(dtype, bool) or dtype not in _SIZES:
             raise ValueError(f"{dtype} is no type of MEP")
         return dtype
     if isinstance(dtype, type):
         dtype = numpy.dtype(dtype)
+    if isinstance(dtype, numpy.dtype) and not dtype.isnative:
+        raise ValueError(f"{dtype.str} has the other byte order than this machine; "
+                         "array.astype(array.dtype.newbyteorder('=')) converts it")
     name = getattr(dtype, "name", None) or str(dtype).replace("torch.", "", 1)
     number = NUMBERS.get(name)
     if number is None:
@@ -60,7 +64,7 @@ def numpy_dtype(number: int) -> numpy.dtype:
 def array_at(address: Optional[int], shape: tuple, dtype: Any, writable: bool = False) -> numpy.ndarray:
     """An array over memory of the library; its lifetime is the library's."""
     dtype = numpy.dtype(dtype)
-    size = int(numpy.prod(shape, dtype=numpy.int64)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     if not address or size == 0:
         return numpy.empty(shape, dtype)
     array = numpy.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(shape)
@@ -69,22 +73,24 @@ def array_at(address: Optional[int], shape: tuple, dtype: Any, writable: bool = 
 
 
 class Buffer:
-    """A typed, contiguous piece of memory; `owner` keeps it alive."""
+    """A typed piece of memory; `owner` keeps it alive. strides: bytes, one an axis; None: contiguous in
+    C order."""
 
-    __slots__ = ("address", "count", "dtype", "shape", "writable", "owner", "on_gpu")
+    __slots__ = ("address", "count", "dtype", "shape", "strides", "writable", "owner", "on_gpu")
 
-    def __init__(self, address: int, shape: tuple, dtype: int, writable: bool, owner: Any,
-                 on_gpu: bool = False):
+    def __init__(self, address: int, shape: tuple, strides: Optional[tuple], dtype: int,
+                 writable: bool, owner: Any, on_gpu: bool = False):
         self.on_gpu = on_gpu
         self.address = address
-        self.shape = shape
+        self.shape = tuple(shape)
         self.dtype = dtype
         self.writable = writable
         self.owner = owner
-        count = 1
-        for length in shape:
-            count *= length
-        self.count = count
+        self.count = math.prod(self.shape)
+        if strides is not None and len(strides) != len(self.shape):
+            raise ValueError(f"{len(self.shape)} axes have {len(strides)} strides")
+        contiguous = _is_contiguous(self.shape, strides, _SIZES[dtype])
+        self.strides = None if contiguous else tuple(strides or ())
 
     @property
     def itemsize(self) -> int:
@@ -118,6 +124,7 @@ def _is_contiguous(shape: tuple, strides: Optional[tuple], item: int) -> bool:
 
 
 _CUDA_DEVICES = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
+_HOST_DEVICES = (1, 3)  # kDLCPU and kDLCUDAHost
 _NO_SYNCHRONISATION = -1  # as a stream of __dlpack__: what runs on the tensor is the caller's to order
 
 
@@ -126,15 +133,18 @@ def _from_dlpack(obj: Any) -> Buffer:
     on_gpu = hasattr(obj, "__dlpack_device__") and obj.__dlpack_device__()[0] in _CUDA_DEVICES
     capsule = obj.__dlpack__(stream=_NO_SYNCHRONISATION) if on_gpu else obj.__dlpack__()
     tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    if tensor.device_type not in _CUDA_DEVICES + _HOST_DEVICES:
+        raise TypeError(f"the tensor is on a device of DLPack's type {tensor.device_type}; MEP works on "
+                        "host and CUDA memory")
     number = _DLPACK.get((tensor.code, tensor.bits))
     if number is None or tensor.lanes != 1:
         raise TypeError(f"DLPack type (code {tensor.code}, {tensor.bits} bits) is no type of MEP")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
-    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
-    if not _is_contiguous(shape, strides, 1):
-        raise ValueError("the tensor is not contiguous in C order")
-    return Buffer((tensor.data or 0) + tensor.byte_offset, shape, number, True, (obj, capsule),
-                  tensor.device_type in _CUDA_DEVICES)
+    strides = None
+    if tensor.strides:  # DLPack counts items
+        strides = tuple(tensor.strides[i] * _SIZES[number] for i in range(tensor.ndim))
+    return Buffer((tensor.data or 0) + tensor.byte_offset, shape, strides, number, True,
+                  (obj, capsule), tensor.device_type in _CUDA_DEVICES)
 
 
 def _cuda_interface(obj: Any) -> Optional[dict]:
@@ -148,8 +158,10 @@ def _cuda_interface(obj: Any) -> Optional[dict]:
 def _from_interface(obj: Any, interface: dict, on_gpu: bool = False) -> Buffer:
     shape, strides = interface["shape"], interface.get("strides")
     dtype = numpy.dtype(interface["typestr"])
-    if not _is_contiguous(shape, strides, dtype.itemsize):
-        raise ValueError("the array is not contiguous in C order")
+    if interface.get("mask") is not None:
+        raise ValueError("the array has a mask, which MEP does not look at")
+    if not isinstance(interface["data"], tuple):
+        raise TypeError("the array interface gives no address of its data")
     address, read_only = interface["data"]
     number = None
     if dtype.kind == "V":  # bfloat16 of PyTorch: the protocol has no name for it, the object has
@@ -161,14 +173,14 @@ def _from_interface(obj: Any, interface: dict, on_gpu: bool = False) -> Buffer:
             number = None
     if number is None:
         number = dtype_number(dtype)
-    return Buffer(address or 0, tuple(shape), number, not read_only, obj, on_gpu)
+    return Buffer(address or 0, shape, strides, number, not read_only, obj, on_gpu)
 
 
 def _from_numpy(array: numpy.ndarray) -> Buffer:
-    if not array.flags.c_contiguous:
-        raise ValueError("the array is not contiguous in C order; numpy.ascontiguousarray copies it")
-    return Buffer(array.ctypes.data, array.shape, dtype_number(array.dtype), array.flags.writeable,
-                  array)
+    if isinstance(array, numpy.ma.MaskedArray):
+        raise ValueError("the array has a mask, which MEP does not look at")
+    return Buffer(array.ctypes.data, array.shape, array.strides, dtype_number(array.dtype),
+                  array.flags.writeable, array)
 
 
 def stream_address(stream: Any) -> int:
@@ -189,12 +201,37 @@ def stream_address(stream: Any) -> int:
 
 
 def buffer(obj: Any, dtype: Any = None, writable: bool = False) -> Buffer:
-    """The memory of obj. dtype: what its items are, where the object cannot say it (uint16 that are
-    bfloat16); it must have the size of the object's own type."""
+    """The memory of obj, contiguous in C order; no other is taken. dtype: what its items are, where the
+    object cannot say it (uint16 that are bfloat16); it must have the size of the object's own type."""
+    found = _memory(obj, dtype, writable)
+    if found.strides is not None:
+        raise ValueError("the array is not contiguous in C order; numpy.ascontiguousarray copies it")
+    return found
+
+
+def rows_buffer(obj: Any, name: str, writable: bool = False) -> "tuple[Buffer, int]":
+    """The memory of a matrix whose rows are contiguous and do not overlap, and the bytes from one row to
+    the next; 0: dense."""
+    found = _memory(obj, None, writable)
+    if found.strides is None:
+        return found, 0
+    if len(found.shape) != 2:
+        raise ValueError(f"{name} has shape {found.shape}, it must be a matrix")
+    row = found.shape[1] * found.itemsize
+    if found.shape[1] > 1 and found.strides[1] != found.itemsize:
+        raise ValueError(f"the rows of {name} must be contiguous; numpy.ascontiguousarray copies it")
+    if found.shape[0] > 1 and found.strides[0] < row:
+        raise ValueError(f"the rows of {name} are {found.strides[0]} bytes apart and {row} long; "
+                         "numpy.ascontiguousarray copies it")
+    return found, found.strides[0] if found.shape[0] > 1 else 0
+
+
+def _memory(obj: Any, dtype: Any, writable: bool) -> Buffer:
+    interface = None
     if isinstance(obj, numpy.ndarray):
         found = _from_numpy(obj)
-    elif _cuda_interface(obj) is not None:
-        found = _from_interface(obj, _cuda_interface(obj), on_gpu=True)
+    elif (interface := _cuda_interface(obj)) is not None:
+        found = _from_interface(obj, interface, on_gpu=True)
     elif getattr(obj, "__array_interface__", None) is not None and "data" in obj.__array_interface__:
         found = _from_interface(obj, obj.__array_interface__)
     elif hasattr(obj, "__dlpack__"):
@@ -213,4 +250,9 @@ def buffer(obj: Any, dtype: Any = None, writable: bool = False) -> Buffer:
         found.dtype = number
     if writable and not found.writable:
         raise ValueError("the receive buffer is read-only")
+    if found.count != 0 and found.address % found.itemsize != 0:
+        raise ValueError(f"the array begins at {found.address:#x}, which is no multiple of the "
+                         f"{found.itemsize} bytes of its items")
+    if found.strides is not None and any(step % found.itemsize for step in found.strides):
+        raise ValueError("the array's strides are no multiples of its items' size")
     return found

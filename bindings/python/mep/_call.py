@@ -6,6 +6,7 @@ the main thread waits for it; other threads, which get no signals, call directly
 """
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import threading
@@ -31,28 +32,115 @@ def check(result: int) -> int:
     return result
 
 
+class Unique:
+    """What stands for one thing of the library. A copy would free it a second time."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"a mep.{type(self).__name__} can be neither copied nor pickled")
+
+
+class Calls:
+    """The calls on a communicator that Ctrl-C has left running in the background."""
+
+    def __init__(self) -> None:
+        self._running: "set[_Call]" = set()
+
+    def wait(self) -> None:
+        """Until all have ended. Every call ends: by its result, its timeout, or mep_comm_abort."""
+        for call in list(self._running):
+            while not call.finished and call.pid == os.getpid():
+                if call.gate.acquire(timeout=SLICE_MS / 1000):
+                    call.gate.release()
+            self._running.discard(call)
+
+
+class _Call:
+    """One call on a helper. Whoever comes second, the helper with the result or the main thread with an
+    exception, does what has to be done for an abandoned call."""
+
+    def __init__(self, function: Callable[..., int], arguments: tuple, calls: Optional[Calls],
+                 undo: Optional[Callable[[], Any]]):
+        self.function, self.arguments = function, arguments
+        self.calls, self.undo = calls, undo
+        self.pid = os.getpid()
+        self.lock = threading.Lock()  # of the flags
+        self.begun = self.returned = self.abandoned = self.kept = False
+        self.finished = False  # returned, and what follows from it is done
+        self.gate = threading.Lock()  # free once the call has finished
+        self.gate.acquire()
+        self.result: Any = None
+        self.text = ""
+
+    def run(self) -> None:
+        """On the helper."""
+        with self.lock:
+            if self.begun:
+                return  # sent twice, see abandon()
+            self.begun = True
+            abandoned = self.abandoned
+        if abandoned:
+            self.function, self.undo = _nothing, None
+        try:
+            self.result = self.function(*self.arguments)
+            # The text belongs to this thread, so it is fetched here.
+            self.text = last_error() if self.result < 0 else ""
+        except BaseException as problem:  # a wrong argument type: raised where the call was made
+            self.result = problem
+        with self.lock:
+            self.returned = True
+            abandoned = self.abandoned
+        if abandoned:
+            self._give_up()
+        self.finished = True
+        self.gate.release()
+
+    def abandon(self, helper: "Optional[_Helper]") -> None:
+        """On the main thread: nobody will look at the result."""
+        # Lives until the library has returned, even if the interpreter ends before.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        with self.lock:
+            self.kept = True
+            self.abandoned = True
+            returned = self.returned
+            if not returned and self.calls is not None:
+                self.calls._running.add(self)
+        if returned:
+            self._give_up()
+        elif helper is None:
+            self.run()  # nobody else has it: does nothing
+        else:
+            helper.start(self)  # whether it was sent before Ctrl-C or not
+
+    def _give_up(self) -> None:
+        if self.kept:
+            self.kept = False
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(self))
+        made_something = not isinstance(self.result, BaseException) and self.result >= 0
+        if self.undo is not None and made_something:
+            self.undo()
+        if self.calls is not None:
+            self.calls._running.discard(self)
+
+
+def _nothing(*_arguments: Any) -> int:
+    return 0
+
+
 class _Helper:
     """A daemon thread that makes one call at a time."""
 
     def __init__(self) -> None:
-        self._calls: "queue.SimpleQueue[tuple]" = queue.SimpleQueue()
+        self._work: "queue.SimpleQueue[_Call]" = queue.SimpleQueue()
         threading.Thread(target=self._serve, name="mep-call", daemon=True).start()
 
     def _serve(self) -> None:
         while True:
-            function, arguments, answer = self._calls.get()
-            try:
-                result = function(*arguments)
-                # The text belongs to this thread, so it is fetched here.
-                answer.put((result, last_error() if result < 0 else ""))
-            except BaseException as problem:  # a wrong argument type: raised where the call was made
-                answer.put((problem, ""))
-            function = arguments = answer = None  # keeps no buffers alive between calls
+            call = self._work.get()
+            call.run()
+            call = None  # keeps no buffers alive between calls
 
-    def call(self, function: Callable[..., int], arguments: tuple) -> tuple:
-        answer: "queue.SimpleQueue[tuple]" = queue.SimpleQueue()
-        self._calls.put((function, arguments, answer))
-        return answer.get()
+    def start(self, call: _Call) -> None:
+        self._work.put(call)
 
 
 _idle: list = []  # helpers that have no call to make
@@ -65,25 +153,34 @@ def _forget_helpers() -> None:
 os.register_at_fork(after_in_child=_forget_helpers)
 
 
-def blocking(function: Callable[..., int], *arguments: Any) -> int:
+def blocking(function: Callable[..., int], *arguments: Any, calls: Optional[Calls] = None,
+             undo: Optional[Callable[[], Any]] = None) -> int:
     """check(function(*arguments)) for a function that may wait long.
 
-    After KeyboardInterrupt the call goes on in the background with its arguments kept alive, and its
-    communicator is busy until the call has ended.
+    After KeyboardInterrupt the call goes on in the background with its arguments kept alive; `calls`
+    then knows it until it has ended, and `undo` is called if it succeeds: nobody has its result.
     """
     if threading.current_thread() is not threading.main_thread():
         return check(function(*arguments))
+    call, helper = _Call(function, arguments, calls, undo), None
     try:
-        helper = _idle.pop()
-    except IndexError:
-        helper = _Helper()
-    result, text = helper.call(function, arguments)
-    _idle.append(helper)  # not reached after KeyboardInterrupt: that helper is still busy
-    if isinstance(result, BaseException):
-        raise result
-    if result < 0:
-        raise error(result, text)
-    return result
+        try:
+            helper = _idle.pop()
+        except IndexError:
+            helper = _Helper()
+        helper.start(call)
+        while not call.finished:
+            # Bounded: a signal just before the wait does not end it.
+            call.gate.acquire(timeout=SLICE_MS / 1000)
+    except BaseException:
+        call.abandon(helper)
+        raise
+    _idle.append(helper)  # not reached after KeyboardInterrupt: that helper may still be busy
+    if isinstance(call.result, BaseException):
+        raise call.result
+    if call.result < 0:
+        raise error(call.result, call.text)
+    return call.result
 
 
 def milliseconds(seconds: Optional[float], default: int = 0) -> int:

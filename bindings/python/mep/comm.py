@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import math
 import os
 import threading
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Union
@@ -11,7 +12,7 @@ import numpy
 
 from . import _abi
 from ._buffers import Buffer, array_at, buffer, dtype_number, numpy_dtype, stream_address
-from ._call import SLICE_MS, blocking, check, lib, milliseconds
+from ._call import SLICE_MS, Calls, Unique, blocking, check, lib, milliseconds
 from .errors import Error, TimeoutError
 from .request import OpInfo, OpInfoRecord, Request
 
@@ -115,29 +116,38 @@ def init(**options: Any) -> "Comm":
     get(key: str, timeout: float) -> bytes, which waits for the key.
     """
     config, address = Config(**options), _abi.mep_comm_t()
-    blocking(lib.mep_comm_init, ctypes.byref(config.struct), ctypes.byref(address))
+    blocking(lib.mep_comm_init, ctypes.byref(config.struct), ctypes.byref(address),
+             undo=lambda: _leave_unused(address))
     return Comm(address.value)
+
+
+def _leave_unused(*addresses: Any) -> None:
+    """Ctrl-C came while they were made: nobody has them."""
+    for address in addresses:
+        lib.mep_comm_destroy(address)
 
 
 def init_all(count: int, **options: Any) -> "List[Comm]":
     """A world of `count` ranks inside this process; each communicator is for one thread."""
     config, addresses = Config(**options), (_abi.mep_comm_t * max(count, 1))()
-    blocking(lib.mep_comm_init_all, count, ctypes.byref(config.struct), addresses)
+    blocking(lib.mep_comm_init_all, count, ctypes.byref(config.struct), addresses,
+             undo=lambda: _leave_unused(*addresses))
     return [Comm(address) for address in addresses]
 
 
 def join(**options: Any) -> "Comm":
     """The newcomer's side of recover_ranks and grow: joins the running job `job`. Options as init."""
     config, address = Config(**options), _abi.mep_comm_t()
-    blocking(lib.mep_comm_join, ctypes.byref(config.struct), ctypes.byref(address))
+    blocking(lib.mep_comm_join, ctypes.byref(config.struct), ctypes.byref(address),
+             undo=lambda: _leave_unused(address))
     return Comm(address.value)
 
 
-class Comm:
+class Comm(Unique):
     """A communicator. Made by init, init_all, join, split, grow or attach; closed by close() or `with`.
 
     Buffers are NumPy arrays or anything with __array_interface__, DLPack or the buffer protocol,
-    contiguous; nothing is copied. dtype= names what the items are where the object cannot say it:
+    contiguous and in this machine's byte order; nothing is copied. dtype= names what the items are where the object cannot say it:
     a uint16 array that holds "bfloat16", a uint8 array that holds "float8_e4m3". Times in seconds.
     Leaving a `with` block by an exception aborts: the other ranks then see this rank fail.
 
@@ -149,8 +159,11 @@ class Comm:
     async_result() raises the first failure.
     """
 
+    _address: Optional[int] = None  # closed
+
     def __init__(self, address: int, world: "Optional[Comm]" = None):
-        self._address: Optional[int] = address
+        self._address = address
+        self._calls = Calls() if world is None else world._calls
         self._world = world  # keeps the world open as long as its sub-communicators are in use
         self._parts: list = []  # EP objects and split communicators, closed before this one
         self._requests: "set[Request]" = set()  # keeps the buffers of running operations alive
@@ -190,9 +203,11 @@ class Comm:
             pass
 
     def close(self) -> None:
-        """Leaves in order, after the operations of this rank have been finished. Idempotent."""
+        """Leaves in order, after the operations of this rank have been finished, also those that Ctrl-C has
+        left running. Idempotent."""
         if self._address is None:
             return
+        self._calls.wait()
         for request in list(self._requests):
             try:
                 request.wait()
@@ -202,10 +217,19 @@ class Comm:
             part.close()
         if self._callback is not None:
             self.set_view_callback(None)
-        blocking(lib.mep_comm_destroy, self._address)
-        self._address = None
-        if self._world is not None:
-            self._world._parts.remove(self)
+        # Of several threads one gets it.
+        address = self.__dict__.pop("_address", None)
+        if address is None:
+            return
+        try:
+            # After Ctrl-C it goes on in the background and must not be destroyed again.
+            blocking(lib.mep_comm_destroy, address, calls=self._calls)
+        except Error:
+            self._address = address
+            raise
+        finally:
+            if self._address is None and self._world is not None:
+                self._world._parts.remove(self)
 
     # ---- about the communicator -----------------------------------------------------------------
 
@@ -252,12 +276,14 @@ class Comm:
         check(lib.mep_comm_async_result(self._address))
 
     def mem_alloc(self, shape: Any, dtype: Any = "uint8") -> numpy.ndarray:
-        """Zeroed memory that peers on this host read in place, as an array. It must not be used
-        after mem_free, and must be freed before the communicator is closed."""
+        """Zeroed, page-aligned memory of the library as an array. It must not be used after mem_free, and
+        must be freed before the world is closed. Collectives treat it as any other array."""
         if not isinstance(shape, tuple):
             shape = (shape,)
         item = numpy_dtype(dtype_number(dtype))
-        size = int(numpy.prod(shape, dtype=numpy.int64)) * item.itemsize
+        size = math.prod(shape) * item.itemsize
+        if any(length < 0 for length in shape) or size >= 1 << 63:
+            raise ValueError(f"{shape} is no shape of an array")
         memory = ctypes.c_void_p()
         check(lib.mep_mem_alloc(self._address, size, ctypes.byref(memory)))
         return array_at(memory.value, shape, item, writable=True)
@@ -361,13 +387,13 @@ class Comm:
 
     def _start(self, function: Any, arguments: tuple, result: Any, keep: tuple) -> Request:
         self._on_stream(0, *keep)
-        address = _abi.mep_request_t()
+        request = Request(self, result, keep)
         try:
-            check(function(*arguments, self._address, ctypes.byref(address)))
+            request._begin(function, arguments)
         except Error as problem:
             problem.info = self._news(problem.code)
             raise
-        return Request(self, address, result, keep)
+        return request
 
     def _news(self, code: Optional[int]) -> Optional[OpInfo]:
         """What a call that was refused with `code` told of a view change, if it did."""
@@ -435,13 +461,14 @@ class Comm:
     def split(self, color: int, key: int = 0) -> "Optional[Comm]":
         """Ranks of one color form a communicator, ordered by (key, rank); color -1: None."""
         child = _abi.mep_comm_t()
-        blocking(lib.mep_comm_split, self._address, color, key, ctypes.byref(child))
+        blocking(lib.mep_comm_split, self._address, color, key, ctypes.byref(child),
+                 calls=self._calls, undo=lambda: _leave_unused(child))
         return Comm(child.value, self._world or self) if child.value else None
 
     def agree(self, flag: int) -> int:
         """The bitwise AND of all live ranks' flags (64 bits); succeeds in spite of known failures."""
         result = ctypes.c_uint64()
-        blocking(lib.mep_comm_agree, self._address, flag, ctypes.byref(result))
+        blocking(lib.mep_comm_agree, self._address, flag, ctypes.byref(result), calls=self._calls)
         return result.value
 
     def recover_ranks(self, ranks: Optional[Sequence[int]] = None, timeout: float = 30.0) -> int:
@@ -451,7 +478,8 @@ class Comm:
         admitted = ctypes.c_int32()
         try:
             blocking(lib.mep_recover_ranks, self._address, wanted if ranks else None,
-                     len(ranks or ()), milliseconds(timeout), ctypes.byref(admitted))
+                     len(ranks or ()), milliseconds(timeout), ctypes.byref(admitted),
+                     calls=self._calls)
         except Error as error:
             error.admitted = admitted.value  # type: ignore[attr-defined]
             raise
@@ -461,13 +489,14 @@ class Comm:
         """A new communicator over the world grown by `count` ranks, up to max_size."""
         grown = _abi.mep_comm_t()
         blocking(lib.mep_comm_grow, self._address, count, milliseconds(timeout),
-                 ctypes.byref(grown))
+                 ctypes.byref(grown), calls=self._calls, undo=lambda: _leave_unused(grown))
         return Comm(grown.value, self._world or self)
 
     def attach(self, name: str) -> "Comm":
         """The newcomer's side of a split: the communicator of that name."""
         comm = _abi.mep_comm_t()
-        blocking(lib.mep_comm_attach, self._address, name.encode(), ctypes.byref(comm))
+        blocking(lib.mep_comm_attach, self._address, name.encode(), ctypes.byref(comm),
+                 calls=self._calls, undo=lambda: _leave_unused(comm))
         return Comm(comm.value, self._world or self)
 
     def evict(self, rank: int) -> None:

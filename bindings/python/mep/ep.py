@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy
 
 from . import _abi
-from ._buffers import Buffer, _SIZES, array_at, buffer, dtype_number, numpy_dtype, stream_address
-from ._call import blocking, check, lib
+from ._buffers import (Buffer, _SIZES, array_at, buffer, dtype_number, numpy_dtype, rows_buffer,
+                       stream_address)
+from ._call import Unique, blocking, check, lib
+from .errors import BusyError, Error, InvalidArgumentError, UnsupportedError
 from .request import OpInfo, OpInfoRecord
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ class Received:
         return self.x[expert, : int(self.count[expert])]
 
 
-class Ep:
+class Ep(Unique):
     """An EP object; collective over comm. Options have the names of mep_ep_config_t: hidden, top_k,
     num_experts, max_tokens_per_rank (required), name, mode, experts_per_rank, num_buffers,
     input_type, wire_type, combine_type (names such as "bfloat16"), scale_type, receive_layout,
@@ -91,7 +93,8 @@ class Ep:
     def _open(self, comm: "Comm", function: Any, options: dict) -> None:
         self._comm, self._handles, self._address = comm, [], None
         config, address = _config(options), _abi.mep_ep_t()
-        blocking(function, comm._address, ctypes.byref(config), ctypes.byref(address))
+        blocking(function, comm._address, ctypes.byref(config), ctypes.byref(address),
+                 calls=comm._calls, undo=lambda: lib.mep_ep_destroy(address))
         self._address = address.value
         comm._parts.append(self)
         # The defaults of mep.h, so that arrays can be given their shapes.
@@ -134,10 +137,15 @@ class Ep:
         """Frees handles and object. Idempotent. BusyError while an operation runs."""
         if self._address is None:
             return
+        self._comm._calls.wait()
         for handle in list(self._handles):
             handle.close()
-        check(lib.mep_ep_destroy(self._address))
-        self._address = None
+        address, self._address = self._address, None
+        try:
+            check(lib.mep_ep_destroy(address))
+        except Error:
+            self._address = address
+            raise
         self._comm._parts.remove(self)
 
     def handle(self, buffer: int = 0) -> "Handle":
@@ -148,13 +156,17 @@ class Ep:
         """Logical experts -> places: int32 [E, max_replicas], rank * E_local + local expert, -1 unused.
         None: back to physical ids. Collective."""
         if expert_map is None:
-            blocking(lib.mep_ep_set_expert_map, self._address, None)
+            blocking(lib.mep_ep_set_expert_map, self._address, None, calls=self._comm._calls)
             return
-        places = numpy.ascontiguousarray(expert_map, dtype=numpy.int32)
+        given = numpy.asarray(expert_map)
+        places = numpy.array(given, dtype=numpy.int32, order="C")
+        if given.dtype.kind not in "iu" or not numpy.array_equal(given, places):
+            raise ValueError("the map must hold integers of 32 bits")
         if places.size != self.num_experts * self.max_replicas:
             raise ValueError(f"the map has {places.size} entries, it must have "
                              f"{self.num_experts} x {self.max_replicas}")
-        blocking(lib.mep_ep_set_expert_map, self._address, places.ctypes.data)
+        blocking(lambda ep, kept: lib.mep_ep_set_expert_map(ep, kept.ctypes.data), self._address, places,
+                 calls=self._comm._calls)
 
     def view(self, buffer: int = 0) -> Received:
         """The library's memory of one buffer, known before the first dispatch."""
@@ -189,7 +201,10 @@ class Ep:
         return record.info()
 
 
-class Handle:
+_REFUSED = (BusyError, InvalidArgumentError, UnsupportedError)  # such a call has changed nothing
+
+
+class Handle(Unique):
     """The routing of one dispatch, for its combine. One thread at a time."""
 
     def __init__(self, ep: Ep, buffer: int):
@@ -212,8 +227,13 @@ class Handle:
     def close(self) -> None:
         if self._address is None:
             return
-        check(lib.mep_ep_handle_destroy(self._address))
-        self._address = None
+        self._ep._comm._calls.wait()
+        address, self._address = self._address, None
+        try:
+            check(lib.mep_ep_handle_destroy(address))
+        except Error:
+            self._address = address
+            raise
         self._ep._handles.remove(self)
 
     def dispatch(self, x: Any = None, topk_idx: Any = None, topk_weights: Any = None, *,
@@ -232,13 +252,16 @@ class Handle:
         lib.mep_dispatch_args_init(ctypes.byref(args), ctypes.sizeof(args))
         args.phase = PHASES[phase]
         keep: list = []
+        tokens = self._tokens
         if phase != "receive":
             rows = self._rows(x, ep.input_type, ep.hidden, "x", keep)
-            self._tokens = args.num_tokens = rows[2]
+            tokens = args.num_tokens = rows[2]
             args.x, args.x_stride_bytes = rows[0], rows[1]
             if x_scales is not None:
                 kind = dtype_number(self._ep._scale)
                 scales = self._rows(x_scales, kind, (ep.hidden + 127) // 128, "x_scales", keep)
+                if scales[2] != tokens:
+                    raise ValueError(f"x_scales has {scales[2]} rows, x has {tokens}")
                 args.x_scales, args.x_scales_stride_bytes = scales[0], scales[1]
             indices = self._flat(topk_idx, None, rows[2] * ep.top_k, "topk_idx", keep)
             args.topk_idx, args.topk_idx_type = indices.address, indices.dtype
@@ -254,9 +277,15 @@ class Handle:
             self._outputs(args, given, keep)
             if not stream_address(stream):
                 args.recv_total = ctypes.addressof(total)
-        if op_status is not None:
-            args.op_status = ctypes.addressof(op_status)
-        result = self._call(lib.mep_dispatch, args, keep, stream)
+                keep.append(total)
+        self._status(args, op_status, keep)
+        try:
+            result = self._call(lib.mep_dispatch, args, keep, stream)
+        except BaseException as problem:
+            # Whatever has begun has taken the routing; combine tells the library what it reckons with.
+            self._tokens = self._tokens if isinstance(problem, _REFUSED) else tokens
+            raise
+        self._tokens = tokens
         if phase == "send":
             return None
         own = self._view
@@ -280,6 +309,7 @@ class Handle:
         lib.mep_combine_args_init(ctypes.byref(args), ctypes.sizeof(args))
         args.phase = PHASES[phase]
         args.flags = _abi.MEP_COMBINE_RENORMALIZE if renormalize else 0
+        args.num_tokens = self._tokens
         keep: list = []
         if phase != "receive" and y is not None:
             items = ep.experts_per_rank * ep._comm.size * ep.max_tokens_per_rank * ep.hidden
@@ -295,19 +325,31 @@ class Handle:
             rows = self._rows(out, ep.combine_type, ep.hidden, "out", keep, writable=True)
             if rows[2] != self._tokens:
                 raise ValueError(f"out has {rows[2]} rows, the dispatch had {self._tokens} tokens")
-            args.out, args.out_stride_bytes = rows[0], rows[1]
-        if op_status is not None:
-            args.op_status = ctypes.addressof(op_status)
+            if self._tokens != 0:  # NULL is what the library takes for no tokens, and for nothing else
+                args.out, args.out_stride_bytes = rows[0], rows[1]
+        self._status(args, op_status, keep)
         self._call(lib.mep_combine, args, keep, stream)
         return out
 
+    @staticmethod
+    def _status(args: Any, op_status: Optional[OpStatus], keep: list) -> None:
+        if op_status is None:
+            return
+        if not isinstance(op_status, OpStatus):
+            raise TypeError(f"op_status is a {type(op_status).__name__}, it must be a mep.OpStatus")
+        args.op_status = ctypes.addressof(op_status)
+        keep.append(op_status)
+
     def _call(self, function: Any, args: Any, keep: list, stream: Any) -> int:
+        if self._ep._comm.device is None and any(getattr(each, "on_gpu", False) for each in keep):
+            raise ValueError("this communicator works on host memory, an array is on a GPU; make the "
+                             "communicator with device=")
         if stream_address(stream):
             result = check(function(self._address, ctypes.byref(args), stream_address(stream)))
         else:
             # `keep` rides along so that the buffers live as long as the call does.
             result = blocking(lambda handle, args, keep: function(handle, ctypes.byref(args), None),
-                              self._address, args, keep)
+                              self._address, args, keep, calls=self._ep._comm._calls)
         self.partial = result == _abi.MEP_PARTIAL
         return result
 
@@ -319,6 +361,8 @@ class Handle:
         if given["recv_x"] is not None:
             found = buffer(given["recv_x"], writable=True)
             _expect(found, ep.wire_type, "recv_x")
+            if found.count == 0:  # which C takes for as large as its own
+                raise ValueError("recv_x is empty")
             args.recv_x, args.recv_capacity = found.address, found.count * found.itemsize
             keep.append(found)
         sizes = {"recv_scales": (ep._scale, rows * ((ep.hidden + 127) // 128)),
@@ -350,16 +394,7 @@ class Handle:
         """(address, stride in bytes, number of rows) of a [rows, width] array."""
         if value is None:
             raise TypeError(f"{name} is missing")
-        stride = 0
-        if isinstance(value, numpy.ndarray) and value.ndim == 2 and not value.flags.c_contiguous:
-            if value.strides[1] != value.itemsize or value.strides[0] < 0:
-                raise ValueError(f"the rows of {name} must be contiguous")
-            if writable and not value.flags.writeable:
-                raise ValueError(f"{name} is read-only")
-            stride = value.strides[0]
-            found = Buffer(value.ctypes.data, value.shape, dtype_number(value.dtype), True, value)
-        else:
-            found = buffer(value, writable=writable)
+        found, stride = rows_buffer(value, name, writable)
         _expect(found, kind, name)
         if len(found.shape) != 2 or found.shape[1] != width:
             raise ValueError(f"{name} has shape {found.shape}, it must be [rows, {width}]")

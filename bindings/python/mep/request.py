@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Generator, List, NamedTuple, Optional
 
 from . import _abi
-from ._call import SLICE_MS, check, last_error, lib, milliseconds
+from ._call import SLICE_MS, Unique, check, last_error, lib, milliseconds
 from .errors import error
 
 if TYPE_CHECKING:
@@ -50,30 +50,52 @@ def _ranks(words: List[int]) -> List[int]:
     return [64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1]
 
 
-class Request:
+_running: "set[Request]" = set()  # their buffers are in use, also when nobody knows them any more
+
+
+class Request(Unique):
     """A nonblocking operation; its buffers belong to it until it is done.
 
-    Finish it with wait(), test() until True, or `await`. The communicator keeps the request and its
-    buffers alive until then, so it may be dropped and is finished by Comm.close().
+    Finish it with wait(), test() until True, or `await`. The request and its buffers are kept alive until
+    then, so it may be dropped and is finished by Comm.close().
     """
 
-    def __init__(self, comm: "Comm", address: ctypes.c_void_p, result: Any, keep: tuple):
+    def __init__(self, comm: "Comm", result: Any, keep: tuple):
         self._comm = comm
-        self._address = address
+        self._address = _abi.mep_request_t()
         self._result = result
         self._keep = keep
         self._record = OpInfoRecord(comm.size)
         self._failure: Optional[Exception] = None
-        comm._requests.add(self)
+        self._finished = False
+
+    def _begin(self, function: Any, arguments: tuple) -> None:
+        """Registered before the library has it: Ctrl-C may come with its return."""
+        _running.add(self)
+        self._comm._requests.add(self)
+        try:
+            check(function(*arguments, self._comm._address, ctypes.byref(self._address)))
+        finally:
+            if not self._address.value:
+                self._finished = True
+                self._forget()
+
+    def _forget(self) -> None:
+        self._comm._requests.discard(self)
+        _running.discard(self)
+        self._keep = ()
 
     @property
     def done(self) -> bool:
         """Whether it has been found done by wait or test. Does not look again."""
-        return not self._address.value
+        if not self._finished and not self._address.value:
+            # Ctrl-C came with the library's return, which had filled the record.
+            self._ended(self._record.struct.result)
+        return self._finished
 
     def _ended(self, result: int) -> None:
-        self._comm._requests.discard(self)
-        self._keep = ()
+        self._finished = True
+        self._forget()
         if result < 0:
             self._failure = error(result, last_error(), self._record.info())
 
@@ -94,12 +116,14 @@ class Request:
             if end is not None:
                 part = min(part, milliseconds(end - time.monotonic()))
             result = lib.mep_request_wait(ctypes.byref(self._address), part, self._record.reference)
-            if self.done:
+            if not self._address.value:
                 self._ended(result)
             elif result != _abi.MEP_ERR_BUSY:
                 check(result)
             elif end is not None and time.monotonic() >= end:
                 raise error(result, f"not done within {timeout} s; the operation goes on")
+            else:
+                time.sleep(0)  # another thread may be inside a call on the communicator
         return self._value()
 
     def test(self) -> bool:
@@ -108,7 +132,7 @@ class Request:
             flag = ctypes.c_int32()
             result = lib.mep_request_test(ctypes.byref(self._address), ctypes.byref(flag),
                                           self._record.reference)
-            if self.done:
+            if not self._address.value:
                 self._ended(result)
             else:
                 check(result)

@@ -21,8 +21,23 @@ struct mep_comm {
   bool is_grown = false;                    // made by mep_comm_grow over the whole world
   // A newcomer's comms that mep_comm_attach has not asked for yet, by name.
   std::map<std::string, std::unique_ptr<mep::Comm>> dormant;
-  // Requests and EP objects that still refer to this comm.
+  // Requests and EP objects of this comm, and for a world the comms made from it. One is added inside a
+  // CallScope of this comm; who takes one away releases what it did to the end of this comm.
   std::atomic<uint32_t> users{0};
+  // Of a comm that was split, grown or attached: the world's, which may not end before it.
+  mep_comm_t world = nullptr;
+
+  void belongs_to(mep_comm_t other) {
+    world = other->world != nullptr ? other->world : other;
+    world->users.fetch_add(1, std::memory_order_relaxed);
+  }
+  ~mep_comm() {
+    dormant.clear();
+    device.reset();
+    comm.reset();
+    // Release: nothing of this comm uses the world any more.
+    if (world != nullptr) world->users.fetch_sub(1, std::memory_order_release);
+  }
 };
 
 namespace mep {
@@ -68,7 +83,8 @@ mep_result_t guarded(Body&& body) {
   return fail(MEP_ERR_UNSUPPORTED, "this is a host communicator: stream must be NULL");
 }
 
-// Marks the comm as in use by this thread for the life of the scope.
+// Marks the comm as in use by this thread for the life of the scope, and publishes what it did to the
+// comm, its requests and `users` to the next one's thread.
 class CallScope {
  public:
   explicit CallScope(mep_comm_t comm) : comm_(comm), entered_(comm->comm->enter_call()) {}
@@ -77,6 +93,8 @@ class CallScope {
   }
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;
+  // The comm is no more.
+  void forget() { entered_ = false; }
   [[nodiscard]] mep_result_t check() const {
     if (entered_) [[likely]]
       return MEP_SUCCESS;

@@ -1,4 +1,5 @@
 // Expert parallelism: EP objects, handles, dispatch and combine.
+#include <array>
 #include <optional>
 
 #include "core/api/api_guard.hpp"
@@ -11,6 +12,8 @@ struct mep_ep {
   std::unique_ptr<mep::EpDevice> on_device;  // on GPUs
   const mep::EpShape& shape() const { return on_device ? on_device->shape() : object->shape(); }
   std::atomic<uint32_t> handles{0};
+  // By buffer: a thread is inside a call on it; see mep::BufferScope.
+  std::array<std::atomic<uint32_t>, mep::kMaxEpBuffers> in_call{};
 };
 
 struct mep_ep_handle {
@@ -56,6 +59,29 @@ mep_result_t check_phase(uint32_t flags, uint32_t known_flags, uint32_t phase) {
   return MEP_SUCCESS;
 }
 
+// As CallScope, for one buffer: each is a channel of its own.
+class BufferScope {
+ public:
+  // Acquire and release: publish what a call left in the buffer and its handles to the next one.
+  BufferScope(mep_ep_t ep, uint32_t buffer)
+      : in_call_(ep->in_call[buffer]),
+        entered_(in_call_.exchange(1, std::memory_order_acquire) == 0) {}
+  ~BufferScope() {
+    if (entered_) in_call_.store(0, std::memory_order_release);
+  }
+  BufferScope(const BufferScope&) = delete;
+  BufferScope& operator=(const BufferScope&) = delete;
+  [[nodiscard]] mep_result_t check() const {
+    if (entered_) [[likely]]
+      return MEP_SUCCESS;
+    return fail(MEP_ERR_BUSY, "another thread is inside a call on this buffer of the EP object");
+  }
+
+ private:
+  std::atomic<uint32_t>& in_call_;
+  bool entered_;
+};
+
 // Where all ranks must return the same, a dispatch or combine ends by an operation of the comm.
 class EpCallScope {
  public:
@@ -94,6 +120,19 @@ mep_result_t open_object(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
     *ep = made.release();
     return MEP_SUCCESS;
   });
+}
+
+// Nothing refers to the handle any more, or MEP_ERR_BUSY.
+mep_result_t end_handle(mep_ep_handle_t handle) {
+  const BufferScope scope(handle->ep, handle->buffer);
+  MEP_TRY(scope.check());
+  if (handle->ep->on_device) return handle->ep->on_device->end_handle(handle->device_handle);
+  EpBuffer& buffer = handle->ep->object->buffer(handle->buffer);
+  if (buffer.uses(handle->handle) && buffer.in_flight()) {
+    return fail(MEP_ERR_BUSY, "an operation of the handle was sent and has not been received");
+  }
+  buffer.forget(handle->handle);
+  return MEP_SUCCESS;
 }
 
 EpDeviceOptions device_options(const mep_ep_config_t& config) {
@@ -218,17 +257,11 @@ mep_result_t mep_ep_handle_destroy(mep_ep_handle_t handle) {
   if (handle == nullptr) return MEP_SUCCESS;
   return guarded([&]() -> mep_result_t {
     MEP_TRY(check_handle(handle));
-    if (handle->ep->on_device) {
-      MEP_TRY(handle->ep->on_device->end_handle(handle->device_handle));
-    } else {
-      EpBuffer& buffer = handle->ep->object->buffer(handle->buffer);
-      if (buffer.uses(handle->handle) && buffer.in_flight()) {
-        return fail(MEP_ERR_BUSY, "an operation of the handle was sent and has not been received");
-      }
-      buffer.forget(handle->handle);
-    }
-    handle->ep->handles.fetch_sub(1);
+    const mep_ep_t ep = handle->ep;
+    MEP_TRY(end_handle(handle));
     delete handle;
+    // Last: from here on another thread may destroy the object.
+    ep->handles.fetch_sub(1);
     return MEP_SUCCESS;
   });
 }
@@ -287,6 +320,8 @@ mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_args_t* arg
     if (args == nullptr) return null_argument("args");
     mep_dispatch_args_t given;
     MEP_TRY(read_sized_struct(args, "mep_dispatch_args_t", &given));
+    const BufferScope buffer_scope(handle->ep, handle->buffer);
+    MEP_TRY(buffer_scope.check());
     if (handle->ep->on_device) {
       MEP_TRY(check_phase(given.flags, 0, given.phase));
       return handle->ep->on_device->dispatch(handle->device_handle, given, stream);
@@ -309,6 +344,8 @@ mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_args_t* args,
     if (args == nullptr) return null_argument("args");
     mep_combine_args_t given;
     MEP_TRY(read_sized_struct(args, "mep_combine_args_t", &given));
+    const BufferScope buffer_scope(handle->ep, handle->buffer);
+    MEP_TRY(buffer_scope.check());
     if (handle->ep->on_device) {
       MEP_TRY(check_phase(given.flags, MEP_COMBINE_RENORMALIZE, given.phase));
       return handle->ep->on_device->combine(handle->device_handle, given, stream);
@@ -329,6 +366,8 @@ mep_result_t mep_ep_last_op(mep_ep_t ep, uint32_t buffer, mep_op_info_t* info) {
     MEP_TRY(check_buffer(ep, buffer));
     mep_op_info_t filled;
     MEP_TRY(read_sized_struct(info, "mep_op_info_t", &filled));
+    const BufferScope scope(ep, buffer);
+    MEP_TRY(scope.check());
     const mep_result_t result = ep->on_device ? ep->on_device->last_op(buffer, &filled)
                                               : ep->object->buffer(buffer).last_op(&filled);
     if (result == MEP_SUCCESS || result == MEP_ERR_CAPACITY) write_sized_struct(filled, info);

@@ -18,13 +18,13 @@ std::vector<uint32_t> first_slots(int32_t count) {
 }
 
 // Where the `count` ranks of this process go that begin with this local rank; none without a GPU.
-mep_result_t choose_places(const mep_comm_config_t* config, uint64_t local_rank, size_t count,
+mep_result_t choose_places(const mep_comm_config_t& config, uint64_t local_rank, size_t count,
                            std::vector<GpuPlace>* places) {
-  if (config == nullptr || (config->flags & MEP_COMM_SET_DEVICE) == 0) return MEP_SUCCESS;
+  if ((config.flags & MEP_COMM_SET_DEVICE) == 0) return MEP_SUCCESS;
   std::map<int32_t, uint32_t> ranks_of;
   for (size_t i = 0; i < count; ++i) {
     GpuPlace& place = places->emplace_back();
-    MEP_TRY(choose_device(config->device, local_rank + i, &place.device));
+    MEP_TRY(choose_device(config.device, local_rank + i, &place.device));
     ++ranks_of[place.device];
   }
   uint32_t most = 0;
@@ -38,13 +38,21 @@ mep_result_t choose_places(const mep_comm_config_t* config, uint64_t local_rank,
 }
 
 // This process's GPU. Its number on this host counts, which its rank is if nobody says.
-mep_result_t choose_own_place(const mep_comm_config_t* config, int32_t rank,
+mep_result_t choose_own_place(const mep_comm_config_t& config, int32_t rank,
                               std::vector<GpuPlace>* places) {
   auto local_rank = static_cast<uint64_t>(rank);
-  if (config != nullptr && config->device == MEP_DEVICE_BY_RANK) {
+  if ((config.flags & MEP_COMM_SET_DEVICE) != 0 && config.device == MEP_DEVICE_BY_RANK) {
     MEP_TRY(find_local_rank(&local_rank));
   }
   return choose_places(config, local_rank, 1, places);
+}
+
+// The caller's config, read once and no further than its struct_size.
+mep_result_t read_config(const mep_comm_config_t* config, mep_comm_config_t* given) {
+  mep_comm_config_init(given, sizeof *given);
+  if (config != nullptr) MEP_TRY(read_sized_struct(config, "mep_comm_config_t", given));
+  given->struct_size = sizeof *given;
+  return MEP_SUCCESS;
 }
 
 // The rank's part of a world under construction.
@@ -119,10 +127,12 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
   *comm = nullptr;
   return guarded([&]() -> mep_result_t {
     MEP_TRY(failpoints_from_environment());
+    mep_comm_config_t given;
+    MEP_TRY(read_config(config, &given));
     ResolvedConfig resolved;
-    MEP_TRY(resolve_config(config, &resolved));
+    MEP_TRY(resolve_config(&given, &resolved));
     std::vector<GpuPlace> places;
-    MEP_TRY(choose_own_place(config, resolved.rank, &places));
+    MEP_TRY(choose_own_place(given, resolved.rank, &places));
     const Deadline deadline = Deadline::after_ms(resolved.init_timeout_ms);
     TransportSet transports;
     MEP_TRY(transports.open(resolved));
@@ -155,9 +165,7 @@ mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* config, m
   std::fill(comms, comms + count, nullptr);
   return guarded([&]() -> mep_result_t {
     mep_comm_config_t given;
-    mep_comm_config_init(&given, sizeof given);
-    if (config != nullptr) MEP_TRY(read_sized_struct(config, "mep_comm_config_t", &given));
-    given.struct_size = sizeof given;
+    MEP_TRY(read_config(config, &given));
     given.rank = 0;
     given.size = count;
     given.flags |= MEP_COMM_SET_RANK;
@@ -169,7 +177,7 @@ mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* config, m
     MEP_TRY(resolve_config(&given, &resolved, ConfigUse::kThreads));
     const auto ranks = static_cast<size_t>(count);
     std::vector<GpuPlace> places;
-    MEP_TRY(choose_places(&given, 0, ranks, &places));
+    MEP_TRY(choose_places(given, 0, ranks, &places));
     const Deadline deadline = Deadline::after_ms(resolved.init_timeout_ms);
     std::vector<TransportSet> transports(ranks);
     std::vector<SelfDescription> selves(ranks);
@@ -208,14 +216,18 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
   if (comm == nullptr) return MEP_SUCCESS;
   return guarded([&]() -> mep_result_t {
     if (comm->comm->world().forked()) return check_comm(comm);
-    comm->comm->drop_dormant();
+    // Held to the end: no other thread gets in any more.
+    CallScope scope(comm);
+    MEP_TRY(scope.check());
     if (comm->device != nullptr && comm->device->busy()) {
       return fail(MEP_ERR_BUSY,
                   "operations of the communicator still run on its GPU; wait for "
                   "their streams first");
     }
-    if (comm->users.load() != 0 || !comm->comm->idle() ||
-        comm->comm->has_clients(comm->device != nullptr ? comm->device->view_clients() : 0)) {
+    // Acquire: a comm made from this one, destroyed by another thread, uses the world no more.
+    if (comm->users.load(std::memory_order_acquire) != 0 || !comm->comm->idle() ||
+        comm->comm->has_clients(comm->comm->dormant_objects() +
+                                (comm->device != nullptr ? comm->device->view_clients() : 0))) {
       return fail(MEP_ERR_BUSY,
                   "the communicator still has EP objects, requests or communicators "
                   "made from it; destroy or finish them first");
@@ -223,10 +235,8 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
     if (comm->is_world && comm->comm->world().allocations() != 0) {
       return fail(MEP_ERR_BUSY, "memory of mep_mem_alloc is not freed yet");
     }
-    {
-      const CallScope scope(comm);
-      MEP_TRY(scope.check());
-    }
+    comm->comm->drop_dormant();
+    scope.forget();
     if (comm->is_world) {
       close_world(comm, true);
     } else {

@@ -60,6 +60,7 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
     MEP_TRY(handle->device->begin_proof());
     MEP_TRY(handle->device->end_proof());
   }
+  handle->belongs_to(comm);
   *child = handle.release();
   return MEP_SUCCESS;
 }

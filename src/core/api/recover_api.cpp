@@ -403,7 +403,9 @@ mep_result_t mep_comm_grow(mep_comm_t world, int32_t count, uint32_t timeout_ms,
     const CallScope scope(world);
     MEP_TRY(scope.check());
     MEP_TRY(covers_all(*world->comm));
-    return grow(*world->comm, count, timeout_ms, grown);
+    MEP_TRY(grow(*world->comm, count, timeout_ms, grown));
+    (*grown)->belongs_to(world);
+    return MEP_SUCCESS;
   });
 }
 
@@ -421,12 +423,15 @@ mep_result_t mep_comm_attach(mep_comm_t world, const char* name, mep_comm_t* com
   if (comm == nullptr) return null_argument("comm");
   *comm = nullptr;
   return guarded([&]() -> mep_result_t {
+    const CallScope scope(world);
+    MEP_TRY(scope.check());
     const auto found = world->dormant.find(name);
     if (found == world->dormant.end()) {
       return fail(MEP_ERR_NOT_FOUND, "this rank joined no communicator named \"%s\"", name);
     }
     auto handle = std::make_unique<mep_comm>();
     handle->comm = std::move(found->second);
+    handle->belongs_to(world);
     world->dormant.erase(found);
     *comm = handle.release();
     return MEP_SUCCESS;

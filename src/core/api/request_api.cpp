@@ -154,7 +154,11 @@ mep_result_t mep_request_info(mep_request_t request, mep_op_info_t* info) {
   using namespace mep;
   MEP_TRY(check_request(request));
   if (info == nullptr) return null_argument("info");
-  return guarded([&] { return fill(*request, info); });
+  return guarded([&]() -> mep_result_t {
+    const CallScope scope(request->comm);
+    MEP_TRY(scope.check());
+    return fill(*request, info);
+  });
 }
 
 mep_result_t mep_request_event_fd(mep_request_t request, int32_t* fd) {
@@ -162,6 +166,8 @@ mep_result_t mep_request_event_fd(mep_request_t request, int32_t* fd) {
   MEP_TRY(check_request(request));
   if (fd == nullptr) return null_argument("fd");
   return guarded([&]() -> mep_result_t {
+    const CallScope scope(request->comm);
+    MEP_TRY(scope.check());
     if (!request->event.valid()) {
       MEP_TRY(request->comm->comm->world().request_bell().add(request->deadline, &request->event));
     }

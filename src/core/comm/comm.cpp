@@ -133,7 +133,7 @@ void Comm::close() {
 
 mep_result_t Comm::rename(const char* name) {
   const std::lock_guard lock(mutex_);
-  name_ = name;
+  name_.set(name);
   return MEP_SUCCESS;
 }
 

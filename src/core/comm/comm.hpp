@@ -26,6 +26,7 @@
 #include "core/coll/cells.hpp"
 #include "core/coll/operation.hpp"
 #include "core/comm/channel.hpp"
+#include "core/comm/kept_name.hpp"
 #include "core/membership/membership.hpp"
 #include "core/world/world.hpp"
 #include "mep.h"
@@ -114,7 +115,8 @@ class Comm : public WorldClient {
   World& world() const { return *world_; }
   const std::shared_ptr<World>& world_ptr() const { return world_; }
   uint64_t id() const { return id_; }
-  const std::string& name() const { return name_; }
+  // Any thread; valid as long as this object, whatever it is renamed to.
+  const std::string& name() const { return name_.get(); }
   [[nodiscard]] mep_result_t rename(const char* name);
   uint32_t rank() const { return rank_; }
   uint32_t size() const { return static_cast<uint32_t>(slots_.size()); }
@@ -125,14 +127,13 @@ class Comm : public WorldClient {
 
   // --- The user's thread ---
 
-  // Around every call of the user that may touch windows. False: another thread is inside (found by
-  // chance, not by force).
-  bool enter_call() {
-    if (in_call_.load(std::memory_order_relaxed) != 0) return false;
-    in_call_.store(1, std::memory_order_relaxed);
-    return true;
-  }
-  // Release: what the call did to windows is over for who sees it.
+  // Around every call of the user that may touch windows or what belongs to the user's thread. False:
+  // another thread is inside.
+  // Acquire: publishes what the call before it left, on whichever thread, and what the control thread
+  // had done when it found nobody inside; see quiesced().
+  bool enter_call() { return in_call_.exchange(1, std::memory_order_acquire) == 0; }
+  // Release: publishes what the call did to windows and to this object to the next call and to
+  // quiesced().
   void leave_call() { in_call_.store(0, std::memory_order_release); }
 
   // Runs one operation to its end.
@@ -152,6 +153,8 @@ class Comm : public WorldClient {
   mep_result_t end_of_wait(Operation* operation);
   bool idle() const { return first_ == nullptr; }
   void drop_dormant() { dormant_.clear(); }
+  // They are clients too.
+  size_t dormant_objects() const { return dormant_.size(); }
 
   // View in force for the next call; adopts what the control thread has left. Any thread.
   std::shared_ptr<const CommView> latest_view() const;
@@ -269,7 +272,7 @@ class Comm : public WorldClient {
   void wait_for_posters() const;
 
   const std::shared_ptr<World> world_;
-  std::string name_;
+  KeptName name_;  // set under mutex_
   const uint64_t id_;
   const std::vector<uint32_t> slots_;  // rank -> slot
   uint32_t rank_ = 0;
@@ -282,9 +285,9 @@ class Comm : public WorldClient {
 
   // The user's thread.
   Channel channel_;
-  std::atomic<uint32_t> posting_{0};        // threads inside a PostingScope
-  std::atomic<uint32_t> in_call_{0};        // tells the control thread that windows may be in use
-  std::atomic<uint64_t> adopted_epoch_{0};  // of adopted_, for the control thread
+  std::atomic<uint32_t> posting_{0};          // threads inside a PostingScope
+  mutable std::atomic<uint32_t> in_call_{0};  // a thread of the user is inside; see enter_call()
+  std::atomic<uint64_t> adopted_epoch_{0};    // of adopted_, for the control thread
   std::shared_ptr<const CommView> adopted_;
   std::vector<uint64_t> remote_incarnations_;    // by rank: whose windows remotes_ reaches
   uint64_t seq_ = 0;                             // of the last call

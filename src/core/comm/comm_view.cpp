@@ -1,8 +1,5 @@
 // The control thread's side of a comm: wedge, flush, prepare, install.
-#include <linux/membarrier.h>
 #include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 
@@ -277,9 +274,10 @@ bool Comm::quiesced() const {
     if (!client->quiesced()) return false;
   }
   if (adopted_epoch_.load(std::memory_order_acquire) == view_->epoch) return true;
-  // Makes the plain stores of enter_call() visible: rare, and cheap enough for that.
-  (void)syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0);
-  return in_call_.load(std::memory_order_acquire) == 0;
+  // A write, so that it has its place among those of enter_call(): a call is either before it and seen
+  // here, or after it and sees the new view, which was stored before. Acquire: what the last call did
+  // is over. Release: publishes the new view to the next call.
+  return in_call_.fetch_add(0, std::memory_order_acq_rel) == 0;
 }
 
 CommDescription Comm::description() const {

@@ -97,6 +97,10 @@ mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCa
     return fail(MEP_ERR_BUSY, "the handle's last %s has not finished its receive phase",
                 state.stage == EpStage::kDispatching ? "dispatch" : "combine");
   }
+  if (args.num_tokens != 0 && args.num_tokens != handle.tokens) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "num_tokens is %u; the handle's dispatch had %u tokens",
+                args.num_tokens, handle.tokens);
+  }
   if (args.phase != MEP_PHASE_SEND && args.out == nullptr && handle.tokens != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "out is NULL, but there are %u tokens", handle.tokens);
   }

@@ -18,6 +18,11 @@ mep_result_t EpBuffer::combine(EpHandle& handle, const mep_combine_args_t& args)
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "phase: there is no combine of this handle to receive; send one first");
   }
+  // Before anything is written to `out`: a caller that thinks of another dispatch has made it too small.
+  if (current_ == &handle && args.num_tokens != 0 && args.num_tokens != handle.routing.tokens) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "num_tokens is %u; the handle's dispatch had %u tokens",
+                args.num_tokens, handle.routing.tokens);
+  }
   if (receives && args.out == nullptr && handle.routing.tokens != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "out is NULL, but there are %u tokens",
                 handle.routing.tokens);
