@@ -45,13 +45,6 @@ struct CommView {
   }
 };
 
-// Of whom a comm is made: its members at one moment, the same for all that make it.
-struct CommBirth {
-  uint64_t world_epoch = 1;
-  std::vector<uint64_t> incarnations;  // by rank, 0: absent
-  static CommBirth of(const membership::View& view, const std::vector<uint32_t>& slots);
-};
-
 // What a view change decided of the operations of one epoch.
 struct Verdict {
   uint64_t epoch = 0;  // of the operations
@@ -118,7 +111,8 @@ class Comm : public WorldClient {
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
   // From begin() on the comm takes part in view changes. MEP_ERR_PEER_FAILED, here or from finish(): the
-  // membership is not that of its birth any more. `birth` null: whoever is in the view now.
+  // membership is not that of its birth any more. `birth` null: whoever is in the view now; a
+  // newcomer's comms, of which it learns more with the view that lets it in.
   [[nodiscard]] mep_result_t begin(uint64_t epoch, uint64_t next_seq,
                                    const CommBirth* birth = nullptr);
   [[nodiscard]] mep_result_t finish(const Deadline& deadline);

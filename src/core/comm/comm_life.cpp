@@ -43,13 +43,6 @@ uint64_t Comm::spanning_id(const std::string& name, uint64_t world_epoch) {
   return hash.value() | kSpanning | 1;
 }
 
-CommBirth CommBirth::of(const membership::View& view, const std::vector<uint32_t>& slots) {
-  CommBirth birth;
-  birth.world_epoch = view.epoch;
-  for (const uint32_t slot : slots) birth.incarnations.push_back(view.incarnation(slot));
-  return birth;
-}
-
 CommBirth Comm::birth_of(const std::vector<uint32_t>& slots) const {
   CommBirth birth;
   birth.world_epoch = adopted_->world_epoch;
@@ -92,7 +85,7 @@ mep_result_t Comm::begin(uint64_t epoch, uint64_t next_seq, const CommBirth* bir
   const mep_result_t created = Window::create(id_, bytes, &window_);
   const std::string text = created == MEP_SUCCESS ? "" : last_error_text();
   // Without a window too: by its channel the others are told that this rank could not make its part.
-  MEP_TRY(world_->begin_client(this, epoch, window_, slots_, given.incarnations));
+  MEP_TRY(world_->begin_client(this, epoch, window_, slots_, birth));
   opened_ = true;
   MEP_TEST_DELAY_POINT("comm offered");
   if (created != MEP_SUCCESS) return fail(created, "%s", text.c_str());
@@ -142,12 +135,13 @@ void Comm::drop_unreached() {
 
 // What a view change that ends the making of a comm on all its members says to those that wait.
 void Comm::give_up_making() {
-  if (!opened_) return;
+  const auto is_told = [this] {
+    return !channel_.in_epoch(adopted_->epoch) || world_->terminal_result() != MEP_SUCCESS;
+  };
+  if (!opened_ || is_told()) return;
   world_->request_revoke(id_);
   const Deadline limit = Deadline::after_ms(timeout_ms() + kChangeGraceMs);
-  (void)wait_until(world_->wait_policy(), world_->doorbell(), limit, [this] {
-    return !channel_.in_epoch(adopted_->epoch) || world_->terminal_result() != MEP_SUCCESS;
-  });
+  (void)wait_until(world_->wait_policy(), world_->doorbell(), limit, is_told);
 }
 
 // --- Closing it -----------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ struct WindowOffer {
   uint32_t generation = 0;
   std::vector<std::byte> blob;
   UniqueFd fd;
-  UniqueFd event;  // of the world's window, if its owner may sleep in epoll
+  bool is_lost = false;  // its descriptors were: this process had no room for them
+  UniqueFd event;        // of the world's window, if its owner may sleep in epoll
 };
 
 class WindowDirectory {

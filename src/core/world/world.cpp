@@ -275,6 +275,13 @@ bool World::is_imported(uint32_t slot, uint64_t window) const {
 
 mep_result_t World::import_offer(uint32_t slot, const std::shared_ptr<Window>& window,
                                  WindowOffer* offer) {
+  if (offer->is_lost) {
+    return fail(
+        MEP_ERR_NO_MEMORY,
+        "the descriptor of a window of rank %u was lost: this process has reached its limit "
+        "of open files (ulimit -n)",
+        slot);
+  }
   MEP_TRY(peers_[slot].transport->import_window(slot, window->id(), window->bytes(), offer->blob,
                                                 std::move(offer->fd)));
   if (window->id() == kWorldWindowId && offer->event.valid()) {
@@ -376,17 +383,23 @@ mep_result_t World::fail_as_ended() const {
               "the world has ended for this rank");
 }
 
+CommBirth CommBirth::of(const membership::View& view, const std::vector<uint32_t>& slots) {
+  CommBirth birth;
+  birth.world_epoch = view.epoch;
+  for (const uint32_t slot : slots) birth.incarnations.push_back(view.incarnation(slot));
+  return birth;
+}
+
 mep_result_t World::begin_client(WorldClient* client, uint64_t epoch,
                                  const std::shared_ptr<Window>& window,
-                                 const std::vector<uint32_t>& slots,
-                                 const std::vector<uint64_t>& incarnations) {
+                                 const std::vector<uint32_t>& slots, const CommBirth* birth) {
   // A newcomer that is told of the client is offered its window: so the window comes first.
   if (window != nullptr) directory_.add_own(window, slots);
   bool is_begun = false;
   const bool ran = control_->call([&] {
     const membership::View& view = control_->membership().view();
-    for (size_t i = 0; i < slots.size(); ++i) {
-      if (view.incarnation(slots[i]) != incarnations[i]) return;
+    for (size_t i = 0; birth != nullptr && i < slots.size(); ++i) {
+      if (view.incarnation(slots[i]) != birth->incarnations[i]) return;
     }
     is_begun = terminal_result() == MEP_SUCCESS;
     if (is_begun) control_->add_client(client, epoch);

@@ -54,6 +54,13 @@ struct CommDescription {
   std::vector<std::vector<std::byte>> objects;
 };
 
+// Of whom a comm is made: its members at one moment, the same for all that make it.
+struct CommBirth {
+  uint64_t world_epoch = 1;
+  std::vector<uint64_t> incarnations;  // by rank, 0: absent
+  static CommBirth of(const membership::View& view, const std::vector<uint32_t>& slots);
+};
+
 // The view that answered a recover call.
 struct Admission {
   std::vector<uint32_t> added;                   // slots that it let in
@@ -165,11 +172,11 @@ class World : public std::enable_shared_from_this<World> {
   // Runs it there and waits; false: the control thread has ended.
   bool call(const std::function<void()>& request);
   // The client is under view changes from here on, its window (null: none) known to newcomers. If one of
-  // `slots` is not filled as `incarnations` says it is MEP_ERR_PEER_FAILED and nothing is done.
+  // `slots` is not filled as `birth` (null: anyhow) says it is MEP_ERR_PEER_FAILED and nothing is done.
   [[nodiscard]] mep_result_t begin_client(WorldClient* client, uint64_t epoch,
                                           const std::shared_ptr<Window>& window,
                                           const std::vector<uint32_t>& slots,
-                                          const std::vector<uint64_t>& incarnations);
+                                          const CommBirth* birth);
   // After it returned, the control thread does not call the client any more.
   void remove_client(WorldClient* client);
   // If `may_go` says so on the control thread; true too if there is none any more.
