@@ -160,8 +160,7 @@ struct ControlLink::State {
   std::deque<Frame> given_back;
   std::vector<std::byte> buffer;
   size_t begin = 0;
-  std::deque<UniqueFd> fds;  // an invalid one: those behind it were lost
-  bool may_lose_descriptors = false;
+  std::deque<UniqueFd> fds;
   bool refused = false;  // the stream is out of step; nothing more is read
 
   mep_result_t send_parts(std::span<const std::byte> head, std::span<const std::byte> body,
@@ -198,10 +197,6 @@ void ControlLink::open_input(std::unique_ptr<FrameOpener> opener) {
 
 void ControlLink::limit_payload(size_t bytes) {
   state_->payload_limit = bytes;
-}
-
-void ControlLink::allow_lost_descriptors() {
-  state_->may_lose_descriptors = true;
 }
 
 mep_result_t ControlLink::State::enqueue(std::span<const std::byte> head,
@@ -351,8 +346,7 @@ mep_result_t ControlLink::State::next_frame(Frame* frame, bool* found) {
   std::memcpy(&header, buffer.data() + begin, kHeaderBytes);
   MEP_TRY(check_header(header, payload_limit));
   if (available < kHeaderBytes + header.payload_bytes) return MEP_SUCCESS;
-  const bool has_lost = !fds.empty() && !fds.back().valid();
-  if (fds.size() < header.descriptors && !has_lost) {
+  if (fds.size() < header.descriptors) {
     return fail(MEP_ERR_DENIED, "a frame announces %u descriptors but brings %zu",
                 header.descriptors, fds.size());
   }
@@ -360,11 +354,10 @@ mep_result_t ControlLink::State::next_frame(Frame* frame, bool* found) {
   const auto payload = buffer.begin() + static_cast<ptrdiff_t>(begin + kHeaderBytes);
   frame->payload.assign(payload, payload + static_cast<ptrdiff_t>(header.payload_bytes));
   frame->fds.clear();
-  for (uint16_t i = 0; i < header.descriptors && !fds.empty(); ++i) {
+  for (uint16_t i = 0; i < header.descriptors; ++i) {
     frame->fds.push_back(std::move(fds.front()));
     fds.pop_front();
   }
-  frame->fds.resize(header.descriptors);
   consume(kHeaderBytes + header.payload_bytes);
   *found = true;
   return MEP_SUCCESS;
@@ -418,10 +411,6 @@ mep_result_t ControlLink::State::adopt_descriptors(msghdr* message) {
   }
   if ((message->msg_flags & MSG_CTRUNC) != 0) {
     const UniqueFd probe(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
-    if (!probe.valid() && may_lose_descriptors) {
-      fds.emplace_back();
-      return MEP_SUCCESS;
-    }
     if (!probe.valid()) {
       return fail(MEP_ERR_NO_MEMORY,
                   "descriptors from the peer were lost: this process has reached its limit of open "

@@ -54,10 +54,6 @@ class ControlLink {
   // What a frame from the peer may bring, at most kMaxFramePayloadBytes: less for a stranger.
   void limit_payload(size_t bytes);
 
-  // From here on a frame whose descriptors this process has no room for comes without them (they are not
-  // valid); else receive() fails by it, and the link is of no more use.
-  void allow_lost_descriptors();
-
   // Never blocks: what the kernel does not take is queued (bounded, then MEP_ERR_NO_MEMORY) and
   // goes out with flush_output(). Descriptors are duplicated, the caller keeps its own; a sealed
   // link takes none.

@@ -224,6 +224,7 @@ void ControlThread::act(const membership::InstallView& action) {
         [comm = id](const membership::AffectedComm& each) { return each.comm == comm; });
     client->install(action, affected == action.affected.end() ? nullptr : &*affected);
   }
+  note_refused(*action.decision);
   // Newcomers that membership does not know of yet must not wait for who has gone.
   const std::vector<uint8_t> view = membership::encode_view(*action.view);
   for (const auto& [slot, arrival] : arrivals_) {

@@ -25,6 +25,22 @@ void ControlThread::ask_held(WorldClient* client, uint64_t channel, uint64_t don
   closings_.push_back(std::move(closing));
 }
 
+// Members that have given up a comm say so by a view change, which may come before this rank has begun it. An
+// id is used once, so what is kept too long does no harm; what is forgotten costs the time that it may take.
+void ControlThread::note_refused(const membership::Proposal& decision) {
+  constexpr size_t kMost = 256;
+  const auto note = [this](uint64_t comm) {
+    if (client(comm) == nullptr && !is_refused(comm)) refused_.push_back(comm);
+  };
+  for (const uint64_t comm : decision.revoked) note(comm);
+  for (const membership::Settlement& settled : decision.settled) note(settled.comm);
+  while (refused_.size() > kMost) refused_.pop_front();
+}
+
+bool ControlThread::is_refused(uint64_t comm) const {
+  return std::find(refused_.begin(), refused_.end(), comm) != refused_.end();
+}
+
 // A member whose link broke is waited for while it is in the view: it may stay there, and lack something.
 void ControlThread::check_closings() {
   if (closings_.empty()) return;

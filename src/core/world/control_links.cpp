@@ -91,8 +91,6 @@ bool ControlThread::take_window(uint32_t slot, Frame& frame) {
   offer.bytes = window.bytes;
   offer.generation = window.generation;
   offer.blob = std::move(window.blob);
-  offer.is_lost = std::any_of(frame.fds.begin(), frame.fds.end(),
-                              [](const UniqueFd& fd) { return !fd.valid(); });
   if (!frame.fds.empty()) offer.fd = std::move(frame.fds[0]);
   if (frame.fds.size() > 1) offer.event = std::move(frame.fds[1]);
   const uint32_t generation = offer.generation;

@@ -71,7 +71,6 @@ bool ControlThread::connect_newcomer(uint32_t slot) {
   MEP_FAILPOINT("newcomer connect");
   World::Peer& peer = world_->peers_[slot];
   peer.is_newcomer = true;
-  peer.link->allow_lost_descriptors();
   bool watched = watch(peer.link->fd(), Source::kLink, slot, EPOLLIN);
   if (peer.pidfd.valid()) {
     watched = watched && watch(peer.pidfd.get(), Source::kProcess, slot, EPOLLIN);

@@ -52,10 +52,7 @@ mep_result_t ControlThread::start(const membership::View* joining) {
     if (joining == nullptr) {
       start.view.put({slot, peer.identity.incarnation, peer.identity.host});
     }
-    if (peer.link) {
-      peer.link->allow_lost_descriptors();
-      watched = watched && watch(peer.link->fd(), Source::kLink, slot, EPOLLIN);
-    }
+    if (peer.link) watched = watched && watch(peer.link->fd(), Source::kLink, slot, EPOLLIN);
     if (peer.pidfd.valid()) {
       watched = watched && watch(peer.pidfd.get(), Source::kProcess, slot, EPOLLIN);
     }

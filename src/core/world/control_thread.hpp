@@ -44,6 +44,8 @@ class ControlThread {
   membership::Membership& membership() { return *membership_; }
   void add_client(WorldClient* client, uint64_t epoch);
   void remove_client(WorldClient* client);
+  // A change has ended operations of a comm that this rank has not begun to make: it will not be made.
+  bool is_refused(uint64_t comm) const;
   // See World.
   void ask_held(WorldClient* client, uint64_t channel, uint64_t done,
                 std::shared_ptr<std::atomic<bool>> held);
@@ -145,6 +147,7 @@ class ControlThread {
   // control_closing.cpp: comms that are closed
   bool take_closing(uint32_t slot, const Frame& frame);
   bool take_closing_held(uint32_t slot, const Frame& frame);
+  void note_refused(const membership::Proposal& decision);
   void check_closings();
   void answer_closings();
 
@@ -221,6 +224,7 @@ class ControlThread {
     std::shared_ptr<std::atomic<bool>> held;
   };
   std::vector<Closing> closings_;
+  std::deque<uint64_t> refused_;  // comms, see is_refused(); the newest
   uint64_t next_closing_ = 1;
   // And those of others, of which this rank does not hold all yet.
   struct ClosingPeer {

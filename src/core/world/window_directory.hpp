@@ -24,8 +24,7 @@ struct WindowOffer {
   uint32_t generation = 0;
   std::vector<std::byte> blob;
   UniqueFd fd;
-  bool is_lost = false;  // its descriptors were: this process had no room for them
-  UniqueFd event;        // of the world's window, if its owner may sleep in epoll
+  UniqueFd event;  // of the world's window, if its owner may sleep in epoll
 };
 
 class WindowDirectory {

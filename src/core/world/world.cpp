@@ -275,13 +275,6 @@ bool World::is_imported(uint32_t slot, uint64_t window) const {
 
 mep_result_t World::import_offer(uint32_t slot, const std::shared_ptr<Window>& window,
                                  WindowOffer* offer) {
-  if (offer->is_lost) {
-    return fail(
-        MEP_ERR_NO_MEMORY,
-        "the descriptor of a window of rank %u was lost: this process has reached its limit "
-        "of open files (ulimit -n)",
-        slot);
-  }
   MEP_TRY(peers_[slot].transport->import_window(slot, window->id(), window->bytes(), offer->blob,
                                                 std::move(offer->fd)));
   if (window->id() == kWorldWindowId && offer->event.valid()) {
@@ -401,6 +394,7 @@ mep_result_t World::begin_client(WorldClient* client, uint64_t epoch,
     for (size_t i = 0; birth != nullptr && i < slots.size(); ++i) {
       if (view.incarnation(slots[i]) != birth->incarnations[i]) return;
     }
+    if (control_->is_refused(client->comm_id())) return;
     is_begun = terminal_result() == MEP_SUCCESS;
     if (is_begun) control_->add_client(client, epoch);
   });
