@@ -226,8 +226,8 @@ MEP_API mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* c
  * All EP objects and requests of the comm must be destroyed or finished before, its operations on
  * streams must have ended, and for a world all comms made from it (mep_comm_split, mep_comm_grow,
  * mep_comm_attach, also from those) must be destroyed and its mep_mem_alloc memory freed: else
- * MEP_ERR_BUSY and the comm stays. NULL is accepted. A comm from mep_comm_split frees only itself, in any
- * order with its siblings and parents but the world. 0.1 */
+ * MEP_ERR_BUSY and the comm stays. NULL is accepted. A comm from mep_comm_split frees only itself, once the
+ * others hold what succeeded on it here, in any order with its siblings and parents but the world. 0.1 */
 MEP_API mep_result_t mep_comm_destroy(mep_comm_t comm);
 
 /* This process's rank in comm: constant, no error but a NULL pointer. 0.1 */
@@ -445,8 +445,9 @@ MEP_API mep_result_t mep_comm_set_view_callback(mep_comm_t comm, mep_view_callba
                                                 void* user);
 
 /* Splits the live ranks: those of one color form a comm, ordered by (key, rank); color -1: *child is
- * NULL. Collective and replicated, errors as for collectives. Every comm of a process shares the
- * world's one view. 0.1 */
+ * NULL. Collective and replicated, errors as for collectives; also MEP_ERR_NO_MEMORY, like any other
+ * error on all ranks if one of them cannot do its part. After an error no rank has a child. Every comm
+ * of a process shares the world's one view. 0.1 */
 MEP_API mep_result_t mep_comm_split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* child);
 
 /* All live ranks give a flag; *result on all is the bitwise AND of those given, over the same
@@ -465,7 +466,8 @@ MEP_API mep_result_t mep_recover_ranks(mep_comm_t world, const int32_t* ranks, i
 /* Grows the world by `count` ranks, up to max_size; else as mep_recover_ranks. Returns a new comm over
  * the grown world; the old one stays as it is, but from then on mep_recover_ranks, mep_comm_grow and
  * automatic recovery need the new one. Errors: also MEP_ERR_INVALID_ARGUMENT (no room below
- * max_size). 0.1 */
+ * max_size), MEP_ERR_NO_MEMORY (on all members, if one of them cannot make its part of the new comm;
+ * those that were admitted leave again, their mep_comm_join fails). 0.1 */
 MEP_API mep_result_t mep_comm_grow(mep_comm_t world, int32_t count, uint32_t timeout_ms,
                                    mep_comm_t* grown);
 

@@ -63,9 +63,25 @@ struct Opening {
 
 mep_result_t open_world(const ResolvedConfig& config, Mesh mesh, TransportSet transports,
                         Opening* out) {
+  // Who has died since is no member of the view any more: then there is no such world.
+  CommBirth birth;
+  birth.incarnations.resize(static_cast<size_t>(config.size), 0);
+  birth.incarnations[mesh.self.identity.slot] = mesh.self.identity.incarnation;
+  for (const PeerLink& peer : mesh.peers) {
+    birth.incarnations[peer.identity.slot] = peer.identity.incarnation;
+  }
   MEP_TRY(World::open(config, std::move(mesh), std::move(transports), &out->world));
-  out->comm = std::make_unique<Comm>(out->world, "world", first_slots(config.size));
-  return out->comm->begin(1, 1);
+  out->comm = std::make_unique<Comm>(out->world, "world", first_slots(config.size),
+                                     Comm::spanning_id("world", 1));
+  return out->comm->begin(1, 1, &birth);
+}
+
+// The others need not wait for a rank that has no world.
+mep_result_t give_up(const Opening& opening, mep_result_t result) {
+  if (opening.world == nullptr) return result;
+  const std::string text = last_error_text();
+  opening.world->abort();
+  return fail(result, "%s", text.c_str());
 }
 
 mep_result_t finish_world(const Deadline& deadline, Opening* opening, mep_comm_t* comm) {
@@ -96,6 +112,7 @@ mep_result_t add_devices(const std::vector<GpuPlace>& places, bool made_together
 
 // A first barrier: success is everywhere or, as far as can be known, nowhere.
 mep_result_t confirm(mep_comm_t comm, uint32_t timeout_ms) {
+  const CallScope scope(comm);
   comm->comm->set_timeout_ms(timeout_ms);
   const mep_result_t result = comm->comm->run(Collective::k_barrier, {});
   comm->comm->set_timeout_ms(comm->comm->world().config().timeout_ms);
@@ -106,6 +123,7 @@ void close_world(mep_comm_t comm, bool orderly) {
   Comm& world_comm = *comm->comm;
   const std::shared_ptr<World> world = world_comm.world_ptr();
   comm->dormant.clear();
+  if (!orderly) world->abort();
   world->leave(orderly, Deadline::after_ms(world_comm.timeout_ms()));
   world_comm.close();
   delete comm;
@@ -142,9 +160,10 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
     Mesh mesh;
     MEP_TRY(bootstrap_mesh(resolved, self, &mesh));
     Opening opening;
-    MEP_TRY(open_world(resolved, std::move(mesh), std::move(transports), &opening));
     mep_comm_t made = nullptr;
-    MEP_TRY(finish_world(deadline, &opening, &made));
+    mep_result_t opened = open_world(resolved, std::move(mesh), std::move(transports), &opening);
+    if (opened == MEP_SUCCESS) opened = finish_world(deadline, &opening, &made);
+    if (opened != MEP_SUCCESS) return give_up(opening, opened);
     mep_result_t confirmed = add_devices(places, false, deadline, {&made, 1});
     if (confirmed == MEP_SUCCESS) confirmed = confirm(made, resolved.init_timeout_ms);
     if (confirmed != MEP_SUCCESS) {

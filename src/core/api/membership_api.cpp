@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/api/api_guard.hpp"
+#include "core/api/make_comm.hpp"
 
 namespace mep {
 namespace {
@@ -30,6 +31,38 @@ std::vector<uint32_t> slots_of_color(const Comm& parent, const std::vector<Split
   return slots;
 }
 
+// What a rank without a part in any child does: it takes part in what all agree on.
+mep_result_t watch_split(mep_comm_t comm) {
+  Comm& parent = *comm->comm;
+  const auto nothing = [] { return MEP_SUCCESS; };
+  MEP_TRY(make_together(parent, nothing, nothing));
+  if (comm->device == nullptr) return MEP_SUCCESS;
+  MEP_TRY(agree_on_step(parent, MEP_SUCCESS, ""));
+  return agree_on_step(parent, MEP_SUCCESS, "");
+}
+
+mep_result_t open_split_device(mep_comm_t comm, mep_comm_t child) {
+  GpuPlace place = comm->device->place();
+  const bool are_threads = place.ranks_in_process == comm->comm->size();
+  place.ranks_in_process = are_threads ? child->comm->size() : 1;
+  MEP_TRY(make_device_side(*child->comm, place, {}, &child->device));
+  return child->device->connect(Deadline::after_ms(comm->comm->timeout_ms()));
+}
+
+mep_result_t prove_split_device(mep_comm_t child) {
+  MEP_TRY(child->device->begin_proof());
+  return child->device->end_proof();
+}
+
+mep_result_t split_device(mep_comm_t comm, mep_comm_t child) {
+  Comm& parent = *comm->comm;
+  const CallScope scope(child);
+  const mep_result_t opened = guarded([&] { return open_split_device(comm, child); });
+  MEP_TRY(agree_on_step(parent, opened, "make its GPU's part of a communicator"));
+  const mep_result_t proven = guarded([&] { return prove_split_device(child); });
+  return agree_on_step(parent, proven, "reach its peers' GPUs");
+}
+
 mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* child) {
   Comm& parent = *comm->comm;
   const SplitEntry own{color, key, parent.child_number()};
@@ -39,27 +72,23 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
   uint32_t number = 0;
   for (const uint32_t rank : parent.adopted().live) number = std::max(number, entries[rank].number);
   parent.set_child_number(number + 1);
-  if (color < 0) return MEP_SUCCESS;
-  const std::string name =
-      parent.name() + "/" + std::to_string(number) + "." + std::to_string(color);
-  auto handle = std::make_unique<mep_comm>();
-  handle->comm =
-      std::make_unique<Comm>(parent.world_ptr(), name, slots_of_color(parent, entries, color));
-  MEP_TRY(handle->comm->begin(1, 1));
-  MEP_TRY(handle->comm->finish(Deadline::after_ms(parent.timeout_ms())));
-  handle->comm->set_timeout_ms(parent.timeout_ms());
-  // Nobody may drop its window before all have taken it.
-  MEP_TRY(handle->comm->run(Collective::k_barrier, {}));
-  if (comm->device != nullptr) {
-    GpuPlace place = comm->device->place();
-    const bool are_threads = place.ranks_in_process == parent.size();
-    place.ranks_in_process = are_threads ? handle->comm->size() : 1;
-    MEP_TRY(make_device_side(*handle->comm, place, {}, &handle->device));
-    MEP_TRY(handle->device->connect(Deadline::after_ms(parent.timeout_ms())));
-    MEP_TRY(handle->comm->run(Collective::k_barrier, {}));
-    MEP_TRY(handle->device->begin_proof());
-    MEP_TRY(handle->device->end_proof());
-  }
+  if (color < 0) return watch_split(comm);
+  std::unique_ptr<mep_comm> handle;
+  const auto begin = [&] {
+    const std::string name =
+        parent.name() + "/" + std::to_string(number) + "." + std::to_string(color);
+    const std::vector<uint32_t> slots = slots_of_color(parent, entries, color);
+    const CommBirth birth = parent.birth_of(slots);
+    handle = std::make_unique<mep_comm>();
+    handle->comm = std::make_unique<Comm>(parent.world_ptr(), name, slots,
+                                          Comm::child_id(parent.id(), number, color));
+    handle->comm->set_timeout_ms(parent.timeout_ms());
+    return handle->comm->begin(1, 1, &birth);
+  };
+  MEP_TRY(make_together(parent, begin, [&] {
+    return handle->comm->finish(Deadline::after_ms(parent.timeout_ms()));
+  }));
+  if (comm->device != nullptr) MEP_TRY(split_device(comm, handle.get()));
   handle->belongs_to(comm);
   *child = handle.release();
   return MEP_SUCCESS;

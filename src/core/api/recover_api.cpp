@@ -9,6 +9,7 @@
 
 #include "base/failpoint.hpp"
 #include "core/api/api_guard.hpp"
+#include "core/api/make_comm.hpp"
 #include "core/api/recover.hpp"
 #include "core/ep/ep_object.hpp"
 #include "core/world/frames.hpp"
@@ -61,10 +62,9 @@ mep_result_t meet(Comm& world_comm) {
 }
 
 mep_result_t recover(Comm& world_comm, const membership::SlotSet& wanted, uint64_t wait_ms,
-                     std::vector<uint32_t>* admitted) {
+                     Admission* admission) {
   MEP_TRY(meet(world_comm));
-  MEP_TRY(world_comm.world().recover(wanted, Deadline::after_ms(wait_ms), admitted));
-  return MEP_SUCCESS;
+  return world_comm.world().recover(wanted, Deadline::after_ms(wait_ms), admission);
 }
 
 membership::SlotSet slots_of_world(const Comm& world_comm) {
@@ -85,9 +85,9 @@ mep_result_t recover_ranks(Comm& world_comm, const int32_t* ranks, int32_t count
     wanted.add(world_comm.slots()[static_cast<size_t>(ranks[i])]);
   }
   if (count == 0) wanted = slots_of_world(world_comm);
-  std::vector<uint32_t> added;
-  MEP_TRY(recover(world_comm, wanted, count == 0 ? kReadyNowMs : timeout_ms, &added));
-  *admitted = static_cast<int32_t>(added.size());
+  Admission admission;
+  MEP_TRY(recover(world_comm, wanted, count == 0 ? kReadyNowMs : timeout_ms, &admission));
+  *admitted = static_cast<int32_t>(admission.added.size());
   const auto now = world_comm.latest_view();
   for (int32_t i = 0; i < count; ++i) {
     if (now->is_live(static_cast<uint32_t>(ranks[i]))) continue;
@@ -99,20 +99,61 @@ mep_result_t recover_ranks(Comm& world_comm, const int32_t* ranks, int32_t count
   return MEP_SUCCESS;
 }
 
-// A comm over the first `size` slots, made by all of them.
-mep_result_t make_grown(const std::shared_ptr<World>& world, uint32_t size, uint32_t timeout_ms,
-                        mep_comm_t* grown) {
+// A comm over the first `size` slots, of whoever was in the view of the admission.
+mep_result_t begin_grown(const std::shared_ptr<World>& world, uint32_t size,
+                         const Admission& admission, std::unique_ptr<mep_comm>* out) {
   std::vector<uint32_t> slots(size);
   for (uint32_t slot = 0; slot < size; ++slot) slots[slot] = slot;
-  auto handle = std::make_unique<mep_comm>();
-  handle->comm = std::make_unique<Comm>(world, grown_name(size), std::move(slots));
-  MEP_TRY(handle->comm->begin(1, 1));
-  MEP_TRY(handle->comm->finish(Deadline::after_ms(timeout_ms)));
-  // Nobody may drop its window before all have taken it.
-  MEP_TRY(handle->comm->run(Collective::k_barrier, {}));
-  handle->is_grown = true;
+  const CommBirth birth = CommBirth::of(*admission.view, slots);
+  *out = std::make_unique<mep_comm>();
+  (*out)->is_grown = true;
+  (*out)->comm = std::make_unique<Comm>(world, grown_name(size), std::move(slots),
+                                        Comm::spanning_id(grown_name(size), admission.view->epoch));
+  return (*out)->comm->begin(1, 1, &birth);
+}
+
+// What newcomers wait for is not to come: a view change tells them. After an error, which stays.
+mep_result_t tell_newcomers(mep_result_t result, const std::unique_ptr<mep_comm>& handle) {
+  const std::string text = last_error_text();
+  if (handle != nullptr && handle->comm != nullptr) handle->comm->give_up_making();
+  return fail(result, "%s", text.c_str());
+}
+
+// By all who were in that view. Members agree on their parts by `members`; who is not among them, a
+// newcomer, passes null and leaves the view if it cannot do its part. The first operation on the new comm
+// tells either from the other: it succeeds for all who live, or fails for all.
+mep_result_t make_grown(Comm* members, const std::shared_ptr<World>& world, uint32_t size,
+                        const Admission& admission, uint32_t timeout_ms, mep_comm_t* grown) {
+  std::unique_ptr<mep_comm> handle;
+  const auto begin = [&] { return begin_grown(world, size, admission, &handle); };
+  const auto finish = [&] { return handle->comm->finish(Deadline::after_ms(timeout_ms)); };
+  if (members != nullptr) {
+    const mep_result_t made = make_together(*members, begin, finish);
+    if (made != MEP_SUCCESS) return tell_newcomers(made, handle);
+  } else {
+    MEP_TRY(begin());
+    MEP_TRY(finish());
+  }
+  {
+    const CallScope scope(handle.get());
+    MEP_TRY(handle->comm->run(Collective::k_barrier, {}));
+  }
   *grown = handle.release();
   return MEP_SUCCESS;
+}
+
+uint32_t size_with(const std::vector<uint32_t>& added) {
+  return 1 + *std::max_element(added.begin(), added.end());
+}
+
+// Fewer came than were wanted: they make a comm of those that came, which the members do not.
+mep_result_t refuse_grown(const std::shared_ptr<World>& world, const Admission& admission,
+                          mep_result_t result) {
+  const std::string text = last_error_text();
+  std::unique_ptr<mep_comm> handle;
+  (void)begin_grown(world, size_with(admission.added), admission, &handle);
+  (void)fail(result, "%s", text.c_str());
+  return tell_newcomers(result, handle);
 }
 
 mep_result_t grow(Comm& world_comm, int32_t count, uint32_t timeout_ms, mep_comm_t* grown) {
@@ -133,15 +174,18 @@ mep_result_t grow(Comm& world_comm, int32_t count, uint32_t timeout_ms, mep_comm
                 "the world has room for %u more ranks, not %d; max_size was %u at the start",
                 wanted.count(), count, world.max_slots());
   }
-  std::vector<uint32_t> added;
-  MEP_TRY(recover(world_comm, wanted, timeout_ms, &added));
+  Admission admission;
+  MEP_TRY(recover(world_comm, wanted, timeout_ms, &admission));
+  const std::vector<uint32_t>& added = admission.added;
   if (added.size() < static_cast<size_t>(count)) {
-    return fail(MEP_ERR_TIMEOUT,
-                "only %zu of %d new ranks were ready within %u ms and did not end before they were "
-                "admitted",
-                added.size(), count, timeout_ms);
+    const mep_result_t result =
+        fail(MEP_ERR_TIMEOUT,
+             "only %zu of %d new ranks were ready within %u ms and did not end before they were "
+             "admitted",
+             added.size(), count, timeout_ms);
+    return added.empty() ? result : refuse_grown(world_comm.world_ptr(), admission, result);
   }
-  return make_grown(world_comm.world_ptr(), size, timeout_ms, grown);
+  return make_grown(&world_comm, world_comm.world_ptr(), size, admission, timeout_ms, grown);
 }
 
 // --- The newcomer ---------------------------------------------------------------------------------
@@ -276,19 +320,14 @@ mep_result_t make_comms(const Welcome& welcome, const Deadline& deadline, Enteri
   return MEP_SUCCESS;
 }
 
-// The comm over the first `size` slots of the world.
-uint64_t spanning_id(uint32_t size, uint32_t first_size) {
-  return Comm::id_of(size == first_size ? kWorldName : grown_name(size));
-}
-
 // What the newcomer works with: the largest comm over the whole world that had its place before, or one
 // that it makes together with the members, who are growing the world.
-mep_result_t hand_out(const ResolvedConfig& config, Entering* entering,
-                      const std::vector<uint32_t>& admitted, mep_comm_t* comm) {
+mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Admission& admission,
+                      mep_comm_t* comm) {
   const auto first_size = static_cast<uint32_t>(config.size);
   std::unique_ptr<Comm>* largest = nullptr;
   for (std::unique_ptr<Comm>& each : entering->comms) {
-    if (each->id() != spanning_id(each->size(), first_size)) continue;
+    if (!Comm::is_spanning(each->id())) continue;
     if (largest == nullptr || (*largest)->size() < each->size()) largest = &each;
   }
   mep_comm_t made = nullptr;
@@ -297,8 +336,8 @@ mep_result_t hand_out(const ResolvedConfig& config, Entering* entering,
     handle->comm = std::move(*largest);
     made = handle.release();
   } else if (entering->world->self_slot() >= first_size) {
-    const uint32_t size = 1 + *std::max_element(admitted.begin(), admitted.end());
-    MEP_TRY(make_grown(entering->world, size, config.timeout_ms, &made));
+    MEP_TRY(make_grown(nullptr, entering->world, size_with(admission.added), admission,
+                       config.timeout_ms, &made));
   } else {
     return fail(MEP_ERR_INTERNAL, "the members named no world for rank %u",
                 entering->world->self_slot());
@@ -333,14 +372,16 @@ mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* 
   Entering entering;
   MEP_TRY(
       World::open(config, std::move(mesh), std::move(transports), &entering.world, &welcome.view));
-  std::vector<uint32_t> admitted;
+  Admission admission;
   mep_result_t result = entering.world->connect(deadline, true);
   if (result == MEP_SUCCESS) result = make_comms(welcome, deadline, &entering);
   MEP_FAILPOINT("join ready");
-  if (result == MEP_SUCCESS) result = entering.world->enter(deadline, &admitted);
-  if (result == MEP_SUCCESS) result = hand_out(config, &entering, admitted, comm);
+  if (result == MEP_SUCCESS) result = entering.world->enter(deadline, &admission);
+  if (result == MEP_SUCCESS) result = hand_out(config, &entering, admission, comm);
   if (result == MEP_SUCCESS) return result;
   *again = entering.world->terminal_result() == World::kMissedMember && !deadline.expired();
+  // Who is in already is waited for: the others learn at once that it ends.
+  if (!entering.world->entering()) entering.world->abort();
   entering.world->leave(false, deadline);
   return result;
 }
@@ -367,9 +408,9 @@ mep_result_t barrier_with_admission(Comm& world_comm) {
   MEP_TRY(
       world_comm.run(Collective::k_allreduce, {&ready, &everywhere, 1, MEP_UINT32, MEP_MIN, 0}));
   if (everywhere == 0) return MEP_SUCCESS;
-  std::vector<uint32_t> added;
+  Admission admission;
   return world_comm.world().recover(slots_of_world(world_comm), Deadline::after_ms(kReadyNowMs),
-                                    &added);
+                                    &admission);
 }
 
 }  // namespace mep

@@ -198,6 +198,7 @@ bool Bulk::finished_by_all(uint64_t epoch, uint64_t seq) const {
 }
 
 void Bulk::zero_words() {
+  if (window_ == nullptr) return;
   for (uint64_t i = 0; i < (kWordKinds * kRing + 2) * size_; ++i)
     zero_word(window_, offset_ + i * kLine);
   hosts_.zero_words();

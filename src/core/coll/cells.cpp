@@ -71,7 +71,7 @@ bool Cells::look_for_passed(uint64_t seq) {
 }
 
 bool Cells::retain(uint64_t epoch, uint64_t seq, RetainedOperation* out) const {
-  if (seq < first_) return false;
+  if (window_ == nullptr || seq < first_) return false;  // null: the comm is being made
   out->sources.clear();
   out->cells.clear();
   const auto take = [&](uint32_t source, uint64_t word) {
@@ -115,6 +115,7 @@ bool Cells::same_call(const RetainedOperation& kept, uint32_t fingerprint) {
 }
 
 void Cells::zero_words() {
+  if (window_ == nullptr) return;
   const auto zero = [this](uint64_t offset) {
     // Relaxed: nobody posts before the next view is installed, and that install is published by locks.
     reinterpret_cast<std::atomic<uint64_t>*>(window_ + offset)->store(0, std::memory_order_relaxed);

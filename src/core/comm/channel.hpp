@@ -32,6 +32,13 @@ class Channel {
   bool undisturbed(uint64_t epoch) const {
     return (word_.load(std::memory_order_acquire) >> kDoneBits) == (epoch & kEpochMask);
   }
+  // The same, wedged or not: no change of this comm was installed since.
+  bool in_epoch(uint64_t epoch) const {
+    return ((word_.load(std::memory_order_acquire) >> kDoneBits) & kEpochMask) ==
+           (epoch & kEpochMask);
+  }
+  // Something was completed since the epoch began.
+  bool has_moved() const { return done() != start_.load(std::memory_order_relaxed); }
   // Before anything of seq is posted.
   void enter(uint64_t seq) {
     // Publishes to the control thread which calls exist; it reads it after setting the wedged bit.
@@ -63,6 +70,7 @@ class Channel {
   // Release: publishes the new view, stored before, to the user's thread.
   void restart(uint64_t epoch, uint64_t done) {
     entered_.store(done, std::memory_order_relaxed);
+    start_.store(done, std::memory_order_relaxed);
     word_.store(make_word(epoch, done), std::memory_order_release);
   }
 
@@ -79,6 +87,8 @@ class Channel {
   const uint64_t id_;
   std::atomic<uint64_t> word_;
   std::atomic<uint64_t> entered_{0};
+  // `done` at the restart; published with the word.
+  std::atomic<uint64_t> start_{0};
 };
 
 }  // namespace mep

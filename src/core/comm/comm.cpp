@@ -13,13 +13,6 @@
 namespace mep {
 namespace {
 
-// Names are the same on all members, so ids are too.
-uint64_t hash_name(const std::string& name) {
-  Hash hash;
-  hash.bytes(name.data(), name.size());
-  return hash.value() | 1;  // never the world window's id
-}
-
 // What must be the same on all ranks, in 22 bits.
 uint32_t fingerprint(Collective kind, const CollectiveArgs& args) {
   uint64_t hash = static_cast<uint64_t>(kind) + 1;
@@ -46,10 +39,6 @@ constexpr uint64_t kVerdictGraceMs = 60'000;
 
 }  // namespace
 
-uint64_t Comm::id_of(const std::string& name) {
-  return hash_name(name);
-}
-
 Comm::Comm(std::shared_ptr<World> world, std::string name, std::vector<uint32_t> slots, uint64_t id)
     : world_(std::move(world)),
       name_(std::move(name)),
@@ -69,33 +58,6 @@ Comm::~Comm() {
   close();
 }
 
-mep_result_t Comm::begin(uint64_t epoch, uint64_t next_seq) {
-  const size_t bytes = Cells::window_bytes(size()) + Bulk::window_bytes(size());
-  MEP_TRY(Window::create(id_, bytes, &window_));
-  view_ = make_view(world_->view_snapshot(), epoch);
-  adopted_ = view_;
-  seq_ = next_seq - 1;
-  channel_.restart(epoch, seq_);
-  return world_->offer_window(window_, slots_);
-}
-
-mep_result_t Comm::finish(const Deadline& deadline) {
-  const auto absent = [this](uint32_t slot) {
-    return world_->view_snapshot().incarnation(slot) == 0;
-  };
-  MEP_TRY(world_->receive_windows(window_, slots_, absent, deadline, &remotes_));
-  cells_.open(rank_, &remotes_, window_->data());
-  bulk_.open(rank_, Cells::window_bytes(size()), &remotes_, window_->data());
-  cells_.restart(adopted_->epoch, seq_ + 1, adopted_->live);
-  bulk_.restart(adopted_->epoch, adopted_->live, cells_.groups(), cells_.through_leaders());
-  remote_incarnations_ = adopted_->incarnations;
-  // Relaxed: the control thread does not know this comm yet.
-  adopted_epoch_.store(adopted_->epoch, std::memory_order_relaxed);
-  opened_ = true;
-  world_->add_client(this, adopted_->epoch);
-  return MEP_SUCCESS;
-}
-
 std::unique_ptr<ViewClient> Comm::take_dormant(const std::string& name) {
   const auto it = std::find_if(dormant_.begin(), dormant_.end(),
                                [&](const auto& object) { return object->name() == name; });
@@ -105,30 +67,9 @@ std::unique_ptr<ViewClient> Comm::take_dormant(const std::string& name) {
   return object;
 }
 
-// A view change that has begun counts on what this rank has reported of the comm, and may have it give
-// others what they lack: the comm is there until the change is over.
+// No view change is under way, or none will end any more.
 bool Comm::changes_are_over() const {
   return !channel_.wedged() || world_->terminal_result() != MEP_SUCCESS;
-}
-
-void Comm::close_after_changes() {
-  const Deadline deadline = Deadline::after_ms(timeout_ms() + kVerdictGraceMs);
-  const auto is_over = [this] { return changes_are_over(); };
-  // Without the control thread a change that had begun ends no more: this rank has left the world.
-  while (opened_ && !deadline.expired() && world_->call([] {})) {
-    (void)wait_until(world_->wait_policy(), world_->doorbell(), deadline, is_over);
-    // Once more on the control thread, which begins the changes.
-    if (world_->remove_client_if(this, is_over)) opened_ = false;
-  }
-  close();
-}
-
-void Comm::close() {
-  dormant_.clear();
-  if (opened_) world_->remove_client(this);
-  opened_ = false;
-  if (window_ != nullptr) world_->drop_window(window_->id());
-  window_ = nullptr;
 }
 
 mep_result_t Comm::rename(const char* name) {

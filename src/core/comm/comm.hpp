@@ -103,14 +103,28 @@ class Comm : public WorldClient {
   Comm(std::shared_ptr<World> world, std::string name, std::vector<uint32_t> slots,
        uint64_t id = 0);
   static uint64_t id_of(const std::string& name);
+  // Of the `number`-th split of the comm `parent`: another one for each, whatever comms are renamed to.
+  static uint64_t child_id(uint64_t parent, uint32_t number, int32_t color);
+  // Of the world, and of comms over all of it that were made in a later view of it.
+  static uint64_t spanning_id(const std::string& name, uint64_t world_epoch);
+  static bool is_spanning(uint64_t id) { return (id & kSpanning) != 0; }
   ~Comm() override;
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
-  [[nodiscard]] mep_result_t begin(uint64_t epoch, uint64_t next_seq);
+  // From begin() on the comm takes part in view changes. MEP_ERR_PEER_FAILED, here or from finish(): the
+  // membership is not that of its birth any more. `birth` null: whoever is in the view now; a
+  // newcomer's comms, of which it learns more with the view that lets it in.
+  [[nodiscard]] mep_result_t begin(uint64_t epoch, uint64_t next_seq,
+                                   const CommBirth* birth = nullptr);
   [[nodiscard]] mep_result_t finish(const Deadline& deadline);
+  // Before close() of a comm that this rank could not finish: the others' operations on it end.
+  void give_up_making();
   void close();
-  // The same while the world goes on; waits for a view change under way.
+  // The same while the world goes on, of a comm that was in use: what succeeded here will do so on all
+  // others. Waits for them, and for a view change under way.
   void close_after_changes();
+  // Of a comm over `slots`, all of them this comm's: as the user's thread sees this one.
+  CommBirth birth_of(const std::vector<uint32_t>& slots) const;
 
   World& world() const { return *world_; }
   const std::shared_ptr<World>& world_ptr() const { return world_; }
@@ -239,6 +253,9 @@ class Comm : public WorldClient {
   CommDescription description() const override;
 
  private:
+  // In the id of a comm over the whole world.
+  static constexpr uint64_t kSpanning = 2;
+
   mep_result_t begin_operation(Operation* operation);
   mep_result_t take_place(Operation* operation);
   void stamp(Operation* operation);
@@ -265,6 +282,8 @@ class Comm : public WorldClient {
   void note_record(const Operation& operation);
   void note_missing(const Operation& operation);
   mep_result_t fill_info(const OperationRecord& record, mep_op_info_t* info) const;
+  std::shared_ptr<const CommView> first_view(const CommBirth& birth, uint64_t epoch) const;
+  void drop_unreached();
   std::shared_ptr<CommView> make_view(const membership::View& view, uint64_t epoch) const;
   bool cells_are_of_the_view() const { return adopted_->epoch == view_->epoch; }
   void gather_held(uint64_t done);
@@ -278,7 +297,7 @@ class Comm : public WorldClient {
   uint32_t rank_ = 0;
   membership::SlotSet member_slots_;
   std::atomic<uint32_t> timeout_ms_;
-  bool opened_ = false;
+  bool opened_ = false;  // the control thread knows it
 
   std::shared_ptr<Window> window_;
   std::vector<Remote> remotes_;  // by rank

@@ -224,6 +224,7 @@ void ControlThread::act(const membership::InstallView& action) {
         [comm = id](const membership::AffectedComm& each) { return each.comm == comm; });
     client->install(action, affected == action.affected.end() ? nullptr : &*affected);
   }
+  note_refused(*action.decision);
   // Newcomers that membership does not know of yet must not wait for who has gone.
   const std::vector<uint8_t> view = membership::encode_view(*action.view);
   for (const auto& [slot, arrival] : arrivals_) {
@@ -231,9 +232,9 @@ void ControlThread::act(const membership::InstallView& action) {
     send_comm_epochs(slot);
     if (!arrival.announced) send(slot, kFrameView, std::as_bytes(std::span(view)));
   }
-  std::vector<uint32_t> added;
+  Admission admission{{}, action.view};
   for (const membership::Member& member : action.decision->added) {
-    added.push_back(member.slot);
+    admission.added.push_back(member.slot);
     arrivals_.erase(member.slot);
     world_->peers_[member.slot].is_newcomer = false;
     // Relaxed: see World::Peer.
@@ -243,7 +244,7 @@ void ControlThread::act(const membership::InstallView& action) {
   }
   if (action.joined || action.recover_answered != 0) {
     world_->recover_answered(action.joined ? action.decision->recover_seq : action.recover_answered,
-                             std::move(added), action.joined);
+                             std::move(admission), action.joined);
   }
   world_->directory_.wake();
   finish_times(action.view->epoch);
@@ -266,13 +267,26 @@ void ControlThread::act(const membership::JoinFailed&) {
 }
 
 void ControlThread::end_world(mep_result_t result) {
-  // Relaxed: waiters see the wedge, then look here.
-  mep_result_t expected = MEP_SUCCESS;
-  world_->terminal_.compare_exchange_strong(expected, result, std::memory_order_relaxed);
+  set_terminal(result);
   // Nothing that a peer still owes matters any more, and no thread may wait for it.
   for (const World::Peer& peer : world_->peers_) {
     if (peer.transport != nullptr) peer.transport->give_up(peer.identity.slot);
   }
+  wake_all();
+}
+
+void ControlThread::close_world() {
+  set_terminal(MEP_ERR_ABORTED);
+  wake_all();
+}
+
+void ControlThread::set_terminal(mep_result_t result) {
+  // Relaxed: waiters see the wedge, then look here.
+  mep_result_t expected = MEP_SUCCESS;
+  world_->terminal_.compare_exchange_strong(expected, result, std::memory_order_relaxed);
+}
+
+void ControlThread::wake_all() {
   for (const auto& [id, client] : clients_) client->terminate();
   world_->directory_.wake();
 }

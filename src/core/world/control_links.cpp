@@ -58,6 +58,10 @@ bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
     case kFrameLeavingHeld:
       leave_awaited_.remove(slot);
       return true;
+    case kFrameClosing:
+      return take_closing(slot, frame);
+    case kFrameClosingHeld:
+      return take_closing_held(slot, frame);
     case kFrameView:
       return take_view(slot, frame);
     case kFrameComms:
@@ -185,6 +189,7 @@ void ControlThread::drop_link(uint32_t slot) {
   peer.link = nullptr;
   output_watched_.remove(slot);
   std::erase_if(leaving_peers_, [slot](const LeavingPeer& other) { return other.slot == slot; });
+  std::erase_if(closing_peers_, [slot](const ClosingPeer& other) { return other.slot == slot; });
   if (is_member(slot)) {
     note_evidence();
     membership_->on_connection_lost(slot, peer.identity.incarnation);

@@ -212,12 +212,16 @@ void ControlThread::tick() {
   carry_out();
   check_leaving();
   answer_leaving();
+  check_closings();
+  answer_closings();
   flush_links();
 }
 
 int ControlThread::wait_ms() const {
   // Somebody waits for a user's thread of this rank to pass an operation: look again soon.
-  if (!leaving_peers_.empty() || !knocking_.empty() || preparing_ != nullptr) return 1;
+  if (!leaving_peers_.empty() || !closing_peers_.empty() || !knocking_.empty() ||
+      preparing_ != nullptr)
+    return 1;
   const int cap_ms = door_ != nullptr ? door_->wait_ms(kMaxWaitMs) : kMaxWaitMs;
   const uint64_t now = now_ns() / 1000;
   const uint64_t next = membership_->next_tick_us();
@@ -233,12 +237,22 @@ void ControlThread::add_client(WorldClient* client, uint64_t epoch) {
     epoch = std::max(epoch, told->second);
   }
   membership_->on_comm_created(client->comm_id(), epoch, client->member_slots());
+  // It came too late for the tables of the change under way: it stands still until that is over.
+  if (membership_->phase() == membership::Phase::kChanging) {
+    std::vector<membership::ChannelState> unused;
+    client->wedge(&unused);
+  }
   carry_out();
 }
 
 void ControlThread::remove_client(WorldClient* client) {
   clients_.erase(client->comm_id());
+  std::erase_if(closings_, [client](const Closing& each) { return each.client == client; });
   client->describe(&closed_channels_);
+  // Of those nobody lacks anything, or nothing has succeeded on them (Comm::close_after_changes).
+  std::erase_if(closed_channels_, [client](const membership::ChannelState& state) {
+    return state.comm == client->comm_id() && client->is_replicated(state.channel);
+  });
   constexpr size_t kMostClosed = 1024;
   if (closed_channels_.size() > kMostClosed) closed_channels_.erase(closed_channels_.begin());
   membership_->on_comm_destroyed(client->comm_id());

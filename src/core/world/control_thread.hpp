@@ -5,6 +5,7 @@
 // user's thread except for the end of a copy (Comm::PostingScope), and never touches user buffers.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -43,12 +44,19 @@ class ControlThread {
   membership::Membership& membership() { return *membership_; }
   void add_client(WorldClient* client, uint64_t epoch);
   void remove_client(WorldClient* client);
+  // A change has ended operations of a comm that this rank has not begun to make: it will not be made.
+  bool is_refused(uint64_t comm) const;
+  // See World.
+  void ask_held(WorldClient* client, uint64_t channel, uint64_t done,
+                std::shared_ptr<std::atomic<bool>> held);
   // Starts the orderly leave; `left` is called when LEFT was said.
   void start_leaving();
   // Ends this rank's part now; the others see it fail.
   void abort();
   // Every later call of this rank answers `result`.
   void end_world(mep_result_t result);
+  // The same for this rank's own end, when it has left: what it owes others may still be on its way.
+  void close_world();
   bool has_left() const;
   bool quiesced() const;
   // A newcomer tells all that it has their windows.
@@ -98,6 +106,8 @@ class ControlThread {
   void act(const membership::PeerReport& action);
   void act(const membership::AskWitness& action);
 
+  void set_terminal(mep_result_t result);
+  void wake_all();
   void check_flush();
   void check_fences();
   void publish_view();
@@ -133,6 +143,13 @@ class ControlThread {
   // leaving
   void check_leaving();
   void answer_leaving();
+
+  // control_closing.cpp: comms that are closed
+  bool take_closing(uint32_t slot, const Frame& frame);
+  bool take_closing_held(uint32_t slot, const Frame& frame);
+  void note_refused(const membership::Proposal& decision);
+  void check_closings();
+  void answer_closings();
 
   World* const world_;
   UniqueFd epoll_;
@@ -198,6 +215,25 @@ class ControlThread {
     std::vector<membership::ChannelState> done;
   };
   std::vector<LeavingPeer> leaving_peers_;
+
+  // Comms of this rank that are being closed: who still has to say that it holds what was done.
+  struct Closing {
+    uint64_t token = 0;
+    const WorldClient* client = nullptr;
+    std::vector<std::pair<uint32_t, uint64_t>> awaited;  // (slot, incarnation)
+    std::shared_ptr<std::atomic<bool>> held;
+  };
+  std::vector<Closing> closings_;
+  std::deque<uint64_t> refused_;  // comms, see is_refused(); the newest
+  uint64_t next_closing_ = 1;
+  // And those of others, of which this rank does not hold all yet.
+  struct ClosingPeer {
+    uint32_t slot = 0;
+    uint64_t incarnation = 0;
+    uint64_t token = 0;
+    membership::ChannelState done;
+  };
+  std::vector<ClosingPeer> closing_peers_;
 };
 
 }  // namespace mep

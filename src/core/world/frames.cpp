@@ -129,6 +129,36 @@ bool decode_leaving(std::span<const std::byte> payload,
   return reader.complete();
 }
 
+std::vector<std::byte> encode_closing(const ClosingFrame& closing) {
+  ByteWriter writer;
+  writer.number(closing.token);
+  writer.number(closing.comm);
+  writer.number(closing.channel);
+  writer.number(closing.done);
+  return writer.take();
+}
+
+bool decode_closing(std::span<const std::byte> payload, ClosingFrame* out) {
+  ByteReader reader(payload);
+  out->token = reader.number<uint64_t>();
+  out->comm = reader.number<uint64_t>();
+  out->channel = reader.number<uint64_t>();
+  out->done = reader.number<uint64_t>();
+  return reader.complete();
+}
+
+std::vector<std::byte> encode_closing_held(uint64_t token) {
+  ByteWriter writer;
+  writer.number(token);
+  return writer.take();
+}
+
+bool decode_closing_held(std::span<const std::byte> payload, uint64_t* token) {
+  ByteReader reader(payload);
+  *token = reader.number<uint64_t>();
+  return reader.complete();
+}
+
 std::vector<std::byte> encode_comms(std::span<const CommDescription> comms) {
   ByteWriter writer;
   writer.number(static_cast<uint32_t>(comms.size()));

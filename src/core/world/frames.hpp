@@ -28,6 +28,8 @@ enum WorldFrame : uint16_t {
   kFrameFlushEnd,     // u64 comm, u64 channel, u64 to_seq
   kFrameLeaving,      // u32 count, then per channel: u64 comm, u64 channel, u64 done
   kFrameLeavingHeld,  // empty: this rank holds all that the leaving one has completed
+  kFrameClosing,      // u64 token, u64 comm, u64 channel, u64 done
+  kFrameClosingHeld,  // u64 token: this rank holds all that the frame of that token asked for
   // For and from newcomers.
   kFrameView,  // membership::encode_view
   kFrameComms,  // u32 count, then per comm: u64 id, text name, u64 epoch, u32 splits, u32 EP objects made,
@@ -74,6 +76,17 @@ bool decode_flush_end(std::span<const std::byte> payload, FlushEndFrame* out);
 // `entered` does not travel.
 std::vector<std::byte> encode_leaving(std::span<const membership::ChannelState> done);
 bool decode_leaving(std::span<const std::byte> payload, std::vector<membership::ChannelState>* out);
+
+struct ClosingFrame {
+  uint64_t token = 0;
+  uint64_t comm = 0;
+  uint64_t channel = 0;
+  uint64_t done = 0;
+};
+std::vector<std::byte> encode_closing(const ClosingFrame& closing);
+bool decode_closing(std::span<const std::byte> payload, ClosingFrame* out);
+std::vector<std::byte> encode_closing_held(uint64_t token);
+bool decode_closing_held(std::span<const std::byte> payload, uint64_t* token);
 
 // A comm has at least one slot, and no slot twice; all are below `max_slots`.
 std::vector<std::byte> encode_comms(std::span<const CommDescription> comms);

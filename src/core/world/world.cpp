@@ -153,6 +153,11 @@ mep_result_t World::offer_window(const std::shared_ptr<Window>& window,
     for (uint32_t slot = 0; slot < max_slots(); ++slot) sharing[slot] = slot;
   }
   directory_.add_own(window, std::move(sharing));
+  return send_windows(window, slots);
+}
+
+mep_result_t World::send_windows(const std::shared_ptr<Window>& window,
+                                 std::span<const uint32_t> slots) {
   mep_result_t result = MEP_SUCCESS;
   // On the control thread, which owns the links and their ends.
   const std::vector<uint32_t> targets(slots.begin(), slots.end());
@@ -168,7 +173,7 @@ mep_result_t World::offer_window(const std::shared_ptr<Window>& window,
       return;
     }
   });
-  if (!ran) return fail(MEP_ERR_INTERNAL, "the control thread has ended");
+  if (!ran) return fail_as_ended();
   if (result != MEP_SUCCESS) return fail(result, "%s", text.c_str());
   return MEP_SUCCESS;
 }
@@ -204,7 +209,8 @@ mep_result_t World::remote_of(uint32_t slot, const std::shared_ptr<Window>& wind
 mep_result_t World::receive_windows(const std::shared_ptr<Window>& window,
                                     std::span<const uint32_t> slots,
                                     const std::function<bool(uint32_t)>& skip,
-                                    const Deadline& deadline, std::vector<Remote>* remotes) {
+                                    const Deadline& deadline, std::vector<Remote>* remotes,
+                                    const std::function<bool()>& has_changed) {
   remotes->clear();
   for (const uint32_t slot : slots) {
     remotes->emplace_back();
@@ -220,7 +226,10 @@ mep_result_t World::receive_windows(const std::shared_ptr<Window>& window,
     }
     // A newcomer asks for what another member told it of; this one may have destroyed it meanwhile.
     bool withheld = false;
+    bool is_over = false;
     const auto settled = [&] {
+      is_over = has_changed && has_changed();
+      if (is_over) return true;
       const bool here = directory_.has(slot, window->id()) || is_imported(slot, window->id());
       withheld = entering_ && !here && directory_.offered(slot);
       return here || withheld || terminal_result() != MEP_SUCCESS ||
@@ -229,6 +238,7 @@ mep_result_t World::receive_windows(const std::shared_ptr<Window>& window,
     if (!directory_.wait(deadline, settled)) {
       return fail(MEP_ERR_TIMEOUT, "rank %u did not offer its part of a window in time", slot);
     }
+    if (is_over) return fail(MEP_ERR_PEER_FAILED, "the membership changed meanwhile");
     if (skip(slot)) continue;  // it left the view meanwhile
     if (withheld) {
       return fail(MEP_ERR_NOT_FOUND, "rank %u has destroyed what the window is of", slot);
@@ -360,8 +370,45 @@ bool World::call(const std::function<void()>& request) {
   return control_->call(request);
 }
 
-void World::add_client(WorldClient* client, uint64_t epoch) {
-  control_->call([&] { control_->add_client(client, epoch); });
+mep_result_t World::fail_as_ended() const {
+  const mep_result_t terminal = terminal_result();
+  return fail(terminal != MEP_SUCCESS ? terminal : MEP_ERR_ABORTED,
+              "the world has ended for this rank");
+}
+
+CommBirth CommBirth::of(const membership::View& view, const std::vector<uint32_t>& slots) {
+  CommBirth birth;
+  birth.world_epoch = view.epoch;
+  for (const uint32_t slot : slots) birth.incarnations.push_back(view.incarnation(slot));
+  return birth;
+}
+
+mep_result_t World::begin_client(WorldClient* client, uint64_t epoch,
+                                 const std::shared_ptr<Window>& window,
+                                 const std::vector<uint32_t>& slots, const CommBirth* birth) {
+  // A newcomer that is told of the client is offered its window: so the window comes first.
+  if (window != nullptr) directory_.add_own(window, slots);
+  bool is_begun = false;
+  const bool ran = control_->call([&] {
+    const membership::View& view = control_->membership().view();
+    for (size_t i = 0; birth != nullptr && i < slots.size(); ++i) {
+      if (view.incarnation(slots[i]) != birth->incarnations[i]) return;
+    }
+    if (control_->is_refused(client->comm_id())) return;
+    is_begun = terminal_result() == MEP_SUCCESS;
+    if (is_begun) control_->add_client(client, epoch);
+  });
+  if (is_begun) return MEP_SUCCESS;
+  if (window != nullptr) directory_.remove_own(window->id());
+  if (!ran || terminal_result() != MEP_SUCCESS) return fail_as_ended();
+  return fail(MEP_ERR_PEER_FAILED,
+              "the membership changed before this rank could begin to make its part of a "
+              "communicator");
+}
+
+void World::ask_held(WorldClient* client, uint64_t channel, uint64_t done,
+                     std::shared_ptr<std::atomic<bool>> held) {
+  control_->call([&] { control_->ask_held(client, channel, done, std::move(held)); });
 }
 
 void World::remove_client(WorldClient* client) {
@@ -401,7 +448,7 @@ bool World::idle() {
 }
 
 mep_result_t World::recover(const membership::SlotSet& wanted, const Deadline& deadline,
-                            std::vector<uint32_t>* admitted) {
+                            Admission* admission) {
   uint64_t seq = 0;
   {
     const std::lock_guard lock(state_mutex_);
@@ -425,11 +472,11 @@ mep_result_t World::recover(const membership::SlotSet& wanted, const Deadline& d
     if (terminal != MEP_SUCCESS) return fail(terminal, "the world has ended for this rank");
     return fail(MEP_ERR_TIMEOUT, "not all members called this, or they did not answer");
   }
-  *admitted = added_;
+  *admission = admission_;
   return MEP_SUCCESS;
 }
 
-mep_result_t World::enter(const Deadline& deadline, std::vector<uint32_t>* admitted) {
+mep_result_t World::enter(const Deadline& deadline, Admission* admission) {
   control_->post([this] { control_->say_ready(); });
   std::unique_lock lock(state_mutex_);
   while (!joined_ && terminal_result() == MEP_SUCCESS && !deadline.expired()) {
@@ -437,7 +484,7 @@ mep_result_t World::enter(const Deadline& deadline, std::vector<uint32_t>* admit
   }
   if (joined_) {
     entering_ = false;
-    *admitted = added_;
+    *admission = admission_;
     return MEP_SUCCESS;
   }
   if (terminal_result() != MEP_SUCCESS) {
@@ -451,14 +498,14 @@ mep_result_t World::enter(const Deadline& deadline, std::vector<uint32_t>* admit
               self_slot());
 }
 
-void World::recover_answered(uint64_t seq, std::vector<uint32_t> added, bool joined) {
+void World::recover_answered(uint64_t seq, Admission admission, bool joined) {
   const std::lock_guard lock(state_mutex_);
   if (joined) {
     joined_ = true;
     recover_calls_ = seq;
   }
   recover_answered_ = std::max(recover_answered_, seq);
-  added_ = std::move(added);
+  admission_ = std::move(admission);
   state_changed_.notify_all();
 }
 
@@ -470,6 +517,8 @@ void World::leave(bool orderly, const Deadline& deadline) {
       state_changed_.wait_for(lock, std::chrono::milliseconds(deadline.left_ms(100)));
     }
   }
+  // Communicators that are still there have no control thread from here on.
+  control_->call([this] { control_->close_world(); });
   control_->stop();
 }
 

@@ -54,6 +54,19 @@ struct CommDescription {
   std::vector<std::vector<std::byte>> objects;
 };
 
+// Of whom a comm is made: its members at one moment, the same for all that make it.
+struct CommBirth {
+  uint64_t world_epoch = 1;
+  std::vector<uint64_t> incarnations;  // by rank, 0: absent
+  static CommBirth of(const membership::View& view, const std::vector<uint32_t>& slots);
+};
+
+// The view that answered a recover call.
+struct Admission {
+  std::vector<uint32_t> added;                   // slots that it let in
+  std::shared_ptr<const membership::View> view;  // null: none has answered
+};
+
 // What takes part in view changes: a comm. All functions are called by the control thread.
 class WorldClient {
  public:
@@ -139,34 +152,48 @@ class World : public std::enable_shared_from_this<World> {
   // Offers `window` to `slots` (the own one is skipped).
   [[nodiscard]] mep_result_t offer_window(const std::shared_ptr<Window>& window,
                                           std::span<const uint32_t> slots);
+  // The same of one that newcomers know of.
+  [[nodiscard]] mep_result_t send_windows(const std::shared_ptr<Window>& window,
+                                          std::span<const uint32_t> slots);
   // Waits for the windows of the same id of `slots`; remotes in the order of slots. A slot that leaves
   // the view meanwhile is MEP_ERR_PEER_FAILED; `skip` says which slots need not come (they stay empty).
   // A newcomer gets MEP_ERR_NOT_FOUND if a member has none, having destroyed what it belonged to.
+  // `has_changed`, looked at when a view is installed: what the windows are for is not to be had any more,
+  // MEP_ERR_PEER_FAILED.
   [[nodiscard]] mep_result_t receive_windows(const std::shared_ptr<Window>& window,
                                              std::span<const uint32_t> slots,
                                              const std::function<bool(uint32_t)>& skip,
-                                             const Deadline& deadline,
-                                             std::vector<Remote>* remotes);
+                                             const Deadline& deadline, std::vector<Remote>* remotes,
+                                             const std::function<bool()>& has_changed = {});
   void drop_window(uint64_t id);
 
   // --- Requests to the control thread (any thread) ---
   void post(std::function<void()> request);
   // Runs it there and waits; false: the control thread has ended.
   bool call(const std::function<void()>& request);
-  void add_client(WorldClient* client, uint64_t epoch);
+  // The client is under view changes from here on, its window (null: none) known to newcomers. If one of
+  // `slots` is not filled as `birth` (null: anyhow) says it is MEP_ERR_PEER_FAILED and nothing is done.
+  [[nodiscard]] mep_result_t begin_client(WorldClient* client, uint64_t epoch,
+                                          const std::shared_ptr<Window>& window,
+                                          const std::vector<uint32_t>& slots,
+                                          const CommBirth* birth);
   // After it returned, the control thread does not call the client any more.
   void remove_client(WorldClient* client);
   // If `may_go` says so on the control thread; true too if there is none any more.
   bool remove_client_if(WorldClient* client, const std::function<bool()>& may_go);
+  // Asks the client's other members whether they hold all up to `done` of a channel. *held becomes true, and
+  // the doorbell rings, once each has said so, is dead or is out of the view.
+  void ask_held(WorldClient* client, uint64_t channel, uint64_t done,
+                std::shared_ptr<std::atomic<bool>> held);
   void report_deadline(uint64_t comm, uint64_t channel, uint64_t comm_epoch);
   void request_evict(uint32_t slot);
-  // The collective recover call: waits until the view that answers it; *admitted: slots that came.
+  // The collective recover call: waits until the view that answers it.
   [[nodiscard]] mep_result_t recover(const membership::SlotSet& wanted, const Deadline& deadline,
-                                     std::vector<uint32_t>* admitted);
+                                     Admission* admission);
   // Newcomers whose links to this rank are tested.
   uint32_t ready_newcomers() const { return ready_newcomers_.load(std::memory_order_relaxed); }
   // A newcomer: says that it is ready and waits until it is in the view.
-  [[nodiscard]] mep_result_t enter(const Deadline& deadline, std::vector<uint32_t>* admitted);
+  [[nodiscard]] mep_result_t enter(const Deadline& deadline, Admission* admission);
   // A peer's copy of an own window, if its offer was taken; false: not here.
   bool find_remote(uint32_t slot, const std::shared_ptr<Window>& window, Remote* remote) const;
   // The same, waiting for it and for the peer's doorbell.
@@ -183,7 +210,8 @@ class World : public std::enable_shared_from_this<World> {
   // False: some user thread is still in a call of an earlier view.
   bool idle();
   void request_revoke(uint64_t comm);
-  // Orderly: waits until no member needs this rank, says LEFT. Not orderly: just stops.
+  // Orderly: waits until no member needs this rank, says LEFT. Not orderly: just stops. What is left of
+  // the world answers MEP_ERR_ABORTED from then on.
   void leave(bool orderly, const Deadline& deadline);
   void abort();
 
@@ -220,6 +248,7 @@ class World : public std::enable_shared_from_this<World> {
   [[nodiscard]] mep_result_t open_network();
   // Waits until every member is connected, as far as its transport makes connections.
   [[nodiscard]] mep_result_t await_connections(const Deadline& deadline, bool is_newcomer);
+  mep_result_t fail_as_ended() const;
   void unbind_event(uint32_t slot);
   void hold_windows();
   void release_windows();
@@ -237,7 +266,7 @@ class World : public std::enable_shared_from_this<World> {
                                          uint32_t slot);
   void view_changed(const ViewChangeTimes& times, int32_t live);
   void leave_finished();
-  void recover_answered(uint64_t seq, std::vector<uint32_t> added, bool joined);
+  void recover_answered(uint64_t seq, Admission admission, bool joined);
   // Takes an offered window now if this rank has its own of that id. False: keep the offer.
   bool take_offer(uint32_t slot, uint64_t window, WindowOffer* offer);
 
@@ -263,7 +292,7 @@ class World : public std::enable_shared_from_this<World> {
   uint64_t recover_calls_ = 0;
   uint64_t recover_answered_ = 0;
   bool joined_ = false;
-  std::vector<uint32_t> added_;                       // by the view that answered
+  Admission admission_;                               // by the view that answered
   std::set<std::pair<uint32_t, uint64_t>> imported_;  // (slot, window) in use here
   ViewChangeTimes last_view_change_;
   mep_view_callback_t view_callback_ = nullptr;
