@@ -71,6 +71,8 @@ def build(preset: str = "release", target: str = "all", quick: bool = False) -> 
         die(f"{version} is too old; 3.25 is needed (pip install cmake gives a newer one)")
     if configure(preset, quick) != 0:
         return False
+    # A miss is not preprocessed a second time only to be named.
+    os.environ.setdefault("CCACHE_DEPEND", "1")
     step(f"Building build/{preset}")
     return run("cmake", "--build", tree_of(preset), "-j", jobs(), "--target", target) == 0
 
