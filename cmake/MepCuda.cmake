@@ -21,13 +21,27 @@ function(mep_find_nvcc)
   set(MEP_NVCC "${found}" PARENT_SCOPE)
 endfunction()
 
-# What the kernels are built for: machine code for these, and PTX of the last for what comes later.
-set(MEP_CUDA_ARCHITECTURES "80-real;90-real;100" CACHE STRING "GPU architectures, CMake's form")
+# What the kernels are built for: machine code for these, and PTX of the last for what comes later. Empty: all
+# that MEP supports, or, for a quick build, one.
+set(MEP_CUDA_ARCHITECTURES "" CACHE STRING "GPU architectures, CMake's form; empty: what MEP supports")
+option(MEP_CUDA_QUICK "Kernels for one architecture, without the programs of tests/gpu" OFF)
+set(MEP_CUDA_QUICK_ARCHITECTURE 90 CACHE STRING "The architecture of MEP_CUDA_QUICK")
+
+# Sets CMAKE_CUDA_ARCHITECTURES for the kernels.
+macro(mep_choose_architectures)
+  if(MEP_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES "${MEP_CUDA_ARCHITECTURES}")
+  elseif(MEP_CUDA_QUICK)
+    set(CMAKE_CUDA_ARCHITECTURES "${MEP_CUDA_QUICK_ARCHITECTURE}")
+  else()
+    set(CMAKE_CUDA_ARCHITECTURES "80-real;90-real;100")
+  endif()
+endmacro()
 
 # enable_language(CUDA) and the static runtime library, which loads the driver itself when first used:
 # libmep.so loads on machines without one. A macro: the language belongs to the caller's folder.
 macro(mep_enable_cuda)
-  set(CMAKE_CUDA_ARCHITECTURES "${MEP_CUDA_ARCHITECTURES}")
+  mep_choose_architectures()
   if(NOT CMAKE_CUDA_COMPILER)
     set(CMAKE_CUDA_COMPILER "${MEP_NVCC}")
   endif()

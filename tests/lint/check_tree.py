@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks of the source tree that no compiler makes.
 
-Include layering, who may include hwloc, verbs, MPI and CUDA, the length of files, and that the
+Include layering by layer and by folder, definitions outside the folder that declares them, who may include hwloc, verbs, MPI and CUDA, the length of files, and that the
 environment variables which are read, listed in env.cpp and documented are the same ones. Prints one
 line a finding, "file:line: text", and exits with 1 if there is one.
 """
@@ -10,6 +10,8 @@ import argparse
 import pathlib
 import re
 import sys
+
+import folders
 
 MAX_LINES = 600
 LAYERS = {
@@ -36,7 +38,9 @@ LIBRARIES = {
 }
 CODE_SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cu", ".cuh", ".inc", ".def"}
 COUNTED_SUFFIXES = CODE_SUFFIXES | {".py", ".f90", ".pml", ".cmake", ".sh"}
-FOLDERS = ("src", "include", "perf", "tests", "examples", "bindings", "cmake")
+FOLDERS = ("src", "include", "perf", "tests", "examples", "bindings", "cmake", "tools")
+# Tests are added by the functions of this file, which insist on a size.
+TEST_FILE = "cmake/MepTests.cmake"
 # The ABI is one header by intent, however long its comments are.
 UNCOUNTED = {"include/mep.h"}
 
@@ -66,7 +70,7 @@ def strip_comments(text):
 def files_of(root):
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*")):
-            if path.is_file() and path.suffix in COUNTED_SUFFIXES and "__pycache__" not in path.parts:
+            if path.is_file() and (path.suffix in COUNTED_SUFFIXES or path.name == "CMakeLists.txt") and "__pycache__" not in path.parts:
                 yield path.relative_to(root).as_posix(), path
 
 
@@ -116,6 +120,24 @@ def check_length(name, text):
         yield count, f"{count} lines; at most {MAX_LINES}"
 
 
+def check_test_entries(name, text):
+    if pathlib.PurePosixPath(name).name != "CMakeLists.txt" and not name.endswith(".cmake") or name == TEST_FILE:
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.match(r"\s*add_test\s*\(", line):
+            yield number, f"add_test is for {TEST_FILE} only; call mep_test, which wants a size"
+
+
+def includes_of(code):
+    """(file, line, included) of every quoted #include under src/."""
+    for name, text in code.items():
+        if name.startswith("src/"):
+            for number, line in enumerate(text.splitlines(), 1):
+                match = INCLUDE.match(line)
+                if match and match.group(1) == '"':
+                    yield name, number, match.group(2)
+
+
 def check_guard(name, text):
     if name.endswith(".hpp") and not re.search(r"^#pragma once$", text, re.MULTILINE):
         yield 1, "#pragma once is missing"
@@ -156,18 +178,30 @@ def check_environment(root, code):
         yield "docs/environment.md", 1, f"{variable} has a row but is not in {table_name}"
 
 
-def check_tree(root):
+def code_of(root):
+    """{file: text without comments} of everything that is compiled."""
+    return {name: strip_comments(path.read_text(encoding="utf-8", errors="replace"))
+            for name, path in files_of(root) if path.suffix in CODE_SUFFIXES}
+
+
+def check_own_folders(code):
+    yield from folders.check_folders(list(includes_of(code)))
+    yield from folders.check_definitions(code)
+
+
+def check_tree(root, check_folders=check_own_folders):
     """All findings as (file, line, text)."""
     findings = []
-    code = {}
+    code = code_of(root)
     for name, path in files_of(root):
         text = path.read_text(encoding="utf-8", errors="replace")
         findings += [(name, number, finding) for number, finding in check_length(name, text)]
+        findings += [(name, number, finding) for number, finding in check_test_entries(name, text)]
         if path.suffix in CODE_SUFFIXES:
-            code[name] = strip_comments(text)
             findings += [(name, number, f) for number, f in check_includes(name, code[name])]
             findings += [(name, number, f) for number, f in check_guard(name, text)]
     findings += check_environment(root, code)
+    findings += check_folders(code)
     return findings
 
 
@@ -175,12 +209,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     here = pathlib.Path(__file__).resolve()
     parser.add_argument("--root", type=pathlib.Path, default=here.parents[2])
+    parser.add_argument("--graph", action="store_true", help="print which folder of src/ includes which")
     arguments = parser.parse_args()
+    if arguments.graph:
+        print(folders.graph_text(includes_of(code_of(arguments.root))))
     findings = check_tree(arguments.root)
     for name, number, text in findings:
         print(f"{name}:{number}: {text}")
     if not findings:
-        print("layering, file lengths and environment variables are in order")
+        print("layering, folders, definitions, file lengths and environment variables are in order")
     return 1 if findings else 0
 
 

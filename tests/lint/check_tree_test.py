@@ -8,8 +8,19 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import check_tree  # noqa: E402
+import folders  # noqa: E402
 
 ENV_CPP = 'static T t = {{"MEP_RANK", "", "rank"},\n  {"MEP_LOG", "warn", "level"}};\nsecure_getenv(n);\n'
+# The folders of the made-up trees.
+TABLE = {
+    "base": [],
+    "transport": ["base"],
+    "transport/verbs": ["base", "transport"],
+    "kernels": ["base", "transport/cuda"],
+    "core": ["base", "kernels", "transport"],
+    "core/ep": ["base", "core"],
+    "core/topo": ["base"],
+}
 GOOD = {
     "include/mep.h": "#include <stddef.h>\n#include <stdint.h>\n",
     "src/base/env.cpp": ENV_CPP,
@@ -30,7 +41,7 @@ GOOD = {
 
 
 class CheckTree(unittest.TestCase):
-    def findings(self, changes):
+    def findings(self, changes, table=None):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             for name, text in {**GOOD, **changes}.items():
@@ -39,10 +50,12 @@ class CheckTree(unittest.TestCase):
                 path = root / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
-            return check_tree.check_tree(root)
+            return check_tree.check_tree(root, lambda code: [
+                *(folders.check_folders(list(check_tree.includes_of(code)), table, {}) if table else []),
+                *folders.check_definitions(code, {})])
 
-    def expect_one(self, changes, name, line, part):
-        findings = self.findings(changes)
+    def expect_one(self, changes, name, line, part, table=None):
+        findings = self.findings(changes, table)
         self.assertEqual(len(findings), 1, findings)
         self.assertEqual(findings[0][:2], (name, line))
         self.assertIn(part, findings[0][2])
@@ -107,6 +120,56 @@ class CheckTree(unittest.TestCase):
         self.expect_one({"src/core/long.cpp": "\n" * 601}, "src/core/long.cpp", 601, "601 lines")
         self.expect_one({"tests/x.py": "\n" * 600 + "x"}, "tests/x.py", 601, "601 lines")
         self.assertEqual(self.findings({"include/mep.h": "\n" * 900}), [])
+
+    def test_folders(self):
+        self.assertEqual(self.findings({}, TABLE), [])
+        name = "src/core/topo/wrong.cpp"
+        self.expect_one({name: '\n#include "core/ep/x.hpp"\n'}, name, 2, "core/topo must not include core/ep",
+                        TABLE)
+        name = "src/core/new/x.cpp"
+        self.expect_one({name: '#include "base/a.hpp"\n'}, name, 1, "not in the table", TABLE)
+
+    def test_table_has_no_cycle(self):
+        self.assertIsNone(folders.cycle_of(folders.ALLOWED))
+        table = {"a": ["b"], "b": ["c"], "c": ["a"]}
+        findings = list(folders.check_folders([], table, {}))
+        self.assertIn("a -> b -> c -> a", findings[0][2])
+
+    def test_exception_that_is_not_needed(self):
+        includes = [("src/a/x.cpp", 1, "b/y.hpp")]
+        excuse = {("a", "b"): "why"}
+        self.assertEqual(list(folders.check_folders(includes, {"a": []}, excuse)), [])
+        self.assertEqual(len(list(folders.check_folders(includes, {"a": []}, {}))), 1)
+        self.assertIn("not needed", next(iter(folders.check_folders([], {"a": []}, excuse)))[2])
+
+    def test_definitions(self):
+        header = """#pragma once
+#define WORD(x) "{"
+namespace mep {
+class Thing {
+ public:
+  int method(int x) const;
+};
+template <class T> T from_text(const char* text = "(;");
+int free_one(int value, int (*call)(int));
+}  // namespace mep
+"""
+        changes = {"src/core/ep/thing.hpp": header}
+        right = "namespace mep {\nint Thing::method(int x) const { return x; }\nint free_one(int v, int (*c)(int)) {\n}\n}\n"
+        self.assertEqual(self.findings({**changes, "src/core/ep/thing.cpp": right}), [])
+        name = "src/core/other.cpp"
+        self.assertEqual(self.findings({**changes, name: "int main() { free_one(1, 2); }\n"
+                                        "namespace { int free_one(int) { return 1; } }\n"}), [])
+        for line, part in (("int Thing::method(int x) const {\n}", "Thing::method is declared in core/ep"),
+                           ("int free_one(int v, int (*c)(int)) { return v; }", "free_one is declared in"),
+                           ("mep::Thing::Thing() : x(1) {}", "Thing::Thing is declared in core/ep")):
+            with self.subTest(line=line):
+                self.expect_one({**changes, name: f"namespace mep {{\n\n{line}\n}}\n"}, name, 3, part)
+
+    def test_add_test_is_for_one_file(self):
+        name = "tests/x/CMakeLists.txt"
+        self.expect_one({name: "\nadd_test(NAME x COMMAND y)\n"}, name, 2, "call mep_test")
+        self.assertEqual(self.findings({name: "mep_add_test(x)\n", check_tree.TEST_FILE: "add_test(x)\n"}), [])
 
     def test_guard(self):
         self.expect_one({"src/base/x.hpp": "// x\n"}, "src/base/x.hpp", 1, "#pragma once")

@@ -66,6 +66,15 @@ def fingerprint(source, entry, root, version):
     return digest.hexdigest()
 
 
+def changed_files(root, commit):
+    """What differs from a commit, files that git does not know yet included."""
+    names = []
+    for words in (["diff", "--name-only", commit], ["ls-files", "--others", "--exclude-standard"]):
+        names += subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True,
+                                check=True).stdout.splitlines()
+    return {(root / name).resolve() for name in names}
+
+
 def tidy(source, build):
     # The compile commands may be GCC's, whose warning options clang does not all know.
     command = ["clang-tidy", "-quiet", "-extra-arg=-Wno-unknown-warning-option", "-p", str(build),
@@ -79,6 +88,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=pathlib.Path, default=root / "build/release")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--changed-since", metavar="COMMIT",
+                        help="only sources that reach a file which differs from this commit")
     arguments = parser.parse_args()
     build = arguments.build.resolve()
     stamps = build / "clang_tidy_clean"
@@ -90,6 +101,10 @@ def main():
         source = pathlib.Path(entry["directory"], entry["file"]).resolve()
         if any(root / folder in source.parents for folder in FOLDERS) and source.suffix in (".c", ".cpp"):
             entries[source] = entry
+    if arguments.changed_since:
+        changed = changed_files(root, arguments.changed_since)
+        entries = {source: entry for source, entry in entries.items()
+                   if changed.intersection(inputs_of(source, include_folders(entry), root))}
     todo = []
     for source, entry in sorted(entries.items()):
         stamp = stamps / fingerprint(source, entry, root, version)

@@ -1,3 +1,4 @@
+// labels: small
 // Deadlines: edges that need no waiting, because a deadline is a number.
 #include <stdint.h>
 

@@ -1,3 +1,4 @@
+// labels: small
 // Detection against what the kernel says in /proc/cpuinfo, decisions for made-up CPUs, and
 // MEP_SIMD.
 #include <stdint.h>

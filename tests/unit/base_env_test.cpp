@@ -1,3 +1,4 @@
+// labels: small
 // Environment variables: the table, and texts that are right, wrong, or at the edge of a range.
 #include <stdint.h>
 

@@ -1,5 +1,5 @@
 // fail(), add_context() and the thread's error text: nesting, truncation, threads.
-// labels: threads
+// labels: small threads
 #include <stdint.h>
 
 #include <cstring>

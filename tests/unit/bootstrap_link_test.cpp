@@ -1,5 +1,5 @@
 // Control links and the hello: right frames, and bytes of somebody who means harm.
-// labels: threads
+// labels: small threads
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>

@@ -1,4 +1,4 @@
-// labels: threads
+// labels: small threads
 // Requests, what calls say about themselves, two threads on one comm, and memory of mep_mem_alloc.
 #include <poll.h>
 

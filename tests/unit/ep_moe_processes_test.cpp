@@ -1,3 +1,4 @@
+// labels: small
 // Dispatch and combine of random EP problems on ranks as processes, mapped and by put alone, against a
 // plain reference.
 #include "support/ep_rounds.hpp"

@@ -1,6 +1,6 @@
 // The choice between mapped and staged GPUs, and the host's half of staged operations: mailbox, thread,
 // failures, waits that end, and collectives over communicators of the host. Threads play the kernels.
-// labels: threads
+// labels: medium threads
 #include <cstdlib>
 #include <cstring>
 #include <memory>

@@ -1,4 +1,4 @@
-// labels: processes
+// labels: medium processes
 // Every transport that reaches ranks as processes.
 #include "support/transport_conformance.hpp"
 

@@ -1,4 +1,4 @@
-// labels: threads
+// labels: medium threads
 // Every transport that reaches ranks as threads.
 #include "support/transport_conformance.hpp"
 

@@ -1,3 +1,4 @@
+// labels: small
 // When a wait gives its core away, and when it rather sleeps.
 #include "core/world/wait.hpp"
 

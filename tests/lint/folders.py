@@ -1,0 +1,215 @@
+"""The folders of src/: who may include whom, and that what a folder's header declares is defined there.
+
+ALLOWED is the table. Two folders that include each other are one folder in two places, so the table has no
+cycles; EXCEPTIONS are the includes that would make one, each with its reason.
+"""
+
+import re
+
+ALLOWED = {
+    "base": [],
+    "transport": ["base"],
+    "transport/inproc": ["base", "transport"],
+    "transport/shm": ["base", "transport"],
+    "transport/tcp": ["base", "transport"],
+    "transport/verbs": ["base", "transport"],
+    "transport/cuda": ["base"],
+    "kernels/host": ["base"],
+    "kernels/cuda/device": [],
+    "kernels/cuda": ["base", "kernels/cuda/device"],
+    "core/membership": ["base"],
+    "core/bootstrap": ["base", "transport", "core/membership"],
+    "core/bootstrap/mep_run": ["base"],
+    "core/topo": ["base", "core/bootstrap"],
+    "core/world": ["base", "transport", "core/membership", "core/bootstrap", "core/topo"],
+    "core/comm": ["base", "core/membership", "core/world"],
+    "core/coll": ["base", "kernels/host", "core/world", "core/comm"],
+    "core/staged": ["base", "kernels/cuda", "core/comm"],
+    "core/ep": ["base", "kernels/host", "kernels/cuda", "core/bootstrap", "core/world", "core/comm",
+                "core/coll", "core/staged"],
+    "core/cuda": ["base", "kernels/cuda", "transport/cuda", "core/comm", "core/coll", "core/ep",
+                  "core/staged"],
+    "core/api": ["base", "core/bootstrap", "core/topo", "core/world", "core/comm", "core/ep"],
+}
+# (from, to): why.
+EXCEPTIONS = {
+    ("core/comm", "core/coll"): "a communicator holds its operations and the words that they exchange",
+    ("core/staged", "core/ep"): "staged calls read the shape of the EP object that they belong to",
+}
+# (file, name): why it is defined outside the folder whose header declares it.
+WITH_CUDA = "with CUDA; without it a file of the header's own folder defines it"
+DEFINED_ELSEWHERE = {
+    ("src/core/cuda/device_comm.cpp", "check_device"): WITH_CUDA,
+    ("src/core/cuda/device_comm.cpp", "choose_device"): WITH_CUDA,
+    ("src/core/cuda/make_device_side.cpp", "make_device_side"): WITH_CUDA,
+    ("src/core/cuda/make_device_side.cpp", "make_ep_device"): WITH_CUDA,
+    ("src/core/api/ep_api.cpp", "ep_object_of"): "only the C API knows what a handle of the user's holds",
+}
+
+KEYWORDS = {"if", "for", "while", "switch", "return", "sizeof", "alignas", "alignof", "decltype", "noexcept",
+            "static_assert", "operator", "defined", "catch", "requires", "__attribute__"}
+NAME = re.compile(r"((?:[A-Za-z_]\w*::)*~?[A-Za-z_]\w*)\s*$")
+CLASS = re.compile(r"\b(?:class|struct)\s+(?:alignas\([^)]*\)\s*|\[\[\w+\]\]\s*)?([A-Za-z_]\w*)\s*(?:final\s*)?(?::[^:]|$)")
+NAMESPACE = re.compile(r"^(?:inline\s+)?namespace(?:\s+([\w:]+))?$")
+EXTERN_C = re.compile(r'^extern\s*"[^"]*"$')
+
+
+def folder_of(name):
+    """The folder under src/ of a file's name, or of what an #include names."""
+    return name.removeprefix("src/").rpartition("/")[0]
+
+
+def edges_of(includes):
+    """{(from, to): [(file, line)]} from (file, line, included), self and public headers left out."""
+    edges = {}
+    for name, number, included in includes:
+        pair = folder_of(name), folder_of(included)
+        if pair[1] and pair[0] != pair[1]:
+            edges.setdefault(pair, []).append((name, number))
+    return edges
+
+
+def cycle_of(table):
+    """A cycle of a table as a list of folders, or None."""
+    done, path = set(), []
+
+    def visit(folder):
+        if folder in path:
+            return path[path.index(folder):] + [folder]
+        if folder in done:
+            return None
+        path.append(folder)
+        for target in table.get(folder, ()):
+            found = visit(target)
+            if found:
+                return found
+        path.pop()
+        done.add(folder)
+        return None
+
+    for folder in table:
+        found = visit(folder)
+        if found:
+            return found
+    return None
+
+
+def check_folders(includes, allowed=None, exceptions=None):
+    """Findings (file, line, text) about includes between folders."""
+    allowed = ALLOWED if allowed is None else allowed
+    exceptions = EXCEPTIONS if exceptions is None else exceptions
+    here = "tests/lint/folders.py"
+    cycle = cycle_of(allowed)
+    if cycle:
+        yield here, 1, f"the table has a cycle: {' -> '.join(cycle)}"
+    edges = edges_of(includes)
+    for (source, target), places in sorted(edges.items()):
+        if source not in allowed:
+            yield *places[0], f"src/{source} is not in the table of folders ({here})"
+        elif target not in allowed[source] and (source, target) not in exceptions:
+            for name, number in places:
+                yield name, number, f"{source} must not include {target} ({here})"
+    for pair in sorted(exceptions.keys() - edges.keys()):
+        yield here, 1, f"the exception {' -> '.join(pair)} is not needed any more"
+
+
+def graph_text(includes):
+    """One line a folder: what it includes, and how often."""
+    counts = {}
+    for (source, target), places in edges_of(includes).items():
+        mark = "!" if (source, target) in EXCEPTIONS else ""
+        counts.setdefault(source, []).append(f"{target}{mark} {len(places)}")
+    width = max(map(len, counts), default=0)
+    return "\n".join(f"{source:<{width}}  {', '.join(sorted(targets))}"
+                     for source, targets in sorted(counts.items()))
+
+
+def statements(text):
+    """(line, head, is_definition) of what stands at namespace scope; bodies are skipped. Anonymous
+    namespaces are skipped too: what is in them is nobody else's."""
+    text = re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", lambda m: re.sub(r"[^\n]", " ", m.group(0)), text, flags=re.M)
+    text = re.sub(r'(extern\s*)?"(?:\\.|[^"\\\n])*"', lambda m: m.group(0) if m.group(1) else '""', text)
+    head, line, start, depth_in_body, round_depth, hidden = "", 1, 1, 0, 0, 0
+    scopes = []
+    for character in text:
+        if character == "\n":
+            line += 1
+        if depth_in_body:
+            depth_in_body += {"{": 1, "}": -1}.get(character, 0)
+            if depth_in_body == 0:
+                head = ""
+            continue
+        if character in "()":
+            round_depth += 1 if character == "(" else -1
+        if character == "{" and round_depth == 0:
+            words = " ".join(head.split())
+            match = NAMESPACE.match(words)
+            if match or EXTERN_C.match(words):
+                scopes.append(bool(match) and match.group(1) is None)
+                hidden += scopes[-1]
+            else:
+                if not hidden:
+                    yield start, words, True
+                depth_in_body = 1
+            head = ""
+        elif character == "}" and round_depth == 0:
+            if scopes:
+                hidden -= scopes.pop()
+            head = ""
+        elif character == ";" and round_depth == 0:
+            if not hidden:
+                yield start, " ".join(head.split()), False
+            head = ""
+        else:
+            if not head.strip():
+                start = line
+            head += character
+
+
+def function_name(head):
+    """The (qualified) name of the function that a statement declares or defines, or None."""
+    head = re.sub(r"^template\s*<[^{;]*?>\s*(?=[A-Za-z])", "", head)
+    before = re.sub(r"__attribute__\(\([^)]*\)\)|alignas\([^)]*\)", "", head).partition("(")
+    if not before[1] or "=" in before[0] or before[0].startswith(("using", "typedef", "friend", "static ")):
+        return None
+    match = NAME.search(before[0])
+    if not match or match.group(1) in KEYWORDS or match.start() == 0 and "::" not in match.group(1):
+        return None
+    return match.group(1)
+
+
+def check_definitions(code, exceptions=None):
+    """Findings about functions and methods that are defined outside the folder of their header. `code` has
+    {file: text without comments}. By names only: an overload in the file's own folder answers for all."""
+    exceptions = DEFINED_ELSEWHERE if exceptions is None else exceptions
+    functions, classes = {}, {}
+    sources = {name: text for name, text in code.items() if name.startswith("src/")}
+    for name, text in sources.items():
+        if not name.endswith((".hpp", ".h", ".cuh")):
+            continue
+        for _, head, is_definition in statements(text):
+            match = CLASS.search(head) if is_definition and "(" not in head.partition(":")[0] else None
+            if match:
+                classes.setdefault(match.group(1), set()).add(folder_of(name))
+            elif function_name(head):
+                functions.setdefault(function_name(head), set()).add(folder_of(name))
+    used = set()
+    for name, text in sorted(sources.items()):
+        if not name.endswith((".cpp", ".cu")):
+            continue
+        for number, head, is_definition in statements(text):
+            full = function_name(head) if is_definition else None
+            if not full:
+                continue
+            scope, _, last = full.rpartition("::")
+            # Of A::B::f the first that a header has: B may be a name of many.
+            folders = next((classes[part] for part in scope.split("::") if part in classes),
+                           None) if scope else functions.get(last)
+            if not folders or folder_of(name) in folders:
+                continue
+            if (name, full) in exceptions:
+                used.add((name, full))
+                continue
+            yield name, number, f"{full} is declared in {', '.join(sorted(folders))} and must be defined there"
+    for name, full in sorted(exceptions.keys() - used):
+        yield name, 1, f"tests/lint/folders.py excuses {full}, which is not needed any more"
