@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/failpoint.hpp"
@@ -86,6 +87,13 @@ mep_result_t add_devices(const std::vector<GpuPlace>& places, bool made_together
   return MEP_SUCCESS;
 }
 
+// While ranks come together there is no world yet that could lose one: the start has failed. The text, which
+// stays, names who ended.
+mep_result_t as_failed_start(mep_result_t result) {
+  if (result != MEP_ERR_PEER_FAILED && result != MEP_ERR_PEER_LEFT) return result;
+  return add_context(MEP_ERR_BOOTSTRAP, "the start failed");
+}
+
 // A first barrier: success is everywhere or, as far as can be known, nowhere.
 mep_result_t confirm(mep_comm_t comm, uint32_t timeout_ms) {
   comm->comm->set_timeout_ms(timeout_ms);
@@ -132,14 +140,18 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
     Mesh mesh;
     MEP_TRY(bootstrap_mesh(resolved, self, &mesh));
     Opening opening;
-    MEP_TRY(open_world(resolved, std::move(mesh), std::move(transports), &opening));
+    MEP_TRY(
+        as_failed_start(open_world(resolved, std::move(mesh), std::move(transports), &opening)));
     mep_comm_t made = nullptr;
-    MEP_TRY(finish_world(deadline, &opening, &made));
+    MEP_TRY(as_failed_start(finish_world(deadline, &opening, &made)));
+    MEP_FAILPOINT("init connected");
     mep_result_t confirmed = add_devices(places, false, deadline, {&made, 1});
     if (confirmed == MEP_SUCCESS) confirmed = confirm(made, resolved.init_timeout_ms);
     if (confirmed != MEP_SUCCESS) {
+      const std::string text = last_error_text();
       close_world(made, false);
-      return confirmed;
+      set_last_error_text(text.c_str());
+      return as_failed_start(confirmed);
     }
     *comm = made;
     return MEP_SUCCESS;
@@ -208,14 +220,14 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
   if (comm == nullptr) return MEP_SUCCESS;
   return guarded([&]() -> mep_result_t {
     if (comm->comm->world().forked()) return check_comm(comm);
-    comm->comm->drop_dormant();
     if (comm->device != nullptr && comm->device->busy()) {
       return fail(MEP_ERR_BUSY,
                   "operations of the communicator still run on its GPU; wait for "
                   "their streams first");
     }
     if (comm->users.load() != 0 || !comm->comm->idle() ||
-        comm->comm->has_clients(comm->device != nullptr ? comm->device->view_clients() : 0)) {
+        comm->comm->has_clients(comm->comm->dormant_count() +
+                                (comm->device != nullptr ? comm->device->view_clients() : 0))) {
       return fail(MEP_ERR_BUSY,
                   "the communicator still has EP objects, requests or communicators "
                   "made from it; destroy or finish them first");
@@ -227,6 +239,7 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
       const CallScope scope(comm);
       MEP_TRY(scope.check());
     }
+    comm->comm->drop_dormant();
     if (comm->is_world) {
       close_world(comm, true);
     } else {

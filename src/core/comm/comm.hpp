@@ -15,6 +15,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -117,9 +118,25 @@ class Comm : public WorldClient {
   // chance, not by force).
   bool enter_call() {
     if (in_call_.load(std::memory_order_relaxed) != 0) return false;
-    in_call_.store(1, std::memory_order_relaxed);
+    in_call_.store(kUsesWindows, std::memory_order_relaxed);
     return true;
   }
+  // Within a call: for the life of the scope its thread waits for the control thread and uses no window,
+  // so that views may come and newcomers be connected. Afterwards it finds what has changed at its next
+  // operation, as a new call does.
+  class WaitingScope {
+   public:
+    // Release: what the call did to windows so far is over for who sees it.
+    explicit WaitingScope(Comm& comm) : comm_(comm) {
+      comm_.in_call_.store(kWaits, std::memory_order_release);
+    }
+    ~WaitingScope() { comm_.in_call_.store(kUsesWindows, std::memory_order_relaxed); }
+    WaitingScope(const WaitingScope&) = delete;
+    WaitingScope& operator=(const WaitingScope&) = delete;
+
+   private:
+    Comm& comm_;
+  };
   // Release: what the call did to windows is over for who sees it.
   void leave_call() { in_call_.store(0, std::memory_order_release); }
 
@@ -140,6 +157,7 @@ class Comm : public WorldClient {
   // Asks for the verdict and waits for it.
   mep_result_t end_of_wait(Operation* operation);
   bool idle() const { return queue_.empty(); }
+  size_t dormant_count() const { return dormant_.size(); }
   void drop_dormant() { dormant_.clear(); }
 
   // View in force for the next call; adopts what the control thread has left. Any thread.
@@ -254,8 +272,11 @@ class Comm : public WorldClient {
 
   // The user's thread.
   Channel channel_;
-  std::atomic<uint32_t> posting_{0};        // threads inside a PostingScope
-  std::atomic<uint32_t> in_call_{0};        // tells the control thread that windows may be in use
+  std::atomic<uint32_t> posting_{0};  // threads inside a PostingScope
+  // In no call, in one that may use windows, or in a WaitingScope; read by the control thread.
+  static constexpr uint32_t kUsesWindows = 1;
+  static constexpr uint32_t kWaits = 2;
+  std::atomic<uint32_t> in_call_{0};
   std::atomic<uint64_t> adopted_epoch_{0};  // of adopted_, for the control thread
   std::shared_ptr<const CommView> adopted_;
   std::vector<uint64_t> remote_incarnations_;  // by rank: whose windows remotes_ reaches
@@ -280,7 +301,7 @@ class Comm : public WorldClient {
   std::deque<Verdict> verdicts_;                    // not adopted yet, oldest first
   std::map<uint64_t, RetainedOperation> retained_;  // by seq, until answered
   std::vector<ViewClient*> clients_;
-  std::deque<membership::ChannelState> retired_;  // channels of clients that are gone
+  std::unordered_map<uint64_t, ViewClient*> channel_clients_;  // by channel
   mep_result_t news_ = MEP_SUCCESS;
   std::string news_text_;
   uint64_t held_ = 0;  // while wedged: up to where this rank holds all contributions

@@ -17,6 +17,7 @@
 #include "base/unique_fd.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/membership/membership.hpp"
+#include "core/world/closed_channels.hpp"
 #include "core/world/frames.hpp"
 #include "core/world/view_change_times.hpp"
 #include "core/world/witness.hpp"
@@ -43,6 +44,9 @@ class ControlThread {
   membership::Membership& membership() { return *membership_; }
   void add_client(WorldClient* client, uint64_t epoch);
   void remove_client(WorldClient* client);
+  // This rank has closed them; `members` share them.
+  void note_closed(std::vector<membership::ChannelState> channels,
+                   const membership::SlotSet& members);
   // Starts the orderly leave; `left` is called when LEFT was said.
   void start_leaving();
   // Ends this rank's part now; the others see it fail.
@@ -134,6 +138,13 @@ class ControlThread {
   void check_leaving();
   void answer_leaving();
 
+  // control_closed.cpp
+  bool take_closed(uint32_t slot, const Frame& frame);
+  bool take_closed_held(uint32_t slot, const Frame& frame);
+  void answer_closed();
+  // Takes out what this rank's user has, or can have without the peer that completed it.
+  void drop_held(std::vector<membership::ChannelState>* channels);
+
   World* const world_;
   UniqueFd epoll_;
   UniqueFd request_event_;
@@ -190,8 +201,8 @@ class ControlThread {
   enum class Leave : uint8_t { kNo, kAsking, kLeft };
   Leave leave_ = Leave::kNo;
   membership::SlotSet leave_awaited_;
-  // What was done on comms that this rank has destroyed: others may still need it. The newest.
-  std::vector<membership::ChannelState> closed_channels_;
+  ClosedChannels closed_;
+  std::vector<ClosedByPeer> closed_by_peers_;
   struct LeavingPeer {
     uint32_t slot = 0;
     uint64_t incarnation = 0;
