@@ -250,11 +250,9 @@ void World::drop_window(uint64_t id) {
   std::vector<uint32_t> users;
   {
     const std::lock_guard lock(state_mutex_);
-    std::erase_if(imported_, [&](const auto& entry) {
-      if (entry.second != id) return false;
-      users.push_back(entry.first);
-      return true;
-    });
+    for (uint32_t slot = 0; slot < max_slots(); ++slot) {
+      if (imported_.erase({slot, id}) != 0) users.push_back(slot);
+    }
   }
   for (const uint32_t slot : users) peers_[slot].transport->drop_window(slot, id);
 }
