@@ -208,7 +208,8 @@ static inline void mep_store_defaults(mep_store_t* store) {
 /* Joins the job's world and returns a communicator of all its ranks. config NULL: all defaults, so a
  * program started by `mpirun` or `mep_run` needs nothing, and one started alone is a world of one.
  * Collective: every rank calls it. Blocks until all ranks are connected, at most init_timeout_ms.
- * Any thread. Errors: MEP_ERR_BOOTSTRAP (a rank is missing, has a wrong size, or a number twice),
+ * Any thread. Errors: MEP_ERR_BOOTSTRAP (a rank is missing, has a wrong size or a number twice, or ended
+ * during the start; the text names it),
  * MEP_ERR_DENIED, MEP_ERR_VERSION, MEP_ERR_TIMEOUT, MEP_ERR_NO_MEMORY, MEP_ERR_SYSTEM,
  * MEP_ERR_UNSUPPORTED; after an error *comm is NULL and nothing is left behind. 0.1 */
 MEP_API mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm);
@@ -519,7 +520,8 @@ enum { MEP_PHASE_BOTH = 0, MEP_PHASE_SEND = 1, MEP_PHASE_RECEIVE = 2 };
 typedef struct mep_ep_config_t {
   uint32_t struct_size;
   uint32_t flags;               /* must be 0 */
-  const char* name;             /* same on all ranks; NULL: "ep0", "ep1", .. in order of creation */
+  const char* name;             /* same on all ranks, at most 65535 bytes; NULL: "ep0", "ep1", .. in
+                                   order of creation */
   uint32_t mode;                /* MEP_EP_*; high throughput: MEP_ERR_UNSUPPORTED so far */
   uint32_t max_tokens_per_rank; /* M; required */
   uint32_t hidden;              /* H; required; a row must be a multiple of 16 bytes */
@@ -537,7 +539,7 @@ typedef struct mep_ep_config_t {
   uint32_t expert_alignment;    /* high throughput; 0: 1 */
   uint32_t num_sms;             /* CUDA; 0: all that help */
   uint32_t timeout_ms;          /* of dispatch and combine; 0: the comm's */
-  uint32_t max_replicas;        /* columns of the expert map; 0: 1 */
+  uint32_t max_replicas;        /* columns of the expert map, which has at most 2^27 entries; 0: 1 */
 } mep_ep_config_t;
 
 MEP_API void mep_ep_config_init(void* config, size_t size);

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/bootstrap/control_link.hpp"
 #include "fuzz/fuzz_target.hpp"
@@ -62,6 +63,10 @@ void seeds(const Sink& sink) {
     bytes[0] = std::byte{mode};
     const ssize_t count = recv(raw.get(), bytes.data() + 1, bytes.size() - 1, MSG_DONTWAIT);
     if (count > 0) sink("frames-" + std::to_string(mode), {bytes.data(), 1 + size_t(count)});
+    if (mode != 0) continue;
+    // The same as pieces of one message: the header's bytes 4 and 5 are the type.
+    std::memcpy(bytes.data() + 1 + 4, "\x41\x80", 2);
+    if (count > 0) sink("pieces", {bytes.data(), 1 + size_t(count)});
   }
 }
 

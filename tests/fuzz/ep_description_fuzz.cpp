@@ -45,7 +45,8 @@ void one(std::span<const std::byte> input) {
     return;
   }
   const mep::EpShape& shape = description.shape;
-  require(shape.rank == ranks - 1 && shape.ranks == ranks && description.name.size() <= 255);
+  require(shape.rank == ranks - 1 && shape.ranks == ranks &&
+          description.name.size() <= input.size());
   require(shape.experts > 0 && shape.local_experts > 0 && shape.experts <= shape.places());
   require(shape.top_k > 0 && shape.top_k <= mep::kMaxTopK);
   require(shape.buffers > 0 && shape.buffers <= mep::kMaxEpBuffers);

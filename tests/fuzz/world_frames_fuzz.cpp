@@ -12,15 +12,29 @@ namespace fuzz {
 namespace {
 
 constexpr uint32_t kSlots = 16;
-enum Kind : unsigned char { kWindow, kTaken, kFlush, kFlushEnd, kLeaving, kComms, kEpochs, kKinds };
+enum Kind : unsigned char {
+  kWindow,
+  kTaken,
+  kFlush,
+  kFlushEnd,
+  kLeaving,
+  kComms,
+  kEpochs,
+  kClosed,
+  kClosedHeld,
+  kKinds
+};
 
 void require_same(const std::vector<std::byte>& again, std::span<const std::byte> payload) {
   require(std::equal(again.begin(), again.end(), payload.begin(), payload.end()));
 }
 
-void check_comms(const std::vector<mep::CommDescription>& comms) {
+void check_comms(const std::vector<mep::CommDescription>& comms, size_t bytes) {
+  size_t taken = 0;
   for (const mep::CommDescription& comm : comms) {
-    require(comm.name.size() <= 255 && !comm.slots.empty() && comm.slots.size() <= kSlots);
+    taken += comm.name.size();
+    for (const std::vector<std::byte>& object : comm.objects) taken += object.size();
+    require(taken <= bytes && !comm.slots.empty() && comm.slots.size() <= kSlots);
     mep::membership::SlotSet slots;
     for (const uint32_t slot : comm.slots) {
       require(slot < kSlots && !slots.has(slot));
@@ -76,8 +90,20 @@ void one(std::span<const std::byte> input) {
     case kComms: {
       std::vector<mep::CommDescription> comms;
       if (!mep::decode_comms(payload, kSlots, &comms)) return;
-      check_comms(comms);
+      check_comms(comms, payload.size());
       require_same(mep::encode_comms(comms), payload);
+      return;
+    }
+    case kClosed: {
+      mep::ClosedFrame closed;
+      if (!mep::decode_closed(payload, &closed)) return;
+      require_same(mep::encode_closed(closed), payload);
+      return;
+    }
+    case kClosedHeld: {
+      uint64_t number = 0;
+      if (!mep::decode_closed_held(payload, &number)) return;
+      require_same(mep::encode_closed_held(number), payload);
       return;
     }
     default: {
@@ -98,6 +124,8 @@ void seeds(const Sink& sink) {
   put(sink, "leaving", kLeaving, mep::encode_leaving({}));
   const mep::membership::ChannelState done[] = {{11, 12, 13, 0}, {21, 22, 23, 0}};
   put(sink, "leaving-two", kLeaving, mep::encode_leaving(done));
+  put(sink, "closed", kClosed, mep::encode_closed({7, {done[0], done[1]}}));
+  put(sink, "closed-held", kClosedHeld, mep::encode_closed_held(7));
   put(sink, "comms-none", kComms, mep::encode_comms({}));
   mep::CommDescription comm;
   comm.id = 11;
@@ -112,6 +140,8 @@ void seeds(const Sink& sink) {
   half.objects = {bytes, {}};
   const mep::CommDescription comms[] = {comm, half};
   put(sink, "comms", kComms, mep::encode_comms(comms));
+  comm.objects = {std::vector<std::byte>(65'600, std::byte{7})};
+  put(sink, "comms-long", kComms, mep::encode_comms({&comm, 1}));
   put(sink, "epochs", kEpochs, mep::encode_comm_epochs({{11, 5}, {12, 6}}));
 }
 

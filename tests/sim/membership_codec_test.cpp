@@ -121,6 +121,28 @@ void rows_come_back(void**) {
   }
 }
 
+// A row has no bound of its own: what a world has is told whole.
+void large_rows_come_back(void**) {
+  Random random(test_seed());
+  Row row = some_row(random);
+  auto value = std::make_shared<Proposal>(*some_value(random));
+  for (uint64_t i = 0; i < 100'000; ++i) {
+    row.channels.push_back({random.below(100), i, random.next(), random.next()});
+    value->channels.push_back({random.below(100), i, random.next(), random.next(), kNoSlot});
+  }
+  row.offer = {{1, 2}, 0, value};
+  const RowPtr back = decode_row(encode_row(row), kSlots, nullptr);
+  assert_non_null(back.get());
+  assert_true(back->channels == row.channels);
+  check_same_value(back->offer.value, value);
+  // Each is found, in whatever order they are.
+  for (const ChannelVerdict& verdict : value->channels) {
+    const ChannelVerdict* found = back->offer.value->verdict(verdict.comm, verdict.channel);
+    assert_true(found != nullptr && *found == verdict);
+  }
+  assert_null(back->offer.value->verdict(100, 7));
+}
+
 void views_come_back(void**) {
   Random random(test_seed());
   for (int i = 0; i < 200; ++i) {
@@ -203,6 +225,7 @@ void slots_beyond_the_world_are_refused(void**) {
 int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test(rows_come_back),
+      cmocka_unit_test(large_rows_come_back),
       cmocka_unit_test(views_come_back),
       cmocka_unit_test(short_and_long_rows_are_refused),
       cmocka_unit_test(hostile_rows_do_no_harm),

@@ -17,6 +17,7 @@
 #include "base/clock.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/control_link.hpp"
+#include "core/bootstrap/handshake.hpp"
 #include "core/bootstrap/hello.hpp"
 #include "support/cmocka_cpp.hpp"
 
@@ -257,6 +258,77 @@ void output_is_queued_up_to_a_bound(void**) {
   assert_int_equal(open_descriptors(), before);
 }
 
+std::vector<std::byte> long_payload() {
+  std::vector<std::byte> payload((size_t{5} << 20) + 1);
+  for (size_t i = 0; i < payload.size(); ++i) payload[i] = static_cast<std::byte>(i * 7 + i / 4096);
+  return payload;
+}
+
+// Longer than a frame: it comes whole, between what was sent before and after it.
+void a_long_message_comes_in_pieces(void**) {
+  for (const bool sealed : {false, true}) {
+    Pair pair = make_pair();
+    mep::ControlLink peer(std::move(pair.raw));
+    pair.link->limit_payload(mep::kMaxMessageBytes);
+    if (sealed) {
+      assert_int_equal(mep::prepare_crypto(), MEP_SUCCESS);
+      const mep::StreamKey key{};
+      mep::StreamHeader header{};
+      peer.seal_output(std::make_unique<mep::FrameSealer>(key, &header));
+      pair.link->open_input(std::make_unique<mep::FrameOpener>(key, header));
+    }
+    const std::vector<std::byte> payload = long_payload();
+    const std::vector<std::byte> small(3, std::byte{9});
+    assert_int_equal(peer.send(64, small), MEP_SUCCESS);
+    assert_int_equal(peer.send(65, payload), MEP_SUCCESS);
+    assert_int_equal(peer.send(66, small), MEP_SUCCESS);
+    std::vector<mep::Frame> frames;
+    while (frames.size() < 3) {
+      assert_int_equal(peer.flush_output(), MEP_SUCCESS);
+      std::vector<mep::Frame> some;
+      assert_int_equal(receive_all(pair.link.get(), &some), MEP_SUCCESS);
+      for (mep::Frame& frame : some) frames.push_back(std::move(frame));
+    }
+    assert_true(frames[0].type == 64 && frames[1].type == 65 && frames[2].type == 66);
+    assert_true(frames[0].payload == small && frames[2].payload == small);
+    assert_true(frames[1].payload == payload);
+  }
+}
+
+// Pieces beyond what the peer may say at once, of different types, or with descriptors.
+void bad_pieces_are_refused(void**) {
+  {
+    Pair pair = make_pair();  // as long as nobody has said more, one frame is all
+    mep::ControlLink peer(std::move(pair.raw));
+    assert_int_equal(peer.send(65, long_payload()), MEP_SUCCESS);
+    mep_result_t result = MEP_SUCCESS;
+    while (result == MEP_SUCCESS) {
+      (void)peer.flush_output();
+      std::vector<mep::Frame> frames;
+      result = receive_all(pair.link.get(), &frames);
+      assert_true(frames.empty());
+    }
+    assert_int_equal(result, MEP_ERR_DENIED);
+    assert_non_null(strstr(mep::last_error_text(), "oversized"));
+  }
+  Bytes mixed = frame_bytes(mep::kMoreFollows | 5, {1});
+  const Bytes other = frame_bytes(6, {2});
+  mixed.insert(mixed.end(), other.begin(), other.end());
+  Bytes small = frame_bytes(mep::kMoreFollows | 5, Bytes(100, 'x'));
+  small.insert(small.end(), small.begin(), small.end());
+  const std::vector<std::pair<Bytes, const char*>> cases = {
+      {mixed, "among the pieces"},
+      {small, "oversized"},
+      {frame_bytes(mep::kMoreFollows, {1}), "malformed"},
+      {frame_bytes(mep::kMoreFollows | 5, {1}, 1), "malformed"}};
+  for (const auto& [bytes, text] : cases) {
+    Pair pair = make_pair();
+    pair.link->limit_payload(150);
+    write_raw(pair.raw.get(), bytes);
+    expect_refusal(pair.link.get(), text);
+  }
+}
+
 void threads_may_send_at_once(void**) {
   Pair pair = make_pair();
   mep::ControlLink peer(std::move(pair.raw));
@@ -411,6 +483,8 @@ int main() {
       cmocka_unit_test(malformed_headers_are_refused),
       cmocka_unit_test(surplus_descriptors_are_closed_and_refused),
       cmocka_unit_test(output_is_queued_up_to_a_bound),
+      cmocka_unit_test(a_long_message_comes_in_pieces),
+      cmocka_unit_test(bad_pieces_are_refused),
       cmocka_unit_test(threads_may_send_at_once),
       cmocka_unit_test(random_bytes_do_no_harm),
       cmocka_unit_test(a_hello_survives_its_way),

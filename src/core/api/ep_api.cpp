@@ -1,5 +1,6 @@
 // Expert parallelism: EP objects, handles, dispatch and combine.
 #include <array>
+#include <cstring>
 #include <optional>
 
 #include "core/api/api_guard.hpp"
@@ -99,6 +100,10 @@ mep_result_t read_config(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
   MEP_TRY(check_comm(comm));
   if (config == nullptr) return null_argument("config");
   MEP_TRY(read_sized_struct(config, "mep_ep_config_t", given));
+  if (given->name != nullptr && std::strlen(given->name) > kMaxEpNameBytes) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "name has %zu bytes; at most %zu work",
+                std::strlen(given->name), kMaxEpNameBytes);
+  }
   return resolve_ep_config(*comm->comm, *given, shape, comm->device != nullptr);
 }
 

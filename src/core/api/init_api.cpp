@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/failpoint.hpp"
@@ -110,6 +111,13 @@ mep_result_t add_devices(const std::vector<GpuPlace>& places, bool made_together
   return MEP_SUCCESS;
 }
 
+// While ranks come together there is no world yet that could lose one: the start has failed. The text, which
+// stays, names who ended.
+mep_result_t as_failed_start(mep_result_t result) {
+  if (result != MEP_ERR_PEER_FAILED && result != MEP_ERR_PEER_LEFT) return result;
+  return add_context(MEP_ERR_BOOTSTRAP, "the start failed");
+}
+
 // A first barrier: success is everywhere or, as far as can be known, nowhere.
 mep_result_t confirm(mep_comm_t comm, uint32_t timeout_ms) {
   const CallScope scope(comm);
@@ -163,12 +171,15 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
     mep_comm_t made = nullptr;
     mep_result_t opened = open_world(resolved, std::move(mesh), std::move(transports), &opening);
     if (opened == MEP_SUCCESS) opened = finish_world(deadline, &opening, &made);
-    if (opened != MEP_SUCCESS) return give_up(opening, opened);
+    if (opened != MEP_SUCCESS) return give_up(opening, as_failed_start(opened));
+    MEP_FAILPOINT("init connected");
     mep_result_t confirmed = add_devices(places, false, deadline, {&made, 1});
     if (confirmed == MEP_SUCCESS) confirmed = confirm(made, resolved.init_timeout_ms);
     if (confirmed != MEP_SUCCESS) {
+      const std::string text = last_error_text();
       close_world(made, false);
-      return confirmed;
+      set_last_error_text(text.c_str());
+      return as_failed_start(confirmed);
     }
     *comm = made;
     return MEP_SUCCESS;

@@ -55,15 +55,17 @@ mep_result_t meet(Comm& world_comm) {
   while (met == MEP_ERR_PEER_FAILED || met == MEP_ERR_PEER_LEFT) {
     met = world_comm.run(Collective::k_barrier, {});
   }
-  if (met == MEP_SUCCESS && !world_comm.world().idle()) {
-    return fail(MEP_ERR_BUSY, "another thread is inside a call on this world; finish it first");
-  }
   return met;
 }
 
 mep_result_t recover(Comm& world_comm, const membership::SlotSet& wanted, uint64_t wait_ms,
                      Admission* admission) {
   MEP_TRY(meet(world_comm));
+  // A view that comes meanwhile is no call of another thread, and keeps no newcomer out.
+  const Comm::WaitingScope waiting(world_comm);
+  if (!world_comm.world().idle()) {
+    return fail(MEP_ERR_BUSY, "another thread is inside a call on this world; finish it first");
+  }
   return world_comm.world().recover(wanted, Deadline::after_ms(wait_ms), admission);
 }
 
@@ -215,7 +217,10 @@ class Reception {
         if (is_awaited(peer)) MEP_TRY(read(peer));
         all = all && !is_awaited(peer);
       }
-      if (all && merge(welcome)) return MEP_SUCCESS;
+      if (all && latest_view() != nullptr) {
+        merge(welcome);
+        return MEP_SUCCESS;
+      }
     }
     return fail(MEP_ERR_TIMEOUT, "the members did not answer; is one of them inside a call?");
   }
@@ -227,8 +232,17 @@ class Reception {
     const auto found = welcomes_.find(slot);
     if (silent_.contains(slot) || (found != welcomes_.end() && found->second.has_comms))
       return false;
-    Welcome known;
-    return !merge(&known) || known.view.incarnation(slot) == peer.identity.incarnation;
+    const membership::View* known = latest_view();
+    return known == nullptr || known->incarnation(slot) == peer.identity.incarnation;
+  }
+
+  const membership::View* latest_view() const {
+    const membership::View* latest = nullptr;
+    for (const auto& [slot, welcome] : welcomes_) {
+      if (!welcome.has_comms) continue;
+      if (latest == nullptr || latest->epoch < welcome.view.epoch) latest = &welcome.view;
+    }
+    return latest;
   }
 
   mep_result_t read(const PeerLink& peer) {
@@ -249,10 +263,12 @@ class Reception {
         other = std::move(frame);
         return false;
       }
-      bad = frame.type != kFrameComms ||
-            !decode_comms(frame.payload, max_slots(), &welcome.comms) || !are_own(welcome.comms);
-      welcome.has_comms = !bad;
-      return false;
+      std::vector<CommDescription> part;
+      bad = frame.type != kFrameComms || !decode_comms(frame.payload, max_slots(), &part) ||
+            !are_own(part);
+      welcome.has_comms = !bad && part.empty();
+      merge_welcome(std::move(part), &welcome.comms);
+      return !bad && !welcome.has_comms;
     });
     if (bad) return fail(MEP_ERR_DENIED, "rank %u sent a bad welcome", slot);
     if (other.type != 0) {
@@ -265,17 +281,16 @@ class Reception {
   }
 
   // The latest view, and each comm as one of its members has described it.
-  bool merge(Welcome* out) const {
-    for (const auto& [slot, welcome] : welcomes_) {
+  void merge(Welcome* out) {
+    out->view = *latest_view();
+    out->has_view = true;
+    std::set<uint64_t> known;
+    for (auto& [slot, welcome] : welcomes_) {
       if (!welcome.has_comms) continue;
-      if (!out->has_view || out->view.epoch < welcome.view.epoch) out->view = welcome.view;
-      out->has_view = true;
-      for (const CommDescription& comm : welcome.comms) {
-        const auto same = [&](const CommDescription& other) { return other.id == comm.id; };
-        if (std::none_of(out->comms.begin(), out->comms.end(), same)) out->comms.push_back(comm);
+      for (CommDescription& comm : welcome.comms) {
+        if (known.insert(comm.id).second) out->comms.push_back(std::move(comm));
       }
     }
-    return out->has_view;
   }
 
   // A comm that this rank has no place in would give it somebody else's.
@@ -409,6 +424,7 @@ mep_result_t barrier_with_admission(Comm& world_comm) {
       world_comm.run(Collective::k_allreduce, {&ready, &everywhere, 1, MEP_UINT32, MEP_MIN, 0}));
   if (everywhere == 0) return MEP_SUCCESS;
   Admission admission;
+  const Comm::WaitingScope waiting(world_comm);
   return world_comm.world().recover(slots_of_world(world_comm), Deadline::after_ms(kReadyNowMs),
                                     &admission);
 }

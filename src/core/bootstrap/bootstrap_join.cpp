@@ -401,7 +401,7 @@ mep_result_t Joiner::hand_over(Mesh* out) {
     link.pidfd = adopt_pidfd(greeting.hello(), self_, &greeting.fds(), seat.credentials);
     link.session = greeting.session();
     link.link = std::move(seat.link);
-    link.link->limit_payload(kMaxFramePayloadBytes);
+    link.link->limit_payload(kMaxMessageBytes);
     members.push_back({link.identity.slot, link.identity.incarnation, link.identity.host,
                        link.identity.pid, greeting.details().addresses});
     mesh.peers.push_back(std::move(link));

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/fork_guard.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/bootstrap/handshake.hpp"
@@ -17,6 +18,7 @@ PeerLink make_peer(const SelfDescription& peer, UniqueFd socket, const PeerSessi
   link.offer = peer.offer;
   link.session = session;
   link.link = std::make_unique<ControlLink>(std::move(socket));
+  link.link->limit_payload(kMaxMessageBytes);
   return link;
 }
 
@@ -35,10 +37,13 @@ mep_result_t bootstrap_threads(const std::vector<SelfDescription>& ranks, std::v
   for (size_t high = 1; high < ranks.size(); ++high) {
     for (size_t low = 0; low < high; ++low) {
       int sockets[2] = {-1, -1};
+      const ForkGuard guard;
       if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, sockets) != 0) {
         return fail(MEP_ERR_NO_MEMORY, "no socket pair for ranks %zu and %zu: %s", low, high,
                     strerrordesc_np(errno));
       }
+      guard.keep_back(sockets[0]);
+      guard.keep_back(sockets[1]);
       UniqueFd low_end(sockets[0]);
       UniqueFd high_end(sockets[1]);
       PeerSession session;

@@ -14,6 +14,8 @@
 
 namespace mep {
 
+constexpr uint16_t kLongBlock = 0xffff;
+
 class ByteWriter {
  public:
   template <typename Number>
@@ -22,11 +24,15 @@ class ByteWriter {
     const auto* bytes = reinterpret_cast<const std::byte*>(&value);
     bytes_.insert(bytes_.end(), bytes, bytes + sizeof value);
   }
-  // A 16-bit length, then the bytes; longer ones are cut off.
+  // A 16-bit length, then the bytes. From kLongBlock on the length is kLongBlock and 64 bits follow.
   void block(std::span<const std::byte> block) {
-    const size_t length = block.size() < 0xffff ? block.size() : 0xffff;
-    number(static_cast<uint16_t>(length));
-    bytes_.insert(bytes_.end(), block.begin(), block.begin() + static_cast<ptrdiff_t>(length));
+    if (block.size() < kLongBlock) {
+      number(static_cast<uint16_t>(block.size()));
+    } else {
+      number(kLongBlock);
+      number(static_cast<uint64_t>(block.size()));
+    }
+    bytes_.insert(bytes_.end(), block.begin(), block.end());
   }
   void text(std::string_view text) { block(std::as_bytes(std::span(text.data(), text.size()))); }
 
@@ -70,7 +76,12 @@ class ByteReader {
     return valid_;
   }
   std::span<const std::byte> raw_block(size_t limit) {
-    const auto length = number<uint16_t>();
+    uint64_t length = number<uint16_t>();
+    if (length == kLongBlock) {
+      length = number<uint64_t>();
+      // One length has one form.
+      if (length < kLongBlock) valid_ = false;
+    }
     if (length > limit) valid_ = false;
     if (!has(length)) return {};
     const auto found = bytes_.subspan(position_, length);

@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -19,6 +20,7 @@
 #include <deque>
 #include <mutex>
 #include <new>
+#include <utility>
 
 #include "base/log.hpp"
 #include "base/status.hpp"
@@ -29,7 +31,8 @@ namespace {
 constexpr uint32_t kFrameMagic = 0x3150454d;  // "MEP1"
 constexpr size_t kHeaderBytes = 16;
 constexpr size_t kReadChunkBytes = size_t{64} << 10;
-constexpr size_t kMaxQueuedBytes = size_t{16} << 20;
+// Many rows of a large world fit; whoever reads none of them for so long does not live.
+constexpr size_t kMaxQueuedBytes = size_t{256} << 20;
 // One receive() hands out at most about this much, so that one peer cannot keep the thread for
 // itself.
 constexpr size_t kMaxBytesPerReceive = size_t{8} << 20;
@@ -53,13 +56,16 @@ struct QueuedFrame {
   if (header.magic != kFrameMagic) {
     return fail(MEP_ERR_DENIED, "not a MEP frame: it begins with 0x%08x", header.magic);
   }
-  if (header.type == 0 || header.reserved != 0) {
+  const bool is_piece = (header.type & kMoreFollows) != 0;
+  if ((header.type & ~kMoreFollows) == 0 || header.reserved != 0 ||
+      (is_piece && header.descriptors != 0)) {
     return fail(MEP_ERR_DENIED, "malformed frame header (type %u, reserved word 0x%x)", header.type,
                 header.reserved);
   }
-  if (header.payload_bytes > payload_limit) {
+  const size_t allowed = std::min(payload_limit, kMaxFramePayloadBytes);
+  if (header.payload_bytes > allowed) {
     return fail(MEP_ERR_DENIED, "oversized frame: it announces %u bytes, %zu are allowed",
-                header.payload_bytes, payload_limit);
+                header.payload_bytes, allowed);
   }
   if (header.descriptors > kMaxFrameDescriptors) {
     return fail(MEP_ERR_DENIED, "a frame announces %u descriptors, %zu are allowed",
@@ -147,10 +153,11 @@ ssize_t send_some(int socket, iovec* parts, size_t count, std::span<const int> f
 struct ControlLink::State {
   UniqueFd socket;
 
-  std::mutex output_mutex;  // guards the five below
+  std::mutex output_mutex;  // guards the six below
   std::unique_ptr<FrameSealer> sealer;
   std::deque<QueuedFrame> queue;
   size_t queued_bytes = 0;
+  size_t queue_limit = kMaxQueuedBytes;
   bool output_closed = false;
   // Copy of !queue.empty() for has_queued_output(); it carries no other data, so relaxed suffices.
   std::atomic<bool> has_output{false};
@@ -158,6 +165,8 @@ struct ControlLink::State {
   std::unique_ptr<FrameOpener> opener;
   size_t payload_limit = kMaxFramePayloadBytes;
   std::deque<Frame> given_back;
+  uint16_t pieces_type = 0;  // of the pieces that have come, 0: none
+  std::vector<std::byte> pieces;
   std::vector<std::byte> buffer;
   size_t begin = 0;
   std::deque<UniqueFd> fds;
@@ -168,6 +177,9 @@ struct ControlLink::State {
   mep_result_t enqueue(std::span<const std::byte> head, std::span<const std::byte> body,
                        std::span<const int> fds_left, size_t already_sent);
   mep_result_t flush_locked();
+  mep_result_t send_frame(uint16_t type, std::span<const std::byte> payload,
+                          std::span<const int> fds);
+  mep_result_t next_message(Frame* frame, bool* found);
   mep_result_t next_frame(Frame* frame, bool* found);
   mep_result_t next_sealed_frame(Frame* frame, bool* found);
   void consume(size_t bytes);
@@ -197,6 +209,11 @@ void ControlLink::open_input(std::unique_ptr<FrameOpener> opener) {
 
 void ControlLink::limit_payload(size_t bytes) {
   state_->payload_limit = bytes;
+}
+
+void ControlLink::allow_output(size_t bytes) {
+  const std::lock_guard<std::mutex> lock(state_->output_mutex);
+  state_->queue_limit += bytes;
 }
 
 mep_result_t ControlLink::State::enqueue(std::span<const std::byte> head,
@@ -249,35 +266,53 @@ mep_result_t ControlLink::State::send_parts(std::span<const std::byte> head,
 
 mep_result_t ControlLink::send(uint16_t type, std::span<const std::byte> payload,
                                std::span<const int> fds) {
-  if (type == 0 || payload.size() > kMaxFramePayloadBytes || fds.size() > kMaxFrameDescriptors) {
+  const bool in_pieces = payload.size() > kMaxFramePayloadBytes;
+  if (type == 0 || (type & kMoreFollows) != 0 || payload.size() > kMaxMessageBytes ||
+      fds.size() > kMaxFrameDescriptors || (in_pieces && !fds.empty())) {
     return fail(MEP_ERR_INTERNAL, "frame of type %u with %zu bytes and %zu descriptors", type,
                 payload.size(), fds.size());
   }
-  FrameHeader header;
-  header.type = type;
-  header.descriptors = static_cast<uint16_t>(fds.size());
-  header.payload_bytes = static_cast<uint32_t>(payload.size());
-  const std::span<const std::byte> head = std::as_bytes(std::span(&header, 1));
-
   State& state = *state_;
   const std::lock_guard<std::mutex> lock(state.output_mutex);
   if (state.output_closed) return fail(MEP_ERR_PEER_FAILED, "the link to the peer is closed");
   if (!state.queue.empty() &&
-      state.queued_bytes + kHeaderBytes + payload.size() > kMaxQueuedBytes) {
+      state.queued_bytes + kHeaderBytes + payload.size() > state.queue_limit) {
     return fail(MEP_ERR_NO_MEMORY, "the peer reads too slowly: %zu bytes are queued for it",
                 state.queued_bytes);
   }
-  if (state.sealer == nullptr) return state.send_parts(head, payload, fds);
-  if (!fds.empty()) {
+  if (!in_pieces) return state.send_frame(type, payload, fds);
+  mep_result_t result = MEP_SUCCESS;
+  while (result == MEP_SUCCESS && payload.size() > kMaxFramePayloadBytes) {
+    result = state.send_frame(type | kMoreFollows, payload.first(kMaxFramePayloadBytes), {});
+    payload = payload.subspan(kMaxFramePayloadBytes);
+  }
+  if (result == MEP_SUCCESS) result = state.send_frame(type, payload, {});
+  // The peer would take what comes next for another piece.
+  if (result != MEP_SUCCESS && !state.output_closed) {
+    state.output_closed = true;
+    ::shutdown(state.socket.get(), SHUT_WR);
+  }
+  return result;
+}
+
+mep_result_t ControlLink::State::send_frame(uint16_t type, std::span<const std::byte> payload,
+                                            std::span<const int> given) {
+  FrameHeader header;
+  header.type = type;
+  header.descriptors = static_cast<uint16_t>(given.size());
+  header.payload_bytes = static_cast<uint32_t>(payload.size());
+  const std::span<const std::byte> head = std::as_bytes(std::span(&header, 1));
+  if (sealer == nullptr) return send_parts(head, payload, given);
+  if (!given.empty()) {
     return fail(MEP_ERR_INTERNAL, "a frame of type %u with descriptors for another host", type);
   }
   std::vector<std::byte> sealed;
   try {
-    sealed = state.sealer->seal(head, payload);
+    sealed = sealer->seal(head, payload);
   } catch (const std::bad_alloc&) {
     return fail(MEP_ERR_NO_MEMORY, "no memory for a message to a peer");
   }
-  return state.send_parts(sealed, {}, {});
+  return send_parts(sealed, {}, {});
 }
 
 bool ControlLink::has_queued_output() const {
@@ -323,19 +358,50 @@ mep_result_t ControlLink::flush_output() {
 mep_result_t ControlLink::State::refuse(mep_result_t result) {
   refused = true;
   buffer.clear();
+  pieces.clear();
   begin = 0;
   fds.clear();
   return result;
 }
 
-// Takes one whole frame off the buffer, if there is one.
-mep_result_t ControlLink::State::next_frame(Frame* frame, bool* found) {
+// What the peer has said whole, if there is something.
+mep_result_t ControlLink::State::next_message(Frame* frame, bool* found) {
   *found = !given_back.empty();
   if (*found) {
     *frame = std::move(given_back.front());
     given_back.pop_front();
     return MEP_SUCCESS;
   }
+  for (;;) {
+    MEP_TRY(next_frame(frame, found));
+    if (!*found) return MEP_SUCCESS;
+    const bool is_last = (frame->type & kMoreFollows) == 0;
+    const auto type = static_cast<uint16_t>(frame->type & ~kMoreFollows);
+    if (is_last && pieces_type == 0) return MEP_SUCCESS;
+    if ((pieces_type != 0 && type != pieces_type) || !frame->fds.empty()) {
+      return fail(MEP_ERR_DENIED, "a frame of type %u among the pieces of another", frame->type);
+    }
+    if (frame->payload.size() > payload_limit - pieces.size()) {
+      return fail(MEP_ERR_DENIED, "oversized message: more than %zu bytes in pieces",
+                  payload_limit);
+    }
+    pieces_type = type;
+    try {
+      pieces.insert(pieces.end(), frame->payload.begin(), frame->payload.end());
+    } catch (const std::bad_alloc&) {
+      return fail(MEP_ERR_NO_MEMORY, "no memory for a message of %zu bytes and more",
+                  pieces.size());
+    }
+    if (!is_last) continue;
+    pieces_type = 0;
+    frame->payload = std::exchange(pieces, {});
+    return MEP_SUCCESS;
+  }
+}
+
+// Takes one whole frame off the buffer, if there is one.
+mep_result_t ControlLink::State::next_frame(Frame* frame, bool* found) {
+  *found = false;
   if (opener != nullptr) return next_sealed_frame(frame, found);
   const size_t available = buffer.size() - begin;
   if (available == 0 && !fds.empty()) {
@@ -371,7 +437,7 @@ void ControlLink::State::consume(size_t bytes) {
 }
 
 mep_result_t ControlLink::State::next_sealed_frame(Frame* frame, bool* found) {
-  const size_t most = kHeaderBytes + payload_limit + kSealBytes;
+  const size_t most = kHeaderBytes + std::min(payload_limit, kMaxFramePayloadBytes) + kSealBytes;
   const size_t available = buffer.size() - begin;
   if (available < kSealedLengthBytes) return MEP_SUCCESS;
   uint32_t length = 0;
@@ -467,7 +533,7 @@ mep_result_t ControlLink::receive(const std::function<bool(Frame&)>& handler) {
   for (;;) {
     Frame frame;
     bool found = false;
-    const mep_result_t parsed = state.next_frame(&frame, &found);
+    const mep_result_t parsed = state.next_message(&frame, &found);
     if (parsed != MEP_SUCCESS) return state.refuse(parsed);
     if (found) {
       if (!handler(frame)) return MEP_SUCCESS;

@@ -6,6 +6,9 @@
 //   u32 magic  u16 type  u16 descriptors  u32 payload bytes  u32 reserved (0)   then the payload
 // Descriptors travel by SCM_RIGHTS with the first byte of their frame. Everything read is hostile
 // until checked: magic, a known bound on the payload, the announced number of descriptors.
+// A payload beyond kMaxFramePayloadBytes travels in pieces: frames of its type with kMoreFollows set, one
+// after the other and without descriptors, and a last one without the bit. The receiver takes memory only
+// for what has come.
 //
 // Between hosts the link is a TCP connection: it carries no descriptors, and after the handshake every
 // frame travels sealed (frame_cipher.hpp).
@@ -27,10 +30,13 @@
 namespace mep {
 
 constexpr size_t kMaxFramePayloadBytes = size_t{1} << 20;
+// What a member may say at once, in as many frames as it takes.
+constexpr size_t kMaxMessageBytes = size_t{1} << 30;
 constexpr size_t kMaxFrameDescriptors = 4;
 
 // Frame types 1..63 are the bootstrap's own; from 64 on they belong to the world's control thread.
 constexpr uint16_t kFirstWorldFrame = 64;
+constexpr uint16_t kMoreFollows = 0x8000;  // a bit of the type
 
 struct Frame {
   uint16_t type = 0;
@@ -51,8 +57,12 @@ class ControlLink {
   // count as coming after; so call this from the handler of the last open frame.
   void seal_output(std::unique_ptr<FrameSealer> sealer);
   void open_input(std::unique_ptr<FrameOpener> opener);
-  // What a frame from the peer may bring, at most kMaxFramePayloadBytes: less for a stranger.
+  // What the peer may say at once, all pieces together: kMaxFramePayloadBytes unless said otherwise,
+  // less for a stranger, kMaxMessageBytes for a member.
   void limit_payload(size_t bytes);
+
+  // So many bytes more may wait for this peer than for others: it is about to be told much at once.
+  void allow_output(size_t bytes);
 
   // Never blocks: what the kernel does not take is queued (bounded, then MEP_ERR_NO_MEMORY) and
   // goes out with flush_output(). Descriptors are duplicated, the caller keeps its own; a sealed

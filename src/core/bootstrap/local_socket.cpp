@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/fork_guard.hpp"
 #include "base/status.hpp"
 
 namespace mep {
@@ -54,7 +55,11 @@ socklen_t fill_address(const std::string& name, sockaddr_un* address) {
   if (name.size() + 1 > sizeof(sockaddr_un::sun_path)) {
     return fail(MEP_ERR_INTERNAL, "socket name '%s' is too long", name.c_str());
   }
-  out->reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  {
+    const ForkGuard guard;
+    out->reset(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    guard.keep_back(out->get());
+  }
   if (out->valid()) return MEP_SUCCESS;
   if (errno == EMFILE || errno == ENFILE) {
     return fail(MEP_ERR_NO_MEMORY,
@@ -114,7 +119,9 @@ mep_result_t accept_local(int listener, UniqueFd* out) {
   out->reset();
   int socket = -1;
   do {
+    const ForkGuard guard;
     socket = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    guard.keep_back(socket);
   } while (socket < 0 && (errno == EINTR || errno == ECONNABORTED));
   if (socket >= 0) {
     out->reset(socket);

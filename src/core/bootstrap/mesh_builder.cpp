@@ -332,7 +332,7 @@ mep_result_t MeshBuilder::on_seat_greeting(int32_t rank, Frame* frame, std::stri
 
 void MeshBuilder::sit_down(int32_t rank) {
   Seat& peer = seat(rank);
-  peer.link->limit_payload(kMaxFramePayloadBytes);
+  peer.link->limit_payload(kMaxMessageBytes);
   peer.pidfd = adopt_pidfd(peer.greeting->hello(), self_, &peer.greeting->fds(), peer.credentials);
   peer.linked = true;
 }

@@ -17,6 +17,7 @@
 #include <cstring>
 
 #include "base/env.hpp"
+#include "base/fork_guard.hpp"
 #include "base/status.hpp"
 
 namespace mep {
@@ -81,7 +82,11 @@ bool is_link_local(const NetAddress& address) {
 }
 
 [[nodiscard]] mep_result_t make_socket(int family, UniqueFd* out) {
-  out->reset(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  {
+    const ForkGuard guard;
+    out->reset(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    guard.keep_back(out->get());
+  }
   if (out->valid()) return MEP_SUCCESS;
   if (errno == EMFILE || errno == ENFILE) {
     return fail(MEP_ERR_NO_MEMORY,
@@ -303,7 +308,9 @@ mep_result_t accept_tcp(int listener, uint32_t dead_after_ms, UniqueFd* out, Net
   socklen_t length = 0;
   do {
     length = sizeof native;
+    const ForkGuard guard;
     socket = accept4(listener, &native.any, &length, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    guard.keep_back(socket);
     // A connection that broke before it was accepted reports its own network's error.
   } while (socket < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EMFILE &&
            errno != ENFILE && errno != ENOMEM && errno != ENOBUFS && errno != EINVAL &&

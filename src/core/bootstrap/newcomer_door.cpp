@@ -279,7 +279,7 @@ void NewcomerDoor::State::let_in(Visitor* visitor, std::vector<PeerLink>* arrive
   link.offer = std::move(greeting.details().offer);
   link.session = greeting.session();
   link.link = std::move(visitor->link);
-  link.link->limit_payload(kMaxFramePayloadBytes);
+  link.link->limit_payload(kMaxMessageBytes);
   if (gate->book != nullptr) {
     gate->book->add({link.identity.slot, link.identity.incarnation, link.identity.host,
                      link.identity.pid, greeting.details().addresses});

@@ -538,22 +538,25 @@ std::shared_ptr<const CommView> Comm::latest_view() const {
 }
 
 void Comm::add_client(ViewClient* client) {
-  const std::lock_guard lock(mutex_);
-  clients_.push_back(client);
-}
-
-void Comm::remove_client(ViewClient* client) {
-  // Others may still be in the last operations of this client: what they need of them counts when
-  // this rank leaves. Of clients long gone nobody needs anything.
-  constexpr size_t kRetiredChannels = 256;
   std::vector<membership::ChannelState> channels;
   client->describe(&channels);
   const std::lock_guard lock(mutex_);
-  std::erase(clients_, client);
-  if (clients_.empty()) personal_reports_.clear();
-  personal_report_count_.store(personal_reports_.size(), std::memory_order_relaxed);
-  retired_.insert(retired_.end(), channels.begin(), channels.end());
-  while (retired_.size() > kRetiredChannels) retired_.pop_front();
+  clients_.push_back(client);
+  for (const membership::ChannelState& state : channels) channel_clients_[state.channel] = client;
+}
+
+void Comm::remove_client(ViewClient* client) {
+  std::vector<membership::ChannelState> channels;
+  client->describe(&channels);
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase(clients_, client);
+    if (clients_.empty()) personal_reports_.clear();
+    personal_report_count_.store(personal_reports_.size(), std::memory_order_relaxed);
+    for (const membership::ChannelState& state : channels) channel_clients_.erase(state.channel);
+  }
+  // Others may still be in the last operations of this client.
+  world_->note_closed(std::move(channels), member_slots_);
 }
 
 bool Comm::has_clients(size_t own) const {

@@ -19,6 +19,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -145,7 +146,28 @@ class Comm : public WorldClient {
   // another thread is inside.
   // Acquire: publishes what the call before it left, on whichever thread, and what the control thread
   // had done when it found nobody inside; see quiesced().
-  bool enter_call() { return in_call_.exchange(1, std::memory_order_acquire) == 0; }
+  bool enter_call() {
+    uint32_t nobody = 0;
+    return in_call_.compare_exchange_strong(nobody, kUsesWindows, std::memory_order_acquire,
+                                            std::memory_order_relaxed);
+  }
+  // Within a call: for the life of the scope its thread waits for the control thread and uses no window,
+  // so that views may come and newcomers be connected. Afterwards it finds what has changed at its next
+  // operation, as a new call does.
+  class WaitingScope {
+   public:
+    // Release: what the call did to windows so far is over for who sees it.
+    explicit WaitingScope(Comm& comm) : comm_(comm) {
+      comm_.in_call_.store(kWaits, std::memory_order_release);
+    }
+    // Acquire: as enter_call().
+    ~WaitingScope() { (void)comm_.in_call_.exchange(kUsesWindows, std::memory_order_acquire); }
+    WaitingScope(const WaitingScope&) = delete;
+    WaitingScope& operator=(const WaitingScope&) = delete;
+
+   private:
+    Comm& comm_;
+  };
   // Release: publishes what the call did to windows and to this object to the next call and to
   // quiesced().
   void leave_call() { in_call_.store(0, std::memory_order_release); }
@@ -304,9 +326,12 @@ class Comm : public WorldClient {
 
   // The user's thread.
   Channel channel_;
-  std::atomic<uint32_t> posting_{0};          // threads inside a PostingScope
-  mutable std::atomic<uint32_t> in_call_{0};  // a thread of the user is inside; see enter_call()
-  std::atomic<uint64_t> adopted_epoch_{0};    // of adopted_, for the control thread
+  std::atomic<uint32_t> posting_{0};  // threads inside a PostingScope
+  // In no call, in one that may use windows, or in a WaitingScope.
+  static constexpr uint32_t kUsesWindows = 1;
+  static constexpr uint32_t kWaits = 2;
+  mutable std::atomic<uint32_t> in_call_{0};
+  std::atomic<uint64_t> adopted_epoch_{0};  // of adopted_, for the control thread
   std::shared_ptr<const CommView> adopted_;
   std::vector<uint64_t> remote_incarnations_;    // by rank: whose windows remotes_ reaches
   uint64_t seq_ = 0;                             // of the last call
@@ -331,9 +356,9 @@ class Comm : public WorldClient {
   std::deque<std::shared_ptr<const Verdict>> verdicts_;  // not adopted yet, oldest first
   std::map<uint64_t, RetainedOperation> retained_;       // by seq, until answered
   std::vector<ViewClient*> clients_;
+  std::unordered_map<uint64_t, ViewClient*> channel_clients_;  // by channel
   std::deque<std::shared_ptr<const Verdict>> personal_reports_;
   std::atomic<size_t> personal_report_count_{0};
-  std::deque<membership::ChannelState> retired_;  // channels of clients that are gone
   uint64_t held_ = 0;  // while wedged: up to where this rank holds all contributions
   // While wedged: what is done here and may be lacking elsewhere, kept before the cells are zeroed.
   std::map<uint64_t, RetainedOperation> given_;

@@ -139,15 +139,14 @@ void Comm::gather_held(uint64_t done) {
 void Comm::describe(std::vector<membership::ChannelState>* channels) const {
   channels->push_back({id_, channel_.id(), channel_.done(), 0});
   const std::lock_guard lock(mutex_);
-  channels->insert(channels->end(), retired_.begin(), retired_.end());
   for (const ViewClient* client : clients_) client->describe(channels);
 }
 
 bool Comm::holds(uint64_t channel, uint64_t seq) {
   if (channel != channel_.id()) {
     const std::lock_guard lock(mutex_);
-    return std::all_of(clients_.begin(), clients_.end(),
-                       [&](const ViewClient* client) { return client->holds(channel, seq); });
+    const auto client = channel_clients_.find(channel);
+    return client == channel_clients_.end() || client->second->holds(channel, seq);
   }
   const uint64_t done = channel_.done();
   if (seq <= done) return true;
@@ -238,10 +237,9 @@ void Comm::install(const membership::InstallView& change,
   verdict.epoch = view_->epoch;
   verdict.n_star = channel_.done();
   verdict.next = verdict.n_star + 2;
-  for (const membership::ChannelVerdict& decided : change.decision->channels) {
-    if (decided.comm != id_ || decided.channel != channel_.id()) continue;
-    verdict.n_star = decided.n_star;
-    verdict.next = decided.next;
+  if (const auto* decided = change.decision->verdict(id_, channel_.id())) {
+    verdict.n_star = decided->n_star;
+    verdict.next = decided->next;
   }
   // A newcomer has called nothing yet.
   if (change.joined) verdict.n_star = 0;
@@ -277,7 +275,7 @@ bool Comm::quiesced() const {
   // A write, so that it has its place among those of enter_call(): a call is either before it and seen
   // here, or after it and sees the new view, which was stored before. Acquire: what the last call did
   // is over. Release: publishes the new view to the next call.
-  return in_call_.fetch_add(0, std::memory_order_acq_rel) == 0;
+  return in_call_.fetch_add(0, std::memory_order_acq_rel) != kUsesWindows;
 }
 
 CommDescription Comm::description() const {

@@ -120,6 +120,11 @@ mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "max_replicas is %u; there are %llu places for experts",
                 shape->max_replicas, static_cast<unsigned long long>(places));
   }
+  if (uint64_t{shape->experts} * shape->max_replicas > kMaxMapEntries) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "num_experts %u with max_replicas %u gives an expert map of more than 2^27 entries",
+                shape->experts, shape->max_replicas);
+  }
   return MEP_SUCCESS;
 }
 

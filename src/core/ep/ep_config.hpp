@@ -13,6 +13,9 @@ namespace mep {
 
 constexpr uint32_t kMaxTopK = 64;
 constexpr uint32_t kMaxEpBuffers = 8;
+// A newcomer is told of an object in one message, which must hold the map and the name.
+constexpr uint64_t kMaxMapEntries = uint64_t{1} << 27;
+constexpr size_t kMaxEpNameBytes = 65535;
 // From so many bytes a rank writes to others past the caches: they would not fit into those that the
 // cores share, and a line that is written whole need not be read first.
 constexpr size_t kNonTemporalBytes = size_t{4} << 20;

@@ -10,7 +10,6 @@
 namespace mep {
 namespace {
 
-constexpr size_t kMaxNameBytes = 255;
 // The last field; what may follow it is padding.
 constexpr size_t kSlottedAt = offsetof(EpShape, slotted);
 static_assert(std::is_trivially_copyable_v<EpShape> && sizeof(EpShape) - kSlottedAt <= 4);
@@ -71,7 +70,7 @@ std::vector<std::byte> encode_ep_description(const EpDescription& description) {
 mep_result_t decode_ep_description(std::span<const std::byte> bytes, uint32_t rank, uint32_t ranks,
                                    EpDescription* out) {
   ByteReader reader(bytes);
-  out->name = reader.text(kMaxNameBytes);
+  out->name = reader.text(bytes.size());
   out->window_seed = reader.number<uint64_t>();
   const std::vector<std::byte> shape_bytes = reader.block(sizeof(EpShape));
   // No more entries than there are bytes: a number that is too large ends as malformed.

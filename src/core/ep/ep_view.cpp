@@ -73,9 +73,7 @@ void EpBuffer::install(const Verdict* verdict, const membership::Proposal* decis
     return;
   }
   latest_next_ = channel_.done() + 1;
-  for (const membership::ChannelVerdict& decided : decision->channels) {
-    if (decided.comm == comm_.id() && decided.channel == id_) latest_next_ = decided.next;
-  }
+  if (const auto* decided = decision->verdict(comm_.id(), id_)) latest_next_ = decided->next;
   latest_view_ = verdict->view;
   if (!ended_.has_value()) {
     ended_ = prepared_.has_value() ? std::move(*prepared_) : EpochEnd{};

@@ -15,26 +15,24 @@ bool Membership::ready_to_accept(const ProposalPtr& value) {
 
 // Up to which seq a wedged member has the results of a channel: what it had done, and what it was
 // given for a value that it has accepted. Nothing if the channel is none of its own.
-std::optional<uint64_t> Membership::held_up_to(const Row& row, uint64_t comm,
-                                               uint64_t channel) const {
-  const auto state =
-      std::find_if(row.channels.begin(), row.channels.end(), [&](const ChannelState& candidate) {
-        return candidate.comm == comm && candidate.channel == channel;
-      });
-  if (state == row.channels.end()) return std::nullopt;
+std::optional<uint64_t> Membership::HeldTables::up_to(const Row& row, uint64_t comm,
+                                                      uint64_t channel) {
+  const auto index = indices_.try_emplace(&row, row.channels).first;
+  const ChannelState* state = index->second.find(row.channels, comm, channel);
+  if (state == nullptr) return std::nullopt;
   uint64_t held = state->done;
-  if (row.accepted.value != nullptr && row.accepted.value->epoch == view_->epoch + 1) {
-    for (const ChannelVerdict& verdict : row.accepted.value->channels)
-      if (verdict.comm == comm && verdict.channel == channel) held = std::max(held, verdict.n_star);
+  if (row.accepted.value != nullptr && row.accepted.value->epoch == epoch_) {
+    const ChannelVerdict* verdict = row.accepted.value->verdict(comm, channel);
+    if (verdict != nullptr) held = std::max(held, verdict->n_star);
   }
   return held;
 }
 
-uint32_t Membership::donor_for(const ChannelVerdict& verdict) const {
+uint32_t Membership::donor_for(const ChannelVerdict& verdict, HeldTables* tables) const {
   const auto holds = [&](uint32_t slot) {
     const Row* row = slot == slot_ ? nullptr : usable_row(slot);
     return row != nullptr && row->wedged &&
-           held_up_to(*row, verdict.comm, verdict.channel).value_or(0) >= verdict.n_star;
+           tables->up_to(*row, verdict.comm, verdict.channel).value_or(0) >= verdict.n_star;
   };
   if (verdict.donor < max_slots_ && holds(verdict.donor)) return verdict.donor;
   uint32_t found = kNoSlot;
@@ -49,15 +47,13 @@ bool Membership::flush_done(const ProposalPtr& value) {
   if (same && flush_complete_) return true;
   std::vector<FlushItem> items;
   bool donors = true;
+  HeldTables tables(view_->epoch + 1);
   for (const ChannelState& state : row_.channels) {
-    const auto verdict = std::find_if(
-        value->channels.begin(), value->channels.end(), [&](const ChannelVerdict& candidate) {
-          return candidate.comm == state.comm && candidate.channel == state.channel;
-        });
-    if (verdict == value->channels.end()) continue;
-    const uint64_t held = held_up_to(row_, state.comm, state.channel).value_or(state.done);
+    const ChannelVerdict* verdict = value->verdict(state.comm, state.channel);
+    if (verdict == nullptr) continue;
+    const uint64_t held = tables.up_to(row_, state.comm, state.channel).value_or(state.done);
     if (verdict->n_star <= held) continue;
-    const uint32_t donor = donor_for(*verdict);
+    const uint32_t donor = donor_for(*verdict, &tables);
     donors = donors && donor != kNoSlot;
     items.push_back({state.comm, state.channel, held + 1, verdict->n_star, donor});
   }
@@ -87,9 +83,7 @@ void Membership::serve_flush() {
     if (row == nullptr || row->flush.empty() || !row->wedged) return;
     for (const FlushItem& item : row->flush) {
       if (item.donor != slot_) continue;
-      const std::pair<uint32_t, FlushItem> served{slot, item};
-      if (std::find(served_.begin(), served_.end(), served) != served_.end()) continue;
-      served_.push_back(served);
+      if (!served_.insert({slot, item}).second) continue;
       give(FlushSend{slot, item.comm, item.channel, item.from_seq, item.to_seq});
     }
   });

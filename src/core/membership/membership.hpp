@@ -33,6 +33,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -355,8 +356,17 @@ class Membership {
   bool fences_done(const Proposal& value);
   bool prepare_done(const ProposalPtr& value);
   void serve_flush();
-  std::optional<uint64_t> held_up_to(const Row& row, uint64_t comm, uint64_t channel) const;
-  uint32_t donor_for(const ChannelVerdict& verdict) const;
+  // What members hold in the epoch before `epoch`, while their rows stay as they are.
+  class HeldTables {
+   public:
+    explicit HeldTables(uint64_t epoch) : epoch_(epoch) {}
+    std::optional<uint64_t> up_to(const Row& row, uint64_t comm, uint64_t channel);
+
+   private:
+    const uint64_t epoch_;
+    std::map<const Row*, ChannelIndex> indices_;
+  };
+  uint32_t donor_for(const ChannelVerdict& verdict, HeldTables* tables) const;
 
   // progress.cpp
   void step();
@@ -428,7 +438,7 @@ class Membership {
   uint64_t flush_plan_ = 0;
   bool flush_complete_ = false;
   std::vector<FlushItem> flush_items_;
-  std::vector<std::pair<uint32_t, FlushItem>> served_;
+  std::set<std::pair<uint32_t, FlushItem>> served_;
   uint64_t prepare_token_ = 0;
   ProposalPtr prepare_value_;
   bool prepared_ = false;

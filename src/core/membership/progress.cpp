@@ -1,5 +1,7 @@
 // The order of a step, and what keeps a view change from waiting for ever: rounds that drop
 // suspicions which left no quorum, eviction of who does not answer, and giving up.
+#include <algorithm>
+
 #include "base/hash.hpp"
 #include "core/membership/membership.hpp"
 
@@ -40,7 +42,21 @@ void Membership::on_wedged(uint64_t epoch, std::vector<ChannelState> channels) {
   if (phase_ != Phase::kWedging || epoch != view_->epoch) return;
   phase_ = Phase::kChanging;
   row_.wedged = true;
-  row_.channels = std::move(channels);
+  // In order, so that all members find a channel fast, and each once.
+  std::sort(channels.begin(), channels.end(),
+            [](const ChannelState& left, const ChannelState& right) {
+              return ChannelKey{left.comm, left.channel} < ChannelKey{right.comm, right.channel};
+            });
+  row_.channels.clear();
+  for (const ChannelState& state : channels) {
+    ChannelState* last = row_.channels.empty() ? nullptr : &row_.channels.back();
+    if (last != nullptr && last->comm == state.comm && last->channel == state.channel) {
+      last->done = std::max(last->done, state.done);
+      last->entered = std::max(last->entered, state.entered);
+    } else {
+      row_.channels.push_back(state);
+    }
+  }
   row_.comms.clear();
   for (const auto& [comm, state] : comms_) row_.comms.push_back({comm, state.epoch});
   progress_us_ = now_us_;

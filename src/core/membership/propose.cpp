@@ -167,6 +167,7 @@ ProposalPtr Membership::new_value(const SlotSet& live) const {
 // them alone, and `next` stays.
 ProposalPtr Membership::attainable(const ProposalPtr& value, const SlotSet& live) const {
   std::shared_ptr<Proposal> lowered;
+  HeldTables tables(view_->epoch + 1);
   for (size_t i = 0; i < value->channels.size(); ++i) {
     const ChannelVerdict& verdict = value->channels[i];
     bool used = false;
@@ -174,7 +175,7 @@ ProposalPtr Membership::attainable(const ProposalPtr& value, const SlotSet& live
     live.each([&](uint32_t slot) {
       const Row* row = usable_row(slot);
       if (row == nullptr || !value->members.has(slot)) return;
-      const std::optional<uint64_t> held = held_up_to(*row, verdict.comm, verdict.channel);
+      const std::optional<uint64_t> held = tables.up_to(*row, verdict.comm, verdict.channel);
       used = used || held.has_value();
       most = std::max(most, held.value_or(0));
     });

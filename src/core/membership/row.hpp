@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/membership/channel_index.hpp"
 #include "core/membership/slot_set.hpp"
 
 namespace mep::membership {
@@ -72,7 +73,7 @@ struct FlushItem {
   uint64_t from_seq = 0;
   uint64_t to_seq = 0;
   uint32_t donor = kNoSlot;
-  friend bool operator==(const FlushItem&, const FlushItem&) = default;
+  friend auto operator<=>(const FlushItem&, const FlushItem&) = default;
 };
 
 // A deadline that ran out: the channel is settled by a view change.
@@ -125,6 +126,12 @@ struct Proposal {
   bool same_value(const Proposal& other) const {
     return epoch == other.epoch && origin == other.origin && proposer == other.proposer;
   }
+  // Null: it says nothing of that channel. By one thread, and only once `channels` has all its entries.
+  const ChannelVerdict* verdict(uint64_t comm, uint64_t channel) const {
+    if (index == nullptr) index = std::make_shared<const ChannelIndex>(channels);
+    return index->find(channels, comm, channel);
+  }
+  mutable std::shared_ptr<const ChannelIndex> index;  // of `channels`, made when it is first needed
 };
 using ProposalPtr = std::shared_ptr<const Proposal>;
 
@@ -176,13 +183,10 @@ struct Row {
 };
 using RowPtr = std::shared_ptr<const Row>;
 
-// Bounds of what decode_row accepts (and encode_row writes).
-constexpr uint32_t kMaxListEntries = 65536;
-constexpr size_t kMaxRowBytes = size_t{16} << 20;
-
 // Versioned little-endian form. Deterministic: equal rows give equal bytes.
 std::vector<uint8_t> encode_row(const Row& row);
-// Safe on any bytes: everything is bounded by `max_slots` and the length. Returns nullptr and says
+// Safe on any bytes: everything is bounded by `max_slots` and the length, so that a row has no bound but
+// that of the message that brings it. Returns nullptr and says
 // why in `error` (may be nullptr) if the bytes are not exactly one row.
 RowPtr decode_row(std::span<const uint8_t> bytes, uint32_t max_slots, std::string* error);
 

@@ -191,6 +191,9 @@ void ControlThread::act(const membership::InstallView& action) {
   flushed_.clear();
   fences_.clear();
   preparing_.reset();
+  membership::SlotSet kept = action.view->members;
+  for (const membership::Member& member : action.decision->added) kept.remove(member.slot);
+  closed_.keep(kept);
   publish_view();
   log(LogLevel::kDebug, "view %llu: %u members, %zu removed, %zu added, %zu settled, answers %llu",
       static_cast<unsigned long long>(action.view->epoch), action.view->members.count(),
@@ -212,6 +215,7 @@ void ControlThread::act(const membership::InstallView& action) {
     if (world_->gate_ != nullptr && world_->gate_->book != nullptr) {
       world_->gate_->book->forget(removal.slot, peer.identity.incarnation);
     }
+    std::erase_if(closed_by_peers_, [&](const auto& other) { return other.slot == removal.slot; });
     if (peer.link == nullptr) continue;
     flush_links();
     unwatch(peer.link->fd());

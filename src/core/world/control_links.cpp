@@ -65,9 +65,13 @@ bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
     case kFrameView:
       return take_view(slot, frame);
     case kFrameComms:
-      return true;  // only the first of them is used, before this thread starts
+      return true;  // those of the first welcome are used, before this thread starts
     case kFrameCommEpochs:
       return take_comm_epochs(frame);
+    case kFrameClosed:
+      return take_closed(slot, frame);
+    case kFrameClosedHeld:
+      return take_closed_held(slot, frame);
     case kFrameReady:
       return take_ready(slot);
     case kFrameOffered:
@@ -158,8 +162,14 @@ bool ControlThread::take_leaving(uint32_t slot, const Frame& frame) {
 void ControlThread::send(uint32_t slot, uint16_t type, std::span<const std::byte> payload,
                          std::span<const int> fds) {
   const std::shared_ptr<ControlLink> link = world_->peers_[slot].link;
+  if (link == nullptr) return;
+  const mep_result_t sent = link->send(type, payload, fds);
   // A link that broke swallows it; its end is seen when it is read.
-  if (link != nullptr) (void)link->send(type, payload, fds);
+  if (sent == MEP_SUCCESS || sent == MEP_ERR_PEER_FAILED) return;
+  // A link loses nothing until it breaks: one that has lost something is broken.
+  log(LogLevel::kWarn, "the link to rank %u ends, a message to it is lost: %s", slot,
+      last_error_text());
+  link->shutdown();
 }
 
 void ControlThread::flush_links() {
@@ -190,6 +200,7 @@ void ControlThread::drop_link(uint32_t slot) {
   output_watched_.remove(slot);
   std::erase_if(leaving_peers_, [slot](const LeavingPeer& other) { return other.slot == slot; });
   std::erase_if(closing_peers_, [slot](const ClosingPeer& other) { return other.slot == slot; });
+  std::erase_if(closed_by_peers_, [slot](const ClosedByPeer& other) { return other.slot == slot; });
   if (is_member(slot)) {
     note_evidence();
     membership_->on_connection_lost(slot, peer.identity.incarnation);

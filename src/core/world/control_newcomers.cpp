@@ -82,7 +82,13 @@ bool ControlThread::connect_newcomer(uint32_t slot) {
   for (const auto& [id, client] : clients_) {
     if (client->member_slots().has(slot)) comms.push_back(client->description());
   }
-  send(slot, kFrameComms, encode_comms(comms));
+  // It is not a slow reader who has not read all of it at once.
+  size_t bytes = 0;
+  for (const CommDescription& comm : comms) {
+    for (const std::vector<std::byte>& object : comm.objects) bytes += object.size();
+  }
+  peer.link->allow_output(bytes);
+  encode_welcome(comms, [&](std::span<const std::byte> part) { send(slot, kFrameComms, part); });
   send_comm_epochs(slot);
   offer_windows_to(slot);
   // This rank may be a newcomer itself, and that one may be in first.

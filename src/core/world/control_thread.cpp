@@ -214,6 +214,7 @@ void ControlThread::tick() {
   answer_leaving();
   check_closings();
   answer_closings();
+  answer_closed();
   flush_links();
 }
 
@@ -248,13 +249,13 @@ void ControlThread::add_client(WorldClient* client, uint64_t epoch) {
 void ControlThread::remove_client(WorldClient* client) {
   clients_.erase(client->comm_id());
   std::erase_if(closings_, [client](const Closing& each) { return each.client == client; });
-  client->describe(&closed_channels_);
+  std::vector<membership::ChannelState> closed;
+  client->describe(&closed);
   // Of those nobody lacks anything, or nothing has succeeded on them (Comm::close_after_changes).
-  std::erase_if(closed_channels_, [client](const membership::ChannelState& state) {
+  std::erase_if(closed, [client](const membership::ChannelState& state) {
     return state.comm == client->comm_id() && client->is_replicated(state.channel);
   });
-  constexpr size_t kMostClosed = 1024;
-  if (closed_channels_.size() > kMostClosed) closed_channels_.erase(closed_channels_.begin());
+  note_closed(std::move(closed), client->member_slots());
   membership_->on_comm_destroyed(client->comm_id());
   carry_out();
 }
@@ -282,7 +283,8 @@ void ControlThread::start_leaving() {
   if (leave_ != Leave::kNo) return;
   leave_ = Leave::kAsking;
   MEP_FAILPOINT("leave");
-  std::vector<membership::ChannelState> done = closed_channels_;
+  std::vector<membership::ChannelState> done;
+  closed_.append_to(&done);
   for (const auto& [id, client] : clients_) client->describe(&done);
   const std::vector<std::byte> payload = encode_leaving(done);
   leave_awaited_ = membership_->view().members;
@@ -314,11 +316,9 @@ void ControlThread::check_leaving() {
 }
 
 void ControlThread::answer_leaving() {
-  std::erase_if(leaving_peers_, [this](const LeavingPeer& peer) {
-    for (const membership::ChannelState& channel : peer.done) {
-      WorldClient* comm = client(channel.comm);
-      if (comm != nullptr && !comm->holds(channel.channel, channel.done)) return false;
-    }
+  std::erase_if(leaving_peers_, [this](LeavingPeer& peer) {
+    drop_held(&peer.done);
+    if (!peer.done.empty()) return false;
     send(peer.slot, kFrameLeavingHeld, {});
     return true;
   });

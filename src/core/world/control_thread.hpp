@@ -18,6 +18,7 @@
 #include "base/unique_fd.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/membership/membership.hpp"
+#include "core/world/closed_channels.hpp"
 #include "core/world/frames.hpp"
 #include "core/world/view_change_times.hpp"
 #include "core/world/witness.hpp"
@@ -49,6 +50,9 @@ class ControlThread {
   // See World.
   void ask_held(WorldClient* client, uint64_t channel, uint64_t done,
                 std::shared_ptr<std::atomic<bool>> held);
+  // This rank has closed them; `members` share them.
+  void note_closed(std::vector<membership::ChannelState> channels,
+                   const membership::SlotSet& members);
   // Starts the orderly leave; `left` is called when LEFT was said.
   void start_leaving();
   // Ends this rank's part now; the others see it fail.
@@ -150,6 +154,12 @@ class ControlThread {
   void note_refused(const membership::Proposal& decision);
   void check_closings();
   void answer_closings();
+  // control_closed.cpp
+  bool take_closed(uint32_t slot, const Frame& frame);
+  bool take_closed_held(uint32_t slot, const Frame& frame);
+  void answer_closed();
+  // Takes out what this rank's user has, or can have without the peer that completed it.
+  void drop_held(std::vector<membership::ChannelState>* channels);
 
   World* const world_;
   UniqueFd epoll_;
@@ -207,8 +217,8 @@ class ControlThread {
   enum class Leave : uint8_t { kNo, kAsking, kLeft };
   Leave leave_ = Leave::kNo;
   membership::SlotSet leave_awaited_;
-  // What was done on comms that this rank has destroyed: others may still need it. The newest.
-  std::vector<membership::ChannelState> closed_channels_;
+  ClosedChannels closed_;
+  std::vector<ClosedByPeer> closed_by_peers_;
   struct LeavingPeer {
     uint32_t slot = 0;
     uint64_t incarnation = 0;

@@ -1,5 +1,8 @@
 #include "core/world/frames.hpp"
 
+#include <algorithm>
+#include <iterator>
+
 #include "core/bootstrap/byte_codec.hpp"
 #include "core/membership/slot_set.hpp"
 #include "core/world/world.hpp"
@@ -8,11 +11,13 @@
 namespace mep {
 namespace {
 
-constexpr size_t kMaxCommNameBytes = 255;
+// What a payload of a welcome may have before the next one begins.
+constexpr size_t kWelcomePartBytes = size_t{1} << 20;
 
-bool read_comm(ByteReader* reader, uint32_t max_slots, CommDescription* comm) {
+// A name or an object has no bound of its own: it is as long as its bytes.
+bool read_comm(ByteReader* reader, uint32_t max_slots, size_t limit, CommDescription* comm) {
   comm->id = reader->number<uint64_t>();
-  comm->name = reader->text(kMaxCommNameBytes);
+  comm->name = reader->text(limit);
   comm->epoch = reader->number<uint64_t>();
   comm->child_number = reader->number<uint32_t>();
   comm->ep_number = reader->number<uint32_t>();
@@ -27,9 +32,29 @@ bool read_comm(ByteReader* reader, uint32_t max_slots, CommDescription* comm) {
   }
   const auto objects = reader->number<uint32_t>();
   for (uint32_t object = 0; object < objects && reader->valid(); ++object) {
-    comm->objects.push_back(reader->block(UINT16_MAX));
+    comm->objects.push_back(reader->block(limit));
   }
   return reader->valid();
+}
+
+void write_done(std::span<const membership::ChannelState> done, ByteWriter* writer) {
+  writer->number(static_cast<uint32_t>(done.size()));
+  for (const membership::ChannelState& channel : done) {
+    writer->number(channel.comm);
+    writer->number(channel.channel);
+    writer->number(channel.done);
+  }
+}
+
+void read_done(ByteReader* reader, std::vector<membership::ChannelState>* out) {
+  const auto count = reader->number<uint32_t>();
+  for (uint32_t i = 0; i < count && reader->valid(); ++i) {
+    membership::ChannelState channel;
+    channel.comm = reader->number<uint64_t>();
+    channel.channel = reader->number<uint64_t>();
+    channel.done = reader->number<uint64_t>();
+    out->push_back(channel);
+  }
 }
 
 }  // namespace
@@ -106,26 +131,40 @@ bool decode_flush_end(std::span<const std::byte> payload, FlushEndFrame* out) {
 
 std::vector<std::byte> encode_leaving(std::span<const membership::ChannelState> done) {
   ByteWriter writer;
-  writer.number(static_cast<uint32_t>(done.size()));
-  for (const membership::ChannelState& channel : done) {
-    writer.number(channel.comm);
-    writer.number(channel.channel);
-    writer.number(channel.done);
-  }
+  write_done(done, &writer);
   return writer.take();
 }
 
 bool decode_leaving(std::span<const std::byte> payload,
                     std::vector<membership::ChannelState>* out) {
   ByteReader reader(payload);
-  const auto count = reader.number<uint32_t>();
-  for (uint32_t i = 0; i < count && reader.valid(); ++i) {
-    membership::ChannelState channel;
-    channel.comm = reader.number<uint64_t>();
-    channel.channel = reader.number<uint64_t>();
-    channel.done = reader.number<uint64_t>();
-    out->push_back(channel);
-  }
+  read_done(&reader, out);
+  return reader.complete();
+}
+
+std::vector<std::byte> encode_closed(const ClosedFrame& closed) {
+  ByteWriter writer;
+  writer.number(closed.number);
+  write_done(closed.channels, &writer);
+  return writer.take();
+}
+
+bool decode_closed(std::span<const std::byte> payload, ClosedFrame* out) {
+  ByteReader reader(payload);
+  out->number = reader.number<uint64_t>();
+  read_done(&reader, &out->channels);
+  return reader.complete();
+}
+
+std::vector<std::byte> encode_closed_held(uint64_t number) {
+  ByteWriter writer;
+  writer.number(number);
+  return writer.take();
+}
+
+bool decode_closed_held(std::span<const std::byte> payload, uint64_t* number) {
+  ByteReader reader(payload);
+  *number = reader.number<uint64_t>();
   return reader.complete();
 }
 
@@ -182,10 +221,49 @@ bool decode_comms(std::span<const std::byte> payload, uint32_t max_slots,
   const auto count = reader.number<uint32_t>();
   for (uint32_t i = 0; i < count && reader.valid(); ++i) {
     CommDescription comm;
-    if (!read_comm(&reader, max_slots, &comm)) return false;
+    if (!read_comm(&reader, max_slots, payload.size(), &comm)) return false;
     out->push_back(std::move(comm));
   }
   return reader.complete();
+}
+
+void encode_welcome(std::span<const CommDescription> comms,
+                    const std::function<void(std::span<const std::byte>)>& sink) {
+  std::vector<CommDescription> part;
+  size_t bytes = 0;
+  const auto give = [&] {
+    if (!part.empty()) sink(encode_comms(part));
+    part.clear();
+    bytes = 0;
+  };
+  for (const CommDescription& comm : comms) {
+    CommDescription bare = comm;
+    bare.objects.clear();
+    part.push_back(bare);
+    bytes += bare.name.size() + bare.slots.size() * sizeof(uint32_t);
+    for (const std::vector<std::byte>& object : comm.objects) {
+      part.back().objects.push_back(object);
+      bytes += object.size();
+      if (bytes < kWelcomePartBytes) continue;
+      give();
+      part.push_back(bare);
+    }
+    if (bytes >= kWelcomePartBytes) give();
+  }
+  give();
+  sink(encode_comms({}));
+}
+
+void merge_welcome(std::vector<CommDescription> part, std::vector<CommDescription>* comms) {
+  for (CommDescription& comm : part) {
+    const auto known = std::find_if(comms->begin(), comms->end(),
+                                    [&](const auto& other) { return other.id == comm.id; });
+    if (known == comms->end()) {
+      comms->push_back(std::move(comm));
+    } else {
+      std::move(comm.objects.begin(), comm.objects.end(), std::back_inserter(known->objects));
+    }
+  }
 }
 
 std::vector<std::byte> encode_comm_epochs(const CommEpochs& epochs) {

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -33,10 +34,12 @@ enum WorldFrame : uint16_t {
   // For and from newcomers.
   kFrameView,  // membership::encode_view
   kFrameComms,  // u32 count, then per comm: u64 id, text name, u64 epoch, u32 splits, u32 EP objects made,
-                // u32 ranks, u32 slot each, u32 objects, block each
+  // u32 ranks, u32 slot each, u32 objects, block each. Several; an empty one is the last
   kFrameReady,       // empty: the newcomer has taken all windows that it was offered
   kFrameOffered,     // empty: the newcomer was offered all windows that this rank shares with it
   kFrameCommEpochs,  // u32 count, then per comm: u64 id, u64 epoch; now
+  kFrameClosed,      // u64 number, then as kFrameLeaving: channels that this rank has closed
+  kFrameClosedHeld,  // u64 number: this rank holds all that was completed on them
 };
 
 struct WindowFrame {
@@ -87,11 +90,26 @@ std::vector<std::byte> encode_closing(const ClosingFrame& closing);
 bool decode_closing(std::span<const std::byte> payload, ClosingFrame* out);
 std::vector<std::byte> encode_closing_held(uint64_t token);
 bool decode_closing_held(std::span<const std::byte> payload, uint64_t* token);
+struct ClosedFrame {
+  uint64_t number = 0;
+  std::vector<membership::ChannelState> channels;
+};
+std::vector<std::byte> encode_closed(const ClosedFrame& closed);
+bool decode_closed(std::span<const std::byte> payload, ClosedFrame* out);
+std::vector<std::byte> encode_closed_held(uint64_t number);
+bool decode_closed_held(std::span<const std::byte> payload, uint64_t* number);
 
 // A comm has at least one slot, and no slot twice; all are below `max_slots`.
 std::vector<std::byte> encode_comms(std::span<const CommDescription> comms);
 bool decode_comms(std::span<const std::byte> payload, uint32_t max_slots,
                   std::vector<CommDescription>* out);
+
+// All of `comms` in as many payloads of kFrameComms as keep each of them small, the empty one behind them:
+// a comm comes again for each part of its objects.
+void encode_welcome(std::span<const CommDescription> comms,
+                    const std::function<void(std::span<const std::byte>)>& sink);
+// Adds what one payload said to what the earlier ones have.
+void merge_welcome(std::vector<CommDescription> part, std::vector<CommDescription>* comms);
 
 using CommEpochs = std::vector<std::pair<uint64_t, uint64_t>>;  // id, epoch
 std::vector<std::byte> encode_comm_epochs(const CommEpochs& epochs);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <mutex>
 
+#include "base/failpoint.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/world/control_thread.hpp"
@@ -259,11 +260,9 @@ void World::drop_window(uint64_t id) {
   std::vector<uint32_t> users;
   {
     const std::lock_guard lock(state_mutex_);
-    std::erase_if(imported_, [&](const auto& entry) {
-      if (entry.second != id) return false;
-      users.push_back(entry.first);
-      return true;
-    });
+    for (uint32_t slot = 0; slot < max_slots(); ++slot) {
+      if (imported_.erase({slot, id}) != 0) users.push_back(slot);
+    }
   }
   for (const uint32_t slot : users) peers_[slot].transport->drop_window(slot, id);
 }
@@ -415,6 +414,13 @@ void World::remove_client(WorldClient* client) {
   control_->call([&] { control_->remove_client(client); });
 }
 
+void World::note_closed(std::vector<membership::ChannelState> channels,
+                        const membership::SlotSet& members) {
+  control_->post([this, channels = std::move(channels), members] {
+    control_->note_closed(channels, members);
+  });
+}
+
 bool World::remove_client_if(WorldClient* client, const std::function<bool()>& may_go) {
   bool is_removed = false;
   const bool ran = control_->call([&] {
@@ -461,6 +467,7 @@ mep_result_t World::recover(const membership::SlotSet& wanted, const Deadline& d
         (static_cast<long long>(deadline_us) - static_cast<long long>(now_ns() / 1000)) / 1000);
     control_->membership().on_recover(seq, wanted, deadline_us);
   });
+  MEP_FAILPOINT("recover");
   std::unique_lock lock(state_mutex_);
   // Every member answers, or is removed by the same membership: the bound is for its bugs only.
   const Deadline limit = Deadline::at(deadline.at_ns() + kAnswerGraceNs);

@@ -179,6 +179,9 @@ class World : public std::enable_shared_from_this<World> {
                                           const CommBirth* birth);
   // After it returned, the control thread does not call the client any more.
   void remove_client(WorldClient* client);
+  // Channels that this rank has closed, `members` share them.
+  void note_closed(std::vector<membership::ChannelState> channels,
+                   const membership::SlotSet& members);
   // If `may_go` says so on the control thread; true too if there is none any more.
   bool remove_client_if(WorldClient* client, const std::function<bool()>& may_go);
   // Asks the client's other members whether they hold all up to `done` of a channel. *held becomes true, and

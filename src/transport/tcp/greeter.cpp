@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "base/clock.hpp"
+#include "base/fork_guard.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "transport/tcp/sealing.hpp"
@@ -27,6 +28,22 @@ constexpr size_t kMaxStrangers = 256;
 void set_option(int socket, int level, int option, int value) {
   // Not having one of these options makes a connection slower or its end later to notice, not wrong.
   (void)setsockopt(socket, level, option, &value, sizeof value);
+}
+
+// Invalid: errno says why. A child of fork() must not keep a connection up that ends with this process.
+UniqueFd make_socket(bool is_v6) {
+  const ForkGuard guard;
+  UniqueFd socket(::socket(is_v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC,
+                           IPPROTO_TCP));
+  guard.keep_back(socket.get());
+  return socket;
+}
+
+UniqueFd accept_from(int listener) {
+  const ForkGuard guard;
+  UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  guard.keep_back(socket.get());
+  return socket;
 }
 
 }  // namespace
@@ -48,8 +65,7 @@ mep_result_t Greeter::listen(std::vector<Address>* own) {
 }
 
 mep_result_t Greeter::listen_on(Address* address) {
-  UniqueFd listener(::socket(address->is_v6 ? AF_INET6 : AF_INET,
-                             SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
+  UniqueFd listener = make_socket(address->is_v6);
   if (!listener.valid()) return fail(MEP_ERR_SYSTEM, "no socket: %m");
   if (address->is_v6) set_option(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1);
   address->port = 0;
@@ -78,7 +94,7 @@ void Greeter::watch(int socket, uint32_t events, bool is_known) const {
 void Greeter::accept_all(uint64_t now) {
   for (const UniqueFd& listener : listeners_) {
     for (;;) {
-      UniqueFd socket(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      UniqueFd socket = accept_from(listener.get());
       if (!socket.valid()) break;
       const auto strangers =
           std::count_if(half_open_.begin(), half_open_.end(),
@@ -149,8 +165,7 @@ void Greeter::start_attempt(TcpPeer* peer, Attempt* attempt, uint64_t now) {
   attempt->next_try_ns = now + kRetryNs;
   if (attempt->addresses.empty()) return;
   const Address& target = attempt->addresses[attempt->next++ % attempt->addresses.size()];
-  UniqueFd socket(::socket(target.is_v6 ? AF_INET6 : AF_INET,
-                           SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
+  UniqueFd socket = make_socket(target.is_v6);
   if (!socket.valid() || !bind_source(socket.get(), target)) {
     attempt->trouble = target.text() + ": " + strerrordesc_np(errno);
     return;

@@ -1,0 +1,197 @@
+// labels: medium
+// What keeps replacements out, and must not: a second death while ranks recover, children of the dead that
+// live on. What a newcomer has not attached to survives a destroy that is refused. And a rank that ends
+// while the others start.
+#include "support/join_job.hpp"
+
+using namespace mep_test;
+
+namespace {
+
+void check_last_op_names(mep_comm_t comm, uint64_t failed, Report& found) {
+  mep_op_info_t info;
+  mep_op_info_defaults(&info);
+  uint64_t bits = 0;
+  info.failed = &bits;
+  info.failed_words = 1;
+  COLL_OK(found, mep_comm_last_op(comm, &info));
+  COLL_CHECK(found, (bits & failed) == failed);
+}
+
+// Rank 1 dies, the others ask for a replacement of it, and rank 3 dies while they wait: the replacement that
+// comes after that is let in.
+void second_death_while_ranks_recover(void**) {
+  Report report;
+  JoinJob job(4, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 1) die();
+    meet_failure(comm, found);
+    const int32_t victim = 1;
+    int32_t admitted = 0;
+    // When all are in the call.
+    if (rank == 3) COLL_OK(found, mep::failpoint_arm("recover=kill"));
+    COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
+    COLL_CHECK(found, admitted == 1);
+    COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(comm, nullptr));
+    check_last_op_names(comm, 0x8, found);
+    check_contributors(rank, comm, 0x111, found);
+  });
+  job.expect_killed(1);
+  job.expect_killed(3);
+  job.join(1, [](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x111, found);
+  });
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+// The same of growth.
+void death_while_a_world_grows(void**) {
+  Report report;
+  mep_comm_config_t config = patient_config(0);
+  config.max_size = 4;
+  JoinJob job(3, config, report, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 2) COLL_OK(found, mep::failpoint_arm("recover=kill"));
+    mep_comm_t grown = nullptr;
+    COLL_OK(found, mep_comm_grow(comm, 1, kNeverMs, &grown));
+    if (grown == nullptr) return;
+    check_contributors(rank, grown, 0x1011, found);
+    COLL_OK(found, mep_comm_destroy(grown));
+  });
+  job.expect_killed(2);
+  job.join(3, [](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x1011, found);
+  });
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+// A child that a rank has forked, such as a loader of data, lives on: it has neither the rank's place nor
+// its connections.
+void child_outlives_its_rank(void**) {
+  const auto page = JoinJob::shared_page();
+  Report report;
+  JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    const int32_t victim = 1;
+    if (rank == victim) {
+      const pid_t pid = fork();
+      if (pid == 0) {
+        // The parent's end is not this one's.
+        for (;;) pause();
+      }
+      page->at[0].store(pid);
+      COLL_OK(found, mep_barrier(comm, nullptr));  // and the rank goes on unharmed
+      die();
+    }
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    meet_failure(comm, found);
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
+    check_contributors(rank, comm, 0x111, found);
+  });
+  job.expect_killed(1);
+  job.join(1, [](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x111, found);
+  });
+  job.expect_clean_end();
+  COLL_CHECK(report, kill(page->at[0].load(), 0) == 0);  // it still lived
+  kill(page->at[0].load(), SIGKILL);
+  report.require_clean();
+}
+
+// A destroy that is refused has changed nothing: what was not attached to yet can still be.
+void refused_destroy_keeps_all(void**) {
+  mep_ep_config_t config;
+  mep_ep_config_defaults(&config);
+  config.max_tokens_per_rank = 1;
+  config.hidden = 8;
+  config.top_k = 1;
+  config.num_experts = config.experts_per_rank = 1;
+  const char* const names[] = {"first", "second"};
+  const int32_t victim = 1;
+  Report report;
+  JoinJob job(2, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    mep_ep_t eps[2] = {};
+    for (int i = 0; i < 2; ++i) {
+      mep_ep_config_t given = config;
+      given.name = names[i];
+      COLL_OK(found, mep_ep_create(comm, &given, &eps[i]));
+    }
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == victim) die();
+    meet_failure(comm, found);
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
+    check_contributors(rank, comm, 0x11, found);
+    for (mep_ep_t ep : eps) COLL_OK(found, mep_ep_destroy(ep));
+  });
+  job.expect_killed(1);
+  job.join(1, [&](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x11, found);
+    mep_ep_t eps[2] = {};
+    for (int i = 0; i < 2; ++i) {
+      mep_ep_config_t given = config;
+      given.name = names[i];
+      COLL_OK(found, mep_ep_attach(comm, &given, &eps[i]));
+      COLL_EXPECT(found, MEP_ERR_BUSY, mep_comm_destroy(comm));
+    }
+    for (mep_ep_t ep : eps) COLL_OK(found, mep_ep_destroy(ep));
+  });
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+// The start has failed for all, and the text says who ended.
+void a_rank_ends_during_the_start(void**) {
+  constexpr int kSize = 3;
+  const std::string job = new_job_name();
+  std::vector<pid_t> ranks;
+  fflush(stdout);
+  fflush(stderr);
+  for (int rank = 0; rank < kSize; ++rank) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      setenv("MEP_RANK", std::to_string(rank).c_str(), 1);
+      setenv("MEP_SIZE", std::to_string(kSize).c_str(), 1);
+      setenv("MEP_JOB", job.c_str(), 1);
+      Report found;
+      if (rank == 2) COLL_OK(found, mep::failpoint_arm("init connected=kill"));
+      const mep_comm_config_t config = patient_config(0);
+      mep_comm_t comm = nullptr;
+      COLL_EXPECT(found, MEP_ERR_BOOTSTRAP, mep_comm_init(&config, &comm));
+      const std::string text = mep_last_error();
+      COLL_CHECK(found, comm == nullptr && text.find("rank 2") != std::string::npos);
+      if (found.bad()) fprintf(stderr, "rank %d: %s%s\n", rank, text.c_str(), found.text().c_str());
+      fflush(stderr);
+      _exit(found.bad() ? 1 : 0);
+    }
+    ranks.push_back(pid);
+  }
+  for (int rank = 0; rank < kSize; ++rank) {
+    int status = 0;
+    assert_int_equal(waitpid(ranks[static_cast<size_t>(rank)], &status, 0),
+                     ranks[static_cast<size_t>(rank)]);
+    if (rank == 2) {
+      assert_true(WIFSIGNALED(status));
+    } else {
+      assert_int_equal(status, 0);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  read_arguments(argc, argv);
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(second_death_while_ranks_recover),
+      cmocka_unit_test(death_while_a_world_grows),
+      cmocka_unit_test(child_outlives_its_rank),
+      cmocka_unit_test(refused_destroy_keeps_all),
+      cmocka_unit_test(a_rank_ends_during_the_start),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
