@@ -204,7 +204,7 @@ void run_split(uint64_t seed, uint64_t run, Count* count) {
 }
 
 void test_split(void**) {
-  const size_t runs = slice(40, 2000);
+  const size_t runs = slice(30, 2000);
   Count count;
   for (size_t run = 0; run < runs; ++run) run_split(mix(test_seed(), run), run, &count);
   count.require_clean("split");
@@ -234,7 +234,7 @@ void run_init(uint64_t seed, uint64_t run, Count* count) {
         Calls calls(&log);
         mep_comm_config_t config = life_config();
         // A rank that dies before it is found is waited for as long.
-        config.init_timeout_ms = 4'000;
+        config.init_timeout_ms = 2'000;
         if (rank == victim && !point.empty()) (void)mep::failpoint_arm(point);
         if (rank == victim) die_after_us(point.empty() ? at_us : 200'000);
         mep_comm_t world = nullptr;
@@ -257,7 +257,7 @@ void run_init(uint64_t seed, uint64_t run, Count* count) {
 }
 
 void test_init(void**) {
-  const size_t runs = slice(60, 2000);
+  const size_t runs = slice(25, 2000);
   Count count;
   for (size_t run = 0; run < runs; ++run) run_init(mix(test_seed() + 1, run), run, &count);
   count.require_clean("init");
@@ -329,7 +329,7 @@ void run_grow(uint64_t seed, uint64_t run, Count* count) {
 }
 
 void test_grow(void**) {
-  const size_t runs = slice(40, 2000);
+  const size_t runs = slice(25, 2000);
   Count count;
   for (size_t run = 0; run < runs; ++run) run_grow(mix(test_seed() + 2, run), run, &count);
   count.require_clean("grow");
