@@ -210,7 +210,7 @@ bool ChannelTable::holds(const ChannelName& name, uint64_t seq, const View& view
   Channel& channel = found->second;
   if (wedged_) return channel.reported() >= seq;
   if (seq >= channel.next) return reach(name, channel, view, nullptr) >= seq;
-  channel.fixed = std::max(channel.fixed, seq);
+  if (!wrong_.nothing_is_fixed) channel.fixed = std::max(channel.fixed, seq);
   return true;
 }
 

@@ -29,8 +29,10 @@ struct Wrong {
   bool refused_consumes = false;    // a call refused for its arguments takes a seq
   bool closes_at_once = false;      // a closed comm is in no table any more
   bool held_unseen = false;         // "I hold it" is answered without a look
+  bool nothing_is_fixed = false;    // what a closer was told binds nobody
   bool born_in_change = false;      // a comm made during a change takes part at once
   bool born_too_late = false;       // ... or is made although a member is gone since the split
+  bool born_unaware = false;        // ... or is made although it was settled before
 };
 
 struct Share {

@@ -140,7 +140,7 @@ void Simulator::give_birth(uint32_t index, uint64_t comm) {
   }
   const View& view = node.machine->view();
   Comm state;
-  bool complete = !node.channels->settled_before(comm);
+  bool complete = !node.channels->settled_before(comm) || options_.wrong.born_unaware;
   for (const auto& [slot, share] : birth->members) {
     state.members.add(slot);
     state.incarnations[slot] = share.incarnation;

@@ -134,6 +134,8 @@ int run_mutants(uint64_t first, uint64_t limit, const std::string& only) {
       {"a refused call consumes a seq", nullptr, &Wrong::refused_consumes},
       {"a closed comm is in no table", nullptr, &Wrong::closes_at_once},
       {"held is answered without a look", nullptr, &Wrong::held_unseen},
+      {"what a closer was told binds nobody", nullptr, &Wrong::nothing_is_fixed},
+      {"a comm is made that was settled before", nullptr, &Wrong::born_unaware},
       {"a comm made during a change takes part at once", nullptr, &Wrong::born_in_change},
       {"a comm is made after a member has gone", nullptr, &Wrong::born_too_late},
   };
