@@ -149,8 +149,31 @@ def join_runs():
     return runs
 
 
+def told_runs():
+    model = "told.pml"
+    runs = [
+        run("told, a death and a deadline", model, 3),
+        run("told, two channels", model, 3, "CALLS=2 CHANNELS=2", mode="swarm", seconds=12),
+        run("told, two channels, whole", model, 3, "CALLS=2 CHANNELS=2", memory_mb=6000,
+            seconds=1200, ci=False),
+        run("told, more calls", model, 3, "CALLS=5", memory_mb=6000, seconds=600, ci=False),
+        run("told, two deaths", model, 4, "CRASHES=2 SETTLES=0", memory_mb=6000, seconds=1200,
+            ci=False),
+    ]
+    for macro in ("NO_CALL_REPORTS", "ONE_VERDICT", "LATE_NOT_TOLD", "CLOSES_AT_ONCE",
+                  "NOTHING_FIXED", "NOT_CUT"):
+        runs.append(run("wrong: told, " + macro.lower().replace("_", " "), model, 3, macro,
+                        expected="fails"))
+    runs.append(run("wrong: told, shared news", model, 3, "CALLS=2 CHANNELS=2 SHARED_NEWS",
+                    expected="fails"))
+    for macro in ("REACH_SHARED", "REACH_LATE", "REACH_AFTER"):
+        runs.append(run("reached: told, " + macro[6:].lower(), model, 3, macro, expected="fails"))
+    return runs
+
+
 def all_runs():
-    return view_change_runs() + commit_rule_runs() + zombie_runs() + join_runs()
+    return (view_change_runs() + commit_rule_runs() + zombie_runs() + join_runs() +
+            told_runs())
 
 
 def compile_model(entry, folder):

@@ -134,16 +134,27 @@ void Simulator::install(uint32_t index, const membership::InstallView& decision)
     node.joiner = false;
     create_comms(&node, &decision);
   } else {
-    const std::string bad = node.channels->install(decision);
-    if (!bad.empty()) wrong(index, bad);
+    node.channels->install(decision);
+    note_reports(&node, decision);
   }
   if (node.wedged_since != 0)
     outcome_.longest_change_us = std::max(outcome_.longest_change_us, now_ - node.wedged_since);
   node.wedged_since = 0;
   if (!decision.joined) return;
-  for (auto& [name, channel] : node.channels->channels())
-    post(1 + random_.below(1000),
-         {.kind = EventKind::kCall, .node = index, .a = name.comm, .b = name.channel});
+  ++outcome_.joined;
+  for (const auto& [name, channel] : node.channels->channels())
+    start_calls(index, name, 1 + random_.below(1000));
+}
+
+// Which changes the calls of each comm have to report; those that only add members are none.
+void Simulator::note_reports(Node* node, const membership::InstallView& decision) const {
+  for (const membership::AffectedComm& affected : decision.affected) {
+    const SlotSet& members = node->channels->comms().at(affected.comm).members;
+    bool told = affected.why != membership::kAffectedByMembers;
+    for (const membership::Removal& removal : decision.decision->removed)
+      told = told || members.has(removal.slot);
+    if (told) node->to_report[affected.comm][decision.view->epoch] = now_;
+  }
 }
 
 // One view per epoch among the living; the same consequences for each comm; nobody is taken in
@@ -181,37 +192,6 @@ void Simulator::check_install(uint32_t index, const membership::InstallView& dec
     if (!node.fenced.contains({removal.slot, removal.incarnation}) &&
         node.machine->view().epoch == epoch)
       wrong(index, "a view before the excluded were fenced out");
-}
-
-void Simulator::call_next(uint32_t index, const ChannelName& name) {
-  Node& node = *nodes_[index];
-  const auto found = node.channels->channels().find(name);
-  if (found == node.channels->channels().end()) return;
-  Contribution contribution;
-  const bool called = node.channels->call(name, node.machine->view(), &contribution);
-  const uint64_t think = think_us_ / 2 + random_.below(static_cast<uint32_t>(think_us_));
-  if (called) {
-    ++outcome_.operations;
-    if (contribution.slot != membership::kNoSlot) {
-      const SlotSet members = node.channels->comms().at(name.comm).members;
-      for (uint32_t to = 0; to < nodes_.size(); ++to) {
-        if (to == index || !members.has(nodes_[to]->slot)) continue;
-        if (found->second.kind == Kind::kRoot &&
-            (node.machine->view().members & members).lowest() != node.slot)
-          continue;
-        send(index, to, {.kind = EventKind::kData, .data = contribution}, false);
-      }
-      if (found->second.pending)
-        post(random_.between(1'200'000, 3'000'000), {.kind = EventKind::kDeadline,
-                                                     .node = index,
-                                                     .a = name.comm,
-                                                     .b = name.channel,
-                                                     .c = found->second.entered});
-    }
-  }
-  const bool revoked = node.channels->comms().at(name.comm).revoked;
-  if (!revoked)
-    post(think, {.kind = EventKind::kCall, .node = index, .a = name.comm, .b = name.channel});
 }
 
 }  // namespace mep::sim

@@ -10,75 +10,220 @@ using membership::FlushItem;
 using membership::SlotSet;
 using membership::View;
 
-void ChannelTable::create(uint64_t comm, uint64_t comm_epoch, const SlotSet& members,
-                          const std::vector<std::pair<uint64_t, Kind>>& channels) {
-  comms_[comm] = Comm{comm_epoch, members, false};
-  for (const auto& [id, kind] : channels) channels_[{comm, id}].kind = kind;
+// A call that has met what a change said of it is answered for good; one that nobody has made yet
+// may still be answered by a later change.
+uint64_t Channel::reported() const {
+  return std::max({done, std::min(called, next - 1), fixed});
 }
 
-bool ChannelTable::call(const ChannelName& name, const View& view, Contribution* send) {
+void ChannelTable::create(uint64_t comm, const Comm& state, uint32_t channels, const View& view) {
+  comms_[comm] = state;
+  for (uint32_t id = 0; id < channels; ++id) channels_[{comm, id}] = {};
+  const auto early = early_.find(comm);
+  if (early == early_.end()) return;
+  const std::vector<Contribution> contributions = std::move(early->second);
+  early_.erase(early);
+  for (const Contribution& contribution : contributions) arrive(contribution, view);
+}
+
+void ChannelTable::close(uint64_t comm) {
+  for (auto at = channels_.begin(); at != channels_.end();) {
+    if (at->first.comm != comm) {
+      ++at;
+      continue;
+    }
+    closed_[at->first] = std::move(at->second.told);
+    at = channels_.erase(at);
+  }
+  comms_.erase(comm);
+}
+
+void ChannelTable::note_stillborn(uint64_t comm) {
+  early_.erase(comm);
+  closed_[{comm, 0}][1] = {Answer::kChanged, 1, {}, {}};
+}
+
+std::vector<std::pair<ChannelName, uint64_t>> ChannelTable::take_fresh() {
+  std::vector<std::pair<ChannelName, uint64_t>> fresh;
+  fresh.swap(fresh_);
+  return fresh;
+}
+
+// --- Calls ----------------------------------------------------------------------------------------
+
+void ChannelTable::tell(const ChannelName& name, Channel* channel, uint64_t seq, Told told) {
+  channel->told[seq] = std::move(told);
+  comms_.at(name.comm).moved = true;
+  fresh_.emplace_back(name, seq);
+}
+
+void ChannelTable::tell_result(const ChannelName& name, Channel* channel, uint64_t seq,
+                               const Call& call, const Settled& outcome) {
+  Told told{outcome.mismatch ? Answer::kMismatch : Answer::kSuccess, call.step, {}, {}};
+  if (!outcome.mismatch) {
+    uint64_t step = call.step;
+    for (const auto& [slot, share] : outcome.contributors) {
+      if (step == 0) step = share.step;
+      if (share.step != 0 && share.step != step)
+        fault("a success mixes steps " + std::to_string(step) + " and " +
+              std::to_string(share.step) + " of comm " + std::to_string(name.comm));
+    }
+    // A newcomer's program learns from the others where they are.
+    if (!channel->knows_step && step != 0) {
+      channel->knows_step = true;
+      channel->step = step + (channel->called - seq);
+    }
+    told.step = step;
+    told.contributors = outcome.contributors;
+  }
+  tell(name, channel, seq, std::move(told));
+}
+
+const Verdict* ChannelTable::meets(const Channel& channel, uint64_t seq) {
+  const auto found = std::find_if(
+      channel.verdicts.begin(), channel.verdicts.end(),
+      [&](const Verdict& verdict) { return verdict.n_star < seq && seq <= verdict.last; });
+  return found == channel.verdicts.end() ? nullptr : &*found;
+}
+
+bool ChannelTable::call(const ChannelName& name, Call call, const View& view, Contribution* send) {
   Channel& channel = channels_.at(name);
-  const Comm& comm = comms_.at(name.comm);
-  if (wedged_ || channel.pending || comm.revoked) return false;
-  uint64_t seq = channel.entered + 1;
-  while (seq <= channel.answered && !channel.results.contains(seq)) ++seq;  // failed for good
   send->slot = membership::kNoSlot;
-  if (seq <= channel.answered) {
-    channel.entered = seq;
-    channel.verdicts[seq] = {true, comm.epoch, channel.results.at(seq)};
+  if (wedged_) return false;
+  call.step = channel.knows_step ? channel.step + 1 : 0;
+  uint64_t seq = channel.called + 1;
+  for (const Verdict* verdict = meets(channel, seq); verdict != nullptr;
+       verdict = meets(channel, seq)) {
+    if (!verdict->changes.empty() && !wrong_.late_is_not_told) {
+      channel.called = seq;
+      channel.step = call.step;
+      tell(name, &channel, seq, {Answer::kChanged, call.step, {}, verdict->changes});
+      return true;
+    }
+    seq = verdict->last + 1;
+  }
+  if (seq > channel.done) seq = std::max(seq, channel.next);
+  channel.called = seq;
+  channel.step = call.step;
+  if (seq <= channel.done) {
+    const auto result = channel.results.find(seq);
+    if (result == channel.results.end()) {
+      fault("a call that others have completed has no answer, seq " + std::to_string(seq));
+    } else {
+      tell_result(name, &channel, seq, call, result->second);
+    }
     return true;
   }
-  channel.entered = std::max(seq, channel.next);
-  channel.pending = true;
-  *send = {name, channel.entered, comm.epoch, slot_, incarnation_};
+  channel.pending[seq] = call;
+  const bool root = call.kind == Kind::kRoot;
+  *send = {
+      name, seq, comms_.at(name.comm).epoch, slot_, {incarnation_, call.step, call.what, root}};
+  if (root && needed(name.comm, Kind::kRoot, view).lowest() != slot_) {
+    send->slot = membership::kNoSlot;
+    try_complete(name, &channel, view);
+    return true;
+  }
   arrive(*send, view);
   return true;
 }
 
+void ChannelTable::refuse(const ChannelName& name) {
+  if (wrong_.refused_consumes && !wedged_) ++channels_.at(name).called;
+}
+
 void ChannelTable::arrive(const Contribution& contribution, const View& view) {
   const auto found = channels_.find(contribution.name);
-  if (found == channels_.end()) return;
+  if (found == channels_.end()) {
+    if (!closed_.contains(contribution.name))
+      early_[contribution.name.comm].push_back(contribution);
+    return;
+  }
   Channel& channel = found->second;
   channel.arrived[{contribution.seq, contribution.comm_epoch}][contribution.slot] =
-      contribution.incarnation;
+      contribution.share;
   try_complete(contribution.name, &channel, view);
 }
 
-void ChannelTable::try_complete(const ChannelName& name, Channel* channel, const View& view) {
-  if (!channel->pending || (wedged_ && !complete_after_wedge_)) return;
-  const Comm& comm = comms_.at(name.comm);
-  const auto arrived = channel->arrived.find({channel->entered, comm.epoch});
-  if (arrived == channel->arrived.end()) return;
-  SlotSet needed = view.members & comm.members;
-  if (channel->kind == Kind::kRoot) {
-    const uint32_t root = needed.lowest();
-    needed = {};
-    needed.add(root);
-  }
-  Contributors used;
-  bool all = true;
-  needed.each([&](uint32_t slot) {
-    const auto one = arrived->second.find(slot);
-    if (one == arrived->second.end() || one->second != view.incarnation(slot)) {
-      all = false;
-    } else {
-      used[slot] = one->second;
-    }
-  });
-  if (!all) return;
-  channel->pending = false;
-  channel->done = channel->entered;
-  channel->results[channel->done] = used;
-  channel->verdicts[channel->done] = {true, comm.epoch, used};
+SlotSet ChannelTable::needed(uint64_t comm, Kind kind, const View& view) const {
+  const Comm& state = comms_.at(comm);
+  SlotSet all = view.members & state.members;
+  for (const auto& [slot, incarnation] : state.incarnations)
+    if (view.incarnation(slot) != incarnation) all.remove(slot);
+  if (kind == Kind::kAll) return all;
+  SlotSet root;
+  if (!all.empty()) root.add(all.lowest());
+  return root;
 }
 
-std::vector<ChannelState> ChannelTable::wedge() {
+// Whether all that operation `seq` needs is here. `own`: this rank's call of it, if it has made it:
+// who sees that another called something else ends it at once, by an error of its own.
+bool ChannelTable::complete(const ChannelName& name, const Channel& channel, uint64_t seq,
+                            Kind kind, const Call* own, const View& view, Settled* outcome) const {
+  const auto arrived = channel.arrived.find({seq, comms_.at(name.comm).epoch});
+  if (arrived == channel.arrived.end()) return false;
+  bool all = true;
+  *outcome = {};
+  needed(name.comm, kind, view).each([&](uint32_t slot) {
+    const auto one = arrived->second.find(slot);
+    if (one == arrived->second.end() || one->second.incarnation != view.incarnation(slot)) {
+      all = false;
+      return;
+    }
+    outcome->contributors[slot] = one->second;
+    if (own != nullptr && one->second.what != own->what) outcome->mismatch = true;
+  });
+  if (outcome->mismatch) outcome->contributors.clear();
+  return all || outcome->mismatch;
+}
+
+void ChannelTable::try_complete(const ChannelName& name, Channel* channel, const View& view) {
+  if (wedged_ && !wrong_.complete_after_wedge) return;
+  for (;;) {
+    const auto first = channel->pending.find(channel->base() + 1);
+    if (first == channel->pending.end()) return;
+    const auto [seq, call] = *first;
+    Settled outcome;
+    if (!complete(name, *channel, seq, call.kind, &call, view, &outcome)) return;
+    channel->pending.erase(first);
+    channel->done = seq;
+    channel->results[seq] = outcome;
+    tell_result(name, channel, seq, call, outcome);
+  }
+}
+
+// How far this rank can complete, also what it has not called yet: the bytes of a root are here. That
+// counts even if the calls that report the last change are still to come.
+uint64_t ChannelTable::reach(const ChannelName& name, const Channel& channel, const View& view,
+                             std::map<uint64_t, Settled>* results) const {
+  for (uint64_t seq = channel.base();; ++seq) {
+    Settled outcome;
+    const bool here = complete(name, channel, seq + 1, Kind::kRoot, nullptr, view, &outcome) &&
+                      outcome.contributors.begin()->second.root;
+    if (!here) return seq >= channel.next ? seq : channel.reported();
+    if (results != nullptr) (*results)[seq + 1] = outcome;
+  }
+}
+
+bool ChannelTable::holds(const ChannelName& name, uint64_t seq, const View& view) {
+  const auto found = channels_.find(name);
+  if (found == channels_.end() || wrong_.held_unseen) return true;
+  Channel& channel = found->second;
+  if (wedged_) return channel.reported() >= seq;
+  if (seq >= channel.next) return reach(name, channel, view, nullptr) >= seq;
+  if (!wrong_.nothing_is_fixed) channel.fixed = std::max(channel.fixed, seq);
+  return true;
+}
+
+// --- View changes ---------------------------------------------------------------------------------
+
+std::vector<ChannelState> ChannelTable::wedge(const View& view) {
   wedged_ = true;
   std::vector<ChannelState> table;
   for (auto& [name, channel] : channels_) {
-    channel.frozen_done = channel.done;
-    const uint64_t entered = std::max(channel.entered, channel.next - 1);
-    table.push_back({name.comm, name.channel, channel.done, entered});
+    const uint64_t held = reach(name, channel, view, &channel.results);
+    channel.done = held >= channel.next ? held : channel.done;
+    const uint64_t reported = channel.reported();
+    table.push_back({name.comm, name.channel, reported, std::max(channel.called, reported)});
   }
   return table;
 }
@@ -91,8 +236,11 @@ bool ChannelTable::plan(const membership::FlushReceive& plan) {
 
 bool ChannelTable::plan_complete() const {
   for (const FlushItem& item : plan_items_) {
-    const Channel& channel = channels_.at({item.comm, item.channel});
-    for (uint64_t seq = item.from_seq; seq <= item.to_seq; ++seq)
+    const auto found = channels_.find({item.comm, item.channel});
+    if (found == channels_.end()) continue;
+    const Channel& channel = found->second;
+    // What lies before this epoch has failed for good: nobody has data of it.
+    for (uint64_t seq = std::max(item.from_seq, channel.next); seq <= item.to_seq; ++seq)
       if (!channel.provisional.contains(seq) && !channel.results.contains(seq)) return false;
   }
   return true;
@@ -107,7 +255,9 @@ bool ChannelTable::take_flush(const FlushData& data) {
 
 FlushData ChannelTable::give_flush(const membership::FlushSend& order) const {
   FlushData data{{order.comm, order.channel}, {}};
-  const Channel& channel = channels_.at(data.name);
+  const auto found = channels_.find(data.name);
+  if (found == channels_.end()) return data;
+  const Channel& channel = found->second;
   for (uint64_t seq = order.from_seq; seq <= order.to_seq; ++seq) {
     const auto done = channel.results.find(seq);
     const auto flushed = channel.provisional.find(seq);
@@ -120,50 +270,76 @@ FlushData ChannelTable::give_flush(const membership::FlushSend& order) const {
   return data;
 }
 
-// N* and next of one channel; `why` is 0 if its comm is not affected.
-std::string ChannelTable::settle(const ChannelVerdict& verdict, Channel* channel, uint32_t why,
-                                 uint64_t old_epoch) {
-  if (channel->done > verdict.n_star) return "rolled back an operation that had succeeded";
-  if (verdict.next <= channel->entered || verdict.next <= verdict.n_star)
-    return "next would reuse a seq";
-  for (uint64_t seq = channel->done + 1; seq <= verdict.n_star; ++seq) {
-    const auto flushed = channel->provisional.find(seq);
-    if (flushed == channel->provisional.end()) return "N* installed without its result";
-    channel->results[seq] = flushed->second;
-    if (seq <= channel->entered) channel->verdicts[seq] = {true, old_epoch, flushed->second};
-  }
-  channel->done = verdict.n_star;
-  channel->answered = verdict.n_star;
-  if (channel->pending && channel->entered <= verdict.n_star) channel->pending = false;
-  if (why == 0) return {};
-  if (channel->pending) {
-    channel->verdicts[channel->entered] = {false, old_epoch, {}};
-    channel->pending = false;
-  }
-  // What lies between N* and next has failed for good: nobody will ever need it.
-  channel->done = verdict.next - 1;
-  channel->next = verdict.next;
-  return {};
+void ChannelTable::add_verdict(Channel* channel, Verdict verdict) const {
+  std::vector<Verdict>& list = channel->verdicts;
+  if (wrong_.one_verdict_only) list.clear();
+  std::erase_if(list, [&](Verdict& earlier) {
+    if (!wrong_.earlier_is_not_cut) earlier.last = std::min(earlier.last, verdict.n_star);
+    if (earlier.last > earlier.n_star) return earlier.last <= channel->called;
+    verdict.changes.insert(earlier.changes.begin(), earlier.changes.end());
+    return true;
+  });
+  list.push_back(std::move(verdict));
 }
 
-std::string ChannelTable::install(const membership::InstallView& install) {
-  std::map<uint64_t, uint64_t> old_epochs;
-  std::map<uint64_t, uint32_t> why;
-  for (const auto& [id, comm] : comms_) old_epochs[id] = comm.epoch;
-  for (const auto& affected : install.affected) {
-    Comm& comm = comms_.at(affected.comm);
-    if (affected.new_epoch != comm.epoch + 1) return "a comm epoch skipped or repeated";
-    comm.epoch = affected.new_epoch;
-    comm.revoked = comm.revoked || (affected.why & membership::kAffectedByRevoke) != 0;
-    why[affected.comm] = affected.why;
+// N* and next of one channel.
+void ChannelTable::settle(const ChannelVerdict& verdict, const ChannelName& name, bool affected,
+                          const std::set<uint64_t>& changes) {
+  Channel& channel = channels_.at(name);
+  if (channel.reported() > verdict.n_star) fault("rolled back an operation that had succeeded");
+  if (verdict.next <= channel.called) fault("next would reuse a seq");
+  for (uint64_t seq = channel.base() + 1; seq <= verdict.n_star; ++seq) {
+    if (channel.results.contains(seq)) continue;
+    const auto flushed = channel.provisional.find(seq);
+    if (flushed == channel.provisional.end()) {
+      fault("N* installed without its result");
+      return;
+    }
+    channel.results[seq] = flushed->second;
   }
-  std::string wrong;
+  if (verdict.n_star >= channel.next) channel.done = std::max(channel.done, verdict.n_star);
+  while (!channel.pending.empty() && channel.pending.begin()->first <= verdict.n_star) {
+    const auto [seq, call] = *channel.pending.begin();
+    channel.pending.erase(channel.pending.begin());
+    tell_result(name, &channel, seq, call, channel.results.at(seq));
+  }
+  if (!affected) return;
+  add_verdict(&channel, {verdict.n_star, verdict.next - 1, changes});
+  for (const auto& [seq, call] : channel.pending) {
+    const Verdict* met = meets(channel, seq);
+    if (met == nullptr || met->changes.empty()) {
+      fault("a pending call was cut off by a change that it cannot report");
+      continue;
+    }
+    tell(name, &channel, seq, {Answer::kChanged, call.step, {}, met->changes});
+  }
+  channel.pending.clear();
+  channel.next = verdict.next;
+}
+
+void ChannelTable::install(const membership::InstallView& install) {
+  std::map<uint64_t, std::set<uint64_t>> affected;  // comm -> what its calls report
+  for (const auto& change : install.affected) {
+    Comm& comm = comms_.at(change.comm);
+    if (change.new_epoch != comm.epoch + 1) fault("a comm epoch skipped or repeated");
+    comm.epoch = change.new_epoch;
+    comm.moved = false;
+    std::set<uint64_t>& changes = affected[change.comm];
+    bool told = (change.why & ~uint32_t{membership::kAffectedByMembers}) != 0;
+    for (const auto& removal : install.decision->removed)
+      told = told || comm.members.has(removal.slot);
+    if (told) changes.insert(install.view->epoch);
+  }
+  for (const auto& settled : install.decision->settled)
+    if (!comms_.contains(settled.comm)) settled_unknown_.insert(settled.comm);
+  for (const uint64_t revoked : install.decision->revoked)
+    if (!comms_.contains(revoked)) settled_unknown_.insert(revoked);
   for (const ChannelVerdict& verdict : install.decision->channels) {
-    const auto found = channels_.find({verdict.comm, verdict.channel});
-    if (found == channels_.end()) continue;
-    const std::string bad =
-        settle(verdict, &found->second, why[verdict.comm], old_epochs[verdict.comm]);
-    if (wrong.empty()) wrong = bad;
+    const ChannelName name{verdict.comm, verdict.channel};
+    if (!channels_.contains(name)) continue;
+    const auto changes = affected.find(verdict.comm);
+    settle(verdict, name, changes != affected.end(),
+           changes != affected.end() ? changes->second : std::set<uint64_t>{});
   }
   for (auto& [name, channel] : channels_) {
     channel.provisional.clear();
@@ -172,7 +348,7 @@ std::string ChannelTable::install(const membership::InstallView& install) {
   }
   plan_items_.clear();
   wedged_ = false;
-  return wrong;
+  for (auto& [name, channel] : channels_) try_complete(name, &channel, *install.view);
 }
 
 }  // namespace mep::sim

@@ -1,11 +1,18 @@
-// A model of what runs over the membership: channels of replicated operations whose contributions
-// name (slot, incarnation, seq, comm epoch), with completion that stops at the wedge, retained
-// contributions, and flush. It knows nothing of how members agree.
+// A model of what runs over the membership: the channels of one process, as their contract says.
+// Operations are replicated; contributions name (slot, incarnation, seq, comm epoch) and the step of
+// the caller's program, which no part of the protocol looks at. It knows nothing of how members agree,
+// and shares no code with core/comm.
+//
+// The contract: each call consumes a seq unless it is refused. A change that affects a comm fixes, the
+// same on all, N* and `next`. Calls up to N* succeed, whenever they are made; calls from N* + 1 to
+// next - 1 report the change, whenever they are made; `next` is the first of the new epoch. A change
+// whose N* is that of an earlier one is reported by the same calls; a later N* cuts earlier ranges.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,7 +20,29 @@
 
 namespace mep::sim {
 
-using Contributors = std::map<uint32_t, uint64_t>;  // slot -> incarnation
+// What is wrong on purpose in the processes around the state machine.
+struct Wrong {
+  bool complete_after_wedge = false;
+  bool one_verdict_only = false;    // a second change overwrites the first
+  bool late_is_not_told = false;    // who calls only after a change goes on at next
+  bool earlier_is_not_cut = false;  // what an earlier change said stands beyond a later N*
+  bool refused_consumes = false;    // a call refused for its arguments takes a seq
+  bool closes_at_once = false;      // a closed comm is in no table any more
+  bool held_unseen = false;         // "I hold it" is answered without a look
+  bool nothing_is_fixed = false;    // what a closer was told binds nobody
+  bool born_in_change = false;      // a comm made during a change takes part at once
+  bool born_too_late = false;       // ... or is made although a member is gone since the split
+  bool born_unaware = false;        // ... or is made although it was settled before
+};
+
+struct Share {
+  uint64_t incarnation = 0;
+  uint64_t step = 0;  // 0: a newcomer that does not know yet
+  uint32_t what = 0;  // the operation that it called
+  bool root = false;  // that operation needs no other share
+  friend bool operator==(const Share&, const Share&) = default;
+};
+using Contributors = std::map<uint32_t, Share>;  // by slot
 
 enum class Kind : uint8_t {
   kAll = 0,   // done when all members' contributions are here (allreduce)
@@ -26,85 +55,148 @@ struct ChannelName {
   friend auto operator<=>(const ChannelName&, const ChannelName&) = default;
 };
 
+// One call of the program.
+struct Call {
+  Kind kind = Kind::kAll;
+  uint64_t step = 0;
+  uint32_t what = 0;
+};
+
 struct Contribution {
   ChannelName name;
   uint64_t seq = 0;
   uint64_t comm_epoch = 0;
   uint32_t slot = 0;
-  uint64_t incarnation = 0;
+  Share share;
 };
 
+enum class Answer : uint8_t { kSuccess, kMismatch, kChanged };
+
+// What a caller was told.
+struct Told {
+  Answer answer = Answer::kSuccess;
+  uint64_t step = 0;
+  Contributors contributors;   // of a success
+  std::set<uint64_t> changes;  // that it reports, by the epoch of the view
+};
+
+// A change, as a channel keeps it until no call can meet it any more.
 struct Verdict {
-  bool success = false;
-  uint64_t comm_epoch = 0;
+  uint64_t n_star = 0;
+  uint64_t last = 0;           // calls in (n_star, last] report it
+  std::set<uint64_t> changes;  // none: members were added, no call meets it
+};
+
+struct Settled {
   Contributors contributors;
+  bool mismatch = false;
 };
 
 struct Channel {
-  Kind kind = Kind::kAll;
-  bool pending = false;
-  uint64_t entered = 0;
+  uint64_t called = 0;
   uint64_t done = 0;
-  uint64_t next = 1;      // no call gets a lower seq
-  uint64_t answered = 0;  // N* of the view: calls up to here succeed from `results`
-  uint64_t frozen_done = 0;
+  uint64_t next = 1;   // first seq of the comm's epoch
+  uint64_t first = 1;  // of this rank
+  uint64_t fixed = 0;  // another that closes the comm was told of calls up to here
+  uint64_t step = 0;   // of the last call
+  bool knows_step = true;
+  std::map<uint64_t, Call> pending;
   std::map<std::pair<uint64_t, uint64_t>, Contributors> arrived;  // (seq, comm epoch)
-  std::map<uint64_t, Contributors> results;                       // of operations that are done
-  std::map<uint64_t, Contributors> provisional;                   // flushed, not yet in a view
-  std::map<uint64_t, Verdict> verdicts;                           // what the caller was told
+  std::map<uint64_t, Settled> results;                            // of operations that are done
+  std::map<uint64_t, Settled> provisional;                        // flushed, not yet in a view
+  std::vector<Verdict> verdicts;                                  // oldest first
+  std::map<uint64_t, Told> told;                                  // by seq
+
+  uint64_t base() const { return done < next - 1 ? next - 1 : done; }
+  // Up to where calls have, or will have, a result that no later change may alter.
+  uint64_t reported() const;
 };
 
 struct FlushData {
   ChannelName name;
-  std::map<uint64_t, Contributors> results;
+  std::map<uint64_t, Settled> results;
 };
 
 struct Comm {
   uint64_t epoch = 1;
   membership::SlotSet members;
-  bool revoked = false;
+  std::map<uint32_t, uint64_t> incarnations;  // whose comm it is; empty: who fills a slot is in
+  bool moved = false;  // a call was told of since it was made or since the last change of it
 };
 
-// The channels of one process.
 class ChannelTable {
  public:
-  ChannelTable(uint32_t slot, uint64_t incarnation, bool complete_after_wedge)
-      : slot_(slot), incarnation_(incarnation), complete_after_wedge_(complete_after_wedge) {}
+  ChannelTable(uint32_t slot, uint64_t incarnation, const Wrong& wrong)
+      : slot_(slot), incarnation_(incarnation), wrong_(wrong) {}
 
-  void create(uint64_t comm, uint64_t comm_epoch, const membership::SlotSet& members,
-              const std::vector<std::pair<uint64_t, Kind>>& channels);
+  void create(uint64_t comm, const Comm& state, uint32_t channels, const membership::View& view);
+  void close(uint64_t comm);
+  // Whether the comm was settled or revoked before it was made here.
+  bool settled_before(uint64_t comm) const { return settled_unknown_.contains(comm); }
+  // Nobody could complete anything of a comm that was never made here.
+  void note_stillborn(uint64_t comm);
 
-  // Calls the next operation; false if wedged, pending or revoked. `send` says what to send out.
-  bool call(const ChannelName& name, const membership::View& view, Contribution* send);
+  // False if the call has to wait. `send`: what to send out, its slot kNoSlot if there is nothing.
+  bool call(const ChannelName& name, Call call, const membership::View& view, Contribution* send);
+  void refuse(const ChannelName& name);
   void arrive(const Contribution& contribution, const membership::View& view);
-  std::vector<membership::ChannelState> wedge();
+  // Whether this rank needs nothing more for calls up to `seq`, which have been told of elsewhere. True
+  // is a promise: the next change finds at least that done here.
+  bool holds(const ChannelName& name, uint64_t seq, const membership::View& view);
+
+  std::vector<membership::ChannelState> wedge(const membership::View& view);
   // True if all of the plan is here already, from the donor of an earlier one.
   bool plan(const membership::FlushReceive& plan);
   // True if the latest plan is complete now.
   bool take_flush(const FlushData& data);
   FlushData give_flush(const membership::FlushSend& order) const;
-  // Returns what was wrong, empty if all is well.
-  std::string install(const membership::InstallView& install);
+  void install(const membership::InstallView& install);
   bool wedged() const { return wedged_; }
   uint64_t plan_number() const { return plan_; }
 
-  std::map<ChannelName, Channel>& channels() { return channels_; }
+  // Contributions that are needed for an operation in this view.
+  membership::SlotSet needed(uint64_t comm, Kind kind, const membership::View& view) const;
+  const std::map<ChannelName, Channel>& channels() const { return channels_; }
+  Channel& channel(const ChannelName& name) { return channels_.at(name); }
   const std::map<uint64_t, Comm>& comms() const { return comms_; }
+  // What was told of comms that are closed.
+  const std::map<ChannelName, std::map<uint64_t, Told>>& closed() const { return closed_; }
+  // Calls that were told since the last look.
+  std::vector<std::pair<ChannelName, uint64_t>> take_fresh();
+  // What was found wrong, empty if nothing.
+  const std::string& fault() const { return fault_; }
 
  private:
+  void fault(const std::string& what) {
+    if (fault_.empty()) fault_ = what;
+  }
   void try_complete(const ChannelName& name, Channel* channel, const membership::View& view);
+  bool complete(const ChannelName& name, const Channel& channel, uint64_t seq, Kind kind,
+                const Call* own, const membership::View& view, Settled* outcome) const;
+  uint64_t reach(const ChannelName& name, const Channel& channel, const membership::View& view,
+                 std::map<uint64_t, Settled>* results) const;
   bool plan_complete() const;
-  std::string settle(const membership::ChannelVerdict& verdict, Channel* channel, uint32_t why,
-                     uint64_t old_epoch);
+  void settle(const membership::ChannelVerdict& verdict, const ChannelName& name, bool affected,
+              const std::set<uint64_t>& changes);
+  void add_verdict(Channel* channel, Verdict verdict) const;
+  static const Verdict* meets(const Channel& channel, uint64_t seq);
+  void tell(const ChannelName& name, Channel* channel, uint64_t seq, Told told);
+  void tell_result(const ChannelName& name, Channel* channel, uint64_t seq, const Call& call,
+                   const Settled& outcome);
 
   uint32_t slot_;
   uint64_t incarnation_;
-  bool complete_after_wedge_;
+  Wrong wrong_;
   bool wedged_ = false;
   uint64_t plan_ = 0;
+  std::string fault_;
   std::vector<membership::FlushItem> plan_items_;
   std::map<uint64_t, Comm> comms_;
   std::map<ChannelName, Channel> channels_;
+  std::map<ChannelName, std::map<uint64_t, Told>> closed_;
+  std::map<uint64_t, std::vector<Contribution>> early_;  // of comms that are not made here yet
+  std::set<uint64_t> settled_unknown_;
+  std::vector<std::pair<ChannelName, uint64_t>> fresh_;
 };
 
 }  // namespace mep::sim

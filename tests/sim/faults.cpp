@@ -194,6 +194,22 @@ void Simulator::respawn(uint32_t slot) {
   }
 }
 
+void Simulator::ask_recover(const Event& event) {
+  uint64_t seq = 1;
+  for (const auto& node : nodes_)
+    if (node->alive) seq = std::max(seq, node->recover_done + 1);
+  if (seq == recover_seq_) {
+    // One is under way; the next comes after it.
+    if (event.c == 20) return;
+    post(100'000, {.kind = EventKind::kFault, .a = kRecoverCall, .b = event.b, .c = event.c + 1});
+    faults_end_ = std::max(faults_end_, now_ + 100'000);
+    return;
+  }
+  recover_seq_ = seq;
+  recover_slots_ = std::max<uint64_t>(ranks_, event.b);
+  stops_.clear();
+}
+
 void Simulator::inject(const Event& event) {
   const uint32_t target = pick_node(true);
   const uint32_t other = pick_node(false);
@@ -216,20 +232,9 @@ void Simulator::inject(const Event& event) {
       }
       return;
     }
-    case kRecoverCall: {
-      if (random_.chance(10)) return;
-      uint64_t seq = 0;
-      for (const auto& node : nodes_)
-        if (node->alive) seq = std::max(seq, node->recover_done);
-      for (uint32_t i = 0; i < nodes_.size(); ++i)
-        if (nodes_[i]->alive && !nodes_[i]->out)
-          post(random_.below(20'000), {.kind = EventKind::kRecover,
-                                       .node = i,
-                                       .a = seq + 1,
-                                       .b = std::max<uint64_t>(ranks_, event.b),
-                                       .c = random_.between(50'000, 1'500'000)});
+    case kRecoverCall:
+      ask_recover(event);
       return;
-    }
     default:
       break;
   }
@@ -324,13 +329,13 @@ void Simulator::inject(const Event& event) {
       drain(target);
       break;
     case kRevoke:
-      revoked_ = true;
-      node.machine->on_revoke(2);
+      node.machine->on_revoke(kSubComm);
       drain(target);
       break;
     case kSettle:
       if (!node.joiner) {
-        node.machine->on_deadline(1, random_.below(2), node.machine->comm_epoch(1));
+        node.machine->on_deadline(kWorldComm, random_.below(2),
+                                  node.machine->comm_epoch(kWorldComm));
         drain(target);
       }
       break;

@@ -32,6 +32,7 @@ struct Rank {
   uint64_t evicted_us = 0;
   bool wedged = false;
   uint64_t done = 5;
+  uint64_t ahead = 1;  // calls beyond `done`
 };
 
 class Lab {
@@ -157,7 +158,7 @@ class Lab {
       send(index, beat->to, nullptr);
     } else if (const auto* wedge = std::get_if<Wedge>(&action)) {
       rank.wedged = true;
-      machine.on_wedged(wedge->epoch, {{1, 0, rank.done, rank.done + 1}});
+      machine.on_wedged(wedge->epoch, {{1, 0, rank.done, rank.done + rank.ahead}});
     } else if (const auto* plan = std::get_if<FlushReceive>(&action)) {
       machine.on_flushed(plan->plan);
     } else if (const auto* give = std::get_if<FlushSend>(&action)) {
@@ -452,6 +453,21 @@ void a_deadline_changes_the_comm_not_the_members(void**) {
   assert_int_equal(lab.ranks[0].installed.size(), 1);
 }
 
+// Also when no call was under way: N* + 1 is the call that reports the change.
+void a_change_has_a_call_that_reports_it(void**) {
+  for (const uint64_t ahead : {0u, 1u, 3u}) {
+    Lab lab(3);
+    for (Rank& rank : lab.ranks) rank.ahead = 0;
+    lab.ranks[1].ahead = ahead;
+    lab.kill(2);
+    for (const uint32_t rank : {0u, 1u}) {
+      const auto& channel = lab.ranks[rank].installed.at(0).decision->channels.at(0);
+      assert_int_equal(channel.n_star, 5);
+      assert_int_equal(channel.next, ahead == 3 ? 9 : 7);
+    }
+  }
+}
+
 void revoke_reaches_all(void**) {
   Lab lab(3);
   lab.ranks[1].machine->on_revoke(1);
@@ -566,6 +582,7 @@ int main() {
       cmocka_unit_test(leaving_says_why),
       cmocka_unit_test(eviction_by_request),
       cmocka_unit_test(a_deadline_changes_the_comm_not_the_members),
+      cmocka_unit_test(a_change_has_a_call_that_reports_it),
       cmocka_unit_test(revoke_reaches_all),
       cmocka_unit_test(a_replacement_comes_in),
       cmocka_unit_test(recover_without_newcomers_ends_by_its_deadline),

@@ -23,6 +23,11 @@ struct Totals {
   uint64_t events = 0;
   uint64_t installs = 0;
   uint64_t operations = 0;
+  uint64_t shared = 0;
+  uint64_t reports = 0;
+  uint64_t joined = 0;
+  uint64_t closed = 0;
+  uint64_t children = 0;
   uint64_t longest_change_us = 0;
   uint64_t schedules = 0;
   uint64_t failed = 0;
@@ -45,6 +50,11 @@ Totals run_range(Options options, uint64_t first, uint64_t count, uint64_t step,
     totals.events += outcome.events;
     totals.installs += outcome.installs;
     totals.operations += outcome.operations;
+    totals.shared += outcome.shared;
+    totals.reports += outcome.reports;
+    totals.joined += outcome.joined;
+    totals.closed += outcome.closed;
+    totals.children += outcome.children;
     totals.longest_change_us = std::max(totals.longest_change_us, outcome.longest_change_us);
     if (!outcome.violation.empty()) {
       ++totals.failed;
@@ -75,6 +85,11 @@ int run_seeds(const Options& options, uint64_t first, uint64_t count, double sec
     sum.events += part.events;
     sum.installs += part.installs;
     sum.operations += part.operations;
+    sum.shared += part.shared;
+    sum.reports += part.reports;
+    sum.joined += part.joined;
+    sum.closed += part.closed;
+    sum.children += part.children;
     sum.failed += part.failed;
     sum.longest_change_us = std::max(sum.longest_change_us, part.longest_change_us);
   }
@@ -83,6 +98,10 @@ int run_seeds(const Options& options, uint64_t first, uint64_t count, double sec
               " operations, longest view change %.1f s (virtual), %" PRIu64 " failed\n",
               sum.schedules, first, sum.events, sum.installs, sum.operations,
               static_cast<double>(sum.longest_change_us) / 1e6, sum.failed);
+  std::printf("%" PRIu64 " comms made by splits, %" PRIu64 " closed, %" PRIu64
+              " newcomers came in, %" PRIu64 " calls reported a change, %" PRIu64
+              " of them more than one\n",
+              sum.children, sum.closed, sum.joined, sum.reports, sum.shared);
   if (sum.schedules < least) std::printf("too few schedules, at least %" PRIu64 "\n", least);
   return sum.failed == 0 && sum.schedules >= least ? 0 : 1;
 }
@@ -90,23 +109,42 @@ int run_seeds(const Options& options, uint64_t first, uint64_t count, double sec
 // Each deliberate fault must be caught within so many schedules.
 int run_mutants(uint64_t first, uint64_t limit, const std::string& only) {
   using mep::membership::Mutations;
-  const std::vector<std::pair<const char*, bool Mutations::*>> mutants = {
-      {"N* is the minimum", &Mutations::n_star_is_min},
-      {"accept before the flush", &Mutations::ack_before_flush},
-      {"ignore an earlier accepted value", &Mutations::ignore_earlier_accepted},
-      {"majority of the old view minus the confirmed dead", &Mutations::shrinking_majority},
-      {"wait for members suspected since", &Mutations::wait_for_suspected},
-      {"complete after the wedge", &Mutations::complete_after_wedge},
-      {"accept before the fence", &Mutations::ack_before_fence},
-      {"a closed connection confirms death", &Mutations::suspected_is_confirmed},
-      {"old incarnations are not told apart", &Mutations::ignore_incarnation},
-      {"accuse others after not being scheduled", &Mutations::accuse_when_late},
+  using mep::sim::Wrong;
+  struct Mutant {
+    const char* name;
+    bool Mutations::*in_machine;
+    bool Wrong::*around;
+  };
+  const std::vector<Mutant> mutants = {
+      {"N* is the minimum", &Mutations::n_star_is_min, nullptr},
+      {"accept before the flush", &Mutations::ack_before_flush, nullptr},
+      {"ignore an earlier accepted value", &Mutations::ignore_earlier_accepted, nullptr},
+      {"majority of the old view minus the confirmed dead", &Mutations::shrinking_majority,
+       nullptr},
+      {"wait for members suspected since", &Mutations::wait_for_suspected, nullptr},
+      {"complete after the wedge", &Mutations::complete_after_wedge, nullptr},
+      {"accept before the fence", &Mutations::ack_before_fence, nullptr},
+      {"a closed connection confirms death", &Mutations::suspected_is_confirmed, nullptr},
+      {"old incarnations are not told apart", &Mutations::ignore_incarnation, nullptr},
+      {"accuse others after not being scheduled", &Mutations::accuse_when_late, nullptr},
+      {"no call between N* and next", &Mutations::no_call_reports, nullptr},
+      {"a second change overwrites the first", nullptr, &Wrong::one_verdict_only},
+      {"who calls late is not told", nullptr, &Wrong::late_is_not_told},
+      {"a later N* cuts nothing", nullptr, &Wrong::earlier_is_not_cut},
+      {"a refused call consumes a seq", nullptr, &Wrong::refused_consumes},
+      {"a closed comm is in no table", nullptr, &Wrong::closes_at_once},
+      {"held is answered without a look", nullptr, &Wrong::held_unseen},
+      {"what a closer was told binds nobody", nullptr, &Wrong::nothing_is_fixed},
+      {"a comm is made that was settled before", nullptr, &Wrong::born_unaware},
+      {"a comm made during a change takes part at once", nullptr, &Wrong::born_in_change},
+      {"a comm is made after a member has gone", nullptr, &Wrong::born_too_late},
   };
   int missed = 0;
-  for (const auto& [name, member] : mutants) {
+  for (const auto& [name, in_machine, around] : mutants) {
     if (std::string(name).find(only) == std::string::npos) continue;
     Options options;
-    options.mutations.*member = true;
+    if (in_machine != nullptr) options.mutations.*in_machine = true;
+    if (around != nullptr) options.wrong.*around = true;
     std::string violation;
     uint64_t used = 0;
     while (violation.empty() && used < limit) {

@@ -11,8 +11,6 @@ using membership::SlotSet;
 using membership::Start;
 using membership::View;
 
-constexpr uint64_t kWorldComm = 1;
-constexpr uint64_t kSubComm = 2;
 constexpr uint64_t kStartUs = 1'000'000;
 
 Outcome run_schedule(const Options& options) {
@@ -57,13 +55,14 @@ Simulator::Simulator(const Options& options) : options_(options), random_(option
   for (uint32_t slot = 0; slot < ranks_; ++slot) {
     view.put({slot, 100 + slot, 1 + random_.below(hosts)});
     if (random_.chance(60)) sub_comm_.add(slot);
+    if (random_.chance(50)) other_comm_.add(slot);
   }
+  splits_ = random_.chance(60);
   for (uint32_t slot = 0; slot < ranks_; ++slot) add_node(slot, view, false);
   for (uint32_t node = 0; node < ranks_; ++node) create_comms(nodes_[node].get(), nullptr);
   for (uint32_t node = 0; node < ranks_; ++node)
-    for (auto& [name, channel] : nodes_[node]->channels->channels())
-      post(random_.below(5000),
-           {.kind = EventKind::kCall, .node = node, .a = name.comm, .b = name.channel});
+    for (const auto& [name, channel] : nodes_[node]->channels->channels())
+      start_calls(node, name, random_.below(5000));
   plan_faults();
   outcome_.ranks = ranks_;
   outcome_.faults = options_.faults;
@@ -86,8 +85,9 @@ uint32_t Simulator::add_node(uint32_t slot, const View& view, bool joining) {
   start.config = config_;
   start.mutations = options_.mutations;
   node->machine = std::make_unique<membership::Membership>(std::move(start));
-  node->channels = std::make_unique<ChannelTable>(slot, node->incarnation,
-                                                  options_.mutations.complete_after_wedge);
+  Wrong wrong = options_.wrong;
+  wrong.complete_after_wedge = options_.mutations.complete_after_wedge;
+  node->channels = std::make_unique<ChannelTable>(slot, node->incarnation, wrong);
   nodes_.push_back(std::move(node));
   const uint32_t index = static_cast<uint32_t>(nodes_.size() - 1);
   post(random_.below(static_cast<uint32_t>(config_.heartbeat_interval_us)),
@@ -98,9 +98,7 @@ uint32_t Simulator::add_node(uint32_t slot, const View& view, bool joining) {
 
 // At the start, or when a newcomer comes in: comms that exist go on at the decision's numbers.
 void Simulator::create_comms(Node* node, const membership::InstallView* entered) {
-  const std::vector<std::pair<uint64_t, Kind>> world = {{0, Kind::kAll}, {1, Kind::kRoot}};
-  const std::vector<std::pair<uint64_t, Kind>> sub = {{0, Kind::kAll}};
-  const auto add = [&](uint64_t comm, const SlotSet& members, const auto& channels) {
+  const auto add = [&](uint64_t comm, const SlotSet& members, uint32_t channels) {
     uint64_t epoch = 1;
     if (entered != nullptr) {
       bool known = false;
@@ -112,17 +110,19 @@ void Simulator::create_comms(Node* node, const membership::InstallView* entered)
       if (!known) return;
     }
     node->machine->on_comm_created(comm, epoch, members);
-    node->channels->create(comm, epoch, members, channels);
+    node->channels->create(comm, {epoch, members, {}, false}, channels, node->machine->view());
   };
-  add(kWorldComm, SlotSet::first(max_slots_), world);
-  if (sub_comm_.has(node->slot)) add(kSubComm, sub_comm_, sub);
+  add(kWorldComm, SlotSet::first(max_slots_), 2);
+  if (sub_comm_.has(node->slot)) add(kSubComm, sub_comm_, 1);
+  if (other_comm_.has(node->slot)) add(kOtherComm, other_comm_, 1);
   if (entered == nullptr) return;
   for (const auto& verdict : entered->decision->channels) {
-    const auto found = node->channels->channels().find({verdict.comm, verdict.channel});
-    if (found == node->channels->channels().end()) continue;
-    found->second.done = verdict.next - 1;
-    found->second.entered = verdict.next - 1;
-    found->second.next = verdict.next;
+    const ChannelName name{verdict.comm, verdict.channel};
+    if (!node->channels->channels().contains(name)) continue;
+    Channel& channel = node->channels->channel(name);
+    channel.called = channel.done = verdict.next - 1;
+    channel.next = channel.first = verdict.next;
+    channel.knows_step = false;
   }
 }
 
@@ -224,6 +224,7 @@ void Simulator::dispatch(Event event) {
   deliver(event);
   // Operations do not touch the state machine.
   if (event.kind != EventKind::kData && event.kind != EventKind::kCall) drain(event.node);
+  after_event(event.node);
 }
 
 void Simulator::deliver(const Event& event) {
@@ -231,7 +232,8 @@ void Simulator::deliver(const Event& event) {
   const Node& from = *nodes_[event.from];
   const bool message = event.kind == EventKind::kRow || event.kind == EventKind::kHeartbeat ||
                        event.kind == EventKind::kData || event.kind == EventKind::kFlush ||
-                       event.kind == EventKind::kView;
+                       event.kind == EventKind::kView || event.kind == EventKind::kClosing ||
+                       event.kind == EventKind::kHeld;
   if (message && link(event.from, event.node).broken) return;
   switch (event.kind) {
     case EventKind::kTick:
@@ -281,7 +283,7 @@ void Simulator::deliver_more(const Event& event) {
       break;
     case EventKind::kWedged:
       if (node.machine->view().epoch == event.a && !node.out && !node.joiner)
-        node.machine->on_wedged(event.a, node.channels->wedge());
+        node.machine->on_wedged(event.a, node.channels->wedge(node.machine->view()));
       break;
     case EventKind::kFenced:
       node.fenced.insert({static_cast<uint32_t>(event.a), event.b});
@@ -311,8 +313,8 @@ void Simulator::deliver_more(const Event& event) {
       break;
     case EventKind::kDeadline: {
       if (node.out || node.joiner) break;
-      const Channel& channel = node.channels->channels().at(name);
-      if (channel.pending && channel.entered == event.c)
+      const auto channel = node.channels->channels().find(name);
+      if (channel != node.channels->channels().end() && channel->second.pending.contains(event.c))
         node.machine->on_deadline(name.comm, name.channel,
                                   node.channels->comms().at(name.comm).epoch);
       break;
@@ -320,6 +322,18 @@ void Simulator::deliver_more(const Event& event) {
     case EventKind::kCall:
       if (!node.out && !node.joiner) call_next(event.node, name);
       break;
+    case EventKind::kBirth:
+      if (!node.out) give_birth(event.node, event.a);
+      break;
+    case EventKind::kClosing:
+      if (!node.out) node.questions.push_back({event.from, event.a, event.b});
+      break;
+    case EventKind::kHeld: {
+      const auto closing = node.closings.find(event.a);
+      if (closing != node.closings.end())
+        closing->second.awaited.erase({from.slot, from.incarnation});
+      break;
+    }
     default:
       break;
   }

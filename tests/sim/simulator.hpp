@@ -14,6 +14,7 @@
 #include "core/membership/membership.hpp"
 #include "sim/channels.hpp"
 #include "sim/random.hpp"
+#include "sim/script.hpp"
 
 namespace mep::sim {
 
@@ -34,6 +35,7 @@ struct Options {
   bool trace = false;   // print every event
   membership::QuorumPolicy quorum = membership::QuorumPolicy::kMajority;
   membership::Mutations mutations;
+  Wrong wrong;
 };
 
 struct Outcome {
@@ -42,6 +44,11 @@ struct Outcome {
   uint64_t events = 0;
   uint64_t installs = 0;
   uint64_t operations = 0;
+  uint64_t children = 0;
+  uint64_t closed = 0;
+  uint64_t joined = 0;
+  uint64_t reports = 0;  // calls that told of a change
+  uint64_t shared = 0;   // ... of more than one
   uint64_t virtual_us = 0;
   uint64_t longest_change_us = 0;
   uint32_t ranks = 0;
@@ -73,6 +80,9 @@ enum class EventKind : uint8_t {
   kCheck,
   kThaw,
   kFlushed,
+  kBirth,
+  kClosing,
+  kHeld,
 };
 
 struct Event {
@@ -114,6 +124,13 @@ struct Node {
   std::set<std::pair<uint32_t, uint64_t>> fenced;
   std::map<uint64_t, std::vector<uint8_t>> installed;          // epoch -> decision and members
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> affected;  // (epoch, comm) -> comm epoch, why
+  // comm -> (epoch of the view, when): changes that its calls must report
+  std::map<uint64_t, std::map<uint64_t, uint64_t>> to_report;
+  std::map<ChannelName, Pace> paces;
+  std::vector<Birth> births;
+  std::map<uint64_t, Closing> closings;  // by comm
+  std::vector<Question> questions;
+  uint64_t recover_asked = 0;
   uint64_t recover_done = 0;
   uint64_t wedged_since = 0;
 };
@@ -151,14 +168,32 @@ class Simulator {
   bool carry_out(uint32_t node, const membership::Action& action);
   void push_row(uint32_t node, const membership::PushRow& push);
   void install(uint32_t node, const membership::InstallView& install);
+  void note_reports(Node* node, const membership::InstallView& install) const;
   void check_install(uint32_t node, const membership::InstallView& install);
-  void call_next(uint32_t node, const ChannelName& name);
   void leave(uint32_t node, bool own_statement);
+
+  // script.cpp: what the programs do
+  Kind kind_of(const ChannelName& name, uint64_t step) const;
+  uint64_t last_step(uint64_t comm) const;
+  void call_next(uint32_t node, const ChannelName& name);
+  void make_call(uint32_t node, const ChannelName& name);
+  void after_event(uint32_t node);
+  void trace_told(const Node& node, const ChannelName& name, uint64_t seq, const Told& told) const;
+  void plan_birth(uint32_t node, uint64_t comm, const Contributors& contributors);
+  void give_birth(uint32_t node, uint64_t comm);
+  void start_calls(uint32_t node, const ChannelName& name, uint64_t after);
+  void start_closing(uint32_t node, uint64_t comm);
+  bool try_close(uint32_t node);
+  void close_now(uint32_t node, uint64_t comm);
+  void answer_questions(uint32_t node);
+  bool rests(const Node& node, const ChannelName& name);
+  void try_recover(uint32_t node);
 
   // faults.cpp: what goes wrong, and when
   void plan_faults();
   void plan_one(uint64_t time, uint32_t choice);
   void inject(const Event& event);
+  void ask_recover(const Event& event);
   uint64_t late_or(uint32_t bound);
   void split(uint64_t side);
   void crash(uint32_t node);
@@ -172,7 +207,10 @@ class Simulator {
 
   // checks.cpp
   bool settled(std::string* why);
+  bool operations_go_on(std::string* why);
   void check_verdicts();
+  void compare(uint32_t a, uint32_t b, const ChannelName& name);
+  void check_reported(uint32_t node);
   void check_end();
 
   Options options_;
@@ -192,11 +230,15 @@ class Simulator {
   uint32_t max_delay_us_ = 1000;
   uint64_t think_us_ = 20'000;
   membership::SlotSet sub_comm_;
+  membership::SlotSet other_comm_;
+  bool splits_ = false;
+  uint64_t recover_seq_ = 0;  // of the recover call that is asked for
+  uint64_t recover_slots_ = 0;
+  std::map<ChannelName, uint64_t> stops_;  // where channels rest for it
   bool long_freeze_ = false;
   bool requests_ = false;  // somebody left, or asked for an eviction
   bool link_faults_ = false;
   bool one_host_ = true;  // so every death is confirmed
-  bool revoked_ = false;  // the sub-communicator, by somebody
   uint32_t joins_ = 0;
   uint64_t settled_since_ = 0;
   std::map<std::pair<uint32_t, ChannelName>, uint64_t> settled_done_;

@@ -79,6 +79,7 @@ struct Mutations {
   bool suspected_is_confirmed = false;   // a closed connection taken as a confirmed death
   bool ignore_incarnation = false;       // events about an old incarnation hit its successor
   bool accuse_when_late = false;         // no local-health scaling
+  bool no_call_reports = false;          // next = N* + 1 if nobody had called more
 };
 
 }  // namespace mep::membership

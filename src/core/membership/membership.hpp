@@ -120,11 +120,12 @@ struct AffectedComm {
 };
 
 // The view has changed. Operations up to n_star of `decision->channels` succeed (flushed results
-// count now); beyond it those of affected comms end by why, and their channels go on at `next` in
-// the new comm epoch, with done = entered = next - 1 from there on, on every member (results that a
-// rank has not called yet wait for its calls all the same). Comms that are not in `affected` are
-// unwedged as they were, same epoch. Afterwards connections to removed members may be closed (after
-// a PushRow to them in this drain).
+// count now), also those that a rank calls only later. Of an affected comm, seqs from n_star + 1 to
+// next - 1 end by why: the pending ones, and whoever calls later meets the same; its channels go on
+// at `next` in the new comm epoch. A rank whose calls have gone k beyond n_star (k < next - n_star)
+// reports done = n_star + k from there on, so a change that follows before anybody has called shares
+// the calls of this one. Comms that are not in `affected` are unwedged as they were, same epoch.
+// Afterwards connections to removed members may be closed (after a PushRow to them in this drain).
 struct InstallView {
   std::shared_ptr<const View> view;
   ProposalPtr decision;

@@ -101,7 +101,8 @@ RemovalReason Membership::removal_reason(uint32_t slot, const SlotSet& live) con
   return reason;
 }
 
-// N*, next and what is to be settled, from the frozen tables of all unsuspected members.
+// N*, next and what is to be settled, from the frozen tables of all unsuspected members. At least one
+// seq lies between N* and next, so that each change has a call that reports it, the same on all.
 void Membership::collect_tables(const SlotSet& live, Proposal* value) const {
   struct Sum {
     uint64_t n_star = 0;
@@ -133,6 +134,8 @@ void Membership::collect_tables(const SlotSet& live, Proposal* value) const {
   for (const auto& [id, sum] : channels) {
     value->channels.push_back(
         {id.first, id.second, sum.n_star, std::max(sum.entered, sum.n_star + 1) + 1, sum.donor});
+    if (mutations_.no_call_reports)
+      value->channels.back().next = std::max(sum.entered, sum.n_star) + 1;
   }
   std::sort(value->settled.begin(), value->settled.end());
   value->settled.erase(std::unique(value->settled.begin(), value->settled.end()),

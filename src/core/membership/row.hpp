@@ -38,9 +38,10 @@ struct View {
   void drop(uint32_t slot);
 };
 
-// One channel of one rank, read while wedged: operations up to `done` are settled here, up to
-// `entered` were called. After a view change that affects the comm both start again at next - 1:
-// what lies between N* and next has failed for good and no flush may ask for it.
+// One channel of one rank, read while wedged. Operations up to `done` have their result here: they have
+// succeeded, or a call of this rank has met what an earlier change said of them. Operations up to
+// `entered` were called. Of what lies between N* and next of an earlier change no data exists: a flush
+// that names it brings nothing.
 struct ChannelState {
   uint64_t comm = 0;
   uint64_t channel = 0;
@@ -60,7 +61,7 @@ struct ChannelVerdict {
   uint64_t comm = 0;
   uint64_t channel = 0;
   uint64_t n_star = 0;       // operations up to here succeed on every survivor
-  uint64_t next = 0;         // the first seq of the new epoch
+  uint64_t next = 0;         // the first seq of the new epoch, n_star + 2 at least
   uint32_t donor = kNoSlot;  // a member that was at n_star when the value was first proposed
   friend bool operator==(const ChannelVerdict&, const ChannelVerdict&) = default;
 };
