@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "base/hash.hpp"
@@ -52,6 +53,7 @@ Comm::Comm(std::shared_ptr<World> world, std::string name, std::vector<uint32_t>
   }
   record_.reserve(size());
   scratch_pointers_.reserve(size());
+  retired_.reserve(kRetiredChannels + kMostChannelsOfClient);  // what goes away needs no memory
 }
 
 Comm::~Comm() {
@@ -217,7 +219,7 @@ void Comm::replace_queue() {
 bool Comm::test(Operation* operation) {
   // It may have been finished on behalf of a later one, and others may wait behind it.
   while (!operation->finished) {
-    if (first_ == nullptr || !(first_->finished || advance(first_))) return false;
+    if (first_ == nullptr || !(first_->finished || advance_if_possible(first_))) return false;
     pop_front();
   }
   while (first_ != nullptr && first_->finished) pop_front();
@@ -227,6 +229,16 @@ bool Comm::test(Operation* operation) {
   return true;
 }
 
+// A step that memory was not there for is done again at the next look, until the operation's deadline
+// settles it for all.
+bool Comm::advance_if_possible(Operation* operation) {
+  try {
+    return advance(operation);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
 bool Comm::wait(Operation* operation, const Deadline& deadline) {
   return wait_until(world_->wait_policy(), world_->doorbell(), deadline,
                     [&] { return test(operation); });
@@ -234,8 +246,12 @@ bool Comm::wait(Operation* operation, const Deadline& deadline) {
 
 void Comm::ask_verdict(Operation* operation) {
   if (verdict_asked_seq_ >= operation->seq || first_ == nullptr) return;
-  verdict_asked_seq_ = operation->seq;
-  world_->report_deadline(id_, channel_.id(), first_->epoch);
+  try {
+    world_->report_deadline(id_, channel_.id(), first_->epoch);
+    verdict_asked_seq_ = operation->seq;
+  } catch (const std::bad_alloc&) {
+    // Asked again at the next look.
+  }
 }
 
 // The deadline is over. What that means is decided for all: a view change fixes which operations are
@@ -415,13 +431,14 @@ mep_result_t Comm::adopt(const Verdict& verdict) {
   MEP_TEST_DELAY_POINT("adopt");
   // The control thread looks at the cells too, under the lock.
   const std::lock_guard lock(mutex_);
-  adopted_ = verdict.view;
+  // Again from the start, if there is no memory for all of it: the view is adopted last.
+  cells_.restart(verdict.view->epoch, verdict.next, verdict.view->live);
+  bulk_.restart(verdict.view->epoch, verdict.view->live, cells_.groups(), cells_.through_leaders());
   rooted_calls_ = 0;
   verdict_asked_seq_ = 0;
   seq_ = verdict.next - 1;
   retained_.erase(retained_.begin(), retained_.lower_bound(verdict.next));
-  cells_.restart(adopted_->epoch, verdict.next, adopted_->live);
-  bulk_.restart(adopted_->epoch, adopted_->live, cells_.groups(), cells_.through_leaders());
+  adopted_ = verdict.view;
   // Release: windows of ranks that are gone are used no more.
   adopted_epoch_.store(adopted_->epoch, std::memory_order_release);
   return MEP_SUCCESS;
@@ -545,15 +562,13 @@ void Comm::add_client(ViewClient* client) {
 void Comm::remove_client(ViewClient* client) {
   // Others may still be in the last operations of this client: what they need of them counts when
   // this rank leaves. Of clients long gone nobody needs anything.
-  constexpr size_t kRetiredChannels = 256;
-  std::vector<membership::ChannelState> channels;
-  client->describe(&channels);
   const std::lock_guard lock(mutex_);
   std::erase(clients_, client);
   if (clients_.empty()) personal_reports_.clear();
   personal_report_count_.store(personal_reports_.size(), std::memory_order_relaxed);
-  retired_.insert(retired_.end(), channels.begin(), channels.end());
-  while (retired_.size() > kRetiredChannels) retired_.pop_front();
+  const size_t over = retired_.size() - std::min(retired_.size(), kRetiredChannels);
+  retired_.erase(retired_.begin(), retired_.begin() + static_cast<ptrdiff_t>(over));
+  client->describe(&retired_);  // there is room: what goes away needs no memory
 }
 
 bool Comm::has_clients(size_t own) const {

@@ -93,6 +93,8 @@ class ViewClient {
   // verdict->view follows, and `decision` says of each channel what is done and where it goes on; both
   // null: nothing changed, go on.
   virtual void install(const Verdict* verdict, const membership::Proposal* decision) = 0;
+  // The world has ended for this rank: when it returns, no thread posts anything more.
+  virtual void terminate() {}
 };
 
 class Comm : public WorldClient {
@@ -263,6 +265,7 @@ class Comm : public WorldClient {
   void pop_front();
   void replace_queue();
   void drop(Operation* operation);
+  bool advance_if_possible(Operation* operation);
   bool advance(Operation* operation);
   bool advance_undisturbed(Operation* operation);
   bool settle(Operation* operation);
@@ -333,7 +336,10 @@ class Comm : public WorldClient {
   std::vector<ViewClient*> clients_;
   std::deque<std::shared_ptr<const Verdict>> personal_reports_;
   std::atomic<size_t> personal_report_count_{0};
-  std::deque<membership::ChannelState> retired_;  // channels of clients that are gone
+  // Channels of clients that are gone, the newest; with room for those of one more.
+  static constexpr size_t kRetiredChannels = 256;
+  static constexpr size_t kMostChannelsOfClient = 64;
+  std::vector<membership::ChannelState> retired_;
   uint64_t held_ = 0;  // while wedged: up to where this rank holds all contributions
   // While wedged: what is done here and may be lacking elsewhere, kept before the cells are zeroed.
   std::map<uint64_t, RetainedOperation> given_;

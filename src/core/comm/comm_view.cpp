@@ -22,7 +22,7 @@ const char* removal_text(membership::RemovalReason reason) {
     case membership::RemovalReason::kLeft:
       return "it left by mep_comm_destroy";
     case membership::RemovalReason::kGaveUp:
-      return "it gave up for want of a quorum";
+      return "it gave up: no quorum, no memory, or mep_comm_abort";
     case membership::RemovalReason::kUnreachable:
       return "it could not be reached";
     case membership::RemovalReason::kEvicted:
@@ -291,8 +291,14 @@ CommDescription Comm::description() const {
   return description;
 }
 
+// The others may take what this rank says next for its end, and wait for nothing that it still writes.
 void Comm::terminate() {
   (void)channel_.wedge();
+  wait_for_posters();
+  {
+    const std::lock_guard lock(mutex_);
+    for (ViewClient* client : clients_) client->terminate();
+  }
   doorbell_ring(world_->doorbell());
 }
 

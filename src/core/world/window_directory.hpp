@@ -25,6 +25,7 @@ struct WindowOffer {
   std::vector<std::byte> blob;
   UniqueFd fd;
   UniqueFd event;  // of the world's window, if its owner may sleep in epoll
+  bool lacks_descriptors = false;  // this process had no room for them
 };
 
 class WindowDirectory {
