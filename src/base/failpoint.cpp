@@ -97,7 +97,7 @@ void failpoint_passed(const char* name) {
   int signal = 0;
   {
     const ForkHold hold;
-  const std::lock_guard lock(table_mutex);
+    const std::lock_guard lock(table_mutex);
     for (auto entry = table().begin(); entry != table().end(); ++entry) {
       if (entry->name != name || --entry->left != 0) continue;
       signal = entry->signal;

@@ -44,7 +44,7 @@ typedef struct rank_log_t {
   uint64_t refusals;
   uint64_t longest_ms; /* of one call */
   int32_t longest_step;
-  int32_t at; /* the step under way */
+  int32_t at;    /* the step under way */
   int32_t wrong; /* the step that delivered wrong data, plus one; 0: none */
   int32_t finished;
   char text[200]; /* of the last error */

@@ -131,10 +131,10 @@ EXPORT int posix_memalign(void** out, size_t alignment, size_t bytes) {
 
 // --- Descriptors, mappings, threads ---------------------------------------------------------------
 
-#define NEXT(type, name, ...)                       \
-  static type (*next_##name)(__VA_ARGS__);          \
-  static void find_##name(void) {                   \
-    if (next_##name != NULL) return;                \
+#define NEXT(type, name, ...)                          \
+  static type (*next_##name)(__VA_ARGS__);             \
+  static void find_##name(void) {                      \
+    if (next_##name != NULL) return;                   \
     *(void**)(&next_##name) = dlsym(RTLD_NEXT, #name); \
   }
 

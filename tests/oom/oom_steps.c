@@ -12,9 +12,9 @@ enum { SMALL = 16, LARGE = 40000, MAX_LIVE = 4 };
 static _Thread_local float send_values[LARGE];
 static _Thread_local float receive_values[LARGE * MAX_LIVE];
 
-#define STEP_TRY(call)                              \
-  do {                                              \
-    const mep_result_t step_result = (call);        \
+#define STEP_TRY(call)                                  \
+  do {                                                  \
+    const mep_result_t step_result = (call);            \
     if (step_result != MEP_SUCCESS) return step_result; \
   } while (0)
 
@@ -222,12 +222,11 @@ static mep_result_t step_experts(mep_comm_t comm, uint64_t seed, int* wrong) {
 static const struct {
   const char* name;
   mep_result_t (*run)(mep_comm_t comm, uint64_t seed, int* wrong);
-} kSteps[] = {{"barrier", step_barrier},     {"broadcast", step_broadcast},
-              {"allgather", step_allgather}, {"allreduce", step_allreduce},
-              {"in place", step_in_place},   {"requests", step_requests},
-              {"split", step_split},         {"agree", step_agree},
-              {"memory", step_source_memory}, {"recover", step_recover},
-              {"view", step_view},           {"experts", step_experts}};
+} kSteps[] = {
+    {"barrier", step_barrier},     {"broadcast", step_broadcast}, {"allgather", step_allgather},
+    {"allreduce", step_allreduce}, {"in place", step_in_place},   {"requests", step_requests},
+    {"split", step_split},         {"agree", step_agree},         {"memory", step_source_memory},
+    {"recover", step_recover},     {"view", step_view},           {"experts", step_experts}};
 
 int32_t step_kinds(void) {
   return (int32_t)(sizeof kSteps / sizeof kSteps[0]);

@@ -41,14 +41,11 @@ static uint64_t draw(uint64_t* state, uint64_t below) {
 }
 
 static void draw_refusals(uint64_t* state, oom_plan_t* plan, int from_init) {
-  static const uint32_t kKinds[] = {OOM_MEMORY,
-                                    OOM_MEMORY,
-                                    OOM_MEMORY,
-                                    OOM_DESCRIPTORS,
-                                    OOM_MAPPINGS,
-                                    OOM_THREADS,
-                                    OOM_SENDING,
-                                    OOM_MEMORY | OOM_DESCRIPTORS | OOM_MAPPINGS | OOM_THREADS};
+  static const uint32_t kKinds[] = {
+      OOM_MEMORY,   OOM_MEMORY,
+      OOM_MEMORY,   OOM_DESCRIPTORS,
+      OOM_MAPPINGS, OOM_THREADS,
+      OOM_SENDING,  OOM_MEMORY | OOM_DESCRIPTORS | OOM_MAPPINGS | OOM_THREADS};
   plan->kinds = kKinds[draw(state, sizeof kKinds / sizeof kKinds[0])];
   plan->threads = 1 + (uint32_t)draw(state, 3);
   plan->seed = draw(state, UINT64_MAX);
@@ -59,8 +56,9 @@ static void draw_refusals(uint64_t* state, oom_plan_t* plan, int from_init) {
   } else if (draw(state, 4) == 0) {
     plan->refusals = 1 + draw(state, 5);
   }
-  const int is_rare = (plan->kinds & OOM_MEMORY) == 0;
-  plan->first = draw(state, is_rare ? 12 : from_init ? 1500 : 300);
+  // Most jobs ask seldom, some often: each order of magnitude is as likely.
+  const uint64_t bits = (plan->kinds & OOM_MEMORY) == 0 ? 4 : from_init ? 11 : 9;
+  plan->first = draw(state, (uint64_t)1 << draw(state, bits + 1));
 }
 
 static void draw_job(uint64_t seed, job_t* job) {
@@ -76,8 +74,8 @@ static void draw_job(uint64_t seed, job_t* job) {
   if (draw(&state, 5) == 0) job->flags |= MEP_COMM_PARTIAL;
   const uint64_t how = draw(&state, 10);
   job->how = how == 0 ? BY_OPEN_FILES : how == 1 ? BY_ADDRESS_SPACE : BY_REFUSAL;
-  job->room = job->how == BY_OPEN_FILES ? draw(&state, job->from_init ? 40 : 8)
-                                        : draw(&state, 40) << 20;
+  job->room =
+      job->how == BY_OPEN_FILES ? draw(&state, job->from_init ? 40 : 8) : draw(&state, 40) << 20;
   draw_refusals(&state, &job->plan, job->from_init);
   job->count = 1 + (int32_t)draw(&state, MAX_STEPS);
   for (int32_t i = 0; i < job->count; ++i) {
@@ -136,7 +134,8 @@ static const char* run_processes(const job_t* job, rank_log_t* logs) {
 static const char* judge_rank(const job_t* job, const rank_log_t* log) {
   if (!log->finished) return "a rank did not come to its end";
   if (log->longest_ms > CALL_LIMIT_MS) return "a call took too long";
-  if (log->wrong != 0) return "a step that succeeded delivered wrong data, or what it made was busy";
+  if (log->wrong != 0)
+    return "a step that succeeded delivered wrong data, or what it made was busy";
   for (int32_t i = 0; i < log->called; ++i) {
     if (log->steps[i] == MEP_ERR_INTERNAL) return "an internal error";
     if (log->steps[i] == MEP_ERR_BUSY) return "something was left busy";
@@ -175,13 +174,14 @@ static const char* judge(const job_t* job, const rank_log_t* logs) {
 }
 
 static void describe(const job_t* job, const rank_log_t* logs) {
-  printf("job %llu: %d ranks%s%s, short %d%s, how %d room %llu, kinds %x threads %x first %llu "
-         "refusals %llu odds %llu, flags %x\n",
-         (unsigned long long)job->seed, job->ranks, job->are_threads ? " (threads)" : "",
-         job->transports, job->short_rank, job->from_init ? " from init" : "", job->how,
-         (unsigned long long)job->room, job->plan.kinds, job->plan.threads,
-         (unsigned long long)job->plan.first, (unsigned long long)job->plan.refusals,
-         (unsigned long long)job->plan.odds, job->flags);
+  printf(
+      "job %llu: %d ranks%s%s, short %d%s, how %d room %llu, kinds %x threads %x first %llu "
+      "refusals %llu odds %llu, flags %x\n",
+      (unsigned long long)job->seed, job->ranks, job->are_threads ? " (threads)" : "",
+      job->transports, job->short_rank, job->from_init ? " from init" : "", job->how,
+      (unsigned long long)job->room, job->plan.kinds, job->plan.threads,
+      (unsigned long long)job->plan.first, (unsigned long long)job->plan.refusals,
+      (unsigned long long)job->plan.odds, job->flags);
   for (int32_t rank = 0; rank < job->ranks; ++rank) {
     const rank_log_t* log = &logs[rank];
     printf("  rank %d: init %d", rank, log->init);

@@ -549,31 +549,4 @@ mep_result_t Comm::describe(const Operation& operation, mep_op_info_t* info) con
   return fill_info(record, info);
 }
 
-std::shared_ptr<const CommView> Comm::latest_view() const {
-  const std::lock_guard lock(mutex_);
-  return view_;
-}
-
-void Comm::add_client(ViewClient* client) {
-  const std::lock_guard lock(mutex_);
-  clients_.push_back(client);
-}
-
-void Comm::remove_client(ViewClient* client) {
-  // Others may still be in the last operations of this client: what they need of them counts when
-  // this rank leaves. Of clients long gone nobody needs anything.
-  const std::lock_guard lock(mutex_);
-  std::erase(clients_, client);
-  if (clients_.empty()) personal_reports_.clear();
-  personal_report_count_.store(personal_reports_.size(), std::memory_order_relaxed);
-  const size_t over = retired_.size() - std::min(retired_.size(), kRetiredChannels);
-  retired_.erase(retired_.begin(), retired_.begin() + static_cast<ptrdiff_t>(over));
-  client->describe(&retired_);  // there is room: what goes away needs no memory
-}
-
-bool Comm::has_clients(size_t own) const {
-  const std::lock_guard lock(mutex_);
-  return clients_.size() > own;
-}
-
 }  // namespace mep

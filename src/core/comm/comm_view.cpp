@@ -302,4 +302,33 @@ void Comm::terminate() {
   doorbell_ring(world_->doorbell());
 }
 
+// --- The user's thread ----------------------------------------------------------------------------
+
+std::shared_ptr<const CommView> Comm::latest_view() const {
+  const std::lock_guard lock(mutex_);
+  return view_;
+}
+
+void Comm::add_client(ViewClient* client) {
+  const std::lock_guard lock(mutex_);
+  clients_.push_back(client);
+}
+
+void Comm::remove_client(ViewClient* client) {
+  // Others may still be in the last operations of this client: what they need of them counts when
+  // this rank leaves. Of clients long gone nobody needs anything.
+  const std::lock_guard lock(mutex_);
+  std::erase(clients_, client);
+  if (clients_.empty()) personal_reports_.clear();
+  personal_report_count_.store(personal_reports_.size(), std::memory_order_relaxed);
+  const size_t over = retired_.size() - std::min(retired_.size(), kRetiredChannels);
+  retired_.erase(retired_.begin(), retired_.begin() + static_cast<ptrdiff_t>(over));
+  client->describe(&retired_);  // there is room: what goes away needs no memory
+}
+
+bool Comm::has_clients(size_t own) const {
+  const std::lock_guard lock(mutex_);
+  return clients_.size() > own;
+}
+
 }  // namespace mep

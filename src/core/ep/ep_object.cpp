@@ -52,12 +52,11 @@ mep_result_t EpObject::create(Comm& comm, const EpShape& shape, const char* name
   object->name_ = full_name;
   object->window_seed_ = hash_bytes(seed, full_name.data(), full_name.size());
   const auto offered = or_no_memory([&] { return object->offer_windows(); });
-  MEP_TRY(
-      object->agree_on_status(offered, "could not make its part of an EP object", &values));
+  MEP_TRY(object->agree_on_status(offered, "could not make its part of an EP object", &values));
   // Who maps whom: a rank's row has a bit for each rank whose windows it reads in place.
   const size_t words = (size_t{shape.ranks} + 63) / 64;
-  const mep_result_t connected = or_no_memory(
-      [&] { return object->connect_windows(Deadline::after_ms(comm.timeout_ms())); });
+  const mep_result_t connected =
+      or_no_memory([&] { return object->connect_windows(Deadline::after_ms(comm.timeout_ms())); });
   values.assign(1 + words, 0);
   for (uint32_t rank = 0; connected == MEP_SUCCESS && rank < shape.ranks; ++rank) {
     if (object->buffers_[0]->maps(rank)) values[1 + rank / 64] |= uint64_t{1} << (rank % 64);

@@ -407,7 +407,7 @@ class Membership {
 
   Phase phase_ = Phase::kStable;
   std::shared_ptr<const View> view_;
-  Row row_;  // what the next PushRow carries
+  Row row_;           // what the next PushRow carries
   RowPtr published_;  // the last one that was pushed; null: none
   bool row_dirty_ = true;
   bool step_due_ = true;

@@ -76,7 +76,8 @@ bool ControlThread::take_newcomer(PeerLink* newcomer) {
   peer.pidfd = std::move(newcomer->pidfd);
   peer.session = newcomer->session;
   try {
-    return world_->choose_transport(&peer, newcomer->offer) == MEP_SUCCESS && connect_newcomer(slot);
+    return world_->choose_transport(&peer, newcomer->offer) == MEP_SUCCESS &&
+           connect_newcomer(slot);
   } catch (const std::bad_alloc&) {
     (void)fail(MEP_ERR_NO_MEMORY, "there is no memory for it");
     return false;

@@ -36,7 +36,7 @@ class ControlRequests {
  private:
   struct Request {
     Request* next = nullptr;
-    std::function<void()> owned;                   // of a request that nobody waits for
+    std::function<void()> owned;                    // of a request that nobody waits for
     const FunctionRef<void()>* borrowed = nullptr;  // of the others
     bool ran = false;
     bool finished = false;  // under mutex_

@@ -170,8 +170,7 @@ void ControlThread::round() {
   std::array<epoll_event, 64> events;
   const bool at_once = std::exchange(again_, false) || stopping_.load(std::memory_order_relaxed);
   const int wait = at_once ? 0 : wait_ms();
-  const int count =
-      epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait);
+  const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait);
   for (int i = 0; i < count; ++i) {
     const uint64_t data = events[static_cast<size_t>(i)].data.u64;
     handle(static_cast<Source>(data >> 32), static_cast<uint32_t>(data),

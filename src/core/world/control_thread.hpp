@@ -175,12 +175,12 @@ class ControlThread {
   std::map<uint64_t, WorldClient*> clients_;
   // Tells the loop to end; what it must not miss it finds by request_event_.
   std::atomic<bool> stopping_{false};
-  bool again_ = false;                     // a round was cut short: begin the next at once
-  bool exhausted_ = false;                 // memory ran out and this rank has ended its part
-  std::unique_ptr<std::byte[]> reserve_;   // given back when memory runs out, for the last words
-  membership::SlotSet waiting_links_;      // there was no memory for a frame: look again soon
-  membership::SlotSet broken_links_;       // a frame could not be sent: the peer would miss it
-  membership::SlotSet output_watched_;  // links that epoll also watches for room
+  bool again_ = false;                    // a round was cut short: begin the next at once
+  bool exhausted_ = false;                // memory ran out and this rank has ended its part
+  std::unique_ptr<std::byte[]> reserve_;  // given back when memory runs out, for the last words
+  membership::SlotSet waiting_links_;     // there was no memory for a frame: look again soon
+  membership::SlotSet broken_links_;      // a frame could not be sent: the peer would miss it
+  membership::SlotSet output_watched_;    // links that epoll also watches for room
 
   ControlRequests requests_;
 

@@ -41,8 +41,12 @@ std::byte* OutQueue::extend(size_t bytes) {
 
 OutQueue::Mark OutQueue::mark() const {
   const Piece* const in_chunk = last_in_chunk();
-  return {pieces_.size(), pieces_.empty() ? 0 : pieces_.back().bytes,
-          in_chunk != nullptr && in_chunk->ends_chunk, chunks_.size(), used_, bytes_};
+  return {pieces_.size(),
+          pieces_.empty() ? 0 : pieces_.back().bytes,
+          in_chunk != nullptr && in_chunk->ends_chunk,
+          chunks_.size(),
+          used_,
+          bytes_};
 }
 
 void OutQueue::undo(const Mark& mark) {

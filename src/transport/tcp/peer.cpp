@@ -190,7 +190,8 @@ mep_result_t TcpPeer::put(uint64_t token, uint64_t offset, const void* local, si
     return fail(MEP_ERR_NO_MEMORY, "slot %u takes nothing: %zu bytes wait for it", identity_.slot,
                 queue_.bytes());
   }
-  MEP_TRY(queue_whole([&] { queue_put(token, offset, static_cast<const std::byte*>(local), bytes); }));
+  MEP_TRY(
+      queue_whole([&] { queue_put(token, offset, static_cast<const std::byte*>(local), bytes); }));
   // A test may stop or kill this process with a part of the put sent.
   if (failpoints_armed.load(std::memory_order_relaxed)) [[unlikely]] {
     send_queued();
@@ -430,12 +431,14 @@ bool TcpPeer::take(const WindowExports& exports, std::byte* bytes, size_t count)
 
 bool TcpPeer::take_frame(const WindowExports& exports, const DataFrame& frame) {
   if (frame.kind == FrameKind::kMark) {
-    if (frame.offset < marked_.load(std::memory_order_relaxed)) return deny("it sent a mark out of order");
+    if (frame.offset < marked_.load(std::memory_order_relaxed))
+      return deny("it sent a mark out of order");
     marked_.store(frame.offset, std::memory_order_release);
     return true;
   }
   std::shared_ptr<Window> window;
-  if (!exports.find(frame.token, &window)) return deny("it sent a frame for no window of this rank");
+  if (!exports.find(frame.token, &window))
+    return deny("it sent a frame for no window of this rank");
   if (window != nullptr) {
     if (frame.offset + frame.bytes > window->bytes()) {
       return deny("it sent a frame beyond the end of its window");
