@@ -12,7 +12,7 @@
 #define MAX_STEPS 8
 #define NOT_CALLED 99
 
-enum { TIMEOUT_MS = 1000, INIT_TIMEOUT_MS = 4000 };
+enum { TIMEOUT_MS = 1000, INIT_TIMEOUT_MS = 4000, CHANGE_LIMIT_MS = 20000 };
 
 /* How the resource runs out. */
 enum { BY_REFUSAL = 0, BY_OPEN_FILES = 1, BY_ADDRESS_SPACE = 2 };

@@ -159,6 +159,13 @@ static mep_result_t step_view(mep_comm_t comm, uint64_t seed, int* wrong) {
   return mep_barrier(comm, NULL);
 }
 
+// Until the membership has changed, as it must in the job that calls this.
+static mep_result_t step_change(mep_comm_t comm, uint64_t seed, int* wrong) {
+  (void)seed;
+  (void)wrong;
+  return mep_comm_wait_view(comm, 1, CHANGE_LIMIT_MS);
+}
+
 // --- Expert parallelism ---------------------------------------------------------------------------
 
 enum { TOKENS = 8, HIDDEN = 64, TOP_K = 2, EXPERTS_PER_RANK = 2 };
@@ -226,14 +233,15 @@ static const struct {
     {"barrier", step_barrier},     {"broadcast", step_broadcast}, {"allgather", step_allgather},
     {"allreduce", step_allreduce}, {"in place", step_in_place},   {"requests", step_requests},
     {"split", step_split},         {"agree", step_agree},         {"memory", step_source_memory},
-    {"recover", step_recover},     {"view", step_view},           {"experts", step_experts}};
+    {"recover", step_recover},     {"view", step_view},           {"experts", step_experts},
+    {"change", step_change}};
 
 int32_t step_kinds(void) {
-  return (int32_t)(sizeof kSteps / sizeof kSteps[0]);
+  return (int32_t)(sizeof kSteps / sizeof kSteps[0]) - 1;  // the last is for one job only
 }
 
 const char* step_name(int32_t step) {
-  return step >= 0 && step < step_kinds() ? kSteps[step].name : "none";
+  return step >= 0 && step <= step_kinds() ? kSteps[step].name : "none";
 }
 
 mep_result_t run_step(mep_comm_t comm, int32_t step, uint64_t seed, int* wrong) {

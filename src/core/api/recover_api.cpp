@@ -254,6 +254,7 @@ class Reception {
       welcome.has_comms = !bad;
       return false;
     });
+    if (result == MEP_ERR_NO_MEMORY) return result;
     if (bad) return fail(MEP_ERR_DENIED, "rank %u sent a bad welcome", slot);
     if (other.type != 0) {
       peer.link->unread(std::move(other));
