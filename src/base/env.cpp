@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/fork_hold.hpp"
 #include "base/status.hpp"
 
 namespace mep {
@@ -31,6 +32,7 @@ namespace {
 
 // One line or two a variable, so that additions do not collide.
 const std::vector<EnvVariable>& env_table() {
+  const ForkHold hold;
   static const std::vector<EnvVariable> table = {
       // Who this process is.
       {"MEP_RANK", "", "rank of this process in the world"},

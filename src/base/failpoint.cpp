@@ -10,6 +10,7 @@
 
 #include "base/clock.hpp"
 #include "base/env.hpp"
+#include "base/fork_hold.hpp"
 #include "base/status.hpp"
 
 namespace mep {
@@ -65,6 +66,7 @@ mep_result_t failpoint_arm(const std::string& text) {
     added.push_back(entry);
     begin = end + 1;
   }
+  const ForkHold hold;
   const std::lock_guard lock(table_mutex);
   table().insert(table().end(), added.begin(), added.end());
   failpoints_armed.store(true, std::memory_order_relaxed);
@@ -72,6 +74,7 @@ mep_result_t failpoint_arm(const std::string& text) {
 }
 
 void failpoint_disarm_all() {
+  const ForkHold hold;
   const std::lock_guard lock(table_mutex);
   table().clear();
   failpoints_armed.store(false, std::memory_order_relaxed);
@@ -93,6 +96,7 @@ void failpoint_stamp(std::atomic<uint64_t>* stamp) {
 void failpoint_passed(const char* name) {
   int signal = 0;
   {
+    const ForkHold hold;
     const std::lock_guard lock(table_mutex);
     for (auto entry = table().begin(); entry != table().end(); ++entry) {
       if (entry->name != name || --entry->left != 0) continue;

@@ -15,6 +15,7 @@
 
 #include "base/clock.hpp"
 #include "base/env.hpp"
+#include "base/fork_hold.hpp"
 #include "base/status.hpp"
 
 namespace mep {
@@ -107,6 +108,7 @@ void open_file(LogSettings* settings) {
 
 // Read once, at the first use: a log that changes its place half-way helps nobody.
 const LogSettings& log_settings() {
+  const ForkHold hold;
   static const LogSettings settings = [] {
     LogSettings settings;
     try {

@@ -14,6 +14,8 @@
 #include <map>
 #include <mutex>
 
+#include "base/fork_hold.hpp"
+
 #if defined(__SANITIZE_THREAD__)
 #define MEP_TSAN 1
 #elif defined(__has_feature)
@@ -32,6 +34,7 @@ bool membarrier_ready() {
 #if defined(MEP_TSAN)
   return false;  // it cannot see what a system call orders
 #else
+  const ForkHold hold;
   static const bool ready = [] {
     constexpr int kNeeded =
         MEMBARRIER_CMD_GLOBAL_EXPEDITED | MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED;
@@ -57,12 +60,14 @@ struct EventTable {
 
 EventTable& event_table() {
   // Never destroyed: threads may ring while the process ends.
+  const ForkHold hold;
   static auto* table = new EventTable();
   return *table;
 }
 
 void wake_event(const Doorbell* doorbell) {
   EventTable& table = event_table();
+  const ForkHold hold;
   const std::lock_guard lock(table.mutex);
   const auto found = table.events.find(doorbell);
   if (found == table.events.end()) return;
@@ -113,12 +118,14 @@ void doorbell_bind_event(Doorbell* doorbell, UniqueFd event) {
   // A ring must not block, whoever made the descriptor.
   fcntl(event.get(), F_SETFL, fcntl(event.get(), F_GETFL) | O_NONBLOCK);
   EventTable& table = event_table();
+  const ForkHold hold;
   const std::lock_guard lock(table.mutex);
   table.events[doorbell] = std::move(event);
 }
 
 void doorbell_unbind_event(Doorbell* doorbell) {
   EventTable& table = event_table();
+  const ForkHold hold;
   const std::lock_guard lock(table.mutex);
   table.events.erase(doorbell);
 }

@@ -41,8 +41,7 @@ int open_memfd(const char* name) {
 }  // namespace
 
 size_t page_bytes() {
-  static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return bytes;
+  return static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
 size_t round_up_to_pages(size_t bytes) {

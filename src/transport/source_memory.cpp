@@ -8,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/fork_hold.hpp"
 #include "base/status.hpp"
 
 namespace mep {
@@ -31,18 +32,22 @@ class ProcessSources {
   using Key = std::pair<uint64_t, uint64_t>;
 
   static ProcessSources& instance() {
+    const ForkHold hold;
     static auto* sources = new ProcessSources();  // never destroyed: owners may end later
     return *sources;
   }
   void add(Key key, const std::shared_ptr<SourceAllocation>& allocation) {
+    const ForkHold hold;
     const std::lock_guard lock(mutex_);
     allocations_[key] = allocation;
   }
   void remove(Key key) {
+    const ForkHold hold;
     const std::lock_guard lock(mutex_);
     allocations_.erase(key);
   }
   std::shared_ptr<SourceAllocation> find(Key key) {
+    const ForkHold hold;
     const std::lock_guard lock(mutex_);
     const auto found = allocations_.find(key);
     return found == allocations_.end() ? nullptr : found->second.lock();

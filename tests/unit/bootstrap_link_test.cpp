@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -225,6 +226,37 @@ void surplus_descriptors_are_closed_and_refused(void**) {
     assert_int_equal(receive_all(pair.link.get(), &frames), MEP_ERR_DENIED);
     frames.clear();
     assert_int_equal(open_descriptors(), before);
+  }
+}
+
+// The frame comes all the same, and says so; the next one's are its own.
+void descriptors_without_room_are_told_of(void**) {
+  Pair pair = make_pair();
+  mep::ControlLink peer(std::move(pair.raw));
+  const int fd = pair.link->fd();
+  const int two[] = {fd, fd};
+  rlimit before{};
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int lowest = dup(0);
+  close(lowest);
+  for (const int room : {0, 1}) {
+    assert_int_equal(peer.send(7, {}, two), MEP_SUCCESS);
+    rlimit limit = before;
+    limit.rlim_cur = static_cast<rlim_t>(lowest + room);
+    std::vector<mep::Frame> frames;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    const mep_result_t received = receive_all(pair.link.get(), &frames);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(received, MEP_SUCCESS);
+    assert_int_equal(frames.size(), 1);
+    assert_true(frames[0].lost_descriptors);
+    assert_int_equal(frames[0].fds.size(), room);
+    frames.clear();
+    assert_int_equal(peer.send(8, {}, two), MEP_SUCCESS);
+    assert_int_equal(receive_all(pair.link.get(), &frames), MEP_SUCCESS);
+    assert_int_equal(frames.size(), 1);
+    assert_false(frames[0].lost_descriptors);
+    assert_int_equal(frames[0].fds.size(), 2);
   }
 }
 
@@ -482,6 +514,7 @@ int main() {
       cmocka_unit_test(a_truncated_frame_is_an_end),
       cmocka_unit_test(malformed_headers_are_refused),
       cmocka_unit_test(surplus_descriptors_are_closed_and_refused),
+      cmocka_unit_test(descriptors_without_room_are_told_of),
       cmocka_unit_test(output_is_queued_up_to_a_bound),
       cmocka_unit_test(a_long_message_comes_in_pieces),
       cmocka_unit_test(bad_pieces_are_refused),

@@ -3,6 +3,7 @@
 // nowhere, ends at most their own connection, and disturbs no other peer.
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include "support/transport_conformance.hpp"
@@ -407,6 +408,28 @@ void silent_strangers_get_no_place_for_long(void**) {
   assert_true(eventually([&] { return victim.transport().half_open() == 0; }));
 }
 
+// Without a descriptor for a caller the listener stays readable; who watches it must get some rest.
+void a_caller_without_a_place_is_no_work(void**) {
+  Victim victim({});
+  rlimit before{};
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int lowest = dup(0);
+  assert_true(lowest >= 0);
+  close(lowest);
+  rlimit one_more = before;
+  one_more.rlim_cur = static_cast<rlim_t>(lowest) + 1;
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &one_more), 0);
+  mep::UniqueFd stranger = call(victim.offer());
+  // The call came before the first look, so the rest is not the time before it.
+  pollfd called{victim.transport().control_fd(), POLLIN, 0};
+  const bool rests = eventually([&] { return poll(&called, 1, 0) == 0; });
+  const size_t half_open = victim.transport().half_open();
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+  assert_true(rests);
+  assert_int_equal(half_open, 0);
+  assert_true(eventually([&] { return victim.transport().half_open() == 1; }));
+}
+
 void a_fence_ends_a_put_in_its_middle(void**) {
   for (const Protection protection : kProtections) {
     Victim victim({});
@@ -507,6 +530,7 @@ int main() {
       cmocka_unit_test(who_does_not_know_the_key_stays_outside),
       cmocka_unit_test(an_impostor_is_not_talked_to),
       cmocka_unit_test(silent_strangers_get_no_place_for_long),
+      cmocka_unit_test(a_caller_without_a_place_is_no_work),
       cmocka_unit_test(a_fence_ends_a_put_in_its_middle),
       cmocka_unit_test(a_peer_that_ends_in_a_put_is_evidence),
       cmocka_unit_test(all_protections_and_families),

@@ -270,6 +270,7 @@ class Reception {
       merge_welcome(std::move(part), &welcome.comms);
       return !bad && !welcome.has_comms;
     });
+    if (result == MEP_ERR_NO_MEMORY) return result;
     if (bad) return fail(MEP_ERR_DENIED, "rank %u sent a bad welcome", slot);
     if (other.type != 0) {
       peer.link->unread(std::move(other));

@@ -36,9 +36,11 @@ mep_result_t start(mep_comm_t comm, Collective kind, const CollectiveArgs& args,
     made->operation.record = &made->record;
     made->deadline = Deadline::after_ms(comm->comm->timeout_ms());
     MEP_TRY(comm->comm->start(kind, args, &made->operation));
-    made->done = comm->comm->test(&made->operation);
+    // From here on the comm refers to the operation: it stays until it has ended.
+    mep_request* const begun = made.release();
     ++comm->users;
-    *request = made.release();
+    *request = begun;
+    begun->done = comm->comm->test(&begun->operation);
     return MEP_SUCCESS;
   });
 }

@@ -4,8 +4,10 @@
 // Invariants
 //   - Output: either the queue is empty or all bytes before it were taken by the kernel; frames go
 //     out in the order of send() and a frame is queued whole or not at all.
-//   - Input: `buffer` from `begin` on is the start of a frame; `fds` are descriptors that came with
-//     those bytes, in order. No partial frame in the buffer means no descriptors are left.
+//   - Input: `buffer` from `begin` on is the start of a frame; `bundles` are the descriptors that came
+//     with those bytes, in order, one bundle for each frame that has any: the kernel gives one read those
+//     of one sendmsg() at most. No partial frame in the buffer means no bundle is left.
+//   - Without memory nothing is read or handed out, and nothing is lost: it goes on later.
 #include "core/bootstrap/control_link.hpp"
 
 #include <fcntl.h>
@@ -51,6 +53,15 @@ struct QueuedFrame {
   size_t sent = 0;
   std::vector<UniqueFd> fds;  // empty once the first byte went out
 };
+
+// What came with the first byte of one frame.
+struct Bundle {
+  std::array<UniqueFd, kMaxFrameDescriptors> fds;
+  size_t count = 0;
+  bool is_cut = false;  // this process had no room for all of them
+};
+// More than a frame and the next one never wait: whole frames are taken before more is read.
+constexpr size_t kMostBundles = 4;
 
 [[nodiscard]] mep_result_t check_header(const FrameHeader& header, size_t payload_limit) {
   if (header.magic != kFrameMagic) {
@@ -169,7 +180,7 @@ struct ControlLink::State {
   std::vector<std::byte> pieces;
   std::vector<std::byte> buffer;
   size_t begin = 0;
-  std::deque<UniqueFd> fds;
+  std::vector<Bundle> bundles;
   bool refused = false;  // the stream is out of step; nothing more is read
 
   mep_result_t send_parts(std::span<const std::byte> head, std::span<const std::byte> body,
@@ -181,15 +192,18 @@ struct ControlLink::State {
                           std::span<const int> fds);
   mep_result_t next_message(Frame* frame, bool* found);
   mep_result_t next_frame(Frame* frame, bool* found);
+  mep_result_t next_message_or_later(Frame* frame, bool* found);
   mep_result_t next_sealed_frame(Frame* frame, bool* found);
   void consume(size_t bytes);
   mep_result_t read_chunk(size_t* count, bool* would_block);
+  mep_result_t take_descriptors(uint16_t announced, Frame* frame);
   mep_result_t adopt_descriptors(msghdr* message);
   mep_result_t refuse(mep_result_t result);
 };
 
 ControlLink::ControlLink(UniqueFd socket) : state_(std::make_unique<State>()) {
   state_->socket = std::move(socket);
+  state_->bundles.reserve(kMostBundles);
 }
 
 ControlLink::~ControlLink() = default;
@@ -360,7 +374,7 @@ mep_result_t ControlLink::State::refuse(mep_result_t result) {
   buffer.clear();
   pieces.clear();
   begin = 0;
-  fds.clear();
+  bundles.clear();
   return result;
 }
 
@@ -389,8 +403,9 @@ mep_result_t ControlLink::State::next_message(Frame* frame, bool* found) {
     try {
       pieces.insert(pieces.end(), frame->payload.begin(), frame->payload.end());
     } catch (const std::bad_alloc&) {
-      return fail(MEP_ERR_NO_MEMORY, "no memory for a message of %zu bytes and more",
-                  pieces.size());
+      // The piece is taken off the stream already, so this link cannot go on.
+      return refuse(
+          fail(MEP_ERR_NO_MEMORY, "no memory for a message of %zu bytes and more", pieces.size()));
     }
     if (!is_last) continue;
     pieces_type = 0;
@@ -404,28 +419,36 @@ mep_result_t ControlLink::State::next_frame(Frame* frame, bool* found) {
   *found = false;
   if (opener != nullptr) return next_sealed_frame(frame, found);
   const size_t available = buffer.size() - begin;
-  if (available == 0 && !fds.empty()) {
-    return fail(MEP_ERR_DENIED, "%zu descriptors came that no frame announced", fds.size());
+  if (available == 0 && !bundles.empty()) {
+    return fail(MEP_ERR_DENIED, "%zu descriptors came that no frame announced", bundles[0].count);
   }
   if (available < kHeaderBytes) return MEP_SUCCESS;
   FrameHeader header;
   std::memcpy(&header, buffer.data() + begin, kHeaderBytes);
   MEP_TRY(check_header(header, payload_limit));
   if (available < kHeaderBytes + header.payload_bytes) return MEP_SUCCESS;
-  if (fds.size() < header.descriptors) {
-    return fail(MEP_ERR_DENIED, "a frame announces %u descriptors but brings %zu",
-                header.descriptors, fds.size());
-  }
   frame->type = header.type;
   const auto payload = buffer.begin() + static_cast<ptrdiff_t>(begin + kHeaderBytes);
   frame->payload.assign(payload, payload + static_cast<ptrdiff_t>(header.payload_bytes));
-  frame->fds.clear();
-  for (uint16_t i = 0; i < header.descriptors; ++i) {
-    frame->fds.push_back(std::move(fds.front()));
-    fds.pop_front();
-  }
+  MEP_TRY(take_descriptors(header.descriptors, frame));
   consume(kHeaderBytes + header.payload_bytes);
   *found = true;
+  return MEP_SUCCESS;
+}
+
+// The last thing before the frame is consumed that may need memory, and it needs it first.
+mep_result_t ControlLink::State::take_descriptors(uint16_t announced, Frame* frame) {
+  frame->fds.clear();
+  frame->lost_descriptors = false;
+  if (announced == 0) return MEP_SUCCESS;
+  const size_t came = bundles.empty() ? 0 : bundles[0].count;
+  frame->lost_descriptors = !bundles.empty() && bundles[0].is_cut;
+  if (came != announced && !frame->lost_descriptors) {
+    return fail(MEP_ERR_DENIED, "a frame announces %u descriptors but brings %zu", announced, came);
+  }
+  frame->fds.reserve(came);
+  for (size_t i = 0; i < came; ++i) frame->fds.push_back(std::move(bundles[0].fds[i]));
+  bundles.erase(bundles.begin());
   return MEP_SUCCESS;
 }
 
@@ -448,6 +471,7 @@ mep_result_t ControlLink::State::next_sealed_frame(Frame* frame, bool* found) {
   }
   if (available < kSealedLengthBytes + length) return MEP_SUCCESS;
   std::vector<std::byte> plain;
+  frame->payload.reserve(length);  // once opened, it cannot be opened again
   MEP_TRY(opener->open(std::span(buffer).subspan(begin + kSealedLengthBytes, length), &plain));
   FrameHeader header;
   std::memcpy(&header, plain.data(), kHeaderBytes);
@@ -459,6 +483,7 @@ mep_result_t ControlLink::State::next_sealed_frame(Frame* frame, bool* found) {
   frame->type = header.type;
   frame->payload.assign(plain.begin() + kHeaderBytes, plain.end());
   frame->fds.clear();
+  frame->lost_descriptors = false;
   consume(kSealedLengthBytes + length);
   *found = true;
   return MEP_SUCCESS;
@@ -466,28 +491,29 @@ mep_result_t ControlLink::State::next_sealed_frame(Frame* frame, bool* found) {
 
 mep_result_t ControlLink::State::adopt_descriptors(msghdr* message) {
   // Every descriptor is owned before anything is judged, so none can leak.
+  Bundle bundle;
   for (cmsghdr* item = CMSG_FIRSTHDR(message); item != nullptr; item = CMSG_NXTHDR(message, item)) {
     if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
     const size_t count = (item->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (size_t i = 0; i < count; ++i) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(item) + i * sizeof fd, sizeof fd);
-      fds.emplace_back(fd);
+      bundle.fds[bundle.count++].reset(fd);  // the kernel fills no more than there is room for
     }
   }
   if ((message->msg_flags & MSG_CTRUNC) != 0) {
+    // Who cannot make one had no room for them either.
     const UniqueFd probe(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
-    if (!probe.valid()) {
-      return fail(MEP_ERR_NO_MEMORY,
-                  "descriptors from the peer were lost: this process has reached its limit of open "
-                  "files (ulimit -n)");
+    if (probe.valid() && bundle.count == kMaxFrameDescriptors) {
+      return fail(MEP_ERR_DENIED, "more descriptors came at once than any frame may carry");
     }
-    return fail(MEP_ERR_DENIED, "more descriptors came at once than any frame may carry");
+    bundle.is_cut = true;
   }
-  if (fds.size() > kMaxFrameDescriptors) {
-    return fail(MEP_ERR_DENIED, "%zu descriptors came for one frame, %zu are allowed", fds.size(),
-                kMaxFrameDescriptors);
+  if (bundle.count == 0 && !bundle.is_cut) return MEP_SUCCESS;
+  if (bundles.size() == kMostBundles) {
+    return fail(MEP_ERR_DENIED, "descriptors came for more frames than there are");
   }
+  bundles.push_back(std::move(bundle));  // there is room
   return MEP_SUCCESS;
 }
 
@@ -500,7 +526,11 @@ mep_result_t ControlLink::State::read_chunk(size_t* count, bool* would_block) {
     begin = 0;
   }
   const size_t old_size = buffer.size();
-  buffer.resize(old_size + kReadChunkBytes);
+  try {
+    buffer.resize(old_size + kReadChunkBytes);
+  } catch (const std::bad_alloc&) {
+    return fail(MEP_ERR_NO_MEMORY, "no memory for a message of a peer; it waits");
+  }
   iovec part{buffer.data() + old_size, kReadChunkBytes};
   DescriptorMessage control{};
   msghdr message{};
@@ -526,6 +556,15 @@ mep_result_t ControlLink::State::read_chunk(size_t* count, bool* would_block) {
   return adopt_descriptors(&message);
 }
 
+// MEP_ERR_NO_MEMORY: nothing has happened.
+mep_result_t ControlLink::State::next_message_or_later(Frame* frame, bool* found) {
+  try {
+    return next_message(frame, found);
+  } catch (const std::bad_alloc&) {
+    return fail(MEP_ERR_NO_MEMORY, "no memory for a message of a peer; it waits");
+  }
+}
+
 mep_result_t ControlLink::receive(const std::function<bool(Frame&)>& handler) {
   State& state = *state_;
   if (state.refused) return fail(MEP_ERR_DENIED, "the peer's stream was refused before");
@@ -533,7 +572,8 @@ mep_result_t ControlLink::receive(const std::function<bool(Frame&)>& handler) {
   for (;;) {
     Frame frame;
     bool found = false;
-    const mep_result_t parsed = state.next_message(&frame, &found);
+    const mep_result_t parsed = state.next_message_or_later(&frame, &found);
+    if (parsed == MEP_ERR_NO_MEMORY) return parsed;
     if (parsed != MEP_SUCCESS) return state.refuse(parsed);
     if (found) {
       if (!handler(frame)) return MEP_SUCCESS;
@@ -543,6 +583,7 @@ mep_result_t ControlLink::receive(const std::function<bool(Frame&)>& handler) {
     size_t count = 0;
     bool would_block = false;
     const mep_result_t read = state.read_chunk(&count, &would_block);
+    if (read == MEP_ERR_NO_MEMORY) return read;
     if (read != MEP_SUCCESS) return state.refuse(read);
     if (would_block) return MEP_SUCCESS;
     if (count == 0) {

@@ -42,6 +42,8 @@ struct Frame {
   uint16_t type = 0;
   std::vector<std::byte> payload;
   std::vector<UniqueFd> fds;
+  // It came with descriptors for which this process had no room; fds holds those that it has.
+  bool lost_descriptors = false;
 };
 
 class ControlLink {
@@ -76,7 +78,8 @@ class ControlLink {
 
   // Reads what is there without blocking and hands each whole frame to `handler`, until it answers
   // false. MEP_ERR_PEER_FAILED: end of stream or reset (all complete frames were handed out
-  // before); MEP_ERR_DENIED: not a frame of this protocol, with what was wrong in the error text.
+  // before); MEP_ERR_DENIED: not a frame of this protocol, with what was wrong in the error text;
+  // MEP_ERR_NO_MEMORY: nothing is lost, call again later.
   // Frames that came with an earlier one stay in the link when the handler answers false; no poll()
   // tells of them, so call receive() again: after bootstrap once for every link.
   [[nodiscard]] mep_result_t receive(const std::function<bool(Frame&)>& handler);

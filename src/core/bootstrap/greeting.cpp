@@ -61,6 +61,9 @@ mep_result_t Greeting::send_details(ControlLink* link) {
 }
 
 mep_result_t Greeting::take_hello(Frame* frame, Step* step) {
+  if (frame->lost_descriptors) {
+    return fail(MEP_ERR_NO_MEMORY, "no descriptor is left for a peer's process; raise ulimit -n");
+  }
   MEP_TRY(decode_hello(frame->payload, &peer_hello_));
   peer_bytes_ = frame->payload;
   fds_ = std::move(frame->fds);

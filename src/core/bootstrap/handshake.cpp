@@ -5,6 +5,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "base/fork_hold.hpp"
 #include "base/status.hpp"
 
 namespace mep {
@@ -42,6 +43,7 @@ void make_key(const MasterKey& master, const char* label, Key* out) {
 }  // namespace
 
 mep_result_t prepare_crypto() {
+  const ForkHold hold;
   static std::once_flag once;
   static bool ready = false;
   std::call_once(once, [] { ready = sodium_init() >= 0; });

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/env.hpp"
+#include "base/fork_hold.hpp"
 #include "base/hash.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/bootstrap.hpp"
@@ -66,6 +67,7 @@ uint64_t mix_test_host(uint64_t host) {
   static std::mutex mutex;
   static pid_t owner = 0;
   static uint64_t token = 0;
+  const ForkHold hold;
   const std::lock_guard<std::mutex> lock(mutex);
   if (owner != getpid()) {
     MEP_TRY(random_word(&token));

@@ -93,6 +93,11 @@ void MeetingPoint::progress() {
   std::erase_if(guests_, [](const auto& guest) { return guest->gone; });
 }
 
+void MeetingPoint::send_all_away() {
+  for (auto& [key, entry] : roll_) entry.guest = nullptr;
+  guests_.clear();
+}
+
 void MeetingPoint::remove(Guest* guest) {
   std::vector<std::pair<uint32_t, uint64_t>> lost;
   for (const auto& [key, entry] : roll_) {

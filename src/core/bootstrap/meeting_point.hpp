@@ -41,6 +41,8 @@ class MeetingPoint {
   void add_to_poll(std::vector<pollfd>* entries) const;
   // Looks at everything without blocking.
   void progress();
+  // Whoever has called, its place stays noted. Needs no memory.
+  void send_all_away();
 
  private:
   struct Guest {

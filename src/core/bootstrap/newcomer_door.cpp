@@ -45,6 +45,8 @@ struct NewcomerDoor::State {
   bool accept_one(bool from_network);
   bool close_for_a_while();
   void refuse(Visitor* visitor, mep_result_t code);
+  void accept_all_possible();
+  bool serve_if_possible(Visitor* visitor, std::vector<PeerLink>* arrived);
   bool serve(Visitor* visitor, std::vector<PeerLink>* arrived);
   // False: done with this visitor.
   bool on_frame(Visitor* visitor, Frame* frame);
@@ -99,9 +101,9 @@ mep_result_t NewcomerDoor::progress(std::vector<PeerLink>* arrived) {
     state.closed = false;
     state.watch_listeners(EPOLL_CTL_ADD);
   }
-  if (!state.closed) state.accept_all();
+  if (!state.closed) state.accept_all_possible();
   for (size_t i = 0; i < state.visitors.size();) {
-    if (state.serve(&state.visitors[i], arrived)) {
+    if (state.serve_if_possible(&state.visitors[i], arrived)) {
       ++i;
     } else {  // its socket leaves the epoll set with its last descriptor
       if (state.visitors[i].link != nullptr) {
@@ -160,6 +162,25 @@ void NewcomerDoor::State::accept_all() {
   if (gate->network_listener.valid() && !closed) {
     while (accept_one(true)) {
     }
+  }
+}
+
+void NewcomerDoor::State::accept_all_possible() {
+  try {
+    accept_all();
+  } catch (const std::bad_alloc&) {
+    (void)fail(MEP_ERR_NO_MEMORY, "out of memory");
+    (void)close_for_a_while();
+  }
+}
+
+// Whom there is no memory for is sent away, and may come again.
+bool NewcomerDoor::State::serve_if_possible(Visitor* visitor, std::vector<PeerLink>* arrived) {
+  try {
+    return serve(visitor, arrived);
+  } catch (const std::bad_alloc&) {
+    log(LogLevel::kWarn, "no memory for a newcomer; it is sent away");
+    return false;
   }
 }
 

@@ -19,6 +19,7 @@
 namespace mep {
 namespace {
 
+constexpr int kMemoryPauseMs = 100;
 constexpr uint64_t kConnectLimitMs = 2000;
 constexpr uint64_t kFirstPauseMs = 5;
 constexpr uint64_t kLongestPauseMs = 200;
@@ -78,6 +79,8 @@ class AddressBook final : public PlaceBook {
   };
 
   void loop();
+  void round(std::unique_lock<std::mutex>* lock);
+  void give_up_for_memory(std::unique_lock<std::mutex>* lock);
   void wake() const;
   void say_news() const;
   void resolve(std::unique_lock<std::mutex>* lock);
@@ -259,26 +262,50 @@ void AddressBook::loop() {
   set_log_rank(static_cast<int>(self_.identity.slot));
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    resolve(&lock);
-    for (Client& client : clients_) {
-      bind_addresses(&client);
-      if (!settled_) serve_client(&client);
+    try {
+      round(&lock);
+    } catch (const std::bad_alloc&) {
+      if (!lock.owns_lock()) lock.lock();
+      give_up_for_memory(&lock);
     }
-    point_.progress();
-    std::vector<pollfd> entries{{wake_.get(), POLLIN, 0}};
-    point_.add_to_poll(&entries);
-    for (const Client& client : clients_) {
-      if (client.link == nullptr) continue;
-      const int events = POLLIN | (client.link->has_queued_output() ? POLLOUT : 0);
-      entries.push_back({client.link->fd(), static_cast<short>(events), 0});
-    }
-    const int limit_ms = wait_ms();
-    lock.unlock();
-    (void)poll(entries.data(), entries.size(), limit_ms);
-    uint64_t count = 0;
-    (void)!read(wake_.get(), &count, sizeof count);
-    lock.lock();
   }
+}
+
+// A start fails; of a running job only those who have called here are sent away, and come again.
+void AddressBook::give_up_for_memory(std::unique_lock<std::mutex>* lock) {
+  log(LogLevel::kWarn, "no memory for the rendezvous");
+  if (!settled_ && failure_ == MEP_SUCCESS) {
+    failure_ = MEP_ERR_NO_MEMORY;
+    failure_text_ = "out of memory";  // so short that it needs none
+    say_news();
+  }
+  point_.send_all_away();
+  lock->unlock();
+  pollfd entry{wake_.get(), POLLIN, 0};
+  (void)poll(&entry, 1, kMemoryPauseMs);
+  lock->lock();
+}
+
+void AddressBook::round(std::unique_lock<std::mutex>* lock) {
+  resolve(lock);
+  for (Client& client : clients_) {
+    bind_addresses(&client);
+    if (!settled_) serve_client(&client);
+  }
+  point_.progress();
+  std::vector<pollfd> entries{{wake_.get(), POLLIN, 0}};
+  point_.add_to_poll(&entries);
+  for (const Client& client : clients_) {
+    if (client.link == nullptr) continue;
+    const int events = POLLIN | (client.link->has_queued_output() ? POLLOUT : 0);
+    entries.push_back({client.link->fd(), static_cast<short>(events), 0});
+  }
+  const int limit_ms = wait_ms();
+  lock->unlock();
+  (void)poll(entries.data(), entries.size(), limit_ms);
+  uint64_t count = 0;
+  (void)!read(wake_.get(), &count, sizeof count);
+  lock->lock();
 }
 
 int AddressBook::wait_ms() const {

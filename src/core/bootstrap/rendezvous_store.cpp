@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 
+#include "base/fork_hold.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/hello.hpp"
 #include "core/bootstrap/rendezvous.hpp"
@@ -25,6 +26,7 @@ constexpr int kGetSliceMs = 200;
 // Ranks may be threads of one process, so starts are counted by job and rank; a fork()ed child
 // counts from 0 like any other new process.
 uint32_t next_start_number(const std::string& job, uint32_t rank) {
+  const ForkHold hold;
   static std::mutex mutex;
   static std::map<std::pair<std::string, uint32_t>, uint32_t> counts;
   static pid_t owner = 0;

@@ -165,10 +165,10 @@ mep_result_t Bulk::tell_leaders_finished(uint64_t seq) {
   uint32_t cursor = 0;
   if (leaders_told(seq) || !finished_by(finish_host_, seq, &cursor)) return MEP_SUCCESS;
   MEP_TEST_DELAY_POINT("finish relay");
-  leaders_told_ = seq;
   for (const uint32_t leader : finish_leaders_) {
     MEP_TRY((*remotes_)[leader].signal(finished_offset(seq, rank_), counted_signal(epoch_, seq)));
   }
+  leaders_told_ = seq;
   return MEP_SUCCESS;
 }
 

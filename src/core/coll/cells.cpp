@@ -55,11 +55,11 @@ mep_result_t Cells::post_to_all(const Operation& operation, const void* payload,
 mep_result_t Cells::note_done(const Operation& operation) {
   passed_ = operation.seq - 1;
   if (operation.seq - all_signalled_ < depth_ / 2) return MEP_SUCCESS;
-  all_signalled_ = operation.seq;
   const uint64_t word = passed_word(operation.epoch, passed_);
   for (const uint32_t peer : targets_) {
     MEP_TRY((*remotes_)[peer].signal(passed_offset(rank_), word));
   }
+  all_signalled_ = operation.seq;
   return MEP_SUCCESS;
 }
 

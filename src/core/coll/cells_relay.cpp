@@ -85,16 +85,15 @@ mep_result_t Cells::send_block(const Operation& operation, bool complete_only) {
     if (stride == 0 || word == 0) continue;
     std::memcpy(payloads + i * stride, payload(operation.seq, own.ranks[i]), stride);
   }
-  block_sent_ = operation.seq;
   MEP_TEST_DELAY_POINT("relay send");
   for (const HostGroup& group : groups_.all()) {
     if (groups_.is_own(group)) continue;
     MEP_TRY(give_block(operation.seq, own, expected | stride, group.leader()));
   }
-  if (!hub_) return MEP_SUCCESS;
   for (const uint32_t peer : host_peers_) {
-    MEP_TRY(give_block(operation.seq, own, expected | stride, peer));
+    if (hub_) MEP_TRY(give_block(operation.seq, own, expected | stride, peer));
   }
+  block_sent_ = operation.seq;
   return MEP_SUCCESS;
 }
 
@@ -204,7 +203,6 @@ mep_result_t Cells::relay_passed() {
   uint64_t lowest = passed_;
   for (const uint32_t peer : host_peers_) lowest = std::min(lowest, passed_by(peer));
   const bool is_news = lowest >= told_passed_ + depth_ / 2;
-  if (is_news) told_passed_ = lowest;
   if (is_news && hub_) {
     for (const uint32_t peer : host_peers_) {
       MEP_TRY((*remotes_)[peer].signal(passed_offset(rank_), passed_word(epoch_, lowest)));
@@ -219,11 +217,12 @@ mep_result_t Cells::relay_passed() {
     }
     const uint64_t word = load_signal(window_, passed_offset(group.leader()));
     if (((word ^ passed_word(epoch_, 0)) & ~kPassedSeqMask) != 0 || word == told_here_[i]) continue;
-    told_here_[i] = word;
     for (const uint32_t peer : host_peers_) {
       MEP_TRY((*remotes_)[peer].signal(passed_offset(group.leader()), word));
     }
+    told_here_[i] = word;
   }
+  if (is_news) told_passed_ = lowest;
   return MEP_SUCCESS;
 }
 

@@ -7,7 +7,11 @@
 
 namespace mep {
 
+// For want of memory an operation does not fail here alone while the others wait for it: what the step has
+// not done it does at the next look, until the deadline ends the operation for all. So each step leaves
+// what it has done in a state from which it can be done again.
 inline Step fail_step(Operation& operation, mep_result_t result) {
+  if (result == MEP_ERR_NO_MEMORY) return Step::kPending;
   operation.result = result;
   return Step::kFailed;
 }

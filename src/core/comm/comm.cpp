@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "base/hash.hpp"
@@ -217,7 +218,7 @@ void Comm::replace_queue() {
 bool Comm::test(Operation* operation) {
   // It may have been finished on behalf of a later one, and others may wait behind it.
   while (!operation->finished) {
-    if (first_ == nullptr || !(first_->finished || advance(first_))) return false;
+    if (first_ == nullptr || !(first_->finished || advance_if_possible(first_))) return false;
     pop_front();
   }
   while (first_ != nullptr && first_->finished) pop_front();
@@ -227,6 +228,16 @@ bool Comm::test(Operation* operation) {
   return true;
 }
 
+// A step that memory was not there for is done again at the next look, until the operation's deadline
+// settles it for all.
+bool Comm::advance_if_possible(Operation* operation) {
+  try {
+    return advance(operation);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
 bool Comm::wait(Operation* operation, const Deadline& deadline) {
   return wait_until(world_->wait_policy(), world_->doorbell(), deadline,
                     [&] { return test(operation); });
@@ -234,8 +245,12 @@ bool Comm::wait(Operation* operation, const Deadline& deadline) {
 
 void Comm::ask_verdict(Operation* operation) {
   if (verdict_asked_seq_ >= operation->seq || first_ == nullptr) return;
-  verdict_asked_seq_ = operation->seq;
-  world_->report_deadline(id_, channel_.id(), first_->epoch);
+  try {
+    world_->report_deadline(id_, channel_.id(), first_->epoch);
+    verdict_asked_seq_ = operation->seq;
+  } catch (const std::bad_alloc&) {
+    // Asked again at the next look.
+  }
 }
 
 // The deadline is over. What that means is decided for all: a view change fixes which operations are
@@ -312,7 +327,11 @@ bool Comm::settle(Operation* operation) {
   const mep_result_t terminal = world_->terminal_result();
   std::shared_ptr<const Verdict> verdict = find_verdict(operation);
   if (verdict == nullptr) {
-    if (terminal == MEP_SUCCESS) return false;  // still deciding
+    if (terminal == MEP_SUCCESS) {
+      if (operation->epoch == adopted_->epoch) return false;  // still deciding
+      replace_queue();  // goes on where memory was not there for it
+      return operation->finished;
+    }
     restore_input(operation);
     return finish_operation(
         operation, fail(terminal, "the world of comm %s has ended for this rank", name_.c_str()));
@@ -415,13 +434,14 @@ mep_result_t Comm::adopt(const Verdict& verdict) {
   MEP_TEST_DELAY_POINT("adopt");
   // The control thread looks at the cells too, under the lock.
   const std::lock_guard lock(mutex_);
-  adopted_ = verdict.view;
+  // Again from the start, if there is no memory for all of it: the view is adopted last.
+  cells_.restart(verdict.view->epoch, verdict.next, verdict.view->live);
+  bulk_.restart(verdict.view->epoch, verdict.view->live, cells_.groups(), cells_.through_leaders());
   rooted_calls_ = 0;
   verdict_asked_seq_ = 0;
   seq_ = verdict.next - 1;
   retained_.erase(retained_.begin(), retained_.lower_bound(verdict.next));
-  cells_.restart(adopted_->epoch, verdict.next, adopted_->live);
-  bulk_.restart(adopted_->epoch, adopted_->live, cells_.groups(), cells_.through_leaders());
+  adopted_ = verdict.view;
   // Release: windows of ranks that are gone are used no more.
   adopted_epoch_.store(adopted_->epoch, std::memory_order_release);
   return MEP_SUCCESS;
@@ -530,38 +550,6 @@ mep_result_t Comm::describe(const Operation& operation, mep_op_info_t* info) con
   record.result = operation.result;
   record.input_intact = operation.input_intact;
   return fill_info(record, info);
-}
-
-std::shared_ptr<const CommView> Comm::latest_view() const {
-  const std::lock_guard lock(mutex_);
-  return view_;
-}
-
-void Comm::add_client(ViewClient* client) {
-  std::vector<membership::ChannelState> channels;
-  client->describe(&channels);
-  const std::lock_guard lock(mutex_);
-  clients_.push_back(client);
-  for (const membership::ChannelState& state : channels) channel_clients_[state.channel] = client;
-}
-
-void Comm::remove_client(ViewClient* client) {
-  std::vector<membership::ChannelState> channels;
-  client->describe(&channels);
-  {
-    const std::lock_guard lock(mutex_);
-    std::erase(clients_, client);
-    if (clients_.empty()) personal_reports_.clear();
-    personal_report_count_.store(personal_reports_.size(), std::memory_order_relaxed);
-    for (const membership::ChannelState& state : channels) channel_clients_.erase(state.channel);
-  }
-  // Others may still be in the last operations of this client.
-  world_->note_closed(std::move(channels), member_slots_);
-}
-
-bool Comm::has_clients(size_t own) const {
-  const std::lock_guard lock(mutex_);
-  return clients_.size() > own;
 }
 
 }  // namespace mep

@@ -94,6 +94,8 @@ class ViewClient {
   // verdict->view follows, and `decision` says of each channel what is done and where it goes on; both
   // null: nothing changed, go on.
   virtual void install(const Verdict* verdict, const membership::Proposal* decision) = 0;
+  // The world has ended for this rank: when it returns, no thread posts anything more.
+  virtual void terminate() {}
 };
 
 class Comm : public WorldClient {
@@ -285,6 +287,7 @@ class Comm : public WorldClient {
   void pop_front();
   void replace_queue();
   void drop(Operation* operation);
+  bool advance_if_possible(Operation* operation);
   bool advance(Operation* operation);
   bool advance_undisturbed(Operation* operation);
   bool settle(Operation* operation);

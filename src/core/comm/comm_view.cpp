@@ -22,7 +22,7 @@ const char* removal_text(membership::RemovalReason reason) {
     case membership::RemovalReason::kLeft:
       return "it left by mep_comm_destroy";
     case membership::RemovalReason::kGaveUp:
-      return "it gave up for want of a quorum";
+      return "it gave up: no quorum, no memory, or mep_comm_abort";
     case membership::RemovalReason::kUnreachable:
       return "it could not be reached";
     case membership::RemovalReason::kEvicted:
@@ -289,9 +289,54 @@ CommDescription Comm::description() const {
   return description;
 }
 
+// The others may take what this rank says next for its end, and wait for nothing that it still writes.
 void Comm::terminate() {
   (void)channel_.wedge();
+  wait_for_posters();
+  {
+    const std::lock_guard lock(mutex_);
+    for (ViewClient* client : clients_) client->terminate();
+  }
   doorbell_ring(world_->doorbell());
+}
+
+// --- The user's thread ----------------------------------------------------------------------------
+
+std::shared_ptr<const CommView> Comm::latest_view() const {
+  const std::lock_guard lock(mutex_);
+  return view_;
+}
+
+void Comm::add_client(ViewClient* client) {
+  std::vector<membership::ChannelState> channels;
+  client->describe(&channels);
+  const std::lock_guard lock(mutex_);
+  clients_.push_back(client);
+  for (const membership::ChannelState& state : channels) channel_clients_[state.channel] = client;
+}
+
+void Comm::remove_client(ViewClient* client) {
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase(clients_, client);
+    if (clients_.empty()) personal_reports_.clear();
+    personal_report_count_.store(personal_reports_.size(), std::memory_order_relaxed);
+    std::erase_if(channel_clients_, [client](const auto& each) { return each.second == client; });
+  }
+  try {
+    std::vector<membership::ChannelState> channels;
+    client->describe(&channels);
+    // Others may still be in the last operations of this client.
+    world_->note_closed(std::move(channels), member_slots_);
+  } catch (const std::bad_alloc&) {
+    // Destructors come here. Then a rank that leaves waits for nobody who is still in these operations.
+    log(LogLevel::kWarn, "comm %s: no memory to note what was closed", name().c_str());
+  }
+}
+
+bool Comm::has_clients(size_t own) const {
+  const std::lock_guard lock(mutex_);
+  return clients_.size() > own;
 }
 
 }  // namespace mep

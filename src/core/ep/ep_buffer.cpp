@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "base/log.hpp"
 #include "base/status.hpp"
@@ -12,6 +13,7 @@ namespace {
 
 // Rows that may be on their way to peers without mapped memory before they are waited for.
 constexpr uint32_t kStagedRows = 32;
+constexpr size_t kTextBytes = 1024;  // of any error's text
 
 }  // namespace
 
@@ -29,7 +31,13 @@ EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uin
       layout_range_(size_t{shape.local_experts} * shape.ranks, 0),
       src_info_(shape.rows(), 0),
       row_entry_(shape.rows(), 0),
-      terms_(shape.ranks, CombineWord::kNone) {}
+      terms_(shape.ranks, CombineWord::kNone) {
+  // Once an operation has begun others wait for it: what it needs from then on is there before.
+  op_.text.reserve(kTextBytes);
+  record_.reserve(shape.ranks);
+  members_.reserve(shape.ranks);
+  reached_incarnations_.reserve(shape.ranks);
+}
 
 EpBuffer::~EpBuffer() {
   if (window_ != nullptr) comm_.world().drop_window(window_->id());
@@ -73,6 +81,15 @@ void EpBuffer::pull_where_mapped() {
 
 // A newcomer whose windows have all come has this one or never will: the object was made while it came.
 bool EpBuffer::reach(uint32_t slot, uint64_t incarnation, Remote* remote) const {
+  try {
+    return try_to_reach(slot, incarnation, remote);
+  } catch (const std::bad_alloc&) {
+    (void)fail(MEP_ERR_NO_MEMORY, "there is no memory for its windows");
+    return false;
+  }
+}
+
+bool EpBuffer::try_to_reach(uint32_t slot, uint64_t incarnation, Remote* remote) const {
   World& world = comm_.world();
   if (world.has_offered_all(slot, incarnation) && !world.has_offered(slot, *window_)) {
     (void)fail(MEP_ERR_NOT_FOUND, "it joined while the object was made or destroyed");
@@ -148,9 +165,11 @@ Step EpBuffer::hard_failure(mep_result_t result) {
   return Step::kFailed;
 }
 
-// A peer that cannot be written to any more is the membership's business: its verdict ends the wait.
+// A peer that cannot be written to any more is the membership's business: its verdict ends the wait. What
+// there was no memory for is done again at the next look, until the deadline ends the operation for all.
 Step EpBuffer::posting_failure(mep_result_t result) {
-  return result == MEP_ERR_PEER_FAILED ? Step::kPending : hard_failure(result);
+  const bool waits = result == MEP_ERR_PEER_FAILED || result == MEP_ERR_NO_MEMORY;
+  return waits ? Step::kPending : hard_failure(result);
 }
 
 mep_result_t EpBuffer::result_of_operation() const {

@@ -227,6 +227,7 @@ class EpBuffer {
   void adopt(std::shared_ptr<const CommView> view, uint64_t next);
   void reach_newcomers(const CommView& view);
   bool reach(uint32_t slot, uint64_t incarnation, Remote* remote) const;
+  bool try_to_reach(uint32_t slot, uint64_t incarnation, Remote* remote) const;
   void note_members();
 
   Comm& comm_;

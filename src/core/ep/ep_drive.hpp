@@ -1,6 +1,8 @@
 // How a call on a buffer waits; included by the files that have step functions.
 #pragma once
 
+#include <new>
+
 #include "base/status.hpp"
 #include "core/ep/ep_buffer.hpp"
 #include "core/world/wait.hpp"
@@ -22,7 +24,12 @@ void EpBuffer::drive(const Deadline& deadline, StepFunction&& step) {
     const EpBuffer& buffer;
     bool settled = false;
   } release{*this};
-  const auto poll = [&] {
+  bool reports = false;  // the deadline is over, and membership does not know yet
+  const auto look = [&] {
+    if (reports) {
+      world.report_deadline(comm_.id(), channel_.id(), op_.epoch);
+      reports = false;  // it has come through
+    }
     if (op_.over) return true;
     if (channel_.undisturbed(op_.epoch) && world.terminal_result() == MEP_SUCCESS) {
       return step() != Step::kPending;
@@ -30,8 +37,16 @@ void EpBuffer::drive(const Deadline& deadline, StepFunction&& step) {
     release.settled = true;
     return settle();
   };
+  // Whatever memory was not there for is done again at the next look.
+  const auto poll = [&] {
+    try {
+      return look();
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  };
   if (wait_until(world.wait_policy(), world.doorbell(), deadline, poll)) return;
-  world.report_deadline(comm_.id(), channel_.id(), op_.epoch);
+  reports = true;
   const Deadline grace = Deadline::after_ms(kVerdictGraceMs + comm_.timeout_ms());
   if (wait_until(world.wait_policy(), world.doorbell(), grace, poll)) return;
   (void)hard_failure(fail(MEP_ERR_INTERNAL,

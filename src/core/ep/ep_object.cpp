@@ -1,12 +1,27 @@
 #include "core/ep/ep_object.hpp"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "base/status.hpp"
 #include "core/ep/ep_description.hpp"
 
 namespace mep {
+
+namespace {
+
+// What one rank lacks memory for, all learn of: it is a result like others.
+template <typename Body>
+mep_result_t or_no_memory(Body&& body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return fail(MEP_ERR_NO_MEMORY, "out of memory");
+  }
+}
+
+}  // namespace
 
 EpObject::EpObject(Comm& comm, const EpShape& shape)
     : comm_(comm), shape_(shape), layout_(shape_) {}
@@ -36,11 +51,12 @@ mep_result_t EpObject::create(Comm& comm, const EpShape& shape, const char* name
   std::vector<uint64_t> values{0};
   object->name_ = full_name;
   object->window_seed_ = hash_bytes(seed, full_name.data(), full_name.size());
-  MEP_TRY(object->agree_on_status(object->offer_windows(),
-                                  "could not make its part of an EP object", &values));
+  const auto offered = or_no_memory([&] { return object->offer_windows(); });
+  MEP_TRY(object->agree_on_status(offered, "could not make its part of an EP object", &values));
   // Who maps whom: a rank's row has a bit for each rank whose windows it reads in place.
   const size_t words = (size_t{shape.ranks} + 63) / 64;
-  const mep_result_t connected = object->connect_windows(Deadline::after_ms(comm.timeout_ms()));
+  const mep_result_t connected =
+      or_no_memory([&] { return object->connect_windows(Deadline::after_ms(comm.timeout_ms())); });
   values.assign(1 + words, 0);
   for (uint32_t rank = 0; connected == MEP_SUCCESS && rank < shape.ranks; ++rank) {
     if (object->buffers_[0]->maps(rank)) values[1 + rank / 64] |= uint64_t{1} << (rank % 64);
@@ -207,6 +223,11 @@ void EpObject::wedge(std::vector<membership::ChannelState>* channels) {
     buffer->wait_for_posters();
     buffer->report(channels);
   }
+}
+
+void EpObject::terminate() {
+  for (const auto& buffer : buffers_) buffer->wedge();
+  for (const auto& buffer : buffers_) buffer->wait_for_posters();
 }
 
 bool EpObject::quiesced() const {

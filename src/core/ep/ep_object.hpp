@@ -45,6 +45,7 @@ class EpObject : public ViewClient {
   void wedge(std::vector<membership::ChannelState>* channels) override;
   bool quiesced() const override;
   void prepare() override;
+  void terminate() override;
   void install(const Verdict* verdict, const membership::Proposal* decision) override;
 
  private:

@@ -165,13 +165,14 @@ bool EpBuffer::settle() {
   {
     const std::lock_guard lock(mutex_);
     if (!ended_.has_value() || channel_.wedged()) return false;  // still deciding
+    // None if it began after the others had stopped. Nothing fails from here on.
+    ended_->words.resize(layout_.words(), 0);
+    ended_->counts.resize(size_t{2} * shape_.ranks * shape_.local_experts, 0);
     end = std::move(*ended_);
     ended_.reset();
     view = latest_view_;
     next = latest_next_;
   }
-  end.words.resize(layout_.words(), 0);  // none if it began after the others had stopped
-  end.counts.resize(size_t{2} * shape_.ranks * shape_.local_experts, 0);
   op_.over = true;
   if (stage_ == Stage::kDispatching) {
     settle_dispatch(end);
@@ -239,7 +240,7 @@ void EpBuffer::conclude(const EpochEnd& end, bool complete, bool survivors_serve
   }
   comm_.drop_personal_report(end.epoch);  // this operation reports it
   op_.result = partial ? mep_result_t{MEP_PARTIAL} : end.result;
-  op_.text = end.text;
+  op_.text.assign(end.text, 0, op_.text.capacity());
 }
 
 }  // namespace mep

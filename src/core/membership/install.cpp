@@ -231,7 +231,9 @@ void Membership::publish(const SlotSet& also) {
   }
   SlotSet to = audience() | also;
   to.remove(slot_);
-  give(PushRow{std::make_shared<const Row>(row_), std::move(to)});
+  auto pushed = std::make_shared<const Row>(row_);
+  give(PushRow{pushed, std::move(to)});
+  published_ = std::move(pushed);
 }
 
 }  // namespace mep::membership

@@ -230,6 +230,10 @@ class Membership {
   // This rank ends its part at once (mep_comm_abort): the PushRow that follows says that it gave
   // up, so the others see it fail. No more actions.
   void on_abort();
+  // An event could not be taken in whole, for want of memory. The PushRow that follows is this rank's
+  // last one once more, with the statement that it gave up: what is half done is not told. No more
+  // actions; what had been given and not taken is dropped.
+  void on_exhausted();
   // Comms of this process. `members` holds every slot that the comm may have (all slots below
   // max_slots for the world), so that a replacement or a grown slot affects it.
   void on_comm_created(uint64_t comm, uint64_t comm_epoch, const SlotSet& members);
@@ -414,7 +418,8 @@ class Membership {
 
   Phase phase_ = Phase::kStable;
   std::shared_ptr<const View> view_;
-  Row row_;  // what the next PushRow carries
+  Row row_;           // what the next PushRow carries
+  RowPtr published_;  // the last one that was pushed; null: none
   bool row_dirty_ = true;
   bool step_due_ = true;
   bool health_due_ = true;

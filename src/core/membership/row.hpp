@@ -88,7 +88,7 @@ struct Settlement {
 enum class RemovalReason : uint8_t {
   kDied = 1,         // confirmed through its pidfd, or by a member on its host
   kLeft = 2,         // its own statement
-  kGaveUp = 3,       // its own statement: it found no quorum
+  kGaveUp = 3,       // its own statement: no quorum, no memory, or aborted
   kUnreachable = 4,  // connections or heartbeats, not confirmed
   kEvicted = 5,      // asked for by a member
   kStalled = 6,      // lives, but did not answer a view change
@@ -146,7 +146,7 @@ enum class Standing : uint8_t {
   kJoining = 0,  // not yet in a view; epoch is that of the view it would join
   kMember = 1,
   kLeft = 2,    // its last row: it does nothing more
-  kGaveUp = 3,  // the same, for want of a quorum
+  kGaveUp = 3,  // the same, for want of a quorum or memory, or aborted
 };
 
 struct Row {

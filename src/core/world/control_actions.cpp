@@ -141,7 +141,9 @@ void ControlThread::act(const membership::FenceOut& action) {
     (void)syscall(SYS_pidfd_send_signal, peer.pidfd.get(), SIGKILL, nullptr, 0);
   }
   Fence fence{action.slot, action.incarnation, {}};
-  if (peer.transport->fence_renews_windows()) world_->renew_windows(action.slot, &fence.awaited);
+  if (peer.transport->fence_renews_windows()) {
+    world_->renew_windows(action.slot, &fence.awaited, &broken_links_);
+  }
   fences_.push_back(std::move(fence));
   check_fences();
 }

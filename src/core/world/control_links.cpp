@@ -2,6 +2,7 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/failpoint.hpp"
 #include "base/log.hpp"
@@ -18,6 +19,10 @@ void ControlThread::read_link(uint32_t slot) {
     good = take_frame(slot, frame);
     return good && world_->peers_[slot].link == link;
   });
+  if (good && result == MEP_ERR_NO_MEMORY) {
+    waiting_links_.add(slot);  // no event tells of what lies in the link already
+    return;
+  }
   if (!good || result == MEP_ERR_DENIED) {
     log(LogLevel::kWarn, "rank %u sent something that is no valid frame: %s", slot,
         last_error_text());
@@ -95,14 +100,21 @@ bool ControlThread::take_window(uint32_t slot, Frame& frame) {
   offer.bytes = window.bytes;
   offer.generation = window.generation;
   offer.blob = std::move(window.blob);
+  offer.lacks_descriptors = frame.lost_descriptors;
   if (!frame.fds.empty()) offer.fd = std::move(frame.fds[0]);
   if (frame.fds.size() > 1) offer.event = std::move(frame.fds[1]);
   const uint32_t generation = offer.generation;
   // A window that is in use here was renewed; a newcomer's is taken at once, too. Others wait until a
   // user's thread wants them.
   const bool now = world_->is_imported(slot, id) || arrivals_.contains(slot);
-  if (!now || !world_->take_offer(slot, id, &offer)) {
+  const mep_result_t taken = now ? world_->take_offer(slot, id, &offer) : MEP_ERR_NOT_FOUND;
+  if (taken == MEP_ERR_NOT_FOUND) {
     world_->directory_.file(slot, id, std::move(offer));
+  } else if (taken != MEP_SUCCESS) {
+    // The old pages of a renewed window are read by nobody; whoever writes there is gone for its owner,
+    // and a newcomer that cannot be reached does not come in.
+    broken_links_.add(slot);
+    return true;
   }
   if (generation > 0) {
     send(slot, kFrameWindowTaken, encode_window_taken({id, generation}));
@@ -163,13 +175,18 @@ void ControlThread::send(uint32_t slot, uint16_t type, std::span<const std::byte
                          std::span<const int> fds) {
   const std::shared_ptr<ControlLink> link = world_->peers_[slot].link;
   if (link == nullptr) return;
+  // A link that broke swallows it; its end is seen when it is read. But who misses a frame for another
+  // reason, because it reads too slowly perhaps, knows nothing of it: for this rank it is gone.
   const mep_result_t sent = link->send(type, payload, fds);
-  // A link that broke swallows it; its end is seen when it is read.
   if (sent == MEP_SUCCESS || sent == MEP_ERR_PEER_FAILED) return;
-  // A link loses nothing until it breaks: one that has lost something is broken.
-  log(LogLevel::kWarn, "the link to rank %u ends, a message to it is lost: %s", slot,
-      last_error_text());
-  link->shutdown();
+  log(LogLevel::kWarn, "rank %u cannot be written to any more: %s", slot, last_error_text());
+  broken_links_.add(slot);
+}
+
+void ControlThread::drop_broken_links() {
+  const membership::SlotSet broken = std::exchange(broken_links_, {});
+  broken.each([this](uint32_t slot) { drop_link(slot); });
+  if (!broken.empty()) again_ = true;
 }
 
 void ControlThread::flush_links() {

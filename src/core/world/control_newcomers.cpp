@@ -9,6 +9,7 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "base/failpoint.hpp"
@@ -31,12 +32,16 @@ bool ControlThread::quiesced() const {
 void ControlThread::serve_door() {
   if (door_ == nullptr) return;
   std::vector<PeerLink> arrived;
-  if (door_->progress(&arrived) != MEP_SUCCESS) {
-    log(LogLevel::kWarn, "the door for newcomers: %s", last_error_text());
-  }
-  for (PeerLink& newcomer : arrived) {
-    if (newcomer.identity.slot >= world_->max_slots()) continue;
-    knocking_.push_back(std::move(newcomer));
+  try {
+    if (door_->progress(&arrived) != MEP_SUCCESS) {
+      log(LogLevel::kWarn, "the door for newcomers: %s", last_error_text());
+    }
+    for (PeerLink& newcomer : arrived) {
+      if (newcomer.identity.slot >= world_->max_slots()) continue;
+      knocking_.push_back(std::move(newcomer));
+    }
+  } catch (const std::bad_alloc&) {
+    log(LogLevel::kWarn, "no memory for a newcomer; it is sent away");
   }
 }
 
@@ -53,11 +58,7 @@ void ControlThread::advance_newcomers() {
     World::Peer& peer = world_->peers_[slot];
     if (peer.pidfd.valid()) unwatch(peer.pidfd.get());
     world_->forget_peer(slot);
-    peer.identity = newcomer.identity;
-    peer.link = std::move(newcomer.link);
-    peer.pidfd = std::move(newcomer.pidfd);
-    peer.session = newcomer.session;
-    if (world_->choose_transport(&peer, newcomer.offer) != MEP_SUCCESS || !connect_newcomer(slot)) {
+    if (!take_newcomer(&newcomer)) {
       log(LogLevel::kWarn, "newcomer for rank %u: %s", slot, last_error_text());
       peer.link = nullptr;
       arrivals_.erase(slot);
@@ -65,6 +66,22 @@ void ControlThread::advance_newcomers() {
     watch_transports();
     return true;
   });
+}
+
+bool ControlThread::take_newcomer(PeerLink* newcomer) {
+  const uint32_t slot = newcomer->identity.slot;
+  World::Peer& peer = world_->peers_[slot];
+  peer.identity = newcomer->identity;
+  peer.link = std::move(newcomer->link);
+  peer.pidfd = std::move(newcomer->pidfd);
+  peer.session = newcomer->session;
+  try {
+    return world_->choose_transport(&peer, newcomer->offer) == MEP_SUCCESS &&
+           connect_newcomer(slot);
+  } catch (const std::bad_alloc&) {
+    (void)fail(MEP_ERR_NO_MEMORY, "there is no memory for it");
+    return false;
+  }
 }
 
 bool ControlThread::connect_newcomer(uint32_t slot) {
@@ -129,6 +146,7 @@ void ControlThread::offer_windows_to(uint32_t slot) {
     if (world_->peers_[slot].transport->export_window_to(slot, window, &exported) != MEP_SUCCESS ||
         world_->send_window(*window, exported, slot) != MEP_SUCCESS) {
       log(LogLevel::kWarn, "cannot offer a window to rank %u: %s", slot, last_error_text());
+      broken_links_.add(slot);
     }
   }
   send(slot, kFrameOffered, {});

@@ -7,8 +7,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
+#include <new>
+#include <utility>
 
 #include "base/failpoint.hpp"
 #include "base/library_thread.hpp"
@@ -19,6 +20,21 @@ namespace mep {
 namespace {
 
 constexpr int kMaxWaitMs = 1000;
+// More than the last row and the frames that carry it take; above what malloc keeps for itself when it
+// is freed.
+constexpr size_t kReserveBytes = size_t{1} << 20;
+
+// EBADF is a descriptor that could not be made; the limit of watches is a limit of memory, too.
+mep_result_t fail_for_watch() {
+  if (errno == EBADF || errno == EMFILE || errno == ENFILE) {
+    return fail(MEP_ERR_NO_MEMORY,
+                "no descriptors are left for the control thread; raise ulimit -n");
+  }
+  if (errno == ENOMEM || errno == ENOSPC) {
+    return fail(MEP_ERR_NO_MEMORY, "the control thread cannot watch its descriptors: %m");
+  }
+  return fail(MEP_ERR_SYSTEM, "epoll_ctl: %m");
+}
 
 uint64_t pack(uint32_t source, uint32_t slot) {
   return uint64_t{source} << 32 | slot;
@@ -33,6 +49,7 @@ ControlThread::~ControlThread() {
 }
 
 mep_result_t ControlThread::start(const membership::View* joining) {
+  reserve_ = std::make_unique<std::byte[]>(kReserveBytes);
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
   request_event_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!epoll_.valid() || !request_event_.valid()) {
@@ -66,7 +83,7 @@ mep_result_t ControlThread::start(const membership::View* joining) {
                                            world_->gate_);
     watched = watched && watch(door_->fd(), Source::kDoor, 0, EPOLLIN);
   }
-  if (!watched) return fail(MEP_ERR_SYSTEM, "epoll_ctl: %m");
+  if (!watched) return fail_for_watch();
   watch_transports();
   start.config = membership::config_for(world_->config().heartbeat_ms * uint64_t{1000},
                                         world_->config().suspect_ms * uint64_t{1000});
@@ -82,84 +99,122 @@ mep_result_t ControlThread::start(const membership::View* joining) {
         &witness_));
   }
 
-  accepting_ = true;
-  return start_library_thread(
+  requests_.open();
+  const mep_result_t started = start_library_thread(
       "the control thread", [this] { loop(); }, &thread_);
+  if (started != MEP_SUCCESS) requests_.close();
+  return started;
 }
 
 void ControlThread::stop() {
   if (!thread_.joinable()) return;
-  post([this] { stopping_ = true; });
+  // Release: what this thread posted before is run by the round that ends the loop.
+  stopping_.store(true, std::memory_order_release);
+  ring();
   thread_.join();
   witness_.reset();
 }
 
-void ControlThread::post(std::function<void()> request) {
-  const std::lock_guard lock(request_mutex_);
-  if (!accepting_) return;
-  requests_.push_back(std::move(request));
+void ControlThread::ring() {
   const uint64_t one = 1;
   // Cannot fail in a way that matters: the counter is full only if it is readable already.
   (void)!write(request_event_.get(), &one, sizeof one);
 }
 
-bool ControlThread::call(const std::function<void()>& request) {
-  struct Rendezvous {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool finished = false;
-    bool ran = false;
-  };
-  // Dropping the request (the thread stopped) finishes it too.
-  const auto rendezvous = std::make_shared<Rendezvous>();
-  struct Finish {
-    std::shared_ptr<Rendezvous> rendezvous;
-    bool ran = false;
-    explicit Finish(std::shared_ptr<Rendezvous> shared) : rendezvous(std::move(shared)) {}
-    Finish(const Finish&) = delete;
-    Finish& operator=(const Finish&) = delete;
-    ~Finish() {
-      const std::lock_guard lock(rendezvous->mutex);
-      rendezvous->finished = true;
-      rendezvous->ran = ran;
-      rendezvous->changed.notify_all();
+void ControlThread::post(std::function<void()> request) {
+  requests_.post(std::move(request), [this] { ring(); });
+}
+
+bool ControlThread::call(FunctionRef<void()> request) {
+  return requests_.call(request, [this] { ring(); });
+}
+
+bool ControlThread::call_or_throw(FunctionRef<void()> request) {
+  bool threw = false;
+  const bool ran = call([&] {
+    try {
+      request();
+    } catch (const std::bad_alloc&) {
+      threw = true;
     }
-  };
-  auto finish = std::make_shared<Finish>(rendezvous);
-  post([&request, finish] {
-    request();
-    finish->ran = true;
   });
-  finish.reset();
-  std::unique_lock lock(rendezvous->mutex);
-  rendezvous->changed.wait(lock, [&] { return rendezvous->finished; });
-  return rendezvous->ran;
+  if (threw) throw std::bad_alloc();
+  return ran;
 }
 
 void ControlThread::loop() {
   pthread_setname_np(pthread_self(), "mep-control");
   set_log_rank(static_cast<int>(world_->self_slot()));
-  std::array<epoll_event, 64> events;
+  bool is_first = true;
+  bool is_last = false;
+  while (!is_last) {
+    // Acquire: see stop(). One more round, for what was posted before.
+    is_last = stopping_.load(std::memory_order_acquire);
+    try {
+      if (std::exchange(is_first, false)) first_round();
+      round();
+    } catch (const std::bad_alloc&) {
+      run_out_of_memory();
+    }
+  }
+  requests_.close();
+}
+
+void ControlThread::first_round() {
   carry_out();
   // What the links already hold is no event.
   for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) read_link(slot);
-  while (!stopping_) {
-    const int count =
-        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms());
-    for (int i = 0; i < count; ++i) {
-      const uint64_t data = events[static_cast<size_t>(i)].data.u64;
-      handle(static_cast<Source>(data >> 32), static_cast<uint32_t>(data),
-             events[static_cast<size_t>(i)].events);
-    }
-    run_requests();
-    tick();
+}
+
+void ControlThread::round() {
+  std::array<epoll_event, 64> events;
+  const bool at_once = std::exchange(again_, false) || stopping_.load(std::memory_order_relaxed);
+  const int wait = at_once ? 0 : wait_ms();
+  const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait);
+  for (int i = 0; i < count; ++i) {
+    const uint64_t data = events[static_cast<size_t>(i)].data.u64;
+    handle(static_cast<Source>(data >> 32), static_cast<uint32_t>(data),
+           events[static_cast<size_t>(i)].events);
   }
-  std::deque<std::function<void()>> dropped;
-  {
-    const std::lock_guard lock(request_mutex_);
-    accepting_ = false;
-    dropped.swap(requests_);
+  std::exchange(waiting_links_, {}).each([this](uint32_t slot) { read_link(slot); });
+  run_requests();
+  tick();
+}
+
+// Nothing in here may throw.
+void ControlThread::run_out_of_memory() {
+  again_ = true;
+  if (exhausted_) return;
+  exhausted_ = true;
+  reserve_.reset();
+  log(LogLevel::kError, "out of memory: this rank ends its part of the world");
+  // No thread of this rank completes anything more; then the others are told.
+  end_world(MEP_ERR_NO_MEMORY);
+  try {
+    say_last_words();
+  } catch (const std::bad_alloc&) {
+    // The end of the links says it, later.
   }
+  door_.reset();
+  knocking_.clear();
+  leaving_peers_.clear();
+  preparing_.reset();
+  waiting_links_ = {};
+  for (World::Peer& peer : world_->peers_) {
+    if (peer.pidfd.valid()) unwatch(peer.pidfd.get());
+    if (peer.link == nullptr) continue;
+    unwatch(peer.link->fd());
+    peer.link->shutdown();
+    peer.link = nullptr;
+  }
+}
+
+void ControlThread::say_last_words() {
+  membership_->on_exhausted();
+  for (const membership::Action& action : membership_->take_actions()) {
+    if (const auto* push = std::get_if<membership::PushRow>(&action)) act(*push);
+  }
+  flush_links();
 }
 
 bool ControlThread::watch(int fd, Source source, uint32_t slot, uint32_t events) {
@@ -194,16 +249,12 @@ void ControlThread::handle(Source source, uint32_t slot, uint32_t events) {
 }
 
 void ControlThread::run_requests() {
-  std::deque<std::function<void()>> requests;
-  {
-    const std::lock_guard lock(request_mutex_);
-    requests.swap(requests_);
-  }
-  for (const auto& request : requests) request();
+  requests_.run([this] { run_out_of_memory(); });
 }
 
 void ControlThread::tick() {
   serve_transports();
+  if (exhausted_) return;
   membership_->tick(now_ns() / 1000);
   carry_out();
   serve_door();
@@ -215,10 +266,13 @@ void ControlThread::tick() {
   check_closings();
   answer_closings();
   answer_closed();
+  drop_broken_links();
   flush_links();
 }
 
 int ControlThread::wait_ms() const {
+  if (exhausted_) return kMaxWaitMs;
+  if (!waiting_links_.empty()) return 1;
   // Somebody waits for a user's thread of this rank to pass an operation: look again soon.
   if (!leaving_peers_.empty() || !closing_peers_.empty() || !knocking_.empty() ||
       preparing_ != nullptr)
@@ -293,10 +347,11 @@ void ControlThread::start_leaving() {
 }
 
 void ControlThread::abort() {
+  // First nobody posts any more: the others take the statement for this rank's end.
+  end_world(MEP_ERR_ABORTED);
   membership_->on_abort();
   carry_out();
   flush_links();
-  end_world(MEP_ERR_ABORTED);
 }
 
 void ControlThread::check_leaving() {

@@ -3,6 +3,11 @@
 // It waits on control links, pidfds, the listener's door and its own request queue; feeds what comes to
 // the membership state machine and carries out its actions. It blocks all signals, never waits for a
 // user's thread except for the end of a copy (Comm::PostingScope), and never touches user buffers.
+//
+// Memory may run out. What can be put off or refused is: a frame stays in its link, a newcomer is sent
+// away, a user's thread gets its request back as std::bad_alloc. An event that the membership state
+// machine or a comm has taken in by half cannot: then this rank ends its part of the world, with words
+// for which memory is kept, and its calls answer MEP_ERR_NO_MEMORY.
 #pragma once
 
 #include <atomic>
@@ -19,6 +24,7 @@
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/membership/membership.hpp"
 #include "core/world/closed_channels.hpp"
+#include "core/world/control_requests.hpp"
 #include "core/world/frames.hpp"
 #include "core/world/view_change_times.hpp"
 #include "core/world/witness.hpp"
@@ -39,7 +45,10 @@ class ControlThread {
 
   // Any thread. Requests run on the control thread in their order; after stop() they are dropped.
   void post(std::function<void()> request);
-  bool call(const std::function<void()>& request);
+  // False: it did not run, or not to its end.
+  bool call(FunctionRef<void()> request);
+  // Of a request that leaves all as it was if it throws std::bad_alloc, which it then does here.
+  bool call_or_throw(FunctionRef<void()> request);
 
   // --- On the control thread ---
   membership::Membership& membership() { return *membership_; }
@@ -72,9 +81,14 @@ class ControlThread {
 
   // control_thread.cpp: the loop
   void loop();
+  void first_round();
+  void round();
+  void run_out_of_memory();
+  void say_last_words();
   bool watch(int fd, Source source, uint32_t slot, uint32_t events);
   void unwatch(int fd);
   void handle(Source source, uint32_t slot, uint32_t events);
+  void ring();
   void run_requests();
   void tick();
   int wait_ms() const;
@@ -91,6 +105,7 @@ class ControlThread {
             std::span<const int> fds = {});
   void flush_links();
   void drop_link(uint32_t slot);
+  void drop_broken_links();
   void process_ended(uint32_t slot);
 
   // control_actions.cpp: what the membership state machine asks for
@@ -124,6 +139,7 @@ class ControlThread {
   bool is_member(uint32_t slot) const;
   void serve_door();
   void advance_newcomers();
+  bool take_newcomer(PeerLink* newcomer);
   bool connect_newcomer(uint32_t slot);
   void offer_windows_to(uint32_t slot);
   bool take_view(uint32_t slot, const Frame& frame);
@@ -168,12 +184,16 @@ class ControlThread {
   std::unique_ptr<membership::Membership> membership_;
   std::unique_ptr<Witness> witness_;  // null: the quorum rule needs none
   std::map<uint64_t, WorldClient*> clients_;
-  bool stopping_ = false;
-  membership::SlotSet output_watched_;  // links that epoll also watches for room
+  // Tells the loop to end; what it must not miss it finds by request_event_.
+  std::atomic<bool> stopping_{false};
+  bool again_ = false;                    // a round was cut short: begin the next at once
+  bool exhausted_ = false;                // memory ran out and this rank has ended its part
+  std::unique_ptr<std::byte[]> reserve_;  // given back when memory runs out, for the last words
+  membership::SlotSet waiting_links_;     // there was no memory for a frame: look again soon
+  membership::SlotSet broken_links_;      // a frame could not be sent: the peer would miss it
+  membership::SlotSet output_watched_;    // links that epoll also watches for room
 
-  std::mutex request_mutex_;
-  std::deque<std::function<void()>> requests_;
-  bool accepting_ = false;  // under request_mutex_
+  ControlRequests requests_;
 
   // The view for user threads.
   mutable std::mutex view_mutex_;

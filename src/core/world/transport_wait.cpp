@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 
 #include "base/status.hpp"
 #include "transport/doorbell.hpp"
@@ -55,8 +56,12 @@ bool TransportWait::progress() {
   const uint32_t transports = count();
   for (uint32_t i = 0; i < transports; ++i) {
     bool active = false;
-    // What goes wrong with a peer, the transport tells the control thread.
-    (void)transports_[i]->progress(&active);
+    try {
+      // What goes wrong with a peer, the transport tells the control thread.
+      (void)transports_[i]->progress(&active);
+    } catch (const std::bad_alloc&) {
+      active = false;  // goes on with the next look
+    }
     any = any || active;
   }
   return any;

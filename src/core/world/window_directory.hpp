@@ -24,7 +24,8 @@ struct WindowOffer {
   uint32_t generation = 0;
   std::vector<std::byte> blob;
   UniqueFd fd;
-  UniqueFd event;  // of the world's window, if its owner may sleep in epoll
+  UniqueFd event;                  // of the world's window, if its owner may sleep in epoll
+  bool lacks_descriptors = false;  // this process had no room for them
 };
 
 class WindowDirectory {

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <thread>
 
 #include "base/hash.hpp"
@@ -134,6 +135,23 @@ void Witness::ask(const membership::View& split, uint64_t epoch, uint64_t digest
   state_->changed.notify_all();
 }
 
+void Witness::answer_once(State* state, std::unique_lock<std::mutex>* lock) {
+  const std::string name = state->name;
+  const uint64_t epoch = state->epoch;
+  const uint64_t digest = state->digest;
+  uint64_t held = 0;
+  lock->unlock();
+  const mep_result_t result = witness_store(state->folder, name, digest, &held);
+  if (result != MEP_SUCCESS) log(LogLevel::kWarn, "%s; trying again", last_error_text());
+  lock->lock();
+  if (result != MEP_SUCCESS) {
+    state->changed.wait_for(*lock, kTryAgain);
+  } else if (state->answer != nullptr) {
+    state->answer(epoch, held);
+    if (state->name == name) state->asked = false;
+  }
+}
+
 void Witness::run(const std::shared_ptr<State>& state) {
   std::unique_lock lock(state->mutex);
   while (state->answer != nullptr) {
@@ -141,19 +159,11 @@ void Witness::run(const std::shared_ptr<State>& state) {
       state->changed.wait(lock);
       continue;
     }
-    const std::string name = state->name;
-    const uint64_t epoch = state->epoch;
-    const uint64_t digest = state->digest;
-    uint64_t held = 0;
-    lock.unlock();
-    const mep_result_t result = witness_store(state->folder, name, digest, &held);
-    if (result != MEP_SUCCESS) log(LogLevel::kWarn, "%s; trying again", last_error_text());
-    lock.lock();
-    if (result != MEP_SUCCESS) {
+    try {
+      answer_once(state.get(), &lock);
+    } catch (const std::bad_alloc&) {
+      if (!lock.owns_lock()) lock.lock();
       state->changed.wait_for(lock, kTryAgain);
-    } else if (state->answer != nullptr) {
-      state->answer(epoch, held);
-      if (state->name == name) state->asked = false;
     }
   }
   state->ended = true;

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "core/membership/row.hpp"
@@ -42,6 +43,7 @@ class Witness {
   struct State;
   explicit Witness(std::shared_ptr<State> state) : state_(std::move(state)) {}
   static void run(const std::shared_ptr<State>& state);
+  static void answer_once(State* state, std::unique_lock<std::mutex>* lock);
 
   std::shared_ptr<State> state_;
 };

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <new>
 
 #include "base/failpoint.hpp"
+#include "base/fork_hold.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/world/control_thread.hpp"
@@ -21,6 +23,7 @@ constexpr uint64_t kAnswerGraceNs = 60'000'000'000;
 std::atomic<uint64_t> fork_count{0};
 
 void watch_forks() {
+  const ForkHold hold;
   static std::once_flag once;
   std::call_once(once, [] {
     pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
@@ -163,7 +166,7 @@ mep_result_t World::send_windows(const std::shared_ptr<Window>& window,
   // On the control thread, which owns the links and their ends.
   const std::vector<uint32_t> targets(slots.begin(), slots.end());
   std::string text;
-  const bool ran = control_->call([&] {
+  const bool ran = control_->call_or_throw([&] {
     for (const uint32_t slot : targets) {
       if (slot == self_slot() || peers_[slot].transport == nullptr) continue;
       WindowExport exported;
@@ -257,14 +260,14 @@ mep_result_t World::receive_windows(const std::shared_ptr<Window>& window,
 
 void World::drop_window(uint64_t id) {
   directory_.remove_own(id);
-  std::vector<uint32_t> users;
-  {
-    const std::lock_guard lock(state_mutex_);
-    for (uint32_t slot = 0; slot < max_slots(); ++slot) {
-      if (imported_.erase({slot, id}) != 0) users.push_back(slot);
+  // One by one: what frees needs no memory.
+  for (uint32_t slot = 0; slot < max_slots(); ++slot) {
+    {
+      const std::lock_guard lock(state_mutex_);
+      if (imported_.erase({slot, id}) == 0) continue;
     }
+    peers_[slot].transport->drop_window(slot, id);
   }
-  for (const uint32_t slot : users) peers_[slot].transport->drop_window(slot, id);
 }
 
 bool World::is_imported(uint32_t slot, uint64_t window) const {
@@ -274,14 +277,28 @@ bool World::is_imported(uint32_t slot, uint64_t window) const {
 
 mep_result_t World::import_offer(uint32_t slot, const std::shared_ptr<Window>& window,
                                  WindowOffer* offer) {
-  MEP_TRY(peers_[slot].transport->import_window(slot, window->id(), window->bytes(), offer->blob,
-                                                std::move(offer->fd)));
+  if (offer->lacks_descriptors) {
+    return fail(MEP_ERR_NO_MEMORY,
+                "no descriptor was left for a window of rank %u; raise the limit of open files "
+                "(ulimit -n)",
+                slot);
+  }
+  // Made before, so that nothing fails once the window is here.
+  std::set<std::pair<uint32_t, uint64_t>> note{{slot, window->id()}};
+  Transport& transport = *peers_[slot].transport;
+  MEP_TRY(transport.import_window(slot, window->id(), window->bytes(), offer->blob,
+                                  std::move(offer->fd)));
   if (window->id() == kWorldWindowId && offer->event.valid()) {
-    std::byte* mapped = peers_[slot].transport->map(slot, kWorldWindowId);
-    doorbell_bind_event(reinterpret_cast<Doorbell*>(mapped), std::move(offer->event));
+    std::byte* mapped = transport.map(slot, kWorldWindowId);
+    try {
+      doorbell_bind_event(reinterpret_cast<Doorbell*>(mapped), std::move(offer->event));
+    } catch (const std::bad_alloc&) {
+      transport.drop_window(slot, window->id());
+      throw;
+    }
   }
   const std::lock_guard lock(state_mutex_);
-  imported_.insert({slot, window->id()});
+  imported_.merge(note);
   return MEP_SUCCESS;
 }
 
@@ -311,14 +328,15 @@ bool World::has_offered(uint32_t slot, const Window& window) {
   return offered;
 }
 
-bool World::take_offer(uint32_t slot, uint64_t window, WindowOffer* offer) {
+mep_result_t World::take_offer(uint32_t slot, uint64_t window, WindowOffer* offer) {
   const std::shared_ptr<Window> own = directory_.own(window);
-  if (own == nullptr) return false;
-  if (import_offer(slot, own, offer) != MEP_SUCCESS) {
+  if (own == nullptr) return MEP_ERR_NOT_FOUND;
+  const mep_result_t taken = import_offer(slot, own, offer);
+  if (taken != MEP_SUCCESS) {
     log(LogLevel::kWarn, "cannot take a window of rank %u: %s", slot, last_error_text());
   }
   directory_.wake();
-  return true;
+  return taken;
 }
 
 void World::forget_peer(uint32_t slot) {
@@ -331,7 +349,8 @@ void World::forget_peer(uint32_t slot) {
   std::erase_if(imported_, [slot](const auto& entry) { return entry.first == slot; });
 }
 
-void World::renew_windows(uint32_t excluded, AwaitedWindows* awaited) {
+void World::renew_windows(uint32_t excluded, AwaitedWindows* awaited,
+                          membership::SlotSet* unreached) {
   for (const std::shared_ptr<Window>& window : directory_.own()) {
     {
       const std::lock_guard lock(state_mutex_);
@@ -342,7 +361,8 @@ void World::renew_windows(uint32_t excluded, AwaitedWindows* awaited) {
     release_windows();
     if (renewed != MEP_SUCCESS) {
       log(LogLevel::kError, "cannot renew a window: %s", last_error_text());
-      continue;
+      // Without new pages who is excluded could write there, so this rank must not agree.
+      throw std::bad_alloc();
     }
     for (uint32_t slot = 0; slot < max_slots(); ++slot) {
       if (slot == self_slot() || slot == excluded || peers_[slot].link == nullptr) continue;
@@ -351,10 +371,14 @@ void World::renew_windows(uint32_t excluded, AwaitedWindows* awaited) {
         if (window->id() != kWorldWindowId && !imported_.contains({slot, window->id()})) continue;
       }
       WindowExport exported;
+      awaited->insert({{slot, window->id()}, window->generation()});
       if (peers_[slot].transport->export_window_to(slot, window, &exported) == MEP_SUCCESS &&
           send_window(*window, exported, slot) == MEP_SUCCESS) {
-        awaited->insert({{slot, window->id()}, window->generation()});
+        continue;
       }
+      // Who has the old pages and cannot be told of the new ones writes where nobody reads.
+      log(LogLevel::kWarn, "cannot give a renewed window to rank %u: %s", slot, last_error_text());
+      unreached->add(slot);
     }
   }
 }
@@ -365,7 +389,7 @@ void World::post(std::function<void()> request) {
   control_->post(std::move(request));
 }
 
-bool World::call(const std::function<void()>& request) {
+bool World::call(FunctionRef<void()> request) {
   return control_->call(request);
 }
 
@@ -421,7 +445,7 @@ void World::note_closed(std::vector<membership::ChannelState> channels,
   });
 }
 
-bool World::remove_client_if(WorldClient* client, const std::function<bool()>& may_go) {
+bool World::remove_client_if(WorldClient* client, FunctionRef<bool()> may_go) {
   bool is_removed = false;
   const bool ran = control_->call([&] {
     if (!may_go()) return;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/function_ref.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/membership/membership.hpp"
 #include "core/world/remote.hpp"
@@ -170,7 +171,7 @@ class World : public std::enable_shared_from_this<World> {
   // --- Requests to the control thread (any thread) ---
   void post(std::function<void()> request);
   // Runs it there and waits; false: the control thread has ended.
-  bool call(const std::function<void()>& request);
+  bool call(FunctionRef<void()> request);
   // The client is under view changes from here on, its window (null: none) known to newcomers. If one of
   // `slots` is not filled as `birth` (null: anyhow) says it is MEP_ERR_PEER_FAILED and nothing is done.
   [[nodiscard]] mep_result_t begin_client(WorldClient* client, uint64_t epoch,
@@ -183,7 +184,7 @@ class World : public std::enable_shared_from_this<World> {
   void note_closed(std::vector<membership::ChannelState> channels,
                    const membership::SlotSet& members);
   // If `may_go` says so on the control thread; true too if there is none any more.
-  bool remove_client_if(WorldClient* client, const std::function<bool()>& may_go);
+  bool remove_client_if(WorldClient* client, FunctionRef<bool()> may_go);
   // Asks the client's other members whether they hold all up to `done` of a channel. *held becomes true, and
   // the doorbell rings, once each has said so, is dead or is out of the view.
   void ask_held(WorldClient* client, uint64_t channel, uint64_t done,
@@ -263,15 +264,17 @@ class World : public std::enable_shared_from_this<World> {
   // --- The control thread ---
   // Unmaps all that is left of an earlier incarnation in the slot.
   void forget_peer(uint32_t slot);
-  // New pages for every own window that `excluded` could write; offers them to everybody else.
-  void renew_windows(uint32_t excluded, AwaitedWindows* awaited);
+  // New pages for every own window that `excluded` could write; offers them to everybody else. Throws
+  // std::bad_alloc if there are none. `unreached`: peers that could not be told.
+  void renew_windows(uint32_t excluded, AwaitedWindows* awaited, membership::SlotSet* unreached);
   [[nodiscard]] mep_result_t send_window(const Window& window, const WindowExport& exported,
                                          uint32_t slot);
   void view_changed(const ViewChangeTimes& times, int32_t live);
   void leave_finished();
   void recover_answered(uint64_t seq, Admission admission, bool joined);
-  // Takes an offered window now if this rank has its own of that id. False: keep the offer.
-  bool take_offer(uint32_t slot, uint64_t window, WindowOffer* offer);
+  // Takes an offered window now. MEP_ERR_NOT_FOUND: this rank has none of its own of that id, keep the
+  // offer.
+  [[nodiscard]] mep_result_t take_offer(uint32_t slot, uint64_t window, WindowOffer* offer);
 
   ResolvedConfig config_;
   SelfDescription self_;

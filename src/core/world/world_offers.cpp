@@ -74,7 +74,10 @@ mep_result_t TransportSet::open(const ResolvedConfig& config) {
   for (const TransportEntry& entry : transport_table()) {
     if (!wanted(entry.name)) continue;
     std::unique_ptr<Transport> transport = entry.make(options);
-    if (transport->probe() != MEP_SUCCESS) {
+    const mep_result_t probed = transport->probe();
+    // It would be usable: going on without it would only hide what is missing.
+    if (probed == MEP_ERR_NO_MEMORY) return probed;
+    if (probed != MEP_SUCCESS) {
       log(LogLevel::kInfo, "transport %s is not usable: %s", entry.name, last_error_text());
       continue;
     }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/fork_hold.hpp"
+
 namespace mep {
 
 std::shared_ptr<PutGate> RankGates::of(uint64_t incarnation) {
@@ -13,11 +15,13 @@ std::shared_ptr<PutGate> RankGates::of(uint64_t incarnation) {
 
 InprocRegistry& InprocRegistry::instance() {
   // Never destroyed: transports may be older than this and end later.
+  const ForkHold hold;
   static auto* registry = new InprocRegistry();
   return *registry;
 }
 
 uint64_t InprocRegistry::add(Entry entry) {
+  const ForkHold hold;
   const std::lock_guard lock(mutex_);
   const uint64_t token = next_token_++;
   entries_.emplace(token, std::move(entry));
@@ -25,12 +29,14 @@ uint64_t InprocRegistry::add(Entry entry) {
 }
 
 void InprocRegistry::remove(uint64_t token) {
+  const ForkHold hold;
   const std::lock_guard lock(mutex_);
   entries_.erase(token);
 }
 
 bool InprocRegistry::find(uint64_t token, std::shared_ptr<Window>* window,
                           std::shared_ptr<RankGates>* gates) {
+  const ForkHold hold;
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(token);
   if (entry == entries_.end()) return false;
@@ -40,6 +46,7 @@ bool InprocRegistry::find(uint64_t token, std::shared_ptr<Window>* window,
 }
 
 size_t InprocRegistry::size() {
+  const ForkHold hold;
   const std::lock_guard lock(mutex_);
   return entries_.size();
 }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "base/fork_guard.hpp"
@@ -23,6 +24,7 @@ constexpr uint64_t kMs = 1'000'000;
 constexpr uint64_t kGreetingNs = 5000 * kMs;  // a stranger may take that long
 constexpr uint64_t kConnectNs = 2000 * kMs;   // for one address to answer
 constexpr uint64_t kRetryNs = 20 * kMs;
+constexpr uint64_t kPauseNs = 100 * kMs;  // when no descriptor is left for a caller
 constexpr size_t kMaxStrangers = 256;
 
 void set_option(int socket, int level, int option, int value) {
@@ -66,7 +68,10 @@ mep_result_t Greeter::listen(std::vector<Address>* own) {
 
 mep_result_t Greeter::listen_on(Address* address) {
   UniqueFd listener = make_socket(address->is_v6);
-  if (!listener.valid()) return fail(MEP_ERR_SYSTEM, "no socket: %m");
+  if (!listener.valid()) {
+    const bool is_full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+    return fail(is_full ? MEP_ERR_NO_MEMORY : MEP_ERR_SYSTEM, "no socket (ulimit -n): %m");
+  }
   if (address->is_v6) set_option(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1);
   address->port = 0;
   sockaddr_storage socket_address;
@@ -79,37 +84,64 @@ mep_result_t Greeter::listen_on(Address* address) {
   }
   address->port = ntohs(address->is_v6 ? reinterpret_cast<sockaddr_in6*>(&socket_address)->sin6_port
                                        : reinterpret_cast<sockaddr_in*>(&socket_address)->sin_port);
-  watch(listener.get(), EPOLLIN, false);
+  if (!watch(listener.get(), EPOLLIN, false)) {
+    return fail(MEP_ERR_NO_MEMORY, "%s cannot be watched: %m", address->text().c_str());
+  }
   listeners_.push_back(std::move(listener));
   return MEP_SUCCESS;
 }
 
-void Greeter::watch(int socket, uint32_t events, bool is_known) const {
+bool Greeter::watch(int socket, uint32_t events, bool is_known) const {
   epoll_event event{};
   event.events = events;
   event.data.u64 = tag_;
-  epoll_ctl(epoll_, is_known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, socket, &event);
+  return epoll_ctl(epoll_, is_known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, socket, &event) == 0;
 }
 
 void Greeter::accept_all(uint64_t now) {
-  for (const UniqueFd& listener : listeners_) {
-    for (;;) {
-      UniqueFd socket = accept_from(listener.get());
-      if (!socket.valid()) break;
-      const auto strangers =
-          std::count_if(half_open_.begin(), half_open_.end(),
-                        [](const HalfOpen& each) { return each.peer == nullptr; });
-      if (static_cast<size_t>(strangers) >= kMaxStrangers) {
-        // The one that has been silent for longest makes room; if it is a peer it tries again.
-        half_open_.erase(std::find_if(half_open_.begin(), half_open_.end(),
-                                      [](const HalfOpen& each) { return each.peer == nullptr; }));
-      }
-      HalfOpen& connection = half_open_.emplace_back();
-      watch(socket.get(), EPOLLIN, false);
-      connection.socket = std::move(socket);
-      connection.until_ns = now + kGreetingNs;
+  if (is_closed_ && now < closed_until_ns_) return;
+  if (std::exchange(is_closed_, false)) {
+    for (const UniqueFd& listener : listeners_) {
+      if (!watch(listener.get(), EPOLLIN, false)) close_for_a_while(errno, now);
     }
   }
+  for (const UniqueFd& listener : listeners_) {
+    while (!is_closed_ && accept_one(listener, now)) {
+    }
+  }
+}
+
+// A listener stays readable as long as somebody waits in it, whom this process cannot let in.
+void Greeter::close_for_a_while(int error, uint64_t now) {
+  log(LogLevel::kWarn, "tcp: callers have to wait: %s (ulimit -n)", strerrordesc_np(error));
+  is_closed_ = true;
+  closed_until_ns_ = now + kPauseNs;
+  for (const UniqueFd& listener : listeners_) {
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, listener.get(), nullptr);
+  }
+}
+
+// False: nobody waits there, or none can be let in.
+bool Greeter::accept_one(const UniqueFd& listener, uint64_t now) {
+  UniqueFd socket = accept_from(listener.get());
+  if (!socket.valid()) {
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      close_for_a_while(errno, now);
+    }
+    return errno == EINTR || errno == ECONNABORTED;
+  }
+  const auto is_stranger = [](const HalfOpen& each) { return each.peer == nullptr; };
+  const auto strangers = std::count_if(half_open_.begin(), half_open_.end(), is_stranger);
+  if (static_cast<size_t>(strangers) >= kMaxStrangers) {
+    // The one that has been silent for longest makes room; if it is a peer it tries again.
+    half_open_.erase(std::find_if(half_open_.begin(), half_open_.end(), is_stranger));
+  }
+  HalfOpen& connection = half_open_.emplace_back();
+  // Without it the connection is looked at by the clock.
+  (void)watch(socket.get(), EPOLLIN, false);
+  connection.socket = std::move(socket);
+  connection.until_ns = now + kGreetingNs;
+  return true;
 }
 
 // --- Connecting -----------------------------------------------------------------------------------
@@ -177,14 +209,16 @@ void Greeter::start_attempt(TcpPeer* peer, Attempt* attempt, uint64_t now) {
     attempt->trouble = target.text() + ": " + strerrordesc_np(errno);
     return;
   }
-  attempt->under_way = true;
+  std::string text = target.text();
   HalfOpen& connection = half_open_.emplace_back();
-  watch(socket.get(), EPOLLOUT, false);
+  // Nothing fails from here on. Without the watch the connection is looked at by the clock.
+  attempt->under_way = true;
+  (void)watch(socket.get(), EPOLLOUT, false);
   connection.socket = std::move(socket);
   connection.stage = Stage::kConnecting;
   connection.until_ns = now + kConnectNs;
   connection.peer = peer;
-  connection.address = target.text();
+  connection.address = std::move(text);
 }
 
 void Greeter::note_failed(const HalfOpen& connection, uint64_t now) {
@@ -192,9 +226,9 @@ void Greeter::note_failed(const HalfOpen& connection, uint64_t now) {
   if (found == wanted_.end() || !connection.peer->connects()) return;
   Attempt& attempt = found->second;
   attempt.under_way = false;
-  attempt.trouble = connection.address + ": " + connection.trouble;
   // Each address once, then a pause.
   attempt.next_try_ns = attempt.next % attempt.addresses.size() == 0 ? now + kRetryNs : now;
+  attempt.trouble = connection.address + ": " + connection.trouble;
 }
 
 void Greeter::prepare_socket(int socket) const {
@@ -211,8 +245,22 @@ void Greeter::prepare_socket(int socket) const {
 
 // --- The greeting ---------------------------------------------------------------------------------
 
-void Greeter::advance(
-    const std::function<void(TcpPeer*, UniqueFd, const Hello&, const Challenge&)>& connected) {
+// Its peer counts the connection as made, so it is not given up for want of memory at once.
+bool Greeter::take_over(HalfOpen* connection, const Connected& connected) {
+  if (connection->stage != Stage::kGreeted) {
+    connection->stage = Stage::kGreeted;
+    connection->until_ns = now_ns() + kGreetingNs;
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, connection->socket.get(), nullptr);
+    prepare_socket(connection->socket.get());
+  }
+  if (!connected(connection->peer, &connection->socket, connection->hello, connection->challenge)) {
+    return false;
+  }
+  wanted_.erase(connection->peer);
+  return true;
+}
+
+void Greeter::advance(const Connected& connected) {
   const uint64_t now = now_ns();
   accept_all(now);
   start_attempts(now);
@@ -223,17 +271,17 @@ void Greeter::advance(
       ++each;
       continue;
     }
-    HalfOpen done = std::move(*each);
-    each = half_open_.erase(each);
-    if (outcome == Outcome::kDrop) {
-      note_failed(done, now);
-      continue;
+    if (outcome == Outcome::kConnected && !take_over(&*each, connected)) {
+      const bool is_over = now >= each->until_ns;
+      if (!is_over) {
+        ++each;
+        continue;
+      }
+      outcome = Outcome::kDrop;
     }
-    epoll_ctl(epoll_, EPOLL_CTL_DEL, done.socket.get(), nullptr);
-    prepare_socket(done.socket.get());
-    TcpPeer* peer = done.peer;
-    wanted_.erase(peer);
-    connected(peer, std::move(done.socket), done.hello, done.challenge);
+    const HalfOpen done = std::move(*each);
+    each = half_open_.erase(each);
+    if (outcome == Outcome::kDrop) note_failed(done, now);
   }
   start_attempts(now);
   std::vector<std::pair<TcpPeer*, std::string>> given_up;
@@ -275,6 +323,8 @@ Greeter::Outcome Greeter::advance_one(HalfOpen* connection) {
       case Stage::kAwaitProof:
         outcome = check_proof(connection);
         break;
+      case Stage::kGreeted:
+        return Outcome::kConnected;
     }
     if (outcome != Outcome::kWait || connection->stage == before) return outcome;
   }

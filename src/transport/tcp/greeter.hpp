@@ -40,15 +40,23 @@ class Greeter {
   // Peers that are not connected yet.
   void add(TcpPeer* peer);
   void remove(const TcpPeer* peer);
-  // Does what can be done now. `connected` gets each peer whose connection is made.
-  void advance(
-      const std::function<void(TcpPeer*, UniqueFd, const Hello&, const Challenge&)>& connected);
+  // Takes over each peer whose connection is made, with its socket. False: try again later.
+  using Connected = std::function<bool(TcpPeer*, UniqueFd*, const Hello&, const Challenge&)>;
+  // Does what can be done now. After std::bad_alloc it goes on with the next call.
+  void advance(const Connected& connected);
   // Whether time alone can change something.
-  bool needs_time() const { return !half_open_.empty() || !wanted_.empty(); }
+  bool needs_time() const { return !half_open_.empty() || !wanted_.empty() || is_closed_; }
   size_t half_open() const { return half_open_.size(); }
 
  private:
-  enum class Stage : uint8_t { kConnecting, kAwaitHello, kAwaitPeer, kAwaitChallenge, kAwaitProof };
+  enum class Stage : uint8_t {
+    kConnecting,
+    kAwaitHello,
+    kAwaitPeer,
+    kAwaitChallenge,
+    kAwaitProof,
+    kGreeted  // nothing is missing but room for it in this process
+  };
   enum class Outcome : uint8_t { kWait, kConnected, kDrop };
   // A connection whose greeting is not over.
   struct HalfOpen {
@@ -75,12 +83,15 @@ class Greeter {
 
   [[nodiscard]] mep_result_t listen_on(Address* address);
   void accept_all(uint64_t now);
+  bool accept_one(const UniqueFd& listener, uint64_t now);
+  void close_for_a_while(int error, uint64_t now);
+  bool take_over(HalfOpen* connection, const Connected& connected);
   void start_attempts(uint64_t now);
   void start_attempt(TcpPeer* peer, Attempt* attempt, uint64_t now);
   [[nodiscard]] bool bind_source(int socket, const Address& target) const;
   void note_failed(const HalfOpen& connection, uint64_t now);
   void prepare_socket(int socket) const;
-  void watch(int socket, uint32_t events, bool is_known) const;
+  bool watch(int socket, uint32_t events, bool is_known) const;
   Outcome advance_one(HalfOpen* connection);
   Outcome finish_connect(HalfOpen* connection);
   Outcome answer_hello(HalfOpen* connection);
@@ -96,6 +107,9 @@ class Greeter {
   const uint64_t tag_;
   std::vector<UniqueFd> listeners_;
   std::vector<Address> own_;
+  // Nobody can be let in: callers wait in the listeners, which are not watched meanwhile.
+  bool is_closed_ = false;
+  uint64_t closed_until_ns_ = 0;
   std::map<TcpPeer*, Attempt> wanted_;  // those that this rank accepts have no addresses
   std::list<HalfOpen> half_open_;
 };

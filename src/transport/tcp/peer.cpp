@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
+#include <utility>
 
 #include "base/failpoint.hpp"
 #include "base/status.hpp"
@@ -62,17 +64,18 @@ bool WindowExports::find(uint64_t token, std::shared_ptr<Window>* out) const {
 
 // --- The connection's life ------------------------------------------------------------------------
 
-bool TcpPeer::establish(UniqueFd socket, const Hello& hello, const Challenge& challenge) {
+bool TcpPeer::establish(UniqueFd* socket, const Hello& hello, const Challenge& challenge) {
   const std::scoped_lock lock(in_mutex_, out_mutex_);
   if (state() != State::kConnecting) return false;
+  const bool seals = challenge.chosen != Protection::kPlain;
+  if (seals) sealed_.resize(kSealedBytes);
+  buffer_.resize(kBufferBytes);
   protection_ = challenge.chosen;
-  if (protection_ != Protection::kPlain) {
+  if (seals) {
     out_key_ = RecordKey(session_, hello, challenge, connects());
     in_key_ = RecordKey(session_, hello, challenge, !connects());
-    sealed_.resize(kSealedBytes);
   }
-  buffer_.resize(kBufferBytes);
-  socket_ = std::move(socket);
+  socket_ = std::move(*socket);
   state_.store(State::kUp, std::memory_order_release);
   send_queued();
   return true;
@@ -80,7 +83,20 @@ bool TcpPeer::establish(UniqueFd socket, const Hello& hello, const Challenge& ch
 
 void TcpPeer::give_up(std::string reason) {
   const std::scoped_lock lock(in_mutex_, out_mutex_);
-  if (state() == State::kConnecting) fail_sending(std::move(reason));
+  if (state() != State::kConnecting) return;
+  failure_text_ = std::move(reason);
+  fail_sending("");
+}
+
+bool TcpPeer::take_failure(PeerFailure* out) {
+  const std::lock_guard lock(out_mutex_);
+  if (!is_failure_untold_) return false;
+  out->reason = failure_text_ + failure_reason_;
+  if (failure_error_ != 0) out->reason += std::string(": ") + strerrordesc_np(failure_error_);
+  out->slot = identity_.slot;
+  out->incarnation = identity_.incarnation;
+  is_failure_untold_ = false;
+  return true;
 }
 
 mep_result_t TcpPeer::check_up() const {
@@ -95,20 +111,23 @@ mep_result_t TcpPeer::check_up() const {
 }
 
 // Under out_mutex_. The socket is closed by whoever receives: what came before may still land.
-void TcpPeer::fail_sending(std::string reason) {
+void TcpPeer::fail_sending(const char* reason, int error) {
   if (state() == State::kFailed || state() == State::kFenced) return;
   state_.store(State::kFailed, std::memory_order_release);
   if (socket_.valid()) ::shutdown(socket_.get(), SHUT_WR);
   queue_.clear();
   sealed_bytes_ = sealed_sent_ = 0;
   blocked_.store(false, std::memory_order_relaxed);
-  events_->peer_failed(identity_.slot, identity_.incarnation, std::move(reason));
+  is_failure_untold_ = true;
+  failure_reason_ = reason;
+  failure_error_ = error;
+  events_->peer_failed();
 }
 
 // Under in_mutex_ alone.
-void TcpPeer::fail_receiving(std::string reason) {
+void TcpPeer::fail_receiving(const char* reason, int error) {
   const std::lock_guard lock(out_mutex_);
-  fail_sending(std::move(reason));
+  fail_sending(reason, error);
   socket_.reset();
   target_.reset();
   landing_ = nullptr;
@@ -131,14 +150,20 @@ void TcpPeer::fence() {
 
 // --- Sending --------------------------------------------------------------------------------------
 
-mep_result_t TcpPeer::put(uint64_t token, uint64_t offset, const void* local, size_t bytes) {
-  const std::lock_guard lock(out_mutex_);
-  MEP_TRY(check_up());
-  if (queue_.bytes() > kMaxQueuedBytes) {
-    return fail(MEP_ERR_NO_MEMORY, "slot %u takes nothing: %zu bytes wait for it", identity_.slot,
-                queue_.bytes());
+// All that `queue` queues, or nothing. Under out_mutex_.
+template <typename Queue>
+mep_result_t TcpPeer::queue_whole(Queue&& queue) {
+  const OutQueue::Mark mark = queue_.mark();
+  try {
+    queue();
+    return MEP_SUCCESS;
+  } catch (const std::bad_alloc&) {
+    queue_.undo(mark);
+    return fail(MEP_ERR_NO_MEMORY, "no memory for what is to be sent to slot %u", identity_.slot);
   }
-  const auto* from = static_cast<const std::byte*>(local);
+}
+
+void TcpPeer::queue_put(uint64_t token, uint64_t offset, const std::byte* from, size_t bytes) {
   DataFrame frame;
   frame.kind = FrameKind::kPut;
   frame.token = token;
@@ -148,14 +173,25 @@ mep_result_t TcpPeer::put(uint64_t token, uint64_t offset, const void* local, si
     std::byte* place = queue_.extend(kFrameHeaderBytes + bytes);
     encode_frame(frame, place);
     std::memcpy(place + kFrameHeaderBytes, from, bytes);
-  } else {
-    for (size_t done = 0; done < bytes; done += frame.bytes) {
-      frame.offset = offset + done;
-      frame.bytes = static_cast<uint32_t>(std::min<size_t>(bytes - done, kMaxPutBytes));
-      encode_frame(frame, queue_.extend(kFrameHeaderBytes));
-      queue_.append_external(from + done, frame.bytes);
-    }
+    return;
   }
+  for (size_t done = 0; done < bytes; done += frame.bytes) {
+    frame.offset = offset + done;
+    frame.bytes = static_cast<uint32_t>(std::min<size_t>(bytes - done, kMaxPutBytes));
+    encode_frame(frame, queue_.extend(kFrameHeaderBytes));
+    queue_.append_external(from + done, frame.bytes);
+  }
+}
+
+mep_result_t TcpPeer::put(uint64_t token, uint64_t offset, const void* local, size_t bytes) {
+  const std::lock_guard lock(out_mutex_);
+  MEP_TRY(check_up());
+  if (queue_.bytes() > kMaxQueuedBytes) {
+    return fail(MEP_ERR_NO_MEMORY, "slot %u takes nothing: %zu bytes wait for it", identity_.slot,
+                queue_.bytes());
+  }
+  MEP_TRY(
+      queue_whole([&] { queue_put(token, offset, static_cast<const std::byte*>(local), bytes); }));
   // A test may stop or kill this process with a part of the put sent.
   if (failpoints_armed.load(std::memory_order_relaxed)) [[unlikely]] {
     send_queued();
@@ -169,7 +205,7 @@ mep_result_t TcpPeer::signal(uint64_t token, uint64_t offset, uint64_t word, boo
   const std::lock_guard lock(out_mutex_);
   MEP_TRY(check_up());
   const DataFrame frame{FrameKind::kSignal, wake, sizeof word, token, offset, word};
-  encode_frame(frame, queue_.extend(kSignalBytes));
+  MEP_TRY(queue_whole([&] { encode_frame(frame, queue_.extend(kSignalBytes)); }));
   send_queued();
   return MEP_SUCCESS;
 }
@@ -178,7 +214,7 @@ mep_result_t TcpPeer::mark(uint64_t number) {
   const std::lock_guard lock(out_mutex_);
   MEP_TRY(check_up());
   const DataFrame frame{FrameKind::kMark, false, 0, 0, number, 0};
-  encode_frame(frame, queue_.extend(kFrameHeaderBytes));
+  MEP_TRY(queue_whole([&] { encode_frame(frame, queue_.extend(kFrameHeaderBytes)); }));
   send_queued();
   return MEP_SUCCESS;
 }
@@ -186,7 +222,12 @@ mep_result_t TcpPeer::mark(uint64_t number) {
 void TcpPeer::release_sources() {
   const std::lock_guard lock(out_mutex_);
   send_queued();
-  queue_.own_all();
+  try {
+    queue_.own_all();
+  } catch (const std::bad_alloc&) {
+    // The caller's memory must not be read any more, and what is missing the peer would miss.
+    fail_sending("there is no memory for what waits to be sent to it");
+  }
 }
 
 void TcpPeer::send_left() {
@@ -238,7 +279,7 @@ void TcpPeer::send_queued() {
         events_->peer_blocked(identity_.slot, socket_.get(), again);
         return;
       }
-      fail_sending("sending to it failed: " + std::string(strerrordesc_np(errno)));
+      fail_sending("sending to it failed", errno);
       return;
     }
     if (seals) {
@@ -288,7 +329,7 @@ bool TcpPeer::read_plain(const WindowExports& exports, bool* more) {
   if (got < 0) {
     *more = errno == EINTR;
     if (!is_retry(errno) && errno != EINTR) {
-      fail_receiving("receiving from it failed: " + std::string(strerrordesc_np(errno)));
+      fail_receiving("receiving from it failed", errno);
     }
     return *more;
   }
@@ -319,7 +360,7 @@ bool TcpPeer::read_sealed(const WindowExports& exports, bool* more) {
     if (got == 0) {
       fail_receiving("it closed its connection");
     } else if (!is_retry(errno) && errno != EINTR) {
-      fail_receiving("receiving from it failed: " + std::string(strerrordesc_np(errno)));
+      fail_receiving("receiving from it failed", errno);
     }
     return *more;
   }
@@ -330,9 +371,9 @@ bool TcpPeer::read_sealed(const WindowExports& exports, bool* more) {
     size_t body = 0;
     std::byte* record = buffer_.data() + begin;
     const Parse parsed = parse_record_header({record, buffered_ - begin}, &body);
-    if (parsed == Parse::kMalformed) return *more = deny("a record of impossible length");
+    if (parsed == Parse::kMalformed) return *more = deny("it sent a record of impossible length");
     if (parsed == Parse::kIncomplete || buffered_ - begin < body + kRecordOverhead) break;
-    if (!in_key_.open(record, body)) return *more = deny("a record that is not authentic");
+    if (!in_key_.open(record, body)) return *more = deny("it sent a record that is not authentic");
     if (!take(exports, record + kRecordHeaderBytes, body)) return *more = false;
     begin += body + kRecordOverhead;
   }
@@ -362,7 +403,7 @@ bool TcpPeer::take(const WindowExports& exports, std::byte* bytes, size_t count)
     size_t used = 0;
     if (partial_bytes_ == 0) {
       const Parse parsed = parse_frame({bytes, count}, &frame, &used);
-      if (parsed == Parse::kMalformed) return deny("bytes that are no frame");
+      if (parsed == Parse::kMalformed) return deny("it sent bytes that are no frame");
       if (parsed == Parse::kIncomplete) {
         std::memcpy(partial_, bytes, count);
         partial_bytes_ = count;
@@ -379,7 +420,7 @@ bool TcpPeer::take(const WindowExports& exports, std::byte* bytes, size_t count)
       bytes += part;
       count -= part;
       const Parse parsed = parse_frame({partial_, partial_bytes_}, &frame, &used);
-      if (parsed == Parse::kMalformed) return deny("bytes that are no frame");
+      if (parsed == Parse::kMalformed) return deny("it sent bytes that are no frame");
       if (parsed == Parse::kIncomplete) continue;
       partial_bytes_ = 0;
     }
@@ -390,18 +431,20 @@ bool TcpPeer::take(const WindowExports& exports, std::byte* bytes, size_t count)
 
 bool TcpPeer::take_frame(const WindowExports& exports, const DataFrame& frame) {
   if (frame.kind == FrameKind::kMark) {
-    if (frame.offset < marked_.load(std::memory_order_relaxed)) return deny("a mark out of order");
+    if (frame.offset < marked_.load(std::memory_order_relaxed))
+      return deny("it sent a mark out of order");
     marked_.store(frame.offset, std::memory_order_release);
     return true;
   }
   std::shared_ptr<Window> window;
-  if (!exports.find(frame.token, &window)) return deny("a frame for no window of this rank");
+  if (!exports.find(frame.token, &window))
+    return deny("it sent a frame for no window of this rank");
   if (window != nullptr) {
     if (frame.offset + frame.bytes > window->bytes()) {
-      return deny("a frame beyond the end of its window");
+      return deny("it sent a frame beyond the end of its window");
     }
     if (window->id() == kWorldWindowId && frame.offset < sizeof(Doorbell)) {
-      return deny("a frame for the doorbell");
+      return deny("it sent a frame for the doorbell");
     }
   }
   if (frame.kind == FrameKind::kSignal) return take_signal(frame, window.get(), exports);
@@ -423,7 +466,7 @@ bool TcpPeer::take_signal(const DataFrame& frame, Window* window, const WindowEx
 }
 
 bool TcpPeer::deny(const char* what) {
-  fail_receiving("it sent " + std::string(what));
+  fail_receiving(what);
   return false;
 }
 

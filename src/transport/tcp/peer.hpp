@@ -50,7 +50,8 @@ class WindowExports {
 class PeerEvents {
  public:
   virtual ~PeerEvents() = default;
-  virtual void peer_failed(uint32_t slot, uint64_t incarnation, std::string reason) = 0;
+  // Its take_failure() says why. Needs no memory, like the two below.
+  virtual void peer_failed() = 0;
   // The socket has no room (`again`: still none): ask to be told when it has. Then, that nothing is
   // left to send.
   virtual void peer_blocked(uint32_t slot, int socket, bool again) = 0;
@@ -94,11 +95,15 @@ class TcpPeer {
   std::unordered_map<uint64_t, Import>& imports() { return imports_; }
   const std::unordered_map<uint64_t, Import>& imports() const { return imports_; }
 
-  // The greeting is over. False: it was given up meanwhile.
-  bool establish(UniqueFd socket, const Hello& hello, const Challenge& challenge);
+  // The greeting is over: takes the socket. False: it was given up meanwhile. Throws std::bad_alloc
+  // before anything has happened.
+  bool establish(UniqueFd* socket, const Hello& hello, const Challenge& challenge);
   void give_up(std::string reason);
+  // Once after each failure.
+  bool take_failure(PeerFailure* out);
 
-  // Frames on their way. MEP_ERR_PEER_FAILED: the peer is not reached any more.
+  // Frames on their way. MEP_ERR_PEER_FAILED: the peer is not reached any more; MEP_ERR_NO_MEMORY: nothing
+  // was queued.
   [[nodiscard]] mep_result_t put(uint64_t token, uint64_t offset, const void* local, size_t bytes);
   [[nodiscard]] mep_result_t signal(uint64_t token, uint64_t offset, uint64_t word, bool wake);
   [[nodiscard]] mep_result_t mark(uint64_t number);
@@ -116,8 +121,11 @@ class TcpPeer {
   [[nodiscard]] mep_result_t check_up() const;
   void send_queued();
   void seal_queued();
-  void fail_sending(std::string reason);
-  void fail_receiving(std::string reason);
+  void queue_put(uint64_t token, uint64_t offset, const std::byte* from, size_t bytes);
+  template <typename Queue>
+  [[nodiscard]] mep_result_t queue_whole(Queue&& queue);
+  void fail_sending(const char* reason, int error = 0);
+  void fail_receiving(const char* reason, int error = 0);
   bool read_plain(const WindowExports& exports, bool* more);
   bool read_sealed(const WindowExports& exports, bool* more);
   bool take(const WindowExports& exports, std::byte* bytes, size_t count);
@@ -140,6 +148,10 @@ class TcpPeer {
   std::mutex out_mutex_;
   OutQueue queue_;
   RecordKey out_key_;
+  bool is_failure_untold_ = false;  // and why it failed: two texts, the first one's or errno's
+  const char* failure_reason_ = "";
+  int failure_error_ = 0;
+  std::string failure_text_;
   std::vector<std::byte> sealed_;  // records, sent from sealed_sent_ on
   size_t sealed_bytes_ = 0;
   size_t sealed_sent_ = 0;

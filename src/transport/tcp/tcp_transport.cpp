@@ -35,11 +35,11 @@ unsigned long long number(uint64_t value) {
   return value;
 }
 
-void watch(int epoll, int fd, uint64_t data) {
+bool watch(int epoll, int fd, uint64_t data) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = data;
-  epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
+  return epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
 }  // namespace
@@ -60,8 +60,10 @@ mep_result_t TcpTransport::probe() {
   if (!data_epoll_.valid() || !control_epoll_.valid() || !timer_.valid() || !kick_.valid()) {
     return fail(MEP_ERR_NO_MEMORY, "no descriptors left (ulimit -n): %m");
   }
-  watch(control_epoll_.get(), timer_.get(), kTimerTag);
-  watch(control_epoll_.get(), kick_.get(), kKickTag);
+  if (!watch(control_epoll_.get(), timer_.get(), kTimerTag) ||
+      !watch(control_epoll_.get(), kick_.get(), kKickTag)) {
+    return fail(MEP_ERR_NO_MEMORY, "tcp cannot watch its descriptors: %m");
+  }
   GreeterOptions greeting;
   greeting.filter = {options_.network_interface, options_.one_host};
   greeting.suspect_ms = options_.suspect_ms;
@@ -112,9 +114,9 @@ mep_result_t TcpTransport::add_peer(const PeerIdentity& self, const PeerIdentity
   if (options_.encrypt_data) wanted = Protection::kEncrypted;
   auto added = std::make_unique<TcpPeer>(self, peer, session, wanted, std::move(addresses),
                                          static_cast<PeerEvents*>(this));
-  greeter_->add(added.get());
   const ExclusiveLock lock(windows_lock_);
   if (peers_.size() <= peer.slot) peers_.resize(peer.slot + size_t{1});
+  greeter_->add(added.get());  // the last that may fail
   peers_[peer.slot] = std::move(added);
   kick();
   return MEP_SUCCESS;
@@ -135,14 +137,22 @@ mep_result_t TcpTransport::find_peer(uint32_t slot, TcpPeer** out) const {
   return fail(MEP_ERR_INVALID_ARGUMENT, "slot %u is no peer of tcp", slot);
 }
 
-void TcpTransport::connect_peer(TcpPeer* peer, UniqueFd socket, const Hello& hello,
+// False: there is no memory for it now.
+bool TcpTransport::connect_peer(TcpPeer* peer, UniqueFd* socket, const Hello& hello,
                                 const Challenge& challenge) {
-  const int fd = socket.get();
+  const int fd = socket->get();
   const ExclusiveLock lock(windows_lock_);
-  if (!peer->establish(std::move(socket), hello, challenge)) return;
+  connected_.reserve(connected_.size() + 1);
+  if (!watch(data_epoll_.get(), fd, peer->identity().slot)) return false;
+  try {
+    if (!peer->establish(socket, hello, challenge)) return true;  // its end closes the socket
+  } catch (const std::bad_alloc&) {
+    epoll_ctl(data_epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+    return false;
+  }
   connected_.push_back(peer);
-  watch(data_epoll_.get(), fd, peer->identity().slot);
   log(LogLevel::kDebug, "tcp: connected with rank %u", peer->identity().slot);
+  return true;
 }
 
 mep_result_t TcpTransport::fence_out(uint32_t slot) {
@@ -289,8 +299,7 @@ bool TcpTransport::connected(uint32_t slot) const {
 }
 
 int TcpTransport::sleep_epoll(int wake_fd, uint64_t tag) {
-  watch(data_epoll_.get(), wake_fd, tag);
-  return data_epoll_.get();
+  return watch(data_epoll_.get(), wake_fd, tag) ? data_epoll_.get() : -1;
 }
 
 const char* TcpTransport::describe(uint32_t slot) const {
@@ -356,12 +365,19 @@ void TcpTransport::control_progress() {
     const SharedLock lock(windows_lock_);
     if (data < peers_.size() && peers_[data] != nullptr) peers_[data]->send_left();
   }
-  if (!greets) return;
+  if (greets) advance_greetings();
+}
+
+void TcpTransport::advance_greetings() {
   const std::lock_guard set_up(set_up_mutex_);
-  greeter_->advance(
-      [this](TcpPeer* peer, UniqueFd socket, const Hello& hello, const Challenge& challenge) {
-        connect_peer(peer, std::move(socket), hello, challenge);
-      });
+  try {
+    greeter_->advance(
+        [this](TcpPeer* peer, UniqueFd* socket, const Hello& hello, const Challenge& challenge) {
+          return connect_peer(peer, socket, hello, challenge);
+        });
+  } catch (const std::bad_alloc&) {
+    log(LogLevel::kWarn, "tcp: no memory for a new connection; trying again");
+  }
   set_timer();
 }
 
@@ -380,11 +396,8 @@ void TcpTransport::kick() {
   (void)!write(kick_.get(), &one, sizeof one);  // full means readable already
 }
 
-void TcpTransport::peer_failed(uint32_t slot, uint64_t incarnation, std::string reason) {
-  {
-    const std::lock_guard lock(failures_mutex_);
-    failures_.push_back({slot, incarnation, std::move(reason)});
-  }
+void TcpTransport::peer_failed() {
+  any_failed_.store(true, std::memory_order_release);
   kick();
 }
 
@@ -412,11 +425,20 @@ void TcpTransport::watch_data(uint32_t slot, int socket, uint32_t events) {
 }
 
 bool TcpTransport::take_failure(PeerFailure* out) {
-  const std::lock_guard lock(failures_mutex_);
-  if (failures_.empty()) return false;
-  *out = std::move(failures_.front());
-  failures_.pop_front();
-  return true;
+  if (!any_failed_.exchange(false, std::memory_order_acquire)) return false;
+  // Until all have been looked at in vain, which does not happen if there is no memory to tell of one.
+  struct LookAgain {
+    std::atomic<bool>* flag;
+    ~LookAgain() {
+      if (flag != nullptr) flag->store(true, std::memory_order_relaxed);
+    }
+  } again{&any_failed_};
+  const SharedLock lock(windows_lock_);
+  for (const std::unique_ptr<TcpPeer>& peer : peers_) {
+    if (peer != nullptr && peer->take_failure(out)) return true;
+  }
+  again.flag = nullptr;
+  return false;
 }
 
 size_t TcpTransport::half_open() {

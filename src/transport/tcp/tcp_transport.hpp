@@ -76,7 +76,7 @@ class TcpTransport final : public Transport, private PeerEvents {
   size_t half_open();
 
  private:
-  void peer_failed(uint32_t slot, uint64_t incarnation, std::string reason) override;
+  void peer_failed() override;
   void peer_blocked(uint32_t slot, int socket, bool again) override;
   void peer_unblocked(uint32_t slot, int socket) override;
 
@@ -85,7 +85,9 @@ class TcpTransport final : public Transport, private PeerEvents {
   [[nodiscard]] mep_result_t find_target(uint32_t slot, uint32_t lane, uint64_t window,
                                          uint64_t offset, size_t bytes, TcpPeer** peer,
                                          uint64_t* token) const;
-  void connect_peer(TcpPeer* peer, UniqueFd socket, const Hello& hello, const Challenge& challenge);
+  bool connect_peer(TcpPeer* peer, UniqueFd* socket, const Hello& hello,
+                    const Challenge& challenge);
+  void advance_greetings();
   void watch_data(uint32_t slot, int socket, uint32_t events);
   void set_timer();
   void kick();
@@ -106,8 +108,8 @@ class TcpTransport final : public Transport, private PeerEvents {
   std::vector<TcpPeer*> connected_;
   WindowExports exports_;
 
-  std::mutex failures_mutex_;
-  std::deque<PeerFailure> failures_;
+  // Some peer has a failure to tell. Release, acquire: of which, its own mutex guards.
+  std::atomic<bool> any_failed_{false};
 };
 
 }  // namespace mep::tcp

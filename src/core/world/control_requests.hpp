@@ -1,0 +1,56 @@
+// What threads ask of the control thread, in order. Who waits for its request brings the place for it
+// along, so that waiting needs no memory; a request that nobody waits for is kept.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "base/function_ref.hpp"
+
+namespace mep {
+
+class ControlRequests {
+ public:
+  ControlRequests() = default;
+  ~ControlRequests() { close(); }
+  ControlRequests(const ControlRequests&) = delete;
+  ControlRequests& operator=(const ControlRequests&) = delete;
+
+  // --- Any thread. `ring` wakes the control thread; it is called under the lock. ---
+
+  // Dropped if nobody takes requests any more. Throws std::bad_alloc before anything has happened.
+  void post(std::function<void()> request, FunctionRef<void()> ring);
+  // Waits for its end. False: it did not run, or threw.
+  bool call(FunctionRef<void()> request, FunctionRef<void()> ring);
+
+  // --- The control thread ---
+
+  void open();
+  // Runs what was asked before this call; `on_exhausted` is told of each that threw std::bad_alloc.
+  void run(FunctionRef<void()> on_exhausted);
+  // Drops what is left. From here on nothing is taken.
+  void close();
+
+ private:
+  struct Request {
+    Request* next = nullptr;
+    std::function<void()> owned;                    // of a request that nobody waits for
+    const FunctionRef<void()>* borrowed = nullptr;  // of the others
+    bool ran = false;
+    bool finished = false;  // under mutex_
+  };
+
+  bool push(Request* request, FunctionRef<void()> ring);
+  Request* take_all(bool last);
+  void finish(Request* request);
+
+  std::mutex mutex_;  // guards the three below, and Request::finished
+  Request* first_ = nullptr;
+  Request* last_ = nullptr;
+  bool open_ = false;
+  std::condition_variable finished_;
+};
+
+}  // namespace mep

@@ -1,0 +1,62 @@
+/* A job of a few ranks one of which, or all, runs out of something. */
+#ifndef MEP_TESTS_OOM_JOB_H
+#define MEP_TESTS_OOM_JOB_H
+
+#include <mep.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "oom_plan.h"
+
+#define MAX_RANKS 4
+#define MAX_STEPS 8
+#define NOT_CALLED 99
+
+enum { TIMEOUT_MS = 1000, INIT_TIMEOUT_MS = 4000, CHANGE_LIMIT_MS = 20000 };
+
+/* How the resource runs out. */
+enum { BY_REFUSAL = 0, BY_OPEN_FILES = 1, BY_ADDRESS_SPACE = 2 };
+
+typedef struct job_t {
+  uint64_t seed;
+  int32_t ranks;
+  int32_t are_threads; /* of one process, made by mep_comm_init_all */
+  int32_t short_rank;  /* who runs out; -1: all ranks */
+  int32_t from_init;   /* armed before the start-up already */
+  int32_t how;
+  uint64_t room; /* BY_OPEN_FILES: descriptors, BY_ADDRESS_SPACE: bytes, beyond what is used */
+  oom_plan_t plan;
+  uint32_t flags; /* of the communicator */
+  char transports[16];
+  int32_t count;
+  int32_t steps[MAX_STEPS];
+} job_t;
+
+/* In memory that the ranks share with the judge. */
+typedef struct rank_log_t {
+  mep_result_t init;
+  mep_result_t steps[MAX_STEPS];
+  int32_t called; /* steps that were begun */
+  mep_result_t finals[16];
+  int32_t barriers; /* how many calls the last phase took */
+  int32_t live;
+  mep_result_t destroy;
+  uint64_t refusals;
+  uint64_t longest_ms; /* of one call */
+  int32_t longest_step;
+  int32_t at;    /* the step under way */
+  int32_t wrong; /* the step that delivered wrong data, plus one; 0: none */
+  int32_t finished;
+  char text[200]; /* of the last error */
+} rank_log_t;
+
+const char* step_name(int32_t step);
+int32_t step_kinds(void);
+/* One step. Without an error all that it has made is freed again. */
+mep_result_t run_step(mep_comm_t comm, int32_t step, uint64_t seed, int* wrong);
+
+/* The rank's part in a process of its own, or of all ranks as threads. */
+void run_rank(const job_t* job, int32_t rank, rank_log_t* log);
+void run_threads(const job_t* job, rank_log_t* logs);
+
+#endif

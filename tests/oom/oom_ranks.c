@@ -1,0 +1,224 @@
+// A rank's way through a job: start-up, steps until one fails on any rank, then barriers until all is
+// well again or the world has ended for this rank.
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "oom_job.h"
+
+static struct {
+  void (*arm)(const oom_plan_t*);
+  void (*enter)(int);
+  uint64_t (*refusals)(void);
+} preload;
+
+static void find_preload(void) {
+  *(void**)(&preload.arm) = dlsym(RTLD_DEFAULT, "oom_arm");
+  *(void**)(&preload.enter) = dlsym(RTLD_DEFAULT, "oom_enter");
+  *(void**)(&preload.refusals) = dlsym(RTLD_DEFAULT, "oom_refusals");
+  if (preload.arm == NULL || preload.enter == NULL || preload.refusals == NULL) {
+    fprintf(stderr, "run it with LD_PRELOAD=libmep_oom.so\n");
+    _exit(3);
+  }
+}
+
+static uint64_t now_ms(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+// --- Running out ----------------------------------------------------------------------------------
+
+static uint64_t used_address_space(void) {
+  unsigned long pages = 0;
+  FILE* file = fopen("/proc/self/statm", "r");
+  if (file == NULL || fscanf(file, "%lu", &pages) != 1) _exit(3);
+  fclose(file);
+  return (uint64_t)pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static uint64_t lowest_free_descriptor(void) {
+  const int fd = dup(0);
+  if (fd < 0) _exit(3);
+  close(fd);
+  return (uint64_t)fd;
+}
+
+static void limit(int resource, uint64_t most) {
+  struct rlimit limit;
+  if (getrlimit(resource, &limit) != 0) _exit(3);
+  limit.rlim_cur = most < limit.rlim_max ? most : limit.rlim_max;
+  if (setrlimit(resource, &limit) != 0) _exit(3);
+}
+
+static void run_short(const job_t* job) {
+  if (job->how == BY_OPEN_FILES) limit(RLIMIT_NOFILE, lowest_free_descriptor() + job->room);
+  if (job->how == BY_ADDRESS_SPACE) limit(RLIMIT_AS, used_address_space() + job->room);
+  if (job->how == BY_REFUSAL) preload.arm(&job->plan);
+}
+
+static void run_short_no_more(const job_t* job, rank_log_t* log) {
+  if (job->how == BY_OPEN_FILES) limit(RLIMIT_NOFILE, 1024);
+  if (job->how == BY_ADDRESS_SPACE) limit(RLIMIT_AS, RLIM_INFINITY);
+  log->refusals = preload.refusals();
+  if (job->how == BY_REFUSAL) preload.arm(NULL);
+}
+
+// --- One rank -------------------------------------------------------------------------------------
+
+static void note(rank_log_t* log, int32_t step, uint64_t begun_ms, mep_result_t result) {
+  const uint64_t took_ms = now_ms() - begun_ms;
+  if (took_ms > log->longest_ms) {
+    log->longest_ms = took_ms;
+    log->longest_step = step;
+  }
+  if (result != MEP_SUCCESS) snprintf(log->text, sizeof log->text, "%s", mep_last_error());
+}
+
+static int is_short(const job_t* job, int32_t rank) {
+  return job->short_rank < 0 || job->short_rank == rank;
+}
+
+static int has_ended(mep_result_t result) {
+  return result == MEP_ERR_NO_QUORUM || result == MEP_ERR_EVICTED || result == MEP_ERR_ABORTED ||
+         result == MEP_ERR_NO_MEMORY;
+}
+
+static void run_steps(const job_t* job, int32_t rank, mep_comm_t comm, rank_log_t* log) {
+  for (int32_t i = 0; i < job->count; ++i) {
+    int wrong = 0;
+    const uint64_t begun_ms = now_ms();
+    log->at = i;
+    log->called = i + 1;
+    preload.enter(is_short(job, rank));
+    log->steps[i] = run_step(comm, job->steps[i], job->seed + (uint64_t)i, &wrong);
+    preload.enter(0);
+    note(log, i, begun_ms, log->steps[i]);
+    if (wrong) log->wrong = i + 1;
+    if (log->steps[i] != MEP_SUCCESS) return;
+  }
+}
+
+// Who has met an error says so to all, and calls barriers like everybody.
+static void run_finals(const job_t* job, mep_comm_t comm, rank_log_t* log) {
+  const int32_t most = (int32_t)(sizeof log->finals / sizeof log->finals[0]);
+  log->at = 100;
+  if (log->steps[log->called - 1] != MEP_SUCCESS || log->called < job->count) {
+    (void)mep_comm_revoke(comm);
+  }
+  for (log->barriers = 0; log->barriers < most;) {
+    const uint64_t begun_ms = now_ms();
+    const mep_result_t result = mep_barrier(comm, NULL);
+    note(log, 100 + log->barriers, begun_ms, result);
+    log->finals[log->barriers++] = result;
+    if (result == MEP_SUCCESS || has_ended(result)) break;
+  }
+  (void)mep_comm_live(comm, &log->live);
+}
+
+static void make_config(const job_t* job, int32_t rank, mep_comm_config_t* config, char* name,
+                        size_t name_bytes) {
+  snprintf(name, name_bytes, "oom-%d-%llu", (int)getppid(), (unsigned long long)job->seed);
+  mep_comm_config_defaults(config);
+  config->flags = MEP_COMM_SET_RANK | job->flags;
+  config->rank = rank;
+  config->size = job->ranks;
+  config->timeout_ms = TIMEOUT_MS;
+  config->init_timeout_ms = INIT_TIMEOUT_MS;
+  config->job = name;
+  config->transports = job->transports[0] != '\0' ? job->transports : NULL;
+  config->heartbeat_ms = 50;
+  config->suspect_ms = 2000;
+}
+
+void run_rank(const job_t* job, int32_t rank, rank_log_t* log) {
+  mep_comm_config_t config;
+  mep_comm_t comm = NULL;
+  char name[64];
+  find_preload();
+  make_config(job, rank, &config, name, sizeof name);
+  if (is_short(job, rank) && job->from_init) run_short(job);
+  const uint64_t begun_ms = now_ms();
+  log->at = -1;
+  preload.enter(is_short(job, rank));
+  log->init = mep_comm_init(&config, &comm);
+  preload.enter(0);
+  note(log, -1, begun_ms, log->init);
+  if (log->init == MEP_SUCCESS) {
+    if (is_short(job, rank) && !job->from_init) run_short(job);
+    run_steps(job, rank, comm, log);
+    if (is_short(job, rank)) run_short_no_more(job, log);
+    run_finals(job, comm, log);
+    const uint64_t left_ms = now_ms();
+    log->destroy = mep_comm_destroy(comm);
+    note(log, 200, left_ms, log->destroy);
+  } else if (is_short(job, rank)) {
+    run_short_no_more(job, log);
+  }
+  log->finished = 1;
+}
+
+// --- Ranks as threads -----------------------------------------------------------------------------
+
+typedef struct thread_rank_t {
+  const job_t* job;
+  int32_t rank;
+  mep_comm_t comm;
+  rank_log_t* log;
+  pthread_barrier_t* met;
+} thread_rank_t;
+
+static void* run_thread(void* argument) {
+  const thread_rank_t* self = argument;
+  pthread_barrier_wait(self->met);
+  if (self->rank == 0 && !self->job->from_init) run_short(self->job);
+  pthread_barrier_wait(self->met);
+  run_steps(self->job, self->rank, self->comm, self->log);
+  // The plan is the process's: all have had theirs before it ends.
+  pthread_barrier_wait(self->met);
+  if (self->rank == 0) run_short_no_more(self->job, self->log);
+  pthread_barrier_wait(self->met);
+  run_finals(self->job, self->comm, self->log);
+  const uint64_t left_ms = now_ms();
+  self->log->destroy = mep_comm_destroy(self->comm);
+  note(self->log, 200, left_ms, self->log->destroy);
+  self->log->finished = 1;
+  return NULL;
+}
+
+void run_threads(const job_t* job, rank_log_t* logs) {
+  mep_comm_config_t config;
+  mep_comm_t comms[MAX_RANKS];
+  pthread_t threads[MAX_RANKS];
+  thread_rank_t ranks[MAX_RANKS];
+  pthread_barrier_t met;
+  char name[64];
+  find_preload();
+  make_config(job, 0, &config, name, sizeof name);
+  if (job->from_init) run_short(job);
+  preload.enter(1);
+  const uint64_t begun_ms = now_ms();
+  const mep_result_t made = mep_comm_init_all(job->ranks, &config, comms);
+  preload.enter(0);
+  note(&logs[0], -1, begun_ms, made);
+  for (int32_t rank = 0; rank < job->ranks; ++rank) logs[rank].init = made;
+  if (made != MEP_SUCCESS) {
+    run_short_no_more(job, &logs[0]);
+    for (int32_t rank = 0; rank < job->ranks; ++rank) logs[rank].finished = 1;
+    return;
+  }
+  if (pthread_barrier_init(&met, NULL, (unsigned)job->ranks) != 0) _exit(3);
+  // A thread of this program that cannot be made is no fault of the library.
+  if (job->from_init && job->how == BY_ADDRESS_SPACE) limit(RLIMIT_AS, RLIM_INFINITY);
+  for (int32_t rank = 0; rank < job->ranks; ++rank) {
+    ranks[rank] = (thread_rank_t){job, rank, comms[rank], &logs[rank], &met};
+    if (pthread_create(&threads[rank], NULL, run_thread, &ranks[rank]) != 0) _exit(3);
+  }
+  for (int32_t rank = 0; rank < job->ranks; ++rank) pthread_join(threads[rank], NULL);
+}

@@ -1,0 +1,259 @@
+// Jobs whose ranks run out of memory, descriptors or address space, each drawn from a seed, and the judge.
+//
+// Each call must return, soon; the communicator goes on for all that it went on for, with the same
+// members, or has ended; nobody crashes. MEP_TEST_SEED=N replays one job; MEP_TEST_SOAK=1 runs on until
+// so many requests were refused; OOM_TEST_VERBOSE=1 tells of each job.
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "oom_job.h"
+
+enum {
+  QUICK_JOBS = 150,
+  QUICK_MS = 15000,
+  SOAK_REFUSALS = 10000,
+  SOAK_JOBS = 40000,
+  // Beyond all that membership may take after a deadline, and for a loaded machine.
+  CALL_LIMIT_MS = 30000,
+  JOB_LIMIT_MS = 90000
+};
+
+static uint64_t now_ms(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+// --- Drawing a job --------------------------------------------------------------------------------
+
+static uint64_t draw(uint64_t* state, uint64_t below) {
+  uint64_t value = (*state += 0x9e3779b97f4a7c15u);
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+  return (value ^ (value >> 31)) % below;
+}
+
+static void draw_refusals(uint64_t* state, oom_plan_t* plan, int from_init) {
+  static const uint32_t kKinds[] = {
+      OOM_MEMORY,   OOM_MEMORY,
+      OOM_MEMORY,   OOM_DESCRIPTORS,
+      OOM_MAPPINGS, OOM_THREADS,
+      OOM_SENDING,  OOM_MEMORY | OOM_DESCRIPTORS | OOM_MAPPINGS | OOM_THREADS};
+  plan->kinds = kKinds[draw(state, sizeof kKinds / sizeof kKinds[0])];
+  plan->threads = 1 + (uint32_t)draw(state, 3);
+  plan->seed = draw(state, UINT64_MAX);
+  plan->refusals = 1;
+  if (draw(state, 4) == 0) {
+    plan->odds = 2 + draw(state, 60);
+    plan->refusals = 1 + draw(state, 20);
+  } else if (draw(state, 4) == 0) {
+    plan->refusals = 1 + draw(state, 5);
+  }
+  // Most jobs ask seldom, some often: each order of magnitude is as likely.
+  const uint64_t bits = (plan->kinds & OOM_MEMORY) == 0 ? 4 : from_init ? 11 : 9;
+  plan->first = draw(state, (uint64_t)1 << draw(state, bits + 1));
+}
+
+static void draw_job(uint64_t seed, job_t* job) {
+  uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
+  memset(job, 0, sizeof *job);
+  job->seed = seed;
+  job->ranks = 2 + (int32_t)draw(&state, MAX_RANKS - 1);
+  job->are_threads = draw(&state, 3) == 0;
+  job->short_rank = draw(&state, 6) == 0 ? -1 : (int32_t)draw(&state, (uint64_t)job->ranks);
+  job->from_init = draw(&state, 4) == 0;
+  snprintf(job->transports, sizeof job->transports, "%s", draw(&state, 4) == 0 ? "tcp" : "");
+  if (draw(&state, 5) == 0) job->flags |= MEP_COMM_UNIFORM;
+  if (draw(&state, 5) == 0) job->flags |= MEP_COMM_PARTIAL;
+  const uint64_t how = draw(&state, 10);
+  job->how = how == 0 ? BY_OPEN_FILES : how == 1 ? BY_ADDRESS_SPACE : BY_REFUSAL;
+  job->room =
+      job->how == BY_OPEN_FILES ? draw(&state, job->from_init ? 40 : 8) : draw(&state, 40) << 20;
+  draw_refusals(&state, &job->plan, job->from_init);
+  job->count = 1 + (int32_t)draw(&state, MAX_STEPS);
+  for (int32_t i = 0; i < job->count; ++i) {
+    job->steps[i] = (int32_t)draw(&state, (uint64_t)step_kinds());
+  }
+}
+
+// --- Running it -----------------------------------------------------------------------------------
+
+// What ended badly, in words; NULL: nothing.
+static const char* run_processes(const job_t* job, rank_log_t* logs) {
+  static char trouble[200];
+  const int processes = job->are_threads ? 1 : job->ranks;
+  const char* found = NULL;
+  pid_t pids[MAX_RANKS];
+  int left = processes;
+  for (int i = 0; i < processes; ++i) {
+    pids[i] = fork();
+    if (pids[i] < 0) _exit(3);
+    if (pids[i] != 0) continue;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (job->are_threads) {
+      run_threads(job, logs);
+    } else {
+      run_rank(job, i, &logs[i]);
+    }
+    _exit(0);
+  }
+  const uint64_t begun_ms = now_ms();
+  while (left > 0) {
+    for (int i = 0; i < processes; ++i) {
+      int status = 0;
+      if (pids[i] == 0 || waitpid(pids[i], &status, WNOHANG) != pids[i]) continue;
+      pids[i] = 0;
+      --left;
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
+      snprintf(trouble, sizeof trouble, "process %d ended with status %#x", i, (unsigned)status);
+      found = trouble;
+    }
+    if (left > 0 && now_ms() - begun_ms > JOB_LIMIT_MS) {
+      snprintf(trouble, sizeof trouble, "the job hangs, %d processes are left", left);
+      found = trouble;
+      if (getenv("OOM_TEST_STOP") != NULL) raise(SIGSTOP);
+      for (int i = 0; i < processes; ++i) {
+        if (pids[i] != 0) kill(pids[i], SIGKILL);
+      }
+    }
+    const struct timespec pause = {0, 1000000};
+    if (left > 0) nanosleep(&pause, NULL);
+  }
+  return found;
+}
+
+// --- Judging it -----------------------------------------------------------------------------------
+
+static const char* judge_rank(const job_t* job, const rank_log_t* log) {
+  if (!log->finished) return "a rank did not come to its end";
+  if (log->longest_ms > CALL_LIMIT_MS) return "a call took too long";
+  if (log->wrong != 0)
+    return "a step that succeeded delivered wrong data, or what it made was busy";
+  for (int32_t i = 0; i < log->called; ++i) {
+    if (log->steps[i] == MEP_ERR_INTERNAL) return "an internal error";
+    if (log->steps[i] == MEP_ERR_BUSY) return "something was left busy";
+  }
+  if (log->init == MEP_ERR_INTERNAL) return "an internal error at the start";
+  if (log->init == MEP_ERR_SYSTEM && job->how == BY_OPEN_FILES) {
+    return "a start without descriptors says something else";
+  }
+  if (log->init != MEP_SUCCESS) return NULL;
+  if (log->destroy == MEP_ERR_BUSY) return "the communicator was left busy";
+  if (log->destroy == MEP_ERR_INTERNAL) return "an internal error at the end";
+  return NULL;
+}
+
+// After the shortage all that are still in it meet in a barrier, and know the same members.
+static const char* judge(const job_t* job, const rank_log_t* logs) {
+  int32_t met = 0;
+  for (int32_t rank = 0; rank < job->ranks; ++rank) {
+    const char* trouble = judge_rank(job, &logs[rank]);
+    if (trouble != NULL) return trouble;
+    if (logs[rank].init != MEP_SUCCESS) continue;
+    const mep_result_t last = logs[rank].finals[logs[rank].barriers - 1];
+    if (last == MEP_SUCCESS) {
+      ++met;
+    } else if (last != MEP_ERR_NO_QUORUM && last != MEP_ERR_EVICTED && last != MEP_ERR_NO_MEMORY) {
+      return "a rank's communicator neither works again nor has ended";
+    }
+  }
+  for (int32_t rank = 0; rank < job->ranks; ++rank) {
+    if (logs[rank].init != MEP_SUCCESS) continue;
+    if (logs[rank].finals[logs[rank].barriers - 1] != MEP_SUCCESS) continue;
+    // Others may have left by now.
+    if (logs[rank].live > met) return "a rank counts others in that are not there";
+  }
+  return NULL;
+}
+
+static void describe(const job_t* job, const rank_log_t* logs) {
+  printf(
+      "job %llu: %d ranks%s%s, short %d%s, how %d room %llu, kinds %x threads %x first %llu "
+      "refusals %llu odds %llu, flags %x\n",
+      (unsigned long long)job->seed, job->ranks, job->are_threads ? " (threads)" : "",
+      job->transports, job->short_rank, job->from_init ? " from init" : "", job->how,
+      (unsigned long long)job->room, job->plan.kinds, job->plan.threads,
+      (unsigned long long)job->plan.first, (unsigned long long)job->plan.refusals,
+      (unsigned long long)job->plan.odds, job->flags);
+  for (int32_t rank = 0; rank < job->ranks; ++rank) {
+    const rank_log_t* log = &logs[rank];
+    printf("  rank %d: init %d", rank, log->init);
+    for (int32_t i = 0; i < log->called; ++i) {
+      printf(", %s %d", step_name(job->steps[i]), log->steps[i]);
+    }
+    printf("; barriers");
+    for (int32_t i = 0; i < log->barriers; ++i) printf(" %d", log->finals[i]);
+    printf(", live %d, destroy %d, refusals %llu, longest %llu ms at %d, at %d, finished %d; %s\n",
+           log->live, log->destroy, (unsigned long long)log->refusals,
+           (unsigned long long)log->longest_ms, log->longest_step, log->at, log->finished,
+           log->text);
+  }
+}
+
+// One control message of rank 1 is lost. Whom it was for would miss it without a word: so the link is given
+// up, and the membership takes one of the two out.
+static void make_job_of_a_lost_message(job_t* job) {
+  memset(job, 0, sizeof *job);
+  job->ranks = 3;
+  job->short_rank = 1;
+  job->plan.kinds = OOM_SENDING;
+  job->plan.threads = OOM_LIBRARY;
+  job->plan.refusals = 1;
+  job->count = 1;
+  job->steps[0] = step_kinds();
+}
+
+static const char* judge_lost_message(const job_t* job, const rank_log_t* logs) {
+  for (int32_t rank = 0; rank < job->ranks; ++rank) {
+    if (logs[rank].steps[0] == MEP_ERR_TIMEOUT) return "nobody noticed that a message was lost";
+  }
+  return NULL;
+}
+
+int main(int argc, char** argv) {
+  const char* given = argc > 1 ? argv[1] : getenv("MEP_TEST_SEED");
+  const int soak = getenv("MEP_TEST_SOAK") != NULL;
+  const int verbose = getenv("OOM_TEST_VERBOSE") != NULL;
+  const uint64_t most = given != NULL ? 1 : soak ? SOAK_JOBS : QUICK_JOBS;
+  const uint64_t begun_ms = now_ms();
+  uint64_t refusals = 0;
+  uint64_t failures = 0;
+  uint64_t jobs = given != NULL ? 1 : 0;  // the one before them is not drawn
+  const size_t bytes = sizeof(rank_log_t) * MAX_RANKS;
+  rank_log_t* logs = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (logs == MAP_FAILED) return 3;
+  setvbuf(stdout, NULL, _IOLBF, 0);
+  for (; jobs <= most && (!soak || refusals < SOAK_REFUSALS); ++jobs) {
+    job_t job;
+    if (!soak && given == NULL && now_ms() - begun_ms > QUICK_MS) break;
+    if (jobs == 0) {
+      make_job_of_a_lost_message(&job);
+    } else {
+      draw_job(given != NULL ? strtoull(given, NULL, 0) : jobs, &job);
+    }
+    memset(logs, 0, bytes);
+    for (int i = 0; i < MAX_RANKS; ++i) logs[i].destroy = NOT_CALLED;
+    fflush(stdout);
+    const char* trouble = run_processes(&job, logs);
+    if (trouble == NULL) trouble = judge(&job, logs);
+    if (trouble == NULL && jobs == 0) trouble = judge_lost_message(&job, logs);
+    for (int i = 0; i < MAX_RANKS; ++i) refusals += logs[i].refusals;
+    if (trouble == NULL && !verbose) continue;
+    if (trouble != NULL) {
+      ++failures;
+      printf("FAILED with MEP_TEST_SEED=%llu: %s\n", (unsigned long long)job.seed, trouble);
+    }
+    describe(&job, logs);
+  }
+  printf("%llu jobs, %llu requests refused, %llu failures, %llu ms\n", (unsigned long long)jobs,
+         (unsigned long long)refusals, (unsigned long long)failures,
+         (unsigned long long)(now_ms() - begun_ms));
+  return failures == 0 ? 0 : 1;
+}
