@@ -309,8 +309,8 @@ class DeviceArrays(unittest.TestCase):
 
 
 class Failures(unittest.TestCase):
-    def test_info_of_news(self):
-        # Nothing was under way when the rank went: the next call tells of it and is no operation.
+    def test_info_of_a_reporting_call(self):
+        # Nothing was under way when the rank went: the next call reports it, and has its number.
         def work(comm):
             if comm.rank == 1:
                 comm.abort()
@@ -321,7 +321,7 @@ class Failures(unittest.TestCase):
                 comm.barrier()
             return caught.exception.info.failed, caught.exception.info.seq
 
-        self.assertEqual(on_threads(3, work, timeout_ms=5000), [([1], 0), None, ([1], 0)])
+        self.assertEqual(on_threads(3, work, timeout_ms=5000), [([1], 1), None, ([1], 1)])
 
     def test_info_names_the_failed(self):
         def work(comm):

@@ -336,8 +336,11 @@ void a_comm_goes_after_its_world(void**) {
     on_threads(kRanks, [&](int rank) {
       mep_comm_t half = nullptr;
       COLL_OK(report, mep_comm_split(comms[static_cast<size_t>(rank)], rank % 2, 0, &half));
-      COLL_OK(report, mep_comm_destroy(comms[static_cast<size_t>(rank)]));
+      const mep_comm_t world = comms[static_cast<size_t>(rank)];
+      COLL_EXPECT(report, MEP_ERR_BUSY, mep_comm_destroy(world));
+      COLL_OK(report, mep_comm_abort(world));
       COLL_OK(report, mep_comm_destroy(half));
+      COLL_OK(report, mep_comm_destroy(world));
     });
     report.require_clean();
   }

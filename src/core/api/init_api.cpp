@@ -112,10 +112,16 @@ mep_result_t add_devices(const std::vector<GpuPlace>& places, bool made_together
 }
 
 // While ranks come together there is no world yet that could lose one: the start has failed. The text, which
-// stays, names who ended.
-mep_result_t as_failed_start(mep_result_t result) {
+// stays, says who ended.
+mep_result_t as_failed_start(mep_result_t result, const World* world) {
   if (result != MEP_ERR_PEER_FAILED && result != MEP_ERR_PEER_LEFT) return result;
-  return add_context(MEP_ERR_BOOTSTRAP, "the start failed");
+  std::string ended;
+  for (int32_t rank = 0; world != nullptr && rank < world->config().size; ++rank) {
+    if (world->view_snapshot().incarnation(static_cast<uint32_t>(rank)) != 0) continue;
+    ended += (ended.empty() ? "rank " : ", rank ") + std::to_string(rank);
+  }
+  return add_context(MEP_ERR_BOOTSTRAP, "the start failed, %s ended meanwhile",
+                     ended.empty() ? "a rank" : ended.c_str());
 }
 
 // A first barrier: success is everywhere or, as far as can be known, nowhere.
@@ -171,7 +177,9 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
     mep_comm_t made = nullptr;
     mep_result_t opened = open_world(resolved, std::move(mesh), std::move(transports), &opening);
     if (opened == MEP_SUCCESS) opened = finish_world(deadline, &opening, &made);
-    if (opened != MEP_SUCCESS) return give_up(opening, as_failed_start(opened));
+    if (opened != MEP_SUCCESS) {
+      return as_failed_start(give_up(opening, opened), opening.world.get());
+    }
     MEP_FAILPOINT("init connected");
     mep_result_t confirmed = add_devices(places, false, deadline, {&made, 1});
     if (confirmed == MEP_SUCCESS) confirmed = confirm(made, resolved.init_timeout_ms);
@@ -179,7 +187,7 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
       const std::string text = last_error_text();
       close_world(made, false);
       set_last_error_text(text.c_str());
-      return as_failed_start(confirmed);
+      return as_failed_start(confirmed, opening.world.get());
     }
     *comm = made;
     return MEP_SUCCESS;
