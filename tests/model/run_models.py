@@ -153,6 +153,8 @@ def told_runs():
     model = "told.pml"
     runs = [
         run("told, a death and a deadline", model, 3),
+        run("told, two channels, two deadlines", model, 2,
+            "CALLS=2 CHANNELS=2 CRASHES=0 SETTLES=2"),
         run("told, two channels", model, 3, "CALLS=2 CHANNELS=2", mode="swarm", seconds=12),
         run("told, two channels, whole", model, 3, "CALLS=2 CHANNELS=2", memory_mb=6000,
             seconds=1200, ci=False),
@@ -164,8 +166,8 @@ def told_runs():
                   "NOTHING_FIXED", "NOT_CUT"):
         runs.append(run("wrong: told, " + macro.lower().replace("_", " "), model, 3, macro,
                         expected="fails"))
-    runs.append(run("wrong: told, shared news", model, 3, "CALLS=2 CHANNELS=2 SHARED_NEWS",
-                    expected="fails"))
+    runs.append(run("wrong: told, shared news", model, 2,
+                    "CALLS=2 CHANNELS=2 CRASHES=0 SETTLES=1 SHARED_NEWS", expected="fails"))
     for macro in ("REACH_SHARED", "REACH_LATE", "REACH_AFTER"):
         runs.append(run("reached: told, " + macro[6:].lower(), model, 3, macro, expected="fails"))
     return runs

@@ -89,7 +89,7 @@ const Verdict* ChannelTable::meets(const Channel& channel, uint64_t seq) {
 bool ChannelTable::call(const ChannelName& name, Call call, const View& view, Contribution* send) {
   Channel& channel = channels_.at(name);
   send->slot = membership::kNoSlot;
-  if (wedged_) return false;
+  if (wedged_ && !comms_.at(name.comm).free) return false;
   call.step = channel.knows_step ? channel.step + 1 : 0;
   uint64_t seq = channel.called + 1;
   for (const Verdict* verdict = meets(channel, seq); verdict != nullptr;
@@ -177,7 +177,7 @@ bool ChannelTable::complete(const ChannelName& name, const Channel& channel, uin
 }
 
 void ChannelTable::try_complete(const ChannelName& name, Channel* channel, const View& view) {
-  if (wedged_ && !wrong_.complete_after_wedge) return;
+  if (wedged_ && !wrong_.complete_after_wedge && !comms_.at(name.comm).free) return;
   for (;;) {
     const auto first = channel->pending.find(channel->base() + 1);
     if (first == channel->pending.end()) return;
@@ -319,6 +319,7 @@ void ChannelTable::settle(const ChannelVerdict& verdict, const ChannelName& name
 
 void ChannelTable::install(const membership::InstallView& install) {
   std::map<uint64_t, std::set<uint64_t>> affected;  // comm -> what its calls report
+  for (auto& [id, comm] : comms_) comm.free = false;
   for (const auto& change : install.affected) {
     Comm& comm = comms_.at(change.comm);
     if (change.new_epoch != comm.epoch + 1) fault("a comm epoch skipped or repeated");

@@ -121,6 +121,7 @@ struct Comm {
   uint64_t epoch = 1;
   membership::SlotSet members;
   std::map<uint32_t, uint64_t> incarnations;  // whose comm it is; empty: who fills a slot is in
+  bool free = false;                          // wrongly: the change under way does not freeze it
   bool moved = false;  // a call was told of since it was made or since the last change of it
 };
 

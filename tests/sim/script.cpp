@@ -140,6 +140,7 @@ void Simulator::give_birth(uint32_t index, uint64_t comm) {
   }
   const View& view = node.machine->view();
   Comm state;
+  state.free = changing;
   bool complete = !node.channels->settled_before(comm) || options_.wrong.born_unaware;
   for (const auto& [slot, share] : birth->members) {
     state.members.add(slot);

@@ -110,7 +110,8 @@ void Simulator::create_comms(Node* node, const membership::InstallView* entered)
       if (!known) return;
     }
     node->machine->on_comm_created(comm, epoch, members);
-    node->channels->create(comm, {epoch, members, {}, false}, channels, node->machine->view());
+    node->channels->create(comm, {epoch, members, {}, false, false}, channels,
+                           node->machine->view());
   };
   add(kWorldComm, SlotSet::first(max_slots_), 2);
   if (sub_comm_.has(node->slot)) add(kSubComm, sub_comm_, 1);
