@@ -539,7 +539,7 @@ typedef struct mep_ep_config_t {
   uint32_t expert_alignment;    /* high throughput; 0: 1 */
   uint32_t num_sms;             /* CUDA; 0: all that help */
   uint32_t timeout_ms;          /* of dispatch and combine; 0: the comm's */
-  uint32_t max_replicas;        /* columns of the expert map, which has at most 2^27 entries; 0: 1 */
+  uint32_t max_replicas; /* columns of the expert map, which has at most 2^27 entries; 0: 1 */
 } mep_ep_config_t;
 
 MEP_API void mep_ep_config_init(void* config, size_t size);
@@ -679,9 +679,9 @@ static inline void mep_combine_args_defaults(mep_combine_args_t* args) {
  * MEP_ERR_INVALID_ARGUMENT (an expert out of range or twice in a row: names token and value; nothing
  * was sent), MEP_ERR_CAPACITY, and those of collectives. It is a personal operation: with a rank gone
  * the result is MEP_PARTIAL (opt-in) or MEP_ERR_PEER_FAILED by each rank's own data, and counts and
- * layout_range cover complete rows only. A change of the membership that no dispatch or
- * combine of this rank on the comm has reported is reported by its next one, which does nothing else. That is apart
- * from the comm's collectives, which report the change too. 0.1 */
+ * layout_range cover complete rows only. A change of the membership that no call of this
+ * rank on the comm has reported is reported by its next dispatch or combine there, which does nothing else; the
+ * comm's collectives report it all the same. 0.1 */
 MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_args_t* args,
                                   mep_stream_t stream);
 

@@ -107,6 +107,7 @@ mep_result_t Comm::start(Collective kind, const CollectiveArgs& args, Operation*
   if (type.prepare != nullptr) MEP_TRY(type.prepare(*this, *operation));
   if (operation->record != nullptr) operation->record->reserve(size());
   if (deferred_ != nullptr) [[unlikely]] {
+    operation->epoch = deferred_->epoch;
     (void)fail_settled(operation, std::exchange(deferred_, nullptr));
     return MEP_SUCCESS;
   }
@@ -390,6 +391,7 @@ bool Comm::fail_settled(Operation* operation, std::shared_ptr<const Verdict> ver
   restore_input(operation);
   const mep_result_t result = verdict->result;
   last_verdict_ = verdict;
+  drop_personal_reports(verdict->epoch);
   operation->verdict = std::move(verdict);
   return finish_operation(operation, result);
 }
@@ -456,6 +458,11 @@ void Comm::defer_report(std::shared_ptr<const Verdict> report) {
     report = both;
   }
   deferred_ = std::move(report);
+  // A dispatch or combine that comes first reports it as well.
+  const std::lock_guard lock(mutex_);
+  if (clients_.empty()) return;
+  personal_reports_.push_back(deferred_);
+  personal_report_count_.store(personal_reports_.size(), std::memory_order_relaxed);
 }
 
 std::shared_ptr<const Verdict> Comm::take_personal_report() {
@@ -467,9 +474,10 @@ std::shared_ptr<const Verdict> Comm::take_personal_report() {
   return report;
 }
 
-void Comm::drop_personal_report(uint64_t epoch) {
+void Comm::drop_personal_reports(uint64_t epoch) {
+  if (!has_personal_report()) return;
   const std::lock_guard lock(mutex_);
-  std::erase_if(personal_reports_, [=](const auto& report) { return report->epoch == epoch; });
+  std::erase_if(personal_reports_, [=](const auto& report) { return report->epoch <= epoch; });
   personal_report_count_.store(personal_reports_.size(), std::memory_order_relaxed);
 }
 

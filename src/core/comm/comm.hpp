@@ -243,16 +243,16 @@ class Comm : public WorldClient {
   void set_child_number(uint32_t number) { child_number_.store(number, std::memory_order_relaxed); }
   uint32_t next_ep_number() { return ep_number_.fetch_add(1, std::memory_order_relaxed); }
   void set_ep_number(uint32_t number) { ep_number_.store(number, std::memory_order_relaxed); }
-  // Changes that no dispatch or combine of this comm has reported yet, the oldest first. Their results are each
-  // rank's own, so these reports are too: one for each change, by whichever operation meets it.
+  // Changes that no call of this rank has reported yet, the oldest first: its next dispatch or combine does.
+  // Their results are each rank's own, so these reports are too, apart from the verdicts.
   bool has_personal_report() const {
     // Relaxed: a hint; the reports themselves are under the mutex.
     return personal_report_count_.load(std::memory_order_relaxed) != 0;
   }
   // Null: there is none.
   std::shared_ptr<const Verdict> take_personal_report();
-  // Of that epoch, if no operation has reported it.
-  void drop_personal_report(uint64_t epoch);
+  // Of that epoch and before: a call has reported them.
+  void drop_personal_reports(uint64_t epoch);
   // A newcomer's objects that nobody has attached to yet.
   void keep_dormant(std::unique_ptr<ViewClient> object) { dormant_.push_back(std::move(object)); }
   // Null: there is none of that name.

@@ -203,11 +203,7 @@ void EpBuffer::agree_on_result() {
   op_.agreed = true;
   const mep_result_t own = op_.result;
   const mep_result_t agreed = agree(own, &op_.result);
-  if (agreed != MEP_SUCCESS) {
-    op_.result = agreed;
-    // The round was ended by a change, which this operation reports.
-    if (comm_.last_report() != nullptr) comm_.drop_personal_report(comm_.last_report()->epoch);
-  }
+  if (agreed != MEP_SUCCESS) op_.result = agreed;
   if (op_.result != own) op_.text = last_error_text();
 }
 

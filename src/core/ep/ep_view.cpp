@@ -238,7 +238,7 @@ void EpBuffer::conclude(const EpochEnd& end, bool complete, bool survivors_serve
     op_.result = MEP_SUCCESS;
     return;
   }
-  comm_.drop_personal_report(end.epoch);  // this operation reports it
+  comm_.drop_personal_reports(end.epoch);  // this operation reports it
   op_.result = partial ? mep_result_t{MEP_PARTIAL} : end.result;
   op_.text.assign(end.text, 0, op_.text.capacity());
 }
