@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <array>
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -42,8 +42,12 @@ int run_one(const Campaign& campaign, uint64_t seed) {
     std::fputs(program.text().c_str(), stdout);
     return 0;
   }
-  const Outcome outcome =
-      run_program(program, campaign.sabotage, campaign.hang_ms, campaign.verbose);
+  Outcome outcome = run_program(program, campaign.sabotage, campaign.hang_ms, campaign.verbose);
+  std::erase_if(outcome.findings, [&](const Finding& finding) {
+    return std::any_of(
+        campaign.ignored.begin(), campaign.ignored.end(),
+        [&](const std::string& text) { return finding.text.find(text) != std::string::npos; });
+  });
   if (campaign.verbose) std::fputs(outcome.story.c_str(), stdout);
   if (outcome.findings.empty()) return 0;
   std::string text = "! seed " + std::to_string(seed) + ": " + replay_command(campaign, seed) + "\n";

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "player.hpp"
 #include "program.hpp"
@@ -18,6 +19,7 @@ struct Campaign {
   Limits limits;
   std::string folder = "mep_chaos_findings";
   Sabotage sabotage;
+  std::vector<std::string> ignored;  // a finding with one of these texts is none
   bool prints = false;    // the program, and nothing is run
   bool verbose = false;   // the story of each
   uint32_t max_findings = 20;  // programs with findings after which it ends; 0: no limit

@@ -30,10 +30,12 @@ constexpr const char* kHelp =
     "  --findings DIR   where all that was said goes when something was wrong\n"
     "                   (default mep_chaos_findings)\n"
     "  --max-findings N no new program after N with findings (default 20; 0: no limit)\n"
+    "  --ignore TEXT    a finding with this text is none; may be given again\n"
     "  --hang-ms T      a program that takes longer hangs (default 60000)\n"
     "  --print          the programs in words; nothing is run\n"
     "  --sabotage WHAT:SLOT:STEP\n"
-    "                   the rank lies, to see that it is found: data (a wrong bit), skip (a step)\n"
+    "                   the rank lies, to see that it is found: data (a wrong bit), skip (a\n"
+    "                   step), verdict (another result), crash\n"
     "  -v               all that each program's ranks said\n"
     "\n"
     "Exit status: 0 when nothing was wrong, 1 when something was, 2 for a wrong command line.\n";
@@ -67,7 +69,8 @@ bool parse_sabotage(const std::string& text, Sabotage* sabotage) {
   sabotage->what = text.substr(0, first);
   sabotage->slot = static_cast<uint32_t>(slot);
   sabotage->step = static_cast<uint32_t>(step);
-  return sabotage->what == "data" || sabotage->what == "skip";
+  return sabotage->what == "data" || sabotage->what == "skip" || sabotage->what == "verdict" ||
+         sabotage->what == "crash";
 }
 
 // Options without a value.
@@ -122,6 +125,8 @@ Parsed parse_command_line(int argc, char** argv, Campaign* campaign, std::string
     } else if (name == "--findings") {
       campaign->folder = value;
       right = *value != '\0';
+    } else if (name == "--ignore") {
+      campaign->ignored.emplace_back(value);
     } else if (name == "--sabotage") {
       right = parse_sabotage(value, &campaign->sabotage);
     } else {

@@ -52,6 +52,7 @@ class Generator {
   void add_split();
   void add_free();
   void add_special();
+  void add_ep();
   void add_faults();
   void add_kill(uint32_t slot, uint32_t generation, uint32_t step);
   void add_recover(uint32_t after, const std::vector<uint32_t>& slots);
@@ -72,7 +73,9 @@ class Generator {
   Program program_;
   std::vector<Comm> comms_;
   uint32_t next_comm_ = 1;
+  bool has_ep_ = false;
   uint32_t heavy_ = 0;
+  std::vector<uint32_t> eps_;  // that are there
 };
 
 void Generator::choose_job() {
@@ -106,6 +109,9 @@ void Generator::choose_job() {
       break;
   }
   choose_hosts(std::min(hosts, program_.ranks));
+  has_ep_ = random_.percent(30) && limits_.ep;
+  if (has_ep_ && random_.percent(30)) program_.flags |= MEP_COMM_UNIFORM;
+  if (has_ep_ && random_.percent(40)) program_.flags |= MEP_COMM_PARTIAL;
   Comm world{kWorld, {}};
   for (uint32_t slot = 0; slot < program_.ranks; ++slot) world.slots.push_back(slot);
   comms_.push_back(world);
@@ -196,11 +202,48 @@ void Generator::add_free() {
   const size_t at = 1 + random_.below(comms_.size() - 1);
   Call call;
   call.comm = comms_[at].number;
+  for (const uint32_t ep : eps_) {
+    if (program_.eps[ep].comm == call.comm) return;
+  }
   comms_.erase(comms_.begin() + static_cast<std::ptrdiff_t>(at));
   push(StepKind::kFree).calls.push_back(call);
 }
 
+void Generator::add_ep() {
+  const uint64_t draw = random_.below(100);
+  if (!eps_.empty() && draw < 75) {
+    Step& step = push(StepKind::kEpLayers);
+    step.ep = random_.one_of(eps_);
+    step.count = random_.between(1, 4);
+    return;
+  }
+  if (!eps_.empty() && draw < 80) {
+    const size_t at = random_.below(eps_.size());
+    push(StepKind::kEpFree).ep = eps_[at];
+    eps_.erase(eps_.begin() + static_cast<std::ptrdiff_t>(at));
+    return;
+  }
+  if (eps_.size() > 1) return;
+  EpShape shape;
+  shape.comm = random_.percent(60) ? kWorld : random_comm();
+  shape.max_tokens = random_.between(1, random_.percent(20) ? 32 : 8);
+  shape.hidden = 16 * random_.between(1, random_.percent(15) ? 64 : 6);
+  shape.local_experts = random_.between(1, 3);
+  shape.top_k = random_.between(1, std::min(4u, shape.local_experts));
+  shape.buffers = random_.between(1, 3);
+  constexpr std::array<mep_dtype_t, 3> kTypes = {MEP_FLOAT32, MEP_BFLOAT16, MEP_FLOAT16};
+  shape.input = random_.one_of(kTypes);
+  shape.combine = random_.one_of(kTypes);
+  shape.slotted = random_.percent(50);
+  shape.own_memory = random_.percent(50);
+  const auto number = static_cast<uint32_t>(program_.eps.size());
+  program_.eps.push_back(shape);
+  eps_.push_back(number);
+  push(StepKind::kEpCreate).ep = number;
+}
+
 void Generator::add_step() {
+  if (has_ep_ && random_.percent(40)) return add_ep();
   const uint64_t draw = random_.below(100);
   if (draw < 55) return add_call_step(random_comm());
   if (draw < 75) return add_batch();

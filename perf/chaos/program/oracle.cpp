@@ -67,6 +67,13 @@ class Judge {
   void judge_news(const Life& life);
   bool has_cause(const Life& life, const Record& record) const;
   bool may_fail(uint64_t slots) const;
+  // With MEP_COMM_UNIFORM all ranks have one result of a dispatch or combine, where it ends.
+  bool is_compared(const Record& record) const {
+    if (is_replicated(record.what)) return true;
+    if ((program_.flags & MEP_COMM_UNIFORM) == 0) return false;
+    return (record.what == What::kDispatch || record.what == What::kCombine) &&
+           (record.part & 1) != 0;
+  }
   bool is_lax(uint32_t step) const {
     return step < program_.steps.size() && program_.steps[step].kind == StepKind::kMismatch;
   }
@@ -87,7 +94,7 @@ void Judge::read(const Life& life) {
     const Record& record = life.journal->records[i];
     const Place place{record.comm, record.step, record.part, record.what};
     if (record.entry == Entry::kMembers) members_[record.comm] |= record.contributors;
-    if (record.entry == Entry::kBegin && is_replicated(record.what)) {
+    if (record.entry == Entry::kBegin && is_compared(record)) {
       open[place] = calls_[place].size();
       calls_[place].push_back({&life, &record, nullptr});
     }
@@ -141,6 +148,7 @@ bool Judge::has_cause(const Life& life, const Record& record) const {
   switch (record.result) {
     case MEP_SUCCESS:
       return true;
+    case MEP_PARTIAL:
     case MEP_ERR_PEER_FAILED:
       if (record.has_info && record.failed != 0 && record.info_result == record.result) {
         return may_fail(record.failed);
@@ -220,15 +228,17 @@ void Judge::judge_pair(const Said& a, const Said& b) {
     if (y.result == MEP_SUCCESS && !b.life->is_done()) return;
     return differ(Class::kVerdict, "results differ");
   }
-  if (x.has_info != y.has_info) return differ(Class::kVerdict, "only one knows of it");
-  if (x.has_info && (x.epoch != y.epoch || x.seq != y.seq)) {
+  // A nonblocking call that is refused has no request to ask about.
+  const bool is_personal = x.what == What::kDispatch || x.what == What::kCombine;
+  if (is_personal) return;
+  if (x.has_info && y.has_info && (x.epoch != y.epoch || x.seq != y.seq)) {
     return differ(Class::kVerdict, "epochs or seqs differ");
   }
   if (x.result != MEP_SUCCESS) {
-    if (x.has_info && x.failed != y.failed) differ(Class::kVerdict, "failed ranks differ");
+    if (x.has_info && y.has_info && x.failed != y.failed) differ(Class::kVerdict, "failed ranks differ");
     return;
   }
-  if (x.has_info && x.contributors != y.contributors) {
+  if (x.has_info && y.has_info && x.contributors != y.contributors) {
     return differ(Class::kVerdict, "contributors differ");
   }
   if (x.digest != y.digest) differ(Class::kData, "bytes differ");
@@ -236,6 +246,7 @@ void Judge::judge_pair(const Said& a, const Said& b) {
 
 void Judge::judge_success(const Said& said, const std::vector<Said>& all) {
   const Record& end = *said.end;
+  if (!is_replicated(end.what) || end.what == What::kEpCreate) return;
   if (!end.has_info || end.info_result != MEP_SUCCESS) {
     add(Class::kVerdict, end.step, "a success that mep_comm_last_op does not know: " + told(said));
     return;

@@ -138,9 +138,8 @@ void Player::run(uint32_t number) {
   const Step& step = program_.steps[number];
   arm_faults(number);
   pause(step.pause_percent);
-  const bool skips = part_.sabotage.what == "skip" && part_.sabotage.slot == part_.slot &&
-                     part_.sabotage.step == number;
-  if (!skips) {
+  if (lies("crash")) std::abort();
+  if (!lies("skip")) {
     switch (step.kind) {
       case StepKind::kCall:
         call(step.calls[0], 0);
@@ -208,6 +207,11 @@ void Player::close() {
   for (const uint32_t number : numbers) free_comm(number);
 }
 
+bool Player::lies(const char* what) const {
+  return part_.sabotage.what == what && part_.sabotage.slot == part_.slot &&
+         part_.sabotage.step == step_;
+}
+
 const Fault* Player::fault_of(uint32_t step, FaultKind kind) const {
   for (const Fault& fault : program_.faults) {
     if (fault.kind == kind && fault.slot == part_.slot && fault.generation == part_.generation &&
@@ -266,9 +270,9 @@ void Player::begin(What what, uint32_t part, uint32_t comm) {
 }
 
 void Player::end(What what, uint32_t part, uint32_t comm, const Comm* members, const Said& said,
-                 uint64_t digest) {
+                 uint64_t digest, const std::string& text) {
   Record& record = next_record(Entry::kEnd, what, part, comm);
-  record.result = said.result;
+  record.result = lies("verdict") ? mep_result_t{MEP_ERR_PEER_FAILED} : said.result;
   record.has_info = said.has_info;
   if (said.has_info) {
     record.epoch = said.info.epoch;
@@ -280,9 +284,12 @@ void Player::end(What what, uint32_t part, uint32_t comm, const Comm* members, c
     }
   }
   record.digest = digest;
-  if (said.result < 0) std::snprintf(record.text, sizeof record.text, "%s", mep_last_error());
+  if (said.result < 0) {
+    std::snprintf(record.text, sizeof record.text, "%s",
+                  text.empty() ? mep_last_error() : text.c_str());
+  }
   push();
-  judge_end(said.result);
+  judge_end(what, said.result);
 }
 
 void Player::wrong(What what, uint32_t part, uint32_t comm, const std::string& text) {
@@ -291,11 +298,11 @@ void Player::wrong(What what, uint32_t part, uint32_t comm, const std::string& t
   push();
 }
 
-void Player::judge_end(mep_result_t result) {
+void Player::judge_end(What what, mep_result_t result) {
   switch (result) {
     case MEP_ERR_TIMEOUT:
       // Without a cause each further call may cost as much.
-      if (!program_.has(StepKind::kTimeout) && !program_.has(StepKind::kRecover)) over_ = true;
+      if (!program_.has(StepKind::kTimeout) && what != What::kRecover) over_ = true;
       break;
     case MEP_ERR_NO_QUORUM:
     case MEP_ERR_EVICTED:

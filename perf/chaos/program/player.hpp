@@ -18,7 +18,8 @@ namespace mep::programs {
 
 class EpPlayer;
 
-// Alters what a rank does, to see that the oracle sees it: "data", "skip", "verdict" ...
+// Alters what a rank does in a step, to see that the oracle sees it: "data" flips a bit that it gives,
+// "skip" leaves the step out, "verdict" writes another result down, "crash" ends it.
 struct Sabotage {
   std::string what;
   uint32_t slot = kNobody;
@@ -69,6 +70,7 @@ class Player {
   void act_on_faults(uint32_t step);
   [[noreturn]] void die();
   void pause(uint32_t percent);
+  bool lies(const char* what) const;
   const Fault* fault_of(uint32_t step, FaultKind kind) const;
 
   // player_calls.cpp
@@ -92,19 +94,20 @@ class Player {
   void mismatch(const Step& step);
   void recover(const Step& step);
   void grow(const Step& step);
-  bool sync(uint32_t number, uint64_t* position);
+  // The highest value of all, over all who are there (ranks in *live). retried: somebody was told news.
+  bool sync(uint32_t number, uint64_t* value, uint64_t* live = nullptr, bool* retried = nullptr);
   bool add_comm(uint32_t number, mep_comm_t handle);
   void attach_all(bool is_new);
 
   // Writing.
   void begin(What what, uint32_t part, uint32_t comm);
   void end(What what, uint32_t part, uint32_t comm, const Comm* members, const Said& said,
-           uint64_t digest = 0);
+           uint64_t digest = 0, const std::string& text = {});
   void wrong(What what, uint32_t part, uint32_t comm, const std::string& text);
   Record& next_record(Entry entry, What what, uint32_t part, uint32_t comm);
   void push();
   // After a result with which nothing can go on.
-  void judge_end(mep_result_t result);
+  void judge_end(What what, mep_result_t result);
 
   const Part part_;
   const Program& program_;

@@ -197,16 +197,19 @@ void Player::recover(const Step& step) {
 void Player::grow(const Step&) {}
 
 // Members may be told of a failure that a newcomer never saw: all repeat it until it succeeds.
-bool Player::sync(uint32_t number, uint64_t* position) {
+bool Player::sync(uint32_t number, uint64_t* value, uint64_t* live, bool* retried) {
   const Comm& comm = comms_[number];
   for (uint32_t attempt = 0; attempt < kSyncAttempts && !over_; ++attempt) {
     uint64_t highest = 0;
     begin(What::kSync, attempt, number);
     const mep_result_t result =
-        mep_allreduce(position, &highest, 1, MEP_UINT64, MEP_MAX, comm.handle, nullptr);
-    end(What::kSync, attempt, number, &comm, ask(comm.handle, result), highest);
+        mep_allreduce(value, &highest, 1, MEP_UINT64, MEP_MAX, comm.handle, nullptr);
+    const Said said = ask(comm.handle, result);
+    end(What::kSync, attempt, number, &comm, said, highest);
+    if (retried != nullptr && result != MEP_SUCCESS) *retried = true;
     if (result != MEP_SUCCESS) continue;
-    *position = highest;
+    *value = highest;
+    if (live != nullptr) *live = said.contributors;
     return true;
   }
   if (!over_) wrong(What::kSync, 0, number, "no success in many attempts");
@@ -236,6 +239,7 @@ void Player::attach_all(bool is_new) {
     uint64_t position = step_;
     (void)sync(number, &position);
   }
+  ep_->renew_all(step_);
 }
 
 }  // namespace mep::programs

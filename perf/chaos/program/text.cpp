@@ -84,7 +84,10 @@ std::string Program::text_of(uint32_t number) const {
     text += formatted(" e%u", step.ep);
   }
   if (step.kind == StepKind::kEpLayers) text += formatted(" %u times", step.count);
-  for (size_t i = 0; i < step.calls.size(); ++i) {
+  const bool has_comm_only =
+      step.kind == StepKind::kAgree || step.kind == StepKind::kSplit || step.kind == StepKind::kFree;
+  if (has_comm_only) text += formatted(" c%u", step.calls[0].comm);
+  for (size_t i = 0; i < step.calls.size() && !has_comm_only; ++i) {
     text += (i == 0 ? ": " : "; ") + programs::text_of(step.calls[i]);
   }
   if (!step.children.empty()) {
