@@ -46,7 +46,10 @@ int run_one(const Campaign& campaign, uint64_t seed) {
   std::erase_if(outcome.findings, [&](const Finding& finding) {
     return std::any_of(
         campaign.ignored.begin(), campaign.ignored.end(),
-        [&](const std::string& text) { return finding.text.find(text) != std::string::npos; });
+        [&](const std::string& text) {
+          return (std::string(name_of(finding.kind)) + ": " + finding.text).find(text) !=
+                 std::string::npos;
+        });
   });
   if (campaign.verbose) std::fputs(outcome.story.c_str(), stdout);
   if (outcome.findings.empty()) return 0;

@@ -51,11 +51,16 @@ class Generator {
   void add_batch();
   void add_split();
   void add_free();
-  void add_special();
+  void add_special(bool kills);
+  void add_kills();
+  void add_stop();
+  void add_growth();
+  std::vector<uint32_t> mortals();
+  uint32_t first_comm() const;
   void add_ep();
   void add_faults();
   void add_kill(uint32_t slot, uint32_t generation, uint32_t step);
-  void add_recover(uint32_t after, const std::vector<uint32_t>& slots);
+  uint32_t add_recover(uint32_t after, const std::vector<uint32_t>& slots);
   void insert_step(uint32_t at, Step step);
   Call random_call(uint32_t comm);
   size_t random_bytes();
@@ -287,41 +292,61 @@ void Generator::add_kill(uint32_t slot, uint32_t generation, uint32_t step) {
 }
 
 // The killed ones come back in a step of their own, some steps later.
-void Generator::add_recover(uint32_t after, const std::vector<uint32_t>& slots) {
+uint32_t Generator::add_recover(uint32_t after, const std::vector<uint32_t>& slots) {
   const auto count = static_cast<uint32_t>(program_.steps.size());
   Step step;
   step.kind = StepKind::kRecover;
   step.slots = slots;
-  insert_step(std::min(after + 1 + random_.between(0, 3), count), step);
+  const uint32_t at = std::min(after + 1 + random_.between(0, 3), count);
+  insert_step(at, step);
+  return at;
 }
 
-void Generator::add_special() {
+// Calls that are not what they should be, ranks that go by themselves. `kills`: others die as well.
+void Generator::add_special(bool kills) {
   const uint64_t draw = random_.below(100);
   const auto steps = static_cast<uint32_t>(program_.steps.size());
+  const bool is_alone = !kills && !program_.has(StepKind::kLeave) &&
+                        !program_.has(StepKind::kAbort) && !program_.has(StepKind::kEvict);
   Step step;
-  step.calls.push_back(random_call(kWorld));
+  step.calls.push_back(random_call(random_.percent(60) ? kWorld : first_comm()));
   step.actor = static_cast<uint32_t>(random_.below(program_.ranks));
-  if (draw < 40) {
+  if (draw < 35) {
     step.kind = StepKind::kRevoke;
-  } else if (draw < 60) {
+  } else if (draw < 45) {
     step.kind = StepKind::kTimeout;
-  } else if (draw < 80) {
+  } else if (draw < 60) {
     step.kind = StepKind::kMismatch;
-    step.calls.push_back(random_call(kWorld));
-  } else {
+    step.calls.push_back(random_call(step.calls[0].comm));
+  } else if (!is_alone || program_.has(StepKind::kGrow)) {
+    return;
+  } else if (draw < 75) {
     step.kind = StepKind::kLeave;
-    for (const Fault& fault : program_.faults) {
-      if (fault.slot == step.actor) return;
-    }
+    step.calls[0].comm = kWorld;
+  } else if (draw < 90) {
+    step.kind = StepKind::kAbort;
+    step.calls[0].comm = kWorld;
+    while (step.calls.size() < 3 && random_.percent(60)) step.calls.push_back(random_call(kWorld));
+  } else if (program_.ranks >= 3 && program_.mode != Mode::kThreads) {
+    step.kind = StepKind::kEvict;
+    step.target = (step.actor + random_.between(1, program_.ranks - 1)) % program_.ranks;
+    step.calls[0].comm = kWorld;
+  } else {
+    return;
   }
   insert_step(random_.between(0, steps), step);
 }
 
-void Generator::add_faults() {
-  if (program_.mode == Mode::kThreads) return;
-  const auto steps = static_cast<uint32_t>(program_.steps.size());
-  const bool kills = random_.percent(75);
-  // Who may die: one lives on each host, or nobody could tell that the others are dead.
+// Of those that the program begins with: it is there at any step, or not yet.
+uint32_t Generator::first_comm() const {
+  for (const Step& step : program_.steps) {
+    if (step.kind == StepKind::kSplit) return step.children[0];
+  }
+  return kWorld;
+}
+
+// Who may die: one lives on each host, or nobody could tell that the others are dead.
+std::vector<uint32_t> Generator::mortals() {
   std::vector<uint32_t> mortal;
   std::vector<uint32_t> left(kMaxSlots, 0);
   for (uint32_t slot = 0; slot < program_.ranks; ++slot) ++left[program_.hosts[slot]];
@@ -334,33 +359,91 @@ void Generator::add_faults() {
     --left[program_.hosts[slot]];
     mortal.push_back(slot);
   }
-  if (kills && !mortal.empty()) {
-    const uint32_t deaths =
-        random_.percent(60) ? 1 : random_.between(1, static_cast<uint32_t>(mortal.size()));
-    uint32_t step = static_cast<uint32_t>(random_.below(steps));
-    uint32_t last = step;
-    std::vector<uint32_t> dead;
-    for (uint32_t i = 0; i < deaths && i < mortal.size(); ++i) {
-      add_kill(mortal[i], 0, step);
-      dead.push_back(mortal[i]);
-      last = std::max(last, step);
-      if (random_.percent(60)) step = random_.between(step, steps - 1);
-    }
-    if (random_.percent(35)) add_recover(last, dead);
+  return mortal;
+}
+
+void Generator::add_kills() {
+  const std::vector<uint32_t> mortal = mortals();
+  if (mortal.empty()) return;
+  const auto steps = static_cast<uint32_t>(program_.steps.size());
+  const uint32_t deaths =
+      random_.percent(60) ? 1 : random_.between(1, static_cast<uint32_t>(mortal.size()));
+  auto step = static_cast<uint32_t>(random_.below(steps));
+  uint32_t last = step;
+  std::vector<uint32_t> dead;
+  for (uint32_t i = 0; i < deaths; ++i) {
+    add_kill(mortal[i], 0, step);
+    dead.push_back(mortal[i]);
+    last = std::max(last, step);
+    if (random_.percent(60)) step = random_.between(step, steps - 1);
   }
-  if (random_.percent(12)) add_special();
-  if (random_.percent(15)) {
-    Fault stop;
-    stop.kind = FaultKind::kStop;
-    stop.slot = static_cast<uint32_t>(random_.below(program_.ranks));
-    stop.step = static_cast<uint32_t>(random_.below(program_.steps.size()));
-    stop.delay_us = random_.between(1, 500);
-    stop.stop_ms = random_.between(1, random_.percent(80) ? 20 : 300);
-    const bool dies_there = std::any_of(
-        program_.faults.begin(), program_.faults.end(),
-        [&](const Fault& fault) { return fault.slot == stop.slot && fault.step == stop.step; });
-    if (!dies_there) program_.faults.push_back(stop);
+  if (!random_.percent(35)) return;
+  const uint32_t at = add_recover(last, dead);
+  if (deaths < mortal.size() && random_.percent(25)) add_kill(mortal[deaths], 0, at);
+  if (random_.percent(25)) {
+    // The newcomer dies before it is in, and a second one comes.
+    Fault fault;
+    fault.slot = dead[0];
+    fault.generation = 1;
+    fault.kind = random_.percent(50) ? FaultKind::kKillInit : FaultKind::kKillPoint;
+    fault.delay_us = random_.between(1, 30000);
+    fault.step = fault.kind == FaultKind::kKillInit ? 0 : at + 1;
+    fault.point = std::string(random_.one_of(kJoinPoints)) + ":1";
+    program_.faults.push_back(fault);
+    (void)add_recover(at, {dead[0]});
+  } else if (random_.percent(25)) {
+    add_kill(dead[0], 1, random_.between(at + 1, static_cast<uint32_t>(program_.steps.size()) - 1));
   }
+}
+
+void Generator::add_stop() {
+  Fault stop;
+  stop.kind = FaultKind::kStop;
+  stop.slot = static_cast<uint32_t>(random_.below(program_.ranks));
+  stop.step = static_cast<uint32_t>(random_.below(program_.steps.size()));
+  stop.delay_us = random_.between(1, 500);
+  stop.stop_ms = random_.between(1, random_.percent(80) ? 20 : 300);
+  const bool dies_there = std::any_of(
+      program_.faults.begin(), program_.faults.end(),
+      [&](const Fault& fault) { return fault.slot == stop.slot && fault.step == stop.step; });
+  if (!dies_there) program_.faults.push_back(stop);
+}
+
+void Generator::add_growth() {
+  Step step;
+  step.kind = StepKind::kGrow;
+  const uint32_t count = random_.between(1, 2);
+  for (uint32_t i = 0; i < count; ++i) step.slots.push_back(program_.ranks + i);
+  program_.max_ranks = program_.ranks + count;
+  step.children.push_back(next_comm_++);
+  const uint32_t comm = step.children[0];
+  insert_step(random_.between(0, static_cast<uint32_t>(program_.steps.size())), step);
+  const uint32_t more = random_.between(1, 6);
+  for (uint32_t i = 0; i < more; ++i) add_call_step(comm);
+}
+
+void Generator::add_faults() {
+  if (program_.mode == Mode::kThreads) {
+    if (random_.percent(50)) add_special(false);
+    if (random_.percent(20)) add_special(false);
+    return;
+  }
+  const bool grows = random_.percent(6);
+  if (grows) add_growth();
+  const bool kills = random_.percent(70);
+  if (!kills && random_.percent(8)) {
+    Fault fault;
+    fault.kind = FaultKind::kKillInit;
+    fault.slot = static_cast<uint32_t>(random_.below(program_.ranks));
+    fault.delay_us = random_.between(1, 20000);
+    program_.faults.push_back(fault);
+    program_.dies_in_init = true;
+    return;
+  }
+  if (kills && !grows) add_kills();
+  if (random_.percent(kills ? 12 : 60)) add_special(kills);
+  if (random_.percent(8)) add_special(kills);
+  if (random_.percent(15)) add_stop();
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ enum class What : uint32_t {
   kFree,
   kRevoke,
   kEvict,
+  kAbort,
   kRecover,
   kGrow,
   kSync,  // the allreduce by which all find the place to go on at

@@ -67,6 +67,7 @@ class Judge {
   void judge_news(const Life& life);
   bool has_cause(const Life& life, const Record& record) const;
   bool may_fail(uint64_t slots) const;
+  bool was_admitted(const Life& newcomer) const;
   // With MEP_COMM_UNIFORM all ranks have one result of a dispatch or combine, where it ends.
   bool is_compared(const Record& record) const {
     if (is_replicated(record.what)) return true;
@@ -132,12 +133,31 @@ bool Judge::may_fail(uint64_t slots) const {
   return false;
 }
 
-bool Judge::has_cause(const Life& life, const Record& record) const {
-  const auto before = [&](StepKind kind) {
-    for (uint32_t i = 0; i <= record.step && i < program_.steps.size(); ++i) {
-      if (program_.steps[i].kind == kind) return true;
+// Whether members were told that they had admitted it.
+bool Judge::was_admitted(const Life& newcomer) const {
+  for (const Life& life : lives_) {
+    const uint32_t count = life.journal->count.load(std::memory_order_acquire);
+    for (uint32_t i = 0; i < count; ++i) {
+      const Record& record = life.journal->records[i];
+      if (record.entry != Entry::kEnd || record.result != MEP_SUCCESS ||
+          (record.what != What::kRecover && record.what != What::kGrow)) {
+        continue;
+      }
+      const std::vector<uint32_t>& slots = program_.steps[record.step].slots;
+      if (std::count(slots.begin(), slots.end(), newcomer.slot) != 0 &&
+          program_.generation(newcomer.slot, record.step + 1) == newcomer.generation) {
+        return true;
+      }
     }
-    return false;
+  }
+  return false;
+}
+
+bool Judge::has_cause(const Life& life, const Record& record) const {
+  const auto aborted = [&] {
+    return std::any_of(program_.steps.begin(), program_.steps.end(), [&](const Step& step) {
+      return step.kind == StepKind::kAbort && step.actor == life.slot;
+    });
   };
   const auto evicted = [&] {
     for (const Step& step : program_.steps) {
@@ -155,19 +175,25 @@ bool Judge::has_cause(const Life& life, const Record& record) const {
       }
       return may_fail(~uint64_t{0});
     case MEP_ERR_PEER_LEFT:
-      return before(StepKind::kLeave);
+      return program_.has(StepKind::kLeave);
     case MEP_ERR_REVOKED:
-      return before(StepKind::kRevoke);
+      return program_.has(StepKind::kRevoke);
     case MEP_ERR_TIMEOUT:
-      return before(StepKind::kTimeout) || record.what == What::kRecover;
+      return program_.has(StepKind::kTimeout) || record.what == What::kRecover ||
+             record.what == What::kGrow || program_.dies_in_init ||
+             (record.what == What::kJoin && !was_admitted(life));
     case MEP_ERR_MISMATCH:
-      return before(StepKind::kMismatch);
+      return program_.has(StepKind::kMismatch);
     case MEP_ERR_EVICTED:
       return evicted();
+    case MEP_ERR_ABORTED:
+      return aborted();
     case MEP_ERR_NOT_FOUND:
       return record.what == What::kAttach;
+    case MEP_ERR_SYSTEM:
+      return record.what == What::kJoin && !was_admitted(life);
     case MEP_ERR_BOOTSTRAP:
-      return program_.dies_in_init || (record.what == What::kJoin && program_.kills());
+      return program_.dies_in_init || (record.what == What::kJoin && !was_admitted(life));
     default:
       return false;
   }
@@ -288,7 +314,7 @@ void Judge::judge_call(const Place& place, const std::vector<Said>& all) {
       continue;
     }
     // Its own end; the others see it as gone.
-    if (said.end->result == MEP_ERR_EVICTED) continue;
+    if (said.end->result == MEP_ERR_EVICTED || said.end->result == MEP_ERR_ABORTED) continue;
     if (first != nullptr) judge_pair(*first, said);
     first = first == nullptr ? &said : first;
   }

@@ -18,6 +18,7 @@ namespace {
 // Generous: the machine may be busy. Who waits so long without a cause has met a fault of the library.
 constexpr uint32_t kTimeoutMs = 12000;
 constexpr uint32_t kInitMs = 15000;
+constexpr uint32_t kShortInitMs = 2500;  // where one dies in it
 
 uint64_t now_ns() {
   timespec now{};
@@ -46,7 +47,7 @@ void strike_in(uint32_t us, int signal_number) {
 
 const char* name_of(What what) {
   constexpr const char* kNames[] = {"init",    "join",     "call",      "agree",     "split",
-                                    "free",    "revoke",   "evict",     "recover",   "grow",
+                                    "free",    "revoke",   "evict", "abort",    "recover",   "grow",
                                     "sync",    "attach",   "ep create", "ep attach", "dispatch",
                                     "combine", "ep free",  "destroy"};
   return kNames[static_cast<uint32_t>(what)];
@@ -59,7 +60,7 @@ mep_comm_config_t config_of(const Program& program) {
   config.size = static_cast<int32_t>(program.ranks);
   config.max_size = static_cast<int32_t>(program.max_ranks);
   config.timeout_ms = kTimeoutMs;
-  config.init_timeout_ms = kInitMs;
+  config.init_timeout_ms = program.dies_in_init ? kShortInitMs : kInitMs;
   config.heartbeat_ms = 50;
   config.suspect_ms = 3000;
   config.transports = program.transports.c_str();
@@ -118,13 +119,14 @@ bool Player::open() {
     if (fault != nullptr) die();
     if (said.result != MEP_SUCCESS) return false;
   }
-  if (!add_comm(kWorld, world)) return false;
-  if (comms_[kWorld].members.rank != part_.slot) {
-    wrong(What::kInit, 0, kWorld, "another rank than asked for");
+  if (joined_) world_ = program_.world(static_cast<uint32_t>(program_.steps.size()));
+  if (!add_comm(world_, world)) return false;
+  if (comms_[world_].members.rank != part_.slot) {
+    wrong(What::kInit, 0, world_, "another rank than asked for");
   }
   if (!joined_) return true;
   uint64_t position = 0;
-  if (!sync(kWorld, &position)) {
+  if (!sync(world_, &position) || position == 0) {
     close();
     return false;
   }
@@ -175,6 +177,13 @@ void Player::run(uint32_t number) {
           call(step.calls[0], 0);
         }
         break;
+      case StepKind::kAbort:
+        if (step.actor == part_.slot) {
+          abort(step);
+        } else {
+          batch(step);
+        }
+        break;
       case StepKind::kRecover:
         recover(step);
         break;
@@ -200,9 +209,10 @@ void Player::close() {
   ep_->free_all();
   std::vector<uint32_t> numbers;
   for (const auto& [number, comm] : comms_) {
-    if (number != kWorld) numbers.push_back(number);
+    if (number != kWorld && number != world_) numbers.push_back(number);
   }
   for (size_t i = numbers.size(); i > 1; --i) std::swap(numbers[i - 1], numbers[own_.below(i)]);
+  if (world_ != kWorld) numbers.push_back(world_);
   numbers.push_back(kWorld);
   for (const uint32_t number : numbers) free_comm(number);
 }

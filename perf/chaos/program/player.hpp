@@ -76,7 +76,7 @@ class Player {
   // player_calls.cpp
   void call(const Call& call, uint32_t part);
   void tamper(CallBuffers* buffers) const;
-  void batch(const Step& step);
+  void batch(const Step& step, bool aborts = false);
   void finish_batch(std::vector<struct PendingCall>& pending, bool one_comm);
   void end_call(const Call& call, uint32_t part, const CallBuffers& buffers, const Comm& comm,
                 const Said& said);
@@ -87,6 +87,7 @@ class Player {
   void agree(const Step& step);
   void split(const Step& step);
   void leave();
+  void abort(const Step& step);
   void free_comm(uint32_t number);
   void revoke(const Step& step);
   void evict(const Step& step);

@@ -106,7 +106,7 @@ void Player::end_call(const Call& call, uint32_t part, const CallBuffers& buffer
   if (!what.empty()) wrong(What::kCall, part, call.comm, what);
 }
 
-void Player::batch(const Step& step) {
+void Player::batch(const Step& step, bool aborts) {
   std::vector<PendingCall> pending;
   bool one_comm = true;
   for (uint32_t part = 0; part < step.calls.size(); ++part) {
@@ -131,6 +131,12 @@ void Player::batch(const Step& step) {
     }
     one_comm = one_comm && call.comm == step.calls[0].comm;
     pending.push_back(std::move(entry));
+  }
+  if (aborts) {
+    begin(What::kAbort, 0, world_);
+    Said said;
+    said.result = mep_comm_abort(comms_[world_].handle);
+    end(What::kAbort, 0, world_, nullptr, said);
   }
   for (size_t i = pending.size(); i > 1; --i) {
     std::swap(pending[i - 1], pending[static_cast<size_t>(own_.below(i))]);

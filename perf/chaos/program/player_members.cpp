@@ -133,6 +133,12 @@ void Player::leave() {
   left_ = true;
 }
 
+// After it nothing is done for this rank any more, and nothing waits.
+void Player::abort(const Step& step) {
+  batch(step, true);
+  over_ = true;
+}
+
 void Player::revoke(const Step& step) {
   const auto found = comms_.find(step.calls[0].comm);
   if (found == comms_.end()) return;
@@ -146,11 +152,11 @@ void Player::revoke(const Step& step) {
 }
 
 void Player::evict(const Step& step) {
-  if (step.actor == part_.slot && comms_.count(kWorld) != 0) {
-    begin(What::kEvict, 0, kWorld);
+  if (step.actor == part_.slot && comms_.count(world_) != 0) {
+    begin(What::kEvict, 0, world_);
     Said said;
-    said.result = mep_comm_evict(comms_[kWorld].handle, static_cast<int32_t>(step.target));
-    end(What::kEvict, 0, kWorld, nullptr, said);
+    said.result = mep_comm_evict(comms_[world_].handle, static_cast<int32_t>(step.target));
+    end(What::kEvict, 0, world_, nullptr, said);
   }
   call(step.calls[0], 0);
 }
@@ -194,7 +200,29 @@ void Player::recover(const Step& step) {
   attach_all(false);
 }
 
-void Player::grow(const Step&) {}
+void Player::grow(const Step& step) {
+  const auto found = comms_.find(world_);
+  if (found == comms_.end() || over_) return;
+  mep_comm_t grown = nullptr;
+  for (uint32_t attempt = 0; attempt < kRecoverAttempts && grown == nullptr; ++attempt) {
+    begin(What::kGrow, attempt, world_);
+    Said said;
+    said.result = mep_comm_grow(found->second.handle, static_cast<int32_t>(step.slots.size()),
+                                kRecoverMs, &grown);
+    end(What::kGrow, attempt, world_, nullptr, said);
+    if (over_) return;
+  }
+  if (grown == nullptr || !add_comm(step.children[0], grown)) {
+    over_ = true;
+    return;
+  }
+  world_ = step.children[0];
+  uint64_t position = uint64_t{step_} + 1;
+  if (!sync(world_, &position)) return;
+  if (position != uint64_t{step_} + 1) {
+    wrong(What::kSync, 0, world_, "members are at different places");
+  }
+}
 
 // Members may be told of a failure that a newcomer never saw: all repeat it until it succeeds.
 bool Player::sync(uint32_t number, uint64_t* value, uint64_t* live, bool* retried) {
@@ -222,7 +250,7 @@ void Player::attach_all(bool is_new) {
   std::vector<bool> alive(program_.comm_count(), false);
   for (uint32_t i = 0; i < step_; ++i) {
     const Step& step = program_.steps[i];
-    for (const uint32_t child : step.children) alive[child] = true;
+    for (const uint32_t child : step.children) alive[child] = step.kind == StepKind::kSplit;
     if (step.kind == StepKind::kFree) alive[step.calls[0].comm] = false;
   }
   for (uint32_t number = 0; number < alive.size(); ++number) {

@@ -39,8 +39,9 @@ enum class StepKind : uint32_t {
   kMismatch,  // `actor` calls calls[1], the others calls[0]
   kEvict,     // `actor` asks that `target` be removed; then calls[0]
   kLeave,     // `actor` leaves the job; the others call calls[0]
+  kAbort,     // `actor` aborts while all calls are pending; the others make them as in a batch
   kRecover,   // replacements of `slots` are admitted
-  kGrow,      // `slots` are new
+  kGrow,      // `slots` are new; children[0] is the world from then on
   kEpCreate,  // EP object `ep` on calls[0].comm
   kEpLayers,  // dispatch and combine, `count` times, on all buffers of `ep`
   kEpFree
@@ -110,6 +111,8 @@ struct Program {
   uint32_t comm_count() const;
   // How often replacements of the slot were to be admitted before `step`.
   uint32_t generation(uint32_t slot, uint32_t step) const;
+  // The comm of all ranks before `step`.
+  uint32_t world(uint32_t step) const;
   bool kills() const;
   bool has(StepKind kind) const;
   std::string text() const;

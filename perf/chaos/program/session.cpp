@@ -183,6 +183,7 @@ class Session {
     bool anybody = false;
     for (const Process& process : processes_) anybody = anybody || !process.life.ended;
     if (!anybody) return;
+    start_grown();
     for (uint32_t slot = 0; slot < program_.ranks; ++slot) {
       const Life* latest = nullptr;
       uint32_t count = 0;
@@ -198,8 +199,21 @@ class Session {
     }
   }
 
+  // As soon as one rank has come to the growth.
+  void start_grown() {
+    if (has_grown_) return;
+    for (const Process& process : processes_) {
+      const uint32_t at = process.life.journal->step.load(std::memory_order_acquire);
+      if (at >= program_.steps.size() || program_.steps[at].kind != StepKind::kGrow) continue;
+      has_grown_ = true;
+      for (const uint32_t slot : program_.steps[at].slots) start(slot, 0);
+      return;
+    }
+  }
+
   const Program& program_;
   const Sabotage& sabotage_;
+  bool has_grown_ = false;
   std::string job_;
   std::unique_ptr<Folder> folder_;
   std::vector<std::unique_ptr<SharedJournal>> journals_;

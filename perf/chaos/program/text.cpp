@@ -68,7 +68,7 @@ const char* name_of(CallKind kind) {
 
 const char* name_of(StepKind kind) {
   constexpr const char* kNames[] = {"call",     "batch", "agree", "split",   "free",
-                                    "revoke",   "timeout", "mismatch", "evict", "leave",
+                                    "revoke",   "timeout", "mismatch", "evict", "leave", "abort",
                                     "recover",  "grow",  "ep create", "ep layers", "ep free"};
   return kNames[static_cast<uint32_t>(kind)];
 }
@@ -90,7 +90,8 @@ std::string Program::text_of(uint32_t number) const {
   for (size_t i = 0; i < step.calls.size() && !has_comm_only; ++i) {
     text += (i == 0 ? ": " : "; ") + programs::text_of(step.calls[i]);
   }
-  if (!step.children.empty()) {
+  if (step.kind == StepKind::kGrow) text += formatted(" into c%u", step.children[0]);
+  if (step.kind == StepKind::kSplit) {
     text += " into" + list_of(step.children) + ", colors";
     for (const int32_t color : step.colors) text += formatted(" %d", color);
     text += ", keys";
@@ -124,6 +125,14 @@ uint32_t Program::host_count() const {
   return highest + 1;
 }
 
+uint32_t Program::world(uint32_t step) const {
+  uint32_t number = kWorld;
+  for (uint32_t i = 0; i < step && i < steps.size(); ++i) {
+    if (steps[i].kind == StepKind::kGrow) number = steps[i].children[0];
+  }
+  return number;
+}
+
 uint32_t Program::comm_count() const {
   uint32_t count = 1;
   for (const Step& step : steps) {
@@ -145,7 +154,7 @@ bool Program::kills() const {
   for (const Fault& fault : faults) {
     if (fault.kind != FaultKind::kStop) return true;
   }
-  return has(StepKind::kEvict);
+  return has(StepKind::kEvict) || has(StepKind::kAbort);
 }
 
 bool Program::has(StepKind kind) const {
