@@ -11,7 +11,8 @@ namespace mep::chaos {
 namespace {
 
 constexpr const char* kHelp =
-    "usage: mep_chaos --job [OPTION]...   (--job may be left out beside an option that it alone has)\n"
+    "usage: mep_chaos --job [OPTION]...   (--job may be left out beside an option that it alone "
+    "has)\n"
     "\n"
     "Starts a job of N ranks on this host, kills, stops and slows its ranks by a seeded plan, "
     "starts\n"
@@ -54,10 +55,10 @@ struct NumberOption {
 }  // namespace
 
 bool is_about_a_job(int argc, char** argv) {
-  constexpr const char* kNames[] = {"--job",        "-n",           "--faults",  "--mix",
-                                    "--plan",       "--workload",   "--json",    "--starter",
-                                    "--timeout-ms", "--suspect-ms", "--heartbeat-ms",
-                                    "--leak-pages", "--worker"};
+  constexpr const char* kNames[] = {
+      "--job",          "-n",           "--faults",  "--mix",        "--plan",
+      "--workload",     "--json",       "--starter", "--timeout-ms", "--suspect-ms",
+      "--heartbeat-ms", "--leak-pages", "--worker"};
   for (int i = 1; i < argc; ++i) {
     for (const char* name : kNames) {
       if (std::strcmp(argv[i], name) == 0) return true;

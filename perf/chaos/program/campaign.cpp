@@ -31,7 +31,8 @@ std::string replay_command(const Campaign& campaign, uint64_t seed) {
                      name_of(campaign.limits.mode);
   if (!campaign.limits.faults) text += " --no-faults";
   if (!campaign.limits.ep) text += " --no-ep";
-  if (campaign.limits.steps != UINT32_MAX) text += " --steps " + std::to_string(campaign.limits.steps);
+  if (campaign.limits.steps != UINT32_MAX)
+    text += " --steps " + std::to_string(campaign.limits.steps);
   return text + " -v";
 }
 
@@ -45,15 +46,15 @@ int run_one(const Campaign& campaign, uint64_t seed) {
   Outcome outcome = run_program(program, campaign.sabotage, campaign.hang_ms, campaign.verbose);
   std::erase_if(outcome.findings, [&](const Finding& finding) {
     return std::any_of(
-        campaign.ignored.begin(), campaign.ignored.end(),
-        [&](const std::string& text) {
+        campaign.ignored.begin(), campaign.ignored.end(), [&](const std::string& text) {
           return (std::string(name_of(finding.kind)) + ": " + finding.text).find(text) !=
                  std::string::npos;
         });
   });
   if (campaign.verbose) std::fputs(outcome.story.c_str(), stdout);
   if (outcome.findings.empty()) return 0;
-  std::string text = "! seed " + std::to_string(seed) + ": " + replay_command(campaign, seed) + "\n";
+  std::string text =
+      "! seed " + std::to_string(seed) + ": " + replay_command(campaign, seed) + "\n";
   size_t shown = 0;
   for (const Finding& finding : outcome.findings) {
     if (++shown > 8) break;

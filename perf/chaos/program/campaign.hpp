@@ -20,9 +20,9 @@ struct Campaign {
   std::string folder = "mep_chaos_findings";
   Sabotage sabotage;
   std::vector<std::string> ignored;  // a finding with one of these texts is none
-  bool prints = false;    // the program, and nothing is run
-  bool verbose = false;   // the story of each
-  uint32_t max_findings = 20;  // programs with findings after which it ends; 0: no limit
+  bool prints = false;               // the program, and nothing is run
+  bool verbose = false;              // the story of each
+  uint32_t max_findings = 20;        // programs with findings after which it ends; 0: no limit
 };
 
 // The exit status: 0 when nothing was wrong.

@@ -47,8 +47,8 @@ bool parse_number(const char* text, uint64_t min, uint64_t max, uint64_t* value)
 }
 
 bool parse_mode(const std::string& text, Mode* mode) {
-  for (const Mode candidate : {Mode::kAny, Mode::kShm, Mode::kTcp, Mode::kMixed, Mode::kPut,
-                               Mode::kThreads}) {
+  for (const Mode candidate :
+       {Mode::kAny, Mode::kShm, Mode::kTcp, Mode::kMixed, Mode::kPut, Mode::kThreads}) {
     if (text != name_of(candidate)) continue;
     *mode = candidate;
     return true;

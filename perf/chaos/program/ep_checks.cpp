@@ -43,8 +43,7 @@ void EpPlayer::fill(const EpShape& shape, Buffer* buffer) {
 size_t EpPlayer::first_row(const EpShape& shape, const Buffer& buffer, uint32_t local,
                            uint32_t rank) const {
   const size_t ranks = player_.comms_.at(shape.comm).members.slots.size();
-  const int64_t* ranges =
-      shape.own_memory ? buffer.layout_range.data() : buffer.view.layout_range;
+  const int64_t* ranges = shape.own_memory ? buffer.layout_range.data() : buffer.view.layout_range;
   return static_cast<size_t>(ranges[local * ranks + rank] >> 32);
 }
 
@@ -52,8 +51,7 @@ std::string EpPlayer::check_rows(const EpShape& shape, const Buffer& buffer, boo
   const EpRound& data = *buffer.data;
   const auto ranks = static_cast<uint32_t>(player_.comms_.at(shape.comm).members.slots.size());
   const int32_t* counts = shape.own_memory ? buffer.recv_count.data() : buffer.view.recv_count;
-  const int64_t* ranges =
-      shape.own_memory ? buffer.layout_range.data() : buffer.view.layout_range;
+  const int64_t* ranges = shape.own_memory ? buffer.layout_range.data() : buffer.view.layout_range;
   for (uint32_t local = 0; local < shape.local_experts; ++local) {
     const std::vector<Arrival> rows = data.arrivals(local, buffer.missing);
     if (counts[local] != static_cast<int32_t>(rows.size())) {
@@ -70,15 +68,15 @@ std::string EpPlayer::check_rows(const EpShape& shape, const Buffer& buffer, boo
       const auto said_begin = static_cast<size_t>(range >> 32);
       const auto said_count = static_cast<size_t>(range & 0xffffffff);
       // Where a rank is missing, its rows may have had places that nobody uses.
-      const bool right_place = said_begin == begin ||
-                               (!complete && said_begin + said_count <= data.rows_per_expert());
+      const bool right_place =
+          said_begin == begin || (!complete && said_begin + said_count <= data.rows_per_expert());
       if (said_count != count || (count != 0 && !right_place)) {
         return formatted("expert %u, rank %u: rows %zu + %zu, not %zu + %zu", local, rank,
                          said_begin, said_count, begin, count);
       }
       for (size_t i = 0; i < count; ++i) {
-        const std::string wrong =
-            check_row(shape, buffer, local * data.rows_per_expert() + said_begin + i, rows[next + i]);
+        const std::string wrong = check_row(
+            shape, buffer, local * data.rows_per_expert() + said_begin + i, rows[next + i]);
         if (!wrong.empty()) return formatted("expert %u: ", local) + wrong;
       }
       begin += count;
@@ -93,10 +91,9 @@ std::string EpPlayer::check_row(const EpShape& shape, const Buffer& buffer, size
   const EpRound& data = *buffer.data;
   std::vector<uint8_t> expected(data.input_bytes());
   data.x_row(row.rank, row.token, expected.data());
-  const auto* const x = shape.own_memory ? buffer.recv_x.data()
-                                         : static_cast<const uint8_t*>(buffer.view.recv_x);
-  const int32_t* const infos =
-      shape.own_memory ? buffer.src_info.data() : buffer.view.src_info;
+  const auto* const x =
+      shape.own_memory ? buffer.recv_x.data() : static_cast<const uint8_t*>(buffer.view.recv_x);
+  const int32_t* const infos = shape.own_memory ? buffer.src_info.data() : buffer.view.src_info;
   if (infos[place] != static_cast<int32_t>(row.token)) {
     return formatted("src_info of row %zu is %d, not %u", place, infos[place], row.token);
   }
@@ -110,11 +107,12 @@ void EpPlayer::run_experts(const EpShape& shape, Buffer* buffer) const {
   const EpRound& data = *buffer->data;
   const auto ranks = static_cast<uint32_t>(player_.comms_.at(shape.comm).members.slots.size());
   const uint32_t own = player_.comms_.at(shape.comm).members.rank;
-  uint8_t* const y = shape.own_memory ? buffer->y.data()
-                                      : static_cast<uint8_t*>(buffer->view.combine_input);
+  uint8_t* const y =
+      shape.own_memory ? buffer->y.data() : static_cast<uint8_t*>(buffer->view.combine_input);
   for (uint32_t local = 0; local < shape.local_experts; ++local) {
     std::vector<size_t> next(ranks);
-    for (uint32_t rank = 0; rank < ranks; ++rank) next[rank] = first_row(shape, *buffer, local, rank);
+    for (uint32_t rank = 0; rank < ranks; ++rank)
+      next[rank] = first_row(shape, *buffer, local, rank);
     for (const Arrival& row : data.arrivals(local, buffer->missing)) {
       const size_t place = local * data.rows_per_expert() + next[row.rank]++;
       data.y_row(own, local, row.rank, row.token, y + place * data.combine_bytes());

@@ -58,8 +58,7 @@ std::vector<int64_t> EpRound::routing(uint32_t rank) const {
   for (uint32_t token = 0; token < tokens(rank); ++token) {
     std::vector<bool> taken(experts(), false);
     for (uint32_t k = 0; k < shape_.top_k; ++k) {
-      const auto expert =
-          static_cast<size_t>(random.below(crowded ? shape_.top_k : experts()));
+      const auto expert = static_cast<size_t>(random.below(crowded ? shape_.top_k : experts()));
       const auto owner = static_cast<uint32_t>(expert / shape_.local_experts);
       const bool none = random.percent(12) || taken[expert] || !has(live_, owner);
       if (!none) taken[expert] = true;
@@ -90,7 +89,8 @@ void EpRound::x_row(uint32_t rank, uint32_t token, uint8_t* to) const {
 
 void EpRound::y_row(uint32_t expert_rank, uint32_t local, uint32_t rank, uint32_t token,
                     uint8_t* to) const {
-  const uint64_t row = key(kOutput, rank, uint64_t{expert_rank} << 48 | uint64_t{local} << 32 | token);
+  const uint64_t row =
+      key(kOutput, rank, uint64_t{expert_rank} << 48 | uint64_t{local} << 32 | token);
   const size_t bytes = bytes_of(shape_.combine);
   for (uint32_t i = 0; i < shape_.hidden; ++i) {
     const uint64_t bits = scrambled(row + i);
@@ -114,7 +114,8 @@ std::vector<Arrival> EpRound::arrivals(uint32_t local, uint64_t missing) const {
 
 bool EpRound::lacks(uint64_t missing) const {
   for (const int64_t expert : routing(members_.rank)) {
-    if (expert >= 0 && has(missing, static_cast<uint32_t>(expert) / shape_.local_experts)) return true;
+    if (expert >= 0 && has(missing, static_cast<uint32_t>(expert) / shape_.local_experts))
+      return true;
   }
   return false;
 }
@@ -134,7 +135,8 @@ void EpRound::combined_row(uint32_t token, uint64_t missing, uint8_t* to) const 
     y_row(owner, expert % shape_.local_experts, members_.rank, token, row.data());
     for (uint32_t i = 0; i < shape_.hidden; ++i) {
       // volatile: rounded twice, never fused.
-      const volatile float product = weight[at] * load_number(shape_.combine, row.data() + i * bytes);
+      const volatile float product =
+          weight[at] * load_number(shape_.combine, row.data() + i * bytes);
       const volatile float total = sum[i] + product;
       sum[i] = total;
     }

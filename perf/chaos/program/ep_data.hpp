@@ -34,7 +34,8 @@ class EpRound {
   std::vector<float> weights(uint32_t rank) const;    // [T][K]
   void x_row(uint32_t rank, uint32_t token, uint8_t* to) const;
   // What local expert `local` of the caller's rank makes of a row.
-  void y_row(uint32_t expert_rank, uint32_t local, uint32_t rank, uint32_t token, uint8_t* to) const;
+  void y_row(uint32_t expert_rank, uint32_t local, uint32_t rank, uint32_t token,
+             uint8_t* to) const;
 
   // By rank and token; ranks in `missing` have none.
   std::vector<Arrival> arrivals(uint32_t local, uint64_t missing) const;

@@ -31,7 +31,8 @@ bool EpPlayer::make(uint32_t number, uint32_t first_serial) {
   if (comm == player_.comms_.end() || player_.over_) return false;
   Object object;
   for (uint32_t attempt = 0; attempt < kMakeAttempts && !player_.over_; ++attempt) {
-    const std::string name = "e" + std::to_string(number) + "." + std::to_string(first_serial + attempt);
+    const std::string name =
+        "e" + std::to_string(number) + "." + std::to_string(first_serial + attempt);
     mep_ep_config_t config;
     mep_ep_config_defaults(&config);
     config.name = name.c_str();
@@ -133,7 +134,8 @@ void EpPlayer::drain(const Step& step, Object* object) {
 bool EpPlayer::round(const Step& step, Object* object, uint32_t iteration) {
   const EpShape& shape = player_.program_.eps[step.ep];
   const Members& members = player_.comms_[shape.comm].members;
-  Random plan(mixed(player_.program_.seed, 0xe9, player_.step_, iteration));  // the same on all ranks
+  Random plan(
+      mixed(player_.program_.seed, 0xe9, player_.step_, iteration));  // the same on all ranks
   const bool apart = plan.percent(50);
   const bool combines = plan.percent(85);
   const auto count = static_cast<uint32_t>(object->buffers.size());
@@ -250,8 +252,9 @@ bool EpPlayer::is_uniform() const {
 }
 
 // Whether an operation has ended; else the call told news and did nothing else.
-bool EpPlayer::note(What what, const Step& step, const Object& object, uint32_t index, uint32_t part,
-                    mep_result_t result, const mep_op_info_t& before, uint64_t* failed) {
+bool EpPlayer::note(What what, const Step& step, const Object& object, uint32_t index,
+                    uint32_t part, mep_result_t result, const mep_op_info_t& before,
+                    uint64_t* failed) {
   const uint32_t comm = player_.program_.eps[step.ep].comm;
   Player::Said said;
   said.result = result;
@@ -264,8 +267,8 @@ bool EpPlayer::note(What what, const Step& step, const Object& object, uint32_t 
   if (result == MEP_PARTIAL && (player_.program_.flags & MEP_COMM_PARTIAL) == 0) {
     player_.wrong(what, part, comm, "MEP_PARTIAL, which nobody has asked for");
   }
-  return result >= 0 || (said.info.seq != 0 && (said.info.epoch != before.epoch ||
-                                                said.info.seq != before.seq));
+  return result >= 0 ||
+         (said.info.seq != 0 && (said.info.epoch != before.epoch || said.info.seq != before.seq));
 }
 
 }  // namespace mep::programs

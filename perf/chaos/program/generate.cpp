@@ -23,8 +23,7 @@ const std::array<const char*, 4> kJoinPoints = {"join begin", "join connected", 
 
 class Generator {
  public:
-  Generator(uint64_t seed, const Limits& limits)
-      : random_(mixed(seed, 0x6d6570)), limits_(limits) {
+  Generator(uint64_t seed, const Limits& limits) : random_(mixed(seed, 0x6d6570)), limits_(limits) {
     program_.seed = seed;
   }
 
@@ -323,7 +322,7 @@ void Generator::add_special(bool kills) {
   } else if (draw < 75) {
     step.kind = StepKind::kLeave;
     step.calls[0].comm = kWorld;
-  } else if (draw < 90) {
+  } else if (draw < 90 && program_.ranks >= 3) {
     step.kind = StepKind::kAbort;
     step.calls[0].comm = kWorld;
     while (step.calls.size() < 3 && random_.percent(60)) step.calls.push_back(random_call(kWorld));

@@ -75,8 +75,8 @@ uint32_t code_of(const Format& format, double value) {
   }
   const double below = value_of(format, low);
   if (below == magnitude) return sign | low;
-  const double step = low == largest ? below - value_of(format, low - 1)
-                                     : value_of(format, low + 1) - below;
+  const double step =
+      low == largest ? below - value_of(format, low - 1) : value_of(format, low + 1) - below;
   const double half = below + step / 2;
   const bool up = magnitude > half || (magnitude == half && (low & 1) != 0);
   if (!up) return sign | low;
@@ -250,8 +250,8 @@ void make_elements(mep_dtype_t dtype, uint64_t key, size_t count, uint8_t* to) {
   for (size_t i = 0; i < count; ++i) make_element(dtype, key, i, to + i * bytes);
 }
 
-void reduce_element(mep_dtype_t dtype, mep_op_t op, const uint8_t* const* inputs, size_t inputs_count,
-                    uint8_t* to) {
+void reduce_element(mep_dtype_t dtype, mep_op_t op, const uint8_t* const* inputs,
+                    size_t inputs_count, uint8_t* to) {
   switch (dtype) {
     case MEP_INT8:
       return reduce_ints<int8_t>(op, inputs, inputs_count, to);

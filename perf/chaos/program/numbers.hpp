@@ -20,8 +20,8 @@ void make_element(mep_dtype_t dtype, uint64_t key, uint64_t index, uint8_t* to);
 void make_elements(mep_dtype_t dtype, uint64_t key, size_t count, uint8_t* to);
 
 // One element of the result of the contributions at inputs[i], in their order.
-void reduce_element(mep_dtype_t dtype, mep_op_t op, const uint8_t* const* inputs, size_t inputs_count,
-                    uint8_t* to);
+void reduce_element(mep_dtype_t dtype, mep_op_t op, const uint8_t* const* inputs,
+                    size_t inputs_count, uint8_t* to);
 
 // The same bits; any NaN is as good as another.
 bool same_element(mep_dtype_t dtype, const uint8_t* a, const uint8_t* b);

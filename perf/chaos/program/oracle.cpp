@@ -34,6 +34,20 @@ struct Said {
 using Place = std::tuple<uint32_t, uint32_t, uint32_t, What>;
 using Number = std::tuple<uint32_t, uint64_t, uint64_t>;
 
+// How the call that began at records[begin] ended, or null.
+const Record* end_of(const Journal& journal, uint32_t begin) {
+  const Record& call = journal.records[begin];
+  const uint32_t count = journal.count.load(std::memory_order_acquire);
+  for (uint32_t i = begin + 1; i < count; ++i) {
+    const Record& end = journal.records[i];
+    if (end.entry == Entry::kEnd && end.what == call.what && end.step == call.step &&
+        end.part == call.part && end.comm == call.comm) {
+      return &end;
+    }
+  }
+  return nullptr;
+}
+
 class Judge {
  public:
   Judge(const Program& program, const std::vector<Life>& lives)
@@ -68,12 +82,24 @@ class Judge {
   bool has_cause(const Life& life, const Record& record) const;
   bool may_fail(uint64_t slots) const;
   bool was_admitted(const Life& newcomer) const;
+  // Points are passed in the start too.
+  bool may_die_in_init() const {
+    return std::any_of(program_.faults.begin(), program_.faults.end(), [](const Fault& fault) {
+      return fault.generation == 0 &&
+             (fault.kind == FaultKind::kKillInit || fault.kind == FaultKind::kKillPoint);
+    });
+  }
   // With MEP_COMM_UNIFORM all ranks have one result of a dispatch or combine, where it ends.
   bool is_compared(const Record& record) const {
     if (is_replicated(record.what)) return true;
     if ((program_.flags & MEP_COMM_UNIFORM) == 0) return false;
     return (record.what == What::kDispatch || record.what == What::kCombine) &&
            (record.part & 1) != 0;
+  }
+  bool is_broadcast(const Record& record) const {
+    if (record.what != What::kCall || record.step >= program_.steps.size()) return false;
+    const std::vector<Call>& calls = program_.steps[record.step].calls;
+    return record.part < calls.size() && calls[record.part].kind == CallKind::kBroadcast;
   }
   bool is_lax(uint32_t step) const {
     return step < program_.steps.size() && program_.steps[step].kind == StepKind::kMismatch;
@@ -102,7 +128,8 @@ void Judge::read(const Life& life) {
     if (record.entry != Entry::kEnd) continue;
     const auto at = open.find(place);
     if (at != open.end()) calls_[place][at->second].end = &record;
-    if (record.has_info && record.seq != 0 && record.result != MEP_ERR_MISMATCH &&
+    const bool is_of_the_call = record.has_info && record.info_result == record.result;
+    if (is_of_the_call && record.seq != 0 && record.result != MEP_ERR_MISMATCH &&
         (is_replicated(record.what) || record.what == What::kSync)) {
       numbers_[{record.comm, record.epoch, record.seq}].push_back({&life, nullptr, &record});
     }
@@ -180,7 +207,7 @@ bool Judge::has_cause(const Life& life, const Record& record) const {
       return program_.has(StepKind::kRevoke);
     case MEP_ERR_TIMEOUT:
       return program_.has(StepKind::kTimeout) || record.what == What::kRecover ||
-             record.what == What::kGrow || program_.dies_in_init ||
+             record.what == What::kGrow || program_.has(StepKind::kMismatch) || may_die_in_init() ||
              (record.what == What::kJoin && !was_admitted(life));
     case MEP_ERR_MISMATCH:
       return program_.has(StepKind::kMismatch);
@@ -193,7 +220,7 @@ bool Judge::has_cause(const Life& life, const Record& record) const {
     case MEP_ERR_SYSTEM:
       return record.what == What::kJoin && !was_admitted(life);
     case MEP_ERR_BOOTSTRAP:
-      return program_.dies_in_init || (record.what == What::kJoin && !was_admitted(life));
+      return may_die_in_init() || (record.what == What::kJoin && !was_admitted(life));
     default:
       return false;
   }
@@ -206,8 +233,10 @@ void Judge::judge_end(const Life& life) {
     const Record* last = count == 0 ? nullptr : &life.journal->records[count - 1];
     add(Class::kHang, step,
         life.name() + formatted(" hangs in step %u (%s), last: %s of %s on c%u", step,
-                                step_name(step), last == nullptr ? "nothing" :
-                                last->entry == Entry::kBegin ? "begin" : "end",
+                                step_name(step),
+                                last == nullptr                ? "nothing"
+                                : last->entry == Entry::kBegin ? "begin"
+                                                               : "end",
                                 last == nullptr ? "" : name_of(last->what),
                                 last == nullptr ? 0 : last->comm));
   } else if (life.signalled && !life.was_killed()) {
@@ -215,8 +244,8 @@ void Judge::judge_end(const Life& life) {
   } else if (!life.signalled && life.status != 0 && life.status != 3 && life.status != 4) {
     add(Class::kCrash, step, life.name() + formatted(" ended with status %d", life.status));
   } else if (life.signalled) {
-    const bool planned = std::any_of(
-        program_.faults.begin(), program_.faults.end(), [&](const Fault& fault) {
+    const bool planned =
+        std::any_of(program_.faults.begin(), program_.faults.end(), [&](const Fault& fault) {
           return fault.slot == life.slot && fault.generation == life.generation &&
                  fault.kind != FaultKind::kStop;
         });
@@ -226,8 +255,9 @@ void Judge::judge_end(const Life& life) {
     const Record& record = life.journal->records[i];
     if (record.entry == Entry::kWrong) {
       add(Class::kData, record.step,
-          life.name() + formatted(", part %u, c%u, %s: ", record.part, record.comm,
-                                  name_of(record.what)) + record.text);
+          life.name() +
+              formatted(", part %u, c%u, %s: ", record.part, record.comm, name_of(record.what)) +
+              record.text);
     }
     if (record.entry != Entry::kEnd || has_cause(life, record)) continue;
     add(record.result == MEP_ERR_TIMEOUT    ? Class::kHang
@@ -261,7 +291,8 @@ void Judge::judge_pair(const Said& a, const Said& b) {
     return differ(Class::kVerdict, "epochs or seqs differ");
   }
   if (x.result != MEP_SUCCESS) {
-    if (x.has_info && y.has_info && x.failed != y.failed) differ(Class::kVerdict, "failed ranks differ");
+    if (x.has_info && y.has_info && x.failed != y.failed)
+      differ(Class::kVerdict, "failed ranks differ");
     return;
   }
   if (x.has_info && y.has_info && x.contributors != y.contributors) {
@@ -277,12 +308,7 @@ void Judge::judge_success(const Said& said, const std::vector<Said>& all) {
     add(Class::kVerdict, end.step, "a success that mep_comm_last_op does not know: " + told(said));
     return;
   }
-  const Step* const step =
-      end.step < program_.steps.size() ? &program_.steps[end.step] : nullptr;
-  const bool is_broadcast = end.what == What::kCall && step != nullptr &&
-                            end.part < step->calls.size() &&
-                            step->calls[end.part].kind == CallKind::kBroadcast;
-  if (is_broadcast) return;
+  if (is_broadcast(end)) return;
   for (const Said& other : all) {
     const bool is_in = (end.contributors >> other.life->slot & 1) != 0;
     if (!is_in && other.life->is_done()) {
@@ -331,8 +357,9 @@ void Judge::judge_call(const Place& place, const std::vector<Said>& all) {
 void Judge::judge_number(const std::vector<Said>& all) {
   const Said& a = all.front();
   for (const Said& b : all) {
-    if (a.end->what == b.end->what && (a.end->what == What::kSync ||
-        (a.end->step == b.end->step && a.end->part == b.end->part))) {
+    if (a.end->what == b.end->what &&
+        (a.end->what == What::kSync ||
+         (a.end->step == b.end->step && a.end->part == b.end->part))) {
       if (a.end->what == What::kSync && &a != &b) judge_pair(a, b);
       continue;
     }
@@ -344,7 +371,7 @@ void Judge::judge_number(const std::vector<Said>& all) {
   }
 }
 
-// A rank that is missing from a success was reported before, on that comm.
+// A rank that is missing from a success was reported before, on that comm, in the order of the calls.
 void Judge::judge_news(const Life& life) {
   struct Known {
     uint64_t present = 0;
@@ -353,30 +380,27 @@ void Judge::judge_news(const Life& life) {
   std::map<uint32_t, Known> known;
   const uint32_t count = life.journal->count.load(std::memory_order_acquire);
   for (uint32_t i = 0; i < count; ++i) {
-    const Record& record = life.journal->records[i];
-    if (record.entry == Entry::kMembers) known[record.comm] = {record.contributors, 0};
-    if (record.entry != Entry::kEnd || !record.has_info) continue;
-    if (!is_replicated(record.what) && record.what != What::kSync) continue;
-    Known& now = known[record.comm];
-    if (record.result != MEP_SUCCESS) {
-      now.reported |= record.failed;
+    const Record& begin = life.journal->records[i];
+    if (begin.entry == Entry::kMembers) known[begin.comm] = {begin.contributors, 0};
+    if (begin.entry != Entry::kBegin) continue;
+    if (!is_replicated(begin.what) && begin.what != What::kSync) continue;
+    const Record* const end = end_of(*life.journal, i);
+    if (end == nullptr || !end->has_info) continue;
+    Known& now = known[end->comm];
+    if (end->result != MEP_SUCCESS) {
+      now.reported |= end->failed;
       continue;
     }
-    const Step* const step =
-        record.step < program_.steps.size() ? &program_.steps[record.step] : nullptr;
-    const bool whole = record.what != What::kCall || step == nullptr ||
-                       record.part >= step->calls.size() ||
-                       step->calls[record.part].kind != CallKind::kBroadcast;
     // agree goes over what is known and leaves the report to the next call.
-    if (!whole || record.what == What::kAgree) continue;
-    const uint64_t missing = now.present & ~record.contributors & ~now.reported;
-    if (missing != 0 && record.what != What::kSync) {
-      add(Class::kVerdict, record.step,
+    if (is_broadcast(*end) || end->what == What::kAgree) continue;
+    const uint64_t missing = now.present & ~end->contributors & ~now.reported;
+    if (missing != 0 && end->what != What::kSync) {
+      add(Class::kVerdict, end->step,
           formatted("%s, part %u, c%u: the end of slots %" PRIx64 " was never told: ",
-                    name_of(record.what), record.part, record.comm, missing) +
-              told({&life, nullptr, &record}));
+                    name_of(end->what), end->part, end->comm, missing) +
+              told({&life, nullptr, end}));
     }
-    now.present = record.contributors;
+    now.present = end->contributors;
     now.reported = 0;
   }
 }
@@ -384,8 +408,7 @@ void Judge::judge_news(const Life& life) {
 }  // namespace
 
 const char* name_of(Class kind) {
-  constexpr const char* kNames[] = {"crash",    "wrong data", "verdict",
-                                    "hang",     "internal",   "other"};
+  constexpr const char* kNames[] = {"crash", "wrong data", "verdict", "hang", "internal", "other"};
   return kNames[static_cast<uint32_t>(kind)];
 }
 
@@ -412,9 +435,8 @@ std::string story(const Program& program, const std::vector<Life>& lives) {
     const uint32_t count = life.journal->count.load(std::memory_order_acquire);
     for (uint32_t i = 0; i < count; ++i) all.emplace_back(&life, &life.journal->records[i]);
   }
-  std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
-    return a.second->at_ns < b.second->at_ns;
-  });
+  std::stable_sort(all.begin(), all.end(),
+                   [](const auto& a, const auto& b) { return a.second->at_ns < b.second->at_ns; });
   constexpr const char* kEntries[] = {"", "begins", "ended", "WRONG", "members", "done"};
   std::string text = program.text() + "\n";
   const uint64_t start_ns = all.empty() ? 0 : all.front().second->at_ns;
@@ -436,9 +458,10 @@ std::string story(const Program& program, const std::vector<Life>& lives) {
     text += "\n";
   }
   for (const Life& life : lives) {
-    text += life.name() + (!life.ended      ? " had not ended"
-                           : life.signalled ? formatted(" died of signal %d", life.status)
-                                            : formatted(" ended with status %d", life.status)) +
+    text += life.name() +
+            (!life.ended      ? " had not ended"
+             : life.signalled ? formatted(" died of signal %d", life.status)
+                              : formatted(" ended with status %d", life.status)) +
             "\n";
   }
   return text;

@@ -27,7 +27,8 @@ uint64_t now_ns() {
 }
 
 void pause_us(uint64_t us) {
-  const timespec pause{static_cast<time_t>(us / 1'000'000), static_cast<long>(us % 1'000'000 * 1000)};
+  const timespec pause{static_cast<time_t>(us / 1'000'000),
+                       static_cast<long>(us % 1'000'000 * 1000)};
   nanosleep(&pause, nullptr);
 }
 
@@ -46,10 +47,10 @@ void strike_in(uint32_t us, int signal_number) {
 }  // namespace
 
 const char* name_of(What what) {
-  constexpr const char* kNames[] = {"init",    "join",     "call",      "agree",     "split",
-                                    "free",    "revoke",   "evict", "abort",    "recover",   "grow",
-                                    "sync",    "attach",   "ep create", "ep attach", "dispatch",
-                                    "combine", "ep free",  "destroy"};
+  constexpr const char* kNames[] = {"init",     "join",    "call",    "agree",     "split",
+                                    "free",     "revoke",  "evict",   "abort",     "recover",
+                                    "grow",     "sync",    "attach",  "ep create", "ep attach",
+                                    "dispatch", "combine", "ep free", "destroy"};
   return kNames[static_cast<uint32_t>(what)];
 }
 
@@ -235,7 +236,8 @@ const Fault* Player::fault_of(uint32_t step, FaultKind kind) const {
 void Player::arm_faults(uint32_t step) {
   if (fault_of(step, FaultKind::kKillBefore) != nullptr) die();
   if (const Fault* fault = fault_of(step, FaultKind::kStop)) strike_in(fault->delay_us, SIGSTOP);
-  if (const Fault* fault = fault_of(step, FaultKind::kKillClock)) strike_in(fault->delay_us, SIGKILL);
+  if (const Fault* fault = fault_of(step, FaultKind::kKillClock))
+    strike_in(fault->delay_us, SIGKILL);
 }
 
 void Player::act_on_faults(uint32_t step) {
@@ -256,8 +258,7 @@ void Player::pause(uint32_t percent) {
 }
 
 Record& Player::next_record(Entry entry, What what, uint32_t part, uint32_t comm) {
-  const uint32_t at =
-      std::min(journal_.count.load(std::memory_order_relaxed), kMaxRecords - 1);
+  const uint32_t at = std::min(journal_.count.load(std::memory_order_relaxed), kMaxRecords - 1);
   Record& record = journal_.records[at];
   record = Record();
   record.entry = entry;
@@ -312,7 +313,8 @@ void Player::judge_end(What what, mep_result_t result) {
   switch (result) {
     case MEP_ERR_TIMEOUT:
       // Without a cause each further call may cost as much.
-      if (!program_.has(StepKind::kTimeout) && what != What::kRecover) over_ = true;
+      over_ = over_ || !(program_.has(StepKind::kTimeout) || program_.has(StepKind::kMismatch) ||
+                         what == What::kRecover || what == What::kGrow);
       break;
     case MEP_ERR_NO_QUORUM:
     case MEP_ERR_EVICTED:

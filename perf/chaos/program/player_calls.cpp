@@ -101,8 +101,7 @@ void Player::end_call(const Call& call, uint32_t part, const CallBuffers& buffer
   const bool intact = said.has_info && said.info.result == said.result &&
                       (said.info.flags & MEP_OP_INPUT_INTACT) != 0;
   const std::string what = buffers.check(said.result, said.contributors, intact);
-  end(What::kCall, part, call.comm, &comm, said,
-      said.result == MEP_SUCCESS ? buffers.digest() : 0);
+  end(What::kCall, part, call.comm, &comm, said, said.result == MEP_SUCCESS ? buffers.digest() : 0);
   if (!what.empty()) wrong(What::kCall, part, call.comm, what);
 }
 

@@ -12,6 +12,7 @@ namespace {
 
 constexpr uint32_t kLateTimeoutMs = 60;
 constexpr uint32_t kLateMs = 180;
+constexpr uint32_t kMismatchTimeoutMs = 400;
 constexpr uint32_t kNormalTimeoutMs = 12000;
 constexpr uint32_t kRecoverMs = 8000;
 constexpr uint32_t kSyncAttempts = 16;
@@ -81,8 +82,7 @@ void Player::split(const Step& step) {
   mep_comm_t child = nullptr;
   const int32_t color = step.colors[part_.slot];
   begin(What::kSplit, 0, found->first);
-  const mep_result_t result =
-      mep_comm_split(comm.handle, color, step.keys[part_.slot], &child);
+  const mep_result_t result = mep_comm_split(comm.handle, color, step.keys[part_.slot], &child);
   const Said said = ask(comm.handle, result);
   end(What::kSplit, 0, found->first, &comm, said);
   if (result != MEP_SUCCESS || color < 0) {
@@ -173,8 +173,13 @@ void Player::be_late(const Step& step) {
   (void)mep_comm_set_timeout(found->second.handle, kNormalTimeoutMs);
 }
 
+// Ranks that wait for each other's broadcast learn by the clock alone that they do.
 void Player::mismatch(const Step& step) {
+  const auto found = comms_.find(step.calls[0].comm);
+  if (found == comms_.end() || over_) return;
+  (void)mep_comm_set_timeout(found->second.handle, kMismatchTimeoutMs);
   call(step.calls[step.actor == part_.slot ? 1 : 0], 0);
+  (void)mep_comm_set_timeout(found->second.handle, kNormalTimeoutMs);
 }
 
 void Player::recover(const Step& step) {

@@ -50,8 +50,8 @@ enum class StepKind : uint32_t {
 struct Step {
   StepKind kind = StepKind::kCall;
   std::vector<Call> calls;
-  std::vector<int32_t> colors;    // by slot
-  std::vector<int32_t> keys;      // by slot
+  std::vector<int32_t> colors;     // by slot
+  std::vector<int32_t> keys;       // by slot
   std::vector<uint32_t> children;  // numbers of the comms, by color
   std::vector<uint32_t> slots;
   uint32_t actor = kNobody;

@@ -23,7 +23,8 @@ namespace {
 uint64_t now_ms() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1000u + static_cast<uint64_t>(now.tv_nsec) / 1'000'000u;
+  return static_cast<uint64_t>(now.tv_sec) * 1000u +
+         static_cast<uint64_t>(now.tv_nsec) / 1'000'000u;
 }
 
 // In memory that the ranks' processes share with this one. Zeroed pages are an empty journal.
@@ -226,6 +227,7 @@ class Session {
 // Ranks as threads of this process. A rank that hangs hangs all: the caller watches over the time.
 std::vector<Life> run_threads(const Program& program, const Sabotage& sabotage,
                               std::vector<std::unique_ptr<SharedJournal>>* journals) {
+  setenv("MEP_LOG", "error", 0);
   std::vector<mep_comm_t> worlds(program.ranks, nullptr);
   mep_comm_config_t config = config_of(program);
   config.transports = nullptr;

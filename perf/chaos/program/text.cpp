@@ -6,9 +6,9 @@
 namespace mep::programs {
 namespace {
 
-constexpr const char* kTypes[] = {"?",       "int8",   "uint8",   "int16",    "uint16",  "int32",
-                                  "uint32",  "int64",  "uint64",  "float16",  "bfloat16", "float32",
-                                  "float64", "bool",   "e4m3",    "e5m2"};
+constexpr const char* kTypes[] = {"?",       "int8",  "uint8",  "int16",   "uint16",   "int32",
+                                  "uint32",  "int64", "uint64", "float16", "bfloat16", "float32",
+                                  "float64", "bool",  "e4m3",   "e5m2"};
 constexpr const char* kOperators[] = {"?", "sum", "prod", "min", "max", "avg", "and", "or", "xor"};
 
 template <typename... Values>
@@ -67,9 +67,9 @@ const char* name_of(CallKind kind) {
 }
 
 const char* name_of(StepKind kind) {
-  constexpr const char* kNames[] = {"call",     "batch", "agree", "split",   "free",
-                                    "revoke",   "timeout", "mismatch", "evict", "leave", "abort",
-                                    "recover",  "grow",  "ep create", "ep layers", "ep free"};
+  constexpr const char* kNames[] = {
+      "call",  "batch", "agree", "split",   "free", "revoke",    "timeout",   "mismatch",
+      "evict", "leave", "abort", "recover", "grow", "ep create", "ep layers", "ep free"};
   return kNames[static_cast<uint32_t>(kind)];
 }
 
@@ -84,8 +84,8 @@ std::string Program::text_of(uint32_t number) const {
     text += formatted(" e%u", step.ep);
   }
   if (step.kind == StepKind::kEpLayers) text += formatted(" %u times", step.count);
-  const bool has_comm_only =
-      step.kind == StepKind::kAgree || step.kind == StepKind::kSplit || step.kind == StepKind::kFree;
+  const bool has_comm_only = step.kind == StepKind::kAgree || step.kind == StepKind::kSplit ||
+                             step.kind == StepKind::kFree;
   if (has_comm_only) text += formatted(" c%u", step.calls[0].comm);
   for (size_t i = 0; i < step.calls.size() && !has_comm_only; ++i) {
     text += (i == 0 ? ": " : "; ") + programs::text_of(step.calls[i]);
@@ -102,17 +102,17 @@ std::string Program::text_of(uint32_t number) const {
 }
 
 std::string Program::text() const {
-  std::string text = formatted("program %llu, mode %s: %u ranks (at most %u), transports %s, flags %u, hosts",
-                               static_cast<unsigned long long>(seed), name_of(mode), ranks,
-                               max_ranks, transports.c_str(), flags);
+  std::string text =
+      formatted("program %llu, mode %s: %u ranks (at most %u), transports %s, flags %u, hosts",
+                static_cast<unsigned long long>(seed), name_of(mode), ranks, max_ranks,
+                transports.c_str(), flags);
   text += list_of(hosts) + "\n";
   for (size_t i = 0; i < eps.size(); ++i) {
     const EpShape& ep = eps[i];
     text += formatted(
         "e%zu: on c%u, M %u, H %u, K %u, %u experts a rank, %u buffers, %s to %s, %s%s\n", i,
-        ep.comm, ep.max_tokens, ep.hidden, ep.top_k, ep.local_experts, ep.buffers,
-        kTypes[ep.input], kTypes[ep.combine], ep.slotted ? "slotted" : "packed",
-        ep.own_memory ? ", own memory" : "");
+        ep.comm, ep.max_tokens, ep.hidden, ep.top_k, ep.local_experts, ep.buffers, kTypes[ep.input],
+        kTypes[ep.combine], ep.slotted ? "slotted" : "packed", ep.own_memory ? ", own memory" : "");
   }
   for (const Fault& fault : faults) text += programs::text_of(fault) + "\n";
   for (uint32_t step = 0; step < steps.size(); ++step) text += text_of(step) + "\n";
