@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-SLICE = {"shm": 60, "tcp": 30, "mixed": 30, "put": 30, "threads": 40}
+SLICE = {"shm": 50, "tcp": 25, "mixed": 25, "put": 25, "threads": 40}
 SOAK = 10000
 # Programs without faults; the lie is told by rank 1 in a step in which it gives something.
 LIES = ("data", "skip", "verdict", "crash")

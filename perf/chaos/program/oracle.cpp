@@ -385,8 +385,10 @@ void Judge::judge_news(const Life& life) {
     if (begin.entry != Entry::kBegin) continue;
     if (!is_replicated(begin.what) && begin.what != What::kSync) continue;
     const Record* const end = end_of(*life.journal, i);
+    Known& now = known[begin.comm];
+    // A rank that was killed may have been told what it could not write down.
+    if (end == nullptr) now.present = 0;
     if (end == nullptr || !end->has_info) continue;
-    Known& now = known[end->comm];
     if (end->result != MEP_SUCCESS) {
       now.reported |= end->failed;
       continue;
