@@ -135,7 +135,7 @@ std::string CallBuffers::check_result(uint64_t ranks) const {
       for (uint32_t rank = 0; rank < size; ++rank) {
         const uint8_t* block = receive_ + rank * call_.count * element_;
         if ((ranks >> rank & 1) != 0) {
-          const std::string wrong = check_block(rank, block);
+          std::string wrong = check_block(rank, block);
           if (!wrong.empty()) return wrong;
           continue;
         }

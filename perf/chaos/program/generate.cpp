@@ -306,7 +306,8 @@ void Generator::add_special(bool kills) {
   const uint64_t draw = random_.below(100);
   const auto steps = static_cast<uint32_t>(program_.steps.size());
   const bool is_alone = !kills && !program_.has(StepKind::kLeave) &&
-                        !program_.has(StepKind::kAbort) && !program_.has(StepKind::kEvict);
+                        !program_.has(StepKind::kAbort) && !program_.has(StepKind::kEvict) &&
+                        !program_.has(StepKind::kGrow);
   Step step;
   step.calls.push_back(random_call(random_.percent(60) ? kWorld : first_comm()));
   step.actor = static_cast<uint32_t>(random_.below(program_.ranks));
@@ -317,16 +318,14 @@ void Generator::add_special(bool kills) {
   } else if (draw < 60) {
     step.kind = StepKind::kMismatch;
     step.calls.push_back(random_call(step.calls[0].comm));
-  } else if (!is_alone || program_.has(StepKind::kGrow)) {
-    return;
-  } else if (draw < 75) {
+  } else if (is_alone && draw < 75) {
     step.kind = StepKind::kLeave;
     step.calls[0].comm = kWorld;
-  } else if (draw < 90 && program_.ranks >= 3) {
+  } else if (is_alone && draw < 90 && program_.ranks >= 3) {
     step.kind = StepKind::kAbort;
     step.calls[0].comm = kWorld;
     while (step.calls.size() < 3 && random_.percent(60)) step.calls.push_back(random_call(kWorld));
-  } else if (program_.ranks >= 3 && program_.mode != Mode::kThreads) {
+  } else if (is_alone && program_.ranks >= 3 && program_.mode != Mode::kThreads) {
     step.kind = StepKind::kEvict;
     step.target = (step.actor + random_.between(1, program_.ranks - 1)) % program_.ranks;
     step.calls[0].comm = kWorld;

@@ -100,6 +100,7 @@ void Player::split(const Step& step) {
   }
   std::sort(expected.begin(), expected.end());
   std::vector<uint32_t> slots;
+  slots.reserve(expected.size());
   for (const auto& [key, rank] : expected) slots.push_back(comm.members.slots[rank]);
   if (!add_comm(number, child)) return;
   if (comms_[number].members.slots != slots) {

@@ -35,7 +35,7 @@ std::string list_of(const std::vector<uint32_t>& values) {
 }
 
 std::string text_of(const Fault& fault) {
-  const std::string whom = formatted("%u.%u", fault.slot, fault.generation);
+  std::string whom = formatted("%u.%u", fault.slot, fault.generation);
   switch (fault.kind) {
     case FaultKind::kKillInit:
       return whom + formatted(" dies %u us into its start", fault.delay_us);
