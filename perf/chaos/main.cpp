@@ -1,5 +1,6 @@
-// mep_chaos: a job of N ranks under seeded faults, with every result checked. The same program is the
-// director and, started by it with --worker, each of the ranks.
+// mep_chaos: random programs (folder program/), or a job of N ranks under seeded faults, with every
+// result checked. Of such a job the same program is the director and, started by it with --worker, each
+// of the ranks.
 #include <cstdio>
 #include <exception>
 #include <fstream>
@@ -7,9 +8,27 @@
 #include "director.hpp"
 #include "options.hpp"
 #include "plan.hpp"
+#include "program/command_line.hpp"
 #include "worker.hpp"
 
-int main(int argc, char** argv) {
+namespace {
+
+int run_programs(int argc, char** argv) {
+  mep::programs::Campaign campaign;
+  std::string message;
+  switch (mep::programs::parse_command_line(argc, argv, &campaign, &message)) {
+    case mep::programs::Parsed::kLeave:
+      return 0;
+    case mep::programs::Parsed::kBad:
+      std::fprintf(stderr, "mep_chaos: %s\nTry 'mep_chaos --help'.\n", message.c_str());
+      return 2;
+    case mep::programs::Parsed::kRun:
+      break;
+  }
+  return mep::programs::run_campaign(campaign);
+}
+
+int run_job(int argc, char** argv) {
   using namespace mep::chaos;
   Options options;
   std::string message;
@@ -40,4 +59,10 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "mep_chaos: %s\n", error.what());
     return 2;
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return mep::chaos::is_about_a_job(argc, argv) ? run_job(argc, argv) : run_programs(argc, argv);
 }

@@ -11,7 +11,8 @@ namespace mep::chaos {
 namespace {
 
 constexpr const char* kHelp =
-    "usage: mep_chaos [OPTION]...\n"
+    "usage: mep_chaos --job [OPTION]...   (--job may be left out beside an option that it alone "
+    "has)\n"
     "\n"
     "Starts a job of N ranks on this host, kills, stops and slows its ranks by a seeded plan, "
     "starts\n"
@@ -53,6 +54,19 @@ struct NumberOption {
 
 }  // namespace
 
+bool is_about_a_job(int argc, char** argv) {
+  constexpr const char* kNames[] = {
+      "--job",          "-n",           "--faults",  "--mix",        "--plan",
+      "--workload",     "--json",       "--starter", "--timeout-ms", "--suspect-ms",
+      "--heartbeat-ms", "--leak-pages", "--worker"};
+  for (int i = 1; i < argc; ++i) {
+    for (const char* name : kNames) {
+      if (std::strcmp(argv[i], name) == 0) return true;
+    }
+  }
+  return false;
+}
+
 ParseResult parse_options(int argc, char** argv, Options* options, std::string* message) {
   constexpr uint64_t kHourMs = 3'600'000;
   NumberOption numbers[] = {{"-n", 1, 31, options->ranks},
@@ -86,6 +100,7 @@ ParseResult parse_options(int argc, char** argv, Options* options, std::string* 
       std::printf("mep_chaos %d.%d.%d\n", MEP_VERSION_MAJOR, MEP_VERSION_MINOR, MEP_VERSION_PATCH);
       return ParseResult::kLeave;
     }
+    if (name == "--job") continue;
     if (name == "-v") {
       options->verbose = true;
       continue;

@@ -28,6 +28,9 @@ struct Options {
   uint32_t generation = 0;
 };
 
+// Whether --job, or an option that only such a job has, was given: else random programs are meant.
+bool is_about_a_job(int argc, char** argv);
+
 enum class ParseResult { kRun, kLeave, kBad };
 ParseResult parse_options(int argc, char** argv, Options* options, std::string* message);
 

@@ -55,10 +55,14 @@ def machine() -> str:
 def chaos(arguments: list[str]) -> int:
     """mep_chaos; `figures` takes what docs/reliability.md shows, on 4 and 8 ranks."""
     program = f"{BIN}/mep_chaos"
-    if arguments[:1] != ["figures"]:
-        return run(program, *(arguments or [
-            "-n", "4", "--faults", "1000", "--seconds", "20", "--mix", "kill,two,point,stop",
-            "--seed", str(random.randrange(1 << 15))]))
+    seed = str(random.randrange(1 << 15))
+    if not arguments:
+        programs = run(program, "--programs", "100000", "--seconds", "20", "--seed", seed,
+                       "--findings", "build/chaos_findings")
+        return programs or run(program, "-n", "4", "--faults", "1000", "--seconds", "20",
+                               "--mix", "kill,two,point,stop", "--seed", seed)
+    if arguments != ["figures"]:
+        return run(program, *arguments)
     (ROOT / "build/bench").mkdir(parents=True, exist_ok=True)
     note(machine())
     for ranks in ("4", "8"):

@@ -1,0 +1,191 @@
+#include "buffers.hpp"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+
+#include "numbers.hpp"
+#include "random.hpp"
+
+namespace mep::programs {
+namespace {
+
+constexpr uint8_t kUntouched = 0xa5;
+constexpr size_t kGuard = 64;
+// Up to here each rank looks at every element; beyond, at its share of them. All ranks have the same
+// bytes, so together they see all.
+constexpr size_t kWholeBytes = 32768;
+constexpr size_t kShareElements = 64;
+
+template <typename... Values>
+std::string formatted(const char* format, Values... values) {
+  char line[120];
+  std::snprintf(line, sizeof line, format, values...);
+  return line;
+}
+
+std::string shown(const uint8_t* bytes, size_t count) {
+  std::string text = "0x";
+  for (size_t i = count; i > 0; --i) text += formatted("%02x", bytes[i - 1]);
+  return text;
+}
+
+}  // namespace
+
+uint64_t Members::slots_of(uint64_t ranks) const {
+  uint64_t result = 0;
+  for (size_t rank = 0; rank < slots.size(); ++rank) {
+    if ((ranks >> rank & 1) != 0) result |= uint64_t{1} << slots[rank];
+  }
+  return result;
+}
+
+uint64_t Members::all_slots() const {
+  return slots_of(~uint64_t{0});
+}
+
+size_t CallBuffers::sent_bytes(const Call& call) {
+  return call.kind == CallKind::kBarrier ? 0 : call.count * bytes_of(call.dtype);
+}
+
+size_t CallBuffers::sent_bytes() const {
+  return sent_bytes(call_);
+}
+
+CallBuffers::CallBuffers(const Program& program, uint32_t step, uint32_t part, const Call& call,
+                         const Members& members, uint8_t* own_memory)
+    : program_(program),
+      call_(call),
+      members_(members),
+      step_(step),
+      part_(part),
+      element_(call.kind == CallKind::kBarrier ? 1 : bytes_of(call.dtype)) {
+  if (call.kind == CallKind::kBarrier) return;
+  root_ = call.root % static_cast<uint32_t>(members.slots.size());
+  const size_t bytes = sent_bytes();
+  out_bytes_ = call.kind == CallKind::kAllgather ? bytes * members.slots.size() : bytes;
+  out_.assign(kGuard + out_bytes_ + kGuard, kUntouched);
+  receive_ = out_.data() + kGuard;
+  const bool gives = call.kind != CallKind::kBroadcast || root_ == members.rank;
+  if (call.in_place && gives) {
+    send_ = call.kind == CallKind::kAllgather ? receive_ + members.rank * bytes : receive_;
+  } else if (own_memory != nullptr) {
+    send_ = own_memory;
+  } else {
+    in_.assign(bytes + 1, 0);
+    send_ = in_.data();
+  }
+  if (gives) {
+    make_elements(call.dtype, key_of(members.rank), call.count, send_);
+  } else {
+    send_ = nullptr;  // not to be read
+  }
+}
+
+uint64_t CallBuffers::key_of(uint32_t rank) const {
+  const uint32_t slot = members_.slots[rank];
+  return mixed(program_.seed, uint64_t{step_} << 16 | part_, slot,
+               program_.generation(slot, step_));
+}
+
+uint64_t CallBuffers::digest() const {
+  return digest_of(receive_, out_bytes_);
+}
+
+bool CallBuffers::is_mine(size_t element) const {
+  if (out_bytes_ <= kWholeBytes) return true;
+  return element / kShareElements % members_.slots.size() == members_.rank;
+}
+
+std::string CallBuffers::check(mep_result_t result, uint64_t ranks, bool says_intact) const {
+  if (call_.kind == CallKind::kBarrier) return {};
+  for (size_t i = 0; i < kGuard; ++i) {
+    if (out_[i] != kUntouched) return formatted("%zu bytes before the buffer written", kGuard - i);
+    if (out_[kGuard + out_bytes_ + i] != kUntouched) {
+      return formatted("byte %zu behind the buffer written", i);
+    }
+  }
+  std::string wrong;
+  if (result == MEP_SUCCESS) wrong = check_result(ranks);
+  return wrong.empty() && send_ != nullptr ? check_input(result < 0 && says_intact) : wrong;
+}
+
+// What is not in place must be as it was, whatever the result.
+std::string CallBuffers::check_input(bool says_intact) const {
+  const bool in_place = send_ >= receive_ && send_ < receive_ + out_bytes_;
+  if (in_place && !says_intact) return {};
+  uint8_t expected[8];
+  for (size_t i = 0; i < call_.count; ++i) {
+    if (!is_mine(i)) continue;
+    make_element(call_.dtype, key_of(members_.rank), i, expected);
+    if (std::memcmp(expected, send_ + i * element_, element_) == 0) continue;
+    return formatted("%s: element %zu of the input was altered",
+                     in_place ? "in place, called intact" : "not in place", i);
+  }
+  return {};
+}
+
+std::string CallBuffers::check_result(uint64_t ranks) const {
+  const auto size = static_cast<uint32_t>(members_.slots.size());
+  switch (call_.kind) {
+    case CallKind::kBroadcast:
+      return check_block(root_, receive_);
+    case CallKind::kAllgather:
+      for (uint32_t rank = 0; rank < size; ++rank) {
+        const uint8_t* block = receive_ + rank * call_.count * element_;
+        if ((ranks >> rank & 1) != 0) {
+          std::string wrong = check_block(rank, block);
+          if (!wrong.empty()) return wrong;
+          continue;
+        }
+        if (rank == members_.rank) return "a success without the caller's contribution";
+        for (size_t i = 0; i < call_.count * element_; ++i) {
+          if (block[i] != kUntouched) return formatted("block of absent rank %u written", rank);
+        }
+      }
+      return {};
+    case CallKind::kAllreduce:
+      return check_reduced(ranks);
+    default:
+      return {};
+  }
+}
+
+std::string CallBuffers::check_block(uint32_t rank, const uint8_t* block) const {
+  uint8_t expected[8];
+  const uint64_t key = key_of(rank);
+  for (size_t i = 0; i < call_.count; ++i) {
+    if (!is_mine(i)) continue;
+    make_element(call_.dtype, key, i, expected);
+    if (std::memcmp(expected, block + i * element_, element_) == 0) continue;
+    return formatted("element %zu of rank %u is %s, not %s", i, rank,
+                     shown(block + i * element_, element_).c_str(),
+                     shown(expected, element_).c_str());
+  }
+  return {};
+}
+
+std::string CallBuffers::check_reduced(uint64_t ranks) const {
+  std::vector<uint64_t> keys;
+  for (uint32_t rank = 0; rank < members_.slots.size(); ++rank) {
+    if ((ranks >> rank & 1) != 0) keys.push_back(key_of(rank));
+  }
+  if (keys.empty()) return call_.count == 0 ? "" : "a success without contributors";
+  uint8_t given[64][8];
+  const uint8_t* inputs[64];
+  uint8_t expected[8];
+  for (size_t k = 0; k < keys.size(); ++k) inputs[k] = given[k];
+  for (size_t i = 0; i < call_.count; ++i) {
+    if (!is_mine(i)) continue;
+    for (size_t k = 0; k < keys.size(); ++k) make_element(call_.dtype, keys[k], i, given[k]);
+    reduce_element(call_.dtype, call_.op, inputs, keys.size(), expected);
+    const uint8_t* actual = receive_ + i * element_;
+    if (same_element(call_.dtype, actual, expected)) continue;
+    return formatted("element %zu of %zu is %s, not %s, contributors %" PRIx64, i, call_.count,
+                     shown(actual, element_).c_str(), shown(expected, element_).c_str(), ranks);
+  }
+  return {};
+}
+
+}  // namespace mep::programs

@@ -1,0 +1,60 @@
+// The buffers of one collective call: what a rank gives, and whether what came out is what mep.h says.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "program.hpp"
+
+namespace mep::programs {
+
+// Who takes part, as the rank that calls sees it.
+struct Members {
+  std::vector<uint32_t> slots;  // of each rank of the comm
+  uint32_t rank = 0;            // of the caller
+
+  uint64_t slots_of(uint64_t ranks) const;
+  uint64_t all_slots() const;
+};
+
+class CallBuffers {
+ public:
+  // `own_memory`: of mep_mem_alloc of that comm for what is sent, or null.
+  CallBuffers(const Program& program, uint32_t step, uint32_t part, const Call& call,
+              const Members& members, uint8_t* own_memory);
+
+  const void* send() const { return send_; }
+  void* receive() { return receive_; }
+  uint32_t root() const { return root_; }
+  size_t sent_bytes() const;
+  static size_t sent_bytes(const Call& call);
+
+  // What is wrong after a call that ended with `result`; empty: nothing. `ranks`: the contributors.
+  std::string check(mep_result_t result, uint64_t ranks, bool says_intact) const;
+  uint64_t digest() const;
+
+ private:
+  uint64_t key_of(uint32_t rank) const;
+  std::string check_input(bool says_intact) const;
+  std::string check_result(uint64_t ranks) const;
+  std::string check_block(uint32_t rank, const uint8_t* block) const;
+  std::string check_reduced(uint64_t ranks) const;
+  bool is_mine(size_t element) const;
+
+  const Program& program_;
+  const Call call_;
+  const Members& members_;
+  const uint32_t step_;
+  const uint32_t part_;
+  const size_t element_;
+  uint32_t root_ = 0;
+  std::vector<uint8_t> out_;
+  std::vector<uint8_t> in_;
+  size_t out_bytes_ = 0;
+  uint8_t* send_ = nullptr;
+  uint8_t* receive_ = nullptr;
+};
+
+}  // namespace mep::programs

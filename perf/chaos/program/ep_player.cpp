@@ -1,0 +1,274 @@
+#include "ep_player.hpp"
+
+#include <algorithm>
+
+#include "numbers.hpp"
+
+namespace mep::programs {
+namespace {
+
+constexpr uint32_t kMakeAttempts = 8;
+
+enum Operation : uint32_t { kDispatchSend = 0, kDispatchReceive, kCombineSend, kCombineReceive };
+
+uint32_t part_of(uint32_t iteration, uint32_t buffer, Operation operation) {
+  return iteration << 8 | buffer << 4 | operation;
+}
+
+}  // namespace
+
+EpPlayer::EpPlayer(Player* player) : player_(*player) {}
+EpPlayer::~EpPlayer() = default;
+
+void EpPlayer::create(const Step& step) {
+  (void)make(step.ep, player_.step_ << 8);
+}
+
+// All ranks of the comm call it. An object that could not be made is tried for again: all were told.
+bool EpPlayer::make(uint32_t number, uint32_t first_serial) {
+  const EpShape& shape = player_.program_.eps[number];
+  const auto comm = player_.comms_.find(shape.comm);
+  if (comm == player_.comms_.end() || player_.over_) return false;
+  Object object;
+  for (uint32_t attempt = 0; attempt < kMakeAttempts && !player_.over_; ++attempt) {
+    const std::string name =
+        "e" + std::to_string(number) + "." + std::to_string(first_serial + attempt);
+    mep_ep_config_t config;
+    mep_ep_config_defaults(&config);
+    config.name = name.c_str();
+    config.max_tokens_per_rank = shape.max_tokens;
+    config.hidden = shape.hidden;
+    config.top_k = shape.top_k;
+    config.num_experts =
+        static_cast<uint32_t>(comm->second.members.slots.size()) * shape.local_experts;
+    config.experts_per_rank = shape.local_experts;
+    config.num_buffers = shape.buffers;
+    config.input_type = shape.input;
+    config.combine_type = shape.combine;
+    config.receive_layout = shape.slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED;
+    player_.begin(What::kEpCreate, attempt, shape.comm);
+    Player::Said said;
+    said.result = mep_ep_create(comm->second.handle, &config, &object.handle);
+    player_.end(What::kEpCreate, attempt, shape.comm, nullptr, said);
+    if (said.result == MEP_SUCCESS) break;
+  }
+  if (object.handle == nullptr) return false;
+  // Rows go to those who are there now; all ask in the same operation, so all know the same.
+  uint64_t value = 0;
+  if (!player_.sync(shape.comm, &value, &object.live, nullptr)) {
+    (void)mep_ep_destroy(object.handle);
+    return false;
+  }
+  for (uint32_t index = 0; index < shape.buffers; ++index) {
+    auto buffer = std::make_unique<Buffer>();
+    mep_ep_view_defaults(&buffer->view);
+    if (mep_ep_handle_create(object.handle, index, &buffer->handle) != MEP_SUCCESS ||
+        mep_ep_buffer_view(object.handle, index, &buffer->view) != MEP_SUCCESS) {
+      player_.wrong(What::kEpCreate, index, shape.comm, "no handle or view of a buffer");
+    }
+    object.buffers.push_back(std::move(buffer));
+  }
+  objects_[number] = std::move(object);
+  return true;
+}
+
+void EpPlayer::free(uint32_t number) {
+  const auto found = objects_.find(number);
+  if (found == objects_.end()) return;
+  const uint32_t comm = player_.program_.eps[number].comm;
+  Player::Said said;
+  player_.begin(What::kEpFree, 0, comm);
+  for (const auto& buffer : found->second.buffers) {
+    const mep_result_t result = mep_ep_handle_destroy(buffer->handle);
+    if (said.result == MEP_SUCCESS) said.result = result;
+  }
+  const mep_result_t result = mep_ep_destroy(found->second.handle);
+  if (said.result == MEP_SUCCESS) said.result = result;
+  player_.end(What::kEpFree, 0, comm, nullptr, said);
+  objects_.erase(found);
+}
+
+void EpPlayer::free_all() {
+  while (!objects_.empty()) free(objects_.begin()->first);
+}
+
+void EpPlayer::renew_all(uint32_t before_step) {
+  std::vector<bool> alive(player_.program_.eps.size(), false);
+  for (uint32_t i = 0; i < before_step; ++i) {
+    const Step& step = player_.program_.steps[i];
+    if (step.kind == StepKind::kEpCreate) alive[step.ep] = true;
+    if (step.kind == StepKind::kEpFree) alive[step.ep] = false;
+  }
+  for (uint32_t number = 0; number < alive.size(); ++number) {
+    free(number);
+    if (alive[number]) (void)make(number, before_step << 8 | 0x40);
+  }
+}
+
+void EpPlayer::layers(const Step& step) {
+  const auto found = objects_.find(step.ep);
+  if (found == objects_.end() || player_.over_) return;
+  const uint32_t comm = player_.program_.eps[step.ep].comm;
+  bool trouble = false;
+  for (uint32_t i = 0; i < step.count && !trouble && !player_.over_; ++i) {
+    trouble = !round(step, &found->second, i);
+  }
+  if (trouble) drain(step, &found->second);
+  uint64_t anybody = trouble ? 1 : 0;
+  bool retried = false;
+  if (!player_.sync(comm, &anybody, nullptr, &retried)) return;
+  if (anybody == 0 && !retried) return;
+  free(step.ep);
+  (void)make(step.ep, player_.step_ << 8 | 0x80);
+}
+
+// What was sent is received, whatever comes: a handle in between could not be destroyed.
+void EpPlayer::drain(const Step& step, Object* object) {
+  for (uint32_t index = 0; index < object->buffers.size(); ++index) {
+    Buffer& buffer = *object->buffers[index];
+    if (buffer.sent == Sent::kDispatch) (void)dispatch(step, object, index, MEP_PHASE_RECEIVE);
+    if (buffer.sent == Sent::kCombine) (void)combine(step, object, index, MEP_PHASE_RECEIVE);
+  }
+}
+
+bool EpPlayer::round(const Step& step, Object* object, uint32_t iteration) {
+  const EpShape& shape = player_.program_.eps[step.ep];
+  const Members& members = player_.comms_[shape.comm].members;
+  Random plan(
+      mixed(player_.program_.seed, 0xe9, player_.step_, iteration));  // the same on all ranks
+  const bool apart = plan.percent(50);
+  const bool combines = plan.percent(85);
+  const auto count = static_cast<uint32_t>(object->buffers.size());
+  iteration_ = iteration;
+  for (uint32_t i = 0; i < count; ++i) {
+    Buffer& buffer = *object->buffers[i];
+    buffer.data = std::make_unique<EpRound>(player_.program_, shape, members, object->live,
+                                            player_.step_, iteration * 8 + i);
+    fill(shape, &buffer);
+    player_.pause(step.pause_percent);
+    if (!dispatch(step, object, i, apart ? MEP_PHASE_SEND : MEP_PHASE_BOTH)) return false;
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    player_.pause(step.pause_percent);
+    if (apart && !dispatch(step, object, i, MEP_PHASE_RECEIVE)) return false;
+    if (!combines) continue;
+    run_experts(shape, object->buffers[i].get());
+    if (!combine(step, object, i, apart ? MEP_PHASE_SEND : MEP_PHASE_BOTH)) return false;
+  }
+  for (uint32_t i = 0; i < count && combines && apart; ++i) {
+    player_.pause(step.pause_percent);
+    if (!combine(step, object, i, MEP_PHASE_RECEIVE)) return false;
+  }
+  return true;
+}
+
+mep_op_info_t EpPlayer::last_op(const Object& object, uint32_t index, uint64_t* failed) {
+  mep_op_info_t info;
+  mep_op_info_defaults(&info);
+  info.failed = failed;
+  info.failed_words = 1;
+  if (mep_ep_last_op(object.handle, index, &info) != MEP_SUCCESS) mep_op_info_defaults(&info);
+  return info;
+}
+
+bool EpPlayer::dispatch(const Step& step, Object* object, uint32_t index, uint32_t phase) {
+  const EpShape& shape = player_.program_.eps[step.ep];
+  Buffer& buffer = *object->buffers[index];
+  mep_dispatch_args_t args;
+  mep_dispatch_args_defaults(&args);
+  args.phase = phase;
+  if (phase != MEP_PHASE_RECEIVE) {
+    args.num_tokens = buffer.data->tokens(player_.comms_[shape.comm].members.rank);
+    args.x = buffer.x.data();
+    args.topk_idx = buffer.routing.data();
+    args.topk_weights = buffer.weights.data();
+  }
+  if (phase != MEP_PHASE_SEND && shape.own_memory) {
+    args.recv_x = buffer.recv_x.data();
+    args.recv_count = buffer.recv_count.data();
+    args.src_info = buffer.src_info.data();
+    args.layout_range = buffer.layout_range.data();
+  }
+  const Operation operation = phase == MEP_PHASE_SEND ? kDispatchSend : kDispatchReceive;
+  const uint32_t part = part_of(iteration_, index, operation);
+  uint64_t failed = 0;
+  const mep_op_info_t before = last_op(*object, index, &failed);
+  player_.begin(What::kDispatch, part, shape.comm);
+  const mep_result_t result = mep_dispatch(buffer.handle, &args, nullptr);
+  const bool ended = note(What::kDispatch, step, *object, index, part, result, before, &failed);
+  if (phase == MEP_PHASE_SEND) {
+    buffer.sent = is_uniform() || result == MEP_SUCCESS ? Sent::kDispatch : Sent::kNothing;
+    // The input is the caller's again.
+    std::fill(buffer.x.begin(), buffer.x.end(), uint8_t{0xee});
+    std::fill(buffer.routing.begin(), buffer.routing.end(), int64_t{987654});
+    return is_uniform() || result == MEP_SUCCESS;
+  }
+  buffer.sent = Sent::kNothing;
+  if (!ended) return false;
+  if (result == MEP_SUCCESS && (failed & object->live) != 0) {
+    player_.wrong(What::kDispatch, part, shape.comm, "a success without a rank that was there");
+  }
+  buffer.missing = failed;
+  if (result != MEP_SUCCESS && result != MEP_PARTIAL && result != MEP_ERR_PEER_FAILED) return false;
+  const std::string what = check_rows(shape, buffer, result == MEP_SUCCESS);
+  if (!what.empty()) player_.wrong(What::kDispatch, part, shape.comm, what);
+  return result == MEP_SUCCESS;
+}
+
+bool EpPlayer::combine(const Step& step, Object* object, uint32_t index, uint32_t phase) {
+  const EpShape& shape = player_.program_.eps[step.ep];
+  Buffer& buffer = *object->buffers[index];
+  mep_combine_args_t args;
+  mep_combine_args_defaults(&args);
+  args.phase = phase;
+  if (phase != MEP_PHASE_RECEIVE && shape.own_memory) args.y = buffer.y.data();
+  if (phase != MEP_PHASE_SEND) args.out = buffer.out.data();
+  const Operation operation = phase == MEP_PHASE_SEND ? kCombineSend : kCombineReceive;
+  const uint32_t part = part_of(iteration_, index, operation);
+  uint64_t failed = 0;
+  const mep_op_info_t before = last_op(*object, index, &failed);
+  player_.begin(What::kCombine, part, shape.comm);
+  const mep_result_t result = mep_combine(buffer.handle, &args, nullptr);
+  const bool ended = note(What::kCombine, step, *object, index, part, result, before, &failed);
+  if (phase == MEP_PHASE_SEND) {
+    buffer.sent = is_uniform() || result == MEP_SUCCESS ? Sent::kCombine : Sent::kNothing;
+    if (result == MEP_SUCCESS) std::fill(buffer.y.begin(), buffer.y.end(), uint8_t{0xee});
+    return is_uniform() || result == MEP_SUCCESS;
+  }
+  buffer.sent = Sent::kNothing;
+  if (!ended) return false;
+  if (result == MEP_SUCCESS && buffer.data->lacks(failed)) {
+    player_.wrong(What::kCombine, part, shape.comm, "a success without the rows of a rank");
+  }
+  buffer.missing = failed;
+  if (result != MEP_SUCCESS && result != MEP_PARTIAL && result != MEP_ERR_PEER_FAILED) return false;
+  const std::string what = check_out(shape, buffer);
+  if (!what.empty()) player_.wrong(What::kCombine, part, shape.comm, what);
+  return result == MEP_SUCCESS;
+}
+
+bool EpPlayer::is_uniform() const {
+  return (player_.program_.flags & MEP_COMM_UNIFORM) != 0;
+}
+
+// Whether an operation has ended; else the call told news and did nothing else.
+bool EpPlayer::note(What what, const Step& step, const Object& object, uint32_t index,
+                    uint32_t part, mep_result_t result, const mep_op_info_t& before,
+                    uint64_t* failed) {
+  const uint32_t comm = player_.program_.eps[step.ep].comm;
+  Player::Said said;
+  said.result = result;
+  said.has_info = true;
+  // The text of this failure, before another call may have one.
+  const std::string text = result < 0 ? mep_last_error() : "";
+  said.info = last_op(object, index, failed);
+  said.failed = *failed;
+  player_.end(what, part, comm, &player_.comms_[comm], said, 0, text);
+  if (result == MEP_PARTIAL && (player_.program_.flags & MEP_COMM_PARTIAL) == 0) {
+    player_.wrong(what, part, comm, "MEP_PARTIAL, which nobody has asked for");
+  }
+  return result >= 0 ||
+         (said.info.seq != 0 && (said.info.epoch != before.epoch || said.info.seq != before.seq));
+}
+
+}  // namespace mep::programs

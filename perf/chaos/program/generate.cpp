@@ -1,0 +1,453 @@
+// Programs out of seeds.
+#include <algorithm>
+#include <array>
+
+#include "numbers.hpp"
+#include "program.hpp"
+#include "random.hpp"
+
+namespace mep::programs {
+namespace {
+
+// Of messages, at which the library may change its way: cells, chunks, what is restored in place.
+constexpr std::array<size_t, 5> kEdges = {4088, 16384, 65536, 262144, 1048576};
+constexpr size_t kLargest = size_t{4} << 20;
+
+const std::array<const char*, 24> kPoints = {
+    "enter",        "cells post",   "put",           "put half",    "signal",     "cells collect",
+    "bulk publish", "bulk reduce",  "bulk copy",     "bulk finish", "complete",   "wedge",
+    "wedged",       "prepare",      "commit",        "install",     "adopt",      "flush",
+    "hosts send",   "hosts reduce", "relay forward", "finish look", "relay send", "hosts publish"};
+const std::array<const char*, 4> kJoinPoints = {"join begin", "join connected", "join welcomed",
+                                                "join ready"};
+
+class Generator {
+ public:
+  Generator(uint64_t seed, const Limits& limits) : random_(mixed(seed, 0x6d6570)), limits_(limits) {
+    program_.seed = seed;
+  }
+
+  Program make() {
+    choose_job();
+    const uint32_t steps = random_.percent(70) ? random_.between(4, 16) : random_.between(10, 40);
+    while (program_.steps.size() < steps) add_step();
+    add_call_step(kWorld);
+    if (limits_.faults) add_faults();
+    if (program_.steps.size() > limits_.steps) program_.steps.resize(limits_.steps);
+    return program_;
+  }
+
+ private:
+  struct Comm {
+    uint32_t number;
+    std::vector<uint32_t> slots;  // may be members
+  };
+
+  void choose_job();
+  void choose_hosts(uint32_t hosts);
+  void add_step();
+  void add_call_step(uint32_t comm);
+  void add_batch();
+  void add_split();
+  void add_free();
+  void add_special(bool kills);
+  void add_kills();
+  void add_stop();
+  void add_growth();
+  std::vector<uint32_t> mortals();
+  uint32_t first_comm() const;
+  void add_ep();
+  void add_faults();
+  void add_kill(uint32_t slot, uint32_t generation, uint32_t step);
+  uint32_t add_recover(uint32_t after, const std::vector<uint32_t>& slots);
+  void insert_step(uint32_t at, Step step);
+  Call random_call(uint32_t comm);
+  size_t random_bytes();
+  uint32_t random_comm() { return comms_[random_.below(comms_.size())].number; }
+  Step& push(StepKind kind) {
+    Step step;
+    step.kind = kind;
+    step.pause_percent = random_.percent(30) ? 30 : 0;
+    program_.steps.push_back(step);
+    return program_.steps.back();
+  }
+
+  Random random_;
+  const Limits& limits_;
+  Program program_;
+  std::vector<Comm> comms_;
+  uint32_t next_comm_ = 1;
+  bool has_ep_ = false;
+  uint32_t heavy_ = 0;
+  std::vector<uint32_t> eps_;  // that are there
+};
+
+void Generator::choose_job() {
+  Mode mode = limits_.mode;
+  if (mode == Mode::kAny) {
+    constexpr std::array<Mode, 4> kModes = {Mode::kShm, Mode::kTcp, Mode::kMixed, Mode::kPut};
+    mode = random_.one_of(kModes);
+  }
+  program_.mode = mode;
+  program_.ranks = random_.percent(70) ? random_.between(2, 5) : random_.between(2, 8);
+  program_.max_ranks = program_.ranks;
+  uint32_t hosts = 1;
+  program_.transports = "shm";
+  switch (mode) {
+    case Mode::kTcp:
+      program_.transports = "tcp";
+      hosts = random_.percent(50) ? 1 : random_.between(2, 3);
+      break;
+    case Mode::kMixed:
+      program_.transports = "shm,tcp";
+      hosts = random_.between(2, 3);
+      break;
+    case Mode::kPut:
+      program_.flags |= MEP_COMM_PUT_ONLY;
+      break;
+    case Mode::kThreads:
+      program_.transports.clear();
+      if (random_.percent(30)) program_.flags |= MEP_COMM_PUT_ONLY;
+      break;
+    default:
+      break;
+  }
+  choose_hosts(std::min(hosts, program_.ranks));
+  has_ep_ = random_.percent(30) && limits_.ep;
+  if (has_ep_ && random_.percent(30)) program_.flags |= MEP_COMM_UNIFORM;
+  if (has_ep_ && random_.percent(40)) program_.flags |= MEP_COMM_PARTIAL;
+  Comm world{kWorld, {}};
+  for (uint32_t slot = 0; slot < program_.ranks; ++slot) world.slots.push_back(slot);
+  comms_.push_back(world);
+}
+
+void Generator::choose_hosts(uint32_t hosts) {
+  const uint64_t form = random_.below(3);
+  for (uint32_t slot = 0; slot < kMaxSlots; ++slot) {
+    uint32_t host = 0;
+    if (form == 0) host = std::min(slot * hosts / program_.ranks, hosts - 1);
+    if (form == 1) host = slot % hosts;
+    if (form == 2) host = slot < hosts ? slot : static_cast<uint32_t>(random_.below(hosts));
+    program_.hosts.push_back(host);
+  }
+}
+
+size_t Generator::random_bytes() {
+  const uint64_t draw = random_.below(100);
+  if (draw < 8) return 0;
+  if (draw < 55) return random_.below(300);
+  if (draw < 70) return random_.below(8192);
+  if (draw < 97 || heavy_ > 1) {
+    const size_t edge = kEdges[random_.below(draw < 85 ? 2 : 4)];
+    return edge - 24 + random_.below(49);
+  }
+  ++heavy_;
+  return random_.percent(50) ? kEdges[4] - 24 + random_.below(49) : random_.below(kLargest);
+}
+
+Call Generator::random_call(uint32_t comm) {
+  Call call;
+  call.comm = comm;
+  const uint64_t draw = random_.below(100);
+  call.kind = draw < 15   ? CallKind::kBarrier
+              : draw < 40 ? CallKind::kBroadcast
+              : draw < 60 ? CallKind::kAllgather
+                          : CallKind::kAllreduce;
+  do {
+    call.dtype = static_cast<mep_dtype_t>(random_.between(MEP_INT8, MEP_FLOAT8_E5M2));
+    call.op = static_cast<mep_op_t>(random_.between(MEP_SUM, MEP_XOR));
+  } while (!is_pair(call.dtype, call.op));
+  call.count = random_bytes() / bytes_of(call.dtype);
+  call.root = static_cast<uint32_t>(random_.below(kMaxSlots));
+  call.in_place = random_.percent(35);
+  return call;
+}
+
+void Generator::add_call_step(uint32_t comm) {
+  push(StepKind::kCall).calls.push_back(random_call(comm));
+}
+
+void Generator::add_batch() {
+  Step& step = push(StepKind::kBatch);
+  const uint32_t count = random_.between(1, 6);
+  const uint32_t comm = random_comm();
+  const bool one_comm = random_.percent(60);
+  for (uint32_t i = 0; i < count; ++i) {
+    step.calls.push_back(random_call(one_comm ? comm : random_comm()));
+  }
+}
+
+void Generator::add_split() {
+  if (comms_.size() > 5) return;
+  const Comm parent = random_.one_of(comms_);
+  Step& step = push(StepKind::kSplit);
+  Call call;
+  call.comm = parent.number;
+  step.calls.push_back(call);
+  const uint32_t colors = random_.between(1, 3);
+  step.colors.assign(kMaxSlots, -1);
+  step.keys.assign(kMaxSlots, 0);
+  std::vector<Comm> children(colors);
+  for (const uint32_t slot : parent.slots) {
+    const bool none = random_.percent(8);
+    step.colors[slot] = none ? -1 : static_cast<int32_t>(random_.below(colors));
+    step.keys[slot] = static_cast<int32_t>(random_.below(5)) - 2;
+    if (!none) children[static_cast<size_t>(step.colors[slot])].slots.push_back(slot);
+  }
+  for (Comm& child : children) {
+    child.number = next_comm_++;
+    step.children.push_back(child.number);
+    if (!child.slots.empty()) comms_.push_back(child);
+  }
+}
+
+void Generator::add_free() {
+  if (comms_.size() < 2) return;
+  const size_t at = 1 + random_.below(comms_.size() - 1);
+  Call call;
+  call.comm = comms_[at].number;
+  for (const uint32_t ep : eps_) {
+    if (program_.eps[ep].comm == call.comm) return;
+  }
+  comms_.erase(comms_.begin() + static_cast<std::ptrdiff_t>(at));
+  push(StepKind::kFree).calls.push_back(call);
+}
+
+void Generator::add_ep() {
+  const uint64_t draw = random_.below(100);
+  if (!eps_.empty() && draw < 75) {
+    Step& step = push(StepKind::kEpLayers);
+    step.ep = random_.one_of(eps_);
+    step.count = random_.between(1, 4);
+    return;
+  }
+  if (!eps_.empty() && draw < 80) {
+    const size_t at = random_.below(eps_.size());
+    push(StepKind::kEpFree).ep = eps_[at];
+    eps_.erase(eps_.begin() + static_cast<std::ptrdiff_t>(at));
+    return;
+  }
+  if (eps_.size() > 1) return;
+  EpShape shape;
+  shape.comm = random_.percent(60) ? kWorld : random_comm();
+  shape.max_tokens = random_.between(1, random_.percent(20) ? 32 : 8);
+  shape.hidden = 16 * random_.between(1, random_.percent(15) ? 64 : 6);
+  shape.local_experts = random_.between(1, 3);
+  shape.top_k = random_.between(1, std::min(4u, shape.local_experts));
+  shape.buffers = random_.between(1, 3);
+  constexpr std::array<mep_dtype_t, 3> kTypes = {MEP_FLOAT32, MEP_BFLOAT16, MEP_FLOAT16};
+  shape.input = random_.one_of(kTypes);
+  shape.combine = random_.one_of(kTypes);
+  shape.slotted = random_.percent(50);
+  shape.own_memory = random_.percent(50);
+  const auto number = static_cast<uint32_t>(program_.eps.size());
+  program_.eps.push_back(shape);
+  eps_.push_back(number);
+  push(StepKind::kEpCreate).ep = number;
+}
+
+void Generator::add_step() {
+  if (has_ep_ && random_.percent(40)) return add_ep();
+  const uint64_t draw = random_.below(100);
+  if (draw < 55) return add_call_step(random_comm());
+  if (draw < 75) return add_batch();
+  if (draw < 83) return add_split();
+  if (draw < 87) return add_free();
+  if (draw < 93) {
+    Call call;
+    call.comm = random_comm();
+    push(StepKind::kAgree).calls.push_back(call);
+    return;
+  }
+  add_call_step(kWorld);
+}
+
+void Generator::insert_step(uint32_t at, Step step) {
+  program_.steps.insert(program_.steps.begin() + at, std::move(step));
+  for (Fault& fault : program_.faults) {
+    if (fault.step >= at) ++fault.step;
+  }
+}
+
+void Generator::add_kill(uint32_t slot, uint32_t generation, uint32_t step) {
+  Fault fault;
+  fault.slot = slot;
+  fault.generation = generation;
+  fault.step = step;
+  const uint64_t draw = random_.below(100);
+  if (draw < 40) {
+    fault.kind = FaultKind::kKillClock;
+    fault.delay_us = random_.percent(70) ? random_.between(1, 200) : random_.between(1, 3000);
+  } else if (draw < 60) {
+    fault.kind = FaultKind::kKillPoint;
+    fault.point = std::string(random_.one_of(kPoints)) + ":" +
+                  std::to_string(random_.between(1, random_.percent(50) ? 4 : 30));
+  } else if (draw < 80) {
+    fault.kind = FaultKind::kKillBefore;
+  } else {
+    fault.kind = FaultKind::kKillAfter;
+  }
+  program_.faults.push_back(fault);
+}
+
+// The killed ones come back in a step of their own, some steps later.
+uint32_t Generator::add_recover(uint32_t after, const std::vector<uint32_t>& slots) {
+  const auto count = static_cast<uint32_t>(program_.steps.size());
+  Step step;
+  step.kind = StepKind::kRecover;
+  step.slots = slots;
+  const uint32_t at = std::min(after + 1 + random_.between(0, 3), count);
+  insert_step(at, step);
+  return at;
+}
+
+// Calls that are not what they should be, ranks that go by themselves. `kills`: others die as well.
+void Generator::add_special(bool kills) {
+  const uint64_t draw = random_.below(100);
+  const auto steps = static_cast<uint32_t>(program_.steps.size());
+  const bool is_alone = !kills && !program_.has(StepKind::kLeave) &&
+                        !program_.has(StepKind::kAbort) && !program_.has(StepKind::kEvict) &&
+                        !program_.has(StepKind::kGrow);
+  Step step;
+  step.calls.push_back(random_call(random_.percent(60) ? kWorld : first_comm()));
+  step.actor = static_cast<uint32_t>(random_.below(program_.ranks));
+  if (draw < 35) {
+    step.kind = StepKind::kRevoke;
+  } else if (draw < 45) {
+    step.kind = StepKind::kTimeout;
+  } else if (draw < 60) {
+    step.kind = StepKind::kMismatch;
+    step.calls.push_back(random_call(step.calls[0].comm));
+  } else if (is_alone && draw < 75) {
+    step.kind = StepKind::kLeave;
+    step.calls[0].comm = kWorld;
+  } else if (is_alone && draw < 90 && program_.ranks >= 3) {
+    step.kind = StepKind::kAbort;
+    step.calls[0].comm = kWorld;
+    while (step.calls.size() < 3 && random_.percent(60)) step.calls.push_back(random_call(kWorld));
+  } else if (is_alone && program_.ranks >= 3 && program_.mode != Mode::kThreads) {
+    step.kind = StepKind::kEvict;
+    step.target = (step.actor + random_.between(1, program_.ranks - 1)) % program_.ranks;
+    step.calls[0].comm = kWorld;
+  } else {
+    return;
+  }
+  insert_step(random_.between(0, steps), step);
+}
+
+// Of those that the program begins with: it is there at any step, or not yet.
+uint32_t Generator::first_comm() const {
+  for (const Step& step : program_.steps) {
+    if (step.kind == StepKind::kSplit) return step.children[0];
+  }
+  return kWorld;
+}
+
+// Who may die: one lives on each host, or nobody could tell that the others are dead.
+std::vector<uint32_t> Generator::mortals() {
+  std::vector<uint32_t> mortal;
+  std::vector<uint32_t> left(kMaxSlots, 0);
+  for (uint32_t slot = 0; slot < program_.ranks; ++slot) ++left[program_.hosts[slot]];
+  std::vector<uint32_t> order;
+  for (uint32_t slot = 0; slot < program_.ranks; ++slot) order.push_back(slot);
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random_.below(i)]);
+  for (const uint32_t slot : order) {
+    if (mortal.size() + 2 >= program_.ranks && random_.percent(90)) break;
+    if (mortal.size() + 1 >= program_.ranks || left[program_.hosts[slot]] < 2) continue;
+    --left[program_.hosts[slot]];
+    mortal.push_back(slot);
+  }
+  return mortal;
+}
+
+void Generator::add_kills() {
+  const std::vector<uint32_t> mortal = mortals();
+  if (mortal.empty()) return;
+  const auto steps = static_cast<uint32_t>(program_.steps.size());
+  const uint32_t deaths =
+      random_.percent(60) ? 1 : random_.between(1, static_cast<uint32_t>(mortal.size()));
+  auto step = static_cast<uint32_t>(random_.below(steps));
+  uint32_t last = step;
+  std::vector<uint32_t> dead;
+  for (uint32_t i = 0; i < deaths; ++i) {
+    add_kill(mortal[i], 0, step);
+    dead.push_back(mortal[i]);
+    last = std::max(last, step);
+    if (random_.percent(60)) step = random_.between(step, steps - 1);
+  }
+  if (!random_.percent(35)) return;
+  const uint32_t at = add_recover(last, dead);
+  if (deaths < mortal.size() && random_.percent(25)) add_kill(mortal[deaths], 0, at);
+  if (random_.percent(25)) {
+    // The newcomer dies before it is in, and a second one comes.
+    Fault fault;
+    fault.slot = dead[0];
+    fault.generation = 1;
+    fault.kind = random_.percent(50) ? FaultKind::kKillInit : FaultKind::kKillPoint;
+    fault.delay_us = random_.between(1, 30000);
+    fault.step = fault.kind == FaultKind::kKillInit ? 0 : at + 1;
+    fault.point = std::string(random_.one_of(kJoinPoints)) + ":1";
+    program_.faults.push_back(fault);
+    (void)add_recover(at, {dead[0]});
+  } else if (random_.percent(25)) {
+    add_kill(dead[0], 1, random_.between(at + 1, static_cast<uint32_t>(program_.steps.size()) - 1));
+  }
+}
+
+void Generator::add_stop() {
+  Fault stop;
+  stop.kind = FaultKind::kStop;
+  stop.slot = static_cast<uint32_t>(random_.below(program_.ranks));
+  stop.step = static_cast<uint32_t>(random_.below(program_.steps.size()));
+  stop.delay_us = random_.between(1, 500);
+  stop.stop_ms = random_.between(1, random_.percent(80) ? 20 : 300);
+  const bool dies_there = std::any_of(
+      program_.faults.begin(), program_.faults.end(),
+      [&](const Fault& fault) { return fault.slot == stop.slot && fault.step == stop.step; });
+  if (!dies_there) program_.faults.push_back(stop);
+}
+
+void Generator::add_growth() {
+  Step step;
+  step.kind = StepKind::kGrow;
+  const uint32_t count = random_.between(1, 2);
+  for (uint32_t i = 0; i < count; ++i) step.slots.push_back(program_.ranks + i);
+  program_.max_ranks = program_.ranks + count;
+  step.children.push_back(next_comm_++);
+  const uint32_t comm = step.children[0];
+  insert_step(random_.between(0, static_cast<uint32_t>(program_.steps.size())), step);
+  const uint32_t more = random_.between(1, 6);
+  for (uint32_t i = 0; i < more; ++i) add_call_step(comm);
+}
+
+void Generator::add_faults() {
+  if (program_.mode == Mode::kThreads) {
+    if (random_.percent(50)) add_special(false);
+    if (random_.percent(20)) add_special(false);
+    return;
+  }
+  const bool grows = random_.percent(6);
+  if (grows) add_growth();
+  const bool kills = random_.percent(70);
+  if (!kills && random_.percent(8)) {
+    Fault fault;
+    fault.kind = FaultKind::kKillInit;
+    fault.slot = static_cast<uint32_t>(random_.below(program_.ranks));
+    fault.delay_us = random_.between(1, 20000);
+    program_.faults.push_back(fault);
+    program_.dies_in_init = true;
+    return;
+  }
+  if (kills && !grows) add_kills();
+  if (random_.percent(kills ? 12 : 60)) add_special(kills);
+  if (random_.percent(8)) add_special(kills);
+  if (random_.percent(15)) add_stop();
+}
+
+}  // namespace
+
+Program generate(uint64_t seed, const Limits& limits) {
+  return Generator(seed, limits).make();
+}
+
+}  // namespace mep::programs

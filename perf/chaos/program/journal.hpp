@@ -1,0 +1,77 @@
+// What a rank writes down while it runs: each call when it begins and when it has returned. It lies in
+// memory that outlives the process, so a killed rank's journal is there up to its last word. One writer,
+// its rank; read when the process has ended, but for `position` and `waits_for`.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#include "mep.h"
+
+namespace mep::programs {
+
+enum class Entry : uint32_t {
+  kNone,
+  kBegin,    // a call begins
+  kEnd,      // it has returned
+  kWrong,    // a check by the rank itself failed
+  kMembers,  // contributors: the slots of a comm that was made
+  kDone      // the rank has come to the end of the program
+};
+
+// What a kBegin and its kEnd are about.
+enum class What : uint32_t {
+  kInit,
+  kJoin,
+  kCall,
+  kAgree,
+  kSplit,
+  kFree,
+  kRevoke,
+  kEvict,
+  kAbort,
+  kRecover,
+  kGrow,
+  kSync,  // the allreduce by which all find the place to go on at
+  kAttach,
+  kEpCreate,
+  kEpAttach,
+  kDispatch,
+  kCombine,
+  kEpFree,
+  kDestroy
+};
+
+struct Record {
+  Entry entry = Entry::kNone;
+  What what = What::kInit;
+  uint32_t step = 0;
+  uint32_t part = 0;  // of the step
+  uint32_t comm = 0;
+  mep_result_t result = 0;
+  mep_result_t info_result = 0;  // what mep_comm_last_op said
+  bool has_info = false;         // epoch to failed are known
+  uint64_t at_ns = 0;
+  uint64_t epoch = 0;
+  uint64_t seq = 0;
+  uint64_t contributors = 0;  // slots
+  uint64_t failed = 0;        // slots
+  uint64_t digest = 0;        // of the bytes that came out
+  char text[120] = {};
+};
+
+constexpr uint32_t kMaxRecords = 4096;
+
+// Atomics: release by the rank, acquire by the reader.
+struct Journal {
+  std::atomic<uint32_t> count{0};
+  // For a watcher of a rank that does not end, and for the start of newcomers.
+  std::atomic<uint32_t> step{0};
+  Record records[kMaxRecords];
+};
+
+const char* name_of(What what);
+
+}  // namespace mep::programs

@@ -1,0 +1,474 @@
+#include "oracle.hpp"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <map>
+#include <tuple>
+
+namespace mep::programs {
+namespace {
+
+template <typename... Values>
+std::string formatted(const char* format, Values... values) {
+  char line[512];
+  std::snprintf(line, sizeof line, format, values...);
+  return line;
+}
+
+bool is_replicated(What what) {
+  return what == What::kCall || what == What::kAgree || what == What::kSplit ||
+         what == What::kEpCreate;
+}
+
+struct Said {
+  const Life* life;
+  const Record* begin;
+  const Record* end;  // null: it did not return
+};
+
+// By comm, step and part: who said what. Sync calls are compared by epoch and seq alone, because a
+// newcomer's first is a member's later one.
+using Place = std::tuple<uint32_t, uint32_t, uint32_t, What>;
+using Number = std::tuple<uint32_t, uint64_t, uint64_t>;
+
+// How the call that began at records[begin] ended, or null.
+const Record* end_of(const Journal& journal, uint32_t begin) {
+  const Record& call = journal.records[begin];
+  const uint32_t count = journal.count.load(std::memory_order_acquire);
+  for (uint32_t i = begin + 1; i < count; ++i) {
+    const Record& end = journal.records[i];
+    if (end.entry == Entry::kEnd && end.what == call.what && end.step == call.step &&
+        end.part == call.part && end.comm == call.comm) {
+      return &end;
+    }
+  }
+  return nullptr;
+}
+
+class Judge {
+ public:
+  Judge(const Program& program, const std::vector<Life>& lives)
+      : program_(program), lives_(lives) {}
+
+  std::vector<Finding> findings() {
+    for (const Life& life : lives_) read(life);
+    for (const Life& life : lives_) judge_end(life);
+    for (const auto& [place, said] : calls_) judge_call(place, said);
+    for (const auto& [number, said] : numbers_) judge_number(said);
+    for (const Life& life : lives_) judge_news(life);
+    std::stable_sort(found_.begin(), found_.end(),
+                     [](const Finding& a, const Finding& b) { return a.step < b.step; });
+    return found_;
+  }
+
+ private:
+  void add(Class kind, uint32_t step, std::string text) {
+    found_.push_back({kind, step, std::move(text)});
+  }
+  const char* step_name(uint32_t step) const {
+    return step < program_.steps.size() ? name_of(program_.steps[step].kind) : "end";
+  }
+
+  void read(const Life& life);
+  void judge_end(const Life& life);
+  void judge_call(const Place& place, const std::vector<Said>& said);
+  void judge_pair(const Said& a, const Said& b);
+  void judge_success(const Said& said, const std::vector<Said>& all);
+  void judge_number(const std::vector<Said>& said);
+  void judge_news(const Life& life);
+  bool has_cause(const Life& life, const Record& record) const;
+  bool may_fail(uint64_t slots) const;
+  bool was_admitted(const Life& newcomer) const;
+  // Points are passed in the start too.
+  bool may_die_in_init() const {
+    return std::any_of(program_.faults.begin(), program_.faults.end(), [](const Fault& fault) {
+      return fault.generation == 0 &&
+             (fault.kind == FaultKind::kKillInit || fault.kind == FaultKind::kKillPoint);
+    });
+  }
+  // With MEP_COMM_UNIFORM all ranks have one result of a dispatch or combine, where it ends.
+  bool is_compared(const Record& record) const {
+    if (is_replicated(record.what)) return true;
+    if ((program_.flags & MEP_COMM_UNIFORM) == 0) return false;
+    return (record.what == What::kDispatch || record.what == What::kCombine) &&
+           (record.part & 1) != 0;
+  }
+  bool is_broadcast(const Record& record) const {
+    if (record.what != What::kCall || record.step >= program_.steps.size()) return false;
+    const std::vector<Call>& calls = program_.steps[record.step].calls;
+    return record.part < calls.size() && calls[record.part].kind == CallKind::kBroadcast;
+  }
+  bool is_lax(uint32_t step) const {
+    return step < program_.steps.size() && program_.steps[step].kind == StepKind::kMismatch;
+  }
+  std::string told(const Said& said) const;
+
+  const Program& program_;
+  const std::vector<Life>& lives_;
+  std::map<Place, std::vector<Said>> calls_;
+  std::map<Number, std::vector<Said>> numbers_;
+  std::map<uint32_t, uint64_t> members_;  // of each comm: slots
+  std::vector<Finding> found_;
+};
+
+void Judge::read(const Life& life) {
+  const uint32_t count = life.journal->count.load(std::memory_order_acquire);
+  std::map<Place, size_t> open;
+  for (uint32_t i = 0; i < count; ++i) {
+    const Record& record = life.journal->records[i];
+    const Place place{record.comm, record.step, record.part, record.what};
+    if (record.entry == Entry::kMembers) members_[record.comm] |= record.contributors;
+    if (record.entry == Entry::kBegin && is_compared(record)) {
+      open[place] = calls_[place].size();
+      calls_[place].push_back({&life, &record, nullptr});
+    }
+    if (record.entry != Entry::kEnd) continue;
+    const auto at = open.find(place);
+    if (at != open.end()) calls_[place][at->second].end = &record;
+    const bool is_of_the_call = record.has_info && record.info_result == record.result;
+    if (is_of_the_call && record.seq != 0 && record.result != MEP_ERR_MISMATCH &&
+        (is_replicated(record.what) || record.what == What::kSync)) {
+      numbers_[{record.comm, record.epoch, record.seq}].push_back({&life, nullptr, &record});
+    }
+  }
+}
+
+std::string Judge::told(const Said& said) const {
+  if (said.end == nullptr) return said.life->name() + " did not return";
+  const Record& end = *said.end;
+  std::string text = said.life->name() + ": " + mep_result_string(end.result);
+  if (end.has_info) {
+    text += formatted(" (epoch %" PRIu64 ", seq %" PRIu64 ", contributors %" PRIx64
+                      ", failed %" PRIx64 ")",
+                      end.epoch, end.seq, end.contributors, end.failed);
+  }
+  if (end.text[0] != '\0') text += std::string(" \"") + end.text + "\"";
+  return text;
+}
+
+// Whether one of the slots' processes was to end, or has ended, before its time.
+bool Judge::may_fail(uint64_t slots) const {
+  for (const Life& life : lives_) {
+    if ((slots >> life.slot & 1) != 0 && !life.is_done()) return true;
+  }
+  for (const Step& step : program_.steps) {
+    if (step.kind == StepKind::kEvict && (slots >> step.target & 1) != 0) return true;
+  }
+  return false;
+}
+
+// Whether members were told that they had admitted it.
+bool Judge::was_admitted(const Life& newcomer) const {
+  for (const Life& life : lives_) {
+    const uint32_t count = life.journal->count.load(std::memory_order_acquire);
+    for (uint32_t i = 0; i < count; ++i) {
+      const Record& record = life.journal->records[i];
+      if (record.entry != Entry::kEnd || record.result != MEP_SUCCESS ||
+          (record.what != What::kRecover && record.what != What::kGrow)) {
+        continue;
+      }
+      const std::vector<uint32_t>& slots = program_.steps[record.step].slots;
+      if (std::count(slots.begin(), slots.end(), newcomer.slot) != 0 &&
+          program_.generation(newcomer.slot, record.step + 1) == newcomer.generation) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+bool Judge::has_cause(const Life& life, const Record& record) const {
+  const auto aborted = [&] {
+    return std::any_of(program_.steps.begin(), program_.steps.end(), [&](const Step& step) {
+      return step.kind == StepKind::kAbort && step.actor == life.slot;
+    });
+  };
+  const auto evicted = [&] {
+    for (const Step& step : program_.steps) {
+      if (step.kind == StepKind::kEvict && step.target == life.slot) return true;
+    }
+    return false;
+  };
+  switch (record.result) {
+    case MEP_SUCCESS:
+      return true;
+    case MEP_PARTIAL:
+    case MEP_ERR_PEER_FAILED:
+      if (record.has_info && record.failed != 0 && record.info_result == record.result) {
+        return may_fail(record.failed);
+      }
+      return may_fail(~uint64_t{0});
+    case MEP_ERR_PEER_LEFT:
+      return program_.has(StepKind::kLeave);
+    case MEP_ERR_REVOKED:
+      return program_.has(StepKind::kRevoke);
+    case MEP_ERR_TIMEOUT:
+      return program_.has(StepKind::kTimeout) || record.what == What::kRecover ||
+             record.what == What::kGrow || program_.has(StepKind::kMismatch) || may_die_in_init() ||
+             (record.what == What::kJoin && !was_admitted(life));
+    case MEP_ERR_MISMATCH:
+      return program_.has(StepKind::kMismatch);
+    case MEP_ERR_EVICTED:
+      return evicted();
+    case MEP_ERR_ABORTED:
+      return aborted();
+    case MEP_ERR_NOT_FOUND:
+      return record.what == What::kAttach;
+    case MEP_ERR_SYSTEM:
+      return record.what == What::kJoin && !was_admitted(life);
+    case MEP_ERR_BOOTSTRAP:
+      return may_die_in_init() || (record.what == What::kJoin && !was_admitted(life));
+    default:
+      return false;
+  }
+}
+
+void Judge::judge_end(const Life& life) {
+  const uint32_t count = life.journal->count.load(std::memory_order_acquire);
+  const uint32_t step = life.journal->step.load(std::memory_order_acquire);
+  if (!life.ended) {
+    const Record* last = count == 0 ? nullptr : &life.journal->records[count - 1];
+    add(Class::kHang, step,
+        life.name() + formatted(" hangs in step %u (%s), last: %s of %s on c%u", step,
+                                step_name(step),
+                                last == nullptr                ? "nothing"
+                                : last->entry == Entry::kBegin ? "begin"
+                                                               : "end",
+                                last == nullptr ? "" : name_of(last->what),
+                                last == nullptr ? 0 : last->comm));
+  } else if (life.signalled && !life.was_killed()) {
+    add(Class::kCrash, step, life.name() + formatted(" died of signal %d", life.status));
+  } else if (!life.signalled && life.status != 0 && life.status != 3 && life.status != 4) {
+    add(Class::kCrash, step, life.name() + formatted(" ended with status %d", life.status));
+  } else if (life.signalled) {
+    const bool planned =
+        std::any_of(program_.faults.begin(), program_.faults.end(), [&](const Fault& fault) {
+          return fault.slot == life.slot && fault.generation == life.generation &&
+                 fault.kind != FaultKind::kStop;
+        });
+    if (!planned) add(Class::kCrash, step, life.name() + " was killed by nobody");
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    const Record& record = life.journal->records[i];
+    if (record.entry == Entry::kWrong) {
+      add(Class::kData, record.step,
+          life.name() +
+              formatted(", part %u, c%u, %s: ", record.part, record.comm, name_of(record.what)) +
+              record.text);
+    }
+    if (record.entry != Entry::kEnd || has_cause(life, record)) continue;
+    add(record.result == MEP_ERR_TIMEOUT    ? Class::kHang
+        : record.result == MEP_ERR_INTERNAL ? Class::kInternal
+                                            : Class::kVerdict,
+        record.step,
+        "without a cause, " + std::string(name_of(record.what)) +
+            formatted(", part %u, c%u: ", record.part, record.comm) +
+            told({&life, nullptr, &record}));
+  }
+}
+
+void Judge::judge_pair(const Said& a, const Said& b) {
+  const Record& x = *a.end;
+  const Record& y = *b.end;
+  const auto differ = [&](Class kind, const char* what) {
+    add(kind, x.step,
+        formatted("%s, part %u, c%u, %s: ", name_of(x.what), x.part, x.comm, what) + told(a) +
+            " | " + told(b));
+  };
+  if (x.result != y.result) {
+    // A success of one that died afterwards binds nobody.
+    if (x.result == MEP_SUCCESS && !a.life->is_done()) return;
+    if (y.result == MEP_SUCCESS && !b.life->is_done()) return;
+    return differ(Class::kVerdict, "results differ");
+  }
+  // A nonblocking call that is refused has no request to ask about.
+  const bool is_personal = x.what == What::kDispatch || x.what == What::kCombine;
+  if (is_personal) return;
+  if (x.has_info && y.has_info && (x.epoch != y.epoch || x.seq != y.seq)) {
+    return differ(Class::kVerdict, "epochs or seqs differ");
+  }
+  if (x.result != MEP_SUCCESS) {
+    // What one knew that died afterwards binds nobody.
+    const bool both_live = a.life->is_done() && b.life->is_done();
+    if (both_live && x.has_info && y.has_info && x.failed != y.failed)
+      differ(Class::kVerdict, "failed ranks differ");
+    return;
+  }
+  if (x.has_info && y.has_info && x.contributors != y.contributors) {
+    return differ(Class::kVerdict, "contributors differ");
+  }
+  if (x.digest != y.digest) differ(Class::kData, "bytes differ");
+}
+
+void Judge::judge_success(const Said& said, const std::vector<Said>& all) {
+  const Record& end = *said.end;
+  if (!is_replicated(end.what) || end.what == What::kEpCreate) return;
+  if (!end.has_info || end.info_result != MEP_SUCCESS) {
+    add(Class::kVerdict, end.step, "a success that mep_comm_last_op does not know: " + told(said));
+    return;
+  }
+  if (is_broadcast(end)) return;
+  for (const Said& other : all) {
+    const bool is_in = (end.contributors >> other.life->slot & 1) != 0;
+    if (!is_in && other.life->is_done()) {
+      add(Class::kVerdict, end.step,
+          "a success without " + other.life->name() + ", which lives: " + told(said));
+    }
+    if (is_in && end.at_ns < other.begin->at_ns) {
+      const bool has_double = std::count_if(all.begin(), all.end(), [&](const Said& s) {
+                                return s.life->slot == other.life->slot;
+                              }) > 1;
+      if (has_double) continue;
+      add(Class::kData, end.step,
+          "ended before " + other.life->name() + " had begun: " + told(said));
+    }
+  }
+}
+
+void Judge::judge_call(const Place& place, const std::vector<Said>& all) {
+  const uint32_t step = std::get<1>(place);
+  if (is_lax(step)) return;
+  const Said* first = nullptr;
+  const Said* success = nullptr;
+  for (const Said& said : all) {
+    if (said.end == nullptr) continue;
+    if (said.end->result == MEP_SUCCESS) {
+      judge_success(said, all);
+      if (success != nullptr && found_.size() < 64) judge_pair(*success, said);
+      success = success == nullptr ? &said : success;
+      continue;
+    }
+    // Its own end; the others see it as gone.
+    if (said.end->result == MEP_ERR_EVICTED || said.end->result == MEP_ERR_ABORTED) continue;
+    if (first != nullptr) judge_pair(*first, said);
+    first = first == nullptr ? &said : first;
+  }
+  if (first == nullptr || success == nullptr) return;
+  // Of those that succeeded, one that lives.
+  for (const Said& said : all) {
+    if (said.end == nullptr || said.end->result != MEP_SUCCESS || !said.life->is_done()) continue;
+    judge_pair(said, *first);
+    break;
+  }
+}
+
+// One number is one operation.
+void Judge::judge_number(const std::vector<Said>& all) {
+  const Said& a = all.front();
+  for (const Said& b : all) {
+    if (a.end->what == b.end->what &&
+        (a.end->what == What::kSync ||
+         (a.end->step == b.end->step && a.end->part == b.end->part))) {
+      if (a.end->what == What::kSync && &a != &b) judge_pair(a, b);
+      continue;
+    }
+    if (is_lax(a.end->step) || is_lax(b.end->step)) continue;
+    add(Class::kVerdict, std::min(a.end->step, b.end->step),
+        formatted("one number, step %u and step %u: ", a.end->step, b.end->step) + told(a) + " | " +
+            told(b));
+    return;
+  }
+}
+
+// A rank that is missing from a success was reported before, on that comm, in the order of the calls.
+void Judge::judge_news(const Life& life) {
+  struct Known {
+    uint64_t present = 0;
+    uint64_t reported = 0;
+  };
+  std::map<uint32_t, Known> known;
+  const uint32_t count = life.journal->count.load(std::memory_order_acquire);
+  for (uint32_t i = 0; i < count; ++i) {
+    const Record& begin = life.journal->records[i];
+    if (begin.entry == Entry::kMembers) known[begin.comm] = {begin.contributors, 0};
+    if (begin.entry != Entry::kBegin) continue;
+    if (!is_replicated(begin.what) && begin.what != What::kSync) continue;
+    const Record* const end = end_of(*life.journal, i);
+    Known& now = known[begin.comm];
+    // A rank that was killed may have been told what it could not write down.
+    if (end == nullptr) now.present = 0;
+    if (end == nullptr || !end->has_info) continue;
+    if (end->result != MEP_SUCCESS) {
+      now.reported |= end->failed;
+      continue;
+    }
+    // agree goes over what is known and leaves the report to the next call.
+    if (is_broadcast(*end) || end->what == What::kAgree) continue;
+    const uint64_t missing = now.present & ~end->contributors & ~now.reported;
+    if (missing != 0 && end->what != What::kSync) {
+      add(Class::kVerdict, end->step,
+          formatted("%s, part %u, c%u: the end of slots %" PRIx64 " was never told: ",
+                    name_of(end->what), end->part, end->comm, missing) +
+              told({&life, nullptr, end}));
+    }
+    now.present = end->contributors;
+    now.reported = 0;
+  }
+}
+
+}  // namespace
+
+const char* name_of(Class kind) {
+  constexpr const char* kNames[] = {"crash", "wrong data", "verdict", "hang", "internal", "other"};
+  return kNames[static_cast<uint32_t>(kind)];
+}
+
+bool Life::was_killed() const {
+  return ended && signalled && status == SIGKILL;
+}
+
+bool Life::is_done() const {
+  const uint32_t count = journal->count.load(std::memory_order_acquire);
+  return count != 0 && journal->records[count - 1].entry == Entry::kDone;
+}
+
+std::string Life::name() const {
+  return formatted("%u.%u", slot, generation);
+}
+
+std::vector<Finding> judge(const Program& program, const std::vector<Life>& lives) {
+  return Judge(program, lives).findings();
+}
+
+std::string story(const Program& program, const std::vector<Life>& lives) {
+  std::vector<std::pair<const Life*, const Record*>> all;
+  for (const Life& life : lives) {
+    const uint32_t count = life.journal->count.load(std::memory_order_acquire);
+    for (uint32_t i = 0; i < count; ++i) all.emplace_back(&life, &life.journal->records[i]);
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const auto& a, const auto& b) { return a.second->at_ns < b.second->at_ns; });
+  constexpr const char* kEntries[] = {"", "begins", "ended", "WRONG", "members", "done"};
+  std::string text = program.text() + "\n";
+  const uint64_t start_ns = all.empty() ? 0 : all.front().second->at_ns;
+  for (const auto& [life, record] : all) {
+    text += formatted("%10.3f ms  %s  step %u.%u c%u %s %s",
+                      static_cast<double>(record->at_ns - start_ns) / 1e6, life->name().c_str(),
+                      record->step, record->part, record->comm, name_of(record->what),
+                      kEntries[static_cast<uint32_t>(record->entry)]);
+    if (record->entry == Entry::kEnd) text += std::string(" ") + mep_result_string(record->result);
+    if (record->has_info) {
+      text += formatted(" epoch %" PRIu64 " seq %" PRIu64 " contributors %" PRIx64
+                        " failed %" PRIx64 " (%s)",
+                        record->epoch, record->seq, record->contributors, record->failed,
+                        mep_result_string(record->info_result));
+    }
+    if (record->entry == Entry::kMembers) text += formatted(" %" PRIx64, record->contributors);
+    if (record->digest != 0) text += formatted(" digest %" PRIx64, record->digest);
+    if (record->text[0] != '\0') text += std::string(" \"") + record->text + "\"";
+    text += "\n";
+  }
+  for (const Life& life : lives) {
+    text += life.name() +
+            (!life.ended      ? " had not ended"
+             : life.signalled ? formatted(" died of signal %d", life.status)
+                              : formatted(" ended with status %d", life.status)) +
+            "\n";
+  }
+  return text;
+}
+
+}  // namespace mep::programs

@@ -1,0 +1,181 @@
+// Collectives of a player, blocking and not.
+#include <sched.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "player.hpp"
+
+namespace mep::programs {
+
+struct PendingCall {
+  const Call* call = nullptr;
+  const void* comm = nullptr;
+  uint32_t part = 0;
+  std::unique_ptr<CallBuffers> buffers;
+  mep_request_t request = nullptr;
+};
+
+namespace {
+
+mep_result_t make_call(const Call& call, CallBuffers* buffers, mep_comm_t comm) {
+  switch (call.kind) {
+    case CallKind::kBarrier:
+      return mep_barrier(comm, nullptr);
+    case CallKind::kBroadcast:
+      return mep_broadcast(buffers->send(), buffers->receive(), call.count, call.dtype,
+                           static_cast<int32_t>(buffers->root()), comm, nullptr);
+    case CallKind::kAllgather:
+      return mep_allgather(buffers->send(), buffers->receive(), call.count, call.dtype, comm,
+                           nullptr);
+    default:
+      return mep_allreduce(buffers->send(), buffers->receive(), call.count, call.dtype, call.op,
+                           comm, nullptr);
+  }
+}
+
+mep_result_t start_call(const Call& call, CallBuffers* buffers, mep_comm_t comm,
+                        mep_request_t* request) {
+  switch (call.kind) {
+    case CallKind::kBarrier:
+      return mep_ibarrier(comm, request);
+    case CallKind::kBroadcast:
+      return mep_ibroadcast(buffers->send(), buffers->receive(), call.count, call.dtype,
+                            static_cast<int32_t>(buffers->root()), comm, request);
+    case CallKind::kAllgather:
+      return mep_iallgather(buffers->send(), buffers->receive(), call.count, call.dtype, comm,
+                            request);
+    default:
+      return mep_iallreduce(buffers->send(), buffers->receive(), call.count, call.dtype, call.op,
+                            comm, request);
+  }
+}
+
+}  // namespace
+
+Player::Said Player::ask(mep_comm_t comm, mep_result_t result) {
+  Said said;
+  said.result = result;
+  mep_op_info_defaults(&said.info);
+  said.info.contributors = &said.contributors;
+  said.info.contributors_words = 1;
+  said.info.failed = &said.failed;
+  said.info.failed_words = 1;
+  said.has_info = mep_comm_last_op(comm, &said.info) == MEP_SUCCESS;
+  return said;
+}
+
+uint8_t* Player::source_memory(const Comm& comm, size_t bytes) {
+  if (bytes == 0 || !own_.percent(20)) return nullptr;
+  auto& [memory, capacity] = memory_[comm.handle];
+  if (capacity < bytes) {
+    (void)mep_mem_free(comm.handle, memory);
+    void* fresh = nullptr;
+    capacity = mep_mem_alloc(comm.handle, bytes, &fresh) == MEP_SUCCESS ? bytes : 0;
+    memory = static_cast<uint8_t*>(fresh);
+  }
+  return capacity >= bytes ? memory : nullptr;
+}
+
+void Player::call(const Call& call, uint32_t part) {
+  const auto found = comms_.find(call.comm);
+  if (found == comms_.end() || over_) return;
+  const Comm& comm = found->second;
+  CallBuffers buffers(program_, step_, part, call, comm.members,
+                      source_memory(comm, CallBuffers::sent_bytes(call)));
+  tamper(&buffers);
+  begin(What::kCall, part, call.comm);
+  const mep_result_t result = make_call(call, &buffers, comm.handle);
+  end_call(call, part, buffers, comm, ask(comm.handle, result));
+}
+
+void Player::tamper(CallBuffers* buffers) const {
+  auto* const bytes = static_cast<uint8_t*>(const_cast<void*>(buffers->send()));
+  if (lies("data") && bytes != nullptr && buffers->sent_bytes() != 0) {
+    bytes[buffers->sent_bytes() / 2] ^= 1;
+  }
+}
+
+void Player::end_call(const Call& call, uint32_t part, const CallBuffers& buffers, const Comm& comm,
+                      const Said& said) {
+  const bool intact = said.has_info && said.info.result == said.result &&
+                      (said.info.flags & MEP_OP_INPUT_INTACT) != 0;
+  const std::string what = buffers.check(said.result, said.contributors, intact);
+  end(What::kCall, part, call.comm, &comm, said, said.result == MEP_SUCCESS ? buffers.digest() : 0);
+  if (!what.empty()) wrong(What::kCall, part, call.comm, what);
+}
+
+void Player::batch(const Step& step, bool aborts) {
+  std::vector<PendingCall> pending;
+  bool one_comm = true;
+  for (uint32_t part = 0; part < step.calls.size(); ++part) {
+    const Call& call = step.calls[part];
+    const auto found = comms_.find(call.comm);
+    if (found == comms_.end() || over_) continue;
+    Comm& comm = found->second;
+    PendingCall entry;
+    entry.call = &call;
+    entry.comm = &comm;
+    entry.part = part;
+    entry.buffers =
+        std::make_unique<CallBuffers>(program_, step_, part, call, comm.members, nullptr);
+    tamper(entry.buffers.get());
+    pause(step.pause_percent / 4);
+    begin(What::kCall, part, call.comm);
+    Said said;
+    said.result = start_call(call, entry.buffers.get(), comm.handle, &entry.request);
+    if (said.result != MEP_SUCCESS) {
+      end_call(call, part, *entry.buffers, comm, said);
+      continue;
+    }
+    one_comm = one_comm && call.comm == step.calls[0].comm;
+    pending.push_back(std::move(entry));
+  }
+  if (aborts) {
+    begin(What::kAbort, 0, world_);
+    Said said;
+    said.result = mep_comm_abort(comms_[world_].handle);
+    end(What::kAbort, 0, world_, nullptr, said);
+  }
+  for (size_t i = pending.size(); i > 1; --i) {
+    std::swap(pending[i - 1], pending[static_cast<size_t>(own_.below(i))]);
+  }
+  finish_batch(pending, one_comm);
+}
+
+// Progress is made in calls on the same comm alone: with several, none is waited for alone.
+void Player::finish_batch(std::vector<PendingCall>& pending, bool one_comm) {
+  while (!pending.empty()) {
+    for (size_t i = 0; i < pending.size();) {
+      PendingCall& entry = pending[i];
+      Said said;
+      mep_op_info_defaults(&said.info);
+      said.info.contributors = &said.contributors;
+      said.info.contributors_words = 1;
+      said.info.failed = &said.failed;
+      said.info.failed_words = 1;
+      int32_t done = 1;
+      if (own_.percent(50)) {
+        said.result = mep_request_test(&entry.request, &done, &said.info);
+      } else {
+        const uint32_t limit = one_comm && own_.percent(70) ? UINT32_MAX : 0;
+        said.result = mep_request_wait(&entry.request, limit, &said.info);
+        done = said.result == MEP_ERR_BUSY && entry.request != nullptr ? 0 : 1;
+      }
+      if (done == 0) {
+        ++i;
+        continue;
+      }
+      said.has_info = true;
+      const Comm& comm = *static_cast<const Comm*>(entry.comm);
+      end_call(*entry.call, entry.part, *entry.buffers, comm, said);
+      if (entry.request != nullptr) {
+        wrong(What::kCall, entry.part, entry.call->comm, "a finished request was not set NULL");
+      }
+      pending.erase(pending.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    if (!pending.empty()) sched_yield();
+  }
+}
+
+}  // namespace mep::programs

@@ -1,0 +1,135 @@
+// A program: what a job's ranks call, step by step, and what befalls them. It follows from a seed and a
+// mode alone, so every rank knows all of it and nobody has to be told.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "mep.h"
+
+namespace mep::programs {
+
+constexpr uint32_t kMaxSlots = 16;
+constexpr uint32_t kWorld = 0;  // number of the world among the comms of a program
+constexpr uint32_t kNobody = UINT32_MAX;
+
+enum class Mode : uint32_t { kAny, kShm, kTcp, kMixed, kPut, kThreads };
+enum class CallKind : uint32_t { kBarrier, kBroadcast, kAllgather, kAllreduce };
+
+struct Call {
+  CallKind kind = CallKind::kBarrier;
+  uint32_t comm = kWorld;
+  mep_dtype_t dtype = MEP_INT32;
+  mep_op_t op = MEP_SUM;
+  size_t count = 0;
+  uint32_t root = 0;  // modulo the size of the comm
+  bool in_place = false;
+};
+
+enum class StepKind : uint32_t {
+  kCall,      // calls[0], blocking
+  kBatch,     // all calls, nonblocking, waited for in an order of each rank's own
+  kAgree,     // on calls[0].comm
+  kSplit,     // of calls[0].comm; color and key by slot
+  kFree,      // destroys calls[0].comm
+  kRevoke,    // `actor` revokes calls[0].comm, all call calls[0]
+  kTimeout,   // `actor` calls calls[0] later than the comm's timeout allows
+  kMismatch,  // `actor` calls calls[1], the others calls[0]
+  kEvict,     // `actor` asks that `target` be removed; then calls[0]
+  kLeave,     // `actor` leaves the job; the others call calls[0]
+  kAbort,     // `actor` aborts while all calls are pending; the others make them as in a batch
+  kRecover,   // replacements of `slots` are admitted
+  kGrow,      // `slots` are new; children[0] is the world from then on
+  kEpCreate,  // EP object `ep` on calls[0].comm
+  kEpLayers,  // dispatch and combine, `count` times, on all buffers of `ep`
+  kEpFree
+};
+
+struct Step {
+  StepKind kind = StepKind::kCall;
+  std::vector<Call> calls;
+  std::vector<int32_t> colors;     // by slot
+  std::vector<int32_t> keys;       // by slot
+  std::vector<uint32_t> children;  // numbers of the comms, by color
+  std::vector<uint32_t> slots;
+  uint32_t actor = kNobody;
+  uint32_t target = kNobody;
+  uint32_t ep = 0;
+  uint32_t count = 1;
+  uint32_t pause_percent = 0;  // how often a rank is late
+};
+
+enum class FaultKind : uint32_t {
+  kKillInit,    // delay_us after its start or join began, when it has ended at the latest
+  kKillBefore,  // before the step's call
+  kKillClock,   // delay_us after it began, when it has ended at the latest
+  kKillPoint,   // at a failpoint, when the step has ended at the latest
+  kKillAfter,   // right after the step
+  kStop         // SIGSTOP delay_us after the step began, SIGCONT after stop_ms
+};
+
+struct Fault {
+  FaultKind kind = FaultKind::kKillBefore;
+  uint32_t slot = 0;
+  uint32_t generation = 0;  // of the slot: 0 is the first process
+  uint32_t step = 0;
+  uint32_t delay_us = 0;
+  uint32_t stop_ms = 0;
+  std::string point;  // NAME:NTH
+};
+
+// Shape of an EP object; what the fields mean stands in mep.h.
+struct EpShape {
+  uint32_t comm = kWorld;
+  uint32_t max_tokens = 4;
+  uint32_t hidden = 16;
+  uint32_t top_k = 2;
+  uint32_t local_experts = 1;
+  uint32_t buffers = 1;
+  mep_dtype_t input = MEP_FLOAT32;
+  mep_dtype_t combine = MEP_FLOAT32;
+  bool slotted = false;
+  bool own_memory = false;
+};
+
+struct Program {
+  uint64_t seed = 0;
+  Mode mode = Mode::kShm;
+  uint32_t ranks = 2;
+  uint32_t max_ranks = 2;
+  std::vector<uint32_t> hosts;  // by slot
+  std::string transports;
+  uint32_t flags = 0;  // MEP_COMM_*
+  bool dies_in_init = false;
+  std::vector<Step> steps;
+  std::vector<Fault> faults;
+  std::vector<EpShape> eps;
+
+  uint32_t host_count() const;
+  uint32_t comm_count() const;
+  // How often replacements of the slot were to be admitted before `step`.
+  uint32_t generation(uint32_t slot, uint32_t step) const;
+  // The comm of all ranks before `step`.
+  uint32_t world(uint32_t step) const;
+  bool kills() const;
+  bool has(StepKind kind) const;
+  std::string text() const;
+  std::string text_of(uint32_t step) const;
+};
+
+struct Limits {
+  Mode mode = Mode::kAny;
+  bool faults = true;
+  bool ep = true;
+  uint32_t steps = UINT32_MAX;  // no more than the first so many, to narrow a finding down
+};
+
+Program generate(uint64_t seed, const Limits& limits);
+
+const char* name_of(Mode mode);
+const char* name_of(CallKind kind);
+const char* name_of(StepKind kind);
+
+}  // namespace mep::programs

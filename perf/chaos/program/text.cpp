@@ -1,0 +1,167 @@
+// A program in words.
+#include <cstdio>
+
+#include "program.hpp"
+
+namespace mep::programs {
+namespace {
+
+constexpr const char* kTypes[] = {"?",       "int8",  "uint8",  "int16",   "uint16",   "int32",
+                                  "uint32",  "int64", "uint64", "float16", "bfloat16", "float32",
+                                  "float64", "bool",  "e4m3",   "e5m2"};
+constexpr const char* kOperators[] = {"?", "sum", "prod", "min", "max", "avg", "and", "or", "xor"};
+
+template <typename... Values>
+std::string formatted(const char* format, Values... values) {
+  char line[256];
+  std::snprintf(line, sizeof line, format, values...);
+  return line;
+}
+
+std::string text_of(const Call& call) {
+  std::string text = formatted("%s c%u", name_of(call.kind), call.comm);
+  if (call.kind == CallKind::kBarrier) return text;
+  text += formatted(" %zu %s", call.count, kTypes[call.dtype]);
+  if (call.kind == CallKind::kAllreduce) text += formatted(" %s", kOperators[call.op]);
+  if (call.kind == CallKind::kBroadcast) text += formatted(" root %u", call.root);
+  if (call.in_place) text += " in place";
+  return text;
+}
+
+std::string list_of(const std::vector<uint32_t>& values) {
+  std::string text;
+  for (const uint32_t value : values) text += formatted(" %u", value);
+  return text;
+}
+
+std::string text_of(const Fault& fault) {
+  std::string whom = formatted("%u.%u", fault.slot, fault.generation);
+  switch (fault.kind) {
+    case FaultKind::kKillInit:
+      return whom + formatted(" dies %u us into its start", fault.delay_us);
+    case FaultKind::kKillBefore:
+      return whom + formatted(" dies before step %u", fault.step);
+    case FaultKind::kKillAfter:
+      return whom + formatted(" dies after step %u", fault.step);
+    case FaultKind::kKillClock:
+      return whom + formatted(" dies %u us into step %u", fault.delay_us, fault.step);
+    case FaultKind::kKillPoint:
+      return whom + formatted(" dies at \"%s\" or after step %u", fault.point.c_str(), fault.step);
+    case FaultKind::kStop:
+      return whom + formatted(" stops %u us into step %u for %u ms", fault.delay_us, fault.step,
+                              fault.stop_ms);
+  }
+  return whom;
+}
+
+}  // namespace
+
+const char* name_of(Mode mode) {
+  constexpr const char* kNames[] = {"any", "shm", "tcp", "mixed", "put", "threads"};
+  return kNames[static_cast<uint32_t>(mode)];
+}
+
+const char* name_of(CallKind kind) {
+  constexpr const char* kNames[] = {"barrier", "broadcast", "allgather", "allreduce"};
+  return kNames[static_cast<uint32_t>(kind)];
+}
+
+const char* name_of(StepKind kind) {
+  constexpr const char* kNames[] = {
+      "call",  "batch", "agree", "split",   "free", "revoke",    "timeout",   "mismatch",
+      "evict", "leave", "abort", "recover", "grow", "ep create", "ep layers", "ep free"};
+  return kNames[static_cast<uint32_t>(kind)];
+}
+
+std::string Program::text_of(uint32_t number) const {
+  const Step& step = steps[number];
+  std::string text = formatted("%3u %s", number, name_of(step.kind));
+  if (step.actor != kNobody) text += formatted(" by %u", step.actor);
+  if (step.target != kNobody) text += formatted(" of %u", step.target);
+  if (!step.slots.empty()) text += " slots" + list_of(step.slots);
+  if (step.kind == StepKind::kEpCreate || step.kind == StepKind::kEpLayers ||
+      step.kind == StepKind::kEpFree) {
+    text += formatted(" e%u", step.ep);
+  }
+  if (step.kind == StepKind::kEpLayers) text += formatted(" %u times", step.count);
+  const bool has_comm_only = step.kind == StepKind::kAgree || step.kind == StepKind::kSplit ||
+                             step.kind == StepKind::kFree;
+  if (has_comm_only) text += formatted(" c%u", step.calls[0].comm);
+  for (size_t i = 0; i < step.calls.size() && !has_comm_only; ++i) {
+    text += (i == 0 ? ": " : "; ") + programs::text_of(step.calls[i]);
+  }
+  if (step.kind == StepKind::kGrow) text += formatted(" into c%u", step.children[0]);
+  if (step.kind == StepKind::kSplit) {
+    text += " into" + list_of(step.children) + ", colors";
+    for (const int32_t color : step.colors) text += formatted(" %d", color);
+    text += ", keys";
+    for (const int32_t key : step.keys) text += formatted(" %d", key);
+  }
+  if (step.pause_percent != 0) text += formatted(" (%u %% late)", step.pause_percent);
+  return text;
+}
+
+std::string Program::text() const {
+  std::string text =
+      formatted("program %llu, mode %s: %u ranks (at most %u), transports %s, flags %u, hosts",
+                static_cast<unsigned long long>(seed), name_of(mode), ranks, max_ranks,
+                transports.c_str(), flags);
+  text += list_of(hosts) + "\n";
+  for (size_t i = 0; i < eps.size(); ++i) {
+    const EpShape& ep = eps[i];
+    text += formatted(
+        "e%zu: on c%u, M %u, H %u, K %u, %u experts a rank, %u buffers, %s to %s, %s%s\n", i,
+        ep.comm, ep.max_tokens, ep.hidden, ep.top_k, ep.local_experts, ep.buffers, kTypes[ep.input],
+        kTypes[ep.combine], ep.slotted ? "slotted" : "packed", ep.own_memory ? ", own memory" : "");
+  }
+  for (const Fault& fault : faults) text += programs::text_of(fault) + "\n";
+  for (uint32_t step = 0; step < steps.size(); ++step) text += text_of(step) + "\n";
+  return text;
+}
+
+uint32_t Program::host_count() const {
+  uint32_t highest = 0;
+  for (const uint32_t host : hosts) highest = host > highest ? host : highest;
+  return highest + 1;
+}
+
+uint32_t Program::world(uint32_t step) const {
+  uint32_t number = kWorld;
+  for (uint32_t i = 0; i < step && i < steps.size(); ++i) {
+    if (steps[i].kind == StepKind::kGrow) number = steps[i].children[0];
+  }
+  return number;
+}
+
+uint32_t Program::comm_count() const {
+  uint32_t count = 1;
+  for (const Step& step : steps) {
+    for (const uint32_t child : step.children) count = child >= count ? child + 1 : count;
+  }
+  return count;
+}
+
+uint32_t Program::generation(uint32_t slot, uint32_t step) const {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < step && i < steps.size(); ++i) {
+    if (steps[i].kind != StepKind::kRecover) continue;
+    for (const uint32_t replaced : steps[i].slots) count += replaced == slot ? 1 : 0;
+  }
+  return count;
+}
+
+bool Program::kills() const {
+  for (const Fault& fault : faults) {
+    if (fault.kind != FaultKind::kStop) return true;
+  }
+  return has(StepKind::kEvict) || has(StepKind::kAbort);
+}
+
+bool Program::has(StepKind kind) const {
+  for (const Step& step : steps) {
+    if (step.kind == kind) return true;
+  }
+  return false;
+}
+
+}  // namespace mep::programs
