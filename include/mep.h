@@ -152,7 +152,7 @@ enum {
   MEP_COMM_UNIFORM = 1u << 4,    /* personal operations end on all ranks by one result: the gravest,
                                       or what a view change on the way says. One round more, on the
                                       comm: they are ordered with its collectives, one thread calls
-                                      both */
+                                      both, and a receive phase follows a send phase that failed */
   MEP_COMM_AUTO_RECOVER = 1u << 5, /* admit ready newcomers at a barrier on the world */
   MEP_COMM_KILL_STOPPED = 1u << 6  /* SIGKILL an excluded process of this host (fencing by force) */
 };

@@ -80,8 +80,8 @@ class UniformRun {
   mep_result_t perform(uint64_t round, int step, Operation&& operation) {
     if (plan_.problem.stream(50, round).one_in(2)) return operation(MEP_PHASE_BOTH);
     const mep_result_t sent = operation(MEP_PHASE_SEND);
-    if (leave(round, step) || sent != MEP_SUCCESS) return sent;
-    return operation(MEP_PHASE_RECEIVE);
+    if (leave(round, step)) return sent;
+    return operation(MEP_PHASE_RECEIVE);  // also after a send phase that failed
   }
 
   void run_round(mep_ep_t ep, EpRound& buffer, uint64_t round) {

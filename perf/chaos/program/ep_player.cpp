@@ -68,6 +68,7 @@ bool EpPlayer::make(uint32_t number, uint32_t first_serial) {
     }
     object.buffers.push_back(std::move(buffer));
   }
+  object.reported_before = comm->second.reported;
   objects_[number] = std::move(object);
   return true;
 }
@@ -109,6 +110,7 @@ void EpPlayer::layers(const Step& step) {
   const auto found = objects_.find(step.ep);
   if (found == objects_.end() || player_.over_) return;
   const uint32_t comm = player_.program_.eps[step.ep].comm;
+  found->second.live &= ~(player_.comms_[comm].reported & ~found->second.reported_before);
   bool trouble = false;
   for (uint32_t i = 0; i < step.count && !trouble && !player_.over_; ++i) {
     trouble = !round(step, &found->second, i);

@@ -43,7 +43,8 @@ class EpPlayer {
   };
   struct Object {
     mep_ep_t handle = nullptr;
-    uint64_t live = 0;  // ranks, when it was made
+    uint64_t live = 0;  // ranks, when it was made, without those whose end was reported since
+    uint64_t reported_before = 0;
     std::vector<std::unique_ptr<Buffer>> buffers;
   };
 

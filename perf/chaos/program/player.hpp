@@ -53,6 +53,7 @@ class Player {
   struct Comm {
     mep_comm_t handle = nullptr;
     Members members;
+    uint64_t reported = 0;  // ranks whose end a collective of this comm has reported
   };
   struct Said {
     mep_result_t result = MEP_SUCCESS;
@@ -108,6 +109,7 @@ class Player {
   Record& next_record(Entry entry, What what, uint32_t part, uint32_t comm);
   void push();
   // After a result with which nothing can go on.
+  void note_reported(What what, uint32_t comm, mep_result_t result);
   void judge_end(What what, mep_result_t result);
 
   const Part part_;

@@ -35,7 +35,7 @@ mep_result_t EpBuffer::combine(EpHandle& handle, const mep_combine_args_t& args)
   if (args.phase != MEP_PHASE_RECEIVE) {
     MEP_TRY(begin_combine(handle, args));
     drive(limit, [&] { return step_combine_send(args); });
-    if (!receives) return result_of_send();
+    if (!receives) return result_of_operation();
   }
   drive(limit, [&] { return step_combine_receive(); });
   return finish_combine(args);
@@ -51,7 +51,9 @@ mep_result_t EpBuffer::begin_combine(EpHandle& handle, const mep_combine_args_t&
     return fail(MEP_ERR_BUSY, "the handle's last %s has not finished its receive phase",
                 stage_ == Stage::kDispatching ? "dispatch" : "combine");
   }
-  MEP_TRY(catch_up());
+  const mep_result_t caught = catch_up();
+  if (caught != MEP_SUCCESS)
+    return uniform() ? begin_report(Stage::kCombining, &handle, caught) : caught;
   begin_operation(Stage::kCombining, &handle);
   std::fill(terms_.begin(), terms_.end(), CombineWord::kNone);
   terms_missing_ = false;

@@ -25,7 +25,7 @@ mep_result_t EpBuffer::dispatch(EpHandle& handle, const mep_dispatch_args_t& arg
   if (args.phase != MEP_PHASE_RECEIVE) {
     MEP_TRY(begin_dispatch(handle, args, map));
     drive(limit, [&] { return step_send(args); });
-    if (args.phase == MEP_PHASE_SEND) return result_of_send();
+    if (args.phase == MEP_PHASE_SEND) return result_of_operation();
   }
   drive(limit, [&] { return step_receive(); });
   return deliver(args);
@@ -56,7 +56,10 @@ mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const mep_dispatch_args_
     return fail(MEP_ERR_BUSY, "the buffer's last %s has not finished its receive phase",
                 stage_ == Stage::kDispatching ? "dispatch" : "combine");
   }
-  MEP_TRY(catch_up());
+  const mep_result_t caught = catch_up();
+  if (caught != MEP_SUCCESS) {
+    return uniform() ? begin_report(Stage::kDispatching, &handle, caught) : caught;
+  }
   MEP_TRY(router_.read(args, map, is_member_, &draft_));
   router_.count(draft_);
   begin_operation(Stage::kDispatching, &handle);

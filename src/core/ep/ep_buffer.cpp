@@ -40,6 +40,7 @@ EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uin
 }
 
 EpBuffer::~EpBuffer() {
+  if (has_operation() && uniform() && !op_.agreed) --comm_.unagreed();
   if (window_ != nullptr) comm_.world().drop_window(window_->id());
 }
 
@@ -135,6 +136,9 @@ Deadline EpBuffer::deadline() const {
 }
 
 void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
+  // One that was given up takes the place of the one before.
+  const bool counts_already = has_operation() && !op_.agreed;
+  if (uniform() && !counts_already) ++comm_.unagreed();
   stage_ = stage;
   ++begun_;
   current_ = handle;
@@ -149,6 +153,18 @@ void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
   op_.text.clear();
   channel_.enter(op_.seq);
   pending_epoch_.store(op_.epoch, std::memory_order_seq_cst);  // see quiesced()
+}
+
+// A report of a change where all ranks must return the same: an operation that sends nothing and has failed, so
+// that its receive phase takes part in the round like those of ranks whose operation was cut.
+mep_result_t EpBuffer::begin_report(Stage stage, EpHandle* handle, mep_result_t report) {
+  begin_operation(stage, handle);
+  std::fill(terms_.begin(), terms_.end(), CombineWord::kNone);
+  terms_missing_ = false;
+  missing_place_ = kNoExpert;
+  own_terms_ = nullptr;
+  (void)hard_failure(report);
+  return MEP_SUCCESS;
 }
 
 // This rank's own trouble; the others learn of it by their deadlines.
@@ -201,16 +217,11 @@ mep_result_t EpBuffer::agree(mep_result_t own, mep_result_t* gravest) {
 void EpBuffer::agree_on_result() {
   if (!uniform() || op_.agreed) return;
   op_.agreed = true;
+  --comm_.unagreed();
   const mep_result_t own = op_.result;
   const mep_result_t agreed = agree(own, &op_.result);
   if (agreed != MEP_SUCCESS) op_.result = agreed;
   if (op_.result != own) op_.text = last_error_text();
-}
-
-// A send phase that failed is the end of the operation for who calls it so.
-mep_result_t EpBuffer::result_of_send() {
-  if (op_.over && is_error(op_.result)) agree_on_result();
-  return result_of_operation();
 }
 
 bool EpBuffer::arrived(EpWord kind, uint64_t use, uint32_t source, uint32_t* payload) const {

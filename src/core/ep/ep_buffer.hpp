@@ -167,10 +167,10 @@ class EpBuffer {
   void leave_peers_alone() { pending_epoch_.store(kNoEpoch, std::memory_order_seq_cst); }
   template <typename StepFunction>
   void drive(const Deadline& deadline, StepFunction&& step);
+  mep_result_t begin_report(Stage stage, EpHandle* handle, mep_result_t report);
   Step hard_failure(mep_result_t result);
   Step posting_failure(mep_result_t result);
   mep_result_t result_of_operation() const;
-  mep_result_t result_of_send();
   bool uniform() const { return (comm_.world().config().flags & MEP_COMM_UNIFORM) != 0; }
   void agree_on_result();
   mep_result_t agree(mep_result_t own, mep_result_t* gravest);

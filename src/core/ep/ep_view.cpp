@@ -120,11 +120,10 @@ mep_result_t EpBuffer::catch_up() {
 }
 
 mep_result_t EpBuffer::report_change() {
+  if (uniform() && comm_.unagreed() != 0) return MEP_SUCCESS;  // these report it
   const std::shared_ptr<const Verdict> report = comm_.take_personal_report();
   if (report == nullptr) return MEP_SUCCESS;
-  mep_result_t result = report->result;
-  if (uniform()) MEP_TRY(agree(report->result, &result));
-  return fail(result, "%s", report->text.c_str());
+  return fail(report->result, "%s", report->text.c_str());
 }
 
 void EpBuffer::adopt(std::shared_ptr<const CommView> view, uint64_t next) {
