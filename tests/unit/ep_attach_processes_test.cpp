@@ -172,6 +172,7 @@ void objects_come_and_go_meanwhile(void**) {
         page->reach(kOthersSettled);
         page->await(kNewcomerWelcomed, 1);
         COLL_EXPECT(found, MEP_ERR_PEER_FAILED, buffer.dispatch(MEP_PHASE_RECEIVE));
+        COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(comm, nullptr));  // as rank 0 met it
       } else {
         COLL_OK(found, mep::failpoint_arm("newcomer connect=stop"));
         meet_failure(comm, found);

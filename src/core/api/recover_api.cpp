@@ -187,6 +187,8 @@ mep_result_t grow(Comm& world_comm, int32_t count, uint32_t timeout_ms, mep_comm
              added.size(), count, timeout_ms);
     return added.empty() ? result : refuse_grown(world_comm.world_ptr(), admission, result);
   }
+  // Who died before the admission is not in its view: that is gone over, as in the meeting before.
+  MEP_TRY(meet(world_comm));
   return make_grown(&world_comm, world_comm.world_ptr(), size, admission, timeout_ms, grown);
 }
 
