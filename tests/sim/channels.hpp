@@ -166,6 +166,8 @@ class ChannelTable {
   std::vector<std::pair<ChannelName, uint64_t>> take_fresh();
   // What was found wrong, empty if nothing.
   const std::string& fault() const { return fault_; }
+  // A view decided less than this rank had: right only if the others went on without it.
+  bool rolled_back() const { return rolled_back_; }
 
  private:
   void fault(const std::string& what) {
@@ -191,6 +193,7 @@ class ChannelTable {
   bool wedged_ = false;
   uint64_t plan_ = 0;
   std::string fault_;
+  bool rolled_back_ = false;
   std::vector<membership::FlushItem> plan_items_;
   std::map<uint64_t, Comm> comms_;
   std::map<ChannelName, Channel> channels_;

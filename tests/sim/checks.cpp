@@ -170,6 +170,8 @@ void Simulator::check_end() {
     ++alive;
     const bool member = !node->out && !node->joiner;
     in += member ? 1 : 0;
+    if (member && node->channels->rolled_back())
+      wrong(0, "rolled back an operation that had succeeded: slot " + std::to_string(node->slot));
     if (!node->touched && !node->joiner) ++core;
     if (!node->out) continue;
     // A stopped rank that wakes up takes nobody's place.
