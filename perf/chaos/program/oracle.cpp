@@ -197,7 +197,9 @@ bool Judge::has_cause(const Life& life, const Record& record) const {
       return true;
     case MEP_PARTIAL:
     case MEP_ERR_PEER_FAILED:
-      if (record.has_info && record.failed != 0 && record.info_result == record.result) {
+      // A dispatch or combine that a change has cut lacks everybody who had not come so far.
+      if (record.what != What::kDispatch && record.what != What::kCombine && record.has_info &&
+          record.failed != 0 && record.info_result == record.result) {
         return may_fail(record.failed);
       }
       return may_fail(~uint64_t{0});

@@ -300,16 +300,17 @@ void Player::end(What what, uint32_t part, uint32_t comm, const Comm* members, c
                   text.empty() ? mep_last_error() : text.c_str());
   }
   push();
-  note_reported(what, comm, said.result);
+  note_reported(what, comm, said);
   judge_end(what, said.result);
 }
 
 // Dispatch and combine report for their rank alone; what a collective reports all know.
-void Player::note_reported(What what, uint32_t comm, mep_result_t result) {
+void Player::note_reported(What what, uint32_t comm, const Said& said) {
   const auto found = comms_.find(comm);
   if (found == comms_.end() || what == What::kDispatch || what == What::kCombine) return;
-  if (result != MEP_ERR_PEER_FAILED && result != MEP_ERR_PEER_LEFT) return;
-  found->second.reported |= ask(found->second.handle, result).failed;
+  if (said.result != MEP_ERR_PEER_FAILED && said.result != MEP_ERR_PEER_LEFT) return;
+  found->second.reported |=
+      said.has_info ? said.failed : ask(found->second.handle, said.result).failed;
 }
 
 void Player::wrong(What what, uint32_t part, uint32_t comm, const std::string& text) {

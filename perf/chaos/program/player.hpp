@@ -109,7 +109,7 @@ class Player {
   Record& next_record(Entry entry, What what, uint32_t part, uint32_t comm);
   void push();
   // After a result with which nothing can go on.
-  void note_reported(What what, uint32_t comm, mep_result_t result);
+  void note_reported(What what, uint32_t comm, const Said& said);
   void judge_end(What what, mep_result_t result);
 
   const Part part_;

@@ -71,6 +71,10 @@ mep_result_t finish(mep_request_t* request, mep_op_info_t* info) {
   *request = nullptr;
   --owned->comm->users;
   const mep_result_t result = owned->operation.result;
+  // It may have ended in another call, which left a text of its own since.
+  if (is_error(result) && owned->operation.verdict != nullptr) {
+    set_last_error_text(owned->operation.verdict->text.c_str());
+  }
   if (info != nullptr && result == MEP_SUCCESS) return fill(*owned, info);
   if (info != nullptr) (void)fill(*owned, info);
   return result;
