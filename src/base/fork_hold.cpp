@@ -22,7 +22,7 @@ void after_fork_in_child() {
 }
 
 // When the library is loaded, before any thread can be inside.
-[[maybe_unused]] const int watches =
+[[maybe_unused]] const int kWatches =
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 
 }  // namespace

@@ -13,12 +13,12 @@ class FunctionRef;
 template <typename Result, typename... Arguments>
 class FunctionRef<Result(Arguments...)> {
  public:
-  template <typename Callable>
-  requires(!std::is_same_v<std::remove_cvref_t<Callable>, FunctionRef> &&
-           std::is_invocable_r_v<Result, Callable&, Arguments...>)
-      FunctionRef(
-          Callable&&
-              callable)  // NOLINT(google-explicit-constructor): a parameter, like a reference
+  template <typename Callable, typename = std::enable_if_t<
+                                   !std::is_same_v<std::remove_cvref_t<Callable>, FunctionRef> &&
+                                   std::is_invocable_r_v<Result, Callable&, Arguments...>>>
+  // A parameter that is given like a reference; it never takes the place of a copy.
+  // NOLINTNEXTLINE(google-explicit-constructor,bugprone-forwarding-reference-overload)
+  FunctionRef(Callable&& callable)
       : object_(const_cast<void*>(static_cast<const void*>(std::addressof(callable)))),
         invoke_([](void* object, Arguments... arguments) -> Result {
           return (*static_cast<std::remove_reference_t<Callable>*>(object))(
