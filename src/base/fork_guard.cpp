@@ -18,7 +18,7 @@ namespace {
 using FileName = std::pair<dev_t, ino_t>;
 
 struct KeptBack {
-  std::mutex mutex;  // held over a fork
+  std::mutex mutex;  // taken inside a ForkHold only, so it is free while a fork goes on
   std::map<int, FileName> sockets;
 };
 
@@ -46,15 +46,11 @@ void drop_in_child() {
     if (nothing < 0 || dup3(nothing, fd, O_CLOEXEC) < 0) close(fd);
   }
   if (nothing >= 0) close(nothing);
-  kept.mutex.unlock();
 }
 
 void watch_forks() {
   static std::once_flag once;
-  std::call_once(once, [] {
-    pthread_atfork([] { kept_back().mutex.lock(); }, [] { kept_back().mutex.unlock(); },
-                   drop_in_child);
-  });
+  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, drop_in_child); });
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 // ended, and nobody could take its place.
 #pragma once
 
+#include "base/fork_hold.hpp"
+
 namespace mep {
 
 // While one lives, no thread of this process forks: a socket is made and kept back under one guard.
@@ -16,6 +18,9 @@ class ForkGuard {
   // From now on a child of fork() finds nothing behind this number, for as long as the number means this
   // socket here. -1 is ignored; leaves errno as it is.
   void keep_back(int socket) const;
+
+ private:
+  ForkHold hold_;  // before any lock: a fork waits for sections first
 };
 
 }  // namespace mep
