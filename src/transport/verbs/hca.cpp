@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/env.hpp"
+#include "base/fork_hold.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
 
@@ -25,6 +26,8 @@ using DeviceList = std::unique_ptr<ibv_device*[], decltype(&ibv_free_device_list
 
 DeviceList list_devices(int* count) {
   *count = 0;
+  // libibverbs has a lock of its own in there.
+  const ForkHold hold;
   return {ibv_get_device_list(count), ibv_free_device_list};
 }
 
