@@ -242,7 +242,7 @@ void descriptors_without_room_are_told_of(void**) {
   for (const int room : {0, 1}) {
     assert_int_equal(peer.send(7, {}, two), MEP_SUCCESS);
     rlimit limit = before;
-    limit.rlim_cur = static_cast<rlim_t>(lowest + room);
+    limit.rlim_cur = static_cast<rlim_t>(lowest) + static_cast<rlim_t>(room);
     std::vector<mep::Frame> frames;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
     const mep_result_t received = receive_all(pair.link.get(), &frames);

@@ -251,9 +251,6 @@ class Comm : public WorldClient {
   }
   // Null: there is none.
   std::shared_ptr<const Verdict> take_personal_report();
-  // Dispatches and combines that were begun and whose results are not agreed on yet (MEP_COMM_UNIFORM; the
-  // user's thread). A change ends all of them, on all ranks alike, so they report it.
-  uint32_t& unagreed() { return unagreed_; }
   // Of that epoch and before: a call has reported them.
   void drop_personal_reports(uint64_t epoch);
   // A newcomer's objects that nobody has attached to yet.
@@ -347,7 +344,6 @@ class Comm : public WorldClient {
   uint32_t rooted_calls_ = 0;  // hash of the small rooted calls since the last that waited for all
   Cells cells_;
   Bulk bulk_;
-  uint32_t unagreed_ = 0;
   Operation* first_ = nullptr;  // the queue, in the order of the calls; linked by Operation::behind
   Operation* last_ = nullptr;
   OperationRecord record_;

@@ -40,7 +40,6 @@ EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uin
 }
 
 EpBuffer::~EpBuffer() {
-  if (has_operation() && uniform() && !op_.agreed) --comm_.unagreed();
   if (window_ != nullptr) comm_.world().drop_window(window_->id());
 }
 
@@ -136,9 +135,6 @@ Deadline EpBuffer::deadline() const {
 }
 
 void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
-  // One that was given up takes the place of the one before.
-  const bool counts_already = has_operation() && !op_.agreed;
-  if (uniform() && !counts_already) ++comm_.unagreed();
   stage_ = stage;
   ++begun_;
   current_ = handle;
@@ -217,10 +213,13 @@ mep_result_t EpBuffer::agree(mep_result_t own, mep_result_t* gravest) {
 void EpBuffer::agree_on_result() {
   if (!uniform() || op_.agreed) return;
   op_.agreed = true;
-  --comm_.unagreed();
   const mep_result_t own = op_.result;
   const mep_result_t agreed = agree(own, &op_.result);
-  if (agreed != MEP_SUCCESS) op_.result = agreed;
+  if (agreed != MEP_SUCCESS) {
+    op_.result = agreed;
+    // The round was ended by a change, which this operation reports.
+    if (comm_.last_report() != nullptr) drop_report(comm_.last_report()->epoch);
+  }
   if (op_.result != own) op_.text = last_error_text();
 }
 

@@ -22,6 +22,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -220,6 +221,9 @@ class EpBuffer {
   // ep_view.cpp
   mep_result_t catch_up();
   mep_result_t report_change();
+  bool has_report() const;
+  std::shared_ptr<const Verdict> take_report();
+  void drop_report(uint64_t epoch);
   bool settle();
   void settle_dispatch(const EpochEnd& end);
   void settle_combine(const EpochEnd& end);
@@ -289,6 +293,10 @@ class EpBuffer {
   std::mutex mutex_;
   std::optional<EpochEnd> prepared_;  // of the change under way
   std::optional<EpochEnd> ended_;     // the first change that the user's thread has not met
+  // With MEP_COMM_UNIFORM: changes that no operation of this buffer has reported. All ranks make the same calls
+  // on it, so it reports each change by the same call on all, whatever other buffers do.
+  std::deque<std::shared_ptr<const Verdict>> reports_;
+  std::atomic<size_t> report_count_{0};  // relaxed: a hint, the reports are under the mutex
   std::shared_ptr<const CommView> latest_view_;
   uint64_t latest_next_ = 1;
 };

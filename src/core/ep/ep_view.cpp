@@ -82,6 +82,10 @@ void EpBuffer::install(const Verdict* verdict, const membership::Proposal* decis
     ended_->text = verdict->text;
     ended_->view = verdict->view;
   }
+  if (uniform() && verdict->is_reported) {
+    reports_.push_back(std::make_shared<const Verdict>(*verdict));
+    report_count_.store(reports_.size(), std::memory_order_relaxed);
+  }
   prepared_.reset();
   channel_.restart(verdict->view->epoch, latest_next_ - 1);
 }
@@ -92,8 +96,8 @@ void EpBuffer::install(const Verdict* verdict, const membership::Proposal* decis
 mep_result_t EpBuffer::catch_up() {
   World& world = comm_.world();
   const auto terminal = [&] { return world.terminal_result(); };
-  if (channel_.undisturbed(adopted_->epoch) && !comm_.has_personal_report() &&
-      terminal() == MEP_SUCCESS) [[likely]] {
+  if (channel_.undisturbed(adopted_->epoch) && !has_report() && terminal() == MEP_SUCCESS)
+      [[likely]] {
     return MEP_SUCCESS;
   }
   constexpr uint64_t kVerdictGraceMs = 60'000;
@@ -119,9 +123,31 @@ mep_result_t EpBuffer::catch_up() {
   return report_change();
 }
 
+bool EpBuffer::has_report() const {
+  return uniform() ? report_count_.load(std::memory_order_relaxed) != 0
+                   : comm_.has_personal_report();
+}
+
+std::shared_ptr<const Verdict> EpBuffer::take_report() {
+  if (!uniform()) return comm_.take_personal_report();
+  const std::lock_guard lock(mutex_);
+  if (reports_.empty()) return nullptr;
+  std::shared_ptr<const Verdict> report = std::move(reports_.front());
+  reports_.pop_front();
+  report_count_.store(reports_.size(), std::memory_order_relaxed);
+  return report;
+}
+
+// An operation of this buffer reports it.
+void EpBuffer::drop_report(uint64_t epoch) {
+  if (!uniform()) return comm_.drop_personal_reports(epoch);
+  const std::lock_guard lock(mutex_);
+  std::erase_if(reports_, [=](const auto& report) { return report->epoch <= epoch; });
+  report_count_.store(reports_.size(), std::memory_order_relaxed);
+}
+
 mep_result_t EpBuffer::report_change() {
-  if (uniform() && comm_.unagreed() != 0) return MEP_SUCCESS;  // these report it
-  const std::shared_ptr<const Verdict> report = comm_.take_personal_report();
+  const std::shared_ptr<const Verdict> report = take_report();
   if (report == nullptr) return MEP_SUCCESS;
   return fail(report->result, "%s", report->text.c_str());
 }
@@ -237,7 +263,7 @@ void EpBuffer::conclude(const EpochEnd& end, bool complete, bool survivors_serve
     op_.result = MEP_SUCCESS;
     return;
   }
-  comm_.drop_personal_reports(end.epoch);  // this operation reports it
+  drop_report(end.epoch);
   op_.result = partial ? mep_result_t{MEP_PARTIAL} : end.result;
   op_.text.assign(end.text, 0, op_.text.capacity());
 }
