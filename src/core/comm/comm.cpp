@@ -132,11 +132,22 @@ void Comm::stamp(Operation* operation) {
 }
 
 mep_result_t Comm::begin_operation(Operation* operation) {
-  if (!channel_.undisturbed(adopted_->epoch) || world_->terminal_result() != MEP_SUCCESS)
-      [[unlikely]] {
-    MEP_TRY(settle_changes());
+  if (channel_.undisturbed(adopted_->epoch) && world_->terminal_result() == MEP_SUCCESS)
+      [[likely]] {
+    take_next_number(operation);
+    return MEP_SUCCESS;
   }
+  MEP_TRY(settle_changes());
   return take_place(operation);
+}
+
+void Comm::take_next_number(Operation* operation) {
+  operation->seq = ++seq_;
+  operation->epoch = adopted_->epoch;
+  operation->contributors = &adopted_->live;
+  channel_.enter(operation->seq);
+  stamp(operation);
+  MEP_TEST_DELAY_POINT("enter");
 }
 
 // Gives the operation the next number. Where a view change has decided of that number already, the
@@ -167,12 +178,7 @@ mep_result_t Comm::take_place(Operation* operation) {
     const std::lock_guard lock(mutex_);
     verdicts_.pop_front();
   }
-  operation->seq = ++seq_;
-  operation->epoch = adopted_->epoch;
-  operation->contributors = &adopted_->live;
-  channel_.enter(operation->seq);
-  stamp(operation);
-  MEP_TEST_DELAY_POINT("enter");
+  take_next_number(operation);
   return MEP_SUCCESS;
 }
 
@@ -314,11 +320,11 @@ bool Comm::finish_operation(Operation* operation, mep_result_t result) {
   return true;
 }
 
-// The verdict of the operation's epoch; null: none yet. Also finds what was kept for the operation.
-std::shared_ptr<const Verdict> Comm::find_verdict(Operation* operation) {
+// The verdict of the operation's epoch; null: none yet.
+std::shared_ptr<const Verdict> Comm::find_verdict(const Operation& operation) const {
   const std::lock_guard lock(mutex_);
   for (const std::shared_ptr<const Verdict>& verdict : verdicts_) {
-    if (verdict->epoch == operation->epoch) return verdict;
+    if (verdict->epoch == operation.epoch) return verdict;
   }
   return nullptr;
 }
@@ -326,7 +332,7 @@ std::shared_ptr<const Verdict> Comm::find_verdict(Operation* operation) {
 // The channel was wedged, or is in a later epoch than the operation: done or failed, by the verdict.
 bool Comm::settle(Operation* operation) {
   const mep_result_t terminal = world_->terminal_result();
-  std::shared_ptr<const Verdict> verdict = find_verdict(operation);
+  std::shared_ptr<const Verdict> verdict = find_verdict(*operation);
   if (verdict == nullptr) {
     if (terminal == MEP_SUCCESS) {
       if (operation->epoch == adopted_->epoch) return false;  // still deciding

@@ -281,6 +281,7 @@ class Comm : public WorldClient {
   static constexpr uint64_t kSpanning = 2;
 
   mep_result_t begin_operation(Operation* operation);
+  void take_next_number(Operation* operation);
   mep_result_t take_place(Operation* operation);
   void stamp(Operation* operation);
   void push_back(Operation* operation);
@@ -291,7 +292,7 @@ class Comm : public WorldClient {
   bool advance(Operation* operation);
   bool advance_undisturbed(Operation* operation);
   bool settle(Operation* operation);
-  std::shared_ptr<const Verdict> find_verdict(Operation* operation);
+  std::shared_ptr<const Verdict> find_verdict(const Operation& operation) const;
   bool succeed_settled(Operation* operation);
   mep_result_t settle_result(Operation* operation);
   static void restore_input(Operation* operation);
