@@ -44,10 +44,7 @@ void Checker::take(uint32_t rank, uint32_t process, const Record& record) {
     entry.kind = record.kind;
   } else {
     ++compared_;
-    if (entry.kind != record.kind) {
-      report(operation_name(record.epoch, record.seq) + " is different things to rank " +
-             std::to_string(rank) + " and another");
-    }
+    compare_kinds(rank, record, &entry);
   }
   if (record.result == MEP_SUCCESS) {
     if (entry.succeeded == 0) {
@@ -72,6 +69,20 @@ void Checker::take(uint32_t rank, uint32_t process, const Record& record) {
     entry.failed |= bit;
   }
   if (epochs_.size() > kKeptEpochs || epoch.entries.size() > 2 * kKeptEntries) judge_old();
+}
+
+// A dispatch or combine tells its own rank alone of a change: that rank looks for the others (kSync)
+// while they still are in the collective that tells them. The change ends both calls, of one number.
+void Checker::compare_kinds(uint32_t rank, const Record& record, Entry* entry) {
+  if (entry->kind == record.kind) return;
+  const bool both_failed = record.result != MEP_SUCCESS && entry->succeeded == 0;
+  if (both_failed && record.kind == Kind::kSync) return;
+  if (both_failed && entry->kind == Kind::kSync) {
+    entry->kind = record.kind;
+    return;
+  }
+  report(operation_name(record.epoch, record.seq) + " is " + name_of(record.kind) + " to rank " +
+         std::to_string(rank) + ", " + name_of(entry->kind) + " to another");
 }
 
 // A success of a rank that did not live to see the next epoch binds nobody.

@@ -44,7 +44,11 @@ def launchers() -> list[str]:
 
 
 def configure(preset: str, quick: bool) -> int:
-    """A new tree is configured as asked; one that is there only ever grows from quick to whole."""
+    """A new tree is configured as asked; one that is there only ever grows from quick to whole.
+
+    Trees of sanitizers are always quick: no kernel runs under them.
+    """
+    quick = quick or preset != "release"
     if is_configured(preset):
         if quick or cache_value(preset, "MEP_CUDA_QUICK") != "ON":
             return 0
@@ -54,7 +58,7 @@ def configure(preset: str, quick: bool) -> int:
     options = launchers() + ["-DMEP_WERROR=ON"]
     if has("ninja"):
         options += ["-G", "Ninja"]
-    if quick and preset == "release":
+    if quick:
         options.append("-DMEP_CUDA_QUICK=ON")
         architecture = gpu_architecture()
         if architecture:
