@@ -281,6 +281,7 @@ void a_killed_process_leaves_no_file(void**) {
     if (write(ready[1], &byte, 1) != 1) _exit(4);
     for (;;) pause();
   }
+  close(ready[1]);  // so that the end of the child is the end of the wait
   char byte = 0;
   assert_int_equal(read(ready[0], &byte, 1), 1);
   const std::set<std::string> during = names_in("/dev/shm");
@@ -288,7 +289,6 @@ void a_killed_process_leaves_no_file(void**) {
   int status = 0;
   assert_int_equal(waitpid(child, &status, 0), child);
   close(ready[0]);
-  close(ready[1]);
   for (const std::set<std::string>& names : {during, names_in("/dev/shm")}) {
     for (const std::string& name : names) {
       if (before.count(name) == 0 && name.find("mep") != std::string::npos) {
