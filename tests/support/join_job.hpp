@@ -80,7 +80,7 @@ class JoinJob {
   // Its wait status; -1 if it does not end.
   int status_of(size_t index) {
     int status = -1;
-    for (unsigned waited_ms = 0; waited_ms < 110'000; ++waited_ms) {
+    for (unsigned waited_ms = 0; waited_ms < 110'000 || soak_flag(); ++waited_ms) {
       if (waitpid(processes_[index], &status, WNOHANG) != 0) {
         processes_[index] = 0;
         return status;
