@@ -4,6 +4,7 @@
 // on all; nothing stays behind.
 #include <dirent.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include "base/clock.hpp"
 #include "support/join_job.hpp"
@@ -81,6 +82,48 @@ void closing_ends_without_answers(void**) {
     const int status = job.status_of(rank);
     if (status != 0) report.add("rank %zu ended with status 0x%x", rank, status);
   }
+  kill(job.pid(2), SIGKILL);
+  job.expect_killed(2);
+  report.require_clean();
+}
+
+// As if the network had failed, which no process on this host sees of another.
+void break_all_connections() {
+  for (int fd = 3; fd < 1024; ++fd) (void)shutdown(fd, SHUT_RDWR);
+}
+
+// Rank 2 is lost but nobody knows that it has ended. Ranks 0 and 1 leave just then: rank 3 could not go on
+// with rank 2 in its view, half of which it is, so they see to it first.
+void leavers_see_the_lost_out(void**) {
+  const auto page = JoinJob::shared_page();
+  Report report;
+  mep_comm_config_t config = patient_config(0);
+  config.suspect_ms = 2'000;
+  JoinJob job(4, config, report, [&](int rank, mep_comm_t world, Report& found) {
+    COLL_OK(found, mep_barrier(world, nullptr));
+    if (rank == 2) {
+      break_all_connections();
+      page->reach(kArmed);
+      raise(SIGSTOP);
+    }
+    page->await(kArmed, 1);
+    if (rank != 3) return;
+    page->await(kSucceeded, 2);
+    mep_result_t result = MEP_ERR_PEER_FAILED;
+    for (int change = 0; change < 4 && result != MEP_SUCCESS; ++change) {
+      result = mep_barrier(world, nullptr);
+      COLL_CHECK(found, result == MEP_SUCCESS || result == MEP_ERR_PEER_FAILED ||
+                            result == MEP_ERR_PEER_LEFT);
+    }
+    check_contributors(rank, world, 0x1000, found);
+  });
+  for (const size_t rank : {size_t{0}, size_t{1}}) {
+    const int status = job.status_of(rank);
+    if (status != 0) report.add("rank %zu ended with status 0x%x", rank, status);
+    page->reach(kSucceeded);
+  }
+  const int status = job.status_of(3);
+  if (status != 0) report.add("rank 3 ended with status 0x%x", status);
   kill(job.pid(2), SIGKILL);
   job.expect_killed(2);
   report.require_clean();
@@ -172,9 +215,9 @@ void nothing_stays_behind(void**) {
 int main(int argc, char** argv) {
   mep_test::read_arguments(argc, argv);
   (void)mep_test::test_seed();
-  const CMUnitTest tests[] = {cmocka_unit_test(what_succeeded_outlives_the_comm),
-                              cmocka_unit_test(closing_ends_without_answers),
-                              cmocka_unit_test(no_descriptors_on_one_rank),
-                              cmocka_unit_test(nothing_stays_behind)};
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(what_succeeded_outlives_the_comm),
+      cmocka_unit_test(closing_ends_without_answers), cmocka_unit_test(leavers_see_the_lost_out),
+      cmocka_unit_test(no_descriptors_on_one_rank), cmocka_unit_test(nothing_stays_behind)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -272,6 +272,12 @@ class Membership {
   uint64_t comm_epoch(uint64_t comm) const;  // 0: not a comm of this rank
   PeerHealth health(uint32_t slot) const;
   bool confirmed_dead(uint32_t slot) const { return confirmed_.has(slot); }
+  // It said so itself: it left, or gave up.
+  bool stated_its_end(uint32_t slot) const {
+    const RemovalReason reason = peers_[slot].reason;
+    return confirmed_.has(slot) &&
+           (reason == RemovalReason::kLeft || reason == RemovalReason::kGaveUp);
+  }
   const Row& row() const { return row_; }
   // The latest take_actions() would change nothing until this time, if no event comes.
   uint64_t next_tick_us() const;

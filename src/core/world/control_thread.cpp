@@ -357,12 +357,17 @@ void ControlThread::abort() {
 void ControlThread::check_leaving() {
   if (leave_ != Leave::kAsking) return;
   leave_awaited_ &= membership_->view().members;
-  membership::SlotSet gone;
-  leave_awaited_.each([&](uint32_t slot) {
-    if (world_->peers_[slot].link == nullptr || membership_->confirmed_dead(slot)) gone.add(slot);
+  membership::SlotSet lost;
+  membership::SlotSet others;
+  membership_->view().members.each([&](uint32_t slot) {
+    if (slot == world_->self_slot() || membership_->stated_its_end(slot)) return;
+    const bool is_lost = world_->peers_[slot].link == nullptr || membership_->confirmed_dead(slot);
+    (is_lost ? lost : others).add(slot);
   });
-  leave_awaited_ -= gone;
+  leave_awaited_ &= others;
   if (!leave_awaited_.empty()) return;
+  // Those that go on may need this rank, as a witness or for the quorum, until the lost ones are out.
+  if (!lost.empty() && !others.empty()) return;
   leave_ = Leave::kLeft;
   membership_->on_leave();
   carry_out();
