@@ -15,7 +15,7 @@ struct Campaign {
   uint64_t seconds = 0;  // no new program after so many; 0: no limit
   uint64_t seed = 1;
   uint32_t jobs = 2;
-  uint32_t hang_ms = 60000;
+  uint32_t hang_ms = 180000;
   Limits limits;
   std::string folder = "mep_chaos_findings";
   Sabotage sabotage;

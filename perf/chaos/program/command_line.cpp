@@ -31,7 +31,7 @@ constexpr const char* kHelp =
     "                   (default mep_chaos_findings)\n"
     "  --max-findings N no new program after N with findings (default 20; 0: no limit)\n"
     "  --ignore TEXT    a finding with this text is none; may be given again\n"
-    "  --hang-ms T      a program that takes longer hangs (default 60000)\n"
+    "  --hang-ms T      a program that takes longer hangs (default 180000)\n"
     "  --print          the programs in words; nothing is run\n"
     "  --sabotage WHAT:SLOT:STEP\n"
     "                   the rank lies, to see that it is found: data (a wrong bit), skip (a\n"

@@ -15,9 +15,7 @@
 namespace mep::programs {
 namespace {
 
-// Generous: the machine may be busy. Who waits so long without a cause has met a fault of the library.
-constexpr uint32_t kTimeoutMs = 12000;
-constexpr uint32_t kInitMs = 15000;
+constexpr uint32_t kInitMs = 40000;
 constexpr uint32_t kShortInitMs = 2500;  // where one dies in it
 
 uint64_t now_ns() {
@@ -60,10 +58,10 @@ mep_comm_config_t config_of(const Program& program) {
   config.flags = program.flags;
   config.size = static_cast<int32_t>(program.ranks);
   config.max_size = static_cast<int32_t>(program.max_ranks);
-  config.timeout_ms = kTimeoutMs;
+  config.timeout_ms = kNormalTimeoutMs;
   config.init_timeout_ms = program.dies_in_init ? kShortInitMs : kInitMs;
   config.heartbeat_ms = 50;
-  config.suspect_ms = 3000;
+  config.suspect_ms = kSuspectMs;
   config.transports = program.transports.c_str();
   return config;
 }

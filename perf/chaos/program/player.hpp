@@ -16,6 +16,11 @@
 
 namespace mep::programs {
 
+// Generous: the machine may be busy. Who waits so long, or is silent so long, without a cause has met a fault of
+// the library.
+constexpr uint32_t kNormalTimeoutMs = 45000;
+constexpr uint32_t kSuspectMs = 15000;
+
 class EpPlayer;
 
 // Alters what a rank does in a step, to see that the oracle sees it: "data" flips a bit that it gives,

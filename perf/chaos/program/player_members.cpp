@@ -13,7 +13,6 @@ namespace {
 constexpr uint32_t kLateTimeoutMs = 60;
 constexpr uint32_t kLateMs = 180;
 constexpr uint32_t kMismatchTimeoutMs = 400;
-constexpr uint32_t kNormalTimeoutMs = 12000;
 constexpr uint32_t kRecoverMs = 8000;
 constexpr uint32_t kSyncAttempts = 16;
 constexpr uint32_t kRecoverAttempts = 4;
