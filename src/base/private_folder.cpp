@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 
 namespace mep {
 
@@ -18,7 +19,7 @@ mep_result_t make_private_folder(const std::string& directory, const std::string
                 directory.c_str());
   }
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
-    return fail(MEP_ERR_SYSTEM, "'%.200s' cannot be made: %s", folder.c_str(),
+    return fail(result_of_errno(errno), "'%.200s' cannot be made: %s", folder.c_str(),
                 strerrordesc_np(errno));
   }
   if (lstat(folder.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||

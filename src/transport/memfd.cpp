@@ -10,6 +10,7 @@
 #include <cerrno>
 
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
@@ -24,13 +25,6 @@ namespace {
 constexpr long kTmpfsMagic = 0x01021994;
 // From here on huge pages pay where the system allows them for shared memory.
 constexpr size_t kHugePageThresholdBytes = size_t{4} << 20;
-
-// The code for the present errno, which %m in the caller's text still shows.
-mep_result_t code_of_errno() {
-  return errno == ENOMEM || errno == EMFILE || errno == ENFILE || errno == ENOSPC
-             ? MEP_ERR_NO_MEMORY
-             : MEP_ERR_SYSTEM;
-}
 
 int open_memfd(const char* name) {
   const int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
@@ -63,12 +57,12 @@ mep_result_t create_memfd(const char* name, size_t bytes, UniqueFd* out) {
                 size, static_cast<unsigned long long>(limit.rlim_cur));
   }
   UniqueFd fd(open_memfd(name));
-  if (!fd.valid()) return fail(code_of_errno(), "memfd_create failed: %m");
+  if (!fd.valid()) return fail(result_of_errno(errno), "memfd_create failed: %m");
   if (ftruncate(fd.get(), static_cast<off_t>(size)) != 0) {
-    return fail(code_of_errno(), "no shared memory of %zu bytes: %m", size);
+    return fail(result_of_errno(errno), "no shared memory of %zu bytes: %m", size);
   }
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
-    return fail(code_of_errno(), "the size of shared memory cannot be sealed: %m");
+    return fail(result_of_errno(errno), "the size of shared memory cannot be sealed: %m");
   }
   *out = std::move(fd);
   return MEP_SUCCESS;
@@ -81,7 +75,7 @@ mep_result_t seal_memfd(int fd, bool read_only) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "this kernel cannot make shared memory read-only for peers (needs Linux 5.1)");
   }
-  return fail(code_of_errno(), "shared memory cannot be sealed: %m");
+  return fail(result_of_errno(errno), "shared memory cannot be sealed: %m");
 }
 
 mep_result_t check_foreign_memfd(int fd, size_t bytes) {
@@ -97,7 +91,7 @@ mep_result_t check_foreign_memfd(int fd, size_t bytes) {
   }
   struct stat status {};
   if (fstat(fd, &status) != 0) {
-    return fail(MEP_ERR_SYSTEM, "the size of the peer's memory cannot be read: %m");
+    return fail(result_of_errno(errno), "the size of the peer's memory cannot be read: %m");
   }
   if (status.st_size < 0 || static_cast<size_t>(status.st_size) < bytes) {
     return fail(MEP_ERR_MISMATCH, "the peer's memory has %lld bytes where %zu are needed; refused",
@@ -114,7 +108,7 @@ mep_result_t Mapping::of(int fd, size_t bytes, bool writable, Mapping* out) {
   const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
   void* data = mmap(nullptr, size, protection, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) {
-    return fail(code_of_errno(), "%zu bytes of shared memory cannot be mapped: %m", size);
+    return fail(result_of_errno(errno), "%zu bytes of shared memory cannot be mapped: %m", size);
   }
   // A hint; refused where huge pages are not built in.
   if (size >= kHugePageThresholdBytes) (void)madvise(data, size, MADV_HUGEPAGE);
@@ -128,7 +122,7 @@ mep_result_t Mapping::of(int fd, size_t bytes, bool writable, Mapping* out) {
 mep_result_t Mapping::move_to(std::byte* place) {
   const size_t size = round_up_to_pages(bytes_);
   if (mremap(data_, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, place) == MAP_FAILED) {
-    return fail(code_of_errno(), "a mapping of %zu bytes cannot be replaced: %m", size);
+    return fail(result_of_errno(errno), "a mapping of %zu bytes cannot be replaced: %m", size);
   }
   data_ = nullptr;
   return MEP_SUCCESS;

@@ -10,6 +10,7 @@
 
 #include "base/fork_hold.hpp"
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 
 namespace mep {
 namespace {
@@ -64,12 +65,11 @@ class ProcessSources {
   char path[32];
   std::snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
   UniqueFd read_only(::open(path, O_RDONLY | O_CLOEXEC));
-  if (!read_only.valid() && errno != EMFILE && errno != ENFILE) {
+  if (!read_only.valid() && !is_shortage(errno)) {
     read_only.reset(fcntl(fd, F_DUPFD_CLOEXEC, 0));
   }
   if (!read_only.valid()) {
-    return fail(errno == EMFILE || errno == ENFILE ? MEP_ERR_NO_MEMORY : MEP_ERR_SYSTEM,
-                "source memory cannot be opened for reading: %m");
+    return fail(result_of_errno(errno), "source memory cannot be opened for reading: %m");
   }
   *out = std::move(read_only);
   return MEP_SUCCESS;
@@ -141,7 +141,7 @@ mep_result_t SourceMemory::export_allocation(uint64_t allocation, WindowExport* 
     if (candidate->id != allocation) continue;
     UniqueFd fd(fcntl(candidate->read_only_fd.get(), F_DUPFD_CLOEXEC, 0));
     if (!fd.valid()) {
-      return fail(errno == EMFILE ? MEP_ERR_NO_MEMORY : MEP_ERR_SYSTEM,
+      return fail(result_of_errno(errno),
                   "the descriptor of source memory cannot be duplicated: %m");
     }
     const SourceTicket ticket{kSourceMagic, 0, incarnation_, allocation, candidate->memory.bytes()};

@@ -14,6 +14,7 @@
 #include "base/fork_hold.hpp"
 #include "base/hash.hpp"
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 
 namespace mep {
@@ -35,12 +36,16 @@ namespace {
 
 // The kernel instance by its boot id, and the namespaces in which pids, user ids and sockets mean
 // the same to two processes.
-uint64_t host_id() {
+[[nodiscard]] mep_result_t host_id(uint64_t* out) {
   Hash hash;
   char boot_id[64] = "";
   if (std::FILE* file = std::fopen("/proc/sys/kernel/random/boot_id", "re")) {
     if (std::fgets(boot_id, sizeof boot_id, file) == nullptr) boot_id[0] = '\0';
     std::fclose(file);
+  } else if (is_shortage(errno)) {
+    // Another name than its peers have for this host would part it from them.
+    return fail(MEP_ERR_NO_MEMORY, "this host's boot id cannot be read: %s",
+                strerrordesc_np(errno));
   }
   if (boot_id[0] == '\0') gethostname(boot_id, sizeof boot_id - 1);
   hash.bytes(boot_id, std::strlen(boot_id));
@@ -50,7 +55,8 @@ uint64_t host_id() {
     hash.word(status.st_dev);
     hash.word(status.st_ino);
   }
-  return hash.value();
+  *out = hash.value();
+  return MEP_SUCCESS;
 }
 
 // Tests play several hosts on one.
@@ -83,7 +89,9 @@ mep_result_t make_identity(uint32_t slot, PeerIdentity* out) {
   out->slot = slot;
   MEP_TRY(random_word(&out->incarnation));
   MEP_TRY(process_token(&out->process_token));
-  out->host = mix_test_host(host_id());
+  uint64_t host = 0;
+  MEP_TRY(host_id(&host));
+  out->host = mix_test_host(host);
   out->pid = getpid();
   return MEP_SUCCESS;
 }

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 #include "base/unique_fd.hpp"
 #include "core/bootstrap/handshake.hpp"
 
@@ -21,7 +22,8 @@ constexpr char kLabel[] = "MEP job secret";
 [[nodiscard]] mep_result_t check_owner(const std::string& path, int fd) {
   struct stat status {};
   if (fstat(fd, &status) != 0) {
-    return fail(MEP_ERR_SYSTEM, "secret file '%.200s': %s", path.c_str(), strerrordesc_np(errno));
+    return fail(result_of_errno(errno), "secret file '%.200s': %s", path.c_str(),
+                strerrordesc_np(errno));
   }
   if (!S_ISREG(status.st_mode)) {
     return fail(MEP_ERR_DENIED, "secret file '%.200s' is no regular file", path.c_str());
@@ -48,7 +50,7 @@ constexpr char kLabel[] = "MEP job secret";
     const ssize_t got = read(fd, bytes + *count, capacity - *count);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) {
-      return fail(MEP_ERR_SYSTEM, "secret file '%.200s' cannot be read: %s", path.c_str(),
+      return fail(result_of_errno(errno), "secret file '%.200s' cannot be read: %s", path.c_str(),
                   strerrordesc_np(errno));
     }
     if (got == 0) break;

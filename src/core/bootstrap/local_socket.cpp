@@ -14,6 +14,7 @@
 
 #include "base/fork_guard.hpp"
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 
 namespace mep {
 namespace {
@@ -66,7 +67,7 @@ socklen_t fill_address(const std::string& name, sockaddr_un* address) {
                 "no descriptor left for a socket: raise the limit of open files "
                 "(ulimit -n)");
   }
-  return fail(MEP_ERR_SYSTEM, "socket(AF_UNIX) failed: %s", strerrordesc_np(errno));
+  return fail(result_of_errno(errno), "socket(AF_UNIX) failed: %s", strerrordesc_np(errno));
 }
 
 }  // namespace
@@ -85,10 +86,12 @@ mep_result_t listen_local(const std::string& name, UniqueFd* out, bool* taken) {
   if (bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
     *taken = errno == EADDRINUSE;
     if (*taken) return MEP_SUCCESS;
-    return fail(MEP_ERR_SYSTEM, "bind to '@%s' failed: %s", name.c_str(), strerrordesc_np(errno));
+    return fail(result_of_errno(errno), "bind to '@%s' failed: %s", name.c_str(),
+                strerrordesc_np(errno));
   }
   if (listen(socket.get(), kListenBacklog) != 0) {
-    return fail(MEP_ERR_SYSTEM, "listen on '@%s' failed: %s", name.c_str(), strerrordesc_np(errno));
+    return fail(result_of_errno(errno), "listen on '@%s' failed: %s", name.c_str(),
+                strerrordesc_np(errno));
   }
   *out = std::move(socket);
   return MEP_SUCCESS;
@@ -112,7 +115,8 @@ mep_result_t connect_local(const std::string& name, UniqueFd* out) {
   if (errno == ECONNREFUSED || errno == EAGAIN || errno == ENOENT || errno == ECONNRESET) {
     return MEP_SUCCESS;
   }
-  return fail(MEP_ERR_SYSTEM, "connect to '@%s' failed: %s", name.c_str(), strerrordesc_np(errno));
+  return fail(result_of_errno(errno), "connect to '@%s' failed: %s", name.c_str(),
+              strerrordesc_np(errno));
 }
 
 mep_result_t accept_local(int listener, UniqueFd* out) {
@@ -128,10 +132,10 @@ mep_result_t accept_local(int listener, UniqueFd* out) {
     return MEP_SUCCESS;
   }
   if (errno == EAGAIN || errno == EWOULDBLOCK) return MEP_SUCCESS;
-  if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+  if (is_shortage(errno)) {
     return fail(MEP_ERR_NO_MEMORY, "a connection cannot be accepted: %s", strerrordesc_np(errno));
   }
-  return fail(MEP_ERR_SYSTEM, "accept failed: %s", strerrordesc_np(errno));
+  return fail(result_of_errno(errno), "accept failed: %s", strerrordesc_np(errno));
 }
 
 mep_result_t peer_credentials(int socket, PeerCredentials* out) {
@@ -139,7 +143,7 @@ mep_result_t peer_credentials(int socket, PeerCredentials* out) {
   socklen_t length = sizeof credentials;
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 ||
       length != sizeof credentials) {
-    return fail(MEP_ERR_SYSTEM, "SO_PEERCRED failed: %s", strerrordesc_np(errno));
+    return fail(result_of_errno(errno), "SO_PEERCRED failed: %s", strerrordesc_np(errno));
   }
   out->pid = credentials.pid;
   out->uid = credentials.uid;

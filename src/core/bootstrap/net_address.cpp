@@ -19,6 +19,7 @@
 #include "base/env.hpp"
 #include "base/fork_guard.hpp"
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 
 namespace mep {
 namespace {
@@ -92,7 +93,7 @@ bool is_link_local(const NetAddress& address) {
     return fail(MEP_ERR_NO_MEMORY,
                 "no descriptor left for a socket: raise the limit of open files (ulimit -n)");
   }
-  return fail(MEP_ERR_SYSTEM, "a TCP socket cannot be made: %s", strerrordesc_np(errno));
+  return fail(result_of_errno(errno), "a TCP socket cannot be made: %s", strerrordesc_np(errno));
 }
 
 void set_number(int socket, int level, int option, int value) {
@@ -119,7 +120,7 @@ void set_link_options(int socket, uint32_t dead_after_ms) {
   if (bind(socket.get(), &address.any, length) != 0 || listen(socket.get(), kListenBacklog) != 0) {
     *taken = errno == EADDRINUSE;
     if (*taken) return MEP_SUCCESS;
-    return fail(MEP_ERR_SYSTEM, "listening on TCP failed: %s", strerrordesc_np(errno));
+    return fail(result_of_errno(errno), "listening on TCP failed: %s", strerrordesc_np(errno));
   }
   *out = std::move(socket);
   return MEP_SUCCESS;
@@ -312,9 +313,8 @@ mep_result_t accept_tcp(int listener, uint32_t dead_after_ms, UniqueFd* out, Net
     socket = accept4(listener, &native.any, &length, SOCK_CLOEXEC | SOCK_NONBLOCK);
     guard.keep_back(socket);
     // A connection that broke before it was accepted reports its own network's error.
-  } while (socket < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EMFILE &&
-           errno != ENFILE && errno != ENOMEM && errno != ENOBUFS && errno != EINVAL &&
-           errno != EBADF && errno != ENOTSOCK && errno != EOPNOTSUPP);
+  } while (socket < 0 && errno != EAGAIN && errno != EWOULDBLOCK && !is_shortage(errno) &&
+           errno != EINVAL && errno != EBADF && errno != ENOTSOCK && errno != EOPNOTSUPP);
   if (socket >= 0) {
     out->reset(socket);
     set_link_options(socket, dead_after_ms);
@@ -322,10 +322,8 @@ mep_result_t accept_tcp(int listener, uint32_t dead_after_ms, UniqueFd* out, Net
     return MEP_SUCCESS;
   }
   if (errno == EAGAIN || errno == EWOULDBLOCK) return MEP_SUCCESS;
-  return fail(errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS
-                  ? MEP_ERR_NO_MEMORY
-                  : MEP_ERR_SYSTEM,
-              "a connection cannot be accepted: %s", strerrordesc_np(errno));
+  return fail(result_of_errno(errno), "a connection cannot be accepted: %s",
+              strerrordesc_np(errno));
 }
 
 bool own_address(int socket, NetAddress* out) {

@@ -16,6 +16,7 @@
 #include "base/log.hpp"
 #include "base/private_folder.hpp"
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 #include "core/bootstrap/local_socket.hpp"
 #include "core/bootstrap/rendezvous.hpp"
 #include "core/bootstrap/rendezvous_records.hpp"
@@ -95,7 +96,7 @@ mep_result_t DirectoryBook::progress() {
   next_look_ = Deadline::after_ms(kLookEveryMs);
   DIR* folder = opendir(folder_.c_str());
   if (folder == nullptr) {
-    return fail(MEP_ERR_SYSTEM, "'%.200s' cannot be read: %s", folder_.c_str(),
+    return fail(result_of_errno(errno), "'%.200s' cannot be read: %s", folder_.c_str(),
                 strerrordesc_np(errno));
   }
   std::map<Key, Place> found;
@@ -140,7 +141,7 @@ mep_result_t DirectoryBook::announce(const Place& own) {
       fsync(fd.get()) != 0 || rename(draft.c_str(), path.c_str()) != 0) {
     const int error = errno;
     unlink(draft.c_str());
-    return fail(MEP_ERR_SYSTEM, "'%.200s' cannot be written: %s", path.c_str(),
+    return fail(result_of_errno(errno), "'%.200s' cannot be written: %s", path.c_str(),
                 strerrordesc_np(error));
   }
   own_path_ = path;

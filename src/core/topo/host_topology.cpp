@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 
 namespace mep {
 namespace {
@@ -97,7 +98,7 @@ mep_result_t read_host_topology(HostTopology* topology) {
   const TopologyPointer owner(raw);
   hwloc_topology_set_io_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
   if (hwloc_topology_load(raw) != 0) {
-    return fail(MEP_ERR_SYSTEM, "hwloc cannot read this host's topology: %s",
+    return fail(result_of_errno(errno), "hwloc cannot read this host's topology: %s",
                 std::generic_category().message(errno).c_str());
   }
   topology->packages = count_of(raw, HWLOC_OBJ_PACKAGE);

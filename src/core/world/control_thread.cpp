@@ -15,6 +15,7 @@
 #include "base/library_thread.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 
 namespace mep {
 namespace {
@@ -30,10 +31,7 @@ mep_result_t fail_for_watch() {
     return fail(MEP_ERR_NO_MEMORY,
                 "no descriptors are left for the control thread; raise ulimit -n");
   }
-  if (errno == ENOMEM || errno == ENOSPC) {
-    return fail(MEP_ERR_NO_MEMORY, "the control thread cannot watch its descriptors: %m");
-  }
-  return fail(MEP_ERR_SYSTEM, "epoll_ctl: %m");
+  return fail(result_of_errno(errno), "the control thread cannot watch its descriptors: %m");
 }
 
 uint64_t pack(uint32_t source, uint32_t slot) {

@@ -8,6 +8,7 @@
 #include <new>
 
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 #include "transport/doorbell.hpp"
 
 namespace mep {
@@ -39,7 +40,7 @@ mep_result_t TransportWait::add(Transport* transport, Doorbell* doorbell) {
   const auto end = transports_.begin() + count;
   if (std::find(transports_.begin(), end, transport) != end) return MEP_SUCCESS;
   if (count == kMaxTransports || !watch(epoll_.get(), transport->event_fd(), 0)) {
-    return fail(MEP_ERR_SYSTEM, "transport %s cannot be waited for: %m", transport->name());
+    return fail(result_of_errno(errno), "transport %s cannot be waited for: %m", transport->name());
   }
   transports_[count] = transport;
   const int direct = count == 0 ? transport->sleep_epoll(event_.get(), kEventTag) : -1;

@@ -18,6 +18,7 @@
 #include "base/log.hpp"
 #include "base/private_folder.hpp"
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 #include "base/unique_fd.hpp"
 
 namespace mep {
@@ -35,7 +36,7 @@ std::string hexadecimal(uint64_t value) {
 }
 
 mep_result_t system_failure(const std::string& path) {
-  return fail(MEP_ERR_SYSTEM, "witness '%.300s': %s", path.c_str(), strerrordesc_np(errno));
+  return fail(result_of_errno(errno), "witness '%.300s': %s", path.c_str(), strerrordesc_np(errno));
 }
 
 // A new file beside `path`, whole and on the disk: a host that restarts must not forget what it decided.

@@ -6,6 +6,7 @@
 // that the peer could import, new exports to the peers that stay, and no export to the one that was
 // excluded. Its writes then go to pages that nobody reads.
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 #include "transport/doorbell.hpp"
 #include "transport/mapped_transport.hpp"
 #include "transport/memfd.hpp"
@@ -38,8 +39,7 @@ class ShmTransport final : public MappedTransport {
                                            WindowExport* out) override {
     UniqueFd fd(fcntl(window->fd(), F_DUPFD_CLOEXEC, 0));
     if (!fd.valid()) {
-      return fail(errno == EMFILE ? MEP_ERR_NO_MEMORY : MEP_ERR_SYSTEM,
-                  "a window's descriptor cannot be duplicated: %m");
+      return fail(result_of_errno(errno), "a window's descriptor cannot be duplicated: %m");
     }
     out->blob = encode_ticket(
         {kShmTicketMagic, window->generation(), window->id(), window->bytes(), /*token=*/0});

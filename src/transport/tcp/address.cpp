@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 
 namespace mep::tcp {
 namespace {
@@ -105,7 +106,7 @@ mep_result_t local_addresses(const AddressFilter& filter, std::vector<Address>* 
   out->clear();
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) {
-    return fail(MEP_ERR_SYSTEM, "the network interfaces cannot be listed: %m");
+    return fail(result_of_errno(errno), "the network interfaces cannot be listed: %m");
   }
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, freeifaddrs);
   const bool selected = !filter.selection.empty();

@@ -15,6 +15,7 @@
 #include "base/fork_guard.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 #include "transport/tcp/sealing.hpp"
 
 namespace mep::tcp {
@@ -69,8 +70,7 @@ mep_result_t Greeter::listen(std::vector<Address>* own) {
 mep_result_t Greeter::listen_on(Address* address) {
   UniqueFd listener = make_socket(address->is_v6);
   if (!listener.valid()) {
-    const bool is_full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
-    return fail(is_full ? MEP_ERR_NO_MEMORY : MEP_ERR_SYSTEM, "no socket (ulimit -n): %m");
+    return fail(result_of_errno(errno), "no socket (ulimit -n): %m");
   }
   if (address->is_v6) set_option(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1);
   address->port = 0;
@@ -80,7 +80,7 @@ mep_result_t Greeter::listen_on(Address* address) {
   constexpr int kBacklog = 1024;
   if (::bind(listener.get(), generic, length) != 0 || ::listen(listener.get(), kBacklog) != 0 ||
       getsockname(listener.get(), generic, &length) != 0) {
-    return fail(MEP_ERR_SYSTEM, "%s cannot be listened on: %m", address->text().c_str());
+    return fail(result_of_errno(errno), "%s cannot be listened on: %m", address->text().c_str());
   }
   address->port = ntohs(address->is_v6 ? reinterpret_cast<sockaddr_in6*>(&socket_address)->sin6_port
                                        : reinterpret_cast<sockaddr_in*>(&socket_address)->sin_port);
@@ -125,7 +125,7 @@ void Greeter::close_for_a_while(int error, uint64_t now) {
 bool Greeter::accept_one(const UniqueFd& listener, uint64_t now) {
   UniqueFd socket = accept_from(listener.get());
   if (!socket.valid()) {
-    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+    if (is_shortage(errno)) {
       close_for_a_while(errno, now);
     }
     return errno == EINTR || errno == ECONNABORTED;

@@ -15,6 +15,7 @@
 #include "base/fork_hold.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 
 namespace mep::verbs {
 namespace {
@@ -117,7 +118,8 @@ mep_result_t Hca::open(const PortName& name, const Settings& settings, std::uniq
   hca->name_ = name.device;
   hca->context_ = ibv_open_device(device);
   if (hca->context_ == nullptr) {
-    return fail(MEP_ERR_SYSTEM, "HCA %s cannot be opened (may this user read /dev/infiniband?): %m",
+    return fail(result_of_errno(errno),
+                "HCA %s cannot be opened (may this user read /dev/infiniband?): %m",
                 name.device.c_str());
   }
   ibv_port_attr port{};
@@ -131,7 +133,7 @@ mep_result_t Hca::open(const PortName& name, const Settings& settings, std::uniq
 mep_result_t Hca::find_port(int wanted, ibv_port_attr* attributes) {
   ibv_device_attr device{};
   if (ibv_query_device(context_, &device) != 0) {
-    return fail(MEP_ERR_SYSTEM, "HCA %s does not answer: %m", name_.c_str());
+    return fail(result_of_errno(errno), "HCA %s does not answer: %m", name_.c_str());
   }
   for (int port = 1; port <= device.phys_port_cnt; ++port) {
     if (wanted != 0 && port != wanted) continue;

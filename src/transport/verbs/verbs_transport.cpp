@@ -12,6 +12,7 @@
 
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 #include "transport/mapped_transport.hpp"
 
 namespace mep::verbs {
@@ -140,7 +141,8 @@ mep_result_t VerbsTransport::watch_events() {
     watch(events_, hca->completion_fd());
     watch(control_events_, hca->async_fd());
   }
-  return watched ? MEP_SUCCESS : fail(MEP_ERR_SYSTEM, "no descriptors for verbs' events: %m");
+  return watched ? MEP_SUCCESS
+                 : fail(result_of_errno(errno), "no descriptors for verbs' events: %m");
 }
 
 // --- Peers ------------------------------------------------------------------------------------------
