@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes docs/api.md from include/mep.h: make_api.py [--check].
+"""Writes docs/reference/api.md from include/mep.h: make_api.py [--check].
 
---check writes nothing and fails when docs/api.md is not what would be written. The reader of mep.h
+--check writes nothing and fails when docs/reference/api.md is not what would be written. The reader of mep.h
 below is also what the ABI tests use. It understands the C that mep.h is written in, not all of C.
 """
 import re
@@ -168,14 +168,14 @@ def render(text):
 
 def main():
     text = (ROOT / "include/mep.h").read_text()
-    page = ROOT / "docs/api.md"
+    page = ROOT / "docs/reference/api.md"
     rendered = render(text)
     missing = [n for n in Header(text).functions if f"`{n}()`" not in rendered]
     if missing:
         raise SystemExit(f"make_api.py: not rendered: {missing}")
     if "--check" in sys.argv[1:]:
         if not page.exists() or page.read_text() != rendered:
-            raise SystemExit("docs/api.md is not what docs/make_api.py writes from mep.h; run it")
+            raise SystemExit("docs/reference/api.md is not what docs/make_api.py writes from mep.h; run it")
     else:
         page.write_text(rendered)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/environment.md from the table in src/base/env.cpp: make_environment.py [--check]."""
+"""Writes docs/reference/environment.md from the table in src/base/env.cpp: make_environment.py [--check]."""
 import re
 import sys
 from pathlib import Path
@@ -56,10 +56,10 @@ def render(source):
 
 def main():
     rendered = render((ROOT / "src/base/env.cpp").read_text())
-    page = ROOT / "docs/environment.md"
+    page = ROOT / "docs/reference/environment.md"
     if "--check" in sys.argv[1:]:
         if not page.exists() or page.read_text() != rendered:
-            raise SystemExit("docs/environment.md is not what docs/make_environment.py writes; run it")
+            raise SystemExit("docs/reference/environment.md is not what docs/make_environment.py writes; run it")
     else:
         page.write_text(rendered)
 

@@ -508,7 +508,7 @@ MEP_API mep_result_t mep_comm_abort(mep_comm_t comm);
  * may be pinned host memory, and rows lie on 16 bytes. Bad routing entries count as -1 and are counted in
  * op_status. After a view change the first dispatch or combine on each buffer tells its news and does
  * nothing else; mep_ep_last_op, streams idle, moves a buffer to the new view too. GPUs that cannot map
- * each other's memory, as those of several hosts, go through host memory. docs/cuda.md has more.
+ * each other's memory, as those of several hosts, go through host memory. docs/guide/gpus.md has more.
  * --------------------------------------------------------------------------------------------- */
 
 enum { MEP_EP_LOW_LATENCY = 0, MEP_EP_HIGH_THROUGHPUT = 1 };         /* mode */

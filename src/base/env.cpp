@@ -1,4 +1,4 @@
-// The table is the only list of MEP's environment variables; docs/environment.md follows it (a lint
+// The table is the only list of MEP's environment variables; docs/reference/environment.md follows it (a lint
 // test compares the two). Values are read afresh at each call and checked whole: "12x" is no
 // number.
 #include "base/env.hpp"

@@ -1,5 +1,5 @@
 // What this GPU and driver do that the stream operations rest on. It prints one line a finding and
-// fails only when nothing can be asked; the choices made from one GPU's answers are in docs/cuda.md.
+// fails only when nothing can be asked; the choices made from one GPU's answers are in docs/measurements/one-h200.md.
 //
 // Every kernel here ends by itself: waits have a deadline on the GPU's own clock.
 #include <cuda.h>

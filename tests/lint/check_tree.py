@@ -144,7 +144,7 @@ def check_guard(name, text):
 
 
 def check_environment(root, code):
-    """Variables read in src/ against the table in env.cpp against docs/environment.md."""
+    """Variables read in src/ against the table in env.cpp against docs/reference/environment.md."""
     table_name = "src/base/env.cpp"
     if table_name not in code:
         return
@@ -168,14 +168,14 @@ def check_environment(root, code):
             for match in GETENV.finditer(text):
                 number = text.count("\n", 0, match.start()) + 1
                 yield name, number, "getenv is for env.cpp only; call env_string or its like"
-    document = root / "docs" / "environment.md"
+    document = root / "docs" / "reference" / "environment.md"
     if not document.is_file():
         return
     documented = set(DOC_ENTRY.findall(document.read_text(encoding="utf-8")))
     for variable in sorted(table - documented):
-        yield "docs/environment.md", 1, f"{variable} of {table_name} has no row (| `{variable}` | ...)"
+        yield "docs/reference/environment.md", 1, f"{variable} of {table_name} has no row (| `{variable}` | ...)"
     for variable in sorted(documented - table):
-        yield "docs/environment.md", 1, f"{variable} has a row but is not in {table_name}"
+        yield "docs/reference/environment.md", 1, f"{variable} has a row but is not in {table_name}"
 
 
 def code_of(root):

@@ -36,7 +36,7 @@ GOOD = {
     "src/transport/cuda_ipc/k.cpp": "#include <cuda.h>\n",
     "perf/p.cpp": "#include <mpi.h>\n",
     "examples/e.c": '#include "mep.h"\n',
-    "docs/environment.md": "| `MEP_RANK` | x |\n| `MEP_LOG` | x |\n",
+    "docs/reference/environment.md": "| `MEP_RANK` | x |\n| `MEP_LOG` | x |\n",
 }
 
 
@@ -193,11 +193,11 @@ int free_one(int value, int (*call)(int));
         self.assertEqual(self.findings({check_tree.LAUNCHER_FILE: 'secure_getenv("PMIX_RANK");\n'}), [])
 
     def test_table_that_cannot_be_read(self):
-        findings = self.findings({"src/base/env.cpp": "", "docs/environment.md": None})
+        findings = self.findings({"src/base/env.cpp": "", "docs/reference/environment.md": None})
         self.assertIn("not recognised", findings[0][2])
 
     def test_document(self):
-        name = "docs/environment.md"
+        name = "docs/reference/environment.md"
         self.expect_one({name: "| `MEP_RANK` | x |\nMEP_LOG\n"}, name, 1, "MEP_LOG")
         text = GOOD[name] + "| `MEP_GONE` | x |\n"
         self.expect_one({name: text}, name, 1, "MEP_GONE")

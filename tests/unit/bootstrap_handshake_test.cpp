@@ -357,7 +357,7 @@ void keys_that_make_no_secret_are_refused(void**) {
   assert_int_equal(keys.derive(key, zero, {}, {}, secret), MEP_ERR_DENIED);
 }
 
-// The formulas of docs/security.md, computed with libsodium's functions directly.
+// The formulas of docs/design/handshake.md, computed with libsodium's functions directly.
 void keys_follow_the_written_formulas(void**) {
   Pair pair(std::string(32, 'k'), std::string(32, 'k'), false);
   mep::EphemeralKey own;

@@ -53,7 +53,7 @@ def machine() -> str:
 
 
 def chaos(arguments: list[str]) -> int:
-    """mep_chaos; `figures` takes what docs/reliability.md shows, on 4 and 8 ranks."""
+    """mep_chaos; `figures` takes what docs/measurements/two-core-epyc-failures.md shows, on 4 and 8 ranks."""
     program = f"{BIN}/mep_chaos"
     seed = str(random.randrange(1 << 15))
     if not arguments:

@@ -7,7 +7,7 @@
 
 Everything of mep.h is here: Comm has the collectives and the membership, Ep and Handle the expert
 parallelism, Request the nonblocking operations (also for asyncio). Failures are exceptions below
-mep.Error with the library's text. docs/api.md describes what the functions do.
+mep.Error with the library's text. docs/reference/api.md describes what the functions do.
 """
 import ctypes as _ctypes
 

@@ -1,5 +1,5 @@
 // The arithmetic of a handshake: from two hellos and the job's secret to keys that only the two
-// ends have. docs/security.md has it byte by byte.
+// ends have. docs/design/handshake.md has it byte by byte.
 //
 //   T  = BLAKE2b-256("MEP handshake" | length and bytes of the caller's hello | the answerer's)
 //   K  = BLAKE2b-512, key: the job's secret,  of  "MEP keys" | X25519(own, other) | T

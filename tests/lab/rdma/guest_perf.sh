@@ -2,7 +2,7 @@
 # In the guest: guest_perf.sh BUILD_FOLDER [RUNS]: put + signal, and a signal alone, beside perftest's
 # ib_write_lat, ib_send_lat and ib_write_bw, in turn, best of RUNS; of latencies the fastest round counts,
 # because with as many pollers as CPUs the others measure the scheduler. Prints the two tables of
-# docs/verbs.md.
+# docs/measurements/soft-roce-guest.md.
 set -u
 build=$1 runs=${2:-3} port=20000
 
