@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Checks of the source tree that no compiler makes.
 
-Include layering by layer and by folder, definitions outside the folder that declares them, who may include hwloc, verbs, MPI and CUDA, the length of files, and that the
-environment variables which are read, listed in env.cpp and documented are the same ones. Prints one
-line a finding, "file:line: text", and exits with 1 if there is one.
+Include layering by layer and by folder, definitions outside the folder that declares them, who may include
+hwloc, verbs, MPI and CUDA, the length of files, that the environment variables which are read, listed in env.cpp
+and documented are the same ones, and the documents: links, files that are named, a row for each result, and the
+ways of calls that they show (ways.py). Prints one line a finding, "file:line: text", and exits with 1 if there is one.
 """
 
 import argparse
@@ -11,7 +12,9 @@ import pathlib
 import re
 import sys
 
+import documents
 import folders
+import ways
 
 MAX_LINES = 600
 LAYERS = {
@@ -202,6 +205,7 @@ def check_tree(root, check_folders=check_own_folders):
             findings += [(name, number, f) for number, f in check_guard(name, text)]
     findings += check_environment(root, code)
     findings += check_folders(code)
+    findings += documents.check_documents(root)
     return findings
 
 
@@ -213,11 +217,11 @@ def main():
     arguments = parser.parse_args()
     if arguments.graph:
         print(folders.graph_text(includes_of(code_of(arguments.root))))
-    findings = check_tree(arguments.root)
+    findings = check_tree(arguments.root) + ways.check_ways(arguments.root)
     for name, number, text in findings:
         print(f"{name}:{number}: {text}")
     if not findings:
-        print("layering, folders, definitions, file lengths and environment variables are in order")
+        print("layering, folders, definitions, file lengths, environment variables, documents and their ways are in order")
     return 1 if findings else 0
 
 

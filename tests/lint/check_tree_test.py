@@ -8,6 +8,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import check_tree  # noqa: E402
+import documents  # noqa: E402
 import folders  # noqa: E402
 
 ENV_CPP = 'static T t = {{"MEP_RANK", "", "rank"},\n  {"MEP_LOG", "warn", "level"}};\nsecure_getenv(n);\n'
@@ -202,6 +203,33 @@ int free_one(int value, int (*call)(int));
         text = GOOD[name] + "| `MEP_GONE` | x |\n"
         self.expect_one({name: text}, name, 1, "MEP_GONE")
         self.assertEqual(self.findings({name: None}), [])
+
+    def test_links(self):
+        page = "docs/" + "page.md"
+        good = ("# One `word`: two\n[self](#one-word-two) [api](reference/environment.md) [web](https://x.org/y.md)\n"
+                "[up](../README.md#top) `[code](gone.md)`\n```\n[block](gone.md)\n```\n\n    [indented](gone.md)\n")
+        tree = {"README.md": "# Top\n[page](docs/" "page.md)\n", page: good}
+        self.assertEqual(self.findings(tree), [])
+        for link, part in (("gone.md", "leads nowhere"), ("../gone/", "leads nowhere"), ("#gone", "heading"),
+                           ("../README.md#gone", "heading"), ("../../..", "leaves the tree")):
+            with self.subTest(link=link):
+                self.expect_one({**tree, page: f"{good}\n[wrong]({link})\n"}, page, 10, part)
+        self.expect_one({**tree, "README.md": "# Top\n\n![x](gone.png)\n"}, "README.md", 3, "gone.png")
+
+    def test_mentions(self):
+        gone = "docs/" + "gone.md"
+        for name in ("src/core/x.cpp", "tests/x.py", "docs/" + "page.md"):
+            with self.subTest(name=name):
+                self.expect_one({name: f"\n# {gone} has more\n"}, name, 2, f"{gone} does not exist")
+        self.assertEqual(self.findings({"tests/x.py": "# /usr/share/" + gone + " or docs/reference/environment.md\n"}), [])
+
+    def test_results(self):
+        header = GOOD["include/mep.h"] + "enum {\n  MEP_SUCCESS = 0,\n  MEP_ERR_TIMEOUT = -6, /* x */\n};\n"
+        page = documents.ERRORS_PAGE
+        rows = "| `MEP_SUCCESS` | 0 | done |\n| `MEP_ERR_TIMEOUT` | -6 | late |\n"
+        self.assertEqual(self.findings({"include/mep.h": header, page: rows}), [])
+        self.expect_one({"include/mep.h": header, page: rows.replace("-6", "-7")}, page, 1, "MEP_ERR_TIMEOUT = -6")
+        self.expect_one({"include/mep.h": header, page: rows + "| `MEP_ERR_GONE` | -9 | x |\n"}, page, 1, "MEP_ERR_GONE")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,102 @@
+"""Checks of the documents: links lead somewhere, files that comments name exist, every result has its row.
+
+Markdown is read as GitHub reads it, as far as links and headings go. Code blocks and inline code hold no links.
+"""
+
+import os
+import re
+
+# Where documents and mentions of documents are looked for, besides the files of the root.
+FOLDERS = ("src", "include", "perf", "tests", "examples", "bindings", "cmake", "tools", "docs")
+TEXT_SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cu", ".cuh", ".inc", ".def", ".py", ".f90", ".pml", ".cmake", ".sh",
+                 ".md", ".txt", ".map", ".1"}
+LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
+MENTION = re.compile(r"(?<![\w./-])docs/[\w./-]*\w\.(?:md|py|1)\b")
+RESULT = re.compile(r"^\s*(MEP_SUCCESS|MEP_PARTIAL|MEP_ERR_\w+)\s*=\s*(-?\d+)", re.M)
+RESULT_ROW = re.compile(r"^\|\s*`(MEP_\w+)`\s*\|\s*(-?\d+)\s*\|", re.M)
+ERRORS_PAGE = "docs/reference/errors.md"
+
+
+def blank(text):
+    """The same lines and columns without a character of it."""
+    return re.sub(r"[^\n]", " ", text)
+
+
+def without_code(text):
+    """Markdown without fenced blocks, indented blocks behind an empty line, and inline code."""
+    text = re.sub(r"^(```|~~~).*?^\1[^\n]*$", lambda m: blank(m.group(0)), text, flags=re.M | re.S)
+    text = re.sub(r"(?<=\n\n)(?: {4,}[^\n]*\n)+", lambda m: blank(m.group(0)), text)
+    return re.sub(r"(`+)(?:(?!\1).)+?\1", lambda m: blank(m.group(0)), text)
+
+
+def anchors_of(text):
+    """The names that headings give to links."""
+    found = {}
+    text = re.sub(r"^(```|~~~).*?^\1[^\n]*$", lambda m: blank(m.group(0)), text, flags=re.M | re.S)
+    for match in re.finditer(r"^#{1,6}\s+(.*?)\s*#*\s*$", text, re.M):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", match.group(1))
+        name = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        count = found.get(name, 0)
+        found[name] = count + 1
+        if count:
+            found[f"{name}-{count}"] = 1
+    return set(found)
+
+
+def text_files(root):
+    """(name, path) of the root's text files and of those in FOLDERS."""
+    paths = [path for path in root.iterdir() if path.is_file() and (path.suffix in TEXT_SUFFIXES or path.name == "dev")]
+    for folder in FOLDERS:
+        paths += [path for path in (root / folder).rglob("*") if path.suffix in TEXT_SUFFIXES and path.is_file()]
+    for path in sorted(paths):
+        if "__pycache__" not in path.parts:
+            yield path.relative_to(root).as_posix(), path
+
+
+def check_links(root, name, text):
+    """Findings about the relative links of one page."""
+    for match in LINK.finditer(without_code(text)):
+        target = match.group(1)
+        if re.match(r"[a-z][a-z+.-]*:", target):
+            continue
+        number = text.count("\n", 0, match.start()) + 1
+        file, _, anchor = target.partition("#")
+        path = root / name if not file else root / os.path.dirname(name) / file
+        if not path.exists():
+            yield name, number, f"the link {target} leads nowhere"
+        elif root.resolve() not in [path.resolve(), *path.resolve().parents]:
+            yield name, number, f"the link {target} leaves the tree"
+        elif anchor and path.suffix == ".md" and anchor not in anchors_of(path.read_text(encoding="utf-8")):
+            yield name, number, f"the link {target} names a heading that is not there"
+
+
+def check_mentions(root, name, text):
+    """Findings about documents that a file names by their path from the root."""
+    for match in MENTION.finditer(text):
+        if not (root / match.group(0)).is_file():
+            yield name, text.count("\n", 0, match.start()) + 1, f"{match.group(0)} does not exist"
+
+
+def check_results(root):
+    """The results of mep.h against the rows of their page."""
+    header, page = root / "include/mep.h", root / ERRORS_PAGE
+    if not page.is_file() or not header.is_file():
+        return
+    declared = dict(RESULT.findall(header.read_text(encoding="utf-8")))
+    listed = dict(RESULT_ROW.findall(page.read_text(encoding="utf-8")))
+    for result, number in declared.items():
+        if listed.get(result) != number:
+            yield ERRORS_PAGE, 1, f"{result} = {number} of include/mep.h has no row (| `{result}` | {number} | ...)"
+    for result in sorted(listed.keys() - declared.keys()):
+        yield ERRORS_PAGE, 1, f"{result} has a row but is not in include/mep.h"
+
+
+def check_documents(root):
+    """All findings as (file, line, text)."""
+    findings = list(check_results(root))
+    for name, path in text_files(root):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        findings += check_mentions(root, name, text)
+        if path.suffix == ".md":
+            findings += check_links(root, name, text)
+    return findings
