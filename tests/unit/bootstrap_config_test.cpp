@@ -205,6 +205,8 @@ void wrong_environments_are_named(void**) {
       {{{"MEP_RANK", "x"}, {"MEP_SIZE", "3"}}, MEP_ERR_INVALID_ARGUMENT, "MEP_RANK=x"},
       {{{"MEP_RANK", "0"}, {"MEP_SIZE", "0"}}, MEP_ERR_INVALID_ARGUMENT, "MEP_SIZE=0"},
       {{{"MEP_RANK", "-1"}, {"MEP_SIZE", "2"}}, MEP_ERR_INVALID_ARGUMENT, "MEP_RANK=-1"},
+      // Membership has no more places.
+      {{{"MEP_RANK", "0"}, {"MEP_SIZE", "4097"}}, MEP_ERR_INVALID_ARGUMENT, "MEP_SIZE=4097"},
       {{{"MEP_ALLOW_INSECURE", "perhaps"}}, MEP_ERR_INVALID_ARGUMENT, "MEP_ALLOW_INSECURE"},
       {{{"MEP_TRANSPORTS", "shm,,tcp"}}, MEP_ERR_INVALID_ARGUMENT, "empty name"},
       {{{"MEP_TRANSPORTS", "shm,shm"}}, MEP_ERR_INVALID_ARGUMENT, "twice"},

@@ -23,6 +23,7 @@
 #include "core/bootstrap/handshake.hpp"
 #include "core/bootstrap/local_socket.hpp"
 #include "core/bootstrap/net_address.hpp"
+#include "core/membership/slot_set.hpp"
 #include "mep.h"
 
 namespace mep {
@@ -31,7 +32,7 @@ constexpr uint32_t kProtocolVersion = 2;
 constexpr size_t kMaxJobBytes = 255;
 constexpr size_t kMaxOfferBytes = 4096;
 constexpr size_t kMaxAbortTextBytes = 900;
-constexpr int32_t kMaxRanks = 1 << 16;
+constexpr int32_t kMaxRanks = membership::kMaxSlots;
 
 enum BootstrapFrame : uint16_t {
   kHelloFrame = 1,
