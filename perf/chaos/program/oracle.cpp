@@ -48,6 +48,31 @@ const Record* end_of(const Journal& journal, uint32_t begin) {
   return nullptr;
 }
 
+// Of one rank's part of the world; the others see it as gone.
+bool is_own_end(mep_result_t result) {
+  return result == MEP_ERR_EVICTED || result == MEP_ERR_ABORTED || result == MEP_ERR_NO_QUORUM;
+}
+
+// When this process began to leave the world; 0: it did not.
+uint64_t left_at_ns(const Life& life) {
+  const uint32_t count = life.journal->count.load(std::memory_order_acquire);
+  for (uint32_t i = count; i-- > 0;) {
+    const Record& record = life.journal->records[i];
+    if (record.entry == Entry::kBegin && record.what == What::kDestroy) return record.at_ns;
+  }
+  return 0;
+}
+
+// Without a word.
+bool is_dead(const Life& life) {
+  const uint32_t count = life.journal->count.load(std::memory_order_acquire);
+  return !life.is_done() && std::none_of(life.journal->records, life.journal->records + count,
+                                         [](const Record& record) {
+                                           return record.entry == Entry::kEnd &&
+                                                  is_own_end(record.result);
+                                         });
+}
+
 class Judge {
  public:
   Judge(const Program& program, const std::vector<Life>& lives)
@@ -82,6 +107,7 @@ class Judge {
   bool has_cause(const Life& life, const Record& record) const;
   bool may_fail(uint64_t slots) const;
   bool was_admitted(const Life& newcomer) const;
+  bool may_lack_quorum() const;
   // Points are passed in the start too.
   bool may_die_in_init() const {
     return std::any_of(program_.faults.begin(), program_.faults.end(), [](const Fault& fault) {
@@ -130,7 +156,7 @@ void Judge::read(const Life& life) {
     if (at != open.end()) calls_[place][at->second].end = &record;
     const bool is_of_the_call = record.has_info && record.info_result == record.result;
     if (is_of_the_call && record.seq != 0 && record.result != MEP_ERR_MISMATCH &&
-        (is_replicated(record.what) || record.what == What::kSync)) {
+        !is_own_end(record.result) && (is_replicated(record.what) || record.what == What::kSync)) {
       numbers_[{record.comm, record.epoch, record.seq}].push_back({&life, nullptr, &record});
     }
   }
@@ -180,6 +206,22 @@ bool Judge::was_admitted(const Life& newcomer) const {
   return false;
 }
 
+// Those that leave make the rest smaller. Where one of the rest dies and as many as live are dead, who lives
+// cannot know whether it is alone. Whoever begins to leave after the death sees it out first.
+bool Judge::may_lack_quorum() const {
+  const auto dead = std::count_if(lives_.begin(), lives_.end(), is_dead);
+  return std::any_of(lives_.begin(), lives_.end(), [&](const Life& lost) {
+    const uint32_t count = lost.journal->count.load(std::memory_order_acquire);
+    if (!is_dead(lost) || count == 0) return false;
+    const uint64_t lived_ns = lost.journal->records[count - 1].at_ns;
+    const auto stayed = std::count_if(lives_.begin(), lives_.end(), [&](const Life& life) {
+      const uint64_t left_ns = left_at_ns(life);
+      return !is_dead(life) && (!life.is_done() || left_ns == 0 || left_ns > lived_ns);
+    });
+    return stayed <= dead;
+  });
+}
+
 bool Judge::has_cause(const Life& life, const Record& record) const {
   const auto aborted = [&] {
     return std::any_of(program_.steps.begin(), program_.steps.end(), [&](const Step& step) {
@@ -215,6 +257,8 @@ bool Judge::has_cause(const Life& life, const Record& record) const {
       return program_.has(StepKind::kMismatch);
     case MEP_ERR_EVICTED:
       return evicted();
+    case MEP_ERR_NO_QUORUM:
+      return may_lack_quorum();
     case MEP_ERR_ABORTED:
       return aborted();
     case MEP_ERR_NOT_FOUND:
@@ -343,8 +387,7 @@ void Judge::judge_call(const Place& place, const std::vector<Said>& all) {
       success = success == nullptr ? &said : success;
       continue;
     }
-    // Its own end; the others see it as gone.
-    if (said.end->result == MEP_ERR_EVICTED || said.end->result == MEP_ERR_ABORTED) continue;
+    if (is_own_end(said.end->result)) continue;
     if (first != nullptr) judge_pair(*first, said);
     first = first == nullptr ? &said : first;
   }
