@@ -15,13 +15,14 @@
  *              answers MEP_ERR_BUSY and does nothing. Different communicators and buffers may be used
  *              by different threads at once. A handle must not be destroyed while another thread may
  *              still begin a call on it.
- *   Blocking   A call with stream NULL on a host communicator returns when done. Every wait ends: by
- *              success, by a change of the membership, or by its timeout.
+ *   Blocking   On a host communicator, one without a GPU, stream is NULL and a call returns when done.
+ *              Every wait ends: by success, by a change of the membership, or by its timeout.
  *   Buffers    Are indexed by communicator rank. A call that has returned, with whatever result,
  *              reads and writes the caller's buffers no more (nonblocking calls: their request).
  *   fork       In a child made by fork() every handle answers MEP_ERR_FORKED.
  *   Errors     MEP_ERR_INVALID_ARGUMENT (a NULL or out-of-range argument) and MEP_ERR_FORKED are
  *              possible everywhere and not repeated below.
+ *   Since      The number at the end of a comment is the version that first had the function.
  */
 #ifndef MEP_H
 #define MEP_H
@@ -148,11 +149,12 @@ enum {
   MEP_COMM_SET_RANK = 1u << 0,   /* rank is given */
   MEP_COMM_SET_DEVICE = 1u << 1, /* device is given */
   MEP_COMM_PUT_ONLY = 1u << 2,   /* never use mapped peers; for tests of the put + signal path */
-  MEP_COMM_PARTIAL = 1u << 3,    /* personal operations may answer MEP_PARTIAL */
-  MEP_COMM_UNIFORM = 1u << 4,    /* personal operations end on all ranks by one result: the gravest,
-                                      or what a view change on the way says. One round more, on the
-                                      comm: they are ordered with its collectives, one thread calls
-                                      both, and a receive phase follows a send phase that failed */
+  MEP_COMM_PARTIAL = 1u << 3,    /* dispatch and combine may answer MEP_PARTIAL */
+  MEP_COMM_UNIFORM = 1u << 4, /* dispatch and combine end on all ranks by one result: the gravest,
+                                      or what a change of the members on the way says. One round
+                                      more, on the comm: they are ordered with its collectives, one
+                                      thread calls both, and a receive phase follows a send phase
+                                      that failed */
   MEP_COMM_AUTO_RECOVER = 1u << 5, /* admit ready newcomers at a barrier on the world */
   MEP_COMM_KILL_STOPPED = 1u << 6  /* SIGKILL an excluded process of this host (fencing by force) */
 };
@@ -325,7 +327,9 @@ MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
  * MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED, MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_BUSY (another thread
  * is inside a call on this comm). After an error the receive buffer is undefined; mep_comm_last_op
  * tells whether the input is intact.
- * These are replicated operations: two successes of one operation are the same bytes.
+ * These are replicated operations: all ranks have the same result, so two successes of one operation are
+ * the same bytes, and anybody can give it to a rank that lacks it. (Dispatch and combine are personal
+ * operations: each rank has its own result.)
  *
  * Which calls report a failure. The calls of a communicator are counted on every rank, from 1; a call refused
  * for its arguments does not count. When members fail or leave, or a timeout or mep_comm_revoke is settled, the
@@ -474,10 +478,11 @@ MEP_API mep_result_t mep_comm_grow(mep_comm_t world, int32_t count, uint32_t tim
 
 /* The newcomer's side: asks the running job `config->job` for admission and waits at most
  * init_timeout_ms for the members' mep_recover_ranks or mep_comm_grow (or auto-recovery). *comm is the
- * world. config->rank: the absent rank to fill, or any without MEP_COMM_SET_RANK. 0.1 */
+ * world. The job's name is required (config->job or MEP_JOB). config->rank with MEP_COMM_SET_RANK, else
+ * MEP_RANK: the absent rank to fill; with neither any. 0.1 */
 MEP_API mep_result_t mep_comm_join(const mep_comm_config_t* config, mep_comm_t* comm);
 
-/* The newcomer's side of a comm made by mep_comm_split: attaches by the name that
+/* The newcomer's side of a comm made by mep_comm_split: attaches by its name, the default one or what
  * mep_comm_set_name gave it. Errors: MEP_ERR_NOT_FOUND (this rank is no member of such a comm). 0.1 */
 MEP_API mep_result_t mep_comm_attach(mep_comm_t world, const char* name, mep_comm_t* comm);
 /* At most 63 bytes; the same on all members. Default: "world", and "PARENT/k.COLOR" for the k-th
@@ -506,7 +511,7 @@ MEP_API mep_result_t mep_comm_abort(mep_comm_t comm);
  *
  * On a communicator with a GPU calls only enqueue on the stream; pointers are device memory, small outputs
  * may be pinned host memory, and rows lie on 16 bytes. Bad routing entries count as -1 and are counted in
- * op_status. After a view change the first dispatch or combine on each buffer tells its news and does
+ * op_status. After a view change the first dispatch or combine on each buffer reports it and does
  * nothing else; mep_ep_last_op, streams idle, moves a buffer to the new view too. GPUs that cannot map
  * each other's memory, as those of several hosts, go through host memory. docs/guide/gpus.md has more.
  * --------------------------------------------------------------------------------------------- */
