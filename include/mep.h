@@ -692,7 +692,9 @@ MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_arg
 
 /* out[t] = bias + sum over k of weight[t,k] * y(row of token t at its k-th expert), float32, in
  * ascending k, each product and sum rounded (not fused), one rounding at the end; entries -1 and those
- * of missing ranks are left out. Starting it gives the buffer's received rows back to the senders.
+ * of missing ranks are left out. While this rank's tokens are routed to experts of an absent rank, each
+ * combine answers MEP_PARTIAL (opt-in) or MEP_ERR_PEER_FAILED, with the sum of the others in out:
+ * mep_ep_set_expert_map routes around it, and so does -1. Starting it gives the buffer's received rows back to the senders.
  * Phase send returns when y may be overwritten if it is the caller's (the library's own y: after the
  * next dispatch on the buffer was received). Errors: as mep_dispatch; MEP_ERR_BUSY also when the
  * handle's dispatch was not received. 0.1 */
