@@ -68,7 +68,6 @@ bool EpPlayer::make(uint32_t number, uint32_t first_serial) {
     }
     object.buffers.push_back(std::move(buffer));
   }
-  object.reported_before = comm->second.reported;
   objects_[number] = std::move(object);
   return true;
 }
@@ -110,7 +109,7 @@ void EpPlayer::layers(const Step& step) {
   const auto found = objects_.find(step.ep);
   if (found == objects_.end() || player_.over_) return;
   const uint32_t comm = player_.program_.eps[step.ep].comm;
-  found->second.live &= ~(player_.comms_[comm].reported & ~found->second.reported_before);
+  found->second.live &= ~found->second.reported;
   bool trouble = false;
   for (uint32_t i = 0; i < step.count && !trouble && !player_.over_; ++i) {
     trouble = !round(step, &found->second, i);
@@ -122,6 +121,12 @@ void EpPlayer::layers(const Step& step) {
   if (anybody == 0 && !retried) return;
   free(step.ep);
   (void)make(step.ep, player_.step_ << 8 | 0x80);
+}
+
+void EpPlayer::note_reported(uint32_t comm, uint64_t ranks) {
+  for (auto& [number, object] : objects_) {
+    if (player_.program_.eps[number].comm == comm) object.reported |= ranks;
+  }
 }
 
 // What was sent is received, whatever comes: a handle in between could not be destroyed.

@@ -27,6 +27,8 @@ class EpPlayer {
   void free_all();
   // After an admission: newcomers are in none of the objects, so there are new ones.
   void renew_all(uint32_t before_step);
+  // A collective of that comm has reported the end of these ranks.
+  void note_reported(uint32_t comm, uint64_t ranks);
 
  private:
   enum class Sent { kNothing, kDispatch, kCombine };
@@ -43,8 +45,8 @@ class EpPlayer {
   };
   struct Object {
     mep_ep_t handle = nullptr;
-    uint64_t live = 0;  // ranks, when it was made, without those whose end was reported since
-    uint64_t reported_before = 0;
+    uint64_t live = 0;      // ranks to whose experts rows go
+    uint64_t reported = 0;  // ranks whose end a collective has reported since it was made
     std::vector<std::unique_ptr<Buffer>> buffers;
   };
 

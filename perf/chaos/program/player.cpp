@@ -307,8 +307,8 @@ void Player::note_reported(What what, uint32_t comm, const Said& said) {
   const auto found = comms_.find(comm);
   if (found == comms_.end() || what == What::kDispatch || what == What::kCombine) return;
   if (said.result != MEP_ERR_PEER_FAILED && said.result != MEP_ERR_PEER_LEFT) return;
-  found->second.reported |=
-      said.has_info ? said.failed : ask(found->second.handle, said.result).failed;
+  ep_->note_reported(comm,
+                     said.has_info ? said.failed : ask(found->second.handle, said.result).failed);
 }
 
 void Player::wrong(What what, uint32_t part, uint32_t comm, const std::string& text) {

@@ -58,7 +58,6 @@ class Player {
   struct Comm {
     mep_comm_t handle = nullptr;
     Members members;
-    uint64_t reported = 0;  // ranks whose end a collective of this comm has reported
   };
   struct Said {
     mep_result_t result = MEP_SUCCESS;
