@@ -82,7 +82,7 @@ mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info) {
     MEP_TRY(mep::read_sized_struct(info, "mep_op_info_t", &filled));
     const mep::CallScope scope(comm);
     MEP_TRY(scope.check());
-    const mep_result_t result = comm->comm->last_op(&filled);
+    const mep_result_t result = comm->comm->collectives().last_op(&filled);
     if (result == MEP_SUCCESS || result == MEP_ERR_CAPACITY) {
       mep::write_sized_struct(filled, info);
     }

@@ -148,14 +148,14 @@ EpDeviceOptions device_options(const mep_ep_config_t& config) {
 mep_result_t take_dormant(Comm& comm, const char* given_name, const EpShape& shape,
                           std::unique_ptr<EpObject>* object) {
   const std::string name = given_name != nullptr ? given_name : "ep0";
-  std::unique_ptr<ViewClient> dormant = comm.take_dormant(name);
+  std::unique_ptr<ViewClient> dormant = comm.clients().take_dormant(name);
   if (dormant == nullptr) {
     return fail(MEP_ERR_NOT_FOUND, "this rank joined no EP object named \"%s\"", name.c_str());
   }
   // Only EP objects are kept so.
   object->reset(static_cast<EpObject*>(dormant.release()));
   const mep_result_t same = (*object)->check_shape(shape);
-  if (same != MEP_SUCCESS) comm.keep_dormant(std::move(*object));
+  if (same != MEP_SUCCESS) comm.clients().keep_dormant(std::move(*object));
   return same;
 }
 

@@ -263,9 +263,9 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
                   "their streams first");
     }
     // Acquire: a comm made from this one, destroyed by another thread, uses the world no more.
-    if (comm->users.load(std::memory_order_acquire) != 0 || !comm->comm->idle() ||
-        comm->comm->has_clients(comm->comm->dormant_objects() +
-                                (comm->device != nullptr ? comm->device->view_clients() : 0))) {
+    if (comm->users.load(std::memory_order_acquire) != 0 || !comm->comm->collectives().idle() ||
+        comm->comm->clients().any(comm->comm->clients().dormant() +
+                                  (comm->device != nullptr ? comm->device->view_clients() : 0))) {
       return fail(MEP_ERR_BUSY,
                   "the communicator still has EP objects, requests or communicators "
                   "made from it; destroy or finish them first");
@@ -273,7 +273,7 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
     if (comm->is_world && comm->comm->world().allocations() != 0) {
       return fail(MEP_ERR_BUSY, "memory of mep_mem_alloc is not freed yet");
     }
-    comm->comm->drop_dormant();
+    comm->comm->clients().drop_dormant();
     scope.forget();
     if (comm->is_world) {
       close_world(comm, true);

@@ -48,7 +48,7 @@ mep_result_t covers_all(const Comm& world_comm) {
 // All members are in the same call, and no thread of this one is elsewhere. Failures on the way are
 // what this call is for: they are not told again.
 mep_result_t meet(Comm& world_comm) {
-  if (!world_comm.idle()) {
+  if (!world_comm.collectives().idle()) {
     return fail(MEP_ERR_BUSY, "requests of this world are not finished yet");
   }
   mep_result_t met = MEP_ERR_PEER_FAILED;
@@ -331,7 +331,7 @@ mep_result_t make_comms(const Welcome& welcome, const Deadline& deadline, Enteri
       const mep_result_t result = EpObject::attach(*comm, object, deadline, &attached);
       if (result == MEP_ERR_NOT_FOUND) continue;  // likewise
       MEP_TRY(result);
-      comm->keep_dormant(std::move(attached));
+      comm->clients().keep_dormant(std::move(attached));
     }
     entering->comms.push_back(std::move(comm));
   }

@@ -35,12 +35,12 @@ mep_result_t start(mep_comm_t comm, Collective kind, const CollectiveArgs& args,
     made->comm = comm;
     made->operation.record = &made->record;
     made->deadline = Deadline::after_ms(comm->comm->timeout_ms());
-    MEP_TRY(comm->comm->start(kind, args, &made->operation));
+    MEP_TRY(comm->comm->collectives().start(kind, args, &made->operation));
     // From here on the comm refers to the operation: it stays until it has ended.
     mep_request* const begun = made.release();
     ++comm->users;
     *request = begun;
-    begun->done = comm->comm->test(&begun->operation);
+    begun->done = comm->comm->collectives().test(&begun->operation);
     return MEP_SUCCESS;
   });
 }
@@ -53,7 +53,8 @@ mep_result_t check_request(mep_request_t request) {
 mep_result_t fill(const mep_request& request, mep_op_info_t* info) {
   mep_op_info_t filled;
   MEP_TRY(read_sized_struct(info, "mep_op_info_t", &filled));
-  const mep_result_t result = request.comm->comm->describe(request.operation, &filled);
+  const mep_result_t result =
+      request.comm->comm->collectives().describe(request.operation, &filled);
   if (!request.done) filled.result = MEP_ERR_BUSY;
   write_sized_struct(filled, info);
   return result;
@@ -72,8 +73,8 @@ mep_result_t finish(mep_request_t* request, mep_op_info_t* info) {
   --owned->comm->users;
   const mep_result_t result = owned->operation.result;
   // It may have ended in another call, which left a text of its own since.
-  if (is_error(result) && owned->operation.verdict != nullptr) {
-    set_last_error_text(owned->operation.verdict->text.c_str());
+  if (is_error(result) && owned->operation.change != nullptr) {
+    set_last_error_text(owned->operation.change->text.c_str());
   }
   if (info != nullptr && result == MEP_SUCCESS) return fill(*owned, info);
   if (info != nullptr) (void)fill(*owned, info);
@@ -114,15 +115,15 @@ mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms, mep_o
     mep_request& waited = **request;
     const CallScope scope(waited.comm);
     MEP_TRY(scope.check());
+    Collectives& collectives = waited.comm->comm->collectives();
     const Deadline own =
         timeout_ms == kUntilTimeout ? waited.deadline : Deadline::after_ms(timeout_ms);
     const bool until_timeout = own.at_ns() >= waited.deadline.at_ns();
     if (!waited.done) {
-      waited.done =
-          waited.comm->comm->wait(&waited.operation, until_timeout ? waited.deadline : own);
+      waited.done = collectives.wait(&waited.operation, until_timeout ? waited.deadline : own);
     }
     if (!waited.done && until_timeout) {
-      (void)waited.comm->comm->end_of_wait(&waited.operation);
+      (void)collectives.end_of_wait(&waited.operation);
       waited.done = true;
     }
     if (waited.done) return finish(request, info);
@@ -146,10 +147,10 @@ mep_result_t mep_request_test(mep_request_t* request, int32_t* done, mep_op_info
       uint64_t rings = 0;
       (void)!read(tested.event.get(), &rings, sizeof rings);
     }
+    Collectives& collectives = tested.comm->comm->collectives();
     if (!tested.done) tested.comm->comm->world().make_progress();
-    if (!tested.done) tested.done = tested.comm->comm->test(&tested.operation);
-    if (!tested.done && tested.deadline.expired())
-      tested.comm->comm->ask_verdict(&tested.operation);
+    if (!tested.done) tested.done = collectives.test(&tested.operation);
+    if (!tested.done && tested.deadline.expired()) collectives.ask_verdict(tested.operation);
     if (!tested.done) return MEP_SUCCESS;
     *done = 1;
     return finish(request, info);

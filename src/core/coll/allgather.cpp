@@ -15,7 +15,7 @@ namespace {
 
 enum SmallPhase : uint32_t { kEnter, kCollect };
 
-mep_result_t check(const Comm& comm, const CollectiveArgs& args) {
+mep_result_t check(const Collectives& comm, const CollectiveArgs& args) {
   MEP_TRY(check_buffers(args, true, true));
   const size_t bytes = args.count * mep_dtype_size(args.dtype);
   if (bytes > SIZE_MAX / 4 / comm.size()) {
@@ -29,14 +29,14 @@ std::byte* block_of(const Operation& operation, uint32_t rank) {
   return static_cast<std::byte*>(operation.args.receive) + rank * operation.bytes;
 }
 
-void copy_own_block(const Comm& comm, const Operation& operation) {
+void copy_own_block(const Collectives& comm, const Operation& operation) {
   std::byte* own = block_of(operation, comm.rank());
   if (operation.bytes != 0 && own != operation.args.send) {
     std::memcpy(own, operation.args.send, operation.bytes);
   }
 }
 
-void copy_blocks(Comm& comm, Operation& operation) {
+void copy_blocks(Collectives& comm, Operation& operation) {
   if (operation.bytes == 0) return;
   for (const uint32_t source : *operation.contributors) {
     if (source == comm.rank()) continue;
@@ -45,7 +45,7 @@ void copy_blocks(Comm& comm, Operation& operation) {
   copy_own_block(comm, operation);
 }
 
-Step step_small(Comm& comm, Operation& operation) {
+Step step_small(Collectives& comm, Operation& operation) {
   if (operation.phase == kEnter) {
     const Step entered = enter_small(comm, operation, operation.args.send, operation.bytes);
     if (entered != Step::kDone) return entered;
@@ -66,7 +66,7 @@ size_t bytes_of(const Bulk& bulk, const Operation& operation, uint64_t section) 
   return std::min(bulk.section_bytes(), operation.bytes - section * bulk.section_bytes());
 }
 
-mep_result_t publish(Comm& comm, Operation& operation, uint64_t section) {
+mep_result_t publish(Collectives& comm, Operation& operation, uint64_t section) {
   const Bulk& bulk = comm.bulk();
   const uint64_t global = bulk.first_chunk() + section;
   const size_t bytes = bytes_of(bulk, operation, section);
@@ -76,7 +76,7 @@ mep_result_t publish(Comm& comm, Operation& operation, uint64_t section) {
   return bulk.signal_all(Bulk::Word::kPosted, global);
 }
 
-void copy_section(Comm& comm, Operation& operation, uint64_t section) {
+void copy_section(Collectives& comm, Operation& operation, uint64_t section) {
   const Bulk& bulk = comm.bulk();
   for (const uint32_t source : bulk.live()) {
     if (source == comm.rank()) continue;
@@ -87,7 +87,7 @@ void copy_section(Comm& comm, Operation& operation, uint64_t section) {
 }
 
 // Publishes the present section and, once the one before it is taken by all, the next.
-Step publish_ahead(Comm& comm, Operation& operation, uint64_t sections) {
+Step publish_ahead(Collectives& comm, Operation& operation, uint64_t sections) {
   const Bulk& bulk = comm.bulk();
   while (operation.chunk_posted < sections && operation.chunk_posted <= operation.chunk + 1) {
     uint32_t cursor = 0;
@@ -104,10 +104,10 @@ Step publish_ahead(Comm& comm, Operation& operation, uint64_t sections) {
   return Step::kDone;
 }
 
-Step step_sections(Comm& comm, Operation& operation) {
+Step step_sections(Collectives& comm, Operation& operation) {
   const Bulk& bulk = comm.bulk();
   const uint64_t sections = section_count(bulk, operation);
-  const Comm::PostingScope posting(comm);
+  const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   for (;;) {
     if (operation.chunk == sections) break;
@@ -129,7 +129,7 @@ Step step_sections(Comm& comm, Operation& operation) {
   return Step::kDone;
 }
 
-Step move_blocks(Comm& comm, Operation& operation) {
+Step move_blocks(Collectives& comm, Operation& operation) {
   const bool over_hosts = comm.bulk().hosts().several();
   const Step moved =
       over_hosts ? allgather_over_hosts(comm, operation) : step_sections(comm, operation);
@@ -137,12 +137,12 @@ Step move_blocks(Comm& comm, Operation& operation) {
   return moved;
 }
 
-Step step_large(Comm& comm, Operation& operation) {
+Step step_large(Collectives& comm, Operation& operation) {
   return step_large_phases(
       comm, operation, [] { return Step::kDone; }, [&] { return move_blocks(comm, operation); });
 }
 
-Step step(Comm& comm, Operation& operation) {
+Step step(Collectives& comm, Operation& operation) {
   if (comm.adopted().live.size() == 1) {
     copy_own_block(comm, operation);
     comm.cells().note_all_entered(operation.seq);
@@ -151,7 +151,7 @@ Step step(Comm& comm, Operation& operation) {
   return operation.is_small ? step_small(comm, operation) : step_large(comm, operation);
 }
 
-Step settle(Comm& comm, Operation& operation) {
+Step settle(Collectives& comm, Operation& operation) {
   if (!operation.is_small) return settle_large(operation);
   if (operation.bytes == 0) return Step::kDone;
   for (const uint32_t source : *operation.contributors) {
@@ -163,7 +163,6 @@ Step settle(Comm& comm, Operation& operation) {
 }  // namespace
 
 extern const CollectiveType kAllgatherType;
-const CollectiveType kAllgatherType = {"allgather", OperationClass::kReplicated, check, step,
-                                       settle};
+const CollectiveType kAllgatherType = {"allgather", check, step, settle};
 
 }  // namespace mep

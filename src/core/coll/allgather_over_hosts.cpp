@@ -35,7 +35,7 @@ struct Sections {
   size_t bytes;
 };
 
-mep_result_t post(Comm& comm, Operation& operation, uint64_t section) {
+mep_result_t post(Collectives& comm, Operation& operation, uint64_t section) {
   const HostBulk& hosts = comm.bulk().hosts();
   const Sections sections(comm.bulk());
   const uint64_t global = comm.bulk().first_chunk() + section;
@@ -50,7 +50,7 @@ mep_result_t post(Comm& comm, Operation& operation, uint64_t section) {
   return hosts.signal_all(Word::kPosted, global, comm.rank(), hosts.mates());
 }
 
-mep_result_t post_ahead(Comm& comm, Operation& operation) {
+mep_result_t post_ahead(Collectives& comm, Operation& operation) {
   const Bulk& bulk = comm.bulk();
   const uint64_t count = Sections(bulk).count(operation);
   while (operation.chunk_posted < count && operation.chunk_posted < operation.chunk + kAhead) {
@@ -62,7 +62,7 @@ mep_result_t post_ahead(Comm& comm, Operation& operation) {
 
 // Publishes on this host what has come from others, in the order of sections. operation.chunk_passed
 // counts sections of single ranks. None waits for a later section: whoever posts one has all before.
-mep_result_t publish_arrived(Comm& comm, Operation& operation) {
+mep_result_t publish_arrived(Collectives& comm, Operation& operation) {
   const HostBulk& hosts = comm.bulk().hosts();
   const Sections sections(comm.bulk());
   const std::vector<uint32_t>& sources = hosts.published_here();
@@ -79,7 +79,7 @@ mep_result_t publish_arrived(Comm& comm, Operation& operation) {
   return MEP_SUCCESS;
 }
 
-void copy_section(Comm& comm, Operation& operation, uint32_t source) {
+void copy_section(Collectives& comm, Operation& operation, uint32_t source) {
   const Bulk& bulk = comm.bulk();
   const Sections sections(bulk);
   std::memcpy(
@@ -91,7 +91,7 @@ void copy_section(Comm& comm, Operation& operation, uint32_t source) {
 }
 
 // Copies what has come of the present section. kDone: all of it.
-Step copy_arrived(Comm& comm, Operation& operation) {
+Step copy_arrived(Collectives& comm, Operation& operation) {
   const Bulk& bulk = comm.bulk();
   const uint64_t global = bulk.first_chunk() + operation.chunk;
   for (; operation.cursor < bulk.live().size(); ++operation.cursor) {
@@ -107,9 +107,9 @@ Step copy_arrived(Comm& comm, Operation& operation) {
 
 }  // namespace
 
-Step allgather_over_hosts(Comm& comm, Operation& operation) {
+Step allgather_over_hosts(Collectives& comm, Operation& operation) {
   const uint64_t count = Sections(comm.bulk()).count(operation);
-  const Comm::PostingScope posting(comm);
+  const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   for (;;) {
     mep_result_t given = post_ahead(comm, operation);

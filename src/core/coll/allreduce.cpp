@@ -22,7 +22,7 @@ namespace {
 
 enum SmallPhase : uint32_t { kEnter, kCollect };
 
-mep_result_t check(const Comm&, const CollectiveArgs& args) {
+mep_result_t check(const Collectives&, const CollectiveArgs& args) {
   MEP_TRY(check_buffers(args, true, true));
   if (args.op < MEP_SUM || args.op > MEP_XOR) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "op %u is no operator", args.op);
@@ -35,7 +35,7 @@ mep_result_t check(const Comm&, const CollectiveArgs& args) {
   return check_overlap(args, bytes, bytes, 0);
 }
 
-void reduce_contributions(Comm& comm, Operation& operation) {
+void reduce_contributions(Collectives& comm, Operation& operation) {
   const std::vector<uint32_t>& sources = *operation.contributors;
   std::vector<const void*>& inputs = comm.scratch_pointers();
   inputs.clear();
@@ -44,7 +44,7 @@ void reduce_contributions(Comm& comm, Operation& operation) {
               inputs.size(), operation.args.count, static_cast<uint32_t>(sources.size()));
 }
 
-Step step_small(Comm& comm, Operation& operation) {
+Step step_small(Collectives& comm, Operation& operation) {
   if (operation.phase == kEnter) {
     const Step entered = enter_small(comm, operation, operation.args.send, operation.bytes);
     if (entered != Step::kDone) return entered;
@@ -93,11 +93,11 @@ uint64_t chunk_count(const Bulk& bulk, const Operation& operation) {
 }
 
 // Chunks whose inputs come with the entry cells. Where these come through leaders they do not.
-uint64_t entered_chunks(Comm& comm) {
+uint64_t entered_chunks(Collectives& comm) {
   return comm.cells().through_leaders() ? 0 : Bulk::kRing;
 }
 
-mep_result_t post_chunk(Comm& comm, Operation& operation, uint64_t chunk) {
+mep_result_t post_chunk(Collectives& comm, Operation& operation, uint64_t chunk) {
   const Bulk& bulk = comm.bulk();
   const Slices slices = slices_of(bulk, operation, chunk);
   const auto* input = static_cast<const std::byte*>(operation.args.send);
@@ -115,7 +115,7 @@ mep_result_t post_chunk(Comm& comm, Operation& operation, uint64_t chunk) {
   return MEP_SUCCESS;
 }
 
-mep_result_t reduce_chunk(Comm& comm, Operation& operation, uint64_t chunk) {
+mep_result_t reduce_chunk(Collectives& comm, Operation& operation, uint64_t chunk) {
   const Bulk& bulk = comm.bulk();
   const uint64_t global = bulk.first_chunk() + chunk;
   const Slices slices = slices_of(bulk, operation, chunk);
@@ -134,7 +134,7 @@ mep_result_t reduce_chunk(Comm& comm, Operation& operation, uint64_t chunk) {
   return bulk.signal_all(Bulk::Word::kReduced, global);
 }
 
-void copy_chunk(Comm& comm, Operation& operation, uint64_t chunk) {
+void copy_chunk(Collectives& comm, Operation& operation, uint64_t chunk) {
   const Bulk& bulk = comm.bulk();
   const Slices slices = slices_of(bulk, operation, chunk);
   auto* output = static_cast<std::byte*>(operation.args.receive);
@@ -147,7 +147,7 @@ void copy_chunk(Comm& comm, Operation& operation, uint64_t chunk) {
 }
 
 // Posts the present chunk and the next one.
-mep_result_t post_ahead(Comm& comm, Operation& operation) {
+mep_result_t post_ahead(Collectives& comm, Operation& operation) {
   const uint64_t chunks = chunk_count(comm.bulk(), operation);
   while (operation.chunk_posted < chunks && operation.chunk_posted <= operation.chunk / 2 + 1) {
     MEP_TRY(post_chunk(comm, operation, operation.chunk_posted));
@@ -157,10 +157,10 @@ mep_result_t post_ahead(Comm& comm, Operation& operation) {
 }
 
 // operation.chunk counts half steps: even 2c waits for the inputs of chunk c, odd for its results.
-Step step_chunks(Comm& comm, Operation& operation) {
+Step step_chunks(Collectives& comm, Operation& operation) {
   const Bulk& bulk = comm.bulk();
   const uint64_t chunks = chunk_count(bulk, operation);
-  const Comm::PostingScope posting(comm);
+  const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   for (;;) {
     const uint64_t chunk = operation.chunk / 2;
@@ -188,7 +188,7 @@ Step step_chunks(Comm& comm, Operation& operation) {
 }
 
 // What fits into a cell in every epoch writes its result only when nothing can fail any more.
-mep_result_t prepare(const Comm& comm, Operation& operation) {
+mep_result_t prepare(const Collectives& comm, Operation& operation) {
   if (operation.bytes <= Cells::kMappedPayloadBytes ||
       operation.args.send != operation.args.receive ||
       operation.bytes > comm.world().config().in_place_restore_bytes) {
@@ -199,15 +199,15 @@ mep_result_t prepare(const Comm& comm, Operation& operation) {
   return MEP_SUCCESS;
 }
 
-Step begin_large(Comm& comm, Operation& operation) {
-  const Comm::PostingScope posting(comm);
+Step begin_large(Collectives& comm, Operation& operation) {
+  const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   if (entered_chunks(comm) == 0) return Step::kDone;
   const mep_result_t posted = post_ahead(comm, operation);
   return posted == MEP_SUCCESS ? Step::kDone : fail_step(operation, posted);
 }
 
-Step step_large(Comm& comm, Operation& operation) {
+Step step_large(Collectives& comm, Operation& operation) {
   return step_large_phases(
       comm, operation, [&] { return begin_large(comm, operation); },
       [&] {
@@ -216,7 +216,7 @@ Step step_large(Comm& comm, Operation& operation) {
       });
 }
 
-Step step(Comm& comm, Operation& operation) {
+Step step(Collectives& comm, Operation& operation) {
   if (comm.adopted().live.size() == 1) {
     if (operation.phase == kEnter && operation.bytes != 0) {
       const void* input = operation.args.send;
@@ -229,7 +229,7 @@ Step step(Comm& comm, Operation& operation) {
   return operation.is_small ? step_small(comm, operation) : step_large(comm, operation);
 }
 
-Step settle(Comm& comm, Operation& operation) {
+Step settle(Collectives& comm, Operation& operation) {
   if (!operation.is_small) return settle_large(operation);
   reduce_contributions(comm, operation);
   return Step::kDone;
@@ -238,7 +238,6 @@ Step settle(Comm& comm, Operation& operation) {
 }  // namespace
 
 extern const CollectiveType kAllreduceType;
-const CollectiveType kAllreduceType = {
-    "allreduce", OperationClass::kReplicated, check, step, settle, false, prepare};
+const CollectiveType kAllreduceType = {"allreduce", check, step, settle, false, prepare};
 
 }  // namespace mep

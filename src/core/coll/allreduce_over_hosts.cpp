@@ -67,7 +67,7 @@ class HostSlices {
   size_t unit_ = 1;
 };
 
-mep_result_t post_inputs(Comm& comm, Operation& operation, const HostSlices& slices,
+mep_result_t post_inputs(Collectives& comm, Operation& operation, const HostSlices& slices,
                          uint64_t chunk) {
   const HostBulk& hosts = comm.bulk().hosts();
   const uint64_t global = comm.bulk().first_chunk() + chunk;
@@ -91,7 +91,7 @@ bool inputs_arrived(const HostBulk& hosts, uint64_t global) {
 }
 
 // The result of a chunk's slice is in this rank's out area: hands it down and publishes it here.
-mep_result_t pass_result(Comm& comm, const HostSlices& slices, uint64_t chunk) {
+mep_result_t pass_result(Collectives& comm, const HostSlices& slices, uint64_t chunk) {
   const HostBulk& hosts = comm.bulk().hosts();
   const uint64_t global = comm.bulk().first_chunk() + chunk;
   const size_t bytes = slices.count(chunk, hosts.index()) * slices.element();
@@ -108,7 +108,7 @@ mep_result_t pass_result(Comm& comm, const HostSlices& slices, uint64_t chunk) {
   return hosts.signal_all(Word::kReduced, global, comm.rank(), hosts.mates());
 }
 
-mep_result_t reduce_slice(Comm& comm, Operation& operation, const HostSlices& slices,
+mep_result_t reduce_slice(Collectives& comm, Operation& operation, const HostSlices& slices,
                           uint64_t chunk) {
   const HostBulk& hosts = comm.bulk().hosts();
   const CollectiveArgs& args = operation.args;
@@ -138,7 +138,8 @@ mep_result_t reduce_slice(Comm& comm, Operation& operation, const HostSlices& sl
   return hosts.signal(Word::kPosted, global, comm.rank(), hosts.like_after());
 }
 
-void copy_results(Comm& comm, Operation& operation, const HostSlices& slices, uint64_t chunk) {
+void copy_results(Collectives& comm, Operation& operation, const HostSlices& slices,
+                  uint64_t chunk) {
   const HostBulk& hosts = comm.bulk().hosts();
   const uint64_t global = comm.bulk().first_chunk() + chunk;
   auto* output = static_cast<std::byte*>(operation.args.receive);
@@ -154,7 +155,7 @@ void copy_results(Comm& comm, Operation& operation, const HostSlices& slices, ui
 
 // One of the four things that can be done, each in the order of chunks, none waiting for another kind
 // to catch up: inputs are posted at most kRing chunks ahead of what is copied. *active: something was.
-mep_result_t advance_once(Comm& comm, Operation& operation, const HostSlices& slices,
+mep_result_t advance_once(Collectives& comm, Operation& operation, const HostSlices& slices,
                           bool* active) {
   const HostBulk& hosts = comm.bulk().hosts();
   const uint64_t begin = comm.bulk().first_chunk();
@@ -191,9 +192,9 @@ mep_result_t advance_once(Comm& comm, Operation& operation, const HostSlices& sl
 
 }  // namespace
 
-Step allreduce_over_hosts(Comm& comm, Operation& operation) {
+Step allreduce_over_hosts(Collectives& comm, Operation& operation) {
   const HostSlices slices(comm.bulk().hosts(), operation);
-  const Comm::PostingScope posting(comm);
+  const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   while (operation.chunk < slices.chunks()) {
     bool active = false;

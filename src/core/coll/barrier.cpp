@@ -4,11 +4,11 @@
 namespace mep {
 namespace {
 
-mep_result_t check(const Comm&, const CollectiveArgs&) {
+mep_result_t check(const Collectives&, const CollectiveArgs&) {
   return MEP_SUCCESS;
 }
 
-Step step(Comm& comm, Operation& operation) {
+Step step(Collectives& comm, Operation& operation) {
   if (operation.phase == 0) {
     const Step entered = enter_small(comm, operation, nullptr, 0);
     if (entered != Step::kDone) return entered;
@@ -19,13 +19,13 @@ Step step(Comm& comm, Operation& operation) {
   return collected;
 }
 
-Step settle(Comm&, Operation&) {
+Step settle(Collectives&, Operation&) {
   return Step::kDone;
 }
 
 }  // namespace
 
 extern const CollectiveType kBarrierType;
-const CollectiveType kBarrierType = {"barrier", OperationClass::kReplicated, check, step, settle};
+const CollectiveType kBarrierType = {"barrier", check, step, settle};
 
 }  // namespace mep

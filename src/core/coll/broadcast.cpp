@@ -14,11 +14,11 @@
 namespace mep {
 namespace {
 
-bool is_root(const Comm& comm, const CollectiveArgs& args) {
+bool is_root(const Collectives& comm, const CollectiveArgs& args) {
   return static_cast<uint32_t>(args.root) == comm.rank();
 }
 
-mep_result_t check(const Comm& comm, const CollectiveArgs& args) {
+mep_result_t check(const Collectives& comm, const CollectiveArgs& args) {
   MEP_TRY(check_root(comm, args.root));
   MEP_TRY(check_buffers(args, is_root(comm, args), true));
   if (!is_root(comm, args)) return MEP_SUCCESS;
@@ -32,7 +32,7 @@ void copy_at_root(const Operation& operation) {
   }
 }
 
-Step step_small(Comm& comm, Operation& operation) {
+Step step_small(Collectives& comm, Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
   if (root == comm.rank()) {
     const Step entered =
@@ -65,7 +65,7 @@ size_t bytes_of(const Operation& operation, uint64_t chunk) {
   return std::min(Bulk::kChunkBytes, operation.bytes - chunk * Bulk::kChunkBytes);
 }
 
-Step send_chunks(Comm& comm, Operation& operation) {
+Step send_chunks(Collectives& comm, Operation& operation) {
   const Bulk& bulk = comm.bulk();
   for (; operation.chunk < chunk_count(operation); ++operation.chunk) {
     const uint64_t global = bulk.first_chunk() + operation.chunk;
@@ -83,7 +83,7 @@ Step send_chunks(Comm& comm, Operation& operation) {
   return Step::kDone;
 }
 
-Step take_chunks(Comm& comm, Operation& operation, uint32_t root) {
+Step take_chunks(Collectives& comm, Operation& operation, uint32_t root) {
   const Bulk& bulk = comm.bulk();
   for (; operation.chunk < chunk_count(operation); ++operation.chunk) {
     const uint64_t global = bulk.first_chunk() + operation.chunk;
@@ -98,9 +98,9 @@ Step take_chunks(Comm& comm, Operation& operation, uint32_t root) {
   return Step::kDone;
 }
 
-Step move_chunks_here(Comm& comm, Operation& operation) {
+Step move_chunks_here(Collectives& comm, Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
-  const Comm::PostingScope posting(comm);
+  const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   const Step moved =
       root == comm.rank() ? send_chunks(comm, operation) : take_chunks(comm, operation, root);
@@ -108,7 +108,7 @@ Step move_chunks_here(Comm& comm, Operation& operation) {
   return moved;
 }
 
-Step move_chunks(Comm& comm, Operation& operation) {
+Step move_chunks(Collectives& comm, Operation& operation) {
   const bool over_hosts = comm.bulk().hosts().several();
   const Step moved =
       over_hosts ? broadcast_over_hosts(comm, operation) : move_chunks_here(comm, operation);
@@ -116,12 +116,12 @@ Step move_chunks(Comm& comm, Operation& operation) {
   return moved;
 }
 
-Step step_large(Comm& comm, Operation& operation) {
+Step step_large(Collectives& comm, Operation& operation) {
   return step_large_phases(
       comm, operation, [] { return Step::kDone; }, [&] { return move_chunks(comm, operation); });
 }
 
-Step step(Comm& comm, Operation& operation) {
+Step step(Collectives& comm, Operation& operation) {
   if (comm.adopted().live.size() == 1) {
     copy_at_root(operation);
     comm.cells().note_all_entered(operation.seq);
@@ -130,7 +130,7 @@ Step step(Comm& comm, Operation& operation) {
   return operation.is_small ? step_small(comm, operation) : step_large(comm, operation);
 }
 
-Step settle(Comm& comm, Operation& operation) {
+Step settle(Collectives& comm, Operation& operation) {
   if (!operation.is_small) return settle_large(operation);
   const auto root = static_cast<uint32_t>(operation.args.root);
   const std::byte* bytes = comm.contribution(operation, root);
@@ -145,7 +145,6 @@ Step settle(Comm& comm, Operation& operation) {
 }  // namespace
 
 extern const CollectiveType kBroadcastType;
-const CollectiveType kBroadcastType = {
-    "broadcast", OperationClass::kReplicated, check, step, settle, true};
+const CollectiveType kBroadcastType = {"broadcast", check, step, settle, true};
 
 }  // namespace mep

@@ -43,7 +43,7 @@ bool is_awaited(const Operation& operation, uint64_t chunk) {
          chunk + HostBulk::kRing - kTogether + 1 < chunk_count(operation);
 }
 
-mep_result_t post(Comm& comm, Operation& operation, uint64_t chunk) {
+mep_result_t post(Collectives& comm, Operation& operation, uint64_t chunk) {
   const HostBulk& hosts = comm.bulk().hosts();
   const uint64_t global = comm.bulk().first_chunk() + chunk;
   const size_t bytes = bytes_of(operation, chunk);
@@ -57,7 +57,7 @@ mep_result_t post(Comm& comm, Operation& operation, uint64_t chunk) {
   return hosts.signal_all(Word::kPosted, global, comm.rank(), hosts.mates());
 }
 
-Step post_chunks(Comm& comm, Operation& operation) {
+Step post_chunks(Collectives& comm, Operation& operation) {
   const Bulk& bulk = comm.bulk();
   for (; operation.chunk < chunk_count(operation); ++operation.chunk) {
     const uint64_t chunk = operation.chunk;
@@ -73,7 +73,7 @@ Step post_chunks(Comm& comm, Operation& operation) {
 }
 
 // A publisher tells the root what all of its host have copied. operation.chunk_passed counts it.
-mep_result_t pass_taken(Comm& comm, Operation& operation, uint32_t root) {
+mep_result_t pass_taken(Collectives& comm, Operation& operation, uint32_t root) {
   const Bulk& bulk = comm.bulk();
   for (;;) {
     const uint64_t chunk = operation.chunk_passed + kTogether - 1;
@@ -87,14 +87,14 @@ mep_result_t pass_taken(Comm& comm, Operation& operation, uint32_t root) {
   }
 }
 
-mep_result_t publish(Comm& comm, Operation& operation, uint32_t root) {
+mep_result_t publish(Collectives& comm, Operation& operation, uint32_t root) {
   const HostBulk& hosts = comm.bulk().hosts();
   const uint64_t global = comm.bulk().first_chunk() + operation.chunk;
   MEP_TRY(hosts.give_mates(Area::kOut, global, 0, bytes_of(operation, operation.chunk)));
   return hosts.signal_all(Word::kPosted, global, root, hosts.mates());
 }
 
-Step take_chunks(Comm& comm, Operation& operation, uint32_t root) {
+Step take_chunks(Collectives& comm, Operation& operation, uint32_t root) {
   const HostBulk& hosts = comm.bulk().hosts();
   const uint32_t publisher = hosts.publisher(root);
   const bool publishes = publisher == comm.rank();
@@ -119,9 +119,9 @@ Step take_chunks(Comm& comm, Operation& operation, uint32_t root) {
 
 }  // namespace
 
-Step broadcast_over_hosts(Comm& comm, Operation& operation) {
+Step broadcast_over_hosts(Collectives& comm, Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
-  const Comm::PostingScope posting(comm);
+  const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   const Step moved =
       root == comm.rank() ? post_chunks(comm, operation) : take_chunks(comm, operation, root);

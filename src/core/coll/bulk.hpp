@@ -24,7 +24,7 @@
 #include "core/coll/host_bulk.hpp"
 #include "core/coll/host_groups.hpp"
 #include "core/coll/operation.hpp"
-#include "core/comm/signal_word.hpp"
+#include "core/operation/signal_word.hpp"
 #include "core/world/remote.hpp"
 
 namespace mep {

@@ -1,7 +1,7 @@
 #include "core/coll/check.hpp"
 
 #include "base/status.hpp"
-#include "core/comm/comm.hpp"
+#include "core/coll/collectives.hpp"
 
 namespace mep {
 
@@ -37,7 +37,7 @@ mep_result_t check_overlap(const CollectiveArgs& args, size_t send_bytes, size_t
   return MEP_SUCCESS;
 }
 
-mep_result_t check_root(const Comm& comm, int32_t root) {
+mep_result_t check_root(const Collectives& comm, int32_t root) {
   if (root < 0 || static_cast<uint32_t>(root) >= comm.size()) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "root %d is no rank of a comm of %u ranks", root,
                 comm.size());

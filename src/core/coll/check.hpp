@@ -13,6 +13,6 @@ namespace mep {
 [[nodiscard]] mep_result_t check_overlap(const CollectiveArgs& args, size_t send_bytes,
                                          size_t receive_bytes, size_t in_place_offset);
 // The root is a rank of the comm, and alive.
-[[nodiscard]] mep_result_t check_root(const Comm& comm, int32_t root);
+[[nodiscard]] mep_result_t check_root(const Collectives& comm, int32_t root);
 
 }  // namespace mep

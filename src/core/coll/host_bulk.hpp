@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "core/coll/host_groups.hpp"
-#include "core/comm/signal_word.hpp"
+#include "core/operation/signal_word.hpp"
 #include "core/world/remote.hpp"
 
 namespace mep {

@@ -10,13 +10,13 @@
 #include <memory>
 #include <vector>
 
+#include "core/operation/operation_engine.hpp"
 #include "mep.h"
 
 namespace mep {
 
-class Comm;
+class Collectives;
 struct Operation;
-struct Verdict;
 struct OperationRecord;
 
 struct CollectiveArgs {
@@ -28,29 +28,19 @@ struct CollectiveArgs {
   int32_t root = 0;
 };
 
-enum class Step : uint8_t {
-  kPending,  // nothing more can be done now
-  kDone,     // this rank has the result and has given all that others need
-  kFailed,   // operation.result says why; it concerns this call only
-};
-
-// Whether a repeat by a donor is possible (see the membership document).
-enum class OperationClass : uint8_t { kReplicated, kPersonal };
-
 struct CollectiveType {
   const char* name;
-  OperationClass operation_class;
   // Arguments that make sense for this rank; the text says what is wrong.
-  mep_result_t (*check)(const Comm& comm, const CollectiveArgs& args);
-  Step (*step)(Comm& comm, Operation& operation);
+  mep_result_t (*check)(const Collectives& comm, const CollectiveArgs& args);
+  Step (*step)(Collectives& comm, Operation& operation);
   // A view change decided that this operation succeeds, and all that this rank lacked has been given to
   // it: makes the result from operation.contributors and comm.contribution().
-  Step (*settle)(Comm& comm, Operation& operation);
+  Step (*settle)(Collectives& comm, Operation& operation);
   // It has a root: without one in the view every rank ends it by itself. In small ones only the root
   // gives and nobody waits for the others.
   bool is_rooted = false;
   // Before the operation has its number: acquires what its steps need and may refuse the call.
-  mep_result_t (*prepare)(const Comm& comm, Operation& operation) = nullptr;
+  mep_result_t (*prepare)(const Collectives& comm, Operation& operation) = nullptr;
 };
 
 enum class Collective : uint8_t {
@@ -67,19 +57,17 @@ struct RetainedOperation {
   std::vector<std::vector<std::byte>> cells;  // beside sources: signal word and payload
 };
 
-struct Operation {
+struct Operation : OperationState<Operation> {
   Collective kind{};
   CollectiveArgs args;
-  size_t bytes = 0;       // args.count elements
-  bool is_small = false;  // its data goes in cells
-  uint64_t epoch = 0;
-  uint64_t seq = 0;
+  size_t bytes = 0;          // args.count elements
+  bool is_small = false;     // its data goes in cells
   uint32_t fingerprint = 0;  // of what must be the same on all ranks
   bool is_internal = false;  // no call of the user's: mep_comm_last_op does not tell of it
   // Whose contributions are in the result: the live ranks of its epoch.
   const std::vector<uint32_t>* contributors = nullptr;
   const RetainedOperation* retained = nullptr;  // set when settled from retained contributions
-  std::shared_ptr<const Verdict> verdict;       // of the view change that ended it
+  std::shared_ptr<const CommChange> change;     // that ended it
 
   // Owned by the step function.
   uint32_t phase = 0;
@@ -91,12 +79,9 @@ struct Operation {
   uint64_t chunk_reduced = 0;
   uint64_t chunk_passed = 0;
 
-  mep_result_t result = MEP_SUCCESS;
   bool input_intact = true;
-  bool finished = false;              // result is final
   bool holds_result = false;          // all data is here; only the others' last signals are missing
   OperationRecord* record = nullptr;  // where to keep what happened, beside the comm's own
-  Operation* behind = nullptr;        // in the comm's queue
   std::vector<std::byte> saved_input;  // of an in-place operation, see in_place_restore_bytes
 };
 

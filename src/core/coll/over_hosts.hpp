@@ -7,10 +7,10 @@
 
 namespace mep {
 
-class Comm;
+class Collectives;
 
-[[nodiscard]] Step broadcast_over_hosts(Comm& comm, Operation& operation);
-[[nodiscard]] Step allgather_over_hosts(Comm& comm, Operation& operation);
-[[nodiscard]] Step allreduce_over_hosts(Comm& comm, Operation& operation);
+[[nodiscard]] Step broadcast_over_hosts(Collectives& comm, Operation& operation);
+[[nodiscard]] Step allgather_over_hosts(Collectives& comm, Operation& operation);
+[[nodiscard]] Step allreduce_over_hosts(Collectives& comm, Operation& operation);
 
 }  // namespace mep

@@ -3,7 +3,7 @@
 
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
-#include "core/comm/comm.hpp"
+#include "core/coll/collectives.hpp"
 
 namespace mep {
 
@@ -16,7 +16,7 @@ inline Step fail_step(Operation& operation, mep_result_t result) {
   return Step::kFailed;
 }
 
-inline Step enter_flat(Comm& comm, Operation& operation, const void* payload, size_t bytes,
+inline Step enter_flat(Collectives& comm, Operation& operation, const void* payload, size_t bytes,
                        uint32_t flags) {
   if (!comm.cells().free(operation.seq)) return Step::kPending;
   const mep_result_t posted = comm.cells().post_to_all(operation, payload, bytes, flags);
@@ -24,9 +24,9 @@ inline Step enter_flat(Comm& comm, Operation& operation, const void* payload, si
 }
 
 // The same through leaders, which know whether cells are free.
-inline Step enter_spread(Comm& comm, Operation& operation, const void* payload, size_t bytes,
+inline Step enter_spread(Collectives& comm, Operation& operation, const void* payload, size_t bytes,
                          uint32_t flags) {
-  const Comm::PostingScope posting(comm);
+  const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   if (comm.cells().relays()) {
     const mep_result_t relayed = comm.cells().relay_passed();
@@ -36,7 +36,7 @@ inline Step enter_spread(Comm& comm, Operation& operation, const void* payload, 
 }
 
 // Posts this rank's small contribution as soon as its cells are free. kDone: posted.
-inline Step enter_small(Comm& comm, Operation& operation, const void* payload, size_t bytes,
+inline Step enter_small(Collectives& comm, Operation& operation, const void* payload, size_t bytes,
                         uint32_t flags = 0) {
   if (comm.cells().through_leaders()) [[unlikely]] {
     return enter_spread(comm, operation, payload, bytes, flags);
@@ -45,8 +45,8 @@ inline Step enter_small(Comm& comm, Operation& operation, const void* payload, s
 }
 
 // Sends and takes blocks. kDone: all of them, for this operation.
-inline Step relay_step(Comm& comm, Operation& operation) {
-  const Comm::PostingScope posting(comm);
+inline Step relay_step(Collectives& comm, Operation& operation) {
+  const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   const mep_result_t relayed = comm.cells().relay(operation);
   if (relayed != MEP_SUCCESS) return fail_step(operation, relayed);
@@ -54,8 +54,8 @@ inline Step relay_step(Comm& comm, Operation& operation) {
 }
 
 // A root's cell has come to this leader: its host's ranks get it before this rank ends the operation.
-inline Step forward_step(Comm& comm, Operation& operation, uint32_t root) {
-  const Comm::PostingScope posting(comm);
+inline Step forward_step(Collectives& comm, Operation& operation, uint32_t root) {
+  const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   const mep_result_t given = comm.cells().forward(operation.seq, root, operation.bytes);
   return given == MEP_SUCCESS ? Step::kDone : fail_step(operation, given);
@@ -63,7 +63,7 @@ inline Step forward_step(Comm& comm, Operation& operation, uint32_t root) {
 
 // The end of an operation in which this rank did not make all others wait for it, or did not wait for
 // all.
-inline Step note_done_step(Comm& comm, Operation& operation, bool is_root = false) {
+inline Step note_done_step(Collectives& comm, Operation& operation, bool is_root = false) {
   mep_result_t noted = MEP_SUCCESS;
   if (is_root) {
     comm.cells().note_done_as_root(operation.seq);
@@ -71,20 +71,20 @@ inline Step note_done_step(Comm& comm, Operation& operation, bool is_root = fals
     noted = comm.cells().note_done(operation);
   }
   if (noted == MEP_SUCCESS && comm.cells().relays()) [[unlikely]] {
-    const Comm::PostingScope posting(comm);
+    const PostingScope posting = comm.posting();
     if (posting.allowed()) noted = comm.cells().relay_passed();
   }
   return noted == MEP_SUCCESS ? Step::kDone : fail_step(operation, noted);
 }
 
 // The empty cell that begins a large operation: it tells the others what is called here.
-inline Step enter_large(Comm& comm, Operation& operation) {
+inline Step enter_large(Collectives& comm, Operation& operation) {
   return enter_small(comm, operation, nullptr, 0, Cells::kEntryOnly);
 }
 
-inline Step mismatch_step(Comm& comm, Operation& operation, uint32_t source) {
+inline Step mismatch_step(Collectives& comm, Operation& operation, uint32_t source) {
   if (comm.cells().relays()) [[unlikely]] {
-    const Comm::PostingScope posting(comm);
+    const PostingScope posting = comm.posting();
     if (posting.allowed()) (void)comm.cells().relay_rest(operation);
   }
   comm.cells().note_entered(source, operation.seq);
@@ -98,7 +98,7 @@ inline Step mismatch_step(Comm& comm, Operation& operation, uint32_t source) {
 
 // While the awaited cell has not come: another rank's may say that it never will. Looked for only now
 // and then, to leave the cells of others alone while they are written.
-inline Step look_for_mismatch(Comm& comm, Operation& operation) {
+inline Step look_for_mismatch(Collectives& comm, Operation& operation) {
   constexpr uint32_t kLooks = 8;
   uint32_t source = 0;
   if (++operation.looks % kLooks != 0) return Step::kPending;
@@ -111,7 +111,7 @@ inline Step look_for_mismatch(Comm& comm, Operation& operation) {
 }
 
 // kDone once the cells of all contributors have come; operation.cursor remembers how far it looked.
-inline Step collect_small(Comm& comm, Operation& operation) {
+inline Step collect_small(Collectives& comm, Operation& operation) {
   if (comm.cells().takes_blocks()) [[unlikely]] {
     const Step relayed = relay_step(comm, operation);
     if (relayed == Step::kFailed) return relayed;
@@ -133,7 +133,7 @@ inline Step collect_small(Comm& comm, Operation& operation) {
 
 // The last act of a large operation: says that this rank has all its data, and waits for the same of
 // the others. From then on the operation can be completed without anybody.
-inline Step finish_large(Comm& comm, Operation& operation, bool* signalled) {
+inline Step finish_large(Collectives& comm, Operation& operation, bool* signalled) {
   if (!*signalled) {
     MEP_TEST_DELAY_POINT("bulk finish");
     operation.holds_result = true;
@@ -157,7 +157,7 @@ enum class LargePhase : uint32_t { kBegin, kEnter, kCollect, kMove, kFinish, kFi
 // A large operation between more than one rank: begin() until it is done, empty cells, move() until all
 // data is here, "finished".
 template <typename Begin, typename Move>
-Step step_large_phases(Comm& comm, Operation& operation, Begin&& begin, Move&& move) {
+Step step_large_phases(Collectives& comm, Operation& operation, Begin&& begin, Move&& move) {
   const auto in = [&](LargePhase phase) { return operation.phase == static_cast<uint32_t>(phase); };
   const auto go_to = [&](LargePhase phase) { operation.phase = static_cast<uint32_t>(phase); };
   if (in(LargePhase::kBegin)) {

@@ -14,8 +14,6 @@
 namespace mep {
 namespace {
 
-// Beyond all that membership may take; what is waited for so long is a bug.
-constexpr uint64_t kChangeGraceMs = 60'000;
 // How long the others may take to say that they hold what was done here, before a view change settles it.
 constexpr uint64_t kAskMs = 1'000;
 
@@ -43,105 +41,68 @@ uint64_t Comm::spanning_id(const std::string& name, uint64_t world_epoch) {
   return hash.value() | kSpanning | 1;
 }
 
-CommBirth Comm::birth_of(const std::vector<uint32_t>& slots) const {
+CommBirth Comm::birth_of(const std::vector<uint32_t>& of) const {
   CommBirth birth;
-  birth.world_epoch = adopted_->world_epoch;
-  for (const uint32_t slot : slots) {
-    const auto it = std::find(slots_.begin(), slots_.end(), slot);
+  birth.world_epoch = adopted().world_epoch;
+  for (const uint32_t slot : of) {
+    const auto it = std::find(slots().begin(), slots().end(), slot);
     birth.incarnations.push_back(
-        it == slots_.end() ? 0 : adopted_->incarnations[static_cast<size_t>(it - slots_.begin())]);
+        it == slots().end() ? 0
+                            : adopted().incarnations[static_cast<size_t>(it - slots().begin())]);
   }
   return birth;
-}
-
-std::shared_ptr<const CommView> Comm::first_view(const CommBirth& birth, uint64_t epoch) const {
-  auto view = std::make_shared<CommView>();
-  view->epoch = epoch;
-  view->world_epoch = birth.world_epoch;
-  view->incarnations = birth.incarnations;
-  view->live_bits.assign((slots_.size() + 63) / 64, 0);
-  view->left_bits.assign((slots_.size() + 63) / 64, 0);
-  for (uint32_t rank = 0; rank < slots_.size(); ++rank) {
-    if (birth.incarnations[rank] == 0) continue;
-    view->live.push_back(rank);
-    view->live_bits[rank / 64] |= uint64_t{1} << (rank % 64);
-  }
-  return view;
 }
 
 mep_result_t Comm::begin(uint64_t epoch, uint64_t next_seq, const CommBirth* birth) {
   MEP_TEST_DELAY_POINT("comm begin");
   const CommBirth given =
-      birth != nullptr ? *birth : CommBirth::of(world_->view_snapshot(), slots_);
-  view_ = first_view(given, epoch);
-  adopted_ = view_;
-  seq_ = next_seq - 1;
-  // Relaxed: the control thread does not know this comm yet.
-  adopted_epoch_.store(epoch, std::memory_order_relaxed);
-  channel_.restart(epoch, seq_);
-  // Until finish(): memory of members that go must not be unmapped under this thread.
-  in_call_.store(1, std::memory_order_relaxed);
-  const size_t bytes = Cells::window_bytes(size()) + Bulk::window_bytes(size());
-  const mep_result_t created = Window::create(id_, bytes, &window_);
+      birth != nullptr ? *birth : CommBirth::of(world().view_snapshot(), slots());
+  collectives_.begin(CommView::first(given, epoch), next_seq);
+  // Until finish(): memory of members that go must not be unmapped under this thread. Relaxed: the control
+  // thread does not know this comm yet.
+  in_call_.store(kUsesWindows, std::memory_order_relaxed);
+  PeerWindows& windows = collectives_.windows();
+  const mep_result_t created = windows.create(id(), Collectives::window_bytes(size()));
   const std::string text = created == MEP_SUCCESS ? "" : last_error_text();
   // Without a window too: by its channel the others are told that this rank could not make its part.
-  MEP_TRY(world_->begin_client(this, epoch, window_, slots_, birth));
+  MEP_TRY(world().begin_client(this, epoch, windows.own(), slots(), birth));
   opened_ = true;
   MEP_TEST_DELAY_POINT("comm offered");
   if (created != MEP_SUCCESS) return fail(created, "%s", text.c_str());
-  return world_->send_windows(window_, slots_);
+  return world().send_windows(windows.own(), slots());
 }
 
 mep_result_t Comm::finish(const Deadline& deadline) {
   MEP_TEST_DELAY_POINT("comm finish");
-  // A newcomer that is not in the view yet takes what there is: it begins with the view that lets it in.
-  const bool entering = world_->entering();
-  const auto is_absent = [&](uint32_t slot) {
-    if (entering) return world_->view_snapshot().incarnation(slot) == 0;
-    const auto it = std::find(slots_.begin(), slots_.end(), slot);
-    return adopted_->incarnations[static_cast<size_t>(it - slots_.begin())] == 0;
-  };
-  const auto has_changed = [this] { return !channel_.in_epoch(adopted_->epoch); };
-  MEP_TRY(world_->receive_windows(window_, slots_, is_absent, deadline, &remotes_, has_changed));
-  {
-    // The control thread looks at the cells too, under the lock.
-    const std::lock_guard lock(mutex_);
-    if (view_ != adopted_) {
-      return fail(MEP_ERR_PEER_FAILED, "the membership changed while comm %s was made",
-                  name_.c_str());
+  const CommView& view = adopted();
+  const auto has_changed = [&] { return !collectives_.channel().in_epoch(view.epoch); };
+  PeerWindows& windows = collectives_.windows();
+  MEP_TRY(windows.receive(view.incarnations, deadline, has_changed));
+  // A newcomer that is not in the view yet begins with the view that lets it in. Every live member has a
+  // window; those that it did not find have left a view that it is not in.
+  std::shared_ptr<const CommView> reached;
+  if (world().entering()) {
+    CommBirth found{view.world_epoch, view.incarnations};
+    for (uint32_t rank = 0; rank < size(); ++rank) {
+      if (!windows.has(rank)) found.incarnations[rank] = 0;
     }
-    if (entering) drop_unreached();
-    cells_.open(rank_, &remotes_, window_->data());
-    bulk_.open(rank_, Cells::window_bytes(size()), &remotes_, window_->data());
-    cells_.restart(adopted_->epoch, seq_ + 1, adopted_->live);
-    bulk_.restart(adopted_->epoch, adopted_->live, cells_.groups(), cells_.through_leaders());
-    remote_incarnations_ = adopted_->incarnations;
+    reached = CommView::first(found, view.epoch);
   }
+  MEP_TRY(collectives_.open(std::move(reached)));
   MEP_TEST_DELAY_POINT("comm open");
   leave_call();
   return MEP_SUCCESS;
 }
 
-// Every live member has a Remote. Those that a newcomer did not find have left a view that it is not in.
-void Comm::drop_unreached() {
-  CommBirth reached{adopted_->world_epoch, adopted_->incarnations};
-  for (uint32_t rank = 0; rank < size(); ++rank) {
-    const bool is_reached = remotes_[rank].mapped != nullptr || remotes_[rank].transport != nullptr;
-    if (!is_reached) reached.incarnations[rank] = 0;
-  }
-  view_ = first_view(reached, adopted_->epoch);
-  adopted_ = view_;
-}
-
 // What a view change that ends the making of a comm on all its members says to those that wait.
 void Comm::give_up_making() {
-  const auto is_told = [this] {
-    return !channel_.in_epoch(adopted_->epoch) || world_->terminal_result() != MEP_SUCCESS;
+  const auto is_over = [this] {
+    return !collectives_.channel().in_epoch(adopted().epoch) ||
+           world().terminal_result() != MEP_SUCCESS;
   };
-  if (!opened_ || is_told()) return;
-  world_->request_revoke(id_);
-  const Deadline limit = Deadline::after_ms(timeout_ms() + kChangeGraceMs);
-  (void)wait_until(world_->wait_policy(), world_->doorbell(), limit, is_told);
+  if (!opened_ || is_over()) return;
+  world().request_revoke(id());
+  (void)collectives_.channel().wait(identity_.change_deadline(), is_over);
 }
 
 // --- Closing it -----------------------------------------------------------------------------------
@@ -155,40 +116,39 @@ void Comm::give_up_making() {
 // others what they lack: it is waited for too.
 void Comm::close_after_changes() {
   MEP_TEST_DELAY_POINT("comm closing");
-  const Deadline limit = Deadline::after_ms(timeout_ms() + kChangeGraceMs);
+  const OperationChannel& channel = collectives_.channel();
+  const Deadline limit = identity_.change_deadline();
   const Deadline patience = Deadline::after_ms(std::min<uint64_t>(timeout_ms(), kAskMs));
   const uint64_t epoch = latest_view()->epoch;
-  const auto held = std::make_shared<std::atomic<bool>>(!channel_.has_moved());
+  const auto held = std::make_shared<std::atomic<bool>>(!channel.has_moved());
   if (opened_ && !held->load(std::memory_order_relaxed)) {
-    world_->ask_held(this, channel_.id(), channel_.done(), held);
+    world().ask_held(this, channel.id(), channel.done(), held);
   }
   // Acquire: pairs with the control thread that has counted the last answer.
-  const auto may_go = [this, epoch, held] {
-    if (world_->terminal_result() != MEP_SUCCESS) return true;
-    if (channel_.wedged()) return false;
-    return held->load(std::memory_order_acquire) || !channel_.in_epoch(epoch);
+  const auto may_go = [this, &channel, epoch, held] {
+    if (world().terminal_result() != MEP_SUCCESS) return true;
+    if (channel.frozen()) return false;
+    return held->load(std::memory_order_acquire) || !channel.in_epoch(epoch);
   };
   bool has_asked_change = false;
   // Without the control thread a change that had begun ends no more: this rank has left the world.
-  while (opened_ && !limit.expired() && world_->call([] {})) {
-    const bool may = wait_until(world_->wait_policy(), world_->doorbell(),
-                                has_asked_change ? limit : patience, may_go);
+  while (opened_ && !limit.expired() && world().call([] {})) {
+    const bool may = channel.wait(has_asked_change ? limit : patience, may_go);
     if (!may && !has_asked_change) {
       has_asked_change = true;
-      world_->report_deadline(id_, channel_.id(), epoch);
+      world().report_deadline(id(), channel.id(), epoch);
     }
     // Once more on the control thread, which begins the changes.
-    if (may && world_->remove_client_if(this, may_go)) opened_ = false;
+    if (may && world().remove_client_if(this, may_go)) opened_ = false;
   }
   close();
 }
 
 void Comm::close() {
-  dormant_.clear();
-  if (opened_) world_->remove_client(this);
+  clients_.drop_dormant();
+  if (opened_) world().remove_client(this);
   opened_ = false;
-  if (window_ != nullptr) world_->drop_window(window_->id());
-  window_ = nullptr;
+  collectives_.windows().drop();
 }
 
 }  // namespace mep

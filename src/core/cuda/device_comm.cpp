@@ -297,16 +297,13 @@ mep_result_t DeviceComm::check_stream(const void* stream) const {
 }
 
 mep_result_t DeviceComm::enqueue(Collective kind, const CollectiveArgs& args, void* stream) {
-  const mep_result_t terminal = comm_.world().terminal_result();
-  if (terminal != MEP_SUCCESS) {
-    return fail(terminal, "the world of comm %s has ended for this rank", comm_.name().c_str());
-  }
+  MEP_TRY(comm_.identity().check_world());
   MEP_TRY(check_stream(stream));
   if (!is_built(kind)) {
     return fail(MEP_ERR_UNSUPPORTED, "%s on device memory is not built yet",
                 collective_type(kind).name);
   }
-  MEP_TRY(collective_type(kind).check(comm_, args));
+  MEP_TRY(collective_type(kind).check(comm_.collectives(), args));
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
   MEP_TRY(check_stream_device(device_, stream));
@@ -365,7 +362,7 @@ bool DeviceComm::acknowledged(uint64_t word) const {
          load_pinned(&post_->parked) == word;
 }
 
-void DeviceComm::wedge(std::vector<membership::ChannelState>* channels) {
+void DeviceComm::freeze(std::vector<membership::ChannelState>* channels) {
   uint64_t word = load_pinned(&post_->word);
   if ((word & 1) == 0) {
     // Sequentially consistent: an operation that begins sees it, or `entered` shows the operation.
@@ -398,27 +395,27 @@ void DeviceComm::publish(const CollVerdict& verdict) {
   store_pinned(&post_->word, word + ((word & 1) != 0 ? 1 : 2));
 }
 
-void DeviceComm::install(const Verdict* verdict, const membership::Proposal* decision) {
+void DeviceComm::install(const std::shared_ptr<const CommChange>& change,
+                         const membership::Proposal* decision) {
   const std::lock_guard lock(verdict_mutex_);
   if (ended_) return;
-  if (verdict == nullptr) {
+  if (change == nullptr) {
     const uint64_t word = load_pinned(&post_->word);
     if ((word & 1) != 0) store_pinned(&post_->word, word + 1);
     return;
   }
-  CollVerdict told{};
-  told.old_epoch = verdict->epoch;
-  told.n_star = done();
-  told.next = std::max(load_pinned(&post_->entered), told.n_star) + 1;
-  for (const membership::ChannelVerdict& decided : decision->channels) {
-    if (decided.comm != comm_.id() || decided.channel != channel_) continue;
-    told.n_star = decided.n_star;
-    told.next = decided.next;
+  CollVerdict verdict{};
+  verdict.old_epoch = change->epoch;
+  verdict.n_star = done();
+  verdict.next = std::max(load_pinned(&post_->entered), verdict.n_star) + 1;
+  if (const auto* decided = decision->verdict(comm_.id(), channel_)) {
+    verdict.n_star = decided->n_star;
+    verdict.next = decided->next;
   }
-  told.epoch = epoch_ = verdict->view->epoch;
-  told.live = verdict->view->live_bits.empty() ? 0 : verdict->view->live_bits[0];
-  told.result = verdict->result;
-  publish(told);
+  verdict.epoch = epoch_ = change->view->epoch;
+  verdict.live = change->view->live_bits.empty() ? 0 : change->view->live_bits[0];
+  verdict.result = change->result;
+  publish(verdict);
 }
 
 // --- The watcher ----------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 // A comm's device side: one channel of replicated operations that kernels carry out and complete.
 //
 // Three threads meet here. The user's makes it and launches kernels. The control thread of the world
-// wedges, looks at what the device says of itself in the pinned CollPost, and installs verdicts there;
+// freezes it, looks at what the device says of itself in the pinned CollPost, and installs verdicts there;
 // it makes no CUDA call. The watcher, a thread of this object that makes none either, turns what kernels
 // report (an operation is late) and what has become of the world into evidence and verdicts.
 //
-// The device acknowledges a wedge by ending or parking the operation that runs; one that has not begun
-// will see the wedge when it does. What it adopts of a new view it takes from the CollPost by itself, so
+// The device acknowledges a freeze by ending or parking the operation that runs; one that has not begun
+// will see the freeze when it does. What it adopts of a new view it takes from the CollPost by itself, so
 // a graph that was captured before runs on after it.
 #pragma once
 
@@ -49,11 +49,12 @@ class DeviceComm : public DeviceSide, public ViewClient {
   // --- The control thread (ViewClient) ---
   void describe(std::vector<membership::ChannelState>* channels) const override;
   bool holds(uint64_t channel, uint64_t seq) const override;
-  void wedge(std::vector<membership::ChannelState>* channels) override;
+  void freeze(std::vector<membership::ChannelState>* channels) override;
   const std::string& name() const override { return name_; }
   void describe_object(std::vector<std::byte>*) const override {}
   void prepare() override {}
-  void install(const Verdict* verdict, const membership::Proposal* decision) override;
+  void install(const std::shared_ptr<const CommChange>& change,
+               const membership::Proposal* decision) override;
 
  private:
   mep_result_t check_stream(const void* stream) const;

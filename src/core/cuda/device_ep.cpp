@@ -267,10 +267,7 @@ bool DeviceEp::in_flight() {
 }
 
 mep_result_t DeviceEp::check_call(const void* stream) const {
-  const mep_result_t terminal = comm_.world().terminal_result();
-  if (terminal != MEP_SUCCESS) {
-    return fail(terminal, "the world of comm %s has ended for this rank", comm_.name().c_str());
-  }
+  MEP_TRY(comm_.identity().check_world());
   if (stream != nullptr || ranks_on_device_ == 1) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
               "%u ranks share GPU %d: each needs a stream of its own, made with "
@@ -278,7 +275,7 @@ mep_result_t DeviceEp::check_call(const void* stream) const {
               ranks_on_device_, side_.device());
 }
 
-// Before an operation begins: a call that meets a new view installs it and tells its news, nothing else.
+// Before an operation begins: a call that meets a new view installs it and reports the change, nothing else.
 // While a graph is captured nothing can be installed; its replays meet the view.
 mep_result_t DeviceEp::catch_up(Buffer& buffer, void* stream) {
   const LatestView now = latest();
@@ -377,14 +374,15 @@ mep_result_t DeviceEp::last_op(uint32_t index, mep_op_info_t* info) {
 
 // --- View changes and reports ---------------------------------------------------------------------
 
-void DeviceEp::install(const Verdict* verdict, const membership::Proposal*) {
-  if (verdict == nullptr) return;  // the epoch goes on
+void DeviceEp::install(const std::shared_ptr<const CommChange>& change,
+                       const membership::Proposal*) {
+  if (change == nullptr) return;  // the epoch goes on
   {
     const std::lock_guard lock(view_mutex_);
-    latest_ = {verdict->view, verdict->result, verdict->text};
+    latest_ = {change->view, change->result, change->text};
   }
   // After the view: who sees the word finds it there.
-  if (load_pinned(abort_word_) < verdict->epoch) store_pinned(abort_word_, verdict->epoch);
+  if (load_pinned(abort_word_) < change->epoch) store_pinned(abort_word_, change->epoch);
 }
 
 // What kernels that gave up have told: evidence for membership, and the failure for the caller.

@@ -55,11 +55,12 @@ class DeviceEp : public EpDevice, public ViewClient, public DevicePart {
   // Nothing of these operations is settled between ranks.
   void describe(std::vector<membership::ChannelState>*) const override {}
   bool holds(uint64_t, uint64_t) const override { return true; }
-  void wedge(std::vector<membership::ChannelState>*) override {}
+  void freeze(std::vector<membership::ChannelState>*) override {}
   const std::string& name() const override { return name_; }
   void describe_object(std::vector<std::byte>*) const override {}
   void prepare() override {}
-  void install(const Verdict* verdict, const membership::Proposal* decision) override;
+  void install(const std::shared_ptr<const CommChange>& change,
+               const membership::Proposal* decision) override;
 
  private:
   struct Buffer {

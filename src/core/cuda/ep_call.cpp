@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "base/status.hpp"
+#include "core/operation/operation_record.hpp"
 #include "transport/cuda/device_memory.hpp"
 
 namespace mep {
@@ -123,26 +124,15 @@ mep_result_t fill_op_info(const mep_op_status_t& status, bool has_status, uint32
                                        : "the last operation on this buffer had an op_status: it "
                                          "is told there");
   }
-  info->flags = MEP_OP_INPUT_INTACT;
-  info->epoch = status.epoch;
-  info->seq = status.seq;
-  info->result = status.result;
-  const uint32_t words = (ranks + 63) / 64;
-  bool fits = true;
-  const auto copy = [&](uint64_t* to, uint32_t capacity, bool failed) {
-    if (to == nullptr) return;
-    for (uint32_t word = 0; word < capacity; ++word) {
-      const uint32_t here = word < words ? std::min(ranks - word * 64, 64u) : 0;
-      const uint64_t all = here == 0 ? 0 : ~uint64_t{0} >> (64 - here);
-      const uint64_t gone = word < std::size(status.failed) ? status.failed[word] : 0;
-      to[word] = (failed ? gone : ~gone) & all;
-    }
-    fits = fits && capacity >= words;
-  };
-  copy(info->contributors, info->contributors_words, false);
-  copy(info->failed, info->failed_words, true);
-  if (fits) return MEP_SUCCESS;
-  return fail(MEP_ERR_CAPACITY, "a bitmap of this EP object needs %u words of 64 bits", words);
+  OperationRecord record{true, status.epoch, status.seq, status.result, true, {}, {}};
+  record.contributors.assign(rank_words(ranks), 0);
+  record.failed.assign(rank_words(ranks), 0);
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    const bool failed = rank / 64 < std::size(status.failed) &&
+                        ((status.failed[rank / 64] >> (rank % 64)) & 1u) != 0;
+    add_rank(failed ? &record.failed : &record.contributors, rank);
+  }
+  return record.fill(ranks, info);
 }
 
 }  // namespace mep

@@ -163,12 +163,9 @@ mep_result_t StagedComm::enqueue_part(Collective kind, const CollectiveArgs& arg
 }
 
 mep_result_t StagedComm::enqueue(Collective kind, const CollectiveArgs& args, void* stream) {
-  const mep_result_t terminal = comm_.world().terminal_result();
-  if (terminal != MEP_SUCCESS) {
-    return fail(terminal, "the world of comm %s has ended for this rank", comm_.name().c_str());
-  }
+  MEP_TRY(comm_.identity().check_world());
   MEP_TRY(check_stream(stream));
-  MEP_TRY(collective_type(kind).check(comm_, args));
+  MEP_TRY(collective_type(kind).check(comm_.collectives(), args));
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
   MEP_TRY(check_stream_device(device_, stream));

@@ -156,10 +156,7 @@ bool StagedEp::in_flight() {
 }
 
 mep_result_t StagedEp::check_call(const void* stream) const {
-  const mep_result_t terminal = comm_.world().terminal_result();
-  if (terminal != MEP_SUCCESS) {
-    return fail(terminal, "the world of comm %s has ended for this rank", comm_.name().c_str());
-  }
+  MEP_TRY(comm_.identity().check_world());
   return side_.check_stream(stream);
 }
 
@@ -251,10 +248,11 @@ mep_result_t StagedEp::take_failure() {
 
 // --- The control thread ---------------------------------------------------------------------------
 
-void StagedEp::install(const Verdict* verdict, const membership::Proposal*) {
-  if (verdict == nullptr) return;  // the epoch goes on
+void StagedEp::install(const std::shared_ptr<const CommChange>& change,
+                       const membership::Proposal*) {
+  if (change == nullptr) return;  // the epoch goes on
   const std::lock_guard lock(view_mutex_);
-  latest_ = {verdict->view->epoch, verdict->result, verdict->text};
+  latest_ = {change->view->epoch, change->result, change->text};
 }
 
 }  // namespace mep

@@ -44,11 +44,12 @@ class StagedEp : public EpDevice, public ViewClient, public DevicePart {
   // --- The control thread (ViewClient): the object of the host takes part, this one only looks ---
   void describe(std::vector<membership::ChannelState>*) const override {}
   bool holds(uint64_t, uint64_t) const override { return true; }
-  void wedge(std::vector<membership::ChannelState>*) override {}
+  void freeze(std::vector<membership::ChannelState>*) override {}
   const std::string& name() const override { return object_->name(); }
   void describe_object(std::vector<std::byte>*) const override {}
   void prepare() override {}
-  void install(const Verdict* verdict, const membership::Proposal* decision) override;
+  void install(const std::shared_ptr<const CommChange>& change,
+               const membership::Proposal* decision) override;
 
  private:
   struct Buffer {
@@ -57,7 +58,7 @@ class StagedEp : public EpDevice, public ViewClient, public DevicePart {
     std::shared_ptr<PinnedMemory> staging;
     std::unique_ptr<StagedEpCalls> served;
     StageServer server;
-    uint64_t epoch = 0;  // whose news were told
+    uint64_t epoch = 0;  // whose change was reported
     EpCallState calls;
   };
   // What the control thread left.

@@ -22,8 +22,8 @@ Step EpBuffer::step_receive() {
   std::copy(is_member_.begin(), is_member_.end(), complete_.begin());
   const mep_result_t arranged = arrange(nullptr);
   if (arranged != MEP_SUCCESS) return hard_failure(arranged);
-  if (!channel_.complete(op_.epoch, op_.seq)) return Step::kPending;  // the view decides
-  op_.over = true;
+  if (!engine_.complete(op_.epoch, op_.seq)) return Step::kPending;  // the view decides
+  op_.finished = true;
   note_complete();
   leave_peers_alone();
   return Step::kDone;
@@ -46,7 +46,7 @@ mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
       if (is_member_[source] != 0 && kept_counts != nullptr) {
         count = kept_counts[size_t{source} * shape_.local_experts + local];
       } else if (is_member_[source] != 0) {
-        std::memcpy(&count, window_->data() + layout_.counts(use_, source, first_place + local),
+        std::memcpy(&count, windows_.data() + layout_.counts(use_, source, first_place + local),
                     sizeof count);
       }
       int64_t& range = layout_range_[size_t{local} * shape_.ranks + source];
@@ -86,7 +86,7 @@ mep_result_t EpBuffer::read_entries(uint32_t local_expert, uint64_t begin, uint3
   const uint64_t row = layout_.row(local_expert, begin);
   uint32_t* entries = row_entry_.data() + row;
   if (count != 0) {
-    std::memcpy(entries, window_->data() + layout_.entry(row), count * sizeof(uint32_t));
+    std::memcpy(entries, windows_.data() + layout_.entry(row), count * sizeof(uint32_t));
   }
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t token = entries[i] / shape_.top_k;
@@ -105,7 +105,7 @@ void EpBuffer::move_rows(uint32_t local_expert, uint64_t from, uint64_t to, uint
   if (count == 0) return;
   const uint64_t source = layout_.row(local_expert, from);
   const uint64_t target = layout_.row(local_expert, to);
-  std::byte* base = window_->data();
+  std::byte* base = windows_.data();
   std::memmove(base + layout_.entry(target), base + layout_.entry(source),
                count * sizeof(uint32_t));
   std::memmove(base + layout_.recv_x(target), base + layout_.recv_x(source),
@@ -162,7 +162,7 @@ mep_result_t EpBuffer::check_capacity(const mep_dispatch_args_t& args) const {
 
 // Into the caller's memory, which has the form of the library's; only rows that arrived.
 void EpBuffer::copy_rows(const mep_dispatch_args_t& args) const {
-  const std::byte* base = window_->data();
+  const std::byte* base = windows_.data();
   auto* x = static_cast<std::byte*>(args.recv_x);
   auto* scales = static_cast<std::byte*>(args.recv_scales);
   if (x == base + layout_.recv_x(0)) x = nullptr;

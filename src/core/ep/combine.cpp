@@ -67,7 +67,7 @@ mep_result_t EpBuffer::begin_combine(EpHandle& handle, const mep_combine_args_t&
 }
 
 Step EpBuffer::step_combine_send(const mep_combine_args_t& args) {
-  const PostingScope posting(*this);
+  const PostingScope posting = engine_.posting();
   const std::byte* y = args.y == nullptr ? combine_out() : static_cast<const std::byte*>(args.y);
   // If the caller made y by stores past the caches, the scope's locked increment has drained them.
   for (; op_.cursor < members_.size(); ++op_.cursor) {
@@ -91,7 +91,7 @@ Step EpBuffer::step_combine_send(const mep_combine_args_t& args) {
         signal(EpWord::kCombineReady, use_, target, combine_payload(kind, current_->mark));
     if (sent != MEP_SUCCESS) return posting_failure(sent);
   }
-  flush_puts();
+  windows_.flush_puts();
   given_back_ = true;
   op_.cursor = 0;
   op_.sent = true;
@@ -103,7 +103,7 @@ mep_result_t EpBuffer::push_rows(uint32_t target, const std::byte* y, const Post
                                  bool* finished) {
   const size_t bytes = shape_.combine_row_bytes();
   const bool non_temporal = static_cast<uint64_t>(recv_total_) * bytes >= kNonTemporalBytes;
-  const Remote& remote = remotes_[target];
+  const Remote& remote = windows_[target];
   for (uint32_t local = 0; local < shape_.local_experts; ++local) {
     const auto range = static_cast<uint64_t>(layout_range_[size_t{local} * shape_.ranks + target]);
     const uint64_t first = layout_.row(local, range >> 32);
@@ -131,8 +131,8 @@ Step EpBuffer::step_combine_receive() {
     const bool came = arrived(EpWord::kCombineReady, use_, source, &payload);
     note_terms(source, came, payload);
   }
-  if (!channel_.complete(op_.epoch, op_.seq)) return Step::kPending;  // the view decides
-  op_.over = true;
+  if (!engine_.complete(op_.epoch, op_.seq)) return Step::kPending;  // the view decides
+  op_.finished = true;
   note_complete();
   judge_terms(op_.epoch != dispatch_epoch_);
   return Step::kDone;
@@ -142,7 +142,7 @@ void EpBuffer::note_terms(uint32_t source, bool word_arrived, uint32_t payload) 
   CombineWord kind = word_arrived ? combine_kind(payload) : CombineWord::kNone;
   if (payload != combine_payload(kind, current_->mark)) kind = CombineWord::kNone;
   if (kind != CombineWord::kPull && kind != CombineWord::kPushed) kind = CombineWord::kNone;
-  if (kind == CombineWord::kPull && remotes_[source].mapped == nullptr) kind = CombineWord::kNone;
+  if (kind == CombineWord::kPull && windows_[source].mapped == nullptr) kind = CombineWord::kNone;
   terms_[source] = kind;
 }
 
@@ -188,11 +188,11 @@ const std::byte* EpBuffer::term(const RouteEntry& entry, size_t at) const {
   if (entry.row == kNotSent) return nullptr;
   const auto place = static_cast<uint32_t>(entry.place);
   const uint32_t owner = place / shape_.local_experts;
-  if (terms_[owner] == CombineWord::kPushed) return window_->data() + layout_.combine_in(at);
+  if (terms_[owner] == CombineWord::kPushed) return windows_.data() + layout_.combine_in(at);
   if (terms_[owner] == CombineWord::kNone) return nullptr;
   const uint64_t row = layout_.row(place % shape_.local_experts, entry.row);
   if (owner == shape_.rank) return own_terms_ + row * shape_.combine_row_bytes();
-  return remotes_[owner].mapped + layout_.combine_out(row);
+  return windows_[owner].mapped + layout_.combine_out(row);
 }
 
 // The terms of a token that are there, with their weights; returns how many.

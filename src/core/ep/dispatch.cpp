@@ -71,7 +71,7 @@ mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const mep_dispatch_args_
 }
 
 Step EpBuffer::step_send(const mep_dispatch_args_t& args) {
-  const PostingScope posting(*this);
+  const PostingScope posting = engine_.posting();
   if (!posting.allowed()) return Step::kPending;
   if (op_.phase == kGiveBack) {
     const mep_result_t given = give_back_unused();
@@ -113,12 +113,12 @@ Step EpBuffer::step_send(const mep_dispatch_args_t& args) {
 mep_result_t EpBuffer::post_counts() {
   const std::vector<uint32_t>& counts = router_.counts();
   for (const uint32_t target : members_) {
-    MEP_TRY(remotes_[target].put(layout_.counts(use_, shape_.rank, 0), counts.data(),
+    MEP_TRY(windows_[target].put(layout_.counts(use_, shape_.rank, 0), counts.data(),
                                  counts.size() * sizeof(uint32_t)));
     MEP_TEST_DELAY_POINT("ep counts");
     MEP_TRY(signal(EpWord::kCountsReady, use_, target));
   }
-  flush_puts();
+  windows_.flush_puts();
   return MEP_SUCCESS;
 }
 
@@ -129,7 +129,7 @@ mep_result_t EpBuffer::place_rows() {
     if (source >= shape_.rank) break;
     for (uint32_t place = 0; place < shape_.places(); ++place) {
       uint32_t count = 0;  // read once
-      std::memcpy(&count, window_->data() + layout_.counts(use_, source, place), sizeof count);
+      std::memcpy(&count, windows_.data() + layout_.counts(use_, source, place), sizeof count);
       if (count > shape_.max_tokens) {
         return fail(MEP_ERR_MISMATCH,
                     "rank %u announced %u rows for one expert; at most %u tokens "
@@ -157,7 +157,7 @@ mep_result_t EpBuffer::send_token(const mep_dispatch_args_t& args, uint32_t toke
   } else if (shape_.quantizes()) {
     // Once for all experts of the token; the copies below find it in the nearest cache.
     if (staged_ == staging_rows_) {
-      flush_puts();
+      windows_.flush_puts();
       staged_ = 0;
     }
     std::byte* quantised = staging_.data() + staged_ * (row_bytes + scale_bytes);
@@ -177,7 +177,7 @@ mep_result_t EpBuffer::send_token(const mep_dispatch_args_t& args, uint32_t toke
   for (uint32_t k = 0; k < shape_.top_k; ++k) {
     if (entries[k].row == kNotSent) continue;
     const auto place = static_cast<uint32_t>(entries[k].place);
-    const Remote& remote = remotes_[place / shape_.local_experts];
+    const Remote& remote = windows_[place / shape_.local_experts];
     const uint64_t at = layout_.row(place % shape_.local_experts, entries[k].row);
     if (remote.mapped != nullptr) {
       copy_row(remote.mapped + layout_.recv_x(at), row, row_bytes, non_temporal);
@@ -193,7 +193,7 @@ mep_result_t EpBuffer::send_token(const mep_dispatch_args_t& args, uint32_t toke
 mep_result_t EpBuffer::announce_rows() {
   const std::vector<uint32_t>& counts = router_.counts();
   for (const uint32_t target : members_) {
-    const Remote& remote = remotes_[target];
+    const Remote& remote = windows_[target];
     const uint32_t first = target * shape_.local_experts;
     for (uint32_t local = 0; local < shape_.local_experts; ++local) {
       const uint32_t place = first + local;
@@ -209,7 +209,7 @@ mep_result_t EpBuffer::announce_rows() {
     MEP_TRY(signal(EpWord::kRowsReady, use_, target));
   }
   // The caller's memory and the staged rows are free when nothing reads them any more.
-  flush_puts();
+  windows_.flush_puts();
   staged_ = 0;
   return MEP_SUCCESS;
 }

@@ -21,8 +21,8 @@ EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uin
     : comm_(comm),
       shape_(shape),
       layout_(layout),
-      id_(id),
-      channel_(id, 1),
+      windows_(comm.identity()),
+      engine_(*this, comm.identity(), id),
       is_member_(shape.ranks, 0),
       router_(shape),
       first_row_(shape.places(), 0),
@@ -36,37 +36,19 @@ EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uin
   op_.text.reserve(kTextBytes);
   record_.reserve(shape.ranks);
   members_.reserve(shape.ranks);
-  reached_incarnations_.reserve(shape.ranks);
-}
-
-EpBuffer::~EpBuffer() {
-  if (window_ != nullptr) comm_.world().drop_window(window_->id());
 }
 
 mep_result_t EpBuffer::offer() {
-  std::shared_ptr<Window> window;
-  MEP_TRY(Window::create(id_, layout_.bytes(), &window));
-  window_ = std::move(window);
-  return comm_.world().offer_window(window_, comm_.slots());
+  MEP_TRY(windows_.create(engine_.id(), layout_.bytes()));
+  return comm_.world().offer_window(windows_.own(), comm_.slots());
 }
 
 mep_result_t EpBuffer::receive(const Deadline& deadline) {
-  const membership::View view = comm_.world().view_snapshot();
-  reached_incarnations_.clear();
-  for (const uint32_t slot : comm_.slots()) {
-    reached_incarnations_.push_back(view.incarnation(slot));
-  }
-  MEP_TRY(comm_.world().receive_windows(
-      window_, comm_.slots(),
-      [&](uint32_t slot) {
-        // A newcomer goes on without a member that leaves the view meanwhile.
-        return view.incarnation(slot) == 0 ||
-               (comm_.world().entering() && comm_.world().view_snapshot().incarnation(slot) == 0);
-      },
-      deadline, &remotes_));
-  const bool any_put = std::any_of(remotes_.begin(), remotes_.end(), [](const Remote& remote) {
-    return remote.mapped == nullptr && remote.transport != nullptr;
-  });
+  const CommBirth members = CommBirth::of(comm_.world().view_snapshot(), comm_.slots());
+  MEP_TRY(windows_.receive(members.incarnations, deadline));
+  const bool any_put = std::any_of(
+      windows_.remotes().begin(), windows_.remotes().end(),
+      [](const Remote& remote) { return remote.mapped == nullptr && remote.transport != nullptr; });
   staging_rows_ = any_put ? kStagedRows : 1;
   if (shape_.quantizes()) {
     staging_.resize(staging_rows_ * (shape_.wire_row_bytes() + shape_.scale_row_bytes()));
@@ -79,52 +61,17 @@ void EpBuffer::pull_where_mapped() {
   for (uint32_t rank = 0; rank < shape_.ranks; ++rank) pulls_[rank] = maps(rank) ? 1 : 0;
 }
 
-// A newcomer whose windows have all come has this one or never will: the object was made while it came.
-bool EpBuffer::reach(uint32_t slot, uint64_t incarnation, Remote* remote) const {
-  try {
-    return try_to_reach(slot, incarnation, remote);
-  } catch (const std::bad_alloc&) {
-    (void)fail(MEP_ERR_NO_MEMORY, "there is no memory for its windows");
-    return false;
-  }
-}
-
-bool EpBuffer::try_to_reach(uint32_t slot, uint64_t incarnation, Remote* remote) const {
-  World& world = comm_.world();
-  if (world.has_offered_all(slot, incarnation) && !world.has_offered(slot, *window_)) {
-    (void)fail(MEP_ERR_NOT_FOUND, "it joined while the object was made or destroyed");
-    return false;
-  }
-  return world.await_remote(slot, window_, deadline(), remote) == MEP_SUCCESS;
-}
-
-// A replaced rank has the same object, made before it came into the view.
-void EpBuffer::reach_newcomers(const CommView& view) {
-  for (const uint32_t rank : view.live) {
-    if (view.incarnations[rank] == reached_incarnations_[rank]) continue;
-    if (rank != shape_.rank) {
-      if (!reach(comm_.slots()[rank], view.incarnations[rank], &remotes_[rank])) {
-        log(LogLevel::kWarn, "rank %u does not take part in an EP object: %s", rank,
-            last_error_text());
-        continue;
-      }
-      pulls_[rank] = maps(rank) ? 1 : 0;
-    }
-    reached_incarnations_[rank] = view.incarnations[rank];
-  }
-}
-
 void EpBuffer::start(std::shared_ptr<const CommView> view) {
-  adopted_ = std::move(view);
+  engine_.start(std::move(view), 1);
   note_members();
-  channel_.restart(adopted_->epoch, 0);
 }
 
 void EpBuffer::note_members() {
+  const CommView& view = engine_.adopted();
   members_.clear();
   std::fill(is_member_.begin(), is_member_.end(), 0);
-  for (const uint32_t rank : adopted_->live) {
-    if (adopted_->incarnations[rank] != reached_incarnations_[rank]) continue;
+  for (const uint32_t rank : view.live) {
+    if (!windows_.reaches(rank, view.incarnations[rank])) continue;
     members_.push_back(rank);
     is_member_[rank] = 1;
   }
@@ -138,16 +85,14 @@ void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
   stage_ = stage;
   ++begun_;
   current_ = handle;
-  op_.epoch = adopted_->epoch;
-  op_.seq = ++seq_;
   op_.phase = 0;
   op_.cursor = 0;
   op_.sent = false;
-  op_.over = false;
+  op_.finished = false;
   op_.agreed = false;
   op_.result = MEP_SUCCESS;
   op_.text.clear();
-  channel_.enter(op_.seq);
+  engine_.give_number(&op_);
   pending_epoch_.store(op_.epoch, std::memory_order_seq_cst);  // see quiesced()
 }
 
@@ -165,15 +110,15 @@ mep_result_t EpBuffer::begin_report(Stage stage, EpHandle* handle, mep_result_t 
 
 // This rank's own trouble; the others learn of it by their deadlines.
 Step EpBuffer::hard_failure(mep_result_t result) {
-  op_.over = true;
+  op_.finished = true;
   op_.result = result;
   op_.text = last_error_text();
   if (stage_ == Stage::kDispatching) {
     arrange_nothing();
     leave_peers_alone();
   }
-  (void)channel_.complete(op_.epoch,
-                          op_.seq);  // else the view is changing, and nothing is to settle
+  (void)engine_.complete(op_.epoch,
+                         op_.seq);  // else the view is changing, and nothing is to settle
   return Step::kFailed;
 }
 
@@ -199,7 +144,7 @@ mep_result_t EpBuffer::agree(mep_result_t own, mep_result_t* gravest) {
     return is_error(result) ? 2 + static_cast<uint64_t>(-result) : static_cast<uint64_t>(result);
   };
   uint64_t most = 0;
-  MEP_TRY(comm_.agree_largest(grave(own) << kCodeShift | shape_.rank, &most));
+  MEP_TRY(comm_.collectives().agree_largest(grave(own) << kCodeShift | shape_.rank, &most));
   const uint64_t code = most >> kCodeShift;
   *gravest = own;
   if (code == grave(own)) return MEP_SUCCESS;
@@ -218,13 +163,14 @@ void EpBuffer::agree_on_result() {
   if (agreed != MEP_SUCCESS) {
     op_.result = agreed;
     // The round was ended by a change, which this operation reports.
-    if (comm_.last_report() != nullptr) drop_report(comm_.last_report()->epoch);
+    const Reports::Report reported = comm_.collectives().last_report();
+    if (reported != nullptr) reports().drop_up_to(reported->epoch);
   }
   if (op_.result != own) op_.text = last_error_text();
 }
 
 bool EpBuffer::arrived(EpWord kind, uint64_t use, uint32_t source, uint32_t* payload) const {
-  const uint64_t word = load_signal(window_->data(), layout_.word(kind, use, source));
+  const uint64_t word = load_signal(windows_.data(), layout_.word(kind, use, source));
   if (!signal_matches(word, signal_tag(op_.epoch, use))) return false;
   if (payload != nullptr) *payload = signal_payload(word);
   return true;
@@ -239,7 +185,7 @@ bool EpBuffer::arrived_from_all(EpWord kind, uint64_t use) {
 }
 
 mep_result_t EpBuffer::signal(EpWord kind, uint64_t use, uint32_t target, uint32_t payload) const {
-  return remotes_[target].signal(layout_.word(kind, use, shape_.rank),
+  return windows_[target].signal(layout_.word(kind, use, shape_.rank),
                                  signal_tag(op_.epoch, use) | payload);
 }
 
@@ -254,15 +200,8 @@ mep_result_t EpBuffer::give_back_unused() {
   return MEP_SUCCESS;
 }
 
-void EpBuffer::flush_puts() const {
-  for (const uint32_t rank : members_) {
-    const Remote& remote = remotes_[rank];
-    if (remote.mapped == nullptr) (void)remote.transport->flush(remote.slot);
-  }
-}
-
 void EpBuffer::fill_view(mep_ep_view_t* view) const {
-  const std::byte* base = window_->data();
+  const std::byte* base = windows_.data();
   view->flags = 0;
   view->recv_x = base + layout_.recv_x(0);
   view->recv_scales = shape_.has_scales() ? base + layout_.scales(0) : nullptr;
@@ -275,7 +214,7 @@ void EpBuffer::fill_view(mep_ep_view_t* view) const {
 // --- What happened --------------------------------------------------------------------------------
 
 void EpBuffer::note_record(const std::vector<uint8_t>& contributed) {
-  const size_t words = (size_t{shape_.ranks} + 63) / 64;
+  const size_t words = rank_words(shape_.ranks);
   record_.any = true;
   record_.epoch = op_.epoch;
   record_.seq = op_.seq;
@@ -283,8 +222,7 @@ void EpBuffer::note_record(const std::vector<uint8_t>& contributed) {
   record_.contributors.assign(words, 0);
   record_.failed.assign(words, 0);
   for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
-    std::vector<uint64_t>& set = contributed[rank] != 0 ? record_.contributors : record_.failed;
-    set[rank / 64] |= uint64_t{1} << (rank % 64);
+    add_rank(contributed[rank] != 0 ? &record_.contributors : &record_.failed, rank);
   }
 }
 
@@ -305,21 +243,7 @@ mep_result_t EpBuffer::last_op(mep_op_info_t* info) const {
   if (!record_.any) {
     return fail(MEP_ERR_NOT_FOUND, "no dispatch or combine has finished on this buffer yet");
   }
-  info->flags = MEP_OP_INPUT_INTACT;  // neither writes its input
-  info->epoch = record_.epoch;
-  info->seq = record_.seq;
-  info->result = record_.result;
-  bool fits = true;
-  const auto copy = [&](uint64_t* to, uint32_t capacity, const std::vector<uint64_t>& from) {
-    if (to == nullptr) return;
-    for (uint32_t i = 0; i < capacity; ++i) to[i] = i < from.size() ? from[i] : 0;
-    fits = fits && capacity >= from.size();
-  };
-  copy(info->contributors, info->contributors_words, record_.contributors);
-  copy(info->failed, info->failed_words, record_.failed);
-  if (fits) return MEP_SUCCESS;
-  return fail(MEP_ERR_CAPACITY, "a bitmap of this EP object needs %zu words of 64 bits",
-              record_.failed.size());
+  return record_.fill(shape_.ranks, info);
 }
 
 }  // namespace mep

@@ -16,26 +16,25 @@
 //     rows of use n + 1 tell the owner. So the caller may write it again once the next dispatch on the
 //     buffer was received, and that is when there are rows to write it for.
 //
-// Two threads meet here as in a comm: the user's and the world's control thread. The latter touches
-// only the channel, the words between wedge and install, and what is under mutex_.
+// Two threads meet here as in a comm: the user's and the world's control thread. The latter touches only the
+// channel, the words between freeze and install, and what is under the channel's lock.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "core/coll/operation.hpp"
-#include "core/comm/channel.hpp"
 #include "core/comm/comm.hpp"
-#include "core/comm/signal_word.hpp"
 #include "core/ep/ep_config.hpp"
 #include "core/ep/ep_layout.hpp"
 #include "core/ep/routing.hpp"
+#include "core/operation/operation_engine.hpp"
+#include "core/operation/operation_record.hpp"
+#include "core/operation/peer_windows.hpp"
+#include "core/operation/signal_word.hpp"
 
 namespace mep {
 
@@ -45,10 +44,17 @@ struct EpHandle {
   uint32_t mark = 0;  // of the dispatch, see dispatch_mark()
 };
 
+struct EpOperation : OperationState<EpOperation> {
+  uint32_t phase = 0;   // of the step function
+  uint32_t cursor = 0;  // of the step function
+  bool sent = false;    // all that other ranks need from this one is with them
+  bool agreed = false;  // see EpBuffer::agree_on_result()
+  std::string text;     // of an error; outputs may still have to be delivered
+};
+
 class EpBuffer {
  public:
   EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uint64_t id);
-  ~EpBuffer();
   EpBuffer(const EpBuffer&) = delete;
   EpBuffer& operator=(const EpBuffer&) = delete;
 
@@ -56,7 +62,7 @@ class EpBuffer {
   [[nodiscard]] mep_result_t offer();
   [[nodiscard]] mep_result_t receive(const Deadline& deadline);
   // Whether this rank reads `rank`'s window in place.
-  bool maps(uint32_t rank) const { return remotes_[rank].mapped != nullptr; }
+  bool maps(uint32_t rank) const { return windows_.maps(rank); }
   void start(std::shared_ptr<const CommView> view);
   // pulls[r]: rank r reads this rank's window in place.
   void set_pulls(std::vector<uint8_t> pulls) { pulls_ = std::move(pulls); }
@@ -69,7 +75,7 @@ class EpBuffer {
   [[nodiscard]] mep_result_t combine(EpHandle& handle, const mep_combine_args_t& args);
   [[nodiscard]] mep_result_t last_op(mep_op_info_t* info) const;
   void fill_view(mep_ep_view_t* view) const;
-  std::byte* combine_out() const { return window_->data() + layout_.combine_out(0); }
+  std::byte* combine_out() const { return windows_.data() + layout_.combine_out(0); }
   // An operation was sent and has not been received; the end of its epoch or world ends it too.
   bool in_flight();
   bool uses(const EpHandle& handle) const { return current_ == &handle; }
@@ -89,22 +95,23 @@ class EpBuffer {
   // differs between ranks if they chose differently to combine a dispatch that a failure had cut.
   membership::ChannelState state() const {
     // Acquire: the control thread sees an operation as complete after what it did.
-    return {comm_.id(), id_, completed_.load(std::memory_order_acquire), 0};
+    return {comm_.id(), engine_.id(), completed_.load(std::memory_order_acquire), 0};
   }
-  void wedge();
-  void report(std::vector<membership::ChannelState>* channels) const {
-    channels->push_back({comm_.id(), id_, frozen_.done, frozen_.entered});
-  }
-  void wait_for_posters() const;
+  membership::ChannelState freeze();
+  void await_posters() const { engine_.await_posters(); }
   // Whether no operation that began before `epoch` may still touch memory of other ranks.
   bool quiesced(uint64_t epoch) const {
     // Sequentially consistent, as its writer: an operation that begins later meets the new epoch.
     return pending_epoch_.load(std::memory_order_seq_cst) >= epoch;
   }
   void prepare();
-  void install(const Verdict* verdict, const membership::Proposal* decision);
+  void install(const std::shared_ptr<const CommChange>& change,
+               const membership::Proposal* decision);
 
  private:
+  using Engine = OperationEngine<EpBuffer, EpOperation>;
+  friend Engine;
+  static constexpr OperationClass kClass = OperationClass::kPersonal;
   static constexpr uint64_t kNoEpoch = UINT64_MAX;
 
   enum class Stage : uint8_t {
@@ -114,44 +121,10 @@ class EpBuffer {
     kCombining,  // begun; not received
   };
 
-  struct EpOperation {
-    uint64_t epoch = 0;
-    uint64_t seq = 0;
-    uint32_t phase = 0;   // of the step function
-    uint32_t cursor = 0;  // of the step function
-    bool sent = false;    // all that other ranks need from this one is with them
-    bool over = false;    // the result is known; outputs may still have to be delivered
-    bool agreed = false;  // see agree_on_result()
-    mep_result_t result = MEP_SUCCESS;
-    std::string text;  // of an error
-  };
-
-  // How an epoch ended: what had arrived here, and what was decided.
-  struct EpochEnd {
-    uint64_t epoch = 0;
+  // What had arrived here when all ranks had stopped.
+  struct Arrived {
     std::vector<uint64_t> words;   // all words of the window
     std::vector<uint32_t> counts;  // [2 parities][R][E_local]
-    mep_result_t result = MEP_ERR_PEER_FAILED;
-    std::string text;
-    std::shared_ptr<const CommView> view;  // that followed
-  };
-
-  // As Comm::PostingScope: whoever writes to peers is inside one, and a view change waits for it.
-  class PostingScope {
-   public:
-    explicit PostingScope(EpBuffer& buffer) : buffer_(buffer) {
-      // Sequentially consistent, as the wedge: either it sees this, or allowed() sees the wedge.
-      buffer_.posting_.fetch_add(1, std::memory_order_seq_cst);
-    }
-    // Release: what was put is there before the control thread goes on.
-    ~PostingScope() { buffer_.posting_.fetch_sub(1, std::memory_order_release); }
-    PostingScope(const PostingScope&) = delete;
-    PostingScope& operator=(const PostingScope&) = delete;
-    // Asked again before every row: a wedge waits for one row at most.
-    bool allowed() const { return buffer_.channel_.undisturbed(buffer_.op_.epoch); }
-
-   private:
-    EpBuffer& buffer_;
   };
 
   // ep_buffer.cpp
@@ -177,7 +150,6 @@ class EpBuffer {
   mep_result_t agree(mep_result_t own, mep_result_t* gravest);
   void note_record(const std::vector<uint8_t>& contributed);
   void fill_status(mep_op_status_t* status) const;
-  void flush_puts() const;
   bool arrived(EpWord kind, uint64_t use, uint32_t source, uint32_t* payload = nullptr) const;
   bool arrived_from_all(EpWord kind, uint64_t use);
   mep_result_t signal(EpWord kind, uint64_t use, uint32_t target, uint32_t payload = 0) const;
@@ -218,32 +190,25 @@ class EpBuffer {
                         float* row_weights);
   const std::byte* term(const RouteEntry& entry, size_t at) const;
 
-  // ep_view.cpp
+  // ep_view.cpp: for the engine, and reports
+  void note_number(const EpOperation&) {}
+  void settle(EpOperation& operation, const Verdict& verdict);
+  void end(EpOperation& operation, mep_result_t result);
+  mep_result_t adopt(const Verdict& verdict);
   mep_result_t catch_up();
-  mep_result_t report_change();
-  bool has_report() const;
-  std::shared_ptr<const Verdict> take_report();
-  void drop_report(uint64_t epoch);
-  bool settle();
-  void settle_dispatch(const EpochEnd& end);
-  void settle_combine(const EpochEnd& end);
-  void conclude(const EpochEnd& end, bool complete, bool survivors_served);
-  void adopt(std::shared_ptr<const CommView> view, uint64_t next);
-  void reach_newcomers(const CommView& view);
-  bool reach(uint32_t slot, uint64_t incarnation, Remote* remote) const;
-  bool try_to_reach(uint32_t slot, uint64_t incarnation, Remote* remote) const;
+  Reports& reports() { return uniform() ? reports_ : comm_.personal_reports(); }
+  Arrived take_arrived();
+  void settle_dispatch(const Arrived& arrived, const CommChange& change);
+  void settle_combine(const Arrived& arrived, const CommChange& change);
+  void conclude(const CommChange& change, bool complete, bool survivors_served);
   void note_members();
 
   Comm& comm_;
   const EpShape& shape_;
   const EpLayout& layout_;
-  const uint64_t id_;
-  std::shared_ptr<Window> window_;
-  std::vector<Remote> remotes_;                 // by rank
-  std::vector<uint64_t> reached_incarnations_;  // by rank, when the windows were exchanged
-  std::vector<uint8_t> pulls_;                  // by rank: it reads this rank's window in place
-  Channel channel_;
-  std::atomic<uint32_t> posting_{0};  // threads inside a PostingScope
+  PeerWindows windows_;
+  std::vector<uint8_t> pulls_;  // by rank: it reads this rank's window in place
+  Engine engine_;
   // Of the operation that has begun and may still touch memory of other ranks; tells quiesced().
   std::atomic<uint64_t> pending_epoch_{kNoEpoch};
 
@@ -251,10 +216,8 @@ class EpBuffer {
   std::atomic<uint64_t> completed_{0};
 
   // The user's thread.
-  std::shared_ptr<const CommView> adopted_;
   std::vector<uint32_t> members_;   // live ranks that share this object, rising
   std::vector<uint8_t> is_member_;  // by rank
-  uint64_t seq_ = 0;
   uint64_t use_ = 0;
   uint64_t first_use_ = 1;  // of the epoch
   bool carries_ = false;    // the epoch has a use 0
@@ -287,18 +250,13 @@ class EpBuffer {
   bool terms_missing_ = false;            // of an entry that was routed
   int32_t missing_place_ = kNoExpert;     // one such
 
-  Channel::Frozen frozen_{};  // the control thread's
-
-  // Shared, under mutex_.
-  std::mutex mutex_;
-  std::optional<EpochEnd> prepared_;  // of the change under way
-  std::optional<EpochEnd> ended_;     // the first change that the user's thread has not met
   // With MEP_COMM_UNIFORM: changes that no operation of this buffer has reported. All ranks make the same calls
   // on it, so it reports each change by the same call on all, whatever other buffers do.
-  std::deque<std::shared_ptr<const Verdict>> reports_;
-  std::atomic<size_t> report_count_{0};  // relaxed: a hint, the reports are under the mutex
-  std::shared_ptr<const CommView> latest_view_;
-  uint64_t latest_next_ = 1;
+  Reports reports_;
+
+  // Shared, under the channel's lock.
+  std::optional<Arrived> prepared_;  // of the change under way
+  std::optional<Arrived> arrived_;   // of the first change that the user's thread has not met
 };
 
 }  // namespace mep

@@ -217,17 +217,14 @@ bool EpObject::holds(uint64_t channel, uint64_t seq) const {
   });
 }
 
-void EpObject::wedge(std::vector<membership::ChannelState>* channels) {
-  for (const auto& buffer : buffers_) buffer->wedge();
-  for (const auto& buffer : buffers_) {
-    buffer->wait_for_posters();
-    buffer->report(channels);
-  }
+void EpObject::freeze(std::vector<membership::ChannelState>* channels) {
+  for (const auto& buffer : buffers_) channels->push_back(buffer->freeze());
+  for (const auto& buffer : buffers_) buffer->await_posters();
 }
 
 void EpObject::terminate() {
-  for (const auto& buffer : buffers_) buffer->wedge();
-  for (const auto& buffer : buffers_) buffer->wait_for_posters();
+  std::vector<membership::ChannelState> unused;
+  freeze(&unused);
 }
 
 bool EpObject::quiesced() const {
@@ -239,9 +236,10 @@ void EpObject::prepare() {
   for (const auto& buffer : buffers_) buffer->prepare();
 }
 
-void EpObject::install(const Verdict* verdict, const membership::Proposal* decision) {
-  for (const auto& buffer : buffers_) buffer->install(verdict, decision);
-  if (verdict != nullptr) installed_epoch_ = verdict->view->epoch;
+void EpObject::install(const std::shared_ptr<const CommChange>& change,
+                       const membership::Proposal* decision) {
+  for (const auto& buffer : buffers_) buffer->install(change, decision);
+  if (change != nullptr) installed_epoch_ = change->view->epoch;
 }
 
 // --- Sizes ----------------------------------------------------------------------------------------

@@ -42,11 +42,12 @@ class EpObject : public ViewClient {
   void describe_object(std::vector<std::byte>* out) const override;
   void describe(std::vector<membership::ChannelState>* channels) const override;
   bool holds(uint64_t channel, uint64_t seq) const override;
-  void wedge(std::vector<membership::ChannelState>* channels) override;
+  void freeze(std::vector<membership::ChannelState>* channels) override;
   bool quiesced() const override;
   void prepare() override;
   void terminate() override;
-  void install(const Verdict* verdict, const membership::Proposal* decision) override;
+  void install(const std::shared_ptr<const CommChange>& change,
+               const membership::Proposal* decision) override;
 
  private:
   EpObject(Comm& comm, const EpShape& shape);

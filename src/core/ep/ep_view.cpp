@@ -1,10 +1,7 @@
 // What a view change means for an EP buffer. Dispatch and combine are personal operations: the one in
 // flight ends by what had arrived here when all ranks had stopped.
-#include <sched.h>
-
 #include <algorithm>
 
-#include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/ep/ep_drive.hpp"
 
@@ -12,33 +9,22 @@ namespace mep {
 
 // --- The control thread ---------------------------------------------------------------------------
 
-void EpBuffer::wedge() {
-  frozen_ = channel_.wedge();
-  const std::lock_guard lock(mutex_);
+membership::ChannelState EpBuffer::freeze() {
+  const Channel::Frozen frozen = engine_.freeze();
+  const std::lock_guard lock(engine_.mutex());
   prepared_.reset();
-}
-
-void EpBuffer::wait_for_posters() const {
-  const Deadline limit = Deadline::after_ms(10'000);
-  while (posting_.load(std::memory_order_seq_cst) != 0) {
-    if (limit.expired()) {
-      log(LogLevel::kError, "comm %s: a thread is stuck in a dispatch or combine",
-          comm_.name().c_str());
-      return;
-    }
-    sched_yield();
-  }
+  return {comm_.id(), engine_.id(), frozen.done, frozen.entered};
 }
 
 // All ranks have stopped. What arrived is copied out, then the words are zeroed for the next epoch. A
 // change may be prepared more than once: what is zero by now was copied before.
 void EpBuffer::prepare() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(engine_.mutex());
   if (!prepared_.has_value()) {
-    prepared_ = EpochEnd{};
+    prepared_ = Arrived{};
     prepared_->words.assign(layout_.words(), 0);
   }
-  std::byte* base = window_->data();
+  std::byte* base = windows_.data();
   for (uint32_t i = 0; i < layout_.words(); ++i) {
     auto* word = reinterpret_cast<std::atomic<uint64_t>*>(base + layout_.word_at(i));
     // Acquire: as the reader of the word. The zero orders nothing: nobody posts before the install.
@@ -55,12 +41,13 @@ void EpBuffer::prepare() {
   }
 }
 
-void EpBuffer::install(const Verdict* verdict, const membership::Proposal* decision) {
-  const std::lock_guard lock(mutex_);
-  if (verdict == nullptr) {
+void EpBuffer::install(const std::shared_ptr<const CommChange>& change,
+                       const membership::Proposal* decision) {
+  const std::lock_guard lock(engine_.mutex());
+  if (change == nullptr) {
     // The epoch goes on: the words too. A peer that went on earlier may have posted a newer one.
     for (uint32_t i = 0; prepared_.has_value() && i < layout_.words(); ++i) {
-      auto* word = reinterpret_cast<std::atomic<uint64_t>*>(window_->data() + layout_.word_at(i));
+      auto* word = reinterpret_cast<std::atomic<uint64_t>*>(windows_.data() + layout_.word_at(i));
       uint64_t nothing = 0;
       // Release: to the reader of the word, what prepare() acquired.
       if (prepared_->words[i] != 0) {
@@ -69,147 +56,80 @@ void EpBuffer::install(const Verdict* verdict, const membership::Proposal* decis
       }
     }
     prepared_.reset();
-    channel_.unwedge();
+    engine_.resume();
     return;
   }
-  latest_next_ = channel_.done() + 1;
-  if (const auto* decided = decision->verdict(comm_.id(), id_)) latest_next_ = decided->next;
-  latest_view_ = verdict->view;
-  if (!ended_.has_value()) {
-    ended_ = prepared_.has_value() ? std::move(*prepared_) : EpochEnd{};
-    ended_->epoch = verdict->epoch;
-    ended_->result = verdict->result;
-    ended_->text = verdict->text;
-    ended_->view = verdict->view;
-  }
-  if (uniform() && verdict->is_reported) {
-    reports_.push_back(std::make_shared<const Verdict>(*verdict));
-    report_count_.store(reports_.size(), std::memory_order_relaxed);
-  }
+  if (engine_.is_adopted()) arrived_ = std::move(prepared_);
   prepared_.reset();
-  channel_.restart(verdict->view->epoch, latest_next_ - 1);
+  if (uniform() && change->is_reported) reports_.push(change);
+  engine_.install(engine_.verdict_by(change, *decision));
 }
 
 // --- The user's thread ----------------------------------------------------------------------------
 
 // Before a call begins: adopts what has changed, and reports it if no operation has.
 mep_result_t EpBuffer::catch_up() {
-  World& world = comm_.world();
-  const auto terminal = [&] { return world.terminal_result(); };
-  if (channel_.undisturbed(adopted_->epoch) && !has_report() && terminal() == MEP_SUCCESS)
-      [[likely]] {
+  MEP_TRY(engine_.catch_up());
+  if (!reports().any()) [[likely]]
     return MEP_SUCCESS;
-  }
-  constexpr uint64_t kVerdictGraceMs = 60'000;
-  const Deadline limit = Deadline::after_ms(kVerdictGraceMs + comm_.timeout_ms());
-  const bool settled = wait_until(world.wait_policy(), world.doorbell(), limit,
-                                  [&] { return !channel_.wedged() || terminal() != MEP_SUCCESS; });
-  if (terminal() != MEP_SUCCESS) {
-    return fail(terminal(), "the world of comm %s has ended for this rank", comm_.name().c_str());
-  }
-  if (!settled) {
-    return fail(MEP_ERR_INTERNAL, "the view of comm %s did not settle; please report this",
-                comm_.name().c_str());
-  }
-  std::shared_ptr<const CommView> view;
-  uint64_t next = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    if (ended_.has_value()) view = latest_view_;
-    next = latest_next_;
-    ended_.reset();
-  }
-  if (view != nullptr) adopt(std::move(view), next);
-  return report_change();
-}
-
-bool EpBuffer::has_report() const {
-  return uniform() ? report_count_.load(std::memory_order_relaxed) != 0
-                   : comm_.has_personal_report();
-}
-
-std::shared_ptr<const Verdict> EpBuffer::take_report() {
-  if (!uniform()) return comm_.take_personal_report();
-  const std::lock_guard lock(mutex_);
-  if (reports_.empty()) return nullptr;
-  std::shared_ptr<const Verdict> report = std::move(reports_.front());
-  reports_.pop_front();
-  report_count_.store(reports_.size(), std::memory_order_relaxed);
-  return report;
-}
-
-// An operation of this buffer reports it.
-void EpBuffer::drop_report(uint64_t epoch) {
-  if (!uniform()) return comm_.drop_personal_reports(epoch);
-  const std::lock_guard lock(mutex_);
-  std::erase_if(reports_, [=](const auto& report) { return report->epoch <= epoch; });
-  report_count_.store(reports_.size(), std::memory_order_relaxed);
-}
-
-mep_result_t EpBuffer::report_change() {
-  const std::shared_ptr<const Verdict> report = take_report();
+  const Reports::Report report = reports().take();
   if (report == nullptr) return MEP_SUCCESS;
   return fail(report->result, "%s", report->text.c_str());
 }
 
-void EpBuffer::adopt(std::shared_ptr<const CommView> view, uint64_t next) {
-  reach_newcomers(*view);
-  adopted_ = std::move(view);
-  seq_ = next - 1;
+mep_result_t EpBuffer::adopt(const Verdict& verdict) {
+  // A replaced rank has the same object, made before it came into the view.
+  MEP_TRY(windows_.reach_newcomers(*verdict.change->view, deadline(), "an EP object",
+                                   [this](uint32_t rank) { pulls_[rank] = maps(rank) ? 1 : 0; }));
+  engine_.adopt(verdict, [this] { arrived_.reset(); });
   use_ = 0;
   first_use_ = 1;
   carries_ = true;
   given_back_ = false;
   note_members();
+  return MEP_SUCCESS;
 }
 
 bool EpBuffer::in_flight() {
-  if (!has_operation() || op_.over) return false;
-  const bool undisturbed =
-      channel_.undisturbed(op_.epoch) && comm_.world().terminal_result() == MEP_SUCCESS;
-  return undisturbed || !settle();
+  return has_operation() && !op_.finished && !engine_.look(&op_, [] { return false; });
 }
 
-// The operation in flight met a wedge, or an epoch that is not its own. True: it is over.
-bool EpBuffer::settle() {
-  const mep_result_t terminal = comm_.world().terminal_result();
-  if (terminal != MEP_SUCCESS) {
-    op_.over = true;
-    op_.result =
-        fail(terminal, "the world of comm %s has ended for this rank", comm_.name().c_str());
-    op_.text = last_error_text();
-    if (stage_ == Stage::kDispatching) {
-      arrange_nothing();
-      leave_peers_alone();
-    }
-    return true;
-  }
-  EpochEnd end;
-  std::shared_ptr<const CommView> view;
-  uint64_t next = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!ended_.has_value() || channel_.wedged()) return false;  // still deciding
-    // None if it began after the others had stopped. Nothing fails from here on.
-    ended_->words.resize(layout_.words(), 0);
-    ended_->counts.resize(size_t{2} * shape_.ranks * shape_.local_experts, 0);
-    end = std::move(*ended_);
-    ended_.reset();
-    view = latest_view_;
-    next = latest_next_;
-  }
-  op_.over = true;
+// The world has ended for this rank.
+void EpBuffer::end(EpOperation& operation, mep_result_t result) {
+  operation.finished = true;
+  operation.result = result;
+  operation.text = last_error_text();
   if (stage_ == Stage::kDispatching) {
-    settle_dispatch(end);
+    arrange_nothing();
+    leave_peers_alone();
+  }
+  windows_.flush_puts();
+}
+
+// Nothing if the operation began after the others had stopped.
+EpBuffer::Arrived EpBuffer::take_arrived() {
+  const std::lock_guard lock(engine_.mutex());
+  if (!arrived_.has_value()) arrived_ = Arrived{};
+  // Nothing fails from here on.
+  arrived_->words.resize(layout_.words(), 0);
+  arrived_->counts.resize(size_t{2} * shape_.ranks * shape_.local_experts, 0);
+  return std::move(*arrived_);
+}
+
+void EpBuffer::settle(EpOperation& operation, const Verdict& verdict) {
+  const Arrived arrived = take_arrived();
+  operation.finished = true;
+  if (stage_ == Stage::kDispatching) {
+    settle_dispatch(arrived, *verdict.change);
     leave_peers_alone();
   } else {
-    settle_combine(end);
+    settle_combine(arrived, *verdict.change);
   }
-  adopt(std::move(view), next);
-  return true;
+  // Rows may be on their way that lie in the caller's memory.
+  windows_.flush_puts();
 }
 
-void EpBuffer::settle_dispatch(const EpochEnd& end) {
+void EpBuffer::settle_dispatch(const Arrived& arrived, const CommChange& change) {
   const uint64_t tag = signal_tag(op_.epoch, use_);
   bool counts_known = true;  // of all lower ranks: then the place of the rows is
   bool survivors_served = op_.sent;
@@ -217,55 +137,55 @@ void EpBuffer::settle_dispatch(const EpochEnd& end) {
   std::fill(complete_.begin(), complete_.end(), 0);
   for (const uint32_t source : members_) {
     const auto came = [&](EpWord kind) {
-      return signal_matches(end.words[layout_.word_index(kind, use_, source)], tag);
+      return signal_matches(arrived.words[layout_.word_index(kind, use_, source)], tag);
     };
     counts_known = counts_known && (shape_.slotted || came(EpWord::kCountsReady));
     complete_[source] = counts_known && came(EpWord::kRowsReady) ? 1 : 0;
     if (complete_[source] != 0) continue;
     all_complete = false;
-    survivors_served = survivors_served && !end.view->is_live(source);
+    survivors_served = survivors_served && !change.view->is_live(source);
   }
   const size_t columns = size_t{shape_.ranks} * shape_.local_experts;
-  const mep_result_t arranged = arrange(end.counts.data() + use_ % 2 * columns);
+  const mep_result_t arranged = arrange(arrived.counts.data() + use_ % 2 * columns);
   if (arranged != MEP_SUCCESS) {
     op_.result = arranged;
     op_.text = last_error_text();
     arrange_nothing();
     if (!uniform()) return;
   }
-  conclude(end, all_complete, survivors_served);
+  conclude(change, all_complete, survivors_served);
 }
 
-void EpBuffer::settle_combine(const EpochEnd& end) {
+void EpBuffer::settle_combine(const Arrived& arrived, const CommChange& change) {
   const uint64_t tag = signal_tag(op_.epoch, use_);
   bool all_complete = op_.sent;
   bool survivors_served = op_.sent;
   for (const uint32_t source : members_) {
-    const uint64_t word = end.words[layout_.word_index(EpWord::kCombineReady, use_, source)];
+    const uint64_t word = arrived.words[layout_.word_index(EpWord::kCombineReady, use_, source)];
     const bool came = signal_matches(word, tag);
     note_terms(source, came, signal_payload(word));
     if (came) continue;
     all_complete = false;
-    survivors_served = survivors_served && !end.view->is_live(source);
+    survivors_served = survivors_served && !change.view->is_live(source);
   }
   judge_terms(op_.epoch != dispatch_epoch_);
   // Else judged by what the words said, as if the view had not changed.
-  if (!all_complete || uniform()) conclude(end, all_complete, survivors_served);
+  if (!all_complete || uniform()) conclude(change, all_complete, survivors_served);
 }
 
 // Complete: all that this rank needed had arrived, and all that others need had left. Else partial, if
 // that is allowed and nothing is missing but ranks that are out; else what the view says. That is always
 // so where all ranks must return the same: an agreement that was cut has succeeded nowhere.
-void EpBuffer::conclude(const EpochEnd& end, bool complete, bool survivors_served) {
-  const bool partial = !uniform() && survivors_served && end.result != MEP_ERR_TIMEOUT &&
+void EpBuffer::conclude(const CommChange& change, bool complete, bool survivors_served) {
+  const bool partial = !uniform() && survivors_served && change.result != MEP_ERR_TIMEOUT &&
                        (comm_.world().config().flags & MEP_COMM_PARTIAL) != 0;
   if (complete && !uniform()) {
     op_.result = MEP_SUCCESS;
     return;
   }
-  drop_report(end.epoch);
-  op_.result = partial ? mep_result_t{MEP_PARTIAL} : end.result;
-  op_.text.assign(end.text, 0, op_.text.capacity());
+  reports().drop_up_to(change.epoch);
+  op_.result = partial ? mep_result_t{MEP_PARTIAL} : change.result;
+  op_.text.assign(change.text, 0, op_.text.capacity());
 }
 
 }  // namespace mep

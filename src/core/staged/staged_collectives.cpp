@@ -41,7 +41,7 @@ mep_result_t serve_staged_collective(Comm& comm, const device::StageRequest& req
   mep_op_info_t info{};
   info.contributors = answer->live;
   info.contributors_words = device::kStageRankWords;
-  return comm.last_op(&info);
+  return comm.collectives().last_op(&info);
 }
 
 }  // namespace mep

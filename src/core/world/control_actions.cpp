@@ -56,7 +56,7 @@ void ControlThread::act(const membership::Wedge& action) {
   take_what_has_come();
   give_up_the_gone();
   std::vector<membership::ChannelState> channels;
-  for (const auto& [id, client] : clients_) client->wedge(&channels);
+  for (const auto& [id, client] : clients_) client->freeze(&channels);
   send_marks(action.epoch);
   times_.wedged_ns = now_ns();
   times_.agreed_ns = 0;

@@ -293,7 +293,7 @@ void ControlThread::add_client(WorldClient* client, uint64_t epoch) {
   // It came too late for the tables of the change under way: it stands still until that is over.
   if (membership_->phase() == membership::Phase::kChanging) {
     std::vector<membership::ChannelState> unused;
-    client->wedge(&unused);
+    client->freeze(&unused);
   }
   carry_out();
 }

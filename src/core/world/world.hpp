@@ -79,8 +79,8 @@ class WorldClient {
   // Channels with what is done now; freezes nothing.
   virtual void describe(std::vector<membership::ChannelState>* channels) const = 0;
   // Freezes all channels and says what was done and entered.
-  virtual void wedge(std::vector<membership::ChannelState>* channels) = 0;
-  // While wedged: whether this rank holds all that operation seq needs.
+  virtual void freeze(std::vector<membership::ChannelState>* channels) = 0;
+  // While frozen: whether this rank holds all that operation seq needs.
   virtual bool holds(uint64_t channel, uint64_t seq) = 0;
   virtual void give_flush(uint64_t channel, uint64_t from_seq, uint64_t to_seq,
                           const FlushSink& sink) = 0;
@@ -135,7 +135,7 @@ class World : public std::enable_shared_from_this<World> {
   // How the world of a newcomer ends that has to begin again.
   static constexpr mep_result_t kMissedMember = MEP_ERR_PEER_FAILED;
   // MEP_SUCCESS while the world works; else what every call answers from now on. Relaxed: callers
-  // that see it late wait on a wedged channel and look again.
+  // that see it late wait on a frozen channel and look again.
   mep_result_t terminal_result() const { return terminal_.load(std::memory_order_relaxed); }
   // The child of a fork must not use the handle.
   bool forked() const;

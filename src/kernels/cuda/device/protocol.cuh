@@ -1,6 +1,6 @@
 // Signals, waits and tickets of kernels: the device's side of what core does on hosts.
 //
-//   - A signal is one 64-bit word tag | payload with one writer, as in core/comm/signal_word.hpp. It is
+//   - A signal is one 64-bit word tag | payload with one writer, as in core/operation/signal_word.hpp. It is
 //     read and written whole, relaxed at system scope, with a fence at system scope between it and
 //     the data that it speaks of: before the store (publish), after the load (observe).
 //   - Every wait ends: by its word, by its deadline, by the abort word, or because another thread of

@@ -1,8 +1,8 @@
 // What orders the operations of one channel and decides, once for all, which of them are complete.
 //
-// One atomic word: wedged bit, low bits of the comm's epoch, and `done`, the highest completed seq. The
+// One atomic word: frozen bit, low bits of the comm's epoch, and `done`, the highest completed seq. The
 // user's thread completes seq n by compare-and-swap from (epoch, n - 1) to (epoch, n). The control
-// thread sets the wedged bit and reads `done` in the same instant, so nothing completes after a wedge
+// thread sets the frozen bit and reads `done` in the same instant, so nothing completes after a freeze
 // and nothing complete is missed by it.
 #pragma once
 
@@ -26,13 +26,13 @@ class Channel {
 
   // --- The user's thread ---
 
-  // Neither wedged nor in another epoch. Whoever sees a change goes on to read what changed under the
-  // comm's mutex. Acquire: what this thread tells peers after an unwedge(), "passed" above all, comes after
-  // what the control thread read of the cells.
+  // Neither frozen nor in another epoch. Whoever sees a change goes on to read what changed under a
+  // mutex. Acquire: what this thread says to peers after a resume(), its acknowledgements above all, comes
+  // after what the control thread read of the cells.
   bool undisturbed(uint64_t epoch) const {
     return (word_.load(std::memory_order_acquire) >> kDoneBits) == (epoch & kEpochMask);
   }
-  // The same, wedged or not: no change of this comm was installed since.
+  // The same, frozen or not: no change of this comm was installed since.
   bool in_epoch(uint64_t epoch) const {
     return ((word_.load(std::memory_order_acquire) >> kDoneBits) & kEpochMask) ==
            (epoch & kEpochMask);
@@ -41,14 +41,14 @@ class Channel {
   bool has_moved() const { return done() != start_.load(std::memory_order_relaxed); }
   // Before anything of seq is posted.
   void enter(uint64_t seq) {
-    // Publishes to the control thread which calls exist; it reads it after setting the wedged bit.
+    // Publishes to the control thread which calls exist; it reads it after setting the frozen bit.
     entered_.store(seq, std::memory_order_release);
   }
-  // False: the channel is wedged, the view decides.
+  // False: the channel is frozen, the view decides.
   bool complete(uint64_t epoch, uint64_t seq) {
     uint64_t expected = make_word(epoch, seq - 1);
     // Acquire-release: orders the operation's reads and writes of windows before its completion, and
-    // publishes them to the control thread's wedge().
+    // publishes them to the control thread's freeze().
     return word_.compare_exchange_strong(expected, make_word(epoch, seq), std::memory_order_acq_rel,
                                          std::memory_order_relaxed);
   }
@@ -56,17 +56,17 @@ class Channel {
 
   // --- The control thread ---
 
-  Frozen wedge() {
+  Frozen freeze() {
     // Acquire: sees all that the user's thread did before its last completion.
-    // Sequentially consistent: see Comm::PostingScope.
-    const uint64_t before = word_.fetch_or(kWedged, std::memory_order_seq_cst);
+    // Sequentially consistent: see PostingScope.
+    const uint64_t before = word_.fetch_or(kFrozen, std::memory_order_seq_cst);
     const uint64_t done = before & kDoneMask;
     const uint64_t entered = entered_.load(std::memory_order_acquire);
     return {done, entered > done ? entered : done};
   }
-  bool wedged() const { return (word_.load(std::memory_order_acquire) & kWedged) != 0; }
-  // The verdict holds: on with the same word.
-  void unwedge() { word_.fetch_and(~kWedged, std::memory_order_acq_rel); }
+  bool frozen() const { return (word_.load(std::memory_order_acquire) & kFrozen) != 0; }
+  // Nothing has changed: on with the same word.
+  void resume() { word_.fetch_and(~kFrozen, std::memory_order_acq_rel); }
   // Release: publishes the new view, stored before, to the user's thread.
   void restart(uint64_t epoch, uint64_t done) {
     entered_.store(done, std::memory_order_relaxed);
@@ -78,7 +78,7 @@ class Channel {
   static constexpr unsigned kDoneBits = 48;
   static constexpr uint64_t kDoneMask = (uint64_t{1} << kDoneBits) - 1;
   static constexpr uint64_t kEpochMask = 0x7fff;
-  static constexpr uint64_t kWedged = uint64_t{1} << 63;
+  static constexpr uint64_t kFrozen = uint64_t{1} << 63;
 
   static constexpr uint64_t make_word(uint64_t epoch, uint64_t done) {
     return ((epoch & kEpochMask) << kDoneBits) | (done & kDoneMask);

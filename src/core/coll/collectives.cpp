@@ -1,0 +1,319 @@
+// The user's side of a comm's collectives: calls, and how each ends.
+#include "core/coll/collectives.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/status.hpp"
+#include "base/test_delay.hpp"
+#include "core/coll/steps.hpp"
+
+namespace mep {
+namespace {
+
+// What must be the same on all ranks, in 22 bits.
+uint32_t fingerprint(Collective kind, const CollectiveArgs& args) {
+  uint64_t hash = static_cast<uint64_t>(kind) + 1;
+  for (const uint64_t value : {static_cast<uint64_t>(args.count), uint64_t{args.dtype},
+                               uint64_t{args.op}, static_cast<uint64_t>(args.root)}) {
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 29;
+  }
+  return static_cast<uint32_t>(hash >> 24) & Cells::kFingerprintMask;
+}
+
+void restore_input(Operation& operation) {
+  if (operation.saved_input.empty()) return;
+  std::memcpy(operation.args.receive, operation.saved_input.data(), operation.saved_input.size());
+  operation.input_intact = true;
+}
+
+}  // namespace
+
+Collectives::Collectives(const CommIdentity& comm, Reports& personal_reports)
+    : personal_reports_(personal_reports), windows_(comm), engine_(*this, comm, comm.id()) {
+  record_.reserve(size());
+  scratch_pointers_.reserve(size());
+}
+
+mep_result_t Collectives::open(std::shared_ptr<const CommView> reached) {
+  // The control thread looks at the cells too, under the lock.
+  const std::lock_guard lock(engine_.mutex());
+  if (!engine_.is_adopted()) {
+    return fail(MEP_ERR_PEER_FAILED, "the membership changed while comm %s was made",
+                comm().name().c_str());
+  }
+  if (reached != nullptr) engine_.correct_view(std::move(reached));
+  cells_.open(rank(), &windows_.remotes(), windows_.data());
+  bulk_.open(rank(), Cells::window_bytes(size()), &windows_.remotes(), windows_.data());
+  restart(adopted(), engine_.last_number() + 1);
+  return MEP_SUCCESS;
+}
+
+void Collectives::restart(const CommView& view, uint64_t next) {
+  cells_.restart(view.epoch, next, view.live);
+  bulk_.restart(view.epoch, view.live, cells_.groups(), cells_.through_leaders());
+}
+
+// --- Calls ----------------------------------------------------------------------------------------
+
+mep_result_t Collectives::run(Collective kind, const CollectiveArgs& args) {
+  Operation operation;
+  MEP_TRY(start(kind, args, &operation));
+  const Deadline deadline = Deadline::after_first_look_ms(comm().timeout_ms());
+  if (!wait(&operation, deadline)) return end_of_wait(&operation);
+  return operation.result;
+}
+
+mep_result_t Collectives::agree_largest(uint64_t own, uint64_t* largest) {
+  Operation operation;
+  operation.is_internal = true;
+  MEP_TRY(start(Collective::k_allreduce, {&own, largest, 1, MEP_UINT64, MEP_MAX, 0}, &operation));
+  if (!wait(&operation, Deadline::after_ms(comm().timeout_ms()))) return end_of_wait(&operation);
+  return operation.result;
+}
+
+// What can fail is done before the operation has its number: from then on it ends by a verdict.
+mep_result_t Collectives::start(Collective kind, const CollectiveArgs& args, Operation* operation) {
+  const CollectiveType& type = collective_type(kind);
+  MEP_TRY(type.check(*this, args));
+  operation->kind = kind;
+  operation->args = args;
+  operation->bytes = args.count * mep_dtype_size(args.dtype);
+  if (type.prepare != nullptr) MEP_TRY(type.prepare(*this, *operation));
+  if (operation->record != nullptr) operation->record->reserve(size());
+  if (deferred_ != nullptr) [[unlikely]] {
+    operation->epoch = deferred_->epoch;
+    fail_settled(*operation, std::exchange(deferred_, nullptr));
+    return MEP_SUCCESS;
+  }
+  return engine_.begin(operation);
+}
+
+bool Collectives::test(Operation* operation) {
+  if (!engine_.test(operation)) return false;
+  if (operation->change != nullptr && is_error(operation->result)) {
+    set_last_error_text(operation->change->text.c_str());
+  }
+  return true;
+}
+
+mep_result_t Collectives::end_of_wait(Operation* operation) {
+  if (engine_.wait_for_verdict(operation)) {
+    (void)test(operation);
+    return operation->result;
+  }
+  return engine_.fail_without_verdict(operation->seq);
+}
+
+// --- For the engine -------------------------------------------------------------------------------
+
+// The root of a small broadcast waits for nobody, so it cannot see that others called something else.
+// The next operation in which ranks wait for each other carries what was called in between, and finds it.
+void Collectives::note_number(Operation& operation) {
+  MEP_TEST_DELAY_POINT("enter");
+  operation.contributors = &adopted().live;
+  const uint32_t own = fingerprint(operation.kind, operation.args);
+  const CollectiveType& type = collective_type(operation.kind);
+  operation.is_small = operation.bytes <= cells_.payload_bytes();
+  if (type.is_rooted && operation.is_small) {
+    operation.fingerprint = own;
+    rooted_calls_ = (rooted_calls_ ^ own) * 0x9e3779b1u + 1;
+    return;
+  }
+  operation.fingerprint = (own ^ (rooted_calls_ >> 8)) & Cells::kFingerprintMask;
+  rooted_calls_ = 0;
+}
+
+void Collectives::begin_again(Operation& operation) {
+  operation.phase = 0;
+  operation.cursor = 0;
+  operation.chunk = 0;
+  operation.chunk_posted = 0;
+  operation.chunk_reduced = 0;
+  operation.chunk_passed = 0;
+}
+
+// Without a root there is nothing to wait for: each rank knows it from the view.
+mep_result_t Collectives::check_root_lives(const Operation& operation) const {
+  const CollectiveType& type = collective_type(operation.kind);
+  const auto root = static_cast<uint32_t>(operation.args.root);
+  if (!type.is_rooted || adopted().is_live(root)) [[likely]]
+    return MEP_SUCCESS;
+  return fail(has_rank(adopted().left_bits, root) ? MEP_ERR_PEER_LEFT : MEP_ERR_PEER_FAILED,
+              "rank %u, the root of this %s, is not in the view", root, type.name);
+}
+
+bool Collectives::step(Operation& operation) {
+  operation.result = check_root_lives(operation);
+  const Step step = operation.result == MEP_SUCCESS
+                        ? collective_type(operation.kind).step(*this, operation)
+                        : Step::kFailed;
+  if (step == Step::kPending) return false;
+  // This rank waited for nobody, so nobody learns from later operations that it has passed the earlier ones.
+  if (step == Step::kFailed) [[unlikely]] {
+    const KeepErrorText kept;
+    const mep_result_t failed = operation.result;
+    (void)note_done_step(*this, operation);
+    operation.result = failed;
+  }
+  MEP_TEST_DELAY_POINT("complete");
+  if (!engine_.complete(operation.epoch, operation.seq)) return false;  // the view decides
+  return finish(operation, step == Step::kDone ? MEP_SUCCESS : operation.result);
+}
+
+bool Collectives::finish(Operation& operation, mep_result_t result) {
+  operation.result = result;
+  operation.finished = true;
+  if (is_error(result)) {
+    // Puts of an operation that has failed may still wait to be sent, out of the caller's memory.
+    const KeepErrorText kept;
+    windows_.flush_puts();
+  }
+  if (!operation.is_internal) note_record(operation);
+  if (operation.record != nullptr) *operation.record = record_;
+  return true;
+}
+
+void Collectives::settle(Operation& operation, const Verdict& verdict) {
+  if (operation.seq <= verdict.n_star) return succeed_settled(operation);
+  fail_settled(operation, verdict.change);
+}
+
+void Collectives::end(Operation& operation, mep_result_t result) {
+  restore_input(operation);
+  finish(operation, result);
+}
+
+void Collectives::succeed_settled(Operation& operation) {
+  {
+    const std::lock_guard lock(engine_.mutex());
+    const auto kept = retained_.find(operation.seq);
+    if (kept != retained_.end()) {
+      operation.retained = &kept->second;
+      operation.contributors = &kept->second.sources;
+    }
+  }
+  const mep_result_t result = settle_result(operation);
+  // Of a rooted operation the root's bytes alone were kept; who took part is what it is on every rank.
+  if (collective_type(operation.kind).is_rooted) operation.contributors = &adopted().live;
+  finish(operation, result);
+  const std::lock_guard lock(engine_.mutex());
+  retained_.erase(operation.seq);
+  operation.retained = nullptr;
+  operation.contributors = nullptr;
+}
+
+// The view decided that the operation is done; with what this rank holds of it, or was given.
+mep_result_t Collectives::settle_result(Operation& operation) {
+  if (operation.holds_result) return MEP_SUCCESS;
+  MEP_TRY(check_root_lives(operation));
+  // Who called something else than the others ended it by an error of its own and can give nothing.
+  if (operation.retained == nullptr ||
+      !Cells::same_call(*operation.retained, operation.fingerprint)) {
+    return fail(MEP_ERR_MISMATCH,
+                "other ranks of comm %s called another operation than this rank's %s, or with "
+                "another count, type, operator or root",
+                comm().name().c_str(), collective_type(operation.kind).name);
+  }
+  const Step step = collective_type(operation.kind).settle(*this, operation);
+  return step == Step::kDone ? MEP_SUCCESS : operation.result;
+}
+
+void Collectives::fail_settled(Operation& operation, Reports::Report change) {
+  set_last_error_text(change->text.c_str());
+  restore_input(operation);
+  const mep_result_t result = change->result;
+  last_report_ = change;
+  personal_reports_.drop_up_to(change->epoch);
+  operation.change = std::move(change);
+  finish(operation, result);
+}
+
+mep_result_t Collectives::adopt(const Verdict& verdict) {
+  const CommView& view = *verdict.change->view;
+  MEP_TRY(windows_.reach_newcomers(view, Deadline::after_ms(comm().timeout_ms())));
+  MEP_TEST_DELAY_POINT("adopt");
+  engine_.adopt(verdict, [&] {
+    restart(view, verdict.next);
+    rooted_calls_ = 0;
+    retained_.erase(retained_.begin(), retained_.lower_bound(verdict.next));
+  });
+  return MEP_SUCCESS;
+}
+
+Reports::Report Collectives::defer_report(Reports::Report report) {
+  if (deferred_ != nullptr) {
+    const auto both = std::make_shared<CommChange>(*report);
+    if (deferred_->result == MEP_ERR_PEER_FAILED) both->result = deferred_->result;
+    both->text = deferred_->text + "; " + report->text;
+    for (size_t i = 0; i < both->missing.size(); ++i) both->missing[i] |= deferred_->missing[i];
+    report = both;
+  }
+  deferred_ = std::move(report);
+  return deferred_;
+}
+
+const std::byte* Collectives::contribution(const Operation& operation, uint32_t source) const {
+  if (operation.retained == nullptr) return cells_.payload(operation.seq, source);
+  const auto& sources = operation.retained->sources;
+  const auto it = std::find(sources.begin(), sources.end(), source);
+  if (it == sources.end()) return nullptr;
+  return operation.retained->cells[static_cast<size_t>(it - sources.begin())].data() +
+         sizeof(uint64_t);
+}
+
+// --- What happened --------------------------------------------------------------------------------
+
+void Collectives::note_record(const Operation& operation) {
+  record_.any = true;
+  record_.epoch = operation.epoch;
+  record_.seq = operation.seq;
+  record_.result = operation.result;
+  record_.input_intact = operation.input_intact;
+  if (operation.result == MEP_SUCCESS && operation.contributors == &adopted().live) {
+    if (record_.contributors != adopted().live_bits) record_.contributors = adopted().live_bits;
+    record_.failed.clear();
+    return;
+  }
+  record_.contributors.assign(rank_words(size()), 0);
+  record_.failed.clear();
+  if (operation.result >= 0 && operation.contributors != nullptr) {
+    for (const uint32_t rank : *operation.contributors) add_rank(&record_.contributors, rank);
+    return;
+  }
+  note_missing(operation);
+}
+
+// Those that the change took away, or a root that was not there at all.
+void Collectives::note_missing(const Operation& operation) {
+  record_.failed.assign(rank_words(size()), 0);
+  const auto root = static_cast<uint32_t>(operation.args.root);
+  if (operation.change != nullptr) {
+    record_.failed = operation.change->missing;
+  } else if (collective_type(operation.kind).is_rooted && !adopted().is_live(root)) {
+    add_rank(&record_.failed, root);
+  }
+}
+
+mep_result_t Collectives::last_op(mep_op_info_t* info) const {
+  if (!record_.any) {
+    return fail(MEP_ERR_NOT_FOUND, "comm %s has finished no operation yet", comm().name().c_str());
+  }
+  return record_.fill(size(), info);
+}
+
+mep_result_t Collectives::describe(const Operation& operation, mep_op_info_t* info) const {
+  if (operation.finished && operation.record != nullptr) {
+    return operation.record->fill(size(), info);
+  }
+  OperationRecord record;
+  record.epoch = operation.epoch;
+  record.seq = operation.seq;
+  record.result = operation.result;
+  record.input_intact = operation.input_intact;
+  return record.fill(size(), info);
+}
+
+}  // namespace mep

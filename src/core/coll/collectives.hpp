@@ -1,0 +1,155 @@
+// The collectives of a comm: one channel of replicated operations, with the memory that they are done in and
+// the contributions that outlive it.
+//
+// What the user's thread works with (cells, bulk) is its own; the control thread looks at it under the
+// channel's lock. Only between freeze and install, when the user's thread touches no window, does the control
+// thread take contributions out of the cells and zero words.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "core/coll/bulk.hpp"
+#include "core/coll/cells.hpp"
+#include "core/coll/operation.hpp"
+#include "core/operation/operation_engine.hpp"
+#include "core/operation/operation_record.hpp"
+#include "core/operation/peer_windows.hpp"
+#include "core/operation/reports.hpp"
+#include "mep.h"
+
+namespace mep {
+
+class Collectives {
+ public:
+  // `personal_reports`: changes that an operation here reports are dropped from them.
+  Collectives(const CommIdentity& comm, Reports& personal_reports);
+  Collectives(const Collectives&) = delete;
+  Collectives& operator=(const Collectives&) = delete;
+  static size_t window_bytes(uint32_t size) {
+    return Cells::window_bytes(size) + Bulk::window_bytes(size);
+  }
+
+  // --- Making it ---
+  // Without its peers' windows it takes part in view changes.
+  void begin(std::shared_ptr<const CommView> view, uint64_t next_seq) {
+    engine_.start(std::move(view), next_seq);
+  }
+  PeerWindows& windows() { return windows_; }
+  // All windows are there. `reached`: without members that are gone; null: all are there. An error if the view
+  // has changed.
+  [[nodiscard]] mep_result_t open(std::shared_ptr<const CommView> reached);
+
+  // --- The user's thread ---
+  // Runs one operation to its end.
+  [[nodiscard]] mep_result_t run(Collective kind, const CollectiveArgs& args);
+  // Checks and queues; `operation` must live until it is finished or failed.
+  [[nodiscard]] mep_result_t start(Collective kind, const CollectiveArgs& args,
+                                   Operation* operation);
+  // The largest of what the ranks give: one operation of this channel, no call of the user's.
+  [[nodiscard]] mep_result_t agree_largest(uint64_t own, uint64_t* largest);
+  // Steps queued operations; true once `operation` has its final result.
+  bool test(Operation* operation);
+  [[nodiscard]] bool wait(Operation* operation, const Deadline& deadline) {
+    return engine_.wait(deadline, [&] { return test(operation); });
+  }
+  // The operation's time is over: asks for a verdict that all ranks share, once. The operation ends by
+  // it, in wait() or test().
+  void ask_verdict(const Operation& operation) {
+    engine_.ask_verdict(operation.epoch, operation.seq);
+  }
+  // Asks for the verdict and waits for it.
+  mep_result_t end_of_wait(Operation* operation);
+  bool idle() const { return engine_.idle(); }
+
+  // Fills info from the record; MEP_ERR_CAPACITY if a bitmap is too short.
+  [[nodiscard]] mep_result_t last_op(mep_op_info_t* info) const;
+  [[nodiscard]] mep_result_t describe(const Operation& operation, mep_op_info_t* info) const;
+
+  // The change that ended an operation last. Who goes on all the same defers its report: the next call gives
+  // it, with what was deferred before; returned is all that.
+  Reports::Report last_report() const { return last_report_; }
+  Reports::Report defer_report(Reports::Report report);
+
+  // --- For step functions (the user's thread) ---
+  const CommIdentity& comm() const { return engine_.comm(); }
+  World& world() const { return comm().world(); }
+  uint32_t rank() const { return comm().rank(); }
+  uint32_t size() const { return comm().size(); }
+  Cells& cells() { return cells_; }
+  Bulk& bulk() { return bulk_; }
+  const CommView& adopted() const { return engine_.adopted(); }
+  PostingScope posting() { return engine_.posting(); }
+  // Bytes that `source` contributed: in its cell, or retained.
+  const std::byte* contribution(const Operation& operation, uint32_t source) const;
+  std::vector<const void*>& scratch_pointers() { return scratch_pointers_; }
+
+  // --- Any thread ---
+  uint64_t id() const { return engine_.id(); }
+  const OperationChannel& channel() const { return engine_; }
+
+  // --- The control thread ---
+  membership::ChannelState state() const { return {comm().id(), engine_.id(), engine_.done(), 0}; }
+  // What is done, and what every rank could complete from what is here.
+  membership::ChannelState freeze();
+  // Nobody posts anything more: the world has ended.
+  void terminate();
+  bool holds(uint64_t seq);
+  void give_flush(uint64_t from_seq, uint64_t to_seq, const FlushSink& sink);
+  void take_flush(uint64_t seq, uint32_t source, std::span<const std::byte> bytes);
+  void prepare();
+  void install(const std::shared_ptr<const CommChange>& change,
+               const membership::Proposal& decision);
+  // The epoch goes on.
+  void resume();
+
+ private:
+  using Engine = OperationEngine<Collectives, Operation>;
+  friend Engine;
+  static constexpr OperationClass kClass = OperationClass::kReplicated;
+
+  // For the engine.
+  void note_number(Operation& operation);
+  static void begin_again(Operation& operation);
+  bool step(Operation& operation);
+  void settle(Operation& operation, const Verdict& verdict);
+  void end(Operation& operation, mep_result_t result);
+  mep_result_t adopt(const Verdict& verdict);
+
+  void restart(const CommView& view, uint64_t next);
+  void succeed_settled(Operation& operation);
+  mep_result_t settle_result(Operation& operation);
+  void fail_settled(Operation& operation, Reports::Report change);
+  mep_result_t check_root_lives(const Operation& operation) const;
+  bool finish(Operation& operation, mep_result_t result);
+  void note_record(const Operation& operation);
+  void note_missing(const Operation& operation);
+  bool is_whole(uint64_t epoch, uint64_t seq, RetainedOperation* kept) const;
+  void gather_held(uint64_t done);
+  void keep_for_others();
+
+  Reports& personal_reports_;
+  PeerWindows windows_;
+
+  // The user's thread.
+  Cells cells_;
+  Bulk bulk_;
+  uint32_t rooted_calls_ = 0;  // hash of the small rooted calls since the last that waited for all
+  Reports::Report last_report_;
+  Reports::Report deferred_;  // see defer_report()
+  OperationRecord record_;
+  std::vector<const void*> scratch_pointers_;
+  Engine engine_;
+
+  // Shared, under the channel's lock.
+  std::map<uint64_t, RetainedOperation> retained_;  // by seq, until answered
+  uint64_t held_ = 0;  // while frozen: up to where this rank holds all contributions
+  // While frozen: what is done here and may be lacking elsewhere, kept before the cells are zeroed.
+  std::map<uint64_t, RetainedOperation> given_;
+};
+
+}  // namespace mep

@@ -1,0 +1,70 @@
+// What of a comm takes part in view changes besides its collectives: EP objects, and what it has on a GPU.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/operation/verdict.hpp"
+
+namespace mep {
+
+// Called by the control thread, under the lock of ViewClients.
+class ViewClient {
+ public:
+  virtual ~ViewClient() = default;
+  // Channels with what is done now; freezes nothing.
+  virtual void describe(std::vector<membership::ChannelState>* channels) const = 0;
+  // Whether this rank needs nothing more for `seq` of `channel` or knows no such channel.
+  virtual bool holds(uint64_t channel, uint64_t seq) const = 0;
+  virtual void freeze(std::vector<membership::ChannelState>* channels) = 0;
+  // For newcomers: its name, and all that they must know to make their part of it.
+  virtual const std::string& name() const = 0;
+  virtual void describe_object(std::vector<std::byte>* out) const = 0;
+  // See WorldClient::quiesced().
+  virtual bool quiesced() const { return true; }
+  virtual void prepare() = 0;
+  // change->view follows, and `decision` says of each channel what is done and where it goes on; both
+  // null: nothing changed, go on.
+  virtual void install(const std::shared_ptr<const CommChange>& change,
+                       const membership::Proposal* decision) = 0;
+  // The world has ended for this rank: when it returns, no thread posts anything more.
+  virtual void terminate() {}
+};
+
+// The clients of a comm.
+class ViewClients {
+ public:
+  void add(ViewClient* client);
+  // Returned: the client's channels, which others may still be in the last operations of.
+  std::vector<membership::ChannelState> remove(ViewClient* client);
+  // More than `own`, those that go with the comm itself.
+  bool any(size_t own = 0) const;
+  bool holds(uint64_t channel, uint64_t seq) const;
+  bool quiesced() const;
+  // Held over a whole install: who is added before it takes part in it, who is added after it finds the new
+  // view.
+  std::mutex& mutex() const { return mutex_; }
+  // Under the lock.
+  const std::vector<ViewClient*>& all() const { return clients_; }
+
+  // --- A newcomer's objects that nobody has attached to yet (the user's thread). They are clients too ---
+  void keep_dormant(std::unique_ptr<ViewClient> object) { dormant_.push_back(std::move(object)); }
+  // Null: there is none of that name.
+  std::unique_ptr<ViewClient> take_dormant(const std::string& name);
+  void drop_dormant() { dormant_.clear(); }
+  size_t dormant() const { return dormant_.size(); }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<ViewClient*> clients_;
+  std::unordered_map<uint64_t, ViewClient*> by_channel_;
+  std::vector<std::unique_ptr<ViewClient>> dormant_;
+};
+
+}  // namespace mep

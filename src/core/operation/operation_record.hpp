@@ -1,0 +1,25 @@
+// What happened in the last finished operation of a channel, for mep_comm_last_op and its like.
+#pragma once
+
+#include <cstdint>
+
+#include "core/operation/rank_bits.hpp"
+#include "mep.h"
+
+namespace mep {
+
+struct OperationRecord {
+  bool any = false;
+  uint64_t epoch = 0;
+  uint64_t seq = 0;
+  mep_result_t result = MEP_SUCCESS;
+  bool input_intact = true;
+  RankBits contributors;  // empty: none
+  RankBits failed;
+  // From then on a record of so many ranks is kept without allocating.
+  void reserve(uint32_t ranks);
+  // MEP_ERR_CAPACITY if a bitmap is too short for so many ranks; the rest is filled all the same.
+  [[nodiscard]] mep_result_t fill(uint32_t ranks, mep_op_info_t* info) const;
+};
+
+}  // namespace mep

@@ -1,0 +1,80 @@
+#include "core/operation/peer_windows.hpp"
+
+#include <algorithm>
+#include <new>
+
+#include "base/log.hpp"
+#include "base/status.hpp"
+
+namespace mep {
+
+void PeerWindows::drop() {
+  if (own_ != nullptr) comm_.world().drop_window(own_->id());
+  own_ = nullptr;
+}
+
+mep_result_t PeerWindows::receive(const std::vector<uint64_t>& incarnations,
+                                  const Deadline& deadline,
+                                  const std::function<bool()>& has_changed) {
+  const std::vector<uint32_t>& slots = comm_.slots();
+  World& world = comm_.world();
+  const auto is_absent = [&](uint32_t slot) {
+    const auto rank =
+        static_cast<size_t>(std::find(slots.begin(), slots.end(), slot) - slots.begin());
+    return incarnations[rank] == 0 ||
+           (world.entering() && world.view_snapshot().incarnation(slot) == 0);
+  };
+  MEP_TRY(world.receive_windows(own_, slots, is_absent, deadline, &remotes_, has_changed));
+  incarnations_ = incarnations;
+  for (uint32_t rank = 0; rank < slots.size(); ++rank) {
+    if (!has(rank)) incarnations_[rank] = 0;
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t PeerWindows::take(uint32_t rank, uint64_t incarnation, const Deadline& deadline,
+                               bool may_lack) {
+  const uint32_t slot = comm_.slots()[rank];
+  World& world = comm_.world();
+  // One whose windows have all come has this one or never will.
+  if (may_lack && world.has_offered_all(slot, incarnation) && !world.has_offered(slot, *own_)) {
+    return fail(MEP_ERR_NOT_FOUND, "it joined while the windows were made or dropped");
+  }
+  return world.await_remote(slot, own_, deadline, &remotes_[rank]);
+}
+
+mep_result_t PeerWindows::reach_newcomers(const CommView& view, const Deadline& deadline,
+                                          const char* what,
+                                          const std::function<void(uint32_t)>& reached) {
+  for (const uint32_t rank : view.live) {
+    const uint64_t incarnation = view.incarnations[rank];
+    if (rank == comm_.rank() || reaches(rank, incarnation)) continue;
+    // Gone again: this view has a successor, for which the channel is frozen by now, so nothing is posted to
+    // it.
+    if (comm_.world().view_snapshot().incarnation(comm_.slots()[rank]) != incarnation) continue;
+    mep_result_t taken = MEP_ERR_NO_MEMORY;
+    try {
+      taken = take(rank, incarnation, deadline, what != nullptr);
+    } catch (const std::bad_alloc&) {
+      if (what == nullptr) throw;
+      (void)fail(taken, "there is no memory for its windows");
+    }
+    if (taken != MEP_SUCCESS && what == nullptr) return taken;
+    if (taken != MEP_SUCCESS) {
+      log(LogLevel::kWarn, "rank %u does not take part in %s: %s", rank, what, last_error_text());
+      continue;
+    }
+    incarnations_[rank] = incarnation;
+    if (reached) reached(rank);
+  }
+  return MEP_SUCCESS;
+}
+
+void PeerWindows::flush_puts() const {
+  for (const Remote& remote : remotes_) {
+    if (remote.transport == nullptr || remote.mapped != nullptr) continue;
+    (void)remote.transport->flush(remote.slot);  // of a slot that is gone nothing is left
+  }
+}
+
+}  // namespace mep

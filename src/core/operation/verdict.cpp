@@ -1,0 +1,78 @@
+#include "core/operation/verdict.hpp"
+
+#include <algorithm>
+
+namespace mep {
+namespace {
+
+struct Reason {
+  mep_result_t result = MEP_SUCCESS;
+  std::string text;
+};
+
+const char* removal_text(membership::RemovalReason reason) {
+  switch (reason) {
+    case membership::RemovalReason::kDied:
+      return "its process ended";
+    case membership::RemovalReason::kLeft:
+      return "it left by mep_comm_destroy";
+    case membership::RemovalReason::kGaveUp:
+      return "it gave up: no quorum, no memory, or mep_comm_abort";
+    case membership::RemovalReason::kUnreachable:
+      return "it could not be reached";
+    case membership::RemovalReason::kEvicted:
+      return "it was evicted";
+    case membership::RemovalReason::kStalled:
+      return "it did not answer";
+  }
+  return "unknown";
+}
+
+// What operations beyond N* answer: the gravest of what happened. MEP_SUCCESS: there is nothing to report.
+Reason reason_of(const membership::InstallView& change, const membership::AffectedComm& affected,
+                 const std::vector<uint32_t>& slots, const std::string& name) {
+  Reason reason;
+  for (const membership::Removal& removal : change.decision->removed) {
+    const auto it = std::find(slots.begin(), slots.end(), removal.slot);
+    if (it == slots.end()) continue;
+    const bool left = removal.reason == membership::RemovalReason::kLeft;
+    if (reason.result == MEP_SUCCESS || !left) {
+      reason.result = left ? MEP_ERR_PEER_LEFT : MEP_ERR_PEER_FAILED;
+    }
+    reason.text += (reason.text.empty() ? "" : "; ") +
+                   ("rank " + std::to_string(it - slots.begin())) + " of comm " + name +
+                   (left ? " left: " : " failed: ") + removal_text(removal.reason);
+  }
+  if (reason.result != MEP_SUCCESS) return reason;
+  if ((affected.why & membership::kAffectedByRevoke) != 0) {
+    return {MEP_ERR_REVOKED, "comm " + name + " was revoked"};
+  }
+  if ((affected.why & membership::kAffectedByDeadline) != 0) {
+    return {MEP_ERR_TIMEOUT, "an operation of comm " + name + " ran out of time on some rank"};
+  }
+  return reason;  // only additions
+}
+
+}  // namespace
+
+std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
+                                                   const membership::InstallView& change,
+                                                   const membership::AffectedComm& affected,
+                                                   const std::vector<uint32_t>& slots,
+                                                   const std::string& name) {
+  auto made = std::make_shared<CommChange>();
+  made->epoch = before.epoch;
+  Reason reason = reason_of(change, affected, slots, name);
+  made->joined = change.joined;
+  made->is_reported = reason.result != MEP_SUCCESS && !change.joined;
+  if (reason.result != MEP_SUCCESS) made->result = reason.result;
+  made->text = std::move(reason.text);
+  made->view = before.after(change, affected.new_epoch, slots);
+  made->missing.assign(before.live_bits.size(), 0);
+  for (const uint32_t rank : before.live) {
+    if (made->view->incarnations[rank] != before.incarnations[rank]) add_rank(&made->missing, rank);
+  }
+  return made;
+}
+
+}  // namespace mep

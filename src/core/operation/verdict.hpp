@@ -1,0 +1,43 @@
+// What a view change means: for a comm, and for the numbered operations of one of its channels.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "core/operation/comm_view.hpp"
+#include "mep.h"
+
+namespace mep {
+
+// Of a comm: the same for all its channels.
+struct CommChange {
+  uint64_t epoch = 0;                         // that it ended
+  mep_result_t result = MEP_ERR_PEER_FAILED;  // of operations that it ended
+  bool is_reported = false;                   // also by calls that are made later
+  bool joined = false;                        // this rank came by it and has called nothing yet
+  std::string text;
+  RankBits missing;                      // ranks that it took away
+  std::shared_ptr<const CommView> view;  // that follows
+};
+
+// `name`: the comm's, for texts. `slots`: of its ranks.
+std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
+                                                   const membership::InstallView& change,
+                                                   const membership::AffectedComm& affected,
+                                                   const std::vector<uint32_t>& slots,
+                                                   const std::string& name);
+
+// Of a channel, the same on all survivors: operations up to n_star succeed, those from there up to `next`
+// end by the change's result, also if their rank makes them only later, and `next` is the first of the
+// new epoch. So the k-th call on a channel of replicated operations ends alike everywhere.
+struct Verdict {
+  std::shared_ptr<const CommChange> change;
+  uint64_t n_star = 0;
+  uint64_t next = 1;
+
+  // A call that has no number yet is decided where it will get this one.
+  bool decides(uint64_t seq) const { return seq <= n_star || (change->is_reported && seq < next); }
+};
+
+}  // namespace mep
