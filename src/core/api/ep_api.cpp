@@ -104,7 +104,7 @@ mep_result_t read_config(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
     return fail(MEP_ERR_INVALID_ARGUMENT, "name has %zu bytes; at most %zu work",
                 std::strlen(given->name), kMaxEpNameBytes);
   }
-  return resolve_ep_config(*comm->comm, *given, shape, comm->device != nullptr);
+  return resolve_ep_config(*comm->comm, *given, shape, comm->backend->device_side() != nullptr);
 }
 
 // What making an EP object and attaching to one share; `get` gives the object.
@@ -188,9 +188,9 @@ mep_result_t mep_ep_buffer_size(mep_comm_t comm, const mep_ep_config_t* config,
     if (size_info == nullptr) return null_argument("size_info");
     mep_ep_size_t size;
     MEP_TRY(read_sized_struct(size_info, "mep_ep_size_t", &size));
-    if (comm->device != nullptr) {
+    if (const DeviceSide* side = comm->backend->device_side()) {
       MEP_TRY(check_ep_device(*comm->comm, shape));
-      estimate_ep_device_size(shape, device_options(given), comm->device->staged(), &size);
+      estimate_ep_device_size(shape, device_options(given), side->staged(), &size);
     } else {
       estimate_ep_size(shape, &size);
     }
@@ -204,9 +204,9 @@ mep_result_t mep_ep_create(mep_comm_t comm, const mep_ep_config_t* config, mep_e
   return open_object(
       comm, config, ep,
       [&](const mep_ep_config_t& given, const EpShape& shape, mep_ep_t made) -> mep_result_t {
-        if (comm->device != nullptr) {
-          return make_ep_device(*comm->comm, *comm->device, shape, device_options(given),
-                                given.name, &made->on_device);
+        if (DeviceSide* side = comm->backend->device_side()) {
+          return make_ep_device(*comm->comm, *side, shape, device_options(given), given.name,
+                                &made->on_device);
         }
         return EpObject::create(*comm->comm, shape, given.name, &made->object);
       });
@@ -234,7 +234,7 @@ mep_result_t mep_ep_attach(mep_comm_t comm, const mep_ep_config_t* config, mep_e
   return open_object(
       comm, config, ep,
       [&](const mep_ep_config_t& given, const EpShape& shape, mep_ep_t made) -> mep_result_t {
-        MEP_TRY(check_host_comm(comm, "joining an EP object"));
+        MEP_TRY(comm->backend->check_host("joining an EP object"));
         return take_dormant(*comm->comm, given.name, shape, &made->object);
       });
 }
@@ -331,7 +331,7 @@ mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_args_t* arg
       MEP_TRY(check_phase(given.flags, 0, given.phase));
       return handle->ep->on_device->dispatch(handle->device_handle, given, stream);
     }
-    MEP_TRY(check_stream(stream));
+    MEP_TRY(check_no_stream(stream));
     const EpCallScope scope(handle->ep);
     MEP_TRY(scope.check());
     MEP_TRY(check_phase(given.flags, 0, given.phase));
@@ -355,7 +355,7 @@ mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_args_t* args,
       MEP_TRY(check_phase(given.flags, MEP_COMBINE_RENORMALIZE, given.phase));
       return handle->ep->on_device->combine(handle->device_handle, given, stream);
     }
-    MEP_TRY(check_stream(stream));
+    MEP_TRY(check_no_stream(stream));
     const EpCallScope scope(handle->ep);
     MEP_TRY(scope.check());
     MEP_TRY(check_phase(given.flags, MEP_COMBINE_RENORMALIZE, given.phase));

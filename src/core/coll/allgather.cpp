@@ -162,8 +162,7 @@ Step settle(Comm& comm, Operation& operation) {
 
 }  // namespace
 
-extern const CollectiveType kAllgatherType;
-const CollectiveType kAllgatherType = {"allgather", OperationClass::kReplicated, check, step,
-                                       settle};
+const CollectiveType CollectiveTypes::allgather = {facts_of(Collective::k_allgather), check, step,
+                                                   settle};
 
 }  // namespace mep

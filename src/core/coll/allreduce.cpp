@@ -237,8 +237,7 @@ Step settle(Comm& comm, Operation& operation) {
 
 }  // namespace
 
-extern const CollectiveType kAllreduceType;
-const CollectiveType kAllreduceType = {
-    "allreduce", OperationClass::kReplicated, check, step, settle, false, prepare};
+const CollectiveType CollectiveTypes::allreduce = {facts_of(Collective::k_allreduce), check, step,
+                                                   settle, prepare};
 
 }  // namespace mep

@@ -25,7 +25,7 @@ Step settle(Comm&, Operation&) {
 
 }  // namespace
 
-extern const CollectiveType kBarrierType;
-const CollectiveType kBarrierType = {"barrier", OperationClass::kReplicated, check, step, settle};
+const CollectiveType CollectiveTypes::barrier = {facts_of(Collective::k_barrier), check, step,
+                                                 settle};
 
 }  // namespace mep

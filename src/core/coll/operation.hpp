@@ -2,7 +2,7 @@
 //
 // An operation is a state machine without a thread: step() does what can be done without waiting. A
 // blocking call steps until done, a nonblocking one is stepped by later calls. A new collective is one
-// file with its step and settle functions, and one line in collectives.def.
+// file with its step and settle functions, and one line in protocol/operations.def.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "mep.h"
+#include "protocol/operations.hpp"
 
 namespace mep {
 
@@ -34,29 +35,23 @@ enum class Step : uint8_t {
   kFailed,   // operation.result says why; it concerns this call only
 };
 
-// Whether a repeat by a donor is possible (see the membership document).
-enum class OperationClass : uint8_t { kReplicated, kPersonal };
-
-struct CollectiveType {
-  const char* name;
-  OperationClass operation_class;
+// What the table says of it, and how it is carried out on host memory.
+struct CollectiveType : OperationFacts {
   // Arguments that make sense for this rank; the text says what is wrong.
   mep_result_t (*check)(const Comm& comm, const CollectiveArgs& args);
   Step (*step)(Comm& comm, Operation& operation);
   // A view change decided that this operation succeeds, and all that this rank lacked has been given to
   // it: makes the result from operation.contributors and comm.contribution().
   Step (*settle)(Comm& comm, Operation& operation);
-  // It has a root: without one in the view every rank ends it by itself. In small ones only the root
-  // gives and nobody waits for the others.
-  bool is_rooted = false;
   // Before the operation has its number: acquires what its steps need and may refuse the call.
   mep_result_t (*prepare)(const Comm& comm, Operation& operation) = nullptr;
 };
 
-enum class Collective : uint8_t {
-#define MEP_COLLECTIVE(name, type) k_##name,
-#include "core/coll/collectives.def"
-#undef MEP_COLLECTIVE
+// Each is defined in NAME.cpp.
+struct CollectiveTypes {
+#define MEP_OPERATION(name, ...) static const CollectiveType name;
+#include "protocol/operations.def"
+#undef MEP_OPERATION
 };
 
 const CollectiveType& collective_type(Collective collective);
