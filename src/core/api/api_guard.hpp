@@ -14,10 +14,17 @@
 #include "core/comm/comm.hpp"
 #include "mep.h"
 
+namespace mep {
+
+// Of host memory, as every communicator begins.
+std::unique_ptr<Backend> make_host_backend(Comm& comm);
+
+}  // namespace mep
+
 struct mep_comm {
   // On host memory, until it is given another backend.
   explicit mep_comm(std::unique_ptr<mep::Comm> made)
-      : comm(std::move(made)), backend(std::make_unique<mep::HostBackend>(*comm)) {}
+      : comm(std::move(made)), backend(mep::make_host_backend(*comm)) {}
 
   std::unique_ptr<mep::Comm> comm;
   std::unique_ptr<mep::Backend> backend;  // goes before the comm

@@ -1,11 +1,38 @@
-// The collectives: bodies of all functions of the table, mep_NAME and mep_iNAME. mep.h declares them; a line
-// of the table that fits no declaration does not compile.
+// The collectives: bodies of all functions of the table, mep_NAME and mep_iNAME, and the backend of host memory.
+// mep.h declares them; a line of the table that fits no declaration does not compile.
 #include "core/api/api_guard.hpp"
 #include "core/api/recover.hpp"
 #include "core/api/requests.hpp"
 
 namespace mep {
 namespace {
+
+class HostBackend final : public Backend {
+ public:
+  explicit HostBackend(Comm& comm) : Backend(backends::kHost), comm_(comm) {}
+  mep_result_t take_any_failure() override {
+    return fail(MEP_ERR_UNSUPPORTED, "a host communicator has no stream operations");
+  }
+  bool busy() const override { return false; }
+  size_t view_clients() const override { return 0; }
+  void set_timeout_ms(uint32_t) override {}
+  void revoke() override {}
+  std::span<const char* const> child_steps() const override { return {}; }
+  mep_result_t take_child_step(size_t step, Comm&, std::unique_ptr<Backend>*) override {
+    return fail(MEP_ERR_INTERNAL, "making a host communicator has no step %zu", step);
+  }
+
+ private:
+  mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override {
+    MEP_TRY(check_no_stream(stream));
+    return comm_.run(kind, args);
+  }
+  mep_result_t begin(Collective kind, const CollectiveArgs& args, Operation* operation) override {
+    return comm_.start(kind, args, operation);
+  }
+
+  Comm& comm_;
+};
 
 // Ready newcomers enter at a barrier on the world.
 bool admits_newcomers(mep_comm_t comm) {
@@ -38,6 +65,11 @@ mep_result_t run(mep_comm_t comm, mep_stream_t stream, const CollectiveArgs& arg
 }
 
 }  // namespace
+
+std::unique_ptr<Backend> make_host_backend(Comm& comm) {
+  return std::make_unique<HostBackend>(comm);
+}
+
 }  // namespace mep
 
 // What `takes` says: the parameters before `comm`, and the arguments that they make.

@@ -1,7 +1,6 @@
 #include "core/comm/backend.hpp"
 
 #include "base/status.hpp"
-#include "core/comm/comm.hpp"
 
 namespace mep {
 namespace {
@@ -27,23 +26,6 @@ mep_result_t Backend::check_host(const char* what) const {
   if (which_ == backends::kHost) [[likely]]
     return MEP_SUCCESS;
   return fail(MEP_ERR_UNSUPPORTED, "%s on a communicator with a GPU is not built", what);
-}
-
-mep_result_t HostBackend::carry_out(Collective kind, const CollectiveArgs& args, void* stream) {
-  MEP_TRY(check_no_stream(stream));
-  return comm_.run(kind, args);
-}
-
-mep_result_t HostBackend::begin(Collective kind, const CollectiveArgs& args, Operation* operation) {
-  return comm_.start(kind, args, operation);
-}
-
-mep_result_t HostBackend::take_any_failure() {
-  return fail(MEP_ERR_UNSUPPORTED, "a host communicator has no stream operations");
-}
-
-mep_result_t HostBackend::take_child_step(size_t step, Comm&, std::unique_ptr<Backend>*) {
-  return fail(MEP_ERR_INTERNAL, "making a host communicator has no step %zu", step);
 }
 
 }  // namespace mep

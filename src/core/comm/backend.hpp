@@ -1,4 +1,4 @@
-// Where the collectives of a communicator run: on host memory (HostBackend), or enqueued on the caller's
+// Where the collectives of a communicator run: on host memory, or enqueued on the caller's
 // streams (DeviceSide). What calls from the API differ in is here and nowhere else.
 #pragma once
 
@@ -58,7 +58,7 @@ class Backend {
   // Of a communicator that is split: what is to be done for the children, all ranks taking each step at one
   // time and agreeing on it. What to say of a rank that could not.
   virtual std::span<const char* const> child_steps() const = 0;
-  // The child's own begins as a HostBackend.
+  // The child's own is one of host memory, until a step replaces it.
   [[nodiscard]] virtual mep_result_t take_child_step(size_t step, Comm& child,
                                                      std::unique_ptr<Backend>* made) = 0;
 
@@ -72,24 +72,6 @@ class Backend {
   [[nodiscard]] mep_result_t refuse(Collective kind) const;
 
   const uint8_t which_;
-};
-
-class HostBackend final : public Backend {
- public:
-  explicit HostBackend(Comm& comm) : Backend(backends::kHost), comm_(comm) {}
-  mep_result_t take_any_failure() override;
-  bool busy() const override { return false; }
-  size_t view_clients() const override { return 0; }
-  void set_timeout_ms(uint32_t) override {}
-  void revoke() override {}
-  std::span<const char* const> child_steps() const override { return {}; }
-  mep_result_t take_child_step(size_t step, Comm& child, std::unique_ptr<Backend>* made) override;
-
- private:
-  mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;
-  mep_result_t begin(Collective kind, const CollectiveArgs& args, Operation* operation) override;
-
-  Comm& comm_;
 };
 
 // Calls on host memory have no stream.
