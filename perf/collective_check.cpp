@@ -106,7 +106,7 @@ uint64_t expected_bits(const CollectiveCall& call, Source source, uint32_t round
 }  // namespace
 
 void fill_collective(const CollectiveCall& call, uint32_t round) {
-  if (!call.entry->has_data) return;
+  if (!call.entry->has_data()) return;
   const size_t width = mep_dtype_size(call.dtype);
   const size_t sent = call.count * static_cast<size_t>(call.entry->send_blocks(call.size));
   auto* send = static_cast<uint8_t*>(call.send);
@@ -119,7 +119,7 @@ void fill_collective(const CollectiveCall& call, uint32_t round) {
 }
 
 uint64_t count_collective_errors(const CollectiveCall& call, uint32_t round) {
-  if (!call.entry->has_data) return 0;
+  if (!call.entry->has_data()) return 0;
   const size_t width = mep_dtype_size(call.dtype);
   const size_t received = call.count * static_cast<size_t>(call.entry->recv_blocks(call.size));
   const auto* recv = static_cast<const uint8_t*>(call.recv);

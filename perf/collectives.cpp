@@ -1,19 +1,15 @@
 #include "collectives.hpp"
 
 #include <chrono>
+#include <iterator>
 
 #include "collective_check.hpp"
 #include "error.hpp"
+#include "protocol/operation_calls.hpp"
 
 namespace mep::perf {
 namespace {
 
-int one(int) {
-  return 1;
-}
-int every(int size) {
-  return size;
-}
 double one_block(int) {
   return 1;
 }
@@ -53,38 +49,34 @@ double each_read_and_written(int size) {
   return 2.0 * size;
 }
 
-const CollectiveEntry kCollectives[] = {
-    {"barrier", false, false, one, one, one_block, one_block, no_block, nothing,
+// In the order of the table of operations.
+constexpr CollectiveEntry kCollectives[] = {
+    {Collective::k_barrier, one_block, one_block, no_block, nothing,
      [](const CollectiveCall&, size_t) {
        return Source{kNobody, 0};
-     },
-     [](const CollectiveCall&, mep_comm_t comm, mep_stream_t stream) {
-       return mep_barrier(comm, stream);
      }},
-    {"broadcast", true, false, one, one, one_block, one_block, one_read, one_if_far,
+    {Collective::k_broadcast, one_block, one_block, one_read, one_if_far,
      [](const CollectiveCall&, size_t i) {
        return Source{kRoot, i};
-     },
-     [](const CollectiveCall& c, mep_comm_t comm, mep_stream_t stream) {
-       return mep_broadcast(c.send, c.recv, c.count, c.dtype, kRoot, comm, stream);
      }},
-    {"allgather", true, false, one, every, all_blocks, others_part, all_read_all_written,
-     blocks_of_others,
+    {Collective::k_allgather, all_blocks, others_part, all_read_all_written, blocks_of_others,
      [](const CollectiveCall& c, size_t i) {
        return Source{static_cast<int>(i / c.count), i % c.count};
-     },
-     [](const CollectiveCall& c, mep_comm_t comm, mep_stream_t stream) {
-       return mep_allgather(c.send, c.recv, c.count, c.dtype, comm, stream);
      }},
-    {"allreduce", true, true, one, one, one_block, twice_others_part, each_read_and_written,
+    {Collective::k_allreduce, one_block, twice_others_part, each_read_and_written,
      twice_part_of_others,
      [](const CollectiveCall&, size_t i) {
        return Source{kAllRanks, i};
-     },
-     [](const CollectiveCall& c, mep_comm_t comm, mep_stream_t stream) {
-       return mep_allreduce(c.send, c.recv, c.count, c.dtype, c.reduction, comm, stream);
      }},
 };
+
+constexpr bool is_whole() {
+  for (uint32_t i = 0; i < std::size(kCollectives); ++i) {
+    if (static_cast<uint32_t>(kCollectives[i].kind) != i) return false;
+  }
+  return std::size(kCollectives) == kCollectiveCount;
+}
+static_assert(is_whole(), "each collective of protocol/operations.def wants its line above");
 
 class MepCollective : public Case {
  public:
@@ -108,8 +100,8 @@ class MepCollective : public Case {
 
  private:
   void fail(mep_result_t result) const {
-    require(result, call_.entry->name);
-    throw PerfError(std::string(call_.entry->name) + ": unexpected " + mep_result_string(result));
+    require(result, call_.entry->name());
+    throw PerfError(std::string(call_.entry->name()) + ": unexpected " + mep_result_string(result));
   }
   CollectiveCall call_;
   mep_comm_t comm_;
@@ -117,9 +109,15 @@ class MepCollective : public Case {
 
 }  // namespace
 
+mep_result_t CollectiveEntry::mep_call(const CollectiveCall& call, mep_comm_t comm,
+                                       mep_stream_t stream) const {
+  return call_collective(
+      kind, {call.send, call.recv, call.count, call.dtype, call.reduction, kRoot}, comm, stream);
+}
+
 const CollectiveEntry* find_collective(const std::string& name) {
   for (const CollectiveEntry& entry : kCollectives) {
-    if (name == entry.name) return &entry;
+    if (name == entry.name()) return &entry;
   }
   return nullptr;
 }
@@ -128,7 +126,7 @@ std::string all_collective_names() {
   std::string names;
   for (const CollectiveEntry& entry : kCollectives) {
     if (!names.empty()) names += ' ';
-    names += entry.name;
+    names += entry.name();
   }
   return names;
 }

@@ -1,5 +1,5 @@
-// The collectives that can be timed: one table line each here, and one in mpi_collectives.cpp for
-// the same by MPI.
+// The collectives that can be timed: all of the table of operations, with what the rates and the check need
+// of each; and one line in mpi_collectives.cpp for the same by MPI.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +7,7 @@
 #include <string>
 
 #include "mep.h"
+#include "protocol/operations.hpp"
 #include "timing.hpp"
 
 namespace mep::perf {
@@ -35,12 +36,7 @@ constexpr int kNobody = -2;
 constexpr int kRoot = 0;
 
 struct CollectiveEntry {
-  const char* name;
-  bool has_data;
-  bool has_reduction;
-  // Blocks of `count` elements in the buffers of one rank.
-  int (*send_blocks)(int size);
-  int (*recv_blocks)(int size);
+  Collective kind;
   // Algorithm bandwidth is data(size) * block bytes / time; bus bandwidth is bus(size) times that.
   double (*data)(int size);
   double (*bus)(int size);
@@ -49,7 +45,17 @@ struct CollectiveEntry {
   // Blocks that each of several GPUs has to take in from others, if that many share the ranks evenly.
   double (*taken_in)(int size, int gpus);
   Source (*source)(const CollectiveCall& call, size_t index);
-  mep_result_t (*mep_call)(const CollectiveCall& call, mep_comm_t comm, mep_stream_t stream);
+
+  const char* name() const { return facts_of(kind).name; }
+  bool has_data() const { return facts_of(kind).has_data(); }
+  bool has_reduction() const { return facts_of(kind).takes_op; }
+  // Blocks of `count` elements in the buffers of one rank, the root's too.
+  int send_blocks(int size) const { return blocks(facts_of(kind).send, size); }
+  int recv_blocks(int size) const { return blocks(facts_of(kind).receive, size); }
+  mep_result_t mep_call(const CollectiveCall& call, mep_comm_t comm, mep_stream_t stream) const;
+
+ private:
+  static int blocks(Blocks of, int size) { return of == Blocks::kAll ? size : 1; }
 };
 
 const CollectiveEntry* find_collective(const std::string& name);

@@ -22,6 +22,9 @@ FIELDS = {
 }  # fmt: skip
 MPI_FIELDS = {"mpi_us_p50", "ratio"}
 QUICK = ["-i", "40", "--no-machine"]
+TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../src/protocol/operations.def")
+with open(TABLE, encoding="utf-8") as table:
+    WITH_DATA = re.findall(r"^MEP_OPERATION\((\w+), \w+, Data", table.read(), flags=re.M)
 SMALL = ["-b", "4", "-e", "64K", "-f", "128"]
 LAYER = ["--tokens", "0,1,19", "--hidden", "272", "--experts", "10", "--topk", "3"]
 
@@ -63,7 +66,7 @@ class PerfTest(unittest.TestCase):
         for ranks in (1, 2, 3):
             threads = ["--threads", str(ranks)]
             self.check_rows(rows_of(["barrier", *threads]), "barrier", ranks, FIELDS, 1)
-            for op in ("broadcast", "allgather", "allreduce"):
+            for op in WITH_DATA:
                 rows = rows_of([op, *threads, *SMALL])
                 self.check_rows(rows, op, ranks, FIELDS, 3)
                 self.assertEqual([row["bytes"] for row in rows], [4, 512, 65536])
@@ -132,7 +135,7 @@ class PerfTest(unittest.TestCase):
         versus = ["--vs", "mpi"]
         both = FIELDS | MPI_FIELDS
         self.check_rows(rows_of(["barrier", *versus], launcher), "barrier", 3, both, 1)
-        for op in ("broadcast", "allgather", "allreduce"):
+        for op in WITH_DATA:
             self.check_rows(rows_of([op, *SMALL, *versus], launcher), op, 3, both, 3)
         for op in ("dispatch", "combine", "moe"):
             for wire in ("bf16", "fp8"):

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <climits>
-#include <cstring>
 #include <string>
 
 #include "collective_check.hpp"
@@ -24,22 +23,23 @@ struct MpiElements {
 };
 
 struct MpiEntry {
-  const char* name;
+  Collective kind;
   void (*call)(const CollectiveCall& call, const MpiElements& elements);
 };
 
 const MpiEntry kMpiCollectives[] = {
-    {"barrier", [](const CollectiveCall&, const MpiElements&) { MPI_Barrier(MPI_COMM_WORLD); }},
-    {"broadcast",
+    {Collective::k_barrier,
+     [](const CollectiveCall&, const MpiElements&) { MPI_Barrier(MPI_COMM_WORLD); }},
+    {Collective::k_broadcast,
      [](const CollectiveCall& c, const MpiElements& e) {
        // One buffer in MPI: the root's input, everybody else's result.
        MPI_Bcast(c.rank == kRoot ? c.send : c.recv, e.count, e.type, kRoot, MPI_COMM_WORLD);
      }},
-    {"allgather",
+    {Collective::k_allgather,
      [](const CollectiveCall& c, const MpiElements& e) {
        MPI_Allgather(c.send, e.count, e.type, c.recv, e.count, e.type, MPI_COMM_WORLD);
      }},
-    {"allreduce",
+    {Collective::k_allreduce,
      [](const CollectiveCall& c, const MpiElements& e) {
        MPI_Allreduce(c.send, c.recv, e.count, e.type, e.op, MPI_COMM_WORLD);
      }},
@@ -127,9 +127,9 @@ class MpiCollective : public Case {
   uint64_t verify(uint32_t round) override {
     fill_collective(call_, round);
     entry_.call(call_, elements_);
-    if (std::strcmp(entry_.name, "broadcast") == 0 && call_.rank == kRoot) return 0;
+    if (facts_of(entry_.kind).send == Blocks::kRoot && call_.rank == kRoot) return 0;
     // The user-defined sum rounds at every step, the reference once: the same while sums are small.
-    if (call_.dtype == MEP_BFLOAT16 && call_.entry->has_reduction && call_.size > 64) return 0;
+    if (call_.dtype == MEP_BFLOAT16 && call_.entry->has_reduction() && call_.size > 64) return 0;
     return count_collective_errors(call_, round);
   }
   void reset() override { fill_collective(call_, 0); }
@@ -144,7 +144,7 @@ class MpiCollective : public Case {
 
 std::unique_ptr<Case> make_mpi_collective(const CollectiveCall& call) {
   MpiElements elements;
-  if (call.entry->has_reduction) {
+  if (call.entry->has_reduction()) {
     elements.type = mpi_type(call.dtype);
     elements.op = mpi_op(call.dtype, call.reduction);
     if (elements.type == MPI_DATATYPE_NULL || elements.op == MPI_OP_NULL) {
@@ -156,11 +156,11 @@ std::unique_ptr<Case> make_mpi_collective(const CollectiveCall& call) {
     elements.count = static_cast<int>(call.count * mep_dtype_size(call.dtype));
   }
   for (const MpiEntry& entry : kMpiCollectives) {
-    if (std::strcmp(entry.name, call.entry->name) == 0) {
+    if (entry.kind == call.entry->kind) {
       return std::make_unique<MpiCollective>(call, entry, elements);
     }
   }
-  throw PerfError(std::string("no MPI version of ") + call.entry->name + " is written yet");
+  throw PerfError(std::string("no MPI version of ") + call.entry->name() + " is written yet");
 }
 
 }  // namespace mep::perf

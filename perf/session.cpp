@@ -184,11 +184,11 @@ void* Session::allocate(size_t bytes, Buffer* plain) {
 }
 
 void Session::run_collective(const CollectiveEntry& entry) {
-  std::string subject = entry.name;
-  if (entry.has_reduction) subject += std::string(" ") + reduction_name(options_.reduction);
-  if (entry.has_data) subject += std::string(" of ") + dtype_name(options_.dtype);
+  std::string subject = entry.name();
+  if (entry.has_reduction()) subject += std::string(" ") + reduction_name(options_.reduction);
+  if (entry.has_data()) subject += std::string(" of ") + dtype_name(options_.dtype);
   heading(subject);
-  if (!entry.has_data) return run_collective_size(entry, 0);
+  if (!entry.has_data()) return run_collective_size(entry, 0);
   const size_t width = mep_dtype_size(options_.dtype);
   double bytes = static_cast<double>(options_.min_bytes);
   size_t last = SIZE_MAX;
@@ -222,14 +222,14 @@ void Session::run_collective_size(const CollectiveEntry& entry, size_t count) {
   }
   if (options_.run_mpi) sides.mpi = make_mpi_collective(call);
   Row row;
-  row.operation = entry.name;
+  row.operation = entry.name();
   row.bytes = block;
-  row.dtype = entry.has_data ? dtype_name(options_.dtype) : "none";
+  row.dtype = entry.has_data() ? dtype_name(options_.dtype) : "none";
   row.data_bytes = static_cast<double>(block) * entry.data(call.size);
   row.bus_factor = entry.bus(call.size);
   // What the bus bandwidth counts goes through every rank; of a broadcast, through all but the
   // root.
-  const bool has_root = std::string(entry.name) == "broadcast";
+  const bool has_root = facts_of(entry.kind).send == Blocks::kRoot;
   row.moved_bytes = row.data_bytes * row.bus_factor * (call.size - (has_root ? 1 : 0));
   row.floor_us =
       floor_us(machine_.device, static_cast<double>(block) * entry.traffic(call.size),

@@ -15,10 +15,11 @@ module mep
   use, intrinsic :: iso_c_binding
   use mep_types
   use mep_c
+  use mep_collectives
+  use mep_helpers
   implicit none
   private :: c_result_string, c_last_error, c_comm_transport, c_comm_name, c_comm_set_name, &
-      c_preferred_hca, c_comm_attach, c_barrier, c_broadcast, c_allgather, c_allreduce, c_ibroadcast, c_iallgather, &
-      c_iallreduce, c_dispatch, c_combine, text_of, given, own_block
+      c_preferred_hca, c_comm_attach, c_dispatch, c_combine, text_of, given, own_block
 
 contains
 
@@ -81,147 +82,6 @@ contains
     end do
   end function mep_preferred_hca
 
-  integer(c_int32_t) function mep_barrier(comm, stream) result(code)
-    type(mep_comm_t), intent(in) :: comm
-    type(c_ptr), intent(in), optional :: stream
-    code = c_barrier(comm, given(stream))
-  end function mep_barrier
-
-  integer(c_int32_t) function mep_broadcast(sendbuf, recvbuf, count, dtype, root, comm, stream) &
-      result(code)
-    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
-    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
-    integer(c_size_t), intent(in) :: count
-    integer(c_int32_t), intent(in) :: dtype, root
-    type(mep_comm_t), intent(in) :: comm
-    type(c_ptr), intent(in), optional :: stream
-    code = c_broadcast(c_loc(sendbuf), c_loc(recvbuf), count, dtype, root, comm, given(stream))
-  end function mep_broadcast
-
-  integer(c_int32_t) function mep_broadcast_in_place(buffer, count, dtype, root, comm, stream) &
-      result(code)
-    type(*), dimension(..), asynchronous, contiguous, target :: buffer
-    integer(c_size_t), intent(in) :: count
-    integer(c_int32_t), intent(in) :: dtype, root
-    type(mep_comm_t), intent(in) :: comm
-    type(c_ptr), intent(in), optional :: stream
-    code = c_broadcast(c_loc(buffer), c_loc(buffer), count, dtype, root, comm, given(stream))
-  end function mep_broadcast_in_place
-
-  integer(c_int32_t) function mep_allgather(sendbuf, recvbuf, count, dtype, comm, stream) &
-      result(code)
-    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
-    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
-    integer(c_size_t), intent(in) :: count
-    integer(c_int32_t), intent(in) :: dtype
-    type(mep_comm_t), intent(in) :: comm
-    type(c_ptr), intent(in), optional :: stream
-    code = c_allgather(c_loc(sendbuf), c_loc(recvbuf), count, dtype, comm, given(stream))
-  end function mep_allgather
-
-  ! The rank's own block of recvbuf is its input.
-  integer(c_int32_t) function mep_allgather_in_place(recvbuf, count, dtype, comm, stream) &
-      result(code)
-    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
-    integer(c_size_t), intent(in) :: count
-    integer(c_int32_t), intent(in) :: dtype
-    type(mep_comm_t), intent(in) :: comm
-    type(c_ptr), intent(in), optional :: stream
-    type(c_ptr) :: block
-    code = own_block(c_loc(recvbuf), count, dtype, comm, block)
-    if (code == MEP_SUCCESS) then
-      code = c_allgather(block, c_loc(recvbuf), count, dtype, comm, given(stream))
-    end if
-  end function mep_allgather_in_place
-
-  integer(c_int32_t) function mep_allreduce(sendbuf, recvbuf, count, dtype, op, comm, stream) &
-      result(code)
-    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
-    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
-    integer(c_size_t), intent(in) :: count
-    integer(c_int32_t), intent(in) :: dtype, op
-    type(mep_comm_t), intent(in) :: comm
-    type(c_ptr), intent(in), optional :: stream
-    code = c_allreduce(c_loc(sendbuf), c_loc(recvbuf), count, dtype, op, comm, given(stream))
-  end function mep_allreduce
-
-  integer(c_int32_t) function mep_allreduce_in_place(buffer, count, dtype, op, comm, stream) &
-      result(code)
-    type(*), dimension(..), asynchronous, contiguous, target :: buffer
-    integer(c_size_t), intent(in) :: count
-    integer(c_int32_t), intent(in) :: dtype, op
-    type(mep_comm_t), intent(in) :: comm
-    type(c_ptr), intent(in), optional :: stream
-    code = c_allreduce(c_loc(buffer), c_loc(buffer), count, dtype, op, comm, given(stream))
-  end function mep_allreduce_in_place
-
-  integer(c_int32_t) function mep_ibroadcast(sendbuf, recvbuf, count, dtype, root, comm, request) &
-      result(code)
-    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
-    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
-    integer(c_size_t), intent(in) :: count
-    integer(c_int32_t), intent(in) :: dtype, root
-    type(mep_comm_t), intent(in) :: comm
-    type(mep_request_t), intent(out) :: request
-    code = c_ibroadcast(c_loc(sendbuf), c_loc(recvbuf), count, dtype, root, comm, request)
-  end function mep_ibroadcast
-
-  integer(c_int32_t) function mep_ibroadcast_in_place(buffer, count, dtype, root, comm, request) &
-      result(code)
-    type(*), dimension(..), asynchronous, contiguous, target :: buffer
-    integer(c_size_t), intent(in) :: count
-    integer(c_int32_t), intent(in) :: dtype, root
-    type(mep_comm_t), intent(in) :: comm
-    type(mep_request_t), intent(out) :: request
-    code = c_ibroadcast(c_loc(buffer), c_loc(buffer), count, dtype, root, comm, request)
-  end function mep_ibroadcast_in_place
-
-  integer(c_int32_t) function mep_iallgather(sendbuf, recvbuf, count, dtype, comm, request) &
-      result(code)
-    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
-    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
-    integer(c_size_t), intent(in) :: count
-    integer(c_int32_t), intent(in) :: dtype
-    type(mep_comm_t), intent(in) :: comm
-    type(mep_request_t), intent(out) :: request
-    code = c_iallgather(c_loc(sendbuf), c_loc(recvbuf), count, dtype, comm, request)
-  end function mep_iallgather
-
-  integer(c_int32_t) function mep_iallgather_in_place(recvbuf, count, dtype, comm, request) &
-      result(code)
-    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
-    integer(c_size_t), intent(in) :: count
-    integer(c_int32_t), intent(in) :: dtype
-    type(mep_comm_t), intent(in) :: comm
-    type(mep_request_t), intent(out) :: request
-    type(c_ptr) :: block
-    code = own_block(c_loc(recvbuf), count, dtype, comm, block)
-    if (code == MEP_SUCCESS) then
-      code = c_iallgather(block, c_loc(recvbuf), count, dtype, comm, request)
-    end if
-  end function mep_iallgather_in_place
-
-  integer(c_int32_t) function mep_iallreduce(sendbuf, recvbuf, count, dtype, op, comm, request) &
-      result(code)
-    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
-    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
-    integer(c_size_t), intent(in) :: count
-    integer(c_int32_t), intent(in) :: dtype, op
-    type(mep_comm_t), intent(in) :: comm
-    type(mep_request_t), intent(out) :: request
-    code = c_iallreduce(c_loc(sendbuf), c_loc(recvbuf), count, dtype, op, comm, request)
-  end function mep_iallreduce
-
-  integer(c_int32_t) function mep_iallreduce_in_place(buffer, count, dtype, op, comm, request) &
-      result(code)
-    type(*), dimension(..), asynchronous, contiguous, target :: buffer
-    integer(c_size_t), intent(in) :: count
-    integer(c_int32_t), intent(in) :: dtype, op
-    type(mep_comm_t), intent(in) :: comm
-    type(mep_request_t), intent(out) :: request
-    code = c_iallreduce(c_loc(buffer), c_loc(buffer), count, dtype, op, comm, request)
-  end function mep_iallreduce_in_place
-
   integer(c_int32_t) function mep_dispatch(handle, args, stream) result(code)
     type(mep_ep_handle_t), intent(in) :: handle
     type(mep_dispatch_args_t), intent(in) :: args
@@ -237,28 +97,6 @@ contains
   end function mep_combine
 
   ! ---- helpers ----------------------------------------------------------------------------------
-
-  pure type(c_ptr) function given(stream)
-    type(c_ptr), intent(in), optional :: stream
-    given = c_null_ptr
-    if (present(stream)) given = stream
-  end function given
-
-  ! The block of this rank within the receive buffer of an allgather.
-  integer(c_int32_t) function own_block(recvbuf, count, dtype, comm, block) result(code)
-    type(c_ptr), intent(in) :: recvbuf
-    integer(c_size_t), intent(in) :: count
-    integer(c_int32_t), intent(in) :: dtype
-    type(mep_comm_t), intent(in) :: comm
-    type(c_ptr), intent(out) :: block
-    integer(c_int32_t) :: rank
-    integer(c_intptr_t) :: address
-    block = recvbuf
-    code = mep_comm_rank(comm, rank)
-    if (code /= MEP_SUCCESS) return
-    address = transfer(recvbuf, address) + rank * count * mep_dtype_size(dtype)
-    block = transfer(address, block)
-  end function own_block
 
   function text_of(text) result(copy)
     type(c_ptr), intent(in) :: text

@@ -163,12 +163,6 @@ module mep_c
     end function mep_comm_async_result
 
     ! ---- requests -------------------------------------------------------------------------------
-    integer(c_int32_t) function mep_ibarrier(comm, request) bind(C)
-      import :: c_int32_t, mep_comm_t, mep_request_t
-      type(mep_comm_t), value :: comm
-      type(mep_request_t), intent(out) :: request
-    end function mep_ibarrier
-
     integer(c_int32_t) function mep_request_wait(request, timeout_ms, info) bind(C)
       import :: c_int32_t, mep_request_t, mep_op_info_t
       type(mep_request_t), intent(inout) :: request
@@ -380,62 +374,6 @@ module mep_c
       character(kind=c_char), intent(inout) :: name(*)
       integer(c_size_t), value :: capacity
     end function c_preferred_hca
-    integer(c_int32_t) function c_barrier(comm, stream) bind(C, name="mep_barrier")
-      import :: c_int32_t, c_ptr, mep_comm_t
-      type(mep_comm_t), value :: comm
-      type(c_ptr), value :: stream
-    end function c_barrier
-    integer(c_int32_t) function c_broadcast(sendbuf, recvbuf, count, dtype, root, comm, stream) &
-        bind(C, name="mep_broadcast")
-      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
-      type(c_ptr), value :: sendbuf, recvbuf, stream
-      integer(c_size_t), value :: count
-      integer(c_int32_t), value :: dtype, root
-      type(mep_comm_t), value :: comm
-    end function c_broadcast
-    integer(c_int32_t) function c_allgather(sendbuf, recvbuf, count, dtype, comm, stream) &
-        bind(C, name="mep_allgather")
-      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
-      type(c_ptr), value :: sendbuf, recvbuf, stream
-      integer(c_size_t), value :: count
-      integer(c_int32_t), value :: dtype
-      type(mep_comm_t), value :: comm
-    end function c_allgather
-    integer(c_int32_t) function c_allreduce(sendbuf, recvbuf, count, dtype, op, comm, stream) &
-        bind(C, name="mep_allreduce")
-      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
-      type(c_ptr), value :: sendbuf, recvbuf, stream
-      integer(c_size_t), value :: count
-      integer(c_int32_t), value :: dtype, op
-      type(mep_comm_t), value :: comm
-    end function c_allreduce
-    integer(c_int32_t) function c_ibroadcast(sendbuf, recvbuf, count, dtype, root, comm, request) &
-        bind(C, name="mep_ibroadcast")
-      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
-      type(c_ptr), value :: sendbuf, recvbuf
-      integer(c_size_t), value :: count
-      integer(c_int32_t), value :: dtype, root
-      type(mep_comm_t), value :: comm
-      type(mep_request_t), intent(out) :: request
-    end function c_ibroadcast
-    integer(c_int32_t) function c_iallgather(sendbuf, recvbuf, count, dtype, comm, request) &
-        bind(C, name="mep_iallgather")
-      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
-      type(c_ptr), value :: sendbuf, recvbuf
-      integer(c_size_t), value :: count
-      integer(c_int32_t), value :: dtype
-      type(mep_comm_t), value :: comm
-      type(mep_request_t), intent(out) :: request
-    end function c_iallgather
-    integer(c_int32_t) function c_iallreduce(sendbuf, recvbuf, count, dtype, op, comm, request) &
-        bind(C, name="mep_iallreduce")
-      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
-      type(c_ptr), value :: sendbuf, recvbuf
-      integer(c_size_t), value :: count
-      integer(c_int32_t), value :: dtype, op
-      type(mep_comm_t), value :: comm
-      type(mep_request_t), intent(out) :: request
-    end function c_iallreduce
     integer(c_int32_t) function c_dispatch(handle, args, stream) bind(C, name="mep_dispatch")
       import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_dispatch_args_t
       type(mep_ep_handle_t), value :: handle

@@ -54,7 +54,7 @@ class DeviceCollective : public Case {
   void enqueue(uint32_t round) {
     device_.send = inputs_ + round * stride_;
     require(device_.entry->mep_call(device_, context_.comm(), context_.stream()),
-            device_.entry->name);
+            device_.entry->name());
   }
 
   DeviceContext& context_;

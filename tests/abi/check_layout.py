@@ -3,10 +3,11 @@
 Fortran's structures and constants agree with it. FORTRAN_PROGRAM prints its layout in the table's form
 (make_fortran_layout.py). That C agrees is layout_test.c's part."""
 import ctypes
-import importlib.util
+import importlib
 import re
 import subprocess
 import sys
+import types
 
 from abi_files import ROOT, Findings, Table, header
 
@@ -20,10 +21,11 @@ findings.same_names("layout_table.h, fields",
                     {(s, f) for s, fields in mep_h.structs.items() for _, f, _ in fields},
                     table.fields)
 
-# Loaded by path: needs neither NumPy nor the library.
-spec = importlib.util.spec_from_file_location("abi", ROOT / "bindings/python/mep/_abi.py")
-abi = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(abi)
+# Of a package without its __init__.py: needs neither NumPy nor the library.
+package = types.ModuleType("mep")
+package.__path__ = [str(ROOT / "bindings/python/mep")]
+sys.modules["mep"] = package
+abi = importlib.import_module("mep._abi")
 constants = {name: value for name, value in vars(abi).items()
              if name.startswith("MEP_") and not name.startswith("MEP_VERSION_")}
 findings.same_names("Python, constants", table.constants, constants)
@@ -61,8 +63,9 @@ for name, (result, parameters) in mep_h.functions.items():
                 findings.same(f"Python, {name}", structs[struct[1]], getattr(python_type, "_type_", None))
 
 # Fortran: every function has a binding (by its own name or a bind name) and a public procedure.
-fortran_c = (ROOT / "bindings/fortran/mep_c.f90").read_text()
-fortran = (ROOT / "bindings/fortran/mep.f90").read_text()
+folder = ROOT / "bindings/fortran"
+fortran_c = (folder / "mep_c.f90").read_text() + (folder / "mep_collectives_c.f90").read_text()
+fortran = (folder / "mep.f90").read_text() + (folder / "mep_collectives.f90").read_text()
 for name, (_, parameters) in mep_h.functions.items():
     bound = re.search(r"\b(?:function|subroutine) %s\(" % name, fortran_c) or f'name="{name}"' in fortran_c
     public = re.search(r"\b(?:function|subroutine) %s\(" % name, fortran_c + fortran)

@@ -77,6 +77,13 @@ class Basics(unittest.TestCase):
         self.assertEqual(mep.result_string(-6), "MEP_ERR_TIMEOUT")
         self.assertEqual([mep.dtype_size(t) for t in ("int8", "bfloat16", np.float64, 14)], [1, 2, 8, 1])
 
+    def test_every_collective_has_its_method(self):
+        from mep._collectives import COLLECTIVES
+
+        self.assertTrue(COLLECTIVES)
+        for name in COLLECTIVES:
+            self.assertTrue(callable(getattr(mep.Comm, name.removeprefix("mep_"), None)), name)
+
     def test_preferred_hca(self):
         with self.assertRaises(mep.NotFoundError) as caught:
             mep.preferred_hca("gpu:4000")

@@ -36,7 +36,7 @@ struct Ranks {
   }
   CollCall call(uint32_t rank) const {
     CollCall call{};
-    call.kind = CollKind::kAllreduce;
+    call.kind = Collective::k_allreduce;
     call.dtype = MEP_UINT32;
     call.op = MEP_SUM;
     call.bytes = kCount * 4;

@@ -112,7 +112,7 @@ double empty_kernel() {
   return us;
 }
 
-double measure(const Rig& rig, CollKind kind, size_t bytes, const std::vector<uint8_t*>& sends,
+double measure(const Rig& rig, Collective kind, size_t bytes, const std::vector<uint8_t*>& sends,
                const std::vector<uint8_t*>& receives) {
   std::vector<cudaGraphExec_t> execs;
   std::vector<cudaStream_t> streams;
@@ -153,15 +153,15 @@ void table(uint32_t ranks) {
     }
   }
   std::printf("bench %2u ranks: barrier %.2f us\n", ranks,
-              measure(rig, CollKind::kBarrier, 0, sends, receives));
+              measure(rig, Collective::k_barrier, 0, sends, receives));
   for (const size_t bytes : {size_t{1} << 10, size_t{16} << 10, size_t{64} << 10, size_t{256} << 10,
                              size_t{1} << 20, size_t{8} << 20, size_t{64} << 20}) {
-    const double reduce = measure(rig, CollKind::kAllreduce, bytes, sends, receives);
+    const double reduce = measure(rig, Collective::k_allreduce, bytes, sends, receives);
     std::printf("bench %2u ranks: %8zu KiB  allreduce bf16 %9.2f us", ranks, bytes >> 10, reduce);
     if (bytes * ranks <= size_t{64} << 20) {
       std::printf("  allgather %9.2f us  broadcast %9.2f us",
-                  measure(rig, CollKind::kAllgather, bytes, sends, receives),
-                  measure(rig, CollKind::kBroadcast, bytes, sends, receives));
+                  measure(rig, Collective::k_allgather, bytes, sends, receives),
+                  measure(rig, Collective::k_broadcast, bytes, sends, receives));
     }
     std::printf("\n");
   }

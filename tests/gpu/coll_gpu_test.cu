@@ -7,7 +7,7 @@ namespace gpu_test {
 namespace {
 
 struct Case {
-  CollKind kind = CollKind::kAllreduce;
+  Collective kind = Collective::k_allreduce;
   mep_dtype_t dtype = MEP_FLOAT32;
   mep_op_t op = MEP_SUM;
   uint32_t root = 0;
@@ -87,7 +87,7 @@ class Bench {
     call.send = mine.send.at(test.send_offset);
     call.receive = mine.receive.at(test.receive_offset);
     if (test.in_place) {
-      const size_t own = test.kind == CollKind::kAllgather ? rank * test.bytes() : 0;
+      const size_t own = test.kind == Collective::k_allgather ? rank * test.bytes() : 0;
       call.send = mine.receive.at(test.receive_offset + own);
     }
     call.status = status_[rank];
@@ -103,11 +103,11 @@ class Bench {
       mine.send.poison();
       mine.receive.poison();
       std::memset(status_[rank], 0, sizeof *status_[rank]);
-      if (test.kind == CollKind::kBarrier) continue;
+      if (test.kind == Collective::k_barrier) continue;
       if (!test.in_place) {
         mine.send.write(test.send_offset, inputs_[rank]);
       } else {
-        const size_t own = test.kind == CollKind::kAllgather ? rank * test.bytes() : 0;
+        const size_t own = test.kind == Collective::k_allgather ? rank * test.bytes() : 0;
         mine.receive.write(test.receive_offset + own, inputs_[rank]);
       }
     }
@@ -115,8 +115,8 @@ class Bench {
   }
 
   std::vector<uint8_t> expected(const Case& test, uint32_t block) const {
-    if (test.kind == CollKind::kBroadcast) return inputs_[test.root];
-    if (test.kind == CollKind::kAllgather) return inputs_[block];
+    if (test.kind == Collective::k_broadcast) return inputs_[test.root];
+    if (test.kind == Collective::k_allgather) return inputs_[block];
     Inputs members;
     for (const uint32_t rank : live_) {
       members.push_back(inputs_[rank]);
@@ -126,7 +126,7 @@ class Bench {
 
   void check(const Case& test, const char* where) const {
     std::vector<uint8_t> reduced;
-    if (test.kind != CollKind::kAllgather && test.kind != CollKind::kBarrier) {
+    if (test.kind != Collective::k_allgather && test.kind != Collective::k_barrier) {
       reduced = expected(test, 0);
     }
     for (const uint32_t rank : live_) {
@@ -134,16 +134,16 @@ class Bench {
       GPU_CHECK(status_[rank]->version == 1 && status_[rank]->result == MEP_SUCCESS,
                 "%s, rank %u of %u: %s: status %d", where, rank, rig_.ranks(), test.text().c_str(),
                 status_[rank]->result);
-      if (test.kind == CollKind::kBarrier) {
+      if (test.kind == Collective::k_barrier) {
         GPU_CHECK(mine.receive.untouched_outside(0, 0), "%s, rank %u: barrier wrote", where, rank);
         continue;
       }
       const size_t span =
-          test.kind == CollKind::kAllgather ? test.bytes() * rig_.ranks() : test.bytes();
+          test.kind == Collective::k_allgather ? test.bytes() * rig_.ranks() : test.bytes();
       GPU_CHECK(mine.receive.untouched_outside(test.receive_offset, span),
                 "%s, rank %u of %u: %s: bytes outside were written", where, rank, rig_.ranks(),
                 test.text().c_str());
-      if (test.kind != CollKind::kAllgather) {
+      if (test.kind != Collective::k_allgather) {
         compare(test, where, rank, mine.receive.read(test.receive_offset, test.bytes()), reduced);
         continue;
       }
@@ -164,7 +164,7 @@ class Bench {
 
   Case random_case(std::mt19937_64* random) const {
     Case test;
-    test.kind = static_cast<CollKind>((*random)() % 4);
+    test.kind = static_cast<Collective>((*random)() % mep::kCollectiveCount);
     do {
       test.dtype = static_cast<mep_dtype_t>(1 + (*random)() % 15);
       test.op = static_cast<mep_op_t>(1 + (*random)() % 8);
@@ -174,10 +174,10 @@ class Bench {
     const size_t most = most_bytes_ / element;
     const size_t scale = (*random)() % 4;
     test.count = (*random)() % (scale == 0 ? 40 : scale == 1 ? std::min<size_t>(most, 5000) : most);
-    if (test.kind == CollKind::kBarrier) test.count = 0;
+    if (test.kind == Collective::k_barrier) test.count = 0;
     test.send_offset = (*random)() % 3 == 0 ? (*random)() % 16 / element * element : 0;
     test.receive_offset = (*random)() % 3 == 0 ? (*random)() % 16 / element * element : 0;
-    test.in_place = (*random)() % 4 == 0 && test.kind != CollKind::kBroadcast;
+    test.in_place = (*random)() % 4 == 0 && test.kind != Collective::k_broadcast;
     return test;
   }
 
@@ -239,10 +239,10 @@ void graphs(uint32_t ranks, std::mt19937_64* random, int replays, double seconds
   std::vector<Case> cases;
   for (const size_t count : {size_t{1000}, size_t{60'000}, size_t{17}, size_t{0}, size_t{33'333}}) {
     Case test;
-    test.kind = count == 0       ? CollKind::kBarrier
-                : count == 17    ? CollKind::kBroadcast
-                : count > 50'000 ? CollKind::kAllgather
-                                 : CollKind::kAllreduce;
+    test.kind = count == 0       ? Collective::k_barrier
+                : count == 17    ? Collective::k_broadcast
+                : count > 50'000 ? Collective::k_allgather
+                                 : Collective::k_allreduce;
     test.dtype = MEP_UINT32;
     test.count = count;
     test.root = ranks - 1;

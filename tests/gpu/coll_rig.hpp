@@ -21,8 +21,8 @@
 
 namespace gpu_test {
 
+using mep::Collective;
 using mep::device::CollCall;
-using mep::device::CollKind;
 using mep::device::CollLayout;
 using mep::device::CollPost;
 using mep::device::CollState;

@@ -19,9 +19,10 @@ import ways
 MAX_LINES = 600
 LAYERS = {
     "base": {"base"},
-    "transport": {"base", "transport"},
-    "kernels": {"base", "kernels"},
-    "core": {"base", "transport", "kernels", "core"},
+    "protocol": {"protocol"},
+    "transport": {"base", "protocol", "transport"},
+    "kernels": {"base", "protocol", "kernels"},
+    "core": {"base", "protocol", "transport", "kernels", "core"},
 }
 PUBLIC_HEADERS = {"mep.h", "mep_mpi.h"}
 # What kernels may see of transports: code that runs on the device.

@@ -8,6 +8,7 @@ import re
 
 ALLOWED = {
     "base": [],
+    "protocol": [],
     "transport": ["base"],
     "transport/inproc": ["base", "transport"],
     "transport/shm": ["base", "transport"],
@@ -16,21 +17,21 @@ ALLOWED = {
     "transport/cuda": ["base"],
     "kernels/host": ["base"],
     "kernels/cuda/device": [],
-    "kernels/cuda": ["base", "kernels/cuda/device"],
+    "kernels/cuda": ["base", "protocol", "kernels/cuda/device"],
     "core/membership": ["base"],
     "core/bootstrap": ["base", "transport", "core/membership"],
     "core/bootstrap/mep_run": ["base"],
     "core/topo": ["base", "core/bootstrap"],
     "core/world": ["base", "transport", "core/membership", "core/bootstrap", "core/topo"],
-    "core/operation": ["base", "core/membership", "core/world"],
-    "core/coll": ["base", "kernels/host", "core/world", "core/operation"],
-    "core/comm": ["base", "core/membership", "core/world", "core/operation", "core/coll"],
-    "core/staged": ["base", "kernels/cuda", "core/comm"],
+    "core/operation": ["base", "protocol", "core/membership", "core/world"],
+    "core/coll": ["base", "protocol", "kernels/host", "core/world", "core/operation"],
+    "core/comm": ["base", "protocol", "core/membership", "core/world", "core/operation", "core/coll"],
+    "core/staged": ["base", "protocol", "kernels/cuda", "core/comm"],
     "core/ep": ["base", "kernels/host", "kernels/cuda", "core/bootstrap", "core/world", "core/operation",
                 "core/comm", "core/staged"],
-    "core/cuda": ["base", "kernels/cuda", "transport/cuda", "core/operation", "core/coll", "core/comm",
+    "core/cuda": ["base", "protocol", "kernels/cuda", "transport/cuda", "core/operation", "core/coll", "core/comm",
                   "core/ep", "core/staged"],
-    "core/api": ["base", "core/bootstrap", "core/topo", "core/world", "core/comm", "core/ep"],
+    "core/api": ["base", "protocol", "core/bootstrap", "core/topo", "core/world", "core/comm", "core/ep"],
 }
 # (from, to): why.
 EXCEPTIONS = {

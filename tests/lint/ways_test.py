@@ -58,6 +58,14 @@ class Ways(unittest.TestCase):
     def test_header_does_not_declare(self):
         self.expect({"include/mep.h": "int mep_dispatch(int x);\n"}, "mep_allreduce is not defined in include/mep.h")
 
+    def test_functions_made_by_the_table(self):
+        api = ('#define X(name) int mep_##name(int x) { return comm->run(x); }\n#include "protocol/operations.def"\n'
+               "int f() { return comm->run(1); }\nint mep_dispatch(int) { return 0; }\n")
+        table = "// MEP_OPERATION(name)\nMEP_OPERATION(%s, Data)\n"
+        self.assertEqual(self.findings({"src/api.cpp": api, "src/protocol/operations.def": table % "allreduce"}), [])
+        self.expect({"src/api.cpp": api, "src/protocol/operations.def": table % "allgather"},
+                    "mep_allreduce is not defined in src/api.cpp")
+
     def test_file_is_gone(self):
         self.expect({"src/remote.hpp": None}, "src/remote.hpp does not exist")
 

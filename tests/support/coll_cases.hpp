@@ -4,15 +4,18 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 
+#include "protocol/operation_calls.hpp"
 #include "support/coll_ranks.hpp"
 
 namespace mep_test {
 
-enum class Kind : uint8_t { kBarrier, kBroadcast, kAllgather, kAllreduce };
+using Kind = mep::Collective;
 
 struct Case {
-  Kind kind = Kind::kBarrier;
+  Kind kind = Kind::k_barrier;
+  const mep::OperationFacts& facts() const { return mep::facts_of(kind); }
   mep_dtype_t dtype = MEP_UINT8;
   mep_op_t op = MEP_SUM;
   size_t count = 0;
@@ -22,11 +25,10 @@ struct Case {
 };
 
 inline std::string describe(const Case& c) {
-  constexpr const char* kNames[] = {"barrier", "broadcast", "allgather", "allreduce"};
   char text[160];
-  snprintf(text, sizeof text, "%s dtype %u op %u count %zu root %d%s seed 0x%llx",
-           kNames[static_cast<size_t>(c.kind)], c.dtype, c.op, c.count, c.root,
-           c.in_place ? " in place" : "", static_cast<unsigned long long>(c.seed));
+  snprintf(text, sizeof text, "%s dtype %u op %u count %zu root %d%s seed 0x%llx", c.facts().name,
+           c.dtype, c.op, c.count, c.root, c.in_place ? " in place" : "",
+           static_cast<unsigned long long>(c.seed));
   return text;
 }
 
@@ -36,26 +38,40 @@ inline Bytes input_of(const Case& c, int rank) {
   return input;
 }
 
-inline Bytes make_expected(const Case& c, int size) {
-  if (c.kind == Kind::kBarrier) return {};
-  if (c.kind == Kind::kBroadcast) return input_of(c, c.root);
+// What `rank` has at its receive buffer. Nothing: the collective has no reference here, which fails its tests.
+inline std::optional<Bytes> make_expected(const Case& c, int rank, int size) {
   std::vector<Bytes> inputs;
-  for (int rank = 0; rank < size; ++rank) inputs.push_back(input_of(c, rank));
-  if (c.kind == Kind::kAllgather) {
-    Bytes all;
-    for (const Bytes& input : inputs) all.insert(all.end(), input.begin(), input.end());
-    return all;
+  for (int source = 0; source < size; ++source) {
+    const bool gives =
+        c.facts().gives(static_cast<uint32_t>(source), static_cast<uint32_t>(c.root));
+    inputs.push_back(gives ? input_of(c, source) : Bytes{});
   }
-  std::vector<const uint8_t*> pointers;
-  for (const Bytes& input : inputs) pointers.push_back(input.data());
-  return reference_reduce(c.dtype, c.op, pointers, c.count);
+  (void)rank;  // of replicated ones all have the same
+  switch (c.kind) {
+    case Kind::k_barrier:
+      return Bytes{};
+    case Kind::k_broadcast:
+      return inputs[static_cast<size_t>(c.root)];
+    case Kind::k_allgather: {
+      Bytes all;
+      for (const Bytes& input : inputs) all.insert(all.end(), input.begin(), input.end());
+      return all;
+    }
+    case Kind::k_allreduce: {
+      std::vector<const uint8_t*> pointers;
+      for (const Bytes& input : inputs) pointers.push_back(input.data());
+      return reference_reduce(c.dtype, c.op, pointers, c.count);
+    }
+    default:
+      return std::nullopt;
+  }
 }
 
 // Ranks that are threads share one computation. Keyed by all that the result depends on.
-inline std::shared_ptr<const Bytes> expected_of(const Case& c, int size) {
+inline std::shared_ptr<const std::optional<Bytes>> expected_of(const Case& c, int rank, int size) {
   struct Entry {
     std::once_flag once;
-    Bytes bytes;
+    std::optional<Bytes> bytes;
   };
   static std::mutex mutex;
   static std::map<std::string, std::shared_ptr<Entry>> cache;
@@ -63,11 +79,15 @@ inline std::shared_ptr<const Bytes> expected_of(const Case& c, int size) {
   {
     const std::lock_guard lock(mutex);
     if (cache.size() > 64) cache.clear();
-    std::shared_ptr<Entry>& place = cache[describe(c) + "/" + std::to_string(size)];
+    std::string key = describe(c) + "/" + std::to_string(size);
+    if (c.facts().operation_class == mep::OperationClass::kPersonal) {
+      key += "/" + std::to_string(rank);
+    }
+    std::shared_ptr<Entry>& place = cache[key];
     if (place == nullptr) place = std::make_shared<Entry>();
     entry = place;
   }
-  std::call_once(entry->once, [&] { entry->bytes = make_expected(c, size); });
+  std::call_once(entry->once, [&] { entry->bytes = make_expected(c, rank, size); });
   return {entry, &entry->bytes};
 }
 
@@ -100,9 +120,9 @@ class CaseRun {
       : case_(c),
         rank_(rank),
         size_(size),
-        input_(input_of(c, rank)),
-        send_(send_bytes(c, input_), shift(c, 1)),
-        receive_(receive_bytes(c, input_, size), shift(c, 2)) {
+        input_(make_input(c, rank, size)),
+        send_(c.in_place ? 0 : input_.size(), shift(c, 1)),
+        receive_(blocks(c, rank, size, c.facts().receive) * block_bytes(c), shift(c, 2)) {
     if (!send_used()) return;
     if (send_.size() != 0) memcpy(send_.data(), input_.data(), input_.size());
     if (c.in_place && !input_.empty()) memcpy(in_place_block(), input_.data(), input_.size());
@@ -111,33 +131,10 @@ class CaseRun {
   CaseRun& operator=(const CaseRun&) = delete;
 
   mep_result_t run(mep_comm_t comm) {
-    switch (case_.kind) {
-      case Kind::kBarrier:
-        return mep_barrier(comm, nullptr);
-      case Kind::kBroadcast:
-        return mep_broadcast(send(), receive_.data(), case_.count, case_.dtype, case_.root, comm,
-                             nullptr);
-      case Kind::kAllgather:
-        return mep_allgather(send(), receive_.data(), case_.count, case_.dtype, comm, nullptr);
-      default:
-        return mep_allreduce(send(), receive_.data(), case_.count, case_.dtype, case_.op, comm,
-                             nullptr);
-    }
+    return mep::call_collective(case_.kind, call(), comm, nullptr);
   }
-
   mep_result_t start(mep_comm_t comm, mep_request_t* request) {
-    switch (case_.kind) {
-      case Kind::kBarrier:
-        return mep_ibarrier(comm, request);
-      case Kind::kBroadcast:
-        return mep_ibroadcast(send(), receive_.data(), case_.count, case_.dtype, case_.root, comm,
-                              request);
-      case Kind::kAllgather:
-        return mep_iallgather(send(), receive_.data(), case_.count, case_.dtype, comm, request);
-      default:
-        return mep_iallreduce(send(), receive_.data(), case_.count, case_.dtype, case_.op, comm,
-                              request);
-    }
+    return mep::start_collective(case_.kind, call(), comm, request);
   }
 
   // After success.
@@ -151,7 +148,12 @@ class CaseRun {
         memcmp(send_.data(), input_.data(), input_.size()) != 0) {
       report.add("%s: the input was changed", what.c_str());
     }
-    const std::shared_ptr<const Bytes> expected = expected_of(case_, size_);
+    const std::shared_ptr<const std::optional<Bytes>> reference = expected_of(case_, rank_, size_);
+    if (!reference->has_value()) {
+      report.add("%s: the tests have no reference for it", what.c_str());
+      return;
+    }
+    const Bytes* const expected = &**reference;
     if (expected->size() != receive_.size()) {
       report.add("%s: sizes differ", what.c_str());
       return;
@@ -168,21 +170,44 @@ class CaseRun {
   }
 
  private:
-  bool send_used() const { return case_.kind != Kind::kBroadcast || rank_ == case_.root; }
+  static size_t block_bytes(const Case& c) { return c.count * element_bytes(c.dtype); }
+  static size_t blocks(const Case& c, int rank, int size, mep::Blocks blocks) {
+    switch (blocks) {
+      case mep::Blocks::kNone:
+        return 0;
+      case mep::Blocks::kOne:
+        return 1;
+      case mep::Blocks::kRoot:
+        return rank == c.root ? 1 : 0;
+      case mep::Blocks::kAll:
+        return static_cast<size_t>(size);
+    }
+    return 0;
+  }
+  // Of as many blocks as the rank gives.
+  static Bytes make_input(const Case& c, int rank, int size) {
+    Bytes input(blocks(c, rank, size, c.facts().send) * block_bytes(c));
+    if (!input.empty()) {
+      fill_input(c.dtype, mix(c.seed, static_cast<uint64_t>(rank)),
+                 input.size() / element_bytes(c.dtype), input.data());
+    }
+    return input;
+  }
+  bool send_used() const {
+    return case_.facts().gives(static_cast<uint32_t>(rank_), static_cast<uint32_t>(case_.root));
+  }
+  mep::OperationCall call() {
+    return {send(), receive_.data(), case_.count, case_.dtype, case_.op, case_.root};
+  }
   // Buffers begin anywhere that suits the element.
   static size_t shift(const Case& c, uint64_t which) {
     return mix(c.seed, ~which) % 64 * element_bytes(c.dtype);
   }
-  static size_t send_bytes(const Case& c, const Bytes& input) {
-    return c.kind == Kind::kBarrier || c.in_place ? 0 : input.size();
-  }
-  static size_t receive_bytes(const Case& c, const Bytes& input, int size) {
-    if (c.kind == Kind::kBarrier) return 0;
-    return c.kind == Kind::kAllgather ? input.size() * static_cast<size_t>(size) : input.size();
-  }
+  // Of what is gathered, the rank's own block of the output.
   uint8_t* in_place_block() {
-    const size_t block = case_.kind == Kind::kAllgather ? static_cast<size_t>(rank_) : 0;
-    return receive_.data() + block * input_.size();
+    const bool gathers =
+        case_.facts().receive == mep::Blocks::kAll && case_.facts().send != mep::Blocks::kAll;
+    return receive_.data() + (gathers ? static_cast<size_t>(rank_) * input_.size() : 0);
   }
   const void* send() {
     if (!send_used()) return nullptr;

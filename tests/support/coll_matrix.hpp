@@ -39,7 +39,7 @@ inline void run_variants(Case c, int rank, int size, mep_comm_t comm, bool nonbl
   if (!soak_flag()) return;
   c.in_place = !c.in_place;
   run_case(c, rank, size, comm, nonblocking, report);
-  for (int root = 0; c.kind == Kind::kBroadcast && root < size; ++root) {
+  for (int root = 0; c.facts().is_rooted && root < size; ++root) {
     if (root == c.root) continue;
     Case other = c;
     other.root = root;
@@ -49,12 +49,16 @@ inline void run_variants(Case c, int rank, int size, mep_comm_t comm, bool nonbl
 
 // All types and operators of all collectives.
 inline std::vector<Case> all_kinds() {
-  std::vector<Case> cases = {{Kind::kBarrier}};
-  for (const mep_dtype_t dtype : kAllTypes) {
-    cases.push_back({Kind::kBroadcast, dtype});
-    cases.push_back({Kind::kAllgather, dtype});
-    for (const mep_op_t op : kAllOps) {
-      if (pair_exists(dtype, op)) cases.push_back({Kind::kAllreduce, dtype, op});
+  std::vector<Case> cases;
+  for (uint32_t each = 0; each < mep::kCollectiveCount; ++each) {
+    const auto kind = static_cast<Kind>(each);
+    const mep::OperationFacts& facts = mep::facts_of(kind);
+    if (!facts.has_data()) cases.push_back({kind});
+    for (const mep_dtype_t dtype : kAllTypes) {
+      if (facts.has_data() && !facts.takes_op) cases.push_back({kind, dtype});
+      for (const mep_op_t op : kAllOps) {
+        if (facts.takes_op && pair_exists(dtype, op)) cases.push_back({kind, dtype, op});
+      }
     }
   }
   return cases;
@@ -75,7 +79,7 @@ inline void run_matrix(int rank, int size, mep_comm_t comm, bool nonblocking, Re
   }
   for (Case c : kinds) {
     for (int i = 0; i < 2; ++i) {
-      c.count = c.kind == Kind::kBarrier ? 0 : small_count(random, c.dtype);
+      c.count = c.facts().has_data() ? small_count(random, c.dtype) : 0;
       run_variants(c, rank, size, comm, nonblocking, random, report);
     }
     if (report.bad()) return;
@@ -86,7 +90,7 @@ inline void run_matrix(int rank, int size, mep_comm_t comm, bool nonblocking, Re
     // Reductions of one-byte types are slow in the reference.
     const std::vector<size_t> counts = interesting_counts(c.dtype, size);
     c.count = counts[random.below(counts.size())];
-    if (c.kind == Kind::kBarrier) c.count = 0;
+    if (!c.facts().has_data()) c.count = 0;
     if (c.count * element_bytes(c.dtype) > (size_t{3} << 20) / static_cast<size_t>(size)) {
       c.count = counts[random.below(15)];
     }

@@ -22,7 +22,7 @@ inline void enable_delays(uint64_t seed, uint32_t one_in) {
 
 inline Case random_case(RandomStream& shared, int size) {
   Case c;
-  c.kind = static_cast<Kind>(shared.below(4));
+  c.kind = static_cast<Kind>(shared.below(mep::kCollectiveCount));
   c.dtype = kAllTypes[shared.below(std::size(kAllTypes))];
   do {
     c.op = kAllOps[shared.below(std::size(kAllOps))];
@@ -34,7 +34,7 @@ inline Case random_case(RandomStream& shared, int size) {
     const uint64_t limit = how_large < 18 ? 20'000 : 600'000 / static_cast<uint64_t>(size);
     c.count = shared.below(limit / element_bytes(c.dtype));
   }
-  if (c.kind == Kind::kBarrier) c.count = 0;
+  if (!c.facts().has_data()) c.count = 0;
   c.root = static_cast<int>(shared.below(static_cast<uint64_t>(size)));
   c.in_place = shared.one_in(2);
   c.seed = shared.bits();

@@ -27,13 +27,13 @@ class Milestone {
 // All kinds of operation, small and large, with right results.
 void check_works(int rank, int size, mep_comm_t comm, uint64_t seed, Report& report) {
   const Case cases[] = {
-      {Kind::kBarrier},
-      {Kind::kAllreduce, MEP_FLOAT32, MEP_SUM, 100'003, 0, false, seed},
-      {Kind::kBroadcast, MEP_INT16, MEP_SUM, 7, size - 1, false, seed + 1},
-      {Kind::kAllgather, MEP_UINT8, MEP_SUM, 9'000, 0, false, seed + 2},
-      {Kind::kAllreduce, MEP_BFLOAT16, MEP_AVG, 33, 0, true, seed + 3},
-      {Kind::kBroadcast, MEP_INT64, MEP_SUM, 80'001, 0, false, seed + 4},
-      {Kind::kAllreduce, MEP_INT32, MEP_PROD, 300'001, 0, false, seed + 5},
+      {Kind::k_barrier},
+      {Kind::k_allreduce, MEP_FLOAT32, MEP_SUM, 100'003, 0, false, seed},
+      {Kind::k_broadcast, MEP_INT16, MEP_SUM, 7, size - 1, false, seed + 1},
+      {Kind::k_allgather, MEP_UINT8, MEP_SUM, 9'000, 0, false, seed + 2},
+      {Kind::k_allreduce, MEP_BFLOAT16, MEP_AVG, 33, 0, true, seed + 3},
+      {Kind::k_broadcast, MEP_INT64, MEP_SUM, 80'001, 0, false, seed + 4},
+      {Kind::k_allreduce, MEP_INT32, MEP_PROD, 300'001, 0, false, seed + 5},
   };
   for (const Case& c : cases) {
     CaseRun run(c, rank, size);
@@ -66,7 +66,7 @@ void mismatch(const Deviation& deviation, int size, int odd, uint32_t flags, boo
           const bool is_odd = rank == odd;
           const Case& c = is_odd ? deviation.other : deviation.usual;
           // The root of a small broadcast sees nobody else's call.
-          const bool alone = !all_see_it && c.kind == Kind::kBroadcast && c.root == rank;
+          const bool alone = !all_see_it && c.kind == Kind::k_broadcast && c.root == rank;
           const bool sees = (is_odd || all_see_it) && !alone;
           const mep_result_t expected = sees ? MEP_ERR_MISMATCH : MEP_SUCCESS;
           const mep_result_t result = call(c, rank, size, comm);
@@ -91,11 +91,11 @@ void mismatch(const Deviation& deviation, int size, int odd, uint32_t flags, boo
 }
 
 void test_mismatch(void**) {
-  const Case barrier{Kind::kBarrier};
-  const Case small{Kind::kAllreduce, MEP_INT32, MEP_SUM, 10};
-  const Case large{Kind::kAllreduce, MEP_INT32, MEP_SUM, 400'000};
-  const Case gather{Kind::kAllgather, MEP_INT32, MEP_SUM, 10};
-  const Case large_gather{Kind::kAllgather, MEP_INT32, MEP_SUM, 100'000};
+  const Case barrier{Kind::k_barrier};
+  const Case small{Kind::k_allreduce, MEP_INT32, MEP_SUM, 10};
+  const Case large{Kind::k_allreduce, MEP_INT32, MEP_SUM, 400'000};
+  const Case gather{Kind::k_allgather, MEP_INT32, MEP_SUM, 10};
+  const Case large_gather{Kind::k_allgather, MEP_INT32, MEP_SUM, 100'000};
   Case other_count = small;
   other_count.count = 11;
   Case other_type = small;
@@ -104,7 +104,7 @@ void test_mismatch(void**) {
   other_op.op = MEP_MAX;
   Case other_large = large;
   other_large.count = 400'001;
-  Case large_root{Kind::kBroadcast, MEP_UINT8, MEP_SUM, 100'000, 0};
+  Case large_root{Kind::k_broadcast, MEP_UINT8, MEP_SUM, 100'000, 0};
   Case other_root = large_root;
   other_root.root = 1;
   const Deviation deviations[] = {
@@ -129,15 +129,15 @@ void test_mismatch(void**) {
 // next operation that makes them wait for each other.
 void test_mismatched_broadcast(void**) {
   const int size = 4;
-  const Case usual{Kind::kBroadcast, MEP_INT32, MEP_SUM, 10, 2};
+  const Case usual{Kind::k_broadcast, MEP_INT32, MEP_SUM, 10, 2};
   Case count = usual;
   count.count = 12;
   Case type = usual;
   type.dtype = MEP_FLOAT32;
   Case root = usual;
   root.root = 0;
-  const Case reduce{Kind::kAllreduce, MEP_INT32, MEP_SUM, 10};
-  for (const Case& other : {count, type, root, Case{Kind::kBarrier}, reduce}) {
+  const Case reduce{Kind::k_allreduce, MEP_INT32, MEP_SUM, 10};
+  for (const Case& other : {count, type, root, Case{Kind::k_barrier}, reduce}) {
     for (const int odd : {1, 3}) mismatch({usual, other}, size, odd, 0, false);
   }
   for (const int odd : {1, 3}) {
@@ -155,8 +155,8 @@ void test_late_and_mismatched(void**) {
     Milestone timed_out;
     with_rank_threads(
         kSize, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
-          const Case broadcast{Kind::kBroadcast, MEP_INT32, MEP_SUM, 10, 0, false, 5};
-          const Case reduce{Kind::kAllreduce, MEP_INT32, MEP_SUM, 10, 0, false, 5};
+          const Case broadcast{Kind::k_broadcast, MEP_INT32, MEP_SUM, 10, 0, false, 5};
+          const Case reduce{Kind::k_allreduce, MEP_INT32, MEP_SUM, 10, 0, false, 5};
           CaseRun run(rank == 2 && !matches ? reduce : broadcast, rank, kSize);
           if (rank != 2) {
             COLL_OK(found, run.run(comm));
@@ -218,12 +218,12 @@ void timeout_with(const Case& c, int size, uint32_t flags) {
 
 void test_timeout(void**) {
   const Case cases[] = {
-      {Kind::kBarrier},
-      {Kind::kAllreduce, MEP_FLOAT16, MEP_SUM, 12, 0, false, 1},
-      {Kind::kAllgather, MEP_INT8, MEP_SUM, 4088, 0, false, 2},
-      {Kind::kAllreduce, MEP_FLOAT32, MEP_SUM, 400'000, 0, true, 3},
-      {Kind::kAllgather, MEP_INT8, MEP_SUM, 600'000, 0, true, 4},
-      {Kind::kBroadcast, MEP_INT8, MEP_SUM, 1'600'000, 1, false, 5},
+      {Kind::k_barrier},
+      {Kind::k_allreduce, MEP_FLOAT16, MEP_SUM, 12, 0, false, 1},
+      {Kind::k_allgather, MEP_INT8, MEP_SUM, 4088, 0, false, 2},
+      {Kind::k_allreduce, MEP_FLOAT32, MEP_SUM, 400'000, 0, true, 3},
+      {Kind::k_allgather, MEP_INT8, MEP_SUM, 600'000, 0, true, 4},
+      {Kind::k_broadcast, MEP_INT8, MEP_SUM, 1'600'000, 1, false, 5},
   };
   for (const Case& c : cases) {
     for (const int size : {2, 4}) {
@@ -269,9 +269,9 @@ void stalled_in(const Case& c, int size, uint32_t flags) {
 
 void test_stalled_large(void**) {
   const Case cases[] = {
-      {Kind::kAllreduce, MEP_FLOAT32, MEP_SUM, 400'000, 0, false, 3},
-      {Kind::kAllgather, MEP_INT8, MEP_SUM, 1'600'000, 0, true, 4},
-      {Kind::kBroadcast, MEP_INT8, MEP_SUM, 1'600'000, 0, false, 5},
+      {Kind::k_allreduce, MEP_FLOAT32, MEP_SUM, 400'000, 0, false, 3},
+      {Kind::k_allgather, MEP_INT8, MEP_SUM, 1'600'000, 0, true, 4},
+      {Kind::k_broadcast, MEP_INT8, MEP_SUM, 1'600'000, 0, false, 5},
   };
   for (const Case& c : cases) {
     for (const int size : {2, 3}) {
@@ -337,9 +337,9 @@ void test_revoke_under_way(void**) {
                         bool told = false;
                         int told_at = -1;
                         for (int i = 0; !told && !found.bad(); ++i) {
-                          Case c{Kind::kAllreduce, MEP_INT32, MEP_SUM, i % 3 == 0 ? count : 100};
+                          Case c{Kind::k_allreduce, MEP_INT32, MEP_SUM, i % 3 == 0 ? count : 100};
                           c.seed = static_cast<uint64_t>(i % kOperations);
-                          if (i % 3 == 1) c.kind = Kind::kBroadcast;
+                          if (i % 3 == 1) c.kind = Kind::k_broadcast;
                           CaseRun run(c, rank, kSize);
                           const mep_result_t result = run.run(child);
                           if (result == MEP_SUCCESS) run.check(found);

@@ -20,19 +20,19 @@ constexpr const char* kPlacements[] = {"01", "0011", "00001111", "01010101", "01
 // Small operations of all kinds, in place and not.
 std::vector<Case> small_cases(int size) {
   return {
-      {Kind::kBarrier},
-      {Kind::kAllreduce, MEP_FLOAT32, MEP_SUM, 2, 0, false, 1},
-      {Kind::kAllreduce, MEP_BFLOAT16, MEP_AVG, 2044, 0, true, 2},
-      {Kind::kAllgather, MEP_UINT8, MEP_SUM, 4088, 0, false, 3},
-      {Kind::kAllgather, MEP_INT64, MEP_SUM, 0, 0, true, 4},
-      {Kind::kBroadcast, MEP_INT32, MEP_SUM, 700, 0, false, 5},
-      {Kind::kBroadcast, MEP_UINT8, MEP_SUM, 4088, size - 1, false, 6},
+      {Kind::k_barrier},
+      {Kind::k_allreduce, MEP_FLOAT32, MEP_SUM, 2, 0, false, 1},
+      {Kind::k_allreduce, MEP_BFLOAT16, MEP_AVG, 2044, 0, true, 2},
+      {Kind::k_allgather, MEP_UINT8, MEP_SUM, 4088, 0, false, 3},
+      {Kind::k_allgather, MEP_INT64, MEP_SUM, 0, 0, true, 4},
+      {Kind::k_broadcast, MEP_INT32, MEP_SUM, 700, 0, false, 5},
+      {Kind::k_broadcast, MEP_UINT8, MEP_SUM, 4088, size - 1, false, 6},
   };
 }
 
 // One for each ordered pair of hosts; of a broadcast, from the root's host alone.
 uint64_t optimum(const Case& c, size_t hosts) {
-  return (c.kind == Kind::kBroadcast ? 1 : hosts) * (hosts - 1);
+  return (c.kind == Kind::k_broadcast ? 1 : hosts) * (hosts - 1);
 }
 
 void test_transfers_are_counted(void**) {
@@ -79,7 +79,7 @@ void test_streams_are_counted(void**) {
     together.arrive_and_wait();
     for (uint64_t i = 0; i < kOperations; ++i) {
       const Case c{
-          Kind::kBroadcast, MEP_INT32, MEP_SUM, 10, static_cast<int>(i / 9 % kSize), false, i};
+          Kind::k_broadcast, MEP_INT32, MEP_SUM, 10, static_cast<int>(i / 9 % kSize), false, i};
       run_case(c, rank, kSize, comm, false, found);
     }
     together.arrive_and_wait();
@@ -138,7 +138,7 @@ void test_one_hop(void**) {
 // On one host whose ranks do not map each other: what goes to the hub, and what comes back. From where
 // the comm is made on, each rank counts as being on a host of its own, so that all is counted.
 uint64_t hub_messages(const Case& c, uint64_t size) {
-  if (c.kind == Kind::kBroadcast) return size - 1;
+  if (c.kind == Kind::k_broadcast) return size - 1;
   return size == 2 ? 2 : 2 * (size - 1);
 }
 
@@ -151,7 +151,7 @@ void test_hub_is_counted(void**) {
         size, patient_config(MEP_COMM_PUT_ONLY), report,
         [&](int rank, mep_comm_t comm, Report& found) {
           std::vector<Case> cases = small_cases(size);
-          cases.push_back({Kind::kAllgather, MEP_UINT8, MEP_SUM, 16384, 0, false, 7});
+          cases.push_back({Kind::k_allgather, MEP_UINT8, MEP_SUM, 16384, 0, false, 7});
           for (const Case& c : cases) {
             COLL_OK(found, mep_barrier(comm, nullptr));
             together.arrive_and_wait();

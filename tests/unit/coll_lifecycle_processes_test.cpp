@@ -47,11 +47,13 @@ int calls_of_child(mep_comm_t comm, mep_request_t request) {
   void* memory = nullptr;
   mep_comm_t child = nullptr;
   mep_request_t made = nullptr;
-  wrong += mep_barrier(comm, nullptr) != MEP_ERR_FORKED;
-  wrong += mep_broadcast(&value, &value, 1, MEP_UINT32, 0, comm, nullptr) != MEP_ERR_FORKED;
-  wrong += mep_allgather(&value, &value, 1, MEP_UINT32, comm, nullptr) != MEP_ERR_FORKED;
-  wrong += mep_allreduce(&value, &value, 1, MEP_UINT32, MEP_SUM, comm, nullptr) != MEP_ERR_FORKED;
-  wrong += mep_ibarrier(comm, &made) != MEP_ERR_FORKED;
+  for (uint32_t each = 0; each < mep::kCollectiveCount; ++each) {
+    const auto kind = static_cast<Kind>(each);
+    const mep::OperationCall call{&value, &value, 1, MEP_UINT32, MEP_SUM, 0};
+    wrong += mep::call_collective(kind, call, comm, nullptr) != MEP_ERR_FORKED;
+    if (!mep::facts_of(kind).is_nonblocking_too) continue;
+    wrong += mep::start_collective(kind, call, comm, &made) != MEP_ERR_FORKED;
+  }
   wrong += mep_request_wait(&request, 0, nullptr) != MEP_ERR_FORKED;
   wrong += mep_request_test(&request, &number, nullptr) != MEP_ERR_FORKED;
   wrong += mep_request_info(request, &info) != MEP_ERR_FORKED;
@@ -77,7 +79,7 @@ void test_fork(void**) {
     COLL_CHECK(found, WIFEXITED(status) && WEXITSTATUS(status) == 0);
     // The parent is not disturbed.
     COLL_OK(found, mep_request_wait(&request, 0xffffffff, nullptr));
-    const Case c{Kind::kAllreduce, MEP_FLOAT64, MEP_AVG, 100'000, 0, false, 9};
+    const Case c{Kind::k_allreduce, MEP_FLOAT64, MEP_AVG, 100'000, 0, false, 9};
     CaseRun run(c, rank, 2);
     COLL_OK(found, run.run(comm));
     run.check(found);

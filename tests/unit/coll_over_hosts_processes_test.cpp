@@ -23,10 +23,11 @@ void test_results(void**) {
     const int size = static_cast<int>(placement.size());
     Report report;
     with_placement(placement, report, [&](int rank, mep_comm_t comm, Report& found) {
-      const std::vector<Case> kinds = all_kinds();
+      std::vector<Case> kinds = all_kinds();
+      std::erase_if(kinds, [](const Case& c) { return !c.facts().has_data(); });
       RandomStream random(mix(test_seed(), static_cast<uint64_t>(size)));
       for (size_t left = slice(12, 400); left > 0 && !found.bad(); --left) {
-        Case c = kinds[1 + random.below(kinds.size() - 1)];
+        Case c = kinds[random.below(kinds.size())];
         c.count = (20'000 + random.below(600'000)) / element_bytes(c.dtype);
         c.root = static_cast<int>(random.below(static_cast<uint64_t>(size)));
         c.in_place = random.one_in(2);

@@ -105,8 +105,8 @@ void test_out_of_order(void**) {
   Report report;
   std::atomic<bool> go{false};
   with_rank_threads(2, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
-    const Case first{Kind::kAllreduce, MEP_INT32, MEP_SUM, 12, 0, false, 1};
-    const Case second{Kind::kAllgather, MEP_INT32, MEP_SUM, 50'000, 0, false, 2};
+    const Case first{Kind::k_allreduce, MEP_INT32, MEP_SUM, 12, 0, false, 1};
+    const Case second{Kind::k_allgather, MEP_INT32, MEP_SUM, 50'000, 0, false, 2};
     CaseRun one(first, rank, 2);
     CaseRun two(second, rank, 2);
     if (rank == 1) {

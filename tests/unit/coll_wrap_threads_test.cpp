@@ -16,9 +16,9 @@ struct Start {
 
 // What mep_comm_split does after its exchange, with other counters.
 mep_comm_t make_comm(mep_comm_t world, const char* name, const Start& start, Report& report) {
-  auto handle = std::make_unique<mep_comm>();
   const std::vector<uint32_t>& slots = world->comm->slots();
-  handle->comm = std::make_unique<mep::Comm>(world->comm->world_ptr(), name, slots);
+  auto handle = std::make_unique<mep_comm>(
+      std::make_unique<mep::Comm>(world->comm->world_ptr(), name, slots));
   COLL_OK(report, handle->comm->begin(start.epoch, start.seq));
   COLL_OK(report, handle->comm->finish(mep::Deadline::after_ms(60'000)));
   handle->comm->bulk().advance(start.chunk);
@@ -32,7 +32,7 @@ void run_some(mep_comm_t comm, int rank, int size, uint64_t seed, size_t operati
     Case c = random_case(shared, size);
     // Runs of small broadcasts use the ring of cells without anybody waiting for all.
     if (i % 40 < 12) {
-      c.kind = Kind::kBroadcast;
+      c.kind = Kind::k_broadcast;
       c.count = 5;
     }
     CaseRun run(c, rank, size);

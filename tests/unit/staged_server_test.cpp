@@ -15,6 +15,7 @@
 #include "support/fake_stage.hpp"
 
 using namespace mep_test;
+using mep::Collective;
 using mep::device::StageAnswer;
 using mep::device::StageKind;
 using mep::device::StageMailbox;
@@ -180,9 +181,10 @@ class FakeStagedRank {
   }
   uint32_t* words() { return reinterpret_cast<uint32_t*>(staging_.data()); }
   // Words of the staging at which operations send and receive.
-  StageAnswer run(StageKind kind, size_t count, size_t send, size_t receive, int32_t root = 0) {
+  StageAnswer run(Collective kind, size_t count, size_t send, size_t receive, int32_t root = 0) {
     StageRequest request{};
-    request.kind = kind;
+    request.kind = StageKind::kCollective;
+    request.collective.kind = kind;
     request.collective.send = reinterpret_cast<uint64_t>(words() + send);
     request.collective.receive = reinterpret_cast<uint64_t>(words() + receive);
     request.collective.count = count;
@@ -214,7 +216,7 @@ void run_round(FakeStagedRank& staged, int rank, int size, int round, size_t cou
   const auto ranks = static_cast<size_t>(size);
   const uint64_t all = (uint64_t{1} << size) - 1;
   for (size_t i = 0; i < count; ++i) words[i] = value_of(rank, i, round);
-  StageAnswer answer = staged.run(StageKind::kAllreduce, count, 0, count);
+  StageAnswer answer = staged.run(Collective::k_allreduce, count, 0, count);
   if (answer.result != MEP_SUCCESS) return findings.add("allreduce: %d", answer.result);
   for (size_t i = 0; i < count; ++i) {
     uint32_t sum = 0;
@@ -223,7 +225,7 @@ void run_round(FakeStagedRank& staged, int rank, int size, int round, size_t cou
   }
   const size_t own = static_cast<size_t>(rank) * count;
   for (size_t i = 0; i < count; ++i) words[own + i] = value_of(rank, i, round + 1);
-  answer = staged.run(StageKind::kAllgather, count, own, 0);
+  answer = staged.run(Collective::k_allgather, count, own, 0);
   if (answer.result != MEP_SUCCESS || answer.live[0] != all) {
     return findings.add("allgather: %d, live %llx", answer.result,
                         static_cast<unsigned long long>(answer.live[0]));
@@ -235,12 +237,12 @@ void run_round(FakeStagedRank& staged, int rank, int size, int round, size_t cou
   }
   const int root = round % size;
   for (size_t i = 0; i < count; ++i) words[i] = rank == root ? value_of(root, i, round) : 0;
-  answer = staged.run(StageKind::kBroadcast, count, 0, 0, root);
+  answer = staged.run(Collective::k_broadcast, count, 0, 0, root);
   if (answer.result != MEP_SUCCESS) return findings.add("broadcast: %d", answer.result);
   for (size_t i = 0; i < count; ++i) {
     if (words[i] != value_of(root, i, round)) return findings.add("broadcast, value %zu", i);
   }
-  answer = staged.run(StageKind::kBarrier, 0, 0, 0);
+  answer = staged.run(Collective::k_barrier, 0, 0, 0);
   if (answer.result != MEP_SUCCESS) findings.add("barrier: %d", answer.result);
 }
 
@@ -265,17 +267,17 @@ void ranks_that_call_other_things_are_found(void**) {
   const auto call = [](FakeStagedRank& staged, int rank, int which) {
     switch (which) {
       case 0:
-        return staged.run(StageKind::kBarrier, 0, 0, 0).result;
+        return staged.run(Collective::k_barrier, 0, 0, 0).result;
       case 1:
-        return staged.run(StageKind::kAllreduce, kCount, 0, kCount).result;
+        return staged.run(Collective::k_allreduce, kCount, 0, kCount).result;
       case 2:
-        return staged.run(StageKind::kAllreduce, kCount / 2, 0, kCount).result;
+        return staged.run(Collective::k_allreduce, kCount / 2, 0, kCount).result;
       case 3:
-        return staged.run(StageKind::kBroadcast, kCount, 0, 0, 0).result;
+        return staged.run(Collective::k_broadcast, kCount, 0, 0, 0).result;
       case 4:
-        return staged.run(StageKind::kBroadcast, kCount, 0, 0, 1).result;
+        return staged.run(Collective::k_broadcast, kCount, 0, 0, 1).result;
       default:
-        return staged.run(StageKind::kAllgather, kCount, static_cast<size_t>(rank) * kCount, 0)
+        return staged.run(Collective::k_allgather, kCount, static_cast<size_t>(rank) * kCount, 0)
             .result;
     }
   };
@@ -302,15 +304,15 @@ void survive(int size) {
     run_round(staged, rank, size, 1, 100, findings);
     if (rank == size - 1) {
       COLL_OK(findings, mep_comm_abort(comm));
-      const mep_result_t own = staged.run(StageKind::kBarrier, 0, 0, 0).result;
+      const mep_result_t own = staged.run(Collective::k_barrier, 0, 0, 0).result;
       if (own != MEP_ERR_ABORTED) findings.add("the aborted rank: %d", own);
       return;
     }
-    StageAnswer answer = staged.run(StageKind::kAllreduce, 100, 0, 100);
+    StageAnswer answer = staged.run(Collective::k_allreduce, 100, 0, 100);
     if (answer.result != MEP_ERR_PEER_FAILED) findings.add("rank %d: %d", rank, answer.result);
     if (staged.server.take_failure() != MEP_ERR_PEER_FAILED) findings.add("not told");
     for (int round = 0; round < 10; ++round) {
-      answer = staged.run(StageKind::kAllgather, 10, static_cast<size_t>(rank) * 10, 0);
+      answer = staged.run(Collective::k_allgather, 10, static_cast<size_t>(rank) * 10, 0);
       if (answer.result != MEP_SUCCESS || answer.live[0] != survivors) {
         return findings.add("rank %d later: %d, live %llx", rank, answer.result,
                             static_cast<unsigned long long>(answer.live[0]));

@@ -6,11 +6,18 @@ import os
 import pathlib
 import platform
 import random
+import re
 
 from console import ROOT, has, jobs, note, output_of, read_lines, run, step
 
 BIN = "build/release/bin"
 MOE = ["moe", "--tokens", "128", "--hidden", "7168", "--topk", "8", "--experts", "256", "--check"]
+
+
+def collectives() -> list[str]:
+    """The names in the table of operations."""
+    table = re.sub(r"//.*", "", (ROOT / "src/protocol/operations.def").read_text())
+    return re.findall(r"MEP_OPERATION\((\w+)", table)
 
 
 def has_mpi() -> bool:
@@ -37,7 +44,7 @@ def bench() -> int:
     (ROOT / "build/bench").mkdir(parents=True, exist_ok=True)
     sizes = ["-b", "8", "-e", "16777216", "-f", "8", "--check"]
     cases = [(operation, [operation, *sizes])
-             for operation in ("barrier", "broadcast", "allgather", "allreduce")] + [("moe", MOE)]
+             for operation in collectives()] + [("moe", MOE)]
     for name, arguments in cases:
         status = run_job([*arguments, "--vs", "mpi", "--json", f"build/bench/{name}.json"])
         if status != 0:

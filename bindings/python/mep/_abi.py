@@ -10,6 +10,8 @@ from ctypes import (CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int32, c_s
                     c_uint64, c_void_p)
 from pathlib import Path
 
+from ._collectives import COLLECTIVES
+
 MEP_VERSION_MAJOR = 0
 MEP_VERSION_MINOR = 1
 MEP_VERSION_PATCH = 0
@@ -289,7 +291,8 @@ class mep_combine_args_t(Structure):
     ]
 
 
-# name -> (result, argument types); const and the names of the arguments are in mep.h.
+# name -> (result, argument types); const and the names of the arguments are in mep.h. Collectives come from
+# the table of operations.
 FUNCTIONS = {
     "mep_result_string": (c_char_p, [mep_result_t]),
     "mep_last_error": (c_char_p, []),
@@ -312,20 +315,7 @@ FUNCTIONS = {
     "mep_op_info_init": (None, [c_void_p, c_size_t]),
     "mep_comm_last_op": (mep_result_t, [mep_comm_t, POINTER(mep_op_info_t)]),
     "mep_comm_async_result": (mep_result_t, [mep_comm_t]),
-    "mep_barrier": (mep_result_t, [mep_comm_t, mep_stream_t]),
-    "mep_broadcast": (mep_result_t, [c_void_p, c_void_p, c_size_t, mep_dtype_t, c_int32, mep_comm_t,
-                                     mep_stream_t]),
-    "mep_allgather": (mep_result_t, [c_void_p, c_void_p, c_size_t, mep_dtype_t, mep_comm_t,
-                                     mep_stream_t]),
-    "mep_allreduce": (mep_result_t, [c_void_p, c_void_p, c_size_t, mep_dtype_t, mep_op_t,
-                                     mep_comm_t, mep_stream_t]),
-    "mep_ibarrier": (mep_result_t, [mep_comm_t, POINTER(mep_request_t)]),
-    "mep_ibroadcast": (mep_result_t, [c_void_p, c_void_p, c_size_t, mep_dtype_t, c_int32,
-                                      mep_comm_t, POINTER(mep_request_t)]),
-    "mep_iallgather": (mep_result_t, [c_void_p, c_void_p, c_size_t, mep_dtype_t, mep_comm_t,
-                                      POINTER(mep_request_t)]),
-    "mep_iallreduce": (mep_result_t, [c_void_p, c_void_p, c_size_t, mep_dtype_t, mep_op_t,
-                                      mep_comm_t, POINTER(mep_request_t)]),
+    **COLLECTIVES,
     "mep_request_wait": (mep_result_t, [POINTER(mep_request_t), c_uint32, POINTER(mep_op_info_t)]),
     "mep_request_test": (mep_result_t, [POINTER(mep_request_t), POINTER(c_int32),
                                         POINTER(mep_op_info_t)]),

@@ -46,7 +46,7 @@ uint64_t Members::all_slots() const {
 }
 
 size_t CallBuffers::sent_bytes(const Call& call) {
-  return call.kind == CallKind::kBarrier ? 0 : call.count * bytes_of(call.dtype);
+  return call.kind == CallKind::k_barrier ? 0 : call.count * bytes_of(call.dtype);
 }
 
 size_t CallBuffers::sent_bytes() const {
@@ -60,16 +60,18 @@ CallBuffers::CallBuffers(const Program& program, uint32_t step, uint32_t part, c
       members_(members),
       step_(step),
       part_(part),
-      element_(call.kind == CallKind::kBarrier ? 1 : bytes_of(call.dtype)) {
-  if (call.kind == CallKind::kBarrier) return;
+      element_(call.kind == CallKind::k_barrier ? 1 : bytes_of(call.dtype)) {
+  const OperationFacts& facts = facts_of(call.kind);
+  if (!facts.has_data()) return;
   root_ = call.root % static_cast<uint32_t>(members.slots.size());
   const size_t bytes = sent_bytes();
-  out_bytes_ = call.kind == CallKind::kAllgather ? bytes * members.slots.size() : bytes;
+  const bool gathers = facts.receive == Blocks::kAll;
+  out_bytes_ = gathers ? bytes * members.slots.size() : bytes;
   out_.assign(kGuard + out_bytes_ + kGuard, kUntouched);
   receive_ = out_.data() + kGuard;
-  const bool gives = call.kind != CallKind::kBroadcast || root_ == members.rank;
+  const bool gives = facts.gives(members.rank, root_);
   if (call.in_place && gives) {
-    send_ = call.kind == CallKind::kAllgather ? receive_ + members.rank * bytes : receive_;
+    send_ = gathers ? receive_ + members.rank * bytes : receive_;
   } else if (own_memory != nullptr) {
     send_ = own_memory;
   } else {
@@ -99,7 +101,7 @@ bool CallBuffers::is_mine(size_t element) const {
 }
 
 std::string CallBuffers::check(mep_result_t result, uint64_t ranks, bool says_intact) const {
-  if (call_.kind == CallKind::kBarrier) return {};
+  if (call_.kind == CallKind::k_barrier) return {};
   for (size_t i = 0; i < kGuard; ++i) {
     if (out_[i] != kUntouched) return formatted("%zu bytes before the buffer written", kGuard - i);
     if (out_[kGuard + out_bytes_ + i] != kUntouched) {
@@ -129,9 +131,9 @@ std::string CallBuffers::check_input(bool says_intact) const {
 std::string CallBuffers::check_result(uint64_t ranks) const {
   const auto size = static_cast<uint32_t>(members_.slots.size());
   switch (call_.kind) {
-    case CallKind::kBroadcast:
+    case CallKind::k_broadcast:
       return check_block(root_, receive_);
-    case CallKind::kAllgather:
+    case CallKind::k_allgather:
       for (uint32_t rank = 0; rank < size; ++rank) {
         const uint8_t* block = receive_ + rank * call_.count * element_;
         if ((ranks >> rank & 1) != 0) {
@@ -145,10 +147,12 @@ std::string CallBuffers::check_result(uint64_t ranks) const {
         }
       }
       return {};
-    case CallKind::kAllreduce:
+    case CallKind::k_allreduce:
       return check_reduced(ranks);
-    default:
+    case CallKind::k_barrier:
       return {};
+    default:
+      return formatted("nobody here knows what %s gives", mep::name_of(call_.kind));
   }
 }
 

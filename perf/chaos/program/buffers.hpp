@@ -26,7 +26,7 @@ class CallBuffers {
               const Members& members, uint8_t* own_memory);
 
   const void* send() const { return send_; }
-  void* receive() { return receive_; }
+  void* receive() const { return receive_; }
   uint32_t root() const { return root_; }
   size_t sent_bytes() const;
   static size_t sent_bytes(const Call& call);

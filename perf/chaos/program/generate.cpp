@@ -149,10 +149,10 @@ Call Generator::random_call(uint32_t comm) {
   Call call;
   call.comm = comm;
   const uint64_t draw = random_.below(100);
-  call.kind = draw < 15   ? CallKind::kBarrier
-              : draw < 40 ? CallKind::kBroadcast
-              : draw < 60 ? CallKind::kAllgather
-                          : CallKind::kAllreduce;
+  call.kind = draw < 15   ? CallKind::k_barrier
+              : draw < 40 ? CallKind::k_broadcast
+              : draw < 60 ? CallKind::k_allgather
+                          : CallKind::k_allreduce;
   do {
     call.dtype = static_cast<mep_dtype_t>(random_.between(MEP_INT8, MEP_FLOAT8_E5M2));
     call.op = static_cast<mep_op_t>(random_.between(MEP_SUM, MEP_XOR));

@@ -125,7 +125,7 @@ class Judge {
   bool is_broadcast(const Record& record) const {
     if (record.what != What::kCall || record.step >= program_.steps.size()) return false;
     const std::vector<Call>& calls = program_.steps[record.step].calls;
-    return record.part < calls.size() && calls[record.part].kind == CallKind::kBroadcast;
+    return record.part < calls.size() && calls[record.part].kind == CallKind::k_broadcast;
   }
   bool is_lax(uint32_t step) const {
     return step < program_.steps.size() && program_.steps[step].kind == StepKind::kMismatch;

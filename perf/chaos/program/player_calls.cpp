@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "player.hpp"
+#include "protocol/operation_calls.hpp"
 
 namespace mep::programs {
 
@@ -18,37 +19,9 @@ struct PendingCall {
 
 namespace {
 
-mep_result_t make_call(const Call& call, CallBuffers* buffers, mep_comm_t comm) {
-  switch (call.kind) {
-    case CallKind::kBarrier:
-      return mep_barrier(comm, nullptr);
-    case CallKind::kBroadcast:
-      return mep_broadcast(buffers->send(), buffers->receive(), call.count, call.dtype,
-                           static_cast<int32_t>(buffers->root()), comm, nullptr);
-    case CallKind::kAllgather:
-      return mep_allgather(buffers->send(), buffers->receive(), call.count, call.dtype, comm,
-                           nullptr);
-    default:
-      return mep_allreduce(buffers->send(), buffers->receive(), call.count, call.dtype, call.op,
-                           comm, nullptr);
-  }
-}
-
-mep_result_t start_call(const Call& call, CallBuffers* buffers, mep_comm_t comm,
-                        mep_request_t* request) {
-  switch (call.kind) {
-    case CallKind::kBarrier:
-      return mep_ibarrier(comm, request);
-    case CallKind::kBroadcast:
-      return mep_ibroadcast(buffers->send(), buffers->receive(), call.count, call.dtype,
-                            static_cast<int32_t>(buffers->root()), comm, request);
-    case CallKind::kAllgather:
-      return mep_iallgather(buffers->send(), buffers->receive(), call.count, call.dtype, comm,
-                            request);
-    default:
-      return mep_iallreduce(buffers->send(), buffers->receive(), call.count, call.dtype, call.op,
-                            comm, request);
-  }
+OperationCall call_of(const Call& call, const CallBuffers& buffers) {
+  return {buffers.send(), buffers.receive(), call.count,
+          call.dtype,     call.op,           static_cast<int32_t>(buffers.root())};
 }
 
 }  // namespace
@@ -85,7 +58,8 @@ void Player::call(const Call& call, uint32_t part) {
                       source_memory(comm, CallBuffers::sent_bytes(call)));
   tamper(&buffers);
   begin(What::kCall, part, call.comm);
-  const mep_result_t result = make_call(call, &buffers, comm.handle);
+  const mep_result_t result =
+      call_collective(call.kind, call_of(call, buffers), comm.handle, nullptr);
   end_call(call, part, buffers, comm, ask(comm.handle, result));
 }
 
@@ -123,7 +97,8 @@ void Player::batch(const Step& step, bool aborts) {
     pause(step.pause_percent / 4);
     begin(What::kCall, part, call.comm);
     Said said;
-    said.result = start_call(call, entry.buffers.get(), comm.handle, &entry.request);
+    said.result =
+        start_collective(call.kind, call_of(call, *entry.buffers), comm.handle, &entry.request);
     if (said.result != MEP_SUCCESS) {
       end_call(call, part, *entry.buffers, comm, said);
       continue;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "mep.h"
+#include "protocol/operations.hpp"
 
 namespace mep::programs {
 
@@ -16,10 +17,10 @@ constexpr uint32_t kWorld = 0;  // number of the world among the comms of a prog
 constexpr uint32_t kNobody = UINT32_MAX;
 
 enum class Mode : uint32_t { kAny, kShm, kTcp, kMixed, kPut, kThreads };
-enum class CallKind : uint32_t { kBarrier, kBroadcast, kAllgather, kAllreduce };
+using CallKind = Collective;
 
 struct Call {
-  CallKind kind = CallKind::kBarrier;
+  CallKind kind = CallKind::k_barrier;
   uint32_t comm = kWorld;
   mep_dtype_t dtype = MEP_INT32;
   mep_op_t op = MEP_SUM;
@@ -129,7 +130,6 @@ struct Limits {
 Program generate(uint64_t seed, const Limits& limits);
 
 const char* name_of(Mode mode);
-const char* name_of(CallKind kind);
 const char* name_of(StepKind kind);
 
 }  // namespace mep::programs

@@ -19,11 +19,12 @@ std::string formatted(const char* format, Values... values) {
 }
 
 std::string text_of(const Call& call) {
-  std::string text = formatted("%s c%u", name_of(call.kind), call.comm);
-  if (call.kind == CallKind::kBarrier) return text;
+  std::string text = formatted("%s c%u", mep::name_of(call.kind), call.comm);
+  const OperationFacts& facts = facts_of(call.kind);
+  if (!facts.has_data()) return text;
   text += formatted(" %zu %s", call.count, kTypes[call.dtype]);
-  if (call.kind == CallKind::kAllreduce) text += formatted(" %s", kOperators[call.op]);
-  if (call.kind == CallKind::kBroadcast) text += formatted(" root %u", call.root);
+  if (facts.takes_op) text += formatted(" %s", kOperators[call.op]);
+  if (facts.is_rooted) text += formatted(" root %u", call.root);
   if (call.in_place) text += " in place";
   return text;
 }
@@ -59,11 +60,6 @@ std::string text_of(const Fault& fault) {
 const char* name_of(Mode mode) {
   constexpr const char* kNames[] = {"any", "shm", "tcp", "mixed", "put", "threads"};
   return kNames[static_cast<uint32_t>(mode)];
-}
-
-const char* name_of(CallKind kind) {
-  constexpr const char* kNames[] = {"barrier", "broadcast", "allgather", "allreduce"};
-  return kNames[static_cast<uint32_t>(kind)];
 }
 
 const char* name_of(StepKind kind) {

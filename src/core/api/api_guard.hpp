@@ -10,15 +10,26 @@
 
 #include "base/sized_struct.hpp"
 #include "base/status.hpp"
+#include "core/comm/backend.hpp"
 #include "core/comm/comm.hpp"
-#include "core/comm/device_side.hpp"
 #include "mep.h"
 
+namespace mep {
+
+// Of host memory, as every communicator begins.
+std::unique_ptr<Backend> make_host_backend(Comm& comm);
+
+}  // namespace mep
+
 struct mep_comm {
+  // On host memory, until it is given another backend.
+  explicit mep_comm(std::unique_ptr<mep::Comm> made)
+      : comm(std::move(made)), backend(mep::make_host_backend(*comm)) {}
+
   std::unique_ptr<mep::Comm> comm;
-  std::unique_ptr<mep::DeviceSide> device;  // of a comm on a GPU; goes before the comm
-  bool is_world = false;                    // its end is the end of the world for this rank
-  bool is_grown = false;                    // made by mep_comm_grow over the whole world
+  std::unique_ptr<mep::Backend> backend;  // goes before the comm
+  bool is_world = false;                  // its end is the end of the world for this rank
+  bool is_grown = false;                  // made by mep_comm_grow over the whole world
   // A newcomer's comms that mep_comm_attach has not asked for yet, by name.
   std::map<std::string, std::unique_ptr<mep::Comm>> dormant;
   // Requests and EP objects of this comm, and for a world the comms made from it. One is added inside a
@@ -33,7 +44,7 @@ struct mep_comm {
   }
   ~mep_comm() {
     dormant.clear();
-    device.reset();
+    backend.reset();
     comm.reset();
     // Release: nothing of this comm uses the world any more.
     if (world != nullptr) world->users.fetch_sub(1, std::memory_order_release);
@@ -68,19 +79,6 @@ mep_result_t guarded(Body&& body) {
                 "mep_comm_init itself");
   }
   return MEP_SUCCESS;
-}
-
-// What works on host memory only, so far or for good.
-[[nodiscard]] inline mep_result_t check_host_comm(mep_comm_t comm, const char* what) {
-  if (comm == nullptr || comm->device == nullptr) [[likely]]
-    return MEP_SUCCESS;
-  return fail(MEP_ERR_UNSUPPORTED, "%s on a communicator with a GPU is not built", what);
-}
-
-[[nodiscard]] inline mep_result_t check_stream(mep_stream_t stream) {
-  if (stream == nullptr) [[likely]]
-    return MEP_SUCCESS;
-  return fail(MEP_ERR_UNSUPPORTED, "this is a host communicator: stream must be NULL");
 }
 
 // Marks the comm as in use by this thread for the life of the scope, and publishes what it did to the

@@ -37,7 +37,7 @@ mep_result_t mep_comm_epoch(mep_comm_t comm, uint64_t* epoch) {
 mep_result_t mep_comm_device(mep_comm_t comm, int32_t* device) {
   MEP_TRY(check_comm(comm));
   if (device == nullptr) return null_argument("device");
-  *device = comm->device != nullptr ? comm->device->device() : -1;
+  *device = comm->backend->device();
   return MEP_SUCCESS;
 }
 
@@ -47,7 +47,7 @@ mep_result_t mep_comm_set_timeout(mep_comm_t comm, uint32_t timeout_ms) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "timeout_ms is 0; give the longest wait in milliseconds");
   }
   comm->comm->set_timeout_ms(timeout_ms);
-  if (comm->device != nullptr) comm->device->set_timeout_ms(timeout_ms);
+  comm->backend->set_timeout_ms(timeout_ms);
   return MEP_SUCCESS;
 }
 
@@ -92,8 +92,7 @@ mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info) {
 
 mep_result_t mep_comm_async_result(mep_comm_t comm) {
   MEP_TRY(check_comm(comm));
-  if (comm->device != nullptr) return comm->device->take_any_failure();
-  return fail(MEP_ERR_UNSUPPORTED, "a host communicator has no stream operations");
+  return comm->backend->take_any_failure();
 }
 
 mep_result_t mep_comm_name(mep_comm_t comm, const char** name) {

@@ -4,14 +4,12 @@
 #include <optional>
 
 #include "core/api/api_guard.hpp"
-#include "core/ep/ep_device.hpp"
 #include "core/ep/ep_object.hpp"
+#include "core/ep/ep_side.hpp"
 
 struct mep_ep {
   mep_comm_t comm = nullptr;
-  std::unique_ptr<mep::EpObject> object;     // on hosts
-  std::unique_ptr<mep::EpDevice> on_device;  // on GPUs
-  const mep::EpShape& shape() const { return on_device ? on_device->shape() : object->shape(); }
+  std::unique_ptr<mep::EpSide> side;
   std::atomic<uint32_t> handles{0};
   // By buffer: a thread is inside a call on it; see mep::BufferScope.
   std::array<std::atomic<uint32_t>, mep::kMaxEpBuffers> in_call{};
@@ -19,15 +17,13 @@ struct mep_ep {
 
 struct mep_ep_handle {
   mep_ep_t ep = nullptr;
-  uint32_t buffer = 0;
-  mep::EpHandle handle;
-  mep::EpDeviceHandle device_handle;
+  mep::EpSideHandle state;
 };
 
 namespace mep {
 
 EpObject& ep_object_of(mep_ep_t ep) {
-  return *ep->object;
+  return *ep->side->host_object();
 }
 
 namespace {
@@ -45,7 +41,7 @@ mep_result_t check_handle(mep_ep_handle_t handle) {
 }
 
 mep_result_t check_buffer(mep_ep_t ep, uint32_t buffer) {
-  const uint32_t buffers = ep->shape().buffers;
+  const uint32_t buffers = ep->side->shape().buffers;
   if (buffer < buffers) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT, "buffer is %u; this EP object has %u", buffer, buffers);
 }
@@ -83,11 +79,11 @@ class BufferScope {
   bool entered_;
 };
 
-// Where all ranks must return the same, a dispatch or combine ends by an operation of the comm.
+// As CallScope, where a call on a buffer runs operations of the comm.
 class EpCallScope {
  public:
   explicit EpCallScope(mep_ep_t ep) {
-    if ((ep->comm->comm->world().config().flags & MEP_COMM_UNIFORM) != 0) scope_.emplace(ep->comm);
+    if (ep->side->runs_operations()) scope_.emplace(ep->comm);
   }
   [[nodiscard]] mep_result_t check() const { return scope_ ? scope_->check() : MEP_SUCCESS; }
 
@@ -104,7 +100,7 @@ mep_result_t read_config(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
     return fail(MEP_ERR_INVALID_ARGUMENT, "name has %zu bytes; at most %zu work",
                 std::strlen(given->name), kMaxEpNameBytes);
   }
-  return resolve_ep_config(*comm->comm, *given, shape, comm->device != nullptr);
+  return resolve_ep_config(*comm->comm, *given, shape, comm->backend->device_side() != nullptr);
 }
 
 // What making an EP object and attaching to one share; `get` gives the object.
@@ -127,36 +123,22 @@ mep_result_t open_object(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
   });
 }
 
-// Nothing refers to the handle any more, or MEP_ERR_BUSY.
-mep_result_t end_handle(mep_ep_handle_t handle) {
-  const BufferScope scope(handle->ep, handle->buffer);
-  MEP_TRY(scope.check());
-  if (handle->ep->on_device) return handle->ep->on_device->end_handle(handle->device_handle);
-  EpBuffer& buffer = handle->ep->object->buffer(handle->buffer);
-  if (buffer.uses(handle->handle) && buffer.in_flight()) {
-    return fail(MEP_ERR_BUSY, "an operation of the handle was sent and has not been received");
-  }
-  buffer.forget(handle->handle);
-  return MEP_SUCCESS;
-}
-
-EpDeviceOptions device_options(const mep_ep_config_t& config) {
-  return {config.scale_layout == MEP_SCALE_COLUMN_MAJOR, config.num_sms};
-}
-
-// A newcomer's part of an object, made when it joined.
-mep_result_t take_dormant(Comm& comm, const char* given_name, const EpShape& shape,
-                          std::unique_ptr<EpObject>* object) {
-  const std::string name = given_name != nullptr ? given_name : "ep0";
-  std::unique_ptr<ViewClient> dormant = comm.clients().take_dormant(name);
-  if (dormant == nullptr) {
-    return fail(MEP_ERR_NOT_FOUND, "this rank joined no EP object named \"%s\"", name.c_str());
-  }
-  // Only EP objects are kept so.
-  object->reset(static_cast<EpObject*>(dormant.release()));
-  const mep_result_t same = (*object)->check_shape(shape);
-  if (same != MEP_SUCCESS) comm.clients().keep_dormant(std::move(*object));
-  return same;
+// Dispatch and combine: all but what differs in their arguments.
+template <typename Args, typename Call>
+mep_result_t call_on_buffer(mep_ep_handle_t handle, const Args* args, const char* type,
+                            uint32_t known_flags, Call&& call) {
+  return guarded([&]() -> mep_result_t {
+    MEP_TRY(check_handle(handle));
+    if (args == nullptr) return null_argument("args");
+    Args given;
+    MEP_TRY(read_sized_struct(args, type, &given));
+    const BufferScope buffer_scope(handle->ep, handle->state.buffer);
+    MEP_TRY(buffer_scope.check());
+    const EpCallScope scope(handle->ep);
+    MEP_TRY(scope.check());
+    MEP_TRY(check_phase(given.flags, known_flags, given.phase));
+    return call(*handle->ep->side, handle->state, given);
+  });
 }
 
 }  // namespace
@@ -188,12 +170,7 @@ mep_result_t mep_ep_buffer_size(mep_comm_t comm, const mep_ep_config_t* config,
     if (size_info == nullptr) return null_argument("size_info");
     mep_ep_size_t size;
     MEP_TRY(read_sized_struct(size_info, "mep_ep_size_t", &size));
-    if (comm->device != nullptr) {
-      MEP_TRY(check_ep_device(*comm->comm, shape));
-      estimate_ep_device_size(shape, device_options(given), comm->device->staged(), &size);
-    } else {
-      estimate_ep_size(shape, &size);
-    }
+    MEP_TRY(estimate_ep_side(*comm->comm, *comm->backend, shape, given, &size));
     write_sized_struct(size, size_info);
     return MEP_SUCCESS;
   });
@@ -204,11 +181,7 @@ mep_result_t mep_ep_create(mep_comm_t comm, const mep_ep_config_t* config, mep_e
   return open_object(
       comm, config, ep,
       [&](const mep_ep_config_t& given, const EpShape& shape, mep_ep_t made) -> mep_result_t {
-        if (comm->device != nullptr) {
-          return make_ep_device(*comm->comm, *comm->device, shape, device_options(given),
-                                given.name, &made->on_device);
-        }
-        return EpObject::create(*comm->comm, shape, given.name, &made->object);
+        return make_ep_side(*comm->comm, *comm->backend, shape, given, &made->side);
       });
 }
 
@@ -217,8 +190,7 @@ mep_result_t mep_ep_destroy(mep_ep_t ep) {
   if (ep == nullptr) return MEP_SUCCESS;
   return guarded([&]() -> mep_result_t {
     MEP_TRY(check_ep(ep));
-    if (ep->handles.load() != 0 ||
-        (ep->on_device ? ep->on_device->in_flight() : ep->object->busy())) {
+    if (ep->handles.load() != 0 || ep->side->in_flight()) {
       return fail(MEP_ERR_BUSY, "the EP object still has %u handles; destroy them first",
                   ep->handles.load());
     }
@@ -234,8 +206,7 @@ mep_result_t mep_ep_attach(mep_comm_t comm, const mep_ep_config_t* config, mep_e
   return open_object(
       comm, config, ep,
       [&](const mep_ep_config_t& given, const EpShape& shape, mep_ep_t made) -> mep_result_t {
-        MEP_TRY(check_host_comm(comm, "joining an EP object"));
-        return take_dormant(*comm->comm, given.name, shape, &made->object);
+        return attach_ep_side(*comm->comm, *comm->backend, shape, given, &made->side);
       });
 }
 
@@ -248,9 +219,8 @@ mep_result_t mep_ep_handle_create(mep_ep_t ep, uint32_t buffer, mep_ep_handle_t*
     MEP_TRY(check_buffer(ep, buffer));
     auto made = std::make_unique<mep_ep_handle>();
     made->ep = ep;
-    made->buffer = buffer;
-    made->device_handle.buffer = buffer;
-    if (ep->on_device) MEP_TRY(ep->on_device->make_handle(&made->device_handle));
+    made->state.buffer = buffer;
+    MEP_TRY(ep->side->make_handle(&made->state));
     ep->handles.fetch_add(1);
     *handle = made.release();
     return MEP_SUCCESS;
@@ -263,7 +233,11 @@ mep_result_t mep_ep_handle_destroy(mep_ep_handle_t handle) {
   return guarded([&]() -> mep_result_t {
     MEP_TRY(check_handle(handle));
     const mep_ep_t ep = handle->ep;
-    MEP_TRY(end_handle(handle));
+    {
+      const BufferScope scope(ep, handle->state.buffer);
+      MEP_TRY(scope.check());
+      MEP_TRY(ep->side->end_handle(handle->state));
+    }
     delete handle;
     // Last: from here on another thread may destroy the object.
     ep->handles.fetch_sub(1);
@@ -277,8 +251,7 @@ mep_result_t mep_ep_set_expert_map(mep_ep_t ep, const int32_t* map) {
     MEP_TRY(check_ep(ep));
     const CallScope scope(ep->comm);
     MEP_TRY(scope.check());
-    if (ep->on_device) return ep->on_device->set_expert_map(map);
-    return ep->object->set_expert_map(map);
+    return ep->side->set_expert_map(map);
   });
 }
 
@@ -290,11 +263,7 @@ mep_result_t mep_ep_buffer_view(mep_ep_t ep, uint32_t buffer, mep_ep_view_t* vie
     MEP_TRY(check_buffer(ep, buffer));
     mep_ep_view_t filled;
     MEP_TRY(read_sized_struct(view, "mep_ep_view_t", &filled));
-    if (ep->on_device) {
-      ep->on_device->fill_view(buffer, &filled);
-    } else {
-      ep->object->buffer(buffer).fill_view(&filled);
-    }
+    ep->side->fill_view(buffer, &filled);
     write_sized_struct(filled, view);
     return MEP_SUCCESS;
   });
@@ -306,13 +275,9 @@ mep_result_t mep_ep_combine_input(mep_ep_t ep, uint32_t buffer, void** memory) {
   return guarded([&]() -> mep_result_t {
     MEP_TRY(check_ep(ep));
     MEP_TRY(check_buffer(ep, buffer));
-    if (ep->on_device) {
-      mep_ep_view_t view{};
-      ep->on_device->fill_view(buffer, &view);
-      *memory = view.combine_input;
-    } else {
-      *memory = ep->object->buffer(buffer).combine_out();
-    }
+    mep_ep_view_t view{};
+    ep->side->fill_view(buffer, &view);
+    *memory = view.combine_input;
     return MEP_SUCCESS;
   });
 }
@@ -320,47 +285,21 @@ mep_result_t mep_ep_combine_input(mep_ep_t ep, uint32_t buffer, void** memory) {
 mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_args_t* args,
                           mep_stream_t stream) {
   using namespace mep;
-  return guarded([&]() -> mep_result_t {
-    MEP_TRY(check_handle(handle));
-    if (args == nullptr) return null_argument("args");
-    mep_dispatch_args_t given;
-    MEP_TRY(read_sized_struct(args, "mep_dispatch_args_t", &given));
-    const BufferScope buffer_scope(handle->ep, handle->buffer);
-    MEP_TRY(buffer_scope.check());
-    if (handle->ep->on_device) {
-      MEP_TRY(check_phase(given.flags, 0, given.phase));
-      return handle->ep->on_device->dispatch(handle->device_handle, given, stream);
-    }
-    MEP_TRY(check_stream(stream));
-    const EpCallScope scope(handle->ep);
-    MEP_TRY(scope.check());
-    MEP_TRY(check_phase(given.flags, 0, given.phase));
-    EpObject& object = *handle->ep->object;
-    const std::shared_ptr<const ExpertMap> map = object.expert_map();
-    return object.buffer(handle->buffer).dispatch(handle->handle, given, map.get());
-  });
+  return call_on_buffer(
+      handle, args, "mep_dispatch_args_t", 0,
+      [&](EpSide& side, EpSideHandle& state, const mep_dispatch_args_t& given) -> mep_result_t {
+        return side.dispatch(state, given, stream);
+      });
 }
 
 mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_args_t* args,
                          mep_stream_t stream) {
   using namespace mep;
-  return guarded([&]() -> mep_result_t {
-    MEP_TRY(check_handle(handle));
-    if (args == nullptr) return null_argument("args");
-    mep_combine_args_t given;
-    MEP_TRY(read_sized_struct(args, "mep_combine_args_t", &given));
-    const BufferScope buffer_scope(handle->ep, handle->buffer);
-    MEP_TRY(buffer_scope.check());
-    if (handle->ep->on_device) {
-      MEP_TRY(check_phase(given.flags, MEP_COMBINE_RENORMALIZE, given.phase));
-      return handle->ep->on_device->combine(handle->device_handle, given, stream);
-    }
-    MEP_TRY(check_stream(stream));
-    const EpCallScope scope(handle->ep);
-    MEP_TRY(scope.check());
-    MEP_TRY(check_phase(given.flags, MEP_COMBINE_RENORMALIZE, given.phase));
-    return handle->ep->object->buffer(handle->buffer).combine(handle->handle, given);
-  });
+  return call_on_buffer(
+      handle, args, "mep_combine_args_t", MEP_COMBINE_RENORMALIZE,
+      [&](EpSide& side, EpSideHandle& state, const mep_combine_args_t& given) -> mep_result_t {
+        return side.combine(state, given, stream);
+      });
 }
 
 mep_result_t mep_ep_last_op(mep_ep_t ep, uint32_t buffer, mep_op_info_t* info) {
@@ -373,8 +312,7 @@ mep_result_t mep_ep_last_op(mep_ep_t ep, uint32_t buffer, mep_op_info_t* info) {
     MEP_TRY(read_sized_struct(info, "mep_op_info_t", &filled));
     const BufferScope scope(ep, buffer);
     MEP_TRY(scope.check());
-    const mep_result_t result = ep->on_device ? ep->on_device->last_op(buffer, &filled)
-                                              : ep->object->buffer(buffer).last_op(&filled);
+    const mep_result_t result = ep->side->last_op(buffer, &filled);
     if (result == MEP_SUCCESS || result == MEP_ERR_CAPACITY) write_sized_struct(filled, info);
     return result;
   });

@@ -8,6 +8,7 @@
 #include "base/failpoint.hpp"
 #include "core/api/api_guard.hpp"
 #include "core/bootstrap/launcher_environment.hpp"
+#include "core/comm/device_side.hpp"
 
 namespace mep {
 namespace {
@@ -88,8 +89,7 @@ mep_result_t give_up(const Opening& opening, mep_result_t result) {
 mep_result_t finish_world(const Deadline& deadline, Opening* opening, mep_comm_t* comm) {
   MEP_TRY(opening->world->connect(deadline));
   MEP_TRY(opening->comm->finish(deadline));
-  auto handle = std::make_unique<mep_comm>();
-  handle->comm = std::move(opening->comm);
+  auto handle = std::make_unique<mep_comm>(std::move(opening->comm));
   handle->is_world = true;
   *comm = handle.release();
   return MEP_SUCCESS;
@@ -102,12 +102,16 @@ mep_result_t add_devices(const std::vector<GpuPlace>& places, bool made_together
   if (places.empty()) return MEP_SUCCESS;
   const std::span<const GpuPlace> together =
       made_together ? std::span<const GpuPlace>(places) : std::span<const GpuPlace>();
+  std::vector<DeviceSide*> sides;
   for (size_t i = 0; i < comms.size(); ++i) {
-    MEP_TRY(make_device_side(*comms[i]->comm, places[i], together, &comms[i]->device));
+    std::unique_ptr<DeviceSide> side;
+    MEP_TRY(make_device_side(*comms[i]->comm, places[i], together, &side));
+    sides.push_back(side.get());
+    comms[i]->backend = std::move(side);
   }
-  for (const mep_comm_t comm : comms) MEP_TRY(comm->device->connect(deadline));
-  for (const mep_comm_t comm : comms) MEP_TRY(comm->device->begin_proof());
-  for (const mep_comm_t comm : comms) MEP_TRY(comm->device->end_proof());
+  for (DeviceSide* side : sides) MEP_TRY(side->connect(deadline));
+  for (DeviceSide* side : sides) MEP_TRY(side->begin_proof());
+  for (DeviceSide* side : sides) MEP_TRY(side->end_proof());
   return MEP_SUCCESS;
 }
 
@@ -257,7 +261,7 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
     // Held to the end: no other thread gets in any more.
     CallScope scope(comm);
     MEP_TRY(scope.check());
-    if (comm->device != nullptr && comm->device->busy()) {
+    if (comm->backend->busy()) {
       return fail(MEP_ERR_BUSY,
                   "operations of the communicator still run on its GPU; wait for "
                   "their streams first");
@@ -265,7 +269,7 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
     // Acquire: a comm made from this one, destroyed by another thread, uses the world no more.
     if (comm->users.load(std::memory_order_acquire) != 0 || !comm->comm->collectives().idle() ||
         comm->comm->clients().any(comm->comm->clients().dormant() +
-                                  (comm->device != nullptr ? comm->device->view_clients() : 0))) {
+                                  comm->backend->view_clients())) {
       return fail(MEP_ERR_BUSY,
                   "the communicator still has EP objects, requests or communicators "
                   "made from it; destroy or finish them first");

@@ -36,31 +36,21 @@ mep_result_t watch_split(mep_comm_t comm) {
   Comm& parent = *comm->comm;
   const auto nothing = [] { return MEP_SUCCESS; };
   MEP_TRY(make_together(parent, nothing, nothing));
-  if (comm->device == nullptr) return MEP_SUCCESS;
-  MEP_TRY(agree_on_step(parent, MEP_SUCCESS, ""));
-  return agree_on_step(parent, MEP_SUCCESS, "");
+  for (size_t i = 0; i < comm->backend->child_steps().size(); ++i) {
+    MEP_TRY(agree_on_step(parent, MEP_SUCCESS, ""));
+  }
+  return MEP_SUCCESS;
 }
 
-mep_result_t open_split_device(mep_comm_t comm, mep_comm_t child) {
-  GpuPlace place = comm->device->place();
-  const bool are_threads = place.ranks_in_process == comm->comm->size();
-  place.ranks_in_process = are_threads ? child->comm->size() : 1;
-  MEP_TRY(make_device_side(*child->comm, place, {}, &child->device));
-  return child->device->connect(Deadline::after_ms(comm->comm->timeout_ms()));
-}
-
-mep_result_t prove_split_device(mep_comm_t child) {
-  MEP_TRY(child->device->begin_proof());
-  return child->device->end_proof();
-}
-
-mep_result_t split_device(mep_comm_t comm, mep_comm_t child) {
-  Comm& parent = *comm->comm;
+mep_result_t take_child_steps(mep_comm_t comm, mep_comm_t child) {
   const CallScope scope(child);
-  const mep_result_t opened = guarded([&] { return open_split_device(comm, child); });
-  MEP_TRY(agree_on_step(parent, opened, "make its GPU's part of a communicator"));
-  const mep_result_t proven = guarded([&] { return prove_split_device(child); });
-  return agree_on_step(parent, proven, "reach its peers' GPUs");
+  const std::span<const char* const> steps = comm->backend->child_steps();
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const mep_result_t own =
+        guarded([&] { return comm->backend->take_child_step(i, *child->comm, &child->backend); });
+    MEP_TRY(agree_on_step(*comm->comm, own, steps[i]));
+  }
+  return MEP_SUCCESS;
 }
 
 mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* child) {
@@ -79,16 +69,15 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
         parent.name() + "/" + std::to_string(number) + "." + std::to_string(color);
     const std::vector<uint32_t> slots = slots_of_color(parent, entries, color);
     const CommBirth birth = parent.birth_of(slots);
-    handle = std::make_unique<mep_comm>();
-    handle->comm = std::make_unique<Comm>(parent.world_ptr(), name, slots,
-                                          Comm::child_id(parent.id(), number, color));
+    handle = std::make_unique<mep_comm>(std::make_unique<Comm>(
+        parent.world_ptr(), name, slots, Comm::child_id(parent.id(), number, color)));
     handle->comm->set_timeout_ms(parent.timeout_ms());
     return handle->comm->begin(1, 1, &birth);
   };
   MEP_TRY(make_together(parent, begin, [&] {
     return handle->comm->finish(Deadline::after_ms(parent.timeout_ms()));
   }));
-  if (comm->device != nullptr) MEP_TRY(split_device(comm, handle.get()));
+  MEP_TRY(take_child_steps(comm, handle.get()));
   handle->belongs_to(comm);
   *child = handle.release();
   return MEP_SUCCESS;
@@ -180,7 +169,7 @@ mep_result_t mep_comm_revoke(mep_comm_t comm) {
   return guarded([&]() -> mep_result_t {
     MEP_TRY(check_terminal(*comm->comm));
     comm->comm->world().request_revoke(comm->comm->id());
-    if (comm->device != nullptr) comm->device->revoke();
+    comm->backend->revoke();
     return MEP_SUCCESS;
   });
 }

@@ -29,7 +29,7 @@ std::string grown_name(uint32_t size) {
 
 mep_result_t on_world(mep_comm_t comm) {
   MEP_TRY(check_comm(comm));
-  MEP_TRY(check_host_comm(comm, "admitting newcomers"));
+  MEP_TRY(comm->backend->check_host("admitting newcomers"));
   if (comm->is_world || comm->is_grown) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
               "this is a communicator made by mep_comm_split; give the "
@@ -107,10 +107,10 @@ mep_result_t begin_grown(const std::shared_ptr<World>& world, uint32_t size,
   std::vector<uint32_t> slots(size);
   for (uint32_t slot = 0; slot < size; ++slot) slots[slot] = slot;
   const CommBirth birth = CommBirth::of(*admission.view, slots);
-  *out = std::make_unique<mep_comm>();
+  *out = std::make_unique<mep_comm>(
+      std::make_unique<Comm>(world, grown_name(size), std::move(slots),
+                             Comm::spanning_id(grown_name(size), admission.view->epoch)));
   (*out)->is_grown = true;
-  (*out)->comm = std::make_unique<Comm>(world, grown_name(size), std::move(slots),
-                                        Comm::spanning_id(grown_name(size), admission.view->epoch));
   return (*out)->comm->begin(1, 1, &birth);
 }
 
@@ -350,9 +350,7 @@ mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Ad
   }
   mep_comm_t made = nullptr;
   if (largest != nullptr) {
-    auto handle = std::make_unique<mep_comm>();
-    handle->comm = std::move(*largest);
-    made = handle.release();
+    made = std::make_unique<mep_comm>(std::move(*largest)).release();
   } else if (entering->world->self_slot() >= first_size) {
     MEP_TRY(make_grown(nullptr, entering->world, size_with(admission.added), admission,
                        config.timeout_ms, &made));
@@ -489,8 +487,7 @@ mep_result_t mep_comm_attach(mep_comm_t world, const char* name, mep_comm_t* com
     if (found == world->dormant.end()) {
       return fail(MEP_ERR_NOT_FOUND, "this rank joined no communicator named \"%s\"", name);
     }
-    auto handle = std::make_unique<mep_comm>();
-    handle->comm = std::move(found->second);
+    auto handle = std::make_unique<mep_comm>(std::move(found->second));
     handle->belongs_to(world);
     world->dormant.erase(found);
     *comm = handle.release();

@@ -1,8 +1,8 @@
-// Nonblocking collectives and their requests.
+// Requests: nonblocking operations from start to end.
 #include <unistd.h>
 
 #include "base/unique_fd.hpp"
-#include "core/api/api_guard.hpp"
+#include "core/api/requests.hpp"
 
 struct mep_request {
   mep_comm_t comm = nullptr;
@@ -18,16 +18,12 @@ struct mep_request {
 };
 
 namespace mep {
-namespace {
 
-constexpr uint32_t kUntilTimeout = 0xffffffff;
-
-mep_result_t start(mep_comm_t comm, Collective kind, const CollectiveArgs& args,
-                   mep_request_t* request) {
+mep_result_t start_request(mep_comm_t comm, Collective kind, const CollectiveArgs& args,
+                           mep_request_t* request) {
   if (request == nullptr) return null_argument("request");
   *request = nullptr;
   MEP_TRY(check_comm(comm));
-  MEP_TRY(check_host_comm(comm, "a nonblocking call"));
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
@@ -35,7 +31,7 @@ mep_result_t start(mep_comm_t comm, Collective kind, const CollectiveArgs& args,
     made->comm = comm;
     made->operation.record = &made->record;
     made->deadline = Deadline::after_ms(comm->comm->timeout_ms());
-    MEP_TRY(comm->comm->collectives().start(kind, args, &made->operation));
+    MEP_TRY(comm->backend->start(kind, args, &made->operation));
     // From here on the comm refers to the operation: it stays until it has ended.
     mep_request* const begun = made.release();
     ++comm->users;
@@ -44,6 +40,10 @@ mep_result_t start(mep_comm_t comm, Collective kind, const CollectiveArgs& args,
     return MEP_SUCCESS;
   });
 }
+
+namespace {
+
+constexpr uint32_t kUntilTimeout = 0xffffffff;
 
 mep_result_t check_request(mep_request_t request) {
   if (request == nullptr) return null_argument("request");
@@ -83,28 +83,6 @@ mep_result_t finish(mep_request_t* request, mep_op_info_t* info) {
 
 }  // namespace
 }  // namespace mep
-
-mep_result_t mep_ibarrier(mep_comm_t comm, mep_request_t* request) {
-  return mep::start(comm, mep::Collective::k_barrier, {}, request);
-}
-
-mep_result_t mep_ibroadcast(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
-                            int32_t root, mep_comm_t comm, mep_request_t* request) {
-  return mep::start(comm, mep::Collective::k_broadcast, {sendbuf, recvbuf, count, dtype, 0, root},
-                    request);
-}
-
-mep_result_t mep_iallgather(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
-                            mep_comm_t comm, mep_request_t* request) {
-  return mep::start(comm, mep::Collective::k_allgather, {sendbuf, recvbuf, count, dtype, 0, 0},
-                    request);
-}
-
-mep_result_t mep_iallreduce(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
-                            mep_op_t op, mep_comm_t comm, mep_request_t* request) {
-  return mep::start(comm, mep::Collective::k_allreduce, {sendbuf, recvbuf, count, dtype, op, 0},
-                    request);
-}
 
 mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms, mep_op_info_t* info) {
   using namespace mep;

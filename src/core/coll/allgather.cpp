@@ -162,7 +162,7 @@ Step settle(Collectives& comm, Operation& operation) {
 
 }  // namespace
 
-extern const CollectiveType kAllgatherType;
-const CollectiveType kAllgatherType = {"allgather", check, step, settle};
+const CollectiveType CollectiveTypes::allgather = {facts_of(Collective::k_allgather), check, step,
+                                                   settle};
 
 }  // namespace mep

@@ -237,7 +237,7 @@ Step settle(Collectives& comm, Operation& operation) {
 
 }  // namespace
 
-extern const CollectiveType kAllreduceType;
-const CollectiveType kAllreduceType = {"allreduce", check, step, settle, false, prepare};
+const CollectiveType CollectiveTypes::allreduce = {facts_of(Collective::k_allreduce), check, step,
+                                                   settle, prepare};
 
 }  // namespace mep

@@ -25,7 +25,7 @@ Step settle(Collectives&, Operation&) {
 
 }  // namespace
 
-extern const CollectiveType kBarrierType;
-const CollectiveType kBarrierType = {"barrier", check, step, settle};
+const CollectiveType CollectiveTypes::barrier = {facts_of(Collective::k_barrier), check, step,
+                                                 settle};
 
 }  // namespace mep

@@ -144,7 +144,7 @@ Step settle(Collectives& comm, Operation& operation) {
 
 }  // namespace
 
-extern const CollectiveType kBroadcastType;
-const CollectiveType kBroadcastType = {"broadcast", check, step, settle, true};
+const CollectiveType CollectiveTypes::broadcast = {facts_of(Collective::k_broadcast), check, step,
+                                                   settle};
 
 }  // namespace mep

@@ -2,7 +2,7 @@
 //
 // An operation is a state machine without a thread: step() does what can be done without waiting. A
 // blocking call steps until done, a nonblocking one is stepped by later calls. A new collective is one
-// file with its step and settle functions, and one line in collectives.def.
+// file with its step and settle functions, and one line in protocol/operations.def.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@
 
 #include "core/operation/operation_engine.hpp"
 #include "mep.h"
+#include "protocol/operations.hpp"
 
 namespace mep {
 
@@ -28,25 +29,23 @@ struct CollectiveArgs {
   int32_t root = 0;
 };
 
-struct CollectiveType {
-  const char* name;
+// What the table says of it, and how it is carried out on host memory.
+struct CollectiveType : OperationFacts {
   // Arguments that make sense for this rank; the text says what is wrong.
   mep_result_t (*check)(const Collectives& comm, const CollectiveArgs& args);
   Step (*step)(Collectives& comm, Operation& operation);
   // A view change decided that this operation succeeds, and all that this rank lacked has been given to
   // it: makes the result from operation.contributors and comm.contribution().
   Step (*settle)(Collectives& comm, Operation& operation);
-  // It has a root: without one in the view every rank ends it by itself. In small ones only the root
-  // gives and nobody waits for the others.
-  bool is_rooted = false;
   // Before the operation has its number: acquires what its steps need and may refuse the call.
   mep_result_t (*prepare)(const Collectives& comm, Operation& operation) = nullptr;
 };
 
-enum class Collective : uint8_t {
-#define MEP_COLLECTIVE(name, type) k_##name,
-#include "core/coll/collectives.def"
-#undef MEP_COLLECTIVE
+// Each is defined in NAME.cpp.
+struct CollectiveTypes {
+#define MEP_OPERATION(name, ...) static const CollectiveType name;
+#include "protocol/operations.def"
+#undef MEP_OPERATION
 };
 
 const CollectiveType& collective_type(Collective collective);

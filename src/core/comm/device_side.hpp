@@ -1,4 +1,4 @@
-// What a comm with a GPU has besides: operations on device memory, enqueued on the caller's streams.
+// The backend of a comm with a GPU: operations on device memory, enqueued on the caller's streams.
 // No CUDA here; builds without CUDA have the same interface and answer MEP_ERR_UNSUPPORTED.
 #pragma once
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "core/coll/operation.hpp"
+#include "core/comm/backend.hpp"
 #include "mep.h"
 
 namespace mep {
@@ -35,16 +35,15 @@ struct GpuPlace {
   uint32_t most_on_a_device = 1;  // of this process, on any GPU: the same for all its ranks
 };
 
-class DeviceSide {
+class DeviceSide : public Backend {
  public:
-  explicit DeviceSide(const GpuPlace& place) : place_(place) {}
-  virtual ~DeviceSide() = default;
+  DeviceSide(uint8_t which, Comm& comm, const GpuPlace& place)
+      : Backend(which), comm_(comm), place_(place) {}
   const GpuPlace& place() const { return place_; }
-  int32_t device() const { return place_.device; }
+  int32_t device() const override { return place_.device; }
+  DeviceSide* device_side() override { return this; }
   // Peers are reached through pinned host memory and the host's transports; else they are mapped.
   virtual bool staged() const = 0;
-  // ViewClients of the comm that are its own.
-  virtual size_t view_clients() const = 0;
   // Second step of making it, after all ranks of this process have done the first: peers' windows.
   [[nodiscard]] virtual mep_result_t connect(const Deadline& deadline) = 0;
   // Third and fourth: a kernel of every rank meets the others, which proves that they fit on the GPU
@@ -52,9 +51,6 @@ class DeviceSide {
   [[nodiscard]] virtual mep_result_t begin_proof() = 0;
   [[nodiscard]] virtual mep_result_t end_proof() = 0;
 
-  // Checks and enqueues; never waits.
-  [[nodiscard]] virtual mep_result_t enqueue(Collective kind, const CollectiveArgs& args,
-                                             void* stream) = 0;
   // Device memory for something else on this comm: all ranks offer `bytes` under the same id, meet on the
   // host, and take everybody's; by rank, null for absent ones. It lives until the comm goes, since
   // kernels of other ranks may write to it until then.
@@ -62,13 +58,11 @@ class DeviceSide {
   [[nodiscard]] virtual mep_result_t take_memory(uint64_t id, const Deadline& deadline,
                                                  std::vector<std::byte*>* by_rank) = 0;
 
-  // First failure since the last call.
+  // First failure of a collective since the last call.
   virtual mep_result_t take_failure() = 0;
-  // Operations are still enqueued or running, as far as is known here.
-  virtual bool busy() const = 0;
-  virtual void set_timeout_ms(uint32_t ms) = 0;
-  // What mep_comm_revoke does besides revoking the comm.
-  virtual void revoke() {}
+  void revoke() override {}
+  std::span<const char* const> child_steps() const override;
+  mep_result_t take_child_step(size_t step, Comm& child, std::unique_ptr<Backend>* made) override;
 
   void add_part(DevicePart* part) {
     const std::lock_guard lock(parts_mutex_);
@@ -79,7 +73,7 @@ class DeviceSide {
     std::erase(parts_, part);
   }
   // Of the collectives, then of the parts.
-  mep_result_t take_any_failure() {
+  mep_result_t take_any_failure() override {
     mep_result_t result = take_failure();
     const std::lock_guard lock(parts_mutex_);
     for (DevicePart* part : parts_) {
@@ -89,12 +83,16 @@ class DeviceSide {
   }
 
  protected:
+  Comm& comm_;
+
   void set_parts_timeout_ms(uint32_t ms) {
     const std::lock_guard lock(parts_mutex_);
     for (DevicePart* part : parts_) part->set_timeout_ms(ms);
   }
 
  private:
+  mep_result_t begin(Collective kind, const CollectiveArgs& args, Operation* operation) override;
+
   const GpuPlace place_;
   std::mutex parts_mutex_;
   std::vector<DevicePart*> parts_;

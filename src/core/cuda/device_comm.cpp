@@ -14,7 +14,6 @@ namespace mep {
 namespace {
 
 using device::CollCall;
-using device::CollKind;
 using device::CollPost;
 using device::CollState;
 using device::CollVerdict;
@@ -50,24 +49,6 @@ class WindowRegistry {
   std::map<std::pair<uint64_t, uint64_t>, std::weak_ptr<DeviceMemory>> entries_;
 };
 
-CollKind kind_of(Collective kind) {
-  switch (kind) {
-    case Collective::k_barrier:
-      return CollKind::kBarrier;
-    case Collective::k_broadcast:
-      return CollKind::kBroadcast;
-    case Collective::k_allgather:
-      return CollKind::kAllgather;
-    default:
-      return CollKind::kAllreduce;
-  }
-}
-
-bool is_built(Collective kind) {
-  return kind == Collective::k_barrier || kind == Collective::k_broadcast ||
-         kind == Collective::k_allgather || kind == Collective::k_allreduce;
-}
-
 }  // namespace
 
 mep_result_t check_device(int32_t device) {
@@ -90,8 +71,7 @@ mep_result_t choose_device(int32_t wanted, uint64_t local_rank, int32_t* device)
 }
 
 DeviceComm::DeviceComm(Comm& comm, const GpuPlace& place)
-    : DeviceSide(place),
-      comm_(comm),
+    : DeviceSide(backends::kGpu, comm, place),
       device_(place.device),
       name_(comm.name() + "#device"),
       channel_(comm.id() ^ 0x6465766963650000u) {}
@@ -255,7 +235,7 @@ mep_result_t DeviceComm::begin_proof() {
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
   CollCall call{};
-  call.kind = CollKind::kBarrier;
+  call.kind = Collective::k_barrier;
   call.status = static_cast<mep_op_status_t*>(proof_memory_->data());
   // As many blocks as the largest operation has, so that what meets here always fits.
   return device::launch_coll(call, state_, layout_, layout_.ctas, stream_->get());
@@ -296,31 +276,28 @@ mep_result_t DeviceComm::check_stream(const void* stream) const {
               place().ranks_on_device, device_);
 }
 
-mep_result_t DeviceComm::enqueue(Collective kind, const CollectiveArgs& args, void* stream) {
+mep_result_t DeviceComm::carry_out(Collective kind, const CollectiveArgs& args, void* stream) {
   MEP_TRY(comm_.identity().check_world());
   MEP_TRY(check_stream(stream));
-  if (!is_built(kind)) {
-    return fail(MEP_ERR_UNSUPPORTED, "%s on device memory is not built yet",
-                collective_type(kind).name);
-  }
-  MEP_TRY(collective_type(kind).check(comm_.collectives(), args));
+  const CollectiveType& type = collective_type(kind);
+  MEP_TRY(type.check(comm_.collectives(), args));
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
   MEP_TRY(check_stream_device(device_, stream));
   // A wrong pointer in a kernel would end all work of the process on the GPU.
-  const bool gives = kind != Collective::k_broadcast || args.root == static_cast<int>(comm_.rank());
-  if (args.count != 0 && kind != Collective::k_barrier) {
-    if (gives) MEP_TRY(check_pointer(device_, args.send, "sendbuf"));
-    MEP_TRY(check_pointer(device_, args.receive, "recvbuf"));
+  const auto root = static_cast<uint32_t>(args.root);
+  if (args.count != 0) {
+    if (type.gives(comm_.rank(), root)) MEP_TRY(check_pointer(device_, args.send, "sendbuf"));
+    if (type.gets(comm_.rank(), root)) MEP_TRY(check_pointer(device_, args.receive, "recvbuf"));
   }
   CollCall call{};
   call.send = args.send;
   call.receive = args.receive;
-  call.bytes = kind == Collective::k_barrier ? 0 : args.count * mep_dtype_size(args.dtype);
+  call.bytes = type.has_data() ? args.count * mep_dtype_size(args.dtype) : 0;
   call.dtype = args.dtype;
   call.op = args.op;
-  call.kind = kind_of(kind);
-  call.root = static_cast<uint32_t>(args.root);
+  call.kind = kind;
+  call.root = root;
   return device::launch_coll(call, state_, layout_, 0, stream);
 }
 

@@ -38,7 +38,6 @@ class DeviceComm : public DeviceSide, public ViewClient {
   mep_result_t connect(const Deadline& deadline) override;
   mep_result_t begin_proof() override;
   mep_result_t end_proof() override;
-  mep_result_t enqueue(Collective kind, const CollectiveArgs& args, void* stream) override;
   mep_result_t offer_memory(uint64_t id, size_t bytes) override;
   mep_result_t take_memory(uint64_t id, const Deadline& deadline,
                            std::vector<std::byte*>* by_rank) override;
@@ -57,6 +56,7 @@ class DeviceComm : public DeviceSide, public ViewClient {
                const membership::Proposal* decision) override;
 
  private:
+  mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;
   mep_result_t check_stream(const void* stream) const;
   mep_result_t take_windows(uint64_t id, size_t bytes, const Deadline& deadline,
                             std::vector<std::shared_ptr<DeviceMemory>>* windows);
@@ -68,7 +68,6 @@ class DeviceComm : public DeviceSide, public ViewClient {
   void publish(const device::CollVerdict& verdict);
   uint64_t done() const;
 
-  Comm& comm_;
   const int32_t device_;
   const std::string name_;
   const uint64_t channel_;

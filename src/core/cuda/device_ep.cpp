@@ -176,7 +176,7 @@ DeviceControl DeviceEp::control_of(const CommView& view) const {
 
 // --- Handles, views, the expert map ---------------------------------------------------------------
 
-mep_result_t DeviceEp::make_handle(EpDeviceHandle* handle) {
+mep_result_t DeviceEp::make_handle(EpSideHandle* handle) {
   const std::lock_guard lock(handles_mutex_);
   if (!free_handles_.empty()) {
     handle->memory = free_handles_.back();
@@ -191,7 +191,7 @@ mep_result_t DeviceEp::make_handle(EpDeviceHandle* handle) {
 }
 
 // Its memory is kept for the next handle: freeing it would wait for kernels.
-mep_result_t DeviceEp::end_handle(EpDeviceHandle& handle) {
+mep_result_t DeviceEp::end_handle(EpSideHandle& handle) {
   Buffer& buffer = buffers_[handle.buffer];
   if (buffer.calls.current == &handle) {
     if (buffer.calls.is_sent() && !is_over(buffer)) {
@@ -304,7 +304,7 @@ mep_result_t DeviceEp::move_to_view(Buffer& buffer, const CommView& view, void* 
   return MEP_SUCCESS;
 }
 
-device::EpLaunch DeviceEp::launch(const Buffer& buffer, const EpDeviceHandle& handle) const {
+device::EpLaunch DeviceEp::launch(const Buffer& buffer, const EpSideHandle& handle) const {
   device::EpLaunch launch{};
   launch.geometry = geometry_;
   launch.memory.control = buffer.control;
@@ -320,7 +320,7 @@ device::EpLaunch DeviceEp::launch(const Buffer& buffer, const EpDeviceHandle& ha
   return launch;
 }
 
-mep_result_t DeviceEp::dispatch(EpDeviceHandle& handle, const mep_dispatch_args_t& args,
+mep_result_t DeviceEp::dispatch(EpSideHandle& handle, const mep_dispatch_args_t& args,
                                 void* stream) {
   Buffer& buffer = buffers_[handle.buffer];
   MEP_TRY(check_call(stream));
@@ -340,8 +340,7 @@ mep_result_t DeviceEp::dispatch(EpDeviceHandle& handle, const mep_dispatch_args_
   return MEP_SUCCESS;
 }
 
-mep_result_t DeviceEp::combine(EpDeviceHandle& handle, const mep_combine_args_t& args,
-                               void* stream) {
+mep_result_t DeviceEp::combine(EpSideHandle& handle, const mep_combine_args_t& args, void* stream) {
   Buffer& buffer = buffers_[handle.buffer];
   MEP_TRY(check_call(stream));
   const DeviceScope scope(side_.device());

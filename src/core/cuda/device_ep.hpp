@@ -29,7 +29,7 @@
 
 namespace mep {
 
-class DeviceEp : public EpDevice, public ViewClient, public DevicePart {
+class DeviceEp : public EpSide, public ViewClient, public DevicePart {
  public:
   DeviceEp(Comm& comm, DeviceSide& side, const EpShape& shape, const EpDeviceOptions& options);
   ~DeviceEp() override;
@@ -40,14 +40,13 @@ class DeviceEp : public EpDevice, public ViewClient, public DevicePart {
   // --- The user's thread ---
   const EpShape& shape() const override { return shape_; }
   bool in_flight() override;
-  mep_result_t make_handle(EpDeviceHandle* handle) override;
-  mep_result_t end_handle(EpDeviceHandle& handle) override;
+  mep_result_t make_handle(EpSideHandle* handle) override;
+  mep_result_t end_handle(EpSideHandle& handle) override;
   mep_result_t set_expert_map(const int32_t* map) override;
   void fill_view(uint32_t buffer, mep_ep_view_t* view) const override;
-  mep_result_t dispatch(EpDeviceHandle& handle, const mep_dispatch_args_t& args,
+  mep_result_t dispatch(EpSideHandle& handle, const mep_dispatch_args_t& args,
                         void* stream) override;
-  mep_result_t combine(EpDeviceHandle& handle, const mep_combine_args_t& args,
-                       void* stream) override;
+  mep_result_t combine(EpSideHandle& handle, const mep_combine_args_t& args, void* stream) override;
   mep_result_t last_op(uint32_t buffer, mep_op_info_t* info) override;
   mep_result_t take_failure() override;
 
@@ -91,7 +90,7 @@ class DeviceEp : public EpDevice, public ViewClient, public DevicePart {
   mep_result_t catch_up(Buffer& buffer, void* stream);
   mep_result_t move_to_view(Buffer& buffer, const CommView& view, void* stream);
   bool is_over(const Buffer& buffer) const;
-  device::EpLaunch launch(const Buffer& buffer, const EpDeviceHandle& handle) const;
+  device::EpLaunch launch(const Buffer& buffer, const EpSideHandle& handle) const;
   void read_reports();
   void watch();
 

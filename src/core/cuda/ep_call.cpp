@@ -35,7 +35,7 @@ mep_result_t EpCallState::busy() const {
               stage == EpStage::kDispatching ? "dispatch" : "combine");
 }
 
-void EpCallState::note_dispatch(EpDeviceHandle& handle, const mep_dispatch_args_t& args) {
+void EpCallState::note_dispatch(EpSideHandle& handle, const mep_dispatch_args_t& args) {
   if (args.phase != MEP_PHASE_RECEIVE) handle.tokens = args.num_tokens;
   current = &handle;
   stage = args.phase == MEP_PHASE_SEND ? EpStage::kDispatching : EpStage::kReceived;
@@ -49,7 +49,7 @@ void EpCallState::note_combine(const mep_combine_args_t& args) {
 }
 
 mep_result_t check_dispatch_call(int32_t device, const EpShape& shape, const EpCallState& state,
-                                 const EpDeviceHandle& handle, const mep_dispatch_args_t& args) {
+                                 const EpSideHandle& handle, const mep_dispatch_args_t& args) {
   if (args.recv_topk_idx != nullptr || args.recv_topk_weights != nullptr) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "recv_topk_idx and recv_topk_weights belong to high throughput, which is not "
@@ -83,7 +83,7 @@ mep_result_t check_dispatch_call(int32_t device, const EpShape& shape, const EpC
 }
 
 mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCallState& state,
-                                const EpDeviceHandle& handle, const mep_combine_args_t& args) {
+                                const EpSideHandle& handle, const mep_combine_args_t& args) {
   if (args.phase == MEP_PHASE_RECEIVE &&
       (state.stage != EpStage::kCombining || state.current != &handle)) {
     return fail(MEP_ERR_INVALID_ARGUMENT,

@@ -11,13 +11,13 @@ enum class EpStage : uint8_t { kIdle, kDispatching, kReceived, kCombining };
 // Of one buffer, by the calls made; what graphs replay is not seen.
 struct EpCallState {
   EpStage stage = EpStage::kIdle;
-  const EpDeviceHandle* current = nullptr;  // whose dispatch the buffer holds
-  bool has_status = false;                  // the last operation left its status with the library
+  const EpSideHandle* current = nullptr;  // whose dispatch the buffer holds
+  bool has_status = false;                // the last operation left its status with the library
 
   // A send phase was called and its receive phase was not.
   bool is_sent() const { return stage == EpStage::kDispatching || stage == EpStage::kCombining; }
   [[nodiscard]] mep_result_t busy() const;
-  void note_dispatch(EpDeviceHandle& handle, const mep_dispatch_args_t& args);
+  void note_dispatch(EpSideHandle& handle, const mep_dispatch_args_t& args);
   void note_combine(const mep_combine_args_t& args);
   void reset() {
     stage = EpStage::kIdle;
@@ -26,12 +26,10 @@ struct EpCallState {
 };
 
 [[nodiscard]] mep_result_t check_dispatch_call(int32_t device, const EpShape& shape,
-                                               const EpCallState& state,
-                                               const EpDeviceHandle& handle,
+                                               const EpCallState& state, const EpSideHandle& handle,
                                                const mep_dispatch_args_t& args);
 [[nodiscard]] mep_result_t check_combine_call(int32_t device, const EpShape& shape,
-                                              const EpCallState& state,
-                                              const EpDeviceHandle& handle,
+                                              const EpCallState& state, const EpSideHandle& handle,
                                               const mep_combine_args_t& args);
 
 // Collective: all ranks learn whether all succeeded; also a barrier.

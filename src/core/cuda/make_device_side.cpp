@@ -168,7 +168,7 @@ mep_result_t make_device_side(Comm& comm, const GpuPlace& place,
 template <class Ep, class Side>
 static mep_result_t make_ep(Comm& comm, Side& side, const EpShape& shape,
                             const EpDeviceOptions& options, const char* name,
-                            std::unique_ptr<EpDevice>* out) {
+                            std::unique_ptr<EpSide>* out) {
   auto made = std::make_unique<Ep>(comm, side, shape, options);
   MEP_TRY(made->open(name));
   *out = std::move(made);
@@ -177,7 +177,7 @@ static mep_result_t make_ep(Comm& comm, Side& side, const EpShape& shape,
 
 mep_result_t make_ep_device(Comm& comm, DeviceSide& side, const EpShape& shape,
                             const EpDeviceOptions& options, const char* name,
-                            std::unique_ptr<EpDevice>* out) {
+                            std::unique_ptr<EpSide>* out) {
   MEP_TRY(check_ep_device(comm, shape));
   if (!side.staged()) return make_ep<DeviceEp>(comm, side, shape, options, name, out);
   return make_ep<StagedEp>(comm, static_cast<StagedComm&>(side), shape, options, name, out);

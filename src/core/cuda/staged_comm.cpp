@@ -15,15 +15,6 @@ using device::StageRequest;
 
 constexpr size_t kStagingBytes = size_t{16} << 20;
 
-// Bytes of a rank in one part: what an operation needs of the staging is as many times that.
-size_t part_bytes(Collective kind, uint32_t ranks) {
-  constexpr size_t kUnit = 256;
-  const size_t shares = kind == Collective::k_allgather   ? ranks
-                        : kind == Collective::k_allreduce ? 2
-                                                          : 1;
-  return kStagingBytes / shares / kUnit * kUnit;
-}
-
 uint64_t address(const std::byte* memory) {
   return std::bit_cast<uint64_t>(memory);
 }
@@ -36,7 +27,7 @@ mep_result_t StagedChannel::open(int32_t device) {
 }
 
 StagedComm::StagedComm(Comm& comm, const GpuPlace& place)
-    : DeviceSide(place), comm_(comm), device_(place.device) {}
+    : DeviceSide(backends::kStaged, comm, place), device_(place.device) {}
 
 StagedComm::~StagedComm() {
   server_.close();
@@ -76,7 +67,7 @@ mep_result_t StagedComm::connect(const Deadline& deadline) {
 
 // A barrier: every rank's kernels and thread work, and nobody drops a window before all have it.
 mep_result_t StagedComm::begin_proof() {
-  return enqueue(Collective::k_barrier, {}, stream_->get());
+  return run(Collective::k_barrier, {}, stream_->get());
 }
 
 mep_result_t StagedComm::end_proof() {
@@ -116,66 +107,63 @@ mep_result_t StagedComm::check_stream(const void* stream) const {
 
 // A wrong pointer in a kernel would end all work of the process on the GPU.
 mep_result_t StagedComm::check_buffers(Collective kind, const CollectiveArgs& args) const {
-  if (args.count == 0 || kind == Collective::k_barrier) return MEP_SUCCESS;
-  const bool gives = kind != Collective::k_broadcast || args.root == static_cast<int>(comm_.rank());
-  if (gives) MEP_TRY(check_pointer(device_, args.send, "sendbuf"));
+  if (args.count == 0) return MEP_SUCCESS;
+  const OperationFacts& facts = facts_of(kind);
+  const auto root = static_cast<uint32_t>(args.root);
+  if (facts.gives(comm_.rank(), root)) MEP_TRY(check_pointer(device_, args.send, "sendbuf"));
+  if (!facts.gets(comm_.rank(), root)) return MEP_SUCCESS;
   return check_pointer(device_, args.receive, "recvbuf");
 }
 
 // The elements from `begin` on. Outputs are copied after success only.
-mep_result_t StagedComm::enqueue_part(Collective kind, const CollectiveArgs& args, size_t begin,
-                                      size_t count, void* stream) {
+mep_result_t StagedComm::enqueue_part(Collective kind, const CollectiveArgs& args,
+                                      const StagePlan& plan, size_t begin, size_t count,
+                                      void* stream) {
   const size_t width = mep_dtype_size(args.dtype);
   const size_t bytes = count * width;
-  const auto* send = static_cast<const std::byte*>(args.send);
-  if (send != nullptr) send += begin * width;  // null where it is not read
-  auto* receive = static_cast<std::byte*>(args.receive) + begin * width;
   auto* staging = static_cast<std::byte*>(staging_->data());
+  std::byte* const input = staging + plan.send_row * bytes;
+  std::byte* const output =
+      plan.is_output_apart ? staging + plan.most_block_bytes(kStagingBytes) : staging;
   StageCopies inputs{};
   StageCopies outputs{};
   StageRequest request{};
+  request.kind = StageKind::kCollective;
   request.continues = begin != 0 ? 1 : 0;
-  request.collective = {address(staging), address(staging), count, args.dtype,
-                        args.op,          args.root,        0};
-  if (kind == Collective::k_barrier) {
-    request.kind = StageKind::kBarrier;
-    request.collective = {};
-  } else if (kind == Collective::k_broadcast) {
-    request.kind = StageKind::kBroadcast;
-    const bool is_root = args.root == static_cast<int32_t>(comm_.rank());
-    if (is_root) inputs.add(send, staging, 1, bytes, 0, 0);
-    if (!is_root || send != receive) outputs.add(staging, receive, 1, bytes, 0, 0);
-  } else if (kind == Collective::k_allgather) {
-    request.kind = StageKind::kAllgather;
-    std::byte* own = staging + bytes * comm_.rank();
-    request.collective.send = address(own);
-    inputs.add(send, own, 1, bytes, 0, 0);
-    outputs.add(staging, receive, comm_.size(), bytes, bytes, args.count * width, true);
-  } else {
-    request.kind = StageKind::kAllreduce;
-    std::byte* result = staging + part_bytes(kind, comm_.size());
-    request.collective.receive = address(result);
-    inputs.add(send, staging, 1, bytes, 0, 0);
-    outputs.add(result, receive, 1, bytes, 0, 0);
+  request.collective.kind = kind;
+  if (facts_of(kind).has_data()) {
+    request.collective = {address(input), address(output), count, args.dtype,
+                          args.op,        args.root,       kind};
+  }
+  const std::byte* send = nullptr;  // where it is not read
+  if (plan.gives) {
+    send = static_cast<const std::byte*>(args.send) + begin * width;
+    inputs.add(send, input, 1, bytes, 0, 0);
+  }
+  std::byte* const receive = static_cast<std::byte*>(args.receive) + begin * width;
+  if (plan.receive_rows > 1) {
+    outputs.add(output, receive, plan.receive_rows, bytes, bytes, args.count * width, true);
+  } else if (plan.gets && (plan.is_output_apart || send != receive)) {
+    outputs.add(output, receive, 1, bytes, 0, 0);
   }
   return check_cuda(device::stage_collective(channel_.kernels(), request, inputs, outputs, stream),
-                    collective_type(kind).name);
+                    name_of(kind));
 }
 
-mep_result_t StagedComm::enqueue(Collective kind, const CollectiveArgs& args, void* stream) {
+mep_result_t StagedComm::carry_out(Collective kind, const CollectiveArgs& args, void* stream) {
   MEP_TRY(comm_.identity().check_world());
   MEP_TRY(check_stream(stream));
   MEP_TRY(collective_type(kind).check(comm_.collectives(), args));
+  StagePlan plan;
+  MEP_TRY(plan_stage(kind, comm_.rank(), comm_.size(), static_cast<uint32_t>(args.root), &plan));
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
   MEP_TRY(check_stream_device(device_, stream));
   MEP_TRY(check_buffers(kind, args));
-  if (args.count == 0 || kind == Collective::k_barrier) {
-    return enqueue_part(kind, args, 0, 0, stream);
-  }
-  const size_t most = part_bytes(kind, comm_.size()) / mep_dtype_size(args.dtype);
+  if (args.count == 0) return enqueue_part(kind, args, plan, 0, 0, stream);
+  const size_t most = plan.most_block_bytes(kStagingBytes) / mep_dtype_size(args.dtype);
   for (size_t begin = 0; begin < args.count; begin += most) {
-    MEP_TRY(enqueue_part(kind, args, begin, std::min(most, args.count - begin), stream));
+    MEP_TRY(enqueue_part(kind, args, plan, begin, std::min(most, args.count - begin), stream));
   }
   return MEP_SUCCESS;
 }

@@ -16,6 +16,7 @@
 
 #include "core/comm/comm.hpp"
 #include "core/comm/device_side.hpp"
+#include "core/staged/stage_plan.hpp"
 #include "core/staged/stage_server.hpp"
 #include "kernels/cuda/stage_kernels.hpp"
 #include "transport/cuda/device_memory.hpp"
@@ -48,7 +49,6 @@ class StagedComm : public DeviceSide {
   mep_result_t connect(const Deadline& deadline) override;
   mep_result_t begin_proof() override;
   mep_result_t end_proof() override;
-  mep_result_t enqueue(Collective kind, const CollectiveArgs& args, void* stream) override;
   mep_result_t offer_memory(uint64_t id, size_t bytes) override;
   mep_result_t take_memory(uint64_t id, const Deadline& deadline,
                            std::vector<std::byte*>* by_rank) override;
@@ -61,11 +61,11 @@ class StagedComm : public DeviceSide {
   [[nodiscard]] mep_result_t check_stream(const void* stream) const;
 
  private:
+  mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;
   mep_result_t check_buffers(Collective kind, const CollectiveArgs& args) const;
-  mep_result_t enqueue_part(Collective kind, const CollectiveArgs& args, size_t begin, size_t count,
-                            void* stream);
+  mep_result_t enqueue_part(Collective kind, const CollectiveArgs& args, const StagePlan& plan,
+                            size_t begin, size_t count, void* stream);
 
-  Comm& comm_;
   const int32_t device_;
   std::unique_ptr<Comm> stream_comm_;
   StagedChannel channel_;

@@ -85,7 +85,7 @@ void StagedEp::set_timeout_ms(uint32_t ms) {
 
 // --- Handles, views, the expert map ---------------------------------------------------------------
 
-mep_result_t StagedEp::make_handle(EpDeviceHandle* handle) {
+mep_result_t StagedEp::make_handle(EpSideHandle* handle) {
   const std::lock_guard lock(handles_mutex_);
   if (free_handles_.empty()) {
     handles_.push_back(std::make_unique<EpHandle>());
@@ -97,7 +97,7 @@ mep_result_t StagedEp::make_handle(EpDeviceHandle* handle) {
 }
 
 // Streams idle.
-mep_result_t StagedEp::end_handle(EpDeviceHandle& handle) {
+mep_result_t StagedEp::end_handle(EpSideHandle& handle) {
   Buffer& buffer = *buffers_[handle.buffer];
   EpBuffer& of_host = object_->buffer(handle.buffer);
   const bool is_sent = buffer.calls.current == &handle && buffer.calls.is_sent();
@@ -180,7 +180,7 @@ void StagedEp::move_to_view(Buffer& buffer, uint64_t epoch) {
   }  // reported by this call, not by the next operation of the host's object
 }
 
-mep_result_t StagedEp::dispatch(EpDeviceHandle& handle, const mep_dispatch_args_t& args,
+mep_result_t StagedEp::dispatch(EpSideHandle& handle, const mep_dispatch_args_t& args,
                                 void* stream) {
   Buffer& buffer = *buffers_[handle.buffer];
   MEP_TRY(check_call(stream));
@@ -211,8 +211,7 @@ mep_result_t StagedEp::dispatch(EpDeviceHandle& handle, const mep_dispatch_args_
   return MEP_SUCCESS;
 }
 
-mep_result_t StagedEp::combine(EpDeviceHandle& handle, const mep_combine_args_t& args,
-                               void* stream) {
+mep_result_t StagedEp::combine(EpSideHandle& handle, const mep_combine_args_t& args, void* stream) {
   Buffer& buffer = *buffers_[handle.buffer];
   MEP_TRY(check_call(stream));
   const DeviceScope scope(side_.device());

@@ -18,7 +18,7 @@
 
 namespace mep {
 
-class StagedEp : public EpDevice, public ViewClient, public DevicePart {
+class StagedEp : public EpSide, public ViewClient, public DevicePart {
  public:
   StagedEp(Comm& comm, StagedComm& side, const EpShape& shape, const EpDeviceOptions& options);
   ~StagedEp() override;
@@ -29,14 +29,13 @@ class StagedEp : public EpDevice, public ViewClient, public DevicePart {
   // --- The user's thread ---
   const EpShape& shape() const override { return shape_; }
   bool in_flight() override;
-  mep_result_t make_handle(EpDeviceHandle* handle) override;
-  mep_result_t end_handle(EpDeviceHandle& handle) override;
+  mep_result_t make_handle(EpSideHandle* handle) override;
+  mep_result_t end_handle(EpSideHandle& handle) override;
   mep_result_t set_expert_map(const int32_t* map) override;
   void fill_view(uint32_t buffer, mep_ep_view_t* view) const override;
-  mep_result_t dispatch(EpDeviceHandle& handle, const mep_dispatch_args_t& args,
+  mep_result_t dispatch(EpSideHandle& handle, const mep_dispatch_args_t& args,
                         void* stream) override;
-  mep_result_t combine(EpDeviceHandle& handle, const mep_combine_args_t& args,
-                       void* stream) override;
+  mep_result_t combine(EpSideHandle& handle, const mep_combine_args_t& args, void* stream) override;
   mep_result_t last_op(uint32_t buffer, mep_op_info_t* info) override;
   mep_result_t take_failure() override;
   void set_timeout_ms(uint32_t ms) override;

@@ -23,10 +23,9 @@
 
 #include "base/status.hpp"
 #include "core/operation/operation_channel.hpp"
+#include "protocol/operations.hpp"
 
 namespace mep {
-
-enum class OperationClass : uint8_t { kReplicated, kPersonal };
 
 // What a step came to.
 enum class Step : uint8_t {

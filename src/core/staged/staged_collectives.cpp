@@ -5,26 +5,19 @@
 #include "base/status.hpp"
 
 namespace mep {
-namespace {
-
-Collective collective_of(device::StageKind kind) {
-  switch (kind) {
-    case device::StageKind::kBarrier:
-      return Collective::k_barrier;
-    case device::StageKind::kBroadcast:
-      return Collective::k_broadcast;
-    case device::StageKind::kAllgather:
-      return Collective::k_allgather;
-    default:
-      return Collective::k_allreduce;
-  }
-}
-
-}  // namespace
 
 mep_result_t serve_staged_collective(Comm& comm, const device::StageRequest& request,
                                      device::StageAnswer* answer) {
+  if (request.kind != device::StageKind::kCollective) {
+    return fail(MEP_ERR_UNSUPPORTED, "a request of kind %u is no collective",
+                static_cast<uint32_t>(request.kind));
+  }
   const device::StageCollective& given = request.collective;
+  const Collective kind = given.kind;
+  if (!runs_on(kind, backends::kStaged)) {
+    return fail(MEP_ERR_UNSUPPORTED, "%s through host memory is not built (kind %u)", name_of(kind),
+                static_cast<uint32_t>(kind));
+  }
   CollectiveArgs args;
   args.send = std::bit_cast<const void*>(given.send);
   args.receive = std::bit_cast<void*>(given.receive);
@@ -34,7 +27,7 @@ mep_result_t serve_staged_collective(Comm& comm, const device::StageRequest& req
   args.root = given.root;
   // For the control thread: windows of peers may be in use. Nobody else calls this comm.
   (void)comm.enter_call();
-  const mep_result_t result = comm.run(collective_of(request.kind), args);
+  const mep_result_t result = comm.run(kind, args);
   comm.leave_call();
   if (result != MEP_SUCCESS) return result;
   answer->delivers = 1;

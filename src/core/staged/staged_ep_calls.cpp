@@ -97,10 +97,14 @@ device::StageEpMemory staged_ep_memory(const StagedEpLayout& layout, std::byte* 
 }
 
 mep_result_t StagedEpCalls::serve(const StageRequest& request, StageAnswer* answer) {
+  const bool is_dispatch = request.kind == device::StageKind::kDispatch;
+  if (!is_dispatch && request.kind != device::StageKind::kCombine) {
+    return fail(MEP_ERR_UNSUPPORTED, "a request of kind %u is no dispatch and no combine",
+                static_cast<uint32_t>(request.kind));
+  }
   EpHandle& handle = *std::bit_cast<EpHandle*>(request.ep.handle);
-  const mep_result_t result = request.kind == device::StageKind::kDispatch
-                                  ? dispatch(request.ep, handle, answer)
-                                  : combine(request.ep, handle, answer);
+  const mep_result_t result =
+      is_dispatch ? dispatch(request.ep, handle, answer) : combine(request.ep, handle, answer);
   answer->tokens = handle.routing.tokens;
   if (answer->status.version != 0) last_status_ = answer->status;
   return result;

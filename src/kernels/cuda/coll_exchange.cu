@@ -32,8 +32,8 @@ __device__ void copy_out(const uint8_t* from, uint8_t* to, uint64_t bytes, uint6
 __device__ void exchange(CollState* state, const CollCall& call, CollFrame* frame) {
   const CollLayout& layout = state->layout;
   const uint64_t chunks = chunk_count(layout, call.bytes);
-  const bool gives = call.kind == CollKind::kAllgather ||
-                     (call.kind == CollKind::kBroadcast && call.root == state->rank);
+  const bool gives = call.kind == Collective::k_allgather ||
+                     (call.kind == Collective::k_broadcast && call.root == state->rank);
   auto* receive = static_cast<uint8_t*>(call.receive);
   // The same in all chunks: a place is free when the CTA that reads it says so, and no other.
   const uint64_t longest = chunks > 1 ? layout.slot_bytes : call.bytes;
@@ -53,10 +53,10 @@ __device__ void exchange(CollState* state, const CollCall& call, CollFrame* fram
     signal_members(state, *frame, row, tag);
     if (!wait_members(state, frame, row, layout.scatter_row(blockIdx.x), tag)) return;
     test_delay(state, *frame, 2);
-    if (call.kind == CollKind::kBroadcast) {
+    if (call.kind == Collective::k_broadcast) {
       const uint8_t* from = window_of(*frame, call.root) + layout.slot(step & 1, call.root);
       copy_out(from, receive, call.bytes, at, begin, end);
-    } else if (call.kind == CollKind::kAllgather) {
+    } else if (call.kind == Collective::k_allgather) {
       for (uint32_t member = 0; member < frame->members; ++member) {
         const uint32_t source = frame->member[member];
         const uint8_t* from = window_of(*frame, source) + layout.slot(step & 1, source);

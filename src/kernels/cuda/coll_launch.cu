@@ -46,7 +46,7 @@ uint32_t fingerprint_of(const CollCall& call) {
 }
 
 CollKernel kernel_of(const CollCall& call, const CollLayout& layout) {
-  if (call.kind != CollKind::kAllreduce) return exchange_kernel();
+  if (coll_path(call.kind) == CollPath::kExchange) return exchange_kernel();
   return coll_is_one_shot(layout, call.bytes) ? one_shot_kernel(call.dtype)
                                               : two_shot_kernel(call.dtype);
 }
@@ -95,11 +95,15 @@ mep_result_t coll_cta_capacity(int device, uint32_t* ctas) {
 
 mep_result_t launch_coll(const CollCall& call, CollState* state, const CollLayout& layout,
                          uint32_t ctas, void* stream) {
+  if (coll_path(call.kind) == CollPath::kNone) {
+    return mep::fail(MEP_ERR_UNSUPPORTED, "no kernel carries out %s (kind %u)", name_of(call.kind),
+                     static_cast<uint32_t>(call.kind));
+  }
   const CollKernel kernel = kernel_of(call, layout);
   if (kernel == nullptr)
     return mep::fail(MEP_ERR_INVALID_ARGUMENT, "dtype %u is no type", call.dtype);
   if (ctas == 0) {
-    const uint64_t wanted = call.kind == CollKind::kBarrier ? 1 : call.bytes / kBytesPerCta + 1;
+    const uint64_t wanted = call.kind == Collective::k_barrier ? 1 : call.bytes / kBytesPerCta + 1;
     ctas = static_cast<uint32_t>(std::min<uint64_t>(wanted, layout.ctas));
   }
   CollCall marked = call;

@@ -83,7 +83,7 @@ __device__ inline void begin_frame(const CollState* state, const CollCall& call,
     }
     frame->members = members;
     frame->refused = state->ended != 0 ? state->ended : state->news;
-    if (frame->refused == 0 && call.kind == CollKind::kBroadcast &&
+    if (frame->refused == 0 && call.kind == Collective::k_broadcast &&
         (state->live >> call.root & 1) == 0) {
       frame->refused = MEP_ERR_PEER_FAILED;
     }

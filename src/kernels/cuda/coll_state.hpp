@@ -26,6 +26,7 @@
 #include <cstdint>
 
 #include "mep.h"
+#include "protocol/operations.hpp"
 
 namespace mep::device {
 
@@ -135,7 +136,25 @@ struct CollState {
   uint64_t donor;  // rank that has completed it
 };
 
-enum class CollKind : uint32_t { kBarrier, kBroadcast, kAllgather, kAllreduce };
+// Which kernels carry out a kind. The kernels know these kinds and no others.
+enum class CollPath : uint32_t {
+  kNone,      // none does: it must not be launched
+  kExchange,  // what ranks give is put into the windows of all and copied out
+  kReduce,
+};
+
+constexpr CollPath coll_path(Collective kind) {
+  switch (kind) {
+    case Collective::k_barrier:
+    case Collective::k_broadcast:
+    case Collective::k_allgather:
+      return CollPath::kExchange;
+    case Collective::k_allreduce:
+      return CollPath::kReduce;
+    default:
+      return CollPath::kNone;
+  }
+}
 
 // One launch, as a graph captures it.
 struct CollCall {
@@ -144,7 +163,7 @@ struct CollCall {
   uint64_t bytes;  // of one rank
   mep_dtype_t dtype;
   mep_op_t op;
-  CollKind kind;
+  Collective kind;
   uint32_t root;
   uint32_t fingerprint;     // launch_coll() sets it
   mep_op_status_t* status;  // or null

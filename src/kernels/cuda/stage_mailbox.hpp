@@ -25,6 +25,7 @@
 #include <cstdint>
 
 #include "mep.h"
+#include "protocol/operations.hpp"
 
 namespace mep::device {
 
@@ -32,10 +33,7 @@ constexpr uint32_t kStageRankWords = 4;
 constexpr uint32_t kMaxStageRanks = kStageRankWords * 64;
 
 enum class StageKind : uint32_t {
-  kBarrier,
-  kBroadcast,
-  kAllgather,
-  kAllreduce,
+  kCollective,
   kDispatch,
   kCombine,
 };
@@ -47,7 +45,7 @@ struct StageCollective {
   uint32_t dtype;
   uint32_t op;
   int32_t root;
-  uint32_t reserved;
+  Collective kind;
 };
 
 // What of the arguments was given.

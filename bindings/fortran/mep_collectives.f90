@@ -1,0 +1,172 @@
+! The collectives of mep.h in Fortran's form; programs `use mep`. Made by bindings/make_bindings.py from
+! the table of operations; do not edit.
+module mep_collectives
+  use, intrinsic :: iso_c_binding
+  use mep_types
+  use mep_helpers
+  use mep_collectives_c
+  implicit none
+  private
+  public :: mep_barrier
+  public :: mep_broadcast
+  public :: mep_broadcast_in_place
+  public :: mep_allgather
+  public :: mep_allgather_in_place
+  public :: mep_allreduce
+  public :: mep_allreduce_in_place
+  public :: mep_ibarrier
+  public :: mep_ibroadcast
+  public :: mep_ibroadcast_in_place
+  public :: mep_iallgather
+  public :: mep_iallgather_in_place
+  public :: mep_iallreduce
+  public :: mep_iallreduce_in_place
+
+contains
+
+  integer(c_int32_t) function mep_barrier(comm, stream) result(code)
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    code = c_barrier(comm, given(stream))
+  end function mep_barrier
+
+  integer(c_int32_t) function mep_broadcast(sendbuf, recvbuf, count, dtype, root, comm, stream) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, root
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    code = c_broadcast(c_loc(sendbuf), c_loc(recvbuf), count, dtype, root, comm, given(stream))
+  end function mep_broadcast
+
+  integer(c_int32_t) function mep_broadcast_in_place(buffer, count, dtype, root, comm, stream) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target :: buffer
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, root
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    code = c_broadcast(c_loc(buffer), c_loc(buffer), count, dtype, root, comm, given(stream))
+  end function mep_broadcast_in_place
+
+  integer(c_int32_t) function mep_allgather(sendbuf, recvbuf, count, dtype, comm, stream) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    code = c_allgather(c_loc(sendbuf), c_loc(recvbuf), count, dtype, comm, given(stream))
+  end function mep_allgather
+
+  ! The rank's own block of recvbuf is its input.
+  integer(c_int32_t) function mep_allgather_in_place(recvbuf, count, dtype, comm, stream) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    type(c_ptr) :: block
+    code = own_block(c_loc(recvbuf), count, dtype, comm, block)
+    if (code /= MEP_SUCCESS) return
+    code = c_allgather(block, c_loc(recvbuf), count, dtype, comm, given(stream))
+  end function mep_allgather_in_place
+
+  integer(c_int32_t) function mep_allreduce(sendbuf, recvbuf, count, dtype, op, comm, stream) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, op
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    code = c_allreduce(c_loc(sendbuf), c_loc(recvbuf), count, dtype, op, comm, given(stream))
+  end function mep_allreduce
+
+  integer(c_int32_t) function mep_allreduce_in_place(buffer, count, dtype, op, comm, stream) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target :: buffer
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, op
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    code = c_allreduce(c_loc(buffer), c_loc(buffer), count, dtype, op, comm, given(stream))
+  end function mep_allreduce_in_place
+
+  integer(c_int32_t) function mep_ibarrier(comm, request) result(code)
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    code = c_ibarrier(comm, request)
+  end function mep_ibarrier
+
+  integer(c_int32_t) function mep_ibroadcast(sendbuf, recvbuf, count, dtype, root, comm, request) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, root
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    code = c_ibroadcast(c_loc(sendbuf), c_loc(recvbuf), count, dtype, root, comm, request)
+  end function mep_ibroadcast
+
+  integer(c_int32_t) function mep_ibroadcast_in_place(buffer, count, dtype, root, comm, request) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target :: buffer
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, root
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    code = c_ibroadcast(c_loc(buffer), c_loc(buffer), count, dtype, root, comm, request)
+  end function mep_ibroadcast_in_place
+
+  integer(c_int32_t) function mep_iallgather(sendbuf, recvbuf, count, dtype, comm, request) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    code = c_iallgather(c_loc(sendbuf), c_loc(recvbuf), count, dtype, comm, request)
+  end function mep_iallgather
+
+  ! The rank's own block of recvbuf is its input.
+  integer(c_int32_t) function mep_iallgather_in_place(recvbuf, count, dtype, comm, request) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    type(c_ptr) :: block
+    code = own_block(c_loc(recvbuf), count, dtype, comm, block)
+    if (code /= MEP_SUCCESS) return
+    code = c_iallgather(block, c_loc(recvbuf), count, dtype, comm, request)
+  end function mep_iallgather_in_place
+
+  integer(c_int32_t) function mep_iallreduce(sendbuf, recvbuf, count, dtype, op, comm, request) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, op
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    code = c_iallreduce(c_loc(sendbuf), c_loc(recvbuf), count, dtype, op, comm, request)
+  end function mep_iallreduce
+
+  integer(c_int32_t) function mep_iallreduce_in_place(buffer, count, dtype, op, comm, request) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target :: buffer
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, op
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    code = c_iallreduce(c_loc(buffer), c_loc(buffer), count, dtype, op, comm, request)
+  end function mep_iallreduce_in_place
+end module mep_collectives

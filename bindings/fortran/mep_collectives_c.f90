@@ -1,0 +1,71 @@
+! The collectives of mep.h as they are. Made by bindings/make_bindings.py from the table of operations;
+! do not edit.
+module mep_collectives_c
+  use, intrinsic :: iso_c_binding
+  use mep_types
+  implicit none
+
+  interface
+    integer(c_int32_t) function c_barrier(comm, stream) bind(C, name="mep_barrier")
+      import :: c_int32_t, c_ptr, mep_comm_t
+      type(mep_comm_t), value :: comm
+      type(c_ptr), value :: stream
+    end function c_barrier
+    integer(c_int32_t) function c_broadcast(sendbuf, recvbuf, count, dtype, root, comm, stream) &
+        bind(C, name="mep_broadcast")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
+      type(c_ptr), value :: sendbuf, recvbuf, stream
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, root
+      type(mep_comm_t), value :: comm
+    end function c_broadcast
+    integer(c_int32_t) function c_allgather(sendbuf, recvbuf, count, dtype, comm, stream) &
+        bind(C, name="mep_allgather")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
+      type(c_ptr), value :: sendbuf, recvbuf, stream
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype
+      type(mep_comm_t), value :: comm
+    end function c_allgather
+    integer(c_int32_t) function c_allreduce(sendbuf, recvbuf, count, dtype, op, comm, stream) &
+        bind(C, name="mep_allreduce")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
+      type(c_ptr), value :: sendbuf, recvbuf, stream
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, op
+      type(mep_comm_t), value :: comm
+    end function c_allreduce
+    integer(c_int32_t) function c_ibarrier(comm, request) bind(C, name="mep_ibarrier")
+      import :: c_int32_t, mep_comm_t, mep_request_t
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_ibarrier
+    integer(c_int32_t) function c_ibroadcast(sendbuf, recvbuf, count, dtype, root, comm, request) &
+        bind(C, name="mep_ibroadcast")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
+      type(c_ptr), value :: sendbuf, recvbuf
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, root
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_ibroadcast
+    integer(c_int32_t) function c_iallgather(sendbuf, recvbuf, count, dtype, comm, request) &
+        bind(C, name="mep_iallgather")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
+      type(c_ptr), value :: sendbuf, recvbuf
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_iallgather
+    integer(c_int32_t) function c_iallreduce(sendbuf, recvbuf, count, dtype, op, comm, request) &
+        bind(C, name="mep_iallreduce")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
+      type(c_ptr), value :: sendbuf, recvbuf
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, op
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_iallreduce
+  end interface
+end module mep_collectives_c

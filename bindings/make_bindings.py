@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""Writes the bindings of the collectives from the table of operations: make_bindings.py [--check].
+
+From src/protocol/operations.def come
+  bindings/python/mep/_collectives.py         prototypes for ctypes
+  bindings/fortran/mep_collectives_c.f90      interfaces of the C functions
+  bindings/fortran/mep_collectives.f90        their Fortran forms
+
+--check writes nothing and fails when one of them is not what would be written. Tests compare them with mep.h.
+"""
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "src/protocol/operations.def"
+COLUMNS = ("name", "class", "takes", "send", "receive", "forms", "backends")
+# What `takes` says, in the order of the C parameters before comm.
+TAKES = {
+    "Nothing": [],
+    "Data": ["sendbuf", "recvbuf", "count", "dtype"],
+    "DataRoot": ["sendbuf", "recvbuf", "count", "dtype", "root"],
+    "DataOp": ["sendbuf", "recvbuf", "count", "dtype", "op"],
+    "DataOpRoot": ["sendbuf", "recvbuf", "count", "dtype", "op", "root"],
+}
+VALUES = {
+    "class": {"Replicated", "Personal"},
+    "takes": set(TAKES),
+    "send": {"None", "One", "Root", "All"},
+    "receive": {"None", "One", "Root", "All"},
+    "forms": {"Blocking", "Both"},
+}
+
+
+def operations():
+    """The lines of the table as dictionaries."""
+    text = re.sub(r"//.*", "", TABLE.read_text())
+    found = []
+    for line in re.findall(r"MEP_OPERATION\(([^)]*)\)", text):
+        words = [word.strip() for word in line.split(",")]
+        if len(words) != len(COLUMNS):
+            sys.exit(f"{TABLE}: {line}: {len(words)} columns, not {len(COLUMNS)}")
+        row = dict(zip(COLUMNS, words))
+        for column, values in VALUES.items():
+            if row[column] not in values:
+                sys.exit(f"{TABLE}: {row['name']}: {column} is {row[column]}; there are {', '.join(sorted(values))}")
+        found.append(row)
+    return found
+
+
+def functions(rows):
+    """(row, name, parameters): first the blocking ones, then the nonblocking ones."""
+    for row in rows:
+        yield row, row["name"], TAKES[row["takes"]] + ["comm", "stream"]
+    for row in rows:
+        if row["forms"] == "Both":
+            yield row, "i" + row["name"], TAKES[row["takes"]] + ["comm", "request"]
+
+
+def wrapped(head, items, tail, indent, width):
+    """head + items, joined by commas + tail, on lines of `width`."""
+    lines, line = [], head
+    for number, item in enumerate(items):
+        piece = item + ("," if number + 1 < len(items) else tail)
+        if len(line) + len(piece) + 1 > width and line.strip():
+            lines.append(line.rstrip())
+            line = " " * indent
+        line += piece + " "
+    lines.append(line.rstrip())
+    return lines
+
+
+# --- Python -----------------------------------------------------------------------------------------
+
+CTYPES = {"sendbuf": "c_void_p", "recvbuf": "c_void_p", "count": "c_size_t", "dtype": "c_uint32",
+          "op": "c_uint32", "root": "c_int32", "comm": "c_void_p", "stream": "c_void_p",
+          "request": "POINTER(c_void_p)"}
+
+
+def python_text(rows):
+    lines = ['"""The collectives of mep.h for ctypes. Made by bindings/make_bindings.py from the table of operations;',
+             'do not edit."""',
+             "from ctypes import POINTER, c_int32, c_size_t, c_uint32, c_void_p", "",
+             "# name -> (result, argument types)",
+             "COLLECTIVES = {"]
+    for _, name, parameters in functions(rows):
+        head = f'    "mep_{name}": (c_int32, ['
+        lines += wrapped(head, [CTYPES[each] for each in parameters], "]),", len(head), 100)
+    return "\n".join(lines + ["}", ""])
+
+
+# --- Fortran ----------------------------------------------------------------------------------------
+
+WIDTH = 100
+# Declarations as (kind of the attribute, name): those alike stand in one line.
+C_DECLARATIONS = {
+    "sendbuf": "type(c_ptr), value", "recvbuf": "type(c_ptr), value", "stream": "type(c_ptr), value",
+    "count": "integer(c_size_t), value", "dtype": "integer(c_int32_t), value",
+    "op": "integer(c_int32_t), value", "root": "integer(c_int32_t), value",
+    "comm": "type(mep_comm_t), value", "request": "type(mep_request_t), intent(out)"}
+BUFFER = "type(*), dimension(..), asynchronous, contiguous, target"
+DECLARATIONS = {
+    "sendbuf": BUFFER + ", intent(in)", "recvbuf": BUFFER, "buffer": BUFFER,
+    "count": "integer(c_size_t), intent(in)", "dtype": "integer(c_int32_t), intent(in)",
+    "op": "integer(c_int32_t), intent(in)", "root": "integer(c_int32_t), intent(in)",
+    "comm": "type(mep_comm_t), intent(in)", "stream": "type(c_ptr), intent(in), optional",
+    "request": "type(mep_request_t), intent(out)"}
+
+
+def broken(text, indent):
+    """One statement, continued where it is too long, but not at ~; the rest is indented by `indent`."""
+    lines = []
+    while len(text) > WIDTH:
+        at = text.rfind(" ", 0, WIDTH - 1)
+        lines.append(text[:at] + " &")
+        text = " " * indent + text[at + 1:]
+    return [line.replace("~", " ") for line in lines + [text]]
+
+
+def declarations(parameters, kinds, indent):
+    """Those alike in one line, in the order of the first."""
+    alike = {}
+    for each in parameters:
+        alike.setdefault(kinds[each], []).append(each)
+    for kind, names in alike.items():
+        yield f"{' ' * indent}{kind} :: {', '.join(names)}"
+
+
+def fortran_c_text(rows):
+    lines = ["! The collectives of mep.h as they are. Made by bindings/make_bindings.py from the table of operations;",
+             "! do not edit.",
+             "module mep_collectives_c", "  use, intrinsic :: iso_c_binding", "  use mep_types", "  implicit none", "",
+             "  interface"]
+    for _, name, parameters in functions(rows):
+        kinds = ["c_int32_t"]
+        kinds += ["c_ptr"] if "stream" in parameters or "sendbuf" in parameters else []
+        kinds += ["c_size_t"] if "count" in parameters else []
+        kinds += ["mep_comm_t"] + (["mep_request_t"] if "request" in parameters else [])
+        lines += broken(f'    integer(c_int32_t) function c_{name}({", ".join(parameters)}) bind(C,~name="mep_{name}")', 8)
+        lines.append(f"      import :: {', '.join(kinds)}")
+        lines += declarations(parameters, C_DECLARATIONS, 6)
+        lines.append(f"    end function c_{name}")
+    return "\n".join(lines + ["  end interface", "end module mep_collectives_c", ""])
+
+
+def fortran_function(name, c_name, parameters, arguments, notes=(), block=False):
+    """`arguments`: what the C function is given for its buffers."""
+    rest = [each for each in parameters if each not in ("sendbuf", "recvbuf", "buffer")]
+    given = arguments + [f"given({each})" if each == "stream" else each for each in rest]
+    lines = [f"  ! {note}" for note in notes]
+    lines += broken(f"  integer(c_int32_t) function mep_{name}({', '.join(parameters)}) result(code)", 6)
+    lines += declarations(parameters, DECLARATIONS, 4)
+    call = f"code = c_{c_name}({', '.join(given)})"
+    if block:
+        lines += ["    type(c_ptr) :: block",
+                  "    code = own_block(c_loc(recvbuf), count, dtype, comm, block)",
+                  "    if (code /= MEP_SUCCESS) return"]
+    return lines + broken("    " + call, 8) + [f"  end function mep_{name}", ""]
+
+
+def fortran_text(rows):
+    names, bodies = [], []
+    for row, name, parameters in functions(rows):
+        buffers = ["c_loc(sendbuf)", "c_loc(recvbuf)"] if "sendbuf" in parameters else []
+        names.append(name)
+        bodies += fortran_function(name, name, parameters, buffers)
+        if not buffers:
+            continue
+        names.append(name + "_in_place")
+        if row["send"] != "All" and row["receive"] == "All":
+            bodies += fortran_function(name + "_in_place", name, parameters[1:], ["block", "c_loc(recvbuf)"],
+                                       ["The rank's own block of recvbuf is its input."], block=True)
+        else:
+            bodies += fortran_function(name + "_in_place", name, ["buffer"] + parameters[2:],
+                                       ["c_loc(buffer)", "c_loc(buffer)"])
+    lines = ["! The collectives of mep.h in Fortran's form; programs `use mep`. Made by bindings/make_bindings.py from",
+             "! the table of operations; do not edit.",
+             "module mep_collectives", "  use, intrinsic :: iso_c_binding", "  use mep_types", "  use mep_helpers",
+             "  use mep_collectives_c", "  implicit none", "  private"]
+    lines += [f"  public :: mep_{each}" for each in names]
+    return "\n".join(lines + ["", "contains", ""] + bodies[:-1] + ["end module mep_collectives", ""])
+
+
+def main():
+    rows = operations()
+    check = "--check" in sys.argv[1:]
+    stale = []
+    for path, text in (("bindings/python/mep/_collectives.py", python_text(rows)),
+                       ("bindings/fortran/mep_collectives_c.f90", fortran_c_text(rows)),
+                       ("bindings/fortran/mep_collectives.f90", fortran_text(rows))):
+        file = ROOT / path
+        if file.exists() and file.read_text() == text:
+            continue
+        stale.append(path)
+        if not check:
+            file.write_text(text)
+            print(f"wrote {path}")
+    if check and stale:
+        sys.exit(f"run bindings/make_bindings.py: {', '.join(stale)} differ from the table of operations")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+// Where the collectives of a communicator run: on host memory, or enqueued on the caller's
+// streams (DeviceSide). What calls from the API differ in is here and nowhere else.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "core/coll/operation.hpp"
+#include "mep.h"
+#include "protocol/operations.hpp"
+
+namespace mep {
+
+class Comm;
+class DeviceSide;
+
+class Backend {
+ public:
+  // `which`: one of `backends`, whose operations are carried out and no others.
+  explicit Backend(uint8_t which) : which_(which) {}
+  virtual ~Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+
+  // On hosts runs it to its end; else checks and enqueues, and never waits.
+  [[nodiscard]] mep_result_t run(Collective kind, const CollectiveArgs& args, void* stream) {
+    if (!runs_on(kind, which_)) [[unlikely]]
+      return refuse(kind);
+    return carry_out(kind, args, stream);
+  }
+  // The nonblocking form, as Comm::start().
+  [[nodiscard]] mep_result_t start(Collective kind, const CollectiveArgs& args,
+                                   Operation* operation) {
+    if (!runs_on(kind, which_)) [[unlikely]]
+      return refuse(kind);
+    return begin(kind, args, operation);
+  }
+
+  // What works on host memory only, so far or for good.
+  [[nodiscard]] mep_result_t check_host(const char* what) const;
+  // -1: host memory.
+  virtual int32_t device() const { return -1; }
+  // Null: none.
+  virtual DeviceSide* device_side() { return nullptr; }
+
+  // First failure of a stream operation since the last call, of collectives and of what else is there.
+  virtual mep_result_t take_any_failure() = 0;
+  // Operations are still enqueued or running, beyond those in the queue of the Comm.
+  virtual bool busy() const = 0;
+  // ViewClients of the Comm that are the backend's.
+  virtual size_t view_clients() const = 0;
+  // Beside what the Comm does itself:
+  virtual void set_timeout_ms(uint32_t ms) = 0;
+  virtual void revoke() = 0;
+
+  // Of a communicator that is split: what is to be done for the children, all ranks taking each step at one
+  // time and agreeing on it. What to say of a rank that could not.
+  virtual std::span<const char* const> child_steps() const = 0;
+  // The child's own is one of host memory, until a step replaces it.
+  [[nodiscard]] virtual mep_result_t take_child_step(size_t step, Comm& child,
+                                                     std::unique_ptr<Backend>* made) = 0;
+
+ protected:
+  [[nodiscard]] virtual mep_result_t carry_out(Collective kind, const CollectiveArgs& args,
+                                               void* stream) = 0;
+  [[nodiscard]] virtual mep_result_t begin(Collective kind, const CollectiveArgs& args,
+                                           Operation* operation) = 0;
+
+ private:
+  [[nodiscard]] mep_result_t refuse(Collective kind) const;
+
+  const uint8_t which_;
+};
+
+// Calls on host memory have no stream.
+[[nodiscard]] mep_result_t check_no_stream(const void* stream);
+
+}  // namespace mep

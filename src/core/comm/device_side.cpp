@@ -1,0 +1,41 @@
+#include "core/comm/device_side.hpp"
+
+#include "base/status.hpp"
+#include "core/comm/comm.hpp"
+
+namespace mep {
+namespace {
+
+constexpr const char* kChildSteps[] = {"make its GPU's part of a communicator",
+                                       "reach its peers' GPUs"};
+
+}  // namespace
+
+mep_result_t DeviceSide::begin(Collective, const CollectiveArgs&, Operation*) {
+  return check_host("a nonblocking call");
+}
+
+std::span<const char* const> DeviceSide::child_steps() const {
+  return kChildSteps;
+}
+
+mep_result_t DeviceSide::take_child_step(size_t step, Comm& child, std::unique_ptr<Backend>* made) {
+  if (step == 0) {
+    GpuPlace place = place_;
+    const bool are_threads = place.ranks_in_process == comm_.size();
+    place.ranks_in_process = are_threads ? child.size() : 1;
+    std::unique_ptr<DeviceSide> side;
+    MEP_TRY(make_device_side(child, place, {}, &side));
+    DeviceSide& opened = *side;
+    *made = std::move(side);
+    return opened.connect(Deadline::after_ms(comm_.timeout_ms()));
+  }
+  DeviceSide* side = (*made)->device_side();
+  if (step != 1 || side == nullptr) {
+    return fail(MEP_ERR_INTERNAL, "making a communicator with a GPU has no step %zu", step);
+  }
+  MEP_TRY(side->begin_proof());
+  return side->end_proof();
+}
+
+}  // namespace mep
