@@ -3,9 +3,8 @@
 // from one rank to another.
 //
 // Invariants
-//   - A peer and a window are published to the threads that put by one atomic store each, and a
-//     slot of the table is reused only after its owner was removed, so that importing or dropping
-//     one window disturbs no put to another.
+//   - A peer and a window are published to the threads that put by one atomic store each, so that
+//     importing or dropping one window disturbs no put to another.
 //   - No put or signal touches a byte outside of an imported window, whatever its arguments.
 #pragma once
 
@@ -15,10 +14,11 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
-#include "transport/put_gate.hpp"
 #include "transport/transport.hpp"
+#include "transport/window_table.hpp"
 
 namespace mep {
 
@@ -44,55 +44,32 @@ class MappedTransport : public Transport {
  public:
   ~MappedTransport() override;
 
-  [[nodiscard]] mep_result_t make_offer(std::vector<std::byte>* offer) override;
+  [[nodiscard]] mep_result_t open(std::vector<std::byte>* offer) override;
   [[nodiscard]] mep_result_t add_peer(const PeerIdentity& self, const PeerIdentity& peer,
                                       std::span<const std::byte> offer,
                                       const PeerSession& session) override;
   void remove_peer(uint32_t slot) override;
+  PeerStatus status(uint32_t slot) const override;
   void drop_window(uint32_t slot, uint64_t window) override;
   std::byte* map(uint32_t slot, uint64_t window) const override;
 
-  // Lanes are an ordering promise only: any thread may copy at any time.
-  uint32_t lanes(uint32_t slot) const override;
-  [[nodiscard]] mep_result_t put(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
-                                 const void* local, size_t bytes) override;
-  [[nodiscard]] mep_result_t signal(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
-                                    uint64_t word, bool wake) override;
-  // A put is complete when it returns.
-  [[nodiscard]] mep_result_t flush(uint32_t slot) override;
-  [[nodiscard]] mep_result_t progress(bool* active) override;
-  [[nodiscard]] mep_result_t register_memory(const void* memory, size_t bytes) override;
+  // What is posted is complete when it returns.
+  [[nodiscard]] mep_result_t post(uint32_t slot, Batch* batch) override;
+  [[nodiscard]] mep_result_t completion(uint32_t slot, bool is_urgent, Completion* out) override;
+  bool progress(bool before_sleep) override;
 
  protected:
-  explicit MappedTransport(const TransportOptions& options);
-
-  struct RemoteWindow {
-    // kNoWindow: free. Release store, acquire load: publishes the other fields to putting threads.
-    std::atomic<uint64_t> id{kNoWindow};
-    std::byte* data = nullptr;
-    size_t bytes = 0;
-    uint32_t generation = 0;
-    std::shared_ptr<PutGate> gate;  // null: nothing to pass
-    std::shared_ptr<void> memory;   // keeps `data` valid
-  };
-
-  // Grows at its end only and is freed with its peer.
-  struct RemoteWindowBlock {
-    std::array<RemoteWindow, 8> windows;
-    std::atomic<RemoteWindowBlock*> next{nullptr};
-  };
+  MappedTransport(const TransportTraits& traits, const TransportOptions& options);
 
   struct Peer {
-    ~Peer();
     PeerIdentity self;
     PeerIdentity identity;
     // Set by fence_out(): this rank posts nothing to the peer any more. Relaxed: a hint to this
     // rank's own threads; what the fence promises does not rest on it.
     std::atomic<bool> fenced{false};
-    RemoteWindowBlock windows;
+    std::atomic<uint64_t> posted{0};  // relaxed: a count
+    WindowTable windows;
   };
-
-  static constexpr uint64_t kNoWindow = UINT64_MAX;
 
   // Null: the slot holds no peer.
   Peer* peer_at(uint32_t slot) const;
@@ -100,22 +77,20 @@ class MappedTransport : public Transport {
   [[nodiscard]] mep_result_t find_peer(uint32_t slot, Peer** out) const;
   // The same for an import: also refuses a fenced peer and an id that no window has.
   [[nodiscard]] mep_result_t find_importing_peer(uint32_t slot, uint64_t window, Peer** out) const;
-  static RemoteWindow* find_window(Peer& peer, uint64_t window);
-  // Publishes a new window. `window` must not be imported yet.
-  static void add_window(Peer& peer, uint64_t window, std::byte* data, const WindowTicket& ticket,
-                         size_t bytes, std::shared_ptr<PutGate> gate, std::shared_ptr<void> memory);
 
  private:
-  static void free_window(RemoteWindow* window);
   // Null: *error says why.
-  RemoteWindow* find_target(Peer* peer, uint32_t slot, uint32_t lane, uint64_t window,
-                            uint64_t offset, size_t bytes, mep_result_t* error) const;
+  RemoteWindow* find_target(Peer* peer, uint32_t slot, const Posting& posting,
+                            mep_result_t* error) const;
+  [[nodiscard]] mep_result_t put(Peer* peer, uint32_t slot, const Posting& posting) const;
+  [[nodiscard]] mep_result_t signal(Peer* peer, uint32_t slot, const Posting& posting) const;
   [[nodiscard]] mep_result_t unknown_peer(uint32_t slot) const;
   [[nodiscard]] mep_result_t fenced_peer(uint32_t slot) const;
 
   // Release store, acquire load: publishes a peer to putting threads.
   std::unique_ptr<std::atomic<Peer*>[]> peers_;
-  bool put_only_;
+  const bool put_only_;
+  const std::string put_only_text_;
 };
 
 }  // namespace mep

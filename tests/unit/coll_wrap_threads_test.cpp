@@ -21,7 +21,7 @@ mep_comm_t make_comm(mep_comm_t world, const char* name, const Start& start, Rep
       std::make_unique<mep::Comm>(world->comm->world_ptr(), name, slots));
   COLL_OK(report, handle->comm->begin(start.epoch, start.seq));
   COLL_OK(report, handle->comm->finish(mep::Deadline::after_ms(60'000)));
-  handle->comm->bulk().advance(start.chunk);
+  handle->comm->collectives().bulk().advance(start.chunk);
   return handle.release();
 }
 

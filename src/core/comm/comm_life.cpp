@@ -55,8 +55,9 @@ CommBirth Comm::birth_of(const std::vector<uint32_t>& of) const {
 
 mep_result_t Comm::begin(uint64_t epoch, uint64_t next_seq, const CommBirth* birth) {
   MEP_TEST_DELAY_POINT("comm begin");
-  const CommBirth given =
-      birth != nullptr ? *birth : CommBirth::of(world().view_snapshot(), slots());
+  CommBirth given = birth != nullptr ? *birth : CommBirth::of(world().view_snapshot(), slots());
+  // A newcomer is not in the view that it has seen; of this comm it may be the only one that is left.
+  given.incarnations[rank()] = world().identity().incarnation;
   collectives_.begin(CommView::first(given, epoch), next_seq);
   // Until finish(): memory of members that go must not be unmapped under this thread. Relaxed: the control
   // thread does not know this comm yet.

@@ -4,12 +4,16 @@
 
 namespace mep {
 
+// All or nothing: what cannot be made is destroyed, and would be called.
 void ViewClients::add(ViewClient* client) {
   std::vector<membership::ChannelState> channels;
   client->describe(&channels);
+  std::unordered_map<uint64_t, ViewClient*> added;
+  for (const membership::ChannelState& state : channels) added[state.channel] = client;
   const std::lock_guard lock(mutex_);
+  by_channel_.reserve(by_channel_.size() + added.size());
   clients_.push_back(client);
-  for (const membership::ChannelState& state : channels) by_channel_[state.channel] = client;
+  by_channel_.merge(added);  // moves what is there and has its place
 }
 
 std::vector<membership::ChannelState> ViewClients::remove(ViewClient* client) {

@@ -71,10 +71,7 @@ mep_result_t PeerWindows::reach_newcomers(const CommView& view, const Deadline& 
 }
 
 void PeerWindows::flush_puts() const {
-  for (const Remote& remote : remotes_) {
-    if (remote.transport == nullptr || remote.mapped != nullptr) continue;
-    (void)remote.transport->flush(remote.slot);  // of a slot that is gone nothing is left
-  }
+  for (const Remote& remote : remotes_) remote.flush();
 }
 
 }  // namespace mep

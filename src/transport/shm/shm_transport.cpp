@@ -20,22 +20,23 @@ namespace {
 
 constexpr uint32_t kShmTicketMagic = 0x4d455053;
 
+constexpr TransportTraits kTraits{.name = "shm",
+                                  .reach = Reach::kHost,
+                                  .is_mapped = true,
+                                  .lands_at_once = true,
+                                  .renews_windows = true};
+
 class ShmTransport final : public MappedTransport {
  public:
-  explicit ShmTransport(const TransportOptions& options) : MappedTransport(options) {}
+  explicit ShmTransport(const TransportOptions& options) : MappedTransport(kTraits, options) {}
 
-  const char* name() const override { return "shm"; }
-
-  [[nodiscard]] mep_result_t probe() override {
+  [[nodiscard]] mep_result_t open(std::vector<std::byte>* offer) override {
     UniqueFd fd;
-    return create_memfd("mep-probe", 1, &fd);
+    MEP_TRY(create_memfd("mep-probe", 1, &fd));
+    return MappedTransport::open(offer);
   }
 
-  bool reaches(const PeerIdentity& self, const PeerIdentity& peer) const override {
-    return self.host == peer.host && self.process_token != peer.process_token;
-  }
-
-  [[nodiscard]] mep_result_t export_window(const std::shared_ptr<Window>& window,
+  [[nodiscard]] mep_result_t export_window(uint32_t /*slot*/, const std::shared_ptr<Window>& window,
                                            WindowExport* out) override {
     UniqueFd fd(fcntl(window->fd(), F_DUPFD_CLOEXEC, 0));
     if (!fd.valid()) {
@@ -53,7 +54,7 @@ class ShmTransport final : public MappedTransport {
     MEP_TRY(find_importing_peer(slot, window, &peer));
     WindowTicket ticket{};
     MEP_TRY(decode_ticket(blob, kShmTicketMagic, window, bytes, &ticket));
-    RemoteWindow* present = find_window(*peer, window);
+    RemoteWindow* present = peer->windows.find(window);
     if (present != nullptr) MEP_TRY(check_replacement(*present, ticket, bytes));
     MEP_TRY(check_foreign_memfd(fd.get(), bytes));
     Mapping mapping;
@@ -63,8 +64,8 @@ class ShmTransport final : public MappedTransport {
       doorbell_join(reinterpret_cast<Doorbell*>(data));
     }
     if (present == nullptr) {
-      add_window(*peer, window, data, ticket, bytes, nullptr,
-                 std::make_shared<Mapping>(std::move(mapping)));
+      peer->windows.add(window, {data, bytes, ticket.generation, nullptr,
+                                 std::make_shared<Mapping>(std::move(mapping))});
       return MEP_SUCCESS;
     }
     // The pages change, the address does not: algorithms keep pointers.
@@ -72,8 +73,6 @@ class ShmTransport final : public MappedTransport {
     present->generation = ticket.generation;
     return MEP_SUCCESS;
   }
-
-  bool fence_renews_windows() const override { return true; }
 
   [[nodiscard]] mep_result_t fence_out(uint32_t slot) override {
     Peer* peer = nullptr;
