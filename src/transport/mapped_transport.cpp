@@ -54,15 +54,6 @@ MappedTransport::~MappedTransport() {
   for (uint32_t slot = 0; slot < kMaxPeerSlots; ++slot) MappedTransport::remove_peer(slot);
 }
 
-MappedTransport::Peer::~Peer() {
-  RemoteWindowBlock* block = windows.next.load(std::memory_order_relaxed);  // no other thread left
-  while (block != nullptr) {
-    RemoteWindowBlock* next = block->next.load(std::memory_order_relaxed);
-    delete block;
-    block = next;
-  }
-}
-
 mep_result_t MappedTransport::make_offer(std::vector<std::byte>* offer) {
   offer->clear();  // a peer on this host needs no address: descriptors come with the windows
   return MEP_SUCCESS;
@@ -126,54 +117,15 @@ mep_result_t MappedTransport::find_importing_peer(uint32_t slot, uint64_t window
   return MEP_SUCCESS;
 }
 
-MappedTransport::RemoteWindow* MappedTransport::find_window(Peer& peer, uint64_t window) {
-  for (RemoteWindowBlock* block = &peer.windows; block != nullptr;
-       block = block->next.load(std::memory_order_acquire)) {
-    for (RemoteWindow& entry : block->windows) {
-      if (entry.id.load(std::memory_order_acquire) == window) return &entry;
-    }
-  }
-  return nullptr;
-}
-
-void MappedTransport::add_window(Peer& peer, uint64_t window, std::byte* data,
-                                 const WindowTicket& ticket, size_t bytes,
-                                 std::shared_ptr<PutGate> gate, std::shared_ptr<void> memory) {
-  RemoteWindow* entry = find_window(peer, kNoWindow);
-  if (entry == nullptr) {
-    RemoteWindowBlock* last = &peer.windows;
-    while (RemoteWindowBlock* next = last->next.load(std::memory_order_acquire)) last = next;
-    auto* block = new RemoteWindowBlock();
-    last->next.store(block, std::memory_order_release);  // publishes the empty block
-    entry = block->windows.data();
-  }
-  entry->data = data;
-  entry->bytes = bytes;
-  entry->generation = ticket.generation;
-  entry->gate = std::move(gate);
-  entry->memory = std::move(memory);
-  entry->id.store(window, std::memory_order_release);
-}
-
-void MappedTransport::free_window(RemoteWindow* window) {
-  window->data = nullptr;
-  window->bytes = 0;
-  window->gate.reset();
-  window->memory.reset();
-  window->id.store(kNoWindow, std::memory_order_release);
-}
-
 void MappedTransport::drop_window(uint32_t slot, uint64_t window) {
   Peer* peer = peer_at(slot);
-  if (peer == nullptr || window == kNoWindow) return;
-  RemoteWindow* entry = find_window(*peer, window);
-  if (entry != nullptr) free_window(entry);
+  if (peer != nullptr && window != kNoWindow) (void)peer->windows.drop(window);
 }
 
 std::byte* MappedTransport::map(uint32_t slot, uint64_t window) const {
   Peer* peer = peer_at(slot);
   if (put_only_ || peer == nullptr || window == kNoWindow) return nullptr;
-  const RemoteWindow* entry = find_window(*peer, window);
+  const RemoteWindow* entry = peer->windows.find(window);
   return entry == nullptr ? nullptr : entry->data;
 }
 
@@ -181,10 +133,9 @@ uint32_t MappedTransport::lanes(uint32_t slot) const {
   return peer_at(slot) != nullptr ? kLanes : 0;
 }
 
-MappedTransport::RemoteWindow* MappedTransport::find_target(Peer* peer, uint32_t slot,
-                                                            uint32_t lane, uint64_t window,
-                                                            uint64_t offset, size_t bytes,
-                                                            mep_result_t* error) const {
+RemoteWindow* MappedTransport::find_target(Peer* peer, uint32_t slot, uint32_t lane,
+                                           uint64_t window, uint64_t offset, size_t bytes,
+                                           mep_result_t* error) const {
   if (peer->fenced.load(std::memory_order_relaxed)) {
     *error = fenced_peer(slot);
     return nullptr;
@@ -193,7 +144,7 @@ MappedTransport::RemoteWindow* MappedTransport::find_target(Peer* peer, uint32_t
     *error = fail(MEP_ERR_INVALID_ARGUMENT, "lane %u: %s has %u", lane, name(), kLanes);
     return nullptr;
   }
-  RemoteWindow* entry = window == kNoWindow ? nullptr : find_window(*peer, window);
+  RemoteWindow* entry = window == kNoWindow ? nullptr : peer->windows.find(window);
   if (entry == nullptr) {
     *error = fail(MEP_ERR_INVALID_ARGUMENT, "window %llu of slot %u is not imported",
                   number(window), slot);
@@ -246,7 +197,7 @@ mep_result_t MappedTransport::signal(uint32_t slot, uint32_t lane, uint64_t wind
     address->store(word, std::memory_order_release);  // publishes this thread's earlier puts
     return MEP_SUCCESS;
   }
-  const RemoteWindow* world = find_window(*peer, kWorldWindowId);
+  const RemoteWindow* world = peer->windows.find(kWorldWindowId);
   if (world == nullptr || world->bytes < sizeof(Doorbell)) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "slot %u cannot be woken: its world window is not imported", slot);

@@ -3,9 +3,8 @@
 // from one rank to another.
 //
 // Invariants
-//   - A peer and a window are published to the threads that put by one atomic store each, and a
-//     slot of the table is reused only after its owner was removed, so that importing or dropping
-//     one window disturbs no put to another.
+//   - A peer and a window are published to the threads that put by one atomic store each, so that
+//     importing or dropping one window disturbs no put to another.
 //   - No put or signal touches a byte outside of an imported window, whatever its arguments.
 #pragma once
 
@@ -17,8 +16,8 @@
 #include <span>
 #include <vector>
 
-#include "transport/put_gate.hpp"
 #include "transport/transport.hpp"
+#include "transport/window_table.hpp"
 
 namespace mep {
 
@@ -66,33 +65,14 @@ class MappedTransport : public Transport {
  protected:
   explicit MappedTransport(const TransportOptions& options);
 
-  struct RemoteWindow {
-    // kNoWindow: free. Release store, acquire load: publishes the other fields to putting threads.
-    std::atomic<uint64_t> id{kNoWindow};
-    std::byte* data = nullptr;
-    size_t bytes = 0;
-    uint32_t generation = 0;
-    std::shared_ptr<PutGate> gate;  // null: nothing to pass
-    std::shared_ptr<void> memory;   // keeps `data` valid
-  };
-
-  // Grows at its end only and is freed with its peer.
-  struct RemoteWindowBlock {
-    std::array<RemoteWindow, 8> windows;
-    std::atomic<RemoteWindowBlock*> next{nullptr};
-  };
-
   struct Peer {
-    ~Peer();
     PeerIdentity self;
     PeerIdentity identity;
     // Set by fence_out(): this rank posts nothing to the peer any more. Relaxed: a hint to this
     // rank's own threads; what the fence promises does not rest on it.
     std::atomic<bool> fenced{false};
-    RemoteWindowBlock windows;
+    WindowTable windows;
   };
-
-  static constexpr uint64_t kNoWindow = UINT64_MAX;
 
   // Null: the slot holds no peer.
   Peer* peer_at(uint32_t slot) const;
@@ -100,13 +80,8 @@ class MappedTransport : public Transport {
   [[nodiscard]] mep_result_t find_peer(uint32_t slot, Peer** out) const;
   // The same for an import: also refuses a fenced peer and an id that no window has.
   [[nodiscard]] mep_result_t find_importing_peer(uint32_t slot, uint64_t window, Peer** out) const;
-  static RemoteWindow* find_window(Peer& peer, uint64_t window);
-  // Publishes a new window. `window` must not be imported yet.
-  static void add_window(Peer& peer, uint64_t window, std::byte* data, const WindowTicket& ticket,
-                         size_t bytes, std::shared_ptr<PutGate> gate, std::shared_ptr<void> memory);
 
  private:
-  static void free_window(RemoteWindow* window);
   // Null: *error says why.
   RemoteWindow* find_target(Peer* peer, uint32_t slot, uint32_t lane, uint64_t window,
                             uint64_t offset, size_t bytes, mep_result_t* error) const;

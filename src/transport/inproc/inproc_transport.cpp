@@ -72,13 +72,13 @@ class InprocTransport final : public MappedTransport {
                   static_cast<unsigned long long>(window));
     }
     std::byte* data = memory->data();
-    RemoteWindow* present = find_window(*peer, window);
+    RemoteWindow* present = peer->windows.find(window);
     if (present != nullptr) return check_replacement(present, data, bytes, ticket);
     if (window == kWorldWindowId && bytes >= sizeof(Doorbell)) {
       doorbell_join(reinterpret_cast<Doorbell*>(data));
     }
-    add_window(*peer, window, data, ticket, bytes, gates->of(peer->self.incarnation),
-               std::move(memory));
+    peer->windows.add(window, {data, bytes, ticket.generation, gates->of(peer->self.incarnation),
+                               std::move(memory)});
     return MEP_SUCCESS;
   }
 

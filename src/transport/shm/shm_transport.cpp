@@ -53,7 +53,7 @@ class ShmTransport final : public MappedTransport {
     MEP_TRY(find_importing_peer(slot, window, &peer));
     WindowTicket ticket{};
     MEP_TRY(decode_ticket(blob, kShmTicketMagic, window, bytes, &ticket));
-    RemoteWindow* present = find_window(*peer, window);
+    RemoteWindow* present = peer->windows.find(window);
     if (present != nullptr) MEP_TRY(check_replacement(*present, ticket, bytes));
     MEP_TRY(check_foreign_memfd(fd.get(), bytes));
     Mapping mapping;
@@ -63,8 +63,8 @@ class ShmTransport final : public MappedTransport {
       doorbell_join(reinterpret_cast<Doorbell*>(data));
     }
     if (present == nullptr) {
-      add_window(*peer, window, data, ticket, bytes, nullptr,
-                 std::make_shared<Mapping>(std::move(mapping)));
+      peer->windows.add(window, {data, bytes, ticket.generation, nullptr,
+                                 std::make_shared<Mapping>(std::move(mapping))});
       return MEP_SUCCESS;
     }
     // The pages change, the address does not: algorithms keep pointers.
