@@ -44,14 +44,12 @@ void print_build() {
 
 void print_transports() {
   print_title("Transports, the preferred one first");
-  TransportOptions options;
-  bool is_set = false;
-  (void)env_string("MEP_NET_IF", &options.network_interface, &is_set);
   for (const TransportEntry& entry : transport_table()) {
-    const std::unique_ptr<Transport> transport = entry.make(options);
+    const std::unique_ptr<Transport> transport = entry.make({});
+    std::vector<std::byte> offer;
     if (transport == nullptr) {
       print_line(entry.name, "not usable: out of memory");
-    } else if (is_error(transport->probe())) {
+    } else if (is_error(transport->open(&offer))) {
       print_line(entry.name, std::string("not usable: ") + last_error_text());
     } else {
       print_line(entry.name, "usable");

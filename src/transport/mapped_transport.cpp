@@ -9,8 +9,6 @@
 namespace mep {
 namespace {
 
-constexpr uint32_t kLanes = 16;
-
 unsigned long long number(uint64_t value) {
   return value;
 }
@@ -47,14 +45,17 @@ mep_result_t decode_ticket(std::span<const std::byte> blob, uint32_t magic, uint
   return MEP_SUCCESS;
 }
 
-MappedTransport::MappedTransport(const TransportOptions& options)
-    : peers_(std::make_unique<std::atomic<Peer*>[]>(kMaxPeerSlots)), put_only_(options.put_only) {}
+MappedTransport::MappedTransport(const TransportTraits& traits, const TransportOptions& options)
+    : Transport(traits),
+      peers_(std::make_unique<std::atomic<Peer*>[]>(kMaxPeerSlots)),
+      put_only_(options.put_only),
+      put_only_text_(std::string(traits.name) + " (put only)") {}
 
 MappedTransport::~MappedTransport() {
   for (uint32_t slot = 0; slot < kMaxPeerSlots; ++slot) MappedTransport::remove_peer(slot);
 }
 
-mep_result_t MappedTransport::make_offer(std::vector<std::byte>* offer) {
+mep_result_t MappedTransport::open(std::vector<std::byte>* offer) {
   offer->clear();  // a peer on this host needs no address: descriptors come with the windows
   return MEP_SUCCESS;
 }
@@ -129,72 +130,63 @@ std::byte* MappedTransport::map(uint32_t slot, uint64_t window) const {
   return entry == nullptr ? nullptr : entry->data;
 }
 
-uint32_t MappedTransport::lanes(uint32_t slot) const {
-  return peer_at(slot) != nullptr ? kLanes : 0;
+PeerStatus MappedTransport::status(uint32_t slot) const {
+  if (peer_at(slot) == nullptr) return {};
+  return {true, put_only_ ? put_only_text_.c_str() : name()};
 }
 
-RemoteWindow* MappedTransport::find_target(Peer* peer, uint32_t slot, uint32_t lane,
-                                           uint64_t window, uint64_t offset, size_t bytes,
+RemoteWindow* MappedTransport::find_target(Peer* peer, uint32_t slot, const Posting& posting,
                                            mep_result_t* error) const {
   if (peer->fenced.load(std::memory_order_relaxed)) {
     *error = fenced_peer(slot);
     return nullptr;
   }
-  if (lane >= kLanes) {
-    *error = fail(MEP_ERR_INVALID_ARGUMENT, "lane %u: %s has %u", lane, name(), kLanes);
-    return nullptr;
-  }
-  RemoteWindow* entry = window == kNoWindow ? nullptr : peer->windows.find(window);
+  RemoteWindow* entry = posting.window == kNoWindow ? nullptr : peer->windows.find(posting.window);
   if (entry == nullptr) {
     *error = fail(MEP_ERR_INVALID_ARGUMENT, "window %llu of slot %u is not imported",
-                  number(window), slot);
+                  number(posting.window), slot);
     return nullptr;
   }
-  if (offset > entry->bytes || bytes > entry->bytes - offset) {
+  if (posting.offset > entry->bytes || posting.bytes > entry->bytes - posting.offset) {
     *error = fail(MEP_ERR_INVALID_ARGUMENT,
-                  "%zu bytes at offset %llu do not fit into the %zu bytes of window %llu", bytes,
-                  number(offset), entry->bytes, number(window));
+                  "%zu bytes at offset %llu do not fit into the %zu bytes of window %llu",
+                  posting.bytes, number(posting.offset), entry->bytes, number(posting.window));
     return nullptr;
   }
   return entry;
 }
 
-mep_result_t MappedTransport::put(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
-                                  const void* local, size_t bytes) {
-  Peer* peer = peer_at(slot);
-  if (peer == nullptr) return unknown_peer(slot);
+mep_result_t MappedTransport::put(Peer* peer, uint32_t slot, const Posting& posting) const {
   mep_result_t error = MEP_ERR_INTERNAL;
-  const RemoteWindow* target = find_target(peer, slot, lane, window, offset, bytes, &error);
+  const RemoteWindow* target = find_target(peer, slot, posting, &error);
   if (target == nullptr) return error;
-  if (bytes == 0) return MEP_SUCCESS;
-  if (local == nullptr) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "a put of %zu bytes has no source", bytes);
+  if (posting.bytes == 0) return MEP_SUCCESS;
+  if (posting.local == nullptr) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "a put of %zu bytes has no source", posting.bytes);
   }
   if (TestNetwork::enabled()) [[unlikely]] {
-    TestNetwork::note_put(peer->self.slot, slot, bytes);
+    TestNetwork::note_put(peer->self.slot, slot, posting.bytes);
   }
   const PutPass pass(target->gate.get());
   if (!pass.open()) return fenced_peer(slot);
-  std::memcpy(target->data + offset, local, bytes);
+  std::memcpy(target->data + posting.offset, posting.local, posting.bytes);
   return MEP_SUCCESS;
 }
 
-mep_result_t MappedTransport::signal(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
-                                     uint64_t word, bool wake) {
-  Peer* peer = peer_at(slot);
-  if (peer == nullptr) return unknown_peer(slot);
+mep_result_t MappedTransport::signal(Peer* peer, uint32_t slot, const Posting& posting) const {
   mep_result_t error = MEP_ERR_INTERNAL;
-  const RemoteWindow* target = find_target(peer, slot, lane, window, offset, sizeof(word), &error);
+  const RemoteWindow* target = find_target(peer, slot, posting, &error);
   if (target == nullptr) return error;
-  if (offset % sizeof(word) != 0) {
+  if (posting.offset % sizeof(posting.word) != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "a signal at offset %llu, which is no multiple of 8",
-                number(offset));
+                number(posting.offset));
   }
-  auto* address = reinterpret_cast<std::atomic<uint64_t>*>(target->data + offset);
-  if (!wake) {
+  auto* address = reinterpret_cast<std::atomic<uint64_t>*>(target->data + posting.offset);
+  if (!posting.wake) {
     const PutPass pass(target->gate.get());
     if (!pass.open()) return fenced_peer(slot);
-    address->store(word, std::memory_order_release);  // publishes this thread's earlier puts
+    address->store(posting.word,
+                   std::memory_order_release);  // publishes this thread's earlier puts
     return MEP_SUCCESS;
   }
   const RemoteWindow* world = peer->windows.find(kWorldWindowId);
@@ -202,6 +194,7 @@ mep_result_t MappedTransport::signal(uint32_t slot, uint32_t lane, uint64_t wind
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "slot %u cannot be woken: its world window is not imported", slot);
   }
+  const uint64_t word = posting.word;
   if (TestNetwork::enabled()) [[unlikely]] {
     const auto deliver = [=] {
       doorbell_signal(reinterpret_cast<Doorbell*>(world->data), address, word);
@@ -214,17 +207,26 @@ mep_result_t MappedTransport::signal(uint32_t slot, uint32_t lane, uint64_t wind
   return MEP_SUCCESS;
 }
 
-mep_result_t MappedTransport::flush(uint32_t slot) {
-  return peer_at(slot) == nullptr ? unknown_peer(slot) : MEP_SUCCESS;
-}
-
-mep_result_t MappedTransport::progress(bool* active) {
-  *active = false;
+mep_result_t MappedTransport::post(uint32_t slot, Batch* batch) {
+  Peer* peer = peer_at(slot);
+  if (peer == nullptr) return unknown_peer(slot);
+  for (; batch->next < batch->postings.size(); ++batch->next) {
+    const Posting& posting = batch->postings[batch->next];
+    MEP_TRY(posting.is_signal ? signal(peer, slot, posting) : put(peer, slot, posting));
+    peer->posted.fetch_add(1, std::memory_order_relaxed);
+  }
   return MEP_SUCCESS;
 }
 
-mep_result_t MappedTransport::register_memory(const void* /*memory*/, size_t /*bytes*/) {
+mep_result_t MappedTransport::completion(uint32_t slot, bool /*is_urgent*/, Completion* out) {
+  const Peer* peer = peer_at(slot);
+  if (peer == nullptr) return unknown_peer(slot);
+  out->posted = out->completed = peer->posted.load(std::memory_order_relaxed);
   return MEP_SUCCESS;
+}
+
+bool MappedTransport::progress(bool /*before_sleep*/) {
+  return false;
 }
 
 }  // namespace mep

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "transport/transport.hpp"
@@ -43,27 +44,22 @@ class MappedTransport : public Transport {
  public:
   ~MappedTransport() override;
 
-  [[nodiscard]] mep_result_t make_offer(std::vector<std::byte>* offer) override;
+  [[nodiscard]] mep_result_t open(std::vector<std::byte>* offer) override;
   [[nodiscard]] mep_result_t add_peer(const PeerIdentity& self, const PeerIdentity& peer,
                                       std::span<const std::byte> offer,
                                       const PeerSession& session) override;
   void remove_peer(uint32_t slot) override;
+  PeerStatus status(uint32_t slot) const override;
   void drop_window(uint32_t slot, uint64_t window) override;
   std::byte* map(uint32_t slot, uint64_t window) const override;
 
-  // Lanes are an ordering promise only: any thread may copy at any time.
-  uint32_t lanes(uint32_t slot) const override;
-  [[nodiscard]] mep_result_t put(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
-                                 const void* local, size_t bytes) override;
-  [[nodiscard]] mep_result_t signal(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
-                                    uint64_t word, bool wake) override;
-  // A put is complete when it returns.
-  [[nodiscard]] mep_result_t flush(uint32_t slot) override;
-  [[nodiscard]] mep_result_t progress(bool* active) override;
-  [[nodiscard]] mep_result_t register_memory(const void* memory, size_t bytes) override;
+  // What is posted is complete when it returns.
+  [[nodiscard]] mep_result_t post(uint32_t slot, Batch* batch) override;
+  [[nodiscard]] mep_result_t completion(uint32_t slot, bool is_urgent, Completion* out) override;
+  bool progress(bool before_sleep) override;
 
  protected:
-  explicit MappedTransport(const TransportOptions& options);
+  MappedTransport(const TransportTraits& traits, const TransportOptions& options);
 
   struct Peer {
     PeerIdentity self;
@@ -71,6 +67,7 @@ class MappedTransport : public Transport {
     // Set by fence_out(): this rank posts nothing to the peer any more. Relaxed: a hint to this
     // rank's own threads; what the fence promises does not rest on it.
     std::atomic<bool> fenced{false};
+    std::atomic<uint64_t> posted{0};  // relaxed: a count
     WindowTable windows;
   };
 
@@ -83,14 +80,17 @@ class MappedTransport : public Transport {
 
  private:
   // Null: *error says why.
-  RemoteWindow* find_target(Peer* peer, uint32_t slot, uint32_t lane, uint64_t window,
-                            uint64_t offset, size_t bytes, mep_result_t* error) const;
+  RemoteWindow* find_target(Peer* peer, uint32_t slot, const Posting& posting,
+                            mep_result_t* error) const;
+  [[nodiscard]] mep_result_t put(Peer* peer, uint32_t slot, const Posting& posting) const;
+  [[nodiscard]] mep_result_t signal(Peer* peer, uint32_t slot, const Posting& posting) const;
   [[nodiscard]] mep_result_t unknown_peer(uint32_t slot) const;
   [[nodiscard]] mep_result_t fenced_peer(uint32_t slot) const;
 
   // Release store, acquire load: publishes a peer to putting threads.
   std::unique_ptr<std::atomic<Peer*>[]> peers_;
-  bool put_only_;
+  const bool put_only_;
+  const std::string put_only_text_;
 };
 
 }  // namespace mep

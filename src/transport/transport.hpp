@@ -1,38 +1,26 @@
 // The contract between the library and what carries bytes to a peer.
 //
-// A transport object belongs to one rank (one world in one process) and reaches some of its peers,
-// which are named by their slot. It offers two one-sided actions, put and signal; every algorithm
-// of the library is right with these alone, and map() is only an optimisation.
+// A transport object belongs to one rank (one world in one process) and reaches some of its peers, which are
+// named by their slot. Its work is in three parts: the Endpoint posts, the WindowExchange makes windows
+// reachable, the Drain ends what an epoch left behind. What it is it states in its traits; nobody above knows
+// it by its name. It reads its own options and starts what it needs when a peer needs it.
 //
-//   Lane    one ordered channel to a peer. A signal becomes visible at the target only after all
-//           puts that were posted before it on its lane. Lanes are not ordered among each other.
-//   local   source bytes of a put: a window or memory that register_memory() was told of. A put may
-//           read them until flush(peer) returns.
-//   flush   every `local` is reusable, also after an error. Says nothing about the target.
-//   wake    a signal that must wake the target's threads if they sleep.
-//   fence   after fence_out(slot) returned, no byte from that incarnation lands in windows that a
-//           later epoch uses.
-//
-// Threads: put, signal, map and flush to one (peer, lane) by one thread at a time; different peers
-// or lanes by different threads at once. The others are called by the control thread or during
-// start-up, never at the same time as a put to the peer in question.
-//
-// A new transport is one folder, one factory and one line in transports.def. What it does not
-// override answers MEP_ERR_UNSUPPORTED, which no caller meets unless the transport said that it
-// can.
+// A new transport is one folder, one factory and one line in transports.def.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "base/unique_fd.hpp"
 #include "mep.h"
-#include "transport/window.hpp"
+#include "transport/drain.hpp"
+#include "transport/endpoint.hpp"
+#include "transport/window_exchange.hpp"
 
 namespace mep {
 
@@ -51,118 +39,93 @@ struct PeerSession {
   std::array<std::byte, 32> key{};
 };
 
-// What a peer must know to reach one of this rank's windows: a few bytes and at most one
-// descriptor, carried by an authenticated control frame.
-struct WindowExport {
-  std::vector<std::byte> blob;  // at most kMaxWindowBlobBytes
-  UniqueFd fd;                  // a duplicate, owned by this struct
-};
-constexpr size_t kMaxWindowBlobBytes = 256;
-
-// A peer that cannot be reached any more, as evidence for the membership.
-struct PeerFailure {
-  uint32_t slot = 0;
-  uint64_t incarnation = 0;
-  std::string reason;
+// Whom a transport reaches.
+enum class Reach : uint8_t {
+  kProcess,  // ranks of this process
+  kHost,     // ranks of other processes of this host
+  kAnywhere  // any rank; whether there is a fabric in common shows in add_peer()
 };
 
+struct TransportTraits {
+  const char* name = "";  // as in MEP_TRANSPORTS and in logs
+  Reach reach = Reach::kAnywhere;
+  // Peers' windows have an address here, unless TransportOptions::put_only.
+  bool is_mapped = false;
+  // What is posted has landed when post() returns: nothing is ever under way. Else a view change asks
+  // quiesced(), and a fence is needed even against a process that has ended.
+  bool lands_at_once = false;
+  // It has descriptors (events()) that sleepers sleep on, and progress() brings in what peers post.
+  bool has_events = false;
+  bool needs_registration = false;  // puts from memory that it does not know are copied
+  // fence_out() needs new pages for the windows that the peer could write.
+  bool renews_windows = false;
+};
+
+// What it is to be watched for, from the first add_peer() on.
+struct TransportEvents {
+  int data = -1;  // readable when progress() has something to do; it may stay so for some calls
+  // `data` is an epoll that others may add descriptors of their own to, with UINT64_MAX as their data.
+  bool data_is_epoll = false;
+  int control = -1;  // readable when serve() has something to do
+};
+
+// Which network adapters are near this process.
+struct NearAdapters {
+  std::string names;    // "mlx5_0:1,mlx5_1:1", the best first; empty: none may or can be used
+  uint32_t equals = 0;  // how many at the list's begin are equally good
+};
+
+// What the job says to all transports.
 struct TransportOptions {
-  bool put_only = false;           // map() answers null although the transport could map
-  bool encrypt_data = false;       // tcp: frames of data are encrypted too
-  bool authenticate_data = false;  // tcp: frames between ranks of one host are authenticated too
-  std::string network_interface;   // tcp: globs of interface names to use; empty: all that are up
-  bool one_host = false;           // tcp: without network_interface only loopback is used
-  uint32_t suspect_ms = 5000;      // tcp: silence of a connection after which it is given up
-  uint32_t connect_timeout_ms = 60000;  // tcp: for a connection to come about
-  std::string hca;          // verbs: "mlx5_0:1,mlx5_1:1", the best first; empty: any that is active
-  uint32_t hca_equals = 0;  // how many at the list's begin are equally good
+  bool put_only = false;                // map() answers null although the transport could map
+  bool one_host = false;                // no rank will ever come from another host
+  uint32_t suspect_ms = 5000;           // silence after which a peer counts as lost
+  uint32_t connect_timeout_ms = 60000;  // for a connection to come about
+  // Asked when a transport over adapters opens; null: whichever are active.
+  std::function<mep_result_t(NearAdapters*)> near_adapters;
 };
 
-class Transport {
+struct PeerStatus {
+  bool is_connected = false;   // what is posted before is kept
+  const char* text = nullptr;  // how the peer is reached, in words; lives as long as the peer
+};
+
+class Transport : public Endpoint, public WindowExchange, public Drain {
  public:
-  virtual ~Transport() = default;
-  virtual const char* name() const = 0;
+  const TransportTraits& traits() const { return traits_; }
+  const char* name() const { return traits_.name; }
+  const TransportEvents& events() const { return events_; }
+  // Both sides ask with the arguments swapped and come to the same answer.
+  bool reaches(const PeerIdentity& self, const PeerIdentity& peer) const;
 
-  // Whether this transport can work on this machine at all; the error text says why not.
-  [[nodiscard]] virtual mep_result_t probe() { return MEP_SUCCESS; }
+  // Reads its options and finds out whether it works on this machine at all. *offer: what peers must be told of
+  // it before they add this rank, at most 1024 bytes. Starts nothing that others could see. Once, before all
+  // else. MEP_ERR_INVALID_ARGUMENT: what the user asked for makes no sense. MEP_ERR_NO_MEMORY: it would work.
+  // Any other error: it does not work here, and the text says why.
+  [[nodiscard]] virtual mep_result_t open(std::vector<std::byte>* offer) = 0;
 
-  // --- Peers -----------------------------------------------------------------------------------
-  // Address for peers, sent in the hello; may be empty. At most 1024 bytes.
-  [[nodiscard]] virtual mep_result_t make_offer(std::vector<std::byte>* offer);
-  // Both sides ask with the arguments swapped and must come to the same answer.
-  virtual bool reaches(const PeerIdentity& self, const PeerIdentity& peer) const = 0;
+  // From here on the peer can be exported to and imported from. Starts what it takes. MEP_ERR_UNSUPPORTED: no
+  // way to this peer, which finds the same; MEP_ERR_DENIED: its offer is none. Control thread or start-up.
   [[nodiscard]] virtual mep_result_t add_peer(const PeerIdentity& self, const PeerIdentity& peer,
                                               std::span<const std::byte> offer,
-                                              const PeerSession& session);
-  // Forgets the peer and its windows; no call for it is under way.
+                                              const PeerSession& session) = 0;
+  // Forgets the peer and its windows; no call for it is under way. Control thread.
   virtual void remove_peer(uint32_t slot) = 0;
 
-  // --- Windows ---------------------------------------------------------------------------------
-  [[nodiscard]] virtual mep_result_t export_window(const std::shared_ptr<Window>& window,
-                                                   WindowExport* out);
-  // The same for one peer, for transports whose descriptions differ by peer.
-  [[nodiscard]] virtual mep_result_t export_window_to(uint32_t slot,
-                                                      const std::shared_ptr<Window>& window,
-                                                      WindowExport* out);
-  // `bytes` is what this rank's own window has; a peer that offers less is refused. Importing the
-  // same id again replaces the old import, at the same mapped address where there is one.
-  [[nodiscard]] virtual mep_result_t import_window(uint32_t slot, uint64_t window, size_t bytes,
-                                                   std::span<const std::byte> blob, UniqueFd fd);
-  virtual void drop_window(uint32_t slot, uint64_t window) = 0;
-  // Where the peer's window can be read and written in place; null: it cannot (or put_only).
-  virtual std::byte* map(uint32_t slot, uint64_t window) const;
+  // Any thread; never waits. Of a slot without peer: not connected, no text.
+  virtual PeerStatus status(uint32_t slot) const = 0;
 
-  // --- Data ------------------------------------------------------------------------------------
-  virtual uint32_t lanes(uint32_t slot) const;
-  [[nodiscard]] virtual mep_result_t put(uint32_t slot, uint32_t lane, uint64_t window,
-                                         uint64_t offset, const void* local, size_t bytes) = 0;
-  // offset is a multiple of 8.
-  [[nodiscard]] virtual mep_result_t signal(uint32_t slot, uint32_t lane, uint64_t window,
-                                            uint64_t offset, uint64_t word, bool wake) = 0;
-  [[nodiscard]] virtual mep_result_t flush(uint32_t slot) = 0;
-  // Moves what can be moved without waiting. *active: something happened.
-  [[nodiscard]] virtual mep_result_t progress(bool* active);
-  [[nodiscard]] virtual mep_result_t fence_out(uint32_t slot);
-  // The peer has gone, as evidence from elsewhere says: calls for it, those under way too, need not wait
-  // for what it does not answer any more.
-  virtual void give_up(uint32_t /*slot*/) {}
-  // Whether the fence also needs new pages (Window::renew) for the windows that the peer could
-  // write.
-  virtual bool fence_renews_windows() const { return false; }
+  // What belongs to no call: making connections, sending what a queue had no room for. Control thread,
+  // whenever events().control is readable. Never waits.
+  virtual void serve() {}
 
-  // --- Transports whose bytes are under way for a while ------------------------------------------
-  // Whether bytes of a put may land after it has returned. Then a view change waits for marks, and a
-  // fence is needed even against a process that has ended.
-  virtual bool delivers_later() const { return false; }
-  // Sends a mark behind all that was posted to the peer until now. Numbers grow.
-  [[nodiscard]] virtual mep_result_t mark(uint32_t slot, uint64_t number);
-  // The last mark that has come from the peer: all that it had posted before has landed.
-  virtual uint64_t marked(uint32_t slot) const;
-  // False until the peer is reached; what is posted before is kept.
-  virtual bool connected(uint32_t slot) const;
-  // In between nothing lands in this rank's windows: around Window::renew().
-  virtual void hold_windows() {}
-  virtual void release_windows() {}
-  // An epoll that can be slept on in place of event_fd(), with `wake_fd` in it under `tag`; -1: there is
-  // none. It spares an epoll within an epoll.
-  virtual int sleep_epoll(int /*wake_fd*/, uint64_t /*tag*/) { return -1; }
-  // How the peer is reached, in words; null: by name.
-  virtual const char* describe(uint32_t slot) const;
-  // What belongs to no call: making connections, sending what a socket had no room for. For the
-  // control thread, whenever control_fd() is readable; -1: there is nothing of the kind.
-  virtual int control_fd() const { return -1; }
-  virtual void control_progress() {}
-  // Each failure is told once. False: there is none.
-  virtual bool take_failure(PeerFailure* out);
+ protected:
+  explicit Transport(const TransportTraits& traits) : traits_(traits) {}
 
-  // Memory of the caller that puts may read; host transports need nothing.
-  [[nodiscard]] virtual mep_result_t register_memory(const void* memory, size_t bytes);
-  virtual void unregister_memory(const void* memory);
+  TransportEvents events_;  // set before the first add_peer() returns
 
-  // Readable when progress() has something to do; -1: never needs it. It may stay so for some calls.
-  virtual int event_fd() const { return -1; }
-  // A thread is about to sleep until event_fd() is readable, and looks at its words once more after this.
-  virtual void before_sleep() {}
+ private:
+  const TransportTraits traits_;
 };
 
 using TransportFactory = std::unique_ptr<Transport> (*)(const TransportOptions& options);

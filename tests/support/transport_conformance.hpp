@@ -12,7 +12,6 @@ constexpr uint64_t kDataWindow = 5;
 
 struct Message {
   uint32_t to;
-  uint32_t lane;
   uint64_t offset;  // in the data window
   const std::byte* data;
   size_t bytes;
@@ -34,11 +33,11 @@ inline bool send(Rank& rank, const Message& message, bool in_place) {
                     message.word);
     return true;
   }
-  return transport.put(slot, message.lane, kDataWindow, message.offset, message.data,
-                       message.bytes) == MEP_SUCCESS &&
-         transport.signal(slot, message.lane, kWorldWindowId, message.signal_offset, message.word,
-                          message.wake) == MEP_SUCCESS &&
-         transport.flush(slot) == MEP_SUCCESS;
+  return post_put(transport, slot, kDataWindow, message.offset, message.data, message.bytes) ==
+             MEP_SUCCESS &&
+         post_signal(transport, slot, kWorldWindowId, message.signal_offset, message.word,
+                     message.wake) == MEP_SUCCESS &&
+         flush_posted(transport, slot) == MEP_SUCCESS;
 }
 
 inline bool same_bytes(const std::byte* data, size_t bytes, uint64_t seed) {
@@ -70,7 +69,6 @@ inline void put_signal_body(Rank& rank) {
     if (peer == rank.number()) continue;
     const bool mapped = rank.transport().map(Rank::slot(peer), kDataWindow) != nullptr;
     RANK_CHECK(rank, !(rank.put_only() && mapped));
-    RANK_CHECK(rank, rank.transport().lanes(Rank::slot(peer)) >= 1);
   }
   std::byte* own = rank.window(kDataWindow).data();
   uint64_t round = 0;
@@ -83,10 +81,7 @@ inline void put_signal_body(Rank& rank) {
       for (uint32_t peer = 0; peer < rank.size(); ++peer) {
         if (peer == rank.number()) continue;
         fill(&data, bytes, round * 100 + rank.number());
-        const uint32_t lane =
-            static_cast<uint32_t>(rank.random()() % rank.transport().lanes(Rank::slot(peer)));
         const Message message{peer,
-                              lane,
                               kRegionBytes * rank.number() + 64 + shift,
                               data.data(),
                               bytes,
@@ -110,49 +105,46 @@ inline void put_signal_body(Rank& rank) {
   }
 }
 
-// All lanes at once, several threads; each lane keeps its own order. Rank 0 only receives.
-inline void lanes_body(Rank& rank) {
+// Several threads post to one peer at once, each to words and bytes of its own; each keeps its own order. Rank 0
+// only receives.
+inline void threads_body(Rank& rank) {
   constexpr size_t kBytes = 3000;
   constexpr uint64_t kRounds = 60;
   constexpr uint32_t kThreads = 3;
-  const uint32_t lanes = 16;
-  RANK_CHECK(rank, rank.add_window(kWorldWindowId, 64 + 8 * lanes * 2));
-  RANK_CHECK(rank, rank.add_window(kDataWindow, kBytes * lanes));
+  const uint32_t areas = 16;
+  RANK_CHECK(rank, rank.add_window(kWorldWindowId, 64 + 8 * areas * 2));
+  RANK_CHECK(rank, rank.add_window(kDataWindow, kBytes * areas));
   if (rank.number() == 0) {
     for (uint64_t round = 1; round <= kRounds; ++round) {
-      for (uint32_t lane = 0; lane < lanes; ++lane) {
-        RANK_CHECK(rank, rank.wait_word(kWorldWindowId, 64 + 8 * lane, round));
-        RANK_CHECK(rank, same_bytes(rank.window(kDataWindow).data() + kBytes * lane, kBytes,
-                                    round * 1000 + lane));
-        // Tells the source that this lane's bytes may be overwritten.
-        RANK_CHECK(rank, rank.transport().signal(Rank::slot(1),
-                                                 lane % rank.transport().lanes(Rank::slot(1)),
-                                                 kWorldWindowId, 64 + 8 * lanes + 8 * lane, round,
-                                                 false) == MEP_SUCCESS);
+      for (uint32_t area = 0; area < areas; ++area) {
+        RANK_CHECK(rank, rank.wait_word(kWorldWindowId, 64 + 8 * area, round));
+        RANK_CHECK(rank, same_bytes(rank.window(kDataWindow).data() + kBytes * area, kBytes,
+                                    round * 1000 + area));
+        // Tells the source that this area's bytes may be overwritten.
+        RANK_CHECK(rank, post_signal(rank.transport(), Rank::slot(1), kWorldWindowId,
+                                     64 + 8 * areas + 8 * area, round, false) == MEP_SUCCESS);
       }
     }
     RANK_CHECK(rank, rank.barrier());
     return;
   }
-  const uint32_t offered = rank.transport().lanes(Rank::slot(0));
   std::vector<std::thread> threads;
   for (uint32_t thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
       std::vector<std::byte> data;
       for (uint64_t round = 1; round <= kRounds; ++round) {
-        for (uint32_t lane = thread; lane < lanes; lane += kThreads) {
-          RANK_CHECK(rank, rank.wait_word(kWorldWindowId, 64 + 8 * lanes + 8 * lane, round - 1));
-          fill(&data, kBytes, round * 1000 + lane);
-          // Two puts and one signal on one lane.
+        for (uint32_t area = thread; area < areas; area += kThreads) {
+          RANK_CHECK(rank, rank.wait_word(kWorldWindowId, 64 + 8 * areas + 8 * area, round - 1));
+          fill(&data, kBytes, round * 1000 + area);
+          // Two puts and one signal.
           Transport& transport = rank.transport();
-          RANK_CHECK(rank, transport.put(Rank::slot(0), lane % offered, kDataWindow, kBytes * lane,
-                                         data.data(), kBytes / 2) == MEP_SUCCESS);
+          RANK_CHECK(rank, post_put(transport, Rank::slot(0), kDataWindow, kBytes * area,
+                                    data.data(), kBytes / 2) == MEP_SUCCESS);
           const Message rest{0,
-                             lane % offered,
-                             kBytes * lane + kBytes / 2,
+                             kBytes * area + kBytes / 2,
                              data.data() + kBytes / 2,
                              kBytes / 2,
-                             64 + 8 * lane,
+                             64 + 8 * area,
                              round,
                              false};
           RANK_CHECK(rank, send(rank, rest, false));
@@ -171,7 +163,7 @@ inline void concurrent_signals_body(Rank& rank) {
   RANK_CHECK(rank, rank.add_window(kDataWindow, 4096));
   if (rank.number() != 0) {
     for (uint64_t word = 1; word <= kSignals; ++word) {
-      const Message message{0, 0, 0, nullptr, 0, 64 + 64u * rank.number(), word, word % 3 == 0};
+      const Message message{0, 0, nullptr, 0, 64 + 64u * rank.number(), word, word % 3 == 0};
       RANK_CHECK(rank, send(rank, message, word % 2 == 0));
     }
     return;
@@ -219,7 +211,7 @@ inline bool signal_with_delays(Rank& rank, uint32_t to, uint64_t offset, uint64_
     return true;
   }
   RandomDelays::delay();
-  return rank.transport().signal(Rank::slot(to), 0, kWorldWindowId, offset, word, true) ==
+  return post_signal(rank.transport(), Rank::slot(to), kWorldWindowId, offset, word, true) ==
          MEP_SUCCESS;
 }
 
@@ -250,8 +242,8 @@ inline void wake_body(Rank& rank) {
         RANK_CHECK(rank, !(expired && own.load(std::memory_order_acquire) == word));
         RANK_CHECK(rank, !expired && !rank.failed());
       }
-      RANK_CHECK(rank, rank.transport().signal(Rank::slot(peer), 0, kWorldWindowId, 64, word,
-                                               false) == MEP_SUCCESS);
+      RANK_CHECK(rank, post_signal(rank.transport(), Rank::slot(peer), kWorldWindowId, 64, word,
+                                   false) == MEP_SUCCESS);
     }
   };
   std::vector<std::thread> threads;
@@ -271,38 +263,42 @@ inline void bad_arguments_body(Rank& rank) {
     const uint32_t slot = Rank::slot(0);
     std::byte data[64] = {};
     std::memset(data, 0xff, sizeof(data));
-    const auto put = [&](uint32_t peer, uint32_t lane, uint64_t id, uint64_t at, size_t bytes) {
-      return to.put(peer, lane, id, at, data, bytes);
+    const auto put = [&](uint32_t peer, uint64_t id, uint64_t at, size_t bytes) {
+      return post_put(to, peer, id, at, data, bytes);
     };
-    const auto signal = [&](uint32_t peer, uint32_t lane, uint64_t id, uint64_t at) {
-      return to.signal(peer, lane, id, at, ~uint64_t{0}, false);
+    const auto signal = [&](uint32_t peer, uint64_t id, uint64_t at) {
+      return post_signal(to, peer, id, at, ~uint64_t{0}, false);
     };
     constexpr mep_result_t kBad = MEP_ERR_INVALID_ARGUMENT;
-    RANK_CHECK(rank, put(slot, 0, kDataWindow, kBytes - 63, 64) == kBad);
-    RANK_CHECK(rank, put(slot, 0, kDataWindow, kBytes, 1) == kBad);
-    RANK_CHECK(rank, put(slot, 0, kDataWindow, kBytes + 1, 0) == kBad);
-    RANK_CHECK(rank, put(slot, 0, kDataWindow, UINT64_MAX, 1) == kBad);
-    RANK_CHECK(rank, put(slot, 0, kDataWindow, UINT64_MAX - 7, 64) == kBad);
-    RANK_CHECK(rank, put(slot, 0, kDataWindow, 8, SIZE_MAX - 4) == kBad);
-    RANK_CHECK(rank, to.put(slot, 0, kDataWindow, 0, nullptr, 1) == kBad);
-    RANK_CHECK(rank, put(slot, to.lanes(slot), kDataWindow, 0, 1) == kBad);
-    RANK_CHECK(rank, put(slot, 0, kDataWindow + 1, 0, 1) == kBad);
-    RANK_CHECK(rank, put(slot, 0, UINT64_MAX, 0, 1) == kBad);
-    RANK_CHECK(rank, put(slot + 1, 0, kDataWindow, 0, 1) == kBad);
-    RANK_CHECK(rank, put(UINT32_MAX, 0, kDataWindow, 0, 1) == kBad);
-    RANK_CHECK(rank, signal(slot, 0, kDataWindow, 4) == kBad);
-    RANK_CHECK(rank, signal(slot, 0, kDataWindow, 1) == kBad);
-    RANK_CHECK(rank, signal(slot, 0, kDataWindow, kBytes) == kBad);
-    RANK_CHECK(rank, signal(slot, 0, kDataWindow, UINT64_MAX - 7) == kBad);
-    RANK_CHECK(rank, signal(slot, to.lanes(slot), kDataWindow, 0) == kBad);
-    RANK_CHECK(rank, signal(slot, 0, kDataWindow + 1, 0) == kBad);
-    RANK_CHECK(rank, signal(slot + 1, 0, kDataWindow, 0) == kBad);
-    RANK_CHECK(rank, to.flush(slot + 1) == kBad);
+    RANK_CHECK(rank, put(slot, kDataWindow, kBytes - 63, 64) == kBad);
+    RANK_CHECK(rank, put(slot, kDataWindow, kBytes, 1) == kBad);
+    RANK_CHECK(rank, put(slot, kDataWindow, kBytes + 1, 0) == kBad);
+    RANK_CHECK(rank, put(slot, kDataWindow, UINT64_MAX, 1) == kBad);
+    RANK_CHECK(rank, put(slot, kDataWindow, UINT64_MAX - 7, 64) == kBad);
+    RANK_CHECK(rank, put(slot, kDataWindow, 8, SIZE_MAX - 4) == kBad);
+    RANK_CHECK(rank, post_put(to, slot, kDataWindow, 0, nullptr, 1) == kBad);
+    RANK_CHECK(rank, put(slot, kDataWindow + 1, 0, 1) == kBad);
+    RANK_CHECK(rank, put(slot, UINT64_MAX, 0, 1) == kBad);
+    RANK_CHECK(rank, put(slot + 1, kDataWindow, 0, 1) == kBad);
+    RANK_CHECK(rank, put(UINT32_MAX, kDataWindow, 0, 1) == kBad);
+    RANK_CHECK(rank, signal(slot, kDataWindow, 4) == kBad);
+    RANK_CHECK(rank, signal(slot, kDataWindow, 1) == kBad);
+    RANK_CHECK(rank, signal(slot, kDataWindow, kBytes) == kBad);
+    RANK_CHECK(rank, signal(slot, kDataWindow, UINT64_MAX - 7) == kBad);
+    RANK_CHECK(rank, signal(slot, kDataWindow + 1, 0) == kBad);
+    RANK_CHECK(rank, signal(slot + 1, kDataWindow, 0) == kBad);
+    // A batch stops where it is wrong.
+    const Posting postings[] = {Posting::put(kDataWindow, 0, data, 0),
+                                Posting::put(kDataWindow, kBytes, data, 1),
+                                Posting::signal(kDataWindow, 0, ~uint64_t{0}, false)};
+    Batch batch{postings};
+    RANK_CHECK(rank, to.post(slot, &batch) == kBad && batch.next == 1);
+    RANK_CHECK(rank, flush_posted(to, slot + 1) == kBad);
     RANK_CHECK(rank, to.fence_out(slot + 1) == kBad);
     RANK_CHECK(rank, to.map(slot + 1, kDataWindow) == nullptr);
     RANK_CHECK(rank, to.map(slot, kDataWindow + 1) == nullptr);
-    RANK_CHECK(rank, to.lanes(slot + 1) == 0);
-    RANK_CHECK(rank, put(slot, 0, kDataWindow, kBytes, 0) == MEP_SUCCESS);
+    RANK_CHECK(rank, !to.status(slot + 1).is_connected);
+    RANK_CHECK(rank, put(slot, kDataWindow, kBytes, 0) == MEP_SUCCESS);
     const std::vector<std::byte> offer;
     RANK_CHECK(rank, to.add_peer(rank.identity(1), rank.identity(0), offer, {}) == kBad);
     PeerIdentity far = rank.identity(0);
@@ -311,17 +307,17 @@ inline void bad_arguments_body(Rank& rank) {
     PeerIdentity elsewhere = rank.identity(0);
     elsewhere.slot = 1;
     elsewhere.host += 1;
-    if (!to.delivers_later()) {  // a network reaches other hosts too
+    if (to.traits().reach != Reach::kAnywhere) {  // a network reaches other hosts too
       RANK_CHECK(rank, !to.reaches(rank.identity(1), elsewhere));
       RANK_CHECK(rank, to.add_peer(rank.identity(1), elsewhere, offer, {}) == kBad);
     }
     // Without the world window nobody can be woken, and says so.
     to.drop_window(slot, kWorldWindowId);
-    RANK_CHECK(rank, to.signal(slot, 0, kDataWindow, 0, 1, true) == kBad);
+    RANK_CHECK(rank, post_signal(to, slot, kDataWindow, 0, 1, true) == kBad);
     to.drop_window(slot, kDataWindow);
-    RANK_CHECK(rank, put(slot, 0, kDataWindow, 0, 1) == kBad);
+    RANK_CHECK(rank, put(slot, kDataWindow, 0, 1) == kBad);
     to.remove_peer(slot);
-    RANK_CHECK(rank, put(slot, 0, kDataWindow, 0, 1) == kBad);
+    RANK_CHECK(rank, put(slot, kDataWindow, 0, 1) == kBad);
   }
   RANK_CHECK(rank, rank.barrier());
   const std::byte* own = rank.window(kDataWindow).data();
@@ -340,19 +336,19 @@ inline void renew_body(Rank& rank) {
     std::vector<std::byte> data;
     fill(&data, 100, round * 10 + rank.number());
     for (const size_t place : kPlaces) {
-      RANK_CHECK(rank, rank.transport().put(Rank::slot(peer), 0, kDataWindow, place, data.data(),
-                                            data.size()) == MEP_SUCCESS);
+      RANK_CHECK(rank, post_put(rank.transport(), Rank::slot(peer), kDataWindow, place, data.data(),
+                                data.size()) == MEP_SUCCESS);
     }
-    RANK_CHECK(rank, rank.transport().signal(Rank::slot(peer), 0, kWorldWindowId, 128, round,
-                                             false) == MEP_SUCCESS);
+    RANK_CHECK(rank, post_signal(rank.transport(), Rank::slot(peer), kWorldWindowId, 128, round,
+                                 false) == MEP_SUCCESS);
     RANK_CHECK(rank, rank.wait_word(kWorldWindowId, 128, round));
     RANK_CHECK(rank, rank.barrier());
     std::byte* before = own.data();
     std::byte* mapped = rank.transport().map(Rank::slot(peer), kDataWindow);
-    rank.transport().hold_windows();
+    rank.transport().hold_windows(true);
     const bool renewed =
         own.renew() == MEP_SUCCESS && rank.window(kWorldWindowId).renew() == MEP_SUCCESS;
-    rank.transport().release_windows();
+    rank.transport().hold_windows(false);
     RANK_CHECK(rank, renewed);
     RANK_CHECK(rank, own.data() == before && own.generation() == round);
     for (const size_t place : kPlaces) {
@@ -362,11 +358,12 @@ inline void renew_body(Rank& rank) {
     RANK_CHECK(rank, rank.exchange(kDataWindow));
     RANK_CHECK(rank, rank.exchange(kWorldWindowId));
     RANK_CHECK(rank, rank.transport().map(Rank::slot(peer), kDataWindow) == mapped);
-    RANK_CHECK(rank, (mapped == nullptr) == (rank.put_only() || rank.transport().delivers_later()));
+    RANK_CHECK(rank,
+               (mapped == nullptr) == (rank.put_only() || !rank.transport().traits().is_mapped));
     // Reading through the old pointer sees the peer's new pages.
     if (mapped != nullptr) RANK_CHECK(rank, same_bytes(mapped, 100, round * 10 + rank.number()));
     RANK_CHECK(rank, rank.barrier());
-    const Message message{peer, 0, 5000, data.data(), data.size(), 64, round, true};
+    const Message message{peer, 5000, data.data(), data.size(), 64, round, true};
     RANK_CHECK(rank, send(rank, message, round % 2 == 0));
     RANK_CHECK(rank, rank.wait_word(kWorldWindowId, 64, round));
     RANK_CHECK(rank, same_bytes(own.data() + 5000, 100, round * 10 + peer));
@@ -410,8 +407,8 @@ inline void bad_imports_body(Rank& rank) {
   RANK_CHECK(rank, import(slot, kDataWindow, 8192, nothing) == MEP_SUCCESS);
   // After all that the window still works.
   const uint64_t word = 1;
-  RANK_CHECK(rank, from.put(slot, 0, kDataWindow, 8184, &word, 8) == MEP_SUCCESS);
-  RANK_CHECK(rank, from.signal(slot, 0, kDataWindow, 8176, 2, false) == MEP_SUCCESS);
+  RANK_CHECK(rank, post_put(from, slot, kDataWindow, 8184, &word, 8) == MEP_SUCCESS);
+  RANK_CHECK(rank, post_signal(from, slot, kDataWindow, 8176, 2, false) == MEP_SUCCESS);
   RANK_CHECK(rank, rank.wait_word(kDataWindow, 8176, 2));
   RANK_CHECK(rank, rank.own_word(kDataWindow, 8184).load(std::memory_order_acquire) == 1);
 }
@@ -425,9 +422,9 @@ inline void fenced_body(Rank& rank) {
     const uint64_t value = 7;
     Transport& to = rank.transport();
     RANK_CHECK(rank, to.fence_out(slot) == MEP_SUCCESS);
-    RANK_CHECK(rank, to.put(slot, 0, kDataWindow, 0, &value, 8) == MEP_ERR_PEER_FAILED);
-    RANK_CHECK(rank, to.signal(slot, 0, kDataWindow, 0, 7, true) == MEP_ERR_PEER_FAILED);
-    RANK_CHECK(rank, to.flush(slot) == MEP_SUCCESS);  // sources are reusable all the same
+    RANK_CHECK(rank, post_put(to, slot, kDataWindow, 0, &value, 8) == MEP_ERR_PEER_FAILED);
+    RANK_CHECK(rank, post_signal(to, slot, kDataWindow, 0, 7, true) == MEP_ERR_PEER_FAILED);
+    RANK_CHECK(rank, flush_posted(to, slot) == MEP_SUCCESS);  // sources are reusable all the same
     RANK_CHECK(rank,
                to.import_window(slot, kDataWindow, 4096, {}, UniqueFd()) == MEP_ERR_PEER_FAILED);
     RANK_CHECK(rank, to.fence_out(slot) == MEP_SUCCESS);  // again: no difference
@@ -435,7 +432,7 @@ inline void fenced_body(Rank& rank) {
     PeerIdentity successor = rank.identity(0);
     successor.incarnation += 0x100;
     RANK_CHECK(rank, to.add_peer(rank.identity(1), successor, rank.offer_of(0), {}) == MEP_SUCCESS);
-    RANK_CHECK(rank, to.flush(slot) == MEP_SUCCESS);
+    RANK_CHECK(rank, flush_posted(to, slot) == MEP_SUCCESS);
   }
   RANK_CHECK(rank, rank.barrier());
   RANK_CHECK(rank, rank.own_word(kDataWindow, 0).load(std::memory_order_acquire) == 0);
@@ -452,17 +449,18 @@ inline void many_windows_body(Rank& rank) {
   std::thread putting([&] {
     do {
       ++puts;
-      RANK_CHECK(rank, rank.transport().signal(Rank::slot(peer), 0, kDataWindow, 0, puts, true) ==
-                           MEP_SUCCESS);
+      RANK_CHECK(rank, post_signal(rank.transport(), Rank::slot(peer), kDataWindow, 0, puts,
+                                   true) == MEP_SUCCESS);
     } while (!stop.load(std::memory_order_relaxed));
   });
   const auto exchange_all = [&] {
     for (uint64_t id = 100; id < 100 + kWindows; ++id) {
       RANK_CHECK(rank, rank.add_window(id, 4096));
       const uint64_t value = id * 3;
-      RANK_CHECK(rank, rank.transport().put(Rank::slot(peer), 0, id, 8, &value, 8) == MEP_SUCCESS);
       RANK_CHECK(rank,
-                 rank.transport().signal(Rank::slot(peer), 0, id, 16, id, true) == MEP_SUCCESS);
+                 post_put(rank.transport(), Rank::slot(peer), id, 8, &value, 8) == MEP_SUCCESS);
+      RANK_CHECK(rank,
+                 post_signal(rank.transport(), Rank::slot(peer), id, 16, id, true) == MEP_SUCCESS);
       RANK_CHECK(rank, rank.wait_word(id, 16, id));
       RANK_CHECK(rank, rank.barrier());
       RANK_CHECK(rank, rank.own_word(id, 8).load(std::memory_order_acquire) == id * 3);
@@ -485,8 +483,8 @@ void put_then_signal(void**) {
   for_each_transport(kind, 3, put_signal_body);
 }
 template <RankKind kind>
-void lanes_keep_their_order(void**) {
-  for_each_transport(kind, 2, lanes_body);
+void threads_keep_their_order(void**) {
+  for_each_transport(kind, 2, threads_body);
 }
 template <RankKind kind>
 void signals_of_several_peers(void**) {
@@ -518,11 +516,11 @@ void many_windows(void**) {
   for_each_transport(kind, 2, many_windows_body);
 }
 
-#define MEP_CONFORMANCE_TESTS(kind)                                                            \
-  cmocka_unit_test((put_then_signal<kind>)), cmocka_unit_test((lanes_keep_their_order<kind>)), \
-      cmocka_unit_test((signals_of_several_peers<kind>)),                                      \
-      cmocka_unit_test((no_wake_is_lost<kind>)), cmocka_unit_test((bad_arguments<kind>)),      \
-      cmocka_unit_test((renewed_windows<kind>)), cmocka_unit_test((bad_imports<kind>)),        \
+#define MEP_CONFORMANCE_TESTS(kind)                                                              \
+  cmocka_unit_test((put_then_signal<kind>)), cmocka_unit_test((threads_keep_their_order<kind>)), \
+      cmocka_unit_test((signals_of_several_peers<kind>)),                                        \
+      cmocka_unit_test((no_wake_is_lost<kind>)), cmocka_unit_test((bad_arguments<kind>)),        \
+      cmocka_unit_test((renewed_windows<kind>)), cmocka_unit_test((bad_imports<kind>)),          \
       cmocka_unit_test((fenced_peers<kind>)), cmocka_unit_test((many_windows<kind>))
 
 }  // namespace mep::test

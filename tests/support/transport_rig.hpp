@@ -27,6 +27,7 @@
 #include "base/clock.hpp"
 #include "base/status.hpp"
 #include "support/cmocka_cpp.hpp"
+#include "support/posting.hpp"
 #include "transport/doorbell.hpp"
 #include "transport/transport.hpp"
 
@@ -149,8 +150,7 @@ class Rank {
   bool start(const TransportEntry& entry) {
     transport_ = entry.make(transport_options());
     WindowExport own;
-    if (transport_->probe() != MEP_SUCCESS) return false;
-    if (transport_->make_offer(&own.blob) != MEP_SUCCESS) return false;
+    if (transport_->open(&own.blob) != MEP_SUCCESS) return false;
     own.blob.push_back(std::byte{1});  // an empty packet would look like an end
     for (uint32_t peer = 0; peer < size(); ++peer) {
       if (peer != number_ && !send_bytes(peer, own)) return false;
@@ -167,13 +167,14 @@ class Rank {
         return false;
       }
     }
-    if (transport_->event_fd() >= 0) pump_ = std::thread([this] { pump(); });
-    return wait_for([&] {
-      for (uint32_t peer = 0; peer < size(); ++peer) {
-        if (peer != number_ && !transport_->connected(slot(peer))) return false;
-      }
-      return true;
-    });
+    if (transport_->traits().has_events) pump_ = std::thread([this] { pump(); });
+    return true;
+  }
+  bool connected() const {
+    for (uint32_t peer = 0; peer < size(); ++peer) {
+      if (peer != number_ && !transport_->status(slot(peer)).is_connected) return false;
+    }
+    return true;
   }
   const std::vector<std::byte>& offer_of(uint32_t peer) const { return offers_[peer]; }
 
@@ -181,18 +182,15 @@ class Rank {
   // progress in the background of every test.
   void pump() {
     while (!stop_.load(std::memory_order_relaxed)) {
-      pollfd ready[2] = {{transport_->event_fd(), POLLIN, 0},
-                         {transport_->control_fd(), POLLIN, 0}};
+      pollfd ready[2] = {{transport_->events().data, POLLIN, 0},
+                         {transport_->events().control, POLLIN, 0}};
       if (poll(ready, 2, 5) <= 0) continue;
-      bool active = false;
-      if (transport_->progress(&active) != MEP_SUCCESS) {
-        fail_here(__FILE__, __LINE__, "progress");
-      }
-      transport_->control_progress();
+      (void)transport_->progress(false);
+      transport_->serve();
     }
   }
 
-  // Collective: creates the window and imports everybody's.
+  // Collective: creates the window and imports everybody's. Everybody is connected after the first.
   bool add_window(uint64_t id, size_t bytes) {
     if (Window::create(id, bytes, &windows_[id]) != MEP_SUCCESS) return false;
     if (id == kWorldWindowId) doorbell_open(doorbell());
@@ -207,12 +205,12 @@ class Rank {
     for (uint32_t peer = 0; peer < size(); ++peer) {
       if (peer != number_ && !receive_import(peer, id)) return false;
     }
-    return barrier();
+    return wait_for([&] { return connected(); }) && barrier();
   }
 
   bool send_export(uint32_t peer, uint64_t id) {
     WindowExport exported;
-    if (transport_->export_window_to(slot(peer), windows_.at(id), &exported) != MEP_SUCCESS)
+    if (transport_->export_window(slot(peer), windows_.at(id), &exported) != MEP_SUCCESS)
       return false;
     return send_bytes(peer, exported);
   }
@@ -385,11 +383,14 @@ inline void for_each_transport(RankKind kind, uint32_t ranks, const RankBody& bo
     const PeerIdentity peer{1, 2, 7, threads ? 1u : 2u, 0};
     const std::unique_ptr<Transport> transport = entry.make({});
     if (!transport->reaches(self, peer)) continue;
-    if (transport->probe() == MEP_ERR_UNSUPPORTED) {  // no HCA, say: the lab's guest has some
+    std::vector<std::byte> offer;
+    const mep_result_t opened = transport->open(&offer);
+    if (opened == MEP_ERR_UNSUPPORTED) {  // no HCA, say: the lab's guest has some
       std::printf("%s is left out: %s\n", entry.name, last_error_text());
       continue;
     }
-    assert_int_equal(transport->probe(), MEP_SUCCESS);
+    assert_int_equal(opened, MEP_SUCCESS);
+    assert_string_equal(transport->name(), entry.name);
     for (const bool put_only : {false, true}) {
       run_ranks(entry, {kind, put_only, ranks, {}}, body);
       ++runs;

@@ -42,8 +42,8 @@ struct ZombieBoard {
   mep::WindowExport exported;
   const mep::PeerIdentity self{1, 11, 7, 2, 0};
   const mep::PeerIdentity peer{0, 10, 7, 1, 0};
-  if (shm->export_window(window, &exported) != MEP_SUCCESS ||
-      shm->add_peer(self, peer, {}, {}) != MEP_SUCCESS ||
+  if (shm->add_peer(self, peer, {}, {}) != MEP_SUCCESS ||
+      shm->export_window(0, window, &exported) != MEP_SUCCESS ||
       shm->import_window(0, kDataWindow, kBigBytes, exported.blob, std::move(exported.fd)) !=
           MEP_SUCCESS) {
     _exit(2);
@@ -55,7 +55,7 @@ struct ZombieBoard {
     while (board->go.load(std::memory_order_acquire) < number) sched_yield();
     if (mapped != nullptr) {
       std::memcpy(mapped, ones.data(), kBigBytes);
-    } else if (shm->put(0, 0, kDataWindow, 0, ones.data(), kBigBytes) != MEP_SUCCESS) {
+    } else if (post_put(*shm, 0, kDataWindow, 0, ones.data(), kBigBytes) != MEP_SUCCESS) {
       _exit(4);
     }
     board->returned.store(number, std::memory_order_release);
@@ -154,15 +154,15 @@ void fenced_thread_body(Rank& rank) {
     for (uint32_t value = 1;; ++value) {
       std::fill(data.begin(), data.end(), static_cast<std::byte>(value));
       const mep_result_t result =
-          rank.transport().put(Rank::slot(0), 0, kDataWindow, 0, data.data(), kBytes);
+          post_put(rank.transport(), Rank::slot(0), kDataWindow, 0, data.data(), kBytes);
       rank.shared().words[0].fetch_add(1, std::memory_order_acq_rel);
       if (result == MEP_ERR_PEER_FAILED) break;
       RANK_CHECK(rank, result == MEP_SUCCESS && !rank.failed());
     }
     for (int again = 0; again < 100; ++again) {
-      RANK_CHECK(rank, rank.transport().put(Rank::slot(0), 0, kDataWindow, 0, data.data(),
-                                            kBytes) == MEP_ERR_PEER_FAILED);
-      RANK_CHECK(rank, rank.transport().signal(Rank::slot(0), 0, kDataWindow, 0, 1, true) ==
+      RANK_CHECK(rank, post_put(rank.transport(), Rank::slot(0), kDataWindow, 0, data.data(),
+                                kBytes) == MEP_ERR_PEER_FAILED);
+      RANK_CHECK(rank, post_signal(rank.transport(), Rank::slot(0), kDataWindow, 0, 1, true) ==
                            MEP_ERR_PEER_FAILED);
     }
     RANK_CHECK(rank, rank.barrier());

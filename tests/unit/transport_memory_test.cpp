@@ -65,7 +65,7 @@ void hostile_descriptors_are_refused(void**) {
   std::shared_ptr<Window> window;
   assert_int_equal(Window::create(kWindowId, 10000, &window), MEP_SUCCESS);
   WindowExport exported;
-  assert_int_equal(pair.owner->export_window(window, &exported), MEP_SUCCESS);
+  assert_int_equal(pair.owner->export_window(2, window, &exported), MEP_SUCCESS);
   const auto import = [&](UniqueFd fd) {
     return pair.user->import_window(1, kWindowId, 10000, exported.blob, std::move(fd));
   };
@@ -87,7 +87,7 @@ void hostile_descriptors_are_refused(void**) {
   assert_int_equal(import(memfd_of(10000, F_SEAL_SHRINK)), MEP_SUCCESS);
   // The last byte of a window that ends within its last page.
   const std::byte one{1};
-  assert_int_equal(pair.user->put(1, 0, kWindowId, 9999, &one, 1), MEP_SUCCESS);
+  assert_int_equal(mep::test::post_put(*pair.user, 1, kWindowId, 9999, &one, 1), MEP_SUCCESS);
   // A replacement that cannot be had leaves the old one usable.
   std::byte* mapped = pair.user->map(1, kWindowId);
   assert_true(mep::is_error(import(memfd_of(12288, F_SEAL_SHRINK | F_SEAL_WRITE))));
@@ -105,9 +105,9 @@ void old_generations_are_refused(void**) {
     assert_int_equal(Window::create(kWindowId, 4096, &window), MEP_SUCCESS);
     WindowExport old_export;
     WindowExport new_export;
-    assert_int_equal(pair.owner->export_window(window, &old_export), MEP_SUCCESS);
+    assert_int_equal(pair.owner->export_window(2, window, &old_export), MEP_SUCCESS);
     assert_int_equal(window->renew(), MEP_SUCCESS);
-    assert_int_equal(pair.owner->export_window(window, &new_export), MEP_SUCCESS);
+    assert_int_equal(pair.owner->export_window(2, window, &new_export), MEP_SUCCESS);
     assert_int_equal(
         pair.user->import_window(1, kWindowId, 4096, new_export.blob, std::move(new_export.fd)),
         MEP_SUCCESS);
@@ -115,7 +115,7 @@ void old_generations_are_refused(void**) {
         pair.user->import_window(1, kWindowId, 4096, old_export.blob, std::move(old_export.fd)),
         MEP_ERR_MISMATCH);
     const uint64_t word = 77;
-    assert_int_equal(pair.user->put(1, 0, kWindowId, 8, &word, 8), MEP_SUCCESS);
+    assert_int_equal(mep::test::post_put(*pair.user, 1, kWindowId, 8, &word, 8), MEP_SUCCESS);
     assert_memory_equal(window->data() + 8, &word, 8);
   }
 }
@@ -161,7 +161,7 @@ void inproc_memory_outlives_its_owner(void**) {
   std::shared_ptr<Window> window;
   assert_int_equal(Window::create(kWindowId, 4096, &window), MEP_SUCCESS);
   WindowExport exported;
-  assert_int_equal(pair.owner->export_window(window, &exported), MEP_SUCCESS);
+  assert_int_equal(pair.owner->export_window(2, window, &exported), MEP_SUCCESS);
   assert_false(exported.fd.valid());
   assert_int_equal(pair.user->import_window(1, kWindowId, 4096, exported.blob, UniqueFd()),
                    MEP_SUCCESS);
@@ -171,7 +171,7 @@ void inproc_memory_outlives_its_owner(void**) {
   pair.owner.reset();
   assert_false(watch.expired());
   const uint64_t word = 1;
-  assert_int_equal(pair.user->put(1, 0, kWindowId, 0, &word, 8), MEP_SUCCESS);
+  assert_int_equal(mep::test::post_put(*pair.user, 1, kWindowId, 0, &word, 8), MEP_SUCCESS);
   pair.user->drop_window(1, kWindowId);
   assert_true(watch.expired());
   assert_int_equal(pair.user->import_window(1, kWindowId, 4096, exported.blob, UniqueFd()),
@@ -205,13 +205,13 @@ void one_window_cycle(const char* name, int cycle) {
   std::shared_ptr<Window> window;
   assert_int_equal(Window::create(kWindowId, 20000, &window), MEP_SUCCESS);
   WindowExport exported;
-  assert_int_equal(pair.owner->export_window(window, &exported), MEP_SUCCESS);
+  assert_int_equal(pair.owner->export_window(2, window, &exported), MEP_SUCCESS);
   assert_int_equal(
       pair.user->import_window(1, kWindowId, 20000, exported.blob, std::move(exported.fd)),
       MEP_SUCCESS);
   if (cycle % 4 == 1) assert_int_equal(window->renew(), MEP_SUCCESS);
   if (cycle % 4 <= 1) {
-    assert_int_equal(pair.owner->export_window(window, &exported), MEP_SUCCESS);
+    assert_int_equal(pair.owner->export_window(2, window, &exported), MEP_SUCCESS);
     assert_int_equal(
         pair.user->import_window(1, kWindowId, 20000, exported.blob, std::move(exported.fd)),
         MEP_SUCCESS);

@@ -34,9 +34,6 @@ struct ResolvedConfig {
   std::string job;
   std::string rendezvous;
   std::vector<std::string> transports;  // preference; empty: all
-  std::string network_interface;        // globs; empty: all
-  bool encrypt_data = false;
-  bool authenticate_data = false;  // between ranks of one host too
   std::string secret_file;
   bool allow_insecure = false;         // several hosts without a secret
   std::string witness;                 // directory, with MEP_QUORUM_WITNESS

@@ -282,9 +282,6 @@ constexpr size_t kMaxTextBytes = 4096;
   bool is_set = false;
   MEP_TRY(env_bool("MEP_MAP", &may_map, &is_set));
   if (!may_map) out->flags |= MEP_COMM_PUT_ONLY;
-  MEP_TRY(env_string("MEP_NET_IF", &out->network_interface, &is_set));
-  MEP_TRY(env_bool("MEP_ENCRYPT", &out->encrypt_data, &is_set));
-  MEP_TRY(env_bool("MEP_AUTHENTICATE", &out->authenticate_data, &is_set));
   return MEP_SUCCESS;
 }
 

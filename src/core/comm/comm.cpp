@@ -28,10 +28,7 @@ uint32_t fingerprint(Collective kind, const CollectiveArgs& args) {
 // Puts of an operation that has failed may still wait to be sent, out of the caller's memory.
 void release_sources(const std::vector<Remote>& remotes) {
   const KeepErrorText kept;
-  for (const Remote& remote : remotes) {
-    if (remote.transport == nullptr || remote.mapped != nullptr) continue;
-    (void)remote.transport->flush(remote.slot);  // of a slot that is gone nothing is left
-  }
+  for (const Remote& remote : remotes) remote.flush();
 }
 
 // A view change that does not come to an end is a bug; this is how long a call waits for one beyond

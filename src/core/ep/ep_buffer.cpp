@@ -255,10 +255,7 @@ mep_result_t EpBuffer::give_back_unused() {
 }
 
 void EpBuffer::flush_puts() const {
-  for (const uint32_t rank : members_) {
-    const Remote& remote = remotes_[rank];
-    if (remote.mapped == nullptr) (void)remote.transport->flush(remote.slot);
-  }
+  for (const uint32_t rank : members_) remotes_[rank].flush();
 }
 
 void EpBuffer::fill_view(mep_ep_view_t* view) const {

@@ -57,7 +57,8 @@ void ControlThread::act(const membership::Wedge& action) {
   give_up_the_gone();
   std::vector<membership::ChannelState> channels;
   for (const auto& [id, client] : clients_) client->wedge(&channels);
-  send_marks(action.epoch);
+  quiet_epoch_ = action.epoch;
+  ask_for_quiet();
   times_.wedged_ns = now_ns();
   times_.agreed_ns = 0;
   membership_->on_wedged(action.epoch, std::move(channels));
@@ -127,7 +128,7 @@ void ControlThread::act(const membership::FenceOut& action) {
   MEP_FAILPOINT("fence");
   World::Peer& peer = world_->peers_[action.slot];
   // What a process sent before its end may come after it.
-  const bool late = peer.transport != nullptr && peer.transport->delivers_later() &&
+  const bool late = peer.transport != nullptr && !peer.transport->traits().lands_at_once &&
                     peer.identity.incarnation == action.incarnation;
   if ((action.confirmed && !late) || peer.transport == nullptr) {
     membership_->on_fenced(action.slot, action.incarnation);
@@ -141,7 +142,7 @@ void ControlThread::act(const membership::FenceOut& action) {
     (void)syscall(SYS_pidfd_send_signal, peer.pidfd.get(), SIGKILL, nullptr, 0);
   }
   Fence fence{action.slot, action.incarnation, {}};
-  if (peer.transport->fence_renews_windows()) {
+  if (peer.transport->traits().renews_windows) {
     world_->renew_windows(action.slot, &fence.awaited, &broken_links_);
   }
   fences_.push_back(std::move(fence));
@@ -193,6 +194,7 @@ void ControlThread::act(const membership::InstallView& action) {
   flushed_.clear();
   fences_.clear();
   preparing_.reset();
+  quiet_epoch_ = 0;
   membership::SlotSet kept = action.view->members;
   for (const membership::Member& member : action.decision->added) kept.remove(member.slot);
   closed_.keep(kept);

@@ -143,7 +143,7 @@ void ControlThread::offer_windows_to(uint32_t slot) {
   arrivals_[slot] = {};
   for (const std::shared_ptr<Window>& window : world_->directory_.own_for(slot)) {
     WindowExport exported;
-    if (world_->peers_[slot].transport->export_window_to(slot, window, &exported) != MEP_SUCCESS ||
+    if (world_->peers_[slot].transport->export_window(slot, window, &exported) != MEP_SUCCESS ||
         world_->send_window(*window, exported, slot) != MEP_SUCCESS) {
       log(LogLevel::kWarn, "cannot offer a window to rank %u: %s", slot, last_error_text());
       broken_links_.add(slot);

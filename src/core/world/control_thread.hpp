@@ -156,7 +156,7 @@ class ControlThread {
   void take_what_has_come();
   void give_up_the_gone();
   // Marks behind all that this rank's threads have posted, once a view change has stopped them.
-  void send_marks(uint64_t epoch);
+  void ask_for_quiet();
   bool drained() const;
   void check_prepare();
 
@@ -215,7 +215,7 @@ class ControlThread {
 
   // What was posted before the wedge may still be on its way here: no window is prepared for the next
   // epoch before the marks of all others that stay have come.
-  uint64_t marked_epoch_ = 0;
+  uint64_t quiet_epoch_ = 0;  // of the change under way, once this rank is wedged; 0: none
   std::unique_ptr<membership::Prepare> preparing_;  // null: none is put off
   uint32_t watched_transports_ = 0;
 

@@ -9,7 +9,7 @@ namespace mep {
 
 void ControlThread::watch_transports() {
   for (; watched_transports_ < world_->network_.count(); ++watched_transports_) {
-    const int fd = world_->network_.transport(watched_transports_)->control_fd();
+    const int fd = world_->network_.transport(watched_transports_)->events().control;
     if (fd >= 0 && !watch(fd, Source::kTransport, watched_transports_, EPOLLIN)) {
       log(LogLevel::kError, "a transport cannot be watched: %m");
     }
@@ -28,12 +28,13 @@ void ControlThread::take_what_has_come() {
 void ControlThread::serve_transports() {
   TransportWait& network = world_->network_;
   if (!network.active()) return;
-  for (uint32_t i = 0; i < network.count(); ++i) network.transport(i)->control_progress();
+  for (uint32_t i = 0; i < network.count(); ++i) network.transport(i)->serve();
   // A thread that waits makes progress itself, and sooner. During a view change none may come.
   if (!network.waited_for() || membership_->phase() == membership::Phase::kChanging) {
     (void)network.progress();
   }
   take_failures();
+  ask_for_quiet();  // those again whose queue was full
   check_prepare();
 }
 
@@ -67,14 +68,14 @@ void ControlThread::give_up_the_gone() {
   }
 }
 
-void ControlThread::send_marks(uint64_t epoch) {
-  marked_epoch_ = epoch;
-  if (!world_->network_.active()) return;
+// From the wedge to the new view.
+void ControlThread::ask_for_quiet() {
+  if (quiet_epoch_ == 0 || !world_->network_.active()) return;
   for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) {
     const World::Peer& peer = world_->peers_[slot];
     if (slot == world_->self_slot() || peer.transport == nullptr || !is_member(slot)) continue;
     // One that is lost sends none either, and is not waited for.
-    (void)peer.transport->mark(slot, epoch);
+    (void)peer.transport->quiesced(slot, quiet_epoch_);
   }
 }
 
@@ -89,7 +90,7 @@ bool ControlThread::drained() const {
         membership_->row().suspected.has(slot)) {
       return;
     }
-    all = all && peer.transport->marked(slot) >= marked_epoch_;
+    all = all && peer.transport->quiesced(slot, quiet_epoch_);
   });
   return all;
 }

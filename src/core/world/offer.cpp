@@ -1,7 +1,5 @@
 #include "core/world/offer.hpp"
 
-#include <algorithm>
-
 #include "core/bootstrap/byte_codec.hpp"
 
 namespace mep {
@@ -14,13 +12,8 @@ constexpr size_t kMaxTransportNameBytes = 32;
 }  // namespace
 
 uint64_t Offer::sharing(const PeerIdentity& identity) const {
-  const auto has = [this](const char* name) {
-    return std::any_of(transports.begin(), transports.end(),
-                       [=](const Entry& entry) { return entry.name == name; });
-  };
-  if (puts_only) return 0;
-  if (has("shm")) return 1;
-  return has("inproc") ? identity.process_token | 2 : 0;
+  if (shares == Shares::kHost) return 1;
+  return shares == Shares::kProcess ? identity.process_token | 2 : 0;
 }
 
 std::vector<std::byte> encode_offer(const Offer& offer) {
@@ -33,7 +26,7 @@ std::vector<std::byte> encode_offer(const Offer& offer) {
     writer.text(entry.name);
     writer.block(entry.blob);
   }
-  writer.number(static_cast<uint8_t>(offer.puts_only ? 1 : 0));
+  writer.number(static_cast<uint8_t>(offer.shares));
   return writer.take();
 }
 
@@ -52,7 +45,9 @@ bool decode_offer(std::span<const std::byte> bytes, Offer* out) {
     entry.blob = reader.block(kMaxOfferBlobBytes);
     out->transports.push_back(std::move(entry));
   }
-  out->puts_only = reader.number<uint8_t>() != 0;
+  const auto shares = reader.number<uint8_t>();
+  if (shares > static_cast<uint8_t>(Shares::kHost)) return false;
+  out->shares = static_cast<Shares>(shares);
   return reader.complete();
 }
 

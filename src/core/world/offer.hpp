@@ -12,6 +12,9 @@
 
 namespace mep {
 
+// With whom a rank can share its windows, as far as they do the same.
+enum class Shares : uint8_t { kNothing, kProcess, kHost };
+
 struct Offer {
   std::vector<uint64_t> affinity;
   uint32_t quota = 0;  // whole cores, 0: none
@@ -20,7 +23,7 @@ struct Offer {
     std::vector<std::byte> blob;
   };
   std::vector<Entry> transports;
-  bool puts_only = false;  // it maps nobody
+  Shares shares = Shares::kNothing;
 
   // See Remote.
   uint64_t sharing(const PeerIdentity& identity) const;

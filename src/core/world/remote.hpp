@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/world/doorbell_delays.hpp"
+#include "core/world/wait.hpp"
 #include "mep.h"
 #include "transport/transport.hpp"
 
@@ -17,6 +18,7 @@ struct Remote {
   std::byte* mapped = nullptr;   // null: only put and signal
   Doorbell* doorbell = nullptr;  // of the owner; set exactly when mapped is
   Transport* transport = nullptr;
+  NetworkWait* network = nullptr;  // of this rank; null: it has none
   uint64_t window = 0;
   uint64_t host = 0;  // same value: same host
   // Ranks of one host that have the same value here, and not 0, map each other. All ranks know it of all.
@@ -37,7 +39,7 @@ struct Remote {
       if (bytes != 0) std::memcpy(mapped + offset + first, from + first, bytes - first);
       return MEP_SUCCESS;
     }
-    return unless_lost(transport->put(slot, 0, window, offset, local, bytes));
+    return post(Posting::put(window, offset, local, bytes));
   }
 
   // Release: whoever reads the word with acquire sees all earlier puts of this thread to this peer.
@@ -48,15 +50,24 @@ struct Remote {
           doorbell, reinterpret_cast<std::atomic<uint64_t>*>(mapped + offset), word);
       return MEP_SUCCESS;
     }
-    return unless_lost(transport->signal(slot, 0, window, offset, word, true));
+    return post(Posting::signal(window, offset, word, true));
   }
 
+  // Source bytes of all earlier puts are the caller's again, also after errors. It makes progress meanwhile,
+  // and ends by itself or, if the peer does not answer any more, when the membership gives it up.
+  void flush() const;
+
  private:
-  // A connection that is lost is for the membership to judge, which hears of it from the transport: the
-  // operation goes on and ends by the verdict, the same on all ranks.
-  mep_result_t unless_lost(mep_result_t result) const {
-    return result == MEP_ERR_PEER_FAILED && transport->delivers_later() ? MEP_SUCCESS : result;
+  mep_result_t post(const Posting& posting) const {
+    Batch batch{{&posting, 1}};
+    const mep_result_t result = transport->post(slot, &batch);
+    return result == MEP_SUCCESS ? result : go_on(result, &batch);
   }
+  // What a full queue left is posted when there is room. A connection that is lost is for the membership to
+  // judge, which hears of it from the transport: the operation goes on and ends by the verdict, the same on
+  // all ranks.
+  mep_result_t go_on(mep_result_t result, Batch* batch) const;
+  void make_progress() const;
 };
 
 // A word of a window in this process: the reader's side of signal(). Acquire: see there.

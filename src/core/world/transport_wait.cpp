@@ -39,13 +39,16 @@ mep_result_t TransportWait::add(Transport* transport, Doorbell* doorbell) {
   const uint32_t count = count_.load(std::memory_order_relaxed);
   const auto end = transports_.begin() + count;
   if (std::find(transports_.begin(), end, transport) != end) return MEP_SUCCESS;
-  if (count == kMaxTransports || !watch(epoll_.get(), transport->event_fd(), 0)) {
+  if (count == kMaxTransports || !watch(epoll_.get(), transport->events().data, 0)) {
     return fail(result_of_errno(errno), "transport %s cannot be waited for: %m", transport->name());
   }
   transports_[count] = transport;
-  const int direct = count == 0 ? transport->sleep_epoll(event_.get(), kEventTag) : -1;
+  // Of a single transport its own epoll is slept on: that spares an epoll within an epoll.
+  const TransportEvents& events = transport->events();
+  const bool direct =
+      count == 0 && events.data_is_epoll && watch(events.data, event_.get(), kEventTag);
   // Relaxed: either epoll holds all that is waited for until a second transport comes.
-  sleep_on_.store(direct >= 0 ? direct : epoll_.get(), std::memory_order_relaxed);
+  sleep_on_.store(direct ? events.data : epoll_.get(), std::memory_order_relaxed);
   count_.store(count + 1, std::memory_order_release);
   doorbell_sleeps_by_event(doorbell);
   active_.store(true, std::memory_order_release);
@@ -56,21 +59,24 @@ bool TransportWait::progress() {
   bool any = false;
   const uint32_t transports = count();
   for (uint32_t i = 0; i < transports; ++i) {
-    bool active = false;
     try {
-      // What goes wrong with a peer, the transport tells the control thread.
-      (void)transports_[i]->progress(&active);
+      any = transports_[i]->progress(false) || any;
     } catch (const std::bad_alloc&) {
-      active = false;  // goes on with the next look
+      // Goes on with the next look.
     }
-    any = any || active;
   }
   return any;
 }
 
 void TransportWait::announce() {
   const uint32_t transports = count();
-  for (uint32_t i = 0; i < transports; ++i) transports_[i]->before_sleep();
+  for (uint32_t i = 0; i < transports; ++i) {
+    try {
+      (void)transports_[i]->progress(true);
+    } catch (const std::bad_alloc&) {
+      // It may have slept through what came: a sleep is bounded.
+    }
+  }
   const std::lock_guard lock(mutex_);
   ++announced_;
 }

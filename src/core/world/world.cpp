@@ -119,16 +119,8 @@ const char* World::transport_text(uint32_t slot) const {
   if (slot == self_slot()) return "self";
   const Transport* transport = peers_[slot].transport;
   if (transport == nullptr) return "none";
-  if (transport->map(slot, kWorldWindowId) != nullptr) return transport->name();
-  if (const char* text = transport->describe(slot)) return text;
-  static constexpr struct {
-    const char* name;
-    const char* text;
-  } kPutOnly[] = {{"inproc", "inproc (put only)"}, {"shm", "shm (put only)"}};
-  for (const auto& entry : kPutOnly) {
-    if (std::string_view(entry.name) == transport->name()) return entry.text;
-  }
-  return transport->name();
+  const char* text = transport->status(slot).text;
+  return text != nullptr ? text : transport->name();
 }
 
 // --- Windows --------------------------------------------------------------------------------------
@@ -170,7 +162,7 @@ mep_result_t World::send_windows(const std::shared_ptr<Window>& window,
     for (const uint32_t slot : targets) {
       if (slot == self_slot() || peers_[slot].transport == nullptr) continue;
       WindowExport exported;
-      result = peers_[slot].transport->export_window_to(slot, window, &exported);
+      result = peers_[slot].transport->export_window(slot, window, &exported);
       if (result == MEP_SUCCESS) result = send_window(*window, exported, slot);
       if (result == MEP_SUCCESS) continue;
       text = last_error_text();
@@ -199,6 +191,7 @@ mep_result_t World::remote_of(uint32_t slot, const std::shared_ptr<Window>& wind
   }
   Transport* transport = peers_[slot].transport;
   remote->transport = transport;
+  remote->network = wait_policy_.network;
   // Both or neither: who is not mapped is sent what who is mapped reads by itself.
   const bool both_map = remote->sharing != 0 && remote->sharing == peers_[self_slot()].sharing;
   if (both_map && remote->host == host_of(self_.identity)) {
@@ -372,7 +365,7 @@ void World::renew_windows(uint32_t excluded, AwaitedWindows* awaited,
       }
       WindowExport exported;
       awaited->insert({{slot, window->id()}, window->generation()});
-      if (peers_[slot].transport->export_window_to(slot, window, &exported) == MEP_SUCCESS &&
+      if (peers_[slot].transport->export_window(slot, window, &exported) == MEP_SUCCESS &&
           send_window(*window, exported, slot) == MEP_SUCCESS) {
         continue;
       }

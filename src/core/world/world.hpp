@@ -101,7 +101,11 @@ class WorldClient {
 
 // The transports that work here, in order of preference.
 struct TransportSet {
-  std::vector<std::unique_ptr<Transport>> all;
+  struct Opened {
+    std::unique_ptr<Transport> transport;
+    std::vector<std::byte> offer;
+  };
+  std::vector<Opened> all;
   bool puts_only = false;
   [[nodiscard]] mep_result_t open(const ResolvedConfig& config);
   // What a rank tells its peers when they connect: its cores and the transports' addresses.

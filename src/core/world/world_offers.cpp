@@ -26,22 +26,31 @@ uint64_t spin_time_ns() {
   return std::max<uint64_t>(now_ns() - start, 1);
 }
 
-// The order in which verbs shall use the HCAs. *is_any false: none may or can be used; the text says
-// why.
-[[nodiscard]] mep_result_t choose_hcas(const ResolvedConfig& config, TransportOptions* options,
-                                       bool* is_any) {
+// In which order network adapters are to be used.
+[[nodiscard]] mep_result_t find_near_adapters(int32_t rank, NearAdapters* out) {
   HcaQuestion question;
-  question.fallback_rank = config.rank;
+  question.fallback_rank = rank;
   HcaChoice choice;
   MEP_TRY(choose_preferred_hca(question, &choice));
   log(LogLevel::kInfo, "HCA: %s", choice.summary.c_str());
-  *is_any = choice.usable > 0;
-  options->hca.clear();
+  out->names.clear();
   for (size_t i = 0; i < choice.usable; ++i) {
-    options->hca += (i == 0 ? "" : ",") + choice.ports[i].name();
+    out->names += (i == 0 ? "" : ",") + choice.ports[i].name();
   }
-  options->hca_equals = static_cast<uint32_t>(choice.equals);
+  out->equals = static_cast<uint32_t>(choice.equals);
   return MEP_SUCCESS;
+}
+
+// Whom all map who have these transports.
+Shares shared_by(std::span<const TransportSet::Opened> all) {
+  Shares shares = Shares::kNothing;
+  for (const TransportSet::Opened& each : all) {
+    const TransportTraits& traits = each.transport->traits();
+    if (!traits.is_mapped) continue;
+    const Shares wider = traits.reach == Reach::kProcess ? Shares::kProcess : Shares::kHost;
+    shares = std::max(shares, wider);
+  }
+  return shares;
 }
 
 }  // namespace
@@ -52,10 +61,10 @@ mep_result_t TransportSet::open(const ResolvedConfig& config) {
   options.put_only = puts_only;
   options.suspect_ms = config.suspect_ms;
   options.connect_timeout_ms = config.init_timeout_ms;
-  options.network_interface = config.network_interface;
-  options.encrypt_data = config.encrypt_data;
-  options.authenticate_data = config.authenticate_data;
   options.one_host = config.rendezvous.empty() && config.store == nullptr;
+  options.near_adapters = [rank = config.rank](NearAdapters* out) {
+    return find_near_adapters(rank, out);
+  };
   const auto wanted = [&](const char* name) {
     return config.transports.empty() ||
            std::find(config.transports.begin(), config.transports.end(), name) !=
@@ -73,21 +82,16 @@ mep_result_t TransportSet::open(const ResolvedConfig& config) {
   }
   for (const TransportEntry& entry : transport_table()) {
     if (!wanted(entry.name)) continue;
-    std::unique_ptr<Transport> transport = entry.make(options);
-    const mep_result_t probed = transport->probe();
+    Opened opened;
+    opened.transport = entry.make(options);
+    const mep_result_t result = opened.transport->open(&opened.offer);
     // It would be usable: going on without it would only hide what is missing.
-    if (probed == MEP_ERR_NO_MEMORY) return probed;
-    if (probed != MEP_SUCCESS) {
+    if (result == MEP_ERR_NO_MEMORY || result == MEP_ERR_INVALID_ARGUMENT) return result;
+    if (result != MEP_SUCCESS) {
       log(LogLevel::kInfo, "transport %s is not usable: %s", entry.name, last_error_text());
       continue;
     }
-    if (std::string(entry.name) == "verbs") {
-      bool is_any = false;
-      MEP_TRY(choose_hcas(config, &options, &is_any));
-      if (!is_any) continue;
-      transport = entry.make(options);
-    }
-    all.push_back(std::move(transport));
+    all.push_back(std::move(opened));
   }
   return MEP_SUCCESS;
 }
@@ -96,12 +100,8 @@ mep_result_t TransportSet::make_offer(std::vector<std::byte>* offer) const {
   Offer own;
   MEP_TRY(affinity_mask(&own.affinity));
   own.quota = static_cast<uint32_t>(cgroup_core_limit());
-  for (const auto& transport : all) {
-    Offer::Entry& entry = own.transports.emplace_back();
-    entry.name = transport->name();
-    MEP_TRY(transport->make_offer(&entry.blob));
-  }
-  own.puts_only = puts_only;
+  for (const Opened& each : all) own.transports.push_back({each.transport->name(), each.offer});
+  own.shares = puts_only ? Shares::kNothing : shared_by(all);
   *offer = encode_offer(own);
   return MEP_SUCCESS;
 }
@@ -120,7 +120,7 @@ mep_result_t World::choose_transport(Peer* peer, std::span<const std::byte> offe
     *result = transport.add_peer(self_.identity, peer->identity, entry.blob, peer->session);
     // No fabric in common, say; the other side finds the same and tries the next one, too.
     if (*result == MEP_ERR_UNSUPPORTED) return false;
-    if (*result == MEP_SUCCESS && transport.event_fd() >= 0) {
+    if (*result == MEP_SUCCESS && transport.traits().has_events) {
       *result = network_.add(&transport, doorbell());
     }
     peer->transport = &transport;
@@ -128,15 +128,15 @@ mep_result_t World::choose_transport(Peer* peer, std::span<const std::byte> offe
   };
   mep_result_t result = MEP_SUCCESS;
   if (self_.identity.slot < peer->identity.slot) {
-    for (const auto& transport : transports_.all) {
+    for (const TransportSet::Opened& each : transports_.all) {
       for (const Offer::Entry& entry : theirs.transports) {
-        if (try_pair(*transport, entry, &result)) return result;
+        if (try_pair(*each.transport, entry, &result)) return result;
       }
     }
   } else {
     for (const Offer::Entry& entry : theirs.transports) {
-      for (const auto& transport : transports_.all) {
-        if (try_pair(*transport, entry, &result)) return result;
+      for (const TransportSet::Opened& each : transports_.all) {
+        if (try_pair(*each.transport, entry, &result)) return result;
       }
     }
   }
@@ -153,8 +153,9 @@ mep_result_t World::open_network() {
     peers_[self_slot()].sharing = offered.sharing(self_.identity);
   }
   const auto& all = transports_.all;
-  MEP_TRY(network_.open(std::any_of(
-      all.begin(), all.end(), [](const auto& transport) { return transport->event_fd() >= 0; })));
+  MEP_TRY(network_.open(std::any_of(all.begin(), all.end(), [](const TransportSet::Opened& each) {
+    return each.transport->traits().has_events;
+  })));
   if (!network_.is_open()) return MEP_SUCCESS;
   wait_policy_.network = &network_;
   UniqueFd own(fcntl(network_.event(), F_DUPFD_CLOEXEC, 0));
@@ -170,7 +171,7 @@ mep_result_t World::await_connections(const Deadline& deadline, bool is_newcomer
       return peer.transport != nullptr && slot != self_slot() &&
              view_snapshot().incarnation(slot) == peer.identity.incarnation;
     };
-    while (wanted() && !peer.transport->connected(slot)) {
+    while (wanted() && !peer.transport->status(slot).is_connected) {
       const bool failed = peer_state(slot) == MEP_PEER_SUSPECT || peer_state(slot) == MEP_PEER_DEAD;
       if (failed && is_newcomer) break;
       if (terminal_result() != MEP_SUCCESS || failed || deadline.expired()) {
@@ -187,11 +188,11 @@ mep_result_t World::await_connections(const Deadline& deadline, bool is_newcomer
 }
 
 void World::hold_windows() {
-  for (uint32_t i = 0; i < network_.count(); ++i) network_.transport(i)->hold_windows();
+  for (uint32_t i = 0; i < network_.count(); ++i) network_.transport(i)->hold_windows(true);
 }
 
 void World::release_windows() {
-  for (uint32_t i = 0; i < network_.count(); ++i) network_.transport(i)->release_windows();
+  for (uint32_t i = 0; i < network_.count(); ++i) network_.transport(i)->hold_windows(false);
 }
 
 void World::unbind_event(uint32_t slot) {

@@ -22,9 +22,12 @@ constexpr uint32_t kInprocTicketMagic = 0x4d455049;
 // A put is a copy: it ends within this unless its thread is kept from running.
 constexpr uint64_t kFenceTimeoutMs = 10000;
 
+constexpr TransportTraits kTraits{
+    .name = "inproc", .reach = Reach::kProcess, .is_mapped = true, .lands_at_once = true};
+
 class InprocTransport final : public MappedTransport {
  public:
-  explicit InprocTransport(const TransportOptions& options) : MappedTransport(options) {}
+  explicit InprocTransport(const TransportOptions& options) : MappedTransport(kTraits, options) {}
 
   ~InprocTransport() override {
     for (const auto& [window, exported] : exports_) {
@@ -32,13 +35,7 @@ class InprocTransport final : public MappedTransport {
     }
   }
 
-  const char* name() const override { return "inproc"; }
-
-  bool reaches(const PeerIdentity& self, const PeerIdentity& peer) const override {
-    return self.host == peer.host && self.process_token == peer.process_token;
-  }
-
-  [[nodiscard]] mep_result_t export_window(const std::shared_ptr<Window>& window,
+  [[nodiscard]] mep_result_t export_window(uint32_t /*slot*/, const std::shared_ptr<Window>& window,
                                            WindowExport* out) override {
     const std::lock_guard lock(mutex_);
     forget_expired_exports();

@@ -20,22 +20,23 @@ namespace {
 
 constexpr uint32_t kShmTicketMagic = 0x4d455053;
 
+constexpr TransportTraits kTraits{.name = "shm",
+                                  .reach = Reach::kHost,
+                                  .is_mapped = true,
+                                  .lands_at_once = true,
+                                  .renews_windows = true};
+
 class ShmTransport final : public MappedTransport {
  public:
-  explicit ShmTransport(const TransportOptions& options) : MappedTransport(options) {}
+  explicit ShmTransport(const TransportOptions& options) : MappedTransport(kTraits, options) {}
 
-  const char* name() const override { return "shm"; }
-
-  [[nodiscard]] mep_result_t probe() override {
+  [[nodiscard]] mep_result_t open(std::vector<std::byte>* offer) override {
     UniqueFd fd;
-    return create_memfd("mep-probe", 1, &fd);
+    MEP_TRY(create_memfd("mep-probe", 1, &fd));
+    return MappedTransport::open(offer);
   }
 
-  bool reaches(const PeerIdentity& self, const PeerIdentity& peer) const override {
-    return self.host == peer.host && self.process_token != peer.process_token;
-  }
-
-  [[nodiscard]] mep_result_t export_window(const std::shared_ptr<Window>& window,
+  [[nodiscard]] mep_result_t export_window(uint32_t /*slot*/, const std::shared_ptr<Window>& window,
                                            WindowExport* out) override {
     UniqueFd fd(fcntl(window->fd(), F_DUPFD_CLOEXEC, 0));
     if (!fd.valid()) {
@@ -72,8 +73,6 @@ class ShmTransport final : public MappedTransport {
     present->generation = ticket.generation;
     return MEP_SUCCESS;
   }
-
-  bool fence_renews_windows() const override { return true; }
 
   [[nodiscard]] mep_result_t fence_out(uint32_t slot) override {
     Peer* peer = nullptr;

@@ -53,17 +53,28 @@ UniqueFd accept_from(int listener) {
 
 // --- Listening ------------------------------------------------------------------------------------
 
-mep_result_t Greeter::listen(std::vector<Address>* own) {
-  if (listeners_.empty()) {
-    std::vector<Address> addresses;
-    MEP_TRY(local_addresses(options_.filter, &addresses));
-    for (Address& address : addresses) {
-      // An address may go away while it is being bound; another one is enough.
-      if (listen_on(&address) == MEP_SUCCESS) own_.push_back(address);
-    }
-    if (own_.empty()) return fail(MEP_ERR_SYSTEM, "no address can be listened on: %m");
+mep_result_t Greeter::own_addresses(bool beyond_host, std::vector<Address>* out) const {
+  return local_addresses({options_.interfaces, options_.one_host || !beyond_host}, out);
+}
+
+mep_result_t Greeter::listen(bool beyond_host) {
+  if (listens_beyond_ || (listens_here_ && !beyond_host)) return MEP_SUCCESS;
+  std::vector<Address> addresses;
+  const mep_result_t found = own_addresses(beyond_host, &addresses);
+  // A host without loopback meets itself as others meet it.
+  if (found != MEP_SUCCESS) return beyond_host ? found : listen(true);
+  for (Address& address : addresses) {
+    const bool is_known =
+        std::any_of(listening_.begin(), listening_.end(), [&](const Address& known) {
+          return known.is_v6 == address.is_v6 &&
+                 std::memcmp(known.bytes, address.bytes, sizeof known.bytes) == 0;
+        });
+    // An address may go away while it is being bound; another one is enough.
+    if (!is_known && listen_on(&address) == MEP_SUCCESS) listening_.push_back(address);
   }
-  *own = own_;
+  if (listening_.empty()) return fail(MEP_ERR_SYSTEM, "no address can be listened on: %m");
+  listens_here_ = true;
+  listens_beyond_ = beyond_host;
   return MEP_SUCCESS;
 }
 
@@ -147,31 +158,48 @@ bool Greeter::accept_one(const UniqueFd& listener, uint64_t now) {
 // --- Connecting -----------------------------------------------------------------------------------
 
 void Greeter::add(TcpPeer* peer) {
-  Attempt attempt;
-  const uint64_t now = now_ns();
-  attempt.give_up_ns = now + options_.connect_timeout_ms * kMs;
+  missing_.emplace(peer, Attempt{});
+}
+
+void Greeter::want(TcpPeer* peer, std::span<const Address> addresses) {
+  const auto found = missing_.find(peer);
+  if (found == missing_.end() || found->second.is_wanted) return;
+  Attempt& attempt = found->second;
   if (peer->connects()) {
-    // A rank that listens on loopback alone has all its peers on this machine, whatever they are told
-    // to take each other for.
+    std::vector<Address> own;
+    // Without addresses of its own it tries all the same.
+    const KeepErrorText kept;
+    (void)own_addresses(true, &own);
+    // A rank that has loopback alone has all its peers on this machine.
     const bool same_host =
         peer->self().host == peer->identity().host ||
-        std::all_of(own_.begin(), own_.end(), [](const Address& each) { return each.is_loopback; });
-    attempt.addresses = reachable(own_, peer->addresses(), same_host);
+        std::all_of(own.begin(), own.end(), [](const Address& each) { return each.is_loopback; });
+    attempt.addresses = reachable(own, addresses, same_host);
     if (attempt.addresses.empty()) attempt.trouble = "it offers no address that could be reached";
   }
-  wanted_.emplace(peer, std::move(attempt));
+  attempt.is_wanted = true;
+  attempt.give_up_ns = now_ns() + options_.connect_timeout_ms * kMs;
+}
+
+bool Greeter::needs_time() const {
+  return !half_open_.empty() || is_closed_ ||
+         std::any_of(missing_.begin(), missing_.end(),
+                     [](const auto& entry) { return entry.second.is_wanted; });
 }
 
 void Greeter::remove(const TcpPeer* peer) {
-  wanted_.erase(const_cast<TcpPeer*>(peer));
+  missing_.erase(const_cast<TcpPeer*>(peer));
   half_open_.remove_if([=](const HalfOpen& each) { return each.peer == peer; });
 }
 
 // With interfaces selected, connections leave by them too.
 bool Greeter::bind_source(int socket, const Address& target) const {
-  if (options_.filter.selection.empty()) return true;
+  if (options_.interfaces.empty()) return true;
+  std::vector<Address> own;
+  const KeepErrorText kept;
+  if (own_addresses(true, &own) != MEP_SUCCESS) return false;
   const Address* best = nullptr;
-  for (const Address& mine : own_) {
+  for (const Address& mine : own) {
     if (mine.is_v6 != target.is_v6) continue;
     if (best == nullptr || (same_network(mine, target) && !same_network(*best, target))) {
       best = &mine;
@@ -186,9 +214,9 @@ bool Greeter::bind_source(int socket, const Address& target) const {
 }
 
 void Greeter::start_attempts(uint64_t now) {
-  for (auto& [peer, attempt] : wanted_) {
+  for (auto& [peer, attempt] : missing_) {
     if (peer->state() != TcpPeer::State::kConnecting || attempt.under_way) continue;
-    if (!peer->connects() || now < attempt.next_try_ns) continue;
+    if (!peer->connects() || !attempt.is_wanted || now < attempt.next_try_ns) continue;
     start_attempt(peer, &attempt, now);
   }
 }
@@ -222,8 +250,8 @@ void Greeter::start_attempt(TcpPeer* peer, Attempt* attempt, uint64_t now) {
 }
 
 void Greeter::note_failed(const HalfOpen& connection, uint64_t now) {
-  const auto found = wanted_.find(connection.peer);
-  if (found == wanted_.end() || !connection.peer->connects()) return;
+  const auto found = missing_.find(connection.peer);
+  if (found == missing_.end() || !connection.peer->connects()) return;
   Attempt& attempt = found->second;
   attempt.under_way = false;
   // Each address once, then a pause.
@@ -256,7 +284,7 @@ bool Greeter::take_over(HalfOpen* connection, const Connected& connected) {
   if (!connected(connection->peer, &connection->socket, connection->hello, connection->challenge)) {
     return false;
   }
-  wanted_.erase(connection->peer);
+  missing_.erase(connection->peer);
   return true;
 }
 
@@ -285,7 +313,7 @@ void Greeter::advance(const Connected& connected) {
   }
   start_attempts(now);
   std::vector<std::pair<TcpPeer*, std::string>> given_up;
-  for (const auto& [peer, attempt] : wanted_) {
+  for (const auto& [peer, attempt] : missing_) {
     if (now < attempt.give_up_ns) continue;
     given_up.emplace_back(peer, peer->connects()
                                     ? "no connection to it came about; last: " + attempt.trouble
@@ -293,7 +321,7 @@ void Greeter::advance(const Connected& connected) {
   }
   for (auto& [peer, reason] : given_up) {
     remove(peer);
-    peer->give_up(std::move(reason));
+    peer->fail_connecting(std::move(reason));
   }
 }
 
@@ -380,7 +408,7 @@ Greeter::Outcome Greeter::finish_connect(HalfOpen* connection) {
 }
 
 TcpPeer* Greeter::find_caller(const Hello& hello) const {
-  for (const auto& [peer, attempt] : wanted_) {
+  for (const auto& [peer, attempt] : missing_) {
     const PeerIdentity& self = peer->self();
     const PeerIdentity& caller = peer->identity();
     if (!peer->connects() && caller.slot == hello.from_slot &&

@@ -13,6 +13,7 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,10 @@
 namespace mep::tcp {
 
 struct GreeterOptions {
-  AddressFilter filter;
+  std::string
+      interfaces;  // see AddressFilter; with none, peers on this host are met on loopback alone
+  bool one_host =
+      false;  // no peer is on another host, whatever ranks are told to take each other for
   uint32_t suspect_ms = 5000;
   uint32_t connect_timeout_ms = 60000;
 };
@@ -35,17 +39,22 @@ class Greeter {
   Greeter(GreeterOptions options, int epoll, uint64_t tag)
       : options_(std::move(options)), epoll_(epoll), tag_(tag) {}
 
-  // Listens; *own: on what, with ports.
-  [[nodiscard]] mep_result_t listen(std::vector<Address>* own);
-  // Peers that are not connected yet.
+  // Listens where peers on this host can call or, `beyond_host`, those on others; once.
+  [[nodiscard]] mep_result_t listen(bool beyond_host);
+  // On what, with ports.
+  const std::vector<Address>& listening() const { return listening_; }
+  // A peer that is not connected yet: it may call from now on.
   void add(TcpPeer* peer);
+  // Its connection is needed from now on, and is called from here if this rank is the one that connects. Again:
+  // no difference.
+  void want(TcpPeer* peer, std::span<const Address> addresses);
   void remove(const TcpPeer* peer);
   // Takes over each peer whose connection is made, with its socket. False: try again later.
   using Connected = std::function<bool(TcpPeer*, UniqueFd*, const Hello&, const Challenge&)>;
   // Does what can be done now. After std::bad_alloc it goes on with the next call.
   void advance(const Connected& connected);
   // Whether time alone can change something.
-  bool needs_time() const { return !half_open_.empty() || !wanted_.empty() || is_closed_; }
+  bool needs_time() const;
   size_t half_open() const { return half_open_.size(); }
 
  private:
@@ -71,12 +80,13 @@ class Greeter {
     std::string address;
     const char* trouble = "no answer";
   };
-  // What this rank tries for a peer that it connects to.
+  // What this rank does for a connection to a peer.
   struct Attempt {
-    std::vector<Address> addresses;
+    bool is_wanted = false;
+    std::vector<Address> addresses;  // none of those that it accepts
     size_t next = 0;
     uint64_t next_try_ns = 0;
-    uint64_t give_up_ns = 0;
+    uint64_t give_up_ns = UINT64_MAX;
     bool under_way = false;
     std::string trouble = "not tried yet";
   };
@@ -89,6 +99,7 @@ class Greeter {
   void start_attempts(uint64_t now);
   void start_attempt(TcpPeer* peer, Attempt* attempt, uint64_t now);
   [[nodiscard]] bool bind_source(int socket, const Address& target) const;
+  [[nodiscard]] mep_result_t own_addresses(bool beyond_host, std::vector<Address>* out) const;
   void note_failed(const HalfOpen& connection, uint64_t now);
   void prepare_socket(int socket) const;
   bool watch(int socket, uint32_t events, bool is_known) const;
@@ -106,11 +117,13 @@ class Greeter {
   const int epoll_;
   const uint64_t tag_;
   std::vector<UniqueFd> listeners_;
-  std::vector<Address> own_;
+  std::vector<Address> listening_;
+  bool listens_here_ = false;
+  bool listens_beyond_ = false;
   // Nobody can be let in: callers wait in the listeners, which are not watched meanwhile.
   bool is_closed_ = false;
   uint64_t closed_until_ns_ = 0;
-  std::map<TcpPeer*, Attempt> wanted_;  // those that this rank accepts have no addresses
+  std::map<TcpPeer*, Attempt> missing_;  // peers without connection
   std::list<HalfOpen> half_open_;
 };
 

@@ -32,7 +32,7 @@ std::byte* OutQueue::extend(size_t bytes) {
   if (last != nullptr && last->in_chunk && last->data + last->bytes == place && !last->ends_chunk) {
     last->bytes += bytes;
   } else {
-    pieces_.push_back({place, bytes, nullptr, true, false});
+    pieces_.push_back({place, bytes, nullptr, 0, true, false});
   }
   used_ += bytes;
   bytes_ += bytes;
@@ -61,9 +61,16 @@ void OutQueue::undo(const Mark& mark) {
   bytes_ = mark.bytes;
 }
 
-void OutQueue::append_external(const std::byte* data, size_t bytes) {
-  pieces_.push_back({data, bytes, nullptr, false, false});
+void OutQueue::append_external(const std::byte* data, size_t bytes, uint64_t number) {
+  pieces_.push_back({data, bytes, nullptr, number, false, false});
   bytes_ += bytes;
+}
+
+uint64_t OutQueue::first_external() const {
+  const auto found = std::find_if(pieces_.begin(), pieces_.end(), [](const Piece& piece) {
+    return !piece.in_chunk && piece.owned == nullptr;
+  });
+  return found == pieces_.end() ? 0 : found->number;
 }
 
 void OutQueue::own_all() {

@@ -5,6 +5,7 @@
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 
@@ -14,8 +15,10 @@ class OutQueue {
  public:
   // Room for `bytes` (at most kMaxCopyBytes) at the end, to be filled by the caller now.
   std::byte* extend(size_t bytes);
-  // `data` stays readable until it is sent or own_all() was called.
-  void append_external(const std::byte* data, size_t bytes);
+  // `data` stays readable until it is sent or own_all() was called. Numbers grow.
+  void append_external(const std::byte* data, size_t bytes, uint64_t number);
+  // The number of the first that still has to stay readable; 0: none.
+  uint64_t first_external() const;
   // Copies all that is external; if it throws std::bad_alloc, some still is.
   void own_all();
   // What throws std::bad_alloc changes nothing by itself; of several steps that belong together, undo()
@@ -48,6 +51,7 @@ class OutQueue {
     const std::byte* data;
     size_t bytes;
     std::unique_ptr<std::byte[]> owned;  // data of this piece alone
+    uint64_t number;                     // of what is external
     bool in_chunk;
     bool ends_chunk;  // the front chunk is free once this piece is sent
   };

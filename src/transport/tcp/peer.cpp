@@ -16,9 +16,9 @@
 namespace mep::tcp {
 namespace {
 
-constexpr size_t kCopyBytes = 4096;                  // a put up to here is copied
-constexpr size_t kSendNowBytes = size_t{128} << 10;  // more than this does not wait for a signal
-constexpr size_t kMaxQueuedBytes = size_t{1} << 30;  // of one peer that takes nothing
+constexpr size_t kCopyBytes = 4096;                    // a put up to here is copied
+constexpr size_t kSendNowBytes = size_t{128} << 10;    // more than this does not wait for a signal
+constexpr size_t kMaxQueuedBytes = size_t{256} << 20;  // more than this blocks
 // Of what is received; below the size from which malloc maps memory by itself, peer by peer.
 constexpr size_t kBufferBytes = size_t{96} << 10;
 constexpr size_t kDirectBytes = 4096;  // more than this lands without the buffer
@@ -81,11 +81,24 @@ bool TcpPeer::establish(UniqueFd* socket, const Hello& hello, const Challenge& c
   return true;
 }
 
-void TcpPeer::give_up(std::string reason) {
+void TcpPeer::fail_connecting(std::string reason) {
   const std::scoped_lock lock(in_mutex_, out_mutex_);
   if (state() != State::kConnecting) return;
   failure_text_ = std::move(reason);
   fail_sending("");
+}
+
+const char* TcpPeer::text() const {
+  if (state() != State::kUp) return "tcp";
+  switch (protection()) {
+    case Protection::kPlain:
+      return "tcp";
+    case Protection::kAuthenticated:
+      return "tcp (authenticated)";
+    case Protection::kEncrypted:
+      return "tcp (encrypted)";
+  }
+  return "tcp";
 }
 
 bool TcpPeer::take_failure(PeerFailure* out) {
@@ -103,6 +116,8 @@ mep_result_t TcpPeer::check_up() const {
   switch (state()) {
     case State::kFailed:
       return fail(MEP_ERR_PEER_FAILED, "the tcp connection to slot %u is lost", identity_.slot);
+    case State::kGivenUp:
+      return fail(MEP_ERR_PEER_FAILED, "slot %u was given up", identity_.slot);
     case State::kFenced:
       return fail(MEP_ERR_PEER_FAILED, "slot %u is fenced out of tcp", identity_.slot);
     default:
@@ -110,14 +125,21 @@ mep_result_t TcpPeer::check_up() const {
   }
 }
 
-// Under out_mutex_. The socket is closed by whoever receives: what came before may still land.
-void TcpPeer::fail_sending(const char* reason, int error) {
-  if (state() == State::kFailed || state() == State::kFenced) return;
-  state_.store(State::kFailed, std::memory_order_release);
-  if (socket_.valid()) ::shutdown(socket_.get(), SHUT_WR);
+// Under out_mutex_.
+void TcpPeer::forget_queued() {
   queue_.clear();
   sealed_bytes_ = sealed_sent_ = 0;
   blocked_.store(false, std::memory_order_relaxed);
+}
+
+// Under out_mutex_. The socket is closed by whoever receives: what came before may still land.
+void TcpPeer::fail_sending(const char* reason, int error) {
+  if (state() == State::kFailed || state() == State::kFenced) return;
+  const bool is_news = state() != State::kGivenUp;
+  state_.store(State::kFailed, std::memory_order_release);
+  if (socket_.valid()) ::shutdown(socket_.get(), SHUT_WR);
+  forget_queued();
+  if (!is_news) return;
   is_failure_untold_ = true;
   failure_reason_ = reason;
   failure_error_ = error;
@@ -138,14 +160,20 @@ void TcpPeer::fence() {
   const std::scoped_lock lock(in_mutex_, out_mutex_);
   state_.store(State::kFenced, std::memory_order_release);
   socket_.reset();
-  queue_.clear();
-  sealed_bytes_ = sealed_sent_ = 0;
-  blocked_.store(false, std::memory_order_relaxed);
+  forget_queued();
   target_.reset();
   landing_ = nullptr;
   payload_left_ = 0;
   partial_bytes_ = 0;
   buffered_ = 0;
+}
+
+void TcpPeer::give_up() {
+  const std::lock_guard lock(out_mutex_);
+  if (state() == State::kFailed || state() == State::kFenced) return;
+  state_.store(State::kGivenUp, std::memory_order_release);
+  if (blocked()) events_->peer_unblocked(identity_.slot, socket_.get());
+  forget_queued();
 }
 
 // --- Sending --------------------------------------------------------------------------------------
@@ -179,19 +207,25 @@ void TcpPeer::queue_put(uint64_t token, uint64_t offset, const std::byte* from, 
     frame.offset = offset + done;
     frame.bytes = static_cast<uint32_t>(std::min<size_t>(bytes - done, kMaxPutBytes));
     encode_frame(frame, queue_.extend(kFrameHeaderBytes));
-    queue_.append_external(from + done, frame.bytes);
+    queue_.append_external(from + done, frame.bytes, posted_ + 1);
   }
+}
+
+// Under out_mutex_.
+mep_result_t TcpPeer::check_room() {
+  if (queue_.bytes() <= kMaxQueuedBytes) return MEP_SUCCESS;
+  send_queued();
+  MEP_TRY(check_up());
+  return queue_.bytes() <= kMaxQueuedBytes ? MEP_SUCCESS : kWouldBlock;
 }
 
 mep_result_t TcpPeer::put(uint64_t token, uint64_t offset, const void* local, size_t bytes) {
   const std::lock_guard lock(out_mutex_);
   MEP_TRY(check_up());
-  if (queue_.bytes() > kMaxQueuedBytes) {
-    return fail(MEP_ERR_NO_MEMORY, "slot %u takes nothing: %zu bytes wait for it", identity_.slot,
-                queue_.bytes());
-  }
+  MEP_TRY(check_room());
   MEP_TRY(
       queue_whole([&] { queue_put(token, offset, static_cast<const std::byte*>(local), bytes); }));
+  ++posted_;
   // A test may stop or kill this process with a part of the put sent.
   if (failpoints_armed.load(std::memory_order_relaxed)) [[unlikely]] {
     send_queued();
@@ -204,30 +238,45 @@ mep_result_t TcpPeer::put(uint64_t token, uint64_t offset, const void* local, si
 mep_result_t TcpPeer::signal(uint64_t token, uint64_t offset, uint64_t word, bool wake) {
   const std::lock_guard lock(out_mutex_);
   MEP_TRY(check_up());
+  MEP_TRY(check_room());
   const DataFrame frame{FrameKind::kSignal, wake, sizeof word, token, offset, word};
   MEP_TRY(queue_whole([&] { encode_frame(frame, queue_.extend(kSignalBytes)); }));
+  ++posted_;
   send_queued();
   return MEP_SUCCESS;
 }
 
-mep_result_t TcpPeer::mark(uint64_t number) {
+bool TcpPeer::quiesced(uint64_t number) {
   const std::lock_guard lock(out_mutex_);
-  MEP_TRY(check_up());
-  const DataFrame frame{FrameKind::kMark, false, 0, 0, number, 0};
-  MEP_TRY(queue_whole([&] { encode_frame(frame, queue_.extend(kFrameHeaderBytes)); }));
-  send_queued();
-  return MEP_SUCCESS;
-}
-
-void TcpPeer::release_sources() {
-  const std::lock_guard lock(out_mutex_);
-  send_queued();
-  try {
-    queue_.own_all();
-  } catch (const std::bad_alloc&) {
-    // The caller's memory must not be read any more, and what is missing the peer would miss.
-    fail_sending("there is no memory for what waits to be sent to it");
+  // One that is lost is sent none, and its own does not come either; without memory the next call sends it.
+  if (sent_mark_ < number && check_up() == MEP_SUCCESS) {
+    const DataFrame frame{FrameKind::kMark, false, 0, 0, number, 0};
+    if (queue_whole([&] { encode_frame(frame, queue_.extend(kFrameHeaderBytes)); }) ==
+        MEP_SUCCESS) {
+      sent_mark_ = number;
+      send_queued();
+    }
   }
+  if (state() == State::kConnecting) {
+    let_in_from_.store(number, std::memory_order_relaxed);
+    return sent_mark_ >= number;
+  }
+  return (sent_mark_ >= number || state() != State::kUp) && marked() >= number;
+}
+
+Completion TcpPeer::completion(bool is_urgent) {
+  const std::lock_guard lock(out_mutex_);
+  if (is_urgent) {
+    send_queued();
+    try {
+      queue_.own_all();
+    } catch (const std::bad_alloc&) {
+      // The caller's memory must not be read any more, and what is missing the peer would miss.
+      fail_sending("there is no memory for what waits to be sent to it");
+    }
+  }
+  const uint64_t first = queue_.first_external();
+  return {posted_, first == 0 ? posted_ : first - 1};
 }
 
 void TcpPeer::send_left() {
@@ -436,6 +485,8 @@ bool TcpPeer::take_frame(const WindowExports& exports, const DataFrame& frame) {
     marked_.store(frame.offset, std::memory_order_release);
     return true;
   }
+  const bool is_late =
+      marked_.load(std::memory_order_relaxed) < let_in_from_.load(std::memory_order_relaxed);
   std::shared_ptr<Window> window;
   if (!exports.find(frame.token, &window))
     return deny("it sent a frame for no window of this rank");
@@ -447,6 +498,7 @@ bool TcpPeer::take_frame(const WindowExports& exports, const DataFrame& frame) {
       return deny("it sent a frame for the doorbell");
     }
   }
+  if (is_late) window.reset();
   if (frame.kind == FrameKind::kSignal) return take_signal(frame, window.get(), exports);
   payload_left_ = frame.bytes;
   landing_ = window == nullptr ? nullptr : window->data() + frame.offset;

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "base/unique_fd.hpp"
-#include "transport/tcp/address.hpp"
 #include "transport/tcp/frame.hpp"
 #include "transport/tcp/out_queue.hpp"
 #include "transport/tcp/sealing.hpp"
@@ -60,7 +59,7 @@ class PeerEvents {
 
 class TcpPeer {
  public:
-  enum class State : uint8_t { kConnecting, kUp, kFailed, kFenced };
+  enum class State : uint8_t { kConnecting, kUp, kGivenUp, kFailed, kFenced };
   struct Import {
     uint64_t token = 0;
     size_t bytes = 0;
@@ -68,13 +67,8 @@ class TcpPeer {
   };
 
   TcpPeer(const PeerIdentity& self, const PeerIdentity& peer, const PeerSession& session,
-          Protection wanted, std::vector<Address> addresses, PeerEvents* events)
-      : self_(self),
-        identity_(peer),
-        session_(session),
-        wanted_(wanted),
-        addresses_(std::move(addresses)),
-        events_(events) {}
+          Protection wanted, PeerEvents* events)
+      : self_(self), identity_(peer), session_(session), wanted_(wanted), events_(events) {}
   ~TcpPeer() { sodium_memzero(session_.key.data(), session_.key.size()); }
   TcpPeer(const TcpPeer&) = delete;
   TcpPeer& operator=(const TcpPeer&) = delete;
@@ -83,7 +77,6 @@ class TcpPeer {
   const PeerIdentity& identity() const { return identity_; }
   const PeerSession& session() const { return session_; }
   Protection wanted() const { return wanted_; }
-  const std::vector<Address>& addresses() const { return addresses_; }
   // One of the two connects, the other accepts.
   bool connects() const { return self_.slot > identity_.slot; }
   // Acquire: who sees a connection up sees how it is protected.
@@ -91,6 +84,8 @@ class TcpPeer {
   Protection protection() const { return protection_; }
   bool blocked() const { return blocked_.load(std::memory_order_relaxed); }
   uint64_t marked() const { return marked_.load(std::memory_order_acquire); }
+  // How it is reached, in words.
+  const char* text() const;
 
   std::unordered_map<uint64_t, Import>& imports() { return imports_; }
   const std::unordered_map<uint64_t, Import>& imports() const { return imports_; }
@@ -98,17 +93,20 @@ class TcpPeer {
   // The greeting is over: takes the socket. False: it was given up meanwhile. Throws std::bad_alloc
   // before anything has happened.
   bool establish(UniqueFd* socket, const Hello& hello, const Challenge& challenge);
-  void give_up(std::string reason);
+  void fail_connecting(std::string reason);
   // Once after each failure.
   bool take_failure(PeerFailure* out);
 
-  // Frames on their way. MEP_ERR_PEER_FAILED: the peer is not reached any more; MEP_ERR_NO_MEMORY: nothing
-  // was queued.
+  // Frames on their way. MEP_ERR_PEER_FAILED: the peer is not reached any more; MEP_ERR_NO_MEMORY and
+  // kWouldBlock: nothing was queued.
   [[nodiscard]] mep_result_t put(uint64_t token, uint64_t offset, const void* local, size_t bytes);
   [[nodiscard]] mep_result_t signal(uint64_t token, uint64_t offset, uint64_t word, bool wake);
-  [[nodiscard]] mep_result_t mark(uint64_t number);
-  // Nothing of the caller's memory is needed any more.
-  void release_sources();
+  // Urgent: nothing of the caller's memory is needed any more.
+  Completion completion(bool is_urgent);
+  // See Drain. What the peer had queued before there was a connection is not let in after.
+  bool quiesced(uint64_t number);
+  // Nothing more is sent; what has come is still received.
+  void give_up();
   // Sends what is left, if the socket has room again.
   void send_left();
   // Takes what has come, without waiting. Whether something had.
@@ -119,11 +117,13 @@ class TcpPeer {
 
  private:
   [[nodiscard]] mep_result_t check_up() const;
+  [[nodiscard]] mep_result_t check_room();
   void send_queued();
   void seal_queued();
   void queue_put(uint64_t token, uint64_t offset, const std::byte* from, size_t bytes);
   template <typename Queue>
   [[nodiscard]] mep_result_t queue_whole(Queue&& queue);
+  void forget_queued();
   void fail_sending(const char* reason, int error = 0);
   void fail_receiving(const char* reason, int error = 0);
   bool read_plain(const WindowExports& exports, bool* more);
@@ -137,7 +137,6 @@ class TcpPeer {
   const PeerIdentity identity_;
   PeerSession session_;
   const Protection wanted_;
-  const std::vector<Address> addresses_;
   PeerEvents* const events_;
   std::unordered_map<uint64_t, Import> imports_;  // by window; guarded by the transport
 
@@ -147,6 +146,8 @@ class TcpPeer {
 
   std::mutex out_mutex_;
   OutQueue queue_;
+  uint64_t posted_ = 0;     // puts and signals
+  uint64_t sent_mark_ = 0;  // the last that was queued
   RecordKey out_key_;
   bool is_failure_untold_ = false;  // and why it failed: two texts, the first one's or errno's
   const char* failure_reason_ = "";
@@ -167,6 +168,9 @@ class TcpPeer {
   size_t payload_left_ = 0;         // of the put that is landing
   std::byte* landing_ = nullptr;    // null: its window is gone, the bytes are dropped
   std::shared_ptr<Window> target_;  // keeps landing_ valid
+  // Until this mark has come the peer's frames are dropped. Relaxed: set by the control thread before it makes
+  // the connection.
+  std::atomic<uint64_t> let_in_from_{0};
   // Release: what was put before the mark is there for who sees it.
   std::atomic<uint64_t> marked_{0};
 };

@@ -18,7 +18,7 @@ namespace mep::tcp {
 namespace {
 
 constexpr uint32_t kTicketMagic = 0x4d455054;
-constexpr uint32_t kLanes = 1;
+constexpr TransportTraits kTraits{.name = "tcp", .reach = Reach::kAnywhere, .has_events = true};
 constexpr long kTimerNs = 10'000'000;
 // With so many peers each socket is looked at; with more, epoll says which.
 constexpr size_t kDirectPeers = 1;
@@ -44,15 +44,24 @@ bool watch(int epoll, int fd, uint64_t data) {
 
 }  // namespace
 
-TcpTransport::TcpTransport(const TransportOptions& options) : options_(options) {}
+TcpTransport::TcpTransport(const TransportOptions& options, const Options* own)
+    : Transport(kTraits),
+      options_(options),
+      own_options_(own != nullptr ? *own : Options{}),
+      has_own_options_(own != nullptr) {}
 
 TcpTransport::~TcpTransport() = default;
 
-mep_result_t TcpTransport::probe() {
+mep_result_t TcpTransport::open(std::vector<std::byte>* offer) {
+  offer->clear();  // where this rank listens comes with the windows
+  if (!has_own_options_) MEP_TRY(read_options(&own_options_));
   MEP_TRY(prepare_sodium());
-  if (greeter_ != nullptr) return MEP_SUCCESS;
   std::vector<Address> addresses;
-  MEP_TRY(local_addresses({options_.network_interface, options_.one_host}, &addresses));
+  return local_addresses({own_options_.interfaces, options_.one_host}, &addresses);
+}
+
+mep_result_t TcpTransport::start() {
+  if (greeter_ != nullptr) return MEP_SUCCESS;
   data_epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
   control_epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
   timer_.reset(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
@@ -65,30 +74,19 @@ mep_result_t TcpTransport::probe() {
     return fail(MEP_ERR_NO_MEMORY, "tcp cannot watch its descriptors: %m");
   }
   GreeterOptions greeting;
-  greeting.filter = {options_.network_interface, options_.one_host};
+  greeting.interfaces = own_options_.interfaces;
+  greeting.one_host = options_.one_host;
   greeting.suspect_ms = options_.suspect_ms;
   greeting.connect_timeout_ms = options_.connect_timeout_ms;
   greeter_ = std::make_unique<Greeter>(std::move(greeting), control_epoll_.get(), kGreeterTag);
+  events_ = {data_epoll_.get(), true, control_epoll_.get()};
   return MEP_SUCCESS;
 }
 
 // --- Peers ----------------------------------------------------------------------------------------
 
-mep_result_t TcpTransport::make_offer(std::vector<std::byte>* offer) {
-  MEP_TRY(probe());
-  const std::lock_guard lock(set_up_mutex_);
-  MEP_TRY(greeter_->listen(&own_addresses_));
-  *offer = encode_addresses(own_addresses_);
-  return MEP_SUCCESS;
-}
-
-bool TcpTransport::reaches(const PeerIdentity& self, const PeerIdentity& peer) const {
-  return self.slot != peer.slot;
-}
-
 mep_result_t TcpTransport::add_peer(const PeerIdentity& self, const PeerIdentity& peer,
                                     std::span<const std::byte> offer, const PeerSession& session) {
-  MEP_TRY(probe());
   if (peer.slot >= kMaxPeerSlots) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "slot %u: tcp has room for slots below %u", peer.slot,
                 kMaxPeerSlots);
@@ -96,24 +94,26 @@ mep_result_t TcpTransport::add_peer(const PeerIdentity& self, const PeerIdentity
   if (!reaches(self, peer)) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "slot %u is this rank itself", peer.slot);
   }
+  if (!offer.empty()) {
+    return fail(MEP_ERR_DENIED, "slot %u sent an offer of %zu bytes for tcp, which has none",
+                peer.slot, offer.size());
+  }
   const std::lock_guard set_up(set_up_mutex_);
   {
     const SharedLock lock(windows_lock_);
-    if (peer.slot < peers_.size() && peers_[peer.slot] != nullptr) {
+    if (peer_at(peer.slot) != nullptr) {
       return fail(MEP_ERR_INVALID_ARGUMENT, "slot %u is a peer of tcp already", peer.slot);
     }
   }
-  std::vector<Address> addresses;
-  if (parse_addresses(offer, &addresses) != Parse::kComplete) {
-    return fail(MEP_ERR_DENIED, "slot %u sent addresses for tcp that are none (%zu bytes)",
-                peer.slot, offer.size());
-  }
+  MEP_TRY(start());
   // Between hosts nobody vouches for the wire; on one host the kernel carries the bytes.
+  const bool beyond_host = self.host != peer.host;
   Protection wanted = Protection::kPlain;
-  if (self.host != peer.host || options_.authenticate_data) wanted = Protection::kAuthenticated;
-  if (options_.encrypt_data) wanted = Protection::kEncrypted;
-  auto added = std::make_unique<TcpPeer>(self, peer, session, wanted, std::move(addresses),
-                                         static_cast<PeerEvents*>(this));
+  if (beyond_host || own_options_.authenticates_all) wanted = Protection::kAuthenticated;
+  if (own_options_.encrypts) wanted = Protection::kEncrypted;
+  auto added =
+      std::make_unique<TcpPeer>(self, peer, session, wanted, static_cast<PeerEvents*>(this));
+  if (!added->connects()) MEP_TRY(greeter_->listen(beyond_host));
   const ExclusiveLock lock(windows_lock_);
   if (peers_.size() <= peer.slot) peers_.resize(peer.slot + size_t{1});
   greeter_->add(added.get());  // the last that may fail
@@ -125,14 +125,14 @@ mep_result_t TcpTransport::add_peer(const PeerIdentity& self, const PeerIdentity
 void TcpTransport::remove_peer(uint32_t slot) {
   const std::lock_guard set_up(set_up_mutex_);
   const ExclusiveLock lock(windows_lock_);
-  if (slot >= peers_.size() || peers_[slot] == nullptr) return;
-  if (greeter_ != nullptr) greeter_->remove(peers_[slot].get());
+  if (peer_at(slot) == nullptr) return;
+  greeter_->remove(peers_[slot].get());
   std::erase(connected_, peers_[slot].get());
   peers_[slot].reset();
 }
 
 mep_result_t TcpTransport::find_peer(uint32_t slot, TcpPeer** out) const {
-  *out = slot < peers_.size() ? peers_[slot].get() : nullptr;
+  *out = peer_at(slot);
   if (*out != nullptr) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT, "slot %u is no peer of tcp", slot);
 }
@@ -167,172 +167,176 @@ mep_result_t TcpTransport::fence_out(uint32_t slot) {
 
 // --- Windows --------------------------------------------------------------------------------------
 
-mep_result_t TcpTransport::export_window(const std::shared_ptr<Window>& window, WindowExport* out) {
-  MEP_TRY(probe());
+mep_result_t TcpTransport::export_window(uint32_t slot, const std::shared_ptr<Window>& window,
+                                         WindowExport* out) {
+  const std::lock_guard set_up(set_up_mutex_);
   const ExclusiveLock lock(windows_lock_);
+  TcpPeer* peer = nullptr;
+  MEP_TRY(find_peer(slot, &peer));
   const uint64_t token = exports_.add(window);
   out->blob =
       encode_ticket({kTicketMagic, window->generation(), window->id(), window->bytes(), token});
+  const std::vector<std::byte> addresses = encode_addresses(
+      peer->connects() ? std::span<const Address>{} : std::span(greeter_->listening()));
+  out->blob.insert(out->blob.end(), addresses.begin(), addresses.end());
   out->fd.reset();
+  return MEP_SUCCESS;
+}
+
+// From the first of the peer's windows on.
+mep_result_t TcpTransport::begin_connection(uint32_t slot, std::span<const std::byte> addresses) {
+  TcpPeer* peer = nullptr;
+  {
+    const SharedLock lock(windows_lock_);
+    MEP_TRY(find_peer(slot, &peer));
+  }
+  std::vector<Address> theirs;
+  if (parse_addresses(addresses, &theirs) != Parse::kComplete) {
+    return fail(MEP_ERR_DENIED, "slot %u sent addresses for tcp that are none (%zu bytes)", slot,
+                addresses.size());
+  }
+  greeter_->want(peer, theirs);
+  kick();
   return MEP_SUCCESS;
 }
 
 mep_result_t TcpTransport::import_window(uint32_t slot, uint64_t window, size_t bytes,
                                          std::span<const std::byte> blob, UniqueFd /*fd*/) {
-  if (window == UINT64_MAX) {
+  if (window == kNoWindow) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "no window has the id %llu", number(window));
   }
+  const std::lock_guard set_up(set_up_mutex_);
+  TcpPeer::Import import;
+  {
+    const SharedLock lock(windows_lock_);
+    TcpPeer* peer = nullptr;
+    MEP_TRY(find_peer(slot, &peer));
+    if (peer->state() == TcpPeer::State::kFenced) {
+      return fail(MEP_ERR_PEER_FAILED, "slot %u is fenced out of tcp", slot);
+    }
+    WindowTicket ticket{};
+    MEP_TRY(decode_ticket(blob.first(std::min(blob.size(), sizeof ticket)), kTicketMagic, window,
+                          bytes, &ticket));
+    const auto present = peer->imports().find(window);
+    if (present != peer->imports().end()) {
+      if (present->second.bytes != bytes) {
+        return fail(MEP_ERR_MISMATCH, "window %llu was imported with %zu bytes, now with %zu",
+                    number(window), present->second.bytes, bytes);
+      }
+      if (present->second.token == ticket.token && ticket.generation < present->second.generation) {
+        return fail(MEP_ERR_MISMATCH, "window %llu of generation %u came after generation %u",
+                    number(window), ticket.generation, present->second.generation);
+      }
+    }
+    import = {ticket.token, bytes, ticket.generation};
+  }
+  MEP_TRY(begin_connection(slot, blob.subspan(sizeof(WindowTicket))));
   const ExclusiveLock lock(windows_lock_);
   TcpPeer* peer = nullptr;
   MEP_TRY(find_peer(slot, &peer));
-  if (peer->state() == TcpPeer::State::kFenced) {
-    return fail(MEP_ERR_PEER_FAILED, "slot %u is fenced out of tcp", slot);
-  }
-  WindowTicket ticket{};
-  MEP_TRY(decode_ticket(blob, kTicketMagic, window, bytes, &ticket));
-  const auto present = peer->imports().find(window);
-  if (present != peer->imports().end()) {
-    if (present->second.bytes != bytes) {
-      return fail(MEP_ERR_MISMATCH, "window %llu was imported with %zu bytes, now with %zu",
-                  number(window), present->second.bytes, bytes);
-    }
-    if (present->second.token == ticket.token && ticket.generation < present->second.generation) {
-      return fail(MEP_ERR_MISMATCH, "window %llu of generation %u came after generation %u",
-                  number(window), ticket.generation, present->second.generation);
-    }
-  }
-  peer->imports()[window] = {ticket.token, bytes, ticket.generation};
+  peer->imports()[window] = import;
   return MEP_SUCCESS;
 }
 
 void TcpTransport::drop_window(uint32_t slot, uint64_t window) {
   const ExclusiveLock lock(windows_lock_);
-  if (slot < peers_.size() && peers_[slot] != nullptr) peers_[slot]->imports().erase(window);
+  if (TcpPeer* peer = peer_at(slot)) peer->imports().erase(window);
 }
 
 // --- Data -----------------------------------------------------------------------------------------
 
-uint32_t TcpTransport::lanes(uint32_t slot) const {
-  const SharedLock lock(windows_lock_);
-  return slot < peers_.size() && peers_[slot] != nullptr ? kLanes : 0;
-}
-
-mep_result_t TcpTransport::find_target(uint32_t slot, uint32_t lane, uint64_t window,
-                                       uint64_t offset, size_t bytes, TcpPeer** peer,
-                                       uint64_t* token) const {
-  MEP_TRY(find_peer(slot, peer));
-  if ((*peer)->state() == TcpPeer::State::kFenced) {
-    return fail(MEP_ERR_PEER_FAILED, "slot %u is fenced out of tcp", slot);
-  }
-  if (lane >= kLanes) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "lane %u: tcp has %u", lane, kLanes);
-  }
-  const auto& imports = (*peer)->imports();
-  const auto found = imports.find(window);
+// Under windows_lock_.
+mep_result_t TcpTransport::post_one(TcpPeer* peer, const Posting& posting) {
+  const uint32_t slot = peer->identity().slot;
+  const auto& imports = peer->imports();
+  const auto found = imports.find(posting.window);
   if (found == imports.end()) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "window %llu of slot %u is not imported", number(window),
-                slot);
+    return fail(MEP_ERR_INVALID_ARGUMENT, "window %llu of slot %u is not imported",
+                number(posting.window), slot);
   }
-  if (offset > found->second.bytes || bytes > found->second.bytes - offset) {
+  const TcpPeer::Import& import = found->second;
+  if (posting.offset > import.bytes || posting.bytes > import.bytes - posting.offset) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
-                "%zu bytes at offset %llu do not fit into the %zu bytes of window %llu", bytes,
-                number(offset), found->second.bytes, number(window));
+                "%zu bytes at offset %llu do not fit into the %zu bytes of window %llu",
+                posting.bytes, number(posting.offset), import.bytes, number(posting.window));
   }
-  *token = found->second.token;
-  return MEP_SUCCESS;
-}
-
-mep_result_t TcpTransport::put(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
-                               const void* local, size_t bytes) {
-  const SharedLock lock(windows_lock_);
-  TcpPeer* peer = nullptr;
-  uint64_t token = 0;
-  MEP_TRY(find_target(slot, lane, window, offset, bytes, &peer, &token));
-  if (bytes == 0) return MEP_SUCCESS;
-  if (local == nullptr) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "a put of %zu bytes has no source", bytes);
+  if (!posting.is_signal) {
+    if (posting.bytes == 0) return MEP_SUCCESS;
+    if (posting.local == nullptr) {
+      return fail(MEP_ERR_INVALID_ARGUMENT, "a put of %zu bytes has no source", posting.bytes);
+    }
+    return peer->put(import.token, posting.offset, posting.local, posting.bytes);
   }
-  return peer->put(token, offset, local, bytes);
-}
-
-mep_result_t TcpTransport::signal(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
-                                  uint64_t word, bool wake) {
-  const SharedLock lock(windows_lock_);
-  TcpPeer* peer = nullptr;
-  uint64_t token = 0;
-  MEP_TRY(find_target(slot, lane, window, offset, sizeof word, &peer, &token));
-  if (offset % sizeof word != 0) {
+  if (posting.offset % sizeof posting.word != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "a signal at offset %llu, which is no multiple of 8",
-                number(offset));
+                number(posting.offset));
   }
-  if (wake && !peer->imports().contains(kWorldWindowId)) {
+  if (posting.wake && !imports.contains(kWorldWindowId)) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "slot %u cannot be woken: its world window is not imported", slot);
   }
-  return peer->signal(token, offset, word, wake);
+  return peer->signal(import.token, posting.offset, posting.word, posting.wake);
 }
 
-mep_result_t TcpTransport::flush(uint32_t slot) {
+mep_result_t TcpTransport::post(uint32_t slot, Batch* batch) {
   const SharedLock lock(windows_lock_);
   TcpPeer* peer = nullptr;
   MEP_TRY(find_peer(slot, &peer));
-  peer->release_sources();
-  return MEP_SUCCESS;
-}
-
-mep_result_t TcpTransport::mark(uint32_t slot, uint64_t number) {
-  const SharedLock lock(windows_lock_);
-  TcpPeer* peer = nullptr;
-  MEP_TRY(find_peer(slot, &peer));
-  return peer->mark(number);
-}
-
-uint64_t TcpTransport::marked(uint32_t slot) const {
-  const SharedLock lock(windows_lock_);
-  return slot < peers_.size() && peers_[slot] != nullptr ? peers_[slot]->marked() : 0;
-}
-
-bool TcpTransport::connected(uint32_t slot) const {
-  const SharedLock lock(windows_lock_);
-  return slot < peers_.size() && peers_[slot] != nullptr &&
-         peers_[slot]->state() == TcpPeer::State::kUp;
-}
-
-int TcpTransport::sleep_epoll(int wake_fd, uint64_t tag) {
-  return watch(data_epoll_.get(), wake_fd, tag) ? data_epoll_.get() : -1;
-}
-
-const char* TcpTransport::describe(uint32_t slot) const {
-  const SharedLock lock(windows_lock_);
-  if (slot >= peers_.size() || peers_[slot] == nullptr) return nullptr;
-  const TcpPeer& peer = *peers_[slot];
-  if (peer.state() != TcpPeer::State::kUp) return "tcp";
-  switch (peer.protection()) {
-    case Protection::kPlain:
-      return "tcp";
-    case Protection::kAuthenticated:
-      return "tcp (authenticated)";
-    case Protection::kEncrypted:
-      return "tcp (encrypted)";
+  if (peer->state() == TcpPeer::State::kFenced) {
+    return fail(MEP_ERR_PEER_FAILED, "slot %u is fenced out of tcp", slot);
   }
-  return "tcp";
+  for (; batch->next < batch->postings.size(); ++batch->next) {
+    MEP_TRY(post_one(peer, batch->postings[batch->next]));
+  }
+  return MEP_SUCCESS;
 }
 
-mep_result_t TcpTransport::register_memory(const void* /*memory*/, size_t /*bytes*/) {
+mep_result_t TcpTransport::completion(uint32_t slot, bool is_urgent, Completion* out) {
+  const SharedLock lock(windows_lock_);
+  TcpPeer* peer = nullptr;
+  MEP_TRY(find_peer(slot, &peer));
+  *out = peer->completion(is_urgent);
   return MEP_SUCCESS;
+}
+
+void TcpTransport::give_up(uint32_t slot) {
+  const SharedLock lock(windows_lock_);
+  if (TcpPeer* peer = peer_at(slot)) peer->give_up();
+}
+
+bool TcpTransport::quiesced(uint32_t slot, uint64_t number) {
+  const SharedLock lock(windows_lock_);
+  TcpPeer* peer = peer_at(slot);
+  return peer != nullptr && peer->quiesced(number);
+}
+
+void TcpTransport::hold_windows(bool is_held) {
+  if (is_held) {
+    windows_lock_.lock();
+  } else {
+    windows_lock_.unlock();
+  }
+}
+
+PeerStatus TcpTransport::status(uint32_t slot) const {
+  const SharedLock lock(windows_lock_);
+  const TcpPeer* peer = peer_at(slot);
+  if (peer == nullptr) return {};
+  return {peer->state() == TcpPeer::State::kUp, peer->text()};
 }
 
 // --- Progress -------------------------------------------------------------------------------------
 
-mep_result_t TcpTransport::progress(bool* active) {
-  *active = false;
+bool TcpTransport::progress(bool before_sleep) {
+  if (before_sleep) return false;  // the descriptor is readable as long as something is there
+  bool active = false;
   const SharedLock lock(windows_lock_);
   for (TcpPeer* peer : connected_) {
     if (peer->blocked()) peer->send_left();
   }
   if (connected_.size() <= kDirectPeers) {
-    for (TcpPeer* peer : connected_) *active = peer->receive(exports_) || *active;
-    return MEP_SUCCESS;
+    for (TcpPeer* peer : connected_) active = peer->receive(exports_) || active;
+    return active;
   }
   std::array<epoll_event, 64> events;
   const int count =
@@ -340,14 +344,13 @@ mep_result_t TcpTransport::progress(bool* active) {
   for (int i = 0; i < count; ++i) {
     const uint64_t slot = events[static_cast<size_t>(i)].data.u64;
     if (slot < peers_.size() && peers_[slot] != nullptr) {
-      *active = peers_[slot]->receive(exports_) || *active;
+      active = peers_[slot]->receive(exports_) || active;
     }
   }
-  return MEP_SUCCESS;
+  return active;
 }
 
-void TcpTransport::control_progress() {
-  if (greeter_ == nullptr) return;
+void TcpTransport::serve() {
   std::array<epoll_event, 64> events;
   const int count =
       epoll_wait(control_epoll_.get(), events.data(), static_cast<int>(events.size()), 0);

@@ -87,7 +87,9 @@ mep_result_t Peer::connect(const WindowAddress& address) {
     remote_queue_pairs_.push_back(address.rails[i].queue_pair);
   }
   connected_ = true;
-  return MEP_SUCCESS;
+  // A view change did not wait for this rank, which had posted nothing; the peer may wait for its mark.
+  if (asked_mark_ > sent_mark_) (void)send_mark(asked_mark_);
+  return usable();
 }
 
 void Peer::drop(uint64_t window) {
@@ -118,7 +120,9 @@ void Peer::destroy_rails() {
   copied_.clear();
   if (open_chunk_.is_open) fabric_->bounce().give(open_chunk_.chunk);
   open_chunk_ = {};
-  unsettled_ = {};
+  reading_.clear();
+  give_back_borrowed(UINT64_MAX);
+  settling_ = {};
 }
 
 void Peer::end(const std::string& text) {

@@ -1,8 +1,7 @@
 // A peer as this rank reaches it: its rails, its windows, and the puts and signals on their way.
 //
 // Invariants
-//   - One lock guards all of it. Whoever waits for room lets the lock go meanwhile, so that neither
-//     the control thread nor a fence waits for a peer that does not answer.
+//   - One lock guards all of it, and nobody waits under it.
 //   - Signals go over rail 0. Before one is posted, what was put over the other rails since the last
 //     one has arrived: a read behind those puts on their rail has been answered.
 //   - After an error, and after fence(), no queue pair to the peer is left: nothing of this rank's
@@ -37,9 +36,8 @@ class Fabric {
   virtual ~Fabric() = default;
   virtual RegistrationCache& memory() = 0;
   virtual BouncePool& bounce() = 0;
-  // While a call waits: keeps this rank's receive side going, and lets all peers give back chunks
-  // that are done. Called without any peer's lock.
-  virtual void help() = 0;
+  // A call found no chunk: all peers shall give back those that are done, at the next progress.
+  virtual void note_no_chunk() = 0;
   virtual void note_failure(const PeerFailure& failure) = 0;
   // Something was posted: somebody must look later whether it went through.
   virtual void note_posted() = 0;
@@ -66,11 +64,10 @@ class Peer {
   [[nodiscard]] mep_result_t import(uint64_t window, size_t bytes, std::span<const std::byte> blob);
   void drop(uint64_t window);
 
-  [[nodiscard]] mep_result_t put(uint64_t window, uint64_t offset, const void* local, size_t bytes);
-  [[nodiscard]] mep_result_t signal(uint64_t window, uint64_t offset, uint64_t word, bool wake);
-  [[nodiscard]] mep_result_t flush();
-  [[nodiscard]] mep_result_t mark(uint64_t number);
-  uint64_t marked() const { return arrived_->marked(); }
+  // See Endpoint and Drain.
+  [[nodiscard]] mep_result_t post(Batch* batch);
+  [[nodiscard]] mep_result_t completion(bool is_urgent, Completion* out);
+  bool quiesced(uint64_t number);
   // The peer may signal in it.
   void offer(const std::shared_ptr<Window>& window) { arrived_->offer(window); }
   // Takes completions if nobody else is at it.
@@ -82,7 +79,7 @@ class Peer {
   void reclaim();
   void fence();
   // It has gone; nobody needs to be told. A dead process's HCA answers nothing: without this, whoever
-  // waits for room or for a flush waits until packets were repeated in vain.
+  // waits for room or for its memory waits until packets were repeated in vain.
   void give_up();
   // An asynchronous event of one of its queue pairs, or of the device of one of its rails.
   bool owns_queue_pair(uint32_t number, const Hca* hca);
@@ -110,39 +107,55 @@ class Peer {
     size_t used = 0;
     uint64_t number = 0;
   };
-  struct Unsettled {  // puts went over this rail since the last signal
-    bool is_set = false;
-    uint64_t remote = 0;
+  struct Reading {  // of the caller's memory, under way
+    uint64_t posting = 0;
+    size_t rail = 0;
+    uint64_t number = 0;  // of the last request that reads it
+  };
+  struct Borrowed {  // until no posting up to this one reads the caller's memory
+    uint64_t posting = 0;
+    RegistrationCache::Ticket ticket = 0;
+  };
+  // What went over a rail other than the first, by the numbers of postings.
+  struct Settling {
+    uint64_t last_put = 0;
+    uint64_t settled = 0;  // up to here it has arrived
+    uint64_t remote = 0;   // where the last put went
     uint32_t rkey = 0;
+    uint64_t read = 0;    // the request of a read that is under way; 0: none
+    uint64_t covers = 0;  // up to which posting it tells
   };
 
   [[nodiscard]] mep_result_t usable() const;
   [[nodiscard]] mep_result_t find_target(uint64_t window, uint64_t offset, size_t bytes,
                                          RemoteWindow* out) const;
   [[nodiscard]] mep_result_t connect(const WindowAddress& address);
-  [[nodiscard]] mep_result_t put_inline(Lock& lock, const RemoteWindow& target, uint64_t offset,
-                                        const void* local, size_t bytes);
-  [[nodiscard]] mep_result_t put_direct(Lock& lock, const RemoteWindow& target, uint64_t offset,
-                                        const std::byte* local, size_t bytes,
-                                        const Registration& source);
-  [[nodiscard]] mep_result_t put_copied(Lock& lock, const RemoteWindow& target, uint64_t offset,
-                                        const std::byte* local, size_t bytes);
-  [[nodiscard]] mep_result_t put_into_open_chunk(Lock& lock, const RemoteWindow& target,
-                                                 uint64_t offset, const std::byte* local,
-                                                 size_t bytes);
-  [[nodiscard]] mep_result_t signal_by_code(uint64_t window, uint64_t offset, uint64_t word);
-  [[nodiscard]] mep_result_t settle_other_rails(Lock& lock);
-  [[nodiscard]] mep_result_t flush_rails(Lock& lock);
+  // Of one posting. kWouldBlock: *done says how many bytes are on their way.
+  [[nodiscard]] mep_result_t put(const Posting& posting, uint64_t* done);
+  [[nodiscard]] mep_result_t put_inline(const RemoteWindow& target, const Posting& posting);
+  [[nodiscard]] mep_result_t put_direct(const RemoteWindow& target, const Posting& posting,
+                                        const Registration& source, uint64_t* done);
+  [[nodiscard]] mep_result_t put_copied(const RemoteWindow& target, const Posting& posting,
+                                        uint64_t* done);
+  [[nodiscard]] mep_result_t put_into_open_chunk(const RemoteWindow& target,
+                                                 const Posting& posting);
+  void note_put(size_t rail, const RemoteWindow& target);
+  [[nodiscard]] mep_result_t signal(const Posting& posting, uint64_t* settles);
+  [[nodiscard]] mep_result_t signal_by_code(const Posting& posting);
+  // Whether all postings up to `needed` have arrived over the other rails; kWouldBlock: not yet.
+  [[nodiscard]] mep_result_t settle_other_rails(uint64_t needed);
+  [[nodiscard]] mep_result_t send_mark(uint64_t number);
 
   // Posting breaks the peer when it fails.
   [[nodiscard]] mep_result_t post(size_t rail, const Connection::Write& write, uint64_t* number);
   [[nodiscard]] mep_result_t poll_rails();
-  [[nodiscard]] mep_result_t wait_for_room(Lock& lock, size_t rail);
-  [[nodiscard]] mep_result_t wait_for_number(Lock& lock, size_t rail, uint64_t number);
-  [[nodiscard]] mep_result_t take_chunk(Lock& lock, uint32_t* chunk);
-  [[nodiscard]] mep_result_t pause(Lock& lock);
+  // kWouldBlock: there is none.
+  [[nodiscard]] mep_result_t check_room(size_t rail);
+  [[nodiscard]] mep_result_t take_chunk(uint32_t* chunk);
+  uint64_t completed() const { return reading_.empty() ? posted_ : reading_.front().posting - 1; }
   bool have_last_signalled();
   void give_back_done();
+  void give_back_borrowed(uint64_t up_to);
   void retire_open_chunk();
   void destroy_rails();
   // Signals that have come by now are still written.
@@ -169,8 +182,13 @@ class Peer {
   std::string failure_;
   std::unordered_map<uint64_t, RemoteWindow> windows_;
   SentSignals sent_;
-  std::array<Unsettled, kMaxRails> unsettled_;
+  uint64_t posted_ = 0;     // postings
+  uint64_t sent_mark_ = 0;  // the last that was sent, and that quiesced() was asked for
+  uint64_t asked_mark_ = 0;
+  std::array<Settling, kMaxRails> settling_;
   std::deque<Copied> copied_;
+  std::deque<Reading> reading_;  // in the order of postings
+  std::deque<Borrowed> borrowed_;
   OpenChunk open_chunk_;
 };
 

@@ -1,6 +1,4 @@
-// Puts, signals and flush: how bytes get into work requests, and how a full queue is waited for.
-#include <sched.h>
-
+// Puts and signals: how bytes get into work requests, and what a full queue answers.
 #include <algorithm>
 #include <cstring>
 
@@ -19,169 +17,176 @@ constexpr size_t kMaxWaitingBytes = size_t{16} << 10;
 
 }  // namespace
 
-mep_result_t Peer::put(uint64_t window, uint64_t offset, const void* local, size_t bytes) {
-  Lock lock(mutex_);
-  MEP_TRY(usable());
-  RemoteWindow target;
-  MEP_TRY(find_target(window, offset, bytes, &target));
-  if (bytes == 0) return MEP_SUCCESS;
-  if (local == nullptr) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "a put of %zu bytes has no source", bytes);
+mep_result_t Peer::post(Batch* batch) {
+  const Lock lock(mutex_);
+  for (; batch->next < batch->postings.size(); ++batch->next) {
+    MEP_TRY(usable());
+    const Posting& posting = batch->postings[batch->next];
+    MEP_TRY(posting.is_signal ? signal(posting, &batch->resume) : put(posting, &batch->resume));
+    batch->resume = 0;
+    ++posted_;
   }
-  if (bytes <= rails_[0].connection->max_inline_bytes()) {
-    return put_inline(lock, target, offset, local, bytes);
-  }
-  const auto* source = static_cast<const std::byte*>(local);
-  Registration known;
-  if (fabric_->memory().find(local, bytes, &known)) {
-    return put_direct(lock, target, offset, source, bytes, known);
-  }
-  RegistrationCache::Ticket ticket = 0;
-  if (bytes >= kMinCachedBytes && fabric_->memory().borrow(local, bytes, &known, &ticket)) {
-    mep_result_t result = put_direct(lock, target, offset, source, bytes, known);
-    if (result == MEP_SUCCESS) result = flush_rails(lock);
-    fabric_->memory().give_back(ticket);
-    return result;
-  }
-  return put_copied(lock, target, offset, source, bytes);
+  return MEP_SUCCESS;
 }
 
-mep_result_t Peer::put_inline(Lock& lock, const RemoteWindow& target, uint64_t offset,
-                              const void* local, size_t bytes) {
-  MEP_TRY(wait_for_room(lock, 0));
+mep_result_t Peer::put(const Posting& posting, uint64_t* done) {
+  RemoteWindow target;
+  MEP_TRY(find_target(posting.window, posting.offset, posting.bytes, &target));
+  if (posting.bytes == 0) return MEP_SUCCESS;
+  if (posting.local == nullptr) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "a put of %zu bytes has no source", posting.bytes);
+  }
+  if (posting.bytes <= rails_[0].connection->max_inline_bytes()) return put_inline(target, posting);
+  Registration known;
+  if (fabric_->memory().find(posting.local, posting.bytes, &known)) {
+    return put_direct(target, posting, known, done);
+  }
+  RegistrationCache::Ticket ticket = 0;
+  if (posting.bytes >= kMinCachedBytes &&
+      fabric_->memory().borrow(posting.local, posting.bytes, &known, &ticket)) {
+    borrowed_.push_back({posted_ + 1, ticket});
+    return put_direct(target, posting, known, done);
+  }
+  if (posting.bytes <= kMaxSharedBytes) return put_into_open_chunk(target, posting);
+  return put_copied(target, posting, done);
+}
+
+mep_result_t Peer::put_inline(const RemoteWindow& target, const Posting& posting) {
+  MEP_TRY(check_room(0));
   Connection::Write write;
-  write.local = local;
-  write.bytes = static_cast<uint32_t>(bytes);
-  write.remote = target.address + offset;
+  write.local = posting.local;
+  write.bytes = static_cast<uint32_t>(posting.bytes);
+  write.remote = target.address + posting.offset;
   write.rkey = target.rkeys[0];
   write.is_inline = true;
   write.may_wait = true;
   return post(0, write, nullptr);
 }
 
-mep_result_t Peer::put_direct(Lock& lock, const RemoteWindow& target, uint64_t offset,
-                              const std::byte* local, size_t bytes, const Registration& source) {
-  const Striping stripes(bytes, rails_.size());
+// Signals wait until it has arrived over rails other than theirs.
+void Peer::note_put(size_t rail, const RemoteWindow& target) {
+  if (rail == 0) return;
+  settling_[rail].last_put = posted_ + 1;
+  settling_[rail].remote = target.address;
+  settling_[rail].rkey = target.rkeys[rail];
+}
+
+mep_result_t Peer::put_direct(const RemoteWindow& target, const Posting& posting,
+                              const Registration& source, uint64_t* done) {
+  const auto* local = static_cast<const std::byte*>(posting.local);
+  const Striping stripes(posting.bytes, rails_.size());
   for (size_t rail = 0; rail < stripes.rails(); ++rail) {
     const size_t end = stripes.begin(rail + 1);
     const size_t most = rails_[rail].connection->hca().max_message_bytes();
-    for (size_t at = stripes.begin(rail); at < end;) {
-      const size_t piece = std::min(end - at, most);
-      MEP_TRY(wait_for_room(lock, rail));
+    while (*done < end) {
+      const size_t piece = std::min<size_t>(end - *done, most);
+      MEP_TRY(check_room(rail));
       Connection::Write write;
-      write.local = local + at;
+      write.local = local + *done;
       write.lkey = source.lkeys[rails_[rail].hca];
       write.bytes = static_cast<uint32_t>(piece);
-      write.remote = target.address + offset + at;
+      write.remote = target.address + posting.offset + *done;
       write.rkey = target.rkeys[rail];
-      write.may_wait = bytes <= kMaxWaitingBytes;
-      MEP_TRY(post(rail, write, nullptr));
-      at += piece;
+      write.may_wait = posting.bytes <= kMaxWaitingBytes;
+      uint64_t number = 0;
+      MEP_TRY(post(rail, write, &number));
+      reading_.push_back({posted_ + 1, rail, number});
+      note_put(rail, target);
+      *done += piece;
     }
-    if (rail > 0) unsettled_[rail] = {true, target.address, target.rkeys[rail]};
   }
   return MEP_SUCCESS;
 }
 
-mep_result_t Peer::put_copied(Lock& lock, const RemoteWindow& target, uint64_t offset,
-                              const std::byte* local, size_t bytes) {
-  if (bytes <= kMaxSharedBytes) return put_into_open_chunk(lock, target, offset, local, bytes);
-  const size_t rails = Striping(bytes, rails_.size()).rails();
-  size_t rail = 0;
-  for (size_t at = 0; at < bytes;) {
-    const size_t piece = std::min(bytes - at, BouncePool::kChunkBytes);
+mep_result_t Peer::put_copied(const RemoteWindow& target, const Posting& posting, uint64_t* done) {
+  const auto* local = static_cast<const std::byte*>(posting.local);
+  const size_t rails = Striping(posting.bytes, rails_.size()).rails();
+  while (*done < posting.bytes) {
+    const size_t rail = static_cast<size_t>(*done / BouncePool::kChunkBytes) % rails;
+    MEP_TRY(check_room(rail));
     uint32_t chunk = 0;
-    MEP_TRY(take_chunk(lock, &chunk));
-    std::memcpy(fabric_->bounce().data(chunk), local + at, piece);
+    MEP_TRY(take_chunk(&chunk));
+    const size_t piece = std::min<size_t>(posting.bytes - *done, BouncePool::kChunkBytes);
+    std::memcpy(fabric_->bounce().data(chunk), local + *done, piece);
     Connection::Write write;
     write.local = fabric_->bounce().data(chunk);
     write.lkey = fabric_->bounce().registration().lkeys[rails_[rail].hca];
     write.bytes = static_cast<uint32_t>(piece);
-    write.remote = target.address + offset + at;
+    write.remote = target.address + posting.offset + *done;
     write.rkey = target.rkeys[rail];
     write.signalled = true;
     uint64_t number = 0;
-    mep_result_t result = wait_for_room(lock, rail);
-    if (result == MEP_SUCCESS) result = post(rail, write, &number);
+    const mep_result_t result = post(rail, write, &number);
     if (result != MEP_SUCCESS) {
       fabric_->bounce().give(chunk);
       return result;
     }
     copied_.push_back({chunk, rail, number});
-    if (rail > 0) unsettled_[rail] = {true, target.address, target.rkeys[rail]};
-    rail = (rail + 1) % rails;
-    at += piece;
+    note_put(rail, target);
+    *done += piece;
   }
   return MEP_SUCCESS;
 }
 
-mep_result_t Peer::put_into_open_chunk(Lock& lock, const RemoteWindow& target, uint64_t offset,
-                                       const std::byte* local, size_t bytes) {
-  MEP_TRY(wait_for_room(lock, 0));
-  // Neither wait below leaves with room in the queue or the chunk promised: another thread may have
-  // used it up meanwhile.
-  while (!open_chunk_.is_open || BouncePool::kChunkBytes - open_chunk_.used < bytes ||
-         rails_[0].connection->queue().full()) {
-    if (!open_chunk_.is_open || BouncePool::kChunkBytes - open_chunk_.used < bytes) {
-      retire_open_chunk();
-      uint32_t chunk = 0;
-      MEP_TRY(take_chunk(lock, &chunk));
-      if (open_chunk_.is_open) {
-        fabric_->bounce().give(chunk);
-      } else {
-        open_chunk_ = {true, chunk, 0, 0};
-      }
-    }
-    MEP_TRY(wait_for_room(lock, 0));
+mep_result_t Peer::put_into_open_chunk(const RemoteWindow& target, const Posting& posting) {
+  MEP_TRY(check_room(0));
+  if (open_chunk_.is_open && BouncePool::kChunkBytes - open_chunk_.used < posting.bytes) {
+    retire_open_chunk();
+  }
+  if (!open_chunk_.is_open) {
+    uint32_t chunk = 0;
+    MEP_TRY(take_chunk(&chunk));
+    open_chunk_ = {true, chunk, 0, 0};
   }
   std::byte* place = fabric_->bounce().data(open_chunk_.chunk) + open_chunk_.used;
-  std::memcpy(place, local, bytes);
+  std::memcpy(place, posting.local, posting.bytes);
   Connection::Write write;
   write.local = place;
   write.lkey = fabric_->bounce().registration().lkeys[rails_[0].hca];
-  write.bytes = static_cast<uint32_t>(bytes);
-  write.remote = target.address + offset;
+  write.bytes = static_cast<uint32_t>(posting.bytes);
+  write.remote = target.address + posting.offset;
   write.rkey = target.rkeys[0];
   write.may_wait = true;
   uint64_t number = 0;
   MEP_TRY(post(0, write, &number));
   open_chunk_.number = number;
-  open_chunk_.used = std::min((open_chunk_.used + bytes + 63) / 64 * 64, BouncePool::kChunkBytes);
+  open_chunk_.used =
+      std::min((open_chunk_.used + posting.bytes + 63) / 64 * 64, BouncePool::kChunkBytes);
   return MEP_SUCCESS;
 }
 
-mep_result_t Peer::signal(uint64_t window, uint64_t offset, uint64_t word, bool wake) {
-  Lock lock(mutex_);
-  MEP_TRY(usable());
+mep_result_t Peer::signal(const Posting& posting, uint64_t* settles) {
   RemoteWindow target;
-  MEP_TRY(find_target(window, offset, sizeof(word), &target));
-  if (offset % sizeof(word) != 0) {
+  MEP_TRY(find_target(posting.window, posting.offset, sizeof posting.word, &target));
+  if (posting.offset % sizeof posting.word != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "a signal at offset %llu, which is no multiple of 8",
-                static_cast<unsigned long long>(offset));
+                static_cast<unsigned long long>(posting.offset));
   }
-  if (wake && !windows_.contains(kWorldWindowId)) {
+  if (posting.wake && !windows_.contains(kWorldWindowId)) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "slot %u cannot be woken: its world window is not imported", identity_.slot);
   }
-  MEP_TRY(settle_other_rails(lock));
-  MEP_TRY(wait_for_room(lock, 0));
+  // What its thread had posted; others may go on posting while this is tried again.
+  if (*settles == 0) *settles = posted_ + 1;
+  MEP_TRY(settle_other_rails(*settles - 1));
+  MEP_TRY(check_room(0));
   // One that need not wake can be written by the HCA alone, but must not overtake others.
-  if (wake || sent_.in_use()) return signal_by_code(window, offset, word);
+  if (posting.wake || sent_.in_use()) return signal_by_code(posting);
   Connection::Write write;
-  write.local = &word;
-  write.bytes = sizeof(word);
-  write.remote = target.address + offset;
+  write.local = &posting.word;
+  write.bytes = sizeof posting.word;
+  write.remote = target.address + posting.offset;
   write.rkey = target.rkeys[0];
   write.is_inline = true;
   return post(0, write, nullptr);
 }
 
 // With the put before it, where that still waits; else in an empty message.
-mep_result_t Peer::signal_by_code(uint64_t window, uint64_t offset, uint64_t word) {
+mep_result_t Peer::signal_by_code(const Posting& posting) {
   Connection::Write write;
   SignalDefinition definition;
   uint32_t code = 0;
-  if (sent_.encode(window, offset, word, &code, &definition)) {
+  if (sent_.encode(posting.window, posting.offset, posting.word, &code, &definition)) {
     bool joined = false;
     if (rails_[0].connection->join_last(code, &joined) != MEP_SUCCESS) {
       return broken(last_error_text());
@@ -203,56 +208,75 @@ mep_result_t Peer::signal_by_code(uint64_t window, uint64_t offset, uint64_t wor
 
 // An acknowledged write has reached the other HCA, not yet its host's memory; an answered read behind
 // it has pushed it there.
-mep_result_t Peer::settle_other_rails(Lock& lock) {
-  std::array<uint64_t, kMaxRails> reads{};
+mep_result_t Peer::settle_other_rails(uint64_t needed) {
+  const auto is_settled = [&](size_t rail) {
+    Settling& state = settling_[rail];
+    if (state.read != 0 && rails_[rail].connection->queue().completed() >= state.read) {
+      state.settled = state.covers;
+      state.read = 0;
+    }
+    return state.settled >= std::min(needed, state.last_put);
+  };
+  bool is_waiting = false;
   for (size_t rail = 1; rail < rails_.size(); ++rail) {
-    if (!unsettled_[rail].is_set) continue;
-    const Unsettled unsettled = unsettled_[rail];
-    MEP_TRY(wait_for_room(lock, rail));
-    Connection::Write read;
-    read.local = fabric_->bounce().waste();
-    read.lkey = fabric_->bounce().registration().lkeys[rails_[rail].hca];
-    read.bytes = sizeof(uint64_t);
-    read.remote = unsettled.remote;
-    read.rkey = unsettled.rkey;
-    read.signalled = true;
-    read.is_read = true;
-    MEP_TRY(post(rail, read, &reads[rail]));
-    unsettled_[rail].is_set = false;
+    if (is_settled(rail)) continue;
+    Settling& state = settling_[rail];
+    if (state.read == 0) {
+      MEP_TRY(check_room(rail));
+      Connection::Write read;
+      read.local = fabric_->bounce().waste();
+      read.lkey = fabric_->bounce().registration().lkeys[rails_[rail].hca];
+      read.bytes = sizeof(uint64_t);
+      read.remote = state.remote;
+      read.rkey = state.rkey;
+      read.signalled = true;
+      read.is_read = true;
+      MEP_TRY(post(rail, read, &state.read));
+      state.covers = posted_;
+    }
+    is_waiting = true;
   }
+  if (!is_waiting) return MEP_SUCCESS;
+  MEP_TRY(poll_rails());
   for (size_t rail = 1; rail < rails_.size(); ++rail) {
-    if (reads[rail] != 0) MEP_TRY(wait_for_number(lock, rail, reads[rail]));
+    if (!is_settled(rail)) return kWouldBlock;
   }
   return MEP_SUCCESS;
 }
 
-mep_result_t Peer::mark(uint64_t number) {
-  Lock lock(mutex_);
-  MEP_TRY(usable());
-  MEP_TRY(settle_other_rails(lock));
-  MEP_TRY(wait_for_room(lock, 0));
+mep_result_t Peer::send_mark(uint64_t number) {
+  MEP_TRY(settle_other_rails(posted_));
+  MEP_TRY(check_room(0));
   Connection::Write write;
   write.wake = true;
   write.arrival = kMarkBit | static_cast<uint32_t>(number);
-  return post(0, write, nullptr);
+  MEP_TRY(post(0, write, nullptr));
+  sent_mark_ = number;
+  return MEP_SUCCESS;
 }
 
-mep_result_t Peer::flush() {
-  Lock lock(mutex_);
+bool Peer::quiesced(uint64_t number) {
+  const Lock lock(mutex_);
+  asked_mark_ = std::max(asked_mark_, number);
+  if (usable() == MEP_SUCCESS) {
+    // Who has not imported a window of the peer has posted nothing, and cannot receive yet.
+    if (!connected_) return true;
+    if (sent_mark_ < number && send_mark(number) == kWouldBlock) return false;
+  }
+  return arrived_->marked() >= number;
+}
+
+mep_result_t Peer::completion(bool is_urgent, Completion* out) {
+  const Lock lock(mutex_);
+  *out = {posted_, posted_};
   if (is_fenced()) return MEP_SUCCESS;  // the queue pairs are gone, and with them every read
   MEP_TRY(usable());
-  return flush_rails(lock);
-}
-
-mep_result_t Peer::flush_rails(Lock& lock) {
-  for (size_t rail = 0; rail < rails_.size(); ++rail) {
-    if (rails_[rail].connection->queue().idle()) continue;
-    if (!rails_[rail].connection->queue().last_is_signalled()) {
-      MEP_TRY(wait_for_room(lock, rail));
-      if (rails_[rail].connection->post_marker() != MEP_SUCCESS) return broken(last_error_text());
-    }
-    MEP_TRY(wait_for_number(lock, rail, rails_[rail].connection->queue().posted()));
-  }
+  if (reading_.empty()) return MEP_SUCCESS;
+  // Without it nothing may tell of the last ones.
+  if (is_urgent && !have_last_signalled()) return usable();
+  MEP_TRY(poll_rails());
+  give_back_done();
+  out->completed = completed();
   return MEP_SUCCESS;
 }
 
@@ -274,43 +298,19 @@ mep_result_t Peer::poll_rails() {
   return MEP_SUCCESS;
 }
 
-mep_result_t Peer::pause(Lock& lock) {
-  lock.unlock();
-  fabric_->help();
-  sched_yield();
-  lock.lock();
-  return usable();
+mep_result_t Peer::check_room(size_t rail) {
+  if (!rails_[rail].connection->queue().full()) return MEP_SUCCESS;
+  MEP_TRY(poll_rails());
+  return rails_[rail].connection->queue().full() ? kWouldBlock : MEP_SUCCESS;
 }
 
-mep_result_t Peer::wait_for_room(Lock& lock, size_t rail) {
-  while (rails_[rail].connection->queue().full()) {
-    MEP_TRY(poll_rails());
-    if (!rails_[rail].connection->queue().full()) break;
-    MEP_TRY(pause(lock));
-  }
-  return MEP_SUCCESS;
-}
-
-mep_result_t Peer::wait_for_number(Lock& lock, size_t rail, uint64_t number) {
-  constexpr int kSpins = 200;
-  int spins = 0;
-  while (rails_[rail].connection->queue().completed() < number) {
-    MEP_TRY(poll_rails());
-    if (rails_[rail].connection->queue().completed() >= number) break;
-    if (++spins % kSpins == 0) MEP_TRY(pause(lock));
-  }
+mep_result_t Peer::take_chunk(uint32_t* chunk) {
+  if (fabric_->bounce().take(chunk)) return MEP_SUCCESS;
+  MEP_TRY(poll_rails());
   give_back_done();
-  return MEP_SUCCESS;
-}
-
-mep_result_t Peer::take_chunk(Lock& lock, uint32_t* chunk) {
-  while (!fabric_->bounce().take(chunk)) {
-    MEP_TRY(poll_rails());
-    give_back_done();
-    if (fabric_->bounce().take(chunk)) break;
-    MEP_TRY(pause(lock));
-  }
-  return MEP_SUCCESS;
+  if (fabric_->bounce().take(chunk)) return MEP_SUCCESS;
+  fabric_->note_no_chunk();
+  return kWouldBlock;
 }
 
 void Peer::retire_open_chunk() {
@@ -325,6 +325,17 @@ void Peer::give_back_done() {
     fabric_->bounce().give(copied.chunk);
     return true;
   });
+  std::erase_if(reading_, [&](const Reading& reading) {
+    return rails_[reading.rail].connection->queue().completed() >= reading.number;
+  });
+  if (!borrowed_.empty()) give_back_borrowed(completed());
+}
+
+void Peer::give_back_borrowed(uint64_t up_to) {
+  while (!borrowed_.empty() && borrowed_.front().posting <= up_to) {
+    fabric_->memory().give_back(borrowed_.front().ticket);
+    borrowed_.pop_front();
+  }
 }
 
 void Peer::progress() {

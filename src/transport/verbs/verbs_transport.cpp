@@ -18,7 +18,11 @@
 namespace mep::verbs {
 namespace {
 
-constexpr uint64_t kNoWindow = UINT64_MAX;
+constexpr TransportTraits kTraits{.name = "verbs",
+                                  .reach = Reach::kAnywhere,
+                                  .has_events = true,
+                                  .needs_registration = true,
+                                  .renews_windows = true};
 
 std::string memory_limit_text() {
   rlimit limit{};
@@ -68,7 +72,9 @@ void HcaRegistrar::remove(Registration* registration) {
 // --- Opening ----------------------------------------------------------------------------------------
 
 VerbsTransport::VerbsTransport(const TransportOptions& options)
-    : options_(options), peers_(std::make_unique<std::atomic<Peer*>[]>(kMaxPeerSlots)) {}
+    : Transport(kTraits),
+      options_(options),
+      peers_(std::make_unique<std::atomic<Peer*>[]>(kMaxPeerSlots)) {}
 
 VerbsTransport::~VerbsTransport() {
   for (uint32_t slot = 0; slot < kMaxPeerSlots; ++slot) VerbsTransport::remove_peer(slot);
@@ -79,35 +85,36 @@ VerbsTransport::~VerbsTransport() {
   bounce_.reset();
 }
 
-mep_result_t VerbsTransport::probe() {
-  return open();
-}
-
-mep_result_t VerbsTransport::open() {
-  if (is_open_) return MEP_SUCCESS;
-  MEP_TRY(read_settings(&settings_));
-  (void)ibv_fork_init();  // where the kernel does not copy pinned pages at a fork
-  hcas_.clear();
+mep_result_t VerbsTransport::open(std::vector<std::byte>* offer) {
   MEP_TRY(open_hcas());
   memory_ = std::make_unique<RegistrationCache>(&registrar_, settings_.cache_bytes);
   bounce_ = std::make_unique<BouncePool>(&registrar_);
   MEP_TRY(bounce_->open());
   MEP_TRY(watch_events());
-  is_open_ = true;
+  events_ = {arrivals_.get(), false, control_events_.get()};
+  std::vector<PortAddress> ports;
+  for (const auto& hca : hcas_) ports.push_back(hca->address());
+  *offer = encode_offer(ports);
   return MEP_SUCCESS;
 }
 
 mep_result_t VerbsTransport::open_hcas() {
-  std::vector<PortName> names;
-  MEP_TRY(parse_port_list(options_.hca, &names));
-  if (names.empty()) names = active_ports();
+  std::vector<PortName> names = active_ports();
   if (names.empty()) {
     const std::string ports = describe_ports();
     if (ports.empty()) return fail(MEP_ERR_UNSUPPORTED, "this machine has no RDMA devices");
     return fail(MEP_ERR_UNSUPPORTED, "no HCA has an active port: %s", ports.c_str());
   }
+  MEP_TRY(read_settings(&settings_));
+  (void)ibv_fork_init();  // where the kernel does not copy pinned pages at a fork
   size_t wanted = kMaxRails;
-  if (options_.hca_equals != 0) wanted = std::min<size_t>(wanted, options_.hca_equals);
+  if (options_.near_adapters) {
+    NearAdapters near;
+    MEP_TRY(options_.near_adapters(&near));
+    if (near.names.empty()) return fail(MEP_ERR_UNSUPPORTED, "no HCA may or can be used");
+    MEP_TRY(parse_port_list(near.names, &names));
+    if (near.equals != 0) wanted = std::min<size_t>(wanted, near.equals);
+  }
   std::string refusals;
   for (const PortName& name : names) {
     if (hcas_.size() == wanted) break;
@@ -124,11 +131,11 @@ mep_result_t VerbsTransport::open_hcas() {
 }
 
 mep_result_t VerbsTransport::watch_events() {
-  events_.reset(epoll_create1(EPOLL_CLOEXEC));
+  arrivals_.reset(epoll_create1(EPOLL_CLOEXEC));
   control_events_.reset(epoll_create1(EPOLL_CLOEXEC));
   failed_event_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   check_timer_.reset(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-  bool watched = events_.valid() && control_events_.valid();
+  bool watched = arrivals_.valid() && control_events_.valid();
   const auto watch = [&](const UniqueFd& poll, int fd) {
     epoll_event event{};
     event.events = EPOLLIN;
@@ -138,7 +145,7 @@ mep_result_t VerbsTransport::watch_events() {
   watch(control_events_, failed_event_.get());
   watch(control_events_, check_timer_.get());
   for (const auto& hca : hcas_) {
-    watch(events_, hca->completion_fd());
+    watch(arrivals_, hca->completion_fd());
     watch(control_events_, hca->async_fd());
   }
   return watched ? MEP_SUCCESS
@@ -146,19 +153,6 @@ mep_result_t VerbsTransport::watch_events() {
 }
 
 // --- Peers ------------------------------------------------------------------------------------------
-
-mep_result_t VerbsTransport::make_offer(std::vector<std::byte>* offer) {
-  MEP_TRY(open());
-  std::vector<PortAddress> ports;
-  for (const auto& hca : hcas_) ports.push_back(hca->address());
-  *offer = encode_offer(ports);
-  return MEP_SUCCESS;
-}
-
-// Whether there is a fabric in common shows when the peer's offer is looked at.
-bool VerbsTransport::reaches(const PeerIdentity& self, const PeerIdentity& peer) const {
-  return self.slot != peer.slot;
-}
 
 mep_result_t VerbsTransport::add_peer(const PeerIdentity& self, const PeerIdentity& peer,
                                       std::span<const std::byte> offer,
@@ -173,7 +167,6 @@ mep_result_t VerbsTransport::add_peer(const PeerIdentity& self, const PeerIdenti
   if (peers_[peer.slot].load(std::memory_order_acquire) != nullptr) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "slot %u is a peer of verbs already", peer.slot);
   }
-  MEP_TRY(open());
   std::vector<PortAddress> own;
   for (const auto& hca : hcas_) own.push_back(hca->address());
   std::vector<PortAddress> theirs;
@@ -257,8 +250,8 @@ void VerbsTransport::forget_dead_exports() {
   }
 }
 
-mep_result_t VerbsTransport::export_window_to(uint32_t slot, const std::shared_ptr<Window>& window,
-                                              WindowExport* out) {
+mep_result_t VerbsTransport::export_window(uint32_t slot, const std::shared_ptr<Window>& window,
+                                           WindowExport* out) {
   Peer* peer = nullptr;
   MEP_TRY(find_peer(slot, &peer));
   Registration registration;
@@ -293,31 +286,16 @@ void VerbsTransport::drop_window(uint32_t slot, uint64_t window) {
 
 // --- Data -------------------------------------------------------------------------------------------
 
-uint32_t VerbsTransport::lanes(uint32_t slot) const {
-  Peer* peer = nullptr;
-  return find_peer(slot, &peer) == MEP_SUCCESS ? 1 : 0;
-}
-
-mep_result_t VerbsTransport::put(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
-                                 const void* local, size_t bytes) {
+mep_result_t VerbsTransport::post(uint32_t slot, Batch* batch) {
   Peer* peer = nullptr;
   MEP_TRY(find_peer(slot, &peer));
-  if (lane != 0) return fail(MEP_ERR_INVALID_ARGUMENT, "lane %u: verbs has 1", lane);
-  return peer->put(window, offset, local, bytes);
+  return peer->post(batch);
 }
 
-mep_result_t VerbsTransport::signal(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
-                                    uint64_t word, bool wake) {
+mep_result_t VerbsTransport::completion(uint32_t slot, bool is_urgent, Completion* out) {
   Peer* peer = nullptr;
   MEP_TRY(find_peer(slot, &peer));
-  if (lane != 0) return fail(MEP_ERR_INVALID_ARGUMENT, "lane %u: verbs has 1", lane);
-  return peer->signal(window, offset, word, wake);
-}
-
-mep_result_t VerbsTransport::flush(uint32_t slot) {
-  Peer* peer = nullptr;
-  MEP_TRY(find_peer(slot, &peer));
-  return peer->flush();
+  return peer->completion(is_urgent, out);
 }
 
 mep_result_t VerbsTransport::fence_out(uint32_t slot) {
@@ -332,29 +310,23 @@ void VerbsTransport::give_up(uint32_t slot) {
   if (find_peer(slot, &peer) == MEP_SUCCESS) peer->give_up();
 }
 
-mep_result_t VerbsTransport::mark(uint32_t slot, uint64_t number) {
+bool VerbsTransport::quiesced(uint32_t slot, uint64_t number) {
   Peer* peer = nullptr;
-  MEP_TRY(find_peer(slot, &peer));
-  return peer->mark(number);
+  return find_peer(slot, &peer) == MEP_SUCCESS && peer->quiesced(number);
 }
 
-uint64_t VerbsTransport::marked(uint32_t slot) const {
+PeerStatus VerbsTransport::status(uint32_t slot) const {
   Peer* peer = nullptr;
-  return find_peer(slot, &peer) == MEP_SUCCESS ? peer->marked() : 0;
-}
-
-const char* VerbsTransport::describe(uint32_t slot) const {
-  Peer* peer = nullptr;
-  return find_peer(slot, &peer) == MEP_SUCCESS ? peer->description() : nullptr;
+  if (find_peer(slot, &peer) != MEP_SUCCESS) return {};
+  return {true, peer->description()};
 }
 
 mep_result_t VerbsTransport::register_memory(const void* memory, size_t bytes) {
-  MEP_TRY(open());
   return memory_->declare(memory, bytes);
 }
 
 void VerbsTransport::unregister_memory(const void* memory) {
-  if (is_open_) memory_->withdraw(memory);
+  memory_->withdraw(memory);
 }
 
 // --- Progress ---------------------------------------------------------------------------------------
@@ -374,34 +346,38 @@ bool VerbsTransport::drain_all() {
   return any;
 }
 
-void VerbsTransport::hold_windows() {
-  for (const auto& hca : hcas_) hca->hold_windows();
+void VerbsTransport::hold_windows(bool is_held) {
+  for (const auto& hca : hcas_) {
+    if (is_held) {
+      hca->hold_windows();
+    } else {
+      hca->release_windows();
+    }
+  }
 }
 
-void VerbsTransport::release_windows() {
-  for (const auto& hca : hcas_) hca->release_windows();
-}
-
-mep_result_t VerbsTransport::progress(bool* active) {
-  *active = false;
-  if (!is_open_) return MEP_SUCCESS;
-  *active = drain_all();
+bool VerbsTransport::progress(bool before_sleep) {
+  if (before_sleep) {
+    return taken_since_asked_.load(std::memory_order_relaxed) && ask_for_notification();
+  }
+  bool active = drain_all();
+  if (no_chunk_.load(std::memory_order_relaxed)) reclaim_chunks();
   // Whoever spins calls this all the time; the rest can wait for a few rounds. Relaxed: only counts.
   constexpr uint32_t kRounds = 16;
   constexpr uint32_t kQuietRounds = 64;
-  if (*active) {
+  if (active) {
     quiet_rounds_.store(0, std::memory_order_relaxed);
   } else if (quiet_rounds_.fetch_add(1, std::memory_order_relaxed) % kQuietRounds ==
              kQuietRounds - 1) {
     epoll_event pending{};
-    if (epoll_wait(events_.get(), &pending, 1, 0) > 0) *active = ask_for_notification();
+    if (epoll_wait(arrivals_.get(), &pending, 1, 0) > 0) active = ask_for_notification();
   }
-  if (rounds_.fetch_add(1, std::memory_order_relaxed) % kRounds != 0) return MEP_SUCCESS;
+  if (rounds_.fetch_add(1, std::memory_order_relaxed) % kRounds != 0) return active;
   const std::shared_lock lock(peers_mutex_);
   for (const uint32_t slot : present_) {
     peers_[slot].load(std::memory_order_acquire)->progress();
   }
-  return MEP_SUCCESS;
+  return active;
 }
 
 // The last one stays pending, and event_fd() readable, until here: asking costs more than looking. True:
@@ -412,12 +388,7 @@ bool VerbsTransport::ask_for_notification() {
   return drain_all();
 }
 
-void VerbsTransport::before_sleep() {
-  if (taken_since_asked_.load(std::memory_order_relaxed)) (void)ask_for_notification();
-}
-
-void VerbsTransport::control_progress() {
-  if (!is_open_) return;
+void VerbsTransport::serve() {
   uint64_t ignored = 0;
   (void)!read(failed_event_.get(), &ignored, sizeof ignored);
   take_device_events();
@@ -475,8 +446,12 @@ void VerbsTransport::take_device_events() {
   }
 }
 
-void VerbsTransport::help() {
-  (void)drain_all();
+void VerbsTransport::note_no_chunk() {
+  no_chunk_.store(true, std::memory_order_relaxed);
+}
+
+void VerbsTransport::reclaim_chunks() {
+  no_chunk_.store(false, std::memory_order_relaxed);
   if (!bounce_->is_empty()) return;
   const std::shared_lock lock(peers_mutex_);
   for (const uint32_t slot : present_) {
@@ -503,6 +478,11 @@ bool VerbsTransport::take_failure(PeerFailure* out) {
 void VerbsTransport::break_queue_pair(uint32_t slot) {
   Peer* peer = nullptr;
   if (find_peer(slot, &peer) == MEP_SUCCESS) peer->break_queue_pair();
+}
+
+bool VerbsTransport::is_acknowledged(uint32_t slot) const {
+  Peer* peer = nullptr;
+  return find_peer(slot, &peer) != MEP_SUCCESS || !peer->check();
 }
 
 void VerbsTransport::spoil_key(uint32_t slot, uint64_t window) {

@@ -49,54 +49,39 @@ class VerbsTransport final : public Transport, private Fabric {
   VerbsTransport(const VerbsTransport&) = delete;
   VerbsTransport& operator=(const VerbsTransport&) = delete;
 
-  const char* name() const override { return "verbs"; }
-  [[nodiscard]] mep_result_t probe() override;
-
-  [[nodiscard]] mep_result_t make_offer(std::vector<std::byte>* offer) override;
-  bool reaches(const PeerIdentity& self, const PeerIdentity& peer) const override;
+  [[nodiscard]] mep_result_t open(std::vector<std::byte>* offer) override;
   [[nodiscard]] mep_result_t add_peer(const PeerIdentity& self, const PeerIdentity& peer,
                                       std::span<const std::byte> offer,
                                       const PeerSession& session) override;
   void remove_peer(uint32_t slot) override;
+  PeerStatus status(uint32_t slot) const override;
+  void serve() override;
 
-  [[nodiscard]] mep_result_t export_window_to(uint32_t slot, const std::shared_ptr<Window>& window,
-                                              WindowExport* out) override;
+  [[nodiscard]] mep_result_t export_window(uint32_t slot, const std::shared_ptr<Window>& window,
+                                           WindowExport* out) override;
   [[nodiscard]] mep_result_t import_window(uint32_t slot, uint64_t window, size_t bytes,
                                            std::span<const std::byte> blob, UniqueFd fd) override;
   void drop_window(uint32_t slot, uint64_t window) override;
 
-  // One: signals over several queue pairs would each need a word of their own at the target.
-  uint32_t lanes(uint32_t slot) const override;
-  [[nodiscard]] mep_result_t put(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
-                                 const void* local, size_t bytes) override;
-  [[nodiscard]] mep_result_t signal(uint32_t slot, uint32_t lane, uint64_t window, uint64_t offset,
-                                    uint64_t word, bool wake) override;
-  [[nodiscard]] mep_result_t flush(uint32_t slot) override;
-  [[nodiscard]] mep_result_t progress(bool* active) override;
-  [[nodiscard]] mep_result_t fence_out(uint32_t slot) override;
-  void give_up(uint32_t slot) override;
-  // The queue pairs are gone with fence_out(); new pages besides take their worth from the keys that
-  // the peer has been told.
-  bool fence_renews_windows() const override { return true; }
-  bool delivers_later() const override { return true; }
-  [[nodiscard]] mep_result_t mark(uint32_t slot, uint64_t number) override;
-  uint64_t marked(uint32_t slot) const override;
-  void hold_windows() override;
-  void release_windows() override;
-  const char* describe(uint32_t slot) const override;
-  int control_fd() const override { return control_events_.get(); }
-  void control_progress() override;
-  bool take_failure(PeerFailure* out) override;
-
+  [[nodiscard]] mep_result_t post(uint32_t slot, Batch* batch) override;
+  [[nodiscard]] mep_result_t completion(uint32_t slot, bool is_urgent, Completion* out) override;
+  bool progress(bool before_sleep) override;
   [[nodiscard]] mep_result_t register_memory(const void* memory, size_t bytes) override;
   void unregister_memory(const void* memory) override;
 
-  int event_fd() const override { return events_.get(); }
-  void before_sleep() override;
+  // The queue pairs are gone with fence_out(); new pages besides take their worth from the keys that
+  // the peer has been told.
+  [[nodiscard]] mep_result_t fence_out(uint32_t slot) override;
+  void give_up(uint32_t slot) override;
+  bool quiesced(uint32_t slot, uint64_t number) override;
+  void hold_windows(bool is_held) override;
+  bool take_failure(PeerFailure* out) override;
 
   // --- For tests ---
   void spoil_key(uint32_t slot, uint64_t window);
   void break_queue_pair(uint32_t slot);
+  // Nothing that was posted to it is on its way any more; or it is lost.
+  bool is_acknowledged(uint32_t slot) const;
   size_t rails() const { return hcas_.size(); }
 
  private:
@@ -109,12 +94,12 @@ class VerbsTransport final : public Transport, private Fabric {
 
   RegistrationCache& memory() override { return *memory_; }
   BouncePool& bounce() override { return *bounce_; }
-  void help() override;
+  void note_no_chunk() override;
   void note_failure(const PeerFailure& failure) override;
   void note_posted() override;
 
-  [[nodiscard]] mep_result_t open();
   [[nodiscard]] mep_result_t open_hcas();
+  void reclaim_chunks();
   [[nodiscard]] mep_result_t watch_events();
   [[nodiscard]] mep_result_t find_peer(uint32_t slot, Peer** out) const;
   [[nodiscard]] mep_result_t register_window(const std::shared_ptr<Window>& window,
@@ -126,24 +111,25 @@ class VerbsTransport final : public Transport, private Fabric {
   void wake_control();
   void take_device_events();
 
-  TransportOptions options_;
+  const TransportOptions options_;
   Settings settings_;
-  bool is_open_ = false;
   std::vector<std::unique_ptr<Hca>> hcas_;
   HcaRegistrar registrar_{&hcas_};
   std::unique_ptr<RegistrationCache> memory_;
   std::unique_ptr<BouncePool> bounce_;
-  UniqueFd events_;          // epoll over what tells of arrivals
+  UniqueFd arrivals_;        // epoll over what tells of arrivals
   UniqueFd control_events_;  // epoll over asynchronous events and the two below
   UniqueFd failed_event_;
   UniqueFd check_timer_;
   // Whether check_timer_ runs. Relaxed: a post that sees it run is looked at when it fires, or, if it
   // has just fired, the look that follows has the peer's lock after the post.
   std::atomic<bool> check_is_due_{false};
+  // Some call waits for a chunk. Relaxed: whoever misses it sees it with the next progress.
+  std::atomic<bool> no_chunk_{false};
   std::atomic<uint32_t> rounds_{0};        // of progress()
   std::atomic<uint32_t> quiet_rounds_{0};  // of them, since something came
   // Whether the notification that was asked for last may be used up. Relaxed: it publishes nothing, and
-  // whoever misses it here finds event_fd() readable.
+  // whoever misses it here finds events().data readable.
   std::atomic<bool> taken_since_asked_{false};
 
   // Release store, acquire load: publishes a peer to putting threads.

@@ -10,8 +10,8 @@ void put_then_signal_here(void**) {
   run_verbs(devices, 3, put_signal_body);
 }
 template <Devices devices>
-void lanes_here(void**) {
-  run_verbs(devices, 2, lanes_body);
+void threads_here(void**) {
+  run_verbs(devices, 2, threads_body);
 }
 template <Devices devices>
 void signals_here(void**) {
@@ -60,7 +60,7 @@ int main(int argc, char** argv) {
   const CMUnitTest rest[] = {
       cmocka_unit_test(put_then_signal_here<Devices::kAlternating>),
       cmocka_unit_test(ranks_as_threads),
-      cmocka_unit_test(lanes_here<Devices::kAlternating>),
+      cmocka_unit_test(threads_here<Devices::kAlternating>),
       cmocka_unit_test(bad_imports_here<Devices::kBoth>),
       cmocka_unit_test(many_windows_here<Devices::kAlternating>),
       cmocka_unit_test(signals_here<Devices::kAlternating>),

@@ -8,9 +8,11 @@
 #include <string>
 #include <thread>
 
+#include "adapters.hpp"
 #include "base/clock.hpp"
 #include "base/status.hpp"
 #include "support/cmocka_cpp.hpp"
+#include "support/posting.hpp"
 #include "transport/verbs/verbs_transport.hpp"
 
 namespace mep::test {
@@ -47,8 +49,7 @@ void connect(End& from, End& to, const std::vector<std::byte>& offer) {
 
 void give_window(End& from, End& to, const std::shared_ptr<Window>& window) {
   WindowExport exported;
-  assert_int_equal(from.transport->export_window_to(to.identity.slot, window, &exported),
-                   MEP_SUCCESS);
+  assert_int_equal(from.transport->export_window(to.identity.slot, window, &exported), MEP_SUCCESS);
   assert_int_equal(to.transport->import_window(from.identity.slot, window->id(), window->bytes(),
                                                exported.blob, UniqueFd()),
                    MEP_SUCCESS);
@@ -61,12 +62,11 @@ std::unique_ptr<Pair> make_pair(const char* hca_a, const char* hca_b) {
     End& end = pair->ends[i];
     end.identity = {3 + 4 * i, 0x100 + i, 7, 1 + i, 0};
     TransportOptions options;
-    options.hca = i == 0 ? hca_a : hca_b;
+    options.near_adapters = only_adapters(i == 0 ? hca_a : hca_b);
     end.transport = std::make_unique<VerbsTransport>(options);
-    if (end.transport->probe() != MEP_SUCCESS) fail_msg("%s", last_error_text());
+    if (end.transport->open(&offers[i]) != MEP_SUCCESS) fail_msg("%s", last_error_text());
     assert_int_equal(Window::create(kWorldWindowId, 4096, &end.world), MEP_SUCCESS);
     assert_int_equal(Window::create(kData, kDataBytes, &end.data), MEP_SUCCESS);
-    assert_int_equal(end.transport->make_offer(&offers[i]), MEP_SUCCESS);
   }
   connect(pair->a(), pair->b(), offers[0]);
   connect(pair->b(), pair->a(), offers[1]);
@@ -86,13 +86,22 @@ bool wait_for(const std::function<bool()>& condition) {
   return true;
 }
 
+// Until all that was posted has been acknowledged.
+mep_result_t arrive(VerbsTransport& transport, uint32_t slot) {
+  (void)wait_for([&] {
+    (void)transport.progress(false);
+    return transport.is_acknowledged(slot);
+  });
+  return flush_posted(transport, slot);
+}
+
 // Puts until an answer is not success.
 mep_result_t put_until_refused(End& from, uint32_t slot) {
   std::vector<std::byte> bytes(20000, std::byte{7});
   const Deadline deadline = Deadline::after_ms(kLimitMs);
   while (!deadline.expired()) {
-    mep_result_t result = from.transport->put(slot, 0, kData, 4096, bytes.data(), bytes.size());
-    if (result == MEP_SUCCESS) result = from.transport->flush(slot);
+    mep_result_t result = post_put(*from.transport, slot, kData, 4096, bytes.data(), bytes.size());
+    if (result == MEP_SUCCESS) result = arrive(*from.transport, slot);
     if (result != MEP_SUCCESS) return result;
   }
   return MEP_SUCCESS;
@@ -100,10 +109,10 @@ mep_result_t put_until_refused(End& from, uint32_t slot) {
 
 void expect_failure(End& from, uint32_t slot, const char* text) {
   uint64_t value = 1;
-  assert_int_equal(from.transport->put(slot, 0, kData, 0, &value, 8), MEP_ERR_PEER_FAILED);
+  assert_int_equal(post_put(*from.transport, slot, kData, 0, &value, 8), MEP_ERR_PEER_FAILED);
   if (strstr(last_error_text(), text) == nullptr) fail_msg("\"%s\": %s", text, last_error_text());
-  assert_int_equal(from.transport->signal(slot, 0, kData, 0, 1, true), MEP_ERR_PEER_FAILED);
-  assert_int_equal(from.transport->flush(slot), MEP_ERR_PEER_FAILED);
+  assert_int_equal(post_signal(*from.transport, slot, kData, 0, 1, true), MEP_ERR_PEER_FAILED);
+  assert_int_equal(arrive(*from.transport, slot), MEP_ERR_PEER_FAILED);
   PeerFailure failure;
   assert_true(from.transport->take_failure(&failure));
   assert_int_equal(failure.slot, slot);
@@ -132,9 +141,9 @@ void bad_key(void**) {
   pair->a().transport->spoil_key(pair->slot_b(), kData);
   std::vector<std::byte> bytes(20000, std::byte{7});
   assert_int_equal(
-      pair->a().transport->put(pair->slot_b(), 0, kData, 0, bytes.data(), bytes.size()),
+      post_put(*pair->a().transport, pair->slot_b(), kData, 0, bytes.data(), bytes.size()),
       MEP_SUCCESS);
-  assert_int_equal(pair->a().transport->flush(pair->slot_b()), MEP_ERR_PEER_FAILED);
+  assert_int_equal(arrive(*pair->a().transport, pair->slot_b()), MEP_ERR_PEER_FAILED);
   expect_failure(pair->a(), pair->slot_b(), "remote access error");
   for (size_t i = 0; i < kDataBytes; ++i) assert_true(pair->b().data->data()[i] == std::byte{0});
 }
@@ -143,10 +152,11 @@ void bad_key(void**) {
 void found_without_a_call(void**) {
   const auto pair = make_pair("rxe0:1", "rxe1:1");
   pair->a().transport->spoil_key(pair->slot_b(), kData);
-  assert_int_equal(pair->a().transport->signal(pair->slot_b(), 0, kData, 0, 1, false), MEP_SUCCESS);
+  assert_int_equal(post_signal(*pair->a().transport, pair->slot_b(), kData, 0, 1, false),
+                   MEP_SUCCESS);
   PeerFailure failure;
   assert_true(wait_for([&] {
-    pair->a().transport->control_progress();
+    pair->a().transport->serve();
     return pair->a().transport->take_failure(&failure);
   }));
   assert_int_equal(failure.slot, pair->slot_b());
@@ -173,7 +183,7 @@ void link_down_in_a_transfer(void**) {
     const Deadline deadline = Deadline::after_ms(kLimitMs);
     while (!deadline.expired() && answer.load() == MEP_SUCCESS) {
       answer.store(
-          pair->a().transport->put(pair->slot_b(), 0, kData, 0, bytes.data(), bytes.size()));
+          post_put(*pair->a().transport, pair->slot_b(), kData, 0, bytes.data(), bytes.size()));
       started.store(true);
     }
     text = last_error_text();
@@ -196,9 +206,9 @@ void given_up_in_a_flush(void**) {
   std::atomic<mep_result_t> answer{MEP_SUCCESS};
   std::thread sender([&] {
     std::vector<std::byte> bytes(20000, std::byte{7});
-    answer = pair->a().transport->put(pair->slot_b(), 0, kData, 0, bytes.data(), bytes.size());
+    answer = post_put(*pair->a().transport, pair->slot_b(), kData, 0, bytes.data(), bytes.size());
     posted.store(true);
-    if (answer == MEP_SUCCESS) answer = pair->a().transport->flush(pair->slot_b());
+    if (answer == MEP_SUCCESS) answer = arrive(*pair->a().transport, pair->slot_b());
   });
   assert_true(wait_for([&] { return posted.load(); }));
   assert_int_equal(answer.load(), MEP_SUCCESS);
@@ -214,22 +224,23 @@ void given_up_in_a_flush(void**) {
 // A zombie: the peer was fenced out and does not know it.
 void fenced_peer_goes_on(void**) {
   const auto pair = make_pair("rxe0:1", "rxe1:1");
-  assert_int_equal(pair->a().transport->signal(pair->slot_b(), 0, kData, 0, 1, false), MEP_SUCCESS);
+  assert_int_equal(post_signal(*pair->a().transport, pair->slot_b(), kData, 0, 1, false),
+                   MEP_SUCCESS);
   assert_true(wait_for([&] { return pair->b().word(0).load() == 1; }));
   assert_int_equal(pair->b().transport->fence_out(pair->slot_a()), MEP_SUCCESS);
   // The first writes are accepted there; none lands.
   assert_int_equal(put_until_refused(pair->a(), pair->slot_b()), MEP_ERR_PEER_FAILED);
   for (size_t i = 8; i < kDataBytes; ++i) assert_true(pair->b().data->data()[i] == std::byte{0});
-  assert_true(pair->b().transport->fence_renews_windows());
+  assert_true(pair->b().transport->traits().renews_windows);
   // The old key of a renewed window leads to pages that nobody reads, even over a connection that works.
   const auto other = make_pair("rxe0:1", "rxe1:1");
   assert_int_equal(other->b().data->renew(), MEP_SUCCESS);
-  assert_int_equal(other->a().transport->signal(other->slot_b(), 0, kData, 0, 9, false),
+  assert_int_equal(post_signal(*other->a().transport, other->slot_b(), kData, 0, 9, false),
                    MEP_SUCCESS);
-  assert_int_equal(other->a().transport->flush(other->slot_b()), MEP_SUCCESS);
+  assert_int_equal(arrive(*other->a().transport, other->slot_b()), MEP_SUCCESS);
   assert_true(other->b().word(0).load() == 0);
   give_window(other->b(), other->a(), other->b().data);
-  assert_int_equal(other->a().transport->signal(other->slot_b(), 0, kData, 0, 9, false),
+  assert_int_equal(post_signal(*other->a().transport, other->slot_b(), kData, 0, 9, false),
                    MEP_SUCCESS);
   assert_true(wait_for([&] { return other->b().word(0).load() == 9; }));
 }
@@ -241,13 +252,16 @@ void marks_come_behind_puts(void**) {
   for (uint8_t round = 1; round <= 12; ++round, ++number) {
     std::memset(bytes.data(), round, bytes.size());
     assert_int_equal(
-        pair->a().transport->put(pair->slot_b(), 0, kData, 0, bytes.data(), bytes.size()),
+        post_put(*pair->a().transport, pair->slot_b(), kData, 0, bytes.data(), bytes.size()),
         MEP_SUCCESS);
-    assert_int_equal(pair->a().transport->mark(pair->slot_b(), number), MEP_SUCCESS);
     assert_true(wait_for([&] {
-      bool active = false;
-      assert_int_equal(pair->b().transport->progress(&active), MEP_SUCCESS);
-      return pair->b().transport->marked(pair->slot_a()) == number;
+      (void)pair->a().transport->quiesced(pair->slot_b(), number);
+      (void)pair->b().transport->progress(false);
+      return pair->b().transport->quiesced(pair->slot_a(), number);
+    }));
+    assert_true(wait_for([&] {
+      (void)pair->a().transport->progress(false);
+      return pair->a().transport->quiesced(pair->slot_b(), number);
     }));
     for (const size_t i : {size_t{0}, bytes.size() / 3, bytes.size() / 2, bytes.size() - 1}) {
       assert_true(pair->b().data->data()[i] == std::byte{round});
@@ -258,8 +272,8 @@ void marks_come_behind_puts(void**) {
 // Until that is true of `end`, which makes progress meanwhile.
 bool progress_until(End& end, const std::function<bool()>& condition) {
   return wait_for([&] {
-    bool active = false;
-    return end.transport->progress(&active) == MEP_SUCCESS && condition();
+    (void)end.transport->progress(false);
+    return condition();
   });
 }
 
@@ -271,14 +285,14 @@ void wakes_of_a_busy_target(void**) {
   std::atomic<bool> sent{false};
   std::thread sender([&] {
     for (uint64_t word = 1; word <= kWakes; ++word) {
-      assert_int_equal(pair->a().transport->signal(pair->slot_b(), 0, kData, 64, word, true),
+      assert_int_equal(post_signal(*pair->a().transport, pair->slot_b(), kData, 64, word, true),
                        MEP_SUCCESS);
     }
-    assert_int_equal(pair->a().transport->flush(pair->slot_b()), MEP_SUCCESS);
+    assert_int_equal(arrive(*pair->a().transport, pair->slot_b()), MEP_SUCCESS);
     sent.store(true);
   });
   const bool taken = wait_for([&] {
-    pair->b().transport->control_progress();
+    pair->b().transport->serve();
     return sent.load();
   });
   sender.join();
@@ -294,12 +308,12 @@ void signals_of_a_gone_peer(void**) {
   const std::vector<std::byte> bytes(300, std::byte{7});
   for (uint64_t word = 1; word <= 9; ++word) {  // the first whole, the others with their puts
     assert_int_equal(
-        pair->a().transport->put(pair->slot_b(), 0, kData, 4096, bytes.data(), bytes.size()),
+        post_put(*pair->a().transport, pair->slot_b(), kData, 4096, bytes.data(), bytes.size()),
         MEP_SUCCESS);
-    assert_int_equal(pair->a().transport->signal(pair->slot_b(), 0, kData, 64, word, true),
+    assert_int_equal(post_signal(*pair->a().transport, pair->slot_b(), kData, 64, word, true),
                      MEP_SUCCESS);
   }
-  assert_int_equal(pair->a().transport->flush(pair->slot_b()), MEP_SUCCESS);
+  assert_int_equal(arrive(*pair->a().transport, pair->slot_b()), MEP_SUCCESS);
   pair->b().transport->give_up(pair->slot_a());
   assert_true(progress_until(pair->b(), [&] { return pair->b().word(64).load() == 9; }));
   assert_true(pair->b().data->data()[4096 + 299] == std::byte{7});
@@ -309,9 +323,9 @@ void signals_of_a_gone_peer(void**) {
 void signals_of_a_fenced_peer(void**) {
   const auto pair = make_pair("rxe0:1", "rxe1:1");
   const auto signal = [&](uint64_t offset, uint64_t word) {
-    assert_int_equal(pair->a().transport->signal(pair->slot_b(), 0, kData, offset, word, true),
+    assert_int_equal(post_signal(*pair->a().transport, pair->slot_b(), kData, offset, word, true),
                      MEP_SUCCESS);
-    assert_int_equal(pair->a().transport->flush(pair->slot_b()), MEP_SUCCESS);
+    assert_int_equal(arrive(*pair->a().transport, pair->slot_b()), MEP_SUCCESS);
   };
   signal(64, 1);
   assert_true(progress_until(pair->b(), [&] { return pair->b().word(64).load() == 1; }));
@@ -319,8 +333,7 @@ void signals_of_a_fenced_peer(void**) {
   signal(128, 3);  // whole
   assert_int_equal(pair->b().transport->fence_out(pair->slot_a()), MEP_SUCCESS);
   for (int round = 0; round < 1000; ++round) {
-    bool active = false;
-    assert_int_equal(pair->b().transport->progress(&active), MEP_SUCCESS);
+    (void)pair->b().transport->progress(false);
   }
   assert_true(pair->b().word(64).load() == 1);
   assert_true(pair->b().word(128).load() == 0);
@@ -333,10 +346,10 @@ void copies_wait_for_room(void**) {
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = std::byte(i * 7 + i / 251);
   for (int round = 0; round < 12; ++round) {  // 12 MiB through 8
     assert_int_equal(
-        pair->a().transport->put(pair->slot_b(), 0, kData, 0, bytes.data(), bytes.size()),
+        post_put(*pair->a().transport, pair->slot_b(), kData, 0, bytes.data(), bytes.size()),
         MEP_SUCCESS);
   }
-  assert_int_equal(pair->a().transport->flush(pair->slot_b()), MEP_SUCCESS);
+  assert_int_equal(arrive(*pair->a().transport, pair->slot_b()), MEP_SUCCESS);
   assert_memory_equal(pair->b().data->data(), bytes.data(), bytes.size());
 }
 
@@ -344,7 +357,8 @@ void copies_wait_for_room(void**) {
 // device away only when its last user has closed it; what shows before is that it can do nothing any more.
 void device_goes_away(void**) {
   const auto pair = make_pair("rxe0:1", "rxe1:1");
-  assert_int_equal(pair->a().transport->signal(pair->slot_b(), 0, kData, 0, 1, false), MEP_SUCCESS);
+  assert_int_equal(post_signal(*pair->a().transport, pair->slot_b(), kData, 0, 1, false),
+                   MEP_SUCCESS);
   assert_true(wait_for([&] { return pair->b().word(0).load() == 1; }));
   std::thread remover([] {
     // NOLINTNEXTLINE(cert-env33-c,concurrency-mt-unsafe): the guest is the test's own
@@ -362,8 +376,9 @@ void device_goes_away(void**) {
   assert_true(verbs::active_ports().empty());
   // Whoever starts now is told so.
   VerbsTransport late({});
-  assert_int_equal(late.probe(), MEP_ERR_UNSUPPORTED);
-  std::printf("  probe: %s\n", last_error_text());
+  std::vector<std::byte> offer;
+  assert_int_equal(late.open(&offer), MEP_ERR_UNSUPPORTED);
+  std::printf("  open: %s\n", last_error_text());
 }
 
 }  // namespace

@@ -16,8 +16,10 @@
 #include <string>
 #include <vector>
 
+#include "adapters.hpp"
 #include "base/clock.hpp"
 #include "base/status.hpp"
+#include "support/posting.hpp"
 #include "transport/transport.hpp"
 
 namespace mep {
@@ -57,7 +59,7 @@ void exchange(int socket, const std::vector<std::byte>& mine, std::vector<std::b
 
 void share(Side& side, const std::shared_ptr<Window>& window) {
   WindowExport exported;
-  check(side.transport->export_window_to(side.peer(), window, &exported));
+  check(side.transport->export_window(side.peer(), window, &exported));
   std::vector<std::byte> theirs;
   exchange(side.socket, exported.blob, &theirs);
   check(side.transport->import_window(side.peer(), window->id(), window->bytes(), theirs, {}));
@@ -65,14 +67,13 @@ void share(Side& side, const std::shared_ptr<Window>& window) {
 
 void open(Side& side, size_t bytes) {
   TransportOptions options;
-  options.hca = side.number == 0 ? "rxe0:1" : "rxe1:1";
+  options.near_adapters = test::only_adapters(side.number == 0 ? "rxe0:1" : "rxe1:1");
   for (const TransportEntry& entry : transport_table()) {
     if (std::string(entry.name) == "verbs") side.transport = entry.make(options);
   }
-  check(side.transport->probe());
   std::vector<std::byte> offer;
   std::vector<std::byte> theirs;
-  check(side.transport->make_offer(&offer));
+  check(side.transport->open(&offer));
   exchange(side.socket, offer, &theirs);
   const PeerIdentity self{side.slot(), 10 + side.number, 1, 1 + side.number, 0};
   const PeerIdentity peer{side.peer(), 10 + side.peer(), 1, 1 + side.peer(), 0};
@@ -86,14 +87,13 @@ void open(Side& side, size_t bytes) {
 
 void wait_for_word(Side& side, uint64_t value) {
   while (side.word().load(std::memory_order_acquire) != value) {
-    bool active = false;
-    check(side.transport->progress(&active));
+    (void)side.transport->progress(false);
   }
 }
 
 void put_and_signal(Side& side, size_t bytes, uint64_t value) {
-  check(side.transport->put(side.peer(), 0, kData, 0, side.data->data(), bytes));
-  check(side.transport->signal(side.peer(), 0, kWorldWindowId, kWordOffset, value, true));
+  check(test::post_put(*side.transport, side.peer(), kData, 0, side.data->data(), bytes));
+  check(test::post_signal(*side.transport, side.peer(), kWorldWindowId, kWordOffset, value, true));
 }
 
 struct Latency {
@@ -124,15 +124,17 @@ Latency latency_us(Side& side, size_t bytes, uint64_t rounds) {
 double bandwidth(Side& side, size_t bytes, uint64_t rounds) {
   if (side.number == 1) {
     wait_for_word(side, rounds);
-    check(side.transport->signal(side.peer(), 0, kWorldWindowId, kWordOffset, rounds, true));
-    check(side.transport->flush(side.peer()));
+    check(
+        test::post_signal(*side.transport, side.peer(), kWorldWindowId, kWordOffset, rounds, true));
+    check(test::flush_posted(*side.transport, side.peer()));
     return 0;
   }
   const uint64_t start = now_ns();
   for (uint64_t round = 1; round <= rounds; ++round) {
-    check(side.transport->put(side.peer(), 0, kData, 0, side.data->data(), bytes));
+    check(test::post_put(*side.transport, side.peer(), kData, 0, side.data->data(), bytes));
     if (round % kPutsInFlight != 0 && round != rounds) continue;
-    check(side.transport->signal(side.peer(), 0, kWorldWindowId, kWordOffset, round, true));
+    check(
+        test::post_signal(*side.transport, side.peer(), kWorldWindowId, kWordOffset, round, true));
   }
   wait_for_word(side, rounds);
   return static_cast<double>(bytes * rounds) * 1000.0 / static_cast<double>(now_ns() - start);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "adapters.hpp"
 #include "support/transport_rig.hpp"
 
 namespace mep::test {
@@ -19,8 +20,10 @@ inline std::unique_ptr<Transport> make_lab_transport(const TransportOptions& giv
   // Threads count; processes are numbered by the kernel one after the other.
   const uint32_t number =
       transports_made.fetch_add(1, std::memory_order_relaxed) + static_cast<uint32_t>(getpid());
-  if (chosen_devices == Devices::kAlternating) options.hca = number % 2 == 0 ? "rxe0:1" : "rxe1:1";
-  if (chosen_devices == Devices::kFirst) options.hca = "rxe0:1";
+  if (chosen_devices == Devices::kAlternating) {
+    options.near_adapters = only_adapters(number % 2 == 0 ? "rxe0:1" : "rxe1:1");
+  }
+  if (chosen_devices == Devices::kFirst) options.near_adapters = only_adapters("rxe0:1");
   for (const TransportEntry& entry : transport_table()) {
     if (std::string(entry.name) == "verbs") return entry.make(options);
   }

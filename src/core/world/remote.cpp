@@ -1,0 +1,34 @@
+#include "core/world/remote.hpp"
+
+#include <sched.h>
+
+namespace mep {
+
+// On all that this rank sleeps on: a peer that takes nothing may itself wait for what this rank takes from
+// others.
+void Remote::make_progress() const {
+  if (network == nullptr || !network->progress()) sched_yield();
+}
+
+mep_result_t Remote::go_on(mep_result_t result, Batch* batch) const {
+  while (result == kWouldBlock) {
+    make_progress();
+    result = transport->post(slot, batch);
+  }
+  const bool is_lost = result == MEP_ERR_PEER_FAILED && !transport->traits().lands_at_once;
+  return is_lost ? MEP_SUCCESS : result;
+}
+
+void Remote::flush() const {
+  if (mapped != nullptr || transport == nullptr) return;
+  Completion completion;
+  if (transport->completion(slot, true, &completion) != MEP_SUCCESS) return;
+  const uint64_t wanted = completion.posted;
+  while (completion.completed < wanted) {
+    make_progress();
+    // Of a peer that is lost, or of a slot that is gone, nothing is left.
+    if (transport->completion(slot, true, &completion) != MEP_SUCCESS) return;
+  }
+}
+
+}  // namespace mep

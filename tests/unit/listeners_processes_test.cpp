@@ -1,0 +1,117 @@
+// labels: medium
+// A rank listens only where a peer has to connect to it: in a job over shared memory nowhere. Somebody from
+// another host is let in all the same.
+#include <dirent.h>
+
+#include <cstdio>
+#include <set>
+#include <string>
+
+#include "support/join_job.hpp"
+#include "support/temporary_folder.hpp"
+
+using namespace mep_test;
+
+namespace {
+
+constexpr const char* kListening = "0A";  // TCP_LISTEN of the kernel
+
+void add_listeners(const char* table, std::set<unsigned long>* inodes) {
+  FILE* file = fopen(table, "re");
+  if (file == nullptr) return;  // no IPv6 here
+  char line[512];
+  while (fgets(line, sizeof line, file) != nullptr) {
+    char state[8] = "";
+    unsigned long inode = 0;
+    if (sscanf(line, "%*s %*s %*s %7s %*s %*s %*s %*s %*s %lu", state, &inode) == 2 &&
+        std::string(state) == kListening) {
+      inodes->insert(inode);
+    }
+  }
+  fclose(file);
+}
+
+// TCP sockets of this process that listen.
+int own_listeners() {
+  std::set<unsigned long> inodes;
+  add_listeners("/proc/self/net/tcp", &inodes);
+  add_listeners("/proc/self/net/tcp6", &inodes);
+  DIR* folder = opendir("/proc/self/fd");
+  if (folder == nullptr) return -1;
+  int count = 0;
+  while (const dirent* entry = readdir(folder)) {  // NOLINT(concurrency-mt-unsafe): own stream
+    char target[64] = "";
+    unsigned long inode = 0;
+    if (readlinkat(dirfd(folder), entry->d_name, target, sizeof target - 1) > 0 &&
+        sscanf(target, "socket:[%lu]", &inode) == 1 && inodes.contains(inode)) {
+      ++count;
+    }
+  }
+  closedir(folder);
+  return count;
+}
+
+void nobody_listens_in_a_job_of_one_host(void**) {
+  Report report;
+  JoinJob job(3, patient_config(0), report, [](int, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    COLL_CHECK(found, own_listeners() == 0);
+    COLL_OK(found, mep_barrier(comm, nullptr));
+  });
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+// Over TCP each rank listens to whom it does not call.
+void only_the_called_listen(void**) {
+  Report report;
+  mep_comm_config_t config = patient_config(0);
+  config.transports = "tcp";
+  JoinJob job(3, config, report, [](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    COLL_CHECK(found, (own_listeners() > 0) == (rank < 2));
+    COLL_OK(found, mep_barrier(comm, nullptr));
+  });
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+// The members listen to it once it comes; what they listen on before is for newcomers to ask at.
+void a_newcomer_from_another_host_is_let_in(void**) {
+  const TemporaryFolder folder;
+  setenv("MEP_RENDEZVOUS", folder.path().c_str(), 1);
+  setenv("MEP_ALLOW_INSECURE", "1", 1);
+  setenv("MEP_NET_IF", "lo", 1);
+  setenv("MEP_TEST_HOST", "here", 1);
+  Report report;
+  mep_comm_config_t config = patient_config(0);
+  config.max_size = 4;
+  JoinJob job(3, config, report, [](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    const int before = own_listeners();
+    mep_comm_t grown = nullptr;
+    COLL_OK(found, mep_comm_grow(comm, 1, kNeverMs, &grown));
+    if (grown == nullptr) return;
+    COLL_CHECK(found, own_listeners() > before);
+    check_contributors(rank, grown, 0x1111, found);
+    COLL_OK(found, mep_comm_destroy(grown));
+  });
+  setenv("MEP_TEST_HOST", "there", 1);
+  job.join(3, [](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x1111, found);
+  });
+  job.expect_clean_end();
+  for (const char* name : {"MEP_RENDEZVOUS", "MEP_ALLOW_INSECURE", "MEP_NET_IF", "MEP_TEST_HOST"}) {
+    unsetenv(name);
+  }
+  report.require_clean();
+}
+
+}  // namespace
+
+int main() {
+  const CMUnitTest tests[] = {cmocka_unit_test(nobody_listens_in_a_job_of_one_host),
+                              cmocka_unit_test(only_the_called_listen),
+                              cmocka_unit_test(a_newcomer_from_another_host_is_let_in)};
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
