@@ -380,7 +380,7 @@ bool VerbsTransport::progress(bool before_sleep) {
   return active;
 }
 
-// The last one stays pending, and event_fd() readable, until here: asking costs more than looking. True:
+// The last one stays pending, and events().data readable, until here: asking costs more than looking. True:
 // something had come before.
 bool VerbsTransport::ask_for_notification() {
   taken_since_asked_.store(false, std::memory_order_relaxed);
