@@ -14,7 +14,7 @@ enum class Collective : uint32_t {
 };
 
 inline constexpr uint32_t kCollectiveCount = 0
-#define MEP_OPERATION(...) +1
+#define MEP_OPERATION(...) +1  // NOLINT(bugprone-macro-parentheses)
 #include "protocol/operations.def"
 #undef MEP_OPERATION
     ;

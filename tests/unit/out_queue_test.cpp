@@ -56,7 +56,8 @@ void queue_put(OutQueue* queue, const Bytes& header, const Bytes& data, int part
   for (int i = 0; i < parts; ++i) {
     std::byte* place = queue->extend(header.size());
     std::copy(header.begin(), header.end(), place);
-    if (!data.empty()) queue->append_external(data.data(), data.size());
+    if (!data.empty())
+      queue->append_external(data.data(), data.size(), static_cast<uint64_t>(i) + 1);
   }
 }
 

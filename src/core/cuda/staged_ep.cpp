@@ -160,7 +160,7 @@ mep_result_t StagedEp::check_call(const void* stream) const {
   return side_.check_stream(stream);
 }
 
-// As on mapped GPUs the first call on a buffer tells the news, and nothing else happens. The operations
+// As on mapped GPUs the first call on a buffer reports the change, and nothing else happens. The operations
 // themselves need no more than the object of the host does, so replays go on without.
 mep_result_t StagedEp::catch_up(Buffer& buffer, void* stream) {
   const LatestView now = latest();
@@ -176,8 +176,7 @@ mep_result_t StagedEp::catch_up(Buffer& buffer, void* stream) {
 void StagedEp::move_to_view(Buffer& buffer, uint64_t epoch) {
   buffer.epoch = epoch;
   if (buffer.calls.stage != EpStage::kReceived) buffer.calls.reset();  // else it can be combined
-  while (comm_.take_personal_report() != nullptr) {
-  }  // reported by this call, not by the next operation of the host's object
+  comm_.personal_reports().clear();  // reported by this call, not by the host's object
 }
 
 mep_result_t StagedEp::dispatch(EpSideHandle& handle, const mep_dispatch_args_t& args,
