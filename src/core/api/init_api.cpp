@@ -87,7 +87,7 @@ mep_result_t give_up(const Opening& opening, mep_result_t result) {
 }
 
 mep_result_t finish_world(const Deadline& deadline, Opening* opening, mep_comm_t* comm) {
-  MEP_TRY(opening->world->connect(deadline));
+  MEP_TRY(opening->world->await_connections(deadline));
   MEP_TRY(opening->comm->finish(deadline));
   auto handle = std::make_unique<mep_comm>(std::move(opening->comm));
   handle->is_world = true;
@@ -180,6 +180,7 @@ mep_result_t mep_comm_init(const mep_comm_config_t* config, mep_comm_t* comm) {
     Opening opening;
     mep_comm_t made = nullptr;
     mep_result_t opened = open_world(resolved, std::move(mesh), std::move(transports), &opening);
+    if (opened == MEP_SUCCESS) opened = opening.world->take_doorbells(deadline);
     if (opened == MEP_SUCCESS) opened = finish_world(deadline, &opening, &made);
     if (opened != MEP_SUCCESS) {
       return as_failed_start(give_up(opening, opened), opening.world.get());
@@ -238,6 +239,9 @@ mep_result_t mep_comm_init_all(int32_t count, const mep_comm_config_t* config, m
     }
     std::vector<mep_comm_t> made(ranks, nullptr);
     mep_result_t result = MEP_SUCCESS;
+    for (size_t rank = 0; rank < ranks && result == MEP_SUCCESS; ++rank) {
+      result = openings[rank].world->take_doorbells(deadline);
+    }
     for (size_t rank = 0; rank < ranks && result == MEP_SUCCESS; ++rank) {
       result = finish_world(deadline, &openings[rank], &made[rank]);
     }

@@ -389,7 +389,8 @@ mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* 
   MEP_TRY(
       World::open(config, std::move(mesh), std::move(transports), &entering.world, &welcome.view));
   Admission admission;
-  mep_result_t result = entering.world->connect(deadline, true);
+  mep_result_t result = entering.world->take_doorbells(deadline, true);
+  if (result == MEP_SUCCESS) result = entering.world->await_connections(deadline, true);
   if (result == MEP_SUCCESS) result = make_comms(welcome, deadline, &entering);
   MEP_FAILPOINT("join ready");
   if (result == MEP_SUCCESS) result = entering.world->enter(deadline, &admission);

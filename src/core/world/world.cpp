@@ -81,15 +81,14 @@ mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet t
   return MEP_SUCCESS;
 }
 
-mep_result_t World::connect(const Deadline& deadline, bool is_newcomer) {
+mep_result_t World::take_doorbells(const Deadline& deadline, bool is_newcomer) {
   std::vector<uint32_t> members;
   view_snapshot().members.each([&](uint32_t slot) { members.push_back(slot); });
   std::vector<Remote> remotes;
-  MEP_TRY(receive_windows(
+  return receive_windows(
       world_window_, members,
       [&](uint32_t slot) { return is_newcomer && view_snapshot().incarnation(slot) == 0; },
-      deadline, &remotes));
-  return await_connections(deadline, is_newcomer);
+      deadline, &remotes);
 }
 
 void World::count_allocation(int change) {

@@ -119,9 +119,11 @@ class World : public std::enable_shared_from_this<World> {
   [[nodiscard]] static mep_result_t open(const ResolvedConfig& config, Mesh mesh,
                                          TransportSet transports, std::shared_ptr<World>* out,
                                          const membership::View* joining = nullptr);
-  // Waits for the peers' doorbells. At the start all must come; a newcomer goes on without a member that
-  // leaves the view meanwhile.
-  [[nodiscard]] mep_result_t connect(const Deadline& deadline, bool is_newcomer = false);
+  // Two steps, so that one thread can start several ranks of a process: takes the peers' doorbells, by which
+  // their transports learn how to connect; then waits until every member is connected. At the start all must
+  // come; a newcomer goes on without a member that leaves the view meanwhile.
+  [[nodiscard]] mep_result_t take_doorbells(const Deadline& deadline, bool is_newcomer = false);
+  [[nodiscard]] mep_result_t await_connections(const Deadline& deadline, bool is_newcomer = false);
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -254,8 +256,6 @@ class World : public std::enable_shared_from_this<World> {
                                        Remote* remote) const;
   void decide_wait_policy(std::span<const PeerLink> peers);
   [[nodiscard]] mep_result_t open_network();
-  // Waits until every member is connected, as far as its transport makes connections.
-  [[nodiscard]] mep_result_t await_connections(const Deadline& deadline, bool is_newcomer);
   mep_result_t fail_as_ended() const;
   void unbind_event(uint32_t slot);
   void hold_windows();
