@@ -1,6 +1,7 @@
 // The choice between mapped and staged GPUs, and the host's half of staged operations: mailbox, thread,
 // failures, waits that end, and collectives over communicators of the host. Threads play the kernels.
 // labels: medium threads
+#include <barrier>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -335,9 +336,12 @@ void a_comm_goes_after_its_world(void**) {
     const mep_comm_config_t config = patient_config(0);
     std::vector<mep_comm_t> comms(kRanks, nullptr);
     COLL_OK(report, mep_comm_init_all(kRanks, &config, comms.data()));
+    // Who aborts while others are still in the split makes theirs fail.
+    std::barrier all_have_split(kRanks);
     on_threads(kRanks, [&](int rank) {
       mep_comm_t half = nullptr;
       COLL_OK(report, mep_comm_split(comms[static_cast<size_t>(rank)], rank % 2, 0, &half));
+      all_have_split.arrive_and_wait();
       const mep_comm_t world = comms[static_cast<size_t>(rank)];
       COLL_EXPECT(report, MEP_ERR_BUSY, mep_comm_destroy(world));
       COLL_OK(report, mep_comm_abort(world));

@@ -48,7 +48,11 @@ mep_result_t PeerWindows::reach_newcomers(const CommView& view, const Deadline& 
                                           const std::function<void(uint32_t)>& reached) {
   for (const uint32_t rank : view.live) {
     const uint64_t incarnation = view.incarnations[rank];
-    if (rank == comm_.rank() || reaches(rank, incarnation)) continue;
+    if (reaches(rank, incarnation)) continue;
+    if (rank == comm_.rank()) {
+      incarnations_[rank] = incarnation;  // a newcomer that is in the view now
+      continue;
+    }
     // Gone again: this view has a successor, for which the channel is frozen by now, so nothing is posted to
     // it.
     if (comm_.world().view_snapshot().incarnation(comm_.slots()[rank]) != incarnation) continue;
