@@ -483,7 +483,9 @@ MEP_API mep_result_t mep_comm_grow(mep_comm_t world, int32_t count, uint32_t tim
 MEP_API mep_result_t mep_comm_join(const mep_comm_config_t* config, mep_comm_t* comm);
 
 /* The newcomer's side of a comm made by mep_comm_split: attaches by its name, the default one or what
- * mep_comm_set_name gave it. Errors: MEP_ERR_NOT_FOUND (this rank is no member of such a comm). 0.1 */
+ * mep_comm_set_name gave it. A comm ends with the last of its members that was there before: newcomers
+ * that are admitted together afterwards have it no more. Errors: MEP_ERR_NOT_FOUND (this rank is no
+ * member of such a comm, or it has ended so). 0.1 */
 MEP_API mep_result_t mep_comm_attach(mep_comm_t world, const char* name, mep_comm_t* comm);
 /* At most 63 bytes; the same on all members. Default: "world", and "PARENT/k.COLOR" for the k-th
  * split of PARENT. Local; any thread. *name is valid until the comm is destroyed and never changes:

@@ -45,7 +45,46 @@ void second_death_while_ranks_recover(void**) {
   report.require_clean();
 }
 
-// The same of growth.
+enum Stage { kTold };
+
+// Ranks 1 and 2 have a communicator. Rank 2 tells the replacement of rank 1 of it and dies before anybody is
+// admitted: its own replacement is told by nobody, so neither has it.
+void comm_goes_with_its_last_member(void**) {
+  const auto page = JoinJob::shared_page();
+  Report report;
+  JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    mep_comm_t child = nullptr;
+    COLL_OK(found, mep_comm_split(comm, rank == 0 ? 1 : 0, 0, &child));
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 1) die();
+    meet_failure(comm, found);
+    page->await(kTold, 1);
+    if (rank == 2) die();
+    meet_failure(comm, found);
+    const int32_t victims[] = {1, 2};
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, victims, 2, kNeverMs, &admitted));
+    COLL_CHECK(found, admitted == 2);
+    check_contributors(rank, comm, 0x111, found);
+    COLL_OK(found, mep_comm_destroy(child));
+  });
+  const auto body = [](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x111, found);
+    mep_comm_t child = nullptr;
+    COLL_EXPECT(found, MEP_ERR_NOT_FOUND, mep_comm_attach(comm, "world/0.0", &child));
+  };
+  job.expect_killed(1);
+  const size_t first = job.join(1, body, "join ready=stop");
+  job.await_stopped(first);
+  page->reach(kTold);
+  job.expect_killed(2);
+  job.join(2, body);
+  kill(job.pid(first), SIGCONT);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+// A second death, as above, while a world grows.
 void death_while_a_world_grows(void**) {
   Report report;
   mep_comm_config_t config = patient_config(0);
@@ -188,6 +227,7 @@ int main(int argc, char** argv) {
   read_arguments(argc, argv);
   const CMUnitTest tests[] = {
       cmocka_unit_test(second_death_while_ranks_recover),
+      cmocka_unit_test(comm_goes_with_its_last_member),
       cmocka_unit_test(death_while_a_world_grows),
       cmocka_unit_test(child_outlives_its_rank),
       cmocka_unit_test(refused_destroy_keeps_all),

@@ -338,6 +338,15 @@ mep_result_t make_comms(const Welcome& welcome, const Deadline& deadline, Enteri
   return MEP_SUCCESS;
 }
 
+// Else all that knew the comm are gone: who came with this rank, but later, was told nothing of it.
+bool has_older_member(const Comm& comm, const Admission& admission) {
+  const std::vector<uint32_t>& slots = comm.slots();
+  return std::any_of(slots.begin(), slots.end(), [&](uint32_t slot) {
+    return admission.view->members.has(slot) &&
+           std::find(admission.added.begin(), admission.added.end(), slot) == admission.added.end();
+  });
+}
+
 // What the newcomer works with: the largest comm over the whole world that had its place before, or one
 // that it makes together with the members, who are growing the world.
 mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Admission& admission,
@@ -360,7 +369,8 @@ mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Ad
   }
   made->is_world = true;
   for (std::unique_ptr<Comm>& each : entering->comms) {
-    if (each != nullptr) made->dormant[each->name()] = std::move(each);
+    if (each == nullptr || !has_older_member(*each, admission)) continue;
+    made->dormant[each->name()] = std::move(each);
   }
   *comm = made;
   return MEP_SUCCESS;
