@@ -9,7 +9,8 @@
 
 namespace mep {
 
-Comm::Comm(std::shared_ptr<World> world, std::string name, std::vector<uint32_t> slots, uint64_t id)
+Comm::Comm(std::shared_ptr<World> world, const std::string& name, std::vector<uint32_t> slots,
+           uint64_t id)
     : identity_(std::move(world), name, id != 0 ? id : id_of(name), std::move(slots)),
       collectives_(identity_, personal_reports_) {}
 

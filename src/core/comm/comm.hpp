@@ -29,7 +29,7 @@ class Comm : public WorldClient {
   // Two steps, so that one thread can make several ranks of a process: begin() sends this rank's
   // windows to its peers, finish() waits for theirs.
   // `id` 0: it follows from the name; a renamed comm keeps the one that it was made with.
-  Comm(std::shared_ptr<World> world, std::string name, std::vector<uint32_t> slots,
+  Comm(std::shared_ptr<World> world, const std::string& name, std::vector<uint32_t> slots,
        uint64_t id = 0);
   static uint64_t id_of(const std::string& name);
   // Of the `number`-th split of the comm `parent`: another one for each, whatever comms are renamed to.

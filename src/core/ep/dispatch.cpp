@@ -184,7 +184,9 @@ mep_result_t EpBuffer::send_token(const mep_dispatch_args_t& args, uint32_t toke
     } else {
       MEP_TRY(remote.put(layout_.recv_x(at), row, row_bytes));
     }
-    if (scale_bytes != 0) MEP_TRY(remote.put(layout_.scales(at), scales, scale_bytes));
+    if (scales != nullptr && scale_bytes != 0) {
+      MEP_TRY(remote.put(layout_.scales(at), scales, scale_bytes));
+    }
   }
   return MEP_SUCCESS;
 }
