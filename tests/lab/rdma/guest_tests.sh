@@ -65,7 +65,7 @@ fi
 
 check 900 "conformance" "$build/tests/verbs_conformance_test"
 # Every collective that there is.
-collectives=$(sed -n 's/^MEP_COLLECTIVE(\([a-z_]*\),.*/\1/p' "$here/../../../src/core/coll/collectives.def")
+collectives=$(sed -n 's/^MEP_OPERATION(\([a-z_]*\),.*/\1/p' "$here/../../../src/protocol/operations.def")
 for operation in $collectives; do
   perf "$operation" 4 "$operation" -b 8 -e 1M -f 64 -i 10
   perf_hosts "$operation" "$operation" -b 8 -e 256K -f 32 -i 10
