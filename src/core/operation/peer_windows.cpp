@@ -29,6 +29,8 @@ mep_result_t PeerWindows::receive(const std::vector<uint64_t>& incarnations,
   for (uint32_t rank = 0; rank < slots.size(); ++rank) {
     if (!has(rank)) incarnations_[rank] = 0;
   }
+  // Also of a newcomer, which is in no view yet.
+  incarnations_[comm_.rank()] = world.identity().incarnation;
   return MEP_SUCCESS;
 }
 
@@ -49,10 +51,6 @@ mep_result_t PeerWindows::reach_newcomers(const CommView& view, const Deadline& 
   for (const uint32_t rank : view.live) {
     const uint64_t incarnation = view.incarnations[rank];
     if (reaches(rank, incarnation)) continue;
-    if (rank == comm_.rank()) {
-      incarnations_[rank] = incarnation;  // a newcomer that is in the view now
-      continue;
-    }
     // Gone again: this view has a successor, for which the channel is frozen by now, so nothing is posted to
     // it.
     if (comm_.world().view_snapshot().incarnation(comm_.slots()[rank]) != incarnation) continue;
