@@ -3,13 +3,13 @@
 
 import pathlib
 import sys
-import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import check_tree  # noqa: E402
 import documents  # noqa: E402
 import folders  # noqa: E402
+from made_tree import made_tree  # noqa: E402
 
 ENV_CPP = 'static T t = {{"MEP_RANK", "", "rank"},\n  {"MEP_LOG", "warn", "level"}};\nsecure_getenv(n);\n'
 # The folders of the made-up trees.
@@ -43,14 +43,7 @@ GOOD = {
 
 class CheckTree(unittest.TestCase):
     def findings(self, changes, table=None):
-        with tempfile.TemporaryDirectory() as folder:
-            root = pathlib.Path(folder)
-            for name, text in {**GOOD, **changes}.items():
-                if text is None:
-                    continue
-                path = root / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
+        with made_tree({**GOOD, **changes}) as root:
             return check_tree.check_tree(root, lambda code: [
                 *(folders.check_folders(list(check_tree.includes_of(code)), table, {}) if table else []),
                 *folders.check_definitions(code, {})])

@@ -6,10 +6,7 @@ function that is not defined there, a call that is not made there, and a row who
 call are findings. README.md must have the ways of LIMITS, each in so many files at most.
 """
 
-import argparse
-import pathlib
 import re
-import sys
 
 HEAD = re.compile(r"^\|\s*file\s*\|\s*defines\s*\|\s*calls\s*\|\s*$")
 ROW = re.compile(r"^\|(.*)\|(.*)\|(.*)\|\s*$")
@@ -145,18 +142,3 @@ def check_ways(root):
     if not (root / "README.md").is_file():
         findings.append(("README.md", 1, "is missing"))
     return findings
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parents[2])
-    findings = check_ways(parser.parse_args().root)
-    for name, number, text in findings:
-        print(f"{name}:{number}: {text}")
-    if not findings:
-        print("the ways that the documents show are those of the code")
-    return 1 if findings else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,10 +3,10 @@
 
 import pathlib
 import sys
-import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from made_tree import made_tree  # noqa: E402
 import ways  # noqa: E402
 
 README = """# X
@@ -34,14 +34,7 @@ GOOD = {
 
 class Ways(unittest.TestCase):
     def findings(self, changes):
-        with tempfile.TemporaryDirectory() as folder:
-            root = pathlib.Path(folder)
-            for name, text in {**GOOD, **changes}.items():
-                if text is None:
-                    continue
-                path = root / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
+        with made_tree({**GOOD, **changes}) as root:
             return ways.check_ways(root)
 
     def expect(self, changes, part):
