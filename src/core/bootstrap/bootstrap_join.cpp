@@ -361,6 +361,8 @@ mep_result_t Joiner::play_round() {
     MEP_TRY(serve_listener());
     if (claimed_ && max_size_ == 0) break;  // other newcomers alone are no job
     if (max_size_ == 0 || std::exchange(searched_again, true)) continue;
+    rendezvous_->look_again();
+    MEP_TRY(rendezvous_->progress());
     MEP_TRY(search_places());
   }
   return MEP_SUCCESS;

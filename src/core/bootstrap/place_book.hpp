@@ -36,6 +36,8 @@ class PlaceBook {
   // Looks for what is new. An error ends the start: somebody who knows the secret said so, or
   // nothing that was given as rendezvous can be used.
   [[nodiscard]] virtual mep_result_t progress() = 0;
+  // The next progress() looks, however lately it has.
+  virtual void look_again() {}
   // Readable when progress() has something to do; -1: it must be called now and then.
   virtual int fd() const { return -1; }
   // Whether the others' places are known as far as they can be now.

@@ -54,6 +54,8 @@ class Rendezvous {
   // Descriptors to wait on beside the listener, and what to do then. An error ends the start.
   virtual std::vector<int> fds() const { return {}; }
   [[nodiscard]] virtual mep_result_t progress() { return MEP_SUCCESS; }
+  // progress() may know of others late, because it looks now and then: the next one looks.
+  virtual void look_again() {}
   // What is known of a rank that did not come, for the error text. *denied: it would not be let in.
   virtual std::string explain_absence(int32_t rank, bool* denied) = 0;
 };

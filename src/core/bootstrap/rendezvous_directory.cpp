@@ -39,6 +39,7 @@ class DirectoryBook final : public PlaceBook {
 
   mep_result_t open(const std::string& directory);
   mep_result_t progress() override;
+  void look_again() override { next_look_ = Deadline::at(0); }
   bool is_open() const override { return looked_; }
   mep_result_t announce(const Place& own) override;
   void withdraw() override;
@@ -146,7 +147,7 @@ mep_result_t DirectoryBook::announce(const Place& own) {
   }
   own_path_ = path;
   // Of two that come at the same time each has written before it looks, so one sees the other.
-  next_look_ = Deadline::at(0);
+  look_again();
   return progress();
 }
 

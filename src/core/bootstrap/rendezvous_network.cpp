@@ -28,6 +28,7 @@ class NetworkRendezvous final : public Rendezvous {
   void ignore(uint64_t incarnation) override { ignored_.insert(incarnation); }
   std::vector<int> fds() const override;
   mep_result_t progress() override { return gate_->book->progress(); }
+  void look_again() override { gate_->book->look_again(); }
   bool is_open() const override { return gate_->book->is_open(); }
   bool is_announced() const override { return gate_->book->is_announced(); }
   bool is_known_elsewhere(int32_t rank) const override;

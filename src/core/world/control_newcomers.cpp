@@ -18,6 +18,12 @@
 #include "core/world/control_thread.hpp"
 
 namespace mep {
+namespace {
+
+// So long a newcomer waits for a member that it has no link to.
+constexpr uint64_t kMissedMs = 500;
+
+}  // namespace
 
 bool ControlThread::is_member(uint32_t slot) const {
   const uint64_t incarnation = world_->peers_[slot].identity.incarnation;
@@ -192,8 +198,9 @@ bool ControlThread::take_view(uint32_t, const Frame& frame) {
   return true;
 }
 
-// While this newcomer asked around, a member answered too late, or came in by another way. Unless it is
-// about to leave the view, this rank has to ask again: nobody admits whom a member does not reach.
+// While this newcomer asked around, a member answered too late, or came in by another way. Unless it
+// leaves the view soon, this rank has to ask again: nobody admits whom a member does not reach. Asking in
+// vain, because that member is dead and not removed yet, costs a few messages.
 void ControlThread::look_for_missed_members() {
   if (membership_->phase() != membership::Phase::kJoining) return;
   const membership::View& view = membership_->view();
@@ -204,7 +211,7 @@ void ControlThread::look_for_missed_members() {
   if (missed == membership::kNoSlot) {
     missed_until_ = Deadline::never();
   } else if (missed_until_.at_ns() == Deadline::never().at_ns()) {
-    missed_until_ = Deadline::after_ms(uint64_t{2} * world_->config().suspect_ms);
+    missed_until_ = Deadline::after_ms(kMissedMs);
   } else if (missed_until_.expired() && world_->terminal_result() == MEP_SUCCESS) {
     log(LogLevel::kInfo, "rank %u has no link to this newcomer, which asks again", missed);
     end_world(World::kMissedMember);
