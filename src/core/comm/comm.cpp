@@ -76,7 +76,8 @@ void Comm::prepare() {
   for (ViewClient* client : clients_.all()) client->prepare();
 }
 
-// The collectives come last: their calls report the change from then on, and drop it where a dispatch would.
+// The report is there before any channel shows the change: whichever call gives it takes it off the list, and
+// nobody else gives it again.
 void Comm::install(const membership::InstallView& change,
                    const membership::AffectedComm* affected) {
   MEP_TEST_DELAY_POINT("install");
@@ -89,8 +90,9 @@ void Comm::install(const membership::InstallView& change,
   }
   const std::shared_ptr<const CommChange> made =
       make_comm_change(*latest_view(), change, *affected, slots(), name());
-  for (ViewClient* client : clients_.all()) client->install(made, change.decision.get());
   if (made->is_reported && !clients_.all().empty()) personal_reports_.push(made);
+  for (ViewClient* client : clients_.all()) client->install(made, change.decision.get());
+  MEP_TEST_DELAY_POINT("install clients");
   collectives_.install(made, *change.decision);
   ring();
   log(LogLevel::kInfo, "comm %s: epoch %llu, %zu of %u ranks", name().c_str(),
