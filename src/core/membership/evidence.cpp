@@ -90,6 +90,10 @@ void Membership::on_row(RowPtr row) {
 
 void Membership::on_process_exit(uint32_t slot, uint64_t incarnation) {
   if (!active()) return;
+  // What it said before it ended comes first: a value that it has committed is believed of nobody who is
+  // suspected, and without its sender too few may be left to find that value again.
+  look_for_committed();
+  if (!active()) return;
   if (same_incarnation(slot, incarnation)) {
     if (!row_.dead.has(slot)) {
       row_.dead.add(slot);
