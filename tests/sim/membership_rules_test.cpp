@@ -21,6 +21,7 @@ struct Rank {
   std::unique_ptr<Membership> machine;
   bool alive = true;
   bool stopped = false;
+  bool stops_once_accepted = false;
   uint64_t tick_every_us = kStepUs;
   uint64_t ticked_us = 0;
   std::vector<std::pair<uint32_t, RowPtr>> backlog;  // row, or a heartbeat of that slot
@@ -115,7 +116,8 @@ class Lab {
       ranks[i].machine->on_recover(1, SlotSet::first(view_.members.count()), now_us + within_us);
   }
 
-  void resume(uint32_t index) {
+  // `ended`: their processes are gone by then, which it sees as it reads their last words.
+  void resume(uint32_t index, const std::vector<uint32_t>& ended = {}) {
     Rank& rank = ranks[index];
     rank.stopped = false;
     rank.machine->tick(now_us);  // the worst order: the clock before the mail
@@ -123,6 +125,11 @@ class Lab {
     const auto backlog = std::move(rank.backlog);
     rank.backlog.clear();
     for (const auto& [from, row] : backlog) deliver(index, from, row);
+    for (const uint32_t each : ended) {
+      ranks[each].alive = false;
+      const Row& last = ranks[each].machine->row();
+      rank.machine->on_process_exit(last.slot, last.incarnation);
+    }
     settle();
   }
 
@@ -154,6 +161,7 @@ class Lab {
     if (const auto* push = std::get_if<PushRow>(&action)) {
       // Through the codec, as between processes.
       send(index, push->to, decode_row(encode_row(*push->row), kMaxSlots, nullptr));
+      rank.stopped = rank.stops_once_accepted && push->row->accepted.value != nullptr;
     } else if (const auto* beat = std::get_if<SendHeartbeat>(&action)) {
       send(index, beat->to, nullptr);
     } else if (const auto* wedge = std::get_if<Wedge>(&action)) {
@@ -420,6 +428,28 @@ void leaving_says_why(void**) {
   assert_int_equal(lab.ranks[0].installed[0].affected.at(0).why, kAffectedByMembers);
 }
 
+// Two of four commit a view without the third, whose end nobody has seen, leave and end, all before the last
+// one looks: it is in that view, and has a quorum.
+void who_leaves_and_ends_is_believed(void**) {
+  Lab lab(4);
+  lab.ranks[3].stops_once_accepted = true;
+  lab.ranks[2].alive = false;
+  for (const uint32_t i : {0u, 1u, 3u}) lab.ranks[i].machine->on_connection_lost(2, 102);
+  lab.run_for(1'000'000);
+  for (const uint32_t leaver : {0u, 1u}) {
+    assert_int_equal(lab.ranks[leaver].installed.size(), 1);
+    lab.ranks[leaver].machine->on_leave();
+  }
+  lab.settle();
+  assert_true(lab.ranks[3].stopped);
+  assert_true(lab.ranks[3].installed.empty());
+  lab.ranks[3].stops_once_accepted = false;
+  lab.resume(3, {0, 1});
+  lab.run_for(5'000'000);
+  assert_int_equal(lab.ranks[3].no_quorum_us, 0);
+  assert_int_equal(lab.ranks[3].machine->view().members.count(), 1);
+}
+
 void eviction_by_request(void**) {
   Lab lab(3);
   lab.ranks[2].machine->on_evict(0, 100);
@@ -580,6 +610,7 @@ int main() {
       cmocka_unit_test(who_has_lost_all_links_goes_at_once),
       cmocka_unit_test(old_incarnations_do_nothing),
       cmocka_unit_test(leaving_says_why),
+      cmocka_unit_test(who_leaves_and_ends_is_believed),
       cmocka_unit_test(eviction_by_request),
       cmocka_unit_test(a_deadline_changes_the_comm_not_the_members),
       cmocka_unit_test(a_change_has_a_call_that_reports_it),
