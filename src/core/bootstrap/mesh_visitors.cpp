@@ -4,6 +4,15 @@
 #include "core/bootstrap/mesh_builder.hpp"
 
 namespace mep {
+namespace {
+
+// The process that a hello came from: of another host as it says itself, here as the kernel does.
+std::string name_process(const Hello& hello, const PeerCredentials& credentials) {
+  if (!credentials.is_remote()) return credentials.text();
+  return "pid " + std::to_string(hello.identity.pid) + " at " + credentials.text();
+}
+
+}  // namespace
 
 mep_result_t MeshBuilder::serve_visitors() {
   for (size_t i = 0; i < visitors_.size();) {
@@ -177,7 +186,7 @@ mep_result_t MeshBuilder::judge(Visitor* visitor, Verdict* verdict) {
   if (rank == rank_) {
     return fail(MEP_ERR_BOOTSTRAP, "two %s are rank %d of job '%s': pid %d and %s",
                 same_process ? "threads" : "processes", rank, config_.job.c_str(),
-                self_.identity.pid, credentials.text().c_str());
+                self_.identity.pid, name_process(hello, credentials).c_str());
   }
   if (rank < rank_ || rank >= config_.size) {
     *verdict = Verdict::kDrop;
@@ -194,7 +203,8 @@ mep_result_t MeshBuilder::judge(Visitor* visitor, Verdict* verdict) {
     return MEP_SUCCESS;
   }
   return fail(MEP_ERR_BOOTSTRAP, "two processes are rank %d of job '%s': %s and %s", rank,
-              config_.job.c_str(), peer.credentials.text().c_str(), credentials.text().c_str());
+              config_.job.c_str(), name_process(peer.greeting->hello(), peer.credentials).c_str(),
+              name_process(hello, credentials).c_str());
 }
 
 }  // namespace mep
