@@ -593,7 +593,8 @@ MEP_API mep_result_t mep_ep_handle_destroy(mep_ep_handle_t handle);
 /* Logical experts -> places. map int32 [E, max_replicas], entries rank * E_local + local expert,
  * -1 unused, every expert with at least one place. The replica used is (token + source rank) mod the
  * number of places. NULL: back to physical ids (id / E_local is the rank). Collective, ordered like an
- * operation of the comm; all ranks give the same map, else MEP_ERR_MISMATCH. 0.1 */
+ * operation of the comm; all ranks give the same map, else MEP_ERR_MISMATCH. A map that is no such map is
+ * MEP_ERR_INVALID_ARGUMENT on all ranks, whichever gave it. 0.1 */
 MEP_API mep_result_t mep_ep_set_expert_map(mep_ep_t ep, const int32_t* map);
 
 /* The library's memory of one buffer. Fixed addresses, known before the first dispatch. */

@@ -36,7 +36,8 @@ typedef struct job_t {
 typedef struct rank_log_t {
   mep_result_t init;
   mep_result_t steps[MAX_STEPS];
-  int32_t called; /* steps that were begun */
+  mep_result_t made[MAX_STEPS]; /* what the step's calls that all ranks make together came to */
+  int32_t called;               /* steps that were begun */
   mep_result_t finals[16];
   int32_t barriers; /* how many calls the last phase took */
   int32_t live;
@@ -52,8 +53,13 @@ typedef struct rank_log_t {
 
 const char* step_name(int32_t step);
 int32_t step_kinds(void);
+/* What a step tells beside its result. */
+typedef struct step_findings_t {
+  int wrong;
+  mep_result_t made; /* NOT_CALLED: it has no calls by which all make something together */
+} step_findings_t;
 /* One step. Without an error all that it has made is freed again. */
-mep_result_t run_step(mep_comm_t comm, int32_t step, uint64_t seed, int* wrong);
+mep_result_t run_step(mep_comm_t comm, int32_t step, uint64_t seed, step_findings_t* findings);
 
 /* The rank's part in a process of its own, or of all ranks as threads. */
 void run_rank(const job_t* job, int32_t rank, rank_log_t* log);

@@ -92,15 +92,16 @@ static int has_ended(mep_result_t result) {
 
 static void run_steps(const job_t* job, int32_t rank, mep_comm_t comm, rank_log_t* log) {
   for (int32_t i = 0; i < job->count; ++i) {
-    int wrong = 0;
+    step_findings_t findings = {0, NOT_CALLED};
     const uint64_t begun_ms = now_ms();
     log->at = i;
     log->called = i + 1;
     preload.enter(is_short(job, rank));
-    log->steps[i] = run_step(comm, job->steps[i], job->seed + (uint64_t)i, &wrong);
+    log->steps[i] = run_step(comm, job->steps[i], job->seed + (uint64_t)i, &findings);
     preload.enter(0);
+    log->made[i] = findings.made;
     note(log, i, begun_ms, log->steps[i]);
-    if (wrong) log->wrong = i + 1;
+    if (findings.wrong) log->wrong = i + 1;
     if (log->steps[i] != MEP_SUCCESS) return;
   }
 }

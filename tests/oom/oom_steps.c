@@ -30,26 +30,26 @@ static void fill(size_t count, float value) {
   for (size_t i = 0; i < count; ++i) send_values[i] = value;
 }
 
-static mep_result_t step_barrier(mep_comm_t comm, uint64_t seed, int* wrong) {
+static mep_result_t step_barrier(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
   (void)seed;
-  (void)wrong;
+  (void)findings;
   return mep_barrier(comm, NULL);
 }
 
-static mep_result_t broadcast_of(mep_comm_t comm, size_t count, int* wrong) {
+static mep_result_t broadcast_of(mep_comm_t comm, size_t count, step_findings_t* findings) {
   int32_t rank = 0;
   STEP_TRY(mep_comm_rank(comm, &rank));
   fill(count, rank == 1 ? 7.0f : -1.0f);
   STEP_TRY(mep_broadcast(send_values, receive_values, count, MEP_FLOAT32, 1, comm, NULL));
-  *wrong = is_whole(comm) && receive_values[count - 1] != 7.0f;
+  findings->wrong = is_whole(comm) && receive_values[count - 1] != 7.0f;
   return MEP_SUCCESS;
 }
 
-static mep_result_t step_broadcast(mep_comm_t comm, uint64_t seed, int* wrong) {
-  return broadcast_of(comm, seed % 2 != 0 ? SMALL : LARGE, wrong);
+static mep_result_t step_broadcast(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
+  return broadcast_of(comm, seed % 2 != 0 ? SMALL : LARGE, findings);
 }
 
-static mep_result_t step_allgather(mep_comm_t comm, uint64_t seed, int* wrong) {
+static mep_result_t step_allgather(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
   const size_t count = seed % 2 != 0 ? SMALL : LARGE;
   int32_t rank = 0;
   int32_t size = 0;
@@ -58,34 +58,34 @@ static mep_result_t step_allgather(mep_comm_t comm, uint64_t seed, int* wrong) {
   fill(count, (float)rank);
   STEP_TRY(mep_allgather(send_values, receive_values, count, MEP_FLOAT32, comm, NULL));
   for (int32_t i = 0; i < size && is_whole(comm); ++i) {
-    *wrong |= receive_values[(size_t)i * count + count - 1] != (float)i;
+    findings->wrong |= receive_values[(size_t)i * count + count - 1] != (float)i;
   }
   return MEP_SUCCESS;
 }
 
-static mep_result_t step_allreduce(mep_comm_t comm, uint64_t seed, int* wrong) {
+static mep_result_t step_allreduce(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
   const size_t count = seed % 2 != 0 ? SMALL : LARGE;
   int32_t size = 0;
   STEP_TRY(mep_comm_size(comm, &size));
   fill(count, 1.0f);
   STEP_TRY(mep_allreduce(send_values, receive_values, count, MEP_FLOAT32, MEP_SUM, comm, NULL));
-  *wrong = is_whole(comm) && receive_values[count - 1] != (float)size;
+  findings->wrong = is_whole(comm) && receive_values[count - 1] != (float)size;
   return MEP_SUCCESS;
 }
 
-static mep_result_t step_in_place(mep_comm_t comm, uint64_t seed, int* wrong) {
+static mep_result_t step_in_place(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
   // Within and beyond what is kept to restore the input.
   const size_t count = seed % 3 == 0 ? SMALL : seed % 3 == 1 ? 4000 : LARGE;
   int32_t size = 0;
   STEP_TRY(mep_comm_size(comm, &size));
   fill(count, 1.0f);
   STEP_TRY(mep_allreduce(send_values, send_values, count, MEP_FLOAT32, MEP_SUM, comm, NULL));
-  *wrong = is_whole(comm) && send_values[count - 1] != (float)size;
+  findings->wrong = is_whole(comm) && send_values[count - 1] != (float)size;
   return MEP_SUCCESS;
 }
 
 // Several requests, waited for in another order; an error of one does not leave the others behind.
-static mep_result_t step_requests(mep_comm_t comm, uint64_t seed, int* wrong) {
+static mep_result_t step_requests(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
   enum { REQUESTS = 3 };
   mep_request_t requests[REQUESTS] = {NULL, NULL, NULL};
   mep_result_t result = MEP_SUCCESS;
@@ -107,50 +107,51 @@ static mep_result_t step_requests(mep_comm_t comm, uint64_t seed, int* wrong) {
     const mep_result_t waited = mep_request_wait(&requests[i], UINT32_MAX, NULL);
     if (result == MEP_SUCCESS) result = waited;
   }
-  if (result == MEP_SUCCESS) *wrong = is_whole(comm) && send_values[0] != (float)size;
+  if (result == MEP_SUCCESS) findings->wrong = is_whole(comm) && send_values[0] != (float)size;
   return result;
 }
 
-static mep_result_t step_split(mep_comm_t comm, uint64_t seed, int* wrong) {
+static mep_result_t step_split(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
   mep_comm_t child = NULL;
   int32_t rank = 0;
   STEP_TRY(mep_comm_rank(comm, &rank));
-  STEP_TRY(mep_comm_split(comm, seed % 2 != 0 ? rank % 2 : 0, 0, &child));
+  findings->made = mep_comm_split(comm, seed % 2 != 0 ? rank % 2 : 0, 0, &child);
+  STEP_TRY(findings->made);
   const mep_result_t worked = mep_barrier(child, NULL);
   const mep_result_t destroyed = mep_comm_destroy(child);
-  *wrong = destroyed == MEP_ERR_BUSY;
+  findings->wrong = destroyed == MEP_ERR_BUSY;
   return worked != MEP_SUCCESS ? worked : destroyed;
 }
 
-static mep_result_t step_agree(mep_comm_t comm, uint64_t seed, int* wrong) {
+static mep_result_t step_agree(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
   uint64_t agreed = 0;
   (void)seed;
   STEP_TRY(mep_comm_agree(comm, 5, &agreed));
-  *wrong = agreed != 5;
+  findings->wrong = agreed != 5;
   return MEP_SUCCESS;
 }
 
-static mep_result_t step_source_memory(mep_comm_t comm, uint64_t seed, int* wrong) {
+static mep_result_t step_source_memory(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
   void* memory = NULL;
-  (void)wrong;
+  (void)findings;
   STEP_TRY(mep_mem_alloc(comm, 100 + seed % 100000, &memory));
   memset(memory, 1, 100);
   return mep_mem_free(comm, memory);
 }
 
-static mep_result_t step_recover(mep_comm_t comm, uint64_t seed, int* wrong) {
+static mep_result_t step_recover(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
   int32_t admitted = 0;
   (void)seed;
   STEP_TRY(mep_recover_ranks(comm, NULL, 0, TIMEOUT_MS, &admitted));
-  *wrong = admitted != 0;
+  findings->wrong = admitted != 0;
   return MEP_SUCCESS;
 }
 
-static mep_result_t step_view(mep_comm_t comm, uint64_t seed, int* wrong) {
+static mep_result_t step_view(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
   mep_view_t view;
   mep_op_info_t info;
   (void)seed;
-  (void)wrong;
+  (void)findings;
   mep_view_defaults(&view);
   STEP_TRY(mep_comm_view(comm, &view));
   mep_op_info_defaults(&info);
@@ -160,9 +161,9 @@ static mep_result_t step_view(mep_comm_t comm, uint64_t seed, int* wrong) {
 }
 
 // Until the membership has changed, as it must in the job that calls this.
-static mep_result_t step_change(mep_comm_t comm, uint64_t seed, int* wrong) {
+static mep_result_t step_change(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
   (void)seed;
-  (void)wrong;
+  (void)findings;
   return mep_comm_wait_view(comm, 1, CHANGE_LIMIT_MS);
 }
 
@@ -198,7 +199,14 @@ static mep_result_t exchange(mep_ep_t ep, mep_ep_handle_t handle, int32_t size) 
   return mep_combine(handle, &combine, NULL);
 }
 
-static mep_result_t step_experts(mep_comm_t comm, uint64_t seed, int* wrong) {
+// The map by which each expert lies where it lies without one.
+static mep_result_t set_same_places(mep_ep_t ep, int32_t size) {
+  int32_t map[MAX_RANKS * EXPERTS_PER_RANK];
+  for (int32_t i = 0; i < size * EXPERTS_PER_RANK; ++i) map[i] = i;
+  return mep_ep_set_expert_map(ep, map);
+}
+
+static mep_result_t step_experts(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
   mep_ep_config_t config;
   mep_ep_t ep = NULL;
   mep_ep_handle_t handle = NULL;
@@ -211,16 +219,19 @@ static mep_result_t step_experts(mep_comm_t comm, uint64_t seed, int* wrong) {
   config.num_experts = (uint32_t)(size * EXPERTS_PER_RANK);
   config.input_type = MEP_FLOAT32;
   config.receive_layout = seed % 2 != 0 ? MEP_EP_SLOTTED : MEP_EP_PACKED;
-  STEP_TRY(mep_ep_create(comm, &config, &ep));
-  mep_result_t result = mep_ep_handle_create(ep, 0, &handle);
+  findings->made = mep_ep_create(comm, &config, &ep);
+  STEP_TRY(findings->made);
+  if (seed % 3 == 0) findings->made = set_same_places(ep, size);
+  mep_result_t result = findings->made;
+  if (result == MEP_SUCCESS) result = mep_ep_handle_create(ep, 0, &handle);
   if (result == MEP_SUCCESS) {
     result = config.receive_layout == MEP_EP_PACKED ? exchange(ep, handle, size) : MEP_SUCCESS;
     if (result == MEP_SUCCESS && config.receive_layout == MEP_EP_PACKED) {
-      *wrong = is_whole(comm) && receive_values[0] != 2.0f;
+      findings->wrong = is_whole(comm) && receive_values[0] != 2.0f;
     }
-    *wrong |= mep_ep_handle_destroy(handle) != MEP_SUCCESS;
+    findings->wrong |= mep_ep_handle_destroy(handle) != MEP_SUCCESS;
   }
-  *wrong |= mep_ep_destroy(ep) != MEP_SUCCESS;
+  findings->wrong |= mep_ep_destroy(ep) != MEP_SUCCESS;
   return result;
 }
 
@@ -228,7 +239,7 @@ static mep_result_t step_experts(mep_comm_t comm, uint64_t seed, int* wrong) {
 
 static const struct {
   const char* name;
-  mep_result_t (*run)(mep_comm_t comm, uint64_t seed, int* wrong);
+  mep_result_t (*run)(mep_comm_t comm, uint64_t seed, step_findings_t* findings);
 } kSteps[] = {
     {"barrier", step_barrier},     {"broadcast", step_broadcast}, {"allgather", step_allgather},
     {"allreduce", step_allreduce}, {"in place", step_in_place},   {"requests", step_requests},
@@ -244,6 +255,6 @@ const char* step_name(int32_t step) {
   return step >= 0 && step <= step_kinds() ? kSteps[step].name : "none";
 }
 
-mep_result_t run_step(mep_comm_t comm, int32_t step, uint64_t seed, int* wrong) {
-  return kSteps[step].run(comm, seed, wrong);
+mep_result_t run_step(mep_comm_t comm, int32_t step, uint64_t seed, step_findings_t* findings) {
+  return kSteps[step].run(comm, seed, findings);
 }

@@ -61,7 +61,7 @@ static void draw_refusals(uint64_t* state, oom_plan_t* plan, int from_init) {
   plan->first = draw(state, (uint64_t)1 << draw(state, bits + 1));
 }
 
-static void draw_job(uint64_t seed, job_t* job) {
+static void draw_any(uint64_t seed, job_t* job) {
   uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
   memset(job, 0, sizeof *job);
   job->seed = seed;
@@ -80,6 +80,26 @@ static void draw_job(uint64_t seed, job_t* job) {
   job->count = 1 + (int32_t)draw(&state, MAX_STEPS);
   for (int32_t i = 0; i < job->count; ++i) {
     job->steps[i] = (int32_t)draw(&state, (uint64_t)step_kinds());
+  }
+}
+
+// One rank runs out while all make something together.
+static void draw_making(uint64_t seed, job_t* job) {
+  static const uint32_t kKinds[] = {OOM_MEMORY, OOM_MEMORY, OOM_MEMORY, OOM_DESCRIPTORS,
+                                    OOM_MAPPINGS};
+  uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
+  memset(job, 0, sizeof *job);
+  job->seed = seed;
+  job->ranks = 2 + (int32_t)draw(&state, MAX_RANKS - 1);
+  job->short_rank = (int32_t)draw(&state, (uint64_t)job->ranks);
+  job->plan.kinds = kKinds[draw(&state, sizeof kKinds / sizeof kKinds[0])];
+  job->plan.threads = OOM_CALLERS;
+  job->plan.refusals = 1 + draw(&state, 3);
+  job->plan.first = draw(&state, job->plan.kinds == OOM_MEMORY ? 80 : 6);
+  job->count = 1;
+  while (strcmp(step_name(job->steps[0]), "split") != 0 &&
+         strcmp(step_name(job->steps[0]), "experts") != 0) {
+    job->steps[0] = (int32_t)draw(&state, (uint64_t)step_kinds());
   }
 }
 
@@ -150,6 +170,28 @@ static const char* judge_rank(const job_t* job, const rank_log_t* log) {
   return NULL;
 }
 
+static int is_in_it(const rank_log_t* log) {
+  return log->init == MEP_SUCCESS && log->finals[log->barriers - 1] == MEP_SUCCESS;
+}
+
+// What all make together fails on all alike, whoever ran out: in the first step that failed anywhere, if all
+// have called it. Whose world has ended has the result of that.
+static const char* judge_made_together(const job_t* job, const rank_log_t* logs) {
+  for (int32_t i = 0; i < job->count; ++i) {
+    const rank_log_t* first = NULL;
+    int failed = 0;
+    for (int32_t rank = 0; rank < job->ranks; ++rank) {
+      if (logs[rank].called <= i) return NULL;
+      failed |= logs[rank].steps[i] != MEP_SUCCESS;
+      if (!is_in_it(&logs[rank])) continue;
+      if (first == NULL) first = &logs[rank];
+      if (logs[rank].made[i] != first->made[i]) return "ranks made something with unlike results";
+    }
+    if (failed) return NULL;
+  }
+  return NULL;
+}
+
 // After the shortage all that are still in it meet in a barrier, and know the same members.
 static const char* judge(const job_t* job, const rank_log_t* logs) {
   int32_t met = 0;
@@ -169,12 +211,11 @@ static const char* judge(const job_t* job, const rank_log_t* logs) {
     }
   }
   for (int32_t rank = 0; rank < job->ranks; ++rank) {
-    if (logs[rank].init != MEP_SUCCESS) continue;
-    if (logs[rank].finals[logs[rank].barriers - 1] != MEP_SUCCESS) continue;
+    if (!is_in_it(&logs[rank])) continue;
     // Others may have left by now.
     if (logs[rank].live > met + ended) return "a rank counts others in that are not there";
   }
-  return NULL;
+  return judge_made_together(job, logs);
 }
 
 static void describe(const job_t* job, const rank_log_t* logs) {
@@ -240,7 +281,8 @@ int main(int argc, char** argv) {
     if (jobs == 0) {
       make_job_of_a_lost_message(&job);
     } else {
-      draw_job(given != NULL ? strtoull(given, NULL, 0) : jobs, &job);
+      const uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : jobs;
+      (seed % 2 != 0 ? draw_any : draw_making)(seed, &job);
     }
     memset(logs, 0, bytes);
     for (int i = 0; i < MAX_RANKS; ++i) logs[i].destroy = NOT_CALLED;

@@ -323,6 +323,9 @@ void expert_maps(void**) {
     const int32_t other[6] = {3, 0, 2, -1, 1, -1};
     EXPECT_REFUSED(findings, MEP_ERR_MISMATCH, "ranks 0 and 1",
                    mep_ep_set_expert_map(caller.ep, rank == 0 ? right : other));
+    const int32_t wrong[6] = {3, -1, 3, 0, 1, -1};
+    EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, rank == 1 ? "place 3 to experts" : "rank 1",
+                   mep_ep_set_expert_map(caller.ep, rank == 1 ? wrong : right));
     COLL_OK(findings, mep_ep_set_expert_map(caller.ep, right));
     COLL_OK(findings, mep_ep_set_expert_map(caller.ep, nullptr));
   });

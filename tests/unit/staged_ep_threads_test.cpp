@@ -184,7 +184,8 @@ class FakeStagedEp {
     mep::EpShape shape;
     opened = mep::resolve_ep_config(*comm->comm, config, &shape, true);
     if (opened == MEP_SUCCESS) {
-      opened = mep::EpObject::create(*comm->comm, shape, nullptr, &object_);
+      object_ = std::make_unique<mep::EpObject>(*comm->comm, shape);
+      opened = object_->open(nullptr);
     }
     if (opened != MEP_SUCCESS) return;
     const mep::StagedEpLayout layout = mep::make_staged_ep_layout(shape);

@@ -5,9 +5,9 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <new>
 #include <string>
 
+#include "base/guarded.hpp"
 #include "base/sized_struct.hpp"
 #include "base/status.hpp"
 #include "core/comm/backend.hpp"
@@ -22,9 +22,12 @@ std::unique_ptr<Backend> make_host_backend(Comm& comm);
 }  // namespace mep
 
 struct mep_comm {
-  // On host memory, until it is given another backend.
-  explicit mep_comm(std::unique_ptr<mep::Comm> made)
-      : comm(std::move(made)), backend(mep::make_host_backend(*comm)) {}
+  // On host memory, until it is given another backend. Without memory for that, whoever had the comm still has
+  // it.
+  explicit mep_comm(std::unique_ptr<mep::Comm>&& made) {
+    backend = mep::make_host_backend(*made);
+    comm = std::move(made);
+  }
 
   std::unique_ptr<mep::Comm> comm;
   std::unique_ptr<mep::Backend> backend;  // goes before the comm
@@ -52,19 +55,6 @@ struct mep_comm {
 };
 
 namespace mep {
-
-template <typename Body>
-mep_result_t guarded(Body&& body) {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    return fail(MEP_ERR_NO_MEMORY, "out of memory");
-  } catch (const std::exception& error) {
-    return fail(MEP_ERR_INTERNAL, "unexpected: %s; please report this", error.what());
-  } catch (...) {
-    return fail(MEP_ERR_INTERNAL, "an unexpected exception; please report this");
-  }
-}
 
 [[nodiscard]] inline mep_result_t null_argument(const char* name) {
   return fail(MEP_ERR_INVALID_ARGUMENT, "%s is NULL", name);

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/api/api_guard.hpp"
+#include "core/comm/agreement.hpp"
 #include "core/ep/ep_object.hpp"
 #include "core/ep/ep_side.hpp"
 
@@ -103,7 +104,7 @@ mep_result_t read_config(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
   return resolve_ep_config(*comm->comm, *given, shape, comm->backend->device_side() != nullptr);
 }
 
-// What making an EP object and attaching to one share; `get` gives the object.
+// What making an EP object and attaching to one share: checks, before `get` fills *made.
 template <typename Get>
 mep_result_t open_object(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_t* ep, Get&& get) {
   if (ep == nullptr) return null_argument("ep");
@@ -114,8 +115,8 @@ mep_result_t open_object(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
     MEP_TRY(read_config(comm, config, &given, &shape));
     const CallScope scope(comm);
     MEP_TRY(scope.check());
-    auto made = std::make_unique<mep_ep>();
-    MEP_TRY(get(given, shape, made.get()));
+    std::unique_ptr<mep_ep> made;
+    MEP_TRY(get(given, shape, &made));
     made->comm = comm;
     comm->users.fetch_add(1);
     *ep = made.release();
@@ -178,11 +179,16 @@ mep_result_t mep_ep_buffer_size(mep_comm_t comm, const mep_ep_config_t* config,
 
 mep_result_t mep_ep_create(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_t* ep) {
   using namespace mep;
-  return open_object(
-      comm, config, ep,
-      [&](const mep_ep_config_t& given, const EpShape& shape, mep_ep_t made) -> mep_result_t {
-        return make_ep_side(*comm->comm, *comm->backend, shape, given, &made->side);
-      });
+  return open_object(comm, config, ep,
+                     [&](const mep_ep_config_t& given, const EpShape& shape,
+                         std::unique_ptr<mep_ep>* made) -> mep_result_t {
+                       MEP_TRY(step_together(*comm->comm, "make an EP object", [&] {
+                         *made = std::make_unique<mep_ep>();
+                         return make_ep_side(*comm->comm, *comm->backend, shape, given,
+                                             &(*made)->side);
+                       }));
+                       return (*made)->side->open(given.name);
+                     });
 }
 
 mep_result_t mep_ep_destroy(mep_ep_t ep) {
@@ -203,11 +209,13 @@ mep_result_t mep_ep_destroy(mep_ep_t ep) {
 
 mep_result_t mep_ep_attach(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_t* ep) {
   using namespace mep;
-  return open_object(
-      comm, config, ep,
-      [&](const mep_ep_config_t& given, const EpShape& shape, mep_ep_t made) -> mep_result_t {
-        return attach_ep_side(*comm->comm, *comm->backend, shape, given, &made->side);
-      });
+  return open_object(comm, config, ep,
+                     [&](const mep_ep_config_t& given, const EpShape& shape,
+                         std::unique_ptr<mep_ep>* made) -> mep_result_t {
+                       *made = std::make_unique<mep_ep>();
+                       return attach_ep_side(*comm->comm, *comm->backend, shape, given,
+                                             &(*made)->side);
+                     });
 }
 
 mep_result_t mep_ep_handle_create(mep_ep_t ep, uint32_t buffer, mep_ep_handle_t* handle) {

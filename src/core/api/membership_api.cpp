@@ -5,6 +5,7 @@
 
 #include "core/api/api_guard.hpp"
 #include "core/api/make_comm.hpp"
+#include "core/comm/agreement.hpp"
 
 namespace mep {
 namespace {
@@ -46,9 +47,9 @@ mep_result_t take_child_steps(mep_comm_t comm, mep_comm_t child) {
   const CallScope scope(child);
   const std::span<const char* const> steps = comm->backend->child_steps();
   for (size_t i = 0; i < steps.size(); ++i) {
-    const mep_result_t own =
-        guarded([&] { return comm->backend->take_child_step(i, *child->comm, &child->backend); });
-    MEP_TRY(agree_on_step(*comm->comm, own, steps[i]));
+    MEP_TRY(step_together(*comm->comm, steps[i], [&] {
+      return comm->backend->take_child_step(i, *child->comm, &child->backend);
+    }));
   }
   return MEP_SUCCESS;
 }
@@ -56,7 +57,11 @@ mep_result_t take_child_steps(mep_comm_t comm, mep_comm_t child) {
 mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* child) {
   Comm& parent = *comm->comm;
   const SplitEntry own{color, key, parent.child_number()};
-  std::vector<SplitEntry> entries(parent.size());
+  std::vector<SplitEntry> entries;
+  MEP_TRY(step_together(parent, "begin to split a communicator", [&]() -> mep_result_t {
+    entries.resize(parent.size());
+    return MEP_SUCCESS;
+  }));
   MEP_TRY(parent.run(Collective::k_allgather, {&own, entries.data(), sizeof own, MEP_UINT8, 0, 0}));
   // A newcomer has not counted the splits before it came.
   uint32_t number = 0;

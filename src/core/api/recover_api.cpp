@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "base/failpoint.hpp"
+#include "base/status.hpp"
 #include "core/api/api_guard.hpp"
 #include "core/api/make_comm.hpp"
 #include "core/api/recover.hpp"
+#include "core/comm/agreement.hpp"
 #include "core/ep/ep_object.hpp"
 #include "core/world/frames.hpp"
 
@@ -20,6 +22,9 @@ namespace {
 // How long members wait for each other when they ask only for who is ready now.
 constexpr uint64_t kReadyNowMs = 50;
 constexpr int kPollMs = 50;
+// What all members agree that they have done, in words of one that could not.
+constexpr const char* kReady = "begin to admit newcomers";
+constexpr const char* kAdmitted = "admit newcomers";
 
 constexpr const char* kWorldName = "world";
 
@@ -45,22 +50,24 @@ mep_result_t covers_all(const Comm& world_comm) {
               "the world has grown beyond this communicator; give the one that mep_comm_grow made");
 }
 
-// All members are in the same call, and no thread of this one is elsewhere. Failures on the way are
-// what this call is for: they are not told again.
-mep_result_t meet(Comm& world_comm) {
+// All members are in the same call, no thread of this one is elsewhere, and all have done what they did
+// before it. Failures on the way are what this call is for: they are not told again.
+mep_result_t meet(Comm& world_comm, mep_result_t own, const char* what) {
   if (!world_comm.collectives().idle()) {
     return fail(MEP_ERR_BUSY, "requests of this world are not finished yet");
   }
+  char own_text[kErrorTextBytes];
+  (void)snprintf(own_text, sizeof own_text, "%s", last_error_text());
   mep_result_t met = MEP_ERR_PEER_FAILED;
   while (met == MEP_ERR_PEER_FAILED || met == MEP_ERR_PEER_LEFT) {
-    met = world_comm.run(Collective::k_barrier, {});
+    set_last_error_text(own_text);
+    met = agree_on_step(world_comm, own, what);
   }
   return met;
 }
 
-mep_result_t recover(Comm& world_comm, const membership::SlotSet& wanted, uint64_t wait_ms,
-                     Admission* admission) {
-  MEP_TRY(meet(world_comm));
+mep_result_t admit(Comm& world_comm, const membership::SlotSet& wanted, uint64_t wait_ms,
+                   Admission* admission) {
   // A view that comes meanwhile is no call of another thread, and keeps no newcomer out.
   const Comm::WaitingScope waiting(world_comm);
   if (!world_comm.world().idle()) {
@@ -77,18 +84,22 @@ membership::SlotSet slots_of_world(const Comm& world_comm) {
 
 mep_result_t recover_ranks(Comm& world_comm, const int32_t* ranks, int32_t count,
                            uint32_t timeout_ms, int32_t* admitted) {
-  membership::SlotSet wanted;
-  const auto view = world_comm.latest_view();
   for (int32_t i = 0; i < count; ++i) {
-    if (ranks[i] < 0 || static_cast<uint32_t>(ranks[i]) >= world_comm.size()) {
-      return fail(MEP_ERR_INVALID_ARGUMENT, "ranks[%d] is %d, no rank of a world of %u", i,
-                  ranks[i], world_comm.size());
-    }
-    wanted.add(world_comm.slots()[static_cast<size_t>(ranks[i])]);
+    if (ranks[i] >= 0 && static_cast<uint32_t>(ranks[i]) < world_comm.size()) continue;
+    return fail(MEP_ERR_INVALID_ARGUMENT, "ranks[%d] is %d, no rank of a world of %u", i, ranks[i],
+                world_comm.size());
   }
-  if (count == 0) wanted = slots_of_world(world_comm);
+  membership::SlotSet wanted;
+  const mep_result_t ready = guarded([&]() -> mep_result_t {
+    for (int32_t i = 0; i < count; ++i) {
+      wanted.add(world_comm.slots()[static_cast<size_t>(ranks[i])]);
+    }
+    if (count == 0) wanted = slots_of_world(world_comm);
+    return MEP_SUCCESS;
+  });
+  MEP_TRY(meet(world_comm, ready, kReady));
   Admission admission;
-  MEP_TRY(recover(world_comm, wanted, count == 0 ? kReadyNowMs : timeout_ms, &admission));
+  MEP_TRY(admit(world_comm, wanted, count == 0 ? kReadyNowMs : timeout_ms, &admission));
   *admitted = static_cast<int32_t>(admission.added.size());
   const auto now = world_comm.latest_view();
   for (int32_t i = 0; i < count; ++i) {
@@ -116,9 +127,12 @@ mep_result_t begin_grown(const std::shared_ptr<World>& world, uint32_t size,
 
 // What newcomers wait for is not to come: a view change tells them. After an error, which stays.
 mep_result_t tell_newcomers(mep_result_t result, const std::unique_ptr<mep_comm>& handle) {
-  const std::string text = last_error_text();
-  if (handle != nullptr && handle->comm != nullptr) handle->comm->give_up_making();
-  return fail(result, "%s", text.c_str());
+  const KeepErrorText kept;
+  (void)guarded([&]() -> mep_result_t {
+    if (handle != nullptr && handle->comm != nullptr) handle->comm->give_up_making();
+    return MEP_SUCCESS;
+  });
+  return result;
 }
 
 // By all who were in that view. Members agree on their parts by `members`; who is not among them, a
@@ -151,45 +165,57 @@ uint32_t size_with(const std::vector<uint32_t>& added) {
 // Fewer came than were wanted: they make a comm of those that came, which the members do not.
 mep_result_t refuse_grown(const std::shared_ptr<World>& world, const Admission& admission,
                           mep_result_t result) {
-  const std::string text = last_error_text();
+  const KeepErrorText kept;
   std::unique_ptr<mep_comm> handle;
-  (void)begin_grown(world, size_with(admission.added), admission, &handle);
-  (void)fail(result, "%s", text.c_str());
+  (void)guarded([&] { return begin_grown(world, size_with(admission.added), admission, &handle); });
   return tell_newcomers(result, handle);
 }
 
-mep_result_t grow(Comm& world_comm, int32_t count, uint32_t timeout_ms, mep_comm_t* grown) {
-  World& world = world_comm.world();
+// Free slots for `count` more, and how large a comm over all of the world is then.
+mep_result_t choose_slots(const Comm& world_comm, int32_t count, membership::SlotSet* wanted,
+                          uint32_t* size) {
+  const World& world = world_comm.world();
   const membership::View view = world.view_snapshot();
-  membership::SlotSet wanted;
-  uint32_t size = world_comm.size();
+  *size = world_comm.size();
   for (uint32_t slot = world_comm.size(); slot < world.max_slots(); ++slot) {
     if (view.members.has(slot)) {
-      size = slot + 1;
-    } else if (wanted.count() < static_cast<uint32_t>(count)) {
-      wanted.add(slot);
-      size = slot + 1;
+      *size = slot + 1;
+    } else if (wanted->count() < static_cast<uint32_t>(count)) {
+      wanted->add(slot);
+      *size = slot + 1;
     }
   }
-  if (wanted.count() < static_cast<uint32_t>(count)) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "the world has room for %u more ranks, not %d; max_size was %u at the start",
-                wanted.count(), count, world.max_slots());
-  }
+  if (wanted->count() == static_cast<uint32_t>(count)) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "the world has room for %u more ranks, not %d; max_size was %u at the start",
+              wanted->count(), count, world.max_slots());
+}
+
+mep_result_t grow(Comm& world_comm, int32_t count, uint32_t timeout_ms, mep_comm_t* grown) {
+  const std::shared_ptr<World>& world = world_comm.world_ptr();
+  membership::SlotSet wanted;
+  uint32_t size = 0;
+  const mep_result_t ready =
+      guarded([&] { return choose_slots(world_comm, count, &wanted, &size); });
+  if (ready == MEP_ERR_INVALID_ARGUMENT) return ready;
+  MEP_TRY(meet(world_comm, ready, kReady));
   Admission admission;
-  MEP_TRY(recover(world_comm, wanted, timeout_ms, &admission));
+  const mep_result_t admitted =
+      guarded([&] { return admit(world_comm, wanted, timeout_ms, &admission); });
   const std::vector<uint32_t>& added = admission.added;
-  if (added.size() < static_cast<size_t>(count)) {
-    const mep_result_t result =
+  // Who died before the admission is not in its view: that is gone over, as in the meeting before.
+  mep_result_t result = meet(world_comm, admitted, kAdmitted);
+  if (result == MEP_SUCCESS && added.size() == static_cast<size_t>(count)) {
+    return make_grown(&world_comm, world, size, admission, timeout_ms, grown);
+  }
+  if (result == MEP_SUCCESS) {
+    result =
         fail(MEP_ERR_TIMEOUT,
              "only %zu of %d new ranks were ready within %u ms and did not end before they were "
              "admitted",
              added.size(), count, timeout_ms);
-    return added.empty() ? result : refuse_grown(world_comm.world_ptr(), admission, result);
   }
-  // Who died before the admission is not in its view: that is gone over, as in the meeting before.
-  MEP_TRY(meet(world_comm));
-  return make_grown(&world_comm, world_comm.world_ptr(), size, admission, timeout_ms, grown);
+  return added.empty() ? result : refuse_grown(world, admission, result);
 }
 
 // --- The newcomer ---------------------------------------------------------------------------------
@@ -357,12 +383,14 @@ mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Ad
     if (!Comm::is_spanning(each->id())) continue;
     if (largest == nullptr || (*largest)->size() < each->size()) largest = &each;
   }
-  mep_comm_t made = nullptr;
+  std::unique_ptr<mep_comm> made;
   if (largest != nullptr) {
-    made = std::make_unique<mep_comm>(std::move(*largest)).release();
+    made = std::make_unique<mep_comm>(std::move(*largest));
   } else if (entering->world->self_slot() >= first_size) {
+    mep_comm_t grown = nullptr;
     MEP_TRY(make_grown(nullptr, entering->world, size_with(admission.added), admission,
-                       config.timeout_ms, &made));
+                       config.timeout_ms, &grown));
+    made.reset(grown);
   } else {
     return fail(MEP_ERR_INTERNAL, "the members named no world for rank %u",
                 entering->world->self_slot());
@@ -372,7 +400,7 @@ mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Ad
     if (each == nullptr || !has_older_member(*each, admission)) continue;
     made->dormant[each->name()] = std::move(each);
   }
-  *comm = made;
+  *comm = made.release();
   return MEP_SUCCESS;
 }
 
@@ -399,12 +427,15 @@ mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* 
   MEP_TRY(
       World::open(config, std::move(mesh), std::move(transports), &entering.world, &welcome.view));
   Admission admission;
-  mep_result_t result = entering.world->take_doorbells(deadline, true);
-  if (result == MEP_SUCCESS) result = entering.world->await_connections(deadline, true);
-  if (result == MEP_SUCCESS) result = make_comms(welcome, deadline, &entering);
-  MEP_FAILPOINT("join ready");
-  if (result == MEP_SUCCESS) result = entering.world->enter(deadline, &admission);
-  if (result == MEP_SUCCESS) result = hand_out(config, &entering, admission, comm);
+  // The members must learn that it ends, whatever it ends by.
+  const mep_result_t result = guarded([&]() -> mep_result_t {
+    MEP_TRY(entering.world->take_doorbells(deadline, true));
+    MEP_TRY(entering.world->await_connections(deadline, true));
+    MEP_TRY(make_comms(welcome, deadline, &entering));
+    MEP_FAILPOINT("join ready");
+    MEP_TRY(entering.world->enter(deadline, &admission));
+    return hand_out(config, &entering, admission, comm);
+  });
   if (result == MEP_SUCCESS) return result;
   *again = entering.world->terminal_result() == World::kMissedMember && !deadline.expired();
   // Who is in already is waited for: the others learn at once that it ends.

@@ -6,6 +6,7 @@
 // change can pass it by. So all that make it are in its first epoch or see the same change.
 #include <algorithm>
 
+#include "base/guarded.hpp"
 #include "base/hash.hpp"
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
@@ -121,23 +122,31 @@ void Comm::close_after_changes() {
   const Deadline limit = identity_.change_deadline();
   const Deadline patience = Deadline::after_ms(std::min<uint64_t>(timeout_ms(), kAskMs));
   const uint64_t epoch = latest_view()->epoch;
-  const auto held = std::make_shared<std::atomic<bool>>(!channel.has_moved());
-  if (opened_ && !held->load(std::memory_order_relaxed)) {
+  const bool is_unused = !channel.has_moved();
+  // Null: there was no memory to ask, so a change settles it.
+  std::shared_ptr<std::atomic<bool>> held;
+  (void)guarded([&]() -> mep_result_t {
+    if (!opened_ || is_unused) return MEP_SUCCESS;
+    held = std::make_shared<std::atomic<bool>>(false);
     world().ask_held(this, channel.id(), channel.done(), held);
-  }
+    return MEP_SUCCESS;
+  });
   // Acquire: pairs with the control thread that has counted the last answer.
-  const auto may_go = [this, &channel, epoch, held] {
+  const auto may_go = [&] {
     if (world().terminal_result() != MEP_SUCCESS) return true;
     if (channel.frozen()) return false;
-    return held->load(std::memory_order_acquire) || !channel.in_epoch(epoch);
+    const bool is_held = held != nullptr && held->load(std::memory_order_acquire);
+    return is_unused || is_held || !channel.in_epoch(epoch);
   };
   bool has_asked_change = false;
   // Without the control thread a change that had begun ends no more: this rank has left the world.
   while (opened_ && !limit.expired() && world().call([] {})) {
     const bool may = channel.wait(has_asked_change ? limit : patience, may_go);
     if (!may && !has_asked_change) {
-      has_asked_change = true;
-      world().report_deadline(id(), channel.id(), epoch);
+      has_asked_change = guarded([&]() -> mep_result_t {
+                           world().report_deadline(id(), channel.id(), epoch);
+                           return MEP_SUCCESS;
+                         }) == MEP_SUCCESS;
     }
     // Once more on the control thread, which begins the changes.
     if (may && world().remove_client_if(this, may_go)) opened_ = false;

@@ -44,6 +44,12 @@ bool ViewClients::quiesced() const {
                      [](const ViewClient* client) { return client->quiesced(); });
 }
 
+const ViewClient* ViewClients::find_dormant(const std::string& name) const {
+  const auto it = std::find_if(dormant_.begin(), dormant_.end(),
+                               [&](const auto& object) { return object->name() == name; });
+  return it == dormant_.end() ? nullptr : it->get();
+}
+
 std::unique_ptr<ViewClient> ViewClients::take_dormant(const std::string& name) {
   const auto it = std::find_if(dormant_.begin(), dormant_.end(),
                                [&](const auto& object) { return object->name() == name; });

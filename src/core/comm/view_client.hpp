@@ -56,6 +56,7 @@ class ViewClients {
   // --- A newcomer's objects that nobody has attached to yet (the user's thread). They are clients too ---
   void keep_dormant(std::unique_ptr<ViewClient> object) { dormant_.push_back(std::move(object)); }
   // Null: there is none of that name.
+  const ViewClient* find_dormant(const std::string& name) const;
   std::unique_ptr<ViewClient> take_dormant(const std::string& name);
   void drop_dormant() { dormant_.clear(); }
   size_t dormant() const { return dormant_.size(); }

@@ -50,18 +50,25 @@ DeviceEp::~DeviceEp() {
 
 mep_result_t DeviceEp::open(const char* name) {
   MEP_TRY(agree(&ranks_on_device_, name));
+  MEP_TRY(step_together(comm_, "make its part of an EP object", [&]() -> mep_result_t {
+    const DeviceScope scope(side_.device());
+    MEP_TRY(scope.check());
+    MEP_TRY(choose_ctas(ranks_on_device_));
+    return offer();
+  }));
+  return step_together(comm_, "connect its part of an EP object", [&] { return take_part(); });
+}
+
+mep_result_t DeviceEp::take_part() {
   const DeviceScope scope(side_.device());
-  mep_result_t result = scope.check();
-  if (result == MEP_SUCCESS) result = choose_ctas(ranks_on_device_);
-  if (result == MEP_SUCCESS) result = offer();
-  MEP_TRY(agree_on_success(comm_, result, "could not make its part of an EP object"));
+  MEP_TRY(scope.check());
   const std::shared_ptr<const CommView> view = comm_.latest_view();
   latest_.view = view;
-  MEP_TRY(agree_on_success(comm_, connect(), "could not connect its part of an EP object"));
+  MEP_TRY(connect());
   comm_.add_client(this);
   is_client_ = true;
-  side_.add_part(this);
   is_part_ = true;
+  side_.add_part(this);
   if (comm_.latest_view() != view) {
     return fail(MEP_ERR_PEER_FAILED, "the view changed while an EP object was made; make it again");
   }
@@ -71,23 +78,23 @@ mep_result_t DeviceEp::open(const char* name) {
 
 // Name, config, and how many ranks share this rank's GPU as threads of its process.
 mep_result_t DeviceEp::agree(uint32_t* ranks_on_device, const char* name) {
-  uint32_t number = 0;
-  MEP_TRY(agree_on_ep_number(comm_, &number));
-  name_ = name != nullptr ? name : "ep" + std::to_string(number);
-  seed_ = hash_bytes(hash_bytes(comm_.id(), &number, sizeof number), name_.data(), name_.size());
-  MEP_TRY(agree_on_ep_config(comm_, shape_, name_));
+  EpAgreement agreed;
+  MEP_TRY(agreed.reach(comm_, shape_, name));
+  name_.swap(agreed.name);
+  seed_ = agreed.window_seed;
   const uint64_t mine[] = {options_.column_major ? 1u : 0u, comm_.world().identity().host,
                            static_cast<uint64_t>(getpid()), static_cast<uint64_t>(side_.device())};
-  constexpr size_t kValues = std::size(mine);
-  std::vector<uint64_t> all;
-  MEP_TRY(gather_values(comm_, mine, kValues, &all));
+  static_assert(std::size(mine) <= EpAgreement::kMostValues);
+  const RankValues& all = agreed.values;
+  MEP_TRY(agreed.values.gather(comm_, mine));
   *ranks_on_device = 0;
   for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
-    const uint64_t* theirs = all.data() + rank * kValues;
-    if (theirs[0] != all[0]) {
+    if (all.of(rank) != all.of(0)) {
       return fail(MEP_ERR_MISMATCH, "scale_layout differs on ranks 0 and %u", rank);
     }
-    if (std::equal(mine + 1, mine + kValues, theirs + 1)) ++*ranks_on_device;
+    bool is_here = true;
+    for (size_t i = 1; i < std::size(mine); ++i) is_here = is_here && all.of(rank, i) == mine[i];
+    if (is_here) ++*ranks_on_device;
   }
   return MEP_SUCCESS;
 }
@@ -218,24 +225,22 @@ void DeviceEp::fill_view(uint32_t index, mep_ep_view_t* view) const {
 
 // Streams idle. Once a map was set, ids go through the table for good, so that graphs need no change.
 mep_result_t DeviceEp::set_expert_map(const int32_t* map) {
-  std::shared_ptr<const ExpertMap> made;
+  const size_t entries = size_t{shape_.experts} * shape_.max_replicas;
   ExpertMap table;
-  uint64_t hash = 0;
-  if (map != nullptr) {
-    MEP_TRY(make_expert_map(shape_, map, &made));
-    table = *made;
-    hash = hash_bytes(1, map, size_t{shape_.experts} * shape_.max_replicas * sizeof(int32_t));
-  } else {
+  RankValues hashes;
+  MEP_TRY(step_together(comm_, "read an expert map", [&]() -> mep_result_t {
+    hashes.reserve(comm_, 1);
+    if (map != nullptr) {
+      std::shared_ptr<const ExpertMap> made;
+      MEP_TRY(make_expert_map(shape_, map, &made));
+      table = *made;
+      return MEP_SUCCESS;
+    }
     for (uint32_t expert = 0; expert <= shape_.experts; ++expert) table.begin.push_back(expert);
     table.places.assign(table.begin.begin(), table.begin.end() - 1);
-  }
-  std::vector<uint64_t> all;
-  MEP_TRY(gather_values(comm_, &hash, 1, &all));
-  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
-    if (all[rank] == all[0]) continue;
-    return fail(MEP_ERR_MISMATCH, "ranks 0 and %u gave different expert maps; the old one stays",
-                rank);
-  }
+    return MEP_SUCCESS;
+  }));
+  MEP_TRY(agree_on_expert_map(comm_, map, entries, &hashes));
   const DeviceScope scope(side_.device());
   MEP_TRY(scope.check());
   auto* words = reinterpret_cast<uint32_t*>(map_memory_->data());

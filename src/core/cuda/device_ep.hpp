@@ -35,7 +35,7 @@ class DeviceEp : public EpSide, public ViewClient, public DevicePart {
   ~DeviceEp() override;
   DeviceEp(const DeviceEp&) = delete;
   DeviceEp& operator=(const DeviceEp&) = delete;
-  [[nodiscard]] mep_result_t open(const char* name);
+  mep_result_t open(const char* name) override;
 
   // --- The user's thread ---
   const EpShape& shape() const override { return shape_; }
@@ -82,6 +82,7 @@ class DeviceEp : public EpSide, public ViewClient, public DevicePart {
 
   mep_result_t agree(uint32_t* ranks_on_device, const char* name);
   mep_result_t offer();
+  mep_result_t take_part();
   mep_result_t connect();
   mep_result_t choose_ctas(uint32_t ranks_on_device);
   device::DeviceControl control_of(const CommView& view) const;

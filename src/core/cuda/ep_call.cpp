@@ -16,20 +16,6 @@ mep_result_t check_optional(int32_t device, const void* memory, const char* name
 
 }  // namespace
 
-mep_result_t agree_on_success(Comm& comm, mep_result_t own, const char* what) {
-  const std::string own_text = own == MEP_SUCCESS ? "" : last_error_text();
-  const auto status = static_cast<uint64_t>(-static_cast<int64_t>(own));
-  std::vector<uint64_t> all;
-  MEP_TRY(gather_values(comm, &status, 1, &all));
-  if (own != MEP_SUCCESS) return fail(own, "%s", own_text.c_str());
-  for (uint32_t rank = 0; rank < comm.size(); ++rank) {
-    if (all[rank] == 0) continue;
-    const auto result = static_cast<mep_result_t>(-static_cast<int64_t>(all[rank] & 0xff));
-    return fail(result, "rank %u %s: %s", rank, what, mep_result_string(result));
-  }
-  return MEP_SUCCESS;
-}
-
 mep_result_t EpCallState::busy() const {
   return fail(MEP_ERR_BUSY, "the buffer's last %s has not finished its receive phase",
               stage == EpStage::kDispatching ? "dispatch" : "combine");

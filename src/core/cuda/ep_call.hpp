@@ -32,9 +32,6 @@ struct EpCallState {
                                               const EpCallState& state, const EpSideHandle& handle,
                                               const mep_combine_args_t& args);
 
-// Collective: all ranks learn whether all succeeded; also a barrier.
-[[nodiscard]] mep_result_t agree_on_success(Comm& comm, mep_result_t own, const char* what);
-
 // mep_ep_last_op, from the status that the operation left.
 [[nodiscard]] mep_result_t fill_op_info(const mep_op_status_t& status, bool has_status,
                                         uint32_t ranks, mep_op_info_t* info);

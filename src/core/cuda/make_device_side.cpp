@@ -165,22 +165,15 @@ mep_result_t make_device_side(Comm& comm, const GpuPlace& place,
   return make_staged(comm, own, out);
 }
 
-template <class Ep, class Side>
-static mep_result_t make_ep(Comm& comm, Side& side, const EpShape& shape,
-                            const EpDeviceOptions& options, const char* name,
-                            std::unique_ptr<EpSide>* out) {
-  auto made = std::make_unique<Ep>(comm, side, shape, options);
-  MEP_TRY(made->open(name));
-  *out = std::move(made);
-  return MEP_SUCCESS;
-}
-
 mep_result_t make_ep_device(Comm& comm, DeviceSide& side, const EpShape& shape,
-                            const EpDeviceOptions& options, const char* name,
-                            std::unique_ptr<EpSide>* out) {
+                            const EpDeviceOptions& options, std::unique_ptr<EpSide>* out) {
   MEP_TRY(check_ep_device(comm, shape));
-  if (!side.staged()) return make_ep<DeviceEp>(comm, side, shape, options, name, out);
-  return make_ep<StagedEp>(comm, static_cast<StagedComm&>(side), shape, options, name, out);
+  if (side.staged()) {
+    *out = std::make_unique<StagedEp>(comm, static_cast<StagedComm&>(side), shape, options);
+  } else {
+    *out = std::make_unique<DeviceEp>(comm, side, shape, options);
+  }
+  return MEP_SUCCESS;
 }
 
 }  // namespace mep

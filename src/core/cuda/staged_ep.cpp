@@ -18,7 +18,8 @@ StagedEp::StagedEp(Comm& comm, StagedComm& side, const EpShape& shape,
       shape_(shape),
       options_(options),
       geometry_(ep_device_geometry(shape, options)),
-      layout_(make_staged_ep_layout(shape)) {}
+      layout_(make_staged_ep_layout(shape)),
+      object_(std::make_unique<EpObject>(comm, shape)) {}
 
 StagedEp::~StagedEp() {
   if (is_client_) {
@@ -32,27 +33,34 @@ StagedEp::~StagedEp() {
 // --- Creation -------------------------------------------------------------------------------------
 
 mep_result_t StagedEp::open(const char* name) {
-  MEP_TRY(EpObject::create(comm_, shape_, name, &object_));
-  MEP_TRY(agree_on_scales());
-  const std::shared_ptr<const CommView> view = comm_.latest_view();
-  latest_.epoch = view->epoch;
-  MEP_TRY(agree_on_success(comm_, open_buffers(), "could not make its part of an EP object"));
-  comm_.add_client(this);
-  side_.add_part(this);
-  is_client_ = true;
-  if (comm_.latest_view() == view) return MEP_SUCCESS;
-  return fail(MEP_ERR_PEER_FAILED, "the view changed while an EP object was made; make it again");
+  MEP_TRY(object_->open(name));
+  RankValues scales;
+  MEP_TRY(
+      step_together(comm_, "begin to make its GPU's part of an EP object", [&]() -> mep_result_t {
+        scales.reserve(comm_, 1);
+        return MEP_SUCCESS;
+      }));
+  MEP_TRY(agree_on_scales(&scales));
+  return step_together(comm_, "make its GPU's part of an EP object", [&] { return take_part(); });
 }
 
-mep_result_t StagedEp::agree_on_scales() {
+mep_result_t StagedEp::agree_on_scales(RankValues* scales) {
   const uint64_t own = options_.column_major ? 1 : 0;
-  std::vector<uint64_t> all;
-  MEP_TRY(gather_values(comm_, &own, 1, &all));
-  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
-    if (all[rank] == all[0]) continue;
-    return fail(MEP_ERR_MISMATCH, "scale_layout differs on ranks 0 and %u", rank);
-  }
-  return MEP_SUCCESS;
+  MEP_TRY(scales->gather(comm_, {&own, 1}));
+  const uint32_t other = scales->first_other(shape_.ranks);
+  if (other == shape_.ranks) return MEP_SUCCESS;
+  return fail(MEP_ERR_MISMATCH, "scale_layout differs on ranks 0 and %u", other);
+}
+
+mep_result_t StagedEp::take_part() {
+  const std::shared_ptr<const CommView> view = comm_.latest_view();
+  latest_.epoch = view->epoch;
+  MEP_TRY(open_buffers());
+  comm_.add_client(this);
+  is_client_ = true;
+  side_.add_part(this);
+  if (comm_.latest_view() == view) return MEP_SUCCESS;
+  return fail(MEP_ERR_PEER_FAILED, "the view changed while an EP object was made; make it again");
 }
 
 mep_result_t StagedEp::open_buffers() {

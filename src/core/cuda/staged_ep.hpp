@@ -24,7 +24,7 @@ class StagedEp : public EpSide, public ViewClient, public DevicePart {
   ~StagedEp() override;
   StagedEp(const StagedEp&) = delete;
   StagedEp& operator=(const StagedEp&) = delete;
-  [[nodiscard]] mep_result_t open(const char* name);
+  mep_result_t open(const char* name) override;
 
   // --- The user's thread ---
   const EpShape& shape() const override { return shape_; }
@@ -67,7 +67,8 @@ class StagedEp : public EpSide, public ViewClient, public DevicePart {
     std::string text;
   };
 
-  mep_result_t agree_on_scales();
+  mep_result_t agree_on_scales(RankValues* scales);
+  mep_result_t take_part();
   mep_result_t open_buffers();
   LatestView latest() const;
   bool is_over(const Buffer& buffer) const;

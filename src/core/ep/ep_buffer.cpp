@@ -22,6 +22,7 @@ EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uin
       shape_(shape),
       layout_(layout),
       windows_(comm.identity()),
+      pulls_(shape.ranks, 0),
       engine_(*this, comm.identity(), id),
       is_member_(shape.ranks, 0),
       router_(shape),
@@ -43,9 +44,12 @@ mep_result_t EpBuffer::offer() {
   return comm_.world().offer_window(windows_.own(), comm_.slots());
 }
 
-mep_result_t EpBuffer::receive(const Deadline& deadline) {
-  const CommBirth members = CommBirth::of(comm_.world().view_snapshot(), comm_.slots());
-  MEP_TRY(windows_.receive(members.incarnations, deadline));
+mep_result_t EpBuffer::receive(const CommView& view, const Deadline& deadline) {
+  MEP_TRY(windows_.receive(view.incarnations, deadline));
+  mapped_bits_.assign(rank_words(shape_.ranks), 0);
+  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
+    if (windows_.maps(rank)) add_rank(&mapped_bits_, rank);
+  }
   const bool any_put = std::any_of(
       windows_.remotes().begin(), windows_.remotes().end(),
       [](const Remote& remote) { return remote.mapped == nullptr && remote.transport != nullptr; });
@@ -57,8 +61,7 @@ mep_result_t EpBuffer::receive(const Deadline& deadline) {
 }
 
 void EpBuffer::pull_where_mapped() {
-  pulls_.assign(shape_.ranks, 0);
-  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) pulls_[rank] = maps(rank) ? 1 : 0;
+  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) set_pulls(rank, windows_.maps(rank));
 }
 
 void EpBuffer::start(std::shared_ptr<const CommView> view) {

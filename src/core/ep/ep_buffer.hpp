@@ -60,12 +60,13 @@ class EpBuffer {
 
   // --- Creation, in this order ---
   [[nodiscard]] mep_result_t offer();
-  [[nodiscard]] mep_result_t receive(const Deadline& deadline);
-  // Whether this rank reads `rank`'s window in place.
-  bool maps(uint32_t rank) const { return windows_.maps(rank); }
+  // The windows of those that are in `view`, the comm's.
+  [[nodiscard]] mep_result_t receive(const CommView& view, const Deadline& deadline);
+  // By rank: this rank reads that rank's window in place.
+  std::span<const uint64_t> mapped_bits() const { return mapped_bits_; }
   void start(std::shared_ptr<const CommView> view);
-  // pulls[r]: rank r reads this rank's window in place.
-  void set_pulls(std::vector<uint8_t> pulls) { pulls_ = std::move(pulls); }
+  // Whether `rank` reads this rank's window in place.
+  void set_pulls(uint32_t rank, bool pulls) { pulls_[rank] = pulls ? 1 : 0; }
   // The same without asking: mapping is mutual between a newcomer and a member.
   void pull_where_mapped();
 
@@ -207,7 +208,8 @@ class EpBuffer {
   const EpShape& shape_;
   const EpLayout& layout_;
   PeerWindows windows_;
-  std::vector<uint8_t> pulls_;  // by rank: it reads this rank's window in place
+  std::vector<uint64_t> mapped_bits_;  // by rank, as receive() found them
+  std::vector<uint8_t> pulls_;         // by rank: it reads this rank's window in place
   Engine engine_;
   // Of the operation that has begun and may still touch memory of other ranks; tells quiesced().
   std::atomic<uint64_t> pending_epoch_{kNoEpoch};

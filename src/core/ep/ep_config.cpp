@@ -167,20 +167,49 @@ struct AgreedField {
   uint64_t value;
 };
 
-std::vector<AgreedField> agreed_fields(const EpShape& shape, const std::string& name) {
-  return {{"name", hash_bytes(0, name.data(), name.size())},
-          {"max_tokens_per_rank", shape.max_tokens},
-          {"hidden", shape.hidden},
-          {"top_k", shape.top_k},
-          {"num_experts", shape.experts},
-          {"experts_per_rank", shape.local_experts},
-          {"num_buffers", shape.buffers},
-          {"input_type", shape.input_type},
-          {"wire_type", shape.wire_type},
-          {"combine_type", shape.combine_type},
-          {"scale_type", shape.has_scales() ? shape.scale_type : 0},
-          {"receive_layout", shape.slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED},
-          {"max_replicas", shape.max_replicas}};
+constexpr size_t kAgreedFields = EpAgreement::kMostValues;
+
+std::array<AgreedField, kAgreedFields> agreed_fields(const EpShape& shape,
+                                                     const std::string& name) {
+  return std::to_array<AgreedField>(
+      {{"name", hash_bytes(0, name.data(), name.size())},
+       {"max_tokens_per_rank", shape.max_tokens},
+       {"hidden", shape.hidden},
+       {"top_k", shape.top_k},
+       {"num_experts", shape.experts},
+       {"experts_per_rank", shape.local_experts},
+       {"num_buffers", shape.buffers},
+       {"input_type", shape.input_type},
+       {"wire_type", shape.wire_type},
+       {"combine_type", shape.combine_type},
+       {"scale_type", shape.has_scales() ? shape.scale_type : 0},
+       {"receive_layout", shape.slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED},
+       {"max_replicas", shape.max_replicas}});
+}
+
+// Every rank learns whether all gave the same, and which field and rank differ.
+mep_result_t compare_configs(Comm& comm, const EpShape& shape, const std::string& name,
+                             RankValues* values) {
+  const std::array<AgreedField, kAgreedFields> fields = agreed_fields(shape, name);
+  std::array<uint64_t, kAgreedFields> mine{};
+  for (size_t i = 0; i < kAgreedFields; ++i) mine[i] = fields[i].value;
+  MEP_TRY(values->gather(comm, mine));
+  for (uint32_t rank = 0; rank < comm.size(); ++rank) {
+    for (size_t i = 0; i < kAgreedFields; ++i) {
+      const uint64_t first = values->of(0, i);
+      const uint64_t value = values->of(rank, i);
+      if (first == value) continue;
+      if (i == 0) {
+        return fail(MEP_ERR_MISMATCH,
+                    "ranks 0 and %u gave EP objects of different names; this rank's is \"%s\"",
+                    rank, name.c_str());
+      }
+      return fail(MEP_ERR_MISMATCH, "%s is %llu on rank 0 and %llu on rank %u", fields[i].name,
+                  static_cast<unsigned long long>(first), static_cast<unsigned long long>(value),
+                  rank);
+    }
+  }
+  return MEP_SUCCESS;
 }
 
 }  // namespace
@@ -249,41 +278,22 @@ mep_result_t check_dispatch_input(const EpShape& shape, const mep_dispatch_args_
   return MEP_SUCCESS;
 }
 
-mep_result_t gather_values(Comm& comm, const uint64_t* mine, size_t count,
-                           std::vector<uint64_t>* all) {
-  all->clear();
-  for (uint32_t rank = 0; rank < comm.size(); ++rank) all->insert(all->end(), mine, mine + count);
-  CollectiveArgs args;
-  args.send = mine;
-  args.receive = all->data();
-  args.count = count;
-  args.dtype = MEP_UINT64;
-  return comm.run(Collective::k_allgather, args);
-}
-
-mep_result_t agree_on_ep_config(Comm& comm, const EpShape& shape, const std::string& name) {
-  const std::vector<AgreedField> fields = agreed_fields(shape, name);
-  std::vector<uint64_t> mine;
-  mine.reserve(fields.size());
-  for (const AgreedField& field : fields) mine.push_back(field.value);
-  std::vector<uint64_t> all;
-  MEP_TRY(gather_values(comm, mine.data(), mine.size(), &all));
-  for (uint32_t rank = 0; rank < comm.size(); ++rank) {
-    for (size_t i = 0; i < fields.size(); ++i) {
-      const uint64_t first = all[i];
-      const uint64_t value = all[rank * fields.size() + i];
-      if (first == value) continue;
-      if (i == 0) {
-        return fail(MEP_ERR_MISMATCH,
-                    "ranks 0 and %u gave EP objects of different names; this rank's is \"%s\"",
-                    rank, name.c_str());
-      }
-      return fail(MEP_ERR_MISMATCH, "%s is %llu on rank 0 and %llu on rank %u", fields[i].name,
-                  static_cast<unsigned long long>(first), static_cast<unsigned long long>(value),
-                  rank);
-    }
-  }
-  return MEP_SUCCESS;
+mep_result_t EpAgreement::reach(Comm& comm, const EpShape& shape, const char* given) {
+  // How many objects were made before, on whoever knows of most: a newcomer has not seen those that were made
+  // while it came.
+  uint64_t most = 0;
+  MEP_TRY(comm.collectives().agree_largest(comm.next_ep_number(), &most));
+  const auto number = static_cast<uint32_t>(most);
+  comm.set_ep_number(number + 1);
+  MEP_TRY(step_together(comm, "begin to make an EP object", [&]() -> mep_result_t {
+    name = given != nullptr ? given : "ep" + std::to_string(number);
+    // Two objects of one name, one after the other, are two.
+    window_seed =
+        hash_bytes(hash_bytes(comm.id(), &number, sizeof number), name.data(), name.size());
+    values.reserve(comm, std::max(kAgreedFields, rank_words(comm.size())));
+    return MEP_SUCCESS;
+  }));
+  return compare_configs(comm, shape, name, &values);
 }
 
 }  // namespace mep

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/comm/agreement.hpp"
 #include "core/comm/comm.hpp"
 #include "mep.h"
 
@@ -61,13 +62,19 @@ struct EpShape {
 [[nodiscard]] mep_result_t check_dispatch_input(const EpShape& shape,
                                                 const mep_dispatch_args_t& args);
 
-// Collective: every rank learns whether all gave the same, and which field and rank differ.
-[[nodiscard]] mep_result_t agree_on_ep_config(Comm& comm, const EpShape& shape,
-                                              const std::string& name);
+// What all ranks of an EP object have agreed on first: its number on the comm, its name, and that all gave the
+// same config.
+struct EpAgreement {
+  // Of each rank, that are exchanged by `values` afterwards; or a bit for each rank, if that is more.
+  static constexpr size_t kMostValues = 13;
 
-// Collective: gathers `count` values of every rank; blocks of absent ranks are those of this rank.
-[[nodiscard]] mep_result_t gather_values(Comm& comm, const uint64_t* mine, size_t count,
-                                         std::vector<uint64_t>* all);
+  std::string name;
+  uint64_t window_seed = 0;  // ids of its windows follow from it
+  RankValues values;
+
+  // Collective. `given` null: the name follows from the number.
+  [[nodiscard]] mep_result_t reach(Comm& comm, const EpShape& shape, const char* given);
+};
 
 uint64_t hash_bytes(uint64_t seed, const void* bytes, size_t count);
 

@@ -20,9 +20,9 @@ struct EpDeviceOptions {
   uint32_t num_sms = 0;       // blocks of a kernel at most; 0: chosen
 };
 
-// Collective. After an error nothing is left behind but device memory that the comm keeps.
+// Not open yet.
 [[nodiscard]] mep_result_t make_ep_device(Comm& comm, DeviceSide& side, const EpShape& shape,
-                                          const EpDeviceOptions& options, const char* name,
+                                          const EpDeviceOptions& options,
                                           std::unique_ptr<EpSide>* out);
 
 // Refuses what the kernels cannot do.

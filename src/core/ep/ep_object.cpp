@@ -1,27 +1,12 @@
 #include "core/ep/ep_object.hpp"
 
 #include <algorithm>
-#include <new>
 #include <utility>
 
 #include "base/status.hpp"
 #include "core/ep/ep_description.hpp"
 
 namespace mep {
-
-namespace {
-
-// What one rank lacks memory for, all learn of: it is a result like others.
-template <typename Body>
-mep_result_t or_no_memory(Body&& body) {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    return fail(MEP_ERR_NO_MEMORY, "out of memory");
-  }
-}
-
-}  // namespace
 
 EpObject::EpObject(Comm& comm, const EpShape& shape)
     : comm_(comm), shape_(shape), layout_(shape_) {}
@@ -30,46 +15,25 @@ EpObject::~EpObject() {
   if (is_client_) comm_.remove_client(this);
 }
 
-mep_result_t agree_on_ep_number(Comm& comm, uint32_t* number) {
-  const uint64_t own = comm.next_ep_number();
-  std::vector<uint64_t> all;
-  MEP_TRY(gather_values(comm, &own, 1, &all));
-  *number = static_cast<uint32_t>(*std::max_element(all.begin(), all.end()));
-  comm.set_ep_number(*number + 1);
-  return MEP_SUCCESS;
+mep_result_t EpObject::open(const char* name) {
+  EpAgreement agreed;
+  MEP_TRY(agreed.reach(comm_, shape_, name));
+  name_.swap(agreed.name);
+  window_seed_ = agreed.window_seed;
+  MEP_TRY(step_together(comm_, "make its part of an EP object", [&] { return offer_windows(); }));
+  MEP_TRY(step_together(comm_, "connect its part of an EP object",
+                        [&] { return connect_windows(Deadline::after_ms(comm_.timeout_ms())); }));
+  return exchange_pulls(&agreed.values);
 }
 
-mep_result_t EpObject::create(Comm& comm, const EpShape& shape, const char* name,
-                              std::unique_ptr<EpObject>* out) {
-  uint32_t number = 0;
-  MEP_TRY(agree_on_ep_number(comm, &number));
-  const std::string full_name = name != nullptr ? name : "ep" + std::to_string(number);
-  std::unique_ptr<EpObject> object(new EpObject(comm, shape));
-  // Two objects of one name, one after the other, are two.
-  const uint64_t seed = hash_bytes(comm.id(), &number, sizeof number);
-  MEP_TRY(agree_on_ep_config(comm, shape, full_name));
-  std::vector<uint64_t> values{0};
-  object->name_ = full_name;
-  object->window_seed_ = hash_bytes(seed, full_name.data(), full_name.size());
-  const auto offered = or_no_memory([&] { return object->offer_windows(); });
-  MEP_TRY(object->agree_on_status(offered, "could not make its part of an EP object", &values));
-  // Who maps whom: a rank's row has a bit for each rank whose windows it reads in place.
-  const size_t words = (size_t{shape.ranks} + 63) / 64;
-  const mep_result_t connected =
-      or_no_memory([&] { return object->connect_windows(Deadline::after_ms(comm.timeout_ms())); });
-  values.assign(1 + words, 0);
-  for (uint32_t rank = 0; connected == MEP_SUCCESS && rank < shape.ranks; ++rank) {
-    if (object->buffers_[0]->maps(rank)) values[1 + rank / 64] |= uint64_t{1} << (rank % 64);
+// Who maps whom: a rank's row has a bit for each rank whose windows it reads in place.
+mep_result_t EpObject::exchange_pulls(RankValues* rows) {
+  const std::span<const uint64_t> own = buffers_[0]->mapped_bits();
+  MEP_TRY(rows->gather(comm_, own));
+  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
+    const bool pulls = ((rows->of(rank, shape_.rank / 64) >> (shape_.rank % 64)) & 1) != 0;
+    for (const auto& buffer : buffers_) buffer->set_pulls(rank, pulls);
   }
-  MEP_TRY(
-      object->agree_on_status(connected, "could not connect its part of an EP object", &values));
-  std::vector<uint8_t> pulls(shape.ranks, 0);
-  for (uint32_t rank = 0; rank < shape.ranks; ++rank) {
-    const uint64_t word = values[rank * (1 + words) + 1 + shape.rank / 64];
-    pulls[rank] = (word >> (shape.rank % 64)) & 1;
-  }
-  for (const auto& buffer : object->buffers_) buffer->set_pulls(pulls);
-  *out = std::move(object);
   return MEP_SUCCESS;
 }
 
@@ -86,7 +50,7 @@ mep_result_t EpObject::attach(Comm& comm, std::span<const std::byte> description
                               const Deadline& deadline, std::unique_ptr<EpObject>* out) {
   EpDescription given;
   MEP_TRY(decode_ep_description(description, comm.rank(), comm.size(), &given));
-  std::unique_ptr<EpObject> object(new EpObject(comm, given.shape));
+  auto object = std::make_unique<EpObject>(comm, given.shape);
   object->name_ = std::move(given.name);
   object->window_seed_ = given.window_seed;
   if (!given.map.empty()) {
@@ -141,32 +105,13 @@ mep_result_t EpObject::offer_windows() {
 mep_result_t EpObject::connect_windows(const Deadline& deadline) {
   const std::shared_ptr<const CommView> view = comm_.latest_view();
   for (const auto& buffer : buffers_) {
-    MEP_TRY(buffer->receive(deadline));
+    MEP_TRY(buffer->receive(*view, deadline));
     buffer->start(view);
   }
   comm_.add_client(this);
   is_client_ = true;
   if (comm_.latest_view() == view) return MEP_SUCCESS;
   return fail(MEP_ERR_PEER_FAILED, "the view changed while an EP object was made; make it again");
-}
-
-// All ranks learn whether all succeeded. values[0] is the status; behind it what else is exchanged,
-// afterwards the same of every rank.
-mep_result_t EpObject::agree_on_status(mep_result_t own, const char* what,
-                                       std::vector<uint64_t>* values) {
-  const std::string own_text = own == MEP_SUCCESS ? "" : last_error_text();
-  (*values)[0] = static_cast<uint64_t>(-static_cast<int64_t>(own));
-  std::vector<uint64_t> all;
-  MEP_TRY(gather_values(comm_, values->data(), values->size(), &all));
-  if (own != MEP_SUCCESS) return fail(own, "%s", own_text.c_str());
-  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
-    const uint64_t status = all[rank * values->size()];
-    if (status == 0) continue;
-    const auto result = static_cast<mep_result_t>(-static_cast<int64_t>(status & 0xff));
-    return fail(result, "rank %u %s: %s", rank, what, mep_result_string(result));
-  }
-  *values = std::move(all);
-  return MEP_SUCCESS;
 }
 
 bool EpObject::busy() {
@@ -177,26 +122,32 @@ bool EpObject::busy() {
 // --- The expert map -------------------------------------------------------------------------------
 
 mep_result_t EpObject::set_expert_map(const int32_t* map) {
+  const size_t entries = size_t{shape_.experts} * shape_.max_replicas;
   std::shared_ptr<const ExpertMap> made;
-  uint64_t hash = 0;
-  if (map != nullptr) {
+  std::vector<int32_t> kept;
+  RankValues hashes;
+  MEP_TRY(step_together(comm_, "read an expert map", [&]() -> mep_result_t {
+    hashes.reserve(comm_, 1);
+    if (map == nullptr) return MEP_SUCCESS;
     MEP_TRY(make_expert_map(shape_, map, &made));
-    hash = hash_bytes(1, map, size_t{shape_.experts} * shape_.max_replicas * sizeof(int32_t));
-  }
-  std::vector<uint64_t> all;
-  MEP_TRY(gather_values(comm_, &hash, 1, &all));
-  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
-    if (all[rank] == all[0]) continue;
-    return fail(MEP_ERR_MISMATCH, "ranks 0 and %u gave different expert maps; the old one stays",
-                rank);
-  }
+    kept.assign(map, map + entries);
+    return MEP_SUCCESS;
+  }));
+  MEP_TRY(agree_on_expert_map(comm_, map, entries, &hashes));
   const std::lock_guard lock(map_mutex_);
-  map_ = std::move(made);
-  map_entries_.clear();
-  if (map != nullptr) {
-    map_entries_.assign(map, map + size_t{shape_.experts} * shape_.max_replicas);
-  }
+  map_.swap(made);
+  map_entries_.swap(kept);
   return MEP_SUCCESS;
+}
+
+mep_result_t agree_on_expert_map(Comm& comm, const int32_t* map, size_t entries,
+                                 RankValues* hashes) {
+  const uint64_t own = map != nullptr ? hash_bytes(1, map, entries * sizeof(int32_t)) : 0;
+  MEP_TRY(hashes->gather(comm, {&own, 1}));
+  const uint32_t other = hashes->first_other(comm.size());
+  if (other == comm.size()) return MEP_SUCCESS;
+  return fail(MEP_ERR_MISMATCH, "ranks 0 and %u gave different expert maps; the old one stays",
+              other);
 }
 
 std::shared_ptr<const ExpertMap> EpObject::expert_map() const {

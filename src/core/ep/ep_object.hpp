@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/comm/agreement.hpp"
 #include "core/comm/comm.hpp"
 #include "core/ep/ep_buffer.hpp"
 
@@ -15,9 +16,9 @@ namespace mep {
 
 class EpObject : public ViewClient {
  public:
-  // Collective. After an error nothing is left behind.
-  [[nodiscard]] static mep_result_t create(Comm& comm, const EpShape& shape, const char* name,
-                                           std::unique_ptr<EpObject>* out);
+  EpObject(Comm& comm, const EpShape& shape);
+  // Collective. After an error it is good for nothing; destroyed, it leaves nothing behind.
+  [[nodiscard]] mep_result_t open(const char* name);
   // A newcomer's part of an object that the members have, from what describe_object() gave.
   [[nodiscard]] static mep_result_t attach(Comm& comm, std::span<const std::byte> description,
                                            const Deadline& deadline,
@@ -50,10 +51,9 @@ class EpObject : public ViewClient {
                const membership::Proposal* decision) override;
 
  private:
-  EpObject(Comm& comm, const EpShape& shape);
   mep_result_t offer_windows();
   mep_result_t connect_windows(const Deadline& deadline);
-  mep_result_t agree_on_status(mep_result_t own, const char* what, std::vector<uint64_t>* values);
+  mep_result_t exchange_pulls(RankValues* rows);
 
   Comm& comm_;
   const EpShape shape_;
@@ -68,9 +68,9 @@ class EpObject : public ViewClient {
   std::vector<int32_t> map_entries_;  // as given; empty: physical ids
 };
 
-// Collective. How many objects were made before, on whoever knows of most: a newcomer has not seen those
-// that were made while it came.
-[[nodiscard]] mep_result_t agree_on_ep_number(Comm& comm, uint32_t* number);
+// Collective. `hashes` has room for one value of each rank.
+[[nodiscard]] mep_result_t agree_on_expert_map(Comm& comm, const int32_t* map, size_t entries,
+                                               RankValues* hashes);
 
 // What mep_ep_create would take.
 void estimate_ep_size(const EpShape& shape, mep_ep_size_t* out);

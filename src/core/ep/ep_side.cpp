@@ -13,10 +13,11 @@ namespace {
 
 class EpOnHost final : public EpSide {
  public:
-  EpOnHost(const Comm& comm, std::unique_ptr<EpObject> object)
-      : is_uniform_((comm.world().config().flags & MEP_COMM_UNIFORM) != 0),
-        object_(std::move(object)) {}
+  explicit EpOnHost(const Comm& comm)
+      : is_uniform_((comm.world().config().flags & MEP_COMM_UNIFORM) != 0) {}
+  void hold(std::unique_ptr<EpObject> object) { object_ = std::move(object); }
 
+  mep_result_t open(const char* name) override { return object_->open(name); }
   const EpShape& shape() const override { return object_->shape(); }
   bool in_flight() override { return object_->busy(); }
   EpObject* host_object() override { return object_.get(); }
@@ -54,7 +55,7 @@ class EpOnHost final : public EpSide {
 
  private:
   const bool is_uniform_;
-  const std::unique_ptr<EpObject> object_;
+  std::unique_ptr<EpObject> object_;
 };
 
 EpDeviceOptions device_options(const mep_ep_config_t& config) {
@@ -66,11 +67,11 @@ EpDeviceOptions device_options(const mep_ep_config_t& config) {
 mep_result_t make_ep_side(Comm& comm, Backend& backend, const EpShape& shape,
                           const mep_ep_config_t& config, std::unique_ptr<EpSide>* out) {
   if (DeviceSide* side = backend.device_side()) {
-    return make_ep_device(comm, *side, shape, device_options(config), config.name, out);
+    return make_ep_device(comm, *side, shape, device_options(config), out);
   }
-  std::unique_ptr<EpObject> object;
-  MEP_TRY(EpObject::create(comm, shape, config.name, &object));
-  *out = std::make_unique<EpOnHost>(comm, std::move(object));
+  auto made = std::make_unique<EpOnHost>(comm);
+  made->hold(std::make_unique<EpObject>(comm, shape));
+  *out = std::move(made);
   return MEP_SUCCESS;
 }
 
@@ -78,18 +79,17 @@ mep_result_t attach_ep_side(Comm& comm, const Backend& backend, const EpShape& s
                             const mep_ep_config_t& config, std::unique_ptr<EpSide>* out) {
   MEP_TRY(backend.check_host("joining an EP object"));
   const std::string name = config.name != nullptr ? config.name : "ep0";
-  std::unique_ptr<ViewClient> dormant = comm.clients().take_dormant(name);
+  const ViewClient* dormant = comm.clients().find_dormant(name);
   if (dormant == nullptr) {
     return fail(MEP_ERR_NOT_FOUND, "this rank joined no EP object named \"%s\"", name.c_str());
   }
   // Only EP objects are kept so.
-  std::unique_ptr<EpObject> object(static_cast<EpObject*>(dormant.release()));
-  const mep_result_t same = object->check_shape(shape);
-  if (same != MEP_SUCCESS) {
-    comm.clients().keep_dormant(std::move(object));
-    return same;
-  }
-  *out = std::make_unique<EpOnHost>(comm, std::move(object));
+  MEP_TRY(static_cast<const EpObject*>(dormant)->check_shape(shape));
+  auto made = std::make_unique<EpOnHost>(comm);
+  // Nothing fails from here on: what was taken would be lost.
+  made->hold(std::unique_ptr<EpObject>(
+      static_cast<EpObject*>(comm.clients().take_dormant(name).release())));
+  *out = std::move(made);
   return MEP_SUCCESS;
 }
 

@@ -27,6 +27,9 @@ struct EpSideHandle {
 class EpSide {
  public:
   virtual ~EpSide() = default;
+  // Collective. After an error it is good for nothing; destroyed, it leaves nothing behind but device memory
+  // that the comm keeps.
+  [[nodiscard]] virtual mep_result_t open(const char* name) = 0;
   virtual const EpShape& shape() const = 0;
   // A send phase was called and its receive phase was not.
   virtual bool in_flight() = 0;
@@ -50,8 +53,7 @@ class EpSide {
   [[nodiscard]] virtual mep_result_t last_op(uint32_t buffer, mep_op_info_t* info) = 0;
 };
 
-// Where `backend` works. Collective; after an error nothing is left behind but device memory that the comm
-// keeps.
+// Where `backend` works; not open yet.
 [[nodiscard]] mep_result_t make_ep_side(Comm& comm, Backend& backend, const EpShape& shape,
                                         const mep_ep_config_t& config,
                                         std::unique_ptr<EpSide>* out);

@@ -79,8 +79,9 @@ mep_result_t EpBuffer::catch_up() {
 
 mep_result_t EpBuffer::adopt(const Verdict& verdict) {
   // A replaced rank has the same object, made before it came into the view.
-  MEP_TRY(windows_.reach_newcomers(*verdict.change->view, deadline(), "an EP object",
-                                   [this](uint32_t rank) { pulls_[rank] = maps(rank) ? 1 : 0; }));
+  MEP_TRY(
+      windows_.reach_newcomers(*verdict.change->view, deadline(), "an EP object",
+                               [this](uint32_t rank) { set_pulls(rank, windows_.maps(rank)); }));
   engine_.adopt(verdict, [this] { arrived_.reset(); });
   use_ = 0;
   first_use_ = 1;

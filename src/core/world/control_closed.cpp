@@ -1,4 +1,8 @@
 // Channels that were closed, here and by peers: who still needs what was done on them.
+//
+// Not the question of control_closing.cpp, which comes before a comm is forgotten: there a thread waits, so
+// answers are hurried (wait_ms) and a lost link does not end the wait. Here nobody waits, links that are gone are
+// not asked, and what is not answered is told again when this rank leaves.
 #include <algorithm>
 #include <utility>
 

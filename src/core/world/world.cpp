@@ -477,7 +477,7 @@ mep_result_t World::recover(const membership::SlotSet& wanted, const Deadline& d
     seq = ++recover_calls_;
   }
   const uint64_t deadline_us = deadline.at_ns() / 1000;
-  control_->post([this, seq, wanted, deadline_us] {
+  control_->call([&] {
     log(LogLevel::kDebug, "recover %llu: %u slots, %lld ms left",
         static_cast<unsigned long long>(seq), wanted.count(),
         (static_cast<long long>(deadline_us) - static_cast<long long>(now_ns() / 1000)) / 1000);

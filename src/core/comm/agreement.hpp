@@ -1,0 +1,46 @@
+// How the ranks of a comm make something together, in steps each of which may fail on one rank alone.
+//
+// Each step is the rank's own and acquires all that it needs, memory too; then all agree on how it went, by an
+// operation that needs none. So a rank that has run out of something says so, and all that live return the same
+// error. What stands between two agreed operations must be such a step, or must need nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/guarded.hpp"
+#include "core/comm/comm.hpp"
+#include "mep.h"
+
+namespace mep {
+
+// Collective; needs no memory. How this rank's step went, and what a rank that failed could not do.
+[[nodiscard]] mep_result_t agree_on_step(Comm& comm, mep_result_t own, const char* what);
+
+// Collective: takes this rank's step and agrees on it.
+template <typename Body>
+[[nodiscard]] mep_result_t step_together(Comm& comm, const char* what, Body&& body) {
+  return agree_on_step(comm, guarded(std::forward<Body>(body)), what);
+}
+
+// Some numbers of every rank.
+class RankValues {
+ public:
+  // Throws std::bad_alloc. In a step, before gather().
+  void reserve(const Comm& comm, size_t most) { all_.reserve(comm.size() * most); }
+  // Collective; as many of every rank, at most those that there is room for. Those of absent ranks are this
+  // rank's.
+  [[nodiscard]] mep_result_t gather(Comm& comm, std::span<const uint64_t> mine);
+  uint64_t of(uint32_t rank, size_t index = 0) const { return all_[rank * count_ + index]; }
+  // The first rank whose value is not that of rank 0; `ranks`: there is none.
+  uint32_t first_other(uint32_t ranks, size_t index = 0) const;
+
+ private:
+  size_t count_ = 0;  // of each rank
+  std::vector<uint64_t> all_;
+};
+
+}  // namespace mep
