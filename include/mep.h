@@ -156,7 +156,10 @@ enum {
                                       thread calls both, and a receive phase follows a send phase
                                       that failed */
   MEP_COMM_AUTO_RECOVER = 1u << 5, /* admit ready newcomers at a barrier on the world */
-  MEP_COMM_KILL_STOPPED = 1u << 6  /* SIGKILL an excluded process of this host (fencing by force) */
+  MEP_COMM_KILL_STOPPED = 1u << 6, /* SIGKILL an excluded process of this host (fencing by force) */
+  MEP_COMM_PROGRESS_THREAD =
+      1u << 7 /* a thread of the library carries nonblocking operations on while the program does
+                 something else; or MEP_PROGRESS_THREAD=1. Each rank's own choice. */
 };
 
 /* As config.device: the GPU of number n modulo the number of GPUs that the process sees, n being the rank

@@ -55,6 +55,8 @@ const std::vector<EnvVariable>& env_table() {
       {"MEP_SPIN_US", "",
        "microseconds that a wait spins before it gives its core away or sleeps; default by the "
        "load"},
+      {"MEP_PROGRESS_THREAD", "0",
+       "1 starts a thread that carries nonblocking operations on (MEP_COMM_PROGRESS_THREAD)"},
       // Which ways are used.
       {"MEP_TRANSPORTS", "", "transports to use, comma list in order of preference; default all"},
       {"MEP_HCA", "",

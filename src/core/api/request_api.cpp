@@ -1,4 +1,5 @@
 // Requests: nonblocking operations from start to end.
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/unique_fd.hpp"
@@ -7,10 +8,9 @@
 struct mep_request {
   mep_comm_t comm = nullptr;
   mep::Operation operation;
-  mep::OperationRecord record;
-  mep::Deadline deadline = mep::Deadline::never();
+  mep::RequestState state;
   bool done = false;
-  mep::UniqueFd event;  // see RequestBell
+  mep::UniqueFd event;
 
   ~mep_request() {
     if (event.valid()) comm->comm->world().request_bell().remove(event);
@@ -29,8 +29,8 @@ mep_result_t start_request(mep_comm_t comm, Collective kind, const CollectiveArg
     MEP_TRY(scope.check());
     auto made = std::make_unique<mep_request>();
     made->comm = comm;
-    made->operation.record = &made->record;
-    made->deadline = Deadline::after_ms(comm->comm->timeout_ms());
+    made->operation.request = &made->state;
+    made->state.deadline = Deadline::after_ms(comm->comm->timeout_ms());
     MEP_TRY(comm->backend->start(kind, args, &made->operation));
     // From here on the comm refers to the operation: it stays until it has ended.
     mep_request* const begun = made.release();
@@ -55,7 +55,7 @@ mep_result_t fill(const mep_request& request, mep_op_info_t* info) {
   MEP_TRY(read_sized_struct(info, "mep_op_info_t", &filled));
   const mep_result_t result =
       request.comm->comm->collectives().describe(request.operation, &filled);
-  if (!request.done) filled.result = MEP_ERR_BUSY;
+  if (!request.done && !request.operation.finished) filled.result = MEP_ERR_BUSY;
   write_sized_struct(filled, info);
   return result;
 }
@@ -72,13 +72,25 @@ mep_result_t finish(mep_request_t* request, mep_op_info_t* info) {
   *request = nullptr;
   --owned->comm->users;
   const mep_result_t result = owned->operation.result;
-  // It may have ended in another call, which left a text of its own since.
-  if (is_error(result) && owned->operation.change != nullptr) {
-    set_last_error_text(owned->operation.change->text.c_str());
-  }
+  // It may have ended in another call, or on another thread.
+  if (is_error(result) && owned->operation.finished) set_last_error_text(owned->state.text);
   if (info != nullptr && result == MEP_SUCCESS) return fill(*owned, info);
   if (info != nullptr) (void)fill(*owned, info);
   return result;
+}
+
+// With a progress thread it becomes readable when the operation has ended: that thread, or the call that comes
+// before it, writes to it. Else it is the bell's, which knows no more than that a look is worth while.
+mep_result_t make_event(mep_request& request) {
+  World& world = request.comm->comm->world();
+  if (world.progress_thread() == nullptr) {
+    return world.request_bell().add(request.state.deadline, &request.event);
+  }
+  UniqueFd made(eventfd(request.operation.finished ? 1 : 0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!made.valid()) return fail(MEP_ERR_NO_MEMORY, "no descriptor for the request: %m");
+  request.state.event = made.get();
+  request.event = std::move(made);
+  return MEP_SUCCESS;
 }
 
 }  // namespace
@@ -95,10 +107,11 @@ mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms, mep_o
     MEP_TRY(scope.check());
     Collectives& collectives = waited.comm->comm->collectives();
     const Deadline own =
-        timeout_ms == kUntilTimeout ? waited.deadline : Deadline::after_ms(timeout_ms);
-    const bool until_timeout = own.at_ns() >= waited.deadline.at_ns();
+        timeout_ms == kUntilTimeout ? waited.state.deadline : Deadline::after_ms(timeout_ms);
+    const bool until_timeout = own.at_ns() >= waited.state.deadline.at_ns();
     if (!waited.done) {
-      waited.done = collectives.wait(&waited.operation, until_timeout ? waited.deadline : own);
+      waited.done =
+          collectives.wait(&waited.operation, until_timeout ? waited.state.deadline : own);
     }
     if (!waited.done && until_timeout) {
       (void)collectives.end_of_wait(&waited.operation);
@@ -128,7 +141,7 @@ mep_result_t mep_request_test(mep_request_t* request, int32_t* done, mep_op_info
     Collectives& collectives = tested.comm->comm->collectives();
     if (!tested.done) tested.comm->comm->world().make_progress();
     if (!tested.done) tested.done = collectives.test(&tested.operation);
-    if (!tested.done && tested.deadline.expired()) collectives.ask_verdict(tested.operation);
+    if (!tested.done && tested.state.deadline.expired()) collectives.ask_verdict(tested.operation);
     if (!tested.done) return MEP_SUCCESS;
     *done = 1;
     return finish(request, info);
@@ -153,9 +166,7 @@ mep_result_t mep_request_event_fd(mep_request_t request, int32_t* fd) {
   return guarded([&]() -> mep_result_t {
     const CallScope scope(request->comm);
     MEP_TRY(scope.check());
-    if (!request->event.valid()) {
-      MEP_TRY(request->comm->comm->world().request_bell().add(request->deadline, &request->event));
-    }
+    if (!request->event.valid()) MEP_TRY(make_event(*request));
     *fd = request->event.get();
     return MEP_SUCCESS;
   });

@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint32_t kKnownFlags = MEP_COMM_SET_RANK | MEP_COMM_SET_DEVICE | MEP_COMM_PUT_ONLY |
                                  MEP_COMM_PARTIAL | MEP_COMM_UNIFORM | MEP_COMM_AUTO_RECOVER |
-                                 MEP_COMM_KILL_STOPPED;
+                                 MEP_COMM_KILL_STOPPED | MEP_COMM_PROGRESS_THREAD;
 constexpr size_t kMaxTextBytes = 4096;
 
 [[nodiscard]] mep_result_t check_fields(const mep_comm_config_t& config) {
@@ -285,6 +285,15 @@ constexpr size_t kMaxTextBytes = 4096;
   return MEP_SUCCESS;
 }
 
+// Each rank's own affair.
+[[nodiscard]] mep_result_t resolve_progress(ResolvedConfig* out) {
+  bool wanted = false;
+  bool is_set = false;
+  MEP_TRY(env_bool("MEP_PROGRESS_THREAD", &wanted, &is_set));
+  if (wanted) out->flags |= MEP_COMM_PROGRESS_THREAD;
+  return MEP_SUCCESS;
+}
+
 }  // namespace
 
 mep_result_t resolve_config(const mep_comm_config_t* given, ResolvedConfig* out, ConfigUse use) {
@@ -310,6 +319,7 @@ mep_result_t resolve_config(const mep_comm_config_t* given, ResolvedConfig* out,
     resolved.in_place_restore_bytes = config.in_place_restore_bytes;
   }
   MEP_TRY(resolve_ways(config, &resolved));
+  MEP_TRY(resolve_progress(&resolved));
   *out = std::move(resolved);
   return MEP_SUCCESS;
 }

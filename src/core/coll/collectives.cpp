@@ -82,7 +82,7 @@ mep_result_t Collectives::start(Collective kind, const CollectiveArgs& args, Ope
   operation->args = args;
   operation->bytes = args.count * mep_dtype_size(args.dtype);
   if (type.prepare != nullptr) MEP_TRY(type.prepare(*this, *operation));
-  if (operation->record != nullptr) operation->record->reserve(size());
+  if (operation->request != nullptr) begin_request(*operation->request);
   if (deferred_ != nullptr) [[unlikely]] {
     operation->epoch = deferred_->epoch;
     fail_settled(*operation, std::exchange(deferred_, nullptr));
@@ -172,7 +172,7 @@ bool Collectives::finish(Operation& operation, mep_result_t result) {
     windows_.flush_puts();
   }
   if (!operation.is_internal) note_record(operation);
-  if (operation.record != nullptr) *operation.record = record_;
+  if (operation.request != nullptr) end_request(operation);
   return true;
 }
 
@@ -305,8 +305,8 @@ mep_result_t Collectives::last_op(mep_op_info_t* info) const {
 }
 
 mep_result_t Collectives::describe(const Operation& operation, mep_op_info_t* info) const {
-  if (operation.finished && operation.record != nullptr) {
-    return operation.record->fill(size(), info);
+  if (operation.finished && operation.request != nullptr) {
+    return operation.request->record.fill(size(), info);
   }
   OperationRecord record;
   record.epoch = operation.epoch;

@@ -1,7 +1,8 @@
 // The collectives of a comm: one channel of replicated operations, with the memory that they are done in and
 // the contributions that outlive it.
 //
-// What the user's thread works with (cells, bulk) is its own; the control thread looks at it under the
+// What the user's thread works with (cells, bulk) is its own, or the progress thread's in a look, in which it takes
+// the user's place (see CallGate); the control thread looks at it under the
 // channel's lock. Only between freeze and install, when the user's thread touches no window, does the control
 // thread take contributions out of the cells and zero words.
 #pragma once
@@ -20,6 +21,7 @@
 #include "core/operation/operation_record.hpp"
 #include "core/operation/peer_windows.hpp"
 #include "core/operation/reports.hpp"
+#include "core/world/progress_thread.hpp"
 #include "mep.h"
 
 namespace mep {
@@ -65,6 +67,8 @@ class Collectives {
   // Asks for the verdict and waits for it.
   mep_result_t end_of_wait(Operation* operation);
   bool idle() const { return engine_.idle(); }
+  // The progress thread, with nobody else inside: one look at all that is queued.
+  Progress progress();
 
   // Fills info from the record; MEP_ERR_CAPACITY if a bitmap is too short.
   [[nodiscard]] mep_result_t last_op(mep_op_info_t* info) const;
@@ -126,6 +130,9 @@ class Collectives {
   void fail_settled(Operation& operation, Reports::Report change);
   mep_result_t check_root_lives(const Operation& operation) const;
   bool finish(Operation& operation, mep_result_t result);
+  void begin_request(RequestState& request);
+  void end_request(const Operation& operation);
+  uint64_t ask_overdue();
   void note_record(const Operation& operation);
   void note_missing(const Operation& operation);
   bool is_whole(uint64_t epoch, uint64_t seq, RetainedOperation* kept) const;
@@ -143,6 +150,8 @@ class Collectives {
   Reports::Report deferred_;  // see defer_report()
   OperationRecord record_;
   std::vector<const void*> scratch_pointers_;
+  // No request that is queued becomes overdue before; see ask_overdue().
+  uint64_t next_deadline_ns_ = Progress::kNoDeadline;
   Engine engine_;
 
   // Shared, under the channel's lock.

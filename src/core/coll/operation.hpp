@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/coll/request_state.hpp"
 #include "core/operation/operation_engine.hpp"
 #include "mep.h"
 #include "protocol/operations.hpp"
@@ -18,7 +19,6 @@ namespace mep {
 
 class Collectives;
 struct Operation;
-struct OperationRecord;
 
 struct CollectiveArgs {
   const void* send = nullptr;
@@ -79,8 +79,8 @@ struct Operation : OperationState<Operation> {
   uint64_t chunk_passed = 0;
 
   bool input_intact = true;
-  bool holds_result = false;          // all data is here; only the others' last signals are missing
-  OperationRecord* record = nullptr;  // where to keep what happened, beside the comm's own
+  bool holds_result = false;        // all data is here; only the others' last signals are missing
+  RequestState* request = nullptr;  // of the nonblocking forms
   std::vector<std::byte> saved_input;  // of an in-place operation, see in_place_restore_bytes
 };
 

@@ -41,6 +41,23 @@ void Comm::remove_client(ViewClient* client) {
   if (!clients_.any()) personal_reports_.clear();
 }
 
+void Comm::leave_pending() {
+  ProgressThread* const progress = world().progress_thread();
+  if (progress == nullptr) return gate_.leave();
+  // Before the end of the call: from then on another thread may finish the requests and destroy the comm.
+  do {
+    progress->begin(this);
+    MEP_TEST_DELAY_POINT("leave pending");
+  } while (!gate_.leave_to_looks());
+}
+
+// --- The progress thread --------------------------------------------------------------------------
+
+Progress Comm::look() {
+  MEP_TEST_DELAY_POINT("look");
+  return collectives_.progress();
+}
+
 // --- The control thread ---------------------------------------------------------------------------
 
 void Comm::describe(std::vector<membership::ChannelState>* channels) const {
@@ -102,10 +119,7 @@ void Comm::install(const membership::InstallView& change,
 bool Comm::quiesced() const {
   if (!clients_.quiesced()) return false;
   if (collectives_.channel().has_adopted_all()) return true;
-  // A write, so that it has its place among those of enter_call(): a call is either before it and seen
-  // here, or after it and sees the new view, which was stored before. Acquire: what the last call did
-  // is over. Release: publishes the new view to the next call.
-  return in_call_.fetch_add(0, std::memory_order_acq_rel) != kUsesWindows;
+  return gate_.uses_no_windows();
 }
 
 CommDescription Comm::description() const {

@@ -15,16 +15,18 @@
 
 #include "base/clock.hpp"
 #include "core/coll/collectives.hpp"
+#include "core/comm/call_gate.hpp"
 #include "core/comm/view_client.hpp"
 #include "core/membership/membership.hpp"
 #include "core/operation/comm_identity.hpp"
 #include "core/operation/reports.hpp"
+#include "core/world/progress_thread.hpp"
 #include "core/world/world.hpp"
 #include "mep.h"
 
 namespace mep {
 
-class Comm : public WorldClient {
+class Comm : public WorldClient, public ProgressClient {
  public:
   // Two steps, so that one thread can make several ranks of a process: begin() sends this rank's
   // windows to its peers, finish() waits for theirs.
@@ -76,33 +78,26 @@ class Comm : public WorldClient {
 
   // Around every call of the user that may touch windows or what belongs to the user's thread. False:
   // another thread is inside.
-  // Acquire: publishes what the call before it left, on whichever thread, and what the control thread
-  // had done when it found nobody inside; see quiesced().
-  bool enter_call() {
-    uint32_t nobody = 0;
-    return in_call_.compare_exchange_strong(nobody, kUsesWindows, std::memory_order_acquire,
-                                            std::memory_order_relaxed);
-  }
+  bool enter_call() { return gate_.enter(); }
   // Within a call: for the life of the scope its thread waits for the control thread and uses no window,
   // so that views may come and newcomers be connected. Afterwards it finds what has changed at its next
   // operation, as a new call does.
   class WaitingScope {
    public:
-    // Release: what the call did to windows so far is over for who sees it.
-    explicit WaitingScope(Comm& comm) : comm_(comm) {
-      comm_.in_call_.store(kWaits, std::memory_order_release);
-    }
-    // Acquire: as enter_call().
-    ~WaitingScope() { (void)comm_.in_call_.exchange(kUsesWindows, std::memory_order_acquire); }
+    explicit WaitingScope(Comm& comm) : comm_(comm) { comm_.gate_.begin_waiting(); }
+    ~WaitingScope() { comm_.gate_.end_waiting(); }
     WaitingScope(const WaitingScope&) = delete;
     WaitingScope& operator=(const WaitingScope&) = delete;
 
    private:
     Comm& comm_;
   };
-  // Release: publishes what the call did to windows and to this object to the next call and to
-  // quiesced().
-  void leave_call() { in_call_.store(0, std::memory_order_release); }
+  // What is pending is the progress thread's from then on, where there is one.
+  void leave_call() {
+    if (collectives_.idle()) [[likely]]
+      return gate_.leave();
+    leave_pending();
+  }
 
   Collectives& collectives() { return collectives_; }
   const Collectives& collectives() const { return collectives_; }
@@ -147,18 +142,20 @@ class Comm : public WorldClient {
   bool quiesced() const override;
   CommDescription description() const override;
 
+  // --- The progress thread (ProgressClient) ---
+  bool enter_look() override { return gate_.enter_look(); }
+  Progress look() override;
+  void leave_look() override { gate_.leave_look(); }
+
  private:
   // In the id of a comm over the whole world.
   static constexpr uint64_t kSpanning = 2;
-  // In no call, in one that may use windows, or in a WaitingScope.
-  static constexpr uint32_t kUsesWindows = 1;
-  static constexpr uint32_t kWaits = 2;
-
+  void leave_pending();
   void ring() const { doorbell_ring(world().doorbell()); }
 
   CommIdentity identity_;
   bool opened_ = false;  // the control thread knows it
-  mutable std::atomic<uint32_t> in_call_{0};
+  mutable CallGate gate_;
   Reports personal_reports_;
   Collectives collectives_;
   ViewClients clients_;

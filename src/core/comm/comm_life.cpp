@@ -60,9 +60,8 @@ mep_result_t Comm::begin(uint64_t epoch, uint64_t next_seq, const CommBirth* bir
   // A newcomer is not in the view that it has seen; of this comm it may be the only one that is left.
   given.incarnations[rank()] = world().identity().incarnation;
   collectives_.begin(CommView::first(given, epoch), next_seq);
-  // Until finish(): memory of members that go must not be unmapped under this thread. Relaxed: the control
-  // thread does not know this comm yet.
-  in_call_.store(kUsesWindows, std::memory_order_relaxed);
+  // Until finish(): memory of members that go must not be unmapped under this thread. Nobody knows this comm yet.
+  (void)gate_.enter();
   PeerWindows& windows = collectives_.windows();
   const mep_result_t created = windows.create(id(), Collectives::window_bytes(size()));
   const std::string text = created == MEP_SUCCESS ? "" : last_error_text();
@@ -91,6 +90,7 @@ mep_result_t Comm::finish(const Deadline& deadline) {
     reached = CommView::first(found, view.epoch);
   }
   MEP_TRY(collectives_.open(std::move(reached)));
+  if (world().progress_thread() != nullptr) MEP_TRY(world().progress_thread()->attach(this));
   MEP_TEST_DELAY_POINT("comm open");
   leave_call();
   return MEP_SUCCESS;
@@ -156,6 +156,7 @@ void Comm::close_after_changes() {
 
 void Comm::close() {
   clients_.drop_dormant();
+  if (world().progress_thread() != nullptr) world().progress_thread()->detach(this);
   if (opened_) world().remove_client(this);
   opened_ = false;
   collectives_.windows().drop();

@@ -109,6 +109,11 @@ class OperationEngine : public OperationChannel {
 
   // --- The queue: operations in the order of their calls, the first of which is stepped ---
   bool idle() const { return first_ == nullptr; }
+  const Op* first() const { return first_; }
+  // As far as it goes now.
+  void step_all() {
+    if (last_ != nullptr) (void)test(last_);
+  }
   // True once the operation has its final result. It may have been finished on behalf of a later one, and
   // others may wait behind it.
   bool test(Op* operation) {

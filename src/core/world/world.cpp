@@ -60,6 +60,10 @@ mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet t
   MEP_TRY(world->open_network());
   world->request_bell_ = std::make_unique<RequestBell>(world->doorbell());
   world->decide_wait_policy(links);
+  if ((config.flags & MEP_COMM_PROGRESS_THREAD) != 0) {
+    world->progress_thread_ =
+        std::make_unique<ProgressThread>(world->doorbell(), world->wait_policy_);
+  }
   for (PeerLink& link : links) {
     Peer& peer = world->peers_[link.identity.slot];
     peer.identity = link.identity;
@@ -97,6 +101,7 @@ void World::count_allocation(int change) {
 }
 
 World::~World() {
+  progress_thread_.reset();
   request_bell_.reset();
   if (control_ != nullptr) control_->stop();
   control_.reset();
@@ -465,6 +470,8 @@ void World::request_revoke(uint64_t comm) {
 
 bool World::idle() {
   bool idle = true;
+  // Its looks are no calls of another thread.
+  const ProgressThread::Pause pause(progress_thread());
   control_->call([&] { idle = control_->quiesced(); });
   return idle;
 }

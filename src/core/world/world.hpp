@@ -21,6 +21,7 @@
 #include "base/function_ref.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/membership/membership.hpp"
+#include "core/world/progress_thread.hpp"
 #include "core/world/remote.hpp"
 #include "core/world/request_bell.hpp"
 #include "core/world/transport_wait.hpp"
@@ -137,6 +138,8 @@ class World : public std::enable_shared_from_this<World> {
 
   // Descriptors that tell of progress; any thread.
   RequestBell& request_bell() { return *request_bell_; }
+  // Null: pending operations go on within calls alone.
+  ProgressThread* progress_thread() const { return progress_thread_.get(); }
 
   // How the world of a newcomer ends that has to begin again.
   static constexpr mep_result_t kMissedMember = MEP_ERR_PEER_FAILED;
@@ -315,6 +318,7 @@ class World : public std::enable_shared_from_this<World> {
 
   std::unique_ptr<ControlThread> control_;
   std::unique_ptr<RequestBell> request_bell_;
+  std::unique_ptr<ProgressThread> progress_thread_;
 };
 
 // The count of forks seen by this process and its ancestors; for World::forked().

@@ -1,0 +1,70 @@
+// What the progress thread does with the operations that are pending on a comm, and the end of a request's.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <tuple>
+
+#include "core/coll/collectives.hpp"
+
+namespace mep {
+namespace {
+
+// How often a verdict that could not be asked for is asked for again.
+constexpr uint64_t kAskAgainNs = 50'000'000;
+
+// How far the first operation of the queue is.
+auto mark_of(const Operation* first) {
+  using Mark = std::tuple<const Operation*, uint64_t, uint32_t, uint32_t, uint64_t, uint64_t,
+                          uint64_t, uint64_t>;
+  if (first == nullptr) return Mark{};
+  return Mark{first,        first->seq,          first->phase,         first->cursor,
+              first->chunk, first->chunk_posted, first->chunk_reduced, first->chunk_passed};
+}
+
+}  // namespace
+
+Progress Collectives::progress() {
+  const auto before = mark_of(engine_.first());
+  engine_.step_all();
+  Progress progress;
+  progress.pending = !idle();
+  progress.advanced = mark_of(engine_.first()) != before;
+  progress.deadline_ns = progress.pending ? ask_overdue() : Progress::kNoDeadline;
+  return progress;
+}
+
+// Asks for the verdict on what is overdue, as the caller's test or wait would. Returns when the next becomes so.
+uint64_t Collectives::ask_overdue() {
+  const uint64_t now = now_ns();
+  if (now < next_deadline_ns_) return next_deadline_ns_;
+  next_deadline_ns_ = Progress::kNoDeadline;
+  for (const Operation* each = engine_.first(); each != nullptr; each = each->behind) {
+    if (each->finished || each->request == nullptr) continue;
+    uint64_t due_ns = each->request->deadline.at_ns();
+    if (due_ns <= now) {
+      ask_verdict(*each);
+      due_ns = now + kAskAgainNs;
+    }
+    next_deadline_ns_ = std::min(next_deadline_ns_, due_ns);
+  }
+  return next_deadline_ns_;
+}
+
+void Collectives::begin_request(RequestState& request) {
+  request.record.reserve(size());
+  next_deadline_ns_ = std::min(next_deadline_ns_, request.deadline.at_ns());
+}
+
+void Collectives::end_request(const Operation& operation) {
+  RequestState& request = *operation.request;
+  request.record = record_;
+  if (is_error(operation.result)) {
+    std::snprintf(request.text, sizeof request.text, "%s", last_error_text());
+  }
+  const uint64_t one = 1;
+  // Cannot fail in a way that matters: the counter is full only if it is readable already.
+  if (request.event >= 0) (void)!write(request.event, &one, sizeof one);
+}
+
+}  // namespace mep
