@@ -291,7 +291,8 @@ static inline void mep_op_info_defaults(mep_op_info_t* info) {
   mep_op_info_init(info, sizeof *info);
 }
 
-/* About the last blocking operation that this rank finished on comm. One that only reported a change of
+/* About the last operation that this rank finished on comm, in whichever call, or on the progress thread
+ * (MEP_COMM_PROGRESS_THREAD): after a blocking one it is that. One that only reported a change of
  * the membership is told with its number too, and `failed` has the ranks that went. Errors:
  * MEP_ERR_NOT_FOUND (there was none), MEP_ERR_CAPACITY (a bitmap is too short; the rest is filled),
  * MEP_ERR_BUSY (another thread is inside a call on this comm). Does not block. 0.1 */
@@ -373,6 +374,9 @@ MEP_API mep_result_t mep_allreduce(const void* sendbuf, void* recvbuf, size_t co
  * that begin or wait for an operation of the same comm, and inside wait and test of its requests, as far
  * as the operation that is waited for or tested. Calls on other comms of the world, EP calls, and calls
  * that only ask or set something make none: a rank that stays in those holds up the others' operation.
+ * With MEP_COMM_PROGRESS_THREAD progress needs no call: whatever is pending on any comm of the world goes on,
+ * also to its timeout and through changes of the membership. No call is refused because of that thread; one may
+ * have to wait for it, for as long as a step takes. Without anything pending it sleeps.
  * Host communicators only. Further error: MEP_ERR_NO_MEMORY. 0.1 */
 MEP_API mep_result_t mep_ibarrier(mep_comm_t comm, mep_request_t* request);
 MEP_API mep_result_t mep_ibroadcast(const void* sendbuf, void* recvbuf, size_t count,
@@ -394,12 +398,14 @@ MEP_API mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_m
  * with MEP_ERR_BUSY if another thread is inside a call on the comm. 0.1 */
 MEP_API mep_result_t mep_request_test(mep_request_t* request, int32_t* done, mep_op_info_t* info);
 
-/* About a request that is not freed yet; info->result is MEP_ERR_BUSY while it runs. Error: MEP_ERR_BUSY
+/* About a request that is not freed yet; info->result is MEP_ERR_BUSY while it runs, and its own once it has
+ * ended, in another call or on the progress thread. Error: MEP_ERR_BUSY
  * (another thread is inside a call on the comm; info is untouched). 0.1 */
 MEP_API mep_result_t mep_request_info(mep_request_t request, mep_op_info_t* info);
 
 /* A descriptor for poll/epoll/asyncio that is readable when a call of mep_request_test is worth
- * while. It belongs to the library and lives as long as the request. Errors: MEP_ERR_NO_MEMORY,
+ * while; with MEP_COMM_PROGRESS_THREAD when that will say done, and not before. It belongs to the library and
+ * lives as long as the request. Errors: MEP_ERR_NO_MEMORY,
  * MEP_ERR_BUSY (another thread is inside a call on the comm). 0.1 */
 MEP_API mep_result_t mep_request_event_fd(mep_request_t request, int32_t* fd);
 

@@ -66,6 +66,7 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_COMM_UNIFORM = 16
   integer(c_int32_t), parameter, public :: MEP_COMM_AUTO_RECOVER = 32
   integer(c_int32_t), parameter, public :: MEP_COMM_KILL_STOPPED = 64
+  integer(c_int32_t), parameter, public :: MEP_COMM_PROGRESS_THREAD = 128
   integer(c_int32_t), parameter, public :: MEP_DEVICE_BY_RANK = -1
 
   integer(c_int32_t), parameter, public :: MEP_QUORUM_MAJORITY = 0

@@ -31,6 +31,7 @@ constexpr const char* kVariables[] = {"MEP_RANK",
                                       "MEP_SUSPECT_MS",
                                       "MEP_TRANSPORTS",
                                       "MEP_MAP",
+                                      "MEP_PROGRESS_THREAD",
                                       "OMPI_COMM_WORLD_RANK",
                                       "OMPI_COMM_WORLD_SIZE",
                                       "OMPI_MCA_orte_precondition_transports",
@@ -143,7 +144,8 @@ void fields_come_before_the_environment(void**) {
                    {"MEP_HEARTBEAT_MS", "13"},
                    {"MEP_SUSPECT_MS", "14"},
                    {"MEP_TRANSPORTS", "shm, tcp"},
-                   {"MEP_MAP", "0"}});
+                   {"MEP_MAP", "0"},
+                   {"MEP_PROGRESS_THREAD", "1"}});
   mep::ResolvedConfig config;
   assert_int_equal(mep::resolve_config(nullptr, &config), MEP_SUCCESS);
   assert_int_equal(config.timeout_ms, 11);
@@ -153,6 +155,7 @@ void fields_come_before_the_environment(void**) {
   assert_true(config.rank_given);
   assert_true((config.transports == std::vector<std::string>{"shm", "tcp"}));
   assert_int_equal(config.flags & MEP_COMM_PUT_ONLY, MEP_COMM_PUT_ONLY);
+  assert_int_equal(config.flags & MEP_COMM_PROGRESS_THREAD, MEP_COMM_PROGRESS_THREAD);
 
   mep_comm_config_t given = plain_config();
   given.flags = MEP_COMM_SET_RANK;

@@ -22,7 +22,8 @@ QUORUMS = {"majority": _abi.MEP_QUORUM_MAJORITY, "witness": _abi.MEP_QUORUM_WITN
            "none": _abi.MEP_QUORUM_NONE}
 FLAGS = {"put_only": _abi.MEP_COMM_PUT_ONLY, "partial": _abi.MEP_COMM_PARTIAL,
          "uniform": _abi.MEP_COMM_UNIFORM, "auto_recover": _abi.MEP_COMM_AUTO_RECOVER,
-         "kill_stopped": _abi.MEP_COMM_KILL_STOPPED}
+         "kill_stopped": _abi.MEP_COMM_KILL_STOPPED,
+         "progress_thread": _abi.MEP_COMM_PROGRESS_THREAD}
 
 
 class PeerState(enum.IntEnum):
@@ -112,8 +113,8 @@ def init(**options: Any) -> "Comm":
     is a world of one. Options have the names of mep_comm_config_t (rank, size, max_size, device,
     timeout_ms, init_timeout_ms, job, rendezvous, transports, secret_file, quorum, heartbeat_ms,
     suspect_ms, in_place_restore_bytes), the flags are booleans (put_only, partial, uniform,
-    auto_recover, kill_stopped). store: an object with put(key: str, value: bytes) and
-    get(key: str, timeout: float) -> bytes, which waits for the key.
+    auto_recover, kill_stopped, progress_thread). store: an object with put(key: str, value: bytes)
+    and get(key: str, timeout: float) -> bytes, which waits for the key.
     """
     config, address = Config(**options), _abi.mep_comm_t()
     blocking(lib.mep_comm_init, ctypes.byref(config.struct), ctypes.byref(address),

@@ -41,7 +41,7 @@ struct Part {
   Sabotage sabotage;
 };
 
-mep_comm_config_t config_of(const Program& program);
+mep_comm_config_t config_of(const Program& program, uint32_t slot);
 
 class Player {
  public:

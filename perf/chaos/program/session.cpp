@@ -229,7 +229,7 @@ std::vector<Life> run_threads(const Program& program, const Sabotage& sabotage,
                               std::vector<std::unique_ptr<SharedJournal>>* journals) {
   setenv("MEP_LOG", "error", 0);
   std::vector<mep_comm_t> worlds(program.ranks, nullptr);
-  mep_comm_config_t config = config_of(program);
+  mep_comm_config_t config = config_of(program, 0);
   config.transports = nullptr;
   std::vector<Life> lives(program.ranks);
   for (uint32_t slot = 0; slot < program.ranks; ++slot) {
