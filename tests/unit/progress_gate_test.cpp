@@ -1,0 +1,141 @@
+// labels: small threads
+// Calls and looks at one comm, without the rest of the library: no call is refused because of a look, no two are
+// inside at once, and what a call leaves pending is looked at until nothing is left. What they share is plain
+// memory, so that ThreadSanitizer sees whether each entry finds what the last one left.
+#include <thread>
+
+#include "core/comm/call_gate.hpp"
+#include "core/world/progress_thread.hpp"
+#include "support/coll_sequence.hpp"
+
+namespace {
+
+using namespace mep_test;  // NOLINT(google-build-using-namespace)
+
+class FakeComm final : public mep::ProgressClient {
+ public:
+  bool enter_look() override { return gate_.enter_look(); }
+  void leave_look() override { gate_.leave_look(); }
+  mep::Progress look() override {
+    MEP_TEST_DELAY_POINT("look");
+    mep::Progress progress;
+    progress.advanced = left_ != 0;
+    work(1);
+    progress.pending = left_ != 0;
+    return progress;
+  }
+
+  // As a call of the user's, that leaves so much more pending, or ends all.
+  bool call(mep::ProgressThread& thread, uint64_t more, bool ends_all) {
+    if (!gate_.enter()) return false;
+    left_ += more;
+    MEP_TEST_DELAY_POINT("call");
+    if (ends_all) work(left_);
+    if (left_ == 0) {
+      gate_.leave();
+      return true;
+    }
+    do {
+      thread.begin(this);
+      MEP_TEST_DELAY_POINT("leave pending");
+    } while (!gate_.leave_to_looks());
+    return true;
+  }
+  // Relaxed: a count to wait for.
+  uint64_t done() const { return done_.load(std::memory_order_relaxed); }
+  int most_inside() const { return most_inside_; }
+
+ private:
+  void work(uint64_t units) {
+    const int inside = inside_.fetch_add(1) + 1;
+    most_inside_ = std::max(most_inside_, inside);
+    units = std::min(units, left_);
+    left_ -= units;
+    done_.fetch_add(units);
+    inside_.fetch_sub(1);
+  }
+
+  mep::CallGate gate_;
+  uint64_t left_ = 0;  // who is inside
+  int most_inside_ = 0;
+  std::atomic<int> inside_{0};
+  std::atomic<uint64_t> done_{0};
+};
+
+struct Rig {
+  alignas(64) mep::Doorbell doorbell{};
+  mep::ProgressThread thread{&doorbell, mep::WaitPolicy{}};
+  Rig() { mep::doorbell_open(&doorbell); }
+};
+
+// Nothing rings: what is lost would wait for the end of a sleep, and so this would take minutes.
+bool await_done(const FakeComm& comm, uint64_t count) {
+  const mep::Deadline limit = mep::Deadline::after_ms(60'000);
+  while (comm.done() != count && !limit.expired()) sched_yield();
+  return comm.done() == count;
+}
+
+void test_calls_and_looks(void**) {
+  constexpr int kComms = 3;
+  const size_t rounds = slice(20'000, 500'000);
+  enable_delays(test_seed(), 64);
+  Rig rig;
+  FakeComm comms[kComms];
+  Report report;
+  for (FakeComm& comm : comms) assert_int_equal(rig.thread.attach(&comm), MEP_SUCCESS);
+  on_threads(kComms, [&](int user) {
+    FakeComm& comm = comms[user];
+    RandomStream own(mix(test_seed(), static_cast<uint64_t>(user)));
+    uint64_t given = 0;
+    for (size_t round = 0; round < rounds && !report.bad(); ++round) {
+      const uint64_t more = own.below(4);
+      given += more;
+      COLL_CHECK(report, comm.call(rig.thread, more, own.one_in(3)));
+      if (own.one_in(64)) COLL_CHECK(report, await_done(comm, given));
+      if (own.one_in(256)) const mep::ProgressThread::Pause pause(&rig.thread);
+    }
+    COLL_CHECK(report, await_done(comm, given));
+    rig.thread.detach(&comm);
+    COLL_CHECK(report, comm.most_inside() <= 1);
+  });
+  enable_delays(0, 0);
+  report.require_clean();
+}
+
+// Of two threads in calls at one time one is refused, whether or not there are looks.
+void test_two_calls(void**) {
+  mep::CallGate gate;
+  assert_true(gate.enter());
+  assert_false(gate.enter());
+  assert_false(gate.enter_look());
+  assert_false(gate.leave_to_looks());  // a look was turned away
+  assert_true(gate.leave_to_looks());
+  assert_true(gate.enter_look());
+  std::atomic<int> entered{0};
+  std::thread waiting([&] { entered.store(gate.enter() ? 1 : -1); });
+  // As soon as the first waits, the second is refused; before that it would wait itself.
+  pause_us(50'000);
+  assert_int_equal(entered.load(), 0);
+  assert_false(gate.enter());
+  gate.leave_look();
+  waiting.join();
+  assert_int_equal(entered.load(), 1);
+  assert_false(gate.uses_no_windows());
+  gate.begin_waiting();
+  assert_true(gate.uses_no_windows());
+  assert_false(gate.enter());
+  gate.end_waiting();
+  gate.leave();
+  assert_true(gate.uses_no_windows());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  mep_test::read_arguments(argc, argv);
+  const CMUnitTest tests[] = {
+      cmocka_unit_test(test_calls_and_looks),
+      cmocka_unit_test(test_two_calls),
+  };
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
