@@ -57,7 +57,9 @@ void run_placement(size_t place, int rank, int size, mep_comm_t comm, Report& fo
   const std::vector<Case> kinds = large_kinds();
   const std::vector<size_t> sizes = large_bytes(size);
   const auto run = [&](Case c, size_t bytes) {
-    c.count = count_for(c.dtype, bytes);
+    // Of many blocks long ones take long.
+    const bool many = c.facts().gives_each_a_block() && bytes > kChunk;
+    c.count = count_for(c.dtype, many ? bytes / static_cast<size_t>(size) : bytes);
     c.seed = random.bits();
     c.in_place = random.one_in(2);
     c.root = static_cast<int>(random.below(static_cast<uint64_t>(size)));
@@ -75,7 +77,7 @@ void run_placement(size_t place, int rank, int size, mep_comm_t comm, Report& fo
   for (int i = 0; i < kAnySize; ++i) {
     Case c = kinds[random.below(kinds.size())];
     // Reductions of small types are slow in the reference.
-    const bool quick = c.kind != Kind::k_allreduce || element_bytes(c.dtype) >= 4;
+    const bool quick = !c.facts().takes_op || element_bytes(c.dtype) >= 4;
     run(c, sizes[quick ? random.below(sizes.size()) : random.below(14)]);
   }
   run({Kind::k_allreduce, MEP_BFLOAT16, MEP_AVG}, sizes.back());

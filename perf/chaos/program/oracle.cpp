@@ -122,10 +122,11 @@ class Judge {
     return (record.what == What::kDispatch || record.what == What::kCombine) &&
            (record.part & 1) != 0;
   }
-  bool is_broadcast(const Record& record) const {
+  // Of a small one the root waits for nobody.
+  bool only_root_gives(const Record& record) const {
     if (record.what != What::kCall || record.step >= program_.steps.size()) return false;
     const std::vector<Call>& calls = program_.steps[record.step].calls;
-    return record.part < calls.size() && calls[record.part].kind == CallKind::k_broadcast;
+    return record.part < calls.size() && facts_of(calls[record.part].kind).only_root_gives();
   }
   bool is_lax(uint32_t step) const {
     return step < program_.steps.size() && program_.steps[step].kind == StepKind::kMismatch;
@@ -356,7 +357,7 @@ void Judge::judge_success(const Said& said, const std::vector<Said>& all) {
     add(Class::kVerdict, end.step, "a success that mep_comm_last_op does not know: " + told(said));
     return;
   }
-  if (is_broadcast(end)) return;
+  if (only_root_gives(end)) return;
   for (const Said& other : all) {
     const bool is_in = (end.contributors >> other.life->slot & 1) != 0;
     if (!is_in && other.life->is_done()) {
@@ -441,7 +442,7 @@ void Judge::judge_news(const Life& life) {
       continue;
     }
     // agree goes over what is known and leaves the report to the next call.
-    if (is_broadcast(*end) || end->what == What::kAgree) continue;
+    if (only_root_gives(*end) || end->what == What::kAgree) continue;
     const uint64_t missing = now.present & ~end->contributors & ~now.reported;
     if (missing != 0 && end->what != What::kSync) {
       add(Class::kVerdict, end->step,
