@@ -326,9 +326,11 @@ void Judge::judge_pair(const Said& a, const Said& b) {
             " | " + told(b));
   };
   if (x.result != y.result) {
-    // A success of one that died afterwards binds nobody.
-    if (x.result == MEP_SUCCESS && !a.life->is_done()) return;
-    if (y.result == MEP_SUCCESS && !b.life->is_done()) return;
+    // A success, or a mismatch that it saw, of one that died afterwards binds nobody.
+    const auto binds = [](const Record& end, const Life& life) {
+      return life.is_done() || (end.result != MEP_SUCCESS && end.result != MEP_ERR_MISMATCH);
+    };
+    if (!binds(x, *a.life) || !binds(y, *b.life)) return;
     return differ(Class::kVerdict, "results differ");
   }
   // A nonblocking call that is refused has no request to ask about.
