@@ -26,8 +26,8 @@ TAKES = {
 VALUES = {
     "class": {"Replicated", "Personal"},
     "takes": set(TAKES),
-    "send": {"None", "One", "Root", "All"},
-    "receive": {"None", "One", "Root", "All"},
+    "send": {"None", "One", "Root", "All", "AllOnRoot"},
+    "receive": {"None", "One", "Root", "All", "AllOnRoot"},
     "forms": {"Blocking", "Both"},
 }
 
@@ -143,17 +143,37 @@ def fortran_c_text(rows):
     return "\n".join(lines + ["  end interface", "end module mep_collectives_c", ""])
 
 
-def fortran_function(name, c_name, parameters, arguments, notes=(), block=False):
-    """`arguments`: what the C function is given for its buffers."""
+def fortran_in_place(row, name, parameters):
+    """The form with one buffer, or nothing if there is none."""
+    per_rank = ("All", "AllOnRoot")
+    whole, rest = "c_loc(buffer)", parameters[2:]
+    notes = []
+    if row["send"] in per_rank and row["receive"] in per_rank:
+        return []
+    if row["receive"] in per_rank:
+        notes.append("The rank's own block of recvbuf is its input.")
+    if row["send"] in per_rank:
+        notes.append("The rank's own block of buffer is its output.")
+    if "AllOnRoot" in (row["send"], row["receive"]) or row["receive"] == "Root":
+        notes.append(f"For root; the others call mep_{name}.")
+    if row["receive"] in per_rank:
+        return fortran_function(name + "_in_place", name, parameters[1:], ["block", "c_loc(recvbuf)"], notes, "recvbuf")
+    if row["send"] in per_rank:
+        return fortran_function(name + "_in_place", name, ["buffer"] + rest, [whole, "block"], notes, "buffer")
+    return fortran_function(name + "_in_place", name, ["buffer"] + rest, [whole, whole], notes)
+
+
+def fortran_function(name, c_name, parameters, arguments, notes=(), block_of=None):
+    """`arguments`: what the C function is given for its buffers. `block_of`: in which the rank's block lies."""
     rest = [each for each in parameters if each not in ("sendbuf", "recvbuf", "buffer")]
     given = arguments + [f"given({each})" if each == "stream" else each for each in rest]
     lines = [f"  ! {note}" for note in notes]
     lines += broken(f"  integer(c_int32_t) function mep_{name}({', '.join(parameters)}) result(code)", 6)
     lines += declarations(parameters, DECLARATIONS, 4)
     call = f"code = c_{c_name}({', '.join(given)})"
-    if block:
+    if block_of:
         lines += ["    type(c_ptr) :: block",
-                  "    code = own_block(c_loc(recvbuf), count, dtype, comm, block)",
+                  f"    code = own_block(c_loc({block_of}), count, dtype, comm, block)",
                   "    if (code /= MEP_SUCCESS) return"]
     return lines + broken("    " + call, 8) + [f"  end function mep_{name}", ""]
 
@@ -166,13 +186,9 @@ def fortran_text(rows):
         bodies += fortran_function(name, name, parameters, buffers)
         if not buffers:
             continue
-        names.append(name + "_in_place")
-        if row["send"] != "All" and row["receive"] == "All":
-            bodies += fortran_function(name + "_in_place", name, parameters[1:], ["block", "c_loc(recvbuf)"],
-                                       ["The rank's own block of recvbuf is its input."], block=True)
-        else:
-            bodies += fortran_function(name + "_in_place", name, ["buffer"] + parameters[2:],
-                                       ["c_loc(buffer)", "c_loc(buffer)"])
+        in_place = fortran_in_place(row, name, parameters)
+        bodies += in_place
+        names += [name + "_in_place"] if in_place else []
     lines = ["! The collectives of mep.h in Fortran's form; programs `use mep`. Made by bindings/make_bindings.py from",
              "! the table of operations; do not edit.",
              "module mep_collectives", "  use, intrinsic :: iso_c_binding", "  use mep_types", "  use mep_helpers",

@@ -318,9 +318,9 @@ MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
  * Collectives
  *
  * Every live rank of the comm calls the same ones in the same order with matching count, type,
- * operator and root: else MEP_ERR_MISMATCH (on the root of a small broadcast, which waits for nobody,
- * by its next operation that waits for all). count 0 is allowed. send == recv means in place; other
- * overlaps are refused.
+ * operator and root: else MEP_ERR_MISMATCH (on the root of a small broadcast or scatter, which waits for
+ * nobody, by its next operation that waits for all). count 0 is allowed. What "in place" is each of them
+ * says; other overlaps are refused. What is read or written on root only may be NULL elsewhere.
  * On host communicators stream is NULL and they block. On one with a GPU (MEP_COMM_SET_DEVICE) they are
  * enqueued on stream and return; buffers are device, managed or pinned memory and belong to the
  * operation until the stream has run it; all of it can be captured in a graph, which also runs after a
@@ -331,9 +331,10 @@ MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
  * MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED, MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_BUSY (another thread
  * is inside a call on this comm). After an error the receive buffer is undefined; mep_comm_last_op
  * tells whether the input is intact.
- * These are replicated operations: all ranks have the same result, so two successes of one operation are
- * the same bytes, and anybody can give it to a rank that lacks it. (Dispatch and combine are personal
- * operations: each rank has its own result.)
+ * These are replicated operations: one succeeds on all ranks or on none, and what a rank's result is made
+ * of anybody can give to a rank that lacks it. (Dispatch and combine are personal operations: what one rank
+ * gets nobody else has.) Reduce, gather, scatter, reduce-scatter and alltoall are for host communicators
+ * so far: MEP_ERR_UNSUPPORTED on one with a GPU.
  *
  * Which calls report a failure. The calls of a communicator are counted on every rank, from 1; a call refused
  * for its arguments does not count. When members fail or leave, or a timeout or mep_comm_revoke is settled, the
@@ -368,6 +369,36 @@ MEP_API mep_result_t mep_allreduce(const void* sendbuf, void* recvbuf, size_t co
                                    mep_dtype_t dtype, mep_op_t op, mep_comm_t comm,
                                    mep_stream_t stream);
 
+/* recvbuf[count] of root = op over the live ranks' sendbuf[count], as of mep_allreduce. recvbuf is
+ * written on root only, where sendbuf may equal it. A dead root is MEP_ERR_PEER_FAILED on all. 0.1 */
+MEP_API mep_result_t mep_reduce(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
+                                mep_op_t op, int32_t root, mep_comm_t comm, mep_stream_t stream);
+
+/* recvbuf[size][count] of root: block r = sendbuf[count] of rank r; blocks of absent ranks stay
+ * untouched. recvbuf is written on root only; in place there: sendbuf == recvbuf + root * count
+ * elements. A dead root is MEP_ERR_PEER_FAILED on all. 0.1 */
+MEP_API mep_result_t mep_gather(const void* sendbuf, void* recvbuf, size_t count, mep_dtype_t dtype,
+                                int32_t root, mep_comm_t comm, mep_stream_t stream);
+
+/* recvbuf[count] of rank r = block r of root's sendbuf[size][count]; blocks for absent ranks go to
+ * nobody. sendbuf is read on root only; in place there: recvbuf == sendbuf + root * count elements.
+ * A dead root is MEP_ERR_PEER_FAILED on all. 0.1 */
+MEP_API mep_result_t mep_scatter(const void* sendbuf, void* recvbuf, size_t count,
+                                 mep_dtype_t dtype, int32_t root, mep_comm_t comm,
+                                 mep_stream_t stream);
+
+/* recvbuf[count] of rank r = op over the live ranks' block r of sendbuf[size][count], as of
+ * mep_allreduce; the reductions of absent ranks' blocks go to nobody. In place: recvbuf == sendbuf +
+ * rank * count elements. 0.1 */
+MEP_API mep_result_t mep_reduce_scatter(const void* sendbuf, void* recvbuf, size_t count,
+                                        mep_dtype_t dtype, mep_op_t op, mep_comm_t comm,
+                                        mep_stream_t stream);
+
+/* recvbuf[size][count] of rank r: block s = block r of sendbuf[size][count] of rank s; blocks of absent
+ * ranks stay untouched. There is no in-place form. 0.1 */
+MEP_API mep_result_t mep_alltoall(const void* sendbuf, void* recvbuf, size_t count,
+                                  mep_dtype_t dtype, mep_comm_t comm, mep_stream_t stream);
+
 /* Nonblocking forms: return at once with a request. Operations of one comm run in the order of their
  * calls. Buffers belong to the operation until the request is done. Every request must be finished by
  * mep_request_wait or a mep_request_test that says done; that frees it. Progress is made inside calls
@@ -387,6 +418,20 @@ MEP_API mep_result_t mep_iallgather(const void* sendbuf, void* recvbuf, size_t c
 MEP_API mep_result_t mep_iallreduce(const void* sendbuf, void* recvbuf, size_t count,
                                     mep_dtype_t dtype, mep_op_t op, mep_comm_t comm,
                                     mep_request_t* request);
+MEP_API mep_result_t mep_ireduce(const void* sendbuf, void* recvbuf, size_t count,
+                                 mep_dtype_t dtype, mep_op_t op, int32_t root, mep_comm_t comm,
+                                 mep_request_t* request);
+MEP_API mep_result_t mep_igather(const void* sendbuf, void* recvbuf, size_t count,
+                                 mep_dtype_t dtype, int32_t root, mep_comm_t comm,
+                                 mep_request_t* request);
+MEP_API mep_result_t mep_iscatter(const void* sendbuf, void* recvbuf, size_t count,
+                                  mep_dtype_t dtype, int32_t root, mep_comm_t comm,
+                                  mep_request_t* request);
+MEP_API mep_result_t mep_ireduce_scatter(const void* sendbuf, void* recvbuf, size_t count,
+                                         mep_dtype_t dtype, mep_op_t op, mep_comm_t comm,
+                                         mep_request_t* request);
+MEP_API mep_result_t mep_ialltoall(const void* sendbuf, void* recvbuf, size_t count,
+                                   mep_dtype_t dtype, mep_comm_t comm, mep_request_t* request);
 
 /* Waits at most timeout_ms (0xffffffff: until the operation's own timeout). Done: returns the
  * operation's result, frees the request and sets *request NULL. Not done in time, or another thread is

@@ -48,6 +48,20 @@ double all_read_all_written(int size) {
 double each_read_and_written(int size) {
   return 2.0 * size;
 }
+double all_read_and_written(int size) {
+  return 2.0 * size * size;
+}
+double blocks_of_far_root(int size, int gpus) {
+  return gpus > 1 ? static_cast<double>(size) / gpus : 0;
+}
+double far_blocks_for_all(int size, int gpus) {
+  return blocks_of_others(size, gpus) * size / gpus;
+}
+
+// Where this rank's block begins in what a rank gives to each.
+size_t own_block(const CollectiveCall& call) {
+  return static_cast<size_t>(call.rank) * call.count;
+}
 
 // In the order of the table of operations.
 constexpr CollectiveEntry kCollectives[] = {
@@ -67,6 +81,27 @@ constexpr CollectiveEntry kCollectives[] = {
      twice_part_of_others,
      [](const CollectiveCall&, size_t i) {
        return Source{kAllRanks, i};
+     }},
+    {Collective::k_reduce, one_block, one_block, one_read, one_if_far,
+     [](const CollectiveCall& c, size_t i) {
+       return c.rank == kRoot ? Source{kAllRanks, i} : Source{kNobody, 0};
+     }},
+    {Collective::k_gather, all_blocks, others_part, each_read_and_written, blocks_of_others,
+     [](const CollectiveCall& c, size_t i) {
+       return c.rank == kRoot ? Source{static_cast<int>(i / c.count), i % c.count}
+                              : Source{kNobody, 0};
+     }},
+    {Collective::k_scatter, all_blocks, others_part, each_read_and_written, blocks_of_far_root,
+     [](const CollectiveCall& c, size_t i) {
+       return Source{kRoot, own_block(c) + i};
+     }},
+    {Collective::k_reduce_scatter, all_blocks, others_part, all_read_all_written, blocks_of_others,
+     [](const CollectiveCall& c, size_t i) {
+       return Source{kAllRanks, own_block(c) + i};
+     }},
+    {Collective::k_alltoall, all_blocks, others_part, all_read_and_written, far_blocks_for_all,
+     [](const CollectiveCall& c, size_t i) {
+       return Source{static_cast<int>(i / c.count), own_block(c) + i % c.count};
      }},
 };
 

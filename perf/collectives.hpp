@@ -52,10 +52,19 @@ struct CollectiveEntry {
   // Blocks of `count` elements in the buffers of one rank, the root's too.
   int send_blocks(int size) const { return blocks(facts_of(kind).send, size); }
   int recv_blocks(int size) const { return blocks(facts_of(kind).receive, size); }
+  // Ranks through which as much goes as the bus bandwidth counts: of a broadcast all but the root, of a
+  // gather the root.
+  int busy_ranks(int size) const {
+    const OperationFacts& facts = facts_of(kind);
+    if (!facts.is_rooted) return size;
+    return facts.gives_each_a_block() || facts.gets_a_block_of_each() ? 1 : size - 1;
+  }
   mep_result_t mep_call(const CollectiveCall& call, mep_comm_t comm, mep_stream_t stream) const;
 
  private:
-  static int blocks(Blocks of, int size) { return of == Blocks::kAll ? size : 1; }
+  static int blocks(Blocks of, int size) {
+    return of == Blocks::kAll || of == Blocks::kAllOnRoot ? size : 1;
+  }
 };
 
 const CollectiveEntry* find_collective(const std::string& name);

@@ -43,6 +43,26 @@ const MpiEntry kMpiCollectives[] = {
      [](const CollectiveCall& c, const MpiElements& e) {
        MPI_Allreduce(c.send, c.recv, e.count, e.type, e.op, MPI_COMM_WORLD);
      }},
+    {Collective::k_reduce,
+     [](const CollectiveCall& c, const MpiElements& e) {
+       MPI_Reduce(c.send, c.recv, e.count, e.type, e.op, kRoot, MPI_COMM_WORLD);
+     }},
+    {Collective::k_gather,
+     [](const CollectiveCall& c, const MpiElements& e) {
+       MPI_Gather(c.send, e.count, e.type, c.recv, e.count, e.type, kRoot, MPI_COMM_WORLD);
+     }},
+    {Collective::k_scatter,
+     [](const CollectiveCall& c, const MpiElements& e) {
+       MPI_Scatter(c.send, e.count, e.type, c.recv, e.count, e.type, kRoot, MPI_COMM_WORLD);
+     }},
+    {Collective::k_reduce_scatter,
+     [](const CollectiveCall& c, const MpiElements& e) {
+       MPI_Reduce_scatter_block(c.send, c.recv, e.count, e.type, e.op, MPI_COMM_WORLD);
+     }},
+    {Collective::k_alltoall,
+     [](const CollectiveCall& c, const MpiElements& e) {
+       MPI_Alltoall(c.send, e.count, e.type, c.recv, e.count, e.type, MPI_COMM_WORLD);
+     }},
 };
 
 MPI_Datatype mpi_type(mep_dtype_t dtype) {

@@ -227,10 +227,7 @@ void Session::run_collective_size(const CollectiveEntry& entry, size_t count) {
   row.dtype = entry.has_data() ? dtype_name(options_.dtype) : "none";
   row.data_bytes = static_cast<double>(block) * entry.data(call.size);
   row.bus_factor = entry.bus(call.size);
-  // What the bus bandwidth counts goes through every rank; of a broadcast, through all but the
-  // root.
-  const bool has_root = facts_of(entry.kind).send == Blocks::kRoot;
-  row.moved_bytes = row.data_bytes * row.bus_factor * (call.size - (has_root ? 1 : 0));
+  row.moved_bytes = row.data_bytes * row.bus_factor * entry.busy_ranks(call.size);
   row.floor_us =
       floor_us(machine_.device, static_cast<double>(block) * entry.traffic(call.size),
                static_cast<double>(block) * entry.taken_in(call.size, machine_.device.gpus),

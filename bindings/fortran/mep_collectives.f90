@@ -14,6 +14,15 @@ module mep_collectives
   public :: mep_allgather_in_place
   public :: mep_allreduce
   public :: mep_allreduce_in_place
+  public :: mep_reduce
+  public :: mep_reduce_in_place
+  public :: mep_gather
+  public :: mep_gather_in_place
+  public :: mep_scatter
+  public :: mep_scatter_in_place
+  public :: mep_reduce_scatter
+  public :: mep_reduce_scatter_in_place
+  public :: mep_alltoall
   public :: mep_ibarrier
   public :: mep_ibroadcast
   public :: mep_ibroadcast_in_place
@@ -21,6 +30,15 @@ module mep_collectives
   public :: mep_iallgather_in_place
   public :: mep_iallreduce
   public :: mep_iallreduce_in_place
+  public :: mep_ireduce
+  public :: mep_ireduce_in_place
+  public :: mep_igather
+  public :: mep_igather_in_place
+  public :: mep_iscatter
+  public :: mep_iscatter_in_place
+  public :: mep_ireduce_scatter
+  public :: mep_ireduce_scatter_in_place
+  public :: mep_ialltoall
 
 contains
 
@@ -97,6 +115,116 @@ contains
     code = c_allreduce(c_loc(buffer), c_loc(buffer), count, dtype, op, comm, given(stream))
   end function mep_allreduce_in_place
 
+  integer(c_int32_t) function mep_reduce(sendbuf, recvbuf, count, dtype, op, root, comm, stream) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, op, root
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    code = c_reduce(c_loc(sendbuf), c_loc(recvbuf), count, dtype, op, root, comm, given(stream))
+  end function mep_reduce
+
+  ! For root; the others call mep_reduce.
+  integer(c_int32_t) function mep_reduce_in_place(buffer, count, dtype, op, root, comm, stream) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target :: buffer
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, op, root
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    code = c_reduce(c_loc(buffer), c_loc(buffer), count, dtype, op, root, comm, given(stream))
+  end function mep_reduce_in_place
+
+  integer(c_int32_t) function mep_gather(sendbuf, recvbuf, count, dtype, root, comm, stream) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, root
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    code = c_gather(c_loc(sendbuf), c_loc(recvbuf), count, dtype, root, comm, given(stream))
+  end function mep_gather
+
+  ! The rank's own block of recvbuf is its input.
+  ! For root; the others call mep_gather.
+  integer(c_int32_t) function mep_gather_in_place(recvbuf, count, dtype, root, comm, stream) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, root
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    type(c_ptr) :: block
+    code = own_block(c_loc(recvbuf), count, dtype, comm, block)
+    if (code /= MEP_SUCCESS) return
+    code = c_gather(block, c_loc(recvbuf), count, dtype, root, comm, given(stream))
+  end function mep_gather_in_place
+
+  integer(c_int32_t) function mep_scatter(sendbuf, recvbuf, count, dtype, root, comm, stream) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, root
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    code = c_scatter(c_loc(sendbuf), c_loc(recvbuf), count, dtype, root, comm, given(stream))
+  end function mep_scatter
+
+  ! The rank's own block of buffer is its output.
+  ! For root; the others call mep_scatter.
+  integer(c_int32_t) function mep_scatter_in_place(buffer, count, dtype, root, comm, stream) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target :: buffer
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, root
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    type(c_ptr) :: block
+    code = own_block(c_loc(buffer), count, dtype, comm, block)
+    if (code /= MEP_SUCCESS) return
+    code = c_scatter(c_loc(buffer), block, count, dtype, root, comm, given(stream))
+  end function mep_scatter_in_place
+
+  integer(c_int32_t) function mep_reduce_scatter(sendbuf, recvbuf, count, dtype, op, comm, stream) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, op
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    code = c_reduce_scatter(c_loc(sendbuf), c_loc(recvbuf), count, dtype, op, comm, given(stream))
+  end function mep_reduce_scatter
+
+  ! The rank's own block of buffer is its output.
+  integer(c_int32_t) function mep_reduce_scatter_in_place(buffer, count, dtype, op, comm, stream) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target :: buffer
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, op
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    type(c_ptr) :: block
+    code = own_block(c_loc(buffer), count, dtype, comm, block)
+    if (code /= MEP_SUCCESS) return
+    code = c_reduce_scatter(c_loc(buffer), block, count, dtype, op, comm, given(stream))
+  end function mep_reduce_scatter_in_place
+
+  integer(c_int32_t) function mep_alltoall(sendbuf, recvbuf, count, dtype, comm, stream) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    code = c_alltoall(c_loc(sendbuf), c_loc(recvbuf), count, dtype, comm, given(stream))
+  end function mep_alltoall
+
   integer(c_int32_t) function mep_ibarrier(comm, request) result(code)
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
@@ -169,4 +297,114 @@ contains
     type(mep_request_t), intent(out) :: request
     code = c_iallreduce(c_loc(buffer), c_loc(buffer), count, dtype, op, comm, request)
   end function mep_iallreduce_in_place
+
+  integer(c_int32_t) function mep_ireduce(sendbuf, recvbuf, count, dtype, op, root, comm, request) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, op, root
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    code = c_ireduce(c_loc(sendbuf), c_loc(recvbuf), count, dtype, op, root, comm, request)
+  end function mep_ireduce
+
+  ! For root; the others call mep_ireduce.
+  integer(c_int32_t) function mep_ireduce_in_place(buffer, count, dtype, op, root, comm, request) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target :: buffer
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, op, root
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    code = c_ireduce(c_loc(buffer), c_loc(buffer), count, dtype, op, root, comm, request)
+  end function mep_ireduce_in_place
+
+  integer(c_int32_t) function mep_igather(sendbuf, recvbuf, count, dtype, root, comm, request) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, root
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    code = c_igather(c_loc(sendbuf), c_loc(recvbuf), count, dtype, root, comm, request)
+  end function mep_igather
+
+  ! The rank's own block of recvbuf is its input.
+  ! For root; the others call mep_igather.
+  integer(c_int32_t) function mep_igather_in_place(recvbuf, count, dtype, root, comm, request) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, root
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    type(c_ptr) :: block
+    code = own_block(c_loc(recvbuf), count, dtype, comm, block)
+    if (code /= MEP_SUCCESS) return
+    code = c_igather(block, c_loc(recvbuf), count, dtype, root, comm, request)
+  end function mep_igather_in_place
+
+  integer(c_int32_t) function mep_iscatter(sendbuf, recvbuf, count, dtype, root, comm, request) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, root
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    code = c_iscatter(c_loc(sendbuf), c_loc(recvbuf), count, dtype, root, comm, request)
+  end function mep_iscatter
+
+  ! The rank's own block of buffer is its output.
+  ! For root; the others call mep_iscatter.
+  integer(c_int32_t) function mep_iscatter_in_place(buffer, count, dtype, root, comm, request) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target :: buffer
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, root
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    type(c_ptr) :: block
+    code = own_block(c_loc(buffer), count, dtype, comm, block)
+    if (code /= MEP_SUCCESS) return
+    code = c_iscatter(c_loc(buffer), block, count, dtype, root, comm, request)
+  end function mep_iscatter_in_place
+
+  integer(c_int32_t) function mep_ireduce_scatter(sendbuf, recvbuf, count, dtype, op, comm, &
+      request) result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, op
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    code = c_ireduce_scatter(c_loc(sendbuf), c_loc(recvbuf), count, dtype, op, comm, request)
+  end function mep_ireduce_scatter
+
+  ! The rank's own block of buffer is its output.
+  integer(c_int32_t) function mep_ireduce_scatter_in_place(buffer, count, dtype, op, comm, &
+      request) result(code)
+    type(*), dimension(..), asynchronous, contiguous, target :: buffer
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype, op
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    type(c_ptr) :: block
+    code = own_block(c_loc(buffer), count, dtype, comm, block)
+    if (code /= MEP_SUCCESS) return
+    code = c_ireduce_scatter(c_loc(buffer), block, count, dtype, op, comm, request)
+  end function mep_ireduce_scatter_in_place
+
+  integer(c_int32_t) function mep_ialltoall(sendbuf, recvbuf, count, dtype, comm, request) &
+      result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int32_t), intent(in) :: dtype
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    code = c_ialltoall(c_loc(sendbuf), c_loc(recvbuf), count, dtype, comm, request)
+  end function mep_ialltoall
 end module mep_collectives

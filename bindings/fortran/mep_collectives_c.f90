@@ -35,6 +35,46 @@ module mep_collectives_c
       integer(c_int32_t), value :: dtype, op
       type(mep_comm_t), value :: comm
     end function c_allreduce
+    integer(c_int32_t) function c_reduce(sendbuf, recvbuf, count, dtype, op, root, comm, stream) &
+        bind(C, name="mep_reduce")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
+      type(c_ptr), value :: sendbuf, recvbuf, stream
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, op, root
+      type(mep_comm_t), value :: comm
+    end function c_reduce
+    integer(c_int32_t) function c_gather(sendbuf, recvbuf, count, dtype, root, comm, stream) &
+        bind(C, name="mep_gather")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
+      type(c_ptr), value :: sendbuf, recvbuf, stream
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, root
+      type(mep_comm_t), value :: comm
+    end function c_gather
+    integer(c_int32_t) function c_scatter(sendbuf, recvbuf, count, dtype, root, comm, stream) &
+        bind(C, name="mep_scatter")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
+      type(c_ptr), value :: sendbuf, recvbuf, stream
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, root
+      type(mep_comm_t), value :: comm
+    end function c_scatter
+    integer(c_int32_t) function c_reduce_scatter(sendbuf, recvbuf, count, dtype, op, comm, stream) &
+        bind(C, name="mep_reduce_scatter")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
+      type(c_ptr), value :: sendbuf, recvbuf, stream
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, op
+      type(mep_comm_t), value :: comm
+    end function c_reduce_scatter
+    integer(c_int32_t) function c_alltoall(sendbuf, recvbuf, count, dtype, comm, stream) &
+        bind(C, name="mep_alltoall")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
+      type(c_ptr), value :: sendbuf, recvbuf, stream
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype
+      type(mep_comm_t), value :: comm
+    end function c_alltoall
     integer(c_int32_t) function c_ibarrier(comm, request) bind(C, name="mep_ibarrier")
       import :: c_int32_t, mep_comm_t, mep_request_t
       type(mep_comm_t), value :: comm
@@ -67,5 +107,50 @@ module mep_collectives_c
       type(mep_comm_t), value :: comm
       type(mep_request_t), intent(out) :: request
     end function c_iallreduce
+    integer(c_int32_t) function c_ireduce(sendbuf, recvbuf, count, dtype, op, root, comm, request) &
+        bind(C, name="mep_ireduce")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
+      type(c_ptr), value :: sendbuf, recvbuf
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, op, root
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_ireduce
+    integer(c_int32_t) function c_igather(sendbuf, recvbuf, count, dtype, root, comm, request) &
+        bind(C, name="mep_igather")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
+      type(c_ptr), value :: sendbuf, recvbuf
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, root
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_igather
+    integer(c_int32_t) function c_iscatter(sendbuf, recvbuf, count, dtype, root, comm, request) &
+        bind(C, name="mep_iscatter")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
+      type(c_ptr), value :: sendbuf, recvbuf
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, root
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_iscatter
+    integer(c_int32_t) function c_ireduce_scatter(sendbuf, recvbuf, count, dtype, op, comm, &
+        request) bind(C, name="mep_ireduce_scatter")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
+      type(c_ptr), value :: sendbuf, recvbuf
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, op
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_ireduce_scatter
+    integer(c_int32_t) function c_ialltoall(sendbuf, recvbuf, count, dtype, comm, request) &
+        bind(C, name="mep_ialltoall")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
+      type(c_ptr), value :: sendbuf, recvbuf
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_ialltoall
   end interface
 end module mep_collectives_c

@@ -15,19 +15,19 @@ contains
     if (present(stream)) given = stream
   end function given
 
-  ! The block of this rank within the receive buffer of an allgather.
-  integer(c_int32_t) function own_block(recvbuf, count, dtype, comm, block) result(code)
-    type(c_ptr), intent(in) :: recvbuf
+  ! The block of this rank within a buffer that has one for each.
+  integer(c_int32_t) function own_block(buffer, count, dtype, comm, block) result(code)
+    type(c_ptr), intent(in) :: buffer
     integer(c_size_t), intent(in) :: count
     integer(c_int32_t), intent(in) :: dtype
     type(mep_comm_t), intent(in) :: comm
     type(c_ptr), intent(out) :: block
     integer(c_int32_t) :: rank
     integer(c_intptr_t) :: address
-    block = recvbuf
+    block = buffer
     code = mep_comm_rank(comm, rank)
     if (code /= MEP_SUCCESS) return
-    address = transfer(recvbuf, address) + rank * count * mep_dtype_size(dtype)
+    address = transfer(buffer, address) + rank * count * mep_dtype_size(dtype)
     block = transfer(address, block)
   end function own_block
 end module mep_helpers

@@ -26,8 +26,9 @@ enum class OperationClass : uint8_t { kReplicated, kPersonal };
 enum class Blocks : uint8_t {
   kNone,
   kOne,
-  kRoot,  // one on the root, none elsewhere
-  kAll,   // one for each rank of the communicator
+  kRoot,       // one on the root, none elsewhere
+  kAll,        // one for each rank of the communicator
+  kAllOnRoot,  // that on the root, none elsewhere
 };
 
 // Who carries operations out, as bits.
@@ -43,19 +44,36 @@ struct OperationFacts {
   Blocks send;
   Blocks receive;
   bool takes_op;
-  // It has a root: without one in the view every rank ends it by itself. In small ones only the root
-  // gives and nobody waits for the others.
+  // It has a root: without one in the view every rank ends it by itself.
   bool is_rooted;
   bool is_nonblocking_too;
   uint8_t backends;
 
   constexpr bool has_data() const { return send != Blocks::kNone || receive != Blocks::kNone; }
   constexpr bool runs_on(uint8_t backend) const { return (backends & backend) != 0; }
-  constexpr bool gives(uint32_t rank, uint32_t root) const {
-    return send != Blocks::kNone && (send != Blocks::kRoot || rank == root);
+  // Nobody else gives anything: in small ones nobody waits for the others.
+  constexpr bool only_root_gives() const { return is_on_root(send); }
+  constexpr bool gives(uint32_t rank, uint32_t root) const { return has(send, rank, root); }
+  constexpr bool gets(uint32_t rank, uint32_t root) const { return has(receive, rank, root); }
+  // Who gives or gets has a block for each rank; else one.
+  constexpr bool gives_each_a_block() const { return is_for_each(send); }
+  constexpr bool gets_a_block_of_each() const { return is_for_each(receive); }
+  // Blocks in the send and receive buffer of a rank that has any.
+  constexpr size_t send_blocks(size_t size) const { return blocks(send, size); }
+  constexpr size_t receive_blocks(size_t size) const { return blocks(receive, size); }
+
+ private:
+  static constexpr bool is_on_root(Blocks of) {
+    return of == Blocks::kRoot || of == Blocks::kAllOnRoot;
   }
-  constexpr bool gets(uint32_t rank, uint32_t root) const {
-    return receive != Blocks::kNone && (receive != Blocks::kRoot || rank == root);
+  static constexpr bool is_for_each(Blocks of) {
+    return of == Blocks::kAll || of == Blocks::kAllOnRoot;
+  }
+  static constexpr bool has(Blocks of, uint32_t rank, uint32_t root) {
+    return of != Blocks::kNone && (!is_on_root(of) || rank == root);
+  }
+  static constexpr size_t blocks(Blocks of, size_t size) {
+    return of == Blocks::kNone ? 0 : is_for_each(of) ? size : 1;
   }
 };
 

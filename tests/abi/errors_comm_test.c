@@ -234,6 +234,95 @@ static void collectives(void** state) {
   MUST(mep_broadcast(NULL, NULL, 0, MEP_FLOAT32, 0, comm, NULL));
 }
 
+static void collectives_of_blocks(void** state) {
+  (void)state;
+  float a[8] = {1}, b[8] = {2};
+  void* const stream = &a; /* a host communicator takes none */
+  mep_request_t request = NULL;
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_reduce(a, b, 8, MEP_FLOAT32, MEP_SUM, 0, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_reduce(NULL, b, 8, MEP_FLOAT32, MEP_SUM, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_reduce(a, NULL, 8, MEP_FLOAT32, MEP_SUM, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_reduce(a, b, 8, 0, MEP_SUM, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_reduce(a, b, SIZE_MAX, MEP_FLOAT32, MEP_SUM, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_reduce(a, a + 1, 4, MEP_FLOAT32, MEP_SUM, 0, comm, NULL));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_reduce(a, b, 8, MEP_FLOAT32, MEP_SUM, 0, comm, stream));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_reduce(a, b, 8, MEP_FLOAT32, MEP_SUM, 1, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_reduce(a, b, 8, MEP_FLOAT32, MEP_SUM, -1, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_reduce(a, b, 8, MEP_FLOAT32, 9, 0, comm, NULL));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_reduce(a, b, 8, MEP_FLOAT32, MEP_XOR, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ireduce(a, b, 8, MEP_FLOAT32, MEP_SUM, 0, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ireduce(a, b, 8, MEP_FLOAT32, MEP_SUM, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ireduce(a, b, 8, 99, MEP_SUM, 0, comm, &request));
+  MUST(mep_reduce(NULL, NULL, 0, MEP_FLOAT32, MEP_SUM, 0, comm, NULL));
+
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_gather(a, b, 8, MEP_FLOAT32, 0, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_gather(NULL, b, 8, MEP_FLOAT32, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_gather(a, NULL, 8, MEP_FLOAT32, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_gather(a, b, 8, 0, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_gather(a, b, SIZE_MAX, MEP_FLOAT32, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_gather(a, a + 1, 4, MEP_FLOAT32, 0, comm, NULL));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_gather(a, b, 8, MEP_FLOAT32, 0, comm, stream));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_gather(a, b, 8, MEP_FLOAT32, 1, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_gather(a, b, 8, MEP_FLOAT32, -1, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_igather(a, b, 8, MEP_FLOAT32, 0, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_igather(a, b, 8, MEP_FLOAT32, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_igather(a, b, 8, 99, 0, comm, &request));
+  MUST(mep_gather(NULL, NULL, 0, MEP_FLOAT32, 0, comm, NULL));
+
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_scatter(a, b, 8, MEP_FLOAT32, 0, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_scatter(NULL, b, 8, MEP_FLOAT32, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_scatter(a, NULL, 8, MEP_FLOAT32, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_scatter(a, b, 8, 0, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_scatter(a, b, SIZE_MAX, MEP_FLOAT32, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_scatter(a, a + 1, 4, MEP_FLOAT32, 0, comm, NULL));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_scatter(a, b, 8, MEP_FLOAT32, 0, comm, stream));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_scatter(a, b, 8, MEP_FLOAT32, 1, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_scatter(a, b, 8, MEP_FLOAT32, -1, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iscatter(a, b, 8, MEP_FLOAT32, 0, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iscatter(a, b, 8, MEP_FLOAT32, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_iscatter(a, b, 8, 99, 0, comm, &request));
+  MUST(mep_scatter(NULL, NULL, 0, MEP_FLOAT32, 0, comm, NULL));
+
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_reduce_scatter(a, b, 8, MEP_FLOAT32, MEP_SUM, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_reduce_scatter(NULL, b, 8, MEP_FLOAT32, MEP_SUM, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_reduce_scatter(a, NULL, 8, MEP_FLOAT32, MEP_SUM, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_reduce_scatter(a, b, 8, 0, MEP_SUM, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_reduce_scatter(a, b, SIZE_MAX, MEP_FLOAT32, MEP_SUM, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_reduce_scatter(a, a + 1, 4, MEP_FLOAT32, MEP_SUM, comm, NULL));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_reduce_scatter(a, b, 8, MEP_FLOAT32, MEP_SUM, comm, stream));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_reduce_scatter(a, b, 8, MEP_FLOAT32, 9, comm, NULL));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_reduce_scatter(a, b, 8, MEP_FLOAT32, MEP_XOR, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_ireduce_scatter(a, b, 8, MEP_FLOAT32, MEP_SUM, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ireduce_scatter(a, b, 8, MEP_FLOAT32, MEP_SUM, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ireduce_scatter(a, b, 8, 99, MEP_SUM, comm, &request));
+  MUST(mep_reduce_scatter(NULL, NULL, 0, MEP_FLOAT32, MEP_SUM, comm, NULL));
+
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_alltoall(a, b, 8, MEP_FLOAT32, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_alltoall(NULL, b, 8, MEP_FLOAT32, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_alltoall(a, NULL, 8, MEP_FLOAT32, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_alltoall(a, b, 8, 0, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_alltoall(a, b, SIZE_MAX, MEP_FLOAT32, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_alltoall(a, a + 1, 4, MEP_FLOAT32, comm, NULL));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_alltoall(a, b, 8, MEP_FLOAT32, comm, stream));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_alltoall(a, a, 8, MEP_FLOAT32, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ialltoall(a, b, 8, MEP_FLOAT32, NULL, &request));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ialltoall(a, b, 8, MEP_FLOAT32, comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ialltoall(a, b, 8, 99, comm, &request));
+  MUST(mep_alltoall(NULL, NULL, 0, MEP_FLOAT32, comm, NULL));
+  assert_null(request);
+  assert_true(a[0] == 1 && b[0] == 2); /* nothing was touched */
+  /* In place. */
+  MUST(mep_reduce(a, a, 8, MEP_FLOAT32, MEP_SUM, 0, comm, NULL));
+  MUST(mep_gather(a, a, 8, MEP_FLOAT32, 0, comm, NULL));
+  MUST(mep_scatter(a, a, 8, MEP_FLOAT32, 0, comm, NULL));
+  MUST(mep_reduce_scatter(a, a, 8, MEP_FLOAT32, MEP_SUM, comm, NULL));
+}
+
 static void nonblocking(void** state) {
   (void)state;
   float a[8] = {1}, b[8] = {2};
@@ -403,6 +492,11 @@ static int calls_in_child(void) {
       mep_broadcast(a, b, 2, MEP_FLOAT32, 0, comm, NULL),
       mep_allgather(a, b, 2, MEP_FLOAT32, comm, NULL),
       mep_allreduce(a, b, 2, MEP_FLOAT32, MEP_SUM, comm, NULL),
+      mep_reduce(a, b, 2, MEP_FLOAT32, MEP_SUM, 0, comm, NULL),
+      mep_gather(a, b, 2, MEP_FLOAT32, 0, comm, NULL),
+      mep_scatter(a, b, 2, MEP_FLOAT32, 0, comm, NULL),
+      mep_reduce_scatter(a, b, 2, MEP_FLOAT32, MEP_SUM, comm, NULL),
+      mep_alltoall(a, b, 2, MEP_FLOAT32, comm, NULL),
       mep_ibarrier(comm, &request),
       mep_iallreduce(a, b, 2, MEP_FLOAT32, MEP_SUM, comm, &request),
       mep_comm_view(comm, &view),
@@ -437,12 +531,19 @@ static void forked_child(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(results_have_names), cmocka_unit_test(types_have_sizes),
-      cmocka_unit_test(start_up),           cmocka_unit_test(properties),
-      cmocka_unit_test(resources_run_out),  cmocka_unit_test(operation_info),
-      cmocka_unit_test(collectives),        cmocka_unit_test(nonblocking),
-      cmocka_unit_test(membership),         cmocka_unit_test(last_error_stays),
-      cmocka_unit_test(forked_child),       cmocka_unit_test(machine),
+      cmocka_unit_test(results_have_names),
+      cmocka_unit_test(types_have_sizes),
+      cmocka_unit_test(start_up),
+      cmocka_unit_test(properties),
+      cmocka_unit_test(resources_run_out),
+      cmocka_unit_test(operation_info),
+      cmocka_unit_test(collectives),
+      cmocka_unit_test(collectives_of_blocks),
+      cmocka_unit_test(nonblocking),
+      cmocka_unit_test(membership),
+      cmocka_unit_test(last_error_stays),
+      cmocka_unit_test(forked_child),
+      cmocka_unit_test(machine),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

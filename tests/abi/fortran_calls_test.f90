@@ -44,6 +44,29 @@ program fortran_calls_test
   call check(info%result == MEP_SUCCESS .and. info%seq > 0, 16)
 
   y = 0
+  call expect(MEP_SUCCESS, mep_reduce(x, y, 6_c_size_t, MEP_FLOAT64, MEP_SUM, 0, comm), 46)
+  call check(all(nint(y) == nint(x)), 47)
+  y = 0
+  call expect(MEP_SUCCESS, mep_reduce_scatter(x, y, 6_c_size_t, MEP_FLOAT64, MEP_SUM, comm), 48)
+  call check(all(nint(y) == nint(x)), 49)
+  y = 0
+  call expect(MEP_SUCCESS, mep_alltoall(x, y, 6_c_size_t, MEP_FLOAT64, comm), 50)
+  call check(all(nint(y) == nint(x)), 51)
+  y = 0
+  call expect(MEP_SUCCESS, mep_gather(x, y, 6_c_size_t, MEP_FLOAT64, 0, comm), 52)
+  call check(all(nint(y) == nint(x)), 53)
+  y = 0
+  call expect(MEP_SUCCESS, mep_scatter(x, y, 6_c_size_t, MEP_FLOAT64, 0, comm), 54)
+  call check(all(nint(y) == nint(x)), 55)
+  call expect(MEP_SUCCESS, mep_reduce_in_place(y, 6_c_size_t, MEP_FLOAT64, MEP_SUM, 0, comm), 56)
+  call expect(MEP_SUCCESS, mep_gather_in_place(y, 6_c_size_t, MEP_FLOAT64, 0, comm), 57)
+  call expect(MEP_SUCCESS, mep_scatter_in_place(y, 6_c_size_t, MEP_FLOAT64, 0, comm), 58)
+  call expect(MEP_SUCCESS, mep_reduce_scatter_in_place(y, 6_c_size_t, MEP_FLOAT64, MEP_SUM, comm), 59)
+  call check(all(nint(y) == nint(x)), 60)
+  call expect(MEP_SUCCESS, mep_ialltoall(x, y, 6_c_size_t, MEP_FLOAT64, comm, request), 61)
+  call expect(MEP_SUCCESS, mep_request_wait(request, -1_c_int32_t, info), 62)
+
+  y = 0
   call expect(MEP_SUCCESS, mep_iallreduce(x, y, 6_c_size_t, MEP_FLOAT64, MEP_SUM, comm, request), 17)
   call check(c_associated(request%handle), 18)
   call expect(MEP_SUCCESS, mep_request_wait(request, -1_c_int32_t, info), 19)

@@ -178,6 +178,46 @@ class Collectives(unittest.TestCase):
 
         self.assertEqual(on_threads(3, work), [[0, 1, 2]] * 3)
 
+    def test_blocks(self):
+        def work(comm):
+            mine = np.arange(6, dtype=np.int32).reshape(3, 2) + 10 * comm.rank
+            # Block r of rank s holds 2 r + 10 s and one more.
+            np.testing.assert_array_equal(comm.reduce_scatter(mine), [6 * comm.rank + 30, 6 * comm.rank + 33])
+            comm.reduce_scatter(mine, mine[comm.rank], op="max")  # in place
+            np.testing.assert_array_equal(mine[comm.rank], [2 * comm.rank + 20, 2 * comm.rank + 21])
+            theirs = comm.alltoall(np.int16([10 * comm.rank + r for r in range(3)]))
+            np.testing.assert_array_equal(theirs, [comm.rank, 10 + comm.rank, 20 + comm.rank])
+            rows = comm.gather(np.full(2, comm.rank, np.uint8), root=1)
+            if comm.rank == 1:
+                np.testing.assert_array_equal(rows, [[0, 0], [1, 1], [2, 2]])
+                own = np.full((3, 1), 7.0)
+                self.assertIs(comm.gather(None, 1, own), own)
+                np.testing.assert_array_equal(own, [[0], [7], [2]])
+            else:
+                self.assertIsNone(rows)
+                comm.gather(np.float64([comm.rank]), 1)
+            blocks = np.arange(6.0) if comm.rank == 2 else None
+            part = np.zeros(2)
+            self.assertIs(comm.scatter(blocks, 2, part), part)
+            np.testing.assert_array_equal(part, [2 * comm.rank, 2 * comm.rank + 1])
+            comm.scatter(blocks, 2, None if comm.rank == 2 else part)
+            x = np.float32([comm.rank, 1])
+            total = comm.reduce(x, 0)
+            self.assertIs(total, x if comm.rank == 0 else None)
+            if comm.rank == 0:
+                np.testing.assert_array_equal(x, [3, 3])
+            request = comm.ialltoall(np.int64([comm.rank] * 3))
+            np.testing.assert_array_equal(request.wait(), [0, 1, 2])
+            for wrong in (lambda: comm.alltoall(np.zeros(4)), lambda: comm.reduce_scatter(np.zeros(3), np.zeros(2)),
+                          lambda: comm.reduce(x, 0, op="plus")):
+                with self.assertRaises(ValueError):
+                    wrong()
+            with self.assertRaises(mep.InvalidArgumentError):
+                comm.alltoall(mine, mine)
+            return comm.last_op().seq
+
+        self.assertEqual(len(set(on_threads(3, work))), 1)
+
     def test_buffers_of_others(self):
         def work(comm):
             values = np.full(4, comm.rank + 1.0, np.float32)

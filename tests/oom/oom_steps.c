@@ -73,6 +73,31 @@ static mep_result_t step_allreduce(mep_comm_t comm, uint64_t seed, step_findings
   return MEP_SUCCESS;
 }
 
+static mep_result_t step_reduce_scatter(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
+  const size_t count = seed % 2 != 0 ? SMALL : LARGE / MAX_LIVE;
+  int32_t size = 0;
+  STEP_TRY(mep_comm_size(comm, &size));
+  fill(count * (size_t)size, 1.0f);
+  STEP_TRY(
+      mep_reduce_scatter(send_values, receive_values, count, MEP_FLOAT32, MEP_SUM, comm, NULL));
+  findings->wrong = is_whole(comm) && receive_values[count - 1] != (float)size;
+  return MEP_SUCCESS;
+}
+
+static mep_result_t step_alltoall(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
+  const size_t count = seed % 2 != 0 ? SMALL : LARGE / MAX_LIVE;
+  int32_t rank = 0;
+  int32_t size = 0;
+  STEP_TRY(mep_comm_rank(comm, &rank));
+  STEP_TRY(mep_comm_size(comm, &size));
+  fill(count * (size_t)size, (float)rank);
+  STEP_TRY(mep_alltoall(send_values, receive_values, count, MEP_FLOAT32, comm, NULL));
+  for (int32_t i = 0; i < size && is_whole(comm); ++i) {
+    findings->wrong |= receive_values[(size_t)i * count + count - 1] != (float)i;
+  }
+  return MEP_SUCCESS;
+}
+
 static mep_result_t step_in_place(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
   // Within and beyond what is kept to restore the input.
   const size_t count = seed % 3 == 0 ? SMALL : seed % 3 == 1 ? 4000 : LARGE;
@@ -240,12 +265,21 @@ static mep_result_t step_experts(mep_comm_t comm, uint64_t seed, step_findings_t
 static const struct {
   const char* name;
   mep_result_t (*run)(mep_comm_t comm, uint64_t seed, step_findings_t* findings);
-} kSteps[] = {
-    {"barrier", step_barrier},     {"broadcast", step_broadcast}, {"allgather", step_allgather},
-    {"allreduce", step_allreduce}, {"in place", step_in_place},   {"requests", step_requests},
-    {"split", step_split},         {"agree", step_agree},         {"memory", step_source_memory},
-    {"recover", step_recover},     {"view", step_view},           {"experts", step_experts},
-    {"change", step_change}};
+} kSteps[] = {{"barrier", step_barrier},
+              {"broadcast", step_broadcast},
+              {"allgather", step_allgather},
+              {"allreduce", step_allreduce},
+              {"reduce_scatter", step_reduce_scatter},
+              {"alltoall", step_alltoall},
+              {"in place", step_in_place},
+              {"requests", step_requests},
+              {"split", step_split},
+              {"agree", step_agree},
+              {"memory", step_source_memory},
+              {"recover", step_recover},
+              {"view", step_view},
+              {"experts", step_experts},
+              {"change", step_change}};
 
 int32_t step_kinds(void) {
   return (int32_t)(sizeof kSteps / sizeof kSteps[0]) - 1;  // the last is for one job only

@@ -2,6 +2,7 @@
 // took part, so that nothing stale passes for a result.
 #pragma once
 
+#include "protocol/operation_calls.hpp"
 #include "support/coll_ranks.hpp"
 
 namespace mep_test {
@@ -16,24 +17,23 @@ class NumberedCall {
  public:
   NumberedCall(int number, int rank, int size, int ending, bool ended)
       : number_(number), rank_(rank), size_(size), ending_(ending), ended_(ended) {
-    kind_ = number % 3;
-    count_ = 6'000 + static_cast<size_t>(number) * 7919 % 40'000 * (kind_ == 1 ? 1 : 4);
+    kind_ = kKinds[static_cast<size_t>(number) % std::size(kKinds)];
+    const auto ranks = static_cast<size_t>(size);
+    const bool many = facts().gives_each_a_block() || facts().gets_a_block_of_each();
+    count_ = 6'000 + static_cast<size_t>(number) * 7919 % 40'000 * (many ? 1 : 4);
     // A root that has ended fails its calls; here one of the others is.
-    root_ = number / 3 % size;
+    root_ = number / static_cast<int>(std::size(kKinds)) % size;
     if (ended && root_ == ending) root_ = (root_ + 1) % size;
-    inputs_.assign(count_, word_of(rank));
-    outputs_.assign(count_ * (kind_ == 1 ? static_cast<size_t>(size) : 1), 0);
+    inputs_.resize(count_ * facts().send_blocks(ranks));
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      inputs_[i] = word_of(rank, static_cast<int>(i / count_));
+    }
+    const bool gets = facts().gets(static_cast<uint32_t>(rank), static_cast<uint32_t>(root_));
+    outputs_.assign(gets ? count_ * facts().receive_blocks(ranks) : 0, 0);
   }
   mep_result_t start(mep_comm_t comm, mep_request_t* request) {
-    if (kind_ == 0) {
-      return mep_iallreduce(inputs_.data(), outputs_.data(), count_, MEP_UINT64, MEP_OR, comm,
-                            request);
-    }
-    if (kind_ == 1) {
-      return mep_iallgather(inputs_.data(), outputs_.data(), count_, MEP_UINT64, comm, request);
-    }
-    return mep_ibroadcast(inputs_.data(), outputs_.data(), count_, MEP_UINT64, root_, comm,
-                          request);
+    return mep::start_collective(
+        kind_, {inputs_.data(), outputs_.data(), count_, MEP_UINT64, MEP_OR, root_}, comm, request);
   }
   void check(Report& found) const {
     for (size_t i = 0; i < outputs_.size(); ++i) {
@@ -47,23 +47,36 @@ class NumberedCall {
   }
 
  private:
-  uint64_t word_of(int rank) const {
-    return uint64_t{1} << rank | static_cast<uint64_t>(number_) << 32;
+  using Kind = mep::Collective;
+  static constexpr Kind kKinds[] = {Kind::k_allreduce,      Kind::k_allgather, Kind::k_broadcast,
+                                    Kind::k_reduce_scatter, Kind::k_alltoall,  Kind::k_gather,
+                                    Kind::k_scatter,        Kind::k_reduce};
+  const mep::OperationFacts& facts() const { return mep::facts_of(kind_); }
+  // In block number `block` of what a rank gives.
+  uint64_t word_of(int rank, int block) const {
+    return uint64_t{1} << rank | static_cast<uint64_t>(block) << 16 |
+           static_cast<uint64_t>(number_) << 32;
   }
   uint64_t expected_at(size_t i) const {
-    if (kind_ == 2) return word_of(root_);
-    if (kind_ == 0) {
-      uint64_t everybody = (uint64_t{1} << size_) - 1;
-      if (ended_) everybody &= ~(uint64_t{1} << ending_);
-      return everybody | static_cast<uint64_t>(number_) << 32;
+    const int block =
+        kind_ == Kind::k_reduce_scatter || kind_ == Kind::k_alltoall || kind_ == Kind::k_scatter
+            ? rank_
+            : 0;
+    if (kind_ == Kind::k_broadcast || kind_ == Kind::k_scatter) return word_of(root_, block);
+    if (facts().takes_op) {
+      uint64_t everybody = 0;
+      for (int rank = 0; rank < size_; ++rank) {
+        if (!ended_ || rank != ending_) everybody |= word_of(rank, block);
+      }
+      return everybody;
     }
     const int rank = static_cast<int>(i / count_);
-    return ended_ && rank == ending_ ? 0 : word_of(rank);
+    return ended_ && rank == ending_ ? 0 : word_of(rank, block);
   }
 
   int number_, rank_, size_, ending_;
   bool ended_;
-  int kind_ = 0;
+  Kind kind_{};
   int root_ = 0;
   size_t count_ = 0;
   std::vector<uint64_t> inputs_;

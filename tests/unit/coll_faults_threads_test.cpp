@@ -34,6 +34,13 @@ void check_works(int rank, int size, mep_comm_t comm, uint64_t seed, Report& rep
       {Kind::k_allreduce, MEP_BFLOAT16, MEP_AVG, 33, 0, true, seed + 3},
       {Kind::k_broadcast, MEP_INT64, MEP_SUM, 80'001, 0, false, seed + 4},
       {Kind::k_allreduce, MEP_INT32, MEP_PROD, 300'001, 0, false, seed + 5},
+      {Kind::k_reduce_scatter, MEP_FLOAT32, MEP_SUM, 33, 0, false, seed + 6},
+      {Kind::k_alltoall, MEP_UINT16, MEP_SUM, 90'001, 0, false, seed + 7},
+      {Kind::k_scatter, MEP_INT32, MEP_SUM, 5, size - 1, false, seed + 8},
+      {Kind::k_reduce_scatter, MEP_BFLOAT16, MEP_AVG, 70'001, 0, true, seed + 9},
+      {Kind::k_gather, MEP_INT16, MEP_SUM, 100'001, size - 1, false, seed + 10},
+      {Kind::k_reduce, MEP_INT32, MEP_SUM, 60'001, size - 1, true, seed + 11},
+      {Kind::k_scatter, MEP_INT64, MEP_SUM, 20'001, 0, true, seed + 12},
   };
   for (const Case& c : cases) {
     CaseRun run(c, rank, size);
@@ -65,8 +72,8 @@ void mismatch(const Deviation& deviation, int size, int odd, uint32_t flags, boo
         for (int i = 0; i < 11; ++i) {
           const bool is_odd = rank == odd;
           const Case& c = is_odd ? deviation.other : deviation.usual;
-          // The root of a small broadcast sees nobody else's call.
-          const bool alone = !all_see_it && c.kind == Kind::k_broadcast && c.root == rank;
+          // The root of a small broadcast or scatter sees nobody else's call.
+          const bool alone = !all_see_it && c.facts().only_root_gives() && c.root == rank;
           const bool sees = (is_odd || all_see_it) && !alone;
           const mep_result_t expected = sees ? MEP_ERR_MISMATCH : MEP_SUCCESS;
           const mep_result_t result = call(c, rank, size, comm);
@@ -107,11 +114,42 @@ void test_mismatch(void**) {
   Case large_root{Kind::k_broadcast, MEP_UINT8, MEP_SUM, 100'000, 0};
   Case other_root = large_root;
   other_root.root = 1;
+  const Case exchange{Kind::k_alltoall, MEP_INT32, MEP_SUM, 10};
+  const Case large_exchange{Kind::k_alltoall, MEP_INT32, MEP_SUM, 100'000};
+  const Case parts{Kind::k_reduce_scatter, MEP_INT32, MEP_SUM, 10};
+  const Case large_parts{Kind::k_reduce_scatter, MEP_INT32, MEP_SUM, 100'000};
+  const Case to_root{Kind::k_gather, MEP_INT32, MEP_SUM, 10, 0};
+  Case to_other = to_root;
+  to_other.root = 1;
+  const Case large_to_root{Kind::k_reduce, MEP_INT32, MEP_SUM, 100'000, 0};
+  const Case large_from_root{Kind::k_scatter, MEP_INT32, MEP_SUM, 100'000, 1};
   const Deviation deviations[] = {
-      {small, other_count}, {small, other_type},      {small, other_op},     {small, barrier},
-      {barrier, small},     {small, large},           {large, small},        {large, other_large},
-      {large, barrier},     {gather, small},          {large_gather, large}, {large, large_gather},
-      {large_root, large},  {large_root, other_root}, {large, large_root},
+      {exchange, gather},
+      {exchange, large_exchange},
+      {parts, small},
+      {parts, exchange},
+      {large_parts, large_exchange},
+      {large_exchange, large_parts},
+      {to_root, to_other},
+      {gather, to_root},
+      {large_to_root, large_from_root},
+      {large_from_root, large_to_root},
+      {large_from_root, barrier},
+      {small, other_count},
+      {small, other_type},
+      {small, other_op},
+      {small, barrier},
+      {barrier, small},
+      {small, large},
+      {large, small},
+      {large, other_large},
+      {large, barrier},
+      {gather, small},
+      {large_gather, large},
+      {large, large_gather},
+      {large_root, large},
+      {large_root, other_root},
+      {large, large_root},
   };
   const size_t count = std::size(deviations);
   for (size_t i = 0; i < count; ++i) {
@@ -125,11 +163,10 @@ void test_mismatch(void**) {
   }
 }
 
-// A small broadcast makes nobody wait but for its root: who differs learns it at once, the others in the
-// next operation that makes them wait for each other.
-void test_mismatched_broadcast(void**) {
+// A small broadcast or scatter makes nobody wait but for its root: who differs learns it at once, the others
+// in the next operation that makes them wait for each other.
+void mismatched_from_root(const Case& usual) {
   const int size = 4;
-  const Case usual{Kind::k_broadcast, MEP_INT32, MEP_SUM, 10, 2};
   Case count = usual;
   count.count = 12;
   Case type = usual;
@@ -147,32 +184,44 @@ void test_mismatched_broadcast(void**) {
   }
 }
 
+void test_mismatched_broadcast(void**) {
+  mismatched_from_root({Kind::k_broadcast, MEP_INT32, MEP_SUM, 10, 2});
+}
+
+void test_mismatched_scatter(void**) {
+  mismatched_from_root({Kind::k_scatter, MEP_INT32, MEP_SUM, 10, 2});
+}
+
 // What one rank completed by itself is decided for the late one too, but not as another operation.
-void test_late_and_mismatched(void**) {
+void late_and_mismatched(Kind from_root, bool matches) {
   constexpr int kSize = 3;
+  Report report;
+  Milestone timed_out;
+  with_rank_threads(kSize, patient_config(0), report,
+                    [&](int rank, mep_comm_t comm, Report& found) {
+                      const Case broadcast{from_root, MEP_INT32, MEP_SUM, 10, 0, false, 5};
+                      const Case reduce{Kind::k_allreduce, MEP_INT32, MEP_SUM, 10, 0, false, 5};
+                      CaseRun run(rank == 2 && !matches ? reduce : broadcast, rank, kSize);
+                      if (rank != 2) {
+                        COLL_OK(found, run.run(comm));
+                        COLL_OK(found, mep_comm_set_timeout(comm, kShortMs));
+                        COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_barrier(comm, nullptr));
+                        COLL_OK(found, mep_comm_set_timeout(comm, kLongMs));
+                        timed_out.reach();
+                      } else {
+                        timed_out.await(kSize - 1);
+                        COLL_EXPECT(found, matches ? MEP_SUCCESS : MEP_ERR_MISMATCH, run.run(comm));
+                        COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_barrier(comm, nullptr));
+                      }
+                      if (rank != 2 || matches) run.check(found);
+                      check_works(rank, kSize, comm, test_seed(), found);
+                    });
+  report.require_clean();
+}
+
+void test_late_and_mismatched(void**) {
   for (const bool matches : {true, false}) {
-    Report report;
-    Milestone timed_out;
-    with_rank_threads(
-        kSize, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
-          const Case broadcast{Kind::k_broadcast, MEP_INT32, MEP_SUM, 10, 0, false, 5};
-          const Case reduce{Kind::k_allreduce, MEP_INT32, MEP_SUM, 10, 0, false, 5};
-          CaseRun run(rank == 2 && !matches ? reduce : broadcast, rank, kSize);
-          if (rank != 2) {
-            COLL_OK(found, run.run(comm));
-            COLL_OK(found, mep_comm_set_timeout(comm, kShortMs));
-            COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_barrier(comm, nullptr));
-            COLL_OK(found, mep_comm_set_timeout(comm, kLongMs));
-            timed_out.reach();
-          } else {
-            timed_out.await(kSize - 1);
-            COLL_EXPECT(found, matches ? MEP_SUCCESS : MEP_ERR_MISMATCH, run.run(comm));
-            COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_barrier(comm, nullptr));
-          }
-          if (rank != 2 || matches) run.check(found);
-          check_works(rank, kSize, comm, test_seed(), found);
-        });
-    report.require_clean();
+    for (const Kind kind : {Kind::k_broadcast, Kind::k_scatter}) late_and_mismatched(kind, matches);
   }
 }
 
@@ -224,6 +273,9 @@ void test_timeout(void**) {
       {Kind::k_allreduce, MEP_FLOAT32, MEP_SUM, 400'000, 0, true, 3},
       {Kind::k_allgather, MEP_INT8, MEP_SUM, 600'000, 0, true, 4},
       {Kind::k_broadcast, MEP_INT8, MEP_SUM, 1'600'000, 1, false, 5},
+      {Kind::k_gather, MEP_INT8, MEP_SUM, 40, 0, false, 6},
+      {Kind::k_reduce_scatter, MEP_FLOAT32, MEP_SUM, 30'000, 0, true, 7},
+      {Kind::k_alltoall, MEP_INT8, MEP_SUM, 400'000, 0, false, 8},
   };
   for (const Case& c : cases) {
     for (const int size : {2, 4}) {
@@ -272,6 +324,10 @@ void test_stalled_large(void**) {
       {Kind::k_allreduce, MEP_FLOAT32, MEP_SUM, 400'000, 0, false, 3},
       {Kind::k_allgather, MEP_INT8, MEP_SUM, 1'600'000, 0, true, 4},
       {Kind::k_broadcast, MEP_INT8, MEP_SUM, 1'600'000, 0, false, 5},
+      {Kind::k_reduce_scatter, MEP_FLOAT32, MEP_SUM, 400'000, 0, true, 6},
+      {Kind::k_alltoall, MEP_INT8, MEP_SUM, 1'600'000, 0, false, 7},
+      {Kind::k_gather, MEP_INT8, MEP_SUM, 1'600'000, 0, false, 8},
+      {Kind::k_scatter, MEP_INT8, MEP_SUM, 1'600'000, 1, false, 9},
   };
   for (const Case& c : cases) {
     for (const int size : {2, 3}) {
@@ -370,6 +426,7 @@ int main(int argc, char** argv) {
   const CMUnitTest tests[] = {
       cmocka_unit_test(test_mismatch),
       cmocka_unit_test(test_mismatched_broadcast),
+      cmocka_unit_test(test_mismatched_scatter),
       cmocka_unit_test(test_late_and_mismatched),
       cmocka_unit_test(test_timeout),
       cmocka_unit_test(test_stalled_large),

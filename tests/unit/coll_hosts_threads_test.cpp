@@ -27,12 +27,17 @@ std::vector<Case> small_cases(int size) {
       {Kind::k_allgather, MEP_INT64, MEP_SUM, 0, 0, true, 4},
       {Kind::k_broadcast, MEP_INT32, MEP_SUM, 700, 0, false, 5},
       {Kind::k_broadcast, MEP_UINT8, MEP_SUM, 4088, size - 1, false, 6},
+      {Kind::k_alltoall, MEP_UINT8, MEP_SUM, 511, 0, false, 7},
+      {Kind::k_reduce_scatter, MEP_FLOAT16, MEP_SUM, 101, 0, true, 8},
+      {Kind::k_scatter, MEP_INT16, MEP_SUM, 100, size - 1, false, 9},
+      {Kind::k_gather, MEP_INT32, MEP_SUM, 99, size - 1, true, 10},
+      {Kind::k_reduce, MEP_INT64, MEP_SUM, 77, 0, false, 11},
   };
 }
 
-// One for each ordered pair of hosts; of a broadcast, from the root's host alone.
+// One for each ordered pair of hosts; where only the root gives, from its host alone.
 uint64_t optimum(const Case& c, size_t hosts) {
-  return (c.kind == Kind::k_broadcast ? 1 : hosts) * (hosts - 1);
+  return (c.facts().only_root_gives() ? 1 : hosts) * (hosts - 1);
 }
 
 void test_transfers_are_counted(void**) {
@@ -138,7 +143,7 @@ void test_one_hop(void**) {
 // On one host whose ranks do not map each other: what goes to the hub, and what comes back. From where
 // the comm is made on, each rank counts as being on a host of its own, so that all is counted.
 uint64_t hub_messages(const Case& c, uint64_t size) {
-  if (c.kind == Kind::k_broadcast) return size - 1;
+  if (c.facts().only_root_gives()) return size - 1;
   return size == 2 ? 2 : 2 * (size - 1);
 }
 

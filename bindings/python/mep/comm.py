@@ -6,18 +6,17 @@ import enum
 import math
 import os
 import threading
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 import numpy
 
 from . import _abi
-from ._buffers import Buffer, array_at, buffer, dtype_number, numpy_dtype, stream_address
+from ._buffers import Buffer, array_at, dtype_number, numpy_dtype, stream_address
 from ._call import SLICE_MS, Calls, Unique, blocking, check, lib, milliseconds
+from ._collective_calls import CollectiveCalls
 from .errors import Error, TimeoutError
 from .request import OpInfo, OpInfoRecord, Request
 
-OPS = {"sum": _abi.MEP_SUM, "prod": _abi.MEP_PROD, "min": _abi.MEP_MIN, "max": _abi.MEP_MAX,
-       "avg": _abi.MEP_AVG, "and": _abi.MEP_AND, "or": _abi.MEP_OR, "xor": _abi.MEP_XOR}
 QUORUMS = {"majority": _abi.MEP_QUORUM_MAJORITY, "witness": _abi.MEP_QUORUM_WITNESS,
            "none": _abi.MEP_QUORUM_NONE}
 FLAGS = {"put_only": _abi.MEP_COMM_PUT_ONLY, "partial": _abi.MEP_COMM_PARTIAL,
@@ -144,7 +143,7 @@ def join(**options: Any) -> "Comm":
     return Comm(address.value)
 
 
-class Comm(Unique):
+class Comm(CollectiveCalls, Unique):
     """A communicator. Made by init, init_all, join, split, grow or attach; closed by close() or `with`.
 
     Buffers are NumPy arrays or anything with __array_interface__, DLPack or the buffer protocol,
@@ -292,14 +291,7 @@ class Comm(Unique):
     def mem_free(self, array: numpy.ndarray) -> None:
         check(lib.mep_mem_free(self._address, array.ctypes.data))
 
-    # ---- collectives ----------------------------------------------------------------------------
-
-    def barrier(self, *, stream: Any = 0) -> None:
-        """Returns after every live rank has entered."""
-        if self._on_stream(stream):
-            check(lib.mep_barrier(self._address, stream_address(stream)))
-        else:
-            self._finish(self.ibarrier())
+    # ---- how collectives are carried out (they stand in _collective_calls.py) -----------------------
 
     def _on_stream(self, stream: Any, *buffers: Buffer) -> bool:
         """Whether the call is enqueued; memory must be where the communicator works."""
@@ -307,84 +299,6 @@ class Comm(Unique):
             raise ValueError("this communicator works on host memory, the array is on a GPU; make the "
                              "communicator with device=")
         return self.device is not None or stream_address(stream) != 0
-
-    def ibarrier(self) -> Request:
-        return self._start(lib.mep_ibarrier, (), None, ())
-
-    def broadcast(self, buf: Any, root: int = 0, recv: Any = None, *, dtype: Any = None,
-                  stream: Any = 0) -> Any:
-        """recv on every rank = buf of root; without recv, buf is both. Returns the receive buffer."""
-        arguments, result, keep = self._broadcast(buf, root, recv, dtype)
-        if self._on_stream(stream, *keep):
-            check(lib.mep_broadcast(*arguments, self._address, stream_address(stream)))
-            return result
-        return self._finish(self._start(lib.mep_ibroadcast, arguments, result, keep))
-
-    def ibroadcast(self, buf: Any, root: int = 0, recv: Any = None, *, dtype: Any = None) -> Request:
-        return self._start(lib.mep_ibroadcast, *self._broadcast(buf, root, recv, dtype))
-
-    def allgather(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: Any = 0) -> Any:
-        """recv[r] = send of rank r; recv has size times the items of send. Without recv a new array
-        [size, *send.shape]. send None: this rank's block of recv is the input."""
-        arguments, result, keep = self._allgather(send, recv, dtype)
-        if self._on_stream(stream, *keep):
-            check(lib.mep_allgather(*arguments, self._address, stream_address(stream)))
-            return result
-        return self._finish(self._start(lib.mep_iallgather, arguments, result, keep))
-
-    def iallgather(self, send: Any, recv: Any = None, *, dtype: Any = None) -> Request:
-        return self._start(lib.mep_iallgather, *self._allgather(send, recv, dtype))
-
-    def allreduce(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
-                  dtype: Any = None, stream: Any = 0) -> Any:
-        """recv = op over the live ranks' send, item by item; without recv in place. op: sum, prod,
-        min, max, avg, and, or, xor. Returns the receive buffer."""
-        arguments, result, keep = self._allreduce(send, recv, op, dtype)
-        if self._on_stream(stream, *keep):
-            check(lib.mep_allreduce(*arguments, self._address, stream_address(stream)))
-            return result
-        return self._finish(self._start(lib.mep_iallreduce, arguments, result, keep))
-
-    def iallreduce(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
-                   dtype: Any = None) -> Request:
-        return self._start(lib.mep_iallreduce, *self._allreduce(send, recv, op, dtype))
-
-    def _broadcast(self, buf: Any, root: int, recv: Any, dtype: Any) -> tuple:
-        result = buf if recv is None else recv
-        target = buffer(result, dtype, writable=True)
-        source = target if recv is None else buffer(buf, dtype)
-        _match(source, target, target.count)
-        arguments = (source.address, target.address, target.count, target.dtype, root)
-        return arguments, result, (source, target)
-
-    def _allgather(self, send: Any, recv: Any, dtype: Any) -> tuple:
-        if send is None:
-            target = buffer(recv, dtype, writable=True)
-            count, rest = divmod(target.count, self.size)
-            if rest:
-                raise ValueError(f"recv has {target.count} items, no multiple of {self.size} ranks")
-            own = target.address + self.rank * count * target.itemsize
-            return (own, target.address, count, target.dtype), recv, (target,)
-        source = buffer(send, dtype)
-        if recv is None:
-            recv = numpy.empty((self.size,) + source.shape, numpy_dtype(source.dtype))
-            target = buffer(recv, source.dtype, writable=True)
-        else:
-            target = buffer(recv, dtype, writable=True)
-        _match(source, target, source.count * self.size)
-        return (source.address, target.address, source.count, source.dtype), recv, (source, target)
-
-    def _allreduce(self, send: Any, recv: Any, op: Union[str, int], dtype: Any) -> tuple:
-        if isinstance(op, str):
-            if op not in OPS:
-                raise ValueError(f"{op!r} is no operator; there are {', '.join(OPS)}")
-            op = OPS[op]
-        result = send if recv is None else recv
-        target = buffer(result, dtype, writable=True)
-        source = target if recv is None else buffer(send, dtype)
-        _match(source, target, source.count)
-        arguments = (source.address, target.address, source.count, source.dtype, op)
-        return arguments, result, (source, target)
 
     def _start(self, function: Any, arguments: tuple, result: Any, keep: tuple) -> Request:
         self._on_stream(0, *keep)
@@ -511,14 +425,6 @@ class Comm(Unique):
     def abort(self) -> None:
         """Ends this rank's part at once, without waiting; the others see this rank fail."""
         check(lib.mep_comm_abort(self._address))
-
-
-def _match(source: Buffer, target: Buffer, count: int) -> None:
-    """The counts of C leave no room for two sizes or types."""
-    if target.dtype != source.dtype:
-        raise ValueError("send and receive buffer have different types")
-    if target.count != count:
-        raise ValueError(f"the receive buffer has {target.count} items, it must have {count}")
 
 
 class _ViewCallback:

@@ -13,9 +13,10 @@ namespace {
 
 constexpr uint8_t kUntouched = 0xa5;
 constexpr size_t kGuard = 64;
-// Up to here each rank looks at every element; beyond, at its share of them. All ranks have the same
-// bytes, so together they see all.
+// Up to here each rank looks at every element; beyond, at its share of them. Where all ranks have the same
+// bytes, they see all together; else each looks at more.
 constexpr size_t kWholeBytes = 32768;
+constexpr size_t kWholeOwnBytes = size_t{1} << 20;
 constexpr size_t kShareElements = 64;
 
 template <typename... Values>
@@ -45,12 +46,36 @@ uint64_t Members::all_slots() const {
   return slots_of(~uint64_t{0});
 }
 
-size_t CallBuffers::sent_bytes(const Call& call) {
-  return call.kind == CallKind::k_barrier ? 0 : call.count * bytes_of(call.dtype);
+size_t CallBuffers::sent_bytes(const Call& call, const Members& members) {
+  if (call.kind == CallKind::k_barrier) return 0;
+  return call.count * bytes_of(call.dtype) * facts_of(call.kind).send_blocks(members.slots.size());
 }
 
 size_t CallBuffers::sent_bytes() const {
-  return sent_bytes(call_);
+  return sent_bytes(call_, members_);
+}
+
+// In place a part of sendbuf is recvbuf; else the other way round.
+bool CallBuffers::lies_in_send() const {
+  return call_.kind == CallKind::k_scatter || call_.kind == CallKind::k_reduce_scatter;
+}
+
+// Where in the larger of the two the other begins, in place.
+size_t CallBuffers::offset_in_place() const {
+  const bool is_block =
+      lies_in_send() || call_.kind == CallKind::k_gather || call_.kind == CallKind::k_allgather;
+  return is_block ? members_.rank * call_.count * element_ : 0;
+}
+
+// All ranks get the same bytes.
+bool CallBuffers::is_alike() const {
+  return call_.kind == CallKind::k_broadcast || call_.kind == CallKind::k_allgather ||
+         call_.kind == CallKind::k_allreduce;
+}
+
+bool CallBuffers::is_gotten() const {
+  const bool by_root = call_.kind == CallKind::k_gather || call_.kind == CallKind::k_reduce;
+  return !by_root || members_.rank == root_;
 }
 
 CallBuffers::CallBuffers(const Program& program, uint32_t step, uint32_t part, const Call& call,
@@ -64,22 +89,26 @@ CallBuffers::CallBuffers(const Program& program, uint32_t step, uint32_t part, c
   const OperationFacts& facts = facts_of(call.kind);
   if (!facts.has_data()) return;
   root_ = call.root % static_cast<uint32_t>(members.slots.size());
-  const size_t bytes = sent_bytes();
-  const bool gathers = facts.receive == Blocks::kAll;
-  out_bytes_ = gathers ? bytes * members.slots.size() : bytes;
-  out_.assign(kGuard + out_bytes_ + kGuard, kUntouched);
-  receive_ = out_.data() + kGuard;
+  const size_t blocks = facts.receive_blocks(members.slots.size());
+  out_bytes_ = is_gotten() ? call.count * element_ * blocks : 0;
   const bool gives = facts.gives(members.rank, root_);
-  if (call.in_place && gives) {
-    send_ = gathers ? receive_ + members.rank * bytes : receive_;
+  const bool in_place = call.in_place && gives && is_gotten() && call.kind != CallKind::k_alltoall;
+  held_bytes_ = in_place ? std::max(out_bytes_, sent_bytes()) : out_bytes_;
+  out_.assign(kGuard + held_bytes_ + kGuard, kUntouched);
+  receive_ = out_.data() + kGuard;
+  if (in_place && lies_in_send()) {
+    send_ = receive_;
+    receive_ += offset_in_place();
+  } else if (in_place) {
+    send_ = receive_ + offset_in_place();
   } else if (own_memory != nullptr) {
     send_ = own_memory;
   } else {
-    in_.assign(bytes + 1, 0);
+    in_.assign(sent_bytes() + 1, 0);
     send_ = in_.data();
   }
   if (gives) {
-    make_elements(call.dtype, key_of(members.rank), call.count, send_);
+    make_elements(call.dtype, key_of(members.rank), sent_bytes() / element_, send_);
   } else {
     send_ = nullptr;  // not to be read
   }
@@ -92,11 +121,11 @@ uint64_t CallBuffers::key_of(uint32_t rank) const {
 }
 
 uint64_t CallBuffers::digest() const {
-  return digest_of(receive_, out_bytes_);
+  return is_alike() ? digest_of(receive_, out_bytes_) : 0;
 }
 
 bool CallBuffers::is_mine(size_t element) const {
-  if (out_bytes_ <= kWholeBytes) return true;
+  if (out_bytes_ <= (is_alike() ? kWholeBytes : kWholeOwnBytes)) return true;
   return element / kShareElements % members_.slots.size() == members_.rank;
 }
 
@@ -104,7 +133,7 @@ std::string CallBuffers::check(mep_result_t result, uint64_t ranks, bool says_in
   if (call_.kind == CallKind::k_barrier) return {};
   for (size_t i = 0; i < kGuard; ++i) {
     if (out_[i] != kUntouched) return formatted("%zu bytes before the buffer written", kGuard - i);
-    if (out_[kGuard + out_bytes_ + i] != kUntouched) {
+    if (out_[kGuard + held_bytes_ + i] != kUntouched) {
       return formatted("byte %zu behind the buffer written", i);
     }
   }
@@ -115,13 +144,14 @@ std::string CallBuffers::check(mep_result_t result, uint64_t ranks, bool says_in
 
 // What is not in place must be as it was, whatever the result.
 std::string CallBuffers::check_input(bool says_intact) const {
-  const bool in_place = send_ >= receive_ && send_ < receive_ + out_bytes_;
-  if (in_place && !says_intact) return {};
   uint8_t expected[8];
-  for (size_t i = 0; i < call_.count; ++i) {
-    if (!is_mine(i)) continue;
+  const size_t count = sent_bytes() / element_;
+  for (size_t i = 0; i < count; ++i) {
+    const uint8_t* given = send_ + i * element_;
+    const bool in_place = given >= receive_ && given < receive_ + out_bytes_;
+    if (!is_mine(i) || (in_place && !says_intact)) continue;
     make_element(call_.dtype, key_of(members_.rank), i, expected);
-    if (std::memcmp(expected, send_ + i * element_, element_) == 0) continue;
+    if (std::memcmp(expected, given, element_) == 0) continue;
     return formatted("%s: element %zu of the input was altered",
                      in_place ? "in place, called intact" : "not in place", i);
   }
@@ -129,26 +159,23 @@ std::string CallBuffers::check_input(bool says_intact) const {
 }
 
 std::string CallBuffers::check_result(uint64_t ranks) const {
-  const auto size = static_cast<uint32_t>(members_.slots.size());
+  if (!is_gotten()) return {};
+  const size_t own = members_.rank * call_.count;
   switch (call_.kind) {
     case CallKind::k_broadcast:
-      return check_block(root_, receive_);
+      return check_block(root_, receive_, 0);
+    case CallKind::k_scatter:
+      return check_block(root_, receive_, own);
     case CallKind::k_allgather:
-      for (uint32_t rank = 0; rank < size; ++rank) {
-        const uint8_t* block = receive_ + rank * call_.count * element_;
-        if ((ranks >> rank & 1) != 0) {
-          std::string wrong = check_block(rank, block);
-          if (!wrong.empty()) return wrong;
-          continue;
-        }
-        if (rank == members_.rank) return "a success without the caller's contribution";
-        for (size_t i = 0; i < call_.count * element_; ++i) {
-          if (block[i] != kUntouched) return formatted("block of absent rank %u written", rank);
-        }
-      }
-      return {};
+    case CallKind::k_gather:
+      return check_blocks(ranks, 0);
+    case CallKind::k_alltoall:
+      return check_blocks(ranks, own);
     case CallKind::k_allreduce:
-      return check_reduced(ranks);
+    case CallKind::k_reduce:
+      return check_reduced(ranks, 0);
+    case CallKind::k_reduce_scatter:
+      return check_reduced(ranks, own);
     case CallKind::k_barrier:
       return {};
     default:
@@ -156,12 +183,29 @@ std::string CallBuffers::check_result(uint64_t ranks) const {
   }
 }
 
-std::string CallBuffers::check_block(uint32_t rank, const uint8_t* block) const {
+// A block of each contributor, and nothing of the others.
+std::string CallBuffers::check_blocks(uint64_t ranks, size_t first) const {
+  for (uint32_t rank = 0; rank < members_.slots.size(); ++rank) {
+    const uint8_t* block = receive_ + rank * call_.count * element_;
+    if ((ranks >> rank & 1) != 0) {
+      std::string wrong = check_block(rank, block, first);
+      if (!wrong.empty()) return wrong;
+      continue;
+    }
+    if (rank == members_.rank) return "a success without the caller's contribution";
+    for (size_t i = 0; i < call_.count * element_; ++i) {
+      if (block[i] != kUntouched) return formatted("block of absent rank %u written", rank);
+    }
+  }
+  return {};
+}
+
+std::string CallBuffers::check_block(uint32_t rank, const uint8_t* block, size_t first) const {
   uint8_t expected[8];
   const uint64_t key = key_of(rank);
   for (size_t i = 0; i < call_.count; ++i) {
     if (!is_mine(i)) continue;
-    make_element(call_.dtype, key, i, expected);
+    make_element(call_.dtype, key, first + i, expected);
     if (std::memcmp(expected, block + i * element_, element_) == 0) continue;
     return formatted("element %zu of rank %u is %s, not %s", i, rank,
                      shown(block + i * element_, element_).c_str(),
@@ -170,7 +214,7 @@ std::string CallBuffers::check_block(uint32_t rank, const uint8_t* block) const 
   return {};
 }
 
-std::string CallBuffers::check_reduced(uint64_t ranks) const {
+std::string CallBuffers::check_reduced(uint64_t ranks, size_t first) const {
   std::vector<uint64_t> keys;
   for (uint32_t rank = 0; rank < members_.slots.size(); ++rank) {
     if ((ranks >> rank & 1) != 0) keys.push_back(key_of(rank));
@@ -182,7 +226,8 @@ std::string CallBuffers::check_reduced(uint64_t ranks) const {
   for (size_t k = 0; k < keys.size(); ++k) inputs[k] = given[k];
   for (size_t i = 0; i < call_.count; ++i) {
     if (!is_mine(i)) continue;
-    for (size_t k = 0; k < keys.size(); ++k) make_element(call_.dtype, keys[k], i, given[k]);
+    for (size_t k = 0; k < keys.size(); ++k)
+      make_element(call_.dtype, keys[k], first + i, given[k]);
     reduce_element(call_.dtype, call_.op, inputs, keys.size(), expected);
     const uint8_t* actual = receive_ + i * element_;
     if (same_element(call_.dtype, actual, expected)) continue;

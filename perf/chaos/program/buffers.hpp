@@ -29,18 +29,25 @@ class CallBuffers {
   void* receive() const { return receive_; }
   uint32_t root() const { return root_; }
   size_t sent_bytes() const;
-  static size_t sent_bytes(const Call& call);
+  static size_t sent_bytes(const Call& call, const Members& members);
 
   // What is wrong after a call that ended with `result`; empty: nothing. `ranks`: the contributors.
   std::string check(mep_result_t result, uint64_t ranks, bool says_intact) const;
+  // Of what came out; 0 where ranks get different bytes.
   uint64_t digest() const;
 
  private:
+  bool lies_in_send() const;
+  size_t offset_in_place() const;
+  bool is_alike() const;
+  bool is_gotten() const;
   uint64_t key_of(uint32_t rank) const;
   std::string check_input(bool says_intact) const;
   std::string check_result(uint64_t ranks) const;
-  std::string check_block(uint32_t rank, const uint8_t* block) const;
-  std::string check_reduced(uint64_t ranks) const;
+  // `first`: the element of a rank's input with which the block begins.
+  std::string check_block(uint32_t rank, const uint8_t* block, size_t first) const;
+  std::string check_blocks(uint64_t ranks, size_t first) const;
+  std::string check_reduced(uint64_t ranks, size_t first) const;
   bool is_mine(size_t element) const;
 
   const Program& program_;
@@ -52,7 +59,8 @@ class CallBuffers {
   uint32_t root_ = 0;
   std::vector<uint8_t> out_;
   std::vector<uint8_t> in_;
-  size_t out_bytes_ = 0;
+  size_t out_bytes_ = 0;   // of recvbuf
+  size_t held_bytes_ = 0;  // between the guards: recvbuf, in place with sendbuf
   uint8_t* send_ = nullptr;
   uint8_t* receive_ = nullptr;
 };

@@ -13,6 +13,15 @@ namespace {
 constexpr std::array<size_t, 5> kEdges = {4088, 16384, 65536, 262144, 1048576};
 constexpr size_t kLargest = size_t{4} << 20;
 
+// How many of 100 calls are of a kind, in the order of the table of operations.
+constexpr std::array<uint32_t, kCollectiveCount> kShares = {12, 15, 13, 20, 6, 7, 7, 10, 10};
+constexpr bool is_shared_out() {
+  uint32_t sum = 0;
+  for (const uint32_t share : kShares) sum += share == 0 ? 100 : share;
+  return sum == 100;
+}
+static_assert(is_shared_out(), "each collective wants its share, of 100 together");
+
 const std::array<const char*, 24> kPoints = {
     "enter",        "cells post",   "put",           "put half",    "signal",     "cells collect",
     "bulk publish", "bulk reduce",  "bulk copy",     "bulk finish", "complete",   "wedge",
@@ -63,6 +72,13 @@ class Generator {
   void insert_step(uint32_t at, Step step);
   Call random_call(uint32_t comm);
   size_t random_bytes();
+  CallKind random_kind();
+  size_t most_members(uint32_t comm) const {
+    for (const Comm& each : comms_) {
+      if (each.number == comm && !each.slots.empty()) return each.slots.size();
+    }
+    return program_.ranks;
+  }
   uint32_t random_comm() { return comms_[random_.below(comms_.size())].number; }
   Step& push(StepKind kind) {
     Step step;
@@ -145,19 +161,24 @@ size_t Generator::random_bytes() {
   return random_.percent(50) ? kEdges[4] - 24 + random_.below(49) : random_.below(kLargest);
 }
 
+CallKind Generator::random_kind() {
+  uint64_t draw = random_.below(100);
+  uint32_t kind = 0;
+  for (; draw >= kShares[kind]; ++kind) draw -= kShares[kind];
+  return static_cast<CallKind>(kind);
+}
+
 Call Generator::random_call(uint32_t comm) {
   Call call;
   call.comm = comm;
-  const uint64_t draw = random_.below(100);
-  call.kind = draw < 15   ? CallKind::k_barrier
-              : draw < 40 ? CallKind::k_broadcast
-              : draw < 60 ? CallKind::k_allgather
-                          : CallKind::k_allreduce;
+  call.kind = random_kind();
   do {
     call.dtype = static_cast<mep_dtype_t>(random_.between(MEP_INT8, MEP_FLOAT8_E5M2));
     call.op = static_cast<mep_op_t>(random_.between(MEP_SUM, MEP_XOR));
   } while (!is_pair(call.dtype, call.op));
   call.count = random_bytes() / bytes_of(call.dtype);
+  // Where a rank gives a block for each, all of them together are as large.
+  if (facts_of(call.kind).gives_each_a_block()) call.count /= most_members(comm);
   call.root = static_cast<uint32_t>(random_.below(kMaxSlots));
   call.in_place = random_.percent(35);
   return call;

@@ -122,10 +122,11 @@ class Judge {
     return (record.what == What::kDispatch || record.what == What::kCombine) &&
            (record.part & 1) != 0;
   }
-  bool is_broadcast(const Record& record) const {
+  // Of a small one the root waits for nobody.
+  bool only_root_gives(const Record& record) const {
     if (record.what != What::kCall || record.step >= program_.steps.size()) return false;
     const std::vector<Call>& calls = program_.steps[record.step].calls;
-    return record.part < calls.size() && calls[record.part].kind == CallKind::k_broadcast;
+    return record.part < calls.size() && facts_of(calls[record.part].kind).only_root_gives();
   }
   bool is_lax(uint32_t step) const {
     return step < program_.steps.size() && program_.steps[step].kind == StepKind::kMismatch;
@@ -325,9 +326,11 @@ void Judge::judge_pair(const Said& a, const Said& b) {
             " | " + told(b));
   };
   if (x.result != y.result) {
-    // A success of one that died afterwards binds nobody.
-    if (x.result == MEP_SUCCESS && !a.life->is_done()) return;
-    if (y.result == MEP_SUCCESS && !b.life->is_done()) return;
+    // A success, or a mismatch that it saw, of one that died afterwards binds nobody.
+    const auto binds = [](const Record& end, const Life& life) {
+      return life.is_done() || (end.result != MEP_SUCCESS && end.result != MEP_ERR_MISMATCH);
+    };
+    if (!binds(x, *a.life) || !binds(y, *b.life)) return;
     return differ(Class::kVerdict, "results differ");
   }
   // A nonblocking call that is refused has no request to ask about.
@@ -356,7 +359,7 @@ void Judge::judge_success(const Said& said, const std::vector<Said>& all) {
     add(Class::kVerdict, end.step, "a success that mep_comm_last_op does not know: " + told(said));
     return;
   }
-  if (is_broadcast(end)) return;
+  if (only_root_gives(end)) return;
   for (const Said& other : all) {
     const bool is_in = (end.contributors >> other.life->slot & 1) != 0;
     if (!is_in && other.life->is_done()) {
@@ -441,7 +444,7 @@ void Judge::judge_news(const Life& life) {
       continue;
     }
     // agree goes over what is known and leaves the report to the next call.
-    if (is_broadcast(*end) || end->what == What::kAgree) continue;
+    if (only_root_gives(*end) || end->what == What::kAgree) continue;
     const uint64_t missing = now.present & ~end->contributors & ~now.reported;
     if (missing != 0 && end->what != What::kSync) {
       add(Class::kVerdict, end->step,

@@ -55,7 +55,7 @@ void Player::call(const Call& call, uint32_t part) {
   if (found == comms_.end() || over_) return;
   const Comm& comm = found->second;
   CallBuffers buffers(program_, step_, part, call, comm.members,
-                      source_memory(comm, CallBuffers::sent_bytes(call)));
+                      source_memory(comm, CallBuffers::sent_bytes(call, comm.members)));
   tamper(&buffers);
   begin(What::kCall, part, call.comm);
   const mep_result_t result =

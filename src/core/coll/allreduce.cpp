@@ -24,13 +24,7 @@ enum SmallPhase : uint32_t { kEnter, kCollect };
 
 mep_result_t check(const Collectives&, const CollectiveArgs& args) {
   MEP_TRY(check_buffers(args, true, true));
-  if (args.op < MEP_SUM || args.op > MEP_XOR) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "op %u is no operator", args.op);
-  }
-  if (!reduce_supported(args.dtype, args.op)) {
-    return fail(MEP_ERR_UNSUPPORTED, "there is no reduction with operator %u on type %u", args.op,
-                args.dtype);
-  }
+  MEP_TRY(check_operator(args));
   const size_t bytes = args.count * mep_dtype_size(args.dtype);
   return check_overlap(args, bytes, bytes, 0);
 }

@@ -40,16 +40,8 @@ Step step_small(Collectives& comm, Operation& operation) {
     if (entered != Step::kDone) return entered;
     copy_at_root(operation);
   } else {
-    bool mismatch = false;
-    if (!comm.cells().arrived(operation, root, &mismatch)) {
-      return look_for_mismatch(comm, operation);
-    }
-    if (mismatch) return mismatch_step(comm, operation, root);
-    comm.cells().note_entered(root, operation.seq);
-    if (comm.cells().relays() && !comm.cells().is_on_this_host(root)) [[unlikely]] {
-      const Step forwarded = forward_step(comm, operation, root);
-      if (forwarded != Step::kDone) return forwarded;
-    }
+    const Step arrived = take_from_root(comm, operation, root);
+    if (arrived != Step::kDone) return arrived;
     if (operation.bytes != 0) {
       std::memcpy(operation.args.receive, comm.contribution(operation, root), operation.bytes);
     }
@@ -134,10 +126,7 @@ Step settle(Collectives& comm, Operation& operation) {
   if (!operation.is_small) return settle_large(operation);
   const auto root = static_cast<uint32_t>(operation.args.root);
   const std::byte* bytes = comm.contribution(operation, root);
-  if (bytes == nullptr) {
-    return fail_step(operation,
-                     fail(MEP_ERR_MISMATCH, "rank %u was not the root of this operation", root));
-  }
+  if (bytes == nullptr) return not_root_step(operation);
   if (operation.bytes != 0) std::memcpy(operation.args.receive, bytes, operation.bytes);
   return Step::kDone;
 }

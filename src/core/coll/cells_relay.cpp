@@ -71,7 +71,7 @@ mep_result_t Cells::relay_rest(const Operation& operation) {
 mep_result_t Cells::send_block(const Operation& operation, bool complete_only) {
   const HostGroup& own = groups_.own();
   const uint64_t expected = tag(operation.epoch, operation.seq);
-  const size_t stride = operation.is_small ? operation.bytes : 0;
+  const size_t stride = operation.is_small ? operation.given_bytes : 0;
   const uint64_t offset = block_offset(operation.seq, own);
   std::byte* words = window_ + offset;
   std::byte* payloads = words + own.ranks.size() * sizeof(uint64_t);

@@ -2,8 +2,19 @@
 
 #include "base/status.hpp"
 #include "core/coll/collectives.hpp"
+#include "kernels/host/kernels.hpp"
 
 namespace mep {
+namespace {
+
+bool overlap(const CollectiveArgs& args, size_t send_bytes, size_t receive_bytes) {
+  const auto send = reinterpret_cast<uintptr_t>(args.send);
+  const auto receive = reinterpret_cast<uintptr_t>(args.receive);
+  return send_bytes != 0 && receive_bytes != 0 && send < receive + receive_bytes &&
+         receive < send + send_bytes;
+}
+
+}  // namespace
 
 mep_result_t check_buffers(const CollectiveArgs& args, bool send_needed, bool receive_needed) {
   const size_t element = mep_dtype_size(args.dtype);
@@ -23,18 +34,31 @@ mep_result_t check_buffers(const CollectiveArgs& args, bool send_needed, bool re
   return MEP_SUCCESS;
 }
 
-mep_result_t check_overlap(const CollectiveArgs& args, size_t send_bytes, size_t receive_bytes,
-                           size_t in_place_offset) {
-  const auto send = reinterpret_cast<uintptr_t>(args.send);
-  const auto receive = reinterpret_cast<uintptr_t>(args.receive);
-  if (send_bytes == 0 || receive_bytes == 0 || send == receive + in_place_offset) {
-    return MEP_SUCCESS;
+mep_result_t check_operator(const CollectiveArgs& args) {
+  if (args.op < MEP_SUM || args.op > MEP_XOR) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "op %u is no operator", args.op);
   }
-  if (send < receive + receive_bytes && receive < send + send_bytes) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "sendbuf and recvbuf overlap without being the in-place form");
+  if (!reduce_supported(args.dtype, args.op)) {
+    return fail(MEP_ERR_UNSUPPORTED, "there is no reduction with operator %u on type %u", args.op,
+                args.dtype);
   }
   return MEP_SUCCESS;
+}
+
+mep_result_t check_overlap(const CollectiveArgs& args, size_t send_bytes, size_t receive_bytes,
+                           size_t own_in_receive, size_t own_in_send) {
+  const auto send = reinterpret_cast<uintptr_t>(args.send);
+  const auto receive = reinterpret_cast<uintptr_t>(args.receive);
+  const bool in_place = send + own_in_send == receive + own_in_receive;
+  if (in_place || !overlap(args, send_bytes, receive_bytes)) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "sendbuf and recvbuf overlap without being the in-place form");
+}
+
+mep_result_t check_apart(const CollectiveArgs& args, size_t send_bytes, size_t receive_bytes) {
+  if (!overlap(args, send_bytes, receive_bytes)) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "sendbuf and recvbuf overlap; this collective has no in-place form");
 }
 
 mep_result_t check_root(const Collectives& comm, int32_t root) {

@@ -81,6 +81,7 @@ mep_result_t Collectives::start(Collective kind, const CollectiveArgs& args, Ope
   operation->kind = kind;
   operation->args = args;
   operation->bytes = args.count * mep_dtype_size(args.dtype);
+  operation->given_bytes = operation->bytes * type.send_blocks(size());
   if (type.prepare != nullptr) MEP_TRY(type.prepare(*this, *operation));
   if (operation->request != nullptr) begin_request(*operation->request);
   if (deferred_ != nullptr) [[unlikely]] {
@@ -109,15 +110,15 @@ mep_result_t Collectives::end_of_wait(Operation* operation) {
 
 // --- For the engine -------------------------------------------------------------------------------
 
-// The root of a small broadcast waits for nobody, so it cannot see that others called something else.
+// The root of a small broadcast or scatter waits for nobody, so it cannot see that others called something else.
 // The next operation in which ranks wait for each other carries what was called in between, and finds it.
 void Collectives::note_number(Operation& operation) {
   MEP_TEST_DELAY_POINT("enter");
   operation.contributors = &adopted().live;
   const uint32_t own = fingerprint(operation.kind, operation.args);
   const CollectiveType& type = collective_type(operation.kind);
-  operation.is_small = operation.bytes <= cells_.payload_bytes();
-  if (type.is_rooted && operation.is_small) {
+  operation.is_small = operation.given_bytes <= cells_.payload_bytes();
+  if (type.only_root_gives() && operation.is_small) {
     operation.fingerprint = own;
     rooted_calls_ = (rooted_calls_ ^ own) * 0x9e3779b1u + 1;
     return;
@@ -131,6 +132,7 @@ void Collectives::begin_again(Operation& operation) {
   operation.cursor = 0;
   operation.chunk = 0;
   operation.chunk_posted = 0;
+  operation.chunk_taken = 0;
   operation.chunk_reduced = 0;
   operation.chunk_passed = 0;
 }
@@ -196,8 +198,8 @@ void Collectives::succeed_settled(Operation& operation) {
     }
   }
   const mep_result_t result = settle_result(operation);
-  // Of a rooted operation the root's bytes alone were kept; who took part is what it is on every rank.
-  if (collective_type(operation.kind).is_rooted) operation.contributors = &adopted().live;
+  // Where only the root gives its bytes alone were kept; who took part is what it is on every rank.
+  if (collective_type(operation.kind).only_root_gives()) operation.contributors = &adopted().live;
   finish(operation, result);
   const std::lock_guard lock(engine_.mutex());
   retained_.erase(operation.seq);

@@ -59,7 +59,8 @@ struct RetainedOperation {
 struct Operation : OperationState<Operation> {
   Collective kind{};
   CollectiveArgs args;
-  size_t bytes = 0;          // args.count elements
+  size_t bytes = 0;          // args.count elements: one block
+  size_t given_bytes = 0;    // all blocks that a rank gives: its contribution
   bool is_small = false;     // its data goes in cells
   uint32_t fingerprint = 0;  // of what must be the same on all ranks
   bool is_internal = false;  // no call of the user's: mep_comm_last_op does not tell of it
@@ -74,6 +75,7 @@ struct Operation : OperationState<Operation> {
   uint32_t looks = 0;         // at cells that had not come
   uint64_t chunk = 0;         // chunks finished
   uint64_t chunk_posted = 0;  // chunks posted
+  uint64_t chunk_taken = 0;   // chunks whose data is in the receive buffer
   // Over several hosts: chunks reduced, and chunks done for the ranks of the own host.
   uint64_t chunk_reduced = 0;
   uint64_t chunk_passed = 0;

@@ -57,7 +57,7 @@ inline Step relay_step(Collectives& comm, Operation& operation) {
 inline Step forward_step(Collectives& comm, Operation& operation, uint32_t root) {
   const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
-  const mep_result_t given = comm.cells().forward(operation.seq, root, operation.bytes);
+  const mep_result_t given = comm.cells().forward(operation.seq, root, operation.given_bytes);
   return given == MEP_SUCCESS ? Step::kDone : fail_step(operation, given);
 }
 
@@ -108,6 +108,25 @@ inline Step look_for_mismatch(Collectives& comm, Operation& operation) {
   }
   if (!comm.cells().differs(operation, &source)) return Step::kPending;
   return mismatch_step(comm, operation, source);
+}
+
+// A rank's part of a small operation in which only the root gives. kDone: the root's cell is here, and given
+// on to whom this rank leads.
+inline Step take_from_root(Collectives& comm, Operation& operation, uint32_t root) {
+  bool mismatch = false;
+  if (!comm.cells().arrived(operation, root, &mismatch)) return look_for_mismatch(comm, operation);
+  if (mismatch) return mismatch_step(comm, operation, root);
+  comm.cells().note_entered(root, operation.seq);
+  if (comm.cells().relays() && !comm.cells().is_on_this_host(root)) [[unlikely]] {
+    return forward_step(comm, operation, root);
+  }
+  return Step::kDone;
+}
+
+// What was kept of an operation that only a root gives to has nothing of this rank's root.
+inline Step not_root_step(Operation& operation) {
+  return fail_step(operation, fail(MEP_ERR_MISMATCH, "rank %d was not the root of this operation",
+                                   operation.args.root));
 }
 
 // kDone once the cells of all contributors have come; operation.cursor remembers how far it looked.

@@ -273,7 +273,8 @@ class Lab:
             job.close()
 
     def case_collectives_are_right(self):
-        for op in ["barrier", "broadcast", "allgather", "allreduce"]:
+        for op in ["barrier", "broadcast", "allgather", "allreduce", "reduce", "gather", "scatter", "reduce_scatter",
+                   "alltoall"]:
             self.perf(op, "-e", "256K", "-f", "32", "-i", "20")
 
     def case_moe_is_right(self):

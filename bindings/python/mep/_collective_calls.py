@@ -1,0 +1,229 @@
+"""The collectives of a communicator: what Comm has them from."""
+from __future__ import annotations
+
+from typing import Any, Optional, Union
+
+import numpy
+
+from . import _abi
+from ._buffers import Buffer, buffer, numpy_dtype, stream_address
+from ._call import check, lib
+from .request import Request
+
+OPS = {"sum": _abi.MEP_SUM, "prod": _abi.MEP_PROD, "min": _abi.MEP_MIN, "max": _abi.MEP_MAX,
+       "avg": _abi.MEP_AVG, "and": _abi.MEP_AND, "or": _abi.MEP_OR, "xor": _abi.MEP_XOR}
+
+
+class CollectiveCalls:
+    """Without `stream` and with `i` before the name: at once, with a request."""
+
+    _address: Optional[int]
+    rank: int
+    size: int
+
+    def barrier(self, *, stream: Any = 0) -> None:
+        """Returns after every live rank has entered."""
+        self._run("barrier", ((), None, ()), stream)
+
+    def ibarrier(self) -> Request:
+        return self._start(lib.mep_ibarrier, (), None, ())
+
+    def broadcast(self, buf: Any, root: int = 0, recv: Any = None, *, dtype: Any = None,
+                  stream: Any = 0) -> Any:
+        """recv on every rank = buf of root; without recv, buf is both. Returns the receive buffer."""
+        return self._run("broadcast", self._broadcast(buf, root, recv, dtype), stream)
+
+    def ibroadcast(self, buf: Any, root: int = 0, recv: Any = None, *, dtype: Any = None) -> Request:
+        return self._start(lib.mep_ibroadcast, *self._broadcast(buf, root, recv, dtype))
+
+    def allgather(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: Any = 0) -> Any:
+        """recv[r] = send of rank r; recv has size times the items of send. Without recv a new array
+        [size, *send.shape]. send None: this rank's block of recv is the input."""
+        return self._run("allgather", self._allgather(send, recv, dtype), stream)
+
+    def iallgather(self, send: Any, recv: Any = None, *, dtype: Any = None) -> Request:
+        return self._start(lib.mep_iallgather, *self._allgather(send, recv, dtype))
+
+    def allreduce(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
+                  dtype: Any = None, stream: Any = 0) -> Any:
+        """recv = op over the live ranks' send, item by item; without recv in place. op: sum, prod,
+        min, max, avg, and, or, xor. Returns the receive buffer."""
+        return self._run("allreduce", self._allreduce(send, recv, op, dtype), stream)
+
+    def iallreduce(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
+                   dtype: Any = None) -> Request:
+        return self._start(lib.mep_iallreduce, *self._allreduce(send, recv, op, dtype))
+
+    def reduce(self, send: Any, root: int = 0, recv: Any = None, op: Union[str, int] = "sum", *,
+               dtype: Any = None, stream: Any = 0) -> Any:
+        """recv of root = op over the live ranks' send; without recv in place there. Returns the receive
+        buffer of root, elsewhere None."""
+        return self._run("reduce", self._reduce(send, root, recv, op, dtype), stream)
+
+    def ireduce(self, send: Any, root: int = 0, recv: Any = None, op: Union[str, int] = "sum", *,
+                dtype: Any = None) -> Request:
+        return self._start(lib.mep_ireduce, *self._reduce(send, root, recv, op, dtype))
+
+    def gather(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None,
+               stream: Any = 0) -> Any:
+        """recv[r] of root = send of rank r; root may leave recv and send away as in allgather. Returns the
+        receive buffer of root, elsewhere None."""
+        return self._run("gather", self._gather(send, root, recv, dtype), stream)
+
+    def igather(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None) -> Request:
+        return self._start(lib.mep_igather, *self._gather(send, root, recv, dtype))
+
+    def scatter(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None,
+                stream: Any = 0) -> Any:
+        """recv of rank r = block r of root's send, which has size times the items of recv and may be None
+        elsewhere. Without recv root's block stays in send. Returns the receive buffer."""
+        return self._run("scatter", self._scatter(send, root, recv, dtype), stream)
+
+    def iscatter(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None) -> Request:
+        return self._start(lib.mep_iscatter, *self._scatter(send, root, recv, dtype))
+
+    def reduce_scatter(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
+                       dtype: Any = None, stream: Any = 0) -> Any:
+        """recv of rank r = op over the live ranks' block r of send, which has size times the items of recv.
+        Without recv a new array, of the shape of send[r] if send has size rows. recv may be this
+        rank's block of send. Returns the receive buffer."""
+        return self._run("reduce_scatter", self._reduce_scatter(send, recv, op, dtype), stream)
+
+    def ireduce_scatter(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
+                        dtype: Any = None) -> Request:
+        return self._start(lib.mep_ireduce_scatter, *self._reduce_scatter(send, recv, op, dtype))
+
+    def alltoall(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: Any = 0) -> Any:
+        """Block s of recv = this rank's block of send of rank s. Both have size blocks; without recv a new
+        array of the shape of send. Blocks of absent ranks stay as they are. Returns the receive buffer."""
+        return self._run("alltoall", self._alltoall(send, recv, dtype), stream)
+
+    def ialltoall(self, send: Any, recv: Any = None, *, dtype: Any = None) -> Request:
+        return self._start(lib.mep_ialltoall, *self._alltoall(send, recv, dtype))
+
+    # ---- arguments of C, the result, and what must live as long as the operation ----------------
+
+    def _broadcast(self, buf: Any, root: int, recv: Any, dtype: Any) -> tuple:
+        result = buf if recv is None else recv
+        target = buffer(result, dtype, writable=True)
+        source = target if recv is None else buffer(buf, dtype)
+        _match(source, target, target.count)
+        arguments = (source.address, target.address, target.count, target.dtype, root)
+        return arguments, result, (source, target)
+
+    def _allgather(self, send: Any, recv: Any, dtype: Any) -> tuple:
+        if send is None:
+            target = buffer(recv, dtype, writable=True)
+            count = self._block("recv", target)
+            own = target.address + self.rank * count * target.itemsize
+            return (own, target.address, count, target.dtype), recv, (target,)
+        source = buffer(send, dtype)
+        if recv is None:
+            recv = numpy.empty((self.size,) + source.shape, numpy_dtype(source.dtype))
+            target = buffer(recv, source.dtype, writable=True)
+        else:
+            target = buffer(recv, dtype, writable=True)
+        _match(source, target, source.count * self.size)
+        return (source.address, target.address, source.count, source.dtype), recv, (source, target)
+
+    def _allreduce(self, send: Any, recv: Any, op: Union[str, int], dtype: Any) -> tuple:
+        result = send if recv is None else recv
+        target = buffer(result, dtype, writable=True)
+        source = target if recv is None else buffer(send, dtype)
+        _match(source, target, source.count)
+        arguments = (source.address, target.address, source.count, source.dtype, _operator(op))
+        return arguments, result, (source, target)
+
+    def _reduce(self, send: Any, root: int, recv: Any, op: Union[str, int], dtype: Any) -> tuple:
+        if self.rank == root:
+            arguments, result, keep = self._allreduce(send, recv, op, dtype)
+            return (*arguments, root), result, keep
+        source = buffer(send, dtype)
+        return (source.address, None, source.count, source.dtype, _operator(op), root), None, (source,)
+
+    def _gather(self, send: Any, root: int, recv: Any, dtype: Any) -> tuple:
+        if self.rank == root:
+            arguments, result, keep = self._allgather(send, recv, dtype)
+            return (*arguments, root), result, keep
+        source = buffer(send, dtype)
+        return (source.address, None, source.count, source.dtype, root), None, (source,)
+
+    def _scatter(self, send: Any, root: int, recv: Any, dtype: Any) -> tuple:
+        if self.rank != root:
+            target = buffer(recv, dtype, writable=True)
+            return (None, target.address, target.count, target.dtype, root), recv, (target,)
+        source = buffer(send, dtype, writable=recv is None)
+        count = self._block("send", source)
+        if recv is None:
+            own = source.address + self.rank * count * source.itemsize
+            return (source.address, own, count, source.dtype, root), send, (source,)
+        target = buffer(recv, dtype, writable=True)
+        _match(source, target, count)
+        return (source.address, target.address, count, source.dtype, root), recv, (source, target)
+
+    def _reduce_scatter(self, send: Any, recv: Any, op: Union[str, int], dtype: Any) -> tuple:
+        source = buffer(send, dtype)
+        count = self._block("send", source)
+        if recv is None:
+            has_rows = len(source.shape) > 0 and source.shape[0] == self.size
+            shape = source.shape[1:] if has_rows else (count,)
+            recv = numpy.empty(shape, numpy_dtype(source.dtype))
+            target = buffer(recv, source.dtype, writable=True)
+        else:
+            target = buffer(recv, dtype, writable=True)
+        _match(source, target, count)
+        arguments = (source.address, target.address, count, source.dtype, _operator(op))
+        return arguments, recv, (source, target)
+
+    def _alltoall(self, send: Any, recv: Any, dtype: Any) -> tuple:
+        source = buffer(send, dtype)
+        count = self._block("send", source)
+        if recv is None:
+            recv = numpy.empty(source.shape, numpy_dtype(source.dtype))
+            target = buffer(recv, source.dtype, writable=True)
+        else:
+            target = buffer(recv, dtype, writable=True)
+        _match(source, target, source.count)
+        return (source.address, target.address, count, source.dtype), recv, (source, target)
+
+    def _block(self, name: str, blocks: Buffer) -> int:
+        """The items of one rank's block."""
+        count, rest = divmod(blocks.count, self.size)
+        if rest:
+            raise ValueError(f"{name} has {blocks.count} items, no multiple of {self.size} ranks")
+        return count
+
+    # ---- how they are carried out (Comm) --------------------------------------------------------
+
+    def _run(self, name: str, prepared: tuple, stream: Any) -> Any:
+        """On the stream, or to its end."""
+        arguments, result, keep = prepared
+        if self._on_stream(stream, *keep):
+            check(getattr(lib, "mep_" + name)(*arguments, self._address, stream_address(stream)))
+            return result
+        return self._finish(self._start(getattr(lib, "mep_i" + name), arguments, result, keep))
+
+    def _on_stream(self, stream: Any, *buffers: Buffer) -> bool:
+        raise NotImplementedError
+
+    def _start(self, function: Any, arguments: tuple, result: Any, keep: tuple) -> Request:
+        raise NotImplementedError
+
+    def _finish(self, request: Request) -> Any:
+        raise NotImplementedError
+
+
+def _operator(op: Union[str, int]) -> int:
+    if not isinstance(op, str):
+        return op
+    if op not in OPS:
+        raise ValueError(f"{op!r} is no operator; there are {', '.join(OPS)}")
+    return OPS[op]
+
+
+def _match(source: Buffer, target: Buffer, count: int) -> None:
+    """The counts of C leave no room for two sizes or types."""
+    if target.dtype != source.dtype:
+        raise ValueError("send and receive buffer have different types")
+    if target.count != count:
+        raise ValueError(f"the receive buffer has {target.count} items, it must have {count}")

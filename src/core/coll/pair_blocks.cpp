@@ -1,0 +1,324 @@
+#include "core/coll/pair_blocks.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/coll/check.hpp"
+#include "core/coll/steps.hpp"
+#include "kernels/host/kernels.hpp"
+
+namespace mep {
+namespace {
+
+enum SmallPhase : uint32_t { kEnter, kCollect };
+
+const CollectiveType& type_of(const Operation& operation) {
+  return collective_type(operation.kind);
+}
+
+bool gives(const Operation& operation, uint32_t rank) {
+  return type_of(operation).gives(rank, static_cast<uint32_t>(operation.args.root));
+}
+
+bool gets(const Operation& operation, uint32_t rank) {
+  return type_of(operation).gets(rank, static_cast<uint32_t>(operation.args.root));
+}
+
+// Where in a rank's contribution the block for `target` begins.
+size_t offset_for(const Operation& operation, uint32_t target) {
+  return type_of(operation).gives_each_a_block() ? target * operation.bytes : 0;
+}
+
+const std::byte* block_for(const Operation& operation, uint32_t target) {
+  return static_cast<const std::byte*>(operation.args.send) + offset_for(operation, target);
+}
+
+std::byte* block_of(const Operation& operation, uint32_t source) {
+  return static_cast<std::byte*>(operation.args.receive) +
+         (type_of(operation).gets_a_block_of_each() ? source * operation.bytes : 0);
+}
+
+bool is_in_place(const Collectives& comm, const Operation& operation) {
+  const uint32_t rank = comm.rank();
+  return gives(operation, rank) && gets(operation, rank) &&
+         block_for(operation, rank) == block_of(operation, rank);
+}
+
+void copy_own_block(const Collectives& comm, const Operation& operation) {
+  const uint32_t rank = comm.rank();
+  if (operation.bytes == 0 || !gives(operation, rank) || !gets(operation, rank)) return;
+  const std::byte* from = block_for(operation, rank);
+  std::byte* to = block_of(operation, rank);
+  if (from != to) std::memcpy(to, from, operation.bytes);
+}
+
+// Reduces `bytes` of each input into the receive buffer, `offset` bytes from its beginning.
+void reduce(const Collectives& comm, Operation& operation, const std::vector<const void*>& inputs,
+            size_t offset, size_t bytes) {
+  operation.input_intact = operation.input_intact && !is_in_place(comm, operation);
+  reduce_rows(operation.args.dtype, operation.args.op,
+              static_cast<std::byte*>(operation.args.receive) + offset, inputs.data(),
+              inputs.size(), bytes / mep_dtype_size(operation.args.dtype),
+              static_cast<uint32_t>(inputs.size()));
+}
+
+// --- Small ----------------------------------------------------------------------------------------
+
+// Out of the contributions, which are all here or were given.
+void take_blocks(Collectives& comm, Operation& operation) {
+  if (operation.bytes == 0 || !gets(operation, comm.rank())) return;
+  const std::vector<uint32_t>& sources = *operation.contributors;
+  const size_t offset = offset_for(operation, comm.rank());
+  if (!type_of(operation).takes_op) {
+    for (const uint32_t source : sources) {
+      std::memcpy(block_of(operation, source), comm.contribution(operation, source) + offset,
+                  operation.bytes);
+    }
+    return;
+  }
+  std::vector<const void*>& inputs = comm.scratch_pointers();
+  inputs.clear();
+  for (const uint32_t source : sources) {
+    inputs.push_back(comm.contribution(operation, source) + offset);
+  }
+  reduce(comm, operation, inputs, 0, operation.bytes);
+}
+
+Step step_small(Collectives& comm, Operation& operation) {
+  if (operation.phase == kEnter) {
+    const Step entered = enter_small(comm, operation, operation.args.send, operation.given_bytes);
+    if (entered != Step::kDone) return entered;
+    operation.phase = kCollect;
+  }
+  const Step collected = collect_small(comm, operation);
+  if (collected != Step::kDone) return collected;
+  take_blocks(comm, operation);
+  comm.cells().note_all_entered(operation.seq);
+  return Step::kDone;
+}
+
+Step settle_small(Collectives& comm, Operation& operation) {
+  take_blocks(comm, operation);
+  return Step::kDone;
+}
+
+// --- Small, from the root alone -------------------------------------------------------------------
+
+Step step_from_root(Collectives& comm, Operation& operation) {
+  const auto root = static_cast<uint32_t>(operation.args.root);
+  if (root != comm.rank()) {
+    const Step arrived = take_from_root(comm, operation, root);
+    if (arrived != Step::kDone) return arrived;
+  } else {
+    const Step entered =
+        enter_small(comm, operation, operation.args.send, operation.given_bytes, Cells::kRooted);
+    if (entered != Step::kDone) return entered;
+  }
+  if (operation.bytes != 0) {
+    std::memcpy(operation.args.receive,
+                comm.contribution(operation, root) + offset_for(operation, comm.rank()),
+                operation.bytes);
+  }
+  return note_done_step(comm, operation, root == comm.rank());
+}
+
+Step settle_from_root(Collectives& comm, Operation& operation) {
+  const auto root = static_cast<uint32_t>(operation.args.root);
+  const std::byte* given = comm.contribution(operation, root);
+  if (given == nullptr) return not_root_step(operation);
+  if (operation.bytes != 0) {
+    std::memcpy(operation.args.receive, given + offset_for(operation, comm.rank()),
+                operation.bytes);
+  }
+  return Step::kDone;
+}
+
+// --- Large ----------------------------------------------------------------------------------------
+
+uint64_t section_count(const Bulk& bulk, const Operation& operation) {
+  return (operation.bytes + bulk.section_bytes() - 1) / bulk.section_bytes();
+}
+
+size_t bytes_of(const Bulk& bulk, const Operation& operation, uint64_t section) {
+  return std::min(bulk.section_bytes(), operation.bytes - section * bulk.section_bytes());
+}
+
+// Whether `target` gets something of this rank through its in area; and this rank of `source`.
+bool gives_to(const Collectives& comm, const Operation& operation, uint32_t target) {
+  return target != comm.rank() && gives(operation, comm.rank()) && gets(operation, target);
+}
+
+bool gets_from(const Collectives& comm, const Operation& operation, uint32_t source) {
+  return source != comm.rank() && gets(operation, comm.rank()) && gives(operation, source);
+}
+
+mep_result_t post(Collectives& comm, Operation& operation, uint64_t section) {
+  const Bulk& bulk = comm.bulk();
+  const uint64_t global = bulk.first_chunk() + section;
+  const size_t bytes = bytes_of(bulk, operation, section);
+  for (const uint32_t target : bulk.live()) {
+    if (!gives_to(comm, operation, target)) continue;
+    const std::byte* data = block_for(operation, target) + section * bulk.section_bytes();
+    MEP_TRY(bulk.put_in(global, target, data, bytes));
+    MEP_TRY(bulk.signal_one(Bulk::Word::kPosted, global, target));
+  }
+  return MEP_SUCCESS;
+}
+
+bool is_taken(Collectives& comm, const Operation& operation, uint64_t section) {
+  const Bulk& bulk = comm.bulk();
+  const uint64_t global = bulk.first_chunk() + section;
+  return std::all_of(bulk.live().begin(), bulk.live().end(), [&](uint32_t target) {
+    return !gives_to(comm, operation, target) || bulk.arrived(Bulk::Word::kTaken, global, target);
+  });
+}
+
+// Posts the present section and, once the one before it is taken, the next.
+mep_result_t post_ahead(Collectives& comm, Operation& operation, uint64_t sections) {
+  while (operation.chunk_posted < sections && operation.chunk_posted <= operation.chunk + 1) {
+    if (operation.chunk_posted >= Bulk::kRing &&
+        !is_taken(comm, operation, operation.chunk_posted - Bulk::kRing)) {
+      return MEP_SUCCESS;
+    }
+    MEP_TRY(post(comm, operation, operation.chunk_posted));
+    ++operation.chunk_posted;
+  }
+  return MEP_SUCCESS;
+}
+
+void reduce_section(Collectives& comm, Operation& operation, uint64_t section) {
+  const Bulk& bulk = comm.bulk();
+  const size_t offset = section * bulk.section_bytes();
+  std::vector<const void*>& inputs = comm.scratch_pointers();
+  inputs.clear();
+  for (const uint32_t source : bulk.live()) {
+    inputs.push_back(source == comm.rank() ? block_for(operation, source) + offset
+                                           : bulk.in_section(bulk.first_chunk() + section, source));
+  }
+  MEP_TEST_DELAY_POINT("bulk reduce");
+  reduce(comm, operation, inputs, offset, bytes_of(bulk, operation, section));
+}
+
+// kDone: the present section of all blocks that this rank gets is in its receive buffer, once.
+Step take_section(Collectives& comm, Operation& operation) {
+  const Bulk& bulk = comm.bulk();
+  const uint64_t section = operation.chunk;
+  const uint64_t global = bulk.first_chunk() + section;
+  if (operation.chunk_taken > section || !gets(operation, comm.rank())) return Step::kDone;
+  const bool reduces = type_of(operation).takes_op;
+  for (; operation.cursor < bulk.live().size(); ++operation.cursor) {
+    const uint32_t source = bulk.live()[operation.cursor];
+    if (!gets_from(comm, operation, source)) continue;
+    if (!bulk.arrived(Bulk::Word::kPosted, global, source)) return Step::kPending;
+    if (reduces) continue;
+    MEP_TEST_DELAY_POINT("bulk copy");
+    std::memcpy(block_of(operation, source) + section * bulk.section_bytes(),
+                bulk.in_section(global, source), bytes_of(bulk, operation, section));
+  }
+  operation.cursor = 0;
+  if (reduces) reduce_section(comm, operation, section);
+  operation.chunk_taken = section + 1;
+  return Step::kDone;
+}
+
+mep_result_t say_taken(Collectives& comm, const Operation& operation, uint64_t sections) {
+  const Bulk& bulk = comm.bulk();
+  if (operation.chunk + Bulk::kRing >= sections) return MEP_SUCCESS;
+  for (const uint32_t source : bulk.live()) {
+    if (!gets_from(comm, operation, source)) continue;
+    MEP_TRY(bulk.signal_one(Bulk::Word::kTaken, bulk.first_chunk() + operation.chunk, source));
+  }
+  return MEP_SUCCESS;
+}
+
+Step move_sections(Collectives& comm, Operation& operation) {
+  const uint64_t sections = section_count(comm.bulk(), operation);
+  const PostingScope posting = comm.posting();
+  if (!posting.allowed()) return Step::kPending;
+  while (operation.chunk < sections) {
+    mep_result_t result = post_ahead(comm, operation, sections);
+    if (result != MEP_SUCCESS) return fail_step(operation, result);
+    // A section that could not be posted yet is not the one that is awaited.
+    if (operation.chunk_posted <= operation.chunk) return Step::kPending;
+    if (take_section(comm, operation) == Step::kPending) return Step::kPending;
+    result = say_taken(comm, operation, sections);
+    if (result != MEP_SUCCESS) return fail_step(operation, result);
+    ++operation.chunk;
+  }
+  comm.bulk().advance(sections);
+  if (!type_of(operation).takes_op) copy_own_block(comm, operation);
+  return Step::kDone;
+}
+
+Step step_large(Collectives& comm, Operation& operation) {
+  return step_large_phases(
+      comm, operation, [] { return Step::kDone; }, [&] { return move_sections(comm, operation); });
+}
+
+// --- Alone ----------------------------------------------------------------------------------------
+
+Step step_alone(Collectives& comm, Operation& operation) {
+  if (!type_of(operation).takes_op) {
+    copy_own_block(comm, operation);
+  } else if (operation.bytes != 0) {
+    std::vector<const void*>& inputs = comm.scratch_pointers();
+    inputs.assign(1, block_for(operation, comm.rank()));
+    reduce(comm, operation, inputs, 0, operation.bytes);
+  }
+  comm.cells().note_all_entered(operation.seq);
+  return Step::kDone;
+}
+
+}  // namespace
+
+mep_result_t check_pair_blocks(Collective kind, const Collectives& comm,
+                               const CollectiveArgs& args) {
+  const OperationFacts& facts = facts_of(kind);
+  if (facts.is_rooted) MEP_TRY(check_root(comm, args.root));
+  const bool gives = facts.gives(comm.rank(), static_cast<uint32_t>(args.root));
+  const bool gets = facts.gets(comm.rank(), static_cast<uint32_t>(args.root));
+  MEP_TRY(check_buffers(args, gives, gets));
+  if (facts.takes_op) MEP_TRY(check_operator(args));
+  const size_t bytes = args.count * mep_dtype_size(args.dtype);
+  if (bytes > SIZE_MAX / 4 / comm.size()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "count %zu is too large for %u ranks", args.count,
+                comm.size());
+  }
+  if (!gives || !gets) return MEP_SUCCESS;
+  const size_t send_bytes = bytes * facts.send_blocks(comm.size());
+  const size_t receive_bytes = bytes * facts.receive_blocks(comm.size());
+  if (facts.gives_each_a_block() && facts.gets_a_block_of_each()) {
+    return check_apart(args, send_bytes, receive_bytes);
+  }
+  // In place a rank's own block lies where it gives it.
+  const size_t own = comm.rank() * bytes;
+  return check_overlap(args, send_bytes, receive_bytes, facts.gets_a_block_of_each() ? own : 0,
+                       facts.gives_each_a_block() ? own : 0);
+}
+
+// As of an allreduce: what fits into a cell in every epoch writes its result only when nothing can fail.
+mep_result_t prepare_pair_blocks(const Collectives& comm, Operation& operation) {
+  if (!type_of(operation).takes_op || operation.given_bytes <= Cells::kMappedPayloadBytes ||
+      !is_in_place(comm, operation) ||
+      operation.bytes > comm.world().config().in_place_restore_bytes) {
+    return MEP_SUCCESS;
+  }
+  const std::byte* input = block_for(operation, comm.rank());
+  operation.saved_input.assign(input, input + operation.bytes);
+  return MEP_SUCCESS;
+}
+
+Step step_pair_blocks(Collectives& comm, Operation& operation) {
+  if (comm.adopted().live.size() == 1) return step_alone(comm, operation);
+  if (!operation.is_small) return step_large(comm, operation);
+  return type_of(operation).only_root_gives() ? step_from_root(comm, operation)
+                                              : step_small(comm, operation);
+}
+
+Step settle_pair_blocks(Collectives& comm, Operation& operation) {
+  if (!operation.is_small) return settle_large(operation);
+  return type_of(operation).only_root_gives() ? settle_from_root(comm, operation)
+                                              : settle_small(comm, operation);
+}
+
+}  // namespace mep

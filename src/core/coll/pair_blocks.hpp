@@ -1,0 +1,36 @@
+// Collectives in which each rank that gives has a block for each rank that gets: alltoall, gather, scatter,
+// and with an operator reduce_scatter and reduce. They differ in what the table says of them: who gives, who
+// gets, whether a buffer has a block for each rank, whether blocks are reduced.
+//
+//   Small  flat: every rank gives its whole contribution to all and takes its blocks out of those that
+//          come. Of a scatter only the root gives; it is done then, like a broadcast's.
+//   Large  section by section of a block: whoever gives puts a section of each rank's block into that
+//          rank's in area and says "posted"; whoever gets copies them out, or reduces them in rank
+//          order, and says "taken". Reuse of areas: section c + 2 is put after "taken" of c has come from
+//          all that get. Of the last two sections "finished" says it. So between any two ranks, on any
+//          placement.
+//
+// All are replicated in their verdict: of a small one everybody has all contributions, and a large one is
+// done only when all have what they get.
+#pragma once
+
+#include "core/coll/operation.hpp"
+
+namespace mep {
+
+[[nodiscard]] mep_result_t check_pair_blocks(Collective kind, const Collectives& comm,
+                                             const CollectiveArgs& args);
+[[nodiscard]] mep_result_t prepare_pair_blocks(const Collectives& comm, Operation& operation);
+[[nodiscard]] Step step_pair_blocks(Collectives& comm, Operation& operation);
+[[nodiscard]] Step settle_pair_blocks(Collectives& comm, Operation& operation);
+
+template <Collective kKind>
+constexpr CollectiveType pair_blocks_type() {
+  return {facts_of(kKind),
+          [](const Collectives& comm, const CollectiveArgs& args) {
+            return check_pair_blocks(kKind, comm, args);
+          },
+          step_pair_blocks, settle_pair_blocks, prepare_pair_blocks};
+}
+
+}  // namespace mep
