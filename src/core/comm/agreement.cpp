@@ -13,11 +13,15 @@ uint64_t status_word(mep_result_t result, uint32_t rank) {
 
 }  // namespace
 
+mep_result_t find_largest(Comm& comm, uint64_t own, uint64_t* largest) {
+  return comm.run(Collective::k_allreduce, {&own, largest, 1, MEP_UINT64, MEP_MAX, 0});
+}
+
 mep_result_t agree_on_step(Comm& comm, mep_result_t own, const char* what) {
   char own_text[kErrorTextBytes] = "";
   if (own != MEP_SUCCESS) (void)snprintf(own_text, sizeof own_text, "%s", last_error_text());
   uint64_t worst = 0;
-  MEP_TRY(comm.collectives().agree_largest(status_word(own, comm.rank()), &worst));
+  MEP_TRY(find_largest(comm, status_word(own, comm.rank()), &worst));
   if (worst == 0) return MEP_SUCCESS;
   const auto result = static_cast<mep_result_t>(-static_cast<int64_t>(worst >> 32));
   const auto rank = static_cast<uint32_t>(worst);

@@ -17,6 +17,12 @@
 
 namespace mep {
 
+// All of these are operations of the comm that count as calls of the user's (mep.h): mep_comm_last_op tells of
+// them.
+
+// Collective; needs no memory. The largest of what the ranks give.
+[[nodiscard]] mep_result_t find_largest(Comm& comm, uint64_t own, uint64_t* largest);
+
 // Collective; needs no memory. How this rank's step went, and what a rank that failed could not do.
 [[nodiscard]] mep_result_t agree_on_step(Comm& comm, mep_result_t own, const char* what);
 

@@ -282,7 +282,7 @@ mep_result_t EpAgreement::reach(Comm& comm, const EpShape& shape, const char* gi
   // How many objects were made before, on whoever knows of most: a newcomer has not seen those that were made
   // while it came.
   uint64_t most = 0;
-  MEP_TRY(comm.collectives().agree_largest(comm.next_ep_number(), &most));
+  MEP_TRY(find_largest(comm, comm.next_ep_number(), &most));
   const auto number = static_cast<uint32_t>(most);
   comm.set_ep_number(number + 1);
   MEP_TRY(step_together(comm, "begin to make an EP object", [&]() -> mep_result_t {
