@@ -331,7 +331,9 @@ void test_stalled_large(void**) {
       {Kind::k_gather, MEP_INT8, MEP_SUM, 1'600'000, 0, false, 8},
       {Kind::k_scatter, MEP_INT8, MEP_SUM, 1'600'000, 1, false, 9},
   };
-  for (const Case& c : cases) {
+  // The last three go the way of reduce_scatter.
+  for (size_t i = 0; i < slice(4, std::size(cases)); ++i) {
+    const Case& c = cases[i];
     for (const int size : {2, 3}) {
       stalled_in(c, size, 0);
       stalled_in(c, size, MEP_COMM_PUT_ONLY);
