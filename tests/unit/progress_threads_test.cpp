@@ -163,7 +163,7 @@ void test_deadline(void**) {
 void test_text_of_another_thread(void**) {
   Report report;
   with_rank_threads(2, progress_config(), report, [&](int rank, mep_comm_t comm, Report& found) {
-    const auto count = static_cast<size_t>(rank + 1);
+    const size_t count = static_cast<size_t>(rank) + 1;
     Watched odd(sum_of(count * 8, 1), comm, rank, 2, found);
     COLL_CHECK(found, odd.await());
     COLL_EXPECT(found, MEP_ERR_INVALID_ARGUMENT, mep_comm_rank(comm, nullptr));
