@@ -13,8 +13,6 @@
 namespace mep {
 namespace {
 
-enum SmallPhase : uint32_t { kEnter, kCollect };
-
 mep_result_t check(const Collectives& comm, const CollectiveArgs& args) {
   MEP_TRY(check_buffers(args, true, true));
   const size_t bytes = args.count * mep_dtype_size(args.dtype);
@@ -46,30 +44,13 @@ void copy_blocks(Collectives& comm, Operation& operation) {
 }
 
 Step step_small(Collectives& comm, Operation& operation) {
-  if (operation.phase == kEnter) {
-    const Step entered = enter_small(comm, operation, operation.args.send, operation.bytes);
-    if (entered != Step::kDone) return entered;
-    operation.phase = kCollect;
-  }
-  const Step collected = collect_small(comm, operation);
-  if (collected != Step::kDone) return collected;
-  copy_blocks(comm, operation);
-  comm.cells().note_all_entered(operation.seq);
-  return Step::kDone;
-}
-
-uint64_t section_count(const Bulk& bulk, const Operation& operation) {
-  return (operation.bytes + bulk.section_bytes() - 1) / bulk.section_bytes();
-}
-
-size_t bytes_of(const Bulk& bulk, const Operation& operation, uint64_t section) {
-  return std::min(bulk.section_bytes(), operation.bytes - section * bulk.section_bytes());
+  return exchange_small(comm, operation, [&] { copy_blocks(comm, operation); });
 }
 
 mep_result_t publish(Collectives& comm, Operation& operation, uint64_t section) {
   const Bulk& bulk = comm.bulk();
   const uint64_t global = bulk.first_chunk() + section;
-  const size_t bytes = bytes_of(bulk, operation, section);
+  const size_t bytes = bulk.bytes_in_section(operation.bytes, section);
   MEP_TRY(bulk.publish_section(
       global, static_cast<const std::byte*>(operation.args.send) + section * bulk.section_bytes(),
       bytes));
@@ -82,7 +63,7 @@ void copy_section(Collectives& comm, Operation& operation, uint64_t section) {
     if (source == comm.rank()) continue;
     std::memcpy(block_of(operation, source) + section * bulk.section_bytes(),
                 bulk.out_section(bulk.first_chunk() + section, source),
-                bytes_of(bulk, operation, section));
+                bulk.bytes_in_section(operation.bytes, section));
   }
 }
 
@@ -106,7 +87,7 @@ Step publish_ahead(Collectives& comm, Operation& operation, uint64_t sections) {
 
 Step step_sections(Collectives& comm, Operation& operation) {
   const Bulk& bulk = comm.bulk();
-  const uint64_t sections = section_count(bulk, operation);
+  const uint64_t sections = bulk.sections_of(operation.bytes);
   const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   for (;;) {

@@ -20,8 +20,6 @@
 namespace mep {
 namespace {
 
-enum SmallPhase : uint32_t { kEnter, kCollect };
-
 mep_result_t check(const Collectives&, const CollectiveArgs& args) {
   MEP_TRY(check_buffers(args, true, true));
   MEP_TRY(check_operator(args));
@@ -39,17 +37,10 @@ void reduce_contributions(Collectives& comm, Operation& operation) {
 }
 
 Step step_small(Collectives& comm, Operation& operation) {
-  if (operation.phase == kEnter) {
-    const Step entered = enter_small(comm, operation, operation.args.send, operation.bytes);
-    if (entered != Step::kDone) return entered;
-    operation.phase = kCollect;
-  }
-  const Step collected = collect_small(comm, operation);
-  if (collected != Step::kDone) return collected;
-  operation.input_intact = operation.args.send != operation.args.receive;
-  reduce_contributions(comm, operation);
-  comm.cells().note_all_entered(operation.seq);
-  return Step::kDone;
+  return exchange_small(comm, operation, [&] {
+    operation.input_intact = operation.args.send != operation.args.receive;
+    reduce_contributions(comm, operation);
+  });
 }
 
 // How the elements of a chunk are divided among the live ranks. All slices but the last are full.
@@ -212,7 +203,7 @@ Step step_large(Collectives& comm, Operation& operation) {
 
 Step step(Collectives& comm, Operation& operation) {
   if (comm.adopted().live.size() == 1) {
-    if (operation.phase == kEnter && operation.bytes != 0) {
+    if (operation.bytes != 0) {
       const void* input = operation.args.send;
       reduce_rows(operation.args.dtype, operation.args.op, operation.args.receive, &input, 1,
                   operation.args.count, 1);

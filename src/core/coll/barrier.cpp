@@ -9,14 +9,7 @@ mep_result_t check(const Collectives&, const CollectiveArgs&) {
 }
 
 Step step(Collectives& comm, Operation& operation) {
-  if (operation.phase == 0) {
-    const Step entered = enter_small(comm, operation, nullptr, 0);
-    if (entered != Step::kDone) return entered;
-    operation.phase = 1;
-  }
-  const Step collected = collect_small(comm, operation);
-  if (collected == Step::kDone) comm.cells().note_all_entered(operation.seq);
-  return collected;
+  return exchange_small(comm, operation, [] {});
 }
 
 Step settle(Collectives&, Operation&) {

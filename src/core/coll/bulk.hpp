@@ -17,6 +17,7 @@
 // all have.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -47,6 +48,13 @@ class Bulk {
 
   // Bytes of a section for the present live ranks: what one rank moves per chunk.
   size_t section_bytes() const { return section_bytes_; }
+  // In how many sections a block of that size goes, and how much of it is in one of them.
+  uint64_t sections_of(size_t block_bytes) const {
+    return (block_bytes + section_bytes_ - 1) / section_bytes_;
+  }
+  size_t bytes_in_section(size_t block_bytes, uint64_t section) const {
+    return std::min(section_bytes_, block_bytes - section * section_bytes_);
+  }
   // Chunks used so far; an operation's chunk i is first_chunk() + i, and at its end it is advanced.
   uint64_t first_chunk() const { return next_chunk_; }
   void advance(uint64_t chunks) { next_chunk_ += chunks; }

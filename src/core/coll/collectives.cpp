@@ -128,13 +128,7 @@ void Collectives::note_number(Operation& operation) {
 }
 
 void Collectives::begin_again(Operation& operation) {
-  operation.phase = 0;
-  operation.cursor = 0;
-  operation.chunk = 0;
-  operation.chunk_posted = 0;
-  operation.chunk_taken = 0;
-  operation.chunk_reduced = 0;
-  operation.chunk_passed = 0;
+  static_cast<StepState&>(operation) = {};
 }
 
 // Without a root there is nothing to wait for: each rank knows it from the view.

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <tuple>
 
 #include "core/coll/collectives.hpp"
 
@@ -13,19 +12,22 @@ namespace {
 // How often a verdict that could not be asked for is asked for again.
 constexpr uint64_t kAskAgainNs = 50'000'000;
 
-// How far the first operation of the queue is.
-auto mark_of(const Operation* first) {
-  using Mark = std::tuple<const Operation*, uint64_t, uint32_t, uint32_t, uint64_t, uint64_t,
-                          uint64_t, uint64_t>;
-  if (first == nullptr) return Mark{};
-  return Mark{first,        first->seq,          first->phase,         first->cursor,
-              first->chunk, first->chunk_posted, first->chunk_reduced, first->chunk_passed};
+// The first operation of the queue, and how far it is.
+struct Mark {
+  const Operation* first = nullptr;
+  uint64_t seq = 0;
+  StepState state;
+  bool operator==(const Mark&) const = default;
+};
+
+Mark mark_of(const Operation* first) {
+  return first == nullptr ? Mark{} : Mark{first, first->seq, *first};
 }
 
 }  // namespace
 
 Progress Collectives::progress() {
-  const auto before = mark_of(engine_.first());
+  const Mark before = mark_of(engine_.first());
   engine_.step_all();
   Progress progress;
   progress.pending = !idle();

@@ -56,7 +56,21 @@ struct RetainedOperation {
   std::vector<std::vector<std::byte>> cells;  // beside sources: signal word and payload
 };
 
-struct Operation : OperationState<Operation> {
+// How far the step functions have come with an operation.
+struct StepState {
+  uint32_t phase = 0;
+  uint32_t cursor = 0;
+  uint64_t chunk = 0;         // chunks finished
+  uint64_t chunk_posted = 0;  // chunks posted
+  uint64_t chunk_taken = 0;   // chunks whose data is in the receive buffer
+  // Over several hosts: chunks reduced, and chunks done for the ranks of the own host.
+  uint64_t chunk_reduced = 0;
+  uint64_t chunk_passed = 0;
+
+  bool operator==(const StepState&) const = default;
+};
+
+struct Operation : OperationState<Operation>, StepState {
   Collective kind{};
   CollectiveArgs args;
   size_t bytes = 0;          // args.count elements: one block
@@ -69,17 +83,7 @@ struct Operation : OperationState<Operation> {
   const RetainedOperation* retained = nullptr;  // set when settled from retained contributions
   std::shared_ptr<const CommChange> change;     // that ended it
 
-  // Owned by the step function.
-  uint32_t phase = 0;
-  uint32_t cursor = 0;
-  uint32_t looks = 0;         // at cells that had not come
-  uint64_t chunk = 0;         // chunks finished
-  uint64_t chunk_posted = 0;  // chunks posted
-  uint64_t chunk_taken = 0;   // chunks whose data is in the receive buffer
-  // Over several hosts: chunks reduced, and chunks done for the ranks of the own host.
-  uint64_t chunk_reduced = 0;
-  uint64_t chunk_passed = 0;
-
+  uint32_t looks = 0;  // of a step function, at cells that had not come
   bool input_intact = true;
   bool holds_result = false;        // all data is here; only the others' last signals are missing
   RequestState* request = nullptr;  // of the nonblocking forms

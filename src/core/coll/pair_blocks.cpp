@@ -10,8 +10,6 @@
 namespace mep {
 namespace {
 
-enum SmallPhase : uint32_t { kEnter, kCollect };
-
 const CollectiveType& type_of(const Operation& operation) {
   return collective_type(operation.kind);
 }
@@ -85,16 +83,7 @@ void take_blocks(Collectives& comm, Operation& operation) {
 }
 
 Step step_small(Collectives& comm, Operation& operation) {
-  if (operation.phase == kEnter) {
-    const Step entered = enter_small(comm, operation, operation.args.send, operation.given_bytes);
-    if (entered != Step::kDone) return entered;
-    operation.phase = kCollect;
-  }
-  const Step collected = collect_small(comm, operation);
-  if (collected != Step::kDone) return collected;
-  take_blocks(comm, operation);
-  comm.cells().note_all_entered(operation.seq);
-  return Step::kDone;
+  return exchange_small(comm, operation, [&] { take_blocks(comm, operation); });
 }
 
 Step settle_small(Collectives& comm, Operation& operation) {
@@ -135,14 +124,6 @@ Step settle_from_root(Collectives& comm, Operation& operation) {
 
 // --- Large ----------------------------------------------------------------------------------------
 
-uint64_t section_count(const Bulk& bulk, const Operation& operation) {
-  return (operation.bytes + bulk.section_bytes() - 1) / bulk.section_bytes();
-}
-
-size_t bytes_of(const Bulk& bulk, const Operation& operation, uint64_t section) {
-  return std::min(bulk.section_bytes(), operation.bytes - section * bulk.section_bytes());
-}
-
 // Whether `target` gets something of this rank through its in area; and this rank of `source`.
 bool gives_to(const Collectives& comm, const Operation& operation, uint32_t target) {
   return target != comm.rank() && gives(operation, comm.rank()) && gets(operation, target);
@@ -155,7 +136,7 @@ bool gets_from(const Collectives& comm, const Operation& operation, uint32_t sou
 mep_result_t post(Collectives& comm, Operation& operation, uint64_t section) {
   const Bulk& bulk = comm.bulk();
   const uint64_t global = bulk.first_chunk() + section;
-  const size_t bytes = bytes_of(bulk, operation, section);
+  const size_t bytes = bulk.bytes_in_section(operation.bytes, section);
   for (const uint32_t target : bulk.live()) {
     if (!gives_to(comm, operation, target)) continue;
     const std::byte* data = block_for(operation, target) + section * bulk.section_bytes();
@@ -196,7 +177,7 @@ void reduce_section(Collectives& comm, Operation& operation, uint64_t section) {
                                            : bulk.in_section(bulk.first_chunk() + section, source));
   }
   MEP_TEST_DELAY_POINT("bulk reduce");
-  reduce(comm, operation, inputs, offset, bytes_of(bulk, operation, section));
+  reduce(comm, operation, inputs, offset, bulk.bytes_in_section(operation.bytes, section));
 }
 
 // kDone: the present section of all blocks that this rank gets is in its receive buffer, once.
@@ -213,7 +194,7 @@ Step take_section(Collectives& comm, Operation& operation) {
     if (reduces) continue;
     MEP_TEST_DELAY_POINT("bulk copy");
     std::memcpy(block_of(operation, source) + section * bulk.section_bytes(),
-                bulk.in_section(global, source), bytes_of(bulk, operation, section));
+                bulk.in_section(global, source), bulk.bytes_in_section(operation.bytes, section));
   }
   operation.cursor = 0;
   if (reduces) reduce_section(comm, operation, section);
@@ -232,7 +213,7 @@ mep_result_t say_taken(Collectives& comm, const Operation& operation, uint64_t s
 }
 
 Step move_sections(Collectives& comm, Operation& operation) {
-  const uint64_t sections = section_count(comm.bulk(), operation);
+  const uint64_t sections = comm.bulk().sections_of(operation.bytes);
   const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   while (operation.chunk < sections) {

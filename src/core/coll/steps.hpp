@@ -150,6 +150,23 @@ inline Step collect_small(Collectives& comm, Operation& operation) {
   return Step::kDone;
 }
 
+// A small operation in which all give to all: gives this rank's contribution, and once all have come take()
+// makes the result of them.
+template <typename Take>
+Step exchange_small(Collectives& comm, Operation& operation, Take&& take) {
+  enum Phase : uint32_t { kEnter, kCollect };
+  if (operation.phase == kEnter) {
+    const Step entered = enter_small(comm, operation, operation.args.send, operation.given_bytes);
+    if (entered != Step::kDone) return entered;
+    operation.phase = kCollect;
+  }
+  const Step collected = collect_small(comm, operation);
+  if (collected != Step::kDone) return collected;
+  take();
+  comm.cells().note_all_entered(operation.seq);
+  return Step::kDone;
+}
+
 // The last act of a large operation: says that this rank has all its data, and waits for the same of
 // the others. From then on the operation can be completed without anybody.
 inline Step finish_large(Collectives& comm, Operation& operation, bool* signalled) {
