@@ -12,7 +12,7 @@
 namespace mep {
 namespace {
 
-// The cores are the program's: no spins, and soon to sleep.
+// The cores are the program's: it sleeps soon. Over a network it looks that long without giving its core away.
 constexpr uint64_t kLookNs = 50'000;
 
 WaitPolicy patient(WaitPolicy policy) {
