@@ -151,7 +151,8 @@ void two_at_once_put_only(void**) {
 enum Stage { kOthersSettled, kNewcomerWelcomed };
 
 // Rank 2 has not received its dispatch when rank 1 dies, so its memory may be in use and no newcomer is
-// let in; rank 0 lets one in and tells it of the object. Then both destroy it and make another.
+// let in; rank 0 lets one in and tells it of the object: the test goes on once it has. Then both destroy
+// the object and make another.
 void objects_come_and_go_meanwhile(void**) {
   EpCase c = mapped_case(mix(test_seed(), 99));
   c.slotted = true;  // so that a send waits for nobody
@@ -174,7 +175,7 @@ void objects_come_and_go_meanwhile(void**) {
         COLL_EXPECT(found, MEP_ERR_PEER_FAILED, buffer.dispatch(MEP_PHASE_RECEIVE));
         COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(comm, nullptr));  // as rank 0 met it
       } else {
-        COLL_OK(found, mep::failpoint_arm("newcomer connect=stop"));
+        COLL_OK(found, mep::failpoint_arm("newcomer welcomed=stop"));
         meet_failure(comm, found);
         page->await(kNewcomerWelcomed, 1);
       }

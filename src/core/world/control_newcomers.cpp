@@ -112,6 +112,7 @@ bool ControlThread::connect_newcomer(uint32_t slot) {
   }
   peer.link->allow_output(bytes);
   encode_welcome(comms, [&](std::span<const std::byte> part) { send(slot, kFrameComms, part); });
+  MEP_FAILPOINT("newcomer welcomed");
   send_comm_epochs(slot);
   offer_windows_to(slot);
   // This rank may be a newcomer itself, and that one may be in first.
