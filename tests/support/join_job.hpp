@@ -8,6 +8,7 @@
 #include "base/failpoint.hpp"
 #include "core/bootstrap/local_socket.hpp"
 #include "support/coll_ranks.hpp"
+#include "support/meeting.hpp"
 #include "support/shared_memory.hpp"
 
 namespace mep_test {

@@ -99,8 +99,10 @@ void leavers_see_the_lost_out(void**) {
   Report report;
   mep_comm_config_t config = patient_config(0);
   config.suspect_ms = 2'000;
+  Meeting all(4);
   JoinJob job(4, config, report, [&](int rank, mep_comm_t world, Report& found) {
     COLL_OK(found, mep_barrier(world, nullptr));
+    all.pass(found);
     if (rank == 2) {
       break_all_connections();
       page->reach(kArmed);

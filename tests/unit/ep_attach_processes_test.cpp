@@ -53,13 +53,14 @@ void take_back(uint64_t seed, int32_t victim, uint32_t flags) {
   around.avoided_rank = victim;
   std::vector<uint8_t> gone(kRanks, 0);
   gone[static_cast<size_t>(victim)] = 1;
+  Meeting all(kRanks);
   Report report;
   JoinJob job(kRanks, patient_config(flags), report, [&](int rank, mep_comm_t comm, Report& found) {
     mep_ep_t ep = make_object(whole, "moe", comm, found);
     if (ep == nullptr) return;
     set_map(whole, ep, found);
     run_rounds(whole, rank, ep, 0, {}, found);
-    COLL_OK(found, mep_barrier(comm, nullptr));
+    all.pass(found);
     if (rank == victim) die();
     meet_failure(comm, found);
     set_map(around, ep, found);
@@ -112,12 +113,13 @@ void two_at_once(uint32_t flags) {
     c.mapped_experts = false;
     c.replicas = 1;
     const int32_t victims[] = {static_cast<int32_t>(i % 3), 3};
+    Meeting all(4);
     Report report;
     JoinJob job(4, patient_config(flags), report, [&](int rank, mep_comm_t comm, Report& found) {
       mep_ep_t ep = make_object(c, "moe", comm, found);
       if (ep == nullptr) return;
       run_rounds(c, rank, ep, 0, {}, found);
-      COLL_OK(found, mep_barrier(comm, nullptr));
+      all.pass(found);
       if (rank == victims[0] || rank == victims[1]) die();
       while (live_of(comm, found) > 2 && !found.bad()) (void)mep_barrier(comm, nullptr);
       int32_t admitted = 0;

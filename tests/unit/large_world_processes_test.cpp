@@ -115,6 +115,7 @@ void replacement_finds_all(void**) {
   const Mapped mapped{soak_flag() ? 1000u : 600u};
   std::string deepest = "world";
   for (int depth = 0; depth < nested; ++depth) deepest += "/0.0";
+  Meeting all(kRanks);
   Report report;
   JoinJob job(kRanks, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
     std::vector<mep_comm_t> comms{comm};
@@ -135,7 +136,7 @@ void replacement_finds_all(void**) {
     }
     if (found.bad()) return;
     mapped.exchange(eps.back(), rank, found);
-    COLL_OK(found, mep_barrier(comm, nullptr));
+    all.pass(found);
     if (rank == kVictim) die();
     meet_failure(comm, found);
     int32_t admitted = 0;
@@ -201,6 +202,7 @@ double cpu_seconds() {
 // In a soak the tables of a view change are larger than a frame: such a change needs them in pieces.
 void many_channels_are_settled(void**) {
   const size_t objects = objects_within_limits(slice(300, 2200), 8);
+  Meeting all(kRanks);
   Report report;
   JoinJob job(kRanks, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
     std::vector<mep_ep_t> eps;
@@ -209,7 +211,7 @@ void many_channels_are_settled(void**) {
       eps.push_back(nullptr);
       COLL_OK(found, mep_ep_create(comm, &config, &eps.back()));
     }
-    COLL_OK(found, mep_barrier(comm, nullptr));
+    all.pass(found);
     if (rank == kVictim) die();
     const double before = cpu_seconds();
     meet_failure(comm, found);
@@ -234,6 +236,7 @@ size_t allocated_bytes() {
 // Comms and EP objects that come and go, each used: then a death, and a destroy that waits for nobody.
 void cycles_leave_nothing(void**) {
   const size_t cycles = slice(2000, 100'000);
+  Meeting all(kRanks);
   Report report;
   const auto with_one_arena = [](int) { mallopt(M_ARENA_MAX, 1); };
   const auto body = [&](int rank, mep_comm_t comm, Report& found) {
@@ -269,7 +272,7 @@ void cycles_leave_nothing(void**) {
       found.add("rank %d: %zu bytes allocated, %zu after a quarter of the cycles", rank, now,
                 settled);
     }
-    COLL_OK(found, mep_barrier(comm, nullptr));
+    all.pass(found);
     if (rank == kVictim) die();
     meet_failure(comm, found);
     check_contributors(rank, comm, 0x101, found);

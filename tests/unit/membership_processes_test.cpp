@@ -58,6 +58,7 @@ void grow_up_to_max_size(void**) {
 // A rank that came by growth dies and is replaced; so is one of the first.
 void a_grown_rank_is_replaced(void**) {
   const auto page = JoinJob::shared_page();
+  Meeting all(3);
   Report report;
   mep_comm_config_t config = patient_config(0);
   config.max_size = 3;
@@ -77,6 +78,7 @@ void a_grown_rank_is_replaced(void**) {
     COLL_OK(found, mep_comm_grow(comm, 1, kNeverMs, &grown));
     if (grown == nullptr) return;
     replace(rank, grown, 2, found);
+    all.pass(found);
     if (rank == 1) die();
     replace(rank, grown, 1, found);
     COLL_OK(found, mep_comm_destroy(grown));
@@ -88,6 +90,7 @@ void a_grown_rank_is_replaced(void**) {
   job.expect_killed(first);
   job.join(2, [&](int rank, mep_comm_t comm, Report& found) {
     check_contributors(rank, comm, 0x111, found);
+    all.pass(found);
     replace(rank, comm, 1, found);
   });
   job.expect_killed(1);
@@ -98,10 +101,11 @@ void a_grown_rank_is_replaced(void**) {
 
 // Nobody calls mep_recover_ranks: barriers admit who is ready.
 void automatic_recovery(void**) {
+  Meeting all(3);
   Report report;
   JoinJob job(3, patient_config(MEP_COMM_AUTO_RECOVER), report,
-              [](int rank, mep_comm_t comm, Report& found) {
-                COLL_OK(found, mep_barrier(comm, nullptr));
+              [&](int rank, mep_comm_t comm, Report& found) {
+                all.pass(found);
                 if (rank == 1) die();
                 meet_failure(comm, found);
                 COLL_CHECK(found, live_of(comm, found) == 2);
@@ -124,9 +128,10 @@ void automatic_recovery(void**) {
 // wait out their time. Then one comes in.
 void newcomers_die_on_their_way(const char* point) {
   const auto page = JoinJob::shared_page();
+  Meeting all(3);
   Report report;
   JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
-    COLL_OK(found, mep_barrier(comm, nullptr));
+    all.pass(found);
     if (rank == 1) die();
     meet_failure(comm, found);
     const int32_t victim = 1;
@@ -165,10 +170,11 @@ void newcomers_die_when_ready(void**) {
 void stop_on_the_way(const std::string& point, unsigned stop_ms) {
   const bool is_member = point.rfind("join ", 0) != 0;
   const std::string armed = point + "=stop";
+  Meeting all(3);
   Report report;
   JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
     if (is_member && rank == 2) COLL_OK(found, mep::failpoint_arm(armed));
-    COLL_OK(found, mep_barrier(comm, nullptr));
+    all.pass(found);
     if (rank == 1) die();
     meet_failure(comm, found);
     const int32_t victim = 1;
@@ -227,6 +233,7 @@ void a_newcomer_is_there_first(void**) {
 // admitted in its place: the first one has no link to it and asks again.
 void a_newcomer_misses_another(void**) {
   const auto page = JoinJob::shared_page();
+  Meeting all(3);
   Report report;
   const auto recover = [](mep_comm_t comm, int32_t victim, Report& found) {
     int32_t admitted = 0;
@@ -234,7 +241,7 @@ void a_newcomer_misses_another(void**) {
     COLL_CHECK(found, admitted == 1);
   };
   JoinJob job(3, quick_config(), report, [&](int rank, mep_comm_t comm, Report& found) {
-    COLL_OK(found, mep_barrier(comm, nullptr));
+    all.pass(found);
     if (rank == 1) die();
     meet_failure(comm, found);
     if (rank == 2) {
@@ -440,6 +447,7 @@ void await_told(const Told& told, int calls) {
 }
 
 void views_are_told(void**) {
+  Meeting all(3);
   Report report;
   JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
     Told told;
@@ -449,7 +457,7 @@ void views_are_told(void**) {
     COLL_CHECK(found, epoch == 1);
     COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_comm_wait_view(comm, epoch, 1));
     COLL_OK(found, mep_comm_wait_view(comm, epoch - 1, 0));  // it is larger already
-    COLL_OK(found, mep_barrier(comm, nullptr));
+    all.pass(found);
     if (rank == 1) die();
     COLL_OK(found, mep_comm_wait_view(comm, epoch, kNeverMs));
     await_told(told, 1);
@@ -501,6 +509,7 @@ void views_are_told(void**) {
 
 // A comm made by a split, under a name of the user's: who replaces a rank finds it by that name.
 void a_comm_is_found_by_its_name(void**) {
+  Meeting all(3);
   Report report;
   const auto check = [](int rank, mep_comm_t child, Report& found) {
     check_contributors(rank, child, 0x11, found);
@@ -510,7 +519,7 @@ void a_comm_is_found_by_its_name(void**) {
     COLL_OK(found, mep_comm_split(comm, rank == 0 ? 1 : 0, 0, &child));
     COLL_OK(found, mep_comm_set_name(child, rank == 0 ? "alone" : "pair"));
     COLL_OK(found, mep_comm_set_name(comm, "everybody"));
-    COLL_OK(found, mep_barrier(comm, nullptr));
+    all.pass(found);
     if (rank == 1) die();
     meet_failure(comm, found);
     if (rank == 2) COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(child, nullptr));

@@ -21,9 +21,10 @@ void check_last_op_names(mep_comm_t comm, uint64_t failed, Report& found) {
 // Rank 1 dies, the others ask for a replacement of it, and rank 3 dies while they wait: the replacement that
 // comes after that is let in.
 void second_death_while_ranks_recover(void**) {
+  Meeting all(4);
   Report report;
   JoinJob job(4, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
-    COLL_OK(found, mep_barrier(comm, nullptr));
+    all.pass(found);
     if (rank == 1) die();
     meet_failure(comm, found);
     const int32_t victim = 1;
@@ -51,11 +52,12 @@ enum Stage { kTold };
 // admitted: its own replacement is told by nobody, so neither has it.
 void comm_goes_with_its_last_member(void**) {
   const auto page = JoinJob::shared_page();
+  Meeting all(3);
   Report report;
   JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
     mep_comm_t child = nullptr;
     COLL_OK(found, mep_comm_split(comm, rank == 0 ? 1 : 0, 0, &child));
-    COLL_OK(found, mep_barrier(comm, nullptr));
+    all.pass(found);
     if (rank == 1) die();
     meet_failure(comm, found);
     page->await(kTold, 1);
@@ -110,6 +112,7 @@ void death_while_a_world_grows(void**) {
 // its connections.
 void child_outlives_its_rank(void**) {
   const auto page = JoinJob::shared_page();
+  Meeting all(3);
   Report report;
   JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
     COLL_OK(found, mep_barrier(comm, nullptr));
@@ -122,9 +125,11 @@ void child_outlives_its_rank(void**) {
       }
       page->at[0].store(pid);
       COLL_OK(found, mep_barrier(comm, nullptr));  // and the rank goes on unharmed
+      all.pass(found);
       die();
     }
     COLL_OK(found, mep_barrier(comm, nullptr));
+    all.pass(found);
     meet_failure(comm, found);
     int32_t admitted = 0;
     COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
@@ -150,6 +155,7 @@ void refused_destroy_keeps_all(void**) {
   config.num_experts = config.experts_per_rank = 1;
   const char* const names[] = {"first", "second"};
   const int32_t victim = 1;
+  Meeting all(2);
   Report report;
   JoinJob job(2, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
     mep_ep_t eps[2] = {};
@@ -158,7 +164,7 @@ void refused_destroy_keeps_all(void**) {
       given.name = names[i];
       COLL_OK(found, mep_ep_create(comm, &given, &eps[i]));
     }
-    COLL_OK(found, mep_barrier(comm, nullptr));
+    all.pass(found);
     if (rank == victim) die();
     meet_failure(comm, found);
     int32_t admitted = 0;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/clock.hpp"
+#include "support/meeting.hpp"
 #include "support/progress_watch.hpp"
 
 namespace {
@@ -50,11 +51,12 @@ void test_by_environment(void**) {
 // A member dies while nobody calls.
 void test_death(void**) {
   Report report;
-  const auto body = [](int rank, mep_comm_t world, Report& found) {
+  const auto body = [](Meeting& all, int rank, mep_comm_t world, Report& found) {
     mep_comm_t comm = nullptr;
     COLL_OK(found, mep_comm_split(world, 0, rank, &comm));
     if (comm == nullptr) return;
     COLL_OK(found, mep_barrier(comm, nullptr));
+    all.pass(found);
     if (rank == 1) {
       pause_us(10'000);
       kill(getpid(), SIGKILL);
@@ -84,8 +86,11 @@ void test_death(void**) {
     COLL_OK(found, mep_comm_destroy(comm));
   };
   for (size_t round = 0; round < slice(3, 100); ++round) {
-    with_rank_processes(3, progress_config(), report, body,
-                        [](int rank, int) { return rank == 1; });
+    Meeting all(3);
+    with_rank_processes(
+        3, progress_config(), report,
+        [&](int rank, mep_comm_t world, Report& found) { body(all, rank, world, found); },
+        [](int rank, int) { return rank == 1; });
     report.require_clean();
   }
 }
