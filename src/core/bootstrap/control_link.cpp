@@ -13,6 +13,7 @@
 
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 #include "core/bootstrap/control_link_state.hpp"
 
 namespace mep {
@@ -260,7 +261,7 @@ mep_result_t ControlLink::State::read_chunk(size_t* count, bool* would_block) {
       return MEP_SUCCESS;
     }
     if (is_connection_end(error)) return MEP_SUCCESS;
-    return fail(MEP_ERR_SYSTEM, "recvmsg from a peer failed: %s", strerrordesc_np(error));
+    return fail(result_of_errno(error), "recvmsg from a peer failed: %s", strerrordesc_np(error));
   }
   *count = static_cast<size_t>(received);
   return adopt_descriptors(&message);

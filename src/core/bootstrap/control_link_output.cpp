@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 #include "core/bootstrap/control_link_state.hpp"
 
 namespace mep {
@@ -66,17 +67,14 @@ ssize_t send_some(int socket, iovec* parts, size_t count, std::span<const int> f
                 "too many descriptors are on their way between this user's processes; raise the "
                 "limit of open files (ulimit -n)");
   }
-  if (error == ENOBUFS || error == ENOMEM) {
-    return fail(MEP_ERR_NO_MEMORY, "no kernel memory for a message to a peer");
-  }
-  return fail(MEP_ERR_SYSTEM, "sendmsg to a peer failed: %s", strerrordesc_np(error));
+  return fail(result_of_errno(error), "sendmsg to a peer failed: %s", strerrordesc_np(error));
 }
 
 [[nodiscard]] mep_result_t duplicate(std::span<const int> fds, std::vector<UniqueFd>* out) {
   for (const int fd : fds) {
     UniqueFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
     if (!copy.valid()) {
-      return fail(MEP_ERR_NO_MEMORY, "a descriptor cannot be duplicated: %s",
+      return fail(result_of_errno(errno), "a descriptor cannot be duplicated: %s",
                   strerrordesc_np(errno));
     }
     out->push_back(std::move(copy));

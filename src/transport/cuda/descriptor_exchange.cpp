@@ -11,12 +11,13 @@
 #include <cstring>
 
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 
 namespace mep {
 namespace {
 
 [[nodiscard]] mep_result_t system_failed(const char* what) {
-  return fail(MEP_ERR_SYSTEM, "%s: %s", what, strerrordesc_np(errno));
+  return fail(result_of_errno(errno), "%s: %s", what, strerrordesc_np(errno));
 }
 
 // Abstract: the path begins with a zero.
@@ -95,7 +96,7 @@ mep_result_t DescriptorExchange::send_to(const DescriptorAddress& peer, const Un
   const socklen_t length = fill_address(peer.name, &name);
   if (!connection.valid() ||
       connect(connection.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0) {
-    return fail(MEP_ERR_SYSTEM, "rank %u cannot be reached to give it device memory: %s", peer.rank,
+    return fail(result_of_errno(errno), "rank %u cannot be reached to give it device memory: %s", peer.rank,
                 strerrordesc_np(errno));
   }
   ucred other{};
