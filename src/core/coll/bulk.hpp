@@ -25,8 +25,8 @@
 #include "core/coll/host_bulk.hpp"
 #include "core/coll/host_groups.hpp"
 #include "core/coll/operation.hpp"
-#include "core/operation/signal_word.hpp"
 #include "core/world/remote.hpp"
+#include "protocol/signal_word.hpp"
 
 namespace mep {
 

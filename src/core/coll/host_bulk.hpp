@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "core/coll/host_groups.hpp"
-#include "core/operation/signal_word.hpp"
 #include "core/world/remote.hpp"
+#include "protocol/signal_word.hpp"
 
 namespace mep {
 

@@ -34,7 +34,7 @@
 #include "core/operation/operation_engine.hpp"
 #include "core/operation/operation_record.hpp"
 #include "core/operation/peer_windows.hpp"
-#include "core/operation/signal_word.hpp"
+#include "protocol/signal_word.hpp"
 
 namespace mep {
 

@@ -1,12 +1,12 @@
 // Where everything lies in the window of one EP buffer; the same on every rank.
 //
-//   words        [3 kinds][2 parities][R]   one cache line each: a signal word, see signal_word.hpp.
+//   words        [3 kinds][2 parities][R]   one cache line each: a signal word (protocol/signal_word.hpp).
 //                The writer is the rank of the index, the parity that of the use (dispatch) it is
 //                about.
 //                  counts ready    the counts of this parity lie here
 //                  rows ready      all rows of that source for this use lie here
 //                  combine ready   the source has begun to combine this use: it gives back the rows
-//                                  that it received, and its terms are ready, see CombineWord
+//                                  that it received, and its terms are ready, see ep_words.hpp
 //   counts       [2 parities][R sources][R * E_local] uint32: rows of each source for each expert.
 //                Slotted: only the E_local columns of the window's owner are written.
 //   entries      [E_local][R * M] uint32: token * K + k, on its source rank, of each row
@@ -24,27 +24,11 @@
 #include <cstdint>
 
 #include "core/ep/ep_config.hpp"
+#include "protocol/ep_words.hpp"
 
 namespace mep {
 
 enum class EpWord : uint8_t { kCountsReady = 0, kRowsReady = 1, kCombineReady = 2 };
-
-// Payload of a combine-ready word: kind in bits 0-1, above it 22 bits that name the dispatch, which may
-// belong to an earlier epoch than the word.
-enum class CombineWord : uint8_t {
-  kNone = 0,    // rows given back without terms: nothing was received, or it is not combined
-  kPull = 1,    // the terms lie in the writer's combine_out
-  kPushed = 2,  // they lie in the reader's combine_in
-};
-constexpr uint32_t dispatch_mark(uint64_t epoch, uint64_t use) {
-  return static_cast<uint32_t>((epoch * 0x9e3779b1u + use) & 0x3fffff);
-}
-constexpr uint32_t combine_payload(CombineWord kind, uint32_t mark) {
-  return static_cast<uint32_t>(kind) | mark << 2;
-}
-constexpr CombineWord combine_kind(uint32_t payload) {
-  return static_cast<CombineWord>(payload & 3);
-}
 
 class EpLayout {
  public:

@@ -58,13 +58,13 @@ __device__ inline void announce_terms(const CombineArgs& a, uint64_t epoch, bool
     state.given_back = 1;
   }
   if (failed) return;
-  const Terms kind = a.push != 0 ? Terms::kPushed : Terms::kPull;
+  const CombineWord kind = a.push != 0 ? CombineWord::kPushed : CombineWord::kPull;
   for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
     if (!a.is_live(rank)) continue;
-    const Terms told = in_mask(table.complete, rank) ? kind : Terms::kNone;
+    const CombineWord told = in_mask(table.complete, rank) ? kind : CombineWord::kNone;
     publish();
     store_word(a.rank_word(a.peer(rank), a.g.combine_ready, table.use, a.g.sizes.rank),
-               signal_tag(epoch, table.use) | terms_payload(told, table.mark));
+               signal_tag(epoch, table.use) | combine_payload(told, table.mark));
   }
 }
 
@@ -75,7 +75,7 @@ __device__ inline bool await_terms(const CombineArgs& a, const Waiter& waiter, u
   const uint64_t use = peer_table().use;
   const uint64_t tag = signal_tag(waiter.epoch, use);
   for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
-    kinds[source] = static_cast<uint8_t>(Terms::kNone);
+    kinds[source] = static_cast<uint8_t>(CombineWord::kNone);
     if (!a.is_live(source)) continue;
     uint64_t word = 0;
     if (!wait_word(waiter, a.rank_word(a.memory.window, a.g.combine_ready, use, source), tag,
@@ -84,8 +84,8 @@ __device__ inline bool await_terms(const CombineArgs& a, const Waiter& waiter, u
     }
     observe();
     const uint32_t payload = signal_payload(word);
-    for (const Terms kind : {Terms::kPull, Terms::kPushed}) {
-      if (payload == terms_payload(kind, peer_table().mark))
+    for (const CombineWord kind : {CombineWord::kPull, CombineWord::kPushed}) {
+      if (payload == combine_payload(kind, peer_table().mark))
         kinds[source] = static_cast<uint8_t>(kind);
     }
   }
@@ -120,12 +120,12 @@ __device__ inline uint32_t list_terms(const CombineArgs& a, uint32_t token, uint
       const uint32_t at = a.of_handle<uint32_t>(g.handle_rows)[entry];
       const uint32_t rank = static_cast<uint32_t>(place) / g.sizes.local_experts;
       const uint32_t local_expert = static_cast<uint32_t>(place) - rank * g.sizes.local_experts;
-      const auto kind = static_cast<Terms>(kinds[rank]);
-      if (at == kRowNotSent || kind == Terms::kNone) {
+      const auto kind = static_cast<CombineWord>(kinds[rank]);
+      if (at == kRowNotSent || kind == CombineWord::kNone) {
         const uint32_t bit = a.is_live(rank) ? 2 : 1;
         atomicOr(missing, bit);
         atomicOr(&a.state()->missing, bit);
-      } else if (kind == Terms::kPushed) {
+      } else if (kind == CombineWord::kPushed) {
         row = a.memory.window + g.combine_in + uint64_t{entry} * g.combine_row;
       } else {
         row = a.peer(rank) + g.combine_out + a.row_index(local_expert, at) * g.combine_row;

@@ -6,22 +6,13 @@
 #include "kernels/cuda/device/protocol.cuh"
 #include "kernels/cuda/ep_caller.hpp"
 #include "kernels/cuda/ep_kernels.hpp"
+#include "protocol/ep_words.hpp"
 
 namespace mep::device {
 
 constexpr uint32_t kWarpThreads = 32;
 constexpr uint32_t kEpWarps = kEpThreads / kWarpThreads;
 constexpr uint32_t kMaxEpTopK = 64;
-
-// Of a combine-ready word, as CombineWord on the host: kind in bits 0-1, the dispatch's mark above.
-enum class Terms : uint32_t { kNone = 0, kPull = 1, kPushed = 2 };
-
-__host__ __device__ constexpr uint32_t terms_payload(Terms kind, uint32_t mark) {
-  return static_cast<uint32_t>(kind) | mark << 2;
-}
-__host__ __device__ constexpr uint32_t dispatch_mark(uint64_t epoch, uint64_t use) {
-  return static_cast<uint32_t>((epoch * 0x9e3779b1u + use) & 0x3fffff);
-}
 
 // Which ranks take part and where their windows are, read once by every CTA: global memory would be asked
 // again after each fence.

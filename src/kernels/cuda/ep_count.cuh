@@ -181,7 +181,7 @@ __device__ inline void fetch_routing(const DispatchArgs& a) {
 // A use that is over without combine: its rows are given back by the start of the next.
 __device__ inline void give_back_unused(const DispatchArgs& a, uint64_t epoch, uint64_t last_use) {
   if (peer_table().given_back || (last_use == 0 && a.state()->carries == 0)) return;
-  const uint64_t word = signal_tag(epoch, last_use) | terms_payload(Terms::kNone, 0);
+  const uint64_t word = signal_tag(epoch, last_use) | combine_payload(CombineWord::kNone, 0);
   for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
     if (!a.is_live(rank)) continue;
     publish();

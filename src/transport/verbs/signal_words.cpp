@@ -8,7 +8,7 @@ namespace mep::verbs {
 namespace {
 
 // A code: entry, growth of the word's upper 40 bits (a tag, which counts), and of its lower 24, as in
-// core/operation/signal_word.hpp. Other words are right too, and sent whole.
+// protocol/signal_word.hpp. Other words are right too, and sent whole.
 constexpr unsigned kLowBits = 24;
 constexpr uint64_t kLowMask = (uint64_t{1} << kLowBits) - 1;
 constexpr uint64_t kHighMask = UINT64_MAX >> kLowBits;

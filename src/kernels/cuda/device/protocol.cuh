@@ -1,6 +1,6 @@
 // Signals, waits and tickets of kernels: the device's side of what core does on hosts.
 //
-//   - A signal is one 64-bit word tag | payload with one writer, as in core/operation/signal_word.hpp. It is
+//   - A signal is one 64-bit word tag | payload with one writer, as in protocol/signal_word.hpp. It is
 //     read and written whole, relaxed at system scope, with a fence at system scope between it and
 //     the data that it speaks of: before the store (publish), after the load (observe).
 //   - Every wait ends: by its word, by its deadline, by the abort word, or because another thread of
@@ -13,23 +13,9 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/control.hpp"
+#include "protocol/signal_word.hpp"
 
 namespace mep::device {
-
-// --- Signal words -----------------------------------------------------------------------------------
-
-constexpr unsigned kPayloadBits = 24;
-constexpr uint64_t kPayloadMask = (uint64_t{1} << kPayloadBits) - 1;
-
-__host__ __device__ constexpr uint64_t signal_tag(uint64_t epoch, uint64_t use) {
-  return (uint64_t{1} << 63) | ((epoch & 0x7fff) << 48) | ((use & 0xffffff) << kPayloadBits);
-}
-__host__ __device__ constexpr bool signal_matches(uint64_t word, uint64_t tag) {
-  return ((word ^ tag) >> kPayloadBits) == 0;
-}
-__host__ __device__ constexpr uint32_t signal_payload(uint64_t word) {
-  return static_cast<uint32_t>(word & kPayloadMask);
-}
 
 // --- Memory operations ------------------------------------------------------------------------------
 

@@ -11,27 +11,29 @@
 
 #include <cstdint>
 
+#include "protocol/host_device.hpp"
+
 namespace mep {
 
 constexpr unsigned kSignalPayloadBits = 24;
 constexpr uint64_t kSignalPayloadMask = (uint64_t{1} << kSignalPayloadBits) - 1;
 
 // The tag in its place, payload 0.
-constexpr uint64_t signal_tag(uint64_t epoch, uint64_t use) {
+MEP_HOST_DEVICE constexpr uint64_t signal_tag(uint64_t epoch, uint64_t use) {
   return (uint64_t{1} << 63) | ((epoch & 0x7fff) << 48) | ((use & 0xffffff) << kSignalPayloadBits);
 }
 
 // A word that has no other payload counts its uses in 48 bits, compared whole: however seldom it is
 // written, an old one is never taken for the awaited one.
-constexpr uint64_t counted_signal(uint64_t epoch, uint64_t use) {
+MEP_HOST_DEVICE constexpr uint64_t counted_signal(uint64_t epoch, uint64_t use) {
   return signal_tag(epoch, use) | ((use >> kSignalPayloadBits) & kSignalPayloadMask);
 }
 
-constexpr bool signal_matches(uint64_t word, uint64_t tag) {
+MEP_HOST_DEVICE constexpr bool signal_matches(uint64_t word, uint64_t tag) {
   return ((word ^ tag) >> kSignalPayloadBits) == 0;
 }
 
-constexpr uint32_t signal_payload(uint64_t word) {
+MEP_HOST_DEVICE constexpr uint32_t signal_payload(uint64_t word) {
   return static_cast<uint32_t>(word & kSignalPayloadMask);
 }
 
