@@ -119,6 +119,41 @@ void Membership::install(const ProposalPtr& value) {
   if (!waiting.empty()) give(SendView{view, waiting});
 }
 
+// A member that the installed view has and the one before had not: what was known of the newcomer stays.
+void Membership::take_in(uint32_t slot) {
+  Peer& peer = peers_[slot] = Peer{};
+  peer.incarnation = view_->incarnation(slot);
+  peer.heard_us = now_us_;
+  const auto known = newcomers_.find(slot);
+  if (known == newcomers_.end()) return;
+  const Newcomer entry = known->second;
+  newcomers_.erase(known);
+  if (entry.member.incarnation != peer.incarnation) return;
+  peer.row = entry.row;
+  if (entry.gone) row_.link_down.add(slot);
+  if (entry.confirmed) {
+    row_.dead.add(slot);
+    confirm(slot, RemovalReason::kDied);
+  }
+}
+
+// What this rank kept for the change that is over.
+void Membership::forget_change() {
+  offered_newcomers_.clear();
+  accusations_.clear();
+  flush_value_ = nullptr;
+  flush_items_.clear();
+  flush_complete_ = false;
+  served_.clear();
+  prepare_value_ = nullptr;
+  prepared_ = false;
+  witness_asked_ = 0;
+  witness_digest_ = 0;
+  no_quorum_since_us_ = 0;
+  stuck_since_us_ = 0;
+  progress_us_ = now_us_;
+}
+
 // Everything that belongs to the old view goes; what names slots keeps the members that remain.
 void Membership::start_epoch(const std::shared_ptr<const View>& view, const ProposalPtr& value) {
   SlotSet kept = view->members;
@@ -133,21 +168,7 @@ void Membership::start_epoch(const std::shared_ptr<const View>& view, const Prop
                        &row_.suspected, &confirmed_})
     *set &= kept;
   view->members.each([&](uint32_t slot) {
-    if (slot == slot_ || peers_[slot].incarnation == view->incarnation(slot)) return;
-    Peer& peer = peers_[slot] = Peer{};
-    peer.incarnation = view->incarnation(slot);
-    peer.heard_us = now_us_;
-    const auto known = newcomers_.find(slot);
-    if (known == newcomers_.end()) return;
-    const Newcomer entry = known->second;
-    newcomers_.erase(known);
-    if (entry.member.incarnation != peer.incarnation) return;
-    peer.row = entry.row;
-    if (entry.gone) row_.link_down.add(slot);
-    if (entry.confirmed) {
-      row_.dead.add(slot);
-      confirm(slot, RemovalReason::kDied);
-    }
+    if (slot != slot_ && peers_[slot].incarnation != view->incarnation(slot)) take_in(slot);
   });
   newcomers_.erase(slot_);
   row_.epoch = view->epoch;
@@ -173,19 +194,7 @@ void Membership::start_epoch(const std::shared_ptr<const View>& view, const Prop
       return std::binary_search(value->revoked.begin(), value->revoked.end(), comm);
     });
   }
-  offered_newcomers_.clear();
-  accusations_.clear();
-  flush_value_ = nullptr;
-  flush_items_.clear();
-  flush_complete_ = false;
-  served_.clear();
-  prepare_value_ = nullptr;
-  prepared_ = false;
-  witness_asked_ = 0;
-  witness_digest_ = 0;
-  no_quorum_since_us_ = 0;
-  stuck_since_us_ = 0;
-  progress_us_ = now_us_;
+  forget_change();
   new_rows_ = view->members;
   again_ = true;
   touch();

@@ -396,6 +396,8 @@ class Membership {
   std::shared_ptr<const View> next_view(const Proposal& value) const;
   std::vector<AffectedComm> affected_comms(const Proposal& value, const SlotSet& changed);
   void start_epoch(const std::shared_ptr<const View>& view, const ProposalPtr& value);
+  void take_in(uint32_t slot);
+  void forget_change();
   void be_evicted(uint64_t epoch);
   void end_with_value(const ProposalPtr& value);
   void publish(const SlotSet& also);

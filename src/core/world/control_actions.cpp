@@ -186,6 +186,49 @@ void ControlThread::act(const membership::SendView& action) {
   action.to.each([&](uint32_t slot) { send(slot, kFrameView, std::as_bytes(std::span(bytes))); });
 }
 
+// Who has left the view: its link ends, after what it still has to be told.
+void ControlThread::part_with(const membership::Removal& removal, uint64_t epoch) {
+  World::Peer& peer = world_->peers_[removal.slot];
+  uint32_t state = MEP_PEER_EXCLUDED;
+  if (removal.reason == membership::RemovalReason::kDied) state = MEP_PEER_DEAD;
+  if (removal.reason == membership::RemovalReason::kLeft) state = MEP_PEER_LEFT;
+  // Relaxed: see World::Peer.
+  peer.state.store(state, std::memory_order_relaxed);
+  log(state == MEP_PEER_LEFT ? LogLevel::kInfo : LogLevel::kWarn,
+      "rank %u is out of the view %llu: %s", removal.slot, static_cast<unsigned long long>(epoch),
+      state == MEP_PEER_DEAD   ? "its process ended"
+      : state == MEP_PEER_LEFT ? "it left"
+                               : "excluded, not confirmed dead");
+  if (world_->gate_ != nullptr && world_->gate_->book != nullptr) {
+    world_->gate_->book->forget(removal.slot, peer.identity.incarnation);
+  }
+  std::erase_if(closed_by_peers_, [&](const auto& other) { return other.slot == removal.slot; });
+  if (peer.link == nullptr) return;
+  flush_links();
+  unwatch(peer.link->fd());
+  peer.link->shutdown();
+  peer.link = nullptr;
+}
+
+// A newcomer that is in the view from now on.
+void ControlThread::take_in(uint32_t slot, uint64_t epoch) {
+  arrivals_.erase(slot);
+  world_->peers_[slot].is_newcomer = false;
+  // Relaxed: see World::Peer.
+  world_->peers_[slot].state.store(MEP_PEER_ALIVE, std::memory_order_relaxed);
+  log(LogLevel::kInfo, "rank %u is in the view %llu", slot, static_cast<unsigned long long>(epoch));
+}
+
+// Newcomers that membership does not know of yet must not wait for who has gone.
+void ControlThread::tell_newcomers_of(const membership::View& view) {
+  const std::vector<uint8_t> bytes = membership::encode_view(view);
+  for (const auto& [slot, arrival] : arrivals_) {
+    if (view.members.has(slot)) continue;
+    send_comm_epochs(slot);
+    if (!arrival.announced) send(slot, kFrameView, std::as_bytes(std::span(bytes)));
+  }
+}
+
 void ControlThread::act(const membership::InstallView& action) {
   MEP_FAILPOINT("commit");
   times_.committed_ns = now_ns();
@@ -204,27 +247,7 @@ void ControlThread::act(const membership::InstallView& action) {
       action.decision->removed.size(), action.decision->added.size(),
       action.decision->settled.size(), static_cast<unsigned long long>(action.recover_answered));
   for (const membership::Removal& removal : action.decision->removed) {
-    World::Peer& peer = world_->peers_[removal.slot];
-    uint32_t state = MEP_PEER_EXCLUDED;
-    if (removal.reason == membership::RemovalReason::kDied) state = MEP_PEER_DEAD;
-    if (removal.reason == membership::RemovalReason::kLeft) state = MEP_PEER_LEFT;
-    // Relaxed: see World::Peer.
-    peer.state.store(state, std::memory_order_relaxed);
-    log(state == MEP_PEER_LEFT ? LogLevel::kInfo : LogLevel::kWarn,
-        "rank %u is out of the view %llu: %s", removal.slot,
-        static_cast<unsigned long long>(action.view->epoch),
-        state == MEP_PEER_DEAD   ? "its process ended"
-        : state == MEP_PEER_LEFT ? "it left"
-                                 : "excluded, not confirmed dead");
-    if (world_->gate_ != nullptr && world_->gate_->book != nullptr) {
-      world_->gate_->book->forget(removal.slot, peer.identity.incarnation);
-    }
-    std::erase_if(closed_by_peers_, [&](const auto& other) { return other.slot == removal.slot; });
-    if (peer.link == nullptr) continue;
-    flush_links();
-    unwatch(peer.link->fd());
-    peer.link->shutdown();
-    peer.link = nullptr;
+    part_with(removal, action.view->epoch);
   }
   for (const auto& [id, client] : clients_) {
     const auto affected = std::find_if(
@@ -233,22 +256,11 @@ void ControlThread::act(const membership::InstallView& action) {
     client->install(action, affected == action.affected.end() ? nullptr : &*affected);
   }
   note_refused(*action.decision);
-  // Newcomers that membership does not know of yet must not wait for who has gone.
-  const std::vector<uint8_t> view = membership::encode_view(*action.view);
-  for (const auto& [slot, arrival] : arrivals_) {
-    if (action.view->members.has(slot)) continue;
-    send_comm_epochs(slot);
-    if (!arrival.announced) send(slot, kFrameView, std::as_bytes(std::span(view)));
-  }
+  tell_newcomers_of(*action.view);
   Admission admission{{}, action.view};
   for (const membership::Member& member : action.decision->added) {
     admission.added.push_back(member.slot);
-    arrivals_.erase(member.slot);
-    world_->peers_[member.slot].is_newcomer = false;
-    // Relaxed: see World::Peer.
-    world_->peers_[member.slot].state.store(MEP_PEER_ALIVE, std::memory_order_relaxed);
-    log(LogLevel::kInfo, "rank %u is in the view %llu", member.slot,
-        static_cast<unsigned long long>(action.view->epoch));
+    take_in(member.slot, action.view->epoch);
   }
   if (action.joined || action.recover_answered != 0) {
     world_->recover_answered(action.joined ? action.decision->recover_seq : action.recover_answered,

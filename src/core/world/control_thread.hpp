@@ -119,6 +119,9 @@ class ControlThread {
   void act(const membership::Prepare& action);
   void act(const membership::SendView& action);
   void act(const membership::InstallView& action);
+  void part_with(const membership::Removal& removal, uint64_t epoch);
+  void take_in(uint32_t slot, uint64_t epoch);
+  void tell_newcomers_of(const membership::View& view);
   void act(const membership::SelfEvicted& action);
   void act(const membership::NoQuorum& action);
   void act(const membership::JoinFailed& action);

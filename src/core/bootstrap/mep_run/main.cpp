@@ -11,6 +11,7 @@
 #include <cstring>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/env.hpp"
@@ -59,10 +60,10 @@ struct RunOptions {
   uint64_t timeout_s = 0;  // 0: none
 };
 
-bool parse_number(const char* text, uint64_t max, uint64_t* value) {
+bool parse_number(const char* text, uint64_t min, uint64_t max, uint64_t* value) {
   const char* end = text + std::strlen(text);
   const auto [stop, error] = std::from_chars(text, end, *value, 10);
-  return error == std::errc() && stop == end && *value >= 1 && *value <= max;
+  return error == std::errc() && stop == end && *value >= min && *value <= max;
 }
 
 int usage_error(const std::string& what) {
@@ -70,17 +71,47 @@ int usage_error(const std::string& what) {
   return kUsageStatus;
 }
 
-// True: go on; else *status is what to leave with.
-bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
-  int i = 1;
+struct Numbers {
   uint64_t size = 0;
   uint64_t world_size = 0;
   uint64_t offset = 0;
-  for (; i < argc && argv[i][0] == '-'; ++i) {
+};
+
+struct NumberOption {
+  std::string_view name;
+  uint64_t least;
+  uint64_t most;
+  uint64_t* value;
+};
+
+// The option `name`, whose number is `text`; null: nothing follows it.
+bool take_number(const std::string& name, const char* text, RunOptions* options, Numbers* numbers,
+                 int* status) {
+  const NumberOption known[] = {{"-n", 1, kMaxRanksHere, &numbers->size},
+                                {"-np", 1, kMaxRanksHere, &numbers->size},
+                                {"--size", 1, kMaxRanks, &numbers->world_size},
+                                {"--rank-offset", 0, kMaxRanks, &numbers->offset},
+                                {"--timeout", 1, 1u << 30, &options->timeout_s}};
+  for (const NumberOption& option : known) {
+    if (option.name != name) continue;
+    if (text != nullptr && parse_number(text, option.least, option.most, option.value)) return true;
+    *status = usage_error(name + " needs a number from " + std::to_string(option.least));
+    return false;
+  }
+  *status = usage_error("unknown option " + name);
+  return false;
+}
+
+// Sets *first to where the command begins. False: *status is what to leave with.
+bool take_options(int argc, char** argv, RunOptions* options, Numbers* numbers, int* first,
+                  int* status) {
+  for (int i = 1;; ++i) {
+    *first = i;
+    if (i == argc || argv[i][0] != '-') return true;
     const std::string name = argv[i];
     if (name == "--") {
-      ++i;
-      break;
+      *first = i + 1;
+      return true;
     }
     if (name == "--help" || name == "-h") {
       std::fputs(kHelp, stdout);
@@ -91,27 +122,21 @@ bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
       options->respawn = true;
     } else if (name == "--tag-output") {
       options->group.tag_output = true;
-    } else if (name == "-n" || name == "-np" || name == "--timeout" || name == "--size" ||
-               name == "--rank-offset") {
-      const bool is_timeout = name == "--timeout";
-      uint64_t* value = is_timeout                ? &options->timeout_s
-                        : name == "--size"        ? &world_size
-                        : name == "--rank-offset" ? &offset
-                                                  : &size;
-      const uint64_t most = is_timeout ? 1u << 30 : value == &size ? kMaxRanksHere : kMaxRanks;
-      const bool is_zero = value == &offset && i + 1 < argc && std::strcmp(argv[i + 1], "0") == 0;
-      if (is_zero) {
-        ++i;
-      } else if (i + 1 == argc || !parse_number(argv[++i], most, value)) {
-        *status = usage_error(name + " needs a number from " + (value == &offset ? "0" : "1"));
-        return false;
-      }
     } else {
-      *status = usage_error("unknown option " + name);
-      return false;
+      const char* text = i + 1 < argc ? argv[i + 1] : nullptr;
+      if (!take_number(name, text, options, numbers, status)) return false;
+      ++i;
     }
   }
-  if (size == 0 || i == argc) {
+}
+
+// True: go on; else *status is what to leave with.
+bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
+  Numbers numbers;
+  int first = 0;
+  if (!take_options(argc, argv, options, &numbers, &first, status)) return false;
+  const auto& [size, world_size, offset] = numbers;
+  if (size == 0 || first == argc) {
     *status = usage_error(size == 0 ? "-n N is missing" : "the command is missing");
     return false;
   }
@@ -129,7 +154,7 @@ bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
       options->group.job = "hosts";
     }
   }
-  options->group.command.assign(argv + i, argv + argc);
+  options->group.command.assign(argv + first, argv + argc);
   return true;
 }
 

@@ -1,0 +1,265 @@
+// A world's windows: what this rank offers, what it takes of others, and new pages when somebody who could
+// write the old ones is out.
+#include <algorithm>
+#include <new>
+
+#include "base/log.hpp"
+#include "base/status.hpp"
+#include "core/world/control_thread.hpp"
+#include "core/world/world.hpp"
+#include "transport/test_network.hpp"
+
+namespace mep {
+
+mep_result_t World::send_window(const Window& window, const WindowExport& exported, uint32_t slot) {
+  const std::vector<std::byte> payload =
+      encode_window_frame({window.id(), window.bytes(), window.generation(), exported.blob});
+  const std::shared_ptr<ControlLink> link = peers_[slot].link;
+  if (link == nullptr) return MEP_SUCCESS;
+  // Who maps the doorbell can ring a thread that sleeps in epoll.
+  const int descriptors[] = {exported.fd.get(), network_.event()};
+  const bool with_event = window.id() == kWorldWindowId && network_.is_open();
+  const size_t count = !exported.fd.valid() ? 0 : with_event ? 2 : 1;
+  const std::span<const int> fds(descriptors, count);
+  const mep_result_t sent = link->send(kFrameWindow, payload, fds);
+  // A broken link is the control thread's business.
+  return sent == MEP_ERR_PEER_FAILED ? MEP_SUCCESS : sent;
+}
+
+mep_result_t World::offer_window(const std::shared_ptr<Window>& window,
+                                 std::span<const uint32_t> slots) {
+  std::vector<uint32_t> sharing(slots.begin(), slots.end());
+  if (window->id() == kWorldWindowId) {
+    // Shared with whoever comes, too.
+    sharing.resize(max_slots());
+    for (uint32_t slot = 0; slot < max_slots(); ++slot) sharing[slot] = slot;
+  }
+  directory_.add_own(window, std::move(sharing));
+  return send_windows(window, slots);
+}
+
+mep_result_t World::send_windows(const std::shared_ptr<Window>& window,
+                                 std::span<const uint32_t> slots) {
+  mep_result_t result = MEP_SUCCESS;
+  // On the control thread, which owns the links and their ends.
+  const std::vector<uint32_t> targets(slots.begin(), slots.end());
+  std::string text;
+  const bool ran = control_->call_or_throw([&] {
+    for (const uint32_t slot : targets) {
+      if (slot == self_slot() || peers_[slot].transport == nullptr) continue;
+      WindowExport exported;
+      result = peers_[slot].transport->export_window(slot, window, &exported);
+      if (result == MEP_SUCCESS) result = send_window(*window, exported, slot);
+      if (result == MEP_SUCCESS) continue;
+      text = last_error_text();
+      return;
+    }
+  });
+  if (!ran) return fail_as_ended();
+  if (result != MEP_SUCCESS) return fail(result, "%s", text.c_str());
+  return MEP_SUCCESS;
+}
+
+mep_result_t World::remote_of(uint32_t slot, const std::shared_ptr<Window>& window,
+                              Remote* remote) const {
+  // Only tests have several hosts within one process.
+  const auto host_of = [](const PeerIdentity& identity) {
+    return TestNetwork::enabled() ? TestNetwork::host_of(identity.slot) : identity.host;
+  };
+  remote->slot = slot;
+  remote->window = window->id();
+  remote->host = host_of(peers_[slot].identity);
+  remote->sharing = peers_[slot].sharing;
+  if (slot == self_slot()) {
+    remote->mapped = window->data();
+    remote->doorbell = doorbell();
+    return MEP_SUCCESS;
+  }
+  Transport* transport = peers_[slot].transport;
+  remote->transport = transport;
+  remote->network = wait_policy_.network;
+  // Both or neither: who is not mapped is sent what who is mapped reads by itself.
+  const bool both_map = remote->sharing != 0 && remote->sharing == peers_[self_slot()].sharing;
+  if (both_map && remote->host == host_of(self_.identity)) {
+    remote->mapped = transport->map(slot, window->id());
+  }
+  if (remote->mapped != nullptr) {
+    remote->doorbell = reinterpret_cast<Doorbell*>(transport->map(slot, kWorldWindowId));
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t World::receive_windows(const std::shared_ptr<Window>& window,
+                                    std::span<const uint32_t> slots,
+                                    const std::function<bool(uint32_t)>& skip,
+                                    const Deadline& deadline, std::vector<Remote>* remotes,
+                                    const std::function<bool()>& has_changed) {
+  remotes->clear();
+  for (const uint32_t slot : slots) {
+    remotes->emplace_back();
+    if (slot == self_slot()) {
+      MEP_TRY(remote_of(slot, window, &remotes->back()));
+      continue;
+    }
+    if (skip(slot)) continue;
+    // Its doorbell comes with the world's window; of two newcomers neither has taken the other's.
+    if (window->id() != kWorldWindowId && !is_imported(slot, kWorldWindowId)) {
+      std::vector<Remote> doorbell;
+      MEP_TRY(receive_windows(world_window_, {&slot, 1}, skip, deadline, &doorbell));
+    }
+    // A newcomer asks for what another member told it of; this one may have destroyed it meanwhile.
+    bool withheld = false;
+    bool is_over = false;
+    const auto settled = [&] {
+      is_over = has_changed && has_changed();
+      if (is_over) return true;
+      const bool here = directory_.has(slot, window->id()) || is_imported(slot, window->id());
+      withheld = entering_ && !here && directory_.offered(slot);
+      return here || withheld || terminal_result() != MEP_SUCCESS ||
+             control_->view_snapshot().incarnation(slot) == 0;
+    };
+    if (!directory_.wait(deadline, settled)) {
+      return fail(MEP_ERR_TIMEOUT, "rank %u did not offer its part of a window in time", slot);
+    }
+    if (is_over) return fail(MEP_ERR_PEER_FAILED, "the membership changed meanwhile");
+    if (skip(slot)) continue;  // it left the view meanwhile
+    if (withheld) {
+      return fail(MEP_ERR_NOT_FOUND, "rank %u has destroyed what the window is of", slot);
+    }
+    WindowOffer offer;
+    if (find_remote(slot, window, &remotes->back())) continue;
+    if (!directory_.take(slot, window->id(), &offer)) {
+      return fail(MEP_ERR_PEER_FAILED, "rank %u went away while windows were exchanged", slot);
+    }
+    MEP_TRY(import_offer(slot, window, &offer));
+    MEP_TRY(remote_of(slot, window, &remotes->back()));
+  }
+  return MEP_SUCCESS;
+}
+
+void World::drop_window(uint64_t id) {
+  directory_.remove_own(id);
+  // One by one: what frees needs no memory.
+  for (uint32_t slot = 0; slot < max_slots(); ++slot) {
+    {
+      const std::lock_guard lock(state_mutex_);
+      if (imported_.erase({slot, id}) == 0) continue;
+    }
+    peers_[slot].transport->drop_window(slot, id);
+  }
+}
+
+bool World::is_imported(uint32_t slot, uint64_t window) const {
+  const std::lock_guard lock(state_mutex_);
+  return imported_.contains({slot, window});
+}
+
+mep_result_t World::import_offer(uint32_t slot, const std::shared_ptr<Window>& window,
+                                 WindowOffer* offer) {
+  if (offer->lacks_descriptors) {
+    return fail(MEP_ERR_NO_MEMORY,
+                "no descriptor was left for a window of rank %u; raise the limit of open files "
+                "(ulimit -n)",
+                slot);
+  }
+  // Made before, so that nothing fails once the window is here.
+  std::set<std::pair<uint32_t, uint64_t>> note{{slot, window->id()}};
+  Transport& transport = *peers_[slot].transport;
+  MEP_TRY(transport.import_window(slot, window->id(), window->bytes(), offer->blob,
+                                  std::move(offer->fd)));
+  if (window->id() == kWorldWindowId && offer->event.valid()) {
+    std::byte* mapped = transport.map(slot, kWorldWindowId);
+    try {
+      doorbell_bind_event(reinterpret_cast<Doorbell*>(mapped), std::move(offer->event));
+    } catch (const std::bad_alloc&) {
+      transport.drop_window(slot, window->id());
+      throw;
+    }
+  }
+  const std::lock_guard lock(state_mutex_);
+  imported_.merge(note);
+  return MEP_SUCCESS;
+}
+
+bool World::find_remote(uint32_t slot, const std::shared_ptr<Window>& window,
+                        Remote* remote) const {
+  if (slot != self_slot() && !is_imported(slot, window->id())) return false;
+  return remote_of(slot, window, remote) == MEP_SUCCESS;
+}
+
+mep_result_t World::await_remote(uint32_t slot, const std::shared_ptr<Window>& window,
+                                 const Deadline& deadline, Remote* remote) {
+  const uint32_t slots[] = {slot};
+  std::vector<Remote> remotes;
+  const auto needed = [](uint32_t) { return false; };
+  MEP_TRY(receive_windows(world_window_, slots, needed, deadline, &remotes));
+  MEP_TRY(receive_windows(window, slots, needed, deadline, &remotes));
+  *remote = remotes[0];
+  return MEP_SUCCESS;
+}
+
+bool World::has_offered(uint32_t slot, const Window& window) {
+  bool offered = is_imported(slot, window.id());
+  (void)directory_.wait(Deadline::at(0), [&] {
+    offered = offered || directory_.has(slot, window.id());
+    return true;
+  });
+  return offered;
+}
+
+mep_result_t World::take_offer(uint32_t slot, uint64_t window, WindowOffer* offer) {
+  const std::shared_ptr<Window> own = directory_.own(window);
+  if (own == nullptr) return MEP_ERR_NOT_FOUND;
+  const mep_result_t taken = import_offer(slot, own, offer);
+  if (taken != MEP_SUCCESS) {
+    log(LogLevel::kWarn, "cannot take a window of rank %u: %s", slot, last_error_text());
+  }
+  directory_.wake();
+  return taken;
+}
+
+void World::forget_peer(uint32_t slot) {
+  Peer& peer = peers_[slot];
+  unbind_event(slot);
+  if (peer.transport != nullptr) peer.transport->remove_peer(slot);
+  peer.transport = nullptr;
+  directory_.forget_slot(slot);
+  const std::lock_guard lock(state_mutex_);
+  std::erase_if(imported_, [slot](const auto& entry) { return entry.first == slot; });
+}
+
+void World::renew_windows(uint32_t excluded, AwaitedWindows* awaited,
+                          membership::SlotSet* unreached) {
+  for (const std::shared_ptr<Window>& window : directory_.own()) {
+    {
+      const std::lock_guard lock(state_mutex_);
+      if (window->id() != kWorldWindowId && !imported_.contains({excluded, window->id()})) continue;
+    }
+    hold_windows();
+    const mep_result_t renewed = window->renew();
+    release_windows();
+    if (renewed != MEP_SUCCESS) {
+      log(LogLevel::kError, "cannot renew a window: %s", last_error_text());
+      // Without new pages who is excluded could write there, so this rank must not agree.
+      throw std::bad_alloc();
+    }
+    for (uint32_t slot = 0; slot < max_slots(); ++slot) {
+      if (slot == self_slot() || slot == excluded || peers_[slot].link == nullptr) continue;
+      {
+        const std::lock_guard lock(state_mutex_);
+        if (window->id() != kWorldWindowId && !imported_.contains({slot, window->id()})) continue;
+      }
+      WindowExport exported;
+      awaited->insert({{slot, window->id()}, window->generation()});
+      if (peers_[slot].transport->export_window(slot, window, &exported) == MEP_SUCCESS &&
+          send_window(*window, exported, slot) == MEP_SUCCESS) {
+        continue;
+      }
+      // Who has the old pages and cannot be told of the new ones writes where nobody reads.
+      log(LogLevel::kWarn, "cannot give a renewed window to rank %u: %s", slot, last_error_text());
+      unreached->add(slot);
+    }
+  }
+}
+
+}  // namespace mep
