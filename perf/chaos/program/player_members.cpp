@@ -227,6 +227,8 @@ void Player::grow(const Step& step) {
   if (position != uint64_t{step_} + 1) {
     wrong(What::kSync, 0, world_, "members are at different places");
   }
+  // The growth went over deaths without a word: what was made before it may lack those ranks.
+  if (program_.kills()) ep_->renew_all(step_);
 }
 
 // Members may be told of a failure that a newcomer never saw: all repeat it until it succeeds.
