@@ -5,6 +5,7 @@
 #include <array>
 #include <string>
 
+#include "core/api/api_guard.hpp"
 #include "support/coll_sequence.hpp"
 
 namespace {
@@ -205,6 +206,46 @@ void test_dead_root(void**) {
   dead_root(5, 70, "01");
 }
 
+// A member may have died between its parts of a sum for two others. Who has all goes on to broadcasts that a
+// dead root ends there and then, and must still be able to give the sum once it has prepared for a change.
+void test_given_after_dead_root(void**) {
+  Report report;
+  Milestone called;
+  with_rank_threads(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    if (rank == 2) {
+      COLL_OK(found, mep_comm_abort(comm));
+      return;
+    }
+    await_epoch(comm, 2, found);
+    Answers own;
+    sum_step(comm, 0, own);  // reports the change
+    sum_step(comm, 1, own);
+    mep_op_info_t sum;
+    mep_op_info_defaults(&sum);
+    COLL_OK(found, mep_comm_last_op(comm, &sum));
+    COLL_CHECK(found, sum.result == MEP_SUCCESS);
+    for (int i = 0; i < 3; ++i) {
+      uint64_t value = 5;
+      const mep_result_t result = mep_broadcast(&value, &value, 1, MEP_UINT64, 2, comm, nullptr);
+      COLL_CHECK(found, result == MEP_ERR_PEER_FAILED);
+    }
+    called.reach();
+    called.await(2);
+    mep::Collectives& collectives = comm->comm->collectives();
+    size_t given = 0;
+    const bool ran = comm->comm->world().call([&] {
+      (void)collectives.freeze();
+      collectives.prepare();
+      collectives.give_flush(sum.seq, sum.seq,
+                             [&](uint64_t, uint32_t, std::span<const std::byte>) { ++given; });
+      collectives.resume();
+    });
+    COLL_CHECK(found, ran);
+    if (given != 2) found.add("rank %d could give %zu contributions, not 2", rank, given);
+  });
+  report.require_clean();
+}
+
 // Ranks 0 and 4 on one host, 1 to 3 on another; ranks 0 to 3 have a communicator of their own. Rank 3
 // fails; 1 and 2 go on while 0 computes; rank 4 fails, which changes nothing for that communicator. What rank 0
 // is given then comes in blocks of the new epoch.
@@ -285,6 +326,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(test_two_failures_late_callers),
       cmocka_unit_test(test_several_pending),
       cmocka_unit_test(test_dead_root),
+      cmocka_unit_test(test_given_after_dead_root),
       cmocka_unit_test(test_late_rank_takes_blocks),
       cmocka_unit_test(test_agree_then_report),
   };

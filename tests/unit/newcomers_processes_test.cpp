@@ -86,6 +86,84 @@ void comm_goes_with_its_last_member(void**) {
   report.require_clean();
 }
 
+// Newcomers for ranks 1 and 2 find each other while they look for the members. The one for rank 2 is let in first;
+// it is the one that connects to the other, which waits for that.
+void newcomers_that_met_come_in_one_after_the_other(void**) {
+  const auto page = JoinJob::shared_page();
+  Report report;
+  mep_comm_config_t config = patient_config(0);
+  config.transports = "tcp";
+  const auto let_in = [](mep_comm_t comm, int32_t rank, Report& found) {
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, &rank, 1, 60'000, &admitted));
+    COLL_CHECK(found, admitted == 1);
+  };
+  JoinJob job(4, config, report, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 1) die();
+    meet_failure(comm, found);
+    if (rank == 2) die();
+    meet_failure(comm, found);
+    let_in(comm, 2, found);
+    if (rank == 0) page->reach(kTold);
+    let_in(comm, 1, found);
+    check_contributors(rank, comm, 0x1111, found);
+  });
+  job.expect_killed(1);
+  job.expect_killed(2);
+  const size_t lower = job.join(
+      1,
+      [](int rank, mep_comm_t comm, Report& found) {
+        check_contributors(rank, comm, 0x1111, found);
+      },
+      "join begin=stop,join welcomed=stop");
+  const size_t upper = job.join(
+      2,
+      [&](int rank, mep_comm_t comm, Report& found) {
+        let_in(comm, 1, found);
+        check_contributors(rank, comm, 0x1111, found);
+      },
+      "join begin=stop");
+  job.await_stopped(lower);
+  job.await_stopped(upper);
+  kill(job.pid(lower), SIGCONT);
+  kill(job.pid(upper), SIGCONT);
+  job.await_stopped(lower);
+  page->await(kTold, 1);
+  kill(job.pid(lower), SIGCONT);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+// A growth fails because a member dies after the admission. Whoever was admitted is out when the call returns, so
+// the next one is refused nowhere and lets others in.
+void growth_again_after_a_death(void**) {
+  const auto page = JoinJob::shared_page();
+  Report report;
+  mep_comm_config_t config = patient_config(0);
+  config.max_size = 5;
+  JoinJob job(4, config, report, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 3) COLL_OK(found, mep::failpoint_arm("comm offered=kill"));
+    mep_comm_t grown = nullptr;
+    COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_comm_grow(comm, 1, kNeverMs, &grown));
+    if (rank == 0) page->reach(kTold);
+    COLL_OK(found, mep_comm_grow(comm, 1, kNeverMs, &grown));
+    if (grown == nullptr) return;
+    check_contributors(rank, grown, 0x10111, found);
+    COLL_OK(found, mep_comm_destroy(grown));
+  });
+  const size_t first = job.join(4, [](int, mep_comm_t, Report&) {});
+  job.expect_killed(3);
+  if (job.status_of(first) == 0) report.add("a newcomer joined a growth that failed");
+  page->await(kTold, 1);
+  job.join(4, [](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x10111, found);
+  });
+  job.expect_clean_end();
+  report.require_clean();
+}
+
 // A second death, as above, while a world grows.
 void death_while_a_world_grows(void**) {
   Report report;
@@ -234,6 +312,8 @@ int main(int argc, char** argv) {
   const CMUnitTest tests[] = {
       cmocka_unit_test(second_death_while_ranks_recover),
       cmocka_unit_test(comm_goes_with_its_last_member),
+      cmocka_unit_test(newcomers_that_met_come_in_one_after_the_other),
+      cmocka_unit_test(growth_again_after_a_death),
       cmocka_unit_test(death_while_a_world_grows),
       cmocka_unit_test(child_outlives_its_rank),
       cmocka_unit_test(refused_destroy_keeps_all),

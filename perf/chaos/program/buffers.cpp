@@ -146,11 +146,12 @@ std::string CallBuffers::check(mep_result_t result, uint64_t ranks, bool says_in
 std::string CallBuffers::check_input(bool says_intact) const {
   uint8_t expected[8];
   const size_t count = sent_bytes() / element_;
+  const uint64_t key = key_of(members_.rank);
   for (size_t i = 0; i < count; ++i) {
     const uint8_t* given = send_ + i * element_;
     const bool in_place = given >= receive_ && given < receive_ + out_bytes_;
     if (!is_mine(i) || (in_place && !says_intact)) continue;
-    make_element(call_.dtype, key_of(members_.rank), i, expected);
+    make_element(call_.dtype, key, i, expected);
     if (std::memcmp(expected, given, element_) == 0) continue;
     return formatted("%s: element %zu of the input was altered",
                      in_place ? "in place, called intact" : "not in place", i);

@@ -2,9 +2,8 @@
 #include <algorithm>
 #include <array>
 
+#include "generator.hpp"
 #include "numbers.hpp"
-#include "program.hpp"
-#include "random.hpp"
 
 namespace mep::programs {
 namespace {
@@ -30,73 +29,21 @@ const std::array<const char*, 24> kPoints = {
 const std::array<const char*, 4> kJoinPoints = {"join begin", "join connected", "join welcomed",
                                                 "join ready"};
 
-class Generator {
- public:
-  Generator(uint64_t seed, const Limits& limits) : random_(mixed(seed, 0x6d6570)), limits_(limits) {
-    program_.seed = seed;
-  }
+}  // namespace
 
-  Program make() {
-    choose_job();
+Program Generator::make() {
+  choose_job();
+  if (wants_shape()) {
+    make_shaped();
+  } else {
     const uint32_t steps = random_.percent(70) ? random_.between(4, 16) : random_.between(10, 40);
     while (program_.steps.size() < steps) add_step();
     add_call_step(kWorld);
     if (limits_.faults) add_faults();
-    if (program_.steps.size() > limits_.steps) program_.steps.resize(limits_.steps);
-    return program_;
   }
-
- private:
-  struct Comm {
-    uint32_t number;
-    std::vector<uint32_t> slots;  // may be members
-  };
-
-  void choose_job();
-  void choose_hosts(uint32_t hosts);
-  void add_step();
-  void add_call_step(uint32_t comm);
-  void add_batch();
-  void add_split();
-  void add_free();
-  void add_special(bool kills);
-  void add_kills();
-  void add_stop();
-  void add_growth();
-  std::vector<uint32_t> mortals();
-  uint32_t first_comm() const;
-  void add_ep();
-  void add_faults();
-  void add_kill(uint32_t slot, uint32_t generation, uint32_t step);
-  uint32_t add_recover(uint32_t after, const std::vector<uint32_t>& slots);
-  void insert_step(uint32_t at, Step step);
-  Call random_call(uint32_t comm);
-  size_t random_bytes();
-  CallKind random_kind();
-  size_t most_members(uint32_t comm) const {
-    for (const Comm& each : comms_) {
-      if (each.number == comm && !each.slots.empty()) return each.slots.size();
-    }
-    return program_.ranks;
-  }
-  uint32_t random_comm() { return comms_[random_.below(comms_.size())].number; }
-  Step& push(StepKind kind) {
-    Step step;
-    step.kind = kind;
-    step.pause_percent = random_.percent(30) ? 30 : 0;
-    program_.steps.push_back(step);
-    return program_.steps.back();
-  }
-
-  Random random_;
-  const Limits& limits_;
-  Program program_;
-  std::vector<Comm> comms_;
-  uint32_t next_comm_ = 1;
-  bool has_ep_ = false;
-  uint32_t heavy_ = 0;
-  std::vector<uint32_t> eps_;  // that are there
-};
+  if (program_.steps.size() > limits_.steps) program_.steps.resize(limits_.steps);
+  return program_;
+}
 
 void Generator::choose_job() {
   Mode mode = limits_.mode;
@@ -106,6 +53,7 @@ void Generator::choose_job() {
   }
   program_.mode = mode;
   program_.ranks = random_.percent(70) ? random_.between(2, 5) : random_.between(2, 8);
+  if (wants_shape()) program_.ranks = std::max(program_.ranks, random_.between(3, 5));
   program_.max_ranks = program_.ranks;
   uint32_t hosts = 1;
   program_.transports = "shm";
@@ -222,14 +170,17 @@ void Generator::add_split() {
   }
 }
 
+bool Generator::has_ep_on(uint32_t comm) const {
+  return std::any_of(eps_.begin(), eps_.end(),
+                     [&](uint32_t ep) { return program_.eps[ep].comm == comm; });
+}
+
 void Generator::add_free() {
   if (comms_.size() < 2) return;
   const size_t at = 1 + random_.below(comms_.size() - 1);
   Call call;
   call.comm = comms_[at].number;
-  for (const uint32_t ep : eps_) {
-    if (program_.eps[ep].comm == call.comm) return;
-  }
+  if (has_ep_on(call.comm)) return;
   comms_.erase(comms_.begin() + static_cast<std::ptrdiff_t>(at));
   push(StepKind::kFree).calls.push_back(call);
 }
@@ -464,8 +415,6 @@ void Generator::add_faults() {
   if (random_.percent(8)) add_special(kills);
   if (random_.percent(15)) add_stop();
 }
-
-}  // namespace
 
 Program generate(uint64_t seed, const Limits& limits) {
   return Generator(seed, limits).make();

@@ -1,6 +1,7 @@
 #include "numbers.hpp"
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -53,7 +54,9 @@ double value_of(const Format& format, uint32_t code) {
   const uint32_t whole = exponent == 0 ? fraction : fraction | 1u << format.mantissa;
   const int shift = static_cast<int>(exponent == 0 ? 1 : exponent) - format.bias -
                     static_cast<int>(format.mantissa);
-  return sign * std::ldexp(static_cast<double>(whole), shift);
+  // A power of two, whose exponent is that of a normal double here.
+  const double power = std::bit_cast<double>(static_cast<uint64_t>(shift + 1023) << 52);
+  return sign * static_cast<double>(whole) * power;
 }
 
 // By search among all codes: they are ordered as their values are. Beyond the largest value lies

@@ -433,6 +433,8 @@ void Judge::judge_news(const Life& life) {
     const Record& begin = life.journal->records[i];
     if (begin.entry == Entry::kMembers) known[begin.comm] = {begin.contributors, 0};
     if (begin.entry != Entry::kBegin) continue;
+    // Both go over what is known by then, and nobody tells it on this comm any more.
+    if (begin.what == What::kGrow || begin.what == What::kRecover) known[begin.comm].present = 0;
     if (!is_replicated(begin.what) && begin.what != What::kSync) continue;
     const Record* const end = end_of(*life.journal, i);
     Known& now = known[begin.comm];

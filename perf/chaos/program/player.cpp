@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/failpoint.hpp"
 #include "ep_player.hpp"
 
 namespace mep::programs {
@@ -146,6 +147,7 @@ void Player::run(uint32_t number) {
   const Step& step = program_.steps[number];
   arm_faults(number);
   pause(step.pause_percent);
+  if ((step.computing >> part_.slot & 1) != 0) pause_us(uint64_t{step.computing_ms} * 1000);
   if (lies("crash")) std::abort();
   if (!lies("skip")) {
     switch (step.kind) {
@@ -239,15 +241,20 @@ const Fault* Player::fault_of(uint32_t step, FaultKind kind) const {
 }
 
 void Player::arm_faults(uint32_t step) {
-  if (fault_of(step, FaultKind::kKillBefore) != nullptr) die();
+  if (const Fault* fault = fault_of(step, FaultKind::kKillBefore)) {
+    pause_us(fault->delay_us);
+    die();
+  }
   if (const Fault* fault = fault_of(step, FaultKind::kStop)) strike_in(fault->delay_us, SIGSTOP);
   if (const Fault* fault = fault_of(step, FaultKind::kKillClock))
     strike_in(fault->delay_us, SIGKILL);
+  if (const Fault* fault = fault_of(step, FaultKind::kKillAt))
+    (void)failpoint_arm(fault->point + "=kill");
 }
 
 void Player::act_on_faults(uint32_t step) {
   for (const FaultKind kind :
-       {FaultKind::kKillClock, FaultKind::kKillPoint, FaultKind::kKillAfter}) {
+       {FaultKind::kKillClock, FaultKind::kKillPoint, FaultKind::kKillAt, FaultKind::kKillAfter}) {
     if (fault_of(step, kind) != nullptr) die();
   }
 }

@@ -16,6 +16,8 @@ constexpr uint32_t kMismatchTimeoutMs = 400;
 constexpr uint32_t kRecoverMs = 8000;
 constexpr uint32_t kSyncAttempts = 16;
 constexpr uint32_t kRecoverAttempts = 4;
+constexpr uint32_t kGrowAttempts = 2;
+constexpr uint32_t kGrowAgainMs = 100;
 
 std::string name_of_comm(uint32_t number) {
   return "c" + std::to_string(number);
@@ -209,11 +211,12 @@ void Player::grow(const Step& step) {
   const auto found = comms_.find(world_);
   if (found == comms_.end() || over_) return;
   mep_comm_t grown = nullptr;
-  for (uint32_t attempt = 0; attempt < kRecoverAttempts && grown == nullptr; ++attempt) {
+  // Who came for an attempt that failed has gone again, and nobody else comes.
+  for (uint32_t attempt = 0; attempt < kGrowAttempts && grown == nullptr; ++attempt) {
     begin(What::kGrow, attempt, world_);
     Said said;
     said.result = mep_comm_grow(found->second.handle, static_cast<int32_t>(step.slots.size()),
-                                kRecoverMs, &grown);
+                                attempt == 0 ? kRecoverMs : kGrowAgainMs, &grown);
     end(What::kGrow, attempt, world_, nullptr, said);
     if (over_) return;
   }
@@ -227,6 +230,8 @@ void Player::grow(const Step& step) {
   if (position != uint64_t{step_} + 1) {
     wrong(What::kSync, 0, world_, "members are at different places");
   }
+  // The growth went over deaths without a word: what was made before it may lack those ranks.
+  if (program_.kills()) ep_->renew_all(step_);
 }
 
 // Members may be told of a failure that a newcomer never saw: all repeat it until it succeeds.

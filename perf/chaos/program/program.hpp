@@ -60,13 +60,16 @@ struct Step {
   uint32_t ep = 0;
   uint32_t count = 1;
   uint32_t pause_percent = 0;  // how often a rank is late
+  uint32_t computing = 0;      // slots, as bits: they come computing_ms later
+  uint32_t computing_ms = 0;
 };
 
 enum class FaultKind : uint32_t {
   kKillInit,    // delay_us after its start or join began, when it has ended at the latest
-  kKillBefore,  // before the step's call
+  kKillBefore,  // delay_us after it came to the step, before the step's call
   kKillClock,   // delay_us after it began, when it has ended at the latest
   kKillPoint,   // at a failpoint, when the step has ended at the latest
+  kKillAt,      // the same, but passages count from the step's beginning
   kKillAfter,   // right after the step
   kStop         // SIGSTOP delay_us after the step began, SIGCONT after stop_ms
 };

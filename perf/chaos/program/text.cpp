@@ -41,13 +41,17 @@ std::string text_of(const Fault& fault) {
     case FaultKind::kKillInit:
       return whom + formatted(" dies %u us into its start", fault.delay_us);
     case FaultKind::kKillBefore:
-      return whom + formatted(" dies before step %u", fault.step);
+      return whom + formatted(" dies before step %u, %u us after it came there", fault.step,
+                              fault.delay_us);
     case FaultKind::kKillAfter:
       return whom + formatted(" dies after step %u", fault.step);
     case FaultKind::kKillClock:
       return whom + formatted(" dies %u us into step %u", fault.delay_us, fault.step);
     case FaultKind::kKillPoint:
       return whom + formatted(" dies at \"%s\" or after step %u", fault.point.c_str(), fault.step);
+    case FaultKind::kKillAt:
+      return whom +
+             formatted(" dies in step %u at \"%s\", or after it", fault.step, fault.point.c_str());
     case FaultKind::kStop:
       return whom + formatted(" stops %u us into step %u for %u ms", fault.delay_us, fault.step,
                               fault.stop_ms);
@@ -92,6 +96,10 @@ std::string Program::text_of(uint32_t number) const {
     for (const int32_t color : step.colors) text += formatted(" %d", color);
     text += ", keys";
     for (const int32_t key : step.keys) text += formatted(" %d", key);
+  }
+  for (uint32_t slot = 0; slot < kMaxSlots && step.computing != 0; ++slot) {
+    if ((step.computing >> slot & 1) == 0) continue;
+    text += formatted(" (%u comes %u ms later)", slot, step.computing_ms);
   }
   if (step.pause_percent != 0) text += formatted(" (%u %% late)", step.pause_percent);
   return text;

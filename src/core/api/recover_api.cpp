@@ -187,6 +187,21 @@ mep_result_t choose_slots(const Comm& world_comm, int32_t count, membership::Slo
               wanted->count(), count, world.max_slots());
 }
 
+// After an error those that were admitted leave again. Until they are out of the view the next call on this
+// world would be refused on some members, and waited for by those that know already that they are out.
+mep_result_t await_departures(const Comm& world_comm, mep_result_t result) {
+  const KeepErrorText kept;
+  (void)guarded([&]() -> mep_result_t {
+    const Deadline limit = world_comm.identity().change_deadline();
+    (void)world_comm.collectives().channel().wait(limit, [&] {
+      return world_comm.world().terminal_result() != MEP_SUCCESS ||
+             covers_all(world_comm) == MEP_SUCCESS;
+    });
+    return MEP_SUCCESS;
+  });
+  return result;
+}
+
 mep_result_t grow(Comm& world_comm, int32_t count, uint32_t timeout_ms, mep_comm_t* grown) {
   const std::shared_ptr<World>& world = world_comm.world_ptr();
   membership::SlotSet wanted;
@@ -202,7 +217,8 @@ mep_result_t grow(Comm& world_comm, int32_t count, uint32_t timeout_ms, mep_comm
   // Who died before the admission is not in its view: that is gone over, as in the meeting before.
   mep_result_t result = meet(world_comm, admitted, kAdmitted);
   if (result == MEP_SUCCESS && added.size() == static_cast<size_t>(count)) {
-    return make_grown(&world_comm, world, size, admission, timeout_ms, grown);
+    result = make_grown(&world_comm, world, size, admission, timeout_ms, grown);
+    return result == MEP_SUCCESS ? result : await_departures(world_comm, result);
   }
   if (result == MEP_SUCCESS) {
     result =
@@ -211,7 +227,8 @@ mep_result_t grow(Comm& world_comm, int32_t count, uint32_t timeout_ms, mep_comm
              "admitted",
              added.size(), count, timeout_ms);
   }
-  return added.empty() ? result : refuse_grown(world, admission, result);
+  if (added.empty()) return result;
+  return await_departures(world_comm, refuse_grown(world, admission, result));
 }
 
 }  // namespace

@@ -104,9 +104,10 @@ bool ControlThread::take_window(uint32_t slot, Frame& frame) {
   if (!frame.fds.empty()) offer.fd = std::move(frame.fds[0]);
   if (frame.fds.size() > 1) offer.event = std::move(frame.fds[1]);
   const uint32_t generation = offer.generation;
-  // A window that is in use here was renewed; a newcomer's is taken at once, too. Others wait until a
-  // user's thread wants them.
-  const bool now = world_->is_imported(slot, id) || arrivals_.contains(slot);
+  // A window that is in use here was renewed; a newcomer's is taken at once, too, also if this rank is one
+  // itself: connections may begin with it, and whoever of the two is in first is waited for by the other. Others
+  // wait until a user's thread wants them.
+  const bool now = world_->is_imported(slot, id) || arrivals_.contains(slot) || !is_member(slot);
   const mep_result_t taken = now ? world_->take_offer(slot, id, &offer) : MEP_ERR_NOT_FOUND;
   if (taken == MEP_ERR_NOT_FOUND) {
     world_->directory_.file(slot, id, std::move(offer));
