@@ -42,7 +42,7 @@ struct Ranks {
     call.bytes = kCount * 4;
     call.send = sends[rank];
     call.receive = receives[rank];
-    call.status = {&statuses[rank]->head, kMaskWords};
+    call.status = {&statuses[rank]->head, mep::device::kMaskWords};
     return call;
   }
   void clear() const {

@@ -90,7 +90,7 @@ class Bench {
       const size_t own = test.kind == Collective::k_allgather ? rank * test.bytes() : 0;
       call.send = mine.receive.at(test.receive_offset + own);
     }
-    call.status = {&status_[rank]->head, kMaskWords};
+    call.status = {&status_[rank]->head, mep::device::kMaskWords};
     return call;
   }
 

@@ -552,7 +552,7 @@ class CaseRun {
       state.counted = 0;
       group_[r].buffers[0]->local.set(&state, sizeof state);
       GPU_OK(cudaMemset(group_[r].buffers[0]->window.data(), 0, group_[r].g.words_end));
-      const uint64_t tag = signal_tag(group_[r].shadow.epoch, use);
+      const uint64_t tag = mep::signal_tag(group_[r].shadow.epoch, use);
       const EpGeometry& g = group_[r].g;
       for (uint32_t source = 0; source < c_.sizes.ranks; ++source) {
         const uint64_t at = g.combine_ready + (use % 2 * c_.sizes.ranks + source) * 8;
