@@ -12,7 +12,7 @@ program moe
   type(mep_ep_handle_t) :: handle
   type(mep_ep_view_t) :: view
   type(mep_dispatch_send_t) :: send
-  type(mep_dispatch_receive_t) :: received
+  type(mep_dispatch_receive_t) :: receive
   type(mep_combine_send_t) :: results
   type(mep_combine_receive_t) :: sums
   integer(c_int32_t) :: rank, size
@@ -54,7 +54,7 @@ program moe
   send%topk_idx = c_loc(experts)
   send%topk_idx_type = MEP_INT32
   send%topk_weights = c_loc(weights)
-  call must(mep_dispatch(handle, send, received), "mep_dispatch")
+  call must(mep_dispatch(handle, send, receive), "mep_dispatch")
   do e = 1, experts_per_rank
     n = received(e)
     y(:, :n, e) = rows(:, :n, e) * real(rank * experts_per_rank + e)

@@ -398,8 +398,10 @@ static void struct_size_rules(void** state) {
     const size_t size = kTakers[i].size;
     assert_true(is_fine(name, run_taker(f, i, size, 0)));
     assert_true(is_fine(name, run_taker(f, i, size + kTail, 0)));
-    /* mep_store_t has no field that could be left out. */
-    if (strstr(name, "store") == NULL) assert_true(is_fine(name, run_taker(f, i, size - 8, 0)));
+    /* mep_store_t and mep_combine_send_t have no field that could be left out. */
+    const int has_optional =
+        strstr(name, "store") == NULL && strcmp(name, "mep_combine's send") != 0;
+    if (has_optional) assert_true(is_fine(name, run_taker(f, i, size - 8, 0)));
 
     const mep_result_t refused = run_taker(f, i, size + kTail, 1);
     if (refused != MEP_ERR_INVALID_ARGUMENT) {
