@@ -123,6 +123,10 @@ def title(declarations):
     return ", ".join(f"`{name}`" for name in names)
 
 
+def sets_up(kind, text):
+    return kind == "inline" and re.search(r"\bmep_\w+_defaults\(", text) is not None
+
+
 def render(text):
     out = ["# The C ABI of MEP", "",
            "Written from `include/mep.h` by `docs/make_api.py`; change the header, not this page.", ""]
@@ -132,10 +136,11 @@ def render(text):
         nonlocal group, comment
         if group:
             out.extend([f"### {title(group)}", ""])
-            code = "\n".join(t.replace("MEP_API ", "") for kind, t in group if kind != "inline")
+            # Inline functions that only set a struct up are named, others shown whole.
+            code = "\n".join(t.replace("MEP_API ", "") for kind, t in group if not sets_up(kind, t))
             if code:
                 out.extend(["```c", code, "```", ""])
-            helpers = [t for kind, t in group if kind == "inline"]
+            helpers = [t for kind, t in group if sets_up(kind, t)]
             if helpers:
                 names = ", ".join("`%s`" % re.search(r"mep_\w+", t[14:])[0] for t in
                                   (re.sub(r"^static inline \w+ ", "static inline ", h) for h in helpers))

@@ -52,13 +52,15 @@ int main(void) {
   mep_ep_view_defaults(&view);
   must(mep_ep_buffer_view(ep, 0, &view), "mep_ep_buffer_view");
 
-  mep_dispatch_args_t dispatch;
-  mep_dispatch_args_defaults(&dispatch);
-  dispatch.num_tokens = kTokens;
-  dispatch.x = x;
-  dispatch.topk_idx = experts;
-  dispatch.topk_weights = &weights[0][0];
-  must(mep_dispatch(handle, &dispatch, NULL), "mep_dispatch");
+  mep_dispatch_send_t tokens;
+  mep_dispatch_receive_t received;
+  mep_dispatch_send_defaults(&tokens);
+  mep_dispatch_receive_defaults(&received);
+  tokens.num_tokens = kTokens;
+  tokens.x = x;
+  tokens.topk_idx = experts;
+  tokens.topk_weights = &weights[0][0];
+  must(mep_dispatch(handle, &tokens, &received, NULL), "mep_dispatch");
 
   /* The experts of this rank: rows lie packed, in the library's memory; y goes there too. */
   const size_t stride = (size_t)size * kTokens * kHidden; /* between experts */
@@ -72,10 +74,13 @@ int main(void) {
     rows += view.recv_count[e];
   }
 
-  mep_combine_args_t combine;
-  mep_combine_args_defaults(&combine);
-  combine.out = out;
-  must(mep_combine(handle, &combine, NULL), "mep_combine");
+  mep_combine_send_t results;
+  mep_combine_receive_t sums;
+  mep_combine_send_defaults(&results);
+  mep_combine_receive_defaults(&sums);
+  results.y = view.combine_input;
+  sums.out = out;
+  must(mep_combine(handle, &results, &sums, NULL), "mep_combine");
 
   int errors = 0;
   for (int t = 0; t < kTokens; ++t) {

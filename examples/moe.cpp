@@ -57,19 +57,18 @@ int run(mep_comm_t comm) {
     for (int h = 0; h < kHidden; ++h) x[t * kHidden + h] = to_bf16(float((t + h) % 4));
   }
 
-  mep_dispatch_args_t dispatch;
-  mep_dispatch_args_defaults(&dispatch);
-  dispatch.phase = MEP_PHASE_SEND;
-  dispatch.num_tokens = kTokens;
-  dispatch.x = x.data();
-  dispatch.topk_idx = experts.data();
-  dispatch.topk_idx_type = MEP_INT32;
-  must(mep_dispatch(handle, &dispatch, nullptr));
+  mep_dispatch_send_t tokens;
+  mep_dispatch_send_defaults(&tokens);
+  tokens.num_tokens = kTokens;
+  tokens.x = x.data();
+  tokens.topk_idx = experts.data();
+  tokens.topk_idx_type = MEP_INT32;
+  must(mep_dispatch(handle, &tokens, nullptr, nullptr));
   float shared = 0;  // the rows are on their way; here a layer's shared expert would run
   for (const uint16_t bits : x) shared += to_float(bits);
-  mep_dispatch_args_defaults(&dispatch);
-  dispatch.phase = MEP_PHASE_RECEIVE;
-  must(mep_dispatch(handle, &dispatch, nullptr));
+  mep_dispatch_receive_t received;
+  mep_dispatch_receive_defaults(&received);
+  must(mep_dispatch(handle, nullptr, &received, nullptr));
 
   const size_t stride = size_t(size) * kTokens * kHidden;
   for (int e = 0; e < kExpertsPerRank; ++e) {
@@ -79,10 +78,13 @@ int run(mep_comm_t comm) {
       y[i] = to_bf16(to_float(in[i]) * float(rank * kExpertsPerRank + e + 1));
     }
   }
-  mep_combine_args_t combine;
-  mep_combine_args_defaults(&combine);
-  combine.out = out.data();
-  must(mep_combine(handle, &combine, nullptr));
+  mep_combine_send_t results;
+  mep_combine_receive_t sums;
+  mep_combine_send_defaults(&results);
+  mep_combine_receive_defaults(&sums);
+  results.y = view.combine_input;
+  sums.out = out.data();
+  must(mep_combine(handle, &results, &sums, nullptr));
 
   bool right = shared > 0;
   for (int i = 0; i < kTokens * kHidden; ++i) {

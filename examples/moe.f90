@@ -11,8 +11,10 @@ program moe
   type(mep_ep_t) :: ep
   type(mep_ep_handle_t) :: handle
   type(mep_ep_view_t) :: view
-  type(mep_dispatch_args_t) :: dispatch
-  type(mep_combine_args_t) :: combine
+  type(mep_dispatch_send_t) :: send
+  type(mep_dispatch_receive_t) :: receive
+  type(mep_combine_send_t) :: results
+  type(mep_combine_receive_t) :: sums
   integer(c_int32_t) :: rank, size
   integer(c_int32_t), pointer :: received(:)
   integer(c_int32_t), target :: experts(top_k, tokens)
@@ -47,19 +49,20 @@ program moe
   call c_f_pointer(view%combine_input, y, [hidden, size * tokens, experts_per_rank])
   call c_f_pointer(view%recv_count, received, [experts_per_rank])
 
-  dispatch%num_tokens = tokens
-  dispatch%x = c_loc(x)
-  dispatch%topk_idx = c_loc(experts)
-  dispatch%topk_idx_type = MEP_INT32
-  dispatch%topk_weights = c_loc(weights)
-  call must(mep_dispatch(handle, dispatch), "mep_dispatch")
+  send%num_tokens = tokens
+  send%x = c_loc(x)
+  send%topk_idx = c_loc(experts)
+  send%topk_idx_type = MEP_INT32
+  send%topk_weights = c_loc(weights)
+  call must(mep_dispatch(handle, send, receive), "mep_dispatch")
   do e = 1, experts_per_rank
     n = received(e)
     y(:, :n, e) = rows(:, :n, e) * real(rank * experts_per_rank + e)
   end do
   n = sum(received)
-  combine%out = c_loc(out)
-  call must(mep_combine(handle, combine), "mep_combine")
+  results%y = view%combine_input
+  sums%out = c_loc(out)
+  call must(mep_combine(handle, results, sums), "mep_combine")
 
   right = .true.
   do t = 1, tokens

@@ -31,7 +31,7 @@
 #include <stdint.h>
 
 #define MEP_VERSION_MAJOR 0
-#define MEP_VERSION_MINOR 1
+#define MEP_VERSION_MINOR 2
 #define MEP_VERSION_PATCH 0
 
 #ifdef __cplusplus
@@ -153,8 +153,8 @@ enum {
   MEP_COMM_UNIFORM = 1u << 4, /* dispatch and combine end on all ranks by one result: the gravest,
                                       or what a change of the members on the way says. One round
                                       more, on the comm: they are ordered with its collectives, one
-                                      thread calls both, and a receive phase follows a send phase
-                                      that failed */
+                                      thread calls both, and what was sent and failed is received
+                                      all the same */
   MEP_COMM_AUTO_RECOVER = 1u << 5, /* admit ready newcomers at a barrier on the world */
   MEP_COMM_KILL_STOPPED = 1u << 6, /* SIGKILL an excluded process of this host (fencing by force) */
   MEP_COMM_PROGRESS_THREAD =
@@ -298,17 +298,32 @@ static inline void mep_op_info_defaults(mep_op_info_t* info) {
  * MEP_ERR_BUSY (another thread is inside a call on this comm). Does not block. 0.1 */
 MEP_API mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info);
 
-/* Fixed layout, version 1; written by stream operations when they complete, in pinned or device
- * memory of the caller. */
+/* What an operation says of itself when it ends, in memory of the caller; of one on a stream that is pinned
+ * or device memory, written by the GPU. The caller gives where it lies, on 8 bytes, and how many bytes are
+ * there: as many as mep_op_status_size() says, more, or fewer down to this header. Behind it lies the bitmap
+ * of failed ranks, see mep_op_status_failed(): as many words as the comm's size needs, or as fit. Nothing is
+ * read, and nothing is written behind the bitmap. */
 typedef struct mep_op_status_t {
-  uint32_t version; /* 1 */
+  uint32_t version;      /* MEP_OP_STATUS_VERSION */
+  uint32_t failed_words; /* 64-bit words of the bitmap */
   mep_result_t result;
+  uint32_t failed_count; /* ranks that were missing: all, also those without a bit */
   uint64_t epoch;
   uint64_t seq;
-  uint64_t failed[4];    /* ranks 0..255 that were missing */
-  uint32_t failed_count; /* all of them */
-  uint32_t bad_entries;  /* routing entries that were treated as -1 */
+  uint32_t bad_entries; /* routing entries that were treated as -1 */
+  uint32_t reserved;    /* 0 */
 } mep_op_status_t;
+
+enum { MEP_OP_STATUS_VERSION = 2 };
+
+/* Bytes of a record that has room for `ranks` ranks, the comm's size. 0.2 */
+static inline size_t mep_op_status_size(int32_t ranks) {
+  return sizeof(mep_op_status_t) + ((size_t)ranks + 63) / 64 * sizeof(uint64_t);
+}
+/* Its bitmap, failed_words words. 0.2 */
+static inline const uint64_t* mep_op_status_failed(const mep_op_status_t* status) {
+  return (const uint64_t*)(status + 1);
+}
 
 /* First failure of the comm's stream operations since the last call, MEP_SUCCESS if none. Does not
  * block. MEP_ERR_UNSUPPORTED on a host communicator. 0.1 */
@@ -576,7 +591,6 @@ enum { MEP_EP_LOW_LATENCY = 0, MEP_EP_HIGH_THROUGHPUT = 1 };         /* mode */
 enum { MEP_EP_PACKED = 0, MEP_EP_SLOTTED = 1, MEP_EP_EXPANDED = 2 }; /* receive_layout */
 enum { MEP_SCALE_FLOAT32 = 0, MEP_SCALE_UE8M0 = 1 };                 /* scale_type */
 enum { MEP_SCALE_ROW_MAJOR = 0, MEP_SCALE_COLUMN_MAJOR = 1 };        /* scale_layout */
-enum { MEP_PHASE_BOTH = 0, MEP_PHASE_SEND = 1, MEP_PHASE_RECEIVE = 2 };
 
 typedef struct mep_ep_config_t {
   uint32_t struct_size;
@@ -651,7 +665,8 @@ MEP_API mep_result_t mep_ep_handle_destroy(mep_ep_handle_t handle);
  * MEP_ERR_INVALID_ARGUMENT on all ranks, whichever gave it. 0.1 */
 MEP_API mep_result_t mep_ep_set_expert_map(mep_ep_t ep, const int32_t* map);
 
-/* The library's memory of one buffer. Fixed addresses, known before the first dispatch. */
+/* The library's memory of one buffer: where rows arrive, and where the experts' outputs may be made so that
+ * combine need not copy them. Fixed addresses, known before the first dispatch; the only way to them. */
 typedef struct mep_ep_view_t {
   uint32_t struct_size;
   uint32_t flags;
@@ -660,34 +675,38 @@ typedef struct mep_ep_view_t {
   const int32_t* recv_count;   /* [E_local] rows per local expert */
   const int32_t* src_info;     /* [E_local, R*M] the token's index on its source rank */
   const int64_t* layout_range; /* [E_local, R] begin << 32 | count of the rows of each source */
-  void* combine_input;         /* [E_local, R*M, H] combine type: write y here, pass y = NULL */
+  void* combine_input; /* [E_local, R*M, H] combine type: make y here and give this address */
 } mep_ep_view_t;
 
 MEP_API void mep_ep_view_init(void* view, size_t size);
 static inline void mep_ep_view_defaults(mep_ep_view_t* view) {
   mep_ep_view_init(view, sizeof *view);
 }
-/* Local, does not block. What the pointers show is valid from the receive phase of a dispatch on that
- * buffer until its combine starts or, without one, until the next dispatch on it starts. 0.1 */
+/* Local, does not block. What the pointers show is valid from when a dispatch on that buffer was
+ * received until its combine starts or, without one, until the next dispatch on it starts. 0.1 */
 MEP_API mep_result_t mep_ep_buffer_view(mep_ep_t ep, uint32_t buffer, mep_ep_view_t* view);
 
-/* combine_input alone, for those who need nothing else. 0.1 */
-MEP_API mep_result_t mep_ep_combine_input(mep_ep_t ep, uint32_t buffer, void** memory);
+/* A dispatch or combine has two halves: to send, and to receive. A call does the halves whose struct it gives. */
 
-typedef struct mep_dispatch_args_t {
+/* What a rank sends: its tokens, and where they go. */
+typedef struct mep_dispatch_send_t {
   uint32_t struct_size;
-  uint32_t flags;          /* must be 0 */
-  uint32_t phase;          /* MEP_PHASE_* */
-  uint32_t num_tokens;     /* T */
-  const void* x;           /* [T, H] input type */
-  uint64_t x_stride_bytes; /* between rows; 0: dense */
-  const void* x_scales;    /* [T, ceil(H/128)] for e4m3 input; NULL: quantise while sending */
+  uint32_t flags;            /* must be 0 */
+  uint32_t num_tokens;       /* T */
+  mep_dtype_t topk_idx_type; /* MEP_INT32 or MEP_INT64; 0: int64 */
+  const void* x;             /* [T, H] input type */
+  uint64_t x_stride_bytes;   /* between rows; 0: dense */
+  const void* x_scales;      /* [T, ceil(H/128)] for e4m3 input; NULL: quantise while sending */
   uint64_t x_scales_stride_bytes; /* 0: dense */
   const void* topk_idx;           /* [T, K]; -1: none */
-  mep_dtype_t topk_idx_type;      /* MEP_INT32 or MEP_INT64; 0: int64 */
-  uint32_t reserved;
-  const float* topk_weights; /* [T, K] or NULL; kept in the handle for combine */
-  /* Outputs of the receive phase. NULL: only in the library's memory (mep_ep_buffer_view). */
+  const float* topk_weights;      /* [T, K] or NULL; kept in the handle for combine */
+} mep_dispatch_send_t;
+
+/* What a rank wants of what it received. All of it lies in the library's memory (mep_ep_buffer_view); what is
+ * given here, memory of the caller and no part of the library's, gets a copy. NULL: no copy. */
+typedef struct mep_dispatch_receive_t {
+  uint32_t struct_size;
+  uint32_t flags;         /* must be 0 */
   void* recv_x;           /* as mep_ep_view_t; only rows that arrived are written */
   uint64_t recv_capacity; /* bytes at recv_x; 0: as large as the view's */
   void* recv_scales;
@@ -701,62 +720,82 @@ typedef struct mep_dispatch_args_t {
   float* recv_topk_weights;                /* high throughput */
   int64_t* recv_total;                     /* rows that arrived, all local experts */
   int64_t* statistics;        /* [E_local], added to: rows per local expert over many dispatches */
-  mep_op_status_t* op_status; /* filled at the end of the receive phase, or NULL */
-} mep_dispatch_args_t;
+  mep_op_status_t* op_status; /* filled at the end, or NULL */
+  uint64_t op_status_bytes;   /* at op_status, see there */
+} mep_dispatch_receive_t;
+
+/* What a rank sends back: its experts' outputs. */
+typedef struct mep_combine_send_t {
+  uint32_t struct_size;
+  uint32_t flags; /* must be 0 */
+  /* [E_local, R*M, H] combine type: combine_input of mep_ep_buffer_view, or memory of the caller. */
+  const void* y;
+} mep_combine_send_t;
 
 enum { MEP_COMBINE_RENORMALIZE = 1u << 0 }; /* rescale when an expert's rank is missing */
 
-typedef struct mep_combine_args_t {
+/* How a rank sums what comes back, and where to. */
+typedef struct mep_combine_receive_t {
   uint32_t struct_size;
   uint32_t flags; /* MEP_COMBINE_* */
-  uint32_t phase; /* MEP_PHASE_* */
   /* T that out and weights are made for; another one than the dispatch had: MEP_ERR_INVALID_ARGUMENT.
    * 0: not checked. */
   uint32_t num_tokens;
-  const void* y;             /* [E_local, R*M, H] combine type; NULL: mep_ep_combine_input memory */
-  const float* weights;      /* [T, K]; NULL: topk_weights of the dispatch; had none: all 1 */
-  const void* bias;          /* [H] combine type, added once at the end; NULL: none */
-  void* out;                 /* [T, H] combine type */
-  uint64_t out_stride_bytes; /* 0: dense */
-  mep_op_status_t* op_status;
-} mep_combine_args_t;
+  uint32_t reserved;
+  const float* weights;       /* [T, K]; NULL: topk_weights of the dispatch; had none: all 1 */
+  const void* bias;           /* [H] combine type, added once at the end; NULL: none */
+  void* out;                  /* [T, H] combine type */
+  uint64_t out_stride_bytes;  /* 0: dense */
+  mep_op_status_t* op_status; /* filled at the end, or NULL */
+  uint64_t op_status_bytes;   /* at op_status, see there */
+} mep_combine_receive_t;
 
-MEP_API void mep_dispatch_args_init(void* args, size_t size);
-static inline void mep_dispatch_args_defaults(mep_dispatch_args_t* args) {
-  mep_dispatch_args_init(args, sizeof *args);
+MEP_API void mep_dispatch_send_init(void* send, size_t size);
+static inline void mep_dispatch_send_defaults(mep_dispatch_send_t* send) {
+  mep_dispatch_send_init(send, sizeof *send);
 }
-MEP_API void mep_combine_args_init(void* args, size_t size);
-static inline void mep_combine_args_defaults(mep_combine_args_t* args) {
-  mep_combine_args_init(args, sizeof *args);
+MEP_API void mep_dispatch_receive_init(void* receive, size_t size);
+static inline void mep_dispatch_receive_defaults(mep_dispatch_receive_t* receive) {
+  mep_dispatch_receive_init(receive, sizeof *receive);
+}
+MEP_API void mep_combine_send_init(void* send, size_t size);
+static inline void mep_combine_send_defaults(mep_combine_send_t* send) {
+  mep_combine_send_init(send, sizeof *send);
+}
+MEP_API void mep_combine_receive_init(void* receive, size_t size);
+static inline void mep_combine_receive_defaults(mep_combine_receive_t* receive) {
+  mep_combine_receive_init(receive, sizeof *receive);
 }
 
 /* Sends each token to each of its experts and receives what the others sent here.
+ * send given and receive NULL: only sends; receive given and send NULL: receives what this handle sent before;
+ * both: both; neither: MEP_ERR_INVALID_ARGUMENT.
  * Collective over the ranks of the EP object, per buffer, in the same order everywhere; blocks when
- * stream is NULL. Phase send returns when x, x_scales, topk_idx and topk_weights are the caller's
- * again: packed it waits for the other ranks' send phases (their counts), never for rows. Phase receive
- * returns when all rows have come; it takes only the output fields. Rows of a source are in token
- * order, sources in rank order (slotted: source s begins at s*M).
- * Errors: MEP_ERR_BUSY (the buffer's last dispatch or combine has not finished its receive phase, or
- * another thread is inside a call on the buffer),
- * MEP_ERR_INVALID_ARGUMENT (an expert out of range or twice in a row: names token and value; nothing
- * was sent), MEP_ERR_CAPACITY, and those of collectives. It is a personal operation: with a rank gone
+ * stream is NULL. Sending returns when x, x_scales, topk_idx and topk_weights are the caller's
+ * again: packed it waits for the other ranks to send (their counts), never for rows. Receiving
+ * returns when all rows have come. Rows of a source are in token order, sources in rank order
+ * (slotted: source s begins at s*M).
+ * Errors: MEP_ERR_BUSY (the buffer's last dispatch or combine was not received, or another thread is
+ * inside a call on the buffer), MEP_ERR_INVALID_ARGUMENT (an expert out of range or twice in a row: names
+ * token and value, and nothing was sent; nothing was sent that could be received), MEP_ERR_CAPACITY (call
+ * again with more room and send NULL), and those of collectives. It is a personal operation: with a rank gone
  * the result is MEP_PARTIAL (opt-in) or MEP_ERR_PEER_FAILED by each rank's own data, and counts and
  * layout_range cover complete rows only. A change of the membership that no call of this
  * rank on the comm has reported is reported by its next dispatch or combine there, which does nothing else; the
- * comm's collectives report it all the same. 0.1 */
-MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_args_t* args,
-                                  mep_stream_t stream);
+ * comm's collectives report it all the same. 0.1; this form 0.2 */
+MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_send_t* send,
+                                  const mep_dispatch_receive_t* receive, mep_stream_t stream);
 
 /* out[t] = bias + sum over k of weight[t,k] * y(row of token t at its k-th expert), float32, in
  * ascending k, each product and sum rounded (not fused), one rounding at the end; entries -1 and those
  * of missing ranks are left out. While this rank's tokens are routed to experts of an absent rank, each
  * combine answers MEP_PARTIAL (opt-in) or MEP_ERR_PEER_FAILED, with the sum of the others in out:
  * mep_ep_set_expert_map routes around it, and so does -1. Starting it gives the buffer's received rows back to the senders.
- * Phase send returns when y may be overwritten if it is the caller's (the library's own y: after the
- * next dispatch on the buffer was received). Errors: as mep_dispatch; MEP_ERR_BUSY also when the
- * handle's dispatch was not received. 0.1 */
-MEP_API mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_args_t* args,
-                                 mep_stream_t stream);
+ * send and receive: as of mep_dispatch. Sending returns when y may be overwritten if it is the caller's (the
+ * library's own, combine_input: after the next dispatch on the buffer was received). Errors: as mep_dispatch;
+ * MEP_ERR_BUSY also when the handle's dispatch was not received. 0.1; this form 0.2 */
+MEP_API mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_send_t* send,
+                                 const mep_combine_receive_t* receive, mep_stream_t stream);
 
 /* As mep_comm_last_op, for the last dispatch or combine finished on that buffer; MEP_ERR_BUSY: another
  * thread is inside a call on the buffer. 0.1 */

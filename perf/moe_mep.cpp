@@ -38,13 +38,15 @@ class MepMoe : public MoeSide {
 
   void dispatch() override {
     current_ = (current_ + 1) % buffers_.size();
-    mep_dispatch_args_t args;
-    mep_dispatch_args_defaults(&args);
+    mep_dispatch_send_t args;
+    mep_dispatch_receive_t received;
+    mep_dispatch_send_defaults(&args);
+    mep_dispatch_receive_defaults(&received);
     args.num_tokens = problem_.shape().tokens;
     args.x = problem_.x();
     args.topk_idx = problem_.topk_idx().data();
     args.topk_weights = problem_.topk_weights().data();
-    require(mep_dispatch(buffers_[current_].handle, &args, nullptr), "mep_dispatch");
+    require(mep_dispatch(buffers_[current_].handle, &args, &received, nullptr), "mep_dispatch");
   }
 
   void expert() override {
@@ -62,10 +64,13 @@ class MepMoe : public MoeSide {
   }
 
   void combine() override {
-    mep_combine_args_t args;
-    mep_combine_args_defaults(&args);
-    args.out = problem_.out();
-    require(mep_combine(buffers_[current_].handle, &args, nullptr), "mep_combine");
+    mep_combine_send_t terms;
+    mep_combine_receive_t sums;
+    mep_combine_send_defaults(&terms);
+    mep_combine_receive_defaults(&sums);
+    terms.y = buffers_[current_].view.combine_input;
+    sums.out = problem_.out();
+    require(mep_combine(buffers_[current_].handle, &terms, &sums, nullptr), "mep_combine");
   }
 
   uint64_t received_count(uint32_t local_expert, int source) const override {

@@ -3,7 +3,8 @@
 !
 !   - Functions return the result code; mep_result_string and mep_last_error return character strings.
 !   - Structures set themselves up (struct_size included) when declared; no call of *_init is needed.
-!   - `stream` is optional and comes last. Optional too: config, info, map.
+!   - `stream` is optional and comes last. Optional too: config, info, map,
+!     and send and receive of dispatch and combine.
 !   - Buffers are contiguous variables of any type, scalars too. Counts have kind c_size_t:
 !     size(x, kind=c_size_t). In nonblocking calls, declare buffers asynchronous and touch them only
 !     after the request is done. For one buffer as input and output, which Fortran does not allow as
@@ -82,18 +83,22 @@ contains
     end do
   end function mep_preferred_hca
 
-  integer(c_int32_t) function mep_dispatch(handle, args, stream) result(code)
+  ! Without receive: only sends; without send: mep_dispatch(handle, receive=receive).
+  integer(c_int32_t) function mep_dispatch(handle, send, receive, stream) result(code)
     type(mep_ep_handle_t), intent(in) :: handle
-    type(mep_dispatch_args_t), intent(in) :: args
+    type(mep_dispatch_send_t), intent(in), optional :: send
+    type(mep_dispatch_receive_t), intent(in), optional :: receive
     type(c_ptr), intent(in), optional :: stream
-    code = c_dispatch(handle, args, given(stream))
+    code = c_dispatch(handle, send, receive, given(stream))
   end function mep_dispatch
 
-  integer(c_int32_t) function mep_combine(handle, args, stream) result(code)
+  ! Without receive: only sends; without send: mep_combine(handle, receive=receive).
+  integer(c_int32_t) function mep_combine(handle, send, receive, stream) result(code)
     type(mep_ep_handle_t), intent(in) :: handle
-    type(mep_combine_args_t), intent(in) :: args
+    type(mep_combine_send_t), intent(in), optional :: send
+    type(mep_combine_receive_t), intent(in), optional :: receive
     type(c_ptr), intent(in), optional :: stream
-    code = c_combine(handle, args, given(stream))
+    code = c_combine(handle, send, receive, given(stream))
   end function mep_combine
 
   ! ---- helpers ----------------------------------------------------------------------------------

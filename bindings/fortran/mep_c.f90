@@ -69,17 +69,29 @@ module mep_c
       integer(c_size_t), value :: size
     end subroutine mep_ep_view_init
 
-    subroutine mep_dispatch_args_init(args, size) bind(C)
+    subroutine mep_dispatch_send_init(send, size) bind(C)
       import :: c_size_t
-      type(*), intent(inout) :: args
+      type(*), intent(inout) :: send
       integer(c_size_t), value :: size
-    end subroutine mep_dispatch_args_init
+    end subroutine mep_dispatch_send_init
 
-    subroutine mep_combine_args_init(args, size) bind(C)
+    subroutine mep_dispatch_receive_init(receive, size) bind(C)
       import :: c_size_t
-      type(*), intent(inout) :: args
+      type(*), intent(inout) :: receive
       integer(c_size_t), value :: size
-    end subroutine mep_combine_args_init
+    end subroutine mep_dispatch_receive_init
+
+    subroutine mep_combine_send_init(send, size) bind(C)
+      import :: c_size_t
+      type(*), intent(inout) :: send
+      integer(c_size_t), value :: size
+    end subroutine mep_combine_send_init
+
+    subroutine mep_combine_receive_init(receive, size) bind(C)
+      import :: c_size_t
+      type(*), intent(inout) :: receive
+      integer(c_size_t), value :: size
+    end subroutine mep_combine_receive_init
 
     ! ---- communicators --------------------------------------------------------------------------
     ! Without config: call mep_comm_init(comm=comm).
@@ -321,13 +333,6 @@ module mep_c
       type(mep_ep_view_t), intent(inout) :: view
     end function mep_ep_buffer_view
 
-    integer(c_int32_t) function mep_ep_combine_input(ep, buffer, memory) bind(C)
-      import :: c_int32_t, c_ptr, mep_ep_t
-      type(mep_ep_t), value :: ep
-      integer(c_int32_t), value :: buffer
-      type(c_ptr), intent(out) :: memory
-    end function mep_ep_combine_input
-
     integer(c_int32_t) function mep_ep_last_op(ep, buffer, info) bind(C)
       import :: c_int32_t, mep_ep_t, mep_op_info_t
       type(mep_ep_t), value :: ep
@@ -374,16 +379,18 @@ module mep_c
       character(kind=c_char), intent(inout) :: name(*)
       integer(c_size_t), value :: capacity
     end function c_preferred_hca
-    integer(c_int32_t) function c_dispatch(handle, args, stream) bind(C, name="mep_dispatch")
-      import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_dispatch_args_t
+    integer(c_int32_t) function c_dispatch(handle, send, receive, stream) bind(C, name="mep_dispatch")
+      import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_dispatch_send_t, mep_dispatch_receive_t
       type(mep_ep_handle_t), value :: handle
-      type(mep_dispatch_args_t), intent(in) :: args
+      type(mep_dispatch_send_t), intent(in), optional :: send
+      type(mep_dispatch_receive_t), intent(in), optional :: receive
       type(c_ptr), value :: stream
     end function c_dispatch
-    integer(c_int32_t) function c_combine(handle, args, stream) bind(C, name="mep_combine")
-      import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_combine_args_t
+    integer(c_int32_t) function c_combine(handle, send, receive, stream) bind(C, name="mep_combine")
+      import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_combine_send_t, mep_combine_receive_t
       type(mep_ep_handle_t), value :: handle
-      type(mep_combine_args_t), intent(in) :: args
+      type(mep_combine_send_t), intent(in), optional :: send
+      type(mep_combine_receive_t), intent(in), optional :: receive
       type(c_ptr), value :: stream
     end function c_combine
   end interface

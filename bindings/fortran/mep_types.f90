@@ -74,6 +74,7 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_QUORUM_NONE = 2
 
   integer(c_int32_t), parameter, public :: MEP_OP_INPUT_INTACT = 1
+  integer(c_int32_t), parameter, public :: MEP_OP_STATUS_VERSION = 2
 
   integer(c_int32_t), parameter, public :: MEP_PEER_ALIVE = 0
   integer(c_int32_t), parameter, public :: MEP_PEER_SLOW = 1
@@ -94,10 +95,6 @@ module mep_types
 
   integer(c_int32_t), parameter, public :: MEP_SCALE_ROW_MAJOR = 0
   integer(c_int32_t), parameter, public :: MEP_SCALE_COLUMN_MAJOR = 1
-
-  integer(c_int32_t), parameter, public :: MEP_PHASE_BOTH = 0
-  integer(c_int32_t), parameter, public :: MEP_PHASE_SEND = 1
-  integer(c_int32_t), parameter, public :: MEP_PHASE_RECEIVE = 2
 
   integer(c_int32_t), parameter, public :: MEP_COMBINE_RENORMALIZE = 1
 
@@ -156,14 +153,16 @@ module mep_types
     integer(c_int32_t) :: reserved = 0
   end type mep_op_info_t
 
+  ! The header of a record; its bitmap follows.
   type, bind(C), public :: mep_op_status_t
-    integer(c_int32_t) :: version = 1
+    integer(c_int32_t) :: version = 0
+    integer(c_int32_t) :: failed_words = 0
     integer(c_int32_t) :: result = 0
+    integer(c_int32_t) :: failed_count = 0
     integer(c_int64_t) :: epoch = 0
     integer(c_int64_t) :: seq = 0
-    integer(c_int64_t) :: failed(4) = 0
-    integer(c_int32_t) :: failed_count = 0
     integer(c_int32_t) :: bad_entries = 0
+    integer(c_int32_t) :: reserved = 0
   end type mep_op_status_t
 
   type, bind(C), public :: mep_view_t
@@ -223,19 +222,22 @@ module mep_types
     type(c_ptr) :: combine_input = c_null_ptr
   end type mep_ep_view_t
 
-  type, bind(C), public :: mep_dispatch_args_t
-    integer(c_int32_t) :: struct_size = 184
+  type, bind(C), public :: mep_dispatch_send_t
+    integer(c_int32_t) :: struct_size = 64
     integer(c_int32_t) :: flags = 0
-    integer(c_int32_t) :: phase = 0
     integer(c_int32_t) :: num_tokens = 0
+    integer(c_int32_t) :: topk_idx_type = 0
     type(c_ptr) :: x = c_null_ptr
     integer(c_int64_t) :: x_stride_bytes = 0
     type(c_ptr) :: x_scales = c_null_ptr
     integer(c_int64_t) :: x_scales_stride_bytes = 0
     type(c_ptr) :: topk_idx = c_null_ptr
-    integer(c_int32_t) :: topk_idx_type = 0
-    integer(c_int32_t) :: reserved = 0
     type(c_ptr) :: topk_weights = c_null_ptr
+  end type mep_dispatch_send_t
+
+  type, bind(C), public :: mep_dispatch_receive_t
+    integer(c_int32_t) :: struct_size = 128
+    integer(c_int32_t) :: flags = 0
     type(c_ptr) :: recv_x = c_null_ptr
     integer(c_int64_t) :: recv_capacity = 0
     type(c_ptr) :: recv_scales = c_null_ptr
@@ -250,18 +252,25 @@ module mep_types
     type(c_ptr) :: recv_total = c_null_ptr
     type(c_ptr) :: statistics = c_null_ptr
     type(c_ptr) :: op_status = c_null_ptr
-  end type mep_dispatch_args_t
+    integer(c_int64_t) :: op_status_bytes = 0
+  end type mep_dispatch_receive_t
 
-  type, bind(C), public :: mep_combine_args_t
+  type, bind(C), public :: mep_combine_send_t
+    integer(c_int32_t) :: struct_size = 16
+    integer(c_int32_t) :: flags = 0
+    type(c_ptr) :: y = c_null_ptr
+  end type mep_combine_send_t
+
+  type, bind(C), public :: mep_combine_receive_t
     integer(c_int32_t) :: struct_size = 64
     integer(c_int32_t) :: flags = 0
-    integer(c_int32_t) :: phase = 0
     integer(c_int32_t) :: num_tokens = 0
-    type(c_ptr) :: y = c_null_ptr
+    integer(c_int32_t) :: reserved = 0
     type(c_ptr) :: weights = c_null_ptr
     type(c_ptr) :: bias = c_null_ptr
     type(c_ptr) :: out = c_null_ptr
     integer(c_int64_t) :: out_stride_bytes = 0
     type(c_ptr) :: op_status = c_null_ptr
-  end type mep_combine_args_t
+    integer(c_int64_t) :: op_status_bytes = 0
+  end type mep_combine_receive_t
 end module mep_types

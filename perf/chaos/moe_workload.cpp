@@ -72,12 +72,14 @@ mep_result_t MoeWorkload::layer(uint64_t iteration, uint64_t* members, std::stri
       x_[size_t{token} * kHidden + i] = value_of(iteration, rank_, token, i);
     }
   }
-  mep_dispatch_args_t dispatch;
-  mep_dispatch_args_defaults(&dispatch);
+  mep_dispatch_send_t dispatch;
+  mep_dispatch_receive_t received;
+  mep_dispatch_send_defaults(&dispatch);
+  mep_dispatch_receive_defaults(&received);
   dispatch.num_tokens = kTokens;
   dispatch.x = x_.data();
   dispatch.topk_idx = experts_.data();
-  mep_result_t result = mep_dispatch(handle_, &dispatch, nullptr);
+  mep_result_t result = mep_dispatch(handle_, &dispatch, &received, nullptr);
   if (result < 0) return result;
   const uint64_t expected = *members;
   ask_who(result, members);
@@ -93,10 +95,13 @@ mep_result_t MoeWorkload::layer(uint64_t iteration, uint64_t* members, std::stri
     const size_t count = static_cast<size_t>(view_.recv_count[local]) * kHidden;
     for (size_t i = 0; i < count; ++i) out[i] = in[i] * factor;
   }
-  mep_combine_args_t combine;
-  mep_combine_args_defaults(&combine);
+  mep_combine_send_t terms;
+  mep_combine_receive_t combine;
+  mep_combine_send_defaults(&terms);
+  mep_combine_receive_defaults(&combine);
+  terms.y = view_.combine_input;
   combine.out = out_.data();
-  result = mep_combine(handle_, &combine, nullptr);
+  result = mep_combine(handle_, &terms, &combine, nullptr);
   if (result < 0) return result;
   ask_who(result, members);
   if (wrong->empty()) check_out(*members, wrong);

@@ -137,13 +137,16 @@ void DeviceMoe::load_rounds() {
 }
 
 void DeviceMoe::dispatch() {
-  mep_dispatch_args_t args;
-  mep_dispatch_args_defaults(&args);
+  mep_dispatch_send_t args;
+  mep_dispatch_receive_t received;
+  mep_dispatch_send_defaults(&args);
+  mep_dispatch_receive_defaults(&received);
   args.num_tokens = problem_.shape().tokens;
   args.x = x_ + round_ * token_values();
   args.topk_idx = topk_idx_ + round_ * entries();
   args.topk_weights = topk_weights_ + round_ * entries();
-  require(mep_dispatch(buffers_[current_].handle, &args, context_.stream()), "mep_dispatch");
+  require(mep_dispatch(buffers_[current_].handle, &args, &received, context_.stream()),
+          "mep_dispatch");
 }
 
 void DeviceMoe::expert() {
@@ -163,10 +166,13 @@ void DeviceMoe::expert() {
 }
 
 void DeviceMoe::combine() {
-  mep_combine_args_t args;
-  mep_combine_args_defaults(&args);
-  args.out = out_ + round_ * token_values();
-  require(mep_combine(buffers_[current_].handle, &args, context_.stream()), "mep_combine");
+  mep_combine_send_t terms;
+  mep_combine_receive_t sums;
+  mep_combine_send_defaults(&terms);
+  mep_combine_receive_defaults(&sums);
+  terms.y = buffers_[current_].view.combine_input;
+  sums.out = out_ + round_ * token_values();
+  require(mep_combine(buffers_[current_].handle, &terms, &sums, context_.stream()), "mep_combine");
 }
 
 void DeviceMoe::fetch_received() {

@@ -11,6 +11,7 @@ typedef struct {
   mep_comm_t comm;
   mep_ep_t ep;
   mep_ep_handle_t handle;
+  mep_ep_view_t view;
   float x[kTokens][kHidden];
   float out[kTokens][kHidden];
   float weights[kTokens][kTopK];
@@ -28,20 +29,33 @@ static mep_ep_config_t good_config(void) {
   return config;
 }
 
-static mep_dispatch_args_t good_dispatch(Fixture* f) {
-  mep_dispatch_args_t args;
-  mep_dispatch_args_defaults(&args);
-  args.num_tokens = kTokens;
-  args.x = f->x;
-  args.topk_idx = f->topk_idx;
-  return args;
+static mep_dispatch_send_t good_input(Fixture* f) {
+  mep_dispatch_send_t send;
+  mep_dispatch_send_defaults(&send);
+  send.num_tokens = kTokens;
+  send.x = f->x;
+  send.topk_idx = f->topk_idx;
+  return send;
 }
 
-static mep_combine_args_t good_combine(Fixture* f) {
-  mep_combine_args_t args;
-  mep_combine_args_defaults(&args);
-  args.out = f->out;
-  return args;
+static mep_dispatch_receive_t good_output(void) {
+  mep_dispatch_receive_t receive;
+  mep_dispatch_receive_defaults(&receive);
+  return receive;
+}
+
+static mep_combine_send_t good_terms(Fixture* f) {
+  mep_combine_send_t send;
+  mep_combine_send_defaults(&send);
+  send.y = f->view.combine_input;
+  return send;
+}
+
+static mep_combine_receive_t good_sums(Fixture* f) {
+  mep_combine_receive_t receive;
+  mep_combine_receive_defaults(&receive);
+  receive.out = f->out;
+  return receive;
 }
 
 static int set_up(void** state) {
@@ -53,6 +67,8 @@ static int set_up(void** state) {
   MUST(mep_comm_init_all(1, NULL, &fixture.comm));
   MUST(mep_ep_create(fixture.comm, &config, &fixture.ep));
   MUST(mep_ep_handle_create(fixture.ep, 0, &fixture.handle));
+  mep_ep_view_defaults(&fixture.view);
+  MUST(mep_ep_buffer_view(fixture.ep, 0, &fixture.view));
   *state = &fixture;
   return 0;
 }
@@ -134,7 +150,6 @@ static void objects(void** state) {
   mep_ep_handle_t handle = NULL;
   mep_ep_view_t view;
   mep_op_info_t info;
-  void* memory = NULL;
   mep_ep_view_defaults(&view);
   mep_op_info_defaults(&info);
   MUST(mep_ep_destroy(NULL));
@@ -148,9 +163,6 @@ static void objects(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ep_buffer_view(NULL, 0, &view));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ep_buffer_view(f->ep, 0, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ep_buffer_view(f->ep, 2, &view));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ep_combine_input(NULL, 0, &memory));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ep_combine_input(f->ep, 0, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ep_combine_input(f->ep, 2, &memory));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ep_last_op(NULL, 0, &info));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ep_last_op(f->ep, 0, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ep_last_op(f->ep, 2, &info));
@@ -166,114 +178,151 @@ static void objects(void** state) {
   MUST(mep_ep_set_expert_map(f->ep, NULL));
 }
 
-static void finish(Fixture* f) {
-  const mep_combine_args_t combine = good_combine(f);
-  MUST(mep_combine(f->handle, &combine, NULL));
+static void dispatch_all(Fixture* f) {
+  const mep_dispatch_send_t send = good_input(f);
+  const mep_dispatch_receive_t receive = good_output();
+  MUST(mep_dispatch(f->handle, &send, &receive, NULL));
 }
 
-#define BAD_DISPATCH(code, field, value)                  \
-  do {                                                    \
-    mep_dispatch_args_t args = good_dispatch(f);          \
-    args.field = (value);                                 \
-    EXPECT((code), mep_dispatch(f->handle, &args, NULL)); \
+static void finish(Fixture* f) {
+  const mep_combine_send_t send = good_terms(f);
+  const mep_combine_receive_t receive = good_sums(f);
+  MUST(mep_combine(f->handle, &send, &receive, NULL));
+}
+
+/* One field of good arguments set to a wrong value. */
+#define BAD_INPUT(code, field, value)                               \
+  do {                                                              \
+    mep_dispatch_send_t send = good_input(f);                       \
+    const mep_dispatch_receive_t receive = good_output();           \
+    send.field = (value);                                           \
+    EXPECT((code), mep_dispatch(f->handle, &send, &receive, NULL)); \
   } while (0)
+#define BAD_OUTPUT(code, field, value)                              \
+  do {                                                              \
+    const mep_dispatch_send_t send = good_input(f);                 \
+    mep_dispatch_receive_t receive = good_output();                 \
+    receive.field = (value);                                        \
+    EXPECT((code), mep_dispatch(f->handle, &send, &receive, NULL)); \
+  } while (0)
+
+/* A record without room for its header, one that lies wrong, and the smallest that works. */
+static void statuses(void** state) {
+  Fixture* f = *state;
+  const mep_dispatch_send_t send = good_input(f);
+  mep_dispatch_receive_t receive = good_output();
+  uint64_t record[6] = {7, 7, 7, 7, 7, 7};
+  const mep_op_status_t* status = (const mep_op_status_t*)record;
+  assert_int_equal(mep_op_status_size(1), 48);
+  assert_int_equal(mep_op_status_size(64), 48);
+  assert_int_equal(mep_op_status_size(65), 56);
+  receive.op_status = (mep_op_status_t*)record;
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, &send, &receive, NULL));
+  receive.op_status_bytes = sizeof *status - 1;
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, &send, &receive, NULL));
+  receive.op_status_bytes = sizeof *status;
+  receive.op_status = (mep_op_status_t*)(void*)((char*)record + 4);
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, &send, &receive, NULL));
+  receive.op_status = (mep_op_status_t*)record;
+  MUST(mep_dispatch(f->handle, &send, &receive, NULL));
+  assert_int_equal(status->version, MEP_OP_STATUS_VERSION);
+  assert_int_equal(status->failed_words, 0);
+  assert_int_equal(record[5], 7);
+  finish(f);
+}
 
 static void dispatches(void** state) {
   Fixture* f = *state;
-  mep_dispatch_args_t args = good_dispatch(f);
+  mep_dispatch_send_t send = good_input(f);
+  mep_dispatch_receive_t receive = good_output();
   char small[16];
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(NULL, &args, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, NULL, NULL));
-  EXPECT(MEP_ERR_UNSUPPORTED, mep_dispatch(f->handle, &args, small)); /* a host has no stream */
-  BAD_DISPATCH(MEP_ERR_INVALID_ARGUMENT, phase, 3);
-  BAD_DISPATCH(MEP_ERR_INVALID_ARGUMENT, num_tokens, kTokens + 1);
-  BAD_DISPATCH(MEP_ERR_INVALID_ARGUMENT, x, NULL);
-  BAD_DISPATCH(MEP_ERR_INVALID_ARGUMENT, topk_idx, NULL);
-  BAD_DISPATCH(MEP_ERR_INVALID_ARGUMENT, topk_idx_type, MEP_FLOAT32);
-  BAD_DISPATCH(MEP_ERR_INVALID_ARGUMENT, x_stride_bytes, 4); /* less than a row */
-  BAD_DISPATCH(MEP_ERR_INVALID_ARGUMENT, flags, 1);
-  args.recv_x = small;
-  args.recv_capacity = sizeof small;
-  EXPECT(MEP_ERR_CAPACITY, mep_dispatch(f->handle, &args, NULL));
-  mep_dispatch_args_defaults(&args); /* the rows are there all the same: received in another way */
-  args.phase = MEP_PHASE_RECEIVE;
-  MUST(mep_dispatch(f->handle, &args, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(NULL, &send, &receive, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, NULL, NULL, NULL));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_dispatch(f->handle, &send, &receive, small)); /* no stream here */
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, NULL, &receive, NULL)); /* none sent */
+  BAD_INPUT(MEP_ERR_INVALID_ARGUMENT, num_tokens, kTokens + 1);
+  BAD_INPUT(MEP_ERR_INVALID_ARGUMENT, x, NULL);
+  BAD_INPUT(MEP_ERR_INVALID_ARGUMENT, topk_idx, NULL);
+  BAD_INPUT(MEP_ERR_INVALID_ARGUMENT, topk_idx_type, MEP_FLOAT32);
+  BAD_INPUT(MEP_ERR_INVALID_ARGUMENT, x_stride_bytes, 4); /* less than a row */
+  BAD_INPUT(MEP_ERR_INVALID_ARGUMENT, flags, 1);
+  BAD_OUTPUT(MEP_ERR_INVALID_ARGUMENT, flags, 1);
+  BAD_OUTPUT(MEP_ERR_INVALID_ARGUMENT, recv_scales, small); /* there are none */
+  BAD_OUTPUT(MEP_ERR_INVALID_ARGUMENT, src_info, (int32_t*)f->view.src_info);
+  BAD_OUTPUT(MEP_ERR_UNSUPPORTED, recv_topk_weights, &f->weights[0][0]);
+  receive.recv_x = small;
+  receive.recv_capacity = sizeof small;
+  EXPECT(MEP_ERR_CAPACITY, mep_dispatch(f->handle, &send, &receive, NULL));
+  receive = good_output(); /* the rows are there all the same: received in another way */
+  MUST(mep_dispatch(f->handle, NULL, &receive, NULL));
   finish(f);
 
   /* Bad routing names token and value, and nothing is sent. */
   f->topk_idx[2][1] = kExperts;
-  args = good_dispatch(f);
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, &args, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, &send, &receive, NULL));
   assert_non_null(strstr(mep_last_error(), "2"));
   assert_non_null(strstr(mep_last_error(), "4"));
   f->topk_idx[2][1] = -2;
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, &args, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, &send, &receive, NULL));
   f->topk_idx[2][1] = f->topk_idx[2][0]; /* twice */
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, &args, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, &send, &receive, NULL));
   f->topk_idx[2][1] = 3;
 
-  mep_ep_handle_t fresh = NULL;
-  MUST(mep_ep_handle_create(f->ep, 1, &fresh));
-  args.phase = MEP_PHASE_RECEIVE; /* nothing was sent */
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(fresh, &args, NULL));
-  MUST(mep_ep_handle_destroy(fresh));
-
-  args = good_dispatch(f);
-  args.phase = MEP_PHASE_SEND;
-  MUST(mep_dispatch(f->handle, &args, NULL));
-  EXPECT(MEP_ERR_BUSY, mep_dispatch(f->handle, &args, NULL)); /* not received yet */
+  MUST(mep_dispatch(f->handle, &send, NULL, NULL));
+  EXPECT(MEP_ERR_BUSY, mep_dispatch(f->handle, &send, NULL, NULL)); /* not received yet */
   EXPECT(MEP_ERR_BUSY, mep_ep_handle_destroy(f->handle));
-  const mep_combine_args_t combine = good_combine(f);
-  EXPECT(MEP_ERR_BUSY, mep_combine(f->handle, &combine, NULL));
-  mep_dispatch_args_defaults(&args);
-  args.phase = MEP_PHASE_RECEIVE;
-  MUST(mep_dispatch(f->handle, &args, NULL));
+  const mep_combine_send_t terms = good_terms(f);
+  const mep_combine_receive_t sums = good_sums(f);
+  EXPECT(MEP_ERR_BUSY, mep_combine(f->handle, &terms, &sums, NULL));
+  MUST(mep_dispatch(f->handle, NULL, &receive, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, NULL, &receive, NULL)); /* is received */
   finish(f);
 }
 
+#define BAD_SUMS(field, value)                                                       \
+  do {                                                                               \
+    mep_combine_receive_t receive = good_sums(f);                                    \
+    receive.field = (value);                                                         \
+    EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &send, &receive, NULL)); \
+  } while (0)
+
 static void combines(void** state) {
   Fixture* f = *state;
-  mep_dispatch_args_t dispatch = good_dispatch(f);
-  MUST(mep_dispatch(f->handle, &dispatch, NULL));
-  mep_combine_args_t args = good_combine(f);
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(NULL, &args, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, NULL, NULL));
-  EXPECT(MEP_ERR_UNSUPPORTED, mep_combine(f->handle, &args, f));
-  args.out = NULL;
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &args, NULL));
-  args = good_combine(f);
-  args.phase = 3;
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &args, NULL));
-  args = good_combine(f);
-  args.out_stride_bytes = 4;
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &args, NULL));
-  args = good_combine(f);
-  args.num_tokens = dispatch.num_tokens + 1; /* made for another dispatch */
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &args, NULL));
-  args = good_combine(f);
-  args.flags = 1u << 31;
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &args, NULL));
+  const mep_dispatch_send_t dispatch = good_input(f);
+  dispatch_all(f);
+  mep_combine_send_t send = good_terms(f);
+  mep_combine_receive_t receive = good_sums(f);
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(NULL, &send, &receive, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, NULL, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, NULL, &receive, NULL)); /* none sent */
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_combine(f->handle, &send, &receive, f));
+  BAD_SUMS(out, NULL);
+  BAD_SUMS(out_stride_bytes, 4);
+  BAD_SUMS(num_tokens, kTokens - 1); /* made for another dispatch */
+  BAD_SUMS(flags, 1u << 31);
+  BAD_SUMS(op_status, (mep_op_status_t*)f->out); /* of no bytes */
+  send.y = NULL;
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &send, &receive, NULL));
+  send = good_terms(f);
+  send.flags = 1;
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &send, &receive, NULL));
 
-  args = good_combine(f);
-  args.num_tokens = dispatch.num_tokens;
-  args.phase = MEP_PHASE_SEND;
-  MUST(mep_combine(f->handle, &args, NULL));
-  EXPECT(MEP_ERR_BUSY, mep_combine(f->handle, &args, NULL));
-  EXPECT(MEP_ERR_BUSY, mep_dispatch(f->handle, &dispatch, NULL));
+  send = good_terms(f);
+  receive.num_tokens = kTokens;
+  MUST(mep_combine(f->handle, &send, NULL, NULL));
+  EXPECT(MEP_ERR_BUSY, mep_combine(f->handle, &send, NULL, NULL));
+  EXPECT(MEP_ERR_BUSY, mep_dispatch(f->handle, &dispatch, NULL, NULL));
   EXPECT(MEP_ERR_BUSY, mep_ep_handle_destroy(f->handle));
-  args.phase = MEP_PHASE_RECEIVE;
-  MUST(mep_combine(f->handle, &args, NULL));
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &args, NULL)); /* nothing to receive */
-  args.phase = MEP_PHASE_BOTH;
-  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &args, NULL)); /* combined already */
+  MUST(mep_combine(f->handle, NULL, &receive, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, NULL, &receive, NULL));  /* is received */
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, &send, &receive, NULL)); /* combined */
 }
 
 static void info_needs_room(void** state) {
   Fixture* f = *state;
   mep_op_info_t info;
   uint64_t bits[1] = {0};
-  mep_dispatch_args_t dispatch = good_dispatch(f);
-  MUST(mep_dispatch(f->handle, &dispatch, NULL));
+  dispatch_all(f);
   finish(f);
   mep_op_info_defaults(&info);
   info.contributors = bits;
@@ -285,12 +334,13 @@ static int calls_in_child(Fixture* f) {
   mep_ep_view_t view;
   mep_op_info_t info;
   mep_ep_size_t size;
-  void* memory = NULL;
   mep_ep_t ep = NULL;
   mep_ep_handle_t handle = NULL;
   const mep_ep_config_t config = good_config();
-  const mep_dispatch_args_t dispatch = good_dispatch(f);
-  const mep_combine_args_t combine = good_combine(f);
+  const mep_dispatch_send_t input = good_input(f);
+  const mep_dispatch_receive_t output = good_output();
+  const mep_combine_send_t terms = good_terms(f);
+  const mep_combine_receive_t sums = good_sums(f);
   mep_ep_view_defaults(&view);
   mep_op_info_defaults(&info);
   mep_ep_size_defaults(&size);
@@ -301,9 +351,8 @@ static int calls_in_child(Fixture* f) {
       mep_ep_handle_create(f->ep, 0, &handle),
       mep_ep_set_expert_map(f->ep, NULL),
       mep_ep_buffer_view(f->ep, 0, &view),
-      mep_ep_combine_input(f->ep, 0, &memory),
-      mep_dispatch(f->handle, &dispatch, NULL),
-      mep_combine(f->handle, &combine, NULL),
+      mep_dispatch(f->handle, &input, &output, NULL),
+      mep_combine(f->handle, &terms, &sums, NULL),
       mep_ep_last_op(f->ep, 0, &info),
       mep_ep_handle_destroy(f->handle),
       mep_ep_destroy(f->ep),
@@ -329,8 +378,9 @@ static void forked_child(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(configs),  cmocka_unit_test(objects),         cmocka_unit_test(dispatches),
-      cmocka_unit_test(combines), cmocka_unit_test(info_needs_room), cmocka_unit_test(forked_child),
+      cmocka_unit_test(configs),      cmocka_unit_test(objects),  cmocka_unit_test(statuses),
+      cmocka_unit_test(dispatches),   cmocka_unit_test(combines), cmocka_unit_test(info_needs_room),
+      cmocka_unit_test(forked_child),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -177,14 +177,16 @@ static void call_dispatch(Caller* caller) {
     while (result == MEP_ERR_BUSY) {
       float recv_x[kRanks * kWidth];
       int64_t total = -1;
-      mep_dispatch_args_t args;
-      mep_dispatch_args_defaults(&args);
-      args.num_tokens = 1;
-      args.x = x;
-      args.topk_idx = topk_idx;
-      args.recv_x = recv_x;
-      args.recv_total = &total;
-      result = mep_dispatch(rank->handle, &args, NULL);
+      mep_dispatch_send_t send;
+      mep_dispatch_receive_t receive;
+      mep_dispatch_send_defaults(&send);
+      mep_dispatch_receive_defaults(&receive);
+      send.num_tokens = 1;
+      send.x = x;
+      send.topk_idx = topk_idx;
+      receive.recv_x = recv_x;
+      receive.recv_total = &total;
+      result = mep_dispatch(rank->handle, &send, &receive, NULL);
       if (result == MEP_ERR_BUSY) sched_yield();
       if (result != MEP_SUCCESS) continue;
       check(total == 1 && recv_x[0] == (float)(100 * (1 - rank->rank)) &&

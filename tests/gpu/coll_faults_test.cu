@@ -14,7 +14,7 @@ struct Ranks {
     for (uint32_t rank = 0; rank < rig.ranks(); ++rank) {
       uint32_t* send = nullptr;
       uint32_t* receive = nullptr;
-      mep_op_status_t* status = nullptr;
+      OpStatus* status = nullptr;
       cuda(allocate(&send));
       cuda(allocate(&receive));
       cuda(cudaMallocHost(&status, sizeof *status));
@@ -27,7 +27,7 @@ struct Ranks {
   ~Ranks() {
     for (uint32_t* memory : sends) (void)cudaFreeHost(memory);
     for (uint32_t* memory : receives) (void)cudaFreeHost(memory);
-    for (mep_op_status_t* status : statuses) (void)cudaFreeHost(status);
+    for (OpStatus* status : statuses) (void)cudaFreeHost(status);
   }
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
@@ -42,7 +42,7 @@ struct Ranks {
     call.bytes = kCount * 4;
     call.send = sends[rank];
     call.receive = receives[rank];
-    call.status = statuses[rank];
+    call.status = {&statuses[rank]->head, mep::device::kMaskWords};
     return call;
   }
   void clear() const {
@@ -56,8 +56,8 @@ struct Ranks {
     for (uint32_t each = 0; each < rig.ranks(); ++each) {
       if ((members >> each & 1) != 0) sum += 1u << (3 * each);
     }
-    GPU_CHECK(statuses[rank]->result == MEP_SUCCESS, "%s: rank %u: %d", where, rank,
-              statuses[rank]->result);
+    GPU_CHECK(statuses[rank]->head.result == MEP_SUCCESS, "%s: rank %u: %d", where, rank,
+              statuses[rank]->head.result);
     size_t wrong = 0;
     for (size_t i = 0; i < kCount; ++i) wrong += receives[rank][i] != sum ? 1 : 0;
     GPU_CHECK(wrong == 0, "%s: rank %u: %zu values are not %u, the first is %u", where, rank, wrong,
@@ -65,7 +65,7 @@ struct Ranks {
   }
   Rig& rig;
   std::vector<uint32_t*> sends, receives;
-  std::vector<mep_op_status_t*> statuses;
+  std::vector<OpStatus*> statuses;
 };
 
 uint64_t all_but(uint32_t ranks, uint32_t gone) {
@@ -143,10 +143,10 @@ void stopped(uint32_t ranks, uint64_t timeout_ms) {
   }
   rig.synchronize();
   for (uint32_t rank = 0; rank < gone; ++rank) {
-    GPU_CHECK(members.statuses[rank]->result == MEP_ERR_PEER_FAILED &&
+    GPU_CHECK(members.statuses[rank]->head.result == MEP_ERR_PEER_FAILED &&
                   members.statuses[rank]->failed[0] == uint64_t{1} << gone &&
-                  members.statuses[rank]->seq == 2 && members.statuses[rank]->epoch == 1,
-              "rank %u: status %d, failed %llx", rank, members.statuses[rank]->result,
+                  members.statuses[rank]->head.seq == 2 && members.statuses[rank]->head.epoch == 1,
+              "rank %u: status %d, failed %llx", rank, members.statuses[rank]->head.result,
               static_cast<unsigned long long>(members.statuses[rank]->failed[0]));
   }
   for (int replay = 0; replay < 100; ++replay) {
@@ -180,12 +180,12 @@ void between_operations(uint32_t ranks) {
     for (uint32_t rank = 1; rank < ranks; ++rank) {
       if (wanted == MEP_SUCCESS) {
         members.expect_sum(all_but(ranks, gone), rank, "after the news");
-        GPU_CHECK(members.statuses[rank]->seq == 1 && members.statuses[rank]->epoch == 2,
+        GPU_CHECK(members.statuses[rank]->head.seq == 1 && members.statuses[rank]->head.epoch == 2,
                   "rank %u: seq %llu", rank,
-                  static_cast<unsigned long long>(members.statuses[rank]->seq));
+                  static_cast<unsigned long long>(members.statuses[rank]->head.seq));
       } else {
-        GPU_CHECK(members.statuses[rank]->result == wanted, "rank %u: %d, not the news", rank,
-                  members.statuses[rank]->result);
+        GPU_CHECK(members.statuses[rank]->head.result == wanted, "rank %u: %d, not the news", rank,
+                  members.statuses[rank]->head.result);
       }
     }
   }
@@ -284,8 +284,8 @@ void no_verdict(uint32_t ranks) {
   rig.launch(0, members.call(0));
   rig.synchronize();
   GPU_CHECK(now_s() - begin < 15, "it took %.1f s", now_s() - begin);
-  GPU_CHECK(members.statuses[0]->result == MEP_ERR_TIMEOUT, "status %d",
-            members.statuses[0]->result);
+  GPU_CHECK(members.statuses[0]->head.result == MEP_ERR_TIMEOUT, "status %d",
+            members.statuses[0]->head.result);
   GPU_CHECK(Rig::word_of(&rig.post(0)->failures) == 2, "failures");
   std::printf("  %u ranks: without any verdict operations end, after %.1f s\n", ranks,
               now_s() - begin);

@@ -65,13 +65,13 @@ class Bench {
     for (uint32_t rank = 0; rank < rig.ranks(); ++rank) {
       buffers_.push_back(std::make_unique<Buffers>(most_bytes + 64, most_bytes * rig.ranks() + 64));
       live_.push_back(rank);
-      mep_op_status_t* status = nullptr;
+      OpStatus* status = nullptr;
       cuda(cudaMallocHost(&status, sizeof *status));
       status_.push_back(status);
     }
   }
   ~Bench() {
-    for (mep_op_status_t* status : status_) (void)cudaFreeHost(status);
+    for (OpStatus* status : status_) (void)cudaFreeHost(status);
   }
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
@@ -90,7 +90,7 @@ class Bench {
       const size_t own = test.kind == Collective::k_allgather ? rank * test.bytes() : 0;
       call.send = mine.receive.at(test.receive_offset + own);
     }
-    call.status = status_[rank];
+    call.status = {&status_[rank]->head, mep::device::kMaskWords};
     return call;
   }
 
@@ -131,9 +131,10 @@ class Bench {
     }
     for (const uint32_t rank : live_) {
       const Buffers& mine = *buffers_[rank];
-      GPU_CHECK(status_[rank]->version == 1 && status_[rank]->result == MEP_SUCCESS,
+      GPU_CHECK(status_[rank]->head.version == MEP_OP_STATUS_VERSION &&
+                    status_[rank]->head.result == MEP_SUCCESS,
                 "%s, rank %u of %u: %s: status %d", where, rank, rig_.ranks(), test.text().c_str(),
-                status_[rank]->result);
+                status_[rank]->head.result);
       if (test.kind == Collective::k_barrier) {
         GPU_CHECK(mine.receive.untouched_outside(0, 0), "%s, rank %u: barrier wrote", where, rank);
         continue;
@@ -195,7 +196,7 @@ class Bench {
   size_t most_bytes_;
   std::vector<std::unique_ptr<Buffers>> buffers_;
   std::vector<uint32_t> live_;
-  std::vector<mep_op_status_t*> status_;
+  std::vector<OpStatus*> status_;
   std::vector<std::vector<uint8_t>> inputs_;
 };
 

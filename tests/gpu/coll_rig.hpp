@@ -18,6 +18,7 @@
 #include "base/status.hpp"
 #include "gpu_check.hpp"
 #include "kernels/cuda/coll_kernels.hpp"
+#include "kernels/cuda/op_status.hpp"
 
 namespace gpu_test {
 
@@ -27,6 +28,7 @@ using mep::device::CollLayout;
 using mep::device::CollPost;
 using mep::device::CollState;
 using mep::device::CollVerdict;
+using mep::device::OpStatus;
 
 inline void mep_ok(mep_result_t result) {
   if (result == MEP_SUCCESS) return;

@@ -14,10 +14,12 @@
 #include <vector>
 
 #include "abi_rig.hpp"
+#include "support/ep_halves.hpp"
 
 namespace ep_device {
 
 using namespace gpu_test;
+using namespace mep_test;
 
 constexpr uint8_t kPoison = 0xa5;
 constexpr uint32_t kTokens = 24;  // at most
@@ -159,24 +161,28 @@ inline Reference on_hosts(const Shape& s, uint32_t live, uint64_t seed) {
     need(mep_ep_handle_create(ep, 0, &handle), "mep_ep_handle_create");
     const Input& in = r.inputs[rank];
     Output& got = r.outputs[rank];
-    mep_dispatch_args_t args;
-    mep_dispatch_args_defaults(&args);
-    args.num_tokens = in.tokens;
-    args.x = in.x.data();
-    args.topk_idx = in.experts.data();
-    args.topk_weights = in.weights.data();
+    mep_dispatch_send_t send;
+    mep_dispatch_receive_t args;
+    mep_dispatch_send_defaults(&send);
+    mep_dispatch_receive_defaults(&args);
+    send.num_tokens = in.tokens;
+    send.x = in.x.data();
+    send.topk_idx = in.experts.data();
+    send.topk_weights = in.weights.data();
     args.recv_x = got.recv_x.data();
     args.recv_scales = s.fp8 ? got.recv_scales.data() : nullptr;
     args.src_info = reinterpret_cast<int32_t*>(got.src_info.data());
     args.recv_count = reinterpret_cast<int32_t*>(got.counts.data());
     args.layout_range = reinterpret_cast<int64_t*>(got.ranges.data());
-    need(mep_dispatch(handle, &args, nullptr), "mep_dispatch on hosts");
+    need(mep_dispatch(handle, &send, &args, nullptr), "mep_dispatch on hosts");
     r.y[rank] = make_y(s, rank, got);
-    mep_combine_args_t back;
-    mep_combine_args_defaults(&back);
-    back.y = r.y[rank].data();
-    back.out = got.out.data();
-    need(mep_combine(handle, &back, nullptr), "mep_combine on hosts");
+    mep_combine_send_t terms;
+    mep_combine_receive_t sums;
+    mep_combine_send_defaults(&terms);
+    mep_combine_receive_defaults(&sums);
+    terms.y = r.y[rank].data();
+    sums.out = got.out.data();
+    need(mep_combine(handle, &terms, &sums, nullptr), "mep_combine on hosts");
     need(mep_ep_handle_destroy(handle), "mep_ep_handle_destroy");
     need(mep_ep_destroy(ep), "mep_ep_destroy");
   });
@@ -193,6 +199,15 @@ T* device_memory(size_t count) {
   return memory;
 }
 
+// A record with room for 64 ranks, and what lies behind it.
+struct Status {
+  mep_op_status_t head;
+  uint64_t failed;
+  uint64_t behind;
+};
+constexpr size_t kStatusBytes = offsetof(Status, behind);
+constexpr uint64_t kPoisonWord = 0x0101010101010101u * kPoison;
+
 struct Rank {
   mep_comm_t comm = nullptr;
   mep_ep_t ep = nullptr;
@@ -205,7 +220,7 @@ struct Rank {
   float* weights;
   uint8_t *recv_x, *recv_scales;
   int32_t *src_info, *counts;
-  mep_op_status_t* statuses = nullptr;  // pinned: of dispatch and of combine
+  Status* statuses = nullptr;  // pinned: of dispatch and of combine
 };
 
 struct Group {
@@ -233,7 +248,10 @@ struct Group {
       set_map(s, r.ep);
       for (uint32_t buffer = 0; buffer < 2; ++buffer) {
         need(mep_ep_handle_create(r.ep, buffer, &r.handles[buffer]), "mep_ep_handle_create");
-        need(mep_ep_combine_input(r.ep, buffer, &r.combine_input[buffer]), "combine_input");
+        mep_ep_view_t view;
+        mep_ep_view_defaults(&view);
+        need(mep_ep_buffer_view(r.ep, buffer, &view), "mep_ep_buffer_view");
+        r.combine_input[buffer] = view.combine_input;
       }
     });
     for (uint32_t i = first; i < last; ++i) {
@@ -250,7 +268,7 @@ struct Group {
       r.src_info = device_memory<int32_t>(rows);
       r.counts = device_memory<int32_t>(kLocalExperts);
       r.ranges = device_memory<int64_t>(kLocalExperts * s.ranks);
-      cuda(cudaMallocHost(&r.statuses, 2 * sizeof(mep_op_status_t)));
+      cuda(cudaMallocHost(&r.statuses, 2 * sizeof(Status)));
     }
   }
   Group(const Group&) = delete;
@@ -312,56 +330,62 @@ struct Group {
       cuda(cudaMemset(r.counts, kPoison, kLocalExperts * 4));
       cuda(cudaMemset(r.ranges, kPoison, kLocalExperts * s.ranks * 8));
       cuda(cudaMemset(r.out, kPoison, kTokens * kHidden * 2));
-      std::memset(r.statuses, kPoison, 2 * sizeof(mep_op_status_t));
+      std::memset(r.statuses, kPoison, 2 * sizeof(Status));
     }
     synchronize();
   }
 
-  mep_result_t dispatch(uint32_t i, uint32_t buffer, uint32_t tokens, uint32_t phase) {
+  mep_result_t dispatch(uint32_t i, uint32_t buffer, uint32_t tokens, Halves halves) {
     Rank& r = ranks[i];
-    mep_dispatch_args_t args;
-    mep_dispatch_args_defaults(&args);
-    args.phase = phase;
-    args.num_tokens = tokens;
-    args.x = r.x;
-    args.topk_idx = r.experts;
-    args.topk_weights = r.weights;
+    mep_dispatch_send_t send;
+    mep_dispatch_receive_t args;
+    mep_dispatch_send_defaults(&send);
+    mep_dispatch_receive_defaults(&args);
+    send.num_tokens = tokens;
+    send.x = r.x;
+    send.topk_idx = r.experts;
+    send.topk_weights = r.weights;
     args.recv_x = r.recv_x;
     args.recv_scales = s.fp8 ? r.recv_scales : nullptr;
     args.src_info = r.src_info;
     args.recv_count = r.counts;
     args.layout_range = r.ranges;
-    args.op_status = &r.statuses[0];
-    return mep_dispatch(r.handles[buffer], &args, r.stream);
+    args.op_status = &r.statuses[0].head;
+    args.op_status_bytes = kStatusBytes;
+    return mep_dispatch(r.handles[buffer], if_sends(halves, send), if_receives(halves, args),
+                        r.stream);
   }
-  mep_result_t combine(uint32_t i, uint32_t buffer, uint32_t phase, bool library_y) {
+  mep_result_t combine(uint32_t i, uint32_t buffer, Halves halves, bool library_y) {
     Rank& r = use(i);
-    mep_combine_args_t args;
-    mep_combine_args_defaults(&args);
-    args.phase = phase;
-    args.y = library_y ? nullptr : r.y;
+    mep_combine_send_t send;
+    mep_combine_receive_t args;
+    mep_combine_send_defaults(&send);
+    mep_combine_receive_defaults(&args);
+    send.y = library_y ? r.combine_input[buffer] : r.y;
     args.out = r.out;
-    args.op_status = &r.statuses[1];
-    if (library_y && phase != MEP_PHASE_RECEIVE) {
+    args.op_status = &r.statuses[1].head;
+    args.op_status_bytes = kStatusBytes;
+    if (library_y && sends(halves)) {
       cuda(cudaMemcpyAsync(r.combine_input[buffer], r.y, s.rows() * size_t{kHidden} * 2,
                            cudaMemcpyDefault, r.stream));
     }
-    return mep_combine(r.handles[buffer], &args, r.stream);
+    return mep_combine(r.handles[buffer], if_sends(halves, send), if_receives(halves, args),
+                       r.stream);
   }
 
   // One pair on every live rank; apart: send and receive called apart.
   void enqueue(uint32_t i, const Reference& ref, uint32_t buffer, bool apart, bool library_y) {
     const uint32_t tokens = ref.inputs[i].tokens;
     if (!apart) {
-      need(dispatch(i, buffer, tokens, MEP_PHASE_BOTH), "mep_dispatch");
-      need(combine(i, buffer, MEP_PHASE_BOTH, library_y), "mep_combine");
+      need(dispatch(i, buffer, tokens, Halves::kBoth), "mep_dispatch");
+      need(combine(i, buffer, Halves::kBoth, library_y), "mep_combine");
       return;
     }
-    need(dispatch(i, buffer, tokens, MEP_PHASE_SEND), "mep_dispatch send");
-    GPU_CHECK(dispatch(i, buffer, tokens, MEP_PHASE_BOTH) == MEP_ERR_BUSY, "dispatch in flight");
-    need(dispatch(i, buffer, tokens, MEP_PHASE_RECEIVE), "mep_dispatch receive");
-    need(combine(i, buffer, MEP_PHASE_SEND, library_y), "mep_combine send");
-    need(combine(i, buffer, MEP_PHASE_RECEIVE, library_y), "mep_combine receive");
+    need(dispatch(i, buffer, tokens, Halves::kSend), "mep_dispatch send");
+    GPU_CHECK(dispatch(i, buffer, tokens, Halves::kBoth) == MEP_ERR_BUSY, "dispatch in flight");
+    need(dispatch(i, buffer, tokens, Halves::kReceive), "mep_dispatch receive");
+    need(combine(i, buffer, Halves::kSend, library_y), "mep_combine send");
+    need(combine(i, buffer, Halves::kReceive, library_y), "mep_combine receive");
   }
 
   // Outputs against the reference.
@@ -380,9 +404,17 @@ struct Group {
       const Rank& r = use(i);
       const Output& wanted = ref.outputs[i];
       for (int op = 0; op < 2; ++op) {
-        GPU_CHECK(r.statuses[op].version == 1 && r.statuses[op].result == MEP_SUCCESS,
-                  "%s: rank %u of %u: %s says %s", where, i, s.ranks,
-                  op == 0 ? "dispatch" : "combine", mep_result_string(r.statuses[op].result));
+        const Status& status = r.statuses[op];
+        const char* name = op == 0 ? "dispatch" : "combine";
+        GPU_CHECK(status.head.version == MEP_OP_STATUS_VERSION && status.head.result == MEP_SUCCESS,
+                  "%s: rank %u of %u: %s says %s", where, i, s.ranks, name,
+                  mep_result_string(status.head.result));
+        const auto gone = static_cast<uint32_t>(__builtin_popcountll(status.failed));
+        GPU_CHECK(status.head.failed_words == 1 && status.head.failed_count == gone &&
+                      status.failed >> s.ranks == 0 && status.behind == kPoisonWord,
+                  "%s: rank %u of %u: %s tells of %u ranks, %llx, then %llx", where, i, s.ranks,
+                  name, status.head.failed_count, static_cast<unsigned long long>(status.failed),
+                  static_cast<unsigned long long>(status.behind));
       }
       same(i, r.counts, wanted.counts, "recv_count");
       same(i, r.ranges, wanted.ranges, "layout_range");

@@ -56,13 +56,13 @@ void outlasts(const Shape& s, uint64_t seed) {
   group.compare(ref, "before");
   group.poison();
   for (uint32_t i = 0; i + 1 < s.ranks; ++i) {
-    need(group.dispatch(i, 0, ref.inputs[i].tokens, MEP_PHASE_BOTH), "mep_dispatch");
+    need(group.dispatch(i, 0, ref.inputs[i].tokens, Halves::kBoth), "mep_dispatch");
   }
   group.synchronize();
   // Some run out of time themselves, the first of them ends the others' waits.
   uint32_t timeouts = 0;
   for (uint32_t i = 0; i + 1 < s.ranks; ++i) {
-    const mep_result_t result = group.ranks[i].statuses[0].result;
+    const mep_result_t result = group.ranks[i].statuses[0].head.result;
     GPU_CHECK(result == MEP_ERR_TIMEOUT || result == MEP_ERR_PEER_FAILED,
               "rank %u: op_status says %s", i, mep_result_string(result));
     const mep_result_t told = mep_comm_async_result(group.ranks[i].comm);
@@ -75,7 +75,7 @@ void outlasts(const Shape& s, uint64_t seed) {
     for (uint32_t i = 0; i < s.ranks; ++i) {
       mep_result_t news = MEP_SUCCESS;
       for (int tries = 0; tries < 10'000 && news == MEP_SUCCESS; ++tries) {
-        news = group.dispatch(i, buffer, 0, MEP_PHASE_BOTH);
+        news = group.dispatch(i, buffer, 0, Halves::kBoth);
         cuda(cudaStreamSynchronize(group.ranks[i].stream));
       }
       GPU_CHECK(news == MEP_ERR_TIMEOUT, "rank %u: the news are %s", i, mep_result_string(news));
@@ -103,12 +103,14 @@ void tells(uint64_t seed) {
   group.upload(ref);
   for (Rank& r : group.ranks) {
     const uint32_t i = static_cast<uint32_t>(&r - group.ranks.data());
-    mep_dispatch_args_t args;
-    mep_dispatch_args_defaults(&args);
-    args.num_tokens = ref.inputs[i].tokens;
-    args.x = r.x;
-    args.topk_idx = r.experts;
-    need(mep_dispatch(r.handles[1], &args, r.stream), "mep_dispatch");
+    mep_dispatch_send_t send;
+    mep_dispatch_receive_t receive;
+    mep_dispatch_send_defaults(&send);
+    mep_dispatch_receive_defaults(&receive);
+    send.num_tokens = ref.inputs[i].tokens;
+    send.x = r.x;
+    send.topk_idx = r.experts;
+    need(mep_dispatch(r.handles[1], &send, &receive, r.stream), "mep_dispatch");
   }
   group.synchronize();
   for (uint32_t i = 0; i < s.ranks; ++i) {
@@ -158,14 +160,14 @@ void survives(const Shape& s, bool graphs_only, uint64_t seed) {
   group.poison();
   group.live = live;
   for (uint32_t i = 0; i < live; ++i) {
-    need(group.dispatch(i, 0, before.inputs[i].tokens, MEP_PHASE_BOTH), "mep_dispatch");
+    need(group.dispatch(i, 0, before.inputs[i].tokens, Halves::kBoth), "mep_dispatch");
   }
   need(mep_comm_abort(group.ranks[live].comm), "mep_comm_abort");
   group.synchronize();
   for (uint32_t i = 0; i < live; ++i) {
     const Rank& r = group.ranks[i];
-    GPU_CHECK(r.statuses[0].result == MEP_ERR_PEER_FAILED, "rank %u: op_status says %s", i,
-              mep_result_string(r.statuses[0].result));
+    GPU_CHECK(r.statuses[0].head.result == MEP_ERR_PEER_FAILED, "rank %u: op_status says %s", i,
+              mep_result_string(r.statuses[0].head.result));
     const mep_result_t told = mep_comm_async_result(r.comm);
     GPU_CHECK(told == MEP_ERR_PEER_FAILED, "rank %u: %s: %s", i, mep_result_string(told),
               mep_last_error());
@@ -174,7 +176,7 @@ void survives(const Shape& s, bool graphs_only, uint64_t seed) {
     for (const int32_t count : counts)
       GPU_CHECK(count == 0, "rank %u: %d rows of nothing", i, count);
   }
-  GPU_CHECK(group.dispatch(live, 0, 0, MEP_PHASE_BOTH) == MEP_ERR_ABORTED, "the aborted rank");
+  GPU_CHECK(group.dispatch(live, 0, 0, Halves::kBoth) == MEP_ERR_ABORTED, "the aborted rank");
   // The next call on each buffer meets the new view.
   for (uint32_t buffer = 0; buffer < 2; ++buffer) {
     for (uint32_t i = 0; i < live; ++i) {
@@ -184,7 +186,7 @@ void survives(const Shape& s, bool graphs_only, uint64_t seed) {
         GPU_CHECK(mep_ep_last_op(group.ranks[i].ep, buffer, &info) == MEP_ERR_NOT_FOUND,
                   "last_op: %s", mep_last_error());
       } else {
-        const mep_result_t news = group.dispatch(i, buffer, 0, MEP_PHASE_BOTH);
+        const mep_result_t news = group.dispatch(i, buffer, 0, Halves::kBoth);
         GPU_CHECK(news == MEP_ERR_PEER_FAILED, "rank %u: the news are %s", i,
                   mep_result_string(news));
       }
@@ -207,28 +209,47 @@ void survives(const Shape& s, bool graphs_only, uint64_t seed) {
 void refuses() {
   Group group({2, false});
   Rank& r = group.ranks[0];
-  mep_dispatch_args_t args;
-  mep_dispatch_args_defaults(&args);
-  args.num_tokens = 1;
-  args.x = r.x;
-  args.topk_idx = r.experts;
+  mep_dispatch_send_t send;
+  mep_dispatch_receive_t receive;
+  mep_dispatch_send_defaults(&send);
+  mep_dispatch_receive_defaults(&receive);
+  send.num_tokens = 1;
+  send.x = r.x;
+  send.topk_idx = r.experts;
+  const auto refused = [&](cudaStream_t stream, const char* what) {
+    GPU_CHECK(mep_dispatch(r.handles[0], &send, &receive, stream) == MEP_ERR_INVALID_ARGUMENT,
+              "%s is taken", what);
+  };
   if (gpu_count() == 1) {
-    GPU_CHECK(mep_dispatch(r.handles[0], &args, nullptr) == MEP_ERR_INVALID_ARGUMENT,
-              "NULL stream");
+    refused(nullptr, "the NULL stream");
   } else {
-    GPU_CHECK(mep_dispatch(r.handles[0], &args, group.ranks[1].stream) == MEP_ERR_INVALID_ARGUMENT,
-              "a stream of another GPU");
-    args.x = group.ranks[1].x;
-    GPU_CHECK(mep_dispatch(r.handles[0], &args, r.stream) == MEP_ERR_INVALID_ARGUMENT,
-              "memory of another GPU");
-    args.x = r.x;
+    refused(group.ranks[1].stream, "a stream of another GPU");
+    send.x = group.ranks[1].x;
+    refused(r.stream, "memory of another GPU");
+    send.x = r.x;
   }
-  args.num_tokens = kTokens + 1;
-  GPU_CHECK(mep_dispatch(r.handles[0], &args, r.stream) == MEP_ERR_INVALID_ARGUMENT, "T > M");
-  args.num_tokens = 1;
-  args.x = reinterpret_cast<const std::byte*>(r.x) + 2;
-  GPU_CHECK(mep_dispatch(r.handles[0], &args, r.stream) == MEP_ERR_INVALID_ARGUMENT, "alignment");
-  GPU_CHECK(group.combine(0, 0, MEP_PHASE_BOTH, false) == MEP_ERR_INVALID_ARGUMENT, "no dispatch");
+  send.num_tokens = kTokens + 1;
+  refused(r.stream, "T > M");
+  send.num_tokens = 1;
+  send.x = reinterpret_cast<const std::byte*>(r.x) + 2;
+  refused(r.stream, "a row off its alignment");
+  send.x = r.x;
+  receive.op_status = &r.statuses[0].head;
+  refused(r.stream, "an op_status of no bytes");
+  receive.op_status = reinterpret_cast<mep_op_status_t*>(&r.statuses[0].head.result - 1);
+  receive.op_status_bytes = kStatusBytes;
+  refused(r.stream, "an op_status off its alignment");
+  receive.op_status = nullptr;
+  mep_ep_view_t view;
+  mep_ep_view_defaults(&view);
+  need(mep_ep_buffer_view(r.ep, 0, &view), "mep_ep_buffer_view");
+  receive.recv_x = const_cast<void*>(view.recv_x);
+  refused(r.stream, "the library's recv_x");
+  GPU_CHECK(mep_dispatch(r.handles[0], nullptr, nullptr, r.stream) == MEP_ERR_INVALID_ARGUMENT &&
+                group.dispatch(0, 0, 1, Halves::kReceive) == MEP_ERR_INVALID_ARGUMENT &&
+                group.combine(0, 0, Halves::kReceive, false) == MEP_ERR_INVALID_ARGUMENT,
+            "nothing, or what was not sent");
+  GPU_CHECK(group.combine(0, 0, Halves::kBoth, false) == MEP_ERR_INVALID_ARGUMENT, "no dispatch");
   mep_ep_config_t config = ep_config(group.s);
   mep_ep_size_t size;
   mep_ep_size_defaults(&size);

@@ -60,9 +60,9 @@ class FaultRig {
   void expect_failure(mep_result_t result, Cause cause, EpPhase phase, uint64_t seq) {
     for (uint32_t r = 0; r < group_.size(); ++r) {
       if (r == kLost) continue;
-      const mep_op_status_t status = worker(r).status();
+      const OpStatus status = worker(r).status();
       const DeviceReport& report = *group_[r].buffers[0]->report.host;
-      expect(status.result == result, "result", r);
+      expect(status.head.result == result, "result", r);
       expect(report.ready == (group_[r].shadow.epoch | uint64_t{1} << 63), "report is there", r);
       expect(report.epoch == group_[r].shadow.epoch, "reported epoch", r);
       expect(report.seq == seq, "reported seq", r);
@@ -99,11 +99,12 @@ class FaultRig {
     expect_right("replays after the failure", false);
     for (uint32_t r = 0; r < group_.size(); ++r) {
       if (r == kLost) continue;
-      const mep_op_status_t status = worker(r).status();
-      expect(status.result == MEP_PARTIAL || status.result == MEP_SUCCESS, "partial result", r);
-      expect(status.epoch == epoch, "epoch of the next result", r);
-      expect(status.failed[0] == uint64_t{1} << kLost && status.failed_count == 1, "failed ranks",
-             r);
+      const OpStatus status = worker(r).status();
+      expect(status.head.result == MEP_PARTIAL || status.head.result == MEP_SUCCESS,
+             "partial result", r);
+      expect(status.head.epoch == epoch, "epoch of the next result", r);
+      expect(status.failed[0] == uint64_t{1} << kLost && status.head.failed_count == 1,
+             "failed ranks", r);
     }
   }
 
@@ -202,7 +203,8 @@ bool across_epochs(uint64_t seed) {
   for (uint32_t r = 0; r < rig.group().size(); ++r) rig.worker(r).enqueue_receive(rig.stream(r));
   GPU_OK(cudaDeviceSynchronize());
   for (uint32_t r = 0; r < rig.group().size(); ++r) {
-    rig.expect(rig.worker(r).status().result == MEP_ERR_PEER_FAILED, "receive in a later epoch", r);
+    rig.expect(rig.worker(r).status().head.result == MEP_ERR_PEER_FAILED,
+               "receive in a later epoch", r);
   }
   rig.group().next_epoch(9, {}, true);
   for (uint32_t r = 0; r < rig.group().size(); ++r) {
@@ -224,7 +226,7 @@ bool across_epochs(uint64_t seed) {
   GPU_OK(cudaDeviceSynchronize());
   rig.expect_right("combine of a dispatch of the epoch before", false);
   for (const uint32_t r : {0u, 1u, 3u}) {
-    rig.expect(rig.worker(r).status().result >= 0, "result of that combine", r);
+    rig.expect(rig.worker(r).status().head.result >= 0, "result of that combine", r);
   }
   rig.replay(false, 2);
   GPU_OK(cudaDeviceSynchronize());

@@ -144,7 +144,7 @@ class Bench {
       x_.push_back(std::make_unique<Memory>(sets_ * setting.tokens * row));
       out_.push_back(std::make_unique<Memory>(sets_ * setting.tokens * row));
       topk_.push_back(std::make_unique<Memory>(sets_ * setting.tokens * kTopK * 8));
-      status_.push_back(std::make_unique<Memory>(sizeof(mep_op_status_t)));
+      status_.push_back(std::make_unique<Memory>(sizeof(OpStatus)));
       fill_random<<<512, 256>>>(x_[r]->as<uint16_t>(), sets_ * setting.tokens * row / 2, r + 1);
       const EpGeometry& g = group_[r].g;
       auto* y = reinterpret_cast<uint16_t*>(group_[r].buffers[0]->window.data() + g.combine_out);
@@ -227,18 +227,23 @@ class Bench {
   void enqueue(uint32_t r, uint32_t set, bool combines, cudaStream_t stream) {
     const EpLaunch launch = group_.launch(r, 0);
     const size_t row = size_t{kHidden} * 2;
-    mep_dispatch_args_t d{};
+    mep_dispatch_send_t d{};
     d.num_tokens = setting_.tokens;
     d.x = x_[r]->data() + set * setting_.tokens * row;
     d.topk_idx = topk_[r]->as<int64_t>() + size_t{set} * setting_.tokens * kTopK;
     d.topk_idx_type = MEP_INT64;
-    d.op_status = status_[r]->as<mep_op_status_t>();
-    GPU_OK(ep_dispatch(launch, d, stream));
+    mep_dispatch_receive_t received{};
+    received.op_status = status_[r]->as<mep_op_status_t>();
+    received.op_status_bytes = sizeof(OpStatus);
+    GPU_OK(ep_dispatch(launch, &d, &received, stream));
     if (!combines) return;
-    mep_combine_args_t c{};
+    mep_combine_send_t terms{};
+    terms.y = launch.memory.window + launch.geometry.combine_out;
+    mep_combine_receive_t c{};
     c.out = out_[r]->data() + set * setting_.tokens * row;
-    c.op_status = d.op_status;
-    GPU_OK(ep_combine(launch, c, setting_.push, stream));
+    c.op_status = received.op_status;
+    c.op_status_bytes = received.op_status_bytes;
+    GPU_OK(ep_combine(launch, &terms, &c, setting_.push, stream));
   }
 
   // Graphs back to back on every rank; the first makes the ranks meet, two are timed.

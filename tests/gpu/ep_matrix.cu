@@ -5,10 +5,14 @@
 #include "ep_oracle.hpp"
 #include "ep_rig.hpp"
 #include "kernels/cuda/device/protocol.cuh"
+#include "support/ep_halves.hpp"
 
 namespace {
 
 using namespace rig;
+using mep_test::Halves;
+using mep_test::if_receives;
+using mep_test::if_sends;
 
 struct Case {
   uint64_t seed;
@@ -201,7 +205,7 @@ class CaseRun {
       d.total = std::make_unique<Memory>(8);
       d.statistics = std::make_unique<Memory>(s.local_experts * 8);
       d.statistics->set(d.expect_statistics.data(), s.local_experts * 8);
-      d.status = std::make_unique<Memory>(sizeof(mep_op_status_t));
+      d.status = std::make_unique<Memory>(sizeof(OpStatus));
       if (c_.own_outputs) {
         d.recv_x = std::make_unique<Memory>(d.expect_x.size(), kPoison);
         d.recv_scales = std::make_unique<Memory>(d.expect_scales.size(), kPoison);
@@ -299,11 +303,11 @@ class CaseRun {
   template <class Call>
   void on_ranks(Call&& call) {
     const bool split = c_.split && random_.chance(70);
-    for (const uint32_t phase : {MEP_PHASE_SEND, MEP_PHASE_RECEIVE}) {
+    for (const Halves half : {Halves::kSend, Halves::kReceive}) {
       const uint32_t start = random_.below(c_.sizes.ranks);
       for (uint32_t i = 0; i < c_.sizes.ranks; ++i) {
         const uint32_t r = (start + i) % c_.sizes.ranks;
-        if (live(r)) GPU_OK(call(r, split ? phase : uint32_t{MEP_PHASE_BOTH}));
+        if (live(r)) GPU_OK(call(r, split ? half : Halves::kBoth));
       }
       if (!split) break;
     }
@@ -311,17 +315,17 @@ class CaseRun {
   }
 
   void dispatch() {
-    on_ranks([&](uint32_t r, uint32_t phase) {
+    on_ranks([&](uint32_t r, Halves halves) {
       RankData& d = data_[r];
-      mep_dispatch_args_t args{};
-      args.phase = phase;
-      args.num_tokens = problem_.tokens[r];
-      args.x = d.x->data();
-      args.x_stride_bytes = stride_;
-      if (c_.sizes.input_type == MEP_FLOAT8_E4M3) args.x_scales = d.x_scales->data();
-      args.topk_idx = d.topk->data();
-      args.topk_idx_type = c_.int32_ids ? MEP_INT32 : MEP_INT64;
-      args.topk_weights = has_weights_ ? d.weights->as<float>() : nullptr;
+      mep_dispatch_send_t send{};
+      send.num_tokens = problem_.tokens[r];
+      send.x = d.x->data();
+      send.x_stride_bytes = stride_;
+      if (c_.sizes.input_type == MEP_FLOAT8_E4M3) send.x_scales = d.x_scales->data();
+      send.topk_idx = d.topk->data();
+      send.topk_idx_type = c_.int32_ids ? MEP_INT32 : MEP_INT64;
+      send.topk_weights = has_weights_ ? d.weights->as<float>() : nullptr;
+      mep_dispatch_receive_t args{};
       if (c_.own_outputs) {
         args.recv_x = d.recv_x->data();
         args.recv_scales = c_.sizes.wire_type == MEP_FLOAT8_E4M3 ? d.recv_scales->data() : nullptr;
@@ -332,7 +336,9 @@ class CaseRun {
       args.recv_total = d.total->as<int64_t>();
       args.statistics = d.statistics->as<int64_t>();
       args.op_status = d.status->as<mep_op_status_t>();
-      return ep_dispatch(launch(r), args, group_[r].streams[0]);
+      args.op_status_bytes = d.status->bytes();
+      return ep_dispatch(launch(r), if_sends(halves, send), if_receives(halves, args),
+                         group_[r].streams[0]);
     });
   }
 
@@ -341,7 +347,7 @@ class CaseRun {
     std::memcpy(&status, data_[r].status->get().data(), sizeof status);
     uint32_t gone = 0;
     for (const uint8_t one : problem_.live) gone += one == 0;
-    if (status.version != 1 || status.result != result || status.seq != seq ||
+    if (status.version != MEP_OP_STATUS_VERSION || status.result != result || status.seq != seq ||
         status.epoch != group_[r].shadow.epoch || status.failed_count != gone ||
         status.bad_entries != bad) {
       if (ok_) {
@@ -462,18 +468,21 @@ class CaseRun {
       GPU_OK(cudaMemset(d.out->data(), kPoison, d.out->bytes()));
     }
     GPU_OK(cudaDeviceSynchronize());
-    on_ranks([&](uint32_t r, uint32_t phase) {
+    on_ranks([&](uint32_t r, Halves halves) {
       RankData& d = data_[r];
-      mep_combine_args_t args{};
-      args.phase = phase;
+      const EpLaunch to = launch(r);
+      mep_combine_send_t send{};
+      send.y = own_y_ ? d.y->data() : to.memory.window + to.geometry.combine_out;
+      mep_combine_receive_t args{};
       args.flags = renormalize_ ? MEP_COMBINE_RENORMALIZE : 0;
-      args.y = own_y_ ? d.y->data() : nullptr;
       args.weights = new_weights_ ? d.weights->as<float>() : nullptr;
       args.bias = use_bias_ ? d.bias->data() : nullptr;
       args.out = d.out->data();
       args.out_stride_bytes = out_stride_;
       args.op_status = d.status->as<mep_op_status_t>();
-      return ep_combine(launch(r), args, push_, group_[r].streams[0]);
+      args.op_status_bytes = d.status->bytes();
+      return ep_combine(to, if_sends(halves, send), if_receives(halves, args), push_,
+                        group_[r].streams[0]);
     });
   }
 
@@ -543,7 +552,7 @@ class CaseRun {
       state.counted = 0;
       group_[r].buffers[0]->local.set(&state, sizeof state);
       GPU_OK(cudaMemset(group_[r].buffers[0]->window.data(), 0, group_[r].g.words_end));
-      const uint64_t tag = signal_tag(group_[r].shadow.epoch, use);
+      const uint64_t tag = mep::signal_tag(group_[r].shadow.epoch, use);
       const EpGeometry& g = group_[r].g;
       for (uint32_t source = 0; source < c_.sizes.ranks; ++source) {
         const uint64_t at = g.combine_ready + (use % 2 * c_.sizes.ranks + source) * 8;

@@ -40,10 +40,10 @@ void is_told(Group& group, const Reference& ref, uint32_t rank, Fault fault) {
     need(mep_comm_epoch(r.comm, &epoch), "mep_comm_epoch");
     if (epoch == 1) need(mep_comm_wait_view(r.comm, 1, 20'000), "mep_comm_wait_view");
   } else {
-    need(group.dispatch(rank, 0, ref.inputs[rank].tokens, MEP_PHASE_BOTH), "mep_dispatch");
+    need(group.dispatch(rank, 0, ref.inputs[rank].tokens, Halves::kBoth), "mep_dispatch");
     group.synchronize();
-    GPU_CHECK(r.statuses[0].result == MEP_ERR_PEER_FAILED, "rank %u: op_status says %s", rank,
-              mep_result_string(r.statuses[0].result));
+    GPU_CHECK(r.statuses[0].head.result == MEP_ERR_PEER_FAILED, "rank %u: op_status says %s", rank,
+              mep_result_string(r.statuses[0].head.result));
     const mep_result_t told = mep_comm_async_result(r.comm);
     GPU_CHECK(told == MEP_ERR_PEER_FAILED, "rank %u: %s: %s", rank, mep_result_string(told),
               mep_last_error());
@@ -58,7 +58,7 @@ void is_told(Group& group, const Reference& ref, uint32_t rank, Fault fault) {
     // Until the view has come here, too, calls go to the old one and end with it.
     mep_result_t news = MEP_SUCCESS;
     for (int tries = 0; tries < 10'000 && news == MEP_SUCCESS; ++tries) {
-      news = group.dispatch(rank, buffer, 0, MEP_PHASE_BOTH);
+      news = group.dispatch(rank, buffer, 0, Halves::kBoth);
       cuda(cudaStreamSynchronize(r.stream));
     }
     GPU_CHECK(news == MEP_ERR_PEER_FAILED, "rank %u: the news are %s", rank,
@@ -73,7 +73,7 @@ void is_told(Group& group, const Reference& ref, uint32_t rank, Fault fault) {
   const uint64_t ns = fault == Fault::kBusy ? 5'000'000'000 : 0;
   busy_for<<<1, 1, 0, group.use(rank).stream>>>(ns, begun.word());
   if (fault == Fault::kWaiting) {
-    need(group.dispatch(rank, 0, ref.inputs[rank].tokens, MEP_PHASE_BOTH), "mep_dispatch");
+    need(group.dispatch(rank, 0, ref.inputs[rank].tokens, Halves::kBoth), "mep_dispatch");
   }
   begun.wait();
   die_now();

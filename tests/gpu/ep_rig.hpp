@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/cuda/ep_kernels.hpp"
+#include "kernels/cuda/op_status.hpp"
 
 #define GPU_OK(call)                                                                            \
   do {                                                                                          \

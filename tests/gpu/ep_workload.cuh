@@ -195,7 +195,7 @@ class Worker {
         out_(row_bytes()),
         own_y_(size_t{sizes_.local_experts} * group[rank].g.rows_per_expert * sizes_.hidden * 2),
         counters_(64),
-        status_(sizeof(mep_op_status_t)) {
+        status_(sizeof(OpStatus)) {
     GPU_OK(cudaDeviceSynchronize());
   }
 
@@ -239,50 +239,51 @@ class Worker {
   }
 
  private:
+  template <class Receive>
+  Receive with_status() const {
+    Receive receive{};
+    receive.op_status = status_.as<mep_op_status_t>();
+    receive.op_status_bytes = sizeof(OpStatus);
+    return receive;
+  }
+
   void enqueue_dispatch(const Options& options, const EpLaunch& launch, const Step& s,
                         cudaStream_t stream) {
     make_step<<<4, 256, 0, stream>>>(s);
-    mep_dispatch_args_t d{};
-    d.num_tokens = options.tokens;
-    d.x = s.x;
-    d.topk_idx = s.topk;
-    d.topk_idx_type = MEP_INT32;
-    d.op_status = status_.as<mep_op_status_t>();
-    d.phase = options.split || !options.receives ? MEP_PHASE_SEND : MEP_PHASE_BOTH;
-    GPU_OK(ep_dispatch(launch, d, stream));
+    mep_dispatch_send_t send{};
+    send.num_tokens = options.tokens;
+    send.x = s.x;
+    send.topk_idx = s.topk;
+    send.topk_idx_type = MEP_INT32;
+    const mep_dispatch_receive_t receive = with_status<mep_dispatch_receive_t>();
+    const bool only_sends = options.split || !options.receives;
+    GPU_OK(ep_dispatch(launch, &send, only_sends ? nullptr : &receive, stream));
     if (!options.split || !options.receives) return;
-    d.phase = MEP_PHASE_RECEIVE;
-    GPU_OK(ep_dispatch(launch, d, stream));
+    GPU_OK(ep_dispatch(launch, nullptr, &receive, stream));
   }
 
   void enqueue_combine(const Options& options, const EpLaunch& launch, const Step& s,
                        cudaStream_t stream) {
-    mep_combine_args_t c{};
-    c.y = options.own_y ? s.y : nullptr;
-    c.out = s.out;
-    c.op_status = status_.as<mep_op_status_t>();
-    c.phase = options.split ? MEP_PHASE_SEND : MEP_PHASE_BOTH;
-    GPU_OK(ep_combine(launch, c, options.push, stream));
-    if (options.split) {
-      c.phase = MEP_PHASE_RECEIVE;
-      GPU_OK(ep_combine(launch, c, options.push, stream));
-    }
+    mep_combine_send_t send{};
+    send.y = s.y;
+    auto receive = with_status<mep_combine_receive_t>();
+    receive.out = s.out;
+    GPU_OK(ep_combine(launch, &send, options.split ? nullptr : &receive, options.push, stream));
+    if (options.split) GPU_OK(ep_combine(launch, nullptr, &receive, options.push, stream));
     check_step<<<4, 256, 0, stream>>>(s);
   }
 
  public:
-  // The receive phase of a dispatch that was only sent.
+  // Of a dispatch that was only sent.
   void enqueue_receive(cudaStream_t stream) {
-    mep_dispatch_args_t d{};
-    d.op_status = status_.as<mep_op_status_t>();
-    d.phase = MEP_PHASE_RECEIVE;
-    GPU_OK(ep_dispatch(group_.launch(rank_, buffer_), d, stream));
+    const mep_dispatch_receive_t receive = with_status<mep_dispatch_receive_t>();
+    GPU_OK(ep_dispatch(group_.launch(rank_, buffer_), nullptr, &receive, stream));
   }
 
   uint64_t operations() const { return counter(0); }
   uint64_t errors() const { return counter(1); }
-  mep_op_status_t status() const {
-    mep_op_status_t out{};
+  OpStatus status() const {
+    OpStatus out{};
     std::memcpy(&out, status_.get().data(), sizeof out);
     return out;
   }

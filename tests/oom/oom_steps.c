@@ -198,19 +198,22 @@ enum { TOKENS = 8, HIDDEN = 64, TOP_K = 2, EXPERTS_PER_RANK = 2 };
 
 static mep_result_t exchange(mep_ep_t ep, mep_ep_handle_t handle, int32_t size) {
   int64_t topk[TOKENS * TOP_K];
-  mep_dispatch_args_t dispatch;
-  mep_combine_args_t combine;
+  mep_dispatch_send_t dispatch;
+  mep_dispatch_receive_t received;
+  mep_combine_send_t terms;
+  mep_combine_receive_t combine;
   mep_ep_view_t view;
   for (int i = 0; i < TOKENS; ++i) {
     topk[i * TOP_K] = i % (size * EXPERTS_PER_RANK);
     topk[i * TOP_K + 1] = (i + 1) % (size * EXPERTS_PER_RANK);
   }
   fill((size_t)TOKENS * HIDDEN, 1.0f);
-  mep_dispatch_args_defaults(&dispatch);
+  mep_dispatch_send_defaults(&dispatch);
+  mep_dispatch_receive_defaults(&received);
   dispatch.num_tokens = TOKENS;
   dispatch.x = send_values;
   dispatch.topk_idx = topk;
-  STEP_TRY(mep_dispatch(handle, &dispatch, NULL));
+  STEP_TRY(mep_dispatch(handle, &dispatch, &received, NULL));
   mep_ep_view_defaults(&view);
   STEP_TRY(mep_ep_buffer_view(ep, 0, &view));
   for (int expert = 0; expert < EXPERTS_PER_RANK; ++expert) {
@@ -219,9 +222,11 @@ static mep_result_t exchange(mep_ep_t ep, mep_ep_handle_t handle, int32_t size) 
     memcpy((char*)view.combine_input + first, (const char*)view.recv_x + first,
            (size_t)view.recv_count[expert] * row_bytes);
   }
-  mep_combine_args_defaults(&combine);
+  mep_combine_send_defaults(&terms);
+  mep_combine_receive_defaults(&combine);
+  terms.y = view.combine_input;
   combine.out = receive_values;
-  return mep_combine(handle, &combine, NULL);
+  return mep_combine(handle, &terms, &combine, NULL);
 }
 
 // The map by which each expert lies where it lies without one.

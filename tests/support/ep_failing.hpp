@@ -32,12 +32,12 @@ class FailingRun {
     for (uint64_t round = 0;; ++round) {
       EpRound& buffer = *buffers_[round % c_.buffers];
       buffer.begin(round);
-      if (stop(round, 0) || buffer.dispatch(MEP_PHASE_SEND) != MEP_SUCCESS) return;
-      if (stop(round, 1) || buffer.dispatch(MEP_PHASE_RECEIVE) != MEP_SUCCESS) return;
+      if (stop(round, 0) || buffer.dispatch(Halves::kSend) != MEP_SUCCESS) return;
+      if (stop(round, 1) || buffer.dispatch(Halves::kReceive) != MEP_SUCCESS) return;
       if (stop(round, 2)) return;
       buffer.run_experts();
-      if (buffer.combine(MEP_PHASE_SEND) != MEP_SUCCESS) return;
-      if (stop(round, 3) || buffer.combine(MEP_PHASE_RECEIVE) != MEP_SUCCESS) return;
+      if (buffer.combine(Halves::kSend) != MEP_SUCCESS) return;
+      if (stop(round, 3) || buffer.combine(Halves::kReceive) != MEP_SUCCESS) return;
     }
   }
 
@@ -128,7 +128,7 @@ class FailingRun {
     (void)ended_since(index, {}, &before, &failed);
     progress_ = kNothing;
     buffer.begin(round);
-    const mep_result_t dispatched = buffer.dispatch(MEP_PHASE_BOTH);
+    const mep_result_t dispatched = buffer.dispatch(Halves::kBoth);
     const bool bad = dispatched != MEP_SUCCESS;
     if (bad && !is_failure(dispatched)) {
       report_.add("%s: rank %d round %llu: dispatch gave %s (%s)", c_.describe().c_str(), rank_,
@@ -156,7 +156,7 @@ class FailingRun {
     mep_op_info_t now;
     uint64_t failed = 0;
     (void)ended_since(index, {}, &before, &failed);
-    const mep_result_t combined = buffer.combine(MEP_PHASE_BOTH, flags);
+    const mep_result_t combined = buffer.combine(Halves::kBoth, flags);
     if (combined != MEP_SUCCESS && !is_failure(combined)) {
       report_.add("%s: rank %d round %llu: combine gave %s (%s)", c_.describe().c_str(), rank_,
                   static_cast<unsigned long long>(round), mep_result_string(combined),

@@ -6,6 +6,7 @@
 
 #include "support/coll_ranks.hpp"
 #include "support/ep_case.hpp"
+#include "support/ep_halves.hpp"
 
 namespace mep_test {
 
@@ -48,14 +49,12 @@ class EpRound {
         recv_count_host_(c.local_experts * 4),
         src_info_(rows() * 4),
         layout_range_(size_t{c.local_experts} * static_cast<size_t>(c.ranks) * 8),
+        status_(mep_op_status_size(c.ranks)),
         statistics_(c.local_experts, 0),
         expected_statistics_(c.local_experts, 0) {
     COLL_OK(report_, mep_ep_handle_create(ep, buffer, &handle_));
     mep_ep_view_defaults(&view_);
     COLL_OK(report_, mep_ep_buffer_view(ep, buffer, &view_));
-    void* y = nullptr;
-    COLL_OK(report_, mep_ep_combine_input(ep, buffer, &y));
-    COLL_CHECK(report_, y == view_.combine_input);
   }
   ~EpRound() { COLL_OK(report_, mep_ep_handle_destroy(handle_)); }
   EpRound(const EpRound&) = delete;
@@ -69,15 +68,17 @@ class EpRound {
     make_inputs();
   }
 
-  mep_result_t dispatch(uint32_t phase) {
-    mep_dispatch_args_t args;
-    mep_dispatch_args_defaults(&args);
-    args.phase = phase;
-    if (phase != MEP_PHASE_RECEIVE) set_inputs(&args);
-    if (phase != MEP_PHASE_SEND) set_outputs(&args);
-    const mep_result_t result = mep_dispatch(handle_, &args, nullptr);
-    // After send the input is the caller's.
-    if (phase == MEP_PHASE_SEND) scribble();
+  mep_result_t dispatch(Halves halves) {
+    mep_dispatch_send_t send;
+    mep_dispatch_receive_t receive;
+    mep_dispatch_send_defaults(&send);
+    mep_dispatch_receive_defaults(&receive);
+    if (sends(halves)) set_inputs(&send);
+    if (receives(halves)) set_outputs(&receive);
+    const mep_result_t result =
+        mep_dispatch(handle_, if_sends(halves, send), if_receives(halves, receive), nullptr);
+    // What was sent is the caller's again.
+    if (!receives(halves)) scribble();
     return result;
   }
 
@@ -89,14 +90,11 @@ class EpRound {
     }
     COLL_CHECK(report_, recv_total_ == total);
     COLL_CHECK(report_, statistics_ == expected_statistics_);
-    for (const Poisoned* memory :
-         {&recv_x_, &recv_scales_, &recv_count_, &recv_count_host_, &src_info_, &layout_range_}) {
+    for (const Poisoned* memory : {&recv_x_, &recv_scales_, &recv_count_, &recv_count_host_,
+                                   &src_info_, &layout_range_, &status_}) {
       COLL_CHECK(report_, memory->guard_intact());
     }
-    COLL_CHECK(report_, status_.version == 1);
-    if (gone.empty()) {
-      COLL_CHECK(report_, status_.result == MEP_SUCCESS && status_.failed_count == 0);
-    }
+    check_status(gone);
   }
 
   // Writes y for every row that arrived, where combine will read it.
@@ -114,25 +112,28 @@ class EpRound {
     }
   }
 
-  mep_result_t combine(uint32_t phase, uint32_t flags = 0) {
-    mep_combine_args_t args;
-    mep_combine_args_defaults(&args);
-    args.phase = phase;
-    args.flags = flags;
+  mep_result_t combine(Halves halves, uint32_t flags = 0) {
+    mep_combine_send_t send;
+    mep_combine_receive_t receive;
+    mep_combine_send_defaults(&send);
+    mep_combine_receive_defaults(&receive);
     combine_weights_ = c_.weights(rank_, round_, true);
     bias_ = c_.bias_row(round_);
     const size_t stride = c_.combine_bytes() + (c_.strided ? 48 : 0);
-    if (phase != MEP_PHASE_RECEIVE) args.y = c_.own_memory ? y_->data() : nullptr;
-    if (phase != MEP_PHASE_SEND) {
+    if (sends(halves)) send.y = c_.own_memory ? y_->data() : view_.combine_input;
+    if (receives(halves)) {
       out_ = std::make_unique<Poisoned>(tokens_ * stride);
-      args.out = out_->data();
-      args.out_stride_bytes = c_.strided ? stride : 0;
-      args.weights = c_.combine_weights ? combine_weights_.data() : nullptr;
-      args.bias = c_.bias ? bias_.data() : nullptr;
-      args.op_status = &status_;
+      receive.flags = flags;
+      receive.out = out_->data();
+      receive.out_stride_bytes = c_.strided ? stride : 0;
+      receive.weights = c_.combine_weights ? combine_weights_.data() : nullptr;
+      receive.bias = c_.bias ? bias_.data() : nullptr;
+      receive.op_status = status_.as<mep_op_status_t>();
+      receive.op_status_bytes = status_.bytes();
     }
-    const mep_result_t result = mep_combine(handle_, &args, nullptr);
-    if (phase == MEP_PHASE_SEND && c_.own_memory) y_->reset();
+    const mep_result_t result =
+        mep_combine(handle_, if_sends(halves, send), if_receives(halves, receive), nullptr);
+    if (!receives(halves) && c_.own_memory) y_->reset();
     return result;
   }
 
@@ -157,7 +158,6 @@ class EpRound {
     COLL_CHECK(report_, out_->guard_intact());
   }
 
-  const mep_op_status_t& status() const { return status_; }
   size_t rows() const { return c_.local_experts * c_.rows_per_expert(); }
 
  private:
@@ -168,6 +168,21 @@ class EpRound {
   size_t first_row(uint32_t local, int source) const {
     const size_t index = local * static_cast<size_t>(c_.ranks) + static_cast<size_t>(source);
     return static_cast<size_t>(view_.layout_range[index] >> 32);
+  }
+
+  void check_status(const std::vector<uint8_t>& gone) {
+    const auto* status = status_.as<mep_op_status_t>();
+    const uint64_t* failed = mep_op_status_failed(status);
+    COLL_CHECK(report_, status->version == MEP_OP_STATUS_VERSION && status->reserved == 0);
+    COLL_CHECK(report_, status->failed_words == (static_cast<uint32_t>(c_.ranks) + 63) / 64);
+    if (gone.empty()) COLL_CHECK(report_, status->result == MEP_SUCCESS);
+    uint32_t count = 0;
+    for (size_t source = 0; source < gone.size(); ++source) {
+      const bool told = ((failed[source / 64] >> (source % 64)) & 1) != 0;
+      COLL_CHECK(report_, told == (gone[source] != 0));
+      count += gone[source] != 0 ? 1 : 0;
+    }
+    COLL_CHECK(report_, status->failed_count == count);
   }
 
   void make_inputs() {
@@ -187,7 +202,7 @@ class EpRound {
     weights_ = c_.weights(rank_, round_, false);
   }
 
-  void set_inputs(mep_dispatch_args_t* args) {
+  void set_inputs(mep_dispatch_send_t* args) {
     args->num_tokens = tokens_;
     args->x = x_.data();
     args->x_stride_bytes = c_.strided ? x_stride_ : 0;
@@ -198,15 +213,16 @@ class EpRound {
     args->topk_weights = c_.dispatch_weights ? weights_.data() : nullptr;
   }
 
-  void set_outputs(mep_dispatch_args_t* args) {
-    for (Poisoned* memory :
-         {&recv_x_, &recv_scales_, &recv_count_, &recv_count_host_, &src_info_, &layout_range_}) {
+  void set_outputs(mep_dispatch_receive_t* args) {
+    for (Poisoned* memory : {&recv_x_, &recv_scales_, &recv_count_, &recv_count_host_, &src_info_,
+                             &layout_range_, &status_}) {
       memory->reset();
     }
     recv_total_ = -1;
     args->recv_total = &recv_total_;
     args->statistics = statistics_.data();
-    args->op_status = &status_;
+    args->op_status = status_.as<mep_op_status_t>();
+    args->op_status_bytes = status_.bytes();
     if (!c_.own_memory) return;
     args->recv_x = recv_x_.data();
     args->recv_capacity = recv_x_.bytes();
@@ -305,10 +321,9 @@ class EpRound {
   std::vector<int64_t> wide_;
   std::vector<int32_t> narrow_;
   std::vector<float> weights_, combine_weights_;
-  Poisoned recv_x_, recv_scales_, recv_count_, recv_count_host_, src_info_, layout_range_;
+  Poisoned recv_x_, recv_scales_, recv_count_, recv_count_host_, src_info_, layout_range_, status_;
   int64_t recv_total_ = 0;
   std::vector<int64_t> statistics_, expected_statistics_;
-  mep_op_status_t status_{};
   std::unique_ptr<Poisoned> y_, out_;
 };
 
@@ -330,21 +345,21 @@ inline void run_ep_rounds(const EpCase& c, int rank, mep_ep_t ep, uint64_t round
     for (uint32_t i = 0; i < c.buffers; ++i) {
       buffers[i]->begin(group * c.buffers + i);
       pause();
-      COLL_OK(report, buffers[i]->dispatch(apart ? MEP_PHASE_SEND : MEP_PHASE_BOTH));
+      COLL_OK(report, buffers[i]->dispatch(apart ? Halves::kSend : Halves::kBoth));
     }
     for (uint32_t i = 0; i < c.buffers; ++i) {
       pause();
-      if (apart) COLL_OK(report, buffers[i]->dispatch(MEP_PHASE_RECEIVE));
+      if (apart) COLL_OK(report, buffers[i]->dispatch(Halves::kReceive));
       buffers[i]->check_received();
       if (report.bad()) return;
       if (!combines) continue;
       buffers[i]->run_experts();
       pause();
-      COLL_OK(report, buffers[i]->combine(apart ? MEP_PHASE_SEND : MEP_PHASE_BOTH));
+      COLL_OK(report, buffers[i]->combine(apart ? Halves::kSend : Halves::kBoth));
     }
     for (uint32_t i = 0; combines && i < c.buffers && !report.bad(); ++i) {
       pause();
-      if (apart) COLL_OK(report, buffers[i]->combine(MEP_PHASE_RECEIVE));
+      if (apart) COLL_OK(report, buffers[i]->combine(Halves::kReceive));
       buffers[i]->check_combined();
     }
   }

@@ -39,10 +39,10 @@ void run_rounds(const EpCase& c, int rank, mep_ep_t ep, uint64_t first,
   EpRound buffer(c, rank, ep, 0, report);
   for (uint64_t round = first; round < first + 4 && !report.bad(); ++round) {
     buffer.begin(round);
-    COLL_OK(report, buffer.dispatch(MEP_PHASE_BOTH));
+    COLL_OK(report, buffer.dispatch(Halves::kBoth));
     buffer.check_received(gone);
     buffer.run_experts(gone);
-    COLL_OK(report, buffer.combine(MEP_PHASE_BOTH));
+    COLL_OK(report, buffer.combine(Halves::kBoth));
     buffer.check_combined();
   }
 }
@@ -171,10 +171,10 @@ void objects_come_and_go_meanwhile(void**) {
         die();
       }
       if (rank == 2) {
-        COLL_OK(found, buffer.dispatch(MEP_PHASE_SEND));
+        COLL_OK(found, buffer.dispatch(Halves::kSend));
         page->reach(kOthersSettled);
         page->await(kNewcomerWelcomed, 1);
-        COLL_EXPECT(found, MEP_ERR_PEER_FAILED, buffer.dispatch(MEP_PHASE_RECEIVE));
+        COLL_EXPECT(found, MEP_ERR_PEER_FAILED, buffer.dispatch(Halves::kReceive));
         COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(comm, nullptr));  // as rank 0 met it
       } else {
         COLL_OK(found, mep::failpoint_arm("newcomer welcomed=stop"));

@@ -135,41 +135,78 @@ struct Caller {
   Caller(mep_comm_t comm, const mep_ep_config_t& config, Report& findings) : report(findings) {
     COLL_OK(report, mep_ep_create(comm, &config, &ep));
     COLL_OK(report, mep_ep_handle_create(ep, 0, &handle));
-    mep_dispatch_args_defaults(&dispatch);
-    dispatch.num_tokens = 2;
-    dispatch.x = x;
-    dispatch.topk_idx = index;
-    mep_combine_args_defaults(&combine);
-    combine.out = out;
+    mep_ep_view_defaults(&view);
+    COLL_OK(report, mep_ep_buffer_view(ep, 0, &view));
+    mep_dispatch_send_defaults(&input);
+    mep_dispatch_receive_defaults(&output);
+    input.num_tokens = 2;
+    input.x = x;
+    input.topk_idx = index;
+    mep_combine_send_defaults(&terms);
+    mep_combine_receive_defaults(&sums);
+    terms.y = view.combine_input;
+    sums.out = out;
   }
   ~Caller() {
     COLL_OK(report, mep_ep_handle_destroy(handle));
     COLL_OK(report, mep_ep_destroy(ep));
   }
-  mep_result_t run_dispatch(uint32_t phase) {
-    dispatch.phase = phase;
-    return mep_dispatch(handle, &dispatch, nullptr);
+  mep_result_t run_dispatch(Halves halves) {
+    return mep_dispatch(handle, if_sends(halves, input), if_receives(halves, output), nullptr);
   }
-  mep_result_t run_combine(uint32_t phase) {
-    combine.phase = phase;
-    return mep_combine(handle, &combine, nullptr);
+  mep_result_t run_combine(Halves halves) {
+    return mep_combine(handle, if_sends(halves, terms), if_receives(halves, sums), nullptr);
   }
   Report& report;
   mep_ep_t ep = nullptr;
   mep_ep_handle_t handle = nullptr;
-  mep_dispatch_args_t dispatch{};
-  mep_combine_args_t combine{};
+  mep_ep_view_t view{};
+  mep_dispatch_send_t input{};
+  mep_dispatch_receive_t output{};
+  mep_combine_send_t terms{};
+  mep_combine_receive_t sums{};
   uint16_t x[4 * 16] = {};
   int64_t index[8] = {0, 5, -1, 3, 0, 1, 2, 3};
   uint16_t out[4 * 16] = {};
+  mep_op_status_t status{};
 };
+
+void refused_combines(Caller& caller, Report& findings) {
+  EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "send and receive are NULL",
+                 mep_combine(caller.handle, nullptr, nullptr, nullptr));
+  EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "no combine of this handle to receive",
+                 caller.run_combine(Halves::kReceive));
+  const struct {
+    const char* part;
+    std::function<void(Caller*)> spoil;
+  } cases[] = {
+      {"y is NULL", [](Caller* c) { c->terms.y = nullptr; }},
+      {"mep_combine_send_t.flags", [](Caller* c) { c->terms.flags = 1; }},
+      {"mep_combine_send_t.struct_size", [](Caller* c) { c->terms.struct_size = 4; }},
+      {"out is NULL", [](Caller* c) { c->sums.out = nullptr; }},
+      {"out_stride", [](Caller* c) { c->sums.out_stride_bytes = 8; }},
+      {"num_tokens is 3", [](Caller* c) { c->sums.num_tokens = 3; }},
+      {"mep_combine_receive_t.flags", [](Caller* c) { c->sums.flags = 8; }},
+      {"mep_combine_receive_t.struct_size", [](Caller* c) { c->sums.struct_size = 4; }},
+      {"op_status_bytes is 0", [](Caller* c) { c->sums.op_status = &c->status; }},
+  };
+  const mep_combine_send_t right_terms = caller.terms;
+  const mep_combine_receive_t right_sums = caller.sums;
+  for (const auto& each : cases) {
+    each.spoil(&caller);
+    EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, each.part,
+                   caller.run_combine(Halves::kBoth));
+    caller.terms = right_terms;
+    caller.sums = right_sums;
+  }
+}
 
 void bad_dispatches(void**) {
   Report report;
   with_rank_threads(2, patient_config(0), report, [](int, mep_comm_t comm, Report& findings) {
     Caller caller(comm, small_config(), findings);
     // A use whose routing must survive the refusals.
-    COLL_OK(findings, caller.run_dispatch(MEP_PHASE_BOTH));
+    COLL_OK(findings, caller.run_dispatch(Halves::kBoth));
     const struct {
       mep_result_t code;
       const char* part;
@@ -181,59 +218,108 @@ void bad_dispatches(void**) {
          [](Caller* c) { c->index[1] = 4294967301; }},
         {MEP_ERR_INVALID_ARGUMENT, "token 0 names expert 5 twice",
          [](Caller* c) { c->index[0] = 5; }},
-        {MEP_ERR_INVALID_ARGUMENT, "num_tokens is 5",
-         [](Caller* c) { c->dispatch.num_tokens = 5; }},
-        {MEP_ERR_INVALID_ARGUMENT, "x is NULL", [](Caller* c) { c->dispatch.x = nullptr; }},
+        {MEP_ERR_INVALID_ARGUMENT, "num_tokens is 5", [](Caller* c) { c->input.num_tokens = 5; }},
+        {MEP_ERR_INVALID_ARGUMENT, "x is NULL", [](Caller* c) { c->input.x = nullptr; }},
         {MEP_ERR_INVALID_ARGUMENT, "topk_idx is NULL",
-         [](Caller* c) { c->dispatch.topk_idx = nullptr; }},
+         [](Caller* c) { c->input.topk_idx = nullptr; }},
         {MEP_ERR_INVALID_ARGUMENT, "topk_idx_type",
-         [](Caller* c) { c->dispatch.topk_idx_type = MEP_FLOAT32; }},
-        {MEP_ERR_INVALID_ARGUMENT, "x_scales", [](Caller* c) { c->dispatch.x_scales = c->x; }},
-        {MEP_ERR_INVALID_ARGUMENT, "x_stride", [](Caller* c) { c->dispatch.x_stride_bytes = 16; }},
-        {MEP_ERR_INVALID_ARGUMENT, "recv_scales",
-         [](Caller* c) { c->dispatch.recv_scales = c->x; }},
-        {MEP_ERR_INVALID_ARGUMENT, "flags", [](Caller* c) { c->dispatch.flags = 1; }},
-        {MEP_ERR_INVALID_ARGUMENT, "phase", [](Caller* c) { c->dispatch.phase = 3; }},
-        {MEP_ERR_INVALID_ARGUMENT, "struct_size", [](Caller* c) { c->dispatch.struct_size = 4; }},
+         [](Caller* c) { c->input.topk_idx_type = MEP_FLOAT32; }},
+        {MEP_ERR_INVALID_ARGUMENT, "x_scales", [](Caller* c) { c->input.x_scales = c->x; }},
+        {MEP_ERR_INVALID_ARGUMENT, "x_stride", [](Caller* c) { c->input.x_stride_bytes = 16; }},
+        {MEP_ERR_INVALID_ARGUMENT, "recv_scales", [](Caller* c) { c->output.recv_scales = c->x; }},
+        {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_send_t.flags",
+         [](Caller* c) { c->input.flags = 1; }},
+        {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_receive_t.flags",
+         [](Caller* c) { c->output.flags = 1; }},
+        {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_send_t.struct_size",
+         [](Caller* c) { c->input.struct_size = 4; }},
+        {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_receive_t.struct_size",
+         [](Caller* c) { c->output.struct_size = 4; }},
+        {MEP_ERR_INVALID_ARGUMENT, "recv_x is the library's own",
+         [](Caller* c) { c->output.recv_x = const_cast<void*>(c->view.recv_x); }},
+        {MEP_ERR_INVALID_ARGUMENT, "recv_count is the library's own",
+         [](Caller* c) { c->output.recv_count = const_cast<int32_t*>(c->view.recv_count); }},
+        {MEP_ERR_INVALID_ARGUMENT, "src_info is the library's own",
+         [](Caller* c) { c->output.src_info = const_cast<int32_t*>(c->view.src_info); }},
+        {MEP_ERR_INVALID_ARGUMENT, "layout_range is the library's own",
+         [](Caller* c) { c->output.layout_range = const_cast<int64_t*>(c->view.layout_range); }},
+        {MEP_ERR_INVALID_ARGUMENT, "op_status_bytes is 0",
+         [](Caller* c) { c->output.op_status = &c->status; }},
+        {MEP_ERR_INVALID_ARGUMENT, "op_status_bytes is 39",
+         [](Caller* c) {
+           c->output.op_status = &c->status;
+           c->output.op_status_bytes = sizeof c->status - 1;
+         }},
+        {MEP_ERR_INVALID_ARGUMENT, "8 bytes",
+         [](Caller* c) {
+           auto* memory = reinterpret_cast<std::byte*>(&c->status) + 4;
+           c->output.op_status = reinterpret_cast<mep_op_status_t*>(memory);
+           c->output.op_status_bytes = sizeof c->status;
+         }},
         {MEP_ERR_UNSUPPORTED, "recv_topk_idx",
-         [](Caller* c) { c->dispatch.recv_topk_idx = reinterpret_cast<int32_t*>(c->x); }},
-        {MEP_ERR_INVALID_ARGUMENT, "no dispatch of this handle",
-         [](Caller* c) { c->dispatch.phase = MEP_PHASE_RECEIVE; }},
+         [](Caller* c) { c->output.recv_topk_idx = reinterpret_cast<int32_t*>(c->x); }},
     };
-    const mep_dispatch_args_t right = caller.dispatch;
+    const mep_dispatch_send_t right_input = caller.input;
+    const mep_dispatch_receive_t right_output = caller.output;
     const std::vector<int64_t> indices(caller.index, caller.index + 8);
     for (const auto& each : cases) {
       each.spoil(&caller);
-      EXPECT_REFUSED(findings, each.code, each.part,
-                     mep_dispatch(caller.handle, &caller.dispatch, nullptr));
-      caller.dispatch = right;
+      EXPECT_REFUSED(findings, each.code, each.part, caller.run_dispatch(Halves::kBoth));
+      caller.input = right_input;
+      caller.output = right_output;
       std::copy(indices.begin(), indices.end(), caller.index);
     }
     int stream = 0;
     EXPECT_REFUSED(findings, MEP_ERR_UNSUPPORTED, "stream",
-                   mep_dispatch(caller.handle, &caller.dispatch, &stream));
-    EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "args",
-                   mep_dispatch(caller.handle, nullptr, nullptr));
+                   mep_dispatch(caller.handle, &caller.input, &caller.output, &stream));
+    EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "send and receive are NULL",
+                   mep_dispatch(caller.handle, nullptr, nullptr, nullptr));
     EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "handle",
-                   mep_dispatch(nullptr, &caller.dispatch, nullptr));
-    EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "args",
-                   mep_combine(caller.handle, nullptr, nullptr));
-    const mep_combine_args_t right_combine = caller.combine;
-    caller.combine.out = nullptr;
-    EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "out is NULL",
-                   caller.run_combine(MEP_PHASE_BOTH));
-    caller.combine = right_combine;
-    caller.combine.out_stride_bytes = 8;
-    EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "out_stride",
-                   caller.run_combine(MEP_PHASE_BOTH));
-    caller.combine = right_combine;
-    caller.combine.flags = 8;
-    EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "flags", caller.run_combine(MEP_PHASE_BOTH));
-    caller.combine = right_combine;
-    COLL_OK(findings, caller.run_combine(MEP_PHASE_BOTH));
+                   mep_dispatch(nullptr, &caller.input, &caller.output, nullptr));
+    EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "no dispatch of this handle to receive",
+                   caller.run_dispatch(Halves::kReceive));
+    refused_combines(caller, findings);
+    COLL_OK(findings, caller.run_combine(Halves::kBoth));
     EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "no dispatch of this handle",
-                   caller.run_combine(MEP_PHASE_BOTH));
-    COLL_OK(findings, caller.run_dispatch(MEP_PHASE_BOTH));
+                   caller.run_combine(Halves::kBoth));
+    COLL_OK(findings, caller.run_dispatch(Halves::kBoth));
+  });
+  report.require_clean();
+}
+
+// However much room a record has: its header is whole, its bitmap has what fits, and nothing is written behind it.
+void statuses_of_any_size(void**) {
+  Report report;
+  with_rank_threads(2, patient_config(0), report, [](int rank, mep_comm_t comm, Report& findings) {
+    Caller caller(comm, small_config(), findings);
+    COLL_OK(findings, mep_barrier(comm, nullptr));
+    if (rank == 1) {
+      COLL_OK(findings, mep_comm_abort(comm));
+      return;
+    }
+    COLL_OK(findings, mep_comm_wait_view(comm, 1, 60'000));
+    caller.index[1] = 1;  // all of them here
+    COLL_EXPECT(findings, MEP_ERR_PEER_FAILED, caller.run_dispatch(Halves::kBoth));
+    constexpr size_t kHeader = sizeof(mep_op_status_t);
+    for (const size_t bytes : {kHeader, kHeader + 7, kHeader + 8, kHeader + 24}) {
+      for (const bool is_combine : {false, true}) {
+        Poisoned memory(bytes);
+        auto* status = memory.as<mep_op_status_t>();
+        caller.output.op_status = is_combine ? nullptr : status;
+        caller.output.op_status_bytes = is_combine ? 0 : bytes;
+        caller.sums.op_status = is_combine ? status : nullptr;
+        caller.sums.op_status_bytes = is_combine ? bytes : 0;
+        COLL_OK(findings, caller.run_dispatch(Halves::kBoth));
+        COLL_OK(findings, caller.run_combine(Halves::kBoth));
+        const uint32_t words = bytes < kHeader + 8 ? 0 : 1;  // that 2 ranks need, if they fit
+        COLL_CHECK(findings, status->version == MEP_OP_STATUS_VERSION && status->epoch == 2);
+        COLL_CHECK(findings, status->result == MEP_SUCCESS && status->failed_count == 1);
+        COLL_CHECK(findings, status->failed_words == words);
+        if (words != 0) COLL_CHECK(findings, mep_op_status_failed(status)[0] == 2);
+        COLL_CHECK(findings, memory.untouched(kHeader + words * 8, bytes));
+        COLL_CHECK(findings, memory.guard_intact());
+      }
+    }
   });
   report.require_clean();
 }
@@ -245,23 +331,22 @@ void busy_buffers(void**) {
     mep_op_info_t info;
     mep_op_info_defaults(&info);
     EXPECT_REFUSED(findings, MEP_ERR_NOT_FOUND, "no dispatch", mep_ep_last_op(caller.ep, 0, &info));
-    COLL_OK(findings, caller.run_dispatch(MEP_PHASE_SEND));
-    EXPECT_REFUSED(findings, MEP_ERR_BUSY, "dispatch", caller.run_dispatch(MEP_PHASE_SEND));
-    EXPECT_REFUSED(findings, MEP_ERR_BUSY, "dispatch", caller.run_combine(MEP_PHASE_BOTH));
+    COLL_OK(findings, caller.run_dispatch(Halves::kSend));
+    EXPECT_REFUSED(findings, MEP_ERR_BUSY, "dispatch", caller.run_dispatch(Halves::kSend));
+    EXPECT_REFUSED(findings, MEP_ERR_BUSY, "dispatch", caller.run_combine(Halves::kBoth));
     EXPECT_REFUSED(findings, MEP_ERR_BUSY, "sent", mep_ep_handle_destroy(caller.handle));
     EXPECT_REFUSED(findings, MEP_ERR_BUSY, "handles", mep_ep_destroy(caller.ep));
     mep_ep_handle_t other = nullptr;
     COLL_OK(findings, mep_ep_handle_create(caller.ep, 0, &other));
-    caller.dispatch.phase = MEP_PHASE_BOTH;
     EXPECT_REFUSED(findings, MEP_ERR_BUSY, "dispatch",
-                   mep_dispatch(other, &caller.dispatch, nullptr));
-    COLL_OK(findings, caller.run_dispatch(MEP_PHASE_RECEIVE));
+                   mep_dispatch(other, &caller.input, &caller.output, nullptr));
+    COLL_OK(findings, caller.run_dispatch(Halves::kReceive));
     EXPECT_REFUSED(findings, MEP_ERR_INVALID_ARGUMENT, "this handle",
-                   mep_combine(other, &caller.combine, nullptr));
-    COLL_OK(findings, caller.run_combine(MEP_PHASE_SEND));
-    EXPECT_REFUSED(findings, MEP_ERR_BUSY, "combine", caller.run_dispatch(MEP_PHASE_BOTH));
-    EXPECT_REFUSED(findings, MEP_ERR_BUSY, "combine", caller.run_combine(MEP_PHASE_BOTH));
-    COLL_OK(findings, caller.run_combine(MEP_PHASE_RECEIVE));
+                   mep_combine(other, &caller.terms, &caller.sums, nullptr));
+    COLL_OK(findings, caller.run_combine(Halves::kSend));
+    EXPECT_REFUSED(findings, MEP_ERR_BUSY, "combine", caller.run_dispatch(Halves::kBoth));
+    EXPECT_REFUSED(findings, MEP_ERR_BUSY, "combine", caller.run_combine(Halves::kBoth));
+    COLL_OK(findings, caller.run_combine(Halves::kReceive));
     uint64_t bits[2] = {7, 7};
     info.contributors = bits;
     info.contributors_words = 2;
@@ -283,17 +368,17 @@ void small_receive_memory(void**) {
     // Two rows of each rank go to expert 0, three of its places are used on rank 0.
     std::vector<uint16_t> received(4 * 8 * 16);
     int64_t statistics[4] = {};
-    caller.dispatch.recv_x = received.data();
-    caller.dispatch.recv_capacity = 16;
-    caller.dispatch.statistics = statistics;
+    caller.output.recv_x = received.data();
+    caller.output.recv_capacity = 16;
+    caller.output.statistics = statistics;
     const int64_t everything_to_both[8] = {0, 4, 0, 4, -1, -1, -1, -1};
     std::copy(everything_to_both, everything_to_both + 8, caller.index);
-    EXPECT_REFUSED(findings, MEP_ERR_CAPACITY, "need 128", caller.run_dispatch(MEP_PHASE_BOTH));
-    EXPECT_REFUSED(findings, MEP_ERR_CAPACITY, "need 128", caller.run_dispatch(MEP_PHASE_RECEIVE));
-    caller.dispatch.recv_capacity = 128;
-    COLL_OK(findings, caller.run_dispatch(MEP_PHASE_RECEIVE));
+    EXPECT_REFUSED(findings, MEP_ERR_CAPACITY, "need 128", caller.run_dispatch(Halves::kBoth));
+    EXPECT_REFUSED(findings, MEP_ERR_CAPACITY, "need 128", caller.run_dispatch(Halves::kReceive));
+    caller.output.recv_capacity = 128;
+    COLL_OK(findings, caller.run_dispatch(Halves::kReceive));
     COLL_CHECK(findings, statistics[0] == 4 && statistics[1] == 0);
-    COLL_OK(findings, caller.run_combine(MEP_PHASE_BOTH));
+    COLL_OK(findings, caller.run_combine(Halves::kBoth));
   });
   report.require_clean();
 }
@@ -337,12 +422,12 @@ void forgotten_combine(void**) {
   Report report;
   with_rank_threads(2, patient_config(0), report, [](int rank, mep_comm_t comm, Report& findings) {
     Caller caller(comm, small_config(), findings);
-    COLL_OK(findings, caller.run_dispatch(MEP_PHASE_BOTH));
+    COLL_OK(findings, caller.run_dispatch(Halves::kBoth));
     if (rank == 0) {
-      EXPECT_REFUSED(findings, MEP_ERR_MISMATCH, "rank 1", caller.run_combine(MEP_PHASE_BOTH));
+      EXPECT_REFUSED(findings, MEP_ERR_MISMATCH, "rank 1", caller.run_combine(Halves::kBoth));
     }
-    COLL_OK(findings, caller.run_dispatch(MEP_PHASE_BOTH));
-    COLL_OK(findings, caller.run_combine(MEP_PHASE_BOTH));
+    COLL_OK(findings, caller.run_dispatch(Halves::kBoth));
+    COLL_OK(findings, caller.run_combine(Halves::kBoth));
   });
   report.require_clean();
 }
@@ -377,9 +462,10 @@ void wrap_around(void**) {
 int main(int argc, char** argv) {
   read_arguments(argc, argv);
   const CMUnitTest tests[] = {
-      cmocka_unit_test(bad_configs),          cmocka_unit_test(disagreements),
-      cmocka_unit_test(bad_dispatches),       cmocka_unit_test(busy_buffers),
-      cmocka_unit_test(small_receive_memory), cmocka_unit_test(expert_maps),
-      cmocka_unit_test(forgotten_combine),    cmocka_unit_test(wrap_around)};
+      cmocka_unit_test(bad_configs),    cmocka_unit_test(disagreements),
+      cmocka_unit_test(bad_dispatches), cmocka_unit_test(statuses_of_any_size),
+      cmocka_unit_test(busy_buffers),   cmocka_unit_test(small_receive_memory),
+      cmocka_unit_test(expert_maps),    cmocka_unit_test(forgotten_combine),
+      cmocka_unit_test(wrap_around)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

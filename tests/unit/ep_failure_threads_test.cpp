@@ -51,22 +51,30 @@ void by_put_alone_partial(void**) {
 
 // Rounds on one buffer, with experts of ranks 0 and 1 alone, until one call has reported the end of rank 2,
 // and `kRoundsAfter` more. Returns how many calls reported something.
-int reports_of_rounds(mep_ep_handle_t handle, Report& report) {
+int reports_of_rounds(mep_ep_t ep, mep_ep_handle_t handle, Report& report) {
   std::vector<float> x(2 * 16, 1.0F);
   std::vector<float> out(2 * 16);
   const int64_t experts[] = {0, 1};
-  mep_dispatch_args_t dispatch;
-  mep_dispatch_args_defaults(&dispatch);
+  mep_dispatch_send_t dispatch;
+  mep_dispatch_receive_t received;
+  mep_dispatch_send_defaults(&dispatch);
+  mep_dispatch_receive_defaults(&received);
   dispatch.num_tokens = 2;
   dispatch.x = x.data();
   dispatch.topk_idx = experts;
-  mep_combine_args_t combine;
-  mep_combine_args_defaults(&combine);
+  mep_ep_view_t view;
+  mep_ep_view_defaults(&view);
+  COLL_OK(report, mep_ep_buffer_view(ep, 0, &view));
+  mep_combine_send_t terms;
+  mep_combine_receive_t combine;
+  mep_combine_send_defaults(&terms);
+  mep_combine_receive_defaults(&combine);
+  terms.y = view.combine_input;
   combine.out = out.data();
   int reports = 0;
   for (uint64_t left = kRoundsAfter; left > 0 && reports <= 1;) {
-    mep_result_t result = mep_dispatch(handle, &dispatch, nullptr);
-    if (result == MEP_SUCCESS) result = mep_combine(handle, &combine, nullptr);
+    mep_result_t result = mep_dispatch(handle, &dispatch, &received, nullptr);
+    if (result == MEP_SUCCESS) result = mep_combine(handle, &terms, &combine, nullptr);
     if (result == MEP_SUCCESS && reports > 0) --left;
     if (result == MEP_SUCCESS) continue;
     COLL_CHECK(report, result == MEP_ERR_PEER_FAILED);
@@ -95,7 +103,7 @@ void reported_once_without_a_collective(void**) {
       mep_ep_handle_t handle = nullptr;
       COLL_OK(found, mep_ep_handle_create(ep, 0, &handle));
       if (rank == 2) COLL_OK(found, mep_comm_abort(comm));
-      if (rank < 2) COLL_CHECK(found, reports_of_rounds(handle, found) == 1);
+      if (rank < 2) COLL_CHECK(found, reports_of_rounds(ep, handle, found) == 1);
       COLL_OK(found, mep_ep_handle_destroy(handle));
       COLL_OK(found, mep_ep_destroy(ep));
     });

@@ -78,23 +78,23 @@ class UniformRun {
   // In one call or in two; the victim may go between them.
   template <typename Operation>
   mep_result_t perform(uint64_t round, int step, Operation&& operation) {
-    if (plan_.problem.stream(50, round).one_in(2)) return operation(MEP_PHASE_BOTH);
-    const mep_result_t sent = operation(MEP_PHASE_SEND);
+    if (plan_.problem.stream(50, round).one_in(2)) return operation(Halves::kBoth);
+    const mep_result_t sent = operation(Halves::kSend);
     if (leave(round, step)) return sent;
-    return operation(MEP_PHASE_RECEIVE);  // also after a send phase that failed
+    return operation(Halves::kReceive);  // also what was sent and failed
   }
 
   void run_round(mep_ep_t ep, EpRound& buffer, uint64_t round) {
     buffer.begin(round);
     if (leave(round, 0)) return;
     const mep_result_t dispatched =
-        perform(round, 1, [&](uint32_t phase) { return buffer.dispatch(phase); });
+        perform(round, 1, [&](Halves halves) { return buffer.dispatch(halves); });
     if (!note(ep, dispatched) || leave(round, 2)) return;
     const std::vector<uint8_t> gone = absent();
     buffer.check_received(gone);
     buffer.run_experts(gone);
     const mep_result_t combined =
-        perform(round, 3, [&](uint32_t phase) { return buffer.combine(phase); });
+        perform(round, 3, [&](Halves halves) { return buffer.combine(halves); });
     if (note(ep, combined)) buffer.check_combined(gone);
     (void)leave(round, 4);
   }
@@ -192,17 +192,17 @@ void a_late_rank(void**) {
       } else {
         COLL_OK(found, mep_comm_set_timeout(comm, 300));
       }
-      COLL_EXPECT(found, MEP_ERR_TIMEOUT, late.dispatch(MEP_PHASE_BOTH));
+      COLL_EXPECT(found, MEP_ERR_TIMEOUT, late.dispatch(Halves::kBoth));
       COLL_OK(found, mep_comm_set_timeout(comm, 60'000));
     }
     {
       EpRound buffer(c, rank, ep, 0, found);
       for (uint64_t round = 1; round < 4 && !found.bad(); ++round) {
         buffer.begin(round);
-        COLL_OK(found, buffer.dispatch(MEP_PHASE_BOTH));
+        COLL_OK(found, buffer.dispatch(Halves::kBoth));
         buffer.check_received();
         buffer.run_experts();
-        COLL_OK(found, buffer.combine(MEP_PHASE_BOTH));
+        COLL_OK(found, buffer.combine(Halves::kBoth));
         buffer.check_combined();
       }
     }

@@ -152,25 +152,29 @@ void on_host(mep_ep_t ep, const Case& c, const Input& in, int ranks, uint64_t se
              Report& findings) {
   mep_ep_handle_t handle = nullptr;
   COLL_OK(findings, mep_ep_handle_create(ep, 0, &handle));
-  mep_dispatch_args_t args;
-  mep_dispatch_args_defaults(&args);
-  args.num_tokens = in.tokens;
-  args.x = in.x.data();
-  args.topk_idx = in.clean.data();
-  args.topk_weights = in.weights.data();
+  mep_dispatch_send_t send;
+  mep_dispatch_send_defaults(&send);
+  send.num_tokens = in.tokens;
+  send.x = in.x.data();
+  send.topk_idx = in.clean.data();
+  send.topk_weights = in.weights.data();
+  mep_dispatch_receive_t args;
+  mep_dispatch_receive_defaults(&args);
   args.recv_x = got->recv_x.data();
   args.recv_scales = c.fp8 ? got->scales.data() : nullptr;
   args.src_info = got->src_info.data();
   args.recv_count = got->counts.data();
   args.layout_range = got->ranges.data();
   args.recv_total = &got->total;
-  COLL_OK(findings, mep_dispatch(handle, &args, nullptr));
+  COLL_OK(findings, mep_dispatch(handle, &send, &args, nullptr));
   const std::vector<uint16_t> y = make_y(*got, ranks, seed);
-  mep_combine_args_t back;
-  mep_combine_args_defaults(&back);
-  back.y = y.data();
-  back.out = got->out.data();
-  COLL_OK(findings, mep_combine(handle, &back, nullptr));
+  mep_combine_send_t terms;
+  mep_combine_receive_t sums;
+  mep_combine_send_defaults(&terms);
+  mep_combine_receive_defaults(&sums);
+  terms.y = y.data();
+  sums.out = got->out.data();
+  COLL_OK(findings, mep_combine(handle, &terms, &sums, nullptr));
   COLL_OK(findings, mep_ep_handle_destroy(handle));
 }
 
@@ -259,10 +263,12 @@ class FakeStagedEp {
     return request;
   }
   StageAnswer run(StageRequest request) {
-    request.ep.phase = case_.apart ? MEP_PHASE_SEND : MEP_PHASE_BOTH;
+    request.ep.sends = 1;
+    request.ep.receives = case_.apart ? 0 : 1;
     StageAnswer answer = kernel_.exchange(request);
     if (!case_.apart) return answer;
-    request.ep.phase = MEP_PHASE_RECEIVE;
+    request.ep.sends = 0;
+    request.ep.receives = 1;
     return kernel_.exchange(request);
   }
   template <class Visit>
@@ -311,10 +317,11 @@ void agree_on(const Case& c) {
         on_host(ep, c, in, kRanks, round, &wanted, findings);
         Output got(c, kRanks);
         StageAnswer answer = staged.dispatch(in, &got);
-        if (answer.result != MEP_SUCCESS || answer.status.version != 1 ||
-            answer.status.bad_entries != in.bad || answer.recv_x_fits != 1) {
+        if (answer.result != MEP_SUCCESS || answer.status.head.version != MEP_OP_STATUS_VERSION ||
+            answer.status.head.bad_entries != in.bad || answer.recv_x_fits != 1) {
           findings.add("rank %d, round %d: dispatch %d, %u bad entries of %u", rank,
-                       static_cast<int>(round), answer.result, answer.status.bad_entries, in.bad);
+                       static_cast<int>(round), answer.result, answer.status.head.bad_entries,
+                       in.bad);
         }
         const std::vector<uint16_t> y = make_y(got, kRanks, round);
         answer = staged.combine(y, &got);
@@ -354,7 +361,7 @@ void a_small_capacity_is_told(void**) {
     in.experts[kTopK] = 2;
     Output got(c, 2);
     const StageAnswer answer = staged.dispatch(in, &got, kHidden * 2);
-    if (answer.result != MEP_ERR_CAPACITY || answer.status.result != MEP_ERR_CAPACITY ||
+    if (answer.result != MEP_ERR_CAPACITY || answer.status.head.result != MEP_ERR_CAPACITY ||
         answer.delivers != 1 || answer.recv_x_fits != 0 || answer.total != 2) {
       findings.add("rank %d: %d, total %d", rank, answer.result, static_cast<int>(answer.total));
     }
@@ -376,7 +383,7 @@ void survive(const Case& c) {
       return;
     }
     const StageAnswer cut = staged.dispatch(in, &got);
-    if (cut.result != MEP_ERR_PEER_FAILED || cut.status.result != MEP_ERR_PEER_FAILED) {
+    if (cut.result != MEP_ERR_PEER_FAILED || cut.status.head.result != MEP_ERR_PEER_FAILED) {
       findings.add("rank %d: %d", rank, cut.result);
     }
     if (staged.server.take_failure() != MEP_ERR_PEER_FAILED) findings.add("not told");
@@ -412,7 +419,7 @@ void what_follows_a_refusal_is_refused(void**) {
     const Input in = draw(seed_of(rank, 3), 1);
     StageAnswer answer = staged.dispatch(in, &got);
     if (answer.result != MEP_ERR_PEER_FAILED || answer.delivers != 0 ||
-        answer.status.result != MEP_ERR_PEER_FAILED) {
+        answer.status.head.result != MEP_ERR_PEER_FAILED) {
       findings.add("dispatch: %d", answer.result);
     }
     answer = staged.combine(std::vector<uint16_t>(Output::rows(2) * kHidden), &got);

@@ -13,7 +13,7 @@ from pathlib import Path
 from ._collectives import COLLECTIVES
 
 MEP_VERSION_MAJOR = 0
-MEP_VERSION_MINOR = 1
+MEP_VERSION_MINOR = 2
 MEP_VERSION_PATCH = 0
 
 MEP_SUCCESS = 0
@@ -80,6 +80,7 @@ MEP_QUORUM_WITNESS = 1
 MEP_QUORUM_NONE = 2
 
 MEP_OP_INPUT_INTACT = 1
+MEP_OP_STATUS_VERSION = 2
 
 MEP_PEER_ALIVE = 0
 MEP_PEER_SLOW = 1
@@ -101,9 +102,6 @@ MEP_SCALE_UE8M0 = 1
 MEP_SCALE_ROW_MAJOR = 0
 MEP_SCALE_COLUMN_MAJOR = 1
 
-MEP_PHASE_BOTH = 0
-MEP_PHASE_SEND = 1
-MEP_PHASE_RECEIVE = 2
 
 MEP_COMBINE_RENORMALIZE = 1
 
@@ -172,12 +170,13 @@ class mep_op_info_t(Structure):
 class mep_op_status_t(Structure):
     _fields_ = [
         ("version", c_uint32),
+        ("failed_words", c_uint32),
         ("result", mep_result_t),
+        ("failed_count", c_uint32),
         ("epoch", c_uint64),
         ("seq", c_uint64),
-        ("failed", c_uint64 * 4),
-        ("failed_count", c_uint32),
         ("bad_entries", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -246,20 +245,25 @@ class mep_ep_view_t(Structure):
     ]
 
 
-class mep_dispatch_args_t(Structure):
+class mep_dispatch_send_t(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
         ("flags", c_uint32),
-        ("phase", c_uint32),
         ("num_tokens", c_uint32),
+        ("topk_idx_type", mep_dtype_t),
         ("x", c_void_p),
         ("x_stride_bytes", c_uint64),
         ("x_scales", c_void_p),
         ("x_scales_stride_bytes", c_uint64),
         ("topk_idx", c_void_p),
-        ("topk_idx_type", mep_dtype_t),
-        ("reserved", c_uint32),
         ("topk_weights", c_void_p),
+    ]
+
+
+class mep_dispatch_receive_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
         ("recv_x", c_void_p),
         ("recv_capacity", c_uint64),
         ("recv_scales", c_void_p),
@@ -274,21 +278,30 @@ class mep_dispatch_args_t(Structure):
         ("recv_total", c_void_p),
         ("statistics", c_void_p),
         ("op_status", c_void_p),
+        ("op_status_bytes", c_uint64),
     ]
 
 
-class mep_combine_args_t(Structure):
+class mep_combine_send_t(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
         ("flags", c_uint32),
-        ("phase", c_uint32),
-        ("num_tokens", c_uint32),
         ("y", c_void_p),
+    ]
+
+
+class mep_combine_receive_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("num_tokens", c_uint32),
+        ("reserved", c_uint32),
         ("weights", c_void_p),
         ("bias", c_void_p),
         ("out", c_void_p),
         ("out_stride_bytes", c_uint64),
         ("op_status", c_void_p),
+        ("op_status_bytes", c_uint64),
     ]
 
 
@@ -351,11 +364,14 @@ FUNCTIONS = {
     "mep_ep_set_expert_map": (mep_result_t, [mep_ep_t, c_void_p]),
     "mep_ep_view_init": (None, [c_void_p, c_size_t]),
     "mep_ep_buffer_view": (mep_result_t, [mep_ep_t, c_uint32, POINTER(mep_ep_view_t)]),
-    "mep_ep_combine_input": (mep_result_t, [mep_ep_t, c_uint32, POINTER(c_void_p)]),
-    "mep_dispatch_args_init": (None, [c_void_p, c_size_t]),
-    "mep_combine_args_init": (None, [c_void_p, c_size_t]),
-    "mep_dispatch": (mep_result_t, [mep_ep_handle_t, POINTER(mep_dispatch_args_t), mep_stream_t]),
-    "mep_combine": (mep_result_t, [mep_ep_handle_t, POINTER(mep_combine_args_t), mep_stream_t]),
+    "mep_dispatch_send_init": (None, [c_void_p, c_size_t]),
+    "mep_dispatch_receive_init": (None, [c_void_p, c_size_t]),
+    "mep_combine_send_init": (None, [c_void_p, c_size_t]),
+    "mep_combine_receive_init": (None, [c_void_p, c_size_t]),
+    "mep_dispatch": (mep_result_t, [mep_ep_handle_t, POINTER(mep_dispatch_send_t),
+                                    POINTER(mep_dispatch_receive_t), mep_stream_t]),
+    "mep_combine": (mep_result_t, [mep_ep_handle_t, POINTER(mep_combine_send_t),
+                                   POINTER(mep_combine_receive_t), mep_stream_t]),
     "mep_ep_last_op": (mep_result_t, [mep_ep_t, c_uint32, POINTER(mep_op_info_t)]),
     "mep_preferred_hca": (mep_result_t, [c_char_p, c_char_p, c_size_t]),
 }
@@ -367,7 +383,7 @@ def candidates() -> list[str]:
     if chosen:
         return [chosen]
     package = Path(__file__).resolve().parent
-    names = ["libmep.so", "libmep.so.%d" % MEP_VERSION_MAJOR]
+    names = ["libmep.so", "libmep.so.%d.%d" % (MEP_VERSION_MAJOR, MEP_VERSION_MINOR)]
     found = [str(package / name) for name in names if (package / name).exists()]
     return found + list(reversed(names))
 

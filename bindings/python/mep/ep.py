@@ -16,9 +16,7 @@ from .request import OpInfo, OpInfoRecord
 if TYPE_CHECKING:
     from .comm import Comm
 
-OpStatus = _abi.mep_op_status_t
-PHASES = {"both": _abi.MEP_PHASE_BOTH, "send": _abi.MEP_PHASE_SEND,
-          "receive": _abi.MEP_PHASE_RECEIVE}
+PHASES = ("both", "send", "receive")
 _WORDS = {
     "mode": {"low_latency": _abi.MEP_EP_LOW_LATENCY, "high_throughput": _abi.MEP_EP_HIGH_THROUGHPUT},
     "receive_layout": {"packed": _abi.MEP_EP_PACKED, "slotted": _abi.MEP_EP_SLOTTED,
@@ -48,6 +46,30 @@ def _config(options: dict) -> _abi.mep_ep_config_t:
     return config
 
 
+class OpStatus:
+    """What a dispatch or combine says of itself when it ends, with room for the bits of `ranks` ranks.
+
+    version (0: nothing has been written yet), result, epoch, seq, failed_count, bad_entries, and failed: the
+    ranks that were missing, bit r % 64 of word r // 64; as many words as the communicator's size needs, or
+    as there is room for.
+    """
+
+    def __init__(self, ranks: int = 256):
+        header = ctypes.sizeof(_abi.mep_op_status_t)
+        self._memory = (ctypes.c_uint64 * (header // 8 + (ranks + 63) // 64))()
+        self._record = _abi.mep_op_status_t.from_buffer(self._memory)
+
+    def __getattr__(self, name: str) -> int:
+        if name not in ("version", "result", "epoch", "seq", "failed_count", "bad_entries"):
+            raise AttributeError(f"OpStatus has no {name}")
+        return getattr(self._record, name)
+
+    @property
+    def failed(self) -> list:
+        first = ctypes.sizeof(self._record) // 8
+        return list(self._memory[first:first + self._record.failed_words])
+
+
 class EpSize:
     """Bytes that an EP object reserves on this rank."""
 
@@ -75,6 +97,12 @@ class Received:
     def rows(self, expert: int) -> numpy.ndarray:
         """The rows of one local expert; packed layout."""
         return self.x[expert, : int(self.count[expert])]
+
+
+def _half(kind: Any, initialise: Any) -> Any:
+    half = kind()
+    initialise(ctypes.byref(half), ctypes.sizeof(half))
+    return half
 
 
 class Ep(Unique):
@@ -168,11 +196,14 @@ class Ep(Unique):
         blocking(lambda ep, kept: lib.mep_ep_set_expert_map(ep, kept.ctypes.data), self._address, places,
                  calls=self._comm._calls)
 
+    def _addresses(self, buffer: int) -> _abi.mep_ep_view_t:
+        view = _half(_abi.mep_ep_view_t, lib.mep_ep_view_init)
+        check(lib.mep_ep_buffer_view(self._address, buffer, ctypes.byref(view)))
+        return view
+
     def view(self, buffer: int = 0) -> Received:
         """The library's memory of one buffer, known before the first dispatch."""
-        view = _abi.mep_ep_view_t()
-        lib.mep_ep_view_init(ctypes.byref(view), ctypes.sizeof(view))
-        check(lib.mep_ep_buffer_view(self._address, buffer, ctypes.byref(view)))
+        view = self._addresses(buffer)
         experts, rows = self.experts_per_rank, self._comm.size * self.max_tokens_per_rank
         groups = (self.hidden + 127) // 128
         scales = None
@@ -188,10 +219,9 @@ class Ep(Unique):
 
     def combine_input(self, buffer: int = 0) -> numpy.ndarray:
         """[E_local, R*M, H] of the library's memory: write y here and give combine no y."""
-        memory = ctypes.c_void_p()
-        check(lib.mep_ep_combine_input(self._address, buffer, ctypes.byref(memory)))
+        memory = self._addresses(buffer).combine_input
         rows = self._comm.size * self.max_tokens_per_rank
-        return array_at(memory.value, (self.experts_per_rank, rows, self.hidden),
+        return array_at(memory, (self.experts_per_rank, rows, self.hidden),
                         numpy_dtype(self.combine_type), writable=True)
 
     def last_op(self, buffer: int = 0) -> OpInfo:
@@ -214,6 +244,7 @@ class Handle(Unique):
         self._address = address.value
         self._ep, self._tokens = ep, 0
         self._view = ep.view(buffer)
+        self._own_y = ep._addresses(buffer).combine_input
         self.partial = False  # of the last dispatch or combine: a rank was missing (MEP_PARTIAL)
         ep._handles.append(self)
 
@@ -248,12 +279,12 @@ class Handle(Unique):
         x_scales may have a stride. phase: "both", "send" (returns None) or "receive" (no x).
         Without recv_x and the others the result shows the library's own memory.
         """
-        ep, args = self._ep, _abi.mep_dispatch_args_t()
-        lib.mep_dispatch_args_init(ctypes.byref(args), ctypes.sizeof(args))
-        args.phase = PHASES[phase]
+        ep, send, receive = self._ep, None, None
+        _check_phase(phase)
         keep: list = []
         tokens = self._tokens
         if phase != "receive":
+            args = send = _half(_abi.mep_dispatch_send_t, lib.mep_dispatch_send_init)
             rows = self._rows(x, ep.input_type, ep.hidden, "x", keep)
             tokens = args.num_tokens = rows[2]
             args.x, args.x_stride_bytes = rows[0], rows[1]
@@ -274,13 +305,14 @@ class Handle(Unique):
                  "recv_topk_weights": recv_topk_weights, "statistics": statistics}
         total = ctypes.c_int64()
         if phase != "send":
-            self._outputs(args, given, keep)
+            receive = _half(_abi.mep_dispatch_receive_t, lib.mep_dispatch_receive_init)
+            self._outputs(receive, given, keep)
             if not stream_address(stream):
-                args.recv_total = ctypes.addressof(total)
+                receive.recv_total = ctypes.addressof(total)
                 keep.append(total)
-        self._status(args, op_status, keep)
+            self._status(receive, op_status, keep)
         try:
-            result = self._call(lib.mep_dispatch, args, keep, stream)
+            result = self._call(lib.mep_dispatch, send, receive, keep, stream)
         except BaseException as problem:
             # Whatever has begun has taken the routing; combine tells the library what it reckons with.
             self._tokens = self._tokens if isinstance(problem, _REFUSED) else tokens
@@ -305,21 +337,24 @@ class Handle(Unique):
         y: the experts' rows, placed as dispatch placed them; None: combine_input(buffer). out [T, H],
         a new array without it. weights [T, K]; None: those of the dispatch. Returns out.
         """
-        ep, args = self._ep, _abi.mep_combine_args_t()
-        lib.mep_combine_args_init(ctypes.byref(args), ctypes.sizeof(args))
-        args.phase = PHASES[phase]
-        args.flags = _abi.MEP_COMBINE_RENORMALIZE if renormalize else 0
-        args.num_tokens = self._tokens
+        ep, send, receive = self._ep, None, None
+        _check_phase(phase)
         keep: list = []
-        if phase != "receive" and y is not None:
-            items = ep.experts_per_rank * ep._comm.size * ep.max_tokens_per_rank * ep.hidden
-            args.y = self._flat(y, ep.combine_type, items, "y", keep).address
-        if weights is not None:
-            args.weights = self._flat(weights, "float32", self._tokens * ep.top_k, "weights",
-                                      keep).address
-        if bias is not None:
-            args.bias = self._flat(bias, ep.combine_type, ep.hidden, "bias", keep).address
+        if phase != "receive":
+            send = _half(_abi.mep_combine_send_t, lib.mep_combine_send_init)
+            send.y = self._own_y
+            if y is not None:
+                items = ep.experts_per_rank * ep._comm.size * ep.max_tokens_per_rank * ep.hidden
+                send.y = self._flat(y, ep.combine_type, items, "y", keep).address
         if phase != "send":
+            args = receive = _half(_abi.mep_combine_receive_t, lib.mep_combine_receive_init)
+            args.flags = _abi.MEP_COMBINE_RENORMALIZE if renormalize else 0
+            args.num_tokens = self._tokens
+            if weights is not None:
+                args.weights = self._flat(weights, "float32", self._tokens * ep.top_k, "weights",
+                                          keep).address
+            if bias is not None:
+                args.bias = self._flat(bias, ep.combine_type, ep.hidden, "bias", keep).address
             if out is None:
                 out = numpy.empty((self._tokens, ep.hidden), numpy_dtype(ep.combine_type))
             rows = self._rows(out, ep.combine_type, ep.hidden, "out", keep, writable=True)
@@ -327,8 +362,8 @@ class Handle(Unique):
                 raise ValueError(f"out has {rows[2]} rows, the dispatch had {self._tokens} tokens")
             if self._tokens != 0:  # NULL is what the library takes for no tokens, and for nothing else
                 args.out, args.out_stride_bytes = rows[0], rows[1]
-        self._status(args, op_status, keep)
-        self._call(lib.mep_combine, args, keep, stream)
+            self._status(args, op_status, keep)
+        self._call(lib.mep_combine, send, receive, keep, stream)
         return out
 
     @staticmethod
@@ -337,24 +372,27 @@ class Handle(Unique):
             return
         if not isinstance(op_status, OpStatus):
             raise TypeError(f"op_status is a {type(op_status).__name__}, it must be a mep.OpStatus")
-        args.op_status = ctypes.addressof(op_status)
+        args.op_status = ctypes.addressof(op_status._memory)
+        args.op_status_bytes = ctypes.sizeof(op_status._memory)
         keep.append(op_status)
 
-    def _call(self, function: Any, args: Any, keep: list, stream: Any) -> int:
+    def _call(self, function: Any, send: Any, receive: Any, keep: list, stream: Any) -> int:
         if self._ep._comm.device is None and any(getattr(each, "on_gpu", False) for each in keep):
             raise ValueError("this communicator works on host memory, an array is on a GPU; make the "
                              "communicator with device=")
         if stream_address(stream):
-            result = check(function(self._address, ctypes.byref(args), stream_address(stream)))
+            result = check(function(self._address, _reference(send), _reference(receive),
+                                    stream_address(stream)))
         else:
             # `keep` rides along so that the buffers live as long as the call does.
-            result = blocking(lambda handle, args, keep: function(handle, ctypes.byref(args), None),
-                              self._address, args, keep, calls=self._ep._comm._calls)
+            result = blocking(lambda handle, send, receive, keep:
+                              function(handle, _reference(send), _reference(receive), None),
+                              self._address, send, receive, keep, calls=self._ep._comm._calls)
         self.partial = result == _abi.MEP_PARTIAL
         return result
 
     def _outputs(self, args: Any, given: dict, keep: list) -> None:
-        """Buffers of the caller for the receive phase; their sizes are fixed by the EP object."""
+        """Buffers of the caller for what is received; their sizes are fixed by the EP object."""
         ep = self._ep
         experts, ranks = ep.experts_per_rank, ep._comm.size
         rows = experts * ranks * ep.max_tokens_per_rank
@@ -400,6 +438,15 @@ class Handle(Unique):
             raise ValueError(f"{name} has shape {found.shape}, it must be [rows, {width}]")
         keep.append(found)
         return found.address, stride, found.shape[0]
+
+
+def _check_phase(phase: str) -> None:
+    if phase not in PHASES:
+        raise KeyError(phase)
+
+
+def _reference(half: Any) -> Any:
+    return None if half is None else ctypes.byref(half)
 
 
 def _expect(found: Buffer, kind: int, name: str) -> None:

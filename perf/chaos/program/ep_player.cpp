@@ -133,8 +133,8 @@ void EpPlayer::note_reported(uint32_t comm, uint64_t ranks) {
 void EpPlayer::drain(const Step& step, Object* object) {
   for (uint32_t index = 0; index < object->buffers.size(); ++index) {
     Buffer& buffer = *object->buffers[index];
-    if (buffer.sent == Sent::kDispatch) (void)dispatch(step, object, index, MEP_PHASE_RECEIVE);
-    if (buffer.sent == Sent::kCombine) (void)combine(step, object, index, MEP_PHASE_RECEIVE);
+    if (buffer.sent == Sent::kDispatch) (void)dispatch(step, object, index, Halves::kReceive);
+    if (buffer.sent == Sent::kCombine) (void)combine(step, object, index, Halves::kReceive);
   }
 }
 
@@ -153,18 +153,18 @@ bool EpPlayer::round(const Step& step, Object* object, uint32_t iteration) {
                                             player_.step_, iteration * 8 + i);
     fill(shape, &buffer);
     player_.pause(step.pause_percent);
-    if (!dispatch(step, object, i, apart ? MEP_PHASE_SEND : MEP_PHASE_BOTH)) return false;
+    if (!dispatch(step, object, i, apart ? Halves::kSend : Halves::kBoth)) return false;
   }
   for (uint32_t i = 0; i < count; ++i) {
     player_.pause(step.pause_percent);
-    if (apart && !dispatch(step, object, i, MEP_PHASE_RECEIVE)) return false;
+    if (apart && !dispatch(step, object, i, Halves::kReceive)) return false;
     if (!combines) continue;
     run_experts(shape, object->buffers[i].get());
-    if (!combine(step, object, i, apart ? MEP_PHASE_SEND : MEP_PHASE_BOTH)) return false;
+    if (!combine(step, object, i, apart ? Halves::kSend : Halves::kBoth)) return false;
   }
   for (uint32_t i = 0; i < count && combines && apart; ++i) {
     player_.pause(step.pause_percent);
-    if (!combine(step, object, i, MEP_PHASE_RECEIVE)) return false;
+    if (!combine(step, object, i, Halves::kReceive)) return false;
   }
   return true;
 }
@@ -178,32 +178,34 @@ mep_op_info_t EpPlayer::last_op(const Object& object, uint32_t index, uint64_t* 
   return info;
 }
 
-bool EpPlayer::dispatch(const Step& step, Object* object, uint32_t index, uint32_t phase) {
+bool EpPlayer::dispatch(const Step& step, Object* object, uint32_t index, Halves halves) {
   const EpShape& shape = player_.program_.eps[step.ep];
   Buffer& buffer = *object->buffers[index];
-  mep_dispatch_args_t args;
-  mep_dispatch_args_defaults(&args);
-  args.phase = phase;
-  if (phase != MEP_PHASE_RECEIVE) {
-    args.num_tokens = buffer.data->tokens(player_.comms_[shape.comm].members.rank);
-    args.x = buffer.x.data();
-    args.topk_idx = buffer.routing.data();
-    args.topk_weights = buffer.weights.data();
+  const bool receives = halves != Halves::kSend;
+  mep_dispatch_send_t send;
+  mep_dispatch_receive_t receive;
+  mep_dispatch_send_defaults(&send);
+  mep_dispatch_receive_defaults(&receive);
+  send.num_tokens = buffer.data->tokens(player_.comms_[shape.comm].members.rank);
+  send.x = buffer.x.data();
+  send.topk_idx = buffer.routing.data();
+  send.topk_weights = buffer.weights.data();
+  if (shape.own_memory) {
+    receive.recv_x = buffer.recv_x.data();
+    receive.recv_count = buffer.recv_count.data();
+    receive.src_info = buffer.src_info.data();
+    receive.layout_range = buffer.layout_range.data();
   }
-  if (phase != MEP_PHASE_SEND && shape.own_memory) {
-    args.recv_x = buffer.recv_x.data();
-    args.recv_count = buffer.recv_count.data();
-    args.src_info = buffer.src_info.data();
-    args.layout_range = buffer.layout_range.data();
-  }
-  const Operation operation = phase == MEP_PHASE_SEND ? kDispatchSend : kDispatchReceive;
+  const Operation operation = receives ? kDispatchReceive : kDispatchSend;
   const uint32_t part = part_of(iteration_, index, operation);
   uint64_t failed = 0;
   const mep_op_info_t before = last_op(*object, index, &failed);
   player_.begin(What::kDispatch, part, shape.comm);
-  const mep_result_t result = mep_dispatch(buffer.handle, &args, nullptr);
+  const mep_result_t result =
+      mep_dispatch(buffer.handle, halves != Halves::kReceive ? &send : nullptr,
+                   receives ? &receive : nullptr, nullptr);
   const bool ended = note(What::kDispatch, step, *object, index, part, result, before, &failed);
-  if (phase == MEP_PHASE_SEND) {
+  if (!receives) {
     buffer.sent = is_uniform() || result == MEP_SUCCESS ? Sent::kDispatch : Sent::kNothing;
     // The input is the caller's again.
     std::fill(buffer.x.begin(), buffer.x.end(), uint8_t{0xee});
@@ -222,22 +224,26 @@ bool EpPlayer::dispatch(const Step& step, Object* object, uint32_t index, uint32
   return result == MEP_SUCCESS;
 }
 
-bool EpPlayer::combine(const Step& step, Object* object, uint32_t index, uint32_t phase) {
+bool EpPlayer::combine(const Step& step, Object* object, uint32_t index, Halves halves) {
   const EpShape& shape = player_.program_.eps[step.ep];
   Buffer& buffer = *object->buffers[index];
-  mep_combine_args_t args;
-  mep_combine_args_defaults(&args);
-  args.phase = phase;
-  if (phase != MEP_PHASE_RECEIVE && shape.own_memory) args.y = buffer.y.data();
-  if (phase != MEP_PHASE_SEND) args.out = buffer.out.data();
-  const Operation operation = phase == MEP_PHASE_SEND ? kCombineSend : kCombineReceive;
+  const bool receives = halves != Halves::kSend;
+  mep_combine_send_t send;
+  mep_combine_receive_t receive;
+  mep_combine_send_defaults(&send);
+  mep_combine_receive_defaults(&receive);
+  send.y = shape.own_memory ? buffer.y.data() : buffer.view.combine_input;
+  receive.out = buffer.out.data();
+  const Operation operation = receives ? kCombineReceive : kCombineSend;
   const uint32_t part = part_of(iteration_, index, operation);
   uint64_t failed = 0;
   const mep_op_info_t before = last_op(*object, index, &failed);
   player_.begin(What::kCombine, part, shape.comm);
-  const mep_result_t result = mep_combine(buffer.handle, &args, nullptr);
+  const mep_result_t result =
+      mep_combine(buffer.handle, halves != Halves::kReceive ? &send : nullptr,
+                  receives ? &receive : nullptr, nullptr);
   const bool ended = note(What::kCombine, step, *object, index, part, result, before, &failed);
-  if (phase == MEP_PHASE_SEND) {
+  if (!receives) {
     buffer.sent = is_uniform() || result == MEP_SUCCESS ? Sent::kCombine : Sent::kNothing;
     if (result == MEP_SUCCESS) std::fill(buffer.y.begin(), buffer.y.end(), uint8_t{0xee});
     return is_uniform() || result == MEP_SUCCESS;

@@ -53,8 +53,9 @@ class EpPlayer {
   bool make(uint32_t number, uint32_t first_serial);
   // False: trouble.
   bool round(const Step& step, Object* object, uint32_t iteration);
-  bool dispatch(const Step& step, Object* object, uint32_t index, uint32_t phase);
-  bool combine(const Step& step, Object* object, uint32_t index, uint32_t phase);
+  enum class Halves { kBoth, kSend, kReceive };  // of an operation, that one call does
+  bool dispatch(const Step& step, Object* object, uint32_t index, Halves halves);
+  bool combine(const Step& step, Object* object, uint32_t index, Halves halves);
   void drain(const Step& step, Object* object);
   bool is_uniform() const;
   static mep_op_info_t last_op(const Object& object, uint32_t index, uint64_t* failed);

@@ -47,12 +47,38 @@ mep_result_t check_buffer(mep_ep_t ep, uint32_t buffer) {
   return fail(MEP_ERR_INVALID_ARGUMENT, "buffer is %u; this EP object has %u", buffer, buffers);
 }
 
-mep_result_t check_phase(uint32_t flags, uint32_t known_flags, uint32_t phase) {
-  if ((flags & ~known_flags) != 0) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "flags is %#x; known are %#x", flags, known_flags);
+// One half of a call: the caller's struct as this library knows it, or null: not asked for.
+template <typename Struct>
+class Half {
+ public:
+  [[nodiscard]] mep_result_t read(const Struct* from, const char* type, uint32_t known_flags) {
+    if (from == nullptr) return MEP_SUCCESS;
+    MEP_TRY(read_sized_struct(from, type, &given_));
+    if ((given_.flags & ~known_flags) != 0) {
+      return fail(MEP_ERR_INVALID_ARGUMENT, "%s.flags is %#x; known are %#x", type, given_.flags,
+                  known_flags);
+    }
+    is_given_ = true;
+    return MEP_SUCCESS;
   }
-  if (phase > MEP_PHASE_RECEIVE) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "phase %u does not exist", phase);
+  const Struct* get() const { return is_given_ ? &given_ : nullptr; }
+
+ private:
+  bool is_given_ = false;
+  Struct given_;  // set by read()
+};
+
+template <typename Receive>
+mep_result_t check_op_status(const Receive* receive) {
+  if (receive == nullptr || receive->op_status == nullptr) return MEP_SUCCESS;
+  if (receive->op_status_bytes < sizeof(mep_op_status_t)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "op_status_bytes is %llu; the header alone has %zu, see mep_op_status_size",
+                static_cast<unsigned long long>(receive->op_status_bytes), sizeof(mep_op_status_t));
+  }
+  if (reinterpret_cast<uintptr_t>(receive->op_status) % alignof(mep_op_status_t) != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "op_status does not lie on %zu bytes",
+                alignof(mep_op_status_t));
   }
   return MEP_SUCCESS;
 }
@@ -125,21 +151,31 @@ mep_result_t open_object(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
 }
 
 // Dispatch and combine: all but what differs in their arguments.
-template <typename Args, typename Call>
-mep_result_t call_on_buffer(mep_ep_handle_t handle, const Args* args, const char* type,
-                            uint32_t known_flags, Call&& call) {
+template <typename Call>
+mep_result_t call_on_buffer(mep_ep_handle_t handle, Call&& call) {
   return guarded([&]() -> mep_result_t {
     MEP_TRY(check_handle(handle));
-    if (args == nullptr) return null_argument("args");
-    Args given;
-    MEP_TRY(read_sized_struct(args, type, &given));
     const BufferScope buffer_scope(handle->ep, handle->state.buffer);
     MEP_TRY(buffer_scope.check());
     const EpCallScope scope(handle->ep);
     MEP_TRY(scope.check());
-    MEP_TRY(check_phase(given.flags, known_flags, given.phase));
-    return call(*handle->ep->side, handle->state, given);
+    return call(*handle->ep->side, handle->state);
   });
+}
+
+// Reads both halves and calls with what is given of them.
+template <typename Send, typename Receive, typename Call>
+mep_result_t with_halves(const Send* send, const char* send_type, const Receive* receive,
+                         const char* receive_type, uint32_t receive_flags, Call&& call) {
+  if (send == nullptr && receive == nullptr) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "send and receive are NULL; give one of them, or both");
+  }
+  Half<Send> sent;
+  Half<Receive> received;
+  MEP_TRY(sent.read(send, send_type, 0));
+  MEP_TRY(received.read(receive, receive_type, receive_flags));
+  MEP_TRY(check_op_status(received.get()));
+  return call(sent.get(), received.get());
 }
 
 }  // namespace
@@ -154,11 +190,17 @@ void mep_ep_size_init(void* size_info, size_t size) {
 void mep_ep_view_init(void* view, size_t size) {
   mep::init_sized_struct(view, size);
 }
-void mep_dispatch_args_init(void* args, size_t size) {
-  mep::init_sized_struct(args, size);
+void mep_dispatch_send_init(void* send, size_t size) {
+  mep::init_sized_struct(send, size);
 }
-void mep_combine_args_init(void* args, size_t size) {
-  mep::init_sized_struct(args, size);
+void mep_dispatch_receive_init(void* receive, size_t size) {
+  mep::init_sized_struct(receive, size);
+}
+void mep_combine_send_init(void* send, size_t size) {
+  mep::init_sized_struct(send, size);
+}
+void mep_combine_receive_init(void* receive, size_t size) {
+  mep::init_sized_struct(receive, size);
 }
 
 mep_result_t mep_ep_buffer_size(mep_comm_t comm, const mep_ep_config_t* config,
@@ -277,37 +319,28 @@ mep_result_t mep_ep_buffer_view(mep_ep_t ep, uint32_t buffer, mep_ep_view_t* vie
   });
 }
 
-mep_result_t mep_ep_combine_input(mep_ep_t ep, uint32_t buffer, void** memory) {
+mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_send_t* send,
+                          const mep_dispatch_receive_t* receive, mep_stream_t stream) {
   using namespace mep;
-  if (memory == nullptr) return null_argument("memory");
-  return guarded([&]() -> mep_result_t {
-    MEP_TRY(check_ep(ep));
-    MEP_TRY(check_buffer(ep, buffer));
-    mep_ep_view_t view{};
-    ep->side->fill_view(buffer, &view);
-    *memory = view.combine_input;
-    return MEP_SUCCESS;
+  return call_on_buffer(handle, [&](EpSide& side, EpSideHandle& state) -> mep_result_t {
+    return with_halves(send, "mep_dispatch_send_t", receive, "mep_dispatch_receive_t", 0,
+                       [&](const mep_dispatch_send_t* sent,
+                           const mep_dispatch_receive_t* received) -> mep_result_t {
+                         return side.dispatch(state, sent, received, stream);
+                       });
   });
 }
 
-mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_args_t* args,
-                          mep_stream_t stream) {
+mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_send_t* send,
+                         const mep_combine_receive_t* receive, mep_stream_t stream) {
   using namespace mep;
-  return call_on_buffer(
-      handle, args, "mep_dispatch_args_t", 0,
-      [&](EpSide& side, EpSideHandle& state, const mep_dispatch_args_t& given) -> mep_result_t {
-        return side.dispatch(state, given, stream);
-      });
-}
-
-mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_args_t* args,
-                         mep_stream_t stream) {
-  using namespace mep;
-  return call_on_buffer(
-      handle, args, "mep_combine_args_t", MEP_COMBINE_RENORMALIZE,
-      [&](EpSide& side, EpSideHandle& state, const mep_combine_args_t& given) -> mep_result_t {
-        return side.combine(state, given, stream);
-      });
+  return call_on_buffer(handle, [&](EpSide& side, EpSideHandle& state) -> mep_result_t {
+    return with_halves(
+        send, "mep_combine_send_t", receive, "mep_combine_receive_t", MEP_COMBINE_RENORMALIZE,
+        [&](const mep_combine_send_t* sent, const mep_combine_receive_t* received) -> mep_result_t {
+          return side.combine(state, sent, received, stream);
+        });
+  });
 }
 
 mep_result_t mep_ep_last_op(mep_ep_t ep, uint32_t buffer, mep_op_info_t* info) {

@@ -110,7 +110,7 @@ mep_result_t DeviceComm::open() {
   MEP_TRY(DeviceMemory::create(device_, layout_.window_bytes(), &windows_[comm_.rank()]));
   MEP_TRY(DeviceMemory::create(device_, sizeof(CollState), &state_memory_));
   MEP_TRY(PinnedMemory::create(sizeof(CollPost), &post_memory_));
-  MEP_TRY(PinnedMemory::create(sizeof(mep_op_status_t), &proof_memory_));
+  MEP_TRY(PinnedMemory::create(sizeof(device::OpStatus), &proof_memory_));
   state_ = reinterpret_cast<CollState*>(state_memory_->data());
   post_ = static_cast<CollPost*>(post_memory_->data());
   stream_ = std::make_unique<DeviceStream>();
@@ -236,7 +236,8 @@ mep_result_t DeviceComm::begin_proof() {
   MEP_TRY(scope.check());
   CollCall call{};
   call.kind = Collective::k_barrier;
-  call.status = static_cast<mep_op_status_t*>(proof_memory_->data());
+  call.status = device::op_status_place(static_cast<mep_op_status_t*>(proof_memory_->data()),
+                                        sizeof(device::OpStatus), comm_.size());
   // As many blocks as the largest operation has, so that what meets here always fits.
   return device::launch_coll(call, state_, layout_, layout_.ctas, stream_->get());
 }

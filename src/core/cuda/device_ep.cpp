@@ -27,6 +27,15 @@ constexpr uint64_t aligned(uint64_t offset) {
   return (offset + 255) / 256 * 256;
 }
 
+// If the caller wants no status, the library keeps it.
+template <class Receive>
+Receive with_status(Receive receive, device::OpStatus* own) {
+  if (receive.op_status != nullptr) return receive;
+  receive.op_status = reinterpret_cast<mep_op_status_t*>(own);
+  receive.op_status_bytes = sizeof *own;
+  return receive;
+}
+
 }  // namespace
 
 DeviceEp::DeviceEp(Comm& comm, DeviceSide& side, const EpShape& shape,
@@ -134,12 +143,12 @@ mep_result_t DeviceEp::offer() {
     MEP_TRY(side_.offer_memory(buffer.id, geometry_.window_bytes));
     const uint64_t control_at = aligned(geometry_.local_bytes);
     const uint64_t status_at = aligned(control_at + sizeof(DeviceControl));
-    const uint64_t peers_at = aligned(status_at + sizeof(mep_op_status_t));
+    const uint64_t peers_at = aligned(status_at + sizeof(device::OpStatus));
     MEP_TRY(DeviceMemory::create(side_.device(), peers_at + shape_.ranks * sizeof(std::byte*),
                                  &buffer.block));
     std::byte* base = buffer.block->data();
     buffer.control = reinterpret_cast<DeviceControl*>(base + control_at);
-    buffer.status = reinterpret_cast<mep_op_status_t*>(base + status_at);
+    buffer.status = reinterpret_cast<device::OpStatus*>(base + status_at);
     buffer.peers = reinterpret_cast<std::byte**>(base + peers_at);
   }
   return MEP_SUCCESS;
@@ -325,39 +334,44 @@ device::EpLaunch DeviceEp::launch(const Buffer& buffer, const EpSideHandle& hand
   return launch;
 }
 
-mep_result_t DeviceEp::dispatch(EpSideHandle& handle, const mep_dispatch_args_t& args,
-                                void* stream) {
+mep_result_t DeviceEp::dispatch(EpSideHandle& handle, const mep_dispatch_send_t* send,
+                                const mep_dispatch_receive_t* receive, void* stream) {
   Buffer& buffer = buffers_[handle.buffer];
   MEP_TRY(check_call(stream));
   const DeviceScope scope(side_.device());
   MEP_TRY(scope.check());
   MEP_TRY(check_stream_device(side_.device(), stream));
-  MEP_TRY(check_dispatch_call(side_.device(), shape_, buffer.calls, handle, args));
-  const bool sends = args.phase != MEP_PHASE_RECEIVE;
-  if (sends) {
+  mep_ep_view_t view{};
+  fill_view(handle.buffer, &view);
+  MEP_TRY(check_dispatch_call(side_.device(), shape_, buffer.calls, handle, view, send, receive));
+  if (send != nullptr) {
     if (buffer.calls.is_sent() && !is_over(buffer)) return buffer.calls.busy();
     MEP_TRY(catch_up(buffer, stream));
   }
-  mep_dispatch_args_t given = args;
-  if (given.op_status == nullptr) given.op_status = buffer.status;
-  MEP_TRY(check_cuda(device::ep_dispatch(launch(buffer, handle), given, stream), "mep_dispatch"));
-  buffer.calls.note_dispatch(handle, args);
+  mep_dispatch_receive_t outputs{};
+  if (receive != nullptr) outputs = with_status(*receive, buffer.status);
+  MEP_TRY(check_cuda(device::ep_dispatch(launch(buffer, handle), send,
+                                         receive != nullptr ? &outputs : nullptr, stream),
+                     "mep_dispatch"));
+  buffer.calls.note_dispatch(handle, send, receive);
   return MEP_SUCCESS;
 }
 
-mep_result_t DeviceEp::combine(EpSideHandle& handle, const mep_combine_args_t& args, void* stream) {
+mep_result_t DeviceEp::combine(EpSideHandle& handle, const mep_combine_send_t* send,
+                               const mep_combine_receive_t* receive, void* stream) {
   Buffer& buffer = buffers_[handle.buffer];
   MEP_TRY(check_call(stream));
   const DeviceScope scope(side_.device());
   MEP_TRY(scope.check());
   MEP_TRY(check_stream_device(side_.device(), stream));
-  MEP_TRY(check_combine_call(side_.device(), shape_, buffer.calls, handle, args));
-  if (args.phase != MEP_PHASE_RECEIVE) MEP_TRY(catch_up(buffer, stream));
-  mep_combine_args_t given = args;
-  if (given.op_status == nullptr) given.op_status = buffer.status;
-  MEP_TRY(
-      check_cuda(device::ep_combine(launch(buffer, handle), given, false, stream), "mep_combine"));
-  buffer.calls.note_combine(args);
+  MEP_TRY(check_combine_call(side_.device(), shape_, buffer.calls, handle, send, receive));
+  if (send != nullptr) MEP_TRY(catch_up(buffer, stream));
+  mep_combine_receive_t outputs{};
+  if (receive != nullptr) outputs = with_status(*receive, buffer.status);
+  MEP_TRY(check_cuda(device::ep_combine(launch(buffer, handle), send,
+                                        receive != nullptr ? &outputs : nullptr, false, stream),
+                     "mep_combine"));
+  buffer.calls.note_combine(receive);
   return MEP_SUCCESS;
 }
 
@@ -370,7 +384,7 @@ mep_result_t DeviceEp::last_op(uint32_t index, mep_op_info_t* info) {
   if (now.view->epoch != buffer.epoch) {
     MEP_TRY(move_to_view(buffer, *now.view, stream_->get()));
   }
-  mep_op_status_t status{};
+  device::OpStatus status{};
   MEP_TRY(copy_in_order(&status, buffer.status, sizeof status, stream_->get()));
   MEP_TRY(stream_->synchronize());
   return fill_op_info(status, buffer.calls.has_status, shape_.ranks, info);

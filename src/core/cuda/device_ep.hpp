@@ -44,9 +44,10 @@ class DeviceEp : public EpSide, public ViewClient, public DevicePart {
   mep_result_t end_handle(EpSideHandle& handle) override;
   mep_result_t set_expert_map(const int32_t* map) override;
   void fill_view(uint32_t buffer, mep_ep_view_t* view) const override;
-  mep_result_t dispatch(EpSideHandle& handle, const mep_dispatch_args_t& args,
-                        void* stream) override;
-  mep_result_t combine(EpSideHandle& handle, const mep_combine_args_t& args, void* stream) override;
+  mep_result_t dispatch(EpSideHandle& handle, const mep_dispatch_send_t* send,
+                        const mep_dispatch_receive_t* receive, void* stream) override;
+  mep_result_t combine(EpSideHandle& handle, const mep_combine_send_t* send,
+                       const mep_combine_receive_t* receive, void* stream) override;
   mep_result_t last_op(uint32_t buffer, mep_op_info_t* info) override;
   mep_result_t take_failure() override;
 
@@ -67,7 +68,7 @@ class DeviceEp : public EpSide, public ViewClient, public DevicePart {
     std::byte* window = nullptr;
     std::shared_ptr<DeviceMemory> block;  // local, control, status, peers
     device::DeviceControl* control = nullptr;
-    mep_op_status_t* status = nullptr;  // of operations whose caller wants none
+    device::OpStatus* status = nullptr;  // of operations whose caller wants none
     std::byte** peers = nullptr;
     uint64_t epoch = 0;  // that was installed
     EpCallState calls;

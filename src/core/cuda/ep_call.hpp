@@ -2,7 +2,9 @@
 // come, and what is checked before anything is enqueued. The user's thread's.
 #pragma once
 
+#include "core/ep/ep_arguments.hpp"
 #include "core/ep/ep_device.hpp"
+#include "kernels/cuda/op_status.hpp"
 
 namespace mep {
 
@@ -12,28 +14,33 @@ enum class EpStage : uint8_t { kIdle, kDispatching, kReceived, kCombining };
 struct EpCallState {
   EpStage stage = EpStage::kIdle;
   const EpSideHandle* current = nullptr;  // whose dispatch the buffer holds
-  bool has_status = false;                // the last operation left its status with the library
+  bool has_status = false;  // the last that was received left its status with the library
 
-  // A send phase was called and its receive phase was not.
+  // A dispatch or combine was sent and not received.
   bool is_sent() const { return stage == EpStage::kDispatching || stage == EpStage::kCombining; }
   [[nodiscard]] mep_result_t busy() const;
-  void note_dispatch(EpSideHandle& handle, const mep_dispatch_args_t& args);
-  void note_combine(const mep_combine_args_t& args);
+  void note_dispatch(EpSideHandle& handle, const mep_dispatch_send_t* send,
+                     const mep_dispatch_receive_t* receive);
+  void note_combine(const mep_combine_receive_t* receive);
   void reset() {
     stage = EpStage::kIdle;
     current = nullptr;
   }
 };
 
+// view: of the buffer.
 [[nodiscard]] mep_result_t check_dispatch_call(int32_t device, const EpShape& shape,
                                                const EpCallState& state, const EpSideHandle& handle,
-                                               const mep_dispatch_args_t& args);
+                                               const mep_ep_view_t& view,
+                                               const mep_dispatch_send_t* send,
+                                               const mep_dispatch_receive_t* receive);
 [[nodiscard]] mep_result_t check_combine_call(int32_t device, const EpShape& shape,
                                               const EpCallState& state, const EpSideHandle& handle,
-                                              const mep_combine_args_t& args);
+                                              const mep_combine_send_t* send,
+                                              const mep_combine_receive_t* receive);
 
 // mep_ep_last_op, from the status that the operation left.
-[[nodiscard]] mep_result_t fill_op_info(const mep_op_status_t& status, bool has_status,
+[[nodiscard]] mep_result_t fill_op_info(const device::OpStatus& status, bool has_status,
                                         uint32_t ranks, mep_op_info_t* info);
 
 }  // namespace mep

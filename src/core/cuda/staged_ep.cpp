@@ -187,15 +187,17 @@ void StagedEp::move_to_view(Buffer& buffer, uint64_t epoch) {
   comm_.personal_reports().clear();  // reported by this call, not by the host's object
 }
 
-mep_result_t StagedEp::dispatch(EpSideHandle& handle, const mep_dispatch_args_t& args,
-                                void* stream) {
+mep_result_t StagedEp::dispatch(EpSideHandle& handle, const mep_dispatch_send_t* send,
+                                const mep_dispatch_receive_t* receive, void* stream) {
   Buffer& buffer = *buffers_[handle.buffer];
   MEP_TRY(check_call(stream));
   const DeviceScope scope(side_.device());
   MEP_TRY(scope.check());
   MEP_TRY(check_stream_device(side_.device(), stream));
-  MEP_TRY(check_dispatch_call(side_.device(), shape_, buffer.calls, handle, args));
-  if (args.phase != MEP_PHASE_RECEIVE) {
+  mep_ep_view_t view{};
+  fill_view(handle.buffer, &view);
+  MEP_TRY(check_dispatch_call(side_.device(), shape_, buffer.calls, handle, view, send, receive));
+  if (send != nullptr) {
     if (buffer.calls.is_sent() && !is_over(buffer)) return buffer.calls.busy();
     MEP_TRY(catch_up(buffer, stream));
   }
@@ -203,39 +205,48 @@ mep_result_t StagedEp::dispatch(EpSideHandle& handle, const mep_dispatch_args_t&
   request.kind = device::StageKind::kDispatch;
   request.ep = {};
   request.ep.handle = std::bit_cast<uint64_t>(handle.staged);
-  request.ep.phase = args.phase;
-  request.ep.tokens = args.num_tokens;
-  request.ep.idx_type = args.topk_idx_type;
-  request.ep.capacity = args.recv_capacity;
-  if (args.num_tokens != 0) {
-    if (args.x_scales != nullptr) request.ep.given |= device::kStageScales;
+  if (send != nullptr) {
+    request.ep.sends = 1;
+    request.ep.tokens = send->num_tokens;
+    request.ep.idx_type = send->topk_idx_type;
+    const bool has_scales = send->num_tokens != 0 && send->x_scales != nullptr;
+    if (has_scales) request.ep.given |= device::kStageScales;
+    if (send->topk_weights != nullptr) request.ep.given |= device::kStageWeights;
   }
-  if (args.topk_weights != nullptr) request.ep.given |= device::kStageWeights;
-  if (args.recv_x != nullptr) request.ep.given |= device::kStageRecvX;
-  MEP_TRY(
-      check_cuda(device::stage_dispatch(kernels(buffer), args, request, stream), "mep_dispatch"));
-  buffer.calls.note_dispatch(handle, args);
+  if (receive != nullptr) {
+    request.ep.receives = 1;
+    request.ep.capacity = receive->recv_capacity;
+    if (receive->recv_x != nullptr) request.ep.given |= device::kStageRecvX;
+  }
+  MEP_TRY(check_cuda(device::stage_dispatch(kernels(buffer), send, receive, request, stream),
+                     "mep_dispatch"));
+  buffer.calls.note_dispatch(handle, send, receive);
   return MEP_SUCCESS;
 }
 
-mep_result_t StagedEp::combine(EpSideHandle& handle, const mep_combine_args_t& args, void* stream) {
+mep_result_t StagedEp::combine(EpSideHandle& handle, const mep_combine_send_t* send,
+                               const mep_combine_receive_t* receive, void* stream) {
   Buffer& buffer = *buffers_[handle.buffer];
   MEP_TRY(check_call(stream));
   const DeviceScope scope(side_.device());
   MEP_TRY(scope.check());
   MEP_TRY(check_stream_device(side_.device(), stream));
-  MEP_TRY(check_combine_call(side_.device(), shape_, buffer.calls, handle, args));
-  if (args.phase != MEP_PHASE_RECEIVE) MEP_TRY(catch_up(buffer, stream));
+  MEP_TRY(check_combine_call(side_.device(), shape_, buffer.calls, handle, send, receive));
+  if (send != nullptr) MEP_TRY(catch_up(buffer, stream));
   StageRequest request{};
   request.kind = device::StageKind::kCombine;
   request.ep = {};
   request.ep.handle = std::bit_cast<uint64_t>(handle.staged);
-  request.ep.phase = args.phase;
-  request.ep.flags = args.flags;
-  if (args.weights != nullptr) request.ep.given |= device::kStageWeights;
-  if (args.bias != nullptr) request.ep.given |= device::kStageBias;
-  MEP_TRY(check_cuda(device::stage_combine(kernels(buffer), args, request, stream), "mep_combine"));
-  buffer.calls.note_combine(args);
+  request.ep.sends = send != nullptr ? 1 : 0;
+  if (receive != nullptr) {
+    request.ep.receives = 1;
+    request.ep.flags = receive->flags;
+    if (receive->weights != nullptr) request.ep.given |= device::kStageWeights;
+    if (receive->bias != nullptr) request.ep.given |= device::kStageBias;
+  }
+  MEP_TRY(check_cuda(device::stage_combine(kernels(buffer), send, receive, request, stream),
+                     "mep_combine"));
+  buffer.calls.note_combine(receive);
   return MEP_SUCCESS;
 }
 

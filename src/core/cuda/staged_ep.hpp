@@ -33,9 +33,10 @@ class StagedEp : public EpSide, public ViewClient, public DevicePart {
   mep_result_t end_handle(EpSideHandle& handle) override;
   mep_result_t set_expert_map(const int32_t* map) override;
   void fill_view(uint32_t buffer, mep_ep_view_t* view) const override;
-  mep_result_t dispatch(EpSideHandle& handle, const mep_dispatch_args_t& args,
-                        void* stream) override;
-  mep_result_t combine(EpSideHandle& handle, const mep_combine_args_t& args, void* stream) override;
+  mep_result_t dispatch(EpSideHandle& handle, const mep_dispatch_send_t* send,
+                        const mep_dispatch_receive_t* receive, void* stream) override;
+  mep_result_t combine(EpSideHandle& handle, const mep_combine_send_t* send,
+                       const mep_combine_receive_t* receive, void* stream) override;
   mep_result_t last_op(uint32_t buffer, mep_op_info_t* info) override;
   mep_result_t take_failure() override;
   void set_timeout_ms(uint32_t ms) override;

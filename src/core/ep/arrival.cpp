@@ -118,30 +118,31 @@ void EpBuffer::move_rows(uint32_t local_expert, uint64_t from, uint64_t to, uint
 
 // --- Outputs --------------------------------------------------------------------------------------
 
-mep_result_t EpBuffer::deliver(const mep_dispatch_args_t& args) {
+mep_result_t EpBuffer::deliver(const mep_dispatch_receive_t& outputs) {
   // The operation is over, but not received: the caller may ask again with more room.
-  MEP_TRY(check_capacity(args));
-  copy_rows(args);
+  MEP_TRY(check_capacity(outputs));
+  copy_rows(outputs);
   const size_t experts = shape_.local_experts;
-  for (int32_t* counts : {args.recv_count, args.recv_count_host}) {
+  for (int32_t* counts : {outputs.recv_count, outputs.recv_count_host}) {
     if (counts != nullptr) std::copy_n(recv_count_.data(), experts, counts);
   }
-  if (args.layout_range != nullptr) {
-    std::copy(layout_range_.begin(), layout_range_.end(), args.layout_range);
+  if (outputs.layout_range != nullptr) {
+    std::copy(layout_range_.begin(), layout_range_.end(), outputs.layout_range);
   }
-  if (args.recv_total != nullptr) *args.recv_total = recv_total_;
-  if (args.statistics != nullptr) {
-    for (size_t local = 0; local < experts; ++local) args.statistics[local] += recv_count_[local];
+  if (outputs.recv_total != nullptr) *outputs.recv_total = recv_total_;
+  if (outputs.statistics != nullptr) {
+    for (size_t local = 0; local < experts; ++local)
+      outputs.statistics[local] += recv_count_[local];
   }
   agree_on_result();
   note_record(complete_);
-  fill_status(args.op_status);
+  fill_status(outputs.op_status, outputs.op_status_bytes);
   stage_ = Stage::kReceived;
   return result_of_operation();
 }
 
-mep_result_t EpBuffer::check_capacity(const mep_dispatch_args_t& args) const {
-  if (args.recv_x == nullptr || args.recv_capacity == 0) return MEP_SUCCESS;
+mep_result_t EpBuffer::check_capacity(const mep_dispatch_receive_t& outputs) const {
+  if (outputs.recv_x == nullptr || outputs.recv_capacity == 0) return MEP_SUCCESS;
   uint64_t rows = 0;
   for (uint32_t local = 0; local < shape_.local_experts; ++local) {
     for (uint32_t source = 0; source < shape_.ranks; ++source) {
@@ -152,29 +153,27 @@ mep_result_t EpBuffer::check_capacity(const mep_dispatch_args_t& args) const {
     }
   }
   const uint64_t bytes = rows * shape_.wire_row_bytes();
-  if (bytes <= args.recv_capacity) return MEP_SUCCESS;
-  return fail(
-      MEP_ERR_CAPACITY,
-      "recv_capacity is %llu bytes, the rows that arrived need %llu; call the receive phase "
-      "again with more",
-      number(args.recv_capacity), number(bytes));
+  if (bytes <= outputs.recv_capacity) return MEP_SUCCESS;
+  return fail(MEP_ERR_CAPACITY,
+              "recv_capacity is %llu bytes, the rows that arrived need %llu; receive again "
+              "with more",
+              number(outputs.recv_capacity), number(bytes));
 }
 
 // Into the caller's memory, which has the form of the library's; only rows that arrived.
-void EpBuffer::copy_rows(const mep_dispatch_args_t& args) const {
+void EpBuffer::copy_rows(const mep_dispatch_receive_t& outputs) const {
   const std::byte* base = windows_.data();
-  auto* x = static_cast<std::byte*>(args.recv_x);
-  auto* scales = static_cast<std::byte*>(args.recv_scales);
-  if (x == base + layout_.recv_x(0)) x = nullptr;
-  if (scales == base + layout_.scales(0)) scales = nullptr;
-  int32_t* info = args.src_info == src_info_.data() ? nullptr : args.src_info;
+  auto* x = static_cast<std::byte*>(outputs.recv_x);
+  auto* scales = static_cast<std::byte*>(outputs.recv_scales);
+  int32_t* info = outputs.src_info;
   if (x == nullptr && scales == nullptr && info == nullptr) return;
   const size_t row_bytes = shape_.wire_row_bytes();
   const size_t scale_bytes = shape_.scale_row_bytes();
-  const size_t token_stride =
-      args.recv_scales_token_stride_bytes != 0 ? args.recv_scales_token_stride_bytes : scale_bytes;
-  const size_t group_stride = args.recv_scales_group_stride_bytes != 0
-                                  ? args.recv_scales_group_stride_bytes
+  const size_t token_stride = outputs.recv_scales_token_stride_bytes != 0
+                                  ? outputs.recv_scales_token_stride_bytes
+                                  : scale_bytes;
+  const size_t group_stride = outputs.recv_scales_group_stride_bytes != 0
+                                  ? outputs.recv_scales_group_stride_bytes
                                   : token_stride * shape_.rows_per_expert();
   for (uint32_t local = 0; local < shape_.local_experts; ++local) {
     for (uint32_t source = 0; source < shape_.ranks; ++source) {

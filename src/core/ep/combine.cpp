@@ -7,48 +7,51 @@
 
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
+#include "core/ep/ep_arguments.hpp"
 #include "core/ep/ep_drive.hpp"
 #include "kernels/host/kernels.hpp"
 
 namespace mep {
 
-mep_result_t EpBuffer::combine(EpHandle& handle, const mep_combine_args_t& args) {
-  const bool receives = args.phase != MEP_PHASE_SEND;
-  if (args.phase == MEP_PHASE_RECEIVE && (stage_ != Stage::kCombining || current_ != &handle)) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "phase: there is no combine of this handle to receive; send one first");
-  }
-  // Before anything is written to `out`: a caller that thinks of another dispatch has made it too small.
-  if (current_ == &handle && args.num_tokens != 0 && args.num_tokens != handle.routing.tokens) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "num_tokens is %u; the handle's dispatch had %u tokens",
-                args.num_tokens, handle.routing.tokens);
-  }
-  if (receives && args.out == nullptr && handle.routing.tokens != 0) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "out is NULL, but there are %u tokens",
-                handle.routing.tokens);
-  }
-  if (args.out_stride_bytes != 0 && args.out_stride_bytes < shape_.combine_row_bytes()) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "out_stride_bytes is %llu; a row has %zu",
-                static_cast<unsigned long long>(args.out_stride_bytes), shape_.combine_row_bytes());
-  }
+mep_result_t EpBuffer::combine(EpHandle& handle, const mep_combine_send_t* send,
+                               const mep_combine_receive_t* receive) {
+  MEP_TRY(check_combine(handle, send, receive));
   const Deadline limit = deadline();
-  if (args.phase != MEP_PHASE_RECEIVE) {
-    MEP_TRY(begin_combine(handle, args));
-    drive(limit, [&] { return step_combine_send(args); });
-    if (!receives) return result_of_operation();
+  if (send != nullptr) {
+    const auto* y = static_cast<const std::byte*>(send->y);
+    MEP_TRY(begin_combine(handle, y, receive != nullptr));
+    drive(limit, [&] { return step_combine_send(y); });
+    if (receive == nullptr) return result_of_operation();
   }
   drive(limit, [&] { return step_combine_receive(); });
-  return finish_combine(args);
+  return finish_combine(*receive);
 }
 
-mep_result_t EpBuffer::begin_combine(EpHandle& handle, const mep_combine_args_t& args) {
+mep_result_t EpBuffer::check_combine(const EpHandle& handle, const mep_combine_send_t* send,
+                                     const mep_combine_receive_t* receive) const {
+  if (send == nullptr && (stage_ != Stage::kCombining || current_ != &handle)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "send is NULL, and there is no combine of this handle to receive; send one first");
+  }
+  if (send != nullptr) MEP_TRY(check_combine_input(*send));
+  if (receive == nullptr) return MEP_SUCCESS;
+  // Before anything is written to `out`: a caller that thinks of another dispatch has made it too small.
+  if (current_ == &handle && receive->num_tokens != 0 &&
+      receive->num_tokens != handle.routing.tokens) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "num_tokens is %u; the handle's dispatch had %u tokens",
+                receive->num_tokens, handle.routing.tokens);
+  }
+  return check_combine_output(shape_, handle.routing.tokens, *receive);
+}
+
+mep_result_t EpBuffer::begin_combine(EpHandle& handle, const std::byte* y, bool receives) {
   if (current_ != &handle) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "the buffer holds no dispatch of this handle: there was "
                 "none, it was combined, or the buffer was used again");
   }
   if (stage_ != Stage::kReceived) {
-    return fail(MEP_ERR_BUSY, "the handle's last %s has not finished its receive phase",
+    return fail(MEP_ERR_BUSY, "the handle's last %s was not received",
                 stage_ == Stage::kDispatching ? "dispatch" : "combine");
   }
   const mep_result_t caught = catch_up();
@@ -59,16 +62,14 @@ mep_result_t EpBuffer::begin_combine(EpHandle& handle, const mep_combine_args_t&
   terms_missing_ = false;
   missing_place_ = kNoExpert;
   // The own experts' terms need no copy if they stay where they are until this call has read them.
-  const auto* y = static_cast<const std::byte*>(args.y);
-  own_terms_ = y == nullptr ? combine_out() : y;
-  const bool stays = own_terms_ == combine_out() || args.phase == MEP_PHASE_BOTH;
+  own_terms_ = y;
+  const bool stays = y == combine_out() || receives;
   if (!stays || compacted_) own_terms_ = nullptr;
   return MEP_SUCCESS;
 }
 
-Step EpBuffer::step_combine_send(const mep_combine_args_t& args) {
+Step EpBuffer::step_combine_send(const std::byte* y) {
   const PostingScope posting = engine_.posting();
-  const std::byte* y = args.y == nullptr ? combine_out() : static_cast<const std::byte*>(args.y);
   // If the caller made y by stores past the caches, the scope's locked increment has drained them.
   for (; op_.cursor < members_.size(); ++op_.cursor) {
     if (!posting.allowed()) return Step::kPending;
@@ -224,22 +225,22 @@ uint32_t EpBuffer::gather_terms(uint32_t token, const float* weights, uint32_t f
   return count;
 }
 
-mep_result_t EpBuffer::finish_combine(const mep_combine_args_t& args) {
+mep_result_t EpBuffer::finish_combine(const mep_combine_receive_t& sums) {
   const Routing& routing = current_->routing;
-  const float* weights = args.weights;
+  const float* weights = sums.weights;
   if (weights == nullptr && routing.has_weights) weights = routing.weights.data();
   const size_t stride =
-      args.out_stride_bytes != 0 ? args.out_stride_bytes : shape_.combine_row_bytes();
+      sums.out_stride_bytes != 0 ? sums.out_stride_bytes : shape_.combine_row_bytes();
   const void* rows[kMaxTopK + 1];
   float row_weights[kMaxTopK + 1];
   for (uint32_t token = 0; token < routing.tokens; ++token) {
     MEP_TEST_DELAY_POINT("ep sum");
-    uint32_t count = gather_terms(token, weights, args.flags, rows, row_weights);
-    if (args.bias != nullptr) {
-      rows[count] = args.bias;
+    uint32_t count = gather_terms(token, weights, sums.flags, rows, row_weights);
+    if (sums.bias != nullptr) {
+      rows[count] = sums.bias;
       row_weights[count++] = 1;
     }
-    combine_rows(shape_.combine_type, static_cast<std::byte*>(args.out) + token * stride, rows,
+    combine_rows(shape_.combine_type, static_cast<std::byte*>(sums.out) + token * stride, rows,
                  row_weights, count, shape_.hidden, false);
   }
   leave_peers_alone();
@@ -249,7 +250,7 @@ mep_result_t EpBuffer::finish_combine(const mep_combine_args_t& args) {
     contributed[rank] = terms_[rank] != CombineWord::kNone;
   }
   note_record(contributed);
-  fill_status(args.op_status);
+  fill_status(sums.op_status, sums.op_status_bytes);
   stage_ = Stage::kIdle;
   current_ = nullptr;
   return result_of_operation();

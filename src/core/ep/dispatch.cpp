@@ -8,6 +8,7 @@
 
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
+#include "core/ep/ep_arguments.hpp"
 #include "core/ep/ep_drive.hpp"
 #include "kernels/host/kernels.hpp"
 
@@ -18,49 +19,44 @@ enum Phase : uint32_t { kGiveBack, kAwaitFree, kPostCounts, kAwaitCounts, kRows 
 
 }  // namespace
 
-mep_result_t EpBuffer::dispatch(EpHandle& handle, const mep_dispatch_args_t& args,
-                                const ExpertMap* map) {
-  MEP_TRY(check_dispatch(handle, args));
+mep_result_t EpBuffer::dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
+                                const mep_dispatch_receive_t* receive, const ExpertMap* map) {
+  MEP_TRY(check_dispatch(handle, send, receive));
   const Deadline limit = deadline();
-  if (args.phase != MEP_PHASE_RECEIVE) {
-    MEP_TRY(begin_dispatch(handle, args, map));
-    drive(limit, [&] { return step_send(args); });
-    if (args.phase == MEP_PHASE_SEND) return result_of_operation();
+  if (send != nullptr) {
+    MEP_TRY(begin_dispatch(handle, *send, map));
+    drive(limit, [&] { return step_send(*send); });
+    if (receive == nullptr) return result_of_operation();
   }
   drive(limit, [&] { return step_receive(); });
-  return deliver(args);
+  return deliver(*receive);
 }
 
-mep_result_t EpBuffer::check_dispatch(const EpHandle& handle,
-                                      const mep_dispatch_args_t& args) const {
-  if (args.recv_topk_idx != nullptr || args.recv_topk_weights != nullptr) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "recv_topk_idx and recv_topk_weights belong to high "
-                "throughput, which is not built yet");
+mep_result_t EpBuffer::check_dispatch(const EpHandle& handle, const mep_dispatch_send_t* send,
+                                      const mep_dispatch_receive_t* receive) const {
+  if (receive != nullptr) {
+    mep_ep_view_t view{};
+    fill_view(&view);
+    MEP_TRY(check_dispatch_output(shape_, view, *receive));
   }
-  if (args.recv_scales != nullptr && !shape_.has_scales()) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "recv_scales is given, but the wire type has no scales");
-  }
-  if (args.phase == MEP_PHASE_RECEIVE) {
-    if (stage_ == Stage::kDispatching && current_ == &handle) return MEP_SUCCESS;
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "phase: there is no dispatch of this handle to receive; send one first");
-  }
-  return check_dispatch_input(shape_, args);
+  if (send != nullptr) return check_dispatch_input(shape_, *send);
+  if (stage_ == Stage::kDispatching && current_ == &handle) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "send is NULL, and there is no dispatch of this handle to receive; send one first");
 }
 
 // Refuses, or makes the handle's routing this dispatch's and enters the channel.
-mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const mep_dispatch_args_t& args,
+mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const mep_dispatch_send_t& input,
                                       const ExpertMap* map) {
   if (in_flight()) {
-    return fail(MEP_ERR_BUSY, "the buffer's last %s has not finished its receive phase",
+    return fail(MEP_ERR_BUSY, "the buffer's last %s was not received",
                 stage_ == Stage::kDispatching ? "dispatch" : "combine");
   }
   const mep_result_t caught = catch_up();
   if (caught != MEP_SUCCESS) {
     return uniform() ? begin_report(Stage::kDispatching, &handle, caught) : caught;
   }
-  MEP_TRY(router_.read(args, map, is_member_, &draft_));
+  MEP_TRY(router_.read(input, map, is_member_, &draft_));
   router_.count(draft_);
   begin_operation(Stage::kDispatching, &handle);
   std::swap(handle.routing, draft_);
@@ -70,7 +66,7 @@ mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const mep_dispatch_args_
   return MEP_SUCCESS;
 }
 
-Step EpBuffer::step_send(const mep_dispatch_args_t& args) {
+Step EpBuffer::step_send(const mep_dispatch_send_t& input) {
   const PostingScope posting = engine_.posting();
   if (!posting.allowed()) return Step::kPending;
   if (op_.phase == kGiveBack) {
@@ -100,7 +96,7 @@ Step EpBuffer::step_send(const mep_dispatch_args_t& args) {
   for (; op_.cursor < current_->routing.tokens; ++op_.cursor) {
     if (!posting.allowed()) return Step::kPending;
     MEP_TEST_DELAY_POINT("ep token");
-    const mep_result_t sent = send_token(args, op_.cursor);
+    const mep_result_t sent = send_token(input, op_.cursor);
     if (sent != MEP_SUCCESS) return posting_failure(sent);
   }
   const mep_result_t announced = announce_rows();
@@ -143,17 +139,17 @@ mep_result_t EpBuffer::place_rows() {
   return MEP_SUCCESS;
 }
 
-mep_result_t EpBuffer::send_token(const mep_dispatch_args_t& args, uint32_t token) {
+mep_result_t EpBuffer::send_token(const mep_dispatch_send_t& input, uint32_t token) {
   const size_t row_bytes = shape_.wire_row_bytes();
   const size_t scale_bytes = shape_.scale_row_bytes();
   const RouteEntry* entries = current_->routing.entries.data() + size_t{token} * shape_.top_k;
-  const size_t stride = args.x_stride_bytes != 0 ? args.x_stride_bytes : shape_.input_row_bytes();
-  const std::byte* row = static_cast<const std::byte*>(args.x) + token * stride;
+  const size_t stride = input.x_stride_bytes != 0 ? input.x_stride_bytes : shape_.input_row_bytes();
+  const std::byte* row = static_cast<const std::byte*>(input.x) + token * stride;
   const std::byte* scales = nullptr;
-  if (args.x_scales != nullptr) {
+  if (input.x_scales != nullptr) {
     const size_t scales_stride =
-        args.x_scales_stride_bytes != 0 ? args.x_scales_stride_bytes : scale_bytes;
-    scales = static_cast<const std::byte*>(args.x_scales) + token * scales_stride;
+        input.x_scales_stride_bytes != 0 ? input.x_scales_stride_bytes : scale_bytes;
+    scales = static_cast<const std::byte*>(input.x_scales) + token * scales_stride;
   } else if (shape_.quantizes()) {
     // Once for all experts of the token; the copies below find it in the nearest cache.
     if (staged_ == staging_rows_) {

@@ -100,7 +100,7 @@ void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
 }
 
 // A report of a change where all ranks must return the same: an operation that sends nothing and has failed, so
-// that its receive phase takes part in the round like those of ranks whose operation was cut.
+// that receiving it takes part in the round like that of ranks whose operation was cut.
 mep_result_t EpBuffer::begin_report(Stage stage, EpHandle* handle, mep_result_t report) {
   begin_operation(stage, handle);
   std::fill(terms_.begin(), terms_.end(), CombineWord::kNone);
@@ -229,17 +229,21 @@ void EpBuffer::note_record(const std::vector<uint8_t>& contributed) {
   }
 }
 
-void EpBuffer::fill_status(mep_op_status_t* status) const {
+// bytes: as the caller gave them, the header at least.
+void EpBuffer::fill_status(mep_op_status_t* status, uint64_t bytes) const {
   if (status == nullptr) return;
+  const uint64_t room = (bytes - sizeof *status) / sizeof(uint64_t);
+  const size_t words = std::min<uint64_t>(room, record_.failed.size());
   *status = {};
-  status->version = 1;
+  status->version = MEP_OP_STATUS_VERSION;
+  status->failed_words = static_cast<uint32_t>(words);
   status->result = record_.result;
   status->epoch = record_.epoch;
   status->seq = record_.seq;
-  for (size_t word = 0; word < record_.failed.size(); ++word) {
-    if (word < 4) status->failed[word] = record_.failed[word];
-    status->failed_count += static_cast<uint32_t>(__builtin_popcountll(record_.failed[word]));
+  for (const uint64_t word : record_.failed) {
+    status->failed_count += static_cast<uint32_t>(__builtin_popcountll(word));
   }
+  if (words != 0) std::memcpy(status + 1, record_.failed.data(), words * sizeof(uint64_t));
 }
 
 mep_result_t EpBuffer::last_op(mep_op_info_t* info) const {

@@ -71,9 +71,11 @@ class EpBuffer {
   void pull_where_mapped();
 
   // --- The user's thread ---
-  [[nodiscard]] mep_result_t dispatch(EpHandle& handle, const mep_dispatch_args_t& args,
-                                      const ExpertMap* map);
-  [[nodiscard]] mep_result_t combine(EpHandle& handle, const mep_combine_args_t& args);
+  // Null: not this half of it; one of them is not.
+  [[nodiscard]] mep_result_t dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
+                                      const mep_dispatch_receive_t* receive, const ExpertMap* map);
+  [[nodiscard]] mep_result_t combine(EpHandle& handle, const mep_combine_send_t* send,
+                                     const mep_combine_receive_t* receive);
   [[nodiscard]] mep_result_t last_op(mep_op_info_t* info) const;
   void fill_view(mep_ep_view_t* view) const;
   std::byte* combine_out() const { return windows_.data() + layout_.combine_out(0); }
@@ -150,7 +152,7 @@ class EpBuffer {
   void agree_on_result();
   mep_result_t agree(mep_result_t own, mep_result_t* gravest);
   void note_record(const std::vector<uint8_t>& contributed);
-  void fill_status(mep_op_status_t* status) const;
+  void fill_status(mep_op_status_t* status, uint64_t bytes) const;
   bool arrived(EpWord kind, uint64_t use, uint32_t source, uint32_t* payload = nullptr) const;
   bool arrived_from_all(EpWord kind, uint64_t use);
   mep_result_t signal(EpWord kind, uint64_t use, uint32_t target, uint32_t payload = 0) const;
@@ -159,13 +161,14 @@ class EpBuffer {
   mep_result_t give_back_unused();
 
   // dispatch.cpp: the sender's side
-  mep_result_t check_dispatch(const EpHandle& handle, const mep_dispatch_args_t& args) const;
-  mep_result_t begin_dispatch(EpHandle& handle, const mep_dispatch_args_t& args,
+  mep_result_t check_dispatch(const EpHandle& handle, const mep_dispatch_send_t* send,
+                              const mep_dispatch_receive_t* receive) const;
+  mep_result_t begin_dispatch(EpHandle& handle, const mep_dispatch_send_t& input,
                               const ExpertMap* map);
-  Step step_send(const mep_dispatch_args_t& args);
+  Step step_send(const mep_dispatch_send_t& input);
   mep_result_t post_counts();
   mep_result_t place_rows();
-  mep_result_t send_token(const mep_dispatch_args_t& args, uint32_t token);
+  mep_result_t send_token(const mep_dispatch_send_t& input, uint32_t token);
   mep_result_t announce_rows();
 
   // arrival.cpp: the receiver's side
@@ -174,19 +177,21 @@ class EpBuffer {
   void arrange_nothing();
   mep_result_t read_entries(uint32_t local_expert, uint64_t begin, uint32_t count, uint32_t source);
   void move_rows(uint32_t local_expert, uint64_t from, uint64_t to, uint32_t count);
-  mep_result_t deliver(const mep_dispatch_args_t& args);
-  mep_result_t check_capacity(const mep_dispatch_args_t& args) const;
-  void copy_rows(const mep_dispatch_args_t& args) const;
+  mep_result_t deliver(const mep_dispatch_receive_t& outputs);
+  mep_result_t check_capacity(const mep_dispatch_receive_t& outputs) const;
+  void copy_rows(const mep_dispatch_receive_t& outputs) const;
 
   // combine.cpp
-  mep_result_t begin_combine(EpHandle& handle, const mep_combine_args_t& args);
-  Step step_combine_send(const mep_combine_args_t& args);
+  mep_result_t check_combine(const EpHandle& handle, const mep_combine_send_t* send,
+                             const mep_combine_receive_t* receive) const;
+  mep_result_t begin_combine(EpHandle& handle, const std::byte* y, bool receives);
+  Step step_combine_send(const std::byte* y);
   mep_result_t push_rows(uint32_t target, const std::byte* y, const PostingScope& posting,
                          bool* finished);
   Step step_combine_receive();
   void note_terms(uint32_t source, bool word_arrived, uint32_t payload);
   void judge_terms(bool carried);
-  mep_result_t finish_combine(const mep_combine_args_t& args);
+  mep_result_t finish_combine(const mep_combine_receive_t& sums);
   uint32_t gather_terms(uint32_t token, const float* weights, uint32_t flags, const void** rows,
                         float* row_weights);
   const std::byte* term(const RouteEntry& entry, size_t at) const;

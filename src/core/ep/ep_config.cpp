@@ -244,40 +244,6 @@ mep_result_t resolve_ep_config(uint32_t rank, uint32_t ranks, const mep_ep_confi
   return MEP_SUCCESS;
 }
 
-mep_result_t check_dispatch_input(const EpShape& shape, const mep_dispatch_args_t& args) {
-  if (args.num_tokens > shape.max_tokens) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "num_tokens is %u; max_tokens_per_rank is %u",
-                args.num_tokens, shape.max_tokens);
-  }
-  if (args.topk_idx_type != 0 && args.topk_idx_type != MEP_INT64 &&
-      args.topk_idx_type != MEP_INT32) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "topk_idx_type is %u; it must be MEP_INT32 or MEP_INT64",
-                args.topk_idx_type);
-  }
-  if (args.num_tokens != 0 && (args.x == nullptr || args.topk_idx == nullptr)) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "%s is NULL, but there are %u tokens",
-                args.x == nullptr ? "x" : "topk_idx", args.num_tokens);
-  }
-  const bool needs_scales = shape.input_type == MEP_FLOAT8_E4M3;
-  if (args.num_tokens != 0 && needs_scales != (args.x_scales != nullptr)) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, needs_scales
-                                              ? "x_scales is NULL; e4m3 input needs its scales"
-                                              : "x_scales is given; only e4m3 input has scales");
-  }
-  if (args.x_stride_bytes != 0 && args.x_stride_bytes < shape.input_row_bytes()) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "x_stride_bytes is %llu; a row has %zu",
-                static_cast<unsigned long long>(args.x_stride_bytes), shape.input_row_bytes());
-  }
-  if (args.x_scales_stride_bytes != 0 && args.x_scales_stride_bytes < shape.scale_row_bytes()) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "x_scales_stride_bytes is %llu; the scales of a row have "
-                "%zu",
-                static_cast<unsigned long long>(args.x_scales_stride_bytes),
-                shape.scale_row_bytes());
-  }
-  return MEP_SUCCESS;
-}
-
 mep_result_t EpAgreement::reach(Comm& comm, const EpShape& shape, const char* given) {
   // How many objects were made before, on whoever knows of most: a newcomer has not seen those that were made
   // while it came.

@@ -58,10 +58,6 @@ struct EpShape {
 [[nodiscard]] mep_result_t resolve_ep_config(const Comm& comm, const mep_ep_config_t& config,
                                              EpShape* out, bool on_device = false);
 
-// What the send phase of a dispatch was given must make sense.
-[[nodiscard]] mep_result_t check_dispatch_input(const EpShape& shape,
-                                                const mep_dispatch_args_t& args);
-
 // What all ranks of an EP object have agreed on first: its number on the comm, its name, and that all gave the
 // same config.
 struct EpAgreement {

@@ -38,16 +38,16 @@ class EpOnHost final : public EpSide {
     object_->buffer(buffer).fill_view(view);
   }
 
-  mep_result_t dispatch(EpSideHandle& handle, const mep_dispatch_args_t& args,
-                        void* stream) override {
+  mep_result_t dispatch(EpSideHandle& handle, const mep_dispatch_send_t* send,
+                        const mep_dispatch_receive_t* receive, void* stream) override {
     MEP_TRY(check_no_stream(stream));
     const std::shared_ptr<const ExpertMap> map = object_->expert_map();
-    return object_->buffer(handle.buffer).dispatch(handle.on_host, args, map.get());
+    return object_->buffer(handle.buffer).dispatch(handle.on_host, send, receive, map.get());
   }
-  mep_result_t combine(EpSideHandle& handle, const mep_combine_args_t& args,
-                       void* stream) override {
+  mep_result_t combine(EpSideHandle& handle, const mep_combine_send_t* send,
+                       const mep_combine_receive_t* receive, void* stream) override {
     MEP_TRY(check_no_stream(stream));
-    return object_->buffer(handle.buffer).combine(handle.on_host, args);
+    return object_->buffer(handle.buffer).combine(handle.on_host, send, receive);
   }
   mep_result_t last_op(uint32_t buffer, mep_op_info_t* info) override {
     return object_->buffer(buffer).last_op(info);

@@ -31,7 +31,7 @@ class EpSide {
   // that the comm keeps.
   [[nodiscard]] virtual mep_result_t open(const char* name) = 0;
   virtual const EpShape& shape() const = 0;
-  // A send phase was called and its receive phase was not.
+  // A dispatch or combine was sent and not received.
   virtual bool in_flight() = 0;
   // Null: not on host memory.
   virtual EpObject* host_object() { return nullptr; }
@@ -45,9 +45,12 @@ class EpSide {
   virtual void fill_view(uint32_t buffer, mep_ep_view_t* view) const = 0;
 
   // On GPUs check and enqueue, and never wait.
-  [[nodiscard]] virtual mep_result_t dispatch(EpSideHandle& handle, const mep_dispatch_args_t& args,
+  // Null: not this half of it; one of them is not.
+  [[nodiscard]] virtual mep_result_t dispatch(EpSideHandle& handle, const mep_dispatch_send_t* send,
+                                              const mep_dispatch_receive_t* receive,
                                               void* stream) = 0;
-  [[nodiscard]] virtual mep_result_t combine(EpSideHandle& handle, const mep_combine_args_t& args,
+  [[nodiscard]] virtual mep_result_t combine(EpSideHandle& handle, const mep_combine_send_t* send,
+                                             const mep_combine_receive_t* receive,
                                              void* stream) = 0;
   // On GPUs: the buffer's streams are idle.
   [[nodiscard]] virtual mep_result_t last_op(uint32_t buffer, mep_op_info_t* info) = 0;

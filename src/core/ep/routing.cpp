@@ -45,21 +45,22 @@ Router::Router(const EpShape& shape)
       next_(shape.places(), 0),
       grouped_(size_t{shape.max_tokens} * shape.top_k, 0) {}
 
-mep_result_t Router::read(const mep_dispatch_args_t& args, const ExpertMap* map,
+mep_result_t Router::read(const mep_dispatch_send_t& input, const ExpertMap* map,
                           const std::vector<uint8_t>& present, Routing* out) {
   const size_t entries = size_t{shape_.max_tokens} * shape_.top_k;
   out->entries.resize(entries);
   out->weights.resize(entries);
-  out->tokens = args.num_tokens;
-  const mep_result_t read =
-      args.topk_idx_type == MEP_INT32
-          ? read_as(static_cast<const int32_t*>(args.topk_idx), args.num_tokens, map, present, out)
-          : read_as(static_cast<const int64_t*>(args.topk_idx), args.num_tokens, map, present, out);
+  out->tokens = input.num_tokens;
+  const mep_result_t read = input.topk_idx_type == MEP_INT32
+                                ? read_as(static_cast<const int32_t*>(input.topk_idx),
+                                          input.num_tokens, map, present, out)
+                                : read_as(static_cast<const int64_t*>(input.topk_idx),
+                                          input.num_tokens, map, present, out);
   if (read != MEP_SUCCESS) return read;
-  out->has_weights = args.topk_weights != nullptr;
-  if (out->has_weights && args.num_tokens != 0) {
-    std::memcpy(out->weights.data(), args.topk_weights,
-                size_t{args.num_tokens} * shape_.top_k * sizeof(float));
+  out->has_weights = input.topk_weights != nullptr;
+  if (out->has_weights && input.num_tokens != 0) {
+    std::memcpy(out->weights.data(), input.topk_weights,
+                size_t{input.num_tokens} * shape_.top_k * sizeof(float));
   }
   return MEP_SUCCESS;
 }

@@ -43,7 +43,7 @@ class Router {
 
   // Reads T x K experts into `out`; rows are not placed yet. Refuses bad entries with token and
   // value. `present` says by rank who can be sent to.
-  [[nodiscard]] mep_result_t read(const mep_dispatch_args_t& args, const ExpertMap* map,
+  [[nodiscard]] mep_result_t read(const mep_dispatch_send_t& input, const ExpertMap* map,
                                   const std::vector<uint8_t>& present, Routing* out);
 
   // Counts the rows of `routing` per place and lists its entries grouped by place, in token order.

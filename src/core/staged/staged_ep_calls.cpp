@@ -106,7 +106,7 @@ mep_result_t StagedEpCalls::serve(const StageRequest& request, StageAnswer* answ
   const mep_result_t result =
       is_dispatch ? dispatch(request.ep, handle, answer) : combine(request.ep, handle, answer);
   answer->tokens = handle.routing.tokens;
-  if (answer->status.version != 0) last_status_ = answer->status;
+  if (answer->status.head.version != 0) last_status_ = answer->status;
   return result;
 }
 
@@ -120,9 +120,11 @@ void StagedEpCalls::note(Refusal* refusal, mep_result_t result, bool begun) cons
 // Nothing came, but what is said of it is whole.
 mep_result_t StagedEpCalls::refused(const Refusal& refusal, StageAnswer* answer) const {
   answer->status = {};
-  answer->status.version = 1;
-  answer->status.result = refusal.result;
-  answer->status.epoch = comm_.latest_view()->epoch;
+  mep_op_status_t& head = answer->status.head;
+  head.version = MEP_OP_STATUS_VERSION;
+  head.failed_words = static_cast<uint32_t>(rank_words(object_.shape().ranks));
+  head.result = refusal.result;
+  head.epoch = comm_.latest_view()->epoch;
   return fail(refusal.result, "%s", refusal.text.c_str());
 }
 
@@ -136,30 +138,32 @@ uint32_t StagedEpCalls::clean_routing(const StageEp& call) const {
 }
 
 mep_result_t StagedEpCalls::dispatch(const StageEp& call, EpHandle& handle, StageAnswer* answer) {
-  mep_dispatch_args_t args{};
-  args.phase = call.phase;
-  args.op_status = &answer->status;
-  const bool sends = call.phase != MEP_PHASE_RECEIVE;
+  mep_dispatch_send_t send{};
+  mep_dispatch_receive_t receive{};
+  receive.op_status = &answer->status.head;
+  receive.op_status_bytes = sizeof answer->status;
+  const bool sends = call.sends != 0;
   if (sends) {
     bad_entries_ = clean_routing(call);
-    args.num_tokens = call.tokens;
-    args.x = memory_.x;
-    args.topk_idx = memory_.topk_idx;
-    args.topk_idx_type = call.idx_type;
-    if ((call.given & device::kStageScales) != 0) args.x_scales = memory_.x_scales;
-    if ((call.given & device::kStageWeights) != 0) args.topk_weights = memory_.weights;
+    send.num_tokens = call.tokens;
+    send.x = memory_.x;
+    send.topk_idx = memory_.topk_idx;
+    send.topk_idx_type = call.idx_type;
+    if ((call.given & device::kStageScales) != 0) send.x_scales = memory_.x_scales;
+    if ((call.given & device::kStageWeights) != 0) send.topk_weights = memory_.weights;
   } else if (dispatch_refused_.result != MEP_SUCCESS) {
     return refused(dispatch_refused_, answer);
   }
   const uint64_t begun = buffer_.begun();
   const std::shared_ptr<const ExpertMap> map = object_.expert_map();
-  const mep_result_t result = buffer_.dispatch(handle, args, map.get());
+  const mep_result_t result = buffer_.dispatch(handle, sends ? &send : nullptr,
+                                               call.receives != 0 ? &receive : nullptr, map.get());
   if (sends) {
     note(&dispatch_refused_, result, buffer_.begun() != begun);
     if (dispatch_refused_.result != MEP_SUCCESS) return refused(dispatch_refused_, answer);
   }
-  if (call.phase == MEP_PHASE_SEND) return result;
-  answer->status.bad_entries = bad_entries_;
+  if (call.receives == 0) return result;
+  answer->status.head.bad_entries = bad_entries_;
   const std::string text = last_error_text();
   const mep_result_t handed = hand_over(call, answer);
   if (result == MEP_SUCCESS) return handed;
@@ -199,7 +203,7 @@ mep_result_t StagedEpCalls::hand_over(const StageEp& call, StageAnswer* answer) 
   const uint64_t bytes_needed = rows_needed * row_bytes;
   if (!is_bounded || bytes_needed <= call.capacity) return MEP_SUCCESS;
   answer->recv_x_fits = 0;
-  answer->status.result = MEP_ERR_CAPACITY;
+  answer->status.head.result = MEP_ERR_CAPACITY;
   return fail(MEP_ERR_CAPACITY, "recv_capacity is %llu bytes, the rows that arrived need %llu",
               static_cast<unsigned long long>(call.capacity),
               static_cast<unsigned long long>(bytes_needed));
@@ -226,24 +230,27 @@ void StagedEpCalls::take_terms() const {
 }
 
 mep_result_t StagedEpCalls::combine(const StageEp& call, EpHandle& handle, StageAnswer* answer) {
-  const bool sends = call.phase != MEP_PHASE_RECEIVE;
+  const bool sends = call.sends != 0;
   if (dispatch_refused_.result != MEP_SUCCESS) return refused(dispatch_refused_, answer);
   if (!sends && combine_refused_.result != MEP_SUCCESS) return refused(combine_refused_, answer);
-  mep_combine_args_t args{};
-  args.phase = call.phase;
-  args.flags = call.flags;
-  args.out = memory_.out;
-  args.op_status = &answer->status;
-  if ((call.given & device::kStageWeights) != 0) args.weights = memory_.weights;
-  if ((call.given & device::kStageBias) != 0) args.bias = memory_.bias;
+  mep_combine_send_t send{};
+  send.y = buffer_.combine_out();
+  mep_combine_receive_t receive{};
+  receive.flags = call.flags;
+  receive.out = memory_.out;
+  receive.op_status = &answer->status.head;
+  receive.op_status_bytes = sizeof answer->status;
+  if ((call.given & device::kStageWeights) != 0) receive.weights = memory_.weights;
+  if ((call.given & device::kStageBias) != 0) receive.bias = memory_.bias;
   if (sends && buffer_.uses(handle) && !buffer_.in_flight()) take_terms();
   const uint64_t begun = buffer_.begun();
-  const mep_result_t result = buffer_.combine(handle, args);
+  const mep_result_t result =
+      buffer_.combine(handle, sends ? &send : nullptr, call.receives != 0 ? &receive : nullptr);
   if (sends) {
     note(&combine_refused_, result, buffer_.begun() != begun);
     if (combine_refused_.result != MEP_SUCCESS) return refused(combine_refused_, answer);
   }
-  if (call.phase != MEP_PHASE_SEND) answer->delivers = 1;
+  if (call.receives != 0) answer->delivers = 1;
   return result;
 }
 

@@ -32,7 +32,7 @@ class StagedEpCalls {
   [[nodiscard]] mep_result_t serve(const device::StageRequest& request,
                                    device::StageAnswer* answer);
   // Of the last dispatch or combine that ended; version 0: there was none. While no request is open.
-  const mep_op_status_t& last_status() const { return last_status_; }
+  const device::OpStatus& last_status() const { return last_status_; }
 
  private:
   // What was refused is remembered: what the kernels ask next belongs to it.
@@ -56,7 +56,7 @@ class StagedEpCalls {
   Refusal dispatch_refused_;
   Refusal combine_refused_;
   uint32_t bad_entries_ = 0;  // of the last dispatch that was sent
-  mep_op_status_t last_status_{};
+  device::OpStatus last_status_{};
 };
 
 }  // namespace mep

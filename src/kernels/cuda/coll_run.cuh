@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/coll_state.hpp"
 #include "kernels/cuda/device/protocol.cuh"
+#include "kernels/cuda/op_status.cuh"
 
 namespace mep::device {
 
@@ -332,15 +333,13 @@ struct CollLeader {
   }
 
   __device__ void write_status(int32_t outcome, uint64_t missing_ranks) const {
-    mep_op_status_t* status = call->status;
-    if (status == nullptr) return;
-    status->version = 1;
-    status->result = outcome;
-    status->epoch = frame->epoch;
-    status->seq = frame->seq;
-    for (uint32_t i = 0; i < 4; ++i) status->failed[i] = i == 0 ? missing_ranks : 0;
-    status->failed_count = static_cast<uint32_t>(__popcll(missing_ranks));
-    status->bad_entries = 0;
+    if (call->status.record == nullptr) return;
+    mep_op_status_t head{};
+    head.result = outcome;
+    head.epoch = frame->epoch;
+    head.seq = frame->seq;
+    const uint64_t failed[1] = {missing_ranks};
+    write_op_status(call->status, head, failed);
   }
 
   __device__ void tell_end(int32_t outcome) {

@@ -25,6 +25,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/op_status.hpp"
 #include "mep.h"
 #include "protocol/operations.hpp"
 
@@ -165,8 +166,8 @@ struct CollCall {
   mep_op_t op;
   Collective kind;
   uint32_t root;
-  uint32_t fingerprint;     // launch_coll() sets it
-  mep_op_status_t* status;  // or null
+  uint32_t fingerprint;  // launch_coll() sets it
+  OpStatusPlace status;
 };
 constexpr uint32_t kFingerprintBits = 12;
 

@@ -1,8 +1,9 @@
 // A dispatch's arguments as kernels take them, the same for mapped and for staged buffers: strides filled
-// in, and null for what is not wanted or lies in the library's window anyway.
+// in, and null for what is not wanted.
 #pragma once
 
 #include "kernels/cuda/ep_geometry.hpp"
+#include "kernels/cuda/op_status.hpp"
 
 namespace mep::device {
 
@@ -21,26 +22,21 @@ struct DispatchOutputs {
   int64_t* layout_range;
   int64_t* recv_total;
   int64_t* statistics;
-  mep_op_status_t* op_status;
+  OpStatusPlace op_status;
 };
 
-inline DispatchInputs dispatch_inputs(const EpGeometry& g, const mep_dispatch_args_t& args) {
+inline DispatchInputs dispatch_inputs(const EpGeometry& g, const mep_dispatch_send_t& args) {
   const uint64_t scale_row = uint64_t{g.groups} * g.scale_bytes;
   return {static_cast<const std::byte*>(args.x), static_cast<const std::byte*>(args.x_scales),
           args.x_stride_bytes != 0 ? args.x_stride_bytes : g.input_row,
           args.x_scales_stride_bytes != 0 ? args.x_scales_stride_bytes : scale_row};
 }
 
-inline DispatchOutputs dispatch_outputs(const EpGeometry& g, std::byte* window,
-                                        const mep_dispatch_args_t& args) {
+inline DispatchOutputs dispatch_outputs(const EpGeometry& g, const mep_dispatch_receive_t& args) {
   DispatchOutputs out{};
-  std::byte* own_x = window + g.recv_x;
-  std::byte* own_scales = window + g.scales;
-  auto* own_info = reinterpret_cast<int32_t*>(window + g.src_info);
-  out.recv_x = args.recv_x != own_x ? static_cast<std::byte*>(args.recv_x) : nullptr;
-  out.recv_scales =
-      args.recv_scales != own_scales ? static_cast<std::byte*>(args.recv_scales) : nullptr;
-  out.src_info = args.src_info != own_info ? args.src_info : nullptr;
+  out.recv_x = static_cast<std::byte*>(args.recv_x);
+  out.recv_scales = static_cast<std::byte*>(args.recv_scales);
+  out.src_info = args.src_info;
   out.recv_scales_row_step = args.recv_scales_token_stride_bytes != 0
                                  ? args.recv_scales_token_stride_bytes
                                  : g.scale_row_step;
@@ -55,7 +51,7 @@ inline DispatchOutputs dispatch_outputs(const EpGeometry& g, std::byte* window,
   out.layout_range = args.layout_range;
   out.recv_total = args.recv_total;
   out.statistics = args.statistics;
-  out.op_status = args.op_status;
+  out.op_status = op_status_place(args.op_status, args.op_status_bytes, g.sizes.ranks);
   return out;
 }
 

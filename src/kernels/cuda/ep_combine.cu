@@ -24,24 +24,28 @@ CombineKernel select_combine_kernel(const EpSizes& sizes) {
 
 }  // namespace
 
-int ep_combine(const EpLaunch& launch, const mep_combine_args_t& args, bool push, void* stream) {
+int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
+               const mep_combine_receive_t* receive, bool push, void* stream) {
   const EpGeometry& g = launch.geometry;
   CombineArgs a{};
   a.g = g;
   a.memory = launch.memory;
   a.handle = launch.handle;
   a.test_delay = launch.test_delay;
-  a.sends = args.phase != MEP_PHASE_RECEIVE ? 1 : 0;
-  a.receives = args.phase != MEP_PHASE_SEND ? 1 : 0;
-  const std::byte* own_terms = launch.memory.window + g.combine_out;
-  a.y = args.y != nullptr ? static_cast<const std::byte*>(args.y) : own_terms;
-  a.push = push || a.y != own_terms ? 1 : 0;
-  a.renormalize = (args.flags & MEP_COMBINE_RENORMALIZE) != 0 ? 1 : 0;
-  a.weights = args.weights;
-  a.bias = static_cast<const std::byte*>(args.bias);
-  a.out = static_cast<std::byte*>(args.out);
-  a.out_stride = args.out_stride_bytes != 0 ? args.out_stride_bytes : g.combine_row;
-  a.op_status = args.op_status;
+  if (send != nullptr) {
+    a.sends = 1;
+    a.y = static_cast<const std::byte*>(send->y);
+    a.push = push || a.y != launch.memory.window + g.combine_out ? 1 : 0;
+  }
+  if (receive != nullptr) {
+    a.receives = 1;
+    a.renormalize = (receive->flags & MEP_COMBINE_RENORMALIZE) != 0 ? 1 : 0;
+    a.weights = receive->weights;
+    a.bias = static_cast<const std::byte*>(receive->bias);
+    a.out = static_cast<std::byte*>(receive->out);
+    a.out_stride = receive->out_stride_bytes != 0 ? receive->out_stride_bytes : g.combine_row;
+    a.op_status = op_status_place(receive->op_status, receive->op_status_bytes, g.sizes.ranks);
+  }
   if (!is_row(a.y) || !is_row(a.bias) || !is_row(a.out) || a.out_stride % 16 != 0) {
     return cudaErrorMisalignedAddress;
   }

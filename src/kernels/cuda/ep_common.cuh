@@ -6,6 +6,7 @@
 #include "kernels/cuda/device/protocol.cuh"
 #include "kernels/cuda/ep_caller.hpp"
 #include "kernels/cuda/ep_kernels.hpp"
+#include "kernels/cuda/op_status.cuh"
 #include "protocol/ep_words.hpp"
 
 namespace mep::device {
@@ -91,7 +92,7 @@ struct CombineArgs : EpBase {
   const std::byte* bias;
   std::byte* out;
   uint64_t out_stride;
-  mep_op_status_t* op_status;
+  OpStatusPlace op_status;
 };
 
 // wait_word() and fail() of dispatch, not inlined: who waits has time for a call, and a kernel that is short
@@ -158,24 +159,23 @@ struct OpEnd {
 };
 
 // failed: the ranks that are in the comm and not in `contributed`.
-__device__ inline void fill_status(const EpBase& a, mep_op_status_t* status, mep_result_t result,
-                                   const uint64_t* contributed, const OpEnd& end) {
-  if (status == nullptr) return;
-  status->version = 1;
-  status->result = result;
-  status->epoch = end.epoch;
-  status->seq = end.seq;
-  uint32_t count = 0;
+__device__ inline void fill_status(const EpBase& a, const OpStatusPlace& status,
+                                   mep_result_t result, const uint64_t* contributed,
+                                   const OpEnd& end) {
+  if (status.record == nullptr) return;
+  mep_op_status_t head{};
+  head.result = result;
+  head.epoch = end.epoch;
+  head.seq = end.seq;
+  head.bad_entries = end.bad_entries;
+  uint64_t failed[kMaskWords];
 #pragma unroll
   for (uint32_t word = 0; word < kMaskWords; ++word) {
     const uint32_t ranks = a.g.sizes.ranks > word * 64 ? a.g.sizes.ranks - word * 64 : 0;
     const uint64_t all = ranks >= 64 ? ~uint64_t{0} : (uint64_t{1} << ranks) - 1;
-    const uint64_t failed = all & ~contributed[word];
-    status->failed[word] = failed;
-    count += static_cast<uint32_t>(__popcll(static_cast<long long>(failed)));
+    failed[word] = all & ~contributed[word];
   }
-  status->failed_count = count;
-  status->bad_entries = end.bad_entries;
+  write_op_status(status, head, failed);
 }
 
 // As is_last_of(), for CTAs that tell each other whether one of them gave up: no load is needed to know.

@@ -53,22 +53,27 @@ static __global__ void __launch_bounds__(kEpThreads, 2)
   receive_rows(a, waiter, channel.use, here);
 }
 
-DispatchArgs make_args(const EpLaunch& launch, const mep_dispatch_args_t& args) {
+DispatchArgs make_args(const EpLaunch& launch, const mep_dispatch_send_t* send,
+                       const mep_dispatch_receive_t* receive) {
   const EpGeometry& g = launch.geometry;
   DispatchArgs a{};
   a.g = g;
   a.memory = launch.memory;
   a.handle = launch.handle;
   a.test_delay = launch.test_delay;
-  a.sends = args.phase != MEP_PHASE_RECEIVE ? 1 : 0;
-  a.receives = args.phase != MEP_PHASE_SEND ? 1 : 0;
-  static_cast<DispatchInputs&>(a) = dispatch_inputs(g, args);
-  static_cast<DispatchOutputs&>(a) = dispatch_outputs(g, launch.memory.window, args);
-  a.topk_idx = args.topk_idx;
-  a.idx_is_int32 = args.topk_idx_type == MEP_INT32 ? 1 : 0;
-  a.tokens = args.num_tokens;
-  a.topk_weights = args.topk_weights;
-  a.recv_rows = args.recv_capacity != 0 ? args.recv_capacity / g.wire_row : UINT64_MAX;
+  if (send != nullptr) {
+    a.sends = 1;
+    static_cast<DispatchInputs&>(a) = dispatch_inputs(g, *send);
+    a.topk_idx = send->topk_idx;
+    a.idx_is_int32 = send->topk_idx_type == MEP_INT32 ? 1 : 0;
+    a.tokens = send->num_tokens;
+    a.topk_weights = send->topk_weights;
+  }
+  if (receive != nullptr) {
+    a.receives = 1;
+    static_cast<DispatchOutputs&>(a) = dispatch_outputs(g, *receive);
+    a.recv_rows = receive->recv_capacity != 0 ? receive->recv_capacity / g.wire_row : UINT64_MAX;
+  }
   return a;
 }
 
@@ -88,8 +93,9 @@ cudaError_t launch_kernel(DispatchKernel kernel, const DispatchArgs& a, uint32_t
 
 }  // namespace
 
-int ep_dispatch(const EpLaunch& launch, const mep_dispatch_args_t& args, void* stream_) {
-  const DispatchArgs a = make_args(launch, args);
+int ep_dispatch(const EpLaunch& launch, const mep_dispatch_send_t* send,
+                const mep_dispatch_receive_t* receive, void* stream_) {
+  const DispatchArgs a = make_args(launch, send, receive);
   if (!are_aligned(a.g, a, a)) return cudaErrorMisalignedAddress;
   auto* stream = static_cast<cudaStream_t>(stream_);
   cudaError_t error = cudaSuccess;

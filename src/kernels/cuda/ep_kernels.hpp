@@ -37,10 +37,13 @@ struct EpLaunch {
 };
 
 // Wrong alignment (16 bytes for rows) is cudaErrorMisalignedAddress and nothing is launched.
-// Pointers in `args` are device memory, or pinned host memory for outputs that are small.
-int ep_dispatch(const EpLaunch& launch, const mep_dispatch_args_t& args, void* stream);
+// Pointers in them are device memory, or pinned host memory for outputs that are small.
+// Null: not this half of the operation; one of them is not.
+int ep_dispatch(const EpLaunch& launch, const mep_dispatch_send_t* send,
+                const mep_dispatch_receive_t* receive, void* stream);
 // push: terms are sent even where they could be read in place.
-int ep_combine(const EpLaunch& launch, const mep_combine_args_t& args, bool push, void* stream);
+int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
+               const mep_combine_receive_t* receive, bool push, void* stream);
 
 // Loads all kernels, so that none is loaded while another waits; and how many CTAs of any of them the
 // current device can hold at once.

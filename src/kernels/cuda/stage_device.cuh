@@ -66,8 +66,8 @@ __device__ inline void copy_words(void* to, const void* from, size_t bytes) {
 __device__ inline void leave_stage(StageState* state, mep_result_t result) {
   state->answer = {};
   state->answer.result = result;
-  state->answer.status.version = 1;
-  state->answer.status.result = result;
+  state->answer.status.head.version = MEP_OP_STATUS_VERSION;
+  state->answer.status.head.result = result;
 }
 
 // By one thread: posts the request and keeps the answer. What other threads wrote to the staging is ordered

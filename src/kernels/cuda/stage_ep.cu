@@ -2,6 +2,7 @@
 // rows from the staging. Rows lie in the staging one behind the other, by range, so a row's place there is
 // the count of rows before it.
 #include "kernels/cuda/ep_caller.hpp"
+#include "kernels/cuda/op_status.cuh"
 #include "kernels/cuda/stage_device.cuh"
 
 namespace mep::device {
@@ -52,6 +53,11 @@ __device__ inline uint64_t row_index(const EpGeometry& g, uint32_t expert, uint3
   return uint64_t{expert} * g.rows_per_expert + row;
 }
 
+// By one thread: what the host says of the operation.
+__device__ inline void tell_status(const OpStatusPlace& to, const StageAnswer& answer) {
+  if (to.record != nullptr) write_op_status(to, answer.status.head, answer.status.failed);
+}
+
 // --- Dispatch ---------------------------------------------------------------------------------------
 
 // What came, to the library's memory and the caller's, by one CTA.
@@ -75,7 +81,7 @@ __device__ inline void deliver(const StageEpBuffer& buffer, const DispatchOutput
   }
   if (threadIdx.x != 0) return;
   if (out.recv_total != nullptr) *out.recv_total = here ? answer.total : 0;
-  if (out.op_status != nullptr) *out.op_status = answer.status;
+  tell_status(out.op_status, answer);
 }
 
 __global__ void __launch_bounds__(kStageThreads)
@@ -154,9 +160,9 @@ __global__ void __launch_bounds__(kStageThreads)
 
 __global__ void combine_exchange_kernel(const __grid_constant__ StageEpBuffer buffer,
                                         const __grid_constant__ StageRequest request,
-                                        mep_op_status_t* op_status) {
+                                        const __grid_constant__ OpStatusPlace op_status) {
   exchange_with_host(buffer.channel, request);
-  if (op_status != nullptr) *op_status = buffer.channel.state->answer.status;
+  tell_status(op_status, buffer.channel.state->answer);
 }
 
 // What is combined after a failure is defined: what the host made of it, or zeros.
@@ -195,31 +201,34 @@ int load_stage_ep_kernels() {
   return cudaSuccess;
 }
 
-int stage_dispatch(const StageEpBuffer& buffer, const mep_dispatch_args_t& args,
-                   const StageRequest& request, void* stream_) {
+int stage_dispatch(const StageEpBuffer& buffer, const mep_dispatch_send_t* send,
+                   const mep_dispatch_receive_t* receive, const StageRequest& request,
+                   void* stream_) {
   const EpGeometry& g = buffer.geometry;
-  const bool receives = args.phase != MEP_PHASE_SEND;
-  const DispatchInputs in = dispatch_inputs(g, args);
-  const DispatchOutputs out = dispatch_outputs(g, buffer.window, args);
+  const DispatchInputs in = send != nullptr ? dispatch_inputs(g, *send) : DispatchInputs{};
+  const DispatchOutputs out =
+      receive != nullptr ? dispatch_outputs(g, *receive) : DispatchOutputs{};
   if (!are_aligned(g, in, out)) return cudaErrorMisalignedAddress;
   auto* stream = static_cast<cudaStream_t>(stream_);
-  if (args.phase != MEP_PHASE_RECEIVE && args.num_tokens != 0) {
-    const uint64_t entries = uint64_t{args.num_tokens} * g.sizes.top_k;
-    const uint64_t idx_bytes = args.topk_idx_type == MEP_INT32 ? 4 : 8;
+  if (send != nullptr && send->num_tokens != 0) {
+    const uint32_t tokens = send->num_tokens;
+    const uint64_t entries = uint64_t{tokens} * g.sizes.top_k;
+    const uint64_t idx_bytes = send->topk_idx_type == MEP_INT32 ? 4 : 8;
     StageCopies inputs{};
-    inputs.add(in.x, buffer.staging.x, args.num_tokens, g.input_row, in.x_stride, g.input_row);
+    inputs.add(in.x, buffer.staging.x, tokens, g.input_row, in.x_stride, g.input_row);
     if (in.x_scales != nullptr) {
       const uint64_t scale_row = uint64_t{g.groups} * g.scale_bytes;
-      inputs.add(in.x_scales, buffer.staging.x_scales, args.num_tokens, scale_row,
-                 in.x_scales_stride, scale_row);
+      inputs.add(in.x_scales, buffer.staging.x_scales, tokens, scale_row, in.x_scales_stride,
+                 scale_row);
     }
-    inputs.add(args.topk_idx, buffer.staging.topk_idx, 1, entries * idx_bytes, 0, 0);
-    if (args.topk_weights != nullptr) {
-      inputs.add(args.topk_weights, buffer.staging.weights, 1, entries * sizeof(float), 0, 0);
+    inputs.add(send->topk_idx, buffer.staging.topk_idx, 1, entries * idx_bytes, 0, 0);
+    if (send->topk_weights != nullptr) {
+      inputs.add(send->topk_weights, buffer.staging.weights, 1, entries * sizeof(float), 0, 0);
     }
     const int error = stage_inputs(buffer.channel.state, inputs, stream);
     if (error != cudaSuccess) return error;
   }
+  const bool receives = receive != nullptr;
   dispatch_exchange_kernel<<<1, kStageThreads, 0, stream>>>(buffer, request, receives ? 1 : 0, out);
   if (receives) {
     dispatch_rows_kernel<<<kRowCtas, kStageThreads, 0, stream>>>(buffer, out);
@@ -227,22 +236,23 @@ int stage_dispatch(const StageEpBuffer& buffer, const mep_dispatch_args_t& args,
   return cudaGetLastError();
 }
 
-int stage_combine(const StageEpBuffer& buffer, const mep_combine_args_t& args,
-                  const StageRequest& request, void* stream_) {
+int stage_combine(const StageEpBuffer& buffer, const mep_combine_send_t* send,
+                  const mep_combine_receive_t* receive, const StageRequest& request,
+                  void* stream_) {
   const EpGeometry& g = buffer.geometry;
-  const bool sends = args.phase != MEP_PHASE_RECEIVE;
-  const bool receives = args.phase != MEP_PHASE_SEND;
   CombineInputs in{};
-  if (sends) {
-    in.y =
-        args.y != nullptr ? static_cast<const std::byte*>(args.y) : buffer.window + g.combine_out;
+  std::byte* out = nullptr;
+  uint64_t out_stride = g.combine_row;
+  OpStatusPlace status{};
+  if (send != nullptr) in.y = static_cast<const std::byte*>(send->y);
+  if (receive != nullptr) {
+    in.weights = receive->weights;
+    in.bias = static_cast<const std::byte*>(receive->bias);
+    out = static_cast<std::byte*>(receive->out);
+    if (receive->out_stride_bytes != 0) out_stride = receive->out_stride_bytes;
+    status = op_status_place(receive->op_status, receive->op_status_bytes, g.sizes.ranks);
   }
-  if (receives) {
-    in.weights = args.weights;
-    in.bias = static_cast<const std::byte*>(args.bias);
-  }
-  const uint64_t out_stride = args.out_stride_bytes != 0 ? args.out_stride_bytes : g.combine_row;
-  if (!is_row(in.y) || !is_row(args.bias) || !is_row(args.out) || out_stride % 16 != 0) {
+  if (!is_row(in.y) || !is_row(in.bias) || !is_row(out) || out_stride % 16 != 0) {
     return cudaErrorMisalignedAddress;
   }
   auto* stream = static_cast<cudaStream_t>(stream_);
@@ -250,11 +260,9 @@ int stage_combine(const StageEpBuffer& buffer, const mep_combine_args_t& args,
     const uint32_t ctas = in.y != nullptr ? kRowCtas : 1;
     combine_inputs_kernel<<<ctas, kStageThreads, 0, stream>>>(buffer, in);
   }
-  combine_exchange_kernel<<<1, 1, 0, stream>>>(buffer, request,
-                                               receives ? args.op_status : nullptr);
-  if (receives) {
-    combine_rows_kernel<<<kRowCtas, kStageThreads, 0, stream>>>(
-        buffer, static_cast<std::byte*>(args.out), out_stride);
+  combine_exchange_kernel<<<1, 1, 0, stream>>>(buffer, request, status);
+  if (receive != nullptr) {
+    combine_rows_kernel<<<kRowCtas, kStageThreads, 0, stream>>>(buffer, out, out_stride);
   }
   return cudaGetLastError();
 }

@@ -79,9 +79,11 @@ struct StageEpBuffer {
   StageEpMemory staging;
 };
 
-int stage_dispatch(const StageEpBuffer& buffer, const mep_dispatch_args_t& args,
-                   const StageRequest& request, void* stream);
-int stage_combine(const StageEpBuffer& buffer, const mep_combine_args_t& args,
-                  const StageRequest& request, void* stream);
+// Null: not this half of the operation; one of them is not.
+int stage_dispatch(const StageEpBuffer& buffer, const mep_dispatch_send_t* send,
+                   const mep_dispatch_receive_t* receive, const StageRequest& request,
+                   void* stream);
+int stage_combine(const StageEpBuffer& buffer, const mep_combine_send_t* send,
+                  const mep_combine_receive_t* receive, const StageRequest& request, void* stream);
 
 }  // namespace mep::device

@@ -24,12 +24,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/op_status.hpp"
 #include "mep.h"
 #include "protocol/operations.hpp"
 
 namespace mep::device {
 
-constexpr uint32_t kStageRankWords = 4;
+constexpr uint32_t kStageRankWords = kMaskWords;
 constexpr uint32_t kMaxStageRanks = kStageRankWords * 64;
 
 enum class StageKind : uint32_t {
@@ -59,12 +60,12 @@ enum StageGiven : uint32_t {
 struct StageEp {
   uint64_t handle;    // address of the host's handle
   uint64_t capacity;  // bytes at recv_x; 0: enough
-  uint32_t phase;     // MEP_PHASE_*
+  uint32_t sends;     // this half of the operation
+  uint32_t receives;  // and this
   uint32_t flags;     // MEP_COMBINE_*
   uint32_t tokens;    // of a dispatch
   uint32_t idx_type;
   uint32_t given;  // StageGiven
-  uint32_t reserved;
 };
 
 // As a graph captures it.
@@ -84,7 +85,7 @@ struct StageAnswer {
   uint32_t recv_x_fits;            // in the caller's memory
   uint64_t live[kStageRankWords];  // ranks that contributed
   int64_t total;                   // rows that arrived
-  mep_op_status_t status;          // of dispatch and combine, at the end of their receive phase
+  OpStatus status;                 // of dispatch and combine, when they are received
 };
 
 struct StageMailbox {

@@ -1,0 +1,89 @@
+#include "core/ep/ep_arguments.hpp"
+
+#include "base/status.hpp"
+
+namespace mep {
+
+mep_result_t check_dispatch_input(const EpShape& shape, const mep_dispatch_send_t& input) {
+  if (input.num_tokens > shape.max_tokens) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "num_tokens is %u; max_tokens_per_rank is %u",
+                input.num_tokens, shape.max_tokens);
+  }
+  if (input.topk_idx_type != 0 && input.topk_idx_type != MEP_INT64 &&
+      input.topk_idx_type != MEP_INT32) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "topk_idx_type is %u; it must be MEP_INT32 or MEP_INT64",
+                input.topk_idx_type);
+  }
+  if (input.num_tokens != 0 && (input.x == nullptr || input.topk_idx == nullptr)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "%s is NULL, but there are %u tokens",
+                input.x == nullptr ? "x" : "topk_idx", input.num_tokens);
+  }
+  const bool needs_scales = shape.input_type == MEP_FLOAT8_E4M3;
+  if (input.num_tokens != 0 && needs_scales != (input.x_scales != nullptr)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, needs_scales
+                                              ? "x_scales is NULL; e4m3 input needs its scales"
+                                              : "x_scales is given; only e4m3 input has scales");
+  }
+  if (input.x_stride_bytes != 0 && input.x_stride_bytes < shape.input_row_bytes()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "x_stride_bytes is %llu; a row has %zu",
+                static_cast<unsigned long long>(input.x_stride_bytes), shape.input_row_bytes());
+  }
+  if (input.x_scales_stride_bytes != 0 && input.x_scales_stride_bytes < shape.scale_row_bytes()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "x_scales_stride_bytes is %llu; the scales of a row have "
+                "%zu",
+                static_cast<unsigned long long>(input.x_scales_stride_bytes),
+                shape.scale_row_bytes());
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& view,
+                                   const mep_dispatch_receive_t& output) {
+  if (output.recv_topk_idx != nullptr || output.recv_topk_weights != nullptr) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "recv_topk_idx and recv_topk_weights belong to high throughput, which is not "
+                "built yet");
+  }
+  if (output.recv_scales != nullptr && !shape.has_scales()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "recv_scales is given, but the wire type has no scales");
+  }
+  const struct {
+    const void* given;
+    const void* own;
+    const char* name;
+  } outputs[] = {{output.recv_x, view.recv_x, "recv_x"},
+                 {output.recv_scales, view.recv_scales, "recv_scales"},
+                 {output.recv_count, view.recv_count, "recv_count"},
+                 {output.src_info, view.src_info, "src_info"},
+                 {output.layout_range, view.layout_range, "layout_range"}};
+  for (const auto& [given, own, name] : outputs) {
+    if (given == nullptr || given != own) continue;
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "%s is the library's own memory of it (mep_ep_buffer_view); give NULL, or memory "
+                "of yours for a copy",
+                name);
+  }
+  return MEP_SUCCESS;
+}
+
+mep_result_t check_combine_input(const mep_combine_send_t& input) {
+  if (input.y != nullptr) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "y is NULL; give combine_input of mep_ep_buffer_view, or memory of yours");
+}
+
+mep_result_t check_combine_output(const EpShape& shape, uint32_t tokens,
+                                  const mep_combine_receive_t& output) {
+  if (output.out == nullptr && tokens != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "out is NULL, but there are %u tokens", tokens);
+  }
+  if (output.out_stride_bytes != 0 && output.out_stride_bytes < shape.combine_row_bytes()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "out_stride_bytes is %llu; a row has %zu",
+                static_cast<unsigned long long>(output.out_stride_bytes),
+                shape.combine_row_bytes());
+  }
+  return MEP_SUCCESS;
+}
+
+}  // namespace mep

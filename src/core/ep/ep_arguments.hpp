@@ -1,0 +1,19 @@
+// What dispatch and combine refuse of their arguments before anything begins, the same on the host and on GPUs.
+#pragma once
+
+#include "core/ep/ep_config.hpp"
+#include "mep.h"
+
+namespace mep {
+
+[[nodiscard]] mep_result_t check_dispatch_input(const EpShape& shape,
+                                                const mep_dispatch_send_t& input);
+// view: of the buffer.
+[[nodiscard]] mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& view,
+                                                 const mep_dispatch_receive_t& output);
+[[nodiscard]] mep_result_t check_combine_input(const mep_combine_send_t& input);
+// tokens: of the handle's dispatch.
+[[nodiscard]] mep_result_t check_combine_output(const EpShape& shape, uint32_t tokens,
+                                                const mep_combine_receive_t& output);
+
+}  // namespace mep
