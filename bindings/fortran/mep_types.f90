@@ -7,7 +7,7 @@ module mep_types
   private
 
   integer(c_int32_t), parameter, public :: MEP_VERSION_MAJOR = 0
-  integer(c_int32_t), parameter, public :: MEP_VERSION_MINOR = 1
+  integer(c_int32_t), parameter, public :: MEP_VERSION_MINOR = 2
   integer(c_int32_t), parameter, public :: MEP_VERSION_PATCH = 0
 
   integer(c_int32_t), parameter, public :: MEP_SUCCESS = 0
