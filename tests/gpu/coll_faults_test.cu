@@ -110,8 +110,8 @@ bool wait_for(const std::function<bool()>& condition) {
 
 // The last rank stops calling. The others report it, park, get the verdict, and replay their old graph
 // among themselves. Operations of one rank are enqueued two deep, so one fails and the next goes on.
-void stopped(uint32_t ranks, uint64_t timeout_ms) {
-  Rig rig(ranks, timeout_ms);
+void stopped(uint32_t ranks, uint64_t timeout_ms, Places places) {
+  Rig rig(ranks, timeout_ms, places);
   Ranks members(rig);
   const uint32_t gone = ranks - 1;
   const auto execs = capture(members, 1);
@@ -235,10 +235,11 @@ void half_served(uint32_t ranks) {
 }
 
 // A wedge that comes to nothing, at random moments of a stream of operations with delays.
-void lifted(uint32_t ranks, std::mt19937_64* random, double seconds) {
-  Rig rig(ranks, 20'000);
+void lifted(uint32_t ranks, std::mt19937_64* random, double seconds, Places places) {
+  Rig rig(ranks, 20'000, places);
   Ranks members(rig);
-  for (uint32_t rank = 0; rank < ranks; ++rank) rig.set_delay(rank, 40'000);
+  const bool small = places == Places::kSmall;
+  for (uint32_t rank = 0; rank < ranks; ++rank) rig.set_delay(rank, small ? 4'000 : 40'000);
   const double end = now_s() + seconds;
   uint64_t operations = 0, wedges = 0;
   while (now_s() < end) {
@@ -270,8 +271,9 @@ void lifted(uint32_t ranks, std::mt19937_64* random, double seconds) {
       GPU_CHECK(Rig::word_of(&rig.post(rank)->done) == operations, "rank %u: count", rank);
     }
   }
-  std::printf("  %u ranks: %llu wedges without consequence in %llu operations\n", ranks,
-              static_cast<unsigned long long>(wedges), static_cast<unsigned long long>(operations));
+  std::printf("  %u ranks: %llu wedges without consequence in %llu operations%s\n", ranks,
+              static_cast<unsigned long long>(wedges), static_cast<unsigned long long>(operations),
+              small ? ", small places" : "");
 }
 
 // Nobody answers: the operation ends all the same, and so do later ones.
@@ -320,10 +322,12 @@ int main() {
       given != nullptr ? std::strtoull(given, nullptr, 0) : std::random_device{}();
   std::printf("coll_faults_test: MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
   std::mt19937_64 random(seed);
-  for (const uint32_t ranks : {2u, 4u, 8u}) stopped(ranks, 300);
+  for (const uint32_t ranks : {2u, 4u, 8u}) stopped(ranks, 300, Places::kAsUsual);
+  for (const uint32_t ranks : {2u, 4u}) stopped(ranks, 300, Places::kSmall);
   for (const uint32_t ranks : {2u, 4u, 8u}) between_operations(ranks);
   half_served(3);
-  for (const uint32_t ranks : {2u, 8u}) lifted(ranks, &random, 3);
+  for (const uint32_t ranks : {2u, 8u}) lifted(ranks, &random, 3, Places::kAsUsual);
+  for (const uint32_t ranks : {2u, 8u}) lifted(ranks, &random, 2, Places::kSmall);
   no_verdict(2);
   slow(4);
   // Whatever happened, the context is sound.

@@ -165,7 +165,9 @@ class Bench {
 
   Case random_case(std::mt19937_64* random) const {
     Case test;
-    test.kind = static_cast<Collective>((*random)() % mep::kCollectiveCount);
+    do {
+      test.kind = static_cast<Collective>((*random)() % mep::kCollectiveCount);
+    } while (mep::device::coll_path(test.kind) == mep::device::CollPath::kNone);
     do {
       test.dtype = static_cast<mep_dtype_t>(1 + (*random)() % 15);
       test.op = static_cast<mep_op_t>(1 + (*random)() % 8);
@@ -200,15 +202,28 @@ class Bench {
   std::vector<std::vector<uint8_t>> inputs_;
 };
 
+// The longest allreduce that is exchanged whole.
+size_t longest_one_shot(const Rig& rig) {
+  size_t bytes = 1;
+  while (mep::device::coll_is_one_shot(rig.layout(), bytes * 2)) bytes *= 2;
+  size_t more = bytes;
+  for (; more != 0; more /= 2) {
+    if (mep::device::coll_is_one_shot(rig.layout(), bytes + more)) bytes += more;
+  }
+  return bytes;
+}
+
 void matrix(uint32_t ranks, std::mt19937_64* random) {
   Rig rig(ranks, 10'000);
-  Bench bench(rig, 600u << 10);
+  const size_t whole = longest_one_shot(rig);
+  Bench bench(rig, whole + 8'000);
   int cases = 0;
   for (mep_dtype_t dtype = MEP_INT8; dtype <= MEP_FLOAT8_E5M2; ++dtype) {
     for (mep_op_t op = MEP_SUM; op <= MEP_XOR; ++op) {
       if (!pair_exists(dtype, op)) continue;
-      for (const size_t count :
-           {size_t{1}, size_t{777}, (520'000 / ranks + 8'000) / size_of_type(dtype)}) {
+      for (const size_t count : {size_t{1}, size_t{777}, (whole + 8'000) / size_of_type(dtype)}) {
+        // Two ranks exchange much whole: there the long form is for one operator of each type.
+        if (ranks <= 2 && count > 777 && op != MEP_MAX) continue;
         Case test;
         test.dtype = dtype;
         test.op = op;
@@ -218,18 +233,54 @@ void matrix(uint32_t ranks, std::mt19937_64* random) {
       }
     }
   }
-  std::printf("  %u ranks: every type and operator in both forms, %d cases\n", ranks, cases);
+  std::printf("  %u ranks: types and operators in both forms, %d cases\n", ranks, cases);
 }
 
-void random_shapes(uint32_t ranks, std::mt19937_64* random, double seconds, uint32_t delay_ns) {
-  Rig rig(ranks, 20'000);
+void random_shapes(uint32_t ranks, std::mt19937_64* random, double seconds, uint32_t delay_ns,
+                   Places places = Places::kAsUsual) {
+  Rig rig(ranks, 20'000, places);
   Bench bench(rig, 3u << 20);
   for (uint32_t rank = 0; rank < ranks; ++rank) rig.set_delay(rank, delay_ns);
   const double end = now_s() + seconds;
   int cases = 0;
   for (; now_s() < end; ++cases) bench.run(bench.random_case(random), random, "random");
-  std::printf("  %u ranks: random shapes, %d cases%s\n", ranks, cases,
-              delay_ns != 0 ? ", delays in every phase" : "");
+  std::printf("  %u ranks: random shapes, %d cases%s%s\n", ranks, cases,
+              delay_ns != 0 ? ", delays in every phase" : "",
+              places == Places::kSmall ? ", small places" : "");
+}
+
+// More than the places hold at once, as the library has them, aligned and not.
+void large(uint32_t ranks, std::mt19937_64* random) {
+  constexpr size_t kMost = size_t{20} << 20;
+  Rig rig(ranks, 20'000);
+  Bench bench(rig, kMost);
+  for (const size_t offset : {size_t{0}, size_t{4}}) {
+    for (const Collective kind :
+         {Collective::k_broadcast, Collective::k_allgather, Collective::k_allreduce}) {
+      Case test;
+      test.kind = kind;
+      test.dtype = MEP_FLOAT32;
+      test.root = ranks - 1;
+      test.count = kMost / 4 - 5;
+      test.send_offset = test.receive_offset = offset;
+      test.in_place = offset == 0 && kind != Collective::k_broadcast;
+      bench.run(test, random, "large");
+    }
+  }
+  std::printf("  %u ranks: 20 MiB of each\n", ranks);
+}
+
+// What runs together fits on the GPU.
+void most_ctas() {
+  for (const uint32_t capacity : {1u, 16u, 108u, 132u, 264u, 10'000u}) {
+    for (uint32_t ranks = 1; ranks <= std::min(capacity, 64u); ++ranks) {
+      const uint32_t ctas = mep::device::most_coll_ctas(capacity, ranks);
+      GPU_CHECK(ctas >= 1 && ctas * ranks <= capacity && ctas <= mep::device::kMaxCollCtas,
+                "%u ranks on a GPU with room for %u blocks: %u each", ranks, capacity, ctas);
+      GPU_CHECK(2 * ctas * ranks <= capacity || ctas <= 16, "%u ranks, room for %u: %u is too much",
+                ranks, capacity, ctas);
+    }
+  }
 }
 
 // An odd number of operations in one graph, replayed; ranks replay different graphs of the same
@@ -318,15 +369,21 @@ int main(int argc, char** argv) {
   std::printf("coll_gpu_test: MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
   std::mt19937_64 random(seed);
   if (slice) {
-    random_shapes(2, &random, 20, 0);
+    random_shapes(2, &random, 20, 0, Places::kSmall);
     graphs(2, &random, 5, 10);
     return failure_count() == 0 ? 0 : 1;
   }
+  most_ctas();
   for (const uint32_t ranks : {1u, 2u, 4u, 8u}) matrix(ranks, &random);
+  for (const uint32_t ranks : {2u, 3u}) large(ranks, &random);
   for (const uint32_t ranks : {1u, 2u, 3u, 4u, 8u, 16u}) {
     random_shapes(ranks, &random, soak ? 200 : 2, 0);
   }
   for (const uint32_t ranks : {2u, 8u}) random_shapes(ranks, &random, soak ? 200 : 2, 300'000);
+  for (const uint32_t ranks : {2u, 3u, 8u}) {
+    random_shapes(ranks, &random, soak ? 200 : 2, 0, Places::kSmall);
+    random_shapes(ranks, &random, soak ? 200 : 2, 30'000, Places::kSmall);
+  }
   graphs(4, &random, 100'000, soak ? 600 : 6);
   graphs(8, &random, 100'000, soak ? 600 : 6);
   std::printf(failure_count() == 0 ? "coll_gpu_test: passed\n" : "coll_gpu_test: FAILED\n");

@@ -71,14 +71,21 @@ class Buffer {
   uint8_t* memory_ = nullptr;
 };
 
+// What the library has, or places so small that every operation takes many steps.
+enum class Places { kAsUsual, kSmall };
+
 class Rig {
  public:
-  Rig(uint32_t ranks, uint64_t timeout_ms, uint32_t ctas = 0) : ranks_(ranks) {
+  Rig(uint32_t ranks, uint64_t timeout_ms, Places places = Places::kAsUsual) : ranks_(ranks) {
     cuda(cudaSetDevice(0));
     mep_ok(mep::device::load_coll_kernels());
     uint32_t capacity = 0;
     mep_ok(mep::device::coll_cta_capacity(0, &capacity));
-    layout_ = mep::device::make_coll_layout(ranks, ctas != 0 ? ctas : capacity / ranks);
+    layout_ = mep::device::make_coll_layout(ranks, mep::device::most_coll_ctas(capacity, ranks));
+    if (places == Places::kSmall) {
+      layout_.slot_bytes = 16u << 10;
+      layout_.piece_bytes = 1u << 10;
+    }
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       uint8_t* window = nullptr;
       cuda(cudaMalloc(&window, layout_.window_bytes()));

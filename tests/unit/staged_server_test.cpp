@@ -50,6 +50,20 @@ void choice_follows_from_the_facts(void**) {
   expect(choose({{1, 10, 1}}), true, true, "rank 3 has MEP_CUDA_REACH=host");
 }
 
+void ranks_of_one_gpu_are_counted(void**) {
+  using Facts = std::vector<mep::ReachFacts>;
+  assert_int_equal(mep::most_on_one_gpu(Facts{{1, 10, 0, {7, 8}}}), 1);
+  // Threads of one process, and processes.
+  assert_int_equal(mep::most_on_one_gpu(Facts{{1, 10, 0, {7, 8}}, {1, 10, 0, {7, 8}}}), 2);
+  assert_int_equal(mep::most_on_one_gpu(Facts{{1, 10, 0, {7, 8}},
+                                              {1, 11, 0, {7, 9}},
+                                              {1, 12, 0, {7, 8}},
+                                              {1, 13, 0, {6, 8}},
+                                              {1, 14, 0, {7, 8}},
+                                              {2, 15, 0, {7, 8}}}),
+                   3);
+}
+
 void setting_is_checked(void**) {
   bool forced = true;
   unsetenv("MEP_CUDA_REACH");
@@ -357,6 +371,7 @@ void a_comm_goes_after_its_world(void**) {
 int main(int argc, char** argv) {
   read_arguments(argc, argv);
   const CMUnitTest tests[] = {cmocka_unit_test(choice_follows_from_the_facts),
+                              cmocka_unit_test(ranks_of_one_gpu_are_counted),
                               cmocka_unit_test(setting_is_checked),
                               cmocka_unit_test(every_request_is_served_once_and_in_order),
                               cmocka_unit_test(the_first_failure_is_told_once),

@@ -32,7 +32,8 @@ struct GpuPlace {
   int32_t device = 0;
   uint32_t ranks_in_process = 1;  // of the comm: all of them, as threads, or this rank alone
   uint32_t ranks_on_device = 1;   // of this process, this rank too
-  uint32_t most_on_a_device = 1;  // of this process, on any GPU: the same for all its ranks
+  uint32_t most_on_a_device =
+      1;  // on any GPU, of all processes where they are known: the same for all ranks
 };
 
 class DeviceSide : public Backend {

@@ -104,8 +104,8 @@ mep_result_t DeviceComm::open() {
                 place().ranks_on_device, device_, capacity);
   }
   // The same on all ranks: all their GPUs must be alike.
-  const uint32_t share = std::max(1u, capacity / place().most_on_a_device);
-  layout_ = device::make_coll_layout(ranks, std::min(16u, share));
+  layout_ =
+      device::make_coll_layout(ranks, device::most_coll_ctas(capacity, place().most_on_a_device));
   windows_.resize(ranks);
   MEP_TRY(DeviceMemory::create(device_, layout_.window_bytes(), &windows_[comm_.rank()]));
   MEP_TRY(DeviceMemory::create(device_, sizeof(CollState), &state_memory_));

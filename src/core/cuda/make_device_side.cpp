@@ -1,5 +1,6 @@
 // The choice between mapped and staged when a comm gets its device side, the same on all ranks; EP objects
 // follow it.
+#include <algorithm>
 #include <vector>
 
 #include "base/log.hpp"
@@ -135,6 +136,8 @@ mep_result_t make_device_side(Comm& comm, const GpuPlace& place,
   if (made_together.empty()) {
     MEP_TRY(gather_facts(comm, place.device, &facts, &choice));
     if (!choice.one_process) own.ranks_in_process = 1;
+    // Processes share a GPU too: in turns, or at once where MPS lets them.
+    own.most_on_a_device = std::max(own.most_on_a_device, most_on_one_gpu(facts));
   } else {
     MEP_TRY(facts_of_places(comm, made_together, &facts, &choice));
   }

@@ -1,6 +1,8 @@
 #include "core/staged/reach.hpp"
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <set>
 
 #include "base/env.hpp"
@@ -33,6 +35,15 @@ ReachChoice choose_reach(std::span<const ReachFacts> facts, std::span<const uint
     choice.why = "some ranks are threads of one process and others are not";
   }
   return choice;
+}
+
+uint32_t most_on_one_gpu(std::span<const ReachFacts> facts) {
+  std::map<std::array<uint64_t, 3>, uint32_t> ranks_of;
+  uint32_t most = 0;
+  for (const ReachFacts& each : facts) {
+    most = std::max(most, ++ranks_of[{each.host, each.device[0], each.device[1]}]);
+  }
+  return most;
 }
 
 mep_result_t read_reach_setting(bool* forced) {

@@ -28,6 +28,9 @@ struct ReachChoice {
 // By rank; a rank that is absent has no place here. `ranks` says whose facts they are.
 ReachChoice choose_reach(std::span<const ReachFacts> facts, std::span<const uint32_t> ranks);
 
+// Ranks that share a GPU, of one process or of several: the most on any.
+uint32_t most_on_one_gpu(std::span<const ReachFacts> facts);
+
 // MEP_CUDA_REACH: auto or host.
 [[nodiscard]] mep_result_t read_reach_setting(bool* forced);
 

@@ -4,7 +4,12 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/coll_run.cuh"
+
 namespace mep::device {
+
+constexpr uint64_t kPackStride = uint64_t{kDataThreads} * 16;
+constexpr uint32_t kPacksUnderWay = 4;  // loads of one thread: enough that few CTAs fill a link
 
 __device__ inline bool is_aligned(const void* memory) {
   return (reinterpret_cast<uintptr_t>(memory) & 15) == 0;
@@ -43,6 +48,68 @@ __device__ inline uint4 load_window(const uint8_t* from) {
 }
 __device__ inline void store_window(uint8_t* to, const uint4& value) {
   __stcg(reinterpret_cast<uint4*>(to), value);
+}
+
+// Moves the packs, of 16 bytes, that begin in [begin, end): load(at) gives one, store(at, pack) takes it.
+template <typename Load, typename Store>
+__device__ inline void move_packs(uint64_t begin, uint64_t end, Load&& load, Store&& store) {
+  for (uint64_t i = begin + threadIdx.x * 16; i < end; i += kPacksUnderWay * kPackStride) {
+    uint4 packs[kPacksUnderWay];
+#pragma unroll
+    for (uint32_t k = 0; k < kPacksUnderWay; ++k) {
+      if (i + k * kPackStride < end) packs[k] = load(i + k * kPackStride);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < kPacksUnderWay; ++k) {
+      if (i + k * kPackStride < end) store(i + k * kPackStride, packs[k]);
+    }
+  }
+}
+
+// A part [begin, end) of a step whose first byte is byte `at` of a buffer of `bytes`: up to here its packs are
+// whole and, if the buffer is aligned, read and written as such.
+__device__ inline uint64_t whole_packs_end(uint64_t begin, uint64_t end, uint64_t at,
+                                           uint64_t bytes, bool aligned) {
+  const uint64_t whole = (bytes - at) / 16 * 16;
+  if (!aligned || whole < begin) return begin;
+  return whole < end ? whole : end;
+}
+
+// From the caller's buffer: store(i, pack) gets the packs of [begin, end).
+template <typename Store>
+__device__ inline void move_from_user(const uint8_t* from, uint64_t at, uint64_t bytes,
+                                      uint64_t begin, uint64_t end, Store&& store) {
+  if (begin >= end) return;
+  const uint64_t whole = whole_packs_end(begin, end, at, bytes, is_aligned(from));
+  move_packs(
+      begin, whole, [&](uint64_t i) { return *reinterpret_cast<const uint4*>(from + at + i); },
+      store);
+  for (uint64_t i = whole + threadIdx.x * 16; i < end; i += kPackStride) {
+    store(i, load_user(from, at + i, bytes, false));
+  }
+}
+
+// From a window's place to the caller's buffer.
+__device__ inline void move_to_user(const uint8_t* from, uint8_t* to, uint64_t at, uint64_t bytes,
+                                    uint64_t begin, uint64_t end) {
+  if (begin >= end) return;
+  const uint64_t whole = whole_packs_end(begin, end, at, bytes, is_aligned(to));
+  move_packs(
+      begin, whole, [&](uint64_t i) { return load_window(from + i); },
+      [&](uint64_t i, const uint4& pack) { *reinterpret_cast<uint4*>(to + at + i) = pack; });
+  for (uint64_t i = whole + threadIdx.x * 16; i < end; i += kPackStride) {
+    store_user(to, at + i, bytes, false, load_window(from + i));
+  }
+}
+
+// From one of the caller's buffers to the same place of another.
+__device__ inline void move_own(const uint8_t* from, uint8_t* to, uint64_t at, uint64_t bytes,
+                                uint64_t begin, uint64_t end) {
+  if (from == to) return;
+  const bool aligned = is_aligned(to);
+  move_from_user(from, at, bytes, begin, end, [&](uint64_t i, const uint4& pack) {
+    store_user(to, at + i, bytes, aligned, pack);
+  });
 }
 
 }  // namespace mep::device

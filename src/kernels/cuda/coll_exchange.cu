@@ -1,69 +1,54 @@
-// Barrier, broadcast and allgather: every rank that has something puts it into its place in all
-// windows, signals, and copies what the others have put into its own. Long ones go in chunks.
+// Barrier, broadcast and allgather: every rank that has something puts it into its slot in all windows,
+// signals, and copies what the others have put into its own.
 #include "kernels/cuda/coll_allreduce.cuh"
+#include "kernels/cuda/coll_chunks.cuh"
 
 namespace mep::device {
 namespace {
 
-__device__ uint64_t chunk_count(const CollLayout& layout, uint64_t bytes) {
-  return bytes <= layout.slot_bytes ? 1 : (bytes + layout.slot_bytes - 1) / layout.slot_bytes;
-}
-
-__device__ void push(const CollState* state, const CollFrame& frame, const CollCall& call,
-                     uint64_t slot, uint64_t at, uint64_t begin, uint64_t end) {
-  const auto* send = static_cast<const uint8_t*>(call.send);
-  const bool aligned = is_aligned(send);
-  for (uint64_t i = begin + threadIdx.x * 16; i < end; i += kDataThreads * 16) {
-    const uint4 bytes = load_user(send, at + i, call.bytes, aligned);
-    for (uint32_t member = 0; member < frame.members; ++member) {
-      store_window(state->windows[frame.member[member]] + slot + i, bytes);
+// What the others have given, of an allgather.
+__device__ void gather(const CollState* state, const CollCall& call, const CollFrame& frame,
+                       const CollChunk& chunk) {
+  auto* receive = static_cast<uint8_t*>(call.receive);
+  const auto from = [&](uint32_t source) {
+    return window_of(frame, source) + state->layout.slot(chunk.step, source);
+  };
+  if (chunk.begin >= chunk.end) return;
+  const uint64_t packs = (chunk.end - chunk.begin + 15) / 16;
+  if (packs * (frame.members - 1) > kDataThreads) {
+    for (uint32_t k = 1; k < frame.members; ++k) {
+      const uint32_t source = frame.member_after(k);
+      move_to_user(from(source), receive + source * call.bytes, chunk.at, call.bytes, chunk.begin,
+                   chunk.end);
     }
+    return;
   }
-}
-
-__device__ void copy_out(const uint8_t* from, uint8_t* to, uint64_t bytes, uint64_t at,
-                         uint64_t begin, uint64_t end) {
-  const bool aligned = is_aligned(to);
-  for (uint64_t i = begin + threadIdx.x * 16; i < end; i += kDataThreads * 16) {
-    store_user(to, at + i, bytes, aligned, load_window(from + i));
-  }
+  // Little of many: all of it at once, not one source after the other.
+  const uint32_t k = 1 + threadIdx.x / static_cast<uint32_t>(packs);
+  if (k >= frame.members) return;
+  const uint64_t i = chunk.begin + threadIdx.x % static_cast<uint32_t>(packs) * 16;
+  const uint32_t source = frame.member_after(k);
+  uint8_t* to = receive + source * call.bytes;
+  store_user(to, chunk.at + i, call.bytes, is_aligned(to), load_window(from(source) + i));
 }
 
 __device__ void exchange(CollState* state, const CollCall& call, CollFrame* frame) {
-  const CollLayout& layout = state->layout;
-  const uint64_t chunks = chunk_count(layout, call.bytes);
+  const auto* send = static_cast<const uint8_t*>(call.send);
+  auto* receive = static_cast<uint8_t*>(call.receive);
   const bool gives = call.kind == Collective::k_allgather ||
                      (call.kind == Collective::k_broadcast && call.root == state->rank);
-  auto* receive = static_cast<uint8_t*>(call.receive);
-  // The same in all chunks: a place is free when the CTA that reads it says so, and no other.
-  const uint64_t longest = chunks > 1 ? layout.slot_bytes : call.bytes;
-  const uint64_t part = ((longest + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
-  for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
-    const uint64_t step = frame->step + chunk;
-    const uint64_t tag = coll_tag(*frame, step);
-    const uint64_t row = layout.exchange_row(step & 1, blockIdx.x);
-    const uint64_t at = chunk * layout.slot_bytes;
-    const uint64_t left = call.bytes - at;
-    const uint64_t length = left < layout.slot_bytes ? left : layout.slot_bytes;
-    const uint64_t begin = part * blockIdx.x;
-    const uint64_t end = begin + part < length ? begin + part : length;
-    test_delay(state, *frame, 0);
-    if (gives) push(state, *frame, call, layout.slot(step & 1, state->rank), at, begin, end);
-    test_delay(state, *frame, 1);
-    signal_members(state, *frame, row, tag);
-    if (!wait_members(state, frame, row, layout.scatter_row(blockIdx.x), tag)) return;
-    test_delay(state, *frame, 2);
-    if (call.kind == Collective::k_broadcast) {
-      const uint8_t* from = window_of(*frame, call.root) + layout.slot(step & 1, call.root);
-      copy_out(from, receive, call.bytes, at, begin, end);
-    } else if (call.kind == Collective::k_allgather) {
-      for (uint32_t member = 0; member < frame->members; ++member) {
-        const uint32_t source = frame->member[member];
-        const uint8_t* from = window_of(*frame, source) + layout.slot(step & 1, source);
-        copy_out(from, receive + source * call.bytes, call.bytes, at, begin, end);
-      }
-    }
-  }
+  // What this rank gives itself it copies from one buffer to the other.
+  const auto own = [&](const CollChunk& chunk) {
+    if (!gives) return;
+    const uint32_t place = call.kind == Collective::k_allgather ? state->rank : 0;
+    move_own(send, receive + place * call.bytes, chunk.at, call.bytes, chunk.begin, chunk.end);
+  };
+  exchange_chunks<PushTo::kOthers>(state, call, frame, gives, own, [&](const CollChunk& chunk) {
+    if (call.kind == Collective::k_allgather) gather(state, call, *frame, chunk);
+    if (call.kind != Collective::k_broadcast || gives) return;
+    const uint8_t* from = window_of(*frame, call.root) + state->layout.slot(chunk.step, call.root);
+    move_to_user(from, receive, chunk.at, call.bytes, chunk.begin, chunk.end);
+  });
 }
 
 __global__ void __launch_bounds__(kCollThreads)

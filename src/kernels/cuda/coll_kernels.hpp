@@ -17,6 +17,10 @@ CollLayout make_coll_layout(uint32_t ranks, uint32_t ctas);
 // CTAs of collective kernels that are on the device at one time.
 [[nodiscard]] mep_result_t coll_cta_capacity(int device, uint32_t* ctas);
 
+// CTAs of an operation's largest launch if so many ranks share a GPU of this capacity: of a rank's share half,
+// so that an operation of another communicator fits beside it, unless half is very little.
+uint32_t most_coll_ctas(uint32_t capacity, uint32_t ranks_on_device);
+
 // Whether an allreduce of `bytes` is exchanged whole or reduced in slices.
 bool coll_is_one_shot(const CollLayout& layout, uint64_t bytes);
 

@@ -10,12 +10,35 @@
 namespace mep::device {
 namespace {
 
-constexpr uint64_t kSlotAreaBytes = 16u << 20;  // of exchanges, both parities
-constexpr uint64_t kMostSlotBytes = 1u << 20;
-constexpr uint64_t kPieceBytes = 32u << 10;
-// Up to here an allreduce is exchanged whole; shared by the members, so less with more of them.
-constexpr uint64_t kOneShotBytes = 512u << 10;
-constexpr uint64_t kBytesPerCta = 16u << 10;  // below, one more CTA does not pay
+// Found by trying sizes on two GPUs with NVLink, and ranks that share them.
+constexpr uint64_t kSlotAreaBytes = 8u << 20;  // of one step, all sources together
+constexpr uint64_t kMostSlotBytes = 4u << 20;
+constexpr uint64_t kTileBytes = 256u << 10;  // of one two-shot step and CTA, all members together
+constexpr uint64_t kLeastPieceBytes = 4u << 10;
+constexpr uint32_t kFewCtas = 16;
+
+// Up to here an allreduce is exchanged whole. Between two ranks that sends no more bytes than slices do; with more
+// it does, so it ends earlier.
+constexpr uint64_t one_shot_limit(uint32_t ranks) {
+  return ranks <= 2 ? 2u << 20 : (2u << 20) / ranks;
+}
+
+// CTAs by size: one up to a limit, because more have to meet at the end, which takes a microsecond; beyond, as
+// many as find work for their threads.
+struct CtaRule {
+  uint64_t one_up_to_bytes;
+  uint64_t bytes_per_cta;
+};
+constexpr CtaRule kExchangeRule{32u << 10, 8u << 10};
+constexpr CtaRule kReduceRule{16u << 10, 8u << 10};
+
+uint32_t choose_ctas(const CollCall& call, const CollLayout& layout) {
+  if (call.kind == Collective::k_barrier) return 1;
+  const CtaRule& rule = coll_path(call.kind) == CollPath::kExchange ? kExchangeRule : kReduceRule;
+  if (call.bytes <= rule.one_up_to_bytes) return 1;
+  const uint64_t wanted = (call.bytes + rule.bytes_per_cta - 1) / rule.bytes_per_cta;
+  return static_cast<uint32_t>(std::min<uint64_t>(wanted, layout.ctas));
+}
 
 [[nodiscard]] mep_result_t cuda_failed(cudaError_t error, const char* what) {
   (void)cudaGetLastError();
@@ -57,14 +80,18 @@ CollLayout make_coll_layout(uint32_t ranks, uint32_t ctas) {
   CollLayout layout{};
   layout.ranks = ranks;
   layout.ctas = std::min(ctas, kMaxCollCtas);
-  layout.slot_bytes = std::min(kSlotAreaBytes / 2 / ranks, kMostSlotBytes) / 4096 * 4096;
-  layout.piece_bytes = kPieceBytes;
+  layout.slot_bytes = std::min(kSlotAreaBytes / ranks, kMostSlotBytes) / 4096 * 4096;
+  layout.piece_bytes = std::max(kTileBytes / std::max(ranks, 2u) / 16 * 16, kLeastPieceBytes);
   return layout;
 }
 
+uint32_t most_coll_ctas(uint32_t capacity, uint32_t ranks_on_device) {
+  const uint32_t share = capacity / std::max(ranks_on_device, 1u);
+  return std::clamp(std::max(share / 2, std::min(share, kFewCtas)), 1u, kMaxCollCtas);
+}
+
 bool coll_is_one_shot(const CollLayout& layout, uint64_t bytes) {
-  return layout.ranks <= 1 ? bytes <= layout.slot_bytes
-                           : bytes <= std::min(layout.slot_bytes, kOneShotBytes / layout.ranks);
+  return bytes <= one_shot_limit(layout.ranks);
 }
 
 mep_result_t load_coll_kernels() {
@@ -102,10 +129,7 @@ mep_result_t launch_coll(const CollCall& call, CollState* state, const CollLayou
   const CollKernel kernel = kernel_of(call, layout);
   if (kernel == nullptr)
     return mep::fail(MEP_ERR_INVALID_ARGUMENT, "dtype %u is no type", call.dtype);
-  if (ctas == 0) {
-    const uint64_t wanted = call.kind == Collective::k_barrier ? 1 : call.bytes / kBytesPerCta + 1;
-    ctas = static_cast<uint32_t>(std::min<uint64_t>(wanted, layout.ctas));
-  }
+  if (ctas == 0) ctas = choose_ctas(call, layout);
   CollCall marked = call;
   marked.fingerprint = fingerprint_of(call);
   kernel<<<ctas, kCollThreads, 0, static_cast<cudaStream_t>(stream)>>>(state, marked);

@@ -36,6 +36,13 @@ struct CollFrame {
   uint32_t failed;
   uint32_t mismatched;  // a member calls something else
   uint32_t finished;    // the data threads of CTA 0
+
+  // Members from this rank on, around: ranks that begin at different ones do not all write to one.
+  __device__ uint32_t cursor_after(uint32_t count) const {
+    const uint32_t place = cursor + count;
+    return place < members ? place : place - members;
+  }
+  __device__ uint32_t member_after(uint32_t count) const { return member[cursor_after(count)]; }
 };
 
 __device__ inline void data_sync() {

@@ -32,7 +32,12 @@
 namespace mep::device {
 
 constexpr uint32_t kMaxCollRanks = 64;
-constexpr uint32_t kMaxCollCtas = 32;
+constexpr uint32_t kMaxCollCtas = 64;
+#ifdef MEP_MUTANT_TWO_SLOTS
+constexpr uint32_t kCollSlots = 2;
+#else
+constexpr uint32_t kCollSlots = 3;  // of a source, used in turn: see coll_chunks.cuh
+#endif
 constexpr uint32_t kCollVerdicts = 16;
 constexpr uint32_t kCollFailures = 16;
 
@@ -91,11 +96,14 @@ struct CollLayout {
   MEP_BOTH uint64_t result_row(uint32_t cta) const {
     return exchange_row(3, cta);
   }
-  MEP_BOTH uint64_t slot(uint64_t parity, uint32_t source) const {
-    return exchange_row(4, 0) + (parity * ranks + source) * slot_bytes;
+  MEP_BOTH uint64_t slot(uint64_t step, uint32_t source) const {
+    return exchange_row(4, 0) + (step % kCollSlots * ranks + source) * slot_bytes;
+  }
+  MEP_BOTH uint64_t slots_end() const {
+    return exchange_row(4, 0) + kCollSlots * ranks * slot_bytes;
   }
   MEP_BOTH uint64_t scatter_piece(uint32_t source, uint32_t cta) const {
-    return slot(2, 0) + (uint64_t{source} * ctas + cta) * piece_bytes;
+    return slots_end() + (uint64_t{source} * ctas + cta) * piece_bytes;
   }
   MEP_BOTH uint64_t result_piece(uint32_t owner, uint32_t cta) const {
     return scatter_piece(ranks, 0) + (uint64_t{owner} * ctas + cta) * piece_bytes;

@@ -34,48 +34,52 @@ __device__ void two_shot(CollState* state, const CollCall& call, CollFrame* fram
   const uint32_t cta = blockIdx.x;
   const auto* send = static_cast<const uint8_t*>(call.send);
   auto* receive = static_cast<uint8_t*>(call.receive);
-  const bool send_aligned = is_aligned(send);
   const bool receive_aligned = is_aligned(receive);
   for (uint64_t step = 0; step < cut.steps; ++step) {
     const uint64_t tag = coll_tag(*frame, frame->step + step);
     const uint64_t base = step * cut.step + cta * cut.tile;
     test_delay(state, *frame, 0);
-    for (uint32_t member = 0; member < frame->members; ++member) {
+    const auto scatter = [&](uint32_t member) {
       const uint64_t begin = base + member * cut.slice;
       const uint64_t length = part_length(begin, cut.slice, call.bytes);
       uint8_t* to = state->windows[frame->member[member]] + layout.scatter_piece(state->rank, cta);
-      for (uint64_t i = threadIdx.x * 16; i < length; i += kDataThreads * 16) {
-        store_window(to + i, load_user(send, begin + i, call.bytes, send_aligned));
+      move_from_user(send, begin, call.bytes, 0, length,
+                     [&](uint64_t i, const uint4& pack) { store_window(to + i, pack); });
+    };
+    // This rank's own last, which nobody waits for but the threads that put it there.
+    for (uint32_t k = 1; k <= frame->members; ++k) {
+      if (k == frame->members) {
+        test_delay(state, *frame, 1);
+        signal_members(state, *frame, layout.scatter_row(cta), tag);
       }
+      scatter(frame->cursor_after(k));
     }
-    test_delay(state, *frame, 1);
-    signal_members(state, *frame, layout.scatter_row(cta), tag);
     const uint64_t other = layout.exchange_row((frame->step + step) & 1, cta);
     if (!wait_members(state, frame, layout.scatter_row(cta), other, tag)) return;
     test_delay(state, *frame, 2);
-    const uint64_t own_length =
-        part_length(base + frame->cursor * cut.slice, cut.slice, call.bytes);
-    for (uint64_t i = threadIdx.x * 16; i < own_length; i += kDataThreads * 16) {
+    const uint64_t own = base + frame->cursor * cut.slice;
+    const uint64_t own_length = part_length(own, cut.slice, call.bytes);
+    for (uint64_t i = threadIdx.x * 16; i < own_length; i += kPackStride) {
       const uint4 total = reduce_pack<Type>(*frame, call.op, [&](uint32_t source) {
         return frame->own + layout.scatter_piece(source, cta) + i;
       });
-      for (uint32_t member = 0; member < frame->members; ++member) {
+      for (uint32_t k = 1; k < frame->members; ++k) {
         store_window(
-            state->windows[frame->member[member]] + layout.result_piece(state->rank, cta) + i,
+            state->windows[frame->member_after(k)] + layout.result_piece(state->rank, cta) + i,
             total);
       }
+      store_user(receive, own + i, call.bytes, receive_aligned, total);
     }
     test_delay(state, *frame, 3);
     signal_members(state, *frame, layout.result_row(cta), tag);
     if (!wait_members(state, frame, layout.result_row(cta), other, tag)) return;
-    for (uint32_t member = 0; member < frame->members; ++member) {
+    for (uint32_t k = 1; k < frame->members; ++k) {
+      const uint32_t member = frame->cursor_after(k);
       const uint32_t owner = frame->member[member];
       const uint64_t begin = base + member * cut.slice;
       const uint64_t length = part_length(begin, cut.slice, call.bytes);
       const uint8_t* from = window_of(*frame, owner) + layout.result_piece(owner, cta);
-      for (uint64_t i = threadIdx.x * 16; i < length; i += kDataThreads * 16) {
-        store_user(receive, begin + i, call.bytes, receive_aligned, load_window(from + i));
-      }
+      move_to_user(from, receive, begin, call.bytes, 0, length);
     }
     data_sync();
   }

@@ -1,0 +1,99 @@
+// One-step exchanges: what a rank gives is put into its slot in all windows, signalled, and used when the
+// words of all members are there. Long messages go in chunks, the next of which is under way while one is
+// used:
+//
+//   push(c + 1), signal(c + 1), use(c), wait(c + 1), push(c + 2), ...
+//
+// A word of step s comes after wait(s - 1) and before use(s - 1), so it says that its writer has used the slots
+// of step s - 2. Who has waited for s may fill the slots of s + 1, which are those of s - 2: kCollSlots, three.
+#pragma once
+
+#include "kernels/cuda/coll_copy.cuh"
+#include "kernels/cuda/coll_run.cuh"
+
+namespace mep::device {
+
+__device__ inline uint64_t chunk_count(const CollLayout& layout, uint64_t bytes) {
+  return bytes <= layout.slot_bytes ? 1 : (bytes + layout.slot_bytes - 1) / layout.slot_bytes;
+}
+
+// What one CTA does of one chunk.
+struct CollChunk {
+  uint64_t step;
+  uint64_t at;     // its first byte in the message
+  uint64_t begin;  // this CTA's part, in the chunk
+  uint64_t end;
+};
+
+class CollChunks {
+ public:
+  __device__ CollChunks(const CollLayout& layout, uint64_t bytes)
+      : slot_bytes_(layout.slot_bytes), bytes_(bytes), count_(chunk_count(layout, bytes)) {
+    // The same in all chunks: a place is free when the CTA that reads it says so, and no other.
+    const uint64_t longest = count_ > 1 ? slot_bytes_ : bytes;
+    part_ = ((longest + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
+  }
+  __device__ uint64_t count() const { return count_; }
+  __device__ CollChunk chunk(uint64_t first_step, uint64_t number) const {
+    const uint64_t at = number * slot_bytes_;
+    const uint64_t left = bytes_ - at;
+    const uint64_t length = left < slot_bytes_ ? left : slot_bytes_;
+    const uint64_t begin = part_ * blockIdx.x;
+    return {first_step + number, at, begin, begin + part_ < length ? begin + part_ : length};
+  }
+
+ private:
+  uint64_t slot_bytes_;
+  uint64_t bytes_;
+  uint64_t count_;
+  uint64_t part_;
+};
+
+// Which windows get what a rank gives.
+enum class PushTo { kAll, kOthers };
+
+template <PushTo kTo>
+__device__ inline void push_chunk(const CollState* state, const CollFrame& frame,
+                                  const CollCall& call, const CollChunk& chunk) {
+  const uint64_t slot = state->layout.slot(chunk.step, state->rank);
+  move_from_user(static_cast<const uint8_t*>(call.send), chunk.at, call.bytes, chunk.begin,
+                 chunk.end, [&](uint64_t i, const uint4& pack) {
+                   for (uint32_t k = kTo == PushTo::kAll ? 0 : 1; k < frame.members; ++k) {
+                     store_window(state->windows[frame.member_after(k)] + slot + i, pack);
+                   }
+                 });
+}
+
+// The data threads. `gives`: this rank has something for the others. meanwhile(chunk) comes while the words of
+// what was given are on their way, use(chunk) when all is there.
+template <PushTo kTo, typename Meanwhile, typename Use>
+__device__ inline void exchange_chunks(CollState* state, const CollCall& call, CollFrame* frame,
+                                       bool gives, Meanwhile&& meanwhile, Use&& use) {
+  const CollLayout& layout = state->layout;
+  const CollChunks chunks(layout, call.bytes);
+  const uint64_t scatter_row = layout.scatter_row(blockIdx.x);
+  for (uint64_t number = 0; number <= chunks.count(); ++number) {
+    if (number != 0) {
+      const uint64_t step = frame->step + number - 1;
+      if (!wait_members(state, frame, layout.exchange_row(step & 1, blockIdx.x), scatter_row,
+                        coll_tag(*frame, step))) {
+        return;
+      }
+    }
+    if (number != chunks.count()) {
+      const CollChunk next = chunks.chunk(frame->step, number);
+      test_delay(state, *frame, 0);
+      if (gives) push_chunk<kTo>(state, *frame, call, next);
+      test_delay(state, *frame, 1);
+      signal_members(state, *frame, layout.exchange_row(next.step & 1, blockIdx.x),
+                     coll_tag(*frame, next.step));
+      meanwhile(next);
+    }
+    if (number != 0) {
+      test_delay(state, *frame, 2);
+      use(chunks.chunk(frame->step, number - 1));
+    }
+  }
+}
+
+}  // namespace mep::device
