@@ -208,7 +208,7 @@ void test_dead_root(void**) {
 
 // A member may have died between its parts of a sum for two others. Who has all goes on to broadcasts that a
 // dead root ends there and then, and must still be able to give the sum once it has prepared for a change.
-void test_given_after_dead_root(void**) {
+void given_after_dead_root(int calls) {
   Report report;
   Milestone called;
   with_rank_threads(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
@@ -224,7 +224,7 @@ void test_given_after_dead_root(void**) {
     mep_op_info_defaults(&sum);
     COLL_OK(found, mep_comm_last_op(comm, &sum));
     COLL_CHECK(found, sum.result == MEP_SUCCESS);
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < calls; ++i) {
       uint64_t value = 5;
       const mep_result_t result = mep_broadcast(&value, &value, 1, MEP_UINT64, 2, comm, nullptr);
       COLL_CHECK(found, result == MEP_ERR_PEER_FAILED);
@@ -240,10 +240,19 @@ void test_given_after_dead_root(void**) {
                              [&](uint64_t, uint32_t, std::span<const std::byte>) { ++given; });
       collectives.resume();
     });
+    // Who leaves begins a change on the other.
+    called.reach();
+    called.await(4);
     COLL_CHECK(found, ran);
     if (given != 2) found.add("rank %d could give %zu contributions, not 2", rank, given);
   });
   report.require_clean();
+}
+
+// Few, and more than there are cells.
+void test_given_after_dead_root(void**) {
+  given_after_dead_root(3);
+  given_after_dead_root(100);
 }
 
 // Ranks 0 and 4 on one host, 1 to 3 on another; ranks 0 to 3 have a communicator of their own. Rank 3

@@ -46,10 +46,12 @@ bool EpPlayer::make(uint32_t number, uint32_t first_serial) {
     config.input_type = shape.input;
     config.combine_type = shape.combine;
     config.receive_layout = shape.slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED;
-    player_.begin(What::kEpCreate, attempt, shape.comm);
+    // Apart from other objects that are made in this step.
+    const uint32_t part = number << 8 | attempt;
+    player_.begin(What::kEpCreate, part, shape.comm);
     Player::Said said;
     said.result = mep_ep_create(comm->second.handle, &config, &object.handle);
-    player_.end(What::kEpCreate, attempt, shape.comm, nullptr, said);
+    player_.end(What::kEpCreate, part, shape.comm, nullptr, said);
     if (said.result == MEP_SUCCESS) break;
   }
   if (object.handle == nullptr) return false;

@@ -52,6 +52,8 @@ mep_result_t Collectives::open(std::shared_ptr<const CommView> reached) {
 }
 
 void Collectives::restart(const CommView& view, uint64_t next) {
+  rootless_first_ = next;
+  rootless_last_ = next - 1;
   cells_.restart(view.epoch, next, view.live);
   bulk_.restart(view.epoch, view.live, cells_.groups(), cells_.through_leaders());
 }
@@ -143,20 +145,27 @@ mep_result_t Collectives::check_root_lives(const Operation& operation) const {
 
 bool Collectives::step(Operation& operation) {
   operation.result = check_root_lives(operation);
-  const Step step = operation.result == MEP_SUCCESS
-                        ? collective_type(operation.kind).step(*this, operation)
-                        : Step::kFailed;
+  const bool has_root = operation.result == MEP_SUCCESS;
+  const Step step =
+      has_root ? collective_type(operation.kind).step(*this, operation) : Step::kFailed;
   if (step == Step::kPending) return false;
   // This rank waited for nobody, so nobody learns from later operations that it has passed the earlier ones.
   if (step == Step::kFailed) [[unlikely]] {
     const KeepErrorText kept;
     const mep_result_t failed = operation.result;
+    if (!has_root) note_rootless(operation.seq);
     (void)note_done_step(*this, operation);
     operation.result = failed;
   }
   MEP_TEST_DELAY_POINT("complete");
   if (!engine_.complete(operation.epoch, operation.seq)) return false;  // the view decides
   return finish(operation, step == Step::kDone ? MEP_SUCCESS : operation.result);
+}
+
+void Collectives::note_rootless(uint64_t seq) {
+  const std::lock_guard lock(engine_.mutex());
+  if (seq > rootless_last_ + 1) rootless_first_ = seq;
+  rootless_last_ = seq;
 }
 
 bool Collectives::finish(Operation& operation, mep_result_t result) {

@@ -129,6 +129,7 @@ class Collectives {
   mep_result_t settle_result(Operation& operation);
   void fail_settled(Operation& operation, Reports::Report change);
   mep_result_t check_root_lives(const Operation& operation) const;
+  void note_rootless(uint64_t seq);
   bool finish(Operation& operation, mep_result_t result);
   void begin_request(RequestState& request);
   void end_request(const Operation& operation);
@@ -157,6 +158,9 @@ class Collectives {
   // Shared, under the channel's lock.
   std::map<uint64_t, RetainedOperation> retained_;  // by seq, until answered
   uint64_t held_ = 0;  // while frozen: up to where this rank holds all contributions
+  // The last operations in a row that had no root any more: they have no cells. None: last is below first.
+  uint64_t rootless_first_ = 1;
+  uint64_t rootless_last_ = 0;
   // While frozen: what is done here and may be lacking elsewhere, kept before the cells are zeroed.
   std::map<uint64_t, RetainedOperation> given_;
 };

@@ -88,11 +88,15 @@ void Collectives::take_flush(uint64_t seq, uint32_t source, std::span<const std:
 
 // This rank may be asked for these after it has prepared. An operation whose contributions are all here
 // was entered by all, so all have completed what was before it; the same goes for a large one.
-// What ended without cells, by a root that is gone, has nothing to keep and says nothing of what was before.
+// What ended without cells, by a root that is gone, has nothing to keep and says nothing of what was before. Of
+// these there may be more in a row than there are cells, and what was before is in its cells all the same: nobody
+// posts further than that beyond what all have passed.
 void Collectives::keep_for_others() {
   if (!engine_.is_adopted()) return;
   const uint64_t done = engine_.done();
-  for (uint64_t seq = done; seq + cells_.depth() > done && seq > 0; --seq) {
+  const bool ends_rootless = rootless_first_ <= done && done <= rootless_last_;
+  const uint64_t last = ends_rootless ? rootless_first_ - 1 : done;
+  for (uint64_t seq = last; seq + cells_.depth() > last && seq > 0; --seq) {
     RetainedOperation kept;
     if (bulk_.finished_by_all(adopted().epoch, seq)) return;
     if (!cells_.retain(adopted().epoch, seq, &kept)) continue;
