@@ -30,7 +30,7 @@ struct CtaRule {
   uint64_t bytes_per_cta;
 };
 constexpr CtaRule kExchangeRule{32u << 10, 8u << 10};
-constexpr CtaRule kReduceRule{16u << 10, 8u << 10};
+constexpr CtaRule kReduceRule{8u << 10, 4u << 10};
 
 uint32_t choose_ctas(const CollCall& call, const CollLayout& layout) {
   if (call.kind == Collective::k_barrier) return 1;
@@ -91,7 +91,7 @@ uint32_t most_coll_ctas(uint32_t capacity, uint32_t ranks_on_device) {
 }
 
 bool coll_is_one_shot(const CollLayout& layout, uint64_t bytes) {
-  return bytes <= one_shot_limit(layout.ranks);
+  return bytes <= std::min(one_shot_limit(layout.ranks), layout.slot_bytes);
 }
 
 mep_result_t load_coll_kernels() {
