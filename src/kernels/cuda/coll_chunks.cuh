@@ -1,8 +1,8 @@
-// One-step exchanges: what a rank gives is put into its slot in all windows, signalled, and used when the
+// Exchanges of the bytes themselves: what a rank gives is put into its slot in all windows, signalled, and used when the
 // words of all members are there. Long messages go in chunks, the next of which is under way while one is
 // used:
 //
-//   push(c + 1), signal(c + 1), use(c), wait(c + 1), push(c + 2), ...
+//   wait(c), push(c + 1), signal(c + 1), use(c), wait(c + 1), push(c + 2), ...
 //
 // A word of step s comes after wait(s - 1) and before use(s - 1), so it says that its writer has used the slots
 // of step s - 2. Who has waited for s may fill the slots of s + 1, which are those of s - 2: kCollSlots, three.

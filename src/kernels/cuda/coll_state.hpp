@@ -7,8 +7,8 @@
 //
 // A rank pushes its contribution into its own place in every window and then its signal word, so a rank
 // that is late, or out, only ever writes bytes that nobody reads any more. All ranks count steps alike:
-// each operation takes some, a signal word is tag(epoch, step, call), and places of exchanges alternate
-// with the step's parity. Every operation waits for every live rank, so whoever runs operation n + 1 to its
+// each operation takes some, a signal word is tag(epoch, step, call), rows of words alternate with the step's
+// parity, and there are kCollSlots places of exchanges, used in turn. Every operation waits for every live rank, so whoever runs operation n + 1 to its
 // end knows that all have ended n: that frees the places of n.
 //
 // Of the call a word carries a fingerprint, so ranks that call different things find out in the first step,
@@ -33,7 +33,7 @@ namespace mep::device {
 
 constexpr uint32_t kMaxCollRanks = 64;
 constexpr uint32_t kMaxCollCtas = 64;
-#ifdef MEP_MUTANT_TWO_SLOTS
+#ifdef MEP_MUTANT_TWO_SLOTS  // gpu_coll_test notices
 constexpr uint32_t kCollSlots = 2;
 #else
 constexpr uint32_t kCollSlots = 3;  // of a source, used in turn: see coll_chunks.cuh
