@@ -122,11 +122,18 @@ class Judge {
     return (record.what == What::kDispatch || record.what == What::kCombine) &&
            (record.part & 1) != 0;
   }
+  // Null: it is no collective of the program.
+  const OperationFacts* facts(const Record& record) const {
+    if (record.what != What::kCall || record.step >= program_.steps.size()) return nullptr;
+    const std::vector<Call>& calls = program_.steps[record.step].calls;
+    return record.part < calls.size() ? &facts_of(calls[record.part].kind) : nullptr;
+  }
   // Of a small one the root waits for nobody.
   bool only_root_gives(const Record& record) const {
-    if (record.what != What::kCall || record.step >= program_.steps.size()) return false;
-    const std::vector<Call>& calls = program_.steps[record.step].calls;
-    return record.part < calls.size() && facts_of(calls[record.part].kind).only_root_gives();
+    return facts(record) != nullptr && facts(record)->only_root_gives();
+  }
+  bool has_root(const Record& record) const {
+    return facts(record) != nullptr && facts(record)->is_rooted;
   }
   bool is_lax(uint32_t step) const {
     return step < program_.steps.size() && program_.steps[step].kind == StepKind::kMismatch;
@@ -336,12 +343,14 @@ void Judge::judge_pair(const Said& a, const Said& b) {
   // A nonblocking call that is refused has no request to ask about.
   const bool is_personal = x.what == What::kDispatch || x.what == What::kCombine;
   if (is_personal) return;
-  if (x.has_info && y.has_info && (x.epoch != y.epoch || x.seq != y.seq)) {
+  const bool both_live = a.life->is_done() && b.life->is_done();
+  // Whose root is dead, a rank ends by itself: if it dies before others hear of it, they are in a later epoch.
+  const bool binds_all = both_live || x.result == MEP_SUCCESS || !has_root(x);
+  if (binds_all && x.has_info && y.has_info && (x.epoch != y.epoch || x.seq != y.seq)) {
     return differ(Class::kVerdict, "epochs or seqs differ");
   }
   if (x.result != MEP_SUCCESS) {
     // What one knew that died afterwards binds nobody.
-    const bool both_live = a.life->is_done() && b.life->is_done();
     if (both_live && x.has_info && y.has_info && x.failed != y.failed)
       differ(Class::kVerdict, "failed ranks differ");
     return;
