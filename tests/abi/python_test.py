@@ -511,6 +511,7 @@ class ExpertParallelism(unittest.TestCase):
                                   statistics=statistics, op_status=status)
             self.assertIs(got.x, recv)
             self.assertEqual((count[0], statistics[0], got.total, status.result), (4, 14, 4, 0))
+            self.assertEqual((status.version, status.failed_count, status.failed), (2, 0, [0]))
             np.testing.assert_array_equal(recv[0, :4], wide[:, :64])
             np.testing.assert_array_equal(info[0, :4], range(4))
             out = np.zeros((4, 80), np.float32)
