@@ -22,7 +22,13 @@ TAKES = {
     "DataRoot": ["sendbuf", "recvbuf", "count", "dtype", "root"],
     "DataOp": ["sendbuf", "recvbuf", "count", "dtype", "op"],
     "DataOpRoot": ["sendbuf", "recvbuf", "count", "dtype", "op", "root"],
+    "Counts": ["sendbuf", "recvbuf", "counts", "displs", "dtype"],
+    "CountsOp": ["sendbuf", "recvbuf", "counts", "displs", "dtype", "op"],
+    "CountsRoot": ["sendbuf", "recvbuf", "count", "counts", "displs", "dtype", "root"],
+    "CountsBoth": ["sendbuf", "recvbuf", "sendcounts", "senddispls", "recvcounts", "recvdispls", "dtype"],
 }
+COUNTS = ("counts", "sendcounts", "recvcounts")
+DISPLS = ("displs", "senddispls", "recvdispls")
 VALUES = {
     "class": {"Replicated", "Personal"},
     "takes": set(TAKES),
@@ -74,13 +80,13 @@ def wrapped(head, items, tail, indent, width):
 
 CTYPES = {"sendbuf": "c_void_p", "recvbuf": "c_void_p", "count": "c_size_t", "dtype": "c_uint32",
           "op": "c_uint32", "root": "c_int32", "comm": "c_void_p", "stream": "c_void_p",
-          "request": "POINTER(c_void_p)"}
+          "request": "POINTER(c_void_p)", **dict.fromkeys(COUNTS + DISPLS, "POINTER(c_uint64)")}
 
 
 def python_text(rows):
     lines = ['"""The collectives of mep.h for ctypes. Made by bindings/make_bindings.py from the table of operations;',
              'do not edit."""',
-             "from ctypes import POINTER, c_int32, c_size_t, c_uint32, c_void_p", "",
+             "from ctypes import POINTER, c_int32, c_size_t, c_uint32, c_uint64, c_void_p", "",
              "# name -> (result, argument types)",
              "COLLECTIVES = {"]
     for _, name, parameters in functions(rows):
@@ -97,14 +103,17 @@ C_DECLARATIONS = {
     "sendbuf": "type(c_ptr), value", "recvbuf": "type(c_ptr), value", "stream": "type(c_ptr), value",
     "count": "integer(c_size_t), value", "dtype": "integer(c_int32_t), value",
     "op": "integer(c_int32_t), value", "root": "integer(c_int32_t), value",
-    "comm": "type(mep_comm_t), value", "request": "type(mep_request_t), intent(out)"}
+    "comm": "type(mep_comm_t), value", "request": "type(mep_request_t), intent(out)",
+    **dict.fromkeys(COUNTS + DISPLS, "type(c_ptr), value")}
 BUFFER = "type(*), dimension(..), asynchronous, contiguous, target"
 DECLARATIONS = {
     "sendbuf": BUFFER + ", intent(in)", "recvbuf": BUFFER, "buffer": BUFFER,
     "count": "integer(c_size_t), intent(in)", "dtype": "integer(c_int32_t), intent(in)",
     "op": "integer(c_int32_t), intent(in)", "root": "integer(c_int32_t), intent(in)",
     "comm": "type(mep_comm_t), intent(in)", "stream": "type(c_ptr), intent(in), optional",
-    "request": "type(mep_request_t), intent(out)"}
+    "request": "type(mep_request_t), intent(out)",
+    **dict.fromkeys(COUNTS, "integer(c_int64_t), intent(in), target, contiguous"),
+    **dict.fromkeys(DISPLS, "integer(c_int64_t), intent(in), target, contiguous, optional")}
 
 
 def broken(text, indent):
@@ -123,6 +132,7 @@ def declarations(parameters, kinds, indent):
     for each in parameters:
         alike.setdefault(kinds[each], []).append(each)
     for kind, names in alike.items():
+        names = [name + "(:)" if "contiguous" in kind and "dimension" not in kind else name for name in names]
         yield f"{' ' * indent}{kind} :: {', '.join(names)}"
 
 
@@ -145,6 +155,8 @@ def fortran_c_text(rows):
 
 def fortran_in_place(row, name, parameters):
     """The form with one buffer, or nothing if there is none."""
+    if row["takes"].startswith("Counts"):
+        return []
     per_rank = ("All", "AllOnRoot")
     whole, rest = "c_loc(buffer)", parameters[2:]
     notes = []
@@ -163,11 +175,22 @@ def fortran_in_place(row, name, parameters):
     return fortran_function(name + "_in_place", name, ["buffer"] + rest, [whole, whole], notes)
 
 
+def passed(name):
+    """What the C function is given for a parameter of the Fortran form."""
+    if name == "stream":
+        return "given(stream)"
+    if name in DISPLS:
+        return f"given_displs({name})"
+    return f"c_loc({name})" if name in COUNTS else name
+
+
 def fortran_function(name, c_name, parameters, arguments, notes=(), block_of=None):
     """`arguments`: what the C function is given for its buffers. `block_of`: in which the rank's block lies."""
     rest = [each for each in parameters if each not in ("sendbuf", "recvbuf", "buffer")]
-    given = arguments + [f"given({each})" if each == "stream" else each for each in rest]
+    given = arguments + [passed(each) for each in rest]
     lines = [f"  ! {note}" for note in notes]
+    # What may be left out stands at the end.
+    parameters = [each for each in parameters if each not in DISPLS] + [each for each in parameters if each in DISPLS]
     lines += broken(f"  integer(c_int32_t) function mep_{name}({', '.join(parameters)}) result(code)", 6)
     lines += declarations(parameters, DECLARATIONS, 4)
     call = f"code = c_{c_name}({', '.join(given)})"

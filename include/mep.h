@@ -348,8 +348,8 @@ MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
  * tells whether the input is intact.
  * These are replicated operations: one succeeds on all ranks or on none, and what a rank's result is made
  * of anybody can give to a rank that lacks it. (Dispatch and combine are personal operations: what one rank
- * gets nobody else has.) Reduce, gather, scatter, reduce-scatter and alltoall are for host communicators
- * so far: MEP_ERR_UNSUPPORTED on one with a GPU.
+ * gets nobody else has.) Reduce, gather, scatter, reduce-scatter, alltoall and the forms with counts are for
+ * host communicators so far: MEP_ERR_UNSUPPORTED on one with a GPU.
  *
  * Which calls report a failure. The calls of a communicator are counted on every rank, from 1; a call refused
  * for its arguments does not count. When members fail or leave, or a timeout or mep_comm_revoke is settled, the
@@ -414,6 +414,50 @@ MEP_API mep_result_t mep_reduce_scatter(const void* sendbuf, void* recvbuf, size
 MEP_API mep_result_t mep_alltoall(const void* sendbuf, void* recvbuf, size_t count,
                                   mep_dtype_t dtype, mep_comm_t comm, mep_stream_t stream);
 
+/* Forms with counts: a block has a length of its own. counts[size] and displs[size] are for the buffer that has
+ * a block for each rank, in elements, indexed by comm rank: block r is the counts[r] elements from displs[r]
+ * on. displs NULL: one block right behind the other, those of absent ranks too. Otherwise blocks may lie in any
+ * order and with gaps, which stay untouched; where blocks to be received overlap each other the result is
+ * undefined. Both arrays are read during the call only, also by the nonblocking forms. What a rank gives another
+ * must be as long as what that one expects of it, between any two live ranks: else MEP_ERR_MISMATCH on all of
+ * them, and nothing is cut off. Counts and displs may differ from rank to rank as far as that allows; those of
+ * absent ranks say only where packed blocks lie. Ranks wait for each other, the roots too. From the first
+ * element that is used to the last, sendbuf and recvbuf do not overlap but in place. Further errors:
+ * MEP_ERR_NO_MEMORY; MEP_ERR_INVALID_ARGUMENT for counts whose sum is no size in memory. 0.2 */
+
+/* As mep_allgather: block r of recvbuf = sendbuf[counts[r]] of rank r. In place: sendbuf == recvbuf +
+ * displs[rank] elements. 0.2 */
+MEP_API mep_result_t mep_allgatherv(const void* sendbuf, void* recvbuf, const uint64_t* counts,
+                                    const uint64_t* displs, mep_dtype_t dtype, mep_comm_t comm,
+                                    mep_stream_t stream);
+
+/* As mep_gather: block r of root's recvbuf = sendbuf[count] of rank r. counts and displs are read on root
+ * only, where counts[r] must be the count of rank r. In place there: sendbuf == recvbuf + displs[root]
+ * elements. 0.2 */
+MEP_API mep_result_t mep_gatherv(const void* sendbuf, void* recvbuf, size_t count,
+                                 const uint64_t* counts, const uint64_t* displs, mep_dtype_t dtype,
+                                 int32_t root, mep_comm_t comm, mep_stream_t stream);
+
+/* As mep_scatter: recvbuf[count] of rank r = block r of root's sendbuf. counts and displs are read on root
+ * only, where counts[r] must be the count of rank r. In place there: recvbuf == sendbuf + displs[root]
+ * elements. 0.2 */
+MEP_API mep_result_t mep_scatterv(const void* sendbuf, void* recvbuf, size_t count,
+                                  const uint64_t* counts, const uint64_t* displs, mep_dtype_t dtype,
+                                  int32_t root, mep_comm_t comm, mep_stream_t stream);
+
+/* As mep_reduce_scatter: recvbuf[counts[r]] of rank r = op over the live ranks' block r of sendbuf. In place:
+ * recvbuf == sendbuf + displs[rank] elements. 0.2 */
+MEP_API mep_result_t mep_reduce_scatterv(const void* sendbuf, void* recvbuf, const uint64_t* counts,
+                                         const uint64_t* displs, mep_dtype_t dtype, mep_op_t op,
+                                         mep_comm_t comm, mep_stream_t stream);
+
+/* As mep_alltoall: block s of rank r's recvbuf = block r of sendbuf of rank s. recvcounts[s] of rank r must be
+ * sendcounts[r] of rank s. There is no in-place form. 0.2 */
+MEP_API mep_result_t mep_alltoallv(const void* sendbuf, void* recvbuf, const uint64_t* sendcounts,
+                                   const uint64_t* senddispls, const uint64_t* recvcounts,
+                                   const uint64_t* recvdispls, mep_dtype_t dtype, mep_comm_t comm,
+                                   mep_stream_t stream);
+
 /* Nonblocking forms: return at once with a request. Operations of one comm run in the order of their
  * calls. Buffers belong to the operation until the request is done. Every request must be finished by
  * mep_request_wait or a mep_request_test that says done; that frees it. Progress is made inside calls
@@ -423,7 +467,7 @@ MEP_API mep_result_t mep_alltoall(const void* sendbuf, void* recvbuf, size_t cou
  * With MEP_COMM_PROGRESS_THREAD progress needs no call: whatever is pending on any comm of the world goes on,
  * also to its timeout and through changes of the membership. No call is refused because of that thread; one may
  * have to wait for it, for as long as a step takes. Without anything pending it sleeps.
- * Host communicators only. Further error: MEP_ERR_NO_MEMORY. 0.1 */
+ * Host communicators only. Further error: MEP_ERR_NO_MEMORY. 0.1; with counts 0.2 */
 MEP_API mep_result_t mep_ibarrier(mep_comm_t comm, mep_request_t* request);
 MEP_API mep_result_t mep_ibroadcast(const void* sendbuf, void* recvbuf, size_t count,
                                     mep_dtype_t dtype, int32_t root, mep_comm_t comm,
@@ -447,6 +491,24 @@ MEP_API mep_result_t mep_ireduce_scatter(const void* sendbuf, void* recvbuf, siz
                                          mep_request_t* request);
 MEP_API mep_result_t mep_ialltoall(const void* sendbuf, void* recvbuf, size_t count,
                                    mep_dtype_t dtype, mep_comm_t comm, mep_request_t* request);
+MEP_API mep_result_t mep_iallgatherv(const void* sendbuf, void* recvbuf, const uint64_t* counts,
+                                     const uint64_t* displs, mep_dtype_t dtype, mep_comm_t comm,
+                                     mep_request_t* request);
+MEP_API mep_result_t mep_igatherv(const void* sendbuf, void* recvbuf, size_t count,
+                                  const uint64_t* counts, const uint64_t* displs, mep_dtype_t dtype,
+                                  int32_t root, mep_comm_t comm, mep_request_t* request);
+MEP_API mep_result_t mep_iscatterv(const void* sendbuf, void* recvbuf, size_t count,
+                                   const uint64_t* counts, const uint64_t* displs,
+                                   mep_dtype_t dtype, int32_t root, mep_comm_t comm,
+                                   mep_request_t* request);
+MEP_API mep_result_t mep_ireduce_scatterv(const void* sendbuf, void* recvbuf,
+                                          const uint64_t* counts, const uint64_t* displs,
+                                          mep_dtype_t dtype, mep_op_t op, mep_comm_t comm,
+                                          mep_request_t* request);
+MEP_API mep_result_t mep_ialltoallv(const void* sendbuf, void* recvbuf, const uint64_t* sendcounts,
+                                    const uint64_t* senddispls, const uint64_t* recvcounts,
+                                    const uint64_t* recvdispls, mep_dtype_t dtype, mep_comm_t comm,
+                                    mep_request_t* request);
 
 /* Waits at most timeout_ms (0xffffffff: until the operation's own timeout). Done: returns the
  * operation's result, frees the request and sets *request NULL. Not done in time, or another thread is

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <iterator>
+#include <vector>
 
 #include "collective_check.hpp"
 #include "error.hpp"
@@ -103,6 +104,28 @@ constexpr CollectiveEntry kCollectives[] = {
      [](const CollectiveCall& c, size_t i) {
        return Source{static_cast<int>(i / c.count), own_block(c) + i % c.count};
      }},
+    // With counts: all the same here.
+    {Collective::k_allgatherv, all_blocks, others_part, all_read_all_written, blocks_of_others,
+     [](const CollectiveCall& c, size_t i) {
+       return Source{static_cast<int>(i / c.count), i % c.count};
+     }},
+    {Collective::k_gatherv, all_blocks, others_part, each_read_and_written, blocks_of_others,
+     [](const CollectiveCall& c, size_t i) {
+       return c.rank == kRoot ? Source{static_cast<int>(i / c.count), i % c.count}
+                              : Source{kNobody, 0};
+     }},
+    {Collective::k_scatterv, all_blocks, others_part, each_read_and_written, blocks_of_far_root,
+     [](const CollectiveCall& c, size_t i) {
+       return Source{kRoot, own_block(c) + i};
+     }},
+    {Collective::k_reduce_scatterv, all_blocks, others_part, all_read_all_written, blocks_of_others,
+     [](const CollectiveCall& c, size_t i) {
+       return Source{kAllRanks, own_block(c) + i};
+     }},
+    {Collective::k_alltoallv, all_blocks, others_part, all_read_and_written, far_blocks_for_all,
+     [](const CollectiveCall& c, size_t i) {
+       return Source{static_cast<int>(i / c.count), own_block(c) + i % c.count};
+     }},
 };
 
 constexpr bool is_whole() {
@@ -146,8 +169,13 @@ class MepCollective : public Case {
 
 mep_result_t CollectiveEntry::mep_call(const CollectiveCall& call, mep_comm_t comm,
                                        mep_stream_t stream) const {
-  return call_collective(
-      kind, {call.send, call.recv, call.count, call.dtype, call.reduction, kRoot}, comm, stream);
+  OperationCall c{call.send, call.recv, call.count, call.dtype, call.reduction, kRoot};
+  if (facts_of(kind).has_counts) {
+    static thread_local std::vector<uint64_t> counts;
+    counts.assign(static_cast<size_t>(call.size), call.count);
+    c.counts = c.recv_counts = counts.data();
+  }
+  return call_collective(kind, c, comm, stream);
 }
 
 const CollectiveEntry* find_collective(const std::string& name) {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <climits>
 #include <string>
+#include <vector>
 
 #include "collective_check.hpp"
 #include "error.hpp"
@@ -20,6 +21,22 @@ struct MpiElements {
   int count = 0;
   MPI_Datatype type = MPI_BYTE;
   MPI_Op op = MPI_OP_NULL;
+};
+
+// The same count for each rank.
+class MpiCounts {
+ public:
+  MpiCounts(const CollectiveCall& call, const MpiElements& elements) {
+    const auto size = static_cast<size_t>(call.size);
+    counts_.assign(size, elements.count);
+    for (int rank = 0; rank < call.size; ++rank) displs_.push_back(rank * elements.count);
+  }
+  const int* counts() const { return counts_.data(); }
+  const int* displs() const { return displs_.data(); }
+
+ private:
+  std::vector<int> counts_;
+  std::vector<int> displs_;
 };
 
 struct MpiEntry {
@@ -62,6 +79,35 @@ const MpiEntry kMpiCollectives[] = {
     {Collective::k_alltoall,
      [](const CollectiveCall& c, const MpiElements& e) {
        MPI_Alltoall(c.send, e.count, e.type, c.recv, e.count, e.type, MPI_COMM_WORLD);
+     }},
+    {Collective::k_allgatherv,
+     [](const CollectiveCall& c, const MpiElements& e) {
+       const MpiCounts all(c, e);
+       MPI_Allgatherv(c.send, e.count, e.type, c.recv, all.counts(), all.displs(), e.type,
+                      MPI_COMM_WORLD);
+     }},
+    {Collective::k_gatherv,
+     [](const CollectiveCall& c, const MpiElements& e) {
+       const MpiCounts all(c, e);
+       MPI_Gatherv(c.send, e.count, e.type, c.recv, all.counts(), all.displs(), e.type, kRoot,
+                   MPI_COMM_WORLD);
+     }},
+    {Collective::k_scatterv,
+     [](const CollectiveCall& c, const MpiElements& e) {
+       const MpiCounts all(c, e);
+       MPI_Scatterv(c.send, all.counts(), all.displs(), e.type, c.recv, e.count, e.type, kRoot,
+                    MPI_COMM_WORLD);
+     }},
+    {Collective::k_reduce_scatterv,
+     [](const CollectiveCall& c, const MpiElements& e) {
+       const MpiCounts all(c, e);
+       MPI_Reduce_scatter(c.send, c.recv, all.counts(), e.type, e.op, MPI_COMM_WORLD);
+     }},
+    {Collective::k_alltoallv,
+     [](const CollectiveCall& c, const MpiElements& e) {
+       const MpiCounts all(c, e);
+       MPI_Alltoallv(c.send, all.counts(), all.displs(), e.type, c.recv, all.counts(), all.displs(),
+                     e.type, MPI_COMM_WORLD);
      }},
 };
 

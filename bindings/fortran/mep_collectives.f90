@@ -23,6 +23,11 @@ module mep_collectives
   public :: mep_reduce_scatter
   public :: mep_reduce_scatter_in_place
   public :: mep_alltoall
+  public :: mep_allgatherv
+  public :: mep_gatherv
+  public :: mep_scatterv
+  public :: mep_reduce_scatterv
+  public :: mep_alltoallv
   public :: mep_ibarrier
   public :: mep_ibroadcast
   public :: mep_ibroadcast_in_place
@@ -39,6 +44,11 @@ module mep_collectives
   public :: mep_ireduce_scatter
   public :: mep_ireduce_scatter_in_place
   public :: mep_ialltoall
+  public :: mep_iallgatherv
+  public :: mep_igatherv
+  public :: mep_iscatterv
+  public :: mep_ireduce_scatterv
+  public :: mep_ialltoallv
 
 contains
 
@@ -225,6 +235,74 @@ contains
     code = c_alltoall(c_loc(sendbuf), c_loc(recvbuf), count, dtype, comm, given(stream))
   end function mep_alltoall
 
+  integer(c_int32_t) function mep_allgatherv(sendbuf, recvbuf, counts, dtype, comm, stream, &
+      displs) result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_int64_t), intent(in), target, contiguous :: counts(:)
+    integer(c_int32_t), intent(in) :: dtype
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    integer(c_int64_t), intent(in), target, contiguous, optional :: displs(:)
+    code = c_allgatherv(c_loc(sendbuf), c_loc(recvbuf), c_loc(counts), given_displs(displs), &
+        dtype, comm, given(stream))
+  end function mep_allgatherv
+
+  integer(c_int32_t) function mep_gatherv(sendbuf, recvbuf, count, counts, dtype, root, comm, &
+      stream, displs) result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int64_t), intent(in), target, contiguous :: counts(:)
+    integer(c_int32_t), intent(in) :: dtype, root
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    integer(c_int64_t), intent(in), target, contiguous, optional :: displs(:)
+    code = c_gatherv(c_loc(sendbuf), c_loc(recvbuf), count, c_loc(counts), given_displs(displs), &
+        dtype, root, comm, given(stream))
+  end function mep_gatherv
+
+  integer(c_int32_t) function mep_scatterv(sendbuf, recvbuf, count, counts, dtype, root, comm, &
+      stream, displs) result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int64_t), intent(in), target, contiguous :: counts(:)
+    integer(c_int32_t), intent(in) :: dtype, root
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    integer(c_int64_t), intent(in), target, contiguous, optional :: displs(:)
+    code = c_scatterv(c_loc(sendbuf), c_loc(recvbuf), count, c_loc(counts), given_displs(displs), &
+        dtype, root, comm, given(stream))
+  end function mep_scatterv
+
+  integer(c_int32_t) function mep_reduce_scatterv(sendbuf, recvbuf, counts, dtype, op, comm, &
+      stream, displs) result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_int64_t), intent(in), target, contiguous :: counts(:)
+    integer(c_int32_t), intent(in) :: dtype, op
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    integer(c_int64_t), intent(in), target, contiguous, optional :: displs(:)
+    code = c_reduce_scatterv(c_loc(sendbuf), c_loc(recvbuf), c_loc(counts), given_displs(displs), &
+        dtype, op, comm, given(stream))
+  end function mep_reduce_scatterv
+
+  integer(c_int32_t) function mep_alltoallv(sendbuf, recvbuf, sendcounts, recvcounts, dtype, comm, &
+      stream, senddispls, recvdispls) result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_int64_t), intent(in), target, contiguous :: sendcounts(:), recvcounts(:)
+    integer(c_int32_t), intent(in) :: dtype
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in), optional :: stream
+    integer(c_int64_t), intent(in), target, contiguous, optional :: senddispls(:), recvdispls(:)
+    code = c_alltoallv(c_loc(sendbuf), c_loc(recvbuf), c_loc(sendcounts), &
+        given_displs(senddispls), c_loc(recvcounts), given_displs(recvdispls), dtype, comm, &
+        given(stream))
+  end function mep_alltoallv
+
   integer(c_int32_t) function mep_ibarrier(comm, request) result(code)
     type(mep_comm_t), intent(in) :: comm
     type(mep_request_t), intent(out) :: request
@@ -407,4 +485,71 @@ contains
     type(mep_request_t), intent(out) :: request
     code = c_ialltoall(c_loc(sendbuf), c_loc(recvbuf), count, dtype, comm, request)
   end function mep_ialltoall
+
+  integer(c_int32_t) function mep_iallgatherv(sendbuf, recvbuf, counts, dtype, comm, request, &
+      displs) result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_int64_t), intent(in), target, contiguous :: counts(:)
+    integer(c_int32_t), intent(in) :: dtype
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    integer(c_int64_t), intent(in), target, contiguous, optional :: displs(:)
+    code = c_iallgatherv(c_loc(sendbuf), c_loc(recvbuf), c_loc(counts), given_displs(displs), &
+        dtype, comm, request)
+  end function mep_iallgatherv
+
+  integer(c_int32_t) function mep_igatherv(sendbuf, recvbuf, count, counts, dtype, root, comm, &
+      request, displs) result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int64_t), intent(in), target, contiguous :: counts(:)
+    integer(c_int32_t), intent(in) :: dtype, root
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    integer(c_int64_t), intent(in), target, contiguous, optional :: displs(:)
+    code = c_igatherv(c_loc(sendbuf), c_loc(recvbuf), count, c_loc(counts), given_displs(displs), &
+        dtype, root, comm, request)
+  end function mep_igatherv
+
+  integer(c_int32_t) function mep_iscatterv(sendbuf, recvbuf, count, counts, dtype, root, comm, &
+      request, displs) result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_size_t), intent(in) :: count
+    integer(c_int64_t), intent(in), target, contiguous :: counts(:)
+    integer(c_int32_t), intent(in) :: dtype, root
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    integer(c_int64_t), intent(in), target, contiguous, optional :: displs(:)
+    code = c_iscatterv(c_loc(sendbuf), c_loc(recvbuf), count, c_loc(counts), given_displs(displs), &
+        dtype, root, comm, request)
+  end function mep_iscatterv
+
+  integer(c_int32_t) function mep_ireduce_scatterv(sendbuf, recvbuf, counts, dtype, op, comm, &
+      request, displs) result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_int64_t), intent(in), target, contiguous :: counts(:)
+    integer(c_int32_t), intent(in) :: dtype, op
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    integer(c_int64_t), intent(in), target, contiguous, optional :: displs(:)
+    code = c_ireduce_scatterv(c_loc(sendbuf), c_loc(recvbuf), c_loc(counts), given_displs(displs), &
+        dtype, op, comm, request)
+  end function mep_ireduce_scatterv
+
+  integer(c_int32_t) function mep_ialltoallv(sendbuf, recvbuf, sendcounts, recvcounts, dtype, &
+      comm, request, senddispls, recvdispls) result(code)
+    type(*), dimension(..), asynchronous, contiguous, target, intent(in) :: sendbuf
+    type(*), dimension(..), asynchronous, contiguous, target :: recvbuf
+    integer(c_int64_t), intent(in), target, contiguous :: sendcounts(:), recvcounts(:)
+    integer(c_int32_t), intent(in) :: dtype
+    type(mep_comm_t), intent(in) :: comm
+    type(mep_request_t), intent(out) :: request
+    integer(c_int64_t), intent(in), target, contiguous, optional :: senddispls(:), recvdispls(:)
+    code = c_ialltoallv(c_loc(sendbuf), c_loc(recvbuf), c_loc(sendcounts), &
+        given_displs(senddispls), c_loc(recvcounts), given_displs(recvdispls), dtype, comm, request)
+  end function mep_ialltoallv
 end module mep_collectives

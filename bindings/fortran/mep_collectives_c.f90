@@ -75,6 +75,43 @@ module mep_collectives_c
       integer(c_int32_t), value :: dtype
       type(mep_comm_t), value :: comm
     end function c_alltoall
+    integer(c_int32_t) function c_allgatherv(sendbuf, recvbuf, counts, displs, dtype, comm, &
+        stream) bind(C, name="mep_allgatherv")
+      import :: c_int32_t, c_ptr, mep_comm_t
+      type(c_ptr), value :: sendbuf, recvbuf, counts, displs, stream
+      integer(c_int32_t), value :: dtype
+      type(mep_comm_t), value :: comm
+    end function c_allgatherv
+    integer(c_int32_t) function c_gatherv(sendbuf, recvbuf, count, counts, displs, dtype, root, &
+        comm, stream) bind(C, name="mep_gatherv")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
+      type(c_ptr), value :: sendbuf, recvbuf, counts, displs, stream
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, root
+      type(mep_comm_t), value :: comm
+    end function c_gatherv
+    integer(c_int32_t) function c_scatterv(sendbuf, recvbuf, count, counts, displs, dtype, root, &
+        comm, stream) bind(C, name="mep_scatterv")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
+      type(c_ptr), value :: sendbuf, recvbuf, counts, displs, stream
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, root
+      type(mep_comm_t), value :: comm
+    end function c_scatterv
+    integer(c_int32_t) function c_reduce_scatterv(sendbuf, recvbuf, counts, displs, dtype, op, &
+        comm, stream) bind(C, name="mep_reduce_scatterv")
+      import :: c_int32_t, c_ptr, mep_comm_t
+      type(c_ptr), value :: sendbuf, recvbuf, counts, displs, stream
+      integer(c_int32_t), value :: dtype, op
+      type(mep_comm_t), value :: comm
+    end function c_reduce_scatterv
+    integer(c_int32_t) function c_alltoallv(sendbuf, recvbuf, sendcounts, senddispls, recvcounts, &
+        recvdispls, dtype, comm, stream) bind(C, name="mep_alltoallv")
+      import :: c_int32_t, c_ptr, mep_comm_t
+      type(c_ptr), value :: sendbuf, recvbuf, sendcounts, senddispls, recvcounts, recvdispls, stream
+      integer(c_int32_t), value :: dtype
+      type(mep_comm_t), value :: comm
+    end function c_alltoallv
     integer(c_int32_t) function c_ibarrier(comm, request) bind(C, name="mep_ibarrier")
       import :: c_int32_t, mep_comm_t, mep_request_t
       type(mep_comm_t), value :: comm
@@ -152,5 +189,47 @@ module mep_collectives_c
       type(mep_comm_t), value :: comm
       type(mep_request_t), intent(out) :: request
     end function c_ialltoall
+    integer(c_int32_t) function c_iallgatherv(sendbuf, recvbuf, counts, displs, dtype, comm, &
+        request) bind(C, name="mep_iallgatherv")
+      import :: c_int32_t, c_ptr, mep_comm_t, mep_request_t
+      type(c_ptr), value :: sendbuf, recvbuf, counts, displs
+      integer(c_int32_t), value :: dtype
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_iallgatherv
+    integer(c_int32_t) function c_igatherv(sendbuf, recvbuf, count, counts, displs, dtype, root, &
+        comm, request) bind(C, name="mep_igatherv")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
+      type(c_ptr), value :: sendbuf, recvbuf, counts, displs
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, root
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_igatherv
+    integer(c_int32_t) function c_iscatterv(sendbuf, recvbuf, count, counts, displs, dtype, root, &
+        comm, request) bind(C, name="mep_iscatterv")
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t, mep_request_t
+      type(c_ptr), value :: sendbuf, recvbuf, counts, displs
+      integer(c_size_t), value :: count
+      integer(c_int32_t), value :: dtype, root
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_iscatterv
+    integer(c_int32_t) function c_ireduce_scatterv(sendbuf, recvbuf, counts, displs, dtype, op, &
+        comm, request) bind(C, name="mep_ireduce_scatterv")
+      import :: c_int32_t, c_ptr, mep_comm_t, mep_request_t
+      type(c_ptr), value :: sendbuf, recvbuf, counts, displs
+      integer(c_int32_t), value :: dtype, op
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_ireduce_scatterv
+    integer(c_int32_t) function c_ialltoallv(sendbuf, recvbuf, sendcounts, senddispls, recvcounts, &
+        recvdispls, dtype, comm, request) bind(C, name="mep_ialltoallv")
+      import :: c_int32_t, c_ptr, mep_comm_t, mep_request_t
+      type(c_ptr), value :: sendbuf, recvbuf, sendcounts, senddispls, recvcounts, recvdispls
+      integer(c_int32_t), value :: dtype
+      type(mep_comm_t), value :: comm
+      type(mep_request_t), intent(out) :: request
+    end function c_ialltoallv
   end interface
 end module mep_collectives_c

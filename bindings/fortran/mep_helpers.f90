@@ -5,7 +5,7 @@ module mep_helpers
   use mep_c
   implicit none
   private
-  public :: given, own_block
+  public :: given, given_displs, own_block
 
 contains
 
@@ -14,6 +14,13 @@ contains
     given = c_null_ptr
     if (present(stream)) given = stream
   end function given
+
+  ! Where blocks lie; none given: one behind the other.
+  type(c_ptr) function given_displs(displs)
+    integer(c_int64_t), intent(in), target, contiguous, optional :: displs(:)
+    given_displs = c_null_ptr
+    if (present(displs)) given_displs = c_loc(displs)
+  end function given_displs
 
   ! The block of this rank within a buffer that has one for each.
   integer(c_int32_t) function own_block(buffer, count, dtype, comm, block) result(code)

@@ -14,6 +14,11 @@ struct OperationCall {
   mep_dtype_t dtype = MEP_UINT8;
   mep_op_t op = MEP_SUM;
   int32_t root = 0;
+  // With a length for each block: of the buffer that has one for each rank. Where both have: of sendbuf.
+  const uint64_t* counts = nullptr;
+  const uint64_t* displs = nullptr;
+  const uint64_t* recv_counts = nullptr;
+  const uint64_t* recv_displs = nullptr;
 };
 
 namespace operations_def {
@@ -47,6 +52,32 @@ mep_result_t call(mep_result_t (*function)(const void*, void*, size_t, mep_dtype
                                            int32_t, mep_comm_t, Last),
                   const OperationCall& c, mep_comm_t comm, Last last) {
   return function(c.send, c.receive, c.count, c.dtype, c.op, c.root, comm, last);
+}
+template <class Last>
+mep_result_t call(mep_result_t (*function)(const void*, void*, const uint64_t*, const uint64_t*,
+                                           mep_dtype_t, mep_comm_t, Last),
+                  const OperationCall& c, mep_comm_t comm, Last last) {
+  return function(c.send, c.receive, c.counts, c.displs, c.dtype, comm, last);
+}
+template <class Last>
+mep_result_t call(mep_result_t (*function)(const void*, void*, const uint64_t*, const uint64_t*,
+                                           mep_dtype_t, mep_op_t, mep_comm_t, Last),
+                  const OperationCall& c, mep_comm_t comm, Last last) {
+  return function(c.send, c.receive, c.counts, c.displs, c.dtype, c.op, comm, last);
+}
+template <class Last>
+mep_result_t call(mep_result_t (*function)(const void*, void*, size_t, const uint64_t*,
+                                           const uint64_t*, mep_dtype_t, int32_t, mep_comm_t, Last),
+                  const OperationCall& c, mep_comm_t comm, Last last) {
+  return function(c.send, c.receive, c.count, c.counts, c.displs, c.dtype, c.root, comm, last);
+}
+template <class Last>
+mep_result_t call(mep_result_t (*function)(const void*, void*, const uint64_t*, const uint64_t*,
+                                           const uint64_t*, const uint64_t*, mep_dtype_t,
+                                           mep_comm_t, Last),
+                  const OperationCall& c, mep_comm_t comm, Last last) {
+  return function(c.send, c.receive, c.counts, c.displs, c.recv_counts, c.recv_displs, c.dtype,
+                  comm, last);
 }
 
 }  // namespace operations_def

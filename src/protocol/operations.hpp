@@ -22,7 +22,7 @@ inline constexpr uint32_t kCollectiveCount = 0
 // Whether a repeat by a donor is possible (see the membership document).
 enum class OperationClass : uint8_t { kReplicated, kPersonal };
 
-// Blocks of `count` elements in a rank's buffer.
+// Blocks of `count` elements, or of as many as the counts say, in a rank's buffer.
 enum class Blocks : uint8_t {
   kNone,
   kOne,
@@ -46,13 +46,16 @@ struct OperationFacts {
   bool takes_op;
   // It has a root: without one in the view every rank ends it by itself.
   bool is_rooted;
+  // Its blocks have a length each.
+  bool has_counts;
   bool is_nonblocking_too;
   uint8_t backends;
 
   constexpr bool has_data() const { return send != Blocks::kNone || receive != Blocks::kNone; }
   constexpr bool runs_on(uint8_t backend) const { return (backends & backend) != 0; }
-  // Nobody else gives anything: in small ones nobody waits for the others.
-  constexpr bool only_root_gives() const { return is_on_root(send); }
+  // Nobody else gives anything: in small ones nobody waits for the others. With counts all give what they
+  // expect.
+  constexpr bool only_root_gives() const { return is_on_root(send) && !has_counts; }
   constexpr bool gives(uint32_t rank, uint32_t root) const { return has(send, rank, root); }
   constexpr bool gets(uint32_t rank, uint32_t root) const { return has(receive, rank, root); }
   // Who gives or gets has a block for each rank; else one.
@@ -84,7 +87,11 @@ enum Takes : uint8_t {
   kData = 1,
   kDataRoot = kData | 2,
   kDataOp = kData | 4,
-  kDataOpRoot = kDataRoot | kDataOp
+  kDataOpRoot = kDataRoot | kDataOp,
+  kCounts = kData | 8,
+  kCountsRoot = kCounts | kDataRoot,
+  kCountsOp = kCounts | kDataOp,
+  kCountsBoth = kCounts | 16
 };
 enum Forms : uint8_t { kBlocking, kBoth };
 inline constexpr OperationFacts kTable[] = {
@@ -95,6 +102,7 @@ inline constexpr OperationFacts kTable[] = {
    Blocks::k##receive,                                                     \
    (k##takes & 4) != 0,                                                    \
    (k##takes & 2) != 0,                                                    \
+   (k##takes & 8) != 0,                                                    \
    (k##forms) == kBoth,                                                    \
    (backends)},
 #include "protocol/operations.def"

@@ -8,7 +8,7 @@ import sys
 from abi_files import ROOT, Findings, header
 
 sys.path.insert(0, str(ROOT / "bindings"))
-from make_bindings import functions, operations  # noqa: E402
+from make_bindings import COUNTS, DISPLS, functions, operations  # noqa: E402
 
 findings = Findings()
 declared = set(header().functions)
@@ -17,7 +17,8 @@ findings.same_names("mep.map against mep.h", declared, listed)
 
 # A collective is what takes a stream or a request after a communicator and is no call of a request's.
 C_TYPES = {"sendbuf": "const void*", "recvbuf": "void*", "count": "size_t", "dtype": "mep_dtype_t", "op": "mep_op_t",
-           "root": "int32_t", "comm": "mep_comm_t", "stream": "mep_stream_t", "request": "mep_request_t*"}
+           "root": "int32_t", "comm": "mep_comm_t", "stream": "mep_stream_t", "request": "mep_request_t*",
+           **dict.fromkeys(COUNTS + DISPLS, "const uint64_t*")}
 of_table = {f"mep_{name}": [(C_TYPES[each], each) for each in parameters]
             for _, name, parameters in functions(operations())}
 of_header = {name: parameters for name, (_, parameters) in header().functions.items()

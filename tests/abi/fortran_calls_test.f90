@@ -67,6 +67,26 @@ program fortran_calls_test
   call expect(MEP_SUCCESS, mep_request_wait(request, -1_c_int32_t, info), 62)
 
   y = 0
+  call expect(MEP_SUCCESS, mep_allgatherv(x, y, [6_c_int64_t], MEP_FLOAT64, comm), 70)
+  call check(all(nint(y) == nint(x)), 71)
+  y = 0
+  call expect(MEP_SUCCESS, mep_gatherv(x, y, 2_c_size_t, [2_c_int64_t], MEP_FLOAT64, 0, comm, &
+      displs=[3_c_int64_t]), 72)
+  call check(all(nint(y) == [0, 0, 0, 1, 2, 0]), 73)
+  y = 0
+  call expect(MEP_SUCCESS, mep_scatterv(x, y, 2_c_size_t, [2_c_int64_t], MEP_FLOAT64, 0, comm, &
+      displs=[3_c_int64_t]), 74)
+  call check(all(nint(y) == [4, 5, 0, 0, 0, 0]), 75)
+  y = 0
+  call expect(MEP_SUCCESS, mep_reduce_scatterv(x, y, [2_c_int64_t], MEP_FLOAT64, MEP_SUM, comm), 76)
+  call check(all(nint(y) == [1, 2, 0, 0, 0, 0]), 77)
+  y = 0
+  call expect(MEP_SUCCESS, mep_ialltoallv(x, y, [2_c_int64_t], [2_c_int64_t], MEP_FLOAT64, comm, &
+      request, senddispls=[1_c_int64_t], recvdispls=[4_c_int64_t]), 78)
+  call expect(MEP_SUCCESS, mep_request_wait(request, -1_c_int32_t, info), 79)
+  call check(all(nint(y) == [0, 0, 0, 0, 2, 3]), 80)
+
+  y = 0
   call expect(MEP_SUCCESS, mep_iallreduce(x, y, 6_c_size_t, MEP_FLOAT64, MEP_SUM, comm, request), 17)
   call check(c_associated(request%handle), 18)
   call expect(MEP_SUCCESS, mep_request_wait(request, -1_c_int32_t, info), 19)

@@ -218,6 +218,38 @@ class Collectives(unittest.TestCase):
 
         self.assertEqual(len(set(on_threads(3, work))), 1)
 
+    def test_counts(self):
+        def work(comm):
+            r, counts = comm.rank, [1, 0, 2]
+            mine = np.full(counts[r], r + 1, np.int32)
+            np.testing.assert_array_equal(comm.allgatherv(mine, counts), [1, 3, 3])
+            spread = np.zeros(6, np.int32)
+            self.assertIs(comm.allgatherv(mine, counts, spread, [5, 0, 1]), spread)
+            np.testing.assert_array_equal(spread, [0, 3, 3, 0, 0, 1])
+            comm.allgatherv(None, counts, spread, [5, 0, 1])  # in place
+            self.assertEqual(list(spread), [0, 3, 3, 0, 0, 1])
+            rows = comm.gatherv(mine, 1, counts if r == 1 else None)
+            np.testing.assert_array_equal(rows, [1, 3, 3] if r == 1 else None)
+            part = np.zeros(counts[r], np.int32)
+            comm.scatterv(np.int32([7, 8, 9]) if r == 0 else None, 0, counts if r == 0 else None, part)
+            np.testing.assert_array_equal(part, [[7], [], [8, 9]][r])
+            sums = comm.reduce_scatterv(np.int32([1, 2, 3]) * (r + 1), counts)
+            np.testing.assert_array_equal(sums, [[6], [], [12, 18]][r])
+            # Rank s has s items for rank r of r.
+            given, gotten = [r] * 3, [0, 1, 2]
+            request = comm.ialltoallv(np.repeat(np.int64([10, 11, 12]) + 10 * r, r), given, gotten)
+            np.testing.assert_array_equal(request.wait(), [20 + r, 30 + r, 30 + r])
+            for wrong in (lambda: comm.allgatherv(mine, [1, 2]), lambda: comm.allgatherv(mine, [5, 5, 5]),
+                          lambda: comm.alltoallv(mine, [9, 9, 9], [9, 9, 9]),
+                          lambda: comm.reduce_scatterv(mine, [-1, 0, 0])):
+                with self.assertRaises(ValueError):
+                    wrong()
+            with self.assertRaises(mep.MismatchError):
+                comm.alltoallv(np.zeros(3, np.int8), [1, 1, 1], [1, 1, 1 if r else 2])
+            return comm.last_op().seq
+
+        self.assertEqual(len(set(on_threads(3, work))), 1)
+
     def test_buffers_of_others(self):
         def work(comm):
             values = np.full(4, comm.rank + 1.0, np.float32)

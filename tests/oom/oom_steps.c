@@ -98,6 +98,28 @@ static mep_result_t step_alltoall(mep_comm_t comm, uint64_t seed, step_findings_
   return MEP_SUCCESS;
 }
 
+/* Rank s gives rank r one element more than rank r - 1, and each of them is s. */
+static mep_result_t step_alltoallv(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
+  const size_t count = seed % 2 != 0 ? SMALL / MAX_LIVE : LARGE / MAX_LIVE - MAX_LIVE;
+  uint64_t given[MAX_LIVE] = {0};
+  uint64_t gotten[MAX_LIVE] = {0};
+  int32_t rank = 0;
+  int32_t size = 0;
+  STEP_TRY(mep_comm_rank(comm, &rank));
+  STEP_TRY(mep_comm_size(comm, &size));
+  for (int32_t i = 0; i < size && i < MAX_LIVE; ++i) {
+    given[i] = count + (size_t)i;
+    gotten[i] = count + (size_t)rank;
+  }
+  fill((count + MAX_LIVE) * (size_t)size, (float)rank);
+  STEP_TRY(mep_alltoallv(send_values, receive_values, given, NULL, gotten, NULL, MEP_FLOAT32, comm,
+                         NULL));
+  for (int32_t i = 0; i < size && is_whole(comm); ++i) {
+    findings->wrong |= receive_values[(size_t)(i + 1) * gotten[i] - 1] != (float)i;
+  }
+  return MEP_SUCCESS;
+}
+
 static mep_result_t step_in_place(mep_comm_t comm, uint64_t seed, step_findings_t* findings) {
   // Within and beyond what is kept to restore the input.
   const size_t count = seed % 3 == 0 ? SMALL : seed % 3 == 1 ? 4000 : LARGE;
@@ -276,6 +298,7 @@ static const struct {
               {"allreduce", step_allreduce},
               {"reduce_scatter", step_reduce_scatter},
               {"alltoall", step_alltoall},
+              {"alltoallv", step_alltoallv},
               {"in place", step_in_place},
               {"requests", step_requests},
               {"split", step_split},

@@ -32,26 +32,73 @@ inline std::string describe(const Case& c) {
   return text;
 }
 
-// Bytes of a rank's send or receive buffer.
-inline size_t buffer_bytes(const Case& c, mep::Blocks blocks, int rank, int size) {
-  const size_t block = c.count * element_bytes(c.dtype);
-  switch (blocks) {
-    case mep::Blocks::kNone:
-      return 0;
-    case mep::Blocks::kOne:
-      return block;
-    case mep::Blocks::kRoot:
-      return rank == c.root ? block : 0;
-    case mep::Blocks::kAll:
-      return static_cast<size_t>(size) * block;
-    case mep::Blocks::kAllOnRoot:
-      return rank == c.root ? static_cast<size_t>(size) * block : 0;
+// What a buffer has where nothing was written.
+inline constexpr uint8_t kPaint = 0xa5;
+
+// Elements that `source` gives `target`. With counts c.count is the longest, and the seed says what the others
+// have: all the same, one alone, every second, any, or next to nothing.
+inline size_t block_count(const Case& c, int source, int target, int size) {
+  if (!c.facts().has_counts) return c.count;
+  const bool by_source = !c.facts().gives_each_a_block();
+  const bool by_target = !c.facts().gets_a_block_of_each();
+  const int block = by_source ? source : by_target ? target : source * size + target;
+  const int blocks = by_source || by_target ? size : size * size;
+  const auto number = static_cast<uint64_t>(block);
+  switch (mix(c.seed, 0xc0) % 6) {
+    case 0:
+      return c.count;
+    case 1:
+      return number == mix(c.seed, 0xc1) % static_cast<uint64_t>(blocks) ? c.count : 0;
+    case 2:
+      return number % 2 == 0 ? c.count : 0;
+    case 3:
+      return mix(c.seed, number) % 2;
+    default:
+      return mix(c.seed, number) % (c.count + 1);
   }
-  return 0;
+}
+
+// Where the blocks of one of a rank's buffers lie, in elements.
+struct Layout {
+  std::vector<uint64_t> counts;
+  std::vector<uint64_t> displs;
+  bool is_packed = true;
+  size_t elements = 0;
+};
+
+inline Layout layout_of(const Case& c, bool is_send, int rank, int size) {
+  const mep::OperationFacts& facts = c.facts();
+  const auto self = static_cast<uint32_t>(rank);
+  const auto root = static_cast<uint32_t>(c.root);
+  Layout layout;
+  if (is_send ? !facts.gives(self, root) : !facts.gets(self, root)) return layout;
+  const bool for_each = is_send ? facts.gives_each_a_block() : facts.gets_a_block_of_each();
+  const int blocks = for_each ? size : 1;
+  const uint64_t style = mix(c.seed, 0xd0 + self * 2 + (is_send ? 1 : 0));
+  layout.is_packed = !facts.has_counts || !for_each || style % 3 == 0;
+  layout.displs.resize(static_cast<size_t>(blocks));
+  for (int i = 0; i < blocks; ++i) {
+    layout.counts.push_back(is_send ? block_count(c, rank, i, size)
+                                    : block_count(c, i, rank, size));
+    if (!for_each) layout.counts[0] = block_count(c, rank, rank, size);
+  }
+  // With gaps, and from the last rank to the first.
+  for (int i = 0; i < blocks; ++i) {
+    const auto at = static_cast<size_t>(!layout.is_packed && style % 3 == 1 ? blocks - 1 - i : i);
+    if (!layout.is_packed) layout.elements += mix(style, at) % 4;
+    layout.displs[at] = layout.elements;
+    layout.elements += layout.counts[at];
+  }
+  return layout;
+}
+
+// Bytes of a rank's send or receive buffer.
+inline size_t buffer_bytes(const Case& c, bool is_send, int rank, int size) {
+  return layout_of(c, is_send, rank, size).elements * element_bytes(c.dtype);
 }
 
 inline Bytes input_of(const Case& c, int rank, int size) {
-  Bytes input(buffer_bytes(c, c.facts().send, rank, size));
+  Bytes input(buffer_bytes(c, true, rank, size));
   if (!input.empty()) {
     fill_input(c.dtype, mix(c.seed, static_cast<uint64_t>(rank)),
                input.size() / element_bytes(c.dtype), input.data());
@@ -59,53 +106,70 @@ inline Bytes input_of(const Case& c, int rank, int size) {
   return input;
 }
 
-inline Bytes all_of(const std::vector<Bytes>& inputs) {
-  Bytes all;
-  for (const Bytes& input : inputs) all.insert(all.end(), input.begin(), input.end());
-  return all;
-}
-
-// Block number `block` of each.
-inline std::vector<Bytes> blocks_of(const Case& c, const std::vector<Bytes>& inputs, int block) {
-  const auto bytes = static_cast<ptrdiff_t>(c.count * element_bytes(c.dtype));
+// What each rank's input has for `rank`; nothing of those that give nothing.
+inline std::vector<Bytes> blocks_for(const Case& c, const std::vector<Bytes>& inputs, int rank) {
+  const auto size = static_cast<int>(inputs.size());
+  const size_t element = element_bytes(c.dtype);
   std::vector<Bytes> blocks;
-  for (const Bytes& input : inputs) {
-    const auto begin = input.begin() + (input.empty() ? 0 : block * bytes);
-    blocks.emplace_back(begin, begin + (input.empty() ? 0 : bytes));
+  for (int source = 0; source < size; ++source) {
+    const Layout layout = layout_of(c, true, source, size);
+    const size_t at = c.facts().gives_each_a_block() ? static_cast<size_t>(rank) : 0;
+    blocks.emplace_back();
+    if (layout.counts.empty()) continue;
+    const auto begin = inputs[static_cast<size_t>(source)].begin() +
+                       static_cast<ptrdiff_t>(layout.displs[at] * element);
+    blocks.back().assign(begin, begin + static_cast<ptrdiff_t>(layout.counts[at] * element));
   }
   return blocks;
+}
+
+// Each in its place at `rank`.
+inline Bytes all_of(const Case& c, int rank, const std::vector<Bytes>& blocks) {
+  const Layout layout = layout_of(c, false, rank, static_cast<int>(blocks.size()));
+  const size_t element = element_bytes(c.dtype);
+  Bytes all(layout.elements * element, kPaint);
+  for (size_t i = 0; i < layout.counts.size(); ++i) {
+    std::copy(blocks[i].begin(), blocks[i].end(),
+              all.begin() + static_cast<ptrdiff_t>(layout.displs[i] * element));
+  }
+  return all;
 }
 
 inline Bytes reduced(const Case& c, const std::vector<Bytes>& inputs) {
   std::vector<const uint8_t*> pointers;
   for (const Bytes& input : inputs) pointers.push_back(input.data());
-  return reference_reduce(c.dtype, c.op, pointers, c.count);
+  return reference_reduce(c.dtype, c.op, pointers, inputs[0].size() / element_bytes(c.dtype));
 }
 
 // What `rank` has at its receive buffer. Nothing: the collective has no reference here, which fails its tests.
 inline std::optional<Bytes> make_expected(const Case& c, int rank, int size) {
   std::vector<Bytes> inputs;
   for (int source = 0; source < size; ++source) inputs.push_back(input_of(c, source, size));
+  const std::vector<Bytes> blocks = blocks_for(c, inputs, rank);
   const auto root = static_cast<size_t>(c.root);
   switch (c.kind) {
     case Kind::k_barrier:
       return Bytes{};
     case Kind::k_broadcast:
       return inputs[root];
-    case Kind::k_allgather:
-      return all_of(inputs);
     case Kind::k_allreduce:
       return reduced(c, inputs);
     case Kind::k_reduce:
       return rank == c.root ? reduced(c, inputs) : Bytes{};
-    case Kind::k_gather:
-      return rank == c.root ? all_of(inputs) : Bytes{};
     case Kind::k_scatter:
-      return blocks_of(c, inputs, rank)[root];
+    case Kind::k_scatterv:
+      return blocks[root];
     case Kind::k_reduce_scatter:
-      return reduced(c, blocks_of(c, inputs, rank));
+    case Kind::k_reduce_scatterv:
+      return reduced(c, blocks);
+    case Kind::k_gather:
+    case Kind::k_gatherv:
+      return rank == c.root ? all_of(c, rank, blocks) : Bytes{};
+    case Kind::k_allgather:
+    case Kind::k_allgatherv:
     case Kind::k_alltoall:
-      return all_of(blocks_of(c, inputs, rank));
+    case Kind::k_alltoallv:
+      return all_of(c, rank, blocks);
     default:
       return std::nullopt;
   }
@@ -153,7 +217,6 @@ class GuardedBuffer {
 
  private:
   static constexpr size_t kBorder = 128;
-  static constexpr uint8_t kPaint = 0xa5;
   size_t begin_;
   size_t bytes_;
   Bytes memory_;
@@ -166,9 +229,11 @@ class CaseRun {
         rank_(rank),
         size_(size),
         input_(input_of(c, rank, size)),
+        sent_(layout_of(c, true, rank, size)),
+        received_(layout_of(c, false, rank, size)),
         in_place_(has_in_place(c, rank)),
         send_(in_place_ && !lies_in_send() ? 0 : input_.size(), shift(c, 1)),
-        receive_(in_place_ && lies_in_send() ? 0 : buffer_bytes(c, c.facts().receive, rank, size),
+        receive_(in_place_ && lies_in_send() ? 0 : buffer_bytes(c, false, rank, size),
                  shift(c, 2)) {
     if (!input_.empty()) memcpy(send(), input_.data(), input_.size());
   }
@@ -179,7 +244,9 @@ class CaseRun {
     return mep::call_collective(case_.kind, call(), comm, nullptr);
   }
   mep_result_t start(mep_comm_t comm, mep_request_t* request) {
-    return mep::start_collective(case_.kind, call(), comm, request);
+    const mep_result_t result = mep::start_collective(case_.kind, call(), comm, request);
+    forget_counts();
+    return result;
   }
 
   // After success.
@@ -216,21 +283,22 @@ class CaseRun {
   static bool has_in_place(const Case& c, int rank) {
     const auto self = static_cast<uint32_t>(rank);
     const auto root = static_cast<uint32_t>(c.root);
-    return c.in_place && c.kind != Kind::k_alltoall && c.facts().gives(self, root) &&
-           c.facts().gets(self, root);
+    const bool has_none = c.facts().gives_each_a_block() && c.facts().gets_a_block_of_each();
+    return c.in_place && !has_none && c.facts().gives(self, root) && c.facts().gets(self, root);
   }
   // In place a part of what is sent is what is received; else the other way round.
-  bool lies_in_send() const {
-    return case_.kind == Kind::k_scatter || case_.kind == Kind::k_reduce_scatter;
+  bool lies_in_send() const { return case_.facts().gives_each_a_block(); }
+  // The buffer in which the other one lies, in place: there from the rank's own block on.
+  const Layout& outer() const { return lies_in_send() ? sent_ : received_; }
+  size_t own_block() const {
+    const bool for_each = lies_in_send() || case_.facts().gets_a_block_of_each();
+    return for_each ? static_cast<size_t>(rank_) : 0;
   }
-  bool lies_in_block_of_output() const {
-    return case_.kind == Kind::k_gather || case_.kind == Kind::k_allgather;
-  }
-  size_t block_bytes() const { return case_.count * element_bytes(case_.dtype); }
-  size_t own_offset() const { return static_cast<size_t>(rank_) * block_bytes(); }
+  size_t block_bytes() const { return outer().counts[own_block()] * element_bytes(case_.dtype); }
+  size_t own_offset() const { return outer().displs[own_block()] * element_bytes(case_.dtype); }
   uint8_t* send() {
     if (!in_place_ || lies_in_send()) return send_.data();
-    return receive_.data() + (lies_in_block_of_output() ? own_offset() : 0);
+    return receive_.data() + own_offset();
   }
   uint8_t* receive() {
     return in_place_ && lies_in_send() ? send_.data() + own_offset() : receive_.data();
@@ -247,12 +315,33 @@ class CaseRun {
     // What a rank does not have is NULL.
     const auto self = static_cast<uint32_t>(rank_);
     const auto root = static_cast<uint32_t>(case_.root);
-    return {case_.facts().gives(self, root) ? send() : nullptr,
-            case_.facts().gets(self, root) ? receive() : nullptr,
-            case_.count,
-            case_.dtype,
-            case_.op,
-            case_.root};
+    mep::OperationCall call{case_.facts().gives(self, root) ? send() : nullptr,
+                            case_.facts().gets(self, root) ? receive() : nullptr,
+                            case_.count,
+                            case_.dtype,
+                            case_.op,
+                            case_.root};
+    if (!case_.facts().has_counts) return call;
+    call.count = block_count(case_, rank_, rank_, size_);
+    // The library has its own copy once the call has returned.
+    passed_[0] = lies_in_send() ? sent_ : received_;
+    passed_[1] = received_;
+    const auto displs = [](const Layout& layout) {
+      return layout.is_packed ? nullptr : layout.displs.data();
+    };
+    if (!passed_[0].counts.empty()) {
+      call.counts = passed_[0].counts.data();
+      call.displs = displs(passed_[0]);
+    }
+    call.recv_counts = passed_[1].counts.data();
+    call.recv_displs = displs(passed_[1]);
+    return call;
+  }
+  void forget_counts() {
+    for (Layout& layout : passed_) {
+      std::fill(layout.counts.begin(), layout.counts.end(), ~uint64_t{0});
+      std::fill(layout.displs.begin(), layout.displs.end(), ~uint64_t{0});
+    }
   }
   // Buffers begin anywhere that suits the element.
   static size_t shift(const Case& c, uint64_t which) {
@@ -263,6 +352,9 @@ class CaseRun {
   int rank_;
   int size_;
   Bytes input_;
+  Layout sent_;
+  Layout received_;
+  Layout passed_[2];  // as the call is given them
   bool in_place_;
   GuardedBuffer send_;
   GuardedBuffer receive_;

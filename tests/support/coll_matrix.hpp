@@ -1,6 +1,6 @@
 // The matrix of collectives x types x operators x sizes, as one rank goes through it. CI takes a
 // slice that is the same on all ranks: every pair of type and operator at two small sizes, of reductions
-// other than an allreduce at some rank counts, and some cases at sizes next to the limits. The soak run takes everything.
+// other than an allreduce and of forms with counts at some rank counts, and some cases at sizes next to the limits. The soak run takes everything.
 #pragma once
 
 #include "support/coll_cases.hpp"
@@ -79,8 +79,9 @@ inline void run_matrix(int rank, int size, mep_comm_t comm, bool nonblocking, Re
   }
   for (size_t at = 0; at < kinds.size(); ++at) {
     Case c = kinds[at];
-    // They reduce as an allreduce does: each pair at some of the rank counts.
-    const bool is_alike = c.facts().takes_op && c.kind != Kind::k_allreduce;
+    // They reduce as an allreduce does, or move elements as bytes: each at some of the rank counts.
+    const bool is_alike =
+        (c.facts().takes_op && c.kind != Kind::k_allreduce) || c.facts().has_counts;
     if (is_alike && at % 3 != static_cast<size_t>(size) % 3) continue;
     for (int i = 0; i < 2; ++i) {
       c.count = c.facts().has_data() ? small_count(random, c.dtype) : 0;

@@ -24,20 +24,31 @@ class NumberedCall {
     // A root that has ended fails its calls; here one of the others is.
     root_ = number / static_cast<int>(std::size(kKinds)) % size;
     if (ended && root_ == ending) root_ = (root_ + 1) % size;
-    inputs_.resize(count_ * facts().send_blocks(ranks));
-    for (size_t i = 0; i < inputs_.size(); ++i) {
-      inputs_[i] = word_of(rank, static_cast<int>(i / count_));
+    for (int block = 0; block < static_cast<int>(facts().send_blocks(ranks)); ++block) {
+      given_.push_back(count_of(rank, facts().gives_each_a_block() ? block : rank));
+      inputs_.insert(inputs_.end(), given_.back(), word_of(rank, block));
     }
     const bool gets = facts().gets(static_cast<uint32_t>(rank), static_cast<uint32_t>(root_));
-    outputs_.assign(gets ? count_ * facts().receive_blocks(ranks) : 0, 0);
+    for (int block = 0; gets && block < static_cast<int>(facts().receive_blocks(ranks)); ++block) {
+      gotten_.push_back(count_of(facts().gets_a_block_of_each() ? block : rank, rank));
+      outputs_.resize(outputs_.size() + gotten_.back());
+    }
   }
   mep_result_t start(mep_comm_t comm, mep_request_t* request) {
-    return mep::start_collective(
-        kind_, {inputs_.data(), outputs_.data(), count_, MEP_UINT64, MEP_OR, root_}, comm, request);
+    mep::OperationCall call{inputs_.data(), outputs_.data(), count_, MEP_UINT64, MEP_OR, root_};
+    if (facts().has_counts) {
+      call.count = count_of(rank_, rank_);
+      call.counts = facts().gives_each_a_block() ? given_.data() : gotten_.data();
+      call.recv_counts = gotten_.data();
+    }
+    return mep::start_collective(kind_, call, comm, request);
   }
   void check(Report& found) const {
+    size_t block = 0;
+    size_t end = gotten_.empty() ? 0 : gotten_[0];
     for (size_t i = 0; i < outputs_.size(); ++i) {
-      const uint64_t expected = expected_at(i);
+      while (i == end) end += gotten_[++block];
+      const uint64_t expected = expected_in(static_cast<int>(block));
       if (outputs_[i] == expected) continue;
       found.add("call %d on rank %d of %d, word %zu of %zu: 0x%llx, not 0x%llx", number_, rank_,
                 size_, i, outputs_.size(), static_cast<unsigned long long>(outputs_[i]),
@@ -50,19 +61,25 @@ class NumberedCall {
   using Kind = mep::Collective;
   static constexpr Kind kKinds[] = {Kind::k_allreduce,      Kind::k_allgather, Kind::k_broadcast,
                                     Kind::k_reduce_scatter, Kind::k_alltoall,  Kind::k_gather,
-                                    Kind::k_scatter,        Kind::k_reduce};
+                                    Kind::k_scatter,        Kind::k_reduce,    Kind::k_alltoallv,
+                                    Kind::k_allgatherv,     Kind::k_gatherv,   Kind::k_scatterv,
+                                    Kind::k_reduce_scatterv};
   const mep::OperationFacts& facts() const { return mep::facts_of(kind_); }
+  // Words that `source` gives `target`: with counts all, a part or nothing.
+  size_t count_of(int source, int target) const {
+    if (!facts().has_counts) return count_;
+    const int key = (facts().gets_a_block_of_each() ? source : 0) +
+                    (facts().gives_each_a_block() ? 2 * target : 0);
+    return count_ * static_cast<size_t>((key + number_) % 4) / 3;
+  }
   // In block number `block` of what a rank gives.
   uint64_t word_of(int rank, int block) const {
     return uint64_t{1} << rank | static_cast<uint64_t>(block) << 16 |
            static_cast<uint64_t>(number_) << 32;
   }
-  uint64_t expected_at(size_t i) const {
-    const int block =
-        kind_ == Kind::k_reduce_scatter || kind_ == Kind::k_alltoall || kind_ == Kind::k_scatter
-            ? rank_
-            : 0;
-    if (kind_ == Kind::k_broadcast || kind_ == Kind::k_scatter) return word_of(root_, block);
+  // In block number `from` of what this rank gets.
+  uint64_t expected_in(int from) const {
+    const int block = facts().gives_each_a_block() ? rank_ : 0;
     if (facts().takes_op) {
       uint64_t everybody = 0;
       for (int rank = 0; rank < size_; ++rank) {
@@ -70,8 +87,8 @@ class NumberedCall {
       }
       return everybody;
     }
-    const int rank = static_cast<int>(i / count_);
-    return ended_ && rank == ending_ ? 0 : word_of(rank, block);
+    if (!facts().gets_a_block_of_each()) return word_of(root_, block);
+    return ended_ && from == ending_ ? 0 : word_of(from, block);
   }
 
   int number_, rank_, size_, ending_;
@@ -79,6 +96,8 @@ class NumberedCall {
   Kind kind_{};
   int root_ = 0;
   size_t count_ = 0;
+  std::vector<uint64_t> given_;  // words of each block
+  std::vector<uint64_t> gotten_;
   std::vector<uint64_t> inputs_;
   std::vector<uint64_t> outputs_;
 };

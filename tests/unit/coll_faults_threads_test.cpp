@@ -41,6 +41,8 @@ void check_works(int rank, int size, mep_comm_t comm, uint64_t seed, Report& rep
       {Kind::k_gather, MEP_INT16, MEP_SUM, 100'001, size - 1, false, seed + 10},
       {Kind::k_reduce, MEP_INT32, MEP_SUM, 60'001, size - 1, true, seed + 11},
       {Kind::k_scatter, MEP_INT64, MEP_SUM, 20'001, 0, true, seed + 12},
+      {Kind::k_alltoallv, MEP_INT16, MEP_SUM, 60'001, 0, false, seed + 13},
+      {Kind::k_allgatherv, MEP_INT16, MEP_SUM, 33, 0, true, seed + 14},
   };
   for (const Case& c : cases) {
     CaseRun run(c, rank, size);
@@ -95,6 +97,51 @@ void mismatch(const Deviation& deviation, int size, int odd, uint32_t flags, boo
         COLL_OK(found, mep_barrier(comm, nullptr));  // nobody leaves before all have looked
       });
   report.require_clean();
+}
+
+// Of data for which the forms with counts have blocks that are all as long.
+uint64_t even_seed() {
+  uint64_t seed = 1;
+  while (mix(seed, 0xc0) % 6 != 0) ++seed;
+  return seed;
+}
+
+// Counts that do not fit together: one rank has others than the rest, or its form has none.
+void test_counts_mismatch(void**) {
+  struct Form {
+    Kind kind;
+    Kind without;
+  };
+  const Form forms[] = {{Kind::k_allgatherv, Kind::k_allgather},
+                        {Kind::k_gatherv, Kind::k_gather},
+                        {Kind::k_scatterv, Kind::k_scatter},
+                        {Kind::k_reduce_scatterv, Kind::k_reduce_scatter},
+                        {Kind::k_alltoallv, Kind::k_alltoall}};
+  int turn = 0;
+  for (const Form& form : forms) {
+    const Case small{form.kind, MEP_INT32, MEP_SUM, 10, 0, false, even_seed()};
+    Case large = small;
+    large.count = 50'000;
+    Case small_other = small;
+    small_other.count = 11;
+    Case large_other = large;
+    large_other.count = 50'001;
+    Case without = large;
+    without.kind = form.without;
+    Case type = large;
+    type.dtype = MEP_UINT32;
+    const Deviation deviations[] = {{small, small_other}, {large, large_other}, {small, large},
+                                    {large, small},       {large, without},     {large, type}};
+    for (const Deviation& deviation : deviations) {
+      for (const int size : {2, 3, 4}) {
+        for (int odd = 0; odd < size; ++odd) {
+          if (!soak_flag() && odd != turn % size) continue;
+          mismatch(deviation, size, odd, turn % 2 == 0 ? 0 : uint32_t{MEP_COMM_PUT_ONLY}, true);
+        }
+        ++turn;
+      }
+    }
+  }
 }
 
 void test_mismatch(void**) {
@@ -429,6 +476,7 @@ int main(int argc, char** argv) {
   mep_test::read_arguments(argc, argv);
   const CMUnitTest tests[] = {
       cmocka_unit_test(test_mismatch),
+      cmocka_unit_test(test_counts_mismatch),
       cmocka_unit_test(test_mismatched_broadcast),
       cmocka_unit_test(test_mismatched_scatter),
       cmocka_unit_test(test_late_and_mismatched),

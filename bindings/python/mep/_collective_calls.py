@@ -1,6 +1,7 @@
 """The collectives of a communicator: what Comm has them from."""
 from __future__ import annotations
 
+import ctypes
 from typing import Any, Optional, Union
 
 import numpy
@@ -101,6 +102,66 @@ class CollectiveCalls:
     def ialltoall(self, send: Any, recv: Any = None, *, dtype: Any = None) -> Request:
         return self._start(lib.mep_ialltoall, *self._alltoall(send, recv, dtype))
 
+    def allgatherv(self, send: Any, counts: Any, recv: Any = None, displs: Any = None, *,
+                   dtype: Any = None, stream: Any = 0) -> Any:
+        """The counts[r] items of recv from displs[r] on = send of rank r. Without displs the blocks lie one
+        behind the other, without recv in a new array. send None: this rank's block of recv is the input."""
+        return self._run("allgatherv", self._allgatherv(send, counts, recv, displs, dtype), stream)
+
+    def iallgatherv(self, send: Any, counts: Any, recv: Any = None, displs: Any = None, *,
+                    dtype: Any = None) -> Request:
+        return self._start(lib.mep_iallgatherv, *self._allgatherv(send, counts, recv, displs, dtype))
+
+    def gatherv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,
+                displs: Any = None, *, dtype: Any = None, stream: Any = 0) -> Any:
+        """As allgatherv for root, which alone gives counts. Returns its receive buffer, elsewhere None."""
+        return self._run("gatherv", self._gatherv(send, root, counts, recv, displs, dtype), stream)
+
+    def igatherv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,
+                 displs: Any = None, *, dtype: Any = None) -> Request:
+        return self._start(lib.mep_igatherv,
+                           *self._gatherv(send, root, counts, recv, displs, dtype))
+
+    def scatterv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,
+                 displs: Any = None, *, dtype: Any = None, stream: Any = 0) -> Any:
+        """recv of rank r = the counts[r] items of root's send from displs[r] on; root alone gives counts.
+        Without recv root's block stays in send. Returns the receive buffer."""
+        return self._run("scatterv", self._scatterv(send, root, counts, recv, displs, dtype), stream)
+
+    def iscatterv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,
+                  displs: Any = None, *, dtype: Any = None) -> Request:
+        return self._start(lib.mep_iscatterv,
+                           *self._scatterv(send, root, counts, recv, displs, dtype))
+
+    def reduce_scatterv(self, send: Any, counts: Any, recv: Any = None,
+                        op: Union[str, int] = "sum", displs: Any = None, *, dtype: Any = None,
+                        stream: Any = 0) -> Any:
+        """recv of rank r = op over the live ranks' counts[r] items of send from displs[r] on. Without recv a
+        new array. recv may be this rank's block of send. Returns the receive buffer."""
+        return self._run("reduce_scatterv",
+                         self._reduce_scatterv(send, counts, recv, op, displs, dtype), stream)
+
+    def ireduce_scatterv(self, send: Any, counts: Any, recv: Any = None,
+                         op: Union[str, int] = "sum", displs: Any = None, *,
+                         dtype: Any = None) -> Request:
+        return self._start(lib.mep_ireduce_scatterv,
+                           *self._reduce_scatterv(send, counts, recv, op, displs, dtype))
+
+    def alltoallv(self, send: Any, sendcounts: Any, recvcounts: Any, recv: Any = None,
+                  senddispls: Any = None, recvdispls: Any = None, *, dtype: Any = None,
+                  stream: Any = 0) -> Any:
+        """The recvcounts[s] items of recv from recvdispls[s] on = this rank's sendcounts[rank] items of send of
+        rank s. Without recv a new array. Blocks of absent ranks stay as they are. Returns the receive
+        buffer."""
+        return self._run("alltoallv", self._alltoallv(send, sendcounts, recvcounts, recv, senddispls,
+                                                      recvdispls, dtype), stream)
+
+    def ialltoallv(self, send: Any, sendcounts: Any, recvcounts: Any, recv: Any = None,
+                   senddispls: Any = None, recvdispls: Any = None, *,
+                   dtype: Any = None) -> Request:
+        return self._start(lib.mep_ialltoallv, *self._alltoallv(send, sendcounts, recvcounts, recv,
+                                                                senddispls, recvdispls, dtype))
+
     # ---- arguments of C, the result, and what must live as long as the operation ----------------
 
     def _broadcast(self, buf: Any, root: int, recv: Any, dtype: Any) -> tuple:
@@ -186,6 +247,71 @@ class CollectiveCalls:
         _match(source, target, source.count)
         return (source.address, target.address, count, source.dtype), recv, (source, target)
 
+    def _allgatherv(self, send: Any, counts: Any, recv: Any, displs: Any, dtype: Any) -> tuple:
+        blocks = _Blocks("counts", counts, displs, self.size)
+        if send is None:
+            target = buffer(recv, dtype, writable=True)
+            blocks.check("recv", target)
+            own = target.address + blocks.first(self.rank) * target.itemsize
+            return (own, target.address, blocks.counts, blocks.displs, target.dtype), recv, (target,)
+        source = buffer(send, dtype)
+        recv, target = _target(recv, source, blocks.end, dtype)
+        blocks.check("recv", target)
+        if source.count != blocks.counts[self.rank]:
+            raise ValueError(f"send has {source.count} items, counts[{self.rank}] is "
+                             f"{blocks.counts[self.rank]}")
+        arguments = (source.address, target.address, blocks.counts, blocks.displs, source.dtype)
+        return arguments, recv, (source, target)
+
+    def _gatherv(self, send: Any, root: int, counts: Any, recv: Any, displs: Any,
+                 dtype: Any) -> tuple:
+        if self.rank != root:
+            source = buffer(send, dtype)
+            return (source.address, None, source.count, None, None, source.dtype, root), None, (source,)
+        arguments, result, keep = self._allgatherv(send, counts, recv, displs, dtype)
+        own = arguments[2][self.rank]
+        return (*arguments[:2], own, *arguments[2:], root), result, keep
+
+    def _scatterv(self, send: Any, root: int, counts: Any, recv: Any, displs: Any,
+                  dtype: Any) -> tuple:
+        if self.rank != root:
+            target = buffer(recv, dtype, writable=True)
+            return (None, target.address, target.count, None, None, target.dtype, root), recv, (target,)
+        blocks = _Blocks("counts", counts, displs, self.size)
+        source = buffer(send, dtype, writable=recv is None)
+        blocks.check("send", source)
+        count = blocks.counts[self.rank]
+        lengths = (count, blocks.counts, blocks.displs, source.dtype, root)
+        if recv is None:
+            own = source.address + blocks.first(self.rank) * source.itemsize
+            return (source.address, own, *lengths), send, (source,)
+        target = buffer(recv, dtype, writable=True)
+        _match(source, target, count)
+        return (source.address, target.address, *lengths), recv, (source, target)
+
+    def _reduce_scatterv(self, send: Any, counts: Any, recv: Any, op: Union[str, int], displs: Any,
+                         dtype: Any) -> tuple:
+        blocks = _Blocks("counts", counts, displs, self.size)
+        source = buffer(send, dtype)
+        blocks.check("send", source)
+        recv, target = _target(recv, source, blocks.counts[self.rank], dtype)
+        _match(source, target, blocks.counts[self.rank])
+        arguments = (source.address, target.address, blocks.counts, blocks.displs, source.dtype,
+                     _operator(op))
+        return arguments, recv, (source, target)
+
+    def _alltoallv(self, send: Any, sendcounts: Any, recvcounts: Any, recv: Any, senddispls: Any,
+                   recvdispls: Any, dtype: Any) -> tuple:
+        given = _Blocks("sendcounts", sendcounts, senddispls, self.size)
+        gotten = _Blocks("recvcounts", recvcounts, recvdispls, self.size)
+        source = buffer(send, dtype)
+        given.check("send", source)
+        recv, target = _target(recv, source, gotten.end, dtype)
+        gotten.check("recv", target)
+        arguments = (source.address, target.address, given.counts, given.displs, gotten.counts,
+                     gotten.displs, source.dtype)
+        return arguments, recv, (source, target)
+
     def _block(self, name: str, blocks: Buffer) -> int:
         """The items of one rank's block."""
         count, rest = divmod(blocks.count, self.size)
@@ -211,6 +337,43 @@ class CollectiveCalls:
 
     def _finish(self, request: Request) -> Any:
         raise NotImplementedError
+
+
+class _Blocks:
+    """Where the blocks of a buffer lie, as C is told: `end` is behind the last of them."""
+
+    def __init__(self, name: str, counts: Any, displs: Any, size: int) -> None:
+        self.counts = _lengths(name, counts, size)
+        self.displs = None if displs is None else _lengths("displs", displs, size)
+        self._name = name
+        self.end = max((self.first(rank) + count for rank, count in enumerate(self.counts) if count),
+                       default=0)
+
+    def first(self, rank: int) -> int:
+        """The item with which the block of `rank` begins."""
+        return sum(self.counts[:rank]) if self.displs is None else self.displs[rank]
+
+    def check(self, name: str, blocks: Buffer) -> None:
+        if blocks.count < self.end:
+            raise ValueError(f"{name} has {blocks.count} items, {self._name} say {self.end}")
+
+
+def _lengths(name: str, values: Any, size: int) -> Any:
+    numbers = [] if values is None else [int(each) for each in values]
+    if len(numbers) != size or any(each < 0 or each >= 2**64 for each in numbers):
+        raise ValueError(f"{name} must be {size} numbers of items, one for each rank")
+    return (ctypes.c_uint64 * size)(*numbers)
+
+
+def _target(recv: Any, source: Buffer, count: int, dtype: Any) -> tuple:
+    """The receive buffer, or a new one of `count` items."""
+    if recv is None:
+        recv = numpy.empty(count, numpy_dtype(source.dtype))
+        dtype = source.dtype
+    target = buffer(recv, dtype, writable=True)
+    if target.dtype != source.dtype:
+        raise ValueError("send and receive buffer have different types")
+    return recv, target
 
 
 def _operator(op: Union[str, int]) -> int:

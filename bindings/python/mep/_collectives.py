@@ -1,6 +1,6 @@
 """The collectives of mep.h for ctypes. Made by bindings/make_bindings.py from the table of operations;
 do not edit."""
-from ctypes import POINTER, c_int32, c_size_t, c_uint32, c_void_p
+from ctypes import POINTER, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 
 # name -> (result, argument types)
 COLLECTIVES = {
@@ -18,6 +18,17 @@ COLLECTIVES = {
     "mep_reduce_scatter": (c_int32, [c_void_p, c_void_p, c_size_t, c_uint32, c_uint32, c_void_p,
                                      c_void_p]),
     "mep_alltoall": (c_int32, [c_void_p, c_void_p, c_size_t, c_uint32, c_void_p, c_void_p]),
+    "mep_allgatherv": (c_int32, [c_void_p, c_void_p, POINTER(c_uint64), POINTER(c_uint64),
+                                 c_uint32, c_void_p, c_void_p]),
+    "mep_gatherv": (c_int32, [c_void_p, c_void_p, c_size_t, POINTER(c_uint64), POINTER(c_uint64),
+                              c_uint32, c_int32, c_void_p, c_void_p]),
+    "mep_scatterv": (c_int32, [c_void_p, c_void_p, c_size_t, POINTER(c_uint64), POINTER(c_uint64),
+                               c_uint32, c_int32, c_void_p, c_void_p]),
+    "mep_reduce_scatterv": (c_int32, [c_void_p, c_void_p, POINTER(c_uint64), POINTER(c_uint64),
+                                      c_uint32, c_uint32, c_void_p, c_void_p]),
+    "mep_alltoallv": (c_int32, [c_void_p, c_void_p, POINTER(c_uint64), POINTER(c_uint64),
+                                POINTER(c_uint64), POINTER(c_uint64), c_uint32, c_void_p,
+                                c_void_p]),
     "mep_ibarrier": (c_int32, [c_void_p, POINTER(c_void_p)]),
     "mep_ibroadcast": (c_int32, [c_void_p, c_void_p, c_size_t, c_uint32, c_int32, c_void_p,
                                  POINTER(c_void_p)]),
@@ -35,4 +46,15 @@ COLLECTIVES = {
                                       POINTER(c_void_p)]),
     "mep_ialltoall": (c_int32, [c_void_p, c_void_p, c_size_t, c_uint32, c_void_p,
                                 POINTER(c_void_p)]),
+    "mep_iallgatherv": (c_int32, [c_void_p, c_void_p, POINTER(c_uint64), POINTER(c_uint64),
+                                  c_uint32, c_void_p, POINTER(c_void_p)]),
+    "mep_igatherv": (c_int32, [c_void_p, c_void_p, c_size_t, POINTER(c_uint64), POINTER(c_uint64),
+                               c_uint32, c_int32, c_void_p, POINTER(c_void_p)]),
+    "mep_iscatterv": (c_int32, [c_void_p, c_void_p, c_size_t, POINTER(c_uint64), POINTER(c_uint64),
+                                c_uint32, c_int32, c_void_p, POINTER(c_void_p)]),
+    "mep_ireduce_scatterv": (c_int32, [c_void_p, c_void_p, POINTER(c_uint64), POINTER(c_uint64),
+                                       c_uint32, c_uint32, c_void_p, POINTER(c_void_p)]),
+    "mep_ialltoallv": (c_int32, [c_void_p, c_void_p, POINTER(c_uint64), POINTER(c_uint64),
+                                 POINTER(c_uint64), POINTER(c_uint64), c_uint32, c_void_p,
+                                 POINTER(c_void_p)]),
 }

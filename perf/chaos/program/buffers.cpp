@@ -4,6 +4,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
 
 #include "numbers.hpp"
 #include "random.hpp"
@@ -46,9 +47,30 @@ uint64_t Members::all_slots() const {
   return slots_of(~uint64_t{0});
 }
 
+// With counts: nothing, a half or all of call.count, by the ranks that the block is of and for.
+size_t CallBuffers::length(const Call& call, uint32_t source, uint32_t target) {
+  const OperationFacts& facts = facts_of(call.kind);
+  if (!facts.has_counts) return call.count;
+  const uint32_t key =
+      (facts.gets_a_block_of_each() ? source : 0) + (facts.gives_each_a_block() ? 2 * target : 0);
+  return call.count * ((key + call.count) % 3) / 2;
+}
+
+size_t CallBuffers::first_for(uint32_t source, uint32_t target) const {
+  size_t first = 0;
+  if (!facts_of(call_.kind).gives_each_a_block()) return first;
+  for (uint32_t before = 0; before < target; ++before) first += length(call_, source, before);
+  return first;
+}
+
 size_t CallBuffers::sent_bytes(const Call& call, const Members& members) {
   if (call.kind == CallKind::k_barrier) return 0;
-  return call.count * bytes_of(call.dtype) * facts_of(call.kind).send_blocks(members.slots.size());
+  size_t elements = 0;
+  for (uint32_t i = 0; i < facts_of(call.kind).send_blocks(members.slots.size()); ++i) {
+    elements +=
+        length(call, members.rank, facts_of(call.kind).gives_each_a_block() ? i : members.rank);
+  }
+  return elements * bytes_of(call.dtype);
 }
 
 size_t CallBuffers::sent_bytes() const {
@@ -57,25 +79,24 @@ size_t CallBuffers::sent_bytes() const {
 
 // In place a part of sendbuf is recvbuf; else the other way round.
 bool CallBuffers::lies_in_send() const {
-  return call_.kind == CallKind::k_scatter || call_.kind == CallKind::k_reduce_scatter;
+  return facts_of(call_.kind).gives_each_a_block();
 }
 
 // Where in the larger of the two the other begins, in place.
 size_t CallBuffers::offset_in_place() const {
-  const bool is_block =
-      lies_in_send() || call_.kind == CallKind::k_gather || call_.kind == CallKind::k_allgather;
-  return is_block ? members_.rank * call_.count * element_ : 0;
+  if (!lies_in_send() && !facts_of(call_.kind).gets_a_block_of_each()) return 0;
+  const std::vector<uint64_t>& blocks = lies_in_send() ? given_ : gotten_;
+  return std::accumulate(blocks.begin(), blocks.begin() + members_.rank, size_t{0}) * element_;
 }
 
 // All ranks get the same bytes.
 bool CallBuffers::is_alike() const {
   return call_.kind == CallKind::k_broadcast || call_.kind == CallKind::k_allgather ||
-         call_.kind == CallKind::k_allreduce;
+         call_.kind == CallKind::k_allgatherv || call_.kind == CallKind::k_allreduce;
 }
 
 bool CallBuffers::is_gotten() const {
-  const bool by_root = call_.kind == CallKind::k_gather || call_.kind == CallKind::k_reduce;
-  return !by_root || members_.rank == root_;
+  return facts_of(call_.kind).gets(members_.rank, root_);
 }
 
 CallBuffers::CallBuffers(const Program& program, uint32_t step, uint32_t part, const Call& call,
@@ -89,10 +110,17 @@ CallBuffers::CallBuffers(const Program& program, uint32_t step, uint32_t part, c
   const OperationFacts& facts = facts_of(call.kind);
   if (!facts.has_data()) return;
   root_ = call.root % static_cast<uint32_t>(members.slots.size());
-  const size_t blocks = facts.receive_blocks(members.slots.size());
-  out_bytes_ = is_gotten() ? call.count * element_ * blocks : 0;
+  const size_t size = members.slots.size();
+  for (uint32_t i = 0; i < facts.send_blocks(size); ++i) {
+    given_.push_back(length(call, members.rank, facts.gives_each_a_block() ? i : members.rank));
+  }
+  for (uint32_t i = 0; is_gotten() && i < facts.receive_blocks(size); ++i) {
+    gotten_.push_back(length(call, facts.gets_a_block_of_each() ? i : members.rank, members.rank));
+    out_bytes_ += gotten_.back() * element_;
+  }
   const bool gives = facts.gives(members.rank, root_);
-  const bool in_place = call.in_place && gives && is_gotten() && call.kind != CallKind::k_alltoall;
+  const bool has_none = facts.gives_each_a_block() && facts.gets_a_block_of_each();
+  const bool in_place = call.in_place && gives && is_gotten() && !has_none;
   held_bytes_ = in_place ? std::max(out_bytes_, sent_bytes()) : out_bytes_;
   out_.assign(kGuard + held_bytes_ + kGuard, kUntouched);
   receive_ = out_.data() + kGuard;
@@ -161,22 +189,23 @@ std::string CallBuffers::check_input(bool says_intact) const {
 
 std::string CallBuffers::check_result(uint64_t ranks) const {
   if (!is_gotten()) return {};
-  const size_t own = members_.rank * call_.count;
   switch (call_.kind) {
     case CallKind::k_broadcast:
-      return check_block(root_, receive_, 0);
     case CallKind::k_scatter:
-      return check_block(root_, receive_, own);
+    case CallKind::k_scatterv:
+      return check_block(root_, receive_);
     case CallKind::k_allgather:
+    case CallKind::k_allgatherv:
     case CallKind::k_gather:
-      return check_blocks(ranks, 0);
+    case CallKind::k_gatherv:
     case CallKind::k_alltoall:
-      return check_blocks(ranks, own);
+    case CallKind::k_alltoallv:
+      return check_blocks(ranks);
     case CallKind::k_allreduce:
     case CallKind::k_reduce:
-      return check_reduced(ranks, 0);
     case CallKind::k_reduce_scatter:
-      return check_reduced(ranks, own);
+    case CallKind::k_reduce_scatterv:
+      return check_reduced(ranks);
     case CallKind::k_barrier:
       return {};
     default:
@@ -185,26 +214,29 @@ std::string CallBuffers::check_result(uint64_t ranks) const {
 }
 
 // A block of each contributor, and nothing of the others.
-std::string CallBuffers::check_blocks(uint64_t ranks, size_t first) const {
+std::string CallBuffers::check_blocks(uint64_t ranks) const {
+  const uint8_t* block = receive_;
   for (uint32_t rank = 0; rank < members_.slots.size(); ++rank) {
-    const uint8_t* block = receive_ + rank * call_.count * element_;
+    const size_t bytes = gotten_[rank] * element_;
     if ((ranks >> rank & 1) != 0) {
-      std::string wrong = check_block(rank, block, first);
+      std::string wrong = check_block(rank, block);
       if (!wrong.empty()) return wrong;
-      continue;
+    } else if (rank == members_.rank) {
+      return "a success without the caller's contribution";
+    } else if (std::any_of(block, block + bytes, [](uint8_t b) { return b != kUntouched; })) {
+      return formatted("block of absent rank %u written", rank);
     }
-    if (rank == members_.rank) return "a success without the caller's contribution";
-    for (size_t i = 0; i < call_.count * element_; ++i) {
-      if (block[i] != kUntouched) return formatted("block of absent rank %u written", rank);
-    }
+    block += bytes;
   }
   return {};
 }
 
-std::string CallBuffers::check_block(uint32_t rank, const uint8_t* block, size_t first) const {
+std::string CallBuffers::check_block(uint32_t rank, const uint8_t* block) const {
   uint8_t expected[8];
   const uint64_t key = key_of(rank);
-  for (size_t i = 0; i < call_.count; ++i) {
+  const size_t first = first_for(rank, members_.rank);
+  const size_t count = length(call_, rank, members_.rank);
+  for (size_t i = 0; i < count; ++i) {
     if (!is_mine(i)) continue;
     make_element(call_.dtype, key, first + i, expected);
     if (std::memcmp(expected, block + i * element_, element_) == 0) continue;
@@ -215,24 +247,26 @@ std::string CallBuffers::check_block(uint32_t rank, const uint8_t* block, size_t
   return {};
 }
 
-std::string CallBuffers::check_reduced(uint64_t ranks, size_t first) const {
+std::string CallBuffers::check_reduced(uint64_t ranks) const {
+  const size_t first = first_for(members_.rank, members_.rank);
+  const size_t count = gotten_[0];
   std::vector<uint64_t> keys;
   for (uint32_t rank = 0; rank < members_.slots.size(); ++rank) {
     if ((ranks >> rank & 1) != 0) keys.push_back(key_of(rank));
   }
-  if (keys.empty()) return call_.count == 0 ? "" : "a success without contributors";
+  if (keys.empty()) return count == 0 ? "" : "a success without contributors";
   uint8_t given[64][8];
   const uint8_t* inputs[64];
   uint8_t expected[8];
   for (size_t k = 0; k < keys.size(); ++k) inputs[k] = given[k];
-  for (size_t i = 0; i < call_.count; ++i) {
+  for (size_t i = 0; i < count; ++i) {
     if (!is_mine(i)) continue;
     for (size_t k = 0; k < keys.size(); ++k)
       make_element(call_.dtype, keys[k], first + i, given[k]);
     reduce_element(call_.dtype, call_.op, inputs, keys.size(), expected);
     const uint8_t* actual = receive_ + i * element_;
     if (same_element(call_.dtype, actual, expected)) continue;
-    return formatted("element %zu of %zu is %s, not %s, contributors %" PRIx64, i, call_.count,
+    return formatted("element %zu of %zu is %s, not %s, contributors %" PRIx64, i, count,
                      shown(actual, element_).c_str(), shown(expected, element_).c_str(), ranks);
   }
   return {};

@@ -30,6 +30,8 @@ class CallBuffers {
   uint32_t root() const { return root_; }
   size_t sent_bytes() const;
   static size_t sent_bytes(const Call& call, const Members& members);
+  // Elements of each block, where blocks have a length each, packed: of sendbuf, or of recvbuf.
+  const uint64_t* counts(bool of_send) const { return (of_send ? given_ : gotten_).data(); }
 
   // What is wrong after a call that ended with `result`; empty: nothing. `ranks`: the contributors.
   std::string check(mep_result_t result, uint64_t ranks, bool says_intact) const;
@@ -39,15 +41,17 @@ class CallBuffers {
  private:
   bool lies_in_send() const;
   size_t offset_in_place() const;
+  // Elements that a rank gives another, and where they begin in its input.
+  static size_t length(const Call& call, uint32_t source, uint32_t target);
+  size_t first_for(uint32_t source, uint32_t target) const;
   bool is_alike() const;
   bool is_gotten() const;
   uint64_t key_of(uint32_t rank) const;
   std::string check_input(bool says_intact) const;
   std::string check_result(uint64_t ranks) const;
-  // `first`: the element of a rank's input with which the block begins.
-  std::string check_block(uint32_t rank, const uint8_t* block, size_t first) const;
-  std::string check_blocks(uint64_t ranks, size_t first) const;
-  std::string check_reduced(uint64_t ranks, size_t first) const;
+  std::string check_block(uint32_t rank, const uint8_t* block) const;
+  std::string check_blocks(uint64_t ranks) const;
+  std::string check_reduced(uint64_t ranks) const;
   bool is_mine(size_t element) const;
 
   const Program& program_;
@@ -57,6 +61,8 @@ class CallBuffers {
   const uint32_t part_;
   const size_t element_;
   uint32_t root_ = 0;
+  std::vector<uint64_t> given_;  // elements of each block of sendbuf
+  std::vector<uint64_t> gotten_;
   std::vector<uint8_t> out_;
   std::vector<uint8_t> in_;
   size_t out_bytes_ = 0;   // of recvbuf

@@ -20,8 +20,14 @@ struct PendingCall {
 namespace {
 
 OperationCall call_of(const Call& call, const CallBuffers& buffers) {
-  return {buffers.send(), buffers.receive(), call.count,
-          call.dtype,     call.op,           static_cast<int32_t>(buffers.root())};
+  OperationCall made{buffers.send(), buffers.receive(), call.count,
+                     call.dtype,     call.op,           static_cast<int32_t>(buffers.root())};
+  const OperationFacts& facts = facts_of(call.kind);
+  if (!facts.has_counts) return made;
+  made.count = *buffers.counts(!facts.gives_each_a_block());
+  made.counts = buffers.counts(facts.gives_each_a_block());
+  made.recv_counts = buffers.counts(false);
+  return made;
 }
 
 }  // namespace

@@ -50,6 +50,11 @@ mep_result_t run_admitting(mep_comm_t comm, mep_stream_t stream) {
   });
 }
 
+// Of a temporary that lives as long as the call it is made for.
+const BlockCounts* address_of(const BlockCounts& counts) {
+  return &counts;
+}
+
 template <Collective kKind>
 mep_result_t run(mep_comm_t comm, mep_stream_t stream, const CollectiveArgs& args) {
   if constexpr (kKind == Collective::k_barrier) {
@@ -78,11 +83,31 @@ std::unique_ptr<Backend> make_host_backend(Comm& comm) {
 #define MEP_PARAMETERS_DataRoot MEP_PARAMETERS_Data int32_t root,
 #define MEP_PARAMETERS_DataOp MEP_PARAMETERS_Data mep_op_t op,
 #define MEP_PARAMETERS_DataOpRoot MEP_PARAMETERS_Data mep_op_t op, int32_t root,
+#define MEP_PARAMETERS_Counts                                                         \
+  const void *sendbuf, void *recvbuf, const uint64_t *counts, const uint64_t *displs, \
+      mep_dtype_t dtype,
+#define MEP_PARAMETERS_CountsOp MEP_PARAMETERS_Counts mep_op_t op,
+#define MEP_PARAMETERS_CountsRoot                                           \
+  const void *sendbuf, void *recvbuf, size_t count, const uint64_t *counts, \
+      const uint64_t *displs, mep_dtype_t dtype, int32_t root,
+#define MEP_PARAMETERS_CountsBoth                                                             \
+  const void *sendbuf, void *recvbuf, const uint64_t *sendcounts, const uint64_t *senddispls, \
+      const uint64_t *recvcounts, const uint64_t *recvdispls, mep_dtype_t dtype,
 #define MEP_ARGUMENTS_Nothing
 #define MEP_ARGUMENTS_Data sendbuf, recvbuf, count, dtype, 0, 0
 #define MEP_ARGUMENTS_DataRoot sendbuf, recvbuf, count, dtype, 0, root
 #define MEP_ARGUMENTS_DataOp sendbuf, recvbuf, count, dtype, op, 0
 #define MEP_ARGUMENTS_DataOpRoot sendbuf, recvbuf, count, dtype, op, root
+// The counts live until the call has returned; an operation that goes on has a copy of its own.
+#define MEP_ARGUMENTS_Counts \
+  sendbuf, recvbuf, 0, dtype, 0, 0, mep::address_of({nullptr, counts, displs, nullptr, nullptr})
+#define MEP_ARGUMENTS_CountsOp \
+  sendbuf, recvbuf, 0, dtype, op, 0, mep::address_of({nullptr, counts, displs, nullptr, nullptr})
+#define MEP_ARGUMENTS_CountsRoot \
+  sendbuf, recvbuf, 0, dtype, 0, root, mep::address_of({&count, counts, displs, nullptr, nullptr})
+#define MEP_ARGUMENTS_CountsBoth    \
+  sendbuf, recvbuf, 0, dtype, 0, 0, \
+      mep::address_of({nullptr, sendcounts, senddispls, recvcounts, recvdispls})
 
 #define MEP_DEFINE_Blocking(name, takes)                                                 \
   mep_result_t mep_##name(MEP_PARAMETERS_##takes mep_comm_t comm, mep_stream_t stream) { \

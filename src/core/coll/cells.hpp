@@ -91,6 +91,10 @@ class Cells {
     *mismatch = ((signal_payload(word) ^ operation.fingerprint) & kFingerprintMask) != 0;
     return true;
   }
+  // Of a contribution that has come: its data is elsewhere.
+  bool is_entry_only(uint64_t seq, uint32_t source) const {
+    return (signal_payload(load_signal(window_, cell_offset(seq, source))) & kEntryOnly) != 0;
+  }
   const std::byte* payload(uint64_t seq, uint32_t source) const {
     return window_ + cell_offset(seq, source) + sizeof(uint64_t);
   }
@@ -177,6 +181,7 @@ class Cells {
   bool speaks_for_itself(uint32_t peer) const {
     return is_on_this_host(peer) && (relays_ || !hub_);
   }
+  size_t stride_of(const Operation& operation) const;
   [[nodiscard]] mep_result_t send_block(const Operation& operation, bool complete_only);
   [[nodiscard]] mep_result_t take_blocks(const Operation& operation);
   [[nodiscard]] mep_result_t take_block(uint64_t seq, const HostGroup& group, uint64_t expected,

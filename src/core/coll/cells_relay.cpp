@@ -9,6 +9,7 @@
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
 #include "core/coll/cells.hpp"
+#include "core/coll/counted_blocks.hpp"
 
 namespace mep {
 
@@ -67,11 +68,24 @@ mep_result_t Cells::relay_rest(const Operation& operation) {
   return relay_passed();
 }
 
+// What each contribution of this host has in its block: all have the same, or as much as the longest.
+size_t Cells::stride_of(const Operation& operation) const {
+  if (operation.counted == nullptr) return operation.is_small ? operation.given_bytes : 0;
+  size_t longest = 0;
+  for (const uint32_t source : groups_.own().ranks) {
+    bool mismatch = false;
+    if (!arrived(operation, source, &mismatch) || mismatch) continue;
+    longest = std::max(longest,
+                       counted_contribution_bytes(payload(operation.seq, source), payload_bytes_));
+  }
+  return longest;
+}
+
 // Only a leader that ends the operation as a mismatch sends a block that lacks cells: their words are 0.
 mep_result_t Cells::send_block(const Operation& operation, bool complete_only) {
   const HostGroup& own = groups_.own();
   const uint64_t expected = tag(operation.epoch, operation.seq);
-  const size_t stride = operation.is_small ? operation.given_bytes : 0;
+  const size_t stride = stride_of(operation);
   const uint64_t offset = block_offset(operation.seq, own);
   std::byte* words = window_ + offset;
   std::byte* payloads = words + own.ranks.size() * sizeof(uint64_t);

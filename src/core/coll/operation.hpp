@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/coll/block_counts.hpp"
 #include "core/coll/request_state.hpp"
 #include "core/operation/operation_engine.hpp"
 #include "mep.h"
@@ -27,6 +28,7 @@ struct CollectiveArgs {
   mep_dtype_t dtype = MEP_UINT8;
   mep_op_t op = MEP_SUM;
   int32_t root = 0;
+  const BlockCounts* counts = nullptr;  // of those that have them, during the call
 };
 
 // What the table says of it, and how it is carried out on host memory.
@@ -87,7 +89,8 @@ struct Operation : OperationState<Operation>, StepState {
   bool input_intact = true;
   bool holds_result = false;        // all data is here; only the others' last signals are missing
   RequestState* request = nullptr;  // of the nonblocking forms
-  std::vector<std::byte> saved_input;  // of an in-place operation, see in_place_restore_bytes
+  std::vector<std::byte> saved_input;      // of an in-place operation, see in_place_restore_bytes
+  std::unique_ptr<CountedBlocks> counted;  // of one whose blocks have a length each
 };
 
 }  // namespace mep

@@ -27,37 +27,38 @@ size_t offset_for(const Operation& operation, uint32_t target) {
   return type_of(operation).gives_each_a_block() ? target * operation.bytes : 0;
 }
 
-const std::byte* block_for(const Operation& operation, uint32_t target) {
-  return static_cast<const std::byte*>(operation.args.send) + offset_for(operation, target);
+Block block_given(const Operation& operation, uint32_t target) {
+  if (operation.counted != nullptr) return operation.counted->given[target];
+  return {offset_for(operation, target), operation.bytes};
 }
 
-std::byte* block_of(const Operation& operation, uint32_t source) {
-  return static_cast<std::byte*>(operation.args.receive) +
-         (type_of(operation).gets_a_block_of_each() ? source * operation.bytes : 0);
+Block block_gotten(const Operation& operation, uint32_t source) {
+  if (operation.counted != nullptr) return operation.counted->gotten[source];
+  return {type_of(operation).gets_a_block_of_each() ? source * operation.bytes : 0,
+          operation.bytes};
+}
+
+const std::byte* place_of_given(const Operation& operation, uint32_t target) {
+  return static_cast<const std::byte*>(operation.args.send) + block_given(operation, target).offset;
+}
+
+std::byte* place_of_gotten(const Operation& operation, uint32_t source) {
+  return static_cast<std::byte*>(operation.args.receive) + block_gotten(operation, source).offset;
 }
 
 bool is_in_place(const Collectives& comm, const Operation& operation) {
   const uint32_t rank = comm.rank();
   return gives(operation, rank) && gets(operation, rank) &&
-         block_for(operation, rank) == block_of(operation, rank);
+         place_of_given(operation, rank) == place_of_gotten(operation, rank);
 }
 
 void copy_own_block(const Collectives& comm, const Operation& operation) {
   const uint32_t rank = comm.rank();
-  if (operation.bytes == 0 || !gives(operation, rank) || !gets(operation, rank)) return;
-  const std::byte* from = block_for(operation, rank);
-  std::byte* to = block_of(operation, rank);
-  if (from != to) std::memcpy(to, from, operation.bytes);
-}
-
-// Reduces `bytes` of each input into the receive buffer, `offset` bytes from its beginning.
-void reduce(const Collectives& comm, Operation& operation, const std::vector<const void*>& inputs,
-            size_t offset, size_t bytes) {
-  operation.input_intact = operation.input_intact && !is_in_place(comm, operation);
-  reduce_rows(operation.args.dtype, operation.args.op,
-              static_cast<std::byte*>(operation.args.receive) + offset, inputs.data(),
-              inputs.size(), bytes / mep_dtype_size(operation.args.dtype),
-              static_cast<uint32_t>(inputs.size()));
+  if (!gives(operation, rank) || !gets(operation, rank)) return;
+  const size_t bytes = block_gotten(operation, rank).bytes;
+  const std::byte* from = place_of_given(operation, rank);
+  std::byte* to = place_of_gotten(operation, rank);
+  if (bytes != 0 && from != to) std::memcpy(to, from, bytes);
 }
 
 // --- Small ----------------------------------------------------------------------------------------
@@ -69,7 +70,7 @@ void take_blocks(Collectives& comm, Operation& operation) {
   const size_t offset = offset_for(operation, comm.rank());
   if (!type_of(operation).takes_op) {
     for (const uint32_t source : sources) {
-      std::memcpy(block_of(operation, source), comm.contribution(operation, source) + offset,
+      std::memcpy(place_of_gotten(operation, source), comm.contribution(operation, source) + offset,
                   operation.bytes);
     }
     return;
@@ -79,7 +80,7 @@ void take_blocks(Collectives& comm, Operation& operation) {
   for (const uint32_t source : sources) {
     inputs.push_back(comm.contribution(operation, source) + offset);
   }
-  reduce(comm, operation, inputs, 0, operation.bytes);
+  reduce_pair_blocks(comm, operation, inputs, 0, operation.bytes);
 }
 
 Step step_small(Collectives& comm, Operation& operation) {
@@ -133,34 +134,41 @@ bool gets_from(const Collectives& comm, const Operation& operation, uint32_t sou
   return source != comm.rank() && gets(operation, comm.rank()) && gives(operation, source);
 }
 
+// The block goes on in this section.
+bool reaches(const Bulk& bulk, const Block& block, uint64_t section) {
+  return block.bytes > section * bulk.section_bytes();
+}
+
 mep_result_t post(Collectives& comm, Operation& operation, uint64_t section) {
   const Bulk& bulk = comm.bulk();
   const uint64_t global = bulk.first_chunk() + section;
-  const size_t bytes = bulk.bytes_in_section(operation.bytes, section);
   for (const uint32_t target : bulk.live()) {
     if (!gives_to(comm, operation, target)) continue;
-    const std::byte* data = block_for(operation, target) + section * bulk.section_bytes();
-    MEP_TRY(bulk.put_in(global, target, data, bytes));
+    const Block block = block_given(operation, target);
+    if (!reaches(bulk, block, section)) continue;
+    const std::byte* data = place_of_given(operation, target) + section * bulk.section_bytes();
+    MEP_TRY(bulk.put_in(global, target, data, bulk.bytes_in_section(block.bytes, section)));
     MEP_TRY(bulk.signal_one(Bulk::Word::kPosted, global, target));
   }
   return MEP_SUCCESS;
 }
 
-bool is_taken(Collectives& comm, const Operation& operation, uint64_t section) {
+// Whether the areas are free for a section: all that get it have taken the one before the last.
+bool is_free(Collectives& comm, const Operation& operation, uint64_t section) {
   const Bulk& bulk = comm.bulk();
-  const uint64_t global = bulk.first_chunk() + section;
+  if (section < Bulk::kRing) return true;
+  const uint64_t before = bulk.first_chunk() + section - Bulk::kRing;
   return std::all_of(bulk.live().begin(), bulk.live().end(), [&](uint32_t target) {
-    return !gives_to(comm, operation, target) || bulk.arrived(Bulk::Word::kTaken, global, target);
+    return !gives_to(comm, operation, target) ||
+           !reaches(bulk, block_given(operation, target), section) ||
+           bulk.arrived(Bulk::Word::kTaken, before, target);
   });
 }
 
 // Posts the present section and, once the one before it is taken, the next.
 mep_result_t post_ahead(Collectives& comm, Operation& operation, uint64_t sections) {
   while (operation.chunk_posted < sections && operation.chunk_posted <= operation.chunk + 1) {
-    if (operation.chunk_posted >= Bulk::kRing &&
-        !is_taken(comm, operation, operation.chunk_posted - Bulk::kRing)) {
-      return MEP_SUCCESS;
-    }
+    if (!is_free(comm, operation, operation.chunk_posted)) return MEP_SUCCESS;
     MEP_TRY(post(comm, operation, operation.chunk_posted));
     ++operation.chunk_posted;
   }
@@ -169,15 +177,18 @@ mep_result_t post_ahead(Collectives& comm, Operation& operation, uint64_t sectio
 
 void reduce_section(Collectives& comm, Operation& operation, uint64_t section) {
   const Bulk& bulk = comm.bulk();
+  // As long as those of all others.
+  const Block own = block_gotten(operation, comm.rank());
+  if (!reaches(bulk, own, section)) return;
   const size_t offset = section * bulk.section_bytes();
   std::vector<const void*>& inputs = comm.scratch_pointers();
   inputs.clear();
   for (const uint32_t source : bulk.live()) {
-    inputs.push_back(source == comm.rank() ? block_for(operation, source) + offset
+    inputs.push_back(source == comm.rank() ? place_of_given(operation, source) + offset
                                            : bulk.in_section(bulk.first_chunk() + section, source));
   }
   MEP_TEST_DELAY_POINT("bulk reduce");
-  reduce(comm, operation, inputs, offset, bulk.bytes_in_section(operation.bytes, section));
+  reduce_pair_blocks(comm, operation, inputs, offset, bulk.bytes_in_section(own.bytes, section));
 }
 
 // kDone: the present section of all blocks that this rank gets is in its receive buffer, once.
@@ -190,11 +201,13 @@ Step take_section(Collectives& comm, Operation& operation) {
   for (; operation.cursor < bulk.live().size(); ++operation.cursor) {
     const uint32_t source = bulk.live()[operation.cursor];
     if (!gets_from(comm, operation, source)) continue;
+    const Block block = block_gotten(operation, source);
+    if (!reaches(bulk, block, section)) continue;
     if (!bulk.arrived(Bulk::Word::kPosted, global, source)) return Step::kPending;
     if (reduces) continue;
     MEP_TEST_DELAY_POINT("bulk copy");
-    std::memcpy(block_of(operation, source) + section * bulk.section_bytes(),
-                bulk.in_section(global, source), bulk.bytes_in_section(operation.bytes, section));
+    std::memcpy(place_of_gotten(operation, source) + section * bulk.section_bytes(),
+                bulk.in_section(global, source), bulk.bytes_in_section(block.bytes, section));
   }
   operation.cursor = 0;
   if (reduces) reduce_section(comm, operation, section);
@@ -202,50 +215,29 @@ Step take_section(Collectives& comm, Operation& operation) {
   return Step::kDone;
 }
 
+// To whom another section will follow in the area.
 mep_result_t say_taken(Collectives& comm, const Operation& operation, uint64_t sections) {
   const Bulk& bulk = comm.bulk();
   if (operation.chunk + Bulk::kRing >= sections) return MEP_SUCCESS;
   for (const uint32_t source : bulk.live()) {
-    if (!gets_from(comm, operation, source)) continue;
+    if (!gets_from(comm, operation, source) ||
+        !reaches(bulk, block_gotten(operation, source), operation.chunk + Bulk::kRing)) {
+      continue;
+    }
     MEP_TRY(bulk.signal_one(Bulk::Word::kTaken, bulk.first_chunk() + operation.chunk, source));
   }
   return MEP_SUCCESS;
 }
 
-Step move_sections(Collectives& comm, Operation& operation) {
-  const uint64_t sections = comm.bulk().sections_of(operation.bytes);
-  const PostingScope posting = comm.posting();
-  if (!posting.allowed()) return Step::kPending;
-  while (operation.chunk < sections) {
-    mep_result_t result = post_ahead(comm, operation, sections);
-    if (result != MEP_SUCCESS) return fail_step(operation, result);
-    // A section that could not be posted yet is not the one that is awaited.
-    if (operation.chunk_posted <= operation.chunk) return Step::kPending;
-    if (take_section(comm, operation) == Step::kPending) return Step::kPending;
-    result = say_taken(comm, operation, sections);
-    if (result != MEP_SUCCESS) return fail_step(operation, result);
-    ++operation.chunk;
-  }
-  comm.bulk().advance(sections);
-  if (!type_of(operation).takes_op) copy_own_block(comm, operation);
-  return Step::kDone;
-}
-
 Step step_large(Collectives& comm, Operation& operation) {
+  const uint64_t sections = comm.bulk().sections_of(operation.bytes);
   return step_large_phases(
-      comm, operation, [] { return Step::kDone; }, [&] { return move_sections(comm, operation); });
+      comm, operation, [] { return Step::kDone; },
+      [&] { return move_pair_blocks(comm, operation, sections); });
 }
-
-// --- Alone ----------------------------------------------------------------------------------------
 
 Step step_alone(Collectives& comm, Operation& operation) {
-  if (!type_of(operation).takes_op) {
-    copy_own_block(comm, operation);
-  } else if (operation.bytes != 0) {
-    std::vector<const void*>& inputs = comm.scratch_pointers();
-    inputs.assign(1, block_for(operation, comm.rank()));
-    reduce(comm, operation, inputs, 0, operation.bytes);
-  }
+  take_own_pair_block(comm, operation);
   comm.cells().note_all_entered(operation.seq);
   return Step::kDone;
 }
@@ -279,14 +271,55 @@ mep_result_t check_pair_blocks(Collective kind, const Collectives& comm,
 
 // As of an allreduce: what fits into a cell in every epoch writes its result only when nothing can fail.
 mep_result_t prepare_pair_blocks(const Collectives& comm, Operation& operation) {
-  if (!type_of(operation).takes_op || operation.given_bytes <= Cells::kMappedPayloadBytes ||
-      !is_in_place(comm, operation) ||
-      operation.bytes > comm.world().config().in_place_restore_bytes) {
+  if (operation.given_bytes <= Cells::kMappedPayloadBytes) return MEP_SUCCESS;
+  return save_pair_block_input(comm, operation);
+}
+
+mep_result_t save_pair_block_input(const Collectives& comm, Operation& operation) {
+  const size_t bytes = block_gotten(operation, comm.rank()).bytes;
+  if (!type_of(operation).takes_op || bytes == 0 || !is_in_place(comm, operation) ||
+      bytes > comm.world().config().in_place_restore_bytes) {
     return MEP_SUCCESS;
   }
-  const std::byte* input = block_for(operation, comm.rank());
-  operation.saved_input.assign(input, input + operation.bytes);
+  const std::byte* input = place_of_given(operation, comm.rank());
+  operation.saved_input.assign(input, input + bytes);
   return MEP_SUCCESS;
+}
+
+void reduce_pair_blocks(const Collectives& comm, Operation& operation,
+                        const std::vector<const void*>& inputs, size_t offset, size_t bytes) {
+  operation.input_intact = operation.input_intact && !is_in_place(comm, operation);
+  reduce_rows(operation.args.dtype, operation.args.op,
+              static_cast<std::byte*>(operation.args.receive) + offset, inputs.data(),
+              inputs.size(), bytes / mep_dtype_size(operation.args.dtype),
+              static_cast<uint32_t>(inputs.size()));
+}
+
+void take_own_pair_block(Collectives& comm, Operation& operation) {
+  if (!type_of(operation).takes_op) return copy_own_block(comm, operation);
+  const size_t bytes = block_gotten(operation, comm.rank()).bytes;
+  if (bytes == 0) return;
+  std::vector<const void*>& inputs = comm.scratch_pointers();
+  inputs.assign(1, place_of_given(operation, comm.rank()));
+  reduce_pair_blocks(comm, operation, inputs, 0, bytes);
+}
+
+Step move_pair_blocks(Collectives& comm, Operation& operation, uint64_t sections) {
+  const PostingScope posting = comm.posting();
+  if (!posting.allowed()) return Step::kPending;
+  while (operation.chunk < sections) {
+    mep_result_t result = post_ahead(comm, operation, sections);
+    if (result != MEP_SUCCESS) return fail_step(operation, result);
+    // A section that could not be posted yet is not the one that is awaited.
+    if (operation.chunk_posted <= operation.chunk) return Step::kPending;
+    if (take_section(comm, operation) == Step::kPending) return Step::kPending;
+    result = say_taken(comm, operation, sections);
+    if (result != MEP_SUCCESS) return fail_step(operation, result);
+    ++operation.chunk;
+  }
+  comm.bulk().advance(sections);
+  if (!type_of(operation).takes_op) copy_own_block(comm, operation);
+  return Step::kDone;
 }
 
 Step step_pair_blocks(Collectives& comm, Operation& operation) {

@@ -24,6 +24,17 @@ namespace mep {
 [[nodiscard]] Step step_pair_blocks(Collectives& comm, Operation& operation);
 [[nodiscard]] Step settle_pair_blocks(Collectives& comm, Operation& operation);
 
+// For those of them whose blocks have a length each as well (counted_blocks.hpp).
+// Keeps the input where the result is made in its place, if it is not too long for that.
+[[nodiscard]] mep_result_t save_pair_block_input(const Collectives& comm, Operation& operation);
+// Reduces `bytes` of each input into the receive buffer, `offset` bytes from its beginning.
+void reduce_pair_blocks(const Collectives& comm, Operation& operation,
+                        const std::vector<const void*>& inputs, size_t offset, size_t bytes);
+// Of a communicator in which this rank is alone.
+void take_own_pair_block(Collectives& comm, Operation& operation);
+// The data of a large one, of which no block has more than so many sections.
+[[nodiscard]] Step move_pair_blocks(Collectives& comm, Operation& operation, uint64_t sections);
+
 template <Collective kKind>
 constexpr CollectiveType pair_blocks_type() {
   return {facts_of(kKind),

@@ -190,38 +190,49 @@ inline Step finish_large(Collectives& comm, Operation& operation, bool* signalle
 
 enum class LargePhase : uint32_t { kBegin, kEnter, kCollect, kMove, kFinish, kFinishSignalled };
 
+inline bool is_in(const Operation& operation, LargePhase phase) {
+  return operation.phase == static_cast<uint32_t>(phase);
+}
+inline void go_to(Operation& operation, LargePhase phase) {
+  operation.phase = static_cast<uint32_t>(phase);
+}
+
+// The rest of it, from kMove on.
+template <typename Move>
+Step move_and_finish(Collectives& comm, Operation& operation, Move&& move) {
+  if (is_in(operation, LargePhase::kMove)) {
+    const Step moved = move();
+    if (moved != Step::kDone) return moved;
+    go_to(operation, LargePhase::kFinish);
+  }
+  bool signalled = is_in(operation, LargePhase::kFinishSignalled);
+  const Step finished = finish_large(comm, operation, &signalled);
+  if (signalled) go_to(operation, LargePhase::kFinishSignalled);
+  if (finished != Step::kDone) return finished;
+  comm.cells().note_all_entered(operation.seq);
+  return Step::kDone;
+}
+
 // A large operation between more than one rank: begin() until it is done, empty cells, move() until all
 // data is here, "finished".
 template <typename Begin, typename Move>
 Step step_large_phases(Collectives& comm, Operation& operation, Begin&& begin, Move&& move) {
-  const auto in = [&](LargePhase phase) { return operation.phase == static_cast<uint32_t>(phase); };
-  const auto go_to = [&](LargePhase phase) { operation.phase = static_cast<uint32_t>(phase); };
-  if (in(LargePhase::kBegin)) {
+  if (is_in(operation, LargePhase::kBegin)) {
     const Step begun = begin();
     if (begun != Step::kDone) return begun;
-    go_to(LargePhase::kEnter);
+    go_to(operation, LargePhase::kEnter);
   }
-  if (in(LargePhase::kEnter)) {
+  if (is_in(operation, LargePhase::kEnter)) {
     const Step entered = enter_large(comm, operation);
     if (entered != Step::kDone) return entered;
-    go_to(LargePhase::kCollect);
+    go_to(operation, LargePhase::kCollect);
   }
-  if (in(LargePhase::kCollect)) {
+  if (is_in(operation, LargePhase::kCollect)) {
     const Step collected = collect_small(comm, operation);
     if (collected != Step::kDone) return collected;
-    go_to(LargePhase::kMove);
+    go_to(operation, LargePhase::kMove);
   }
-  if (in(LargePhase::kMove)) {
-    const Step moved = move();
-    if (moved != Step::kDone) return moved;
-    go_to(LargePhase::kFinish);
-  }
-  bool signalled = in(LargePhase::kFinishSignalled);
-  const Step finished = finish_large(comm, operation, &signalled);
-  if (signalled) go_to(LargePhase::kFinishSignalled);
-  if (finished != Step::kDone) return finished;
-  comm.cells().note_all_entered(operation.seq);
-  return Step::kDone;
+  return move_and_finish(comm, operation, move);
 }
 
 // A large operation is decided only when all have its result, so there is nothing left to do.

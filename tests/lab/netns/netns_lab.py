@@ -274,7 +274,7 @@ class Lab:
 
     def case_collectives_are_right(self):
         for op in ["barrier", "broadcast", "allgather", "allreduce", "reduce", "gather", "scatter", "reduce_scatter",
-                   "alltoall"]:
+                   "alltoall", "allgatherv", "gatherv", "scatterv", "reduce_scatterv", "alltoallv"]:
             self.perf(op, "-e", "256K", "-f", "32", "-i", "20")
 
     def case_moe_is_right(self):

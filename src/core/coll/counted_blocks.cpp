@@ -1,0 +1,264 @@
+#include "core/coll/counted_blocks.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/coll/pair_blocks.hpp"
+#include "core/coll/steps.hpp"
+
+namespace mep {
+namespace {
+
+struct Beginning {
+  uint64_t given;
+  uint64_t expected;
+  uint64_t most;   // bytes of a block for another rank
+  uint64_t bytes;  // of the contribution, this included
+};
+
+const CollectiveType& type_of(const Operation& operation) {
+  return collective_type(operation.kind);
+}
+
+bool gives(const Operation& operation, uint32_t rank) {
+  return type_of(operation).gives(rank, static_cast<uint32_t>(operation.args.root));
+}
+
+bool gets(const Operation& operation, uint32_t rank) {
+  return type_of(operation).gets(rank, static_cast<uint32_t>(operation.args.root));
+}
+
+// Where the blocks begin in a contribution to an operation of `size` ranks.
+size_t blocks_at(const Operation& operation, uint32_t size) {
+  const size_t ends =
+      type_of(operation).gives_each_a_block() ? (size + size_t{1}) / 2 * sizeof(uint64_t) : 0;
+  return sizeof(Beginning) + ends;
+}
+
+// --- Lengths that fit together --------------------------------------------------------------------
+
+// Neighbouring numbers give hashes that have nothing to do with each other, so that errors do not add up to 0.
+uint64_t mixed(uint64_t value) {
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+  return value ^ (value >> 31);
+}
+
+uint64_t hash_of(uint32_t source, uint32_t target, size_t bytes) {
+  const uint64_t pair = uint64_t{source} << 32 | target;
+  return mixed(mixed(pair + 0x9e3779b97f4a7c15u) ^ bytes);
+}
+
+Beginning make_beginning(const Collectives& comm, const Operation& operation) {
+  const CountedBlocks& blocks = *operation.counted;
+  const uint32_t own = comm.rank();
+  Beginning beginning{};
+  for (const uint32_t rank : *operation.contributors) {
+    if (gives(operation, own) && gets(operation, rank)) {
+      beginning.given += hash_of(own, rank, blocks.given[rank].bytes);
+      if (rank != own)
+        beginning.most = std::max(beginning.most, uint64_t{blocks.given[rank].bytes});
+    }
+    if (gives(operation, rank) && gets(operation, own)) {
+      beginning.expected += hash_of(rank, own, blocks.gotten[rank].bytes);
+    }
+  }
+  return beginning;
+}
+
+Beginning beginning_of(const std::byte* contribution) {
+  Beginning beginning;
+  std::memcpy(&beginning, contribution, sizeof beginning);
+  return beginning;
+}
+
+Step lengths_mismatch(const Collectives& comm, Operation& operation) {
+  return fail_step(operation,
+                   fail(MEP_ERR_MISMATCH,
+                        "the counts that the ranks of comm %s gave this %s do not fit together: "
+                        "what a rank gives another must be as long as what that one expects",
+                        comm.comm().name().c_str(), type_of(operation).name));
+}
+
+// Of all contributions, the same on all ranks.
+bool lengths_fit(const Collectives& comm, const Operation& operation) {
+  uint64_t difference = 0;
+  operation.counted->most_bytes = 0;
+  for (const uint32_t source : *operation.contributors) {
+    const Beginning beginning = beginning_of(comm.contribution(operation, source));
+    difference += beginning.given - beginning.expected;
+    operation.counted->most_bytes = std::max(operation.counted->most_bytes, beginning.most);
+  }
+  return difference == 0;
+}
+
+// --- The own contribution -------------------------------------------------------------------------
+
+// Copies the blocks for the live ranks behind each other, if they fit, and says where they end.
+void pack_blocks(const Collectives& comm, const Operation& operation, size_t most) {
+  CountedBlocks& blocks = *operation.counted;
+  const bool for_each = type_of(operation).gives_each_a_block();
+  const auto* send = static_cast<const std::byte*>(operation.args.send);
+  size_t at = blocks_at(operation, comm.size());
+  blocks.is_whole = at <= most;
+  uint32_t next = 0;
+  const auto end_before = [&](uint32_t rank) {
+    for (; for_each && blocks.is_whole && next < rank; ++next) {
+      const auto end = static_cast<uint32_t>(at - blocks_at(operation, comm.size()));
+      std::memcpy(blocks.contribution.data() + sizeof(Beginning) + next * sizeof end, &end,
+                  sizeof end);
+    }
+  };
+  for (const uint32_t target : *operation.contributors) {
+    if (!blocks.is_whole) break;
+    const Block& block = blocks.given[target];
+    if (!gives(operation, comm.rank()) || !gets(operation, target)) continue;
+    end_before(target);
+    blocks.is_whole = block.bytes <= most - at;
+    if (!blocks.is_whole) break;
+    if (block.bytes != 0) {
+      std::memcpy(blocks.contribution.data() + at, send + block.offset, block.bytes);
+    }
+    at += block.bytes;
+    if (!for_each) break;  // one and the same for all
+  }
+  end_before(comm.size());
+  blocks.contribution_bytes = blocks.is_whole ? at : sizeof(Beginning);
+}
+
+void pack(Collectives& comm, const Operation& operation) {
+  CountedBlocks& blocks = *operation.counted;
+  pack_blocks(comm, operation, std::min(comm.cells().payload_bytes(), blocks.contribution.size()));
+  Beginning beginning = make_beginning(comm, operation);
+  beginning.bytes = blocks.contribution_bytes;
+  std::memcpy(blocks.contribution.data(), &beginning, sizeof beginning);
+}
+
+// --- Small ----------------------------------------------------------------------------------------
+
+// This rank's block in the contribution of `source`; null if it is not as long as it must be.
+const std::byte* find_block(const Collectives& comm, const Operation& operation, uint32_t source,
+                            size_t most) {
+  const std::byte* contribution = comm.contribution(operation, source);
+  const size_t begin = blocks_at(operation, comm.size());
+  const size_t bytes = counted_contribution_bytes(contribution, most);
+  if (bytes < begin) return nullptr;
+  size_t first = 0;
+  size_t end = bytes - begin;
+  if (type_of(operation).gives_each_a_block()) {
+    uint32_t ends[2] = {0, 0};
+    const std::byte* table = contribution + sizeof(Beginning);
+    const uint32_t own = comm.rank();
+    if (own != 0) std::memcpy(&ends[0], table + (own - 1) * sizeof ends[0], sizeof ends[0]);
+    std::memcpy(&ends[1], table + own * sizeof ends[1], sizeof ends[1]);
+    if (ends[1] > end) return nullptr;
+    first = ends[0];
+    end = ends[1];
+  }
+  if (first > end || end - first != operation.counted->gotten[source].bytes) return nullptr;
+  return contribution + begin + first;
+}
+
+// Out of the contributions, which are all here or were given. False: one of them is not what it says.
+bool take_blocks(Collectives& comm, Operation& operation) {
+  if (!gets(operation, comm.rank())) return true;
+  std::vector<const void*>& inputs = comm.scratch_pointers();
+  inputs.clear();
+  const size_t most = comm.cells().cell_bytes() - sizeof(uint64_t);
+  for (const uint32_t source : *operation.contributors) {
+    if (!gives(operation, source)) continue;
+    const std::byte* block = find_block(comm, operation, source, most);
+    if (block == nullptr) return false;
+    const Block& place = operation.counted->gotten[source];
+    if (type_of(operation).takes_op) {
+      inputs.push_back(block);
+    } else if (place.bytes != 0) {
+      std::memcpy(static_cast<std::byte*>(operation.args.receive) + place.offset, block,
+                  place.bytes);
+    }
+  }
+  const size_t bytes = operation.counted->gotten[comm.rank()].bytes;
+  if (!inputs.empty() && bytes != 0) reduce_pair_blocks(comm, operation, inputs, 0, bytes);
+  return true;
+}
+
+// --- Both -----------------------------------------------------------------------------------------
+
+bool all_are_whole(Collectives& comm, const Operation& operation) {
+  return std::none_of(
+      operation.contributors->begin(), operation.contributors->end(),
+      [&](uint32_t source) { return comm.cells().is_entry_only(operation.seq, source); });
+}
+
+// All contributions are here. kDone: the operation has ended; kPending: it goes on as a large one.
+Step take_contributions(Collectives& comm, Operation& operation) {
+  const bool fits = lengths_fit(comm, operation);
+  if (fits && !all_are_whole(comm, operation)) return Step::kPending;
+  const bool taken = fits && take_blocks(comm, operation);
+  comm.cells().note_all_entered(operation.seq);
+  return taken ? Step::kDone : lengths_mismatch(comm, operation);
+}
+
+Step step_alone(Collectives& comm, Operation& operation) {
+  comm.cells().note_all_entered(operation.seq);
+  const Beginning beginning = make_beginning(comm, operation);
+  if (beginning.given != beginning.expected) return lengths_mismatch(comm, operation);
+  take_own_pair_block(comm, operation);
+  return Step::kDone;
+}
+
+}  // namespace
+
+size_t counted_contribution_bytes(const std::byte* contribution, size_t most) {
+  return std::min<size_t>(beginning_of(contribution).bytes, most);
+}
+
+// What must be there before the operation has its number.
+mep_result_t prepare_counted_blocks(const Collectives& comm, Operation& operation) {
+  operation.counted = std::make_unique<CountedBlocks>();
+  CountedBlocks& blocks = *operation.counted;
+  lay_out_counted_blocks(comm, operation);
+  operation.args.counts = nullptr;
+  size_t bytes = blocks_at(operation, comm.size());
+  const size_t most = Cells::cell_bytes_of(comm.size()) - sizeof(uint64_t);
+  for (const Block& block : blocks.given) {
+    bytes += std::min(block.bytes, most);
+    if (!type_of(operation).gives_each_a_block() && block.bytes != 0) break;
+  }
+  blocks.contribution.resize(std::clamp(bytes, sizeof(Beginning), most));
+  return save_pair_block_input(comm, operation);
+}
+
+Step step_counted_blocks(Collectives& comm, Operation& operation) {
+  if (comm.adopted().live.size() == 1) return step_alone(comm, operation);
+  const CountedBlocks& blocks = *operation.counted;
+  if (is_in(operation, LargePhase::kBegin)) {
+    pack(comm, operation);
+    go_to(operation, LargePhase::kEnter);
+  }
+  if (is_in(operation, LargePhase::kEnter)) {
+    const Step entered =
+        enter_small(comm, operation, blocks.contribution.data(), blocks.contribution_bytes,
+                    blocks.is_whole ? 0 : Cells::kEntryOnly);
+    if (entered != Step::kDone) return entered;
+    go_to(operation, LargePhase::kCollect);
+  }
+  if (is_in(operation, LargePhase::kCollect)) {
+    const Step collected = collect_small(comm, operation);
+    if (collected != Step::kDone) return collected;
+    const Step taken = take_contributions(comm, operation);
+    if (taken != Step::kPending) return taken;
+    go_to(operation, LargePhase::kMove);
+  }
+  const uint64_t sections = comm.bulk().sections_of(blocks.most_bytes);
+  return move_and_finish(comm, operation,
+                         [&] { return move_pair_blocks(comm, operation, sections); });
+}
+
+Step settle_counted_blocks(Collectives& comm, Operation& operation) {
+  if (operation.retained == nullptr) return settle_large(operation);
+  if (lengths_fit(comm, operation) && take_blocks(comm, operation)) return Step::kDone;
+  return lengths_mismatch(comm, operation);
+}
+
+}  // namespace mep
