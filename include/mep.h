@@ -602,8 +602,9 @@ MEP_API mep_result_t mep_recover_ranks(mep_comm_t world, const int32_t* ranks, i
 /* Grows the world by `count` ranks, up to max_size; else as mep_recover_ranks. Returns a new comm over
  * the grown world; the old one stays as it is, but from then on mep_recover_ranks, mep_comm_grow and
  * automatic recovery need the new one. Errors: also MEP_ERR_INVALID_ARGUMENT (no room below
- * max_size), MEP_ERR_NO_MEMORY (on all members, if one of them cannot make its part of the new comm;
- * those that were admitted leave again, their mep_comm_join fails). 0.1 */
+ * max_size), MEP_ERR_NO_MEMORY (on all members, if one of them cannot make its part of the new comm).
+ * After an error those that were admitted leave again, their mep_comm_join fails; the call returns when
+ * they are out of the view. 0.1 */
 MEP_API mep_result_t mep_comm_grow(mep_comm_t world, int32_t count, uint32_t timeout_ms,
                                    mep_comm_t* grown);
 

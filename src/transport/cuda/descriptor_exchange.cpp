@@ -96,8 +96,8 @@ mep_result_t DescriptorExchange::send_to(const DescriptorAddress& peer, const Un
   const socklen_t length = fill_address(peer.name, &name);
   if (!connection.valid() ||
       connect(connection.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0) {
-    return fail(result_of_errno(errno), "rank %u cannot be reached to give it device memory: %s", peer.rank,
-                strerrordesc_np(errno));
+    return fail(result_of_errno(errno), "rank %u cannot be reached to give it device memory: %s",
+                peer.rank, strerrordesc_np(errno));
   }
   ucred other{};
   socklen_t size = sizeof other;
