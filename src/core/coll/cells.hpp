@@ -88,8 +88,11 @@ class Cells {
   bool arrived(const Operation& operation, uint32_t source, bool* mismatch) const {
     const uint64_t word = load_signal(window_, cell_offset(operation.seq, source));
     if (!signal_matches(word, tag(operation.epoch, operation.seq))) return false;
-    *mismatch = ((signal_payload(word) ^ operation.fingerprint) & kFingerprintMask) != 0;
+    *mismatch = !same_call(word, operation);
     return true;
+  }
+  static bool same_call(uint64_t word, const Operation& operation) {
+    return ((signal_payload(word) ^ operation.fingerprint) & kFingerprintMask) == 0;
   }
   // Of a contribution that has come: its data is elsewhere.
   bool is_entry_only(uint64_t seq, uint32_t source) const {
@@ -181,7 +184,7 @@ class Cells {
   bool speaks_for_itself(uint32_t peer) const {
     return is_on_this_host(peer) && (relays_ || !hub_);
   }
-  size_t stride_of(const Operation& operation) const;
+  size_t stride_of(const Operation& operation, const std::byte* words) const;
   [[nodiscard]] mep_result_t send_block(const Operation& operation, bool complete_only);
   [[nodiscard]] mep_result_t take_blocks(const Operation& operation);
   [[nodiscard]] mep_result_t take_block(uint64_t seq, const HostGroup& group, uint64_t expected,

@@ -68,13 +68,16 @@ mep_result_t Cells::relay_rest(const Operation& operation) {
   return relay_passed();
 }
 
-// What each contribution of this host has in its block: all have the same, or as much as the longest.
-size_t Cells::stride_of(const Operation& operation) const {
+// What each contribution of this host has in its block: all have the same, or as much as the longest of those
+// whose words stand in the block. A contribution that comes later is not looked at.
+size_t Cells::stride_of(const Operation& operation, const std::byte* words) const {
   if (operation.counted == nullptr) return operation.is_small ? operation.given_bytes : 0;
   size_t longest = 0;
   for (const uint32_t source : groups_.own().ranks) {
-    bool mismatch = false;
-    if (!arrived(operation, source, &mismatch) || mismatch) continue;
+    uint64_t word = 0;
+    std::memcpy(&word, words, sizeof word);
+    words += sizeof word;
+    if (word == 0 || !same_call(word, operation)) continue;
     longest = std::max(longest,
                        counted_contribution_bytes(payload(operation.seq, source), payload_bytes_));
   }
@@ -85,7 +88,6 @@ size_t Cells::stride_of(const Operation& operation) const {
 mep_result_t Cells::send_block(const Operation& operation, bool complete_only) {
   const HostGroup& own = groups_.own();
   const uint64_t expected = tag(operation.epoch, operation.seq);
-  const size_t stride = stride_of(operation);
   const uint64_t offset = block_offset(operation.seq, own);
   std::byte* words = window_ + offset;
   std::byte* payloads = words + own.ranks.size() * sizeof(uint64_t);
@@ -96,7 +98,12 @@ mep_result_t Cells::send_block(const Operation& operation, bool complete_only) {
       word = 0;
     }
     std::memcpy(words + i * sizeof word, &word, sizeof word);
-    if (stride == 0 || word == 0) continue;
+  }
+  const size_t stride = stride_of(operation, words);
+  for (size_t i = 0; stride != 0 && i < own.ranks.size(); ++i) {
+    uint64_t word = 0;
+    std::memcpy(&word, words + i * sizeof word, sizeof word);
+    if (word == 0) continue;
     std::memcpy(payloads + i * stride, payload(operation.seq, own.ranks[i]), stride);
   }
   MEP_TEST_DELAY_POINT("relay send");
