@@ -65,6 +65,26 @@ mep_result_t check_enumerators(const mep_ep_config_t& config) {
   return MEP_SUCCESS;
 }
 
+// places: for experts, on all ranks.
+mep_result_t resolve_replicas(const mep_ep_config_t& config, uint64_t places, EpShape* shape) {
+  shape->buffers = config.num_buffers != 0 ? config.num_buffers : 2;
+  if (shape->buffers > kMaxEpBuffers) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "num_buffers is %u; 1 to %u work", shape->buffers,
+                kMaxEpBuffers);
+  }
+  shape->max_replicas = config.max_replicas != 0 ? config.max_replicas : 1;
+  if (shape->max_replicas > places) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "max_replicas is %u; there are %llu places for experts",
+                shape->max_replicas, static_cast<unsigned long long>(places));
+  }
+  if (uint64_t{shape->experts} * shape->max_replicas > kMaxMapEntries) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "num_experts %u with max_replicas %u gives an expert map of more than 2^27 entries",
+                shape->experts, shape->max_replicas);
+  }
+  return MEP_SUCCESS;
+}
+
 mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
   const struct {
     const char* name;
@@ -110,22 +130,7 @@ mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
                 shape->experts, shape->ranks, shape->local_experts,
                 static_cast<unsigned long long>(places));
   }
-  shape->buffers = config.num_buffers != 0 ? config.num_buffers : 2;
-  if (shape->buffers > kMaxEpBuffers) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "num_buffers is %u; 1 to %u work", shape->buffers,
-                kMaxEpBuffers);
-  }
-  shape->max_replicas = config.max_replicas != 0 ? config.max_replicas : 1;
-  if (shape->max_replicas > places) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "max_replicas is %u; there are %llu places for experts",
-                shape->max_replicas, static_cast<unsigned long long>(places));
-  }
-  if (uint64_t{shape->experts} * shape->max_replicas > kMaxMapEntries) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "num_experts %u with max_replicas %u gives an expert map of more than 2^27 entries",
-                shape->experts, shape->max_replicas);
-  }
-  return MEP_SUCCESS;
+  return resolve_replicas(config, places, shape);
 }
 
 mep_result_t resolve_types(const mep_ep_config_t& config, EpShape* shape) {
