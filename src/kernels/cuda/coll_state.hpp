@@ -100,7 +100,7 @@ struct CollLayout {
     return exchange_row(4, 0) + (step % kCollSlots * ranks + source) * slot_bytes;
   }
   MEP_BOTH uint64_t slots_end() const {
-    return exchange_row(4, 0) + kCollSlots * ranks * slot_bytes;
+    return exchange_row(4, 0) + uint64_t{kCollSlots} * ranks * slot_bytes;
   }
   MEP_BOTH uint64_t scatter_piece(uint32_t source, uint32_t cta) const {
     return slots_end() + (uint64_t{source} * ctas + cta) * piece_bytes;
