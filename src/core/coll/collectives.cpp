@@ -118,7 +118,7 @@ void Collectives::note_number(Operation& operation) {
   MEP_TEST_DELAY_POINT("enter");
   operation.contributors = &adopted().live;
   const uint32_t own = fingerprint(operation.kind, operation.args);
-  const CollectiveType& type = collective_type(operation.kind);
+  const CollectiveType& type = type_of(operation);
   operation.is_small = operation.given_bytes <= cells_.payload_bytes();
   if (type.only_root_gives() && operation.is_small) {
     operation.fingerprint = own;
@@ -135,7 +135,7 @@ void Collectives::begin_again(Operation& operation) {
 
 // Without a root there is nothing to wait for: each rank knows it from the view.
 mep_result_t Collectives::check_root_lives(const Operation& operation) const {
-  const CollectiveType& type = collective_type(operation.kind);
+  const CollectiveType& type = type_of(operation);
   const auto root = static_cast<uint32_t>(operation.args.root);
   if (!type.is_rooted || adopted().is_live(root)) [[likely]]
     return MEP_SUCCESS;
@@ -146,8 +146,7 @@ mep_result_t Collectives::check_root_lives(const Operation& operation) const {
 bool Collectives::step(Operation& operation) {
   operation.result = check_root_lives(operation);
   const bool has_root = operation.result == MEP_SUCCESS;
-  const Step step =
-      has_root ? collective_type(operation.kind).step(*this, operation) : Step::kFailed;
+  const Step step = has_root ? type_of(operation).step(*this, operation) : Step::kFailed;
   if (step == Step::kPending) return false;
   // This rank waited for nobody, so nobody learns from later operations that it has passed the earlier ones.
   if (step == Step::kFailed) [[unlikely]] {
@@ -202,7 +201,7 @@ void Collectives::succeed_settled(Operation& operation) {
   }
   const mep_result_t result = settle_result(operation);
   // Where only the root gives its bytes alone were kept; who took part is what it is on every rank.
-  if (collective_type(operation.kind).only_root_gives()) operation.contributors = &adopted().live;
+  if (type_of(operation).only_root_gives()) operation.contributors = &adopted().live;
   finish(operation, result);
   const std::lock_guard lock(engine_.mutex());
   retained_.erase(operation.seq);
@@ -220,9 +219,9 @@ mep_result_t Collectives::settle_result(Operation& operation) {
     return fail(MEP_ERR_MISMATCH,
                 "other ranks of comm %s called another operation than this rank's %s, or with "
                 "another count, type, operator or root",
-                comm().name().c_str(), collective_type(operation.kind).name);
+                comm().name().c_str(), type_of(operation).name);
   }
-  const Step step = collective_type(operation.kind).settle(*this, operation);
+  const Step step = type_of(operation).settle(*this, operation);
   return step == Step::kDone ? MEP_SUCCESS : operation.result;
 }
 
@@ -297,7 +296,7 @@ void Collectives::note_missing(const Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
   if (operation.change != nullptr) {
     record_.failed = operation.change->missing;
-  } else if (collective_type(operation.kind).is_rooted && !adopted().is_live(root)) {
+  } else if (type_of(operation).is_rooted && !adopted().is_live(root)) {
     add_rank(&record_.failed, root);
   }
 }

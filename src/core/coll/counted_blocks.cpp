@@ -16,18 +16,6 @@ struct Beginning {
   uint64_t bytes;  // of the contribution, this included
 };
 
-const CollectiveType& type_of(const Operation& operation) {
-  return collective_type(operation.kind);
-}
-
-bool gives(const Operation& operation, uint32_t rank) {
-  return type_of(operation).gives(rank, static_cast<uint32_t>(operation.args.root));
-}
-
-bool gets(const Operation& operation, uint32_t rank) {
-  return type_of(operation).gets(rank, static_cast<uint32_t>(operation.args.root));
-}
-
 // Where the blocks begin in a contribution to an operation of `size` ranks.
 size_t blocks_at(const Operation& operation, uint32_t size) {
   const size_t ends =

@@ -93,4 +93,15 @@ struct Operation : OperationState<Operation>, StepState {
   std::unique_ptr<CountedBlocks> counted;  // of one whose blocks have a length each
 };
 
+// What the table says of the operation, and of a rank's part in it.
+inline const CollectiveType& type_of(const Operation& operation) {
+  return collective_type(operation.kind);
+}
+inline bool gives(const Operation& operation, uint32_t rank) {
+  return type_of(operation).gives(rank, static_cast<uint32_t>(operation.args.root));
+}
+inline bool gets(const Operation& operation, uint32_t rank) {
+  return type_of(operation).gets(rank, static_cast<uint32_t>(operation.args.root));
+}
+
 }  // namespace mep

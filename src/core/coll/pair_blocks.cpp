@@ -10,18 +10,6 @@
 namespace mep {
 namespace {
 
-const CollectiveType& type_of(const Operation& operation) {
-  return collective_type(operation.kind);
-}
-
-bool gives(const Operation& operation, uint32_t rank) {
-  return type_of(operation).gives(rank, static_cast<uint32_t>(operation.args.root));
-}
-
-bool gets(const Operation& operation, uint32_t rank) {
-  return type_of(operation).gets(rank, static_cast<uint32_t>(operation.args.root));
-}
-
 // Where in a rank's contribution the block for `target` begins.
 size_t offset_for(const Operation& operation, uint32_t target) {
   return type_of(operation).gives_each_a_block() ? target * operation.bytes : 0;

@@ -93,7 +93,7 @@ inline Step mismatch_step(Collectives& comm, Operation& operation, uint32_t sour
       fail(MEP_ERR_MISMATCH,
            "rank %u called another operation than this rank's %s, or with another count, type, "
            "operator or root",
-           source, collective_type(operation.kind).name));
+           source, type_of(operation).name));
 }
 
 // While the awaited cell has not come: another rank's may say that it never will. Looked for only now
@@ -239,7 +239,7 @@ Step step_large_phases(Collectives& comm, Operation& operation, Begin&& begin, M
 inline Step settle_large(Operation& operation) {
   if (operation.holds_result) return Step::kDone;
   return fail_step(operation, fail(MEP_ERR_INTERNAL, "%s was decided without its data",
-                                   collective_type(operation.kind).name));
+                                   type_of(operation).name));
 }
 
 }  // namespace mep
