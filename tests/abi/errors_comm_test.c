@@ -6,21 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "abi_test.h"
-
-static mep_comm_t comm;
-
-static int set_up(void** state) {
-  (void)state;
-  MUST(mep_comm_init_all(1, NULL, &comm));
-  return 0;
-}
-
-static int tear_down(void** state) {
-  (void)state;
-  MUST(mep_comm_destroy(comm));
-  return 0;
-}
+#include "world_of_one.h"
 
 static void results_have_names(void** state) {
   (void)state;

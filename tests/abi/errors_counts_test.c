@@ -1,20 +1,6 @@
 /* Wrong arguments to the collectives with a length for each block, on a world of one thread: as
  * errors_comm_test.c. */
-#include "abi_test.h"
-
-static mep_comm_t comm;
-
-static int set_up(void** state) {
-  (void)state;
-  MUST(mep_comm_init_all(1, NULL, &comm));
-  return 0;
-}
-
-static int tear_down(void** state) {
-  (void)state;
-  MUST(mep_comm_destroy(comm));
-  return 0;
-}
+#include "world_of_one.h"
 
 static void collectives_with_counts(void** state) {
   (void)state;
