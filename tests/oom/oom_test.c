@@ -1,8 +1,9 @@
 // Jobs whose ranks run out of memory, descriptors or address space, each drawn from a seed, and the judge.
 //
 // Each call must return, soon; the communicator goes on for all that it went on for, with the same
-// members, or has ended; nobody crashes. MEP_TEST_SEED=N replays one job; MEP_TEST_SOAK=1 runs on until
-// so many requests were refused; OOM_TEST_VERBOSE=1 tells of each job.
+// members, or has ended; nobody crashes. Before the drawn jobs each request for memory of a split and of the
+// making of an EP object is refused once, in its turn. MEP_TEST_SEED=N replays one job; MEP_TEST_SOAK=1 runs on
+// until so many requests were refused; OOM_TEST_VERBOSE=1 tells of each job.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,6 +102,29 @@ static void draw_making(uint64_t seed, job_t* job) {
          strcmp(step_name(job->steps[0]), "experts") != 0) {
     job->steps[0] = (int32_t)draw(&state, (uint64_t)step_kinds());
   }
+}
+
+// One rank's request for memory number `first` of a step is refused, once. The seed says it all.
+static const uint64_t kSweep = (uint64_t)1 << 32;
+static const char* const kSwept[] = {"split", "experts"};
+enum { SWEPT = sizeof kSwept / sizeof kSwept[0] };
+
+static uint64_t sweep_seed(uint64_t step, uint64_t first) {
+  return kSweep + first * SWEPT + step;
+}
+
+static void draw_sweep(uint64_t seed, job_t* job) {
+  const char* const name = kSwept[(seed - kSweep) % SWEPT];
+  memset(job, 0, sizeof *job);
+  job->seed = seed;
+  job->ranks = 3;
+  job->short_rank = 2;
+  job->plan.kinds = OOM_MEMORY;
+  job->plan.threads = OOM_CALLERS;
+  job->plan.refusals = 1;
+  job->plan.first = (seed - kSweep) / SWEPT;
+  job->count = 1;
+  while (strcmp(step_name(job->steps[0]), name) != 0) ++job->steps[0];
 }
 
 // --- Running it -----------------------------------------------------------------------------------
@@ -262,44 +286,78 @@ static const char* judge_lost_message(const job_t* job, const rank_log_t* logs) 
   return NULL;
 }
 
+static void draw_job(uint64_t seed, job_t* job) {
+  if (seed == 0) {
+    make_job_of_a_lost_message(job);
+  } else if (seed >= kSweep) {
+    draw_sweep(seed, job);
+  } else if (seed % 2 != 0) {
+    draw_any(seed, job);
+  } else {
+    draw_making(seed, job);
+  }
+}
+
+typedef struct tally_t {
+  uint64_t jobs;
+  uint64_t refusals;
+  uint64_t failures;
+} tally_t;
+
+// Returns how many requests were refused.
+static uint64_t run_job(uint64_t seed, rank_log_t* logs, tally_t* tally) {
+  job_t job;
+  uint64_t refusals = 0;
+  draw_job(seed, &job);
+  memset(logs, 0, sizeof(rank_log_t) * MAX_RANKS);
+  for (int i = 0; i < MAX_RANKS; ++i) logs[i].destroy = NOT_CALLED;
+  fflush(stdout);
+  const char* trouble = run_processes(&job, logs);
+  if (trouble == NULL) trouble = judge(&job, logs);
+  if (trouble == NULL && seed == 0) trouble = judge_lost_message(&job, logs);
+  for (int i = 0; i < MAX_RANKS; ++i) refusals += logs[i].refusals;
+  ++tally->jobs;
+  tally->refusals += refusals;
+  if (trouble != NULL) {
+    ++tally->failures;
+    printf("FAILED with MEP_TEST_SEED=%llu: %s\n", (unsigned long long)seed, trouble);
+  }
+  if (trouble != NULL || getenv("OOM_TEST_VERBOSE") != NULL) describe(&job, logs);
+  return refusals;
+}
+
+// Each step until it asks for no more than was granted.
+static void sweep(rank_log_t* logs, tally_t* tally) {
+  for (uint64_t step = 0; step < SWEPT; ++step) {
+    uint64_t first = 0;
+    while (run_job(sweep_seed(step, first), logs, tally) != 0) ++first;
+    printf("%s: %llu requests for memory, each refused once\n", kSwept[step],
+           (unsigned long long)first);
+  }
+}
+
 int main(int argc, char** argv) {
   const char* given = argc > 1 ? argv[1] : getenv("MEP_TEST_SEED");
   const int soak = getenv("MEP_TEST_SOAK") != NULL;
-  const int verbose = getenv("OOM_TEST_VERBOSE") != NULL;
-  const uint64_t most = given != NULL ? 1 : soak ? SOAK_JOBS : QUICK_JOBS;
   const uint64_t begun_ms = now_ms();
-  uint64_t refusals = 0;
-  uint64_t failures = 0;
-  uint64_t jobs = given != NULL ? 1 : 0;  // the one before them is not drawn
+  tally_t tally = {0, 0, 0};
   const size_t bytes = sizeof(rank_log_t) * MAX_RANKS;
   rank_log_t* logs = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (logs == MAP_FAILED) return 3;
   setvbuf(stdout, NULL, _IOLBF, 0);
-  for (; jobs <= most && (!soak || refusals < SOAK_REFUSALS); ++jobs) {
-    job_t job;
-    if (!soak && given == NULL && now_ms() - begun_ms > QUICK_MS) break;
-    if (jobs == 0) {
-      make_job_of_a_lost_message(&job);
-    } else {
-      const uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : jobs;
-      (seed % 2 != 0 ? draw_any : draw_making)(seed, &job);
+  if (given != NULL) {
+    (void)run_job(strtoull(given, NULL, 0), logs, &tally);
+  } else {
+    sweep(logs, &tally);
+    const uint64_t most = soak ? SOAK_JOBS : QUICK_JOBS;
+    const uint64_t drawn_ms = now_ms();
+    for (uint64_t seed = 0; seed <= most && (!soak || tally.refusals < SOAK_REFUSALS); ++seed) {
+      if (!soak && now_ms() - drawn_ms > QUICK_MS) break;
+      (void)run_job(seed, logs, &tally);
     }
-    memset(logs, 0, bytes);
-    for (int i = 0; i < MAX_RANKS; ++i) logs[i].destroy = NOT_CALLED;
-    fflush(stdout);
-    const char* trouble = run_processes(&job, logs);
-    if (trouble == NULL) trouble = judge(&job, logs);
-    if (trouble == NULL && jobs == 0) trouble = judge_lost_message(&job, logs);
-    for (int i = 0; i < MAX_RANKS; ++i) refusals += logs[i].refusals;
-    if (trouble == NULL && !verbose) continue;
-    if (trouble != NULL) {
-      ++failures;
-      printf("FAILED with MEP_TEST_SEED=%llu: %s\n", (unsigned long long)job.seed, trouble);
-    }
-    describe(&job, logs);
   }
-  printf("%llu jobs, %llu requests refused, %llu failures, %llu ms\n", (unsigned long long)jobs,
-         (unsigned long long)refusals, (unsigned long long)failures,
-         (unsigned long long)(now_ms() - begun_ms));
-  return failures == 0 ? 0 : 1;
+  printf("%llu jobs, %llu requests refused, %llu failures, %llu ms\n",
+         (unsigned long long)tally.jobs, (unsigned long long)tally.refusals,
+         (unsigned long long)tally.failures, (unsigned long long)(now_ms() - begun_ms));
+  return tally.failures == 0 ? 0 : 1;
 }

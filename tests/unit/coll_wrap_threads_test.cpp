@@ -140,7 +140,8 @@ void test_old_passed_word(void**) {
   for (const uint64_t gap : {bit(22), bit(23) + 100, bit(24) - 3, bit(24) + 3, bit(32), bit(40)}) {
     mep::Cells cells[kRanks];
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      cells[rank].open(rank, &remotes, remotes[rank].mapped);
+      cells[rank].open(rank, &remotes);
+      cells[rank].use_window(remotes[rank].mapped);
       cells[rank].zero_words();
       cells[rank].restart(1, 1, {0, 1});
     }

@@ -36,20 +36,23 @@ size_t Bulk::window_bytes(uint32_t size) {
          (size < kFewestWithSums ? 0 : HostBulk::area_bytes());
 }
 
-void Bulk::open(uint32_t rank, uint64_t window_offset, const std::vector<Remote>* remotes,
-                std::byte* window) {
+void Bulk::open(uint32_t rank, uint64_t window_offset, const std::vector<Remote>* remotes) {
   rank_ = rank;
   size_ = static_cast<uint32_t>(remotes->size());
   offset_ = window_offset;
   areas_ = window_offset + words_bytes(size_, kWordKinds * kRing + 2);
   area_bytes_ = area_bytes_for(size_);
   remotes_ = remotes;
-  window_ = window;
   static_assert(HostBulk::area_bytes() <= kRing * kChunkBytes);
   const uint64_t out = areas_ + kRing * area_bytes_;
   const uint64_t words = out + kRing * area_bytes_;
   hosts_.open(rank, words, {areas_, out, words + round_up(HostBulk::words_bytes(size_), 4096)},
-              remotes, window);
+              remotes);
+}
+
+void Bulk::use_window(std::byte* window) {
+  window_ = window;
+  hosts_.use_window(window);
 }
 
 void Bulk::restart(uint64_t epoch, const std::vector<uint32_t>& live, const HostGroups& groups,
@@ -193,6 +196,7 @@ bool Bulk::all_finished(uint64_t seq, uint32_t* cursor) const {
 }
 
 bool Bulk::finished_by_all(uint64_t epoch, uint64_t seq) const {
+  if (window_ == nullptr) return false;  // the comm is being made
   uint32_t cursor = 0;
   return epoch == epoch_ && live_.size() > 1 && all_finished(seq, &cursor);
 }

@@ -40,8 +40,9 @@ class Bulk {
 
   static size_t window_bytes(uint32_t size);
 
-  void open(uint32_t rank, uint64_t window_offset, const std::vector<Remote>* remotes,
-            std::byte* window);
+  void open(uint32_t rank, uint64_t window_offset, const std::vector<Remote>* remotes);
+  // Once the first restart is done.
+  void use_window(std::byte* window);
   // `through_leaders`: see Cells.
   void restart(uint64_t epoch, const std::vector<uint32_t>& live, const HostGroups& groups,
                bool through_leaders);

@@ -8,13 +8,12 @@
 
 namespace mep {
 
-void Cells::open(uint32_t rank, const std::vector<Remote>* remotes, std::byte* window) {
+void Cells::open(uint32_t rank, const std::vector<Remote>* remotes) {
   rank_ = rank;
   size_ = static_cast<uint32_t>(remotes->size());
   depth_ = depth_of(size_);
   cell_bytes_ = cell_bytes_of(size_);
   remotes_ = remotes;
-  window_ = window;
 }
 
 void Cells::restart(uint64_t epoch, uint64_t next, const std::vector<uint32_t>& live) {

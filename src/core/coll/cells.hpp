@@ -72,10 +72,12 @@ class Cells {
   size_t payload_bytes() const { return payload_bytes_; }
 
   // `remotes` by comm rank, the own one included; both outlive this object.
-  void open(uint32_t rank, const std::vector<Remote>* remotes, std::byte* window);
+  void open(uint32_t rank, const std::vector<Remote>* remotes);
 
   // After start and after each view change: everybody has passed all operations before `next`.
   void restart(uint64_t epoch, uint64_t next, const std::vector<uint32_t>& live);
+  // Once the first restart is done, of which half would look like cells that are full.
+  void use_window(std::byte* window) { window_ = window; }
 
   // --- The user's thread ---
   // Whether the cells of seq are free at all live ranks.

@@ -45,9 +45,12 @@ mep_result_t Collectives::open(std::shared_ptr<const CommView> reached) {
                 comm().name().c_str());
   }
   if (reached != nullptr) engine_.correct_view(std::move(reached));
-  cells_.open(rank(), &windows_.remotes(), windows_.data());
-  bulk_.open(rank(), Cells::window_bytes(size()), &windows_.remotes(), windows_.data());
+  cells_.open(rank(), &windows_.remotes());
+  bulk_.open(rank(), Cells::window_bytes(size()), &windows_.remotes());
   restart(adopted(), engine_.last_number() + 1);
+  // Last, for it fails no more: without a window the control thread finds nothing in either.
+  cells_.use_window(windows_.data());
+  bulk_.use_window(windows_.data());
   return MEP_SUCCESS;
 }
 

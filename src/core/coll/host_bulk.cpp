@@ -9,12 +9,11 @@
 namespace mep {
 
 void HostBulk::open(uint32_t rank, uint64_t words, const uint64_t (&areas)[3],
-                    const std::vector<Remote>* remotes, std::byte* window) {
+                    const std::vector<Remote>* remotes) {
   rank_ = rank;
   words_ = words;
   std::copy(std::begin(areas), std::end(areas), areas_);
   remotes_ = remotes;
-  window_ = window;
 }
 
 void HostBulk::restart(uint64_t epoch, const HostGroups& groups) {

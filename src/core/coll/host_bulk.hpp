@@ -40,7 +40,8 @@ class HostBulk {
 
   // Offsets in the window: of the words, and of the three areas.
   void open(uint32_t rank, uint64_t words, const uint64_t (&areas)[3],
-            const std::vector<Remote>* remotes, std::byte* window);
+            const std::vector<Remote>* remotes);
+  void use_window(std::byte* window) { window_ = window; }
   void restart(uint64_t epoch, const HostGroups& groups);
 
   // Broadcast and allgather have a form for any several hosts.
