@@ -44,7 +44,7 @@ void Checker::take(uint32_t rank, uint32_t process, const Record& record) {
     entry.kind = record.kind;
   } else {
     ++compared_;
-    compare_kinds(rank, record, &entry);
+    compare_kinds(rank, record, entry);
   }
   if (record.result == MEP_SUCCESS) {
     if (entry.succeeded == 0) {
@@ -71,18 +71,10 @@ void Checker::take(uint32_t rank, uint32_t process, const Record& record) {
   if (epochs_.size() > kKeptEpochs || epoch.entries.size() > 2 * kKeptEntries) judge_old();
 }
 
-// A dispatch or combine tells its own rank alone of a change: that rank looks for the others (kSync)
-// while they still are in the collective that tells them. The change ends both calls, of one number.
-void Checker::compare_kinds(uint32_t rank, const Record& record, Entry* entry) {
-  if (entry->kind == record.kind) return;
-  const bool both_failed = record.result != MEP_SUCCESS && entry->succeeded == 0;
-  if (both_failed && record.kind == Kind::kSync) return;
-  if (both_failed && entry->kind == Kind::kSync) {
-    entry->kind = record.kind;
-    return;
-  }
+void Checker::compare_kinds(uint32_t rank, const Record& record, const Entry& entry) {
+  if (entry.kind == record.kind) return;
   report(operation_name(record.epoch, record.seq) + " is " + name_of(record.kind) + " to rank " +
-         std::to_string(rank) + ", " + name_of(entry->kind) + " to another");
+         std::to_string(rank) + ", " + name_of(entry.kind) + " to another");
 }
 
 // A success of a rank that did not live to see the next epoch binds nobody.

@@ -38,7 +38,7 @@ class Checker {
     std::array<uint32_t, kMaxRanks> process{};  // of each rank, plus 1
     std::map<uint64_t, Entry> entries;          // by seq
   };
-  void compare_kinds(uint32_t rank, const Record& record, Entry* entry);
+  void compare_kinds(uint32_t rank, const Record& record, const Entry& entry);
   void judge(uint64_t number, const Epoch& epoch);
   void judge_old();
 

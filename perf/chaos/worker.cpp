@@ -294,14 +294,16 @@ Worker::Outcome Worker::renew_moe() {
   return outcome;
 }
 
+// Personal operations: one rank may fail where another succeeds. So each goes on to the same collective, which
+// reports a change to all of them.
 Worker::Outcome Worker::moe() {
   std::string what;
   uint64_t took_part = members_;
   const mep_result_t result = moe_->layer(iteration_, &took_part, &what);
   if (!what.empty()) wrong(Kind::kMoe, 0, "%s", what.c_str());
-  // Without those who are known to be gone it is as good as a success.
-  if (result >= 0) return took_part == members_ ? Outcome::kSuccess : Outcome::kFailed;
-  return note(Kind::kMoe, result, nullptr, 0);
+  if (result >= 0) return Outcome::kSuccess;
+  return note(Kind::kMoe, result, nullptr, 0) == Outcome::kOver ? Outcome::kOver
+                                                                : Outcome::kSuccess;
 }
 
 Worker::Outcome Worker::ordinary() {
