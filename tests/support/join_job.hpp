@@ -52,30 +52,12 @@ class JoinJob {
   // A newcomer for `rank`, or for any absent one (-1), with "POINT=kill" or "POINT=stop" perhaps.
   // Returns its index among all processes.
   size_t join(int rank, const RankBody& body, const char* failpoint = nullptr) {
-    return start([&] {
-      Report found;
-      if (failpoint != nullptr) {
-        COLL_OK(found, mep::failpoint_arm(failpoint));
-      }
-      setenv("MEP_JOB", job_.c_str(), 1);
-      mep_comm_config_t config = config_;
-      config.max_size = 0;
-      if (rank >= 0) {
-        config.flags |= MEP_COMM_SET_RANK;
-        config.rank = rank;
-      }
-      mep_comm_t comm = nullptr;
-      COLL_OK(found, mep_comm_join(&config, &comm));
-      if (comm != nullptr) {
-        int32_t own = -1;
-        COLL_OK(found, mep_comm_rank(comm, &own));
-        COLL_CHECK(found, rank < 0 || own == rank);
-        body(own, comm, found);
-        COLL_OK(found, mep_comm_destroy(comm));
-      }
-      if (found.bad()) fprintf(stderr, "newcomer:%s\n", found.text().c_str());
-      return found.bad() ? 1 : 0;
-    });
+    return newcomer(rank, body, MEP_SUCCESS, failpoint);
+  }
+  // One that is not let in.
+  size_t join_in_vain(int rank, mep_result_t expected, const char* failpoint = nullptr) {
+    return newcomer(
+        rank, [](int, mep_comm_t, Report&) {}, expected, failpoint);
   }
 
   // Its wait status; -1 if it does not end.
@@ -121,6 +103,33 @@ class JoinJob {
   static SharedMemory<Page> shared_page() { return make_shared_memory<Page>(); }
 
  private:
+  size_t newcomer(int rank, const RankBody& body, mep_result_t expected, const char* failpoint) {
+    return start([&] {
+      Report found;
+      if (failpoint != nullptr) {
+        COLL_OK(found, mep::failpoint_arm(failpoint));
+      }
+      setenv("MEP_JOB", job_.c_str(), 1);
+      mep_comm_config_t config = config_;
+      config.max_size = 0;
+      if (rank >= 0) {
+        config.flags |= MEP_COMM_SET_RANK;
+        config.rank = rank;
+      }
+      mep_comm_t comm = nullptr;
+      COLL_EXPECT(found, expected, mep_comm_join(&config, &comm));
+      if (comm != nullptr) {
+        int32_t own = -1;
+        COLL_OK(found, mep_comm_rank(comm, &own));
+        COLL_CHECK(found, rank < 0 || own == rank);
+        body(own, comm, found);
+        COLL_OK(found, mep_comm_destroy(comm));
+      }
+      if (found.bad()) fprintf(stderr, "newcomer:%s\n", found.text().c_str());
+      return found.bad() ? 1 : 0;
+    });
+  }
+
   template <typename Body>
   size_t start(Body&& body) {
     fflush(stdout);

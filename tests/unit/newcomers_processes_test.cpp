@@ -136,6 +136,29 @@ void newcomers_that_met_come_in_one_after_the_other(void**) {
   report.require_clean();
 }
 
+// The job ends while a newcomer, which has been told of it, takes what it needs.
+void job_ends_before_a_newcomer_is_ready(void**) {
+  const auto page = JoinJob::shared_page();
+  Meeting all(3);
+  Report report;
+  JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    all.pass(found);
+    if (rank == 1) die();
+    meet_failure(comm, found);
+    page->await(kTold, 1);
+  });
+  job.expect_killed(1);
+  const size_t late = job.join_in_vain(1, MEP_ERR_BOOTSTRAP, "join welcomed=stop");
+  job.await_stopped(late);
+  page->reach(kTold);
+  for (const size_t member : {size_t{0}, size_t{2}}) {
+    if (job.status_of(member) != 0) report.add("member %zu", member);
+  }
+  kill(job.pid(late), SIGCONT);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
 // A growth fails because a member dies after the admission. Whoever was admitted is out when the call returns, so
 // the next one is refused nowhere and lets others in.
 void growth_again_after_a_death(void**) {
@@ -314,6 +337,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(second_death_while_ranks_recover),
       cmocka_unit_test(comm_goes_with_its_last_member),
       cmocka_unit_test(newcomers_that_met_come_in_one_after_the_other),
+      cmocka_unit_test(job_ends_before_a_newcomer_is_ready),
       cmocka_unit_test(growth_again_after_a_death),
       cmocka_unit_test(death_while_a_world_grows),
       cmocka_unit_test(child_outlives_its_rank),

@@ -246,6 +246,9 @@ bool Judge::has_cause(const Life& life, const Record& record) const {
     case MEP_SUCCESS:
       return true;
     case MEP_PARTIAL:
+      // In place of PEER_LEFT too.
+      if (program_.has(StepKind::kLeave)) return true;
+      [[fallthrough]];
     case MEP_ERR_PEER_FAILED:
       // A dispatch or combine that a change has cut lacks everybody who had not come so far.
       if (record.what != What::kDispatch && record.what != What::kCombine && record.has_info &&

@@ -203,6 +203,13 @@ mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Ad
   return MEP_SUCCESS;
 }
 
+// Who was never in cannot be evicted: the others went on without it, or ended.
+mep_result_t result_outside(mep_result_t result, mep_result_t terminal) {
+  if (terminal != MEP_ERR_EVICTED && terminal != MEP_ERR_NO_QUORUM) return result;
+  return fail(MEP_ERR_BOOTSTRAP,
+              "the job ended, or filled this rank's place, before it was admitted");
+}
+
 // One try. *again: it missed a member that lives.
 mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* again,
                          mep_comm_t* comm) {
@@ -236,11 +243,13 @@ mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* 
     return hand_out(config, &entering, admission, comm);
   });
   if (result == MEP_SUCCESS) return result;
-  *again = entering.world->terminal_result() == World::kMissedMember && !deadline.expired();
+  const mep_result_t terminal = entering.world->terminal_result();
+  const bool is_in = !entering.world->entering();
+  *again = terminal == World::kMissedMember && !deadline.expired();
   // Who is in already is waited for: the others learn at once that it ends.
-  if (!entering.world->entering()) entering.world->abort();
+  if (is_in) entering.world->abort();
   entering.world->leave(false, deadline);
-  return result;
+  return is_in ? result : result_outside(result, terminal);
 }
 
 mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {
