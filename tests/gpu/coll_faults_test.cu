@@ -193,11 +193,14 @@ void between_operations(uint32_t ranks) {
 }
 
 // A dying rank has served some members and not others: its words and bytes for them go astray. Who has
-// them completes; the verdict says that the operation succeeds; the others take them from a member.
+// them completes; the verdict says that the operation succeeds; the others take them from a member. It is the
+// second operation: in the first the ranks meet, and who is not met serves nobody.
 void half_served(uint32_t ranks) {
   Rig rig(ranks, 2000);
   Ranks members(rig);
   const uint32_t gone = ranks - 1;
+  for (uint32_t rank = 0; rank < ranks; ++rank) rig.launch(rank, members.call(rank));
+  rig.synchronize();
   uint8_t* nowhere = nullptr;
   cuda(cudaMalloc(&nowhere, rig.layout().window_bytes()));
   CollState state = rig.read_state(gone);
@@ -207,16 +210,16 @@ void half_served(uint32_t ranks) {
   rig.write_state(gone, state);
   members.clear();
   for (uint32_t rank = 0; rank < ranks; ++rank) rig.launch(rank, members.call(rank));
-  GPU_CHECK(wait_for([&] { return Rig::word_of(&rig.post(served)->done) == 1; }),
+  GPU_CHECK(wait_for([&] { return Rig::word_of(&rig.post(served)->done) == 2; }),
             "a served rank does not complete");
   for (uint32_t rank = 0; rank < gone; ++rank) rig.wedge(rank);
   for (uint32_t rank = 0; rank < gone; ++rank) {
     GPU_CHECK(rig.acknowledged(rank), "rank %u does not park", rank);
-    GPU_CHECK(rig.post(rank)->done == rank % 2, "rank %u has done %llu", rank,
+    GPU_CHECK(rig.post(rank)->done == 1 + rank % 2, "rank %u has done %llu", rank,
               static_cast<unsigned long long>(rig.post(rank)->done));
   }
   for (uint32_t rank = 0; rank < gone; ++rank) {
-    rig.install(rank, verdict_of(1, 2, all_but(ranks, gone)));
+    rig.install(rank, verdict_of(2, 3, all_but(ranks, gone)));
   }
   rig.synchronize();
   for (uint32_t rank = 0; rank < gone; ++rank) {
@@ -232,6 +235,43 @@ void half_served(uint32_t ranks) {
   cuda(cudaFree(nowhere));
   std::printf("  %u ranks: one dies between its signals; all survivors have the same bytes\n",
               ranks);
+}
+
+// The last rank dies after an operation that it has served. One survivor has ended that operation and goes on into
+// the next epoch at once; the other still reads, in places that the next epoch uses too.
+void slow_reader(uint32_t ranks) {
+  Rig rig(ranks, 10'000);
+  Ranks members(rig);
+  const uint32_t gone = ranks - 1;
+  const uint32_t reader = 1;
+  GPU_CHECK(mep::device::coll_is_one_shot(rig.layout(), kCount * 4), "it goes in two steps");
+  rig.set_delay(reader, 60'000'000);
+  members.clear();
+  for (uint32_t rank = 0; rank < ranks; ++rank) rig.launch(rank, members.call(rank));
+  GPU_CHECK(wait_for([&] { return Rig::word_of(&rig.post(0)->done) == 1; }), "it does not end");
+  for (uint32_t rank = 0; rank < gone; ++rank) rig.wedge(rank);
+  for (uint32_t rank = 0; rank < gone; ++rank) {
+    GPU_CHECK(rig.acknowledged(rank), "rank %u does not park", rank);
+  }
+  for (uint32_t rank = 0; rank < gone; ++rank) {
+    rig.install(rank, verdict_of(1, 2, all_but(ranks, gone)));
+  }
+  for (size_t i = 0; i < kCount; ++i) members.sends[0][i] = 0x55555555u;
+  rig.launch(0, members.call(0));  // the news
+  rig.launch(0, members.call(0));
+  GPU_CHECK(wait_for([&] { return Rig::word_of(&rig.post(reader)->done) == 1; }),
+            "it does not end");
+  cuda(cudaStreamSynchronize(rig.stream(reader)));
+  members.expect_sum((uint64_t{1} << ranks) - 1, reader, "read while others went on");
+  for (uint32_t rank = 1; rank < gone; ++rank) {
+    rig.launch(rank, members.call(rank));
+    rig.launch(rank, members.call(rank));
+  }
+  rig.synchronize();
+  for (uint32_t rank = 0; rank < gone; ++rank) {
+    GPU_CHECK(members.statuses[rank]->head.result == MEP_SUCCESS, "rank %u: %d", rank,
+              members.statuses[rank]->head.result);
+  }
 }
 
 // A wedge that comes to nothing, at random moments of a stream of operations with delays.
@@ -326,6 +366,8 @@ int main() {
   for (const uint32_t ranks : {2u, 4u}) stopped(ranks, 300, Places::kSmall);
   for (const uint32_t ranks : {2u, 4u, 8u}) between_operations(ranks);
   half_served(3);
+  for (int i = 0; i < 5; ++i) slow_reader(3);
+  std::printf("  3 ranks: one reads while another begins the next epoch\n");
   for (const uint32_t ranks : {2u, 8u}) lifted(ranks, &random, 3, Places::kAsUsual);
   for (const uint32_t ranks : {2u, 8u}) lifted(ranks, &random, 2, Places::kSmall);
   no_verdict(2);

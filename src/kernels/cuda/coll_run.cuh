@@ -169,6 +169,18 @@ __device__ inline bool wait_members(CollState* state, CollFrame* frame, uint64_t
   return *static_cast<volatile uint32_t*>(&frame->failed) == 0;
 }
 
+// The data threads, before the first step of an epoch: until all members have ended what they did in the one
+// before, whose places are used anew. False in all of them: the operation has failed.
+__device__ inline bool meet_in_epoch(CollState* state, CollFrame* frame) {
+#ifdef MEP_MUTANT_NO_MEETING  // gpu_coll_faults notices
+  return true;
+#endif
+  const uint64_t row = state->layout.begin_row(blockIdx.x);
+  const uint64_t tag = step_tag(frame->epoch, 0);
+  signal_members(state, *frame, row, tag);
+  return wait_members(state, frame, row, row, tag);
+}
+
 // Where the bytes of `source` are to be read.
 __device__ inline const uint8_t* window_of(const CollFrame& frame, uint32_t source) {
   return (frame.replaced >> source & 1) != 0 ? frame.donor : frame.own;
@@ -270,8 +282,22 @@ struct CollLeader {
     return true;
   }
 
+  // Who has not begun the epoch, on whose account nobody has taken its first step.
+  __device__ uint64_t not_begun() const {
+    const uint64_t tag = step_tag(frame->epoch, 0);
+    const auto* words = reinterpret_cast<const uint64_t*>(frame->own + state->layout.begin_row(0));
+    uint64_t here = 0;
+    for (uint32_t i = 0; i < frame->members; ++i) {
+      const uint32_t source = frame->member[i];
+      if (load_word(words + source) == tag) here |= uint64_t{1} << source;
+    }
+    return frame->live & ~here;
+  }
+
   // Which ranks' words are missing in the row that most CTAs wait at; for people and for evidence.
   __device__ uint64_t missing() const {
+    const uint64_t absent = frame->step == 0 ? not_begun() : 0;
+    if (absent != 0) return absent;
     uint64_t here = 0;
     for (uint32_t i = 0; i < frame->members; ++i) {
       const uint32_t source = frame->member[i];
@@ -429,7 +455,8 @@ __device__ inline void run_coll(CollState* state, const CollCall& call, Work&& w
   __shared__ CollFrame frame;
   begin_frame(state, call, &frame);
   if (threadIdx.x < kDataThreads) {
-    if (frame.refused == 0) work(&frame);
+    const bool met = frame.refused == 0 && (frame.step != 0 || meet_in_epoch(state, &frame));
+    if (met) work(&frame);
     end_frame(state, &frame);
     return;
   }

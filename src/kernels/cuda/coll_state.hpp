@@ -8,8 +8,11 @@
 // A rank pushes its contribution into its own place in every window and then its signal word, so a rank
 // that is late, or out, only ever writes bytes that nobody reads any more. All ranks count steps alike:
 // each operation takes some, a signal word is tag(epoch, step, call), rows of words alternate with the step's
-// parity, and there are kCollSlots places of exchanges, used in turn. Every operation waits for every live rank, so whoever runs operation n + 1 to its
-// end knows that all have ended n: that frees the places of n.
+// parity, and there are kCollSlots places of exchanges, used in turn. Every operation waits for every live rank,
+// so whoever runs operation n + 1 to its end knows that all have ended n: that frees the places of n.
+//
+// Steps begin at 0 again in each epoch. Before its first step there the ranks meet: who writes its word into the
+// begin row has ended all operations of the epoch before, so nobody reads their places any more.
 //
 // Of the call a word carries a fingerprint, so ranks that call different things find out in the first step,
 // all of them, since all wait for all. Such an operation fails with MEP_ERR_MISMATCH, and takes a number
@@ -86,7 +89,8 @@ struct CollLayout {
 #else
 #define MEP_BOTH
 #endif
-  // Rows of signal words, one word a source: exchanges by parity, then the two halves of a two-shot.
+  // Rows of signal words, one word a source: exchanges by parity, the two halves of a two-shot, the begin of an
+  // epoch.
   MEP_BOTH uint64_t exchange_row(uint64_t parity, uint32_t cta) const {
     return kWordsAt + (parity * kMaxCollCtas + cta) * kRowBytes;
   }
@@ -96,11 +100,14 @@ struct CollLayout {
   MEP_BOTH uint64_t result_row(uint32_t cta) const {
     return exchange_row(3, cta);
   }
+  MEP_BOTH uint64_t begin_row(uint32_t cta) const {
+    return exchange_row(4, cta);
+  }
   MEP_BOTH uint64_t slot(uint64_t step, uint32_t source) const {
-    return exchange_row(4, 0) + (step % kCollSlots * ranks + source) * slot_bytes;
+    return exchange_row(5, 0) + (step % kCollSlots * ranks + source) * slot_bytes;
   }
   MEP_BOTH uint64_t slots_end() const {
-    return exchange_row(4, 0) + uint64_t{kCollSlots} * ranks * slot_bytes;
+    return exchange_row(5, 0) + uint64_t{kCollSlots} * ranks * slot_bytes;
   }
   MEP_BOTH uint64_t scatter_piece(uint32_t source, uint32_t cta) const {
     return slots_end() + (uint64_t{source} * ctas + cta) * piece_bytes;
