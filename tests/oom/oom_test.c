@@ -2,8 +2,9 @@
 //
 // Each call must return, soon; the communicator goes on for all that it went on for, with the same
 // members, or has ended; nobody crashes. Before the drawn jobs each request for memory of a split and of the
-// making of an EP object is refused once, in its turn. MEP_TEST_SEED=N replays one job; MEP_TEST_SOAK=1 runs on
-// until so many requests were refused; OOM_TEST_VERBOSE=1 tells of each job.
+// making of an EP object is refused once, in its turn. MEP_TEST_SEED=N replays one job, `oom_test N COUNT` that and
+// those after it; MEP_TEST_SOAK=1 runs on until so many requests were refused; OOM_TEST_VERBOSE=1 tells of each
+// job.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -346,7 +347,9 @@ int main(int argc, char** argv) {
   if (logs == MAP_FAILED) return 3;
   setvbuf(stdout, NULL, _IOLBF, 0);
   if (given != NULL) {
-    (void)run_job(strtoull(given, NULL, 0), logs, &tally);
+    const uint64_t first = strtoull(given, NULL, 0);
+    const uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 0) : 1;
+    for (uint64_t i = 0; i < count; ++i) (void)run_job(first + i, logs, &tally);
   } else {
     sweep(logs, &tally);
     const uint64_t most = soak ? SOAK_JOBS : QUICK_JOBS;
