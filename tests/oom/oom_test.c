@@ -220,8 +220,7 @@ static const char* judge_made_together(const job_t* job, const rank_log_t* logs)
 // After the shortage all that are still in it meet in a barrier, and know the same members.
 static const char* judge(const job_t* job, const rank_log_t* logs) {
   int32_t met = 0;
-  int32_t ended =
-      0;  // for want of memory, perhaps after it had given its part to the others' barrier
+  int32_t ended = 0;  // perhaps after it had given its part to the others' barrier
   for (int32_t rank = 0; rank < job->ranks; ++rank) {
     const char* trouble = judge_rank(job, &logs[rank]);
     if (trouble != NULL) return trouble;
@@ -231,7 +230,10 @@ static const char* judge(const job_t* job, const rank_log_t* logs) {
       ++met;
     } else if (last == MEP_ERR_NO_MEMORY) {
       ++ended;
-    } else if (last != MEP_ERR_NO_QUORUM && last != MEP_ERR_EVICTED) {
+    } else if (last == MEP_ERR_NO_QUORUM || last == MEP_ERR_EVICTED) {
+      // A lost message ends a link at any time.
+      ended += (job->plan.kinds & OOM_SENDING) != 0;
+    } else {
       return "a rank's communicator neither works again nor has ended";
     }
   }
