@@ -155,7 +155,7 @@ void test_several_pending(void**) {
   report.require_clean();
 }
 
-// More broadcasts in a row from a root that is gone than slots wait for an acknowledgement; then another
+// More broadcasts in a row from a root that is gone than may go without an acknowledgement; then another
 // member fails.
 void dead_root(int size, int calls, const std::string& hosts) {
   Report report;

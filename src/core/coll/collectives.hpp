@@ -1,9 +1,10 @@
 // The collectives of a comm: one channel of replicated operations, with the memory that they are done in and
 // the contributions that outlive it.
 //
-// What the user's thread works with (eager ring, pipeline) is its own; in a look the progress thread takes its place
-// (see CallGate). The control thread looks at it under the channel's lock. Only between freeze and install, when the
-// user's thread touches no window, does the control thread take contributions out of the eager slots and zero words.
+// What the user's thread works with (eager ring, pipeline) is its own; when the progress thread looks, it takes
+// the place of the user's thread (see CallGate). The control thread looks at it under the channel's lock. Only
+// between freeze and install, when the user's thread touches no window, does the control thread take
+// contributions out of the eager slots and zero words.
 #pragma once
 
 #include <cstdint>
