@@ -9,7 +9,7 @@ namespace mep::chaos {
 namespace {
 
 const std::vector<std::string> kViewPoints = {
-    "wedge", "wedged", "flush", "fence", "prepare", "commit", "install", "adopt", "flush receive"};
+    "freeze", "frozen", "flush", "fence", "prepare", "commit", "install", "adopt", "flush receive"};
 
 constexpr uint32_t kMostGrown = 16;
 
@@ -107,9 +107,9 @@ bool is_view_point(const std::string& point) {
 
 const std::vector<std::string>& member_points() {
   static const std::vector<std::string> points = {
-      "enter",        "cells post",  "put",       "put half",    "signal",   "cells collect",
-      "bulk publish", "bulk reduce", "bulk copy", "bulk finish", "complete", "wedge",
-      "wedged",       "prepare",     "commit",    "install",     "adopt"};
+      "enter",         "eager post",   "put",        "put half",     "signal",   "eager collect",
+      "large publish", "large reduce", "large copy", "large finish", "complete", "freeze",
+      "frozen",        "prepare",      "commit",     "install",      "adopt"};
   return points;
 }
 

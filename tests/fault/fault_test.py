@@ -16,9 +16,9 @@ import sys
 import tempfile
 import time
 
-MEMBER_POINTS = ["enter", "cells post", "put", "put half", "signal", "cells collect", "bulk publish",
-                 "bulk reduce", "bulk copy", "bulk finish", "complete"]
-VIEW_POINTS = ["wedge", "wedged", "prepare", "commit", "install", "adopt"]
+MEMBER_POINTS = ["enter", "eager post", "put", "put half", "signal", "eager collect", "large publish",
+                 "large reduce", "large copy", "large finish", "complete"]
+VIEW_POINTS = ["freeze", "frozen", "prepare", "commit", "install", "adopt"]
 # Passed only now and then: a plan that does not meet one goes on without.
 RARE_POINTS = ["doorbell", "fence", "flush", "flush receive"]
 EP_POINTS = ["ep counts", "ep token", "ep rows ready", "ep combine ready", "ep sum"]
@@ -63,8 +63,8 @@ def cases(seed):
              joins=150),
         Case("zombies", 4,
              "; ".join(f"stop {r} 1 at {p}" for r, p in
-                       [(1, "put half:2"), (2, "put half:40"), (3, "bulk publish:3"),
-                        (0, "bulk reduce:2"), (1, "signal:5")]),
+                       [(1, "put half:2"), (2, "put half:40"), (3, "large publish:3"),
+                        (0, "large reduce:2"), (1, "signal:5")]),
              *QUICK_SUSPICION, evictions=5),
         Case("slowed 20-fold", 4, "slow 3 20 3; slow 0 20 2", evictions=0),
         Case("seeded", 4, "", "--faults", "60", "--mix", "kill,two,point", "--seed", str(seed)),

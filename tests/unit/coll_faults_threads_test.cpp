@@ -66,7 +66,7 @@ struct Deviation {
   Case other;
 };
 
-// Rank `odd` calls something else, several times in a row: more often than the ring has cells.
+// Rank `odd` calls something else, several times in a row: more often than the eager ring has slots.
 void mismatch(const Deviation& deviation, int size, int odd, uint32_t flags, bool all_see_it) {
   Report report;
   with_rank_threads(
@@ -79,7 +79,7 @@ void mismatch(const Deviation& deviation, int size, int odd, uint32_t flags, boo
           const bool sees = (is_odd || all_see_it) && !alone;
           const mep_result_t expected = sees ? MEP_ERR_MISMATCH : MEP_SUCCESS;
           const mep_result_t result = call(c, rank, size, comm);
-          // Who waits for the root may meanwhile see the cell of one that called something else.
+          // Who waits for the root may meanwhile see the slot of one that called something else.
           const bool may_see = !is_odd && rank != c.root && result == MEP_ERR_MISMATCH;
           if (result != expected && !may_see) {
             found.add("%s where others called %s, rank %d of %d, odd %d, time %d: %s (%s)",

@@ -140,14 +140,14 @@ void test_one_hop(void**) {
   }
 }
 
-// On one host whose ranks do not map each other: what goes to the hub, and what comes back. From where
+// On one host whose ranks do not map each other: what goes to the relay, and what comes back. From where
 // the comm is made on, each rank counts as being on a host of its own, so that all is counted.
-uint64_t hub_messages(const Case& c, uint64_t size) {
+uint64_t relay_messages(const Case& c, uint64_t size) {
   if (c.facts().only_root_gives()) return size - 1;
   return size == 2 ? 2 : 2 * (size - 1);
 }
 
-void test_hub_is_counted(void**) {
+void test_relay_is_counted(void**) {
   for (const int size : {2, 3, 4, 8}) {
     Report report;
     std::barrier together(size);
@@ -168,7 +168,7 @@ void test_hub_is_counted(void**) {
             together.arrive_and_wait();
             run_case(c, rank, size, comm, c.seed % 2 == 1, found);
             together.arrive_and_wait();
-            const uint64_t best = hub_messages(c, static_cast<uint64_t>(size));
+            const uint64_t best = relay_messages(c, static_cast<uint64_t>(size));
             if (rank == 0 && (TestNetwork::signals() != best || TestNetwork::puts() > best)) {
               found.add("%s on %d ranks: %llu puts and %llu signals, not %llu", describe(c).c_str(),
                         size, static_cast<unsigned long long>(TestNetwork::puts()),
@@ -199,7 +199,7 @@ void end_one(const std::string& placement, int ending, int after, uint64_t seed)
         COLL_OK(found, mep_comm_abort(comm));
         return;
       }
-      // One bit a rank and the number of the operation, so that a stale cell shows.
+      // One bit a rank and the number of the operation, so that a stale slot shows.
       const uint64_t input = uint64_t{1} << rank | static_cast<uint64_t>(i) << 32;
       std::vector<uint64_t> inputs(1 + static_cast<size_t>(i % 400), input);
       std::vector<uint64_t> outputs(inputs.size());
@@ -247,7 +247,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(test_transfers_are_counted),
       cmocka_unit_test(test_streams_are_counted),
       cmocka_unit_test(test_one_hop),
-      cmocka_unit_test(test_hub_is_counted),
+      cmocka_unit_test(test_relay_is_counted),
       cmocka_unit_test(test_a_rank_ends),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

@@ -60,7 +60,7 @@ void kill_at(const std::string& placement, const std::string& point, int ending,
 
 void test_a_rank_is_killed(void**) {
   constexpr const char* kPoints[] = {"hosts send",   "hosts publish", "hosts reduce", "hosts pass",
-                                     "finish relay", "hosts read",    "bulk finish",  "put half"};
+                                     "finish relay", "hosts read",    "large finish", "put half"};
   RandomStream random(test_seed());
   for (size_t round = slice(1, 50); round > 0; --round) {
     for (const std::string placement : {"0011", "000111"}) {

@@ -140,7 +140,7 @@ uint64_t pieces(uint64_t whole, uint64_t piece) {
   return (whole + piece - 1) / piece;
 }
 
-// One block of empty cells and one "finished" word for each ordered pair of hosts.
+// One batch of empty contributions and one "finished" word for each ordered pair of hosts.
 Traffic traffic_of_ends(const std::string& placement) {
   Traffic traffic;
   for (const char from : host_letters(placement)) {

@@ -155,7 +155,7 @@ void test_several_pending(void**) {
   report.require_clean();
 }
 
-// More broadcasts in a row from a root that is gone than cells wait for an acknowledgement; then another
+// More broadcasts in a row from a root that is gone than may go without an acknowledgement; then another
 // member fails.
 void dead_root(int size, int calls, const std::string& hosts) {
   Report report;
@@ -249,7 +249,7 @@ void given_after_dead_root(int calls) {
   report.require_clean();
 }
 
-// Few, and more than there are cells.
+// Few, and more than there are slots.
 void test_given_after_dead_root(void**) {
   given_after_dead_root(3);
   given_after_dead_root(100);

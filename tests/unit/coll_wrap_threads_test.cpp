@@ -21,7 +21,7 @@ mep_comm_t make_comm(mep_comm_t world, const char* name, const Start& start, Rep
       std::make_unique<mep::Comm>(world->comm->world_ptr(), name, slots));
   COLL_OK(report, handle->comm->begin(start.epoch, start.seq));
   COLL_OK(report, handle->comm->finish(mep::Deadline::after_ms(60'000)));
-  handle->comm->collectives().bulk().advance(start.chunk);
+  handle->comm->collectives().pipeline().advance(start.chunk);
   return handle.release();
 }
 
@@ -30,7 +30,7 @@ void run_some(mep_comm_t comm, int rank, int size, uint64_t seed, size_t operati
   RandomStream shared(seed);
   for (size_t i = 0; i < operations && !report.bad(); ++i) {
     Case c = random_case(shared, size);
-    // Runs of small broadcasts use the ring of cells without anybody waiting for all.
+    // Runs of small broadcasts go around the eager ring without anybody waiting for all.
     if (i % 40 < 12) {
       c.kind = Kind::k_broadcast;
       c.count = 5;
@@ -70,8 +70,8 @@ constexpr uint64_t bit(unsigned n) {
 }
 
 void test_sequence_numbers(void**) {
-  const uint64_t depth = mep::Cells::depth_of(3);
-  // The cells' use count has 24 bits, the finished word's too before its payload goes on; 47 is the
+  const uint64_t depth = mep::EagerRing::depth_of(3);
+  // The use count of an eager slot has 24 bits, the finished word's too before its payload goes on; 47 is the
   // last power of two that the channel's word holds.
   for (const uint64_t limit : {bit(23), bit(24), bit(24) * depth, bit(32), bit(47)}) {
     for (const uint32_t flags : {0u, uint32_t{MEP_COMM_PUT_ONLY}}) {
@@ -121,11 +121,11 @@ void test_epochs_change_over_wrap(void**) {
   report.require_clean();
 }
 
-// "Passed" words are written only where the pattern of operations gives none of that knowledge.
-// However long ago that was, an old one must not let a cell be used again too early.
-void test_old_passed_word(void**) {
+// Acknowledgements are sent only in operations whose pattern does not acknowledge by itself. However long ago
+// the last one was sent, it must not let a slot be used again too early.
+void test_old_acknowledgement(void**) {
   constexpr uint32_t kRanks = 2;
-  const size_t bytes = mep::Cells::window_bytes(kRanks);
+  const size_t bytes = mep::EagerRing::window_bytes(kRanks);
   struct alignas(64) Line {
     std::byte bytes[64];
   };
@@ -138,28 +138,28 @@ void test_old_passed_word(void**) {
     remotes[rank].doorbell = &doorbells[rank];
   }
   for (const uint64_t gap : {bit(22), bit(23) + 100, bit(24) - 3, bit(24) + 3, bit(32), bit(40)}) {
-    mep::Cells cells[kRanks];
+    mep::EagerRing rings[kRanks];
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      cells[rank].open(rank, &remotes);
-      cells[rank].use_window(remotes[rank].mapped);
-      cells[rank].zero_words();
-      cells[rank].restart(1, 1, {0, 1});
+      rings[rank].open(rank, &remotes);
+      rings[rank].use_window(remotes[rank].mapped);
+      rings[rank].zero_words();
+      rings[rank].restart(1, 1, {0, 1});
     }
-    const uint64_t depth = cells[0].depth();
+    const uint64_t depth = rings[0].depth();
     mep::Operation operation;
     operation.epoch = 1;
     operation.seq = depth;
-    assert_int_equal(cells[1].note_done(operation), MEP_SUCCESS);
-    assert_true(cells[0].free(depth + 1));
+    assert_int_equal(rings[1].acknowledge(operation), MEP_SUCCESS);
+    assert_true(rings[0].has_credit(depth + 1));
     const uint64_t far = operation.seq + gap;
-    for (mep::Cells& each : cells) each.note_all_entered(far);
-    assert_true(cells[0].free(far + depth - 1));
-    assert_false(cells[0].free(far + depth));
+    for (mep::EagerRing& each : rings) each.note_all_entered(far);
+    assert_true(rings[0].has_credit(far + depth - 1));
+    assert_false(rings[0].has_credit(far + depth));
     operation.seq = far + depth / 2;
-    assert_int_equal(cells[1].note_done(operation), MEP_SUCCESS);
-    // It says so of the operation before: this one may still be held by a view change.
-    assert_true(cells[0].free(far + depth / 2 - 1 + depth));
-    assert_false(cells[0].free(far + depth / 2 + depth));
+    assert_int_equal(rings[1].acknowledge(operation), MEP_SUCCESS);
+    // The operation before is acknowledged: this one is not committed yet.
+    assert_true(rings[0].has_credit(far + depth / 2 - 1 + depth));
+    assert_false(rings[0].has_credit(far + depth / 2 + depth));
   }
 }
 
@@ -179,9 +179,12 @@ void test_counted_signals(void**) {
 int main(int argc, char** argv) {
   mep_test::read_arguments(argc, argv);
   const CMUnitTest tests[] = {
-      cmocka_unit_test(test_sequence_numbers), cmocka_unit_test(test_chunk_counters),
-      cmocka_unit_test(test_epochs),           cmocka_unit_test(test_epochs_change_over_wrap),
-      cmocka_unit_test(test_old_passed_word),  cmocka_unit_test(test_counted_signals),
+      cmocka_unit_test(test_sequence_numbers),
+      cmocka_unit_test(test_chunk_counters),
+      cmocka_unit_test(test_epochs),
+      cmocka_unit_test(test_epochs_change_over_wrap),
+      cmocka_unit_test(test_old_acknowledgement),
+      cmocka_unit_test(test_counted_signals),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

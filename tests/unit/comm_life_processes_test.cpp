@@ -158,7 +158,7 @@ void split_loop(mep_comm_t world, int rank, uint64_t rounds_after, bool halves, 
 
 const char* const kSplitPoints[] = {"comm begin",  "comm offered", "comm open",
                                     "comm agreed", "comm closing", "enter",
-                                    "complete",    "cells post",   "signal"};
+                                    "complete",    "eager post",   "signal"};
 
 void run_split(uint64_t seed, uint64_t run, Count* count) {
   RandomStream random(seed);
@@ -211,7 +211,7 @@ void test_split(void**) {
 }
 
 const char* const kInitPoints[] = {"comm begin", "comm offered", "comm open",
-                                   "enter",      "complete",     "cells post"};
+                                   "enter",      "complete",     "eager post"};
 
 // A rank dies while the world is made. Whether it is made then is the same on all that live.
 void run_init(uint64_t seed, uint64_t run, Count* count) {

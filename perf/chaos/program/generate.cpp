@@ -8,7 +8,7 @@
 namespace mep::programs {
 namespace {
 
-// Of messages, at which the library may change its way: cells, chunks, what is restored in place.
+// Of messages, at which the library may change its way: eager slots, chunks, what is restored in place.
 constexpr std::array<size_t, 5> kEdges = {4088, 16384, 65536, 262144, 1048576};
 constexpr size_t kLargest = size_t{4} << 20;
 
@@ -23,10 +23,11 @@ constexpr bool is_shared_out() {
 static_assert(is_shared_out(), "each collective wants its share, of 100 together");
 
 const std::array<const char*, 24> kPoints = {
-    "enter",        "cells post",   "put",           "put half",    "signal",     "cells collect",
-    "bulk publish", "bulk reduce",  "bulk copy",     "bulk finish", "complete",   "wedge",
-    "wedged",       "prepare",      "commit",        "install",     "adopt",      "flush",
-    "hosts send",   "hosts reduce", "relay forward", "finish look", "relay send", "hosts publish"};
+    "enter",         "eager post",    "put",          "put half",     "signal",
+    "eager collect", "large publish", "large reduce", "large copy",   "large finish",
+    "complete",      "freeze",        "frozen",       "prepare",      "commit",
+    "install",       "adopt",         "flush",        "hosts send",   "hosts reduce",
+    "relay forward", "finish look",   "relay send",   "hosts publish"};
 const std::array<const char*, 4> kJoinPoints = {"join begin", "join connected", "join welcomed",
                                                 "join ready"};
 

@@ -15,12 +15,12 @@ constexpr size_t kSmallBytes = 300;
 
 // Of an operation; of the making of a comm; of a view change and of letting ranks in.
 const std::array<const char*, 8> kCallPoints = {
-    "enter", "cells post", "put", "put half", "cells collect", "signal", "complete", "signal"};
+    "enter", "eager post", "put", "put half", "eager collect", "signal", "complete", "signal"};
 const std::array<const char*, 6> kMakePoints = {"comm begin", "comm offered", "comm finish",
                                                 "comm open",  "comm agreed",  "signal"};
 const std::array<const char*, 10> kChangePoints = {
-    "wedge", "wedged",  "prepare", "commit",           "install",
-    "flush", "recover", "fence",   "newcomer connect", "newcomer welcomed"};
+    "freeze", "frozen",  "prepare", "commit",           "install",
+    "flush",  "recover", "fence",   "newcomer connect", "newcomer welcomed"};
 
 }  // namespace
 

@@ -1,8 +1,9 @@
 // Allgather.
 //   Small  flat: every rank gives its block to all.
-//   Large  section by section: every rank publishes a section of its block, all copy it out and say
-//          "taken". Reuse of areas: section c + 2 is published after "taken" of c has come from all. Of
-//          the last two sections "finished" says it. Over several hosts: allgather_over_hosts.cpp.
+//   Large  section by section: every rank publishes a section of its block, all copy it out and
+//          acknowledge by "taken". Reuse of areas: section c + 2 is published after "taken" of c has come
+//          from all. For the last two sections "finished" is the acknowledgement.
+//          Over several hosts: allgather_over_hosts.cpp.
 #include <algorithm>
 #include <cstring>
 
@@ -48,34 +49,35 @@ Step step_small(Collectives& comm, Operation& operation) {
 }
 
 mep_result_t publish(Collectives& comm, Operation& operation, uint64_t section) {
-  const Bulk& bulk = comm.bulk();
-  const uint64_t global = bulk.first_chunk() + section;
-  const size_t bytes = bulk.bytes_in_section(operation.bytes, section);
-  MEP_TRY(bulk.publish_section(
-      global, static_cast<const std::byte*>(operation.args.send) + section * bulk.section_bytes(),
+  const Pipeline& pipeline = comm.pipeline();
+  const uint64_t global = pipeline.first_chunk() + section;
+  const size_t bytes = pipeline.bytes_in_section(operation.bytes, section);
+  MEP_TRY(pipeline.publish_section(
+      global,
+      static_cast<const std::byte*>(operation.args.send) + section * pipeline.section_bytes(),
       bytes));
-  return bulk.signal_all(Bulk::Word::kPosted, global);
+  return pipeline.signal_all(Pipeline::Word::kPosted, global);
 }
 
 void copy_section(Collectives& comm, Operation& operation, uint64_t section) {
-  const Bulk& bulk = comm.bulk();
-  for (const uint32_t source : bulk.live()) {
+  const Pipeline& pipeline = comm.pipeline();
+  for (const uint32_t source : pipeline.live()) {
     if (source == comm.rank()) continue;
-    std::memcpy(block_of(operation, source) + section * bulk.section_bytes(),
-                bulk.out_section(bulk.first_chunk() + section, source),
-                bulk.bytes_in_section(operation.bytes, section));
+    std::memcpy(block_of(operation, source) + section * pipeline.section_bytes(),
+                pipeline.out_section(pipeline.first_chunk() + section, source),
+                pipeline.bytes_in_section(operation.bytes, section));
   }
 }
 
 // Publishes the present section and, once the one before it is taken by all, the next.
 Step publish_ahead(Collectives& comm, Operation& operation, uint64_t sections) {
-  const Bulk& bulk = comm.bulk();
+  const Pipeline& pipeline = comm.pipeline();
   while (operation.chunk_posted < sections && operation.chunk_posted <= operation.chunk + 1) {
     uint32_t cursor = 0;
-    if (operation.chunk_posted >= Bulk::kRing &&
-        !bulk.arrived_from_all(Bulk::Word::kTaken,
-                               bulk.first_chunk() + operation.chunk_posted - Bulk::kRing,
-                               &cursor)) {
+    if (operation.chunk_posted >= Pipeline::kRing &&
+        !pipeline.arrived_from_all(
+            Pipeline::Word::kTaken,
+            pipeline.first_chunk() + operation.chunk_posted - Pipeline::kRing, &cursor)) {
       return Step::kPending;
     }
     const mep_result_t published = publish(comm, operation, operation.chunk_posted);
@@ -86,8 +88,8 @@ Step publish_ahead(Collectives& comm, Operation& operation, uint64_t sections) {
 }
 
 Step step_sections(Collectives& comm, Operation& operation) {
-  const Bulk& bulk = comm.bulk();
-  const uint64_t sections = bulk.sections_of(operation.bytes);
+  const Pipeline& pipeline = comm.pipeline();
+  const uint64_t sections = pipeline.sections_of(operation.bytes);
   const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   for (;;) {
@@ -95,23 +97,23 @@ Step step_sections(Collectives& comm, Operation& operation) {
     if (publish_ahead(comm, operation, sections) == Step::kFailed) return Step::kFailed;
     // A section that could not be published yet is not the one that is awaited.
     if (operation.chunk_posted <= operation.chunk) return Step::kPending;
-    const uint64_t global = bulk.first_chunk() + operation.chunk;
-    if (!bulk.arrived_from_all(Bulk::Word::kPosted, global, &operation.cursor)) {
+    const uint64_t global = pipeline.first_chunk() + operation.chunk;
+    if (!pipeline.arrived_from_all(Pipeline::Word::kPosted, global, &operation.cursor)) {
       return Step::kPending;
     }
     copy_section(comm, operation, operation.chunk);
-    if (operation.chunk + Bulk::kRing < sections) {
-      const mep_result_t taken = bulk.signal_all(Bulk::Word::kTaken, global);
+    if (operation.chunk + Pipeline::kRing < sections) {
+      const mep_result_t taken = pipeline.signal_all(Pipeline::Word::kTaken, global);
       if (taken != MEP_SUCCESS) return fail_step(operation, taken);
     }
     ++operation.chunk;
   }
-  comm.bulk().advance(sections);
+  comm.pipeline().advance(sections);
   return Step::kDone;
 }
 
 Step move_blocks(Collectives& comm, Operation& operation) {
-  const bool over_hosts = comm.bulk().hosts().several();
+  const bool over_hosts = comm.pipeline().hosts().several();
   const Step moved =
       over_hosts ? allgather_over_hosts(comm, operation) : step_sections(comm, operation);
   if (moved == Step::kDone) copy_own_block(comm, operation);
@@ -126,7 +128,7 @@ Step step_large(Collectives& comm, Operation& operation) {
 Step step(Collectives& comm, Operation& operation) {
   if (comm.adopted().live.size() == 1) {
     copy_own_block(comm, operation);
-    comm.cells().note_all_entered(operation.seq);
+    comm.eager().note_all_entered(operation.seq);
     return Step::kDone;
   }
   return operation.is_small ? step_small(comm, operation) : step_large(comm, operation);

@@ -2,12 +2,13 @@
 //   Small  flat: every rank gives its whole input to all and reduces all inputs itself, in rank order.
 //   Large  sliced: chunk by chunk, each live rank owns a slice, gets all inputs of it, reduces them in
 //          rank order and publishes the result. The next chunk is posted before the present one is
-//          reduced. The inputs of the first two chunks are put before the cell that says what is
-//          called, which stands for their "posted" words: a call that turns out not to match has
-//          signalled nothing that a later one could take for its own. Through leaders the
-//          cell comes another way, so there they are posted after it, like the rest. Reuse of areas:
-//          `in` of chunk c at owner t is free for c + 2 because t's "reduced" of c has come; `out`
-//          of chunk c is free for c + 2 because everybody posts c + 2 only after it has copied c out.
+//          reduced. The inputs of the first two chunks are put before the empty contribution, and
+//          its word stands for their "posted" words. So a call that turns out not to match has signalled
+//          nothing that a later one could take for its own. Where contributions go through host
+//          leaders, they take another way than the inputs. There these chunks are posted after the
+//          exchange of empty contributions, like the rest. Reuse of areas: `in` of chunk c at owner t is
+//          free for c + 2 because t's "reduced" of c has come; `out` of chunk c is free for c + 2 because
+//          everybody posts c + 2 only after it has copied c out.
 //          Over several hosts, where these are alike: allreduce_over_hosts.cpp.
 #include <algorithm>
 #include <cstring>
@@ -55,85 +56,87 @@ struct Slices {
   size_t count(uint32_t position) const { return first(position + 1) - first(position); }
 };
 
-size_t elements_per_chunk(const Bulk& bulk, size_t element) {
-  return bulk.section_bytes() / element * bulk.live().size();
+size_t elements_per_chunk(const Pipeline& pipeline, size_t element) {
+  return pipeline.section_bytes() / element * pipeline.live().size();
 }
 
-Slices slices_of(const Bulk& bulk, const Operation& operation, uint64_t chunk) {
+Slices slices_of(const Pipeline& pipeline, const Operation& operation, uint64_t chunk) {
   Slices slices{};
   slices.element = operation.bytes / operation.args.count;
-  const size_t full = elements_per_chunk(bulk, slices.element);
+  const size_t full = elements_per_chunk(pipeline, slices.element);
   slices.chunk_first = chunk * full;
   slices.chunk_count = std::min(full, operation.args.count - slices.chunk_first);
   // Slices start at cache lines, so that no line has two writers and vector code runs aligned.
-  const size_t unit = std::max<size_t>(1, Bulk::kLine / slices.element);
-  const size_t even = (slices.chunk_count + bulk.live().size() - 1) / bulk.live().size();
+  const size_t unit = std::max<size_t>(1, Pipeline::kLine / slices.element);
+  const size_t even = (slices.chunk_count + pipeline.live().size() - 1) / pipeline.live().size();
   slices.per_slice = (even + unit - 1) / unit * unit;
   return slices;
 }
 
-uint64_t chunk_count(const Bulk& bulk, const Operation& operation) {
-  const size_t full = elements_per_chunk(bulk, operation.bytes / operation.args.count);
+uint64_t chunk_count(const Pipeline& pipeline, const Operation& operation) {
+  const size_t full = elements_per_chunk(pipeline, operation.bytes / operation.args.count);
   return (operation.args.count + full - 1) / full;
 }
 
-// Chunks whose inputs come with the entry cells. Where these come through leaders they do not.
+// Chunks whose inputs come before the empty contribution that begins the operation: none where that goes through
+// host leaders.
 uint64_t entered_chunks(Collectives& comm) {
-  return comm.cells().through_leaders() ? 0 : Bulk::kRing;
+  return comm.eager().through_leaders() ? 0 : Pipeline::kRing;
 }
 
 mep_result_t post_chunk(Collectives& comm, Operation& operation, uint64_t chunk) {
-  const Bulk& bulk = comm.bulk();
-  const Slices slices = slices_of(bulk, operation, chunk);
+  const Pipeline& pipeline = comm.pipeline();
+  const Slices slices = slices_of(pipeline, operation, chunk);
   const auto* input = static_cast<const std::byte*>(operation.args.send);
-  for (uint32_t position = 0; position < bulk.live().size(); ++position) {
-    const uint32_t target = bulk.live()[position];
+  for (uint32_t position = 0; position < pipeline.live().size(); ++position) {
+    const uint32_t target = pipeline.live()[position];
     const size_t bytes = slices.count(position) * slices.element;
     if (target == comm.rank()) continue;
     if (bytes != 0) {
-      MEP_TRY(bulk.put_in(bulk.first_chunk() + chunk, target,
-                          input + slices.first(position) * slices.element, bytes));
+      MEP_TRY(pipeline.put_in(pipeline.first_chunk() + chunk, target,
+                              input + slices.first(position) * slices.element, bytes));
     }
     if (chunk < entered_chunks(comm)) continue;
-    MEP_TRY(bulk.signal_one(Bulk::Word::kPosted, bulk.first_chunk() + chunk, target));
+    MEP_TRY(pipeline.signal_one(Pipeline::Word::kPosted, pipeline.first_chunk() + chunk, target));
   }
   return MEP_SUCCESS;
 }
 
 mep_result_t reduce_chunk(Collectives& comm, Operation& operation, uint64_t chunk) {
-  const Bulk& bulk = comm.bulk();
-  const uint64_t global = bulk.first_chunk() + chunk;
-  const Slices slices = slices_of(bulk, operation, chunk);
-  const size_t count = slices.count(bulk.position());
+  const Pipeline& pipeline = comm.pipeline();
+  const uint64_t global = pipeline.first_chunk() + chunk;
+  const Slices slices = slices_of(pipeline, operation, chunk);
+  const size_t count = slices.count(pipeline.position());
   std::vector<const void*>& inputs = comm.scratch_pointers();
   inputs.clear();
-  for (const uint32_t source : bulk.live()) {
+  for (const uint32_t source : pipeline.live()) {
     const std::byte* own = static_cast<const std::byte*>(operation.args.send) +
-                           slices.first(bulk.position()) * slices.element;
-    inputs.push_back(source == comm.rank() ? own : bulk.in_section(global, source));
+                           slices.first(pipeline.position()) * slices.element;
+    inputs.push_back(source == comm.rank() ? own : pipeline.in_section(global, source));
   }
-  MEP_TEST_DELAY_POINT("bulk reduce");
-  reduce_rows(operation.args.dtype, operation.args.op, bulk.own_out(global), inputs.data(),
+  MEP_TEST_DELAY_POINT("large reduce");
+  reduce_rows(operation.args.dtype, operation.args.op, pipeline.own_out(global), inputs.data(),
               inputs.size(), count, static_cast<uint32_t>(inputs.size()));
-  MEP_TRY(bulk.publish_out(global, count * slices.element));
-  return bulk.signal_all(Bulk::Word::kReduced, global);
+  MEP_TRY(pipeline.publish_out(global, count * slices.element));
+  return pipeline.signal_all(Pipeline::Word::kReduced, global);
 }
 
 void copy_chunk(Collectives& comm, Operation& operation, uint64_t chunk) {
-  const Bulk& bulk = comm.bulk();
-  const Slices slices = slices_of(bulk, operation, chunk);
+  const Pipeline& pipeline = comm.pipeline();
+  const Slices slices = slices_of(pipeline, operation, chunk);
   auto* output = static_cast<std::byte*>(operation.args.receive);
-  for (uint32_t position = 0; position < bulk.live().size(); ++position) {
+  for (uint32_t position = 0; position < pipeline.live().size(); ++position) {
     const size_t bytes = slices.count(position) * slices.element;
     if (bytes == 0) continue;
     std::memcpy(output + slices.first(position) * slices.element,
-                bulk.out_section(bulk.first_chunk() + chunk, bulk.live()[position]), bytes);
+                pipeline.out_section(pipeline.first_chunk() + chunk, pipeline.live()[position]),
+                bytes);
   }
 }
 
 // Posts the present chunk and the next one.
 mep_result_t post_ahead(Collectives& comm, Operation& operation) {
-  const uint64_t chunks = chunk_count(comm.bulk(), operation);
+  const uint64_t chunks = chunk_count(comm.pipeline(), operation);
   while (operation.chunk_posted < chunks && operation.chunk_posted <= operation.chunk / 2 + 1) {
     MEP_TRY(post_chunk(comm, operation, operation.chunk_posted));
     ++operation.chunk_posted;
@@ -143,8 +146,8 @@ mep_result_t post_ahead(Collectives& comm, Operation& operation) {
 
 // operation.chunk counts half steps: even 2c waits for the inputs of chunk c, odd for its results.
 Step step_chunks(Collectives& comm, Operation& operation) {
-  const Bulk& bulk = comm.bulk();
-  const uint64_t chunks = chunk_count(bulk, operation);
+  const Pipeline& pipeline = comm.pipeline();
+  const uint64_t chunks = chunk_count(pipeline, operation);
   const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   for (;;) {
@@ -154,8 +157,8 @@ Step step_chunks(Collectives& comm, Operation& operation) {
     if (posted != MEP_SUCCESS) return fail_step(operation, posted);
     const bool reducing = operation.chunk % 2 == 0;
     if (!(reducing && chunk < entered_chunks(comm)) &&
-        !bulk.arrived_from_all(reducing ? Bulk::Word::kPosted : Bulk::Word::kReduced,
-                               bulk.first_chunk() + chunk, &operation.cursor)) {
+        !pipeline.arrived_from_all(reducing ? Pipeline::Word::kPosted : Pipeline::Word::kReduced,
+                                   pipeline.first_chunk() + chunk, &operation.cursor)) {
       return Step::kPending;
     }
     if (reducing) {
@@ -168,13 +171,13 @@ Step step_chunks(Collectives& comm, Operation& operation) {
     }
     ++operation.chunk;
   }
-  comm.bulk().advance(chunks);
+  comm.pipeline().advance(chunks);
   return Step::kDone;
 }
 
-// What fits into a cell in every epoch writes its result only when nothing can fail any more.
+// What fits into an eager slot in every epoch writes its result only when nothing can fail any more.
 mep_result_t prepare(const Collectives& comm, Operation& operation) {
-  if (operation.bytes <= Cells::kMappedPayloadBytes ||
+  if (operation.bytes <= EagerRing::kMappedPayloadBytes ||
       operation.args.send != operation.args.receive ||
       operation.bytes > comm.world().config().in_place_restore_bytes) {
     return MEP_SUCCESS;
@@ -196,7 +199,7 @@ Step step_large(Collectives& comm, Operation& operation) {
   return step_large_phases(
       comm, operation, [&] { return begin_large(comm, operation); },
       [&] {
-        const bool over_hosts = comm.bulk().hosts().in_blocks();
+        const bool over_hosts = comm.pipeline().hosts().in_blocks();
         return over_hosts ? allreduce_over_hosts(comm, operation) : step_chunks(comm, operation);
       });
 }
@@ -208,7 +211,7 @@ Step step(Collectives& comm, Operation& operation) {
       reduce_rows(operation.args.dtype, operation.args.op, operation.args.receive, &input, 1,
                   operation.args.count, 1);
     }
-    comm.cells().note_all_entered(operation.seq);
+    comm.eager().note_all_entered(operation.seq);
     return Step::kDone;
   }
   return operation.is_small ? step_small(comm, operation) : step_large(comm, operation);

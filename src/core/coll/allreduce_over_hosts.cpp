@@ -27,20 +27,20 @@
 namespace mep {
 namespace {
 
-using Area = HostBulk::Area;
-using Word = HostBulk::Word;
+using Area = HostPipeline::Area;
+using Word = HostPipeline::Word;
 
 // How the elements of an operation are divided into chunks, and a chunk into slices.
 class HostSlices {
  public:
-  HostSlices(const HostBulk& hosts, const Operation& operation)
+  HostSlices(const HostPipeline& hosts, const Operation& operation)
       : total_(operation.args.count),
         element_(operation.bytes / operation.args.count),
         ranks_(hosts.host_ranks().size()) {
     // As many as have room as inputs of all ranks, and as partial sums. Slices start at cache lines.
-    const size_t unit = std::max<size_t>(1, HostBulk::kLine / element_);
-    const size_t as_inputs = HostBulk::kChunkBytes / ranks_ / element_;
-    const size_t as_sums = HostBulk::kChunkBytes / partial_sum_bytes(operation.args.dtype);
+    const size_t unit = std::max<size_t>(1, HostPipeline::kLine / element_);
+    const size_t as_inputs = HostPipeline::kChunkBytes / ranks_ / element_;
+    const size_t as_sums = HostPipeline::kChunkBytes / partial_sum_bytes(operation.args.dtype);
     full_slice_ = std::min(as_inputs, as_sums) / unit * unit;
     unit_ = unit;
   }
@@ -69,8 +69,8 @@ class HostSlices {
 
 mep_result_t post_inputs(Collectives& comm, Operation& operation, const HostSlices& slices,
                          uint64_t chunk) {
-  const HostBulk& hosts = comm.bulk().hosts();
-  const uint64_t global = comm.bulk().first_chunk() + chunk;
+  const HostPipeline& hosts = comm.pipeline().hosts();
+  const uint64_t global = comm.pipeline().first_chunk() + chunk;
   for (uint32_t slice = 0; slice < hosts.host_ranks().size(); ++slice) {
     const uint32_t owner = hosts.host_ranks()[slice];
     const size_t bytes = slices.count(chunk, slice) * slices.element();
@@ -85,15 +85,15 @@ mep_result_t post_inputs(Collectives& comm, Operation& operation, const HostSlic
   return MEP_SUCCESS;
 }
 
-bool inputs_arrived(const HostBulk& hosts, uint64_t global) {
+bool inputs_arrived(const HostPipeline& hosts, uint64_t global) {
   return (hosts.on_first_host() || hosts.arrived(Word::kPosted, global, hosts.like_before())) &&
-         hosts.arrived_from(hosts.mates(), Word::kPosted, global);
+         hosts.arrived_from(hosts.host_peers(), Word::kPosted, global);
 }
 
 // The result of a chunk's slice is in this rank's out area: hands it down and publishes it here.
 mep_result_t pass_result(Collectives& comm, const HostSlices& slices, uint64_t chunk) {
-  const HostBulk& hosts = comm.bulk().hosts();
-  const uint64_t global = comm.bulk().first_chunk() + chunk;
+  const HostPipeline& hosts = comm.pipeline().hosts();
+  const uint64_t global = comm.pipeline().first_chunk() + chunk;
   const size_t bytes = slices.count(chunk, hosts.index()) * slices.element();
   const size_t place = hosts.index() * slices.stride();
   MEP_TEST_DELAY_POINT("hosts pass");
@@ -104,15 +104,15 @@ mep_result_t pass_result(Collectives& comm, const HostSlices& slices, uint64_t c
     }
     MEP_TRY(hosts.signal(Word::kReduced, global, comm.rank(), hosts.like_before()));
   }
-  MEP_TRY(hosts.give_mates(Area::kOut, global, place, bytes));
-  return hosts.signal_all(Word::kReduced, global, comm.rank(), hosts.mates());
+  MEP_TRY(hosts.put_to_host_peers(Area::kOut, global, place, bytes));
+  return hosts.signal_all(Word::kReduced, global, comm.rank(), hosts.host_peers());
 }
 
 mep_result_t reduce_slice(Collectives& comm, Operation& operation, const HostSlices& slices,
                           uint64_t chunk) {
-  const HostBulk& hosts = comm.bulk().hosts();
+  const HostPipeline& hosts = comm.pipeline().hosts();
   const CollectiveArgs& args = operation.args;
-  const uint64_t global = comm.bulk().first_chunk() + chunk;
+  const uint64_t global = comm.pipeline().first_chunk() + chunk;
   const size_t count = slices.count(chunk, hosts.index());
   std::vector<const void*>& inputs = comm.scratch_pointers();
   inputs.clear();
@@ -125,7 +125,7 @@ mep_result_t reduce_slice(Collectives& comm, Operation& operation, const HostSli
   std::byte* sums = hosts.own(Area::kSums, global, 0);
   if (hosts.on_last_host()) {
     reduce_finally(args.dtype, args.op, sums, inputs.data(), inputs.size(), count,
-                   static_cast<uint32_t>(comm.bulk().live().size()),
+                   static_cast<uint32_t>(comm.pipeline().live().size()),
                    hosts.own(Area::kOut, global, hosts.index() * slices.stride()));
     return MEP_SUCCESS;
   }
@@ -140,8 +140,8 @@ mep_result_t reduce_slice(Collectives& comm, Operation& operation, const HostSli
 
 void copy_results(Collectives& comm, Operation& operation, const HostSlices& slices,
                   uint64_t chunk) {
-  const HostBulk& hosts = comm.bulk().hosts();
-  const uint64_t global = comm.bulk().first_chunk() + chunk;
+  const HostPipeline& hosts = comm.pipeline().hosts();
+  const uint64_t global = comm.pipeline().first_chunk() + chunk;
   auto* output = static_cast<std::byte*>(operation.args.receive);
   operation.input_intact = operation.input_intact && operation.args.send != operation.args.receive;
   for (uint32_t slice = 0; slice < hosts.host_ranks().size(); ++slice) {
@@ -157,12 +157,12 @@ void copy_results(Collectives& comm, Operation& operation, const HostSlices& sli
 // to catch up: inputs are posted at most kRing chunks ahead of what is copied. *active: something was.
 mep_result_t advance_once(Collectives& comm, Operation& operation, const HostSlices& slices,
                           bool* active) {
-  const HostBulk& hosts = comm.bulk().hosts();
-  const uint64_t begin = comm.bulk().first_chunk();
+  const HostPipeline& hosts = comm.pipeline().hosts();
+  const uint64_t begin = comm.pipeline().first_chunk();
   const uint64_t chunks = slices.chunks();
   *active = true;
   if (operation.chunk_posted < chunks &&
-      operation.chunk_posted < operation.chunk + HostBulk::kRing) {
+      operation.chunk_posted < operation.chunk + HostPipeline::kRing) {
     MEP_TRY(post_inputs(comm, operation, slices, operation.chunk_posted));
     ++operation.chunk_posted;
     return MEP_SUCCESS;
@@ -173,15 +173,15 @@ mep_result_t advance_once(Collectives& comm, Operation& operation, const HostSli
     ++operation.chunk_reduced;
     return MEP_SUCCESS;
   }
-  if (operation.chunk_passed < operation.chunk_reduced &&
+  if (operation.chunk_relayed < operation.chunk_reduced &&
       (hosts.on_last_host() ||
-       hosts.arrived(Word::kReduced, begin + operation.chunk_passed, hosts.like_after()))) {
-    MEP_TRY(pass_result(comm, slices, operation.chunk_passed));
-    ++operation.chunk_passed;
+       hosts.arrived(Word::kReduced, begin + operation.chunk_relayed, hosts.like_after()))) {
+    MEP_TRY(pass_result(comm, slices, operation.chunk_relayed));
+    ++operation.chunk_relayed;
     return MEP_SUCCESS;
   }
-  if (operation.chunk < operation.chunk_passed &&
-      hosts.arrived_from(hosts.mates(), Word::kReduced, begin + operation.chunk)) {
+  if (operation.chunk < operation.chunk_relayed &&
+      hosts.arrived_from(hosts.host_peers(), Word::kReduced, begin + operation.chunk)) {
     copy_results(comm, operation, slices, operation.chunk);
     ++operation.chunk;
     return MEP_SUCCESS;
@@ -193,7 +193,7 @@ mep_result_t advance_once(Collectives& comm, Operation& operation, const HostSli
 }  // namespace
 
 Step allreduce_over_hosts(Collectives& comm, Operation& operation) {
-  const HostSlices slices(comm.bulk().hosts(), operation);
+  const HostSlices slices(comm.pipeline().hosts(), operation);
   const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
   while (operation.chunk < slices.chunks()) {
@@ -202,7 +202,7 @@ Step allreduce_over_hosts(Collectives& comm, Operation& operation) {
     if (result != MEP_SUCCESS) return fail_step(operation, result);
     if (!active) return Step::kPending;
   }
-  comm.bulk().advance(slices.chunks());
+  comm.pipeline().advance(slices.chunks());
   return Step::kDone;
 }
 

@@ -1,4 +1,4 @@
-// Barrier: an exchange of empty cells.
+// Barrier: an exchange of empty contributions.
 #include "core/coll/steps.hpp"
 
 namespace mep {

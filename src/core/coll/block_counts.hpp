@@ -27,7 +27,7 @@ struct Block {
 struct CountedBlocks {
   std::vector<Block> given;   // by comm rank that gets it
   std::vector<Block> gotten;  // by comm rank that gives it
-  // This rank's small contribution, or its beginning alone where the rest does not fit into a cell.
+  // This rank's small contribution, or its beginning alone where the rest does not fit into an eager slot.
   std::vector<std::byte> contribution;
   size_t contribution_bytes = 0;
   bool is_whole = false;  // all of it is there

@@ -1,9 +1,10 @@
 // Broadcast.
-//   Small  the root gives its cell to all and is done: whoever has the cell can give it on. Ranks of
-//          other hosts get it from their leader, whom the root gave it to.
-//   Large  chunk by chunk through the root's out area (put to peers that cannot read it); "taken" of
-//          chunk c - 2 from all lets the root use its area again. Ends with a round of "finished",
-//          which says it of the last two. Over several hosts: broadcast_over_hosts.cpp.
+//   Small  the root puts its contribution to all and is done: whoever has it can give it to others. Ranks of
+//          other hosts get it from their host leader, to which the root has put it.
+//   Large  chunk by chunk through the root's out area (put to peers that cannot read it). All
+//          acknowledge by "taken"; that of chunk c - 2 from all lets the root use its area again. Ends
+//          with a round of "finished", the acknowledgement of the last two.
+//          Over several hosts: broadcast_over_hosts.cpp.
 #include <algorithm>
 #include <cstring>
 
@@ -36,7 +37,7 @@ Step step_small(Collectives& comm, Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
   if (root == comm.rank()) {
     const Step entered =
-        enter_small(comm, operation, operation.args.send, operation.bytes, Cells::kRooted);
+        enter_small(comm, operation, operation.args.send, operation.bytes, EagerRing::kRooted);
     if (entered != Step::kDone) return entered;
     copy_at_root(operation);
   } else {
@@ -46,45 +47,47 @@ Step step_small(Collectives& comm, Operation& operation) {
       std::memcpy(operation.args.receive, comm.contribution(operation, root), operation.bytes);
     }
   }
-  return note_done_step(comm, operation, root == comm.rank());
+  return acknowledge_step(comm, operation, root == comm.rank());
 }
 
 uint64_t chunk_count(const Operation& operation) {
-  return (operation.bytes + Bulk::kChunkBytes - 1) / Bulk::kChunkBytes;
+  return (operation.bytes + Pipeline::kChunkBytes - 1) / Pipeline::kChunkBytes;
 }
 
 size_t bytes_of(const Operation& operation, uint64_t chunk) {
-  return std::min(Bulk::kChunkBytes, operation.bytes - chunk * Bulk::kChunkBytes);
+  return std::min(Pipeline::kChunkBytes, operation.bytes - chunk * Pipeline::kChunkBytes);
 }
 
 Step send_chunks(Collectives& comm, Operation& operation) {
-  const Bulk& bulk = comm.bulk();
+  const Pipeline& pipeline = comm.pipeline();
   for (; operation.chunk < chunk_count(operation); ++operation.chunk) {
-    const uint64_t global = bulk.first_chunk() + operation.chunk;
-    if (operation.chunk >= Bulk::kRing &&
-        !bulk.arrived_from_all(Bulk::Word::kTaken, global - Bulk::kRing, &operation.cursor)) {
+    const uint64_t global = pipeline.first_chunk() + operation.chunk;
+    if (operation.chunk >= Pipeline::kRing &&
+        !pipeline.arrived_from_all(Pipeline::Word::kTaken, global - Pipeline::kRing,
+                                   &operation.cursor)) {
       return Step::kPending;
     }
-    mep_result_t result = bulk.publish_whole(
-        global,
-        static_cast<const std::byte*>(operation.args.send) + operation.chunk * Bulk::kChunkBytes,
-        bytes_of(operation, operation.chunk));
-    if (result == MEP_SUCCESS) result = bulk.signal_all(Bulk::Word::kPosted, global);
+    mep_result_t result =
+        pipeline.publish_whole(global,
+                               static_cast<const std::byte*>(operation.args.send) +
+                                   operation.chunk * Pipeline::kChunkBytes,
+                               bytes_of(operation, operation.chunk));
+    if (result == MEP_SUCCESS) result = pipeline.signal_all(Pipeline::Word::kPosted, global);
     if (result != MEP_SUCCESS) return fail_step(operation, result);
   }
   return Step::kDone;
 }
 
 Step take_chunks(Collectives& comm, Operation& operation, uint32_t root) {
-  const Bulk& bulk = comm.bulk();
+  const Pipeline& pipeline = comm.pipeline();
   for (; operation.chunk < chunk_count(operation); ++operation.chunk) {
-    const uint64_t global = bulk.first_chunk() + operation.chunk;
-    if (!bulk.arrived(Bulk::Word::kPosted, global, root)) return Step::kPending;
+    const uint64_t global = pipeline.first_chunk() + operation.chunk;
+    if (!pipeline.arrived(Pipeline::Word::kPosted, global, root)) return Step::kPending;
     std::memcpy(
-        static_cast<std::byte*>(operation.args.receive) + operation.chunk * Bulk::kChunkBytes,
-        bulk.whole(global, root), bytes_of(operation, operation.chunk));
-    if (operation.chunk + Bulk::kRing >= chunk_count(operation)) continue;
-    const mep_result_t taken = bulk.signal_one(Bulk::Word::kTaken, global, root);
+        static_cast<std::byte*>(operation.args.receive) + operation.chunk * Pipeline::kChunkBytes,
+        pipeline.whole(global, root), bytes_of(operation, operation.chunk));
+    if (operation.chunk + Pipeline::kRing >= chunk_count(operation)) continue;
+    const mep_result_t taken = pipeline.signal_one(Pipeline::Word::kTaken, global, root);
     if (taken != MEP_SUCCESS) return fail_step(operation, taken);
   }
   return Step::kDone;
@@ -96,12 +99,12 @@ Step move_chunks_here(Collectives& comm, Operation& operation) {
   if (!posting.allowed()) return Step::kPending;
   const Step moved =
       root == comm.rank() ? send_chunks(comm, operation) : take_chunks(comm, operation, root);
-  if (moved == Step::kDone) comm.bulk().advance(chunk_count(operation));
+  if (moved == Step::kDone) comm.pipeline().advance(chunk_count(operation));
   return moved;
 }
 
 Step move_chunks(Collectives& comm, Operation& operation) {
-  const bool over_hosts = comm.bulk().hosts().several();
+  const bool over_hosts = comm.pipeline().hosts().several();
   const Step moved =
       over_hosts ? broadcast_over_hosts(comm, operation) : move_chunks_here(comm, operation);
   if (moved == Step::kDone && is_root(comm, operation.args)) copy_at_root(operation);
@@ -116,7 +119,7 @@ Step step_large(Collectives& comm, Operation& operation) {
 Step step(Collectives& comm, Operation& operation) {
   if (comm.adopted().live.size() == 1) {
     copy_at_root(operation);
-    comm.cells().note_all_entered(operation.seq);
+    comm.eager().note_all_entered(operation.seq);
     return Step::kDone;
   }
   return operation.is_small ? step_small(comm, operation) : step_large(comm, operation);

@@ -1,13 +1,13 @@
 // Broadcast of large messages over several hosts.
 //
-// The root puts a chunk into its own out area and into that of one rank on each other host, the
-// publisher there. Root and publishers say "posted" to the ranks of their hosts, which read it in place
-// (or get it by put) and say "taken" to whom they have it from, for two chunks at a time. A publisher
-// whose host has all taken says it to the root.
+// The root writes a chunk into its own out area and puts it into those of its entry ranks, the publishers on the
+// other hosts. Root and publishers signal "posted" to the ranks of their hosts, which read the chunk in place (or
+// get it by put). These acknowledge by "taken" to the rank that they have it from, two chunks at a time. When all
+// ranks of its host have acknowledged, a publisher acknowledges to the root.
 //
 // Reuse of areas: chunk c + 4 is posted after "taken" of c has come from the root's host and from all
-// publishers, who said it when all of their hosts had copied c; so also no put of c is under way. Of
-// the last chunks "finished" says it.
+// publishers, which signal it when all of their hosts have copied c; so also no put of c is under way. For
+// the last chunks "finished" is the acknowledgement.
 #include "core/coll/over_hosts.hpp"
 
 #include <algorithm>
@@ -18,52 +18,53 @@
 namespace mep {
 namespace {
 
-using Area = HostBulk::Area;
-using Word = HostBulk::Word;
+using Area = HostPipeline::Area;
+using Word = HostPipeline::Word;
 
-// "Taken" is said of two chunks at once, by the second.
-constexpr uint64_t kTogether = HostBulk::kRing / 2;
+// Two chunks are acknowledged at once, by "taken" of the second.
+constexpr uint64_t kTogether = HostPipeline::kRing / 2;
 
 uint64_t chunk_count(const Operation& operation) {
-  return (operation.bytes + HostBulk::kChunkBytes - 1) / HostBulk::kChunkBytes;
+  return (operation.bytes + HostPipeline::kChunkBytes - 1) / HostPipeline::kChunkBytes;
 }
 
 size_t bytes_of(const Operation& operation, uint64_t chunk) {
-  return std::min(HostBulk::kChunkBytes, operation.bytes - chunk * HostBulk::kChunkBytes);
+  return std::min(HostPipeline::kChunkBytes, operation.bytes - chunk * HostPipeline::kChunkBytes);
 }
 
 // The last chunk whose "taken" the root awaits before it posts `chunk`.
 uint64_t awaited_before(uint64_t chunk) {
-  return chunk - HostBulk::kRing + kTogether - 1;
+  return chunk - HostPipeline::kRing + kTogether - 1;
 }
 
 // Whether the root will wait for "taken" of this chunk.
 bool is_awaited(const Operation& operation, uint64_t chunk) {
   return chunk % kTogether == kTogether - 1 &&
-         chunk + HostBulk::kRing - kTogether + 1 < chunk_count(operation);
+         chunk + HostPipeline::kRing - kTogether + 1 < chunk_count(operation);
 }
 
 mep_result_t post(Collectives& comm, Operation& operation, uint64_t chunk) {
-  const HostBulk& hosts = comm.bulk().hosts();
-  const uint64_t global = comm.bulk().first_chunk() + chunk;
+  const HostPipeline& hosts = comm.pipeline().hosts();
+  const uint64_t global = comm.pipeline().first_chunk() + chunk;
   const size_t bytes = bytes_of(operation, chunk);
-  std::memcpy(hosts.own(Area::kOut, global, 0),
-              static_cast<const std::byte*>(operation.args.send) + chunk * HostBulk::kChunkBytes,
-              bytes);
+  std::memcpy(
+      hosts.own(Area::kOut, global, 0),
+      static_cast<const std::byte*>(operation.args.send) + chunk * HostPipeline::kChunkBytes,
+      bytes);
   // The network first: it takes longest.
-  MEP_TRY(hosts.give_entries(Area::kOut, global, 0, bytes));
-  MEP_TRY(hosts.signal_all(Word::kPosted, global, comm.rank(), hosts.entries()));
-  MEP_TRY(hosts.give_mates(Area::kOut, global, 0, bytes));
-  return hosts.signal_all(Word::kPosted, global, comm.rank(), hosts.mates());
+  MEP_TRY(hosts.put_to_entry_ranks(Area::kOut, global, 0, bytes));
+  MEP_TRY(hosts.signal_all(Word::kPosted, global, comm.rank(), hosts.entry_ranks()));
+  MEP_TRY(hosts.put_to_host_peers(Area::kOut, global, 0, bytes));
+  return hosts.signal_all(Word::kPosted, global, comm.rank(), hosts.host_peers());
 }
 
 Step post_chunks(Collectives& comm, Operation& operation) {
-  const Bulk& bulk = comm.bulk();
+  const Pipeline& pipeline = comm.pipeline();
   for (; operation.chunk < chunk_count(operation); ++operation.chunk) {
     const uint64_t chunk = operation.chunk;
-    if (chunk >= HostBulk::kRing && chunk % kTogether == 0 &&
-        !bulk.hosts().arrived_from(bulk.hosts().takers(), Word::kTaken,
-                                   bulk.first_chunk() + awaited_before(chunk))) {
+    if (chunk >= HostPipeline::kRing && chunk % kTogether == 0 &&
+        !pipeline.hosts().arrived_from(pipeline.hosts().receivers(), Word::kTaken,
+                                       pipeline.first_chunk() + awaited_before(chunk))) {
       return Step::kPending;
     }
     const mep_result_t posted = post(comm, operation, chunk);
@@ -72,42 +73,42 @@ Step post_chunks(Collectives& comm, Operation& operation) {
   return Step::kDone;
 }
 
-// A publisher tells the root what all of its host have copied. operation.chunk_passed counts it.
-mep_result_t pass_taken(Collectives& comm, Operation& operation, uint32_t root) {
-  const Bulk& bulk = comm.bulk();
+// A publisher acknowledges to the root what all of its host have copied. operation.chunk_relayed counts that.
+mep_result_t relay_taken(Collectives& comm, Operation& operation, uint32_t root) {
+  const Pipeline& pipeline = comm.pipeline();
   for (;;) {
-    const uint64_t chunk = operation.chunk_passed + kTogether - 1;
-    const uint64_t global = bulk.first_chunk() + chunk;
+    const uint64_t chunk = operation.chunk_relayed + kTogether - 1;
+    const uint64_t global = pipeline.first_chunk() + chunk;
     if (chunk >= operation.chunk || !is_awaited(operation, chunk) ||
-        !bulk.hosts().arrived_from(bulk.hosts().mates(), Word::kTaken, global)) {
+        !pipeline.hosts().arrived_from(pipeline.hosts().host_peers(), Word::kTaken, global)) {
       return MEP_SUCCESS;
     }
-    MEP_TRY(bulk.hosts().signal(Word::kTaken, global, comm.rank(), root));
-    operation.chunk_passed += kTogether;
+    MEP_TRY(pipeline.hosts().signal(Word::kTaken, global, comm.rank(), root));
+    operation.chunk_relayed += kTogether;
   }
 }
 
 mep_result_t publish(Collectives& comm, Operation& operation, uint32_t root) {
-  const HostBulk& hosts = comm.bulk().hosts();
-  const uint64_t global = comm.bulk().first_chunk() + operation.chunk;
-  MEP_TRY(hosts.give_mates(Area::kOut, global, 0, bytes_of(operation, operation.chunk)));
-  return hosts.signal_all(Word::kPosted, global, root, hosts.mates());
+  const HostPipeline& hosts = comm.pipeline().hosts();
+  const uint64_t global = comm.pipeline().first_chunk() + operation.chunk;
+  MEP_TRY(hosts.put_to_host_peers(Area::kOut, global, 0, bytes_of(operation, operation.chunk)));
+  return hosts.signal_all(Word::kPosted, global, root, hosts.host_peers());
 }
 
 Step take_chunks(Collectives& comm, Operation& operation, uint32_t root) {
-  const HostBulk& hosts = comm.bulk().hosts();
+  const HostPipeline& hosts = comm.pipeline().hosts();
   const uint32_t publisher = hosts.publisher(root);
   const bool publishes = publisher == comm.rank();
   for (;;) {
     const uint64_t chunk = operation.chunk;
-    const uint64_t global = comm.bulk().first_chunk() + chunk;
-    mep_result_t result = publishes ? pass_taken(comm, operation, root) : MEP_SUCCESS;
+    const uint64_t global = comm.pipeline().first_chunk() + chunk;
+    mep_result_t result = publishes ? relay_taken(comm, operation, root) : MEP_SUCCESS;
     if (result != MEP_SUCCESS) return fail_step(operation, result);
-    // The root has posted all, so it has heard from here of all that it waited for.
+    // The root has posted all, so all acknowledgements that it waited for have come from here.
     if (chunk == chunk_count(operation)) return Step::kDone;
     if (!hosts.arrived(Word::kPosted, global, root)) return Step::kPending;
     if (publishes) result = publish(comm, operation, root);
-    std::memcpy(static_cast<std::byte*>(operation.args.receive) + chunk * HostBulk::kChunkBytes,
+    std::memcpy(static_cast<std::byte*>(operation.args.receive) + chunk * HostPipeline::kChunkBytes,
                 hosts.read(Area::kOut, global, 0, publisher), bytes_of(operation, chunk));
     if (!publishes && is_awaited(operation, chunk)) {
       result = hosts.signal(Word::kTaken, global, comm.rank(), publisher);
@@ -125,7 +126,7 @@ Step broadcast_over_hosts(Collectives& comm, Operation& operation) {
   if (!posting.allowed()) return Step::kPending;
   const Step moved =
       root == comm.rank() ? post_chunks(comm, operation) : take_chunks(comm, operation, root);
-  if (moved == Step::kDone) comm.bulk().advance(chunk_count(operation));
+  if (moved == Step::kDone) comm.pipeline().advance(chunk_count(operation));
   return moved;
 }
 

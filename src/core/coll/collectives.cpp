@@ -20,7 +20,7 @@ uint32_t fingerprint(Collective kind, const CollectiveArgs& args) {
     hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
     hash ^= hash >> 29;
   }
-  return static_cast<uint32_t>(hash >> 24) & Cells::kFingerprintMask;
+  return static_cast<uint32_t>(hash >> 24) & EagerRing::kFingerprintMask;
 }
 
 void restore_input(Operation& operation) {
@@ -38,27 +38,27 @@ Collectives::Collectives(const CommIdentity& comm, Reports& personal_reports)
 }
 
 mep_result_t Collectives::open(std::shared_ptr<const CommView> reached) {
-  // The control thread looks at the cells too, under the lock.
+  // The control thread looks at the eager ring too, under the lock.
   const std::lock_guard lock(engine_.mutex());
   if (!engine_.is_adopted()) {
     return fail(MEP_ERR_PEER_FAILED, "the membership changed while comm %s was made",
                 comm().name().c_str());
   }
   if (reached != nullptr) engine_.correct_view(std::move(reached));
-  cells_.open(rank(), &windows_.remotes());
-  bulk_.open(rank(), Cells::window_bytes(size()), &windows_.remotes());
+  eager_.open(rank(), &windows_.remotes());
+  pipeline_.open(rank(), EagerRing::window_bytes(size()), &windows_.remotes());
   restart(adopted(), engine_.last_number() + 1);
   // Last, for it fails no more: without a window the control thread finds nothing in either.
-  cells_.use_window(windows_.data());
-  bulk_.use_window(windows_.data());
+  eager_.use_window(windows_.data());
+  pipeline_.use_window(windows_.data());
   return MEP_SUCCESS;
 }
 
 void Collectives::restart(const CommView& view, uint64_t next) {
   rootless_first_ = next;
   rootless_last_ = next - 1;
-  cells_.restart(view.epoch, next, view.live);
-  bulk_.restart(view.epoch, view.live, cells_.groups(), cells_.through_leaders());
+  eager_.restart(view.epoch, next, view.live);
+  pipeline_.restart(view.epoch, view.live, eager_.groups(), eager_.through_leaders());
 }
 
 // --- Calls ----------------------------------------------------------------------------------------
@@ -122,13 +122,13 @@ void Collectives::note_number(Operation& operation) {
   operation.contributors = &adopted().live;
   const uint32_t own = fingerprint(operation.kind, operation.args);
   const CollectiveType& type = type_of(operation);
-  operation.is_small = operation.given_bytes <= cells_.payload_bytes();
+  operation.is_small = operation.given_bytes <= eager_.payload_bytes();
   if (type.only_root_gives() && operation.is_small) {
     operation.fingerprint = own;
     rooted_calls_ = (rooted_calls_ ^ own) * 0x9e3779b1u + 1;
     return;
   }
-  operation.fingerprint = (own ^ (rooted_calls_ >> 8)) & Cells::kFingerprintMask;
+  operation.fingerprint = (own ^ (rooted_calls_ >> 8)) & EagerRing::kFingerprintMask;
   rooted_calls_ = 0;
 }
 
@@ -156,7 +156,7 @@ bool Collectives::step(Operation& operation) {
     const KeepErrorText kept;
     const mep_result_t failed = operation.result;
     if (!has_root) note_rootless(operation.seq);
-    (void)note_done_step(*this, operation);
+    (void)acknowledge_step(*this, operation);
     operation.result = failed;
   }
   MEP_TEST_DELAY_POINT("complete");
@@ -196,29 +196,30 @@ void Collectives::end(Operation& operation, mep_result_t result) {
 void Collectives::succeed_settled(Operation& operation) {
   {
     const std::lock_guard lock(engine_.mutex());
-    const auto kept = retained_.find(operation.seq);
-    if (kept != retained_.end()) {
-      operation.retained = &kept->second;
-      operation.contributors = &kept->second.sources;
+    const auto found = retained_pending_.find(operation.seq);
+    if (found != retained_pending_.end()) {
+      operation.retained = &found->second;
+      operation.contributors = &found->second.sources;
     }
   }
   const mep_result_t result = settle_result(operation);
-  // Where only the root gives its bytes alone were kept; who took part is what it is on every rank.
+  // Where only the root gives, only its contribution was retained. Who took part is the same on every rank.
   if (type_of(operation).only_root_gives()) operation.contributors = &adopted().live;
   finish(operation, result);
   const std::lock_guard lock(engine_.mutex());
-  retained_.erase(operation.seq);
+  retained_pending_.erase(operation.seq);
   operation.retained = nullptr;
   operation.contributors = nullptr;
 }
 
-// The view decided that the operation is done; with what this rank holds of it, or was given.
+// The view change decided that the operation succeeds. Its result is made of what this rank has retained of it, some
+// of which came by a catch-up.
 mep_result_t Collectives::settle_result(Operation& operation) {
   if (operation.holds_result) return MEP_SUCCESS;
   MEP_TRY(check_root_lives(operation));
   // Who called something else than the others ended it by an error of its own and can give nothing.
   if (operation.retained == nullptr ||
-      !Cells::same_call(*operation.retained, operation.fingerprint)) {
+      !EagerRing::same_call(*operation.retained, operation.fingerprint)) {
     return fail(MEP_ERR_MISMATCH,
                 "other ranks of comm %s called another operation than this rank's %s, or with "
                 "another count, type, operator or root",
@@ -245,7 +246,7 @@ mep_result_t Collectives::adopt(const Verdict& verdict) {
   engine_.adopt(verdict, [&] {
     restart(view, verdict.next);
     rooted_calls_ = 0;
-    retained_.erase(retained_.begin(), retained_.lower_bound(verdict.next));
+    retained_pending_.erase(retained_pending_.begin(), retained_pending_.lower_bound(verdict.next));
   });
   return MEP_SUCCESS;
 }
@@ -263,11 +264,11 @@ Reports::Report Collectives::defer_report(Reports::Report report) {
 }
 
 const std::byte* Collectives::contribution(const Operation& operation, uint32_t source) const {
-  if (operation.retained == nullptr) return cells_.payload(operation.seq, source);
+  if (operation.retained == nullptr) return eager_.payload(operation.seq, source);
   const auto& sources = operation.retained->sources;
   const auto it = std::find(sources.begin(), sources.end(), source);
   if (it == sources.end()) return nullptr;
-  return operation.retained->cells[static_cast<size_t>(it - sources.begin())].data() +
+  return operation.retained->contributions[static_cast<size_t>(it - sources.begin())].data() +
          sizeof(uint64_t);
 }
 

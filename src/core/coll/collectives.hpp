@@ -1,10 +1,10 @@
 // The collectives of a comm: one channel of replicated operations, with the memory that they are done in and
 // the contributions that outlive it.
 //
-// What the user's thread works with (cells, bulk) is its own, or the progress thread's in a look, in which it takes
-// the user's place (see CallGate); the control thread looks at it under the
-// channel's lock. Only between freeze and install, when the user's thread touches no window, does the control
-// thread take contributions out of the cells and zero words.
+// What the user's thread works with (eager ring, pipeline) is its own; when the progress thread looks, it takes
+// the place of the user's thread (see CallGate). The control thread looks at it under the channel's lock. Only
+// between freeze and install, when the user's thread touches no window, does the control thread take
+// contributions out of the eager slots and zero words.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "core/coll/bulk.hpp"
-#include "core/coll/cells.hpp"
+#include "core/coll/eager_ring.hpp"
 #include "core/coll/operation.hpp"
+#include "core/coll/pipeline.hpp"
 #include "core/operation/operation_engine.hpp"
 #include "core/operation/operation_record.hpp"
 #include "core/operation/peer_windows.hpp"
@@ -33,7 +33,7 @@ class Collectives {
   Collectives(const Collectives&) = delete;
   Collectives& operator=(const Collectives&) = delete;
   static size_t window_bytes(uint32_t size) {
-    return Cells::window_bytes(size) + Bulk::window_bytes(size);
+    return EagerRing::window_bytes(size) + Pipeline::window_bytes(size);
   }
 
   // --- Making it ---
@@ -84,11 +84,11 @@ class Collectives {
   World& world() const { return comm().world(); }
   uint32_t rank() const { return comm().rank(); }
   uint32_t size() const { return comm().size(); }
-  Cells& cells() { return cells_; }
-  Bulk& bulk() { return bulk_; }
+  EagerRing& eager() { return eager_; }
+  Pipeline& pipeline() { return pipeline_; }
   const CommView& adopted() const { return engine_.adopted(); }
   PostingScope posting() { return engine_.posting(); }
-  // Bytes that `source` contributed: in its cell, or retained.
+  // Bytes that `source` contributed: in its eager slot, or retained.
   const std::byte* contribution(const Operation& operation, uint32_t source) const;
   std::vector<const void*>& scratch_pointers() { return scratch_pointers_; }
 
@@ -136,16 +136,16 @@ class Collectives {
   uint64_t ask_overdue();
   void note_record(const Operation& operation);
   void note_missing(const Operation& operation);
-  bool is_whole(uint64_t epoch, uint64_t seq, RetainedOperation* kept) const;
-  void gather_held(uint64_t done);
-  void keep_for_others();
+  bool is_completable(uint64_t epoch, uint64_t seq, RetainedOperation* retained) const;
+  void gather_completable(uint64_t done);
+  void retain_for_others();
 
   Reports& personal_reports_;
   PeerWindows windows_;
 
   // The user's thread.
-  Cells cells_;
-  Bulk bulk_;
+  EagerRing eager_;
+  Pipeline pipeline_;
   uint32_t rooted_calls_ = 0;  // hash of the small rooted calls since the last that waited for all
   Reports::Report last_report_;
   Reports::Report deferred_;  // see defer_report()
@@ -156,13 +156,16 @@ class Collectives {
   Engine engine_;
 
   // Shared, under the channel's lock.
-  std::map<uint64_t, RetainedOperation> retained_;  // by seq, until answered
-  uint64_t held_ = 0;  // while frozen: up to where this rank holds all contributions
-  // The last operations in a row that had no root any more: they have no cells. None: last is below first.
+  // By seq: what operations that have not ended here will need.
+  std::map<uint64_t, RetainedOperation> retained_pending_;
+  uint64_t completable_ = 0;  // while frozen: this rank can complete all operations up to here
+  // The last operations in a row that had no root any more: they have no contributions. None: last is below
+  // first.
   uint64_t rootless_first_ = 1;
   uint64_t rootless_last_ = 0;
-  // While frozen: what is done here and may be lacking elsewhere, kept before the cells are zeroed.
-  std::map<uint64_t, RetainedOperation> given_;
+  // While frozen: of operations that are completed here, what other ranks may lack. Copied before the words of
+  // the slots are zeroed.
+  std::map<uint64_t, RetainedOperation> retained_completed_;
 };
 
 }  // namespace mep

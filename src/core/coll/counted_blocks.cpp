@@ -82,7 +82,7 @@ bool lengths_fit(const Collectives& comm, const Operation& operation) {
 
 // --- The own contribution -------------------------------------------------------------------------
 
-// Copies the blocks for the live ranks behind each other, if they fit, and says where they end.
+// Copies the blocks for the live ranks behind each other, if they fit, and notes where they end.
 void pack_blocks(const Collectives& comm, const Operation& operation, size_t most) {
   CountedBlocks& blocks = *operation.counted;
   const bool for_each = type_of(operation).gives_each_a_block();
@@ -116,7 +116,7 @@ void pack_blocks(const Collectives& comm, const Operation& operation, size_t mos
 
 void pack(Collectives& comm, const Operation& operation) {
   CountedBlocks& blocks = *operation.counted;
-  pack_blocks(comm, operation, std::min(comm.cells().payload_bytes(), blocks.contribution.size()));
+  pack_blocks(comm, operation, std::min(comm.eager().payload_bytes(), blocks.contribution.size()));
   Beginning beginning = make_beginning(comm, operation);
   beginning.bytes = blocks.contribution_bytes;
   std::memcpy(blocks.contribution.data(), &beginning, sizeof beginning);
@@ -147,12 +147,12 @@ const std::byte* find_block(const Collectives& comm, const Operation& operation,
   return contribution + begin + first;
 }
 
-// Out of the contributions, which are all here or were given. False: one of them is not what it says.
+// Out of the contributions, which are all here or retained. False: the lengths of one of them contradict it.
 bool take_blocks(Collectives& comm, Operation& operation) {
   if (!gets(operation, comm.rank())) return true;
   std::vector<const void*>& inputs = comm.scratch_pointers();
   inputs.clear();
-  const size_t most = comm.cells().cell_bytes() - sizeof(uint64_t);
+  const size_t most = comm.eager().slot_bytes() - sizeof(uint64_t);
   for (const uint32_t source : *operation.contributors) {
     if (!gives(operation, source)) continue;
     const std::byte* block = find_block(comm, operation, source, most);
@@ -175,7 +175,7 @@ bool take_blocks(Collectives& comm, Operation& operation) {
 bool all_are_whole(Collectives& comm, const Operation& operation) {
   return std::none_of(
       operation.contributors->begin(), operation.contributors->end(),
-      [&](uint32_t source) { return comm.cells().is_entry_only(operation.seq, source); });
+      [&](uint32_t source) { return comm.eager().is_entry_only(operation.seq, source); });
 }
 
 // All contributions are here. kDone: the operation has ended; kPending: it goes on as a large one.
@@ -183,12 +183,12 @@ Step take_contributions(Collectives& comm, Operation& operation) {
   const bool fits = lengths_fit(comm, operation);
   if (fits && !all_are_whole(comm, operation)) return Step::kPending;
   const bool taken = fits && take_blocks(comm, operation);
-  comm.cells().note_all_entered(operation.seq);
+  comm.eager().note_all_entered(operation.seq);
   return taken ? Step::kDone : lengths_mismatch(comm, operation);
 }
 
 Step step_alone(Collectives& comm, Operation& operation) {
-  comm.cells().note_all_entered(operation.seq);
+  comm.eager().note_all_entered(operation.seq);
   const Beginning beginning = make_beginning(comm, operation);
   if (beginning.given != beginning.expected) return lengths_mismatch(comm, operation);
   take_own_pair_block(comm, operation);
@@ -208,7 +208,7 @@ mep_result_t prepare_counted_blocks(const Collectives& comm, Operation& operatio
   lay_out_counted_blocks(comm, operation);
   operation.args.counts = nullptr;
   size_t bytes = blocks_at(operation, comm.size());
-  const size_t most = Cells::cell_bytes_of(comm.size()) - sizeof(uint64_t);
+  const size_t most = EagerRing::slot_bytes_of(comm.size()) - sizeof(uint64_t);
   for (const Block& block : blocks.given) {
     bytes += std::min(block.bytes, most);
     if (!type_of(operation).gives_each_a_block() && block.bytes != 0) break;
@@ -227,7 +227,7 @@ Step step_counted_blocks(Collectives& comm, Operation& operation) {
   if (is_in(operation, LargePhase::kEnter)) {
     const Step entered =
         enter_small(comm, operation, blocks.contribution.data(), blocks.contribution_bytes,
-                    blocks.is_whole ? 0 : Cells::kEntryOnly);
+                    blocks.is_whole ? 0 : EagerRing::kEntryOnly);
     if (entered != Step::kDone) return entered;
     go_to(operation, LargePhase::kCollect);
   }
@@ -238,7 +238,7 @@ Step step_counted_blocks(Collectives& comm, Operation& operation) {
     if (taken != Step::kPending) return taken;
     go_to(operation, LargePhase::kMove);
   }
-  const uint64_t sections = comm.bulk().sections_of(blocks.most_bytes);
+  const uint64_t sections = comm.pipeline().sections_of(blocks.most_bytes);
   return move_and_finish(comm, operation,
                          [&] { return move_pair_blocks(comm, operation, sections); });
 }

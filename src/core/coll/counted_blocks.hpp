@@ -8,8 +8,8 @@
 // the sums over all ranks are equal; so each rank finds by itself, and all find the same, whether the lengths
 // fit together. `ends` says where the blocks lie, of those that differ by rank.
 //
-//   Small  every rank's contribution fits into a cell: each takes its blocks out of them.
-//   Large  some rank's does not, whose cell has the beginning alone and says so (Cells::kEntryOnly): the
+//   Small  every rank's contribution fits into an eager slot: each takes its blocks out of them.
+//   Large  some rank's does not. Its slot has the beginning alone, and a flag (EagerRing::kEntryOnly): the
 //          blocks go from rank to rank as those of pair_blocks.hpp, in as many sections as the longest
 //          has (`most`). A pair of ranks exchanges words of those sections only that its block has.
 #pragma once
@@ -27,7 +27,7 @@ namespace mep {
 // Where the blocks of the call lie. The counts are read for the last time.
 void lay_out_counted_blocks(const Collectives& comm, Operation& operation);
 
-// Of a contribution in a cell of at most `most` bytes; its beginning is there in any case.
+// Of a contribution in an eager slot of at most `most` bytes; its beginning is there in any case.
 [[nodiscard]] size_t counted_contribution_bytes(const std::byte* contribution, size_t most);
 
 template <Collective kKind>

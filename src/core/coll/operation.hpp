@@ -36,8 +36,8 @@ struct CollectiveType : OperationFacts {
   // Arguments that make sense for this rank; the text says what is wrong.
   mep_result_t (*check)(const Collectives& comm, const CollectiveArgs& args);
   Step (*step)(Collectives& comm, Operation& operation);
-  // A view change decided that this operation succeeds, and all that this rank lacked has been given to
-  // it: makes the result from operation.contributors and comm.contribution().
+  // A view change decided that this operation succeeds, and a catch-up has brought all that this rank lacked:
+  // makes the result from operation.contributors and comm.contribution().
   Step (*settle)(Collectives& comm, Operation& operation);
   // Before the operation has its number: acquires what its steps need and may refuse the call.
   mep_result_t (*prepare)(const Collectives& comm, Operation& operation) = nullptr;
@@ -52,10 +52,10 @@ struct CollectiveTypes {
 
 const CollectiveType& collective_type(Collective collective);
 
-// Contributions of one operation that outlive its cells: copied out when a view change begins.
+// Contributions of one operation that outlive their eager slots: copied out when a view change begins.
 struct RetainedOperation {
-  std::vector<uint32_t> sources;              // comm ranks, rising
-  std::vector<std::vector<std::byte>> cells;  // beside sources: signal word and payload
+  std::vector<uint32_t> sources;                      // comm ranks, rising
+  std::vector<std::vector<std::byte>> contributions;  // beside sources: signal word and payload
 };
 
 // How far the step functions have come with an operation.
@@ -65,9 +65,9 @@ struct StepState {
   uint64_t chunk = 0;         // chunks finished
   uint64_t chunk_posted = 0;  // chunks posted
   uint64_t chunk_taken = 0;   // chunks whose data is in the receive buffer
-  // Over several hosts: chunks reduced, and chunks done for the ranks of the own host.
+  // Over several hosts: chunks reduced, and chunks whose data or acknowledgement this rank has forwarded.
   uint64_t chunk_reduced = 0;
-  uint64_t chunk_passed = 0;
+  uint64_t chunk_relayed = 0;
 
   bool operator==(const StepState&) const = default;
 };
@@ -77,15 +77,15 @@ struct Operation : OperationState<Operation>, StepState {
   CollectiveArgs args;
   size_t bytes = 0;          // args.count elements: one block
   size_t given_bytes = 0;    // all blocks that a rank gives: its contribution
-  bool is_small = false;     // its data goes in cells
+  bool is_small = false;     // its data goes in eager slots
   uint32_t fingerprint = 0;  // of what must be the same on all ranks
-  bool is_internal = false;  // no call of the user's: mep_comm_last_op does not tell of it
+  bool is_internal = false;  // no call of the user's: mep_comm_last_op does not report it
   // Whose contributions are in the result: the live ranks of its epoch.
   const std::vector<uint32_t>* contributors = nullptr;
   const RetainedOperation* retained = nullptr;  // set when settled from retained contributions
   std::shared_ptr<const CommChange> change;     // that ended it
 
-  uint32_t looks = 0;  // of a step function, at cells that had not come
+  uint32_t looks = 0;  // of a step function, for contributions that had not come
   bool input_intact = true;
   bool holds_result = false;        // all data is here; only the others' last signals are missing
   RequestState* request = nullptr;  // of the nonblocking forms

@@ -1,6 +1,6 @@
-// The data of large operations over several hosts, see host_bulk.hpp: the phase between the cells at
-// the beginning and the "finished" words. kDone: this rank has all its data, and has given on all that
-// others get from it; its chunks are counted.
+// The data of large operations over several hosts, see host_pipeline.hpp: the phase between the empty
+// contributions at the beginning and the "finished" words. kDone: this rank has all its data, and has forwarded all
+// that others get from it; its chunks are counted.
 #pragma once
 
 #include "core/coll/operation.hpp"

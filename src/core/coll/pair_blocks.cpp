@@ -51,7 +51,7 @@ void copy_own_block(const Collectives& comm, const Operation& operation) {
 
 // --- Small ----------------------------------------------------------------------------------------
 
-// Out of the contributions, which are all here or were given.
+// Out of the contributions, which are all here or retained.
 void take_blocks(Collectives& comm, Operation& operation) {
   if (operation.bytes == 0 || !gets(operation, comm.rank())) return;
   const std::vector<uint32_t>& sources = *operation.contributors;
@@ -88,8 +88,8 @@ Step step_from_root(Collectives& comm, Operation& operation) {
     const Step arrived = take_from_root(comm, operation, root);
     if (arrived != Step::kDone) return arrived;
   } else {
-    const Step entered =
-        enter_small(comm, operation, operation.args.send, operation.given_bytes, Cells::kRooted);
+    const Step entered = enter_small(comm, operation, operation.args.send, operation.given_bytes,
+                                     EagerRing::kRooted);
     if (entered != Step::kDone) return entered;
   }
   if (operation.bytes != 0) {
@@ -97,15 +97,15 @@ Step step_from_root(Collectives& comm, Operation& operation) {
                 comm.contribution(operation, root) + offset_for(operation, comm.rank()),
                 operation.bytes);
   }
-  return note_done_step(comm, operation, root == comm.rank());
+  return acknowledge_step(comm, operation, root == comm.rank());
 }
 
 Step settle_from_root(Collectives& comm, Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
-  const std::byte* given = comm.contribution(operation, root);
-  if (given == nullptr) return not_root_step(operation);
+  const std::byte* contribution = comm.contribution(operation, root);
+  if (contribution == nullptr) return not_root_step(operation);
   if (operation.bytes != 0) {
-    std::memcpy(operation.args.receive, given + offset_for(operation, comm.rank()),
+    std::memcpy(operation.args.receive, contribution + offset_for(operation, comm.rank()),
                 operation.bytes);
   }
   return Step::kDone;
@@ -123,33 +123,33 @@ bool gets_from(const Collectives& comm, const Operation& operation, uint32_t sou
 }
 
 // The block goes on in this section.
-bool reaches(const Bulk& bulk, const Block& block, uint64_t section) {
-  return block.bytes > section * bulk.section_bytes();
+bool reaches(const Pipeline& pipeline, const Block& block, uint64_t section) {
+  return block.bytes > section * pipeline.section_bytes();
 }
 
 mep_result_t post(Collectives& comm, Operation& operation, uint64_t section) {
-  const Bulk& bulk = comm.bulk();
-  const uint64_t global = bulk.first_chunk() + section;
-  for (const uint32_t target : bulk.live()) {
+  const Pipeline& pipeline = comm.pipeline();
+  const uint64_t global = pipeline.first_chunk() + section;
+  for (const uint32_t target : pipeline.live()) {
     if (!gives_to(comm, operation, target)) continue;
     const Block block = block_given(operation, target);
-    if (!reaches(bulk, block, section)) continue;
-    const std::byte* data = place_of_given(operation, target) + section * bulk.section_bytes();
-    MEP_TRY(bulk.put_in(global, target, data, bulk.bytes_in_section(block.bytes, section)));
-    MEP_TRY(bulk.signal_one(Bulk::Word::kPosted, global, target));
+    if (!reaches(pipeline, block, section)) continue;
+    const std::byte* data = place_of_given(operation, target) + section * pipeline.section_bytes();
+    MEP_TRY(pipeline.put_in(global, target, data, pipeline.bytes_in_section(block.bytes, section)));
+    MEP_TRY(pipeline.signal_one(Pipeline::Word::kPosted, global, target));
   }
   return MEP_SUCCESS;
 }
 
 // Whether the areas are free for a section: all that get it have taken the one before the last.
 bool is_free(Collectives& comm, const Operation& operation, uint64_t section) {
-  const Bulk& bulk = comm.bulk();
-  if (section < Bulk::kRing) return true;
-  const uint64_t before = bulk.first_chunk() + section - Bulk::kRing;
-  return std::all_of(bulk.live().begin(), bulk.live().end(), [&](uint32_t target) {
+  const Pipeline& pipeline = comm.pipeline();
+  if (section < Pipeline::kRing) return true;
+  const uint64_t before = pipeline.first_chunk() + section - Pipeline::kRing;
+  return std::all_of(pipeline.live().begin(), pipeline.live().end(), [&](uint32_t target) {
     return !gives_to(comm, operation, target) ||
-           !reaches(bulk, block_given(operation, target), section) ||
-           bulk.arrived(Bulk::Word::kTaken, before, target);
+           !reaches(pipeline, block_given(operation, target), section) ||
+           pipeline.arrived(Pipeline::Word::kTaken, before, target);
   });
 }
 
@@ -164,38 +164,41 @@ mep_result_t post_ahead(Collectives& comm, Operation& operation, uint64_t sectio
 }
 
 void reduce_section(Collectives& comm, Operation& operation, uint64_t section) {
-  const Bulk& bulk = comm.bulk();
+  const Pipeline& pipeline = comm.pipeline();
   // As long as those of all others.
   const Block own = block_gotten(operation, comm.rank());
-  if (!reaches(bulk, own, section)) return;
-  const size_t offset = section * bulk.section_bytes();
+  if (!reaches(pipeline, own, section)) return;
+  const size_t offset = section * pipeline.section_bytes();
   std::vector<const void*>& inputs = comm.scratch_pointers();
   inputs.clear();
-  for (const uint32_t source : bulk.live()) {
-    inputs.push_back(source == comm.rank() ? place_of_given(operation, source) + offset
-                                           : bulk.in_section(bulk.first_chunk() + section, source));
+  for (const uint32_t source : pipeline.live()) {
+    inputs.push_back(source == comm.rank()
+                         ? place_of_given(operation, source) + offset
+                         : pipeline.in_section(pipeline.first_chunk() + section, source));
   }
-  MEP_TEST_DELAY_POINT("bulk reduce");
-  reduce_pair_blocks(comm, operation, inputs, offset, bulk.bytes_in_section(own.bytes, section));
+  MEP_TEST_DELAY_POINT("large reduce");
+  reduce_pair_blocks(comm, operation, inputs, offset,
+                     pipeline.bytes_in_section(own.bytes, section));
 }
 
 // kDone: the present section of all blocks that this rank gets is in its receive buffer, once.
 Step take_section(Collectives& comm, Operation& operation) {
-  const Bulk& bulk = comm.bulk();
+  const Pipeline& pipeline = comm.pipeline();
   const uint64_t section = operation.chunk;
-  const uint64_t global = bulk.first_chunk() + section;
+  const uint64_t global = pipeline.first_chunk() + section;
   if (operation.chunk_taken > section || !gets(operation, comm.rank())) return Step::kDone;
   const bool reduces = type_of(operation).takes_op;
-  for (; operation.cursor < bulk.live().size(); ++operation.cursor) {
-    const uint32_t source = bulk.live()[operation.cursor];
+  for (; operation.cursor < pipeline.live().size(); ++operation.cursor) {
+    const uint32_t source = pipeline.live()[operation.cursor];
     if (!gets_from(comm, operation, source)) continue;
     const Block block = block_gotten(operation, source);
-    if (!reaches(bulk, block, section)) continue;
-    if (!bulk.arrived(Bulk::Word::kPosted, global, source)) return Step::kPending;
+    if (!reaches(pipeline, block, section)) continue;
+    if (!pipeline.arrived(Pipeline::Word::kPosted, global, source)) return Step::kPending;
     if (reduces) continue;
-    MEP_TEST_DELAY_POINT("bulk copy");
-    std::memcpy(place_of_gotten(operation, source) + section * bulk.section_bytes(),
-                bulk.in_section(global, source), bulk.bytes_in_section(block.bytes, section));
+    MEP_TEST_DELAY_POINT("large copy");
+    std::memcpy(place_of_gotten(operation, source) + section * pipeline.section_bytes(),
+                pipeline.in_section(global, source),
+                pipeline.bytes_in_section(block.bytes, section));
   }
   operation.cursor = 0;
   if (reduces) reduce_section(comm, operation, section);
@@ -203,22 +206,23 @@ Step take_section(Collectives& comm, Operation& operation) {
   return Step::kDone;
 }
 
-// To whom another section will follow in the area.
-mep_result_t say_taken(Collectives& comm, const Operation& operation, uint64_t sections) {
-  const Bulk& bulk = comm.bulk();
-  if (operation.chunk + Bulk::kRing >= sections) return MEP_SUCCESS;
-  for (const uint32_t source : bulk.live()) {
+// Acknowledges the present section to those from whom another one will follow in its area.
+mep_result_t signal_taken(Collectives& comm, const Operation& operation, uint64_t sections) {
+  const Pipeline& pipeline = comm.pipeline();
+  if (operation.chunk + Pipeline::kRing >= sections) return MEP_SUCCESS;
+  for (const uint32_t source : pipeline.live()) {
     if (!gets_from(comm, operation, source) ||
-        !reaches(bulk, block_gotten(operation, source), operation.chunk + Bulk::kRing)) {
+        !reaches(pipeline, block_gotten(operation, source), operation.chunk + Pipeline::kRing)) {
       continue;
     }
-    MEP_TRY(bulk.signal_one(Bulk::Word::kTaken, bulk.first_chunk() + operation.chunk, source));
+    MEP_TRY(pipeline.signal_one(Pipeline::Word::kTaken, pipeline.first_chunk() + operation.chunk,
+                                source));
   }
   return MEP_SUCCESS;
 }
 
 Step step_large(Collectives& comm, Operation& operation) {
-  const uint64_t sections = comm.bulk().sections_of(operation.bytes);
+  const uint64_t sections = comm.pipeline().sections_of(operation.bytes);
   return step_large_phases(
       comm, operation, [] { return Step::kDone; },
       [&] { return move_pair_blocks(comm, operation, sections); });
@@ -226,7 +230,7 @@ Step step_large(Collectives& comm, Operation& operation) {
 
 Step step_alone(Collectives& comm, Operation& operation) {
   take_own_pair_block(comm, operation);
-  comm.cells().note_all_entered(operation.seq);
+  comm.eager().note_all_entered(operation.seq);
   return Step::kDone;
 }
 
@@ -257,9 +261,9 @@ mep_result_t check_pair_blocks(Collective kind, const Collectives& comm,
                        facts.gives_each_a_block() ? own : 0);
 }
 
-// As of an allreduce: what fits into a cell in every epoch writes its result only when nothing can fail.
+// As of an allreduce: what fits into an eager slot in every epoch writes its result only when nothing can fail.
 mep_result_t prepare_pair_blocks(const Collectives& comm, Operation& operation) {
-  if (operation.given_bytes <= Cells::kMappedPayloadBytes) return MEP_SUCCESS;
+  if (operation.given_bytes <= EagerRing::kMappedPayloadBytes) return MEP_SUCCESS;
   return save_pair_block_input(comm, operation);
 }
 
@@ -301,11 +305,11 @@ Step move_pair_blocks(Collectives& comm, Operation& operation, uint64_t sections
     // A section that could not be posted yet is not the one that is awaited.
     if (operation.chunk_posted <= operation.chunk) return Step::kPending;
     if (take_section(comm, operation) == Step::kPending) return Step::kPending;
-    result = say_taken(comm, operation, sections);
+    result = signal_taken(comm, operation, sections);
     if (result != MEP_SUCCESS) return fail_step(operation, result);
     ++operation.chunk;
   }
-  comm.bulk().advance(sections);
+  comm.pipeline().advance(sections);
   if (!type_of(operation).takes_op) copy_own_block(comm, operation);
   return Step::kDone;
 }

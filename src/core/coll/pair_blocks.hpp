@@ -5,10 +5,10 @@
 //   Small  flat: every rank gives its whole contribution to all and takes its blocks out of those that
 //          come. Of a scatter only the root gives; it is done then, like a broadcast's.
 //   Large  section by section of a block: whoever gives puts a section of each rank's block into that
-//          rank's in area and says "posted"; whoever gets copies them out, or reduces them in rank
-//          order, and says "taken". Reuse of areas: section c + 2 is put after "taken" of c has come from
-//          all that get. Of the last two sections "finished" says it. So between any two ranks, on any
-//          placement.
+//          rank's in area and signals "posted"; whoever gets copies them out, or reduces them in rank
+//          order, and acknowledges by "taken". Reuse of areas: section c + 2 is put after "taken" of c
+//          has come from all that get. For the last two sections "finished" is the acknowledgement.
+//          All of this is between any two ranks, on any placement.
 //
 // All are replicated in their verdict: of a small one everybody has all contributions, and a large one is
 // done only when all have what they get.

@@ -18,76 +18,77 @@ inline Step fail_step(Operation& operation, mep_result_t result) {
 
 inline Step enter_flat(Collectives& comm, Operation& operation, const void* payload, size_t bytes,
                        uint32_t flags) {
-  if (!comm.cells().free(operation.seq)) return Step::kPending;
-  const mep_result_t posted = comm.cells().post_to_all(operation, payload, bytes, flags);
+  if (!comm.eager().has_credit(operation.seq)) return Step::kPending;
+  const mep_result_t posted = comm.eager().post_to_all(operation, payload, bytes, flags);
   return posted == MEP_SUCCESS ? Step::kDone : fail_step(operation, posted);
 }
 
-// The same through leaders, which know whether cells are free.
+// The same where contributions go through host leaders: a leader forwards acknowledgements first, so that the
+// others learn that they have credit.
 inline Step enter_spread(Collectives& comm, Operation& operation, const void* payload, size_t bytes,
                          uint32_t flags) {
   const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
-  if (comm.cells().relays()) {
-    const mep_result_t relayed = comm.cells().relay_passed();
+  if (comm.eager().acts_as_leader()) {
+    const mep_result_t relayed = comm.eager().relay_acknowledgements();
     if (relayed != MEP_SUCCESS) return fail_step(operation, relayed);
   }
   return enter_flat(comm, operation, payload, bytes, flags);
 }
 
-// Posts this rank's small contribution as soon as its cells are free. kDone: posted.
+// Posts this rank's small contribution as soon as it has credit. kDone: posted.
 inline Step enter_small(Collectives& comm, Operation& operation, const void* payload, size_t bytes,
                         uint32_t flags = 0) {
-  if (comm.cells().through_leaders()) [[unlikely]] {
+  if (comm.eager().through_leaders()) [[unlikely]] {
     return enter_spread(comm, operation, payload, bytes, flags);
   }
   return enter_flat(comm, operation, payload, bytes, flags);
 }
 
-// Sends and takes blocks. kDone: all of them, for this operation.
+// Sends and takes host batches. kDone: all of them, for this operation.
 inline Step relay_step(Collectives& comm, Operation& operation) {
   const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
-  const mep_result_t relayed = comm.cells().relay(operation);
+  const mep_result_t relayed = comm.eager().relay(operation);
   if (relayed != MEP_SUCCESS) return fail_step(operation, relayed);
-  return comm.cells().relayed(operation.seq) ? Step::kDone : Step::kPending;
+  return comm.eager().relayed(operation.seq) ? Step::kDone : Step::kPending;
 }
 
-// A root's cell has come to this leader: its host's ranks get it before this rank ends the operation.
+// A root's contribution has come to this host leader: the ranks of its host get it before this rank ends the
+// operation.
 inline Step forward_step(Collectives& comm, Operation& operation, uint32_t root) {
   const PostingScope posting = comm.posting();
   if (!posting.allowed()) return Step::kPending;
-  const mep_result_t given = comm.cells().forward(operation.seq, root, operation.given_bytes);
-  return given == MEP_SUCCESS ? Step::kDone : fail_step(operation, given);
+  const mep_result_t forwarded = comm.eager().forward(operation.seq, root, operation.given_bytes);
+  return forwarded == MEP_SUCCESS ? Step::kDone : fail_step(operation, forwarded);
 }
 
-// The end of an operation in which this rank did not make all others wait for it, or did not wait for
-// all.
-inline Step note_done_step(Collectives& comm, Operation& operation, bool is_root = false) {
+// The end of an operation in which not all others waited for this rank, or this rank did not wait for all.
+inline Step acknowledge_step(Collectives& comm, Operation& operation, bool is_root = false) {
   mep_result_t noted = MEP_SUCCESS;
   if (is_root) {
-    comm.cells().note_done_as_root(operation.seq);
+    comm.eager().acknowledge_as_root(operation.seq);
   } else {
-    noted = comm.cells().note_done(operation);
+    noted = comm.eager().acknowledge(operation);
   }
-  if (noted == MEP_SUCCESS && comm.cells().relays()) [[unlikely]] {
+  if (noted == MEP_SUCCESS && comm.eager().acts_as_leader()) [[unlikely]] {
     const PostingScope posting = comm.posting();
-    if (posting.allowed()) noted = comm.cells().relay_passed();
+    if (posting.allowed()) noted = comm.eager().relay_acknowledgements();
   }
   return noted == MEP_SUCCESS ? Step::kDone : fail_step(operation, noted);
 }
 
-// The empty cell that begins a large operation: it tells the others what is called here.
+// The empty contribution that begins a large operation: its word shows the others what is called here.
 inline Step enter_large(Collectives& comm, Operation& operation) {
-  return enter_small(comm, operation, nullptr, 0, Cells::kEntryOnly);
+  return enter_small(comm, operation, nullptr, 0, EagerRing::kEntryOnly);
 }
 
 inline Step mismatch_step(Collectives& comm, Operation& operation, uint32_t source) {
-  if (comm.cells().relays()) [[unlikely]] {
+  if (comm.eager().acts_as_leader()) [[unlikely]] {
     const PostingScope posting = comm.posting();
-    if (posting.allowed()) (void)comm.cells().relay_rest(operation);
+    if (posting.allowed()) (void)comm.eager().relay_rest(operation);
   }
-  comm.cells().note_entered(source, operation.seq);
+  comm.eager().note_entered(source, operation.seq);
   return fail_step(
       operation,
       fail(MEP_ERR_MISMATCH,
@@ -96,42 +97,42 @@ inline Step mismatch_step(Collectives& comm, Operation& operation, uint32_t sour
            source, type_of(operation).name));
 }
 
-// While the awaited cell has not come: another rank's may say that it never will. Looked for only now
-// and then, to leave the cells of others alone while they are written.
+// While the awaited contribution has not come: that of another rank may show that it never will. Looks only now
+// and then, so as not to disturb slots while others write to them.
 inline Step look_for_mismatch(Collectives& comm, Operation& operation) {
   constexpr uint32_t kLooks = 8;
   uint32_t source = 0;
   if (++operation.looks % kLooks != 0) return Step::kPending;
   // Also in an operation that has no use for what other hosts send: it shows what they have called.
-  if (comm.cells().takes_blocks() && relay_step(comm, operation) == Step::kFailed) [[unlikely]] {
+  if (comm.eager().takes_batches() && relay_step(comm, operation) == Step::kFailed) [[unlikely]] {
     return Step::kFailed;
   }
-  if (!comm.cells().differs(operation, &source)) return Step::kPending;
+  if (!comm.eager().differs(operation, &source)) return Step::kPending;
   return mismatch_step(comm, operation, source);
 }
 
-// A rank's part of a small operation in which only the root gives. kDone: the root's cell is here, and given
-// on to whom this rank leads.
+// A rank's part of a small operation in which only the root gives. kDone: the root's contribution is here,
+// and this rank has forwarded it if it is a leader.
 inline Step take_from_root(Collectives& comm, Operation& operation, uint32_t root) {
   bool mismatch = false;
-  if (!comm.cells().arrived(operation, root, &mismatch)) return look_for_mismatch(comm, operation);
+  if (!comm.eager().arrived(operation, root, &mismatch)) return look_for_mismatch(comm, operation);
   if (mismatch) return mismatch_step(comm, operation, root);
-  comm.cells().note_entered(root, operation.seq);
-  if (comm.cells().relays() && !comm.cells().is_on_this_host(root)) [[unlikely]] {
+  comm.eager().note_entered(root, operation.seq);
+  if (comm.eager().acts_as_leader() && !comm.eager().is_on_this_host(root)) [[unlikely]] {
     return forward_step(comm, operation, root);
   }
   return Step::kDone;
 }
 
-// What was kept of an operation that only a root gives to has nothing of this rank's root.
+// What was retained of an operation in which only the root gives has nothing of this rank's root.
 inline Step not_root_step(Operation& operation) {
   return fail_step(operation, fail(MEP_ERR_MISMATCH, "rank %d was not the root of this operation",
                                    operation.args.root));
 }
 
-// kDone once the cells of all contributors have come; operation.cursor remembers how far it looked.
+// kDone once all contributions have come; operation.cursor remembers how far it looked.
 inline Step collect_small(Collectives& comm, Operation& operation) {
-  if (comm.cells().takes_blocks()) [[unlikely]] {
+  if (comm.eager().takes_batches()) [[unlikely]] {
     const Step relayed = relay_step(comm, operation);
     if (relayed == Step::kFailed) return relayed;
     if (relayed == Step::kPending) return look_for_mismatch(comm, operation);
@@ -140,13 +141,13 @@ inline Step collect_small(Collectives& comm, Operation& operation) {
   for (; operation.cursor < sources.size(); ++operation.cursor) {
     bool mismatch = false;
     const uint32_t source = sources[operation.cursor];
-    if (!comm.cells().arrived(operation, source, &mismatch)) {
+    if (!comm.eager().arrived(operation, source, &mismatch)) {
       return look_for_mismatch(comm, operation);
     }
     if (mismatch) return mismatch_step(comm, operation, source);
   }
   operation.cursor = 0;
-  MEP_TEST_DELAY_POINT("cells collect");
+  MEP_TEST_DELAY_POINT("eager collect");
   return Step::kDone;
 }
 
@@ -163,29 +164,29 @@ Step exchange_small(Collectives& comm, Operation& operation, Take&& take) {
   const Step collected = collect_small(comm, operation);
   if (collected != Step::kDone) return collected;
   take();
-  comm.cells().note_all_entered(operation.seq);
+  comm.eager().note_all_entered(operation.seq);
   return Step::kDone;
 }
 
-// The last act of a large operation: says that this rank has all its data, and waits for the same of
-// the others. From then on the operation can be completed without anybody.
+// The last act of a large operation: signals "finished", that this rank has all its data, and waits for the same
+// of the others. From then on this rank can complete the operation without anybody.
 inline Step finish_large(Collectives& comm, Operation& operation, bool* signalled) {
   if (!*signalled) {
-    MEP_TEST_DELAY_POINT("bulk finish");
+    MEP_TEST_DELAY_POINT("large finish");
     operation.holds_result = true;
-    const mep_result_t sent = comm.bulk().signal_finished(operation.seq);
+    const mep_result_t sent = comm.pipeline().signal_finished(operation.seq);
     if (sent != MEP_SUCCESS) return fail_step(operation, sent);
     *signalled = true;
   }
-  const mep_result_t relayed = comm.bulk().tell_leaders_finished(operation.seq);
+  const mep_result_t relayed = comm.pipeline().signal_finished_to_leaders(operation.seq);
   if (relayed != MEP_SUCCESS) return fail_step(operation, relayed);
   MEP_TEST_DELAY_POINT("finish look");
-  if (!comm.bulk().leaders_told(operation.seq) ||
-      !comm.bulk().all_finished(operation.seq, &operation.cursor)) {
+  if (!comm.pipeline().leaders_signalled(operation.seq) ||
+      !comm.pipeline().all_finished(operation.seq, &operation.cursor)) {
     return Step::kPending;
   }
-  const mep_result_t told = comm.bulk().tell_finished(operation.seq);
-  return told == MEP_SUCCESS ? Step::kDone : fail_step(operation, told);
+  const mep_result_t host_signalled = comm.pipeline().signal_finished_to_host(operation.seq);
+  return host_signalled == MEP_SUCCESS ? Step::kDone : fail_step(operation, host_signalled);
 }
 
 enum class LargePhase : uint32_t { kBegin, kEnter, kCollect, kMove, kFinish, kFinishSignalled };
@@ -209,12 +210,12 @@ Step move_and_finish(Collectives& comm, Operation& operation, Move&& move) {
   const Step finished = finish_large(comm, operation, &signalled);
   if (signalled) go_to(operation, LargePhase::kFinishSignalled);
   if (finished != Step::kDone) return finished;
-  comm.cells().note_all_entered(operation.seq);
+  comm.eager().note_all_entered(operation.seq);
   return Step::kDone;
 }
 
-// A large operation between more than one rank: begin() until it is done, empty cells, move() until all
-// data is here, "finished".
+// A large operation between more than one rank: begin() until it is done, empty contributions, move()
+// until all data is here, "finished".
 template <typename Begin, typename Move>
 Step step_large_phases(Collectives& comm, Operation& operation, Begin&& begin, Move&& move) {
   if (is_in(operation, LargePhase::kBegin)) {

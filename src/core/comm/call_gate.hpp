@@ -5,7 +5,7 @@
 // the wait is short; and it is fair, for a call that waits goes before the next look.
 //
 // All is one word. Every way in acquires and every way out releases, so who is inside finds what the one before
-// it has left, whichever thread that was: cells, queue, record, buffers.
+// it has left, whichever thread that was: eager ring, queue, record, buffers.
 #pragma once
 
 #include <atomic>

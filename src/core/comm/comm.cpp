@@ -67,7 +67,7 @@ void Comm::describe(std::vector<membership::ChannelState>* channels) const {
 }
 
 void Comm::freeze(std::vector<membership::ChannelState>* channels) {
-  MEP_TEST_DELAY_POINT("wedge");
+  MEP_TEST_DELAY_POINT("freeze");
   channels->push_back(collectives_.freeze());
   const std::lock_guard lock(clients_.mutex());
   for (ViewClient* client : clients_.all()) client->freeze(channels);

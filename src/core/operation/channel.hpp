@@ -27,8 +27,8 @@ class Channel {
   // --- The user's thread ---
 
   // Neither frozen nor in another epoch. Whoever sees a change goes on to read what changed under a
-  // mutex. Acquire: what this thread says to peers after a resume(), its acknowledgements above all, comes
-  // after what the control thread read of the cells.
+  // mutex. Acquire: what this thread signals to peers after a resume(), its acknowledgements above all,
+  // comes after what the control thread has read of the eager slots.
   bool undisturbed(uint64_t epoch) const {
     return (word_.load(std::memory_order_acquire) >> kDoneBits) == (epoch & kEpochMask);
   }

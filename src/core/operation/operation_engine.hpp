@@ -159,7 +159,7 @@ class OperationEngine : public OperationChannel {
   }
 
   // Gives the operation the next number. Where a view change has decided of that number already, the
-  // operation succeeds with what was kept for it, or fails like those of the other ranks.
+  // operation succeeds with what was retained for it, or fails like those of the other ranks.
   mep_result_t place(Op* operation) {
     while (const std::shared_ptr<const Verdict> verdict = next_verdict()) {
       if (!kIsPersonal && verdict->decides(last_number() + 1)) {

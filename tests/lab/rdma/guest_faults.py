@@ -19,11 +19,11 @@ sys.path.insert(0, str(HERE.parent.parent / "fault"))
 from fault_test import Case, at_points, run_case  # noqa: E402
 
 LIMIT_S = 600
-POINTS = ["enter", "put half", "signal", "cells collect", "complete"]
+POINTS = ["enter", "put half", "signal", "eager collect", "complete"]
 # Of large operations: those over several hosts have algorithms of their own.
-LARGE_POINTS = {False: ["bulk publish", "bulk copy"],
+LARGE_POINTS = {False: ["large publish", "large copy"],
                 True: ["hosts send", "hosts publish", "hosts read"]}
-VIEW_POINTS = ["wedged", "prepare", "commit", "install"]
+VIEW_POINTS = ["frozen", "prepare", "commit", "install"]
 EP_POINTS = ["ep counts", "ep rows ready", "ep combine ready"]
 # Patience with a slow machine: a rank that waits for a CPU is not taken for stopped.
 SUSPICION = ["--suspect-ms", "2500", "--heartbeat-ms", "200"]

@@ -1,4 +1,4 @@
-#include "core/coll/host_bulk.hpp"
+#include "core/coll/host_pipeline.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -8,21 +8,21 @@
 
 namespace mep {
 
-void HostBulk::open(uint32_t rank, uint64_t words, const uint64_t (&areas)[3],
-                    const std::vector<Remote>* remotes) {
+void HostPipeline::open(uint32_t rank, uint64_t words, const uint64_t (&areas)[3],
+                        const std::vector<Remote>* remotes) {
   rank_ = rank;
   words_ = words;
   std::copy(std::begin(areas), std::end(areas), areas_);
   remotes_ = remotes;
 }
 
-void HostBulk::restart(uint64_t epoch, const HostGroups& groups) {
+void HostPipeline::restart(uint64_t epoch, const HostGroups& groups) {
   epoch_ = epoch;
   groups_ = groups;
   index_of_.assign(remotes_->size(), 0);
   publisher_of_.assign(remotes_->size(), rank_);
-  mates_.clear();
-  entries_.clear();
+  host_peers_.clear();
+  entry_ranks_.clear();
   published_here_.clear();
   uint64_t live = 0;
   for (const HostGroup& group : groups_.all()) {
@@ -31,21 +31,21 @@ void HostBulk::restart(uint64_t epoch, const HostGroups& groups) {
   }
   for (const HostGroup& group : groups_.all()) {
     const bool own = groups_.is_own(group);
-    if (!own) entries_.push_back(entry_of(group, rank_));
+    if (!own) entry_ranks_.push_back(entry_rank_of(group, rank_));
     for (const uint32_t each : group.ranks) {
-      publisher_of_[each] = own ? each : entry_of(groups_.own(), each);
-      if (own && each != rank_) mates_.push_back(each);
+      publisher_of_[each] = own ? each : entry_rank_of(groups_.own(), each);
+      if (own && each != rank_) host_peers_.push_back(each);
       if (!own && publisher_of_[each] == rank_) published_here_.push_back(each);
     }
   }
-  takers_ = mates_;
-  takers_.insert(takers_.end(), entries_.begin(), entries_.end());
+  receivers_ = host_peers_;
+  receivers_.insert(receivers_.end(), entry_ranks_.begin(), entry_ranks_.end());
   // An allgather gives each rank a line of a chunk at least.
   several_ = groups_.all().size() > 1 && live <= kChunkBytes / kLine;
   in_blocks_ = several_ && groups_in_blocks();
 }
 
-bool HostBulk::groups_in_blocks() const {
+bool HostPipeline::groups_in_blocks() const {
   const std::vector<HostGroup>& groups = groups_.all();
   const size_t each = groups.front().ranks.size();
   for (size_t i = 1; i < groups.size(); ++i) {
@@ -56,41 +56,45 @@ bool HostBulk::groups_in_blocks() const {
   return each > 1;
 }
 
-const std::byte* HostBulk::read(Area area, uint64_t chunk, size_t offset, uint32_t owner) const {
+const std::byte* HostPipeline::read(Area area, uint64_t chunk, size_t offset,
+                                    uint32_t owner) const {
   MEP_TEST_DELAY_POINT("hosts read");
   const Remote& remote = (*remotes_)[owner];
   return (remote.mapped != nullptr ? remote.mapped : window_) + area_offset(area, chunk) + offset;
 }
 
-mep_result_t HostBulk::give_mates(Area area, uint64_t chunk, size_t offset, size_t bytes) const {
+mep_result_t HostPipeline::put_to_host_peers(Area area, uint64_t chunk, size_t offset,
+                                             size_t bytes) const {
   MEP_TEST_DELAY_POINT("hosts publish");
-  for (const uint32_t mate : mates_) {
-    if ((*remotes_)[mate].mapped != nullptr || bytes == 0) continue;
-    MEP_TRY(put(area, chunk, offset, own(area, chunk, offset), bytes, mate));
+  for (const uint32_t peer : host_peers_) {
+    if ((*remotes_)[peer].mapped != nullptr || bytes == 0) continue;
+    MEP_TRY(put(area, chunk, offset, own(area, chunk, offset), bytes, peer));
   }
   return MEP_SUCCESS;
 }
 
-mep_result_t HostBulk::give_entries(Area area, uint64_t chunk, size_t offset, size_t bytes) const {
+mep_result_t HostPipeline::put_to_entry_ranks(Area area, uint64_t chunk, size_t offset,
+                                              size_t bytes) const {
   MEP_TEST_DELAY_POINT("hosts send");
-  for (const uint32_t entry : entries_) {
-    if (bytes != 0) MEP_TRY(put(area, chunk, offset, own(area, chunk, offset), bytes, entry));
+  for (const uint32_t entry_rank : entry_ranks_) {
+    if (bytes != 0) MEP_TRY(put(area, chunk, offset, own(area, chunk, offset), bytes, entry_rank));
   }
   return MEP_SUCCESS;
 }
 
-mep_result_t HostBulk::signal_all(Word word, uint64_t chunk, uint32_t about,
-                                  const std::vector<uint32_t>& targets) const {
+mep_result_t HostPipeline::signal_all(Word word, uint64_t chunk, uint32_t about,
+                                      const std::vector<uint32_t>& targets) const {
   for (const uint32_t target : targets) MEP_TRY(signal(word, chunk, about, target));
   return MEP_SUCCESS;
 }
 
-bool HostBulk::arrived_from(const std::vector<uint32_t>& ranks, Word word, uint64_t chunk) const {
+bool HostPipeline::arrived_from(const std::vector<uint32_t>& ranks, Word word,
+                                uint64_t chunk) const {
   return std::all_of(ranks.begin(), ranks.end(),
                      [&](uint32_t each) { return arrived(word, chunk, each); });
 }
 
-void HostBulk::zero_words() {
+void HostPipeline::zero_words() {
   for (uint64_t i = 0; i < kWordKinds * kRing * remotes_->size(); ++i) {
     // Relaxed: nobody posts before the next view is installed, and that install is published by locks.
     reinterpret_cast<std::atomic<uint64_t>*>(window_ + words_ + i * kLine)

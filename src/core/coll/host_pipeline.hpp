@@ -1,15 +1,15 @@
-// Large messages over several hosts: what a rank does for its host, beside the flat form in bulk.hpp.
+// Large messages over several hosts: what a rank does for its host, beside the flat form in pipeline.hpp.
 //
-//   words           posted, reduced, taken [kRing][size], a line each. A word tells of the data of one
+//   words           posted, reduced, taken [kRing][size], a line each. A word is about the data of one
 //                   rank, which is not always the rank that writes it
-//   in, out, sums   [kRing][kChunkBytes]; in and out lie where Bulk has its areas, which are all free
+//   in, out, sums   [kRing][kChunkBytes]; in and out lie where Pipeline has its areas, which are all free
 //                   between two operations
 //
-// The data of a rank comes to each other host once, to the rank that publishes it there: the one with
-// the same index in its host, or this index modulo the ranks of that host. On a host everybody reads in
-// place from the window of the publisher; ranks that do not map it are given what lies there by put, to
-// the same place of their own windows. Chunks are counted as in bulk.hpp; an area is used again kRing
-// chunks later, and each algorithm says why everybody has finished with it by then.
+// The data of a rank comes to each other host once, to its entry rank there, which publishes it: the rank with
+// the same index in its host, or this index modulo the ranks of that host. On a host everybody reads in place
+// from the window of the publisher; to ranks that do not map it the publisher puts what lies there, to the same
+// place of their own windows. Chunks are counted as in pipeline.hpp; an area is used again kRing chunks later,
+// and the comment of each algorithm proves that everybody has finished with it by then.
 //
 // The words of a rank's data have another writer in another view, so all of this is done inside a
 // PostingScope.
@@ -26,7 +26,7 @@
 
 namespace mep {
 
-class HostBulk {
+class HostPipeline {
  public:
   static constexpr uint64_t kRing = 4;
   static constexpr size_t kChunkBytes = size_t{256} << 10;
@@ -55,11 +55,11 @@ class HostBulk {
   const std::vector<uint32_t>& host_ranks() const { return groups_.own().ranks; }
   uint32_t index() const { return index_of_[rank_]; }
   // The other ranks of this host.
-  const std::vector<uint32_t>& mates() const { return mates_; }
-  // Who publishes this rank's data on the other hosts.
-  const std::vector<uint32_t>& entries() const { return entries_; }
-  // Whom this rank's data goes to: the mates and the entries.
-  const std::vector<uint32_t>& takers() const { return takers_; }
+  const std::vector<uint32_t>& host_peers() const { return host_peers_; }
+  // This rank's entry ranks: those that publish its data on the other hosts.
+  const std::vector<uint32_t>& entry_ranks() const { return entry_ranks_; }
+  // Whom this rank's data goes to: host peers and entry ranks.
+  const std::vector<uint32_t>& receivers() const { return receivers_; }
   // The ranks of other hosts whose data this rank publishes on its own.
   const std::vector<uint32_t>& published_here() const { return published_here_; }
   // Who publishes the data of `source` on this host: a rank of this host itself.
@@ -79,14 +79,14 @@ class HostBulk {
                                  size_t bytes, uint32_t target) const {
     return (*remotes_)[target].put(area_offset(area, chunk) + offset, data, bytes);
   }
-  // Gives what lies in this rank's window to mates that do not map it.
-  [[nodiscard]] mep_result_t give_mates(Area area, uint64_t chunk, size_t offset,
-                                        size_t bytes) const;
-  // And to the ranks that publish this rank's data on the other hosts.
-  [[nodiscard]] mep_result_t give_entries(Area area, uint64_t chunk, size_t offset,
-                                          size_t bytes) const;
+  // Puts what lies in this rank's window to host peers that do not map it.
+  [[nodiscard]] mep_result_t put_to_host_peers(Area area, uint64_t chunk, size_t offset,
+                                               size_t bytes) const;
+  // The same to this rank's entry ranks.
+  [[nodiscard]] mep_result_t put_to_entry_ranks(Area area, uint64_t chunk, size_t offset,
+                                                size_t bytes) const;
 
-  // `about`: whose data the word tells of.
+  // `about`: whose data the word is about.
   [[nodiscard]] mep_result_t signal(Word word, uint64_t chunk, uint32_t about,
                                     uint32_t target) const {
     return (*remotes_)[target].signal(word_offset(word, chunk, about),
@@ -99,7 +99,7 @@ class HostBulk {
   }
   bool arrived_from(const std::vector<uint32_t>& ranks, Word word, uint64_t chunk) const;
 
-  // The control thread, while the channel is wedged.
+  // The control thread, while the channel is frozen.
   void zero_words();
 
  private:
@@ -113,7 +113,7 @@ class HostBulk {
   uint64_t area_offset(Area area, uint64_t chunk) const {
     return areas_[static_cast<size_t>(area)] + (chunk % kRing) * kChunkBytes;
   }
-  uint32_t entry_of(const HostGroup& group, uint32_t source) const {
+  uint32_t entry_rank_of(const HostGroup& group, uint32_t source) const {
     return group.ranks[index_of_[source] % group.ranks.size()];
   }
   bool groups_in_blocks() const;
@@ -129,9 +129,9 @@ class HostBulk {
   bool in_blocks_ = false;
   std::vector<uint32_t> index_of_;      // rank -> index in its host
   std::vector<uint32_t> publisher_of_;  // rank -> rank of this host
-  std::vector<uint32_t> mates_;
-  std::vector<uint32_t> entries_;
-  std::vector<uint32_t> takers_;
+  std::vector<uint32_t> host_peers_;
+  std::vector<uint32_t> entry_ranks_;
+  std::vector<uint32_t> receivers_;
   std::vector<uint32_t> published_here_;
 };
 

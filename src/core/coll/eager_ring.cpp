@@ -1,4 +1,4 @@
-#include "core/coll/cells.hpp"
+#include "core/coll/eager_ring.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -8,15 +8,15 @@
 
 namespace mep {
 
-void Cells::open(uint32_t rank, const std::vector<Remote>* remotes) {
+void EagerRing::open(uint32_t rank, const std::vector<Remote>* remotes) {
   rank_ = rank;
   size_ = static_cast<uint32_t>(remotes->size());
   depth_ = depth_of(size_);
-  cell_bytes_ = cell_bytes_of(size_);
+  slot_bytes_ = slot_bytes_of(size_);
   remotes_ = remotes;
 }
 
-void Cells::restart(uint64_t epoch, uint64_t next, const std::vector<uint32_t>& live) {
+void EagerRing::restart(uint64_t epoch, uint64_t next, const std::vector<uint32_t>& live) {
   live_ = live;
   epoch_ = epoch;
   first_ = next;
@@ -27,16 +27,16 @@ void Cells::restart(uint64_t epoch, uint64_t next, const std::vector<uint32_t>& 
   set_targets();
 }
 
-mep_result_t Cells::post_to_all(const Operation& operation, const void* payload, size_t bytes,
-                                uint32_t flags) {
-  const uint64_t offset = cell_offset(operation.seq, rank_);
+mep_result_t EagerRing::post_to_all(const Operation& operation, const void* payload, size_t bytes,
+                                    uint32_t flags) {
+  const uint64_t offset = slot_offset(operation.seq, rank_);
   const uint64_t word = tag(operation.epoch, operation.seq) | operation.fingerprint | flags;
-  // The own copy first: what a peer has been given can always be given again from here.
+  // The own copy first: what a peer has got can always be given again from here.
   MEP_TRY((*remotes_)[rank_].put(offset + sizeof word, payload, bytes));
   reinterpret_cast<std::atomic<uint64_t>*>(window_ + offset)
       // Release: the control thread that copies contributions out sees the payload.
       ->store(word, std::memory_order_release);
-  MEP_TEST_DELAY_POINT("cells post");
+  MEP_TEST_DELAY_POINT("eager post");
   for (const uint32_t peer : (flags & kRooted) != 0 ? rooted_targets_ : targets_) {
     const Remote& remote = (*remotes_)[peer];
     if (bytes != 0) {
@@ -49,44 +49,44 @@ mep_result_t Cells::post_to_all(const Operation& operation, const void* payload,
   return MEP_SUCCESS;
 }
 
-// Says "passed" of the operation before: of this one not until the channel has counted it. If a wedge comes
-// first, the control thread reads its cells, which others must not have begun to use again.
-mep_result_t Cells::note_done(const Operation& operation) {
+// Acknowledges seq - 1, because seq is not committed yet: if the channel is frozen first, the control thread reads
+// the slots of seq, and no peer may have written to them again by then.
+mep_result_t EagerRing::acknowledge(const Operation& operation) {
   passed_ = operation.seq - 1;
   if (operation.seq - all_signalled_ < depth_ / 2) return MEP_SUCCESS;
-  const uint64_t word = passed_word(operation.epoch, passed_);
+  const uint64_t word = acknowledgement(operation.epoch, passed_);
   for (const uint32_t peer : targets_) {
-    MEP_TRY((*remotes_)[peer].signal(passed_offset(rank_), word));
+    MEP_TRY((*remotes_)[peer].signal(acknowledgement_offset(rank_), word));
   }
   all_signalled_ = operation.seq;
   return MEP_SUCCESS;
 }
 
-bool Cells::look_for_passed(uint64_t seq) {
+bool EagerRing::look_for_acknowledgements(uint64_t seq) {
   uint64_t lowest = seq;
-  for (const uint32_t peer : passed_sources_) lowest = std::min(lowest, passed_by(peer));
+  for (const uint32_t peer : acknowledgement_sources_) lowest = std::min(lowest, passed_by(peer));
   passed_by_all_ = std::max(passed_by_all_, lowest);
   return seq <= passed_by_all_ + depth_;
 }
 
-bool Cells::retain(uint64_t epoch, uint64_t seq, RetainedOperation* out) const {
+bool EagerRing::retain(uint64_t epoch, uint64_t seq, RetainedOperation* out) const {
   if (window_ == nullptr || seq < first_) return false;  // null: the comm is being made
   out->sources.clear();
-  out->cells.clear();
+  out->contributions.clear();
   const auto take = [&](uint32_t source, uint64_t word) {
     out->sources.push_back(source);
-    std::vector<std::byte>& cell = out->cells.emplace_back(cell_bytes_);
-    std::memcpy(cell.data(), &word, sizeof word);
-    std::memcpy(cell.data() + sizeof word, payload(seq, source), cell_bytes_ - sizeof word);
+    std::vector<std::byte>& contribution = out->contributions.emplace_back(slot_bytes_);
+    std::memcpy(contribution.data(), &word, sizeof word);
+    std::memcpy(contribution.data() + sizeof word, payload(seq, source), slot_bytes_ - sizeof word);
   };
   const uint64_t expected = tag(epoch, seq);
   for (const uint32_t source : live_) {
-    const uint64_t word = load_signal(window_, cell_offset(seq, source));
+    const uint64_t word = load_signal(window_, slot_offset(seq, source));
     if (!signal_matches(word, expected)) continue;
     if ((signal_payload(word) & kEntryOnly) != 0) return false;
     if ((signal_payload(word) & kRooted) != 0) {
       out->sources.clear();
-      out->cells.clear();
+      out->contributions.clear();
       take(source, word);
       return true;
     }
@@ -95,7 +95,7 @@ bool Cells::retain(uint64_t epoch, uint64_t seq, RetainedOperation* out) const {
   return out->sources.size() == live_.size();
 }
 
-bool Cells::differs(const Operation& operation, uint32_t* source) const {
+bool EagerRing::differs(const Operation& operation, uint32_t* source) const {
   for (const uint32_t peer : live_) {
     bool mismatch = false;
     if (peer == rank_ || !arrived(operation, peer, &mismatch) || !mismatch) continue;
@@ -105,26 +105,27 @@ bool Cells::differs(const Operation& operation, uint32_t* source) const {
   return false;
 }
 
-bool Cells::same_call(const RetainedOperation& kept, uint32_t fingerprint) {
-  return std::all_of(kept.cells.begin(), kept.cells.end(), [=](const auto& cell) {
-    uint64_t word = 0;
-    std::memcpy(&word, cell.data(), sizeof word);
-    return ((signal_payload(word) ^ fingerprint) & kFingerprintMask) == 0;
-  });
+bool EagerRing::same_call(const RetainedOperation& retained, uint32_t fingerprint) {
+  return std::all_of(retained.contributions.begin(), retained.contributions.end(),
+                     [=](const auto& contribution) {
+                       uint64_t word = 0;
+                       std::memcpy(&word, contribution.data(), sizeof word);
+                       return ((signal_payload(word) ^ fingerprint) & kFingerprintMask) == 0;
+                     });
 }
 
-void Cells::zero_words() {
+void EagerRing::zero_words() {
   if (window_ == nullptr) return;
   const auto zero = [this](uint64_t offset) {
     // Relaxed: nobody posts before the next view is installed, and that install is published by locks.
     reinterpret_cast<std::atomic<uint64_t>*>(window_ + offset)->store(0, std::memory_order_relaxed);
   };
-  for (uint64_t slot = 0; slot < depth_; ++slot) {
-    for (uint32_t source = 0; source < size_; ++source) zero(cell_offset(slot, source));
+  for (uint64_t use = 0; use < depth_; ++use) {
+    for (uint32_t source = 0; source < size_; ++source) zero(slot_offset(use, source));
   }
-  for (uint32_t source = 0; source < size_; ++source) zero(passed_offset(source));
-  for (uint64_t slot = 0; slot < depth_; ++slot) {
-    for (uint32_t leader = 0; leader < size_; ++leader) zero(block_word_offset(slot, leader));
+  for (uint32_t source = 0; source < size_; ++source) zero(acknowledgement_offset(source));
+  for (uint64_t use = 0; use < depth_; ++use) {
+    for (uint32_t leader = 0; leader < size_; ++leader) zero(batch_word_offset(use, leader));
   }
 }
 

@@ -1,20 +1,19 @@
-// Large messages: chunks through a ring of kRing areas in every rank's window.
+// Large messages are pipelined: chunks go through a ring of kRing areas in every rank's window.
 //
 //   words   posted, reduced, taken [kRing][size], finished [2][size]; one cache line each
 //   in      [kRing][a section per live rank]: what others send to this rank
 //   out     [kRing][a section per live rank]: results; read in place by mapped peers from their owner's section,
 //           else put there by the owner
 //
-// and what host_bulk.hpp adds for several hosts: words, an area `sums`, another use of in and out.
+// and what host_pipeline.hpp adds for several hosts: words, an area `sums`, another use of in and out.
 //
 // Sections are in the order of the live ranks and have kChunkBytes / live ranks (+ padding), so an area
-// is about one chunk. Chunks are counted
-// over the life of an epoch; all ranks do the same operations, so they agree on the count. An area is
-// used again two chunks later; each algorithm says why everybody has finished with it by then. The last
-// act of every operation is a round of `finished` words: when all have come, all ranks hold all data.
-// With leaders (see cells.hpp) a rank's word goes to its leader alone. A leader's own word tells the
-// other leaders that all of its host have finished, and its host, once these words have come, that
-// all have.
+// is about one chunk. Chunks are counted over the life of an epoch; all ranks do the same operations, so they
+// agree on the count. An area is used again two chunks later; the comment of each algorithm proves that
+// everybody has finished with it by then. The last act of every operation is a round of `finished` words: when
+// all have come, all ranks have all data. Where contributions go through host leaders (see eager_ring.hpp), a
+// rank puts its word to its leader alone. A leader puts its own word to the other leaders when all of its host
+// have finished, and to its host when those of the other leaders have come, so that all have finished.
 #pragma once
 
 #include <algorithm>
@@ -22,15 +21,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/coll/host_bulk.hpp"
 #include "core/coll/host_groups.hpp"
+#include "core/coll/host_pipeline.hpp"
 #include "core/coll/operation.hpp"
 #include "core/world/remote.hpp"
 #include "protocol/signal_word.hpp"
 
 namespace mep {
 
-class Bulk {
+class Pipeline {
  public:
   static constexpr uint64_t kRing = 2;
   static constexpr size_t kChunkBytes = size_t{512} << 10;
@@ -41,9 +40,9 @@ class Bulk {
   static size_t window_bytes(uint32_t size);
 
   void open(uint32_t rank, uint64_t window_offset, const std::vector<Remote>* remotes);
-  // Once the first restart is done.
+  // Not before the first restart is done.
   void use_window(std::byte* window);
-  // `through_leaders`: see Cells.
+  // `through_leaders`: see EagerRing.
   void restart(uint64_t epoch, const std::vector<uint32_t>& live, const HostGroups& groups,
                bool through_leaders);
 
@@ -95,22 +94,24 @@ class Bulk {
 
   [[nodiscard]] mep_result_t signal_finished(uint64_t seq) const;
   bool all_finished(uint64_t seq, uint32_t* cursor) const;
-  // A leader, when all of its host have finished, tells the other leaders, once.
-  [[nodiscard]] mep_result_t tell_leaders_finished(uint64_t seq);
-  // Not before this may it go on: the last word of its host may come after it looked.
-  bool leaders_told(uint64_t seq) const { return finish_leaders_.empty() || leaders_told_ == seq; }
-  // And when all have finished, its host.
-  [[nodiscard]] mep_result_t tell_finished(uint64_t seq) const;
+  // A leader signals to the other leaders, once, when all of its host have finished.
+  [[nodiscard]] mep_result_t signal_finished_to_leaders(uint64_t seq);
+  // It may not go on before: the last word of its host may come only after it has looked.
+  bool leaders_signalled(uint64_t seq) const {
+    return finish_leaders_.empty() || leaders_signalled_ == seq;
+  }
+  // When all have finished, it signals to its host.
+  [[nodiscard]] mep_result_t signal_finished_to_host(uint64_t seq) const;
 
-  HostBulk& hosts() { return hosts_; }
-  const HostBulk& hosts() const { return hosts_; }
+  HostPipeline& hosts() { return hosts_; }
+  const HostPipeline& hosts() const { return hosts_; }
 
   const std::vector<uint32_t>& live() const { return live_; }
   // Position of this rank among the live ones.
   uint32_t position() const { return position_; }
   uint32_t position_of(uint32_t rank) const { return position_of_[rank]; }
 
-  // The control thread, while the channel is wedged.
+  // The control thread, while the channel is frozen.
   // All ranks, this one too, have all data of seq.
   bool finished_by_all(uint64_t epoch, uint64_t seq) const;
   void zero_words();
@@ -144,18 +145,17 @@ class Bulk {
   std::byte* window_ = nullptr;
   std::vector<uint32_t> live_;
   bool is_mapped_ = false;  // some other live rank reads this one's window
-  // Of "finished" words: whom this rank tells by itself, whose it waits for; as a leader also whose it
-  // waits for before it tells the other leaders, these, and whom it tells in the end.
-  std::vector<uint32_t> finish_targets_;
-  std::vector<uint32_t> finish_sources_;
-  std::vector<uint32_t> finish_host_;
-  std::vector<uint32_t> finish_leaders_;
-  std::vector<uint32_t> finish_told_;
-  uint64_t leaders_told_ = 0;          // seq
-  std::vector<uint32_t> position_of_;  // rank -> position among the live ranks
+  // Of "finished" words. The last three are a leader's.
+  std::vector<uint32_t> finish_targets_;       // whom this rank signals to when it has finished
+  std::vector<uint32_t> finish_sources_;       // whose it waits for in the end
+  std::vector<uint32_t> finish_host_sources_;  // whose before it signals to the other leaders
+  std::vector<uint32_t> finish_leaders_;       // these
+  std::vector<uint32_t> finish_host_targets_;  // whom it signals to when all have finished
+  uint64_t leaders_signalled_ = 0;             // seq
+  std::vector<uint32_t> position_of_;          // rank -> position among the live ranks
   uint64_t epoch_ = 0;
   uint64_t next_chunk_ = 0;
-  HostBulk hosts_;
+  HostPipeline hosts_;
 };
 
 }  // namespace mep
