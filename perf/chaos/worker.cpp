@@ -476,7 +476,7 @@ Worker::Outcome Worker::note(Kind kind, mep_result_t result, const void* bytes, 
 }
 
 void Worker::note_view() {
-  const ViewChangeTimes times = comm_->comm->world().last_view_change();
+  const ViewChangeTimes times = comm_->comm->world().view().last_change();
   if (times.world_epoch == seen_view_) return;
   seen_view_ = times.world_epoch;
   Record record;

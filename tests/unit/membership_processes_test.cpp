@@ -406,7 +406,7 @@ void quorum_witness_has_decided(void**) {
   with_rank_0_of_2_stopped(
       config,
       [&](mep_comm_t comm, Report& found) {
-        const mep::membership::View view = comm->comm->world().view_snapshot();
+        const mep::membership::View view = comm->comm->world().view().snapshot();
         uint64_t held = 0;
         COLL_OK(found, mep::witness_store(folder.path() + "/mep-witness",
                                           mep::witness_name(view, 2), 12345, &held));

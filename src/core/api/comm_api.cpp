@@ -66,7 +66,7 @@ mep_result_t mep_comm_transport(mep_comm_t comm, int32_t rank, const char** name
   if (name == nullptr) return null_argument("name");
   MEP_TRY(check_rank(comm, rank));
   const mep::Comm& impl = *comm->comm;
-  *name = impl.world().transport_text(impl.slots()[static_cast<size_t>(rank)]);
+  *name = impl.world().peers().transport_text(impl.slots()[static_cast<size_t>(rank)]);
   return MEP_SUCCESS;
 }
 
@@ -107,7 +107,7 @@ mep_result_t mep_comm_peer_state(mep_comm_t comm, int32_t rank, uint32_t* state)
   if (state == nullptr) return null_argument("state");
   MEP_TRY(check_rank(comm, rank));
   const mep::Comm& impl = *comm->comm;
-  *state = impl.world().peer_state(impl.slots()[static_cast<size_t>(rank)]);
+  *state = impl.world().peers().state(impl.slots()[static_cast<size_t>(rank)]);
   return MEP_SUCCESS;
 }
 
@@ -134,7 +134,7 @@ mep_result_t mep_comm_view(mep_comm_t comm, mep_view_t* view) {
       const uint32_t slot = impl.slots()[rank];
       if (filled.slots != nullptr) filled.slots[rank] = static_cast<int32_t>(slot);
       if (filled.incarnations != nullptr) filled.incarnations[rank] = now->incarnations[rank];
-      if (filled.states != nullptr) filled.states[rank] = impl.world().peer_state(slot);
+      if (filled.states != nullptr) filled.states[rank] = impl.world().peers().state(slot);
     }
     mep::write_sized_struct(filled, view);
     if (!arrays || filled.capacity >= impl.size()) return MEP_SUCCESS;
@@ -162,7 +162,7 @@ mep_result_t mep_comm_wait_view(mep_comm_t comm, uint64_t epoch, uint32_t timeou
 mep_result_t mep_comm_set_view_callback(mep_comm_t comm, mep_view_callback_t callback, void* user) {
   MEP_TRY(check_comm(comm));
   return guarded([&]() -> mep_result_t {
-    comm->comm->world().set_view_callback(callback, user);
+    comm->comm->world().view().set_callback(callback, user);
     return MEP_SUCCESS;
   });
 }

@@ -121,7 +121,7 @@ mep_result_t as_failed_start(mep_result_t result, const World* world) {
   if (result != MEP_ERR_PEER_FAILED && result != MEP_ERR_PEER_LEFT) return result;
   std::string ended;
   for (int32_t rank = 0; world != nullptr && rank < world->config().size; ++rank) {
-    if (world->view_snapshot().incarnation(static_cast<uint32_t>(rank)) != 0) continue;
+    if (world->view().snapshot().incarnation(static_cast<uint32_t>(rank)) != 0) continue;
     ended += (ended.empty() ? "rank " : ", rank ") + std::to_string(rank);
   }
   return add_context(MEP_ERR_BOOTSTRAP, "the start failed, %s ended meanwhile",

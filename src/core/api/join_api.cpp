@@ -239,13 +239,13 @@ mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* 
     MEP_TRY(entering.world->await_connections(deadline, true));
     MEP_TRY(make_comms(welcome, deadline, &entering));
     MEP_FAILPOINT("join ready");
-    MEP_TRY(entering.world->enter(deadline, &admission));
+    MEP_TRY(entering.world->admissions().enter(deadline, &admission));
     return hand_out(config, &entering, admission, comm);
   });
   if (result == MEP_SUCCESS) return result;
   const mep_result_t terminal = entering.world->terminal_result();
-  const bool is_in = !entering.world->entering();
-  *again = terminal == World::kMissedMember && !deadline.expired();
+  const bool is_in = !entering.world->admissions().entering();
+  *again = terminal == WorldEnd::kMissedMember && !deadline.expired();
   // Who is in already is waited for: the others learn at once that it ends.
   if (is_in) entering.world->abort();
   entering.world->leave(false, deadline);

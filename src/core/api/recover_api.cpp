@@ -38,7 +38,7 @@ std::string grown_name(uint32_t size) {
 
 // All members must take part in what follows: also those that came by growth.
 mep_result_t covers_all(const Comm& world_comm) {
-  membership::SlotSet outside = world_comm.world().view_snapshot().members;
+  membership::SlotSet outside = world_comm.world().view().snapshot().members;
   outside -= world_comm.member_slots();
   if (outside.empty()) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
@@ -68,7 +68,7 @@ mep_result_t admit(Comm& world_comm, const membership::SlotSet& wanted, uint64_t
   if (!world_comm.world().idle()) {
     return fail(MEP_ERR_BUSY, "another thread is inside a call on this world; finish it first");
   }
-  return world_comm.world().recover(wanted, Deadline::after_ms(wait_ms), admission);
+  return world_comm.world().admissions().recover(wanted, Deadline::after_ms(wait_ms), admission);
 }
 
 membership::SlotSet slots_of_world(const Comm& world_comm) {
@@ -171,7 +171,7 @@ mep_result_t refuse_grown(const std::shared_ptr<World>& world, const Admission& 
 mep_result_t choose_slots(const Comm& world_comm, int32_t count, membership::SlotSet* wanted,
                           uint32_t* size) {
   const World& world = world_comm.world();
-  const membership::View view = world.view_snapshot();
+  const membership::View view = world.view().snapshot();
   *size = world_comm.size();
   for (uint32_t slot = world_comm.size(); slot < world.max_slots(); ++slot) {
     if (view.members.has(slot)) {
@@ -236,15 +236,15 @@ mep_result_t grow(Comm& world_comm, int32_t count, uint32_t timeout_ms, mep_comm
 // Everybody sees the same minimum, so all ask for admission or nobody does.
 mep_result_t barrier_with_admission(Comm& world_comm) {
   if (covers_all(world_comm) != MEP_SUCCESS) return world_comm.run(Collective::k_barrier, {});
-  const uint32_t ready = world_comm.world().ready_newcomers();
+  const uint32_t ready = world_comm.world().admissions().ready_newcomers();
   uint32_t everywhere = 0;
   MEP_TRY(
       world_comm.run(Collective::k_allreduce, {&ready, &everywhere, 1, MEP_UINT32, MEP_MIN, 0}));
   if (everywhere == 0) return MEP_SUCCESS;
   Admission admission;
   const Comm::WaitingScope waiting(world_comm);
-  return world_comm.world().recover(slots_of_world(world_comm), Deadline::after_ms(kReadyNowMs),
-                                    &admission);
+  return world_comm.world().admissions().recover(slots_of_world(world_comm),
+                                                 Deadline::after_ms(kReadyNowMs), &admission);
 }
 
 }  // namespace mep

@@ -56,7 +56,7 @@ CommBirth Comm::birth_of(const std::vector<uint32_t>& of) const {
 
 mep_result_t Comm::begin(uint64_t epoch, uint64_t next_seq, const CommBirth* birth) {
   MEP_TEST_DELAY_POINT("comm begin");
-  CommBirth given = birth != nullptr ? *birth : CommBirth::of(world().view_snapshot(), slots());
+  CommBirth given = birth != nullptr ? *birth : CommBirth::of(world().view().snapshot(), slots());
   // A newcomer is not in the view that it has seen; of this comm it may be the only one that is left.
   given.incarnations[rank()] = world().identity().incarnation;
   collectives_.begin(CommView::first(given, epoch), next_seq);
@@ -70,7 +70,7 @@ mep_result_t Comm::begin(uint64_t epoch, uint64_t next_seq, const CommBirth* bir
   opened_ = true;
   MEP_TEST_DELAY_POINT("comm offered");
   if (created != MEP_SUCCESS) return fail(created, "%s", text.c_str());
-  return world().send_windows(windows.own(), slots());
+  return world().windows().send(windows.own(), slots());
 }
 
 mep_result_t Comm::finish(const Deadline& deadline) {
@@ -82,7 +82,7 @@ mep_result_t Comm::finish(const Deadline& deadline) {
   // A newcomer that is not in the view yet begins with the view that lets it in. Every live member has a
   // window; those that it did not find have left a view that it is not in.
   std::shared_ptr<const CommView> reached;
-  if (world().entering()) {
+  if (world().admissions().entering()) {
     CommBirth found{view.world_epoch, view.incarnations};
     for (uint32_t rank = 0; rank < size(); ++rank) {
       if (!windows.has(rank)) found.incarnations[rank] = 0;

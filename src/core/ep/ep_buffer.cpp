@@ -41,7 +41,7 @@ EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uin
 
 mep_result_t EpBuffer::offer() {
   MEP_TRY(windows_.create(engine_.id(), layout_.bytes()));
-  return comm_.world().offer_window(windows_.own(), comm_.slots());
+  return comm_.world().windows().offer(windows_.own(), comm_.slots());
 }
 
 mep_result_t EpBuffer::receive(const CommView& view, const Deadline& deadline) {

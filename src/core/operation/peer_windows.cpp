@@ -9,7 +9,7 @@
 namespace mep {
 
 void PeerWindows::drop() {
-  if (own_ != nullptr) comm_.world().drop_window(own_->id());
+  if (own_ != nullptr) comm_.world().windows().drop(own_->id());
   own_ = nullptr;
 }
 
@@ -22,9 +22,9 @@ mep_result_t PeerWindows::receive(const std::vector<uint64_t>& incarnations,
     const auto rank =
         static_cast<size_t>(std::find(slots.begin(), slots.end(), slot) - slots.begin());
     return incarnations[rank] == 0 ||
-           (world.entering() && world.view_snapshot().incarnation(slot) == 0);
+           (world.admissions().entering() && world.view().snapshot().incarnation(slot) == 0);
   };
-  MEP_TRY(world.receive_windows(own_, slots, is_absent, deadline, &remotes_, has_changed));
+  MEP_TRY(world.windows().receive(own_, slots, is_absent, deadline, &remotes_, has_changed));
   incarnations_ = incarnations;
   for (uint32_t rank = 0; rank < slots.size(); ++rank) {
     if (!has(rank)) incarnations_[rank] = 0;
@@ -37,12 +37,12 @@ mep_result_t PeerWindows::receive(const std::vector<uint64_t>& incarnations,
 mep_result_t PeerWindows::take(uint32_t rank, uint64_t incarnation, const Deadline& deadline,
                                bool may_lack) {
   const uint32_t slot = comm_.slots()[rank];
-  World& world = comm_.world();
+  WorldWindows& windows = comm_.world().windows();
   // One whose windows have all come has this one or never will.
-  if (may_lack && world.has_offered_all(slot, incarnation) && !world.has_offered(slot, *own_)) {
+  if (may_lack && windows.has_offered_all(slot, incarnation) && !windows.has_offered(slot, *own_)) {
     return fail(MEP_ERR_NOT_FOUND, "it joined while the windows were made or dropped");
   }
-  return world.await_remote(slot, own_, deadline, &remotes_[rank]);
+  return windows.await_remote(slot, own_, deadline, &remotes_[rank]);
 }
 
 mep_result_t PeerWindows::reach_newcomers(const CommView& view, const Deadline& deadline,
@@ -53,7 +53,7 @@ mep_result_t PeerWindows::reach_newcomers(const CommView& view, const Deadline& 
     if (reaches(rank, incarnation)) continue;
     // Gone again: this view has a successor, for which the channel is frozen by now, so nothing is posted to
     // it.
-    if (comm_.world().view_snapshot().incarnation(comm_.slots()[rank]) != incarnation) continue;
+    if (comm_.world().view().snapshot().incarnation(comm_.slots()[rank]) != incarnation) continue;
     mep_result_t taken = MEP_ERR_NO_MEMORY;
     try {
       taken = take(rank, incarnation, deadline, what != nullptr);

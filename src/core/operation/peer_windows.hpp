@@ -29,7 +29,7 @@ class PeerWindows {
   std::byte* data() const { return own_->data(); }
 
   // Waits for those of the ranks that `incarnations` names. A newcomer that is not in the view yet goes on
-  // without a member that leaves the view meanwhile. `has_changed`: see World::receive_windows().
+  // without a member that leaves the view meanwhile. `has_changed`: see WorldWindows::receive().
   [[nodiscard]] mep_result_t receive(const std::vector<uint64_t>& incarnations,
                                      const Deadline& deadline,
                                      const std::function<bool()>& has_changed = {});

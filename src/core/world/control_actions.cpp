@@ -126,7 +126,7 @@ void ControlThread::act(const membership::FlushSend& action) {
 // that it could write get new ones, and everybody else must have taken those before this rank agrees.
 void ControlThread::act(const membership::FenceOut& action) {
   MEP_FAILPOINT("fence");
-  World::Peer& peer = world_->peers_[action.slot];
+  WorldPeer& peer = peers_[action.slot];
   // What a process sent before its end may come after it.
   const bool late = peer.transport != nullptr && !peer.transport->traits().lands_at_once &&
                     peer.identity.incarnation == action.incarnation;
@@ -137,13 +137,13 @@ void ControlThread::act(const membership::FenceOut& action) {
   if (peer.transport->fence_out(action.slot) != MEP_SUCCESS) {
     log(LogLevel::kWarn, "cannot fence rank %u out: %s", action.slot, last_error_text());
   }
-  if ((world_->config().flags & MEP_COMM_KILL_STOPPED) != 0 && peer.pidfd.valid()) {
+  if ((config_.flags & MEP_COMM_KILL_STOPPED) != 0 && peer.pidfd.valid()) {
     // It may be gone already; its descriptor tells, and nothing rests on it: the fence goes on.
     (void)syscall(SYS_pidfd_send_signal, peer.pidfd.get(), SIGKILL, nullptr, 0);
   }
   Fence fence{action.slot, action.incarnation, {}};
   if (peer.transport->traits().renews_windows) {
-    world_->renew_windows(action.slot, &fence.awaited, &broken_links_);
+    windows_.renew(action.slot, &fence.awaited, &broken_links_);
   }
   fences_.push_back(std::move(fence));
   check_fences();
@@ -154,7 +154,7 @@ void ControlThread::check_fences() {
   std::erase_if(fences_, [&](Fence& fence) {
     std::erase_if(fence.awaited, [this](const auto& entry) {
       const uint32_t slot = entry.first.first;
-      return world_->peers_[slot].link == nullptr || membership_->confirmed_dead(slot) ||
+      return peers_[slot].link == nullptr || membership_->confirmed_dead(slot) ||
              membership_->row().suspected.has(slot);
     });
     if (!fence.awaited.empty()) return false;
@@ -188,19 +188,19 @@ void ControlThread::act(const membership::SendView& action) {
 
 // Who has left the view: its link ends, after what it still has to be told.
 void ControlThread::part_with(const membership::Removal& removal, uint64_t epoch) {
-  World::Peer& peer = world_->peers_[removal.slot];
+  WorldPeer& peer = peers_[removal.slot];
   uint32_t state = MEP_PEER_EXCLUDED;
   if (removal.reason == membership::RemovalReason::kDied) state = MEP_PEER_DEAD;
   if (removal.reason == membership::RemovalReason::kLeft) state = MEP_PEER_LEFT;
-  // Relaxed: see World::Peer.
+  // Relaxed: see WorldPeer.
   peer.state.store(state, std::memory_order_relaxed);
   log(state == MEP_PEER_LEFT ? LogLevel::kInfo : LogLevel::kWarn,
       "rank %u is out of the view %llu: %s", removal.slot, static_cast<unsigned long long>(epoch),
       state == MEP_PEER_DEAD   ? "its process ended"
       : state == MEP_PEER_LEFT ? "it left"
                                : "excluded, not confirmed dead");
-  if (world_->gate_ != nullptr && world_->gate_->book != nullptr) {
-    world_->gate_->book->forget(removal.slot, peer.identity.incarnation);
+  if (gate_ != nullptr && gate_->book != nullptr) {
+    gate_->book->forget(removal.slot, peer.identity.incarnation);
   }
   std::erase_if(closed_by_peers_, [&](const auto& other) { return other.slot == removal.slot; });
   if (peer.link == nullptr) return;
@@ -213,9 +213,9 @@ void ControlThread::part_with(const membership::Removal& removal, uint64_t epoch
 // A newcomer that is in the view from now on.
 void ControlThread::take_in(uint32_t slot, uint64_t epoch) {
   arrivals_.erase(slot);
-  world_->peers_[slot].is_newcomer = false;
-  // Relaxed: see World::Peer.
-  world_->peers_[slot].state.store(MEP_PEER_ALIVE, std::memory_order_relaxed);
+  peers_[slot].is_newcomer = false;
+  // Relaxed: see WorldPeer.
+  peers_[slot].state.store(MEP_PEER_ALIVE, std::memory_order_relaxed);
   log(LogLevel::kInfo, "rank %u is in the view %llu", slot, static_cast<unsigned long long>(epoch));
 }
 
@@ -263,12 +263,12 @@ void ControlThread::act(const membership::InstallView& action) {
     take_in(member.slot, action.view->epoch);
   }
   if (action.joined || action.recover_answered != 0) {
-    world_->recover_answered(action.joined ? action.decision->recover_seq : action.recover_answered,
-                             std::move(admission), action.joined);
+    admissions_.answer(action.joined ? action.decision->recover_seq : action.recover_answered,
+                       std::move(admission), action.joined);
   }
-  world_->directory_.wake();
+  windows_.wake();
   finish_times(action.view->epoch);
-  world_->view_changed(times_, static_cast<int32_t>(action.view->members.count()));
+  view_.note_change(times_, static_cast<int32_t>(action.view->members.count()));
   times_ = {};
 }
 
@@ -287,33 +287,27 @@ void ControlThread::act(const membership::JoinFailed&) {
 }
 
 void ControlThread::end_world(mep_result_t result) {
-  set_terminal(result);
+  end_.set(result);
   // Nothing that a peer still owes matters any more, and no thread may wait for it.
-  for (const World::Peer& peer : world_->peers_) {
+  for (const WorldPeer& peer : peers_) {
     if (peer.transport != nullptr) peer.transport->give_up(peer.identity.slot);
   }
   wake_all();
 }
 
 void ControlThread::close_world() {
-  set_terminal(MEP_ERR_ABORTED);
+  end_.set(MEP_ERR_ABORTED);
   wake_all();
-}
-
-void ControlThread::set_terminal(mep_result_t result) {
-  // Relaxed: waiters see the wedge, then look here.
-  mep_result_t expected = MEP_SUCCESS;
-  world_->terminal_.compare_exchange_strong(expected, result, std::memory_order_relaxed);
 }
 
 void ControlThread::wake_all() {
   for (const auto& [id, client] : clients_) client->terminate();
-  world_->directory_.wake();
+  windows_.wake();
 }
 
 void ControlThread::act(const membership::PeerReport& action) {
-  if (action.slot >= world_->max_slots()) return;
-  World::Peer& peer = world_->peers_[action.slot];
+  if (action.slot >= peers_.count()) return;
+  WorldPeer& peer = peers_[action.slot];
   if (peer.identity.incarnation != action.incarnation) return;
   uint32_t state = MEP_PEER_ALIVE;
   switch (action.health) {
@@ -331,7 +325,7 @@ void ControlThread::act(const membership::PeerReport& action) {
       state = MEP_PEER_DEAD;
       break;
   }
-  // Relaxed: see World::Peer.
+  // Relaxed: see WorldPeer.
   peer.state.store(state, std::memory_order_relaxed);
 }
 

@@ -16,10 +16,10 @@ void ControlThread::note_closed(std::vector<membership::ChannelState> channels,
   // Of a channel on which nothing was done nobody waits for anything.
   std::erase_if(channels, [](const membership::ChannelState& state) { return state.done == 0; });
   membership::SlotSet peers = members & membership_->view().members;
-  peers.remove(world_->self_slot());
+  peers.remove(peers_.self_slot());
   membership::SlotSet gone;
   peers.each([&](uint32_t slot) {
-    if (world_->peers_[slot].link == nullptr) gone.add(slot);
+    if (peers_[slot].link == nullptr) gone.add(slot);
   });
   peers -= gone;
   const ClosedFrame closed{closed_.add(channels, peers), std::move(channels)};

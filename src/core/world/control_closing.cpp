@@ -18,7 +18,7 @@ void ControlThread::ask_held(WorldClient* client, uint64_t channel, uint64_t don
   const membership::View& view = membership_->view();
   const membership::SlotSet others = view.members & client->member_slots();
   others.each([&](uint32_t slot) {
-    if (slot == world_->self_slot()) return;
+    if (slot == peers_.self_slot()) return;
     closing.awaited.emplace_back(slot, view.incarnation(slot));
     send(slot, kFrameClosing, payload);
   });
@@ -53,7 +53,7 @@ void ControlThread::check_closings() {
     if (!closing.awaited.empty()) return false;
     // Release: what made it true is over for the thread that reads it.
     closing.held->store(true, std::memory_order_release);
-    doorbell_ring(world_->doorbell());
+    doorbell_ring(windows_.doorbell());
     return true;
   });
 }
@@ -65,7 +65,7 @@ bool ControlThread::take_closing(uint32_t slot, const Frame& frame) {
     return false;
   }
   closing_peers_.push_back({slot,
-                            world_->peers_[slot].identity.incarnation,
+                            peers_[slot].identity.incarnation,
                             closing.token,
                             {closing.comm, closing.channel, closing.done, 0}});
   return true;
@@ -77,7 +77,7 @@ bool ControlThread::take_closing_held(uint32_t slot, const Frame& frame) {
     (void)fail(MEP_ERR_DENIED, "a bad answer about a communicator");
     return false;
   }
-  const uint64_t incarnation = world_->peers_[slot].identity.incarnation;
+  const uint64_t incarnation = peers_[slot].identity.incarnation;
   for (Closing& closing : closings_) {
     if (closing.token == token) std::erase(closing.awaited, std::pair(slot, incarnation));
   }

@@ -12,12 +12,12 @@
 namespace mep {
 
 void ControlThread::read_link(uint32_t slot) {
-  const std::shared_ptr<ControlLink> link = world_->peers_[slot].link;
+  const std::shared_ptr<ControlLink> link = peers_[slot].link;
   if (link == nullptr) return;
   bool good = true;
   const mep_result_t result = link->receive([&](Frame& frame) {
     good = take_frame(slot, frame);
-    return good && world_->peers_[slot].link == link;
+    return good && peers_[slot].link == link;
   });
   if (good && result == MEP_ERR_NO_MEMORY) {
     waiting_links_.add(slot);  // no event tells of what lies in the link already
@@ -31,7 +31,7 @@ void ControlThread::read_link(uint32_t slot) {
 }
 
 bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
-  const PeerIdentity& peer = world_->peers_[slot].identity;
+  const PeerIdentity& peer = peers_[slot].identity;
   // The last words of a start that failed there; the end of the stream follows.
   if (frame.type < kFirstWorldFrame) return true;
   switch (frame.type) {
@@ -43,7 +43,7 @@ bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
       std::string error;
       const auto* bytes = reinterpret_cast<const uint8_t*>(frame.payload.data());
       membership::RowPtr row =
-          membership::decode_row({bytes, frame.payload.size()}, world_->max_slots(), &error);
+          membership::decode_row({bytes, frame.payload.size()}, peers_.count(), &error);
       if (row == nullptr || row->slot != slot || row->incarnation != peer.incarnation) {
         (void)fail(MEP_ERR_DENIED, "a bad membership row: %s", error.c_str());
         return false;
@@ -80,7 +80,7 @@ bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
     case kFrameReady:
       return take_ready(slot);
     case kFrameOffered:
-      world_->directory_.note_offered(slot);
+      windows_.note_offered(slot);
       return true;
     default:  // a peer's number, not an enumerator: anything may come
       (void)fail(MEP_ERR_DENIED, "unknown frame type %u", static_cast<unsigned>(frame.type));
@@ -96,7 +96,7 @@ bool ControlThread::take_window(uint32_t slot, Frame& frame) {
   }
   const uint64_t id = window.id;
   WindowOffer offer;
-  offer.incarnation = world_->peers_[slot].identity.incarnation;
+  offer.incarnation = peers_[slot].identity.incarnation;
   offer.bytes = window.bytes;
   offer.generation = window.generation;
   offer.blob = std::move(window.blob);
@@ -107,11 +107,8 @@ bool ControlThread::take_window(uint32_t slot, Frame& frame) {
   // A window that is in use here was renewed; a newcomer's is taken at once, too, also if this rank is one
   // itself: connections may begin with it, and whoever of the two is in first is waited for by the other. Others
   // wait until a user's thread wants them.
-  const bool now = world_->is_imported(slot, id) || arrivals_.contains(slot) || !is_member(slot);
-  const mep_result_t taken = now ? world_->take_offer(slot, id, &offer) : MEP_ERR_NOT_FOUND;
-  if (taken == MEP_ERR_NOT_FOUND) {
-    world_->directory_.file(slot, id, std::move(offer));
-  } else if (taken != MEP_SUCCESS) {
+  const bool at_once = arrivals_.contains(slot) || !is_member(slot);
+  if (windows_.take(slot, id, std::move(offer), at_once) != MEP_SUCCESS) {
     // The old pages of a renewed window are read by nobody; whoever writes there is gone for its owner,
     // and a newcomer that cannot be reached does not come in.
     broken_links_.add(slot);
@@ -163,7 +160,7 @@ bool ControlThread::take_flush_end(uint32_t, const Frame& frame) {
 bool ControlThread::take_leaving(uint32_t slot, const Frame& frame) {
   LeavingPeer peer;
   peer.slot = slot;
-  peer.incarnation = world_->peers_[slot].identity.incarnation;
+  peer.incarnation = peers_[slot].identity.incarnation;
   if (!decode_leaving(frame.payload, &peer.done)) {
     (void)fail(MEP_ERR_DENIED, "a bad farewell");
     return false;
@@ -174,7 +171,7 @@ bool ControlThread::take_leaving(uint32_t slot, const Frame& frame) {
 
 void ControlThread::send(uint32_t slot, uint16_t type, std::span<const std::byte> payload,
                          std::span<const int> fds) {
-  const std::shared_ptr<ControlLink> link = world_->peers_[slot].link;
+  const std::shared_ptr<ControlLink> link = peers_[slot].link;
   if (link == nullptr) return;
   // A link that broke swallows it; its end is seen when it is read. But who misses a frame for another
   // reason, because it reads too slowly perhaps, knows nothing of it: for this rank it is gone.
@@ -191,8 +188,8 @@ void ControlThread::drop_broken_links() {
 }
 
 void ControlThread::flush_links() {
-  for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) {
-    const std::shared_ptr<ControlLink> link = world_->peers_[slot].link;
+  for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
+    const std::shared_ptr<ControlLink> link = peers_[slot].link;
     if (link == nullptr) continue;
     if (link->has_queued_output()) (void)link->flush_output();
     epoll_event event{};
@@ -210,7 +207,7 @@ void ControlThread::flush_links() {
 }
 
 void ControlThread::drop_link(uint32_t slot) {
-  World::Peer& peer = world_->peers_[slot];
+  WorldPeer& peer = peers_[slot];
   if (peer.link == nullptr) return;
   unwatch(peer.link->fd());
   peer.link->shutdown();
@@ -225,13 +222,13 @@ void ControlThread::drop_link(uint32_t slot) {
   } else {
     newcomer_ended(slot, false);
   }
-  world_->directory_.forget_offered(slot);
-  world_->directory_.wake();
+  windows_.forget_offered(slot);
+  windows_.wake();
 }
 
 // What it said before it ended (LEFT perhaps) comes first.
 void ControlThread::process_ended(uint32_t slot) {
-  World::Peer& peer = world_->peers_[slot];
+  WorldPeer& peer = peers_[slot];
   read_link(slot);
   unwatch(peer.pidfd.get());
   peer.pidfd.reset();
@@ -241,7 +238,7 @@ void ControlThread::process_ended(uint32_t slot) {
   } else {
     newcomer_ended(slot, true);
   }
-  world_->directory_.wake();
+  windows_.wake();
 }
 
 }  // namespace mep

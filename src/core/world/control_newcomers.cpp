@@ -26,7 +26,7 @@ constexpr uint64_t kMissedMs = 500;
 }  // namespace
 
 bool ControlThread::is_member(uint32_t slot) const {
-  const uint64_t incarnation = world_->peers_[slot].identity.incarnation;
+  const uint64_t incarnation = peers_[slot].identity.incarnation;
   return incarnation != 0 && membership_->view().incarnation(slot) == incarnation;
 }
 
@@ -43,7 +43,7 @@ void ControlThread::serve_door() {
       log(LogLevel::kWarn, "the door for newcomers: %s", last_error_text());
     }
     for (PeerLink& newcomer : arrived) {
-      if (newcomer.identity.slot >= world_->max_slots()) continue;
+      if (newcomer.identity.slot >= peers_.count()) continue;
       knocking_.push_back(std::move(newcomer));
     }
   } catch (const std::bad_alloc&) {
@@ -54,16 +54,15 @@ void ControlThread::serve_door() {
 void ControlThread::advance_newcomers() {
   const auto announced = std::count_if(arrivals_.begin(), arrivals_.end(),
                                        [](const auto& entry) { return entry.second.announced; });
-  // Relaxed: a hint.
-  world_->ready_newcomers_.store(static_cast<uint32_t>(announced), std::memory_order_relaxed);
+  admissions_.note_ready_newcomers(static_cast<uint32_t>(announced));
   std::erase_if(knocking_, [this](PeerLink& newcomer) {
     const uint32_t slot = newcomer.identity.slot;
     // Its former rank is still a member: the view change that removes it is under way.
     if (membership_->view().members.has(slot) || !quiesced()) return false;
     if (arrivals_.contains(slot)) drop_link(slot);
-    World::Peer& peer = world_->peers_[slot];
+    WorldPeer& peer = peers_[slot];
     if (peer.pidfd.valid()) unwatch(peer.pidfd.get());
-    world_->forget_peer(slot);
+    windows_.forget_peer(slot);
     if (!take_newcomer(&newcomer)) {
       log(LogLevel::kWarn, "newcomer for rank %u: %s", slot, last_error_text());
       peer.link = nullptr;
@@ -76,14 +75,9 @@ void ControlThread::advance_newcomers() {
 
 bool ControlThread::take_newcomer(PeerLink* newcomer) {
   const uint32_t slot = newcomer->identity.slot;
-  World::Peer& peer = world_->peers_[slot];
-  peer.identity = newcomer->identity;
-  peer.link = std::move(newcomer->link);
-  peer.pidfd = std::move(newcomer->pidfd);
-  peer.session = newcomer->session;
+  WorldPeer& peer = peers_.take_in(newcomer);
   try {
-    return world_->choose_transport(&peer, newcomer->offer) == MEP_SUCCESS &&
-           connect_newcomer(slot);
+    return peers_.choose_transport(&peer, newcomer->offer) == MEP_SUCCESS && connect_newcomer(slot);
   } catch (const std::bad_alloc&) {
     (void)fail(MEP_ERR_NO_MEMORY, "there is no memory for it");
     return false;
@@ -92,7 +86,7 @@ bool ControlThread::take_newcomer(PeerLink* newcomer) {
 
 bool ControlThread::connect_newcomer(uint32_t slot) {
   MEP_FAILPOINT("newcomer connect");
-  World::Peer& peer = world_->peers_[slot];
+  WorldPeer& peer = peers_[slot];
   peer.is_newcomer = true;
   bool watched = watch(peer.link->fd(), Source::kLink, slot, EPOLLIN);
   if (peer.pidfd.valid()) {
@@ -148,14 +142,7 @@ bool ControlThread::take_comm_epochs(const Frame& frame) {
 
 void ControlThread::offer_windows_to(uint32_t slot) {
   arrivals_[slot] = {};
-  for (const std::shared_ptr<Window>& window : world_->directory_.own_for(slot)) {
-    WindowExport exported;
-    if (world_->peers_[slot].transport->export_window(slot, window, &exported) != MEP_SUCCESS ||
-        world_->send_window(*window, exported, slot) != MEP_SUCCESS) {
-      log(LogLevel::kWarn, "cannot offer a window to rank %u: %s", slot, last_error_text());
-      broken_links_.add(slot);
-    }
-  }
+  windows_.offer_all(slot, &broken_links_);
   send(slot, kFrameOffered, {});
 }
 
@@ -164,17 +151,17 @@ void ControlThread::offer_windows_to(uint32_t slot) {
 bool ControlThread::take_ready(uint32_t slot) {
   // Of two that came at the same time, who is in first did not let the other in, but has it linked.
   if (is_member(slot) || std::exchange(arrivals_[slot].announced, true)) return true;
-  world_->peers_[slot].is_newcomer = true;
-  const PeerIdentity& identity = world_->peers_[slot].identity;
-  // Release: see World::has_offered_all().
-  world_->peers_[slot].ready_incarnation.store(identity.incarnation, std::memory_order_release);
+  peers_[slot].is_newcomer = true;
+  const PeerIdentity& identity = peers_[slot].identity;
+  // Release: see WorldWindows::has_offered_all().
+  peers_[slot].ready_incarnation.store(identity.incarnation, std::memory_order_release);
   membership_->on_newcomer_ready({slot, identity.incarnation, identity.host});
   return true;
 }
 
 // A newcomer may come again by another link; it has ended when its process has, if that can be seen.
 void ControlThread::newcomer_ended(uint32_t slot, bool confirmed) {
-  World::Peer& peer = world_->peers_[slot];
+  WorldPeer& peer = peers_[slot];
   membership_->on_newcomer_gone(slot, peer.identity.incarnation, confirmed);
   arrivals_.erase(slot);
   if (!peer.is_newcomer || (!confirmed && peer.pidfd.valid())) return;
@@ -186,7 +173,7 @@ bool ControlThread::take_view(uint32_t, const Frame& frame) {
   membership::View view;
   std::string error;
   const auto* bytes = reinterpret_cast<const uint8_t*>(frame.payload.data());
-  if (!membership::decode_view({bytes, frame.payload.size()}, world_->max_slots(), &view, &error)) {
+  if (!membership::decode_view({bytes, frame.payload.size()}, peers_.count(), &view, &error)) {
     (void)fail(MEP_ERR_DENIED, "a bad view: %s", error.c_str());
     return false;
   }
@@ -195,7 +182,7 @@ bool ControlThread::take_view(uint32_t, const Frame& frame) {
   if (said_ready_) say_ready();
   // Threads that wait for a member which is gone by now look again.
   publish_view();
-  world_->directory_.wake();
+  windows_.wake();
   return true;
 }
 
@@ -207,21 +194,21 @@ void ControlThread::look_for_missed_members() {
   const membership::View& view = membership_->view();
   uint32_t missed = membership::kNoSlot;
   view.members.each([&](uint32_t slot) {
-    if (world_->peers_[slot].identity.incarnation != view.incarnation(slot)) missed = slot;
+    if (peers_[slot].identity.incarnation != view.incarnation(slot)) missed = slot;
   });
   if (missed == membership::kNoSlot) {
     missed_until_ = Deadline::never();
   } else if (missed_until_.at_ns() == Deadline::never().at_ns()) {
     missed_until_ = Deadline::after_ms(kMissedMs);
-  } else if (missed_until_.expired() && world_->terminal_result() == MEP_SUCCESS) {
+  } else if (missed_until_.expired() && end_.result() == MEP_SUCCESS) {
     log(LogLevel::kInfo, "rank %u has no link to this newcomer, which asks again", missed);
-    end_world(World::kMissedMember);
+    end_world(WorldEnd::kMissedMember);
   }
 }
 
 void ControlThread::say_ready() {
   said_ready_ = true;
-  for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) send(slot, kFrameReady, {});
+  for (uint32_t slot = 0; slot < peers_.count(); ++slot) send(slot, kFrameReady, {});
 }
 
 }  // namespace mep

@@ -40,7 +40,15 @@ uint64_t pack(uint32_t source, uint32_t slot) {
 
 }  // namespace
 
-ControlThread::ControlThread(World* world) : world_(world) {}
+ControlThread::ControlThread(const Parts& parts, UniqueFd listener, std::shared_ptr<Gate> gate)
+    : config_(parts.config),
+      peers_(parts.peers),
+      view_(parts.view),
+      end_(parts.end),
+      admissions_(parts.admissions),
+      windows_(parts.windows),
+      listener_(std::move(listener)),
+      gate_(std::move(gate)) {}
 
 ControlThread::~ControlThread() {
   stop();
@@ -54,15 +62,15 @@ mep_result_t ControlThread::start(const membership::View* joining) {
     return fail(MEP_ERR_NO_MEMORY, "no descriptors left for the control thread (ulimit -n): %m");
   }
   membership::Start start;
-  start.slot = world_->self_slot();
-  start.incarnation = world_->identity().incarnation;
-  start.host = world_->identity().host;
-  start.max_slots = world_->max_slots();
+  start.slot = peers_.self_slot();
+  start.incarnation = peers_.identity().incarnation;
+  start.host = peers_.identity().host;
+  start.max_slots = peers_.count();
   start.now_us = now_ns() / 1000;
   start.view.epoch = 1;
   bool watched = watch(request_event_.get(), Source::kRequests, 0, EPOLLIN);
-  for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) {
-    const World::Peer& peer = world_->peers_[slot];
+  for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
+    const WorldPeer& peer = peers_[slot];
     if (peer.identity.incarnation == 0) continue;
     if (joining == nullptr) {
       start.view.put({slot, peer.identity.incarnation, peer.identity.host});
@@ -76,21 +84,20 @@ mep_result_t ControlThread::start(const membership::View* joining) {
     start.view = *joining;
     start.joining = true;
   }
-  if (world_->listener_.valid()) {
-    door_ = std::make_unique<NewcomerDoor>(world_->listener_.get(), world_->config_, world_->self_,
-                                           world_->gate_);
+  if (listener_.valid()) {
+    door_ = std::make_unique<NewcomerDoor>(listener_.get(), config_, peers_.self(), gate_);
     watched = watched && watch(door_->fd(), Source::kDoor, 0, EPOLLIN);
   }
   if (!watched) return fail_for_watch();
   watch_transports();
-  start.config = membership::config_for(world_->config().heartbeat_ms * uint64_t{1000},
-                                        world_->config().suspect_ms * uint64_t{1000});
-  start.config.quorum = static_cast<membership::QuorumPolicy>(world_->config().quorum);
+  start.config = membership::config_for(config_.heartbeat_ms * uint64_t{1000},
+                                        config_.suspect_ms * uint64_t{1000});
+  start.config.quorum = static_cast<membership::QuorumPolicy>(config_.quorum);
   membership_ = std::make_unique<membership::Membership>(std::move(start));
   publish_view();
-  if (!world_->config().witness.empty()) {
+  if (!config_.witness.empty()) {
     MEP_TRY(Witness::open(
-        world_->config().witness,
+        config_.witness,
         [this](uint64_t epoch, uint64_t digest) {
           post([this, epoch, digest] { membership_->on_witness(epoch, digest); });
         },
@@ -142,7 +149,7 @@ bool ControlThread::call_or_throw(FunctionRef<void()> request) {
 
 void ControlThread::loop() {
   pthread_setname_np(pthread_self(), "mep-control");
-  set_log_rank(static_cast<int>(world_->self_slot()));
+  set_log_rank(static_cast<int>(peers_.self_slot()));
   bool is_first = true;
   bool is_last = false;
   while (!is_last) {
@@ -161,7 +168,7 @@ void ControlThread::loop() {
 void ControlThread::first_round() {
   carry_out();
   // What the links already hold is no event.
-  for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) read_link(slot);
+  for (uint32_t slot = 0; slot < peers_.count(); ++slot) read_link(slot);
 }
 
 void ControlThread::round() {
@@ -198,7 +205,7 @@ void ControlThread::run_out_of_memory() {
   leaving_peers_.clear();
   preparing_.reset();
   waiting_links_ = {};
-  for (World::Peer& peer : world_->peers_) {
+  for (WorldPeer& peer : peers_) {
     if (peer.pidfd.valid()) unwatch(peer.pidfd.get());
     if (peer.link == nullptr) continue;
     unwatch(peer.link->fd());
@@ -312,14 +319,8 @@ void ControlThread::remove_client(WorldClient* client) {
   carry_out();
 }
 
-membership::View ControlThread::view_snapshot() const {
-  const std::lock_guard lock(view_mutex_);
-  return *view_;
-}
-
 void ControlThread::publish_view() {
-  const std::lock_guard lock(view_mutex_);
-  view_ = membership_->view_ptr();
+  view_.publish(membership_->view_ptr());
 }
 
 WorldClient* ControlThread::client(uint64_t comm) const {
@@ -340,7 +341,7 @@ void ControlThread::start_leaving() {
   for (const auto& [id, client] : clients_) client->describe(&done);
   const std::vector<std::byte> payload = encode_leaving(done);
   leave_awaited_ = membership_->view().members;
-  leave_awaited_.remove(world_->self_slot());
+  leave_awaited_.remove(peers_.self_slot());
   leave_awaited_.each([&](uint32_t slot) { send(slot, kFrameLeaving, payload); });
 }
 
@@ -358,8 +359,8 @@ void ControlThread::check_leaving() {
   membership::SlotSet lost;
   membership::SlotSet others;
   membership_->view().members.each([&](uint32_t slot) {
-    if (slot == world_->self_slot() || membership_->stated_its_end(slot)) return;
-    const bool is_lost = world_->peers_[slot].link == nullptr || membership_->confirmed_dead(slot);
+    if (slot == peers_.self_slot() || membership_->stated_its_end(slot)) return;
+    const bool is_lost = peers_[slot].link == nullptr || membership_->confirmed_dead(slot);
     (is_lost ? lost : others).add(slot);
   });
   leave_awaited_ &= others;
@@ -370,7 +371,7 @@ void ControlThread::check_leaving() {
   membership_->on_leave();
   carry_out();
   flush_links();
-  world_->leave_finished();
+  end_.note_left();
 }
 
 void ControlThread::answer_leaving() {

@@ -16,25 +16,40 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "base/unique_fd.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/membership/membership.hpp"
+#include "core/world/admissions.hpp"
 #include "core/world/closed_channels.hpp"
 #include "core/world/control_requests.hpp"
 #include "core/world/frames.hpp"
 #include "core/world/view_change_times.hpp"
 #include "core/world/witness.hpp"
-#include "core/world/world.hpp"
+#include "core/world/world_client.hpp"
+#include "core/world/world_end.hpp"
+#include "core/world/world_peers.hpp"
+#include "core/world/world_view.hpp"
+#include "core/world/world_windows.hpp"
 
 namespace mep {
 
 class ControlThread {
  public:
-  explicit ControlThread(World* world);
+  // What it works on: the parts of its world, which outlive it.
+  struct Parts {
+    const ResolvedConfig& config;
+    WorldPeers& peers;
+    WorldView& view;
+    WorldEnd& end;
+    Admissions& admissions;
+    WorldWindows& windows;
+  };
+
+  // `listener` invalid: no newcomer comes. `gate`: how they find this rank and are let in; null for threads.
+  ControlThread(const Parts& parts, UniqueFd listener, std::shared_ptr<Gate> gate);
   ~ControlThread();
   ControlThread(const ControlThread&) = delete;
   ControlThread& operator=(const ControlThread&) = delete;
@@ -56,7 +71,7 @@ class ControlThread {
   void remove_client(WorldClient* client);
   // A change has ended operations of a comm that this rank has not begun to make: it will not be made.
   bool is_refused(uint64_t comm) const;
-  // See World.
+  // See World::ask_held().
   void ask_held(WorldClient* client, uint64_t channel, uint64_t done,
                 std::shared_ptr<std::atomic<bool>> held);
   // This rank has closed them; `members` share them.
@@ -74,7 +89,6 @@ class ControlThread {
   bool quiesced() const;
   // A newcomer tells all that it has their windows.
   void say_ready();
-  membership::View view_snapshot() const;
 
  private:
   enum class Source : uint32_t { kRequests, kLink, kProcess, kDoor, kTransport };
@@ -128,7 +142,6 @@ class ControlThread {
   void act(const membership::PeerReport& action);
   void act(const membership::AskWitness& action);
 
-  void set_terminal(mep_result_t result);
   void wake_all();
   void check_flush();
   void check_fences();
@@ -180,7 +193,14 @@ class ControlThread {
   // Takes out what this rank's user has, or can have without the peer that completed it.
   void drop_held(std::vector<membership::ChannelState>* channels);
 
-  World* const world_;
+  const ResolvedConfig& config_;
+  WorldPeers& peers_;
+  WorldView& view_;
+  WorldEnd& end_;
+  Admissions& admissions_;
+  WorldWindows& windows_;
+  UniqueFd listener_;
+  std::shared_ptr<Gate> gate_;
   UniqueFd epoll_;
   UniqueFd request_event_;
   std::thread thread_;
@@ -197,10 +217,6 @@ class ControlThread {
   membership::SlotSet output_watched_;    // links that epoll also watches for room
 
   ControlRequests requests_;
-
-  // The view for user threads.
-  mutable std::mutex view_mutex_;
-  std::shared_ptr<const membership::View> view_;
 
   // Flush of the present change: what is asked, and which (comm, channel) have come up to which seq.
   std::vector<membership::FlushItem> flush_items_;

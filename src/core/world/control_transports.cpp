@@ -8,8 +8,8 @@
 namespace mep {
 
 void ControlThread::watch_transports() {
-  for (; watched_transports_ < world_->network_.count(); ++watched_transports_) {
-    const int fd = world_->network_.transport(watched_transports_)->events().control;
+  for (; watched_transports_ < peers_.network().count(); ++watched_transports_) {
+    const int fd = peers_.network().transport(watched_transports_)->events().control;
     if (fd >= 0 && !watch(fd, Source::kTransport, watched_transports_, EPOLLIN)) {
       log(LogLevel::kError, "a transport cannot be watched: %m");
     }
@@ -20,13 +20,13 @@ void ControlThread::watch_transports() {
 // and it still lies in a socket.
 void ControlThread::take_what_has_come() {
   constexpr int kRounds = 64;
-  if (!world_->network_.is_open()) return;
-  for (int i = 0; i < kRounds && world_->network_.progress(); ++i) {
+  if (!peers_.network().is_open()) return;
+  for (int i = 0; i < kRounds && peers_.network().progress(); ++i) {
   }
 }
 
 void ControlThread::serve_transports() {
-  TransportWait& network = world_->network_;
+  TransportWait& network = peers_.network();
   if (!network.active()) return;
   for (uint32_t i = 0; i < network.count(); ++i) network.transport(i)->serve();
   // A thread that waits makes progress itself, and sooner. During a view change none may come.
@@ -39,11 +39,11 @@ void ControlThread::serve_transports() {
 }
 
 void ControlThread::take_failures() {
-  TransportWait& network = world_->network_;
+  TransportWait& network = peers_.network();
   PeerFailure failure;
   for (uint32_t i = 0; i < network.count(); ++i) {
     while (network.transport(i)->take_failure(&failure)) {
-      const World::Peer& peer = world_->peers_[failure.slot];
+      const WorldPeer& peer = peers_[failure.slot];
       if (peer.identity.incarnation != failure.incarnation) continue;
       // What it said before it went, LEFT perhaps, comes first.
       read_link(failure.slot);
@@ -53,27 +53,27 @@ void ControlThread::take_failures() {
           failure.reason.c_str());
       if (member) note_evidence();
       membership_->on_connection_lost(failure.slot, failure.incarnation);
-      world_->directory_.wake();
+      windows_.wake();
     }
   }
 }
 
 // Wedging waits for threads that post, and they must not wait for members that are gone.
 void ControlThread::give_up_the_gone() {
-  if (!world_->network_.active()) return;
-  for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) {
-    const World::Peer& peer = world_->peers_[slot];
-    if (slot == world_->self_slot() || peer.transport == nullptr || !is_member(slot)) continue;
+  if (!peers_.network().active()) return;
+  for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
+    const WorldPeer& peer = peers_[slot];
+    if (slot == peers_.self_slot() || peer.transport == nullptr || !is_member(slot)) continue;
     if (peer.link == nullptr || membership_->confirmed_dead(slot)) peer.transport->give_up(slot);
   }
 }
 
 // From the wedge to the new view.
 void ControlThread::ask_for_quiet() {
-  if (quiet_epoch_ == 0 || !world_->network_.active()) return;
-  for (uint32_t slot = 0; slot < world_->max_slots(); ++slot) {
-    const World::Peer& peer = world_->peers_[slot];
-    if (slot == world_->self_slot() || peer.transport == nullptr || !is_member(slot)) continue;
+  if (quiet_epoch_ == 0 || !peers_.network().active()) return;
+  for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
+    const WorldPeer& peer = peers_[slot];
+    if (slot == peers_.self_slot() || peer.transport == nullptr || !is_member(slot)) continue;
     // One that is lost sends none either, and is not waited for.
     (void)peer.transport->quiesced(slot, quiet_epoch_);
   }
@@ -81,11 +81,11 @@ void ControlThread::ask_for_quiet() {
 
 // Whether all has landed here that the members which stay had posted before they were stopped.
 bool ControlThread::drained() const {
-  if (!world_->network_.active()) return true;
+  if (!peers_.network().active()) return true;
   bool all = true;
   preparing_->value->members.each([&](uint32_t slot) {
-    const World::Peer& peer = world_->peers_[slot];
-    if (slot == world_->self_slot() || peer.transport == nullptr || !is_member(slot)) return;
+    const WorldPeer& peer = peers_[slot];
+    if (slot == peers_.self_slot() || peer.transport == nullptr || !is_member(slot)) return;
     if (peer.link == nullptr || membership_->confirmed_dead(slot) ||
         membership_->row().suspected.has(slot)) {
       return;

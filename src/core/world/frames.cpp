@@ -5,7 +5,7 @@
 
 #include "core/bootstrap/byte_codec.hpp"
 #include "core/membership/slot_set.hpp"
-#include "core/world/world.hpp"
+#include "core/world/world_client.hpp"
 #include "transport/transport.hpp"
 
 namespace mep {

@@ -1,24 +1,67 @@
-// A world's windows: what this rank offers, what it takes of others, and new pages when somebody who could
-// write the old ones is out.
+#include "core/world/world_windows.hpp"
+
+#include <fcntl.h>
+
 #include <algorithm>
 #include <new>
+#include <string>
 
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "core/world/admissions.hpp"
 #include "core/world/control_thread.hpp"
-#include "core/world/world.hpp"
+#include "core/world/frames.hpp"
+#include "core/world/world_end.hpp"
+#include "core/world/world_peers.hpp"
+#include "core/world/world_view.hpp"
 #include "transport/test_network.hpp"
 
 namespace mep {
 
-mep_result_t World::send_window(const Window& window, const WindowExport& exported, uint32_t slot) {
+// --- The world's own window -----------------------------------------------------------------------
+
+mep_result_t WorldWindows::open() {
+  MEP_TRY(Window::create(kWorldWindowId, 4096, &world_window_));
+  doorbell_open(doorbell());
+  return MEP_SUCCESS;
+}
+
+mep_result_t WorldWindows::bind_event() {
+  if (!peers_.network().is_open()) return MEP_SUCCESS;
+  UniqueFd own(fcntl(peers_.network().event(), F_DUPFD_CLOEXEC, 0));
+  if (!own.valid()) return fail(MEP_ERR_NO_MEMORY, "no descriptors left (ulimit -n): %m");
+  doorbell_bind_event(doorbell(), std::move(own));
+  return MEP_SUCCESS;
+}
+
+void WorldWindows::unbind_event(uint32_t slot) {
+  const WorldPeer& peer = peers_[slot];
+  if (!peers_.network().is_open() || slot == peers_.self_slot() || peer.transport == nullptr) {
+    return;
+  }
+  std::byte* mapped = peer.transport->map(slot, kWorldWindowId);
+  // A rank of this process rings by its owner's own entry.
+  if (mapped == nullptr || peer.identity.process_token == peers_.identity().process_token) return;
+  doorbell_unbind_event(reinterpret_cast<Doorbell*>(mapped));
+}
+
+void WorldWindows::unbind_events() {
+  if (!peers_.network().is_open()) return;
+  if (world_window_ != nullptr) doorbell_unbind_event(doorbell());
+  for (uint32_t slot = 0; slot < peers_.count(); ++slot) unbind_event(slot);
+}
+
+// --- User threads ---------------------------------------------------------------------------------
+
+mep_result_t WorldWindows::send_one(const Window& window, const WindowExport& exported,
+                                    uint32_t slot) {
   const std::vector<std::byte> payload =
       encode_window_frame({window.id(), window.bytes(), window.generation(), exported.blob});
   const std::shared_ptr<ControlLink> link = peers_[slot].link;
   if (link == nullptr) return MEP_SUCCESS;
   // Who maps the doorbell can ring a thread that sleeps in epoll.
-  const int descriptors[] = {exported.fd.get(), network_.event()};
-  const bool with_event = window.id() == kWorldWindowId && network_.is_open();
+  const int descriptors[] = {exported.fd.get(), peers_.network().event()};
+  const bool with_event = window.id() == kWorldWindowId && peers_.network().is_open();
   const size_t count = !exported.fd.valid() ? 0 : with_event ? 2 : 1;
   const std::span<const int> fds(descriptors, count);
   const mep_result_t sent = link->send(kFrameWindow, payload, fds);
@@ -26,42 +69,51 @@ mep_result_t World::send_window(const Window& window, const WindowExport& export
   return sent == MEP_ERR_PEER_FAILED ? MEP_SUCCESS : sent;
 }
 
-mep_result_t World::offer_window(const std::shared_ptr<Window>& window,
+mep_result_t WorldWindows::offer(const std::shared_ptr<Window>& window,
                                  std::span<const uint32_t> slots) {
   std::vector<uint32_t> sharing(slots.begin(), slots.end());
   if (window->id() == kWorldWindowId) {
     // Shared with whoever comes, too.
-    sharing.resize(max_slots());
-    for (uint32_t slot = 0; slot < max_slots(); ++slot) sharing[slot] = slot;
+    sharing.resize(peers_.count());
+    for (uint32_t slot = 0; slot < peers_.count(); ++slot) sharing[slot] = slot;
   }
   directory_.add_own(window, std::move(sharing));
-  return send_windows(window, slots);
+  return send(window, slots);
 }
 
-mep_result_t World::send_windows(const std::shared_ptr<Window>& window,
-                                 std::span<const uint32_t> slots) {
+void WorldWindows::add_own(const std::shared_ptr<Window>& window,
+                           const std::vector<uint32_t>& slots) {
+  directory_.add_own(window, slots);
+}
+
+void WorldWindows::remove_own(uint64_t id) {
+  directory_.remove_own(id);
+}
+
+mep_result_t WorldWindows::send(const std::shared_ptr<Window>& window,
+                                std::span<const uint32_t> slots) {
   mep_result_t result = MEP_SUCCESS;
   // On the control thread, which owns the links and their ends.
   const std::vector<uint32_t> targets(slots.begin(), slots.end());
   std::string text;
-  const bool ran = control_->call_or_throw([&] {
+  const bool ran = control_.call_or_throw([&] {
     for (const uint32_t slot : targets) {
-      if (slot == self_slot() || peers_[slot].transport == nullptr) continue;
+      if (slot == peers_.self_slot() || peers_[slot].transport == nullptr) continue;
       WindowExport exported;
       result = peers_[slot].transport->export_window(slot, window, &exported);
-      if (result == MEP_SUCCESS) result = send_window(*window, exported, slot);
+      if (result == MEP_SUCCESS) result = send_one(*window, exported, slot);
       if (result == MEP_SUCCESS) continue;
       text = last_error_text();
       return;
     }
   });
-  if (!ran) return fail_as_ended();
+  if (!ran) return end_.fail_as_ended();
   if (result != MEP_SUCCESS) return fail(result, "%s", text.c_str());
   return MEP_SUCCESS;
 }
 
-mep_result_t World::remote_of(uint32_t slot, const std::shared_ptr<Window>& window,
-                              Remote* remote) const {
+mep_result_t WorldWindows::remote_of(uint32_t slot, const std::shared_ptr<Window>& window,
+                                     Remote* remote) const {
   // Only tests have several hosts within one process.
   const auto host_of = [](const PeerIdentity& identity) {
     return TestNetwork::enabled() ? TestNetwork::host_of(identity.slot) : identity.host;
@@ -70,17 +122,18 @@ mep_result_t World::remote_of(uint32_t slot, const std::shared_ptr<Window>& wind
   remote->window = window->id();
   remote->host = host_of(peers_[slot].identity);
   remote->sharing = peers_[slot].sharing;
-  if (slot == self_slot()) {
+  if (slot == peers_.self_slot()) {
     remote->mapped = window->data();
     remote->doorbell = doorbell();
     return MEP_SUCCESS;
   }
   Transport* transport = peers_[slot].transport;
   remote->transport = transport;
-  remote->network = wait_policy_.network;
+  remote->network = peers_.network().is_open() ? &peers_.network() : nullptr;
   // Both or neither: who is not mapped is sent what who is mapped reads by itself.
-  const bool both_map = remote->sharing != 0 && remote->sharing == peers_[self_slot()].sharing;
-  if (both_map && remote->host == host_of(self_.identity)) {
+  const bool both_map =
+      remote->sharing != 0 && remote->sharing == peers_[peers_.self_slot()].sharing;
+  if (both_map && remote->host == host_of(peers_.identity())) {
     remote->mapped = transport->map(slot, window->id());
   }
   if (remote->mapped != nullptr) {
@@ -89,15 +142,15 @@ mep_result_t World::remote_of(uint32_t slot, const std::shared_ptr<Window>& wind
   return MEP_SUCCESS;
 }
 
-mep_result_t World::receive_windows(const std::shared_ptr<Window>& window,
-                                    std::span<const uint32_t> slots,
-                                    const std::function<bool(uint32_t)>& skip,
-                                    const Deadline& deadline, std::vector<Remote>* remotes,
-                                    const std::function<bool()>& has_changed) {
+mep_result_t WorldWindows::receive(const std::shared_ptr<Window>& window,
+                                   std::span<const uint32_t> slots,
+                                   const std::function<bool(uint32_t)>& skip,
+                                   const Deadline& deadline, std::vector<Remote>* remotes,
+                                   const std::function<bool()>& has_changed) {
   remotes->clear();
   for (const uint32_t slot : slots) {
     remotes->emplace_back();
-    if (slot == self_slot()) {
+    if (slot == peers_.self_slot()) {
       MEP_TRY(remote_of(slot, window, &remotes->back()));
       continue;
     }
@@ -105,7 +158,7 @@ mep_result_t World::receive_windows(const std::shared_ptr<Window>& window,
     // Its doorbell comes with the world's window; of two newcomers neither has taken the other's.
     if (window->id() != kWorldWindowId && !is_imported(slot, kWorldWindowId)) {
       std::vector<Remote> doorbell;
-      MEP_TRY(receive_windows(world_window_, {&slot, 1}, skip, deadline, &doorbell));
+      MEP_TRY(receive(world_window_, {&slot, 1}, skip, deadline, &doorbell));
     }
     // A newcomer asks for what another member told it of; this one may have destroyed it meanwhile.
     bool withheld = false;
@@ -114,9 +167,9 @@ mep_result_t World::receive_windows(const std::shared_ptr<Window>& window,
       is_over = has_changed && has_changed();
       if (is_over) return true;
       const bool here = directory_.has(slot, window->id()) || is_imported(slot, window->id());
-      withheld = entering_ && !here && directory_.offered(slot);
-      return here || withheld || terminal_result() != MEP_SUCCESS ||
-             control_->view_snapshot().incarnation(slot) == 0;
+      withheld = admissions_.entering() && !here && directory_.offered(slot);
+      return here || withheld || end_.result() != MEP_SUCCESS ||
+             view_.snapshot().incarnation(slot) == 0;
     };
     if (!directory_.wait(deadline, settled)) {
       return fail(MEP_ERR_TIMEOUT, "rank %u did not offer its part of a window in time", slot);
@@ -137,25 +190,30 @@ mep_result_t World::receive_windows(const std::shared_ptr<Window>& window,
   return MEP_SUCCESS;
 }
 
-void World::drop_window(uint64_t id) {
+bool WorldWindows::has_offered_all(uint32_t slot, uint64_t incarnation) const {
+  // Acquire: its windows were taken before.
+  return peers_[slot].ready_incarnation.load(std::memory_order_acquire) == incarnation;
+}
+
+void WorldWindows::drop(uint64_t id) {
   directory_.remove_own(id);
   // One by one: what frees needs no memory.
-  for (uint32_t slot = 0; slot < max_slots(); ++slot) {
+  for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
     {
-      const std::lock_guard lock(state_mutex_);
+      const std::lock_guard lock(mutex_);
       if (imported_.erase({slot, id}) == 0) continue;
     }
     peers_[slot].transport->drop_window(slot, id);
   }
 }
 
-bool World::is_imported(uint32_t slot, uint64_t window) const {
-  const std::lock_guard lock(state_mutex_);
+bool WorldWindows::is_imported(uint32_t slot, uint64_t window) const {
+  const std::lock_guard lock(mutex_);
   return imported_.contains({slot, window});
 }
 
-mep_result_t World::import_offer(uint32_t slot, const std::shared_ptr<Window>& window,
-                                 WindowOffer* offer) {
+mep_result_t WorldWindows::import_offer(uint32_t slot, const std::shared_ptr<Window>& window,
+                                        WindowOffer* offer) {
   if (offer->lacks_descriptors) {
     return fail(MEP_ERR_NO_MEMORY,
                 "no descriptor was left for a window of rank %u; raise the limit of open files "
@@ -176,29 +234,29 @@ mep_result_t World::import_offer(uint32_t slot, const std::shared_ptr<Window>& w
       throw;
     }
   }
-  const std::lock_guard lock(state_mutex_);
+  const std::lock_guard lock(mutex_);
   imported_.merge(note);
   return MEP_SUCCESS;
 }
 
-bool World::find_remote(uint32_t slot, const std::shared_ptr<Window>& window,
-                        Remote* remote) const {
-  if (slot != self_slot() && !is_imported(slot, window->id())) return false;
+bool WorldWindows::find_remote(uint32_t slot, const std::shared_ptr<Window>& window,
+                               Remote* remote) const {
+  if (slot != peers_.self_slot() && !is_imported(slot, window->id())) return false;
   return remote_of(slot, window, remote) == MEP_SUCCESS;
 }
 
-mep_result_t World::await_remote(uint32_t slot, const std::shared_ptr<Window>& window,
-                                 const Deadline& deadline, Remote* remote) {
+mep_result_t WorldWindows::await_remote(uint32_t slot, const std::shared_ptr<Window>& window,
+                                        const Deadline& deadline, Remote* remote) {
   const uint32_t slots[] = {slot};
   std::vector<Remote> remotes;
   const auto needed = [](uint32_t) { return false; };
-  MEP_TRY(receive_windows(world_window_, slots, needed, deadline, &remotes));
-  MEP_TRY(receive_windows(window, slots, needed, deadline, &remotes));
+  MEP_TRY(receive(world_window_, slots, needed, deadline, &remotes));
+  MEP_TRY(receive(window, slots, needed, deadline, &remotes));
   *remote = remotes[0];
   return MEP_SUCCESS;
 }
 
-bool World::has_offered(uint32_t slot, const Window& window) {
+bool WorldWindows::has_offered(uint32_t slot, const Window& window) {
   bool offered = is_imported(slot, window.id());
   (void)directory_.wait(Deadline::at(0), [&] {
     offered = offered || directory_.has(slot, window.id());
@@ -207,7 +265,9 @@ bool World::has_offered(uint32_t slot, const Window& window) {
   return offered;
 }
 
-mep_result_t World::take_offer(uint32_t slot, uint64_t window, WindowOffer* offer) {
+// --- The control thread ---------------------------------------------------------------------------
+
+mep_result_t WorldWindows::take_now(uint32_t slot, uint64_t window, WindowOffer* offer) {
   const std::shared_ptr<Window> own = directory_.own(window);
   if (own == nullptr) return MEP_ERR_NOT_FOUND;
   const mep_result_t taken = import_offer(slot, own, offer);
@@ -218,41 +278,66 @@ mep_result_t World::take_offer(uint32_t slot, uint64_t window, WindowOffer* offe
   return taken;
 }
 
-void World::forget_peer(uint32_t slot) {
-  Peer& peer = peers_[slot];
+mep_result_t WorldWindows::take(uint32_t slot, uint64_t id, WindowOffer offer, bool at_once) {
+  if (is_imported(slot, id) || at_once) {
+    const mep_result_t taken = take_now(slot, id, &offer);
+    if (taken != MEP_ERR_NOT_FOUND) return taken;
+  }
+  directory_.file(slot, id, std::move(offer));
+  return MEP_SUCCESS;
+}
+
+void WorldWindows::offer_all(uint32_t slot, membership::SlotSet* unreached) {
+  for (const std::shared_ptr<Window>& window : directory_.own_for(slot)) {
+    WindowExport exported;
+    if (peers_[slot].transport->export_window(slot, window, &exported) != MEP_SUCCESS ||
+        send_one(*window, exported, slot) != MEP_SUCCESS) {
+      log(LogLevel::kWarn, "cannot offer a window to rank %u: %s", slot, last_error_text());
+      unreached->add(slot);
+    }
+  }
+}
+
+void WorldWindows::forget_peer(uint32_t slot) {
+  WorldPeer& peer = peers_[slot];
   unbind_event(slot);
   if (peer.transport != nullptr) peer.transport->remove_peer(slot);
   peer.transport = nullptr;
   directory_.forget_slot(slot);
-  const std::lock_guard lock(state_mutex_);
+  const std::lock_guard lock(mutex_);
   std::erase_if(imported_, [slot](const auto& entry) { return entry.first == slot; });
 }
 
-void World::renew_windows(uint32_t excluded, AwaitedWindows* awaited,
-                          membership::SlotSet* unreached) {
+void WorldWindows::hold_network(bool is_held) {
+  TransportWait& network = peers_.network();
+  for (uint32_t i = 0; i < network.count(); ++i) network.transport(i)->hold_windows(is_held);
+}
+
+void WorldWindows::renew(uint32_t excluded, AwaitedWindows* awaited,
+                         membership::SlotSet* unreached) {
   for (const std::shared_ptr<Window>& window : directory_.own()) {
     {
-      const std::lock_guard lock(state_mutex_);
+      const std::lock_guard lock(mutex_);
       if (window->id() != kWorldWindowId && !imported_.contains({excluded, window->id()})) continue;
     }
-    hold_windows();
+    hold_network(true);
     const mep_result_t renewed = window->renew();
-    release_windows();
+    hold_network(false);
     if (renewed != MEP_SUCCESS) {
       log(LogLevel::kError, "cannot renew a window: %s", last_error_text());
       // Without new pages who is excluded could write there, so this rank must not agree.
       throw std::bad_alloc();
     }
-    for (uint32_t slot = 0; slot < max_slots(); ++slot) {
-      if (slot == self_slot() || slot == excluded || peers_[slot].link == nullptr) continue;
+    for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
+      if (slot == peers_.self_slot() || slot == excluded || peers_[slot].link == nullptr) continue;
       {
-        const std::lock_guard lock(state_mutex_);
+        const std::lock_guard lock(mutex_);
         if (window->id() != kWorldWindowId && !imported_.contains({slot, window->id()})) continue;
       }
       WindowExport exported;
       awaited->insert({{slot, window->id()}, window->generation()});
       if (peers_[slot].transport->export_window(slot, window, &exported) == MEP_SUCCESS &&
-          send_window(*window, exported, slot) == MEP_SUCCESS) {
+          send_one(*window, exported, slot) == MEP_SUCCESS) {
         continue;
       }
       // Who has the old pages and cannot be told of the new ones writes where nobody reads.

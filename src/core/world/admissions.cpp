@@ -1,0 +1,81 @@
+#include "core/world/admissions.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/failpoint.hpp"
+#include "base/log.hpp"
+#include "base/status.hpp"
+#include "core/world/control_thread.hpp"
+
+namespace mep {
+namespace {
+
+constexpr uint64_t kAnswerGraceNs = 60'000'000'000;
+
+}  // namespace
+
+mep_result_t Admissions::recover(const membership::SlotSet& wanted, const Deadline& deadline,
+                                 Admission* admission) {
+  uint64_t seq = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    seq = ++recover_calls_;
+  }
+  const uint64_t deadline_us = deadline.at_ns() / 1000;
+  control_.call([&] {
+    log(LogLevel::kDebug, "recover %llu: %u slots, %lld ms left",
+        static_cast<unsigned long long>(seq), wanted.count(),
+        (static_cast<long long>(deadline_us) - static_cast<long long>(now_ns() / 1000)) / 1000);
+    control_.membership().on_recover(seq, wanted, deadline_us);
+  });
+  MEP_FAILPOINT("recover");
+  std::unique_lock lock(mutex_);
+  // Every member answers, or is removed by the same membership: the bound is for its bugs only.
+  const Deadline limit = Deadline::at(deadline.at_ns() + kAnswerGraceNs);
+  while (recover_answered_ < seq && end_.result() == MEP_SUCCESS && !limit.expired()) {
+    answered_.wait_for(lock, std::chrono::milliseconds(limit.left_ms(100)));
+  }
+  if (recover_answered_ < seq) {
+    if (end_.result() != MEP_SUCCESS) return end_.fail_as_ended();
+    return fail(MEP_ERR_TIMEOUT, "not all members called this, or they did not answer");
+  }
+  *admission = admission_;
+  return MEP_SUCCESS;
+}
+
+mep_result_t Admissions::enter(const Deadline& deadline, Admission* admission) {
+  control_.post([this] { control_.say_ready(); });
+  std::unique_lock lock(mutex_);
+  while (!joined_ && end_.result() == MEP_SUCCESS && !deadline.expired()) {
+    answered_.wait_for(lock, std::chrono::milliseconds(deadline.left_ms(100)));
+  }
+  if (joined_) {
+    entering_ = false;
+    *admission = admission_;
+    return MEP_SUCCESS;
+  }
+  if (end_.result() != MEP_SUCCESS) {
+    return fail(MEP_ERR_BOOTSTRAP,
+                "the job ended, or filled this rank's place, before it was "
+                "admitted");
+  }
+  return fail(MEP_ERR_TIMEOUT,
+              "rank %u is ready, but no mep_recover_ranks or mep_comm_grow of the "
+              "members admitted it",
+              self_slot_);
+}
+
+void Admissions::answer(uint64_t seq, Admission admission, bool joined) {
+  const std::lock_guard lock(mutex_);
+  if (joined) {
+    joined_ = true;
+    recover_calls_ = seq;
+  }
+  recover_answered_ = std::max(recover_answered_, seq);
+  admission_ = std::move(admission);
+  answered_.notify_all();
+}
+
+}  // namespace mep

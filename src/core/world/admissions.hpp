@@ -1,0 +1,70 @@
+// How a call waits for the view that answers it: a member's for the one that lets newcomers in, a newcomer's for
+// the one that it is in.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "core/membership/membership.hpp"
+#include "core/world/world_end.hpp"
+#include "mep.h"
+
+namespace mep {
+
+class ControlThread;
+
+// The view that answered a recover call.
+struct Admission {
+  std::vector<uint32_t> added;                   // slots that it let in
+  std::shared_ptr<const membership::View> view;  // null: none has answered
+};
+
+class Admissions {
+ public:
+  Admissions(ControlThread& control, const WorldEnd& end, uint32_t self_slot)
+      : control_(control), end_(end), self_slot_(self_slot) {}
+  Admissions(const Admissions&) = delete;
+  Admissions& operator=(const Admissions&) = delete;
+
+  // The collective recover call: waits until the view that answers it.
+  [[nodiscard]] mep_result_t recover(const membership::SlotSet& wanted, const Deadline& deadline,
+                                     Admission* admission);
+  // Newcomers whose links to this rank are tested.
+  uint32_t ready_newcomers() const { return ready_newcomers_.load(std::memory_order_relaxed); }
+
+  // This rank is a newcomer; before the control thread starts.
+  void begin_entering() { entering_ = true; }
+  // A newcomer: says that it is ready and waits until it is in the view.
+  [[nodiscard]] mep_result_t enter(const Deadline& deadline, Admission* admission);
+  // A newcomer that is not in the view yet.
+  bool entering() const { return entering_; }
+
+  // --- The control thread ---
+  // `joined`: this rank is in the view from now on.
+  void answer(uint64_t seq, Admission admission, bool joined);
+  void note_ready_newcomers(uint32_t count) {
+    ready_newcomers_.store(count, std::memory_order_relaxed);
+  }
+
+ private:
+  ControlThread& control_;
+  const WorldEnd& end_;
+  const uint32_t self_slot_;
+  bool entering_ = false;  // the user's thread's
+  // Written by the control thread; relaxed: a hint for barriers that admit newcomers.
+  std::atomic<uint32_t> ready_newcomers_{0};
+
+  std::mutex mutex_;  // guards the fields below
+  std::condition_variable answered_;
+  uint64_t recover_calls_ = 0;
+  uint64_t recover_answered_ = 0;
+  bool joined_ = false;
+  Admission admission_;  // by the view that answered
+};
+
+}  // namespace mep

@@ -1,0 +1,26 @@
+// The transports that work in this process, in order of preference.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "core/bootstrap/bootstrap.hpp"
+#include "mep.h"
+#include "transport/transport.hpp"
+
+namespace mep {
+
+struct TransportSet {
+  struct Opened {
+    std::unique_ptr<Transport> transport;
+    std::vector<std::byte> offer;
+  };
+  std::vector<Opened> all;
+  bool puts_only = false;
+  [[nodiscard]] mep_result_t open(const ResolvedConfig& config);
+  // What a rank tells its peers when they connect: its cores and the transports' addresses.
+  [[nodiscard]] mep_result_t make_offer(std::vector<std::byte>* offer) const;
+};
+
+}  // namespace mep

@@ -1,0 +1,70 @@
+// What takes part in a world's view changes: a comm.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/membership/membership.hpp"
+
+namespace mep {
+
+// Receives one contribution of one operation for a rank that is behind.
+using FlushSink =
+    std::function<void(uint64_t seq, uint32_t source, std::span<const std::byte> bytes)>;
+
+// What a newcomer must know to take its place in a comm.
+struct CommDescription {
+  uint64_t id = 0;
+  std::string name;  // now; it may have been renamed
+  uint64_t epoch = 0;
+  std::vector<uint32_t> slots;
+  // How many comms were split off and EP objects made from it: names follow from these.
+  uint32_t child_number = 0;
+  uint32_t ep_number = 0;
+  // Its EP objects, in their own form (EpObject::describe_object).
+  std::vector<std::vector<std::byte>> objects;
+};
+
+// Of whom a comm is made: its members at one moment, the same for all that make it.
+struct CommBirth {
+  uint64_t world_epoch = 1;
+  std::vector<uint64_t> incarnations;  // by rank, 0: absent
+  static CommBirth of(const membership::View& view, const std::vector<uint32_t>& slots);
+};
+
+// All functions are called by the control thread.
+class WorldClient {
+ public:
+  virtual ~WorldClient() = default;
+  virtual uint64_t comm_id() const = 0;
+  virtual const membership::SlotSet& member_slots() const = 0;
+  // Whether the channel's operations are replicated, so that who is behind is given what it lacks.
+  virtual bool is_replicated(uint64_t channel) const = 0;
+  // Channels with what is done now; freezes nothing.
+  virtual void describe(std::vector<membership::ChannelState>* channels) const = 0;
+  // Freezes all channels and says what was done and entered.
+  virtual void freeze(std::vector<membership::ChannelState>* channels) = 0;
+  // While frozen: whether this rank holds all that operation seq needs.
+  virtual bool holds(uint64_t channel, uint64_t seq) = 0;
+  virtual void give_flush(uint64_t channel, uint64_t from_seq, uint64_t to_seq,
+                          const FlushSink& sink) = 0;
+  virtual void take_flush(uint64_t channel, uint64_t seq, uint32_t source,
+                          std::span<const std::byte> bytes) = 0;
+  virtual void prepare() = 0;
+  // `affected` null: the comm goes on as it was, in its old epoch.
+  virtual void install(const membership::InstallView& change,
+                       const membership::AffectedComm* affected) = 0;
+  // The world has ended for this rank (WorldEnd): wake everybody.
+  virtual void terminate() = 0;
+  // Whether no user thread is still inside a call that began before the latest view: only then may
+  // memory of a rank that left the view be unmapped.
+  virtual bool quiesced() const = 0;
+  // For newcomers, see kFrameComms.
+  virtual CommDescription description() const = 0;
+};
+
+}  // namespace mep

@@ -1,0 +1,91 @@
+#include "core/world/world_peers.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status.hpp"
+#include "core/world/offer.hpp"
+
+namespace mep {
+
+WorldPeers::WorldPeers(uint32_t max_slots, SelfDescription self, TransportSet transports)
+    : self_(std::move(self)), transports_(std::move(transports)), table_(max_slots) {
+  table_[self_slot()].identity = self_.identity;
+}
+
+uint32_t WorldPeers::state(uint32_t slot) const {
+  // Relaxed: see WorldPeer.
+  return table_[slot].state.load(std::memory_order_relaxed);
+}
+
+const char* WorldPeers::transport_text(uint32_t slot) const {
+  if (slot == self_slot()) return "self";
+  const Transport* transport = table_[slot].transport;
+  if (transport == nullptr) return "none";
+  const char* text = transport->status(slot).text;
+  return text != nullptr ? text : transport->name();
+}
+
+mep_result_t WorldPeers::open_network(Doorbell* doorbell) {
+  doorbell_ = doorbell;
+  Offer offered;
+  if (decode_offer(self_.offer, &offered)) {
+    table_[self_slot()].sharing = offered.sharing(self_.identity);
+  }
+  const auto& all = transports_.all;
+  return network_.open(std::any_of(all.begin(), all.end(), [](const TransportSet::Opened& each) {
+    return each.transport->traits().has_events;
+  }));
+}
+
+WorldPeer& WorldPeers::take_in(PeerLink* link) {
+  WorldPeer& peer = table_[link->identity.slot];
+  peer.identity = link->identity;
+  peer.link = std::move(link->link);
+  peer.pidfd = std::move(link->pidfd);
+  peer.session = link->session;
+  return peer;
+}
+
+// The lower slot's order of preference decides, so both sides come to the same choice.
+mep_result_t WorldPeers::choose_transport(WorldPeer* peer, std::span<const std::byte> offer) {
+  Offer theirs;
+  if (!decode_offer(offer, &theirs)) {
+    return fail(MEP_ERR_BOOTSTRAP, "rank %u sent a malformed transport offer", peer->identity.slot);
+  }
+  peer->sharing = theirs.sharing(peer->identity);
+  const auto try_pair = [&](Transport& transport, const Offer::Entry& entry, mep_result_t* result) {
+    if (entry.name != transport.name() || !transport.reaches(self_.identity, peer->identity)) {
+      return false;
+    }
+    *result = transport.add_peer(self_.identity, peer->identity, entry.blob, peer->session);
+    // No fabric in common, say; the other side finds the same and tries the next one, too.
+    if (*result == MEP_ERR_UNSUPPORTED) return false;
+    if (*result == MEP_SUCCESS && transport.traits().has_events) {
+      *result = network_.add(&transport, doorbell_);
+    }
+    peer->transport = &transport;
+    return true;
+  };
+  mep_result_t result = MEP_SUCCESS;
+  if (self_.identity.slot < peer->identity.slot) {
+    for (const TransportSet::Opened& each : transports_.all) {
+      for (const Offer::Entry& entry : theirs.transports) {
+        if (try_pair(*each.transport, entry, &result)) return result;
+      }
+    }
+  } else {
+    for (const Offer::Entry& entry : theirs.transports) {
+      for (const TransportSet::Opened& each : transports_.all) {
+        if (try_pair(*each.transport, entry, &result)) return result;
+      }
+    }
+  }
+  return fail(
+      MEP_ERR_UNSUPPORTED,
+      "no transport reaches rank %u; `mep_info` shows what is usable, MEP_TRANSPORTS what is "
+      "allowed",
+      peer->identity.slot);
+}
+
+}  // namespace mep

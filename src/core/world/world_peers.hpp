@@ -1,0 +1,76 @@
+// Who the slots of a world are, as one of its ranks sees them, and which transport reaches each.
+//
+// The control thread writes the table; users read what is atomic in it, and of a member what stands since before
+// it was one.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/unique_fd.hpp"
+#include "core/bootstrap/bootstrap.hpp"
+#include "core/world/transport_set.hpp"
+#include "core/world/transport_wait.hpp"
+#include "mep.h"
+#include "transport/transport.hpp"
+
+namespace mep {
+
+struct WorldPeer {
+  PeerIdentity identity;
+  std::shared_ptr<ControlLink> link;  // null: none now
+  UniqueFd pidfd;
+  PeerSession session;
+  Transport* transport = nullptr;
+  uint64_t sharing = 0;      // see Remote
+  bool is_newcomer = false;  // connected, not in the view yet; the control thread's
+  // Of the newcomer that has said that it is ready; published by the control thread to users.
+  std::atomic<uint64_t> ready_incarnation{0};
+  // MEP_PEER_*: written by the control thread for users to read; orders nothing.
+  std::atomic<uint32_t> state{MEP_PEER_ALIVE};
+};
+
+class WorldPeers {
+ public:
+  WorldPeers(uint32_t max_slots, SelfDescription self, TransportSet transports);
+  WorldPeers(const WorldPeers&) = delete;
+  WorldPeers& operator=(const WorldPeers&) = delete;
+
+  const SelfDescription& self() const { return self_; }
+  const PeerIdentity& identity() const { return self_.identity; }
+  uint32_t self_slot() const { return self_.identity.slot; }
+  uint32_t count() const { return static_cast<uint32_t>(table_.size()); }
+  // By slot; the own one has no link.
+  WorldPeer& operator[](uint32_t slot) { return table_[slot]; }
+  const WorldPeer& operator[](uint32_t slot) const { return table_[slot]; }
+  auto begin() { return table_.begin(); }
+  auto end() { return table_.end(); }
+
+  // MEP_PEER_* of a slot.
+  uint32_t state(uint32_t slot) const;
+  const char* transport_text(uint32_t slot) const;
+  // The one wait over all transports that need progress.
+  TransportWait& network() { return network_; }
+  const TransportWait& network() const { return network_; }
+
+  // --- Start-up, then the control thread ---
+  // Before any transport is chosen. `doorbell` wakes this rank.
+  [[nodiscard]] mep_result_t open_network(Doorbell* doorbell);
+  // Whoever came by this link fills its slot; `link` keeps its offer.
+  WorldPeer& take_in(PeerLink* link);
+  // The one that both sides have and that reaches: `peer` is connected, or about to be.
+  [[nodiscard]] mep_result_t choose_transport(WorldPeer* peer, std::span<const std::byte> offer);
+
+ private:
+  SelfDescription self_;
+  TransportSet transports_;
+  std::vector<WorldPeer> table_;
+  TransportWait network_;
+  Doorbell* doorbell_ = nullptr;
+};
+
+}  // namespace mep

@@ -1,0 +1,34 @@
+#include "core/world/world_view.hpp"
+
+#include <utility>
+
+namespace mep {
+
+membership::View WorldView::snapshot() const {
+  const std::lock_guard lock(view_mutex_);
+  return *view_;
+}
+
+ViewChangeTimes WorldView::last_change() const {
+  const std::lock_guard lock(change_mutex_);
+  return last_change_;
+}
+
+void WorldView::set_callback(mep_view_callback_t callback, void* user) {
+  const std::lock_guard lock(change_mutex_);
+  callback_ = callback;
+  callback_user_ = user;
+}
+
+void WorldView::publish(std::shared_ptr<const membership::View> view) {
+  const std::lock_guard lock(view_mutex_);
+  view_ = std::move(view);
+}
+
+void WorldView::note_change(const ViewChangeTimes& times, int32_t live) {
+  const std::lock_guard lock(change_mutex_);
+  last_change_ = times;
+  if (callback_ != nullptr) callback_(callback_user_, times.world_epoch, live);
+}
+
+}  // namespace mep

@@ -1,0 +1,124 @@
+// The windows of this rank, and its copies of the peers' windows of the same ids: what it offers, what it takes of
+// others, and new pages when somebody who could write the old ones is out.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "core/membership/membership.hpp"
+#include "core/world/remote.hpp"
+#include "core/world/wait.hpp"
+#include "core/world/window_directory.hpp"
+#include "mep.h"
+#include "transport/transport.hpp"
+
+namespace mep {
+
+class Admissions;
+class ControlThread;
+class WorldEnd;
+class WorldPeers;
+class WorldView;
+
+// ((peer slot, window id), generation) of renewed windows that a peer has not taken yet.
+using AwaitedWindows = std::set<std::pair<std::pair<uint32_t, uint64_t>, uint32_t>>;
+
+class WorldWindows {
+ public:
+  // Each of these outlives this object; of the control thread it uses only that requests run there.
+  WorldWindows(WorldPeers& peers, ControlThread& control, const WorldView& view,
+               const WorldEnd& end, const Admissions& admissions)
+      : peers_(peers), control_(control), view_(view), end_(end), admissions_(admissions) {}
+  WorldWindows(const WorldWindows&) = delete;
+  WorldWindows& operator=(const WorldWindows&) = delete;
+
+  // --- The world's own window ---
+  // Makes it, with the doorbell in it.
+  [[nodiscard]] mep_result_t open();
+  const std::shared_ptr<Window>& of_world() const { return world_window_; }
+  Doorbell* doorbell() const { return reinterpret_cast<Doorbell*>(world_window_->data()); }
+  // Who rings this rank reaches its network's wait, too, if there is one.
+  [[nodiscard]] mep_result_t bind_event();
+  // This rank rings nobody any more.
+  void unbind_events();
+
+  // --- User threads ---
+  // Offers `window` to `slots` (the own one is skipped).
+  [[nodiscard]] mep_result_t offer(const std::shared_ptr<Window>& window,
+                                   std::span<const uint32_t> slots);
+  // The same in two steps: peers may use it, newcomers among them; those of `slots` are told.
+  void add_own(const std::shared_ptr<Window>& window, const std::vector<uint32_t>& slots);
+  [[nodiscard]] mep_result_t send(const std::shared_ptr<Window>& window,
+                                  std::span<const uint32_t> slots);
+  // Takes back add_own().
+  void remove_own(uint64_t id);
+  // Waits for the windows of the same id of `slots`; remotes in the order of slots. A slot that leaves
+  // the view meanwhile is MEP_ERR_PEER_FAILED; `skip` says which slots need not come (they stay empty).
+  // A newcomer gets MEP_ERR_NOT_FOUND if a member has none, having destroyed what it belonged to.
+  // `has_changed`, looked at when a view is installed: what the windows are for is not to be had any more,
+  // MEP_ERR_PEER_FAILED.
+  [[nodiscard]] mep_result_t receive(const std::shared_ptr<Window>& window,
+                                     std::span<const uint32_t> slots,
+                                     const std::function<bool(uint32_t)>& skip,
+                                     const Deadline& deadline, std::vector<Remote>* remotes,
+                                     const std::function<bool()>& has_changed = {});
+  // A peer's copy of an own window: waits for it and for the peer's doorbell.
+  [[nodiscard]] mep_result_t await_remote(uint32_t slot, const std::shared_ptr<Window>& window,
+                                          const Deadline& deadline, Remote* remote);
+  bool has_offered(uint32_t slot, const Window& window);
+  // The process has said that it has offered all the windows that it came with.
+  bool has_offered_all(uint32_t slot, uint64_t incarnation) const;
+  // The own one and the peers' of this id.
+  void drop(uint64_t id);
+
+  // --- The control thread ---
+  // Something changed that waiters should look at.
+  void wake() { directory_.wake(); }
+  // Takes a window that the peer has offered if one of the same id is in use here, or if it is wanted at once and
+  // this rank has one of its own; else keeps the offer until a user's thread wants it.
+  [[nodiscard]] mep_result_t take(uint32_t slot, uint64_t id, WindowOffer offer, bool at_once);
+  // The peer has offered all that it has to this rank, a newcomer; its link has ended.
+  void note_offered(uint32_t slot) { directory_.note_offered(slot); }
+  void forget_offered(uint32_t slot) { directory_.forget_offered(slot); }
+  // Offers a newcomer all that it shares with this rank. `unreached`: whoever could not be told.
+  void offer_all(uint32_t slot, membership::SlotSet* unreached);
+  // Unmaps all that is left of an earlier incarnation in the slot.
+  void forget_peer(uint32_t slot);
+  // New pages for every own window that `excluded` could write; offers them to everybody else. Throws
+  // std::bad_alloc if there are none. `unreached`: peers that could not be told.
+  void renew(uint32_t excluded, AwaitedWindows* awaited, membership::SlotSet* unreached);
+
+ private:
+  // False: not here.
+  bool find_remote(uint32_t slot, const std::shared_ptr<Window>& window, Remote* remote) const;
+  [[nodiscard]] mep_result_t remote_of(uint32_t slot, const std::shared_ptr<Window>& window,
+                                       Remote* remote) const;
+  bool is_imported(uint32_t slot, uint64_t window) const;
+  [[nodiscard]] mep_result_t import_offer(uint32_t slot, const std::shared_ptr<Window>& window,
+                                          WindowOffer* offer);
+  // MEP_ERR_NOT_FOUND: this rank has none of its own of that id.
+  [[nodiscard]] mep_result_t take_now(uint32_t slot, uint64_t window, WindowOffer* offer);
+  [[nodiscard]] mep_result_t send_one(const Window& window, const WindowExport& exported,
+                                      uint32_t slot);
+  void unbind_event(uint32_t slot);
+  void hold_network(bool is_held);
+
+  WorldPeers& peers_;
+  ControlThread& control_;
+  const WorldView& view_;
+  const WorldEnd& end_;
+  const Admissions& admissions_;
+  std::shared_ptr<Window> world_window_;
+  WindowDirectory directory_;
+  mutable std::mutex mutex_;                          // guards the field below
+  std::set<std::pair<uint32_t, uint64_t>> imported_;  // (slot, window) in use here
+};
+
+}  // namespace mep
