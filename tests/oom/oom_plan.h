@@ -10,7 +10,8 @@ enum {
   OOM_DESCRIPTORS = 1u << 1, /* whatever makes a descriptor */
   OOM_MAPPINGS = 1u << 2,    /* mmap, and the sizes of memory files */
   OOM_THREADS = 1u << 3,     /* pthread_create */
-  OOM_SENDING = 1u << 4      /* sendmsg: no kernel memory */
+  OOM_SENDING = 1u << 4,     /* sendmsg: no kernel memory */
+  OOM_PORTS = 1u << 5        /* bind to a network address: no port is free */
 };
 
 enum {

@@ -149,6 +149,7 @@ NEXT(int, dup, int)
 NEXT(int, fcntl, int, int, ...)
 NEXT(int, open, const char*, int, ...)
 NEXT(ssize_t, sendmsg, int, const struct msghdr*, int)
+NEXT(int, bind, int, const struct sockaddr*, socklen_t)
 NEXT(int, ftruncate, int, off_t)
 NEXT(void*, mmap, void*, size_t, int, int, int, off_t)
 NEXT(int, pthread_create, pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)
@@ -166,6 +167,7 @@ __attribute__((constructor)) static void find_all(void) {
   find_fcntl();
   find_open();
   find_sendmsg();
+  find_bind();
   find_ftruncate();
   find_mmap();
   find_pthread_create();
@@ -236,6 +238,12 @@ EXPORT int open(const char* path, int flags, ...) {
 EXPORT ssize_t sendmsg(int socket, const struct msghdr* message, int flags) {
   find_sendmsg();
   return refuses_with(OOM_SENDING, ENOBUFS) ? -1 : next_sendmsg(socket, message, flags);
+}
+
+EXPORT int bind(int socket, const struct sockaddr* address, socklen_t length) {
+  find_bind();
+  if (address->sa_family != AF_UNIX && refuses_with(OOM_PORTS, EADDRINUSE)) return -1;
+  return next_bind(socket, address, length);
 }
 
 EXPORT int ftruncate(int fd, off_t bytes) {

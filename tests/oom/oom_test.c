@@ -282,6 +282,33 @@ static void make_job_of_a_lost_message(job_t* job) {
   job->steps[0] = step_kinds();
 }
 
+// No port is free for anybody who is to listen.
+static const uint64_t kNoPorts = ((uint64_t)1 << 32) - 1;
+
+static void make_job_without_ports(job_t* job) {
+  memset(job, 0, sizeof *job);
+  job->seed = kNoPorts;
+  job->ranks = 2;
+  job->short_rank = -1;
+  job->from_init = 1;
+  snprintf(job->transports, sizeof job->transports, "tcp");
+  job->plan.kinds = OOM_PORTS;
+  job->plan.threads = OOM_CALLERS | OOM_LIBRARY;
+  job->plan.refusals = UINT64_MAX;
+  job->count = 1;
+}
+
+static const char* judge_no_ports(const job_t* job, const rank_log_t* logs) {
+  int refused = 0;
+  for (int32_t rank = 0; rank < job->ranks; ++rank) {
+    refused |= logs[rank].init == MEP_ERR_NO_MEMORY;
+    if (logs[rank].init != MEP_ERR_NO_MEMORY && logs[rank].init != MEP_ERR_BOOTSTRAP) {
+      return "a start without ports says something else";
+    }
+  }
+  return refused ? NULL : "no rank says that there is no port";
+}
+
 static const char* judge_lost_message(const job_t* job, const rank_log_t* logs) {
   for (int32_t rank = 0; rank < job->ranks; ++rank) {
     if (logs[rank].steps[0] == MEP_ERR_TIMEOUT) return "nobody noticed that a message was lost";
@@ -292,6 +319,8 @@ static const char* judge_lost_message(const job_t* job, const rank_log_t* logs) 
 static void draw_job(uint64_t seed, job_t* job) {
   if (seed == 0) {
     make_job_of_a_lost_message(job);
+  } else if (seed == kNoPorts) {
+    make_job_without_ports(job);
   } else if (seed >= kSweep) {
     draw_sweep(seed, job);
   } else if (seed % 2 != 0) {
@@ -318,6 +347,7 @@ static uint64_t run_job(uint64_t seed, rank_log_t* logs, tally_t* tally) {
   const char* trouble = run_processes(&job, logs);
   if (trouble == NULL) trouble = judge(&job, logs);
   if (trouble == NULL && seed == 0) trouble = judge_lost_message(&job, logs);
+  if (trouble == NULL && seed == kNoPorts) trouble = judge_no_ports(&job, logs);
   for (int i = 0; i < MAX_RANKS; ++i) refusals += logs[i].refusals;
   ++tally->jobs;
   tally->refusals += refusals;
@@ -353,6 +383,7 @@ int main(int argc, char** argv) {
     const uint64_t count = argc > 2 ? strtoull(argv[2], NULL, 0) : 1;
     for (uint64_t i = 0; i < count; ++i) (void)run_job(first + i, logs, &tally);
   } else {
+    (void)run_job(kNoPorts, logs, &tally);
     sweep(logs, &tally);
     const uint64_t most = soak ? SOAK_JOBS : QUICK_JOBS;
     const uint64_t drawn_ms = now_ms();

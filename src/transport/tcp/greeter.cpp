@@ -63,6 +63,7 @@ mep_result_t Greeter::listen(bool beyond_host) {
   const mep_result_t found = own_addresses(beyond_host, &addresses);
   // A host without loopback meets itself as others meet it.
   if (found != MEP_SUCCESS) return beyond_host ? found : listen(true);
+  mep_result_t last = fail(MEP_ERR_SYSTEM, "this host has no address to listen on");
   for (Address& address : addresses) {
     const bool is_known =
         std::any_of(listening_.begin(), listening_.end(), [&](const Address& known) {
@@ -70,9 +71,11 @@ mep_result_t Greeter::listen(bool beyond_host) {
                  std::memcmp(known.bytes, address.bytes, sizeof known.bytes) == 0;
         });
     // An address may go away while it is being bound; another one is enough.
-    if (!is_known && listen_on(&address) == MEP_SUCCESS) listening_.push_back(address);
+    if (is_known) continue;
+    last = listen_on(&address);
+    if (last == MEP_SUCCESS) listening_.push_back(address);
   }
-  if (listening_.empty()) return fail(MEP_ERR_SYSTEM, "no address can be listened on: %m");
+  if (listening_.empty()) return last;
   listens_here_ = true;
   listens_beyond_ = beyond_host;
   return MEP_SUCCESS;
@@ -91,6 +94,7 @@ mep_result_t Greeter::listen_on(Address* address) {
   constexpr int kBacklog = 1024;
   if (::bind(listener.get(), generic, length) != 0 || ::listen(listener.get(), kBacklog) != 0 ||
       getsockname(listener.get(), generic, &length) != 0) {
+    if (errno == EADDRINUSE) return fail(MEP_ERR_NO_MEMORY, "no TCP port is free to listen");
     return fail(result_of_errno(errno), "%s cannot be listened on: %m", address->text().c_str());
   }
   address->port = ntohs(address->is_v6 ? reinterpret_cast<sockaddr_in6*>(&socket_address)->sin6_port
