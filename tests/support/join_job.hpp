@@ -181,4 +181,11 @@ inline void check_contributors(int rank, mep_comm_t comm, uint64_t expected, Rep
   for (;;) pause();
 }
 
+// All meet; then rank `victim` dies, and the others are told.
+inline void lose_rank(int victim, int rank, mep_comm_t comm, Meeting& all, Report& report) {
+  all.pass(report);
+  if (rank == victim) die();
+  meet_failure(comm, report);
+}
+
 }  // namespace mep_test

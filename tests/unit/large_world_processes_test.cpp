@@ -149,9 +149,7 @@ void replacement_finds_all(void**) {
     }
     if (found.bad()) return;
     mapped.exchange(eps.back(), rank, found);
-    all.pass(found);
-    if (rank == kVictim) die();
-    meet_failure(comm, found);
+    lose_rank(kVictim, rank, comm, all, found);
     int32_t admitted = 0;
     COLL_OK(found, mep_recover_ranks(comm, &kVictim, 1, kNeverMs, &admitted));
     check_contributors(rank, comm, 0x111, found);
@@ -285,9 +283,7 @@ void cycles_leave_nothing(void**) {
       found.add("rank %d: %zu bytes allocated, %zu after a quarter of the cycles", rank, now,
                 settled);
     }
-    all.pass(found);
-    if (rank == kVictim) die();
-    meet_failure(comm, found);
+    lose_rank(kVictim, rank, comm, all, found);
     check_contributors(rank, comm, 0x101, found);
     COLL_OK(found, mep_barrier(comm, nullptr));
     // Its own limit is the comm's, of a minute: who does not wait for it ends long before.

@@ -105,9 +105,7 @@ void automatic_recovery(void**) {
   Report report;
   JoinJob job(3, patient_config(MEP_COMM_AUTO_RECOVER), report,
               [&](int rank, mep_comm_t comm, Report& found) {
-                all.pass(found);
-                if (rank == 1) die();
-                meet_failure(comm, found);
+                lose_rank(1, rank, comm, all, found);
                 COLL_CHECK(found, live_of(comm, found) == 2);
                 check_contributors(rank, comm, 0x101, found);
                 while (!found.bad() && live_of(comm, found) < 3) {
@@ -131,9 +129,7 @@ void newcomers_die_on_their_way(const char* point) {
   Meeting all(3);
   Report report;
   JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
-    all.pass(found);
-    if (rank == 1) die();
-    meet_failure(comm, found);
+    lose_rank(1, rank, comm, all, found);
     const int32_t victim = 1;
     int32_t admitted = -1;
     COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
@@ -174,9 +170,7 @@ void stop_on_the_way(const std::string& point, unsigned stop_ms) {
   Report report;
   JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
     if (is_member && rank == 2) COLL_OK(found, mep::failpoint_arm(armed));
-    all.pass(found);
-    if (rank == 1) die();
-    meet_failure(comm, found);
+    lose_rank(1, rank, comm, all, found);
     const int32_t victim = 1;
     int32_t admitted = 0;
     COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
@@ -241,9 +235,7 @@ void a_newcomer_misses_another(void**) {
     COLL_CHECK(found, admitted == 1);
   };
   JoinJob job(3, quick_config(), report, [&](int rank, mep_comm_t comm, Report& found) {
-    all.pass(found);
-    if (rank == 1) die();
-    meet_failure(comm, found);
+    lose_rank(1, rank, comm, all, found);
     if (rank == 2) {
       page->await(0, 1);
       die();
@@ -519,9 +511,7 @@ void a_comm_is_found_by_its_name(void**) {
     COLL_OK(found, mep_comm_split(comm, rank == 0 ? 1 : 0, 0, &child));
     COLL_OK(found, mep_comm_set_name(child, rank == 0 ? "alone" : "pair"));
     COLL_OK(found, mep_comm_set_name(comm, "everybody"));
-    all.pass(found);
-    if (rank == 1) die();
-    meet_failure(comm, found);
+    lose_rank(1, rank, comm, all, found);
     if (rank == 2) COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(child, nullptr));
     const int32_t victim = 1;
     int32_t admitted = 0;

@@ -203,13 +203,6 @@ mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Ad
   return MEP_SUCCESS;
 }
 
-// Who was never in cannot be evicted: the others went on without it, or ended.
-mep_result_t result_outside(mep_result_t result, mep_result_t terminal) {
-  if (terminal != MEP_ERR_EVICTED && terminal != MEP_ERR_NO_QUORUM) return result;
-  return fail(MEP_ERR_BOOTSTRAP,
-              "the job ended, or filled this rank's place, before it was admitted");
-}
-
 // One try. *again: it missed a member that lives.
 mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* again,
                          mep_comm_t* comm) {
@@ -249,7 +242,8 @@ mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* 
   // Who is in already is waited for: the others learn at once that it ends.
   if (is_in) entering.world->abort();
   entering.world->leave(false, deadline);
-  return is_in ? result : result_outside(result, terminal);
+  const bool ended_by_others = terminal == MEP_ERR_EVICTED || terminal == MEP_ERR_NO_QUORUM;
+  return !is_in && ended_by_others ? Admissions::fail_outside() : result;
 }
 
 mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {

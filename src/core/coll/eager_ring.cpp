@@ -116,10 +116,7 @@ bool EagerRing::same_call(const RetainedOperation& retained, uint32_t fingerprin
 
 void EagerRing::zero_words() {
   if (window_ == nullptr) return;
-  const auto zero = [this](uint64_t offset) {
-    // Relaxed: nobody posts before the next view is installed, and that install is published by locks.
-    reinterpret_cast<std::atomic<uint64_t>*>(window_ + offset)->store(0, std::memory_order_relaxed);
-  };
+  const auto zero = [this](uint64_t offset) { zero_signal(window_, offset); };
   for (uint64_t use = 0; use < depth_; ++use) {
     for (uint32_t source = 0; source < size_; ++source) zero(slot_offset(use, source));
   }

@@ -96,9 +96,7 @@ bool HostPipeline::arrived_from(const std::vector<uint32_t>& ranks, Word word,
 
 void HostPipeline::zero_words() {
   for (uint64_t i = 0; i < kWordKinds * kRing * remotes_->size(); ++i) {
-    // Relaxed: nobody posts before the next view is installed, and that install is published by locks.
-    reinterpret_cast<std::atomic<uint64_t>*>(window_ + words_ + i * kLine)
-        ->store(0, std::memory_order_relaxed);
+    zero_signal(window_, words_ + i * kLine);
   }
 }
 

@@ -33,6 +33,7 @@ class HostPipeline {
   static constexpr size_t kLine = 64;
 
   enum class Word : uint8_t { kPosted = 0, kReduced = 1, kTaken = 2 };
+  static constexpr uint64_t kWordKinds = 3;
   enum class Area : uint8_t { kIn = 0, kOut = 1, kSums = 2 };
 
   static constexpr uint64_t words_bytes(uint32_t size) { return kWordKinds * kRing * size * kLine; }
@@ -103,8 +104,6 @@ class HostPipeline {
   void zero_words();
 
  private:
-  static constexpr uint64_t kWordKinds = 3;
-
   uint64_t word_offset(Word word, uint64_t chunk, uint32_t about) const {
     return words_ +
            ((static_cast<uint64_t>(word) * kRing + chunk % kRing) * remotes_->size() + about) *

@@ -21,11 +21,6 @@ size_t area_bytes_for(uint32_t size) {
   return round_up(Pipeline::kChunkBytes + size * Pipeline::kLine, 4096);
 }
 
-void zero_word(std::byte* window, uint64_t offset) {
-  // Relaxed: nobody posts before the next view is installed, and that install is published by locks.
-  reinterpret_cast<std::atomic<uint64_t>*>(window + offset)->store(0, std::memory_order_relaxed);
-}
-
 }  // namespace
 
 size_t Pipeline::window_bytes(uint32_t size) {
@@ -206,7 +201,7 @@ bool Pipeline::finished_by_all(uint64_t epoch, uint64_t seq) const {
 void Pipeline::zero_words() {
   if (window_ == nullptr) return;
   for (uint64_t i = 0; i < (kWordKinds * kRing + 2) * size_; ++i)
-    zero_word(window_, offset_ + i * kLine);
+    zero_signal(window_, offset_ + i * kLine);
   hosts_.zero_words();
 }
 

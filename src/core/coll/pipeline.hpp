@@ -33,9 +33,9 @@ class Pipeline {
  public:
   static constexpr uint64_t kRing = 2;
   static constexpr size_t kChunkBytes = size_t{512} << 10;
-  static constexpr size_t kLine = 64;
+  static constexpr size_t kLine = HostPipeline::kLine;
 
-  enum class Word : uint8_t { kPosted = 0, kReduced = 1, kTaken = 2 };
+  using Word = HostPipeline::Word;
 
   static size_t window_bytes(uint32_t size);
 
@@ -117,7 +117,7 @@ class Pipeline {
   void zero_words();
 
  private:
-  static constexpr uint64_t kWordKinds = 3;
+  static constexpr uint64_t kWordKinds = HostPipeline::kWordKinds;
 
   [[nodiscard]] mep_result_t publish(uint64_t offset, const void* data, size_t bytes) const;
   void set_finish_order(const HostGroups& groups, bool through_leaders);

@@ -56,15 +56,16 @@ mep_result_t Admissions::enter(const Deadline& deadline, Admission* admission) {
     *admission = admission_;
     return MEP_SUCCESS;
   }
-  if (end_.result() != MEP_SUCCESS) {
-    return fail(MEP_ERR_BOOTSTRAP,
-                "the job ended, or filled this rank's place, before it was "
-                "admitted");
-  }
+  if (end_.result() != MEP_SUCCESS) return fail_outside();
   return fail(MEP_ERR_TIMEOUT,
               "rank %u is ready, but no mep_recover_ranks or mep_comm_grow of the "
               "members admitted it",
               self_slot_);
+}
+
+mep_result_t Admissions::fail_outside() {
+  return fail(MEP_ERR_BOOTSTRAP,
+              "the job ended, or filled this rank's place, before it was admitted");
 }
 
 void Admissions::answer(uint64_t seq, Admission admission, bool joined) {

@@ -41,6 +41,8 @@ class Admissions {
   void begin_entering() { entering_ = true; }
   // A newcomer: says that it is ready and waits until it is in the view.
   [[nodiscard]] mep_result_t enter(const Deadline& deadline, Admission* admission);
+  // For a newcomer whose world ended before that: nobody evicts who was never in.
+  [[nodiscard]] static mep_result_t fail_outside();
   // A newcomer that is not in the view yet.
   bool entering() const { return entering_; }
 

@@ -32,7 +32,7 @@ struct Remote {
       // In two parts, so that a test can stop this process in the middle of a copy.
       if (failpoints_armed.load(std::memory_order_relaxed)) [[unlikely]] {
         first = bytes / 2;
-        std::memcpy(mapped + offset, local, first);
+        if (first != 0) std::memcpy(mapped + offset, local, first);
         MEP_FAILPOINT("put half");
       }
       const auto* from = static_cast<const std::byte*>(local);
@@ -74,6 +74,12 @@ struct Remote {
 inline uint64_t load_signal(const std::byte* window, uint64_t offset) {
   return reinterpret_cast<const std::atomic<uint64_t>*>(window + offset)
       ->load(std::memory_order_acquire);
+}
+
+// Between two views, while a channel is frozen. Relaxed: nobody posts before the next view is installed, and that
+// install is published by locks.
+inline void zero_signal(std::byte* window, uint64_t offset) {
+  reinterpret_cast<std::atomic<uint64_t>*>(window + offset)->store(0, std::memory_order_relaxed);
 }
 
 }  // namespace mep

@@ -36,7 +36,7 @@ class ControlThread;
 class World : public std::enable_shared_from_this<World> {
  public:
   // Connects transports to all peers of the mesh and starts the control thread. Windows of peers come
-  // later, see connect().
+  // later, see take_doorbells() and Comm::begin().
   [[nodiscard]] static mep_result_t open(const ResolvedConfig& config, Mesh mesh,
                                          TransportSet transports, std::shared_ptr<World>* out,
                                          const membership::View* joining = nullptr);

@@ -63,7 +63,7 @@ mep_result_t Greeter::listen(bool beyond_host) {
   const mep_result_t found = own_addresses(beyond_host, &addresses);
   // A host without loopback meets itself as others meet it.
   if (found != MEP_SUCCESS) return beyond_host ? found : listen(true);
-  mep_result_t last = fail(MEP_ERR_SYSTEM, "this host has no address to listen on");
+  mep_result_t last = MEP_SUCCESS;
   for (Address& address : addresses) {
     const bool is_known =
         std::any_of(listening_.begin(), listening_.end(), [&](const Address& known) {
