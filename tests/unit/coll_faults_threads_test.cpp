@@ -78,7 +78,9 @@ void mismatch(const Deviation& deviation, int size, int odd, uint32_t flags, boo
           const bool alone = !all_see_it && c.facts().only_root_gives() && c.root == rank;
           const bool sees = (is_odd || all_see_it) && !alone;
           const mep_result_t expected = sees ? MEP_ERR_MISMATCH : MEP_SUCCESS;
-          const mep_result_t result = call(c, rank, size, comm);
+          CaseRun run(c, rank, size);
+          const mep_result_t result = run.run(comm);
+          if (result == MEP_SUCCESS) run.check(found);
           // Who waits for the root may meanwhile see the slot of one that called something else.
           const bool may_see = !is_odd && rank != c.root && result == MEP_ERR_MISMATCH;
           if (result != expected && !may_see) {

@@ -63,7 +63,7 @@ mep_result_t EagerRing::relay_rest(const Operation& operation) {
   for (const uint32_t source : live_) {
     if (is_on_this_host(source)) continue;
     const uint64_t word = load_signal(window_, slot_offset(operation.seq, source));
-    if (!signal_matches(word, expected) || (signal_payload(word) & kRooted) == 0) continue;
+    if (!signal_matches(word, expected) || !is_rooted(word)) continue;
     MEP_TRY(forward(operation.seq, source, payload_bytes_));
   }
   return relay_acknowledgements();
@@ -85,7 +85,8 @@ size_t EagerRing::stride_of(const Operation& operation, const std::byte* words) 
   return longest;
 }
 
-// Only a leader that ends the operation as a mismatch sends a batch that lacks contributions: their words are 0.
+// Contributions that a batch lacks have words of 0: a root's, which goes to each leader itself and may be there
+// or on its way, whole; and, where a leader ends the operation as a mismatch, what has not come.
 mep_result_t EagerRing::send_batch(const Operation& operation, bool complete_only) {
   const HostGroup& own = groups_.own();
   const uint64_t expected = tag(operation.epoch, operation.seq);
@@ -96,6 +97,8 @@ mep_result_t EagerRing::send_batch(const Operation& operation, bool complete_onl
     uint64_t word = load_signal(window_, slot_offset(operation.seq, own.ranks[i]));
     if (!signal_matches(word, expected)) {
       if (complete_only) return MEP_SUCCESS;
+      word = 0;
+    } else if (is_rooted(word)) {
       word = 0;
     }
     std::memcpy(words + i * sizeof word, &word, sizeof word);
@@ -165,7 +168,7 @@ mep_result_t EagerRing::take_batch(uint64_t seq, const HostGroup& group, uint64_
   }
   for (const uint32_t source : group.ranks) {
     const uint64_t word = load_signal(window_, slot_offset(seq, source));
-    if (signal_matches(word, expected)) MEP_TRY(forward(seq, source, stride));
+    if (signal_matches(word, expected) && !is_rooted(word)) MEP_TRY(forward(seq, source, stride));
   }
   return MEP_SUCCESS;
 }

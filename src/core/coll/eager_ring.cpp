@@ -84,7 +84,7 @@ bool EagerRing::retain(uint64_t epoch, uint64_t seq, RetainedOperation* out) con
     const uint64_t word = load_signal(window_, slot_offset(seq, source));
     if (!signal_matches(word, expected)) continue;
     if ((signal_payload(word) & kEntryOnly) != 0) return false;
-    if ((signal_payload(word) & kRooted) != 0) {
+    if (is_rooted(word)) {
       out->sources.clear();
       out->contributions.clear();
       take(source, word);

@@ -15,10 +15,11 @@
 // Over several hosts a rank puts its contribution to the ranks of its own host alone. Once all of a host are
 // there, its host leader sends them to every other leader as one host batch, and writes those that come to
 // the ranks of its own host: one transfer for each ordered pair of hosts, one hop between hosts. A root puts
-// its contribution to its host and to the leaders. In the end every rank has all contributions in its own
-// window, as on one host, so what is completed, retained and given in a catch-up is the same. Acknowledgements
-// go through the leaders too; a leader's speaks for its whole host. What a leader writes for others, and what
-// ranks of other hosts write, has another writer in another view: it is written inside a PostingScope.
+// its contribution to its host and to the leaders, which forward it; batches leave it out, so that each slot has
+// one writer. In the end every rank has all contributions in its own window, as on one host, so what is
+// completed, retained and given in a catch-up is the same. Acknowledgements go through the leaders too; a
+// leader's speaks for its whole host. What a leader writes for others, and what ranks of other hosts write, has
+// another writer in another view: it is written inside a PostingScope.
 //
 // Where the ranks of a host do not map each other, their leader is a relay: a rank puts its contribution to
 // the relay alone. The relay sends each of them the batch that it sends to other leaders, and forwards the
@@ -171,6 +172,7 @@ class EagerRing {
   uint64_t slot_offset(uint64_t seq, uint32_t source) const {
     return ((seq % depth_) * size_ + source) * slot_bytes_;
   }
+  static bool is_rooted(uint64_t word) { return (signal_payload(word) & kRooted) != 0; }
   uint64_t acknowledgement_offset(uint32_t source) const {
     return depth_ * size_ * slot_bytes_ + source * kLine;
   }
