@@ -5,7 +5,8 @@
 #   large    more
 # `./dev test` runs small and medium ones, `./dev test --full` all. A suite that is large gives a slice of
 # itself as a test of its own, so that the short run covers it too. Other labels: `threads` for tests that
-# run their ranks as threads (and so also under TSan and ASan), `fuzz`, `gpu`, and the name of the folder.
+# run their ranks as threads (and so also under TSan and ASan), `addresses` for those that run under ASan though
+# their ranks are processes, as newcomers are, `fuzz`, `gpu`, and the name of the folder.
 set(MEP_TEST_SIZES small medium large)
 
 # mep_test(NAME COMMAND... LABELS... [TIMEOUT SECONDS] [PROCESSORS N] [ENVIRONMENT...] [SKIP CODE]
@@ -51,7 +52,7 @@ function(mep_test name)
   endif()
 endfunction()
 
-# What the presets asan and tsan run: label `threads`, asan the fuzz targets too.
+# What the presets asan and tsan run: label `threads`, asan the fuzz targets and `addresses` too.
 add_custom_target(mep_sanitizer_tests)
 
 # mep_test_program(NAME SOURCES... [LIBRARIES...]): a program over mep_internal in tests/ of the build folder.
@@ -72,7 +73,7 @@ function(mep_add_test name)
     return()
   endif()
   mep_test_program(${name} SOURCES ${test_SOURCES} LIBRARIES ${test_LIBRARIES} PkgConfig::CMOCKA)
-  if("threads" IN_LIST test_LABELS)
+  if("threads" IN_LIST test_LABELS OR "addresses" IN_LIST test_LABELS)
     add_dependencies(mep_sanitizer_tests ${name})
   endif()
   set(options "")

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/status.hpp"
+#include "base/test_delay.hpp"
 #include "transport/doorbell.hpp"
 #include "transport/test_network.hpp"
 
@@ -120,6 +121,7 @@ mep_result_t MappedTransport::find_importing_peer(uint32_t slot, uint64_t window
 
 void MappedTransport::drop_window(uint32_t slot, uint64_t window) {
   Peer* peer = peer_at(slot);
+  MEP_TEST_DELAY_POINT("window drop");
   if (peer != nullptr && window != kNoWindow) (void)peer->windows.drop(window);
 }
 

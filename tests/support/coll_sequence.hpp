@@ -5,20 +5,10 @@
 
 #include <sched.h>
 
-#include "base/test_delay.hpp"
 #include "support/coll_cases.hpp"
+#include "support/delays.hpp"
 
 namespace mep_test {
-
-// Delays inside the library, in builds that have them.
-inline void enable_delays(uint64_t seed, uint32_t one_in) {
-#if defined(MEP_TEST_HOOKS)
-  mep::test_delays_enable(seed, one_in);
-#else
-  (void)seed;
-  (void)one_in;
-#endif
-}
 
 inline Case random_case(RandomStream& shared, int size) {
   Case c;

@@ -1,6 +1,7 @@
-// labels: small
+// labels: small addresses
 // A rank dies, and the map routes around its experts; its replacement attaches to the EP object by name
 // and takes them back. And EP objects that come and go while a newcomer is on its way.
+#include "support/delays.hpp"
 #include "support/ep_rounds.hpp"
 #include "support/join_job.hpp"
 
@@ -60,9 +61,7 @@ void take_back(uint64_t seed, int32_t victim, uint32_t flags) {
     if (ep == nullptr) return;
     set_map(whole, ep, found);
     run_rounds(whole, rank, ep, 0, {}, found);
-    all.pass(found);
-    if (rank == victim) die();
-    meet_failure(comm, found);
+    lose_rank(victim, rank, comm, all, found);
     set_map(around, ep, found);
     run_rounds(around, rank, ep, 4, gone, found);
     int32_t admitted = 0;
@@ -219,13 +218,69 @@ void objects_come_and_go_meanwhile(void**) {
   report.require_clean();
 }
 
+// The same with many objects, which rank 2 destroys as soon as it has left its dispatch: while its control thread
+// forgets who died, whose windows they are too.
+void objects_end_while_a_newcomer_knocks(void**) {
+  EpCase c = mapped_case(mix(test_seed(), 98));
+  c.slotted = true;
+  const auto page = JoinJob::shared_page();
+  Report report;
+  JoinJob job(kRanks, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    constexpr int kObjects = 16;
+    std::vector<mep_ep_t> eps;
+    for (int i = 0; i < kObjects && !found.bad(); ++i) {
+      eps.push_back(make_object(c, ("object" + std::to_string(i)).c_str(), comm, found));
+    }
+    if (found.bad()) return;
+    {
+      EpRound buffer(c, rank, eps[0], 0, found);
+      buffer.begin(0);
+      if (rank == 1) {
+        page->await(kOthersSettled, 1);
+        die();
+      }
+      if (rank == 2) {
+        COLL_OK(found, buffer.dispatch(Halves::kSend));
+        page->reach(kOthersSettled);
+        page->await(kNewcomerWelcomed, 1);
+        COLL_EXPECT(found, MEP_ERR_PEER_FAILED, buffer.dispatch(Halves::kReceive));
+      } else {
+        COLL_OK(found, mep::failpoint_arm("newcomer welcomed=stop"));
+        meet_failure(comm, found);
+        page->await(kNewcomerWelcomed, 1);
+      }
+    }
+    if (rank == 2) enable_delays(test_seed(), 1);
+    while (!eps.empty()) {
+      COLL_OK(found, mep_ep_destroy(eps.back()));
+      eps.pop_back();
+    }
+    if (rank == 2) COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(comm, nullptr));
+    const int32_t victim = 1;
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
+    check_contributors(rank, comm, 0x111, found);
+  });
+  job.expect_killed(1);
+  job.join(1, [&](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x111, found);
+  });
+  job.await_stopped(0);
+  kill(job.pid(0), SIGCONT);
+  page->reach(kNewcomerWelcomed);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   read_arguments(argc, argv);
-  const CMUnitTest tests[] = {
-      cmocka_unit_test(experts_are_taken_back_mapped),
-      cmocka_unit_test(experts_are_taken_back_put_only), cmocka_unit_test(two_at_once_mapped),
-      cmocka_unit_test(two_at_once_put_only), cmocka_unit_test(objects_come_and_go_meanwhile)};
+  const CMUnitTest tests[] = {cmocka_unit_test(experts_are_taken_back_mapped),
+                              cmocka_unit_test(experts_are_taken_back_put_only),
+                              cmocka_unit_test(two_at_once_mapped),
+                              cmocka_unit_test(two_at_once_put_only),
+                              cmocka_unit_test(objects_come_and_go_meanwhile),
+                              cmocka_unit_test(objects_end_while_a_newcomer_knocks)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

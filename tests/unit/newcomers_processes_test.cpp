@@ -1,4 +1,4 @@
-// labels: medium
+// labels: medium addresses
 // What keeps replacements out, and must not: a second death while ranks recover, children of the dead that
 // live on. What a newcomer has not attached to survives a destroy that is refused. And a rank that ends
 // while the others start.
@@ -24,9 +24,7 @@ void second_death_while_ranks_recover(void**) {
   Meeting all(4);
   Report report;
   JoinJob job(4, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
-    all.pass(found);
-    if (rank == 1) die();
-    meet_failure(comm, found);
+    lose_rank(1, rank, comm, all, found);
     const int32_t victim = 1;
     int32_t admitted = 0;
     // When all are in the call.
@@ -57,9 +55,7 @@ void comm_goes_with_its_last_member(void**) {
   JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
     mep_comm_t child = nullptr;
     COLL_OK(found, mep_comm_split(comm, rank == 0 ? 1 : 0, 0, &child));
-    all.pass(found);
-    if (rank == 1) die();
-    meet_failure(comm, found);
+    lose_rank(1, rank, comm, all, found);
     page->await(kTold, 1);
     if (rank == 2) die();
     meet_failure(comm, found);
@@ -100,9 +96,7 @@ void newcomers_that_met_come_in_one_after_the_other(void**) {
     COLL_CHECK(found, admitted == 1);
   };
   JoinJob job(4, config, report, [&](int rank, mep_comm_t comm, Report& found) {
-    all.pass(found);
-    if (rank == 1) die();
-    meet_failure(comm, found);
+    lose_rank(1, rank, comm, all, found);
     if (rank == 2) die();
     meet_failure(comm, found);
     let_in(comm, 2, found);
@@ -142,9 +136,7 @@ void job_ends_before_a_newcomer_is_ready(void**) {
   Meeting all(3);
   Report report;
   JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
-    all.pass(found);
-    if (rank == 1) die();
-    meet_failure(comm, found);
+    lose_rank(1, rank, comm, all, found);
     page->await(kTold, 1);
   });
   job.expect_killed(1);
@@ -266,9 +258,7 @@ void refused_destroy_keeps_all(void**) {
       given.name = names[i];
       COLL_OK(found, mep_ep_create(comm, &given, &eps[i]));
     }
-    all.pass(found);
-    if (rank == victim) die();
-    meet_failure(comm, found);
+    lose_rank(victim, rank, comm, all, found);
     int32_t admitted = 0;
     COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
     check_contributors(rank, comm, 0x11, found);

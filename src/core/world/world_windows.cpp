@@ -112,34 +112,33 @@ mep_result_t WorldWindows::send(const std::shared_ptr<Window>& window,
   return MEP_SUCCESS;
 }
 
-mep_result_t WorldWindows::remote_of(uint32_t slot, const std::shared_ptr<Window>& window,
-                                     Remote* remote) const {
+Remote WorldWindows::remote_of(uint32_t slot, const Window& window) const {
   // Only tests have several hosts within one process.
   const auto host_of = [](const PeerIdentity& identity) {
     return TestNetwork::enabled() ? TestNetwork::host_of(identity.slot) : identity.host;
   };
-  remote->slot = slot;
-  remote->window = window->id();
-  remote->host = host_of(peers_[slot].identity);
-  remote->sharing = peers_[slot].sharing;
+  Remote remote;
+  remote.slot = slot;
+  remote.window = window.id();
+  remote.host = host_of(peers_[slot].identity);
+  remote.sharing = peers_[slot].sharing;
   if (slot == peers_.self_slot()) {
-    remote->mapped = window->data();
-    remote->doorbell = doorbell();
-    return MEP_SUCCESS;
+    remote.mapped = window.data();
+    remote.doorbell = doorbell();
+    return remote;
   }
   Transport* transport = peers_[slot].transport;
-  remote->transport = transport;
-  remote->network = peers_.network().is_open() ? &peers_.network() : nullptr;
+  remote.transport = transport;
+  remote.network = peers_.network().is_open() ? &peers_.network() : nullptr;
   // Both or neither: who is not mapped is sent what who is mapped reads by itself.
-  const bool both_map =
-      remote->sharing != 0 && remote->sharing == peers_[peers_.self_slot()].sharing;
-  if (both_map && remote->host == host_of(peers_.identity())) {
-    remote->mapped = transport->map(slot, window->id());
+  const bool both_map = remote.sharing != 0 && remote.sharing == peers_[peers_.self_slot()].sharing;
+  if (both_map && remote.host == host_of(peers_.identity())) {
+    remote.mapped = transport->map(slot, window.id());
   }
-  if (remote->mapped != nullptr) {
-    remote->doorbell = reinterpret_cast<Doorbell*>(transport->map(slot, kWorldWindowId));
+  if (remote.mapped != nullptr) {
+    remote.doorbell = reinterpret_cast<Doorbell*>(transport->map(slot, kWorldWindowId));
   }
-  return MEP_SUCCESS;
+  return remote;
 }
 
 mep_result_t WorldWindows::receive(const std::shared_ptr<Window>& window,
@@ -151,7 +150,7 @@ mep_result_t WorldWindows::receive(const std::shared_ptr<Window>& window,
   for (const uint32_t slot : slots) {
     remotes->emplace_back();
     if (slot == peers_.self_slot()) {
-      MEP_TRY(remote_of(slot, window, &remotes->back()));
+      remotes->back() = remote_of(slot, *window);
       continue;
     }
     if (skip(slot)) continue;
@@ -179,14 +178,22 @@ mep_result_t WorldWindows::receive(const std::shared_ptr<Window>& window,
     if (withheld) {
       return fail(MEP_ERR_NOT_FOUND, "rank %u has destroyed what the window is of", slot);
     }
+    MEP_TRY(reach(slot, *window, &remotes->back()));
+  }
+  return MEP_SUCCESS;
+}
+
+// Without waiting: the window is imported, or its offer is here, unless the peer has gone since.
+mep_result_t WorldWindows::reach(uint32_t slot, const Window& window, Remote* remote) {
+  const std::lock_guard lock(reaching_mutex_);
+  if (!is_imported(slot, window.id())) {
     WindowOffer offer;
-    if (find_remote(slot, window, &remotes->back())) continue;
-    if (!directory_.take(slot, window->id(), &offer)) {
+    if (!directory_.take(slot, window.id(), &offer)) {
       return fail(MEP_ERR_PEER_FAILED, "rank %u went away while windows were exchanged", slot);
     }
     MEP_TRY(import_offer(slot, window, &offer));
-    MEP_TRY(remote_of(slot, window, &remotes->back()));
   }
+  *remote = remote_of(slot, window);
   return MEP_SUCCESS;
 }
 
@@ -199,6 +206,7 @@ void WorldWindows::drop(uint64_t id) {
   directory_.remove_own(id);
   // One by one: what frees needs no memory.
   for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
+    const std::lock_guard reaching(reaching_mutex_);
     {
       const std::lock_guard lock(mutex_);
       if (imported_.erase({slot, id}) == 0) continue;
@@ -212,8 +220,7 @@ bool WorldWindows::is_imported(uint32_t slot, uint64_t window) const {
   return imported_.contains({slot, window});
 }
 
-mep_result_t WorldWindows::import_offer(uint32_t slot, const std::shared_ptr<Window>& window,
-                                        WindowOffer* offer) {
+mep_result_t WorldWindows::import_offer(uint32_t slot, const Window& window, WindowOffer* offer) {
   if (offer->lacks_descriptors) {
     return fail(MEP_ERR_NO_MEMORY,
                 "no descriptor was left for a window of rank %u; raise the limit of open files "
@@ -221,28 +228,22 @@ mep_result_t WorldWindows::import_offer(uint32_t slot, const std::shared_ptr<Win
                 slot);
   }
   // Made before, so that nothing fails once the window is here.
-  std::set<std::pair<uint32_t, uint64_t>> note{{slot, window->id()}};
+  std::set<std::pair<uint32_t, uint64_t>> note{{slot, window.id()}};
   Transport& transport = *peers_[slot].transport;
-  MEP_TRY(transport.import_window(slot, window->id(), window->bytes(), offer->blob,
+  MEP_TRY(transport.import_window(slot, window.id(), window.bytes(), offer->blob,
                                   std::move(offer->fd)));
-  if (window->id() == kWorldWindowId && offer->event.valid()) {
+  if (window.id() == kWorldWindowId && offer->event.valid()) {
     std::byte* mapped = transport.map(slot, kWorldWindowId);
     try {
       doorbell_bind_event(reinterpret_cast<Doorbell*>(mapped), std::move(offer->event));
     } catch (const std::bad_alloc&) {
-      transport.drop_window(slot, window->id());
+      transport.drop_window(slot, window.id());
       throw;
     }
   }
   const std::lock_guard lock(mutex_);
   imported_.merge(note);
   return MEP_SUCCESS;
-}
-
-bool WorldWindows::find_remote(uint32_t slot, const std::shared_ptr<Window>& window,
-                               Remote* remote) const {
-  if (slot != peers_.self_slot() && !is_imported(slot, window->id())) return false;
-  return remote_of(slot, window, remote) == MEP_SUCCESS;
 }
 
 mep_result_t WorldWindows::await_remote(uint32_t slot, const std::shared_ptr<Window>& window,
@@ -268,9 +269,10 @@ bool WorldWindows::has_offered(uint32_t slot, const Window& window) {
 // --- The control thread ---------------------------------------------------------------------------
 
 mep_result_t WorldWindows::take_now(uint32_t slot, uint64_t window, WindowOffer* offer) {
+  const std::lock_guard lock(reaching_mutex_);
   const std::shared_ptr<Window> own = directory_.own(window);
   if (own == nullptr) return MEP_ERR_NOT_FOUND;
-  const mep_result_t taken = import_offer(slot, own, offer);
+  const mep_result_t taken = import_offer(slot, *own, offer);
   if (taken != MEP_SUCCESS) {
     log(LogLevel::kWarn, "cannot take a window of rank %u: %s", slot, last_error_text());
   }
@@ -299,6 +301,7 @@ void WorldWindows::offer_all(uint32_t slot, membership::SlotSet* unreached) {
 }
 
 void WorldWindows::forget_peer(uint32_t slot) {
+  const std::lock_guard reaching(reaching_mutex_);
   WorldPeer& peer = peers_[slot];
   unbind_event(slot);
   if (peer.transport != nullptr) peer.transport->remove_peer(slot);

@@ -293,6 +293,8 @@ mep_result_t VerbsTransport::post(uint32_t slot, Batch* batch) {
 }
 
 mep_result_t VerbsTransport::completion(uint32_t slot, bool is_urgent, Completion* out) {
+  // Also of a peer that is being removed: who flushes an operation that is over may not know yet.
+  const std::shared_lock lock(peers_mutex_);
   Peer* peer = nullptr;
   MEP_TRY(find_peer(slot, &peer));
   return peer->completion(is_urgent, out);
