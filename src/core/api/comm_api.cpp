@@ -65,9 +65,11 @@ mep_result_t mep_comm_transport(mep_comm_t comm, int32_t rank, const char** name
   MEP_TRY(check_comm(comm));
   if (name == nullptr) return null_argument("name");
   MEP_TRY(check_rank(comm, rank));
-  const mep::Comm& impl = *comm->comm;
-  *name = impl.world().peers().transport_text(impl.slots()[static_cast<size_t>(rank)]);
-  return MEP_SUCCESS;
+  return guarded([&]() -> mep_result_t {
+    const mep::Comm& impl = *comm->comm;
+    *name = impl.world().peers().transport_text(impl.slots()[static_cast<size_t>(rank)]);
+    return MEP_SUCCESS;
+  });
 }
 
 void mep_op_info_init(void* info, size_t size) {

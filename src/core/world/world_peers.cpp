@@ -20,10 +20,12 @@ uint32_t WorldPeers::state(uint32_t slot) const {
 
 const char* WorldPeers::transport_text(uint32_t slot) const {
   if (slot == self_slot()) return "self";
+  const std::lock_guard reaching(reaching_mutex_);
   const Transport* transport = table_[slot].transport;
   if (transport == nullptr) return "none";
   const char* text = transport->status(slot).text;
-  return text != nullptr ? text : transport->name();
+  // The transport's own text lives as long as the peer, which may be replaced.
+  return texts_.insert(text != nullptr ? text : transport->name()).first->c_str();
 }
 
 mep_result_t WorldPeers::open_network(Doorbell* doorbell) {
@@ -64,6 +66,7 @@ mep_result_t WorldPeers::choose_transport(WorldPeer* peer, std::span<const std::
     if (*result == MEP_SUCCESS && transport.traits().has_events) {
       *result = network_.add(&transport, doorbell_);
     }
+    const std::lock_guard reaching(reaching_mutex_);
     peer->transport = &transport;
     return true;
   };

@@ -8,7 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/unique_fd.hpp"
@@ -25,7 +28,7 @@ struct WorldPeer {
   std::shared_ptr<ControlLink> link;  // null: none now
   UniqueFd pidfd;
   PeerSession session;
-  Transport* transport = nullptr;
+  Transport* transport = nullptr;  // changes under WorldPeers::reaching_mutex()
   uint64_t sharing = 0;      // see Remote
   bool is_newcomer = false;  // connected, not in the view yet; the control thread's
   // Of the newcomer that has said that it is ready; published by the control thread to users.
@@ -52,7 +55,12 @@ class WorldPeers {
 
   // MEP_PEER_* of a slot.
   uint32_t state(uint32_t slot) const;
+  // How a slot is reached, in words, which live as long as this table. Any thread; throws std::bad_alloc.
   const char* transport_text(uint32_t slot) const;
+  // While it is held no peer is forgotten, and what a slot is reached by stays: whoever reaches, imports or drops
+  // a peer's window, or asks its transport something, outside of the operations of a view. Before all other
+  // mutexes.
+  std::mutex& reaching_mutex() const { return reaching_mutex_; }
   // The one wait over all transports that need progress.
   TransportWait& network() { return network_; }
   const TransportWait& network() const { return network_; }
@@ -69,6 +77,8 @@ class WorldPeers {
   SelfDescription self_;
   TransportSet transports_;
   std::vector<WorldPeer> table_;
+  mutable std::mutex reaching_mutex_;
+  mutable std::set<std::string> texts_;  // that were handed out; under reaching_mutex_
   TransportWait network_;
   Doorbell* doorbell_ = nullptr;
 };

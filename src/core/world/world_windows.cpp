@@ -185,7 +185,7 @@ mep_result_t WorldWindows::receive(const std::shared_ptr<Window>& window,
 
 // Without waiting: the window is imported, or its offer is here, unless the peer has gone since.
 mep_result_t WorldWindows::reach(uint32_t slot, const Window& window, Remote* remote) {
-  const std::lock_guard lock(reaching_mutex_);
+  const std::lock_guard lock(peers_.reaching_mutex());
   if (!is_imported(slot, window.id())) {
     WindowOffer offer;
     if (!directory_.take(slot, window.id(), &offer)) {
@@ -206,7 +206,7 @@ void WorldWindows::drop(uint64_t id) {
   directory_.remove_own(id);
   // One by one: what frees needs no memory.
   for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
-    const std::lock_guard reaching(reaching_mutex_);
+    const std::lock_guard reaching(peers_.reaching_mutex());
     {
       const std::lock_guard lock(mutex_);
       if (imported_.erase({slot, id}) == 0) continue;
@@ -269,7 +269,7 @@ bool WorldWindows::has_offered(uint32_t slot, const Window& window) {
 // --- The control thread ---------------------------------------------------------------------------
 
 mep_result_t WorldWindows::take_now(uint32_t slot, uint64_t window, WindowOffer* offer) {
-  const std::lock_guard lock(reaching_mutex_);
+  const std::lock_guard lock(peers_.reaching_mutex());
   const std::shared_ptr<Window> own = directory_.own(window);
   if (own == nullptr) return MEP_ERR_NOT_FOUND;
   const mep_result_t taken = import_offer(slot, *own, offer);
@@ -301,7 +301,7 @@ void WorldWindows::offer_all(uint32_t slot, membership::SlotSet* unreached) {
 }
 
 void WorldWindows::forget_peer(uint32_t slot) {
-  const std::lock_guard reaching(reaching_mutex_);
+  const std::lock_guard reaching(peers_.reaching_mutex());
   WorldPeer& peer = peers_[slot];
   unbind_event(slot);
   if (peer.transport != nullptr) peer.transport->remove_peer(slot);

@@ -97,10 +97,10 @@ class WorldWindows {
 
  private:
   [[nodiscard]] mep_result_t reach(uint32_t slot, const Window& window, Remote* remote);
-  // Under reaching_mutex_, or at start-up.
+  // Under the peers' reaching_mutex(), or at start-up.
   Remote remote_of(uint32_t slot, const Window& window) const;
   bool is_imported(uint32_t slot, uint64_t window) const;
-  // Under reaching_mutex_.
+  // Under the peers' reaching_mutex().
   [[nodiscard]] mep_result_t import_offer(uint32_t slot, const Window& window, WindowOffer* offer);
   // MEP_ERR_NOT_FOUND: this rank has none of its own of that id.
   [[nodiscard]] mep_result_t take_now(uint32_t slot, uint64_t window, WindowOffer* offer);
@@ -116,9 +116,6 @@ class WorldWindows {
   const Admissions& admissions_;
   std::shared_ptr<Window> world_window_;
   WindowDirectory directory_;
-  // While it is held no peer is forgotten: who imports, reaches or drops a peer's window holds it, and an offer
-  // that is here is of the peer that is in its slot now. Taken before the directory's mutex and mutex_.
-  std::mutex reaching_mutex_;
   mutable std::mutex mutex_;                          // guards the field below
   std::set<std::pair<uint32_t, uint64_t>> imported_;  // (slot, window) in use here
 };
