@@ -53,12 +53,8 @@ mep_result_t EagerRing::relay(const Operation& operation) {
 // call and its own, or the one that this rank saw.
 mep_result_t EagerRing::relay_rest(const Operation& operation) {
   MEP_TRY(take_batches(operation));
-  const uint64_t expected = tag(operation.epoch, operation.seq);
-  if (!signal_matches(load_signal(window_, slot_offset(operation.seq, rank_)), expected)) {
-    // This rank has credit: somebody has posted in this operation already.
-    MEP_TRY(post_to_all(operation, nullptr, 0));
-  }
   if (batch_sent_ != operation.seq) MEP_TRY(send_batch(operation, false));
+  const uint64_t expected = tag(operation.epoch, operation.seq);
   // Roots of other hosts put their contributions to this rank alone. Only they know how long these are.
   for (const uint32_t source : live_) {
     if (is_on_this_host(source)) continue;

@@ -49,6 +49,12 @@ mep_result_t EagerRing::post_to_all(const Operation& operation, const void* payl
   return MEP_SUCCESS;
 }
 
+mep_result_t EagerRing::show_call(const Operation& operation) {
+  const uint64_t own = load_signal(window_, slot_offset(operation.seq, rank_));
+  if (signal_matches(own, tag(operation.epoch, operation.seq))) return MEP_SUCCESS;
+  return post_to_all(operation, nullptr, 0);
+}
+
 // Acknowledges seq - 1, because seq is not committed yet: if the channel is frozen first, the control thread reads
 // the slots of seq, and no peer may have written to them again by then.
 mep_result_t EagerRing::acknowledge(const Operation& operation) {

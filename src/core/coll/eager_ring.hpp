@@ -91,6 +91,9 @@ class EagerRing {
   // root the host leaders), then signals. From then on it counts as a contribution.
   [[nodiscard]] mep_result_t post_to_all(const Operation& operation, const void* payload,
                                          size_t bytes, uint32_t flags = 0);
+  // The same without data, if this rank has not posted yet: shows the others what is called here. With credit, or
+  // when somebody has posted in this operation, which needed the same credit.
+  [[nodiscard]] mep_result_t show_call(const Operation& operation);
   // Whether the contribution of `source` has come; *mismatch: it belongs to another call.
   bool arrived(const Operation& operation, uint32_t source, bool* mismatch) const {
     const uint64_t word = load_signal(window_, slot_offset(operation.seq, source));
@@ -149,8 +152,8 @@ class EagerRing {
            taken_count_ == taken_.size();
   }
   // The rest is for leaders.
-  // Before this rank ends the operation as a mismatch: forwards whatever has come, or others would wait
-  // for it.
+  // Before this rank ends the operation as a mismatch, and after show_call(): forwards whatever has come, or
+  // others would wait for it.
   [[nodiscard]] mep_result_t relay_rest(const Operation& operation);
   // Puts the contribution of a rank of another host to the ranks of this one.
   [[nodiscard]] mep_result_t forward(uint64_t seq, uint32_t source, size_t bytes) const;

@@ -85,7 +85,8 @@ struct Operation : OperationState<Operation>, StepState {
   const RetainedOperation* retained = nullptr;  // set when settled from retained contributions
   std::shared_ptr<const CommChange> change;     // that ended it
 
-  uint32_t looks = 0;  // of a step function, for contributions that had not come
+  uint32_t looks = 0;           // of a step function, for contributions that had not come
+  uint64_t waits_since_ns = 0;  // for a root's contribution, at the first look at the clock
   bool input_intact = true;
   bool holds_result = false;        // all data is here; only the others' last signals are missing
   RequestState* request = nullptr;  // of the nonblocking forms

@@ -83,11 +83,21 @@ inline Step enter_large(Collectives& comm, Operation& operation) {
   return enter_small(comm, operation, nullptr, 0, EagerRing::kEntryOnly);
 }
 
-inline Step mismatch_step(Collectives& comm, Operation& operation, uint32_t source) {
-  if (comm.eager().acts_as_leader()) [[unlikely]] {
-    const PostingScope posting = comm.posting();
-    if (posting.allowed()) (void)comm.eager().relay_rest(operation);
+// The others may wait for something of this rank that never comes: they see what it has called instead, and a
+// leader forwards what they wait for.
+inline void show_call(Collectives& comm, const Operation& operation, bool is_over) {
+  if (!comm.eager().through_leaders()) [[likely]] {
+    (void)comm.eager().show_call(operation);
+    return;
   }
+  const PostingScope posting = comm.posting();
+  if (!posting.allowed()) return;
+  (void)comm.eager().show_call(operation);
+  if (is_over && comm.eager().acts_as_leader()) (void)comm.eager().relay_rest(operation);
+}
+
+inline Step mismatch_step(Collectives& comm, Operation& operation, uint32_t source) {
+  show_call(comm, operation, true);
   comm.eager().note_entered(source, operation.seq);
   return fail_step(
       operation,
@@ -111,11 +121,26 @@ inline Step look_for_mismatch(Collectives& comm, Operation& operation) {
   return mismatch_step(comm, operation, source);
 }
 
+// Who waits for a root and has posted nothing shows after a while what it waits in: that root may wait in the same
+// way for another one.
+inline void show_long_wait(Collectives& comm, Operation& operation) {
+  constexpr uint32_t kLooks = 8;
+  constexpr uint64_t kLongNs = 20'000'000;
+  if (operation.looks % kLooks != 0) return;
+  const uint64_t now = now_ns();
+  if (operation.waits_since_ns == 0) operation.waits_since_ns = now;
+  if (now - operation.waits_since_ns < kLongNs || !comm.eager().has_credit(operation.seq)) return;
+  show_call(comm, operation, false);
+}
+
 // A rank's part of a small operation in which only the root gives. kDone: the root's contribution is here,
 // and this rank has forwarded it if it is a leader.
 inline Step take_from_root(Collectives& comm, Operation& operation, uint32_t root) {
   bool mismatch = false;
-  if (!comm.eager().arrived(operation, root, &mismatch)) return look_for_mismatch(comm, operation);
+  if (!comm.eager().arrived(operation, root, &mismatch)) {
+    show_long_wait(comm, operation);
+    return look_for_mismatch(comm, operation);
+  }
   if (mismatch) return mismatch_step(comm, operation, root);
   comm.eager().note_entered(root, operation.seq);
   if (comm.eager().acts_as_leader() && !comm.eager().is_on_this_host(root)) [[unlikely]] {

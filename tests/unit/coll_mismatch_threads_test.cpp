@@ -1,0 +1,105 @@
+// labels: small threads
+// Random calls that do not fit together, some ranks one and the others another, small and large, with delays at
+// every phase where the build has the points for them. Nobody waits for ever, who succeeds has the right bytes, and
+// the comm works on.
+#include <algorithm>
+
+#include "support/coll_sequence.hpp"
+
+namespace {
+
+using namespace mep_test;  // NOLINT(google-build-using-namespace)
+
+struct Step {
+  Case usual;
+  Case other;
+  std::vector<uint8_t> is_odd;  // by rank: calls the other
+};
+
+Step random_step(RandomStream& random, int size) {
+  Step step;
+  step.usual = random_case(random, size);
+  do {
+    step.other = random_case(random, size);
+  } while (step.other.kind == step.usual.kind);
+  const uint64_t odd = 1 + random.below(static_cast<uint64_t>(size) - 1);
+  step.is_odd.assign(static_cast<size_t>(size), 0);
+  for (uint64_t i = 0; i < odd; ++i) step.is_odd[random.below(static_cast<uint64_t>(size))] = 1;
+  return step;
+}
+
+// Whether the rank may succeed: it is the root, or has what its root gives, and so learns later of the others.
+bool may_succeed(const Step& step, int rank) {
+  const auto place = static_cast<size_t>(rank);
+  const Case& c = step.is_odd[place] != 0 ? step.other : step.usual;
+  return c.facts().only_root_gives() &&
+         step.is_odd[static_cast<size_t>(c.root)] == step.is_odd[place];
+}
+
+void call_apart(const Step& step, int rank, int size, mep_comm_t comm, Report& report) {
+  const Case& c = step.is_odd[static_cast<size_t>(rank)] != 0 ? step.other : step.usual;
+  CaseRun run(c, rank, size);
+  const mep_result_t result = run.run(comm);
+  if (result == MEP_ERR_MISMATCH) return;
+  if (result == MEP_SUCCESS && may_succeed(step, rank)) return run.check(report);
+  report.add("%s, rank %d of %d, while others called %s: %s (%s)", describe(c).c_str(), rank, size,
+             describe(&c == &step.usual ? step.other : step.usual).c_str(),
+             mep_result_string(result), mep_last_error());
+}
+
+// Where all wait for each other they are told alike what not all know yet, once.
+void meet(int rank, mep_comm_t comm, std::vector<mep_result_t>* results, Report& report) {
+  (*results)[static_cast<size_t>(rank)] = mep_barrier(comm, nullptr);
+  COLL_OK(report, mep_barrier(comm, nullptr));
+  for (const mep_result_t result : *results) {
+    if (result == (*results)[0] && (result == MEP_SUCCESS || result == MEP_ERR_MISMATCH)) continue;
+    report.add("rank %d sees that a barrier gave one rank %s and another %s", rank,
+               mep_result_string((*results)[0]), mep_result_string(result));
+  }
+  COLL_OK(report, mep_barrier(comm, nullptr));  // all have looked
+}
+
+void random_calls(int rank, int size, mep_comm_t comm, uint64_t seed,
+                  std::vector<mep_result_t>* results, Report& report) {
+  RandomStream random(seed);
+  for (int i = 0; i < 24 && !report.bad(); ++i) {
+    const uint64_t in_a_row = 1 + random.below(3);
+    for (uint64_t j = 0; j < in_a_row; ++j) {
+      call_apart(random_step(random, size), rank, size, comm, report);
+    }
+    meet(rank, comm, results, report);
+    CaseRun fitting(random_case(random, size), rank, size);
+    COLL_OK(report, fitting.run(comm));
+    if (!report.bad()) fitting.check(report);
+  }
+}
+
+void apart(uint32_t flags) {
+  const size_t rounds = slice(1, 200);
+  for (size_t round = 0; round < rounds; ++round) {
+    for (const int size : {2, 3, 4, 7, 8}) {
+      const uint64_t seed = mix(mix(test_seed(), round), static_cast<uint64_t>(size) + flags);
+      enable_delays(seed, 16);
+      std::vector<mep_result_t> results(static_cast<size_t>(size), MEP_SUCCESS);
+      require_on_rank_threads(size, flags, [&](int rank, mep_comm_t comm, Report& found) {
+        random_calls(rank, size, comm, seed, &results, found);
+      });
+      enable_delays(0, 0);
+    }
+  }
+}
+
+void mapped(void**) {
+  apart(0);
+}
+void put_only(void**) {
+  apart(MEP_COMM_PUT_ONLY);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  read_arguments(argc, argv);
+  const CMUnitTest tests[] = {cmocka_unit_test(mapped), cmocka_unit_test(put_only)};
+  return cmocka_run_group_tests(tests, nullptr, nullptr);
+}
