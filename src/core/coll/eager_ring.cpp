@@ -23,6 +23,7 @@ void EagerRing::restart(uint64_t epoch, uint64_t next, const std::vector<uint32_
   passed_by_all_ = next - 1;
   all_signalled_ = next;
   passed_ = next - 1;
+  posted_ = next - 1;
   entered_.assign(size_, next);
   set_targets();
 }
@@ -46,13 +47,12 @@ mep_result_t EagerRing::post_to_all(const Operation& operation, const void* payl
     }
     MEP_TRY(remote.signal(offset, word));
   }
+  posted_ = operation.seq;
   return MEP_SUCCESS;
 }
 
 mep_result_t EagerRing::show_call(const Operation& operation) {
-  const uint64_t own = load_signal(window_, slot_offset(operation.seq, rank_));
-  if (signal_matches(own, tag(operation.epoch, operation.seq))) return MEP_SUCCESS;
-  return post_to_all(operation, nullptr, 0);
+  return posted_ == operation.seq ? MEP_SUCCESS : post_to_all(operation, nullptr, 0);
 }
 
 // Acknowledges seq - 1, because seq is not committed yet: if the channel is frozen first, the control thread reads

@@ -221,6 +221,7 @@ class EagerRing {
   uint64_t epoch_ = 0;
   uint64_t first_ = 1;          // first seq of the epoch
   uint64_t passed_by_all_ = 0;  // every live rank has passed this seq, as far as this rank knows
+  uint64_t posted_ = 0;         // this rank's last contribution that has gone to all
   uint64_t all_signalled_ = 0;  // every live peer knows that this rank has entered this seq
   // What this rank may acknowledge: the operation after it may not be committed yet.
   uint64_t passed_ = 0;

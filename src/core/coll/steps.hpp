@@ -83,21 +83,28 @@ inline Step enter_large(Collectives& comm, Operation& operation) {
   return enter_small(comm, operation, nullptr, 0, EagerRing::kEntryOnly);
 }
 
-// The others may wait for something of this rank that never comes: they see what it has called instead, and a
-// leader forwards what they wait for.
-inline void show_call(Collectives& comm, const Operation& operation, bool is_over) {
+// The others may wait for something of this rank that never comes: they see what it has called instead. Where
+// contributions go through leaders this is inside a PostingScope; `posted` follows there. False: there is no memory
+// for it now.
+template <typename Posted>
+bool show_call(Collectives& comm, const Operation& operation, Posted&& posted) {
   if (!comm.eager().through_leaders()) [[likely]] {
-    (void)comm.eager().show_call(operation);
-    return;
+    return comm.eager().show_call(operation) != MEP_ERR_NO_MEMORY;
   }
   const PostingScope posting = comm.posting();
-  if (!posting.allowed()) return;
-  (void)comm.eager().show_call(operation);
-  if (is_over && comm.eager().acts_as_leader()) (void)comm.eager().relay_rest(operation);
+  if (!posting.allowed()) return true;  // the view change decides
+  if (comm.eager().show_call(operation) == MEP_ERR_NO_MEMORY) return false;
+  posted();
+  return true;
 }
 
+// A leader forwards what others wait for. Not again if there is no memory for it: more may have come meanwhile, and
+// who has the batch may be reading it.
 inline Step mismatch_step(Collectives& comm, Operation& operation, uint32_t source) {
-  show_call(comm, operation, true);
+  const bool is_shown = show_call(comm, operation, [&] {
+    if (comm.eager().acts_as_leader()) (void)comm.eager().relay_rest(operation);
+  });
+  if (!is_shown) return Step::kPending;
   comm.eager().note_entered(source, operation.seq);
   return fail_step(
       operation,
@@ -130,7 +137,7 @@ inline void show_long_wait(Collectives& comm, Operation& operation) {
   const uint64_t now = now_ns();
   if (operation.waits_since_ns == 0) operation.waits_since_ns = now;
   if (now - operation.waits_since_ns < kLongNs || !comm.eager().has_credit(operation.seq)) return;
-  show_call(comm, operation, false);
+  (void)show_call(comm, operation, [] {});  // again at a later look
 }
 
 // A rank's part of a small operation in which only the root gives. kDone: the root's contribution is here,
