@@ -531,6 +531,121 @@ MEP_API mep_result_t mep_request_info(mep_request_t request, mep_op_info_t* info
  * MEP_ERR_BUSY (another thread is inside a call on the comm). 0.1 */
 MEP_API mep_result_t mep_request_event_fd(mep_request_t request, int32_t* fd);
 
+/* Withdraws a receive that no message has come for: the request is freed and *request NULL, and its buffer is
+ * as it was. MEP_ERR_BUSY: a message is arriving in it, or it has ended, or another thread is inside a call on
+ * the comm; the request is as it was. MEP_ERR_UNSUPPORTED: it is no receive. Does not block. 0.2 */
+MEP_API mep_result_t mep_request_cancel(mep_request_t* request);
+
+/* Waits for `count` requests, of any comms of one world, at most timeout_ms (0xffffffff: until each one's own
+ * timeout). NULL requests count as done. results[i] (or results NULL): the result of requests[i], MEP_SUCCESS
+ * of a NULL one. Those that are done are freed and set NULL. Returns the first result that is an error, in
+ * their order, else MEP_SUCCESS. Not all done in time: MEP_ERR_BUSY, which is also the result of each that
+ * goes on. It makes progress on the comms of all of them. 0.2 */
+MEP_API mep_result_t mep_request_waitall(int32_t count, mep_request_t* requests,
+                                         uint32_t timeout_ms, mep_result_t* results);
+
+/* Waits until one of them is done: *index is its place; its result is returned, it is freed and set NULL, and
+ * info (or NULL) is filled. NULL requests are left out; with none left *index is -1, and MEP_SUCCESS. None done
+ * in time: *index is -1, and MEP_ERR_BUSY. Else as mep_request_waitall. 0.2 */
+MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
+                                         uint32_t timeout_ms, int32_t* index, mep_op_info_t* info);
+
+/* ------------------------------------------------------------------------------------------------
+ * Messages from one rank to another
+ *
+ * A message goes from one rank of a comm to one rank of it, itself too, and carries a tag, a number from 0 up
+ * that the program chooses. A receive takes the first message that has come from its source with its tag, or
+ * waits for one. Messages of one sender that fit the same receive are taken in the order in which they were sent;
+ * those of different senders in any order. Messages and collectives of a comm do not wait for each other.
+ *
+ * A send ends when its buffer is the caller's again. That says nothing about the receiver: up to a few
+ * kilobytes (MEP_MESSAGE_EAGER_BYTES) are put where the receiver finds them, as long as there is room; a larger
+ * message is sent once its receiver has called. So two ranks that both send first and then receive may wait for
+ * each other until their timeout: mep_sendrecv, nonblocking calls or a group do not. Messages that nobody
+ * has received take memory of their receiver.
+ *
+ * A receive whose buffer is too small for the message that it takes ends with MEP_ERR_CAPACITY, one of another
+ * type with MEP_ERR_MISMATCH; the message stays, and is the next receive's. count may be larger than what
+ * comes: the rest of the buffer is untouched.
+ *
+ * These are personal operations: each ends by what has happened to it. A change of the membership ends
+ * those with a rank that is gone, MEP_ERR_PEER_FAILED or MEP_ERR_PEER_LEFT, also those that are called later, and
+ * no others. What had come from that rank whole is still received, until another takes its place. A receive from
+ * MEP_ANY_SOURCE goes on while any other rank lives. Timeouts too are each call's own: MEP_ERR_TIMEOUT changes
+ * nothing for other ranks. A receive that had taken a large message by then has lost it. mep_comm_revoke ends those
+ * that are pending with MEP_ERR_REVOKED. None of these is a report of a change: the next collective
+ * reports it all the same. mep_comm_last_op does not tell of messages; mep_request_info and
+ * mep_request_wait do, with a number of their own.
+ *
+ * Host communicators only: MEP_ERR_UNSUPPORTED on one with a GPU; stream is NULL. Errors of all:
+ * MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED,
+ * MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_NO_MEMORY, MEP_ERR_BUSY (another thread is inside a call on this
+ * comm).
+ * --------------------------------------------------------------------------------------------- */
+
+enum { MEP_ANY_SOURCE = -1, MEP_ANY_TAG = -1 };
+
+/* Up to so many bytes, on a comm of at most 16 ranks, a message needs no receiver to be sent. */
+enum { MEP_MESSAGE_EAGER_BYTES = 8144 };
+
+/* What a message is. */
+typedef struct mep_message_t {
+  uint32_t struct_size;
+  uint32_t flags;    /* out: 0 */
+  int32_t source;    /* out: rank that sent it */
+  int32_t tag;       /* out */
+  uint64_t bytes;    /* out: its length */
+  mep_dtype_t dtype; /* out: as it was sent */
+  uint32_t reserved;
+} mep_message_t;
+
+MEP_API void mep_message_init(void* message, size_t size);
+static inline void mep_message_defaults(mep_message_t* message) {
+  mep_message_init(message, sizeof *message);
+}
+
+/* Sends buffer[count] to rank `dest`. Blocks until the buffer is the caller's again. 0.2 */
+MEP_API mep_result_t mep_send(const void* buffer, size_t count, mep_dtype_t dtype, int32_t dest,
+                              int32_t tag, mep_comm_t comm, mep_stream_t stream);
+
+/* Receives at most buffer[count] from `source` (or MEP_ANY_SOURCE) with `tag` (or MEP_ANY_TAG). message (or
+ * NULL) is filled when a message was received, and with MEP_ERR_CAPACITY or MEP_ERR_MISMATCH. Blocks. 0.2 */
+MEP_API mep_result_t mep_recv(void* buffer, size_t count, mep_dtype_t dtype, int32_t source,
+                              int32_t tag, mep_comm_t comm, mep_message_t* message,
+                              mep_stream_t stream);
+
+/* Sends and receives at one time; the buffers do not overlap. Blocks until both have ended; returns the send's
+ * result if that is an error, else the receive's. 0.2 */
+MEP_API mep_result_t mep_sendrecv(const void* sendbuf, size_t sendcount, int32_t dest,
+                                  int32_t sendtag, void* recvbuf, size_t recvcount, int32_t source,
+                                  int32_t recvtag, mep_dtype_t dtype, mep_comm_t comm,
+                                  mep_message_t* message, mep_stream_t stream);
+
+/* Nonblocking forms, as those of the collectives; but messages do not wait for what was called before them.
+ * message (or NULL) belongs to the operation until the request is done. 0.2 */
+MEP_API mep_result_t mep_isend(const void* buffer, size_t count, mep_dtype_t dtype, int32_t dest,
+                               int32_t tag, mep_comm_t comm, mep_request_t* request);
+MEP_API mep_result_t mep_irecv(void* buffer, size_t count, mep_dtype_t dtype, int32_t source,
+                               int32_t tag, mep_comm_t comm, mep_message_t* message,
+                               mep_request_t* request);
+
+/* Waits for a message that a receive with this source and tag would take now, and leaves it there. Blocks, at
+ * most the comm's timeout. message as of mep_recv. 0.2 */
+MEP_API mep_result_t mep_probe(int32_t source, int32_t tag, mep_comm_t comm,
+                               mep_message_t* message);
+/* The same without waiting: *found is 1, or 0 if there is none now. 0.2 */
+MEP_API mep_result_t mep_iprobe(int32_t source, int32_t tag, mep_comm_t comm, int32_t* found,
+                                mep_message_t* message);
+
+/* Between mep_group_begin and mep_group_end of a thread its calls of mep_send, mep_recv, mep_sendrecv and the
+ * blocking collectives on host communicators only begin, on any comms, and MEP_SUCCESS says no more than that;
+ * mep_group_end waits for all of them and returns the first result that is an error, in the order of the calls,
+ * else MEP_SUCCESS. Their buffers, and message, belong to them until then. Groups may be nested: the
+ * outermost end waits. A comm of the group must not be destroyed before its end.
+ * Errors: of mep_group_end without begin, MEP_ERR_INVALID_ARGUMENT. 0.2 */
+MEP_API mep_result_t mep_group_begin(void);
+MEP_API mep_result_t mep_group_end(void);
+
 /* ------------------------------------------------------------------------------------------------
  * Membership
  * --------------------------------------------------------------------------------------------- */
@@ -585,6 +700,9 @@ MEP_API mep_result_t mep_comm_set_view_callback(mep_comm_t comm, mep_view_callba
  * error on all ranks if one of them cannot do its part. After an error no rank has a child. Every comm
  * of a process shares the world's one view. 0.1 */
 MEP_API mep_result_t mep_comm_split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* child);
+
+/* A comm of the same live ranks in the same order: as mep_comm_split with one color. 0.2 */
+MEP_API mep_result_t mep_comm_dup(mep_comm_t comm, mep_comm_t* duplicate);
 
 /* All live ranks give a flag; *result on all is the bitwise AND of those given, over the same
  * contributors. Collective, replicated. Failures do not prevent success: the next collective on comm
