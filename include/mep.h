@@ -536,7 +536,7 @@ MEP_API mep_result_t mep_request_event_fd(mep_request_t request, int32_t* fd);
  * the comm; the request is as it was. MEP_ERR_UNSUPPORTED: it is no receive. Does not block. 0.2 */
 MEP_API mep_result_t mep_request_cancel(mep_request_t* request);
 
-/* Waits for `count` requests, of any comms of one world, at most timeout_ms (0xffffffff: until each one's own
+/* Waits for `count` requests, of any comms, at most timeout_ms (0xffffffff: until each one's own
  * timeout). NULL requests count as done. results[i] (or results NULL): the result of requests[i], MEP_SUCCESS
  * of a NULL one. Those that are done are freed and set NULL. Returns the first result that is an error, in
  * their order, else MEP_SUCCESS. Not all done in time: MEP_ERR_BUSY, which is also the result of each that

@@ -25,13 +25,14 @@ ALLOWED = {
     "core/world": ["base", "transport", "core/membership", "core/bootstrap", "core/topo"],
     "core/operation": ["base", "protocol", "core/membership", "core/world"],
     "core/coll": ["base", "protocol", "kernels/host", "core/world", "core/operation"],
-    "core/comm": ["base", "protocol", "core/membership", "core/world", "core/operation", "core/coll"],
+    "core/message": ["base", "protocol", "core/world", "core/operation"],
+    "core/comm": ["base", "protocol", "core/membership", "core/world", "core/operation", "core/coll", "core/message"],
     "core/staged": ["base", "protocol", "kernels/cuda", "core/comm"],
     "core/ep": ["base", "protocol", "kernels/host", "kernels/cuda", "core/bootstrap", "core/world", "core/operation",
                 "core/comm", "core/staged"],
     "core/cuda": ["base", "protocol", "kernels/cuda", "transport/cuda", "core/operation", "core/coll", "core/comm",
                   "core/ep", "core/staged"],
-    "core/api": ["base", "protocol", "core/bootstrap", "core/topo", "core/world", "core/comm", "core/ep"],
+    "core/api": ["base", "protocol", "core/bootstrap", "core/topo", "core/world", "core/message", "core/comm", "core/ep"],
 }
 # (from, to): why.
 EXCEPTIONS = {

@@ -1,6 +1,7 @@
 // The collectives: bodies of all functions of the table, mep_NAME and mep_iNAME, and the backend of host memory.
 // mep.h declares them; a line of the table that fits no declaration does not compile.
 #include "core/api/api_guard.hpp"
+#include "core/api/group.hpp"
 #include "core/api/recover.hpp"
 #include "core/api/requests.hpp"
 
@@ -62,6 +63,13 @@ mep_result_t run(mep_comm_t comm, mep_stream_t stream, const CollectiveArgs& arg
       return run_admitting(comm, stream);
   }
   MEP_TRY(check_comm(comm));
+  if (in_group() && comm->backend->device() < 0) [[unlikely]] {
+    MEP_TRY(check_no_stream(stream));
+    return guarded([&] {
+      return start_in_group(
+          [&](mep_request_t* request) { return start_request(comm, kKind, args, request); });
+    });
+  }
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());

@@ -128,6 +128,11 @@ mep_result_t mep_comm_split(mep_comm_t comm, int32_t color, int32_t key, mep_com
   });
 }
 
+mep_result_t mep_comm_dup(mep_comm_t comm, mep_comm_t* duplicate) {
+  if (duplicate == nullptr) return mep::null_argument("duplicate");
+  return mep_comm_split(comm, 0, 0, duplicate);
+}
+
 mep_result_t mep_comm_agree(mep_comm_t comm, uint64_t flag, uint64_t* result) {
   using namespace mep;
   if (result == nullptr) return null_argument("result");

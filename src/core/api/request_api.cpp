@@ -2,22 +2,72 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "base/unique_fd.hpp"
+#include <algorithm>
+#include <list>
+#include <span>
+#include <vector>
+
 #include "core/api/requests.hpp"
+#include "core/operation/request_event.hpp"
 
-struct mep_request {
-  mep_comm_t comm = nullptr;
-  mep::Operation operation;
-  mep::RequestState state;
-  bool done = false;
-  mep::UniqueFd event;
+mep_request::mep_request(mep_comm_t of) : comm(of) {}
 
-  ~mep_request() {
-    if (event.valid()) comm->comm->world().request_bell().remove(event);
-  }
-};
+mep_request::~mep_request() {
+  if (event.valid()) comm->comm->world().request_bell().remove(event);
+}
 
 namespace mep {
+namespace {
+
+class CollectiveRequest final : public mep_request {
+ public:
+  explicit CollectiveRequest(mep_comm_t of) : mep_request(of) {
+    operation_.request = &state_;
+    state_.deadline = Deadline::after_ms(of->comm->timeout_ms());
+  }
+  mep_result_t start(Collective kind, const CollectiveArgs& args) {
+    return comm->backend->start(kind, args, &operation_);
+  }
+  bool look() override {
+    if (comm->comm->messages().is_pending()) comm->comm->messages().step_beside();
+    return collectives().test(&operation_);
+  }
+  void note_overdue() override { collectives().ask_verdict(operation_); }
+  void end_overdue() override { (void)collectives().end_of_wait(&operation_); }
+  Deadline deadline() const override { return state_.deadline; }
+  mep_result_t result() const override { return operation_.result; }
+  const char* text() const override {
+    return operation_.finished ? state_.text : nullptr;
+  }
+  mep_result_t cancel() override {
+    return fail(MEP_ERR_UNSUPPORTED, "only a receive can be cancelled");
+  }
+  mep_result_t describe(mep_op_info_t* info) const override {
+    const mep_result_t result = comm->comm->collectives().describe(operation_, info);
+    if (!done && !operation_.finished) info->result = MEP_ERR_BUSY;
+    return result;
+  }
+  void set_event(int fd) override {
+    state_.event = fd;
+    if (operation_.finished) ring_event(fd);
+  }
+
+ private:
+  Collectives& collectives() const { return comm->comm->collectives(); }
+
+  Operation operation_;
+  RequestState state_;
+};
+
+}  // namespace
+
+mep_result_t give_request(std::unique_ptr<mep_request> made, mep_request_t* request) {
+  mep_request* const begun = made.release();
+  ++begun->comm->users;
+  *request = begun;
+  begun->done = begun->look();
+  return MEP_SUCCESS;
+}
 
 mep_result_t start_request(mep_comm_t comm, Collective kind, const CollectiveArgs& args,
                            mep_request_t* request) {
@@ -27,17 +77,9 @@ mep_result_t start_request(mep_comm_t comm, Collective kind, const CollectiveArg
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
-    auto made = std::make_unique<mep_request>();
-    made->comm = comm;
-    made->operation.request = &made->state;
-    made->state.deadline = Deadline::after_ms(comm->comm->timeout_ms());
-    MEP_TRY(comm->backend->start(kind, args, &made->operation));
-    // From here on the comm refers to the operation: it stays until it has ended.
-    mep_request* const begun = made.release();
-    ++comm->users;
-    *request = begun;
-    begun->done = comm->comm->collectives().test(&begun->operation);
-    return MEP_SUCCESS;
+    auto made = std::make_unique<CollectiveRequest>(comm);
+    MEP_TRY(made->start(kind, args));
+    return give_request(std::move(made), request);
   });
 }
 
@@ -53,9 +95,7 @@ mep_result_t check_request(mep_request_t request) {
 mep_result_t fill(const mep_request& request, mep_op_info_t* info) {
   mep_op_info_t filled;
   MEP_TRY(read_sized_struct(info, "mep_op_info_t", &filled));
-  const mep_result_t result =
-      request.comm->comm->collectives().describe(request.operation, &filled);
-  if (!request.done && !request.operation.finished) filled.result = MEP_ERR_BUSY;
+  const mep_result_t result = request.describe(&filled);
   write_sized_struct(filled, info);
   return result;
 }
@@ -71,9 +111,11 @@ mep_result_t finish(mep_request_t* request, mep_op_info_t* info) {
   const std::unique_ptr<mep_request> owned(*request);
   *request = nullptr;
   --owned->comm->users;
-  const mep_result_t result = owned->operation.result;
+  owned->tell();
+  const mep_result_t result = owned->result();
   // It may have ended in another call, or on another thread.
-  if (is_error(result) && owned->operation.finished) set_last_error_text(owned->state.text);
+  const char* const text = owned->text();
+  if (is_error(result) && text != nullptr) set_last_error_text(text);
   if (info != nullptr && result == MEP_SUCCESS) return fill(*owned, info);
   if (info != nullptr) (void)fill(*owned, info);
   return result;
@@ -84,13 +126,117 @@ mep_result_t finish(mep_request_t* request, mep_op_info_t* info) {
 mep_result_t make_event(mep_request& request) {
   World& world = request.comm->comm->world();
   if (world.progress_thread() == nullptr) {
-    return world.request_bell().add(request.state.deadline, &request.event);
+    return world.request_bell().add(request.deadline(), &request.event);
   }
-  UniqueFd made(eventfd(request.operation.finished ? 1 : 0, EFD_CLOEXEC | EFD_NONBLOCK));
+  UniqueFd made(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!made.valid()) return fail(MEP_ERR_NO_MEMORY, "no descriptor for the request: %m");
-  request.state.event = made.get();
+  request.set_event(made.get());
   request.event = std::move(made);
   return MEP_SUCCESS;
+}
+
+void note_rings(const mep_request& request) {
+  uint64_t rings = 0;
+  if (request.event.valid()) (void)!read(request.event.get(), &rings, sizeof rings);
+}
+
+// --- Waiting for several ------------------------------------------------------------------------------
+
+// The comms of all requests, each entered once.
+class CallScopes {
+ public:
+  [[nodiscard]] mep_result_t enter(std::span<mep_request_t const> requests) {
+    for (mep_request_t each : requests) {
+      if (each == nullptr || has(each->comm)) continue;
+      MEP_TRY(check_comm(each->comm));
+      scopes_.emplace_back(each->comm);
+      comms_.push_back(each->comm);
+      MEP_TRY(scopes_.back().check());
+    }
+    return MEP_SUCCESS;
+  }
+
+ private:
+  bool has(mep_comm_t comm) const {
+    return std::find(comms_.begin(), comms_.end(), comm) != comms_.end();
+  }
+  std::list<CallScope> scopes_;
+  std::vector<mep_comm_t> comms_;
+};
+
+// Looks at those that are not done; how many are.
+size_t look_at_all(std::span<mep_request_t const> requests) {
+  size_t done = 0;
+  for (mep_request_t each : requests) {
+    if (each != nullptr && !each->done) each->done = each->look();
+    if (each != nullptr && each->done) ++done;
+  }
+  return done;
+}
+
+uint64_t soonest_deadline(std::span<mep_request_t const> requests) {
+  uint64_t soonest_ns = Deadline::never().at_ns();
+  for (mep_request_t each : requests) {
+    if (each != nullptr && !each->done) soonest_ns = std::min(soonest_ns, each->deadline().at_ns());
+  }
+  return soonest_ns;
+}
+
+void end_overdue(std::span<mep_request_t const> requests) {
+  for (mep_request_t each : requests) {
+    if (each == nullptr || each->done || !each->deadline().expired()) continue;
+    each->end_overdue();
+    each->done = true;
+  }
+}
+
+// Until so many are done, or the time that the caller gives is over.
+void wait_for_some(std::span<mep_request_t const> requests, size_t wanted, const Deadline& own) {
+  if (look_at_all(requests) >= wanted) return;
+  const auto any = std::find_if(requests.begin(), requests.end(),
+                                [](mep_request_t each) { return each != nullptr; });
+  World& world = (*any)->comm->comm->world();
+  for (;;) {
+    const Deadline until = Deadline::at(std::min(soonest_deadline(requests), own.at_ns()));
+    const auto poll = [&] { return look_at_all(requests) >= wanted; };
+    if (wait_until(world.wait_policy(), world.doorbell(), until, poll)) return;
+    end_overdue(requests);
+    if (look_at_all(requests) >= wanted || own.expired()) return;
+  }
+}
+
+Deadline deadline_of(uint32_t timeout_ms) {
+  return timeout_ms == kUntilTimeout ? Deadline::never() : Deadline::after_ms(timeout_ms);
+}
+
+mep_result_t check_requests(int32_t count, const mep_request_t* requests) {
+  if (count < 0) return fail(MEP_ERR_INVALID_ARGUMENT, "count is %d", count);
+  if (count != 0 && requests == nullptr) return null_argument("requests");
+  return MEP_SUCCESS;
+}
+
+// Frees those that are done, and returns the first error in their order.
+mep_result_t finish_all(std::span<mep_request_t> requests, mep_result_t* results) {
+  mep_result_t first = MEP_SUCCESS;
+  char text[kErrorTextBytes] = "";
+  size_t place = 0;
+  for (mep_request_t& each : requests) {
+    mep_result_t result = MEP_SUCCESS;
+    if (each != nullptr && each->done) {
+      result = finish(&each, nullptr);
+    } else if (each != nullptr) {
+      result = fail(MEP_ERR_BUSY, "request %zu of %zu is not done in time; it goes on", place,
+                    requests.size());
+    }
+    if (is_error(result) && first == MEP_SUCCESS) {
+      first = result;
+      std::snprintf(text, sizeof text, "%s", last_error_text());
+    }
+    if (results != nullptr) results[place] = result;
+    ++place;
+  }
+  if (is_error(first)) set_last_error_text(text);
+  return first;
 }
 
 }  // namespace
@@ -105,16 +251,16 @@ mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms, mep_o
     mep_request& waited = **request;
     const CallScope scope(waited.comm);
     MEP_TRY(scope.check());
-    Collectives& collectives = waited.comm->comm->collectives();
-    const Deadline own =
-        timeout_ms == kUntilTimeout ? waited.state.deadline : Deadline::after_ms(timeout_ms);
-    const bool until_timeout = own.at_ns() >= waited.state.deadline.at_ns();
+    const Deadline due = waited.deadline();
+    const Deadline own = timeout_ms == kUntilTimeout ? due : Deadline::after_ms(timeout_ms);
+    const bool until_timeout = own.at_ns() >= due.at_ns();
+    World& world = waited.comm->comm->world();
     if (!waited.done) {
-      waited.done =
-          collectives.wait(&waited.operation, until_timeout ? waited.state.deadline : own);
+      waited.done = wait_until(world.wait_policy(), world.doorbell(), until_timeout ? due : own,
+                               [&] { return waited.look(); });
     }
     if (!waited.done && until_timeout) {
-      (void)collectives.end_of_wait(&waited.operation);
+      waited.end_overdue();
       waited.done = true;
     }
     if (waited.done) return finish(request, info);
@@ -133,18 +279,70 @@ mep_result_t mep_request_test(mep_request_t* request, int32_t* done, mep_op_info
     mep_request& tested = **request;
     const CallScope scope(tested.comm);
     MEP_TRY(scope.check());
-    if (tested.event.valid()) {
-      // Before the look: what comes later makes it readable again.
-      uint64_t rings = 0;
-      (void)!read(tested.event.get(), &rings, sizeof rings);
-    }
-    Collectives& collectives = tested.comm->comm->collectives();
+    // Before the look: what comes later makes it readable again.
+    note_rings(tested);
     if (!tested.done) tested.comm->comm->world().make_progress();
-    if (!tested.done) tested.done = collectives.test(&tested.operation);
-    if (!tested.done && tested.state.deadline.expired()) collectives.ask_verdict(tested.operation);
+    if (!tested.done) tested.done = tested.look();
+    if (!tested.done && tested.deadline().expired()) {
+      tested.note_overdue();
+      tested.done = tested.look();
+    }
     if (!tested.done) return MEP_SUCCESS;
     *done = 1;
     return finish(request, info);
+  });
+}
+
+mep_result_t mep_request_waitall(int32_t count, mep_request_t* requests, uint32_t timeout_ms,
+                                 mep_result_t* results) {
+  using namespace mep;
+  MEP_TRY(check_requests(count, requests));
+  return guarded([&]() -> mep_result_t {
+    const std::span<mep_request_t> all(requests, static_cast<size_t>(count));
+    CallScopes scopes;
+    MEP_TRY(scopes.enter(all));
+    const auto nulls = static_cast<size_t>(std::count(all.begin(), all.end(), nullptr));
+    wait_for_some(all, all.size() - nulls, deadline_of(timeout_ms));
+    return finish_all(all, results);
+  });
+}
+
+mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests, uint32_t timeout_ms,
+                                 int32_t* index, mep_op_info_t* info) {
+  using namespace mep;
+  if (index == nullptr) return null_argument("index");
+  *index = -1;
+  MEP_TRY(check_requests(count, requests));
+  MEP_TRY(check_info(info));
+  return guarded([&]() -> mep_result_t {
+    const std::span<mep_request_t> all(requests, static_cast<size_t>(count));
+    if (std::count(all.begin(), all.end(), nullptr) == count) return MEP_SUCCESS;
+    CallScopes scopes;
+    MEP_TRY(scopes.enter(all));
+    wait_for_some(all, 1, deadline_of(timeout_ms));
+    const auto done = std::find_if(all.begin(), all.end(), [](mep_request_t each) {
+      return each != nullptr && each->done;
+    });
+    if (done == all.end()) {
+      return fail(MEP_ERR_BUSY, "none of the requests is done after %u ms; they go on", timeout_ms);
+    }
+    *index = static_cast<int32_t>(done - all.begin());
+    return finish(&*done, info);
+  });
+}
+
+mep_result_t mep_request_cancel(mep_request_t* request) {
+  using namespace mep;
+  if (request == nullptr) return null_argument("request");
+  MEP_TRY(check_request(*request));
+  return guarded([&]() -> mep_result_t {
+    const CallScope scope((*request)->comm);
+    MEP_TRY(scope.check());
+    MEP_TRY((*request)->cancel());
+    --(*request)->comm->users;
+    delete *request;
+    *request = nullptr;
+    return MEP_SUCCESS;
   });
 }
 

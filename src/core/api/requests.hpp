@@ -1,9 +1,43 @@
-// Beginning a nonblocking operation.
+// Nonblocking operations from start to end, of whichever kind.
 #pragma once
 
+#include "base/unique_fd.hpp"
 #include "core/api/api_guard.hpp"
 
+// What a request is to those who wait for it.
+struct mep_request {
+  explicit mep_request(mep_comm_t of);
+  mep_request(const mep_request&) = delete;
+  mep_request& operator=(const mep_request&) = delete;
+  virtual ~mep_request();
+
+  // A look at what is pending on the comm; whether this operation has ended.
+  virtual bool look() = 0;
+  // Its time is over: asks for what ends it, or ends it.
+  virtual void note_overdue() = 0;
+  // The same, and waits for its end.
+  virtual void end_overdue() = 0;
+  virtual mep::Deadline deadline() const = 0;
+  // Once it has ended:
+  virtual mep_result_t result() const = 0;
+  virtual const char* text() const = 0;  // null: the thread has it already
+  // It is about to be freed: what the caller is told beside the result.
+  virtual void tell() {}
+  // True: it is withdrawn as if it had never been.
+  [[nodiscard]] virtual mep_result_t cancel() = 0;
+
+  [[nodiscard]] virtual mep_result_t describe(mep_op_info_t* info) const = 0;
+  virtual void set_event(int event) = 0;
+
+  const mep_comm_t comm;
+  bool done = false;
+  mep::UniqueFd event;
+};
+
 namespace mep {
+
+// The operation has begun, and the comm refers to it: it stays until it has ended. Inside a CallScope.
+mep_result_t give_request(std::unique_ptr<mep_request> made, mep_request_t* request);
 
 [[nodiscard]] mep_result_t start_request(mep_comm_t comm, Collective kind,
                                          const CollectiveArgs& args, mep_request_t* request);

@@ -17,6 +17,7 @@
 #include "core/coll/eager_ring.hpp"
 #include "core/coll/operation.hpp"
 #include "core/coll/pipeline.hpp"
+#include "core/operation/beside.hpp"
 #include "core/operation/operation_engine.hpp"
 #include "core/operation/operation_record.hpp"
 #include "core/operation/peer_windows.hpp"
@@ -26,7 +27,7 @@
 
 namespace mep {
 
-class Collectives {
+class Collectives : public Beside {
  public:
   // `personal_reports`: changes that an operation here reports are dropped from them.
   Collectives(const CommIdentity& comm, Reports& personal_reports);
@@ -57,7 +58,12 @@ class Collectives {
   // Steps queued operations; true once `operation` has its final result.
   bool test(Operation* operation);
   [[nodiscard]] bool wait(Operation* operation, const Deadline& deadline) {
-    return engine_.wait(deadline, [&] { return test(operation); });
+    if (beside_ == nullptr || !beside_->is_pending()) [[likely]]
+      return engine_.wait(deadline, [&] { return test(operation); });
+    return engine_.wait(deadline, [&] {
+      beside_->step_beside();
+      return test(operation);
+    });
   }
   // The operation's time is over: asks for a verdict that all ranks share, once. The operation ends by
   // it, in wait() or test().
@@ -67,6 +73,10 @@ class Collectives {
   // Asks for the verdict and waits for it.
   mep_result_t end_of_wait(Operation* operation);
   bool idle() const { return engine_.idle(); }
+  // What a call steps while it waits for a collective.
+  void set_beside(Beside* beside) { beside_ = beside; }
+  bool is_pending() const override { return !idle(); }
+  void step_beside() override { engine_.step_all(); }
   // The progress thread, with nobody else inside: one look at all that is queued.
   Progress progress();
 
@@ -95,6 +105,7 @@ class Collectives {
   // --- Any thread ---
   uint64_t id() const { return engine_.id(); }
   const OperationChannel& channel() const { return engine_; }
+  OperationChannel& channel() { return engine_; }
 
   // --- The control thread ---
   membership::ChannelState state() const { return {comm().id(), engine_.id(), engine_.done(), 0}; }
@@ -142,6 +153,7 @@ class Collectives {
 
   Reports& personal_reports_;
   PeerWindows windows_;
+  Beside* beside_ = nullptr;
 
   // The user's thread.
   EagerRing eager_;

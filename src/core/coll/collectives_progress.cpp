@@ -1,10 +1,9 @@
 // What the progress thread does with the operations that are pending on a comm, and the end of a request's.
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 
 #include "core/coll/collectives.hpp"
+#include "core/operation/request_event.hpp"
 
 namespace mep {
 namespace {
@@ -64,9 +63,7 @@ void Collectives::end_request(const Operation& operation) {
   if (is_error(operation.result)) {
     std::snprintf(request.text, sizeof request.text, "%s", last_error_text());
   }
-  const uint64_t one = 1;
-  // Cannot fail in a way that matters: the counter is full only if it is readable already.
-  if (request.event >= 0) (void)!write(request.event, &one, sizeof one);
+  ring_event(request.event);
 }
 
 }  // namespace mep

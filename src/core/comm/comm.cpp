@@ -1,6 +1,7 @@
 // What a view change means for a comm: handed to its collectives and its clients by the control thread.
 #include "core/comm/comm.hpp"
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -12,7 +13,12 @@ namespace mep {
 Comm::Comm(std::shared_ptr<World> world, const std::string& name, std::vector<uint32_t> slots,
            uint64_t id)
     : identity_(std::move(world), name, id != 0 ? id : id_of(name), std::move(slots)),
-      collectives_(identity_, personal_reports_) {}
+      collectives_(identity_, personal_reports_),
+      messages_(identity_, collectives_.channel(), collectives_.windows(),
+                messages_offset(identity_.size())) {
+  collectives_.set_beside(&messages_);
+  messages_.set_beside(&collectives_);
+}
 
 Comm::~Comm() {
   close();
@@ -55,7 +61,13 @@ void Comm::leave_pending() {
 
 Progress Comm::look() {
   MEP_TEST_DELAY_POINT("look");
-  return collectives_.progress();
+  Progress progress = collectives_.progress();
+  if (!messages_.is_pending()) return progress;
+  const Progress of_messages = messages_.progress();
+  progress.pending = progress.pending || of_messages.pending;
+  progress.advanced = progress.advanced || of_messages.advanced;
+  progress.deadline_ns = std::min(progress.deadline_ns, of_messages.deadline_ns);
+  return progress;
 }
 
 // --- The control thread ---------------------------------------------------------------------------
@@ -110,6 +122,7 @@ void Comm::install(const membership::InstallView& change,
   if (made->is_reported && !clients_.all().empty()) personal_reports_.push(made);
   for (ViewClient* client : clients_.all()) client->install(made, change.decision.get());
   MEP_TEST_DELAY_POINT("install clients");
+  messages_.install(made);
   collectives_.install(made, *change.decision);
   ring();
   log(LogLevel::kInfo, "comm %s: epoch %llu, %zu of %u ranks", name().c_str(),

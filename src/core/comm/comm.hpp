@@ -18,6 +18,7 @@
 #include "core/comm/call_gate.hpp"
 #include "core/comm/view_client.hpp"
 #include "core/membership/membership.hpp"
+#include "core/message/messages.hpp"
 #include "core/operation/comm_identity.hpp"
 #include "core/operation/reports.hpp"
 #include "core/world/progress_thread.hpp"
@@ -94,13 +95,14 @@ class Comm : public WorldClient, public ProgressClient {
   };
   // What is pending is the progress thread's from then on, where there is one.
   void leave_call() {
-    if (collectives_.idle()) [[likely]]
+    if (collectives_.idle() && !messages_.is_pending()) [[likely]]
       return gate_.leave();
     leave_pending();
   }
 
   Collectives& collectives() { return collectives_; }
   const Collectives& collectives() const { return collectives_; }
+  Messages& messages() { return messages_; }
   // Runs one collective to its end.
   [[nodiscard]] mep_result_t run(Collective kind, const CollectiveArgs& args) {
     return collectives_.run(kind, args);
@@ -148,6 +150,14 @@ class Comm : public WorldClient, public ProgressClient {
   void leave_look() override { gate_.leave_look(); }
 
  private:
+  // Of a comm's window: the collectives' part, then the messages'.
+  static size_t messages_offset(uint32_t size) {
+    constexpr size_t kLine = MessageLayout::kLine;
+    return (Collectives::window_bytes(size) + kLine - 1) / kLine * kLine;
+  }
+  static size_t window_bytes(uint32_t size) {
+    return messages_offset(size) + Messages::window_bytes(size);
+  }
   // In the id of a comm over the whole world.
   static constexpr uint64_t kSpanning = 2;
   void leave_pending();
@@ -158,6 +168,7 @@ class Comm : public WorldClient, public ProgressClient {
   mutable CallGate gate_;
   Reports personal_reports_;
   Collectives collectives_;
+  Messages messages_;
   ViewClients clients_;
   std::atomic<uint32_t> child_number_{0};
   std::atomic<uint32_t> ep_number_{0};

@@ -63,7 +63,7 @@ mep_result_t Comm::begin(uint64_t epoch, uint64_t next_seq, const CommBirth* bir
   // Until finish(): memory of members that go must not be unmapped under this thread. Nobody knows this comm yet.
   (void)gate_.enter();
   PeerWindows& windows = collectives_.windows();
-  const mep_result_t created = windows.create(id(), Collectives::window_bytes(size()));
+  const mep_result_t created = windows.create(id(), window_bytes(size()));
   const std::string text = created == MEP_SUCCESS ? "" : last_error_text();
   // Without a window too: by its channel the others are told that this rank could not make its part.
   MEP_TRY(world().begin_client(this, epoch, windows.own(), slots(), birth));
@@ -90,6 +90,7 @@ mep_result_t Comm::finish(const Deadline& deadline) {
     reached = CommView::first(found, view.epoch);
   }
   MEP_TRY(collectives_.open(std::move(reached)));
+  messages_.open(adopted());
   if (world().progress_thread() != nullptr) MEP_TRY(world().progress_thread()->attach(this));
   MEP_TEST_DELAY_POINT("comm open");
   leave_call();

@@ -65,7 +65,9 @@ class OperationChannel {
   bool has_moved() const { return word_.has_moved(); }
   // False: a view change decides of the operation.
   bool complete(uint64_t epoch, uint64_t seq) { return word_.complete(epoch, seq); }
-  PostingScope posting() { return {gate_, word_, adopted_->epoch}; }
+  PostingScope posting() { return posting(adopted_->epoch); }
+  // For who goes on with another view than the operations of this channel.
+  PostingScope posting(uint64_t epoch) { return {gate_, word_, epoch}; }
   // Looks until `look` says that the operation has ended. False: the deadline has come.
   template <typename Look>
   bool wait(const Deadline& deadline, Look&& look) const {

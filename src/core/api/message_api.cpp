@@ -1,0 +1,275 @@
+// Messages from one rank to another.
+#include <cstddef>
+#include <cstdint>
+
+#include "core/api/group.hpp"
+#include "core/api/requests.hpp"
+#include "core/operation/request_event.hpp"
+
+namespace mep {
+namespace {
+
+// What a call says, and where a receive tells what it has taken.
+struct MessageCall {
+  bool is_send = false;
+  const void* from = nullptr;
+  void* to = nullptr;
+  size_t count = 0;
+  mep_dtype_t dtype = MEP_UINT8;
+  int32_t peer = 0;
+  int32_t tag = 0;
+  mep_message_t* message = nullptr;
+};
+
+mep_result_t check_struct(const mep_message_t* message) {
+  mep_message_t copy;
+  return message == nullptr ? MEP_SUCCESS : read_sized_struct(message, "mep_message_t", &copy);
+}
+
+mep_result_t check_peer(const Comm& comm, const char* name, int32_t rank, bool may_be_any) {
+  if (may_be_any && rank == MEP_ANY_SOURCE) return MEP_SUCCESS;
+  if (rank >= 0 && static_cast<uint32_t>(rank) < comm.size()) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT, "%s %d is no rank of a comm of %u ranks", name, rank,
+              comm.size());
+}
+
+mep_result_t check_tag(int32_t tag, bool may_be_any) {
+  if (tag >= 0 || (may_be_any && tag == MEP_ANY_TAG)) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT, "tag is %d; give 0 or more%s", tag,
+              may_be_any ? ", or MEP_ANY_TAG" : "");
+}
+
+mep_result_t check(mep_comm_t comm, const MessageCall& call) {
+  MEP_TRY(comm->backend->check_host("a message"));
+  MEP_TRY(check_peer(*comm->comm, call.is_send ? "dest" : "source", call.peer, !call.is_send));
+  MEP_TRY(check_tag(call.tag, !call.is_send));
+  const size_t element = mep_dtype_size(call.dtype);
+  if (element == 0) return fail(MEP_ERR_INVALID_ARGUMENT, "dtype %u is no type", call.dtype);
+  if (call.count > (SIZE_MAX / 4) / element) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "count %zu is too large", call.count);
+  }
+  const void* const buffer = call.is_send ? call.from : call.to;
+  if (call.count != 0 && buffer == nullptr) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "the buffer is NULL, but count is %zu", call.count);
+  }
+  return check_struct(call.message);
+}
+
+void prepare(const MessageCall& call, MessageOperation* operation) {
+  operation->is_send = call.is_send;
+  operation->peer = call.peer;
+  operation->tag = call.tag;
+  operation->from = static_cast<const std::byte*>(call.from);
+  operation->to = static_cast<std::byte*>(call.to);
+  operation->bytes = call.count * mep_dtype_size(call.dtype);
+  operation->dtype = call.dtype;
+}
+
+// Of a receive that has taken a message, or ended because of it.
+void tell(const MessageOperation& operation, mep_message_t* message) {
+  const bool is_about_one = operation.result == MEP_SUCCESS ||
+                            operation.result == MEP_ERR_CAPACITY ||
+                            operation.result == MEP_ERR_MISMATCH;
+  if (message != nullptr && is_about_one) write_sized_struct(operation.message, message);
+}
+
+mep_result_t result_of(const MessageOperation& operation) {
+  if (is_error(operation.result)) set_last_error_text(operation.text);
+  return operation.result;
+}
+
+class MessageRequest final : public mep_request {
+ public:
+  MessageRequest(mep_comm_t of, const MessageCall& call) : mep_request(of), message_(call.message) {
+    prepare(call, &operation_);
+    operation_.deadline = Deadline::after_ms(of->comm->timeout_ms());
+  }
+  void start() { messages().start(&operation_); }
+  bool look() override {
+    MessageOperation* const own = &operation_;
+    return messages().look({&own, 1});
+  }
+  void note_overdue() override { (void)messages().test(&operation_); }
+  void end_overdue() override { (void)messages().test(&operation_); }
+  Deadline deadline() const override { return operation_.deadline; }
+  mep_result_t result() const override { return operation_.result; }
+  const char* text() const override { return operation_.text; }
+  void tell() override {
+    if (!operation_.is_send) mep::tell(operation_, message_);
+  }
+  mep_result_t cancel() override {
+    if (operation_.is_send) return fail(MEP_ERR_UNSUPPORTED, "only a receive can be cancelled");
+    if (messages().withdraw_receive(&operation_)) return MEP_SUCCESS;
+    return fail(MEP_ERR_BUSY, "a message has come for this receive; wait for it");
+  }
+  mep_result_t describe(mep_op_info_t* info) const override {
+    return messages().describe(operation_, info);
+  }
+  void set_event(int fd) override {
+    operation_.event = fd;
+    if (operation_.has_ended()) ring_event(fd);
+  }
+
+ private:
+  Messages& messages() const { return comm->comm->messages(); }
+
+  MessageOperation operation_;
+  mep_message_t* const message_;
+};
+
+mep_result_t start_message(mep_comm_t comm, const MessageCall& call, mep_request_t* request) {
+  if (request == nullptr) return null_argument("request");
+  *request = nullptr;
+  MEP_TRY(check_comm(comm));
+  return guarded([&]() -> mep_result_t {
+    const CallScope scope(comm);
+    MEP_TRY(scope.check());
+    MEP_TRY(check(comm, call));
+    auto made = std::make_unique<MessageRequest>(comm, call);
+    made->start();
+    return give_request(std::move(made), request);
+  });
+}
+
+// One or two calls that are made together, to their end.
+mep_result_t run_messages(mep_comm_t comm, std::span<const MessageCall> calls, mep_stream_t stream) {
+  MEP_TRY(check_comm(comm));
+  return guarded([&]() -> mep_result_t {
+    const CallScope scope(comm);
+    MEP_TRY(scope.check());
+    MEP_TRY(check_no_stream(stream));
+    MessageOperation operations[2];
+    MessageOperation* const pointers[2] = {&operations[0], &operations[1]};
+    for (size_t i = 0; i < calls.size(); ++i) {
+      MEP_TRY(check(comm, calls[i]));
+      prepare(calls[i], &operations[i]);
+    }
+    comm->comm->messages().run({pointers, calls.size()});
+    for (size_t i = 0; i < calls.size(); ++i) {
+      if (!calls[i].is_send) tell(operations[i], calls[i].message);
+    }
+    for (size_t i = 0; i < calls.size(); ++i) MEP_TRY(result_of(operations[i]));
+    return MEP_SUCCESS;
+  });
+}
+
+mep_result_t run_or_group(mep_comm_t comm, std::span<const MessageCall> calls, mep_stream_t stream) {
+  if (!in_group()) [[likely]]
+    return run_messages(comm, calls, stream);
+  MEP_TRY(check_comm(comm));
+  MEP_TRY(check_no_stream(stream));
+  return guarded([&]() -> mep_result_t {
+    // Before the first of them begins.
+    for (const MessageCall& call : calls) MEP_TRY(check(comm, call));
+    for (const MessageCall& call : calls) {
+      MEP_TRY(start_in_group(
+          [&](mep_request_t* request) { return start_message(comm, call, request); }));
+    }
+    return MEP_SUCCESS;
+  });
+}
+
+mep_result_t probe(int32_t source, int32_t tag, mep_comm_t comm, bool waits, bool* found,
+                   mep_message_t* message) {
+  MEP_TRY(check_comm(comm));
+  return guarded([&]() -> mep_result_t {
+    const CallScope scope(comm);
+    MEP_TRY(scope.check());
+    MEP_TRY(comm->backend->check_host("a message"));
+    MEP_TRY(check_peer(*comm->comm, "source", source, true));
+    MEP_TRY(check_tag(tag, true));
+    MEP_TRY(check_struct(message));
+    World& world = comm->comm->world();
+    mep_message_t about{};
+    mep_result_t result = MEP_SUCCESS;
+    const auto look = [&] {
+      result = comm->comm->messages().probe(source, tag, &about, found);
+      return *found || is_error(result);
+    };
+    if (!waits) world.make_progress();
+    const bool is_over =
+        waits ? wait_until(world.wait_policy(), world.doorbell(),
+                           Deadline::after_first_look_ms(comm->comm->timeout_ms()), look)
+              : look();
+    if (*found && message != nullptr) write_sized_struct(about, message);
+    if (is_over || !waits) return result;
+    return fail(MEP_ERR_TIMEOUT, "no message of rank %d with tag %d has come in time (-1: any)",
+                source, tag);
+  });
+}
+
+MessageCall sending(const void* buffer, size_t count, mep_dtype_t dtype, int32_t dest, int32_t tag) {
+  return {true, buffer, nullptr, count, dtype, dest, tag, nullptr};
+}
+
+MessageCall receiving(void* buffer, size_t count, mep_dtype_t dtype, int32_t source, int32_t tag,
+                      mep_message_t* message) {
+  return {false, nullptr, buffer, count, dtype, source, tag, message};
+}
+
+bool overlap(const MessageCall& send, const MessageCall& receive) {
+  const auto from = reinterpret_cast<uintptr_t>(send.from);
+  const auto to = reinterpret_cast<uintptr_t>(receive.to);
+  const size_t sent = send.count * mep_dtype_size(send.dtype);
+  const size_t received = receive.count * mep_dtype_size(receive.dtype);
+  return sent != 0 && received != 0 && from < to + received && to < from + sent;
+}
+
+}  // namespace
+}  // namespace mep
+
+void mep_message_init(void* message, size_t size) {
+  mep::init_sized_struct(message, size);
+}
+
+mep_result_t mep_send(const void* buffer, size_t count, mep_dtype_t dtype, int32_t dest, int32_t tag,
+                      mep_comm_t comm, mep_stream_t stream) {
+  const mep::MessageCall call = mep::sending(buffer, count, dtype, dest, tag);
+  return mep::run_or_group(comm, {&call, 1}, stream);
+}
+
+mep_result_t mep_recv(void* buffer, size_t count, mep_dtype_t dtype, int32_t source, int32_t tag,
+                      mep_comm_t comm, mep_message_t* message, mep_stream_t stream) {
+  const mep::MessageCall call = mep::receiving(buffer, count, dtype, source, tag, message);
+  return mep::run_or_group(comm, {&call, 1}, stream);
+}
+
+// The parameters of its two halves. NOLINTNEXTLINE(readability-function-size)
+mep_result_t mep_sendrecv(const void* sendbuf, size_t sendcount, int32_t dest, int32_t sendtag,
+                          void* recvbuf, size_t recvcount, int32_t source, int32_t recvtag,
+                          mep_dtype_t dtype, mep_comm_t comm, mep_message_t* message,
+                          mep_stream_t stream) {
+  const mep::MessageCall calls[2] = {
+      mep::sending(sendbuf, sendcount, dtype, dest, sendtag),
+      mep::receiving(recvbuf, recvcount, dtype, source, recvtag, message)};
+  if (mep::overlap(calls[0], calls[1])) {
+    return mep::fail(MEP_ERR_INVALID_ARGUMENT, "sendbuf and recvbuf overlap");
+  }
+  return mep::run_or_group(comm, calls, stream);
+}
+
+mep_result_t mep_isend(const void* buffer, size_t count, mep_dtype_t dtype, int32_t dest,
+                       int32_t tag, mep_comm_t comm, mep_request_t* request) {
+  return mep::start_message(comm, mep::sending(buffer, count, dtype, dest, tag), request);
+}
+
+mep_result_t mep_irecv(void* buffer, size_t count, mep_dtype_t dtype, int32_t source, int32_t tag,
+                       mep_comm_t comm, mep_message_t* message, mep_request_t* request) {
+  return mep::start_message(comm, mep::receiving(buffer, count, dtype, source, tag, message),
+                            request);
+}
+
+mep_result_t mep_probe(int32_t source, int32_t tag, mep_comm_t comm, mep_message_t* message) {
+  bool found = false;
+  return mep::probe(source, tag, comm, true, &found, message);
+}
+
+mep_result_t mep_iprobe(int32_t source, int32_t tag, mep_comm_t comm, int32_t* found,
+                        mep_message_t* message) {
+  if (found == nullptr) return mep::null_argument("found");
+  *found = 0;
+  bool is_found = false;
+  MEP_TRY(mep::probe(source, tag, comm, false, &is_found, message));
+  *found = is_found ? 1 : 0;
+  return MEP_SUCCESS;
+}

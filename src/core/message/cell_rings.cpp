@@ -1,0 +1,97 @@
+#include "core/message/cell_rings.hpp"
+
+#include <cstring>
+
+#include "base/status.hpp"
+
+namespace mep {
+
+CellRings::CellRings(uint32_t rank, uint32_t ranks, const PeerWindows& windows, uint64_t offset)
+    : rank_(rank),
+      windows_(windows),
+      offset_(offset),
+      layout_(MessageLayout::of(ranks)),
+      pairs_(ranks) {}
+
+void CellRings::begin_pair(uint32_t peer, uint64_t own_incarnation, uint64_t peer_incarnation) {
+  Pair& pair = pairs_[peer];
+  pair.out = message_pair(own_incarnation, peer_incarnation);
+  pair.in = message_pair(peer_incarnation, own_incarnation);
+  pair.posted = pair.passed = pair.taken = pair.told = 0;
+  pair.is_asked = false;
+}
+
+// --- Out ------------------------------------------------------------------------------------------
+
+void CellRings::look_for_taken(uint32_t peer) {
+  Pair& pair = pairs_[peer];
+  const uint64_t word = load_signal(windows_.data(), offset_ + layout_.taken_offset(peer));
+  if (!is_of_pair(word, pair.out)) return;
+  const uint32_t count = message_count(word);
+  // A count that cannot be is not believed.
+  if (pair.posted - count <= pair.posted - pair.passed) pair.passed = count;
+}
+
+bool CellRings::has_room(uint32_t peer) {
+  const Pair& pair = pairs_[peer];
+  if (pair.posted - pair.passed < layout_.cells) return true;
+  look_for_taken(peer);
+  return pair.posted - pair.passed < layout_.cells;
+}
+
+bool CellRings::all_taken(uint32_t peer) {
+  look_for_taken(peer);
+  return pairs_[peer].passed == pairs_[peer].posted;
+}
+
+mep_result_t CellRings::post(uint32_t peer, const MessageHeader& header, const std::byte* payload) {
+  Pair& pair = pairs_[peer];
+  const Remote& remote = windows_[peer];
+  const uint64_t at = offset_ + layout_.cell_offset(rank_, pair.posted);
+  if (remote.mapped != nullptr) {
+    MEP_TRY(remote.put(at + MessageLayout::kHeaderOffset, &header, sizeof header));
+    MEP_TRY(remote.put(at + MessageLayout::kPayloadOffset, payload, header.part_bytes));
+  } else {
+    if (pair.mirror.empty()) pair.mirror.resize(layout_.ring_bytes());
+    std::byte* const copy = pair.mirror.data() + layout_.place(pair.posted);
+    std::memcpy(copy + MessageLayout::kHeaderOffset, &header, sizeof header);
+    if (header.part_bytes != 0) {
+      std::memcpy(copy + MessageLayout::kPayloadOffset, payload, header.part_bytes);
+    }
+    MEP_TRY(remote.put(at + MessageLayout::kHeaderOffset, copy + MessageLayout::kHeaderOffset,
+                       sizeof header + header.part_bytes));
+  }
+  MEP_TRY(remote.signal(at, message_word(pair.out, pair.posted + 1)));
+  ++pair.posted;
+  return MEP_SUCCESS;
+}
+
+void CellRings::flush() const {
+  for (uint32_t peer = 0; peer < pairs_.size(); ++peer) {
+    if (!pairs_[peer].mirror.empty()) windows_[peer].flush();
+  }
+}
+
+// --- In -------------------------------------------------------------------------------------------
+
+// Once the word has been seen nobody but this rank's take() lets the source write the cell again.
+bool CellRings::look(uint32_t peer, MessageHeader* header) const {
+  const Pair& pair = pairs_[peer];
+  const uint64_t at = offset_ + layout_.cell_offset(peer, pair.taken);
+  if (load_signal(windows_.data(), at) != message_word(pair.in, pair.taken + 1)) return false;
+  std::memcpy(header, windows_.data() + at + MessageLayout::kHeaderOffset, sizeof *header);
+  const bool has_whole = header->kind != CellKind::kEager || header->bytes == header->part_bytes;
+  if (header->part_bytes > payload_bytes() || !has_whole) *header = {};
+  return true;
+}
+
+mep_result_t CellRings::tell_taken(uint32_t peer) {
+  Pair& pair = pairs_[peer];
+  MEP_TRY(windows_[peer].signal(offset_ + layout_.taken_offset(rank_),
+                                message_word(pair.in, pair.taken)));
+  pair.told = pair.taken;
+  pair.is_asked = false;
+  return MEP_SUCCESS;
+}
+
+}  // namespace mep

@@ -1,0 +1,80 @@
+// The rings of cells between this rank and each other one: posting cells to a peer, and taking those that came.
+//
+// What this rank posts lies in the peer's window and what it takes in its own (protocol/message_cells.hpp). A cell is
+// written again only once the peer has said that it was taken. To a peer whose window is not mapped a cell is put
+// from a mirror of its ring here, which stays as it is until then: so what a caller gives is free when post()
+// returns.
+//
+// All by the user's thread. What writes to a peer (post, tell_taken) is called inside a PostingScope.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/operation/peer_windows.hpp"
+#include "protocol/message_cells.hpp"
+
+namespace mep {
+
+class CellRings {
+ public:
+  // `windows` has all that MessageLayout says from `offset` on, and outlives this object.
+  CellRings(uint32_t rank, uint32_t ranks, const PeerWindows& windows, uint64_t offset);
+
+  // From here on the peer is the one of these incarnations, and nothing was exchanged with it.
+  void begin_pair(uint32_t peer, uint64_t own_incarnation, uint64_t peer_incarnation);
+  size_t payload_bytes() const { return layout_.payload_bytes(); }
+
+  // --- Out ---
+  bool has_room(uint32_t peer);
+  // With room; the header's part_bytes of payload. Without memory nothing was posted.
+  [[nodiscard]] mep_result_t post(uint32_t peer, const MessageHeader& header,
+                                  const std::byte* payload);
+  // The peer has taken all that was posted, as far as this rank knows.
+  bool all_taken(uint32_t peer);
+  bool is_mapped(uint32_t peer) const { return windows_.maps(peer); }
+  // Nothing is read from the mirrors any more.
+  void flush() const;
+
+  // --- In ---
+  // The header of the next cell of the peer, if it has come. A cell that makes no sense has no kind.
+  bool look(uint32_t peer, MessageHeader* header) const;
+  const std::byte* payload(uint32_t peer) const {
+    return cell(peer) + MessageLayout::kPayloadOffset;
+  }
+  // The cell that was looked at may be written again.
+  void take(uint32_t peer) { ++pairs_[peer].taken; }
+  // So many are taken that the peer should know.
+  bool owes_taken(uint32_t peer) const {
+    const Pair& pair = pairs_[peer];
+    return pair.taken - pair.told >= layout_.cells / 4 || pair.is_asked;
+  }
+  // The peer wants to know at once.
+  void ask_taken(uint32_t peer) { pairs_[peer].is_asked = true; }
+  [[nodiscard]] mep_result_t tell_taken(uint32_t peer);
+
+ private:
+  struct Pair {
+    uint32_t out = 0;      // names this rank's cells to the peer
+    uint32_t in = 0;       // and the peer's to this rank
+    uint32_t posted = 0;   // cells
+    uint32_t passed = 0;   // of these, the peer has taken
+    uint32_t taken = 0;    // of the peer's
+    uint32_t told = 0;     // the peer knows of
+    bool is_asked = false;
+    std::vector<std::byte> mirror;  // of the ring in the peer's window
+  };
+  const std::byte* cell(uint32_t peer) const {
+    return windows_.data() + offset_ + layout_.cell_offset(peer, pairs_[peer].taken);
+  }
+  void look_for_taken(uint32_t peer);
+
+  const uint32_t rank_;
+  const PeerWindows& windows_;
+  const uint64_t offset_;
+  const MessageLayout layout_;
+  std::vector<Pair> pairs_;  // by rank
+};
+
+}  // namespace mep

@@ -1,0 +1,94 @@
+// What a view change means for messages.
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "base/status.hpp"
+#include "base/test_delay.hpp"
+#include "core/message/messages.hpp"
+
+namespace mep {
+
+using State = MessageOperation::State;
+
+// --- The control thread ---------------------------------------------------------------------------
+
+void Messages::install(std::shared_ptr<const CommChange> change) {
+  const std::lock_guard lock(mutex_);
+  changes_.push_back(std::move(change));
+}
+
+// --- The user's thread ----------------------------------------------------------------------------
+
+std::shared_ptr<const CommChange> Messages::next_change() const {
+  const std::lock_guard lock(mutex_);
+  return changes_.empty() ? nullptr : changes_.front();
+}
+
+// Done again at the next look where memory or a newcomer's window is not there. Whether something has changed.
+bool Messages::adopt() {
+  if (channel_.frozen()) return false;
+  const KeepErrorText kept;
+  try {
+    for (;;) {
+      const std::shared_ptr<const CommChange> change = next_change();
+      if (change == nullptr) return true;
+      if (!adopt(*change)) return false;
+      const std::lock_guard lock(mutex_);
+      changes_.pop_front();
+    }
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
+bool Messages::adopt(const CommChange& change) {
+  MEP_TEST_DELAY_POINT("messages adopt");
+  const CommView& view = *change.view;
+  for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+    if (peers_[rank].incarnation != view.incarnations[rank]) lose(rank, view);
+  }
+  if (windows_.reach_newcomers(view, Deadline::after_ms(comm_.timeout_ms())) != MEP_SUCCESS) {
+    return false;
+  }
+  for (const uint32_t rank : view.live) {
+    if (peers_[rank].incarnation == view.incarnations[rank]) continue;
+    peers_[rank].incarnation = view.incarnations[rank];
+    rings_.begin_pair(rank, comm_.world().identity().incarnation, view.incarnations[rank]);
+  }
+  epoch_ = view.epoch;
+  if (change.result == MEP_ERR_REVOKED) end_all(change.result, change.text.c_str());
+  return true;
+}
+
+// The rank is gone, or another one in its place. What came from it whole is there to be received, until another
+// takes its place.
+void Messages::lose(uint32_t rank, const CommView& view) {
+  while (take_from(rank)) {
+  }
+  Peer& peer = peers_[rank];
+  peer.incarnation = 0;
+  peer.absence = has_rank(view.left_bits, rank) ? MEP_ERR_PEER_LEFT : MEP_ERR_PEER_FAILED;
+  const bool is_replaced = view.incarnations[rank] != 0;
+  arrived_.remove_if([&](const Arrived& each) {
+    const bool is_whole = each.header.kind == CellKind::kEager;
+    return each.source == static_cast<int32_t>(rank) && (is_replaced || !is_whole);
+  });
+  for_each_pending([&](MessageOperation* each) { end_lost(each, rank); });
+  peer.gone.clear();
+  peer.owes_leaving = false;
+}
+
+void Messages::end_lost(MessageOperation* operation, uint32_t rank) {
+  const auto lost = static_cast<int32_t>(rank);
+  if (operation->peer == lost) return end_absent(operation);
+  const bool is_any = operation->peer == MEP_ANY_SOURCE;
+  if (is_any && operation->state == State::kMoving && operation->message.source == lost) {
+    return wait_again(operation);
+  }
+  if (is_any && operation->state == State::kWaiting && !can_move(*operation)) {
+    end_absent(operation);
+  }
+}
+
+}  // namespace mep

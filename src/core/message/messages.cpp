@@ -1,0 +1,271 @@
+// Calls, and how each ends.
+#include "core/message/messages.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "base/status.hpp"
+#include "base/test_delay.hpp"
+#include "core/operation/operation_record.hpp"
+#include "core/operation/request_event.hpp"
+
+namespace mep {
+
+using State = MessageOperation::State;
+
+Messages::Messages(const CommIdentity& comm, OperationChannel& channel, PeerWindows& windows,
+                   uint64_t offset)
+    : comm_(comm),
+      channel_(channel),
+      windows_(windows),
+      rings_(comm.rank(), comm.size(), windows, offset),
+      peers_(comm.size()) {}
+
+void Messages::open(const CommView& view) {
+  epoch_ = view.epoch;
+  for (const uint32_t rank : view.live) {
+    peers_[rank].incarnation = view.incarnations[rank];
+    rings_.begin_pair(rank, comm_.world().identity().incarnation, view.incarnations[rank]);
+  }
+}
+
+// --- Calls ----------------------------------------------------------------------------------------
+
+void Messages::start(MessageOperation* operation) {
+  (void)step();
+  MEP_TEST_DELAY_POINT("message begins");
+  operation->number = ++number_;
+  operation->state = State::kWaiting;
+  ++pending_;
+  list_of(*operation).add(operation);
+  const mep_result_t ended = comm_.check_world();
+  if (ended != MEP_SUCCESS) return end(operation, ended, last_error_text());
+  if (!operation->is_send && match_arrived(operation)) return;
+  if (!can_move(*operation)) return end_absent(operation);
+  (void)post_all();
+}
+
+bool Messages::look(std::span<MessageOperation* const> operations) {
+  (void)step();
+  if (beside_ != nullptr && beside_->is_pending()) beside_->step_beside();
+  return std::all_of(operations.begin(), operations.end(),
+                     [](const MessageOperation* each) { return each->has_ended(); });
+}
+
+bool Messages::test(MessageOperation* operation) {
+  (void)step();
+  if (!operation->has_ended() && operation->deadline.expired()) end_overdue(operation);
+  return operation->has_ended();
+}
+
+bool Messages::wait(std::span<MessageOperation* const> operations, const Deadline& deadline) {
+  return channel_.wait(deadline, [&] { return look(operations); });
+}
+
+void Messages::run(std::span<MessageOperation* const> operations) {
+  for (MessageOperation* each : operations) start(each);
+  if (wait(operations, Deadline::after_first_look_ms(comm_.timeout_ms()))) return;
+  for (MessageOperation* each : operations) {
+    if (!each->has_ended()) end_overdue(each);
+  }
+}
+
+bool Messages::withdraw_receive(MessageOperation* operation) {
+  (void)step();
+  if (operation->state != State::kWaiting) return false;
+  end(operation, MEP_SUCCESS, "");
+  return true;
+}
+
+// The rank that is asked about may be gone: then nothing will come.
+mep_result_t Messages::probe(int32_t source, int32_t tag, mep_message_t* message, bool* found) {
+  (void)step();
+  if (beside_ != nullptr && beside_->is_pending()) beside_->step_beside();
+  MessageOperation asked;
+  asked.peer = source;
+  asked.tag = tag;
+  const auto first = std::find_if(arrived_.begin(), arrived_.end(), [&](const Arrived& each) {
+    return asked.fits(each.source, each.header.tag);
+  });
+  *found = first != arrived_.end();
+  if (*found) {
+    describe(first->source, first->header, message);
+    return MEP_SUCCESS;
+  }
+  MEP_TRY(comm_.check_world());
+  return can_move(asked) ? MEP_SUCCESS : fail_absent(asked);
+}
+
+// --- How operations end ---------------------------------------------------------------------------
+
+MessageList& Messages::list_of(const MessageOperation& operation) {
+  if (operation.is_send) {
+    Peer& peer = peers_[static_cast<uint32_t>(operation.peer)];
+    if (operation.state == State::kWaiting) return peer.waiting;
+    return operation.state == State::kAnnounced ? peer.announced : peer.moving;
+  }
+  if (operation.state == State::kWaiting) return receives_;
+  return peers_[static_cast<uint32_t>(operation.message.source)].incoming;
+}
+
+void Messages::move_to(MessageOperation* operation, State state) {
+  list_of(*operation).remove(operation);
+  operation->state = state;
+  list_of(*operation).add(operation);
+}
+
+void Messages::forget_clear(MessageOperation* operation) {
+  if (!operation->owes_clear) return;
+  --peers_[static_cast<uint32_t>(operation->message.source)].owed_clears;
+  operation->owes_clear = false;
+}
+
+void Messages::end(MessageOperation* operation, mep_result_t result, const char* text) {
+  MEP_TEST_DELAY_POINT("message ends");
+  list_of(*operation).remove(operation);
+  if (is_known_send(*operation)) --peers_[static_cast<uint32_t>(operation->peer)].known_sends;
+  forget_clear(operation);
+  --pending_;
+  operation->state = State::kEnded;
+  operation->result = result;
+  operation->epoch = epoch_;
+  if (is_error(result)) std::snprintf(operation->text, sizeof operation->text, "%s", text);
+  ring_event(operation->event);
+}
+
+// Its receiver, if it knows of the message, learns that it does not come.
+void Messages::end_early(MessageOperation* operation, mep_result_t result, const char* text) {
+  if (is_known_send(*operation)) {
+    // There is room, see post_waiting().
+    peers_[static_cast<uint32_t>(operation->peer)].gone.push_back(operation->number);
+  }
+  end(operation, result, text);
+}
+
+void Messages::end_all(mep_result_t result, const char* text) {
+  for_each_pending([&](MessageOperation* each) { end_early(each, result, text); });
+}
+
+void Messages::end_overdue(MessageOperation* operation) {
+  (void)fail(MEP_ERR_TIMEOUT, operation->is_send
+                                  ? "the message to rank %d with tag %d was not received in time"
+                                  : "no whole message of rank %d with tag %d has come in time (-1: any)",
+             operation->peer, operation->tag);
+  end_early(operation, MEP_ERR_TIMEOUT, last_error_text());
+}
+
+bool Messages::can_move(const MessageOperation& operation) const {
+  if (operation.peer != MEP_ANY_SOURCE) {
+    return peers_[static_cast<uint32_t>(operation.peer)].incarnation != 0;
+  }
+  const Peer& own = peers_[comm_.rank()];
+  const bool sends_itself = own.known_sends != 0 || !own.waiting.empty();
+  return comm_.size() == 1 || sends_itself || others_live();
+}
+
+bool Messages::others_live() const {
+  for (uint32_t rank = 0; rank < comm_.size(); ++rank) {
+    if (rank != comm_.rank() && peers_[rank].incarnation != 0) return true;
+  }
+  return false;
+}
+
+mep_result_t Messages::fail_absent(const MessageOperation& operation) const {
+  if (operation.peer == MEP_ANY_SOURCE) {
+    return fail(MEP_ERR_PEER_FAILED, "no other rank of comm %s is left to send a message",
+                comm_.name().c_str());
+  }
+  const Peer& peer = peers_[static_cast<uint32_t>(operation.peer)];
+  return fail(peer.absence, "rank %d of comm %s %s", operation.peer, comm_.name().c_str(),
+              peer.absence == MEP_ERR_PEER_LEFT ? "has left" : "is not in the view");
+}
+
+void Messages::end_absent(MessageOperation* operation) {
+  const mep_result_t result = fail_absent(*operation);
+  end(operation, result, last_error_text());
+}
+
+// --- For people -----------------------------------------------------------------------------------
+
+void Messages::describe(int32_t source, const MessageHeader& header, mep_message_t* message) {
+  message->flags = 0;
+  message->source = source;
+  message->tag = header.tag;
+  message->bytes = header.bytes;
+  message->dtype = header.dtype;
+}
+
+mep_result_t Messages::describe(const MessageOperation& operation, mep_op_info_t* info) const {
+  OperationRecord record;
+  record.epoch = operation.has_ended() ? operation.epoch : epoch_;
+  record.seq = operation.number;
+  record.result = operation.has_ended() ? operation.result : MEP_ERR_BUSY;
+  record.contributors.assign(rank_words(comm_.size()), 0);
+  record.failed.assign(rank_words(comm_.size()), 0);
+  const bool went_well = operation.has_ended() && operation.result == MEP_SUCCESS;
+  if (went_well) {
+    add_rank(&record.contributors, operation.is_send
+                                       ? comm_.rank()
+                                       : static_cast<uint32_t>(operation.message.source));
+  }
+  const bool is_lost = operation.result == MEP_ERR_PEER_FAILED || operation.result == MEP_ERR_PEER_LEFT;
+  if (operation.has_ended() && is_lost && operation.peer >= 0) {
+    add_rank(&record.failed, static_cast<uint32_t>(operation.peer));
+  }
+  return record.fill(comm_.size(), info);
+}
+
+// --- Progress -------------------------------------------------------------------------------------
+
+bool Messages::step() {
+  bool moved = false;
+  if (!channel_.undisturbed(epoch_)) [[unlikely]]
+    moved = adopt();
+  for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+    if (peers_[rank].incarnation != 0) moved = take_from(rank) || moved;
+  }
+  moved = post_all() || moved;
+  if (pending_ != 0 && comm_.world().terminal_result() != MEP_SUCCESS) [[unlikely]] {
+    const mep_result_t ended = comm_.check_world();
+    if (ended != MEP_SUCCESS) end_all(ended, last_error_text());
+  }
+  return moved;
+}
+
+Progress Messages::progress() {
+  Progress progress;
+  progress.advanced = step();
+  const uint64_t now = pending_ != 0 ? now_ns() : 0;
+  for_each_pending([&](MessageOperation* each) {
+    const uint64_t due_ns = each->deadline.at_ns(now);
+    if (due_ns <= now) return end_overdue(each);
+    progress.deadline_ns = std::min(progress.deadline_ns, due_ns);
+  });
+  progress.pending = pending_ != 0;
+  return progress;
+}
+
+void Messages::leave(const Deadline& deadline) {
+  const auto holds_all = [this](uint32_t rank) {
+    const bool needs_nothing = rank == comm_.rank() || peers_[rank].incarnation == 0;
+    return needs_nothing || rings_.is_mapped(rank) || rings_.all_taken(rank);
+  };
+  bool owes_any = false;
+  for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+    peers_[rank].owes_leaving = !holds_all(rank);
+    owes_any = owes_any || peers_[rank].owes_leaving;
+  }
+  if (!owes_any) return rings_.flush();
+  (void)channel_.wait(deadline, [&] {
+    (void)step();
+    if (comm_.world().terminal_result() != MEP_SUCCESS) return true;
+    for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+      if (!holds_all(rank)) return false;
+    }
+    return true;
+  });
+  rings_.flush();
+}
+
+}  // namespace mep

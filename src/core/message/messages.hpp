@@ -1,0 +1,197 @@
+// The messages of a comm: sends and receives, each a personal operation that ends by what has happened to it.
+//
+// A message that fits a cell is posted whole (eager), as long as the ring to its receiver has room. Of a larger one
+// the receiver is told (request); once a receive takes it, that answers (clear), and the data follows (data). Each
+// step is one cell, and the cells of a sender are taken in their order, so messages are matched in the order in
+// which they were sent:
+//
+//   sender                          receiver
+//   kWaiting    -- eager -->        a receive that fits, or arrived_
+//   kWaiting    -- request -->      the same
+//   kAnnounced  <-- clear --        kWaiting becomes kMoving
+//   kMoving     -- data ... -->     until all is there
+//
+// A sender whose time is over withdraws what it has announced (gone): the receive that had taken it waits on. A
+// receive whose time is over is forgotten, and data that comes for it is dropped.
+//
+// View changes touch no pair of ranks that both stay: their cells, counts and operations go on. The control thread
+// leaves the changes in a list, and the user's thread goes through it, in order, at its next look (adopt).
+//
+// The user's thread, or the progress thread in its place, does all but install().
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "core/message/cell_rings.hpp"
+#include "core/message/message_operation.hpp"
+#include "core/operation/beside.hpp"
+#include "core/operation/operation_channel.hpp"
+#include "core/operation/peer_windows.hpp"
+#include "core/world/progress_thread.hpp"
+
+namespace mep {
+
+class Messages : public Beside {
+ public:
+  // `channel` and `windows` are the comm's; the windows have the cells from `offset` on.
+  Messages(const CommIdentity& comm, OperationChannel& channel, PeerWindows& windows,
+           uint64_t offset);
+  Messages(const Messages&) = delete;
+  Messages& operator=(const Messages&) = delete;
+  static size_t window_bytes(uint32_t ranks) { return MessageLayout::of(ranks).window_bytes(); }
+  // All windows are there; `view` is the first that this rank calls in.
+  void open(const CommView& view);
+  // What a call of this comm steps while it waits for a message.
+  void set_beside(Beside* beside) { beside_ = beside; }
+
+  // --- The user's thread ---
+  // The operation lives until it has ended or withdraw() has returned true.
+  void start(MessageOperation* operation);
+  // One look at everything; whether this operation has ended. One whose time is over ends now.
+  bool test(MessageOperation* operation);
+  // One look at everything; whether all of these have ended.
+  bool look(std::span<MessageOperation* const> operations);
+  // Waits until all have ended, at most until the deadline.
+  bool wait(std::span<MessageOperation* const> operations, const Deadline& deadline);
+  // Runs them to their end.
+  void run(std::span<MessageOperation* const> operations);
+  // False: a message has come for it, or it has ended.
+  bool withdraw_receive(MessageOperation* operation);
+  // Whether a message has come, or is known of, that a receive would take now; where none can come any more, an
+  // error.
+  [[nodiscard]] mep_result_t probe(int32_t source, int32_t tag, mep_message_t* message, bool* found);
+  // A look at everything that is pending; whether something moved.
+  bool step();
+  // Before this rank leaves the comm: peers over a network have taken what was posted, or are gone, or the time is
+  // over.
+  void leave(const Deadline& deadline);
+
+  // For people who ask about a request.
+  [[nodiscard]] mep_result_t describe(const MessageOperation& operation, mep_op_info_t* info) const;
+
+  bool is_pending() const override { return pending_ != 0; }
+  void step_beside() override { (void)step(); }
+  // The progress thread.
+  Progress progress();
+
+  // --- The control thread ---
+  void install(std::shared_ptr<const CommChange> change);
+
+ private:
+  // A message that no receive has taken yet.
+  struct Arrived {
+    int32_t source = 0;
+    MessageHeader header;
+    std::vector<std::byte> data;  // of an eager one
+  };
+  struct Peer {
+    uint64_t incarnation = 0;  // 0: absent
+    mep_result_t absence = MEP_ERR_PEER_FAILED;
+    // Sends to it, by state.
+    MessageList waiting;
+    MessageList announced;
+    MessageList moving;
+    MessageList incoming;   // receives that have taken a message of it
+    uint32_t owed_clears = 0;
+    // Numbers of sends that were withdrawn after they were announced. Has room for all that are announced.
+    std::vector<uint64_t> gone;
+    uint32_t known_sends = 0;  // announced or moving
+    bool owes_leaving = false;
+    bool has_posts() const {
+      return owed_clears != 0 || !gone.empty() || owes_leaving || !waiting.empty() ||
+             !moving.empty();
+    }
+  };
+
+  // Calls (messages.cpp).
+  MessageList& list_of(const MessageOperation& operation);
+  void move_to(MessageOperation* operation, MessageOperation::State state);
+  static bool is_known_send(const MessageOperation& operation) {
+    return operation.is_send && operation.state != MessageOperation::State::kWaiting;
+  }
+  void forget_clear(MessageOperation* operation);
+  void end(MessageOperation* operation, mep_result_t result, const char* text);
+  void end_early(MessageOperation* operation, mep_result_t result, const char* text);
+  void end_overdue(MessageOperation* operation);
+  void end_absent(MessageOperation* operation);
+  void end_all(mep_result_t result, const char* text);
+  template <typename Function>
+  void for_each_pending(Function&& function);
+  bool can_move(const MessageOperation& operation) const;
+  bool others_live() const;
+  [[nodiscard]] mep_result_t fail_absent(const MessageOperation& operation) const;
+  static void describe(int32_t source, const MessageHeader& header, mep_message_t* message);
+
+  // Matching (message_matching.cpp).
+  bool match_arrived(MessageOperation* operation);
+  bool offer(int32_t source, const MessageHeader& header, const std::byte* data);
+  bool accept(MessageOperation* operation, int32_t source, const MessageHeader& header,
+              const std::byte* data);
+  bool take_from(uint32_t peer);
+  void take_cell(uint32_t peer, const MessageHeader& header);
+  void take_message(uint32_t peer, const MessageHeader& header);
+  void take_clear(uint32_t peer, const MessageHeader& header);
+  void take_data(uint32_t peer, const MessageHeader& header);
+  void take_gone(uint32_t peer, const MessageHeader& header);
+  void wait_again(MessageOperation* operation);
+
+  // Posting (message_posting.cpp).
+  bool post_all();
+  bool post_to(uint32_t peer);
+  bool post_next(uint32_t rank);
+  bool post_clear(uint32_t rank);
+  bool post_gone(uint32_t rank);
+  bool post_leaving(uint32_t rank);
+  bool post_waiting(uint32_t rank);
+  bool post_part(uint32_t rank);
+
+  // View changes (message_changes.cpp).
+  bool adopt();
+  std::shared_ptr<const CommChange> next_change() const;
+  bool adopt(const CommChange& change);
+  void lose(uint32_t rank, const CommView& view);
+  void end_lost(MessageOperation* operation, uint32_t rank);
+
+  const CommIdentity& comm_;
+  OperationChannel& channel_;
+  PeerWindows& windows_;
+  Beside* beside_ = nullptr;
+
+  CellRings rings_;
+  uint64_t epoch_ = 0;  // adopted
+  std::vector<Peer> peers_;
+  MessageList receives_;       // that no message has come for
+  std::list<Arrived> arrived_;  // in the order in which they came
+  uint64_t number_ = 0;        // of the last call
+  uint32_t pending_ = 0;       // operations that have begun and not ended
+
+  mutable std::mutex mutex_;
+  std::deque<std::shared_ptr<const CommChange>> changes_;  // not adopted yet, oldest first
+};
+
+// `function` may end the operation that it is given.
+template <typename Function>
+void Messages::for_each_pending(Function&& function) {
+  const auto visit = [&](MessageList& list) {
+    for (MessageOperation* each = list.first(); each != nullptr;) {
+      MessageOperation* const behind = each->behind;
+      function(each);
+      each = behind;
+    }
+  };
+  visit(receives_);
+  for (Peer& peer : peers_) {
+    visit(peer.waiting);
+    visit(peer.announced);
+    visit(peer.moving);
+    visit(peer.incoming);
+  }
+}
+
+}  // namespace mep

@@ -1,0 +1,16 @@
+// What else of a comm is pending while one of its calls waits: its collectives for a message, and its messages for
+// a collective. A peer may need it before it comes to what the call waits for.
+#pragma once
+
+namespace mep {
+
+// The user's thread.
+class Beside {
+ public:
+  virtual ~Beside() = default;
+  virtual bool is_pending() const = 0;
+  // As far as it goes now; never waits.
+  virtual void step_beside() = 0;
+};
+
+}  // namespace mep

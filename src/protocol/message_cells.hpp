@@ -1,0 +1,87 @@
+// What messages between two ranks are made of: cells, in rings of one writer and one reader.
+//
+// Of a comm of R ranks each rank's window has, from some offset on:
+//
+//   taken   [R] a line    by the peer that the line is for: how many cells of this rank it has taken
+//   cells   [R][cells]    by source rank, whose ring it is
+//
+//   cell:   u64 word | MessageHeader | payload
+//   word:   bit 63      always 1, so zero is never a word
+//           bits 32-62  the pair: a hash of both ranks' incarnations, in the order source, target
+//           bits 0-31   how many cells the source has posted, this one included; of a taken word: how many
+//                       the target has taken
+//
+// The n-th cell of a pair lies at place n % cells, from 0. A rank that takes another's place makes another pair, which
+// begins at 0: what its predecessor left never looks like its cells, and nothing is zeroed. Counts wrap; a source
+// is at most `cells` ahead of its reader.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mep {
+
+enum class CellKind : uint32_t {
+  kEager = 1,  // a whole message
+  kRequest,    // there is a message that does not fit a cell
+  kClear,      // to its sender: a receive has taken it
+  kData,       // the next part of it
+  kGone,       // its sender has withdrawn it
+  kLeaving,    // the source wants to know at once how many cells were taken
+};
+
+struct MessageHeader {
+  CellKind kind{};
+  int32_t tag = 0;
+  uint64_t bytes = 0;     // of the whole message
+  uint64_t sender = 0;    // number of the send at its rank
+  uint64_t receiver = 0;  // number of the receive at its rank
+  uint32_t dtype = 0;
+  uint32_t part_bytes = 0;  // in this cell
+};
+static_assert(sizeof(MessageHeader) == 40);
+
+// Where things lie. Fewer and smaller cells for many ranks, for each has a ring of every other.
+struct MessageLayout {
+  static constexpr size_t kLine = 64;
+  static constexpr size_t kHeaderOffset = sizeof(uint64_t);
+  static constexpr size_t kPayloadOffset = kHeaderOffset + sizeof(MessageHeader);
+
+  uint32_t ranks = 0;
+  uint32_t cells = 0;  // a power of two
+  size_t cell_bytes = 0;
+
+  static constexpr MessageLayout of(uint32_t ranks) {
+    if (ranks <= 16) return {ranks, 32, 8192};
+    if (ranks <= 64) return {ranks, 16, 4096};
+    return {ranks, 8, 1024};
+  }
+  constexpr size_t payload_bytes() const { return cell_bytes - kPayloadOffset; }
+  constexpr size_t ring_bytes() const { return cells * cell_bytes; }
+  constexpr size_t window_bytes() const { return ranks * (kLine + ring_bytes()); }
+  constexpr uint64_t taken_offset(uint32_t rank) const { return rank * kLine; }
+  constexpr uint64_t cell_offset(uint32_t source, uint32_t count) const {
+    return ranks * kLine + source * ring_bytes() + place(count);
+  }
+  // In its ring.
+  constexpr uint64_t place(uint32_t count) const { return count % cells * cell_bytes; }
+};
+
+// 31 bits of both incarnations.
+constexpr uint32_t message_pair(uint64_t source_incarnation, uint64_t target_incarnation) {
+  uint64_t hash = source_incarnation * 0x9e3779b97f4a7c15u;
+  hash = (hash ^ (hash >> 29) ^ target_incarnation) * 0xbf58476d1ce4e5b9u;
+  return static_cast<uint32_t>(hash >> 33);
+}
+
+constexpr uint64_t message_word(uint32_t pair, uint32_t count) {
+  return (uint64_t{1} << 63) | (uint64_t{pair} << 32) | count;
+}
+constexpr bool is_of_pair(uint64_t word, uint32_t pair) {
+  return word >> 32 == message_word(pair, 0) >> 32;
+}
+constexpr uint32_t message_count(uint64_t word) {
+  return static_cast<uint32_t>(word);
+}
+
+}  // namespace mep
