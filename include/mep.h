@@ -59,22 +59,22 @@ enum {
   MEP_ERR_NO_MEMORY = -3,        /* memory, descriptors or another resource ran out */
   MEP_ERR_SYSTEM = -4,           /* a system call failed; the text has errno in words */
   MEP_ERR_INTERNAL = -5,         /* a bug of MEP; please report it with the text */
-  MEP_ERR_TIMEOUT = -6,     /* the time given was over; all members get it for this operation */
-  MEP_ERR_PEER_FAILED = -7, /* a member failed; the comm goes on without it */
-  MEP_ERR_PEER_LEFT = -8,   /* a member left by mep_comm_destroy; the comm goes on without it */
-  MEP_ERR_NO_QUORUM = -9,   /* this side of a split is too small to decide; it may rejoin */
-  MEP_ERR_EVICTED = -10,    /* the others went on without this rank; it may rejoin */
-  MEP_ERR_BUSY = -11,       /* an earlier operation has to be finished first */
-  MEP_ERR_FORKED = -12,     /* the handle belongs to the parent process */
-  MEP_ERR_MISMATCH = -13,   /* members called different things, or with different arguments */
-  MEP_ERR_BOOTSTRAP = -14,  /* the ranks could not find each other; the text names who and why */
-  MEP_ERR_DENIED = -15,     /* a stranger: wrong user id or wrong secret */
-  MEP_ERR_REVOKED = -16,    /* a member revoked the communicator */
-  MEP_ERR_ABORTED = -17,    /* mep_comm_abort was called on the communicator */
-  MEP_ERR_VERSION = -18,    /* members run library versions that cannot talk to each other */
-  MEP_ERR_CAPACITY = -19,   /* a buffer of the caller is too small; the text says how large */
-  MEP_ERR_NOT_FOUND = -20,  /* nothing has that name */
-  MEP_ERR_DEVICE = -21      /* a GPU or NIC reported an error */
+  MEP_ERR_TIMEOUT = -6,          /* the time given was over; all members get it for a collective */
+  MEP_ERR_PEER_FAILED = -7,      /* a member failed; the comm goes on without it */
+  MEP_ERR_PEER_LEFT = -8,  /* a member left by mep_comm_destroy; the comm goes on without it */
+  MEP_ERR_NO_QUORUM = -9,  /* this side of a split is too small to decide; it may rejoin */
+  MEP_ERR_EVICTED = -10,   /* the others went on without this rank; it may rejoin */
+  MEP_ERR_BUSY = -11,      /* an earlier operation has to be finished first */
+  MEP_ERR_FORKED = -12,    /* the handle belongs to the parent process */
+  MEP_ERR_MISMATCH = -13,  /* members called different things, or with different arguments */
+  MEP_ERR_BOOTSTRAP = -14, /* the ranks could not find each other; the text names who and why */
+  MEP_ERR_DENIED = -15,    /* a stranger: wrong user id or wrong secret */
+  MEP_ERR_REVOKED = -16,   /* a member revoked the communicator */
+  MEP_ERR_ABORTED = -17,   /* mep_comm_abort was called on the communicator */
+  MEP_ERR_VERSION = -18,   /* members run library versions that cannot talk to each other */
+  MEP_ERR_CAPACITY = -19,  /* a buffer of the caller is too small; the text says how large */
+  MEP_ERR_NOT_FOUND = -20, /* nothing has that name */
+  MEP_ERR_DEVICE = -21     /* a GPU or NIC reported an error */
 };
 
 /* The constant's name, e.g. "MEP_ERR_TIMEOUT"; "unknown result" for other values. Never NULL. 0.1 */
@@ -347,8 +347,8 @@ MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
  * is inside a call on this comm). After an error the receive buffer is undefined; mep_comm_last_op
  * tells whether the input is intact.
  * These are replicated operations: one succeeds on all ranks or on none, and what a rank's result is made
- * of anybody can give to a rank that lacks it. (Dispatch and combine are personal operations: what one rank
- * gets nobody else has.) Reduce, gather, scatter, reduce-scatter, alltoall and the forms with counts are for
+ * of anybody can give to a rank that lacks it. (Dispatch, combine and messages are personal operations: what
+ * one rank gets nobody else has.) Reduce, gather, scatter, reduce-scatter, alltoall and the forms with counts are for
  * host communicators so far: MEP_ERR_UNSUPPORTED on one with a GPU.
  *
  * Which calls report a failure. The calls of a communicator are counted on every rank, from 1; a call refused
@@ -461,8 +461,8 @@ MEP_API mep_result_t mep_alltoallv(const void* sendbuf, void* recvbuf, const uin
 /* Nonblocking forms: return at once with a request. Operations of one comm run in the order of their
  * calls. Buffers belong to the operation until the request is done. Every request must be finished by
  * mep_request_wait or a mep_request_test that says done; that frees it. Progress is made inside calls
- * that begin or wait for an operation of the same comm, and inside wait and test of its requests, as far
- * as the operation that is waited for or tested. Calls on other comms of the world, EP calls, and calls
+ * that wait for an operation, or test one: on its comm as far as that operation, and on the other comms of the world
+ * that no other thread is inside of. Calls that begin an operation make it on their comm. EP calls, and calls
  * that only ask or set something make none: a rank that stays in those holds up the others' operation.
  * With MEP_COMM_PROGRESS_THREAD progress needs no call: whatever is pending on any comm of the world goes on,
  * also to its timeout and through changes of the membership. No call is refused because of that thread; one may
@@ -532,8 +532,9 @@ MEP_API mep_result_t mep_request_info(mep_request_t request, mep_op_info_t* info
 MEP_API mep_result_t mep_request_event_fd(mep_request_t request, int32_t* fd);
 
 /* Withdraws a receive that no message has come for: the request is freed and *request NULL, and its buffer is
- * as it was. MEP_ERR_BUSY: a message is arriving in it, or it has ended, or another thread is inside a call on
- * the comm; the request is as it was. MEP_ERR_UNSUPPORTED: it is no receive. Does not block. 0.2 */
+ * as it was, unless the sender of a large message has withdrawn it midway. MEP_ERR_BUSY: a message is arriving in
+ * it, or it has ended, or another thread is inside a call on the comm; the request is as it was.
+ * MEP_ERR_UNSUPPORTED: it is no receive. Does not block. 0.2 */
 MEP_API mep_result_t mep_request_cancel(mep_request_t* request);
 
 /* Waits for `count` requests, of any comms, at most timeout_ms (0xffffffff: until each one's own
@@ -565,17 +566,17 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
  * has received take memory of their receiver.
  *
  * A receive whose buffer is too small for the message that it takes ends with MEP_ERR_CAPACITY, one of another
- * type with MEP_ERR_MISMATCH; the message stays, and is the next receive's. count may be larger than what
- * comes: the rest of the buffer is untouched.
+ * type with MEP_ERR_MISMATCH, which goes first; the message stays, and is the next receive's. count may be larger
+ * than what comes: the rest of the buffer is untouched.
  *
  * These are personal operations: each ends by what has happened to it. A change of the membership ends
  * those with a rank that is gone, MEP_ERR_PEER_FAILED or MEP_ERR_PEER_LEFT, also those that are called later, and
  * no others. What had come from that rank whole is still received, until another takes its place. A receive from
- * MEP_ANY_SOURCE goes on while any other rank lives. Timeouts too are each call's own: MEP_ERR_TIMEOUT changes
- * nothing for other ranks. A receive that had taken a large message by then has lost it. mep_comm_revoke ends those
- * that are pending with MEP_ERR_REVOKED. None of these is a report of a change: the next collective
- * reports it all the same. mep_comm_last_op does not tell of messages; mep_request_info and
- * mep_request_wait do, with a number of their own.
+ * MEP_ANY_SOURCE goes on while any other rank lives; on a comm of one rank it waits for that rank itself. Timeouts
+ * too are each call's own: MEP_ERR_TIMEOUT changes nothing for other ranks. A receive that had taken a large
+ * message by then has lost it. mep_comm_revoke ends those that are pending with MEP_ERR_REVOKED. None of these is
+ * a report of a change: the next collective reports it all the same. mep_comm_last_op does not tell of messages;
+ * mep_request_info and mep_request_wait do, with a number of their own.
  *
  * Host communicators only: MEP_ERR_UNSUPPORTED on one with a GPU; stream is NULL. Errors of all:
  * MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED,
@@ -585,7 +586,8 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
 
 enum { MEP_ANY_SOURCE = -1, MEP_ANY_TAG = -1 };
 
-/* Up to so many bytes, on a comm of at most 16 ranks, a message needs no receiver to be sent. */
+/* Up to so many bytes, on a comm of at most 16 ranks, a message needs no receiver to be sent. Of up to 64 ranks
+ * it is 4048 bytes, of more 976. */
 enum { MEP_MESSAGE_EAGER_BYTES = 8144 };
 
 /* What a message is. */

@@ -3,24 +3,26 @@
 !
 !   - Functions return the result code; mep_result_string and mep_last_error return character strings.
 !   - Structures set themselves up (struct_size included) when declared; no call of *_init is needed.
-!   - `stream` is optional and comes last. Optional too: config, info, map,
+!   - `stream` is optional and comes last. Optional too: config, info, map, message, results,
 !     and send and receive of dispatch and combine.
 !   - Buffers are contiguous variables of any type, scalars too. Counts have kind c_size_t:
-!     size(x, kind=c_size_t). In nonblocking calls, declare buffers asynchronous and touch them only
-!     after the request is done. For one buffer as input and output, which Fortran does not allow as
-!     two arguments, call the form *_in_place.
+!     size(x, kind=c_size_t). In nonblocking calls, declare buffers (and message) asynchronous and touch
+!     them only after the request is done, in a group after mep_group_end. For one buffer as input and
+!     output, which Fortran does not allow as two arguments, call the form *_in_place.
 !   - Fortran has no unsigned integers: 32-bit counts and times are c_int32_t, and -1 stands for
 !     0xffffffff. Pointers inside structures are type(c_ptr): c_loc(x) of a variable with `target`.
+!   - mep_request_waitany gives the place in the array from 1 on; 0: none.
 !   - mep_comm_name, mep_comm_transport, mep_preferred_hca give allocatable strings; names passed in need no c_null_char.
 module mep
   use, intrinsic :: iso_c_binding
   use mep_types
   use mep_c
   use mep_collectives
+  use mep_messages
   use mep_helpers
   implicit none
   private :: c_result_string, c_last_error, c_comm_transport, c_comm_name, c_comm_set_name, &
-      c_preferred_hca, c_comm_attach, c_dispatch, c_combine, text_of, given, own_block
+      c_preferred_hca, c_comm_attach, c_request_waitany, c_dispatch, c_combine, text_of, given, own_block
 
 contains
 
@@ -66,6 +68,18 @@ contains
     type(mep_comm_t), intent(out) :: comm
     code = c_comm_attach(world, trim(name)//c_null_char, comm)
   end function mep_comm_attach
+
+  ! index: the place in requests from 1 on; 0: none.
+  integer(c_int32_t) function mep_request_waitany(count, requests, timeout_ms, index, info) &
+      result(code)
+    integer(c_int32_t), intent(in) :: count, timeout_ms
+    type(mep_request_t), intent(inout) :: requests(*)
+    integer(c_int32_t), intent(out) :: index
+    type(mep_op_info_t), intent(inout), optional :: info
+    index = -1
+    code = c_request_waitany(count, requests, timeout_ms, index, info)
+    index = index + 1
+  end function mep_request_waitany
 
   ! location: "cpu", "gpu:0", "numa:0" or a PCI address; name is empty after an error.
   integer(c_int32_t) function mep_preferred_hca(location, name) result(code)

@@ -45,6 +45,12 @@ module mep_c
       integer(c_size_t), value :: size
     end subroutine mep_op_info_init
 
+    subroutine mep_message_init(message, size) bind(C)
+      import :: c_size_t
+      type(*), intent(inout) :: message
+      integer(c_size_t), value :: size
+    end subroutine mep_message_init
+
     subroutine mep_view_init(view, size) bind(C)
       import :: c_size_t
       type(*), intent(inout) :: view
@@ -201,6 +207,42 @@ module mep_c
       integer(c_int32_t), intent(out) :: fd
     end function mep_request_event_fd
 
+    integer(c_int32_t) function mep_request_cancel(request) bind(C)
+      import :: c_int32_t, mep_request_t
+      type(mep_request_t), intent(inout) :: request
+    end function mep_request_cancel
+
+    integer(c_int32_t) function mep_request_waitall(count, requests, timeout_ms, results) bind(C)
+      import :: c_int32_t, mep_request_t
+      integer(c_int32_t), value :: count, timeout_ms
+      type(mep_request_t), intent(inout) :: requests(*)
+      integer(c_int32_t), intent(inout), optional :: results(*)
+    end function mep_request_waitall
+
+    ! ---- messages: those with buffers stand in module mep_messages --------------------------------
+    integer(c_int32_t) function mep_probe(source, tag, comm, message) bind(C)
+      import :: c_int32_t, mep_comm_t, mep_message_t
+      integer(c_int32_t), value :: source, tag
+      type(mep_comm_t), value :: comm
+      type(mep_message_t), intent(inout), optional :: message
+    end function mep_probe
+
+    integer(c_int32_t) function mep_iprobe(source, tag, comm, found, message) bind(C)
+      import :: c_int32_t, mep_comm_t, mep_message_t
+      integer(c_int32_t), value :: source, tag
+      type(mep_comm_t), value :: comm
+      integer(c_int32_t), intent(out) :: found
+      type(mep_message_t), intent(inout), optional :: message
+    end function mep_iprobe
+
+    integer(c_int32_t) function mep_group_begin() bind(C)
+      import :: c_int32_t
+    end function mep_group_begin
+
+    integer(c_int32_t) function mep_group_end() bind(C)
+      import :: c_int32_t
+    end function mep_group_end
+
     ! ---- membership -----------------------------------------------------------------------------
     integer(c_int32_t) function mep_comm_peer_state(comm, rank, state) bind(C)
       import :: c_int32_t, mep_comm_t
@@ -235,6 +277,12 @@ module mep_c
       integer(c_int32_t), value :: color, key
       type(mep_comm_t), intent(out) :: child
     end function mep_comm_split
+
+    integer(c_int32_t) function mep_comm_dup(comm, duplicate) bind(C)
+      import :: c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      type(mep_comm_t), intent(out) :: duplicate
+    end function mep_comm_dup
 
     integer(c_int32_t) function mep_comm_agree(comm, flag, result) bind(C)
       import :: c_int32_t, c_int64_t, mep_comm_t
@@ -379,6 +427,14 @@ module mep_c
       character(kind=c_char), intent(inout) :: name(*)
       integer(c_size_t), value :: capacity
     end function c_preferred_hca
+    integer(c_int32_t) function c_request_waitany(count, requests, timeout_ms, index, info) &
+        bind(C, name="mep_request_waitany")
+      import :: c_int32_t, mep_request_t, mep_op_info_t
+      integer(c_int32_t), value :: count, timeout_ms
+      type(mep_request_t), intent(inout) :: requests(*)
+      integer(c_int32_t), intent(inout) :: index
+      type(mep_op_info_t), intent(inout), optional :: info
+    end function c_request_waitany
     integer(c_int32_t) function c_dispatch(handle, send, receive, stream) bind(C, name="mep_dispatch")
       import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_dispatch_send_t, mep_dispatch_receive_t
       type(mep_ep_handle_t), value :: handle

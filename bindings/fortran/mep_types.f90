@@ -76,6 +76,10 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_OP_INPUT_INTACT = 1
   integer(c_int32_t), parameter, public :: MEP_OP_STATUS_VERSION = 2
 
+  integer(c_int32_t), parameter, public :: MEP_ANY_SOURCE = -1
+  integer(c_int32_t), parameter, public :: MEP_ANY_TAG = -1
+  integer(c_int32_t), parameter, public :: MEP_MESSAGE_EAGER_BYTES = 8144
+
   integer(c_int32_t), parameter, public :: MEP_PEER_ALIVE = 0
   integer(c_int32_t), parameter, public :: MEP_PEER_SLOW = 1
   integer(c_int32_t), parameter, public :: MEP_PEER_SUSPECT = 2
@@ -164,6 +168,16 @@ module mep_types
     integer(c_int32_t) :: bad_entries = 0
     integer(c_int32_t) :: reserved = 0
   end type mep_op_status_t
+
+  type, bind(C), public :: mep_message_t
+    integer(c_int32_t) :: struct_size = 32
+    integer(c_int32_t) :: flags = 0
+    integer(c_int32_t) :: source = 0
+    integer(c_int32_t) :: tag = 0
+    integer(c_int64_t) :: bytes = 0
+    integer(c_int32_t) :: dtype = 0
+    integer(c_int32_t) :: reserved = 0
+  end type mep_message_t
 
   type, bind(C), public :: mep_view_t
     integer(c_int32_t) :: struct_size = 64

@@ -20,6 +20,14 @@ WANTED = {
     ("mep_ep_last_op", "MEP_ERR_CAPACITY"), ("mep_dispatch", "MEP_ERR_BUSY"),
     ("mep_preferred_hca", "MEP_ERR_NOT_FOUND"), ("mep_preferred_hca", "MEP_ERR_CAPACITY"),
     ("mep_dispatch", "MEP_ERR_CAPACITY"), ("mep_combine", "MEP_ERR_BUSY"),
+    ("mep_group_end", "MEP_ERR_INVALID_ARGUMENT"),
+    ("mep_request_cancel", "MEP_ERR_UNSUPPORTED"), ("mep_request_cancel", "MEP_ERR_BUSY"),
+    ("mep_request_waitall", "MEP_ERR_BUSY"), ("mep_request_waitany", "MEP_ERR_BUSY"),
+    ("mep_send", "MEP_ERR_UNSUPPORTED"), ("mep_send", "MEP_ERR_TIMEOUT"),
+    ("mep_recv", "MEP_ERR_UNSUPPORTED"), ("mep_recv", "MEP_ERR_TIMEOUT"),
+    ("mep_recv", "MEP_ERR_CAPACITY"), ("mep_recv", "MEP_ERR_MISMATCH"),
+    ("mep_sendrecv", "MEP_ERR_UNSUPPORTED"), ("mep_sendrecv", "MEP_ERR_CAPACITY"),
+    ("mep_probe", "MEP_ERR_TIMEOUT"),
 }
 
 tested = set()

@@ -64,7 +64,9 @@ for name, (result, parameters) in mep_h.functions.items():
 
 # Fortran: every function has a binding (by its own name or a bind name) and a public procedure.
 folder = ROOT / "bindings/fortran"
-fortran_c = (folder / "mep_c.f90").read_text() + (folder / "mep_collectives_c.f90").read_text()
+# mep_messages.f90 has both.
+fortran_c = "".join((folder / f"{each}.f90").read_text()
+                    for each in ("mep_c", "mep_collectives_c", "mep_messages"))
 fortran = (folder / "mep.f90").read_text() + (folder / "mep_collectives.f90").read_text()
 for name, (_, parameters) in mep_h.functions.items():
     bound = re.search(r"\b(?:function|subroutine) %s\(" % name, fortran_c) or f'name="{name}"' in fortran_c

@@ -377,6 +377,8 @@ static void membership(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_split(NULL, 0, 0, &other));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_split(comm, 0, 0, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_split(comm, -2, 0, &other));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_dup(NULL, &other));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_dup(comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_agree(NULL, 1, &word));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_agree(comm, 1, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_recover_ranks(NULL, NULL, 0, 1, &number));
@@ -492,7 +494,15 @@ static int calls_in_child(void) {
       mep_iallreduce(a, b, 2, MEP_FLOAT32, MEP_SUM, comm, &request),
       mep_comm_view(comm, &view),
       mep_comm_wait_view(comm, 9, 10),
+      mep_send(a, 2, MEP_FLOAT32, 0, 0, comm, NULL),
+      mep_recv(b, 2, MEP_FLOAT32, 0, 0, comm, NULL, NULL),
+      mep_sendrecv(a, 2, 0, 0, b, 2, 0, 0, MEP_FLOAT32, comm, NULL, NULL),
+      mep_isend(a, 2, MEP_FLOAT32, 0, 0, comm, &request),
+      mep_irecv(b, 2, MEP_FLOAT32, 0, 0, comm, NULL, &request),
+      mep_probe(0, 0, comm, NULL),
+      mep_iprobe(0, 0, comm, &number, NULL),
       mep_comm_split(comm, 0, 0, &other),
+      mep_comm_dup(comm, &other),
       mep_comm_agree(comm, 1, &word),
       mep_recover_ranks(comm, NULL, 0, 10, &number),
       mep_comm_name(comm, &text),

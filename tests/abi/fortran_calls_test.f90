@@ -1,5 +1,5 @@
-! Calls through the Fortran module on a world of one: buffers by reference without a copy, scalars,
-! optional arguments, strings, derived-type handles by value.
+! Calls through the Fortran module on a world of one, and messages on one of two: buffers by reference
+! without a copy, scalars, optional arguments, strings, derived-type handles by value.
 program fortran_calls_test
   use mep
   implicit none
@@ -127,13 +127,92 @@ program fortran_calls_test
   call check(text == "", 44)
   call expect(MEP_ERR_INVALID_ARGUMENT, mep_preferred_hca("nowhere", text), 45)
 
+  call messages_to_itself
   call expect(MEP_SUCCESS, mep_comm_destroy(comm), 39)
+  call messages_of_two
   call expect(MEP_SUCCESS, mep_comm_init_all(1, comms=comms), 40)
   call expect(MEP_SUCCESS, mep_comm_destroy(comms(1)), 41)
   call mep_comm_config_init(config, 88_c_size_t)
   call check(config%flags == 0 .and. config%struct_size == 88, 42)
 
 contains
+
+  subroutine messages_to_itself
+    type(mep_message_t), asynchronous :: message
+    type(mep_request_t) :: requests(3)
+    type(mep_comm_t) :: own
+    real(c_double), asynchronous :: sent(2000), got(2000)
+    integer(c_int32_t) :: found, place, results(3)
+    integer :: i
+    sent = [(real(i, c_double), i = 1, 2000)]
+    got = 0
+    call expect(MEP_SUCCESS, mep_send(sent, 3_c_size_t, MEP_FLOAT64, 0, 7, comm), 100)
+    call expect(MEP_SUCCESS, mep_probe(MEP_ANY_SOURCE, MEP_ANY_TAG, comm, message), 101)
+    call check(message%source == 0 .and. message%tag == 7 .and. message%bytes == 24, 102)
+    call expect(MEP_ERR_CAPACITY, mep_recv(got, 2_c_size_t, MEP_FLOAT64, 0, 7, comm), 103)
+    call expect(MEP_SUCCESS, mep_recv(got, 6_c_size_t, MEP_FLOAT64, 0, 7, comm, message), 104)
+    call check(all(nint(got(1:4)) == [1, 2, 3, 0]) .and. message%dtype == MEP_FLOAT64, 105)
+    call expect(MEP_SUCCESS, mep_iprobe(0, 7, comm, found), 106)
+    call check(found == 0, 107)
+    call expect(MEP_SUCCESS, mep_sendrecv(sent, 2000_c_size_t, 0, 1, got, 2000_c_size_t, 0, 1, &
+        MEP_FLOAT64, comm), 108)
+    call check(all(nint(got) == nint(sent)), 109)
+
+    got = 0
+    call expect(MEP_SUCCESS, mep_irecv(got, 1_c_size_t, MEP_FLOAT64, 0, 2, comm, requests(3), message), 110)
+    call expect(MEP_SUCCESS, mep_isend(sent(9), 1_c_size_t, MEP_FLOAT64, 0, 2, comm, requests(1)), 111)
+    call expect(MEP_SUCCESS, mep_request_waitall(3, requests, -1_c_int32_t, results), 112)
+    call check(all(results == MEP_SUCCESS) .and. nint(got(1)) == 9 .and. message%tag == 2, 113)
+    call expect(MEP_SUCCESS, mep_irecv(got, 1_c_size_t, MEP_FLOAT64, 0, 3, comm, requests(1)), 114)
+    call expect(MEP_SUCCESS, mep_irecv(got(2), 1_c_size_t, MEP_FLOAT64, 0, 4, comm, requests(2)), 115)
+    call expect(MEP_SUCCESS, mep_send(sent(5), 1_c_size_t, MEP_FLOAT64, 0, 4, comm), 116)
+    call expect(MEP_SUCCESS, mep_request_waitany(3, requests, -1_c_int32_t, place, info), 117)
+    call check(place == 2 .and. info%result == MEP_SUCCESS .and. nint(got(2)) == 5, 118)
+    call expect(MEP_ERR_BUSY, mep_request_waitany(3, requests, 1, place), 119)
+    call check(place == 0 .and. c_associated(requests(1)%handle), 120)
+    call expect(MEP_SUCCESS, mep_request_cancel(requests(1)), 121)
+    call check(.not. c_associated(requests(1)%handle), 122)
+    call expect(MEP_SUCCESS, mep_request_waitany(3, requests, -1_c_int32_t, place), 123)
+    call check(place == 0, 124)
+
+    got = 0
+    call expect(MEP_SUCCESS, mep_group_begin(), 125)
+    call expect(MEP_SUCCESS, mep_send(sent, 2000_c_size_t, MEP_FLOAT64, 0, 5, comm), 126)
+    call expect(MEP_SUCCESS, mep_recv(got, 2000_c_size_t, MEP_FLOAT64, 0, 5, comm, message), 127)
+    call expect(MEP_SUCCESS, mep_group_end(), 128)
+    call check(all(nint(got) == nint(sent)) .and. message%bytes == 16000, 129)
+    call expect(MEP_ERR_INVALID_ARGUMENT, mep_group_end(), 130)
+
+    call expect(MEP_SUCCESS, mep_comm_dup(comm, own), 131)
+    call expect(MEP_SUCCESS, mep_send(sent, 1_c_size_t, MEP_FLOAT64, 0, 6, comm), 132)
+    call expect(MEP_SUCCESS, mep_iprobe(MEP_ANY_SOURCE, MEP_ANY_TAG, own, found, message), 133)
+    call check(found == 0, 134)
+    call expect(MEP_SUCCESS, mep_recv(got, 1_c_size_t, MEP_FLOAT64, 0, 6, comm), 135)
+    call expect(MEP_SUCCESS, mep_comm_destroy(own), 136)
+    call mep_message_init(message, 32_c_size_t)
+    call check(message%struct_size == 32 .and. message%bytes == 0, 137)
+  end subroutine messages_to_itself
+
+  ! One thread plays both ranks: it sends what needs no receiver, and receives what has come.
+  subroutine messages_of_two
+    type(mep_comm_t) :: pair(2)
+    type(mep_message_t) :: message
+    integer(c_int64_t), asynchronous :: table(2, 3), copy(2, 3)
+    integer :: i
+    table = reshape([(int(i, c_int64_t), i = 1, 6)], [2, 3])
+    copy = 0
+    call expect(MEP_SUCCESS, mep_comm_init_all(2, comms=pair), 140)
+    call expect(MEP_SUCCESS, mep_send(table, 6_c_size_t, MEP_INT64, 1, 9, pair(1)), 141)
+    call expect(MEP_SUCCESS, mep_recv(copy, 6_c_size_t, MEP_INT64, MEP_ANY_SOURCE, MEP_ANY_TAG, pair(2), &
+        message), 142)
+    call check(all(copy == table) .and. message%source == 0 .and. message%tag == 9, 143)
+    call expect(MEP_SUCCESS, mep_send(copy(2, 3), 1_c_size_t, MEP_INT64, 0, 8, pair(2)), 144)
+    call expect(MEP_SUCCESS, mep_recv(table, 6_c_size_t, MEP_INT64, 1, 8, pair(1)), 145)
+    call check(table(1, 1) == 6 .and. table(2, 1) == 2, 146)
+    do i = 1, 2
+      call expect(MEP_SUCCESS, mep_comm_destroy(pair(i)), 147)
+    end do
+  end subroutine messages_of_two
 
   subroutine expect(code, result, step)
     integer(c_int32_t), intent(in) :: code, result

@@ -259,7 +259,10 @@ def every_call(comm, ep, handle, request):
         ("reduce_scatterv", lambda: comm.reduce_scatterv(x, [x.size])),
         ("ireduce_scatterv", lambda: comm.ireduce_scatterv(x, [x.size])),
         ("alltoallv", lambda: comm.alltoallv(x, [x.size], [x.size])),
-        ("ialltoallv", lambda: comm.ialltoallv(x, [x.size], [x.size])), ("view", comm.view),
+        ("ialltoallv", lambda: comm.ialltoallv(x, [x.size], [x.size])), ("send", lambda: comm.send(x, 0)),
+        ("isend", lambda: comm.isend(x, 0)), ("recv", lambda: comm.recv(x)), ("irecv", lambda: comm.irecv(x)),
+        ("sendrecv", lambda: comm.sendrecv(x, 0, x.copy())), ("probe", comm.probe), ("iprobe", comm.iprobe),
+        ("dup", comm.dup), ("view", comm.view),
         ("peer_state", lambda: comm.peer_state(0)), ("wait_view", lambda: comm.wait_view(0, 0.01)),
         ("callback", lambda: comm.set_view_callback(print)), ("split", lambda: comm.split(0)),
         ("agree", lambda: comm.agree(1)), ("recover_ranks", comm.recover_ranks),
@@ -271,7 +274,8 @@ def every_call(comm, ep, handle, request):
         ("ep.last_op", ep.last_op), ("dispatch", lambda: handle.dispatch(x, idx)),
         ("receive", lambda: handle.dispatch(phase="receive")), ("combine", handle.combine),
         ("request.wait", request.wait), ("request.test", request.test), ("request.info", request.info),
-        ("request.fileno", request.fileno),
+        ("request.fileno", request.fileno), ("request.cancel", request.cancel),
+        ("waitall", lambda: mep.waitall([request])), ("waitany", lambda: mep.waitany([request])),
     ]
 
 
@@ -285,7 +289,7 @@ class Lifetimes(unittest.TestCase):
         self.assertTrue(request.done)
         for name, call in every_call(comm, ep, handle, request):
             with self.subTest(name):
-                if name in ("request.wait", "request.test", "request.info"):
+                if name in ("request.wait", "request.test", "request.info", "request.cancel", "waitall", "waitany"):
                     call()  # it was finished by close()
                     continue
                 with self.assertRaises(mep.InvalidArgumentError):

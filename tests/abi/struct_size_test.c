@@ -53,6 +53,7 @@ static const struct {
     {"mep_comm_config_init", mep_comm_config_init, sizeof(mep_comm_config_t)},
     {"mep_store_init", mep_store_init, sizeof(mep_store_t)},
     {"mep_op_info_init", mep_op_info_init, sizeof(mep_op_info_t)},
+    {"mep_message_init", mep_message_init, sizeof(mep_message_t)},
     {"mep_view_init", mep_view_init, sizeof(mep_view_t)},
     {"mep_ep_config_init", mep_ep_config_init, sizeof(mep_ep_config_t)},
     {"mep_ep_size_init", mep_ep_size_init, sizeof(mep_ep_size_t)},
@@ -103,6 +104,7 @@ static void defaults_are_inits(void** state) {
   CHECK_DEFAULTS(mep_comm_config_t, mep_comm_config_defaults);
   CHECK_DEFAULTS(mep_store_t, mep_store_defaults);
   CHECK_DEFAULTS(mep_op_info_t, mep_op_info_defaults);
+  CHECK_DEFAULTS(mep_message_t, mep_message_defaults);
   CHECK_DEFAULTS(mep_view_t, mep_view_defaults);
   CHECK_DEFAULTS(mep_ep_config_t, mep_ep_config_defaults);
   CHECK_DEFAULTS(mep_ep_size_t, mep_ep_size_defaults);
@@ -210,6 +212,68 @@ static mep_result_t call_request_info(Fixture* f, void* memory) {
   MUST(mep_ibarrier(f->comm, &request));
   const mep_result_t result = mep_request_info(request, memory);
   MUST(mep_request_wait(&request, UINT32_MAX, NULL));
+  return result;
+}
+
+static mep_result_t call_request_waitany(Fixture* f, void* memory) {
+  mep_request_t request = NULL;
+  int32_t index = -1;
+  MUST(mep_ibarrier(f->comm, &request));
+  const mep_result_t result = mep_request_waitany(1, &request, UINT32_MAX, &index, memory);
+  finish_refused(result, &request);
+  return result;
+}
+
+/* A message of this rank to itself. A refused receive leaves it there. */
+static void send_one(Fixture* f) {
+  MUST(mep_send(f->x, 1, MEP_FLOAT32, 0, 3, f->comm, NULL));
+}
+static void take_one(Fixture* f) {
+  MUST(mep_recv(f->out, 1, MEP_FLOAT32, 0, 3, f->comm, NULL, NULL));
+}
+
+static mep_result_t call_recv(Fixture* f, void* memory) {
+  send_one(f);
+  const mep_result_t result = mep_recv(f->out, 1, MEP_FLOAT32, 0, 3, f->comm, memory, NULL);
+  if (result != MEP_SUCCESS) take_one(f);
+  return result;
+}
+
+/* A refused call has sent nothing either. */
+static mep_result_t call_sendrecv(Fixture* f, void* memory) {
+  int32_t found = -1;
+  const mep_result_t result =
+      mep_sendrecv(f->x, 1, 0, 3, f->out, 1, 0, 3, MEP_FLOAT32, f->comm, memory, NULL);
+  MUST(mep_iprobe(0, 3, f->comm, &found, NULL));
+  assert_int_equal(found, 0);
+  return result;
+}
+
+static mep_result_t call_irecv(Fixture* f, void* memory) {
+  mep_request_t request = NULL;
+  send_one(f);
+  const mep_result_t result = mep_irecv(f->out, 1, MEP_FLOAT32, 0, 3, f->comm, memory, &request);
+  if (result != MEP_SUCCESS) {
+    assert_null(request);
+    take_one(f);
+    return result;
+  }
+  return mep_request_wait(&request, UINT32_MAX, NULL);
+}
+
+static mep_result_t call_probe(Fixture* f, void* memory) {
+  send_one(f);
+  const mep_result_t result = mep_probe(0, 3, f->comm, memory);
+  take_one(f);
+  return result;
+}
+
+static mep_result_t call_iprobe(Fixture* f, void* memory) {
+  int32_t found = 0;
+  mep_result_t result = MEP_SUCCESS;
+  send_one(f);
+  while (!found && result == MEP_SUCCESS) result = mep_iprobe(0, 3, f->comm, &found, memory);
+  take_one(f);
   return result;
 }
 
@@ -341,6 +405,13 @@ static const struct {
     {"mep_request_wait", call_request_wait, mep_op_info_init, fill_nothing, sizeof(mep_op_info_t)},
     {"mep_request_test", call_request_test, mep_op_info_init, fill_nothing, sizeof(mep_op_info_t)},
     {"mep_request_info", call_request_info, mep_op_info_init, fill_nothing, sizeof(mep_op_info_t)},
+    {"mep_request_waitany", call_request_waitany, mep_op_info_init, fill_nothing,
+     sizeof(mep_op_info_t)},
+    {"mep_recv", call_recv, mep_message_init, fill_nothing, sizeof(mep_message_t)},
+    {"mep_sendrecv", call_sendrecv, mep_message_init, fill_nothing, sizeof(mep_message_t)},
+    {"mep_irecv", call_irecv, mep_message_init, fill_nothing, sizeof(mep_message_t)},
+    {"mep_probe", call_probe, mep_message_init, fill_nothing, sizeof(mep_message_t)},
+    {"mep_iprobe", call_iprobe, mep_message_init, fill_nothing, sizeof(mep_message_t)},
     {"mep_comm_view", call_view, mep_view_init, fill_nothing, sizeof(mep_view_t)},
     {"mep_ep_create", call_ep_create, mep_ep_config_init, fill_ep_config, sizeof(mep_ep_config_t)},
     {"mep_ep_buffer_size", call_ep_buffer_size, mep_ep_config_init, fill_ep_config,

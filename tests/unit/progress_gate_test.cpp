@@ -15,6 +15,7 @@ using namespace mep_test;  // NOLINT(google-build-using-namespace)
 class FakeComm final : public mep::ProgressClient {
  public:
   bool enter_look() override { return gate_.enter_look(); }
+  bool try_look() override { return gate_.try_look(); }
   void leave_look() override { gate_.leave_look(); }
   mep::Progress look() override {
     MEP_TEST_DELAY_POINT("look");

@@ -5,9 +5,9 @@
         x = numpy.full(4, comm.rank, numpy.float32)
         comm.allreduce(x)                  # x is now the sum over the ranks
 
-Everything of mep.h is here: Comm has the collectives and the membership, Ep and Handle the expert
-parallelism, Request the nonblocking operations (also for asyncio). Failures are exceptions below
-mep.Error with the library's text. docs/reference/api.md describes what the functions do.
+Everything of mep.h is here: Comm has the collectives, the messages and the membership, Ep and Handle the
+expert parallelism, Request the nonblocking operations (also for asyncio). Failures are exceptions
+below mep.Error with the library's text. docs/reference/api.md describes what the functions do.
 """
 import ctypes as _ctypes
 
@@ -15,6 +15,8 @@ from ._abi import MEP_VERSION_MAJOR, MEP_VERSION_MINOR, MEP_VERSION_PATCH
 from ._buffers import dtype_number
 from ._call import check as _check
 from ._call import lib as _lib
+from ._group import group
+from ._message_calls import ANY_SOURCE, ANY_TAG, Message
 from .comm import Comm, PeerState, View, init, init_all, join
 from .ep import Ep, EpSize, Handle, OpStatus, Received
 from .errors import (AbortedError, BootstrapError, BusyError, CapacityError, DeniedError, DeviceError,
@@ -22,7 +24,7 @@ from .errors import (AbortedError, BootstrapError, BusyError, CapacityError, Den
                      MismatchError, NoMemoryError, NoQuorumError, NotFoundError, PeerFailedError,
                      PeerLeftError, RevokedError, SystemCallError, TimeoutError, UnsupportedError,
                      VersionError)
-from .request import OpInfo, Request
+from .request import OpInfo, Request, waitall, waitany
 
 __version__ = f"{MEP_VERSION_MAJOR}.{MEP_VERSION_MINOR}.{MEP_VERSION_PATCH}"
 
@@ -54,10 +56,11 @@ def preferred_hca(location: str = "cpu") -> str:
 
 
 __all__ = [
-    "AbortedError", "BootstrapError", "BusyError", "CapacityError", "Comm", "DeniedError",
-    "DeviceError", "Ep", "EpSize", "Error", "EvictedError", "ForkedError", "Handle", "InternalError",
-    "InvalidArgumentError", "MismatchError", "NoMemoryError", "NoQuorumError", "NotFoundError",
-    "OpInfo", "OpStatus", "PeerFailedError", "PeerLeftError", "PeerState", "Received", "Request",
-    "RevokedError", "SystemCallError", "TimeoutError", "UnsupportedError", "VersionError", "View",
-    "dtype_size", "init", "init_all", "join", "library_version", "preferred_hca", "result_string",
+    "ANY_SOURCE", "ANY_TAG", "AbortedError", "BootstrapError", "BusyError", "CapacityError", "Comm",
+    "DeniedError", "DeviceError", "Ep", "EpSize", "Error", "EvictedError", "ForkedError", "Handle",
+    "InternalError", "InvalidArgumentError", "Message", "MismatchError", "NoMemoryError",
+    "NoQuorumError", "NotFoundError", "OpInfo", "OpStatus", "PeerFailedError", "PeerLeftError",
+    "PeerState", "Received", "Request", "RevokedError", "SystemCallError", "TimeoutError",
+    "UnsupportedError", "VersionError", "View", "dtype_size", "group", "init", "init_all", "join",
+    "library_version", "preferred_hca", "result_string", "waitall", "waitany",
 ]

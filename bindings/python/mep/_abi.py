@@ -82,6 +82,10 @@ MEP_QUORUM_NONE = 2
 MEP_OP_INPUT_INTACT = 1
 MEP_OP_STATUS_VERSION = 2
 
+MEP_ANY_SOURCE = -1
+MEP_ANY_TAG = -1
+MEP_MESSAGE_EAGER_BYTES = 8144
+
 MEP_PEER_ALIVE = 0
 MEP_PEER_SLOW = 1
 MEP_PEER_SUSPECT = 2
@@ -176,6 +180,18 @@ class mep_op_status_t(Structure):
         ("epoch", c_uint64),
         ("seq", c_uint64),
         ("bad_entries", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class mep_message_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("source", c_int32),
+        ("tag", c_int32),
+        ("bytes", c_uint64),
+        ("dtype", mep_dtype_t),
         ("reserved", c_uint32),
     ]
 
@@ -335,12 +351,35 @@ FUNCTIONS = {
                                         POINTER(mep_op_info_t)]),
     "mep_request_info": (mep_result_t, [mep_request_t, POINTER(mep_op_info_t)]),
     "mep_request_event_fd": (mep_result_t, [mep_request_t, POINTER(c_int32)]),
+    "mep_request_cancel": (mep_result_t, [POINTER(mep_request_t)]),
+    "mep_request_waitall": (mep_result_t, [c_int32, POINTER(mep_request_t), c_uint32,
+                                           POINTER(mep_result_t)]),
+    "mep_request_waitany": (mep_result_t, [c_int32, POINTER(mep_request_t), c_uint32,
+                                           POINTER(c_int32), POINTER(mep_op_info_t)]),
+    "mep_message_init": (None, [c_void_p, c_size_t]),
+    "mep_send": (mep_result_t, [c_void_p, c_size_t, mep_dtype_t, c_int32, c_int32, mep_comm_t,
+                                mep_stream_t]),
+    "mep_recv": (mep_result_t, [c_void_p, c_size_t, mep_dtype_t, c_int32, c_int32, mep_comm_t,
+                                POINTER(mep_message_t), mep_stream_t]),
+    "mep_sendrecv": (mep_result_t, [c_void_p, c_size_t, c_int32, c_int32, c_void_p, c_size_t,
+                                    c_int32, c_int32, mep_dtype_t, mep_comm_t,
+                                    POINTER(mep_message_t), mep_stream_t]),
+    "mep_isend": (mep_result_t, [c_void_p, c_size_t, mep_dtype_t, c_int32, c_int32, mep_comm_t,
+                                 POINTER(mep_request_t)]),
+    "mep_irecv": (mep_result_t, [c_void_p, c_size_t, mep_dtype_t, c_int32, c_int32, mep_comm_t,
+                                 POINTER(mep_message_t), POINTER(mep_request_t)]),
+    "mep_probe": (mep_result_t, [c_int32, c_int32, mep_comm_t, POINTER(mep_message_t)]),
+    "mep_iprobe": (mep_result_t, [c_int32, c_int32, mep_comm_t, POINTER(c_int32),
+                                  POINTER(mep_message_t)]),
+    "mep_group_begin": (mep_result_t, []),
+    "mep_group_end": (mep_result_t, []),
     "mep_comm_peer_state": (mep_result_t, [mep_comm_t, c_int32, POINTER(c_uint32)]),
     "mep_view_init": (None, [c_void_p, c_size_t]),
     "mep_comm_view": (mep_result_t, [mep_comm_t, POINTER(mep_view_t)]),
     "mep_comm_wait_view": (mep_result_t, [mep_comm_t, c_uint64, c_uint32]),
     "mep_comm_set_view_callback": (mep_result_t, [mep_comm_t, c_void_p, c_void_p]),
     "mep_comm_split": (mep_result_t, [mep_comm_t, c_int32, c_int32, POINTER(mep_comm_t)]),
+    "mep_comm_dup": (mep_result_t, [mep_comm_t, POINTER(mep_comm_t)]),
     "mep_comm_agree": (mep_result_t, [mep_comm_t, c_uint64, POINTER(c_uint64)]),
     "mep_recover_ranks": (mep_result_t, [mep_comm_t, c_void_p, c_int32, c_uint32,
                                          POINTER(c_int32)]),

@@ -53,6 +53,11 @@ def dtype_number(dtype: Any) -> int:
     return number
 
 
+def dtype_name(number: int) -> str:
+    """The name of a MEP type, as dtype_number() takes it."""
+    return next((name for name, value in NUMBERS.items() if value == number), f"type {number}")
+
+
 def numpy_dtype(number: int) -> numpy.dtype:
     """The NumPy type for a MEP type; what NumPy lacks is ml_dtypes' type or an unsigned integer."""
     if number in _RAW:

@@ -14,8 +14,10 @@ from . import _abi
 from ._buffers import Buffer, array_at, dtype_number, numpy_dtype, stream_address
 from ._call import SLICE_MS, Calls, Unique, blocking, check, lib, milliseconds
 from ._collective_calls import CollectiveCalls
+from ._group import joins_group
+from ._message_calls import MessageCalls
 from .errors import Error, TimeoutError
-from .request import OpInfo, OpInfoRecord, Request
+from .request import OpInfo, OpInfoRecord, Request, waitall
 
 QUORUMS = {"majority": _abi.MEP_QUORUM_MAJORITY, "witness": _abi.MEP_QUORUM_WITNESS,
            "none": _abi.MEP_QUORUM_NONE}
@@ -143,8 +145,8 @@ def join(**options: Any) -> "Comm":
     return Comm(address.value)
 
 
-class Comm(CollectiveCalls, Unique):
-    """A communicator. Made by init, init_all, join, split, grow or attach; closed by close() or `with`.
+class Comm(CollectiveCalls, MessageCalls, Unique):
+    """A communicator. Made by init, init_all, join, split, dup, grow or attach; closed by close() or `with`.
 
     Buffers are NumPy arrays or anything with __array_interface__, DLPack or the buffer protocol,
     contiguous and in this machine's byte order; nothing is copied. dtype= names what the items are where the object cannot say it:
@@ -208,11 +210,10 @@ class Comm(CollectiveCalls, Unique):
         if self._address is None:
             return
         self._calls.wait()
-        for request in list(self._requests):
-            try:
-                request.wait()
-            except Error:
-                pass
+        try:
+            waitall(list(self._requests))
+        except Error:
+            pass
         for part in reversed(list(self._parts)):
             part.close()
         if self._callback is not None:
@@ -291,7 +292,7 @@ class Comm(CollectiveCalls, Unique):
     def mem_free(self, array: numpy.ndarray) -> None:
         check(lib.mep_mem_free(self._address, array.ctypes.data))
 
-    # ---- how collectives are carried out (they stand in _collective_calls.py) -----------------------
+    # ---- how calls are carried out (they stand in _collective_calls.py and _message_calls.py) --------
 
     def _on_stream(self, stream: Any, *buffers: Buffer) -> bool:
         """Whether the call is enqueued; memory must be where the communicator works."""
@@ -322,11 +323,13 @@ class Comm(CollectiveCalls, Unique):
         return info
 
     def _finish(self, request: Request) -> Any:
+        if joins_group(request):
+            return request._result
         try:
             return request.wait()
         finally:
             if request.done:
-                self._last = request._record
+                request._tell()
 
     # ---- membership -----------------------------------------------------------------------------
 
@@ -379,6 +382,13 @@ class Comm(CollectiveCalls, Unique):
         blocking(lib.mep_comm_split, self._address, color, key, ctypes.byref(child),
                  calls=self._calls, undo=lambda: _leave_unused(child))
         return Comm(child.value, self._world or self) if child.value else None
+
+    def dup(self) -> "Comm":
+        """A communicator of the same live ranks in the same order; its messages meet nobody else's."""
+        duplicate = _abi.mep_comm_t()
+        blocking(lib.mep_comm_dup, self._address, ctypes.byref(duplicate), calls=self._calls,
+                 undo=lambda: _leave_unused(duplicate))
+        return Comm(duplicate.value, self._world or self)
 
     def agree(self, flag: int) -> int:
         """The bitwise AND of all live ranks' flags (64 bits); succeeds in spite of known failures."""

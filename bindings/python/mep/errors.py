@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Optional
 from . import _abi
 
 if TYPE_CHECKING:
+    from ._message_calls import Message
     from .comm import OpInfo
 
 
@@ -14,10 +15,12 @@ class Error(Exception):
     """A call of the library failed.
 
     code: the MEP_ERR_* value; name: its name; text: the library's detail text;
-    info: what is known of the operation (OpInfo), for operations that have been started.
+    info: what is known of the operation (OpInfo), for operations that have been started;
+    message: the Message for which the buffer of a receive has too little room or another type.
     """
 
     code: int = 0
+    message: Optional["Message"] = None
 
     def __init__(self, text: str, code: Optional[int] = None, info: Optional["OpInfo"] = None):
         if code is not None:

@@ -5,7 +5,7 @@ import asyncio
 import ctypes
 import os
 import time
-from typing import TYPE_CHECKING, Any, Generator, List, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Dict, Generator, Iterable, List, NamedTuple, Optional
 
 from . import _abi
 from ._call import SLICE_MS, Unique, check, last_error, lib, milliseconds
@@ -56,8 +56,9 @@ _running: "set[Request]" = set()  # their buffers are in use, also when nobody k
 class Request(Unique):
     """A nonblocking operation; its buffers belong to it until it is done.
 
-    Finish it with wait(), test() until True, or `await`. The request and its buffers are kept alive until
-    then, so it may be dropped and is finished by Comm.close().
+    Finish it with wait(), test() until True, `await`, waitall(), waitany(), or as `with request:`, which waits at
+    the end of the block. The request and its buffers are kept alive until then, so it may be dropped and is
+    finished by Comm.close().
     """
 
     def __init__(self, comm: "Comm", result: Any, keep: tuple):
@@ -69,12 +70,13 @@ class Request(Unique):
         self._failure: Optional[Exception] = None
         self._finished = False
 
-    def _begin(self, function: Any, arguments: tuple) -> None:
-        """Registered before the library has it: Ctrl-C may come with its return."""
+    def _begin(self, function: Any, arguments: tuple, *details: Any) -> None:
+        """Registered before the library has it: Ctrl-C may come with its return. details: what stands between
+        communicator and request."""
         _running.add(self)
         self._comm._requests.add(self)
         try:
-            check(function(*arguments, self._comm._address, ctypes.byref(self._address)))
+            check(function(*arguments, self._comm._address, *details, ctypes.byref(self._address)))
         finally:
             if not self._address.value:
                 self._finished = True
@@ -96,7 +98,7 @@ class Request(Unique):
     def _ended(self, result: int) -> None:
         self._finished = True
         self._forget()
-        if result < 0:
+        if result < 0 and result != _abi.MEP_ERR_BUSY:  # of one that was withdrawn
             self._failure = error(result, last_error(), self._record.info())
 
     def _value(self) -> Any:
@@ -140,8 +142,28 @@ class Request(Unique):
             self._value()
         return self.done
 
+    def cancel(self) -> bool:
+        """Withdraws a receive that no message has come for: True, its buffer is as it was, and wait() gives None.
+        False: too late, it ends as if nothing had been asked, or another thread is inside a call on the
+        communicator. UnsupportedError: it is no receive."""
+        if self.done:
+            return False
+        # What it stays at if it is withdrawn; no operation ends with it.
+        self._record.struct.result = _abi.MEP_ERR_BUSY
+        result = lib.mep_request_cancel(ctypes.byref(self._address))
+        if not self._address.value:
+            self._ended(_abi.MEP_ERR_BUSY)
+            return True
+        if result != _abi.MEP_ERR_BUSY:
+            check(result)
+        return False
+
+    def _tell(self) -> None:
+        """It was a blocking call: Comm.last_op() tells of it."""
+        self._comm._last = self._record
+
     def info(self) -> OpInfo:
-        """What is known of it; result is MEP_ERR_BUSY while it runs."""
+        """What is known of it; result is MEP_ERR_BUSY while it runs, and of a receive that was withdrawn."""
         if not self.done:
             check(lib.mep_request_info(self._address, self._record.reference))
         return self._record.info()
@@ -151,6 +173,13 @@ class Request(Unique):
         fd = ctypes.c_int32()
         check(lib.mep_request_event_fd(self._address, ctypes.byref(fd)))
         return fd.value
+
+    def __enter__(self) -> "Request":
+        return self
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        if kind is None:  # else the exception goes on at once, and so does the operation
+            self.wait()
 
     async def _completion(self) -> Any:
         if self.test():
@@ -174,3 +203,78 @@ class Request(Unique):
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._completion().__await__()
+
+
+# ---- several of them --------------------------------------------------------------------------------
+
+
+def waitall(requests: Iterable[Optional[Request]], timeout: Optional[float] = None) -> List[Any]:
+    """Waits until all are done, also where one fails; None stands for one that is done. Returns what their
+    wait() gives, or raises the first error in their order.
+
+    timeout in seconds: BusyError when it is over, and those that are not done go on. None: until each
+    one's own timeout.
+    """
+    every = list(requests)
+    pending = dict.fromkeys(each for each in every if each is not None and not each.done)
+    end = None if timeout is None else time.monotonic() + timeout
+    while pending:
+        del pending[_first_done(list(pending), end, timeout)]
+    return [None if each is None else each._value() for each in every]
+
+
+def waitany(requests: Iterable[Optional[Request]], timeout: Optional[float] = None) -> Optional[int]:
+    """Waits until one of them is done and returns its place; its wait() then gives the result, or raises its
+    error. Those that were found done before are left out, and None; with none left it returns None.
+
+    timeout: as of waitall.
+    """
+    pending: Dict[Request, int] = {}
+    for place, each in enumerate(requests):
+        if each is None or each._finished:
+            continue
+        if each.done:
+            return place
+        pending.setdefault(each, place)
+    if not pending:
+        return None
+    end = None if timeout is None else time.monotonic() + timeout
+    return pending[_first_done(list(pending), end, timeout)]
+
+
+def _first_done(requests: List[Request], end: Optional[float], timeout: Optional[float]) -> Request:
+    while True:
+        part = SLICE_MS
+        if end is not None:
+            part = min(part, milliseconds(end - time.monotonic()))
+        found = _wait_for_one(requests, part)
+        if found is not None:
+            return found
+        if end is not None and time.monotonic() >= end:
+            raise error(_abi.MEP_ERR_BUSY, f"not done within {timeout} s; the operations go on")
+        time.sleep(0)  # another thread may be inside a call on the communicator
+
+
+def _wait_for_one(requests: List[Request], part: int) -> Optional[Request]:
+    record = OpInfoRecord(max(each._comm.size for each in requests))
+    addresses = (_abi.mep_request_t * len(requests))(*(each._address.value for each in requests))
+    own = [each._record for each in requests]
+    index = ctypes.c_int32(-1)
+    try:
+        for place, each in enumerate(requests):
+            # The library writes to the requests themselves: Ctrl-C may come with its return.
+            each._record = record
+            each._address = _abi.mep_request_t.from_buffer(
+                addresses, place * ctypes.sizeof(_abi.mep_request_t))
+        result = lib.mep_request_waitany(len(requests), addresses, part, ctypes.byref(index),
+                                         record.reference)
+    finally:
+        for each, before in zip(requests, own):
+            if each._address.value:
+                each._record = before
+    if index.value < 0:
+        if result != _abi.MEP_ERR_BUSY:
+            check(result)
+        return None
+    requests[index.value]._ended(result)
+    return requests[index.value]

@@ -282,7 +282,7 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
       return fail(MEP_ERR_BUSY, "memory of mep_mem_alloc is not freed yet");
     }
     comm->comm->clients().drop_dormant();
-    comm->comm->messages().leave(Deadline::after_ms(comm->comm->timeout_ms()));
+    if (comm->is_world) comm->comm->messages().leave_world();
     scope.forget();
     if (comm->is_world) {
       close_world(comm, true);

@@ -132,7 +132,8 @@ mep_result_t start_message(mep_comm_t comm, const MessageCall& call, mep_request
 }
 
 // One or two calls that are made together, to their end.
-mep_result_t run_messages(mep_comm_t comm, std::span<const MessageCall> calls, mep_stream_t stream) {
+mep_result_t run_messages(mep_comm_t comm, std::span<const MessageCall> calls,
+                          mep_stream_t stream) {
   MEP_TRY(check_comm(comm));
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
@@ -153,7 +154,8 @@ mep_result_t run_messages(mep_comm_t comm, std::span<const MessageCall> calls, m
   });
 }
 
-mep_result_t run_or_group(mep_comm_t comm, std::span<const MessageCall> calls, mep_stream_t stream) {
+mep_result_t run_or_group(mep_comm_t comm, std::span<const MessageCall> calls,
+                          mep_stream_t stream) {
   if (!in_group()) [[likely]]
     return run_messages(comm, calls, stream);
   MEP_TRY(check_comm(comm));
@@ -198,7 +200,8 @@ mep_result_t probe(int32_t source, int32_t tag, mep_comm_t comm, bool waits, boo
   });
 }
 
-MessageCall sending(const void* buffer, size_t count, mep_dtype_t dtype, int32_t dest, int32_t tag) {
+MessageCall sending(const void* buffer, size_t count, mep_dtype_t dtype, int32_t dest,
+                    int32_t tag) {
   return {true, buffer, nullptr, count, dtype, dest, tag, nullptr};
 }
 
@@ -222,8 +225,8 @@ void mep_message_init(void* message, size_t size) {
   mep::init_sized_struct(message, size);
 }
 
-mep_result_t mep_send(const void* buffer, size_t count, mep_dtype_t dtype, int32_t dest, int32_t tag,
-                      mep_comm_t comm, mep_stream_t stream) {
+mep_result_t mep_send(const void* buffer, size_t count, mep_dtype_t dtype, int32_t dest,
+                      int32_t tag, mep_comm_t comm, mep_stream_t stream) {
   const mep::MessageCall call = mep::sending(buffer, count, dtype, dest, tag);
   return mep::run_or_group(comm, {&call, 1}, stream);
 }

@@ -28,17 +28,12 @@ class CollectiveRequest final : public mep_request {
   mep_result_t start(Collective kind, const CollectiveArgs& args) {
     return comm->backend->start(kind, args, &operation_);
   }
-  bool look() override {
-    if (comm->comm->messages().is_pending()) comm->comm->messages().step_beside();
-    return collectives().test(&operation_);
-  }
+  bool look() override { return collectives().look(&operation_); }
   void note_overdue() override { collectives().ask_verdict(operation_); }
   void end_overdue() override { (void)collectives().end_of_wait(&operation_); }
   Deadline deadline() const override { return state_.deadline; }
   mep_result_t result() const override { return operation_.result; }
-  const char* text() const override {
-    return operation_.finished ? state_.text : nullptr;
-  }
+  const char* text() const override { return operation_.finished ? state_.text : nullptr; }
   mep_result_t cancel() override {
     return fail(MEP_ERR_UNSUPPORTED, "only a receive can be cancelled");
   }
@@ -320,9 +315,8 @@ mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests, uint32_
     CallScopes scopes;
     MEP_TRY(scopes.enter(all));
     wait_for_some(all, 1, deadline_of(timeout_ms));
-    const auto done = std::find_if(all.begin(), all.end(), [](mep_request_t each) {
-      return each != nullptr && each->done;
-    });
+    const auto done = std::find_if(
+        all.begin(), all.end(), [](mep_request_t each) { return each != nullptr && each->done; });
     if (done == all.end()) {
       return fail(MEP_ERR_BUSY, "none of the requests is done after %u ms; they go on", timeout_ms);
     }

@@ -58,12 +58,15 @@ class Collectives : public Beside {
   // Steps queued operations; true once `operation` has its final result.
   bool test(Operation* operation);
   [[nodiscard]] bool wait(Operation* operation, const Deadline& deadline) {
-    if (beside_ == nullptr || !beside_->is_pending()) [[likely]]
+    if (!has_beside()) [[likely]]
       return engine_.wait(deadline, [&] { return test(operation); });
-    return engine_.wait(deadline, [&] {
-      beside_->step_beside();
-      return test(operation);
-    });
+    return engine_.wait(deadline, [&] { return look(operation); });
+  }
+  // A step of this operation and of whatever else of this rank is pending.
+  bool look(Operation* operation) {
+    if (beside_ != nullptr && beside_->is_pending()) beside_->step_beside();
+    if (world().pending_comms().any()) world().pending_comms().step();
+    return test(operation);
   }
   // The operation's time is over: asks for a verdict that all ranks share, once. The operation ends by
   // it, in wait() or test().
@@ -135,6 +138,9 @@ class Collectives : public Beside {
   void end(Operation& operation, mep_result_t result);
   mep_result_t adopt(const Verdict& verdict);
 
+  bool has_beside() const {
+    return (beside_ != nullptr && beside_->is_pending()) || world().pending_comms().any();
+  }
   void restart(const CommView& view, uint64_t next);
   void succeed_settled(Operation& operation);
   mep_result_t settle_result(Operation& operation);

@@ -39,6 +39,12 @@ class CallGate {
 
   // False: a call is inside, or about to be. It sees at its end that a look was turned away.
   bool enter_look();
+  // The same for another thread of the user's that waits: who was inside need not know. Acquire: as every way in.
+  bool try_look() {
+    uint32_t seen = 0;
+    return word_.compare_exchange_strong(seen, kLook, std::memory_order_acquire,
+                                         std::memory_order_relaxed);
+  }
   void leave_look() { word_.fetch_and(~kLook, std::memory_order_release); }
 
   // --- The control thread ---

@@ -49,7 +49,10 @@ void Comm::remove_client(ViewClient* client) {
 
 void Comm::leave_pending() {
   ProgressThread* const progress = world().progress_thread();
-  if (progress == nullptr) return gate_.leave();
+  if (progress == nullptr) {
+    world().pending_comms().add(this);
+    return gate_.leave();
+  }
   // Before the end of the call: from then on another thread may finish the requests and destroy the comm.
   do {
     progress->begin(this);
@@ -62,7 +65,7 @@ void Comm::leave_pending() {
 Progress Comm::look() {
   MEP_TEST_DELAY_POINT("look");
   Progress progress = collectives_.progress();
-  if (!messages_.is_pending()) return progress;
+  if (!messages_.has_pending()) return progress;
   const Progress of_messages = messages_.progress();
   progress.pending = progress.pending || of_messages.pending;
   progress.advanced = progress.advanced || of_messages.advanced;

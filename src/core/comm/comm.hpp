@@ -93,9 +93,9 @@ class Comm : public WorldClient, public ProgressClient {
    private:
     Comm& comm_;
   };
-  // What is pending is the progress thread's from then on, where there is one.
+  // What is pending is the progress thread's from then on, where there is one, else that of whoever waits.
   void leave_call() {
-    if (collectives_.idle() && !messages_.is_pending()) [[likely]]
+    if (collectives_.idle() && !messages_.has_pending()) [[likely]]
       return gate_.leave();
     leave_pending();
   }
@@ -146,6 +146,7 @@ class Comm : public WorldClient, public ProgressClient {
 
   // --- The progress thread (ProgressClient) ---
   bool enter_look() override { return gate_.enter_look(); }
+  bool try_look() override { return gate_.try_look(); }
   Progress look() override;
   void leave_look() override { gate_.leave_look(); }
 

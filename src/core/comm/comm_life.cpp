@@ -157,9 +157,11 @@ void Comm::close_after_changes() {
 
 void Comm::close() {
   clients_.drop_dormant();
+  world().pending_comms().remove(this);
   if (world().progress_thread() != nullptr) world().progress_thread()->detach(this);
   if (opened_) world().remove_client(this);
   opened_ = false;
+  messages_.close();
   collectives_.windows().drop();
 }
 

@@ -33,7 +33,11 @@ class CellRings {
                                   const std::byte* payload);
   // The peer has taken all that was posted, as far as this rank knows.
   bool all_taken(uint32_t peer);
-  bool is_mapped(uint32_t peer) const { return windows_.maps(peer); }
+  // What was posted is in the peer's memory, whatever happens to this rank.
+  bool has_landed(uint32_t peer) const {
+    const Remote& remote = windows_[peer];
+    return remote.mapped != nullptr || remote.transport->traits().lands_at_once;
+  }
   // Nothing is read from the mirrors any more.
   void flush() const;
 
@@ -56,12 +60,12 @@ class CellRings {
 
  private:
   struct Pair {
-    uint32_t out = 0;      // names this rank's cells to the peer
-    uint32_t in = 0;       // and the peer's to this rank
-    uint32_t posted = 0;   // cells
-    uint32_t passed = 0;   // of these, the peer has taken
-    uint32_t taken = 0;    // of the peer's
-    uint32_t told = 0;     // the peer knows of
+    uint32_t out = 0;     // names this rank's cells to the peer
+    uint32_t in = 0;      // and the peer's to this rank
+    uint32_t posted = 0;  // cells
+    uint32_t passed = 0;  // of these, the peer has taken
+    uint32_t taken = 0;   // of the peer's
+    uint32_t told = 0;    // the peer knows of
     bool is_asked = false;
     std::vector<std::byte> mirror;  // of the ring in the peer's window
   };

@@ -27,6 +27,7 @@ bool Messages::take_from(uint32_t peer) {
       rings_.take(peer);
       moved = true;
     }
+    if (moved && !rings_.has_landed(peer)) may_be_asked_ = true;
   } catch (const std::bad_alloc&) {
     return moved;
   }
@@ -70,10 +71,9 @@ void Messages::take_clear(uint32_t peer, const MessageHeader& header) {
 
 // Its receive may be over.
 void Messages::take_data(uint32_t peer, const MessageHeader& header) {
-  MessageOperation* const operation =
-      peers_[peer].incoming.find([&](const MessageOperation& each) {
-        return each.number == header.receiver && each.peer_number == header.sender;
-      });
+  MessageOperation* const operation = peers_[peer].incoming.find([&](const MessageOperation& each) {
+    return each.number == header.receiver && each.peer_number == header.sender;
+  });
   if (operation == nullptr) return;
   if (header.part_bytes > operation->message.bytes - operation->moved_bytes) return;
   std::memcpy(operation->to + operation->moved_bytes, rings_.payload(peer), header.part_bytes);
@@ -90,10 +90,8 @@ void Messages::take_gone(uint32_t peer, const MessageHeader& header) {
     arrived_.erase(known);
     return;
   }
-  MessageOperation* const operation =
-      peers_[peer].incoming.find([&](const MessageOperation& each) {
-        return each.peer_number == header.sender;
-      });
+  MessageOperation* const operation = peers_[peer].incoming.find(
+      [&](const MessageOperation& each) { return each.peer_number == header.sender; });
   if (operation != nullptr) wait_again(operation);
 }
 

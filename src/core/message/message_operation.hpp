@@ -21,9 +21,9 @@ struct MessageOperation {
 
   bool is_send = false;
   State state = State::kNew;
-  bool owes_clear = false;       // a receive has taken a message whose sender does not know it yet
-  int32_t peer = 0;              // as called; of a receive perhaps MEP_ANY_SOURCE
-  int32_t tag = 0;               // of a receive perhaps MEP_ANY_TAG
+  bool owes_clear = false;  // a receive has taken a message whose sender does not know it yet
+  int32_t peer = 0;         // as called; of a receive perhaps MEP_ANY_SOURCE
+  int32_t tag = 0;          // of a receive perhaps MEP_ANY_TAG
   const std::byte* from = nullptr;  // of a send
   std::byte* to = nullptr;          // of a receive
   uint64_t bytes = 0;               // at either
@@ -37,7 +37,7 @@ struct MessageOperation {
   mep_result_t result = MEP_SUCCESS;
   uint64_t epoch = 0;  // in which it ended
   Deadline deadline = Deadline::never();
-  int event = -1;  // an eventfd to write to when it has ended; -1: none
+  int event = -1;              // an eventfd to write to when it has ended; -1: none
   char text[kErrorTextBytes];  // of an error
 
   MessageOperation* before = nullptr;  // in a MessageList

@@ -26,7 +26,8 @@ bool Messages::post_to(uint32_t peer) {
   bool moved = false;
   if (rings_.owes_taken(peer) && scope.allowed()) moved = rings_.tell_taken(peer) == MEP_SUCCESS;
   try {
-    for (uint32_t posted = 0; posted < kMost && rings_.has_room(peer) && scope.allowed(); ++posted) {
+    for (uint32_t posted = 0; posted < kMost && rings_.has_room(peer) && scope.allowed();
+         ++posted) {
       MEP_TEST_DELAY_POINT("message post");
       if (!post_next(peer)) break;
       moved = true;

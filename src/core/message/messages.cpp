@@ -47,8 +47,7 @@ void Messages::start(MessageOperation* operation) {
 }
 
 bool Messages::look(std::span<MessageOperation* const> operations) {
-  (void)step();
-  if (beside_ != nullptr && beside_->is_pending()) beside_->step_beside();
+  step_all();
   return std::all_of(operations.begin(), operations.end(),
                      [](const MessageOperation* each) { return each->has_ended(); });
 }
@@ -80,8 +79,7 @@ bool Messages::withdraw_receive(MessageOperation* operation) {
 
 // The rank that is asked about may be gone: then nothing will come.
 mep_result_t Messages::probe(int32_t source, int32_t tag, mep_message_t* message, bool* found) {
-  (void)step();
-  if (beside_ != nullptr && beside_->is_pending()) beside_->step_beside();
+  step_all();
   MessageOperation asked;
   asked.peer = source;
   asked.tag = tag;
@@ -148,11 +146,13 @@ void Messages::end_all(mep_result_t result, const char* text) {
 }
 
 void Messages::end_overdue(MessageOperation* operation) {
-  (void)fail(MEP_ERR_TIMEOUT, operation->is_send
-                                  ? "the message to rank %d with tag %d was not received in time"
-                                  : "no whole message of rank %d with tag %d has come in time (-1: any)",
+  (void)fail(MEP_ERR_TIMEOUT,
+             operation->is_send
+                 ? "the message to rank %d with tag %d was not received in time"
+                 : "no whole message of rank %d with tag %d has come in time (-1: any)",
              operation->peer, operation->tag);
   end_early(operation, MEP_ERR_TIMEOUT, last_error_text());
+  (void)post_all();  // so that its receiver learns of it
 }
 
 bool Messages::can_move(const MessageOperation& operation) const {
@@ -173,8 +173,12 @@ bool Messages::others_live() const {
 
 mep_result_t Messages::fail_absent(const MessageOperation& operation) const {
   if (operation.peer == MEP_ANY_SOURCE) {
-    return fail(MEP_ERR_PEER_FAILED, "no other rank of comm %s is left to send a message",
-                comm_.name().c_str());
+    bool all_left = true;
+    for (const Peer& each : peers_) {
+      all_left = all_left && (each.incarnation != 0 || each.absence == MEP_ERR_PEER_LEFT);
+    }
+    return fail(all_left ? MEP_ERR_PEER_LEFT : MEP_ERR_PEER_FAILED,
+                "no other rank of comm %s is left to send a message", comm_.name().c_str());
   }
   const Peer& peer = peers_[static_cast<uint32_t>(operation.peer)];
   return fail(peer.absence, "rank %d of comm %s %s", operation.peer, comm_.name().c_str(),
@@ -205,11 +209,11 @@ mep_result_t Messages::describe(const MessageOperation& operation, mep_op_info_t
   record.failed.assign(rank_words(comm_.size()), 0);
   const bool went_well = operation.has_ended() && operation.result == MEP_SUCCESS;
   if (went_well) {
-    add_rank(&record.contributors, operation.is_send
-                                       ? comm_.rank()
-                                       : static_cast<uint32_t>(operation.message.source));
+    add_rank(&record.contributors,
+             operation.is_send ? comm_.rank() : static_cast<uint32_t>(operation.message.source));
   }
-  const bool is_lost = operation.result == MEP_ERR_PEER_FAILED || operation.result == MEP_ERR_PEER_LEFT;
+  const bool is_lost =
+      operation.result == MEP_ERR_PEER_FAILED || operation.result == MEP_ERR_PEER_LEFT;
   if (operation.has_ended() && is_lost && operation.peer >= 0) {
     add_rank(&record.failed, static_cast<uint32_t>(operation.peer));
   }
@@ -233,6 +237,12 @@ bool Messages::step() {
   return moved;
 }
 
+void Messages::step_all() {
+  (void)step();
+  if (beside_ != nullptr && beside_->is_pending()) beside_->step_beside();
+  if (comm_.world().pending_comms().any()) comm_.world().pending_comms().step();
+}
+
 Progress Messages::progress() {
   Progress progress;
   progress.advanced = step();
@@ -246,18 +256,20 @@ Progress Messages::progress() {
   return progress;
 }
 
-void Messages::leave(const Deadline& deadline) {
+void Messages::leave_world() {
+  // The others may be busy with something else for longer; what they have by then they keep.
+  constexpr uint64_t kMostMs = 2'000;
   const auto holds_all = [this](uint32_t rank) {
-    const bool needs_nothing = rank == comm_.rank() || peers_[rank].incarnation == 0;
-    return needs_nothing || rings_.is_mapped(rank) || rings_.all_taken(rank);
+    return peers_[rank].incarnation == 0 || rings_.has_landed(rank) || rings_.all_taken(rank);
   };
   bool owes_any = false;
   for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
     peers_[rank].owes_leaving = !holds_all(rank);
     owes_any = owes_any || peers_[rank].owes_leaving;
   }
-  if (!owes_any) return rings_.flush();
-  (void)channel_.wait(deadline, [&] {
+  if (!owes_any) return;
+  const Deadline limit = Deadline::after_ms(std::min<uint64_t>(comm_.timeout_ms(), kMostMs));
+  (void)channel_.wait(limit, [&] {
     (void)step();
     if (comm_.world().terminal_result() != MEP_SUCCESS) return true;
     for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
@@ -265,7 +277,6 @@ void Messages::leave(const Deadline& deadline) {
     }
     return true;
   });
-  rings_.flush();
 }
 
 }  // namespace mep

@@ -65,17 +65,23 @@ class Messages : public Beside {
   bool withdraw_receive(MessageOperation* operation);
   // Whether a message has come, or is known of, that a receive would take now; where none can come any more, an
   // error.
-  [[nodiscard]] mep_result_t probe(int32_t source, int32_t tag, mep_message_t* message, bool* found);
+  [[nodiscard]] mep_result_t probe(int32_t source, int32_t tag, mep_message_t* message,
+                                   bool* found);
   // A look at everything that is pending; whether something moved.
   bool step();
-  // Before this rank leaves the comm: peers over a network have taken what was posted, or are gone, or the time is
-  // over.
-  void leave(const Deadline& deadline);
+  // Before this rank leaves the world: waits until peers over a network have taken what was posted, for what is on
+  // its way then is lost. Not for long.
+  void leave_world();
+  // Before the comm's windows go: nothing is sent from this object's memory any more.
+  void close() { rings_.flush(); }
 
   // For people who ask about a request.
   [[nodiscard]] mep_result_t describe(const MessageOperation& operation, mep_op_info_t* info) const;
 
-  bool is_pending() const override { return pending_ != 0; }
+  // Operations have begun and not ended.
+  bool has_pending() const { return pending_ != 0; }
+  // Also a peer that leaves may wait to be told what was taken.
+  bool is_pending() const override { return has_pending() || may_be_asked_; }
   void step_beside() override { (void)step(); }
   // The progress thread.
   Progress progress();
@@ -97,7 +103,7 @@ class Messages : public Beside {
     MessageList waiting;
     MessageList announced;
     MessageList moving;
-    MessageList incoming;   // receives that have taken a message of it
+    MessageList incoming;  // receives that have taken a message of it
     uint32_t owed_clears = 0;
     // Numbers of sends that were withdrawn after they were announced. Has room for all that are announced.
     std::vector<uint64_t> gone;
@@ -110,6 +116,7 @@ class Messages : public Beside {
   };
 
   // Calls (messages.cpp).
+  void step_all();
   MessageList& list_of(const MessageOperation& operation);
   void move_to(MessageOperation* operation, MessageOperation::State state);
   static bool is_known_send(const MessageOperation& operation) {
@@ -166,10 +173,11 @@ class Messages : public Beside {
   CellRings rings_;
   uint64_t epoch_ = 0;  // adopted
   std::vector<Peer> peers_;
-  MessageList receives_;       // that no message has come for
+  MessageList receives_;        // that no message has come for
   std::list<Arrived> arrived_;  // in the order in which they came
-  uint64_t number_ = 0;        // of the last call
-  uint32_t pending_ = 0;       // operations that have begun and not ended
+  uint64_t number_ = 0;         // of the last call
+  uint32_t pending_ = 0;        // operations that have begun and not ended
+  bool may_be_asked_ = false;   // cells of a peer over a network were taken
 
   mutable std::mutex mutex_;
   std::deque<std::shared_ptr<const CommChange>> changes_;  // not adopted yet, oldest first

@@ -34,18 +34,24 @@ struct Progress {
   uint64_t deadline_ns = kNoDeadline;  // the next look is due then at the latest
 };
 
-// A comm. All functions are called by the progress thread.
+// A comm. All functions are called by the progress thread, or by a thread that waits on another comm
+// (PendingComms).
 class ProgressClient {
  public:
   virtual ~ProgressClient() = default;
   // False: a call is inside, which will begin the client anew if it leaves something pending.
   virtual bool enter_look() = 0;
+  // The same, and nobody is told that this look was turned away.
+  virtual bool try_look() = 0;
   virtual Progress look() = 0;
   virtual void leave_look() = 0;
 
  private:
   friend class ProgressThread;
-  bool is_pending_ = false;  // under the thread's mutex
+  friend class PendingComms;
+  bool is_pending_ = false;                // under the thread's mutex
+  bool is_listed_ = false;                 // see PendingComms
+  ProgressClient* next_listed_ = nullptr;  // under its mutex
 };
 
 class ProgressThread {

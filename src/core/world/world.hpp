@@ -17,6 +17,7 @@
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/membership/membership.hpp"
 #include "core/world/admissions.hpp"
+#include "core/world/pending_comms.hpp"
 #include "core/world/progress_thread.hpp"
 #include "core/world/request_bell.hpp"
 #include "core/world/transport_set.hpp"
@@ -60,6 +61,7 @@ class World : public std::enable_shared_from_this<World> {
   RequestBell& request_bell() { return *request_bell_; }
   // Null: pending operations go on within calls alone.
   ProgressThread* progress_thread() const { return progress_thread_.get(); }
+  PendingComms& pending_comms() { return pending_comms_; }
 
   // See WorldEnd::result().
   mep_result_t terminal_result() const { return end_.result(); }
@@ -129,6 +131,7 @@ class World : public std::enable_shared_from_this<World> {
   std::atomic<uint32_t> allocations_{0};  // of source memory, not freed yet
   std::unique_ptr<RequestBell> request_bell_;
   std::unique_ptr<ProgressThread> progress_thread_;
+  PendingComms pending_comms_;
 };
 
 // The count of forks seen by this process and its ancestors; for World::forked().

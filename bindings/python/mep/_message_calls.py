@@ -1,0 +1,164 @@
+"""Messages from one rank to another: what Comm has them from."""
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, cast
+
+from . import _abi
+from ._buffers import Buffer, buffer, dtype_name
+from ._call import Calls, blocking, check, lib
+from ._group import joins_group
+from .errors import Error
+from .request import Request, waitall
+
+if TYPE_CHECKING:
+    from .comm import Comm
+
+ANY_SOURCE = _abi.MEP_ANY_SOURCE
+ANY_TAG = _abi.MEP_ANY_TAG
+
+
+class Message(NamedTuple):
+    """What a message is: the rank that sent it, its tag, its length, and the type of its items as it was sent, by
+    the name that dtype= takes."""
+
+    source: int
+    tag: int
+    bytes: int
+    dtype: str
+
+
+class MessageRecord:
+    """A mep_message_t for the library to fill."""
+
+    def __init__(self) -> None:
+        self.struct = _abi.mep_message_t()
+        self.reference = ctypes.byref(self.struct)
+        lib.mep_message_init(self.reference, ctypes.sizeof(self.struct))
+
+    def message(self) -> Message:
+        struct = self.struct
+        return Message(struct.source, struct.tag, struct.bytes, dtype_name(struct.dtype))
+
+
+class SendRequest(Request):
+    """A send; wait() gives None."""
+
+    def _tell(self) -> None:
+        """Comm.last_op() does not tell of messages."""
+
+
+class ReceiveRequest(SendRequest):
+    """A receive; wait() gives its Message, or None if it was withdrawn."""
+
+    def __init__(self, comm: "Comm", target: Buffer):
+        super().__init__(comm, None, (target,))
+        self._message = MessageRecord()
+
+    def _ended(self, result: int) -> None:
+        super()._ended(result)
+        if result in (_abi.MEP_ERR_CAPACITY, _abi.MEP_ERR_MISMATCH):
+            cast(Error, self._failure).message = self._message.message()
+
+    def _value(self) -> Any:
+        super()._value()
+        withdrawn = self._record.struct.result == _abi.MEP_ERR_BUSY
+        return None if withdrawn else self._message.message()
+
+
+class MessageCalls:
+    """Messages are for host communicators. With `i` before the name: at once, with a request. What is sent on one
+    communicator is received on no other."""
+
+    _address: Optional[int]
+    _calls: Calls
+
+    def send(self, buf: Any, dest: int, tag: int = 0, *, dtype: Any = None) -> None:
+        """Sends buf to rank dest, with a tag from 0 up. Returns when buf is the caller's again, which says nothing
+        about the receiver: a small message waits for nobody, a large one for the receive."""
+        self._finish(self.isend(buf, dest, tag, dtype=dtype))
+
+    def isend(self, buf: Any, dest: int, tag: int = 0, *, dtype: Any = None) -> Request:
+        return self._send(buffer(buf, dtype), dest, tag)
+
+    def recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, *,
+             dtype: Any = None) -> Message:
+        """Receives the first message from source with that tag into buf, which may be longer: the rest stays as
+        it was. CapacityError: buf is too small; MismatchError: its type is another one. Both have the
+        message in `message` and leave it for the next receive."""
+        return self._finish(self.irecv(buf, source, tag, dtype=dtype))
+
+    def irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, *,
+              dtype: Any = None) -> Request:
+        """As recv; the request's wait() gives the Message, and cancel() withdraws it."""
+        return self._receive(buffer(buf, dtype, writable=True), source, tag)
+
+    def sendrecv(self, send: Any, dest: int, recv: Any, source: int = ANY_SOURCE, sendtag: int = 0,
+                 recvtag: int = ANY_TAG, *, dtype: Any = None) -> Message:
+        """Sends and receives at one time and returns when both have ended, with what has come. The buffers have
+        the same type and do not overlap."""
+        given, target = buffer(send, dtype), buffer(recv, dtype, writable=True)
+        if given.dtype != target.dtype:
+            raise ValueError("send and receive buffer have different types")
+        if _overlap(given, target):
+            raise ValueError("send and receive buffer overlap")
+        received = self._receive(target, source, recvtag)
+        try:
+            sent = self._send(given, dest, sendtag)
+        except (Error, ValueError):  # refused: it shall not have received either
+            received.cancel()
+            raise
+        if joins_group(sent):
+            joins_group(received)
+            return received._result
+        waitall((sent, received))
+        return received._value()
+
+    def probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Message:
+        """Waits for a message that such a receive would take now, and leaves it there."""
+        record = MessageRecord()
+        blocking(lib.mep_probe, _number("source", source), _number("tag", tag), self._address,
+                 record.reference, calls=self._calls)
+        return record.message()
+
+    def iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Optional[Message]:
+        """The same without waiting; None: there is none now."""
+        record, found = MessageRecord(), ctypes.c_int32()
+        check(lib.mep_iprobe(_number("source", source), _number("tag", tag), self._address,
+                             ctypes.byref(found), record.reference))
+        return record.message() if found.value else None
+
+    # ---- how they are carried out ---------------------------------------------------------------
+
+    def _send(self, given: Buffer, dest: int, tag: int) -> Request:
+        self._on_stream(0, given)
+        request = SendRequest(cast("Comm", self), None, (given,))
+        request._begin(lib.mep_isend, (given.address, given.count, given.dtype,
+                                       _number("dest", dest), _number("tag", tag)))
+        return request
+
+    def _receive(self, target: Buffer, source: int, tag: int) -> Request:
+        self._on_stream(0, target)
+        request = ReceiveRequest(cast("Comm", self), target)
+        request._begin(lib.mep_irecv, (target.address, target.count, target.dtype,
+                                       _number("source", source), _number("tag", tag)),
+                       request._message.reference)
+        return request
+
+    def _on_stream(self, stream: Any, *buffers: Buffer) -> bool:
+        raise NotImplementedError
+
+    def _finish(self, request: Request) -> Any:
+        raise NotImplementedError
+
+
+def _number(name: str, value: int) -> int:
+    """ctypes would cut off what C's int32_t has no room for."""
+    if not -2**31 <= value < 2**31:
+        raise ValueError(f"{name} is {value}, which has more than 32 bits")
+    return value
+
+
+def _overlap(one: Buffer, other: Buffer) -> bool:
+    return (one.address < other.address + other.count * other.itemsize and
+            other.address < one.address + one.count * one.itemsize)

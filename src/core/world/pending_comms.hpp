@@ -1,0 +1,31 @@
+// Comms of this rank with operations that are pending and no call inside: whoever waits, on whichever comm, looks at
+// them too, since a peer may need them before it comes to what the call waits for. With a progress thread there are
+// none; it looks at them itself.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+#include "core/world/progress_thread.hpp"
+
+namespace mep {
+
+class PendingComms {
+ public:
+  // Relaxed: a hint. What a thread has left pending itself it sees.
+  bool any() const { return count_.load(std::memory_order_relaxed) != 0; }
+  // By the call that is inside the comm, at its end. Needs no memory.
+  void add(ProgressClient* client);
+  // When it returns no look at the comm goes on.
+  void remove(ProgressClient* client);
+  // A look at each that nobody is inside of; never waits.
+  void step();
+
+ private:
+  std::atomic<uint32_t> count_{0};
+  std::mutex mutex_;  // guards the list, and is held over looks
+  ProgressClient* first_ = nullptr;
+};
+
+}  // namespace mep
