@@ -340,7 +340,8 @@ void probes(uint32_t flags) {
         stages.await(0, 1, found);
         COLL_OK(found, send_bytes(bytes, 1, 1, 7, comm));
         COLL_OK(found, send_bytes(3, 2, 1, 8, comm));
-        return;
+        // Of a rank that has left nothing can come any more, which is an error.
+        return stages.await(1, 1, found);
       }
       Inbox inbox(bytes);
       COLL_CHECK(found, !is_there(MEP_ANY_SOURCE, MEP_ANY_TAG, comm, nullptr, found));
@@ -364,6 +365,7 @@ void probes(uint32_t flags) {
       COLL_OK(found, mep_probe(0, 8, comm, nullptr));
       expect_message(3, 2, 0, 8, comm, found);
       COLL_CHECK(found, !is_there(MEP_ANY_SOURCE, MEP_ANY_TAG, comm, nullptr, found));
+      stages.reach(1);
     });
   }
 }

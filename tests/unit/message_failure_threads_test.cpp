@@ -29,7 +29,7 @@ void play_all(uint32_t flags, bool leaves) {
   for (const NamedScene& scene : scenes()) play(scene, flags, leaves);
   for (size_t i = 0; i < slice(8, 300); ++i) {
     const uint64_t seed = mix(mix(test_seed(), i), flags + (leaves ? 1 : 0));
-    enable_delays(seed, 16);
+    enable_delays(seed, 48);
     for (const NamedScene& scene : timed_scenes(seed)) play(scene, flags, leaves);
     enable_delays(0, 0);
   }

@@ -2,9 +2,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/request_event.hpp"
 #include "core/api/group.hpp"
 #include "core/api/requests.hpp"
-#include "core/operation/request_event.hpp"
 
 namespace mep {
 namespace {

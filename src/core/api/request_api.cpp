@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "base/request_event.hpp"
 #include "core/api/requests.hpp"
-#include "core/operation/request_event.hpp"
 
 mep_request::mep_request(mep_comm_t of) : comm(of) {}
 

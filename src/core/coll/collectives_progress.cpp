@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/request_event.hpp"
 #include "core/coll/collectives.hpp"
-#include "core/operation/request_event.hpp"
 
 namespace mep {
 namespace {

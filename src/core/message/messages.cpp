@@ -5,10 +5,10 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/request_event.hpp"
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
 #include "core/operation/operation_record.hpp"
-#include "core/operation/request_event.hpp"
 
 namespace mep {
 
@@ -267,7 +267,7 @@ void Messages::leave_world() {
     peers_[rank].owes_leaving = !holds_all(rank);
     owes_any = owes_any || peers_[rank].owes_leaving;
   }
-  if (!owes_any) return;
+  if (!owes_any) return close();
   const Deadline limit = Deadline::after_ms(std::min<uint64_t>(comm_.timeout_ms(), kMostMs));
   (void)channel_.wait(limit, [&] {
     (void)step();
@@ -277,6 +277,13 @@ void Messages::leave_world() {
     }
     return true;
   });
+  close();
+}
+
+// While the world goes on, for then whoever does not answer is given up. Once it has ended nobody posts any more.
+void Messages::close() {
+  if (!is_closed_ && comm_.world().terminal_result() == MEP_SUCCESS) rings_.flush();
+  is_closed_ = true;
 }
 
 }  // namespace mep

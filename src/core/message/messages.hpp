@@ -73,7 +73,7 @@ class Messages : public Beside {
   // its way then is lost. Not for long.
   void leave_world();
   // Before the comm's windows go: nothing is sent from this object's memory any more.
-  void close() { rings_.flush(); }
+  void close();
 
   // For people who ask about a request.
   [[nodiscard]] mep_result_t describe(const MessageOperation& operation, mep_op_info_t* info) const;
@@ -177,6 +177,7 @@ class Messages : public Beside {
   std::list<Arrived> arrived_;  // in the order in which they came
   uint64_t number_ = 0;         // of the last call
   uint32_t pending_ = 0;        // operations that have begun and not ended
+  bool is_closed_ = false;
   bool may_be_asked_ = false;   // cells of a peer over a network were taken
 
   mutable std::mutex mutex_;
