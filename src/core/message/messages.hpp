@@ -178,7 +178,7 @@ class Messages : public Beside {
   uint64_t number_ = 0;         // of the last call
   uint32_t pending_ = 0;        // operations that have begun and not ended
   bool is_closed_ = false;
-  bool may_be_asked_ = false;   // cells of a peer over a network were taken
+  bool may_be_asked_ = false;  // cells of a peer over a network were taken
 
   mutable std::mutex mutex_;
   std::deque<std::shared_ptr<const CommChange>> changes_;  // not adopted yet, oldest first
