@@ -644,7 +644,7 @@ MEP_API mep_result_t mep_iprobe(int32_t source, int32_t tag, mep_comm_t comm, in
  * mep_group_end waits for all of them and returns the first result that is an error, in the order of the calls,
  * else MEP_SUCCESS. Their buffers, and message, belong to them until then. Groups may be nested: the
  * outermost end waits. A comm of the group must not be destroyed before its end.
- * Errors: of mep_group_end without begin, MEP_ERR_INVALID_ARGUMENT. 0.2 */
+ * Errors of mep_group_end: MEP_ERR_INVALID_ARGUMENT (no begin), MEP_ERR_BUSY (a comm is in use; end again). 0.2 */
 MEP_API mep_result_t mep_group_begin(void);
 MEP_API mep_result_t mep_group_end(void);
 

@@ -71,6 +71,19 @@ class PerfTest(unittest.TestCase):
                 self.check_rows(rows, op, ranks, FIELDS, 3)
                 self.assertEqual([row["bytes"] for row in rows], [4, 512, 65536])
 
+    def test_messages(self):
+        for op in ("pingpong", "stream", "exchange"):
+            for ranks in (2, 3, 4):
+                rows = rows_of([op, "--threads", str(ranks), *SMALL])
+                self.check_rows(rows, op, ranks, FIELDS, 3)
+            if MPIRUN:
+                rows = rows_of([op, *SMALL, "--vs", "mpi"], [*MPIRUN, "2"])
+                self.check_rows(rows, op, 2, FIELDS | MPI_FIELDS, 3)
+        _, errors = run(["pingpong", "--threads", "1"], status=1)
+        self.assertIn("two ranks", errors)
+        _, errors = run(["stream", "--threads", "2", "--mep-memory"], status=2)
+        self.assertIn("--mep-memory", errors)
+
     def test_types_and_reductions(self):
         for dtype in ("int8", "float16", "bf16", "float64", "e4m3"):
             for reduction in ("sum", "prod", "max"):

@@ -27,6 +27,9 @@ std::unique_ptr<Team> make_mpi_team() {
 std::unique_ptr<Case> make_mpi_collective(const CollectiveCall&) {
   refuse();
 }
+std::unique_ptr<MessageSide> make_mpi_messages() {
+  refuse();
+}
 std::unique_ptr<MoeSide> make_mpi_moe(const MoeProblem&) {
   refuse();
 }

@@ -6,6 +6,7 @@
 
 #include "collectives.hpp"
 #include "mep.h"
+#include "messages.hpp"
 #include "moe_side.hpp"
 #include "team.hpp"
 
@@ -22,6 +23,7 @@ mep_comm_t mpi_make_comm();
 
 std::unique_ptr<Team> make_mpi_team();
 std::unique_ptr<Case> make_mpi_collective(const CollectiveCall& call);
+std::unique_ptr<MessageSide> make_mpi_messages();
 std::unique_ptr<MoeSide> make_mpi_moe(const MoeProblem& problem);
 
 }  // namespace mep::perf

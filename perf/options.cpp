@@ -8,6 +8,7 @@
 
 #include "collectives.hpp"
 #include "device_side.hpp"
+#include "messages.hpp"
 #include "mpi_side.hpp"
 #include "types.hpp"
 
@@ -168,9 +169,13 @@ std::string find_conflict(const Options& options) {
   const std::string& op = options.operation;
   if (op.empty()) return "no operation is given; try mep_perf --help";
   const bool is_expert = is_expert_operation(op);
-  if (!is_expert && find_collective(op) == nullptr) {
-    return "unknown operation '" + op + "'; there are " + all_collective_names() +
-           " dispatch combine moe";
+  const bool is_message = find_message_pattern(op).has_value();
+  if (!is_expert && !is_message && find_collective(op) == nullptr) {
+    return "unknown operation '" + op + "'; there are " + all_collective_names() + " " +
+           all_message_names() + " dispatch combine moe";
+  }
+  if (is_message && (options.on_device || options.use_mep_memory)) {
+    return "messages have no --device cuda and no --mep-memory";
   }
   if (is_expert && options.has_size_option) {
     return "-b, -e, -f, --dtype, --reduce and --mep-memory are for collectives; " + op +
@@ -259,8 +264,8 @@ std::string help_text() {
       "       mep_perf OP --threads N [OPTION..]\n\n"
       "Times MEP's operations, checks their results and compares them with MPI.\n\n"
       "OP: " +
-      all_collective_names() +
-      " dispatch combine moe\n"
+      all_collective_names() + "\n    " + all_message_names() +
+      " (messages between pairs of ranks)\n    dispatch combine moe\n"
       "    (moe is dispatch, a stand-in expert and combine)\n";
   constexpr const char* kTitles[] = {"Collectives", "Dispatch, combine, moe", "Running"};
   for (const Group group : {Group::kCollective, Group::kExpert, Group::kRun}) {

@@ -9,6 +9,7 @@
 #include "collectives.hpp"
 #include "error.hpp"
 #include "json.hpp"
+#include "messages.hpp"
 #include "moe_side.hpp"
 #include "mpi_side.hpp"
 #include "table.hpp"
@@ -67,7 +68,14 @@ class Session {
     if (options_.measure_machine && device_ == nullptr) machine_ = measure_machine(team_);
     if (device_ != nullptr) machine_.device.gpus = count_gpus();
     const CollectiveEntry* entry = find_collective(options_.operation);
-    entry != nullptr ? run_collective(*entry) : run_moe();
+    const auto pattern = find_message_pattern(options_.operation);
+    if (entry != nullptr) {
+      run_collective(*entry);
+    } else if (pattern.has_value()) {
+      run_messages(*pattern);
+    } else {
+      run_moe();
+    }
     if (is_speaker_ && !options_.json_path.empty()) write_json(options_.json_path, rows_);
     return all_right_;
   }
@@ -75,6 +83,8 @@ class Session {
  private:
   void run_collective(const CollectiveEntry& entry);
   void run_collective_size(const CollectiveEntry& entry, size_t count);
+  void run_messages(MessagePattern pattern);
+  void run_messages_size(MessagePattern pattern, size_t bytes);
   void run_moe();
   void run_moe_size(MoeOperation operation, uint32_t tokens);
   void run_row(const Sides& sides, uint32_t rounds, Row* row);
@@ -240,6 +250,46 @@ void Session::run_collective_size(const CollectiveEntry& entry, size_t count) {
     require(mep_mem_free(comm_, call.send), "mep_mem_free");
     require(mep_mem_free(comm_, call.recv), "mep_mem_free");
   }
+}
+
+void Session::run_messages(MessagePattern pattern) {
+  if (team_.size() < 2) throw PerfError("messages need two ranks");
+  heading(options_.operation + " of bytes");
+  size_t last = SIZE_MAX;
+  for (auto bytes = static_cast<double>(options_.min_bytes);
+       bytes <= static_cast<double>(options_.max_bytes);
+       bytes = std::max(bytes * options_.factor, 1.0)) {
+    if (static_cast<size_t>(bytes) != last) run_messages_size(pattern, static_cast<size_t>(bytes));
+    last = static_cast<size_t>(bytes);
+  }
+}
+
+void Session::run_messages_size(MessagePattern pattern, size_t bytes) {
+  const Buffer send(message_buffer_bytes(pattern, bytes));
+  const Buffer receive(message_buffer_bytes(pattern, bytes));
+  std::unique_ptr<MessageSide> mep_side;
+  std::unique_ptr<MessageSide> mpi_side;
+  Sides sides;
+  const auto make = [&](MessageSide& side) {
+    return make_message_case(pattern, bytes, team_.rank(), team_.size(), side, send.as<std::byte>(),
+                             receive.as<std::byte>());
+  };
+  if (options_.run_mep) {
+    mep_side = make_mep_messages(comm_);
+    sides.mep = make(*mep_side);
+  }
+  if (options_.run_mpi) {
+    mpi_side = make_mpi_messages();
+    sides.mpi = make(*mpi_side);
+  }
+  const int messages = team_.size() / 2 * (pattern == MessagePattern::kExchange ? 2 : 1);
+  Row row;
+  row.operation = options_.operation;
+  row.bytes = bytes;
+  row.dtype = dtype_name(MEP_UINT8);
+  row.data_bytes = static_cast<double>(bytes);
+  row.moved_bytes = row.data_bytes * messages;
+  run_row(sides, kCollectiveRounds, &row);
 }
 
 void Session::run_moe() {

@@ -242,6 +242,41 @@ void duplicates(uint32_t flags) {
   });
 }
 
+// A group whose comm another thread is inside of is not lost: it is ended again.
+void ended_while_in_use(uint32_t flags) {
+  Stages stages;
+  require_on_rank_threads(2, flags, [&](int rank, mep_comm_t comm, Report& found) {
+    if (rank == 1) {
+      stages.await(0, 1, found);
+      COLL_OK(found, send_bytes(9, 2, 0, 2, comm));
+      COLL_OK(found, send_bytes(7, 1, 0, 1, comm));
+      return;
+    }
+    Inbox inbox(7);
+    COLL_OK(found, mep_group_begin());
+    COLL_OK(found, receive(inbox, 1, 1, comm));
+    std::thread second([&] {
+      Inbox other(9);
+      mep_result_t result = MEP_ERR_BUSY;  // while the loop below looks
+      while (result == MEP_ERR_BUSY && !found.bad()) result = receive(other, 1, 2, comm);
+      COLL_OK(found, result);
+      other.check(9, 2, found);
+    });
+    const mep::Deadline limit = mep::Deadline::after_ms(60'000);
+    int32_t there = 0;
+    while (mep_iprobe(1, 3, comm, &there, nullptr) != MEP_ERR_BUSY && !found.bad()) {
+      if (limit.expired()) found.add("the second thread was never inside");
+      pause_us(100);
+    }
+    COLL_EXPECT(found, MEP_ERR_BUSY, mep_group_end());
+    stages.reach(0);
+    second.join();
+    COLL_OK(found, mep_group_end());
+    inbox.check(7, 1, found);
+    COLL_EXPECT(found, MEP_ERR_INVALID_ARGUMENT, mep_group_end());
+  });
+}
+
 // A send has ended, so the message is its receiver's, whatever the sender does with the comm then.
 void sent_before_a_comm_is_destroyed(uint32_t flags) {
   Stages stages;
@@ -352,6 +387,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(both<comms_do_not_mix>),
       cmocka_unit_test(both<duplicates>),
       cmocka_unit_test(both<sent_before_a_comm_is_destroyed>),
+      cmocka_unit_test(both<ended_while_in_use>),
       cmocka_unit_test(refused_arguments),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

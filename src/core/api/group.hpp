@@ -1,25 +1,37 @@
 // Calls between mep_group_begin and mep_group_end: they begin there, and the end waits for all of them.
 #pragma once
 
-#include "mep.h"
+#include <cstdint>
+
+#include "core/api/requests.hpp"
 
 namespace mep {
 
-// Of the calling thread.
-bool in_group();
+// Of a thread. It needs no memory and no destructor: calls that have nothing to do with groups look at it. A thread
+// that ends in the middle of a group leaves its operations to their comms, which refuse to be destroyed.
+struct Group {
+  uint32_t depth = 0;
+  mep_request_t first = nullptr;  // in the order of the calls
+  mep_request_t last = nullptr;
+
+  void add(mep_request_t request) {
+    request->behind_in_group = nullptr;
+    (last != nullptr ? last->behind_in_group : first) = request;
+    last = request;
+  }
+};
+extern constinit thread_local Group own_group;
+
+inline bool in_group() {
+  return own_group.depth != 0;
+}
+
 // `start` begins an operation and gives its request, as the nonblocking forms do.
 template <typename Start>
-mep_result_t start_in_group(Start&& start);
-// Has room for one more request afterwards.
-void reserve_in_group();
-void add_to_group(mep_request_t request);
-
-template <typename Start>
 mep_result_t start_in_group(Start&& start) {
-  reserve_in_group();
   mep_request_t request = nullptr;
   const mep_result_t result = start(&request);
-  if (result == MEP_SUCCESS) add_to_group(request);
+  if (result == MEP_SUCCESS) own_group.add(request);
   return result;
 }
 

@@ -31,6 +31,7 @@ struct mep_request {
 
   const mep_comm_t comm;
   bool done = false;
+  mep_request_t behind_in_group = nullptr;  // see Group
   mep::UniqueFd event;
 };
 
