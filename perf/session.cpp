@@ -255,12 +255,13 @@ void Session::run_collective_size(const CollectiveEntry& entry, size_t count) {
 void Session::run_messages(MessagePattern pattern) {
   if (team_.size() < 2) throw PerfError("messages need two ranks");
   heading(options_.operation + " of bytes");
+  auto bytes = static_cast<double>(options_.min_bytes);
   size_t last = SIZE_MAX;
-  for (auto bytes = static_cast<double>(options_.min_bytes);
-       bytes <= static_cast<double>(options_.max_bytes);
-       bytes = std::max(bytes * options_.factor, 1.0)) {
-    if (static_cast<size_t>(bytes) != last) run_messages_size(pattern, static_cast<size_t>(bytes));
-    last = static_cast<size_t>(bytes);
+  while (bytes <= static_cast<double>(options_.max_bytes)) {
+    const auto whole = static_cast<size_t>(bytes);
+    if (whole != last) run_messages_size(pattern, whole);
+    last = whole;
+    bytes = std::max(bytes * options_.factor, 1.0);
   }
 }
 
