@@ -59,8 +59,10 @@ void reduce_plain(mep_dtype_t dtype, mep_op_t op, const void* before, const void
     reduce_rows(dtype, op, out, inputs, n_inputs, count, divisor);
     return;
   }
-  static thread_local std::vector<const void*> rows;
-  rows.assign(1, before);
+  // Not kept for the thread: a destructor there needs memory that glibc ends the process without.
+  std::vector<const void*> rows;
+  rows.reserve(n_inputs + 1);
+  rows.push_back(before);
   rows.insert(rows.end(), inputs, inputs + n_inputs);
   reduce_rows(dtype, op, out, rows.data(), rows.size(), count, divisor);
 }
