@@ -14,7 +14,6 @@ mep_result_t end_group() {
   for (mep_request_t each = own_group.first; each != nullptr; each = each->behind_in_group) {
     requests.push_back(each);
   }
-  constexpr uint32_t kUntilTimeout = 0xffffffff;
   const mep_result_t result = mep_request_waitall(static_cast<int32_t>(requests.size()),
                                                   requests.data(), kUntilTimeout, nullptr);
   own_group = {};

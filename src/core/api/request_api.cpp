@@ -80,8 +80,6 @@ mep_result_t start_request(mep_comm_t comm, Collective kind, const CollectiveArg
 
 namespace {
 
-constexpr uint32_t kUntilTimeout = 0xffffffff;
-
 mep_result_t check_request(mep_request_t request) {
   if (request == nullptr) return null_argument("request");
   return check_comm(request->comm);

@@ -37,6 +37,9 @@ struct mep_request {
 
 namespace mep {
 
+// As the time that a caller gives to wait: each operation's own.
+constexpr uint32_t kUntilTimeout = 0xffffffff;
+
 // The operation has begun, and the comm refers to it: it stays until it has ended. Inside a CallScope.
 mep_result_t give_request(std::unique_ptr<mep_request> made, mep_request_t* request);
 

@@ -51,7 +51,7 @@ class Messages : public Beside {
   void set_beside(Beside* beside) { beside_ = beside; }
 
   // --- The user's thread ---
-  // The operation lives until it has ended or withdraw() has returned true.
+  // The operation lives until it has ended or withdraw_receive() has returned true.
   void start(MessageOperation* operation);
   // One look at everything; whether this operation has ended. One whose time is over ends now.
   bool test(MessageOperation* operation);
