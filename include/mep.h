@@ -329,6 +329,17 @@ static inline const uint64_t* mep_op_status_failed(const mep_op_status_t* status
  * block. MEP_ERR_UNSUPPORTED on a host communicator. 0.1 */
 MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
 
+/* Where collectives that are enqueued on comm from now on write how they ended, in `bytes` bytes, until
+ * another place is set; NULL: nowhere, as at first. The GPU writes the record when the operation ends, well or
+ * not, before the stream goes on. So who enqueues several operations finds the last one's, unless each has its
+ * own place: setting one costs no more than the call. A graph keeps the place that was set when it was captured.
+ * What an operation leaves that was refused because of an earlier failure has seq 0, since it took no number, and
+ * no failed ranks. A call that returns an error enqueues and writes nothing. The memory belongs to the operations until their
+ * streams have run them. Errors: MEP_ERR_INVALID_ARGUMENT (fewer bytes than the header, not on 8 bytes, memory
+ * that the comm's GPU cannot write), MEP_ERR_UNSUPPORTED (a host communicator: see mep_comm_last_op),
+ * MEP_ERR_BUSY. Does not block. 0.2 */
+MEP_API mep_result_t mep_comm_set_op_status(mep_comm_t comm, mep_op_status_t* status, size_t bytes);
+
 /* ------------------------------------------------------------------------------------------------
  * Collectives
  *
@@ -348,8 +359,8 @@ MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
  * tells whether the input is intact.
  * These are replicated operations: one succeeds on all ranks or on none, and what a rank's result is made
  * of anybody can give to a rank that lacks it. (Dispatch, combine and messages are personal operations: what
- * one rank gets nobody else has.) Reduce, gather, scatter, reduce-scatter, alltoall and the forms with counts are for
- * host communicators so far: MEP_ERR_UNSUPPORTED on one with a GPU.
+ * one rank gets nobody else has.) The forms with counts are for host communicators so far: MEP_ERR_UNSUPPORTED
+ * on one with a GPU.
  *
  * Which calls report a failure. The calls of a communicator are counted on every rank, from 1; a call refused
  * for its arguments does not count. When members fail or leave, or a timeout or mep_comm_revoke is settled, the

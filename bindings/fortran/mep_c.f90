@@ -180,6 +180,13 @@ module mep_c
       type(mep_comm_t), value :: comm
     end function mep_comm_async_result
 
+    integer(c_int32_t) function mep_comm_set_op_status(comm, status, bytes) bind(C)
+      import :: c_int32_t, c_ptr, c_size_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      type(c_ptr), value :: status
+      integer(c_size_t), value :: bytes
+    end function mep_comm_set_op_status
+
     ! ---- requests -------------------------------------------------------------------------------
     integer(c_int32_t) function mep_request_wait(request, timeout_ms, info) bind(C)
       import :: c_int32_t, mep_request_t, mep_op_info_t

@@ -96,6 +96,7 @@ static void start_up(void** state) {
 
 static void properties(void** state) {
   (void)state;
+  mep_op_status_t status;
   int32_t number = 77;
   uint64_t epoch = 77;
   const char* text = NULL;
@@ -134,6 +135,9 @@ static void properties(void** state) {
   MUST(mep_comm_destroy(NULL));
   EXPECT(MEP_ERR_UNSUPPORTED, mep_comm_async_result(comm));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_async_result(NULL));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_comm_set_op_status(comm, &status, sizeof status));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_comm_set_op_status(comm, NULL, 0));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_set_op_status(NULL, &status, sizeof status));
 }
 
 /* Descriptors run out: nothing is lost, and it works again afterwards. */
@@ -473,6 +477,7 @@ static int calls_in_child(void) {
       mep_comm_epoch(comm, &word),
       mep_comm_device(comm, &number),
       mep_comm_set_timeout(comm, 1000),
+      mep_comm_set_op_status(comm, NULL, 0),
       mep_comm_transport(comm, 0, &text),
       mep_mem_alloc(comm, 1, &memory),
       mep_comm_last_op(comm, &info),

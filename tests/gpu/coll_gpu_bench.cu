@@ -3,6 +3,7 @@
 // what the same run measured: a copy on the device, an empty kernel, a one-way signal.
 #include <algorithm>
 
+#include "coll_oracle.hpp"
 #include "coll_rig.hpp"
 
 namespace gpu_test {
@@ -112,11 +113,13 @@ double empty_kernel() {
   return us;
 }
 
+// bytes: of one block.
 double measure(const Rig& rig, Collective kind, size_t bytes, const std::vector<uint8_t*>& sends,
                const std::vector<uint8_t*>& receives) {
   std::vector<cudaGraphExec_t> execs;
   std::vector<cudaStream_t> streams;
-  const size_t span = std::max<size_t>(bytes, 4096);
+  const size_t blocks = std::max<size_t>(shares_of(kind, true, rig.ranks()).send, 1);
+  const size_t span = std::max<size_t>(blocks * bytes, 4096);
   for (uint32_t rank = 0; rank < rig.ranks(); ++rank) {
     streams.push_back(rig.stream(rank));
     execs.push_back(capture(rig.stream(rank), [&] {
@@ -162,6 +165,13 @@ void table(uint32_t ranks) {
       std::printf("  allgather %9.2f us  broadcast %9.2f us",
                   measure(rig, Collective::k_allgather, bytes, sends, receives),
                   measure(rig, Collective::k_broadcast, bytes, sends, receives));
+    }
+    std::printf("\n");
+    if (bytes * ranks > size_t{64} << 20) continue;
+    std::printf("bench %2u ranks: %8zu KiB each", ranks, bytes >> 10);
+    for (const Collective kind : {Collective::k_reduce, Collective::k_gather, Collective::k_scatter,
+                                  Collective::k_reduce_scatter, Collective::k_alltoall}) {
+      std::printf("  %s %9.2f us", mep::name_of(kind), measure(rig, kind, bytes, sends, receives));
     }
     std::printf("\n");
   }

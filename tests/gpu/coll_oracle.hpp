@@ -1,5 +1,6 @@
-// What a reduction has to give, written from the rules alone, slow and plain: small floats are decoded
-// by their definition and encoded by looking for the nearest code.
+// What collectives have to give, written from the rules alone, slow and plain: small floats are decoded
+// by their definition and encoded by looking for the nearest code; who gives and gets how much is said as
+// include/mep.h says it, and not taken from the library's table.
 #pragma once
 
 #include <algorithm>
@@ -7,9 +8,12 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "mep.h"
+#include "protocol/operations.hpp"
 
 namespace gpu_test {
 
@@ -253,5 +257,115 @@ inline bool pair_exists(mep_dtype_t dtype, mep_op_t op) {
   if (dtype <= MEP_UINT64) return op != MEP_AVG;
   return !logical;
 }
+
+// Blocks in the buffers of a rank; 0: it has none.
+struct Shares {
+  size_t send;
+  size_t receive;
+};
+
+inline Shares shares_of(mep::Collective kind, bool is_root, size_t ranks) {
+  using mep::Collective;
+  switch (kind) {
+    case Collective::k_barrier:
+      return {0, 0};
+    case Collective::k_broadcast:
+      return {is_root ? size_t{1} : size_t{0}, 1};
+    case Collective::k_allgather:
+      return {1, ranks};
+    case Collective::k_allreduce:
+      return {1, 1};
+    case Collective::k_reduce:
+      return {1, is_root ? size_t{1} : size_t{0}};
+    case Collective::k_gather:
+      return {1, is_root ? ranks : 0};
+    case Collective::k_scatter:
+      return {is_root ? ranks : 0, 1};
+    case Collective::k_reduce_scatter:
+      return {ranks, 1};
+    default:
+      return {ranks, ranks};
+  }
+}
+
+inline bool has_root(mep::Collective kind) {
+  return kind == mep::Collective::k_broadcast || kind == mep::Collective::k_reduce ||
+         kind == mep::Collective::k_gather || kind == mep::Collective::k_scatter;
+}
+
+inline bool reduces(mep::Collective kind) {
+  return kind == mep::Collective::k_allreduce || kind == mep::Collective::k_reduce ||
+         kind == mep::Collective::k_reduce_scatter;
+}
+
+// On which ranks an operation may have its input in place; nowhere: there is no such form.
+inline bool can_be_in_place(mep::Collective kind, bool is_root) {
+  if (kind == mep::Collective::k_barrier || kind == mep::Collective::k_alltoall) return false;
+  return is_root || !has_root(kind);
+}
+
+// What of one operation has to arrive where. `sends` are the send buffers, by rank; `members` are the ranks that
+// take part, rising.
+class Arrivals {
+ public:
+  Arrivals(mep::Collective kind, mep_dtype_t dtype, mep_op_t op, uint32_t root, size_t block_bytes,
+           const Inputs& sends, const std::vector<uint32_t>& members)
+      : kind_(kind),
+        dtype_(dtype),
+        op_(op),
+        root_(root),
+        bytes_(block_bytes),
+        sends_(sends),
+        members_(members) {}
+
+  // Puts block `block` of the receive buffer of `rank` to `to`. False: nothing arrives there.
+  bool put(uint32_t rank, size_t block, uint8_t* to) {
+    using mep::Collective;
+    if (bytes_ == 0) return false;
+    if (shares_of(kind_, rank == root_, sends_.size()).receive <= block) return false;
+    switch (kind_) {
+      case Collective::k_broadcast:
+        return copy(root_, 0, to);
+      case Collective::k_allgather:
+      case Collective::k_gather:
+        return copy(block, 0, to);
+      case Collective::k_scatter:
+        return copy(root_, rank, to);
+      case Collective::k_alltoall:
+        return copy(block, rank, to);
+      default:
+        break;
+    }
+    const std::vector<uint8_t>& sum = reduced(kind_ == Collective::k_reduce_scatter ? rank : 0);
+    std::memcpy(to, sum.data(), bytes_);
+    return true;
+  }
+
+ private:
+  bool copy(size_t source, size_t block, uint8_t* to) const {
+    if (std::find(members_.begin(), members_.end(), source) == members_.end()) return false;
+    std::memcpy(to, sends_[source].data() + block * bytes_, bytes_);
+    return true;
+  }
+  const std::vector<uint8_t>& reduced(size_t block) {
+    const auto known = sums_.find(block);
+    if (known != sums_.end()) return known->second;
+    Inputs blocks;
+    for (const uint32_t member : members_) {
+      const auto begin = sends_[member].begin() + static_cast<std::ptrdiff_t>(block * bytes_);
+      blocks.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(bytes_));
+    }
+    return sums_.emplace(block, reduce_oracle(dtype_, op_, blocks)).first->second;
+  }
+
+  mep::Collective kind_;
+  mep_dtype_t dtype_;
+  mep_op_t op_;
+  uint32_t root_;
+  size_t bytes_;
+  const Inputs& sends_;
+  const std::vector<uint32_t>& members_;
+  std::map<size_t, std::vector<uint8_t>> sums_;
+};
 
 }  // namespace gpu_test

@@ -47,24 +47,16 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
   uint8_t* at(size_t offset = 0) const { return memory_ + kGuard + offset; }
   void poison() const { cuda(cudaMemset(memory_, kPoison, bytes_ + 2 * kGuard)); }
-  std::vector<uint8_t> read(size_t offset, size_t bytes) const {
-    std::vector<uint8_t> copy(bytes);
-    cuda(cudaMemcpy(copy.data(), at(offset), bytes, cudaMemcpyDeviceToHost));
-    return copy;
-  }
   void write(size_t offset, const std::vector<uint8_t>& bytes) const {
     cuda(cudaMemcpy(at(offset), bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
   }
-  // Everything but [offset, offset + bytes) is still poison.
-  bool untouched_outside(size_t offset, size_t bytes) const {
-    std::vector<uint8_t> all(bytes_ + 2 * kGuard);
+  // With the guard bytes: what at(0) shows is at kGuard.
+  std::vector<uint8_t> read_all() const {
+    std::vector<uint8_t> all(whole_bytes());
     cuda(cudaMemcpy(all.data(), memory_, all.size(), cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < all.size(); ++i) {
-      if (i >= kGuard + offset && i < kGuard + offset + bytes) continue;
-      if (all[i] != kPoison) return false;
-    }
-    return true;
+    return all;
   }
+  size_t whole_bytes() const { return bytes_ + 2 * kGuard; }
 
  private:
   size_t bytes_;
@@ -123,6 +115,14 @@ class Rig {
     CollState state = read_state(rank);
     state.test_delay_ns = ns;
     write_state(rank, state);
+  }
+  // The members from the first operation on; before it.
+  void set_live(uint64_t live) const {
+    for (uint32_t rank = 0; rank < ranks_; ++rank) {
+      CollState state = read_state(rank);
+      state.live = live;
+      write_state(rank, state);
+    }
   }
   void launch(uint32_t rank, const CollCall& call, uint32_t ctas = 0) const {
     mep_ok(mep::device::launch_coll(call, states_[rank], layout_, ctas, streams_[rank]));

@@ -1,6 +1,6 @@
 // Communicators on GPUs whose ranks are processes: right, if not fast where several have one GPU (without
 // MPS they take turns). They split; the last rank is killed while its kernel runs; the others are told and
-// go on with their old graphs.
+// go on with their old graphs. What gives ranks different things they call before and after.
 // Started without arguments it starts the ranks.
 #include <cstring>
 
@@ -46,6 +46,60 @@ void splits(mep_comm_t comm, cudaStream_t stream, const uint32_t* send, uint32_t
   need(mep_comm_set_timeout(comm, 20'000), "mep_comm_set_timeout");
 }
 
+// A number for each pair of ranks.
+uint32_t pair_value(uint32_t from, uint32_t to) {
+  return (from + 1) * 1000 + to;
+}
+
+// Reduce, gather, scatter, reduce_scatter and alltoall one after the other; each gets a part of `receive`. members: a
+// bitmap. Its last rank is the root.
+void kinds(mep_comm_t comm, cudaStream_t stream, uint32_t members, const char* where) {
+  constexpr size_t kBlock = 3001;
+  int32_t rank = 0, size = 0;
+  (void)mep_comm_rank(comm, &rank);
+  (void)mep_comm_size(comm, &size);
+  const auto me = static_cast<uint32_t>(rank), ranks = static_cast<uint32_t>(size);
+  const int32_t root = 31 - __builtin_clz(members);
+  const size_t part = kBlock * ranks;
+  uint32_t *send = nullptr, *receive = nullptr;
+  cuda(cudaMallocHost(&send, part * 4));
+  cuda(cudaMallocHost(&receive, 5 * part * 4));
+  for (size_t i = 0; i < part; ++i) send[i] = pair_value(me, static_cast<uint32_t>(i / kBlock));
+  std::memset(receive, 0xa5, 5 * part * 4);
+  need(mep_reduce(send, receive, kBlock, MEP_UINT32, MEP_SUM, root, comm, stream), "mep_reduce");
+  need(mep_gather(send, receive + part, kBlock, MEP_UINT32, root, comm, stream), "mep_gather");
+  need(mep_scatter(send, receive + 2 * part, kBlock, MEP_UINT32, root, comm, stream),
+       "mep_scatter");
+  need(mep_reduce_scatter(send, receive + 3 * part, kBlock, MEP_UINT32, MEP_SUM, comm, stream),
+       "mep_reduce_scatter");
+  need(mep_alltoall(send, receive + 4 * part, kBlock, MEP_UINT32, comm, stream), "mep_alltoall");
+  cuda(cudaStreamSynchronize(stream));
+  uint32_t sum_of_first = 0, sum_of_mine = 0;
+  for (uint32_t other = 0; other < ranks; ++other) {
+    if ((members >> other & 1) == 0) continue;
+    sum_of_first += pair_value(other, 0);
+    sum_of_mine += pair_value(other, me);
+  }
+  for (uint32_t block = 0; block < ranks; ++block) {
+    constexpr uint32_t kUntouched = 0xa5a5a5a5;
+    const bool first = block == 0, is_root = rank == root, is_in = (members >> block & 1) != 0;
+    const uint32_t right[] = {is_root && first ? sum_of_first : kUntouched,
+                              is_root && is_in ? pair_value(block, 0) : kUntouched,
+                              first ? pair_value(static_cast<uint32_t>(root), me) : kUntouched,
+                              first ? sum_of_mine : kUntouched,
+                              is_in ? pair_value(block, me) : kUntouched};
+    for (size_t call = 0; call < 5; ++call) {
+      const uint32_t* got = receive + call * part + block * kBlock;
+      size_t wrong = 0;
+      for (size_t i = 0; i < kBlock; ++i) wrong += got[i] != right[call] ? 1 : 0;
+      GPU_CHECK(wrong == 0, "%s, rank %d: call %zu, block %u: %zu values are not %x, one is %x",
+                where, rank, call, block, wrong, right[call], got[0]);
+    }
+  }
+  cuda(cudaFreeHost(send));
+  cuda(cudaFreeHost(receive));
+}
+
 int rank_main() {
   const mep_comm_t comm = open_own_comm();
   int32_t rank = 0, size = 0;
@@ -70,6 +124,7 @@ int rank_main() {
     cuda(cudaStreamSynchronize(stream));
     expect_sum(receive, all, "together");
   }
+  kinds(comm, stream, all, "together");
   splits(comm, stream, send, receive);
   if (rank == size - 1) {
     const Mark begun;
@@ -90,6 +145,7 @@ int rank_main() {
     cuda(cudaStreamSynchronize(stream));
     expect_sum(receive, all >> 1, "without the killed rank");
   }
+  kinds(comm, stream, all >> 1, "without the killed rank");
   GPU_CHECK(mep_comm_async_result(comm) == MEP_SUCCESS, "later: %s", mep_last_error());
   cuda(cudaDeviceSynchronize());
   const mep_result_t left = mep_comm_destroy(comm);

@@ -19,6 +19,9 @@ QUICK = "--quick" in sys.argv
 SIZES = ["-b", "4", "-e", "4M", "-f", "1024"]
 LAYER = ["--tokens", "0,1,33", "--hidden", "1040", "--experts", "16", "--topk", "3"]
 ONE_BLOCK = ["-i", "1"]
+COLLECTIVES = [
+    "broadcast", "allgather", "allreduce", "reduce", "gather", "scatter", "reduce_scatter", "alltoall",
+]  # fmt: skip
 FIELDS = {
     "op", "ranks", "bytes", "dtype", "mep_us_p50", "mep_us_p99", "algbw_gbps", "busbw_gbps", "errors",
 }  # fmt: skip
@@ -62,7 +65,7 @@ def processes(words, ranks, rows):
 
 def every_operation(run_them, ranks, sizes, layer):
     run_them(["barrier"], ranks, 1)
-    for op in ("broadcast", "allgather", "allreduce"):
+    for op in COLLECTIVES:
         run_them([op, *sizes], ranks, 3)
     for op in ("dispatch", "combine", "moe"):
         run_them([op, *layer, "--wire", "fp8"], ranks, 3)
@@ -92,7 +95,7 @@ def main():
     if QUICK:
         print("  2 processes under mep_run: allreduce and moe, 0 errors")
         return 0
-    for op in ("broadcast", "allgather"):
+    for op in COLLECTIVES:
         processes([op, "-b", "4", "-e", "4K", "-f", "1024"], 2, 2)
     for op in ("dispatch", "combine"):
         processes([op, *small], 2, 1)

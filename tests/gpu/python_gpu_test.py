@@ -14,6 +14,36 @@ SKIPPED = 77
 RANKS = 2
 
 
+def with_blocks(torch, comms, streams, synchronize):
+    """What gives the ranks different things: block b of rank r has the value 10 * r + b."""
+    root = RANKS - 1
+    sends, blocks, kinds = [], [], []
+    for comm in comms:
+        device = torch.device("cuda", comm.device)
+        values = 10 * comm.rank + torch.arange(RANKS, dtype=torch.float32, device=device)
+        sends.append(values.reshape(RANKS, 1).repeat(1, 500).contiguous())
+        blocks.append([torch.zeros(500, device=device) for _ in range(3)])
+        kinds.append([torch.zeros((RANKS, 500), device=device) for _ in range(2)])
+    synchronize()
+    for comm, send, one, each, stream in zip(comms, sends, blocks, kinds, streams):
+        comm.reduce(send[0], root, one[0], stream=stream)
+        comm.scatter(send, root, one[1], stream=stream)
+        comm.reduce_scatter(send, one[2], stream=stream)
+        comm.gather(send[1], root, each[0], stream=stream)
+        comm.alltoall(send, each[1], stream=stream)
+    synchronize()
+    for comm, one, each in zip(comms, blocks, kinds):
+        is_root = comm.rank == root
+        firsts = sum(10 * rank for rank in range(RANKS))
+        assert one[0].eq(firsts if is_root else 0).all().item(), ("reduce", one[0][:4])
+        assert one[1].eq(10 * root + comm.rank).all().item(), ("scatter", one[1][:4])
+        assert one[2].eq(firsts + RANKS * comm.rank).all().item(), ("reduce_scatter", one[2][:4])
+        for rank in range(RANKS):
+            gathered = 10 * rank + 1 if is_root else 0
+            assert each[0][rank].eq(gathered).all().item(), ("gather", each[0][:, :4])
+            assert each[1][rank].eq(10 * rank + comm.rank).all().item(), ("alltoall", each[1][:, :4])
+
+
 def with_torch(mep, comms):
     import torch
 
@@ -40,6 +70,7 @@ def with_torch(mep, comms):
     synchronize()
     for block in blocks:
         assert block[0].eq(1).all().item() and block[1].eq(2).all().item()
+    with_blocks(torch, comms, streams, synchronize)
     graphs = []
     for comm, send, receive, stream in zip(comms, sends, receives, streams):
         graph = torch.cuda.CUDAGraph()

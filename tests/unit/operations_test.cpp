@@ -46,6 +46,7 @@ class RecordingBackend : public mep::Backend {
   mep_result_t take_any_failure() override { return MEP_SUCCESS; }
   bool busy() const override { return false; }
   size_t view_clients() const override { return 0; }
+  mep_result_t set_op_status(mep_op_status_t*, uint64_t) override { return MEP_SUCCESS; }
   void set_timeout_ms(uint32_t) override {}
   void revoke() override {}
   std::span<const char* const> child_steps() const override { return {}; }
@@ -89,7 +90,13 @@ void test_gpu_kernels(void**) {
     assert_int_equal(path != CollPath::kNone, mep::runs_on(kind, mep::backends::kGpu));
     if (path == CollPath::kNone) continue;
     // Who takes an operator reduces, who takes none does not.
-    assert_int_equal(path == CollPath::kReduce, mep::facts_of(kind).takes_op);
+    const bool reduces = path == CollPath::kReduce || path == CollPath::kReduceBlocks;
+    assert_int_equal(reduces, mep::facts_of(kind).takes_op);
+    // Where ranks get different blocks, or one rank gets what the others gave, nobody can give what is lacking.
+    const bool is_apart = path == CollPath::kBlocks || path == CollPath::kReduceBlocks;
+    const std::set<Collective> apart{Collective::k_gather, Collective::k_scatter,
+                                     Collective::k_alltoall, Collective::k_reduce_scatter};
+    assert_int_equal(is_apart, apart.contains(kind));
   }
 }
 
@@ -128,8 +135,14 @@ void test_staging(void**) {
       const size_t block = plan.most_block_bytes(kBytes);
       assert_true(block > 0);
       assert_true((plan.send_row + 1) * block <= kBytes);
-      const size_t output = plan.is_output_apart ? block : 0;
+      assert_true((plan.send_row + plan.send_rows) * block <= kBytes);
+      const size_t output = plan.output_at(kBytes, block);
       assert_true(output + plan.receive_rows * block <= kBytes);
+      // Blocks are as long on all ranks.
+      mep::StagePlan other;
+      assert_int_equal(mep::plan_stage(kind, (rank + 1) % kRanks, kRanks, root, &other),
+                       MEP_SUCCESS);
+      assert_int_equal(other.blocks, plan.blocks);
     }
   }
 }
@@ -162,6 +175,11 @@ void test_requests_through_host_memory(void**) {
       // Refused: no operation of any kind took place.
       COLL_CHECK(report, after.seq - before.seq == (built ? 1u : 0u));
       COLL_CHECK(report, answer.delivers == (built ? 1u : 0u));
+      if (!built) continue;
+      const mep_op_status_t& status = answer.status.head;
+      COLL_CHECK(report, status.version == MEP_OP_STATUS_VERSION && status.result == MEP_SUCCESS &&
+                             status.seq == after.seq && status.epoch == after.epoch &&
+                             status.failed_count == 0);
     }
     for (const StageKind kind : {StageKind::kDispatch, StageKind::kCombine, StageKind{77}}) {
       StageRequest request{};

@@ -345,6 +345,7 @@ FUNCTIONS = {
     "mep_op_info_init": (None, [c_void_p, c_size_t]),
     "mep_comm_last_op": (mep_result_t, [mep_comm_t, POINTER(mep_op_info_t)]),
     "mep_comm_async_result": (mep_result_t, [mep_comm_t]),
+    "mep_comm_set_op_status": (mep_result_t, [mep_comm_t, POINTER(mep_op_status_t), c_size_t]),
     **COLLECTIVES,
     "mep_request_wait": (mep_result_t, [POINTER(mep_request_t), c_uint32, POINTER(mep_op_info_t)]),
     "mep_request_test": (mep_result_t, [POINTER(mep_request_t), POINTER(c_int32),

@@ -11,7 +11,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 import numpy
 
 from . import _abi
-from ._buffers import Buffer, array_at, dtype_number, numpy_dtype, stream_address
+from ._buffers import Buffer, array_at, buffer, dtype_number, numpy_dtype, stream_address
 from ._call import SLICE_MS, Calls, Unique, blocking, check, lib, milliseconds
 from ._collective_calls import CollectiveCalls
 from ._group import joins_group
@@ -171,6 +171,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         self._requests: "set[Request]" = set()  # keeps the buffers of running operations alive
         self._callback: "Optional[_ViewCallback]" = None
         self._last: Optional[OpInfoRecord] = None
+        self._status: Any = None  # keeps the array of set_op_status() alive
         self.rank: int = self._number(lib.mep_comm_rank, ctypes.c_int32)
         self.size: int = self._number(lib.mep_comm_size, ctypes.c_int32)
         number = self._number(lib.mep_comm_device, ctypes.c_int32)
@@ -275,6 +276,21 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
     def async_result(self) -> None:
         """Raises the first failure of stream operations since the last call."""
         check(lib.mep_comm_async_result(self._address))
+
+    def set_op_status(self, memory: Any) -> None:
+        """Where collectives that are enqueued from now on write how they ended: an array in memory that the GPU
+        writes, on 8 bytes (a CuPy array or PyTorch tensor of uint8, also a pinned one; 40 bytes and 8 more for
+        every 64 ranks). None: nowhere. The communicator keeps the last array alive; keep others until the stream
+        has run what was to write them. mep.OpStatus.of() reads a copy on the host."""
+        if memory is None:
+            check(lib.mep_comm_set_op_status(self._address, None, 0))
+            self._status = None
+            return
+        place = buffer(memory, writable=True)
+        size = place.count * place.itemsize
+        record = ctypes.cast(place.address, ctypes.POINTER(_abi.mep_op_status_t))
+        check(lib.mep_comm_set_op_status(self._address, record, size))
+        self._status = memory
 
     def mem_alloc(self, shape: Any, dtype: Any = "uint8") -> numpy.ndarray:
         """Zeroed, page-aligned memory of the library as an array. It must not be used after mem_free, and

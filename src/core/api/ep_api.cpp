@@ -7,6 +7,7 @@
 #include "core/comm/agreement.hpp"
 #include "core/ep/ep_object.hpp"
 #include "core/ep/ep_side.hpp"
+#include "core/operation/operation_record.hpp"
 
 struct mep_ep {
   mep_comm_t comm = nullptr;
@@ -67,21 +68,6 @@ class Half {
   bool is_given_ = false;
   Struct given_;  // set by read()
 };
-
-template <typename Receive>
-mep_result_t check_op_status(const Receive* receive) {
-  if (receive == nullptr || receive->op_status == nullptr) return MEP_SUCCESS;
-  if (receive->op_status_bytes < sizeof(mep_op_status_t)) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "op_status_bytes is %llu; the header alone has %zu, see mep_op_status_size",
-                static_cast<unsigned long long>(receive->op_status_bytes), sizeof(mep_op_status_t));
-  }
-  if (reinterpret_cast<uintptr_t>(receive->op_status) % alignof(mep_op_status_t) != 0) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "op_status does not lie on %zu bytes",
-                alignof(mep_op_status_t));
-  }
-  return MEP_SUCCESS;
-}
 
 // As CallScope, for one buffer: each is a channel of its own.
 class BufferScope {
@@ -174,8 +160,11 @@ mep_result_t with_halves(const Send* send, const char* send_type, const Receive*
   Half<Receive> received;
   MEP_TRY(sent.read(send, send_type, 0));
   MEP_TRY(received.read(receive, receive_type, receive_flags));
-  MEP_TRY(check_op_status(received.get()));
-  return call(sent.get(), received.get());
+  const Receive* const outputs = received.get();
+  if (outputs != nullptr && outputs->op_status != nullptr) {
+    MEP_TRY(check_op_status(outputs->op_status, outputs->op_status_bytes, "op_status_bytes"));
+  }
+  return call(sent.get(), outputs);
 }
 
 }  // namespace

@@ -85,6 +85,8 @@ class Collectives : public Beside {
 
   // Fills info from the record; MEP_ERR_CAPACITY if a bitmap is too short.
   [[nodiscard]] mep_result_t last_op(mep_op_info_t* info) const;
+  // Of the last finished operation; `any` is false before there was one.
+  const OperationRecord& record() const { return record_; }
   [[nodiscard]] mep_result_t describe(const Operation& operation, mep_op_info_t* info) const;
 
   // The change that ended an operation last. Who goes on all the same defers its report: the next call gives

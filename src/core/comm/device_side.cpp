@@ -2,6 +2,7 @@
 
 #include "base/status.hpp"
 #include "core/comm/comm.hpp"
+#include "core/operation/operation_record.hpp"
 
 namespace mep {
 namespace {
@@ -13,6 +14,15 @@ constexpr const char* kChildSteps[] = {"make its GPU's part of a communicator",
 
 mep_result_t DeviceSide::begin(Collective, const CollectiveArgs&, Operation*) {
   return check_host("a nonblocking call");
+}
+
+mep_result_t DeviceSide::set_op_status(mep_op_status_t* status, uint64_t bytes) {
+  if (status != nullptr) {
+    MEP_TRY(check_op_status(status, bytes, "bytes"));
+    MEP_TRY(check_memory(status, "status"));
+  }
+  status_place_ = {status, bytes};
+  return MEP_SUCCESS;
 }
 
 std::span<const char* const> DeviceSide::child_steps() const {

@@ -61,6 +61,7 @@ class DeviceSide : public Backend {
 
   // First failure of a collective since the last call.
   virtual mep_result_t take_failure() = 0;
+  mep_result_t set_op_status(mep_op_status_t* status, uint64_t bytes) override;
   void revoke() override {}
   std::span<const char* const> child_steps() const override;
   mep_result_t take_child_step(size_t step, Comm& child, std::unique_ptr<Backend>* made) override;
@@ -84,8 +85,16 @@ class DeviceSide : public Backend {
   }
 
  protected:
+  struct StatusPlace {
+    mep_op_status_t* record = nullptr;  // null: none is wanted
+    uint64_t bytes = 0;
+  };
+
   Comm& comm_;
 
+  const StatusPlace& status_place() const { return status_place_; }
+  // Memory that kernels can use: device, managed or pinned.
+  [[nodiscard]] virtual mep_result_t check_memory(const void* memory, const char* name) const = 0;
   void set_parts_timeout_ms(uint32_t ms) {
     const std::lock_guard lock(parts_mutex_);
     for (DevicePart* part : parts_) part->set_timeout_ms(ms);
@@ -95,6 +104,7 @@ class DeviceSide : public Backend {
   mep_result_t begin(Collective kind, const CollectiveArgs& args, Operation* operation) override;
 
   const GpuPlace place_;
+  StatusPlace status_place_;  // of the caller's thread
   std::mutex parts_mutex_;
   std::vector<DevicePart*> parts_;
 };

@@ -269,6 +269,12 @@ void DeviceComm::set_timeout_ms(uint32_t ms) {
   (void)copy_to_device(&state_->timeout_ns, &timeout_ns, sizeof timeout_ns);
 }
 
+mep_result_t DeviceComm::check_memory(const void* memory, const char* name) const {
+  const DeviceScope scope(device_);
+  MEP_TRY(scope.check());
+  return check_pointer(device_, memory, name);
+}
+
 mep_result_t DeviceComm::check_stream(const void* stream) const {
   if (stream != nullptr || place().ranks_on_device == 1) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
@@ -299,6 +305,7 @@ mep_result_t DeviceComm::carry_out(Collective kind, const CollectiveArgs& args, 
   call.op = args.op;
   call.kind = kind;
   call.root = root;
+  call.status = device::op_status_place(status_place().record, status_place().bytes, comm_.size());
   return device::launch_coll(call, state_, layout_, 0, stream);
 }
 

@@ -57,6 +57,7 @@ class DeviceComm : public DeviceSide, public ViewClient {
 
  private:
   mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;
+  mep_result_t check_memory(const void* memory, const char* name) const override;
   mep_result_t check_stream(const void* stream) const;
   mep_result_t take_windows(uint64_t id, size_t bytes, const Deadline& deadline,
                             std::vector<std::shared_ptr<DeviceMemory>>* windows);

@@ -97,6 +97,12 @@ mep_result_t StagedComm::take_memory(uint64_t, const Deadline&, std::vector<std:
 
 // --- Operations -----------------------------------------------------------------------------------
 
+mep_result_t StagedComm::check_memory(const void* memory, const char* name) const {
+  const DeviceScope scope(device_);
+  MEP_TRY(scope.check());
+  return check_pointer(device_, memory, name);
+}
+
 mep_result_t StagedComm::check_stream(const void* stream) const {
   if (stream != nullptr || place().ranks_on_device == 1) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
@@ -123,8 +129,7 @@ mep_result_t StagedComm::enqueue_part(Collective kind, const CollectiveArgs& arg
   const size_t bytes = count * width;
   auto* staging = static_cast<std::byte*>(staging_->data());
   std::byte* const input = staging + plan.send_row * bytes;
-  std::byte* const output =
-      plan.is_output_apart ? staging + plan.most_block_bytes(kStagingBytes) : staging;
+  std::byte* const output = staging + plan.output_at(kStagingBytes, bytes);
   StageCopies inputs{};
   StageCopies outputs{};
   StageRequest request{};
@@ -138,16 +143,19 @@ mep_result_t StagedComm::enqueue_part(Collective kind, const CollectiveArgs& arg
   const std::byte* send = nullptr;  // where it is not read
   if (plan.gives) {
     send = static_cast<const std::byte*>(args.send) + begin * width;
-    inputs.add(send, input, 1, bytes, 0, 0);
+    inputs.add(send, input, plan.send_rows, bytes, args.count * width, bytes);
   }
   std::byte* const receive = static_cast<std::byte*>(args.receive) + begin * width;
-  if (plan.receive_rows > 1) {
+  if (plan.gets && plan.receive_rows > 1) {
     outputs.add(output, receive, plan.receive_rows, bytes, bytes, args.count * width, true);
-  } else if (plan.gets && (plan.is_output_apart || send != receive)) {
+  } else if (plan.gets && (output != input || send != receive)) {
     outputs.add(output, receive, 1, bytes, 0, 0);
   }
-  return check_cuda(device::stage_collective(channel_.kernels(), request, inputs, outputs, stream),
-                    name_of(kind));
+  const device::OpStatusPlace status =
+      device::op_status_place(status_place().record, status_place().bytes, comm_.size());
+  return check_cuda(
+      device::stage_collective(channel_.kernels(), request, inputs, outputs, status, stream),
+      name_of(kind));
 }
 
 mep_result_t StagedComm::carry_out(Collective kind, const CollectiveArgs& args, void* stream) {

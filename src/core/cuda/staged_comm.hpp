@@ -58,6 +58,7 @@ class StagedComm : public DeviceSide {
   void revoke() override;
 
   // Each rank of this process needs a stream of its own.
+  [[nodiscard]] mep_result_t check_memory(const void* memory, const char* name) const override;
   [[nodiscard]] mep_result_t check_stream(const void* stream) const;
 
  private:

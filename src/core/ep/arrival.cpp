@@ -136,7 +136,7 @@ mep_result_t EpBuffer::deliver(const mep_dispatch_receive_t& outputs) {
   }
   agree_on_result();
   note_record(complete_);
-  fill_status(outputs.op_status, outputs.op_status_bytes);
+  tell_status(outputs.op_status, outputs.op_status_bytes);
   stage_ = Stage::kReceived;
   return result_of_operation();
 }

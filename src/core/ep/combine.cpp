@@ -250,7 +250,7 @@ mep_result_t EpBuffer::finish_combine(const mep_combine_receive_t& sums) {
     contributed[rank] = terms_[rank] != CombineWord::kNone;
   }
   note_record(contributed);
-  fill_status(sums.op_status, sums.op_status_bytes);
+  tell_status(sums.op_status, sums.op_status_bytes);
   stage_ = Stage::kIdle;
   current_ = nullptr;
   return result_of_operation();

@@ -229,23 +229,6 @@ void EpBuffer::note_record(const std::vector<uint8_t>& contributed) {
   }
 }
 
-// bytes: as the caller gave them, the header at least.
-void EpBuffer::fill_status(mep_op_status_t* status, uint64_t bytes) const {
-  if (status == nullptr) return;
-  const uint64_t room = (bytes - sizeof *status) / sizeof(uint64_t);
-  const size_t words = std::min<uint64_t>(room, record_.failed.size());
-  *status = {};
-  status->version = MEP_OP_STATUS_VERSION;
-  status->failed_words = static_cast<uint32_t>(words);
-  status->result = record_.result;
-  status->epoch = record_.epoch;
-  status->seq = record_.seq;
-  for (const uint64_t word : record_.failed) {
-    status->failed_count += static_cast<uint32_t>(__builtin_popcountll(word));
-  }
-  if (words != 0) std::memcpy(status + 1, record_.failed.data(), words * sizeof(uint64_t));
-}
-
 mep_result_t EpBuffer::last_op(mep_op_info_t* info) const {
   if (!record_.any) {
     return fail(MEP_ERR_NOT_FOUND, "no dispatch or combine has finished on this buffer yet");

@@ -152,7 +152,10 @@ class EpBuffer {
   void agree_on_result();
   mep_result_t agree(mep_result_t own, mep_result_t* gravest);
   void note_record(const std::vector<uint8_t>& contributed);
-  void fill_status(mep_op_status_t* status, uint64_t bytes) const;
+  // Null: nobody wants it.
+  void tell_status(mep_op_status_t* status, uint64_t bytes) const {
+    if (status != nullptr) record_.fill_status(status, bytes);
+  }
   bool arrived(EpWord kind, uint64_t use, uint32_t source, uint32_t* payload = nullptr) const;
   bool arrived_from_all(EpWord kind, uint64_t use);
   mep_result_t signal(EpWord kind, uint64_t use, uint32_t target, uint32_t payload = 0) const;

@@ -1,5 +1,8 @@
 #include "core/operation/operation_record.hpp"
 
+#include <algorithm>
+#include <cstring>
+
 #include "base/status.hpp"
 
 namespace mep {
@@ -25,6 +28,35 @@ mep_result_t OperationRecord::fill(uint32_t ranks, mep_op_info_t* info) const {
   if (fits) return MEP_SUCCESS;
   return fail(MEP_ERR_CAPACITY, "a bitmap of %u ranks needs %zu words of 64 bits", ranks,
               rank_words(ranks));
+}
+
+void OperationRecord::fill_status(mep_op_status_t* status, uint64_t bytes) const {
+  const uint64_t room = (bytes - sizeof *status) / sizeof(uint64_t);
+  const size_t words = std::min<uint64_t>(room, failed.size());
+  *status = {};
+  status->version = MEP_OP_STATUS_VERSION;
+  status->failed_words = static_cast<uint32_t>(words);
+  status->result = result;
+  status->epoch = epoch;
+  status->seq = seq;
+  for (const uint64_t word : failed) {
+    status->failed_count += static_cast<uint32_t>(__builtin_popcountll(word));
+  }
+  if (words != 0) std::memcpy(status + 1, failed.data(), words * sizeof(uint64_t));
+}
+
+mep_result_t check_op_status(const mep_op_status_t* status, uint64_t bytes,
+                             const char* bytes_name) {
+  if (bytes < sizeof(mep_op_status_t)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "%s is %llu; the header alone has %zu, see mep_op_status_size", bytes_name,
+                static_cast<unsigned long long>(bytes), sizeof(mep_op_status_t));
+  }
+  if (reinterpret_cast<uintptr_t>(status) % alignof(mep_op_status_t) != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "the record of a status does not lie on %zu bytes",
+                alignof(mep_op_status_t));
+  }
+  return MEP_SUCCESS;
 }
 
 }  // namespace mep

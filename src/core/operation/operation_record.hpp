@@ -20,6 +20,13 @@ struct OperationRecord {
   void reserve(uint32_t ranks);
   // MEP_ERR_CAPACITY if a bitmap is too short for so many ranks; the rest is filled all the same.
   [[nodiscard]] mep_result_t fill(uint32_t ranks, mep_op_info_t* info) const;
+  // In the caller's `bytes` bytes, which check_op_status() has seen: as much of the bitmap as fits.
+  void fill_status(mep_op_status_t* status, uint64_t bytes) const;
 };
+
+// A place of the caller's for a record: it lies as it must, and has room for the header at least. `bytes_name`
+// is what the caller calls its length.
+[[nodiscard]] mep_result_t check_op_status(const mep_op_status_t* status, uint64_t bytes,
+                                           const char* bytes_name);
 
 }  // namespace mep

@@ -11,24 +11,27 @@ mep_result_t plan_stage(Collective kind, uint32_t rank, uint32_t ranks, uint32_t
     return fail(MEP_ERR_UNSUPPORTED, "%s through host memory is not built", name_of(kind));
   }
   const OperationFacts& facts = facts_of(kind);
+  if (facts.has_counts) {
+    return fail(MEP_ERR_UNSUPPORTED, "%s through host memory has no place in the staging",
+                name_of(kind));
+  }
   plan->gives = facts.gives(rank, root);
   plan->gets = facts.gets(rank, root);
-  const bool one_gives = facts.send == Blocks::kOne || facts.send == Blocks::kRoot;
   if (!facts.has_data()) return MEP_SUCCESS;
-  if (one_gives && facts.receive == Blocks::kOne) {
-    // A reduction's input must stay as it is while others read it.
-    plan->is_output_apart = facts.takes_op;
-    plan->blocks = facts.takes_op ? 2 : 1;
+  plan->send_rows = facts.send_blocks(ranks);
+  plan->receive_rows = facts.receive_blocks(ranks);
+  const bool gives_each = facts.gives_each_a_block();
+  const bool gets_of_each = facts.gets_a_block_of_each();
+  // A reduction's input must stay as it is while others read it; an alltoall has no in-place form.
+  plan->is_output_apart = facts.takes_op || (gives_each && gets_of_each);
+  if (plan->is_output_apart) {
+    plan->blocks = plan->send_rows + plan->receive_rows;
     return MEP_SUCCESS;
   }
-  if (facts.send == Blocks::kOne && facts.receive == Blocks::kAll && !facts.takes_op) {
-    plan->blocks = ranks;
-    plan->send_row = rank;
-    plan->receive_rows = ranks;
-    return MEP_SUCCESS;
-  }
-  return fail(MEP_ERR_UNSUPPORTED, "%s through host memory has no place in the staging",
-              name_of(kind));
+  plan->blocks = gives_each || gets_of_each ? ranks : 1;
+  if (gets_of_each) plan->send_row = rank;
+  if (gives_each) plan->receive_row = rank;
+  return MEP_SUCCESS;
 }
 
 }  // namespace mep

@@ -5,6 +5,19 @@
 #include "base/status.hpp"
 
 namespace mep {
+namespace {
+
+// How the operation ended. seen: the number of the last one before it; the same now: it took none.
+void tell_status(const Comm& comm, uint64_t seen, mep_result_t result, device::OpStatus* status) {
+  const OperationRecord& last = comm.collectives().record();
+  if (last.any && last.seq != seen) return last.fill_status(&status->head, sizeof *status);
+  OperationRecord refused;
+  refused.epoch = comm.latest_view()->epoch;
+  refused.result = result;
+  refused.fill_status(&status->head, sizeof *status);
+}
+
+}  // namespace
 
 mep_result_t serve_staged_collective(Comm& comm, const device::StageRequest& request,
                                      device::StageAnswer* answer) {
@@ -27,7 +40,9 @@ mep_result_t serve_staged_collective(Comm& comm, const device::StageRequest& req
   args.root = given.root;
   // For the control thread: windows of peers may be in use. Nobody else calls this comm.
   (void)comm.enter_call();
+  const uint64_t seen = comm.collectives().record().seq;
   const mep_result_t result = comm.run(kind, args);
+  tell_status(comm, seen, result, &answer->status);
   comm.leave_call();
   if (result != MEP_SUCCESS) return result;
   answer->delivers = 1;

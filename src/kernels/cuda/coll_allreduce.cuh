@@ -1,4 +1,4 @@
-// Allreduce of one type, in its two forms; and the one list of types.
+// Allreduce and reduce of one type, in their two forms; and the one list of types.
 #pragma once
 
 #include "kernels/cuda/coll_arith.cuh"
@@ -30,6 +30,13 @@ CollKernel exchange_kernel();
 // Null: no such type.
 CollKernel one_shot_kernel(mep_dtype_t dtype);
 CollKernel two_shot_kernel(mep_dtype_t dtype);
+CollKernel reduce_scatter_kernel(mep_dtype_t dtype);
+CollKernel blocks_kernel();
+
+// A reduce is an allreduce whose result only the root keeps: any member can give what another one lacks.
+__device__ inline bool keeps_result(const CollState* state, const CollCall& call) {
+  return call.kind != Collective::k_reduce || call.root == state->rank;
+}
 
 // The sum (or whatever op is) of 16 bytes of every member, in rank order. place(source) is where the
 // bytes of a source lie. Four loads are under way at a time; the arithmetic is there once, or the code

@@ -49,26 +49,81 @@ class CollChunks {
   uint64_t part_;
 };
 
-// Which windows get what a rank gives.
-enum class PushTo { kAll, kOthers };
-
-template <PushTo kTo>
-__device__ inline void push_chunk(const CollState* state, const CollFrame& frame,
-                                  const CollCall& call, const CollChunk& chunk) {
+// The same bytes to all others.
+__device__ inline void push_to_others(const CollState* state, const CollFrame& frame,
+                                      const CollCall& call, const CollChunk& chunk) {
   const uint64_t slot = state->layout.slot(chunk.step, state->rank);
   move_from_user(static_cast<const uint8_t*>(call.send), chunk.at, call.bytes, chunk.begin,
                  chunk.end, [&](uint64_t i, const uint4& pack) {
-                   for (uint32_t k = kTo == PushTo::kAll ? 0 : 1; k < frame.members; ++k) {
+                   for (uint32_t k = 1; k < frame.members; ++k) {
                      store_window(state->windows[frame.member_after(k)] + slot + i, pack);
                    }
                  });
 }
 
-// The data threads. `gives`: this rank has something for the others. meanwhile(chunk) comes while the words of
-// what was given are on their way, use(chunk) when all is there.
-template <PushTo kTo, typename Meanwhile, typename Use>
-__device__ inline void exchange_chunks(CollState* state, const CollCall& call, CollFrame* frame,
-                                       bool gives, Meanwhile&& meanwhile, Use&& use) {
+// One block to one member.
+__device__ inline void push_block(const CollState* state, const CollCall& call,
+                                  const CollChunk& chunk, const uint8_t* block, uint32_t target) {
+  uint8_t* to = state->windows[target] + state->layout.slot(chunk.step, state->rank);
+  move_from_user(block, chunk.at, call.bytes, chunk.begin, chunk.end,
+                 [&](uint64_t i, const uint4& pack) { store_window(to + i, pack); });
+}
+
+// If a chunk has few packs for many members, from the member `first` places after this rank on: all at once,
+// each by one thread, move(member, pack's place in the chunk). False: they are to be moved one member after the
+// other.
+template <typename Move>
+__device__ inline bool move_few(const CollFrame& frame, const CollChunk& chunk, uint32_t first,
+                                Move&& move) {
+  if (chunk.begin >= chunk.end) return true;
+  const uint64_t packs = (chunk.end - chunk.begin + 15) / 16;
+  if (packs * (frame.members - first) > kDataThreads) return false;
+  const uint32_t k = first + threadIdx.x / static_cast<uint32_t>(packs);
+  if (k < frame.members) {
+    move(frame.member_after(k), chunk.begin + threadIdx.x % static_cast<uint32_t>(packs) * 16);
+  }
+  return true;
+}
+
+// Each member its own block of the send buffer, from the member `first` places after this rank on.
+__device__ inline void push_blocks(const CollState* state, const CollFrame& frame,
+                                   const CollCall& call, const CollChunk& chunk, uint32_t first) {
+  const auto* send = static_cast<const uint8_t*>(call.send);
+  const uint64_t slot = state->layout.slot(chunk.step, state->rank);
+  const bool few = move_few(frame, chunk, first, [&](uint32_t target, uint64_t i) {
+    const uint8_t* block = send + target * call.bytes;
+    store_window(state->windows[target] + slot + i,
+                 load_user(block, chunk.at + i, call.bytes, is_aligned(block)));
+  });
+  for (uint32_t k = first; !few && k < frame.members; ++k) {
+    const uint32_t target = frame.member_after(k);
+    push_block(state, call, chunk, send + target * call.bytes, target);
+  }
+}
+
+// What the others have given, each to its block of the receive buffer.
+__device__ inline void take_blocks(const CollState* state, const CollFrame& frame,
+                                   const CollCall& call, const CollChunk& chunk) {
+  auto* receive = static_cast<uint8_t*>(call.receive);
+  const auto from = [&](uint32_t source) {
+    return window_of(frame, source) + state->layout.slot(chunk.step, source);
+  };
+  const bool few = move_few(frame, chunk, 1, [&](uint32_t source, uint64_t i) {
+    uint8_t* to = receive + source * call.bytes;
+    store_user(to, chunk.at + i, call.bytes, is_aligned(to), load_window(from(source) + i));
+  });
+  for (uint32_t k = 1; !few && k < frame.members; ++k) {
+    const uint32_t source = frame.member_after(k);
+    move_to_user(from(source), receive + source * call.bytes, chunk.at, call.bytes, chunk.begin,
+                 chunk.end);
+  }
+}
+
+// The data threads. push(chunk) puts what this rank gives into windows; meanwhile(chunk) comes while the words of
+// that are on their way, use(chunk) when all is there. False in all of them: the operation has failed.
+template <typename Push, typename Meanwhile, typename Use>
+__device__ inline bool exchange_chunks(CollState* state, const CollCall& call, CollFrame* frame,
+                                       Push&& push, Meanwhile&& meanwhile, Use&& use) {
   const CollLayout& layout = state->layout;
   const CollChunks chunks(layout, call.bytes);
   const uint64_t scatter_row = layout.scatter_row(blockIdx.x);
@@ -77,13 +132,13 @@ __device__ inline void exchange_chunks(CollState* state, const CollCall& call, C
       const uint64_t step = frame->step + number - 1;
       if (!wait_members(state, frame, layout.exchange_row(step & 1, blockIdx.x), scatter_row,
                         coll_tag(*frame, step))) {
-        return;
+        return false;
       }
     }
     if (number != chunks.count()) {
       const CollChunk next = chunks.chunk(frame->step, number);
       test_delay(state, *frame, 0);
-      if (gives) push_chunk<kTo>(state, *frame, call, next);
+      push(next);
       test_delay(state, *frame, 1);
       signal_members(state, *frame, layout.exchange_row(next.step & 1, blockIdx.x),
                      coll_tag(*frame, next.step));
@@ -94,6 +149,26 @@ __device__ inline void exchange_chunks(CollState* state, const CollCall& call, C
       use(chunks.chunk(frame->step, number - 1));
     }
   }
+  return true;
+}
+
+// Steps of an operation whose blocks are for one rank each: chunks, and confirm_blocks().
+__device__ inline uint64_t block_steps(const CollLayout& layout, uint64_t bytes) {
+  return chunk_count(layout, bytes) + 1;
+}
+
+// The data threads, last of such an operation: until all members have what was theirs. No member can give what
+// another one lacks, so none is complete before.
+__device__ inline void confirm_blocks(CollState* state, const CollCall& call, CollFrame* frame) {
+#ifndef MEP_MUTANT_NO_CONFIRM  // gpu_coll_faults notices
+  const CollLayout& layout = state->layout;
+  const uint64_t step = frame->step + chunk_count(layout, call.bytes);
+  const uint64_t row = layout.exchange_row(step & 1, blockIdx.x);
+  const uint64_t tag = coll_tag(*frame, step);
+  test_delay(state, *frame, 3);
+  signal_members(state, *frame, row, tag);
+  (void)wait_members(state, frame, row, layout.scatter_row(blockIdx.x), tag);
+#endif
 }
 
 }  // namespace mep::device

@@ -34,7 +34,7 @@ constexpr CtaRule kReduceRule{8u << 10, 4u << 10};
 
 uint32_t choose_ctas(const CollCall& call, const CollLayout& layout) {
   if (call.kind == Collective::k_barrier) return 1;
-  const CtaRule& rule = coll_path(call.kind) == CollPath::kExchange ? kExchangeRule : kReduceRule;
+  const CtaRule& rule = facts_of(call.kind).takes_op ? kReduceRule : kExchangeRule;
   if (call.bytes <= rule.one_up_to_bytes) return 1;
   const uint64_t wanted = (call.bytes + rule.bytes_per_cta - 1) / rule.bytes_per_cta;
   return static_cast<uint32_t>(std::min<uint64_t>(wanted, layout.ctas));
@@ -50,9 +50,11 @@ uint32_t choose_ctas(const CollCall& call, const CollLayout& layout) {
 template <typename Visit>
 mep_result_t each_kernel(Visit&& visit) {
   MEP_TRY(visit(exchange_kernel()));
+  MEP_TRY(visit(blocks_kernel()));
   for (mep_dtype_t dtype = MEP_INT8; dtype <= MEP_FLOAT8_E5M2; ++dtype) {
     MEP_TRY(visit(one_shot_kernel(dtype)));
     MEP_TRY(visit(two_shot_kernel(dtype)));
+    MEP_TRY(visit(reduce_scatter_kernel(dtype)));
   }
   return MEP_SUCCESS;
 }
@@ -69,9 +71,20 @@ uint32_t fingerprint_of(const CollCall& call) {
 }
 
 CollKernel kernel_of(const CollCall& call, const CollLayout& layout) {
-  if (coll_path(call.kind) == CollPath::kExchange) return exchange_kernel();
-  return coll_is_one_shot(layout, call.bytes) ? one_shot_kernel(call.dtype)
-                                              : two_shot_kernel(call.dtype);
+  switch (coll_path(call.kind)) {
+    case CollPath::kExchange:
+      return exchange_kernel();
+    case CollPath::kBlocks:
+      return blocks_kernel();
+    case CollPath::kReduceBlocks:
+      return reduce_scatter_kernel(call.dtype);
+    case CollPath::kReduce:
+      return coll_is_one_shot(layout, call.bytes) ? one_shot_kernel(call.dtype)
+                                                  : two_shot_kernel(call.dtype);
+    case CollPath::kNone:
+      break;
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -132,6 +145,7 @@ mep_result_t launch_coll(const CollCall& call, CollState* state, const CollLayou
   if (ctas == 0) ctas = choose_ctas(call, layout);
   CollCall marked = call;
   marked.fingerprint = fingerprint_of(call);
+  marked.is_rooted = facts_of(call.kind).is_rooted ? 1 : 0;
   kernel<<<ctas, kCollThreads, 0, static_cast<cudaStream_t>(stream)>>>(state, marked);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return cuda_failed(error, "a collective cannot be launched");

@@ -91,8 +91,7 @@ __device__ inline void begin_frame(const CollState* state, const CollCall& call,
     }
     frame->members = members;
     frame->refused = state->ended != 0 ? state->ended : state->news;
-    if (frame->refused == 0 && call.kind == Collective::k_broadcast &&
-        (state->live >> call.root & 1) == 0) {
+    if (frame->refused == 0 && call.is_rooted != 0 && (state->live >> call.root & 1) == 0) {
       frame->refused = MEP_ERR_PEER_FAILED;
     }
   }
@@ -120,6 +119,25 @@ __device__ inline void signal_members(const CollState* state, const CollFrame& f
   store_word(reinterpret_cast<uint64_t*>(window + row) + state->rank, tag);
 }
 
+// What the leader has decided of the operation, as far as it concerns a source.
+enum class Outlook {
+  kWaits,     // nothing yet, or its bytes will come
+  kReplaced,  // its bytes are in the donor's window
+  kFailed,
+};
+
+__device__ inline Outlook look_at_decision(CollState* state, CollFrame* frame, uint32_t source) {
+  const uint64_t decision = load_device(&state->decision);
+  if (decision >> 2 != frame->seq) return Outlook::kWaits;
+  if ((decision & 3) == kCollFail) return Outlook::kFailed;
+  observe();
+  if (load_device(&state->decided_live) >> source & 1) return Outlook::kWaits;
+  frame->donor = state->windows[load_device(&state->donor)];
+  __threadfence_block();  // who sees the bit sees the donor
+  atomicOr(reinterpret_cast<unsigned long long*>(&frame->replaced), 1ull << source);
+  return Outlook::kReplaced;
+}
+
 // One source, one thread; `other` is where its word would be if its call went another way. Who has found
 // that out and gone on to its next call may have written over the word. False: the operation has failed.
 __device__ inline bool wait_source(CollState* state, CollFrame* frame, const uint64_t* word,
@@ -140,15 +158,9 @@ __device__ inline bool wait_source(CollState* state, CollFrame* frame, const uin
       atomicExch(&frame->mismatched, 1u);
       return false;
     }
-    const uint64_t decision = load_device(&state->decision);
-    if (decision >> 2 != frame->seq) continue;
-    if ((decision & 3) == kCollFail) return false;
-    observe();
-    if (load_device(&state->decided_live) >> source & 1) continue;
+    const Outlook outlook = look_at_decision(state, frame, source);
     // Its word may have come in between; the donor has the same bytes.
-    frame->donor = state->windows[load_device(&state->donor)];
-    atomicOr(replaced, 1ull << source);
-    return true;
+    if (outlook != Outlook::kWaits) return outlook == Outlook::kReplaced;
   }
 }
 
@@ -363,6 +375,10 @@ struct CollLeader {
       __threadfence_block();
     }
     if (word != seen_word) state->seen_word = word;
+    // A donor lacked what it must have.
+    if (result == MEP_SUCCESS && *static_cast<volatile uint32_t*>(&frame->failed) != 0) {
+      result = MEP_ERR_INTERNAL;
+    }
   }
 
   __device__ void write_status(int32_t outcome, uint64_t missing_ranks) const {
@@ -370,7 +386,7 @@ struct CollLeader {
     mep_op_status_t head{};
     head.result = outcome;
     head.epoch = frame->epoch;
-    head.seq = frame->seq;
+    head.seq = frame->refused == 0 ? frame->seq : 0;
     const uint64_t failed[1] = {missing_ranks};
     write_op_status(call->status, head, failed);
   }

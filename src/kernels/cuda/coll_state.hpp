@@ -5,8 +5,8 @@
 //   CollPost    pinned host memory, one per comm and rank. One writer each half; every word is whole.
 //   window      device memory that the peers write, laid out by CollLayout. Every byte has one writer.
 //
-// A rank pushes its contribution into its own place in every window and then its signal word, so a rank
-// that is late, or out, only ever writes bytes that nobody reads any more. All ranks count steps alike:
+// A rank pushes its contribution into its own place in every window and then its signal word; short ones carry
+// their tags themselves (coll_packets.cuh). So a rank that is late, or out, only ever writes bytes that nobody reads any more. All ranks count steps alike:
 // each operation takes some, a signal word is tag(epoch, step, call), rows of words alternate with the step's
 // parity, and there are kCollSlots places of exchanges, used in turn. Every operation waits for every live rank,
 // so whoever runs operation n + 1 to its end knows that all have ended n: that frees the places of n.
@@ -22,7 +22,9 @@
 // ended; `word` is odd while the channel is wedged. The leader stores `entered` and then reads `word`,
 // the control thread does it the other way round, so one of them sees the other. An operation that
 // meets a wedge parks: it ends by the verdict only. It succeeds if a member has completed it; then what
-// a dead rank had sent there and not here is read in that member's window.
+// a dead rank had sent there and not here is read in that member's window. Blocks that are for one rank alone
+// lie in no other window: operations of such take one more step, in which all say that they have theirs, so none
+// is complete anywhere while a rank lacks a block.
 #pragma once
 
 #include <cstddef>
@@ -81,6 +83,8 @@ struct CollLayout {
   uint64_t slot_bytes;   // of one exchange, per rank
   uint64_t piece_bytes;  // of one two-shot step, per rank and CTA
 
+  static constexpr uint64_t kPacketPlaceBytes = 32u << 10;  // half of it is the message
+
   static constexpr uint64_t kWordsAt = 4096;  // before: the header, word 0 is `done`
   static constexpr uint64_t kRowBytes = uint64_t{kMaxCollRanks} * 8;
 
@@ -103,11 +107,17 @@ struct CollLayout {
   MEP_BOTH uint64_t begin_row(uint32_t cta) const {
     return exchange_row(4, cta);
   }
+  MEP_BOTH uint64_t packets(uint64_t step, uint32_t source) const {
+    return exchange_row(5, 0) + (step % kCollSlots * ranks + source) * kPacketPlaceBytes;
+  }
+  MEP_BOTH uint64_t packets_end() const {
+    return exchange_row(5, 0) + uint64_t{kCollSlots} * ranks * kPacketPlaceBytes;
+  }
   MEP_BOTH uint64_t slot(uint64_t step, uint32_t source) const {
-    return exchange_row(5, 0) + (step % kCollSlots * ranks + source) * slot_bytes;
+    return packets_end() + (step % kCollSlots * ranks + source) * slot_bytes;
   }
   MEP_BOTH uint64_t slots_end() const {
-    return exchange_row(5, 0) + uint64_t{kCollSlots} * ranks * slot_bytes;
+    return packets_end() + uint64_t{kCollSlots} * ranks * slot_bytes;
   }
   MEP_BOTH uint64_t scatter_piece(uint32_t source, uint32_t cta) const {
     return slots_end() + (uint64_t{source} * ctas + cta) * piece_bytes;
@@ -120,6 +130,9 @@ struct CollLayout {
   }
 #undef MEP_BOTH
 };
+
+// Messages that go in packets (coll_packets.cuh).
+constexpr uint64_t kPacketMessageBytes = CollLayout::kPacketPlaceBytes / 2;
 
 // What the leader tells the CTAs that wait; a code belongs to one operation.
 enum CollDecision : uint32_t { kCollNone = 0, kCollGoOn = 1, kCollFail = 2 };
@@ -154,9 +167,11 @@ struct CollState {
 
 // Which kernels carry out a kind. The kernels know these kinds and no others.
 enum class CollPath : uint32_t {
-  kNone,      // none does: it must not be launched
-  kExchange,  // what ranks give is put into the windows of all and copied out
-  kReduce,
+  kNone,          // none does: it must not be launched
+  kExchange,      // what ranks give is put into the windows of all and copied out
+  kReduce,        // ... and reduced; in slices, if it is long
+  kBlocks,        // each block is put into the window of the rank that gets it, and copied out
+  kReduceBlocks,  // ... and reduced
 };
 
 constexpr CollPath coll_path(Collective kind) {
@@ -166,7 +181,14 @@ constexpr CollPath coll_path(Collective kind) {
     case Collective::k_allgather:
       return CollPath::kExchange;
     case Collective::k_allreduce:
+    case Collective::k_reduce:
       return CollPath::kReduce;
+    case Collective::k_gather:
+    case Collective::k_scatter:
+    case Collective::k_alltoall:
+      return CollPath::kBlocks;
+    case Collective::k_reduce_scatter:
+      return CollPath::kReduceBlocks;
     default:
       return CollPath::kNone;
   }
@@ -176,12 +198,13 @@ constexpr CollPath coll_path(Collective kind) {
 struct CollCall {
   const void* send;
   void* receive;
-  uint64_t bytes;  // of one rank
+  uint64_t bytes;  // of one block
   mep_dtype_t dtype;
   mep_op_t op;
   Collective kind;
   uint32_t root;
-  uint32_t fingerprint;  // launch_coll() sets it
+  uint32_t fingerprint;  // launch_coll() sets this
+  uint32_t is_rooted;    // and this: without the root in the view it is refused
   OpStatusPlace status;
 };
 constexpr uint32_t kFingerprintBits = 12;

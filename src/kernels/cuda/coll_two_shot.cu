@@ -1,4 +1,4 @@
-// Allreduce of large messages: every rank owns a slice of each CTA's piece of the message, adds up the
+// Allreduce and reduce of large messages: every rank owns a slice of each CTA's piece of the message, adds up the
 // contributions to it, and gives the result to all. Each byte crosses to its owner once and back once.
 #include "kernels/cuda/coll_allreduce.cuh"
 
@@ -35,6 +35,7 @@ __device__ void two_shot(CollState* state, const CollCall& call, CollFrame* fram
   const auto* send = static_cast<const uint8_t*>(call.send);
   auto* receive = static_cast<uint8_t*>(call.receive);
   const bool receive_aligned = is_aligned(receive);
+  const bool keeps = keeps_result(state, call);
   for (uint64_t step = 0; step < cut.steps; ++step) {
     const uint64_t tag = coll_tag(*frame, frame->step + step);
     const uint64_t base = step * cut.step + cta * cut.tile;
@@ -68,12 +69,12 @@ __device__ void two_shot(CollState* state, const CollCall& call, CollFrame* fram
             state->windows[frame->member_after(k)] + layout.result_piece(state->rank, cta) + i,
             total);
       }
-      store_user(receive, own + i, call.bytes, receive_aligned, total);
+      if (keeps) store_user(receive, own + i, call.bytes, receive_aligned, total);
     }
     test_delay(state, *frame, 3);
     signal_members(state, *frame, layout.result_row(cta), tag);
     if (!wait_members(state, frame, layout.result_row(cta), other, tag)) return;
-    for (uint32_t k = 1; k < frame->members; ++k) {
+    for (uint32_t k = 1; keeps && k < frame->members; ++k) {
       const uint32_t member = frame->cursor_after(k);
       const uint32_t owner = frame->member[member];
       const uint64_t begin = base + member * cut.slice;

@@ -9,10 +9,13 @@ constexpr uint64_t kSmallBytes = 32u << 10;
 
 __global__ void __launch_bounds__(kStageThreads)
     whole_kernel(StageChannel channel, StageRequest request, StageCopies inputs,
-                 StageCopies outputs) {
+                 StageCopies outputs, OpStatusPlace status) {
   if (channel.state->ended == 0) copy_all(inputs, channel.state, threadIdx.x, kStageThreads);
   __syncthreads();
-  if (threadIdx.x == 0) exchange_with_host(channel, request);
+  if (threadIdx.x == 0) {
+    exchange_with_host(channel, request);
+    tell_status(status, channel.state->answer);
+  }
   __syncthreads();
   if (channel.state->answer.result != MEP_SUCCESS) return;
   copy_all(outputs, channel.state, threadIdx.x, kStageThreads);
@@ -30,8 +33,9 @@ __global__ void __launch_bounds__(kStageThreads)
   copy_all(outputs, state, blockIdx.x * kStageThreads + threadIdx.x, gridDim.x * kStageThreads);
 }
 
-__global__ void exchange_kernel(StageChannel channel, StageRequest request) {
+__global__ void exchange_kernel(StageChannel channel, StageRequest request, OpStatusPlace status) {
   exchange_with_host(channel, request);
+  tell_status(status, channel.state->answer);
 }
 
 // Sets the units; the bytes of all.
@@ -70,21 +74,22 @@ int stage_inputs(const StageState* state, const StageCopies& given, cudaStream_t
 }
 
 int stage_collective(const StageChannel& channel, const StageRequest& request,
-                     const StageCopies& inputs_, const StageCopies& outputs_, void* stream_) {
+                     const StageCopies& inputs_, const StageCopies& outputs_,
+                     const OpStatusPlace& status, void* stream_) {
   StageCopies inputs = inputs_;
   StageCopies outputs = outputs_;
   auto* stream = static_cast<cudaStream_t>(stream_);
   const uint64_t in = prepare(&inputs);
   const uint64_t out = prepare(&outputs);
   if (in + out <= kSmallBytes) {
-    whole_kernel<<<1, kStageThreads, 0, stream>>>(channel, request, inputs, outputs);
+    whole_kernel<<<1, kStageThreads, 0, stream>>>(channel, request, inputs, outputs, status);
     return cudaGetLastError();
   }
   if (in != 0) {
     const int error = stage_inputs(channel.state, inputs, stream);
     if (error != cudaSuccess) return error;
   }
-  exchange_kernel<<<1, 1, 0, stream>>>(channel, request);
+  exchange_kernel<<<1, 1, 0, stream>>>(channel, request, status);
   if (out != 0) {
     output_kernel<<<stage_ctas(out), kStageThreads, 0, stream>>>(channel.state, outputs);
   }

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/device/protocol.cuh"
+#include "kernels/cuda/op_status.cuh"
 #include "kernels/cuda/stage_kernels.hpp"
 
 namespace mep::device {
@@ -105,6 +106,11 @@ __device__ inline void exchange_with_host(const StageChannel& channel,
   }
   observe();
   copy_words(&state->answer, &box->answer, sizeof state->answer);
+}
+
+// By one thread: what the host says of the operation.
+__device__ inline void tell_status(const OpStatusPlace& to, const StageAnswer& answer) {
+  if (to.record != nullptr) write_op_status(to, answer.status.head, answer.status.failed);
 }
 
 // --- Launching --------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 // rows from the staging. Rows lie in the staging one behind the other, by range, so a row's place there is
 // the count of rows before it.
 #include "kernels/cuda/ep_caller.hpp"
-#include "kernels/cuda/op_status.cuh"
 #include "kernels/cuda/stage_device.cuh"
 
 namespace mep::device {
@@ -51,11 +50,6 @@ __device__ inline void copy_row(std::byte* to, const std::byte* from, uint32_t b
 
 __device__ inline uint64_t row_index(const EpGeometry& g, uint32_t expert, uint32_t row) {
   return uint64_t{expert} * g.rows_per_expert + row;
-}
-
-// By one thread: what the host says of the operation.
-__device__ inline void tell_status(const OpStatusPlace& to, const StageAnswer& answer) {
-  if (to.record != nullptr) write_op_status(to, answer.status.head, answer.status.failed);
 }
 
 // --- Dispatch ---------------------------------------------------------------------------------------

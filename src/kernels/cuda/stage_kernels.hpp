@@ -49,9 +49,10 @@ struct StageCopies {
   }
 };
 
-// Inputs, the request, and, if it succeeded, outputs.
+// Inputs, the request, and, if it succeeded, outputs; and how it ended, to `status`.
 int stage_collective(const StageChannel& channel, const StageRequest& request,
-                     const StageCopies& inputs, const StageCopies& outputs, void* stream);
+                     const StageCopies& inputs, const StageCopies& outputs,
+                     const OpStatusPlace& status, void* stream);
 
 // Where a buffer of an EP object has its staging; addresses in pinned memory. Rows that arrive, and rows
 // that go back, lie one behind the other in the order of (local expert, source, row).

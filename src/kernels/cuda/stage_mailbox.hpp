@@ -85,7 +85,7 @@ struct StageAnswer {
   uint32_t recv_x_fits;            // in the caller's memory
   uint64_t live[kStageRankWords];  // ranks that contributed
   int64_t total;                   // rows that arrived
-  OpStatus status;                 // of dispatch and combine, when they are received
+  OpStatus status;                 // how it ended; of dispatch and combine when they are received
 };
 
 struct StageMailbox {
