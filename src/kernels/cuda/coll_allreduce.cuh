@@ -1,4 +1,4 @@
-// Allreduce and reduce of one type, in their two forms; and the one list of types.
+// Allreduce and reduce of one type, in their three forms; and the one list of types.
 #pragma once
 
 #include "kernels/cuda/coll_arith.cuh"
@@ -27,7 +27,9 @@ namespace mep::device {
 
 using CollKernel = void (*)(CollState*, CollCall);
 CollKernel exchange_kernel();
+CollKernel short_exchange_kernel();
 // Null: no such type.
+CollKernel short_reduce_kernel(mep_dtype_t dtype);
 CollKernel one_shot_kernel(mep_dtype_t dtype);
 CollKernel two_shot_kernel(mep_dtype_t dtype);
 CollKernel reduce_scatter_kernel(mep_dtype_t dtype);

@@ -23,6 +23,9 @@ constexpr uint64_t one_shot_limit(uint32_t ranks) {
   return ranks <= 2 ? 2u << 20 : (2u << 20) / ranks;
 }
 
+// Of what is not reduced, all ranks together: more is sooner there without tags.
+constexpr uint64_t kShortExchangeBytes = 64u << 10;
+
 // CTAs by size: one up to a limit, because more have to meet at the end, which takes a microsecond; beyond, as
 // many as find work for their threads.
 struct CtaRule {
@@ -50,8 +53,10 @@ uint32_t choose_ctas(const CollCall& call, const CollLayout& layout) {
 template <typename Visit>
 mep_result_t each_kernel(Visit&& visit) {
   MEP_TRY(visit(exchange_kernel()));
+  MEP_TRY(visit(short_exchange_kernel()));
   MEP_TRY(visit(blocks_kernel()));
   for (mep_dtype_t dtype = MEP_INT8; dtype <= MEP_FLOAT8_E5M2; ++dtype) {
+    MEP_TRY(visit(short_reduce_kernel(dtype)));
     MEP_TRY(visit(one_shot_kernel(dtype)));
     MEP_TRY(visit(two_shot_kernel(dtype)));
     MEP_TRY(visit(reduce_scatter_kernel(dtype)));
@@ -70,15 +75,23 @@ uint32_t fingerprint_of(const CollCall& call) {
   return static_cast<uint32_t>(mix * 0x9e3779b97f4a7c15u >> (64 - kFingerprintBits));
 }
 
+// What goes in packets, which are twice as long as the message.
+bool is_short(const CollCall& call, const CollLayout& layout) {
+  if (call.bytes > kPacketMessageBytes) return false;
+  return coll_path(call.kind) == CollPath::kReduce ||
+         call.bytes * layout.ranks <= kShortExchangeBytes;
+}
+
 CollKernel kernel_of(const CollCall& call, const CollLayout& layout) {
   switch (coll_path(call.kind)) {
     case CollPath::kExchange:
-      return exchange_kernel();
+      return is_short(call, layout) ? short_exchange_kernel() : exchange_kernel();
     case CollPath::kBlocks:
       return blocks_kernel();
     case CollPath::kReduceBlocks:
       return reduce_scatter_kernel(call.dtype);
     case CollPath::kReduce:
+      if (is_short(call, layout)) return short_reduce_kernel(call.dtype);
       return coll_is_one_shot(layout, call.bytes) ? one_shot_kernel(call.dtype)
                                                   : two_shot_kernel(call.dtype);
     case CollPath::kNone:

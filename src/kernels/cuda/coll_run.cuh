@@ -412,7 +412,8 @@ struct CollLeader {
       state->seq = frame->seq;
       state->step = frame->step + steps;
       // What this rank's window holds of it may now be read by those who lack it.
-      store_word_release(done_word, frame->seq);
+      // Not if it was completed by a verdict: then others were first, and this window may lack what they have.
+      if (!decided) store_word_release(done_word, frame->seq);
       store_word(&post->done, frame->seq);
     }
     if (result == MEP_ERR_MISMATCH) {

@@ -22,7 +22,8 @@
 // ended; `word` is odd while the channel is wedged. The leader stores `entered` and then reads `word`,
 // the control thread does it the other way round, so one of them sees the other. An operation that
 // meets a wedge parks: it ends by the verdict only. It succeeds if a member has completed it; then what
-// a dead rank had sent there and not here is read in that member's window. Blocks that are for one rank alone
+// a dead rank had sent there and not here is read in that member's window. Only a member that needed no verdict for
+// it says in its window that it is done: one that did has not got all in its own window. Blocks that are for one rank alone
 // lie in no other window: operations of such take one more step, in which all say that they have theirs, so none
 // is complete anywhere while a rank lacks a block.
 #pragma once
