@@ -64,7 +64,7 @@ struct MessageLayout {
     return ranks * kLine + source * ring_bytes() + place(count);
   }
   // In its ring.
-  constexpr uint64_t place(uint32_t count) const { return count % cells * cell_bytes; }
+  constexpr uint64_t place(uint32_t count) const { return (count & (cells - 1)) * cell_bytes; }
 };
 
 // 31 bits of both incarnations.

@@ -271,7 +271,8 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
                   "their streams first");
     }
     // Acquire: a comm made from this one, destroyed by another thread, uses the world no more.
-    if (comm->users.load(std::memory_order_acquire) != 0 || !comm->comm->collectives().idle() ||
+    if (comm->users.load(std::memory_order_acquire) != 0 ||
+        comm->comm->messages().request_blocks().has_lent() || !comm->comm->collectives().idle() ||
         comm->comm->clients().any(comm->comm->clients().dormant() +
                                   comm->backend->view_clients())) {
       return fail(MEP_ERR_BUSY,

@@ -80,14 +80,24 @@ mep_result_t result_of(const MessageOperation& operation) {
 
 class MessageRequest final : public mep_request {
  public:
-  MessageRequest(mep_comm_t of, const MessageCall& call) : mep_request(of), message_(call.message) {
+  MessageRequest(mep_comm_t of, const MessageCall& call)
+      : mep_request(of, &operation_), message_(call.message) {
     prepare(call, &operation_);
-    operation_.deadline = Deadline::after_ms(of->comm->timeout_ms());
   }
-  void start() { messages().start(&operation_); }
+  // Afterwards the comm refers to it: it stays until it has ended.
+  void begin() {
+    messages().begin(&operation_);
+    // Most sends have ended, and a clock costs as much as they do.
+    if (!operation_.has_ended()) operation_.deadline = Deadline::after_ms(comm->comm->timeout_ms());
+  }
   bool look() override {
     MessageOperation* const own = &operation_;
-    return messages().look({&own, 1});
+    return operation_.has_ended() || messages().look({&own, 1});
+  }
+  void release() override {
+    RequestBlocks& blocks = messages().request_blocks();
+    this->~MessageRequest();
+    blocks.give_back(this);
   }
   void note_overdue() override { (void)messages().test(&operation_); }
   void end_overdue() override { (void)messages().test(&operation_); }
@@ -125,9 +135,14 @@ mep_result_t start_message(mep_comm_t comm, const MessageCall& call, mep_request
     const CallScope scope(comm);
     MEP_TRY(scope.check());
     MEP_TRY(check(comm, call));
-    auto made = std::make_unique<MessageRequest>(comm, call);
-    made->start();
-    return give_request(std::move(made), request);
+    Messages& messages = comm->comm->messages();
+    void* const block = messages.request_blocks().take(sizeof(MessageRequest));
+    auto* const begun = new (block) MessageRequest(comm, call);
+    begun->begin();
+    *request = begun;
+    messages.step_own();
+    begun->done = begun->message->has_ended();
+    return MEP_SUCCESS;
   });
 }
 

@@ -10,7 +10,8 @@
 #include "base/request_event.hpp"
 #include "core/api/requests.hpp"
 
-mep_request::mep_request(mep_comm_t of) : comm(of) {}
+mep_request::mep_request(mep_comm_t of, const mep::MessageOperation* about)
+    : comm(of), message(about) {}
 
 mep_request::~mep_request() {
   if (event.valid()) comm->comm->world().request_bell().remove(event);
@@ -29,6 +30,10 @@ class CollectiveRequest final : public mep_request {
     return comm->backend->start(kind, args, &operation_);
   }
   bool look() override { return collectives().look(&operation_); }
+  void release() override {
+    --comm->users;
+    delete this;
+  }
   void note_overdue() override { collectives().ask_verdict(operation_); }
   void end_overdue() override { (void)collectives().end_of_wait(&operation_); }
   Deadline deadline() const override { return state_.deadline; }
@@ -56,14 +61,6 @@ class CollectiveRequest final : public mep_request {
 
 }  // namespace
 
-mep_result_t give_request(std::unique_ptr<mep_request> made, mep_request_t* request) {
-  mep_request* const begun = made.release();
-  ++begun->comm->users;
-  *request = begun;
-  begun->done = begun->look();
-  return MEP_SUCCESS;
-}
-
 mep_result_t start_request(mep_comm_t comm, Collective kind, const CollectiveArgs& args,
                            mep_request_t* request) {
   if (request == nullptr) return null_argument("request");
@@ -74,7 +71,12 @@ mep_result_t start_request(mep_comm_t comm, Collective kind, const CollectiveArg
     MEP_TRY(scope.check());
     auto made = std::make_unique<CollectiveRequest>(comm);
     MEP_TRY(made->start(kind, args));
-    return give_request(std::move(made), request);
+    // The comm refers to it: it stays until it has ended.
+    mep_request* const begun = made.release();
+    ++comm->users;
+    *request = begun;
+    begun->done = begun->look();
+    return MEP_SUCCESS;
   });
 }
 
@@ -99,11 +101,14 @@ mep_result_t check_info(const mep_op_info_t* info) {
   return info == nullptr ? MEP_SUCCESS : read_sized_struct(info, "mep_op_info_t", &copy);
 }
 
+struct Release {
+  void operator()(mep_request* request) const { request->release(); }
+};
+
 // The operation is done: gives its result and frees the request.
 mep_result_t finish(mep_request_t* request, mep_op_info_t* info) {
-  const std::unique_ptr<mep_request> owned(*request);
+  const std::unique_ptr<mep_request, Release> owned(*request);
   *request = nullptr;
-  --owned->comm->users;
   owned->tell();
   const mep_result_t result = owned->result();
   // It may have ended in another call, or on another thread.
@@ -211,7 +216,7 @@ mep_result_t check_requests(int32_t count, const mep_request_t* requests) {
 // Frees those that are done, and returns the first error in their order.
 mep_result_t finish_all(std::span<mep_request_t> requests, mep_result_t* results) {
   mep_result_t first = MEP_SUCCESS;
-  char text[kErrorTextBytes] = "";
+  char text[kErrorTextBytes];
   size_t place = 0;
   for (mep_request_t& each : requests) {
     mep_result_t result = MEP_SUCCESS;
@@ -331,8 +336,7 @@ mep_result_t mep_request_cancel(mep_request_t* request) {
     const CallScope scope((*request)->comm);
     MEP_TRY(scope.check());
     MEP_TRY((*request)->cancel());
-    --(*request)->comm->users;
-    delete *request;
+    (*request)->release();
     *request = nullptr;
     return MEP_SUCCESS;
   });

@@ -6,13 +6,16 @@
 
 // What a request is to those who wait for it.
 struct mep_request {
-  explicit mep_request(mep_comm_t of);
+  // `about`: see `message`.
+  explicit mep_request(mep_comm_t of, const mep::MessageOperation* about = nullptr);
   mep_request(const mep_request&) = delete;
   mep_request& operator=(const mep_request&) = delete;
   virtual ~mep_request();
 
   // A look at what is pending on the comm; whether this operation has ended.
   virtual bool look() = 0;
+  // Frees this object, and what the comm counts it by.
+  virtual void release() = 0;
   // Its time is over: asks for what ends it, or ends it.
   virtual void note_overdue() = 0;
   // The same, and waits for its end.
@@ -30,6 +33,7 @@ struct mep_request {
   virtual void set_event(int event) = 0;
 
   const mep_comm_t comm;
+  const mep::MessageOperation* const message;  // null: of a collective
   bool done = false;
   mep_request_t behind_in_group = nullptr;  // see Group
   mep::UniqueFd event;
@@ -39,9 +43,6 @@ namespace mep {
 
 // As the time that a caller gives to wait: each operation's own.
 constexpr uint32_t kUntilTimeout = 0xffffffff;
-
-// The operation has begun, and the comm refers to it: it stays until it has ended. Inside a CallScope.
-mep_result_t give_request(std::unique_ptr<mep_request> made, mep_request_t* request);
 
 [[nodiscard]] mep_result_t start_request(mep_comm_t comm, Collective kind,
                                          const CollectiveArgs& args, mep_request_t* request);

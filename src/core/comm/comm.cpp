@@ -17,7 +17,7 @@ Comm::Comm(std::shared_ptr<World> world, const std::string& name, std::vector<ui
       messages_(identity_, collectives_.channel(), collectives_.windows(),
                 messages_offset(identity_.size())) {
   collectives_.set_beside(&messages_);
-  messages_.set_beside(&collectives_);
+  messages_.set_beside(&collectives_, this);
 }
 
 Comm::~Comm() {

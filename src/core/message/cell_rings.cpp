@@ -11,7 +11,8 @@ CellRings::CellRings(uint32_t rank, uint32_t ranks, const PeerWindows& windows, 
       windows_(windows),
       offset_(offset),
       layout_(MessageLayout::of(ranks)),
-      pairs_(ranks) {}
+      pairs_(ranks),
+      awaited_(ranks) {}
 
 void CellRings::begin_pair(uint32_t peer, uint64_t own_incarnation, uint64_t peer_incarnation) {
   Pair& pair = pairs_[peer];
@@ -19,6 +20,7 @@ void CellRings::begin_pair(uint32_t peer, uint64_t own_incarnation, uint64_t pee
   pair.in = message_pair(peer_incarnation, own_incarnation);
   pair.posted = pair.passed = pair.taken = pair.told = 0;
   pair.is_asked = false;
+  await_next(peer);
 }
 
 // --- Out ------------------------------------------------------------------------------------------
@@ -76,10 +78,8 @@ void CellRings::flush() const {
 
 // Once the word has been seen nobody but this rank's take() lets the source write the cell again.
 bool CellRings::look(uint32_t peer, MessageHeader* header) const {
-  const Pair& pair = pairs_[peer];
-  const uint64_t at = offset_ + layout_.cell_offset(peer, pair.taken);
-  if (load_signal(windows_.data(), at) != message_word(pair.in, pair.taken + 1)) return false;
-  std::memcpy(header, windows_.data() + at + MessageLayout::kHeaderOffset, sizeof *header);
+  if (!has_come(peer)) return false;
+  std::memcpy(header, awaited_[peer].cell + MessageLayout::kHeaderOffset, sizeof *header);
   const bool has_whole = header->kind != CellKind::kEager || header->bytes == header->part_bytes;
   if (header->part_bytes > payload_bytes() || !has_whole) *header = {};
   return true;

@@ -42,13 +42,21 @@ class CellRings {
   void flush() const;
 
   // --- In ---
-  // The header of the next cell of the peer, if it has come. A cell that makes no sense has no kind.
+  // Whether the next cell of the peer has come; also of one that has none here, for which it means nothing.
+  bool has_come(uint32_t peer) const {
+    const Awaited& awaited = awaited_[peer];
+    return awaited.cell != nullptr && load_signal(awaited.cell, 0) == awaited.word;
+  }
+  // Its header, if so. A cell that makes no sense has no kind.
   bool look(uint32_t peer, MessageHeader* header) const;
   const std::byte* payload(uint32_t peer) const {
-    return cell(peer) + MessageLayout::kPayloadOffset;
+    return awaited_[peer].cell + MessageLayout::kPayloadOffset;
   }
   // The cell that was looked at may be written again.
-  void take(uint32_t peer) { ++pairs_[peer].taken; }
+  void take(uint32_t peer) {
+    ++pairs_[peer].taken;
+    await_next(peer);
+  }
   // So many are taken that the peer should know.
   bool owes_taken(uint32_t peer) const {
     const Pair& pair = pairs_[peer];
@@ -69,8 +77,15 @@ class CellRings {
     bool is_asked = false;
     std::vector<std::byte> mirror;  // of the ring in the peer's window
   };
-  const std::byte* cell(uint32_t peer) const {
-    return windows_.data() + offset_ + layout_.cell_offset(peer, pairs_[peer].taken);
+  // Where the next cell of a peer will be, and its word. Apart from the rest: looks go over those of all peers.
+  struct Awaited {
+    const std::byte* cell = nullptr;
+    uint64_t word = 0;
+  };
+  void await_next(uint32_t peer) {
+    const Pair& pair = pairs_[peer];
+    awaited_[peer] = {windows_.data() + offset_ + layout_.cell_offset(peer, pair.taken),
+                      message_word(pair.in, pair.taken + 1)};
   }
   void look_for_taken(uint32_t peer);
 
@@ -79,6 +94,7 @@ class CellRings {
   const uint64_t offset_;
   const MessageLayout layout_;
   std::vector<Pair> pairs_;  // by rank
+  std::vector<Awaited> awaited_;
 };
 
 }  // namespace mep

@@ -9,12 +9,53 @@ namespace mep {
 
 using State = MessageOperation::State;
 
+namespace {
+
+// Of a send.
+MessageHeader header_of(const MessageOperation& operation, CellKind kind) {
+  MessageHeader header;
+  header.kind = kind;
+  header.tag = operation.tag;
+  header.bytes = operation.bytes;
+  header.sender = operation.number;
+  header.dtype = operation.dtype;
+  return header;
+}
+
+}  // namespace
+
+// A message that fits a cell, where there is room and nothing waits before it: then it has ended. False: nothing
+// was posted, and it is for the queue to find out why.
+bool Messages::post_at_once(MessageOperation* operation) {
+  const auto rank = static_cast<uint32_t>(operation->peer);
+  const Peer& peer = peers_[rank];
+  if (operation->bytes > rings_.payload_bytes() || peer.incarnation == 0 || peer.has_posts()) {
+    return false;
+  }
+  if (comm_.world().terminal_result() != MEP_SUCCESS || !rings_.has_room(rank)) return false;
+  try {
+    const PostingScope scope = channel_.posting(epoch_);
+    MEP_TEST_DELAY_POINT("message post");
+    if (!scope.allowed() || !post_eager(rank, *operation)) return false;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  MEP_TEST_DELAY_POINT("message ends");
+  operation->state = State::kEnded;
+  operation->result = MEP_SUCCESS;
+  operation->epoch = epoch_;
+  return true;
+}
+
 bool Messages::post_all() {
   bool moved = false;
+  bool is_left = false;
   for (uint32_t peer = 0; peer < peers_.size(); ++peer) {
-    if (peers_[peer].incarnation == 0) continue;
-    if (peers_[peer].has_posts() || rings_.owes_taken(peer)) moved = post_to(peer) || moved;
+    if (peers_[peer].incarnation == 0 || !owes_posts(peer)) continue;
+    moved = post_to(peer) || moved;
+    is_left = is_left || owes_posts(peer);
   }
+  may_post_ = is_left;
   return moved;
 }
 
@@ -78,38 +119,33 @@ bool Messages::post_leaving(uint32_t rank) {
   return true;
 }
 
+bool Messages::post_eager(uint32_t rank, const MessageOperation& operation) {
+  MessageHeader header = header_of(operation, CellKind::kEager);
+  header.part_bytes = static_cast<uint32_t>(operation.bytes);
+  return rings_.post(rank, header, operation.from) == MEP_SUCCESS;
+}
+
 bool Messages::post_waiting(uint32_t rank) {
   Peer& peer = peers_[rank];
   MessageOperation* const operation = peer.waiting.first();
-  const bool is_eager = operation->bytes <= rings_.payload_bytes();
-  MessageHeader header;
-  header.kind = is_eager ? CellKind::kEager : CellKind::kRequest;
-  header.tag = operation->tag;
-  header.bytes = operation->bytes;
-  header.sender = operation->number;
-  header.dtype = operation->dtype;
-  if (is_eager) header.part_bytes = static_cast<uint32_t>(operation->bytes);
-  // For all that may be withdrawn, which must not need memory.
-  if (!is_eager) peer.gone.reserve(peer.gone.size() + peer.known_sends + 1);
-  if (rings_.post(rank, header, operation->from) != MEP_SUCCESS) return false;
-  if (is_eager) {
+  if (operation->bytes <= rings_.payload_bytes()) {
+    if (!post_eager(rank, *operation)) return false;
     end(operation, MEP_SUCCESS, "");
-  } else {
-    ++peer.known_sends;
-    move_to(operation, State::kAnnounced);
+    return true;
   }
+  // For all that may be withdrawn, which must not need memory.
+  peer.gone.reserve(peer.gone.size() + peer.known_sends + 1);
+  const MessageHeader header = header_of(*operation, CellKind::kRequest);
+  if (rings_.post(rank, header, nullptr) != MEP_SUCCESS) return false;
+  ++peer.known_sends;
+  move_to(operation, State::kAnnounced);
   return true;
 }
 
 bool Messages::post_part(uint32_t rank) {
   MessageOperation* const operation = peers_[rank].moving.first();
-  MessageHeader header;
-  header.kind = CellKind::kData;
-  header.tag = operation->tag;
-  header.bytes = operation->bytes;
-  header.sender = operation->number;
+  MessageHeader header = header_of(*operation, CellKind::kData);
   header.receiver = operation->peer_number;
-  header.dtype = operation->dtype;
   header.part_bytes = static_cast<uint32_t>(
       std::min<uint64_t>(rings_.payload_bytes(), operation->bytes - operation->moved_bytes));
   const std::byte* const part = operation->from + operation->moved_bytes;

@@ -32,18 +32,28 @@ void Messages::open(const CommView& view) {
 
 // --- Calls ----------------------------------------------------------------------------------------
 
-void Messages::start(MessageOperation* operation) {
-  (void)step();
+// Before any cell is taken: what comes for a receive then goes to its buffer at once.
+void Messages::begin(MessageOperation* operation) {
+  if (!channel_.undisturbed(epoch_)) [[unlikely]]
+    (void)step();
   MEP_TEST_DELAY_POINT("message begins");
   operation->number = ++number_;
+  if (!operation->is_send || !post_at_once(operation)) queue(operation);
+}
+
+void Messages::queue(MessageOperation* operation) {
   operation->state = State::kWaiting;
   ++pending_;
   list_of(*operation).add(operation);
+  may_post_ = true;
   const mep_result_t ended = comm_.check_world();
   if (ended != MEP_SUCCESS) return end(operation, ended, last_error_text());
   if (!operation->is_send && match_arrived(operation)) return;
-  if (!can_move(*operation)) return end_absent(operation);
-  (void)post_all();
+  if (can_move(*operation)) [[likely]]
+    return;
+  // What this rank has sent itself may lie in its ring.
+  (void)step();
+  if (operation->state == State::kWaiting && !can_move(*operation)) end_absent(operation);
 }
 
 bool Messages::look(std::span<MessageOperation* const> operations) {
@@ -63,7 +73,7 @@ bool Messages::wait(std::span<MessageOperation* const> operations, const Deadlin
 }
 
 void Messages::run(std::span<MessageOperation* const> operations) {
-  for (MessageOperation* each : operations) start(each);
+  for (MessageOperation* each : operations) begin(each);
   if (wait(operations, Deadline::after_first_look_ms(comm_.timeout_ms()))) return;
   for (MessageOperation* each : operations) {
     if (!each->has_ended()) end_overdue(each);
@@ -111,6 +121,7 @@ void Messages::move_to(MessageOperation* operation, State state) {
   list_of(*operation).remove(operation);
   operation->state = state;
   list_of(*operation).add(operation);
+  may_post_ = true;
 }
 
 void Messages::forget_clear(MessageOperation* operation) {
@@ -137,6 +148,7 @@ void Messages::end_early(MessageOperation* operation, mep_result_t result, const
   if (is_known_send(*operation)) {
     // There is room, see post_waiting().
     peers_[static_cast<uint32_t>(operation->peer)].gone.push_back(operation->number);
+    may_post_ = true;
   }
   end(operation, result, text);
 }
@@ -227,9 +239,11 @@ bool Messages::step() {
   if (!channel_.undisturbed(epoch_)) [[unlikely]]
     moved = adopt();
   for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
-    if (peers_[rank].incarnation != 0) moved = take_from(rank) || moved;
+    if (!rings_.has_come(rank) || peers_[rank].incarnation == 0) continue;
+    moved = take_from(rank) || moved;
+    may_post_ = may_post_ || rings_.owes_taken(rank);
   }
-  moved = post_all() || moved;
+  if (may_post_) moved = post_all() || moved;
   if (pending_ != 0 && comm_.world().terminal_result() != MEP_SUCCESS) [[unlikely]] {
     const mep_result_t ended = comm_.check_world();
     if (ended != MEP_SUCCESS) end_all(ended, last_error_text());
@@ -238,9 +252,9 @@ bool Messages::step() {
 }
 
 void Messages::step_all() {
-  (void)step();
-  if (beside_ != nullptr && beside_->is_pending()) beside_->step_beside();
-  if (comm_.world().pending_comms().any()) comm_.world().pending_comms().step();
+  step_own();
+  PendingComms& others = comm_.world().pending_comms();
+  if (others.any_but(own_)) others.step();
 }
 
 Progress Messages::progress() {
@@ -268,6 +282,7 @@ void Messages::leave_world() {
     owes_any = owes_any || peers_[rank].owes_leaving;
   }
   if (!owes_any) return close();
+  may_post_ = true;
   const Deadline limit = Deadline::after_ms(std::min<uint64_t>(comm_.timeout_ms(), kMostMs));
   (void)channel_.wait(limit, [&] {
     (void)step();

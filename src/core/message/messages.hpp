@@ -30,6 +30,7 @@
 
 #include "core/message/cell_rings.hpp"
 #include "core/message/message_operation.hpp"
+#include "core/message/request_blocks.hpp"
 #include "core/operation/beside.hpp"
 #include "core/operation/operation_channel.hpp"
 #include "core/operation/peer_windows.hpp"
@@ -47,12 +48,21 @@ class Messages : public Beside {
   static size_t window_bytes(uint32_t ranks) { return MessageLayout::of(ranks).window_bytes(); }
   // All windows are there; `view` is the first that this rank calls in.
   void open(const CommView& view);
-  // What a call of this comm steps while it waits for a message.
-  void set_beside(Beside* beside) { beside_ = beside; }
+  // What a call of this comm steps while it waits for a message, and the comm itself, which others step.
+  void set_beside(Beside* beside, const ProgressClient* own) {
+    beside_ = beside;
+    own_ = own;
+  }
 
   // --- The user's thread ---
-  // The operation lives until it has ended or withdraw_receive() has returned true.
-  void start(MessageOperation* operation);
+  // The operation lives until it has ended or withdraw_receive() has returned true. A look follows: it is what
+  // takes cells.
+  void begin(MessageOperation* operation);
+  // One look at everything of this comm, as calls make it that begin an operation.
+  void step_own() {
+    (void)step();
+    if (beside_ != nullptr && beside_->is_pending()) beside_->step_beside();
+  }
   // One look at everything; whether this operation has ended. One whose time is over ends now.
   bool test(MessageOperation* operation);
   // One look at everything; whether all of these have ended.
@@ -77,6 +87,9 @@ class Messages : public Beside {
 
   // For people who ask about a request.
   [[nodiscard]] mep_result_t describe(const MessageOperation& operation, mep_op_info_t* info) const;
+
+  // For the requests of this comm's messages.
+  RequestBlocks& request_blocks() { return request_blocks_; }
 
   // Operations have begun and not ended.
   bool has_pending() const { return pending_ != 0; }
@@ -117,6 +130,7 @@ class Messages : public Beside {
 
   // Calls (messages.cpp).
   void step_all();
+  void queue(MessageOperation* operation);
   MessageList& list_of(const MessageOperation& operation);
   void move_to(MessageOperation* operation, MessageOperation::State state);
   static bool is_known_send(const MessageOperation& operation) {
@@ -149,12 +163,17 @@ class Messages : public Beside {
   void wait_again(MessageOperation* operation);
 
   // Posting (message_posting.cpp).
+  bool owes_posts(uint32_t peer) const {
+    return peers_[peer].has_posts() || rings_.owes_taken(peer);
+  }
+  bool post_at_once(MessageOperation* operation);
   bool post_all();
   bool post_to(uint32_t peer);
   bool post_next(uint32_t rank);
   bool post_clear(uint32_t rank);
   bool post_gone(uint32_t rank);
   bool post_leaving(uint32_t rank);
+  bool post_eager(uint32_t rank, const MessageOperation& operation);
   bool post_waiting(uint32_t rank);
   bool post_part(uint32_t rank);
 
@@ -169,14 +188,17 @@ class Messages : public Beside {
   OperationChannel& channel_;
   PeerWindows& windows_;
   Beside* beside_ = nullptr;
+  const ProgressClient* own_ = nullptr;
 
   CellRings rings_;
+  RequestBlocks request_blocks_;
   uint64_t epoch_ = 0;  // adopted
   std::vector<Peer> peers_;
   MessageList receives_;        // that no message has come for
   std::list<Arrived> arrived_;  // in the order in which they came
   uint64_t number_ = 0;         // of the last call
   uint32_t pending_ = 0;        // operations that have begun and not ended
+  bool may_post_ = false;       // there may be something to post, or to tell of what was taken
   bool is_closed_ = false;
   bool may_be_asked_ = false;  // cells of a peer over a network were taken
 

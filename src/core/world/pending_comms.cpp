@@ -2,9 +2,7 @@
 
 namespace mep {
 
-// The flag is the comm's own: it changes only while its gate is held, by a call or by a look.
-void PendingComms::add(ProgressClient* client) {
-  if (client->is_listed_) return;
+void PendingComms::list(ProgressClient* client) {
   const std::lock_guard lock(mutex_);
   client->is_listed_ = true;
   client->next_listed_ = first_;
