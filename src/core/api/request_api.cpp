@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <list>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -140,37 +141,81 @@ void note_rings(const mep_request& request) {
 
 // --- Waiting for several ------------------------------------------------------------------------------
 
-// The comms of all requests, each entered once.
+// The comms of all requests, each entered once. One alone needs no memory.
 class CallScopes {
  public:
   [[nodiscard]] mep_result_t enter(std::span<mep_request_t const> requests) {
     for (mep_request_t each : requests) {
-      if (each == nullptr || has(each->comm)) continue;
-      MEP_TRY(check_comm(each->comm));
-      scopes_.emplace_back(each->comm);
-      comms_.push_back(each->comm);
-      MEP_TRY(scopes_.back().check());
+      if (each == nullptr) continue;
+      are_messages_ = are_messages_ && each->message != nullptr;
+      if (!has(each->comm)) MEP_TRY(enter(each->comm));
     }
     return MEP_SUCCESS;
   }
+  // Messages of one comm: they go on together, by a look at any of them.
+  bool go_on_together() const { return are_messages_ && others_.empty(); }
 
  private:
   bool has(mep_comm_t comm) const {
-    return std::find(comms_.begin(), comms_.end(), comm) != comms_.end();
+    return comm == first_comm_ || std::find(comms_.begin(), comms_.end(), comm) != comms_.end();
   }
-  std::list<CallScope> scopes_;
-  std::vector<mep_comm_t> comms_;
+  mep_result_t enter(mep_comm_t comm) {
+    MEP_TRY(check_comm(comm));
+    if (first_comm_ == nullptr) {
+      first_comm_ = comm;
+      return first_.emplace(comm).check();
+    }
+    others_.emplace_back(comm);
+    comms_.push_back(comm);
+    return others_.back().check();
+  }
+
+  mep_comm_t first_comm_ = nullptr;
+  std::optional<CallScope> first_;
+  std::list<CallScope> others_;
+  std::vector<mep_comm_t> comms_;  // of the others
+  bool are_messages_ = true;
 };
 
 // Looks at those that are not done; how many are.
 size_t look_at_all(std::span<mep_request_t const> requests) {
   size_t done = 0;
+  mep_comm_t looked_at = nullptr;  // its messages
   for (mep_request_t each : requests) {
-    if (each != nullptr && !each->done) each->done = each->look();
-    if (each != nullptr && each->done) ++done;
+    if (each == nullptr) continue;
+    if (!each->has_ended() && (each->message == nullptr || each->comm != looked_at)) {
+      each->done = each->look();
+      if (each->message != nullptr) looked_at = each->comm;
+    }
+    each->done = each->has_ended();
+    if (each->done) ++done;
   }
   return done;
 }
+
+// Waits for all of several messages that go on together: a round is one look, at the first that has not ended.
+class MessagesTogether {
+ public:
+  explicit MessagesTogether(std::span<mep_request_t const> requests) : open_(requests) {}
+  bool look() {
+    pass_ended();
+    if (open_.empty()) return true;
+    (void)open_.front()->look();
+    pass_ended();
+    return open_.empty();
+  }
+
+ private:
+  void pass_ended() {
+    for (; !open_.empty(); open_ = open_.subspan(1)) {
+      mep_request_t const first = open_.front();
+      if (first == nullptr) continue;
+      if (!first->has_ended()) return;
+      first->done = true;
+    }
+  }
+  std::span<mep_request_t const> open_;
+};
 
 uint64_t soonest_deadline(std::span<mep_request_t const> requests) {
   uint64_t soonest_ns = Deadline::never().at_ns();
@@ -189,14 +234,15 @@ void end_overdue(std::span<mep_request_t const> requests) {
 }
 
 // Until so many are done, or the time that the caller gives is over.
-void wait_for_some(std::span<mep_request_t const> requests, size_t wanted, const Deadline& own) {
-  if (look_at_all(requests) >= wanted) return;
+template <typename Poll>
+void wait_for_some(std::span<mep_request_t const> requests, size_t wanted, const Deadline& own,
+                   Poll&& poll) {
+  if (poll()) return;
   const auto any = std::find_if(requests.begin(), requests.end(),
                                 [](mep_request_t each) { return each != nullptr; });
   World& world = (*any)->comm->comm->world();
   for (;;) {
     const Deadline until = Deadline::at(std::min(soonest_deadline(requests), own.at_ns()));
-    const auto poll = [&] { return look_at_all(requests) >= wanted; };
     if (wait_until(world.wait_policy(), world.doorbell(), until, poll)) return;
     end_overdue(requests);
     if (look_at_all(requests) >= wanted || own.expired()) return;
@@ -300,7 +346,14 @@ mep_result_t mep_request_waitall(int32_t count, mep_request_t* requests, uint32_
     CallScopes scopes;
     MEP_TRY(scopes.enter(all));
     const auto nulls = static_cast<size_t>(std::count(all.begin(), all.end(), nullptr));
-    wait_for_some(all, all.size() - nulls, deadline_of(timeout_ms));
+    const size_t wanted = all.size() - nulls;
+    const Deadline own = deadline_of(timeout_ms);
+    if (scopes.go_on_together()) {
+      MessagesTogether together(all);
+      wait_for_some(all, wanted, own, [&] { return together.look(); });
+    } else {
+      wait_for_some(all, wanted, own, [&] { return look_at_all(all) >= wanted; });
+    }
     return finish_all(all, results);
   });
 }
@@ -317,7 +370,7 @@ mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests, uint32_
     if (std::count(all.begin(), all.end(), nullptr) == count) return MEP_SUCCESS;
     CallScopes scopes;
     MEP_TRY(scopes.enter(all));
-    wait_for_some(all, 1, deadline_of(timeout_ms));
+    wait_for_some(all, 1, deadline_of(timeout_ms), [&] { return look_at_all(all) >= 1; });
     const auto done = std::find_if(
         all.begin(), all.end(), [](mep_request_t each) { return each != nullptr && each->done; });
     if (done == all.end()) {

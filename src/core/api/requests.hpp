@@ -32,6 +32,9 @@ struct mep_request {
   [[nodiscard]] virtual mep_result_t describe(mep_op_info_t* info) const = 0;
   virtual void set_event(int event) = 0;
 
+  // As far as it is known without a look.
+  bool has_ended() const { return done || (message != nullptr && message->has_ended()); }
+
   const mep_comm_t comm;
   const mep::MessageOperation* const message;  // null: of a collective
   bool done = false;
