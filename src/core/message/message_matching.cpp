@@ -16,12 +16,14 @@ using State = MessageOperation::State;
 
 // Without memory for a message that nobody has called for yet it stays where it is, and those behind it.
 bool Messages::take_from(uint32_t peer) {
-  // Then other peers have their turn.
-  constexpr uint32_t kMost = 64;
   bool moved = false;
   MessageHeader header;
   try {
-    for (uint32_t taken = 0; taken < kMost && rings_.look(peer, &header); ++taken) {
+    for (uint32_t taken = 0; rings_.look(peer, &header); ++taken) {
+      if (taken == kCellsInTurn) {
+        is_cut_ = true;
+        break;
+      }
       MEP_TEST_DELAY_POINT("message cell");
       take_cell(peer, header);
       rings_.take(peer);

@@ -61,14 +61,15 @@ bool Messages::post_all() {
 
 // The errors of single postings are not the caller's: what is lost ends by the view change that follows.
 bool Messages::post_to(uint32_t peer) {
-  // Then others have their turn.
-  constexpr uint32_t kMost = 64;
   const PostingScope scope = channel_.posting(epoch_);
   bool moved = false;
   if (rings_.owes_taken(peer) && scope.allowed()) moved = rings_.tell_taken(peer) == MEP_SUCCESS;
   try {
-    for (uint32_t posted = 0; posted < kMost && rings_.has_room(peer) && scope.allowed();
-         ++posted) {
+    for (uint32_t posted = 0; rings_.has_room(peer) && scope.allowed(); ++posted) {
+      if (posted == kCellsInTurn) {
+        is_cut_ = true;
+        break;
+      }
       MEP_TEST_DELAY_POINT("message post");
       if (!post_next(peer)) break;
       moved = true;

@@ -234,16 +234,27 @@ mep_result_t Messages::describe(const MessageOperation& operation, mep_op_info_t
 
 // --- Progress -------------------------------------------------------------------------------------
 
-bool Messages::step() {
+bool Messages::take_turn() {
   bool moved = false;
-  if (!channel_.undisturbed(epoch_)) [[unlikely]]
-    moved = adopt();
+  is_cut_ = false;
   for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
     if (!rings_.has_come(rank) || peers_[rank].incarnation == 0) continue;
     moved = take_from(rank) || moved;
     may_post_ = may_post_ || rings_.owes_taken(rank);
   }
   if (may_post_) moved = post_all() || moved;
+  return moved;
+}
+
+bool Messages::step() {
+  bool moved = false;
+  if (!channel_.undisturbed(epoch_)) [[unlikely]]
+    moved = adopt();
+  for (uint32_t turn = 0; turn < kTurns; ++turn) {
+    moved = take_turn() || moved;
+    if (!is_cut_) [[likely]]
+      break;
+  }
   if (pending_ != 0 && comm_.world().terminal_result() != MEP_SUCCESS) [[unlikely]] {
     const mep_result_t ended = comm_.check_world();
     if (ended != MEP_SUCCESS) end_all(ended, last_error_text());

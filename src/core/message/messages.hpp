@@ -128,8 +128,14 @@ class Messages : public Beside {
     }
   };
 
+  // A look has turns: of each peer so many cells are taken, and so many are posted to each. So data that two ranks
+  // send each other moves in both directions at one time, and a look still moves as many as a ring has.
+  static constexpr uint32_t kCellsInTurn = 8;
+  static constexpr uint32_t kTurns = 8;
+
   // Calls (messages.cpp).
   void step_all();
+  bool take_turn();
   void queue(MessageOperation* operation);
   MessageList& list_of(const MessageOperation& operation);
   void move_to(MessageOperation* operation, MessageOperation::State state);
@@ -199,6 +205,7 @@ class Messages : public Beside {
   uint64_t number_ = 0;         // of the last call
   uint32_t pending_ = 0;        // operations that have begun and not ended
   bool may_post_ = false;       // there may be something to post, or to tell of what was taken
+  bool is_cut_ = false;         // a turn ended before all had moved that could
   bool is_closed_ = false;
   bool may_be_asked_ = false;  // cells of a peer over a network were taken
 
