@@ -80,8 +80,8 @@ mep_result_t result_of(const MessageOperation& operation) {
 
 class MessageRequest final : public mep_request {
  public:
-  MessageRequest(mep_comm_t of, const MessageCall& call)
-      : mep_request(of, &operation_), message_(call.message) {
+  MessageRequest(mep_comm_t of, const MessageCall& call) : mep_request(of), told_(call.message) {
+    message = &operation_;
     prepare(call, &operation_);
   }
   // Afterwards the comm refers to it: it stays until it has ended.
@@ -105,7 +105,7 @@ class MessageRequest final : public mep_request {
   mep_result_t result() const override { return operation_.result; }
   const char* text() const override { return operation_.text; }
   void tell() override {
-    if (!operation_.is_send) mep::tell(operation_, message_);
+    if (!operation_.is_send) mep::tell(operation_, told_);
   }
   mep_result_t cancel() override {
     if (operation_.is_send) return fail(MEP_ERR_UNSUPPORTED, "only a receive can be cancelled");
@@ -124,7 +124,7 @@ class MessageRequest final : public mep_request {
   Messages& messages() const { return comm->comm->messages(); }
 
   MessageOperation operation_;
-  mep_message_t* const message_;
+  mep_message_t* const told_;
 };
 
 mep_result_t start_message(mep_comm_t comm, const MessageCall& call, mep_request_t* request) {

@@ -11,8 +11,7 @@
 #include "base/request_event.hpp"
 #include "core/api/requests.hpp"
 
-mep_request::mep_request(mep_comm_t of, const mep::MessageOperation* about)
-    : comm(of), message(about) {}
+mep_request::mep_request(mep_comm_t of) : comm(of) {}
 
 mep_request::~mep_request() {
   if (event.valid()) comm->comm->world().request_bell().remove(event);

@@ -6,8 +6,7 @@
 
 // What a request is to those who wait for it.
 struct mep_request {
-  // `about`: see `message`.
-  explicit mep_request(mep_comm_t of, const mep::MessageOperation* about = nullptr);
+  explicit mep_request(mep_comm_t of);
   mep_request(const mep_request&) = delete;
   mep_request& operator=(const mep_request&) = delete;
   virtual ~mep_request();
@@ -36,7 +35,7 @@ struct mep_request {
   bool has_ended() const { return done || (message != nullptr && message->has_ended()); }
 
   const mep_comm_t comm;
-  const mep::MessageOperation* const message;  // null: of a collective
+  const mep::MessageOperation* message = nullptr;  // null: of a collective
   bool done = false;
   mep_request_t behind_in_group = nullptr;  // see Group
   mep::UniqueFd event;
