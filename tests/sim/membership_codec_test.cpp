@@ -59,7 +59,7 @@ Row some_row(Random& random) {
   row.version = random.next();
   row.epoch = random.next();
   row.standing = static_cast<Standing>(random.below(4));
-  for (SlotSet* set : {&row.dead, &row.left, &row.link_down, &row.silent, &row.evict,
+  for (SlotSet* set : {&row.dead, &row.left, &row.gave_up, &row.link_down, &row.silent, &row.evict,
                        &row.suspected, &row.recover_wanted})
     *set = some_slots(random);
   row.round = random.below(9);
@@ -108,6 +108,7 @@ void rows_come_back(void**) {
     assert_int_equal(back->round, row.round);
     assert_true(back->standing == row.standing && back->wedged == row.wedged);
     assert_true(back->dead == row.dead && back->left == row.left && back->silent == row.silent);
+    assert_true(back->gave_up == row.gave_up);
     assert_true(back->link_down == row.link_down && back->evict == row.evict);
     assert_true(back->suspected == row.suspected && back->recover_wanted == row.recover_wanted);
     assert_true(back->comms == row.comms && back->channels == row.channels);

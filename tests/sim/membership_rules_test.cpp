@@ -247,6 +247,18 @@ void leaving_says_why(void**) {
   assert_int_equal(lab.ranks[0].installed[0].affected.at(0).why, kAffectedByMembers);
 }
 
+// The leader hears of an abort from another member before it hears of it from the rank itself.
+void an_abort_told_by_others_is_no_leave(void**) {
+  Lab lab(3);
+  lab.ranks[0].stopped = true;
+  lab.ranks[2].machine->on_abort();
+  lab.settle();
+  std::erase_if(lab.ranks[0].backlog, [](const auto& mail) { return mail.first == 2; });
+  lab.resume(0);
+  assert_true(lab.ranks[0].installed.at(0).decision->removed.at(0).reason ==
+              RemovalReason::kGaveUp);
+}
+
 // Two of four commit a view without the third, whose end nobody has seen, leave and end, all before the last
 // one looks: it is in that view, and has a quorum.
 void who_leaves_and_ends_is_believed(void**) {
@@ -429,6 +441,7 @@ int main() {
       cmocka_unit_test(who_has_lost_all_links_goes_at_once),
       cmocka_unit_test(old_incarnations_do_nothing),
       cmocka_unit_test(leaving_says_why),
+      cmocka_unit_test(an_abort_told_by_others_is_no_leave),
       cmocka_unit_test(who_leaves_and_ends_is_believed),
       cmocka_unit_test(eviction_by_request),
       cmocka_unit_test(a_deadline_changes_the_comm_not_the_members),

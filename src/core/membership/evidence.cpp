@@ -180,6 +180,7 @@ void Membership::read_statements(const Row& row) {
     });
   };
   if (!row.left.empty()) state(row.left, RemovalReason::kLeft);
+  if (!row.gave_up.empty()) state(row.gave_up, RemovalReason::kGaveUp);
   if (!row.dead.empty()) state(row.dead, RemovalReason::kDied);
 }
 
@@ -211,12 +212,13 @@ void Membership::gather_evidence() {
     const Row* row = peers_[slot].row.get();
     if (row == nullptr) return;
     if (row->standing == Standing::kLeft || row->standing == Standing::kGaveUp) {
-      if (!row_.left.has(slot)) {
-        row_.left.add(slot);
+      const bool left = row->standing == Standing::kLeft;
+      SlotSet& seen = left ? row_.left : row_.gave_up;
+      if (!seen.has(slot)) {
+        seen.add(slot);
         touch();
       }
-      confirm(slot,
-              row->standing == Standing::kLeft ? RemovalReason::kLeft : RemovalReason::kGaveUp);
+      confirm(slot, left ? RemovalReason::kLeft : RemovalReason::kGaveUp);
     }
     if (row->epoch == view_->epoch) {
       highest_round = std::max(highest_round, row->round);

@@ -164,8 +164,8 @@ void Membership::start_epoch(const std::shared_ptr<const View>& view, const Prop
     if (slot != slot_) peers_[slot] = Peer{};
   });
   view_ = view;
-  for (SlotSet* set : {&row_.dead, &row_.left, &row_.link_down, &row_.silent, &row_.evict,
-                       &row_.suspected, &confirmed_})
+  for (SlotSet* set : {&row_.dead, &row_.left, &row_.gave_up, &row_.link_down, &row_.silent,
+                       &row_.evict, &row_.suspected, &confirmed_})
     *set &= kept;
   view->members.each([&](uint32_t slot) {
     if (slot != slot_ && peers_[slot].incarnation != view->incarnation(slot)) take_in(slot);

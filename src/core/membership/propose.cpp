@@ -94,6 +94,7 @@ RemovalReason Membership::removal_reason(uint32_t slot, const SlotSet& live) con
     const Row* row = usable_row(by);
     if (row == nullptr) return;
     if (row->left.has(slot)) reason = RemovalReason::kLeft;
+    if (row->gave_up.has(slot)) reason = RemovalReason::kGaveUp;
     if (reason != RemovalReason::kUnreachable) return;
     if (row->dead.has(slot)) reason = RemovalReason::kDied;
     if (row->evict.has(slot)) reason = RemovalReason::kEvicted;

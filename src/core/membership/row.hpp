@@ -158,7 +158,8 @@ struct Row {
 
   // Evidence of this member, first hand.
   SlotSet dead;       // exits seen through a pidfd
-  SlotSet left;       // last rows seen (kLeft, kGaveUp)
+  SlotSet left;       // last rows seen, kLeft
+  SlotSet gave_up;    // last rows seen, kGaveUp
   SlotSet link_down;  // broken connections, transport errors
   SlotSet silent;     // no heartbeat for accuse_after_us
   SlotSet evict;      // asked to be evicted

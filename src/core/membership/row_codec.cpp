@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint32_t kRowMagic = 0x3152504du;   // "MPR1"
 constexpr uint32_t kViewMagic = 0x3156504du;  // "MPV1"
-constexpr uint16_t kCodecVersion = 1;
+constexpr uint16_t kCodecVersion = 2;
 constexpr uint8_t kSetAsList = 0;
 constexpr uint8_t kSetAsWords = 1;
 
@@ -268,9 +268,9 @@ bool read_evidence(Reader& in, Row* row) {
     return false;
   if (standing > static_cast<uint8_t>(Standing::kGaveUp)) return in.fail("unknown standing");
   row->standing = static_cast<Standing>(standing);
-  return in.set(&row->dead) && in.set(&row->left) && in.set(&row->link_down) &&
-         in.set(&row->silent) && in.set(&row->evict) && in.number(&row->round) &&
-         in.set(&row->suspected) && in.flag(&row->wedged);
+  return in.set(&row->dead) && in.set(&row->left) && in.set(&row->gave_up) &&
+         in.set(&row->link_down) && in.set(&row->silent) && in.set(&row->evict) &&
+         in.number(&row->round) && in.set(&row->suspected) && in.flag(&row->wedged);
 }
 
 bool read_change(Reader& in, Row* row) {
@@ -313,7 +313,8 @@ std::vector<uint8_t> encode_row(const Row& row) {
   out.number(row.version);
   out.number(row.epoch);
   out.number(static_cast<uint8_t>(row.standing));
-  for (const SlotSet* set : {&row.dead, &row.left, &row.link_down, &row.silent, &row.evict})
+  for (const SlotSet* set :
+       {&row.dead, &row.left, &row.gave_up, &row.link_down, &row.silent, &row.evict})
     out.set(*set);
   out.number(row.round);
   out.set(row.suspected);
