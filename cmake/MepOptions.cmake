@@ -15,7 +15,6 @@ foreach(feature IN ITEMS CUDA VERBS MPI)
 endforeach()
 
 option(MEP_BUILD_TESTS "Build the tests (needs CMocka)" ${PROJECT_IS_TOP_LEVEL})
-option(MEP_TEST_SOAK "Run tests in their full length (MEP_TEST_SOAK=1 in their environment)" OFF)
 option(MEP_WERROR "Treat compiler warnings as errors" OFF)
 option(MEP_FUZZ "Build the fuzz targets with libFuzzer (clang; ./dev fuzz)" OFF)
 option(MEP_TEST_HOOKS "Delay points in the library, for tests; not for use" OFF)

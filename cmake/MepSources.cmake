@@ -5,6 +5,25 @@
 #   mep_mpi       libmep_mpi.so, only the MPI bootstrap
 # A new .cpp in a folder under src/, or a new folder, is found without editing any list.
 
+# Headers of the C++ library that most files include, compiled once for the library and once for programs. Files
+# include what they use all the same: clang-tidy reads them without.
+set(MEP_STANDARD_HEADERS <algorithm> <array> <atomic> <cerrno> <chrono> <cstddef> <cstdint> <cstdio> <cstdlib>
+  <cstring> <functional> <map> <memory> <mutex> <new> <optional> <set> <span> <string> <thread> <unordered_map>
+  <utility> <vector>)
+
+# mep_precompile(TARGET): the headers as programs have them, compiled for one that does nothing.
+file(CONFIGURE OUTPUT "${CMAKE_BINARY_DIR}/mep_standard_headers.cpp" CONTENT "int main() { return 0; }\n")
+add_executable(mep_standard_headers "${CMAKE_BINARY_DIR}/mep_standard_headers.cpp")
+target_link_libraries(mep_standard_headers PRIVATE mep_flags)
+target_precompile_headers(mep_standard_headers PRIVATE ${MEP_STANDARD_HEADERS})
+set_target_properties(mep_standard_headers PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/src")
+function(mep_precompile target)
+  target_precompile_headers(${target} REUSE_FROM mep_standard_headers)
+  # GCC 12 does not know that a precompiled header is the system's, and warns falsely about its std::string.
+  target_compile_options(${target} PRIVATE
+    $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-array-bounds>)
+endfunction()
+
 # Adds the sources of one folder and of its subfolders to mep_objects. A subfolder with its own
 # CMakeLists.txt speaks for itself (it calls target_sources(mep_objects ...) or this function).
 function(mep_add_folder folder)
@@ -37,7 +56,7 @@ function(mep_source_options file)
     list(APPEND ARGN -Wno-maybe-uninitialized -Wno-uninitialized)
   endif()
   set_source_files_properties("${CMAKE_CURRENT_SOURCE_DIR}/${file}"
-    TARGET_DIRECTORY mep_objects PROPERTIES COMPILE_OPTIONS "${ARGN}")
+    TARGET_DIRECTORY mep_objects PROPERTIES COMPILE_OPTIONS "${ARGN}" SKIP_PRECOMPILE_HEADERS ON)
 endfunction()
 
 # All programs and what they need, without tests.
@@ -47,6 +66,7 @@ add_custom_target(mep_programs)
 function(mep_add_tool name)
   cmake_parse_arguments(tool "" "" "SOURCES;LIBRARIES" ${ARGN})
   add_executable(${name} ${tool_SOURCES})
+  mep_precompile(${name})
   target_link_libraries(${name} PRIVATE mep_flags ${tool_LIBRARIES})
   add_dependencies(mep_programs ${name})
   set_target_properties(${name} PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")

@@ -1,28 +1,27 @@
 # How tests reach CTest: mep_test, or mep_add_test for a CMocka program. Each test has one label that says
-# its size, by the time it takes on two idle cores:
-#   small    a second or two
-#   medium   up to about twenty seconds
-#   large    more
-# `./dev test` runs small and medium ones, `./dev test --full` all. A suite that is large gives a slice of
-# itself as a test of its own, so that the short run covers it too. Other labels: `threads` for tests that
-# run their ranks as threads (and so also under TSan and ASan), `addresses` for those that run under ASan though
-# their ranks are processes, as newcomers are, `fuzz`, `gpu`, and the name of the folder.
-set(MEP_TEST_SIZES small medium large)
+# which command runs it, and the commands above it do not:
+#   quick  `./dev test`: a second or two on two idle cores; one slice of each family
+#   gate   `./dev test --full`: whatever else has one outcome, in any order of events
+#   soak   `./dev soak`: what explores, and what repeats other tests in another environment
+# Labels for sanitizers: `threads` (ranks are threads; TSan and ASan), `addresses` (ranks are processes, as
+# newcomers are; ASan), `fuzz` (ASan). `./dev soak` runs all of these; the gate runs under TSan what has `tsan`
+# too, and under ASan what has `asan` or `fuzz`. Further labels: `gpu`, and the name of the folder.
+set(MEP_TEST_TIERS quick gate soak)
 
 # mep_test(NAME COMMAND... LABELS... [TIMEOUT SECONDS] [PROCESSORS N] [ENVIRONMENT...] [SKIP CODE]
-# [LOCK RESOURCE] [SERIAL]): one CTest entry. Soak runs get sixty times the time. Under a sanitizer
-# everything is slower, so the limit is four times as long.
+# [LOCK RESOURCE] [SERIAL]): one CTest entry. Under a sanitizer everything is slower,
+# so the limit is four times as long.
 function(mep_test name)
   cmake_parse_arguments(PARSE_ARGV 1 test "SERIAL" "TIMEOUT;PROCESSORS;SKIP;LOCK" "COMMAND;LABELS;ENVIRONMENT")
   if(test_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "test ${name}: what is ${test_UNPARSED_ARGUMENTS}?")
   endif()
-  set(sizes ${test_LABELS})
-  list(FILTER sizes INCLUDE REGEX "^(small|medium|large)$")
-  list(LENGTH sizes count)
+  list(JOIN MEP_TEST_TIERS "|" tiers)
+  set(tier ${test_LABELS})
+  list(FILTER tier INCLUDE REGEX "^(${tiers})$")
+  list(LENGTH tier count)
   if(NOT count EQUAL 1)
-    list(JOIN MEP_TEST_SIZES ", " expected)
-    message(FATAL_ERROR "test ${name}: its labels (${test_LABELS}) must have exactly one of ${expected}; "
+    message(FATAL_ERROR "test ${name}: its labels (${test_LABELS}) must have exactly one of ${tiers}; "
       "cmake/MepTests.cmake says which")
   endif()
   if(NOT test_TIMEOUT)
@@ -30,10 +29,6 @@ function(mep_test name)
   endif()
   if(MEP_SANITIZE)
     math(EXPR test_TIMEOUT "${test_TIMEOUT} * 4")
-  endif()
-  if(MEP_TEST_SOAK)
-    math(EXPR test_TIMEOUT "${test_TIMEOUT} * 60")
-    list(APPEND test_ENVIRONMENT MEP_TEST_SOAK=1)
   endif()
   add_test(NAME ${name} COMMAND ${test_COMMAND})
   set_tests_properties(${name} PROPERTIES
@@ -52,13 +47,26 @@ function(mep_test name)
   endif()
 endfunction()
 
-# What the presets asan and tsan run: label `threads`, asan the fuzz targets and `addresses` too.
+# What `./dev soak` runs in the trees asan and tsan, and the part of it that the gate runs.
 add_custom_target(mep_sanitizer_tests)
+add_custom_target(mep_sanitizer_gate)
+
+# mep_sanitized(TARGET LABEL...): the tree's sanitizer has this program, by the labels of its test.
+function(mep_sanitized target)
+  if("threads" IN_LIST ARGN OR "addresses" IN_LIST ARGN OR "fuzz" IN_LIST ARGN)
+    add_dependencies(mep_sanitizer_tests ${target})
+  endif()
+  if("fuzz" IN_LIST ARGN OR (MEP_SANITIZE STREQUAL "thread" AND "tsan" IN_LIST ARGN) OR
+     (NOT MEP_SANITIZE STREQUAL "thread" AND "asan" IN_LIST ARGN))
+    add_dependencies(mep_sanitizer_gate ${target})
+  endif()
+endfunction()
 
 # mep_test_program(NAME SOURCES... [LIBRARIES...]): a program over mep_internal in tests/ of the build folder.
 function(mep_test_program name)
   cmake_parse_arguments(PARSE_ARGV 1 program "" "" "SOURCES;LIBRARIES")
   add_executable(${name} ${program_SOURCES})
+  mep_precompile(${name})
   target_link_libraries(${name} PRIVATE mep_flags mep_internal ${program_LIBRARIES})
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests")
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
@@ -73,9 +81,7 @@ function(mep_add_test name)
     return()
   endif()
   mep_test_program(${name} SOURCES ${test_SOURCES} LIBRARIES ${test_LIBRARIES} PkgConfig::CMOCKA)
-  if("threads" IN_LIST test_LABELS OR "addresses" IN_LIST test_LABELS)
-    add_dependencies(mep_sanitizer_tests ${name})
-  endif()
+  mep_sanitized(${name} ${test_LABELS})
   set(options "")
   if(test_SERIAL)
     set(options SERIAL)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Jobs of real processes under faults:
-fault_test.py PATH_OF_MEP_CHAOS [--soak] [--slice] [-k WORD] [--list] [--starter PROGRAM].
+fault_test.py PATH_OF_MEP_CHAOS [--soak] [--slice] [-k WORD] [--exact NAME] [--list] [--starter PROGRAM].
 
 Each case is one plan for mep_chaos, which checks all bytes on all survivors, the uniform verdict, that
 every error names a failed rank, that nothing hangs and that nothing is left over. Environment:
@@ -92,7 +92,7 @@ def cases(seed):
         Case("1000 cycles without a leak", 4, "kill 1; rejoin; " * 1000, "--leak-pages", "96",
              soak=True, limit=3000, joins=1000),
     ] + [
-        Case(f"seed {seed + i}, {ranks} ranks", ranks, "", "--faults", "500", "--mix",
+        Case(f"seed + {i}, {ranks} ranks", ranks, "", "--faults", "500", "--mix",
              "kill,two,point,stop", "--seed", str(seed + i), soak=True, limit=3000)
         for i, ranks in enumerate((3, 4, 5, 8) * 3)
     ]
@@ -168,10 +168,12 @@ def main():
     arguments = sys.argv[1:]
     soak = "--soak" in arguments or os.environ.get("MEP_TEST_SOAK") == "1"
     word = arguments[arguments.index("-k") + 1] if "-k" in arguments else ""
+    exact = arguments[arguments.index("--exact") + 1] if "--exact" in arguments else ""
     starter = arguments[arguments.index("--starter") + 1] if "--starter" in arguments else None
     seed = int(os.environ.get("MEP_TEST_SEED", "1"))
     first, rest = cases(seed)
-    chosen = [case for case in first + (rest if soak else []) if word in case.name]
+    chosen = [case for case in first + (rest if soak else [])
+              if word in case.name and exact in ("", case.name)]
     if "--slice" in arguments:
         chosen = [case for case in chosen if case.name in SLICE]
     if "--list" in arguments:
@@ -184,7 +186,7 @@ def main():
         failed += bool(wrong)
         print(f"{'FAILED' if wrong else 'passed'}  {case.name} ({time.monotonic() - begin:.1f} s)",
               *wrong, sep="\n    " if wrong else "", flush=True)
-    if not word:
+    if not word and not exact:
         wrong = nothing_outlives_the_director(arguments[0])
         failed += bool(wrong)
         print("FAILED" if wrong else "passed", " nothing outlives the director", *wrong)

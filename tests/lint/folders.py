@@ -35,6 +35,52 @@ ALLOWED = {
     "core/api": ["base", "protocol", "core/bootstrap", "core/topo", "core/world", "core/operation", "core/message", "core/comm",
                  "core/ep"],
 }
+# Folder: the tests that are its own, as a regular expression over CTest's names. `./dev test FOLDER` runs these, and the
+# quick ones of all folders that include it. After src/: the other folders.
+TESTS = {
+    "base": r"^(base_|fork_hold|failpoint)",
+    "protocol": r"^(operations_test|abi_bindings)",
+    "transport": r"^(transport_|out_queue)",
+    "transport/inproc": r"^transport_(conformance_threads|memory)",
+    "transport/shm": r"^transport_(conformance|memory|window)",
+    "transport/tcp": r"^(transport_tcp|transport_conformance|out_queue|tcp_frame)|_tcp_",
+    "transport/verbs": r"^(verbs_|rdma_lab)",
+    "transport/cuda": r"^gpu_device",
+    "kernels/host": r"^kernel_",
+    "kernels/cuda": r"^gpu_(coll|ep)",
+    "kernels/cuda/device": r"^gpu_(coll|ep)",
+    "core/membership": r"^(membership_|sim_|model|witness)",
+    "core/bootstrap": r"^(bootstrap_|listeners|newcomers|netns|.*(hello|greeting|start_frames|offer|control_link)_fuzz)",
+    "core/bootstrap/mep_run": r"^bootstrap_mep_run",
+    "core/topo": r"^(topo|mep_info)",
+    "core/world": r"^(world_|large_world|progress_|membership_processes|newcomers|window_ticket|fault_)",
+    "core/operation": r"^(operation|coll_requests|progress_gate)",
+    "core/coll": r"^(coll_|eager_)",
+    "core/message": r"^message_",
+    "core/comm": r"^(comm_|coll_lifecycle|membership_(processes|python|fortran))",
+    "core/staged": r"^staged_",
+    "core/ep": r"^(ep_|staged_ep)",
+    "core/cuda": r"^gpu_",
+    "core/api": r"^(abi_|example_|oom|docs_api)",
+    "include": r"^(abi_|docs_api)",
+    "bindings/python": r"^(abi_python|abi_bindings|abi_layout|membership_python|example_.*_py)",
+    "bindings/fortran": r"^(abi_fortran|abi_bindings|abi_layout|membership_fortran|example_.*_f90)",
+    "perf": r"^(mep_perf|mep_info)",
+    "perf/chaos": r"^(program_|fault_)",
+    "examples": r"^example_",
+    "docs": r"^(docs_|lint_tree$)",
+    "tests/abi": r"^abi_",
+    "tests/fault": r"^(program_|fault_|failpoint)",
+    "tests/fuzz": r"_fuzz$",
+    "tests/lab": r"^(netns|rdma|verbs)",
+    "tests/lint": r"^lint_",
+    "tests/model": r"^model",
+    "tests/mp": r"^bootstrap_",
+    "tests/oom": r"^oom",
+    "tests/sim": r"^(sim_|membership_(codec|rules))",
+    "tests/support": r"^(coll_|ep_|message_|transport_)",
+    "tests/unit": r"_test$",
+}
 # (from, to): why.
 EXCEPTIONS = {
     ("core/staged", "core/ep"): "staged calls read the shape of the EP object that they belong to",
@@ -105,6 +151,8 @@ def check_folders(includes, allowed=None, exceptions=None):
     cycle = cycle_of(allowed)
     if cycle:
         yield here, 1, f"the table has a cycle: {' -> '.join(cycle)}"
+    for folder in allowed.keys() - TESTS.keys() if allowed is ALLOWED else ():
+        yield here, 1, f"TESTS has no row for {folder}"
     edges = edges_of(includes)
     for (source, target), places in sorted(edges.items()):
         if source not in allowed:

@@ -2,25 +2,34 @@
 """Runs clang-tidy over the project's sources, skipping those that it has already found clean.
 
 A source is clean for as long as the same bytes reach clang-tidy: the file, every project header that
-it includes directly or not, its compile command, the .clang-tidy files and clang-tidy's version.
+it includes directly or not, its compile command, the checks, and clang-tidy's version. Stamps of clean sources
+lie in ~/.cache/mep/clang_tidy and hold no path, so that one clone's answer for another.
 """
 
 import argparse
 import concurrent.futures
 import hashlib
 import json
+import os
 import pathlib
 import re
 import shlex
 import subprocess
 import sys
+import time
 
 FOLDERS = ("src", "perf", "tests", "examples")
+PRECOMPILED = re.compile(r" -Winvalid-pch| -include \S+/cmake_pch\.hxx")
+STAMP_DAYS = 60
+# It takes as long as all other checks together, so only `./dev soak` runs it.
+ANALYZER = ",".join(("-*", "clang-analyzer-*",
+                     "-clang-analyzer-security.insecureAPI.DeprecatedOrUnsafeBufferHandling",
+                     "-clang-analyzer-optin.performance.Padding", "-clang-analyzer-valist.Uninitialized"))
 INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 
 def include_folders(entry):
-    words = shlex.split(entry["command"]) if "command" in entry else entry["arguments"]
+    words = shlex.split(entry["command"])
     folders = []
     for index, word in enumerate(words):
         if word in ("-I", "-isystem"):
@@ -55,9 +64,24 @@ def configurations(path, root):
             if (folder == root or root in folder.parents) and (folder / ".clang-tidy").is_file()]
 
 
-def fingerprint(source, entry, root, version):
-    digest = hashlib.sha256(version)
-    digest.update(str(entry.get("command", entry.get("arguments"))).encode())
+def stamp_folder():
+    cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    folder = pathlib.Path(cache, "mep/clang_tidy")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def forget_old(stamps):
+    limit = time.time() - STAMP_DAYS * 86400
+    for stamp in stamps.iterdir():
+        if stamp.stat().st_mtime < limit:
+            stamp.unlink(missing_ok=True)
+
+
+def fingerprint(source, entry, root, what):
+    """`what`: clang-tidy's version and the checks of the command line."""
+    digest = hashlib.sha256(what)
+    digest.update(entry["command"].replace(str(root), ".").encode())
     files = inputs_of(source, include_folders(entry), root) + configurations(source, root)
     for path in files:
         content = path.read_bytes()
@@ -75,10 +99,22 @@ def changed_files(root, commit):
     return {(root / name).resolve() for name in names}
 
 
-def tidy(source, build):
-    # The compile commands may be GCC's, whose warning options clang does not all know.
-    command = ["clang-tidy", "-quiet", "-extra-arg=-Wno-unknown-warning-option", "-p", str(build),
-               str(source)]
+def commands_without_precompiled(build, folder):
+    """The compile commands without GCC's precompiled headers, written to a folder for clang-tidy."""
+    commands = json.loads((build / "compile_commands.json").read_text())
+    for entry in commands:
+        entry["command"] = PRECOMPILED.sub("", entry["command"])
+    folder.mkdir(exist_ok=True)
+    (folder / "compile_commands.json").write_text(json.dumps(commands))
+    return commands
+
+
+def tidy(source, commands, checks):
+    # The compile commands may be GCC's: clang does not know all of its options for warnings, and has others.
+    options = ["-quiet", "-extra-arg=-Wno-unknown-warning-option", "-extra-arg=-Wno-error", "-p", str(commands)]
+    if checks:
+        options.append(f"-checks={checks}")
+    command = ["clang-tidy", *options, str(source)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     return run.returncode, run.stdout + (run.stderr if run.returncode else "")
 
@@ -90,14 +126,18 @@ def main():
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--changed-since", metavar="COMMIT",
                         help="only sources that reach a file which differs from this commit")
+    parser.add_argument("--analyzer", action="store_true",
+                        help="clang's static analyzer in place of the checks of .clang-tidy")
     arguments = parser.parse_args()
     build = arguments.build.resolve()
-    stamps = build / "clang_tidy_clean"
-    stamps.mkdir(exist_ok=True)
+    checks = ANALYZER if arguments.analyzer else ""
+    stamps = stamp_folder()
+    forget_old(stamps)
     version = subprocess.run(["clang-tidy", "--version"], capture_output=True, check=True).stdout
 
     entries = {}
-    for entry in json.loads((build / "compile_commands.json").read_text()):
+    commands = build / "clang_tidy"
+    for entry in commands_without_precompiled(build, commands):
         source = pathlib.Path(entry["directory"], entry["file"]).resolve()
         if any(root / folder in source.parents for folder in FOLDERS) and source.suffix in (".c", ".cpp"):
             entries[source] = entry
@@ -107,14 +147,16 @@ def main():
                    if changed.intersection(inputs_of(source, include_folders(entry), root))}
     todo = []
     for source, entry in sorted(entries.items()):
-        stamp = stamps / fingerprint(source, entry, root, version)
-        if not stamp.exists():
+        stamp = stamps / fingerprint(source, entry, root, version + checks.encode())
+        if stamp.exists():
+            stamp.touch()
+        else:
             todo.append((source, stamp))
     print(f"    {len(entries) - len(todo)} of {len(entries)} sources are clean already", flush=True)
 
     failures = 0
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        runs = {pool.submit(tidy, source, build): (source, stamp) for source, stamp in todo}
+        runs = {pool.submit(tidy, source, commands, checks): (source, stamp) for source, stamp in todo}
         for number, run in enumerate(concurrent.futures.as_completed(runs), 1):
             source, stamp = runs[run]
             status, output = run.result()

@@ -4,6 +4,7 @@
   run_models.py --ci            the slice that fits a few minutes on one core (default)
   run_models.py --all           everything
   run_models.py --only NAME     runs whose name contains NAME
+  run_models.py --exact NAME    the one with this name
   run_models.py --list
 
 A run that must hold fails when spin finds an error, when an exhaustive search was cut short (depth,
@@ -298,11 +299,12 @@ def main():
     parser.add_argument("--ci", action="store_true")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--only", default="")
+    parser.add_argument("--exact", default="")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--keep", action="store_true", help="keep pan and its trail")
     options = parser.parse_args()
-    chosen = [r for r in all_runs() if (options.all or options.only or r.ci)
-              and options.only in r.name]
+    chosen = [r for r in all_runs() if (options.all or options.only or options.exact or r.ci)
+              and options.only in r.name and options.exact in ("", r.name)]
     if options.list:
         for entry in chosen:
             print(entry.name, entry.file, entry.ranks, entry.mode, entry.expected,

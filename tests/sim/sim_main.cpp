@@ -1,4 +1,4 @@
-// sim_membership --seeds N [--first S] | --seed S [--trace] | --mutants | --quorum witness|none
+// sim_membership --seeds N [--first S] | --seed S [--trace] | --mutants [--only NAME] [--list] | --quorum witness|none
 // Prints the seed of what fails and how to see it again.
 #include <chrono>
 #include <cinttypes>
@@ -107,7 +107,7 @@ int run_seeds(const Options& options, uint64_t first, uint64_t count, double sec
 }
 
 // Each deliberate fault must be caught within so many schedules.
-int run_mutants(uint64_t first, uint64_t limit, const std::string& only) {
+int run_mutants(uint64_t first, uint64_t limit, const std::string& only, bool list) {
   using mep::membership::Mutations;
   using mep::sim::Wrong;
   struct Mutant {
@@ -142,6 +142,10 @@ int run_mutants(uint64_t first, uint64_t limit, const std::string& only) {
   int missed = 0;
   for (const auto& [name, in_machine, around] : mutants) {
     if (std::string(name).find(only) == std::string::npos) continue;
+    if (list) {
+      std::printf("%s\n", name);
+      continue;
+    }
     Options options;
     if (in_machine != nullptr) options.mutations.*in_machine = true;
     if (around != nullptr) options.wrong.*around = true;
@@ -176,6 +180,7 @@ int main(int argc, char** argv) {
   uint64_t limit = 60000;
   double seconds = 0;
   bool mutants = false;
+  bool list = false;
   std::string only;  // of the mutants, by a part of the name
   bool one = false;
   bool soak = false;
@@ -203,6 +208,8 @@ int main(int argc, char** argv) {
       options.trace = true;
     else if (arg == "--mutants")
       mutants = true;
+    else if (arg == "--list")
+      list = true;
     else if (arg == "--only")
       only = value();
     else if (arg == "--soak")
@@ -217,7 +224,7 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
-  if (mutants) return run_mutants(first, limit, only);
+  if (mutants) return run_mutants(first, limit, only, list);
   if (soak) return mep::sim::run_soak(options.ranks == 0 ? 4096 : options.ranks);
   if (one) {
     options.seed = first;

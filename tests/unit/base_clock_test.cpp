@@ -1,4 +1,4 @@
-// labels: small
+// labels: quick
 // Deadlines: edges that need no waiting, because a deadline is a number.
 #include <stdint.h>
 

@@ -1,4 +1,4 @@
-// labels: small
+// labels: quick
 // Detection against what the kernel says in /proc/cpuinfo, decisions for made-up CPUs, and
 // MEP_SIMD.
 #include <stdint.h>

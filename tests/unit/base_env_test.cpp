@@ -1,4 +1,4 @@
-// labels: small
+// labels: quick
 // Environment variables: the table, and texts that are right, wrong, or at the edge of a range.
 #include <stdint.h>
 

@@ -1,4 +1,4 @@
-// labels: small
+// labels: quick
 // The log reads its settings once a process, so every case runs in a child of its own.
 #include <fcntl.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
 // fail(), add_context() and the thread's error text: nesting, truncation, threads.
-// labels: small threads
+// labels: quick threads tsan
 #include <stdint.h>
 
 #include <cstring>

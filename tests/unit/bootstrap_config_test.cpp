@@ -1,4 +1,4 @@
-// labels: small
+// labels: quick
 // Where rank, size, job and the rest come from, and what is refused; struct_size rules of API
 // structs.
 #include <stdint.h>

@@ -1,4 +1,4 @@
-// labels: small
+// labels: quick
 // What a process that knows everything but the secret can do with a control link between hosts:
 // nothing. Both ends run in this thread; between them stands a relay that may record, alter, repeat
 // or leave out bytes.

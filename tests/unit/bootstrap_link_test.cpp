@@ -1,5 +1,5 @@
 // Control links and the hello: right frames, and bytes of somebody who means harm.
-// labels: small threads
+// labels: quick threads tsan asan
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>

@@ -1,4 +1,4 @@
-// labels: small threads
+// labels: quick threads tsan asan
 // Collectives with a length for each block: where lengths do not fit together all ranks find it, wherever the
 // difference is; and what the matrix has no cases of: blocks of very different lengths.
 #include <cstring>

@@ -1,4 +1,4 @@
-// labels: medium threads
+// labels: gate threads
 // Calls that do not match, ranks that come late or never, and revoked comms: every rank gets its
 // answer, and the comm works on afterwards.
 #include <algorithm>

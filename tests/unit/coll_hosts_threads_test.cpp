@@ -1,4 +1,4 @@
-// labels: small threads
+// labels: quick threads tsan
 // Small collectives over several hosts: how many transfers go between them, that none waits for another, and
 // that a leader's end is settled like any other. Ranks are threads; "hosts" reach each other by put and
 // signal, which are counted and can be kept back between them. Results of all kinds over hosts are the

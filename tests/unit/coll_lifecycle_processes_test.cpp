@@ -1,4 +1,4 @@
-// labels: small
+// labels: quick
 // Short jobs as processes, random sequences of operations on them, and what a child of fork gets.
 #include "support/coll_jobs.hpp"
 

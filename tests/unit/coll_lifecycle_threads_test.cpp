@@ -1,4 +1,4 @@
-// labels: medium threads
+// labels: gate threads
 // Short jobs whose ranks end in any order and at any speed: nobody ever sees a failure.
 #include "support/coll_jobs.hpp"
 

@@ -1,4 +1,4 @@
-// labels: medium
+// labels: gate
 // Every collective, type, operator and size on ranks that are processes, mapped and put only,
 // against the plain reference.
 #include "support/coll_matrix.hpp"

@@ -1,4 +1,4 @@
-// labels: medium threads
+// labels: gate threads tsan
 // Every collective, type, operator and size on ranks that are threads, mapped and put only, against
 // the plain reference. Every rank is compared with it byte by byte, so ranks agree with each other
 // too, and mapped with put only.

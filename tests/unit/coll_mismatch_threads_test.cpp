@@ -1,4 +1,4 @@
-// labels: small threads
+// labels: quick threads tsan
 // Random calls that do not fit together, some ranks one and the others another, small and large, with delays at
 // every phase where the build has the points for them. Nobody waits for ever, who succeeds has the right bytes, and
 // the comm works on.

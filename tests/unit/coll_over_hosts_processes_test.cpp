@@ -1,4 +1,4 @@
-// labels: small tcp
+// labels: quick tcp
 // Large collectives over several hosts, as processes: on each "host" by shared memory, between hosts by
 // TCP. Results, and a rank that is killed inside a call, at points of its part for others.
 #include "base/failpoint.hpp"

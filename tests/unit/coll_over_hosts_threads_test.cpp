@@ -1,4 +1,4 @@
-// labels: medium threads
+// labels: gate threads
 // Large collectives over several hosts: their results, bit for bit those of one host; how many bytes
 // and transfers go between hosts; that the end of a rank in the middle is settled like any other. Ranks
 // are threads; "hosts" reach each other by put and signal, which are counted.

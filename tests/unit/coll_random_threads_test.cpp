@@ -1,4 +1,4 @@
-// labels: small threads
+// labels: quick threads
 // Random sequences of mixed operations on ranks that are threads, with delays at every phase where
 // the build has the points for them.
 #include "support/coll_sequence.hpp"

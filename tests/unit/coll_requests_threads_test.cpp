@@ -1,4 +1,4 @@
-// labels: small threads
+// labels: quick threads tsan asan
 // Requests, what calls say about themselves, two threads on one comm, and memory of mep_mem_alloc.
 #include <poll.h>
 

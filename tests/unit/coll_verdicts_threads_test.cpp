@@ -1,4 +1,4 @@
-// labels: threads small
+// labels: quick threads tsan
 // What calls answer when members fail: the k-th call of a communicator ends alike on all survivors, whoever
 // calls early, late, or has several operations pending.
 #include <algorithm>

@@ -1,4 +1,4 @@
-// labels: small threads
+// labels: quick threads
 // Signal words next to their wrap-around: comms whose sequence numbers, epochs and chunk counters
 // begin just before a power of two at which a field of a tag begins anew.
 #include "core/api/api_guard.hpp"

@@ -1,4 +1,4 @@
-// labels: medium
+// labels: gate
 // Communicators that are closed, and such that cannot be made: what succeeded on one rank succeeds on all,
 // also when that rank has closed the communicator and another dies; a rank without descriptors is an error
 // on all; nothing stays behind.

@@ -1,4 +1,4 @@
-// labels: medium
+// labels: gate
 // Ranks that are killed while communicators are made, used and closed: split in a loop, a world at its
 // start, a world that grows. Every survivor comes to its end, soon, with the same results as the others.
 #include <string.h>

@@ -1,4 +1,4 @@
-// labels: threads small
+// labels: quick threads tsan asan
 // Communicators made by several threads at once, of each other, closed in any order, and used after the
 // end of their world.
 #include "core/api/api_guard.hpp"

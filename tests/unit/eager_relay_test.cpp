@@ -1,4 +1,4 @@
-// labels: small
+// labels: quick
 // The eager ring over two hosts, step by step, in an order that ranks which run by themselves seldom come to.
 #include <cstdlib>
 #include <cstring>

@@ -1,4 +1,4 @@
-// labels: small addresses
+// labels: quick addresses asan
 // A rank dies, and the map routes around its experts; its replacement attaches to the EP object by name
 // and takes them back. And EP objects that come and go while a newcomer is on its way.
 #include "support/delays.hpp"

@@ -1,6 +1,6 @@
 // Calls on EP objects that must be refused, each with its code and a text that says why, and that
 // nothing is changed by them; and uses next to the wrap-around of their count.
-// labels: small threads
+// labels: quick threads tsan asan
 #include "core/ep/ep_object.hpp"
 #include "support/ep_rounds.hpp"
 

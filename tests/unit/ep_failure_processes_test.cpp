@@ -1,4 +1,4 @@
-// labels: medium
+// labels: gate
 // A rank process is killed at a random moment of a round, most often in the middle of a copy or a wait,
 // or at a named point, after some ranks have been told something and others not; the others go on, and
 // what each of their operations says of itself must be true.

@@ -1,6 +1,6 @@
 // A rank ends its part by mep_comm_abort at a random point of a round; the others go on, and what each
 // of their operations says of itself must be true.
-// labels: small threads
+// labels: quick threads tsan asan
 #include "support/coll_sequence.hpp"
 #include "support/ep_failing.hpp"
 

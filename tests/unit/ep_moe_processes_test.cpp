@@ -1,4 +1,4 @@
-// labels: small
+// labels: quick
 // Dispatch and combine of random EP problems on ranks as processes, mapped and by put alone, against a
 // plain reference.
 #include "support/ep_rounds.hpp"

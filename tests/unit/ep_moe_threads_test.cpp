@@ -1,6 +1,6 @@
 // Dispatch and combine of random EP problems on ranks as threads, mapped and by put alone, against a
 // plain reference.
-// labels: medium threads
+// labels: gate threads tsan asan
 #include "support/ep_rounds.hpp"
 
 using namespace mep_test;

@@ -1,6 +1,6 @@
 // With MEP_COMM_UNIFORM every dispatch and every combine has one result on all survivors, whenever a
 // rank goes: they need not agree on anything to go on together.
-// labels: medium threads
+// labels: gate threads asan
 #include "support/ep_failing.hpp"
 
 using namespace mep_test;

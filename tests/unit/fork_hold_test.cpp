@@ -1,5 +1,5 @@
 // A fork waits for the sections that it must not cut, and its child finds them free.
-// labels: small
+// labels: quick
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-// labels: small
+// labels: quick
 // Combining rows and copying them, at every SIMD level against plain loops in which product and sum
 // are rounded one after the other.
 #include <memory>

@@ -1,4 +1,4 @@
-// labels: small
+// labels: quick
 // Conversions: every code of every small type, every rounding boundary of every small type, and
 // random float32, at all SIMD levels and in the scalar functions, against a search in the table of
 // values.

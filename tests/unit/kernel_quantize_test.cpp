@@ -1,4 +1,4 @@
-// labels: medium
+// labels: gate
 // Quantising to e4m3 and back, for both kinds of scale, against the formulas evaluated one value at
 // a time: all lengths up to three groups and real hidden sizes, all token types and SIMD levels.
 #include "kernel_oracle.hpp"

@@ -1,4 +1,4 @@
-// labels: medium
+// labels: gate
 // Reductions: every type, operator, size, number of inputs and SIMD level against plain loops, bit
 // by bit; aliasing, alignment, memory bounds and the caller's floating-point mode.
 #include <memory>

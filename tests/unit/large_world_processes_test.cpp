@@ -1,4 +1,4 @@
-// labels: medium
+// labels: gate
 // Worlds with much in them: a replacement is told of all of it, a death is settled as fast as in a small
 // one, and what comes and goes leaves nothing behind.
 #include <malloc.h>

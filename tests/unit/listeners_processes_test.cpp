@@ -1,4 +1,4 @@
-// labels: medium
+// labels: gate
 // A rank listens only where a peer has to connect to it: in a job over shared memory nowhere. Somebody from
 // another host is let in all the same.
 #include <dirent.h>

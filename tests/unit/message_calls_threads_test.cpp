@@ -1,4 +1,4 @@
-// labels: small threads
+// labels: quick threads tsan asan
 // What one message is and which one a receive takes: order, tags, sources, sizes, probes, what does not fit,
 // and timeouts, which concern one rank alone.
 #include "support/message_ranks.hpp"

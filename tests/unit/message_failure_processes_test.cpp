@@ -1,4 +1,4 @@
-// labels: medium processes
+// labels: gate processes
 // Messages of rank processes of which one is killed or leaves, and of those that take its place.
 #include <sys/time.h>
 

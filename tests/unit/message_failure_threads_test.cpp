@@ -1,4 +1,4 @@
-// labels: medium threads
+// labels: gate threads tsan asan
 // Messages of ranks that are threads when one of them ends its part by mep_comm_abort or leaves, and when a
 // communicator is revoked.
 #include "support/delays.hpp"

@@ -1,4 +1,4 @@
-// labels: small threads
+// labels: quick threads tsan asan
 // Groups of calls, messages on several comms, and arguments that are refused.
 #include "support/message_ranks.hpp"
 

@@ -1,4 +1,4 @@
-// labels: medium threads
+// labels: gate threads tsan asan
 // Random programs of messages: every rank makes the same plan from the seed, starts its part of it in an order of
 // its own, with collectives between, and waits in yet another order. Bytes are made of the seed, the message's
 // way and its number in the stream of its source, destination, communicator and tag, so one that has overtaken

@@ -1,4 +1,4 @@
-// labels: small threads
+// labels: quick threads tsan asan
 // Messages under way: receives that are withdrawn, waiting for several requests, descriptors, and messages that
 // are served while their rank is inside other calls on the comm.
 #include <poll.h>

@@ -1,4 +1,4 @@
-// labels: medium addresses
+// labels: gate addresses asan
 // What keeps replacements out, and must not: a second death while ranks recover, children of the dead that
 // live on. What a newcomer has not attached to survives a destroy that is refused. And a rank that ends
 // while the others start.

@@ -1,4 +1,4 @@
-// labels: small threads
+// labels: quick threads tsan
 // What a view change means for a comm and its calls, which reports are left of it, who is waited for before
 // it, and what a record gives away.
 #include <algorithm>

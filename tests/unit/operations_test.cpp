@@ -1,6 +1,6 @@
 // Kinds of operations x what carries them out: each backend carries out what the table says of it, and
 // refuses all else, kinds that no table knows too, without taking one for another.
-// labels: small threads
+// labels: quick threads tsan asan
 #include <cstring>
 #include <set>
 #include <string>

@@ -1,5 +1,5 @@
 // What waits to be sent, when memory runs out in the middle of a put: the stream is whole all the same.
-// labels: small
+// labels: quick
 #include <cstdlib>
 #include <new>
 #include <random>

@@ -1,4 +1,4 @@
-// labels: small threads
+// labels: quick threads tsan
 // Calls and looks at one comm, without the rest of the library: no call is refused because of a look, no two are
 // inside at once, and what a call leaves pending is looked at until nothing is left. What they share is plain
 // memory, so that ThreadSanitizer sees whether each entry finds what the last one left.

@@ -1,4 +1,4 @@
-// labels: small
+// labels: quick
 // The progress thread on ranks that are processes: they watch memory and descriptors alone, one of them dies, or
 // has children by fork.
 #include <cstring>

@@ -1,4 +1,4 @@
-// labels: small threads
+// labels: quick threads tsan
 // The progress thread on ranks that are threads: operations end without calls of the user, calls beside it are
 // never refused because of it, and what an operation says is right on whichever thread it ended.
 #include <cstring>

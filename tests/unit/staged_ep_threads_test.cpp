@@ -1,6 +1,6 @@
 // The host's half of staged dispatch and combine. This test copies as the kernels do, in words of its own; the
 // same calls on an EP object of the host say what must come out, byte by byte.
-// labels: small threads
+// labels: quick threads asan
 #include <cstring>
 #include <memory>
 #include <random>

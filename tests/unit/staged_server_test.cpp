@@ -1,6 +1,6 @@
 // The choice between mapped and staged GPUs, and the host's half of staged operations: mailbox, thread,
 // failures, waits that end, and collectives over communicators of the host. Threads play the kernels.
-// labels: medium threads
+// labels: gate threads tsan
 #include <barrier>
 #include <cstdlib>
 #include <cstring>

@@ -1,4 +1,4 @@
-// labels: small
+// labels: quick
 // Which HCA is chosen where, on the topologies of tests/topologies. What is expected was worked out by
 // hand from the XML files; the test shares nothing with the code that judges.
 #include <sys/stat.h>

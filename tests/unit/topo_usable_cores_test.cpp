@@ -1,4 +1,4 @@
-// labels: small
+// labels: quick
 // How many cores a process may use: the affinity mask against sched_getaffinity, quotas against
 // cgroup files that the test writes itself.
 #include <sched.h>

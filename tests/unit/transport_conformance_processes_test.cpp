@@ -1,4 +1,4 @@
-// labels: medium processes
+// labels: gate processes
 // Every transport that reaches ranks as processes.
 #include "support/transport_conformance.hpp"
 

@@ -1,4 +1,4 @@
-// labels: medium threads
+// labels: gate threads tsan
 // Every transport that reaches ranks as threads.
 #include "support/transport_conformance.hpp"
 

@@ -1,4 +1,4 @@
-// labels: medium threads
+// labels: gate threads
 // A process or thread that was excluded while it may still run changes no byte that is used later,
 // and what sleeps while its window is renewed is woken.
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// labels: small threads
+// labels: quick threads tsan asan
 // Shared memory from a peer is checked before it is mapped, source memory is read-only for peers,
 // and nothing is left over: no file, no descriptor, no mapping.
 #include <dirent.h>

@@ -1,4 +1,4 @@
-// labels: medium threads
+// labels: gate threads tsan
 // A queue that is full, of a transport whose bytes are under way for a while: over loopback TCP.
 #include "support/transport_conformance.hpp"
 #include "transport/tcp/sealing.hpp"

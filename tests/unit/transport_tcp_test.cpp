@@ -1,4 +1,4 @@
-// labels: medium threads
+// labels: gate threads tsan asan
 // The tcp transport against peers and strangers that do not keep to its rules: whatever they send lands
 // nowhere, ends at most their own connection, and disturbs no other peer.
 #include <netinet/in.h>

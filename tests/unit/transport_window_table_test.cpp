@@ -1,4 +1,4 @@
-// labels: small threads
+// labels: quick threads tsan asan
 // A window is found among thousands in a few steps, while others come and go.
 #include <atomic>
 #include <random>

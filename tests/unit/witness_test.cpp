@@ -1,5 +1,5 @@
 // The register of the outside witness: written once, by one of those who try at the same time.
-// labels: small threads
+// labels: quick threads tsan
 #include "core/world/witness.hpp"
 
 #include <sys/stat.h>

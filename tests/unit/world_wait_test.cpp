@@ -1,4 +1,4 @@
-// labels: small
+// labels: quick
 // When a wait gives its core away, and when it rather sleeps.
 #include "core/world/wait.hpp"
 

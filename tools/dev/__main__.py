@@ -13,15 +13,18 @@ import lint
 import ranks
 from console import ROOT, die, jobs, note, step
 from packages import ensure_cuda_compiler, ensure_packages
-from suites import Stages, ctest, sanitizer_tests, soak
-from trees import build, build_or_stop
+from reach import reached
+from soak import soak
+from suites import Stages, sanitizer_tests
+from trees import NO_CUDA, ONE_GPU, build, build_or_stop, cuda_of_a_short_run
 
 HELP = """\
 ./dev run [ARGS]     install what is missing, build, and run a MoE layer's communication on 4 ranks,
                      checked and timed beside MPI; ARGS go to mep_perf in place of the default ones
-./dev test           the same up to tests of every part: tree checks, formatting, clang-tidy of what the
-                     branch changes, small and medium tests of the release build
-./dev test --full    everything: the whole lint, all tests, kernels for all GPUs, TSan and ASan runs
+./dev test           a newcomer's run: tree checks, formatting, clang-tidy of what the branch changes, and
+                     short tests of every part
+./dev test --full    the gate: the whole lint, every test with one outcome, a slice of each under TSan and ASan
+./dev test PATH      what a folder or file reaches, by the table of folders: src/core/ep, tests/unit/x_test.cpp
 ./dev test ARGS      only the release build's tests, with these arguments for ctest (-R NAME, ...)
 ./dev build [PRESET] configure and build (release, debug, asan, tsan); default release
 ./dev lint           layering, formatting and clang-tidy of what changed since the last clean run
@@ -44,13 +47,17 @@ HELP = """\
                      everything that wants a GPU, or the parts kernels, library, perf, sanitizers; one table
                      at the end. Needs only this tree, nvcc, cmake, python3 and a GPU; `--quick` leaves
                      benchmarks and sanitizers out. library and perf run what build/release has
-./dev soak [ARGS]    all tests in their full length, hours (ctest ARGS)
+./dev soak [SUITE] [--minutes N]
+                     what explores, and every test under TSan and ASan: whatever fits into N minutes (60), with
+                     new seeds each time; goes on next time where it stopped. `./dev soak --list`: the suites
 ./dev clean          remove build/
 Environment: CC and CXX choose the compiler of a first configure run; MEP_TEST_SEED replays random
 tests; MEP_DEV_NO_INSTALL=1 installs nothing."""
 
-# The tests of the short run; cmake/MepTests.cmake says what the sizes mean.
-SHORT = ["-L", "^(small|medium)$"]
+# Which tests each run has: cmake/MepTests.cmake says what the labels mean.
+SHORT = ["-L", "^quick$"]
+GATE = ["-L", "^(quick|gate)$"]
+SANITIZERS = {"tsan": ("ThreadSanitizer", "^tsan$"), "asan": ("AddressSanitizer", "^(asan|fuzz)$")}
 
 
 def test(arguments: list[str]) -> int:
@@ -59,33 +66,42 @@ def test(arguments: list[str]) -> int:
         die("--full takes no further arguments")
     stages = Stages()
     ensure_packages(test=True)
-    ensure_cuda_compiler()
-    if not stages.run("build", lambda: (build("release", quick=not full), "")):
+    cuda = ONE_GPU if full else cuda_of_a_short_run()
+    if cuda != NO_CUDA:
+        ensure_cuda_compiler()
+    if not stages.run("build", lambda: (build("release", cuda=cuda), "")):
+        return stages.finish()
+    if len(arguments) == 1 and not arguments[0].startswith("-"):
+        names = reached(arguments[0])
+        if not names:
+            die(f"no test is known for {arguments[0]}; tests/lint/folders.py has the table")
+        stages.run("lint, clang-tidy of changes only", lambda: lint.lint(True))
+        step(f"Tests that {arguments[0]} reaches")
+        stages.run("release tests", lambda: stages.ctest("release", ["-R", f"^({'|'.join(names)})$"], jobs()))
         return stages.finish()
     if arguments and not full:
         step(f"Tests of build/release: ctest {' '.join(arguments)}")
         stages.run("release tests (lint and sanitizers left out)",
-                   lambda: ctest("release", arguments, jobs()))
+                   lambda: stages.ctest("release", arguments, jobs()))
         return stages.finish()
     stages.run("lint" if full else "lint, clang-tidy of changes only", lambda: lint.lint(not full))
-    step("Tests of build/release" + ("" if full else ", small and medium ones"))
-    stages.run("release tests" if full else "release tests, small and medium",
-               lambda: ctest("release", [] if full else SHORT, jobs()))
-    sanitizers = {"tsan": "ThreadSanitizer", "asan": "AddressSanitizer"}
+    step("Tests of build/release")
+    stages.run("release tests", lambda: stages.ctest("release", GATE if full else SHORT, jobs()))
     if full:
-        for preset, name in sanitizers.items():
-            stages.run(f"{name} tests", lambda preset=preset: sanitizer_tests(preset, [], jobs()))
+        for preset, (name, labels) in SANITIZERS.items():
+            stages.run(f"{name} tests", lambda preset=preset, labels=labels: sanitizer_tests(
+                stages, preset, ["-L", labels], jobs(), "mep_sanitizer_gate"))
     else:
-        stages.left_out("large tests, clang-tidy of all files, TSan, ASan, programs for GPUs: "
-                        "./dev test --full")
+        stages.left_out("longer tests, clang-tidy of all files, TSan, ASan: ./dev test --full")
+    stages.left_out("what explores: ./dev soak")
     return stages.finish()
 
 
-def stage(name: str, command: Callable[[], tuple[bool, str]]) -> int:
+def stage(name: str, command: Callable[[Stages], tuple[bool, str]]) -> int:
     """A verb that is one stage of tests."""
     stages = Stages()
     ensure_packages(test=True)
-    stages.run(name, command)
+    stages.run(name, lambda: command(stages))
     return stages.finish()
 
 
@@ -96,19 +112,19 @@ def build_verb(arguments: list[str]) -> int:
 
 def run_verb(arguments: list[str]) -> int:
     ensure_packages()
-    build_or_stop("release", "mep_programs", quick=True)
+    build_or_stop("release", "mep_programs", cuda=cuda_of_a_short_run())
     return ranks.run_job(arguments)
 
 
 def bench_verb(_: list[str]) -> int:
     ensure_packages()
-    build_or_stop("release", "mep_programs", quick=True)
+    build_or_stop("release", "mep_programs", cuda=cuda_of_a_short_run())
     return ranks.bench()
 
 
 def chaos_verb(arguments: list[str]) -> int:
     ensure_packages()
-    build_or_stop("release", "mep_programs", quick=True)
+    build_or_stop("release", "mep_programs", cuda=cuda_of_a_short_run())
     return ranks.chaos(arguments)
 
 
@@ -134,12 +150,12 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "format": lambda _: lint.rewrite(),
     "bench": bench_verb,
     "chaos": chaos_verb,
-    "asan": lambda words: stage("asan tests", lambda: sanitizer_tests("asan", words, jobs())),
-    "tsan": lambda words: stage("tsan tests", lambda: sanitizer_tests("tsan", words, jobs())),
-    "fuzz": lambda words: stage("fuzz", lambda: fuzz_lab.fuzz(words)),
+    "asan": lambda words: stage("asan tests", lambda stages: sanitizer_tests(stages, "asan", words, jobs())),
+    "tsan": lambda words: stage("tsan tests", lambda stages: sanitizer_tests(stages, "tsan", words, jobs())),
+    "fuzz": lambda words: stage("fuzz", lambda _: fuzz_lab.fuzz(words)),
     "lab": fuzz_lab.lab,
     "gpu-test": gpu.gpu_test,
-    "soak": lambda words: stage("soak", lambda: soak(words, jobs())),
+    "soak": soak,
     "clean": clean,
     "help": usage,
     "-h": usage,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-
 from console import ROOT, has, jobs, note, run, step
-from trees import build, tree_of
+from trees import build, merge_base, tree_of
 
 FOLDERS = ("include", "src", "perf", "tests", "examples", "bindings")
 SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cu", ".cuh"}
@@ -32,16 +30,6 @@ def check_format() -> bool:
         return True
     note("./dev format rewrites them")
     return False
-
-
-def merge_base() -> str | None:
-    """Where this branch left the main one; None outside a repository."""
-    for branch in ("origin/HEAD", "origin/main", "main"):
-        done = subprocess.run(["git", "merge-base", "HEAD", branch], capture_output=True, text=True,
-                              check=False)
-        if done.returncode == 0:
-            return done.stdout.strip()
-    return None
 
 
 def check_tidy(changed_only: bool) -> bool:

@@ -9,10 +9,14 @@ import subprocess
 import time
 from typing import Callable
 
-from console import note, read_lines, run, run_logged, step
+from console import ROOT, note, read_lines, run_logged, step
 from trees import build, tree_of
 
 CLOSING = re.compile(r"% tests passed|No tests were found")
+ENDED = re.compile(r"^ *\d+/\d+ Test +#\d+: (\S+) \.*(.*?) +([\d.]+) sec")
+# More failures than this are a broken build: running them again would only take time.
+MOST_RUN_AGAIN = 12
+SLOWEST = 10
 
 
 class Stages:
@@ -21,6 +25,8 @@ class Stages:
     def __init__(self) -> None:
         self.results: list[str] = []
         self.failed = False
+        self.unsteady: list[str] = []
+        self.times: list[tuple[float, str]] = []
 
     def run(self, name: str, command: Callable[[], tuple[bool, str]]) -> bool:
         """A command answers whether it passed, and its closing line."""
@@ -32,13 +38,41 @@ class Stages:
         self.failed = self.failed or not passed
         return passed
 
+    def ctest(self, preset: str, arguments: list[str], jobs: int) -> tuple[bool, str]:
+        """Runs ctest in a preset's tree. A test that fails runs once more, alone: if it passes then, it is
+        listed as unsteady and fails nothing."""
+        log = tree_of(preset) / "ctest.log"
+        status = run_ctest(preset, log, jobs, arguments)
+        failed = []
+        for line in read_lines(log):
+            if ended := ENDED.match(line):
+                self.times.append((float(ended[3]), f"{preset}: {ended[1]}"))
+                if "***" in ended[2] and "Skipped" not in ended[2]:
+                    failed.append(ended[1])
+        if status != 0 and 0 < len(failed) <= MOST_RUN_AGAIN:
+            step(f"Once more, alone: {' '.join(failed)}")
+            again = tree_of(preset) / "ctest_again.log"
+            status = run_ctest(preset, again, 1, ["-R", f"^({'|'.join(map(re.escape, failed))})$"])
+            gone = {ended[1] for line in read_lines(again)
+                    if (ended := ENDED.match(line)) and "***" not in ended[2]}
+            self.unsteady += [f"{name} ({preset}), log {log.relative_to(ROOT)}"
+                              for name in failed if name in gone]
+        closing = [line for line in read_lines(log) if CLOSING.search(line)]
+        return status == 0, closing[-1] if closing else ""
+
     def left_out(self, name: str) -> None:
         self.results.append(f"not run {name}")
 
     def finish(self) -> int:
+        if self.times:
+            step("The slowest tests")
+            for seconds, name in sorted(self.times, reverse=True)[:SLOWEST]:
+                note(f"{seconds:6.1f} s  {name}")
         step("Summary")
         for line in self.results:
             note(line)
+        for line in self.unsteady:
+            note(f"unsteady: {line}")
         return 1 if self.failed else 0
 
 
@@ -52,33 +86,17 @@ def no_randomisation() -> list[str]:
     return prefix if works else []
 
 
-def ctest(preset: str, arguments: list[str], jobs: int, env: dict[str, str] | None = None
-          ) -> tuple[bool, str]:
-    """Runs ctest in a preset's tree; whether all passed, and its closing line."""
-    log = tree_of(preset) / "ctest.log"
+def run_ctest(preset: str, log: os.PathLike[str], jobs: int, arguments: list[str]) -> int:
     # Tests provoke what the library warns of; it would hide what a failing one says.
-    env = {"MEP_LOG": os.environ.get("MEP_LOG", "error"), **(env or {})}
+    env = {"MEP_LOG": os.environ.get("MEP_LOG", "error")}
     prefix = no_randomisation() if preset == "tsan" else []
-    status = run_logged(log, *prefix, "ctest", "--preset", preset, "-j", jobs, "--no-tests=error",
-                        *arguments, env=env)
-    closing = [line for line in read_lines(log) if CLOSING.search(line)]
-    return status == 0, closing[-1] if closing else ""
+    return run_logged(log, *prefix, "ctest", "--preset", preset, "-j", jobs, "--no-tests=error", *arguments,
+                      env=env)
 
 
-def sanitizer_tests(preset: str, arguments: list[str], jobs: int) -> tuple[bool, str]:
-    if not build(preset, "mep_sanitizer_tests"):
+def sanitizer_tests(stages: Stages, preset: str, arguments: list[str], jobs: int,
+                    target: str = "mep_sanitizer_tests") -> tuple[bool, str]:
+    if not build(preset, target):
         return False, "the build failed"
     step(f"Tests under {preset}")
-    return ctest(preset, arguments, jobs)
-
-
-def soak(arguments: list[str], jobs: int) -> tuple[bool, str]:
-    if not build("release"):
-        return False, "the build failed"
-    step("Soak: every test in full length")
-    if run("cmake", "--preset", "release", "-DMEP_TEST_SOAK=ON") != 0:
-        return False, "configuring failed"
-    try:
-        return ctest("release", arguments, jobs, {"MEP_TEST_SOAK": "1"})
-    finally:
-        run("cmake", "--preset", "release", "-DMEP_TEST_SOAK=OFF")
+    return stages.ctest(preset, arguments, jobs)

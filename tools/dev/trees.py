@@ -43,45 +43,82 @@ def launchers() -> list[str]:
             if LAUNCHER.format(language) not in os.environ]
 
 
-def configure(preset: str, quick: bool) -> int:
-    """A new tree is configured as asked; one that is there only ever grows from quick to whole.
+# What a tree has of CUDA. One that is there only ever grows, since less would compile everything again.
+NO_CUDA, ONE_GPU, ALL_GPUS = range(3)
 
-    Trees of sanitizers are always quick: no kernel runs under them.
-    """
-    quick = quick or preset != "release"
+
+def cuda_of(preset: str) -> int:
+    if cache_value(preset, "MEP_CUDA") == "OFF":
+        return NO_CUDA
+    return ONE_GPU if cache_value(preset, "MEP_CUDA_QUICK") == "ON" else ALL_GPUS
+
+
+def cuda_options(cuda: int) -> list[str]:
+    if cuda == NO_CUDA:
+        return ["-DMEP_CUDA=OFF"]
+    options = ["-DMEP_CUDA=AUTO", f"-DMEP_CUDA_QUICK={'ON' if cuda == ONE_GPU else 'OFF'}"]
+    architecture = gpu_architecture()
+    if cuda == ONE_GPU and architecture:
+        options.append(f"-DMEP_CUDA_QUICK_ARCHITECTURE={architecture}")
+    return options
+
+
+def merge_base() -> str | None:
+    """Where this branch left the main one; None outside a repository."""
+    for branch in ("origin/HEAD", "origin/main", "main"):
+        base = output_of("git", "merge-base", "HEAD", branch)
+        if base:
+            return base.strip()
+    return None
+
+
+def cuda_of_a_short_run() -> int:
+    """Kernels take half of a first build, so that they are left out where no GPU could run them and this branch
+    does not touch them."""
+    if gpu_architecture():
+        return ONE_GPU
+    base = merge_base()
+    changed = output_of("git", "diff", "--name-only", base, "--", "src/kernels/cuda") if base else ""
+    return ONE_GPU if changed else NO_CUDA
+
+
+def configure(preset: str, cuda: int) -> int:
+    """A new tree is configured as asked. Trees of sanitizers have no kernels: none runs under them."""
+    if preset != "release":
+        cuda = NO_CUDA
     if is_configured(preset):
-        if quick or cache_value(preset, "MEP_CUDA_QUICK") != "ON":
+        if cuda <= cuda_of(preset):
             return 0
-        step(f"Configuring build/{preset} for all GPU architectures and the programs of tests/gpu")
-        return run("cmake", "--preset", preset, "-DMEP_CUDA_QUICK=OFF")
+        step(f"Configuring build/{preset} for {'one GPU architecture' if cuda == ONE_GPU else 'all GPUs'}")
+        return run("cmake", "--preset", preset, *cuda_options(cuda))
     step(f"Configuring build/{preset}")
-    options = launchers() + ["-DMEP_WERROR=ON"]
-    if has("ninja"):
-        options += ["-G", "Ninja"]
-    if quick:
-        options.append("-DMEP_CUDA_QUICK=ON")
-        architecture = gpu_architecture()
-        if architecture:
-            options.append(f"-DMEP_CUDA_QUICK_ARCHITECTURE={architecture}")
-    return run("cmake", "--preset", preset, *options)
+    generator = ["-G", "Ninja"] if has("ninja") else []
+    return run("cmake", "--preset", preset, *launchers(), *generator, "-DMEP_WERROR=ON", *cuda_options(cuda))
 
 
-def build(preset: str = "release", target: str = "all", quick: bool = False) -> bool:
+def share_the_cache() -> None:
+    """Settings of ccache with which one clone's objects answer for another."""
+    os.environ.setdefault("CCACHE_BASEDIR", str(ROOT))
+    os.environ.setdefault("CCACHE_NOHASHDIR", "1")
+    # A miss is not preprocessed a second time only to be named.
+    os.environ.setdefault("CCACHE_DEPEND", "1")
+
+
+def build(preset: str = "release", target: str = "all", cuda: int = ALL_GPUS) -> bool:
     """Configures when needed; afterwards CMake itself notices changes."""
     if not has("cmake"):
         die("cmake is missing")
     if run("cmake", "-P", "cmake/CheckVersion.cmake") != 0:
         version = (output_of("cmake", "--version") or "cmake").splitlines()[0]
         die(f"{version} is too old; 3.25 is needed (pip install cmake gives a newer one)")
-    if configure(preset, quick) != 0:
+    if configure(preset, cuda) != 0:
         return False
-    # A miss is not preprocessed a second time only to be named.
-    os.environ.setdefault("CCACHE_DEPEND", "1")
+    share_the_cache()
     step(f"Building build/{preset}")
     return run("cmake", "--build", tree_of(preset), "-j", jobs(), "--target", target) == 0
 
 
-def build_or_stop(preset: str = "release", target: str = "all", quick: bool = False) -> None:
-    if not build(preset, target, quick):
+def build_or_stop(preset: str = "release", target: str = "all", cuda: int = ALL_GPUS) -> None:
+    if not build(preset, target, cuda):
         note("the build failed")
         raise SystemExit(1)
