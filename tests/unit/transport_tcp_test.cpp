@@ -128,13 +128,15 @@ bool eventually(const std::function<bool()>& condition) {
   return true;
 }
 
-mep::UniqueFd call(const std::vector<std::byte>& offer) {
+// `opened` runs once the caller has its descriptor.
+mep::UniqueFd call(const std::vector<std::byte>& offer, const std::function<void()>& opened = {}) {
   std::vector<Address> addresses;
   assert_true(mep::tcp::parse_addresses(offer, &addresses) == mep::tcp::Parse::kComplete);
   sockaddr_storage address;
   const socklen_t length = addresses[0].to_socket_address(&address);
   mep::UniqueFd socket(::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   assert_true(socket.valid());
+  if (opened) opened();
   assert_int_equal(connect(socket.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
   const timeval limit{kLimitMs / 1000, 0};
   setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
@@ -423,13 +425,14 @@ void a_caller_without_a_place_is_no_work(void**) {
   Victim victim({});
   rlimit before{};
   assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
-  const int lowest = dup(0);
-  assert_true(lowest >= 0);
-  close(lowest);
-  rlimit one_more = before;
-  one_more.rlim_cur = static_cast<rlim_t>(lowest) + 1;
-  assert_int_equal(setrlimit(RLIMIT_NOFILE, &one_more), 0);
-  mep::UniqueFd stranger = call(victim.offer());
+  mep::UniqueFd stranger = call(victim.offer(), [&] {
+    const int lowest = dup(0);
+    assert_true(lowest >= 0);
+    close(lowest);
+    rlimit full = before;
+    full.rlim_cur = static_cast<rlim_t>(lowest);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &full), 0);
+  });
   // The call came before the first look, so the rest is not the time before it.
   pollfd called{victim.transport().events().control, POLLIN, 0};
   const bool rests = eventually([&] { return poll(&called, 1, 0) == 0; });

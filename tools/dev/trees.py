@@ -100,6 +100,8 @@ def share_the_cache() -> None:
     """Settings of ccache with which one clone's objects answer for another."""
     os.environ.setdefault("CCACHE_BASEDIR", str(ROOT))
     os.environ.setdefault("CCACHE_NOHASHDIR", "1")
+    # What ccache asks for before it answers for sources with a precompiled header.
+    os.environ.setdefault("CCACHE_SLOPPINESS", "pch_defines,time_macros")
     # A miss is not preprocessed a second time only to be named.
     os.environ.setdefault("CCACHE_DEPEND", "1")
 
