@@ -150,13 +150,18 @@ class JoinJob {
   std::vector<pid_t> processes_;  // 0: has ended
 };
 
-// Barriers until one tells of the failure.
-inline void meet_failure(mep_comm_t comm, Report& report) {
+// Until a call answers something else than success, however long it takes.
+inline void call_until(mep_result_t end, mep_comm_t comm, Report& report) {
   mep_result_t result = MEP_SUCCESS;
   while (result == MEP_SUCCESS) result = mep_barrier(comm, nullptr);
-  if (result != MEP_ERR_PEER_FAILED) {
+  if (result != end) {
     report.add("a barrier gave %s (%s)", mep_result_string(result), mep_last_error());
   }
+}
+
+// Barriers until one tells of the failure.
+inline void meet_failure(mep_comm_t comm, Report& report) {
+  call_until(MEP_ERR_PEER_FAILED, comm, report);
 }
 
 inline int32_t live_of(mep_comm_t comm, Report& report) {

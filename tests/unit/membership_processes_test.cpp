@@ -312,13 +312,6 @@ void a_stopped_rank_is_left_out(void**) {
   report.require_clean();
 }
 
-// Ends as the quorum rule says, however long it takes.
-void call_until(mep_result_t end, mep_comm_t comm, Report& found) {
-  mep_result_t result = MEP_SUCCESS;
-  while (result == MEP_SUCCESS) result = mep_barrier(comm, nullptr);
-  COLL_CHECK(found, result == end);
-}
-
 // Rank 0 of two stops until the other's part has ended, and then finds what became of it.
 void with_rank_0_of_2_stopped(const mep_comm_config_t& config,
                               const std::function<void(mep_comm_t, Report&)>& other,

@@ -202,6 +202,50 @@ void death_while_a_world_grows(void**) {
   report.require_clean();
 }
 
+// Rank 2 stands still while the replacement of rank 3 connects, so that the members' windows get new pages while the
+// replacement has the old ones and none of its own is known. What it writes as a member arrives all the same.
+void connected_before_a_stopped_rank_is_excluded(void**) {
+  const auto page = JoinJob::shared_page();
+  Meeting all(4);
+  Report report;
+  mep_comm_config_t config = patient_config(0);
+  config.suspect_ms = 1500;
+  config.heartbeat_ms = 100;
+  const auto as_a_member = [](int rank, mep_comm_t comm, Report& found) {
+    for (int i = 0; i < 3; ++i) check_contributors(rank, comm, 0x1011, found);
+    int sent = 33;
+    int received = 0;
+    if (rank == 3) COLL_OK(found, mep_send(&sent, 1, MEP_INT32, 0, 5, comm, nullptr));
+    if (rank == 0) {
+      COLL_OK(found, mep_recv(&received, 1, MEP_INT32, 3, 5, comm, nullptr, nullptr));
+      COLL_CHECK(found, received == sent);
+    }
+    check_contributors(rank, comm, 0x1011, found);
+  };
+  JoinJob job(4, config, report, [&](int rank, mep_comm_t comm, Report& found) {
+    lose_rank(3, rank, comm, all, found);
+    if (rank == 2) {
+      raise(SIGSTOP);
+      call_until(MEP_ERR_EVICTED, comm, found);
+      return;
+    }
+    meet_failure(comm, found);
+    const int32_t victim = 3;
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
+    COLL_CHECK(found, admitted == 1);
+    as_a_member(rank, comm, found);
+    page->reach(0);
+  });
+  job.await_stopped(2);
+  job.join(3, as_a_member);
+  page->await(0, 2);
+  kill(job.pid(2), SIGCONT);
+  job.expect_killed(3);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
 // A child that a rank has forked, such as a loader of data, lives on: it has neither the rank's place nor
 // its connections.
 void child_outlives_its_rank(void**) {
@@ -330,6 +374,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(job_ends_before_a_newcomer_is_ready),
       cmocka_unit_test(growth_again_after_a_death),
       cmocka_unit_test(death_while_a_world_grows),
+      cmocka_unit_test(connected_before_a_stopped_rank_is_excluded),
       cmocka_unit_test(child_outlives_its_rank),
       cmocka_unit_test(refused_destroy_keeps_all),
       cmocka_unit_test(a_rank_ends_during_the_start),

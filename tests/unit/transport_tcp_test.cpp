@@ -6,6 +6,8 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <functional>
+
 #include "support/transport_conformance.hpp"
 #include "transport/mapped_transport.hpp"
 #include "transport/tcp/sealing.hpp"

@@ -141,9 +141,18 @@ void ControlThread::act(const membership::FenceOut& action) {
     // It may be gone already; its descriptor tells, and nothing rests on it: the fence goes on.
     (void)syscall(SYS_pidfd_send_signal, peer.pidfd.get(), SIGKILL, nullptr, 0);
   }
-  Fence fence{action.slot, action.incarnation, {}};
+  Fence fence{action.slot, action.incarnation, {}, Deadline::after_ms(config_.suspect_ms)};
   if (peer.transport->traits().renews_windows) {
-    windows_.renew(action.slot, &fence.awaited, &broken_links_);
+    membership::SlotSet newcomers;
+    for (const auto& [slot, arrival] : arrivals_) newcomers.add(slot);
+    windows_.renew(action.slot, newcomers, &fence.awaited, &broken_links_);
+    // One that is not announced yet holds up its own admission, nobody else.
+    for (auto it = fence.awaited.begin(); it != fence.awaited.end();) {
+      const auto taker = it++;
+      const auto arrival = arrivals_.find(taker->first.first);
+      if (arrival == arrivals_.end() || arrival->second.announced) continue;
+      arrival->second.untaken.insert(fence.awaited.extract(taker));
+    }
   }
   fences_.push_back(std::move(fence));
   check_fences();
@@ -152,10 +161,16 @@ void ControlThread::act(const membership::FenceOut& action) {
 void ControlThread::check_fences() {
   std::vector<Fence> finished;
   std::erase_if(fences_, [&](Fence& fence) {
-    std::erase_if(fence.awaited, [this](const auto& entry) {
+    std::erase_if(fence.awaited, [this, &fence](const auto& entry) {
       const uint32_t slot = entry.first.first;
-      return peers_[slot].link == nullptr || membership_->confirmed_dead(slot) ||
-             membership_->row().suspected.has(slot);
+      if (peers_[slot].link == nullptr || membership_->confirmed_dead(slot) ||
+          membership_->row().suspected.has(slot)) {
+        return true;
+      }
+      // Nobody suspects a newcomer: one that stands still is sent away, and may come again.
+      if (is_member(slot) || !fence.newcomers_until.expired()) return false;
+      broken_links_.add(slot);
+      return true;
     });
     if (!fence.awaited.empty()) return false;
     finished.push_back(fence);

@@ -128,6 +128,10 @@ bool ControlThread::take_window_taken(uint32_t slot, const Frame& frame) {
   }
   for (Fence& fence : fences_) fence.awaited.erase({{slot, taken.id}, taken.generation});
   check_fences();
+  const auto arrival = arrivals_.find(slot);
+  if (arrival == arrivals_.end()) return true;
+  arrival->second.untaken.erase({{slot, taken.id}, taken.generation});
+  announce(slot, arrival->second);
   return true;
 }
 

@@ -150,13 +150,22 @@ void ControlThread::offer_windows_to(uint32_t slot) {
 // does not have belongs to an object that was made, or is destroyed, while it came.
 bool ControlThread::take_ready(uint32_t slot) {
   // Of two that came at the same time, who is in first did not let the other in, but has it linked.
-  if (is_member(slot) || std::exchange(arrivals_[slot].announced, true)) return true;
+  if (is_member(slot)) return true;
+  Arrival& arrival = arrivals_[slot];
+  arrival.is_ready = true;
+  announce(slot, arrival);
+  return true;
+}
+
+// A newcomer with old pages of a renewed window would write, as a member, where nobody reads.
+void ControlThread::announce(uint32_t slot, Arrival& arrival) {
+  if (arrival.announced || !arrival.is_ready || !arrival.untaken.empty()) return;
+  arrival.announced = true;
   peers_[slot].is_newcomer = true;
   const PeerIdentity& identity = peers_[slot].identity;
   // Release: see WorldWindows::has_offered_all().
   peers_[slot].ready_incarnation.store(identity.incarnation, std::memory_order_release);
   membership_->on_newcomer_ready({slot, identity.incarnation, identity.host});
-  return true;
 }
 
 // A newcomer may come again by another link; it has ended when its process has, if that can be seen.

@@ -271,6 +271,7 @@ void ControlThread::tick() {
   check_closings();
   answer_closings();
   answer_closed();
+  if (!fences_.empty()) check_fences();
   drop_broken_links();
   flush_links();
 }

@@ -159,7 +159,9 @@ class ControlThread {
   bool connect_newcomer(uint32_t slot);
   void offer_windows_to(uint32_t slot);
   bool take_view(uint32_t slot, const Frame& frame);
+  struct Arrival;
   bool take_ready(uint32_t slot);
+  void announce(uint32_t slot, Arrival& arrival);
   void newcomer_ended(uint32_t slot, bool confirmed);
   void send_comm_epochs(uint32_t slot);
   bool take_comm_epochs(const Frame& frame);
@@ -229,6 +231,7 @@ class ControlThread {
     uint32_t slot = 0;
     uint64_t incarnation = 0;
     AwaitedWindows awaited;  // who has not yet taken which renewed window
+    Deadline newcomers_until = Deadline::never();
   };
   std::vector<Fence> fences_;
 
@@ -242,7 +245,9 @@ class ControlThread {
 
   // Newcomers: who has knocked, and who of them is connected and exchanges windows.
   struct Arrival {
-    bool announced = false;  // to the membership state machine, when it had said that it is ready
+    bool is_ready = false;   // it has said so
+    bool announced = false;  // to the membership state machine: ready, and nothing is untaken
+    AwaitedWindows untaken;  // renewed windows that it has not taken yet
   };
   std::unique_ptr<NewcomerDoor> door_;
   std::vector<PeerLink> knocking_;

@@ -81,11 +81,15 @@ std::vector<std::shared_ptr<Window>> WindowDirectory::own_for(uint32_t slot) con
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<Window>> windows;
   for (const auto& [id, own] : own_) {
-    if (std::find(own.slots.begin(), own.slots.end(), slot) != own.slots.end()) {
-      windows.push_back(own.window);
-    }
+    if (own.is_for(slot)) windows.push_back(own.window);
   }
   return windows;
+}
+
+bool WindowDirectory::shares(uint64_t window, uint32_t slot) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = own_.find(window);
+  return it != own_.end() && it->second.is_for(slot);
 }
 
 std::shared_ptr<Window> WindowDirectory::own(uint64_t window) const {

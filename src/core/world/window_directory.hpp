@@ -2,6 +2,7 @@
 // offers, user threads wait for those that they need.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -52,17 +53,22 @@ class WindowDirectory {
   std::vector<std::shared_ptr<Window>> own() const;
   // Those that are shared with `slot`.
   std::vector<std::shared_ptr<Window>> own_for(uint32_t slot) const;
+  bool shares(uint64_t window, uint32_t slot) const;
   std::shared_ptr<Window> own(uint64_t window) const;
 
  private:
+  struct Own {
+    std::shared_ptr<Window> window;
+    std::vector<uint32_t> slots;  // who shares it
+    bool is_for(uint32_t slot) const {
+      return std::find(slots.begin(), slots.end(), slot) != slots.end();
+    }
+  };
+
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::pair<uint32_t, uint64_t>, WindowOffer> offers_;
   std::set<uint32_t> offered_;  // slots
-  struct Own {
-    std::shared_ptr<Window> window;
-    std::vector<uint32_t> slots;  // who shares it
-  };
   std::map<uint64_t, Own> own_;
 };
 

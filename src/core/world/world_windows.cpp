@@ -316,13 +316,16 @@ void WorldWindows::hold_network(bool is_held) {
   for (uint32_t i = 0; i < network.count(); ++i) network.transport(i)->hold_windows(is_held);
 }
 
-void WorldWindows::renew(uint32_t excluded, AwaitedWindows* awaited,
-                         membership::SlotSet* unreached) {
+bool WorldWindows::has_pages(uint32_t slot, const Window& window,
+                             const membership::SlotSet& newcomers) const {
+  if (newcomers.has(slot)) return directory_.shares(window.id(), slot);
+  return window.id() == kWorldWindowId || is_imported(slot, window.id());
+}
+
+void WorldWindows::renew(uint32_t excluded, const membership::SlotSet& newcomers,
+                         AwaitedWindows* awaited, membership::SlotSet* unreached) {
   for (const std::shared_ptr<Window>& window : directory_.own()) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (window->id() != kWorldWindowId && !imported_.contains({excluded, window->id()})) continue;
-    }
+    if (!has_pages(excluded, *window, newcomers)) continue;
     hold_network(true);
     const mep_result_t renewed = window->renew();
     hold_network(false);
@@ -333,10 +336,7 @@ void WorldWindows::renew(uint32_t excluded, AwaitedWindows* awaited,
     }
     for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
       if (slot == peers_.self_slot() || slot == excluded || peers_[slot].link == nullptr) continue;
-      {
-        const std::lock_guard lock(mutex_);
-        if (window->id() != kWorldWindowId && !imported_.contains({slot, window->id()})) continue;
-      }
+      if (!has_pages(slot, *window, newcomers)) continue;
       WindowExport exported;
       awaited->insert({{slot, window->id()}, window->generation()});
       if (peers_[slot].transport->export_window(slot, window, &exported) == MEP_SUCCESS &&

@@ -91,15 +91,20 @@ class WorldWindows {
   void offer_all(uint32_t slot, membership::SlotSet* unreached);
   // Unmaps all that is left of an earlier incarnation in the slot.
   void forget_peer(uint32_t slot);
-  // New pages for every own window that `excluded` could write; offers them to everybody else. Throws
-  // std::bad_alloc if there are none. `unreached`: peers that could not be told.
-  void renew(uint32_t excluded, AwaitedWindows* awaited, membership::SlotSet* unreached);
+  // New pages for every own window that `excluded` could write; offers them to everybody else who has the old ones:
+  // members, and newcomers that offer_all() was called for. Throws std::bad_alloc if there are none. `unreached`:
+  // peers that could not be told.
+  void renew(uint32_t excluded, const membership::SlotSet& newcomers, AwaitedWindows* awaited,
+             membership::SlotSet* unreached);
 
  private:
   [[nodiscard]] mep_result_t reach(uint32_t slot, const Window& window, Remote* remote);
   // Under the peers' reaching_mutex(), or at start-up.
   Remote remote_of(uint32_t slot, const Window& window) const;
   bool is_imported(uint32_t slot, uint64_t window) const;
+  // The peer can write to this rank's window: a member with which windows were exchanged, or a newcomer that was
+  // offered it and may still wait for others before it offers its own.
+  bool has_pages(uint32_t slot, const Window& window, const membership::SlotSet& newcomers) const;
   // Under the peers' reaching_mutex().
   [[nodiscard]] mep_result_t import_offer(uint32_t slot, const Window& window, WindowOffer* offer);
   // MEP_ERR_NOT_FOUND: this rank has none of its own of that id.
