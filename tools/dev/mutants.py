@@ -52,6 +52,8 @@ MUTANTS = [
            "for (uint32_t i = 0; i < 64; ++i)\n        if (set.has", "for (uint32_t i = 0; i < 63; ++i)\n        if (set.has"),
     Mutant("membership codec: bytes behind a row are accepted", "src/core/membership/row_codec.cpp",
            "left() != 0", "false"),
+    Mutant("windows: a newcomer keeps the old pages of a renewed window", "src/core/world/world_windows.cpp",
+           "  if (newcomers.has(slot)) return directory_.shares(window.id(), slot);\n", ""),
     Mutant("host kernel: an average divides by one too many", "src/kernels/host/generic_reduce.hpp",
            "return sum / static_cast<T>(divisor);", "return sum / static_cast<T>(divisor + 1);"),
     Mutant("host kernel: the maximum of zeros has the sign of the minimum", "src/kernels/host/generic_reduce.hpp",

@@ -45,10 +45,21 @@ def sim_mutants() -> Iterator[Piece]:
         yield Piece(name, [SIMULATOR, "--mutants", "--only", name], 600)
 
 
+def names_of_models(which: str) -> list[str]:
+    return [line.partition(" | ")[0] for line in lines_of(*MODELS, which, "--list")]
+
+
 def models() -> Iterator[Piece]:
-    for line in lines_of(*MODELS, "--all", "--list"):
-        name = line.partition(" | ")[0]
-        yield Piece(name, [*MODELS, "--exact", name], 3000)
+    """Those that end within a minute or two, all wrong variants among them."""
+    for name in names_of_models("--ci"):
+        yield Piece(name, [*MODELS, "--exact", name], 600)
+
+
+def long_models() -> Iterator[Piece]:
+    short = set(names_of_models("--ci"))
+    for name in names_of_models("--all"):
+        if name not in short:
+            yield Piece(name, [*MODELS, "--exact", name], 3000)
 
 
 def schedules() -> Iterator[Piece]:
@@ -99,6 +110,11 @@ def analyzer() -> Iterator[Piece]:
                           "--jobs", str(jobs()), "--analyzer"], 3000)
 
 
+def mutants() -> Iterator[Piece]:
+    for name in lines_of("python3", "-B", "tools/dev/mutants.py", "--list"):
+        yield Piece(name, ["python3", "-B", "tools/dev/mutants.py", name], 3000)
+
+
 def kernels() -> Iterator[Piece]:
     yield Piece("all GPU architectures", ["./dev", "build"], 3000)
 
@@ -120,7 +136,9 @@ SUITES = {
     "whole": Suite(whole),
     "fuzz": Suite(fuzz, ("", "")),
     "analyzer": Suite(analyzer),
+    "long-models": Suite(long_models, ("", "")),
     "kernels": Suite(kernels, ("", "")),
+    "mutants": Suite(mutants),
 }
 
 
