@@ -523,7 +523,8 @@ MEP_API mep_result_t mep_ialltoallv(const void* sendbuf, void* recvbuf, const ui
 
 /* Waits at most timeout_ms (0xffffffff: until the operation's own timeout). Done: returns the
  * operation's result, frees the request and sets *request NULL. Not done in time, or another thread is
- * inside a call on the comm: MEP_ERR_BUSY, the operation goes on. info (or NULL) is filled when done. 0.1 */
+ * inside a call on the comm: MEP_ERR_BUSY, the operation goes on. info (or NULL) is filled when done; a bitmap
+ * of it that is too short for the comm is MEP_ERR_CAPACITY at once, and the operation goes on. 0.1 */
 MEP_API mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms,
                                       mep_op_info_t* info);
 
@@ -552,7 +553,8 @@ MEP_API mep_result_t mep_request_cancel(mep_request_t* request);
  * timeout). NULL requests count as done. results[i] (or results NULL): the result of requests[i], MEP_SUCCESS
  * of a NULL one. Those that are done are freed and set NULL. Returns the first result that is an error, in
  * their order, else MEP_SUCCESS. Not all done in time: MEP_ERR_BUSY, which is also the result of each that
- * goes on. It makes progress on the comms of all of them. 0.2 */
+ * goes on. A request that stands in the list twice: MEP_ERR_INVALID_ARGUMENT, and nothing has happened. It makes
+ * progress on the comms of all of them. 0.2 */
 MEP_API mep_result_t mep_request_waitall(int32_t count, mep_request_t* requests,
                                          uint32_t timeout_ms, mep_result_t* results);
 
@@ -643,7 +645,7 @@ MEP_API mep_result_t mep_irecv(void* buffer, size_t count, mep_dtype_t dtype, in
                                mep_request_t* request);
 
 /* Waits for a message that a receive with this source and tag would take now, and leaves it there. Blocks, at
- * most the comm's timeout. message as of mep_recv. 0.2 */
+ * most the comm's timeout; a revoke ends it with MEP_ERR_REVOKED. message as of mep_recv. 0.2 */
 MEP_API mep_result_t mep_probe(int32_t source, int32_t tag, mep_comm_t comm,
                                mep_message_t* message);
 /* The same without waiting: *found is 1, or 0 if there is none now. 0.2 */
@@ -654,7 +656,9 @@ MEP_API mep_result_t mep_iprobe(int32_t source, int32_t tag, mep_comm_t comm, in
  * blocking collectives on host communicators only begin, on any comms, and MEP_SUCCESS says no more than that;
  * mep_group_end waits for all of them and returns the first result that is an error, in the order of the calls,
  * else MEP_SUCCESS. Their buffers, and message, belong to them until then. Groups may be nested: the
- * outermost end waits. A comm of the group must not be destroyed before its end.
+ * outermost end waits. A comm of the group must not be destroyed before its end. A thread that ends inside a
+ * group ends the group. A child made by fork() is in no group.
+ * Error of mep_group_begin: MEP_ERR_NO_MEMORY.
  * Errors of mep_group_end: MEP_ERR_INVALID_ARGUMENT (no begin), MEP_ERR_BUSY (a comm is in use; end again). 0.2 */
 MEP_API mep_result_t mep_group_begin(void);
 MEP_API mep_result_t mep_group_end(void);

@@ -1,7 +1,10 @@
 /* Wrong arguments to messages and to what waits for several requests, on a world of one thread: as
  * errors_comm_test.c. And what these calls do when they are right, to the rank itself. */
+#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "world_of_one.h"
 
@@ -193,6 +196,33 @@ static void requests(void** state) {
   assert_true(receive_number(2) == 2);
 }
 
+/* Refused before anything happens: the requests are there afterwards. */
+static void refused_lists_and_bitmaps(void** state) {
+  (void)state;
+  float value = 5, got = 0;
+  uint64_t bitmap = 0;
+  int32_t index = -1, done = -1;
+  mep_request_t list[3] = {NULL, NULL, NULL};
+  mep_op_info_t info;
+  mep_op_info_defaults(&info);
+  info.failed = &bitmap;
+  info.failed_words = 0;
+  MUST(mep_irecv(&got, 1, MEP_FLOAT32, 0, 1, comm, NULL, &list[0]));
+  send_number(5, 1);
+  list[2] = list[0];
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitall(3, list, UINT32_MAX, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitany(3, list, UINT32_MAX, &index, NULL));
+  assert_true(list[0] != NULL && list[2] == list[0] && index == -1);
+  list[2] = NULL;
+  EXPECT(MEP_ERR_CAPACITY, mep_request_wait(&list[0], UINT32_MAX, &info));
+  EXPECT(MEP_ERR_CAPACITY, mep_request_test(&list[0], &done, &info));
+  EXPECT(MEP_ERR_CAPACITY, mep_request_waitany(3, list, UINT32_MAX, &index, &info));
+  assert_true(list[0] != NULL && done == 0 && index == -1);
+  info.failed_words = 1;
+  MUST(mep_request_wait(&list[0], UINT32_MAX, &info));
+  assert_true(got == value && list[0] == NULL);
+}
+
 static void time_is_over(void** state) {
   (void)state;
   char* const large = calloc(1, kLarge);
@@ -271,6 +301,47 @@ static void groups(void** state) {
   free(sent);
 }
 
+static void* end_inside_a_group(void* got) {
+  MUST(mep_group_begin());
+  MUST(mep_recv(got, 1, MEP_FLOAT32, 0, 1, comm, NULL, NULL));
+  send_number(9, 1);
+  return NULL;
+}
+
+/* Its thread's end is the group's: the communicator can be destroyed afterwards, as tear_down does. */
+static void a_thread_ends_inside_a_group(void** state) {
+  (void)state;
+  pthread_t thread;
+  float got = 0;
+  assert_int_equal(pthread_create(&thread, NULL, end_inside_a_group, &got), 0);
+  assert_int_equal(pthread_join(thread, NULL), 0);
+  assert_true(got == 9);
+}
+
+/* A child made inside a group is in none, and a world of its own works. */
+static void a_fork_inside_a_group(void** state) {
+  (void)state;
+  float got = 0;
+  int status = -1;
+  MUST(mep_group_begin());
+  MUST(mep_recv(&got, 1, MEP_FLOAT32, 0, 1, comm, NULL, NULL));
+  const pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    float sum = 2;
+    mep_comm_t own = NULL;
+    int wrong = mep_group_end() != MEP_ERR_INVALID_ARGUMENT;
+    wrong |= mep_comm_init_all(1, NULL, &own) != MEP_SUCCESS ? 2 : 0;
+    wrong |= mep_allreduce(&sum, &sum, 1, MEP_FLOAT32, MEP_SUM, own, NULL) != MEP_SUCCESS ? 4 : 0;
+    wrong |= mep_comm_destroy(own) != MEP_SUCCESS ? 8 : 0;
+    _exit(wrong);
+  }
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_int_equal(status, 0);
+  MUST(mep_send(&got, 0, MEP_FLOAT32, 0, 1, comm, NULL));
+  EXPECT(MEP_SUCCESS, mep_group_end());
+}
+
 /* A message belongs to its communicator, and mep_comm_last_op knows of none. */
 static void a_comm_of_its_own(void** state) {
   (void)state;
@@ -302,9 +373,12 @@ int main(void) {
       cmocka_unit_test(receives),
       cmocka_unit_test(both_at_one_time),
       cmocka_unit_test(requests),
+      cmocka_unit_test(refused_lists_and_bitmaps),
       cmocka_unit_test(time_is_over),
       cmocka_unit_test(what_does_not_fit),
       cmocka_unit_test(groups),
+      cmocka_unit_test(a_thread_ends_inside_a_group),
+      cmocka_unit_test(a_fork_inside_a_group),
       cmocka_unit_test(a_comm_of_its_own),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -150,6 +150,23 @@ void revoked(uint32_t flags) {
   }
 }
 
+// A probe that waits ends, too: rank 1 revokes when rank 0 is about to probe.
+void revoked_while_probing(void**) {
+  require_on_rank_threads(2, 0, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 0) {
+      COLL_OK(found, send_bytes(8, 1, 1, 3, comm));
+      const Bounded bounded(found);
+      COLL_EXPECT(found, MEP_ERR_REVOKED, mep_probe(1, 5, comm, nullptr));
+    } else {
+      expect_message(8, 1, 0, 3, comm, found);
+      COLL_OK(found, mep_comm_revoke(comm));
+    }
+    COLL_EXPECT(found, MEP_ERR_REVOKED, mep_barrier(comm, nullptr));
+    COLL_OK(found, mep_barrier(comm, nullptr));
+  });
+}
+
 // Two in a row, with messages between them.
 void revoked_again(uint32_t flags) {
   Stages stages;
@@ -176,7 +193,7 @@ int main(int argc, char** argv) {
   const CMUnitTest tests[] = {
       cmocka_unit_test(both<a_rank_aborts>), cmocka_unit_test(both<a_rank_leaves>),
       cmocka_unit_test(both<own_abort>),     cmocka_unit_test(both<revoked>),
-      cmocka_unit_test(both<revoked_again>),
+      cmocka_unit_test(both<revoked_again>), cmocka_unit_test(revoked_while_probing),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

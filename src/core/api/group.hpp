@@ -7,10 +7,10 @@
 
 namespace mep {
 
-// Of a thread. It needs no memory and no destructor: calls that have nothing to do with groups look at it. A thread
-// that ends in the middle of a group leaves its operations to their comms, which refuse to be destroyed.
+// Of a thread. It needs no memory and no destructor: calls that have nothing to do with groups look at it.
 struct Group {
   uint32_t depth = 0;
+  uint64_t fork_generation = 0;   // in which it was begun
   mep_request_t first = nullptr;  // in the order of the calls
   mep_request_t last = nullptr;
 
@@ -22,8 +22,11 @@ struct Group {
 };
 extern constinit thread_local Group own_group;
 
+// Forgets a group that was begun before this process was forked: its operations are the parent's.
+bool is_of_this_process();
+
 inline bool in_group() {
-  return own_group.depth != 0;
+  return own_group.depth != 0 && is_of_this_process();
 }
 
 // `start` begins an operation and gives its request, as the nonblocking forms do.

@@ -1,10 +1,21 @@
 #include "core/api/group.hpp"
 
+#include <pthread.h>
+
+#include <mutex>
 #include <vector>
+
+#include "base/log.hpp"
 
 namespace mep {
 
 constinit thread_local Group own_group;
+
+bool is_of_this_process() {
+  if (own_group.fork_generation == fork_generation()) return true;
+  own_group = {};
+  return false;
+}
 
 namespace {
 
@@ -16,7 +27,8 @@ mep_result_t end_group() {
   }
   const mep_result_t result = mep_request_waitall(static_cast<int32_t>(requests.size()),
                                                   requests.data(), kUntilTimeout, nullptr);
-  own_group = {};
+  own_group.first = nullptr;
+  own_group.last = nullptr;
   for (mep_request_t each : requests) {
     if (each != nullptr) own_group.add(each);
   }
@@ -24,17 +36,45 @@ mep_result_t end_group() {
   return result;
 }
 
+void end_with_thread(void*) {
+  if (!in_group()) return;
+  const mep_result_t result = guarded(end_group);
+  if (is_error(result)) {
+    log(LogLevel::kWarn, "a thread ended inside a group: %s", last_error_text());
+  }
+}
+
+// The thread's end ends its group. A key in place of a destructor of own_group: only threads that begin groups
+// need memory for it.
+mep_result_t watch_thread_end() {
+  static std::once_flag once;
+  static pthread_key_t key;
+  static bool has_key = false;
+  std::call_once(once, [] { has_key = pthread_key_create(&key, end_with_thread) == 0; });
+  if (has_key && pthread_setspecific(key, &own_group) == 0) return MEP_SUCCESS;
+  return fail(MEP_ERR_NO_MEMORY, "no thread-specific key is left for groups");
+}
+
+mep_result_t begin_group() {
+  MEP_TRY(watch_thread_end());
+  own_group.fork_generation = fork_generation();
+  own_group.depth = 1;
+  return MEP_SUCCESS;
+}
+
 }  // namespace
 }  // namespace mep
 
 mep_result_t mep_group_begin(void) {
-  ++mep::own_group.depth;
+  using namespace mep;
+  if (!in_group()) return guarded(begin_group);
+  ++own_group.depth;
   return MEP_SUCCESS;
 }
 
 mep_result_t mep_group_end(void) {
   using namespace mep;
-  if (own_group.depth == 0) {
+  if (!in_group()) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "mep_group_end without mep_group_begin");
   }
   if (own_group.depth > 1) {

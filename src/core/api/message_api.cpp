@@ -199,8 +199,13 @@ mep_result_t probe(int32_t source, int32_t tag, mep_comm_t comm, bool waits, boo
     World& world = comm->comm->world();
     mep_message_t about{};
     mep_result_t result = MEP_SUCCESS;
+    Messages& messages = comm->comm->messages();
+    const uint64_t revocations = messages.revocations();
     const auto look = [&] {
-      result = comm->comm->messages().probe(source, tag, &about, found);
+      result = messages.probe(source, tag, &about, found);
+      if (waits && !*found && result == MEP_SUCCESS && messages.revocations() != revocations) {
+        result = fail(MEP_ERR_REVOKED, "comm %s was revoked", comm->comm->name().c_str());
+      }
       return *found || is_error(result);
     };
     if (!waits) world.make_progress();

@@ -6,6 +6,7 @@
 #include <list>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/request_event.hpp"
@@ -96,9 +97,11 @@ mep_result_t fill(const mep_request& request, mep_op_info_t* info) {
 }
 
 // Before anything happens: a refused info must not cost the request.
-mep_result_t check_info(const mep_op_info_t* info) {
+mep_result_t check_info(const mep_op_info_t* info, const mep_request& request) {
+  if (info == nullptr) return MEP_SUCCESS;
   mep_op_info_t copy;
-  return info == nullptr ? MEP_SUCCESS : read_sized_struct(info, "mep_op_info_t", &copy);
+  MEP_TRY(read_sized_struct(info, "mep_op_info_t", &copy));
+  return check_bitmaps(request.comm->comm->size(), copy);
 }
 
 struct Release {
@@ -175,6 +178,20 @@ class CallScopes {
   std::vector<mep_comm_t> comms_;  // of the others
   bool are_messages_ = true;
 };
+
+// One that stands twice would be freed twice. Inside the scopes of all.
+mep_result_t check_distinct(std::span<mep_request_t const> requests) {
+  size_t doubled = requests.size();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (requests[i] != nullptr && std::exchange(requests[i]->listed, true)) doubled = i;
+  }
+  for (mep_request_t each : requests) {
+    if (each != nullptr) each->listed = false;
+  }
+  if (doubled == requests.size()) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT, "request %zu of %zu stands in the list twice", doubled,
+              requests.size());
+}
 
 // Looks at those that are not done; how many are.
 size_t look_at_all(std::span<mep_request_t const> requests) {
@@ -289,7 +306,7 @@ mep_result_t mep_request_wait(mep_request_t* request, uint32_t timeout_ms, mep_o
   using namespace mep;
   if (request == nullptr) return null_argument("request");
   MEP_TRY(check_request(*request));
-  MEP_TRY(check_info(info));
+  MEP_TRY(check_info(info, **request));
   return guarded([&]() -> mep_result_t {
     mep_request& waited = **request;
     const CallScope scope(waited.comm);
@@ -317,7 +334,7 @@ mep_result_t mep_request_test(mep_request_t* request, int32_t* done, mep_op_info
   if (done == nullptr) return null_argument("done");
   *done = 0;
   MEP_TRY(check_request(*request));
-  MEP_TRY(check_info(info));
+  MEP_TRY(check_info(info, **request));
   return guarded([&]() -> mep_result_t {
     mep_request& tested = **request;
     const CallScope scope(tested.comm);
@@ -344,6 +361,7 @@ mep_result_t mep_request_waitall(int32_t count, mep_request_t* requests, uint32_
     const std::span<mep_request_t> all(requests, static_cast<size_t>(count));
     CallScopes scopes;
     MEP_TRY(scopes.enter(all));
+    MEP_TRY(check_distinct(all));
     const auto nulls = static_cast<size_t>(std::count(all.begin(), all.end(), nullptr));
     const size_t wanted = all.size() - nulls;
     const Deadline own = deadline_of(timeout_ms);
@@ -363,12 +381,15 @@ mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests, uint32_
   if (index == nullptr) return null_argument("index");
   *index = -1;
   MEP_TRY(check_requests(count, requests));
-  MEP_TRY(check_info(info));
   return guarded([&]() -> mep_result_t {
     const std::span<mep_request_t> all(requests, static_cast<size_t>(count));
     if (std::count(all.begin(), all.end(), nullptr) == count) return MEP_SUCCESS;
     CallScopes scopes;
     MEP_TRY(scopes.enter(all));
+    MEP_TRY(check_distinct(all));
+    for (mep_request_t each : all) {
+      if (each != nullptr) MEP_TRY(check_info(info, *each));
+    }
     wait_for_some(all, 1, deadline_of(timeout_ms), [&] { return look_at_all(all) >= 1; });
     const auto done = std::find_if(
         all.begin(), all.end(), [](mep_request_t each) { return each != nullptr && each->done; });

@@ -37,6 +37,7 @@ struct mep_request {
   const mep_comm_t comm;
   const mep::MessageOperation* message = nullptr;  // null: of a collective
   bool done = false;
+  bool listed = false;  // while a call looks whether it stands in its list twice
   mep_request_t behind_in_group = nullptr;  // see Group
   mep::UniqueFd event;
 };

@@ -57,7 +57,10 @@ bool Messages::adopt(const CommChange& change) {
     rings_.begin_pair(rank, comm_.world().identity().incarnation, view.incarnations[rank]);
   }
   epoch_ = view.epoch;
-  if (change.result == MEP_ERR_REVOKED) end_all(change.result, change.text.c_str());
+  if (change.result == MEP_ERR_REVOKED) {
+    ++revocations_;
+    end_all(change.result, change.text.c_str());
+  }
   return true;
 }
 

@@ -77,6 +77,8 @@ class Messages : public Beside {
   // error.
   [[nodiscard]] mep_result_t probe(int32_t source, int32_t tag, mep_message_t* message,
                                    bool* found);
+  // How often the comm was revoked, as far as looks have seen it.
+  uint64_t revocations() const { return revocations_; }
   // A look at everything that is pending; whether something moved.
   bool step();
   // Before this rank leaves the world: waits until peers over a network have taken what was posted, for what is on
@@ -202,10 +204,11 @@ class Messages : public Beside {
   std::vector<Peer> peers_;
   MessageList receives_;        // that no message has come for
   std::list<Arrived> arrived_;  // in the order in which they came
-  uint64_t number_ = 0;         // of the last call
-  uint32_t pending_ = 0;        // operations that have begun and not ended
-  bool may_post_ = false;       // there may be something to post, or to tell of what was taken
-  bool is_cut_ = false;         // a turn ended before all had moved that could
+  uint64_t revocations_ = 0;
+  uint64_t number_ = 0;    // of the last call
+  uint32_t pending_ = 0;   // operations that have begun and not ended
+  bool may_post_ = false;  // there may be something to post, or to tell of what was taken
+  bool is_cut_ = false;    // a turn ended before all had moved that could
   bool is_closed_ = false;
   bool may_be_asked_ = false;  // cells of a peer over a network were taken
 

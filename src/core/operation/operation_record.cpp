@@ -17,15 +17,22 @@ mep_result_t OperationRecord::fill(uint32_t ranks, mep_op_info_t* info) const {
   info->epoch = epoch;
   info->seq = seq;
   info->result = result;
-  bool fits = true;
   const auto copy = [&](uint64_t* to, uint32_t capacity, const RankBits& from) {
     if (to == nullptr) return;
     for (uint32_t i = 0; i < capacity; ++i) to[i] = i < from.size() ? from[i] : 0;
-    fits = fits && capacity >= rank_words(ranks);
   };
   copy(info->contributors, info->contributors_words, contributors);
   copy(info->failed, info->failed_words, failed);
-  if (fits) return MEP_SUCCESS;
+  return check_bitmaps(ranks, *info);
+}
+
+mep_result_t check_bitmaps(uint32_t ranks, const mep_op_info_t& info) {
+  const auto fits = [ranks](const uint64_t* bitmap, uint32_t words) {
+    return bitmap == nullptr || words >= rank_words(ranks);
+  };
+  if (fits(info.contributors, info.contributors_words) && fits(info.failed, info.failed_words)) {
+    return MEP_SUCCESS;
+  }
   return fail(MEP_ERR_CAPACITY, "a bitmap of %u ranks needs %zu words of 64 bits", ranks,
               rank_words(ranks));
 }

@@ -24,6 +24,9 @@ struct OperationRecord {
   void fill_status(mep_op_status_t* status, uint64_t bytes) const;
 };
 
+// MEP_ERR_CAPACITY if a bitmap that is asked for is too short for so many ranks.
+[[nodiscard]] mep_result_t check_bitmaps(uint32_t ranks, const mep_op_info_t& info);
+
 // A place of the caller's for a record: it lies as it must, and has room for the header at least. `bytes_name`
 // is what the caller calls its length.
 [[nodiscard]] mep_result_t check_op_status(const mep_op_status_t* status, uint64_t bytes,

@@ -29,6 +29,7 @@ void watch_forks() {
 }  // namespace
 
 uint64_t fork_generation() {
+  watch_forks();
   return fork_count.load(std::memory_order_relaxed);
 }
 
@@ -47,7 +48,6 @@ World::World(const ResolvedConfig& config, Mesh mesh, TransportSet transports)
 
 mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet transports,
                          std::shared_ptr<World>* out, const membership::View* joining) {
-  watch_forks();
   std::vector<PeerLink> links = std::move(mesh.peers);
   const std::shared_ptr<World> world(new World(config, std::move(mesh), std::move(transports)));
   WorldPeers& peers = world->peers_;
@@ -125,7 +125,7 @@ World::~World() {
 }
 
 bool World::forked() const {
-  return fork_generation_ != fork_generation();
+  return fork_generation_ != fork_count.load(std::memory_order_relaxed);
 }
 
 // --- Requests -------------------------------------------------------------------------------------

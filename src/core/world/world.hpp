@@ -134,7 +134,7 @@ class World : public std::enable_shared_from_this<World> {
   PendingComms pending_comms_;
 };
 
-// The count of forks seen by this process and its ancestors; for World::forked().
+// The count of forks of this process and its ancestors since the first call.
 uint64_t fork_generation();
 
 }  // namespace mep
