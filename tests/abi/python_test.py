@@ -17,6 +17,7 @@ import unittest
 from pathlib import Path
 
 import mep
+from mep._buffers import buffer, dtype_number
 import numpy as np
 
 try:
@@ -364,6 +365,20 @@ class DeviceArrays(unittest.TestCase):
         bfloat = mep._buffers.buffer(CudaArray(0x7000, (4,), "<u2"), dtype="bfloat16")
         self.assertEqual((bfloat.dtype, bfloat.itemsize), (mep._buffers.dtype_number("bfloat16"), 2))
         self.assertFalse(mep._buffers.buffer(np.zeros(3)).on_gpu)
+
+    def test_memory_of_the_library(self):
+        array = mep.DeviceArray(0x4000, (3, 5), dtype_number("bfloat16"), 1)
+        found = buffer(array)
+        self.assertEqual((found.address, found.shape, found.dtype, found.on_gpu),
+                         (0x4000, (3, 5), dtype_number("bfloat16"), True))
+        self.assertEqual((array.__dlpack_device__(), len(array)), ((2, 1), 3))
+        self.assertFalse(hasattr(array, "__cuda_array_interface__"))
+        named = mep.DeviceArray(0x4000, (4,), dtype_number("int32"), 0)
+        self.assertEqual(named.__cuda_array_interface__["typestr"], "<i4")
+        self.assertEqual(buffer(named).dtype, dtype_number("int32"))
+        for wrong in (lambda: array[0], lambda: np.asarray(array), lambda: np.add(array, 1)):
+            with self.assertRaisesRegex(TypeError, "from_dlpack"):
+                wrong()
 
     def test_host_comm_refuses_it(self):
         with mep.init(rank=0, size=1) as comm:

@@ -6,6 +6,7 @@ The ranks are dealt to the GPUs that there are. Wants a GPU, PyTorch or CuPy, an
 import os
 import pathlib
 import sys
+import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bindings" / "python"))
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -93,6 +94,74 @@ def with_torch(mep, comms):
     print("python: PyTorch tensors, eager and in graphs")
 
 
+def experts_of_torch(mep, comms):
+    """Dispatch and combine on tensors: experts that give back what they get return each token times the sum of its
+    weights. The library's own memory is seen through DLPack."""
+    import torch
+    tokens, hidden, top_k, experts = 24, 256, 2, 4
+    results, expected, streams = [], [], [torch.cuda.Stream(comm.device) for comm in comms]
+    made = on_threads(comms, lambda comm: mep.Ep(comm, hidden=hidden, top_k=top_k, num_experts=experts,
+                                                 max_tokens_per_rank=tokens, input_type="bfloat16"))
+    handles = [ep.handle(0) for ep in made]
+    generator = torch.Generator().manual_seed(5)
+    keep = []
+    for comm, ep, handle, stream in zip(comms, made, handles, streams):
+        device = torch.device("cuda", comm.device)
+        x = torch.randint(-8, 8, (tokens, hidden), generator=generator).to(torch.bfloat16).to(device)
+        chosen = torch.stack([torch.randperm(experts, generator=generator)[:top_k] for _ in range(tokens)]).to(device)
+        weights = (torch.randint(1, 4, (tokens, top_k), generator=generator) / 4).float().to(device)
+        out = torch.zeros((tokens, hidden), dtype=torch.bfloat16, device=device)
+        keep.append((x, chosen, weights))
+        results.append(out)
+        expected.append((x.float() * weights.sum(1, keepdim=True)).to(torch.bfloat16))
+        torch.cuda.synchronize(comm.device)
+    for handle, (x, chosen, weights), stream in zip(handles, keep, streams):
+        received = handle.dispatch(x, chosen, weights, stream=stream)
+        assert received.total is None and "bfloat16" in repr(received.x), received.x
+    for comm, ep, handle, stream, out in zip(comms, made, handles, streams, results):
+        view = ep.view(0)
+        with torch.cuda.stream(stream):
+            arrived = torch.from_dlpack(view.x)
+            torch.from_dlpack(ep.combine_input(0)).copy_(arrived)
+            counts = torch.as_tensor(view.count, device=arrived.device)
+        assert arrived.dtype == torch.bfloat16 and tuple(arrived.shape) == view.x.shape
+        assert arrived.data_ptr() != 0 and counts.dtype == torch.int32
+        try:
+            handle.combine(stream=stream)
+            raise AssertionError("combine without out was taken")
+        except TypeError as error:
+            assert "on a communicator with a GPU" in str(error), error
+        handle.combine(out, stream=stream)
+    for comm in comms:
+        torch.cuda.synchronize(comm.device)
+    for out, right in zip(results, expected):
+        assert out.eq(right).all().item(), (out - right).abs().max()
+    for index in (0, slice(None)):
+        try:
+            made[0].view(0).x[index]
+            raise AssertionError("a device array was indexed")
+        except TypeError as error:
+            assert "from_dlpack" in str(error), error
+    for ep in made:
+        ep.close()
+    print("python: dispatch and combine on PyTorch tensors")
+
+
+def on_threads(comms, work):
+    """work(comm) of all ranks at one time; what they return, in rank order."""
+    results = [None] * len(comms)
+
+    def run(index):
+        results[index] = work(comms[index])
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(comms))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
 def with_cupy(mep, comms):
     import cupy
 
@@ -128,7 +197,7 @@ def main():
         return SKIPPED
     print(f"python: ranks are on GPUs {[comm.device for comm in comms]}")
     ran = 0
-    for test in (with_torch, with_cupy):
+    for test in (with_torch, experts_of_torch, with_cupy):
         try:
             test(mep, comms)
             ran += 1

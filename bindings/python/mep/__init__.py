@@ -18,6 +18,7 @@ from ._call import lib as _lib
 from ._group import group
 from ._message_calls import ANY_SOURCE, ANY_TAG, Message
 from .comm import Comm, PeerState, View, init, init_all, join
+from ._device import DeviceArray
 from .ep import Ep, EpSize, Handle, OpStatus, Received
 from .errors import (AbortedError, BootstrapError, BusyError, CapacityError, DeniedError, DeviceError,
                      Error, EvictedError, ForkedError, InternalError, InvalidArgumentError,
@@ -57,8 +58,8 @@ def preferred_hca(location: str = "cpu") -> str:
 
 __all__ = [
     "ANY_SOURCE", "ANY_TAG", "AbortedError", "BootstrapError", "BusyError", "CapacityError", "Comm",
-    "DeniedError", "DeviceError", "Ep", "EpSize", "Error", "EvictedError", "ForkedError", "Handle",
-    "InternalError", "InvalidArgumentError", "Message", "MismatchError", "NoMemoryError",
+    "DeniedError", "DeviceArray", "DeviceError", "Ep", "EpSize", "Error", "EvictedError", "ForkedError",
+    "Handle", "InternalError", "InvalidArgumentError", "Message", "MismatchError", "NoMemoryError",
     "NoQuorumError", "NotFoundError", "OpInfo", "OpStatus", "PeerFailedError", "PeerLeftError",
     "PeerState", "Received", "Request", "RevokedError", "SystemCallError", "TimeoutError",
     "UnsupportedError", "VersionError", "View", "dtype_size", "group", "init", "init_all", "join",

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy
 
 from . import _abi
-from ._buffers import (Buffer, _SIZES, array_at, buffer, dtype_number, numpy_dtype, rows_buffer,
-                       stream_address)
+from ._buffers import (Buffer, _SIZES, array_at, buffer, dtype_name, dtype_number, numpy_dtype,
+                       rows_buffer, stream_address)
 from ._call import Unique, blocking, check, lib
+from ._device import DeviceArray
 from .errors import BusyError, Error, InvalidArgumentError, UnsupportedError
 from .request import OpInfo, OpInfoRecord
 
@@ -96,7 +97,8 @@ class Received:
     """What a dispatch delivered: arrays over the library's memory or over the buffers that were given.
 
     x [E_local, R*M, H], scales [E_local, R*M, ceil(H/128)] or None, count [E_local],
-    src_info [E_local, R*M], layout_range [E_local, R], total: rows of all local experts.
+    src_info [E_local, R*M], layout_range [E_local, R], total: rows of all local experts; None of a dispatch on
+    a stream, which has not ended yet. On a communicator with a GPU the library's memory is a DeviceArray.
     Valid until the buffer's combine starts or, without one, its next dispatch.
     partial: a rank was missing (MEP_PARTIAL).
     """
@@ -108,7 +110,7 @@ class Received:
             setattr(self, name, values.get(name))
 
     def rows(self, expert: int) -> numpy.ndarray:
-        """The rows of one local expert; packed layout."""
+        """The rows of one local expert; packed layout, host memory."""
         return self.x[expert, : int(self.count[expert])]
 
 
@@ -214,6 +216,12 @@ class Ep(Unique):
         check(lib.mep_ep_buffer_view(self._address, buffer, ctypes.byref(view)))
         return view
 
+    def _array(self, address: Optional[int], shape: tuple, number: int, writable: bool = False) -> Any:
+        """Memory of the library as an array of NumPy, or on a GPU as what its packages take."""
+        if self._comm.device is not None:
+            return DeviceArray(address, shape, number, self._comm.device)
+        return array_at(address, shape, numpy_dtype(number), writable)
+
     def view(self, buffer: int = 0) -> Received:
         """The library's memory of one buffer, known before the first dispatch."""
         view = self._addresses(buffer)
@@ -221,21 +229,22 @@ class Ep(Unique):
         groups = (self.hidden + 127) // 128
         scales = None
         if view.recv_scales:
-            scales = array_at(view.recv_scales, (experts, rows, groups), self._scale)
+            scales = self._array(view.recv_scales, (experts, rows, groups), dtype_number(self._scale))
         return Received(
-            x=array_at(view.recv_x, (experts, rows, self.hidden), numpy_dtype(self.wire_type)),
+            x=self._array(view.recv_x, (experts, rows, self.hidden), self.wire_type),
             scales=scales,
-            count=array_at(view.recv_count, (experts,), numpy.int32),
-            src_info=array_at(view.src_info, (experts, rows), numpy.int32),
-            layout_range=array_at(view.layout_range, (experts, self._comm.size), numpy.int64),
+            count=self._array(view.recv_count, (experts,), _abi.MEP_INT32),
+            src_info=self._array(view.src_info, (experts, rows), _abi.MEP_INT32),
+            layout_range=self._array(view.layout_range, (experts, self._comm.size), _abi.MEP_INT64),
         )
 
-    def combine_input(self, buffer: int = 0) -> numpy.ndarray:
-        """[E_local, R*M, H] of the library's memory: write y here and give combine no y."""
+    def combine_input(self, buffer: int = 0) -> Any:
+        """[E_local, R*M, H] of the library's memory: write y here and give combine no y. A DeviceArray on a
+        communicator with a GPU."""
         memory = self._addresses(buffer).combine_input
         rows = self._comm.size * self.max_tokens_per_rank
-        return array_at(memory, (self.experts_per_rank, rows, self.hidden),
-                        numpy_dtype(self.combine_type), writable=True)
+        return self._array(memory, (self.experts_per_rank, rows, self.hidden), self.combine_type,
+                           writable=True)
 
     def last_op(self, buffer: int = 0) -> OpInfo:
         """About the last dispatch or combine finished on that buffer."""
@@ -340,7 +349,7 @@ class Handle(Unique):
             count=own.count if recv_count is None else recv_count,
             src_info=own.src_info if src_info is None else src_info,
             layout_range=own.layout_range if layout_range is None else layout_range,
-            total=total.value, partial=result == _abi.MEP_PARTIAL)
+            total=None if stream_address(stream) else total.value, partial=result == _abi.MEP_PARTIAL)
 
     def combine(self, out: Any = None, y: Any = None, *, weights: Any = None, bias: Any = None,
                 renormalize: bool = False, phase: str = "both",
@@ -348,7 +357,7 @@ class Handle(Unique):
         """out[t] = bias + sum over k of weight[t, k] * y(row of token t at its k-th expert).
 
         y: the experts' rows, placed as dispatch placed them; None: combine_input(buffer). out [T, H],
-        a new array without it. weights [T, K]; None: those of the dispatch. Returns out.
+        a new array without it, which host communicators alone make. weights [T, K]; None: those of the dispatch. Returns out.
         """
         ep, send, receive = self._ep, None, None
         _check_phase(phase)
@@ -368,6 +377,9 @@ class Handle(Unique):
                                           keep).address
             if bias is not None:
                 args.bias = self._flat(bias, ep.combine_type, ep.hidden, "bias", keep).address
+            if out is None and ep._comm.device is not None:
+                raise TypeError("out is missing: on a communicator with a GPU give an array there, "
+                                f"[{self._tokens}, {ep.hidden}] {dtype_name(ep.combine_type)}")
             if out is None:
                 out = numpy.empty((self._tokens, ep.hidden), numpy_dtype(ep.combine_type))
             rows = self._rows(out, ep.combine_type, ep.hidden, "out", keep, writable=True)

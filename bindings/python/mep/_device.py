@@ -1,0 +1,71 @@
+"""Memory of the library on a GPU, for PyTorch, CuPy and others that take DLPack or __cuda_array_interface__."""
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Optional
+
+from . import _abi
+from ._buffers import _DLPACK, _DLTensor, dtype_name, numpy_dtype
+
+_KDL_CUDA = 2
+_DLPACK_TYPE = {number: code_and_bits for code_and_bits, number in _DLPACK.items()}
+# Types that the protocol of __cuda_array_interface__ has no name for.
+_UNNAMED = (_abi.MEP_BFLOAT16, _abi.MEP_FLOAT8_E4M3, _abi.MEP_FLOAT8_E5M2)
+
+
+class _DLManagedTensor(ctypes.Structure):
+    _fields_ = [("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+# What a consumer reads for as long as its tensor lives, by what it describes. The tensors have no deleter, since the
+# memory is the library's, so that nothing says when a description is needed no more.
+_described: dict = {}
+
+
+class DeviceArray:
+    """An array on a GPU over memory of the library; its lifetime is the library's, and what runs on it is the
+    caller's to order. torch.from_dlpack(array), cupy.from_dlpack(array) and, for the types that the protocol
+    names, everything that takes __cuda_array_interface__ see it without a copy.
+
+    shape, dtype (the name of MEP's type), device (CUDA's number).
+    """
+
+    def __init__(self, address: Optional[int], shape: tuple, number: int, device: int):
+        self.shape, self.dtype, self.device = tuple(shape), dtype_name(number), device
+        self._address, self._number = address or 0, number
+
+    def __repr__(self) -> str:
+        return f"<mep.DeviceArray {list(self.shape)} {self.dtype} on GPU {self.device}>"
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, _: Any) -> Any:
+        raise TypeError("the array is on a GPU; torch.from_dlpack(array) or cupy.from_dlpack(array) gives one "
+                        "that can be indexed, without a copy")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("the array is on a GPU; torch.from_dlpack(array).cpu() copies it to the host")
+
+    @property
+    def __cuda_array_interface__(self) -> dict:
+        if self._number in _UNNAMED:
+            raise AttributeError(f"__cuda_array_interface__ has no name for {self.dtype}; use DLPack")
+        return {"shape": self.shape, "typestr": numpy_dtype(self._number).str, "data": (self._address, False),
+                "strides": None, "version": 3}
+
+    def __dlpack_device__(self) -> tuple:
+        return _KDL_CUDA, self.device
+
+    def __dlpack__(self, **_: Any) -> Any:
+        key = self._address, self.shape, self._number, self.device
+        if key not in _described:
+            code, bits = _DLPACK_TYPE[self._number]
+            shape = (ctypes.c_int64 * len(self.shape))(*self.shape)
+            tensor = _DLTensor(self._address, _KDL_CUDA, self.device, len(self.shape), code, bits, 1, shape, None, 0)
+            _described[key] = _DLManagedTensor(tensor, None, None), shape
+        return _new_capsule(ctypes.addressof(_described[key][0]), b"dltensor", None)
