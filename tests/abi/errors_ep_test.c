@@ -297,6 +297,8 @@ static void combines(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_combine(f->handle, NULL, &receive, NULL)); /* none sent */
   EXPECT(MEP_ERR_UNSUPPORTED, mep_combine(f->handle, &send, &receive, f));
   BAD_SUMS(out, NULL);
+  BAD_SUMS(out, f->view.combine_input); /* the library's own memory, whole or in part */
+  BAD_SUMS(out, (char*)f->view.recv_x + sizeof(float));
   BAD_SUMS(out_stride_bytes, 4);
   BAD_SUMS(num_tokens, kTokens - 1); /* made for another dispatch */
   BAD_SUMS(flags, 1u << 31);

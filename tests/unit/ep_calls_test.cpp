@@ -50,6 +50,7 @@ void bad_configs(void**) {
          }},
         {MEP_ERR_INVALID_ARGUMENT, "top_k", [](auto* c) { c->top_k = 0; }},
         {MEP_ERR_INVALID_ARGUMENT, "top_k", [](auto* c) { c->top_k = 65; }},
+        {MEP_ERR_INVALID_ARGUMENT, "top_k", [](auto* c) { c->top_k = c->num_experts + 1; }},
         {MEP_ERR_INVALID_ARGUMENT, "num_experts", [](auto* c) { c->num_experts = 0; }},
         {MEP_ERR_INVALID_ARGUMENT, "do not fit", [](auto* c) { c->experts_per_rank = 7; }},
         {MEP_ERR_INVALID_ARGUMENT, "num_buffers", [](auto* c) { c->num_buffers = 9; }},

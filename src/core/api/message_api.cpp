@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/memory_range.hpp"
 #include "base/request_event.hpp"
 #include "core/api/group.hpp"
 #include "core/api/requests.hpp"
@@ -230,12 +231,9 @@ MessageCall receiving(void* buffer, size_t count, mep_dtype_t dtype, int32_t sou
   return {false, nullptr, buffer, count, dtype, source, tag, message};
 }
 
-bool overlap(const MessageCall& send, const MessageCall& receive) {
-  const auto from = reinterpret_cast<uintptr_t>(send.from);
-  const auto to = reinterpret_cast<uintptr_t>(receive.to);
-  const size_t sent = send.count * mep_dtype_size(send.dtype);
-  const size_t received = receive.count * mep_dtype_size(receive.dtype);
-  return sent != 0 && received != 0 && from < to + received && to < from + sent;
+bool buffers_overlap(const MessageCall& send, const MessageCall& receive) {
+  return overlap(send.from, send.count * mep_dtype_size(send.dtype), receive.to,
+                 receive.count * mep_dtype_size(receive.dtype));
 }
 
 }  // namespace
@@ -265,7 +263,7 @@ mep_result_t mep_sendrecv(const void* sendbuf, size_t sendcount, int32_t dest, i
   const mep::MessageCall calls[2] = {
       mep::sending(sendbuf, sendcount, dtype, dest, sendtag),
       mep::receiving(recvbuf, recvcount, dtype, source, recvtag, message)};
-  if (mep::overlap(calls[0], calls[1])) {
+  if (mep::buffers_overlap(calls[0], calls[1])) {
     return mep::fail(MEP_ERR_INVALID_ARGUMENT, "sendbuf and recvbuf overlap");
   }
   return mep::run_or_group(comm, calls, stream);

@@ -364,7 +364,9 @@ mep_result_t DeviceEp::combine(EpSideHandle& handle, const mep_combine_send_t* s
   const DeviceScope scope(side_.device());
   MEP_TRY(scope.check());
   MEP_TRY(check_stream_device(side_.device(), stream));
-  MEP_TRY(check_combine_call(side_.device(), shape_, buffer.calls, handle, send, receive));
+  mep_ep_view_t view{};
+  fill_view(handle.buffer, &view);
+  MEP_TRY(check_combine_call(side_.device(), shape_, buffer.calls, handle, view, send, receive));
   if (send != nullptr) MEP_TRY(catch_up(buffer, stream));
   mep_combine_receive_t outputs{};
   if (receive != nullptr) outputs = with_status(*receive, buffer.status);

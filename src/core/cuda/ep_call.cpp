@@ -69,7 +69,8 @@ mep_result_t check_dispatch_call(int32_t device, const EpShape& shape, const EpC
 }
 
 mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCallState& state,
-                                const EpSideHandle& handle, const mep_combine_send_t* send,
+                                const EpSideHandle& handle, const mep_ep_view_t& view,
+                                const mep_combine_send_t* send,
                                 const mep_combine_receive_t* receive) {
   if (send == nullptr && (state.stage != EpStage::kCombining || state.current != &handle)) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
@@ -93,7 +94,7 @@ mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCa
     return fail(MEP_ERR_INVALID_ARGUMENT, "num_tokens is %u; the handle's dispatch had %u tokens",
                 receive->num_tokens, handle.tokens);
   }
-  MEP_TRY(check_combine_output(shape, handle.tokens, *receive));
+  MEP_TRY(check_combine_output(shape, view, handle.tokens, *receive));
   MEP_TRY(check_optional(device, receive->weights, "weights"));
   MEP_TRY(check_optional(device, receive->bias, "bias"));
   MEP_TRY(check_optional(device, receive->out, "out"));

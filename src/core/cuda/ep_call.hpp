@@ -36,6 +36,7 @@ struct EpCallState {
                                                const mep_dispatch_receive_t* receive);
 [[nodiscard]] mep_result_t check_combine_call(int32_t device, const EpShape& shape,
                                               const EpCallState& state, const EpSideHandle& handle,
+                                              const mep_ep_view_t& view,
                                               const mep_combine_send_t* send,
                                               const mep_combine_receive_t* receive);
 

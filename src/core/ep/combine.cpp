@@ -41,7 +41,9 @@ mep_result_t EpBuffer::check_combine(const EpHandle& handle, const mep_combine_s
     return fail(MEP_ERR_INVALID_ARGUMENT, "num_tokens is %u; the handle's dispatch had %u tokens",
                 receive->num_tokens, handle.routing.tokens);
   }
-  return check_combine_output(shape_, handle.routing.tokens, *receive);
+  mep_ep_view_t view{};
+  fill_view(&view);
+  return check_combine_output(shape_, view, handle.routing.tokens, *receive);
 }
 
 mep_result_t EpBuffer::begin_combine(EpHandle& handle, const std::byte* y, bool receives) {

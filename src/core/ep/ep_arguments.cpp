@@ -1,5 +1,6 @@
 #include "core/ep/ep_arguments.hpp"
 
+#include "base/memory_range.hpp"
 #include "base/status.hpp"
 
 namespace mep {
@@ -73,7 +74,7 @@ mep_result_t check_combine_input(const mep_combine_send_t& input) {
               "y is NULL; give combine_input of mep_ep_buffer_view, or memory of yours");
 }
 
-mep_result_t check_combine_output(const EpShape& shape, uint32_t tokens,
+mep_result_t check_combine_output(const EpShape& shape, const mep_ep_view_t& view, uint32_t tokens,
                                   const mep_combine_receive_t& output) {
   if (output.out == nullptr && tokens != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "out is NULL, but there are %u tokens", tokens);
@@ -82,6 +83,23 @@ mep_result_t check_combine_output(const EpShape& shape, uint32_t tokens,
     return fail(MEP_ERR_INVALID_ARGUMENT, "out_stride_bytes is %llu; a row has %zu",
                 static_cast<unsigned long long>(output.out_stride_bytes),
                 shape.combine_row_bytes());
+  }
+  if (tokens == 0) return MEP_SUCCESS;
+  const size_t row = shape.combine_row_bytes();
+  const size_t stride = output.out_stride_bytes != 0 ? output.out_stride_bytes : row;
+  const size_t bytes = (tokens - 1) * stride + row;
+  const struct {
+    const void* own;
+    size_t row;
+    const char* name;
+  } sources[] = {{view.combine_input, row, "combine_input"},
+                 {view.recv_x, shape.wire_row_bytes(), "recv_x"}};
+  for (const auto& [own, own_row, name] : sources) {
+    if (!overlap(output.out, bytes, own, shape.rows() * own_row)) continue;
+    return fail(
+        MEP_ERR_INVALID_ARGUMENT,
+        "out lies in %s of mep_ep_buffer_view, which peers read and write; give memory of yours",
+        name);
   }
   return MEP_SUCCESS;
 }

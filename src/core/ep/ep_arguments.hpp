@@ -12,8 +12,9 @@ namespace mep {
 [[nodiscard]] mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& view,
                                                  const mep_dispatch_receive_t& output);
 [[nodiscard]] mep_result_t check_combine_input(const mep_combine_send_t& input);
-// tokens: of the handle's dispatch.
-[[nodiscard]] mep_result_t check_combine_output(const EpShape& shape, uint32_t tokens,
+// view: of the buffer. tokens: of the handle's dispatch.
+[[nodiscard]] mep_result_t check_combine_output(const EpShape& shape, const mep_ep_view_t& view,
+                                                uint32_t tokens,
                                                 const mep_combine_receive_t& output);
 
 }  // namespace mep

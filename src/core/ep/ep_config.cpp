@@ -103,6 +103,11 @@ mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
   }
   shape->max_tokens = config.max_tokens_per_rank;
   shape->hidden = config.hidden;
+  if (config.top_k > config.num_experts) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "top_k is %u, but there are %u experts, and a token names each at most once",
+                config.top_k, config.num_experts);
+  }
   shape->top_k = config.top_k;
   shape->experts = config.num_experts;
   shape->local_experts = config.experts_per_rank;
