@@ -107,9 +107,9 @@ void one(std::span<const std::byte> input) {
       return;
     }
     default: {
-      mep::CommEpochs epochs;
-      if (!mep::decode_comm_epochs(payload, &epochs)) return;
-      require_same(mep::encode_comm_epochs(epochs), payload);
+      mep::NumberPairs epochs;
+      if (!mep::decode_pairs(payload, &epochs)) return;
+      require_same(mep::encode_pairs(epochs), payload);
     }
   }
 }
@@ -142,7 +142,7 @@ void seeds(const Sink& sink) {
   put(sink, "comms", kComms, mep::encode_comms(comms));
   comm.objects = {std::vector<std::byte>(65'600, std::byte{7})};
   put(sink, "comms-long", kComms, mep::encode_comms({&comm, 1}));
-  put(sink, "epochs", kEpochs, mep::encode_comm_epochs({{11, 5}, {12, 6}}));
+  put(sink, "epochs", kEpochs, mep::encode_pairs({{11, 5}, {12, 6}}));
 }
 
 }  // namespace fuzz

@@ -202,6 +202,39 @@ void death_while_a_world_grows(void**) {
   report.require_clean();
 }
 
+// A replacement knows of a rank that went before it came.
+void told_of_those_that_went_before(void**) {
+  Meeting all(4);
+  Report report;
+  const auto check_state = [](mep_comm_t comm, Report& found) {
+    uint32_t state = MEP_PEER_ALIVE;
+    COLL_OK(found, mep_comm_peer_state(comm, 3, &state));
+    COLL_CHECK(found, state == MEP_PEER_DEAD);
+  };
+  JoinJob job(4, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    all.pass(found);
+    if (rank >= 2) die();
+    while (live_of(comm, found) > 2) (void)mep_barrier(comm, nullptr);
+    const int32_t victim = 2;
+    int32_t admitted = 0;
+    mep_result_t recovered = MEP_ERR_PEER_FAILED;
+    while (recovered == MEP_ERR_PEER_FAILED) {
+      recovered = mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted);
+    }
+    COLL_CHECK(found, recovered == MEP_SUCCESS && admitted == 1);
+    check_state(comm, found);
+    check_contributors(rank, comm, 0x111, found);
+  });
+  job.expect_killed(2);
+  job.expect_killed(3);
+  job.join(2, [&](int rank, mep_comm_t comm, Report& found) {
+    check_state(comm, found);
+    check_contributors(rank, comm, 0x111, found);
+  });
+  job.expect_clean_end();
+  report.require_clean();
+}
+
 // Rank 2 stands still while the replacement of rank 3 connects, so that the members' windows get new pages while the
 // replacement has the old ones and none of its own is known. What it writes as a member arrives all the same.
 void connected_before_a_stopped_rank_is_excluded(void**) {
@@ -374,6 +407,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(job_ends_before_a_newcomer_is_ready),
       cmocka_unit_test(growth_again_after_a_death),
       cmocka_unit_test(death_while_a_world_grows),
+      cmocka_unit_test(told_of_those_that_went_before),
       cmocka_unit_test(connected_before_a_stopped_rank_is_excluded),
       cmocka_unit_test(child_outlives_its_rank),
       cmocka_unit_test(refused_destroy_keeps_all),

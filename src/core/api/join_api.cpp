@@ -243,7 +243,9 @@ mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* 
   if (is_in) entering.world->abort();
   entering.world->leave(false, deadline);
   const bool ended_by_others = terminal == MEP_ERR_EVICTED || terminal == MEP_ERR_NO_QUORUM;
-  return !is_in && ended_by_others ? Admissions::fail_outside() : result;
+  if (!is_in && ended_by_others) return Admissions::fail_outside();
+  const bool members_went = result == MEP_ERR_PEER_FAILED || result == MEP_ERR_PEER_LEFT;
+  return members_went ? add_context(MEP_ERR_BOOTSTRAP, "the join failed, try again") : result;
 }
 
 mep_result_t join(const mep_comm_config_t* given, mep_comm_t* comm) {

@@ -240,6 +240,7 @@ void ControlThread::tell_newcomers_of(const membership::View& view) {
   for (const auto& [slot, arrival] : arrivals_) {
     if (view.members.has(slot)) continue;
     send_comm_epochs(slot);
+    send_peer_states(slot);
     if (!arrival.announced) send(slot, kFrameView, std::as_bytes(std::span(bytes)));
   }
 }

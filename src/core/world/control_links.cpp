@@ -73,6 +73,8 @@ bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
       return true;  // those of the first welcome are used, before this thread starts
     case kFrameCommEpochs:
       return take_comm_epochs(frame);
+    case kFramePeerStates:
+      return take_peer_states(frame);
     case kFrameClosed:
       return take_closed(slot, frame);
     case kFrameClosedHeld:

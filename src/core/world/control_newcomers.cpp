@@ -108,6 +108,7 @@ bool ControlThread::connect_newcomer(uint32_t slot) {
   encode_welcome(comms, [&](std::span<const std::byte> part) { send(slot, kFrameComms, part); });
   MEP_FAILPOINT("newcomer welcomed");
   send_comm_epochs(slot);
+  send_peer_states(slot);
   offer_windows_to(slot);
   // This rank may be a newcomer itself, and that one may be in first.
   if (said_ready_) send(slot, kFrameReady, {});
@@ -117,15 +118,42 @@ bool ControlThread::connect_newcomer(uint32_t slot) {
 
 // The view may change between the welcome and the admission, and comms with it.
 void ControlThread::send_comm_epochs(uint32_t slot) {
-  CommEpochs epochs;
+  NumberPairs epochs;
   for (const auto& [id, client] : clients_) epochs.emplace_back(id, client->description().epoch);
-  send(slot, kFrameCommEpochs, encode_comm_epochs(epochs));
+  send(slot, kFrameCommEpochs, encode_pairs(epochs));
+}
+
+// A newcomer was not there when these went.
+void ControlThread::send_peer_states(uint32_t slot) {
+  NumberPairs states;
+  for (uint32_t other = 0; other < peers_.count(); ++other) {
+    const uint32_t state = peers_.state(other);
+    if (other != slot && state != MEP_PEER_ALIVE && !is_member(other))
+      states.emplace_back(other, state);
+  }
+  send(slot, kFramePeerStates, encode_pairs(states));
+}
+
+bool ControlThread::take_peer_states(const Frame& frame) {
+  NumberPairs told;
+  if (!decode_pairs(frame.payload, &told)) {
+    (void)fail(MEP_ERR_DENIED, "bad states of ranks");
+    return false;
+  }
+  if (membership_->phase() != membership::Phase::kJoining) return true;
+  for (const auto& [slot, state] : told) {
+    if (slot >= peers_.count() || slot == peers_.self_slot() || state > MEP_PEER_EXCLUDED) continue;
+    // Relaxed: see WorldPeer.
+    peers_[static_cast<uint32_t>(slot)].state.store(static_cast<uint32_t>(state),
+                                                    std::memory_order_relaxed);
+  }
+  return true;
 }
 
 bool ControlThread::take_comm_epochs(const Frame& frame) {
   if (membership_->phase() != membership::Phase::kJoining) return true;
-  CommEpochs told;
-  if (!decode_comm_epochs(frame.payload, &told)) {
+  NumberPairs told;
+  if (!decode_pairs(frame.payload, &told)) {
     (void)fail(MEP_ERR_DENIED, "bad epochs of communicators");
     return false;
   }

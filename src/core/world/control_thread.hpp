@@ -165,6 +165,8 @@ class ControlThread {
   void newcomer_ended(uint32_t slot, bool confirmed);
   void send_comm_epochs(uint32_t slot);
   bool take_comm_epochs(const Frame& frame);
+  void send_peer_states(uint32_t slot);
+  bool take_peer_states(const Frame& frame);
   void look_for_missed_members();
 
   // control_transports.cpp

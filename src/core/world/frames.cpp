@@ -266,22 +266,22 @@ void merge_welcome(std::vector<CommDescription> part, std::vector<CommDescriptio
   }
 }
 
-std::vector<std::byte> encode_comm_epochs(const CommEpochs& epochs) {
+std::vector<std::byte> encode_pairs(const NumberPairs& pairs) {
   ByteWriter writer;
-  writer.number(static_cast<uint32_t>(epochs.size()));
-  for (const auto& [id, epoch] : epochs) {
-    writer.number(id);
-    writer.number(epoch);
+  writer.number(static_cast<uint32_t>(pairs.size()));
+  for (const auto& [first, second] : pairs) {
+    writer.number(first);
+    writer.number(second);
   }
   return writer.take();
 }
 
-bool decode_comm_epochs(std::span<const std::byte> payload, CommEpochs* out) {
+bool decode_pairs(std::span<const std::byte> payload, NumberPairs* out) {
   ByteReader reader(payload);
   const auto count = reader.number<uint32_t>();
   for (uint32_t i = 0; i < count && reader.valid(); ++i) {
-    const auto id = reader.number<uint64_t>();
-    out->emplace_back(id, reader.number<uint64_t>());
+    const auto first = reader.number<uint64_t>();
+    out->emplace_back(first, reader.number<uint64_t>());
   }
   return reader.complete();
 }

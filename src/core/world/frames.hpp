@@ -40,6 +40,7 @@ enum WorldFrame : uint16_t {
   kFrameCommEpochs,  // u32 count, then per comm: u64 id, u64 epoch; now
   kFrameClosed,      // u64 number, then as kFrameLeaving: channels that this rank has closed
   kFrameClosedHeld,  // u64 number: this rank holds all that was completed on them
+  kFramePeerStates,  // u32 count, then per slot outside of the view: u64 slot, u64 MEP_PEER_*; to a newcomer
 };
 
 struct WindowFrame {
@@ -111,8 +112,9 @@ void encode_welcome(std::span<const CommDescription> comms,
 // Adds what one payload said to what the earlier ones have.
 void merge_welcome(std::vector<CommDescription> part, std::vector<CommDescription>* comms);
 
-using CommEpochs = std::vector<std::pair<uint64_t, uint64_t>>;  // id, epoch
-std::vector<std::byte> encode_comm_epochs(const CommEpochs& epochs);
-bool decode_comm_epochs(std::span<const std::byte> payload, CommEpochs* out);
+// Of kFrameCommEpochs and kFramePeerStates.
+using NumberPairs = std::vector<std::pair<uint64_t, uint64_t>>;
+std::vector<std::byte> encode_pairs(const NumberPairs& pairs);
+bool decode_pairs(std::span<const std::byte> payload, NumberPairs* out);
 
 }  // namespace mep
