@@ -13,7 +13,8 @@ page. `mep_info` prints those in force.
 
 A variable that is unset or empty takes its default. A value that is malformed or out of range is an
 error of the call that needs it, and the text names variable and value. Fields of `mep_comm_config_t`
-that are set win over variables. In set-uid programs all of them are ignored.
+that are set win over variables. A name that begins with `MEP_` and stands neither here nor below is warned of
+once. In set-uid programs all of them are ignored.
 """
 
 TAIL = """

@@ -746,7 +746,9 @@ MEP_API mep_result_t mep_comm_grow(mep_comm_t world, int32_t count, uint32_t tim
 /* The newcomer's side: asks the running job `config->job` for admission and waits at most
  * init_timeout_ms for the members' mep_recover_ranks or mep_comm_grow (or auto-recovery). *comm is the
  * world. The job's name is required (config->job or MEP_JOB). config->rank with MEP_COMM_SET_RANK, else
- * MEP_RANK: the absent rank to fill; with neither any. 0.1 */
+ * MEP_RANK: the absent rank to fill; with neither any. Errors: MEP_ERR_BOOTSTRAP (no such job; it ended, filled the
+ * place or lost members before the rank was in), MEP_ERR_TIMEOUT (nobody admitted it), MEP_ERR_DENIED (the
+ * secret). 0.1 */
 MEP_API mep_result_t mep_comm_join(const mep_comm_config_t* config, mep_comm_t* comm);
 
 /* The newcomer's side of a comm made by mep_comm_split: attaches by its name, the default one or what
@@ -798,7 +800,7 @@ typedef struct mep_ep_config_t {
   uint32_t mode;                /* MEP_EP_*; high throughput: MEP_ERR_UNSUPPORTED so far */
   uint32_t max_tokens_per_rank; /* M; required */
   uint32_t hidden;              /* H; required; a row must be a multiple of 16 bytes */
-  uint32_t top_k;               /* K; required, at most 64 */
+  uint32_t top_k;               /* K; required, at most 64 and at most E */
   uint32_t num_experts;         /* E, logical; required */
   uint32_t experts_per_rank;    /* E_local; 0: num_experts / comm size, which must divide */
   uint32_t num_buffers;         /* 1 to 8; 0: 2 */
@@ -942,7 +944,7 @@ typedef struct mep_combine_receive_t {
   uint32_t reserved;
   const float* weights;       /* [T, K]; NULL: topk_weights of the dispatch; had none: all 1 */
   const void* bias;           /* [H] combine type, added once at the end; NULL: none */
-  void* out;                  /* [T, H] combine type */
+  void* out;                  /* [T, H] combine type; no memory of mep_ep_buffer_view */
   uint64_t out_stride_bytes;  /* 0: dense */
   mep_op_status_t* op_status; /* filled at the end, or NULL */
   uint64_t op_status_bytes;   /* at op_status, see there */

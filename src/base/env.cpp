@@ -4,16 +4,22 @@
 #include "base/env.hpp"
 
 #include <strings.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
+#include <utility>
 
 #include "base/fork_hold.hpp"
 #include "base/status.hpp"
 
 namespace mep {
 namespace {
+
+constexpr size_t kLongestName = 64;
 
 // Null: unset or empty. secure_getenv, so that a set-uid program takes no paths from its caller.
 [[nodiscard]] mep_result_t find_text(const char* name, const char** text) {
@@ -28,7 +34,58 @@ namespace {
               name);
 }
 
+constexpr std::string_view kPrefix = "MEP_";
+
+// Of MEP's Python package, its tests and its developers' tools.
+bool is_of_others(std::string_view name) {
+  const std::string_view rest = name.substr(kPrefix.size());
+  return rest == "LIBRARY" || rest.starts_with("TEST_") || rest.starts_with("DEV_") ||
+         rest.starts_with("LAB_");
+}
+
+// How many letters must be added, left out or changed to make one word of the other.
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = std::exchange(row[j], std::min({changed, row[j] + 1, row[j - 1] + 1}));
+    }
+  }
+  return row[b.size()];
+}
+
+std::string text_about_unknown(std::string_view name) {
+  // Names that share less than that are not meant for each other.
+  constexpr size_t kNear = 3;
+  size_t least = kNear + 1;
+  const char* nearest = nullptr;
+  for (const EnvVariable& variable : env_table()) {
+    const size_t found = distance(name, variable.name);
+    if (found < least) nearest = variable.name;
+    least = std::min(least, found);
+  }
+  const std::string text = std::string(name) + " is no variable of MEP";
+  return nearest == nullptr ? text : text + "; is " + nearest + " meant?";
+}
+
 }  // namespace
+
+std::vector<std::string> unknown_variables() {
+  std::vector<std::string> texts;
+  for (char** each = environ; each != nullptr && *each != nullptr; ++each) {
+    const std::string_view entry = *each;
+    const std::string_view name = entry.substr(0, entry.find('='));
+    if (!name.starts_with(kPrefix) || name.size() > kLongestName) continue;
+    const auto& table = env_table();
+    const bool is_known = std::any_of(table.begin(), table.end(),
+                                      [&](const auto& known) { return name == known.name; });
+    if (!is_known && !is_of_others(name)) texts.push_back(text_about_unknown(name));
+  }
+  return texts;
+}
 
 // One line or two a variable, so that additions do not collide.
 const std::vector<EnvVariable>& env_table() {

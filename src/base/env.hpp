@@ -18,6 +18,9 @@ struct EnvVariable {
 
 const std::vector<EnvVariable>& env_table();
 
+// What is said of each variable of the environment that begins with MEP_ and that nothing reads.
+std::vector<std::string> unknown_variables();
+
 // Unset or empty: false, *value untouched. Malformed text is an error that names variable and text.
 [[nodiscard]] mep_result_t env_string(const char* name, std::string* value, bool* is_set);
 [[nodiscard]] mep_result_t env_uint(const char* name, uint64_t min, uint64_t max, uint64_t* value,

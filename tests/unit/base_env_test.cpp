@@ -6,6 +6,7 @@
 #include <cstring>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "base/env.hpp"
 #include "base/status.hpp"
@@ -156,6 +157,26 @@ void variables_outside_the_table_are_refused(void**) {
   expect_text_has("MEP_UNHEARD_OF");
 }
 
+void misspelt_variables_are_named(void**) {
+  for (const std::string& text : mep::unknown_variables()) {
+    unsetenv(text.substr(0, text.find(' ')).c_str());  // of this test's own environment
+  }
+  setenv("MEP_TIMEOUT_MS", "5", 1);
+  setenv("MEP_TEST_ANYTHING", "1", 1);
+  setenv("MEPHISTO", "1", 1);
+  assert_true(mep::unknown_variables().empty());
+  setenv("MEP_TIMEOUTMS", "5", 1);
+  setenv("MEP_QUITE_ANOTHER_NAME", "5", 1);
+  const std::vector<std::string> texts = mep::unknown_variables();
+  const std::set<std::string> found(texts.begin(), texts.end());
+  const std::set<std::string> expected = {
+      "MEP_TIMEOUTMS is no variable of MEP; is MEP_TIMEOUT_MS meant?",
+      "MEP_QUITE_ANOTHER_NAME is no variable of MEP"};
+  assert_true(found == expected);
+  for (const char* name : {"MEP_TIMEOUT_MS", "MEP_TIMEOUTMS", "MEP_QUITE_ANOTHER_NAME"})
+    unsetenv(name);
+}
+
 }  // namespace
 
 int main() {
@@ -166,6 +187,7 @@ int main() {
       cmocka_unit_test(booleans_have_eight_spellings),
       cmocka_unit_test(strings_come_whole),
       cmocka_unit_test(variables_outside_the_table_are_refused),
+      cmocka_unit_test(misspelt_variables_are_named),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -46,7 +46,15 @@ constexpr const char* kVariables[] = {"MEP_RANK",
                                       "SLURM_STEP_NUM_TASKS",
                                       "SLURM_JOB_ID",
                                       "SLURM_STEP_ID",
-                                      "SLURM_STEPID"};
+                                      "SLURM_STEPID",
+                                      "RANK",
+                                      "WORLD_SIZE",
+                                      "LOCAL_RANK",
+                                      "LOCAL_WORLD_SIZE",
+                                      "MASTER_ADDR",
+                                      "MASTER_PORT",
+                                      "TORCHELASTIC_RUN_ID",
+                                      "TORCHELASTIC_RESTART_COUNT"};
 
 void set_environment(const Environment& environment) {
   for (const char* name : kVariables) unsetenv(name);
@@ -70,6 +78,7 @@ struct Place {
   int32_t rank;
   int32_t size;
   std::string job;  // "": not compared
+  std::string rendezvous = {};
 };
 
 void places_come_from_the_first_source(void**) {
@@ -122,6 +131,45 @@ void places_come_from_the_first_source(void**) {
        1,
        2,
        "slurm-12-1"},
+      // torchrun on one host, and on two within a step of Slurm that runs one task a host.
+      {{{"RANK", "1"},
+        {"WORLD_SIZE", "2"},
+        {"LOCAL_WORLD_SIZE", "2"},
+        {"MASTER_ADDR", "node7"},
+        {"MASTER_PORT", "29500"},
+        {"TORCHELASTIC_RUN_ID", "abc"},
+        {"TORCHELASTIC_RESTART_COUNT", "0"}},
+       1,
+       2,
+       "torch-abc-node7-29500-0"},
+      {{{"RANK", "5"},
+        {"WORLD_SIZE", "8"},
+        {"LOCAL_WORLD_SIZE", "4"},
+        {"MASTER_ADDR", "node7"},
+        {"MASTER_PORT", "29500"},
+        {"TORCHELASTIC_RUN_ID", "abc"},
+        {"TORCHELASTIC_RESTART_COUNT", "2"},
+        {"SLURM_PROCID", "1"},
+        {"SLURM_NTASKS", "2"},
+        {"SLURM_JOB_ID", "12"},
+        {"SLURM_STEP_ID", "1"}},
+       5,
+       8,
+       "torch-abc-node7-29500-2",
+       "node7:29501"},
+      // Set by hand, as torch's env:// wants them.
+      {{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "65535"}},
+       1,
+       2,
+       "torch-127.0.0.1-65535"},
+      {{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "fe80::1"}, {"MASTER_PORT", "65535"}},
+       1,
+       2,
+       "torch-fe80::1-65535",
+       "[fe80::1]:65534"},
+      {{{"RANK", "1"}}, 0, 1, alone},
+      {{{"WORLD_SIZE", "1"}}, 0, 1, alone},
+      {{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MEP_RANK", "0"}, {"MEP_SIZE", "1"}}, 0, 1, ""},
   };
   for (const Place& place : places) {
     set_environment(place.environment);
@@ -132,6 +180,7 @@ void places_come_from_the_first_source(void**) {
     assert_int_equal(config.size, place.size);
     assert_int_equal(config.max_size, place.size);
     if (!place.job.empty()) assert_string_equal(config.job.c_str(), place.job.c_str());
+    assert_string_equal(config.rendezvous.c_str(), place.rendezvous.c_str());
   }
 }
 
@@ -216,6 +265,11 @@ void wrong_environments_are_named(void**) {
       {{{"MEP_HEARTBEAT_MS", "6000"}}, MEP_ERR_INVALID_ARGUMENT, "suspect_ms"},
       {{{"MEP_TIMEOUT_MS", "0"}}, MEP_ERR_INVALID_ARGUMENT, "MEP_TIMEOUT_MS"},
       {{{"OMPI_COMM_WORLD_RANK", "1"}}, MEP_ERR_INVALID_ARGUMENT, "OMPI_COMM_WORLD_RANK"},
+      {{{"WORLD_SIZE", "2"}}, MEP_ERR_INVALID_ARGUMENT, "RANK is not"},
+      {{{"RANK", "2"}, {"WORLD_SIZE", "2"}}, MEP_ERR_INVALID_ARGUMENT, "WORLD_SIZE=2"},
+      {{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "70000"}},
+       MEP_ERR_INVALID_ARGUMENT,
+       "MASTER_PORT"},
       {{{"OMPI_COMM_WORLD_RANK", "4"}, {"OMPI_COMM_WORLD_SIZE", "4"}},
        MEP_ERR_INVALID_ARGUMENT,
        "OMPI_COMM_WORLD_SIZE"},

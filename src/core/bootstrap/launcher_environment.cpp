@@ -82,10 +82,61 @@ bool in_slurm_step() {
   return std::strtoul(step, nullptr, 10) < kFirstSpecialStep;
 }
 
+// The port of torch's own store is its own: ranks meet at the next one.
+[[nodiscard]] mep_result_t find_torch_rendezvous(int64_t size, std::string* out) {
+  const char* host = text_of("MASTER_ADDR");
+  int64_t port = 0;
+  int64_t local_size = 0;
+  bool has_port = false;
+  bool has_local_size = false;
+  MEP_TRY(number_of("MASTER_PORT", &port, &has_port));
+  MEP_TRY(number_of("LOCAL_WORLD_SIZE", &local_size, &has_local_size));
+  if (host == nullptr || !has_port || (has_local_size && local_size == size)) return MEP_SUCCESS;
+  const std::string name = host;
+  if (name == "localhost" || name == "::1" || name.starts_with("127.")) return MEP_SUCCESS;
+  constexpr int64_t kLastPort = 65535;
+  if (port < 1 || port > kLastPort) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "MASTER_PORT=%lld, set by the launcher, is no port",
+                static_cast<long long>(port));
+  }
+  const bool is_bare_v6 = name.find(':') != std::string::npos && name[0] != '[';
+  *out = (is_bare_v6 ? "[" + name + "]" : name) + ":" +
+         std::to_string(port < kLastPort ? port + 1 : port - 1);
+  return MEP_SUCCESS;
+}
+
+// torchrun, and whoever sets the variables of torch's env:// in its place.
+[[nodiscard]] mep_result_t read_torch(LauncherPlace* out) {
+  out->launcher = "torchrun";
+  int64_t size = 0;
+  bool has_size = false;
+  MEP_TRY(number_of("WORLD_SIZE", &size, &has_size));
+  // Too common a name to mean anything by itself.
+  if (!has_size) return MEP_SUCCESS;
+  MEP_TRY(read_place("RANK", {"WORLD_SIZE"}, out));
+  if (!out->found) {
+    if (size <= 1) return MEP_SUCCESS;
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "WORLD_SIZE=%lld is set but RANK is not: set both, or MEP_RANK and MEP_SIZE "
+                "(MEP_RANK=0 MEP_SIZE=1 for a world of this process alone)",
+                static_cast<long long>(size));
+  }
+  // A restart is another world, while processes of the last one may still be ending.
+  out->job =
+      job_of({"TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"});
+  if (!out->job.empty()) out->job = "torch-" + out->job;
+  if (out->job.size() > kMaxJobBytes) out->job.resize(kMaxJobBytes);
+  return find_torch_rendezvous(size, &out->rendezvous);
+}
+
 }  // namespace
 
 mep_result_t read_launcher_environment(LauncherPlace* out) {
   *out = LauncherPlace{};
+  if (text_of("TORCHELASTIC_RUN_ID") != nullptr) {
+    MEP_TRY(read_torch(out));
+    if (out->found) return MEP_SUCCESS;
+  }
   out->launcher = "Open MPI";
   MEP_TRY(read_place("OMPI_COMM_WORLD_RANK", {"OMPI_COMM_WORLD_SIZE"}, out));
   if (out->found) {
@@ -110,10 +161,11 @@ mep_result_t read_launcher_environment(LauncherPlace* out) {
     if (!out->job.empty()) out->job = "slurm-" + out->job;
     return MEP_SUCCESS;
   }
-  if (!in_slurm_step()) return MEP_SUCCESS;
+  if (!in_slurm_step()) return read_torch(out);
   out->launcher = "Slurm";
   MEP_TRY(read_place("SLURM_PROCID", {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, out));
-  if (out->found) out->job = "slurm-" + job_of({"SLURM_JOB_ID", "SLURM_STEP_ID"});
+  if (!out->found) return read_torch(out);
+  out->job = "slurm-" + job_of({"SLURM_JOB_ID", "SLURM_STEP_ID"});
   return MEP_SUCCESS;
 }
 
@@ -128,6 +180,9 @@ mep_result_t find_local_rank(uint64_t* rank) {
   for (const char* name : kNames) {
     MEP_TRY(number_of(name, &value, &is_set));
     if (is_set) break;
+  }
+  if (!is_set && text_of("WORLD_SIZE") != nullptr) {
+    MEP_TRY(number_of("LOCAL_RANK", &value, &is_set));
   }
   if (!is_set && in_slurm_step()) MEP_TRY(number_of("SLURM_LOCALID", &value, &is_set));
   if (is_set) *rank = static_cast<uint64_t>(value);

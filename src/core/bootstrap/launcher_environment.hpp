@@ -13,13 +13,15 @@ struct LauncherPlace {
   bool found = false;
   int32_t rank = 0;
   int32_t size = 0;
-  std::string job;       // empty: the launcher does not name its jobs
+  std::string job;  // empty: the launcher does not name its jobs
+  std::string
+      rendezvous;  // empty: all ranks are on this host, or the launcher names no place to meet
   const char* launcher;  // for texts
 };
 
-// Open MPI, PMIx, PMI (MPICH and its kin) and Slurm, in this order: the later ones' variables are
-// also seen by processes that an earlier one started within their allocation. A launcher whose
-// variables are incomplete or malformed is an error that names them.
+// torchrun, Open MPI, PMIx, PMI (MPICH and its kin) and Slurm, in this order: the later ones' variables are
+// also seen by processes that an earlier one started within their allocation. Last, torch's variables that a
+// program set by hand. A launcher whose variables are incomplete or malformed is an error that names them.
 [[nodiscard]] mep_result_t read_launcher_environment(LauncherPlace* out);
 
 // The index among the ranks of this host, if MEP_LOCAL_RANK or a launcher says it; else *rank stays as

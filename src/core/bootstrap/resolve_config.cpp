@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <limits>
 
 #include "base/env.hpp"
+#include "base/log.hpp"
 #include "base/sized_struct.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/bootstrap.hpp"
@@ -239,8 +241,10 @@ constexpr size_t kMaxTextBytes = 4096;
 }
 
 [[nodiscard]] mep_result_t resolve_across_hosts(const mep_comm_config_t& config,
+                                                const LauncherPlace& launcher,
                                                 ResolvedConfig* out) {
   MEP_TRY(pick_text(config.rendezvous, "MEP_RENDEZVOUS", &out->rendezvous));
+  if (out->rendezvous.empty() && out->store == nullptr) out->rendezvous = launcher.rendezvous;
   MEP_TRY(pick_text(config.secret_file, "MEP_SECRET_FILE", &out->secret_file));
   bool is_set = false;
   return env_bool("MEP_ALLOW_INSECURE", &out->allow_insecure, &is_set);
@@ -294,12 +298,20 @@ constexpr size_t kMaxTextBytes = 4096;
   return MEP_SUCCESS;
 }
 
+// Once in a process. A misspelt variable changes nothing, which nobody notices otherwise.
+void warn_of_unknown_variables() {
+  static std::atomic<bool> warned{false};  // relaxed: it publishes nothing
+  if (warned.exchange(true, std::memory_order_relaxed)) return;
+  for (const std::string& text : unknown_variables()) log(LogLevel::kWarn, "%s", text.c_str());
+}
+
 }  // namespace
 
 mep_result_t resolve_config(const mep_comm_config_t* given, ResolvedConfig* out, ConfigUse use) {
   mep_comm_config_t config{};
   if (given != nullptr) MEP_TRY(read_sized_struct(given, "mep_comm_config_t", &config));
   MEP_TRY(check_fields(config));
+  warn_of_unknown_variables();
   ResolvedConfig resolved;
   resolved.flags = config.flags;
   resolved.quorum = config.quorum;
@@ -312,7 +324,7 @@ mep_result_t resolve_config(const mep_comm_config_t* given, ResolvedConfig* out,
     MEP_TRY(resolve_place(config, &resolved, &launcher, &alone));
     MEP_TRY(resolve_job(config, launcher, alone, &resolved));
   }
-  if (use != ConfigUse::kThreads) MEP_TRY(resolve_across_hosts(config, &resolved));
+  if (use != ConfigUse::kThreads) MEP_TRY(resolve_across_hosts(config, launcher, &resolved));
   MEP_TRY(resolve_witness(&resolved));
   MEP_TRY(resolve_times(config, &resolved));
   if (config.in_place_restore_bytes != 0) {
