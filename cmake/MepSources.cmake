@@ -17,6 +17,24 @@ add_executable(mep_standard_headers "${CMAKE_BINARY_DIR}/mep_standard_headers.cp
 target_link_libraries(mep_standard_headers PRIVATE mep_flags)
 target_precompile_headers(mep_standard_headers PRIVATE ${MEP_STANDARD_HEADERS})
 set_target_properties(mep_standard_headers PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/src")
+# mep_name_precompiled(TARGET FOLDER): what stands for the precompiled headers in the keys of ccache
+# (CCACHE_PCH_EXTSUM). GCC never writes the same bytes twice, so that by its bytes no object would answer for
+# another tree's.
+set(mep_include_all "")
+foreach(header IN LISTS MEP_STANDARD_HEADERS)
+  string(APPEND mep_include_all "#include ${header}\n")
+endforeach()
+file(CONFIGURE OUTPUT "${CMAKE_BINARY_DIR}/mep_include_all.cpp" CONTENT "${mep_include_all}")
+execute_process(COMMAND "${CMAKE_CXX_COMPILER}" -std=c++20 -E "${CMAKE_BINARY_DIR}/mep_include_all.cpp" -P
+  OUTPUT_VARIABLE mep_all_included ERROR_QUIET)
+string(SHA256 mep_headers_sum "${mep_all_included}")
+unset(mep_all_included)
+function(mep_name_precompiled target folder)
+  file(CONFIGURE OUTPUT "${folder}/CMakeFiles/${target}.dir/cmake_pch.hxx.gch.sum" CONTENT
+    "${target} ${mep_headers_sum} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_BUILD_TYPE} ${CMAKE_CXX_FLAGS} ${MEP_SANITIZE} ${MEP_TEST_HOOKS} ${MEP_WERROR}\n")
+endfunction()
+mep_name_precompiled(mep_standard_headers "${CMAKE_BINARY_DIR}")
+
 function(mep_precompile target)
   target_precompile_headers(${target} REUSE_FROM mep_standard_headers)
   # GCC 12 does not know that a precompiled header is the system's, and warns falsely about its std::string.

@@ -102,6 +102,7 @@ def share_the_cache() -> None:
     os.environ.setdefault("CCACHE_NOHASHDIR", "1")
     # What ccache asks for before it answers for sources with a precompiled header.
     os.environ.setdefault("CCACHE_SLOPPINESS", "pch_defines,time_macros")
+    os.environ.setdefault("CCACHE_PCH_EXTSUM", "1")  # see mep_name_precompiled() in CMake
     # A miss is not preprocessed a second time only to be named.
     os.environ.setdefault("CCACHE_DEPEND", "1")
 
