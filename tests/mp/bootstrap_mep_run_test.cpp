@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "mep.h"
 #include "support/cmocka_cpp.hpp"
 
 namespace {
@@ -142,6 +143,15 @@ void wrong_usage_is_refused(void**) {
   }
   assert_int_equal(run({"--help"}, &text), 0);
   assert_int_equal(count_of(text, "--respawn"), 1);
+  const std::string version = "mep_run " + std::to_string(MEP_VERSION_MAJOR) + "." +
+                              std::to_string(MEP_VERSION_MINOR) + "." +
+                              std::to_string(MEP_VERSION_PATCH) + "\n";
+  assert_int_equal(run({"--version"}, &text), 0);
+  assert_string_equal(text.c_str(), version.c_str());
+  for (const char* option : {"-H", "--hostfile"}) {
+    assert_int_equal(run({"-n", "2", option, "hosts", "/bin/true"}, &text), 2);
+    assert_int_equal(count_of(text, "mpirun or srun"), 1);
+  }
 }
 
 void a_death_takes_nobody_along(void**) {

@@ -43,10 +43,11 @@ constexpr const char* kHelp =
     "  --respawn       start a rank again that a signal killed, as a replacement (MEP_JOIN=1)\n"
     "  --timeout S     end all ranks after S seconds; the exit status is then 124\n"
     "  --tag-output    put \"[RANK] \" before each line of output\n"
+    "  --version       of MEP\n"
     "  --help          this text\n"
     "\n"
-    "Over several hosts: one mep_run on each, with the same --size, MEP_JOB, MEP_RENDEZVOUS and\n"
-    "MEP_SECRET_FILE.\n"
+    "It starts nothing on other hosts. Over several hosts: one mep_run on each, with the same\n"
+    "--size, MEP_JOB, MEP_RENDEZVOUS and MEP_SECRET_FILE.\n"
     "\n"
     "Standard input goes to rank 0. SIGINT, SIGTERM and SIGHUP are passed on to all ranks; the "
     "second\n"
@@ -98,6 +99,13 @@ bool take_number(const std::string& name, const char* text, RunOptions* options,
     *status = usage_error(name + " needs a number from " + std::to_string(option.least));
     return false;
   }
+  for (const char* of_others : {"-H", "--host", "--hosts", "--hostfile", "--machinefile", "-f"}) {
+    if (name != of_others) continue;
+    *status = usage_error(name +
+                          ": mep_run starts ranks on this host alone; run it on each host with "
+                          "--size and --rank-offset, or use mpirun or srun");
+    return false;
+  }
   *status = usage_error("unknown option " + name);
   return false;
 }
@@ -115,6 +123,11 @@ bool take_options(int argc, char** argv, RunOptions* options, Numbers* numbers, 
     }
     if (name == "--help" || name == "-h") {
       std::fputs(kHelp, stdout);
+      *status = 0;
+      return false;
+    }
+    if (name == "--version") {
+      std::printf("mep_run %d.%d.%d\n", MEP_VERSION_MAJOR, MEP_VERSION_MINOR, MEP_VERSION_PATCH);
       *status = 0;
       return false;
     }
