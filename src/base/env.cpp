@@ -36,7 +36,7 @@ constexpr size_t kLongestName = 64;
 
 constexpr std::string_view kPrefix = "MEP_";
 
-// Of MEP's Python package, its tests and its developers' tools.
+// Variables of MEP's Python package, its tests and its developers' tools.
 bool is_of_others(std::string_view name) {
   const std::string_view rest = name.substr(kPrefix.size());
   return rest == "LIBRARY" || rest.starts_with("TEST_") || rest.starts_with("DEV_") ||

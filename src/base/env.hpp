@@ -18,7 +18,7 @@ struct EnvVariable {
 
 const std::vector<EnvVariable>& env_table();
 
-// What is said of each variable of the environment that begins with MEP_ and that nothing reads.
+// One text for each variable of the environment that begins with MEP_ and that nothing reads.
 std::vector<std::string> unknown_variables();
 
 // Unset or empty: false, *value untouched. Malformed text is an error that names variable and text.

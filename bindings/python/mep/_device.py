@@ -21,8 +21,8 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
-# What a consumer reads for as long as its tensor lives, by what it describes. The tensors have no deleter, since the
-# memory is the library's, so that nothing says when a description is needed no more.
+# Descriptions of arrays, by address, shape, type and device. A consumer reads its description for as long as its
+# tensor lives, and nothing says how long that is: the tensors have no deleter, since the memory is the library's.
 _described: dict = {}
 
 

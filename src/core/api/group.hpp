@@ -7,7 +7,7 @@
 
 namespace mep {
 
-// Of a thread. It needs no memory and no destructor: calls that have nothing to do with groups look at it.
+// One a thread. It needs no memory and no destructor: calls that have nothing to do with groups look at it.
 struct Group {
   uint32_t depth = 0;
   uint64_t fork_generation = 0;   // in which it was begun

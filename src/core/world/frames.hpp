@@ -112,7 +112,7 @@ void encode_welcome(std::span<const CommDescription> comms,
 // Adds what one payload said to what the earlier ones have.
 void merge_welcome(std::vector<CommDescription> part, std::vector<CommDescription>* comms);
 
-// Of kFrameCommEpochs and kFramePeerStates.
+// The payload of kFrameCommEpochs and kFramePeerStates.
 using NumberPairs = std::vector<std::pair<uint64_t, uint64_t>>;
 std::vector<std::byte> encode_pairs(const NumberPairs& pairs);
 bool decode_pairs(std::span<const std::byte> payload, NumberPairs* out);
