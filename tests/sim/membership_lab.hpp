@@ -132,6 +132,7 @@ class Lab {
 
   std::vector<Rank> ranks;
   uint64_t now_us = 1'000'000;
+  uint64_t witness = 0;  // the digest that its register holds; 0: none yet
 
  private:
   void deliver(uint32_t to, uint32_t from, const RowPtr& row) {
@@ -179,6 +180,9 @@ class Lab {
     } else if (const auto* report = std::get_if<PeerReport>(&action)) {
       rank.reports.push_back(*report);
       return false;
+    } else if (const auto* ask = std::get_if<AskWitness>(&action)) {
+      if (witness == 0) witness = ask->digest;
+      machine.on_witness(ask->epoch, witness);
     } else if (std::holds_alternative<NoQuorum>(action)) {
       rank.no_quorum_us = now_us;
     } else if (std::holds_alternative<SelfEvicted>(action)) {

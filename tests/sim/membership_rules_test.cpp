@@ -131,6 +131,19 @@ void without_a_quorum_whoever_is_left_goes_on(void**) {
   assert_int_equal(lab.ranks[1].no_quorum_us, 0);
 }
 
+// The witness holds the other half's decision: this half gives up as soon as one without a quorum does.
+void a_half_that_the_witness_refuses_gives_up(void**) {
+  Config config;
+  config.quorum = QuorumPolicy::kWitness;
+  Lab lab(2, config);
+  lab.witness = 12345;
+  lab.ranks[0].stopped = true;
+  const uint64_t stopped_us = lab.now_us;
+  lab.run_for(30'000'000);
+  assert_in_range(lab.ranks[1].no_quorum_us, stopped_us + 5'000'000, stopped_us + 12'000'000);
+  assert_true(lab.ranks[1].installed.empty());
+}
+
 // What people are told of the thresholds.
 void the_defaults_are_told(void**) {
   const Config config;
@@ -431,6 +444,7 @@ int main() {
       cmocka_unit_test(who_beats_seldom_is_not_late),
       cmocka_unit_test(of_two_the_higher_goes),
       cmocka_unit_test(without_a_quorum_whoever_is_left_goes_on),
+      cmocka_unit_test(a_half_that_the_witness_refuses_gives_up),
       cmocka_unit_test(the_defaults_are_told),
       cmocka_unit_test(slowed_20_fold_is_not_evicted),
       cmocka_unit_test(a_late_rank_accuses_nobody),

@@ -84,7 +84,10 @@ void Membership::watch_quorum() {
   const SlotSet reachable = view_->members - unreachable - confirmed_;
   const SlotSet trusted = reachable - row_.suspected;
   const bool out = row_.suspected.has(slot_);
-  if (quorum(reachable) != Quorum::kNo && !out) {
+  // The witness holds another half's decision, or one of this half that may yet be found again.
+  const bool refused = quorum(reachable) == Quorum::kWitness && witness_digest_ != 0 &&
+                       witness_digest_ != witness_asked_;
+  if (quorum(reachable) != Quorum::kNo && !out && !refused) {
     no_quorum_since_us_ = 0;
   } else if (no_quorum_since_us_ == 0) {
     no_quorum_since_us_ = now_us_;
