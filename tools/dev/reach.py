@@ -43,8 +43,8 @@ def rows_of(name: str) -> list[str]:
     return sorted(above, key=len)[-1:] + [row for row in TESTS if row.startswith(name + "/")]
 
 
-def reached(word: str) -> list[str]:
-    """Names of tests, by ctest."""
+def own_and_others(word: str) -> tuple[list[str], list[str]]:
+    """Names of tests: those of the path itself, and the quick ones of the folders that include it."""
     path = pathlib.Path(word).resolve()
     if not path.is_relative_to(ROOT):
         die(f"{word} is not in this tree")
@@ -52,7 +52,13 @@ def reached(word: str) -> list[str]:
     quick, gate = tests_of_tree("^quick$"), tests_of_tree("^(quick|gate)$")
     single = re.fullmatch(r"tests/(?:.+/)?(\w+)_(test|fuzz)\.\w+", name)
     if single:
-        return sorted(matching([f"^{single[1]}_"], gate))
+        return sorted(matching([f"^{single[1]}_"], gate)), []
     rows = rows_of(name)
     users = {user for row in rows if row in ALLOWED for user in users_of(row)}
-    return sorted(matching([TESTS[row] for row in rows], gate) | matching([TESTS[user] for user in users], quick))
+    own = matching([TESTS[row] for row in rows], gate)
+    return sorted(own), sorted(matching([TESTS[user] for user in users], quick) - own)
+
+
+def reached(word: str) -> list[str]:
+    own, others = own_and_others(word)
+    return own + others
