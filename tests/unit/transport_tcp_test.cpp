@@ -422,6 +422,20 @@ void silent_strangers_get_no_place_for_long(void**) {
   assert_true(eventually([&] { return victim.transport().half_open() == 0; }));
 }
 
+// A length decides how much is read before anything can be checked.
+void lengths_of_records_are_bounded(void**) {
+  std::byte header[mep::tcp::kRecordHeaderBytes];
+  const auto parsed = [&](size_t body_bytes) {
+    size_t found = 0;
+    mep::tcp::encode_record_header(body_bytes, header);
+    return mep::tcp::parse_record_header(header, &found);
+  };
+  assert_true(parsed(1) == mep::tcp::Parse::kComplete);
+  assert_true(parsed(mep::tcp::kMaxRecordBodyBytes) == mep::tcp::Parse::kComplete);
+  assert_true(parsed(0) == mep::tcp::Parse::kMalformed);
+  assert_true(parsed(mep::tcp::kMaxRecordBodyBytes + 1) == mep::tcp::Parse::kMalformed);
+}
+
 // Without a descriptor for a caller the listener stays readable; who watches it must get some rest.
 void a_caller_without_a_place_is_no_work(void**) {
   Victim victim({});
@@ -575,6 +589,7 @@ int main() {
       cmocka_unit_test(who_does_not_know_the_key_stays_outside),
       cmocka_unit_test(an_impostor_is_not_talked_to),
       cmocka_unit_test(silent_strangers_get_no_place_for_long),
+      cmocka_unit_test(lengths_of_records_are_bounded),
       cmocka_unit_test(a_caller_without_a_place_is_no_work),
       cmocka_unit_test(a_fence_ends_a_put_in_its_middle),
       cmocka_unit_test(a_peer_that_ends_in_a_put_is_evidence),
