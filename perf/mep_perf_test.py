@@ -225,7 +225,7 @@ class PerfTest(unittest.TestCase):
                      "locked memory", "open files"):  # fmt: skip
             self.assertIn(text, done.stdout)
         self.assertRegex(done.stdout, r"\* MEP_TIMEOUT_MS +777")
-        self.assertRegex(done.stdout, r"! MEP_TIMEUOT_MS +is set")
+        self.assertRegex(done.stdout, r"! MEP_TIMEUOT_MS is no variable of MEP; is MEP_TIMEOUT_MS meant\?")
         self.assertRegex(done.stdout, r"usable +[1-9]")
 
 

@@ -131,18 +131,6 @@ void print_environment() {
   }
 }
 
-// A misspelt name would be ignored in silence by every program.
-void print_unknown_variables() {
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (std::strncmp(*entry, "MEP_", 4) != 0) continue;
-    const std::string name(*entry, std::strcspn(*entry, "="));
-    bool is_known = false;
-    for (const EnvVariable& variable : env_table()) is_known |= name == variable.name;
-    if (!is_known)
-      (void)std::printf("! %-22s is set, but MEP knows no such variable\n", name.c_str());
-  }
-}
-
 }  // namespace
 }  // namespace mep
 
@@ -198,7 +186,8 @@ int main(int argc, char** argv) {
     mep::print_cores();
     mep::print_limits();
     mep::print_environment();
-    mep::print_unknown_variables();
+    for (const std::string& text : mep::unknown_variables())
+      (void)std::printf("! %s\n", text.c_str());
   } catch (const std::exception& error) {
     (void)std::fprintf(stderr, "mep_info: %s\n", error.what());
     return 1;

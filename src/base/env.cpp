@@ -13,7 +13,6 @@
 #include <string_view>
 #include <utility>
 
-#include "base/fork_hold.hpp"
 #include "base/status.hpp"
 
 namespace mep {
@@ -79,7 +78,7 @@ std::vector<std::string> unknown_variables() {
     const std::string_view entry = *each;
     const std::string_view name = entry.substr(0, entry.find('='));
     if (!name.starts_with(kPrefix) || name.size() > kLongestName) continue;
-    const auto& table = env_table();
+    const auto table = env_table();
     const bool is_known = std::any_of(table.begin(), table.end(),
                                       [&](const auto& known) { return name == known.name; });
     if (!is_known && !is_of_others(name)) texts.push_back(text_about_unknown(name));
@@ -88,9 +87,8 @@ std::vector<std::string> unknown_variables() {
 }
 
 // One line or two a variable, so that additions do not collide.
-const std::vector<EnvVariable>& env_table() {
-  const ForkHold hold;
-  static const std::vector<EnvVariable> table = {
+std::span<const EnvVariable> env_table() {
+  static constexpr EnvVariable kTable[] = {
       // Who this process is.
       {"MEP_RANK", "", "rank of this process in the world"},
       {"MEP_SIZE", "", "number of ranks of the world"},
@@ -141,7 +139,7 @@ const std::vector<EnvVariable>& env_table() {
       {"MEP_LOG", "warn", "error, warn, info or debug"},
       {"MEP_LOG_FILE", "", "file that log lines are appended to; default stderr"},
   };
-  return table;
+  return kTable;
 }
 
 mep_result_t env_string(const char* name, std::string* value, bool* is_set) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,8 @@ struct EnvVariable {
   const char* help;
 };
 
-const std::vector<EnvVariable>& env_table();
+// Constant data: threads of the library may read it while the process ends.
+std::span<const EnvVariable> env_table();
 
 // One text for each variable of the environment that begins with MEP_ and that nothing reads.
 std::vector<std::string> unknown_variables();
