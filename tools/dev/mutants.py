@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from console import ROOT, die, jobs, output_of
+from console import ROOT, die, has, jobs, output_of
 from reach import own_and_others
 from trees import launchers, share_the_cache
 
@@ -59,7 +59,7 @@ MUTANTS = [
     Mutant("host kernel: the maximum of zeros has the sign of the minimum", "src/kernels/host/generic_reduce.hpp",
            "as<V>(as<Bits>(one) & as<Bits>(other))", "as<V>(as<Bits>(one) | as<Bits>(other))"),
     Mutant("Python: a wrong type of MEP for a type of NumPy", "bindings/python/mep/_buffers.py",
-           '"int16": _abi.MEP_INT16,', '"int16": _abi.MEP_UINT16,'),
+           '"float64": _abi.MEP_FLOAT64', '"float64": _abi.MEP_INT64'),
     Mutant("Python: an error is taken for a success", "bindings/python/mep/_call.py",
            "    if result < 0:\n        raise error(result, last_error())\n", ""),
 ]
@@ -85,7 +85,8 @@ def quietly(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 def built() -> bool:
-    configured = quietly("cmake", "--preset", "release", *launchers(), "-DMEP_CUDA=OFF", "-DMEP_WERROR=OFF")
+    generator = ["-G", "Ninja"] if has("ninja") and not (TREE / "CMakeCache.txt").exists() else []
+    configured = quietly("cmake", "--preset", "release", *generator, *launchers(), "-DMEP_CUDA=OFF", "-DMEP_WERROR=OFF")
     made = quietly("cmake", "--build", TREE, "-j", jobs()) if configured.returncode == 0 else configured
     if made.returncode != 0:
         print(made.stdout[-3000:])
