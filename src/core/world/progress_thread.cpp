@@ -21,6 +21,7 @@ WaitPolicy patient(WaitPolicy policy) {
   policy.network_spin_ns = std::min(policy.network_spin_ns, kLookNs);
   policy.network_yield_ns = 0;
   policy.gauge = nullptr;
+  policy.adapts = false;
   return policy;
 }
 

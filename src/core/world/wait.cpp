@@ -6,6 +6,12 @@
 
 namespace mep {
 
+uint64_t time_a_yield() {
+  const uint64_t away_ns = now_ns();
+  sched_yield();
+  return now_ns() - away_ns;
+}
+
 bool SlowWait::yield_once() {
   if (sleep_due_) return !deadline_.expired();
   const uint64_t away_ns = is_timed_ ? now_ns() : 0;

@@ -1,7 +1,8 @@
 // How a call waits: it looks, spins, then yields, then sleeps on the rank's doorbell.
 //
-// How long each lasts depends on whether the ranks of this host outnumber the cores that they may use
-// together: then spinning only keeps the awaited rank off its core, so the wait yields at once.
+// How long each lasts depends on whether the awaited rank has a core of its own. Where the ranks of this host
+// outnumber the cores that they may use together, or where waits find that ranks share one all the same,
+// spinning only keeps the awaited rank off its core, so the wait yields at once.
 // Every wait ends: `poll` answers true for success and for a wedged channel alike, and the deadline is
 // looked at with every eighth yield.
 //
@@ -21,16 +22,37 @@
 
 namespace mep {
 
-// Whether ranks that outnumber the cores should give theirs away while they wait, or sleep. Ranks that wait
-// as well give a core back at once, but a program that computes keeps it for its time slice; who sleeps is
-// woken up in the middle of that. Clocks cost as much as a small operation: only some waits are timed, and
-// what was found holds for a number of waits.
+// What the waits of one rank have found out about its core: whether the awaited rank shares it, so that they
+// yield at once, and whether another program has it, so that they sleep. Ranks that wait as well give a core
+// back at once, but a program that computes keeps it for its time slice; a sleeper is woken up in the middle
+// of that. Clocks cost as much as a small operation: only some waits are timed, and what was found holds for
+// a number of waits.
 class YieldGauge {
  public:
+  // More than a yield takes where nobody else wants the core, less than a change of process and back.
+  static constexpr uint64_t kSwitchNs = 1'500;
   // Less than a time slice, more than ranks do in one go.
   static constexpr uint64_t kDearNs = 1'500'000;
   static constexpr uint32_t kSleeps = 4096;
   static constexpr uint32_t kTimed = 4;  // one wait in so many
+  static constexpr uint32_t kShared =
+      3;  // first yields in a row that bring the word: spinning ends
+  static constexpr uint32_t kAlone =
+      8;  // timed ones in a row that change no process: spinning begins again
+
+  // Whether a wait that may spin does.
+  bool spins() const { return spins_.load(std::memory_order_relaxed); }
+  // The first yield of a wait that may spin: how long it took, and whether the awaited word was there then.
+  void note_first_yield(uint64_t took_ns, bool came) {
+    const bool is_shared = came && took_ns >= kSwitchNs && took_ns <= kDearNs;
+    const bool is_alone = took_ns < kSwitchNs || took_ns > kDearNs;
+    const bool spins_now = spins();
+    const bool contradicts = spins_now ? is_shared : is_alone;
+    const uint32_t in_a_row = contradicts ? in_a_row_.load(std::memory_order_relaxed) + 1 : 0;
+    const bool turns = in_a_row == (spins_now ? kShared : kAlone);
+    if (turns) spins_.store(!spins_now, std::memory_order_relaxed);
+    in_a_row_.store(turns ? 0 : in_a_row, std::memory_order_relaxed);
+  }
 
   // Asked once in a wait: whether it sleeps at once.
   bool sleeps() {
@@ -53,6 +75,8 @@ class YieldGauge {
 
  private:
   // Relaxed: hints. Threads of one rank may overwrite each other's.
+  std::atomic<bool> spins_{true};
+  std::atomic<uint32_t> in_a_row_{0};  // first yields that speak against spins_
   std::atomic<uint32_t> sleeps_left_{0};
   std::atomic<uint32_t> waits_{0};
 };
@@ -84,10 +108,16 @@ struct WaitPolicy {
       50'000'000;                  // longest single sleep, a bound on what a lost wake could cost
   NetworkWait* network = nullptr;  // null: no transport here is a network
   uint64_t network_spin_ns = 200'000;  // a wait that makes progress looks for this long
-  // Where the ranks of this host outnumber the cores:
-  YieldGauge* gauge = nullptr;
-  uint64_t network_yield_ns = 0;  // a wait that makes progress gives its core away for this long
+  YieldGauge* gauge = nullptr;         // null: waits find out nothing
+  bool adapts = false;  // spins only while the gauge says so, and yields at once when it does not
+  // A wait that makes progress and yields gives its core away for this long before it sleeps.
+  uint64_t network_yield_ns = 0;
+
+  bool yields_at_once() const { return gauge != nullptr && (!adapts || !gauge->spins()); }
 };
+
+// One sched_yield(), in nanoseconds.
+uint64_t time_a_yield();
 
 inline void cpu_pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -102,15 +132,24 @@ class SlowWait {
  public:
   SlowWait(const WaitPolicy& policy, Doorbell* doorbell, const Deadline& deadline)
       : policy_(policy), doorbell_(doorbell), deadline_(deadline) {
-    if (policy.gauge == nullptr) return;
+    notes_first_ = policy.adapts;
+    if (!policy.yields_at_once()) return;
     sleep_due_ = policy.gauge->sleeps();
     is_timed_ = policy.gauge->times();
+    notes_first_ = policy.adapts && is_timed_;
   }
   enum class Round : uint8_t { kAgain, kTrue, kOver };
-  // One yield, or (later) one sleep. kTrue: poll() was, when it was asked once more after the sleep
-  // had been announced; kOver: the deadline has come.
+  // One yield, or (later) one sleep. kTrue: poll() was, when it was asked once more after the first yield or
+  // after the sleep had been announced; kOver: the deadline has come.
   template <typename Poll>
   Round round(Poll&& poll) {
+    if (notes_first_) {
+      notes_first_ = false;
+      const uint64_t took_ns = time_a_yield();
+      const bool came = poll();
+      policy_.gauge->note_first_yield(took_ns, came);
+      if (came) return Round::kTrue;
+    }
     if (!yield_once()) return Round::kOver;
     if (!sleep_due_) return Round::kAgain;
     WaitSleep sleep(doorbell_);
@@ -131,6 +170,7 @@ class SlowWait {
   uint64_t yield_until_ns_ = 0;
   bool sleep_due_ = false;
   bool is_timed_ = false;
+  bool notes_first_ = false;
 };
 
 // A sleep that a network ends too.
@@ -164,15 +204,26 @@ bool wait_with_network(const WaitPolicy& policy, Doorbell* doorbell, const Deadl
     NetworkWait& network;
   };
   const Waiting waiting(*policy.network);
-  bool yields = policy.network_yield_ns != 0 && !policy.gauge->sleeps();
+  bool yields = policy.yields_at_once() && !policy.gauge->sleeps();
+  const uint64_t look_ns = policy.adapts && yields ? 0 : policy.network_spin_ns;
+  bool notes_first = policy.adapts;
   uint64_t look_until_ns = 0;
   for (;;) {
     if (poll()) return true;
     if (policy.network->progress()) continue;
     const uint64_t now = now_ns();
     if (now >= deadline.at_ns()) return poll();
-    if (look_until_ns == 0) look_until_ns = now + policy.network_spin_ns;
+    if (look_until_ns == 0) look_until_ns = now + look_ns;
     if (now < look_until_ns) continue;
+    if (notes_first) {
+      notes_first = false;
+      const uint64_t took_ns = time_a_yield();
+      (void)policy.network->progress();
+      const bool came = poll();
+      policy.gauge->note_first_yield(took_ns, came);
+      if (came) return true;
+      continue;
+    }
     if (yields && now < look_until_ns + policy.network_yield_ns) {
       sched_yield();
       yields = !policy.gauge->note(now, now_ns());
@@ -192,7 +243,8 @@ bool wait_until(const WaitPolicy& policy, Doorbell* doorbell, const Deadline& de
   if (policy.network != nullptr && policy.network->active()) [[unlikely]] {
     return wait_with_network(policy, doorbell, deadline, poll);
   }
-  for (uint32_t i = 0; i < policy.spins; ++i) {
+  const uint32_t spins = policy.adapts && !policy.gauge->spins() ? 0 : policy.spins;
+  for (uint32_t i = 0; i < spins; ++i) {
     if (poll()) return true;
     cpu_pause();
   }

@@ -44,20 +44,25 @@ void decide_wait(const PeerIdentity& self, std::span<const PeerLink> peers, Yiel
   int available = 0;
   for (const uint64_t word : cores) available += std::popcount(word);
   if (quota > 0) available = std::min(available, quota);
+  policy->gauge = gauge;
+  policy->network_yield_ns = 5'000'000;
+  policy->adapts = ranks <= available;
   if (ranks > available) {
     policy->spins = 0;
     policy->network_spin_ns = 0;
-    policy->network_yield_ns = 5'000'000;
-    policy->gauge = gauge;
   }
   uint64_t spin_us = 0;
   bool given = false;
   if (env_uint("MEP_SPIN_US", 0, 10'000'000, &spin_us, &given) == MEP_SUCCESS && given) {
     policy->spins = static_cast<uint32_t>(spin_us * kCalibrationSpins * 1000 / spin_time_ns());
     policy->network_spin_ns = spin_us * 1000;
+    policy->adapts = false;
+    if (ranks <= available) policy->gauge = nullptr;
   }
   log(LogLevel::kInfo, "%d ranks share %d cores here: waits %s", ranks, available,
-      ranks > available ? "yield at once" : "spin first");
+      ranks > available ? "yield at once"
+      : policy->adapts  ? "spin first, unless ranks turn out to share a core"
+                        : "spin as MEP_SPIN_US says");
 }
 
 }  // namespace mep

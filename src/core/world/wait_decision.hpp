@@ -8,7 +8,7 @@
 
 namespace mep {
 
-// `peers` with their offers; `gauge` for ranks that outnumber the cores, it outlives the policy.
+// `peers` with their offers; `gauge` outlives the policy.
 void decide_wait(const PeerIdentity& self, std::span<const PeerLink> peers, YieldGauge* gauge,
                  WaitPolicy* policy);
 
