@@ -281,8 +281,10 @@ typedef struct mep_op_info_t {
   mep_result_t result;         /* out */
   uint32_t contributors_words; /* in */
   uint64_t* contributors;      /* in: array; out: ranks whose contribution is in the result */
-  uint64_t* failed;            /* in: array; out: ranks that were missing */
-  uint32_t failed_words;       /* in */
+  uint64_t*
+      failed; /* in: array; out: ranks that were missing: they went, or, after MEP_ERR_TIMEOUT, they had
+                                  not called the operation when its time was over (the same on all ranks) */
+  uint32_t failed_words; /* in */
   uint32_t reserved;
 } mep_op_info_t;
 

@@ -320,6 +320,10 @@ void a_deadline_changes_the_comm_not_the_members(void**) {
     assert_int_equal(view.decision->channels.at(0).n_star, 6);
     assert_int_equal(view.decision->channels[0].next, 8);
     assert_int_equal(view.decision->channels[0].donor, 1);
+    // All but the one that had called beyond what is done.
+    SlotSet late = SlotSet::first(3);
+    late.remove(1);
+    assert_true(view.decision->channels[0].late == late);
   }
   assert_int_equal(lab.ranks[1].sends.size(), 2);
   lab.ranks[2].machine->on_deadline(1, 0, 1);  // of the epoch that is over

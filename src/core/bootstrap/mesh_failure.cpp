@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "base/rank_list.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/mesh_builder.hpp"
 
@@ -14,23 +15,6 @@ namespace {
 
 constexpr uint64_t kLingerMs = 1000;
 constexpr int kTellEveryMs = 20;
-constexpr size_t kMaxListedRanges = 16;
-
-// "ranks 3, 5-7".
-std::string list_ranks(const std::vector<int32_t>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  size_t ranges = 0;
-  for (size_t i = 0; i < ranks.size();) {
-    size_t end = i + 1;
-    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
-    if (ranges++ == kMaxListedRanges) return text + ", ...";
-    if (i != 0) text += ", ";
-    text += std::to_string(ranks[i]);
-    if (end - i > 1) text += "-" + std::to_string(ranks[end - 1]);
-    i = end;
-  }
-  return text;
-}
 
 }  // namespace
 

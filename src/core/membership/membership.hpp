@@ -356,6 +356,7 @@ class Membership {
   ProposalPtr new_value(const SlotSet& live) const;
   ProposalPtr attainable(const ProposalPtr& value, const SlotSet& live) const;
   void collect_tables(const SlotSet& live, Proposal* value) const;
+  void name_late(const SlotSet& live, Proposal* value) const;
   RemovalReason removal_reason(uint32_t slot, const SlotSet& live) const;
   void try_accept();
   void try_commit();

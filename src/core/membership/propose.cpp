@@ -133,8 +133,12 @@ void Membership::collect_tables(const SlotSet& live, Proposal* value) const {
   });
   for (const auto& [comm, epoch] : comms) value->comms.push_back({comm, epoch});
   for (const auto& [id, sum] : channels) {
-    value->channels.push_back(
-        {id.first, id.second, sum.n_star, std::max(sum.entered, sum.n_star + 1) + 1, sum.donor});
+    value->channels.push_back({id.first,
+                               id.second,
+                               sum.n_star,
+                               std::max(sum.entered, sum.n_star + 1) + 1,
+                               sum.donor,
+                               {}});
     if (mutations_.no_call_reports)
       value->channels.back().next = std::max(sum.entered, sum.n_star) + 1;
   }
@@ -144,6 +148,30 @@ void Membership::collect_tables(const SlotSet& live, Proposal* value) const {
   std::sort(value->revoked.begin(), value->revoked.end());
   value->revoked.erase(std::unique(value->revoked.begin(), value->revoked.end()),
                        value->revoked.end());
+}
+
+// Whose calls the operation that ran out of time still lacked. Told with the value, so that all members say the same.
+void Membership::name_late(const SlotSet& live, Proposal* value) const {
+  for (ChannelVerdict& verdict : value->channels) {
+    const bool is_settled =
+        std::any_of(value->settled.begin(), value->settled.end(), [&](const Settlement& settle) {
+          return settle.comm == verdict.comm && settle.channel == verdict.channel;
+        });
+    if (!is_settled) continue;
+    live.each([&](uint32_t slot) {
+      const Row* row = usable_row(slot);
+      if (row == nullptr) return;
+      const bool in_comm =
+          std::any_of(row->comms.begin(), row->comms.end(),
+                      [&](const CommState& comm) { return comm.comm == verdict.comm; });
+      const bool has_called =
+          std::any_of(row->channels.begin(), row->channels.end(), [&](const ChannelState& state) {
+            return state.comm == verdict.comm && state.channel == verdict.channel &&
+                   state.entered > verdict.n_star;
+          });
+      if (in_comm && !has_called) verdict.late.add(slot);
+    });
+  }
 }
 
 ProposalPtr Membership::new_value(const SlotSet& live) const {
@@ -162,6 +190,7 @@ ProposalPtr Membership::new_value(const SlotSet& live) const {
     for (const Member& member : value->added) value->members.add(member.slot);
   }
   collect_tables(live, value.get());
+  name_late(live, value.get());
   return value;
 }
 

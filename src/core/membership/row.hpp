@@ -63,6 +63,7 @@ struct ChannelVerdict {
   uint64_t n_star = 0;       // operations up to here succeed on every survivor
   uint64_t next = 0;         // the first seq of the new epoch, n_star + 2 at least
   uint32_t donor = kNoSlot;  // a member that was at n_star when the value was first proposed
+  SlotSet late;  // of a channel that is settled: slots that had not called operation n_star + 1
   friend bool operator==(const ChannelVerdict&, const ChannelVerdict&) = default;
 };
 

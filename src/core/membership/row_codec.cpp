@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint32_t kRowMagic = 0x3152504du;   // "MPR1"
 constexpr uint32_t kViewMagic = 0x3156504du;  // "MPV1"
-constexpr uint16_t kCodecVersion = 2;
+constexpr uint16_t kCodecVersion = 3;
 constexpr uint8_t kSetAsList = 0;
 constexpr uint8_t kSetAsWords = 1;
 
@@ -170,6 +170,7 @@ void write_proposal(Writer& out, const Proposal& value) {
     out.number(verdict.n_star);
     out.number(verdict.next);
     out.number(verdict.donor);
+    out.set(verdict.late);
   });
   out.list(value.settled, [&](const Settlement& settle) {
     out.number(settle.comm);
@@ -201,7 +202,7 @@ bool read_comm(Reader& in, CommState* comm) {
 bool read_proposal(Reader& in, Proposal* value) {
   const auto verdict = [&](ChannelVerdict* v) {
     return in.number(&v->comm) && in.number(&v->channel) && in.number(&v->n_star) &&
-           in.number(&v->next) && in.slot(&v->donor, true);
+           in.number(&v->next) && in.slot(&v->donor, true) && in.set(&v->late);
   };
   if (!in.number(&value->epoch) || !in.number(&value->origin.round) ||
       !in.number(&value->origin.suspected) || !in.slot(&value->proposer, false) ||
@@ -209,7 +210,7 @@ bool read_proposal(Reader& in, Proposal* value) {
       !in.list(&value->added, 20, [&](Member* m) { return read_member(in, m); }) ||
       !in.list(&value->removed, 13, [&](Removal* r) { return read_removal(in, r); }) ||
       !in.list(&value->comms, 16, [&](CommState* c) { return read_comm(in, c); }) ||
-      !in.list(&value->channels, 36, verdict) ||
+      !in.list(&value->channels, 39, verdict) ||
       !in.list(&value->settled, 24, [&](Settlement* s) { return read_settlement(in, s); }) ||
       !in.list(&value->revoked, 8, [&](uint64_t* comm) { return in.number(comm); }) ||
       !in.number(&value->recover_seq))

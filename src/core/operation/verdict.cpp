@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/rank_list.hpp"
+
 namespace mep {
 namespace {
 
@@ -28,9 +30,32 @@ const char* removal_text(membership::RemovalReason reason) {
   return "unknown";
 }
 
+// Ranks that had not called an operation of the comm whose time was over.
+std::vector<int32_t> late_ranks(const membership::Proposal& decision, uint64_t comm,
+                                const std::vector<uint32_t>& slots) {
+  membership::SlotSet late;
+  for (const membership::ChannelVerdict& verdict : decision.channels) {
+    if (verdict.comm == comm) late |= verdict.late;
+  }
+  std::vector<int32_t> ranks;
+  for (size_t rank = 0; rank < slots.size(); ++rank) {
+    if (late.has(slots[rank])) ranks.push_back(static_cast<int32_t>(rank));
+  }
+  return ranks;
+}
+
+std::string deadline_text(const std::vector<int32_t>& late, const std::string& name) {
+  const std::string what = "an operation of comm " + name + " ran out of time: ";
+  if (late.empty())
+    return what +
+           "all ranks had called it, and it was not done (a longer time: mep_comm_set_timeout)";
+  return what + list_ranks(late) + " had not called it";
+}
+
 // What operations beyond N* answer: the gravest of what happened. MEP_SUCCESS: there is nothing to report.
 Reason reason_of(const membership::InstallView& change, const membership::AffectedComm& affected,
-                 const std::vector<uint32_t>& slots, const std::string& name) {
+                 const std::vector<uint32_t>& slots, const std::vector<int32_t>& late,
+                 const std::string& name) {
   Reason reason;
   for (const membership::Removal& removal : change.decision->removed) {
     const auto it = std::find(slots.begin(), slots.end(), removal.slot);
@@ -48,7 +73,7 @@ Reason reason_of(const membership::InstallView& change, const membership::Affect
     return {MEP_ERR_REVOKED, "comm " + name + " was revoked"};
   }
   if ((affected.why & membership::kAffectedByDeadline) != 0) {
-    return {MEP_ERR_TIMEOUT, "an operation of comm " + name + " ran out of time on some rank"};
+    return {MEP_ERR_TIMEOUT, deadline_text(late, name)};
   }
   return reason;  // only additions
 }
@@ -62,13 +87,17 @@ std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
                                                    const std::string& name) {
   auto made = std::make_shared<CommChange>();
   made->epoch = before.epoch;
-  Reason reason = reason_of(change, affected, slots, name);
+  const std::vector<int32_t> late = late_ranks(*change.decision, affected.comm, slots);
+  Reason reason = reason_of(change, affected, slots, late, name);
   made->joined = change.joined;
   made->is_reported = reason.result != MEP_SUCCESS && !change.joined;
   if (reason.result != MEP_SUCCESS) made->result = reason.result;
   made->text = std::move(reason.text);
   made->view = before.after(change, affected.new_epoch, slots);
   made->missing.assign(before.live_bits.size(), 0);
+  if (reason.result == MEP_ERR_TIMEOUT) {
+    for (const int32_t rank : late) add_rank(&made->missing, static_cast<uint32_t>(rank));
+  }
   for (const uint32_t rank : before.live) {
     if (made->view->incarnations[rank] != before.incarnations[rank]) add_rank(&made->missing, rank);
   }

@@ -17,7 +17,7 @@ struct CommChange {
   bool is_reported = false;                   // also by calls that are made later
   bool joined = false;                        // this rank came by it and has called nothing yet
   std::string text;
-  RankBits missing;                      // ranks that it took away
+  RankBits missing;  // ranks that it took away; where time was over, those that had not called
   std::shared_ptr<const CommView> view;  // that follows
 };
 
