@@ -212,6 +212,47 @@ void test_mismatch(void**) {
   }
 }
 
+// On every rank the text has both calls, also where one of them is made of operations.
+void test_mismatch_text(void**) {
+  const Case small{Kind::k_allreduce, MEP_INT32, MEP_SUM, 10};
+  Case count = small;
+  count.count = 200'011;
+  Case type = small;
+  type.dtype = MEP_FLOAT8_E4M3;
+  const Case reduce{Kind::k_reduce, MEP_BFLOAT16, MEP_AVG, 7, 1};
+  struct Call {
+    Case what;
+    const char* text;
+  };
+  const Call usual{small, "mep_allreduce of 10 int32 (sum)"};
+  const Call others[] = {{count, "mep_allreduce of 200011 int32 (sum)"},
+                         {type, "mep_allreduce of 10 float8_e4m3 (sum)"},
+                         {reduce, "mep_reduce of 7 bfloat16 (avg) with root 1"},
+                         {{Kind::k_barrier}, "mep_barrier"},
+                         {{Kind::k_allgather, MEP_UINT8, MEP_SUM, 3}, "mep_allgather of 3 uint8"}};
+  Report report;
+  with_rank_threads(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    const auto expect_text = [&](const char* theirs, const char* own) {
+      const std::string text =
+          std::string(rank == 2 ? "rank 0" : "rank 2") + " called " + theirs + ", this rank " + own;
+      if (strstr(mep_last_error(), text.c_str()) != nullptr) return;
+      found.add("rank %d: \"%s\" has no \"%s\"", rank, mep_last_error(), text.c_str());
+    };
+    for (const Call& other : others) {
+      const Call& own = rank == 2 ? other : usual;
+      COLL_EXPECT(found, MEP_ERR_MISMATCH, call(own.what, rank, 3, comm));
+      expect_text(rank == 2 ? usual.text : other.text, own.text);
+    }
+    mep_comm_t child = nullptr;
+    const char* const split = "mep_comm_split or mep_comm_dup";
+    COLL_EXPECT(found, MEP_ERR_MISMATCH,
+                rank == 2 ? mep_comm_split(comm, 0, 0, &child) : call(small, rank, 3, comm));
+    expect_text(rank == 2 ? usual.text : split, rank == 2 ? split : usual.text);
+    check_works(rank, 3, comm, test_seed(), found);
+  });
+  report.require_clean();
+}
+
 // A small broadcast or scatter makes nobody wait but for its root: who differs learns it at once, the others
 // in the next operation that makes them wait for each other.
 void mismatched_from_root(const Case& usual) {
@@ -274,7 +315,10 @@ void test_late_and_mismatched(void**) {
   }
 }
 
-void check_timeout_info(mep_comm_t comm, Report& report) {
+// All ranks name the one that had not called.
+void check_timeout_info(mep_comm_t comm, int late, Report& report) {
+  const std::string text = "rank " + std::to_string(late) + " had not called it";
+  COLL_CHECK(report, strstr(mep_last_error(), text.c_str()) != nullptr);
   uint64_t contributors = ~uint64_t{0};
   uint64_t failed = ~uint64_t{0};
   mep_op_info_t info;
@@ -284,7 +328,8 @@ void check_timeout_info(mep_comm_t comm, Report& report) {
   info.failed = &failed;
   info.failed_words = 1;
   COLL_OK(report, mep_comm_last_op(comm, &info));
-  COLL_CHECK(report, info.result == MEP_ERR_TIMEOUT && contributors == 0 && failed == 0);
+  COLL_CHECK(report, info.result == MEP_ERR_TIMEOUT && contributors == 0);
+  COLL_CHECK(report, failed == uint64_t{1} << late);
 }
 
 // One rank does not call; the others' time is over; it comes afterwards and is told too.
@@ -301,8 +346,8 @@ void timeout_with(const Case& c, int size, uint32_t flags) {
                         found.add("%s, rank %d of %d: %s (%s)", describe(c).c_str(), rank, size,
                                   mep_result_string(result), mep_last_error());
                       }
+                      check_timeout_info(comm, size - 1, found);
                       if (rank != size - 1) {
-                        check_timeout_info(comm, found);
                         timed_out.reach();
                         COLL_OK(found, mep_comm_set_timeout(comm, kLongMs));
                       }
@@ -481,6 +526,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(test_counts_mismatch),
       cmocka_unit_test(test_mismatched_broadcast),
       cmocka_unit_test(test_mismatched_scatter),
+      cmocka_unit_test(test_mismatch_text),
       cmocka_unit_test(test_late_and_mismatched),
       cmocka_unit_test(test_timeout),
       cmocka_unit_test(test_stalled_large),

@@ -94,4 +94,18 @@ class CallScope {
   bool entered_;
 };
 
+// Inside a CallScope of the comm: a function that is made of operations of the comm, all on every rank.
+class PurposeScope {
+ public:
+  PurposeScope(mep_comm_t comm, CallPurpose purpose) : collectives_(comm->comm->collectives()) {
+    collectives_.set_purpose(purpose);
+  }
+  ~PurposeScope() { collectives_.set_purpose(CallPurpose::kCall); }
+  PurposeScope(const PurposeScope&) = delete;
+  PurposeScope& operator=(const PurposeScope&) = delete;
+
+ private:
+  Collectives& collectives_;
+};
+
 }  // namespace mep

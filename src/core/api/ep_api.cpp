@@ -213,6 +213,7 @@ mep_result_t mep_ep_create(mep_comm_t comm, const mep_ep_config_t* config, mep_e
   return open_object(comm, config, ep,
                      [&](const mep_ep_config_t& given, const EpShape& shape,
                          std::unique_ptr<mep_ep>* made) -> mep_result_t {
+                       const PurposeScope purpose(comm, CallPurpose::kEp);
                        MEP_TRY(step_together(*comm->comm, "make an EP object", [&] {
                          *made = std::make_unique<mep_ep>();
                          return make_ep_side(*comm->comm, *comm->backend, shape, given,
@@ -290,6 +291,7 @@ mep_result_t mep_ep_set_expert_map(mep_ep_t ep, const int32_t* map) {
     MEP_TRY(check_ep(ep));
     const CallScope scope(ep->comm);
     MEP_TRY(scope.check());
+    const PurposeScope purpose(ep->comm, CallPurpose::kEp);
     return ep->side->set_expert_map(map);
   });
 }

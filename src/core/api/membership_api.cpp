@@ -124,6 +124,7 @@ mep_result_t mep_comm_split(mep_comm_t comm, int32_t color, int32_t key, mep_com
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
+    const PurposeScope purpose(comm, CallPurpose::kSplit);
     return split(comm, color, key, child);
   });
 }
@@ -140,6 +141,7 @@ mep_result_t mep_comm_agree(mep_comm_t comm, uint64_t flag, uint64_t* result) {
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);
     MEP_TRY(scope.check());
+    const PurposeScope purpose(comm, CallPurpose::kAgree);
     uint64_t agreed = 0;
     MEP_TRY(agree(*comm->comm, flag, &agreed));
     *result = agreed;

@@ -3,6 +3,7 @@
 #include "base/status.hpp"
 #include "core/coll/collectives.hpp"
 #include "kernels/host/kernels.hpp"
+#include "protocol/type_names.hpp"
 
 namespace mep {
 namespace {
@@ -39,8 +40,8 @@ mep_result_t check_operator(const CollectiveArgs& args) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "op %u is no operator", args.op);
   }
   if (!reduce_supported(args.dtype, args.op)) {
-    return fail(MEP_ERR_UNSUPPORTED, "there is no reduction with operator %u on type %u", args.op,
-                args.dtype);
+    return fail(MEP_ERR_UNSUPPORTED, "there is no reduction with operator %s on type %s",
+                name_of_operator(args.op), name_of_type(args.dtype));
   }
   return MEP_SUCCESS;
 }

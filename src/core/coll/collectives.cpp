@@ -15,8 +15,9 @@ namespace {
 // What must be the same on all ranks, in 22 bits.
 uint32_t fingerprint(Collective kind, const CollectiveArgs& args) {
   uint64_t hash = static_cast<uint64_t>(kind) + 1;
-  for (const uint64_t value : {static_cast<uint64_t>(args.count), uint64_t{args.dtype},
-                               uint64_t{args.op}, static_cast<uint64_t>(args.root)}) {
+  for (const uint64_t value :
+       {static_cast<uint64_t>(args.count), uint64_t{args.dtype}, uint64_t{args.op},
+        static_cast<uint64_t>(args.root), static_cast<uint64_t>(args.purpose)}) {
     hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
     hash ^= hash >> 29;
   }
@@ -47,6 +48,7 @@ mep_result_t Collectives::open(std::shared_ptr<const CommView> reached) {
   if (reached != nullptr) engine_.correct_view(std::move(reached));
   eager_.open(rank(), &windows_.remotes());
   pipeline_.open(rank(), EagerRing::window_bytes(size()), &windows_.remotes());
+  board_.open(rank(), board_offset(size()), &windows_.remotes());
   restart(adopted(), engine_.last_number() + 1);
   // Last, for it fails no more: without a window the control thread finds nothing in either.
   eager_.use_window(windows_.data());
@@ -85,6 +87,7 @@ mep_result_t Collectives::start(Collective kind, const CollectiveArgs& args, Ope
   MEP_TRY(type.check(*this, args));
   operation->kind = kind;
   operation->args = args;
+  operation->args.purpose = purpose_;
   operation->bytes = args.count * mep_dtype_size(args.dtype);
   operation->given_bytes = operation->bytes * type.send_blocks(size());
   if (type.prepare != nullptr) MEP_TRY(type.prepare(*this, *operation));
@@ -149,7 +152,9 @@ mep_result_t Collectives::check_root_lives(const Operation& operation) const {
 bool Collectives::step(Operation& operation) {
   operation.result = check_root_lives(operation);
   const bool has_root = operation.result == MEP_SUCCESS;
-  const Step step = has_root ? type_of(operation).step(*this, operation) : Step::kFailed;
+  const Step step = !has_root                         ? Step::kFailed
+                    : operation.differs_until_ns != 0 ? tell_mismatch(*this, operation)
+                                                      : type_of(operation).step(*this, operation);
   if (step == Step::kPending) return false;
   // This rank waited for nobody, so nobody learns from later operations that it has passed the earlier ones.
   if (step == Step::kFailed) [[unlikely]] {
@@ -223,7 +228,7 @@ mep_result_t Collectives::settle_result(Operation& operation) {
     return fail(MEP_ERR_MISMATCH,
                 "other ranks of comm %s called another operation than this rank's %s, or with "
                 "another count, type, operator or root",
-                comm().name().c_str(), type_of(operation).name);
+                comm().name().c_str(), text_of_call(operation.kind, operation.args).c_str());
   }
   const Step step = type_of(operation).settle(*this, operation);
   return step == Step::kDone ? MEP_SUCCESS : operation.result;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "core/coll/call_board.hpp"
 #include "core/coll/eager_ring.hpp"
 #include "core/coll/operation.hpp"
 #include "core/coll/pipeline.hpp"
@@ -34,7 +35,7 @@ class Collectives : public Beside {
   Collectives(const Collectives&) = delete;
   Collectives& operator=(const Collectives&) = delete;
   static size_t window_bytes(uint32_t size) {
-    return EagerRing::window_bytes(size) + Pipeline::window_bytes(size);
+    return board_offset(size) + CallBoard::window_bytes(size);
   }
 
   // --- Making it ---
@@ -48,6 +49,8 @@ class Collectives : public Beside {
   [[nodiscard]] mep_result_t open(std::shared_ptr<const CommView> reached);
 
   // --- The user's thread ---
+  // What the operations from here on belong to.
+  void set_purpose(CallPurpose purpose) { purpose_ = purpose; }
   // Runs one operation to its end.
   [[nodiscard]] mep_result_t run(Collective kind, const CollectiveArgs& args);
   // Checks and queues; `operation` must live until it is finished or failed.
@@ -101,6 +104,7 @@ class Collectives : public Beside {
   uint32_t size() const { return comm().size(); }
   EagerRing& eager() { return eager_; }
   Pipeline& pipeline() { return pipeline_; }
+  const CallBoard& board() const { return board_; }
   const CommView& adopted() const { return engine_.adopted(); }
   PostingScope posting() { return engine_.posting(); }
   // Bytes that `source` contributed: in its eager slot, or retained.
@@ -140,6 +144,11 @@ class Collectives : public Beside {
   void end(Operation& operation, mep_result_t result);
   mep_result_t adopt(const Verdict& verdict);
 
+  static size_t board_offset(uint32_t size) {
+    constexpr size_t kLine = CallBoard::kAlignment;
+    return (EagerRing::window_bytes(size) + Pipeline::window_bytes(size) + kLine - 1) / kLine *
+           kLine;
+  }
   bool has_beside() const {
     return (beside_ != nullptr && beside_->is_pending()) || world().pending_comms().any();
   }
@@ -166,6 +175,8 @@ class Collectives : public Beside {
   // The user's thread.
   EagerRing eager_;
   Pipeline pipeline_;
+  CallBoard board_;
+  CallPurpose purpose_ = CallPurpose::kCall;  // of the call that is under way
   uint32_t rooted_calls_ = 0;  // hash of the small rooted calls since the last that waited for all
   Reports::Report last_report_;
   Reports::Report deferred_;  // see defer_report()

@@ -108,6 +108,10 @@ class EagerRing {
   bool is_entry_only(uint64_t seq, uint32_t source) const {
     return (signal_payload(load_signal(window_, slot_offset(seq, source))) & kEntryOnly) != 0;
   }
+  // ... and its rank is a root that waits for nobody, so it does not see what others called.
+  bool is_from_root(uint64_t seq, uint32_t source) const {
+    return is_rooted(load_signal(window_, slot_offset(seq, source)));
+  }
   const std::byte* payload(uint64_t seq, uint32_t source) const {
     return window_ + slot_offset(seq, source) + sizeof(uint64_t);
   }

@@ -21,6 +21,9 @@ namespace mep {
 class Collectives;
 struct Operation;
 
+// Which function of the ABI an operation belongs to: its own, or one that is made of operations.
+enum class CallPurpose : uint8_t { kCall, kSplit, kAgree, kEp };
+
 struct CollectiveArgs {
   const void* send = nullptr;
   void* receive = nullptr;
@@ -29,6 +32,7 @@ struct CollectiveArgs {
   mep_op_t op = MEP_SUM;
   int32_t root = 0;
   const BlockCounts* counts = nullptr;  // of those that have them, during the call
+  CallPurpose purpose = CallPurpose::kCall;
 };
 
 // What the table says of it, and how it is carried out on host memory.
@@ -68,6 +72,9 @@ struct StepState {
   // Over several hosts: chunks reduced, and chunks whose data or acknowledgement this rank has forwarded.
   uint64_t chunk_reduced = 0;
   uint64_t chunk_relayed = 0;
+  // The calls do not fit together, but what that rank called is not known yet; waited for until then. 0: they do.
+  uint32_t differs_from = 0;
+  uint64_t differs_until_ns = 0;
 
   bool operator==(const StepState&) const = default;
 };

@@ -98,6 +98,11 @@ bool show_call(Collectives& comm, const Operation& operation, Posted&& posted) {
   return true;
 }
 
+// The operation has failed, but not ended: its text names what both ranks called, if the other tells it in time. This
+// rank tells its own call. kFailed: the text is there.
+Step begin_mismatch(Collectives& comm, Operation& operation, uint32_t source);
+Step tell_mismatch(const Collectives& comm, Operation& operation);
+
 // A leader forwards what others wait for. Not again if there is no memory for it: more may have come meanwhile, and
 // who has the batch may be reading it.
 inline Step mismatch_step(Collectives& comm, Operation& operation, uint32_t source) {
@@ -106,12 +111,7 @@ inline Step mismatch_step(Collectives& comm, Operation& operation, uint32_t sour
   });
   if (!is_shown) return Step::kPending;
   comm.eager().note_entered(source, operation.seq);
-  return fail_step(
-      operation,
-      fail(MEP_ERR_MISMATCH,
-           "rank %u called another operation than this rank's %s, or with another count, type, "
-           "operator or root",
-           source, type_of(operation).name));
+  return begin_mismatch(comm, operation, source);
 }
 
 // While the awaited contribution has not come: that of another rank may show that it never will. Looks only now

@@ -7,6 +7,7 @@
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
 #include "core/message/messages.hpp"
+#include "protocol/type_names.hpp"
 
 namespace mep {
 
@@ -135,9 +136,9 @@ bool Messages::accept(MessageOperation* operation, int32_t source, const Message
   describe(source, header, &operation->message);
   if (header.dtype != operation->dtype) {
     (void)fail(MEP_ERR_MISMATCH,
-               "the message of rank %d with tag %d has type %u, the receive has type %u; the "
+               "the message of rank %d with tag %d has type %s, the receive has type %s; the "
                "message stays",
-               source, header.tag, header.dtype, operation->dtype);
+               source, header.tag, name_of_type(header.dtype), name_of_type(operation->dtype));
     end(operation, MEP_ERR_MISMATCH, last_error_text());
     return false;
   }

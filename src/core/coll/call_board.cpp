@@ -1,0 +1,78 @@
+#include "core/coll/call_board.hpp"
+
+#include "protocol/signal_word.hpp"
+#include "protocol/type_names.hpp"
+
+namespace mep {
+namespace {
+
+constexpr size_t kWhich = 0;
+constexpr size_t kWhat = 8;
+constexpr size_t kCount = 16;
+
+uint64_t which(const Operation& operation) {
+  return counted_signal(operation.epoch, operation.seq);
+}
+
+}  // namespace
+
+std::string text_of_call(Collective kind, const CollectiveArgs& args) {
+  switch (args.purpose) {
+    case CallPurpose::kSplit:
+      return "mep_comm_split or mep_comm_dup";
+    case CallPurpose::kAgree:
+      return "mep_comm_agree";
+    case CallPurpose::kEp:
+      return "mep_ep_create or mep_ep_set_expert_map";
+    case CallPurpose::kCall:
+      break;
+  }
+  std::string text = std::string("mep_") + name_of(kind);
+  if (!is_collective(kind)) return text;
+  const OperationFacts& facts = facts_of(kind);
+  if (facts.has_data()) {
+    text += " of ";
+    if (!facts.has_counts) text += std::to_string(args.count) + " ";
+    text += name_of_type(args.dtype);
+  }
+  if (facts.takes_op) text += std::string(" (") + name_of_operator(args.op) + ")";
+  if (facts.is_rooted) text += " with root " + std::to_string(args.root);
+  return text;
+}
+
+void CallBoard::publish(const Operation& operation, const std::vector<uint32_t>& live) const {
+  const CollectiveArgs& args = operation.args;
+  const uint64_t what = uint64_t{static_cast<uint32_t>(args.root)} |
+                        (static_cast<uint64_t>(operation.kind) & 0xff) << 32 |
+                        (uint64_t{args.dtype} & 0xff) << 40 | (uint64_t{args.op} & 0xff) << 48 |
+                        static_cast<uint64_t>(args.purpose) << 56;
+  const size_t at = card(rank_, operation.seq);
+  for (const uint32_t peer : live) {
+    if (peer == rank_) continue;
+    const Remote& remote = (*remotes_)[peer];
+    // Each publishes the words before it: who sees `which` sees the call.
+    if (remote.signal(at + kWhich, 0) != MEP_SUCCESS) continue;
+    if (remote.signal(at + kWhat, what) != MEP_SUCCESS) continue;
+    if (remote.signal(at + kCount, args.count) != MEP_SUCCESS) continue;
+    (void)remote.signal(at + kWhich, which(operation));
+  }
+}
+
+bool CallBoard::read(const Operation& operation, uint32_t source, CollectiveArgs* args,
+                     Collective* kind) const {
+  const std::byte* window = (*remotes_)[rank_].mapped;
+  const size_t at = card(source, operation.seq);
+  if (load_signal(window, at + kWhich) != which(operation)) return false;
+  const uint64_t what = load_signal(window, at + kWhat);
+  args->count = load_signal(window, at + kCount);
+  // The writer begins with 0: what was read belongs together.
+  if (load_signal(window, at + kWhich) != which(operation)) return false;
+  args->root = static_cast<int32_t>(what & 0xffffffff);
+  *kind = static_cast<Collective>((what >> 32) & 0xff);
+  args->dtype = static_cast<mep_dtype_t>((what >> 40) & 0xff);
+  args->op = static_cast<mep_op_t>((what >> 48) & 0xff);
+  args->purpose = static_cast<CallPurpose>(what >> 56);
+  return true;
+}
+
+}  // namespace mep
