@@ -54,7 +54,7 @@ TESTS = {
     "core/bootstrap/mep_run": r"^bootstrap_mep_run",
     "core/topo": r"^(topo|mep_info)",
     "core/world": r"^(world_|large_world|progress_|membership_processes|newcomers|window_ticket|fault_)",
-    "core/operation": r"^(operation|coll_requests|progress_gate)",
+    "core/operation": r"^(operation|coll_requests|coll_faults_threads|progress_gate)",
     "core/coll": r"^(coll_|eager_)",
     "core/message": r"^message_",
     "core/comm": r"^(comm_|coll_lifecycle|membership_(processes|python|fortran))",

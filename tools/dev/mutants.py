@@ -30,9 +30,10 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
-    Mutant("engine: one operation too many is settled by a view change",
+    Mutant("engine: a call that comes after a view change does not meet what it decided",
            "src/core/operation/operation_engine.hpp",
-           "if (kIsPersonal || operation->seq < verdict->next) {", "if (kIsPersonal || operation->seq <= verdict->next) {"),
+           "if (!kIsPersonal && verdict->decides(last_number() + 1)) {",
+           "if (!kIsPersonal && verdict->decides(last_number() + 1) && last_number() == 0) {"),
     Mutant("engine: an operation waits behind one that has ended",
            "src/core/operation/operation_engine.hpp",
            "    while (first_ != nullptr && first_->finished) pop_front();\n    return true;", "    return true;"),
@@ -120,7 +121,7 @@ def try_mutant(mutant: Mutant) -> bool:
         if not built():
             print(f"BROKEN   {mutant.name}: does not compile")
             return False
-        own, others = own_and_others(mutant.file)
+        own, others = own_and_others(mutant.file, TREE)
         found = failing(own) or failing(others)
     finally:
         path.write_text(text)

@@ -25,8 +25,8 @@ def users_of(folder: str) -> set[str]:
     return found
 
 
-def tests_of_tree(labels: str) -> set[str]:
-    listing = output_of("ctest", "--preset", "release", "-N", "-L", labels) or ""
+def tests_of_tree(labels: str, tree: pathlib.Path) -> set[str]:
+    listing = output_of("ctest", "--test-dir", tree, "-N", "-L", labels) or ""
     return set(re.findall(r"Test +#\d+: (\S+)", listing))
 
 
@@ -43,13 +43,15 @@ def rows_of(name: str) -> list[str]:
     return sorted(above, key=len)[-1:] + [row for row in TESTS if row.startswith(name + "/")]
 
 
-def own_and_others(word: str) -> tuple[list[str], list[str]]:
+def own_and_others(word: str, tree: pathlib.Path = ROOT / "build/release") -> tuple[list[str], list[str]]:
     """Names of tests: those of the path itself, and the quick ones of the folders that include it."""
     path = pathlib.Path(word).resolve()
     if not path.is_relative_to(ROOT):
         die(f"{word} is not in this tree")
     name = path.relative_to(ROOT).as_posix()
-    quick, gate = tests_of_tree("^quick$"), tests_of_tree("^(quick|gate)$")
+    quick, gate = tests_of_tree("^quick$", tree), tests_of_tree("^(quick|gate)$", tree)
+    if not quick:
+        die(f"{tree} has no tests: is it built?")
     single = re.fullmatch(r"tests/(?:.+/)?(\w+)_(test|fuzz)\.\w+", name)
     if single:
         return sorted(matching([f"^{single[1]}_"], gate)), []
