@@ -77,7 +77,7 @@ function(mep_source_options file)
     TARGET_DIRECTORY mep_objects PROPERTIES COMPILE_OPTIONS "${ARGN}" SKIP_PRECOMPILE_HEADERS ON)
 endfunction()
 
-# All programs and what they need, without tests.
+# All that is installed: programs, libraries and the bindings'. No tests.
 add_custom_target(mep_programs)
 
 # mep_add_tool(NAME SOURCES... LIBRARIES...): a program that is built into bin/ and installed.
