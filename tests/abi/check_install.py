@@ -80,6 +80,11 @@ def use_tools(prefix):
         run(prefix / "bin" / tool, "--help", env=environment)
         if not (prefix / f"share/man/man1/{tool}.1").exists():
             sys.exit(f"{tool} has no man page in {prefix}")
+    library = next(prefix.rglob("libmep.so")).stat().st_size
+    for tool in ("mep_run", "mep_info"):
+        size = (prefix / "bin" / tool).stat().st_size
+        if size > library / 2:
+            sys.exit(f"{tool} has {size} bytes, libmep.so {library}: it carries the library")
     for page in ("README.md", "docs/guide/install.md", "docs/reference/api.md", "examples/moe.c"):
         if not (prefix / "share/doc/mep" / page).exists():
             sys.exit(f"{page} is not installed")
