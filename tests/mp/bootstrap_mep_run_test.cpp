@@ -202,6 +202,20 @@ void lost_ranks_may_be_allowed(void**) {
   assert_int_equal(finish(job, &text), 128 + SIGINT);
 }
 
+// Without the size each host would make a world of its own.
+void hosts_that_meet_need_a_size(void**) {
+  std::string text;
+  setenv("MEP_RENDEZVOUS", "node1:7700", 1);
+  assert_int_equal(run({"-n", "2", "echo", "up"}, &text), 2);
+  assert_int_equal(count_of(text, "up\n"), 0);
+  assert_int_equal(count_of(text, "mep_run -n 2 --size 4 COMMAND"), 1);
+  assert_int_equal(count_of(text, "mep_run -n 2 --size 4 --rank-offset 2 COMMAND"), 1);
+  assert_int_equal(run({"-n", "2", "--size", "2", "true"}, &text), 0);
+  setenv("MEP_RENDEZVOUS", "", 1);
+  assert_int_equal(run({"-n", "2", "true"}, &text), 0);
+  unsetenv("MEP_RENDEZVOUS");
+}
+
 void a_killed_rank_is_replaced(void**) {
   std::string text;
   const std::vector<std::string> words = {
@@ -298,6 +312,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(wrong_usage_is_refused),
       cmocka_unit_test(a_death_takes_nobody_along),
       cmocka_unit_test(lost_ranks_may_be_allowed),
+      cmocka_unit_test(hosts_that_meet_need_a_size),
       cmocka_unit_test(a_killed_rank_is_replaced),
       cmocka_unit_test(output_is_tagged_by_lines),
       cmocka_unit_test(input_goes_to_rank_zero),

@@ -148,6 +148,17 @@ bool take_options(int argc, char** argv, RunOptions* options, Numbers* numbers, 
   }
 }
 
+// Hosts that meet do so as one world, whose size a launcher on one of them cannot know.
+int size_is_missing(uint64_t size) {
+  const std::string n = std::to_string(size);
+  const std::string line = "  mep_run -n " + n + " --size " + std::to_string(2 * size);
+  return usage_error(
+      "MEP_RENDEZVOUS is set, so ranks of several hosts meet, but --size is missing: the number of "
+      "ranks on all hosts.\nFor " +
+      n + " ranks on each of two hosts type\n" + line + " COMMAND\n" + line + " --rank-offset " +
+      n + " COMMAND\nFor ranks of this host alone unset MEP_RENDEZVOUS, or add --size " + n + ".");
+}
+
 // True: go on; else *status is what to leave with.
 bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
   Numbers numbers;
@@ -160,6 +171,13 @@ bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
   }
   if (world_size == 0 ? offset != 0 : offset + size > world_size) {
     *status = usage_error("--size must be at least --rank-offset plus -n");
+    return false;
+  }
+  std::string rendezvous;
+  bool has_rendezvous = false;
+  (void)env_string("MEP_RENDEZVOUS", &rendezvous, &has_rendezvous);
+  if (world_size == 0 && has_rendezvous && !rendezvous.empty()) {
+    *status = size_is_missing(size);
     return false;
   }
   if (options->allowed_losses >= std::max(size, world_size)) {
