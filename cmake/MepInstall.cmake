@@ -1,5 +1,5 @@
-# cmake --install: headers, libraries, find_package(mep), mep.pc, man pages. Tools install themselves
-# (mep_add_tool).
+# cmake --install: headers, libraries, find_package(mep), mep.pc, man pages, documents. Tools install themselves
+# (mep_add_tool), the bindings too. mep_programs builds all that is installed.
 include(CMakePackageConfigHelpers)
 
 set(mep_headers "${PROJECT_SOURCE_DIR}/include/mep.h")
@@ -43,4 +43,10 @@ foreach(section IN ITEMS 1 3 7)
     install(FILES ${pages} DESTINATION "${CMAKE_INSTALL_MANDIR}/man${section}" COMPONENT doc)
   endif()
 endforeach()
-install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT doc)
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" "${PROJECT_SOURCE_DIR}/README.md" "${PROJECT_SOURCE_DIR}/CHANGELOG.md"
+  DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT doc)
+# As they lie in the source tree, since they link to each other.
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs" "${PROJECT_SOURCE_DIR}/examples"
+  DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT doc
+  FILES_MATCHING PATTERN "*.md" PATTERN "*.c" PATTERN "*.cpp" PATTERN "*.f90" PATTERN "examples/*.py"
+  PATTERN "man" EXCLUDE)

@@ -1,5 +1,6 @@
 # How sources become targets.
-#   mep_objects   object library of all of src/, each file compiled once; tools that look inside link it
+#   mep_objects   object library of all of src/, each file compiled once; mep_chaos links it
+#   mep_parts     an archive of these objects; tools that use some of them link it
 #   mep           libmep.so, these objects behind the version script
 #   mep_internal  the same with all symbols visible, a shared library; tests link it
 #   mep_mpi       libmep_mpi.so, only the MPI bootstrap
@@ -77,7 +78,7 @@ function(mep_source_options file)
     TARGET_DIRECTORY mep_objects PROPERTIES COMPILE_OPTIONS "${ARGN}" SKIP_PRECOMPILE_HEADERS ON)
 endfunction()
 
-# All programs and what they need, without tests.
+# All that is installed: programs, libraries and the bindings'. No tests.
 add_custom_target(mep_programs)
 
 # mep_add_tool(NAME SOURCES... LIBRARIES...): a program that is built into bin/ and installed.

@@ -1,5 +1,5 @@
-# cmake -DRANKS=N -DCOMMAND=PROGRAM;ARGS -P check_example.cmake: runs an example and looks for one line
-# "rank R of N: ... right" from each rank.
+# cmake -DRANKS=N [-DABSENT=R] -DCOMMAND=PROGRAM;ARGS -P check_example.cmake: runs an example and looks for one line
+# "rank R of N: ... right" from each rank, and for none from ABSENT.
 execute_process(COMMAND ${COMMAND} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE errors)
 message("${output}${errors}")
 if(NOT status EQUAL 0)
@@ -7,7 +7,11 @@ if(NOT status EQUAL 0)
 endif()
 math(EXPR last "${RANKS} - 1")
 foreach(rank RANGE ${last})
-  if(NOT output MATCHES "rank ${rank} of ${RANKS}: [^\n]* right\n")
+  if(rank STREQUAL "${ABSENT}")
+    if(output MATCHES "rank ${rank} of")
+      message(FATAL_ERROR "rank ${rank} was to be lost")
+    endif()
+  elseif(NOT output MATCHES "rank ${rank} of ${RANKS}: [^\n]* right\n")
     message(FATAL_ERROR "no line 'rank ${rank} of ${RANKS}: ... right'")
   endif()
 endforeach()

@@ -4,7 +4,6 @@
 
 #include "base/build_info.hpp"
 #include "base/status.hpp"
-#include "core/comm/device_side.hpp"
 #include "core/topo/preferred_hca.hpp"
 #include "report.hpp"
 #if MEP_HAVE_CUDA
@@ -25,6 +24,10 @@ std::string hca_words(const std::string& pci) {
   return choice.ports[0].name() + ", " + choice.ports[0].properties;
 }
 
+std::string capability_text(int32_t capability) {
+  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+}
+
 void print_gpu(int32_t device, int32_t count) {
   const std::string name = "GPU " + std::to_string(device);
   DeviceFacts facts;
@@ -36,8 +39,9 @@ void print_gpu(int32_t device, int32_t count) {
                                " multiprocessors, " + size_text(facts.memory_bytes) + ", at PCI " +
                                facts.pci +
                                (facts.exports_memory ? "" : ", exports no memory to processes"));
-  if (is_error(check_device(device))) {
-    print_line("", std::string("not usable: ") + last_error_text());
+  if (facts.compute_capability < kLeastComputeCapability) {
+    print_line("", "not usable: compute capability " + capability_text(facts.compute_capability) +
+                       ", " + capability_text(kLeastComputeCapability) + " is needed");
   }
   print_line("  nearest HCA", hca_words(facts.pci));
   for (int32_t peer = device + 1; peer < count; ++peer) {

@@ -94,7 +94,10 @@ std::span<const EnvVariable> env_table() {
       {"MEP_SIZE", "", "number of ranks of the world"},
       {"MEP_LOCAL_RANK", "", "index of this process among the ranks of its host"},
       {"MEP_JOB", "", "name that the ranks of one job share and no other job on the host has"},
-      {"MEP_JOIN", "0", "1 in a replacement that mep_run started: to call mep_comm_join"},
+      {"MEP_JOIN", "",
+       "mep_run sets it to 1 in a replacement; the library does not read it: the program does, and "
+       "calls "
+       "mep_comm_join in place of mep_comm_init"},
       // How ranks find and trust each other.
       {"MEP_RENDEZVOUS", "", "where ranks meet: a list of addresses, or a directory"},
       {"MEP_WITNESS", "",

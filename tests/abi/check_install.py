@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""check_install.py CMAKE BUILD_FOLDER CC CXX PKG_CONFIG: installs the build into a temporary folder and
-uses it as a stranger would: find_package(mep), pkg-config, the header by itself. The tree is moved once
-before, since packages are relocated."""
+"""check_install.py CMAKE BUILD_FOLDER CC CXX PKG_CONFIG [PYTHON_WITH_NUMPY]: installs the build into a temporary
+folder and uses it as a stranger would: find_package(mep), pkg-config, the header by itself, import mep, the tools. The tree
+is moved once before, since packages are relocated."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import tempfile
 from pathlib import Path
 
 CONSUMER = Path(__file__).resolve().parent / "consumer"
-cmake, build, cc, cxx, pkg_config = sys.argv[1:]
+cmake, build, cc, cxx, pkg_config = sys.argv[1:6]
+python = sys.argv[6] if len(sys.argv) > 6 else None
 
 
 def run(*command, **options):
@@ -58,6 +60,54 @@ def use_pkg_config(prefix, work):
     run(program)
 
 
+def use_python(prefix):
+    """From where it lies, with nothing set but PYTHONPATH: it finds the library of its own prefix."""
+    environment = {name: value for name, value in os.environ.items()
+                   if name not in ("MEP_LIBRARY", "LD_LIBRARY_PATH", "PYTHONPATH")}
+    environment.update(PYTHONPATH=str(prefix / "share/mep/python"), PYTHONDONTWRITEBYTECODE="1")
+    program = """import mep, numpy
+with mep.init() as comm:
+    print(comm.allreduce(numpy.full(1, 21.0))[0], [line for line in open("/proc/self/maps") if "libmep.so" in line][0])"""
+    said = run(python, "-c", program, env=environment)
+    if "21.0" not in said or str(prefix) not in said:
+        sys.exit(f"import mep from {prefix} said: {said}")
+
+
+def use_tools(prefix):
+    """The installed tools find the library by themselves, and each has its page."""
+    environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    for tool in ("mep_run", "mep_info", "mep_perf", "mep_chaos"):
+        run(prefix / "bin" / tool, "--help", env=environment)
+        if not (prefix / f"share/man/man1/{tool}.1").exists():
+            sys.exit(f"{tool} has no man page in {prefix}")
+    library = next(prefix.rglob("libmep.so")).stat().st_size
+    for tool in ("mep_run", "mep_info"):
+        size = (prefix / "bin" / tool).stat().st_size
+        if size > library / 2:
+            sys.exit(f"{tool} has {size} bytes, libmep.so {library}: it carries the library")
+    for page in ("README.md", "docs/guide/install.md", "docs/reference/api.md", "examples/moe.c"):
+        if not (prefix / "share/doc/mep" / page).exists():
+            sys.exit(f"{page} is not installed")
+
+
+def check_target():
+    """mep_programs, the target of ./dev run and ./dev install, makes every file that is installed and has a rule."""
+    if not (Path(build) / "build.ninja").exists():
+        return
+    ninja = shutil.which("ninja")
+    if ninja is None or not (Path(build) / "build.ninja").exists():
+        return
+
+    made = {line.rpartition(":")[0] for line in run(ninja, "-C", build, "-t", "targets", "all").splitlines()}
+    words = set(run(ninja, "-C", build, "-t", "commands", "mep_programs").split())
+    for script in Path(build).rglob("cmake_install.cmake"):
+        for path in re.findall(r'"(/[^"\n]+)"', script.read_text()):
+            name = os.path.relpath(os.path.realpath(path), os.path.realpath(build))
+            if name in made and name not in words:
+                sys.exit(f"{name} is installed, but the target mep_programs does not make it")
+
+
+check_target()
 with tempfile.TemporaryDirectory(prefix="mep-install-") as folder:
     work = Path(folder)
     run(cmake, "--install", build, "--prefix", work / "first")
@@ -69,3 +119,6 @@ with tempfile.TemporaryDirectory(prefix="mep-install-") as folder:
     compile_alone(prefix, work)
     print("find_package:", " ".join(use_find_package(prefix, work)))
     use_pkg_config(prefix, work)
+    use_tools(prefix)
+    if python:
+        use_python(prefix)

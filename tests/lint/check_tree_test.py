@@ -209,6 +209,14 @@ int free_one(int value, int (*call)(int));
                 self.expect_one({**tree, page: f"{good}\n[wrong]({link})\n"}, page, 10, part)
         self.expect_one({**tree, "README.md": "# Top\n\n![x](gone.png)\n"}, "README.md", 3, "gone.png")
 
+    def test_quotes(self):
+        page = "docs/" + "page.md"
+        text = "# Page\n\n<!-- from examples/x.py -->\n```python\none()\ntwo()\n```\n"
+        tree = {"examples/x.py": "zero()\none()\ntwo()\n", page: text}
+        self.assertEqual(self.findings(tree), [])
+        self.expect_one({**tree, page: text.replace("two", "three")}, page, 3, "not a part of examples/x.py")
+        self.expect_one({**tree, page: text.replace("x.py", "y.py")}, page, 3, "examples/y.py does not exist")
+
     def test_mentions(self):
         gone = "docs/" + "gone.md"
         for name in ("src/core/x.cpp", "tests/x.py", "docs/" + "page.md"):

@@ -1,4 +1,5 @@
-"""Checks of the documents: links lead somewhere, files that comments name exist, every result has its row.
+"""Checks of the documents: links lead somewhere, files that comments name exist, code from a file is as it
+is there, every result has its row.
 
 Markdown is read as GitHub reads it, as far as links and headings go. Code blocks and inline code hold no links.
 """
@@ -12,6 +13,7 @@ TEXT_SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cu", ".cuh", ".inc", ".def", ".py
                  ".md", ".txt", ".map", ".1"}
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
 MENTION = re.compile(r"(?<![\w./-])docs/[\w./-]*\w\.(?:md|py|1)\b")
+QUOTE = re.compile(r"^<!-- from (\S+) -->\n```\w*\n(.*?)^```$", re.M | re.S)
 RESULT = re.compile(r"^\s*(MEP_SUCCESS|MEP_PARTIAL|MEP_ERR_\w+)\s*=\s*(-?\d+)", re.M)
 RESULT_ROW = re.compile(r"^\|\s*`(MEP_\w+)`\s*\|\s*(-?\d+)\s*\|", re.M)
 ERRORS_PAGE = "docs/reference/errors.md"
@@ -70,6 +72,17 @@ def check_links(root, name, text):
             yield name, number, f"the link {target} names a heading that is not there"
 
 
+def check_quotes(root, name, text):
+    """Findings about code blocks that say which file they are from: `<!-- from FILE -->` on the line before."""
+    for match in QUOTE.finditer(text):
+        file = root / match.group(1)
+        number = text.count("\n", 0, match.start()) + 1
+        if not file.is_file():
+            yield name, number, f"{match.group(1)} does not exist"
+        elif match.group(2) not in file.read_text(encoding="utf-8"):
+            yield name, number, f"the block is not a part of {match.group(1)}"
+
+
 def check_mentions(root, name, text):
     """Findings about documents that a file names by their path from the root."""
     for match in MENTION.finditer(text):
@@ -99,4 +112,5 @@ def check_documents(root):
         findings += check_mentions(root, name, text)
         if path.suffix == ".md":
             findings += check_links(root, name, text)
+            findings += check_quotes(root, name, text)
     return findings

@@ -167,6 +167,55 @@ void a_death_takes_nobody_along(void**) {
   assert_int_equal(count_of(text, "done2"), 1);
 }
 
+void lost_ranks_may_be_allowed(void**) {
+  std::string text;
+  const char* program = "if [ $MEP_RANK -lt $LOST ]; then kill -KILL $$; fi; exit ${STATUS-0}";
+  const auto with = [&](const char* lost, const char* allowed) {
+    setenv("LOST", lost, 1);
+    return run({"-n", "3", "--allow-failures", allowed, "sh", "-c", program}, &text);
+  };
+  const char* line =
+      "mep_run: 1 of 3 ranks lost, as --allow-failures 1 allows; the others succeeded\n";
+  assert_int_equal(with("1", "1"), 0);
+  assert_int_equal(count_of(text, line), 1);
+  assert_int_equal(with("0", "1"), 0);
+  assert_string_equal(text.c_str(), "");
+  assert_int_equal(with("1", "0"), 128 + SIGKILL);
+  assert_int_equal(with("2", "1"), 128 + SIGKILL);
+  assert_int_equal(count_of(text, "allows"), 0);
+  // A rank that exits with a status of its own has failed.
+  setenv("STATUS", "4", 1);
+  assert_int_equal(with("1", "1"), 4);
+  assert_int_equal(count_of(text, "allows"), 0);
+  unsetenv("STATUS");
+  unsetenv("LOST");
+  assert_int_equal(run({"-n", "2", "--allow-failures", "2", "true"}, &text), 2);
+  assert_int_equal(run({"-n", "2", "--size", "4", "--allow-failures", "2", "true"}, &text), 0);
+
+  // What the user ends is not lost.
+  const Job job = launch({"-n", "2", "--allow-failures", "1", "sh", "-c",
+                          "if [ $MEP_RANK = 0 ]; then trap '' INT; read go; exit 0; fi; "
+                          "echo up; while :; do sleep 0.05; done"});
+  read_until(job, "up");
+  kill(job.pid, SIGINT);
+  read_until(job, "was killed by signal 2 (SIGINT)");
+  assert_int_equal(finish(job, &text), 128 + SIGINT);
+}
+
+// Without the size each host would make a world of its own.
+void hosts_that_meet_need_a_size(void**) {
+  std::string text;
+  setenv("MEP_RENDEZVOUS", "node1:7700", 1);
+  assert_int_equal(run({"-n", "2", "echo", "up"}, &text), 2);
+  assert_int_equal(count_of(text, "up\n"), 0);
+  assert_int_equal(count_of(text, "mep_run -n 2 --size 4 COMMAND"), 1);
+  assert_int_equal(count_of(text, "mep_run -n 2 --size 4 --rank-offset 2 COMMAND"), 1);
+  assert_int_equal(run({"-n", "2", "--size", "2", "true"}, &text), 0);
+  setenv("MEP_RENDEZVOUS", "", 1);
+  assert_int_equal(run({"-n", "2", "true"}, &text), 0);
+  unsetenv("MEP_RENDEZVOUS");
+}
+
 void a_killed_rank_is_replaced(void**) {
   std::string text;
   const std::vector<std::string> words = {
@@ -241,6 +290,12 @@ void nothing_outlives_mep_run(void**) {
   std::string text;
   assert_int_equal(finish(job, &text), 1000 + SIGKILL);
 
+  // A rank in a session of its own, which the keeper's signal does not reach.
+  const Job alone = launch({"-n", "1", "setsid", "sh", "-c", "echo up; exec sleep 600"});
+  read_until(alone, "up");
+  kill(alone.pid, SIGKILL);
+  assert_int_equal(finish(alone, &text), 1000 + SIGKILL);
+
   // After an orderly end too.
   assert_int_equal(run({"-n", "2", "sh", "-c", "sleep 600 & exit 0"}, &text), 0);
 }
@@ -256,6 +311,8 @@ int main(int argc, char** argv) {
       cmocka_unit_test(the_first_failing_rank_gives_the_status),
       cmocka_unit_test(wrong_usage_is_refused),
       cmocka_unit_test(a_death_takes_nobody_along),
+      cmocka_unit_test(lost_ranks_may_be_allowed),
+      cmocka_unit_test(hosts_that_meet_need_a_size),
       cmocka_unit_test(a_killed_rank_is_replaced),
       cmocka_unit_test(output_is_tagged_by_lines),
       cmocka_unit_test(input_goes_to_rank_zero),

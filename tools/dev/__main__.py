@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import shutil
 import sys
 from typing import Callable
@@ -11,12 +12,12 @@ import fuzz_lab
 import gpu
 import lint
 import ranks
-from console import ROOT, die, jobs, note, step
+from console import ROOT, die, jobs, note, run, step
 from packages import ensure_cuda_compiler, ensure_packages
 from reach import reached
 from soak import soak
 from suites import Stages, sanitizer_tests
-from trees import NO_CUDA, ONE_GPU, build, build_or_stop, cuda_of_a_short_run
+from trees import NO_CUDA, ONE_GPU, build, build_or_stop, cache_value, cuda_of_a_short_run, tree_of
 
 HELP = """\
 ./dev run [ARGS]     install what is missing, build, and run a MoE layer's communication on 4 ranks,
@@ -27,6 +28,7 @@ HELP = """\
 ./dev test PATH      what a folder or file reaches, by the table of folders: src/core/ep, tests/unit/x_test.cpp
 ./dev test ARGS      only the release build's tests, with these arguments for ctest (-R NAME, ...)
 ./dev build [PRESET] configure and build (release, debug, asan, tsan); default release
+./dev install PREFIX build what is installed, no tests, and install it: library, headers, tools, bindings, pages
 ./dev lint           layering, formatting and clang-tidy of what changed since the last clean run
 ./dev format         let clang-format rewrite the sources
 ./dev bench          mep_perf over collectives and the MoE layer beside MPI; JSON in build/bench/
@@ -110,6 +112,22 @@ def build_verb(arguments: list[str]) -> int:
     return 0 if build((arguments + ["release"])[0]) else 1
 
 
+def install_verb(arguments: list[str]) -> int:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        die("./dev install takes one word, the folder to install into: ./dev install $HOME/mep")
+    prefix = pathlib.Path(arguments[0]).expanduser().absolute()
+    ensure_packages()
+    build_or_stop("release", "mep_programs")
+    step(f"Installing into {prefix}")
+    if run("cmake", "--install", tree_of("release"), "--prefix", prefix) != 0:
+        return 1
+    library = prefix / (cache_value("release", "CMAKE_INSTALL_LIBDIR") or "lib")
+    step("To use it")
+    note(f"export PATH={prefix}/bin:$PATH LD_LIBRARY_PATH={library} PKG_CONFIG_PATH={library}/pkgconfig")
+    note(f"export PYTHONPATH={prefix}/share/mep/python")
+    return 0
+
+
 def run_verb(arguments: list[str]) -> int:
     ensure_packages()
     build_or_stop("release", "mep_programs", cuda=cuda_of_a_short_run())
@@ -144,6 +162,7 @@ def usage(_: list[str]) -> int:
 
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "run": run_verb,
+    "install": install_verb,
     "test": test,
     "build": build_verb,
     "lint": lint_verb,

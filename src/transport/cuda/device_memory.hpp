@@ -17,6 +17,9 @@
 
 namespace mep {
 
+// What the kernels need.
+constexpr int32_t kLeastComputeCapability = 80;
+
 struct DeviceFacts {
   std::string name;
   std::string pci;  // "0000:18:00.0"

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
@@ -38,9 +39,12 @@ constexpr const char* kHelp =
     "with it.\n"
     "\n"
     "  -n N            number of ranks here\n"
-    "  --size N        number of ranks of the world, when other hosts have more of them\n"
+    "  --size N        number of ranks of the world, when other hosts have more of them; required\n"
+    "                  where MEP_RENDEZVOUS is set\n"
     "  --rank-offset K the first rank here, with --size; default 0\n"
     "  --respawn       start a rank again that a signal killed, as a replacement (MEP_JOIN=1)\n"
+    "  --allow-failures N\n"
+    "                  exit with 0 although signals killed up to N ranks, if all others succeed\n"
     "  --timeout S     end all ranks after S seconds; the exit status is then 124\n"
     "  --tag-output    put \"[RANK] \" before each line of output\n"
     "  --version       of MEP\n"
@@ -58,6 +62,7 @@ constexpr const char* kHelp =
 struct RunOptions {
   ProcessGroup::Options group;
   bool respawn = false;
+  uint64_t allowed_losses = 0;
   uint64_t timeout_s = 0;  // 0: none
 };
 
@@ -92,6 +97,7 @@ bool take_number(const std::string& name, const char* text, RunOptions* options,
                                 {"-np", 1, kMaxRanksHere, &numbers->size},
                                 {"--size", 1, kMaxRanks, &numbers->world_size},
                                 {"--rank-offset", 0, kMaxRanks, &numbers->offset},
+                                {"--allow-failures", 0, kMaxRanks, &options->allowed_losses},
                                 {"--timeout", 1, 1u << 30, &options->timeout_s}};
   for (const NumberOption& option : known) {
     if (option.name != name) continue;
@@ -143,6 +149,17 @@ bool take_options(int argc, char** argv, RunOptions* options, Numbers* numbers, 
   }
 }
 
+// Hosts that meet do so as one world, whose size a launcher on one of them cannot know.
+int size_is_missing(uint64_t size) {
+  const std::string n = std::to_string(size);
+  const std::string line = "  mep_run -n " + n + " --size " + std::to_string(2 * size);
+  return usage_error(
+      "MEP_RENDEZVOUS is set, so ranks of several hosts meet, but --size is missing: the number of "
+      "ranks on all hosts.\nFor " +
+      n + " ranks on each of two hosts type\n" + line + " COMMAND\n" + line + " --rank-offset " +
+      n + " COMMAND\nFor ranks of this host alone unset MEP_RENDEZVOUS, or add --size " + n + ".");
+}
+
 // True: go on; else *status is what to leave with.
 bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
   Numbers numbers;
@@ -155,6 +172,17 @@ bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
   }
   if (world_size == 0 ? offset != 0 : offset + size > world_size) {
     *status = usage_error("--size must be at least --rank-offset plus -n");
+    return false;
+  }
+  std::string rendezvous;
+  bool has_rendezvous = false;
+  (void)env_string("MEP_RENDEZVOUS", &rendezvous, &has_rendezvous);
+  if (world_size == 0 && has_rendezvous && !rendezvous.empty()) {
+    *status = size_is_missing(size);
+    return false;
+  }
+  if (options->allowed_losses >= std::max(size, world_size)) {
+    *status = usage_error("--allow-failures must be less than the number of ranks");
     return false;
   }
   options->group.size = static_cast<int32_t>(size);
@@ -208,7 +236,16 @@ class Run {
       if (limit_.expired()) on_limit();
     }
     group_.finish();
-    return timed_out_ ? kTimeoutStatus : status_;
+    if (timed_out_) return kTimeoutStatus;
+    if (lost_ == 0 || lost_ > options_.allowed_losses) return status_;
+    if (status_without_losses_ == 0) {
+      std::fprintf(
+          stderr,
+          "mep_run: %llu of %d ranks lost, as --allow-failures %llu allows; the others succeeded\n",
+          static_cast<unsigned long long>(lost_), options_.group.size,
+          static_cast<unsigned long long>(options_.allowed_losses));
+    }
+    return status_without_losses_;
   }
 
  private:
@@ -221,6 +258,12 @@ class Run {
                    group_.world_rank(exit.rank), exit.pid, signal, name != nullptr ? name : "?");
       if (try_respawn(exit.rank)) return;
       code = 128 + signal;
+      // What mep_run was told to end is no loss.
+      if (!stopping_) {
+        ++lost_;
+        if (status_ == 0) status_ = code;
+        return;
+      }
     } else {
       code = WEXITSTATUS(exit.wait_status);
       if (code == 0) return;
@@ -228,6 +271,7 @@ class Run {
                    group_.world_rank(exit.rank), exit.pid, code);
     }
     if (status_ == 0) status_ = code;
+    if (status_without_losses_ == 0) status_without_losses_ = code;
   }
 
   bool try_respawn(int32_t rank) {
@@ -280,7 +324,10 @@ class Run {
   std::vector<int> respawns_;
   bool stopping_ = false;  // told to end: nobody is started again
   bool timed_out_ = false;
+  uint64_t lost_ = 0;  // ranks that a signal killed and nobody replaced
+  // Of the first rank that failed, and of the first that failed otherwise than by being lost.
   int status_ = 0;
+  int status_without_losses_ = 0;
 };
 
 }  // namespace
