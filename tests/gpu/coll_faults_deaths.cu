@@ -44,9 +44,8 @@ __global__ void relay(RelayPlan plan) {
   const uint64_t rows = layout.exchange_row(0, 0) + plan.source * 8;
   for (uint32_t row = threadIdx.x; row < kRows; row += blockDim.x) {
     const uint8_t* word = plan.from + rows + row * CollLayout::kRowBytes;
-    words[row] = mep::device::load_word(reinterpret_cast<const uint64_t*>(word));
+    words[row] = mep::device::load_word_acquire(reinterpret_cast<const uint64_t*>(word));
   }
-  mep::device::observe();
   __syncthreads();
   const uint64_t end = mep::device::step_tag(1, plan.end_step);
   for (uint32_t slot = 0; slot < mep::device::kCollSlots; ++slot) {
@@ -56,11 +55,10 @@ __global__ void relay(RelayPlan plan) {
   copy_place(plan, layout.scatter_piece(plan.source, 0), layout.ctas * layout.piece_bytes);
   copy_place(plan, layout.result_piece(plan.source, 0), layout.ctas * layout.piece_bytes);
   __syncthreads();
-  mep::device::publish();
   for (uint32_t row = threadIdx.x; row < kRows; row += blockDim.x) {
     if (words[row] == 0 || words[row] >= end) continue;
     uint8_t* word = plan.to + rows + row * CollLayout::kRowBytes;
-    mep::device::store_word(reinterpret_cast<uint64_t*>(word), words[row]);
+    mep::device::store_word_release(reinterpret_cast<uint64_t*>(word), words[row]);
   }
 }
 
