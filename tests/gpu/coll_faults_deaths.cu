@@ -66,6 +66,7 @@ __global__ void relay(RelayPlan plan) {
 class Relay {
  public:
   Relay(const Rig& rig, uint32_t source) : rig_(rig), source_(source) {
+    use_gpu_of(source);
     cudaFuncAttributes
         attributes{};  // loads it: that must not happen while ranks wait for each other
     cuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(relay)));
@@ -73,17 +74,14 @@ class Relay {
     cuda(cudaMallocHost(&words_, kRows * CollLayout::kRowBytes));
     CollState state = rig.read_state(source);
     for (uint32_t rank = 0; rank < rig.ranks(); ++rank) {
-      uint8_t* shadow = nullptr;
-      cuda(cudaMalloc(&shadow, rig.layout().window_bytes()));
-      cuda(cudaMemset(shadow, 0, rig.layout().window_bytes()));
-      shadows_.push_back(shadow);
-      if (rank != source) state.windows[rank] = shadow;
+      shadows_.push_back(rig.make_window(source));
+      if (rank != source) state.windows[rank] = shadows_[rank];
     }
     rig.write_state(source, state);
-    cuda(cudaDeviceSynchronize());
+    rig.synchronize();
   }
   ~Relay() {
-    (void)cudaDeviceSynchronize();
+    rig_.synchronize();
     for (uint8_t* shadow : shadows_) (void)cudaFree(shadow);
     (void)cudaFreeHost(words_);
     (void)cudaStreamDestroy(stream_);
@@ -95,6 +93,7 @@ class Relay {
   void pass(uint32_t to, uint64_t end_step, uint64_t packet_bytes = UINT64_MAX) const {
     const RelayPlan plan{shadows_[to], rig_.window(to), rig_.layout(),
                          source_,      end_step,        packet_bytes};
+    use_gpu_of(source_);
     relay<<<1, 1024, 0, stream_>>>(plan);
     cuda(cudaGetLastError());
     cuda(cudaStreamSynchronize(stream_));
