@@ -281,9 +281,13 @@ void deaths_in_personal_operations() {
       // The root: one who lacks, one who is served, the one who dies.
       for (const uint32_t root : {0u, 1u, 3u}) {
         if (root != 0 && !has_root(kind)) continue;
-        const Scene scene{kind, root, places == Places::kSmall ? size_t{10'000} : size_t{20'000}};
-        lacks_a_block(places, scene);
-        for (const uint32_t told : {0u, 2u, 5u}) dies_confirming(places, scene, told);
+        // One goes in packets, one does not.
+        for (const size_t count : {size_t{1000}, size_t{20'000}}) {
+          if (places == Places::kSmall && count < 10'000) continue;
+          const Scene scene{kind, root, places == Places::kSmall ? count / 2 : count};
+          lacks_a_block(places, scene);
+          for (const uint32_t told : {0u, 2u, 5u}) dies_confirming(places, scene, told);
+        }
       }
     }
   }

@@ -120,14 +120,18 @@ __device__ inline void test_delay(const CollState* state, const CollFrame& frame
   while (nanoseconds() < end) __nanosleep(100);
 }
 
+// How a word is stored: relaxed where who sees it reads nothing that was written before.
+using StoreWord = void (*)(uint64_t*, uint64_t);
+
 // The data threads: stores this rank's word at `row` of every member's window, after what all of them
 // have written.
+template <StoreWord store = store_word_release>
 __device__ inline void signal_members(const CollState* state, const CollFrame& frame, uint64_t row,
                                       uint64_t tag) {
   data_sync();
   if (threadIdx.x >= frame.members) return;
   uint8_t* window = state->windows[frame.member[threadIdx.x]];
-  store_word_release(reinterpret_cast<uint64_t*>(window + row) + state->rank, tag);
+  store(reinterpret_cast<uint64_t*>(window + row) + state->rank, tag);
 }
 
 // What the leader has decided of the operation, as far as it concerns a source.
@@ -201,6 +205,19 @@ __device__ inline bool meet_in_epoch(CollState* state, CollFrame* frame) {
   const uint64_t tag = step_tag(frame->epoch, 0);
   signal_members(state, *frame, row, tag);
   return wait_members(state, frame, row, row, tag);
+}
+
+// The data threads, in the last step of an operation whose blocks are for one rank each: until all members have
+// what was theirs. No member can give what another one lacks, so none is complete before.
+template <StoreWord store = store_word_release>
+__device__ inline void confirm_blocks(CollState* state, CollFrame* frame, uint64_t step) {
+#ifndef MEP_MUTANT_NO_CONFIRM  // gpu_coll_faults notices
+  const uint64_t row = state->layout.exchange_row(step & 1, blockIdx.x);
+  const uint64_t tag = coll_tag(*frame, step);
+  test_delay(state, *frame, 3);
+  signal_members<store>(state, *frame, row, tag);
+  (void)wait_members(state, frame, row, state->layout.scatter_row(blockIdx.x), tag);
+#endif
 }
 
 // Where the bytes of `source` are to be read.
