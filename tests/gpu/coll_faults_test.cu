@@ -13,15 +13,9 @@ namespace {
 std::vector<cudaGraphExec_t> capture(const Ranks& ranks, int operations) {
   std::vector<cudaGraphExec_t> execs;
   for (uint32_t rank = 0; rank < ranks.rig.ranks(); ++rank) {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    cuda(cudaStreamBeginCapture(ranks.rig.stream(rank), cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < operations; ++i) ranks.rig.launch(rank, ranks.call(rank));
-    cuda(cudaStreamEndCapture(ranks.rig.stream(rank), &graph));
-    cuda(cudaGraphInstantiate(&exec, graph, 0));
-    cuda(cudaGraphUpload(exec, ranks.rig.stream(rank)));
-    cuda(cudaGraphDestroy(graph));
-    execs.push_back(exec);
+    execs.push_back(ranks.rig.capture(rank, [&] {
+      for (int i = 0; i < operations; ++i) ranks.rig.launch(rank, ranks.call(rank));
+    }));
   }
   ranks.rig.synchronize();
   return execs;
@@ -36,14 +30,13 @@ void stopped(uint32_t ranks, uint64_t timeout_ms, Places places, const Scene& sc
   const uint32_t gone = ranks - 1;
   const auto execs = capture(members, 1);
   members.clear();
-  for (uint32_t rank = 0; rank < ranks; ++rank)
-    cuda(cudaGraphLaunch(execs[rank], rig.stream(rank)));
+  for (uint32_t rank = 0; rank < ranks; ++rank) rig.replay(rank, execs[rank]);
   rig.synchronize();
   for (uint32_t rank = 0; rank < ranks; ++rank) {
     members.expect((uint64_t{1} << ranks) - 1, rank, "before");
   }
   members.clear();
-  for (uint32_t rank = 0; rank < gone; ++rank) cuda(cudaGraphLaunch(execs[rank], rig.stream(rank)));
+  for (uint32_t rank = 0; rank < gone; ++rank) rig.replay(rank, execs[rank]);
   for (uint32_t rank = 0; rank < gone; ++rank) {
     CollPost* post = rig.post(rank);
     GPU_CHECK(wait_for([&] { return Rig::word_of(&post->late_epoch) == 1; }), "no report of %u",
@@ -72,7 +65,7 @@ void stopped(uint32_t ranks, uint64_t timeout_ms, Places places, const Scene& sc
   for (int replay = 0; replay < replays; ++replay) {
     members.clear();
     for (uint32_t rank = 0; rank < gone; ++rank) {
-      cuda(cudaGraphLaunch(execs[rank], rig.stream(rank)));
+      rig.replay(rank, execs[rank]);
     }
     rig.synchronize();
     for (uint32_t rank = 0; rank < gone; ++rank) {
@@ -122,8 +115,7 @@ void half_served(uint32_t ranks, const Scene& scene = {}) {
   const uint32_t gone = ranks - 1;
   for (uint32_t rank = 0; rank < ranks; ++rank) rig.launch(rank, members.call(rank));
   rig.synchronize();
-  uint8_t* nowhere = nullptr;
-  cuda(cudaMalloc(&nowhere, rig.layout().window_bytes()));
+  uint8_t* nowhere = rig.make_window(gone);
   CollState state = rig.read_state(gone);
   for (uint32_t rank = 0; rank < gone; rank += 2) state.windows[rank] = nowhere;
   const uint32_t served = 1;  // as all odd ones
@@ -351,7 +343,7 @@ int main() {
   no_verdict(2);
   slow(4);
   // Whatever happened, the context is sound.
-  cuda(cudaDeviceSynchronize());
+  synchronize_all();
   std::printf(failure_count() == 0 ? "coll_faults_test: passed\n" : "coll_faults_test: FAILED\n");
   return failure_count() == 0 ? 0 : 1;
 }

@@ -1,4 +1,4 @@
-// How long stream collectives take: graphs of 50 operations back to back, the slowest rank counts, the
+// How long stream collectives of ranks that share a GPU take: graphs of 50 operations back to back, the slowest rank counts, the
 // median of 9 replays. Inputs of one size rotate through more memory than the L2 holds. Beside them
 // what the same run measured: a copy on the device, an empty kernel, a one-way signal.
 #include <algorithm>
@@ -187,6 +187,7 @@ void table(uint32_t ranks) {
 int main() {
   using namespace gpu_test;
   (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  (void)setenv("CUDA_VISIBLE_DEVICES", "0", 0);  // its events are of one GPU
   (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
   if (!gpu_is_there()) return kSkipped;
   cuda(cudaSetDevice(0));

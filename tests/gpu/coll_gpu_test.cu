@@ -1,4 +1,4 @@
-// Stream collectives of several ranks on one GPU against a plain reference, bit by bit: shapes from a
+// Stream collectives of several ranks against a plain reference, bit by bit: shapes from a
 // printed seed (MEP_TEST_SEED replays it), poisoned outputs with guard bytes, graphs, delays.
 #include "coll_oracle.hpp"
 #include "coll_rig.hpp"
@@ -58,7 +58,8 @@ std::vector<uint8_t> random_bytes(std::mt19937_64* random, const Case& test, siz
 
 struct Buffers {
   Buffer send, receive;
-  Buffers(size_t send_bytes, size_t receive_bytes) : send(send_bytes), receive(receive_bytes) {}
+  Buffers(uint32_t rank, size_t send_bytes, size_t receive_bytes)
+      : send(rank, send_bytes), receive(rank, receive_bytes) {}
 };
 
 // The members of `rig` and their buffers; runs cases and compares. most_bytes: of one block, and of all blocks of
@@ -69,7 +70,8 @@ class Bench {
       : rig_(rig), most_bytes_(most_bytes) {
     uint64_t members = 0;
     for (uint32_t rank = 0; rank < rig.ranks(); ++rank) {
-      buffers_.push_back(std::make_unique<Buffers>(most_bytes + 64, most_bytes * rig.ranks() + 64));
+      buffers_.push_back(
+          std::make_unique<Buffers>(rank, most_bytes + 64, most_bytes * rig.ranks() + 64));
       OpStatus* status = nullptr;
       cuda(cudaMallocHost(&status, sizeof *status));
       status_.push_back(status);
@@ -120,7 +122,7 @@ class Bench {
         source.write(send_offset(tests[i], rank), inputs_[i][rank]);
       }
     }
-    cuda(cudaDeviceSynchronize());
+    rig_.synchronize();
   }
 
   // Every byte of every buffer, guards too, is what it was or what has to be there now.
@@ -440,7 +442,7 @@ class Replays {
   void launch() const {
     for (uint32_t rank = 0; rank < rig_.ranks(); ++rank) {
       for (const cudaGraphExec_t exec : execs_[rank]) {
-        cuda(cudaGraphLaunch(exec, rig_.stream(rank)));
+        rig_.replay(rank, exec);
       }
       if (!execs_[rank].empty()) continue;
       for (const Case& test : cases_) rig_.launch(rank, bench_.call(test, rank));
@@ -449,17 +451,11 @@ class Replays {
 
  private:
   void capture(uint32_t rank, size_t first, size_t count) {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    cuda(cudaStreamBeginCapture(rig_.stream(rank), cudaStreamCaptureModeThreadLocal));
-    for (size_t i = first; i < first + count; ++i) {
-      rig_.launch(rank, bench_.call(cases_[i], rank));
-    }
-    cuda(cudaStreamEndCapture(rig_.stream(rank), &graph));
-    cuda(cudaGraphInstantiate(&exec, graph, 0));
-    cuda(cudaGraphUpload(exec, rig_.stream(rank)));
-    cuda(cudaGraphDestroy(graph));
-    execs_[rank].push_back(exec);
+    execs_[rank].push_back(rig_.capture(rank, [&] {
+      for (size_t i = first; i < first + count; ++i) {
+        rig_.launch(rank, bench_.call(cases_[i], rank));
+      }
+    }));
   }
 
   const Rig& rig_;

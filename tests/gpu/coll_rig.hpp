@@ -1,5 +1,5 @@
-// Several ranks of stream collectives on one GPU, without the rest of the library: the test plays the
-// host's part (windows, control blocks, view changes).
+// Several ranks of stream collectives, without the rest of the library: the test plays the host's part (windows,
+// control blocks, view changes). Ranks are dealt to all GPUs where those reach each other, else all are on the first.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -36,17 +36,32 @@ inline void mep_ok(mep_result_t result) {
   std::exit(1);
 }
 
+inline uint32_t gpus_in_use() {
+  static const int32_t count = join_gpus() ? gpu_count() : 1;
+  return static_cast<uint32_t>(count);
+}
+// The GPU of a rank, for what the caller does next.
+inline void use_gpu_of(uint32_t rank) {
+  cuda(cudaSetDevice(static_cast<int>(rank % gpus_in_use())));
+}
+
 // Device memory of one rank with guard bytes around it.
 class Buffer {
  public:
   static constexpr size_t kGuard = 256;
   static constexpr uint8_t kPoison = 0xa5;
-  explicit Buffer(size_t bytes) : bytes_(bytes) { cuda(cudaMalloc(&memory_, bytes + 2 * kGuard)); }
+  Buffer(uint32_t rank, size_t bytes) : rank_(rank), bytes_(bytes) {
+    use_gpu_of(rank);
+    cuda(cudaMalloc(&memory_, bytes + 2 * kGuard));
+  }
   ~Buffer() { (void)cudaFree(memory_); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   uint8_t* at(size_t offset = 0) const { return memory_ + kGuard + offset; }
-  void poison() const { cuda(cudaMemset(memory_, kPoison, bytes_ + 2 * kGuard)); }
+  void poison() const {
+    use_gpu_of(rank_);
+    cuda(cudaMemset(memory_, kPoison, bytes_ + 2 * kGuard));
+  }
   void write(size_t offset, const std::vector<uint8_t>& bytes) const {
     cuda(cudaMemcpy(at(offset), bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
   }
@@ -59,6 +74,7 @@ class Buffer {
   size_t whole_bytes() const { return bytes_ + 2 * kGuard; }
 
  private:
+  uint32_t rank_;
   size_t bytes_;
   uint8_t* memory_ = nullptr;
 };
@@ -69,26 +85,26 @@ enum class Places { kAsUsual, kSmall };
 class Rig {
  public:
   Rig(uint32_t ranks, uint64_t timeout_ms, Places places = Places::kAsUsual) : ranks_(ranks) {
-    cuda(cudaSetDevice(0));
-    mep_ok(mep::device::load_coll_kernels());
+    for (uint32_t rank = ranks; rank-- > 0;) {
+      use_gpu_of(rank);
+      mep_ok(mep::device::load_coll_kernels());
+    }
     uint32_t capacity = 0;
     mep_ok(mep::device::coll_cta_capacity(0, &capacity));
-    layout_ = mep::device::make_coll_layout(ranks, mep::device::most_coll_ctas(capacity, ranks));
+    layout_ = mep::device::make_coll_layout(
+        ranks, mep::device::most_coll_ctas(capacity, (ranks + gpus_in_use() - 1) / gpus_in_use()));
     if (places == Places::kSmall) {
       layout_.slot_bytes = 16u << 10;
       layout_.piece_bytes = 1u << 10;
     }
     for (uint32_t rank = 0; rank < ranks; ++rank) {
-      uint8_t* window = nullptr;
-      cuda(cudaMalloc(&window, layout_.window_bytes()));
-      cuda(cudaMemset(window, 0, layout_.window_bytes()));
-      windows_.push_back(window);
+      windows_.push_back(make_window(rank));
     }
     for (uint32_t rank = 0; rank < ranks; ++rank) add_rank(rank, timeout_ms);
-    cuda(cudaDeviceSynchronize());
+    synchronize();
   }
   ~Rig() {
-    (void)cudaDeviceSynchronize();
+    synchronize();
     for (cudaStream_t stream : streams_) (void)cudaStreamDestroy(stream);
     for (CollState* state : states_) (void)cudaFree(state);
     for (CollPost* post : posts_) (void)cudaFreeHost(post);
@@ -102,14 +118,25 @@ class Rig {
   cudaStream_t stream(uint32_t rank) const { return streams_[rank]; }
   CollPost* post(uint32_t rank) const { return posts_[rank]; }
   uint8_t* window(uint32_t rank) const { return windows_[rank]; }
+  // Zeroed memory like a rank's window.
+  uint8_t* make_window(uint32_t rank) const {
+    uint8_t* window = nullptr;
+    use_gpu_of(rank);
+    cuda(cudaMalloc(&window, layout_.window_bytes()));
+    cuda(cudaMemset(window, 0, layout_.window_bytes()));
+    return window;
+  }
 
   CollState read_state(uint32_t rank) const {
     CollState state{};
     cuda(cudaMemcpy(&state, states_[rank], sizeof state, cudaMemcpyDeviceToHost));
     return state;
   }
+  // While nothing runs.
   void write_state(uint32_t rank, const CollState& state) const {
+    use_gpu_of(rank);
     cuda(cudaMemcpy(states_[rank], &state, sizeof state, cudaMemcpyHostToDevice));
+    cuda(cudaDeviceSynchronize());
   }
   void set_delay(uint32_t rank, uint32_t ns) const {
     CollState state = read_state(rank);
@@ -125,9 +152,28 @@ class Rig {
     }
   }
   void launch(uint32_t rank, const CollCall& call, uint32_t ctas = 0) const {
+    use_gpu_of(rank);
     mep_ok(mep::device::launch_coll(call, states_[rank], layout_, ctas, streams_[rank]));
   }
-  void synchronize() const { cuda(cudaDeviceSynchronize()); }
+  // What `body` launches on the rank's stream, as a graph.
+  template <typename Body>
+  cudaGraphExec_t capture(uint32_t rank, Body&& body) const {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    use_gpu_of(rank);
+    cuda(cudaStreamBeginCapture(stream(rank), cudaStreamCaptureModeThreadLocal));
+    body();
+    cuda(cudaStreamEndCapture(stream(rank), &graph));
+    cuda(cudaGraphInstantiate(&exec, graph, 0));
+    cuda(cudaGraphUpload(exec, stream(rank)));
+    cuda(cudaGraphDestroy(graph));
+    return exec;
+  }
+  void replay(uint32_t rank, cudaGraphExec_t exec) const {
+    use_gpu_of(rank);
+    cuda(cudaGraphLaunch(exec, stream(rank)));
+  }
+  void synchronize() const { synchronize_all(); }
 
   // --- The part of membership ---
   static uint64_t word_of(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
@@ -155,6 +201,7 @@ class Rig {
 
  private:
   void add_rank(uint32_t rank, uint64_t timeout_ms) {
+    use_gpu_of(rank);
     CollPost* post = nullptr;
     cuda(cudaHostAlloc(&post, sizeof *post, cudaHostAllocMapped | cudaHostAllocPortable));
     std::memset(static_cast<void*>(post), 0, sizeof *post);

@@ -14,10 +14,11 @@ namespace {
 struct Record {
   static constexpr size_t kBytes = 128;
   void* memory = nullptr;
+  int32_t gpu;
   bool is_device = false;
 
-  Record(uint32_t rank, bool on_device) : is_device(on_device) {
-    cuda(cudaSetDevice(gpu_of(rank)));
+  Record(uint32_t rank, bool on_device) : gpu(gpu_of(rank)), is_device(on_device) {
+    cuda(cudaSetDevice(gpu));
     cuda(on_device ? cudaMalloc(&memory, kBytes) : cudaMallocHost(&memory, kBytes));
     clear();
   }
@@ -25,6 +26,7 @@ struct Record {
   Record(const Record&) = delete;
   Record& operator=(const Record&) = delete;
   void clear() const {
+    cuda(cudaSetDevice(gpu));
     cuda(cudaMemset(memory, 0xa5, kBytes));
     synchronize_all();
   }

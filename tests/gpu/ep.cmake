@@ -10,7 +10,7 @@ set_target_properties(gpu_ep_parts PROPERTIES CUDA_ARCHITECTURES "${MEP_GPU_TEST
 mep_add_gpu_test(gpu_ep_test SOURCES ${ep_kernels} ep_signals.cu $<TARGET_OBJECTS:gpu_ep_parts>
   DEFINES MEP_TEST_HOOKS ARGS all 8 TIMEOUT 240)
 set_target_properties(gpu_ep_test PROPERTIES LINKER_LANGUAGE CUDA)
-foreach(mutant IN ITEMS ZERO_COUNT NO_TICKET_BARRIER NO_OBSERVE NO_PUBLISH)
+foreach(mutant IN ITEMS ZERO_COUNT NO_TICKET_BARRIER NO_ACQUIRE NO_RELEASE)
   string(TOLOWER "gpu_ep_notices_${mutant}" name)
   mep_add_gpu_test(${name} SOURCES ${ep_kernels} ep_signals.cu $<TARGET_OBJECTS:gpu_ep_parts>
     DEFINES MEP_TEST_HOOKS MEP_MUTANT_${mutant} ARGS notices 10 TIMEOUT 120)

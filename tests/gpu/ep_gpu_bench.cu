@@ -50,9 +50,8 @@ double measure_copy() {
 __global__ void ping_pong(uint64_t* mine, const uint64_t* other, uint32_t rounds, uint32_t first) {
   for (uint32_t i = 1; i <= rounds; ++i) {
     if (first != 0) store_word_release(mine, i);
-    while (load_word(other) < i) {
+    while (load_word_acquire(other) < i) {
     }
-    observe();
     if (first == 0) store_word_release(mine, i);
   }
 }

@@ -1,9 +1,9 @@
-// publish() and observe() alone: CTAs hand rows to each other by a signal word, over and over, beside memory
+// Release and acquire of words alone: CTAs hand rows to each other by a signal word, over and over, beside memory
 // traffic that makes stores wait. The receiving CTA has read the rows before they are written, so that its L1
 // holds the old ones.
 //
-//   sender    all threads store, CTA barrier, one thread: publish(), signal word
-//   receiver  all threads read; one thread: signal word, observe(); CTA barrier, all threads read again
+//   sender    all threads store, CTA barrier, one thread: store_word_release()
+//   receiver  all threads read; one thread: load_word_acquire(); CTA barrier, all threads read again
 //
 // That is how the kernels of dispatch and combine use them. Compiled with the kernels' definitions, so that
 // builds which lack one of the two fail here.
@@ -77,7 +77,7 @@ __device__ bool await_round(const uint64_t* word, uint64_t round) {
   constexpr uint64_t kLimitNs = 5'000'000'000;
   const uint64_t begin = nanoseconds();
   for (uint32_t polls = 1;; ++polls) {
-    const uint64_t seen = load_word(word);
+    const uint64_t seen = load_word_acquire(word);
     if (seen == kOver) return false;
     if (seen >= round) return true;
     if (polls % 1024 == 0 && nanoseconds() - begin > kLimitNs) return false;
@@ -90,7 +90,6 @@ __device__ void send_rounds(const Exchange& e, uint32_t pair, uint64_t* signal, 
   for (uint32_t round = 1;; ++round) {
     if (threadIdx.x == 0) {
       goes_on = await_round(answer, round - 1) && nanoseconds() - begin < e.nanoseconds ? 1 : 0;
-      observe();
       if (goes_on == 0) store_word(signal, kOver);
     }
     __syncthreads();
@@ -101,10 +100,7 @@ __device__ void send_rounds(const Exchange& e, uint32_t pair, uint64_t* signal, 
                                                                                  threadIdx.x};
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      publish();
-      store_word(signal, round);
-    }
+    if (threadIdx.x == 0) store_word_release(signal, round);
   }
 }
 
@@ -122,10 +118,7 @@ __device__ void receive_rounds(const Exchange& e, uint32_t pair, uint64_t* signa
     for (uint32_t i = 0; i < kRowsOfWarp; ++i) sum += load(i).w;
     if (sum == UINT32_MAX) ++old;  // never: the loads have to stay
     __syncthreads();
-    if (threadIdx.x == 0) {
-      goes_on = await_round(signal, round) ? 1 : 0;
-      observe();
-    }
+    if (threadIdx.x == 0) goes_on = await_round(signal, round) ? 1 : 0;
     __syncthreads();
     if (goes_on == 0) break;
     for (uint32_t i = 0; i < kRowsOfWarp; ++i) {
@@ -134,10 +127,7 @@ __device__ void receive_rounds(const Exchange& e, uint32_t pair, uint64_t* signa
       if (v.x != round || v.y != row || v.z != pair || v.w != threadIdx.x) ++old;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      publish();
-      store_word(answer, round);
-    }
+    if (threadIdx.x == 0) store_word_release(answer, round);
   }
   if (old != 0) atomicAdd(&e.results[0], old);
   if (threadIdx.x == 0) atomicAdd(&e.results[1], static_cast<unsigned long long>(round - 1));

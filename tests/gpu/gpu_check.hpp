@@ -57,6 +57,23 @@ inline int32_t gpu_of(uint32_t rank) {
   return static_cast<int32_t>(rank) % gpu_count();
 }
 
+// Lets all GPUs read and write each other's memory of cudaMalloc. False: one of them cannot.
+inline bool join_gpus() {
+  for (int32_t gpu = 0; gpu < gpu_count(); ++gpu) {
+    cuda(cudaSetDevice(gpu));
+    for (int32_t peer = 0; peer < gpu_count(); ++peer) {
+      int reaches = 1;
+      if (peer != gpu) cuda(cudaDeviceCanAccessPeer(&reaches, gpu, peer));
+      if (reaches == 0) return false;
+      if (peer == gpu) continue;
+      const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+      if (error != cudaErrorPeerAccessAlreadyEnabled) cuda(error);
+      (void)cudaGetLastError();
+    }
+  }
+  return true;
+}
+
 // Waits for everything on every GPU that ranks of this process may have.
 inline void synchronize_all() {
   int before = 0;

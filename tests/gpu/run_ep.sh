@@ -7,7 +7,7 @@ seconds=${2:-20}
 seed=${3:-1}
 here=$(cd "$(dirname "$0")" && pwd)
 nvidia-smi >/dev/null 2>&1 || { echo "SKIPPED: no GPU"; exit 77; }
-mutants="zero_count no_ticket_barrier no_observe no_publish"
+mutants="zero_count no_ticket_barrier no_acquire no_release"
 variants="test bench"
 for mutant in $mutants; do variants="$variants mutant_$mutant"; done
 # shellcheck disable=SC2086

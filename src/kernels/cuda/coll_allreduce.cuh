@@ -28,6 +28,7 @@ namespace mep::device {
 using CollKernel = void (*)(CollState*, CollCall);
 CollKernel exchange_kernel();
 CollKernel short_exchange_kernel();
+CollKernel short_blocks_kernel();
 // Null: no such type.
 CollKernel short_reduce_kernel(mep_dtype_t dtype);
 CollKernel one_shot_kernel(mep_dtype_t dtype);

@@ -38,7 +38,9 @@ __device__ void blocks(CollState* state, const CollCall& call, CollFrame* frame)
                    call.bytes, chunk.begin, chunk.end);
     }
   };
-  if (exchange_chunks(state, call, frame, push, own, use)) confirm_blocks(state, call, frame);
+  if (exchange_chunks(state, call, frame, push, own, use)) {
+    confirm_blocks(state, frame, frame->step + chunk_count(state->layout, call.bytes));
+  }
 }
 
 __global__ void __launch_bounds__(kCollThreads)

@@ -157,18 +157,4 @@ __device__ inline uint64_t block_steps(const CollLayout& layout, uint64_t bytes)
   return chunk_count(layout, bytes) + 1;
 }
 
-// The data threads, last of such an operation: until all members have what was theirs. No member can give what
-// another one lacks, so none is complete before.
-__device__ inline void confirm_blocks(CollState* state, const CollCall& call, CollFrame* frame) {
-#ifndef MEP_MUTANT_NO_CONFIRM  // gpu_coll_faults notices
-  const CollLayout& layout = state->layout;
-  const uint64_t step = frame->step + chunk_count(layout, call.bytes);
-  const uint64_t row = layout.exchange_row(step & 1, blockIdx.x);
-  const uint64_t tag = coll_tag(*frame, step);
-  test_delay(state, *frame, 3);
-  signal_members(state, *frame, row, tag);
-  (void)wait_members(state, frame, row, layout.scatter_row(blockIdx.x), tag);
-#endif
-}
-
 }  // namespace mep::device

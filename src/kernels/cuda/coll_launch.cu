@@ -54,6 +54,7 @@ template <typename Visit>
 mep_result_t each_kernel(Visit&& visit) {
   MEP_TRY(visit(exchange_kernel()));
   MEP_TRY(visit(short_exchange_kernel()));
+  MEP_TRY(visit(short_blocks_kernel()));
   MEP_TRY(visit(blocks_kernel()));
   for (mep_dtype_t dtype = MEP_INT8; dtype <= MEP_FLOAT8_E5M2; ++dtype) {
     MEP_TRY(visit(short_reduce_kernel(dtype)));
@@ -87,9 +88,10 @@ CollKernel kernel_of(const CollCall& call, const CollLayout& layout) {
     case CollPath::kExchange:
       return is_short(call, layout) ? short_exchange_kernel() : exchange_kernel();
     case CollPath::kBlocks:
-      return blocks_kernel();
+      return is_short(call, layout) ? short_blocks_kernel() : blocks_kernel();
     case CollPath::kReduceBlocks:
-      return reduce_scatter_kernel(call.dtype);
+      return is_short(call, layout) ? short_reduce_kernel(call.dtype)
+                                    : reduce_scatter_kernel(call.dtype);
     case CollPath::kReduce:
       if (is_short(call, layout)) return short_reduce_kernel(call.dtype);
       return coll_is_one_shot(layout, call.bytes) ? one_shot_kernel(call.dtype)

@@ -4,7 +4,8 @@
 //
 // A source's packets lie in layout.packets(step, source), of kCollSlots places in turn. A rank has ended all
 // operations before the one that it stores packets of, and for that it had what all ranks gave in each of them. So
-// all have ended operation n - 2 when one of them stores packets of n: the place of n - 3 is free.
+// all have ended operation n - 2 when one of them stores packets of n: the place of n - 3 is free. Operations with a
+// step that confirms them pass over a place.
 //
 // Beside its packets a rank stores its signal word, with no order between them: of it others learn that this
 // rank has come, where it gives nothing, and that it calls something else.
@@ -86,6 +87,13 @@ class PacketStep {
     store_packet(to, {pack.x | uint64_t{pack.y} << 32, tag_});
     store_packet(to + sizeof(Packet), {pack.z | uint64_t{pack.w} << 32, tag_});
   }
+  // This thread's packs of a message.
+  __device__ void store_all(uint32_t target, const CollCall& call, const uint8_t* from) const {
+    const bool aligned = is_aligned(from);
+    for (uint64_t i = first_pack(); i < call.bytes; i += gridDim.x * kPackStride) {
+      store(target, i, load_user(from, i, call.bytes, aligned));
+    }
+  }
   // This rank has come, and calls this.
   __device__ void announce() const {
     if (blockIdx.x != 0 || threadIdx.x >= frame_->members) return;
@@ -123,6 +131,10 @@ class PacketStep {
     (void)wait_for_all();
     return false;
   }
+
+  // The step after this one, as confirm_blocks(). What this rank has read had its tag, and nobody reads what it has
+  // written because of the word: so that need not be a release.
+  __device__ void confirm() const { confirm_blocks<store_word>(state_, frame_, frame_->step + 1); }
 
  private:
   __device__ uint64_t row() const { return state_->layout.exchange_row(frame_->step & 1, 0); }

@@ -21,7 +21,7 @@ __device__ void reduce_scatter(CollState* state, const CollCall& call, CollFrame
   };
   if (exchange_chunks(
           state, call, frame, push, [](const CollChunk&) {}, use)) {
-    confirm_blocks(state, call, frame);
+    confirm_blocks(state, frame, frame->step + chunk_count(state->layout, call.bytes));
   }
 }
 

@@ -63,9 +63,21 @@ __device__ inline bool is_near_step(uint64_t word, uint64_t tag) {
   return (word >> kFingerprintBits) - (tag >> kFingerprintBits) <= 1;
 }
 
+// Words of this GPU's CTAs.
 __device__ inline uint64_t load_device(const uint64_t* word) {
   uint64_t value;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+
+__device__ inline uint64_t load_device_acquire(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+__device__ inline uint32_t load_device_acquire(const uint32_t* word) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
   return value;
 }
 
@@ -108,15 +120,18 @@ __device__ inline void test_delay(const CollState* state, const CollFrame& frame
   while (nanoseconds() < end) __nanosleep(100);
 }
 
+// How a word is stored: relaxed where who sees it reads nothing that was written before.
+using StoreWord = void (*)(uint64_t*, uint64_t);
+
 // The data threads: stores this rank's word at `row` of every member's window, after what all of them
 // have written.
+template <StoreWord store = store_word_release>
 __device__ inline void signal_members(const CollState* state, const CollFrame& frame, uint64_t row,
                                       uint64_t tag) {
   data_sync();
   if (threadIdx.x >= frame.members) return;
-  publish();
   uint8_t* window = state->windows[frame.member[threadIdx.x]];
-  store_word(reinterpret_cast<uint64_t*>(window + row) + state->rank, tag);
+  store(reinterpret_cast<uint64_t*>(window + row) + state->rank, tag);
 }
 
 // What the leader has decided of the operation, as far as it concerns a source.
@@ -127,10 +142,9 @@ enum class Outlook {
 };
 
 __device__ inline Outlook look_at_decision(CollState* state, CollFrame* frame, uint32_t source) {
-  const uint64_t decision = load_device(&state->decision);
+  const uint64_t decision = load_device_acquire(&state->decision);
   if (decision >> 2 != frame->seq) return Outlook::kWaits;
   if ((decision & 3) == kCollFail) return Outlook::kFailed;
-  observe();
   if (load_device(&state->decided_live) >> source & 1) return Outlook::kWaits;
   frame->donor = state->windows[load_device(&state->donor)];
   __threadfence_block();  // who sees the bit sees the donor
@@ -138,20 +152,21 @@ __device__ inline Outlook look_at_decision(CollState* state, CollFrame* frame, u
   return Outlook::kReplaced;
 }
 
-// One source, one thread; `other` is where its word would be if its call went another way. Who has found
-// that out and gone on to its next call may have written over the word. False: the operation has failed.
+// One source, one thread; `other` is where its word would be if its call went another way. Who has found that out and
+// gone on to its next call may have written over the word. False: the operation has failed; else this thread has
+// acquired what the word, or the decision that replaces it, speaks of.
 __device__ inline bool wait_source(CollState* state, CollFrame* frame, const uint64_t* word,
                                    const uint64_t* other, uint64_t tag, uint32_t source) {
   auto* replaced = reinterpret_cast<unsigned long long*>(&frame->replaced);
   if (atomicOr(replaced, 0ull) >> source & 1) return true;
   for (uint32_t polls = 1;; ++polls) {
-    const uint64_t seen = load_word(word);
+    const uint64_t seen = load_word_acquire(word);
     if (seen == tag) return true;
     bool differs = is_near_step(seen, tag);
     if (polls % kPollsPerDecision != 0 && !differs) continue;
-    if (!differs && is_near_step(load_word(other), tag)) {
-      observe();
-      if (load_word(word) == tag) return true;  // it came in between, and the source has gone on
+    if (!differs && is_near_step(load_word_acquire(other), tag)) {
+      // It came in between, and the source has gone on.
+      if (load_word_acquire(word) == tag) return true;
       differs = true;
     }
     if (differs) {
@@ -175,7 +190,6 @@ __device__ inline bool wait_members(CollState* state, CollFrame* frame, uint64_t
     if (!wait_source(state, frame, word, other, tag, source)) {
       atomicExch(&frame->failed, 1u);
     }
-    observe();
   }
   data_sync();
   return *static_cast<volatile uint32_t*>(&frame->failed) == 0;
@@ -191,6 +205,19 @@ __device__ inline bool meet_in_epoch(CollState* state, CollFrame* frame) {
   const uint64_t tag = step_tag(frame->epoch, 0);
   signal_members(state, *frame, row, tag);
   return wait_members(state, frame, row, row, tag);
+}
+
+// The data threads, in the last step of an operation whose blocks are for one rank each: until all members have
+// what was theirs. No member can give what another one lacks, so none is complete before.
+template <StoreWord store = store_word_release>
+__device__ inline void confirm_blocks(CollState* state, CollFrame* frame, uint64_t step) {
+#ifndef MEP_MUTANT_NO_CONFIRM  // gpu_coll_faults notices
+  const uint64_t row = state->layout.exchange_row(step & 1, blockIdx.x);
+  const uint64_t tag = coll_tag(*frame, step);
+  test_delay(state, *frame, 3);
+  signal_members<store>(state, *frame, row, tag);
+  (void)wait_members(state, frame, row, state->layout.scatter_row(blockIdx.x), tag);
+#endif
 }
 
 // Where the bytes of `source` are to be read.
@@ -246,8 +273,8 @@ struct CollLeader {
   __device__ bool find_donor(uint64_t live) {
     for (uint32_t rank = 0; rank < state->layout.ranks; ++rank) {
       if ((live >> rank & 1) == 0 || rank == state->rank) continue;
-      if (load_word(reinterpret_cast<const uint64_t*>(state->windows[rank])) < frame->seq) continue;
-      observe();
+      const auto* done = reinterpret_cast<const uint64_t*>(state->windows[rank]);
+      if (load_word_acquire(done) < frame->seq) continue;
       state->donor = rank;
       return true;
     }
@@ -288,8 +315,8 @@ struct CollLeader {
       store_word(&post->parked, word);
       return false;
     }
-    observe();
-    const uint64_t count = load_word(&post->installed);
+    (void)load_word_acquire(&post->word);  // what was installed before it
+    const uint64_t count = load_word_acquire(&post->installed);
     if (count != installed) take_verdicts(count);
     return true;
   }
@@ -346,7 +373,7 @@ struct CollLeader {
         if (*static_cast<volatile uint32_t*>(&frame->mismatched) != 0 && !decided) {
           decide_failure(MEP_ERR_MISMATCH);
         }
-        if (gridDim.x == 1 || *static_cast<volatile uint32_t*>(&state->ticket) == gridDim.x) break;
+        if (gridDim.x == 1 || load_device_acquire(&state->ticket) == gridDim.x) break;
       }
       if (!undisturbed && settle()) {
         settled_word = word;
@@ -369,11 +396,7 @@ struct CollLeader {
         settled_word = word;
       }
     }
-    if (gridDim.x != 1) {
-      observe();
-    } else {
-      __threadfence_block();
-    }
+    __threadfence_block();
     if (word != seen_word) state->seen_word = word;
     // A donor lacked what it must have.
     if (result == MEP_SUCCESS && *static_cast<volatile uint32_t*>(&frame->failed) != 0) {
@@ -456,12 +479,10 @@ struct CollLeader {
 __device__ inline void end_frame(CollState* state, CollFrame* frame) {
   data_sync();
   if (threadIdx.x != 0) return;
-  if (gridDim.x != 1 || frame->refused != 0) {
-    __threadfence();
-    atomicAdd(&state->ticket, 1u);
-  }
   __threadfence_block();
   atomicExch(&frame->finished, 1u);
+  // Behind the flag, which it would delay: the leader waits for both.
+  if (gridDim.x != 1 || frame->refused != 0) (void)add_in_turn(&state->ticket, 1, true);
 }
 
 // Runs `work(frame)` with the data threads of each CTA; it gives the number of steps when called with

@@ -1,5 +1,5 @@
-// Short barriers, broadcasts and allgathers, in packets: who gives something stores it in the windows of all others, and
-// each rank takes from its own what the others gave.
+// Short messages that are not reduced, in packets: who gives something stores it in the windows of those that get it,
+// and each rank takes from its own what the others gave.
 #include "kernels/cuda/coll_allreduce.cuh"
 #include "kernels/cuda/coll_packets.cuh"
 
@@ -64,6 +64,59 @@ __device__ void exchange_in_packets(CollState* state, const CollCall& call, Coll
   if (step.end() && (!gathers || call.bytes == 0)) (void)step.wait_for_all();
 }
 
+// Gather, scatter and alltoall: whether `source` has a block for `target`.
+__device__ bool is_given(const CollCall& call, uint32_t source, uint32_t target) {
+  if (call.kind == Collective::k_scatter) return source == call.root;
+  return call.kind != Collective::k_gather || target == call.root;
+}
+
+__device__ void blocks_in_packets(CollState* state, const CollCall& call, CollFrame* frame) {
+  const PacketStep step(state, frame);
+  // Who gives has a block for each, who gets has a block of each; else one.
+  const bool gives_each = call.kind != Collective::k_gather;
+  const bool gets_of_each = call.kind != Collective::k_scatter;
+  const auto* send = static_cast<const uint8_t*>(call.send);
+  auto* receive = static_cast<uint8_t*>(call.receive);
+  const uint32_t rank = state->rank;
+  test_delay(state, *frame, 0);
+  for (uint32_t k = 1; k < frame->members; ++k) {
+    const uint32_t target = frame->member_after(k);
+    if (is_given(call, rank, target))
+      step.store_all(target, call, send + (gives_each ? target * call.bytes : 0));
+  }
+  test_delay(state, *frame, 1);
+  step.announce();
+  const uint64_t own = rank * call.bytes;
+  const uint8_t* own_from = send + (gives_each ? own : 0);
+  uint8_t* own_to = receive + (gets_of_each ? own : 0);
+  if (is_given(call, rank, rank) && own_from != own_to) {
+    for (uint64_t i = first_pack(); i < call.bytes; i += gridDim.x * kPackStride) {
+      store_user(own_to, i, call.bytes, is_aligned(own_to),
+                 load_user(own_from, i, call.bytes, is_aligned(own_from)));
+    }
+  }
+  if (call.kind == Collective::k_alltoall && call.bytes != 0 && call.bytes <= 16) {
+    (void)take_single_packs(step, call, *frame);
+  } else {
+    for (uint32_t k = 1; k < frame->members; ++k) {
+      const uint32_t source = frame->member_after(k);
+      if (!is_given(call, source, rank)) continue;
+      uint8_t* to = receive + (gets_of_each ? source * call.bytes : 0);
+      if (!take_packets(step, call, source, to)) break;
+    }
+  }
+  // Who gives nothing is known to have come by its word.
+  const bool all_give = call.kind == Collective::k_alltoall && call.bytes != 0;
+  if (step.end() && (all_give || step.wait_for_all())) step.confirm();
+}
+
+__global__ void __launch_bounds__(kCollThreads)
+    short_blocks_entry(CollState* state, const CollCall call) {
+  run_coll(
+      state, call, [&](CollFrame* frame) { blocks_in_packets(state, call, frame); },
+      [](const CollFrame&) { return uint64_t{2}; });
+}
+
 __global__ void __launch_bounds__(kCollThreads)
     short_exchange_entry(CollState* state, const CollCall call) {
   run_coll(
@@ -75,6 +128,9 @@ __global__ void __launch_bounds__(kCollThreads)
 
 CollKernel short_exchange_kernel() {
   return short_exchange_entry;
+}
+CollKernel short_blocks_kernel() {
+  return short_blocks_entry;
 }
 
 }  // namespace mep::device

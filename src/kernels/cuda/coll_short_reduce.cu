@@ -1,4 +1,5 @@
-// Short allreduces and reduces, in packets: contributions are exchanged whole, and every rank adds them up.
+// Short reductions, in packets: of allreduce and reduce contributions are exchanged whole, of reduce-scatter block by
+// block, and every rank adds up what it gets.
 #include "kernels/cuda/coll_allreduce.cuh"
 #include "kernels/cuda/coll_packets.cuh"
 
@@ -39,11 +40,18 @@ __device__ void short_reduce(CollState* state, const CollCall& call, CollFrame* 
   const auto* send = static_cast<const uint8_t*>(call.send);
   auto* receive = static_cast<uint8_t*>(call.receive);
   const bool send_aligned = is_aligned(send);
+  const bool scatters = call.kind == Collective::k_reduce_scatter;
+  const uint8_t* own = send + (scatters ? state->rank * call.bytes : 0);
+  const bool own_aligned = is_aligned(own);
   const bool receive_aligned = is_aligned(receive);
   const uint64_t first = first_pack();
   const uint64_t stride = gridDim.x * kPackStride;
   test_delay(state, *frame, 0);
-  for (uint64_t i = first; i < call.bytes; i += stride) {
+  for (uint32_t k = 1; scatters && k < frame->members; ++k) {
+    const uint32_t target = frame->member_after(k);
+    step.store_all(target, call, send + target * call.bytes);
+  }
+  for (uint64_t i = first; !scatters && i < call.bytes; i += stride) {
     const uint4 pack = load_user(send, i, call.bytes, send_aligned);
     for (uint32_t k = 1; k < frame->members; ++k) step.store(frame->member_after(k), i, pack);
   }
@@ -51,14 +59,14 @@ __device__ void short_reduce(CollState* state, const CollCall& call, CollFrame* 
   step.announce();
   bool good = true;
   for (uint64_t i = first; good && i < call.bytes; i += stride) {
-    const uint4 mine = load_user(send, i, call.bytes, send_aligned);
+    const uint4 mine = load_user(own, i, call.bytes, own_aligned);
     uint4 total;
     good = reduce_packets<Type>(step, *frame, call.op, i, mine, &total);
     if (good && keeps_result(state, call))
       store_user(receive, i, call.bytes, receive_aligned, total);
   }
   // Of nothing there are no packets to wait for.
-  if (step.end() && call.bytes == 0) (void)step.wait_for_all();
+  if (step.end() && (call.bytes != 0 || step.wait_for_all()) && scatters) step.confirm();
 }
 
 template <typename Type>
@@ -66,7 +74,7 @@ __global__ void __launch_bounds__(kCollThreads)
     short_reduce_entry(CollState* state, const CollCall call) {
   run_coll(
       state, call, [&](CollFrame* frame) { short_reduce<Type>(state, call, frame); },
-      [](const CollFrame&) { return uint64_t{1}; });
+      [&](const CollFrame&) { return call.kind == Collective::k_reduce_scatter ? 2ull : 1ull; });
 }
 
 }  // namespace

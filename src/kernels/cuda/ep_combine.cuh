@@ -62,9 +62,8 @@ __device__ inline void announce_terms(const CombineArgs& a, uint64_t epoch, bool
   for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
     if (!a.is_live(rank)) continue;
     const CombineWord told = in_mask(table.complete, rank) ? kind : CombineWord::kNone;
-    publish();
-    store_word(a.rank_word(a.peer(rank), a.g.combine_ready, table.use, a.g.sizes.rank),
-               signal_tag(epoch, table.use) | combine_payload(told, table.mark));
+    store_word_release(a.rank_word(a.peer(rank), a.g.combine_ready, table.use, a.g.sizes.rank),
+                       signal_tag(epoch, table.use) | combine_payload(told, table.mark));
   }
 }
 
@@ -82,7 +81,6 @@ __device__ inline bool await_terms(const CombineArgs& a, const Waiter& waiter, u
                    source, &word)) {
       return false;
     }
-    observe();
     const uint32_t payload = signal_payload(word);
     for (const CombineWord kind : {CombineWord::kPull, CombineWord::kPushed}) {
       if (payload == combine_payload(kind, peer_table().mark))
@@ -286,7 +284,6 @@ __device__ inline void conclude_combine(const CombineArgs& a, const uint8_t* kin
   bool failed = false;
   uint32_t missing = 0;
   if (unusual) {
-    observe();
     failed = has_failed(&state.channel, end.epoch);
     missing = atomicExch(&state.missing, 0u);
   }

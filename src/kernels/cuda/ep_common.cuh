@@ -16,7 +16,7 @@ constexpr uint32_t kEpWarps = kEpThreads / kWarpThreads;
 constexpr uint32_t kMaxEpTopK = 64;
 
 // Which ranks take part and where their windows are, read once by every CTA: global memory would be asked
-// again after each fence.
+// again after each acquire.
 struct PeerTable {
   std::byte* windows[kMaxRanks];
   uint64_t live[kMaskWords];
@@ -97,10 +97,11 @@ struct CombineArgs : EpBase {
 
 // wait_word() and fail() of dispatch, not inlined: who waits has time for a call, and a kernel that is short
 // and keeps few registers begins sooner. 0: the wait did not end well; else the word, with its tag.
-__device__ __noinline__ inline uint64_t await_word(const Waiter waiter, const uint64_t* word,
-                                                   uint64_t tag, uint32_t source) {
+template <LoadWord load = load_word_acquire>
+__device__ __noinline__ uint64_t await_word(const Waiter waiter, const uint64_t* word, uint64_t tag,
+                                            uint32_t source) {
   uint64_t value = 0;
-  return wait_word(waiter, word, tag, source, &value) ? value : 0;
+  return wait_word<load>(waiter, word, tag, source, &value) ? value : 0;
 }
 __device__ __noinline__ inline void refuse_bytes(const Waiter waiter, uint32_t source) {
   fail(waiter.channel, waiter.epoch, Cause::kBadBytes, source, waiter.phase);
@@ -179,11 +180,9 @@ __device__ inline void fill_status(const EpBase& a, const OpStatusPlace& status,
 }
 
 // As is_last_of(), for CTAs that tell each other whether one of them gave up: no load is needed to know.
-// The last CTA's thread 0 has not ordered anything behind the ticket yet: publish() does, or observe().
 enum class Ending : uint32_t { kNotLast = 0, kLast = 1, kLastOfFailed = 2 };
 
-// publishes: the last CTA will tell others what the CTAs wrote; a fence puts it before the ticket, for the last
-// CTA. It need not be a sequentially consistent one, which takes longer.
+// publishes: the last CTA will tell others what the CTAs wrote.
 __device__ inline Ending take_ticket(uint32_t* ticket, uint32_t ctas, bool failed, bool publishes,
                                      uint32_t* shared) {
   constexpr uint32_t kFailedCta = 1u << 16;
@@ -191,11 +190,8 @@ __device__ inline Ending take_ticket(uint32_t* ticket, uint32_t ctas, bool faile
   __syncthreads();
 #endif
   if (threadIdx.x == 0) {
-#ifndef MEP_MUTANT_NO_PUBLISH
-    if (publishes || failed) asm volatile("fence.acq_rel.gpu;" ::: "memory");
-#endif
     const uint32_t mine = failed ? kFailedCta + 1 : 1;
-    const uint32_t sum = atomicAdd(ticket, mine) + mine;
+    const uint32_t sum = add_in_turn(ticket, mine, publishes || failed) + mine;
     Ending ending = Ending::kNotLast;
     if (sum % kFailedCta == ctas) ending = sum == ctas ? Ending::kLast : Ending::kLastOfFailed;
     if (ending != Ending::kNotLast) *ticket = 0;

@@ -182,10 +182,11 @@ __device__ inline void fetch_routing(const DispatchArgs& a) {
 __device__ inline void give_back_unused(const DispatchArgs& a, uint64_t epoch, uint64_t last_use) {
   if (peer_table().given_back || (last_use == 0 && a.state()->carries == 0)) return;
   const uint64_t word = signal_tag(epoch, last_use) | combine_payload(CombineWord::kNone, 0);
+#pragma unroll 1
   for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
     if (!a.is_live(rank)) continue;
-    publish();
-    store_word(a.rank_word(a.peer(rank), a.g.combine_ready, last_use, a.g.sizes.rank), word);
+    store_word_release(a.rank_word(a.peer(rank), a.g.combine_ready, last_use, a.g.sizes.rank),
+                       word);
   }
 }
 

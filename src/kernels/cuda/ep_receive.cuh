@@ -12,7 +12,6 @@ __device__ inline bool await_rows(const DispatchArgs& a, const Waiter& waiter, u
     if (!a.is_live(source)) continue;
     const uint64_t* at = a.rank_word(a.memory.window, a.g.rows_ready, use, source);
     if (await_word(waiter, at, tag, source) == 0) return false;
-    observe();
   }
   return true;
 }
@@ -27,7 +26,7 @@ __device__ inline bool read_counts(const DispatchArgs& a, const Waiter& waiter, 
     uint64_t word = 0;
     if (a.is_live(source)) {
       const uint64_t* at = a.count_word(a.memory.window, use, source, place);
-      word = await_word(waiter, at, tag, source);
+      word = await_word<load_word>(waiter, at, tag, source);
       if (word == 0) return false;
       if (signal_payload(word) > a.g.sizes.max_tokens) {
         refuse_bytes(waiter, source);

@@ -8,7 +8,7 @@
 //
 // The loop over rows is a function that is not inlined (send_batch), so that it has all registers: what it
 // kept in local memory it would fetch from the L2, behind the rows that are being written. The same holds
-// for what lives across a wait, since fences empty the L1: look at the compiler's report for spills.
+// for what lives across a wait, since acquires empty the L1: look at the compiler's report for spills.
 #pragma once
 
 #include "kernels/cuda/ep_codec.cuh"
@@ -25,7 +25,7 @@ __device__ inline bool await_counted(const DispatchArgs& a, const Waiter& waiter
 
 // Waits until all ranks have said their counts, and adds those of lower ranks up: the first row of this
 // rank at every expert. If the last use was not combined here, their words of place 0 also say that they gave
-// its rows back: the first warp sees those, and orders what follows behind them for all.
+// its rows back: the first warp acquires those for all.
 __device__ inline bool await_counts(const DispatchArgs& a, const Waiter& waiter, uint64_t use,
                                     uint32_t* first_row) {
   constexpr uint32_t kAtOnce = 4;
@@ -46,7 +46,9 @@ __device__ inline bool await_counts(const DispatchArgs& a, const Waiter& waiter,
       const uint32_t source = at / a.g.places;
       if (!a.is_live(source)) continue;
       uint64_t word = seen[i];
-      if (!signal_matches(word, tag)) word = await_word(waiter, words + at, tag, source);
+      if (!signal_matches(word, tag)) {
+        word = await_word<load_word>(waiter, words + at, tag, source);
+      }
       if (word == 0) return false;
       const uint32_t count = signal_payload(word);
       if (count > a.g.sizes.max_tokens) {
@@ -64,16 +66,13 @@ __device__ inline bool await_counts(const DispatchArgs& a, const Waiter& waiter,
     if (!a.is_live(source)) continue;
     if (await_word(waiter, words + source * a.g.places, tag, source) == 0) return false;
   }
-  if (!alone && !await_counted(a, waiter, use)) return false;
-  observe();
-  return true;
+  return alone || await_counted(a, waiter, use);
 }
 
 // Slotted: until all ranks have given the rows of the last use back.
 __device__ inline bool await_free_rows(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
-  if (threadIdx.x == 0 && !counts_alone(a.g, a.tokens)) {
-    if (!await_counted(a, waiter, use)) return false;
-    observe();
+  if (threadIdx.x == 0 && !counts_alone(a.g, a.tokens) && !await_counted(a, waiter, use)) {
+    return false;
   }
   if (use - 1 == 0 && a.state()->carries == 0) return true;
   const uint64_t tag = signal_tag(waiter.epoch, use - 1);
@@ -81,7 +80,6 @@ __device__ inline bool await_free_rows(const DispatchArgs& a, const Waiter& wait
     if (!a.is_live(source)) continue;
     const uint64_t* at = a.rank_word(a.memory.window, a.g.combine_ready, use - 1, source);
     if (await_word(waiter, at, tag, source) == 0) return false;
-    observe();
   }
   return true;
 }
@@ -335,19 +333,15 @@ __device__ inline void send_rows(const DispatchArgs& a, const CtaRouting& routin
   }
 }
 
-// Rows are there: slotted, how many first; then the word that a receiver waits for. One fence orders
-// thread 0's words behind all CTAs' rows: those came before the tickets that it has seen.
+// Rows are there, by the CTA that came last: the words that receivers wait for and, slotted, how many there are.
 __device__ inline void announce_rows(const DispatchArgs& a, uint64_t epoch, uint64_t use) {
   const uint64_t tag = signal_tag(epoch, use);
-  if (threadIdx.x == 0) {
-    publish();
-    for (uint32_t rank = 0; rank < a.g.sizes.ranks; ++rank) {
-      if (!a.is_live(rank)) continue;
-      store_word(a.rank_word(a.peer(rank), a.g.rows_ready, use, a.g.sizes.rank), tag);
-    }
+#pragma unroll 1
+  for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
+    if (!a.is_live(rank)) continue;
+    store_word_release(a.rank_word(a.peer(rank), a.g.rows_ready, use, a.g.sizes.rank), tag);
   }
   if (a.g.sizes.slotted == 0) return;
-  __syncthreads();
   for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
     const uint32_t rank = place / a.g.sizes.local_experts;
     const uint32_t count = a.local<uint32_t>(a.g.own_counts)[place];
@@ -420,7 +414,6 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   if (threadIdx.x == 0) commit_dispatch(a, use);
   trace_last(a, 6);
   if (a.receives == 0) return;
-  if (threadIdx.x == 0 && ending != Ending::kLast) observe();
   __syncthreads();
   bool here = ending == Ending::kLast;
   const Waiter receiver(a.memory.control, &channel, static_cast<uint32_t>(EpPhase::kRows));

@@ -88,12 +88,11 @@ __device__ inline void exchange_with_host(const StageChannel& channel,
   for (size_t i = 0; i < sizeof request / sizeof(uint64_t); ++i) {
     store_word(reinterpret_cast<uint64_t*>(&box->request) + i, words[i]);
   }
-  publish();
-  store_word(&box->posted, number);
+  store_word_release(&box->posted, number);
   const uint64_t begin = nanoseconds();
   const uint64_t bound = load_word(&box->bound_ns);
   uint32_t pause = kFirstPauseNs;
-  for (uint32_t polls = 1; load_word(&box->answered) != number; ++polls) {
+  for (uint32_t polls = 1; load_word_acquire(&box->answered) != number; ++polls) {
     __nanosleep(pause);
     pause = pause < kLongestPauseNs ? pause * 2 : kLongestPauseNs;
     if (polls % kPollsPerClock != 0) continue;
@@ -104,7 +103,6 @@ __device__ inline void exchange_with_host(const StageChannel& channel,
     state->ended = MEP_ERR_TIMEOUT;
     return leave_stage(state, MEP_ERR_TIMEOUT);
   }
-  observe();
   copy_words(&state->answer, &box->answer, sizeof state->answer);
 }
 

@@ -1,8 +1,8 @@
 // Signals, waits and tickets of kernels: the device's side of what core does on hosts.
 //
 //   - A signal is one 64-bit word tag | payload with one writer, as in protocol/signal_word.hpp. It is
-//     read and written whole, relaxed at system scope, with a fence at system scope between it and
-//     the data that it speaks of: before the store (publish), after the load (observe).
+//     read and written whole at system scope: stored with release after the data that it speaks of,
+//     and loaded with acquire by the thread that waits for it.
 //   - Every wait ends: by its word, by its deadline, by the abort word, or because another thread of
 //     this channel gave up. A wait that did not end well has recorded why (fail) and returns false;
 //     the caller goes on to the common exit of its kernel. Nothing traps.
@@ -27,22 +27,64 @@ __device__ inline uint64_t load_word(const uint64_t* word) {
 __device__ inline void store_word(uint64_t* word, uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
-// One store that is ordered behind everything that this thread has done or seen done (acq_rel fences
-// are cumulative): for a single word after other threads' data and a CTA barrier.
+// A word and what it speaks of. By the PTX memory model a release and the acquire that sees its word order
+//
+//   what came before the release: accesses of its thread, of threads that it met at a barrier of the CTA before,
+//     and of those from whom one of these threads has acquired, on this GPU or another;
+//   before what comes after the acquire: accesses of its thread, and of threads that meet it at a barrier later.
+//
+// Scopes differ along such a chain: a ticket of this GPU's CTAs, then a word for another GPU. A thread that has
+// seen a word acquires it itself, or meets one that has. Data is loaded and stored by plain instructions, of the
+// generic proxy: bulk copies would need a fence between the proxies besides.
+//
+// An acquire waits for its own load and drops what the L1 holds; a fence would also wait until all stores under way
+// have arrived, over NVLink for microseconds. A release has to.
+__device__ inline uint64_t load_word_acquire(const uint64_t* word) {
+#ifdef MEP_MUTANT_NO_ACQUIRE  // gpu_ep_notices_no_acquire reads stale lines of the L1; collectives, past it, only may
+  return load_word(word);
+#else
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+#endif
+}
 __device__ inline void store_word_release(uint64_t* word, uint64_t value) {
+#ifdef MEP_MUTANT_NO_RELEASE
+  store_word(word, value);
+#else
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+#endif
 }
-// Before signal words are stored: what this thread wrote, or saw through a CTA barrier, is there first.
+// One release for many words, which this thread stores later; and one acquire of many that it has loaded.
 __device__ inline void publish() {
-#ifndef MEP_MUTANT_NO_PUBLISH
+#ifndef MEP_MUTANT_NO_RELEASE
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 #endif
 }
-// After signal words were seen: what their writers published can be read, and may be overwritten.
 __device__ inline void observe() {
-#ifndef MEP_MUTANT_NO_OBSERVE
+#ifndef MEP_MUTANT_NO_ACQUIRE
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 #endif
+}
+// A count of this GPU's CTAs, by one thread of each: gives the count before. It sees what all did that published
+// with theirs before.
+__device__ inline uint32_t add_in_turn(uint32_t* count, uint32_t more, bool publishes) {
+  uint32_t before;
+#ifdef MEP_MUTANT_NO_RELEASE
+  publishes = false;
+#endif
+  if (publishes) {
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(count), "r"(more)
+                 : "memory");
+  } else {
+    asm volatile("atom.acquire.gpu.global.add.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(count), "r"(more)
+                 : "memory");
+  }
+  return before;
 }
 __device__ inline uint64_t nanoseconds() {
   uint64_t value;
@@ -134,12 +176,16 @@ __device__ inline bool keep_waiting(const Waiter& waiter, uint32_t polls, uint64
   return false;
 }
 
-// Until the word carries the tag. The caller orders what follows: observe(), once for all its words.
+// How a word is loaded that is waited for: a relaxed load is enough where the word speaks of nothing but itself.
+using LoadWord = uint64_t (*)(const uint64_t*);
+
+// Until the word carries the tag.
+template <LoadWord load = load_word_acquire>
 __device__ inline bool wait_word(const Waiter& waiter, const uint64_t* word, uint64_t tag,
                                  uint32_t source, uint64_t* value) {
   uint64_t next_abort_look = 0;
   for (uint32_t polls = 1;; ++polls) {
-    *value = load_word(word);
+    *value = load(word);
     if (signal_matches(*value, tag)) return true;
     if (!keep_waiting(waiter, polls, &next_abort_look, source)) return false;
   }
@@ -148,20 +194,16 @@ __device__ inline bool wait_word(const Waiter& waiter, const uint64_t* word, uin
 // --- The last CTA of a kernel -----------------------------------------------------------------------
 
 // All threads of `ctas` CTAs call it when the CTA's work is done. True in all threads of the CTA that came
-// last: it sees what all of them did, and may publish it. The fences are of this GPU alone: what a CTA
-// wrote to peers happens before the ticket, and so before what the last CTA publishes to them.
+// last: it sees what all of them did, and may publish it. What a CTA wrote to peers comes before the ticket too, and
+// so before what the last CTA publishes to them.
 __device__ inline bool is_last_of(uint32_t* ticket, uint32_t ctas, uint32_t* shared) {
 #ifndef MEP_MUTANT_NO_TICKET_BARRIER
   __syncthreads();
 #endif
   if (threadIdx.x == 0) {
-#ifndef MEP_MUTANT_NO_PUBLISH
-    __threadfence();
-#endif
-    const bool last = atomicAdd(ticket, 1u) == ctas - 1;
+    const bool last = add_in_turn(ticket, 1, true) == ctas - 1;
     if (last) *ticket = 0;
     *shared = last ? 1 : 0;
-    __threadfence();
   }
   __syncthreads();
   return *shared != 0;
