@@ -151,7 +151,7 @@ void views_come_back(void**) {
     View view;
     view.epoch = random.next();
     some_slots(random).each([&](uint32_t slot) { view.put({slot, random.next(), random.next()}); });
-    const std::vector<uint8_t> bytes = encode_view(view);
+    std::vector<uint8_t> bytes = encode_view(view);
     View back;
     assert_true(decode_view(bytes, kSlots, &back, nullptr));
     assert_true(back.members == view.members);
@@ -161,6 +161,8 @@ void views_come_back(void**) {
     });
     for (size_t cut = 0; cut < bytes.size(); ++cut)
       assert_false(decode_view({bytes.data(), cut}, kSlots, &back, nullptr));
+    bytes.push_back(0);
+    assert_false(decode_view(bytes, kSlots, &back, nullptr));
   }
 }
 
