@@ -98,6 +98,8 @@ std::span<const EnvVariable> env_table() {
        "mep_run sets it to 1 in a replacement; the library does not read it: the program does, and "
        "calls "
        "mep_comm_join in place of mep_comm_init"},
+      {"MEP_LAUNCH_FD", "",
+       "set by mep_run: a descriptor by which a start learns which ranks have ended"},
       // How ranks find and trust each other.
       {"MEP_RENDEZVOUS", "", "where ranks meet: a list of addresses, or a directory"},
       {"MEP_WITNESS", "",

@@ -20,7 +20,7 @@ ALLOWED = {
     "kernels/cuda": ["base", "protocol", "kernels/cuda/device"],
     "core/membership": ["base"],
     "core/bootstrap": ["base", "transport", "core/membership"],
-    "core/bootstrap/mep_run": ["base"],
+    "core/bootstrap/mep_run": ["base", "transport", "core/bootstrap"],
     "core/topo": ["base", "core/bootstrap"],
     "core/world": ["base", "transport", "core/membership", "core/bootstrap", "core/topo"],
     "core/operation": ["base", "protocol", "core/membership", "core/world"],

@@ -22,6 +22,7 @@
 namespace {
 
 const char* run_program = nullptr;
+std::string own_program;
 
 struct Job {
   pid_t pid = 0;
@@ -167,6 +168,38 @@ void a_death_takes_nobody_along(void**) {
   assert_int_equal(count_of(text, "done2"), 1);
 }
 
+// A rank that begins to start: says how that ended. It must be long before the 60 s that a start may take.
+int start_as_rank() {
+  constexpr uint64_t kLongNs = 20'000'000'000;
+  mep_comm_t comm = nullptr;
+  const uint64_t begun_ns = mep::now_ns();
+  const mep_result_t result = mep_comm_init(nullptr, &comm);
+  const bool in_time = mep::now_ns() - begun_ns < kLongNs;
+  printf("rank %s: %s, %s\n", getenv("MEP_RANK"), mep_result_string(result), mep_last_error());
+  return in_time && result == MEP_ERR_BOOTSTRAP ? 0 : 5;
+}
+
+// Ranks that start before and after it learn of a death that only the launcher has seen.
+void a_death_before_the_start_ends_it(void**) {
+  const Job job = launch({"-n", "4", "--allow-failures", "1", "sh", "-c",
+                          "if [ $MEP_RANK = 1 ]; then kill -KILL $$; fi; "
+                          "if [ $MEP_RANK = 0 ]; then read go; fi; exec " +
+                              own_program + " --start"});
+  std::string before = read_until(job, "was killed by signal 9 (SIGKILL)");
+  before += read_until(job, "rank 3: MEP_ERR_BOOTSTRAP");  // it does not wait for rank 0
+  assert_int_equal(write(job.input, "go\n", 3), 3);
+  std::string text;
+  assert_int_equal(finish(job, &text), 0);
+  text = before + text;
+  for (const char* rank : {"0", "2", "3"}) {
+    const size_t at = text.find(std::string("rank ") + rank + ": MEP_ERR_BOOTSTRAP");
+    assert_true(at != std::string::npos);
+    const std::string line = text.substr(at, text.find('\n', at) - at);
+    if (line.find("rank 1 (pid ") == std::string::npos)
+      fail_msg("\"%s\" does not name rank 1", line.c_str());
+  }
+}
+
 void lost_ranks_may_be_allowed(void**) {
   std::string text;
   const char* program = "if [ $MEP_RANK -lt $LOST ]; then kill -KILL $$; fi; exit ${STATUS-0}";
@@ -304,6 +337,8 @@ void nothing_outlives_mep_run(void**) {
 
 int main(int argc, char** argv) {
   if (argc < 2) return 2;
+  if (strcmp(argv[1], "--start") == 0) return start_as_rank();
+  own_program = argv[0];
   run_program = argv[1];
   signal(SIGPIPE, SIG_IGN);
   const CMUnitTest tests[] = {
@@ -311,6 +346,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(the_first_failing_rank_gives_the_status),
       cmocka_unit_test(wrong_usage_is_refused),
       cmocka_unit_test(a_death_takes_nobody_along),
+      cmocka_unit_test(a_death_before_the_start_ends_it),
       cmocka_unit_test(lost_ranks_may_be_allowed),
       cmocka_unit_test(hosts_that_meet_need_a_size),
       cmocka_unit_test(a_killed_rank_is_replaced),

@@ -33,7 +33,9 @@ MeshBuilder::MeshBuilder(const ResolvedConfig& config, const SelfDescription& se
       gate_(std::move(gate)),
       rank_(config.rank),
       hello_(make_hello(HelloKind::kInit, config, self)),
-      seats_(static_cast<size_t>(config.size)) {}
+      seats_(static_cast<size_t>(config.size)) {
+  launch_page_.find(config.job);
+}
 
 mep_result_t MeshBuilder::run(Mesh* out) {
   const mep_result_t result = build();
@@ -78,6 +80,7 @@ mep_result_t MeshBuilder::build() {
       MEP_TRY(announce_ready());
       if (all_ready()) return MEP_SUCCESS;
     }
+    MEP_TRY(look_for_ends());
     if (deadline_.expired()) return fail_missing();
     MEP_TRY(wait_for_events());
     MEP_TRY(accept_visitors());
@@ -86,6 +89,19 @@ mep_result_t MeshBuilder::build() {
       if (seat(rank).link != nullptr && !seat(rank).ready) MEP_TRY(serve_seat(rank));
     }
   }
+}
+
+// The end of a rank that is linked shows itself in its stream, with its last words before.
+mep_result_t MeshBuilder::look_for_ends() const {
+  std::string ends;
+  for (int32_t rank = 0; launch_page_.found() && rank < config_.size; ++rank) {
+    if (rank == rank_ || seats_[static_cast<size_t>(rank)].linked) continue;
+    const std::string end = launch_page_.end_of(rank);
+    if (!end.empty()) ends += (ends.empty() ? "" : ", ") + end;
+  }
+  if (ends.empty()) return MEP_SUCCESS;
+  return fail(MEP_ERR_BOOTSTRAP, "%s before this rank had met it: the job '%s' cannot start",
+              ends.c_str(), config_.job.c_str());
 }
 
 bool MeshBuilder::all_linked() const {
@@ -167,6 +183,7 @@ mep_result_t MeshBuilder::wait_for_events() {
   for (const Visitor& visitor : visitors_) add(*visitor.link);
   const uint64_t now = now_ns();
   uint64_t wake_ns = deadline_.at_ns();
+  if (launch_page_.found() && !all_linked()) wake_ns = std::min(wake_ns, now + kLongestPauseNs);
   for (int32_t rank = 0; rank < config_.size; ++rank) {
     const Seat& peer = seat(rank);
     if (peer.link != nullptr) {

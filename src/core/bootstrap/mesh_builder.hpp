@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/bootstrap/greeting.hpp"
+#include "core/bootstrap/launch_page.hpp"
 #include "core/bootstrap/rendezvous.hpp"
 
 namespace mep {
@@ -56,6 +57,8 @@ class MeshBuilder {
   enum class Verdict { kWelcome, kRetry, kDrop, kReject };
 
   mep_result_t build();
+  // Whether the launcher has seen the end of a rank that is awaited.
+  mep_result_t look_for_ends() const;
   bool all_linked() const;
   bool all_ready() const;
   mep_result_t announce_ready();
@@ -100,6 +103,7 @@ class MeshBuilder {
   Rendezvous* rendezvous_;
   Deadline deadline_;
   std::shared_ptr<Gate> gate_;
+  LaunchPage launch_page_;
   int32_t rank_;
   Hello hello_;
   UniqueFd listener_;

@@ -75,7 +75,8 @@ mep_result_t MeshBuilder::fail_missing() {
 
 bool MeshBuilder::all_told() const {
   for (int32_t rank = 0; rank < config_.size; ++rank) {
-    if (rank != rank_ && !seats_[static_cast<size_t>(rank)].told) return false;
+    if (rank == rank_ || seats_[static_cast<size_t>(rank)].told) continue;
+    if (launch_page_.end_of(rank).empty()) return false;
   }
   return true;
 }

@@ -253,9 +253,8 @@ class Run {
     int code = 0;
     if (WIFSIGNALED(exit.wait_status)) {
       const int signal = WTERMSIG(exit.wait_status);
-      const char* name = sigabbrev_np(signal);
-      std::fprintf(stderr, "mep_run: rank %d (pid %d) was killed by signal %d (SIG%s)\n",
-                   group_.world_rank(exit.rank), exit.pid, signal, name != nullptr ? name : "?");
+      std::fprintf(stderr, "mep_run: rank %d (pid %d) %s\n", group_.world_rank(exit.rank), exit.pid,
+                   text_of_wait_status(exit.wait_status).c_str());
       if (try_respawn(exit.rank)) return;
       code = 128 + signal;
       // What mep_run was told to end is no loss.

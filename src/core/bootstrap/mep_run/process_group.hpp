@@ -17,6 +17,7 @@
 
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
+#include "core/bootstrap/launch_page.hpp"
 #include "mep.h"
 
 namespace mep {
@@ -91,6 +92,7 @@ class ProcessGroup {
   pid_t keeper_ = 0;
   UniqueFd keeper_pipe_;
   std::vector<Rank> ranks_;
+  LaunchPage page_;
   UniqueFd input_pipe_;  // to rank 0 when standard input is a terminal
   std::string input_;
 };
