@@ -12,12 +12,12 @@ import numpy
 
 from . import _abi
 from ._buffers import Buffer, array_at, buffer, dtype_number, numpy_dtype, stream_address
-from ._call import SLICE_MS, Calls, Unique, blocking, check, lib, milliseconds
+from ._call import SLICE_MS, Calls, Unique, address_argument, blocking, check, last_error, lib, milliseconds
 from ._collective_calls import CollectiveCalls
 from ._group import joins_group
 from ._message_calls import MessageCalls
-from .errors import Error, TimeoutError
-from .request import OpInfo, OpInfoRecord, Request, waitall
+from .errors import Error, TimeoutError, error
+from .request import OpInfo, OpInfoRecord, Request, running, waitall
 
 QUORUMS = {"majority": _abi.MEP_QUORUM_MAJORITY, "witness": _abi.MEP_QUORUM_WITNESS,
            "none": _abi.MEP_QUORUM_NONE}
@@ -168,7 +168,8 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         self._calls = Calls() if world is None else world._calls
         self._world = world  # keeps the world open as long as its sub-communicators are in use
         self._parts: list = []  # EP objects and split communicators, closed before this one
-        self._requests: "set[Request]" = set()  # keeps the buffers of running operations alive
+        self._argument = address_argument(address)
+        self._spare: List[Request] = []  # requests of blocking calls that have ended
         self._callback: "Optional[_ViewCallback]" = None
         self._last: Optional[OpInfoRecord] = None
         self._status: Any = None  # keeps the array of set_op_status() alive
@@ -176,6 +177,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         self.size: int = self._number(lib.mep_comm_size, ctypes.c_int32)
         number = self._number(lib.mep_comm_device, ctypes.c_int32)
         self.device: Optional[int] = number if number >= 0 else None  # CUDA's number; None: host
+        self._on_gpu = number >= 0
         if world is not None:
             world._parts.append(self)
 
@@ -212,7 +214,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
             return
         self._calls.wait()
         try:
-            waitall(list(self._requests))
+            waitall([each for each in list(running) if each._comm is self])
         except Error:
             pass
         for part in reversed(list(self._parts)):
@@ -223,11 +225,13 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         address = self.__dict__.pop("_address", None)
         if address is None:
             return
+        self._argument = None
+        self._spare.clear()
         try:
             # After Ctrl-C it goes on in the background and must not be destroyed again.
             blocking(lib.mep_comm_destroy, address, calls=self._calls)
         except Error:
-            self._address = address
+            self._address, self._argument = address, address_argument(address)
             raise
         finally:
             if self._address is None and self._world is not None:
@@ -310,22 +314,29 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
 
     # ---- how calls are carried out (they stand in _collective_calls.py and _message_calls.py) --------
 
-    def _on_stream(self, stream: Any, *buffers: Buffer) -> bool:
+    def _on_stream(self, stream: Any, kept: Any) -> bool:
         """Whether the call is enqueued; memory must be where the communicator works."""
-        if self.device is None and any(each.on_gpu for each in buffers):
+        if not self._on_gpu and type(kept) is tuple and any(each.on_gpu for each in kept):
             raise ValueError("this communicator works on host memory, the array is on a GPU; make the "
                              "communicator with device=")
-        return self.device is not None or stream_address(stream) != 0
+        return self._on_gpu or stream_address(stream) != 0
 
     def _start(self, function: Any, arguments: tuple, result: Any, keep: tuple) -> Request:
-        self._on_stream(0, *keep)
-        request = Request(self, result, keep)
-        try:
-            request._begin(function, arguments)
-        except Error as problem:
-            problem.info = self._news(problem.code)
-            raise
+        self._on_stream(0, keep)
+        request = Request(self, result)
+        running[request] = keep  # before the library has it: Ctrl-C may come with its return
+        begun = function(*arguments, self._argument, request._argument)
+        if begun < 0:
+            raise self._refusal(request, begun)
         return request
+
+    def _refusal(self, request: Request, code: int) -> Error:
+        problem = error(code, last_error())
+        problem.info = self._news(code)
+        if not request._address.value:
+            request._finished = True
+            running.pop(request, None)
+        return problem
 
     def _news(self, code: Optional[int]) -> Optional[OpInfo]:
         """What a call that was refused with `code` told of a view change, if it did."""
@@ -421,8 +432,8 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
             blocking(lib.mep_recover_ranks, self._address, wanted if ranks else None,
                      len(ranks or ()), milliseconds(timeout), ctypes.byref(admitted),
                      calls=self._calls)
-        except Error as error:
-            error.admitted = admitted.value  # type: ignore[attr-defined]
+        except Error as problem:
+            problem.admitted = admitted.value  # type: ignore[attr-defined]
             raise
         return admitted.value
 

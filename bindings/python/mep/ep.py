@@ -105,19 +105,29 @@ class Received:
 
     __slots__ = ("x", "scales", "count", "src_info", "layout_range", "total", "partial")
 
-    def __init__(self, **values: Any):
-        for name in self.__slots__:
-            setattr(self, name, values.get(name))
+    def __init__(self, *, x: Any, scales: Any, count: Any, src_info: Any, layout_range: Any,
+                 total: Optional[int] = None, partial: bool = False):
+        self.x, self.scales, self.count = x, scales, count
+        self.src_info, self.layout_range = src_info, layout_range
+        self.total, self.partial = total, partial
 
     def rows(self, expert: int) -> numpy.ndarray:
         """The rows of one local expert; packed layout, host memory."""
         return self.x[expert, : int(self.count[expert])]
 
 
-def _half(kind: Any, initialise: Any) -> Any:
-    half = kind()
-    initialise(ctypes.byref(half), ctypes.sizeof(half))
-    return half
+def _initial(kind: Any, initialise: Any) -> Any:
+    """What gives a struct of mep.h as its function initialises it."""
+    first = kind()
+    initialise(ctypes.byref(first), ctypes.sizeof(first))
+    return lambda: kind.from_buffer_copy(first)
+
+
+_ep_view = _initial(_abi.mep_ep_view_t, lib.mep_ep_view_init)
+_dispatch_send = _initial(_abi.mep_dispatch_send_t, lib.mep_dispatch_send_init)
+_dispatch_receive = _initial(_abi.mep_dispatch_receive_t, lib.mep_dispatch_receive_init)
+_combine_send = _initial(_abi.mep_combine_send_t, lib.mep_combine_send_init)
+_combine_receive = _initial(_abi.mep_combine_receive_t, lib.mep_combine_receive_init)
 
 
 class Ep(Unique):
@@ -212,7 +222,7 @@ class Ep(Unique):
                  calls=self._comm._calls)
 
     def _addresses(self, buffer: int) -> _abi.mep_ep_view_t:
-        view = _half(_abi.mep_ep_view_t, lib.mep_ep_view_init)
+        view = _ep_view()
         check(lib.mep_ep_buffer_view(self._address, buffer, ctypes.byref(view)))
         return view
 
@@ -301,12 +311,12 @@ class Handle(Unique):
         x_scales may have a stride. phase: "both", "send" (returns None) or "receive" (no x).
         Without recv_x and the others the result shows the library's own memory.
         """
-        ep, send, receive = self._ep, None, None
+        ep, send, receive, address = self._ep, None, None, stream_address(stream)
         _check_phase(phase)
         keep: list = []
         tokens = self._tokens
         if phase != "receive":
-            args = send = _half(_abi.mep_dispatch_send_t, lib.mep_dispatch_send_init)
+            args = send = _dispatch_send()
             rows = self._rows(x, ep.input_type, ep.hidden, "x", keep)
             tokens = args.num_tokens = rows[2]
             args.x, args.x_stride_bytes = rows[0], rows[1]
@@ -327,14 +337,14 @@ class Handle(Unique):
                  "recv_topk_weights": recv_topk_weights, "statistics": statistics}
         total = ctypes.c_int64()
         if phase != "send":
-            receive = _half(_abi.mep_dispatch_receive_t, lib.mep_dispatch_receive_init)
+            receive = _dispatch_receive()
             self._outputs(receive, given, keep)
-            if not stream_address(stream):
+            if not address:
                 receive.recv_total = ctypes.addressof(total)
                 keep.append(total)
             self._status(receive, op_status, keep)
         try:
-            result = self._call(lib.mep_dispatch, send, receive, keep, stream)
+            result = self._call(lib.mep_dispatch, send, receive, keep, address)
         except BaseException as problem:
             # Whatever has begun has taken the routing; combine tells the library what it reckons with.
             self._tokens = self._tokens if isinstance(problem, _REFUSED) else tokens
@@ -349,7 +359,7 @@ class Handle(Unique):
             count=own.count if recv_count is None else recv_count,
             src_info=own.src_info if src_info is None else src_info,
             layout_range=own.layout_range if layout_range is None else layout_range,
-            total=None if stream_address(stream) else total.value, partial=result == _abi.MEP_PARTIAL)
+            total=None if address else total.value, partial=result == _abi.MEP_PARTIAL)
 
     def combine(self, out: Any = None, y: Any = None, *, weights: Any = None, bias: Any = None,
                 renormalize: bool = False, phase: str = "both",
@@ -363,13 +373,13 @@ class Handle(Unique):
         _check_phase(phase)
         keep: list = []
         if phase != "receive":
-            send = _half(_abi.mep_combine_send_t, lib.mep_combine_send_init)
+            send = _combine_send()
             send.y = self._own_y
             if y is not None:
                 items = ep.experts_per_rank * ep._comm.size * ep.max_tokens_per_rank * ep.hidden
                 send.y = self._flat(y, ep.combine_type, items, "y", keep).address
         if phase != "send":
-            args = receive = _half(_abi.mep_combine_receive_t, lib.mep_combine_receive_init)
+            args = receive = _combine_receive()
             args.flags = _abi.MEP_COMBINE_RENORMALIZE if renormalize else 0
             args.num_tokens = self._tokens
             if weights is not None:
@@ -388,7 +398,7 @@ class Handle(Unique):
             if self._tokens != 0:  # NULL is what the library takes for no tokens, and for nothing else
                 args.out, args.out_stride_bytes = rows[0], rows[1]
             self._status(args, op_status, keep)
-        self._call(lib.mep_combine, send, receive, keep, stream)
+        self._call(lib.mep_combine, send, receive, keep, stream_address(stream))
         return out
 
     @staticmethod
@@ -401,13 +411,12 @@ class Handle(Unique):
         args.op_status_bytes = ctypes.sizeof(op_status._memory)
         keep.append(op_status)
 
-    def _call(self, function: Any, send: Any, receive: Any, keep: list, stream: Any) -> int:
+    def _call(self, function: Any, send: Any, receive: Any, keep: list, stream: int) -> int:
         if self._ep._comm.device is None and any(getattr(each, "on_gpu", False) for each in keep):
             raise ValueError("this communicator works on host memory, an array is on a GPU; make the "
                              "communicator with device=")
-        if stream_address(stream):
-            result = check(function(self._address, _reference(send), _reference(receive),
-                                    stream_address(stream)))
+        if stream:
+            result = check(function(self._address, _reference(send), _reference(receive), stream))
         else:
             # `keep` rides along so that the buffers live as long as the call does.
             result = blocking(lambda handle, send, receive, keep:
@@ -418,10 +427,13 @@ class Handle(Unique):
 
     def _outputs(self, args: Any, given: dict, keep: list) -> None:
         """Buffers of the caller for what is received; their sizes are fixed by the EP object."""
+        given = {name: value for name, value in given.items() if value is not None}
+        if not given:
+            return
         ep = self._ep
         experts, ranks = ep.experts_per_rank, ep._comm.size
         rows = experts * ranks * ep.max_tokens_per_rank
-        if given["recv_x"] is not None:
+        if "recv_x" in given:
             found = buffer(given["recv_x"], writable=True)
             _expect(found, ep.wire_type, "recv_x")
             if found.count == 0:  # which C takes for as large as its own
@@ -434,7 +446,7 @@ class Handle(Unique):
                  "recv_topk_idx": ("int32", None), "recv_topk_weights": ("float32", None),
                  "statistics": ("int64", experts)}
         for name, (kind, count) in sizes.items():
-            if given[name] is not None:
+            if name in given:
                 found = self._flat(given[name], kind, count, name, keep, writable=True)
                 setattr(args, name, found.address)
 
