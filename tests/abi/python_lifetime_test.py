@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The Python package: which memory it takes, and how long things live: refused calls, Ctrl-C, use after
 close and in a forked child, copies, the order of collection. Needs NumPy and MEP_LIBRARY."""
+import asyncio
 import copy
 import ctypes
 import gc
@@ -410,6 +411,40 @@ class Lifetimes(unittest.TestCase):
             x = None
             gc.collect()
             self.assertIsNone(alive())
+
+    def test_asyncio_cancelled_as_it_is_woken(self):
+        """Whenever the cancel comes after what wakes the await, it is not lost."""
+        comms, readers = mep.init_all(2), []
+
+        async def cancelled(turns):
+            loop, request = asyncio.get_running_loop(), comms[0].ibarrier()
+            add_reader = loop.add_reader
+
+            def noted(fd, callback):
+                readers.append(callback)
+                add_reader(fd, callback)
+
+            async def awaiting():
+                await request
+
+            with unittest.mock.patch.object(loop, "add_reader", noted):
+                task = loop.create_task(awaiting())
+                while not readers:
+                    await asyncio.sleep(0)
+            readers.pop()()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            ended, _ = await asyncio.wait({task}, timeout=5)
+            comms[1].ibarrier()
+            request.wait()
+            return task in ended and task.cancelled()
+
+        for turns in range(6):
+            with self.subTest(turns=turns):
+                self.assertTrue(asyncio.run(cancelled(turns)))
+        for comm in comms:
+            comm.close()
 
     def test_no_copies(self):
         comm = mep.init(rank=0, size=1)

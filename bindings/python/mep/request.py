@@ -188,11 +188,13 @@ class Request(Unique):
         try:
             while not self.test():
                 ready.clear()
-                # The pause bounds the wait for progress that only this rank's calls can make.
+                # It bounds the wait for progress that only this rank's calls can make. asyncio.wait_for loses a cancel
+                # that comes as it is woken, before Python 3.12.
+                pause = loop.call_later(SLICE_MS / 1000, ready.set)
                 try:
-                    await asyncio.wait_for(ready.wait(), SLICE_MS / 1000)
-                except asyncio.TimeoutError:
-                    pass
+                    await ready.wait()
+                finally:
+                    pause.cancel()
         finally:
             loop.remove_reader(fd)
             os.close(fd)
