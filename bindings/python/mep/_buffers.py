@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 import numpy
 
@@ -27,7 +27,7 @@ NUMBERS = {
 }
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 2, 5: 4, 6: 4, 7: 8, 8: 8, 9: 2, 10: 2, 11: 4, 12: 8, 13: 1, 14: 1, 15: 1}
 TYPE_ARGUMENTS = {number: uint32_argument(number) for number in _SIZES}
-_RAW = {  # types that NumPy lacks, and the unsigned integers that may hold them
+RAW = {  # types that NumPy lacks, and the unsigned integers that may hold them
     _abi.MEP_BFLOAT16: ("bfloat16", "uint16"),
     _abi.MEP_FLOAT8_E4M3: ("float8_e4m3fn", "uint8"),
     _abi.MEP_FLOAT8_E5M2: ("float8_e5m2", "uint8"),
@@ -40,9 +40,9 @@ _DLPACK = {  # (type code, bits) of DLPack
 
 # Types of the other byte order are other keys.
 _OF_NUMPY: "Dict[numpy.dtype, int]" = {
-    numpy.dtype(name): number for name, number in NUMBERS.items() if number not in _RAW}
+    numpy.dtype(name): number for name, number in NUMBERS.items() if number not in RAW}
 if _ml_dtypes is not None:
-    _OF_NUMPY.update({numpy.dtype(getattr(_ml_dtypes, name)): number for number, (name, _) in _RAW.items()})
+    _OF_NUMPY.update({numpy.dtype(getattr(_ml_dtypes, name)): number for number, (name, _) in RAW.items()})
 
 
 def dtype_number(dtype: Any) -> int:
@@ -72,10 +72,23 @@ def dtype_name(number: int) -> str:
 
 def numpy_dtype(number: int) -> numpy.dtype:
     """The NumPy type for a MEP type; what NumPy lacks is ml_dtypes' type or an unsigned integer."""
-    if number in _RAW:
-        name, raw = _RAW[number]
+    if number in RAW:
+        name, raw = RAW[number]
         return numpy.dtype(getattr(_ml_dtypes, name) if _ml_dtypes else raw)
     return numpy.dtype(next(name for name, value in NUMBERS.items() if value == number))
+
+
+def maker(like: Any) -> "Callable[[tuple, int], Any]":
+    """What makes new arrays of the kind of `like`, of a shape and a MEP type: tensors of PyTorch where it is one, and
+    what NumPy lacks as unsigned integers where it has them so. It does not keep `like`."""
+    torch = sys.modules.get("torch")  # nobody has a tensor without it
+    if torch is not None and isinstance(like, getattr(torch, "Tensor", ())):
+        device = like.device
+        return lambda shape, number: torch.empty(shape, dtype=getattr(torch, RAW[number][0] if number in RAW
+                                                                      else dtype_name(number)), device=device)
+    bits = isinstance(like, numpy.ndarray) and like.dtype.kind == "u"
+    return lambda shape, number: numpy.empty(shape, RAW[number][1] if bits and number in RAW
+                                             else numpy_dtype(number))
 
 
 def array_at(address: Optional[int], shape: tuple, dtype: Any, writable: bool = False) -> numpy.ndarray:
@@ -212,7 +225,10 @@ _NO_SYNCHRONISATION = -1  # as a stream of __dlpack__: what runs on the tensor i
 def _from_dlpack(obj: Any) -> Buffer:
     # The capsule is looked into, not consumed: it frees the tensor when `owner` is dropped.
     on_gpu = hasattr(obj, "__dlpack_device__") and obj.__dlpack_device__()[0] in _CUDA_DEVICES
-    capsule = obj.__dlpack__(stream=_NO_SYNCHRONISATION) if on_gpu else obj.__dlpack__()
+    try:
+        capsule = obj.__dlpack__(stream=_NO_SYNCHRONISATION) if on_gpu else obj.__dlpack__()
+    except (BufferError, RuntimeError, TypeError, ValueError) as problem:
+        raise ValueError(f"the {type(obj).__name__} does not show its memory: {problem}") from problem
     tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     if tensor.device_type not in _CUDA_DEVICES + _HOST_DEVICES:
         raise TypeError(f"the tensor is on a device of DLPack's type {tensor.device_type}; MEP works on "
@@ -315,6 +331,8 @@ def _memory(obj: Any, dtype: Any, writable: bool) -> Buffer:
     interface = None
     if isinstance(obj, numpy.ndarray):
         found = _from_numpy(obj)
+    elif getattr(obj, "requires_grad", False) is True:  # PyTorch shows no memory of these
+        raise ValueError(f"the {type(obj).__name__} requires grad; give its detach(), which has the same memory")
     elif (interface := _cuda_interface(obj)) is not None:
         found = _from_interface(obj, interface, on_gpu=True)
     elif getattr(obj, "__array_interface__", None) is not None and "data" in obj.__array_interface__:

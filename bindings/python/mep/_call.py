@@ -65,6 +65,18 @@ class Unique:
         raise TypeError(f"a mep.{type(self).__name__} can be neither copied nor pickled")
 
 
+class Closed:
+    """As an attribute of a class: what stands for the address of an object that has none any more."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        raise error(_abi.MEP_ERR_INVALID_ARGUMENT, f"the {self._what} is closed; make another one")
+
+
 class Calls:
     """The calls on a communicator that Ctrl-C has left running in the background."""
 

@@ -2,17 +2,18 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, List, Optional, Union
-
-import numpy
+from typing import TYPE_CHECKING, Any, List, Optional, Union, cast
 
 from . import _abi
-from ._buffers import Buffer, buffer, in_place, numpy_dtype, stream_address
+from ._buffers import Buffer, buffer, dtype_name, in_place, maker, stream_address
 from ._call import (address_argument, bare, check, int32, int32_argument, size_argument,
                     uint32_argument)
 from ._collectives import COLLECTIVES
 from ._group import current_group, joins_group
 from .request import SLICE, OpInfoRecord, Request, running, wait_for
+
+if TYPE_CHECKING:
+    from .comm import Comm
 
 OPS = {"sum": _abi.MEP_SUM, "prod": _abi.MEP_PROD, "min": _abi.MEP_MIN, "max": _abi.MEP_MAX,
        "avg": _abi.MEP_AVG, "and": _abi.MEP_AND, "or": _abi.MEP_OR, "xor": _abi.MEP_XOR}
@@ -49,7 +50,8 @@ class CollectiveCalls:
 
     def allgather(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """recv[r] = send of rank r; recv has size times the items of send. Without recv a new array
-        [size, *send.shape]. send None: this rank's block of recv is the input."""
+        [size, *send.shape] of the kind of send (NumPy, ml_dtypes or PyTorch), as of all calls that make
+        one. send None: this rank's block of recv is the input."""
         return self._run("allgather", self._allgather(send, recv, dtype), stream)
 
     def iallgather(self, send: Any, recv: Any = None, *, dtype: Any = None) -> Request:
@@ -195,7 +197,7 @@ class CollectiveCalls:
             return arguments, recv, (target,)
         source = buffer(send, dtype)
         if recv is None:
-            recv = numpy.empty((self.size,) + source.shape, numpy_dtype(source.dtype))
+            recv = maker(send)((self.size,) + source.shape, source.dtype)
             target = buffer(recv, source.dtype, writable=True)
         else:
             target = buffer(recv, dtype, writable=True)
@@ -216,38 +218,41 @@ class CollectiveCalls:
         return arguments, result, (source, target)
 
     def _reduce(self, send: Any, root: int, recv: Any, op: Union[str, int], dtype: Any) -> tuple:
+        number = _root(root)
         if self.rank == root:
             arguments, result, keep = self._allreduce(send, recv, op, dtype)
-            return (*arguments, _root(root)), result, keep
+            return (*arguments, number), result, keep
         source = buffer(send, dtype)
         arguments = (source.address_argument, None, source.count_argument, source.dtype_argument,
-                     _operator(op), _root(root))
+                     _operator(op), number)
         return arguments, None, (source,)
 
     def _gather(self, send: Any, root: int, recv: Any, dtype: Any) -> tuple:
+        number = _root(root)
         if self.rank == root:
             arguments, result, keep = self._allgather(send, recv, dtype)
-            return (*arguments, _root(root)), result, keep
+            return (*arguments, number), result, keep
         source = buffer(send, dtype)
-        arguments = (source.address_argument, None, source.count_argument, source.dtype_argument, _root(root))
+        arguments = (source.address_argument, None, source.count_argument, source.dtype_argument, number)
         return arguments, None, (source,)
 
     def _scatter(self, send: Any, root: int, recv: Any, dtype: Any) -> tuple:
+        number = _root(root)
         if self.rank != root:
             target = buffer(recv, dtype, writable=True)
-            arguments = (None, target.address_argument, target.count_argument, target.dtype_argument, _root(root))
+            arguments = (None, target.address_argument, target.count_argument, target.dtype_argument, number)
             return arguments, recv, (target,)
         source = buffer(send, dtype, writable=recv is None)
         count = self._items_of_a_rank("send", source)
         if recv is None:
             own = source.address + self.rank * count * source.itemsize
             arguments = (source.address_argument, address_argument(own), size_argument(count),
-                         source.dtype_argument, _root(root))
+                         source.dtype_argument, number)
             return arguments, send, (source,)
         target = buffer(recv, dtype, writable=True)
         _match(source, target, count)
         arguments = (source.address_argument, target.address_argument, size_argument(count),
-                     source.dtype_argument, _root(root))
+                     source.dtype_argument, number)
         return arguments, recv, (source, target)
 
     def _reduce_scatter(self, send: Any, recv: Any, op: Union[str, int], dtype: Any) -> tuple:
@@ -256,7 +261,7 @@ class CollectiveCalls:
         if recv is None:
             has_rows = len(source.shape) > 0 and source.shape[0] == self.size
             shape = source.shape[1:] if has_rows else (count,)
-            recv = numpy.empty(shape, numpy_dtype(source.dtype))
+            recv = maker(send)(shape, source.dtype)
             target = buffer(recv, source.dtype, writable=True)
         else:
             target = buffer(recv, dtype, writable=True)
@@ -269,7 +274,7 @@ class CollectiveCalls:
         source = buffer(send, dtype)
         count = self._items_of_a_rank("send", source)
         if recv is None:
-            recv = numpy.empty(source.shape, numpy_dtype(source.dtype))
+            recv = maker(send)(source.shape, source.dtype)
             target = buffer(recv, source.dtype, writable=True)
         else:
             target = buffer(recv, dtype, writable=True)
@@ -288,7 +293,7 @@ class CollectiveCalls:
                          target.dtype_argument)
             return arguments, recv, (target,)
         source = buffer(send, dtype)
-        recv, target = _target(recv, source, blocks.end, dtype)
+        recv, target = _target(send, recv, source, blocks.end, dtype)
         blocks.check("recv", target)
         if source.count != blocks.counts[self.rank]:
             raise ValueError(f"send has {source.count} items, counts[{self.rank}] is "
@@ -299,27 +304,29 @@ class CollectiveCalls:
 
     def _gatherv(self, send: Any, root: int, counts: Any, recv: Any, displs: Any,
                  dtype: Any) -> tuple:
+        number = _root(root)
         if self.rank != root:
             source = buffer(send, dtype)
             sent = (source.address_argument, None, source.count_argument, None, None, source.dtype_argument,
-                    _root(root))
+                    number)
             return sent, None, (source,)
         arguments, result, keep = self._allgatherv(send, counts, recv, displs, dtype)
         own = size_argument(arguments[2][self.rank])
-        return (*arguments[:2], own, *arguments[2:], _root(root)), result, keep
+        return (*arguments[:2], own, *arguments[2:], number), result, keep
 
     def _scatterv(self, send: Any, root: int, counts: Any, recv: Any, displs: Any,
                   dtype: Any) -> tuple:
+        number = _root(root)
         if self.rank != root:
             target = buffer(recv, dtype, writable=True)
             arguments = (None, target.address_argument, target.count_argument, None, None, target.dtype_argument,
-                         _root(root))
+                         number)
             return arguments, recv, (target,)
         blocks = _Blocks("counts", counts, displs, self.size)
         source = buffer(send, dtype, writable=recv is None)
         blocks.check("send", source)
         count = blocks.counts[self.rank]
-        lengths = (size_argument(count), blocks.counts, blocks.displs, source.dtype_argument, _root(root))
+        lengths = (size_argument(count), blocks.counts, blocks.displs, source.dtype_argument, number)
         if recv is None:
             own = source.address + blocks.first(self.rank) * source.itemsize
             return (source.address_argument, address_argument(own), *lengths), send, (source,)
@@ -332,7 +339,7 @@ class CollectiveCalls:
         blocks = _Blocks("counts", counts, displs, self.size)
         source = buffer(send, dtype)
         blocks.check("send", source)
-        recv, target = _target(recv, source, blocks.counts[self.rank], dtype)
+        recv, target = _target(send, recv, source, blocks.counts[self.rank], dtype)
         _match(source, target, blocks.counts[self.rank])
         arguments = (source.address_argument, target.address_argument, blocks.counts, blocks.displs,
                      source.dtype_argument, _operator(op))
@@ -344,7 +351,7 @@ class CollectiveCalls:
         gotten = _Blocks("recvcounts", recvcounts, recvdispls, self.size)
         source = buffer(send, dtype)
         given.check("send", source)
-        recv, target = _target(recv, source, gotten.end, dtype)
+        recv, target = _target(send, recv, source, gotten.end, dtype)
         gotten.check("recv", target)
         arguments = (source.address_argument, target.address_argument, given.counts, given.displs,
                      gotten.counts, gotten.displs, source.dtype_argument)
@@ -369,7 +376,7 @@ class CollectiveCalls:
             request = self._start(_BEGIN[name], arguments, result, keep)
             return result if joins_group(request) else self._finish(request)
         spare = self._spare
-        request = spare.pop() if spare else Request(self, None)
+        request = spare.pop() if spare else Request(cast("Comm", self), None)
         running[request] = keep  # before the library has it: Ctrl-C may come with its return
         record = request._record
         begun = _BEGIN[name](*arguments, self._argument, request._argument)
@@ -422,14 +429,13 @@ def _lengths(name: str, values: Any, size: int) -> Any:
     return (ctypes.c_uint64 * size)(*numbers)
 
 
-def _target(recv: Any, source: Buffer, count: int, dtype: Any) -> tuple:
+def _target(send: Any, recv: Any, source: Buffer, count: int, dtype: Any) -> tuple:
     """The receive buffer, or a new one of `count` items."""
     if recv is None:
-        recv = numpy.empty(count, numpy_dtype(source.dtype))
+        recv = maker(send)((count,), source.dtype)
         dtype = source.dtype
     target = buffer(recv, dtype, writable=True)
-    if target.dtype != source.dtype:
-        raise ValueError("send and receive buffer have different types")
+    _match(source, target, target.count)
     return recv, target
 
 
@@ -450,6 +456,7 @@ def _root(root: Any) -> Any:
 def _match(source: Buffer, target: Buffer, count: int) -> None:
     """The counts of C leave no room for two sizes or types."""
     if target.dtype != source.dtype:
-        raise ValueError("send and receive buffer have different types")
+        raise ValueError(f"the send buffer holds {dtype_name(source.dtype)}, the receive buffer "
+                         f"{dtype_name(target.dtype)}; both must hold the same type")
     if target.count != count:
         raise ValueError(f"the receive buffer has {target.count} items, it must have {count}")

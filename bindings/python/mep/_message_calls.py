@@ -99,7 +99,8 @@ class MessageCalls:
         the same type and do not overlap."""
         given, target = buffer(send, dtype), buffer(recv, dtype, writable=True)
         if given.dtype != target.dtype:
-            raise ValueError("send and receive buffer have different types")
+            raise ValueError(f"send holds {dtype_name(given.dtype)}, recv {dtype_name(target.dtype)}; both must hold "
+                             "the same type")
         if _overlap(given, target):
             raise ValueError("send and receive buffer overlap")
         received = self._receive(target, source, recvtag)

@@ -11,8 +11,8 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 import numpy
 
 from . import _abi
-from ._buffers import Buffer, array_at, buffer, dtype_number, numpy_dtype, stream_address
-from ._call import SLICE_MS, Calls, Unique, address_argument, blocking, check, last_error, lib, milliseconds
+from ._buffers import array_at, buffer, dtype_number, numpy_dtype, stream_address
+from ._call import SLICE_MS, Calls, Closed, Unique, address_argument, blocking, check, last_error, lib, milliseconds
 from ._collective_calls import CollectiveCalls
 from ._group import joins_group
 from ._message_calls import MessageCalls
@@ -66,6 +66,8 @@ class Config:
         elif name in ("job", "rendezvous", "transports", "secret_file"):
             setattr(self.struct, name, os.fsencode(value))
         elif name == "quorum":
+            if isinstance(value, str) and value not in QUORUMS:
+                raise ValueError(f"quorum is {value!r}, it must be one of {', '.join(QUORUMS)}")
             self.struct.quorum = QUORUMS[value] if isinstance(value, str) else value
         elif name == "store":
             self.struct.store = ctypes.pointer(self._store(value))
@@ -161,7 +163,8 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
     async_result() raises the first failure.
     """
 
-    _address: Optional[int] = None  # closed
+    _address: Any = Closed("communicator")
+    _argument: Any = Closed("communicator")
 
     def __init__(self, address: int, world: "Optional[Comm]" = None):
         self._address = address
@@ -187,7 +190,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         return value.value
 
     def __repr__(self) -> str:
-        if self._address is None:
+        if self._is_closed():
             return "<mep.Comm closed>"
         return f"<mep.Comm rank {self.rank} of {self.size}>"
 
@@ -207,10 +210,13 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         except Error:
             pass
 
+    def _is_closed(self) -> bool:
+        return "_address" not in self.__dict__
+
     def close(self) -> None:
         """Leaves in order, after the operations of this rank have been finished, also those that Ctrl-C has
         left running. Idempotent."""
-        if self._address is None:
+        if self._is_closed():
             return
         self._calls.wait()
         try:
@@ -225,7 +231,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         address = self.__dict__.pop("_address", None)
         if address is None:
             return
-        self._argument = None
+        self.__dict__.pop("_argument", None)
         self._spare.clear()
         try:
             # After Ctrl-C it goes on in the background and must not be destroyed again.
@@ -234,7 +240,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
             self._address, self._argument = address, address_argument(address)
             raise
         finally:
-            if self._address is None and self._world is not None:
+            if self._is_closed() and self._world is not None:
                 self._world._parts.remove(self)
 
     # ---- about the communicator -----------------------------------------------------------------

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy
 
 from . import _abi
-from ._buffers import (Buffer, _SIZES, array_at, buffer, dtype_name, dtype_number, numpy_dtype,
-                       rows_buffer, stream_address)
-from ._call import Unique, blocking, check, lib
+from ._buffers import (RAW, Buffer, _SIZES, array_at, buffer, dtype_name, dtype_number, maker,
+                       numpy_dtype, rows_buffer, stream_address)
+from ._call import Closed, Unique, blocking, check, lib
 from ._device import DeviceArray
 from .errors import BusyError, Error, InvalidArgumentError, UnsupportedError
 from .request import OpInfo, OpInfoRecord
@@ -41,9 +41,14 @@ def _config(options: dict) -> _abi.mep_ep_config_t:
             value = value.encode()
         elif name in ("input_type", "wire_type", "combine_type"):
             value = dtype_number(value) if value else 0
-        elif isinstance(value, str):
+        elif name in _WORDS and isinstance(value, str):
+            if value not in _WORDS[name]:
+                raise ValueError(f"{name} is {value!r}, it must be one of {', '.join(_WORDS[name])}")
             value = _WORDS[name][value]
-        setattr(config, name, value)
+        try:
+            setattr(config, name, value)
+        except TypeError:
+            raise TypeError(f"{name} is {value!r} of type {type(value).__name__}, it must be a whole number") from None
     return config
 
 
@@ -137,6 +142,8 @@ class Ep(Unique):
     timeout_ms, max_replicas, ... Closed by close(), `with`, or with its communicator.
     """
 
+    _address: Any = Closed("EP object")
+
     def __init__(self, comm: "Comm", *, hidden: int, top_k: int, num_experts: int,
                  max_tokens_per_rank: int, **options: Any):
         options.update(hidden=hidden, top_k=top_k, num_experts=num_experts,
@@ -144,7 +151,7 @@ class Ep(Unique):
         self._open(comm, lib.mep_ep_create, options)
 
     def _open(self, comm: "Comm", function: Any, options: dict) -> None:
-        self._comm, self._handles, self._address = comm, [], None
+        self._comm, self._handles = comm, []
         config, address = _config(options), _abi.mep_ep_t()
         blocking(function, comm._address, ctypes.byref(config), ctypes.byref(address),
                  calls=comm._calls, undo=lambda: lib.mep_ep_destroy(address))
@@ -188,12 +195,14 @@ class Ep(Unique):
 
     def close(self) -> None:
         """Frees handles and object. Idempotent. BusyError while an operation runs."""
-        if self._address is None:
+        if "_address" not in self.__dict__:
             return
         self._comm._calls.wait()
         for handle in list(self._handles):
             handle.close()
-        address, self._address = self._address, None
+        address = self.__dict__.pop("_address", None)
+        if address is None:
+            return
         try:
             check(lib.mep_ep_destroy(address))
         except Error:
@@ -269,13 +278,15 @@ _REFUSED = (BusyError, InvalidArgumentError, UnsupportedError)  # such a call ha
 class Handle(Unique):
     """The routing of one dispatch, for its combine. One thread at a time."""
 
+    _address: Any = Closed("handle")
+
     def __init__(self, ep: Ep, buffer: int):
         address = _abi.mep_ep_handle_t()
-        self._address = None
         check(lib.mep_ep_handle_create(ep._address, buffer, ctypes.byref(address)))
         self._address = address.value
         self._ep, self._tokens = ep, 0
         self._view = ep.view(buffer)
+        self._new_array = maker(None)  # of the kind of the last x
         self._own_y = ep._addresses(buffer).combine_input
         self.partial = False  # of the last dispatch or combine: a rank was missing (MEP_PARTIAL)
         ep._handles.append(self)
@@ -288,10 +299,12 @@ class Handle(Unique):
             self.close()
 
     def close(self) -> None:
-        if self._address is None:
+        if "_address" not in self.__dict__:
             return
         self._ep._comm._calls.wait()
-        address, self._address = self._address, None
+        address = self.__dict__.pop("_address", None)
+        if address is None:
+            return
         try:
             check(lib.mep_ep_handle_destroy(address))
         except Error:
@@ -327,6 +340,10 @@ class Handle(Unique):
                     raise ValueError(f"x_scales has {scales[2]} rows, x has {tokens}")
                 args.x_scales, args.x_scales_stride_bytes = scales[0], scales[1]
             indices = self._flat(topk_idx, None, rows[2] * ep.top_k, "topk_idx", keep)
+            if indices.dtype not in (_abi.MEP_INT32, _abi.MEP_INT64):
+                raise ValueError(f"topk_idx holds {dtype_name(indices.dtype)}, it must hold int32 or int64; "
+                                 "topk_idx.astype(numpy.int64) converts it")
+            self._new_array = maker(x)
             args.topk_idx, args.topk_idx_type = indices.address, indices.dtype
             if topk_weights is not None:
                 args.topk_weights = self._flat(topk_weights, "float32", rows[2] * ep.top_k,
@@ -367,7 +384,8 @@ class Handle(Unique):
         """out[t] = bias + sum over k of weight[t, k] * y(row of token t at its k-th expert).
 
         y: the experts' rows, placed as dispatch placed them; None: combine_input(buffer). out [T, H],
-        a new array without it, which host communicators alone make. weights [T, K]; None: those of the dispatch. Returns out.
+        a new array without it, of the kind of the last x (NumPy, ml_dtypes or PyTorch), which host communicators
+        alone make. weights [T, K]; None: those of the dispatch. Returns out.
         """
         ep, send, receive = self._ep, None, None
         _check_phase(phase)
@@ -391,7 +409,7 @@ class Handle(Unique):
                 raise TypeError("out is missing: on a communicator with a GPU give an array there, "
                                 f"[{self._tokens}, {ep.hidden}] {dtype_name(ep.combine_type)}")
             if out is None:
-                out = numpy.empty((self._tokens, ep.hidden), numpy_dtype(ep.combine_type))
+                out = self._new_array((self._tokens, ep.hidden), ep.combine_type)
             rows = self._rows(out, ep.combine_type, ep.hidden, "out", keep, writable=True)
             if rows[2] != self._tokens:
                 raise ValueError(f"out has {rows[2]} rows, the dispatch had {self._tokens} tokens")
@@ -479,7 +497,7 @@ class Handle(Unique):
 
 def _check_phase(phase: str) -> None:
     if phase not in PHASES:
-        raise KeyError(phase)
+        raise ValueError(f"phase is {phase!r}, it must be one of {', '.join(PHASES)}")
 
 
 def _reference(half: Any) -> Any:
@@ -490,4 +508,8 @@ def _expect(found: Buffer, kind: int, name: str) -> None:
     """Types must agree; an unsigned integer may hold a type that NumPy lacks."""
     raw = {1: _abi.MEP_UINT8, 2: _abi.MEP_UINT16}.get(_SIZES[kind])
     if found.dtype != kind and found.dtype != raw:
-        raise ValueError(f"{name} holds {numpy_dtype(found.dtype)}, it must hold {numpy_dtype(kind)}")
+        hint = ""
+        if kind in RAW:
+            name_of_type, bits = RAW[kind]
+            hint = f", as ml_dtypes has it or as bits in {bits}; array.astype(ml_dtypes.{name_of_type}) converts it"
+        raise ValueError(f"{name} holds {dtype_name(found.dtype)}, it must hold {dtype_name(kind)}{hint}")

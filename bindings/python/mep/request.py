@@ -167,6 +167,8 @@ class Request(Unique):
 
     def fileno(self) -> int:
         """A descriptor that is readable when test() is worth while, for select, epoll and asyncio."""
+        if self.done:
+            raise error(_abi.MEP_ERR_INVALID_ARGUMENT, "the request is done and has no descriptor any more")
         fd = ctypes.c_int32()
         check(lib.mep_request_event_fd(self._address, ctypes.byref(fd)))
         return fd.value
