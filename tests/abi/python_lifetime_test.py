@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The Python package: which memory it takes, and how long things live: refused calls, Ctrl-C, use after
 close and in a forked child, copies, the order of collection. Needs NumPy and MEP_LIBRARY."""
+import asyncio
 import copy
 import ctypes
 import gc
@@ -11,11 +12,13 @@ import subprocess
 import sys
 import threading
 import unittest
+import unittest.mock
 import weakref
 
 import mep
 import numpy as np
 from mep import _buffers
+from mep import request as request_module
 
 HIDDEN, TOKENS = 8, 6
 
@@ -131,6 +134,40 @@ class Memory(unittest.TestCase):
                 self.refused(lambda: comm.allgather(bad), f"allgather of {name}")
         np.testing.assert_array_equal(good, 0)
         self.refused(lambda: comm.allreduce(good, dtype=">f4"), "dtype of the other byte order")
+
+    def test_arrays_that_change_in_place(self):
+        """The memory is looked up at each call."""
+        x = np.full(3, 2.0)
+        self.comm.allreduce(x)
+        x.resize(100000, refcheck=False)
+        x[:] = np.arange(100000)
+        y = np.zeros_like(x)
+        self.comm.allreduce(x, y)
+        np.testing.assert_array_equal(y, x)
+        request = self.comm.irecv(y)
+        y[:] = 0
+        self.comm.allreduce(x)
+        self.comm.send(x, 0)
+        self.assertEqual(request.wait().bytes, 800000)
+        x.dtype = np.int8
+        self.assertEqual(self.comm.allgather(x).dtype, np.int8)
+        x.shape = (400000, 2)
+        self.comm.allreduce(x)
+        x.flags.writeable = False
+        self.refused(lambda: self.comm.allreduce(x), "an array that has become read-only")
+        self.assertEqual(len(self.comm.allgather(x)), 1)
+
+    def test_numpy_of_another_layout(self):
+        """Where the fields of an array cannot be read, its attributes are."""
+        known = _buffers._ARRAY
+        self.assertIs(known, np.ndarray)
+        x = np.float32([1, 2])
+        with unittest.mock.patch.object(_buffers, "_ARRAY", ()):
+            self.assertIsNone(_buffers.in_place(x))
+            self.assertIs(self.comm.allreduce(x), x)
+            self.test_collectives()
+        with unittest.mock.patch.object(_buffers, "_fields_at", lambda address: _buffers._ArrayFields()):
+            self.assertFalse(_buffers._knows_fields())
 
     def test_small_shapes(self):
         for shape in ((), (0,), (0, 3), (1,), (1, 1)):
@@ -353,6 +390,62 @@ class Lifetimes(unittest.TestCase):
         self.assertIsNone(alive())
         comms[0].close()
 
+    def test_blocking_calls_use_one_request_again(self):
+        with mep.init(rank=0, size=1) as comm:
+            x = np.ones(3)
+            for _ in range(5):
+                comm.allreduce(x)
+                comm.barrier()
+            first, = comm._spare
+            before = comm.last_op()
+            # A request that is still used tells of nothing yet, and one that failed is not used again.
+            with self.assertRaises(mep.InvalidArgumentError):
+                comm.broadcast(x, root=5)
+            self.assertEqual(comm.last_op(), before)
+            self.assertEqual((comm._spare, request_module.running), ([], {}))
+            alive = weakref.ref(x)
+            comm.allreduce(x)
+            second, = comm._spare
+            self.assertIsNot(first, second)
+            self.assertEqual(comm.last_op().seq, before.seq + 1)
+            x = None
+            gc.collect()
+            self.assertIsNone(alive())
+
+    def test_asyncio_cancelled_as_it_is_woken(self):
+        """Whenever the cancel comes after what wakes the await, it is not lost."""
+        comms, readers = mep.init_all(2), []
+
+        async def cancelled(turns):
+            loop, request = asyncio.get_running_loop(), comms[0].ibarrier()
+            add_reader = loop.add_reader
+
+            def noted(fd, callback):
+                readers.append(callback)
+                add_reader(fd, callback)
+
+            async def awaiting():
+                await request
+
+            with unittest.mock.patch.object(loop, "add_reader", noted):
+                task = loop.create_task(awaiting())
+                while not readers:
+                    await asyncio.sleep(0)
+            readers.pop()()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            ended, _ = await asyncio.wait({task}, timeout=5)
+            comms[1].ibarrier()
+            request.wait()
+            return task in ended and task.cancelled()
+
+        for turns in range(6):
+            with self.subTest(turns=turns):
+                self.assertTrue(asyncio.run(cancelled(turns)))
+        for comm in comms:
+            comm.close()
+
     def test_no_copies(self):
         comm = mep.init(rank=0, size=1)
         for each in (comm,) + one_of_each(comm):
@@ -381,7 +474,7 @@ for delay in range(12):
             raise SystemExit("not interrupted")
     except KeyboardInterrupt:
         pass
-    assert comms[0]._address is None
+    assert repr(comms[0]) == "<mep.Comm closed>"
     other(comms[1])
 print("well")
 """)
@@ -431,11 +524,14 @@ for i in range(600):
         signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + i % 29))
         for _ in range(50):
             comm.iallreduce(x).wait()
+            comm.allreduce(x)
         signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
         interrupted += 1
     signal.setitimer(signal.ITIMER_REAL, 0)
     assert (x == i).all()
+    comm.allreduce(x)
+    assert not any(each in mep.request.running for each in comm._spare)
 assert interrupted > 100, interrupted
 comm.close()
 print("well")

@@ -521,7 +521,7 @@ for i in range(600):
     signal.setitimer(signal.ITIMER_REAL, 0)
     assert [each.tag for each in mep.waitall(requests) if each is not None] == [tag, tag + 1]
     assert (y == i).all()
-    assert mep._group._current.group() is None
+    assert mep._group.current_group.group() is None
 assert interrupted > 100, interrupted
 comm.close()
 print("well")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any, Optional
+import sys
+from typing import Any, Callable, Dict, Optional
 
 import numpy
 
 from . import _abi
+from ._call import address_argument, size_argument, uint32_argument
 
 try:  # bfloat16 and 8-bit floats as NumPy types; without it they are uint16 and uint8
     import ml_dtypes as _ml_dtypes
@@ -24,7 +26,8 @@ NUMBERS = {
     "float8_e4m3fn": _abi.MEP_FLOAT8_E4M3, "float8_e5m2": _abi.MEP_FLOAT8_E5M2,
 }
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 2, 5: 4, 6: 4, 7: 8, 8: 8, 9: 2, 10: 2, 11: 4, 12: 8, 13: 1, 14: 1, 15: 1}
-_RAW = {  # types that NumPy lacks, and the unsigned integers that may hold them
+TYPE_ARGUMENTS = {number: uint32_argument(number) for number in _SIZES}
+RAW = {  # types that NumPy lacks, and the unsigned integers that may hold them
     _abi.MEP_BFLOAT16: ("bfloat16", "uint16"),
     _abi.MEP_FLOAT8_E4M3: ("float8_e4m3fn", "uint8"),
     _abi.MEP_FLOAT8_E5M2: ("float8_e5m2", "uint8"),
@@ -35,6 +38,13 @@ _DLPACK = {  # (type code, bits) of DLPack
 }
 
 
+# Types of the other byte order are other keys.
+_OF_NUMPY: "Dict[numpy.dtype, int]" = {
+    numpy.dtype(name): number for name, number in NUMBERS.items() if number not in RAW}
+if _ml_dtypes is not None:
+    _OF_NUMPY.update({numpy.dtype(getattr(_ml_dtypes, name)): number for number, (name, _) in RAW.items()})
+
+
 def dtype_number(dtype: Any) -> int:
     """The MEP type of a name, a number, or a NumPy, ml_dtypes or PyTorch dtype."""
     if isinstance(dtype, int):
@@ -43,6 +53,8 @@ def dtype_number(dtype: Any) -> int:
         return dtype
     if isinstance(dtype, type):
         dtype = numpy.dtype(dtype)
+    if isinstance(dtype, numpy.dtype) and dtype in _OF_NUMPY:
+        return _OF_NUMPY[dtype]
     if isinstance(dtype, numpy.dtype) and not dtype.isnative:
         raise ValueError(f"{dtype.str} has the other byte order than this machine; "
                          "array.astype(array.dtype.newbyteorder('=')) converts it")
@@ -60,10 +72,23 @@ def dtype_name(number: int) -> str:
 
 def numpy_dtype(number: int) -> numpy.dtype:
     """The NumPy type for a MEP type; what NumPy lacks is ml_dtypes' type or an unsigned integer."""
-    if number in _RAW:
-        name, raw = _RAW[number]
+    if number in RAW:
+        name, raw = RAW[number]
         return numpy.dtype(getattr(_ml_dtypes, name) if _ml_dtypes else raw)
     return numpy.dtype(next(name for name, value in NUMBERS.items() if value == number))
+
+
+def maker(like: Any) -> "Callable[[tuple, int], Any]":
+    """What makes new arrays of the kind of `like`, of a shape and a MEP type: tensors of PyTorch where it is one, and
+    what NumPy lacks as unsigned integers where it has them so. It does not keep `like`."""
+    torch = sys.modules.get("torch")  # nobody has a tensor without it
+    if torch is not None and isinstance(like, getattr(torch, "Tensor", ())):
+        device = like.device
+        return lambda shape, number: torch.empty(shape, dtype=getattr(torch, RAW[number][0] if number in RAW
+                                                                      else dtype_name(number)), device=device)
+    bits = isinstance(like, numpy.ndarray) and like.dtype.kind == "u"
+    return lambda shape, number: numpy.empty(shape, RAW[number][1] if bits and number in RAW
+                                             else numpy_dtype(number))
 
 
 def array_at(address: Optional[int], shape: tuple, dtype: Any, writable: bool = False) -> numpy.ndarray:
@@ -75,6 +100,56 @@ def array_at(address: Optional[int], shape: tuple, dtype: Any, writable: bool = 
     array = numpy.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(shape)
     array.flags.writeable = writable
     return array
+
+
+class _ArrayFields(ctypes.Structure):
+    """The first fields of a NumPy array in memory, a part of NumPy's ABI: an array's address and flags in a fifth of
+    the time that its attributes take."""
+
+    _fields_ = [("head", ctypes.c_char * object.__basicsize__), ("data", ctypes.c_size_t), ("ndim", ctypes.c_int),
+                ("dimensions", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("base", ctypes.c_void_p),
+                ("descr", ctypes.c_void_p), ("flags", ctypes.c_int)]
+
+
+_C_CONTIGUOUS, _ALIGNED, _WRITEABLE = 0x1, 0x100, 0x400  # NPY_ARRAY_*
+_READABLE = _C_CONTIGUOUS | _ALIGNED
+_USABLE = _READABLE | _WRITEABLE
+_fields_at = _ArrayFields.from_address
+
+
+def _knows_fields() -> bool:
+    """Whether arrays of this NumPy and this interpreter are as _ArrayFields says."""
+    if sys.implementation.name != "cpython" or numpy.ndarray.__basicsize__ < ctypes.sizeof(_ArrayFields):
+        return False
+    matrix = numpy.zeros((3, 4), numpy.int16)
+    for array in (matrix, matrix[1:, 1:], matrix.T, numpy.zeros(9, numpy.uint8)[1:].view(numpy.int64),
+                  numpy.broadcast_to(numpy.float64(1), (2, 2)), numpy.zeros(())):
+        fields, flags = _fields_at(id(array)), array.flags
+        if (fields.data, fields.ndim) != (array.ctypes.data, array.ndim):
+            return False
+        if [bool(fields.flags & bit) for bit in (_C_CONTIGUOUS, _ALIGNED, _WRITEABLE)] != [
+                flags.c_contiguous, flags.aligned, flags.writeable]:
+            return False
+    return True
+
+
+
+
+_FEW = 256
+_COUNTS = tuple(size_argument(count) for count in range(_FEW))
+_ARRAY = numpy.ndarray if _knows_fields() else ()  # () is no object's type
+
+
+def in_place(array: Any) -> Optional[tuple]:
+    """Arguments of C for a NumPy array that is read and written: address, address, items, type. None: it is another
+    object or has something wrong with it, and buffer() finds out what."""
+    if type(array) is _ARRAY:
+        number, fields, count = _OF_NUMPY.get(array.dtype), _fields_at(id(array)), array.size
+        if number is not None and fields.flags & _USABLE == _USABLE:
+            address = address_argument(fields.data)
+            return (address, address, _COUNTS[count] if count < _FEW else size_argument(count),
+                    TYPE_ARGUMENTS[number])
+    return None
 
 
 class Buffer:
@@ -100,6 +175,20 @@ class Buffer:
     @property
     def itemsize(self) -> int:
         return _SIZES[self.dtype]
+
+    # What functions of bare() take.
+
+    @property
+    def address_argument(self) -> Any:
+        return address_argument(self.address)
+
+    @property
+    def count_argument(self) -> Any:
+        return size_argument(self.count)
+
+    @property
+    def dtype_argument(self) -> Any:
+        return TYPE_ARGUMENTS[self.dtype]
 
 
 class _DLTensor(ctypes.Structure):
@@ -136,7 +225,10 @@ _NO_SYNCHRONISATION = -1  # as a stream of __dlpack__: what runs on the tensor i
 def _from_dlpack(obj: Any) -> Buffer:
     # The capsule is looked into, not consumed: it frees the tensor when `owner` is dropped.
     on_gpu = hasattr(obj, "__dlpack_device__") and obj.__dlpack_device__()[0] in _CUDA_DEVICES
-    capsule = obj.__dlpack__(stream=_NO_SYNCHRONISATION) if on_gpu else obj.__dlpack__()
+    try:
+        capsule = obj.__dlpack__(stream=_NO_SYNCHRONISATION) if on_gpu else obj.__dlpack__()
+    except (BufferError, RuntimeError, TypeError, ValueError) as problem:
+        raise ValueError(f"the {type(obj).__name__} does not show its memory: {problem}") from problem
     tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     if tensor.device_type not in _CUDA_DEVICES + _HOST_DEVICES:
         raise TypeError(f"the tensor is on a device of DLPack's type {tensor.device_type}; MEP works on "
@@ -184,6 +276,10 @@ def _from_interface(obj: Any, interface: dict, on_gpu: bool = False) -> Buffer:
 def _from_numpy(array: numpy.ndarray) -> Buffer:
     if isinstance(array, numpy.ma.MaskedArray):
         raise ValueError("the array has a mask, which MEP does not look at")
+    if type(array) is _ARRAY:
+        known, fields = _OF_NUMPY.get(array.dtype), _fields_at(id(array))
+        if known is not None and fields.flags & _READABLE == _READABLE:
+            return Buffer(fields.data, array.shape, None, known, bool(fields.flags & _WRITEABLE), array)
     return Buffer(array.ctypes.data, array.shape, array.strides, dtype_number(array.dtype),
                   array.flags.writeable, array)
 
@@ -235,6 +331,8 @@ def _memory(obj: Any, dtype: Any, writable: bool) -> Buffer:
     interface = None
     if isinstance(obj, numpy.ndarray):
         found = _from_numpy(obj)
+    elif getattr(obj, "requires_grad", False) is True:  # PyTorch shows no memory of these
+        raise ValueError(f"the {type(obj).__name__} requires grad; give its detach(), which has the same memory")
     elif (interface := _cuda_interface(obj)) is not None:
         found = _from_interface(obj, interface, on_gpu=True)
     elif getattr(obj, "__array_interface__", None) is not None and "data" in obj.__array_interface__:

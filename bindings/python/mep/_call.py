@@ -7,6 +7,7 @@ the main thread waits for it; other threads, which get no signals, call directly
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import queue
 import threading
@@ -18,6 +19,20 @@ from .errors import error
 lib = _abi.load()
 
 SLICE_MS = 100  # how long the main thread stays in C at a time
+
+# Converting arguments costs more than a short call. These make arguments that ctypes takes as they are; they are for
+# functions of bare() and keep nothing alive.
+address_argument = ctypes.c_void_p.from_param
+size_argument = ctypes.c_size_t.from_param
+uint32_argument = ctypes.c_uint32.from_param
+int32_argument = ctypes.c_int32.from_param
+
+
+def bare(name: str) -> Callable[..., int]:
+    """A function of the library that converts none of its arguments: all must be ctypes' own, or None."""
+    function = lib[name]
+    function.restype = ctypes.c_int32
+    return function
 
 
 def last_error() -> str:
@@ -32,11 +47,34 @@ def check(result: int) -> int:
     return result
 
 
+def int32(name: str, value: Any) -> int:
+    """ctypes would cut off what C's int32_t has no room for."""
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r} of type {type(value).__name__}, it must be a whole number") from None
+    if not -2**31 <= value < 2**31:
+        raise ValueError(f"{name} is {value}, which has more than 32 bits")
+    return value
+
+
 class Unique:
     """What stands for one thing of the library. A copy would free it a second time."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"a mep.{type(self).__name__} can be neither copied nor pickled")
+
+
+class Closed:
+    """As an attribute of a class: what stands for the address of an object that has none any more."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        raise error(_abi.MEP_ERR_INVALID_ARGUMENT, f"the {self._what} is closed; make another one")
 
 
 class Calls:
@@ -160,7 +198,7 @@ def blocking(function: Callable[..., int], *arguments: Any, calls: Optional[Call
     After KeyboardInterrupt the call goes on in the background with its arguments kept alive; `calls`
     then knows it until it has ended, and `undo` is called if it succeeds: nobody has its result.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.get_ident() != threading.main_thread().ident:
         return check(function(*arguments))
     call, helper = _Call(function, arguments, calls, undo), None
     try:

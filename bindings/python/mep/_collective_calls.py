@@ -2,89 +2,101 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Optional, Union
-
-import numpy
+from typing import TYPE_CHECKING, Any, List, Optional, Union, cast
 
 from . import _abi
-from ._buffers import Buffer, buffer, numpy_dtype, stream_address
-from ._call import check, lib
-from .request import Request
+from ._buffers import Buffer, buffer, dtype_name, in_place, maker, stream_address
+from ._call import (address_argument, bare, check, int32, int32_argument, size_argument,
+                    uint32_argument)
+from ._collectives import COLLECTIVES
+from ._group import current_group, joins_group
+from .request import SLICE, OpInfoRecord, Request, running, wait_for
+
+if TYPE_CHECKING:
+    from .comm import Comm
 
 OPS = {"sum": _abi.MEP_SUM, "prod": _abi.MEP_PROD, "min": _abi.MEP_MIN, "max": _abi.MEP_MAX,
        "avg": _abi.MEP_AVG, "and": _abi.MEP_AND, "or": _abi.MEP_OR, "xor": _abi.MEP_XOR}
+_OPERATORS = {key: uint32_argument(number) for name, number in OPS.items() for key in (name, number)}
+_ENQUEUE = {name.removeprefix("mep_"): bare(name) for name in COLLECTIVES if not name.startswith("mep_i")}
+_BEGIN = {name: bare("mep_i" + name) for name in _ENQUEUE}
+NO_STREAM = 0
 
 
 class CollectiveCalls:
     """Without `stream` and with `i` before the name: at once, with a request."""
 
-    _address: Optional[int]
+    _argument: Any  # the communicator, for C
+    _on_gpu: bool  # all its calls are enqueued
+    _last: Optional[OpInfoRecord]
+    _spare: List[Request]  # of blocking calls that have ended well, for the next ones
     rank: int
     size: int
 
-    def barrier(self, *, stream: Any = 0) -> None:
+    def barrier(self, *, stream: Any = NO_STREAM) -> None:
         """Returns after every live rank has entered."""
         self._run("barrier", ((), None, ()), stream)
 
     def ibarrier(self) -> Request:
-        return self._start(lib.mep_ibarrier, (), None, ())
+        return self._start(_BEGIN["barrier"], (), None, ())
 
     def broadcast(self, buf: Any, root: int = 0, recv: Any = None, *, dtype: Any = None,
-                  stream: Any = 0) -> Any:
+                  stream: Any = NO_STREAM) -> Any:
         """recv on every rank = buf of root; without recv, buf is both. Returns the receive buffer."""
         return self._run("broadcast", self._broadcast(buf, root, recv, dtype), stream)
 
     def ibroadcast(self, buf: Any, root: int = 0, recv: Any = None, *, dtype: Any = None) -> Request:
-        return self._start(lib.mep_ibroadcast, *self._broadcast(buf, root, recv, dtype))
+        return self._start(_BEGIN["broadcast"], *self._broadcast(buf, root, recv, dtype))
 
-    def allgather(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: Any = 0) -> Any:
+    def allgather(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """recv[r] = send of rank r; recv has size times the items of send. Without recv a new array
-        [size, *send.shape]. send None: this rank's block of recv is the input."""
+        [size, *send.shape] of the kind of send (NumPy, ml_dtypes or PyTorch), as of all calls that make
+        one. send None: this rank's block of recv is the input."""
         return self._run("allgather", self._allgather(send, recv, dtype), stream)
 
     def iallgather(self, send: Any, recv: Any = None, *, dtype: Any = None) -> Request:
-        return self._start(lib.mep_iallgather, *self._allgather(send, recv, dtype))
+        return self._start(_BEGIN["allgather"], *self._allgather(send, recv, dtype))
 
     def allreduce(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
-                  dtype: Any = None, stream: Any = 0) -> Any:
+                  dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """recv = op over the live ranks' send, item by item; without recv in place. op: sum, prod,
         min, max, avg, and, or, xor. Returns the receive buffer."""
         return self._run("allreduce", self._allreduce(send, recv, op, dtype), stream)
 
     def iallreduce(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
                    dtype: Any = None) -> Request:
-        return self._start(lib.mep_iallreduce, *self._allreduce(send, recv, op, dtype))
+        return self._start(_BEGIN["allreduce"], *self._allreduce(send, recv, op, dtype))
 
     def reduce(self, send: Any, root: int = 0, recv: Any = None, op: Union[str, int] = "sum", *,
-               dtype: Any = None, stream: Any = 0) -> Any:
+               dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """recv of root = op over the live ranks' send; without recv in place there. Returns the receive
         buffer of root, elsewhere None."""
         return self._run("reduce", self._reduce(send, root, recv, op, dtype), stream)
 
     def ireduce(self, send: Any, root: int = 0, recv: Any = None, op: Union[str, int] = "sum", *,
                 dtype: Any = None) -> Request:
-        return self._start(lib.mep_ireduce, *self._reduce(send, root, recv, op, dtype))
+        return self._start(_BEGIN["reduce"], *self._reduce(send, root, recv, op, dtype))
 
     def gather(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None,
-               stream: Any = 0) -> Any:
+               stream: Any = NO_STREAM) -> Any:
         """recv[r] of root = send of rank r; root may leave recv and send away as in allgather. Returns the
         receive buffer of root, elsewhere None."""
         return self._run("gather", self._gather(send, root, recv, dtype), stream)
 
     def igather(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None) -> Request:
-        return self._start(lib.mep_igather, *self._gather(send, root, recv, dtype))
+        return self._start(_BEGIN["gather"], *self._gather(send, root, recv, dtype))
 
     def scatter(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None,
-                stream: Any = 0) -> Any:
+                stream: Any = NO_STREAM) -> Any:
         """recv of rank r = block r of root's send, which has size times the items of recv and may be None
         elsewhere. Without recv root's block stays in send. Returns the receive buffer."""
         return self._run("scatter", self._scatter(send, root, recv, dtype), stream)
 
     def iscatter(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None) -> Request:
-        return self._start(lib.mep_iscatter, *self._scatter(send, root, recv, dtype))
+        return self._start(_BEGIN["scatter"], *self._scatter(send, root, recv, dtype))
 
     def reduce_scatter(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
-                       dtype: Any = None, stream: Any = 0) -> Any:
+                       dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """recv of rank r = op over the live ranks' block r of send, which has size times the items of recv.
         Without recv a new array, of the shape of send[r] if send has size rows. recv may be this
         rank's block of send. Returns the receive buffer."""
@@ -92,50 +104,50 @@ class CollectiveCalls:
 
     def ireduce_scatter(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
                         dtype: Any = None) -> Request:
-        return self._start(lib.mep_ireduce_scatter, *self._reduce_scatter(send, recv, op, dtype))
+        return self._start(_BEGIN["reduce_scatter"], *self._reduce_scatter(send, recv, op, dtype))
 
-    def alltoall(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: Any = 0) -> Any:
+    def alltoall(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """Block s of recv = this rank's block of send of rank s. Both have size blocks; without recv a new
         array of the shape of send. Blocks of absent ranks stay as they are. Returns the receive buffer."""
         return self._run("alltoall", self._alltoall(send, recv, dtype), stream)
 
     def ialltoall(self, send: Any, recv: Any = None, *, dtype: Any = None) -> Request:
-        return self._start(lib.mep_ialltoall, *self._alltoall(send, recv, dtype))
+        return self._start(_BEGIN["alltoall"], *self._alltoall(send, recv, dtype))
 
     def allgatherv(self, send: Any, counts: Any, recv: Any = None, displs: Any = None, *,
-                   dtype: Any = None, stream: Any = 0) -> Any:
+                   dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """The counts[r] items of recv from displs[r] on = send of rank r. Without displs the blocks lie one
         behind the other, without recv in a new array. send None: this rank's block of recv is the input."""
         return self._run("allgatherv", self._allgatherv(send, counts, recv, displs, dtype), stream)
 
     def iallgatherv(self, send: Any, counts: Any, recv: Any = None, displs: Any = None, *,
                     dtype: Any = None) -> Request:
-        return self._start(lib.mep_iallgatherv, *self._allgatherv(send, counts, recv, displs, dtype))
+        return self._start(_BEGIN["allgatherv"], *self._allgatherv(send, counts, recv, displs, dtype))
 
     def gatherv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,
-                displs: Any = None, *, dtype: Any = None, stream: Any = 0) -> Any:
+                displs: Any = None, *, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """As allgatherv for root, which alone gives counts. Returns its receive buffer, elsewhere None."""
         return self._run("gatherv", self._gatherv(send, root, counts, recv, displs, dtype), stream)
 
     def igatherv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,
                  displs: Any = None, *, dtype: Any = None) -> Request:
-        return self._start(lib.mep_igatherv,
+        return self._start(_BEGIN["gatherv"],
                            *self._gatherv(send, root, counts, recv, displs, dtype))
 
     def scatterv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,
-                 displs: Any = None, *, dtype: Any = None, stream: Any = 0) -> Any:
+                 displs: Any = None, *, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """recv of rank r = the counts[r] items of root's send from displs[r] on; root alone gives counts.
         Without recv root's block stays in send. Returns the receive buffer."""
         return self._run("scatterv", self._scatterv(send, root, counts, recv, displs, dtype), stream)
 
     def iscatterv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,
                   displs: Any = None, *, dtype: Any = None) -> Request:
-        return self._start(lib.mep_iscatterv,
+        return self._start(_BEGIN["scatterv"],
                            *self._scatterv(send, root, counts, recv, displs, dtype))
 
     def reduce_scatterv(self, send: Any, counts: Any, recv: Any = None,
                         op: Union[str, int] = "sum", displs: Any = None, *, dtype: Any = None,
-                        stream: Any = 0) -> Any:
+                        stream: Any = NO_STREAM) -> Any:
         """recv of rank r = op over the live ranks' counts[r] items of send from displs[r] on. Without recv a
         new array. recv may be this rank's block of send. Returns the receive buffer."""
         return self._run("reduce_scatterv",
@@ -144,12 +156,12 @@ class CollectiveCalls:
     def ireduce_scatterv(self, send: Any, counts: Any, recv: Any = None,
                          op: Union[str, int] = "sum", displs: Any = None, *,
                          dtype: Any = None) -> Request:
-        return self._start(lib.mep_ireduce_scatterv,
+        return self._start(_BEGIN["reduce_scatterv"],
                            *self._reduce_scatterv(send, counts, recv, op, displs, dtype))
 
     def alltoallv(self, send: Any, sendcounts: Any, recvcounts: Any, recv: Any = None,
                   senddispls: Any = None, recvdispls: Any = None, *, dtype: Any = None,
-                  stream: Any = 0) -> Any:
+                  stream: Any = NO_STREAM) -> Any:
         """The recvcounts[s] items of recv from recvdispls[s] on = this rank's sendcounts[rank] items of send of
         rank s. Without recv a new array. Blocks of absent ranks stay as they are. Returns the receive
         buffer."""
@@ -159,93 +171,117 @@ class CollectiveCalls:
     def ialltoallv(self, send: Any, sendcounts: Any, recvcounts: Any, recv: Any = None,
                    senddispls: Any = None, recvdispls: Any = None, *,
                    dtype: Any = None) -> Request:
-        return self._start(lib.mep_ialltoallv, *self._alltoallv(send, sendcounts, recvcounts, recv,
+        return self._start(_BEGIN["alltoallv"], *self._alltoallv(send, sendcounts, recvcounts, recv,
                                                                 senddispls, recvdispls, dtype))
 
-    # ---- arguments of C, the result, and what must live as long as the operation ----------------
+    # ---- arguments of C, the result, and what must live as long as the operation: a NumPy array of the host that can
+    # be used as it is, or Buffers in a tuple ------------------------------------------------------
 
     def _broadcast(self, buf: Any, root: int, recv: Any, dtype: Any) -> tuple:
+        if recv is None and dtype is None and (found := in_place(buf)) is not None:
+            return (*found, _root(root)), buf, buf
         result = buf if recv is None else recv
         target = buffer(result, dtype, writable=True)
         source = target if recv is None else buffer(buf, dtype)
         _match(source, target, target.count)
-        arguments = (source.address, target.address, target.count, target.dtype, root)
+        arguments = (source.address_argument, target.address_argument, target.count_argument,
+                     target.dtype_argument, _root(root))
         return arguments, result, (source, target)
 
     def _allgather(self, send: Any, recv: Any, dtype: Any) -> tuple:
         if send is None:
             target = buffer(recv, dtype, writable=True)
-            count = self._block("recv", target)
+            count = self._items_of_a_rank("recv", target)
             own = target.address + self.rank * count * target.itemsize
-            return (own, target.address, count, target.dtype), recv, (target,)
+            arguments = (address_argument(own), target.address_argument, size_argument(count), target.dtype_argument)
+            return arguments, recv, (target,)
         source = buffer(send, dtype)
         if recv is None:
-            recv = numpy.empty((self.size,) + source.shape, numpy_dtype(source.dtype))
+            recv = maker(send)((self.size,) + source.shape, source.dtype)
             target = buffer(recv, source.dtype, writable=True)
         else:
             target = buffer(recv, dtype, writable=True)
         _match(source, target, source.count * self.size)
-        return (source.address, target.address, source.count, source.dtype), recv, (source, target)
+        arguments = (source.address_argument, target.address_argument, source.count_argument,
+                     source.dtype_argument)
+        return arguments, recv, (source, target)
 
     def _allreduce(self, send: Any, recv: Any, op: Union[str, int], dtype: Any) -> tuple:
+        if recv is None and dtype is None and (found := in_place(send)) is not None:
+            return (*found, _operator(op)), send, send
         result = send if recv is None else recv
         target = buffer(result, dtype, writable=True)
         source = target if recv is None else buffer(send, dtype)
         _match(source, target, source.count)
-        arguments = (source.address, target.address, source.count, source.dtype, _operator(op))
+        arguments = (source.address_argument, target.address_argument, source.count_argument,
+                     source.dtype_argument, _operator(op))
         return arguments, result, (source, target)
 
     def _reduce(self, send: Any, root: int, recv: Any, op: Union[str, int], dtype: Any) -> tuple:
+        number = _root(root)
         if self.rank == root:
             arguments, result, keep = self._allreduce(send, recv, op, dtype)
-            return (*arguments, root), result, keep
+            return (*arguments, number), result, keep
         source = buffer(send, dtype)
-        return (source.address, None, source.count, source.dtype, _operator(op), root), None, (source,)
+        arguments = (source.address_argument, None, source.count_argument, source.dtype_argument,
+                     _operator(op), number)
+        return arguments, None, (source,)
 
     def _gather(self, send: Any, root: int, recv: Any, dtype: Any) -> tuple:
+        number = _root(root)
         if self.rank == root:
             arguments, result, keep = self._allgather(send, recv, dtype)
-            return (*arguments, root), result, keep
+            return (*arguments, number), result, keep
         source = buffer(send, dtype)
-        return (source.address, None, source.count, source.dtype, root), None, (source,)
+        arguments = (source.address_argument, None, source.count_argument, source.dtype_argument, number)
+        return arguments, None, (source,)
 
     def _scatter(self, send: Any, root: int, recv: Any, dtype: Any) -> tuple:
+        number = _root(root)
         if self.rank != root:
             target = buffer(recv, dtype, writable=True)
-            return (None, target.address, target.count, target.dtype, root), recv, (target,)
+            arguments = (None, target.address_argument, target.count_argument, target.dtype_argument, number)
+            return arguments, recv, (target,)
         source = buffer(send, dtype, writable=recv is None)
-        count = self._block("send", source)
+        count = self._items_of_a_rank("send", source)
         if recv is None:
             own = source.address + self.rank * count * source.itemsize
-            return (source.address, own, count, source.dtype, root), send, (source,)
+            arguments = (source.address_argument, address_argument(own), size_argument(count),
+                         source.dtype_argument, number)
+            return arguments, send, (source,)
         target = buffer(recv, dtype, writable=True)
         _match(source, target, count)
-        return (source.address, target.address, count, source.dtype, root), recv, (source, target)
+        arguments = (source.address_argument, target.address_argument, size_argument(count),
+                     source.dtype_argument, number)
+        return arguments, recv, (source, target)
 
     def _reduce_scatter(self, send: Any, recv: Any, op: Union[str, int], dtype: Any) -> tuple:
         source = buffer(send, dtype)
-        count = self._block("send", source)
+        count = self._items_of_a_rank("send", source)
         if recv is None:
             has_rows = len(source.shape) > 0 and source.shape[0] == self.size
             shape = source.shape[1:] if has_rows else (count,)
-            recv = numpy.empty(shape, numpy_dtype(source.dtype))
+            recv = maker(send)(shape, source.dtype)
             target = buffer(recv, source.dtype, writable=True)
         else:
             target = buffer(recv, dtype, writable=True)
         _match(source, target, count)
-        arguments = (source.address, target.address, count, source.dtype, _operator(op))
+        arguments = (source.address_argument, target.address_argument, size_argument(count),
+                     source.dtype_argument, _operator(op))
         return arguments, recv, (source, target)
 
     def _alltoall(self, send: Any, recv: Any, dtype: Any) -> tuple:
         source = buffer(send, dtype)
-        count = self._block("send", source)
+        count = self._items_of_a_rank("send", source)
         if recv is None:
-            recv = numpy.empty(source.shape, numpy_dtype(source.dtype))
+            recv = maker(send)(source.shape, source.dtype)
             target = buffer(recv, source.dtype, writable=True)
         else:
             target = buffer(recv, dtype, writable=True)
         _match(source, target, source.count)
-        return (source.address, target.address, count, source.dtype), recv, (source, target)
+        arguments = (source.address_argument, target.address_argument, size_argument(count),
+                     source.dtype_argument)
+        return arguments, recv, (source, target)
 
     def _allgatherv(self, send: Any, counts: Any, recv: Any, displs: Any, dtype: Any) -> tuple:
         blocks = _Blocks("counts", counts, displs, self.size)
@@ -253,51 +289,60 @@ class CollectiveCalls:
             target = buffer(recv, dtype, writable=True)
             blocks.check("recv", target)
             own = target.address + blocks.first(self.rank) * target.itemsize
-            return (own, target.address, blocks.counts, blocks.displs, target.dtype), recv, (target,)
+            arguments = (address_argument(own), target.address_argument, blocks.counts, blocks.displs,
+                         target.dtype_argument)
+            return arguments, recv, (target,)
         source = buffer(send, dtype)
-        recv, target = _target(recv, source, blocks.end, dtype)
+        recv, target = _target(send, recv, source, blocks.end, dtype)
         blocks.check("recv", target)
         if source.count != blocks.counts[self.rank]:
             raise ValueError(f"send has {source.count} items, counts[{self.rank}] is "
                              f"{blocks.counts[self.rank]}")
-        arguments = (source.address, target.address, blocks.counts, blocks.displs, source.dtype)
+        arguments = (source.address_argument, target.address_argument, blocks.counts, blocks.displs,
+                     source.dtype_argument)
         return arguments, recv, (source, target)
 
     def _gatherv(self, send: Any, root: int, counts: Any, recv: Any, displs: Any,
                  dtype: Any) -> tuple:
+        number = _root(root)
         if self.rank != root:
             source = buffer(send, dtype)
-            return (source.address, None, source.count, None, None, source.dtype, root), None, (source,)
+            sent = (source.address_argument, None, source.count_argument, None, None, source.dtype_argument,
+                    number)
+            return sent, None, (source,)
         arguments, result, keep = self._allgatherv(send, counts, recv, displs, dtype)
-        own = arguments[2][self.rank]
-        return (*arguments[:2], own, *arguments[2:], root), result, keep
+        own = size_argument(arguments[2][self.rank])
+        return (*arguments[:2], own, *arguments[2:], number), result, keep
 
     def _scatterv(self, send: Any, root: int, counts: Any, recv: Any, displs: Any,
                   dtype: Any) -> tuple:
+        number = _root(root)
         if self.rank != root:
             target = buffer(recv, dtype, writable=True)
-            return (None, target.address, target.count, None, None, target.dtype, root), recv, (target,)
+            arguments = (None, target.address_argument, target.count_argument, None, None, target.dtype_argument,
+                         number)
+            return arguments, recv, (target,)
         blocks = _Blocks("counts", counts, displs, self.size)
         source = buffer(send, dtype, writable=recv is None)
         blocks.check("send", source)
         count = blocks.counts[self.rank]
-        lengths = (count, blocks.counts, blocks.displs, source.dtype, root)
+        lengths = (size_argument(count), blocks.counts, blocks.displs, source.dtype_argument, number)
         if recv is None:
             own = source.address + blocks.first(self.rank) * source.itemsize
-            return (source.address, own, *lengths), send, (source,)
+            return (source.address_argument, address_argument(own), *lengths), send, (source,)
         target = buffer(recv, dtype, writable=True)
         _match(source, target, count)
-        return (source.address, target.address, *lengths), recv, (source, target)
+        return (source.address_argument, target.address_argument, *lengths), recv, (source, target)
 
     def _reduce_scatterv(self, send: Any, counts: Any, recv: Any, op: Union[str, int], displs: Any,
                          dtype: Any) -> tuple:
         blocks = _Blocks("counts", counts, displs, self.size)
         source = buffer(send, dtype)
         blocks.check("send", source)
-        recv, target = _target(recv, source, blocks.counts[self.rank], dtype)
+        recv, target = _target(send, recv, source, blocks.counts[self.rank], dtype)
         _match(source, target, blocks.counts[self.rank])
-        arguments = (source.address, target.address, blocks.counts, blocks.displs, source.dtype,
-                     _operator(op))
+        arguments = (source.address_argument, target.address_argument, blocks.counts, blocks.displs,
+                     source.dtype_argument, _operator(op))
         return arguments, recv, (source, target)
 
     def _alltoallv(self, send: Any, sendcounts: Any, recvcounts: Any, recv: Any, senddispls: Any,
@@ -306,13 +351,13 @@ class CollectiveCalls:
         gotten = _Blocks("recvcounts", recvcounts, recvdispls, self.size)
         source = buffer(send, dtype)
         given.check("send", source)
-        recv, target = _target(recv, source, gotten.end, dtype)
+        recv, target = _target(send, recv, source, gotten.end, dtype)
         gotten.check("recv", target)
-        arguments = (source.address, target.address, given.counts, given.displs, gotten.counts,
-                     gotten.displs, source.dtype)
+        arguments = (source.address_argument, target.address_argument, given.counts, given.displs,
+                     gotten.counts, gotten.displs, source.dtype_argument)
         return arguments, recv, (source, target)
 
-    def _block(self, name: str, blocks: Buffer) -> int:
+    def _items_of_a_rank(self, name: str, blocks: Buffer) -> int:
         """The items of one rank's block."""
         count, rest = divmod(blocks.count, self.size)
         if rest:
@@ -324,18 +369,37 @@ class CollectiveCalls:
     def _run(self, name: str, prepared: tuple, stream: Any) -> Any:
         """On the stream, or to its end."""
         arguments, result, keep = prepared
-        if self._on_stream(stream, *keep):
-            check(getattr(lib, "mep_" + name)(*arguments, self._address, stream_address(stream)))
+        if (stream is not NO_STREAM or self._on_gpu or type(keep) is tuple) and self._on_stream(stream, keep):
+            check(_ENQUEUE[name](*arguments, self._argument, address_argument(stream_address(stream))))
             return result
-        return self._finish(self._start(getattr(lib, "mep_i" + name), arguments, result, keep))
+        if current_group.reference is not None:
+            request = self._start(_BEGIN[name], arguments, result, keep)
+            return result if joins_group(request) else self._finish(request)
+        spare = self._spare
+        request = spare.pop() if spare else Request(cast("Comm", self), None)
+        running[request] = keep  # before the library has it: Ctrl-C may come with its return
+        record = request._record
+        begun = _BEGIN[name](*arguments, self._argument, request._argument)
+        if begun < 0:
+            raise self._refusal(request, begun)
+        if wait_for(request._argument, SLICE, record.argument) != 0:
+            self._finish(request)  # it has failed, or takes longer
+            return result
+        del running[request]
+        self._last, request._record = record, self._last or OpInfoRecord(self.size)
+        spare.append(request)
+        return result
 
-    def _on_stream(self, stream: Any, *buffers: Buffer) -> bool:
-        raise NotImplementedError
-
-    def _start(self, function: Any, arguments: tuple, result: Any, keep: tuple) -> Request:
+    def _on_stream(self, stream: Any, kept: tuple) -> bool:
         raise NotImplementedError
 
     def _finish(self, request: Request) -> Any:
+        raise NotImplementedError
+
+    def _refusal(self, request: Request, code: int) -> Exception:
+        raise NotImplementedError
+
+    def _start(self, function: Any, arguments: tuple, result: Any, keep: tuple) -> Request:
         raise NotImplementedError
 
 
@@ -365,28 +429,34 @@ def _lengths(name: str, values: Any, size: int) -> Any:
     return (ctypes.c_uint64 * size)(*numbers)
 
 
-def _target(recv: Any, source: Buffer, count: int, dtype: Any) -> tuple:
+def _target(send: Any, recv: Any, source: Buffer, count: int, dtype: Any) -> tuple:
     """The receive buffer, or a new one of `count` items."""
     if recv is None:
-        recv = numpy.empty(count, numpy_dtype(source.dtype))
+        recv = maker(send)((count,), source.dtype)
         dtype = source.dtype
     target = buffer(recv, dtype, writable=True)
-    if target.dtype != source.dtype:
-        raise ValueError("send and receive buffer have different types")
+    _match(source, target, target.count)
     return recv, target
 
 
-def _operator(op: Union[str, int]) -> int:
-    if not isinstance(op, str):
-        return op
-    if op not in OPS:
-        raise ValueError(f"{op!r} is no operator; there are {', '.join(OPS)}")
-    return OPS[op]
+def _operator(op: Any) -> Any:
+    """Enumerations of others count in their own way, also where their members are integers."""
+    if type(op) is str or type(op) is int:
+        argument = _OPERATORS.get(op)
+        if argument is not None:
+            return argument
+    kind = ValueError if type(op) in (str, int) else TypeError
+    raise kind(f"op is {op!r} of type {type(op).__name__}, it must be one of the words {', '.join(OPS)}")
+
+
+def _root(root: Any) -> Any:
+    return int32_argument(int32("root", root))
 
 
 def _match(source: Buffer, target: Buffer, count: int) -> None:
     """The counts of C leave no room for two sizes or types."""
     if target.dtype != source.dtype:
-        raise ValueError("send and receive buffer have different types")
+        raise ValueError(f"the send buffer holds {dtype_name(source.dtype)}, the receive buffer "
+                         f"{dtype_name(target.dtype)}; both must hold the same type")
     if target.count != count:
         raise ValueError(f"the receive buffer has {target.count} items, it must have {count}")

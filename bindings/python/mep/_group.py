@@ -18,7 +18,7 @@ class _Current(threading.local):
         return None if self.reference is None else self.reference()
 
 
-_current = _Current()
+current_group = _Current()
 
 
 class _Group:
@@ -30,13 +30,13 @@ class _Group:
         self._before: "Optional[weakref.ref[_Group]]" = None
 
     def __enter__(self) -> List[Request]:
-        self._before = _current.reference
-        _current.reference = weakref.ref(self)
+        self._before = current_group.reference
+        current_group.reference = weakref.ref(self)
         return self.requests
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        _current.reference = self._before
-        outer = _current.group()
+        current_group.reference = self._before
+        outer = current_group.group()
         if outer is not None:
             outer.requests.extend(self.requests)
         elif kind is None:  # else the exception goes on at once, and so do the operations
@@ -63,7 +63,7 @@ def group() -> ContextManager[List[Request]]:
 
 def joins_group(request: Request) -> bool:
     """Whether the thread is in a group, which then waits for the request."""
-    group = _current.group()
+    group = current_group.group()
     if group is None:
         return False
     group.requests.append(request)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, cast
 
 from . import _abi
 from ._buffers import Buffer, buffer, dtype_name
-from ._call import Calls, blocking, check, lib
+from ._call import Calls, blocking, check, int32, lib
 from ._group import joins_group
 from .errors import Error
 from .request import Request, waitall
@@ -51,8 +51,8 @@ class SendRequest(Request):
 class ReceiveRequest(SendRequest):
     """A receive; wait() gives its Message, or None if it was withdrawn."""
 
-    def __init__(self, comm: "Comm", target: Buffer):
-        super().__init__(comm, None, (target,))
+    def __init__(self, comm: "Comm"):
+        super().__init__(comm, None)
         self._message = MessageRecord()
 
     def _ended(self, result: int) -> None:
@@ -99,7 +99,8 @@ class MessageCalls:
         the same type and do not overlap."""
         given, target = buffer(send, dtype), buffer(recv, dtype, writable=True)
         if given.dtype != target.dtype:
-            raise ValueError("send and receive buffer have different types")
+            raise ValueError(f"send holds {dtype_name(given.dtype)}, recv {dtype_name(target.dtype)}; both must hold "
+                             "the same type")
         if _overlap(given, target):
             raise ValueError("send and receive buffer overlap")
         received = self._receive(target, source, recvtag)
@@ -117,46 +118,39 @@ class MessageCalls:
     def probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Message:
         """Waits for a message that such a receive would take now, and leaves it there."""
         record = MessageRecord()
-        blocking(lib.mep_probe, _number("source", source), _number("tag", tag), self._address,
+        blocking(lib.mep_probe, int32("source", source), int32("tag", tag), self._address,
                  record.reference, calls=self._calls)
         return record.message()
 
     def iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Optional[Message]:
         """The same without waiting; None: there is none now."""
         record, found = MessageRecord(), ctypes.c_int32()
-        check(lib.mep_iprobe(_number("source", source), _number("tag", tag), self._address,
+        check(lib.mep_iprobe(int32("source", source), int32("tag", tag), self._address,
                              ctypes.byref(found), record.reference))
         return record.message() if found.value else None
 
     # ---- how they are carried out ---------------------------------------------------------------
 
     def _send(self, given: Buffer, dest: int, tag: int) -> Request:
-        self._on_stream(0, given)
-        request = SendRequest(cast("Comm", self), None, (given,))
+        self._on_stream(0, (given,))
+        request = SendRequest(cast("Comm", self), None)
         request._begin(lib.mep_isend, (given.address, given.count, given.dtype,
-                                       _number("dest", dest), _number("tag", tag)))
+                                       int32("dest", dest), int32("tag", tag), self._address), (given,))
         return request
 
     def _receive(self, target: Buffer, source: int, tag: int) -> Request:
-        self._on_stream(0, target)
-        request = ReceiveRequest(cast("Comm", self), target)
+        self._on_stream(0, (target,))
+        request = ReceiveRequest(cast("Comm", self))
         request._begin(lib.mep_irecv, (target.address, target.count, target.dtype,
-                                       _number("source", source), _number("tag", tag)),
-                       request._message.reference)
+                                       int32("source", source), int32("tag", tag), self._address,
+                                       request._message.reference), (target,))
         return request
 
-    def _on_stream(self, stream: Any, *buffers: Buffer) -> bool:
+    def _on_stream(self, stream: Any, kept: tuple) -> bool:
         raise NotImplementedError
 
     def _finish(self, request: Request) -> Any:
         raise NotImplementedError
-
-
-def _number(name: str, value: int) -> int:
-    """ctypes would cut off what C's int32_t has no room for."""
-    if not -2**31 <= value < 2**31:
-        raise ValueError(f"{name} is {value}, which has more than 32 bits")
-    return value
 
 
 def _overlap(one: Buffer, other: Buffer) -> bool:

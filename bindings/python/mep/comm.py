@@ -11,13 +11,13 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 import numpy
 
 from . import _abi
-from ._buffers import Buffer, array_at, buffer, dtype_number, numpy_dtype, stream_address
-from ._call import SLICE_MS, Calls, Unique, blocking, check, lib, milliseconds
+from ._buffers import array_at, buffer, dtype_number, numpy_dtype, stream_address
+from ._call import SLICE_MS, Calls, Closed, Unique, address_argument, blocking, check, last_error, lib, milliseconds
 from ._collective_calls import CollectiveCalls
 from ._group import joins_group
 from ._message_calls import MessageCalls
-from .errors import Error, TimeoutError
-from .request import OpInfo, OpInfoRecord, Request, waitall
+from .errors import Error, TimeoutError, error
+from .request import OpInfo, OpInfoRecord, Request, running, waitall
 
 QUORUMS = {"majority": _abi.MEP_QUORUM_MAJORITY, "witness": _abi.MEP_QUORUM_WITNESS,
            "none": _abi.MEP_QUORUM_NONE}
@@ -66,6 +66,8 @@ class Config:
         elif name in ("job", "rendezvous", "transports", "secret_file"):
             setattr(self.struct, name, os.fsencode(value))
         elif name == "quorum":
+            if isinstance(value, str) and value not in QUORUMS:
+                raise ValueError(f"quorum is {value!r}, it must be one of {', '.join(QUORUMS)}")
             self.struct.quorum = QUORUMS[value] if isinstance(value, str) else value
         elif name == "store":
             self.struct.store = ctypes.pointer(self._store(value))
@@ -161,14 +163,16 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
     async_result() raises the first failure.
     """
 
-    _address: Optional[int] = None  # closed
+    _address: Any = Closed("communicator")
+    _argument: Any = Closed("communicator")
 
     def __init__(self, address: int, world: "Optional[Comm]" = None):
         self._address = address
         self._calls = Calls() if world is None else world._calls
         self._world = world  # keeps the world open as long as its sub-communicators are in use
         self._parts: list = []  # EP objects and split communicators, closed before this one
-        self._requests: "set[Request]" = set()  # keeps the buffers of running operations alive
+        self._argument = address_argument(address)
+        self._spare: List[Request] = []  # requests of blocking calls that have ended
         self._callback: "Optional[_ViewCallback]" = None
         self._last: Optional[OpInfoRecord] = None
         self._status: Any = None  # keeps the array of set_op_status() alive
@@ -176,6 +180,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         self.size: int = self._number(lib.mep_comm_size, ctypes.c_int32)
         number = self._number(lib.mep_comm_device, ctypes.c_int32)
         self.device: Optional[int] = number if number >= 0 else None  # CUDA's number; None: host
+        self._on_gpu = number >= 0
         if world is not None:
             world._parts.append(self)
 
@@ -185,7 +190,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         return value.value
 
     def __repr__(self) -> str:
-        if self._address is None:
+        if self._is_closed():
             return "<mep.Comm closed>"
         return f"<mep.Comm rank {self.rank} of {self.size}>"
 
@@ -205,14 +210,17 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         except Error:
             pass
 
+    def _is_closed(self) -> bool:
+        return "_address" not in self.__dict__
+
     def close(self) -> None:
         """Leaves in order, after the operations of this rank have been finished, also those that Ctrl-C has
         left running. Idempotent."""
-        if self._address is None:
+        if self._is_closed():
             return
         self._calls.wait()
         try:
-            waitall(list(self._requests))
+            waitall([each for each in list(running) if each._comm is self])
         except Error:
             pass
         for part in reversed(list(self._parts)):
@@ -223,14 +231,16 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         address = self.__dict__.pop("_address", None)
         if address is None:
             return
+        self.__dict__.pop("_argument", None)
+        self._spare.clear()
         try:
             # After Ctrl-C it goes on in the background and must not be destroyed again.
             blocking(lib.mep_comm_destroy, address, calls=self._calls)
         except Error:
-            self._address = address
+            self._address, self._argument = address, address_argument(address)
             raise
         finally:
-            if self._address is None and self._world is not None:
+            if self._is_closed() and self._world is not None:
                 self._world._parts.remove(self)
 
     # ---- about the communicator -----------------------------------------------------------------
@@ -310,22 +320,29 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
 
     # ---- how calls are carried out (they stand in _collective_calls.py and _message_calls.py) --------
 
-    def _on_stream(self, stream: Any, *buffers: Buffer) -> bool:
+    def _on_stream(self, stream: Any, kept: Any) -> bool:
         """Whether the call is enqueued; memory must be where the communicator works."""
-        if self.device is None and any(each.on_gpu for each in buffers):
+        if not self._on_gpu and type(kept) is tuple and any(each.on_gpu for each in kept):
             raise ValueError("this communicator works on host memory, the array is on a GPU; make the "
                              "communicator with device=")
-        return self.device is not None or stream_address(stream) != 0
+        return self._on_gpu or stream_address(stream) != 0
 
     def _start(self, function: Any, arguments: tuple, result: Any, keep: tuple) -> Request:
-        self._on_stream(0, *keep)
-        request = Request(self, result, keep)
-        try:
-            request._begin(function, arguments)
-        except Error as problem:
-            problem.info = self._news(problem.code)
-            raise
+        self._on_stream(0, keep)
+        request = Request(self, result)
+        running[request] = keep  # before the library has it: Ctrl-C may come with its return
+        begun = function(*arguments, self._argument, request._argument)
+        if begun < 0:
+            raise self._refusal(request, begun)
         return request
+
+    def _refusal(self, request: Request, code: int) -> Error:
+        problem = error(code, last_error())
+        problem.info = self._news(code)
+        if not request._address.value:
+            request._finished = True
+            running.pop(request, None)
+        return problem
 
     def _news(self, code: Optional[int]) -> Optional[OpInfo]:
         """What a call that was refused with `code` told of a view change, if it did."""
@@ -421,8 +438,8 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
             blocking(lib.mep_recover_ranks, self._address, wanted if ranks else None,
                      len(ranks or ()), milliseconds(timeout), ctypes.byref(admitted),
                      calls=self._calls)
-        except Error as error:
-            error.admitted = admitted.value  # type: ignore[attr-defined]
+        except Error as problem:
+            problem.admitted = admitted.value  # type: ignore[attr-defined]
             raise
         return admitted.value
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy
 
 from . import _abi
-from ._buffers import (Buffer, _SIZES, array_at, buffer, dtype_name, dtype_number, numpy_dtype,
-                       rows_buffer, stream_address)
-from ._call import Unique, blocking, check, lib
+from ._buffers import (RAW, Buffer, _SIZES, array_at, buffer, dtype_name, dtype_number, maker,
+                       numpy_dtype, rows_buffer, stream_address)
+from ._call import Closed, Unique, blocking, check, lib
 from ._device import DeviceArray
 from .errors import BusyError, Error, InvalidArgumentError, UnsupportedError
 from .request import OpInfo, OpInfoRecord
@@ -41,9 +41,14 @@ def _config(options: dict) -> _abi.mep_ep_config_t:
             value = value.encode()
         elif name in ("input_type", "wire_type", "combine_type"):
             value = dtype_number(value) if value else 0
-        elif isinstance(value, str):
+        elif name in _WORDS and isinstance(value, str):
+            if value not in _WORDS[name]:
+                raise ValueError(f"{name} is {value!r}, it must be one of {', '.join(_WORDS[name])}")
             value = _WORDS[name][value]
-        setattr(config, name, value)
+        try:
+            setattr(config, name, value)
+        except TypeError:
+            raise TypeError(f"{name} is {value!r} of type {type(value).__name__}, it must be a whole number") from None
     return config
 
 
@@ -105,19 +110,29 @@ class Received:
 
     __slots__ = ("x", "scales", "count", "src_info", "layout_range", "total", "partial")
 
-    def __init__(self, **values: Any):
-        for name in self.__slots__:
-            setattr(self, name, values.get(name))
+    def __init__(self, *, x: Any, scales: Any, count: Any, src_info: Any, layout_range: Any,
+                 total: Optional[int] = None, partial: bool = False):
+        self.x, self.scales, self.count = x, scales, count
+        self.src_info, self.layout_range = src_info, layout_range
+        self.total, self.partial = total, partial
 
     def rows(self, expert: int) -> numpy.ndarray:
         """The rows of one local expert; packed layout, host memory."""
         return self.x[expert, : int(self.count[expert])]
 
 
-def _half(kind: Any, initialise: Any) -> Any:
-    half = kind()
-    initialise(ctypes.byref(half), ctypes.sizeof(half))
-    return half
+def _initial(kind: Any, initialise: Any) -> Any:
+    """What gives a struct of mep.h as its function initialises it."""
+    first = kind()
+    initialise(ctypes.byref(first), ctypes.sizeof(first))
+    return lambda: kind.from_buffer_copy(first)
+
+
+_ep_view = _initial(_abi.mep_ep_view_t, lib.mep_ep_view_init)
+_dispatch_send = _initial(_abi.mep_dispatch_send_t, lib.mep_dispatch_send_init)
+_dispatch_receive = _initial(_abi.mep_dispatch_receive_t, lib.mep_dispatch_receive_init)
+_combine_send = _initial(_abi.mep_combine_send_t, lib.mep_combine_send_init)
+_combine_receive = _initial(_abi.mep_combine_receive_t, lib.mep_combine_receive_init)
 
 
 class Ep(Unique):
@@ -127,6 +142,8 @@ class Ep(Unique):
     timeout_ms, max_replicas, ... Closed by close(), `with`, or with its communicator.
     """
 
+    _address: Any = Closed("EP object")
+
     def __init__(self, comm: "Comm", *, hidden: int, top_k: int, num_experts: int,
                  max_tokens_per_rank: int, **options: Any):
         options.update(hidden=hidden, top_k=top_k, num_experts=num_experts,
@@ -134,7 +151,7 @@ class Ep(Unique):
         self._open(comm, lib.mep_ep_create, options)
 
     def _open(self, comm: "Comm", function: Any, options: dict) -> None:
-        self._comm, self._handles, self._address = comm, [], None
+        self._comm, self._handles = comm, []
         config, address = _config(options), _abi.mep_ep_t()
         blocking(function, comm._address, ctypes.byref(config), ctypes.byref(address),
                  calls=comm._calls, undo=lambda: lib.mep_ep_destroy(address))
@@ -178,12 +195,14 @@ class Ep(Unique):
 
     def close(self) -> None:
         """Frees handles and object. Idempotent. BusyError while an operation runs."""
-        if self._address is None:
+        if "_address" not in self.__dict__:
             return
         self._comm._calls.wait()
         for handle in list(self._handles):
             handle.close()
-        address, self._address = self._address, None
+        address = self.__dict__.pop("_address", None)
+        if address is None:
+            return
         try:
             check(lib.mep_ep_destroy(address))
         except Error:
@@ -212,7 +231,7 @@ class Ep(Unique):
                  calls=self._comm._calls)
 
     def _addresses(self, buffer: int) -> _abi.mep_ep_view_t:
-        view = _half(_abi.mep_ep_view_t, lib.mep_ep_view_init)
+        view = _ep_view()
         check(lib.mep_ep_buffer_view(self._address, buffer, ctypes.byref(view)))
         return view
 
@@ -259,13 +278,15 @@ _REFUSED = (BusyError, InvalidArgumentError, UnsupportedError)  # such a call ha
 class Handle(Unique):
     """The routing of one dispatch, for its combine. One thread at a time."""
 
+    _address: Any = Closed("handle")
+
     def __init__(self, ep: Ep, buffer: int):
         address = _abi.mep_ep_handle_t()
-        self._address = None
         check(lib.mep_ep_handle_create(ep._address, buffer, ctypes.byref(address)))
         self._address = address.value
         self._ep, self._tokens = ep, 0
         self._view = ep.view(buffer)
+        self._new_array = maker(None)  # of the kind of the last x
         self._own_y = ep._addresses(buffer).combine_input
         self.partial = False  # of the last dispatch or combine: a rank was missing (MEP_PARTIAL)
         ep._handles.append(self)
@@ -278,10 +299,12 @@ class Handle(Unique):
             self.close()
 
     def close(self) -> None:
-        if self._address is None:
+        if "_address" not in self.__dict__:
             return
         self._ep._comm._calls.wait()
-        address, self._address = self._address, None
+        address = self.__dict__.pop("_address", None)
+        if address is None:
+            return
         try:
             check(lib.mep_ep_handle_destroy(address))
         except Error:
@@ -301,12 +324,12 @@ class Handle(Unique):
         x_scales may have a stride. phase: "both", "send" (returns None) or "receive" (no x).
         Without recv_x and the others the result shows the library's own memory.
         """
-        ep, send, receive = self._ep, None, None
+        ep, send, receive, address = self._ep, None, None, stream_address(stream)
         _check_phase(phase)
         keep: list = []
         tokens = self._tokens
         if phase != "receive":
-            args = send = _half(_abi.mep_dispatch_send_t, lib.mep_dispatch_send_init)
+            args = send = _dispatch_send()
             rows = self._rows(x, ep.input_type, ep.hidden, "x", keep)
             tokens = args.num_tokens = rows[2]
             args.x, args.x_stride_bytes = rows[0], rows[1]
@@ -317,6 +340,10 @@ class Handle(Unique):
                     raise ValueError(f"x_scales has {scales[2]} rows, x has {tokens}")
                 args.x_scales, args.x_scales_stride_bytes = scales[0], scales[1]
             indices = self._flat(topk_idx, None, rows[2] * ep.top_k, "topk_idx", keep)
+            if indices.dtype not in (_abi.MEP_INT32, _abi.MEP_INT64):
+                raise ValueError(f"topk_idx holds {dtype_name(indices.dtype)}, it must hold int32 or int64; "
+                                 "topk_idx.astype(numpy.int64) converts it")
+            self._new_array = maker(x)
             args.topk_idx, args.topk_idx_type = indices.address, indices.dtype
             if topk_weights is not None:
                 args.topk_weights = self._flat(topk_weights, "float32", rows[2] * ep.top_k,
@@ -327,14 +354,14 @@ class Handle(Unique):
                  "recv_topk_weights": recv_topk_weights, "statistics": statistics}
         total = ctypes.c_int64()
         if phase != "send":
-            receive = _half(_abi.mep_dispatch_receive_t, lib.mep_dispatch_receive_init)
+            receive = _dispatch_receive()
             self._outputs(receive, given, keep)
-            if not stream_address(stream):
+            if not address:
                 receive.recv_total = ctypes.addressof(total)
                 keep.append(total)
             self._status(receive, op_status, keep)
         try:
-            result = self._call(lib.mep_dispatch, send, receive, keep, stream)
+            result = self._call(lib.mep_dispatch, send, receive, keep, address)
         except BaseException as problem:
             # Whatever has begun has taken the routing; combine tells the library what it reckons with.
             self._tokens = self._tokens if isinstance(problem, _REFUSED) else tokens
@@ -349,7 +376,7 @@ class Handle(Unique):
             count=own.count if recv_count is None else recv_count,
             src_info=own.src_info if src_info is None else src_info,
             layout_range=own.layout_range if layout_range is None else layout_range,
-            total=None if stream_address(stream) else total.value, partial=result == _abi.MEP_PARTIAL)
+            total=None if address else total.value, partial=result == _abi.MEP_PARTIAL)
 
     def combine(self, out: Any = None, y: Any = None, *, weights: Any = None, bias: Any = None,
                 renormalize: bool = False, phase: str = "both",
@@ -357,19 +384,20 @@ class Handle(Unique):
         """out[t] = bias + sum over k of weight[t, k] * y(row of token t at its k-th expert).
 
         y: the experts' rows, placed as dispatch placed them; None: combine_input(buffer). out [T, H],
-        a new array without it, which host communicators alone make. weights [T, K]; None: those of the dispatch. Returns out.
+        a new array without it, of the kind of the last x (NumPy, ml_dtypes or PyTorch), which host communicators
+        alone make. weights [T, K]; None: those of the dispatch. Returns out.
         """
         ep, send, receive = self._ep, None, None
         _check_phase(phase)
         keep: list = []
         if phase != "receive":
-            send = _half(_abi.mep_combine_send_t, lib.mep_combine_send_init)
+            send = _combine_send()
             send.y = self._own_y
             if y is not None:
                 items = ep.experts_per_rank * ep._comm.size * ep.max_tokens_per_rank * ep.hidden
                 send.y = self._flat(y, ep.combine_type, items, "y", keep).address
         if phase != "send":
-            args = receive = _half(_abi.mep_combine_receive_t, lib.mep_combine_receive_init)
+            args = receive = _combine_receive()
             args.flags = _abi.MEP_COMBINE_RENORMALIZE if renormalize else 0
             args.num_tokens = self._tokens
             if weights is not None:
@@ -381,14 +409,14 @@ class Handle(Unique):
                 raise TypeError("out is missing: on a communicator with a GPU give an array there, "
                                 f"[{self._tokens}, {ep.hidden}] {dtype_name(ep.combine_type)}")
             if out is None:
-                out = numpy.empty((self._tokens, ep.hidden), numpy_dtype(ep.combine_type))
+                out = self._new_array((self._tokens, ep.hidden), ep.combine_type)
             rows = self._rows(out, ep.combine_type, ep.hidden, "out", keep, writable=True)
             if rows[2] != self._tokens:
                 raise ValueError(f"out has {rows[2]} rows, the dispatch had {self._tokens} tokens")
             if self._tokens != 0:  # NULL is what the library takes for no tokens, and for nothing else
                 args.out, args.out_stride_bytes = rows[0], rows[1]
             self._status(args, op_status, keep)
-        self._call(lib.mep_combine, send, receive, keep, stream)
+        self._call(lib.mep_combine, send, receive, keep, stream_address(stream))
         return out
 
     @staticmethod
@@ -401,13 +429,12 @@ class Handle(Unique):
         args.op_status_bytes = ctypes.sizeof(op_status._memory)
         keep.append(op_status)
 
-    def _call(self, function: Any, send: Any, receive: Any, keep: list, stream: Any) -> int:
+    def _call(self, function: Any, send: Any, receive: Any, keep: list, stream: int) -> int:
         if self._ep._comm.device is None and any(getattr(each, "on_gpu", False) for each in keep):
             raise ValueError("this communicator works on host memory, an array is on a GPU; make the "
                              "communicator with device=")
-        if stream_address(stream):
-            result = check(function(self._address, _reference(send), _reference(receive),
-                                    stream_address(stream)))
+        if stream:
+            result = check(function(self._address, _reference(send), _reference(receive), stream))
         else:
             # `keep` rides along so that the buffers live as long as the call does.
             result = blocking(lambda handle, send, receive, keep:
@@ -418,10 +445,13 @@ class Handle(Unique):
 
     def _outputs(self, args: Any, given: dict, keep: list) -> None:
         """Buffers of the caller for what is received; their sizes are fixed by the EP object."""
+        given = {name: value for name, value in given.items() if value is not None}
+        if not given:
+            return
         ep = self._ep
         experts, ranks = ep.experts_per_rank, ep._comm.size
         rows = experts * ranks * ep.max_tokens_per_rank
-        if given["recv_x"] is not None:
+        if "recv_x" in given:
             found = buffer(given["recv_x"], writable=True)
             _expect(found, ep.wire_type, "recv_x")
             if found.count == 0:  # which C takes for as large as its own
@@ -434,7 +464,7 @@ class Handle(Unique):
                  "recv_topk_idx": ("int32", None), "recv_topk_weights": ("float32", None),
                  "statistics": ("int64", experts)}
         for name, (kind, count) in sizes.items():
-            if given[name] is not None:
+            if name in given:
                 found = self._flat(given[name], kind, count, name, keep, writable=True)
                 setattr(args, name, found.address)
 
@@ -467,7 +497,7 @@ class Handle(Unique):
 
 def _check_phase(phase: str) -> None:
     if phase not in PHASES:
-        raise KeyError(phase)
+        raise ValueError(f"phase is {phase!r}, it must be one of {', '.join(PHASES)}")
 
 
 def _reference(half: Any) -> Any:
@@ -478,4 +508,8 @@ def _expect(found: Buffer, kind: int, name: str) -> None:
     """Types must agree; an unsigned integer may hold a type that NumPy lacks."""
     raw = {1: _abi.MEP_UINT8, 2: _abi.MEP_UINT16}.get(_SIZES[kind])
     if found.dtype != kind and found.dtype != raw:
-        raise ValueError(f"{name} holds {numpy_dtype(found.dtype)}, it must hold {numpy_dtype(kind)}")
+        hint = ""
+        if kind in RAW:
+            name_of_type, bits = RAW[kind]
+            hint = f", as ml_dtypes has it or as bits in {bits}; array.astype(ml_dtypes.{name_of_type}) converts it"
+        raise ValueError(f"{name} holds {dtype_name(found.dtype)}, it must hold {dtype_name(kind)}{hint}")

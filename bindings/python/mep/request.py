@@ -8,7 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, Generator, Iterable, List, NamedTuple, Optional
 
 from . import _abi
-from ._call import SLICE_MS, Unique, check, last_error, lib, milliseconds
+from ._call import (SLICE_MS, Unique, address_argument, bare, check, last_error, lib, milliseconds,
+                    uint32_argument)
 from .errors import error
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class OpInfoRecord:
         self._words = words
         self.struct = _abi.mep_op_info_t()
         self.reference = ctypes.byref(self.struct)
+        self.argument = address_argument(ctypes.addressof(self.struct))
         lib.mep_op_info_init(self.reference, ctypes.sizeof(self.struct))
         self.struct.contributors = ctypes.addressof(self._bits)
         self.struct.failed = ctypes.addressof(self._bits) + 8 * words
@@ -50,7 +52,9 @@ def _ranks(words: List[int]) -> List[int]:
     return [64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1]
 
 
-_running: "set[Request]" = set()  # their buffers are in use, also when nobody knows them any more
+running: "Dict[Request, tuple]" = {}  # their buffers are in use, also when nobody knows them any more
+wait_for = bare("mep_request_wait")
+SLICE = uint32_argument(SLICE_MS)
 
 
 class Request(Unique):
@@ -61,31 +65,24 @@ class Request(Unique):
     finished by Comm.close().
     """
 
-    def __init__(self, comm: "Comm", result: Any, keep: tuple):
+    def __init__(self, comm: "Comm", result: Any):
         self._comm = comm
         self._address = _abi.mep_request_t()
+        self._argument = address_argument(ctypes.addressof(self._address))
         self._result = result
-        self._keep = keep
         self._record = OpInfoRecord(comm.size)
         self._failure: Optional[Exception] = None
         self._finished = False
 
-    def _begin(self, function: Any, arguments: tuple, *details: Any) -> None:
-        """Registered before the library has it: Ctrl-C may come with its return. details: what stands between
-        communicator and request."""
-        _running.add(self)
-        self._comm._requests.add(self)
+    def _begin(self, function: Any, arguments: tuple, keep: tuple) -> None:
+        """Registered before the library has it: Ctrl-C may come with its return."""
+        running[self] = keep
         try:
-            check(function(*arguments, self._comm._address, *details, ctypes.byref(self._address)))
+            check(function(*arguments, ctypes.byref(self._address)))
         finally:
             if not self._address.value:
                 self._finished = True
-                self._forget()
-
-    def _forget(self) -> None:
-        self._comm._requests.discard(self)
-        _running.discard(self)
-        self._keep = ()
+                running.pop(self, None)
 
     @property
     def done(self) -> bool:
@@ -97,7 +94,7 @@ class Request(Unique):
 
     def _ended(self, result: int) -> None:
         self._finished = True
-        self._forget()
+        running.pop(self, None)
         if result < 0 and result != _abi.MEP_ERR_BUSY:  # of one that was withdrawn
             self._failure = error(result, last_error(), self._record.info())
 
@@ -170,6 +167,8 @@ class Request(Unique):
 
     def fileno(self) -> int:
         """A descriptor that is readable when test() is worth while, for select, epoll and asyncio."""
+        if self.done:
+            raise error(_abi.MEP_ERR_INVALID_ARGUMENT, "the request is done and has no descriptor any more")
         fd = ctypes.c_int32()
         check(lib.mep_request_event_fd(self._address, ctypes.byref(fd)))
         return fd.value
@@ -191,11 +190,13 @@ class Request(Unique):
         try:
             while not self.test():
                 ready.clear()
-                # The pause bounds the wait for progress that only this rank's calls can make.
+                # It bounds the wait for progress that only this rank's calls can make. asyncio.wait_for loses a cancel
+                # that comes as it is woken, before Python 3.12.
+                pause = loop.call_later(SLICE_MS / 1000, ready.set)
                 try:
-                    await asyncio.wait_for(ready.wait(), SLICE_MS / 1000)
-                except asyncio.TimeoutError:
-                    pass
+                    await ready.wait()
+                finally:
+                    pause.cancel()
         finally:
             loop.remove_reader(fd)
             os.close(fd)

@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""The Python package: types of items, what results are made of, and what errors say. Needs NumPy and MEP_LIBRARY."""
+import enum
+import sys
+import types
+import unittest
+import unittest.mock
+
+import mep
+import numpy as np
+from mep._buffers import NUMBERS
+from python_test import DLPack, Interface, ml_dtypes, on_threads
+
+
+class Types(unittest.TestCase):
+    def test_each_type_by_its_values(self):
+        """What the library computes shows which type it took: sign, width and fraction."""
+        examples = {
+            "int8": (np.int8, [-3, 100], [5, -100]), "uint8": (np.uint8, [253, 100], [5, 200]),
+            "int16": (np.int16, [-3, 30000], [5, -30000]), "uint16": (np.uint16, [65533, 100], [5, 40000]),
+            "int32": (np.int32, [-3, 2**30], [5, -2**30]), "uint32": (np.uint32, [2**32 - 3, 9], [5, 2**31]),
+            "int64": (np.int64, [-3, 2**62], [5, -2**62]), "uint64": (np.uint64, [2**64 - 3, 9], [5, 2**63]),
+            "float16": (np.float16, [-3, 1.5], [-5, 1.25]), "float32": (np.float32, [-3, 1.5], [-5, 1.25]),
+            "float64": (np.float64, [-3, 1 + 2.0**-50], [-5, 1]), "bool": (np.bool_, [True, False], [False, False]),
+        }
+        raw = {  # the bits of 1.5 and 3
+            "bfloat16": (np.uint16, 0x3FC0, 0x4040), "float8_e4m3": (np.uint8, 0x3C, 0x44),
+            "float8_e4m3fn": (np.uint8, 0x3C, 0x44), "float8_e5m2": (np.uint8, 0x3E, 0x42),
+        }
+        self.assertEqual({*examples, *raw}, set(NUMBERS))
+
+        def work(comm):
+            for name, (kind, *both) in examples.items():
+                wanted = np.maximum(np.array(both[0], kind), np.array(both[1], kind))
+                operator = "or" if name == "bool" else "max"
+                for make in (lambda x: x, memoryview, Interface, DLPack):
+                    if name == "bool" and make is DLPack and np.lib.NumpyVersion(np.__version__) < "1.25.0":
+                        continue  # its DLPack has no bool
+                    x = np.array(both[comm.rank], kind)
+                    comm.allreduce(make(x) if comm.rank == 0 else x, op=operator)
+                    np.testing.assert_array_equal(x, wanted, f"{name} by {make}")
+                x, y = np.array(both[comm.rank], kind), np.zeros(2, kind)
+                comm.allreduce(x, y, operator, dtype=name)
+                np.testing.assert_array_equal(y, wanted, name)
+                self.assertEqual(mep.dtype_size(kind), np.dtype(kind).itemsize)
+            for name, (kind, one_and_half, three) in raw.items():
+                x = np.full(7, one_and_half, kind)
+                comm.allreduce(x, dtype=name)
+                np.testing.assert_array_equal(x, three, name)
+                self.assertEqual(mep.dtype_size(name), np.dtype(kind).itemsize)
+                if ml_dtypes and name != "float8_e4m3":
+                    x = np.full(7, one_and_half, kind)
+                    comm.allreduce(x.view(getattr(ml_dtypes, name)))
+                    np.testing.assert_array_equal(x, three, name)
+
+        on_threads(2, work)
+
+
+class ReduceOp(enum.IntEnum):
+    """An enumeration of another library, whose numbers mean something else."""
+
+    SUM = 0
+    MAX = 1
+
+
+class Tensor:
+    """A matrix as PyTorch's tensors show it, on the host."""
+
+    def __init__(self, array, requires_grad=False):
+        self.array, self.requires_grad, self.device, self.dtype = array, requires_grad, "cpu", str(array.dtype)
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+    def __dlpack__(self, stream=None):
+        if self.requires_grad:
+            raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+        return self.array.__dlpack__()
+
+    def __array__(self, *_, **__):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+
+class Refusing(Tensor):
+    """One that cannot be shown for a reason of its own."""
+
+    def __dlpack__(self, stream=None):
+        raise BufferError("it is sparse")
+
+
+def fake_torch():
+    """As much of PyTorch as makes a new tensor."""
+    torch = types.ModuleType("torch")
+    torch.Tensor, torch.float32, torch.bfloat16 = Tensor, np.float32, np.uint16
+    torch.empty = lambda shape, dtype, device: Tensor(np.empty(shape, dtype))
+    return unittest.mock.patch.dict(sys.modules, torch=torch)
+
+
+class Texts(unittest.TestCase):
+    """Errors say what was given and what to do."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.comm = mep.init(rank=0, size=1)
+        cls.options = dict(hidden=8, top_k=1, num_experts=1, max_tokens_per_rank=4)
+        cls.ep = mep.Ep(cls.comm, **cls.options)
+        cls.handle = cls.ep.handle()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.comm.close()
+
+    def says(self, kind, call, *words):
+        with self.assertRaises(kind) as caught:
+            call()
+        for word in words:
+            self.assertIn(word, str(caught.exception))
+
+    def test_collectives(self):
+        comm, x = self.comm, np.ones(2, np.float32)
+        for op in (ReduceOp.SUM, ReduceOp.MAX, np.add, True, None, []):
+            self.says(TypeError, lambda: comm.allreduce(x, op=op), "op is", type(op).__name__, "sum, prod, min")
+        for op in ("SUM", 0, 9):
+            self.says(ValueError, lambda: comm.allreduce(x, op=op), f"op is {op!r}", "sum, prod, min")
+        comm.allreduce(x, op=1)
+        for root in (1.5, "0", None):
+            for call in (comm.broadcast, comm.reduce, comm.gather, comm.scatter):
+                self.says(TypeError, lambda: call(x, root=root), f"root is {root!r}", type(root).__name__,
+                          "whole number")
+        self.says(ValueError, lambda: comm.broadcast(x, root=2**31), "root is 2147483648")
+        comm.broadcast(x, root=np.int64(0))
+        self.says(ValueError, lambda: comm.allreduce(x, np.ones(2)), "float32", "float64", "same type")
+        self.says(ValueError, lambda: comm.sendrecv(x, 0, np.ones(2)), "float32", "float64", "same type")
+        self.says(TypeError, lambda: comm.send(x, 0.5), "dest is 0.5", "whole number")
+
+    def test_tensors(self):
+        comm, x = self.comm, np.ones(2, np.float32)
+        self.says(ValueError, lambda: comm.allreduce(Tensor(x, True)), "Tensor", "requires grad", "detach()")
+        self.says(ValueError, lambda: comm.allreduce(Refusing(x)), "Refusing", "it is sparse")
+        comm.allreduce(Tensor(x))
+
+    def test_expert_parallelism(self):
+        x, idx = np.zeros((2, 8), np.uint16), np.zeros((2, 1), np.int64)
+        for kind in (np.int16, np.uint32, np.float32):
+            self.says(ValueError, lambda: self.handle.dispatch(x, idx.astype(kind)), np.dtype(kind).name,
+                      "int32 or int64", "astype")
+        self.says(ValueError, lambda: self.handle.dispatch(np.zeros((2, 8), np.float32), idx), "x holds float32",
+                  "must hold bfloat16", "uint16", "ml_dtypes.bfloat16")
+        self.says(ValueError, lambda: self.handle.dispatch(x, idx, np.zeros((2, 1))), "float64", "must hold float32")
+        self.says(ValueError, lambda: self.handle.dispatch(x, idx, phase="foo"), "'foo'", "both, send, receive")
+        for options, *words in ((dict(receive_layout="foo"), "receive_layout is 'foo'", "packed, slotted, expanded"),
+                                (dict(mode="fast"), "mode is 'fast'", "low_latency, high_throughput")):
+            self.says(ValueError, lambda: mep.Ep(self.comm, **self.options, **options), *words)
+        for value in (1.5, "2"):
+            self.says(TypeError, lambda: mep.Ep(self.comm, **self.options, num_buffers=value),
+                      f"num_buffers is {value!r}", "whole number")
+        self.says(ValueError, lambda: mep.init(rank=0, size=1, quorum="all"), "quorum is 'all'", "majority, witness")
+
+    def test_closed(self):
+        comm = mep.init(rank=0, size=1)
+        ep = mep.Ep(comm, **self.options)
+        handle, request, x = ep.handle(), comm.ibarrier(), np.zeros((2, 8), np.uint16)
+        comm.close()
+        for call in (comm.barrier, comm.ibarrier, lambda: comm.allreduce(x), lambda: comm.send(x, 0), comm.view):
+            self.says(mep.InvalidArgumentError, call, "the communicator is closed")
+        self.says(mep.InvalidArgumentError, ep.view, "the EP object is closed")
+        self.says(mep.InvalidArgumentError, lambda: handle.dispatch(x, np.zeros((2, 1), int)), "the handle is closed")
+        self.says(mep.InvalidArgumentError, request.fileno, "the request is done")
+
+
+class NewArrays(unittest.TestCase):
+    """What is made without a receive buffer is of the kind of the input."""
+
+    def test_collectives(self):
+        with mep.init(rank=0, size=1) as comm:
+            calls = (comm.allgather, comm.alltoall, comm.reduce_scatter, lambda x, **o: comm.allgatherv(x, [2], **o))
+            for call in calls:
+                self.assertEqual(call(np.full(2, 0x3FC0, np.uint16), dtype="bfloat16").dtype, np.uint16)
+                if ml_dtypes:
+                    self.assertEqual(call(np.ones(2, ml_dtypes.bfloat16)).dtype, ml_dtypes.bfloat16)
+                self.assertEqual(type(call(Tensor(np.ones(2, np.float32)))), np.ndarray)
+                with fake_torch():
+                    made = call(Tensor(np.ones(2, np.float32)))
+                    self.assertIsInstance(made, Tensor)
+                    np.testing.assert_array_equal(made.array.ravel(), 1)
+        self.assertNotIn("torch", sys.modules)
+
+    def test_combine(self):
+        with mep.init(rank=0, size=1) as comm:
+            handle = mep.Ep(comm, hidden=8, top_k=1, num_experts=1, max_tokens_per_rank=4).handle()
+            bits, idx = np.full((2, 8), 0x3FC0, np.uint16), np.zeros((2, 1), np.int64)
+
+            def layer(x):
+                received = handle.dispatch(x, idx)
+                return handle.combine(y=np.array(received.x))
+
+            self.assertEqual(layer(bits).dtype, np.uint16)
+            np.testing.assert_array_equal(layer(bits), bits)
+            if ml_dtypes:
+                self.assertEqual(layer(bits.view(ml_dtypes.bfloat16)).dtype, ml_dtypes.bfloat16)
+            with fake_torch():
+                made = layer(Tensor(bits))
+            self.assertIsInstance(made, Tensor)
+            np.testing.assert_array_equal(made.array, bits)
+
+
+if __name__ == "__main__":
+    unittest.main()
