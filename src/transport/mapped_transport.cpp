@@ -132,6 +132,13 @@ std::byte* MappedTransport::map(uint32_t slot, uint64_t window) const {
   return entry == nullptr ? nullptr : entry->data;
 }
 
+Doorbell* MappedTransport::doorbell(uint32_t slot) const {
+  Peer* peer = peer_at(slot);
+  const RemoteWindow* world = peer == nullptr ? nullptr : peer->windows.find(kWorldWindowId);
+  if (world == nullptr || world->bytes < sizeof(Doorbell)) return nullptr;
+  return reinterpret_cast<Doorbell*>(world->data);
+}
+
 PeerStatus MappedTransport::status(uint32_t slot) const {
   if (peer_at(slot) == nullptr) return {};
   return {true, put_only_ ? put_only_text_.c_str() : name()};
@@ -191,21 +198,19 @@ mep_result_t MappedTransport::signal(Peer* peer, uint32_t slot, const Posting& p
                    std::memory_order_release);  // publishes this thread's earlier puts
     return MEP_SUCCESS;
   }
-  const RemoteWindow* world = peer->windows.find(kWorldWindowId);
-  if (world == nullptr || world->bytes < sizeof(Doorbell)) {
+  Doorbell* const bell = doorbell(slot);
+  if (bell == nullptr) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "slot %u cannot be woken: its world window is not imported", slot);
   }
   const uint64_t word = posting.word;
   if (TestNetwork::enabled()) [[unlikely]] {
-    const auto deliver = [=] {
-      doorbell_signal(reinterpret_cast<Doorbell*>(world->data), address, word);
-    };
+    const auto deliver = [=] { doorbell_signal(bell, address, word); };
     if (TestNetwork::keep_signal(peer->self.slot, slot, deliver)) return MEP_SUCCESS;
   }
   const PutPass pass(target->gate.get());
   if (!pass.open()) return fenced_peer(slot);
-  doorbell_signal(reinterpret_cast<Doorbell*>(world->data), address, word);
+  doorbell_signal(bell, address, word);
   return MEP_SUCCESS;
 }
 

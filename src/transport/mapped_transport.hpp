@@ -52,6 +52,7 @@ class MappedTransport : public Transport {
   PeerStatus status(uint32_t slot) const override;
   void drop_window(uint32_t slot, uint64_t window) override;
   std::byte* map(uint32_t slot, uint64_t window) const override;
+  Doorbell* doorbell(uint32_t slot) const override;
 
   // What is posted is complete when it returns.
   [[nodiscard]] mep_result_t post(uint32_t slot, Batch* batch) override;

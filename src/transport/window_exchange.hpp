@@ -24,6 +24,8 @@ struct WindowExport {
 };
 constexpr size_t kMaxWindowBlobBytes = 512;
 
+struct Doorbell;
+
 class WindowExchange {
  public:
   virtual ~WindowExchange() = default;
@@ -48,6 +50,8 @@ class WindowExchange {
   // Where the peer's window can be read and written in place until it is dropped; null: it cannot be, or it is
   // not imported.
   virtual std::byte* map(uint32_t /*slot*/, uint64_t /*window*/) const { return nullptr; }
+  // Where posts with a wake ring that peer: its world window as it lies here, also where map() answers null for it.
+  virtual Doorbell* doorbell(uint32_t /*slot*/) const { return nullptr; }
 };
 
 }  // namespace mep

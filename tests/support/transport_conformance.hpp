@@ -69,6 +69,10 @@ inline void put_signal_body(Rank& rank) {
     if (peer == rank.number()) continue;
     const bool mapped = rank.transport().map(Rank::slot(peer), kDataWindow) != nullptr;
     RANK_CHECK(rank, !(rank.put_only() && mapped));
+    // Its doorbell is within reach all the same, so that a sleeper in epoll is woken too.
+    const std::string name = rank.transport().name();
+    const bool shares = name == "shm" || name == "inproc";
+    RANK_CHECK(rank, (rank.transport().doorbell(Rank::slot(peer)) != nullptr) == shares);
   }
   std::byte* own = rank.window(kDataWindow).data();
   uint64_t round = 0;

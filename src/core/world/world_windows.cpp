@@ -39,10 +39,10 @@ void WorldWindows::unbind_event(uint32_t slot) {
   if (!peers_.network().is_open() || slot == peers_.self_slot() || peer.transport == nullptr) {
     return;
   }
-  std::byte* mapped = peer.transport->map(slot, kWorldWindowId);
+  Doorbell* const bell = peer.transport->doorbell(slot);
   // A rank of this process rings by its owner's own entry.
-  if (mapped == nullptr || peer.identity.process_token == peers_.identity().process_token) return;
-  doorbell_unbind_event(reinterpret_cast<Doorbell*>(mapped));
+  if (bell == nullptr || peer.identity.process_token == peers_.identity().process_token) return;
+  doorbell_unbind_event(bell);
 }
 
 void WorldWindows::unbind_events() {
@@ -233,9 +233,8 @@ mep_result_t WorldWindows::import_offer(uint32_t slot, const Window& window, Win
   MEP_TRY(transport.import_window(slot, window.id(), window.bytes(), offer->blob,
                                   std::move(offer->fd)));
   if (window.id() == kWorldWindowId && offer->event.valid()) {
-    std::byte* mapped = transport.map(slot, kWorldWindowId);
     try {
-      doorbell_bind_event(reinterpret_cast<Doorbell*>(mapped), std::move(offer->event));
+      doorbell_bind_event(transport.doorbell(slot), std::move(offer->event));
     } catch (const std::bad_alloc&) {
       transport.drop_window(slot, window.id());
       throw;
