@@ -73,22 +73,34 @@ class FailingRun {
     return true;
   }
 
-  // Whether the buffer's last operation is another one than `before`.
+  // Whether the buffer's last operation is another one than `before`. *lacking: ranks whose part is not in its result.
   bool ended_since(uint32_t buffer, const mep_op_info_t& before, mep_op_info_t* now,
-                   uint64_t* failed) {
+                   uint64_t* lacking) {
+    uint64_t contributors = 0;
+    uint64_t failed = 0;
     mep_op_info_defaults(now);
-    now->failed = failed;
+    now->contributors = &contributors;
+    now->contributors_words = 1;
+    now->failed = &failed;
     now->failed_words = 1;
     const mep_result_t found = mep_ep_last_op(ep_, buffer, now);
+    now->contributors = nullptr;
+    now->failed = nullptr;
     if (found == MEP_ERR_NOT_FOUND) return false;
     COLL_CHECK(report_, found == MEP_SUCCESS);
+    failed_ = failed;
+    *lacking = ~contributors & ((uint64_t{1} << c_.ranks) - 1);
+    // The error of a view change names the rank that went, whoever's part had not come by then. A combine may find by
+    // itself that terms are missing.
+    const bool by_change = now->result == MEP_ERR_PEER_FAILED && failed == uint64_t{1} << victim_;
+    COLL_CHECK(report_, by_change || failed == *lacking);
     return now->epoch != before.epoch || now->seq != before.seq;
   }
 
-  std::vector<uint8_t> missing(uint64_t failed) const {
+  std::vector<uint8_t> missing(uint64_t lacking) const {
     std::vector<uint8_t> result(static_cast<size_t>(c_.ranks), 0);
     for (int rank = 0; rank < c_.ranks; ++rank) {
-      result[static_cast<size_t>(rank)] = (failed >> rank) & 1;
+      result[static_cast<size_t>(rank)] = (lacking >> rank) & 1;
     }
     return result;
   }
@@ -124,8 +136,8 @@ class FailingRun {
     EpRound& buffer = *buffers_[index];
     mep_op_info_t before;
     mep_op_info_t now;
-    uint64_t failed = 0;
-    (void)ended_since(index, {}, &before, &failed);
+    uint64_t lacking = 0;
+    (void)ended_since(index, {}, &before, &lacking);
     progress_ = kNothing;
     buffer.begin(round);
     const mep_result_t dispatched = buffer.dispatch(Halves::kBoth);
@@ -136,11 +148,12 @@ class FailingRun {
                   mep_last_error());
       return false;
     }
-    if (!ended_since(index, before, &now, &failed)) return false;  // it only told the news
+    if (!ended_since(index, before, &now, &lacking)) return false;  // it only told the news
     progress_ = kDispatchEnded;
     COLL_CHECK(report_, now.result == dispatched);
-    absent_ = bad ? missing(failed) : gone_;
-    if (!gone_.empty()) COLL_CHECK(report_, missing(failed) == gone_);
+    if (dispatched == MEP_ERR_PEER_FAILED) COLL_CHECK(report_, failed_ == uint64_t{1} << victim_);
+    absent_ = bad ? missing(lacking) : gone_;
+    if (!gone_.empty()) COLL_CHECK(report_, missing(lacking) == gone_);
     buffer.check_received(absent_);
     if (report_.bad() || bad) return false;
     buffer.run_experts(absent_);
@@ -154,8 +167,8 @@ class FailingRun {
     const uint32_t flags = renormalize ? uint32_t{MEP_COMBINE_RENORMALIZE} : 0;
     mep_op_info_t before;
     mep_op_info_t now;
-    uint64_t failed = 0;
-    (void)ended_since(index, {}, &before, &failed);
+    uint64_t lacking = 0;
+    (void)ended_since(index, {}, &before, &lacking);
     const mep_result_t combined = buffer.combine(Halves::kBoth, flags);
     if (combined != MEP_SUCCESS && !is_failure(combined)) {
       report_.add("%s: rank %d round %llu: combine gave %s (%s)", c_.describe().c_str(), rank_,
@@ -163,15 +176,15 @@ class FailingRun {
                   mep_last_error());
       return false;
     }
-    if (!ended_since(index, before, &now, &failed)) {
+    if (!ended_since(index, before, &now, &lacking)) {
       COLL_CHECK(report_, combined == MEP_ERR_PEER_FAILED && gone_.empty() && !carried);
       return false;  // it only told the news
     }
     progress_ = kCombineEnded;
-    buffer.check_combined(missing(failed), renormalize);
+    buffer.check_combined(missing(lacking), renormalize);
     if (carried || gone_.empty()) return combined == MEP_SUCCESS;
     // Of the new view: what is missing is the victim's, and the result says so if there was any.
-    COLL_CHECK(report_, missing(failed) == gone_);
+    COLL_CHECK(report_, missing(lacking) == gone_);
     bool lacks = false;
     for (const int64_t place : c_.routing(rank_, round)) {
       lacks = lacks || (place >= 0 && place / c_.local_experts == victim_);
@@ -193,6 +206,7 @@ class FailingRun {
   std::vector<std::unique_ptr<EpRound>> buffers_;
   std::vector<uint8_t> gone_;    // of the new view; empty before
   std::vector<uint8_t> absent_;  // sources missing from the last dispatch
+  uint64_t failed_ = 0;          // of the buffer's last operation
   uint64_t progress_ = kNothing;
 };
 

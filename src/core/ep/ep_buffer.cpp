@@ -95,7 +95,7 @@ void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
   op_.agreed = false;
   op_.result = MEP_SUCCESS;
   op_.text.clear();
-  op_.timed_out_by.reset();
+  op_.ended_by.reset();
   engine_.give_number(&op_);
   pending_epoch_.store(op_.epoch, std::memory_order_seq_cst);  // see quiesced()
 }
@@ -228,8 +228,8 @@ void EpBuffer::note_record(const std::vector<uint8_t>& contributed) {
   for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
     add_rank(contributed[rank] != 0 ? &record_.contributors : &record_.failed, rank);
   }
-  // Who was waited for here differs from rank to rank; who had not called does not.
-  if (op_.timed_out_by != nullptr) record_.failed = op_.timed_out_by->missing;
+  // Whom this rank had not got all of yet may be any; those that went or had not called are the same on all.
+  if (op_.ended_by != nullptr) record_.failed = op_.ended_by->missing;
 }
 
 mep_result_t EpBuffer::last_op(mep_op_info_t* info) const {

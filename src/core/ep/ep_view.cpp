@@ -128,7 +128,7 @@ void EpBuffer::settle(EpOperation& operation, const Verdict& verdict) {
   }
   // Rows may be on their way that lie in the caller's memory.
   windows_.flush_puts();
-  if (operation.result == MEP_ERR_TIMEOUT) operation.timed_out_by = verdict.change;
+  if (operation.result == verdict.change->result) operation.ended_by = verdict.change;
 }
 
 void EpBuffer::settle_dispatch(const Arrived& arrived, const CommChange& change) {

@@ -21,7 +21,7 @@ const char* removal_text(membership::RemovalReason reason) {
     case membership::RemovalReason::kGaveUp:
       return "it gave up: no quorum, no memory, or mep_comm_abort";
     case membership::RemovalReason::kUnreachable:
-      return "it could not be reached";
+      return "it could not be reached or was silent for too long (MEP_SUSPECT_MS)";
     case membership::RemovalReason::kEvicted:
       return "it was evicted";
     case membership::RemovalReason::kStalled:
@@ -30,32 +30,45 @@ const char* removal_text(membership::RemovalReason reason) {
   return "unknown";
 }
 
-// Ranks that had not called an operation of the comm whose time was over.
-std::vector<int32_t> late_ranks(const membership::Proposal& decision, uint64_t comm,
-                                const std::vector<uint32_t>& slots) {
-  membership::SlotSet late;
-  for (const membership::ChannelVerdict& verdict : decision.channels) {
-    if (verdict.comm == comm) late |= verdict.late;
-  }
+std::string text_of(const membership::Removal& removal) {
+  if (removal.text.empty()) return removal_text(removal.reason);
+  return "it called mep_comm_abort_with: " + removal.text;
+}
+
+// The ranks of a comm, which have these slots, that are in the set.
+std::vector<int32_t> ranks_in(const membership::SlotSet& set, const std::vector<uint32_t>& slots) {
   std::vector<int32_t> ranks;
   for (size_t rank = 0; rank < slots.size(); ++rank) {
-    if (late.has(slots[rank])) ranks.push_back(static_cast<int32_t>(rank));
+    if (set.has(slots[rank])) ranks.push_back(static_cast<int32_t>(rank));
   }
   return ranks;
 }
 
-std::string deadline_text(const std::vector<int32_t>& late, const std::string& name) {
+// Where time was over, by channel: whose call an operation lacked. Ranks may have waited in different calls.
+std::string deadline_text(const membership::Proposal& decision, uint64_t comm,
+                          const std::vector<uint32_t>& slots, const std::string& name) {
+  std::vector<const membership::ChannelVerdict*> late;
+  for (const membership::ChannelVerdict& verdict : decision.channels) {
+    if (verdict.comm == comm && !verdict.late.empty()) late.push_back(&verdict);
+  }
   const std::string what = "an operation of comm " + name + " ran out of time: ";
   if (late.empty())
     return what +
            "all ranks had called it, and it was not done (a longer time: mep_comm_set_timeout)";
-  return what + list_ranks(late) + " had not called it";
+  if (late.size() == 1)
+    return what + list_ranks(ranks_in(late[0]->late, slots)) + " had not called it";
+  std::string text = "ranks of comm " + name + " waited in different calls until time was over: ";
+  for (const membership::ChannelVerdict* verdict : late) {
+    const bool is_collective = verdict->channel == comm;
+    text += (verdict == late[0] ? "" : "; ") + list_ranks(ranks_in(verdict->late, slots)) +
+            " had not called a " + (is_collective ? "collective" : "dispatch or combine");
+  }
+  return text;
 }
 
 // What operations beyond N* answer: the gravest of what happened. MEP_SUCCESS: there is nothing to report.
 Reason reason_of(const membership::InstallView& change, const membership::AffectedComm& affected,
-                 const std::vector<uint32_t>& slots, const std::vector<int32_t>& late,
-                 const std::string& name) {
+                 const std::vector<uint32_t>& slots, const std::string& name) {
   Reason reason;
   for (const membership::Removal& removal : change.decision->removed) {
     const auto it = std::find(slots.begin(), slots.end(), removal.slot);
@@ -66,14 +79,14 @@ Reason reason_of(const membership::InstallView& change, const membership::Affect
     }
     reason.text += (reason.text.empty() ? "" : "; ") +
                    ("rank " + std::to_string(it - slots.begin())) + " of comm " + name +
-                   (left ? " left: " : " failed: ") + removal_text(removal.reason);
+                   (left ? " left: " : " failed: ") + text_of(removal);
   }
   if (reason.result != MEP_SUCCESS) return reason;
   if ((affected.why & membership::kAffectedByRevoke) != 0) {
     return {MEP_ERR_REVOKED, "comm " + name + " was revoked"};
   }
   if ((affected.why & membership::kAffectedByDeadline) != 0) {
-    return {MEP_ERR_TIMEOUT, deadline_text(late, name)};
+    return {MEP_ERR_TIMEOUT, deadline_text(*change.decision, affected.comm, slots, name)};
   }
   return reason;  // only additions
 }
@@ -87,8 +100,7 @@ std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
                                                    const std::string& name) {
   auto made = std::make_shared<CommChange>();
   made->epoch = before.epoch;
-  const std::vector<int32_t> late = late_ranks(*change.decision, affected.comm, slots);
-  Reason reason = reason_of(change, affected, slots, late, name);
+  Reason reason = reason_of(change, affected, slots, name);
   made->joined = change.joined;
   made->is_reported = reason.result != MEP_SUCCESS && !change.joined;
   if (reason.result != MEP_SUCCESS) made->result = reason.result;
@@ -96,7 +108,12 @@ std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
   made->view = before.after(change, affected.new_epoch, slots);
   made->missing.assign(before.live_bits.size(), 0);
   if (reason.result == MEP_ERR_TIMEOUT) {
-    for (const int32_t rank : late) add_rank(&made->missing, static_cast<uint32_t>(rank));
+    for (const membership::ChannelVerdict& verdict : change.decision->channels) {
+      if (verdict.comm != affected.comm) continue;
+      for (const int32_t rank : ranks_in(verdict.late, slots)) {
+        add_rank(&made->missing, static_cast<uint32_t>(rank));
+      }
+    }
   }
   for (const uint32_t rank : before.live) {
     if (made->view->incarnations[rank] != before.incarnations[rank]) add_rank(&made->missing, rank);
