@@ -281,9 +281,9 @@ typedef struct mep_op_info_t {
   mep_result_t result;         /* out */
   uint32_t contributors_words; /* in */
   uint64_t* contributors;      /* in: array; out: ranks whose contribution is in the result */
-  uint64_t*
-      failed; /* in: array; out: ranks that were missing: they went, or, after MEP_ERR_TIMEOUT, they had
-                                  not called the operation when its time was over (the same on all ranks) */
+  /* in: array; out: ranks that were missing. After an error of the membership they are the same on all ranks: those
+   * that went, or, after MEP_ERR_TIMEOUT, had not called the operation when its time was over */
+  uint64_t* failed;
   uint32_t failed_words; /* in */
   uint32_t reserved;
 } mep_op_info_t;
@@ -765,7 +765,7 @@ MEP_API mep_result_t mep_comm_name(mep_comm_t comm, const char** name);
 MEP_API mep_result_t mep_comm_set_name(mep_comm_t comm, const char* name);
 
 /* Asks that `rank` be removed although it may live; decided by the quorum like a failure. Returns when
- * asked. 0.1 */
+ * asked. The own rank is refused. 0.1 */
 MEP_API mep_result_t mep_comm_evict(mep_comm_t comm, int32_t rank);
 /* Ends all pending operations of the comm on all members with MEP_ERR_REVOKED, once; the comm then
  * goes on in its next epoch. Returns when asked. 0.1 */
@@ -774,6 +774,9 @@ MEP_API mep_result_t mep_comm_revoke(mep_comm_t comm);
  * comms return MEP_ERR_ABORTED, and the other members see this rank fail. mep_comm_destroy then frees
  * without waiting. 0.1 */
 MEP_API mep_result_t mep_comm_abort(mep_comm_t comm);
+/* The same with a reason, which the text of the others' MEP_ERR_PEER_FAILED has: an exception of the program, say.
+ * At most 200 bytes of it; NULL or "": none. Read before the call returns. 0.2 */
+MEP_API mep_result_t mep_comm_abort_with(mep_comm_t comm, const char* text);
 
 /* ------------------------------------------------------------------------------------------------
  * Expert parallelism

@@ -56,6 +56,12 @@ contains
     name = text_of(text)
   end function mep_comm_name
 
+  integer(c_int32_t) function mep_comm_abort_with(comm, text) result(code)
+    type(mep_comm_t), intent(in) :: comm
+    character(len=*), intent(in) :: text
+    code = c_comm_abort_with(comm, trim(text)//c_null_char)
+  end function mep_comm_abort_with
+
   integer(c_int32_t) function mep_comm_set_name(comm, name) result(code)
     type(mep_comm_t), intent(in) :: comm
     character(len=*), intent(in) :: name

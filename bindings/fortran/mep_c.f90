@@ -416,6 +416,11 @@ module mep_c
       type(mep_comm_t), value :: comm
       type(c_ptr), intent(out) :: name
     end function c_comm_name
+    integer(c_int32_t) function c_comm_abort_with(comm, text) bind(C, name="mep_comm_abort_with")
+      import :: c_char, c_int32_t, mep_comm_t
+      type(mep_comm_t), value :: comm
+      character(kind=c_char), intent(in) :: text(*)
+    end function c_comm_abort_with
     integer(c_int32_t) function c_comm_set_name(comm, name) bind(C, name="mep_comm_set_name")
       import :: c_char, c_int32_t, mep_comm_t
       type(mep_comm_t), value :: comm

@@ -413,8 +413,10 @@ static void membership(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_evict(NULL, 0));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_evict(comm, 1));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_evict(comm, -1));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_evict(comm, 0)); /* itself */
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_revoke(NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_abort(NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_abort_with(NULL, "text"));
 }
 
 /* Whether this machine has an HCA is not known here; both answers are checked. */
@@ -513,6 +515,7 @@ static int calls_in_child(void) {
       mep_comm_name(comm, &text),
       mep_comm_revoke(comm),
       mep_comm_abort(comm),
+      mep_comm_abort_with(comm, NULL),
       mep_comm_destroy(comm),
   };
   for (size_t i = 0; i < sizeof results / sizeof *results; ++i) {

@@ -21,6 +21,12 @@ uint64_t test_seed() {
   return seed;
 }
 
+std::string some_text(Random& random) {
+  std::string text;
+  for (uint32_t i = random.below(kMaxReasonBytes + 1); i > 0; --i) text += 'x';
+  return text;
+}
+
 SlotSet some_slots(Random& random) {
   SlotSet set;
   const uint32_t count = random.chance(30) ? random.below(kSlots) : random.below(4);
@@ -39,8 +45,9 @@ ProposalPtr some_value(Random& random) {
   });
   for (uint32_t slot = 0; slot < kSlots; ++slot)
     if (!value->members.has(slot) && random.chance(3))
-      value->removed.push_back(
-          {slot, random.next(), static_cast<RemovalReason>(1 + random.below(6))});
+      value->removed.push_back({slot, random.next(),
+                                static_cast<RemovalReason>(1 + random.below(6)),
+                                some_text(random)});
   for (uint32_t i = random.below(5); i > 0; --i) {
     value->comms.push_back({random.next(), random.next()});
     value->channels.push_back({random.next(), random.next(), random.next(), random.next(),
@@ -63,6 +70,7 @@ Row some_row(Random& random) {
   for (SlotSet* set : {&row.dead, &row.left, &row.gave_up, &row.link_down, &row.silent, &row.evict,
                        &row.suspected, &row.recover_wanted})
     *set = some_slots(random);
+  if (random.chance(30)) row.reasons.push_back({random.below(kSlots), some_text(random)});
   row.round = random.below(9);
   row.wedged = random.chance(50);
   for (uint32_t i = random.below(6); i > 0; --i) {
@@ -109,7 +117,7 @@ void rows_come_back(void**) {
     assert_int_equal(back->round, row.round);
     assert_true(back->standing == row.standing && back->wedged == row.wedged);
     assert_true(back->dead == row.dead && back->left == row.left && back->silent == row.silent);
-    assert_true(back->gave_up == row.gave_up);
+    assert_true(back->gave_up == row.gave_up && back->reasons == row.reasons);
     assert_true(back->link_down == row.link_down && back->evict == row.evict);
     assert_true(back->suspected == row.suspected && back->recover_wanted == row.recover_wanted);
     assert_true(back->comms == row.comms && back->channels == row.channels);

@@ -264,12 +264,15 @@ void leaving_says_why(void**) {
 void an_abort_told_by_others_is_no_leave(void**) {
   Lab lab(3);
   lab.ranks[0].stopped = true;
-  lab.ranks[2].machine->on_abort();
+  lab.ranks[2].machine->on_abort("ValueError: no such expert");
   lab.settle();
   std::erase_if(lab.ranks[0].backlog, [](const auto& mail) { return mail.first == 2; });
   lab.resume(0);
-  assert_true(lab.ranks[0].installed.at(0).decision->removed.at(0).reason ==
-              RemovalReason::kGaveUp);
+  for (const uint32_t rank : {0u, 1u}) {
+    const Removal& removal = lab.ranks[rank].installed.at(0).decision->removed.at(0);
+    assert_true(removal.reason == RemovalReason::kGaveUp);
+    assert_string_equal(removal.text.c_str(), "ValueError: no such expert");
+  }
 }
 
 // Two of four commit a view without the third, whose end nobody has seen, leave and end, all before the last

@@ -202,7 +202,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
             self.close()
             return
         try:  # the exception that is under way matters more than what goes wrong here
-            self.abort()
+            self.abort(f"{kind.__name__}: {value}")
         except Error:
             pass
         try:
@@ -465,9 +465,10 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         """Ends all pending operations of the communicator on all members with RevokedError, once."""
         check(lib.mep_comm_revoke(self._address))
 
-    def abort(self) -> None:
-        """Ends this rank's part at once, without waiting; the others see this rank fail."""
-        check(lib.mep_comm_abort(self._address))
+    def abort(self, reason: str = "") -> None:
+        """Ends this rank's part at once, without waiting; the others see this rank fail, and their errors have the
+        first 200 bytes of the reason."""
+        check(lib.mep_comm_abort_with(self._address, reason.encode(errors="replace").replace(b"\0", b"?")))
 
 
 class _ViewCallback:

@@ -166,7 +166,7 @@ mep_result_t mep_comm_wait_view(mep_comm_t comm, uint64_t epoch, uint32_t timeou
       return fail(MEP_ERR_TIMEOUT, "the view did not change within %u ms", timeout_ms);
     }
     if (comm->comm->latest_view()->epoch > epoch) return MEP_SUCCESS;
-    return fail(world.terminal_result(), "the world has ended for this rank");
+    return world.fail_as_ended();
   });
 }
 

@@ -82,7 +82,7 @@ mep_result_t open_world(const ResolvedConfig& config, Mesh mesh, TransportSet tr
 mep_result_t give_up(const Opening& opening, mep_result_t result) {
   if (opening.world == nullptr) return result;
   const std::string text = last_error_text();
-  opening.world->abort();
+  opening.world->abort({});
   return fail(result, "%s", text.c_str());
 }
 
@@ -141,7 +141,7 @@ void close_world(mep_comm_t comm, bool orderly) {
   Comm& world_comm = *comm->comm;
   const std::shared_ptr<World> world = world_comm.world_ptr();
   comm->dormant.clear();
-  if (!orderly) world->abort();
+  if (!orderly) world->abort({});
   world->leave(orderly, Deadline::after_ms(world_comm.timeout_ms()));
   world_comm.close();
   delete comm;

@@ -240,7 +240,7 @@ mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* 
   const bool is_in = !entering.world->admissions().entering();
   *again = terminal == WorldEnd::kMissedMember && !deadline.expired();
   // Who is in already is waited for: the others learn at once that it ends.
-  if (is_in) entering.world->abort();
+  if (is_in) entering.world->abort({});
   entering.world->leave(false, deadline);
   const bool ended_by_others = terminal == MEP_ERR_EVICTED || terminal == MEP_ERR_NO_QUORUM;
   if (!is_in && ended_by_others) return Admissions::fail_outside();

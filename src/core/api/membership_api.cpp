@@ -104,9 +104,7 @@ mep_result_t agree(Comm& comm, uint64_t flag, uint64_t* result) {
 }
 
 mep_result_t check_terminal(const Comm& comm) {
-  const mep_result_t terminal = comm.world().terminal_result();
-  if (terminal == MEP_SUCCESS) return MEP_SUCCESS;
-  return fail(terminal, "the world has ended for this rank");
+  return comm.identity().check_world();
 }
 
 }  // namespace
@@ -167,6 +165,11 @@ mep_result_t mep_comm_evict(mep_comm_t comm, int32_t rank) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "rank %d is no rank of a communicator of %u ranks", rank,
                 comm->comm->size());
   }
+  if (static_cast<uint32_t>(rank) == comm->comm->rank()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "rank %d is this rank: it leaves by mep_comm_destroy, or at once by mep_comm_abort",
+                rank);
+  }
   return guarded([&]() -> mep_result_t {
     Comm& impl = *comm->comm;
     MEP_TRY(check_terminal(impl));
@@ -187,10 +190,16 @@ mep_result_t mep_comm_revoke(mep_comm_t comm) {
 }
 
 mep_result_t mep_comm_abort(mep_comm_t comm) {
+  return mep_comm_abort_with(comm, nullptr);
+}
+
+mep_result_t mep_comm_abort_with(mep_comm_t comm, const char* text) {
   using namespace mep;
   MEP_TRY(check_comm(comm));
   return guarded([&]() -> mep_result_t {
-    comm->comm->world().abort();
+    comm->comm->world().abort(text == nullptr
+                                  ? std::string()
+                                  : std::string(text, strnlen(text, membership::kMaxReasonBytes)));
     return MEP_SUCCESS;
   });
 }

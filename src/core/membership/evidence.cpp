@@ -216,6 +216,8 @@ void Membership::gather_evidence() {
       SlotSet& seen = left ? row_.left : row_.gave_up;
       if (!seen.has(slot)) {
         seen.add(slot);
+        for (const Statement& reason : row->reasons)
+          if (reason.slot == slot) row_.reasons.push_back(reason);
         touch();
       }
       confirm(slot, left ? RemovalReason::kLeft : RemovalReason::kGaveUp);

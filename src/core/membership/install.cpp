@@ -164,6 +164,7 @@ void Membership::start_epoch(const std::shared_ptr<const View>& view, const Prop
     if (slot != slot_) peers_[slot] = Peer{};
   });
   view_ = view;
+  std::erase_if(row_.reasons, [&](const Statement& reason) { return !kept.has(reason.slot); });
   for (SlotSet* set : {&row_.dead, &row_.left, &row_.gave_up, &row_.link_down, &row_.silent,
                        &row_.evict, &row_.suspected, &confirmed_})
     *set &= kept;

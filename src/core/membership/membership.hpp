@@ -229,7 +229,8 @@ class Membership {
   void on_leave();
   // This rank ends its part at once (mep_comm_abort): the PushRow that follows says that it gave
   // up, so the others see it fail. No more actions.
-  void on_abort();
+  // `reason`: what the others' errors say of it, at most kMaxReasonBytes; may be empty.
+  void on_abort(const std::string& reason);
   // An event could not be taken in whole, for want of memory. The PushRow that follows is this rank's
   // last one once more, with the statement that it gave up: what is half done is not told. No more
   // actions; what had been given and not taken is dropped.
@@ -357,6 +358,7 @@ class Membership {
   ProposalPtr attainable(const ProposalPtr& value, const SlotSet& live) const;
   void collect_tables(const SlotSet& live, Proposal* value) const;
   void name_late(const SlotSet& live, Proposal* value) const;
+  std::string removal_text(uint32_t slot, const SlotSet& live) const;
   RemovalReason removal_reason(uint32_t slot, const SlotSet& live) const;
   void try_accept();
   void try_commit();

@@ -198,9 +198,10 @@ void Membership::on_leave() {
   phase_ = Phase::kLeft;
 }
 
-void Membership::on_abort() {
+void Membership::on_abort(const std::string& reason) {
   if (!active()) return;
   row_.standing = Standing::kGaveUp;
+  if (!reason.empty()) row_.reasons.push_back({slot_, reason.substr(0, kMaxReasonBytes)});
   touch();
   publish({});
   phase_ = Phase::kLeft;

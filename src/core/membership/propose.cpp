@@ -102,6 +102,19 @@ RemovalReason Membership::removal_reason(uint32_t slot, const SlotSet& live) con
   return reason;
 }
 
+std::string Membership::removal_text(uint32_t slot, const SlotSet& live) const {
+  std::string text;
+  const auto look = [&](const Row& row) {
+    for (const Statement& reason : row.reasons)
+      if (reason.slot == slot) text = reason.text;
+  };
+  live.each([&](uint32_t by) {
+    const Row* row = by == slot_ ? &row_ : usable_row(by);
+    if (row != nullptr) look(*row);
+  });
+  return text;
+}
+
 // N*, next and what is to be settled, from the frozen tables of all unsuspected members. At least one
 // seq lies between N* and next, so that each change has a call that reports it, the same on all.
 void Membership::collect_tables(const SlotSet& live, Proposal* value) const {
@@ -181,7 +194,8 @@ ProposalPtr Membership::new_value(const SlotSet& live) const {
   value->proposer = slot_;
   value->members = live;
   (view_->members - live).each([&](uint32_t slot) {
-    value->removed.push_back({slot, view_->incarnation(slot), removal_reason(slot, live)});
+    value->removed.push_back(
+        {slot, view_->incarnation(slot), removal_reason(slot, live), removal_text(slot, live)});
   });
   bool complete = false;
   value->recover_seq = recover_due(live, &complete);

@@ -86,6 +86,14 @@ struct Settlement {
   friend auto operator<=>(const Settlement&, const Settlement&) = default;
 };
 
+// What a member that gave up says of it.
+constexpr size_t kMaxReasonBytes = 200;
+struct Statement {
+  uint32_t slot = 0;
+  std::string text;
+  friend bool operator==(const Statement&, const Statement&) = default;
+};
+
 enum class RemovalReason : uint8_t {
   kDied = 1,         // confirmed through its pidfd, or by a member on its host
   kLeft = 2,         // its own statement
@@ -99,6 +107,8 @@ struct Removal {
   uint32_t slot = 0;
   uint64_t incarnation = 0;
   RemovalReason reason = RemovalReason::kUnreachable;
+  std::string text =
+      {};  // of a member that gave up, for people: what it said; at most kMaxReasonBytes
   friend bool operator==(const Removal&, const Removal&) = default;
 };
 
@@ -158,12 +168,13 @@ struct Row {
   Standing standing = Standing::kMember;
 
   // Evidence of this member, first hand.
-  SlotSet dead;       // exits seen through a pidfd
-  SlotSet left;       // last rows seen, kLeft
-  SlotSet gave_up;    // last rows seen, kGaveUp
-  SlotSet link_down;  // broken connections, transport errors
-  SlotSet silent;     // no heartbeat for accuse_after_us
-  SlotSet evict;      // asked to be evicted
+  SlotSet dead;                    // exits seen through a pidfd
+  SlotSet left;                    // last rows seen, kLeft
+  SlotSet gave_up;                 // last rows seen, kGaveUp
+  std::vector<Statement> reasons;  // of some of those, and in its last row its own; each slot once
+  SlotSet link_down;               // broken connections, transport errors
+  SlotSet silent;                  // no heartbeat for accuse_after_us
+  SlotSet evict;                   // asked to be evicted
 
   // The view change.
   uint32_t round = 0;

@@ -22,6 +22,10 @@ class Writer {
     for (size_t i = 0; i < sizeof(T); ++i)
       bytes_.push_back(static_cast<uint8_t>(static_cast<uint64_t>(value) >> (8 * i)));
   }
+  void text(const std::string& text) {
+    number(static_cast<uint8_t>(text.size()));
+    bytes_.insert(bytes_.end(), text.begin(), text.end());
+  }
   void flag(bool value) { number<uint8_t>(value ? 1 : 0); }
   void set(const SlotSet& set) {
     const uint32_t count = set.count();
@@ -74,6 +78,14 @@ class Reader {
     for (size_t i = 0; i < sizeof(T); ++i) sum |= uint64_t{bytes_[at_ + i]} << (8 * i);
     at_ += sizeof(T);
     *value = static_cast<T>(sum);
+    return true;
+  }
+  bool text(std::string* text) {
+    uint8_t length = 0;
+    if (!number(&length)) return false;
+    if (length > kMaxReasonBytes || length > left()) return fail("text too long");
+    text->assign(reinterpret_cast<const char*>(bytes_.data()) + at_, length);
+    at_ += length;
     return true;
   }
   bool flag(bool* value) {
@@ -159,6 +171,7 @@ void write_proposal(Writer& out, const Proposal& value) {
     out.number(removal.slot);
     out.number(removal.incarnation);
     out.number(static_cast<uint8_t>(removal.reason));
+    out.text(removal.text);
   });
   out.list(value.comms, [&](const CommState& comm) {
     out.number(comm.comm);
@@ -188,7 +201,7 @@ bool read_removal(Reader& in, Removal* removal) {
   if (reason < 1 || reason > static_cast<uint8_t>(RemovalReason::kStalled))
     return in.fail("unknown reason of a removal");
   removal->reason = static_cast<RemovalReason>(reason);
-  return true;
+  return in.text(&removal->text);
 }
 
 bool read_settlement(Reader& in, Settlement* settle) {
@@ -208,7 +221,7 @@ bool read_proposal(Reader& in, Proposal* value) {
       !in.number(&value->origin.suspected) || !in.slot(&value->proposer, false) ||
       !in.set(&value->members) ||
       !in.list(&value->added, 20, [&](Member* m) { return read_member(in, m); }) ||
-      !in.list(&value->removed, 13, [&](Removal* r) { return read_removal(in, r); }) ||
+      !in.list(&value->removed, 14, [&](Removal* r) { return read_removal(in, r); }) ||
       !in.list(&value->comms, 16, [&](CommState* c) { return read_comm(in, c); }) ||
       !in.list(&value->channels, 39, verdict) ||
       !in.list(&value->settled, 24, [&](Settlement* s) { return read_settlement(in, s); }) ||
@@ -271,6 +284,8 @@ bool read_evidence(Reader& in, Row* row) {
   row->standing = static_cast<Standing>(standing);
   return in.set(&row->dead) && in.set(&row->left) && in.set(&row->gave_up) &&
          in.set(&row->link_down) && in.set(&row->silent) && in.set(&row->evict) &&
+         in.list(&row->reasons, 5,
+                 [&](Statement* s) { return in.slot(&s->slot, false) && in.text(&s->text); }) &&
          in.number(&row->round) && in.set(&row->suspected) && in.flag(&row->wedged);
 }
 
@@ -317,6 +332,10 @@ std::vector<uint8_t> encode_row(const Row& row) {
   for (const SlotSet* set :
        {&row.dead, &row.left, &row.gave_up, &row.link_down, &row.silent, &row.evict})
     out.set(*set);
+  out.list(row.reasons, [&](const Statement& statement) {
+    out.number(statement.slot);
+    out.text(statement.text);
+  });
   out.number(row.round);
   out.set(row.suspected);
   out.flag(row.wedged);

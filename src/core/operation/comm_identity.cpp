@@ -23,7 +23,7 @@ mep_result_t CommIdentity::check_world() const {
   const mep_result_t terminal = world_->terminal_result();
   if (terminal == MEP_SUCCESS) [[likely]]
     return MEP_SUCCESS;
-  return fail(terminal, "the world of comm %s has ended for this rank", name().c_str());
+  return world_->fail_as_ended();
 }
 
 }  // namespace mep

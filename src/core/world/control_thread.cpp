@@ -346,10 +346,10 @@ void ControlThread::start_leaving() {
   leave_awaited_.each([&](uint32_t slot) { send(slot, kFrameLeaving, payload); });
 }
 
-void ControlThread::abort() {
+void ControlThread::abort(const std::string& reason) {
   // First nobody posts any more: the others take the statement for this rank's end.
   end_world(MEP_ERR_ABORTED);
-  membership_->on_abort();
+  membership_->on_abort(reason);
   carry_out();
   flush_links();
 }

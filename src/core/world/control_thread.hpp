@@ -80,7 +80,7 @@ class ControlThread {
   // Starts the orderly leave; `left` is called when LEFT was said.
   void start_leaving();
   // Ends this rank's part now; the others see it fail.
-  void abort();
+  void abort(const std::string& reason);
   // Every later call of this rank answers `result`.
   void end_world(mep_result_t result);
   // The same for this rank's own end, when it has left: what it owes others may still be on its way.

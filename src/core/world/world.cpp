@@ -228,8 +228,8 @@ void World::leave(bool orderly, const Deadline& deadline) {
   control_->stop();
 }
 
-void World::abort() {
-  control_->call([this] { control_->abort(); });
+void World::abort(const std::string& reason) {
+  control_->call([&] { control_->abort(reason); });
 }
 
 }  // namespace mep

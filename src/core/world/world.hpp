@@ -65,6 +65,8 @@ class World : public std::enable_shared_from_this<World> {
 
   // See WorldEnd::result().
   mep_result_t terminal_result() const { return end_.result(); }
+  // For a call that finds it: the text says why it ended and what is left to do.
+  mep_result_t fail_as_ended() const { return end_.fail_as_ended(); }
   // The child of a fork must not use the handle.
   bool forked() const;
 
@@ -108,7 +110,8 @@ class World : public std::enable_shared_from_this<World> {
   // Orderly: waits until no member needs this rank, says LEFT. Not orderly: just stops. What is left of
   // the world answers MEP_ERR_ABORTED from then on.
   void leave(bool orderly, const Deadline& deadline);
-  void abort();
+  // `reason`: for the others' errors; may be empty.
+  void abort(const std::string& reason);
 
   SourceMemory& source_memory() { return source_memory_; }
   void count_allocation(int change);
