@@ -29,7 +29,7 @@ __device__ void copy_place(const RelayPlan& plan, uint64_t at, uint64_t bytes) {
 
 // Packets carry their tags: those of steps before `end`, and of each place the first packet_bytes.
 __device__ void copy_packets(const RelayPlan& plan, uint64_t at, uint64_t end) {
-  for (uint64_t i = threadIdx.x * 16; i < CollLayout::kPacketPlaceBytes; i += blockDim.x * 16) {
+  for (uint64_t i = threadIdx.x * 16; i < plan.layout.packet_place_bytes; i += blockDim.x * 16) {
     const mep::device::Packet packet = mep::device::load_packet(plan.from + at + i);
     if (packet.tag == 0 || packet.tag >= end || i >= plan.packet_bytes) continue;
     mep::device::store_packet(plan.to + at + i, packet);

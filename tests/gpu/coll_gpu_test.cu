@@ -302,7 +302,7 @@ void borders(uint32_t ranks, uint64_t live, std::mt19937_64* random) {
   Rig rig(ranks, 20'000, Places::kSmall);
   const size_t slot = rig.layout().slot_bytes;
   Bench bench(rig, (3 * slot + 64) * ranks, live);
-  const size_t slot_count = slot / 2, packet_count = mep::device::kPacketMessageBytes / 2;
+  const size_t slot_count = slot / 2, packet_count = rig.layout().packet_place_bytes / 4;
   int cases = 0;
   for (const Collective kind : kKinds) {
     for (const size_t count : {size_t{0}, size_t{1}, size_t{9}, packet_count, packet_count + 1,
@@ -518,6 +518,7 @@ int main(int argc, char** argv) {
   most_ctas();
   for (const uint32_t ranks : {1u, 2u, 4u, 8u}) matrix(ranks, &random);
   borders(1, ~uint64_t{0}, &random);
+  borders(2, ~uint64_t{0}, &random);
   borders(3, ~uint64_t{0}, &random);
   borders(8, ~uint64_t{0x21}, &random);
   for (const uint32_t ranks : {2u, 3u}) large(ranks, &random);

@@ -23,7 +23,11 @@ constexpr uint64_t one_shot_limit(uint32_t ranks) {
   return ranks <= 2 ? 2u << 20 : (2u << 20) / ranks;
 }
 
-// Of what is not reduced, all ranks together: more is sooner there without tags.
+// The longest message in packets, which are twice as long as it; and of more than two ranks what is not reduced, all
+// ranks together: more is sooner there without tags.
+constexpr uint64_t packet_limit(uint32_t ranks) {
+  return ranks <= 2 ? 64u << 10 : 16u << 10;
+}
 constexpr uint64_t kShortExchangeBytes = 64u << 10;
 
 // CTAs by size: one up to a limit, because more have to meet at the end, which takes a microsecond; beyond, as
@@ -76,10 +80,10 @@ uint32_t fingerprint_of(const CollCall& call) {
   return static_cast<uint32_t>(mix * 0x9e3779b97f4a7c15u >> (64 - kFingerprintBits));
 }
 
-// What goes in packets, which are twice as long as the message.
+// What goes in packets.
 bool is_short(const CollCall& call, const CollLayout& layout) {
-  if (call.bytes > kPacketMessageBytes) return false;
-  return coll_path(call.kind) == CollPath::kReduce ||
+  if (call.bytes > layout.packet_place_bytes / 2) return false;
+  return layout.ranks <= 2 || coll_path(call.kind) == CollPath::kReduce ||
          call.bytes * layout.ranks <= kShortExchangeBytes;
 }
 
@@ -109,6 +113,7 @@ CollLayout make_coll_layout(uint32_t ranks, uint32_t ctas) {
   layout.ranks = ranks;
   layout.ctas = std::min(ctas, kMaxCollCtas);
   layout.slot_bytes = std::min(kSlotAreaBytes / ranks, kMostSlotBytes) / 4096 * 4096;
+  layout.packet_place_bytes = 2 * packet_limit(ranks);
   layout.piece_bytes = std::max(kTileBytes / std::max(ranks, 2u) / 16 * 16, kLeastPieceBytes);
   return layout;
 }
