@@ -87,6 +87,11 @@ bool is_short(const CollCall& call, const CollLayout& layout) {
          call.bytes * layout.ranks <= kShortExchangeBytes;
 }
 
+// Between two ranks the root of a long reduce is the only one that needs what the other gives, dead or alive.
+bool is_one_way(const CollCall& call, const CollLayout& layout) {
+  return call.kind == Collective::k_reduce && layout.ranks == 2;
+}
+
 CollKernel kernel_of(const CollCall& call, const CollLayout& layout) {
   switch (coll_path(call.kind)) {
     case CollPath::kExchange:
@@ -98,6 +103,7 @@ CollKernel kernel_of(const CollCall& call, const CollLayout& layout) {
                                     : reduce_scatter_kernel(call.dtype);
     case CollPath::kReduce:
       if (is_short(call, layout)) return short_reduce_kernel(call.dtype);
+      if (is_one_way(call, layout)) return reduce_scatter_kernel(call.dtype);
       return coll_is_one_shot(layout, call.bytes) ? one_shot_kernel(call.dtype)
                                                   : two_shot_kernel(call.dtype);
     case CollPath::kNone:

@@ -25,7 +25,8 @@
 // a dead rank had sent there and not here is read in that member's window. Only a member that needed no verdict for
 // it says in its window that it is done: one that did has not got all in its own window. Blocks that are for one rank alone
 // lie in no other window: operations of such take one more step, in which all say that they have theirs, so none
-// is complete anywhere while a rank lacks a block.
+// is complete anywhere while a rank lacks a block. A long reduce of two ranks does without: if one dies, nobody is left
+// who could lack what the other one has.
 #pragma once
 
 #include <cstddef>
