@@ -26,7 +26,7 @@ constexpr uint64_t one_shot_limit(uint32_t ranks) {
 // The longest message in packets, which are twice as long as it; and of more than two ranks what is not reduced, all
 // ranks together: more is sooner there without tags.
 constexpr uint64_t packet_limit(uint32_t ranks) {
-  return ranks <= 2 ? 64u << 10 : 16u << 10;
+  return ranks <= 2 ? 256u << 10 : 16u << 10;
 }
 constexpr uint64_t kShortExchangeBytes = 64u << 10;
 
