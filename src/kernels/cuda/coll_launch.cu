@@ -11,8 +11,8 @@ namespace mep::device {
 namespace {
 
 // Found by trying sizes on two GPUs with NVLink, and ranks that share them.
-constexpr uint64_t kSlotAreaBytes = 8u << 20;  // of one step, all sources together
-constexpr uint64_t kMostSlotBytes = 4u << 20;
+constexpr uint64_t kSlotAreaBytes = 16u << 20;  // of one step, all sources together
+constexpr uint64_t kMostSlotBytes = 8u << 20;
 constexpr uint64_t kTileBytes = 256u << 10;  // of one two-shot step and CTA, all members together
 constexpr uint64_t kLeastPieceBytes = 4u << 10;
 constexpr uint32_t kFewCtas = 16;
