@@ -29,7 +29,7 @@ __device__ void copy_place(const RelayPlan& plan, uint64_t at, uint64_t bytes) {
 
 // Packets carry their tags: those of steps before `end`, and of each place the first packet_bytes.
 __device__ void copy_packets(const RelayPlan& plan, uint64_t at, uint64_t end) {
-  for (uint64_t i = threadIdx.x * 16; i < CollLayout::kPacketPlaceBytes; i += blockDim.x * 16) {
+  for (uint64_t i = threadIdx.x * 16; i < plan.layout.packet_place_bytes; i += blockDim.x * 16) {
     const mep::device::Packet packet = mep::device::load_packet(plan.from + at + i);
     if (packet.tag == 0 || packet.tag >= end || i >= plan.packet_bytes) continue;
     mep::device::store_packet(plan.to + at + i, packet);
@@ -292,6 +292,27 @@ void deaths_in_personal_operations() {
     }
   }
   std::printf("  4 ranks: deaths between data and confirmation, of each kind and root\n");
+}
+
+// A long reduce of two ranks goes to the root alone. Whoever is left has succeeded if the other's last word came: the
+// root has all bytes then, and the other one needs none.
+void deaths_in_one_way_reduce() {
+  for (const uint32_t gone : {0u, 1u}) {
+    for (const bool has_last : {true, false}) {
+      Death death(2, Places::kSmall, {Collective::k_reduce, 0, 10'000}, gone);
+      const uint32_t left = 1 - gone;
+      const auto serve = [&] {
+        death.relay().pass(left, death.data_end() - (has_last ? 0 : 1));
+        return has_last ? death.is_done(left)
+                        : death.relay().steps_signalled(left, gone) >= death.data_end();
+      };
+      GPU_CHECK(wait_for(serve), "reduce: rank %u does not get to its last step", left);
+      GPU_CHECK(death.is_done(left) == has_last, "reduce: rank %u is done without a word", left);
+      GPU_CHECK(death.settle("one of two dies in a reduce") == has_last,
+                "reduce without rank %u, its last word %s", gone, has_last ? "there" : "missing");
+    }
+  }
+  std::printf("  2 ranks: deaths in a reduce that goes one way\n");
 }
 
 void any_moment(std::mt19937_64* random, double seconds) {

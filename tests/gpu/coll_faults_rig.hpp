@@ -146,6 +146,8 @@ inline bool wait_for(const std::function<bool()>& condition) {
 
 // A rank dies between its data and the confirmation that it has others', in each kind with personal data.
 void deaths_in_personal_operations();
+// One of two ranks dies in a long reduce, before or after its last word.
+void deaths_in_one_way_reduce();
 
 // Every kind, every root, a death at any moment: each survivor has been passed words up to some step of its own.
 void any_moment(std::mt19937_64* random, double seconds);

@@ -335,6 +335,7 @@ int main() {
   }
   half_served(3, {Collective::k_allreduce, 0, 2000});
   deaths_in_personal_operations();
+  deaths_in_one_way_reduce();
   any_moment(&random, std::getenv("MEP_TEST_SOAK") != nullptr ? 300 : 5);
   for (int i = 0; i < 5; ++i) slow_reader(3);
   std::printf("  3 ranks: one reads while another begins the next epoch\n");

@@ -302,7 +302,7 @@ void borders(uint32_t ranks, uint64_t live, std::mt19937_64* random) {
   Rig rig(ranks, 20'000, Places::kSmall);
   const size_t slot = rig.layout().slot_bytes;
   Bench bench(rig, (3 * slot + 64) * ranks, live);
-  const size_t slot_count = slot / 2, packet_count = mep::device::kPacketMessageBytes / 2;
+  const size_t slot_count = slot / 2, packet_count = rig.layout().packet_place_bytes / 4;
   int cases = 0;
   for (const Collective kind : kKinds) {
     for (const size_t count : {size_t{0}, size_t{1}, size_t{9}, packet_count, packet_count + 1,
@@ -355,7 +355,7 @@ Case large_case(Collective kind, uint32_t ranks, size_t count, size_t offset) {
 
 // More than the places hold at once, as the library has them, aligned and not.
 void large(uint32_t ranks, std::mt19937_64* random) {
-  constexpr size_t kMost = size_t{20} << 20;
+  constexpr size_t kMost = size_t{28} << 20;
   Rig rig(ranks, 20'000);
   Bench bench(rig, kMost);
   const auto run = [&](Collective kind, size_t offset) {
@@ -370,7 +370,7 @@ void large(uint32_t ranks, std::mt19937_64* random) {
   }
   // Each of these once here, and the other way with another number of ranks.
   for (const Collective kind : kNewest) run(kind, (static_cast<uint32_t>(kind) + ranks) % 2 * 4);
-  std::printf("  %u ranks: 20 MiB of each\n", ranks);
+  std::printf("  %u ranks: 28 MiB of each\n", ranks);
 }
 
 // What runs together fits on the GPU.
@@ -518,6 +518,7 @@ int main(int argc, char** argv) {
   most_ctas();
   for (const uint32_t ranks : {1u, 2u, 4u, 8u}) matrix(ranks, &random);
   borders(1, ~uint64_t{0}, &random);
+  borders(2, ~uint64_t{0}, &random);
   borders(3, ~uint64_t{0}, &random);
   borders(8, ~uint64_t{0x21}, &random);
   for (const uint32_t ranks : {2u, 3u}) large(ranks, &random);

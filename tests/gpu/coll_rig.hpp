@@ -95,6 +95,7 @@ class Rig {
         ranks, mep::device::most_coll_ctas(capacity, (ranks + gpus_in_use() - 1) / gpus_in_use()));
     if (places == Places::kSmall) {
       layout_.slot_bytes = 16u << 10;
+      layout_.packet_place_bytes = 16u << 10;
       layout_.piece_bytes = 1u << 10;
     }
     for (uint32_t rank = 0; rank < ranks; ++rank) {

@@ -41,31 +41,51 @@ __device__ inline bool keeps_result(const CollState* state, const CollCall& call
   return call.kind != Collective::k_reduce || call.root == state->rank;
 }
 
-// The sum (or whatever op is) of 16 bytes of every member, in rank order. place(source) is where the
-// bytes of a source lie. Four loads are under way at a time; the arithmetic is there once, or the code
-// of all types and operators would be large.
-template <typename Type, typename Place>
-__device__ inline uint4 reduce_pack(const CollFrame& frame, mep_op_t op, Place&& place) {
+// The sums (or whatever op is) of `packs` times 16 bytes of every member, in rank order. load(source, pack) gives what a
+// source has, take(pack, sum) gets a sum. Four loads are under way at a time, of one pack after the other; the
+// arithmetic is there once, or the code of all types and operators would be large.
+template <typename Type, typename Load, typename Take>
+__device__ inline void reduce_packs(const CollFrame& frame, mep_op_t op, uint32_t packs,
+                                    Load&& load, Take&& take) {
   Pack<Type> total;
+  uint32_t loaded_pack = 0, loaded_member = 0, pack = 0, member = 0;
 #pragma unroll 1
-  for (uint32_t first = 0; first < frame.members; first += 4) {
-    const uint32_t count = frame.members - first < 4 ? frame.members - first : 4;
+  while (pack < packs) {
     uint4 bytes[4];
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
-      if (i < count) bytes[i] = load_window(place(frame.member[first + i]));
+      if (loaded_pack == packs) continue;
+      bytes[i] = load(frame.member[loaded_member], loaded_pack);
+      if (++loaded_member != frame.members) continue;
+      loaded_member = 0;
+      ++loaded_pack;
     }
 #pragma unroll 1
-    for (uint32_t i = 0; i < count; ++i) {
+    for (uint32_t i = 0; i < 4 && pack < packs; ++i) {
       const uint4 next = i < 2 ? (i == 0 ? bytes[0] : bytes[1]) : (i == 2 ? bytes[2] : bytes[3]);
-      if (first + i == 0) {
+      if (member == 0) {
         total = Pack<Type>::load(next);
       } else {
         total.add(op, next);
       }
+      if (++member != frame.members) continue;
+      take(pack, total.store(op, frame.members));
+      member = 0;
+      ++pack;
     }
   }
-  return total.store(op, frame.members);
+}
+
+// Reduces the packs that begin in [begin, end), this thread's of the CTA: load(source, at), take(at, sum).
+template <typename Type, typename Load, typename Take>
+__device__ inline void reduce_range(const CollFrame& frame, mep_op_t op, uint64_t begin,
+                                    uint64_t end, Load&& load, Take&& take) {
+  const uint64_t first = begin + threadIdx.x * 16;
+  if (first >= end) return;
+  reduce_packs<Type>(
+      frame, op, static_cast<uint32_t>((end - first + kPackStride - 1) / kPackStride),
+      [&](uint32_t source, uint32_t pack) { return load(source, first + pack * kPackStride); },
+      [&](uint32_t pack, const uint4& sum) { take(first + pack * kPackStride, sum); });
 }
 
 }  // namespace mep::device

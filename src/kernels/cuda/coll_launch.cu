@@ -11,8 +11,8 @@ namespace mep::device {
 namespace {
 
 // Found by trying sizes on two GPUs with NVLink, and ranks that share them.
-constexpr uint64_t kSlotAreaBytes = 8u << 20;  // of one step, all sources together
-constexpr uint64_t kMostSlotBytes = 4u << 20;
+constexpr uint64_t kSlotAreaBytes = 16u << 20;  // of one step, all sources together
+constexpr uint64_t kMostSlotBytes = 8u << 20;
 constexpr uint64_t kTileBytes = 256u << 10;  // of one two-shot step and CTA, all members together
 constexpr uint64_t kLeastPieceBytes = 4u << 10;
 constexpr uint32_t kFewCtas = 16;
@@ -23,7 +23,11 @@ constexpr uint64_t one_shot_limit(uint32_t ranks) {
   return ranks <= 2 ? 2u << 20 : (2u << 20) / ranks;
 }
 
-// Of what is not reduced, all ranks together: more is sooner there without tags.
+// The longest message in packets, which are twice as long as it; and of more than two ranks what is not reduced, all
+// ranks together: more is sooner there without tags.
+constexpr uint64_t packet_limit(uint32_t ranks) {
+  return ranks <= 2 ? 256u << 10 : 16u << 10;
+}
 constexpr uint64_t kShortExchangeBytes = 64u << 10;
 
 // CTAs by size: one up to a limit, because more have to meet at the end, which takes a microsecond; beyond, as
@@ -76,11 +80,16 @@ uint32_t fingerprint_of(const CollCall& call) {
   return static_cast<uint32_t>(mix * 0x9e3779b97f4a7c15u >> (64 - kFingerprintBits));
 }
 
-// What goes in packets, which are twice as long as the message.
+// What goes in packets.
 bool is_short(const CollCall& call, const CollLayout& layout) {
-  if (call.bytes > kPacketMessageBytes) return false;
-  return coll_path(call.kind) == CollPath::kReduce ||
+  if (call.bytes > layout.packet_place_bytes / 2) return false;
+  return layout.ranks <= 2 || coll_path(call.kind) == CollPath::kReduce ||
          call.bytes * layout.ranks <= kShortExchangeBytes;
+}
+
+// Between two ranks the root of a long reduce is the only one that needs what the other gives, dead or alive.
+bool is_one_way(const CollCall& call, const CollLayout& layout) {
+  return call.kind == Collective::k_reduce && layout.ranks == 2;
 }
 
 CollKernel kernel_of(const CollCall& call, const CollLayout& layout) {
@@ -94,6 +103,7 @@ CollKernel kernel_of(const CollCall& call, const CollLayout& layout) {
                                     : reduce_scatter_kernel(call.dtype);
     case CollPath::kReduce:
       if (is_short(call, layout)) return short_reduce_kernel(call.dtype);
+      if (is_one_way(call, layout)) return reduce_scatter_kernel(call.dtype);
       return coll_is_one_shot(layout, call.bytes) ? one_shot_kernel(call.dtype)
                                                   : two_shot_kernel(call.dtype);
     case CollPath::kNone:
@@ -109,6 +119,7 @@ CollLayout make_coll_layout(uint32_t ranks, uint32_t ctas) {
   layout.ranks = ranks;
   layout.ctas = std::min(ctas, kMaxCollCtas);
   layout.slot_bytes = std::min(kSlotAreaBytes / ranks, kMostSlotBytes) / 4096 * 4096;
+  layout.packet_place_bytes = 2 * packet_limit(ranks);
   layout.piece_bytes = std::max(kTileBytes / std::max(ranks, 2u) / 16 * 16, kLeastPieceBytes);
   return layout;
 }

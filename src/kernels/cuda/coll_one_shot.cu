@@ -4,7 +4,7 @@
 namespace mep::device {
 namespace {
 
-// Always in one step: what is exchanged whole fits into a slot. Short ones are not worth more loads under way.
+// Always in one step: what is exchanged whole fits into a slot.
 template <typename Type>
 __device__ void one_shot(CollState* state, const CollCall& call, CollFrame* frame) {
   const CollLayout& layout = state->layout;
@@ -31,12 +31,14 @@ __device__ void one_shot(CollState* state, const CollCall& call, CollFrame* fram
   if (!wait_members(state, frame, row, layout.scatter_row(blockIdx.x), tag)) return;
   if (!keeps_result(state, call)) return;
   test_delay(state, *frame, 2);
-  for (uint64_t i = begin + threadIdx.x * 16; i < end; i += kPackStride) {
-    const uint4 total = reduce_pack<Type>(*frame, call.op, [&](uint32_t source) {
-      return window_of(*frame, source) + slots + source * layout.slot_bytes + i;
-    });
-    store_user(receive, i, call.bytes, receive_aligned, total);
-  }
+  reduce_range<Type>(
+      *frame, call.op, begin, end,
+      [&](uint32_t source, uint64_t i) {
+        return load_window(window_of(*frame, source) + slots + source * layout.slot_bytes + i);
+      },
+      [&](uint64_t i, const uint4& sum) {
+        store_user(receive, i, call.bytes, receive_aligned, sum);
+      });
 }
 
 template <typename Type>

@@ -1,5 +1,5 @@
-// Reduce-scatter: a rank puts each block into its slot in the window of the rank that gets it, its own too, signals,
-// and reduces what lies in its own window.
+// Reduce-scatter, and long reduces of two ranks: a rank puts each block into its slot in the window of the rank that gets
+// it, signals, and reduces what lies in its own window with what it gives itself.
 #include "kernels/cuda/coll_allreduce.cuh"
 #include "kernels/cuda/coll_chunks.cuh"
 
@@ -7,20 +7,34 @@ namespace mep::device {
 namespace {
 
 template <typename Type>
-__device__ void reduce_scatter(CollState* state, const CollCall& call, CollFrame* frame) {
+__device__ void reduce_blocks(CollState* state, const CollCall& call, CollFrame* frame) {
+  const bool scatters = call.kind == Collective::k_reduce_scatter;
+  const bool gets = scatters || call.root == state->rank;
+  const auto* send = static_cast<const uint8_t*>(call.send);
   auto* receive = static_cast<uint8_t*>(call.receive);
+  const uint8_t* own = send + (scatters ? state->rank * call.bytes : 0);
+  const bool own_aligned = is_aligned(own);
   const bool receive_aligned = is_aligned(receive);
-  const auto push = [&](const CollChunk& chunk) { push_blocks(state, *frame, call, chunk, 0); };
-  const auto use = [&](const CollChunk& chunk) {
-    for (uint64_t i = chunk.begin + threadIdx.x * 16; i < chunk.end; i += kPackStride) {
-      const uint4 total = reduce_pack<Type>(*frame, call.op, [&](uint32_t source) {
-        return frame->own + state->layout.slot(chunk.step, source) + i;
-      });
-      store_user(receive, chunk.at + i, call.bytes, receive_aligned, total);
-    }
+  const auto push = [&](const CollChunk& chunk) {
+    if (scatters) push_blocks(state, *frame, call, chunk, 1);
+    if (!gets) push_block(state, call, chunk, send, call.root);
   };
+  const auto use = [&](const CollChunk& chunk) {
+    if (!gets) return;
+    reduce_range<Type>(
+        *frame, call.op, chunk.begin, chunk.end,
+        [&](uint32_t source, uint64_t i) {
+          if (source == state->rank) return load_user(own, chunk.at + i, call.bytes, own_aligned);
+          return load_window(frame->own + state->layout.slot(chunk.step, source) + i);
+        },
+        [&](uint64_t i, const uint4& sum) {
+          store_user(receive, chunk.at + i, call.bytes, receive_aligned, sum);
+        });
+  };
+  // A reduce is confirmed by nobody: between two ranks, the one that gets no block lacks nothing.
   if (exchange_chunks(
-          state, call, frame, push, [](const CollChunk&) {}, use)) {
+          state, call, frame, push, [](const CollChunk&) {}, use) &&
+      scatters) {
     confirm_blocks(state, frame, frame->step + chunk_count(state->layout, call.bytes));
   }
 }
@@ -29,8 +43,11 @@ template <typename Type>
 __global__ void __launch_bounds__(kCollThreads)
     reduce_scatter_entry(CollState* state, const CollCall call) {
   run_coll(
-      state, call, [&](CollFrame* frame) { reduce_scatter<Type>(state, call, frame); },
-      [&](const CollFrame&) { return block_steps(state->layout, call.bytes); });
+      state, call, [&](CollFrame* frame) { reduce_blocks<Type>(state, call, frame); },
+      [&](const CollFrame&) {
+        return call.kind == Collective::k_reduce_scatter ? block_steps(state->layout, call.bytes)
+                                                         : chunk_count(state->layout, call.bytes);
+      });
 }
 
 }  // namespace

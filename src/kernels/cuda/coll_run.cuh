@@ -81,7 +81,21 @@ __device__ inline uint32_t load_device_acquire(const uint32_t* word) {
   return value;
 }
 
-// All threads, first of all.
+// Why an operation ends at once, or 0.
+__device__ inline int32_t refusal(const CollState* state, const CollCall& call) {
+  if (state->ended != 0) return state->ended;
+  if (state->news != 0) return state->news;
+  const bool lacks_root = call.is_rooted != 0 && (state->live >> call.root & 1) == 0;
+  return lacks_root ? int32_t{MEP_ERR_PEER_FAILED} : 0;
+}
+
+// The warp of the leader, before it reads the frame. The data threads arrive and go on.
+__device__ inline void wait_for_frame() {
+  __syncwarp();
+  asm volatile("bar.sync 2, %0;" ::"n"(kCollThreads) : "memory");
+}
+
+// The data threads, first of all.
 __device__ inline void begin_frame(const CollState* state, const CollCall& call, CollFrame* frame) {
   if (threadIdx.x == 0) {
     frame->epoch = state->epoch;
@@ -102,12 +116,10 @@ __device__ inline void begin_frame(const CollState* state, const CollCall& call,
       frame->member[members++] = rank;
     }
     frame->members = members;
-    frame->refused = state->ended != 0 ? state->ended : state->news;
-    if (frame->refused == 0 && call.is_rooted != 0 && (state->live >> call.root & 1) == 0) {
-      frame->refused = MEP_ERR_PEER_FAILED;
-    }
+    frame->refused = refusal(state, call);
   }
-  __syncthreads();
+  data_sync();
+  asm volatile("bar.arrive 2, %0;" ::"n"(kCollThreads) : "memory");
 }
 
 // Tests: between 0 and test_delay_ns, different for every rank, CTA and phase.
@@ -248,8 +260,9 @@ struct CollLeader {
     post = state->post;
     ended_operations = state->ended_operations;
   }
+  // Before the frame is there: a look at the host takes as long as a short operation.
   __device__ void enter() {
-    store_word(&post->entered, frame->seq);
+    store_word(&post->entered, state->seq + 1);
     asm volatile("fence.sc.sys;" ::: "memory");
     word = load_word(&post->word);
     seen_word = state->seen_word;
@@ -491,21 +504,25 @@ template <typename Work, typename CountSteps>
 __device__ inline void run_coll(CollState* state, const CollCall& call, Work&& work,
                                 CountSteps&& count_steps) {
   __shared__ CollFrame frame;
-  begin_frame(state, call, &frame);
   if (threadIdx.x < kDataThreads) {
+    begin_frame(state, call, &frame);
     const bool met = frame.refused == 0 && (frame.step != 0 || meet_in_epoch(state, &frame));
     if (met) work(&frame);
     end_frame(state, &frame);
     return;
   }
-  if (threadIdx.x != kDataThreads || blockIdx.x != 0) return;
+  if (blockIdx.x != 0) return wait_for_frame();
   CollLeader leader{state, &call, &frame};
-  leader.prepare();
+  if (threadIdx.x == kDataThreads) {
+    leader.prepare();
+    if (refusal(state, call) == 0) leader.enter();
+  }
+  wait_for_frame();
+  if (threadIdx.x != kDataThreads) return;
   if (frame.refused != 0) {
     leader.refuse();
     return;
   }
-  leader.enter();
   leader.watch();
   leader.finish(count_steps(frame));
 }

@@ -6,14 +6,22 @@
 namespace mep::device {
 namespace {
 
-// What `source` gives, to a block of the receive buffer.
+// What `source` gives, to a block of the receive buffer; two packs are looked at together.
 __device__ bool take_packets(const PacketStep& step, const CollCall& call, uint32_t source,
                              uint8_t* to) {
   const bool aligned = is_aligned(to);
-  for (uint64_t i = first_pack(); i < call.bytes; i += gridDim.x * kPackStride) {
-    uint4 pack;
-    if (!step.take(step.look(source, i), source, i, &pack)) return false;
-    store_user(to, i, call.bytes, aligned, pack);
+  const uint64_t stride = gridDim.x * kPackStride;
+  for (uint64_t first = first_pack(); first < call.bytes; first += 2 * stride) {
+    const bool has_second = first + stride < call.bytes;
+    const PacketPair looks[2] = {step.look(source, first),
+                                 step.look(source, has_second ? first + stride : first)};
+#pragma unroll 1
+    for (uint32_t k = 0; k < (has_second ? 2u : 1u); ++k) {
+      const uint64_t at = first + k * stride;
+      uint4 pack;
+      if (!step.take(k == 0 ? looks[0] : looks[1], source, at, &pack)) return false;
+      store_user(to, at, call.bytes, aligned, pack);
+    }
   }
   return true;
 }

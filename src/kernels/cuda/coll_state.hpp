@@ -25,7 +25,8 @@
 // a dead rank had sent there and not here is read in that member's window. Only a member that needed no verdict for
 // it says in its window that it is done: one that did has not got all in its own window. Blocks that are for one rank alone
 // lie in no other window: operations of such take one more step, in which all say that they have theirs, so none
-// is complete anywhere while a rank lacks a block.
+// is complete anywhere while a rank lacks a block. A long reduce of two ranks does without: if one dies, nobody is left
+// who could lack what the other one has.
 #pragma once
 
 #include <cstddef>
@@ -80,11 +81,10 @@ struct CollPost {
 // Where what lies in a window of `ranks` ranks.
 struct CollLayout {
   uint32_t ranks;
-  uint32_t ctas;         // at most, per operation
-  uint64_t slot_bytes;   // of one exchange, per rank
-  uint64_t piece_bytes;  // of one two-shot step, per rank and CTA
-
-  static constexpr uint64_t kPacketPlaceBytes = 32u << 10;  // half of it is the message
+  uint32_t ctas;                // at most, per operation
+  uint64_t slot_bytes;          // of one exchange, per rank
+  uint64_t piece_bytes;         // of one two-shot step, per rank and CTA
+  uint64_t packet_place_bytes;  // of one step, per rank; half of it is the message
 
   static constexpr uint64_t kWordsAt = 4096;  // before: the header, word 0 is `done`
   static constexpr uint64_t kRowBytes = uint64_t{kMaxCollRanks} * 8;
@@ -109,10 +109,10 @@ struct CollLayout {
     return exchange_row(4, cta);
   }
   MEP_BOTH uint64_t packets(uint64_t step, uint32_t source) const {
-    return exchange_row(5, 0) + (step % kCollSlots * ranks + source) * kPacketPlaceBytes;
+    return exchange_row(5, 0) + (step % kCollSlots * ranks + source) * packet_place_bytes;
   }
   MEP_BOTH uint64_t packets_end() const {
-    return exchange_row(5, 0) + uint64_t{kCollSlots} * ranks * kPacketPlaceBytes;
+    return exchange_row(5, 0) + uint64_t{kCollSlots} * ranks * packet_place_bytes;
   }
   MEP_BOTH uint64_t slot(uint64_t step, uint32_t source) const {
     return packets_end() + (step % kCollSlots * ranks + source) * slot_bytes;
@@ -131,9 +131,6 @@ struct CollLayout {
   }
 #undef MEP_BOTH
 };
-
-// Messages that go in packets (coll_packets.cuh).
-constexpr uint64_t kPacketMessageBytes = CollLayout::kPacketPlaceBytes / 2;
 
 // What the leader tells the CTAs that wait; a code belongs to one operation.
 enum CollDecision : uint32_t { kCollNone = 0, kCollGoOn = 1, kCollFail = 2 };

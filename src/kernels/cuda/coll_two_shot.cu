@@ -34,6 +34,7 @@ __device__ void two_shot(CollState* state, const CollCall& call, CollFrame* fram
   const uint32_t cta = blockIdx.x;
   const auto* send = static_cast<const uint8_t*>(call.send);
   auto* receive = static_cast<uint8_t*>(call.receive);
+  const bool send_aligned = is_aligned(send);
   const bool receive_aligned = is_aligned(receive);
   const bool keeps = keeps_result(state, call);
   for (uint64_t step = 0; step < cut.steps; ++step) {
@@ -47,30 +48,29 @@ __device__ void two_shot(CollState* state, const CollCall& call, CollFrame* fram
       move_from_user(send, begin, call.bytes, 0, length,
                      [&](uint64_t i, const uint4& pack) { store_window(to + i, pack); });
     };
-    // This rank's own last, which nobody waits for but the threads that put it there.
-    for (uint32_t k = 1; k <= frame->members; ++k) {
-      if (k == frame->members) {
-        test_delay(state, *frame, 1);
-        signal_members(state, *frame, layout.scatter_row(cta), tag);
-      }
-      scatter(frame->cursor_after(k));
-    }
+    // This rank's own slice stays where it is.
+    for (uint32_t k = 1; k < frame->members; ++k) scatter(frame->cursor_after(k));
+    test_delay(state, *frame, 1);
+    signal_members(state, *frame, layout.scatter_row(cta), tag);
     const uint64_t other = layout.exchange_row((frame->step + step) & 1, cta);
     if (!wait_members(state, frame, layout.scatter_row(cta), other, tag)) return;
     test_delay(state, *frame, 2);
     const uint64_t own = base + frame->cursor * cut.slice;
     const uint64_t own_length = part_length(own, cut.slice, call.bytes);
-    for (uint64_t i = threadIdx.x * 16; i < own_length; i += kPackStride) {
-      const uint4 total = reduce_pack<Type>(*frame, call.op, [&](uint32_t source) {
-        return frame->own + layout.scatter_piece(source, cta) + i;
-      });
-      for (uint32_t k = 1; k < frame->members; ++k) {
-        store_window(
-            state->windows[frame->member_after(k)] + layout.result_piece(state->rank, cta) + i,
-            total);
-      }
-      if (keeps) store_user(receive, own + i, call.bytes, receive_aligned, total);
-    }
+    reduce_range<Type>(
+        *frame, call.op, 0, own_length,
+        [&](uint32_t source, uint64_t i) {
+          if (source == state->rank) return load_user(send, own + i, call.bytes, send_aligned);
+          return load_window(frame->own + layout.scatter_piece(source, cta) + i);
+        },
+        [&](uint64_t i, const uint4& sum) {
+          for (uint32_t k = 1; k < frame->members; ++k) {
+            store_window(
+                state->windows[frame->member_after(k)] + layout.result_piece(state->rank, cta) + i,
+                sum);
+          }
+          if (keeps) store_user(receive, own + i, call.bytes, receive_aligned, sum);
+        });
     test_delay(state, *frame, 3);
     signal_members(state, *frame, layout.result_row(cta), tag);
     if (!wait_members(state, frame, layout.result_row(cta), other, tag)) return;
