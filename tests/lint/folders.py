@@ -28,7 +28,7 @@ ALLOWED = {
     "core/message": ["base", "protocol", "core/world", "core/operation"],
     "core/comm": ["base", "protocol", "core/membership", "core/world", "core/operation", "core/coll", "core/message"],
     "core/staged": ["base", "protocol", "kernels/cuda", "core/comm"],
-    "core/ep": ["base", "protocol", "kernels/host", "kernels/cuda", "core/bootstrap", "core/world", "core/operation",
+    "core/ep": ["base", "protocol", "kernels/host", "kernels/cuda", "core/bootstrap", "core/topo", "core/world", "core/operation",
                 "core/comm", "core/staged"],
     "core/cuda": ["base", "protocol", "kernels/cuda", "transport/cuda", "core/operation", "core/coll", "core/comm",
                   "core/ep", "core/staged"],
