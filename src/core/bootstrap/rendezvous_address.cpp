@@ -50,6 +50,7 @@ class AddressBook final : public PlaceBook {
   bool is_announced() const override;
   std::vector<Place> find(uint32_t slot) const override;
   std::string explain() const override;
+  std::string turned_away() const override;
   void settle(const std::vector<Place>& members) override;
   void add(const Place& member) override;
   void forget(uint32_t slot, uint64_t incarnation) override;
@@ -225,6 +226,11 @@ std::string AddressBook::explain() const {
   return text;
 }
 
+std::string AddressBook::turned_away() const {
+  const std::lock_guard lock(mutex_);
+  return point_.turned_away();
+}
+
 void AddressBook::settle(const std::vector<Place>& members) {
   const std::lock_guard lock(mutex_);
   settled_ = true;
@@ -332,7 +338,8 @@ void AddressBook::resolve(std::unique_lock<std::mutex>* lock) {
     Client& client = clients_[i];
     client.resolved = std::move(resolved);
     client.next_resolve = Deadline::after_ms(kResolveEveryMs);
-    if (client.resolved.empty()) client.obstacle = "the name is not known: " + reason;
+    if (client.resolved.empty())
+      client.obstacle = "the name '" + listed.host + "' is not known: " + reason;
   }
 }
 
@@ -467,7 +474,7 @@ void AddressBook::take(Client* client, Frame* frame) {
     if (result != MEP_SUCCESS) {
       Abort abort;
       abort.code = result;
-      abort.text = "it was refused by who called";
+      abort.text = last_error_text();
       (void)client->link->send(kAbortFrame, encode_abort(abort));
       return refused(client, result, last_error_text());
     }
