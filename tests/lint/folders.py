@@ -38,7 +38,7 @@ ALLOWED = {
 # Folder: the tests that are its own, as a regular expression over CTest's names. `./dev test FOLDER` runs these, and the
 # quick ones of all folders that include it. After src/: the other folders.
 TESTS = {
-    "base": r"^(base_|fork_hold|failpoint)",
+    "base": r"^(base_|fork_hold|failpoint|sandbox)",
     "protocol": r"^(operations_test|abi_bindings)",
     "transport": r"^(transport_|out_queue)",
     "transport/inproc": r"^transport_(conformance_threads|memory)",

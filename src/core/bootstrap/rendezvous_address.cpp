@@ -3,7 +3,6 @@
 // waiting. In a running world the thread goes on only to take an address over when the one that
 // served it has ended.
 #include <pthread.h>
-#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +12,7 @@
 #include "base/library_thread.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 #include "core/bootstrap/meeting_point.hpp"
 #include "core/bootstrap/rendezvous.hpp"
 
@@ -137,11 +137,8 @@ mep_result_t AddressBook::open(const std::string& addresses, UniqueFd listener) 
     clients_.back().serves = listener.valid();
   }
   if (listener.valid()) point_.add_listener(std::move(listener));
-  wake_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  news_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_.valid() || !news_.valid()) {
-    return fail(MEP_ERR_NO_MEMORY, "no descriptors left for the rendezvous (ulimit -n)");
-  }
+  MEP_TRY(open_eventfd("the rendezvous", 0, &wake_));
+  MEP_TRY(open_eventfd("the rendezvous", 0, &news_));
   return start_library_thread(
       "the rendezvous thread", [this] { loop(); }, &thread_);
 }

@@ -12,9 +12,9 @@
 #include <climits>
 #include <cstdlib>
 #include <sstream>
-#include <system_error>
 
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 #include "core/topo/cgroups.hpp"
 
 namespace mep {
@@ -72,8 +72,7 @@ mep_result_t affinity_mask(std::vector<uint64_t>* words) {
   }
   const int error = errno;
   words->clear();
-  return fail(MEP_ERR_SYSTEM, "sched_getaffinity, the cores that this process may use: %s",
-              std::generic_category().message(error).c_str());
+  return fail_call("the cores that this process may use", "sched_getaffinity", error);
 }
 
 std::string cpu_list_text(const std::vector<uint64_t>& words) {
