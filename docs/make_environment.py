@@ -12,8 +12,8 @@ Written from the table in `src/base/env.cpp` by `docs/make_environment.py`; chan
 page. `mep_info` prints those in force.
 
 A variable that is unset or empty takes its default. A value that is malformed or out of range is an
-error of the call that needs it, and the text names variable and value. Fields of `mep_comm_config_t`
-that are set win over variables. A name that begins with `MEP_` and stands neither here nor below is warned of
+error of `mep_comm_init` and `mep_comm_join` (`MEP_ERR_INVALID_ARGUMENT`), and the text names variable,
+value and what is allowed. Fields of `mep_comm_config_t` that are set win over variables. A name that begins with `MEP_` and stands neither here nor below is warned of
 once. In set-uid programs all of them are ignored.
 """
 

@@ -188,6 +188,10 @@ int main(int argc, char** argv) {
     mep::print_environment();
     for (const std::string& text : mep::unknown_variables())
       (void)std::printf("! %s\n", text.c_str());
+    if (mep::is_error(mep::check_environment())) {
+      (void)std::fprintf(stderr, "mep_info: %s\n", mep::last_error_text());
+      return 1;
+    }
   } catch (const std::exception& error) {
     (void)std::fprintf(stderr, "mep_info: %s\n", error.what());
     return 1;

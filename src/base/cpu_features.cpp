@@ -87,11 +87,7 @@ SimdLevel highest_simd_level(const CpuFeatures& features) {
 
 SimdLevel limit_simd_level(SimdLevel highest, const char* text) {
   SimdLevel wanted = highest;
-  if (!parse_simd_level(text, &wanted)) {
-    log(LogLevel::kWarn, "MEP_SIMD=%s is not portable, avx2 or avx512; using %s", text,
-        simd_level_name(highest));
-    return highest;
-  }
+  if (!parse_simd_level(text, &wanted)) return highest;  // check_environment() refuses it
   if (wanted > highest) {
     log(LogLevel::kWarn, "MEP_SIMD=%s is more than this CPU supports; using %s", text,
         simd_level_name(highest));

@@ -7,12 +7,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
 #include <utility>
 
+#include "base/device_filter.hpp"
 #include "base/status.hpp"
 
 namespace mep {
@@ -55,6 +58,50 @@ size_t distance(std::string_view a, std::string_view b) {
   }
   return row[b.size()];
 }
+
+struct Choice {
+  const char* name;
+  std::array<const char*, 4> words;  // the rest null
+};
+
+constexpr Choice kChoices[] = {
+    {"MEP_CUDA_REACH", {"auto", "host"}},
+    {"MEP_SIMD", {"portable", "avx2", "avx512"}},
+    {"MEP_LOG", {"error", "warn", "info", "debug"}},
+};
+
+[[nodiscard]] mep_result_t check_choice(const Choice& choice) {
+  const char* text = nullptr;
+  MEP_TRY(find_text(choice.name, &text));
+  std::string allowed;
+  for (const char* word : choice.words) {
+    if (word == nullptr) break;
+    if (text == nullptr || std::strcmp(text, word) == 0) return MEP_SUCCESS;
+    allowed += (allowed.empty() ? "" : ", ") + std::string(word);
+  }
+  return fail(MEP_ERR_INVALID_ARGUMENT, "%s=%.64s is none of %s", choice.name, text,
+              allowed.c_str());
+}
+
+struct Range {
+  const char* name;
+  uint64_t least;
+  uint64_t most;
+};
+
+constexpr Range kRanges[] = {
+    {"MEP_LOCAL_RANK", 0, INT32_MAX},
+    {"MEP_LAUNCH_FD", 0, INT32_MAX},
+    {"MEP_SPIN_US", 0, 10'000'000},
+    {"MEP_IB_SL", 0, 15},
+    {"MEP_IB_TC", 0, 255},
+    {"MEP_IB_GID_INDEX", 0, 255},
+    {"MEP_IB_TIMEOUT", 8, 22},
+    {"MEP_IB_CACHE_MIB", 0, uint64_t{1} << 20},
+};
+
+constexpr const char* kFlags[] = {"MEP_ALLOW_INSECURE", "MEP_PROGRESS_THREAD", "MEP_AUTHENTICATE",
+                                  "MEP_ENCRYPT", "MEP_MAP"};
 
 std::string text_about_unknown(std::string_view name) {
   // Names that share less than that are not meant for each other.
@@ -177,6 +224,15 @@ mep_result_t env_uint(const char* name, uint64_t min, uint64_t max, uint64_t* va
   return MEP_SUCCESS;
 }
 
+mep_result_t env_number(const char* name, uint64_t* value, bool* is_set) {
+  for (const Range& range : kRanges) {
+    if (std::strcmp(range.name, name) == 0) {
+      return env_uint(name, range.least, range.most, value, is_set);
+    }
+  }
+  return fail(MEP_ERR_INTERNAL, "environment variable %s has no range in env.cpp", name);
+}
+
 mep_result_t env_bool(const char* name, bool* value, bool* is_set) {
   const char* text = nullptr;
   *is_set = false;
@@ -193,6 +249,19 @@ mep_result_t env_bool(const char* name, bool* value, bool* is_set) {
   }
   return fail(MEP_ERR_INVALID_ARGUMENT,
               "%s=%.64s is neither 1 (true, yes, on) nor 0 (false, no, off)", name, text);
+}
+
+mep_result_t check_environment() {
+  uint64_t number = 0;
+  bool flag = false;
+  bool is_set = false;
+  for (const Choice& choice : kChoices) MEP_TRY(check_choice(choice));
+  for (const Range& range : kRanges) MEP_TRY(env_number(range.name, &number, &is_set));
+  for (const char* name : kFlags) MEP_TRY(env_bool(name, &flag, &is_set));
+  std::string list;
+  MEP_TRY(env_string("MEP_HCA", &list, &is_set));
+  DeviceFilter filter;
+  return DeviceFilter::parse(list, "MEP_HCA", &filter);
 }
 
 }  // namespace mep

@@ -3,6 +3,7 @@
 
 #include <cerrno>
 
+#include "base/unique_fd.hpp"
 #include "mep.h"
 
 namespace mep {
@@ -17,5 +18,16 @@ constexpr bool is_shortage(int error) {
 constexpr mep_result_t result_of_errno(int error) {
   return is_shortage(error) ? MEP_ERR_NO_MEMORY : MEP_ERR_SYSTEM;
 }
+
+// A sandbox's filter answers so to a call that it forbids.
+constexpr bool is_forbidden(int error) {
+  return error == EPERM || error == EACCES || error == ENOSYS;
+}
+
+// "PURPOSE: CALL ...", with what lifts the limit or allows the call.
+[[nodiscard]] mep_result_t fail_call(const char* purpose, const char* call, int error);
+
+// A nonblocking eventfd that begins with `count`.
+[[nodiscard]] mep_result_t open_eventfd(const char* purpose, unsigned count, UniqueFd* out);
 
 }  // namespace mep

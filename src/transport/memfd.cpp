@@ -57,7 +57,7 @@ mep_result_t create_memfd(const char* name, size_t bytes, UniqueFd* out) {
                 size, static_cast<unsigned long long>(limit.rlim_cur));
   }
   UniqueFd fd(open_memfd(name));
-  if (!fd.valid()) return fail(result_of_errno(errno), "memfd_create failed: %m");
+  if (!fd.valid()) return fail_call("shared memory", "memfd_create", errno);
   if (ftruncate(fd.get(), static_cast<off_t>(size)) != 0) {
     return fail(result_of_errno(errno), "no shared memory of %zu bytes: %m", size);
   }

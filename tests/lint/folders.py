@@ -28,7 +28,7 @@ ALLOWED = {
     "core/message": ["base", "protocol", "core/world", "core/operation"],
     "core/comm": ["base", "protocol", "core/membership", "core/world", "core/operation", "core/coll", "core/message"],
     "core/staged": ["base", "protocol", "kernels/cuda", "core/comm"],
-    "core/ep": ["base", "protocol", "kernels/host", "kernels/cuda", "core/bootstrap", "core/world", "core/operation",
+    "core/ep": ["base", "protocol", "kernels/host", "kernels/cuda", "core/bootstrap", "core/topo", "core/world", "core/operation",
                 "core/comm", "core/staged"],
     "core/cuda": ["base", "protocol", "kernels/cuda", "transport/cuda", "core/operation", "core/coll", "core/comm",
                   "core/ep", "core/staged"],
@@ -38,7 +38,7 @@ ALLOWED = {
 # Folder: the tests that are its own, as a regular expression over CTest's names. `./dev test FOLDER` runs these, and the
 # quick ones of all folders that include it. After src/: the other folders.
 TESTS = {
-    "base": r"^(base_|fork_hold|failpoint)",
+    "base": r"^(base_|fork_hold|failpoint|sandbox)",
     "protocol": r"^(operations_test|abi_bindings)",
     "transport": r"^(transport_|out_queue)",
     "transport/inproc": r"^transport_(conformance_threads|memory)",

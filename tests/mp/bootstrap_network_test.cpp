@@ -270,7 +270,7 @@ void wrong_rendezvous_is_named(void**) {
   }
   net.rendezvous = "no-such-host.invalid:7";
   expect(finish(net.start(1, 2, 0, kShortMs)), MEP_ERR_BOOTSTRAP,
-         {"rank 0", "no-such-host.invalid"});
+         {"the name 'no-such-host.invalid'"});
 }
 
 // It is refused and told so; the right one comes in, and the start succeeds.
@@ -342,6 +342,81 @@ void missing_ranks_are_named(void**) {
   const Process ranks[] = {net.start(0, 5, 0, kShortMs), net.start(3, 5, 1, kShortMs)};
   for (const Process& rank : ranks) {
     expect(finish(rank), MEP_ERR_BOOTSTRAP, {"ranks 1-2, 4 of 5", net.job});
+  }
+}
+
+std::string text_of(const std::string& path) {
+  std::string text(1 << 16, '\0');
+  FILE* file = fopen(path.c_str(), "re");
+  if (file == nullptr) return {};
+  text.resize(fread(text.data(), 1, text.size(), file));
+  fclose(file);
+  return text;
+}
+
+void expect_log(const std::string& path, const std::vector<std::string>& parts) {
+  const std::string text = text_of(path);
+  unlink(path.c_str());
+  for (const std::string& part : parts) {
+    if (text.find(part) == std::string::npos) {
+      fail_msg("the log \"%s\" lacks \"%s\"", text.c_str(), part.c_str());
+    }
+  }
+}
+
+// With what it logs in a file.
+Process launch_logged(const std::string& log, int rank, int size, const std::string& job,
+                      unsigned timeout_ms, Variables variables) {
+  const int kept = dup(STDERR_FILENO);
+  const int file = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  assert_true(kept >= 0 && file >= 0);
+  fcntl(kept, F_SETFD, FD_CLOEXEC);
+  dup2(file, STDERR_FILENO);
+  variables.emplace_back("MEP_LOG", "warn");
+  const Process process = launch(rank, size, job, timeout_ms, {}, variables);
+  dup2(kept, STDERR_FILENO);
+  close(kept);
+  close(file);
+  return process;
+}
+
+void who_is_awaited_is_logged_after_five_seconds(void**) {
+  Net net;
+  const std::string log = "/tmp/mep-log-" + net.job;
+  const std::string lost_log = log + "-lost";
+  Variables lost = net.on_host(0);
+  lost[0].second = "no-such-host.invalid:7000";
+  const Process alone = launch_logged(log, 0, 3, net.job, 6000, net.on_host(0));
+  const Process other = launch_logged(lost_log, 1, 3, net.job + "-lost", 6000, lost);
+  expect(finish(alone), MEP_ERR_BOOTSTRAP, {"ranks 1-2 of 3"});
+  expect_log(log, {"still waiting for ranks 1-2 of 3 after 5 s", net.job, net.rendezvous});
+  // Which rank is missing is not known there.
+  const Outcome outcome = finish(other);
+  expect(outcome, MEP_ERR_BOOTSTRAP, {"no-such-host.invalid", "no other rank"});
+  assert_true(outcome.text.find("rank 0") == std::string::npos);
+  expect_log(lost_log, {"after 5 s", "the name 'no-such-host.invalid' is not known"});
+}
+
+void the_innocent_side_logs_a_wrong_secret(void**) {
+  for (const bool by_directory : {false, true}) {
+    Net net;
+    if (by_directory) net.rendezvous = new_folder();
+    const std::string log = "/tmp/mep-log-" + net.job;
+    const std::string wrong = new_secret("fedcba9876543210");
+    const Process zero = launch_logged(log, 0, 2, net.job, 4 * kShortMs, net.on_host(0));
+    const mep::Deadline limit = mep::Deadline::after_ms(kLongMs);
+    while (!by_directory && !listening_ports(zero.pid).contains(net.port) && !limit.expired()) {
+      usleep(1000);
+    }
+    Variables variables = net.on_host(1);
+    variables[1].second = wrong;
+    const Process stranger =
+        launch(1, 2, net.job, by_directory ? kShortMs : kLongMs, {}, variables);
+    assert_int_equal(finish(stranger).result, MEP_ERR_DENIED);
+    expect(finish(zero), MEP_ERR_BOOTSTRAP, {"rank 1", "another secret"});
+    expect_log(log, {"it has another secret"});
+    if (by_directory) rmdir(net.rendezvous.c_str());
+    unlink(wrong.c_str());
   }
 }
 
@@ -444,6 +519,8 @@ int main(int argc, char** argv) {
       cmocka_unit_test(a_number_given_twice_is_named),
       cmocka_unit_test(a_wrong_size_is_named_everywhere),
       cmocka_unit_test(missing_ranks_are_named),
+      cmocka_unit_test(who_is_awaited_is_logged_after_five_seconds),
+      cmocka_unit_test(the_innocent_side_logs_a_wrong_secret),
       cmocka_unit_test(garbage_disturbs_nobody),
       cmocka_unit_test(newcomers_come_from_other_hosts_through_garbage),
       cmocka_unit_test(the_meeting_points_death_stops_nothing),

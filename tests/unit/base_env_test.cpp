@@ -133,6 +133,7 @@ void booleans_have_eight_spellings(void**) {
     assert_true(value);
     expect_text_has(text);
   }
+  unsetenv("MEP_MAP");
 }
 
 void strings_come_whole(void**) {
@@ -177,6 +178,44 @@ void misspelt_variables_are_named(void**) {
     unsetenv(name);
 }
 
+void each_variable_of_a_choice_or_range_is_checked(void**) {
+  struct Case {
+    const char* name;
+    const char* wrong;
+    const char* allowed;
+    const char* right;
+  };
+  const Case cases[] = {
+      {"MEP_LOG", "trace", "error, warn, info, debug", "error"},
+      {"MEP_SIMD", "foo", "portable, avx2, avx512", "avx2"},
+      {"MEP_CUDA_REACH", "foo", "auto, host", "host"},
+      {"MEP_SPIN_US", "10000001", "0 to 10000000", "10000000"},
+      {"MEP_LOCAL_RANK", "-1", "whole number", "0"},
+      {"MEP_LAUNCH_FD", "x", "whole number", "9"},
+      {"MEP_IB_SL", "16", "0 to 15", "15"},
+      {"MEP_IB_TC", "256", "0 to 255", "255"},
+      {"MEP_IB_GID_INDEX", "256", "0 to 255", "255"},
+      {"MEP_IB_TIMEOUT", "7", "8 to 22", "8"},
+      {"MEP_IB_CACHE_MIB", "1048577", "0 to 1048576", "1048576"},
+      {"MEP_AUTHENTICATE", "maybe", "neither 1", "1"},
+      {"MEP_ENCRYPT", "2", "neither 1", "on"},
+      {"MEP_MAP", "y", "neither 1", "0"},
+      {"MEP_PROGRESS_THREAD", "01", "neither 1", "no"},
+      {"MEP_ALLOW_INSECURE", "-", "neither 1", "yes"},
+      {"MEP_HCA", "mlx5_0:0", "MEP_HCA", "mlx5_*:1"},
+  };
+  for (const Case& c : cases) {
+    setenv(c.name, c.wrong, 1);
+    assert_int_equal(mep::check_environment(), MEP_ERR_INVALID_ARGUMENT);
+    for (const char* part : {c.name, c.wrong, c.allowed}) expect_text_has(part);
+    for (const char* right : {c.right, ""}) {
+      setenv(c.name, right, 1);
+      assert_int_equal(mep::check_environment(), MEP_SUCCESS);
+    }
+    unsetenv(c.name);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -188,6 +227,7 @@ int main() {
       cmocka_unit_test(strings_come_whole),
       cmocka_unit_test(variables_outside_the_table_are_refused),
       cmocka_unit_test(misspelt_variables_are_named),
+      cmocka_unit_test(each_variable_of_a_choice_or_range_is_checked),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -1,7 +1,12 @@
 // Calls on EP objects that must be refused, each with its code and a text that says why, and that
 // nothing is changed by them; and uses next to the wrap-around of their count.
 // labels: quick threads tsan asan
+#include <unistd.h>
+
+#include <cstdio>
+
 #include "core/ep/ep_object.hpp"
+#include "core/topo/usable_memory.hpp"
 #include "support/ep_rounds.hpp"
 
 using namespace mep_test;
@@ -458,15 +463,79 @@ void wrap_around(void**) {
   }
 }
 
+// What is written to stderr while it lives.
+class CapturedErrors {
+ public:
+  CapturedErrors() : kept_(dup(STDERR_FILENO)), file_(tmpfile()) {
+    assert_int_equal(dup2(fileno(file_), STDERR_FILENO), STDERR_FILENO);
+  }
+  ~CapturedErrors() {
+    dup2(kept_, STDERR_FILENO);
+    close(kept_);
+    (void)fclose(file_);
+  }
+  CapturedErrors(const CapturedErrors&) = delete;
+  CapturedErrors& operator=(const CapturedErrors&) = delete;
+
+  std::string text() const {
+    std::string all(1 << 14, '\0');
+    const ssize_t got = pread(fileno(file_), all.data(), all.size(), 0);
+    all.resize(got > 0 ? static_cast<size_t>(got) : 0);
+    return all;
+  }
+
+ private:
+  int kept_;
+  FILE* file_;
+};
+
+// Pages of windows come as they are written, so creating it succeeds.
+void windows_beyond_the_memory_are_warned_of(void**) {
+  for (const bool too_large : {false, true}) {
+    Report report;
+    int sharing = 0;
+    const CapturedErrors errors;
+    with_rank_threads(
+        2, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& findings) {
+          mep_ep_config_t config = small_config();
+          config.hidden = too_large ? 1 << 20 : 16;
+          mep_ep_size_t size;
+          mep_ep_size_defaults(&size);
+          COLL_OK(findings, mep_ep_buffer_size(comm, &config, &size));
+          // Ranks that map each other share the memory: more than half of it for each of the two.
+          const char* way = nullptr;
+          COLL_OK(findings, mep_comm_transport(comm, 1 - rank, &way));
+          const bool shares = std::string(way) == "inproc";
+          if (too_large) {
+            const uint64_t wanted = mep::usable_memory() / (shares ? 2 : 1);
+            config.max_tokens_per_rank *= static_cast<uint32_t>(wanted / size.window_bytes + 1);
+          }
+          if (rank == 0) sharing = shares ? 2 : 1;
+          mep_ep_t ep = nullptr;
+          COLL_OK(findings, mep_ep_create(comm, &config, &ep));
+          COLL_OK(findings, mep_ep_destroy(ep));
+        });
+    report.require_clean();
+    const std::string text = errors.text();
+    const size_t first = text.find("bytes for each of " + std::to_string(sharing) + " ranks");
+    assert_int_equal(first != std::string::npos, too_large);
+    if (!too_large) continue;
+    assert_true(text.find(std::to_string(mep::usable_memory()) + " bytes of memory") !=
+                std::string::npos);
+    if (sharing == 2) assert_true(text.find("EP object", first) == std::string::npos);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  setenv("MEP_LOG", "warn", 1);
   read_arguments(argc, argv);
   const CMUnitTest tests[] = {
       cmocka_unit_test(bad_configs),    cmocka_unit_test(disagreements),
       cmocka_unit_test(bad_dispatches), cmocka_unit_test(statuses_of_any_size),
       cmocka_unit_test(busy_buffers),   cmocka_unit_test(small_receive_memory),
       cmocka_unit_test(expert_maps),    cmocka_unit_test(forgotten_combine),
-      cmocka_unit_test(wrap_around)};
+      cmocka_unit_test(wrap_around),    cmocka_unit_test(windows_beyond_the_memory_are_warned_of)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

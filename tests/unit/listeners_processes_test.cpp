@@ -4,6 +4,7 @@
 #include <dirent.h>
 
 #include <cstdio>
+#include <cstring>
 #include <set>
 #include <string>
 
@@ -120,11 +121,22 @@ void a_newcomer_from_another_host_is_there_first(void**) {
   for (size_t i = 0; i < slice(5, 200); ++i) let_in_a_newcomer(false);
 }
 
+void an_interface_that_is_not_there_is_named(void**) {
+  mep_comm_config_t config = patient_config(0);
+  config.transports = "tcp";
+  setenv("MEP_NET_IF", "nowhere9", 1);
+  mep_comm_t comms[2] = {};
+  assert_int_equal(mep_comm_init_all(2, &config, comms), MEP_ERR_UNSUPPORTED);
+  assert_non_null(std::strstr(mep_last_error(), "MEP_NET_IF=nowhere9"));
+  unsetenv("MEP_NET_IF");
+}
+
 }  // namespace
 
 int main() {
   const CMUnitTest tests[] = {cmocka_unit_test(nobody_listens_in_a_job_of_one_host),
                               cmocka_unit_test(only_the_called_listen),
+                              cmocka_unit_test(an_interface_that_is_not_there_is_named),
                               cmocka_unit_test(a_newcomer_from_another_host_is_let_in),
                               cmocka_unit_test(a_newcomer_from_another_host_is_there_first)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);

@@ -1,5 +1,5 @@
 // labels: quick
-// How many cores a process may use: the affinity mask against sched_getaffinity, quotas against
+// How many cores and how much memory a process may use: the affinity mask against sched_getaffinity, limits against
 // cgroup files that the test writes itself.
 #include <sched.h>
 #include <stdlib.h>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/topo/usable_cores.hpp"
+#include "core/topo/usable_memory.hpp"
 #include "support/cmocka_cpp.hpp"
 #include "support/temporary_folder.hpp"
 
@@ -97,6 +98,23 @@ void nonsense_is_no_limit(void**) {
   }
 }
 
+void the_least_memory_limit_counts(void**) {
+  Root root;
+  root.write("/sys/fs/cgroup/a/memory.max", "8000000\n");
+  root.write("/sys/fs/cgroup/a/b/memory.max", "max\n");
+  root.write("/sys/fs/cgroup/a/b/memory.high", "max\n");
+  assert_int_equal(mep::cgroup_memory_limit("0::/a/b\n", kV2Mount, root.path()), 8000000);
+  root.write("/sys/fs/cgroup/a/b/memory.high", "5000000\n");
+  assert_int_equal(mep::cgroup_memory_limit("0::/a/b\n", kV2Mount, root.path()), 5000000);
+  assert_int_equal(mep::cgroup_memory_limit("0::/c\n", kV2Mount, root.path()), 0);
+  root.write("/cg/memory/m/memory.limit_in_bytes", "9223372036854771712\n");
+  const std::string v1 = "7:memory:/m\n5:cpu,cpuacct:/docker/box/job\n";
+  assert_int_equal(mep::cgroup_memory_limit(v1, kV1Mounts, root.path()), 0);
+  root.write("/cg/memory/memory.limit_in_bytes", "3000000\n");
+  assert_int_equal(mep::cgroup_memory_limit(v1, kV1Mounts, root.path()), 3000000);
+  assert_true(mep::usable_memory() > 0);
+}
+
 void affinity_is_the_kernels(void**) {
   cpu_set_t all;
   CPU_ZERO(&all);
@@ -130,6 +148,7 @@ int main() {
       cmocka_unit_test(root_group_has_its_file_at_the_mount),
       cmocka_unit_test(v1_quota_below_the_mounted_group),
       cmocka_unit_test(nonsense_is_no_limit),
+      cmocka_unit_test(the_least_memory_limit_counts),
       cmocka_unit_test(affinity_is_the_kernels),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

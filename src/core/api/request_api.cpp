@@ -1,5 +1,4 @@
 // Requests: nonblocking operations from start to end.
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "base/request_event.hpp"
+#include "base/system_error.hpp"
 #include "core/api/requests.hpp"
 
 mep_request::mep_request(mep_comm_t of) : comm(of) {}
@@ -129,8 +129,8 @@ mep_result_t make_event(mep_request& request) {
   if (world.progress_thread() == nullptr) {
     return world.request_bell().add(request.deadline(), &request.event);
   }
-  UniqueFd made(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!made.valid()) return fail(MEP_ERR_NO_MEMORY, "no descriptor for the request: %m");
+  UniqueFd made;
+  MEP_TRY(open_eventfd("a request's descriptor", 0, &made));
   request.set_event(made.get());
   request.event = std::move(made);
   return MEP_SUCCESS;

@@ -29,7 +29,7 @@ namespace {
       *out = 0;
       continue;
     }
-    return fail(MEP_ERR_SYSTEM, "getrandom failed: %s", strerrordesc_np(errno));
+    return fail_call("an identity for this rank", "getrandom", errno);
   }
   return MEP_SUCCESS;
 }

@@ -73,7 +73,7 @@ void LaunchPage::find(const std::string& job) {
   const KeepErrorText kept;
   uint64_t fd = 0;
   bool given = false;
-  if (env_uint(kVariable, 0, INT32_MAX, &fd, &given) != MEP_SUCCESS || !given) return;
+  if (env_number(kVariable, &fd, &given) != MEP_SUCCESS || !given) return;
   const auto number = static_cast<int>(fd);
   Mapping page;
   Header header{};

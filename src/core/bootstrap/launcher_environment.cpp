@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 
 #include "base/env.hpp"
 #include "base/status.hpp"
@@ -171,7 +170,7 @@ mep_result_t read_launcher_environment(LauncherPlace* out) {
 
 mep_result_t find_local_rank(uint64_t* rank) {
   bool is_told = false;
-  MEP_TRY(env_uint("MEP_LOCAL_RANK", 0, std::numeric_limits<int32_t>::max(), rank, &is_told));
+  MEP_TRY(env_number("MEP_LOCAL_RANK", rank, &is_told));
   if (is_told) return MEP_SUCCESS;
   constexpr const char* kNames[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "PMIX_LOCAL_RANK",
                                     "MPI_LOCALRANKID"};

@@ -161,12 +161,20 @@ void MeetingPoint::serve(Guest* guest) {
   guest->gone = true;
 }
 
+// They come again and again: the first is logged.
+void MeetingPoint::note_turned_away(const Guest& guest, const char* text) {
+  if (!turned_away_.empty()) return;
+  turned_away_ =
+      "the meeting point on this rank turned away " + guest.credentials.text() + ": " + text;
+  log(LogLevel::kWarn, "%s", turned_away_.c_str());
+}
+
 void MeetingPoint::refuse(Guest* guest, mep_result_t code) {
   Abort abort;
   abort.code = code;
   abort.sender = abort.origin = static_cast<int32_t>(hello_.identity.slot);
   abort.text = last_error_text();
-  log(LogLevel::kWarn, "refused %s: %s", guest->credentials.text().c_str(), abort.text.c_str());
+  note_turned_away(*guest, abort.text.c_str());
   (void)guest->link->send(kAbortFrame, encode_abort(abort));
   guest->gone = true;
 }
@@ -188,7 +196,11 @@ void MeetingPoint::take(Guest* guest, Frame* frame) {
   } else if (step == Greeting::Step::kHello) {
     take_hello(guest);
   } else if (step == Greeting::Step::kOther) {
-    // An abort: it found that this one is not who it looks for.
+    // It found that this one is not who it looks for, and may be anybody itself.
+    Abort abort;
+    if (frame->type == kAbortFrame && decode_abort(frame->payload, &abort)) {
+      note_turned_away(*guest, ("it says: " + abort.text).c_str());
+    }
     guest->gone = true;
   } else if (step == Greeting::Step::kDone) {
     for (const auto& [key, entry] : roll_) guest->unsent.push_back({false, entry.place});

@@ -38,6 +38,9 @@ class MeetingPoint {
   void add(const Place& member);
   void forget(uint32_t slot, uint64_t incarnation);
 
+  // Of the first that could not stay: who and why; empty: nobody.
+  const std::string& turned_away() const { return turned_away_; }
+
   void add_to_poll(std::vector<pollfd>* entries) const;
   // Looks at everything without blocking.
   void progress();
@@ -63,6 +66,7 @@ class MeetingPoint {
   void take(Guest* guest, Frame* frame);
   void take_hello(Guest* guest);
   void take_place(Guest* guest, const Frame& frame);
+  void note_turned_away(const Guest& guest, const char* text);
   void refuse(Guest* guest, mep_result_t code);
   void refuse_double(Guest* guest, const Place& place, const Place& other);
   void tell_everybody(const PlaceNews& news);
@@ -76,6 +80,7 @@ class MeetingPoint {
   std::vector<std::unique_ptr<Guest>> guests_;
   std::map<std::pair<uint32_t, uint64_t>, Entry> roll_;  // by slot and incarnation
   Deadline closed_until_ = Deadline::at(0);
+  std::string turned_away_;
   bool running_ = false;
 };
 

@@ -82,6 +82,7 @@ mep_result_t MeshBuilder::build() {
     }
     MEP_TRY(look_for_ends());
     if (deadline_.expired()) return fail_missing();
+    if (notice_.due()) say_who_is_awaited();
     MEP_TRY(wait_for_events());
     MEP_TRY(accept_visitors());
     MEP_TRY(serve_visitors());
@@ -182,7 +183,7 @@ mep_result_t MeshBuilder::wait_for_events() {
   };
   for (const Visitor& visitor : visitors_) add(*visitor.link);
   const uint64_t now = now_ns();
-  uint64_t wake_ns = deadline_.at_ns();
+  uint64_t wake_ns = std::min(deadline_.at_ns(), notice_.at_ns());
   if (launch_page_.found() && !all_linked()) wake_ns = std::min(wake_ns, now + kLongestPauseNs);
   for (int32_t rank = 0; rank < config_.size; ++rank) {
     const Seat& peer = seat(rank);
@@ -337,6 +338,12 @@ mep_result_t MeshBuilder::on_seat_greeting(int32_t rank, Frame* frame, std::stri
     }
     peer.obstacle_denied = result == MEP_ERR_DENIED;
     *again = last_error_text();
+    if (frame->type == kAbortFrame) return MEP_SUCCESS;
+    Abort abort;
+    abort.code = result;
+    abort.sender = abort.origin = rank_;
+    abort.text = *again;
+    (void)peer.link->send(kAbortFrame, encode_abort(abort));
     return MEP_SUCCESS;
   }
   // A remote peer's hello counts once it has proven itself.

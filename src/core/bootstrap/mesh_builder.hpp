@@ -19,6 +19,7 @@
 #include "core/bootstrap/greeting.hpp"
 #include "core/bootstrap/launch_page.hpp"
 #include "core/bootstrap/rendezvous.hpp"
+#include "core/bootstrap/wait_notice.hpp"
 
 namespace mep {
 
@@ -45,6 +46,7 @@ class MeshBuilder {
     uint64_t pause_ns = 0;
     std::string obstacle;          // why it is not linked, as far as known
     bool obstacle_denied = false;  // it would not be let in
+    bool refusal_logged = false;
     std::unique_ptr<ControlLink> announcement;
   };
   // Somebody who connected and has not said who it is.
@@ -72,6 +74,8 @@ class MeshBuilder {
   // *seated: the rank that the visitor turned out to be; -1: not yet, or it was sent away.
   mep_result_t serve_visitor(Visitor* visitor, bool* keep, int32_t* seated);
   mep_result_t on_visitor_frame(Visitor* visitor, Frame* frame, bool* keep, int32_t* seated);
+  // It ends the connection itself and says why, or nothing.
+  void on_visitor_abort(const Visitor& visitor, const Frame& frame);
   void on_visitor_refused(Visitor* visitor, mep_result_t code);
   mep_result_t judge(Visitor* visitor, Verdict* verdict);
   // False: it is not welcome, and was told so.
@@ -89,7 +93,17 @@ class MeshBuilder {
 
   // mesh_failure.cpp
   mep_result_t on_abort(const Frame& frame, const PeerCredentials& credentials);
+  // Who is missing, and what is known about it.
+  struct Missing {
+    std::vector<int32_t> ranks;
+    std::vector<int32_t> not_ready;  // are there, and miss others
+    std::string details;             // empty, or begins with "; "
+    std::string meeting;             // why nobody at all can be found; else empty
+    bool any_denied = false;
+  };
+  Missing find_missing();
   mep_result_t fail_missing();
+  void say_who_is_awaited();
   void spread_failure(mep_result_t code);
   void tell_linked(const std::vector<std::byte>& payload);
   void tell_unlinked(const Abort& abort);
@@ -104,6 +118,7 @@ class MeshBuilder {
   Deadline deadline_;
   std::shared_ptr<Gate> gate_;
   LaunchPage launch_page_;
+  WaitNotice notice_;
   int32_t rank_;
   Hello hello_;
   UniqueFd listener_;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "base/log.hpp"
 #include "base/rank_list.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/mesh_builder.hpp"
@@ -30,47 +31,78 @@ mep_result_t MeshBuilder::on_abort(const Frame& frame, const PeerCredentials& cr
   return fail(abort.code, "rank %d reports: %s", abort.origin, abort.text.c_str());
 }
 
-mep_result_t MeshBuilder::fail_missing() {
-  std::vector<int32_t> missing;
-  std::vector<int32_t> not_ready;
-  std::string details;
-  bool any_denied = false;
+MeshBuilder::Missing MeshBuilder::find_missing() {
+  Missing found;
   for (int32_t rank = 0; rank < config_.size; ++rank) {
     const Seat& peer = seat(rank);
     if (rank == rank_ || peer.ready) continue;
     if (peer.linked) {
-      not_ready.push_back(rank);
+      found.not_ready.push_back(rank);
       continue;
     }
-    missing.push_back(rank);
+    found.ranks.push_back(rank);
     bool denied = false;
     std::string reason = rendezvous_->explain_absence(rank, &denied);
-    any_denied = any_denied || denied || peer.obstacle_denied;
+    found.any_denied = found.any_denied || denied || peer.obstacle_denied;
     if (!peer.obstacle.empty() && !denied) reason = peer.obstacle;
     if (!reason.empty()) reason.insert(0, "rank " + std::to_string(rank) + ": ");
     if (reason.empty() && peer.link != nullptr) {
       reason = name_peer(rank, peer.credentials) + " took the connection but did not answer";
     }
     if (reason.empty()) reason = peer.obstacle;
-    if (!reason.empty()) details += "; " + reason;
+    if (!reason.empty()) found.details += "; " + reason;
   }
-  if (missing.empty()) {
-    return fail(MEP_ERR_BOOTSTRAP,
-                "start of job '%s' was not finished within %u ms: %s of %d did not find all others",
-                config_.job.c_str(), config_.init_timeout_ms, list_ranks(not_ready).c_str(),
-                config_.size);
+  const std::string meeting = rendezvous_->explain_meeting();
+  const bool is_alone = found.ranks.size() + 1 == seats_.size() && found.details.empty();
+  if (is_alone && !rendezvous_->is_open()) {
+    found.meeting = meeting;
+  } else if (!meeting.empty()) {
+    found.details += "; " + meeting;
   }
   if (!visitors_.empty()) {
-    details += "; " + std::to_string(visitors_.size()) +
-               " connections never said who they are (one is of " +
-               visitors_.front().credentials.text() + ")";
+    found.details += "; " + std::to_string(visitors_.size()) +
+                     " connections never said who they are (one is of " +
+                     visitors_.front().credentials.text() + ")";
   }
-  const char* hint = config_.job.rfind("shell-", 0) == 0
-                         ? "; ranks that are not started by one shell need a common MEP_JOB"
-                         : "";
-  return fail(any_denied ? MEP_ERR_DENIED : MEP_ERR_BOOTSTRAP,
-              "%s of %d did not come to job '%s' within %u ms%s%s", list_ranks(missing).c_str(),
-              config_.size, config_.job.c_str(), config_.init_timeout_ms, details.c_str(), hint);
+  if (config_.job.rfind("shell-", 0) == 0) {
+    found.details += "; ranks that are not started by one shell need a common MEP_JOB";
+  }
+  return found;
+}
+
+mep_result_t MeshBuilder::fail_missing() {
+  const Missing found = find_missing();
+  if (found.ranks.empty()) {
+    return fail(MEP_ERR_BOOTSTRAP,
+                "start of job '%s' was not finished within %u ms: %s of %d did not find all others",
+                config_.job.c_str(), config_.init_timeout_ms, list_ranks(found.not_ready).c_str(),
+                config_.size);
+  }
+  if (!found.meeting.empty()) {
+    return fail(MEP_ERR_BOOTSTRAP, "no other rank of job '%s' could be found within %u ms: %s%s",
+                config_.job.c_str(), config_.init_timeout_ms, found.meeting.c_str(),
+                found.details.c_str());
+  }
+  return fail(found.any_denied ? MEP_ERR_DENIED : MEP_ERR_BOOTSTRAP,
+              "%s of %d did not come to job '%s' within %u ms%s", list_ranks(found.ranks).c_str(),
+              config_.size, config_.job.c_str(), config_.init_timeout_ms, found.details.c_str());
+}
+
+void MeshBuilder::say_who_is_awaited() {
+  const KeepErrorText kept;
+  const Missing found = find_missing();
+  const std::string where = !config_.rendezvous.empty() ? "at " + config_.rendezvous
+                            : config_.store != nullptr  ? "through the caller's store"
+                                                        : "on this host";
+  if (!found.meeting.empty()) {
+    log(LogLevel::kWarn, "still looking for the other ranks of job '%s' after %u s: %s%s",
+        config_.job.c_str(), notice_.seconds(), found.meeting.c_str(), found.details.c_str());
+    return;
+  }
+  const char* what = found.ranks.empty() ? " to find all others" : "";
+  log(LogLevel::kWarn, "still waiting for %s of %d%s after %u s: job '%s', %s%s",
+      list_ranks(found.ranks.empty() ? found.not_ready : found.ranks).c_str(), config_.size, what,
+      notice_.seconds(), config_.job.c_str(), where.c_str(), found.details.c_str());
 }
 
 bool MeshBuilder::all_told() const {

@@ -76,7 +76,9 @@ mep_result_t MeshBuilder::on_visitor_frame(Visitor* visitor, Frame* frame, bool*
     return MEP_SUCCESS;
   }
   if (step == Greeting::Step::kOther) {
-    if (frame->type != kAbortFrame) {
+    if (frame->type == kAbortFrame) {
+      on_visitor_abort(*visitor, *frame);
+    } else {
       log(LogLevel::kWarn, "dropped a connection by %s: a frame of type %u has no place here",
           visitor->credentials.text().c_str(), frame->type);
     }
@@ -104,6 +106,21 @@ mep_result_t MeshBuilder::on_visitor_frame(Visitor* visitor, Frame* frame, bool*
   peer.greeting = std::move(visitor->greeting);
   sit_down(*seated);
   return MEP_SUCCESS;
+}
+
+// It has not proven itself, so what it says counts for texts alone. It comes again: one line of it.
+void MeshBuilder::on_visitor_abort(const Visitor& visitor, const Frame& frame) {
+  const Hello& hello = visitor.greeting->hello();
+  const auto rank = static_cast<int32_t>(hello.identity.slot);
+  Abort abort;
+  if (!decode_abort(frame.payload, &abort) || hello.job != config_.job) return;
+  if (rank <= rank_ || rank >= config_.size || seat(rank).linked) return;
+  seat(rank).obstacle =
+      visitor.credentials.text() + " says that it is this rank and refuses: " + abort.text;
+  if (!seat(rank).refusal_logged) {
+    log(LogLevel::kWarn, "rank %d: %s", rank, seat(rank).obstacle.c_str());
+  }
+  seat(rank).refusal_logged = true;
 }
 
 // It has another version, another secret, or talks nonsense: it may be anybody, so nothing fails.

@@ -47,7 +47,7 @@ mep_result_t choose_job(const char* given, char* job) {
   }
   unsigned long long random[2] = {0, 0};
   if (getrandom(random, sizeof random, 0) != static_cast<ssize_t>(sizeof random)) {
-    return set_error(MEP_ERR_SYSTEM, "getrandom failed");
+    return set_error(MEP_ERR_SYSTEM, "getrandom is refused; allow it in the sandbox");
   }
   std::snprintf(job, kJobBytes, "mpi-%016llx%016llx", random[0], random[1]);
   return MEP_SUCCESS;
@@ -165,7 +165,10 @@ mep_result_t init_over_hosts(MPI_Comm mpi_comm, mep_comm_config_t* fields,
   mep_result_t result = MEP_SUCCESS;
   if (!given(fields->secret_file, "MEP_SECRET_FILE")) {
     secret_fd = secret_as_file(secret, path, sizeof path);
-    if (secret_fd < 0) result = set_error(MEP_ERR_SYSTEM, "no memory file for the job's secret");
+    if (secret_fd < 0)
+      result =
+          set_error(MEP_ERR_SYSTEM,
+                    "no memory file for the job's secret (memfd_create; a sandbox must allow it)");
     fields->secret_file = path;
   }
   const bool by_store = !given(fields->rendezvous, "MEP_RENDEZVOUS") && fields->store == nullptr;
@@ -195,7 +198,7 @@ mep_result_t start(MPI_Comm mpi_comm, int rank, int size, const mep_comm_config_
   if (rank == 0 && result == MEP_SUCCESS) message.result = choose_job(fields->job, message.job);
   if (rank == 0 &&
       getrandom(message.secret, kSecretBytes, 0) != static_cast<ssize_t>(kSecretBytes)) {
-    message.result = set_error(MEP_ERR_SYSTEM, "getrandom failed");
+    message.result = set_error(MEP_ERR_SYSTEM, "getrandom is refused; allow it in the sandbox");
   }
   const int sent = MPI_Bcast(&message, sizeof message, MPI_BYTE, 0, mpi_comm);
   if (sent != MPI_SUCCESS) {

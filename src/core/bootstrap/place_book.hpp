@@ -50,6 +50,8 @@ class PlaceBook {
   virtual std::vector<Place> find(uint32_t slot) const = 0;
   // What keeps it from knowing more, for the text of a failed start.
   virtual std::string explain() const = 0;
+  // Somebody who was not let in at this process's meeting point, for the same text.
+  virtual std::string turned_away() const { return {}; }
   // From now on newcomers may look for `members`.
   virtual void settle(const std::vector<Place>& members) = 0;
   virtual void add(const Place& member) = 0;

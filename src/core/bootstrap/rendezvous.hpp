@@ -58,6 +58,8 @@ class Rendezvous {
   virtual void look_again() {}
   // What is known of a rank that did not come, for the error text. *denied: it would not be let in.
   virtual std::string explain_absence(int32_t rank, bool* denied) = 0;
+  // What is known of the meeting itself, whichever rank is missing.
+  virtual std::string explain_meeting() const { return {}; }
 };
 
 // The provider that `config` asks for; `gate` has the secret and gets what newcomers will need. May

@@ -3,7 +3,6 @@
 // waiting. In a running world the thread goes on only to take an address over when the one that
 // served it has ended.
 #include <pthread.h>
-#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +12,7 @@
 #include "base/library_thread.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 #include "core/bootstrap/meeting_point.hpp"
 #include "core/bootstrap/rendezvous.hpp"
 
@@ -50,6 +50,7 @@ class AddressBook final : public PlaceBook {
   bool is_announced() const override;
   std::vector<Place> find(uint32_t slot) const override;
   std::string explain() const override;
+  std::string turned_away() const override;
   void settle(const std::vector<Place>& members) override;
   void add(const Place& member) override;
   void forget(uint32_t slot, uint64_t incarnation) override;
@@ -136,11 +137,8 @@ mep_result_t AddressBook::open(const std::string& addresses, UniqueFd listener) 
     clients_.back().serves = listener.valid();
   }
   if (listener.valid()) point_.add_listener(std::move(listener));
-  wake_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  news_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_.valid() || !news_.valid()) {
-    return fail(MEP_ERR_NO_MEMORY, "no descriptors left for the rendezvous (ulimit -n)");
-  }
+  MEP_TRY(open_eventfd("the rendezvous", 0, &wake_));
+  MEP_TRY(open_eventfd("the rendezvous", 0, &news_));
   return start_library_thread(
       "the rendezvous thread", [this] { loop(); }, &thread_);
 }
@@ -223,6 +221,11 @@ std::string AddressBook::explain() const {
             (client.obstacle.empty() ? "no answer" : client.obstacle);
   }
   return text;
+}
+
+std::string AddressBook::turned_away() const {
+  const std::lock_guard lock(mutex_);
+  return point_.turned_away();
 }
 
 void AddressBook::settle(const std::vector<Place>& members) {
@@ -332,7 +335,8 @@ void AddressBook::resolve(std::unique_lock<std::mutex>* lock) {
     Client& client = clients_[i];
     client.resolved = std::move(resolved);
     client.next_resolve = Deadline::after_ms(kResolveEveryMs);
-    if (client.resolved.empty()) client.obstacle = "the name is not known: " + reason;
+    if (client.resolved.empty())
+      client.obstacle = "the name '" + listed.host + "' is not known: " + reason;
   }
 }
 
@@ -467,7 +471,7 @@ void AddressBook::take(Client* client, Frame* frame) {
     if (result != MEP_SUCCESS) {
       Abort abort;
       abort.code = result;
-      abort.text = "it was refused by who called";
+      abort.text = last_error_text();
       (void)client->link->send(kAbortFrame, encode_abort(abort));
       return refused(client, result, last_error_text());
     }

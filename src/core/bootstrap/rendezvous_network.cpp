@@ -33,6 +33,9 @@ class NetworkRendezvous final : public Rendezvous {
   bool is_announced() const override { return gate_->book->is_announced(); }
   bool is_known_elsewhere(int32_t rank) const override;
   std::string explain_absence(int32_t rank, bool* denied) override;
+  std::string explain_meeting() const override {
+    return is_open() ? gate_->book->turned_away() : gate_->book->explain();
+  }
 
  private:
   std::unique_ptr<Rendezvous> local_;
@@ -114,7 +117,7 @@ std::string NetworkRendezvous::explain_absence(int32_t rank, bool* denied) {
     }
     reason = "no connection to " + place.addresses[0].text();
   }
-  return reason.empty() ? gate_->book->explain() : reason;
+  return reason.empty() && is_open() ? gate_->book->explain() : reason;
 }
 
 }  // namespace

@@ -11,10 +11,12 @@
 #include <mutex>
 
 #include "base/fork_hold.hpp"
+#include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/hello.hpp"
 #include "core/bootstrap/rendezvous.hpp"
 #include "core/bootstrap/rendezvous_records.hpp"
+#include "core/bootstrap/wait_notice.hpp"
 
 namespace mep {
 namespace {
@@ -47,7 +49,13 @@ uint32_t next_start_number(const std::string& job, uint32_t rank) {
 [[nodiscard]] mep_result_t store_get(const mep_store_t& store, const std::string& key,
                                      Deadline deadline, std::vector<std::byte>* value) {
   int status = 0;
+  WaitNotice notice;
   do {
+    if (notice.due()) {
+      log(LogLevel::kWarn,
+          "still waiting for rank 0 after %u s: the caller's store has no key '%s'",
+          notice.seconds(), key.c_str());
+    }
     value->assign(kMaxValueBytes, std::byte{0});
     size_t bytes = 0;
     const int slice_ms = std::max(1, deadline.left_ms(kGetSliceMs));

@@ -311,6 +311,7 @@ mep_result_t resolve_config(const mep_comm_config_t* given, ResolvedConfig* out,
   mep_comm_config_t config{};
   if (given != nullptr) MEP_TRY(read_sized_struct(given, "mep_comm_config_t", &config));
   MEP_TRY(check_fields(config));
+  MEP_TRY(check_environment());
   warn_of_unknown_variables();
   ResolvedConfig resolved;
   resolved.flags = config.flags;

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/ep/ep_description.hpp"
+#include "core/topo/usable_memory.hpp"
 
 namespace mep {
 
@@ -21,9 +23,33 @@ mep_result_t EpObject::open(const char* name) {
   name_.swap(agreed.name);
   window_seed_ = agreed.window_seed;
   MEP_TRY(step_together(comm_, "make its part of an EP object", [&] { return offer_windows(); }));
-  MEP_TRY(step_together(comm_, "connect its part of an EP object",
-                        [&] { return connect_windows(Deadline::after_ms(comm_.timeout_ms())); }));
+  MEP_TRY(step_together(comm_, "connect its part of an EP object", [&]() -> mep_result_t {
+    MEP_TRY(connect_windows(Deadline::after_ms(comm_.timeout_ms())));
+    warn_of_memory();
+    return MEP_SUCCESS;
+  }));
   return exchange_pulls(&agreed.values);
+}
+
+// Windows take memory as they are written: what is too much ends in an out-of-memory kill, later.
+void EpObject::warn_of_memory() const {
+  // Ranks that map each other share the machine's memory.
+  uint64_t ranks = 0;
+  for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
+    const bool maps = ((buffers_[0]->mapped_bits()[rank / 64] >> (rank % 64)) & 1) != 0;
+    const bool is_here = rank == shape_.rank || maps;
+    if (is_here && ranks == 0 && rank != shape_.rank) return;
+    ranks += is_here ? 1 : 0;
+  }
+  const uint64_t own = layout_.bytes() * shape_.buffers;
+  const uint64_t there = usable_memory();
+  if (there == 0 || own <= there / ranks) return;
+  log(LogLevel::kWarn,
+      "EP object %s: its windows can take %llu bytes for each of %llu ranks of this host, which "
+      "has %llu bytes of memory (machine or control group): lower max_tokens_per_rank, hidden, "
+      "experts_per_rank or num_buffers",
+      name_.c_str(), static_cast<unsigned long long>(own), static_cast<unsigned long long>(ranks),
+      static_cast<unsigned long long>(there));
 }
 
 // Who maps whom: a rank's row has a bit for each rank whose windows it reads in place.

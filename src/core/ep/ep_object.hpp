@@ -54,6 +54,8 @@ class EpObject : public ViewClient {
   mep_result_t offer_windows();
   mep_result_t connect_windows(const Deadline& deadline);
   mep_result_t exchange_pulls(RankValues* rows);
+  // One rank of each host speaks.
+  void warn_of_memory() const;
 
   Comm& comm_;
   const EpShape shape_;

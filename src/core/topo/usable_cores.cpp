@@ -11,28 +11,14 @@
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
-#include <fstream>
 #include <sstream>
-#include <system_error>
 
 #include "base/status.hpp"
+#include "base/system_error.hpp"
+#include "core/topo/cgroups.hpp"
 
 namespace mep {
 namespace {
-
-constexpr size_t kMaxTextBytes = 1 << 20;
-
-// At most 1 MiB; a missing file is an empty text.
-std::string read_text(const std::string& path) {
-  std::ifstream file(path);
-  std::string text;
-  char block[4096];
-  while (file && text.size() < kMaxTextBytes) {
-    file.read(block, sizeof block);
-    text.append(block, static_cast<size_t>(file.gcount()));
-  }
-  return text;
-}
 
 // Smallest whole number of cores seen so far; 0: no limit yet.
 void lower_limit(int64_t quota_us, int64_t period_us, int* limit) {
@@ -43,7 +29,7 @@ void lower_limit(int64_t quota_us, int64_t period_us, int* limit) {
 
 void lower_limit_by_folder(const std::string& folder, bool is_v2, int* limit) {
   if (is_v2) {
-    std::istringstream words(read_text(folder + "/cpu.max"));
+    std::istringstream words(read_file(folder + "/cpu.max"));
     std::string quota;  // "max" or microseconds
     int64_t period_us = 0;
     if (words >> quota >> period_us && quota != "max") {
@@ -53,49 +39,9 @@ void lower_limit_by_folder(const std::string& folder, bool is_v2, int* limit) {
   }
   int64_t quota_us = -1;
   int64_t period_us = 0;
-  std::istringstream(read_text(folder + "/cpu.cfs_quota_us")) >> quota_us;
-  std::istringstream(read_text(folder + "/cpu.cfs_period_us")) >> period_us;
+  std::istringstream(read_file(folder + "/cpu.cfs_quota_us")) >> quota_us;
+  std::istringstream(read_file(folder + "/cpu.cfs_period_us")) >> period_us;
   lower_limit(quota_us, period_us, limit);
-}
-
-bool list_has(const std::string& list, const std::string& item) {
-  std::istringstream parts(list);
-  std::string part;
-  while (std::getline(parts, part, ',')) {
-    if (part == item) return true;
-  }
-  return false;
-}
-
-// Where the hierarchy is mounted, and which of its groups is the root of that mount.
-struct CgroupMount {
-  std::string group;
-  std::string folder;
-};
-
-bool find_mount(const std::string& mountinfo_text, bool is_v2, CgroupMount* mount) {
-  std::istringstream lines(mountinfo_text);
-  std::string line;
-  while (std::getline(lines, line)) {
-    const size_t separator = line.find(" - ");
-    if (separator == std::string::npos) continue;
-    std::string id, parent, device, type, source, options;
-    CgroupMount found;
-    std::istringstream(line) >> id >> parent >> device >> found.group >> found.folder;
-    std::istringstream(line.substr(separator + 3)) >> type >> source >> options;
-    if (is_v2 ? type != "cgroup2" : (type != "cgroup" || !list_has(options, "cpu"))) continue;
-    *mount = found;
-    return true;
-  }
-  return false;
-}
-
-// The group's path below the mount point; a group outside of what is mounted counts as its root.
-std::string path_below(const CgroupMount& mount, const std::string& group) {
-  if (mount.group == "/") return group == "/" ? "" : group;
-  if (group.compare(0, mount.group.size(), mount.group) != 0) return "";
-  const std::string rest = group.substr(mount.group.size());
-  return rest.empty() || rest[0] == '/' ? rest : "";
 }
 
 }  // namespace
@@ -103,32 +49,14 @@ std::string path_below(const CgroupMount& mount, const std::string& group) {
 int cgroup_core_limit(const std::string& cgroup_text, const std::string& mountinfo_text,
                       const std::string& root) {
   int limit = 0;
-  std::istringstream lines(cgroup_text);
-  std::string line;  // "id:controllers:/group"; v2 has id 0 and no controllers
-  while (std::getline(lines, line)) {
-    const size_t first = line.find(':');
-    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const bool is_v2 = controllers.empty();
-    CgroupMount mount;
-    if (!is_v2 && !list_has(controllers, "cpu")) continue;
-    if (!find_mount(mountinfo_text, is_v2, &mount)) continue;
-    const std::string top = root + mount.folder;
-    std::string path = path_below(mount, line.substr(second + 1));
-    while (true) {
-      std::string folder = top;
-      lower_limit_by_folder(folder.append(path), is_v2, &limit);
-      if (path.empty()) break;
-      const size_t slash = path.rfind('/');
-      path.resize(slash == std::string::npos ? 0 : slash);
-    }
-  }
+  visit_cgroups(
+      "cpu", cgroup_text, mountinfo_text, root,
+      [&](const std::string& folder, bool is_v2) { lower_limit_by_folder(folder, is_v2, &limit); });
   return limit;
 }
 
 int cgroup_core_limit() {
-  return cgroup_core_limit(read_text("/proc/self/cgroup"), read_text("/proc/self/mountinfo"), "");
+  return cgroup_core_limit(read_file("/proc/self/cgroup"), read_file("/proc/self/mountinfo"), "");
 }
 
 mep_result_t affinity_mask(std::vector<uint64_t>* words) {
@@ -144,8 +72,7 @@ mep_result_t affinity_mask(std::vector<uint64_t>* words) {
   }
   const int error = errno;
   words->clear();
-  return fail(MEP_ERR_SYSTEM, "sched_getaffinity, the cores that this process may use: %s",
-              std::generic_category().message(error).c_str());
+  return fail_call("the cores that this process may use", "sched_getaffinity", error);
 }
 
 std::string cpu_list_text(const std::vector<uint64_t>& words) {

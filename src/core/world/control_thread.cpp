@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <array>
@@ -57,10 +56,8 @@ ControlThread::~ControlThread() {
 mep_result_t ControlThread::start(const membership::View* joining) {
   reserve_ = std::make_unique<std::byte[]>(kReserveBytes);
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
-  request_event_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!epoll_.valid() || !request_event_.valid()) {
-    return fail(MEP_ERR_NO_MEMORY, "no descriptors left for the control thread (ulimit -n): %m");
-  }
+  if (!epoll_.valid()) return fail_call("the control thread", "epoll_create1", errno);
+  MEP_TRY(open_eventfd("the control thread", 0, &request_event_));
   membership::Start start;
   start.slot = peers_.self_slot();
   start.incarnation = peers_.identity().incarnation;

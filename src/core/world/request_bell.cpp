@@ -1,13 +1,13 @@
 #include "core/world/request_bell.hpp"
 
 #include <pthread.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 
 #include "base/library_thread.hpp"
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 #include "core/world/doorbell_delays.hpp"
 
 namespace mep {
@@ -35,8 +35,8 @@ RequestBell::~RequestBell() {
 }
 
 mep_result_t RequestBell::add(const Deadline& deadline, UniqueFd* event) {
-  UniqueFd made(eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!made.valid()) return fail(MEP_ERR_NO_MEMORY, "no descriptor for the request: %m");
+  UniqueFd made;
+  MEP_TRY(open_eventfd("a request's descriptor", 1, &made));
   const std::lock_guard lock(mutex_);
   if (!thread_.joinable()) {
     MEP_TRY(start_library_thread(

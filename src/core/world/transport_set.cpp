@@ -76,6 +76,7 @@ mep_result_t TransportSet::open(const ResolvedConfig& config) {
     if (result == MEP_ERR_NO_MEMORY || result == MEP_ERR_INVALID_ARGUMENT) return result;
     if (result != MEP_SUCCESS) {
       log(LogLevel::kInfo, "transport %s is not usable: %s", entry.name, last_error_text());
+      unusable += std::string(" (") + entry.name + ": " + last_error_text() + ")";
       continue;
     }
     all.push_back(std::move(opened));

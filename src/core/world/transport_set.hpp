@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/bootstrap/bootstrap.hpp"
@@ -17,6 +18,7 @@ struct TransportSet {
     std::vector<std::byte> offer;
   };
   std::vector<Opened> all;
+  std::string unusable;  // " (NAME: why)" of each that is wanted and does not work here
   bool puts_only = false;
   [[nodiscard]] mep_result_t open(const ResolvedConfig& config);
   // What a rank tells its peers when they connect: its cores and the transports' addresses.

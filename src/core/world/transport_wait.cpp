@@ -1,7 +1,6 @@
 #include "core/world/transport_wait.hpp"
 
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,11 +27,10 @@ bool watch(int epoll, int fd, uint64_t tag) {
 mep_result_t TransportWait::open(bool any_network) {
   if (!any_network) return MEP_SUCCESS;
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
-  event_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (epoll_.valid() && event_.valid() && watch(epoll_.get(), event_.get(), kEventTag)) {
-    return MEP_SUCCESS;
-  }
-  return fail(MEP_ERR_NO_MEMORY, "no descriptors left for waiting (ulimit -n): %m");
+  if (!epoll_.valid()) return fail_call("waiting for transports", "epoll_create1", errno);
+  MEP_TRY(open_eventfd("waiting for transports", 0, &event_));
+  if (watch(epoll_.get(), event_.get(), kEventTag)) return MEP_SUCCESS;
+  return fail_call("waiting for transports", "epoll_ctl", errno);
 }
 
 mep_result_t TransportWait::add(Transport* transport, Doorbell* doorbell) {

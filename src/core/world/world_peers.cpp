@@ -86,9 +86,9 @@ mep_result_t WorldPeers::choose_transport(WorldPeer* peer, std::span<const std::
   }
   return fail(
       MEP_ERR_UNSUPPORTED,
-      "no transport reaches rank %u; `mep_info` shows what is usable, MEP_TRANSPORTS what is "
+      "no transport reaches rank %u%s; `mep_info` shows what is usable, MEP_TRANSPORTS what is "
       "allowed",
-      peer->identity.slot);
+      peer->identity.slot, transports_.unusable.c_str());
 }
 
 }  // namespace mep

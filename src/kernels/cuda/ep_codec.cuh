@@ -158,8 +158,8 @@ struct QuantizeCodec {
     if (first >= source.hidden) return;  // hidden is a multiple of 16
     uint32_t scale = 0;
     const float factor = Scale::put(maximum, &scale);
-    const uint2 low = quantize_eight(x, factor);
-    const uint2 high = quantize_eight(x + 8, factor);
+    const uint2 low = Scale::cap(quantize_eight(x, factor), scale);
+    const uint2 high = Scale::cap(quantize_eight(x + 8, factor), scale);
     const uint4 q = {low.x, low.y, high.x, high.y};
     for_each_target<kTopK>(targets, count, [&](const RowTarget& target) {
       *reinterpret_cast<uint4*>(target.row + first) = q;

@@ -78,6 +78,8 @@ struct FloatScale {
     *scale = __float_as_uint(__fmul_rn(maximum, 1.0f / 448));
     return __fdiv_rn(448.0f, maximum);
   }
+  // 448 * scale is finite for every finite maximum.
+  static __device__ uint2 cap(uint2 q, uint32_t) { return q; }
   static __device__ void store(std::byte* to, uint32_t scale) {
     *reinterpret_cast<uint32_t*>(to) = scale;
   }
@@ -90,6 +92,15 @@ struct Ue8m0Scale {
     const uint32_t biased = (bits >> 23) + ((bits & 0x7fffffu) != 0 ? 1 : 0);
     *scale = bits >= 0x7f800000u ? 255 : biased;
     return __uint_as_float(*scale < 254 ? (254 - *scale) << 23 : 0x00800000u >> (*scale - 253));
+  }
+  // With the largest scale of finite values, 2^120, the code of 256 is more than float32 holds: what was
+  // rounded up to it becomes 240.
+  static __device__ uint32_t cap_four(uint32_t q) {
+    return q - (__vcmpeq4(q & 0x7f7f7f7fu, 0x78787878u) & 0x01010101u);
+  }
+  static __device__ uint2 cap(uint2 q, uint32_t scale) {
+    constexpr uint32_t kLargestScale = 247;
+    return scale == kLargestScale ? make_uint2(cap_four(q.x), cap_four(q.y)) : q;
   }
   static __device__ void store(std::byte* to, uint32_t scale) {
     *reinterpret_cast<uint8_t*>(to) = static_cast<uint8_t>(scale);

@@ -98,6 +98,8 @@ struct FloatScale {
     static_cast<float*>(scales)[group] = maximum * (1.0f / 448);
     return 448 / maximum;
   }
+  // 448 * scale is finite for every finite maximum.
+  static void cap(uint8_t*, size_t, const void*, size_t) {}
   static float get(const void* scales, size_t group) {
     return static_cast<const float*>(scales)[group];
   }
@@ -113,6 +115,14 @@ struct Ue8m0Scale {
     const uint32_t factor = scale < 254 ? (254 - scale) << 23 : 0x00800000u >> (scale - 253);
     return __builtin_bit_cast(float, factor);
   }
+  // With the largest scale of finite values, 2^120, the code of 256 is more than float32 holds: what was
+  // rounded up to it becomes 240.
+  static void cap(uint8_t* q, size_t count, const void* scales, size_t group) {
+    constexpr uint8_t kLargestScale = 247;
+    constexpr uint8_t kCodeOf256 = 0x78;
+    if (static_cast<const uint8_t*>(scales)[group] != kLargestScale) return;
+    for (size_t i = 0; i < count; ++i) q[i] -= (q[i] & 0x7f) == kCodeOf256 ? 1 : 0;
+  }
   static float get(const void* scales, size_t group) {
     const uint32_t scale = static_cast<const uint8_t*>(scales)[group];
     if (scale == 255) return __builtin_bit_cast(float, kCanonicalNanF32);
@@ -127,6 +137,7 @@ inline void quantize_row(const uint8_t* from, size_t hidden, uint8_t* q, void* s
     const uint8_t* values = from + i * From::kElement;
     const float factor = Scale::put(scales, group, group_maximum<From>(values, count));
     quantize_group<From, kStream>(values, q + i, factor, count);
+    Scale::cap(q + i, count, scales, group);
   }
 }
 

@@ -70,7 +70,8 @@ void quantize_e4m3_row(mep_dtype_t dtype, const void* x, size_t hidden, uint8_t*
                        bool non_temporal);
 
 // The same with scales that are powers of two, stored as their biased exponent:
-// e = ceil(log2(a * (1.0f / 448))); q = e4m3(x * 2^-e); scale byte = e + 127. A group with an
+// e = ceil(log2(a * (1.0f / 448))); q = e4m3(x * 2^-e); scale byte = e + 127. With e = 120 a
+// magnitude that rounds to 256 becomes 240, since 2^128 is infinite: finite stays finite. A group with an
 // infinity has the scale byte 255, which is NaN.
 void quantize_e4m3_ue8m0_row(mep_dtype_t dtype, const void* x, size_t hidden, uint8_t* q,
                              uint8_t* scales, bool non_temporal);

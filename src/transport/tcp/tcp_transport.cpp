@@ -1,7 +1,6 @@
 #include "transport/tcp/tcp_transport.hpp"
 
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/system_error.hpp"
 #include "transport/mapped_transport.hpp"
 
 namespace mep::tcp {
@@ -65,8 +65,8 @@ mep_result_t TcpTransport::start() {
   data_epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
   control_epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
   timer_.reset(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-  kick_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!data_epoll_.valid() || !control_epoll_.valid() || !timer_.valid() || !kick_.valid()) {
+  MEP_TRY(open_eventfd("tcp", 0, &kick_));
+  if (!data_epoll_.valid() || !control_epoll_.valid() || !timer_.valid()) {
     return fail(MEP_ERR_NO_MEMORY, "no descriptors left (ulimit -n): %m");
   }
   if (!watch(control_epoll_.get(), timer_.get(), kTimerTag) ||

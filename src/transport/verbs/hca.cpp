@@ -89,15 +89,15 @@ std::vector<GidEntry> read_gids(ibv_context* context, uint8_t port) {
 mep_result_t read_settings(Settings* out) {
   uint64_t value = 0;
   bool given = false;
-  MEP_TRY(env_uint("MEP_IB_GID_INDEX", 0, kMostGids - 1, &value, &given));
+  MEP_TRY(env_number("MEP_IB_GID_INDEX", &value, &given));
   if (given) out->gid_index = static_cast<int>(value);
-  MEP_TRY(env_uint("MEP_IB_SL", 0, 15, &value, &given));
+  MEP_TRY(env_number("MEP_IB_SL", &value, &given));
   if (given) out->service_level = static_cast<uint8_t>(value);
-  MEP_TRY(env_uint("MEP_IB_TC", 0, 255, &value, &given));
+  MEP_TRY(env_number("MEP_IB_TC", &value, &given));
   if (given) out->traffic_class = static_cast<uint8_t>(value);
-  MEP_TRY(env_uint("MEP_IB_TIMEOUT", 8, 22, &value, &given));
+  MEP_TRY(env_number("MEP_IB_TIMEOUT", &value, &given));
   if (given) out->timeout = static_cast<uint8_t>(value);
-  MEP_TRY(env_uint("MEP_IB_CACHE_MIB", 0, uint64_t{1} << 20, &value, &given));
+  MEP_TRY(env_number("MEP_IB_CACHE_MIB", &value, &given));
   if (given) out->cache_bytes = static_cast<size_t>(value) << 20;
   return MEP_SUCCESS;
 }

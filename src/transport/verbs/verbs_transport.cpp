@@ -1,7 +1,6 @@
 #include "transport/verbs/verbs_transport.hpp"
 
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -133,7 +132,7 @@ mep_result_t VerbsTransport::open_hcas() {
 mep_result_t VerbsTransport::watch_events() {
   arrivals_.reset(epoll_create1(EPOLL_CLOEXEC));
   control_events_.reset(epoll_create1(EPOLL_CLOEXEC));
-  failed_event_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  MEP_TRY(open_eventfd("verbs", 0, &failed_event_));
   check_timer_.reset(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
   bool watched = arrivals_.valid() && control_events_.valid();
   const auto watch = [&](const UniqueFd& poll, int fd) {
