@@ -133,6 +133,30 @@ class Texts(unittest.TestCase):
         self.says(ValueError, lambda: comm.sendrecv(x, 0, np.ones(2)), "float32", "float64", "same type")
         self.says(TypeError, lambda: comm.send(x, 0.5), "dest is 0.5", "whole number")
 
+    def test_scalars(self):
+        """Their memory is a temporary's: what arrived there would be lost."""
+        comm, x, idx = self.comm, np.zeros((2, 8), np.uint16), np.zeros((2, 1), np.int64)
+        for value in (np.ones(4).mean(), np.float32(1), np.int64(1), np.bool_(True), 1.0, 1, True, 1j):
+            calls = [
+                lambda: comm.allreduce(value), lambda: comm.iallreduce(value), lambda: comm.broadcast(value, 0),
+                lambda: comm.allreduce(value, np.zeros(1)), lambda: comm.allreduce(np.zeros(1), value),
+                lambda: comm.reduce(value), lambda: comm.allgather(value), lambda: comm.gather(value),
+                lambda: comm.scatter(value), lambda: comm.reduce_scatter(value), lambda: comm.alltoall(value),
+                lambda: comm.allgatherv(value, [1]), lambda: comm.gatherv(value, 0, [1]),
+                lambda: comm.scatterv(value, 0, [1]), lambda: comm.reduce_scatterv(value, [1]),
+                lambda: comm.alltoallv(value, [1], [1]),
+                lambda: comm.send(value, 0), lambda: comm.isend(value, 0), lambda: comm.recv(value, 0),
+                lambda: comm.irecv(value, 0), lambda: comm.sendrecv(value, 0, np.zeros(1), 0),
+                lambda: comm.sendrecv(np.zeros(1), 0, value, 0),
+                lambda: self.handle.dispatch(value, idx), lambda: self.handle.dispatch(x, value),
+                lambda: self.handle.dispatch(x, idx, value), lambda: self.handle.dispatch(x, idx, recv_count=value),
+                lambda: self.handle.combine(value), lambda: self.handle.combine(bias=value),
+            ]
+            for call in calls:
+                self.says(TypeError, call, type(value).__name__, "give an array", "numpy.array(value)")
+        self.assertIsNone(comm.iprobe())
+        np.testing.assert_array_equal(comm.allreduce(np.array(3.0)), 3)
+
     def test_tensors(self):
         comm, x = self.comm, np.ones(2, np.float32)
         self.says(ValueError, lambda: comm.allreduce(Tensor(x, True)), "Tensor", "requires grad", "detach()")

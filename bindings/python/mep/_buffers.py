@@ -331,6 +331,10 @@ def _memory(obj: Any, dtype: Any, writable: bool) -> Buffer:
     interface = None
     if isinstance(obj, numpy.ndarray):
         found = _from_numpy(obj)
+    elif isinstance(obj, (numpy.generic, bool, int, float, complex)):
+        # Scalars of NumPy show memory, which is that of a temporary.
+        raise TypeError(f"{type(obj).__name__} is a single value and no buffer; give an array, such as "
+                        "numpy.array(value)")
     elif getattr(obj, "requires_grad", False) is True:  # PyTorch shows no memory of these
         raise ValueError(f"the {type(obj).__name__} requires grad; give its detach(), which has the same memory")
     elif (interface := _cuda_interface(obj)) is not None:
