@@ -2,6 +2,7 @@
 """The Python package: types of items, what results are made of, and what errors say. Needs NumPy and MEP_LIBRARY."""
 import enum
 import sys
+import time
 import types
 import unittest
 import unittest.mock
@@ -190,6 +191,42 @@ class Texts(unittest.TestCase):
         self.says(mep.InvalidArgumentError, ep.view, "the EP object is closed")
         self.says(mep.InvalidArgumentError, lambda: handle.dispatch(x, np.zeros((2, 1), int)), "the handle is closed")
         self.says(mep.InvalidArgumentError, request.fileno, "the request is done")
+
+
+class Failures(unittest.TestCase):
+    def test_errors_of_expert_parallelism_have_info(self):
+        def work(comm):
+            experts = 2 * comm.size
+            ep = mep.Ep(comm, hidden=64, top_k=1, num_experts=experts, max_tokens_per_rank=experts,
+                        input_type="float32")
+            handle, x = ep.handle(), np.ones((experts, 64), np.float32)
+            everywhere = np.arange(experts).reshape(-1, 1)
+
+            def missing(call):
+                with self.assertRaises(mep.PeerFailedError) as caught:
+                    call()
+                self.assertEqual(caught.exception.info.result, caught.exception.code)
+                self.assertEqual(caught.exception.info.failed, [1])
+                return caught.exception.info
+
+            handle.dispatch(x, everywhere)
+            handle.combine()
+            comm.barrier()
+            if comm.rank == 1:
+                comm.abort()
+                return
+            while comm.live == 3:
+                time.sleep(0.001)
+            self.assertEqual(missing(lambda: handle.dispatch(x, everywhere)).seq, 0)  # a report: nothing else was done
+            self.assertEqual(ep.last_op().result, 0)
+            for _ in range(2):  # as long as tokens go to experts of the absent rank
+                handle.dispatch(x, everywhere)
+                self.assertEqual(missing(handle.combine), ep.last_op())
+            with self.assertRaises(mep.InvalidArgumentError) as caught:
+                handle.dispatch(x, everywhere + experts)
+            self.assertIsNone(caught.exception.info)
+
+        on_threads(3, work, timeout_ms=5000)
 
 
 class NewArrays(unittest.TestCase):
