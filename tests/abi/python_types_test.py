@@ -9,7 +9,7 @@ import unittest.mock
 
 import mep
 import numpy as np
-from mep._buffers import NUMBERS
+from mep._buffers import NUMBERS, maker
 from python_test import DLPack, Interface, ml_dtypes, on_threads
 
 
@@ -68,7 +68,8 @@ class Tensor:
     """A matrix as PyTorch's tensors show it, on the host."""
 
     def __init__(self, array, requires_grad=False):
-        self.array, self.requires_grad, self.device, self.dtype = array, requires_grad, "cpu", str(array.dtype)
+        self.array, self.requires_grad, self.dtype = array, requires_grad, str(array.dtype)
+        self.device = types.SimpleNamespace(type="cpu")
 
     def __dlpack_device__(self):
         return 1, 0
@@ -92,8 +93,9 @@ class Refusing(Tensor):
 def fake_torch():
     """As much of PyTorch as makes a new tensor."""
     torch = types.ModuleType("torch")
-    torch.Tensor, torch.float32, torch.bfloat16 = Tensor, np.float32, np.uint16
-    torch.empty = lambda shape, dtype, device: Tensor(np.empty(shape, dtype))
+    torch.Tensor, torch.float32, torch.float64, torch.bfloat16 = Tensor, np.float32, np.float64, np.uint16
+    torch.empty = lambda shape, dtype, device: Tensor(np.full(shape, 7, dtype))
+    torch.zeros = lambda shape, dtype, device: Tensor(np.zeros(shape, dtype))
     return unittest.mock.patch.dict(sys.modules, torch=torch)
 
 
@@ -194,6 +196,36 @@ class Texts(unittest.TestCase):
 
 
 class Failures(unittest.TestCase):
+    def test_new_arrays_are_zero_where_a_rank_is_absent(self):
+        def work(comm):
+            if comm.rank == 1:
+                comm.abort()
+                return
+            with self.assertRaises(mep.PeerFailedError):
+                comm.barrier()
+            one, three, counts = np.full(1, 5.0), np.full(3, 5.0), [1, 1, 1]
+            for result in (comm.allgather(one), comm.alltoall(three), comm.allgatherv(one, counts),
+                           comm.alltoallv(three, counts, counts), comm.iallgather(one).wait(),
+                           comm.gather(one, 2), comm.gatherv(one, 2, counts if comm.rank == 2 else None)):
+                if result is not None:
+                    np.testing.assert_array_equal(np.ravel(result), [5, 0, 5])
+            np.testing.assert_array_equal(comm.allgatherv(one, counts, displs=[0, 1, 4]), [5, 0, 0, 0, 5])
+            np.testing.assert_array_equal(comm.alltoallv(three, counts, counts, recvdispls=[1, 2, 3]), [0, 5, 0, 5])
+            for result in (comm.allgather(Tensor(one)), comm.alltoall(Tensor(three))):
+                np.testing.assert_array_equal(result.array.ravel(), [5, 0, 5])
+
+        garbage = unittest.mock.patch.object(np, "empty", lambda shape, dtype=float: np.full(shape, 7, dtype))
+        with garbage, fake_torch():
+            on_threads(3, work, timeout_ms=5000)
+
+    def test_new_tensors_on_a_gpu_are_not_filled(self):
+        """PyTorch would do that on another stream than the collective's."""
+        tensor = Tensor(np.ones(2, np.float32))
+        tensor.device.type = "cuda"
+        with fake_torch():
+            made = maker(tensor, zeroed=True)((2,), mep.dtype_number("float32"))
+        np.testing.assert_array_equal(made.array, 7)
+
     def test_errors_of_expert_parallelism_have_info(self):
         def work(comm):
             experts = 2 * comm.size
