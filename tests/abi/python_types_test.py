@@ -183,6 +183,13 @@ class Texts(unittest.TestCase):
                       f"num_buffers is {value!r}", "whole number")
         self.says(ValueError, lambda: mep.init(rank=0, size=1, quorum="all"), "quorum is 'all'", "majority, witness")
 
+    def test_timeout(self):
+        for timeout in (0, -1, 0.0, float("nan"), None):
+            self.says(mep.InvalidArgumentError, lambda: self.comm.set_timeout(timeout), f"timeout is {timeout!r}",
+                      "seconds")
+        for timeout in (1e-6, float("inf"), 30):
+            self.comm.set_timeout(timeout)
+
     def test_closed(self):
         comm = mep.init(rank=0, size=1)
         ep = mep.Ep(comm, **self.options)

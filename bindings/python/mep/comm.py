@@ -266,8 +266,11 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         check(lib.mep_comm_set_name(self._address, name.encode()))
 
     def set_timeout(self, timeout: float) -> None:
-        """The timeout of later operations."""
-        check(lib.mep_comm_set_timeout(self._address, milliseconds(timeout)))
+        """The timeout of later operations in seconds, more than 0; less than a millisecond counts as one."""
+        if timeout is None or not timeout > 0:
+            raise error(_abi.MEP_ERR_INVALID_ARGUMENT,
+                        f"timeout is {timeout!r}; give the longest wait in seconds, such as 30")
+        check(lib.mep_comm_set_timeout(self._address, max(milliseconds(timeout), 1)))
 
     def transport(self, rank: int) -> str:
         """How a rank is reached, for people."""
