@@ -190,6 +190,10 @@ class Texts(unittest.TestCase):
         for timeout in (1e-6, float("inf"), 30):
             self.comm.set_timeout(timeout)
 
+    def test_launchers(self):
+        for launcher in ("mep_run", "mpirun", "Slurm", "torchrun"):
+            self.assertIn(launcher, mep.init.__doc__)
+
     def test_closed(self):
         comm = mep.init(rank=0, size=1)
         ep = mep.Ep(comm, **self.options)

@@ -112,8 +112,8 @@ class Config:
 def init(**options: Any) -> "Comm":
     """Joins the job's world: a communicator of all its ranks. Collective; blocks.
 
-    Without arguments rank and size come from mep_run, mpirun or Slurm, and a program started alone
-    is a world of one. Options have the names of mep_comm_config_t (rank, size, max_size, device,
+    Without arguments rank and size come from mep_run, mpirun, Slurm or torchrun, and a program started
+    alone is a world of one. Options have the names of mep_comm_config_t (rank, size, max_size, device,
     timeout_ms, init_timeout_ms, job, rendezvous, transports, secret_file, quorum, heartbeat_ms,
     suspect_ms, in_place_restore_bytes), the flags are booleans (put_only, partial, uniform,
     auto_recover, kill_stopped, progress_thread). store: an object with put(key: str, value: bytes)
