@@ -2,13 +2,14 @@
 """The Python package: types of items, what results are made of, and what errors say. Needs NumPy and MEP_LIBRARY."""
 import enum
 import sys
+import time
 import types
 import unittest
 import unittest.mock
 
 import mep
 import numpy as np
-from mep._buffers import NUMBERS
+from mep._buffers import NUMBERS, maker
 from python_test import DLPack, Interface, ml_dtypes, on_threads
 
 
@@ -67,7 +68,8 @@ class Tensor:
     """A matrix as PyTorch's tensors show it, on the host."""
 
     def __init__(self, array, requires_grad=False):
-        self.array, self.requires_grad, self.device, self.dtype = array, requires_grad, "cpu", str(array.dtype)
+        self.array, self.requires_grad, self.dtype = array, requires_grad, str(array.dtype)
+        self.device = types.SimpleNamespace(type="cpu")
 
     def __dlpack_device__(self):
         return 1, 0
@@ -91,8 +93,9 @@ class Refusing(Tensor):
 def fake_torch():
     """As much of PyTorch as makes a new tensor."""
     torch = types.ModuleType("torch")
-    torch.Tensor, torch.float32, torch.bfloat16 = Tensor, np.float32, np.uint16
-    torch.empty = lambda shape, dtype, device: Tensor(np.empty(shape, dtype))
+    torch.Tensor, torch.float32, torch.float64, torch.bfloat16 = Tensor, np.float32, np.float64, np.uint16
+    torch.empty = lambda shape, dtype, device: Tensor(np.full(shape, 7, dtype))
+    torch.zeros = lambda shape, dtype, device: Tensor(np.zeros(shape, dtype))
     return unittest.mock.patch.dict(sys.modules, torch=torch)
 
 
@@ -133,6 +136,30 @@ class Texts(unittest.TestCase):
         self.says(ValueError, lambda: comm.sendrecv(x, 0, np.ones(2)), "float32", "float64", "same type")
         self.says(TypeError, lambda: comm.send(x, 0.5), "dest is 0.5", "whole number")
 
+    def test_scalars(self):
+        """Their memory is a temporary's: what arrived there would be lost."""
+        comm, x, idx = self.comm, np.zeros((2, 8), np.uint16), np.zeros((2, 1), np.int64)
+        for value in (np.ones(4).mean(), np.float32(1), np.int64(1), np.bool_(True), 1.0, 1, True, 1j):
+            calls = [
+                lambda: comm.allreduce(value), lambda: comm.iallreduce(value), lambda: comm.broadcast(value, 0),
+                lambda: comm.allreduce(value, np.zeros(1)), lambda: comm.allreduce(np.zeros(1), value),
+                lambda: comm.reduce(value), lambda: comm.allgather(value), lambda: comm.gather(value),
+                lambda: comm.scatter(value), lambda: comm.reduce_scatter(value), lambda: comm.alltoall(value),
+                lambda: comm.allgatherv(value, [1]), lambda: comm.gatherv(value, 0, [1]),
+                lambda: comm.scatterv(value, 0, [1]), lambda: comm.reduce_scatterv(value, [1]),
+                lambda: comm.alltoallv(value, [1], [1]),
+                lambda: comm.send(value, 0), lambda: comm.isend(value, 0), lambda: comm.recv(value, 0),
+                lambda: comm.irecv(value, 0), lambda: comm.sendrecv(value, 0, np.zeros(1), 0),
+                lambda: comm.sendrecv(np.zeros(1), 0, value, 0),
+                lambda: self.handle.dispatch(value, idx), lambda: self.handle.dispatch(x, value),
+                lambda: self.handle.dispatch(x, idx, value), lambda: self.handle.dispatch(x, idx, recv_count=value),
+                lambda: self.handle.combine(value), lambda: self.handle.combine(bias=value),
+            ]
+            for call in calls:
+                self.says(TypeError, call, type(value).__name__, "give an array", "numpy.array(value)")
+        self.assertIsNone(comm.iprobe())
+        np.testing.assert_array_equal(comm.allreduce(np.array(3.0)), 3)
+
     def test_tensors(self):
         comm, x = self.comm, np.ones(2, np.float32)
         self.says(ValueError, lambda: comm.allreduce(Tensor(x, True)), "Tensor", "requires grad", "detach()")
@@ -156,6 +183,17 @@ class Texts(unittest.TestCase):
                       f"num_buffers is {value!r}", "whole number")
         self.says(ValueError, lambda: mep.init(rank=0, size=1, quorum="all"), "quorum is 'all'", "majority, witness")
 
+    def test_timeout(self):
+        for timeout in (0, -1, 0.0, float("nan"), None):
+            self.says(mep.InvalidArgumentError, lambda: self.comm.set_timeout(timeout), f"timeout is {timeout!r}",
+                      "seconds")
+        for timeout in (1e-6, float("inf"), 30):
+            self.comm.set_timeout(timeout)
+
+    def test_launchers(self):
+        for launcher in ("mep_run", "mpirun", "Slurm", "torchrun"):
+            self.assertIn(launcher, mep.init.__doc__)
+
     def test_closed(self):
         comm = mep.init(rank=0, size=1)
         ep = mep.Ep(comm, **self.options)
@@ -166,6 +204,72 @@ class Texts(unittest.TestCase):
         self.says(mep.InvalidArgumentError, ep.view, "the EP object is closed")
         self.says(mep.InvalidArgumentError, lambda: handle.dispatch(x, np.zeros((2, 1), int)), "the handle is closed")
         self.says(mep.InvalidArgumentError, request.fileno, "the request is done")
+
+
+class Failures(unittest.TestCase):
+    def test_new_arrays_are_zero_where_a_rank_is_absent(self):
+        def work(comm):
+            if comm.rank == 1:
+                comm.abort()
+                return
+            with self.assertRaises(mep.PeerFailedError):
+                comm.barrier()
+            one, three, counts = np.full(1, 5.0), np.full(3, 5.0), [1, 1, 1]
+            for result in (comm.allgather(one), comm.alltoall(three), comm.allgatherv(one, counts),
+                           comm.alltoallv(three, counts, counts), comm.iallgather(one).wait(),
+                           comm.gather(one, 2), comm.gatherv(one, 2, counts if comm.rank == 2 else None)):
+                if result is not None:
+                    np.testing.assert_array_equal(np.ravel(result), [5, 0, 5])
+            np.testing.assert_array_equal(comm.allgatherv(one, counts, displs=[0, 1, 4]), [5, 0, 0, 0, 5])
+            np.testing.assert_array_equal(comm.alltoallv(three, counts, counts, recvdispls=[1, 2, 3]), [0, 5, 0, 5])
+            for result in (comm.allgather(Tensor(one)), comm.alltoall(Tensor(three))):
+                np.testing.assert_array_equal(result.array.ravel(), [5, 0, 5])
+
+        garbage = unittest.mock.patch.object(np, "empty", lambda shape, dtype=float: np.full(shape, 7, dtype))
+        with garbage, fake_torch():
+            on_threads(3, work, timeout_ms=5000)
+
+    def test_new_tensors_on_a_gpu_are_not_filled(self):
+        """PyTorch would do that on another stream than the collective's."""
+        tensor = Tensor(np.ones(2, np.float32))
+        tensor.device.type = "cuda"
+        with fake_torch():
+            made = maker(tensor, zeroed=True)((2,), mep.dtype_number("float32"))
+        np.testing.assert_array_equal(made.array, 7)
+
+    def test_errors_of_expert_parallelism_have_info(self):
+        def work(comm):
+            experts = 2 * comm.size
+            ep = mep.Ep(comm, hidden=64, top_k=1, num_experts=experts, max_tokens_per_rank=experts,
+                        input_type="float32")
+            handle, x = ep.handle(), np.ones((experts, 64), np.float32)
+            everywhere = np.arange(experts).reshape(-1, 1)
+
+            def missing(call):
+                with self.assertRaises(mep.PeerFailedError) as caught:
+                    call()
+                self.assertEqual(caught.exception.info.result, caught.exception.code)
+                self.assertEqual(caught.exception.info.failed, [1])
+                return caught.exception.info
+
+            handle.dispatch(x, everywhere)
+            handle.combine()
+            comm.barrier()
+            if comm.rank == 1:
+                comm.abort()
+                return
+            while comm.live == 3:
+                time.sleep(0.001)
+            self.assertEqual(missing(lambda: handle.dispatch(x, everywhere)).seq, 0)  # a report: nothing else was done
+            self.assertEqual(ep.last_op().result, 0)
+            for _ in range(2):  # as long as tokens go to experts of the absent rank
+                handle.dispatch(x, everywhere)
+                self.assertEqual(missing(handle.combine), ep.last_op())
+            with self.assertRaises(mep.InvalidArgumentError) as caught:
+                handle.dispatch(x, everywhere + experts)
+            self.assertIsNone(caught.exception.info)
+
+        on_threads(3, work, timeout_ms=5000)
 
 
 class NewArrays(unittest.TestCase):

@@ -78,17 +78,19 @@ def numpy_dtype(number: int) -> numpy.dtype:
     return numpy.dtype(next(name for name, value in NUMBERS.items() if value == number))
 
 
-def maker(like: Any) -> "Callable[[tuple, int], Any]":
+def maker(like: Any, zeroed: bool = False) -> "Callable[[tuple, int], Any]":
     """What makes new arrays of the kind of `like`, of a shape and a MEP type: tensors of PyTorch where it is one, and
-    what NumPy lacks as unsigned integers where it has them so. It does not keep `like`."""
+    what NumPy lacks as unsigned integers where it has them so. It does not keep `like`. zeroed: not on a GPU, where
+    PyTorch's stream may do it after the collective's has written."""
     torch = sys.modules.get("torch")  # nobody has a tensor without it
     if torch is not None and isinstance(like, getattr(torch, "Tensor", ())):
         device = like.device
-        return lambda shape, number: torch.empty(shape, dtype=getattr(torch, RAW[number][0] if number in RAW
-                                                                      else dtype_name(number)), device=device)
+        tensor = torch.zeros if zeroed and device.type == "cpu" else torch.empty
+        return lambda shape, number: tensor(shape, dtype=getattr(torch, RAW[number][0] if number in RAW
+                                                                 else dtype_name(number)), device=device)
     bits = isinstance(like, numpy.ndarray) and like.dtype.kind == "u"
-    return lambda shape, number: numpy.empty(shape, RAW[number][1] if bits and number in RAW
-                                             else numpy_dtype(number))
+    array = numpy.zeros if zeroed else numpy.empty
+    return lambda shape, number: array(shape, RAW[number][1] if bits and number in RAW else numpy_dtype(number))
 
 
 def array_at(address: Optional[int], shape: tuple, dtype: Any, writable: bool = False) -> numpy.ndarray:
@@ -331,6 +333,10 @@ def _memory(obj: Any, dtype: Any, writable: bool) -> Buffer:
     interface = None
     if isinstance(obj, numpy.ndarray):
         found = _from_numpy(obj)
+    elif isinstance(obj, (numpy.generic, bool, int, float, complex)):
+        # Scalars of NumPy show memory, which is that of a temporary.
+        raise TypeError(f"{type(obj).__name__} is a single value and no buffer; give an array, such as "
+                        "numpy.array(value)")
     elif getattr(obj, "requires_grad", False) is True:  # PyTorch shows no memory of these
         raise ValueError(f"the {type(obj).__name__} requires grad; give its detach(), which has the same memory")
     elif (interface := _cuda_interface(obj)) is not None:

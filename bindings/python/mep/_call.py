@@ -225,4 +225,4 @@ def milliseconds(seconds: Optional[float], default: int = 0) -> int:
     """Seconds as the C ABI's uint32_t milliseconds; None is `default`."""
     if seconds is None:
         return default
-    return min(max(int(seconds * 1000), 0), 0xFFFFFFFE)
+    return int(min(max(seconds * 1000, 0), 0xFFFFFFFE))

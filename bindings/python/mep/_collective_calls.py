@@ -51,7 +51,8 @@ class CollectiveCalls:
     def allgather(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """recv[r] = send of rank r; recv has size times the items of send. Without recv a new array
         [size, *send.shape] of the kind of send (NumPy, ml_dtypes or PyTorch), as of all calls that make
-        one. send None: this rank's block of recv is the input."""
+        one. Blocks of absent ranks stay as they are; in a new array they are zero, in a new tensor on a GPU
+        undefined. send None: this rank's block of recv is the input."""
         return self._run("allgather", self._allgather(send, recv, dtype), stream)
 
     def iallgather(self, send: Any, recv: Any = None, *, dtype: Any = None) -> Request:
@@ -79,8 +80,8 @@ class CollectiveCalls:
 
     def gather(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None,
                stream: Any = NO_STREAM) -> Any:
-        """recv[r] of root = send of rank r; root may leave recv and send away as in allgather. Returns the
-        receive buffer of root, elsewhere None."""
+        """recv[r] of root = send of rank r; root may leave recv and send away as in allgather. Blocks of absent
+        ranks: as of allgather. Returns the receive buffer of root, elsewhere None."""
         return self._run("gather", self._gather(send, root, recv, dtype), stream)
 
     def igather(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None) -> Request:
@@ -108,7 +109,7 @@ class CollectiveCalls:
 
     def alltoall(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """Block s of recv = this rank's block of send of rank s. Both have size blocks; without recv a new
-        array of the shape of send. Blocks of absent ranks stay as they are. Returns the receive buffer."""
+        array of the shape of send. Blocks of absent ranks: as of allgather. Returns the receive buffer."""
         return self._run("alltoall", self._alltoall(send, recv, dtype), stream)
 
     def ialltoall(self, send: Any, recv: Any = None, *, dtype: Any = None) -> Request:
@@ -117,7 +118,8 @@ class CollectiveCalls:
     def allgatherv(self, send: Any, counts: Any, recv: Any = None, displs: Any = None, *,
                    dtype: Any = None, stream: Any = NO_STREAM) -> Any:
         """The counts[r] items of recv from displs[r] on = send of rank r. Without displs the blocks lie one
-        behind the other, without recv in a new array. send None: this rank's block of recv is the input."""
+        behind the other, without recv in a new array. Blocks of absent ranks, and what lies between the blocks of
+        a new array: as of allgather. send None: this rank's block of recv is the input."""
         return self._run("allgatherv", self._allgatherv(send, counts, recv, displs, dtype), stream)
 
     def iallgatherv(self, send: Any, counts: Any, recv: Any = None, displs: Any = None, *,
@@ -163,8 +165,8 @@ class CollectiveCalls:
                   senddispls: Any = None, recvdispls: Any = None, *, dtype: Any = None,
                   stream: Any = NO_STREAM) -> Any:
         """The recvcounts[s] items of recv from recvdispls[s] on = this rank's sendcounts[rank] items of send of
-        rank s. Without recv a new array. Blocks of absent ranks stay as they are. Returns the receive
-        buffer."""
+        rank s. Without recv a new array. Blocks of absent ranks, and what lies between the blocks of a new
+        array: as of allgather. Returns the receive buffer."""
         return self._run("alltoallv", self._alltoallv(send, sendcounts, recvcounts, recv, senddispls,
                                                       recvdispls, dtype), stream)
 
@@ -197,7 +199,7 @@ class CollectiveCalls:
             return arguments, recv, (target,)
         source = buffer(send, dtype)
         if recv is None:
-            recv = maker(send)((self.size,) + source.shape, source.dtype)
+            recv = maker(send, zeroed=True)((self.size,) + source.shape, source.dtype)
             target = buffer(recv, source.dtype, writable=True)
         else:
             target = buffer(recv, dtype, writable=True)
@@ -274,7 +276,7 @@ class CollectiveCalls:
         source = buffer(send, dtype)
         count = self._items_of_a_rank("send", source)
         if recv is None:
-            recv = maker(send)(source.shape, source.dtype)
+            recv = maker(send, zeroed=True)(source.shape, source.dtype)
             target = buffer(recv, source.dtype, writable=True)
         else:
             target = buffer(recv, dtype, writable=True)
@@ -430,9 +432,9 @@ def _lengths(name: str, values: Any, size: int) -> Any:
 
 
 def _target(send: Any, recv: Any, source: Buffer, count: int, dtype: Any) -> tuple:
-    """The receive buffer, or a new one of `count` items."""
+    """The receive buffer, or a new one of `count` items, zeroed."""
     if recv is None:
-        recv = maker(send)((count,), source.dtype)
+        recv = maker(send, zeroed=True)((count,), source.dtype)
         dtype = source.dtype
     target = buffer(recv, dtype, writable=True)
     _match(source, target, target.count)

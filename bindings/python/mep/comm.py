@@ -112,8 +112,8 @@ class Config:
 def init(**options: Any) -> "Comm":
     """Joins the job's world: a communicator of all its ranks. Collective; blocks.
 
-    Without arguments rank and size come from mep_run, mpirun or Slurm, and a program started alone
-    is a world of one. Options have the names of mep_comm_config_t (rank, size, max_size, device,
+    Without arguments rank and size come from mep_run, mpirun, Slurm or torchrun, and a program started
+    alone is a world of one. Options have the names of mep_comm_config_t (rank, size, max_size, device,
     timeout_ms, init_timeout_ms, job, rendezvous, transports, secret_file, quorum, heartbeat_ms,
     suspect_ms, in_place_restore_bytes), the flags are booleans (put_only, partial, uniform,
     auto_recover, kill_stopped, progress_thread). store: an object with put(key: str, value: bytes)
@@ -266,8 +266,11 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         check(lib.mep_comm_set_name(self._address, name.encode()))
 
     def set_timeout(self, timeout: float) -> None:
-        """The timeout of later operations."""
-        check(lib.mep_comm_set_timeout(self._address, milliseconds(timeout)))
+        """The timeout of later operations in seconds, more than 0; less than a millisecond counts as one."""
+        if timeout is None or not timeout > 0:
+            raise error(_abi.MEP_ERR_INVALID_ARGUMENT,
+                        f"timeout is {timeout!r}; give the longest wait in seconds, such as 30")
+        check(lib.mep_comm_set_timeout(self._address, max(milliseconds(timeout), 1)))
 
     def transport(self, rank: int) -> str:
         """How a rank is reached, for people."""

@@ -152,6 +152,7 @@ class Ep(Unique):
 
     def _open(self, comm: "Comm", function: Any, options: dict) -> None:
         self._comm, self._handles = comm, []
+        self._told: dict = {}  # buffer -> (epoch, seq) of the last operation there whose error had its OpInfo
         config, address = _config(options), _abi.mep_ep_t()
         blocking(function, comm._address, ctypes.byref(config), ctypes.byref(address),
                  calls=comm._calls, undo=lambda: lib.mep_ep_destroy(address))
@@ -271,7 +272,29 @@ class Ep(Unique):
         check(lib.mep_ep_last_op(self._address, buffer, record.reference))
         return record.info()
 
+    def _news(self, buffer: int, code: int) -> Optional[OpInfo]:
+        """What is known of the dispatch or combine that has just ended by the error `code`. One that only reported
+        that ranks have gone has no number: of it seq is 0, and failed are the ranks that are absent now."""
+        try:
+            if self._comm.device is None:  # last_op() wants the streams of a GPU idle
+                info = self.last_op(buffer)
+                number = (info.epoch, info.seq)
+                if info.result == code and self._told.get(buffer) != number:
+                    self._told[buffer] = number
+                    return info
+        except Error:
+            pass  # nothing has finished on the buffer
+        if code not in (_abi.MEP_ERR_PEER_FAILED, _abi.MEP_ERR_PEER_LEFT):
+            return None
+        try:
+            view = self._comm.view()
+        except Error:
+            return None
+        absent = [rank for rank, state in enumerate(view.states) if state in _ABSENT]
+        return OpInfo(view.epoch, 0, code, [], absent, True)
 
+
+_ABSENT = (_abi.MEP_PEER_DEAD, _abi.MEP_PEER_LEFT, _abi.MEP_PEER_EXCLUDED)
 _REFUSED = (BusyError, InvalidArgumentError, UnsupportedError)  # such a call has changed nothing
 
 
@@ -284,7 +307,7 @@ class Handle(Unique):
         address = _abi.mep_ep_handle_t()
         check(lib.mep_ep_handle_create(ep._address, buffer, ctypes.byref(address)))
         self._address = address.value
-        self._ep, self._tokens = ep, 0
+        self._ep, self._buffer, self._tokens = ep, buffer, 0
         self._view = ep.view(buffer)
         self._new_array = maker(None)  # of the kind of the last x
         self._own_y = ep._addresses(buffer).combine_input
@@ -433,13 +456,18 @@ class Handle(Unique):
         if self._ep._comm.device is None and any(getattr(each, "on_gpu", False) for each in keep):
             raise ValueError("this communicator works on host memory, an array is on a GPU; make the "
                              "communicator with device=")
-        if stream:
-            result = check(function(self._address, _reference(send), _reference(receive), stream))
-        else:
-            # `keep` rides along so that the buffers live as long as the call does.
-            result = blocking(lambda handle, send, receive, keep:
-                              function(handle, _reference(send), _reference(receive), None),
-                              self._address, send, receive, keep, calls=self._ep._comm._calls)
+        try:
+            if stream:
+                result = check(function(self._address, _reference(send), _reference(receive), stream))
+            else:
+                # `keep` rides along so that the buffers live as long as the call does.
+                result = blocking(lambda handle, send, receive, keep:
+                                  function(handle, _reference(send), _reference(receive), None),
+                                  self._address, send, receive, keep, calls=self._ep._comm._calls)
+        except Error as problem:
+            if not isinstance(problem, _REFUSED):
+                problem.info = self._ep._news(self._buffer, problem.code)
+            raise
         self.partial = result == _abi.MEP_PARTIAL
         return result
 
