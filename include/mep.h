@@ -356,8 +356,8 @@ MEP_API mep_result_t mep_comm_set_op_status(mep_comm_t comm, mep_op_status_t* st
  * mep_comm_async_result. Stream and device memory are of the comm's GPU (mep_comm_device). Several ranks of a
  * process on one GPU need a stream each, not the NULL stream: MEP_ERR_INVALID_ARGUMENT.
  * Errors of all: MEP_ERR_PEER_FAILED, MEP_ERR_PEER_LEFT, MEP_ERR_TIMEOUT, MEP_ERR_MISMATCH,
- * MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED, MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_BUSY (another thread
- * is inside a call on this comm). After an error the receive buffer is undefined; mep_comm_last_op
+ * MEP_ERR_NO_QUORUM, MEP_ERR_EVICTED, MEP_ERR_REVOKED, MEP_ERR_ABORTED, MEP_ERR_NO_MEMORY (refused before
+ * anything was sent), MEP_ERR_BUSY (another thread is inside a call on this comm). After an error the receive buffer is undefined; mep_comm_last_op
  * tells whether the input is intact.
  * These are replicated operations: one succeeds on all ranks or on none, and what a rank's result is made
  * of anybody can give to a rank that lacks it. (Dispatch, combine and messages are personal operations: what
