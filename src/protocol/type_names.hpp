@@ -8,7 +8,7 @@
 
 namespace mep {
 
-// Of a number that is a type.
+// The name of a type, or "an unknown type".
 constexpr const char* name_of_type(mep_dtype_t dtype) {
   constexpr std::array<const char*, MEP_FLOAT8_E5M2 + 1> kNames = {
       "no type", "int8",  "uint8",       "int16",      "uint16",   "int32",
@@ -17,7 +17,7 @@ constexpr const char* name_of_type(mep_dtype_t dtype) {
   return dtype < kNames.size() ? kNames[dtype] : "an unknown type";
 }
 
-// Of a number that is an operator.
+// The name of an operator, or "an unknown operator".
 constexpr const char* name_of_operator(mep_op_t op) {
   constexpr std::array<const char*, MEP_XOR + 1> kNames = {
       "no operator", "sum", "prod", "min", "max", "avg", "and", "or", "xor"};

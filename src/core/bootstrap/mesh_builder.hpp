@@ -93,7 +93,7 @@ class MeshBuilder {
 
   // mesh_failure.cpp
   mep_result_t on_abort(const Frame& frame, const PeerCredentials& credentials);
-  // Who is missing, and what is known about it.
+  // The ranks that are missing, and all that is known about them.
   struct Missing {
     std::vector<int32_t> ranks;
     std::vector<int32_t> not_ready;  // are there, and miss others

@@ -1,4 +1,4 @@
-// What ranks called where their calls did not fit together. A rank that has found a mismatch writes its call to
+// Calls that did not fit together, as their ranks tell them. A rank that has found a mismatch writes its call to
 // every live peer, so that the texts of all name both calls. No operation waits for it but one that has failed.
 //
 //   cards   [size][8] 32 bytes, of operation seq the card seq % 8; each with one writer: u64 which operation, u64 what,

@@ -49,7 +49,7 @@ class Collectives : public Beside {
   [[nodiscard]] mep_result_t open(std::shared_ptr<const CommView> reached);
 
   // --- The user's thread ---
-  // What the operations from here on belong to.
+  // The function that operations from here on belong to.
   void set_purpose(CallPurpose purpose) { purpose_ = purpose; }
   // Runs one operation to its end.
   [[nodiscard]] mep_result_t run(Collective kind, const CollectiveArgs& args);

@@ -14,7 +14,7 @@ constexpr uint64_t kMostNs = 100'000'000;
 
 Step begin_mismatch(Collectives& comm, Operation& operation, uint32_t source) {
   {
-    // As all that ranks of other hosts write.
+    // Ranks of other hosts write the card, so a view change must not have begun.
     const PostingScope posting = comm.posting();
     if (!posting.allowed()) return Step::kPending;  // the view change decides
     comm.board().publish(operation, comm.adopted().live);

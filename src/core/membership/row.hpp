@@ -86,7 +86,7 @@ struct Settlement {
   friend auto operator<=>(const Settlement&, const Settlement&) = default;
 };
 
-// What a member that gave up says of it.
+// The reason that a member gave when it gave up.
 constexpr size_t kMaxReasonBytes = 200;
 struct Statement {
   uint32_t slot = 0;

@@ -22,7 +22,7 @@
 
 namespace mep {
 
-// What the waits of one rank have found out about its core: whether the awaited rank shares it, so that they
+// The waits of one rank find out here about its core: whether the awaited rank shares it, so that they
 // yield at once, and whether another program has it, so that they sleep. Ranks that wait as well give a core
 // back at once, but a program that computes keeps it for its time slice; a sleeper is woken up in the middle
 // of that. Clocks cost as much as a small operation: only some waits are timed, and what was found holds for

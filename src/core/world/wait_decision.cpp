@@ -53,7 +53,7 @@ void decide_wait(const PeerIdentity& self, std::span<const PeerLink> peers, Yiel
   }
   uint64_t spin_us = 0;
   bool given = false;
-  if (env_uint("MEP_SPIN_US", 0, 10'000'000, &spin_us, &given) == MEP_SUCCESS && given) {
+  if (env_number("MEP_SPIN_US", &spin_us, &given) == MEP_SUCCESS && given) {
     policy->spins = static_cast<uint32_t>(spin_us * kCalibrationSpins * 1000 / spin_time_ns());
     policy->network_spin_ns = spin_us * 1000;
     policy->adapts = false;
