@@ -279,6 +279,39 @@ void connected_before_a_stopped_rank_is_excluded(void**) {
   report.require_clean();
 }
 
+// The rank that the others have left out stands still: it holds its place on the host, and another takes its number.
+void a_stopped_rank_is_replaced(void**) {
+  const auto page = JoinJob::shared_page();
+  Report report;
+  mep_comm_config_t config = patient_config(0);
+  config.suspect_ms = 1500;
+  config.heartbeat_ms = 100;
+  JoinJob job(3, config, report, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 1) {
+      raise(SIGSTOP);
+      call_until(MEP_ERR_EVICTED, comm, found);
+      return;
+    }
+    const int32_t victim = 1;
+    meet_failure(comm, found);
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
+    COLL_CHECK(found, admitted == 1);
+    check_contributors(rank, comm, 0x111, found);
+    page->reach(0);
+  });
+  job.await_stopped(1);
+  const pid_t stopped = job.pid(1);
+  job.join(1, [&](int rank, mep_comm_t comm, Report& found) {
+    check_contributors(rank, comm, 0x111, found);
+  });
+  page->await(0, 2);
+  kill(stopped, SIGCONT);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
 // A child that a rank has forked, such as a loader of data, lives on: it has neither the rank's place nor
 // its connections.
 void child_outlives_its_rank(void**) {
@@ -409,6 +442,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(death_while_a_world_grows),
       cmocka_unit_test(told_of_those_that_went_before),
       cmocka_unit_test(connected_before_a_stopped_rank_is_excluded),
+      cmocka_unit_test(a_stopped_rank_is_replaced),
       cmocka_unit_test(child_outlives_its_rank),
       cmocka_unit_test(refused_destroy_keeps_all),
       cmocka_unit_test(a_rank_ends_during_the_start),

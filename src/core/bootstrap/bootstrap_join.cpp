@@ -103,6 +103,8 @@ mep_result_t Joiner::take_place(bool* taken) {
   for (int32_t rank = first; rank < end && !*taken; ++rank) {
     bool occupied = !config_.rank_given && rendezvous_->is_known_elsewhere(rank);
     if (!occupied) MEP_TRY(rendezvous_->listen(rank, &listener_, &occupied));
+    if (occupied && config_.rank_given)
+      MEP_TRY(rendezvous_->listen_beside(rank, &listener_, &occupied));
     *taken = !occupied;
     self_.identity.slot = static_cast<uint32_t>(rank);
   }

@@ -157,6 +157,17 @@ mep_result_t check_same_user(int socket, PeerCredentials* out) {
               out->pid, out->uid, geteuid());
 }
 
+bool is_stopped(pid_t pid) {
+  if (pid <= 0) return false;
+  std::FILE* file = std::fopen(("/proc/" + std::to_string(pid) + "/stat").c_str(), "re");
+  if (file == nullptr) return false;
+  char line[512] = "";
+  (void)!std::fgets(line, sizeof line, file);
+  std::fclose(file);
+  const char* name_end = std::strrchr(line, ')');
+  return name_end != nullptr && (name_end[1] == ' ') && (name_end[2] == 'T' || name_end[2] == 't');
+}
+
 bool find_foreign_listener(const std::string& job, int32_t rank, uid_t* uid) {
   std::FILE* file = std::fopen("/proc/net/unix", "re");
   if (file == nullptr) return false;

@@ -41,6 +41,9 @@ std::string local_socket_name(uid_t uid, const std::string& job, int32_t rank);
 // The same, and MEP_ERR_DENIED when it is another user's (*out is filled then too).
 [[nodiscard]] mep_result_t check_same_user(int socket, PeerCredentials* out);
 
+// Whether that process was stopped by a signal: it answers nobody until it is continued.
+bool is_stopped(pid_t pid);
+
 // A process of another user that listens as `rank` of `job`: for the text of a missing rank, since
 // anybody can take such a name. False: there is none.
 bool find_foreign_listener(const std::string& job, int32_t rank, uid_t* uid);

@@ -28,6 +28,10 @@ class Rendezvous {
   virtual ~Rendezvous() = default;
   // Takes the place of `rank`. *taken: another process has it (success, *listener empty).
   [[nodiscard]] virtual mep_result_t listen(int32_t rank, UniqueFd* listener, bool* taken) = 0;
+  // The same for a rank whose place a stopped process holds, which the others may have left out long ago: a second
+  // place, where connect() finds it while the first does not answer. *taken: the holder runs, or that one is taken too.
+  [[nodiscard]] virtual mep_result_t listen_beside(int32_t rank, UniqueFd* listener,
+                                                   bool* taken) = 0;
   // The place is this rank's: others may find it there. withdraw: it is given up.
   [[nodiscard]] virtual mep_result_t announce(int32_t rank) {
     (void)rank;

@@ -13,11 +13,28 @@ class LocalRendezvous final : public Rendezvous {
   explicit LocalRendezvous(std::string meeting_name) : meeting_name_(std::move(meeting_name)) {}
 
   mep_result_t listen(int32_t rank, UniqueFd* listener, bool* taken) override {
-    return listen_local(local_socket_name(geteuid(), meeting_name_, rank), listener, taken);
+    MEP_TRY(listen_local(name_of(rank), listener, taken));
+    if (*taken) return MEP_SUCCESS;
+    UniqueFd second;
+    MEP_TRY(connect_local(name_beside(rank), &second));
+    *taken = second.valid() && !is_held_by_stopped(second.get());
+    if (*taken) listener->reset();
+    return MEP_SUCCESS;
+  }
+  mep_result_t listen_beside(int32_t rank, UniqueFd* listener, bool* taken) override {
+    UniqueFd holder;
+    MEP_TRY(connect_local(name_of(rank), &holder));
+    *taken = !holder.valid() || !is_held_by_stopped(holder.get());
+    return *taken ? MEP_SUCCESS : listen_local(name_beside(rank), listener, taken);
   }
   mep_result_t connect(int32_t rank, Connection* out) override {
     *out = Connection();
-    return connect_local(local_socket_name(geteuid(), meeting_name_, rank), &out->socket);
+    MEP_TRY(connect_local(name_of(rank), &out->socket));
+    if (out->socket.valid() && !is_held_by_stopped(out->socket.get())) return MEP_SUCCESS;
+    UniqueFd second;
+    MEP_TRY(connect_local(name_beside(rank), &second));
+    if (second.valid()) out->socket = std::move(second);
+    return MEP_SUCCESS;
   }
   mep_result_t accept(int listener, Connection* out) override {
     *out = Connection();
@@ -43,6 +60,16 @@ class LocalRendezvous final : public Rendezvous {
   }
 
  private:
+  std::string name_of(int32_t rank) const {
+    return local_socket_name(geteuid(), meeting_name_, rank);
+  }
+  std::string name_beside(int32_t rank) const { return name_of(rank) + "+"; }
+  static bool is_held_by_stopped(int socket) {
+    const KeepErrorText kept;
+    PeerCredentials holder;
+    return peer_credentials(socket, &holder) == MEP_SUCCESS && is_stopped(holder.pid);
+  }
+
   std::string meeting_name_;
 };
 

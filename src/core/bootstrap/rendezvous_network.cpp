@@ -20,6 +20,9 @@ class NetworkRendezvous final : public Rendezvous {
       : local_(make_local_rendezvous(meeting_name)), self_(self), gate_(gate) {}
 
   mep_result_t listen(int32_t rank, UniqueFd* listener, bool* taken) override;
+  mep_result_t listen_beside(int32_t rank, UniqueFd* listener, bool* taken) override {
+    return local_->listen_beside(rank, listener, taken);
+  }
   mep_result_t announce(int32_t rank) override;
   void withdraw() override { gate_->book->withdraw(); }
   mep_result_t connect(int32_t rank, Connection* out) override;
