@@ -420,10 +420,11 @@ class Failures(unittest.TestCase):
     def test_info_names_the_failed(self):
         def work(comm):
             if comm.rank == 1:
-                comm.abort()
+                comm.abort("ValueError: no such expert\0\u00e9")
                 return None
             with self.assertRaises(mep.PeerFailedError) as caught:
                 comm.barrier()
+            self.assertIn("ValueError: no such expert?\u00e9", str(caught.exception))
             self.assertEqual(caught.exception.info.failed, [1])
             self.assertEqual(comm.live, 2)
             return comm.allreduce(np.ones(1))[0]

@@ -392,6 +392,7 @@ FUNCTIONS = {
     "mep_comm_evict": (mep_result_t, [mep_comm_t, c_int32]),
     "mep_comm_revoke": (mep_result_t, [mep_comm_t]),
     "mep_comm_abort": (mep_result_t, [mep_comm_t]),
+    "mep_comm_abort_with": (mep_result_t, [mep_comm_t, c_char_p]),
     "mep_ep_config_init": (None, [c_void_p, c_size_t]),
     "mep_ep_size_init": (None, [c_void_p, c_size_t]),
     "mep_ep_buffer_size": (mep_result_t, [mep_comm_t, POINTER(mep_ep_config_t),
