@@ -171,12 +171,18 @@ bool EpPlayer::round(const Step& step, Object* object, uint32_t iteration) {
   return true;
 }
 
-mep_op_info_t EpPlayer::last_op(const Object& object, uint32_t index, uint64_t* failed) {
+mep_op_info_t EpPlayer::last_op(const Object& object, uint32_t index, Ranks* ranks) {
+  uint64_t contributors = 0;
   mep_op_info_t info;
   mep_op_info_defaults(&info);
-  info.failed = failed;
+  info.contributors = &contributors;
+  info.contributors_words = 1;
+  info.failed = &ranks->failed;
   info.failed_words = 1;
   if (mep_ep_last_op(object.handle, index, &info) != MEP_SUCCESS) mep_op_info_defaults(&info);
+  info.contributors = nullptr;
+  info.failed = nullptr;
+  ranks->lacking = ~contributors;
   return info;
 }
 
@@ -200,13 +206,13 @@ bool EpPlayer::dispatch(const Step& step, Object* object, uint32_t index, Halves
   }
   const Operation operation = receives ? kDispatchReceive : kDispatchSend;
   const uint32_t part = part_of(iteration_, index, operation);
-  uint64_t failed = 0;
-  const mep_op_info_t before = last_op(*object, index, &failed);
+  Ranks ranks;
+  const mep_op_info_t before = last_op(*object, index, &ranks);
   player_.begin(What::kDispatch, part, shape.comm);
   const mep_result_t result =
       mep_dispatch(buffer.handle, halves != Halves::kReceive ? &send : nullptr,
                    receives ? &receive : nullptr, nullptr);
-  const bool ended = note(What::kDispatch, step, *object, index, part, result, before, &failed);
+  const bool ended = note(What::kDispatch, step, *object, index, part, result, before, &ranks);
   if (!receives) {
     buffer.sent = is_uniform() || result == MEP_SUCCESS ? Sent::kDispatch : Sent::kNothing;
     // The input is the caller's again.
@@ -216,10 +222,10 @@ bool EpPlayer::dispatch(const Step& step, Object* object, uint32_t index, Halves
   }
   buffer.sent = Sent::kNothing;
   if (!ended) return false;
-  if (result == MEP_SUCCESS && (failed & object->live) != 0) {
+  if (result == MEP_SUCCESS && (ranks.lacking & object->live) != 0) {
     player_.wrong(What::kDispatch, part, shape.comm, "a success without a rank that was there");
   }
-  buffer.missing = failed;
+  buffer.missing = ranks.lacking;
   if (result != MEP_SUCCESS && result != MEP_PARTIAL && result != MEP_ERR_PEER_FAILED) return false;
   const std::string what = check_rows(shape, buffer, result == MEP_SUCCESS);
   if (!what.empty()) player_.wrong(What::kDispatch, part, shape.comm, what);
@@ -238,13 +244,13 @@ bool EpPlayer::combine(const Step& step, Object* object, uint32_t index, Halves 
   receive.out = buffer.out.data();
   const Operation operation = receives ? kCombineReceive : kCombineSend;
   const uint32_t part = part_of(iteration_, index, operation);
-  uint64_t failed = 0;
-  const mep_op_info_t before = last_op(*object, index, &failed);
+  Ranks ranks;
+  const mep_op_info_t before = last_op(*object, index, &ranks);
   player_.begin(What::kCombine, part, shape.comm);
   const mep_result_t result =
       mep_combine(buffer.handle, halves != Halves::kReceive ? &send : nullptr,
                   receives ? &receive : nullptr, nullptr);
-  const bool ended = note(What::kCombine, step, *object, index, part, result, before, &failed);
+  const bool ended = note(What::kCombine, step, *object, index, part, result, before, &ranks);
   if (!receives) {
     buffer.sent = is_uniform() || result == MEP_SUCCESS ? Sent::kCombine : Sent::kNothing;
     if (result == MEP_SUCCESS) std::fill(buffer.y.begin(), buffer.y.end(), uint8_t{0xee});
@@ -252,10 +258,10 @@ bool EpPlayer::combine(const Step& step, Object* object, uint32_t index, Halves 
   }
   buffer.sent = Sent::kNothing;
   if (!ended) return false;
-  if (result == MEP_SUCCESS && buffer.data->lacks(failed)) {
+  if (result == MEP_SUCCESS && buffer.data->lacks(ranks.lacking)) {
     player_.wrong(What::kCombine, part, shape.comm, "a success without the rows of a rank");
   }
-  buffer.missing = failed;
+  buffer.missing = ranks.lacking;
   if (result != MEP_SUCCESS && result != MEP_PARTIAL && result != MEP_ERR_PEER_FAILED) return false;
   const std::string what = check_out(shape, buffer);
   if (!what.empty()) player_.wrong(What::kCombine, part, shape.comm, what);
@@ -268,16 +274,15 @@ bool EpPlayer::is_uniform() const {
 
 // Whether an operation has ended; else the call told news and did nothing else.
 bool EpPlayer::note(What what, const Step& step, const Object& object, uint32_t index,
-                    uint32_t part, mep_result_t result, const mep_op_info_t& before,
-                    uint64_t* failed) {
+                    uint32_t part, mep_result_t result, const mep_op_info_t& before, Ranks* ranks) {
   const uint32_t comm = player_.program_.eps[step.ep].comm;
   Player::Said said;
   said.result = result;
   said.has_info = true;
   // The text of this failure, before another call may have one.
   const std::string text = result < 0 ? mep_last_error() : "";
-  said.info = last_op(object, index, failed);
-  said.failed = *failed;
+  said.info = last_op(object, index, ranks);
+  said.failed = ranks->failed;
   player_.end(what, part, comm, &player_.comms_[comm], said, 0, text);
   if (result == MEP_PARTIAL && (player_.program_.flags & MEP_COMM_PARTIAL) == 0) {
     player_.wrong(what, part, comm, "MEP_PARTIAL, which nobody has asked for");

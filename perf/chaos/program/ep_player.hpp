@@ -58,9 +58,13 @@ class EpPlayer {
   bool combine(const Step& step, Object* object, uint32_t index, Halves halves);
   void drain(const Step& step, Object* object);
   bool is_uniform() const;
-  static mep_op_info_t last_op(const Object& object, uint32_t index, uint64_t* failed);
+  struct Ranks {
+    uint64_t failed = 0;   // that the record names
+    uint64_t lacking = 0;  // whose part is not in the result
+  };
+  static mep_op_info_t last_op(const Object& object, uint32_t index, Ranks* ranks);
   bool note(What what, const Step& step, const Object& object, uint32_t index, uint32_t part,
-            mep_result_t result, const mep_op_info_t& before, uint64_t* failed);
+            mep_result_t result, const mep_op_info_t& before, Ranks* ranks);
 
   // ep_checks.cpp. What is wrong, or an empty text.
   void fill(const EpShape& shape, Buffer* buffer);
