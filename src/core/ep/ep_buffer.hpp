@@ -50,7 +50,8 @@ struct EpOperation : OperationState<EpOperation> {
   bool sent = false;    // all that other ranks need from this one is with them
   bool agreed = false;  // see EpBuffer::agree_on_result()
   std::string text;     // of an error; outputs may still have to be delivered
-  std::shared_ptr<const CommChange> ended_by;  // the change whose error it answers; null: it ended otherwise
+  // The change whose error it answers; null: it ended otherwise.
+  std::shared_ptr<const CommChange> ended_by;
 };
 
 class EpBuffer {
