@@ -60,10 +60,12 @@ mep_result_t LaunchPage::create(int32_t first_rank, int32_t ranks, const std::st
 
 // Relaxed, here and below: a word speaks of nothing but itself.
 void LaunchPage::note_started(int32_t rank) {
+  if (!found()) return;
   end_word(page_.data(), static_cast<uint32_t>(rank))->store(0, std::memory_order_relaxed);
 }
 
 void LaunchPage::note_ended(int32_t rank, pid_t pid, int wait_status) {
+  if (!found()) return;
   const uint64_t end =
       static_cast<uint64_t>(pid) << 32 | kEnded | static_cast<uint64_t>(wait_status & 0xffff);
   end_word(page_.data(), static_cast<uint32_t>(rank))->store(end, std::memory_order_relaxed);

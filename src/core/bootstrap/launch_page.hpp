@@ -25,7 +25,7 @@ class LaunchPage {
   [[nodiscard]] mep_result_t create(int32_t first_rank, int32_t ranks, const std::string& job);
   // Ranks inherit it under this number, see kVariable. Closed by exec unless the child says otherwise.
   int fd() const { return fd_.get(); }
-  // `rank` of this host, from 0.
+  // `rank` of this host, from 0. Nothing where the page could not be made.
   void note_started(int32_t rank);
   void note_ended(int32_t rank, pid_t pid, int wait_status);
 

@@ -102,7 +102,8 @@ mep_result_t ProcessGroup::start(const Options& options) {
   if (options_.job.empty()) options_.job = new_job_name();
   parent_ = getpid();
   ranks_.resize(static_cast<size_t>(options_.size));
-  MEP_TRY(page_.create(options_.first_rank, options_.size, options_.job));
+  // Without it ranks wait for one that has ended until the time of the start is over.
+  (void)page_.create(options_.first_rank, options_.size, options_.job);
   MEP_TRY(start_keeper());
   for (int32_t rank = 0; rank < options_.size; ++rank) MEP_TRY(start_rank(rank, false));
   return MEP_SUCCESS;
@@ -205,8 +206,10 @@ void ProcessGroup::become_rank(int32_t rank, bool is_replacement, int error_pipe
   const int32_t world_size = options_.world_size != 0 ? options_.world_size : options_.size;
   setenv("MEP_SIZE", std::to_string(world_size).c_str(), 1);
   setenv("MEP_JOB", options_.job.c_str(), 1);
-  setenv(LaunchPage::kVariable, std::to_string(page_.fd()).c_str(), 1);
-  fcntl(page_.fd(), F_SETFD, 0);
+  if (page_.found()) {
+    setenv(LaunchPage::kVariable, std::to_string(page_.fd()).c_str(), 1);
+    fcntl(page_.fd(), F_SETFD, 0);
+  }
   for (const auto& [name, value] : options_.environment) setenv(name.c_str(), value.c_str(), 1);
   if (is_replacement) {
     setenv("MEP_JOIN", "1", 1);
