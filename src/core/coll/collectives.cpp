@@ -14,10 +14,9 @@ namespace {
 
 // What must be the same on all ranks, in 22 bits.
 uint32_t fingerprint(Collective kind, const CollectiveArgs& args) {
-  uint64_t hash = static_cast<uint64_t>(kind) + 1;
-  for (const uint64_t value :
-       {static_cast<uint64_t>(args.count), uint64_t{args.dtype}, uint64_t{args.op},
-        static_cast<uint64_t>(args.root), static_cast<uint64_t>(args.purpose)}) {
+  uint64_t hash = (static_cast<uint64_t>(kind) + 1) | static_cast<uint64_t>(args.purpose) << 32;
+  for (const uint64_t value : {static_cast<uint64_t>(args.count), uint64_t{args.dtype},
+                               uint64_t{args.op}, static_cast<uint64_t>(args.root)}) {
     hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
     hash ^= hash >> 29;
   }
