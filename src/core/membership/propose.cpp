@@ -104,13 +104,11 @@ RemovalReason Membership::removal_reason(uint32_t slot, const SlotSet& live) con
 
 std::string Membership::removal_text(uint32_t slot, const SlotSet& live) const {
   std::string text;
-  const auto look = [&](const Row& row) {
-    for (const Statement& reason : row.reasons)
-      if (reason.slot == slot) text = reason.text;
-  };
   live.each([&](uint32_t by) {
-    const Row* row = by == slot_ ? &row_ : usable_row(by);
-    if (row != nullptr) look(*row);
+    const Row* row = usable_row(by);
+    if (row == nullptr) return;
+    for (const Statement& reason : row->reasons)
+      if (reason.slot == slot) text = reason.text;
   });
   return text;
 }
