@@ -249,15 +249,18 @@ class Run {
   }
 
  private:
+  void say_how_it_ended(const ProcessGroup::Exit& exit) const {
+    std::fprintf(stderr, "mep_run: rank %d (pid %d) %s\n", group_.world_rank(exit.rank), exit.pid,
+                 text_of_wait_status(exit.wait_status).c_str());
+  }
   void on_exit(const ProcessGroup::Exit& exit) {
     int code = 0;
     if (WIFSIGNALED(exit.wait_status)) {
       const int signal = WTERMSIG(exit.wait_status);
-      std::fprintf(stderr, "mep_run: rank %d (pid %d) %s\n", group_.world_rank(exit.rank), exit.pid,
-                   text_of_wait_status(exit.wait_status).c_str());
+      say_how_it_ended(exit);
       if (try_respawn(exit.rank)) return;
       code = 128 + signal;
-      // What mep_run was told to end is no loss.
+      // A rank that mep_run was told to end is no loss.
       if (!stopping_) {
         ++lost_;
         if (status_ == 0) status_ = code;
@@ -266,8 +269,7 @@ class Run {
     } else {
       code = WEXITSTATUS(exit.wait_status);
       if (code == 0) return;
-      std::fprintf(stderr, "mep_run: rank %d (pid %d) exited with status %d\n",
-                   group_.world_rank(exit.rank), exit.pid, code);
+      say_how_it_ended(exit);
     }
     if (status_ == 0) status_ = code;
     if (status_without_losses_ == 0) status_without_losses_ = code;
