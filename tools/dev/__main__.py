@@ -17,6 +17,7 @@ from packages import ensure_cuda_compiler, ensure_packages
 from reach import reached
 from soak import soak
 from suites import Stages, sanitizer_tests
+from torch_tests import torch_tests
 from trees import NO_CUDA, ONE_GPU, build, build_or_stop, cache_value, cuda_of_a_short_run, tree_of
 
 HELP = """\
@@ -45,6 +46,9 @@ HELP = """\
 ./dev lab rdma [COMMAND...]
                      boots a guest with two soft-RoCE devices (QEMU) and runs the verbs tests in it, or
                      the command, with this machine's files
+./dev torch [--upstream]
+                     tests of mep.torch with PyTorch from PyPI, which goes into build/torch; with --upstream
+                     also the cases of PyTorch's distributed_test.py that apply
 ./dev gpu-test [PART...]
                      everything that wants a GPU, or the parts kernels, library, perf, sanitizers; one table
                      at the end. Needs only this tree, nvcc, cmake, python3 and a GPU; `--quick` leaves
@@ -175,6 +179,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "lab": fuzz_lab.lab,
     "gpu-test": gpu.gpu_test,
     "soak": soak,
+    "torch": torch_tests,
     "clean": clean,
     "help": usage,
     "-h": usage,

@@ -1,0 +1,540 @@
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include <c10/util/Exception.h>
+
+#include "calls.hpp"
+
+namespace mep_torch {
+namespace {
+
+// Up to so many bytes of all blocks a list of tensors is copied into one buffer, which costs less than the
+// exchange of their lengths. Every rank must take the same way, so it follows from the sizes alone.
+constexpr size_t kPackBytes = 65'536;
+
+using c10d::OpType;
+
+size_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  return std::accumulate(
+      tensors.begin(), tensors.end(), size_t{0},
+      [](size_t sum, const at::Tensor& tensor) { return sum + tensor.nbytes(); });
+}
+
+bool are_even(const std::vector<at::Tensor>& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    return tensor.nbytes() == tensors[0].nbytes();
+  });
+}
+
+void append(std::function<void()> next, Call* call) {
+  call->finish = [first = std::move(call->finish), next = std::move(next)] {
+    if (first) first();
+    next();
+  };
+}
+
+// What a reduction reads: the tensor, or its product with the factor. In place where that is possible.
+at::Tensor reduction_input(const at::Tensor& input, const c10d::ReduceOp& op, Call* call) {
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return input;
+  at::Tensor product = multiplied(op, input).contiguous();
+  call->buffers.push_back(product);
+  return product;
+}
+
+// Where an input shares memory with an output otherwise than MEP allows.
+at::Tensor apart_from(const at::Tensor& input, const Span& output, const void* in_place,
+                      Call* call) {
+  const at::Tensor dense = input.contiguous();
+  if (!span_of(dense).crosses(output) || dense.data_ptr() == in_place) {
+    call->buffers.push_back(dense);
+    return dense;
+  }
+  const at::Tensor copy = dense.clone();
+  call->buffers.push_back(copy);
+  return copy;
+}
+
+void divide_after(const Reduction& reduction, const at::Tensor& result, int size, Call* call) {
+  if (!reduction.divides) return;
+  append([result, size] { result.div_(size, "trunc"); }, call);
+}
+
+// Rows of dimension 0 for each rank, as elements.
+std::vector<uint64_t> counts_of(const at::Tensor& tensor, const std::vector<int64_t>& splits,
+                                int size, const char* what) {
+  const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
+  const int64_t row = rows == 0 ? 0 : tensor.numel() / rows;
+  std::vector<uint64_t> counts(static_cast<size_t>(size));
+  if (splits.empty()) {
+    TORCH_CHECK_VALUE(rows % size == 0, "mep: alltoall: the ", what, " has ", rows, " rows, which ",
+                      size, " ranks cannot share evenly; give split sizes");
+    std::fill(counts.begin(), counts.end(), static_cast<uint64_t>(rows / size * row));
+    return counts;
+  }
+  TORCH_CHECK_VALUE(splits.size() == counts.size(), "mep: alltoall: ", splits.size(), " ", what,
+                    " split sizes for ", size, " ranks");
+  const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  const bool is_negative =
+      std::any_of(splits.begin(), splits.end(), [](int64_t n) { return n < 0; });
+  TORCH_CHECK_VALUE(sum == rows && !is_negative, "mep: alltoall: the ", what,
+                    " split sizes must be 0 or more and add up to its ", rows, " rows");
+  for (size_t rank = 0; rank < counts.size(); ++rank) {
+    counts[rank] = static_cast<uint64_t>(splits[rank] * row);
+  }
+  return counts;
+}
+
+}  // namespace
+
+void ProcessGroupMep::check_list(const Tensors& tensors, const char* name, const char* what) const {
+  TORCH_CHECK_VALUE(tensors.size() == static_cast<size_t>(size_), "mep: ", name, ": ",
+                    tensors.size(), " ", what, " tensors for ", size_, " ranks");
+  check_host(tensors, name);
+}
+
+void ProcessGroupMep::check_root(int64_t root, const char* name) const {
+  TORCH_CHECK_VALUE(root >= 0 && root < size_, "mep: ", name, ": rank ", root, " of a group of ",
+                    size_);
+}
+
+// --- Broadcast and reductions -----------------------------------------------------------------------
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::broadcast(Tensors& tensors,
+                                                    const c10d::BroadcastOptions& opts) {
+  at::Tensor& tensor = only(tensors, "broadcast");
+  check_root(opts.rootRank, "broadcast");
+  Call call = call_of(OpType::BROADCAST, "broadcast", "broadcast", opts);
+  call.inputs = tensors;
+  call.outputs = tensors;
+  const auto root = static_cast<int32_t>(opts.rootRank);
+  const at::Tensor place =
+      rank_ == root ? place_to_update(tensor, &call) : place_to_write(tensor, &call);
+  call.steps.push_back([data = place.data_ptr(), elements = elements_of(place), root](
+                           mep_comm_t comm, mep_request_t* request) {
+    return request == nullptr
+               ? mep_broadcast(data, data, elements.count, elements.dtype, root, comm, nullptr)
+               : mep_ibroadcast(data, data, elements.count, elements.dtype, root, comm, request);
+  });
+  return run(std::move(call));
+}
+
+void ProcessGroupMep::add_allreduce(at::Tensor& tensor, const c10d::ReduceOp& op,
+                                    Call* call) const {
+  const Reduction reduction = reduction_of(op, tensor.scalar_type());
+  const at::Tensor place = place_to_update(tensor, call);
+  const at::Tensor input = reduction_input(place, op, call);
+  call->steps.push_back([from = input.data_ptr(), to = place.data_ptr(),
+                         count = static_cast<size_t>(place.numel()),
+                         reduction](mep_comm_t comm, mep_request_t* request) {
+    return request == nullptr
+               ? mep_allreduce(from, to, count, reduction.dtype, reduction.op, comm, nullptr)
+               : mep_iallreduce(from, to, count, reduction.dtype, reduction.op, comm, request);
+  });
+  divide_after(reduction, tensor, size_, call);
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::allreduce(Tensors& tensors,
+                                                    const c10d::AllreduceOptions& opts) {
+  at::Tensor& tensor = only(tensors, "allreduce");
+  Call call = call_of(OpType::ALLREDUCE, "allreduce", "all_reduce", opts);
+  call.inputs = tensors;
+  call.outputs = tensors;
+  add_allreduce(tensor, opts.reduceOp, &call);
+  return run(std::move(call));
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+  check_host(tensors, "allreduce");
+  Call call = call_of(OpType::ALLREDUCE_COALESCED, "allreduce", "all_reduce", opts);
+  call.inputs = tensors;
+  call.outputs = tensors;
+  for (at::Tensor& tensor : tensors) add_allreduce(tensor, opts.reduceOp, &call);
+  return run(std::move(call));
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::reduce(Tensors& tensors,
+                                                 const c10d::ReduceOptions& opts) {
+  at::Tensor& tensor = only(tensors, "reduce");
+  check_root(opts.rootRank, "reduce");
+  Call call = call_of(OpType::REDUCE, "reduce", "reduce", opts);
+  call.inputs = tensors;
+  call.outputs = tensors;
+  const Reduction reduction = reduction_of(opts.reduceOp, tensor.scalar_type());
+  const auto root = static_cast<int32_t>(opts.rootRank);
+  const bool is_root = rank_ == root;
+  const at::Tensor place = is_root ? place_to_update(tensor, &call) : tensor.contiguous();
+  const at::Tensor input = reduction_input(place, opts.reduceOp, &call);
+  call.buffers.push_back(place);
+  call.steps.push_back([from = input.data_ptr(), to = is_root ? place.data_ptr() : nullptr,
+                        count = static_cast<size_t>(place.numel()), reduction,
+                        root](mep_comm_t comm, mep_request_t* request) {
+    return request == nullptr
+               ? mep_reduce(from, to, count, reduction.dtype, reduction.op, root, comm, nullptr)
+               : mep_ireduce(from, to, count, reduction.dtype, reduction.op, root, comm, request);
+  });
+  if (is_root) divide_after(reduction, tensor, size_, &call);
+  return run(std::move(call));
+}
+
+// --- Allgather --------------------------------------------------------------------------------------
+
+void ProcessGroupMep::add_allgather(at::Tensor& output, const at::Tensor& input, Call* call) const {
+  TORCH_CHECK_VALUE(output.nbytes() == input.nbytes() * static_cast<size_t>(size_) &&
+                        output.scalar_type() == input.scalar_type(),
+                    "mep: allgather: the output needs ", size_, " times the ", input.numel(),
+                    " elements of the input, of its type");
+  const at::Tensor place = place_to_write(output, call);
+  const void* own =
+      static_cast<std::byte*>(place.data_ptr()) + static_cast<size_t>(rank_) * input.nbytes();
+  const at::Tensor from = apart_from(input, span_of(place), own, call);
+  call->steps.push_back([from = from.data_ptr(), to = place.data_ptr(),
+                         elements = elements_of(from)](mep_comm_t comm, mep_request_t* request) {
+    return request == nullptr
+               ? mep_allgather(from, to, elements.count, elements.dtype, comm, nullptr)
+               : mep_iallgather(from, to, elements.count, elements.dtype, comm, request);
+  });
+}
+
+void ProcessGroupMep::add_allgather_list(Tensors& outputs, const at::Tensor& input,
+                                         Call* call) const {
+  check_list(outputs, "allgather", "output");
+  TORCH_CHECK_VALUE(outputs[static_cast<size_t>(rank_)].nbytes() == input.nbytes(),
+                    "mep: allgather: output ", rank_, " must be as large as the input");
+  if (are_even(outputs) && bytes_of(outputs) <= kPackBytes) {
+    at::Tensor packed = packed_like(outputs);
+    call->buffers.push_back(packed);
+    add_allgather(packed, input.contiguous().view(-1).view(at::kByte), call);
+    append([packed, outputs] { copy_out(packed, outputs); }, call);
+    return;
+  }
+  const at::Tensor from = input.contiguous();
+  const Blocks blocks = blocks_to_write(outputs, MEP_UINT8, span_of(from));
+  call->buffers.push_back(from);
+  call->steps.push_back([from = from.data_ptr(), blocks](mep_comm_t comm, mep_request_t* request) {
+    const uint64_t* counts = blocks.counts.data();
+    const uint64_t* displs = blocks.displs.data();
+    return request == nullptr
+               ? mep_allgatherv(from, blocks.base, counts, displs, MEP_UINT8, comm, nullptr)
+               : mep_iallgatherv(from, blocks.base, counts, displs, MEP_UINT8, comm, request);
+  });
+  if (blocks.packed.defined()) {
+    append([packed = blocks.packed, outputs] { copy_out(packed, outputs); }, call);
+  }
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                    const c10d::AllgatherOptions& opts) {
+  const at::Tensor& input = only(inputs, "allgather");
+  TORCH_CHECK_VALUE(outputs.size() == 1, "mep: allgather: takes one list of outputs");
+  Call call = call_of(OpType::ALLGATHER, "allgather", "all_gather", opts);
+  call.inputs = inputs;
+  call.outputs = outputs[0];
+  add_allgather_list(outputs[0], input, &call);
+  return run(std::move(call));
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                          const c10d::AllgatherOptions& opts) {
+  Tensors inputs{input};
+  Tensors outputs{output};
+  return allgather_into_tensor_coalesced(outputs, inputs, opts);
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::allgather_coalesced(std::vector<Tensors>& outputs,
+                                                              Tensors& inputs,
+                                                              const c10d::AllgatherOptions& opts) {
+  check_host(inputs, "allgather");
+  TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_),
+                    "mep: allgather: ", outputs.size(), " lists of outputs for ", size_, " ranks");
+  Call call = call_of(OpType::ALLGATHER_COALESCED, "allgather", "all_gather", opts);
+  call.inputs = inputs;
+  for (size_t index = 0; index < inputs.size(); ++index) {
+    Tensors of_ranks;
+    for (Tensors& of_rank : outputs) {
+      TORCH_CHECK_VALUE(of_rank.size() == inputs.size(),
+                        "mep: allgather: an output for each input and rank is needed");
+      of_ranks.push_back(of_rank[index]);
+      call.outputs.push_back(of_rank[index]);
+    }
+    add_allgather_list(of_ranks, inputs[index], &call);
+  }
+  return run(std::move(call));
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+  check_host(inputs, "allgather");
+  check_host(outputs, "allgather");
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "mep: allgather: ", outputs.size(),
+                    " outputs for ", inputs.size(), " inputs");
+  Call call = call_of(OpType::_ALLGATHER_BASE, "allgather", "_all_gather_base", opts);
+  call.inputs = inputs;
+  call.outputs = outputs;
+  for (size_t index = 0; index < inputs.size(); ++index) {
+    add_allgather(outputs[index], inputs[index], &call);
+  }
+  return run(std::move(call));
+}
+
+// --- Gather and scatter -----------------------------------------------------------------------------
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                 const c10d::GatherOptions& opts) {
+  const at::Tensor from = only(inputs, "gather").contiguous();
+  check_root(opts.rootRank, "gather");
+  const auto root = static_cast<int32_t>(opts.rootRank);
+  const bool is_root = rank_ == root;
+  Call call = call_of(OpType::GATHER, "gather", "gather", opts);
+  call.inputs = inputs;
+  call.buffers = {from};
+  Tensors places;
+  if (is_root) {
+    TORCH_CHECK_VALUE(outputs.size() == 1, "mep: gather: the root gives one list of outputs");
+    places = outputs[0];
+    check_list(places, "gather", "output");
+    call.outputs = places;
+  }
+  const size_t bytes = from.nbytes();
+  if (bytes * static_cast<size_t>(size_) <= kPackBytes) {
+    at::Tensor packed;
+    if (is_root) {
+      packed = packed_like(places);
+      TORCH_CHECK_VALUE(packed.nbytes() == bytes * static_cast<size_t>(size_),
+                        "mep: gather: each output must be as large as the input");
+      call.buffers.push_back(packed);
+      append([packed, places] { copy_out(packed, places); }, &call);
+    }
+    call.steps.push_back([from = from.data_ptr(), to = is_root ? packed.data_ptr() : nullptr, bytes,
+                          root](mep_comm_t comm, mep_request_t* request) {
+      return request == nullptr ? mep_gather(from, to, bytes, MEP_UINT8, root, comm, nullptr)
+                                : mep_igather(from, to, bytes, MEP_UINT8, root, comm, request);
+    });
+    return run(std::move(call));
+  }
+  Blocks blocks;
+  if (is_root) blocks = blocks_to_write(places, MEP_UINT8, span_of(from));
+  call.steps.push_back(
+      [from = from.data_ptr(), bytes, blocks, root](mep_comm_t comm, mep_request_t* request) {
+        const uint64_t* counts = blocks.counts.data();
+        const uint64_t* displs = blocks.displs.data();
+        return request == nullptr ? mep_gatherv(from, blocks.base, bytes, counts, displs, MEP_UINT8,
+                                                root, comm, nullptr)
+                                  : mep_igatherv(from, blocks.base, bytes, counts, displs,
+                                                 MEP_UINT8, root, comm, request);
+      });
+  if (blocks.packed.defined()) {
+    append([packed = blocks.packed, places] { copy_out(packed, places); }, &call);
+  }
+  return run(std::move(call));
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                                  const c10d::ScatterOptions& opts) {
+  at::Tensor& output = only(outputs, "scatter");
+  check_root(opts.rootRank, "scatter");
+  const auto root = static_cast<int32_t>(opts.rootRank);
+  const bool is_root = rank_ == root;
+  Call call = call_of(OpType::SCATTER, "scatter", "scatter", opts);
+  call.outputs = outputs;
+  const at::Tensor place = place_to_write(output, &call);
+  call.buffers.push_back(place);
+  if (is_root) {
+    TORCH_CHECK_VALUE(inputs.size() == 1, "mep: scatter: the root gives one list of inputs");
+    check_list(inputs[0], "scatter", "input");
+    call.inputs = inputs[0];
+  }
+  const size_t bytes = place.nbytes();
+  if (bytes * static_cast<size_t>(size_) <= kPackBytes) {
+    at::Tensor packed;
+    if (is_root) {
+      packed = packed_from(inputs[0]);
+      TORCH_CHECK_VALUE(packed.nbytes() == bytes * static_cast<size_t>(size_),
+                        "mep: scatter: each input must be as large as the output");
+      call.buffers.push_back(packed);
+    }
+    call.steps.push_back([from = is_root ? packed.data_ptr() : nullptr, to = place.data_ptr(),
+                          bytes, root](mep_comm_t comm, mep_request_t* request) {
+      return request == nullptr ? mep_scatter(from, to, bytes, MEP_UINT8, root, comm, nullptr)
+                                : mep_iscatter(from, to, bytes, MEP_UINT8, root, comm, request);
+    });
+    return run(std::move(call));
+  }
+  Blocks blocks;
+  if (is_root) {
+    blocks = blocks_to_read(inputs[0], MEP_UINT8, span_of(place));
+    for (const at::Tensor& input : inputs[0]) call.buffers.push_back(input);
+  }
+  call.steps.push_back(
+      [to = place.data_ptr(), bytes, blocks, root](mep_comm_t comm, mep_request_t* request) {
+        const uint64_t* counts = blocks.counts.data();
+        const uint64_t* displs = blocks.displs.data();
+        return request == nullptr ? mep_scatterv(blocks.base, to, bytes, counts, displs, MEP_UINT8,
+                                                 root, comm, nullptr)
+                                  : mep_iscatterv(blocks.base, to, bytes, counts, displs, MEP_UINT8,
+                                                  root, comm, request);
+      });
+  return run(std::move(call));
+}
+
+// --- Reduce-scatter ---------------------------------------------------------------------------------
+
+void ProcessGroupMep::add_reduce_scatter(at::Tensor& output, const at::Tensor& input,
+                                         const c10d::ReduceOp& op, Call* call) const {
+  TORCH_CHECK_VALUE(
+      input.numel() == output.numel() * size_ && output.scalar_type() == input.scalar_type(),
+      "mep: reduce_scatter: the input needs ", size_, " times the ", output.numel(),
+      " elements of the output, of its type");
+  const Reduction reduction = reduction_of(op, output.scalar_type());
+  const at::Tensor place = place_to_write(output, call);
+  at::Tensor from = reduction_input(input.contiguous(), op, call);
+  const auto own = static_cast<size_t>(rank_) * output.nbytes();
+  const bool is_in_place =
+      place.data_ptr() == static_cast<const std::byte*>(from.const_data_ptr()) + own;
+  if (!is_in_place) from = apart_from(from, span_of(place), nullptr, call);
+  call->buffers.push_back(from);
+  call->steps.push_back([from = from.data_ptr(), to = place.data_ptr(),
+                         count = static_cast<size_t>(place.numel()),
+                         reduction](mep_comm_t comm, mep_request_t* request) {
+    return request == nullptr
+               ? mep_reduce_scatter(from, to, count, reduction.dtype, reduction.op, comm, nullptr)
+               : mep_ireduce_scatter(from, to, count, reduction.dtype, reduction.op, comm, request);
+  });
+  divide_after(reduction, output, size_, call);
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::reduce_scatter(Tensors& outputs,
+                                                         std::vector<Tensors>& inputs,
+                                                         const c10d::ReduceScatterOptions& opts) {
+  at::Tensor& output = only(outputs, "reduce_scatter");
+  TORCH_CHECK_VALUE(inputs.size() == 1, "mep: reduce_scatter: takes one list of inputs");
+  Tensors& blocks_in = inputs[0];
+  check_list(blocks_in, "reduce_scatter", "input");
+  TORCH_CHECK_VALUE(blocks_in[static_cast<size_t>(rank_)].nbytes() == output.nbytes(),
+                    "mep: reduce_scatter: input ", rank_, " must be as large as the output");
+  Call call = call_of(OpType::REDUCE_SCATTER, "reduce_scatter", "reduce_scatter", opts);
+  call.inputs = blocks_in;
+  call.outputs = outputs;
+  if (are_even(blocks_in) && bytes_of(blocks_in) <= kPackBytes) {
+    const at::Tensor packed = packed_from(blocks_in).view(output.scalar_type());
+    add_reduce_scatter(output, packed, opts.reduceOp, &call);
+    return run(std::move(call));
+  }
+  const Reduction reduction = reduction_of(opts.reduceOp, output.scalar_type());
+  const at::Tensor place = place_to_write(output, &call);
+  Tensors read;
+  for (const at::Tensor& input : blocks_in) {
+    read.push_back(reduction_input(input, opts.reduceOp, &call));
+  }
+  const Blocks blocks = blocks_to_read(read, reduction.dtype, span_of(place));
+  call.buffers.insert(call.buffers.end(), read.begin(), read.end());
+  call.buffers.push_back(place);
+  call.steps.push_back([blocks, to = place.data_ptr(), reduction](mep_comm_t comm,
+                                                                  mep_request_t* request) {
+    const uint64_t* counts = blocks.counts.data();
+    const uint64_t* displs = blocks.displs.data();
+    return request == nullptr ? mep_reduce_scatterv(blocks.base, to, counts, displs,
+                                                    reduction.dtype, reduction.op, comm, nullptr)
+                              : mep_ireduce_scatterv(blocks.base, to, counts, displs,
+                                                     reduction.dtype, reduction.op, comm, request);
+  });
+  divide_after(reduction, output, size_, &call);
+  return run(std::move(call));
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::_reduce_scatter_base(
+    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
+  Tensors inputs{input};
+  Tensors outputs{output};
+  return reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
+  check_host(inputs, "reduce_scatter");
+  check_host(outputs, "reduce_scatter");
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "mep: reduce_scatter: ", outputs.size(),
+                    " outputs for ", inputs.size(), " inputs");
+  Call call = call_of(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter", "_reduce_scatter_base", opts);
+  call.inputs = inputs;
+  call.outputs = outputs;
+  for (size_t index = 0; index < inputs.size(); ++index) {
+    add_reduce_scatter(outputs[index], inputs[index], opts.reduceOp, &call);
+  }
+  return run(std::move(call));
+}
+
+// --- Alltoall ---------------------------------------------------------------------------------------
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                        std::vector<int64_t>& output_splits,
+                                                        std::vector<int64_t>& input_splits,
+                                                        const c10d::AllToAllOptions& opts) {
+  check_host(output, "alltoall");
+  check_host(input, "alltoall");
+  TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(),
+                    "mep: alltoall: input and output have different types");
+  Call call = call_of(OpType::ALLTOALL_BASE, "alltoall", "all_to_all", opts);
+  call.inputs = {input};
+  call.outputs = {output};
+  const std::vector<uint64_t> sent = counts_of(input, input_splits, size_, "input");
+  const std::vector<uint64_t> received = counts_of(output, output_splits, size_, "output");
+  const at::Tensor place = place_to_write(output, &call);
+  const at::Tensor from = apart_from(input, span_of(place), nullptr, &call);
+  call.buffers.push_back(place);
+  const Elements elements = elements_of(from);
+  // Where MEP has no name for the type: its bytes.
+  const size_t scale = from.element_size() / mep_dtype_size(elements.dtype);
+  if (output_splits.empty() && input_splits.empty()) {
+    call.steps.push_back([from = from.data_ptr(), to = place.data_ptr(), count = sent[0] * scale,
+                          dtype = elements.dtype](mep_comm_t comm, mep_request_t* request) {
+      return request == nullptr ? mep_alltoall(from, to, count, dtype, comm, nullptr)
+                                : mep_ialltoall(from, to, count, dtype, comm, request);
+    });
+    return run(std::move(call));
+  }
+  std::vector<uint64_t> send_counts = sent;
+  std::vector<uint64_t> receive_counts = received;
+  for (uint64_t& count : send_counts) count *= scale;
+  for (uint64_t& count : receive_counts) count *= scale;
+  call.steps.push_back([from = from.data_ptr(), to = place.data_ptr(), send_counts, receive_counts,
+                        dtype = elements.dtype](mep_comm_t comm, mep_request_t* request) {
+    return request == nullptr
+               ? mep_alltoallv(from, to, send_counts.data(), nullptr, receive_counts.data(),
+                               nullptr, dtype, comm, nullptr)
+               : mep_ialltoallv(from, to, send_counts.data(), nullptr, receive_counts.data(),
+                                nullptr, dtype, comm, request);
+  });
+  return run(std::move(call));
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall(Tensors& outputs, Tensors& inputs,
+                                                   const c10d::AllToAllOptions& opts) {
+  check_list(outputs, "alltoall", "output");
+  check_list(inputs, "alltoall", "input");
+  Call call = call_of(OpType::ALLTOALL, "alltoall", "all_to_all", opts);
+  call.inputs = inputs;
+  call.outputs = outputs;
+  Blocks sent = blocks_to_read(inputs, MEP_UINT8, {});
+  const Blocks received = blocks_to_write(outputs, MEP_UINT8, sent.span);
+  // New memory may lie among the inputs.
+  if (received.packed.defined()) sent = blocks_to_read(inputs, MEP_UINT8, received.span);
+  call.buffers = inputs;
+  call.buffers.insert(call.buffers.end(), outputs.begin(), outputs.end());
+  call.steps.push_back([sent, received](mep_comm_t comm, mep_request_t* request) {
+    const uint64_t* send_counts = sent.counts.data();
+    const uint64_t* receive_counts = received.counts.data();
+    return request == nullptr
+               ? mep_alltoallv(sent.base, received.base, send_counts, sent.displs.data(),
+                               receive_counts, received.displs.data(), MEP_UINT8, comm, nullptr)
+               : mep_ialltoallv(sent.base, received.base, send_counts, sent.displs.data(),
+                                receive_counts, received.displs.data(), MEP_UINT8, comm, request);
+  });
+  if (received.packed.defined()) {
+    append([packed = received.packed, outputs] { copy_out(packed, outputs); }, &call);
+  }
+  return run(std::move(call));
+}
+
+}  // namespace mep_torch

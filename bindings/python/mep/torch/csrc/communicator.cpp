@@ -1,0 +1,79 @@
+#include "communicator.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <limits>
+
+#include <c10/util/Exception.h>
+
+#include "work.hpp"
+
+namespace mep_torch {
+namespace {
+
+std::string text_of(mep_result_t result, const char* what) {
+  return std::string("mep: ") + what + ": " + mep_last_error() + " (" + mep_result_string(result) +
+         ")";
+}
+
+}  // namespace
+
+void check(mep_result_t result, const char* what) {
+  if (result < 0) C10_THROW_ERROR(DistBackendError, text_of(result, what));
+}
+
+std::exception_ptr error_of(mep_result_t result, const char* what) {
+  try {
+    check(result, what);
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+Communicator::Communicator(mep_comm_t handle) : handle_(handle), owner_(getpid()) {}
+
+Communicator::~Communicator() = default;
+
+bool Communicator::is_forked() const {
+  return getpid() != owner_;
+}
+
+void Communicator::set_timeout(std::chrono::milliseconds timeout) {
+  const auto most = static_cast<int64_t>(std::numeric_limits<int32_t>::max());
+  const auto ms = static_cast<uint32_t>(std::clamp<int64_t>(timeout.count(), 1, most));
+  if (ms == timeout_ms_) return;
+  check(mep_comm_set_timeout(handle_, ms), "set the timeout");
+  timeout_ms_ = ms;
+}
+
+void Communicator::sweep(std::vector<c10::intrusive_ptr<MepWork>>* ended) {
+  for (auto at = pending_.begin(); at != pending_.end();) {
+    c10::intrusive_ptr<MepWork> work = *at++;
+    if (work->advance(0)) ended->push_back(std::move(work));
+  }
+}
+
+bool Communicator::close(std::chrono::milliseconds patience) {
+  if (handle_ == nullptr) return true;
+  const auto limit = std::chrono::steady_clock::now() + patience;
+  for (;;) {
+    c10::intrusive_ptr<MepWork> first;
+    {
+      const std::lock_guard lock(mutex_);
+      if (pending_.empty()) break;
+      first = pending_.front();
+    }
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        limit - std::chrono::steady_clock::now());
+    if (left.count() > 0 && first->await(left)) continue;
+    first->give_up();
+  }
+  const std::lock_guard lock(mutex_);
+  if (mep_comm_destroy(handle_) != MEP_SUCCESS) return false;
+  handle_ = nullptr;
+  return true;
+}
+
+}  // namespace mep_torch

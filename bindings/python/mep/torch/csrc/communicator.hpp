@@ -1,0 +1,68 @@
+// One mep_comm_t, who is inside of it, and the work on it that has not ended.
+//
+// MEP refuses a second thread inside a communicator. Threads of a program that use one process group wait
+// for each other here instead: each call is made with the mutex held.
+#pragma once
+
+#include <mep.h>
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <list>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <c10/util/intrusive_ptr.h>
+
+namespace mep_torch {
+
+class MepWork;
+
+// Throws torch.distributed.DistBackendError with MEP's text, if the result is an error.
+void check(mep_result_t result, const char* what);
+// The same error, to be thrown by Work::wait.
+std::exception_ptr error_of(mep_result_t result, const char* what);
+
+class Communicator {
+ public:
+  using Pending = std::list<c10::intrusive_ptr<MepWork>>;
+
+  explicit Communicator(mep_comm_t handle);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  // Any thread, without the mutex: NULL after close().
+  mep_comm_t handle() const { return handle_; }
+  // Relaxed: says only that some operation has failed.
+  bool has_failed() const { return has_failed_.load(std::memory_order_relaxed); }
+  void note_failure() { has_failed_.store(true, std::memory_order_relaxed); }
+  // A child of fork() must not touch what the parent's threads may have held.
+  bool is_forked() const;
+
+  // --- With the mutex held ---
+  std::mutex& mutex() { return mutex_; }
+  // Of operations that begin from now on; nothing is done where it is that already.
+  void set_timeout(std::chrono::milliseconds timeout);
+  Pending& pending() { return pending_; }
+  // Ends what has ended, in the order in which it began. Whom to announce to is appended to *ended.
+  void sweep(std::vector<c10::intrusive_ptr<MepWork>>* ended);
+
+  // --- Without it ---
+  // Waits for what is pending, at most `patience`, gives up what is left, and destroys the communicator.
+  // False: it is still in use, and goes with its world.
+  bool close(std::chrono::milliseconds patience);
+
+ private:
+  mep_comm_t handle_;
+  const pid_t owner_;
+  std::atomic<bool> has_failed_{false};
+  std::mutex mutex_;
+  Pending pending_;
+  uint32_t timeout_ms_ = 0;  // 0: not known
+};
+
+}  // namespace mep_torch

@@ -1,0 +1,317 @@
+#include "process_group.hpp"
+
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <set>
+
+#include <ATen/record_function.h>
+#include <c10/util/Exception.h>
+
+#include "calls.hpp"
+
+namespace mep_torch {
+namespace {
+
+// Of a group's end: for so long its own pending operations are waited for.
+constexpr std::chrono::milliseconds kPatience(30'000);
+
+uint32_t to_ms(std::chrono::milliseconds timeout) {
+  const auto most = static_cast<int64_t>(std::numeric_limits<int32_t>::max());
+  return static_cast<uint32_t>(std::clamp<int64_t>(timeout.count(), 1, most));
+}
+
+int put_in_store(void* user, const char* key, const void* value, size_t bytes) {
+  try {
+    const auto* first = static_cast<const uint8_t*>(value);
+    static_cast<c10d::Store*>(user)->set(key, std::vector<uint8_t>(first, first + bytes));
+    return 0;
+  } catch (...) {
+    return 1;
+  }
+}
+
+int get_from_store(void* user, const char* key, void* value, size_t capacity, size_t* bytes,
+                   uint32_t timeout_ms) {
+  try {
+    auto* store = static_cast<c10d::Store*>(user);
+    store->wait({key}, std::chrono::milliseconds(timeout_ms));
+    const std::vector<uint8_t> found = store->get(key);
+    *bytes = found.size();
+    std::memcpy(value, found.data(), std::min(capacity, found.size()));
+    return 0;
+  } catch (...) {
+    return 1;
+  }
+}
+
+mep_comm_t make_world(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                      std::chrono::milliseconds timeout, const std::string& name) {
+  mep_store_t access;
+  mep_store_defaults(&access);
+  access.user = store.get();
+  access.put = put_in_store;
+  access.get = get_from_store;
+  mep_comm_config_t config;
+  mep_comm_config_defaults(&config);
+  config.flags = MEP_COMM_SET_RANK | MEP_COMM_PROGRESS_THREAD;
+  config.rank = rank;
+  config.size = size;
+  config.timeout_ms = to_ms(timeout);
+  config.init_timeout_ms = to_ms(timeout);
+  config.job = name.c_str();
+  config.store = &access;
+  mep_comm_t world = nullptr;
+  check(mep_comm_init(&config, &world), "make a process group");
+  return world;
+}
+
+mep_comm_t duplicate(mep_comm_t world) {
+  mep_comm_t copy = nullptr;
+  const mep_result_t result = mep_comm_dup(world, &copy);
+  if (result == MEP_SUCCESS) return copy;
+  const std::exception_ptr error = error_of(result, "make a process group");
+  (void)mep_comm_destroy(world);
+  std::rethrow_exception(error);
+}
+
+std::string names_of(const std::vector<int>& ranks) {
+  std::string names;
+  for (const int rank : ranks) names += (names.empty() ? "" : ", ") + std::to_string(rank);
+  return names;
+}
+
+// The name of an operation for the profiler, which keeps the pointer.
+const char* profiler_title(const std::string& backend, const char* operation) {
+  static std::mutex mutex;
+  static std::set<std::string> titles;
+  const std::lock_guard lock(mutex);
+  return titles.insert(backend + ":" + operation).first->c_str();
+}
+
+// Of several works what one of them says.
+class WorkList final : public c10d::Work {
+ public:
+  explicit WorkList(std::vector<c10::intrusive_ptr<c10d::Work>> works)
+      : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+  bool isCompleted() override {
+    return std::all_of(works_.begin(), works_.end(),
+                       [](const auto& work) { return work->isCompleted(); });
+  }
+  bool isSuccess() const override {
+    return std::all_of(works_.begin(), works_.end(),
+                       [](const auto& work) { return work->isSuccess(); });
+  }
+  std::exception_ptr exception() const override {
+    for (const auto& work : works_) {
+      if (const std::exception_ptr error = work->exception()) return error;
+    }
+    return nullptr;
+  }
+  std::vector<at::Tensor> result() override {
+    std::vector<at::Tensor> all;
+    for (const auto& work : works_) {
+      for (at::Tensor& tensor : work->result()) all.push_back(std::move(tensor));
+    }
+    return all;
+  }
+  bool wait(std::chrono::milliseconds timeout) override {
+    for (const auto& work : works_) work->wait(timeout);
+    return true;
+  }
+  void synchronize() override { wait(kNoTimeout); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+        c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+    for (const auto& work : works_) futures.push_back(work->getFuture());
+    return c10::collectAll(futures)->then(
+        [works = works_](c10::ivalue::Future& all) {
+          if (all.hasError()) std::rethrow_exception(all.exception_ptr());
+          std::vector<at::Tensor> tensors;
+          for (const auto& work : works) {
+            for (at::Tensor& tensor : work->result()) tensors.push_back(std::move(tensor));
+          }
+          return c10::IValue(std::move(tensors));
+        },
+        c10::ListType::create(c10::TensorType::get()));
+  }
+
+ private:
+  const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
+
+}  // namespace
+
+// --- Its life ---------------------------------------------------------------------------------------
+
+ProcessGroupMep::ProcessGroupMep(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                 std::chrono::milliseconds timeout, const std::string& name,
+                                 std::string backend_name)
+    : Backend(rank, size),
+      backend_name_(std::move(backend_name)),
+      options_(c10::make_intrusive<Options>(timeout)) {
+  const mep_comm_t world = make_world(store, rank, size, timeout, name);
+  messages_ = std::make_shared<Communicator>(duplicate(world));
+  collectives_ = std::make_shared<Communicator>(world);
+  completer_ = std::make_shared<Completer>();
+  init();
+}
+
+ProcessGroupMep::~ProcessGroupMep() {
+  if (collectives_ != nullptr && collectives_->is_forked()) {
+    // The thread of the futures is the parent's: nothing here can join it.
+    new std::shared_ptr<Completer>(std::move(completer_));
+    return;
+  }
+  std::optional<pybind11::gil_scoped_release> without_gil;
+  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) without_gil.emplace();
+  shutdown();
+}
+
+void ProcessGroupMep::shutdown() {
+  if (collectives_ == nullptr || collectives_->is_forked()) return;
+  completer_->stop();
+  if (messages_->close(kPatience)) (void)collectives_->close(kPatience);
+}
+
+void ProcessGroupMep::abort() {
+  if (collectives_->handle() != nullptr) (void)mep_comm_abort(collectives_->handle());
+}
+
+c10d::ErrorType ProcessGroupMep::getError() {
+  const bool has_failed = collectives_->has_failed() || messages_->has_failed();
+  return has_failed ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+}
+
+uint64_t ProcessGroupMep::getSequenceNumberForGroup() {
+  return number_.load(std::memory_order_relaxed);
+}
+
+// --- The way of a call ------------------------------------------------------------------------------
+
+std::chrono::milliseconds ProcessGroupMep::timeout_or_default(
+    std::chrono::milliseconds timeout) const {
+  return timeout.count() > 0 ? timeout : options_->timeout;
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::run(Call call) {
+  number_.fetch_add(1, std::memory_order_relaxed);
+  return launch(std::move(call), collectives_);
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::run_message(Call call) {
+  return launch(std::move(call), messages_);
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::launch(Call call,
+                                                 const std::shared_ptr<Communicator>& comm) {
+  if (is_coalescing_) call.is_async = true;
+  call.title = at::hasCallbacks() ? profiler_title(backend_name_, call.title) : nullptr;
+  auto work = c10::make_intrusive<MepWork>(rank_, getSequenceNumberForGroup(), std::move(call),
+                                           comm, completer_);
+  work->start();
+  if (is_coalescing_) coalesced_.push_back(work);
+  return work;
+}
+
+void ProcessGroupMep::startCoalescing() {
+  is_coalescing_ = true;
+  coalesced_.clear();
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::endCoalescing() {
+  is_coalescing_ = false;
+  return c10::make_intrusive<WorkList>(std::exchange(coalesced_, {}));
+}
+
+// --- Messages ---------------------------------------------------------------------------------------
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::send(Tensors& tensors, int peer, int tag) {
+  const at::Tensor tensor = only(tensors, "send").contiguous();
+  Call call = call_of(c10d::OpType::SEND, "send", "send", c10d::BarrierOptions());
+  call.inputs = tensors;
+  call.outputs = tensors;
+  call.buffers = {tensor};
+  call.steps.push_back([data = tensor.data_ptr(), bytes = tensor.nbytes(), peer, tag](
+                           mep_comm_t comm, mep_request_t* request) {
+    return mep_isend(data, bytes, MEP_UINT8, peer, tag, comm, request);
+  });
+  return run_message(std::move(call));
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::recv(Tensors& tensors, int peer, int tag) {
+  at::Tensor& tensor = only(tensors, "recv");
+  Call call = call_of(c10d::OpType::RECV, "recv", "recv", c10d::BarrierOptions());
+  call.inputs = tensors;
+  call.outputs = tensors;
+  const at::Tensor target = place_to_write(tensor, &call);
+  call.steps.push_back([data = target.data_ptr(), bytes = target.nbytes(), peer, tag](
+                           mep_comm_t comm, mep_request_t* request) {
+    return mep_irecv(data, bytes, MEP_UINT8, peer, tag, comm, nullptr, request);
+  });
+  return run_message(std::move(call));
+}
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::recvAnysource(Tensors& tensors, int tag) {
+  at::Tensor& tensor = only(tensors, "recv");
+  Call call = call_of(c10d::OpType::RECVANYSOURCE, "recv from any source", "recvAnySource",
+                      c10d::BarrierOptions());
+  call.inputs = tensors;
+  call.outputs = tensors;
+  call.message = std::make_shared<mep_message_t>();
+  mep_message_defaults(call.message.get());
+  const at::Tensor target = place_to_write(tensor, &call);
+  call.steps.push_back([data = target.data_ptr(), bytes = target.nbytes(), tag,
+                        message = call.message](mep_comm_t comm, mep_request_t* request) {
+    return mep_irecv(data, bytes, MEP_UINT8, MEP_ANY_SOURCE, tag, comm, message.get(), request);
+  });
+  return run_message(std::move(call));
+}
+
+// --- Barriers ---------------------------------------------------------------------------------------
+
+ProcessGroupMep::WorkPtr ProcessGroupMep::barrier(const c10d::BarrierOptions& opts) {
+  Call call = call_of(c10d::OpType::BARRIER, "barrier", "barrier", opts);
+  call.steps.push_back([](mep_comm_t comm, mep_request_t* request) {
+    return request == nullptr ? mep_barrier(comm, nullptr) : mep_ibarrier(comm, request);
+  });
+  return run(std::move(call));
+}
+
+void ProcessGroupMep::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  const std::chrono::milliseconds timeout = timeout_or_default(opts.timeout);
+  number_.fetch_add(1, std::memory_order_relaxed);
+  std::vector<int> late;
+  {
+    const std::lock_guard lock(collectives_->mutex());
+    check(collectives_->handle() == nullptr ? MEP_ERR_ABORTED : MEP_SUCCESS, "monitored barrier");
+    collectives_->set_timeout(timeout);
+    const mep_result_t result = mep_barrier(collectives_->handle(), nullptr);
+    if (result >= 0) return;
+    std::vector<uint64_t> failed((static_cast<size_t>(size_) + 63) / 64);
+    mep_op_info_t info;
+    mep_op_info_defaults(&info);
+    info.failed = failed.data();
+    info.failed_words = static_cast<uint32_t>(failed.size());
+    const std::exception_ptr error = error_of(result, "monitored barrier");
+    if (mep_comm_last_op(collectives_->handle(), &info) == MEP_SUCCESS) {
+      for (int rank = 0; rank < size_; ++rank) {
+        const auto bit = static_cast<size_t>(rank);
+        if ((failed[bit / 64] >> (bit % 64) & 1) != 0) late.push_back(rank);
+      }
+    }
+    if (late.empty()) std::rethrow_exception(error);
+  }
+  if (!wait_all_ranks) late.resize(1);
+  C10_THROW_ERROR(DistBackendError, "[Rank " + std::to_string(rank_) + "]: Rank" +
+                                        (late.size() > 1 ? "s " : " ") + names_of(late) +
+                                        " failed to pass monitoredBarrier in " +
+                                        std::to_string(timeout.count()) + " ms");
+}
+
+}  // namespace mep_torch

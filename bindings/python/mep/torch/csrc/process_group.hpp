@@ -1,0 +1,118 @@
+// The c10d backend "mep": operations of PyTorch's process groups over MEP's C interface.
+//
+// Collectives and messages go over two communicators of one world, so a thread that waits in a collective holds
+// up no message. Contiguous tensors are used where they lie.
+#pragma once
+
+#include <mep.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "communicator.hpp"
+#include "completer.hpp"
+#include "tensors.hpp"
+#include "work.hpp"
+
+namespace mep_torch {
+
+class ProcessGroupMep final : public c10d::Backend {
+ public:
+  struct Options final : c10d::Backend::Options {
+    explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
+        : c10d::Backend::Options("mep", timeout) {}
+  };
+
+  // Collective over the ranks of the group: makes a world of them, which meet through the store. Throws
+  // DistBackendError if they do not come together within the timeout.
+  ProcessGroupMep(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                  std::chrono::milliseconds timeout, const std::string& name,
+                  std::string backend_name);
+  ~ProcessGroupMep() override;
+
+  const std::string getBackendName() const override { return backend_name_; }
+  // The options of newer versions of PyTorch; no override where it has none.
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
+
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr send(Tensors& tensors, int peer, int tag) override;
+  WorkPtr recv(Tensors& tensors, int peer, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override;
+  c10d::ErrorType getError() override;
+  // At once: what is pending ends with an error here, and the others see this rank fail.
+  void abort() override;
+  // Waits for what is pending and for what others need of this rank, and leaves.
+  void shutdown() override;
+
+ private:
+  // What every operation says of itself.
+  template <class Opts>
+  Call call_of(c10d::OpType type, const char* name, const char* title, const Opts& opts) const;
+  std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
+  WorkPtr run(Call call);          // a collective
+  WorkPtr run_message(Call call);  // a message
+  WorkPtr launch(Call call, const std::shared_ptr<Communicator>& comm);
+
+  // Parts of a Call: one step each.
+  void add_allreduce(at::Tensor& tensor, const c10d::ReduceOp& op, Call* call) const;
+  void add_allgather(at::Tensor& output, const at::Tensor& input, Call* call) const;
+  void add_allgather_list(Tensors& outputs, const at::Tensor& input, Call* call) const;
+  void add_reduce_scatter(at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,
+                          Call* call) const;
+  void check_list(const Tensors& tensors, const char* name, const char* what) const;
+  void check_root(int64_t root, const char* name) const;
+
+  const std::string backend_name_;  // what it was registered as
+  c10::intrusive_ptr<Options> options_;
+  std::shared_ptr<Communicator> collectives_;
+  std::shared_ptr<Communicator> messages_;
+  std::shared_ptr<Completer> completer_;
+  std::atomic<uint64_t> number_{0};  // relaxed: for people only
+  std::vector<WorkPtr> coalesced_;
+  bool is_coalescing_ = false;
+};
+
+}  // namespace mep_torch

@@ -1,0 +1,246 @@
+#include "work.hpp"
+
+#include <poll.h>
+
+#include <algorithm>
+
+#include <c10/util/Exception.h>
+
+#include "completer.hpp"
+
+namespace mep_torch {
+namespace {
+
+// For so long who waits carries the operation on itself, the mutex held; then the progress thread does.
+constexpr uint32_t kHelpMs = 1;
+// A bound on what a lost event could cost.
+constexpr int kLongestSleepMs = 100;
+
+std::optional<std::vector<at::Tensor>> profiled(const Call& call) {
+  if (call.title == nullptr) return std::nullopt;
+  return call.inputs;
+}
+
+}  // namespace
+
+MepWork::MepWork(int rank, uint64_t number, Call call, std::shared_ptr<Communicator> comm,
+                 std::shared_ptr<Completer> completer)
+    : Work(rank, call.type, call.title, profiled(call)),
+      number_(number),
+      call_(std::move(call)),
+      comm_(std::move(comm)),
+      completer_(std::move(completer)) {}
+
+// --- Its way ----------------------------------------------------------------------------------------
+
+void MepWork::start() {
+  std::vector<c10::intrusive_ptr<MepWork>> ended;
+  {
+    const std::lock_guard lock(comm_->mutex());
+    if (!comm_->pending().empty()) comm_->sweep(&ended);
+    if (comm_->handle() == nullptr) {
+      failed_ = error_of(MEP_ERR_ABORTED, "the process group was shut down");
+    } else {
+      comm_->set_timeout(call_.timeout);
+      if (call_.is_async) {
+        begin();
+      } else {
+        run_blocking();
+      }
+    }
+    place_ = comm_->pending().insert(comm_->pending().end(),
+                                     c10::intrusive_ptr<MepWork>::reclaim_copy(this));
+    if (advance(0)) ended.push_back(c10::intrusive_ptr<MepWork>::reclaim_copy(this));
+  }
+  for (const auto& work : ended) work->announce();
+}
+
+void MepWork::run_blocking() {
+  for (const Step& step : call_.steps) {
+    const mep_result_t result = step(comm_->handle(), nullptr);
+    if (result >= 0) continue;
+    failed_ = error_of(result, call_.name);
+    return;
+  }
+}
+
+void MepWork::begin() {
+  requests_.reserve(call_.steps.size());
+  for (const Step& step : call_.steps) {
+    mep_request_t request = nullptr;
+    const mep_result_t result = step(comm_->handle(), &request);
+    if (result < 0) {
+      failed_ = error_of(result, call_.name);
+      return;
+    }
+    requests_.push_back(request);
+  }
+}
+
+bool MepWork::advance(uint32_t wait_ms) {
+  if (has_ended()) return false;
+  for (mep_request_t& request : requests_) {
+    if (request == nullptr) continue;
+    mep_result_t result = MEP_SUCCESS;
+    if (wait_ms != 0) {
+      result = mep_request_wait(&request, wait_ms, nullptr);
+    } else {
+      int32_t done = 0;
+      result = mep_request_test(&request, &done, nullptr);
+    }
+    if (request != nullptr) return false;
+    if (result < 0 && failed_ == nullptr) failed_ = error_of(result, call_.name);
+  }
+  comm_->pending().erase(place_);
+  end(failed_);
+  return true;
+}
+
+void MepWork::end(std::exception_ptr error) {
+  if (error == nullptr && call_.finish) {
+    try {
+      call_.finish();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  if (error != nullptr) comm_->note_failure();
+  call_.steps.clear();
+  call_.finish = nullptr;
+  call_.buffers.clear();
+  call_.inputs.clear();
+  finish(std::move(error));
+}
+
+bool MepWork::has_ended() const {
+  const std::lock_guard lock(mutex_);
+  return completed_;
+}
+
+void MepWork::announce() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!completed_ || future_ == nullptr || is_announced_) return;
+    is_announced_ = true;
+    future = future_;
+  }
+  if (exception_ != nullptr) {
+    future->setError(exception_);
+  } else {
+    future->markCompleted(c10::IValue(call_.outputs));
+  }
+}
+
+bool MepWork::await(std::chrono::milliseconds timeout) {
+  const auto limit = std::chrono::steady_clock::now() + timeout;
+  const bool is_bounded = timeout != kNoTimeout;
+  for (uint32_t help_ms = kHelpMs; !has_ended(); help_ms = 0) {
+    bool just_ended = false;
+    {
+      const std::lock_guard lock(comm_->mutex());
+      just_ended = advance(help_ms);
+    }
+    if (just_ended) announce();
+    if (just_ended || has_ended()) break;
+    int sleep_ms = kLongestSleepMs;
+    if (is_bounded) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+          limit - std::chrono::steady_clock::now());
+      if (left.count() <= 0) return false;
+      sleep_ms = static_cast<int>(std::min<int64_t>(sleep_ms, left.count()));
+    }
+    pollfd event{this->event(), POLLIN, 0};
+    (void)poll(&event, 1, event.fd >= 0 ? sleep_ms : 1);
+  }
+  return true;
+}
+
+int MepWork::event() {
+  const std::lock_guard lock(comm_->mutex());
+  if (has_ended()) return -1;
+  for (const mep_request_t request : requests_) {
+    int32_t event = -1;
+    if (request != nullptr && mep_request_event_fd(request, &event) == MEP_SUCCESS) return event;
+  }
+  return -1;
+}
+
+void MepWork::give_up() {
+  bool just_ended = false;
+  {
+    const std::lock_guard lock(comm_->mutex());
+    for (mep_request_t& request : requests_) {
+      if (request == nullptr || mep_request_cancel(&request) != MEP_SUCCESS) continue;
+      if (failed_ == nullptr) failed_ = error_of(MEP_ERR_ABORTED, call_.name);
+    }
+    just_ended = advance(0);
+    if (!just_ended && !has_ended()) (void)mep_comm_abort(comm_->handle());
+  }
+  if (just_ended) announce();
+}
+
+// --- c10d -------------------------------------------------------------------------------------------
+
+bool MepWork::isCompleted() {
+  if (has_ended()) return true;
+  bool just_ended = false;
+  {
+    // A thread that waits inside carries this work on too.
+    const std::unique_lock lock(comm_->mutex(), std::try_to_lock);
+    if (!lock.owns_lock()) return false;
+    just_ended = advance(0);
+  }
+  if (just_ended) announce();
+  return has_ended();
+}
+
+bool MepWork::isSuccess() const {
+  const std::lock_guard lock(mutex_);
+  return completed_ && exception_ == nullptr;
+}
+
+std::exception_ptr MepWork::exception() const {
+  const std::lock_guard lock(mutex_);
+  return exception_;
+}
+
+int MepWork::sourceRank() const {
+  TORCH_CHECK(call_.message != nullptr, "mep: sourceRank() is of receives from any source");
+  return call_.message->source;
+}
+
+std::vector<at::Tensor> MepWork::result() {
+  return call_.outputs;
+}
+
+bool MepWork::wait(std::chrono::milliseconds timeout) {
+  if (!await(timeout)) {
+    C10_THROW_ERROR(DistBackendError, std::string("mep: ") + call_.name + ": Timed out waiting " +
+                                          std::to_string(timeout.count()) +
+                                          " ms for its end; it goes on");
+  }
+  if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+  return true;
+}
+
+void MepWork::abort() {
+  if (!has_ended()) (void)mep_comm_revoke(comm_->handle());
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> MepWork::getFuture() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (future_ != nullptr) return future_;
+    future_ =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  }
+  if (has_ended()) {
+    announce();
+  } else {
+    completer_->watch(c10::intrusive_ptr<MepWork>::reclaim_copy(this));
+  }
+  return future_;
+}
+
+}  // namespace mep_torch

@@ -1,0 +1,92 @@
+// One operation of a process group, from its call to its end.
+//
+// A step is one MEP call. All steps of a work run on one communicator; the work has ended when each of them
+// has, or with the first that could not begin.
+#pragma once
+
+#include <mep.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "communicator.hpp"
+
+namespace mep_torch {
+
+class Completer;
+
+// Blocks with request NULL, else only begins.
+using Step = std::function<mep_result_t(mep_comm_t comm, mep_request_t* request)>;
+
+// What an operation is made of.
+struct Call {
+  c10d::OpType type;
+  const char* name;   // static; of errors
+  const char* title;  // static; of the profiler, NULL where there is none
+  bool is_async = true;
+  std::chrono::milliseconds timeout = std::chrono::milliseconds(0);
+  std::vector<Step> steps;
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> outputs;         // what result() and the future give
+  std::vector<at::Tensor> buffers;         // what the steps read and write besides
+  std::function<void()> finish;            // after success: puts what was received where it belongs
+  std::shared_ptr<mep_message_t> message;  // of a receive from any source: what it has taken
+};
+
+class MepWork final : public c10d::Work {
+ public:
+  MepWork(int rank, uint64_t number, Call call, std::shared_ptr<Communicator> comm,
+          std::shared_ptr<Completer> completer);
+
+  // --- c10d ---
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override { wait(); }
+  // Throws the operation's error. Throws also if it has not ended in `timeout`; it goes on then.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override { return number_; }
+  std::chrono::milliseconds getTimeout() const override { return call_.timeout; }
+
+  // --- The process group ---
+  // Runs it to its end, or begins it. The mutex of the communicator is held by neither caller.
+  void start();
+  // With the mutex held: true if it has just ended. Waits at most so long for each step.
+  bool advance(uint32_t wait_ms);
+  // After advance() said so, without the mutex: wakes and tells those that wait.
+  void announce();
+  // False: it has not ended in time.
+  bool await(std::chrono::milliseconds timeout);
+  // Withdraws receives; what cannot be withdrawn is waited for, since its world has been aborted or its timeout
+  // ends it.
+  void give_up();
+  // A descriptor that is readable once advance(0) will get further. -1: it has ended, or there is none left.
+  int event();
+
+ private:
+  bool has_ended() const;
+  void run_blocking();
+  // With the mutex held.
+  void begin();
+  void end(std::exception_ptr error);
+
+  const uint64_t number_;
+  Call call_;
+  const std::shared_ptr<Communicator> comm_;
+  const std::shared_ptr<Completer> completer_;
+  std::vector<mep_request_t> requests_;  // NULL: ended. Guarded by the communicator's mutex
+  std::exception_ptr failed_;            // the first error of a step. Guarded likewise
+  Communicator::Pending::iterator place_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mutex_
+  bool is_announced_ = false;                       // likewise
+};
+
+}  // namespace mep_torch

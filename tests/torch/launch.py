@@ -1,0 +1,61 @@
+"""Ranks for tests of mep.torch: each is a process of its own that runs one function of the test's file."""
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+LIMIT_S = 240
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(path, name, size, **variables):
+    """Starts `size` processes that run function `name` of the file `path`; returns them and the folder of outputs."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="mep_torch_"))
+    port = free_port()
+    processes = []
+    for rank in range(size):
+        environment = {**os.environ, **variables, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+                       "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                       "OMP_NUM_THREADS": "1", "TEST_FOLDER": str(folder)}
+        with open(folder / f"output.{rank}", "wb") as output:
+            processes.append(subprocess.Popen([sys.executable, "-B", path, "rank", name], env=environment,
+                                              stdout=output, stderr=subprocess.STDOUT))
+    return processes, folder
+
+
+def finish(processes, folder, expected=None):
+    """Waits for all; AssertionError with what they wrote, if one ends otherwise than expected (0)."""
+    limit = time.monotonic() + LIMIT_S
+    codes = []
+    for process in processes:
+        try:
+            codes.append(process.wait(max(0.1, limit - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            codes.append("still running")
+    wanted = expected or [0] * len(processes)
+    if codes != wanted:
+        texts = [f"--- rank {rank}, {code}\n" + (folder / f"output.{rank}").read_text(errors="replace")[-4000:]
+                 for rank, code in enumerate(codes)]
+        raise AssertionError(f"ranks ended with {codes}, not {wanted}\n" + "\n".join(texts))
+
+
+def run(path, name, size, expected=None, **variables):
+    finish(*start(path, name, size, **variables), expected=expected)
+
+
+def wait_for(path, limit_s=60):
+    """Until the file exists."""
+    limit = time.monotonic() + limit_s
+    while not path.exists():
+        if time.monotonic() > limit:
+            raise AssertionError(f"{path} did not come")
+        time.sleep(0.01)

@@ -1,0 +1,46 @@
+"""Tests of mep.torch, with a PyTorch of their own in build/torch."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+
+from console import ROOT, die, note, run, step
+from packages import ensure_packages
+from trees import build_or_stop
+
+FOLDER = ROOT / "build" / "torch"
+# expecttest and hypothesis: of PyTorch's own tests.
+PACKAGES = ["torch", "numpy", "ninja", "expecttest", "hypothesis", "pytest", "setuptools"]
+
+
+def python() -> pathlib.Path:
+    """That of the environment; made, with PyTorch in it, where it is absent."""
+    program = FOLDER / "bin" / "python"
+    if program.exists() and run(program, "-c", "import torch, numpy, ninja, expecttest") == 0:
+        return program
+    step(f"Installing PyTorch from PyPI in {FOLDER.relative_to(ROOT)}: some GB, about two minutes")
+    if run(sys.executable, "-m", "venv", FOLDER) != 0 or run(program, "-m", "pip", "install", "-q", *PACKAGES) != 0:
+        die("PyTorch could not be installed; what pip says stands above")
+    return program
+
+
+def torch_tests(arguments: list[str]) -> int:
+    if arguments not in ([], ["--upstream"]):
+        die("./dev torch takes nothing, or --upstream")
+    ensure_packages()
+    build_or_stop("release", "mep")
+    program = python()
+    variables = {"MEP_LIBRARY": str(ROOT / "build/release/lib/libmep.so"),
+                 "PYTHONPATH": str(ROOT / "bindings/python"), "PYTHONDONTWRITEBYTECODE": "1",
+                 "PATH": f"{FOLDER / 'bin'}:{os.environ['PATH']}"}
+    step("Tests of mep.torch")
+    status = run(program, "-B", ROOT / "tests/torch/backend_test.py", "-v", env=variables)
+    if arguments:
+        step("PyTorch's distributed_test.py on 2 and 4 ranks")
+        for ranks in ("2", "4"):
+            status = run(program, "-B", ROOT / "tests/torch/upstream.py", ranks, env=variables) or status
+    else:
+        note("PyTorch's own cases: ./dev torch --upstream")
+    return status
