@@ -2,7 +2,8 @@
 """Random programs under faults, in each way that ranks reach each other:
 program_test.py PATH_OF_MEP_CHAOS MODE.. [--soak].
 
-MODE is one of mep_chaos's, or "oracle": ranks that lie must be found. A fixed slice of each; with
+MODE is one of mep_chaos's, or MODE-joins, where a rank is stopped while a replacement of another one joins, or
+"oracle": ranks that lie must be found. A fixed slice of each; with
 MEP_TEST_SOAK=1 (--soak) 10000 programs a mode. MEP_TEST_SEED begins at another seed.
 """
 import os
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-SLICE = {"shm": 50, "tcp": 25, "mixed": 25, "put": 25, "threads": 40}
+SLICE = {"shm": 50, "tcp": 25, "mixed": 25, "put": 25, "threads": 40, "shm-joins": 16, "tcp-joins": 8}
 SOAK = 10000
 # Programs without faults; the lie is told by rank 1 in a step in which it gives something.
 LIES = ("data", "skip", "verdict", "crash")
@@ -59,8 +60,11 @@ def main():
                 failed += lies_are_found(arguments[0], folder)
                 continue
             count = SOAK if soak else SLICE[mode]
-            outcome = run(arguments[0], os.path.join(os.getcwd(), "program_findings"), "--mode", mode,
-                          "--seed", seed, "--programs", str(count))
+            transport, _, joins = mode.partition("-")
+            # Ranks that are stopped, and those that wait for them, take no time.
+            more = ["--joins", "--jobs", "4"] if joins else []
+            outcome = run(arguments[0], os.path.join(os.getcwd(), "program_findings"), "--mode", transport,
+                          "--seed", seed, "--programs", str(count), *more)
             print(outcome.stdout, flush=True)
             failed += outcome.returncode != 0
     return 1 if failed else 0

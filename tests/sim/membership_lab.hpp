@@ -25,6 +25,7 @@ struct Rank {
   std::vector<InstallView> installed;
   std::vector<PeerReport> reports;
   std::vector<FlushSend> sends;
+  std::vector<FenceOut> fences;
   uint64_t installed_us = 0;
   uint64_t no_quorum_us = 0;
   uint64_t evicted_us = 0;
@@ -35,9 +36,11 @@ struct Rank {
 
 class Lab {
  public:
-  explicit Lab(uint32_t ranks, const Config& config = {}) : config_(config) {
+  // Ranks are dealt to the hosts in turn.
+  explicit Lab(uint32_t ranks, const Config& config = {}, uint32_t hosts = 1)
+      : config_(config), hosts_(hosts) {
     view_.epoch = 1;
-    for (uint32_t slot = 0; slot < ranks; ++slot) view_.put({slot, 100 + slot, 1});
+    for (uint32_t slot = 0; slot < ranks; ++slot) view_.put({slot, 100 + slot, host_of(slot)});
     for (uint32_t slot = 0; slot < ranks; ++slot) add(slot, 100 + slot, false);
     run_for(100'000);
   }
@@ -46,7 +49,7 @@ class Lab {
     Start start;
     start.slot = slot;
     start.incarnation = incarnation;
-    start.host = 1;
+    start.host = host_of(slot);
     start.max_slots = kMaxSlots;
     start.config = config_;
     start.now_us = now_us;
@@ -135,6 +138,7 @@ class Lab {
   uint64_t witness = 0;  // the digest that its register holds; 0: none yet
 
  private:
+  uint64_t host_of(uint32_t slot) const { return 1 + slot % hosts_; }
   void deliver(uint32_t to, uint32_t from, const RowPtr& row) {
     if (row != nullptr) {
       ranks[to].machine->on_row(row);
@@ -170,6 +174,7 @@ class Lab {
     } else if (const auto* give = std::get_if<FlushSend>(&action)) {
       rank.sends.push_back(*give);
     } else if (const auto* fence = std::get_if<FenceOut>(&action)) {
+      rank.fences.push_back(*fence);
       machine.on_fenced(fence->slot, fence->incarnation);
     } else if (const auto* prepare = std::get_if<Prepare>(&action)) {
       machine.on_prepared(prepare->token);
@@ -193,6 +198,7 @@ class Lab {
 
   static constexpr uint32_t kMaxSlots = 8;
   const Config config_;
+  const uint32_t hosts_;
   View view_;
 };
 

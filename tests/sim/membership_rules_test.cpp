@@ -275,6 +275,26 @@ void an_abort_told_by_others_is_no_leave(void**) {
   }
 }
 
+// Whom the others kill, where they kill: a rank that they leave out, not one that leaves, even if its word comes late.
+void who_leaves_is_not_excluded(void**) {
+  Lab lab(4, {}, 2);
+  lab.ranks[0].stopped = true;
+  lab.ranks[2].machine->on_leave();
+  lab.settle();
+  // Ranks of the other host tell it.
+  std::erase_if(lab.ranks[0].backlog, [](const auto& mail) { return mail.first == 2; });
+  lab.resume(0);
+  lab.run_for(100'000);
+  assert_int_equal(lab.ranks[0].fences.size(), 1);
+  assert_false(lab.ranks[0].fences[0].confirmed);
+  assert_false(lab.ranks[0].fences[0].excluded);
+
+  Lab other(3);
+  other.ranks[0].machine->on_evict(2, 102);
+  other.settle();
+  assert_true(other.ranks[0].fences.at(0).excluded);
+}
+
 // Two of four commit a view without the third, whose end nobody has seen, leave and end, all before the last
 // one looks: it is in that view, and has a quorum.
 void who_leaves_and_ends_is_believed(void**) {
@@ -463,6 +483,7 @@ int main() {
       cmocka_unit_test(old_incarnations_do_nothing),
       cmocka_unit_test(leaving_says_why),
       cmocka_unit_test(an_abort_told_by_others_is_no_leave),
+      cmocka_unit_test(who_leaves_is_not_excluded),
       cmocka_unit_test(who_leaves_and_ends_is_believed),
       cmocka_unit_test(eviction_by_request),
       cmocka_unit_test(a_deadline_changes_the_comm_not_the_members),

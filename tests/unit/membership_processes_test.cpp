@@ -281,6 +281,27 @@ void the_fence_by_force(void**) {
   report.require_clean();
 }
 
+// Its process is not the fence's: it goes on when its rank is out. Over TCP, whose bytes may come after a rank has gone.
+void a_rank_that_leaves_is_spared(void**) {
+  const auto page = JoinJob::shared_page();
+  Report report;
+  mep_comm_config_t config = quick_config(MEP_COMM_KILL_STOPPED);
+  config.transports = "tcp";
+  JoinJob job(3, config, report, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep_barrier(comm, nullptr));
+    if (rank == 2) {
+      COLL_OK(found, mep_comm_destroy(comm));
+      page->await(0, 2);
+      _exit(found.bad() ? 1 : 0);
+    }
+    call_until(MEP_ERR_PEER_LEFT, comm, found);
+    check_contributors(rank, comm, 0x11, found);
+    page->reach(0);
+  });
+  job.expect_clean_end();
+  report.require_clean();
+}
+
 // Without the flag it stays, and learns when it wakes that the others went on.
 void a_stopped_rank_is_left_out(void**) {
   const auto page = JoinJob::shared_page();
@@ -541,6 +562,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(a_newcomer_is_there_first),
       cmocka_unit_test(a_newcomer_misses_another),
       cmocka_unit_test(the_fence_by_force),
+      cmocka_unit_test(a_rank_that_leaves_is_spared),
       cmocka_unit_test(a_stopped_rank_is_left_out),
       cmocka_unit_test(quorum_none),
       cmocka_unit_test(quorum_majority),

@@ -69,9 +69,15 @@ def schedules() -> Iterator[Piece]:
 
 
 def programs() -> Iterator[Piece]:
+    def piece(name: str, mode: str, *more: str) -> Piece:
+        return Piece(name, [CHAOS, "--programs", "100000000", "--seconds", str(SHARE), "--mode", mode, *more,
+                            "--seed", seed(), "--findings", str(FOLDER / "programs")], SHARE + 400)
+
     for mode in ("shm", "tcp", "mixed", "put", "threads"):
-        yield Piece(mode, [CHAOS, "--programs", "100000000", "--seconds", str(SHARE), "--mode", mode,
-                           "--seed", seed(), "--findings", str(FOLDER / "programs")], SHARE + 400)
+        yield piece(mode, mode)
+    # Ranks that are stopped, and those that wait for them, take no time.
+    for mode in ("shm", "tcp", "mixed", "put"):
+        yield piece(f"{mode}, joins", mode, "--joins", "--jobs", "6")
 
 
 def faults() -> Iterator[Piece]:

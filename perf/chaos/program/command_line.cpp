@@ -26,6 +26,7 @@ constexpr const char* kHelp =
     "  --threads        the same as --mode threads: ranks are threads, and nobody is killed\n"
     "  --no-faults      nobody is killed, stopped or late\n"
     "  --no-ep          no dispatch and combine\n"
+    "  --joins          in each a rank is stopped while a replacement of another one joins\n"
     "  --steps N        no more than the first N steps of each program\n"
     "  --findings DIR   where all that was said goes when something was wrong\n"
     "                   (default mep_chaos_findings)\n"
@@ -81,6 +82,8 @@ bool parse_flag(const std::string& name, Campaign* campaign) {
     campaign->limits.faults = false;
   } else if (name == "--no-ep") {
     campaign->limits.ep = false;
+  } else if (name == "--joins") {
+    campaign->limits.joins = true;
   } else if (name == "--print") {
     campaign->prints = true;
   } else if (name == "-v") {

@@ -56,6 +56,7 @@ void Generator::choose_job() {
   program_.mode = mode;
   program_.ranks = random_.percent(70) ? random_.between(2, 5) : random_.between(2, 8);
   if (wants_shape()) program_.ranks = std::max(program_.ranks, random_.between(3, 5));
+  if (limits_.joins) program_.ranks = std::max(program_.ranks, 5u);
   program_.max_ranks = program_.ranks;
   uint32_t hosts = 1;
   program_.transports = "shm";

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "program.hpp"
@@ -82,6 +83,10 @@ class Generator {
   void compute(uint32_t step, uint32_t ms);
   void die_before(uint32_t slot, uint32_t step, uint32_t delay_us);
   void die_inside(uint32_t slot, uint32_t step, uint32_t most_us);
+
+  // joins.cpp
+  void stop_in_join();
+  std::pair<uint32_t, uint32_t> replaced_and_stopped();
 
   Random random_;
   const Limits& limits_;

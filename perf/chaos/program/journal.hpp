@@ -41,7 +41,8 @@ enum class What : uint32_t {
   kDispatch,
   kCombine,
   kEpFree,
-  kDestroy
+  kDestroy,
+  kMessage
 };
 
 struct Record {

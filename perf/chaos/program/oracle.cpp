@@ -115,6 +115,12 @@ class Judge {
              (fault.kind == FaultKind::kKillInit || fault.kind == FaultKind::kKillPoint);
     });
   }
+  bool may_kill(const Fault& fault) const {
+    if (fault.kind == FaultKind::kStop) return false;
+    if (fault.kind != FaultKind::kStopInJoin || fault.ends_killed) return true;
+    return (program_.flags & MEP_COMM_KILL_STOPPED) != 0 &&
+           program_.may_be_left_out(fault.slot, fault.generation);
+  }
   // With MEP_COMM_UNIFORM all ranks have one result of a dispatch or combine, where it ends.
   bool is_compared(const Record& record) const {
     if (is_replicated(record.what)) return true;
@@ -231,6 +237,7 @@ bool Judge::may_lack_quorum() const {
 }
 
 bool Judge::has_cause(const Life& life, const Record& record) const {
+  const bool stops_in_join = program_.stops_in_join();
   const auto aborted = [&] {
     return std::any_of(program_.steps.begin(), program_.steps.end(), [&](const Step& step) {
       return step.kind == StepKind::kAbort && step.actor == life.slot;
@@ -261,13 +268,14 @@ bool Judge::has_cause(const Life& life, const Record& record) const {
     case MEP_ERR_REVOKED:
       return program_.has(StepKind::kRevoke);
     case MEP_ERR_TIMEOUT:
-      return program_.has(StepKind::kTimeout) || record.what == What::kRecover ||
-             record.what == What::kGrow || program_.has(StepKind::kMismatch) || may_die_in_init() ||
+      return program_.has(StepKind::kTimeout) ||
+             (record.what == What::kRecover && !stops_in_join) || record.what == What::kGrow ||
+             program_.has(StepKind::kMismatch) || may_die_in_init() ||
              (record.what == What::kJoin && !was_admitted(life));
     case MEP_ERR_MISMATCH:
       return program_.has(StepKind::kMismatch);
     case MEP_ERR_EVICTED:
-      return evicted();
+      return evicted() || program_.may_be_left_out(life.slot, life.generation);
     case MEP_ERR_NO_QUORUM:
       return may_lack_quorum();
     case MEP_ERR_ABORTED:
@@ -303,8 +311,7 @@ void Judge::judge_end(const Life& life) {
   } else if (life.signalled) {
     const bool planned =
         std::any_of(program_.faults.begin(), program_.faults.end(), [&](const Fault& fault) {
-          return fault.slot == life.slot && fault.generation == life.generation &&
-                 fault.kind != FaultKind::kStop;
+          return fault.slot == life.slot && fault.generation == life.generation && may_kill(fault);
         });
     if (!planned) add(Class::kCrash, step, life.name() + " was killed by nobody");
   }

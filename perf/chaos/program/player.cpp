@@ -55,7 +55,7 @@ const char* name_of(What what) {
   constexpr const char* kNames[] = {"init",     "join",    "call",    "agree",     "split",
                                     "free",     "revoke",  "evict",   "abort",     "recover",
                                     "grow",     "sync",    "attach",  "ep create", "ep attach",
-                                    "dispatch", "combine", "ep free", "destroy"};
+                                    "dispatch", "combine", "ep free", "destroy",   "message"};
   return kNames[static_cast<uint32_t>(what)];
 }
 
@@ -69,7 +69,7 @@ mep_comm_config_t config_of(const Program& program, uint32_t slot) {
   config.timeout_ms = kNormalTimeoutMs;
   config.init_timeout_ms = program.dies_in_init ? kShortInitMs : kInitMs;
   config.heartbeat_ms = 50;
-  config.suspect_ms = kSuspectMs;
+  config.suspect_ms = program.suspect_ms;
   config.transports = program.transports.c_str();
   return config;
 }
@@ -207,6 +207,9 @@ void Player::run(uint32_t number) {
       case StepKind::kEpFree:
         ep_->free(step.ep);
         break;
+      case StepKind::kMessages:
+        messages();
+        break;
     }
   }
   act_on_faults(number);
@@ -316,10 +319,13 @@ void Player::end(What what, uint32_t part, uint32_t comm, const Comm* members, c
   judge_end(what, said.result);
 }
 
-// Dispatch and combine report for their rank alone; what a collective reports all know.
+// Dispatch, combine and messages report for their rank alone; what a collective reports all know.
 void Player::note_reported(What what, uint32_t comm, const Said& said) {
   const auto found = comms_.find(comm);
-  if (found == comms_.end() || what == What::kDispatch || what == What::kCombine) return;
+  if (found == comms_.end() || what == What::kDispatch || what == What::kCombine ||
+      what == What::kMessage) {
+    return;
+  }
   if (said.result != MEP_ERR_PEER_FAILED && said.result != MEP_ERR_PEER_LEFT) return;
   ep_->note_reported(comm,
                      said.has_info ? said.failed : ask(found->second.handle, said.result).failed);

@@ -16,10 +16,8 @@
 
 namespace mep::programs {
 
-// Generous: the machine may be busy. Who waits so long, or is silent so long, without a cause has met a fault of
-// the library.
+// Generous: the machine may be busy. A rank that waits so long without a cause has met a fault of the library.
 constexpr uint32_t kNormalTimeoutMs = 45000;
-constexpr uint32_t kSuspectMs = 15000;
 
 class EpPlayer;
 
@@ -87,6 +85,10 @@ class Player {
                 const Said& said);
   Said ask(mep_comm_t comm, mep_result_t result);
   uint8_t* source_memory(const Comm& comm, size_t bytes);
+
+  // player_messages.cpp
+  void messages();
+  void finish_message(struct PendingMessage* message);
 
   // player_members.cpp
   void agree(const Step& step);

@@ -14,6 +14,8 @@ constexpr uint32_t kLateTimeoutMs = 60;
 constexpr uint32_t kLateMs = 180;
 constexpr uint32_t kMismatchTimeoutMs = 400;
 constexpr uint32_t kRecoverMs = 8000;
+constexpr uint32_t kPatientRecoverMs =
+    30000;  // where a replacement that does not come is a finding
 constexpr uint32_t kSyncAttempts = 16;
 constexpr uint32_t kRecoverAttempts = 4;
 constexpr uint32_t kGrowAttempts = 2;
@@ -189,12 +191,13 @@ void Player::recover(const Step& step) {
   if (found == comms_.end() || over_) return;
   std::vector<int32_t> ranks;
   for (const uint32_t slot : step.slots) ranks.push_back(static_cast<int32_t>(slot));
+  const uint32_t limit_ms = program_.stops_in_join() ? kPatientRecoverMs : kRecoverMs;
   for (uint32_t attempt = 0; attempt < kRecoverAttempts; ++attempt) {
     int32_t admitted = 0;
     begin(What::kRecover, attempt, world_);
     Said said;
     said.result = mep_recover_ranks(found->second.handle, ranks.data(),
-                                    static_cast<int32_t>(ranks.size()), kRecoverMs, &admitted);
+                                    static_cast<int32_t>(ranks.size()), limit_ms, &admitted);
     end(What::kRecover, attempt, world_, nullptr, said, static_cast<uint64_t>(admitted));
     if (over_) return;
     if (said.result == MEP_SUCCESS || said.result == MEP_ERR_TIMEOUT) break;

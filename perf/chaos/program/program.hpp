@@ -15,6 +15,8 @@ namespace mep::programs {
 constexpr uint32_t kMaxSlots = 16;
 constexpr uint32_t kWorld = 0;  // number of the world among the comms of a program
 constexpr uint32_t kNobody = UINT32_MAX;
+// Generous: the machine may be busy. A rank that is silent so long without a cause has met a fault of the library.
+constexpr uint32_t kSuspectMs = 15000;
 
 enum class Mode : uint32_t { kAny, kShm, kTcp, kMixed, kPut, kThreads };
 using CallKind = Collective;
@@ -45,7 +47,8 @@ enum class StepKind : uint32_t {
   kGrow,      // `slots` are new; children[0] is the world from then on
   kEpCreate,  // EP object `ep` on calls[0].comm
   kEpLayers,  // dispatch and combine, `count` times, on all buffers of `ep`
-  kEpFree
+  kEpFree,
+  kMessages  // each rank of the world sends each other one a message
 };
 
 struct Step {
@@ -71,7 +74,10 @@ enum class FaultKind : uint32_t {
   kKillPoint,   // at a failpoint, when the step has ended at the latest
   kKillAt,      // the same, but passages count from the step's beginning
   kKillAfter,   // right after the step
-  kStop         // SIGSTOP delay_us after the step began, SIGCONT after stop_ms
+  kStop,        // SIGSTOP delay_us after the step began, SIGCONT after stop_ms
+  // While the replacement joins that the step admits. Times count from the end of the process that is replaced:
+  // the replacement starts after start_us, SIGSTOP comes after delay_us; SIGCONT or SIGKILL stop_ms later.
+  kStopInJoin
 };
 
 struct Fault {
@@ -81,7 +87,11 @@ struct Fault {
   uint32_t step = 0;
   uint32_t delay_us = 0;
   uint32_t stop_ms = 0;
-  std::string point;  // NAME:NTH
+  uint32_t start_us = 0;
+  bool until_admitted =
+      false;  // it is over once the replacement's join has returned, if that is earlier
+  bool ends_killed = false;  // by SIGKILL
+  std::string point;         // NAME:NTH
 };
 
 // Shape of an EP object; what the fields mean stands in mep.h.
@@ -107,6 +117,7 @@ struct Program {
   std::string transports;
   uint32_t flags = 0;  // MEP_COMM_*
   bool dies_in_init = false;
+  uint32_t suspect_ms = kSuspectMs;
   std::vector<Step> steps;
   std::vector<Fault> faults;
   std::vector<EpShape> eps;
@@ -118,6 +129,9 @@ struct Program {
   // The comm of all ranks before `step`.
   uint32_t world(uint32_t step) const;
   bool kills() const;
+  // Whether the process is stopped for so long, in a join, that the others may leave it out.
+  bool may_be_left_out(uint32_t slot, uint32_t generation) const;
+  bool stops_in_join() const;
   bool has(StepKind kind) const;
   std::string text() const;
   std::string text_of(uint32_t step) const;
@@ -127,6 +141,7 @@ struct Limits {
   Mode mode = Mode::kAny;
   bool faults = true;
   bool ep = true;
+  bool joins = false;           // a rank is stopped while a replacement joins, in each program
   uint32_t steps = UINT32_MAX;  // no more than the first so many, to narrow a finding down
 };
 

@@ -20,11 +20,15 @@
 namespace mep::programs {
 namespace {
 
-uint64_t now_ms() {
+uint64_t now_us() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1000u +
-         static_cast<uint64_t>(now.tv_nsec) / 1'000'000u;
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000u +
+         static_cast<uint64_t>(now.tv_nsec) / 1000u;
+}
+
+uint64_t now_ms() {
+  return now_us() / 1000;
 }
 
 // In memory that the ranks' processes share with this one. Zeroed pages are an empty journal.
@@ -69,6 +73,17 @@ struct Process {
   pid_t pid = 0;
   bool stopped = false;
   uint64_t wake_at_ms = 0;
+  bool in_join = false;  // a stop of kStopInJoin, which ends otherwise
+};
+
+// A replacement that joins while another rank is stopped.
+struct StoppedJoin {
+  const Fault* fault = nullptr;
+  uint32_t slot = 0;  // that is replaced
+  uint32_t generation = 0;
+  uint64_t ended_us = 0;  // when the replaced process was seen to have ended
+  bool has_stopped = false;
+  bool is_over = false;
 };
 
 class Session {
@@ -94,6 +109,7 @@ class Session {
     const uint64_t deadline = now_ms() + hang_ms;
     while (look() && now_ms() < deadline) {
       start_replacements();
+      for (StoppedJoin& join : stopped_joins_) act_on(&join);
       const timespec pause{0, 500'000};
       nanosleep(&pause, nullptr);
     }
@@ -155,6 +171,7 @@ class Session {
       int status = 0;
       while (waitpid(process.pid, &status, WNOHANG | WUNTRACED) == process.pid) {
         if (WIFSTOPPED(status)) {
+          if (process.in_join) continue;
           process.stopped = true;
           process.wake_at_ms = now_ms() + stop_ms(process);
           continue;
@@ -196,8 +213,60 @@ class Session {
       if (latest == nullptr || !latest->ended || latest->is_done()) continue;
       const auto steps = static_cast<uint32_t>(program_.steps.size());
       if (program_.generation(slot, steps) < count) continue;
-      start(slot, count);
+      if (may_start(slot, count)) start(slot, count);
     }
+  }
+
+  // False: later, for a rank is stopped in this join.
+  bool may_start(uint32_t slot, uint32_t generation) {
+    for (const StoppedJoin& join : stopped_joins_) {
+      if (join.slot != slot || join.generation != generation) continue;
+      return now_us() >= join.ended_us + join.fault->start_us;
+    }
+    for (const Fault& fault : program_.faults) {
+      if (fault.kind != FaultKind::kStopInJoin || fault.step >= program_.steps.size()) continue;
+      const std::vector<uint32_t>& slots = program_.steps[fault.step].slots;
+      if (std::count(slots.begin(), slots.end(), slot) == 0) continue;
+      if (program_.generation(slot, fault.step + 1) != generation) continue;
+      stopped_joins_.push_back({&fault, slot, generation, now_us()});
+      return false;
+    }
+    return true;
+  }
+
+  Process* process_of(uint32_t slot, uint32_t generation) {
+    for (Process& process : processes_) {
+      if (process.life.slot == slot && process.life.generation == generation) return &process;
+    }
+    return nullptr;
+  }
+
+  void act_on(StoppedJoin* join) {
+    const Fault& fault = *join->fault;
+    Process* const process = process_of(fault.slot, fault.generation);
+    if (join->is_over || process == nullptr || process->life.ended) return;
+    const uint64_t stop_at_us = join->ended_us + fault.delay_us;
+    const uint64_t now = now_us();
+    if (!join->has_stopped && now >= stop_at_us) {
+      process->in_join = true;
+      join->has_stopped = kill(process->pid, SIGSTOP) == 0;
+    }
+    if (!join->has_stopped) return;
+    const bool is_late = now >= stop_at_us + uint64_t{fault.stop_ms} * 1000;
+    if (!is_late && !(fault.until_admitted && has_joined(*join))) return;
+    join->is_over = true;
+    process->in_join = false;
+    kill(process->pid, fault.ends_killed ? SIGKILL : SIGCONT);
+  }
+
+  bool has_joined(const StoppedJoin& join) {
+    const Process* const process = process_of(join.slot, join.generation);
+    if (process == nullptr) return false;
+    const Journal& journal = *process->life.journal;
+    const uint32_t count = journal.count.load(std::memory_order_acquire);
+    return std::any_of(journal.records, journal.records + count, [](const Record& record) {
+      return record.entry == Entry::kEnd && record.what == What::kJoin;
+    });
   }
 
   // As soon as one rank has come to the growth.
@@ -219,6 +288,7 @@ class Session {
   std::unique_ptr<Folder> folder_;
   std::vector<std::unique_ptr<SharedJournal>> journals_;
   std::vector<Process> processes_;
+  std::vector<StoppedJoin> stopped_joins_;
 
  public:
   const std::vector<std::unique_ptr<SharedJournal>>& journals() const { return journals_; }

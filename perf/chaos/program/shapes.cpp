@@ -27,10 +27,11 @@ const std::array<const char*, 10> kChangePoints = {
 // By itself, so that other programs are what they are without shapes.
 bool Generator::wants_shape() const {
   return limits_.faults && limits_.mode != Mode::kThreads &&
-         mixed(program_.seed, 0x736861) % 100 < kShapedPercent;
+         (limits_.joins || mixed(program_.seed, 0x736861) % 100 < kShapedPercent);
 }
 
 void Generator::make_shaped() {
+  if (limits_.joins) return stop_in_join();
   choose_victims();
   add_some_steps(kWorld, 0, 2);
   if (has_ep_) add_ep();

@@ -1,4 +1,5 @@
 // A program in words.
+#include <algorithm>
 #include <cstdio>
 
 #include "program.hpp"
@@ -37,6 +38,8 @@ std::string list_of(const std::vector<uint32_t>& values) {
 
 std::string text_of(const Fault& fault) {
   std::string whom = formatted("%u.%u", fault.slot, fault.generation);
+  const char* const until = fault.until_admitted ? "until it is in, at most " : "";
+  const char* const end = fault.ends_killed ? ", then dies" : "";
   switch (fault.kind) {
     case FaultKind::kKillInit:
       return whom + formatted(" dies %u us into its start", fault.delay_us);
@@ -55,6 +58,12 @@ std::string text_of(const Fault& fault) {
     case FaultKind::kStop:
       return whom + formatted(" stops %u us into step %u for %u ms", fault.delay_us, fault.step,
                               fault.stop_ms);
+    case FaultKind::kStopInJoin:
+      return whom + formatted(
+                        " stops %u us after the death that step %u repairs, %s%u ms%s; the "
+                        "replacement starts "
+                        "after %u us",
+                        fault.delay_us, fault.step, until, fault.stop_ms, end, fault.start_us);
   }
   return whom;
 }
@@ -67,9 +76,10 @@ const char* name_of(Mode mode) {
 }
 
 const char* name_of(StepKind kind) {
-  constexpr const char* kNames[] = {
-      "call",  "batch", "agree", "split",   "free", "revoke",    "timeout",   "mismatch",
-      "evict", "leave", "abort", "recover", "grow", "ep create", "ep layers", "ep free"};
+  constexpr const char* kNames[] = {"call",    "batch",   "agree",    "split",     "free",
+                                    "revoke",  "timeout", "mismatch", "evict",     "leave",
+                                    "abort",   "recover", "grow",     "ep create", "ep layers",
+                                    "ep free", "messages"};
   return kNames[static_cast<uint32_t>(kind)];
 }
 
@@ -111,6 +121,7 @@ std::string Program::text() const {
                 static_cast<unsigned long long>(seed), name_of(mode), ranks, max_ranks,
                 transports.c_str(), flags);
   text += list_of(hosts) + "\n";
+  if (suspect_ms != kSuspectMs) text += formatted("suspected after %u ms\n", suspect_ms);
   for (size_t i = 0; i < eps.size(); ++i) {
     const EpShape& ep = eps[i];
     text += formatted(
@@ -159,6 +170,19 @@ bool Program::kills() const {
     if (fault.kind != FaultKind::kStop) return true;
   }
   return has(StepKind::kEvict) || has(StepKind::kAbort);
+}
+
+bool Program::may_be_left_out(uint32_t slot, uint32_t generation) const {
+  return suspect_ms < kSuspectMs &&
+         std::any_of(faults.begin(), faults.end(), [&](const Fault& fault) {
+           return fault.kind == FaultKind::kStopInJoin && fault.slot == slot &&
+                  fault.generation == generation;
+         });
+}
+
+bool Program::stops_in_join() const {
+  return std::any_of(faults.begin(), faults.end(),
+                     [](const Fault& fault) { return fault.kind == FaultKind::kStopInJoin; });
 }
 
 bool Program::has(StepKind kind) const {

@@ -89,6 +89,14 @@ void Membership::serve_flush() {
   });
 }
 
+// Another member may know of the rank's own statement, or of its death, before this one does.
+bool Membership::is_excluded(const Proposal& value, uint32_t slot) {
+  return std::any_of(value.removed.begin(), value.removed.end(), [&](const Removal& removal) {
+    return removal.slot == slot && removal.reason != RemovalReason::kDied &&
+           removal.reason != RemovalReason::kLeft && removal.reason != RemovalReason::kGaveUp;
+  });
+}
+
 bool Membership::fences_done(const Proposal& value) {
   bool done = true;
   (view_->members - value.members).each([&](uint32_t slot) {
@@ -98,7 +106,7 @@ bool Membership::fences_done(const Proposal& value) {
     if (!peer.fence_asked || (!peer.fenced && confirmed && !peer.fence_confirmed)) {
       peer.fence_asked = true;
       peer.fence_confirmed = confirmed;
-      give(FenceOut{slot, peer.incarnation, confirmed});
+      give(FenceOut{slot, peer.incarnation, confirmed, !confirmed && is_excluded(value, slot)});
     }
     done = done && peer.fenced;
   });

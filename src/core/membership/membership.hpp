@@ -88,10 +88,12 @@ struct FlushSend {
 // on_fenced(slot, incarnation). `confirmed`: its process is known to be gone. Given once per
 // (slot, incarnation), and once more with `confirmed` set if that becomes known before the reply;
 // one reply is enough. Leave its control connection open until the InstallView without it.
+// `excluded`: the others leave it out. It did not ask to go, and may live.
 struct FenceOut {
   uint32_t slot = kNoSlot;
   uint64_t incarnation = 0;
   bool confirmed = false;
+  bool excluded = false;
 };
 
 // All excluded are fenced out and the flush is here: make ready for `value` (zero the signals of
@@ -368,6 +370,7 @@ class Membership {
   bool ready_to_accept(const ProposalPtr& value);
   bool flush_done(const ProposalPtr& value);
   bool fences_done(const Proposal& value);
+  static bool is_excluded(const Proposal& value, uint32_t slot);
   bool prepare_done(const ProposalPtr& value);
   void serve_flush();
   // What members hold in the epoch before `epoch`, while their rows stay as they are.

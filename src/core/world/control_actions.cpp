@@ -137,7 +137,7 @@ void ControlThread::act(const membership::FenceOut& action) {
   if (peer.transport->fence_out(action.slot) != MEP_SUCCESS) {
     log(LogLevel::kWarn, "cannot fence rank %u out: %s", action.slot, last_error_text());
   }
-  if ((config_.flags & MEP_COMM_KILL_STOPPED) != 0 && peer.pidfd.valid()) {
+  if (action.excluded && (config_.flags & MEP_COMM_KILL_STOPPED) != 0 && peer.pidfd.valid()) {
     // It may be gone already; its descriptor tells, and nothing rests on it: the fence goes on.
     (void)syscall(SYS_pidfd_send_signal, peer.pidfd.get(), SIGKILL, nullptr, 0);
   }
