@@ -74,6 +74,7 @@ mep_result_t EpBuffer::catch_up() {
     return MEP_SUCCESS;
   const Reports::Report report = reports().take();
   if (report == nullptr) return MEP_SUCCESS;
+  note_report(*report);
   return fail(report->result, "%s", report->text.c_str());
 }
 
