@@ -50,3 +50,5 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs" "${PROJECT_SOURCE_DIR}/examples"
   DESTINATION "${CMAKE_INSTALL_DOCDIR}" COMPONENT doc
   FILES_MATCHING PATTERN "*.md" PATTERN "*.c" PATTERN "*.cpp" PATTERN "*.f90" PATTERN "examples/*.py"
   PATTERN "man" EXCLUDE)
+install(CODE "set(mep_documents \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DOCDIR}\")" COMPONENT doc)
+install(SCRIPT "${PROJECT_SOURCE_DIR}/cmake/MepUnlinkDocuments.cmake" COMPONENT doc)

@@ -277,7 +277,9 @@ typedef struct mep_op_info_t {
   uint32_t struct_size;
   uint32_t flags;              /* out: MEP_OP_* */
   uint64_t epoch;              /* out: epoch in which it ended */
-  uint64_t seq;                /* out: number of the operation on its channel, from 1 */
+  /* out: number of the operation on its channel, from 1. MEP's own count too: on the world's comm mep_comm_init
+   * makes the first, so the program's begin with 2; mep_comm_split and others make some */
+  uint64_t seq;
   mep_result_t result;         /* out */
   uint32_t contributors_words; /* in */
   uint64_t* contributors;      /* in: array; out: ranks whose contribution is in the result */

@@ -90,6 +90,20 @@ def use_tools(prefix):
             sys.exit(f"{page} is not installed")
 
 
+def follow_links(prefix):
+    """Each relative link of an installed document leads to a file that is installed."""
+    followed = 0
+    for page in (prefix / "share/doc/mep").rglob("*.md"):
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)", page.read_text()):
+            if re.match("[a-z]+:", target):
+                continue
+            if not (page.parent / target).exists():
+                sys.exit(f"{page.relative_to(prefix)} links to {target}, which is not installed")
+            followed += 1
+    if followed < 50:
+        sys.exit(f"only {followed} links were found in the installed documents")
+
+
 def check_target():
     """mep_programs, the target of ./dev run and ./dev install, makes every file that is installed and has a rule."""
     if not (Path(build) / "build.ninja").exists():
@@ -120,5 +134,6 @@ with tempfile.TemporaryDirectory(prefix="mep-install-") as folder:
     print("find_package:", " ".join(use_find_package(prefix, work)))
     use_pkg_config(prefix, work)
     use_tools(prefix)
+    follow_links(prefix)
     if python:
         use_python(prefix)

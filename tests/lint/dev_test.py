@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
 import unittest
@@ -30,7 +31,11 @@ class Install(unittest.TestCase):
         tree = ROOT / "build/release"
         self.assertTrue(calls[-2].startswith(f"--build {tree}") and calls[-2].endswith("--target mep_programs"), calls)
         self.assertEqual(calls[-1], f"--install {tree} --prefix /tmp/some where")
-        self.assertIn("PYTHONPATH=/tmp/some where/share/mep/python", said)
+        # What is set stays; what is not leaves no empty entry, which would mean the current folder.
+        lines = "".join(re.findall(r"export .*\n", said))
+        values = subprocess.run(["sh", "-c", f'{lines}echo "$LD_LIBRARY_PATH;$PYTHONPATH"'], text=True, check=True,
+                                stdout=subprocess.PIPE, env={"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": "/kept"}).stdout
+        self.assertRegex(values, "^/tmp/some where/lib[^:;]*:/kept;/tmp/some where/share/mep/python$")
 
     def test_wants_a_folder(self):
         for words in ((), ("--prefix",), ("a", "b")):

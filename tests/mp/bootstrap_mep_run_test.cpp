@@ -128,6 +128,41 @@ void the_first_failing_rank_gives_the_status(void**) {
   assert_int_equal(count_of(text, "'/no/such/program' cannot be started"), 1);
 }
 
+void who_ended_well_before_a_failure_is_told(void**) {
+  std::string text;
+  const std::string waits = "while kill -0 $(cat \"$0\") 2>/dev/null; do sleep 0.01; done; exit 3";
+  char file[] = "/tmp/mep-run-XXXXXX";
+  const int fd = mkstemp(file);
+  assert_true(fd >= 0);
+  close(fd);
+  // Rank 1 fails once rank 0 has been reaped.
+  assert_int_equal(run({"-n", "2", "sh", "-c",
+                        "if [ $MEP_RANK = 0 ]; then echo $$ > \"$0\"; exit 0; fi; "
+                        "while ! [ -s \"$0\" ]; do sleep 0.01; done; " +
+                            waits,
+                        file},
+                       &text),
+                   3);
+  unlink(file);
+  assert_int_equal(count_of(text, "rank 0 had exited with status 0 before"), 1);
+  assert_int_equal(count_of(text, "mep_comm_destroy"), 1);
+}
+
+void the_hosts_job_is_named_by_where_it_meets(void**) {
+  std::string text;
+  const auto name_at = [&text](const char* rendezvous) {
+    setenv("MEP_RENDEZVOUS", rendezvous, 1);
+    assert_int_equal(run({"-n", "1", "--size", "2", "sh", "-c", "echo $MEP_JOB"}, &text), 0);
+    unsetenv("MEP_RENDEZVOUS");
+    return text;
+  };
+  unsetenv("MEP_JOB");
+  assert_string_equal(name_at("a:7001,b:7000").c_str(), "hosts-7000\n");
+  assert_string_equal(name_at("b:7000, localhost:7001").c_str(), "hosts-7000\n");
+  assert_string_equal(name_at("/shared/one/").c_str(), "hosts-one\n");
+  assert_string_equal(name_at("nonsense").c_str(), "hosts\n");
+}
+
 void wrong_usage_is_refused(void**) {
   std::string text;
   for (const std::vector<std::string>& words :
@@ -344,6 +379,8 @@ int main(int argc, char** argv) {
   const CMUnitTest tests[] = {
       cmocka_unit_test(ranks_know_who_they_are),
       cmocka_unit_test(the_first_failing_rank_gives_the_status),
+      cmocka_unit_test(who_ended_well_before_a_failure_is_told),
+      cmocka_unit_test(the_hosts_job_is_named_by_where_it_meets),
       cmocka_unit_test(wrong_usage_is_refused),
       cmocka_unit_test(a_death_takes_nobody_along),
       cmocka_unit_test(a_death_before_the_start_ends_it),

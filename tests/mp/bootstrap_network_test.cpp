@@ -12,6 +12,7 @@
 
 #include <random>
 #include <set>
+#include <thread>
 
 #include "base/clock.hpp"
 #include "support/bootstrap_ranks.hpp"
@@ -31,15 +32,22 @@ std::string new_secret(const char* letters = "0123456789abcdef") {
   return path;
 }
 
-int free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+// Gives the socket a free port, and tells it.
+int bind_to_free_port(int fd) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
   assert_int_equal(bind(fd, reinterpret_cast<sockaddr*>(&address), length), 0);
   assert_int_equal(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
-  close(fd);
   return ntohs(address.sin_port);
+}
+
+int free_port() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int port = bind_to_free_port(fd);
+  close(fd);
+  return port;
 }
 
 struct Net {
@@ -271,6 +279,67 @@ void wrong_rendezvous_is_named(void**) {
   net.rendezvous = "no-such-host.invalid:7";
   expect(finish(net.start(1, 2, 0, kShortMs)), MEP_ERR_BOOTSTRAP,
          {"the name 'no-such-host.invalid'"});
+}
+
+// At the rendezvous port: it sends what is not MEP's, closes each connection, or is silent.
+class OtherProgram {
+ public:
+  OtherProgram(const char* sends, bool closes) {
+    assert_int_equal(listen(listener_, 64), 0);
+    thread_ = std::thread([this, sends, closes] { serve(sends, closes); });
+  }
+  OtherProgram(const OtherProgram&) = delete;
+  ~OtherProgram() {
+    shutdown(listener_, SHUT_RDWR);
+    thread_.join();
+    for (const int fd : open_ends_) close(fd);
+    close(listener_);
+  }
+  int port() const { return port_; }
+
+ private:
+  void serve(const char* sends, bool closes) {
+    int fd = -1;
+    while ((fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC)) >= 0) {
+      (void)!send(fd, sends, strlen(sends), MSG_NOSIGNAL);
+      if (closes) {
+        close(fd);
+      } else {
+        open_ends_.push_back(fd);
+      }
+    }
+  }
+
+  int listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int port_ = bind_to_free_port(listener_);
+  std::vector<int> open_ends_;  // of the thread, until it is joined
+  std::thread thread_;
+};
+
+void another_program_at_the_rendezvous_is_named(void**) {
+  struct Case {
+    const char* sends;
+    bool closes;
+    bool is_early;
+    const char* told;
+  };
+  for (const Case& each :
+       {Case{"HTTP/1.1 400 Bad Request\r\n\r\n", true, true, "is not a rendezvous of MEP"},
+        Case{"220 mail.example ESMTP\r\n", false, true, "is not a rendezvous of MEP"},
+        Case{"", true, true, "is not a rendezvous of MEP"},
+        Case{"", false, false, "says nothing"}}) {
+    const OtherProgram other(each.sends, each.closes);
+    Net net;
+    net.rendezvous = "127.0.0.1:" + std::to_string(other.port());
+    const unsigned limit_ms = each.is_early ? kLongMs : 3 * kShortMs;
+    const Process ranks[] = {net.start(0, 2, 0, limit_ms), net.start(1, 2, 1, limit_ms)};
+    for (const Process& rank : ranks) {
+      const Outcome outcome = finish(rank);
+      expect(outcome, MEP_ERR_BOOTSTRAP,
+             {net.rendezvous, each.told, "choose another port", "the address is in use"});
+      if (each.is_early) assert_true(outcome.ms < kClearlyBeforeLongMs);
+    }
+  }
 }
 
 // It is refused and told so; the right one comes in, and the start succeeds.
@@ -514,6 +583,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(a_store_brings_hosts_together),
       cmocka_unit_test(without_a_secret_nothing_starts_unless_allowed),
       cmocka_unit_test(wrong_rendezvous_is_named),
+      cmocka_unit_test(another_program_at_the_rendezvous_is_named),
       cmocka_unit_test(a_wrong_secret_stays_outside),
       cmocka_unit_test(a_wrong_secret_is_named_on_one_host),
       cmocka_unit_test(a_number_given_twice_is_named),

@@ -94,7 +94,14 @@ class FailingRun {
     // itself that terms are missing.
     const bool by_change = now->result == MEP_ERR_PEER_FAILED && failed == uint64_t{1} << victim_;
     COLL_CHECK(report_, by_change || failed == *lacking);
-    return now->epoch != before.epoch || now->seq != before.seq;
+    return now->seq != 0 && (now->epoch != before.epoch || now->seq != before.seq);
+  }
+
+  // A call that only tells of the change has no number, and names who went. False.
+  bool told_the_news(const mep_op_info_t& info, mep_result_t result) {
+    COLL_CHECK(report_, info.seq == 0 && info.result == result);
+    COLL_CHECK(report_, failed_ == uint64_t{1} << victim_);
+    return false;
   }
 
   std::vector<uint8_t> missing(uint64_t lacking) const {
@@ -148,7 +155,7 @@ class FailingRun {
                   mep_last_error());
       return false;
     }
-    if (!ended_since(index, before, &now, &lacking)) return false;  // it only told the news
+    if (!ended_since(index, before, &now, &lacking)) return told_the_news(now, dispatched);
     progress_ = kDispatchEnded;
     COLL_CHECK(report_, now.result == dispatched);
     if (dispatched == MEP_ERR_PEER_FAILED) COLL_CHECK(report_, failed_ == uint64_t{1} << victim_);
@@ -178,7 +185,7 @@ class FailingRun {
     }
     if (!ended_since(index, before, &now, &lacking)) {
       COLL_CHECK(report_, combined == MEP_ERR_PEER_FAILED && gone_.empty() && !carried);
-      return false;  // it only told the news
+      return told_the_news(now, combined);
     }
     progress_ = kCombineEnded;
     buffer.check_combined(missing(lacking), renormalize);

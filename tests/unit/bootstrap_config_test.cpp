@@ -168,7 +168,8 @@ void places_come_from_the_first_source(void**) {
        2,
        "torch-fe80::1-65535",
        "[fe80::1]:65534"},
-      {{{"RANK", "1"}}, 0, 1, alone},
+      {{{"RANK", "captain"}}, 0, 1, alone},
+      {{{"RANK", "1"}, {"MEP_RANK", "0"}, {"MEP_SIZE", "1"}}, 0, 1, ""},
       {{{"WORLD_SIZE", "1"}}, 0, 1, alone},
       {{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MEP_RANK", "0"}, {"MEP_SIZE", "1"}}, 0, 1, ""},
   };
@@ -182,6 +183,34 @@ void places_come_from_the_first_source(void**) {
     assert_int_equal(config.max_size, place.size);
     if (!place.job.empty()) assert_string_equal(config.job.c_str(), place.job.c_str());
     assert_string_equal(config.rendezvous.c_str(), place.rendezvous.c_str());
+  }
+}
+
+void a_rendezvous_that_leads_nowhere_is_told(void**) {
+  struct Case {
+    Environment environment;
+    const char* text;  // empty: nothing is told
+  };
+  const std::vector<Case> cases = {
+      {{{"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29500"}},
+       "MASTER_ADDR=localhost leads them to themselves"},
+      {{{"LOCAL_WORLD_SIZE", "2"}, {"MASTER_PORT", "29500"}}, "MASTER_ADDR is not set"},
+      {{{"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "node7"}}, "MASTER_PORT is not set"},
+      {{{"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "node7"}, {"MASTER_PORT", "29500"}}, ""},
+      {{{"LOCAL_WORLD_SIZE", "4"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29500"}}, ""},
+      {{{"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29500"}}, ""},
+      {{{"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MEP_RENDEZVOUS", "node7:7"}},
+       ""},
+  };
+  for (const Case& entry : cases) {
+    Environment environment = entry.environment;
+    environment.emplace_back("RANK", "1");
+    environment.emplace_back("WORLD_SIZE", "4");
+    set_environment(environment);
+    mep::ResolvedConfig config;
+    assert_int_equal(mep::resolve_config(nullptr, &config), MEP_SUCCESS);
+    assert_int_equal(config.no_rendezvous.empty(), *entry.text == '\0');
+    assert_true(config.no_rendezvous.find(entry.text) != std::string::npos);
   }
 }
 
@@ -268,6 +297,7 @@ void wrong_environments_are_named(void**) {
       {{{"MEP_TIMEOUT_MS", "0"}}, MEP_ERR_INVALID_ARGUMENT, "MEP_TIMEOUT_MS"},
       {{{"OMPI_COMM_WORLD_RANK", "1"}}, MEP_ERR_INVALID_ARGUMENT, "OMPI_COMM_WORLD_RANK"},
       {{{"WORLD_SIZE", "2"}}, MEP_ERR_INVALID_ARGUMENT, "RANK is not"},
+      {{{"RANK", "0"}}, MEP_ERR_INVALID_ARGUMENT, "RANK=0 is set but WORLD_SIZE is not"},
       {{{"RANK", "2"}, {"WORLD_SIZE", "2"}}, MEP_ERR_INVALID_ARGUMENT, "WORLD_SIZE=2"},
       {{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "70000"}},
        MEP_ERR_INVALID_ARGUMENT,
@@ -402,6 +432,7 @@ void written_structs_keep_the_callers_size(void**) {
 int main() {
   const CMUnitTest tests[] = {
       cmocka_unit_test(places_come_from_the_first_source),
+      cmocka_unit_test(a_rendezvous_that_leads_nowhere_is_told),
       cmocka_unit_test(fields_come_before_the_environment),
       cmocka_unit_test(defaults_hold_when_nothing_is_said),
       cmocka_unit_test(wrong_environments_are_named),

@@ -316,9 +316,15 @@ void test_late_and_mismatched(void**) {
 }
 
 // All ranks name the one that had not called.
-void check_timeout_info(mep_comm_t comm, int late, Report& report) {
+void check_timeout_info(mep_comm_t comm, int late, const char* name, Report& report) {
   const std::string text = "rank " + std::to_string(late) + " had not called it";
   COLL_CHECK(report, strstr(mep_last_error(), text.c_str()) != nullptr);
+  // Also which call it was and where its limit comes from.
+  for (const char* part : {name, "(operation ", " of comm ", " ms on this rank (MEP_TIMEOUT_MS"}) {
+    if (strstr(mep_last_error(), part) == nullptr) {
+      report.add("\"%s\" lacks \"%s\"", mep_last_error(), part);
+    }
+  }
   uint64_t contributors = ~uint64_t{0};
   uint64_t failed = ~uint64_t{0};
   mep_op_info_t info;
@@ -346,7 +352,7 @@ void timeout_with(const Case& c, int size, uint32_t flags) {
                         found.add("%s, rank %d of %d: %s (%s)", describe(c).c_str(), rank, size,
                                   mep_result_string(result), mep_last_error());
                       }
-                      check_timeout_info(comm, size - 1, found);
+                      check_timeout_info(comm, size - 1, c.facts().name, found);
                       if (rank != size - 1) {
                         timed_out.reach();
                         COLL_OK(found, mep_comm_set_timeout(comm, kLongMs));

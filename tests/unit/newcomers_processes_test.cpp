@@ -44,6 +44,20 @@ void second_death_while_ranks_recover(void**) {
   report.require_clean();
 }
 
+// Where no rank knows of a newcomer, no admission begins, and nothing is waited for.
+void nobody_to_admit_is_told_without_an_admission(void**) {
+  Report report;
+  JoinJob job(2, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    COLL_OK(found, mep::failpoint_arm("recover=kill"));
+    int32_t admitted = -1;
+    COLL_OK(found, mep_recover_ranks(comm, nullptr, 0, 0, &admitted));
+    COLL_CHECK(found, admitted == 0);
+    check_contributors(rank, comm, 0x11, found);
+  });
+  job.expect_clean_end();
+  report.require_clean();
+}
+
 enum Stage { kTold };
 
 // Ranks 1 and 2 have a communicator. Rank 2 tells the replacement of rank 1 of it and dies before anybody is
@@ -435,6 +449,7 @@ int main(int argc, char** argv) {
   read_arguments(argc, argv);
   const CMUnitTest tests[] = {
       cmocka_unit_test(second_death_while_ranks_recover),
+      cmocka_unit_test(nobody_to_admit_is_told_without_an_admission),
       cmocka_unit_test(comm_goes_with_its_last_member),
       cmocka_unit_test(newcomers_that_met_come_in_one_after_the_other),
       cmocka_unit_test(job_ends_before_a_newcomer_is_ready),

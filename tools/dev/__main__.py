@@ -127,8 +127,10 @@ def install_verb(arguments: list[str]) -> int:
         return 1
     library = prefix / (cache_value("release", "CMAKE_INSTALL_LIBDIR") or "lib")
     step("To use it")
-    note(f"export PATH={prefix}/bin:$PATH LD_LIBRARY_PATH={library} PKG_CONFIG_PATH={library}/pkgconfig")
-    note(f"export PYTHONPATH={prefix}/share/mep/python")
+    for variable, folder in (("PATH", prefix / "bin"), ("LD_LIBRARY_PATH", library),
+                             ("PKG_CONFIG_PATH", library / "pkgconfig"),
+                             ("PYTHONPATH", prefix / "share/mep/python")):
+        note(f'export {variable}="{folder}${{{variable}:+:${variable}}}"')
     return 0
 
 

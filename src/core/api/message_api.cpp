@@ -216,8 +216,9 @@ mep_result_t probe(int32_t source, int32_t tag, mep_comm_t comm, bool waits, boo
               : look();
     if (*found && message != nullptr) write_sized_struct(about, message);
     if (is_over || !waits) return result;
-    return fail(MEP_ERR_TIMEOUT, "no message of rank %d with tag %d has come in time (-1: any)",
-                source, tag);
+    return fail(MEP_ERR_TIMEOUT,
+                "no message of %s has come within %u ms (MEP_TIMEOUT_MS, mep_comm_set_timeout)",
+                WantedMessage(source, tag).text, comm->comm->timeout_ms());
   });
 }
 

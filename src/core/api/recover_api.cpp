@@ -77,6 +77,18 @@ membership::SlotSet slots_of_world(const Comm& world_comm) {
   return slots;
 }
 
+// Whether any rank knows of a newcomer. All get the same answer. Failures on the way are not told again, as in meet().
+mep_result_t ask_for_newcomers(Comm& world_comm, bool* anybody) {
+  const uint32_t ready = world_comm.world().admissions().ready_newcomers();
+  uint32_t most = 0;
+  mep_result_t result = MEP_ERR_PEER_FAILED;
+  while (result == MEP_ERR_PEER_FAILED || result == MEP_ERR_PEER_LEFT) {
+    result = world_comm.run(Collective::k_allreduce, {&ready, &most, 1, MEP_UINT32, MEP_MAX, 0});
+  }
+  *anybody = most != 0;
+  return result;
+}
+
 mep_result_t recover_ranks(Comm& world_comm, const int32_t* ranks, int32_t count,
                            uint32_t timeout_ms, int32_t* admitted) {
   for (int32_t i = 0; i < count; ++i) {
@@ -93,6 +105,11 @@ mep_result_t recover_ranks(Comm& world_comm, const int32_t* ranks, int32_t count
     return MEP_SUCCESS;
   });
   MEP_TRY(meet(world_comm, ready, kReady));
+  if (count == 0) {
+    bool anybody = false;
+    MEP_TRY(ask_for_newcomers(world_comm, &anybody));
+    if (!anybody) return MEP_SUCCESS;
+  }
   Admission admission;
   MEP_TRY(admit(world_comm, wanted, count == 0 ? kReadyNowMs : timeout_ms, &admission));
   *admitted = static_cast<int32_t>(admission.added.size());

@@ -33,6 +33,7 @@ struct ResolvedConfig {
   uint32_t in_place_restore_bytes = 65536;
   std::string job;
   std::string rendezvous;
+  std::string no_rendezvous;  // why the launcher's variables name none though ranks are elsewhere
   std::vector<std::string> transports;  // preference; empty: all
   std::string secret_file;
   bool allow_insecure = false;         // several hosts without a secret

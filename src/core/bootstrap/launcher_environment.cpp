@@ -82,7 +82,7 @@ bool in_slurm_step() {
 }
 
 // The port of torch's own store is its own: ranks meet at the next one.
-[[nodiscard]] mep_result_t find_torch_rendezvous(int64_t size, std::string* out) {
+[[nodiscard]] mep_result_t find_torch_rendezvous(int64_t size, LauncherPlace* out) {
   const char* host = text_of("MASTER_ADDR");
   int64_t port = 0;
   int64_t local_size = 0;
@@ -90,17 +90,29 @@ bool in_slurm_step() {
   bool has_local_size = false;
   MEP_TRY(number_of("MASTER_PORT", &port, &has_port));
   MEP_TRY(number_of("LOCAL_WORLD_SIZE", &local_size, &has_local_size));
-  if (host == nullptr || !has_port || (has_local_size && local_size == size)) return MEP_SUCCESS;
-  const std::string name = host;
-  if (name == "localhost" || name == "::1" || name.starts_with("127.")) return MEP_SUCCESS;
+  if (has_local_size && local_size == size) return MEP_SUCCESS;
+  const std::string name = host == nullptr ? "" : host;
+  const bool is_loopback = name == "localhost" || name == "::1" || name.starts_with("127.");
+  if (name.empty() || !has_port || is_loopback) {
+    if (!has_local_size || local_size > size) return MEP_SUCCESS;
+    const std::string fault = is_loopback    ? "MASTER_ADDR=" + name + " leads them to themselves"
+                              : name.empty() ? "MASTER_ADDR is not set"
+                                             : "MASTER_PORT is not set";
+    out->no_rendezvous =
+        "only " + std::to_string(local_size) + " of " + std::to_string(size) +
+        " ranks are on this host (LOCAL_WORLD_SIZE) and the others cannot find it: " + fault +
+        "; set MASTER_ADDR and MASTER_PORT, or MEP_RENDEZVOUS, to where "
+        "all hosts reach a rank of this job";
+    return MEP_SUCCESS;
+  }
   constexpr int64_t kLastPort = 65535;
   if (port < 1 || port > kLastPort) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "MASTER_PORT=%lld, set by the launcher, is no port",
                 static_cast<long long>(port));
   }
   const bool is_bare_v6 = name.find(':') != std::string::npos && name[0] != '[';
-  *out = (is_bare_v6 ? "[" + name + "]" : name) + ":" +
-         std::to_string(port < kLastPort ? port + 1 : port - 1);
+  out->rendezvous = (is_bare_v6 ? "[" + name + "]" : name) + ":" +
+                    std::to_string(port < kLastPort ? port + 1 : port - 1);
   return MEP_SUCCESS;
 }
 
@@ -110,8 +122,16 @@ bool in_slurm_step() {
   int64_t size = 0;
   bool has_size = false;
   MEP_TRY(number_of("WORLD_SIZE", &size, &has_size));
-  // Too common a name to mean anything by itself.
-  if (!has_size) return MEP_SUCCESS;
+  if (!has_size) {
+    int64_t rank = 0;
+    bool has_rank = false;
+    // RANK is too common a name to mean a launcher's if it is no number.
+    if (number_of("RANK", &rank, &has_rank) != MEP_SUCCESS || !has_rank) return MEP_SUCCESS;
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "RANK=%lld is set but WORLD_SIZE is not: set both, or MEP_RANK and MEP_SIZE "
+                "(MEP_RANK=0 MEP_SIZE=1 for a world of this process alone)",
+                static_cast<long long>(rank));
+  }
   MEP_TRY(read_place("RANK", {"WORLD_SIZE"}, out));
   if (!out->found) {
     if (size <= 1) return MEP_SUCCESS;
@@ -125,7 +145,7 @@ bool in_slurm_step() {
       job_of({"TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"});
   if (!out->job.empty()) out->job = "torch-" + out->job;
   if (out->job.size() > kMaxJobBytes) out->job.resize(kMaxJobBytes);
-  return find_torch_rendezvous(size, &out->rendezvous);
+  return find_torch_rendezvous(size, out);
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ struct LauncherPlace {
   std::string job;  // empty: the launcher does not name its jobs
   std::string
       rendezvous;  // empty: all ranks are on this host, or the launcher names no place to meet
-  const char* launcher;  // for texts
+  std::string no_rendezvous;  // why it names none though ranks are on other hosts; else empty
+  const char* launcher;       // for texts
 };
 
 // torchrun, Open MPI, PMIx, PMI (MPICH and its kin) and Slurm, in this order: the later ones' variables are

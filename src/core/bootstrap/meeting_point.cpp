@@ -133,6 +133,8 @@ void MeetingPoint::accept_all() {
         const auto oldest = std::find_if(guests_.begin(), guests_.end(), [](const auto& other) {
           return !other->greeting->done();
         });
+        // Its process learns from that who serves here.
+        (void)(*oldest)->link->send(kRetryFrame, {});
         guests_.erase(oldest);
       }
       guests_.push_back(std::move(guest));

@@ -67,6 +67,7 @@ MeshBuilder::Missing MeshBuilder::find_missing() {
   if (config_.job.rfind("shell-", 0) == 0) {
     found.details += "; ranks that are not started by one shell need a common MEP_JOB";
   }
+  if (!config_.no_rendezvous.empty()) found.details += "; " + config_.no_rendezvous;
   return found;
 }
 

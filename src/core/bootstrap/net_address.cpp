@@ -332,6 +332,12 @@ bool own_address(int socket, NetAddress* out) {
   return getsockname(socket, &native.any, &length) == 0 && from_socket_address(&native.any, out);
 }
 
+bool is_connected(int socket) {
+  SocketAddress native;
+  socklen_t length = sizeof native;
+  return getpeername(socket, &native.any, &length) == 0;
+}
+
 mep_result_t interface_from_environment(std::string* glob) {
   bool is_set = false;
   return env_string("MEP_NET_IF", glob, &is_set);

@@ -60,5 +60,7 @@ bool is_local_address(const NetAddress& address);
                                       NetAddress* from);
 // The own end of a connected socket.
 bool own_address(int socket, NetAddress* out);
+// Whether there is another end: false while a connection is being made and once it was refused.
+bool is_connected(int socket);
 
 }  // namespace mep

@@ -27,6 +27,9 @@ constexpr uint64_t kResolveEveryMs = 1000;
 constexpr uint64_t kTakeOverEveryMs = 1000;
 // So long all meeting points must refuse before that is believed: one of them may be a stranger.
 constexpr uint64_t kRefusedLimitMs = 3000;
+// So long and so often another program must have answered before it is believed to stay.
+constexpr uint64_t kStrangerLimitMs = 1000;
+constexpr unsigned kStrangerTimes = 3;
 constexpr int kLongestWaitMs = 1000;
 
 class AddressBook final : public PlaceBook {
@@ -74,6 +77,13 @@ class AddressBook final : public PlaceBook {
     bool open = false;          // it has told its roll
     uint64_t told_version = 0;  // of the own place
     std::map<std::pair<uint32_t, uint64_t>, Place> roll;
+    bool is_made = false;       // the connection
+    bool heard = false;         // something of MEP, by this connection
+    std::string bind_obstacle;  // why this process does not serve there
+    std::string stranger;       // what another program does there; empty: none is known
+    unsigned strange_answers = 0;
+    uint64_t strange_since_ns = 0;
+    bool stranger_stays = false;
     std::string obstacle;
     mep_result_t refusal = MEP_SUCCESS;
     uint64_t refused_since_ns = 0;
@@ -91,6 +101,8 @@ class AddressBook final : public PlaceBook {
   void converse(Client* client);
   void drop(Client* client, const std::string& obstacle);
   void refused(Client* client, mep_result_t code, const std::string& text);
+  void found_stranger(Client* client, bool is_certain, const char* does);
+  static std::string explain_client(const Client& client);
   void take(Client* client, Frame* frame);
   void take_abort(Client* client, const Frame& frame);
   void tell_place(Client* client);
@@ -160,12 +172,17 @@ mep_result_t AddressBook::progress() {
   const std::lock_guard lock(mutex_);
   if (failure_ != MEP_SUCCESS) return fail(failure_, "%s", failure_text_.c_str());
   const Client* refused = nullptr;
+  size_t strangers = 0;
   for (const Client& client : clients_) {
     if (client.open) return MEP_SUCCESS;
+    strangers += client.stranger_stays ? 1 : 0;
     if (client.refusal != MEP_SUCCESS &&
         now_ns() - client.refused_since_ns > kRefusedLimitMs * 1'000'000) {
       refused = &client;
     }
+  }
+  if (strangers > 0 && strangers == clients_.size()) {
+    return fail(MEP_ERR_BOOTSTRAP, "%s", explain_client(clients_[0]).c_str());
   }
   if (refused == nullptr) return MEP_SUCCESS;
   return fail(refused->refusal, "%s", refused->obstacle.c_str());
@@ -217,10 +234,20 @@ std::string AddressBook::explain() const {
   for (const Client& client : clients_) {
     if (client.open) return {};
     if (!text.empty()) text += "; ";
-    text += "meeting point " + client.listed.text() + ": " +
-            (client.obstacle.empty() ? "no answer" : client.obstacle);
+    text += explain_client(client);
   }
   return text;
+}
+
+std::string AddressBook::explain_client(const Client& client) {
+  std::string text = "meeting point " + client.listed.text() + ": ";
+  if (!client.stranger.empty()) {
+    text += "what answers there is not a rendezvous of MEP, it " + client.stranger +
+            ": choose another port for MEP_RENDEZVOUS";
+  } else {
+    text += client.obstacle.empty() ? "no answer" : client.obstacle;
+  }
+  return client.bind_obstacle.empty() ? text : text + " (" + client.bind_obstacle + ")";
 }
 
 std::string AddressBook::turned_away() const {
@@ -358,13 +385,17 @@ void AddressBook::bind_addresses(Client* client) {
     uint16_t port = address.port;
     if (listen_tcp(is_name && is_loopback ? nullptr : &address, &listener, &taken, &port) !=
         MEP_SUCCESS) {
-      client->obstacle = last_error_text();
+      client->bind_obstacle = "this rank cannot serve there: " + std::string(last_error_text());
       continue;
     }
-    if (!listener.valid()) continue;
+    if (!listener.valid()) {
+      client->bind_obstacle = "on this host the address is in use";
+      continue;
+    }
     log(LogLevel::kInfo, "this rank is the meeting point at %s", address.text().c_str());
     point_.add_listener(std::move(listener));
     client->serves = true;
+    client->bind_obstacle.clear();
     client->next_try = Deadline::at(0);
   }
 }
@@ -381,6 +412,8 @@ void AddressBook::connect(Client* client) {
   client->greeting =
       std::make_unique<Greeting>(HandshakeSide::kCaller, true, gate_.secret, no_details_);
   client->broken = false;
+  client->is_made = false;
+  client->heard = false;
   client->limit = Deadline::after_ms(kConnectLimitMs);
   client->told_version = 0;
   if (client->greeting->call(client->link.get(), hello_) != MEP_SUCCESS) {
@@ -405,6 +438,19 @@ void AddressBook::refused(Client* client, mep_result_t code, const std::string& 
   say_news();
 }
 
+// is_certain: no meeting point does so, nor anything that stands before one.
+void AddressBook::found_stranger(Client* client, bool is_certain, const char* does) {
+  drop(client, {});
+  client->stranger = does;
+  if (client->strange_answers++ == 0) client->strange_since_ns = now_ns();
+  if (client->strange_answers < kStrangerTimes ||
+      now_ns() - client->strange_since_ns < kStrangerLimitMs * 1'000'000) {
+    return;
+  }
+  client->stranger_stays = is_certain || !client->bind_obstacle.empty();
+  say_news();
+}
+
 void AddressBook::serve_client(Client* client) {
   if (client->link == nullptr) connect(client);
   if (client->link != nullptr) converse(client);
@@ -415,18 +461,33 @@ void AddressBook::serve_client(Client* client) {
 
 void AddressBook::converse(Client* client) {
   if (client->broken) return;
+  client->is_made = client->is_made || is_connected(client->link->fd());
   if (client->link->has_queued_output()) (void)client->link->flush_output();
   const mep_result_t received = client->link->receive([&](Frame& frame) {
+    client->heard = true;
+    client->stranger.clear();
+    client->strange_answers = 0;
     take(client, &frame);
     return !client->broken;
   });
   if (client->broken) return;
+  if (received == MEP_ERR_DENIED && !client->heard) {
+    found_stranger(client, true, "sends what MEP does not say");
+    return;
+  }
+  if (received == MEP_ERR_PEER_FAILED && client->is_made && !client->heard) {
+    found_stranger(client, false, "closes each connection");
+    return;
+  }
   if (received != MEP_SUCCESS) {
     drop(client, last_error_text());
     return;
   }
   if (!client->open && client->limit.expired()) {
-    drop(client, "no answer");
+    drop(client, client->is_made && !client->heard
+                     ? "it takes connections and says nothing; if it is another program, choose "
+                       "another port for MEP_RENDEZVOUS"
+                     : "no answer");
     return;
   }
   if (client->open && client->told_version != own_version_) tell_place(client);
@@ -459,7 +520,7 @@ void AddressBook::take_abort(Client* client, const Frame& frame) {
 void AddressBook::take(Client* client, Frame* frame) {
   if (frame->type == kAbortFrame) return take_abort(client, *frame);
   if (frame->type == kRetryFrame)
-    return drop(client, "it is still in an earlier world of this job");
+    return drop(client, "it is full, or still in an earlier world of this job");
   if (!client->greeting->done()) {
     Greeting::Step step = Greeting::Step::kMore;
     mep_result_t result = client->greeting->take(client->link.get(), frame, &step);

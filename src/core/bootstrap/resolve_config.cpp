@@ -244,7 +244,10 @@ constexpr size_t kMaxTextBytes = 4096;
                                                 const LauncherPlace& launcher,
                                                 ResolvedConfig* out) {
   MEP_TRY(pick_text(config.rendezvous, "MEP_RENDEZVOUS", &out->rendezvous));
-  if (out->rendezvous.empty() && out->store == nullptr) out->rendezvous = launcher.rendezvous;
+  if (out->rendezvous.empty() && out->store == nullptr) {
+    out->rendezvous = launcher.rendezvous;
+    out->no_rendezvous = launcher.no_rendezvous;
+  }
   MEP_TRY(pick_text(config.secret_file, "MEP_SECRET_FILE", &out->secret_file));
   bool is_set = false;
   return env_bool("MEP_ALLOW_INSECURE", &out->allow_insecure, &is_set);

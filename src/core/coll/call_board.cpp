@@ -16,7 +16,7 @@ uint64_t which(const Operation& operation) {
 
 }  // namespace
 
-std::string text_of_call(Collective kind, const CollectiveArgs& args) {
+const char* name_of_call(Collective kind, const CollectiveArgs& args) {
   switch (args.purpose) {
     case CallPurpose::kSplit:
       return "mep_comm_split or mep_comm_dup";
@@ -25,8 +25,13 @@ std::string text_of_call(Collective kind, const CollectiveArgs& args) {
     case CallPurpose::kEp:
       return "mep_ep_create or mep_ep_set_expert_map";
     case CallPurpose::kCall:
-      break;
+      return name_of(kind);
   }
+  return "unknown";
+}
+
+std::string text_of_call(Collective kind, const CollectiveArgs& args) {
+  if (args.purpose != CallPurpose::kCall) return name_of_call(kind, args);
   std::string text = std::string("mep_") + name_of(kind);
   if (!is_collective(kind)) return text;
   const OperationFacts& facts = facts_of(kind);

@@ -19,6 +19,8 @@
 
 namespace mep {
 
+// "allreduce", or the calls that it is part of
+const char* name_of_call(Collective kind, const CollectiveArgs& args);
 // "mep_allreduce of 10 float32 (sum)"
 std::string text_of_call(Collective kind, const CollectiveArgs& args);
 

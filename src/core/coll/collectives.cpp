@@ -102,7 +102,7 @@ mep_result_t Collectives::start(Collective kind, const CollectiveArgs& args, Ope
 bool Collectives::test(Operation* operation) {
   if (!engine_.test(operation)) return false;
   if (operation->change != nullptr && is_error(operation->result)) {
-    set_last_error_text(operation->change->text.c_str());
+    tell_end(*operation);
   }
   return true;
 }
@@ -233,13 +233,19 @@ mep_result_t Collectives::settle_result(Operation& operation) {
   return step == Step::kDone ? MEP_SUCCESS : operation.result;
 }
 
+void Collectives::tell_end(const Operation& operation) const {
+  const char* const call = operation.is_internal ? "the agreement of MEP_COMM_UNIFORM"
+                                                 : name_of_call(operation.kind, operation.args);
+  tell_change(*operation.change, comm(), call, operation.seq);
+}
+
 void Collectives::fail_settled(Operation& operation, Reports::Report change) {
-  set_last_error_text(change->text.c_str());
   restore_input(operation);
   const mep_result_t result = change->result;
   last_report_ = change;
   personal_reports_.drop_up_to(change->epoch);
   operation.change = std::move(change);
+  tell_end(operation);
   finish(operation, result);
 }
 

@@ -156,6 +156,7 @@ class Collectives : public Beside {
   void succeed_settled(Operation& operation);
   mep_result_t settle_result(Operation& operation);
   void fail_settled(Operation& operation, Reports::Report change);
+  void tell_end(const Operation& operation) const;
   mep_result_t check_root_lives(const Operation& operation) const;
   void note_rootless(uint64_t seq);
   bool finish(Operation& operation, mep_result_t result);

@@ -232,6 +232,16 @@ void EpBuffer::note_record(const std::vector<uint8_t>& contributed) {
   if (op_.ended_by != nullptr) record_.failed = op_.ended_by->missing;
 }
 
+// Of a call that only reports a change: it takes no number.
+void EpBuffer::note_report(const CommChange& change) {
+  record_.any = true;
+  record_.epoch = change.epoch;
+  record_.seq = 0;
+  record_.result = change.result;
+  record_.contributors.assign(rank_words(shape_.ranks), 0);
+  record_.failed = change.missing;
+}
+
 mep_result_t EpBuffer::last_op(mep_op_info_t* info) const {
   if (!record_.any) {
     return fail(MEP_ERR_NOT_FOUND, "no dispatch or combine has finished on this buffer yet");

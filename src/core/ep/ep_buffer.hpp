@@ -154,6 +154,7 @@ class EpBuffer {
   void agree_on_result();
   mep_result_t agree(mep_result_t own, mep_result_t* gravest);
   void note_record(const std::vector<uint8_t>& contributed);
+  void note_report(const CommChange& change);
   // Null: nobody wants it.
   void tell_status(mep_op_status_t* status, uint64_t bytes) const {
     if (status != nullptr) record_.fill_status(status, bytes);

@@ -1,6 +1,7 @@
 // What a view change means for an EP buffer. Dispatch and combine are personal operations: the one in
 // flight ends by what had arrived here when all ranks had stopped.
 #include <algorithm>
+#include <string_view>
 
 #include "base/status.hpp"
 #include "core/ep/ep_drive.hpp"
@@ -74,6 +75,7 @@ mep_result_t EpBuffer::catch_up() {
     return MEP_SUCCESS;
   const Reports::Report report = reports().take();
   if (report == nullptr) return MEP_SUCCESS;
+  note_report(*report);
   return fail(report->result, "%s", report->text.c_str());
 }
 
@@ -187,7 +189,10 @@ void EpBuffer::conclude(const CommChange& change, bool complete, bool survivors_
   }
   reports().drop_up_to(change.epoch);
   op_.result = partial ? mep_result_t{MEP_PARTIAL} : change.result;
-  op_.text.assign(change.text, 0, op_.text.capacity());
+  tell_change(change, comm_.identity(), stage_ == Stage::kDispatching ? "dispatch" : "combine",
+              op_.seq);
+  const std::string_view told = last_error_text();
+  op_.text.assign(told.substr(0, op_.text.capacity()));
 }
 
 }  // namespace mep

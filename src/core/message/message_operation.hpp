@@ -3,12 +3,27 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 
 #include "base/clock.hpp"
 #include "base/status.hpp"
 #include "mep.h"
 
 namespace mep {
+
+// "rank 3 with tag 7", "any rank with tag 7", for texts
+struct WantedMessage {
+  WantedMessage(int32_t peer, int32_t tag) {
+    char number[16] = "any tag";
+    if (tag != MEP_ANY_TAG) (void)std::snprintf(number, sizeof number, "tag %d", tag);
+    if (peer == MEP_ANY_SOURCE) {
+      (void)std::snprintf(text, sizeof text, "any rank with %s", number);
+    } else {
+      (void)std::snprintf(text, sizeof text, "rank %d with %s", peer, number);
+    }
+  }
+  char text[48];
+};
 
 struct MessageOperation {
   enum class State : uint8_t {

@@ -158,11 +158,13 @@ void Messages::end_all(mep_result_t result, const char* text) {
 }
 
 void Messages::end_overdue(MessageOperation* operation) {
-  (void)fail(MEP_ERR_TIMEOUT,
-             operation->is_send
-                 ? "the message to rank %d with tag %d was not received in time"
-                 : "no whole message of rank %d with tag %d has come in time (-1: any)",
-             operation->peer, operation->tag);
+  const WantedMessage wanted(operation->peer, operation->tag);
+  (void)fail(
+      MEP_ERR_TIMEOUT,
+      operation->is_send
+          ? "the message to %s was not received in time (MEP_TIMEOUT_MS, mep_comm_set_timeout)"
+          : "no whole message of %s has come in time (MEP_TIMEOUT_MS, mep_comm_set_timeout)",
+      wanted.text);
   end_early(operation, MEP_ERR_TIMEOUT, last_error_text());
   (void)post_all();  // so that its receiver learns of it
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/rank_list.hpp"
+#include "base/status.hpp"
 
 namespace mep {
 namespace {
@@ -10,7 +11,10 @@ namespace {
 struct Reason {
   mep_result_t result = MEP_SUCCESS;
   std::string text;
+  std::string late;
 };
+
+constexpr const char* kLimits = "MEP_TIMEOUT_MS, mep_comm_set_timeout";
 
 const char* removal_text(membership::RemovalReason reason) {
   switch (reason) {
@@ -45,19 +49,15 @@ std::vector<int32_t> ranks_in(const membership::SlotSet& set, const std::vector<
 }
 
 // Where time was over, by channel: whose call an operation lacked. Ranks may have waited in different calls.
-std::string deadline_text(const membership::Proposal& decision, uint64_t comm,
-                          const std::vector<uint32_t>& slots, const std::string& name) {
+std::string late_text(const membership::Proposal& decision, uint64_t comm,
+                      const std::vector<uint32_t>& slots) {
   std::vector<const membership::ChannelVerdict*> late;
   for (const membership::ChannelVerdict& verdict : decision.channels) {
     if (verdict.comm == comm && !verdict.late.empty()) late.push_back(&verdict);
   }
-  const std::string what = "an operation of comm " + name + " ran out of time: ";
-  if (late.empty())
-    return what +
-           "all ranks had called it, and it was not done (a longer time: mep_comm_set_timeout)";
-  if (late.size() == 1)
-    return what + list_ranks(ranks_in(late[0]->late, slots)) + " had not called it";
-  std::string text = "ranks of comm " + name + " waited in different calls until time was over: ";
+  if (late.empty()) return "all ranks had called it, and it was not done";
+  if (late.size() == 1) return list_ranks(ranks_in(late[0]->late, slots)) + " had not called it";
+  std::string text = "ranks waited in different calls: ";
   for (const membership::ChannelVerdict* verdict : late) {
     const bool is_collective = verdict->channel == comm;
     text += (verdict == late[0] ? "" : "; ") + list_ranks(ranks_in(verdict->late, slots)) +
@@ -83,10 +83,12 @@ Reason reason_of(const membership::InstallView& change, const membership::Affect
   }
   if (reason.result != MEP_SUCCESS) return reason;
   if ((affected.why & membership::kAffectedByRevoke) != 0) {
-    return {MEP_ERR_REVOKED, "comm " + name + " was revoked"};
+    return {MEP_ERR_REVOKED, "comm " + name + " was revoked", {}};
   }
   if ((affected.why & membership::kAffectedByDeadline) != 0) {
-    return {MEP_ERR_TIMEOUT, deadline_text(*change.decision, affected.comm, slots, name)};
+    std::string late = late_text(*change.decision, affected.comm, slots);
+    return {MEP_ERR_TIMEOUT,
+            "an operation of comm " + name + " ran out of time (" + kLimits + "): " + late, late};
   }
   return reason;  // only additions
 }
@@ -105,6 +107,7 @@ std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
   made->is_reported = reason.result != MEP_SUCCESS && !change.joined;
   if (reason.result != MEP_SUCCESS) made->result = reason.result;
   made->text = std::move(reason.text);
+  made->late = std::move(reason.late);
   made->view = before.after(change, affected.new_epoch, slots);
   made->missing.assign(before.live_bits.size(), 0);
   if (reason.result == MEP_ERR_TIMEOUT) {
@@ -119,6 +122,17 @@ std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
     if (made->view->incarnations[rank] != before.incarnations[rank]) add_rank(&made->missing, rank);
   }
   return made;
+}
+
+void tell_change(const CommChange& change, const CommIdentity& comm, const char* call,
+                 uint64_t seq) {
+  if (change.result != MEP_ERR_TIMEOUT || change.late.empty() || seq == 0) {
+    return set_last_error_text(change.text.c_str());
+  }
+  (void)fail(MEP_ERR_TIMEOUT,
+             "%s (operation %llu of comm %s) ran out of time, %u ms on this rank (%s): %s", call,
+             static_cast<unsigned long long>(seq), comm.name().c_str(), comm.timeout_ms(), kLimits,
+             change.late.c_str());
 }
 
 }  // namespace mep

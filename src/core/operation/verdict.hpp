@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "core/operation/comm_identity.hpp"
 #include "core/operation/comm_view.hpp"
 #include "mep.h"
 
@@ -17,6 +18,7 @@ struct CommChange {
   bool is_reported = false;                   // also by calls that are made later
   bool joined = false;                        // this rank came by it and has called nothing yet
   std::string text;
+  std::string late;  // where time was over: whose call was missing, without what lacked it
   RankBits missing;  // ranks that it took away; where time was over, those that had not called
   std::shared_ptr<const CommView> view;  // that follows
 };
@@ -27,6 +29,11 @@ std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
                                                    const membership::AffectedComm& affected,
                                                    const std::vector<uint32_t>& slots,
                                                    const std::string& name);
+
+// Makes the error text of an operation that `change` ended: `call` with the number `seq`, 0 if it has none. Needs no
+// memory.
+void tell_change(const CommChange& change, const CommIdentity& comm, const char* call,
+                 uint64_t seq);
 
 // Of a channel, the same on all survivors: operations up to n_star succeed, those from there up to `next`
 // end by the change's result, also if their rank makes them only later, and `next` is the first of the

@@ -16,8 +16,10 @@
 #include <vector>
 
 #include "base/env.hpp"
+#include "base/rank_list.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/mep_run/process_group.hpp"
+#include "core/bootstrap/net_address.hpp"
 
 namespace mep {
 namespace {
@@ -160,6 +162,25 @@ int size_is_missing(uint64_t size) {
       n + " COMMAND\nFor ranks of this host alone unset MEP_RENDEZVOUS, or add --size " + n + ".");
 }
 
+// The name of a job over several hosts that nobody gave one. All its hosts must come to the same, so the order of the
+// addresses and how a host is called there mean nothing: the lowest port tells jobs apart, else the directory's own name.
+std::string name_of_hosts(const std::string& rendezvous) {
+  std::string name = "hosts";
+  if (rendezvous.find('/') != std::string::npos) {
+    const size_t end = rendezvous.find_last_not_of('/');
+    if (end == std::string::npos) return name;
+    const size_t begin = rendezvous.find_last_of('/', end);
+    const size_t first = begin == std::string::npos ? 0 : begin + 1;
+    return name + "-" + rendezvous.substr(first, std::min<size_t>(end + 1 - first, 32));
+  }
+  std::vector<ListedAddress> listed;
+  // What is wrong with the list is told by the ranks.
+  if (rendezvous.empty() || parse_address_list(rendezvous, &listed) != MEP_SUCCESS) return name;
+  uint16_t lowest = listed[0].port;
+  for (const ListedAddress& address : listed) lowest = std::min(lowest, address.port);
+  return name + "-" + std::to_string(lowest);
+}
+
 // True: go on; else *status is what to leave with.
 bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
   Numbers numbers;
@@ -192,7 +213,7 @@ bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
     // All hosts need the same name.
     bool is_set = false;
     if (env_string("MEP_JOB", &options->group.job, &is_set) != MEP_SUCCESS || !is_set) {
-      options->group.job = "hosts";
+      options->group.job = name_of_hosts(rendezvous);
     }
   }
   options->group.command.assign(argv + first, argv + argc);
@@ -268,11 +289,26 @@ class Run {
       }
     } else {
       code = WEXITSTATUS(exit.wait_status);
-      if (code == 0) return;
+      if (code == 0) {
+        left_early_.push_back(group_.world_rank(exit.rank));
+        return;
+      }
       say_how_it_ended(exit);
+      say_who_was_gone();
     }
     if (status_ == 0) status_ = code;
     if (status_without_losses_ == 0) status_without_losses_ = code;
+  }
+
+  // Whether a rank that exited with 0 had left the job cannot be seen from here; the others' errors name it.
+  void say_who_was_gone() {
+    if (told_who_was_gone_ || left_early_.empty() || stopping_) return;
+    told_who_was_gone_ = true;
+    std::sort(left_early_.begin(), left_early_.end());
+    std::fprintf(stderr,
+                 "mep_run: %s had exited with status 0 before: without mep_comm_destroy that is a "
+                 "failure to the others\n",
+                 list_ranks(left_early_).c_str());
   }
 
   bool try_respawn(int32_t rank) {
@@ -325,6 +361,8 @@ class Run {
   std::vector<int> respawns_;
   bool stopping_ = false;  // told to end: nobody is started again
   bool timed_out_ = false;
+  std::vector<int32_t> left_early_;  // ranks that exited with 0
+  bool told_who_was_gone_ = false;
   uint64_t lost_ = 0;  // ranks that a signal killed and nobody replaced
   // Of the first rank that failed, and of the first that failed otherwise than by being lost.
   int status_ = 0;
