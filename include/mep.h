@@ -725,6 +725,18 @@ MEP_API mep_result_t mep_comm_split(mep_comm_t comm, int32_t color, int32_t key,
 /* A comm of the same live ranks in the same order: as mep_comm_split with one color. 0.2 */
 MEP_API mep_result_t mep_comm_dup(mep_comm_t comm, mep_comm_t* duplicate);
 
+/* A comm of the `count` listed ranks of `comm`: rank i of it is ranks[i]. Only they call it, each with the same list
+ * and name; it is no call that is counted on comm, and the other ranks know nothing of it. `name`, 1 to 63 bytes, is
+ * what mep_comm_attach asks for, and together with the ranks it tells apart what is made at one time: a name that
+ * these ranks have used before is refused with MEP_ERR_INVALID_ARGUMENT, unless one of them was replaced since. Blocks
+ * until all of them have called, at most comm's timeout. Errors as for collectives; also MEP_ERR_TIMEOUT (one did not
+ * call), MEP_ERR_PEER_FAILED and MEP_ERR_PEER_LEFT (one of them is not in the view, or goes meanwhile: list those that
+ * live and call again), MEP_ERR_REVOKED (one of them could not do its part), MEP_ERR_NO_MEMORY. After an error no
+ * rank has the comm. 0.2 */
+MEP_API mep_result_t mep_comm_create_from_ranks(mep_comm_t comm, const int32_t* ranks,
+                                                int32_t count, const char* name,
+                                                mep_comm_t* child);
+
 /* All live ranks give a flag; *result on all is the bitwise AND of those given, over the same
  * contributors. Collective, replicated. Failures do not prevent success: the next collective on comm
  * reports those that it went over. 0.1 */
@@ -732,7 +744,7 @@ MEP_API mep_result_t mep_comm_agree(mep_comm_t comm, uint64_t flag, uint64_t* re
 
 /* Admits ready replacements of absent ranks. Collective on the world, which must be idle: else
  * MEP_ERR_BUSY. Waits at most timeout_ms for `ranks` (count of them; count 0: whoever is ready).
- * *admitted: how many came. Errors: MEP_ERR_TIMEOUT (not all came; those ready did; at once if a
+ * *admitted: how many came. Every rank gives the same ranks and count. Errors: MEP_ERR_TIMEOUT (not all came; those ready did; at once if a
  * replacement had connected and ended), MEP_ERR_INVALID_ARGUMENT (no rank of it; the world has grown
  * beyond this comm). 0.1 */
 MEP_API mep_result_t mep_recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t count,

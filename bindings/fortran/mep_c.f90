@@ -291,6 +291,15 @@ module mep_c
       type(mep_comm_t), intent(out) :: duplicate
     end function mep_comm_dup
 
+    integer(c_int32_t) function mep_comm_create_from_ranks(comm, ranks, count, name, child) bind(C)
+      import :: c_int32_t, c_char, mep_comm_t
+      type(mep_comm_t), value :: comm
+      integer(c_int32_t), intent(in) :: ranks(*)
+      integer(c_int32_t), value :: count
+      character(kind=c_char), intent(in) :: name(*)
+      type(mep_comm_t), intent(out) :: child
+    end function mep_comm_create_from_ranks
+
     integer(c_int32_t) function mep_comm_agree(comm, flag, result) bind(C)
       import :: c_int32_t, c_int64_t, mep_comm_t
       type(mep_comm_t), value :: comm

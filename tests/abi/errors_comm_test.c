@@ -383,6 +383,11 @@ static void membership(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_split(comm, -2, 0, &other));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_dup(NULL, &other));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_dup(comm, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_create_from_ranks(NULL, &rank, 1, "a", &other));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_create_from_ranks(comm, NULL, 1, "a", &other));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_create_from_ranks(comm, &rank, 0, "a", &other));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_create_from_ranks(comm, &rank, 1, NULL, &other));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_create_from_ranks(comm, &rank, 1, "a", NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_agree(NULL, 1, &word));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_agree(comm, 1, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_recover_ranks(NULL, NULL, 0, 1, &number));
@@ -510,6 +515,7 @@ static int calls_in_child(void) {
       mep_iprobe(0, 0, comm, &number, NULL),
       mep_comm_split(comm, 0, 0, &other),
       mep_comm_dup(comm, &other),
+      mep_comm_create_from_ranks(comm, &number, 1, "a", &other),
       mep_comm_agree(comm, 1, &word),
       mep_recover_ranks(comm, NULL, 0, 10, &number),
       mep_comm_name(comm, &text),

@@ -461,6 +461,20 @@ class Ranks(unittest.TestCase):
                 request.wait()
 
 
+class Listed(unittest.TestCase):
+    """A communicator that only some ranks make."""
+
+    def test_create_from_ranks(self):
+        def work(comm):
+            if comm.rank == 1:
+                return None
+            with comm.create_from_ranks([2, 0, 3], "some") as part:
+                return part.name, part.allgather(np.int32([comm.rank])).ravel().tolist()
+
+        some = ("some", [2, 0, 3])
+        self.assertEqual(on_threads(4, work), [some, None, some, some])
+
+
 class ControlC(unittest.TestCase):
     def run_program(self, text):
         """In a process of its own, which may crash."""

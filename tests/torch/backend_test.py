@@ -428,7 +428,6 @@ def rank_killed():
             dist.all_reduce(torch.ones(1000))
         except dist.DistBackendError as error:
             assert "rank 1" in str(error) and step == 20, (step, error)
-            assert dist.group.WORLD._get_backend(torch.device("cpu")).get_error() != 0
             break
     try:
         dist.recv(torch.zeros(1), 1)
@@ -437,6 +436,69 @@ def rank_killed():
         assert "rank 1" in str(error), error
     (folder / f"survived.{rank}").touch()
     dist.destroy_process_group()
+
+
+def rank_replaced():
+    """Rank 1 is killed three times in a job that sums steps; each time a replacement takes its place, and the groups go
+    on with their size and ranks."""
+    import torch
+    import torch.distributed as dist
+    import mep.torch
+    folder = pathlib.Path(os.environ["TEST_FOLDER"])
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("mep", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    pair = dist.new_group([0, 1])
+    is_new = mep.torch.is_replacement()
+    life = int(os.environ.get("LIFE", "0"))
+    state = torch.zeros(2, dtype=torch.int64)  # steps done, and the sum of what they gave
+    while state[0] < 40:
+        try:
+            if is_new:
+                dist.broadcast(state, 0)
+                is_new = False
+            if rank == 1 and life < 3 and state[0] == 10 * (life + 1):
+                os.kill(os.getpid(), signal.SIGKILL)
+            step = torch.tensor([rank + 1])
+            dist.all_reduce(step)
+            in_pair = torch.tensor([rank + 1])
+            if rank < 2:
+                dist.all_reduce(in_pair, group=pair)
+            state += torch.tensor([1, int(step)])
+        except dist.DistBackendError as error:
+            assert "rank 1" in str(error).lower(), error
+            if len(mep.torch.living()) == world:
+                continue  # the group of two tells of the death too; the replacement is there
+            assert mep.torch.recover([1], timeout=60) == 1
+            assert mep.torch.living() == list(range(world))
+            dist.broadcast(state, 0)
+            if rank == 0:
+                try:
+                    dist.all_reduce(torch.zeros(1), group=pair)
+                except dist.DistBackendError:
+                    pass
+                else:
+                    raise AssertionError("the group of two did not tell of the death")
+    assert state.tolist() == [40, 40 * world * (world + 1) // 2], state
+    dist.destroy_process_group()
+
+
+def rank_shrunk():
+    """Rank 1 of three is killed; the others make a group of themselves and train on."""
+    import torch
+    import mep.torch
+    dist, rank, world = begin()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.barrier()
+        raise AssertionError("a barrier without rank 1")
+    except dist.DistBackendError:
+        pass
+    smaller = mep.torch.shrink()
+    tensor = torch.tensor([rank])
+    dist.all_reduce(tensor, group=smaller)
+    expect(tensor, torch.tensor([2]), "a smaller group")
+    assert dist.get_world_size(smaller) == 2
 
 
 def rank_late():
@@ -491,6 +553,18 @@ class BackendTest(unittest.TestCase):
 
     def test_killed_rank(self):
         launch.run(__file__, "killed", 3, expected=[0, -signal.SIGKILL, 0])
+
+    def test_replaced_rank(self):
+        processes, folder = launch.start(__file__, "replaced", 3)
+        # The second life and those after it are replacements.
+        for life in range(1, 4):
+            dead = processes.pop(1)
+            self.assertEqual(dead.wait(launch.LIMIT_S), -signal.SIGKILL)
+            processes.insert(1, launch.start_one(__file__, "replaced", 1, 3, folder, MEP_JOIN="1", LIFE=str(life)))
+        launch.finish(processes, folder)
+
+    def test_shrunk_group(self):
+        launch.run(__file__, "shrunk", 3, expected=[0, -signal.SIGKILL, 0])
 
     def test_late_rank(self):
         launch.run(__file__, "late", 3)

@@ -16,19 +16,21 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def start_one(path, name, rank, size, folder, port=0, **variables):
+    """One process that runs function `name` of the file `path`; what it writes goes to a file of the folder."""
+    environment = {**os.environ, **variables, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+                   "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                   "OMP_NUM_THREADS": "1", "TEST_FOLDER": str(folder)}
+    with open(folder / f"output.{rank}", "wb") as output:
+        return subprocess.Popen([sys.executable, "-B", path, "rank", name], env=environment, stdout=output,
+                                stderr=subprocess.STDOUT)
+
+
 def start(path, name, size, **variables):
-    """Starts `size` processes that run function `name` of the file `path`; returns them and the folder of outputs."""
+    """`size` of them, and their folder."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mep_torch_"))
     port = free_port()
-    processes = []
-    for rank in range(size):
-        environment = {**os.environ, **variables, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
-                       "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                       "OMP_NUM_THREADS": "1", "TEST_FOLDER": str(folder)}
-        with open(folder / f"output.{rank}", "wb") as output:
-            processes.append(subprocess.Popen([sys.executable, "-B", path, "rank", name], env=environment,
-                                              stdout=output, stderr=subprocess.STDOUT))
-    return processes, folder
+    return [start_one(path, name, rank, size, folder, port, **variables) for rank in range(size)], folder
 
 
 def finish(processes, folder, expected=None):

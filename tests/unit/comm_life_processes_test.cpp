@@ -156,14 +156,48 @@ void split_loop(mep_comm_t world, int rank, uint64_t rounds_after, bool halves, 
   }
 }
 
+// The same with communicators that only the ranks of a list make: those that agreed last.
+void listed_loop(mep_comm_t world, int rank, uint64_t rounds_after, Calls& calls) {
+  int32_t size = 0;
+  (void)mep_comm_size(world, &size);
+  uint64_t left = rounds_after;
+  bool failed = false;
+  for (uint64_t round = 0; left > 0 && round < 600; ++round) {
+    uint64_t good = 0;
+    if (calls("agree", [&] { return mep_comm_agree(world, failed ? 0 : 1, &good); }) != 0) return;
+    if (good == 0 || left < rounds_after) --left;
+    uint64_t members = 0;
+    mep_op_info_t info;
+    mep_op_info_defaults(&info);
+    info.contributors = &members;
+    info.contributors_words = 1;
+    (void)mep_comm_last_op(world, &info);
+    std::vector<int32_t> ranks;
+    for (int32_t each = 0; each < size; ++each) {
+      if ((members >> each & 1) != 0) ranks.push_back(each);
+    }
+    const std::string name = "round " + std::to_string(round);
+    mep_comm_t child = nullptr;
+    failed = calls("create", [&] {
+               return mep_comm_create_from_ranks(
+                   world, ranks.data(), static_cast<int32_t>(ranks.size()), name.c_str(), &child);
+             }) != 0;
+    if (child == nullptr) continue;
+    failed |= sum_up(child, rank, calls) != 0;
+    calls("destroy", [&] { return mep_comm_destroy(child); });
+  }
+}
+
+enum class Loop { kSplit, kHalves, kListed };
+
 const char* const kSplitPoints[] = {"comm begin",  "comm offered", "comm open",
                                     "comm agreed", "comm closing", "enter",
                                     "complete",    "eager post",   "signal"};
 
-void run_split(uint64_t seed, uint64_t run, Count* count) {
+void run_split(uint64_t seed, uint64_t run, bool is_listed, Count* count) {
   RandomStream random(seed);
   const int size = 3 + static_cast<int>(random.below(2));
-  const bool halves = random.one_in(4);
+  const Loop loop = is_listed ? Loop::kListed : random.one_in(4) ? Loop::kHalves : Loop::kSplit;
   std::vector<bool> is_victim(static_cast<size_t>(size));
   const auto victim = static_cast<int>(random.below(static_cast<uint64_t>(size)));
   is_victim[static_cast<size_t>(victim)] = true;
@@ -191,23 +225,34 @@ void run_split(uint64_t seed, uint64_t run, Count* count) {
         if (rank == victim) die_after_us(by_point ? 60'000 : at_us);
         if (rank == second) die_after_us(second_us);
         // With halves the colors have different members, which meet different failures.
-        split_loop(world, rank, 3, halves, calls);
+        if (loop == Loop::kListed) {
+          listed_loop(world, rank, 3, calls);
+        } else {
+          split_loop(world, rank, 3, loop == Loop::kHalves, calls);
+        }
         log.is_complete = true;
         (void)mep_comm_destroy(world);
       },
       kLimitMs);
   // Halves: only the calls on the world are alike; here the ends are what counts.
-  if (halves) {
+  if (loop == Loop::kHalves) {
     for (int rank = 0; rank < size; ++rank) logs.get()[rank].count = 0;
   }
-  judge("split", run, ended, logs.get(), is_victim, count);
+  judge(is_listed ? "listed" : "split", run, ended, logs.get(), is_victim, count);
 }
 
 void test_split(void**) {
   const size_t runs = slice(30, 2000);
   Count count;
-  for (size_t run = 0; run < runs; ++run) run_split(mix(test_seed(), run), run, &count);
+  for (size_t run = 0; run < runs; ++run) run_split(mix(test_seed(), run), run, false, &count);
   count.require_clean("split");
+}
+
+void test_listed(void**) {
+  const size_t runs = slice(30, 2000);
+  Count count;
+  for (size_t run = 0; run < runs; ++run) run_split(mix(test_seed(), run), run, true, &count);
+  count.require_clean("listed");
 }
 
 const char* const kInitPoints[] = {"comm begin", "comm offered", "comm open",
@@ -340,7 +385,7 @@ void test_grow(void**) {
 int main(int argc, char** argv) {
   mep_test::read_arguments(argc, argv);
   (void)mep_test::test_seed();
-  const CMUnitTest tests[] = {cmocka_unit_test(test_split), cmocka_unit_test(test_init),
-                              cmocka_unit_test(test_grow)};
+  const CMUnitTest tests[] = {cmocka_unit_test(test_split), cmocka_unit_test(test_listed),
+                              cmocka_unit_test(test_init), cmocka_unit_test(test_grow)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

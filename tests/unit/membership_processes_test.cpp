@@ -513,41 +513,6 @@ void views_are_told(void**) {
   report.require_clean();
 }
 
-// A comm made by a split, under a name of the user's: who replaces a rank finds it by that name.
-void a_comm_is_found_by_its_name(void**) {
-  Meeting all(3);
-  Report report;
-  const auto check = [](int rank, mep_comm_t child, Report& found) {
-    check_contributors(rank, child, 0x11, found);
-  };
-  JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
-    mep_comm_t child = nullptr;
-    COLL_OK(found, mep_comm_split(comm, rank == 0 ? 1 : 0, 0, &child));
-    COLL_OK(found, mep_comm_set_name(child, rank == 0 ? "alone" : "pair"));
-    COLL_OK(found, mep_comm_set_name(comm, "everybody"));
-    lose_rank(1, rank, comm, all, found);
-    if (rank == 2) COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(child, nullptr));
-    const int32_t victim = 1;
-    int32_t admitted = 0;
-    COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
-    check_contributors(rank, comm, 0x111, found);
-    if (rank == 2) check(1, child, found);
-    COLL_OK(found, mep_comm_destroy(child));
-  });
-  job.expect_killed(1);
-  job.join(1, [&](int rank, mep_comm_t comm, Report& found) {
-    check_contributors(rank, comm, 0x111, found);
-    mep_comm_t child = nullptr;
-    COLL_EXPECT(found, MEP_ERR_NOT_FOUND, mep_comm_attach(comm, "alone", &child));
-    COLL_OK(found, mep_comm_attach(comm, "pair", &child));
-    if (child == nullptr) return;
-    check(0, child, found);
-    COLL_OK(found, mep_comm_destroy(child));
-  });
-  job.expect_clean_end();
-  report.require_clean();
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -570,7 +535,6 @@ int main(int argc, char** argv) {
       cmocka_unit_test(quorum_witness_has_decided),
       cmocka_unit_test(quorum_witness_needs_a_directory),
       cmocka_unit_test(views_are_told),
-      cmocka_unit_test(a_comm_is_found_by_its_name),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

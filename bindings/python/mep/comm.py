@@ -426,6 +426,14 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
                  undo=lambda: _leave_unused(duplicate))
         return Comm(duplicate.value, self._world or self)
 
+    def create_from_ranks(self, ranks: Sequence[int], name: str) -> "Comm":
+        """A communicator of the listed ranks, in that order. Only they call it, each with the same list and name."""
+        child = _abi.mep_comm_t()
+        listed = (ctypes.c_int32 * max(len(ranks), 1))(*ranks)
+        blocking(lib.mep_comm_create_from_ranks, self._address, listed, len(ranks), name.encode(),
+                 ctypes.byref(child), calls=self._calls, undo=lambda: _leave_unused(child))
+        return Comm(child.value, self._world or self)
+
     def agree(self, flag: int) -> int:
         """The bitwise AND of all live ranks' flags (64 bits); succeeds in spite of known failures."""
         result = ctypes.c_uint64()

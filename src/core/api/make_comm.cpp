@@ -1,6 +1,9 @@
 #include "core/api/make_comm.hpp"
 
+#include <span>
+
 #include "base/test_delay.hpp"
+#include "core/api/api_guard.hpp"
 #include "core/comm/agreement.hpp"
 
 namespace mep {
@@ -13,6 +16,16 @@ mep_result_t make_together(Comm& parent, FunctionRef<mep_result_t()> begin,
   MEP_TRY(step_together(parent, "make its part of a communicator", begin));
   MEP_TRY(step_together(parent, "take its peers' parts of a communicator", finish));
   MEP_TEST_DELAY_POINT("comm agreed");
+  return MEP_SUCCESS;
+}
+
+mep_result_t take_child_steps(mep_comm_t parent, mep_comm_t child, Comm& members) {
+  const std::span<const char* const> steps = parent->backend->child_steps();
+  for (size_t i = 0; i < steps.size(); ++i) {
+    MEP_TRY(step_together(members, steps[i], [&] {
+      return parent->backend->take_child_step(i, *child->comm, &child->backend);
+    }));
+  }
   return MEP_SUCCESS;
 }
 

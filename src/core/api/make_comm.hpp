@@ -3,6 +3,7 @@
 
 #include "base/function_ref.hpp"
 #include "core/comm/comm.hpp"
+#include "mep.h"
 
 namespace mep {
 
@@ -11,5 +12,9 @@ namespace mep {
 // membership changes, what `parent` says of that.
 [[nodiscard]] mep_result_t make_together(Comm& parent, FunctionRef<mep_result_t()> begin,
                                          FunctionRef<mep_result_t()> finish);
+
+// What the backend of `parent` adds to a new comm of it: each step is agreed on by `members`, the parent or
+// the new comm.
+[[nodiscard]] mep_result_t take_child_steps(mep_comm_t parent, mep_comm_t child, Comm& members);
 
 }  // namespace mep

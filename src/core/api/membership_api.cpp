@@ -43,17 +43,6 @@ mep_result_t watch_split(mep_comm_t comm) {
   return MEP_SUCCESS;
 }
 
-mep_result_t take_child_steps(mep_comm_t comm, mep_comm_t child) {
-  const CallScope scope(child);
-  const std::span<const char* const> steps = comm->backend->child_steps();
-  for (size_t i = 0; i < steps.size(); ++i) {
-    MEP_TRY(step_together(*comm->comm, steps[i], [&] {
-      return comm->backend->take_child_step(i, *child->comm, &child->backend);
-    }));
-  }
-  return MEP_SUCCESS;
-}
-
 mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* child) {
   Comm& parent = *comm->comm;
   const SplitEntry own{color, key, parent.child_number()};
@@ -82,7 +71,10 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
   MEP_TRY(make_together(parent, begin, [&] {
     return handle->comm->finish(Deadline::after_ms(parent.timeout_ms()));
   }));
-  MEP_TRY(take_child_steps(comm, handle.get()));
+  {
+    const CallScope scope(handle.get());
+    MEP_TRY(take_child_steps(comm, handle.get(), parent));
+  }
   handle->belongs_to(comm);
   *child = handle.release();
   return MEP_SUCCESS;

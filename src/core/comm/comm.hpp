@@ -37,6 +37,9 @@ class Comm : public WorldClient, public ProgressClient {
   static uint64_t id_of(const std::string& name);
   // Of the `number`-th split of the comm `parent`: another one for each, whatever comms are renamed to.
   static uint64_t child_id(uint64_t parent, uint32_t number, int32_t color);
+  // Of a comm that the ranks of `slots` make by themselves; a view with others in them gives another.
+  static uint64_t listed_id(const std::string& name, const std::vector<uint32_t>& slots,
+                            const std::vector<uint64_t>& incarnations);
   // Of the world, and of comms over all of it that were made in a later view of it.
   static uint64_t spanning_id(const std::string& name, uint64_t world_epoch);
   static bool is_spanning(uint64_t id) { return (id & kSpanning) != 0; }

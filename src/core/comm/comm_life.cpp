@@ -36,6 +36,15 @@ uint64_t Comm::child_id(uint64_t parent, uint32_t number, int32_t color) {
   return (hash.value() & ~kSpanning) | 1;
 }
 
+uint64_t Comm::listed_id(const std::string& name, const std::vector<uint32_t>& slots,
+                         const std::vector<uint64_t>& incarnations) {
+  Hash hash;
+  hash.bytes(name.data(), name.size());
+  for (const uint32_t slot : slots) hash.word(slot);
+  for (const uint64_t incarnation : incarnations) hash.word(incarnation);
+  return (hash.value() & ~kSpanning) | 1;
+}
+
 uint64_t Comm::spanning_id(const std::string& name, uint64_t world_epoch) {
   Hash hash(world_epoch);
   hash.bytes(name.data(), name.size());

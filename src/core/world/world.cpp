@@ -168,6 +168,11 @@ mep_result_t World::begin_client(WorldClient* client, uint64_t epoch,
               "communicator");
 }
 
+bool World::take_comm_id(uint64_t id) {
+  const std::lock_guard lock(comm_ids_mutex_);
+  return comm_ids_.insert(id).second;
+}
+
 void World::ask_held(WorldClient* client, uint64_t channel, uint64_t done,
                      std::shared_ptr<std::atomic<bool>> held) {
   control_->call([&] { control_->ask_held(client, channel, done, std::move(held)); });

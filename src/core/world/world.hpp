@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -113,6 +115,10 @@ class World : public std::enable_shared_from_this<World> {
   // `reason`: for the others' errors; may be empty.
   void abort(const std::string& reason);
 
+  // Any thread. False: this rank has used that id for a comm already. Ids that all members make together need no
+  // asking.
+  bool take_comm_id(uint64_t id);
+
   SourceMemory& source_memory() { return source_memory_; }
   void count_allocation(int change);
   uint32_t allocations() const { return allocations_.load(std::memory_order_relaxed); }
@@ -135,6 +141,8 @@ class World : public std::enable_shared_from_this<World> {
   std::unique_ptr<RequestBell> request_bell_;
   std::unique_ptr<ProgressThread> progress_thread_;
   PendingComms pending_comms_;
+  std::mutex comm_ids_mutex_;
+  std::set<uint64_t> comm_ids_;  // see take_comm_id()
 };
 
 // The count of forks of this process and its ancestors since the first call.

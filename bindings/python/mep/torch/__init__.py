@@ -11,8 +11,8 @@ from __future__ import annotations
 import atexit
 import datetime
 import functools
-import weakref
-from typing import Any
+import os
+from typing import Any, Sequence
 
 import torch.distributed as _dist
 
@@ -21,8 +21,6 @@ from ._build import load as _load
 _binding = _load()
 ProcessGroupMep = _binding.ProcessGroupMep
 
-# Groups that a program leaves without destroy_process_group() are left in order when it ends.
-_groups: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _create(backend: str, options: Any, pg_options: Any = None) -> Any:
@@ -30,15 +28,39 @@ def _create(backend: str, options: Any, pg_options: Any = None) -> Any:
     timeout = options.timeout
     if not isinstance(timeout, datetime.timedelta):
         timeout = datetime.timedelta(seconds=float(timeout))
-    group = ProcessGroupMep(options.store, options.group_rank, options.group_size, timeout,
-                            f"torch-{options.group_id or 'world'}", backend)
-    _groups.add(group)
-    return group
+    ranks = list(options.global_ranks_in_group)
+    if ranks:
+        group = ProcessGroupMep.make_group(ranks, options.group_rank, options.group_id, timeout, backend)
+        if group is not None:
+            return group
+    return ProcessGroupMep.make_world(options.store, options.group_rank, options.group_size, timeout,
+                                      f"torch-{options.group_id or 'world'}", is_replacement(), not ranks, backend)
 
 
-def _leave_groups() -> None:
-    for group in list(_groups):
-        group.shutdown()
+def is_replacement() -> bool:
+    """Whether this process takes the place of a rank that is gone: MEP_JOIN=1, which `mep_run --respawn` sets."""
+    return os.environ.get("MEP_JOIN") == "1"
+
+
+def living() -> list[int]:
+    """The ranks of the default group that are there, as this rank knows it now."""
+    return _binding.living()
+
+
+def recover(ranks: Sequence[int] = (), timeout: float = 30.0) -> int:
+    """Admits replacements of ranks that are gone to the default group, which keeps its size, and says how many came.
+
+    All ranks that are there call it, with the same arguments and with nothing pending. It waits `timeout` seconds for
+    replacements of `ranks`, and raises DistBackendError if one has not come by then; without ranks it takes in whoever
+    is ready and does not wait. A replacement is a process with MEP_JOIN=1 that calls init_process_group("mep") with the
+    rank to take, the same store, and then makes the same groups; it waits there until the others call recover().
+    """
+    return _binding.recover(list(ranks), datetime.timedelta(seconds=timeout))
+
+
+def shrink(timeout: datetime.timedelta | None = None) -> Any:
+    """A new group of the ranks of the default group that are there. They all call it, after the same error."""
+    return _dist.new_group(living(), timeout=timeout, use_local_synchronization=True)
 
 
 def register(name: str = "mep") -> None:
@@ -49,6 +71,7 @@ def register(name: str = "mep") -> None:
 
 
 register()
-atexit.register(_leave_groups)
+# Groups that a program leaves without destroy_process_group() are left in order when it ends.
+atexit.register(_binding.shut_all_down)
 
-__all__ = ["ProcessGroupMep", "register"]
+__all__ = ["ProcessGroupMep", "is_replacement", "living", "recover", "register", "shrink"]

@@ -32,6 +32,20 @@ std::exception_ptr error_of(mep_result_t result, const char* what) {
   return nullptr;
 }
 
+std::exception_ptr closed_error(const char* what) {
+  try {
+    C10_THROW_ERROR(DistBackendError,
+                    std::string("mep: ") + what + ": the process group was destroyed");
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+uint32_t to_ms(std::chrono::milliseconds timeout) {
+  const auto most = static_cast<int64_t>(std::numeric_limits<int32_t>::max());
+  return static_cast<uint32_t>(std::clamp<int64_t>(timeout.count(), 1, most));
+}
+
 Communicator::Communicator(mep_comm_t handle) : handle_(handle), owner_(getpid()) {}
 
 Communicator::~Communicator() = default;
@@ -41,8 +55,7 @@ bool Communicator::is_forked() const {
 }
 
 void Communicator::set_timeout(std::chrono::milliseconds timeout) {
-  const auto most = static_cast<int64_t>(std::numeric_limits<int32_t>::max());
-  const auto ms = static_cast<uint32_t>(std::clamp<int64_t>(timeout.count(), 1, most));
+  const uint32_t ms = to_ms(timeout);
   if (ms == timeout_ms_) return;
   check(mep_comm_set_timeout(handle_, ms), "set the timeout");
   timeout_ms_ = ms;
@@ -53,6 +66,10 @@ void Communicator::sweep(std::vector<c10::intrusive_ptr<MepWork>>* ended) {
     c10::intrusive_ptr<MepWork> work = *at++;
     if (work->advance(0)) ended->push_back(std::move(work));
   }
+}
+
+void Communicator::revoke() const {
+  if (handle_ != nullptr) (void)mep_comm_revoke(handle_);
 }
 
 bool Communicator::close(std::chrono::milliseconds patience) {

@@ -25,6 +25,10 @@ class MepWork;
 void check(mep_result_t result, const char* what);
 // The same error, to be thrown by Work::wait.
 std::exception_ptr error_of(mep_result_t result, const char* what);
+// That the group is no more, which MEP was not asked about.
+std::exception_ptr closed_error(const char* what);
+// As MEP wants it.
+uint32_t to_ms(std::chrono::milliseconds timeout);
 
 class Communicator {
  public:
@@ -52,6 +56,8 @@ class Communicator {
   void sweep(std::vector<c10::intrusive_ptr<MepWork>>* ended);
 
   // --- Without it ---
+  // Ends what is pending on all its members, with an error.
+  void revoke() const;
   // Waits for what is pending, at most `patience`, gives up what is left, and destroys the communicator.
   // False: it is still in use, and goes with its world.
   bool close(std::chrono::milliseconds patience);

@@ -6,19 +6,44 @@
 
 #include "process_group.hpp"
 
+namespace {
+
+std::shared_ptr<mep_torch::World> world_or_throw() {
+  auto world = mep_torch::World::current();
+  TORCH_CHECK(world != nullptr,
+              "mep: the default process group is none of MEP's; call init_process_group(\"mep\")");
+  return world;
+}
+
+}  // namespace
+
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   namespace py = pybind11;
   using mep_torch::ProcessGroupMep;
+  using without_gil = py::call_guard<py::gil_scoped_release>;
   // Of c10d::Backend and c10d::Store.
   py::module_::import("torch._C._distributed_c10d");
   const auto backend = py::module_::import("torch._C._distributed_c10d").attr("Backend");
   py::class_<ProcessGroupMep, c10::intrusive_ptr<ProcessGroupMep>>(m, "ProcessGroupMep", backend)
-      .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                       std::chrono::milliseconds timeout, const std::string& name,
-                       const std::string& backend_name) {
-             return c10::make_intrusive<ProcessGroupMep>(store, rank, size, timeout, name,
-                                                         backend_name);
-           }),
-           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("name"),
-           py::arg("backend_name"), py::call_guard<py::gil_scoped_release>());
+      .def_static(
+          "make_world",
+          [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+             std::chrono::milliseconds timeout, const std::string& job, bool is_replacement,
+             bool is_default, const std::string& backend_name) {
+            return ProcessGroupMep::make_world(store, {rank, size, timeout, job, is_replacement},
+                                               is_default, backend_name);
+          },
+          py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("job"),
+          py::arg("is_replacement"), py::arg("is_default"), py::arg("backend_name"), without_gil())
+      .def_static("make_group", &ProcessGroupMep::make_group, py::arg("ranks"), py::arg("rank"),
+                  py::arg("name"), py::arg("timeout"), py::arg("backend_name"), without_gil());
+  m.def("shut_all_down", &ProcessGroupMep::shut_all_down, without_gil());
+  m.def(
+      "living", [] { return world_or_throw()->living(); }, without_gil());
+  m.def(
+      "recover",
+      [](const std::vector<int32_t>& ranks, std::chrono::milliseconds timeout) {
+        return world_or_throw()->recover(ranks, timeout);
+      },
+      py::arg("ranks"), py::arg("timeout"), without_gil());
 }

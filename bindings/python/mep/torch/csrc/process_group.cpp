@@ -3,8 +3,6 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -20,65 +18,6 @@ namespace {
 // Of a group's end: for so long its own pending operations are waited for.
 constexpr std::chrono::milliseconds kPatience(30'000);
 
-uint32_t to_ms(std::chrono::milliseconds timeout) {
-  const auto most = static_cast<int64_t>(std::numeric_limits<int32_t>::max());
-  return static_cast<uint32_t>(std::clamp<int64_t>(timeout.count(), 1, most));
-}
-
-int put_in_store(void* user, const char* key, const void* value, size_t bytes) {
-  try {
-    const auto* first = static_cast<const uint8_t*>(value);
-    static_cast<c10d::Store*>(user)->set(key, std::vector<uint8_t>(first, first + bytes));
-    return 0;
-  } catch (...) {
-    return 1;
-  }
-}
-
-int get_from_store(void* user, const char* key, void* value, size_t capacity, size_t* bytes,
-                   uint32_t timeout_ms) {
-  try {
-    auto* store = static_cast<c10d::Store*>(user);
-    store->wait({key}, std::chrono::milliseconds(timeout_ms));
-    const std::vector<uint8_t> found = store->get(key);
-    *bytes = found.size();
-    std::memcpy(value, found.data(), std::min(capacity, found.size()));
-    return 0;
-  } catch (...) {
-    return 1;
-  }
-}
-
-mep_comm_t make_world(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                      std::chrono::milliseconds timeout, const std::string& name) {
-  mep_store_t access;
-  mep_store_defaults(&access);
-  access.user = store.get();
-  access.put = put_in_store;
-  access.get = get_from_store;
-  mep_comm_config_t config;
-  mep_comm_config_defaults(&config);
-  config.flags = MEP_COMM_SET_RANK | MEP_COMM_PROGRESS_THREAD;
-  config.rank = rank;
-  config.size = size;
-  config.timeout_ms = to_ms(timeout);
-  config.init_timeout_ms = to_ms(timeout);
-  config.job = name.c_str();
-  config.store = &access;
-  mep_comm_t world = nullptr;
-  check(mep_comm_init(&config, &world), "make a process group");
-  return world;
-}
-
-mep_comm_t duplicate(mep_comm_t world) {
-  mep_comm_t copy = nullptr;
-  const mep_result_t result = mep_comm_dup(world, &copy);
-  if (result == MEP_SUCCESS) return copy;
-  const std::exception_ptr error = error_of(result, "make a process group");
-  (void)mep_comm_destroy(world);
-  std::rethrow_exception(error);
-}
-
 std::string names_of(const std::vector<int>& ranks) {
   std::string names;
   for (const int rank : ranks) names += (names.empty() ? "" : ", ") + std::to_string(rank);
@@ -92,6 +31,10 @@ const char* profiler_title(const std::string& backend, const char* operation) {
   const std::lock_guard lock(mutex);
   return titles.insert(backend + ":" + operation).first->c_str();
 }
+
+// All groups of the process.
+std::mutex groups_mutex;
+std::set<ProcessGroupMep*> groups;  // guarded by groups_mutex
 
 // Of several works what one of them says.
 class WorkList final : public c10d::Work {
@@ -149,21 +92,51 @@ class WorkList final : public c10d::Work {
 
 // --- Its life ---------------------------------------------------------------------------------------
 
-ProcessGroupMep::ProcessGroupMep(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                 std::chrono::milliseconds timeout, const std::string& name,
+ProcessGroupMep::ProcessGroupMep(std::shared_ptr<World> world, Comms comms, bool is_world, int rank,
+                                 int size, std::chrono::milliseconds timeout,
                                  std::string backend_name)
     : Backend(rank, size),
       backend_name_(std::move(backend_name)),
-      options_(c10::make_intrusive<Options>(timeout)) {
-  const mep_comm_t world = make_world(store, rank, size, timeout, name);
-  messages_ = std::make_shared<Communicator>(duplicate(world));
-  collectives_ = std::make_shared<Communicator>(world);
-  completer_ = std::make_shared<Completer>();
+      options_(c10::make_intrusive<Options>(timeout)),
+      world_(std::move(world)),
+      is_world_(is_world),
+      collectives_(std::move(comms.collectives)),
+      messages_(std::move(comms.messages)),
+      completer_(std::make_shared<Completer>()) {
   init();
+  const std::lock_guard lock(groups_mutex);
+  groups.insert(this);
+}
+
+c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_world(
+    const c10::intrusive_ptr<c10d::Store>& store, const World::Place& place, bool is_default,
+    std::string backend_name) {
+  auto world = std::make_shared<World>(*store, place);
+  if (is_default) World::set_current(world);
+  const Comms comms = world->comms();
+  return c10::make_intrusive<ProcessGroupMep>(std::move(world), comms, true, place.rank, place.size,
+                                              place.timeout, std::move(backend_name));
+}
+
+c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_group(const std::vector<int32_t>& ranks,
+                                                                int rank, const std::string& name,
+                                                                std::chrono::milliseconds timeout,
+                                                                std::string backend_name) {
+  auto world = World::current();
+  if (world == nullptr) return nullptr;
+  Comms comms = world->make_group(ranks, name, timeout);
+  return c10::make_intrusive<ProcessGroupMep>(std::move(world), std::move(comms), false, rank,
+                                              static_cast<int>(ranks.size()), timeout,
+                                              std::move(backend_name));
 }
 
 ProcessGroupMep::~ProcessGroupMep() {
-  if (collectives_ != nullptr && collectives_->is_forked()) {
+  // A child of fork() may have got the mutex as another thread held it.
+  if (!collectives_->is_forked()) {
+    const std::lock_guard lock(groups_mutex);
+    groups.erase(this);
+  }
+  if (collectives_->is_forked()) {
     // The thread of the futures is the parent's: nothing here can join it.
     new std::shared_ptr<Completer>(std::move(completer_));
     return;
@@ -174,13 +147,36 @@ ProcessGroupMep::~ProcessGroupMep() {
 }
 
 void ProcessGroupMep::shutdown() {
-  if (collectives_ == nullptr || collectives_->is_forked()) return;
+  if (collectives_->is_forked()) return;
   completer_->stop();
-  if (messages_->close(kPatience)) (void)collectives_->close(kPatience);
+  if (is_world_) {
+    world_->close(kPatience);
+  } else {
+    (void)messages_->close(kPatience);
+    (void)collectives_->close(kPatience);
+  }
+}
+
+void ProcessGroupMep::shut_all_down() {
+  std::vector<c10::intrusive_ptr<ProcessGroupMep>> all;
+  {
+    const std::lock_guard lock(groups_mutex);
+    for (ProcessGroupMep* group : groups) {
+      // One that is in its destructor does it itself.
+      auto strong = c10::weak_intrusive_ptr<ProcessGroupMep>::reclaim_copy(group).lock();
+      if (strong.defined()) all.push_back(std::move(strong));
+    }
+  }
+  for (const auto& group : all) group->shutdown();
 }
 
 void ProcessGroupMep::abort() {
-  if (collectives_->handle() != nullptr) (void)mep_comm_abort(collectives_->handle());
+  if (is_world_) {
+    world_->abort();
+  } else {
+    collectives_->revoke();
+    messages_->revoke();
+  }
 }
 
 c10d::ErrorType ProcessGroupMep::getError() {
@@ -289,7 +285,9 @@ void ProcessGroupMep::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
   std::vector<int> late;
   {
     const std::lock_guard lock(collectives_->mutex());
-    check(collectives_->handle() == nullptr ? MEP_ERR_ABORTED : MEP_SUCCESS, "monitored barrier");
+    if (collectives_->handle() == nullptr) {
+      std::rethrow_exception(closed_error("monitored barrier"));
+    }
     collectives_->set_timeout(timeout);
     const mep_result_t result = mep_barrier(collectives_->handle(), nullptr);
     if (result >= 0) return;

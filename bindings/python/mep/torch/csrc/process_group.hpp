@@ -18,6 +18,7 @@
 #include "completer.hpp"
 #include "tensors.hpp"
 #include "work.hpp"
+#include "world.hpp"
 
 namespace mep_torch {
 
@@ -28,11 +29,23 @@ class ProcessGroupMep final : public c10d::Backend {
         : c10d::Backend::Options("mep", timeout) {}
   };
 
-  // Collective over the ranks of the group: makes a world of them, which meet through the store. Throws
-  // DistBackendError if they do not come together within the timeout.
-  ProcessGroupMep(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                  std::chrono::milliseconds timeout, const std::string& name,
-                  std::string backend_name);
+  // By the functions below.
+  ProcessGroupMep(std::shared_ptr<World> world, Comms comms, bool is_world, int rank, int size,
+                  std::chrono::milliseconds timeout, std::string backend_name);
+  // The default group, which others are made of, or one of a default group of another backend: its ranks meet
+  // through the store. Throws DistBackendError if they do not come together
+  // within the timeout.
+  static c10::intrusive_ptr<ProcessGroupMep> make_world(
+      const c10::intrusive_ptr<c10d::Store>& store, const World::Place& place, bool is_default,
+      std::string backend_name);
+  // A group of ranks of the default group; only they call it. `rank`: of this process in it. Null: the default group
+  // is none of these.
+  static c10::intrusive_ptr<ProcessGroupMep> make_group(const std::vector<int32_t>& ranks, int rank,
+                                                        const std::string& name,
+                                                        std::chrono::milliseconds timeout,
+                                                        std::string backend_name);
+  // shutdown() of all that there are.
+  static void shut_all_down();
   ~ProcessGroupMep() override;
 
   const std::string getBackendName() const override { return backend_name_; }
@@ -82,7 +95,8 @@ class ProcessGroupMep final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override;
   c10d::ErrorType getError() override;
-  // At once: what is pending ends with an error here, and the others see this rank fail.
+  // At once, of the default group: what is pending ends with an error here, and the others see this rank fail. Of
+  // another one: what is pending ends with an error on all its ranks.
   void abort() override;
   // Waits for what is pending and for what others need of this rank, and leaves.
   void shutdown() override;
@@ -107,8 +121,10 @@ class ProcessGroupMep final : public c10d::Backend {
 
   const std::string backend_name_;  // what it was registered as
   c10::intrusive_ptr<Options> options_;
-  std::shared_ptr<Communicator> collectives_;
-  std::shared_ptr<Communicator> messages_;
+  const std::shared_ptr<World> world_;
+  const bool is_world_;
+  const std::shared_ptr<Communicator> collectives_;
+  const std::shared_ptr<Communicator> messages_;
   std::shared_ptr<Completer> completer_;
   std::atomic<uint64_t> number_{0};  // relaxed: for people only
   std::vector<WorkPtr> coalesced_;

@@ -39,7 +39,7 @@ void MepWork::start() {
     const std::lock_guard lock(comm_->mutex());
     if (!comm_->pending().empty()) comm_->sweep(&ended);
     if (comm_->handle() == nullptr) {
-      failed_ = error_of(MEP_ERR_ABORTED, "the process group was shut down");
+      failed_ = closed_error(call_.name);
     } else {
       comm_->set_timeout(call_.timeout);
       if (call_.is_async) {
@@ -172,10 +172,10 @@ void MepWork::give_up() {
     const std::lock_guard lock(comm_->mutex());
     for (mep_request_t& request : requests_) {
       if (request == nullptr || mep_request_cancel(&request) != MEP_SUCCESS) continue;
-      if (failed_ == nullptr) failed_ = error_of(MEP_ERR_ABORTED, call_.name);
+      if (failed_ == nullptr) failed_ = closed_error(call_.name);
     }
     just_ended = advance(0);
-    if (!just_ended && !has_ended()) (void)mep_comm_abort(comm_->handle());
+    if (!just_ended && !has_ended()) comm_->revoke();
   }
   if (just_ended) announce();
 }
@@ -225,7 +225,7 @@ bool MepWork::wait(std::chrono::milliseconds timeout) {
 }
 
 void MepWork::abort() {
-  if (!has_ended()) (void)mep_comm_revoke(comm_->handle());
+  if (!has_ended()) comm_->revoke();
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> MepWork::getFuture() {

@@ -54,7 +54,8 @@ class MepWork final : public c10d::Work {
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return number_; }
-  std::chrono::milliseconds getTimeout() const override { return call_.timeout; }
+  // No override before PyTorch 2.12.
+  std::chrono::milliseconds getTimeout() const { return call_.timeout; }  // NOLINT
 
   // --- The process group ---
   // Runs it to its end, or begins it. The mutex of the communicator is held by neither caller.
@@ -65,8 +66,7 @@ class MepWork final : public c10d::Work {
   void announce();
   // False: it has not ended in time.
   bool await(std::chrono::milliseconds timeout);
-  // Withdraws receives; what cannot be withdrawn is waited for, since its world has been aborted or its timeout
-  // ends it.
+  // Withdraws receives; what cannot be withdrawn is revoked, and ends soon.
   void give_up();
   // A descriptor that is readable once advance(0) will get further. -1: it has ended, or there is none left.
   int event();

@@ -1,0 +1,127 @@
+// A comm of listed ranks, which nobody but them takes part in.
+//
+// There is no parent that all of them use together, so what tells the members apart from members of another
+// comm, and of another try, is the id: made of the name, the slots, and who is in them. A rank that cannot do
+// its part revokes the id, and the first operation on the new comm succeeds on all of them or on none.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/status.hpp"
+#include "core/api/api_guard.hpp"
+#include "core/api/make_comm.hpp"
+
+namespace mep {
+namespace {
+
+constexpr size_t kMostNameBytes = 63;
+
+mep_result_t check_list(const Comm& parent, const int32_t* ranks, int32_t count) {
+  std::vector<bool> is_listed(parent.size());
+  for (int32_t i = 0; i < count; ++i) {
+    if (ranks[i] < 0 || static_cast<uint32_t>(ranks[i]) >= parent.size()) {
+      return fail(MEP_ERR_INVALID_ARGUMENT,
+                  "ranks[%d] is %d, no rank of a communicator of %u ranks", i, ranks[i],
+                  parent.size());
+    }
+    const auto rank = static_cast<size_t>(ranks[i]);
+    if (is_listed[rank]) {
+      return fail(MEP_ERR_INVALID_ARGUMENT, "rank %d stands in the list twice", ranks[i]);
+    }
+    is_listed[rank] = true;
+  }
+  if (is_listed[parent.rank()]) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "this rank, %u, is not in the list; only ranks of the list make the communicator",
+              parent.rank());
+}
+
+mep_result_t check_members(const CommBirth& birth, const int32_t* ranks) {
+  for (size_t i = 0; i < birth.incarnations.size(); ++i) {
+    if (birth.incarnations[i] != 0) continue;
+    return fail(MEP_ERR_PEER_FAILED,
+                "rank %d is not in the view; list ranks that live, or admit its replacement first",
+                ranks[i]);
+  }
+  return MEP_SUCCESS;
+}
+
+// The others need not wait for a rank that cannot do its part. After an error, which stays.
+mep_result_t give_up(Comm& comm, mep_result_t result) {
+  const KeepErrorText kept;
+  (void)guarded([&]() -> mep_result_t {
+    comm.give_up_making();
+    return MEP_SUCCESS;
+  });
+  return result;
+}
+
+mep_result_t make_listed(mep_comm_t comm, const std::vector<uint32_t>& slots,
+                         const CommBirth& birth, const char* name, mep_comm_t* child) {
+  Comm& parent = *comm->comm;
+  const uint64_t id = Comm::listed_id(name, slots, birth.incarnations);
+  auto handle =
+      std::make_unique<mep_comm>(std::make_unique<Comm>(parent.world_ptr(), name, slots, id));
+  Comm& made = *handle->comm;
+  made.set_timeout_ms(parent.timeout_ms());
+  if (!parent.world().take_comm_id(id)) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "a communicator \"%s\" of these ranks was made, or tried, before; give a new name",
+                name);
+  }
+  const auto make = [&]() -> mep_result_t {
+    MEP_TRY(made.begin(1, 1, &birth));
+    MEP_TRY(made.finish(Deadline::after_ms(parent.timeout_ms())));
+    const CallScope scope(handle.get());
+    const PurposeScope purpose(handle.get(), CallPurpose::kSplit);
+    MEP_TRY(made.run(Collective::k_barrier, {}));
+    return take_child_steps(comm, handle.get(), made);
+  };
+  const mep_result_t result = guarded(make);
+  if (result != MEP_SUCCESS) return give_up(made, result);
+  handle->belongs_to(comm);
+  *child = handle.release();
+  return MEP_SUCCESS;
+}
+
+mep_result_t create_from_ranks(mep_comm_t comm, const int32_t* ranks, int32_t count,
+                               const char* name, mep_comm_t* child) {
+  Comm& parent = *comm->comm;
+  MEP_TRY(parent.identity().check_world());
+  MEP_TRY(check_list(parent, ranks, count));
+  std::vector<uint32_t> slots;
+  for (int32_t i = 0; i < count; ++i) {
+    slots.push_back(parent.slots()[static_cast<size_t>(ranks[i])]);
+  }
+  // Views of the parent may come while this thread waits for the others: it uses no window of it.
+  const Comm::WaitingScope waiting(parent);
+  const CommBirth birth = CommBirth::of(parent.world().view().snapshot(), slots);
+  MEP_TRY(check_members(birth, ranks));
+  return make_listed(comm, slots, birth, name, child);
+}
+
+}  // namespace
+}  // namespace mep
+
+mep_result_t mep_comm_create_from_ranks(mep_comm_t comm, const int32_t* ranks, int32_t count,
+                                        const char* name, mep_comm_t* child) {
+  using namespace mep;
+  if (child == nullptr) return null_argument("child");
+  *child = nullptr;
+  MEP_TRY(check_comm(comm));
+  if (ranks == nullptr) return null_argument("ranks");
+  if (name == nullptr) return null_argument("name");
+  if (count < 1) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "count is %d; list one rank at least, this one", count);
+  }
+  if (name[0] == '\0' || std::strlen(name) > kMostNameBytes) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "a name has 1 to %zu bytes, this has %zu", kMostNameBytes,
+                std::strlen(name));
+  }
+  return guarded([&]() -> mep_result_t {
+    const CallScope scope(comm);
+    MEP_TRY(scope.check());
+    return create_from_ranks(comm, ranks, count, name, child);
+  });
+}
