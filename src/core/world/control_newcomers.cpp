@@ -170,7 +170,10 @@ bool ControlThread::take_comm_epochs(const Frame& frame) {
 
 void ControlThread::offer_windows_to(uint32_t slot) {
   arrivals_[slot] = {};
-  windows_.offer_all(slot, &broken_links_);
+  membership::SlotSet unreached;
+  windows_.offer_all(slot, &unreached);
+  if (!unreached.empty()) admissions_.note_refusal(slot, last_error_text());
+  unreached.each([this](uint32_t each) { broken_links_.add(each); });
   // Of a newcomer that says it by being ready there may be more to come.
   if (membership_->phase() != membership::Phase::kJoining) send(slot, kFrameOffered, {});
 }
@@ -248,7 +251,7 @@ void ControlThread::look_for_missed_members() {
 
 void ControlThread::say_ready() {
   said_ready_ = true;
-  for (uint32_t slot = 0; slot < peers_.count(); ++slot) send(slot, kFrameReady, {});
+  tell_all(kFrameReady, {});
 }
 
 }  // namespace mep

@@ -112,6 +112,8 @@ class World : public std::enable_shared_from_this<World> {
   void leave(bool orderly, const Deadline& deadline);
   // `reason`: for the others' errors; may be empty.
   void abort(const std::string& reason);
+  // Of a newcomer that is not in the view and gives up by the latest error: what the members say of it.
+  void say_why(mep_result_t result);
 
   SourceMemory& source_memory() { return source_memory_; }
   void count_allocation(int change);
