@@ -1,6 +1,8 @@
 // labels: quick addresses asan
 // A rank dies, and the map routes around its experts; its replacement attaches to the EP object by name
 // and takes them back. And EP objects that come and go while a newcomer is on its way.
+#include <sys/resource.h>
+
 #include "support/delays.hpp"
 #include "support/ep_rounds.hpp"
 #include "support/join_job.hpp"
@@ -272,6 +274,103 @@ void objects_end_while_a_newcomer_knocks(void**) {
   report.require_clean();
 }
 
+// --- Few descriptors --------------------------------------------------------------------------------
+
+constexpr int kManyObjects = 40;
+
+// For the processes that are started while it lives.
+class FewDescriptors {
+ public:
+  explicit FewDescriptors(rlim_t most) {
+    (void)getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit narrow{most, before_.rlim_max};
+    (void)setrlimit(RLIMIT_NOFILE, &narrow);
+  }
+  ~FewDescriptors() { (void)setrlimit(RLIMIT_NOFILE, &before_); }
+  FewDescriptors(const FewDescriptors&) = delete;
+  FewDescriptors& operator=(const FewDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+EpCase small_case() {
+  EpCase c = random_ep_case(mix(test_seed(), 97), 4);
+  c.mapped_experts = false;
+  c.replicas = 1;
+  return c;
+}
+
+std::string object_name(int i) {
+  return "object" + std::to_string(i);
+}
+
+std::vector<mep_ep_t> many_objects(const EpCase& c, mep_comm_t comm, bool attach, Report& report) {
+  std::vector<mep_ep_t> eps;
+  for (int i = 0; i < kManyObjects && !report.bad(); ++i) {
+    eps.push_back(make_object(c, object_name(i).c_str(), comm, report, attach));
+  }
+  return eps;
+}
+
+// Room for all windows of a rank, and not for as many of each member: a replacement comes in all the same.
+void a_newcomer_keeps_no_descriptors_of_others(void**) {
+  EpCase c = small_case();
+  c.buffers = 1;
+  Meeting all(4);
+  Report report;
+  const FewDescriptors few(kManyObjects + 80);
+  const auto use = [&](int rank, mep_comm_t comm, const std::vector<mep_ep_t>& eps, Report& found) {
+    check_contributors(rank, comm, 0x1111, found);
+    if (!found.bad()) run_rounds(c, rank, eps.back(), 4, {}, found);
+    for (mep_ep_t ep : eps) COLL_OK(found, mep_ep_destroy(ep));
+  };
+  JoinJob job(4, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    const std::vector<mep_ep_t> eps = many_objects(c, comm, false, found);
+    lose_rank(1, rank, comm, all, found);
+    const int32_t victim = 1;
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, &victim, 1, 60'000, &admitted));
+    use(rank, comm, eps, found);
+  });
+  job.expect_killed(1);
+  job.join(1, [&](int rank, mep_comm_t comm, Report& found) {
+    use(rank, comm, many_objects(c, comm, true, found), found);
+  });
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+// Not even room for its own: its error names the limit, and so does that of those who waited for it.
+void a_newcomer_without_descriptors_is_told_of(void**) {
+  EpCase c = small_case();
+  c.buffers = 1;
+  const auto page = JoinJob::shared_page();
+  Meeting all(4);
+  Report report;
+  JoinJob job(4, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    const std::vector<mep_ep_t> eps = many_objects(c, comm, false, found);
+    lose_rank(1, rank, comm, all, found);
+    page->await(0, 1);
+    const int32_t victim = 1;
+    int32_t admitted = 0;
+    COLL_EXPECT(found, MEP_ERR_TIMEOUT, mep_recover_ranks(comm, &victim, 1, 100, &admitted));
+    const std::string text = mep_last_error();
+    if (text.find("ulimit -n") == std::string::npos) found.add("%s", text.c_str());
+    for (mep_ep_t ep : eps) COLL_OK(found, mep_ep_destroy(ep));
+  });
+  job.expect_killed(1);
+  size_t newcomer = 0;
+  {
+    const FewDescriptors few(kManyObjects);
+    newcomer = job.join_in_vain(1, MEP_ERR_NO_MEMORY);
+  }
+  if (job.status_of(newcomer) != 0) report.add("the newcomer");
+  page->reach(0);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -281,6 +380,8 @@ int main(int argc, char** argv) {
                               cmocka_unit_test(two_at_once_mapped),
                               cmocka_unit_test(two_at_once_put_only),
                               cmocka_unit_test(objects_come_and_go_meanwhile),
-                              cmocka_unit_test(objects_end_while_a_newcomer_knocks)};
+                              cmocka_unit_test(objects_end_while_a_newcomer_knocks),
+                              cmocka_unit_test(a_newcomer_keeps_no_descriptors_of_others),
+                              cmocka_unit_test(a_newcomer_without_descriptors_is_told_of)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

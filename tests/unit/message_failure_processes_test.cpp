@@ -179,6 +179,63 @@ void a_rank_of_a_child_is_replaced(uint32_t flags) {
   report.require_clean();
 }
 
+enum Stage { kReady, kHeld, kAsked };
+
+// Rank 1 is replaced and rank 3 dies at once. While the others agree on that, and rank 0 stands still on the way,
+// rank 2 calls for the first time since the replacement came: its messages go to it, and come from it. `looks`: its
+// messages have seen before that rank 1 was lost.
+void change_follows_an_admission(uint32_t flags, bool looks) {
+  const auto page = JoinJob::shared_page();
+  Meeting all(4);
+  Report report;
+  JoinJob job(4, patient_config(flags), report, [&](int rank, mep_comm_t comm, Report& found) {
+    lose_rank(kVictim, rank, comm, all, found);
+    int32_t there = 0;
+    if (looks) COLL_OK(found, mep_iprobe(MEP_ANY_SOURCE, MEP_ANY_TAG, comm, &there, nullptr));
+    const int32_t victim = kVictim;
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, &victim, 1, kNeverMs, &admitted));
+    COLL_CHECK(found, admitted == 1);
+    if (rank == 0) COLL_OK(found, mep::failpoint_arm("fence=stop"));
+    page->reach(kReady);
+    if (rank == 3) {
+      page->await(kReady, 3);
+      die();
+    }
+    page->await(kHeld, 1);
+    if (rank == 2) {
+      const Bytes content = message_bytes(50, 1);
+      Inbox inbox(50);
+      mep_request_t requests[2] = {};
+      COLL_OK(found, mep_isend(content.data(), 50, MEP_UINT8, kVictim, 5, comm, &requests[0]));
+      COLL_OK(found, begin_receive(inbox, kVictim, 5, comm, &requests[1]));
+      COLL_EXPECT(found, MEP_ERR_BUSY, mep_request_waitall(2, requests, 0, nullptr));
+      COLL_OK(found, mep_iprobe(kVictim, 6, comm, &there, nullptr));
+      page->reach(kAsked);
+      COLL_OK(found, mep_request_waitall(2, requests, kForever, nullptr));
+      inbox.check(50, 2, found);
+    }
+    meet_failure(comm, found);
+  });
+  job.expect_killed(kVictim);
+  job.join(kVictim, [&](int, mep_comm_t comm, Report& found) {
+    expect_message(50, 1, 2, 5, comm, found);
+    COLL_OK(found, send_bytes(50, 2, 2, 5, comm));
+    meet_failure(comm, found);
+  });
+  job.await_stopped(0);
+  page->reach(kHeld);
+  page->await(kAsked, 1);
+  kill(job.pid(0), SIGCONT);
+  job.expect_killed(3);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
+void a_change_follows_an_admission(uint32_t flags) {
+  for (const bool looks : {false, true}) change_follows_an_admission(flags, looks);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -189,6 +246,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(both<a_rank_leaves>),
       cmocka_unit_test(both<a_rank_is_replaced>),
       cmocka_unit_test(both<a_rank_of_a_child_is_replaced>),
+      cmocka_unit_test(both<a_change_follows_an_admission>),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -144,6 +144,78 @@ void newcomers_that_met_come_in_one_after_the_other(void**) {
   report.require_clean();
 }
 
+enum LaterStage { kBegun, kMade, kLowerIsIn };
+
+// Newcomers for ranks 1 and 3 have found each other. Between their welcomes the members make an EP object, so only the
+// second is told of it. The first is let in meanwhile: the second does not wait for its part of that object.
+void a_newcomer_lacks_what_another_is_told_of(void**) {
+  const auto page = JoinJob::shared_page();
+  Meeting all(4);
+  Report report;
+  mep_ep_config_t config;
+  mep_ep_config_defaults(&config);
+  config.max_tokens_per_rank = 1;
+  config.hidden = 8;
+  config.top_k = 1;
+  config.num_experts = config.experts_per_rank = 1;
+  config.name = "late";
+  const auto let_in = [](mep_comm_t comm, int32_t rank, Report& found) {
+    int32_t admitted = 0;
+    COLL_OK(found, mep_recover_ranks(comm, &rank, 1, 60'000, &admitted));
+    COLL_CHECK(found, admitted == 1);
+  };
+  JoinJob job(4, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    lose_rank(1, rank, comm, all, found);
+    if (rank == 3) raise(SIGSTOP);
+    page->await(kBegun, 1);
+    mep_ep_t ep = nullptr;
+    COLL_OK(found, mep_ep_create(comm, &config, &ep));
+    page->reach(kMade);
+    page->await(kMade, 3);
+    if (rank == 3) die();
+    meet_failure(comm, found);
+    let_in(comm, 1, found);
+    if (rank == 0) page->reach(kLowerIsIn);
+    let_in(comm, 3, found);
+    check_contributors(rank, comm, 0x1111, found);
+    COLL_OK(found, mep_ep_destroy(ep));
+  });
+  job.expect_killed(1);
+  job.await_stopped(3);
+  const pid_t old = job.pid(3);
+  const size_t lower = job.join(
+      1,
+      [&](int rank, mep_comm_t comm, Report& found) {
+        let_in(comm, 3, found);
+        check_contributors(rank, comm, 0x1111, found);
+      },
+      "join begin=stop,join welcomed=stop");
+  // In the place beside that of the rank that stands still, and taken in when that rank is out.
+  const size_t upper = job.join(
+      3,
+      [](int rank, mep_comm_t comm, Report& found) {
+        check_contributors(rank, comm, 0x1111, found);
+      },
+      "join begin=stop,join connected=stop,join welcomed=stop");
+  job.await_stopped(lower);
+  job.await_stopped(upper);
+  kill(job.pid(lower), SIGCONT);
+  job.await_place(1);
+  kill(job.pid(upper), SIGCONT);
+  job.await_stopped(upper);
+  kill(old, SIGCONT);
+  job.await_stopped(lower);
+  page->reach(kBegun);
+  job.expect_killed(3);
+  kill(job.pid(upper), SIGCONT);
+  job.await_stopped(upper);
+  kill(job.pid(lower), SIGCONT);
+  page->await(kLowerIsIn, 1);
+  kill(job.pid(upper), SIGCONT);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
 // The job ends while a newcomer, which has been told of it, takes what it needs.
 void job_ends_before_a_newcomer_is_ready(void**) {
   const auto page = JoinJob::shared_page();
@@ -452,6 +524,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(nobody_to_admit_is_told_without_an_admission),
       cmocka_unit_test(comm_goes_with_its_last_member),
       cmocka_unit_test(newcomers_that_met_come_in_one_after_the_other),
+      cmocka_unit_test(a_newcomer_lacks_what_another_is_told_of),
       cmocka_unit_test(job_ends_before_a_newcomer_is_ready),
       cmocka_unit_test(growth_again_after_a_death),
       cmocka_unit_test(death_while_a_world_grows),

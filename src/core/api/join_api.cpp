@@ -239,12 +239,19 @@ mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* 
   const mep_result_t terminal = entering.world->terminal_result();
   const bool is_in = !entering.world->admissions().entering();
   *again = terminal == WorldEnd::kMissedMember && !deadline.expired();
+  const bool members_went = result == MEP_ERR_PEER_FAILED || result == MEP_ERR_PEER_LEFT;
+  if (!is_in && terminal == MEP_SUCCESS && !members_went) {
+    const KeepErrorText kept;
+    (void)guarded([&]() -> mep_result_t {
+      entering.world->say_why(result);
+      return MEP_SUCCESS;
+    });
+  }
   // Who is in already is waited for: the others learn at once that it ends.
   if (is_in) entering.world->abort({});
   entering.world->leave(false, deadline);
   const bool ended_by_others = terminal == MEP_ERR_EVICTED || terminal == MEP_ERR_NO_QUORUM;
   if (!is_in && ended_by_others) return Admissions::fail_outside();
-  const bool members_went = result == MEP_ERR_PEER_FAILED || result == MEP_ERR_PEER_LEFT;
   return members_went ? add_context(MEP_ERR_BOOTSTRAP, "the join failed, try again") : result;
 }
 

@@ -1,6 +1,7 @@
 // Ranks that come, as the members see it: replacements and growth.
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -116,10 +117,13 @@ mep_result_t recover_ranks(Comm& world_comm, const int32_t* ranks, int32_t count
   const auto now = world_comm.latest_view();
   for (int32_t i = 0; i < count; ++i) {
     if (now->is_live(static_cast<uint32_t>(ranks[i]))) continue;
+    std::string why =
+        world_comm.world().admissions().refusal(world_comm.slots()[static_cast<size_t>(ranks[i])]);
+    if (!why.empty()) why.insert(0, "; the last that came: ");
     return fail(
         MEP_ERR_TIMEOUT,
-        "no replacement of rank %d was ready within %u ms, or it ended before it was admitted",
-        ranks[i], timeout_ms);
+        "no replacement of rank %d was ready within %u ms, or it ended before it was admitted%s",
+        ranks[i], timeout_ms, why.c_str());
   }
   return MEP_SUCCESS;
 }

@@ -25,21 +25,23 @@ std::shared_ptr<const CommChange> Messages::next_change() const {
   return changes_.empty() ? nullptr : changes_.front();
 }
 
-// Done again at the next look where memory or a newcomer's window is not there. Whether something has changed.
+// All that is installed, also while the next change is under way: a call that follows may know of it, by another
+// call of this comm. Done again at the next look where memory or a newcomer's window is not there. Whether something
+// has changed.
 bool Messages::adopt() {
-  if (channel_.frozen()) return false;
   const KeepErrorText kept;
+  bool has_changed = false;
   try {
-    for (;;) {
-      const std::shared_ptr<const CommChange> change = next_change();
-      if (change == nullptr) return true;
-      if (!adopt(*change)) return false;
+    while (const std::shared_ptr<const CommChange> change = next_change()) {
+      if (!adopt(*change)) break;
+      has_changed = true;
       const std::lock_guard lock(mutex_);
       changes_.pop_front();
     }
   } catch (const std::bad_alloc&) {
-    return false;
+    // At the next look.
   }
+  return has_changed;
 }
 
 bool Messages::adopt(const CommChange& change) {

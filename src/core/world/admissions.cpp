@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <utility>
 
 #include "base/failpoint.hpp"
@@ -68,6 +69,21 @@ mep_result_t Admissions::fail_outside() {
               "the job ended, or filled this rank's place, before it was admitted");
 }
 
+void Admissions::note_refusal(uint32_t slot, const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  try {
+    refusals_[slot] = text;
+  } catch (const std::bad_alloc&) {
+    // Then a call that has waited in vain says less.
+  }
+}
+
+std::string Admissions::refusal(uint32_t slot) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = refusals_.find(slot);
+  return found == refusals_.end() ? std::string() : found->second;
+}
+
 void Admissions::answer(uint64_t seq, Admission admission, bool joined) {
   const std::lock_guard lock(mutex_);
   if (joined) {
@@ -75,6 +91,7 @@ void Admissions::answer(uint64_t seq, Admission admission, bool joined) {
     recover_calls_ = seq;
   }
   recover_answered_ = std::max(recover_answered_, seq);
+  for (const uint32_t slot : admission.added) refusals_.erase(slot);
   admission_ = std::move(admission);
   answered_.notify_all();
 }

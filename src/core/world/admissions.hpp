@@ -5,8 +5,10 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -34,6 +36,8 @@ class Admissions {
   // The collective recover call: waits until the view that answers it.
   [[nodiscard]] mep_result_t recover(const membership::SlotSet& wanted, const Deadline& deadline,
                                      Admission* admission);
+  // Why the last newcomer for the slot did not come in, as far as this rank knows; or nothing.
+  std::string refusal(uint32_t slot) const;
   // Newcomers whose links to this rank are tested.
   uint32_t ready_newcomers() const { return ready_newcomers_.load(std::memory_order_relaxed); }
 
@@ -49,6 +53,8 @@ class Admissions {
   // --- The control thread ---
   // `joined`: this rank is in the view from now on.
   void answer(uint64_t seq, Admission admission, bool joined);
+  // Why the last newcomer for the slot did not come in.
+  void note_refusal(uint32_t slot, const std::string& text);
   void note_ready_newcomers(uint32_t count) {
     ready_newcomers_.store(count, std::memory_order_relaxed);
   }
@@ -61,12 +67,13 @@ class Admissions {
   // Written by the control thread; relaxed: a hint for barriers that admit newcomers.
   std::atomic<uint32_t> ready_newcomers_{0};
 
-  std::mutex mutex_;  // guards the fields below
+  mutable std::mutex mutex_;  // guards the fields below
   std::condition_variable answered_;
   uint64_t recover_calls_ = 0;
   uint64_t recover_answered_ = 0;
   bool joined_ = false;
-  Admission admission_;  // by the view that answered
+  Admission admission_;                       // by the view that answered
+  std::map<uint32_t, std::string> refusals_;  // by slot
 };
 
 }  // namespace mep

@@ -2,11 +2,13 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "base/failpoint.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "core/bootstrap/hello.hpp"
 #include "core/world/control_thread.hpp"
 
 namespace mep {
@@ -32,8 +34,7 @@ void ControlThread::read_link(uint32_t slot) {
 
 bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
   const PeerIdentity& peer = peers_[slot].identity;
-  // The last words of a start that failed there; the end of the stream follows.
-  if (frame.type < kFirstWorldFrame) return true;
+  if (frame.type < kFirstWorldFrame) return take_last_words(slot, frame);
   switch (frame.type) {
     case kFrameWindow:
       return take_window(slot, frame);
@@ -90,6 +91,16 @@ bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
   }
 }
 
+// Of a start or a join that failed there; the end of the stream follows.
+bool ControlThread::take_last_words(uint32_t slot, const Frame& frame) {
+  Abort abort;
+  if (frame.type == kAbortFrame && !is_member(slot) && decode_abort(frame.payload, &abort)) {
+    log(LogLevel::kWarn, "newcomer for rank %u: %s", slot, abort.text.c_str());
+    admissions_.note_refusal(slot, abort.text);
+  }
+  return true;
+}
+
 bool ControlThread::take_window(uint32_t slot, Frame& frame) {
   WindowFrame window;
   if (!decode_window_frame(frame.payload, &window) || frame.fds.size() > 2) {
@@ -102,7 +113,11 @@ bool ControlThread::take_window(uint32_t slot, Frame& frame) {
   offer.bytes = window.bytes;
   offer.generation = window.generation;
   offer.blob = std::move(window.blob);
-  offer.lacks_descriptors = frame.lost_descriptors;
+  if (frame.lost_descriptors) {
+    offer.result = MEP_ERR_NO_MEMORY;
+    offer.text = "no descriptor was left for a window of rank " + std::to_string(slot) +
+                 "; raise the limit of open files (ulimit -n)";
+  }
   if (!frame.fds.empty()) offer.fd = std::move(frame.fds[0]);
   if (frame.fds.size() > 1) offer.event = std::move(frame.fds[1]);
   const uint32_t generation = offer.generation;
@@ -110,9 +125,11 @@ bool ControlThread::take_window(uint32_t slot, Frame& frame) {
   // itself: connections may begin with it, and whoever of the two is in first is waited for by the other. Others
   // wait until a user's thread wants them.
   const bool at_once = arrivals_.contains(slot) || !is_member(slot);
-  if (windows_.take(slot, id, std::move(offer), at_once) != MEP_SUCCESS) {
+  const bool is_joining = membership_->phase() == membership::Phase::kJoining;
+  if (windows_.take(slot, id, std::move(offer), at_once, is_joining) != MEP_SUCCESS) {
     // The old pages of a renewed window are read by nobody; whoever writes there is gone for its owner,
     // and a newcomer that cannot be reached does not come in.
+    if (!is_member(slot)) admissions_.note_refusal(slot, last_error_text());
     broken_links_.add(slot);
     return true;
   }
@@ -185,6 +202,10 @@ void ControlThread::send(uint32_t slot, uint16_t type, std::span<const std::byte
   if (sent == MEP_SUCCESS || sent == MEP_ERR_PEER_FAILED) return;
   log(LogLevel::kWarn, "rank %u cannot be written to any more: %s", slot, last_error_text());
   broken_links_.add(slot);
+}
+
+void ControlThread::tell_all(uint16_t type, std::span<const std::byte> payload) {
+  for (uint32_t slot = 0; slot < peers_.count(); ++slot) send(slot, type, payload);
 }
 
 void ControlThread::drop_broken_links() {

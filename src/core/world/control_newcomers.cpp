@@ -170,13 +170,19 @@ bool ControlThread::take_comm_epochs(const Frame& frame) {
 
 void ControlThread::offer_windows_to(uint32_t slot) {
   arrivals_[slot] = {};
-  windows_.offer_all(slot, &broken_links_);
-  send(slot, kFrameOffered, {});
+  membership::SlotSet unreached;
+  windows_.offer_all(slot, &unreached);
+  if (!unreached.empty()) admissions_.note_refusal(slot, last_error_text());
+  unreached.each([this](uint32_t each) { broken_links_.add(each); });
+  // Of a newcomer that says it by being ready there may be more to come.
+  if (membership_->phase() != membership::Phase::kJoining) send(slot, kFrameOffered, {});
 }
 
 // Links keep the order: whatever windows the newcomer has for this rank have come before. One that it
 // does not have belongs to an object that was made, or is destroyed, while it came.
 bool ControlThread::take_ready(uint32_t slot) {
+  // For this rank, if it is a newcomer itself: nobody waits for what the other has not.
+  windows_.note_offered(slot);
   // Of two that came at the same time, who is in first did not let the other in, but has it linked.
   if (is_member(slot)) return true;
   Arrival& arrival = arrivals_[slot];
@@ -245,7 +251,7 @@ void ControlThread::look_for_missed_members() {
 
 void ControlThread::say_ready() {
   said_ready_ = true;
-  for (uint32_t slot = 0; slot < peers_.count(); ++slot) send(slot, kFrameReady, {});
+  tell_all(kFrameReady, {});
 }
 
 }  // namespace mep

@@ -89,6 +89,8 @@ class ControlThread {
   bool quiesced() const;
   // A newcomer tells all that it has their windows.
   void say_ready();
+  // To whoever there is a link to.
+  void tell_all(uint16_t type, std::span<const std::byte> payload);
 
  private:
   enum class Source : uint32_t { kRequests, kLink, kProcess, kDoor, kTransport };
@@ -110,6 +112,7 @@ class ControlThread {
   // control_links.cpp: frames in and out
   void read_link(uint32_t slot);
   bool take_frame(uint32_t slot, Frame& frame);
+  bool take_last_words(uint32_t slot, const Frame& frame);
   bool take_window(uint32_t slot, Frame& frame);
   bool take_window_taken(uint32_t slot, const Frame& frame);
   bool take_flush(uint32_t slot, const Frame& frame);

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,8 +26,10 @@ struct WindowOffer {
   uint32_t generation = 0;
   std::vector<std::byte> blob;
   UniqueFd fd;
-  UniqueFd event;                  // of the world's window, if its owner may sleep in epoll
-  bool lacks_descriptors = false;  // this process had no room for them
+  bool is_held = false;  // its transport has it already, in `bytes`, so that it keeps no descriptor
+  mep_result_t result = MEP_SUCCESS;  // why it cannot be had, with a text
+  std::string text;
+  UniqueFd event;  // of the world's window, if its owner may sleep in epoll
 };
 
 class WindowDirectory {

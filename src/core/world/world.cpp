@@ -9,6 +9,7 @@
 #include "base/fork_hold.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "core/bootstrap/hello.hpp"
 #include "core/world/control_thread.hpp"
 #include "core/world/wait_decision.hpp"
 
@@ -231,6 +232,12 @@ void World::leave(bool orderly, const Deadline& deadline) {
   // Communicators that are still there have no control thread from here on.
   control_->call([this] { control_->close_world(); });
   control_->stop();
+}
+
+void World::say_why(mep_result_t result) {
+  const auto self = static_cast<int32_t>(self_slot());
+  const std::vector<std::byte> words = encode_abort({result, self, self, last_error_text()});
+  control_->call([&] { control_->tell_all(kAbortFrame, words); });
 }
 
 void World::abort(const std::string& reason) {

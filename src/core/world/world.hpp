@@ -114,6 +114,8 @@ class World : public std::enable_shared_from_this<World> {
   void leave(bool orderly, const Deadline& deadline);
   // `reason`: for the others' errors; may be empty.
   void abort(const std::string& reason);
+  // Of a newcomer that is not in the view and gives up by the latest error: what the members say of it.
+  void say_why(mep_result_t result);
 
   // Any thread. False: this rank has used that id for a comm already. Ids that all members make together need no
   // asking.

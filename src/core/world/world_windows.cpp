@@ -14,6 +14,7 @@
 #include "core/world/world_end.hpp"
 #include "core/world/world_peers.hpp"
 #include "core/world/world_view.hpp"
+#include "transport/memfd.hpp"
 #include "transport/test_network.hpp"
 
 namespace mep {
@@ -87,7 +88,7 @@ void WorldWindows::add_own(const std::shared_ptr<Window>& window,
 }
 
 void WorldWindows::remove_own(uint64_t id) {
-  directory_.remove_own(id);
+  drop(id);
 }
 
 mep_result_t WorldWindows::send(const std::shared_ptr<Window>& window,
@@ -209,9 +210,10 @@ void WorldWindows::drop(uint64_t id) {
     const std::lock_guard reaching(peers_.reaching_mutex());
     {
       const std::lock_guard lock(mutex_);
-      if (imported_.erase({slot, id}) == 0) continue;
+      imported_.erase({slot, id});
     }
-    peers_[slot].transport->drop_window(slot, id);
+    // Also one that was only held.
+    if (peers_[slot].transport != nullptr) peers_[slot].transport->drop_window(slot, id);
   }
 }
 
@@ -221,17 +223,18 @@ bool WorldWindows::is_imported(uint32_t slot, uint64_t window) const {
 }
 
 mep_result_t WorldWindows::import_offer(uint32_t slot, const Window& window, WindowOffer* offer) {
-  if (offer->lacks_descriptors) {
-    return fail(MEP_ERR_NO_MEMORY,
-                "no descriptor was left for a window of rank %u; raise the limit of open files "
-                "(ulimit -n)",
-                slot);
-  }
+  if (offer->result != MEP_SUCCESS) return fail(offer->result, "%s", offer->text.c_str());
   // Made before, so that nothing fails once the window is here.
   std::set<std::pair<uint32_t, uint64_t>> note{{slot, window.id()}};
   Transport& transport = *peers_[slot].transport;
-  MEP_TRY(transport.import_window(slot, window.id(), window.bytes(), offer->blob,
-                                  std::move(offer->fd)));
+  if (!offer->is_held) {
+    MEP_TRY(transport.import_window(slot, window.id(), window.bytes(), offer->blob,
+                                    std::move(offer->fd)));
+  } else if (offer->bytes != window.bytes()) {
+    transport.drop_window(slot, window.id());
+    return fail(MEP_ERR_MISMATCH, "rank %u's part of a window has %llu bytes, this rank's %zu",
+                slot, static_cast<unsigned long long>(offer->bytes), window.bytes());
+  }
   if (window.id() == kWorldWindowId && offer->event.valid()) {
     try {
       doorbell_bind_event(transport.doorbell(slot), std::move(offer->event));
@@ -279,13 +282,36 @@ mep_result_t WorldWindows::take_now(uint32_t slot, uint64_t window, WindowOffer*
   return taken;
 }
 
-mep_result_t WorldWindows::take(uint32_t slot, uint64_t id, WindowOffer offer, bool at_once) {
-  if (is_imported(slot, id) || at_once) {
+mep_result_t WorldWindows::take(uint32_t slot, uint64_t id, WindowOffer offer, bool at_once,
+                                bool is_joining) {
+  const bool is_renewed = is_imported(slot, id);
+  if (is_renewed || at_once) {
     const mep_result_t taken = take_now(slot, id, &offer);
-    if (taken != MEP_ERR_NOT_FOUND) return taken;
+    if (taken == MEP_SUCCESS) return taken;
+    if (taken != MEP_ERR_NOT_FOUND) {
+      if (is_renewed || !is_joining) return taken;
+      offer.result = taken;
+      offer.text = last_error_text();
+    }
   }
+  hold(slot, id, &offer);
   directory_.file(slot, id, std::move(offer));
   return MEP_SUCCESS;
+}
+
+// What goes wrong is told to the user's thread that wants the window.
+void WorldWindows::hold(uint32_t slot, uint64_t window, WindowOffer* offer) {
+  if (!offer->fd.valid() || offer->bytes > kMaxMemfdBytes) return;
+  const std::lock_guard lock(peers_.reaching_mutex());
+  if (peers_[slot].transport == nullptr) return;
+  try {
+    offer->result = peers_[slot].transport->import_window(slot, window, offer->bytes, offer->blob,
+                                                          std::move(offer->fd));
+    if (offer->result != MEP_SUCCESS) offer->text = last_error_text();
+  } catch (const std::bad_alloc&) {
+    offer->result = MEP_ERR_NO_MEMORY;
+  }
+  offer->is_held = offer->result == MEP_SUCCESS;
 }
 
 void WorldWindows::offer_all(uint32_t slot, membership::SlotSet* unreached) {

@@ -82,8 +82,10 @@ class WorldWindows {
   // Something changed that waiters should look at.
   void wake() { directory_.wake(); }
   // Takes a window that the peer has offered if one of the same id is in use here, or if it is wanted at once and
-  // this rank has one of its own; else keeps the offer until a user's thread wants it.
-  [[nodiscard]] mep_result_t take(uint32_t slot, uint64_t id, WindowOffer offer, bool at_once);
+  // this rank has one of its own; else keeps the offer until a user's thread wants it. That thread of a newcomer
+  // (`is_joining`) is also told what went wrong.
+  [[nodiscard]] mep_result_t take(uint32_t slot, uint64_t id, WindowOffer offer, bool at_once,
+                                  bool is_joining);
   // The peer has offered all that it has to this rank, a newcomer; its link has ended.
   void note_offered(uint32_t slot) { directory_.note_offered(slot); }
   void forget_offered(uint32_t slot) { directory_.forget_offered(slot); }
@@ -107,6 +109,8 @@ class WorldWindows {
   bool has_pages(uint32_t slot, const Window& window, const membership::SlotSet& newcomers) const;
   // Under the peers' reaching_mutex().
   [[nodiscard]] mep_result_t import_offer(uint32_t slot, const Window& window, WindowOffer* offer);
+  // Before it is filed: it may lie there for long, and many of them would take many descriptors.
+  void hold(uint32_t slot, uint64_t window, WindowOffer* offer);
   // MEP_ERR_NOT_FOUND: this rank has none of its own of that id.
   [[nodiscard]] mep_result_t take_now(uint32_t slot, uint64_t window, WindowOffer* offer);
   [[nodiscard]] mep_result_t send_one(const Window& window, const WindowExport& exported,

@@ -40,7 +40,7 @@ class ShmTransport final : public MappedTransport {
                                            WindowExport* out) override {
     UniqueFd fd(fcntl(window->fd(), F_DUPFD_CLOEXEC, 0));
     if (!fd.valid()) {
-      return fail(result_of_errno(errno), "a window's descriptor cannot be duplicated: %m");
+      return fail_call("a window's descriptor", "fcntl", errno);
     }
     out->blob = encode_ticket(
         {kShmTicketMagic, window->generation(), window->id(), window->bytes(), /*token=*/0});
