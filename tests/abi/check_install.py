@@ -71,6 +71,7 @@ with mep.init() as comm:
     said = run(python, "-c", program, env=environment)
     if "21.0" not in said or str(prefix) not in said:
         sys.exit(f"import mep from {prefix} said: {said}")
+    run(python, "-m", "mep.info", env=environment)
 
 
 def use_tools(prefix):

@@ -63,7 +63,7 @@ TESTS = {
     "core/cuda": r"^gpu_",
     "core/api": r"^(abi_|example_|oom|docs_api)",
     "include": r"^(abi_|docs_api)",
-    "bindings/python": r"^(abi_python|abi_bindings|abi_layout|membership_python|example_.*_py)",
+    "bindings/python": r"^(abi_python|abi_wheel$|abi_bindings|abi_layout|membership_python|example_.*_py)",
     "bindings/fortran": r"^(abi_fortran|abi_bindings|abi_layout|membership_fortran|example_.*_f90)",
     "perf": r"^(mep_perf|mep_info)",
     "perf/chaos": r"^(program_|fault_)",

@@ -13,7 +13,7 @@ import gpu
 import lint
 import ranks
 from console import ROOT, die, jobs, note, run, step
-from packages import ensure_cuda_compiler, ensure_packages
+from packages import ensure_cuda_compiler, ensure_packages, ensure_wheel_builder
 from reach import reached
 from soak import soak
 from suites import Stages, sanitizer_tests
@@ -75,6 +75,8 @@ def test(arguments: list[str]) -> int:
     cuda = ONE_GPU if full else cuda_of_a_short_run()
     if cuda != NO_CUDA:
         ensure_cuda_compiler()
+    if full:
+        ensure_wheel_builder()
     if not stages.run("build", lambda: (build("release", cuda=cuda), "")):
         return stages.finish()
     if len(arguments) == 1 and not arguments[0].startswith("-"):

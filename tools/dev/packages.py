@@ -1,7 +1,8 @@
-"""What ./dev installs: Debian packages, and the CUDA compiler from PyPI where there is none."""
+"""What ./dev installs: Debian packages and, from PyPI where they are absent, the CUDA compiler and what builds wheels."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -11,7 +12,7 @@ from console import ROOT, as_root, has, note, output_of, run, step
 RUN_PACKAGES = ["g++", "cmake", "ninja-build", "ccache", "pkg-config", "libhwloc-dev", "libsodium-dev",
                 "libibverbs-dev", "libopenmpi-dev", "openmpi-bin"]
 TEST_PACKAGES = ["git", "libcmocka-dev", "gfortran", "python3", "python3-venv", "python3-pip",
-                 "python3-setuptools", "python3-wheel", "python3-numpy", "clang", "clang-format",
+                 "python3-numpy", "clang", "clang-format",
                  "clang-tidy", "spin", "iproute2"]
 # Where there is no apt, programs are the best that can be looked for.
 RUN_PROGRAMS = ["g++", "cmake", "pkg-config", "mpirun"]
@@ -87,3 +88,14 @@ def ensure_cuda_compiler() -> None:
     else:
         shutil.rmtree(root, ignore_errors=True)
         note("that did not work: the kernels are not built")
+
+
+def ensure_wheel_builder() -> None:
+    """scikit-build-core from PyPI, which Debian 12 lacks; without it the test abi_wheel is skipped."""
+    folder = ROOT / "build/wheel-builder"
+    if folder.exists() or importlib.util.find_spec("scikit_build_core") or not may_install():
+        return
+    step(f"Installing scikit-build-core into {folder.relative_to(ROOT)} (nothing else is changed)")
+    if run("python3", "-m", "pip", "install", "-q", "--target", folder, "scikit-build-core") != 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        note("that did not work: abi_wheel is skipped")

@@ -427,7 +427,8 @@ def candidates() -> list[str]:
         return [chosen]
     package = Path(__file__).resolve().parent
     names = ["libmep.so", "libmep.so.%d.%d" % (MEP_VERSION_MAJOR, MEP_VERSION_MINOR)]
-    found = [str(package / name) for name in names if (package / name).exists()]
+    folders = [package, *sorted(package.glob("lib*/"))]
+    found = [str(folder / name) for folder in folders for name in names if (folder / name).exists()]
     return found + list(reversed(names))
 
 
@@ -438,6 +439,9 @@ def load() -> ctypes.CDLL:
         try:
             library = ctypes.CDLL(name)
         except OSError as error:
+            if Path(name).is_file():
+                raise OSError(f"{name} does not load: {error}. A library that is missing comes from the system's packages "
+                              "(Debian: apt install libhwloc15 libsodium23 libibverbs1)") from error
             tried.append(str(error))
             continue
         for function, (result, arguments) in FUNCTIONS.items():
