@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """PyTorch's own distributed_test.py over MEP: upstream.py RANKS [CASE...].
 
-The cases ask for backends by name, so MEP is registered as "gloo" here, and runs what applies to a backend of tensors
+The cases ask for backends by name, so MEP is registered as "gloo" there, and runs what applies to a backend of tensors
 of the CPU. Each case is a process of its own, with a limit. MEP_TEST_REAL_GLOO=1 runs them with Gloo, for comparison.
 """
 import os
@@ -13,28 +13,13 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 LIMIT_S = 300
 # Cases that a backend like Gloo is asked, and that MEP does not pass.
-LEFT_OUT = {}
+LEFT_OUT = {
+    "test_ddp_logging_data_cpu": "DDP's log calls every backend that a program registers \"custom\"",
+}
 
 
 def case_names():
     return [line for line in (HERE / "upstream_cases.txt").read_text().split("\n") if line and line[0] != "#"]
-
-
-def run_case():
-    """In the process of a case, and in each of its ranks, which import this file again."""
-    if os.environ.get("MEP_TEST_REAL_GLOO") != "1":
-        import mep.torch
-        mep.torch.register("gloo")
-    from torch.testing._internal.common_utils import run_tests
-    from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
-
-    class UpstreamTest(TestDistBackend, DistributedTest._DistTestBase):
-        def setUp(self):
-            super().setUp()
-            self._spawn_processes()
-
-    globals()["UpstreamTest"] = UpstreamTest
-    return run_tests
 
 
 def start(ranks, name):
@@ -42,9 +27,9 @@ def start(ranks, name):
     for part in ("barrier", "test_dir", "init_dir"):
         os.makedirs(os.path.join(folder, part))
     environment = {**os.environ, "BACKEND": "gloo", "WORLD_SIZE": ranks, "TEMP_DIR": folder,
-                   "INIT_METHOD": f"file://{folder}/init_dir/store", "MEP_TEST_UPSTREAM_CASE": name}
+                   "INIT_METHOD": f"file://{folder}/init_dir/store"}
     try:
-        done = subprocess.run([sys.executable, "-B", __file__, f"UpstreamTest.{name}"], env=environment,
+        done = subprocess.run([sys.executable, "-B", HERE / "upstream_case.py", f"UpstreamTest.{name}"], env=environment,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S, check=False)
         return done.returncode, done.stdout.decode(errors="replace")
     except subprocess.TimeoutExpired as error:
@@ -70,9 +55,5 @@ def main():
     return counts["failed"] != 0
 
 
-if "MEP_TEST_UPSTREAM_CASE" in os.environ:
-    tests = run_case()
-    if __name__ == "__main__":
-        tests()
-elif __name__ == "__main__":
+if __name__ == "__main__":
     sys.exit(main())

@@ -4,7 +4,7 @@
     dist.init_process_group("mep")            # under torchrun, mep_run or any launcher that c10d knows
 
 It serves tensors of the CPU. The first import builds the binding for the PyTorch that is installed, which takes
-about a minute and a C++ compiler; `python -m mep.torch` does that beforehand.
+half a minute and a C++ compiler; `python -m mep.torch` does that beforehand.
 """
 from __future__ import annotations
 

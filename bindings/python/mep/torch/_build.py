@@ -64,14 +64,21 @@ def load() -> ModuleType:
     if built.is_file():
         return _load_file(built)
     from torch.utils import cpp_extension
-    print(f"mep.torch: building the binding for PyTorch {torch.__version__} in {folder}, about a minute, once",
+    print(f"mep.torch: building the binding for PyTorch {torch.__version__} in {folder}, half a minute, once",
           file=sys.stderr, flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     library = _library()
+    # One file: most of the time goes into PyTorch's headers.
+    whole = folder / f"{_NAME}.cpp"
+    text = "".join(f'#include "{path}"\n' for path in sorted(_SOURCES.glob("*.cpp")))
+    if not whole.is_file():
+        part = folder / f"{_NAME}.{os.getpid()}"
+        part.write_text(text)
+        part.replace(whole)
     try:
         return cpp_extension.load(
-            name=_NAME, sources=[str(path) for path in sorted(_SOURCES.glob("*.cpp"))],
-            extra_include_paths=[str(include)], extra_cflags=["-O2", "-std=c++20"],
+            name=_NAME, sources=[str(whole)],
+            extra_include_paths=[str(include)], extra_cflags=["-O2", "-std=c++20", "-g0"],
             extra_ldflags=[str(library), f"-Wl,-rpath,{library.parent}"], build_directory=str(folder),
             with_cuda=False, is_python_module=True)
     except (RuntimeError, OSError) as error:

@@ -13,8 +13,9 @@ namespace mep_torch {
 namespace {
 
 std::string text_of(mep_result_t result, const char* what) {
-  return std::string("mep: ") + what + ": " + mep_last_error() + " (" + mep_result_string(result) +
-         ")";
+  return std::string("mep: ") + what + ": " +
+         (result == MEP_ERR_TIMEOUT ? "Timed out waiting: " : "") + mep_last_error() + " (" +
+         mep_result_string(result) + ")";
 }
 
 }  // namespace

@@ -21,6 +21,9 @@ namespace mep_torch {
 
 class MepWork;
 
+// Of a thread that sleeps until a descriptor is readable: a bound on what a lost event could cost.
+constexpr int kLongestSleepMs = 100;
+
 // Throws torch.distributed.DistBackendError with MEP's text, if the result is an error.
 void check(mep_result_t result, const char* what);
 // The same error, to be thrown by Work::wait.

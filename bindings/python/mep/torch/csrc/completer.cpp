@@ -7,15 +7,10 @@
 
 #include <c10/util/Exception.h>
 
+#include "communicator.hpp"
 #include "work.hpp"
 
 namespace mep_torch {
-namespace {
-
-// A bound on what a lost event could cost.
-constexpr int kLongestSleepMs = 100;
-
-}  // namespace
 
 Completer::Completer() : wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   TORCH_CHECK(wake_fd_ >= 0, "mep: no descriptor for the thread of the futures: raise `ulimit -n`");

@@ -280,6 +280,11 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::barrier(const c10d::BarrierOptions& op
 }
 
 void ProcessGroupMep::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  if (opts.timeout.count() == 0) {
+    C10_THROW_ERROR(DistBackendError, "[Rank " + std::to_string(rank_) + "]: Rank " +
+                                          std::to_string(rank_) +
+                                          " timed out in monitoredBarrier after 0 ms");
+  }
   const std::chrono::milliseconds timeout = timeout_or_default(opts.timeout);
   number_.fetch_add(1, std::memory_order_relaxed);
   std::vector<int> late;

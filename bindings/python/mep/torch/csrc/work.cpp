@@ -13,8 +13,6 @@ namespace {
 
 // For so long who waits carries the operation on itself, the mutex held; then the progress thread does.
 constexpr uint32_t kHelpMs = 1;
-// A bound on what a lost event could cost.
-constexpr int kLongestSleepMs = 100;
 
 std::optional<std::vector<at::Tensor>> profiled(const Call& call) {
   if (call.title == nullptr) return std::nullopt;
