@@ -59,7 +59,10 @@ def recover(ranks: Sequence[int] = (), timeout: float = 30.0) -> int:
 
 
 def shrink(timeout: datetime.timedelta | None = None) -> Any:
-    """A new group of the ranks of the default group that are there. They all call it, after the same error."""
+    """A new group of the ranks of the default group that are there. They all call it, after the same error.
+
+    They have made the same number of groups before: PyTorch names the new one by that.
+    """
     return _dist.new_group(living(), timeout=timeout, use_local_synchronization=True)
 
 
