@@ -32,9 +32,16 @@ const char* profiler_title(const std::string& backend, const char* operation) {
   return titles.insert(backend + ":" + operation).first->c_str();
 }
 
-// All groups of the process.
+// All groups of the process, and some that are gone.
 std::mutex groups_mutex;
-std::set<ProcessGroupMep*> groups;  // guarded by groups_mutex
+std::vector<c10::weak_intrusive_ptr<ProcessGroupMep>> groups;  // guarded by groups_mutex
+
+c10::intrusive_ptr<ProcessGroupMep> noted(c10::intrusive_ptr<ProcessGroupMep> group) {
+  const std::lock_guard lock(groups_mutex);
+  std::erase_if(groups, [](const auto& each) { return each.expired(); });
+  groups.emplace_back(group);
+  return group;
+}
 
 // Of several works what one of them says.
 class WorkList final : public c10d::Work {
@@ -104,8 +111,6 @@ ProcessGroupMep::ProcessGroupMep(std::shared_ptr<World> world, Comms comms, bool
       messages_(std::move(comms.messages)),
       completer_(std::make_shared<Completer>()) {
   init();
-  const std::lock_guard lock(groups_mutex);
-  groups.insert(this);
 }
 
 c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_world(
@@ -114,8 +119,9 @@ c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_world(
   auto world = std::make_shared<World>(*store, place);
   if (is_default) World::set_current(world);
   const Comms comms = world->comms();
-  return c10::make_intrusive<ProcessGroupMep>(std::move(world), comms, true, place.rank, place.size,
-                                              place.timeout, std::move(backend_name));
+  return noted(c10::make_intrusive<ProcessGroupMep>(std::move(world), comms, true, place.rank,
+                                                    place.size, place.timeout,
+                                                    std::move(backend_name)));
 }
 
 c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_group(const std::vector<int32_t>& ranks,
@@ -125,17 +131,12 @@ c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_group(const std::vecto
   auto world = World::current();
   if (world == nullptr) return nullptr;
   Comms comms = world->make_group(ranks, name, timeout);
-  return c10::make_intrusive<ProcessGroupMep>(std::move(world), std::move(comms), false, rank,
-                                              static_cast<int>(ranks.size()), timeout,
-                                              std::move(backend_name));
+  return noted(c10::make_intrusive<ProcessGroupMep>(std::move(world), std::move(comms), false, rank,
+                                                    static_cast<int>(ranks.size()), timeout,
+                                                    std::move(backend_name)));
 }
 
 ProcessGroupMep::~ProcessGroupMep() {
-  // A child of fork() may have got the mutex as another thread held it.
-  if (!collectives_->is_forked()) {
-    const std::lock_guard lock(groups_mutex);
-    groups.erase(this);
-  }
   if (collectives_->is_forked()) {
     // The thread of the futures is the parent's: nothing here can join it.
     new std::shared_ptr<Completer>(std::move(completer_));
@@ -161,10 +162,8 @@ void ProcessGroupMep::shut_all_down() {
   std::vector<c10::intrusive_ptr<ProcessGroupMep>> all;
   {
     const std::lock_guard lock(groups_mutex);
-    for (ProcessGroupMep* group : groups) {
-      // One that is in its destructor does it itself.
-      auto strong = c10::weak_intrusive_ptr<ProcessGroupMep>::reclaim_copy(group).lock();
-      if (strong.defined()) all.push_back(std::move(strong));
+    for (const auto& group : groups) {
+      if (auto strong = group.lock(); strong.defined()) all.push_back(std::move(strong));
     }
   }
   for (const auto& group : all) group->shutdown();
