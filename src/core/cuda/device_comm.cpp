@@ -324,7 +324,7 @@ mep_result_t DeviceComm::take_failure() {
 }
 
 bool DeviceComm::busy() const {
-  return load_pinned(&post_->closed) < load_pinned(&post_->entered);
+  return std::max(done(), load_pinned(&post_->closed)) < load_pinned(&post_->entered);
 }
 
 // --- The control thread ---------------------------------------------------------------------------

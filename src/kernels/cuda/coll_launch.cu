@@ -36,12 +36,14 @@ struct CtaRule {
   uint64_t one_up_to_bytes;
   uint64_t bytes_per_cta;
 };
-constexpr CtaRule kExchangeRule{32u << 10, 8u << 10};
+constexpr CtaRule exchange_rule(uint32_t ranks) {
+  return {ranks <= 2 ? 16u << 10 : 32u << 10, 8u << 10};
+}
 constexpr CtaRule kReduceRule{8u << 10, 4u << 10};
 
 uint32_t choose_ctas(const CollCall& call, const CollLayout& layout) {
   if (call.kind == Collective::k_barrier) return 1;
-  const CtaRule& rule = facts_of(call.kind).takes_op ? kReduceRule : kExchangeRule;
+  const CtaRule rule = facts_of(call.kind).takes_op ? kReduceRule : exchange_rule(layout.ranks);
   if (call.bytes <= rule.one_up_to_bytes) return 1;
   const uint64_t wanted = (call.bytes + rule.bytes_per_cta - 1) / rule.bytes_per_cta;
   return static_cast<uint32_t>(std::min<uint64_t>(wanted, layout.ctas));

@@ -253,13 +253,9 @@ struct CollLeader {
   CollPost* post = nullptr;
   uint64_t seen_word = 0;
   uint64_t seen_installed = 0;
-  uint64_t ended_operations = 0;
   uint64_t* done_word = nullptr;
 
-  __device__ void prepare() {
-    post = state->post;
-    ended_operations = state->ended_operations;
-  }
+  __device__ void prepare() { post = state->post; }
   // Before the frame is there: a look at the host takes as long as a short operation.
   __device__ void enter() {
     store_word(&post->entered, state->seq + 1);
@@ -427,18 +423,16 @@ struct CollLeader {
     write_op_status(call->status, head, failed);
   }
 
-  __device__ void tell_end(int32_t outcome) {
-    if (outcome < 0) {
-      const uint64_t number = ++state->failures;
-      *static_cast<volatile int32_t*>(&post->failed_results[number % kCollFailures]) = outcome;
-      __threadfence_system();
-      store_word(&post->failures, number);
-    }
-    state->ended_operations = ++ended_operations;
-    store_word(&post->ended, ended_operations);
+  __device__ void tell_failure(int32_t outcome) {
+    if (outcome >= 0) return;
+    const uint64_t number = ++state->failures;
+    *static_cast<volatile int32_t*>(&post->failed_results[number % kCollFailures]) = outcome;
+    __threadfence_system();
+    store_word(&post->failures, number);
   }
 
   // The operation is over: everything is as the next one expects it.
+  template <StoreWord store_done>
   __device__ void finish(uint64_t steps) {
     const bool adopts = installed != seen_installed;
     const uint64_t gone = adopts ? frame->live & ~last.live : 0;
@@ -449,8 +443,7 @@ struct CollLeader {
       state->step = frame->step + steps;
       // What this rank's window holds of it may now be read by those who lack it.
       // Not if it was completed by a verdict: then others were first, and this window may lack what they have.
-      if (!decided) store_word_release(done_word, frame->seq);
-      store_word(&post->done, frame->seq);
+      if (!decided) store_done(done_word, frame->seq);
     }
     if (result == MEP_ERR_MISMATCH) {
       state->seq = frame->seq;
@@ -473,9 +466,10 @@ struct CollLeader {
         if (result == MEP_SUCCESS) state->news = last.result;
       }
     }
-    tell_end(result);
+    tell_failure(result);
+    // To the host: the memory of the comm is touched no more.
     __threadfence();
-    store_word(&post->closed, frame->seq);
+    store_word(result == MEP_SUCCESS ? &post->done : &post->closed, frame->seq);
   }
 
   // An operation that is refused: it takes no number and touches no window.
@@ -484,7 +478,7 @@ struct CollLeader {
     state->ticket = 0;
     if (state->ended == 0 && state->news != 0) state->news = 0;
     write_status(frame->refused, 0);
-    tell_end(frame->refused);
+    tell_failure(frame->refused);
   }
 };
 
@@ -499,8 +493,9 @@ __device__ inline void end_frame(CollState* state, CollFrame* frame) {
 }
 
 // Runs `work(frame)` with the data threads of each CTA; it gives the number of steps when called with
-// `count_steps`.
-template <typename Work, typename CountSteps>
+// `count_steps`. store_done: how this rank's window says that it holds all of the operation; relaxed where its bytes
+// carry tags.
+template <StoreWord store_done = store_word_release, typename Work, typename CountSteps>
 __device__ inline void run_coll(CollState* state, const CollCall& call, Work&& work,
                                 CountSteps&& count_steps) {
   __shared__ CollFrame frame;
@@ -524,7 +519,7 @@ __device__ inline void run_coll(CollState* state, const CollCall& call, Work&& w
     return;
   }
   leader.watch();
-  leader.finish(count_steps(frame));
+  leader.finish<store_done>(count_steps(frame));
 }
 
 }  // namespace mep::device

@@ -72,7 +72,7 @@ __device__ void short_reduce(CollState* state, const CollCall& call, CollFrame* 
 template <typename Type>
 __global__ void __launch_bounds__(kCollThreads)
     short_reduce_entry(CollState* state, const CollCall call) {
-  run_coll(
+  run_coll<store_word>(
       state, call, [&](CollFrame* frame) { short_reduce<Type>(state, call, frame); },
       [&](const CollFrame&) { return call.kind == Collective::k_reduce_scatter ? 2ull : 1ull; });
 }

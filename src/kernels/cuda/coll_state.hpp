@@ -66,11 +66,10 @@ struct CollPost {
   CollVerdict verdicts[kCollVerdicts];
   // The device's half.
   alignas(64) uint64_t entered;  // number of the latest operation that has begun
-  uint64_t done;                 // ... that has succeeded
+  uint64_t done;                 // ... that has succeeded, and touches memory of the comm no more
   uint64_t failed;               // ... that has ended without success
-  uint64_t closed;               // ... whose kernel touches memory of the comm no more
+  uint64_t closed;               // ... and touches memory of the comm no more
   uint64_t parked;               // value of `word` for which the running operation waits
-  uint64_t ended;                // operations that ended, well or not, refused ones too
   uint64_t failures;             // count; number f (from 1) is at f % kCollFailures
   int32_t failed_results[kCollFailures];
   uint64_t late_epoch;  // an operation of this epoch passed its deadline; written last
@@ -143,9 +142,9 @@ struct CollState {
   uint64_t live;
   uint64_t seen_word;
   uint64_t seen_installed;
-  int32_t news;   // a view change that no operation has told yet
-  int32_t ended;  // the world has ended for this rank: what all operations answer
-  uint64_t ended_operations;
+  int32_t news;    // a view change that no operation has told yet
+  int32_t ended;   // the world has ended for this rank: what all operations answer
+  uint64_t spare;  // keeps the windows' addresses in pairs, off the borders of cache lines
   uint64_t failures;
   // Constants.
   uint32_t rank;
