@@ -159,7 +159,8 @@ constexpr size_t kMaxTextBytes = 4096;
                 "mpirun",
                 size_source, out->size);
   }
-  if (rank_known && !size_known && out->rank > 0) {
+  const bool is_from_environment = !has_rank && has_env_rank;
+  if (rank_known && !size_known && (out->rank > 0 || is_from_environment)) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "%s is %d but no size is given: set MEP_SIZE",
                 rank_source, out->rank);
   }

@@ -19,7 +19,7 @@ uint64_t which(const Operation& operation) {
 const char* name_of_call(Collective kind, const CollectiveArgs& args) {
   switch (args.purpose) {
     case CallPurpose::kSplit:
-      return "mep_comm_split, mep_comm_dup or mep_comm_create_from_ranks";
+      return "mep_comm_split or mep_comm_dup";
     case CallPurpose::kAgree:
       return "mep_comm_agree";
     case CallPurpose::kEp:

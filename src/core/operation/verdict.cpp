@@ -48,22 +48,18 @@ std::vector<int32_t> ranks_in(const membership::SlotSet& set, const std::vector<
   return ranks;
 }
 
-// Where time was over, by channel: whose call an operation lacked. Ranks may have waited in different calls.
+// Where time was over, by channel: whose call an operation lacked. Ranks may have waited in different calls, and what
+// is told may be another operation than the one whose time was over.
 std::string late_text(const membership::Proposal& decision, uint64_t comm,
                       const std::vector<uint32_t>& slots) {
-  std::vector<const membership::ChannelVerdict*> late;
+  std::string text;
   for (const membership::ChannelVerdict& verdict : decision.channels) {
-    if (verdict.comm == comm && !verdict.late.empty()) late.push_back(&verdict);
+    if (verdict.comm != comm || verdict.late.empty()) continue;
+    text += (text.empty() ? "" : "; ") + list_ranks(ranks_in(verdict.late, slots)) +
+            " had not called the " +
+            (verdict.channel == comm ? "collective" : "dispatch or combine");
   }
-  if (late.empty()) return "all ranks had called it, and it was not done";
-  if (late.size() == 1) return list_ranks(ranks_in(late[0]->late, slots)) + " had not called it";
-  std::string text = "ranks waited in different calls: ";
-  for (const membership::ChannelVerdict* verdict : late) {
-    const bool is_collective = verdict->channel == comm;
-    text += (verdict == late[0] ? "" : "; ") + list_ranks(ranks_in(verdict->late, slots)) +
-            " had not called a " + (is_collective ? "collective" : "dispatch or combine");
-  }
-  return text;
+  return text.empty() ? "all ranks had called it, and it was not done" : text;
 }
 
 // What operations beyond N* answer: the gravest of what happened. MEP_SUCCESS: there is nothing to report.
@@ -129,10 +125,17 @@ void tell_change(const CommChange& change, const CommIdentity& comm, const char*
   if (change.result != MEP_ERR_TIMEOUT || change.late.empty() || seq == 0) {
     return set_last_error_text(change.text.c_str());
   }
-  (void)fail(MEP_ERR_TIMEOUT,
-             "%s (operation %llu of comm %s) ran out of time, %u ms on this rank (%s): %s", call,
-             static_cast<unsigned long long>(seq), comm.name().c_str(), comm.timeout_ms(), kLimits,
-             change.late.c_str());
+  const auto number = static_cast<unsigned long long>(seq);
+  const std::string& name = comm.name();
+  if (has_rank(change.missing, comm.rank())) {
+    (void)fail(MEP_ERR_TIMEOUT,
+               "%s (operation %llu of comm %s): this rank is late, the time of others was over "
+               "(%s): %s",
+               call, number, name.c_str(), kLimits, change.late.c_str());
+    return;
+  }
+  (void)fail(MEP_ERR_TIMEOUT, "%s (operation %llu of comm %s) ran out of time, %u ms (%s): %s",
+             call, number, name.c_str(), comm.timeout_ms(), kLimits, change.late.c_str());
 }
 
 }  // namespace mep

@@ -192,7 +192,10 @@ bool parse_arguments(int argc, char** argv, RunOptions* options, int* status) {
     return false;
   }
   if (world_size == 0 ? offset != 0 : offset + size > world_size) {
-    *status = usage_error("--size must be at least --rank-offset plus -n");
+    *status = usage_error(
+        world_size == 0
+            ? "--rank-offset is for jobs of several hosts: give --size, the ranks of all of them"
+            : "--size must be at least --rank-offset plus -n");
     return false;
   }
   std::string rendezvous;
