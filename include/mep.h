@@ -275,8 +275,8 @@ enum {
  * 64-bit words (or NULL); words beyond the comm's size are zeroed. */
 typedef struct mep_op_info_t {
   uint32_t struct_size;
-  uint32_t flags;              /* out: MEP_OP_* */
-  uint64_t epoch;              /* out: epoch in which it ended */
+  uint32_t flags; /* out: MEP_OP_* */
+  uint64_t epoch; /* out: epoch in which it ended */
   /* out: number of the operation on its channel, from 1. MEP's own count too: on the world's comm mep_comm_init
    * makes the first, so the program's begin with 2; mep_comm_split and others make some */
   uint64_t seq;
@@ -734,8 +734,7 @@ MEP_API mep_result_t mep_comm_dup(mep_comm_t comm, mep_comm_t* duplicate);
  * live and call again), MEP_ERR_REVOKED (one of them could not do its part), MEP_ERR_NO_MEMORY. After an error no
  * rank has the comm. 0.2 */
 MEP_API mep_result_t mep_comm_create_from_ranks(mep_comm_t comm, const int32_t* ranks,
-                                                int32_t count, const char* name,
-                                                mep_comm_t* child);
+                                                int32_t count, const char* name, mep_comm_t* child);
 
 /* All live ranks give a flag; *result on all is the bitwise AND of those given, over the same
  * contributors. Collective, replicated. Failures do not prevent success: the next collective on comm
