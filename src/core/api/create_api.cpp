@@ -91,6 +91,7 @@ mep_result_t create_from_ranks(mep_comm_t comm, const int32_t* ranks, int32_t co
   MEP_TRY(parent.identity().check_world());
   MEP_TRY(check_list(parent, ranks, count));
   std::vector<uint32_t> slots;
+  slots.reserve(static_cast<size_t>(count));
   for (int32_t i = 0; i < count; ++i) {
     slots.push_back(parent.slots()[static_cast<size_t>(ranks[i])]);
   }
