@@ -49,7 +49,7 @@ def finish(processes, folder, expected=None):
                  for rank, code in enumerate(codes)]
         raise AssertionError(f"ranks ended with {codes}, not {wanted}\n" + "\n".join(texts))
     for rank in range(len(processes)):
-        # What fails when Python ends leaves no exit status.
+        # A failure in Python's exit handlers leaves no exit status.
         text = (folder / f"output.{rank}").read_text(errors="replace")
         if wanted[rank] == 0 and "Traceback" in text:
             raise AssertionError(f"rank {rank} ended with 0 after\n{text[-4000:]}")

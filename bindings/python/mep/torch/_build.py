@@ -41,7 +41,7 @@ def _library() -> Path:
 
 
 def _digest(include: Path) -> str:
-    """Of all that the binding is compiled from."""
+    """The fingerprint of all that the binding is compiled from."""
     digest = hashlib.sha256(f"{torch.__version__} {sys.version} {_library()}".encode())
     for path in [*sorted(_SOURCES.iterdir()), include / "mep.h"]:
         digest.update(path.read_bytes())

@@ -1,4 +1,4 @@
-// What the operations of a process group have in common.
+// Shared by the operations of a process group.
 #pragma once
 
 #include "process_group.hpp"

@@ -34,7 +34,7 @@ void append(std::function<void()> next, Call* call) {
   };
 }
 
-// What a reduction reads: the tensor, or its product with the factor. In place where that is possible.
+// A reduction reads the tensor, or its product with the factor. In place where that is possible.
 at::Tensor reduction_input(const at::Tensor& input, const c10d::ReduceOp& op, Call* call) {
   if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return input;
   at::Tensor product = multiplied(op, input).contiguous();

@@ -21,7 +21,7 @@ namespace mep_torch {
 
 class MepWork;
 
-// Of a thread that sleeps until a descriptor is readable: a bound on what a lost event could cost.
+// A thread sleeps at most so long until a descriptor is readable: a bound on what a lost event could cost.
 constexpr int kLongestSleepMs = 100;
 
 // Throws torch.distributed.DistBackendError with MEP's text, if the result is an error.
@@ -30,7 +30,7 @@ void check(mep_result_t result, const char* what);
 std::exception_ptr error_of(mep_result_t result, const char* what);
 // That the group is no more, which MEP was not asked about.
 std::exception_ptr closed_error(const char* what);
-// As MEP wants it.
+// A timeout in the form of MEP: from 1 ms up.
 uint32_t to_ms(std::chrono::milliseconds timeout);
 
 class Communicator {
@@ -52,7 +52,7 @@ class Communicator {
 
   // --- With the mutex held ---
   std::mutex& mutex() { return mutex_; }
-  // Of operations that begin from now on; nothing is done where it is that already.
+  // The timeout of operations that begin from now on.
   void set_timeout(std::chrono::milliseconds timeout);
   Pending& pending() { return pending_; }
   // Ends what has ended, in the order in which it began. Whom to announce to is appended to *ended.

@@ -1,4 +1,4 @@
-// What Python sees of the backend.
+// The backend's face to Python.
 #include <pybind11/chrono.h>
 #include <torch/extension.h>
 
@@ -21,7 +21,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   namespace py = pybind11;
   using mep_torch::ProcessGroupMep;
   using without_gil = py::call_guard<py::gil_scoped_release>;
-  // Of c10d::Backend and c10d::Store.
+  // Knows c10d::Backend and c10d::Store.
   py::module_::import("torch._C._distributed_c10d");
   const auto backend = py::module_::import("torch._C._distributed_c10d").attr("Backend");
   py::class_<ProcessGroupMep, c10::intrusive_ptr<ProcessGroupMep>>(m, "ProcessGroupMep", backend)

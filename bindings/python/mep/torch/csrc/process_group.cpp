@@ -15,7 +15,7 @@
 namespace mep_torch {
 namespace {
 
-// Of a group's end: for so long its own pending operations are waited for.
+// A group that ends waits so long for its own pending operations.
 constexpr std::chrono::milliseconds kPatience(30'000);
 
 std::string names_of(const std::vector<int>& ranks) {
@@ -43,7 +43,7 @@ c10::intrusive_ptr<ProcessGroupMep> noted(c10::intrusive_ptr<ProcessGroupMep> gr
   return group;
 }
 
-// Of several works what one of them says.
+// Several works as one.
 class WorkList final : public c10d::Work {
  public:
   explicit WorkList(std::vector<c10::intrusive_ptr<c10d::Work>> works)

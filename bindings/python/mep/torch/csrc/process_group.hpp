@@ -102,7 +102,7 @@ class ProcessGroupMep final : public c10d::Backend {
   void shutdown() override;
 
  private:
-  // What every operation says of itself.
+  // The part of a Call that every operation has.
   template <class Opts>
   Call call_of(c10d::OpType type, const char* name, const char* title, const Opts& opts) const;
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;

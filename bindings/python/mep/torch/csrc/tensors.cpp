@@ -71,7 +71,7 @@ const char* name_of(c10d::ReduceOp::RedOpType op) {
   return "UNUSED";
 }
 
-// Of bools a sum is "any" and a product "all".
+// A sum of bools is "any", a product "all".
 mep_op_t op_on_bool(c10d::ReduceOp::RedOpType op) {
   switch (op) {
     case c10d::ReduceOp::SUM:

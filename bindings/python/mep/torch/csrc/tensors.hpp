@@ -41,7 +41,7 @@ struct Span {
   uintptr_t end = 0;
   bool crosses(const Span& other) const { return first < other.end && other.first < end; }
 };
-// Of a contiguous tensor.
+// The tensor is contiguous.
 Span span_of(const at::Tensor& tensor);
 
 // A list of tensors as one buffer with a block for each rank: where they lie, if displacements can say that and

@@ -22,7 +22,7 @@ class Completer;
 // Blocks with request NULL, else only begins.
 using Step = std::function<mep_result_t(mep_comm_t comm, mep_request_t* request)>;
 
-// What an operation is made of.
+// The parts of an operation.
 struct Call {
   c10d::OpType type;
   const char* name;   // static; of errors

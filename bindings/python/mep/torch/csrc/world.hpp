@@ -17,7 +17,7 @@
 
 namespace mep_torch {
 
-// Of one group.
+// A group's two communicators.
 struct Comms {
   std::shared_ptr<Communicator> collectives;
   std::shared_ptr<Communicator> messages;
