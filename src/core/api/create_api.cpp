@@ -3,8 +3,6 @@
 // There is no parent that all of them use together, so what tells the members apart from members of another
 // comm, and of another try, is the id: made of the name, the slots, and who is in them. A rank that cannot do
 // its part revokes the id, and the first operation on the new comm succeeds on all of them or on none.
-#include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -14,8 +12,6 @@
 
 namespace mep {
 namespace {
-
-constexpr size_t kMostNameBytes = 63;
 
 mep_result_t check_list(const Comm& parent, const int32_t* ranks, int32_t count) {
   std::vector<bool> is_listed(parent.size());
@@ -47,16 +43,6 @@ mep_result_t check_members(const CommBirth& birth, const int32_t* ranks) {
   return MEP_SUCCESS;
 }
 
-// The others need not wait for a rank that cannot do its part. After an error, which stays.
-mep_result_t give_up(Comm& comm, mep_result_t result) {
-  const KeepErrorText kept;
-  (void)guarded([&]() -> mep_result_t {
-    comm.give_up_making();
-    return MEP_SUCCESS;
-  });
-  return result;
-}
-
 mep_result_t make_listed(mep_comm_t comm, const std::vector<uint32_t>& slots,
                          const CommBirth& birth, const char* name, mep_comm_t* child) {
   Comm& parent = *comm->comm;
@@ -79,7 +65,7 @@ mep_result_t make_listed(mep_comm_t comm, const std::vector<uint32_t>& slots,
     return take_child_steps(comm, handle.get(), made);
   };
   const mep_result_t result = guarded(make);
-  if (result != MEP_SUCCESS) return give_up(made, result);
+  if (result != MEP_SUCCESS) return give_up_making(result, handle);
   handle->belongs_to(comm);
   *child = handle.release();
   return MEP_SUCCESS;
@@ -112,13 +98,9 @@ mep_result_t mep_comm_create_from_ranks(mep_comm_t comm, const int32_t* ranks, i
   *child = nullptr;
   MEP_TRY(check_comm(comm));
   if (ranks == nullptr) return null_argument("ranks");
-  if (name == nullptr) return null_argument("name");
+  MEP_TRY(check_comm_name(name));
   if (count < 1) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "count is %d; list one rank at least, this one", count);
-  }
-  if (name[0] == '\0' || std::strlen(name) > kMostNameBytes) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "a name has 1 to %zu bytes, this has %zu", kMostNameBytes,
-                std::strlen(name));
   }
   return guarded([&]() -> mep_result_t {
     const CallScope scope(comm);

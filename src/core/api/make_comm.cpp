@@ -1,5 +1,6 @@
 #include "core/api/make_comm.hpp"
 
+#include <cstring>
 #include <span>
 
 #include "base/test_delay.hpp"
@@ -27,6 +28,24 @@ mep_result_t take_child_steps(mep_comm_t parent, mep_comm_t child, Comm& members
     }));
   }
   return MEP_SUCCESS;
+}
+
+mep_result_t check_comm_name(const char* name) {
+  constexpr size_t kMostBytes = 63;
+  if (name == nullptr) return null_argument("name");
+  const size_t bytes = std::strlen(name);
+  if (bytes >= 1 && bytes <= kMostBytes) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT, "a name has 1 to %zu bytes, this has %zu", kMostBytes,
+              bytes);
+}
+
+mep_result_t give_up_making(mep_result_t result, const std::unique_ptr<mep_comm>& handle) {
+  const KeepErrorText kept;
+  (void)guarded([&]() -> mep_result_t {
+    if (handle != nullptr && handle->comm != nullptr) handle->comm->give_up_making();
+    return MEP_SUCCESS;
+  });
+  return result;
 }
 
 }  // namespace mep

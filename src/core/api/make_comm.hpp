@@ -1,6 +1,8 @@
 // Making a communicator together: what each rank did of it is told to all before anybody uses it.
 #pragma once
 
+#include <memory>
+
 #include "base/function_ref.hpp"
 #include "core/comm/comm.hpp"
 #include "mep.h"
@@ -16,5 +18,12 @@ namespace mep {
 // What the backend of `parent` adds to a new comm of it: each step is agreed on by `members`, the parent or
 // the new comm.
 [[nodiscard]] mep_result_t take_child_steps(mep_comm_t parent, mep_comm_t child, Comm& members);
+
+// A name that a user gives to a comm.
+[[nodiscard]] mep_result_t check_comm_name(const char* name);
+
+// Others that wait for this rank's part of a comm learn by a view change that it is not to come. After an error,
+// which stays and is given back.
+mep_result_t give_up_making(mep_result_t result, const std::unique_ptr<mep_comm>& handle);
 
 }  // namespace mep

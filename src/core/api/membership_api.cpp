@@ -142,11 +142,7 @@ mep_result_t mep_comm_agree(mep_comm_t comm, uint64_t flag, uint64_t* result) {
 mep_result_t mep_comm_set_name(mep_comm_t comm, const char* name) {
   using namespace mep;
   MEP_TRY(check_comm(comm));
-  if (name == nullptr) return null_argument("name");
-  if (name[0] == '\0' || std::strlen(name) > 63) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "a name has 1 to 63 bytes, this has %zu",
-                std::strlen(name));
-  }
+  MEP_TRY(check_comm_name(name));
   return guarded([&] { return comm->comm->rename(name); });
 }
 

@@ -141,16 +141,6 @@ mep_result_t begin_grown(const std::shared_ptr<World>& world, uint32_t size,
   return (*out)->comm->begin(1, 1, &birth);
 }
 
-// What newcomers wait for is not to come: a view change tells them. After an error, which stays.
-mep_result_t tell_newcomers(mep_result_t result, const std::unique_ptr<mep_comm>& handle) {
-  const KeepErrorText kept;
-  (void)guarded([&]() -> mep_result_t {
-    if (handle != nullptr && handle->comm != nullptr) handle->comm->give_up_making();
-    return MEP_SUCCESS;
-  });
-  return result;
-}
-
 }  // namespace
 
 mep_result_t make_grown(Comm* members, const std::shared_ptr<World>& world, uint32_t size,
@@ -160,7 +150,7 @@ mep_result_t make_grown(Comm* members, const std::shared_ptr<World>& world, uint
   const auto finish = [&] { return handle->comm->finish(Deadline::after_ms(timeout_ms)); };
   if (members != nullptr) {
     const mep_result_t made = make_together(*members, begin, finish);
-    if (made != MEP_SUCCESS) return tell_newcomers(made, handle);
+    if (made != MEP_SUCCESS) return give_up_making(made, handle);
   } else {
     MEP_TRY(begin());
     MEP_TRY(finish());
@@ -185,7 +175,7 @@ mep_result_t refuse_grown(const std::shared_ptr<World>& world, const Admission& 
   const KeepErrorText kept;
   std::unique_ptr<mep_comm> handle;
   (void)guarded([&] { return begin_grown(world, size_with(admission.added), admission, &handle); });
-  return tell_newcomers(result, handle);
+  return give_up_making(result, handle);
 }
 
 // Free slots for `count` more, and how large a comm over all of the world is then.
