@@ -27,15 +27,20 @@ Call ProcessGroupMep::call_of(c10d::OpType type, const char* name, const char* t
   return call;
 }
 
+// Runs after success, behind what runs then already.
+inline void append_finish(std::function<void()> next, Call* call) {
+  call->finish = [first = std::move(call->finish), next = std::move(next)] {
+    if (first) first();
+    next();
+  };
+}
+
 // The tensor itself if it is contiguous, else new memory that is copied to it when the call has succeeded.
 inline at::Tensor place_to_write(const at::Tensor& tensor, Call* call) {
   if (tensor.is_contiguous()) return tensor;
   at::Tensor place = at::empty(tensor.sizes(), tensor.options(), at::MemoryFormat::Contiguous);
   call->buffers.push_back(place);
-  call->finish = [previous = std::move(call->finish), tensor, place] {
-    if (previous) previous();
-    tensor.copy_(place);
-  };
+  append_finish([tensor, place] { tensor.copy_(place); }, call);
   return place;
 }
 

@@ -27,13 +27,6 @@ bool are_even(const std::vector<at::Tensor>& tensors) {
   });
 }
 
-void append(std::function<void()> next, Call* call) {
-  call->finish = [first = std::move(call->finish), next = std::move(next)] {
-    if (first) first();
-    next();
-  };
-}
-
 // A reduction reads the tensor, or its product with the factor. In place where that is possible.
 at::Tensor reduction_input(const at::Tensor& input, const c10d::ReduceOp& op, Call* call) {
   if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return input;
@@ -45,19 +38,15 @@ at::Tensor reduction_input(const at::Tensor& input, const c10d::ReduceOp& op, Ca
 // Where an input shares memory with an output otherwise than MEP allows.
 at::Tensor apart_from(const at::Tensor& input, const Span& output, const void* in_place,
                       Call* call) {
-  const at::Tensor dense = input.contiguous();
-  if (!span_of(dense).crosses(output) || dense.data_ptr() == in_place) {
-    call->buffers.push_back(dense);
-    return dense;
-  }
-  const at::Tensor copy = dense.clone();
-  call->buffers.push_back(copy);
-  return copy;
+  at::Tensor dense = input.contiguous();
+  if (span_of(dense).crosses(output) && dense.data_ptr() != in_place) dense = dense.clone();
+  call->buffers.push_back(dense);
+  return dense;
 }
 
 void divide_after(const Reduction& reduction, const at::Tensor& result, int size, Call* call) {
   if (!reduction.divides) return;
-  append([result, size] { result.div_(size, "trunc"); }, call);
+  append_finish([result, size] { result.div_(size, "trunc"); }, call);
 }
 
 // Rows of dimension 0 for each rank, as elements.
@@ -206,7 +195,7 @@ void ProcessGroupMep::add_allgather_list(Tensors& outputs, const at::Tensor& inp
     at::Tensor packed = packed_like(outputs);
     call->buffers.push_back(packed);
     add_allgather(packed, input.contiguous().view(-1).view(at::kByte), call);
-    append([packed, outputs] { copy_out(packed, outputs); }, call);
+    append_finish([packed, outputs] { copy_out(packed, outputs); }, call);
     return;
   }
   const at::Tensor from = input.contiguous();
@@ -220,7 +209,7 @@ void ProcessGroupMep::add_allgather_list(Tensors& outputs, const at::Tensor& inp
                : mep_iallgatherv(from, blocks.base, counts, displs, MEP_UINT8, comm, request);
   });
   if (blocks.packed.defined()) {
-    append([packed = blocks.packed, outputs] { copy_out(packed, outputs); }, call);
+    append_finish([packed = blocks.packed, outputs] { copy_out(packed, outputs); }, call);
   }
 }
 
@@ -304,7 +293,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::gather(std::vector<Tensors>& outputs, 
       TORCH_CHECK_VALUE(packed.nbytes() == bytes * static_cast<size_t>(size_),
                         "mep: gather: each output must be as large as the input");
       call.buffers.push_back(packed);
-      append([packed, places] { copy_out(packed, places); }, &call);
+      append_finish([packed, places] { copy_out(packed, places); }, &call);
     }
     call.steps.push_back([from = from.data_ptr(), to = is_root ? packed.data_ptr() : nullptr, bytes,
                           root](mep_comm_t comm, mep_request_t* request) {
@@ -325,7 +314,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::gather(std::vector<Tensors>& outputs, 
                                                  MEP_UINT8, root, comm, request);
       });
   if (blocks.packed.defined()) {
-    append([packed = blocks.packed, places] { copy_out(packed, places); }, &call);
+    append_finish([packed = blocks.packed, places] { copy_out(packed, places); }, &call);
   }
   return run(std::move(call));
 }
@@ -532,7 +521,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall(Tensors& outputs, Tensors& in
                                 receive_counts, received.displs.data(), MEP_UINT8, comm, request);
   });
   if (received.packed.defined()) {
-    append([packed = received.packed, outputs] { copy_out(packed, outputs); }, &call);
+    append_finish([packed = received.packed, outputs] { copy_out(packed, outputs); }, &call);
   }
   return run(std::move(call));
 }

@@ -239,33 +239,30 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::send(Tensors& tensors, int peer, int t
   return run_message(std::move(call));
 }
 
-ProcessGroupMep::WorkPtr ProcessGroupMep::recv(Tensors& tensors, int peer, int tag) {
+ProcessGroupMep::WorkPtr ProcessGroupMep::receive(Tensors& tensors, int source, int tag,
+                                                  Call call) {
   at::Tensor& tensor = only(tensors, "recv");
-  Call call = call_of(c10d::OpType::RECV, "recv", "recv", c10d::BarrierOptions());
   call.inputs = tensors;
   call.outputs = tensors;
   const at::Tensor target = place_to_write(tensor, &call);
-  call.steps.push_back([data = target.data_ptr(), bytes = target.nbytes(), peer, tag](
-                           mep_comm_t comm, mep_request_t* request) {
-    return mep_irecv(data, bytes, MEP_UINT8, peer, tag, comm, nullptr, request);
+  call.steps.push_back([data = target.data_ptr(), bytes = target.nbytes(), source, tag,
+                        message = call.message](mep_comm_t comm, mep_request_t* request) {
+    return mep_irecv(data, bytes, MEP_UINT8, source, tag, comm, message.get(), request);
   });
   return run_message(std::move(call));
 }
 
+ProcessGroupMep::WorkPtr ProcessGroupMep::recv(Tensors& tensors, int peer, int tag) {
+  return receive(tensors, peer, tag,
+                 call_of(c10d::OpType::RECV, "recv", "recv", c10d::BarrierOptions()));
+}
+
 ProcessGroupMep::WorkPtr ProcessGroupMep::recvAnysource(Tensors& tensors, int tag) {
-  at::Tensor& tensor = only(tensors, "recv");
   Call call = call_of(c10d::OpType::RECVANYSOURCE, "recv from any source", "recvAnySource",
                       c10d::BarrierOptions());
-  call.inputs = tensors;
-  call.outputs = tensors;
   call.message = std::make_shared<mep_message_t>();
   mep_message_defaults(call.message.get());
-  const at::Tensor target = place_to_write(tensor, &call);
-  call.steps.push_back([data = target.data_ptr(), bytes = target.nbytes(), tag,
-                        message = call.message](mep_comm_t comm, mep_request_t* request) {
-    return mep_irecv(data, bytes, MEP_UINT8, MEP_ANY_SOURCE, tag, comm, message.get(), request);
-  });
-  return run_message(std::move(call));
+  return receive(tensors, MEP_ANY_SOURCE, tag, std::move(call));
 }
 
 // --- Barriers ---------------------------------------------------------------------------------------

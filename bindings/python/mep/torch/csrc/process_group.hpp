@@ -108,6 +108,7 @@ class ProcessGroupMep final : public c10d::Backend {
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
   WorkPtr run(Call call);          // a collective
   WorkPtr run_message(Call call);  // a message
+  WorkPtr receive(Tensors& tensors, int source, int tag, Call call);
   WorkPtr launch(Call call, const std::shared_ptr<Communicator>& comm);
 
   // Parts of a Call: one step each.
