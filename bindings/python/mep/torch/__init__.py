@@ -3,7 +3,7 @@
     import torch.distributed as dist, mep.torch
     dist.init_process_group("mep")            # under torchrun, mep_run or any launcher that c10d knows
 
-It serves tensors of the CPU. The first import builds the binding for the PyTorch that is installed, which takes
+It serves tensors of the CPU and of CUDA GPUs. The first import builds the binding for the PyTorch that is installed, which takes
 half a minute and a C++ compiler; `python -m mep.torch` does that beforehand.
 """
 from __future__ import annotations
@@ -14,13 +14,14 @@ import functools
 import os
 from typing import Any, Sequence
 
+import torch as _torch
 import torch.distributed as _dist
 
 from ._build import load as _load
 
 _binding = _load()
 ProcessGroupMep = _binding.ProcessGroupMep
-
+_DEVICES = ["cpu", "cuda"] if _torch.version.cuda else ["cpu"]
 
 
 def _create(backend: str, options: Any, pg_options: Any = None) -> Any:
@@ -30,7 +31,8 @@ def _create(backend: str, options: Any, pg_options: Any = None) -> Any:
         timeout = datetime.timedelta(seconds=float(timeout))
     ranks = list(options.global_ranks_in_group)
     if ranks:
-        group = ProcessGroupMep.make_group(ranks, options.group_rank, options.group_id, timeout, backend)
+        group = ProcessGroupMep.make_group(options.store, ranks, options.group_rank, options.group_id, timeout,
+                                           backend)
         if group is not None:
             return group
     return ProcessGroupMep.make_world(options.store, options.group_rank, options.group_size, timeout,
@@ -70,7 +72,7 @@ def register(name: str = "mep") -> None:
     """Registers the backend with torch.distributed under a name; importing mep.torch does it under "mep"."""
     if name.upper() in _dist.Backend._plugins:
         return
-    _dist.Backend.register_backend(name, functools.partial(_create, name), extended_api=True, devices=["cpu"])
+    _dist.Backend.register_backend(name, functools.partial(_create, name), extended_api=True, devices=_DEVICES)
 
 
 register()

@@ -27,6 +27,16 @@ bool are_even(const std::vector<at::Tensor>& tensors) {
   });
 }
 
+// Whether a list of tensors travels as one packed buffer. On GPUs every list does: there are no forms with counts.
+bool is_packed(const std::vector<at::Tensor>& tensors, const char* name) {
+  const bool is_even = are_even(tensors);
+  if (tensors[0].is_cpu()) return is_even && bytes_of(tensors) <= kPackBytes;
+  TORCH_CHECK_NOT_IMPLEMENTED(is_even, "mep: ", name,
+                              ": tensors of different sizes on a GPU; give equal sizes, or tensors "
+                              "of the CPU");
+  return true;
+}
+
 // A reduction reads the tensor, or its product with the factor. In place where that is possible.
 at::Tensor reduction_input(const at::Tensor& input, const c10d::ReduceOp& op, Call* call) {
   if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return input;
@@ -79,7 +89,7 @@ std::vector<uint64_t> counts_of(const at::Tensor& tensor, const std::vector<int6
 void ProcessGroupMep::check_list(const Tensors& tensors, const char* name, const char* what) const {
   TORCH_CHECK_VALUE(tensors.size() == static_cast<size_t>(size_), "mep: ", name, ": ",
                     tensors.size(), " ", what, " tensors for ", size_, " ranks");
-  check_host(tensors, name);
+  check_tensors(tensors, name);
 }
 
 void ProcessGroupMep::check_root(int64_t root, const char* name) const {
@@ -99,11 +109,12 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::broadcast(Tensors& tensors,
   const auto root = static_cast<int32_t>(opts.rootRank);
   const at::Tensor place =
       rank_ == root ? place_to_update(tensor, &call) : place_to_write(tensor, &call);
-  call.steps.push_back([data = place.data_ptr(), elements = elements_of(place), root](
-                           mep_comm_t comm, mep_request_t* request) {
-    return request == nullptr
-               ? mep_broadcast(data, data, elements.count, elements.dtype, root, comm, nullptr)
-               : mep_ibroadcast(data, data, elements.count, elements.dtype, root, comm, request);
+  call.steps.push_back([data = place.data_ptr(), elements = elements_of(place),
+                        root](const Target& at) {
+    return at.request == nullptr
+               ? mep_broadcast(data, data, elements.count, elements.dtype, root, at.comm, at.stream)
+               : mep_ibroadcast(data, data, elements.count, elements.dtype, root, at.comm,
+                                at.request);
   });
   return run(std::move(call));
 }
@@ -114,11 +125,11 @@ void ProcessGroupMep::add_allreduce(at::Tensor& tensor, const c10d::ReduceOp& op
   const at::Tensor place = place_to_update(tensor, call);
   const at::Tensor input = reduction_input(place, op, call);
   call->steps.push_back([from = input.data_ptr(), to = place.data_ptr(),
-                         count = static_cast<size_t>(place.numel()),
-                         reduction](mep_comm_t comm, mep_request_t* request) {
-    return request == nullptr
-               ? mep_allreduce(from, to, count, reduction.dtype, reduction.op, comm, nullptr)
-               : mep_iallreduce(from, to, count, reduction.dtype, reduction.op, comm, request);
+                         count = static_cast<size_t>(place.numel()), reduction](const Target& at) {
+    return at.request == nullptr
+               ? mep_allreduce(from, to, count, reduction.dtype, reduction.op, at.comm, at.stream)
+               : mep_iallreduce(from, to, count, reduction.dtype, reduction.op, at.comm,
+                                at.request);
   });
   divide_after(reduction, tensor, size_, call);
 }
@@ -135,7 +146,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::allreduce(Tensors& tensors,
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  check_host(tensors, "allreduce");
+  check_tensors(tensors, "allreduce");
   Call call = call_of(OpType::ALLREDUCE_COALESCED, "allreduce", "all_reduce", opts);
   call.inputs = tensors;
   call.outputs = tensors;
@@ -158,10 +169,11 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::reduce(Tensors& tensors,
   call.buffers.push_back(place);
   call.steps.push_back([from = input.data_ptr(), to = is_root ? place.data_ptr() : nullptr,
                         count = static_cast<size_t>(place.numel()), reduction,
-                        root](mep_comm_t comm, mep_request_t* request) {
-    return request == nullptr
-               ? mep_reduce(from, to, count, reduction.dtype, reduction.op, root, comm, nullptr)
-               : mep_ireduce(from, to, count, reduction.dtype, reduction.op, root, comm, request);
+                        root](const Target& at) {
+    return at.request == nullptr ? mep_reduce(from, to, count, reduction.dtype, reduction.op, root,
+                                              at.comm, at.stream)
+                                 : mep_ireduce(from, to, count, reduction.dtype, reduction.op, root,
+                                               at.comm, at.request);
   });
   if (is_root) divide_after(reduction, tensor, size_, &call);
   return run(std::move(call));
@@ -179,10 +191,10 @@ void ProcessGroupMep::add_allgather(at::Tensor& output, const at::Tensor& input,
       static_cast<std::byte*>(place.data_ptr()) + static_cast<size_t>(rank_) * input.nbytes();
   const at::Tensor from = apart_from(input, span_of(place), own, call);
   call->steps.push_back([from = from.data_ptr(), to = place.data_ptr(),
-                         elements = elements_of(from)](mep_comm_t comm, mep_request_t* request) {
-    return request == nullptr
-               ? mep_allgather(from, to, elements.count, elements.dtype, comm, nullptr)
-               : mep_iallgather(from, to, elements.count, elements.dtype, comm, request);
+                         elements = elements_of(from)](const Target& at) {
+    return at.request == nullptr
+               ? mep_allgather(from, to, elements.count, elements.dtype, at.comm, at.stream)
+               : mep_iallgather(from, to, elements.count, elements.dtype, at.comm, at.request);
   });
 }
 
@@ -191,7 +203,7 @@ void ProcessGroupMep::add_allgather_list(Tensors& outputs, const at::Tensor& inp
   check_list(outputs, "allgather", "output");
   TORCH_CHECK_VALUE(outputs[static_cast<size_t>(rank_)].nbytes() == input.nbytes(),
                     "mep: allgather: output ", rank_, " must be as large as the input");
-  if (are_even(outputs) && bytes_of(outputs) <= kPackBytes) {
+  if (is_packed(outputs, "allgather")) {
     at::Tensor packed = packed_like(outputs);
     call->buffers.push_back(packed);
     add_allgather(packed, input.contiguous().view(-1).view(at::kByte), call);
@@ -201,12 +213,12 @@ void ProcessGroupMep::add_allgather_list(Tensors& outputs, const at::Tensor& inp
   const at::Tensor from = input.contiguous();
   const Blocks blocks = blocks_to_write(outputs, MEP_UINT8, span_of(from));
   call->buffers.push_back(from);
-  call->steps.push_back([from = from.data_ptr(), blocks](mep_comm_t comm, mep_request_t* request) {
+  call->steps.push_back([from = from.data_ptr(), blocks](const Target& at) {
     const uint64_t* counts = blocks.counts.data();
     const uint64_t* displs = blocks.displs.data();
-    return request == nullptr
-               ? mep_allgatherv(from, blocks.base, counts, displs, MEP_UINT8, comm, nullptr)
-               : mep_iallgatherv(from, blocks.base, counts, displs, MEP_UINT8, comm, request);
+    return at.request == nullptr
+               ? mep_allgatherv(from, blocks.base, counts, displs, MEP_UINT8, at.comm, at.stream)
+               : mep_iallgatherv(from, blocks.base, counts, displs, MEP_UINT8, at.comm, at.request);
   });
   if (blocks.packed.defined()) {
     append_finish([packed = blocks.packed, outputs] { copy_out(packed, outputs); }, call);
@@ -234,7 +246,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::_allgather_base(at::Tensor& output, at
 ProcessGroupMep::WorkPtr ProcessGroupMep::allgather_coalesced(std::vector<Tensors>& outputs,
                                                               Tensors& inputs,
                                                               const c10d::AllgatherOptions& opts) {
-  check_host(inputs, "allgather");
+  check_tensors(inputs, "allgather");
   TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_),
                     "mep: allgather: ", outputs.size(), " lists of outputs for ", size_, " ranks");
   Call call = call_of(OpType::ALLGATHER_COALESCED, "allgather", "all_gather", opts);
@@ -254,8 +266,8 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::allgather_coalesced(std::vector<Tensor
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  check_host(inputs, "allgather");
-  check_host(outputs, "allgather");
+  check_tensors(inputs, "allgather");
+  check_tensors(outputs, "allgather");
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "mep: allgather: ", outputs.size(),
                     " outputs for ", inputs.size(), " inputs");
   Call call = call_of(OpType::_ALLGATHER_BASE, "allgather", "_all_gather_base", opts);
@@ -286,7 +298,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::gather(std::vector<Tensors>& outputs, 
     call.outputs = places;
   }
   const size_t bytes = from.nbytes();
-  if (bytes * static_cast<size_t>(size_) <= kPackBytes) {
+  if (!from.is_cpu() || bytes * static_cast<size_t>(size_) <= kPackBytes) {
     at::Tensor packed;
     if (is_root) {
       packed = packed_like(places);
@@ -296,23 +308,23 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::gather(std::vector<Tensors>& outputs, 
       append_finish([packed, places] { copy_out(packed, places); }, &call);
     }
     call.steps.push_back([from = from.data_ptr(), to = is_root ? packed.data_ptr() : nullptr, bytes,
-                          root](mep_comm_t comm, mep_request_t* request) {
-      return request == nullptr ? mep_gather(from, to, bytes, MEP_UINT8, root, comm, nullptr)
-                                : mep_igather(from, to, bytes, MEP_UINT8, root, comm, request);
+                          root](const Target& at) {
+      return at.request == nullptr
+                 ? mep_gather(from, to, bytes, MEP_UINT8, root, at.comm, at.stream)
+                 : mep_igather(from, to, bytes, MEP_UINT8, root, at.comm, at.request);
     });
     return run(std::move(call));
   }
   Blocks blocks;
   if (is_root) blocks = blocks_to_write(places, MEP_UINT8, span_of(from));
-  call.steps.push_back(
-      [from = from.data_ptr(), bytes, blocks, root](mep_comm_t comm, mep_request_t* request) {
-        const uint64_t* counts = blocks.counts.data();
-        const uint64_t* displs = blocks.displs.data();
-        return request == nullptr ? mep_gatherv(from, blocks.base, bytes, counts, displs, MEP_UINT8,
-                                                root, comm, nullptr)
-                                  : mep_igatherv(from, blocks.base, bytes, counts, displs,
-                                                 MEP_UINT8, root, comm, request);
-      });
+  call.steps.push_back([from = from.data_ptr(), bytes, blocks, root](const Target& at) {
+    const uint64_t* counts = blocks.counts.data();
+    const uint64_t* displs = blocks.displs.data();
+    return at.request == nullptr ? mep_gatherv(from, blocks.base, bytes, counts, displs, MEP_UINT8,
+                                               root, at.comm, at.stream)
+                                 : mep_igatherv(from, blocks.base, bytes, counts, displs, MEP_UINT8,
+                                                root, at.comm, at.request);
+  });
   if (blocks.packed.defined()) {
     append_finish([packed = blocks.packed, places] { copy_out(packed, places); }, &call);
   }
@@ -335,7 +347,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::scatter(Tensors& outputs, std::vector<
     call.inputs = inputs[0];
   }
   const size_t bytes = place.nbytes();
-  if (bytes * static_cast<size_t>(size_) <= kPackBytes) {
+  if (!place.is_cpu() || bytes * static_cast<size_t>(size_) <= kPackBytes) {
     at::Tensor packed;
     if (is_root) {
       packed = packed_from(inputs[0]);
@@ -344,9 +356,10 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::scatter(Tensors& outputs, std::vector<
       call.buffers.push_back(packed);
     }
     call.steps.push_back([from = is_root ? packed.data_ptr() : nullptr, to = place.data_ptr(),
-                          bytes, root](mep_comm_t comm, mep_request_t* request) {
-      return request == nullptr ? mep_scatter(from, to, bytes, MEP_UINT8, root, comm, nullptr)
-                                : mep_iscatter(from, to, bytes, MEP_UINT8, root, comm, request);
+                          bytes, root](const Target& at) {
+      return at.request == nullptr
+                 ? mep_scatter(from, to, bytes, MEP_UINT8, root, at.comm, at.stream)
+                 : mep_iscatter(from, to, bytes, MEP_UINT8, root, at.comm, at.request);
     });
     return run(std::move(call));
   }
@@ -355,15 +368,14 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::scatter(Tensors& outputs, std::vector<
     blocks = blocks_to_read(inputs[0], MEP_UINT8, span_of(place));
     for (const at::Tensor& input : inputs[0]) call.buffers.push_back(input);
   }
-  call.steps.push_back(
-      [to = place.data_ptr(), bytes, blocks, root](mep_comm_t comm, mep_request_t* request) {
-        const uint64_t* counts = blocks.counts.data();
-        const uint64_t* displs = blocks.displs.data();
-        return request == nullptr ? mep_scatterv(blocks.base, to, bytes, counts, displs, MEP_UINT8,
-                                                 root, comm, nullptr)
-                                  : mep_iscatterv(blocks.base, to, bytes, counts, displs, MEP_UINT8,
-                                                  root, comm, request);
-      });
+  call.steps.push_back([to = place.data_ptr(), bytes, blocks, root](const Target& at) {
+    const uint64_t* counts = blocks.counts.data();
+    const uint64_t* displs = blocks.displs.data();
+    return at.request == nullptr ? mep_scatterv(blocks.base, to, bytes, counts, displs, MEP_UINT8,
+                                                root, at.comm, at.stream)
+                                 : mep_iscatterv(blocks.base, to, bytes, counts, displs, MEP_UINT8,
+                                                 root, at.comm, at.request);
+  });
   return run(std::move(call));
 }
 
@@ -384,11 +396,11 @@ void ProcessGroupMep::add_reduce_scatter(at::Tensor& output, const at::Tensor& i
   if (!is_in_place) from = apart_from(from, span_of(place), nullptr, call);
   call->buffers.push_back(from);
   call->steps.push_back([from = from.data_ptr(), to = place.data_ptr(),
-                         count = static_cast<size_t>(place.numel()),
-                         reduction](mep_comm_t comm, mep_request_t* request) {
-    return request == nullptr
-               ? mep_reduce_scatter(from, to, count, reduction.dtype, reduction.op, comm, nullptr)
-               : mep_ireduce_scatter(from, to, count, reduction.dtype, reduction.op, comm, request);
+                         count = static_cast<size_t>(place.numel()), reduction](const Target& at) {
+    return at.request == nullptr ? mep_reduce_scatter(from, to, count, reduction.dtype,
+                                                      reduction.op, at.comm, at.stream)
+                                 : mep_ireduce_scatter(from, to, count, reduction.dtype,
+                                                       reduction.op, at.comm, at.request);
   });
   divide_after(reduction, output, size_, call);
 }
@@ -405,7 +417,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::reduce_scatter(Tensors& outputs,
   Call call = call_of(OpType::REDUCE_SCATTER, "reduce_scatter", "reduce_scatter", opts);
   call.inputs = blocks_in;
   call.outputs = outputs;
-  if (are_even(blocks_in) && bytes_of(blocks_in) <= kPackBytes) {
+  if (is_packed(blocks_in, "reduce_scatter")) {
     const at::Tensor packed = packed_from(blocks_in).view(output.scalar_type());
     add_reduce_scatter(output, packed, opts.reduceOp, &call);
     return run(std::move(call));
@@ -419,14 +431,14 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::reduce_scatter(Tensors& outputs,
   const Blocks blocks = blocks_to_read(read, reduction.dtype, span_of(place));
   call.buffers.insert(call.buffers.end(), read.begin(), read.end());
   call.buffers.push_back(place);
-  call.steps.push_back([blocks, to = place.data_ptr(), reduction](mep_comm_t comm,
-                                                                  mep_request_t* request) {
+  call.steps.push_back([blocks, to = place.data_ptr(), reduction](const Target& at) {
     const uint64_t* counts = blocks.counts.data();
     const uint64_t* displs = blocks.displs.data();
-    return request == nullptr ? mep_reduce_scatterv(blocks.base, to, counts, displs,
-                                                    reduction.dtype, reduction.op, comm, nullptr)
-                              : mep_ireduce_scatterv(blocks.base, to, counts, displs,
-                                                     reduction.dtype, reduction.op, comm, request);
+    return at.request == nullptr
+               ? mep_reduce_scatterv(blocks.base, to, counts, displs, reduction.dtype, reduction.op,
+                                     at.comm, at.stream)
+               : mep_ireduce_scatterv(blocks.base, to, counts, displs, reduction.dtype,
+                                      reduction.op, at.comm, at.request);
   });
   divide_after(reduction, output, size_, &call);
   return run(std::move(call));
@@ -441,8 +453,8 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::_reduce_scatter_base(
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
-  check_host(inputs, "reduce_scatter");
-  check_host(outputs, "reduce_scatter");
+  check_tensors(inputs, "reduce_scatter");
+  check_tensors(outputs, "reduce_scatter");
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "mep: reduce_scatter: ", outputs.size(),
                     " outputs for ", inputs.size(), " inputs");
   Call call = call_of(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter", "_reduce_scatter_base", opts);
@@ -460,8 +472,8 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall_base(at::Tensor& output, at::
                                                         std::vector<int64_t>& output_splits,
                                                         std::vector<int64_t>& input_splits,
                                                         const c10d::AllToAllOptions& opts) {
-  check_host(output, "alltoall");
-  check_host(input, "alltoall");
+  check_tensor(output, "alltoall");
+  check_tensor(input, "alltoall");
   TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(),
                     "mep: alltoall: input and output have different types");
   Call call = call_of(OpType::ALLTOALL_BASE, "alltoall", "all_to_all", opts);
@@ -477,23 +489,26 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall_base(at::Tensor& output, at::
   const size_t scale = from.element_size() / mep_dtype_size(elements.dtype);
   if (output_splits.empty() && input_splits.empty()) {
     call.steps.push_back([from = from.data_ptr(), to = place.data_ptr(), count = sent[0] * scale,
-                          dtype = elements.dtype](mep_comm_t comm, mep_request_t* request) {
-      return request == nullptr ? mep_alltoall(from, to, count, dtype, comm, nullptr)
-                                : mep_ialltoall(from, to, count, dtype, comm, request);
+                          dtype = elements.dtype](const Target& at) {
+      return at.request == nullptr ? mep_alltoall(from, to, count, dtype, at.comm, at.stream)
+                                   : mep_ialltoall(from, to, count, dtype, at.comm, at.request);
     });
     return run(std::move(call));
   }
+  TORCH_CHECK_NOT_IMPLEMENTED(place.is_cpu(),
+                              "mep: alltoall: split sizes for tensors of a GPU; give none, or "
+                              "tensors of the CPU");
   std::vector<uint64_t> send_counts = sent;
   std::vector<uint64_t> receive_counts = received;
   for (uint64_t& count : send_counts) count *= scale;
   for (uint64_t& count : receive_counts) count *= scale;
   call.steps.push_back([from = from.data_ptr(), to = place.data_ptr(), send_counts, receive_counts,
-                        dtype = elements.dtype](mep_comm_t comm, mep_request_t* request) {
-    return request == nullptr
+                        dtype = elements.dtype](const Target& at) {
+    return at.request == nullptr
                ? mep_alltoallv(from, to, send_counts.data(), nullptr, receive_counts.data(),
-                               nullptr, dtype, comm, nullptr)
+                               nullptr, dtype, at.comm, at.stream)
                : mep_ialltoallv(from, to, send_counts.data(), nullptr, receive_counts.data(),
-                                nullptr, dtype, comm, request);
+                                nullptr, dtype, at.comm, at.request);
   });
   return run(std::move(call));
 }
@@ -505,20 +520,35 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::alltoall(Tensors& outputs, Tensors& in
   Call call = call_of(OpType::ALLTOALL, "alltoall", "all_to_all", opts);
   call.inputs = inputs;
   call.outputs = outputs;
+  if (!inputs[0].is_cpu() && is_packed(inputs, "alltoall") && is_packed(outputs, "alltoall")) {
+    const at::Tensor from = packed_from(inputs);
+    const at::Tensor place = packed_like(outputs);
+    TORCH_CHECK_VALUE(from.nbytes() == place.nbytes(),
+                      "mep: alltoall: the outputs must be as large as the inputs on a GPU");
+    call.buffers = {from, place};
+    call.steps.push_back([from = from.data_ptr(), to = place.data_ptr(),
+                          bytes = inputs[0].nbytes()](const Target& at) {
+      return mep_alltoall(from, to, bytes, MEP_UINT8, at.comm, at.stream);
+    });
+    append_finish([place, outputs] { copy_out(place, outputs); }, &call);
+    return run(std::move(call));
+  }
   Blocks sent = blocks_to_read(inputs, MEP_UINT8, {});
   const Blocks received = blocks_to_write(outputs, MEP_UINT8, sent.span);
   // New memory may lie among the inputs.
   if (received.packed.defined()) sent = blocks_to_read(inputs, MEP_UINT8, received.span);
   call.buffers = inputs;
   call.buffers.insert(call.buffers.end(), outputs.begin(), outputs.end());
-  call.steps.push_back([sent, received](mep_comm_t comm, mep_request_t* request) {
+  call.steps.push_back([sent, received](const Target& at) {
     const uint64_t* send_counts = sent.counts.data();
     const uint64_t* receive_counts = received.counts.data();
-    return request == nullptr
+    return at.request == nullptr
                ? mep_alltoallv(sent.base, received.base, send_counts, sent.displs.data(),
-                               receive_counts, received.displs.data(), MEP_UINT8, comm, nullptr)
+                               receive_counts, received.displs.data(), MEP_UINT8, at.comm,
+                               at.stream)
                : mep_ialltoallv(sent.base, received.base, send_counts, sent.displs.data(),
-                                receive_counts, received.displs.data(), MEP_UINT8, comm, request);
+                                receive_counts, received.displs.data(), MEP_UINT8, at.comm,
+                                at.request);
   });
   if (received.packed.defined()) {
     append_finish([packed = received.packed, outputs] { copy_out(packed, outputs); }, &call);

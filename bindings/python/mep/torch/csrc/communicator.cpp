@@ -21,6 +21,7 @@ std::string text_of(mep_result_t result, const char* what) {
 }  // namespace
 
 void check(mep_result_t result, const char* what) {
+  if (result == MEP_ERR_UNSUPPORTED) C10_THROW_ERROR(NotImplementedError, text_of(result, what));
   if (result < 0) C10_THROW_ERROR(DistBackendError, text_of(result, what));
 }
 

@@ -24,7 +24,8 @@ class MepWork;
 // A thread sleeps at most so long until a descriptor is readable: a bound on what a lost event could cost.
 constexpr int kLongestSleepMs = 100;
 
-// Throws torch.distributed.DistBackendError with MEP's text, if the result is an error.
+// Throws with MEP's text, if the result is an error: NotImplementedError for what is not built, else
+// torch.distributed.DistBackendError.
 void check(mep_result_t result, const char* what);
 // The same error, to be thrown by Work::wait.
 std::exception_ptr error_of(mep_result_t result, const char* what);

@@ -35,8 +35,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           },
           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("job"),
           py::arg("is_replacement"), py::arg("is_default"), py::arg("backend_name"), without_gil())
-      .def_static("make_group", &ProcessGroupMep::make_group, py::arg("ranks"), py::arg("rank"),
-                  py::arg("name"), py::arg("timeout"), py::arg("backend_name"), without_gil());
+      .def_static("make_group", &ProcessGroupMep::make_group, py::arg("store"), py::arg("ranks"),
+                  py::arg("rank"), py::arg("name"), py::arg("timeout"), py::arg("backend_name"),
+                  without_gil());
   m.def("shut_all_down", &ProcessGroupMep::shut_all_down, without_gil());
   m.def(
       "living", [] { return world_or_throw()->living(); }, without_gil());

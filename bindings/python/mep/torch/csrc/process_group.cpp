@@ -43,6 +43,19 @@ c10::intrusive_ptr<ProcessGroupMep> noted(c10::intrusive_ptr<ProcessGroupMep> gr
   return group;
 }
 
+// Of all tensors of a call; the CPU if it has none. Throws if they lie on several.
+at::Device device_of(const Call& call) {
+  std::optional<at::Device> device;
+  for (const auto* tensors : {&call.inputs, &call.outputs}) {
+    for (const at::Tensor& tensor : *tensors) {
+      TORCH_CHECK_VALUE(tensor.device() == device.value_or(tensor.device()), "mep: ", call.name,
+                        ": tensors on ", device->str(), " and ", tensor.device().str());
+      device = tensor.device();
+    }
+  }
+  return device.value_or(at::Device(at::kCPU));
+}
+
 // Several works as one.
 class WorkList final : public c10d::Work {
  public:
@@ -99,7 +112,8 @@ class WorkList final : public c10d::Work {
 
 // --- Its life ---------------------------------------------------------------------------------------
 
-ProcessGroupMep::ProcessGroupMep(std::shared_ptr<World> world, Comms comms, bool is_world, int rank,
+ProcessGroupMep::ProcessGroupMep(const c10::intrusive_ptr<c10d::Store>& store,
+                                 std::shared_ptr<World> world, Comms comms, bool is_world, int rank,
                                  int size, std::chrono::milliseconds timeout,
                                  std::string backend_name)
     : Backend(rank, size),
@@ -109,6 +123,7 @@ ProcessGroupMep::ProcessGroupMep(std::shared_ptr<World> world, Comms comms, bool
       is_world_(is_world),
       collectives_(std::move(comms.collectives)),
       messages_(std::move(comms.messages)),
+      gpu_(std::make_shared<GpuCommunicator>(store, world_, collectives_, rank, size)),
       completer_(std::make_shared<Completer>()) {
   init();
 }
@@ -119,21 +134,20 @@ c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_world(
   auto world = std::make_shared<World>(*store, place);
   if (is_default) World::set_current(world);
   const Comms comms = world->comms();
-  return noted(c10::make_intrusive<ProcessGroupMep>(std::move(world), comms, true, place.rank,
-                                                    place.size, place.timeout,
+  return noted(c10::make_intrusive<ProcessGroupMep>(store, std::move(world), comms, true,
+                                                    place.rank, place.size, place.timeout,
                                                     std::move(backend_name)));
 }
 
-c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_group(const std::vector<int32_t>& ranks,
-                                                                int rank, const std::string& name,
-                                                                std::chrono::milliseconds timeout,
-                                                                std::string backend_name) {
+c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_group(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int32_t>& ranks, int rank,
+    const std::string& name, std::chrono::milliseconds timeout, std::string backend_name) {
   auto world = World::current();
   if (world == nullptr) return nullptr;
   Comms comms = world->make_group(ranks, name, timeout);
-  return noted(c10::make_intrusive<ProcessGroupMep>(std::move(world), std::move(comms), false, rank,
-                                                    static_cast<int>(ranks.size()), timeout,
-                                                    std::move(backend_name)));
+  return noted(c10::make_intrusive<ProcessGroupMep>(store, std::move(world), std::move(comms),
+                                                    false, rank, static_cast<int>(ranks.size()),
+                                                    timeout, std::move(backend_name)));
 }
 
 ProcessGroupMep::~ProcessGroupMep() {
@@ -150,6 +164,7 @@ ProcessGroupMep::~ProcessGroupMep() {
 void ProcessGroupMep::shutdown() {
   if (collectives_->is_forked()) return;
   completer_->stop();
+  gpu_->close(kPatience);
   if (is_world_) {
     world_->close(kPatience);
   } else {
@@ -171,15 +186,19 @@ void ProcessGroupMep::shut_all_down() {
 
 void ProcessGroupMep::abort() {
   if (is_world_) {
+    gpu_->abort();
     world_->abort();
   } else {
+    gpu_->revoke();
     collectives_->revoke();
     messages_->revoke();
   }
 }
 
 c10d::ErrorType ProcessGroupMep::getError() {
-  const bool has_failed = collectives_->has_failed() || messages_->has_failed();
+  (void)gpu_->take_error("look for errors");
+  const bool has_failed =
+      collectives_->has_failed() || messages_->has_failed() || gpu_->has_failed();
   return has_failed ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
@@ -194,19 +213,32 @@ std::chrono::milliseconds ProcessGroupMep::timeout_or_default(
   return timeout.count() > 0 ? timeout : options_->timeout;
 }
 
+void ProcessGroupMep::eagerConnectSingleDevice(at::Device device) {
+  if (device.is_cuda()) gpu_->connect(device, options_->timeout);
+}
+
 ProcessGroupMep::WorkPtr ProcessGroupMep::run(Call call) {
   number_.fetch_add(1, std::memory_order_relaxed);
-  return launch(std::move(call), collectives_);
+  const at::Device device = device_of(call);
+  if (device.is_cpu()) return launch(std::move(call), collectives_);
+  prepare(&call);
+  WorkPtr work = gpu_->run(std::move(call), device, getSequenceNumberForGroup());
+  if (is_coalescing_) coalesced_.push_back(work);
+  return work;
 }
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::run_message(Call call) {
   return launch(std::move(call), messages_);
 }
 
+void ProcessGroupMep::prepare(Call* call) const {
+  if (is_coalescing_) call->is_async = true;
+  call->title = at::hasCallbacks() ? profiler_title(backend_name_, call->title) : nullptr;
+}
+
 ProcessGroupMep::WorkPtr ProcessGroupMep::launch(Call call,
                                                  const std::shared_ptr<Communicator>& comm) {
-  if (is_coalescing_) call.is_async = true;
-  call.title = at::hasCallbacks() ? profiler_title(backend_name_, call.title) : nullptr;
+  prepare(&call);
   auto work = c10::make_intrusive<MepWork>(rank_, getSequenceNumberForGroup(), std::move(call),
                                            comm, completer_);
   work->start();
@@ -228,26 +260,28 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::endCoalescing() {
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::send(Tensors& tensors, int peer, int tag) {
   const at::Tensor tensor = only(tensors, "send").contiguous();
+  check_host(tensor, "send");
   Call call = call_of(c10d::OpType::SEND, "send", "send", c10d::BarrierOptions());
   call.inputs = tensors;
   call.outputs = tensors;
   call.buffers = {tensor};
-  call.steps.push_back([data = tensor.data_ptr(), bytes = tensor.nbytes(), peer, tag](
-                           mep_comm_t comm, mep_request_t* request) {
-    return mep_isend(data, bytes, MEP_UINT8, peer, tag, comm, request);
-  });
+  call.steps.push_back(
+      [data = tensor.data_ptr(), bytes = tensor.nbytes(), peer, tag](const Target& at) {
+        return mep_isend(data, bytes, MEP_UINT8, peer, tag, at.comm, at.request);
+      });
   return run_message(std::move(call));
 }
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::receive(Tensors& tensors, int source, int tag,
                                                   Call call) {
   at::Tensor& tensor = only(tensors, "recv");
+  check_host(tensor, "recv");
   call.inputs = tensors;
   call.outputs = tensors;
   const at::Tensor target = place_to_write(tensor, &call);
   call.steps.push_back([data = target.data_ptr(), bytes = target.nbytes(), source, tag,
-                        message = call.message](mep_comm_t comm, mep_request_t* request) {
-    return mep_irecv(data, bytes, MEP_UINT8, source, tag, comm, message.get(), request);
+                        message = call.message](const Target& at) {
+    return mep_irecv(data, bytes, MEP_UINT8, source, tag, at.comm, message.get(), at.request);
   });
   return run_message(std::move(call));
 }
@@ -269,9 +303,16 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::recvAnysource(Tensors& tensors, int ta
 
 ProcessGroupMep::WorkPtr ProcessGroupMep::barrier(const c10d::BarrierOptions& opts) {
   Call call = call_of(c10d::OpType::BARRIER, "barrier", "barrier", opts);
-  call.steps.push_back([](mep_comm_t comm, mep_request_t* request) {
-    return request == nullptr ? mep_barrier(comm, nullptr) : mep_ibarrier(comm, request);
+  call.steps.push_back([](const Target& at) {
+    return at.request == nullptr ? mep_barrier(at.comm, at.stream)
+                                 : mep_ibarrier(at.comm, at.request);
   });
+  // What the GPU was given before is over when a rank enters; its error does not keep the rank from entering.
+  if (gpu_->synchronize()) {
+    if (const std::exception_ptr error = gpu_->take_error("an earlier operation on the GPU")) {
+      append_finish([error] { std::rethrow_exception(error); }, &call);
+    }
+  }
   return run(std::move(call));
 }
 

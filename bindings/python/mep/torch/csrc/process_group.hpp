@@ -16,6 +16,7 @@
 
 #include "communicator.hpp"
 #include "completer.hpp"
+#include "gpu_communicator.hpp"
 #include "tensors.hpp"
 #include "work.hpp"
 #include "world.hpp"
@@ -30,8 +31,9 @@ class ProcessGroupMep final : public c10d::Backend {
   };
 
   // By the functions below.
-  ProcessGroupMep(std::shared_ptr<World> world, Comms comms, bool is_world, int rank, int size,
-                  std::chrono::milliseconds timeout, std::string backend_name);
+  ProcessGroupMep(const c10::intrusive_ptr<c10d::Store>& store, std::shared_ptr<World> world,
+                  Comms comms, bool is_world, int rank, int size, std::chrono::milliseconds timeout,
+                  std::string backend_name);
   // The default group, which others are made of, or one of a default group of another backend: its ranks meet
   // through the store. Throws DistBackendError if they do not come together
   // within the timeout.
@@ -40,10 +42,9 @@ class ProcessGroupMep final : public c10d::Backend {
       std::string backend_name);
   // A group of ranks of the default group; only they call it. `rank`: of this process in it. Null: the default group
   // is none of these.
-  static c10::intrusive_ptr<ProcessGroupMep> make_group(const std::vector<int32_t>& ranks, int rank,
-                                                        const std::string& name,
-                                                        std::chrono::milliseconds timeout,
-                                                        std::string backend_name);
+  static c10::intrusive_ptr<ProcessGroupMep> make_group(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int32_t>& ranks, int rank,
+      const std::string& name, std::chrono::milliseconds timeout, std::string backend_name);
   // shutdown() of all that there are.
   static void shut_all_down();
   ~ProcessGroupMep() override;
@@ -51,6 +52,8 @@ class ProcessGroupMep final : public c10d::Backend {
   const std::string getBackendName() const override { return backend_name_; }
   // The options of newer versions of PyTorch; no override where it has none.
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  // Makes what operations on this GPU need, so that the first of them need not. All ranks call it.
+  void eagerConnectSingleDevice(at::Device device) override;
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -109,6 +112,7 @@ class ProcessGroupMep final : public c10d::Backend {
   WorkPtr run(Call call);          // a collective
   WorkPtr run_message(Call call);  // a message
   WorkPtr receive(Tensors& tensors, int source, int tag, Call call);
+  void prepare(Call* call) const;  // what all calls of the group have in common
   WorkPtr launch(Call call, const std::shared_ptr<Communicator>& comm);
 
   // Parts of a Call: one step each.
@@ -126,6 +130,7 @@ class ProcessGroupMep final : public c10d::Backend {
   const bool is_world_;
   const std::shared_ptr<Communicator> collectives_;
   const std::shared_ptr<Communicator> messages_;
+  const std::shared_ptr<GpuCommunicator> gpu_;
   std::shared_ptr<Completer> completer_;
   std::atomic<uint64_t> number_{0};  // relaxed: for people only
   std::vector<WorkPtr> coalesced_;

@@ -195,22 +195,27 @@ at::Tensor multiplied(const c10d::ReduceOp& op, const at::Tensor& tensor) {
   return tensor.mul(supplement->tensor_factor.to(tensor.device(), tensor.scalar_type()));
 }
 
-void check_host(const at::Tensor& tensor, const char* name) {
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.device().is_cpu(), "mep: ", name, ": a tensor on ",
-                              tensor.device().str(),
-                              "; the backend serves tensors of the CPU so far, "
-                              "use init_process_group(\"cpu:mep,cuda:nccl\")");
+void check_tensor(const at::Tensor& tensor, const char* name) {
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.device().is_cpu() || tensor.device().is_cuda(), "mep: ", name,
+                              ": a tensor on ", tensor.device().str(),
+                              "; the backend serves tensors of the CPU and of CUDA GPUs");
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, "mep: ", name,
                               ": a sparse tensor; give a dense one");
 }
 
-void check_host(const std::vector<at::Tensor>& tensors, const char* name) {
-  for (const at::Tensor& tensor : tensors) check_host(tensor, name);
+void check_tensors(const std::vector<at::Tensor>& tensors, const char* name) {
+  for (const at::Tensor& tensor : tensors) check_tensor(tensor, name);
+}
+
+void check_host(const at::Tensor& tensor, const char* name) {
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.device().is_cpu(), "mep: ", name, ": a tensor on ",
+                              tensor.device().str(),
+                              "; tensors of a GPU have collectives only, copy it to the CPU");
 }
 
 at::Tensor& only(std::vector<at::Tensor>& tensors, const char* name) {
   TORCH_CHECK_VALUE(tensors.size() == 1, "mep: ", name, ": takes one tensor, got ", tensors.size());
-  check_host(tensors[0], name);
+  check_tensor(tensors[0], name);
   return tensors[0];
 }
 
@@ -222,7 +227,8 @@ Span span_of(const at::Tensor& tensor) {
 at::Tensor packed_like(const std::vector<at::Tensor>& tensors) {
   int64_t bytes = 0;
   for (const at::Tensor& tensor : tensors) bytes += static_cast<int64_t>(tensor.nbytes());
-  return at::empty({bytes}, at::kByte);
+  const at::Device device = tensors.empty() ? at::Device(at::kCPU) : tensors[0].device();
+  return at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
 }
 
 at::Tensor packed_from(const std::vector<at::Tensor>& tensors) {

@@ -29,9 +29,11 @@ Reduction reduction_of(const c10d::ReduceOp& op, at::ScalarType type);
 // The factor of a PREMUL_SUM times the tensor, in new memory.
 at::Tensor multiplied(const c10d::ReduceOp& op, const at::Tensor& tensor);
 
-// Throws if it is not a tensor of host memory with strides.
+// Throws if it is not a tensor with strides, of the CPU or of a CUDA GPU.
+void check_tensor(const at::Tensor& tensor, const char* name);
+void check_tensors(const std::vector<at::Tensor>& tensors, const char* name);
+// Throws if it is not of the CPU.
 void check_host(const at::Tensor& tensor, const char* name);
-void check_host(const std::vector<at::Tensor>& tensors, const char* name);
 // The only tensor of a list that c10d gives.
 at::Tensor& only(std::vector<at::Tensor>& tensors, const char* name);
 

@@ -55,7 +55,7 @@ void MepWork::start() {
 
 void MepWork::run_blocking() {
   for (const Step& step : call_.steps) {
-    const mep_result_t result = step(comm_->handle(), nullptr);
+    const mep_result_t result = step({comm_->handle(), nullptr, nullptr});
     if (result >= 0) continue;
     failed_ = error_of(result, call_.name);
     return;
@@ -66,7 +66,7 @@ void MepWork::begin() {
   requests_.reserve(call_.steps.size());
   for (const Step& step : call_.steps) {
     mep_request_t request = nullptr;
-    const mep_result_t result = step(comm_->handle(), &request);
+    const mep_result_t result = step({comm_->handle(), nullptr, &request});
     if (result < 0) {
       failed_ = error_of(result, call_.name);
       return;

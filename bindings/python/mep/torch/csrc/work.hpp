@@ -19,8 +19,14 @@ namespace mep_torch {
 
 class Completer;
 
-// Blocks with request NULL, else only begins.
-using Step = std::function<mep_result_t(mep_comm_t comm, mep_request_t* request)>;
+// Where a step runs. With request NULL it blocks, or on a communicator with a GPU enqueues on the stream; else it only
+// begins.
+struct Target {
+  mep_comm_t comm = nullptr;
+  mep_stream_t stream = nullptr;
+  mep_request_t* request = nullptr;
+};
+using Step = std::function<mep_result_t(const Target& at)>;
 
 // The parts of an operation.
 struct Call {

@@ -39,27 +39,6 @@ int get_from_store(void* user, const char* key, void* value, size_t capacity, si
   }
 }
 
-mep_comm_t begin_world(c10d::Store& store, const World::Place& place) {
-  mep_store_t access;
-  mep_store_defaults(&access);
-  access.user = &store;
-  access.put = put_in_store;
-  access.get = get_from_store;
-  mep_comm_config_t config;
-  mep_comm_config_defaults(&config);
-  config.flags = MEP_COMM_SET_RANK | MEP_COMM_PROGRESS_THREAD;
-  config.rank = place.rank;
-  config.size = place.size;
-  config.timeout_ms = to_ms(place.timeout);
-  config.init_timeout_ms = to_ms(place.timeout);
-  config.job = place.job.c_str();
-  config.store = &access;
-  mep_comm_t world = nullptr;
-  check(place.is_replacement ? mep_comm_join(&config, &world) : mep_comm_init(&config, &world),
-        place.is_replacement ? "join a process group" : "make a process group");
-  return world;
-}
-
 // A second communicator of all ranks, or a replacement's part of it.
 mep_comm_t second(mep_comm_t world, const char* name, bool is_replacement) {
   mep_comm_t comm = nullptr;
@@ -82,6 +61,29 @@ std::string comm_name(const char* kind, const std::string& group) {
 
 }  // namespace
 
+mep_comm_t start_world(c10d::Store& store, const World::Place& place, std::optional<int> gpu) {
+  mep_store_t access;
+  mep_store_defaults(&access);
+  access.user = &store;
+  access.put = put_in_store;
+  access.get = get_from_store;
+  mep_comm_config_t config;
+  mep_comm_config_defaults(&config);
+  // Nonblocking operations are of the host.
+  config.flags = MEP_COMM_SET_RANK | (gpu ? MEP_COMM_SET_DEVICE : MEP_COMM_PROGRESS_THREAD);
+  config.device = gpu.value_or(0);
+  config.rank = place.rank;
+  config.size = place.size;
+  config.timeout_ms = to_ms(place.timeout);
+  config.init_timeout_ms = to_ms(place.timeout);
+  config.job = place.job.c_str();
+  config.store = &access;
+  mep_comm_t world = nullptr;
+  check(place.is_replacement ? mep_comm_join(&config, &world) : mep_comm_init(&config, &world),
+        place.is_replacement ? "join a process group" : "make a process group");
+  return world;
+}
+
 std::shared_ptr<World> World::current() {
   const std::lock_guard lock(current_mutex);
   return current_world.lock();
@@ -93,7 +95,7 @@ void World::set_current(const std::shared_ptr<World>& world) {
 }
 
 World::World(c10d::Store& store, const Place& place) : is_replacement_(place.is_replacement) {
-  const mep_comm_t world = begin_world(store, place);
+  const mep_comm_t world = start_world(store, place, std::nullopt);
   comms_.collectives = std::make_shared<Communicator>(world);
   try {
     comms_.messages =
@@ -159,6 +161,7 @@ int World::recover(const std::vector<int32_t>& ranks, std::chrono::milliseconds 
   check(mep_recover_ranks(comms_.collectives->handle(), ranks.data(),
                           static_cast<int32_t>(ranks.size()), to_ms(timeout), &admitted),
         "recover ranks");
+  if (admitted > 0) generation_.fetch_add(1, std::memory_order_relaxed);
   return admitted;
 }
 

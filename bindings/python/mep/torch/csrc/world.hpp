@@ -6,8 +6,10 @@
 
 #include <mep.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,6 +49,8 @@ class World {
   // Blocks until all the listed ranks have called, with the same list and name. Throws DistBackendError.
   Comms make_group(const std::vector<int32_t>& ranks, const std::string& name,
                    std::chrono::milliseconds timeout);
+  // Grows with each recovery that admitted somebody. Any thread.
+  uint64_t generation() const { return generation_.load(std::memory_order_relaxed); }
   // Ranks in the present view.
   std::vector<int> living() const;
   // Collective: admits replacements of the ranks, or whoever is ready if there are none; how many came.
@@ -61,9 +65,14 @@ class World {
                                            std::chrono::milliseconds timeout);
 
   const bool is_replacement_;
+  std::atomic<uint64_t> generation_{
+      0};  // relaxed: the threads of a program that recovers are ordered by it
   Comms comms_;
   std::shared_ptr<Communicator> makers_;  // groups are made of it; its mutex guards groups_
   std::vector<std::weak_ptr<Communicator>> groups_;
 };
+
+// A world of MEP whose ranks meet through the store; on a GPU, if there is one. Blocks. Throws.
+mep_comm_t start_world(c10d::Store& store, const World::Place& place, std::optional<int> gpu);
 
 }  // namespace mep_torch

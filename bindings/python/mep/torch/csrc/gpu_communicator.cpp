@@ -1,0 +1,224 @@
+#include "gpu_communicator.hpp"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <random>
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include "gpu_work.hpp"
+
+namespace mep_torch {
+namespace {
+
+// CUDA's number of the capture that the stream is in, 0 outside of one. By the driver's own function: the binding is
+// compiled without CUDA's headers.
+uint64_t capture_of(const c10::Stream& stream) {
+  using GetCaptureInfo = int (*)(void* stream, int* status, uint64_t* id, void* graph,
+                                 void* dependencies, void* count);
+  static const auto get_capture_info = [] {
+    void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    return driver == nullptr
+               ? nullptr
+               : reinterpret_cast<GetCaptureInfo>(dlsym(driver, "cuStreamGetCaptureInfo_v2"));
+  }();
+  constexpr int kActive = 1;
+  int status = 0;
+  uint64_t id = 0;
+  if (get_capture_info == nullptr) return 0;
+  const int result =
+      get_capture_info(stream.native_handle(), &status, &id, nullptr, nullptr, nullptr);
+  return result == 0 && status == kActive ? id : 0;
+}
+
+// What each rank says before the communicator is made.
+struct Offer {
+  uint64_t name = 0;  // the job's, if rank 0's is taken
+  uint64_t has_one = 0;
+};
+
+uint64_t random_name() {
+  std::random_device random;
+  return uint64_t{random()} << 32 | random();
+}
+
+std::string job_of(uint64_t name) {
+  constexpr const char* kDigits = "0123456789abcdef";
+  std::string job = "torch-gpu-";
+  for (int shift = 60; shift >= 0; shift -= 4) job += kDigits[name >> shift & 15];
+  return job;
+}
+
+c10::impl::VirtualGuardImpl guard_of(at::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type());
+}
+
+}  // namespace
+
+GpuCommunicator::GpuCommunicator(c10::intrusive_ptr<c10d::Store> store,
+                                 std::shared_ptr<World> world, std::shared_ptr<Communicator> host,
+                                 int rank, int size)
+    : store_(std::move(store)),
+      world_(std::move(world)),
+      host_(std::move(host)),
+      rank_(rank),
+      size_(size) {}
+
+std::shared_ptr<Communicator> GpuCommunicator::comm() const {
+  const std::lock_guard lock(comm_mutex_);
+  return comm_;
+}
+
+bool GpuCommunicator::has_failed() const {
+  const auto comm = this->comm();
+  return comm != nullptr && comm->has_failed();
+}
+
+// Over the host, so that all ranks decide the same: a replacement has none, and then all make a new one.
+bool GpuCommunicator::agree_to_keep(std::chrono::milliseconds timeout, std::string* job) {
+  Offer mine{random_name(), comm() != nullptr ? uint64_t{1} : uint64_t{0}};
+  std::vector<Offer> offers(static_cast<size_t>(size_));
+  const std::lock_guard lock(host_->mutex());
+  if (host_->handle() == nullptr) std::rethrow_exception(closed_error("connect the GPUs"));
+  host_->set_timeout(timeout);
+  check(mep_allgather(&mine, offers.data(), sizeof mine, MEP_UINT8, host_->handle(), nullptr),
+        "connect the GPUs");
+  int32_t live = 0;
+  check(mep_comm_live(host_->handle(), &live), "connect the GPUs");
+  if (live != size_) {
+    C10_THROW_ERROR(DistBackendError,
+                    "mep: connect the GPUs: " + std::to_string(size_ - live) + " of the group's " +
+                        std::to_string(size_) +
+                        " ranks are gone; mep.torch.recover() admits replacements, "
+                        "mep.torch.shrink() makes a group without them");
+  }
+  *job = job_of(offers[0].name);
+  return std::all_of(offers.begin(), offers.end(),
+                     [](const Offer& offer) { return offer.has_one != 0; });
+}
+
+void GpuCommunicator::connect(at::Device device, std::chrono::milliseconds timeout) {
+  const std::lock_guard order(order_mutex_);
+  if (device_.has_value() && *device_ != device) {
+    C10_THROW_ERROR(ValueError, "mep: a tensor on " + device.str() + "; the group has begun on " +
+                                    device_->str() + " and serves one GPU a rank");
+  }
+  const uint64_t generation = world_->generation();
+  if (comm() != nullptr && generation == generation_) return;
+  TORCH_CHECK(capture_of(guard_of(device).getStream(device)) == 0,
+              "mep: the group's first operation on a GPU cannot be captured in a graph; run one "
+              "before, for example all_reduce of one element");
+  std::string job;
+  if (!agree_to_keep(timeout, &job)) {
+    if (const auto old = comm()) {
+      guard_of(device).synchronizeDevice(device.index());
+      (void)old->close(timeout);
+    }
+    const c10::DeviceGuard guard(device);
+    World::Place place{rank_, size_, timeout, job, false};
+    auto made = std::make_shared<Communicator>(
+        start_world(*store_, place, static_cast<int>(device.index())));
+    const std::lock_guard lock(comm_mutex_);
+    comm_ = std::move(made);
+    last_.reset();
+  }
+  device_ = device;
+  generation_ = generation;
+  if (!own_stream_.has_value()) {
+    own_stream_ = guard_of(device).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+  }
+}
+
+// The caller's stream goes on behind the last operation, if that ran on another one.
+void GpuCommunicator::follow_last(const c10::Stream& stream) {
+  const uint64_t capture = capture_of(stream);
+  if (last_.has_value() && last_->stream != stream && last_->capture == capture) {
+    c10::Event event(stream.device_type());
+    event.record(last_->stream);
+    event.block(stream);
+  }
+  last_ = Last{stream, capture};
+}
+
+c10::intrusive_ptr<c10d::Work> GpuCommunicator::run(Call call, at::Device device, uint64_t number) {
+  connect(device, call.timeout);
+  const std::lock_guard order(order_mutex_);
+  const auto comm = this->comm();
+  const std::lock_guard lock(comm->mutex());
+  if (comm->handle() == nullptr) std::rethrow_exception(closed_error(call.name));
+  comm->set_timeout(call.timeout);
+  const c10::Stream current = guard_of(device).getStream(device);
+  const c10::Stream stream = call.is_async ? *own_stream_ : current;
+  if (call.is_async) {
+    c10::Event ready(device.type());
+    ready.record(current);
+    ready.block(stream);
+  }
+  follow_last(stream);
+  std::exception_ptr error;
+  {
+    const c10::StreamGuard on(stream);
+    for (const Step& step : call.steps) {
+      error = error_of(step({comm->handle(), stream.native_handle(), nullptr}), call.name);
+      if (error != nullptr) break;
+    }
+    if (error == nullptr && call.finish) call.finish();
+  }
+  if (call.is_async) {
+    // The allocator of the current stream must not give this memory away before the other stream has used it.
+    for (const auto* tensors : {&call.inputs, &call.outputs, &call.buffers}) {
+      for (const at::Tensor& tensor : *tensors) tensor.record_stream(stream);
+    }
+  }
+  if (error == nullptr) {
+    error = error_of(mep_comm_async_result(comm->handle()), "an earlier operation on the GPU");
+  }
+  if (error != nullptr) comm->note_failure();
+  return c10::make_intrusive<GpuWork>(rank_, number, std::move(call), stream, shared_from_this(),
+                                      std::move(error));
+}
+
+bool GpuCommunicator::synchronize() {
+  const std::lock_guard order(order_mutex_);
+  if (comm() == nullptr) return false;
+  const auto guard = guard_of(*device_);
+  guard.synchronizeStream(guard.getStream(*device_));
+  if (last_.has_value() && last_->capture == 0) guard.synchronizeStream(last_->stream);
+  return true;
+}
+
+std::exception_ptr GpuCommunicator::take_error(const char* what) {
+  const auto comm = this->comm();
+  if (comm == nullptr) return nullptr;
+  const std::lock_guard lock(comm->mutex());
+  if (comm->handle() == nullptr) return closed_error(what);
+  const std::exception_ptr error = error_of(mep_comm_async_result(comm->handle()), what);
+  if (error != nullptr) comm->note_failure();
+  return error;
+}
+
+void GpuCommunicator::abort() const {
+  const auto comm = this->comm();
+  if (comm != nullptr && comm->handle() != nullptr) (void)mep_comm_abort(comm->handle());
+}
+
+void GpuCommunicator::revoke() const {
+  if (const auto comm = this->comm()) comm->revoke();
+}
+
+void GpuCommunicator::close(std::chrono::milliseconds patience) {
+  const auto comm = this->comm();
+  if (comm == nullptr) return;
+  try {
+    (void)synchronize();
+  } catch (const std::exception&) {
+    // A GPU that has failed has nothing left that runs.
+  }
+  (void)comm->close(patience);
+}
+
+}  // namespace mep_torch

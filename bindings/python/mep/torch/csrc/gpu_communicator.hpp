@@ -1,0 +1,73 @@
+// A group's communicator on a GPU, and the streams of its operations.
+//
+// It is a world of MEP of its own, which the first operation on a tensor of a GPU makes: the ranks meet through the
+// group's store. MEP wants one stream at a time, so an operation on another stream waits for the last one.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "communicator.hpp"
+#include "work.hpp"
+#include "world.hpp"
+
+namespace mep_torch {
+
+class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
+ public:
+  // `host`: the group's communicator of collectives, over which its ranks agree to make this one.
+  GpuCommunicator(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<World> world,
+                  std::shared_ptr<Communicator> host, int rank, int size);
+  GpuCommunicator(const GpuCommunicator&) = delete;
+  GpuCommunicator& operator=(const GpuCommunicator&) = delete;
+
+  // Collective: makes the communicator on this GPU, if it is not there or ranks have been replaced since. Blocks the
+  // host. Throws DistBackendError; NotImplementedError where the library has no GPUs.
+  void connect(at::Device device, std::chrono::milliseconds timeout);
+  // Enqueues a call, on a stream of its own if it is asynchronous, else on the current one. Throws as connect().
+  c10::intrusive_ptr<c10d::Work> run(Call call, at::Device device, uint64_t number);
+  // Blocks the host until what was enqueued has run. False: nothing ever was.
+  bool synchronize();
+  // The first failure on the GPU since the last call, or null. Does not block.
+  std::exception_ptr take_error(const char* what);
+  bool has_failed() const;
+  // Ends what is pending: of the world with the others seeing this rank fail, else on all ranks.
+  void abort() const;
+  void revoke() const;
+  void close(std::chrono::milliseconds patience);
+
+ private:
+  // The last operation. Each capture of a graph is a time of its own: its work cannot wait for work outside.
+  struct Last {
+    c10::Stream stream;
+    uint64_t capture;  // CUDA's number of the capture, 0 outside
+  };
+
+  std::shared_ptr<Communicator> comm() const;
+  bool agree_to_keep(std::chrono::milliseconds timeout, std::string* job);
+  void follow_last(const c10::Stream& stream);
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::shared_ptr<World> world_;
+  const std::shared_ptr<Communicator> host_;
+  const int rank_;
+  const int size_;
+
+  std::mutex order_mutex_;  // held while an operation is enqueued, or the communicator made
+  std::optional<at::Device> device_;
+  uint64_t generation_ = 0;  // of the world, when the communicator was made or kept
+  std::optional<c10::Stream> own_stream_;
+  std::optional<Last> last_;
+
+  mutable std::mutex comm_mutex_;
+  std::shared_ptr<Communicator> comm_;  // guarded by comm_mutex_
+};
+
+}  // namespace mep_torch
