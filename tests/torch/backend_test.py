@@ -333,6 +333,17 @@ def groups(dist, rank, world):
     dist.broadcast(tensor, world - 1, group=backwards)
     expect(tensor, torch.tensor([world - 1]), "a second group of all")
     dist.destroy_process_group(backwards)
+    if torch.__version__ < "2.12":
+        return  # splits groups of GPUs only
+    lists = [list(range(world - 1)), [world - 1]]
+    part = dist.split_group(split_ranks=lists)
+    mine = lists[rank == world - 1]
+    tensor = torch.tensor([rank])
+    dist.all_reduce(tensor, group=part)
+    expect(tensor, torch.tensor([sum(mine)]), "a part of a group")
+    alone = dist.split_group(part, [[index] for index in range(len(mine))])
+    dist.all_reduce(tensor, group=alone)
+    expect(tensor, torch.tensor([sum(mine)]), "a part of a part")
 
 
 def refusals(dist, rank, world):

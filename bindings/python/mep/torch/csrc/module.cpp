@@ -37,7 +37,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           py::arg("is_replacement"), py::arg("is_default"), py::arg("backend_name"), without_gil())
       .def_static("make_group", &ProcessGroupMep::make_group, py::arg("store"), py::arg("ranks"),
                   py::arg("rank"), py::arg("name"), py::arg("timeout"), py::arg("backend_name"),
-                  without_gil());
+                  without_gil())
+      // PyTorch calls it on ranks outside of a new group. Members alone make a group of MEP.
+      .def("perform_nocolor_split", [](ProcessGroupMep&, const py::object&) {});
   m.def("shut_all_down", &ProcessGroupMep::shut_all_down, without_gil());
   m.def(
       "living", [] { return world_or_throw()->living(); }, without_gil());

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <set>
 
@@ -113,17 +114,18 @@ class WorkList final : public c10d::Work {
 // --- Its life ---------------------------------------------------------------------------------------
 
 ProcessGroupMep::ProcessGroupMep(const c10::intrusive_ptr<c10d::Store>& store,
-                                 std::shared_ptr<World> world, Comms comms, bool is_world, int rank,
-                                 int size, std::chrono::milliseconds timeout,
-                                 std::string backend_name)
-    : Backend(rank, size),
+                                 std::shared_ptr<World> world, Comms comms, bool is_world,
+                                 std::vector<int32_t> ranks, int rank,
+                                 std::chrono::milliseconds timeout, std::string backend_name)
+    : Backend(rank, static_cast<int>(ranks.size())),
       backend_name_(std::move(backend_name)),
       options_(c10::make_intrusive<Options>(timeout)),
       world_(std::move(world)),
       is_world_(is_world),
+      ranks_(std::move(ranks)),
       collectives_(std::move(comms.collectives)),
       messages_(std::move(comms.messages)),
-      gpu_(std::make_shared<GpuCommunicator>(store, world_, collectives_, rank, size)),
+      gpu_(std::make_shared<GpuCommunicator>(store, world_, collectives_, rank, size_)),
       completer_(std::make_shared<Completer>()) {
   init();
 }
@@ -134,8 +136,10 @@ c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_world(
   auto world = std::make_shared<World>(*store, place);
   if (is_default) World::set_current(world);
   const Comms comms = world->comms();
+  std::vector<int32_t> ranks(static_cast<size_t>(place.size));
+  std::iota(ranks.begin(), ranks.end(), 0);
   return noted(c10::make_intrusive<ProcessGroupMep>(store, std::move(world), comms, true,
-                                                    place.rank, place.size, place.timeout,
+                                                    std::move(ranks), place.rank, place.timeout,
                                                     std::move(backend_name)));
 }
 
@@ -144,10 +148,31 @@ c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_group(
     const std::string& name, std::chrono::milliseconds timeout, std::string backend_name) {
   auto world = World::current();
   if (world == nullptr) return nullptr;
+  return group_of(store, std::move(world), ranks, rank, name, timeout, std::move(backend_name));
+}
+
+c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::group_of(
+    const c10::intrusive_ptr<c10d::Store>& store, std::shared_ptr<World> world,
+    const std::vector<int32_t>& ranks, int rank, const std::string& name,
+    std::chrono::milliseconds timeout, std::string backend_name) {
   Comms comms = world->make_group(ranks, name, timeout);
   return noted(c10::make_intrusive<ProcessGroupMep>(store, std::move(world), std::move(comms),
-                                                    false, rank, static_cast<int>(ranks.size()),
-                                                    timeout, std::move(backend_name)));
+                                                    false, ranks, rank, timeout,
+                                                    std::move(backend_name)));
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupMep::split(
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  std::vector<int32_t> of_world;
+  for (const int rank : ranks) {
+    check_root(rank, "split");
+    of_world.push_back(ranks_[static_cast<size_t>(rank)]);
+  }
+  const auto own = std::find(ranks.begin(), ranks.end(), rank_);
+  if (own == ranks.end()) return nullptr;
+  return group_of(store, world_, of_world, static_cast<int>(own - ranks.begin()), opts->group_name,
+                  timeout_or_default(opts->timeout), backend_name_);
 }
 
 ProcessGroupMep::~ProcessGroupMep() {

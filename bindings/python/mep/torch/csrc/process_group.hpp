@@ -32,8 +32,8 @@ class ProcessGroupMep final : public c10d::Backend {
 
   // By the functions below.
   ProcessGroupMep(const c10::intrusive_ptr<c10d::Store>& store, std::shared_ptr<World> world,
-                  Comms comms, bool is_world, int rank, int size, std::chrono::milliseconds timeout,
-                  std::string backend_name);
+                  Comms comms, bool is_world, std::vector<int32_t> ranks, int rank,
+                  std::chrono::milliseconds timeout, std::string backend_name);
   // The default group, which others are made of, or one of a default group of another backend: its ranks meet
   // through the store. Throws DistBackendError if they do not come together
   // within the timeout.
@@ -45,6 +45,11 @@ class ProcessGroupMep final : public c10d::Backend {
   static c10::intrusive_ptr<ProcessGroupMep> make_group(
       const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int32_t>& ranks, int rank,
       const std::string& name, std::chrono::milliseconds timeout, std::string backend_name);
+  // A group of these ranks of this one, which all of this one's ranks call; null on those that are not listed.
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
   // shutdown() of all that there are.
   static void shut_all_down();
   ~ProcessGroupMep() override;
@@ -105,6 +110,12 @@ class ProcessGroupMep final : public c10d::Backend {
   void shutdown() override;
 
  private:
+  static c10::intrusive_ptr<ProcessGroupMep> group_of(const c10::intrusive_ptr<c10d::Store>& store,
+                                                      std::shared_ptr<World> world,
+                                                      const std::vector<int32_t>& ranks, int rank,
+                                                      const std::string& name,
+                                                      std::chrono::milliseconds timeout,
+                                                      std::string backend_name);
   // The part of a Call that every operation has.
   template <class Opts>
   Call call_of(c10d::OpType type, const char* name, const char* title, const Opts& opts) const;
@@ -128,6 +139,7 @@ class ProcessGroupMep final : public c10d::Backend {
   c10::intrusive_ptr<Options> options_;
   const std::shared_ptr<World> world_;
   const bool is_world_;
+  const std::vector<int32_t> ranks_;  // of the world, by their numbers in this group
   const std::shared_ptr<Communicator> collectives_;
   const std::shared_ptr<Communicator> messages_;
   const std::shared_ptr<GpuCommunicator> gpu_;
