@@ -4,7 +4,7 @@
 #   gate   `./dev test --full`: whatever else has one outcome, in any order of events
 #   soak   `./dev soak`: what explores, and what repeats other tests in another environment
 # Labels for sanitizers: `threads` (ranks are threads; TSan and ASan), `addresses` (ranks are processes, as
-# newcomers are; ASan), `fuzz` (ASan). `./dev soak` runs all of these; the gate runs under TSan what has `tsan`
+# joiners are; ASan), `fuzz` (ASan). `./dev soak` runs all of these; the gate runs under TSan what has `tsan`
 # too, and under ASan what has `asan` or `fuzz`. Further labels: `gpu`, and the name of the folder.
 set(MEP_TEST_TIERS quick gate soak)
 

@@ -13,10 +13,10 @@
 
 enum { kSteps = 100, kDeath = 30, kPolls = 10, kWaitMs = 10000 };
 
-/* What a newcomer has to learn: the same bytes on all ranks. */
+/* What a joiner has to learn: the same bytes on all ranks. */
 typedef struct state {
   int64_t step;
-  int64_t polls; /* how often the members have looked for newcomers since a place is free */
+  int64_t polls; /* how often the members have looked for joiners since a place is free */
   double w;
 } state;
 
@@ -24,7 +24,7 @@ typedef struct job {
   mep_comm_t comm;
   int32_t rank, size;
   state now;
-  int is_newcomer; /* until it has the state */
+  int is_joiner;   /* until it has the state */
   int must_meet;   /* somebody is gone or has come: see meet() */
   int32_t* mine;   /* [size] */
   int32_t* seen;   /* [size] */
@@ -38,11 +38,11 @@ static void must(mep_result_t result, const char* what) {
   exit(1); /* leaving without mep_comm_destroy: the other ranks see a failure, none of them hangs */
 }
 
-/* All ranks learn who is there, and newcomers the state, from the highest rank that has it. */
+/* All ranks learn who is there, and joiners the state, from the highest rank that has it. */
 static mep_result_t meet(job* j) {
-  enum { kAbsent, kNewcomer, kMember };
+  enum { kAbsent, kJoiner, kMember };
   for (int32_t r = 0; r < j->size; ++r) j->mine[r] = kAbsent;
-  j->mine[j->rank] = j->is_newcomer ? kNewcomer : kMember;
+  j->mine[j->rank] = j->is_joiner ? kJoiner : kMember;
   mep_result_t result =
       mep_allreduce(j->mine, j->seen, (size_t)j->size, MEP_INT32, MEP_MAX, j->comm, NULL);
   if (result != MEP_SUCCESS) return result;
@@ -55,7 +55,7 @@ static mep_result_t meet(job* j) {
   /* In place: what is small has its old bytes after a failure. */
   result = mep_broadcast(&j->now, &j->now, sizeof j->now, MEP_UINT8, root, j->comm, NULL);
   if (result != MEP_SUCCESS) return result;
-  j->is_newcomer = 0;
+  j->is_joiner = 0;
   j->must_meet = 0;
   return MEP_SUCCESS;
 }
@@ -105,9 +105,9 @@ static mep_result_t advance(job* j) {
 static void begin(job* j) {
   mep_comm_config_t config;
   mep_comm_config_defaults(&config);
-  j->is_newcomer = getenv("MEP_JOIN") != NULL; /* mep_run sets it in a replacement */
-  must(j->is_newcomer ? mep_comm_join(&config, &j->comm) : mep_comm_init(&config, &j->comm),
-       j->is_newcomer ? "mep_comm_join" : "mep_comm_init");
+  j->is_joiner = getenv("MEP_JOIN") != NULL; /* mep_run sets it in a replacement */
+  must(j->is_joiner ? mep_comm_join(&config, &j->comm) : mep_comm_init(&config, &j->comm),
+       j->is_joiner ? "mep_comm_join" : "mep_comm_init");
   must(mep_comm_rank(j->comm, &j->rank), "mep_comm_rank");
   must(mep_comm_size(j->comm, &j->size), "mep_comm_size"); /* places, free ones too */
   j->now.w = 100;

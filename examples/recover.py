@@ -16,28 +16,28 @@ import mep
 import numpy as np
 
 STEPS, DEATH, POLLS, WAIT_S = 100, 30, 10, 10
-ABSENT, NEWCOMER, MEMBER = 0, 1, 2
+ABSENT, JOINER, MEMBER = 0, 1, 2
 IS_REPLACEMENT = "MEP_JOIN" in os.environ  # mep_run sets it in a replacement
 
 
 class Job:
     def __init__(self, comm):
         self.comm = comm
-        # What a newcomer has to learn: the step, how often the members have looked for newcomers, w.
+        # What a joiner has to learn: the step, how often the members have looked for joiners, w.
         self.now = np.array([0.0, 0.0, 100.0])
-        self.is_newcomer = IS_REPLACEMENT  # until it has the state
+        self.is_joiner = IS_REPLACEMENT  # until it has the state
         self.must_meet = True  # somebody is gone or has come
         self.here, self.absent = [], []
 
     def meet(self):
-        """All ranks learn who is there, and newcomers the state, from the highest rank that has it."""
+        """All ranks learn who is there, and joiners the state, from the highest rank that has it."""
         seen = np.zeros(self.comm.size, np.int32)
-        seen[self.comm.rank] = NEWCOMER if self.is_newcomer else MEMBER
+        seen[self.comm.rank] = JOINER if self.is_joiner else MEMBER
         self.comm.allreduce(seen, op="max")
         self.here = np.flatnonzero(seen != ABSENT).tolist()
         self.absent = np.flatnonzero(seen == ABSENT).tolist()
         self.comm.broadcast(self.now, int(np.flatnonzero(seen == MEMBER)[-1]))
-        self.is_newcomer = self.must_meet = False
+        self.is_joiner = self.must_meet = False
 
     def admit(self):
         """While a place is free the members look once a step whether somebody wants it; after POLLS steps they wait, once."""

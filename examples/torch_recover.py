@@ -47,7 +47,7 @@ def train(model, optimizer, parts):
 
 
 def resume(model, step):
-    """All ranks, a newcomer too: the state of rank 0, and a DistributedDataParallel over all of them."""
+    """All ranks, a joiner too: the state of rank 0, and a DistributedDataParallel over all of them."""
     now = torch.tensor([step])
     dist.broadcast(now, 0)
     # Its constructor gives every rank the parameters of rank 0. SGD without momentum has no state besides.

@@ -155,7 +155,7 @@ enum {
                                       more, on the comm: they are ordered with its collectives, one
                                       thread calls both, and what was sent and failed is received
                                       all the same */
-  MEP_COMM_AUTO_RECOVER = 1u << 5, /* admit ready newcomers at a barrier on the world */
+  MEP_COMM_AUTO_RECOVER = 1u << 5, /* admit ready joiners at a barrier on the world */
   MEP_COMM_KILL_STOPPED = 1u << 6, /* SIGKILL an excluded process of this host (fencing by force) */
   MEP_COMM_PROGRESS_THREAD =
       1u << 7 /* a thread of the library carries nonblocking operations on while the program does
@@ -758,7 +758,7 @@ MEP_API mep_result_t mep_recover_ranks(mep_comm_t world, const int32_t* ranks, i
 MEP_API mep_result_t mep_comm_grow(mep_comm_t world, int32_t count, uint32_t timeout_ms,
                                    mep_comm_t* grown);
 
-/* The newcomer's side: asks the running job `config->job` for admission and waits at most
+/* The joiner's side: asks the running job `config->job` for admission and waits at most
  * init_timeout_ms for the members' mep_recover_ranks or mep_comm_grow (or auto-recovery). *comm is the
  * world. The job's name is required (config->job or MEP_JOB). config->rank with MEP_COMM_SET_RANK, else
  * MEP_RANK: the absent rank to fill; with neither any. Errors: MEP_ERR_BOOTSTRAP (no such job; it ended, filled the
@@ -766,8 +766,8 @@ MEP_API mep_result_t mep_comm_grow(mep_comm_t world, int32_t count, uint32_t tim
  * secret). 0.1 */
 MEP_API mep_result_t mep_comm_join(const mep_comm_config_t* config, mep_comm_t* comm);
 
-/* The newcomer's side of a comm made by mep_comm_split: attaches by its name, the default one or what
- * mep_comm_set_name gave it. A comm ends with the last of its members that was there before: newcomers
+/* The joiner's side of a comm made by mep_comm_split: attaches by its name, the default one or what
+ * mep_comm_set_name gave it. A comm ends with the last of its members that was there before: joiners
  * that are admitted together afterwards have it no more. Errors: MEP_ERR_NOT_FOUND (this rank is no
  * member of such a comm, or it has ended so). 0.1 */
 MEP_API mep_result_t mep_comm_attach(mep_comm_t world, const char* name, mep_comm_t* comm);
@@ -866,7 +866,7 @@ MEP_API mep_result_t mep_ep_create(mep_comm_t comm, const mep_ep_config_t* confi
 /* Local. Errors: MEP_ERR_BUSY (a handle exists, or an operation runs). NULL is accepted. 0.1 */
 MEP_API mep_result_t mep_ep_destroy(mep_ep_t ep);
 
-/* Newcomer's side: attaches to the EP object `name` of a comm that it joined; config as the members
+/* Joiner's side: attaches to the EP object `name` of a comm that it joined; config as the members
  * gave it. Errors: MEP_ERR_NOT_FOUND, MEP_ERR_MISMATCH. 0.1 */
 MEP_API mep_result_t mep_ep_attach(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_t* ep);
 

@@ -256,26 +256,26 @@ void Director::slow(const Step& step) {
   }
 }
 
-// Replaces all that have ended. With a point: the first newcomers die there, and others follow.
+// Replaces all that have ended. With a point: the first joiners die there, and others follow.
 void Director::rejoin(const Step& step) {
   for (int attempt = 0; attempt < kJoinAttempts; ++attempt) {
     uint64_t mask = 0;
-    std::vector<Process*> newcomers;
+    std::vector<Process*> joiners;
     for (uint32_t rank = 0; rank < options_.ranks; ++rank) {
       if (!job_.of(rank)->ended) continue;
       const bool dies = attempt == 0 && !step.point.empty();
-      newcomers.push_back(
+      joiners.push_back(
           &job_.start(rank, true, dies ? "MEP_FAILPOINT=" + step.point + "=kill" : ""));
       mask |= bit(rank);
     }
-    if (newcomers.empty()) return;
-    insist("the start of newcomers", [&] {
-      return std::all_of(newcomers.begin(), newcomers.end(), [](const Process* p) {
+    if (joiners.empty()) return;
+    insist("the start of joiners", [&] {
+      return std::all_of(joiners.begin(), joiners.end(), [](const Process* p) {
         return p->ended || p->page->join_called_ns.load() != 0;
       });
     });
     const auto admitted = [&] {
-      return std::all_of(newcomers.begin(), newcomers.end(),
+      return std::all_of(joiners.begin(), joiners.end(),
                          [](const Process* p) { return p->ended || p->runs(); });
     };
     // Members give up waiting for who is late; then they are asked once more.
@@ -288,25 +288,25 @@ void Director::rejoin(const Step& step) {
     }
     settle();
     bool all_in = true;
-    for (const Process* newcomer : newcomers) {
+    for (const Process* joiner : joiners) {
       const auto number =
           static_cast<size_t>(std::find_if(job_.all().begin(), job_.all().end(),
-                                           [&](const auto& p) { return p.get() == newcomer; }) -
+                                           [&](const auto& p) { return p.get() == joiner; }) -
                               job_.all().begin());
-      if (newcomer->ended) {
+      if (joiner->ended) {
         all_in = false;
-        if (attempt == 0 && !step.point.empty() && newcomer->killed()) {
+        if (attempt == 0 && !step.point.empty() && joiner->killed()) {
           ++report_.faults;
           continue;
         }
         ++report_.failed_joins;
-        report_.findings.push_back("rank " + std::to_string(newcomer->rank) +
+        report_.findings.push_back("rank " + std::to_string(joiner->rank) +
                                    " could not join: " + end_text_[number]);
         continue;
       }
       ++report_.joins;
       report_.rejoin.push_back(
-          us_between(newcomer->page->join_called_ns.load(), first_success_ns_[number]));
+          us_between(joiner->page->join_called_ns.load(), first_success_ns_[number]));
     }
     if (all_in) break;
   }
@@ -491,7 +491,7 @@ void Director::take(Process& process, uint32_t number, const Record& record) {
                         " operation " + std::to_string(record.seq) + ": " + record.text;
     say("rank " + std::to_string(process.rank) + " ends: " + end_text_[number]);
   }
-  if (record.type == RecordType::kNews && record.result != MEP_SUCCESS &&
+  if (record.type == RecordType::kReport && record.result != MEP_SUCCESS &&
       (record.kind == Kind::kRecover || record.kind == Kind::kGrow)) {
     say("rank " + std::to_string(process.rank) + ", admission: " + record.text);
     if (record.kind == Kind::kGrow) checker_.report(std::string("grow: ") + record.text);
@@ -547,8 +547,8 @@ void Director::end_watch() {
     report_.detect.push_back(us_between(watch.inject_ns, watch.detected_ns.count(number) != 0
                                                              ? watch.detected_ns.at(number)
                                                              : times.evidence_ns));
-    report_.wedge.push_back(us_between(times.evidence_ns, times.wedged_ns));
-    report_.agree.push_back(us_between(times.wedged_ns, times.agreed_ns) +
+    report_.freeze.push_back(us_between(times.evidence_ns, times.frozen_ns));
+    report_.agree.push_back(us_between(times.frozen_ns, times.agreed_ns) +
                             us_between(times.prepared_ns, times.committed_ns));
     report_.fence.push_back(us_between(times.agreed_ns, times.prepared_ns));
     report_.install.push_back(us_between(times.committed_ns, times.installed_ns));

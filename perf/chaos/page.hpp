@@ -33,7 +33,7 @@ enum class Kind : uint32_t {
 
 enum class RecordType : uint32_t {
   kResult,  // of one operation
-  kNews,    // an error that belongs to no operation
+  kReport,  // an error that belongs to no operation
   kWrong,   // a check inside the worker failed; `kind` and `detail` say which
   kView,    // a view change was installed here; `times`
   kSample,  // resources of the process

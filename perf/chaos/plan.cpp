@@ -8,8 +8,9 @@
 namespace mep::chaos {
 namespace {
 
-const std::vector<std::string> kViewPoints = {
-    "freeze", "frozen", "flush", "fence", "prepare", "commit", "install", "adopt", "flush receive"};
+const std::vector<std::string> kViewPoints = {"freeze",  "frozen",  "catch-up",
+                                              "fence",   "prepare", "commit",
+                                              "install", "adopt",   "catch-up receive"};
 
 constexpr uint32_t kMostGrown = 16;
 

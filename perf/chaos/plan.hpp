@@ -16,7 +16,7 @@ struct Step {
   double seconds = 0;           // stop, slow
   uint32_t factor = 0;          // slow
   uint64_t count = 0;  // grow: ranks; wait: iterations; kill: iterations from now, 0: by time
-  std::string point;   // kill, stop: the failpoint; rejoin: where the newcomer dies;
+  std::string point;   // kill, stop: the failpoint; rejoin: where the joiner dies;
                        // arm: the whole text of MEP_FAILPOINT
   uint64_t nth = 1;
 

@@ -21,7 +21,7 @@ struct Row {
 
 std::vector<Row> rows_of(const Report& report) {
   return {{"detect", "detect", &report.detect},
-          {"wedge", "wedge", &report.wedge},
+          {"freeze", "freeze", &report.freeze},
           {"agree", "agree", &report.agree},
           {"fence", "fence", &report.fence},
           {"install", "install", &report.install},

@@ -33,7 +33,7 @@ struct Report {
   double seconds = 0;
   // Microseconds.
   std::vector<double> detect;
-  std::vector<double> wedge;
+  std::vector<double> freeze;
   std::vector<double> agree;
   std::vector<double> fence;
   std::vector<double> install;

@@ -134,7 +134,7 @@ bool Worker::open() {
   }
   rank_ = static_cast<uint32_t>(rank);
   size_ = static_cast<uint32_t>(size);
-  // Members begin with the iteration, the newcomer learns it.
+  // Members begin with the iteration, the joiner learns it.
   if (joins) iteration_ = 0;
   moe_wanted_ = options_.workload == "moe" && !joins;
   if (options_.workload == "moe" && joins) {
@@ -242,7 +242,7 @@ Worker::Outcome Worker::carry_out(uint64_t command) {
         comm_, ranks.data(), static_cast<int32_t>(ranks.size()), kRecoverMs, &admitted);
     Record record;
     record.kind = Kind::kRecover;
-    record.type = RecordType::kNews;
+    record.type = RecordType::kReport;
     record.result = result;
     record.detail = static_cast<uint32_t>(admitted);
     if (result != MEP_SUCCESS)
@@ -259,7 +259,7 @@ Worker::Outcome Worker::carry_out(uint64_t command) {
         mep_comm_grow(comm_, static_cast<int32_t>(command_ranks(command)), kRecoverMs, &grown);
     Record record;
     record.kind = Kind::kGrow;
-    record.type = RecordType::kNews;
+    record.type = RecordType::kReport;
     record.result = result;
     if (result != MEP_SUCCESS)
       std::snprintf(record.text, sizeof record.text, "%s", mep_last_error());
@@ -439,7 +439,7 @@ Worker::Outcome Worker::note(Kind kind, mep_result_t result, const void* bytes, 
   // seq 0: a call that only told news.
   const bool is_new = known == MEP_SUCCESS && kind != Kind::kMoe && info_.seq != 0 &&
                       (info_.epoch != last_epoch_ || info_.seq != last_seq_);
-  record.type = is_new ? RecordType::kResult : RecordType::kNews;
+  record.type = is_new ? RecordType::kResult : RecordType::kReport;
   uint64_t epoch = 0;
   if (mep_comm_epoch(comm_, &epoch) == MEP_SUCCESS) {
     page_->epoch.store(epoch_key(epoch), std::memory_order_release);
@@ -463,7 +463,7 @@ Worker::Outcome Worker::note(Kind kind, mep_result_t result, const void* bytes, 
   }
   if (result == MEP_ERR_PEER_FAILED || result == MEP_ERR_PEER_LEFT || result == MEP_ERR_TIMEOUT) {
     // Each change of the view is told once.
-    uint64_t& told = is_new ? failed_epoch_ : news_epoch_;
+    uint64_t& told = is_new ? failed_epoch_ : report_epoch_;
     if (kind != Kind::kMoe && record.epoch == told) {
       wrong(kind, 5, "the end of epoch %" PRIu64 " was told twice", told);
     }

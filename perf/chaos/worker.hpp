@@ -89,7 +89,7 @@ class Worker {
   uint64_t last_epoch_ = 0;
   uint64_t last_seq_ = 0;
   uint64_t failed_epoch_ = 0;  // of the last operation that failed
-  uint64_t news_epoch_ = 0;    // when the last news was told
+  uint64_t report_epoch_ = 0;  // when the last news was told
   uint64_t seen_view_ = 0;
   std::vector<uint64_t> send_;
   std::vector<uint64_t> receive_;

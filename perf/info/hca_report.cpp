@@ -24,7 +24,7 @@ int print_choice(const HcaQuestion& question) {
   for (size_t i = 0; i < choice.ports.size(); ++i) {
     const RankedPort& ranked = choice.ports[i];
     (void)std::printf("  %c %-*s  %s (%s)\n", i < choice.usable ? (i == 0 ? '*' : ' ') : '-',
-                      static_cast<int>(width), ranked.name().c_str(), ranked.verdict.c_str(),
+                      static_cast<int>(width), ranked.name().c_str(), ranked.outcome.c_str(),
                       ranked.properties.c_str());
   }
   return 0;

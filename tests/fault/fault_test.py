@@ -20,7 +20,7 @@ MEMBER_POINTS = ["enter", "eager post", "put", "put half", "signal", "eager coll
                  "large reduce", "large copy", "large finish", "complete"]
 VIEW_POINTS = ["freeze", "frozen", "prepare", "commit", "install", "adopt"]
 # Passed only now and then: a plan that does not meet one goes on without.
-RARE_POINTS = ["doorbell", "fence", "flush", "flush receive"]
+RARE_POINTS = ["doorbell", "fence", "catch-up", "catch-up receive"]
 EP_POINTS = ["ep counts", "ep token", "ep rows ready", "ep combine ready", "ep sum"]
 JOIN_POINTS = ["join begin", "join connected", "join welcomed", "join ready"]
 QUICK_SUSPICION = ["--suspect-ms", "400", "--heartbeat-ms", "50"]
@@ -50,13 +50,13 @@ def cases(seed):
         Case("all first ranks are replaced, rank 0 first", 4,
              "; ".join(f"kill {r}; rejoin" for r in range(4)) + "; kill 0; rejoin"),
         Case("two at once", 5, "kill 1,3; rejoin; kill 0,1; rejoin; kill 4,0; rejoin"),
-        Case("the donor dies in the flush", 5,
-             "arm 0 flush=kill; kill 2 at put:3; rejoin; arm 0 flush=kill; kill 3 at put:6; rejoin"),
-        Case("the receiver dies in the flush", 5,
-             "arm 1 flush receive=kill; kill 2 at put:3; rejoin"),
+        Case("the donor dies in the catch-up", 5,
+             "arm 0 catch-up=kill; kill 2 at put:3; rejoin; arm 0 catch-up=kill; kill 3 at put:6; rejoin"),
+        Case("the receiver dies in the catch-up", 5,
+             "arm 1 catch-up receive=kill; kill 2 at put:3; rejoin"),
         Case("the joiner dies", 4,
              "; ".join(f"kill 1; rejoin {point}=kill" for point in JOIN_POINTS)),
-        Case("a member dies while one joins", 4, "kill 1; arm 3 newcomer connect=kill; rejoin; rejoin"),
+        Case("a member dies while one joins", 4, "kill 1; arm 3 joiner connect=kill; rejoin; rejoin"),
         Case("8 to 1", 8, "; ".join(f"kill {rank}" for rank in (3, 0, 7, 1, 5, 6, 2))),
         # A leak of two pages a cycle shows in half of the cycles.
         Case("150 cycles without a leak", 4, "kill 1; rejoin; " * 150, "--leak-pages", "96",

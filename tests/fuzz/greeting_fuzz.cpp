@@ -48,14 +48,14 @@ void one(std::span<const std::byte> input) {
   if (calls) (void)!greeting.call(&link, plain_hello(mep::HelloKind::kInit, 2));
   const auto stream = input.subspan(1);
   (void)!send(raw.get(), stream.data(), stream.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  mep_result_t verdict = MEP_SUCCESS;
+  mep_result_t decision = MEP_SUCCESS;
   (void)!link.receive([&](mep::Frame& frame) {
     mep::Greeting::Step step = mep::Greeting::Step::kMore;
-    verdict = greeting.take(&link, &frame, &step);
-    if (verdict == MEP_SUCCESS && step == mep::Greeting::Step::kHello) {
-      verdict = greeting.answer(&link, plain_hello(mep::HelloKind::kMember, 1));
+    decision = greeting.take(&link, &frame, &step);
+    if (decision == MEP_SUCCESS && step == mep::Greeting::Step::kHello) {
+      decision = greeting.answer(&link, plain_hello(mep::HelloKind::kMember, 1));
     }
-    return verdict == MEP_SUCCESS;
+    return decision == MEP_SUCCESS;
   });
   require(!greeting.done());
 }

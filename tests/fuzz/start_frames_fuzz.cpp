@@ -37,7 +37,7 @@ void one(std::span<const std::byte> input) {
   const auto payload = input.subspan(1);
   mep::Abort abort;
   mep::Details details;
-  std::vector<mep::PlaceNews> news;
+  std::vector<mep::EntryUpdate> updates;
   mep::Place place;
   const mep::JobSecret secret;
   switch (static_cast<unsigned>(input[0]) % 7) {
@@ -49,8 +49,8 @@ void one(std::span<const std::byte> input) {
         require(details.offer.size() <= mep::kMaxOfferBytes);
       break;
     case 2:
-      if (mep::decode_news(payload, &news)) {
-        for (const mep::PlaceNews& each : news) check_place(each.place);
+      if (mep::decode_updates(payload, &updates)) {
+        for (const mep::EntryUpdate& each : updates) check_place(each.place);
       }
       break;
     case 3: {
@@ -62,7 +62,7 @@ void one(std::span<const std::byte> input) {
       if (mep::decode_announcement(payload, 7, secret, &abort)) check_abort(abort);
       break;
     case 5:
-      if (mep::decode_place_file(payload, "a job", &place)) check_place(place);
+      if (mep::decode_entry_file(payload, "a job", &place)) check_place(place);
       break;
     default: {
       mep::MeetingRecord meeting;
@@ -87,13 +87,13 @@ void seeds(const Sink& sink) {
   details.offer.assign(40, std::byte{3});
   sink("details", with_kind(1, mep::encode_details(details)));
   const mep::Place place{3, 99, 5, 4711, details.addresses};
-  const mep::PlaceNews news[] = {{false, place}, {true, place}};
-  sink("news", with_kind(2, mep::encode_news(news)));
-  sink("own-place", with_kind(3, mep::encode_own_place(mep::RendezvousPurpose::kJoin, place)));
+  const mep::EntryUpdate updates[] = {{false, place}, {true, place}};
+  sink("updates", with_kind(2, mep::encode_updates(updates)));
+  sink("own-place", with_kind(3, mep::encode_own_entry(mep::RendezvousPurpose::kJoin, place)));
   mep::ByteWriter writer;
   mep::write_place(place, &writer);
   sink("place", with_kind(3, writer.take()));
-  sink("place-file", with_kind(5, mep::encode_place_file("a job", place)));
+  sink("place-file", with_kind(5, mep::encode_entry_file("a job", place)));
   sink("meeting-record", with_kind(6, mep::encode_meeting_record(
                                           {mep::kProtocolVersion, 5, "store-1", place.addresses})));
   sink("announcement", with_kind(4, mep::encode_announcement(abort, 7, mep::JobSecret())));

@@ -1,4 +1,4 @@
-// Frames of the control thread, the description of communicators for newcomers among them. First byte:
+// Frames of the control thread, the description of communicators for joiners among them. First byte:
 // which frame. Of what is accepted the same bytes are encoded again. (Rows and views: membership_row.)
 #include "core/world/frames.hpp"
 
@@ -16,7 +16,7 @@ enum Kind : unsigned char {
   kWindow,
   kTaken,
   kFlush,
-  kFlushEnd,
+  kCatchUpEnd,
   kLeaving,
   kComms,
   kEpochs,
@@ -69,16 +69,16 @@ void one(std::span<const std::byte> input) {
       return;
     }
     case kFlush: {
-      mep::FlushFrame flush;
-      if (!mep::decode_flush(payload, &flush)) return;
+      mep::CatchUpFrame flush;
+      if (!mep::decode_catch_up(payload, &flush)) return;
       require(flush.contribution.size() < payload.size());
-      require_same(mep::encode_flush(flush), payload);
+      require_same(mep::encode_catch_up(flush), payload);
       return;
     }
-    case kFlushEnd: {
-      mep::FlushEndFrame end;
-      if (!mep::decode_flush_end(payload, &end)) return;
-      require_same(mep::encode_flush_end(end), payload);
+    case kCatchUpEnd: {
+      mep::CatchUpEndFrame end;
+      if (!mep::decode_catch_up_end(payload, &end)) return;
+      require_same(mep::encode_catch_up_end(end), payload);
       return;
     }
     case kLeaving: {
@@ -119,8 +119,8 @@ void seeds(const Sink& sink) {
   put(sink, "window", kWindow, mep::encode_window_frame({9, 4096, 3, bytes}));
   put(sink, "window-without-blob", kWindow, mep::encode_window_frame({9, 4096, 0, {}}));
   put(sink, "window-taken", kTaken, mep::encode_window_taken({9, 3}));
-  put(sink, "flush", kFlush, mep::encode_flush({11, 12, 13, 2, bytes}));
-  put(sink, "flush-end", kFlushEnd, mep::encode_flush_end({11, 12, 13}));
+  put(sink, "flush", kFlush, mep::encode_catch_up({11, 12, 13, 2, bytes}));
+  put(sink, "flush-end", kCatchUpEnd, mep::encode_catch_up_end({11, 12, 13}));
   put(sink, "leaving", kLeaving, mep::encode_leaving({}));
   const mep::membership::ChannelState done[] = {{11, 12, 13, 0}, {21, 22, 23, 0}};
   put(sink, "leaving-two", kLeaving, mep::encode_leaving(done));

@@ -153,7 +153,7 @@ class Death {
   // Membership finds out and settles it: what one survivor has done has succeeded. All survivors agree, whoever
   // has succeeded has the right bytes, and they go on without the dead one. True: it has succeeded.
   bool settle(const char* where) {
-    const bool succeeds = give_verdict();
+    const bool succeeds = give_decision();
     rig_.synchronize();
     const uint64_t all = (uint64_t{1} << rig_.ranks()) - 1;
     for (uint32_t rank = 0; rank < rig_.ranks(); ++rank) {
@@ -182,30 +182,30 @@ class Death {
     }
     rig_.synchronize();
   }
-  bool give_verdict() {
-    uint64_t n_star = 0;
-    for (uint32_t rank = 0; rank < rig_.ranks(); ++rank) rig_.wedge(rank);
+  bool give_decision() {
+    uint64_t last_completed = 0;
+    for (uint32_t rank = 0; rank < rig_.ranks(); ++rank) rig_.freeze(rank);
     for (uint32_t rank = 0; rank < rig_.ranks(); ++rank) {
       if (rank == gone_) continue;
       GPU_CHECK(rig_.acknowledged(rank), "rank %u does not park", rank);
-      n_star = std::max(n_star, Rig::word_of(&rig_.post(rank)->done));
+      last_completed = std::max(last_completed, Rig::word_of(&rig_.post(rank)->done));
     }
     for (uint32_t rank = 0; rank < rig_.ranks(); ++rank) {
-      CollVerdict verdict = verdict_of(n_star, 3, all_but(rig_.ranks(), gone_));
+      CollDecision decision = decision_of(last_completed, 3, all_but(rig_.ranks(), gone_));
       // The dead one's kernel has to end too. It learns that its world has.
-      if (rank == gone_) verdict.n_star = verdict.epoch = 0;
-      rig_.install(rank, verdict);
+      if (rank == gone_) decision.last_completed = decision.epoch = 0;
+      rig_.install(rank, decision);
     }
-    return n_star == 2;
+    return last_completed == 2;
   }
-  // Among the survivors: after a success the next call tells the news, after a failure that has told them.
+  // Among the survivors: after a success the next call tells the report, after a failure that has told them.
   void go_on(bool has_news, const char* where) {
     if (members_.scene.root == gone_) members_.scene.root = gone_ == 0 ? 1 : 0;
     if (has_news) {
       launch_survivors();
       for (uint32_t rank = 0; rank < rig_.ranks(); ++rank) {
         GPU_CHECK(rank == gone_ || members_.statuses[rank]->head.result == MEP_ERR_PEER_FAILED,
-                  "%s: rank %u: %d, not the news", where, rank,
+                  "%s: rank %u: %d, not the report", where, rank,
                   members_.statuses[rank]->head.result);
       }
     }

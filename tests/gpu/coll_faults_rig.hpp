@@ -1,5 +1,5 @@
 // What the parts of the test of faults in stream collectives share: ranks with buffers whose values are known, what an
-// operation has to leave in them, and verdicts, since the test plays membership.
+// operation has to leave in them, and decisions, since the test plays membership.
 #pragma once
 
 #include "coll_oracle.hpp"
@@ -123,15 +123,15 @@ inline uint64_t all_but(uint32_t ranks, uint32_t gone) {
   return ((uint64_t{1} << ranks) - 1) & ~(uint64_t{1} << gone);
 }
 
-inline CollVerdict verdict_of(uint64_t n_star, uint64_t next, uint64_t live) {
-  CollVerdict verdict{};
-  verdict.old_epoch = 1;
-  verdict.n_star = n_star;
-  verdict.epoch = 2;
-  verdict.next = next;
-  verdict.live = live;
-  verdict.result = MEP_ERR_PEER_FAILED;
-  return verdict;
+inline CollDecision decision_of(uint64_t last_completed, uint64_t next, uint64_t live) {
+  CollDecision decision{};
+  decision.old_epoch = 1;
+  decision.last_completed = last_completed;
+  decision.epoch = 2;
+  decision.next = next;
+  decision.live = live;
+  decision.result = MEP_ERR_PEER_FAILED;
+  return decision;
 }
 
 inline bool wait_for(const std::function<bool()>& condition) {

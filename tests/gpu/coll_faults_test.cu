@@ -1,5 +1,5 @@
 // Faults in stream collectives: a rank that does not call, one that dies between its signals, one that
-// is a hundred times slower, a wedge at any moment. No kernel hangs, no sticky error, the report is
+// is a hundred times slower, a freeze at any moment. No kernel hangs, no sticky error, the report is
 // right, and graphs captured before go on in the next epoch. The test plays membership. Deaths at a chosen moment
 // of an operation are in coll_faults_deaths.cu.
 //
@@ -21,7 +21,7 @@ std::vector<cudaGraphExec_t> capture(const Ranks& ranks, int operations) {
   return execs;
 }
 
-// The last rank stops calling. The others report it, park, get the verdict, and replay their old graph
+// The last rank stops calling. The others report it, park, get the decision, and replay their old graph
 // among themselves. Operations of one rank are enqueued two deep, so one fails and the next goes on.
 void stopped(uint32_t ranks, uint64_t timeout_ms, Places places, const Scene& scene = {},
              int replays = 100) {
@@ -46,13 +46,13 @@ void stopped(uint32_t ranks, uint64_t timeout_ms, Places places, const Scene& sc
               static_cast<unsigned long long>(post->late_seq),
               static_cast<unsigned long long>(post->late_missing));
   }
-  for (uint32_t rank = 0; rank < gone; ++rank) rig.wedge(rank);
+  for (uint32_t rank = 0; rank < gone; ++rank) rig.freeze(rank);
   for (uint32_t rank = 0; rank < gone; ++rank) {
     GPU_CHECK(rig.acknowledged(rank), "rank %u does not park", rank);
     GPU_CHECK(rig.post(rank)->done == 1 && rig.post(rank)->entered == 2, "rank %u: done", rank);
   }
   for (uint32_t rank = 0; rank < gone; ++rank) {
-    rig.install(rank, verdict_of(1, 3, all_but(ranks, gone)));
+    rig.install(rank, decision_of(1, 3, all_but(ranks, gone)));
   }
   rig.synchronize();
   for (uint32_t rank = 0; rank < gone; ++rank) {
@@ -83,9 +83,9 @@ void between_operations(uint32_t ranks) {
   Ranks members(rig);
   const uint32_t gone = 0;
   for (uint32_t rank = 1; rank < ranks; ++rank) {
-    rig.wedge(rank);
+    rig.freeze(rank);
     GPU_CHECK(rig.acknowledged(rank), "rank %u does not park", rank);
-    rig.install(rank, verdict_of(0, 1, all_but(ranks, gone)));
+    rig.install(rank, decision_of(0, 1, all_but(ranks, gone)));
   }
   for (const int32_t wanted : {MEP_ERR_PEER_FAILED, MEP_SUCCESS}) {
     members.clear();
@@ -93,13 +93,13 @@ void between_operations(uint32_t ranks) {
     rig.synchronize();
     for (uint32_t rank = 1; rank < ranks; ++rank) {
       if (wanted == MEP_SUCCESS) {
-        members.expect(all_but(ranks, gone), rank, "after the news");
+        members.expect(all_but(ranks, gone), rank, "after the report");
         GPU_CHECK(members.statuses[rank]->head.seq == 1 && members.statuses[rank]->head.epoch == 2,
                   "rank %u: seq %llu", rank,
                   static_cast<unsigned long long>(members.statuses[rank]->head.seq));
       } else {
-        GPU_CHECK(members.statuses[rank]->head.result == wanted, "rank %u: %d, not the news", rank,
-                  members.statuses[rank]->head.result);
+        GPU_CHECK(members.statuses[rank]->head.result == wanted, "rank %u: %d, not the report",
+                  rank, members.statuses[rank]->head.result);
       }
     }
   }
@@ -107,7 +107,7 @@ void between_operations(uint32_t ranks) {
 }
 
 // A dying rank has served some members and not others: its words and bytes for them go astray. Who has
-// them completes; the verdict says that the operation succeeds; the others take them from a member. It is the
+// them completes; the decision says that the operation succeeds; the others take them from a member. It is the
 // second operation: in the first the ranks meet, and who is not met serves nobody.
 void half_served(uint32_t ranks, const Scene& scene = {}) {
   Rig rig(ranks, 2000);
@@ -125,21 +125,21 @@ void half_served(uint32_t ranks, const Scene& scene = {}) {
   for (uint32_t rank = 0; rank < ranks; ++rank) rig.launch(rank, members.call(rank));
   GPU_CHECK(wait_for([&] { return Rig::word_of(&rig.post(served)->done) == 2; }),
             "a served rank does not complete");
-  for (uint32_t rank = 0; rank < gone; ++rank) rig.wedge(rank);
+  for (uint32_t rank = 0; rank < gone; ++rank) rig.freeze(rank);
   for (uint32_t rank = 0; rank < gone; ++rank) {
     GPU_CHECK(rig.acknowledged(rank), "rank %u does not park", rank);
     GPU_CHECK(rig.post(rank)->done == 1 + rank % 2, "rank %u has done %llu", rank,
               static_cast<unsigned long long>(rig.post(rank)->done));
   }
   for (uint32_t rank = 0; rank < gone; ++rank) {
-    rig.install(rank, verdict_of(2, 3, all_but(ranks, gone)));
+    rig.install(rank, decision_of(2, 3, all_but(ranks, gone)));
   }
   rig.synchronize();
   for (uint32_t rank = 0; rank < gone; ++rank) {
     members.expect((uint64_t{1} << ranks) - 1, rank, "settled");
   }
   members.clear();
-  for (uint32_t rank = 0; rank < gone; ++rank) rig.launch(rank, members.call(rank));  // the news
+  for (uint32_t rank = 0; rank < gone; ++rank) rig.launch(rank, members.call(rank));  // the report
   for (uint32_t rank = 0; rank < gone; ++rank) rig.launch(rank, members.call(rank));
   rig.synchronize();
   for (uint32_t rank = 0; rank < gone; ++rank) {
@@ -162,15 +162,15 @@ void slow_reader(uint32_t ranks) {
   members.clear();
   for (uint32_t rank = 0; rank < ranks; ++rank) rig.launch(rank, members.call(rank));
   GPU_CHECK(wait_for([&] { return Rig::word_of(&rig.post(0)->done) == 1; }), "it does not end");
-  for (uint32_t rank = 0; rank < gone; ++rank) rig.wedge(rank);
+  for (uint32_t rank = 0; rank < gone; ++rank) rig.freeze(rank);
   for (uint32_t rank = 0; rank < gone; ++rank) {
     GPU_CHECK(rig.acknowledged(rank), "rank %u does not park", rank);
   }
   for (uint32_t rank = 0; rank < gone; ++rank) {
-    rig.install(rank, verdict_of(1, 2, all_but(ranks, gone)));
+    rig.install(rank, decision_of(1, 2, all_but(ranks, gone)));
   }
   for (size_t i = 0; i < kCount; ++i) members.sends[0][i] = 0x55555555u;
-  rig.launch(0, members.call(0));  // the news
+  rig.launch(0, members.call(0));  // the report
   rig.launch(0, members.call(0));
   GPU_CHECK(wait_for([&] { return Rig::word_of(&rig.post(reader)->done) == 1; }),
             "it does not end");
@@ -187,7 +187,7 @@ void slow_reader(uint32_t ranks) {
   }
 }
 
-// A wedge that comes to nothing, at random moments of a stream of operations with delays.
+// A freeze that comes to nothing, at random moments of a stream of operations with delays.
 void lifted(uint32_t ranks, std::mt19937_64* random, double seconds, Places places) {
   Rig rig(ranks, 20'000, places);
   Ranks members(rig);
@@ -195,7 +195,7 @@ void lifted(uint32_t ranks, std::mt19937_64* random, double seconds, Places plac
   const bool small = places == Places::kSmall;
   for (uint32_t rank = 0; rank < ranks; ++rank) rig.set_delay(rank, small ? 4'000 : 40'000);
   const double end = now_s() + seconds;
-  uint64_t operations = 0, wedges = 0;
+  uint64_t operations = 0, freezes = 0;
   while (now_s() < end) {
     members.clear();
     members.scene.kind = kKinds[(*random)() % kinds];
@@ -209,7 +209,7 @@ void lifted(uint32_t ranks, std::mt19937_64* random, double seconds, Places plac
       const double pause = now_s() + static_cast<double>((*random)() % 300) * 1e-6;
       while (now_s() < pause) {
       }
-      for (uint32_t rank = 0; rank < ranks; ++rank) rig.wedge(rank);
+      for (uint32_t rank = 0; rank < ranks; ++rank) rig.freeze(rank);
       for (uint32_t rank = 0; rank < ranks; ++rank) {
         GPU_CHECK(rig.acknowledged(rank), "rank %u does not park", rank);
         const uint64_t done = Rig::word_of(&rig.post(rank)->done);
@@ -219,21 +219,21 @@ void lifted(uint32_t ranks, std::mt19937_64* random, double seconds, Places plac
         GPU_CHECK(Rig::word_of(&rig.post(rank)->done) == done, "rank %u went on", rank);
       }
       for (uint32_t rank = 0; rank < ranks; ++rank) rig.lift(rank);
-      ++wedges;
+      ++freezes;
     }
     rig.synchronize();
     for (uint32_t rank = 0; rank < ranks; ++rank) {
-      members.expect((uint64_t{1} << ranks) - 1, rank, "after lifted wedges");
+      members.expect((uint64_t{1} << ranks) - 1, rank, "after lifted freezes");
       GPU_CHECK(Rig::word_of(&rig.post(rank)->done) == operations, "rank %u: count", rank);
     }
   }
-  std::printf("  %u ranks: %llu wedges without consequence in %llu operations%s\n", ranks,
-              static_cast<unsigned long long>(wedges), static_cast<unsigned long long>(operations),
+  std::printf("  %u ranks: %llu freezes without consequence in %llu operations%s\n", ranks,
+              static_cast<unsigned long long>(freezes), static_cast<unsigned long long>(operations),
               small ? ", small places" : "");
 }
 
 // Nobody answers: the operation ends all the same, and so do later ones.
-void no_verdict(uint32_t ranks) {
+void no_decision(uint32_t ranks) {
   Rig rig(ranks, 200);
   Ranks members(rig);
   members.clear();
@@ -245,7 +245,7 @@ void no_verdict(uint32_t ranks) {
   GPU_CHECK(members.statuses[0]->head.result == MEP_ERR_TIMEOUT, "status %d",
             members.statuses[0]->head.result);
   GPU_CHECK(Rig::word_of(&rig.post(0)->failures) == 2, "failures");
-  std::printf("  %u ranks: without any verdict operations end, after %.1f s\n", ranks,
+  std::printf("  %u ranks: without any decision operations end, after %.1f s\n", ranks,
               now_s() - begin);
 }
 
@@ -271,9 +271,9 @@ void dead_root(uint32_t ranks) {
   Ranks members(rig, {Collective::k_allreduce, ranks - 1, 1000});
   const uint32_t gone = ranks - 1;
   for (uint32_t rank = 0; rank < gone; ++rank) {
-    rig.wedge(rank);
+    rig.freeze(rank);
     GPU_CHECK(rig.acknowledged(rank), "rank %u does not park", rank);
-    rig.install(rank, verdict_of(0, 1, all_but(ranks, gone)));
+    rig.install(rank, decision_of(0, 1, all_but(ranks, gone)));
   }
   const auto launch = [&](Collective kind) {
     members.scene.kind = kind;
@@ -281,7 +281,7 @@ void dead_root(uint32_t ranks) {
     for (uint32_t rank = 0; rank < gone; ++rank) rig.launch(rank, members.call(rank));
     rig.synchronize();
   };
-  launch(Collective::k_allreduce);  // the news
+  launch(Collective::k_allreduce);  // the report
   for (const Collective kind : kKinds) {
     if (!has_root(kind)) continue;
     launch(kind);
@@ -341,7 +341,7 @@ int main() {
   std::printf("  3 ranks: one reads while another begins the next epoch\n");
   for (const uint32_t ranks : {2u, 8u}) lifted(ranks, &random, 3, Places::kAsUsual);
   for (const uint32_t ranks : {2u, 8u}) lifted(ranks, &random, 2, Places::kSmall);
-  no_verdict(2);
+  no_decision(2);
   slow(4);
   // Whatever happened, the context is sound.
   synchronize_all();

@@ -24,10 +24,10 @@ namespace gpu_test {
 
 using mep::Collective;
 using mep::device::CollCall;
+using mep::device::CollDecision;
 using mep::device::CollLayout;
 using mep::device::CollPost;
 using mep::device::CollState;
-using mep::device::CollVerdict;
 using mep::device::OpStatus;
 
 inline void mep_ok(mep_result_t result) {
@@ -178,7 +178,7 @@ class Rig {
 
   // --- The part of membership ---
   static uint64_t word_of(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
-  void wedge(uint32_t rank) const { __atomic_fetch_add(&posts_[rank]->word, 1, __ATOMIC_SEQ_CST); }
+  void freeze(uint32_t rank) const { __atomic_fetch_add(&posts_[rank]->word, 1, __ATOMIC_SEQ_CST); }
   // Waits until the running operation, if any, has ended or parked. False: it did not within 5 s.
   bool acknowledged(uint32_t rank) const {
     const CollPost* post = posts_[rank];
@@ -191,10 +191,10 @@ class Rig {
     }
     return false;
   }
-  void install(uint32_t rank, const CollVerdict& verdict) const {
+  void install(uint32_t rank, const CollDecision& decision) const {
     CollPost* post = posts_[rank];
     const uint64_t number = post->installed + 1;
-    post->verdicts[number % mep::device::kCollVerdicts] = verdict;
+    post->decisions[number % mep::device::kCollDecisions] = decision;
     __atomic_store_n(&post->installed, number, __ATOMIC_SEQ_CST);
     __atomic_fetch_add(&post->word, 1, __ATOMIC_SEQ_CST);
   }

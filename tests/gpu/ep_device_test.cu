@@ -78,7 +78,7 @@ void outlasts(const Shape& s, uint64_t seed) {
         news = group.dispatch(i, buffer, 0, Halves::kBoth);
         cuda(cudaStreamSynchronize(group.ranks[i].stream));
       }
-      GPU_CHECK(news == MEP_ERR_TIMEOUT, "rank %u: the news are %s", i, mep_result_string(news));
+      GPU_CHECK(news == MEP_ERR_TIMEOUT, "rank %u: the report are %s", i, mep_result_string(news));
     }
   }
   for (Rank& r : group.ranks) (void)mep_comm_async_result(r.comm);
@@ -187,7 +187,7 @@ void survives(const Shape& s, bool graphs_only, uint64_t seed) {
                   "last_op: %s", mep_last_error());
       } else {
         const mep_result_t news = group.dispatch(i, buffer, 0, Halves::kBoth);
-        GPU_CHECK(news == MEP_ERR_PEER_FAILED, "rank %u: the news are %s", i,
+        GPU_CHECK(news == MEP_ERR_PEER_FAILED, "rank %u: the report are %s", i,
                   mep_result_string(news));
       }
     }

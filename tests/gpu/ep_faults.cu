@@ -182,7 +182,7 @@ bool silent_in_combine(uint64_t seed) {
     rig.worker(r).enqueue(options, rig.stream(r));
   }
   GPU_OK(cudaDeviceSynchronize());
-  rig.expect_failure(MEP_ERR_TIMEOUT, Cause::kDeadline, EpPhase::kTerms, 2);
+  rig.expect_failure(MEP_ERR_TIMEOUT, Cause::kDeadline, EpPhase::kOutputs, 2);
   for (const uint32_t r : {0u, 1u, 3u}) rig.expect_zero_rows(r);
   rig.recover(9, true);
   return rig.good();

@@ -548,7 +548,7 @@ class CaseRun {
       // Words of the use before are what a real buffer would have.
       state.channel.use = use;
       state.channel.seq = *seq;
-      state.given_back = 1;
+      state.credited = 1;
       state.counted = 0;
       group_[r].buffers[0]->local.set(&state, sizeof state);
       GPU_OK(cudaMemset(group_[r].buffers[0]->window.data(), 0, group_[r].g.words_end));

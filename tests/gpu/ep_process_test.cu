@@ -32,7 +32,7 @@ void agrees(Group& group, const Reference& ref, uint32_t rank) {
 }
 
 // This rank's dispatch waits for the killed one, or rank 0 sees the view without it. Either way the
-// next call on each buffer tells the news.
+// next call on each buffer tells the report.
 void is_told(Group& group, const Reference& ref, uint32_t rank, Fault fault) {
   const Rank& r = group.ranks[rank];
   if (fault == Fault::kWaiting && rank == 0) {
@@ -61,7 +61,7 @@ void is_told(Group& group, const Reference& ref, uint32_t rank, Fault fault) {
       news = group.dispatch(rank, buffer, 0, Halves::kBoth);
       cuda(cudaStreamSynchronize(r.stream));
     }
-    GPU_CHECK(news == MEP_ERR_PEER_FAILED, "rank %u: the news are %s", rank,
+    GPU_CHECK(news == MEP_ERR_PEER_FAILED, "rank %u: the report are %s", rank,
               mep_result_string(news));
   }
   (void)mep_comm_async_result(r.comm);

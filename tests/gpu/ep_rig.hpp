@@ -209,7 +209,7 @@ class Group {
         EpState state = buffer->state();
         state.channel.use = 0;
         state.carries = carries ? 1 : 0;
-        state.given_back = 0;
+        state.credited = 0;
         buffer->local.set(&state, sizeof state);
         std::memset(static_cast<void*>(buffer->report.host), 0, sizeof(DeviceReport));
       }

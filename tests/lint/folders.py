@@ -50,10 +50,10 @@ TESTS = {
     "kernels/cuda": r"^gpu_(coll|ep)",
     "kernels/cuda/device": r"^gpu_(coll|ep)",
     "core/membership": r"^(membership_|sim_|model|witness)",
-    "core/bootstrap": r"^(bootstrap_|listeners|newcomers|netns|.*(hello|greeting|start_frames|offer|control_link)_fuzz)",
+    "core/bootstrap": r"^(bootstrap_|listeners|joiners|netns|.*(hello|greeting|start_frames|offer|control_link)_fuzz)",
     "core/bootstrap/mep_run": r"^bootstrap_mep_run",
     "core/topo": r"^(topo|mep_info)",
-    "core/world": r"^(world_|large_world|progress_|membership_processes|newcomers|window_ticket|fault_)",
+    "core/world": r"^(world_|large_world|progress_|membership_processes|joiners|window_ticket|fault_)",
     "core/operation": r"^(operation|coll_requests|coll_faults_threads|progress_gate)",
     "core/coll": r"^(coll_|eager_)",
     "core/message": r"^message_",
@@ -88,10 +88,10 @@ EXCEPTIONS = {
 # (file, name): why it is defined outside the folder whose header declares it.
 WITH_CUDA = "with CUDA; without it a file of the header's own folder defines it"
 DEFINED_ELSEWHERE = {
-    ("src/core/cuda/device_comm.cpp", "check_device"): WITH_CUDA,
-    ("src/core/cuda/device_comm.cpp", "choose_device"): WITH_CUDA,
-    ("src/core/cuda/make_device_side.cpp", "make_device_side"): WITH_CUDA,
-    ("src/core/cuda/make_device_side.cpp", "make_ep_device"): WITH_CUDA,
+    ("src/core/cuda/gpu_comm.cpp", "check_device"): WITH_CUDA,
+    ("src/core/cuda/gpu_comm.cpp", "choose_device"): WITH_CUDA,
+    ("src/core/cuda/make_gpu_backend.cpp", "make_gpu_backend"): WITH_CUDA,
+    ("src/core/cuda/make_gpu_backend.cpp", "make_ep_device"): WITH_CUDA,
     ("src/core/api/ep_api.cpp", "ep_object_of"): "only the C API knows what a handle of the user's holds",
 }
 

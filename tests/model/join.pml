@@ -1,6 +1,6 @@
-/* A newcomer joins (mep_recover_ranks): slot J of N held an incarnation that was lost and excluded; the
- * members call the collective, the lowest proposes the view with the newcomer, its old view's quorum
- * commits it. Members and the newcomer may crash or be falsely suspected at every step, and what the
+/* A joiner joins (mep_recover_ranks): slot J of N held an incarnation that was lost and excluded; the
+ * members call the collective, the lowest proposes the view with the joiner, its old view's quorum
+ * commits it. Members and the joiner may crash or be falsely suspected at every step, and what the
  * old incarnation left in flight arrives at any time: a statement that it is dead, and a signal word.
  *
  * One step is what the state machine does on one event, and a peer's row arrives whole, as in
@@ -9,19 +9,19 @@
  * Asserted:
  *   A1 one view (members and next) per epoch while anyone lives who acknowledged or installed it
  *   A2 nothing of the old incarnation is consumed: no operation completes on its word
- *   A3 the newcomer and the members go on at the same `next`, which no member has used
- *   A4 `dead` is never set for a living process; the newcomer lives in a slot with a dead past
+ *   A3 the joiner and the members go on at the same `next`, which no member has used
+ *   A4 `dead` is never set for a living process; the joiner lives in a slot with a dead past
  * With LIVENESS, when only a further failure can happen:
  *   L1 every living member's call has returned and its operation is done, or it can have no quorum
  *   L2 without false suspicion all living members are in one view of exactly the living, and the
- *      newcomer, if it lives, is in it
+ *      joiner, if it lives, is in it
  *
  * Wrong variants: DEAD_BY_SLOT (a statement counts for whoever is in the slot now), NO_TAG (any word of
- * the slot counts), START_AT_ZERO, COUNT_NEWCOMER (it counts for the quorum),
- * WAIT_NEWCOMER (its acknowledgement is waited for, though it may be dead),
- * RULE_C_WITHOUT_NEWCOMER (a newcomer lives in a view whose other members are dead, the excluded
+ * the slot counts), START_AT_ZERO, COUNT_JOINER (it counts for the quorum),
+ * WAIT_JOINER (its acknowledgement is waited for, though it may be dead),
+ * RULE_C_WITHOUT_JOINER (a joiner lives in a view whose other members are dead, the excluded
  * rest goes on without knowing), NO_ADOPT.
- * Reached code: REACH_JOINED, REACH_FAILED (the call ends without the newcomer), REACH_ADOPT.
+ * Reached code: REACH_JOINED, REACH_FAILED (the call ends without the joiner), REACH_ADOPT.
  */
 #ifndef N
 #define N 3
@@ -48,7 +48,7 @@ typedef Row {
   unsigned next : 3;    /* of the view; where the next operation goes on */
   unsigned ballot : 3;
   unsigned leader : 3;
-  unsigned members : N; /* none: a newcomer that is not in */
+  unsigned members : N; /* none: a joiner that is not in */
   unsigned suspects : N;
   unsigned dead : N;
   unsigned next_members : N;
@@ -60,7 +60,7 @@ typedef Memory {
   unsigned old_statement : 1; /* has arrived */
   unsigned old_word : 1;      /* lies there */
   unsigned old_written : 1;   /* has been written once */
-  unsigned settled : 1; /* the newcomer has been in a view of this rank and is out again */
+  unsigned settled : 1; /* the joiner has been in a view of this rank and is out again */
   unsigned done : 1
 };
 
@@ -85,7 +85,7 @@ byte me, peer;
    a.leader == b.leader && a.members == b.members && a.suspects == b.suspects &&             \
    a.dead == b.dead && a.next_members == b.next_members && a.next_next == b.next_next)
 
-#ifdef COUNT_NEWCOMER
+#ifdef COUNT_JOINER
 #define VOTES(j, set) (set)
 #else
 #define VOTES(j, set) ((set) & OWN(j).members)
@@ -94,8 +94,8 @@ byte me, peer;
   (2 * COUNT(VOTES(j, set)) > COUNT(OWN(j).members) ||                                       \
    (2 * COUNT(VOTES(j, set)) == COUNT(OWN(j).members) && IN(LOWEST(OWN(j).members), set)) || \
    ((OWN(j).members | CANDIDATE(j)) & ~OWN(j).dead & ~(set)) == 0)
-/* Rule (c) counts a newcomer too: it may have entered a view of members that are all dead by now. */
-#ifdef RULE_C_WITHOUT_NEWCOMER
+/* Rule (c) counts a joiner too: it may have entered a view of members that are all dead by now. */
+#ifdef RULE_C_WITHOUT_JOINER
 #define CANDIDATE(j) 0
 #else
 #define CANDIDATE(j) (memory[j].settled -> 0 : BIT(J))
@@ -256,7 +256,7 @@ inline propose(j) {
 
 inline commit(j) {
   need = OWN(j).next_members & ~OWN(j).suspects;
-#ifdef WAIT_NEWCOMER
+#ifdef WAIT_JOINER
   need = (need & OWN(j).members) | (OWN(j).next_members & BIT(J));
 #else
   need = need & OWN(j).members;
@@ -315,9 +315,9 @@ inline react(j) {
   od
 }
 
-/* The newcomer has no view of its own: it enters with the view. Its acknowledgement is a promise, for it
+/* The joiner has no view of its own: it enters with the view. Its acknowledgement is a promise, for it
  * takes over the leader's suspicions; it counts in rule (c) only and nothing else waits for it. */
-inline newcomer_learns(j, i) {
+inline joiner_learns(j, i) {
   if
   :: SEEN(j, i).members && IN(j, SEEN(j, i).members) && !IN(j, SEEN(j, i).suspects) ->
      OWN(j).suspects = SEEN(j, i).suspects;
@@ -379,7 +379,7 @@ inline crash(k) {
   (MEMBER(j) && !IN(k, alive) && IN(k, (OWN(j).members | BIT(J))) && !IN(k, OWN(j).dead))
 #define CAN_SUSPECT(j, k)            \
   (false_suspicions && MEMBER(j) && IN(k, (OWN(j).members | BIT(J))) && !IN(k, OWN(j).suspects))
-/* The collective is called while the newcomer is ready, or because others have called it. */
+/* The collective is called while the joiner is ready, or because others have called it. */
 #define CALLED(j, i) (SEEN(j, i).recover && SEEN(j, i).epoch == OWN(j).epoch)
 #if N == 3
 #define ANY_CALLED(j) (CALLED(j, 0) || CALLED(j, 1))
@@ -389,7 +389,7 @@ inline crash(k) {
 #define CAN_CALL(j)                                                              \
   (MEMBER(j) && !IN(J, OWN(j).members) && !OWN(j).recover && OWN(j).epoch < EPOCHS && \
    (!IN(J, OWN(j).suspects) || ANY_CALLED(j)))
-/* The operation of a view with the newcomer: all have posted, so that the word of J decides. */
+/* The operation of a view with the joiner: all have posted, so that the word of J decides. */
 #define VALID_WORD(j) (IN(J, alive) && OWN(J).epoch == OWN(j).epoch && OWN(J).members)
 #ifdef NO_TAG
 #define CAN_COMPLETE(j) (MEMBER(j) && IN(J, OWN(j).members) && !memory[j].done && \
@@ -480,7 +480,7 @@ pushed:
     d_step {
       receive_row(me, peer);
       if
-      :: OWN(me).members == 0 -> newcomer_learns(me, peer)
+      :: OWN(me).members == 0 -> joiner_learns(me, peer)
       :: else -> member_learns(me, peer)
       fi;
       if

@@ -73,9 +73,9 @@ def view_change_runs():
     ]
     wrong = [
         ("NSTAR_MIN", "N* = min(done)"),
-        ("ACK_BEFORE_FLUSH", "acknowledging before the flush"),
+        ("ACK_BEFORE_CATCH_UP", "acknowledging before the catch-up"),
         ("NO_ADOPT", "not adopting an earlier proposal"),
-        ("COMPLETE_AFTER_WEDGE", "completing after the wedge"),
+        ("COMPLETE_AFTER_FREEZE", "completing after the freeze"),
         ("SUSPECT_IS_DEAD", "a suspect counts as dead"),
         ("SUSPECT_IS_DEAD REACH_CONSEQUENCE", "... and its consequence, two views"),
         ("NO_QUORUM_RULE", "no quorum rule"),
@@ -92,7 +92,7 @@ def view_change_runs():
               "CRASH_AFTER_VIEW IDLE ")
     runs.append(run("wrong: the shrunken majority, 5 ranks", model, 5,
                     narrow + "SHRUNKEN_MAJORITY", expected="fails"))
-    reached = [("REACH_ADOPT", 3), ("REACH_FLUSH", 3), ("REACH_SECOND", 3), ("REACH_RULE_C", 3),
+    reached = [("REACH_ADOPT", 3), ("REACH_CATCH_UP", 3), ("REACH_SECOND", 3), ("REACH_RULE_C", 3),
                ("REACH_SECOND_ADOPT", 4)]
     for macro, ranks in reached:
         runs.append(run("reached: " + macro[6:].lower(), model, ranks,
@@ -120,7 +120,7 @@ def zombie_runs():
                   "ZERO_AFTER_ACK", "NO_ZERO_NO_EPOCH", "HAND_TO_ANYONE"):
         runs.append(run("wrong: zombie, " + macro.lower().replace("_", " "), model, 3, macro,
                         expected="fails", check="stuck", depth=10000))
-    runs.append(run("reached: zombie, flush", model, 3, "REACH_FLUSH", expected="fails",
+    runs.append(run("reached: zombie, catch-up", model, 3, "REACH_CATCH_UP", expected="fails",
                     check="stuck", depth=10000))
     return runs
 
@@ -132,17 +132,17 @@ def join_runs():
         run("join, crashes, one false suspicion", model, 3, "CRASHES=2 FALSE_SUSPICIONS=1"),
         run("join, liveness, one false suspicion", model, 3,
             "CRASHES=2 FALSE_SUSPICIONS=1 LIVENESS", check="progress", seconds=120),
-        run("join, 3 members and the newcomer", model, 4, "CRASHES=3 FALSE_SUSPICIONS=1",
+        run("join, 3 members and the joiner", model, 4, "CRASHES=3 FALSE_SUSPICIONS=1",
             mode="swarm", seeds=1, seconds=12),
-        run("join, 3 members and the newcomer, long", model, 4, "CRASHES=3 FALSE_SUSPICIONS=2",
+        run("join, 3 members and the joiner, long", model, 4, "CRASHES=3 FALSE_SUSPICIONS=2",
             mode="swarm", seeds=8, seconds=120, ci=False, memory_mb=5000),
     ]
-    for macro in ("DEAD_BY_SLOT", "NO_TAG", "START_AT_ZERO", "COUNT_NEWCOMER", "NO_ADOPT",
-                  "RULE_C_WITHOUT_NEWCOMER"):
+    for macro in ("DEAD_BY_SLOT", "NO_TAG", "START_AT_ZERO", "COUNT_JOINER", "NO_ADOPT",
+                  "RULE_C_WITHOUT_JOINER"):
         runs.append(run("wrong: join, " + macro.lower().replace("_", " "), model, 3,
                         "CRASHES=2 FALSE_SUSPICIONS=1 " + macro, expected="fails"))
-    runs.append(run("wrong: join, wait newcomer", model, 3,
-                    "CRASHES=2 FALSE_SUSPICIONS=1 LIVENESS WAIT_NEWCOMER", expected="fails",
+    runs.append(run("wrong: join, wait joiner", model, 3,
+                    "CRASHES=2 FALSE_SUSPICIONS=1 LIVENESS WAIT_JOINER", expected="fails",
                     check="progress"))
     for macro in ("REACH_JOINED", "REACH_FAILED", "REACH_ADOPT"):
         runs.append(run("reached: join, " + macro[6:].lower(), model, 3,
@@ -163,7 +163,7 @@ def told_runs():
         run("told, two deaths", model, 4, "CRASHES=2 SETTLES=0", memory_mb=6000, seconds=1200,
             ci=False),
     ]
-    for macro in ("NO_CALL_REPORTS", "ONE_VERDICT", "LATE_NOT_TOLD", "CLOSES_AT_ONCE",
+    for macro in ("NO_CALL_REPORTS", "ONE_DECISION", "LATE_NOT_TOLD", "CLOSES_AT_ONCE",
                   "NOTHING_FIXED", "NOT_CUT"):
         runs.append(run("wrong: told, " + macro.lower().replace("_", " "), model, 3, macro,
                         expected="fails"))

@@ -4,8 +4,8 @@
  * when their last call is told.
  *
  * Odd seqs need a contribution of every member, even ones only that of the lowest living member (a
- * broadcast), who is done with it at once. A change freezes each rank at a time of its own (wedge), then
- * decides, with the flush, from the frozen tables of all who live, and is installed by each in its
+ * broadcast), who is done with it at once. A change freezes each rank at a time of its own (freeze), then
+ * decides, with the catch-up, from the frozen tables of all who live, and is installed by each in its
  * time. Landings go in order for each pair.
  *
  * Asserted where they could break:
@@ -40,7 +40,7 @@
 #define MIN(a, b) ((a) < (b) -> (a) : (b))
 #define LOWEST(s) (((s) & 1) -> 0 : (((s) & 2) -> 1 : (((s) & 4) -> 2 : 3)))
 
-/* One channel of one rank. A verdict k of the list: calls in (from, last] report the changes of set. */
+/* One channel of one rank. A decision k of the list: calls in (from, last] report the changes of set. */
 typedef Channel {
   byte called;
   byte done;
@@ -61,7 +61,7 @@ typedef Rank {
   byte epoch;
   byte members = ALL;
   byte held; /* who has said that it holds what this one was told */
-  bit wedged;
+  bit frozen;
   bit closing;
   bit closed
 };
@@ -196,8 +196,8 @@ inline find_reach(ch, j) {
   fi
 }
 
-/* The verdict that call s meets; sets v, CHANGES if there is none. */
-inline find_verdict(ch, j) {
+/* The decision that call s meets; sets v, CHANGES if there is none. */
+inline find_decision(ch, j) {
   v = CHANGES;
   k = 0;
   do
@@ -213,7 +213,7 @@ inline find_verdict(ch, j) {
 
 inline call(ch, j) {
   s = OF(ch, j).called + 1;
-  find_verdict(ch, j);
+  find_decision(ch, j);
 #ifdef LATE_NOT_TOLD
   v = CHANGES;
 #endif
@@ -243,8 +243,8 @@ inline call(ch, j) {
   fi
 }
 
-inline wedge(j) {
-  rank[j].wedged = 1;
+inline freeze(j) {
+  rank[j].frozen = 1;
   c = 0;
   do
   :: c < CHANNELS ->
@@ -288,15 +288,15 @@ inline decide(e) {
   od
 }
 
-/* The new verdict comes last; earlier ones end at its N*, those left empty share its calls. */
-inline add_verdict(ch, j, e) {
+/* The new decision comes last; earlier ones end at its N*, those left empty share its calls. */
+inline add_decision(ch, j, e) {
   OF(ch, j).from[e] = decision[e].from[ch];
   OF(ch, j).last[e] = decision[e].next[ch] - 1;
   OF(ch, j).set[e] = BIT(e);
   k = 0;
   do
   :: k < e ->
-#ifdef ONE_VERDICT
+#ifdef ONE_DECISION
      OF(ch, j).last[k] = 0;
 #else
 #ifndef NOT_CUT
@@ -321,7 +321,7 @@ inline settle(ch, j, e) {
   :: decision[e].from[ch] >= OF(ch, j).next -> OF(ch, j).done = decision[e].from[ch]
   :: else
   fi;
-  add_verdict(ch, j, e);
+  add_decision(ch, j, e);
   s = 1;
   do
   :: s <= OF(ch, j).called && s <= CALLS ->
@@ -329,7 +329,7 @@ inline settle(ch, j, e) {
      :: OF(ch, j).told[s] == 0 && s > OF(ch, j).next - 1 ->
         if
         :: s <= decision[e].from[ch] -> tell(ch, j, s, 1)
-        :: else -> find_verdict(ch, j); assert(v < CHANGES); tell(ch, j, s, 2 + OF(ch, j).set[v])
+        :: else -> find_decision(ch, j); assert(v < CHANGES); tell(ch, j, s, 2 + OF(ch, j).set[v])
         fi
      :: else
      fi;
@@ -360,7 +360,7 @@ inline install(j) {
   od;
   rank[j].epoch = most + 1;
   rank[j].members = decision[most].members;
-  rank[j].wedged = 0;
+  rank[j].frozen = 0;
   rank[j].held = (rank[j].closing -> ALL : 0)
 }
 
@@ -372,10 +372,10 @@ inline answer(b, j) {
   :: c < CHANNELS ->
      s = REPORTED(c, j);
      if
-     :: rank[b].closed || (rank[b].wedged && OF(c, b).rep >= s) || (!rank[b].wedged && s < OF(c, b).next)
+     :: rank[b].closed || (rank[b].frozen && OF(c, b).rep >= s) || (!rank[b].frozen && s < OF(c, b).next)
      :: else ->
         if
-        :: rank[b].wedged -> entered = 0
+        :: rank[b].frozen -> entered = 0
         :: else -> find_reach(c, b); entered = (reach >= s -> entered : 0)
         fi
      fi;
@@ -386,7 +386,7 @@ inline answer(b, j) {
   do
   :: entered && c < CHANNELS ->
      if
-     :: !rank[b].wedged && REPORTED(c, j) < OF(c, b).next ->
+     :: !rank[b].frozen && REPORTED(c, j) < OF(c, b).next ->
         OF(c, b).fixed = MAX(OF(c, b).fixed, REPORTED(c, j))
      :: else
      fi;
@@ -436,7 +436,7 @@ inline crash(j) {
   rank[j].epoch = 0;
   rank[j].members = 0;
   rank[j].held = 0;
-  rank[j].wedged = 0;
+  rank[j].frozen = 0;
   rank[j].closing = 0;
   rank[j].closed = 0
 }
@@ -444,13 +444,13 @@ inline crash(j) {
 #define LIVES(j) IN(j, alive)
 #define UNDER_WAY(ch, j) (OF(ch, j).called - MIN(OF(ch, j).called, BASE(ch, j)))
 #define CAN_CALL(ch, j) \
-  (LIVES(j) && !rank[j].wedged && !rank[j].closing && OF(ch, j).called < CALLS && UNDER_WAY(ch, j) < WINDOW)
+  (LIVES(j) && !rank[j].frozen && !rank[j].closing && OF(ch, j).called < CALLS && UNDER_WAY(ch, j) < WINDOW)
 #define CAN_LAND(ch, b, j)                                                               \
-  (LIVES(b) && LIVES(j) && !rank[j].wedged && !rank[j].closed && rank[b].epoch == rank[j].epoch &&     \
+  (LIVES(b) && LIVES(j) && !rank[j].frozen && !rank[j].closed && rank[b].epoch == rank[j].epoch &&     \
    OF(ch, j).landed[b] < OF(ch, b).called)
 #define WANTED(j) ((rank[j].members & ~alive) || decision[rank[j].epoch].settled)
-#define CAN_WEDGE(j) (LIVES(j) && !rank[j].wedged && rank[j].epoch < CHANGES && WANTED(j))
-#define FROZEN(b, e) (!LIVES(b) || (rank[b].wedged && rank[b].epoch == e))
+#define CAN_FREEZE(j) (LIVES(j) && !rank[j].frozen && rank[j].epoch < CHANGES && WANTED(j))
+#define FROZEN(b, e) (!LIVES(b) || (rank[b].frozen && rank[b].epoch == e))
 #if N == 2
 #define ALL_FROZEN(e) (FROZEN(0, e) && FROZEN(1, e))
 #define EACH(F) F(0) F(1)
@@ -480,14 +480,14 @@ inline crash(j) {
   :: d_step { CAN_LAND(0, b, j) -> OF(0, j).landed[b] = OF(0, j).landed[b] + 1; complete_all(0, j); i = 0 }
 #define LAND1(b, j) \
   :: d_step { CAN_LAND(1, b, j) -> OF(1, j).landed[b] = OF(1, j).landed[b] + 1; complete_all(1, j); i = 0 }
-#define WEDGE(j) :: d_step { CAN_WEDGE(j) -> wedge(j); i = 0 }
+#define FREEZE(j) :: d_step { CAN_FREEZE(j) -> freeze(j); i = 0 }
 #define DECIDE(j)                                                                             \
   :: d_step {                                                                                 \
-       LIVES(j) && rank[j].wedged && !decision[rank[j].epoch].made && ALL_FROZEN(rank[j].epoch) ->  \
+       LIVES(j) && rank[j].frozen && !decision[rank[j].epoch].made && ALL_FROZEN(rank[j].epoch) ->  \
        most = rank[j].epoch; v = most; decide(v); i = 0                                                    \
      }
 #define INSTALL(j) \
-  :: d_step { LIVES(j) && rank[j].wedged && decision[rank[j].epoch].made -> install(j) }
+  :: d_step { LIVES(j) && rank[j].frozen && decision[rank[j].epoch].made -> install(j) }
 #define CRASH(j) :: d_step { crashes && LIVES(j) -> crash(j); i = 0 }
 #define SETTLE(j) :: d_step { MAY_SETTLE(j) -> decision[rank[j].epoch].settled = 1; settles-- }
 #define START(j) :: d_step { LIVES(j) && !rank[j].closing && ENDED(j) -> rank[j].closing = 1 }
@@ -503,7 +503,7 @@ inline crash(j) {
 #endif
 #define CLOSE(j)                                                                              \
   :: d_step {                                                                                 \
-       LIVES(j) && rank[j].closing && !rank[j].closed && !rank[j].wedged && ANSWERED(j) ->          \
+       LIVES(j) && rank[j].closing && !rank[j].closed && !rank[j].frozen && ANSWERED(j) ->          \
        rank[j].closed = 1                                                                           \
      }
 
@@ -516,7 +516,7 @@ end_loop:
   EACH(CALL1)
   PAIRS(LAND1)
 #endif
-  EACH(WEDGE)
+  EACH(FREEZE)
   EACH(DECIDE)
   EACH(INSTALL)
   EACH(CRASH)

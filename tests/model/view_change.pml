@@ -9,7 +9,7 @@
  *   A1  one view per epoch: a committed view (members and N*) is the only one of its epoch while
  *       anyone lives who acknowledged or installed it
  *   A2  same success, same bytes: a success in an epoch is over exactly the members of its view
- *   A3  uniform verdict: whoever installs N* = 1 holds the result, whoever installs N* = 0 has not
+ *   A3  uniform decision: whoever installs N* = 1 holds the result, whoever installs N* = 0 has not
  *       returned success
  *   A4  `dead` is never set for a living process
  * With LIVENESS also, whenever nothing but a further failure can happen:
@@ -47,8 +47,8 @@
  * acknowledged) is (ballot, leader, next_members, next_done); ballot 0 is none. */
 typedef Row {
   unsigned epoch : EPOCH_BITS;
-  unsigned wedged : 1;
-  unsigned done : 1;       /* held the result when it wedged, or was flushed since */
+  unsigned frozen : 1;
+  unsigned done : 1;       /* held the result when it froze, or has caught up since */
   unsigned entry_done : 1; /* N* of the change that led to this epoch */
   unsigned ballot : 3;
   unsigned leader : 3;
@@ -87,7 +87,7 @@ byte me, peer;
 #define OWN(j) table[(j) * N + (j)]
 #define SEEN(j, i) table[(j) * N + (i)]
 #define SAME_ROW(a, b)                                                                        \
-  (a.epoch == b.epoch && a.wedged == b.wedged && a.done == b.done && a.ballot == b.ballot &&  \
+  (a.epoch == b.epoch && a.frozen == b.frozen && a.done == b.done && a.ballot == b.ballot &&  \
    a.suspects == b.suspects && a.dead == b.dead && a.members == b.members &&                  \
    a.leader == b.leader && a.next_done == b.next_done && a.next_members == b.next_members && \
    a.entry_done == b.entry_done)
@@ -109,7 +109,7 @@ hidden byte r, live, lead, good, again, need, holder, top, top_leader, value_mem
 
 inline forget_row(j, i) {
   SEEN(j, i).epoch = 0;
-  SEEN(j, i).wedged = 0;
+  SEEN(j, i).frozen = 0;
   SEEN(j, i).done = 0;
   SEEN(j, i).entry_done = 0;
   SEEN(j, i).ballot = 0;
@@ -123,7 +123,7 @@ inline forget_row(j, i) {
 
 inline receive_row(j, i) {
   SEEN(j, i).epoch = OWN(i).epoch;
-  SEEN(j, i).wedged = OWN(i).wedged;
+  SEEN(j, i).frozen = OWN(i).frozen;
   SEEN(j, i).done = OWN(i).done;
   SEEN(j, i).entry_done = OWN(i).entry_done;
   SEEN(j, i).ballot = OWN(i).ballot;
@@ -182,7 +182,7 @@ inline install(j, acknowledged, new_members, new_done) {
   OWN(j).entry_done = new_done;
   OWN(j).suspects = OWN(j).suspects | (ALL & ~OWN(j).members);
   OWN(j).dead = OWN(j).dead & OWN(j).members;
-  OWN(j).wedged = 0;
+  OWN(j).frozen = 0;
   OWN(j).done = 0;
   OWN(j).ballot = 0;
   OWN(j).leader = 0;
@@ -201,7 +201,7 @@ inline install(j, acknowledged, new_members, new_done) {
   again = 1
 }
 
-/* Who can give rank j the result: a live, wedged member of its epoch that holds it. */
+/* Who can give rank j the result: a live, frozen member of its epoch that holds it. */
 inline find_holder(j) {
   holder = memory[j].holds;
   r = 0;
@@ -209,7 +209,7 @@ inline find_holder(j) {
   :: r < N ->
      if
      :: r != j && IN(r, live) && IN(r, alive) && SEEN(j, r).epoch == OWN(j).epoch &&
-        SEEN(j, r).wedged && SEEN(j, r).done -> holder = 1
+        SEEN(j, r).frozen && SEEN(j, r).done -> holder = 1
      :: else
      fi;
      r++
@@ -219,11 +219,11 @@ inline find_holder(j) {
 
 /* Accept a proposal, which acknowledges it; only with the result in hand when N* asks for it. */
 inline accept(j, number, proposer, set, result) {
-#ifndef ACK_BEFORE_FLUSH
+#ifndef ACK_BEFORE_CATCH_UP
   find_holder(j);
   if
   :: result == 0 || holder ->
-#ifdef REACH_FLUSH
+#ifdef REACH_CATCH_UP
      assert(result == 0 || memory[j].holds);
 #endif
      memory[j].holds = memory[j].holds | result;
@@ -252,7 +252,7 @@ inline propose(j) {
      if
      :: r != j && IN(r, live) ->
         if
-        :: SEEN(j, r).epoch != OWN(j).epoch || !SEEN(j, r).wedged ||
+        :: SEEN(j, r).epoch != OWN(j).epoch || !SEEN(j, r).frozen ||
            ((SEEN(j, r).suspects ^ OWN(j).suspects) & OWN(j).members) -> good = 0
         :: else
         fi;
@@ -341,7 +341,7 @@ inline react(j) {
      if
      :: (OWN(j).suspects & OWN(j).members) != 0 ->
         if
-        :: !OWN(j).wedged -> OWN(j).wedged = 1; OWN(j).done = memory[j].holds
+        :: !OWN(j).frozen -> OWN(j).frozen = 1; OWN(j).done = memory[j].holds
         :: else
         fi;
         live = OWN(j).members & ~OWN(j).suspects;
@@ -423,10 +423,10 @@ inline crash(k) {
   (BOTH_ALIVE(i, j) && !IN(i, OWN(j).suspects) && !SAME_ROW(SEEN(j, i), OWN(i)))
 #define CAN_CONFIRM(j, k) \
   (IN(j, alive) && !IN(k, alive) && IN(k, OWN(j).members) && !IN(k, OWN(j).dead))
-#ifdef COMPLETE_AFTER_WEDGE
+#ifdef COMPLETE_AFTER_FREEZE
 #define OPEN(j) (IN(j, alive) && !memory[j].holds)
 #else
-#define OPEN(j) (IN(j, alive) && !memory[j].holds && !OWN(j).wedged)
+#define OPEN(j) (IN(j, alive) && !memory[j].holds && !OWN(j).frozen)
 #endif
 /* A contribution of i lands at j, and the last completes the operation. When contributions are not
  * kept apart: j may complete as soon as all members have been in the epoch, for landings are seen by
@@ -486,9 +486,9 @@ inline land(i, j) {
 }
 #define SETTLED(j)                                                                    \
   (!IN(j, alive) ||                                                                   \
-   (!OWN(j).wedged && memory[j].holds && (OWN(j).members & OWN(j).suspects) == 0) ||      \
+   (!OWN(j).frozen && memory[j].holds && (OWN(j).members & OWN(j).suspects) == 0) ||      \
    !QUORUM(j, (OWN(j).members & ~OWN(j).suspects)))
-#define ON_THE_WAY(j) (IN(j, alive) && !OWN(j).wedged && memory[j].holds)
+#define ON_THE_WAY(j) (IN(j, alive) && !OWN(j).frozen && memory[j].holds)
 #define SURVIVOR(j) (!IN(j, alive) || (OWN(j).members == alive && ON_THE_WAY(j)))
 
 inline check_quiet() {

@@ -4,20 +4,20 @@
  * look at the abort word and the store too, and wake at any time; or it may crash, which T and P
  * then know. In the first epoch P and Z contribute to operations 0, 1, ... of T, double-buffered
  * (DEPTH): nobody enters an operation before it has completed the one before, for which all must
- * have entered. Then T and P wedge, exclude Z, fence, acknowledge, commit, and P writes in the
+ * have entered. Then T and P freeze, exclude Z, fence, acknowledge, commit, and P writes in the
  * second epoch to the very cells that Z wrote in the first (places are computed from the view, so
  * they move). P, if it was behind N*, is given the contributions that T has retained.
  *
  * The bytes of a cell are (epoch, writer, operation); a contribution is two cells, so that a stop
  * in the middle of a copy is there, and then a signal word, a tag. Asserted: Z1 what T uses in
- * the second epoch is P's, both halves; Z2 what the flush gives is Z's contribution to N* itself;
+ * the second epoch is P's, both halves; Z2 what the catch-up gives is Z's contribution to N* itself;
  * and T gets P's signal (no stuck end state).
  *
  * Wrong variants: REUSE_WINDOW (not replaced when a rank that is not confirmed dead is excluded),
  * STOPPED_IS_DEAD (the same by taking a stopped process for a dead one), SINGLE_BUFFER (DEPTH 1:
  * Z writes over what is retained), REPLACE_AFTER_ACK, ZERO_AFTER_ACK (P's new signal is wiped),
  * NO_ZERO_NO_EPOCH (a tag without the epoch in a word that is not zeroed), HAND_TO_ANYONE (the
- * new window is given to an excluded rank that asks). REACH_FLUSH: the flush is reached.
+ * new window is given to an excluded rank that asks). REACH_CATCH_UP: the catch-up is reached.
  */
 #ifdef SINGLE_BUFFER
 #define DEPTH 1
@@ -50,7 +50,7 @@ byte z_generation; /* that Z has mapped */
 byte consumed;     /* operations that T has completed */
 byte p_done;       /* and P */
 byte p_entered, z_entered;
-bool z_dead, wedged, acknowledged, committed, flushed;
+bool z_dead, frozen, acknowledged, committed, caught_up;
 
 #define SLOT(op) ((op) % DEPTH)
 
@@ -77,15 +77,15 @@ end_c:
 
 proctype writer() {
   do
-  :: !wedged && p_entered == p_done && p_entered < OPS ->
+  :: !frozen && p_entered == p_done && p_entered < OPS ->
      d_step { window[0].p_signal[SLOT(p_entered)] = TAG(0, p_entered); p_entered++ }
-  :: !wedged && p_entered > p_done && z_entered > p_done && consumed >= p_done -> p_done++
+  :: !frozen && p_entered > p_done && z_entered > p_done && consumed >= p_done -> p_done++
   :: acknowledged -> break
   od;
-  /* The flush, if P is behind N*: Z's contribution comes from where T retains it. */
+  /* The catch-up, if P is behind N*: Z's contribution comes from where T retains it. */
   if
   :: consumed > p_done ->
-#ifdef REACH_FLUSH
+#ifdef REACH_CATCH_UP
      assert(false);
 #endif
      assert(window[0].half[2 * SLOT(consumed - 1)] == CONTENT(0, Z, consumed - 1));     /* Z2 */
@@ -135,7 +135,7 @@ proctype target() {
        assert(window[0].half[2 * SLOT(consumed) + 1] == CONTENT(0, Z, consumed));
        consumed++
      }
-  :: true -> wedged = true; break /* Z is suspected at any time */
+  :: true -> frozen = true; break /* Z is suspected at any time */
   od;
   if
   :: z_dead -> z_gone = true /* its exit was seen */

@@ -107,7 +107,7 @@ void right_starts_succeed(void**) {
   }
 }
 
-void one_process_can_start_again_and_again(void**) {
+void one_process_calast_completedt_again_and_again(void**) {
   const std::string job = new_job();
   std::vector<Process> ranks;
   for (int rank = 0; rank < 4; ++rank) ranks.push_back(launch(rank, 4, job, kLongMs, {"--twice"}));
@@ -299,7 +299,7 @@ void a_store_brings_ranks_together(void**) {
   expect(finish(launch(0, 2, "other", 300, {"--store", missing})), MEP_ERR_BOOTSTRAP, {"put"});
 }
 
-void newcomers_are_let_in(void**) {
+void joiners_are_let_in(void**) {
   const std::string job = new_job();
   std::vector<Process> members;
   for (int rank = 0; rank < 3; ++rank) {
@@ -342,7 +342,7 @@ int main(int argc, char** argv) {
   rank_program = argv[1];
   const CMUnitTest tests[] = {
       cmocka_unit_test(right_starts_succeed),
-      cmocka_unit_test(one_process_can_start_again_and_again),
+      cmocka_unit_test(one_process_calast_completedt_again_and_again),
       cmocka_unit_test(odd_job_names_work),
       cmocka_unit_test(a_wrong_size_is_named_everywhere),
       cmocka_unit_test(a_wrong_max_size_is_named),
@@ -355,7 +355,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(a_babbling_holder_is_named),
       cmocka_unit_test(garbage_disturbs_nobody),
       cmocka_unit_test(a_store_brings_ranks_together),
-      cmocka_unit_test(newcomers_are_let_in),
+      cmocka_unit_test(joiners_are_let_in),
       cmocka_unit_test(a_running_job_refuses_a_second_start),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

@@ -222,7 +222,7 @@ void old_files_are_ignored(void**) {
   assert_int_equal(rmdir(net.rendezvous.c_str()), 0);
 }
 
-void one_process_can_start_again_and_again(void**) {
+void one_process_calast_completedt_again_and_again(void**) {
   Net net;
   expect_all(net.start_all(4, {"--twice"}), 3, 2);
   Net other;
@@ -511,7 +511,7 @@ void garbage_disturbs_nobody(void**) {
   for (const int fd : open_ends) close(fd);
 }
 
-void newcomers_come_from_other_hosts_through_garbage(void**) {
+void joiners_come_from_other_hosts_through_garbage(void**) {
   std::mt19937_64 random = seeded();
   for (const bool by_directory : {false, true}) {
     Net net;
@@ -579,7 +579,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(addresses_bring_ranks_together),
       cmocka_unit_test(a_directory_brings_ranks_together),
       cmocka_unit_test(old_files_are_ignored),
-      cmocka_unit_test(one_process_can_start_again_and_again),
+      cmocka_unit_test(one_process_calast_completedt_again_and_again),
       cmocka_unit_test(a_store_brings_hosts_together),
       cmocka_unit_test(without_a_secret_nothing_starts_unless_allowed),
       cmocka_unit_test(wrong_rendezvous_is_named),
@@ -592,7 +592,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(who_is_awaited_is_logged_after_five_seconds),
       cmocka_unit_test(the_innocent_side_logs_a_wrong_secret),
       cmocka_unit_test(garbage_disturbs_nobody),
-      cmocka_unit_test(newcomers_come_from_other_hosts_through_garbage),
+      cmocka_unit_test(joiners_come_from_other_hosts_through_garbage),
       cmocka_unit_test(the_meeting_points_death_stops_nothing),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);

@@ -124,10 +124,10 @@ bool exchange(mep::Mesh* mesh) {
   return true;
 }
 
-// A member's door, open until standard input ends: each newcomer gets this rank's half of the
+// A member's door, open until standard input ends: each joiner gets this rank's half of the
 // exchange at once.
-bool serve_door(mep::Mesh* mesh, const mep::ResolvedConfig& config) {
-  mep::NewcomerDoor door(mesh->listener.get(), config, mesh->self, mesh->gate);
+bool serve_join_listener(mep::Mesh* mesh, const mep::ResolvedConfig& config) {
+  mep::JoinListener door(mesh->listener.get(), config, mesh->self, mesh->gate);
   const mep::Deadline deadline = mep::Deadline::after_ms(60000);
   printf("serving\n");
   fflush(stdout);
@@ -187,7 +187,7 @@ int start_once(const Options& options) {
       slot = mesh.self.identity.slot;
       sound = exchange(&mesh);
       for (const mep::PeerLink& peer : mesh.peers) sound = sound && peer.offer.size() == 3;
-      if (sound && options.serve) sound = serve_door(&mesh, config);
+      if (sound && options.serve) sound = serve_join_listener(&mesh, config);
     }
   }
   const int leaked = open_descriptors() - before;

@@ -18,9 +18,9 @@ void Simulator::drain(uint32_t index) {
   if (!node.alive || node.out || node.joiner) return;
   const bool stable = node.machine->phase() == membership::Phase::kStable;
   if (stable)
-    node.wedged_since = 0;
-  else if (node.wedged_since == 0)
-    node.wedged_since = now_;
+    node.frozen_since = 0;
+  else if (node.frozen_since == 0)
+    node.frozen_since = now_;
 }
 
 void Simulator::push_row(uint32_t index, const membership::PushRow& push) {
@@ -37,8 +37,8 @@ void Simulator::push_row(uint32_t index, const membership::PushRow& push) {
     std::printf(" silent");
     row.silent.each([](uint32_t slot) { std::printf(" %u", slot); });
     std::printf(
-        " standing %d wedged %d offer %d(%u.%u) accepted %d(%u.%u) recover %llu ready %zu\n",
-        static_cast<int>(row.standing), row.wedged, row.offer.value != nullptr,
+        " standing %d frozen %d offer %d(%u.%u) accepted %d(%u.%u) recover %llu ready %zu\n",
+        static_cast<int>(row.standing), row.frozen, row.offer.value != nullptr,
         row.offer.ballot.round, row.offer.ballot.suspected, row.accepted.value != nullptr,
         row.accepted.ballot.round, row.accepted.ballot.suspected,
         static_cast<unsigned long long>(row.recover_seq), row.ready.size());
@@ -67,16 +67,16 @@ bool Simulator::carry_out(uint32_t index, const membership::Action& action) {
     for (uint32_t to = 0; to < nodes_.size(); ++to)
       if (to != index && give->to.has(nodes_[to]->slot))
         send(index, to, {.kind = EventKind::kView, .view = give->view}, true);
-  } else if (const auto* wedge = std::get_if<membership::Wedge>(&action)) {
-    post(random_.below(2000), {.kind = EventKind::kWedged, .node = index, .a = wedge->epoch});
-  } else if (const auto* plan = std::get_if<membership::FlushReceive>(&action)) {
+  } else if (const auto* freeze = std::get_if<membership::Freeze>(&action)) {
+    post(random_.below(2000), {.kind = EventKind::kFrozen, .node = index, .a = freeze->epoch});
+  } else if (const auto* plan = std::get_if<membership::CatchUpReceive>(&action)) {
     if (node.channels->plan(*plan))
       post(0, {.kind = EventKind::kFlushed, .node = index, .a = plan->plan});
-  } else if (const auto* order = std::get_if<membership::FlushSend>(&action)) {
-    auto data = std::make_shared<const FlushData>(node.channels->give_flush(*order));
+  } else if (const auto* order = std::get_if<membership::CatchUpSend>(&action)) {
+    auto data = std::make_shared<const CatchUpData>(node.channels->give_catch_up(*order));
     for (uint32_t to = 0; to < nodes_.size(); ++to)
       if (nodes_[to]->slot == order->to)
-        send(index, to, {.kind = EventKind::kFlush, .flush = data}, false);
+        send(index, to, {.kind = EventKind::kCatchUp, .catch_up = data}, false);
   } else if (const auto* fence = std::get_if<membership::FenceOut>(&action)) {
     for (const auto& other : nodes_) {
       if (fence->confirmed && other->slot == fence->slot &&
@@ -137,9 +137,9 @@ void Simulator::install(uint32_t index, const membership::InstallView& decision)
     node.channels->install(decision);
     note_reports(&node, decision);
   }
-  if (node.wedged_since != 0)
-    outcome_.longest_change_us = std::max(outcome_.longest_change_us, now_ - node.wedged_since);
-  node.wedged_since = 0;
+  if (node.frozen_since != 0)
+    outcome_.longest_change_us = std::max(outcome_.longest_change_us, now_ - node.frozen_since);
+  node.frozen_since = 0;
   if (!decision.joined) return;
   ++outcome_.joined;
   for (const auto& [name, channel] : node.channels->channels())

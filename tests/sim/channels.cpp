@@ -4,9 +4,9 @@
 
 namespace mep::sim {
 
+using membership::CatchUpItem;
+using membership::ChannelDecision;
 using membership::ChannelState;
-using membership::ChannelVerdict;
-using membership::FlushItem;
 using membership::SlotSet;
 using membership::View;
 
@@ -68,7 +68,7 @@ void ChannelTable::tell_result(const ChannelName& name, Channel* channel, uint64
         fault("a success mixes steps " + std::to_string(step) + " and " +
               std::to_string(share.step) + " of comm " + std::to_string(name.comm));
     }
-    // A newcomer's program learns from the others where they are.
+    // A joiner's program learns from the others where they are.
     if (!channel->knows_step && step != 0) {
       channel->knows_step = true;
       channel->step = step + (channel->called - seq);
@@ -79,28 +79,29 @@ void ChannelTable::tell_result(const ChannelName& name, Channel* channel, uint64
   tell(name, channel, seq, std::move(told));
 }
 
-const Verdict* ChannelTable::meets(const Channel& channel, uint64_t seq) {
-  const auto found = std::find_if(
-      channel.verdicts.begin(), channel.verdicts.end(),
-      [&](const Verdict& verdict) { return verdict.n_star < seq && seq <= verdict.last; });
-  return found == channel.verdicts.end() ? nullptr : &*found;
+const Decision* ChannelTable::meets(const Channel& channel, uint64_t seq) {
+  const auto found = std::find_if(channel.decisions.begin(), channel.decisions.end(),
+                                  [&](const Decision& decision) {
+                                    return decision.last_completed < seq && seq <= decision.last;
+                                  });
+  return found == channel.decisions.end() ? nullptr : &*found;
 }
 
 bool ChannelTable::call(const ChannelName& name, Call call, const View& view, Contribution* send) {
   Channel& channel = channels_.at(name);
   send->slot = membership::kNoSlot;
-  if (wedged_ && !comms_.at(name.comm).free) return false;
+  if (frozen_ && !comms_.at(name.comm).free) return false;
   call.step = channel.knows_step ? channel.step + 1 : 0;
   uint64_t seq = channel.called + 1;
-  for (const Verdict* verdict = meets(channel, seq); verdict != nullptr;
-       verdict = meets(channel, seq)) {
-    if (!verdict->changes.empty() && !wrong_.late_is_not_told) {
+  for (const Decision* decision = meets(channel, seq); decision != nullptr;
+       decision = meets(channel, seq)) {
+    if (!decision->changes.empty() && !wrong_.late_is_not_told) {
       channel.called = seq;
       channel.step = call.step;
-      tell(name, &channel, seq, {Answer::kChanged, call.step, {}, verdict->changes});
+      tell(name, &channel, seq, {Answer::kChanged, call.step, {}, decision->changes});
       return true;
     }
-    seq = verdict->last + 1;
+    seq = decision->last + 1;
   }
   if (seq > channel.done) seq = std::max(seq, channel.next);
   channel.called = seq;
@@ -128,7 +129,7 @@ bool ChannelTable::call(const ChannelName& name, Call call, const View& view, Co
 }
 
 void ChannelTable::refuse(const ChannelName& name) {
-  if (wrong_.refused_consumes && !wedged_) ++channels_.at(name).called;
+  if (wrong_.refused_consumes && !frozen_) ++channels_.at(name).called;
 }
 
 void ChannelTable::arrive(const Contribution& contribution, const View& view) {
@@ -177,7 +178,7 @@ bool ChannelTable::complete(const ChannelName& name, const Channel& channel, uin
 }
 
 void ChannelTable::try_complete(const ChannelName& name, Channel* channel, const View& view) {
-  if (wedged_ && !wrong_.complete_after_wedge && !comms_.at(name.comm).free) return;
+  if (frozen_ && !wrong_.complete_after_freeze && !comms_.at(name.comm).free) return;
   for (;;) {
     const auto first = channel->pending.find(channel->base() + 1);
     if (first == channel->pending.end()) return;
@@ -208,7 +209,7 @@ bool ChannelTable::holds(const ChannelName& name, uint64_t seq, const View& view
   const auto found = channels_.find(name);
   if (found == channels_.end() || wrong_.held_unseen) return true;
   Channel& channel = found->second;
-  if (wedged_) return channel.reported() >= seq;
+  if (frozen_) return channel.reported() >= seq;
   if (seq >= channel.next) return reach(name, channel, view, nullptr) >= seq;
   if (!wrong_.nothing_is_fixed) channel.fixed = std::max(channel.fixed, seq);
   return true;
@@ -216,8 +217,8 @@ bool ChannelTable::holds(const ChannelName& name, uint64_t seq, const View& view
 
 // --- View changes ---------------------------------------------------------------------------------
 
-std::vector<ChannelState> ChannelTable::wedge(const View& view) {
-  wedged_ = true;
+std::vector<ChannelState> ChannelTable::freeze(const View& view) {
+  frozen_ = true;
   std::vector<ChannelState> table;
   for (auto& [name, channel] : channels_) {
     const uint64_t held = reach(name, channel, view, &channel.results);
@@ -228,14 +229,14 @@ std::vector<ChannelState> ChannelTable::wedge(const View& view) {
   return table;
 }
 
-bool ChannelTable::plan(const membership::FlushReceive& plan) {
+bool ChannelTable::plan(const membership::CatchUpReceive& plan) {
   plan_ = plan.plan;
   plan_items_ = plan.items;
   return plan_complete();
 }
 
 bool ChannelTable::plan_complete() const {
-  for (const FlushItem& item : plan_items_) {
+  for (const CatchUpItem& item : plan_items_) {
     const auto found = channels_.find({item.comm, item.channel});
     if (found == channels_.end()) continue;
     const Channel& channel = found->second;
@@ -246,69 +247,70 @@ bool ChannelTable::plan_complete() const {
   return true;
 }
 
-bool ChannelTable::take_flush(const FlushData& data) {
+bool ChannelTable::take_catch_up(const CatchUpData& data) {
   const auto found = channels_.find(data.name);
-  if (found == channels_.end() || !wedged_) return false;
+  if (found == channels_.end() || !frozen_) return false;
   for (const auto& [seq, result] : data.results) found->second.provisional[seq] = result;
   return !plan_items_.empty() && plan_complete();
 }
 
-FlushData ChannelTable::give_flush(const membership::FlushSend& order) const {
-  FlushData data{{order.comm, order.channel}, {}};
+CatchUpData ChannelTable::give_catch_up(const membership::CatchUpSend& order) const {
+  CatchUpData data{{order.comm, order.channel}, {}};
   const auto found = channels_.find(data.name);
   if (found == channels_.end()) return data;
   const Channel& channel = found->second;
   for (uint64_t seq = order.from_seq; seq <= order.to_seq; ++seq) {
     const auto done = channel.results.find(seq);
-    const auto flushed = channel.provisional.find(seq);
+    const auto caught_up = channel.provisional.find(seq);
     if (done != channel.results.end()) {
       data.results[seq] = done->second;
-    } else if (flushed != channel.provisional.end()) {
-      data.results[seq] = flushed->second;
+    } else if (caught_up != channel.provisional.end()) {
+      data.results[seq] = caught_up->second;
     }
   }
   return data;
 }
 
-void ChannelTable::add_verdict(Channel* channel, Verdict verdict) const {
-  std::vector<Verdict>& list = channel->verdicts;
-  if (wrong_.one_verdict_only) list.clear();
-  std::erase_if(list, [&](Verdict& earlier) {
-    if (!wrong_.earlier_is_not_cut) earlier.last = std::min(earlier.last, verdict.n_star);
-    if (earlier.last > earlier.n_star) return earlier.last <= channel->called;
-    verdict.changes.insert(earlier.changes.begin(), earlier.changes.end());
+void ChannelTable::add_decision(Channel* channel, Decision decision) const {
+  std::vector<Decision>& list = channel->decisions;
+  if (wrong_.one_decision_only) list.clear();
+  std::erase_if(list, [&](Decision& earlier) {
+    if (!wrong_.earlier_is_not_cut) earlier.last = std::min(earlier.last, decision.last_completed);
+    if (earlier.last > earlier.last_completed) return earlier.last <= channel->called;
+    decision.changes.insert(earlier.changes.begin(), earlier.changes.end());
     return true;
   });
-  list.push_back(std::move(verdict));
+  list.push_back(std::move(decision));
 }
 
 // N* and next of one channel.
-void ChannelTable::settle(const ChannelVerdict& verdict, const ChannelName& name, bool affected,
+void ChannelTable::settle(const ChannelDecision& decision, const ChannelName& name, bool affected,
                           const std::set<uint64_t>& changes) {
   Channel& channel = channels_.at(name);
   // A value that is taken over without its last donor, who lives but is suspected, is lowered below what that
   // donor has (Membership::attainable). It is then out of the next view; the end of a schedule says so.
-  rolled_back_ = rolled_back_ || channel.reported() > verdict.n_star;
-  if (verdict.next <= channel.called) fault("next would reuse a seq");
-  for (uint64_t seq = channel.base() + 1; seq <= verdict.n_star; ++seq) {
+  rolled_back_ = rolled_back_ || channel.reported() > decision.last_completed;
+  if (decision.next <= channel.called) fault("next would reuse a seq");
+  for (uint64_t seq = channel.base() + 1; seq <= decision.last_completed; ++seq) {
     if (channel.results.contains(seq)) continue;
-    const auto flushed = channel.provisional.find(seq);
-    if (flushed == channel.provisional.end()) {
+    const auto caught_up = channel.provisional.find(seq);
+    if (caught_up == channel.provisional.end()) {
       fault("N* installed without its result");
       return;
     }
-    channel.results[seq] = flushed->second;
+    channel.results[seq] = caught_up->second;
   }
-  if (verdict.n_star >= channel.next) channel.done = std::max(channel.done, verdict.n_star);
-  while (!channel.pending.empty() && channel.pending.begin()->first <= verdict.n_star) {
+  if (decision.last_completed >= channel.next)
+    channel.done = std::max(channel.done, decision.last_completed);
+  while (!channel.pending.empty() && channel.pending.begin()->first <= decision.last_completed) {
     const auto [seq, call] = *channel.pending.begin();
     channel.pending.erase(channel.pending.begin());
     tell_result(name, &channel, seq, call, channel.results.at(seq));
   }
   if (!affected) return;
-  add_verdict(&channel, {verdict.n_star, verdict.next - 1, changes});
+  add_decision(&channel, {decision.last_completed, decision.next - 1, changes});
   for (const auto& [seq, call] : channel.pending) {
-    const Verdict* met = meets(channel, seq);
+    const Decision* met = meets(channel, seq);
     if (met == nullptr || met->changes.empty()) {
       fault("a pending call was cut off by a change that it cannot report");
       continue;
@@ -316,7 +318,7 @@ void ChannelTable::settle(const ChannelVerdict& verdict, const ChannelName& name
     tell(name, &channel, seq, {Answer::kChanged, call.step, {}, met->changes});
   }
   channel.pending.clear();
-  channel.next = verdict.next;
+  channel.next = decision.next;
 }
 
 void ChannelTable::install(const membership::InstallView& install) {
@@ -337,11 +339,11 @@ void ChannelTable::install(const membership::InstallView& install) {
     if (!comms_.contains(settled.comm)) settled_unknown_.insert(settled.comm);
   for (const uint64_t revoked : install.decision->revoked)
     if (!comms_.contains(revoked)) settled_unknown_.insert(revoked);
-  for (const ChannelVerdict& verdict : install.decision->channels) {
-    const ChannelName name{verdict.comm, verdict.channel};
+  for (const ChannelDecision& decision : install.decision->channels) {
+    const ChannelName name{decision.comm, decision.channel};
     if (!channels_.contains(name)) continue;
-    const auto changes = affected.find(verdict.comm);
-    settle(verdict, name, changes != affected.end(),
+    const auto changes = affected.find(decision.comm);
+    settle(decision, name, changes != affected.end(),
            changes != affected.end() ? changes->second : std::set<uint64_t>{});
   }
   for (auto& [name, channel] : channels_) {
@@ -350,7 +352,7 @@ void ChannelTable::install(const membership::InstallView& install) {
     std::erase_if(channel.arrived, [&](const auto& entry) { return entry.first.second < epoch; });
   }
   plan_items_.clear();
-  wedged_ = false;
+  frozen_ = false;
   for (auto& [name, channel] : channels_) try_complete(name, &channel, *install.view);
 }
 

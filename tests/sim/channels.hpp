@@ -22,8 +22,8 @@ namespace mep::sim {
 
 // What is wrong on purpose in the processes around the state machine.
 struct Wrong {
-  bool complete_after_wedge = false;
-  bool one_verdict_only = false;    // a second change overwrites the first
+  bool complete_after_freeze = false;
+  bool one_decision_only = false;   // a second change overwrites the first
   bool late_is_not_told = false;    // who calls only after a change goes on at next
   bool earlier_is_not_cut = false;  // what an earlier change said stands beyond a later N*
   bool refused_consumes = false;    // a call refused for its arguments takes a seq
@@ -37,7 +37,7 @@ struct Wrong {
 
 struct Share {
   uint64_t incarnation = 0;
-  uint64_t step = 0;  // 0: a newcomer that does not know yet
+  uint64_t step = 0;  // 0: a joiner that does not know yet
   uint32_t what = 0;  // the operation that it called
   bool root = false;  // that operation needs no other share
   friend bool operator==(const Share&, const Share&) = default;
@@ -81,9 +81,9 @@ struct Told {
 };
 
 // A change, as a channel keeps it until no call can meet it any more.
-struct Verdict {
-  uint64_t n_star = 0;
-  uint64_t last = 0;           // calls in (n_star, last] report it
+struct Decision {
+  uint64_t last_completed = 0;
+  uint64_t last = 0;           // calls in (last_completed, last] report it
   std::set<uint64_t> changes;  // none: members were added, no call meets it
 };
 
@@ -103,8 +103,8 @@ struct Channel {
   std::map<uint64_t, Call> pending;
   std::map<std::pair<uint64_t, uint64_t>, Contributors> arrived;  // (seq, comm epoch)
   std::map<uint64_t, Settled> results;                            // of operations that are done
-  std::map<uint64_t, Settled> provisional;                        // flushed, not yet in a view
-  std::vector<Verdict> verdicts;                                  // oldest first
+  std::map<uint64_t, Settled> provisional;                        // caught up, not yet in a view
+  std::vector<Decision> decisions;                                // oldest first
   std::map<uint64_t, Told> told;                                  // by seq
 
   uint64_t base() const { return done < next - 1 ? next - 1 : done; }
@@ -112,7 +112,7 @@ struct Channel {
   uint64_t reported() const;
 };
 
-struct FlushData {
+struct CatchUpData {
   ChannelName name;
   std::map<uint64_t, Settled> results;
 };
@@ -145,14 +145,14 @@ class ChannelTable {
   // is a promise: the next change finds at least that done here.
   bool holds(const ChannelName& name, uint64_t seq, const membership::View& view);
 
-  std::vector<membership::ChannelState> wedge(const membership::View& view);
+  std::vector<membership::ChannelState> freeze(const membership::View& view);
   // True if all of the plan is here already, from the donor of an earlier one.
-  bool plan(const membership::FlushReceive& plan);
+  bool plan(const membership::CatchUpReceive& plan);
   // True if the latest plan is complete now.
-  bool take_flush(const FlushData& data);
-  FlushData give_flush(const membership::FlushSend& order) const;
+  bool take_catch_up(const CatchUpData& data);
+  CatchUpData give_catch_up(const membership::CatchUpSend& order) const;
   void install(const membership::InstallView& install);
-  bool wedged() const { return wedged_; }
+  bool frozen() const { return frozen_; }
   uint64_t plan_number() const { return plan_; }
 
   // Contributions that are needed for an operation in this view.
@@ -179,10 +179,10 @@ class ChannelTable {
   uint64_t reach(const ChannelName& name, const Channel& channel, const membership::View& view,
                  std::map<uint64_t, Settled>* results) const;
   bool plan_complete() const;
-  void settle(const membership::ChannelVerdict& verdict, const ChannelName& name, bool affected,
+  void settle(const membership::ChannelDecision& decision, const ChannelName& name, bool affected,
               const std::set<uint64_t>& changes);
-  void add_verdict(Channel* channel, Verdict verdict) const;
-  static const Verdict* meets(const Channel& channel, uint64_t seq);
+  void add_decision(Channel* channel, Decision decision) const;
+  static const Decision* meets(const Channel& channel, uint64_t seq);
   void tell(const ChannelName& name, Channel* channel, uint64_t seq, Told told);
   void tell_result(const ChannelName& name, Channel* channel, uint64_t seq, const Call& call,
                    const Settled& outcome);
@@ -190,11 +190,11 @@ class ChannelTable {
   uint32_t slot_;
   uint64_t incarnation_;
   Wrong wrong_;
-  bool wedged_ = false;
+  bool frozen_ = false;
   uint64_t plan_ = 0;
   std::string fault_;
   bool rolled_back_ = false;
-  std::vector<membership::FlushItem> plan_items_;
+  std::vector<membership::CatchUpItem> plan_items_;
   std::map<uint64_t, Comm> comms_;
   std::map<ChannelName, Channel> channels_;
   std::map<ChannelName, std::map<uint64_t, Told>> closed_;

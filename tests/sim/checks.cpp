@@ -122,7 +122,7 @@ void Simulator::compare(uint32_t a, uint32_t b, const ChannelName& name) {
   }
 }
 
-void Simulator::check_verdicts() {
+void Simulator::check_decisions() {
   std::map<ChannelName, uint32_t> first;
   for (uint32_t i = 0; i < nodes_.size(); ++i) {
     const Node& node = *nodes_[i];
@@ -161,7 +161,7 @@ void Simulator::check_reported(uint32_t index) {
 
 void Simulator::check_end() {
   if (options_.quorum == membership::QuorumPolicy::kNone) return;
-  check_verdicts();
+  check_decisions();
   uint32_t in = 0;
   uint32_t core = 0;
   uint32_t alive = 0;

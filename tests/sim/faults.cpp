@@ -169,7 +169,7 @@ void Simulator::set_cut(uint32_t from, uint32_t to, bool cut) {
   }
 }
 
-// The newcomer connects to whoever lives, gets a view and is announced once its links are tested.
+// The joiner connects to whoever lives, gets a view and is announced once its links are tested.
 void Simulator::announce(uint32_t joiner) {
   for (uint32_t i = 0; i < joiner; ++i) {
     const Node& node = *nodes_[i];

@@ -72,13 +72,13 @@ Row some_row(Random& random) {
     *set = some_slots(random);
   if (random.chance(30)) row.reasons.push_back({random.below(kSlots), some_text(random)});
   row.round = random.below(9);
-  row.wedged = random.chance(50);
+  row.frozen = random.chance(50);
   for (uint32_t i = random.below(6); i > 0; --i) {
     row.comms.push_back({random.next(), random.next()});
     row.channels.push_back({random.next(), random.next(), random.next(), random.next()});
     row.settle.push_back({random.next(), random.next(), random.next()});
     row.revoke.push_back(random.next());
-    row.flush.push_back({random.next(), random.next(), random.next(), random.next(), 3});
+    row.catch_up.push_back({random.next(), random.next(), random.next(), random.next(), 3});
     row.ready.push_back({random.below(kSlots), random.next(), random.next()});
   }
   if (random.chance(70)) row.offer = {{1, 2}, random.below(kSlots), some_value(random)};
@@ -115,14 +115,14 @@ void rows_come_back(void**) {
     assert_int_equal(back->version, row.version);
     assert_int_equal(back->epoch, row.epoch);
     assert_int_equal(back->round, row.round);
-    assert_true(back->standing == row.standing && back->wedged == row.wedged);
+    assert_true(back->standing == row.standing && back->frozen == row.frozen);
     assert_true(back->dead == row.dead && back->left == row.left && back->silent == row.silent);
     assert_true(back->gave_up == row.gave_up && back->reasons == row.reasons);
     assert_true(back->link_down == row.link_down && back->evict == row.evict);
     assert_true(back->suspected == row.suspected && back->recover_wanted == row.recover_wanted);
     assert_true(back->comms == row.comms && back->channels == row.channels);
     assert_true(back->settle == row.settle && back->revoke == row.revoke);
-    assert_true(back->flush == row.flush && back->ready == row.ready);
+    assert_true(back->catch_up == row.catch_up && back->ready == row.ready);
     assert_true(back->offer.ballot == row.offer.ballot &&
                 back->accepted.leader == row.accepted.leader);
     check_same_value(back->offer.value, row.offer.value);
@@ -146,11 +146,11 @@ void large_rows_come_back(void**) {
   assert_true(back->channels == row.channels);
   check_same_value(back->offer.value, value);
   // Each is found, in whatever order they are.
-  for (const ChannelVerdict& verdict : value->channels) {
-    const ChannelVerdict* found = back->offer.value->verdict(verdict.comm, verdict.channel);
-    assert_true(found != nullptr && *found == verdict);
+  for (const ChannelDecision& decision : value->channels) {
+    const ChannelDecision* found = back->offer.value->decision(decision.comm, decision.channel);
+    assert_true(found != nullptr && *found == decision);
   }
-  assert_null(back->offer.value->verdict(100, 7));
+  assert_null(back->offer.value->decision(100, 7));
 }
 
 void views_come_back(void**) {

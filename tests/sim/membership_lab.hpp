@@ -24,12 +24,12 @@ struct Rank {
   std::vector<std::pair<uint32_t, RowPtr>> backlog;  // row, or a heartbeat of that slot
   std::vector<InstallView> installed;
   std::vector<PeerReport> reports;
-  std::vector<FlushSend> sends;
+  std::vector<CatchUpSend> sends;
   std::vector<FenceOut> fences;
   uint64_t installed_us = 0;
   uint64_t no_quorum_us = 0;
   uint64_t evicted_us = 0;
-  bool wedged = false;
+  bool frozen = false;
   uint64_t done = 5;
   uint64_t ahead = 1;  // calls beyond `done`
 };
@@ -104,10 +104,10 @@ class Lab {
     resume(index);
   }
 
-  // A newcomer for the slot, tested by these members.
-  uint32_t newcomer(uint32_t slot, uint64_t incarnation, const std::vector<uint32_t>& tested_by) {
+  // A joiner for the slot, tested by these members.
+  uint32_t joiner(uint32_t slot, uint64_t incarnation, const std::vector<uint32_t>& tested_by) {
     const uint32_t index = add(slot, incarnation, true);
-    for (const uint32_t i : tested_by) ranks[i].machine->on_newcomer_ready({slot, incarnation, 1});
+    for (const uint32_t i : tested_by) ranks[i].machine->on_joiner_ready({slot, incarnation, 1});
     return index;
   }
 
@@ -166,12 +166,12 @@ class Lab {
       rank.stopped = rank.stops_once_accepted && push->row->accepted.value != nullptr;
     } else if (const auto* beat = std::get_if<SendHeartbeat>(&action)) {
       send(index, beat->to, nullptr);
-    } else if (const auto* wedge = std::get_if<Wedge>(&action)) {
-      rank.wedged = true;
-      machine.on_wedged(wedge->epoch, {{1, 0, rank.done, rank.done + rank.ahead}});
-    } else if (const auto* plan = std::get_if<FlushReceive>(&action)) {
-      machine.on_flushed(plan->plan);
-    } else if (const auto* give = std::get_if<FlushSend>(&action)) {
+    } else if (const auto* freeze = std::get_if<Freeze>(&action)) {
+      rank.frozen = true;
+      machine.on_frozen(freeze->epoch, {{1, 0, rank.done, rank.done + rank.ahead}});
+    } else if (const auto* plan = std::get_if<CatchUpReceive>(&action)) {
+      machine.on_caught_up(plan->plan);
+    } else if (const auto* give = std::get_if<CatchUpSend>(&action)) {
       rank.sends.push_back(*give);
     } else if (const auto* fence = std::get_if<FenceOut>(&action)) {
       rank.fences.push_back(*fence);
@@ -181,7 +181,7 @@ class Lab {
     } else if (const auto* view = std::get_if<InstallView>(&action)) {
       rank.installed.push_back(*view);
       rank.installed_us = now_us;
-      rank.wedged = false;
+      rank.frozen = false;
     } else if (const auto* report = std::get_if<PeerReport>(&action)) {
       rank.reports.push_back(*report);
       return false;

@@ -340,7 +340,7 @@ void a_deadline_changes_the_comm_not_the_members(void**) {
     assert_int_equal(view.affected[0].new_epoch, 2);
     assert_int_equal(view.affected[0].why, kAffectedByDeadline);
     assert_int_equal(rank.machine->comm_epoch(2), 7);
-    assert_int_equal(view.decision->channels.at(0).n_star, 6);
+    assert_int_equal(view.decision->channels.at(0).last_completed, 6);
     assert_int_equal(view.decision->channels[0].next, 8);
     assert_int_equal(view.decision->channels[0].donor, 1);
     // All but the one that had called beyond what is done.
@@ -363,7 +363,7 @@ void a_change_has_a_call_that_reports_it(void**) {
     lab.kill(2);
     for (const uint32_t rank : {0u, 1u}) {
       const auto& channel = lab.ranks[rank].installed.at(0).decision->channels.at(0);
-      assert_int_equal(channel.n_star, 5);
+      assert_int_equal(channel.last_completed, 5);
       assert_int_equal(channel.next, ahead == 3 ? 9 : 7);
     }
   }
@@ -380,7 +380,7 @@ void revoke_reaches_all(void**) {
 void a_replacement_comes_in(void**) {
   Lab lab(3);
   lab.kill(1);
-  const uint32_t joiner = lab.newcomer(1, 500, {0, 2});
+  const uint32_t joiner = lab.joiner(1, 500, {0, 2});
   lab.recover({0, 2}, 1'000'000);
   lab.settle();
   assert_int_equal(lab.ranks[joiner].installed.size(), 1);
@@ -390,7 +390,7 @@ void a_replacement_comes_in(void**) {
   assert_int_equal(lab.ranks[joiner].machine->view().epoch, lab.ranks[2].machine->view().epoch);
 }
 
-void recover_without_newcomers_ends_by_its_deadline(void**) {
+void recover_without_joiners_ends_by_its_deadline(void**) {
   Lab lab(3);
   lab.kill(1);
   lab.recover({0}, 200'000);
@@ -402,10 +402,10 @@ void recover_without_newcomers_ends_by_its_deadline(void**) {
   assert_true(lab.ranks[2].installed[1].affected.empty());
 }
 
-void a_dead_newcomer_blocks_nobody(void**) {
+void a_dead_joiner_blocks_nobody(void**) {
   Lab lab(3);
   lab.kill(1);
-  lab.ranks[lab.newcomer(1, 500, {0, 2})].alive = false;
+  lab.ranks[lab.joiner(1, 500, {0, 2})].alive = false;
   lab.recover({0, 2}, 1'000'000);
   lab.settle();  // offered, and waited for
   assert_int_equal(lab.ranks[0].installed.size(), 1);
@@ -419,15 +419,15 @@ void a_dead_newcomer_blocks_nobody(void**) {
 }
 
 // It dies before all members have tested it, so no value names it; one of them has never met it.
-void a_newcomer_that_dies_early_is_waited_for_no_more(void**) {
+void a_joiner_that_dies_early_is_waited_for_no_more(void**) {
   Lab lab(3);
   lab.kill(1);
-  lab.ranks[lab.newcomer(1, 500, {0})].alive = false;
+  lab.ranks[lab.joiner(1, 500, {0})].alive = false;
   lab.recover({0, 2}, 60'000'000);
   lab.run_for(1'000'000);
   assert_int_equal(lab.ranks[0].installed.size(), 1);
-  lab.ranks[0].machine->on_newcomer_gone(1, 500, true);
-  lab.ranks[0].machine->on_newcomer_lost(1);
+  lab.ranks[0].machine->on_joiner_gone(1, 500, true);
+  lab.ranks[0].machine->on_joiner_lost(1);
   lab.settle();
   for (const uint32_t i : {0u, 2u}) {
     assert_int_equal(lab.ranks[i].installed.size(), 2);
@@ -437,17 +437,17 @@ void a_newcomer_that_dies_early_is_waited_for_no_more(void**) {
 }
 
 // Only the slot of the dead one is given up: the other is waited for, and comes in.
-void another_newcomer_is_waited_for(void**) {
+void another_joiner_is_waited_for(void**) {
   Lab lab(4);
   lab.kill(1);
   lab.kill(3);
-  lab.ranks[lab.newcomer(1, 500, {0})].alive = false;
+  lab.ranks[lab.joiner(1, 500, {0})].alive = false;
   lab.recover({0, 2}, 60'000'000);
-  lab.ranks[0].machine->on_newcomer_gone(1, 500, true);
-  lab.ranks[0].machine->on_newcomer_lost(1);
+  lab.ranks[0].machine->on_joiner_gone(1, 500, true);
+  lab.ranks[0].machine->on_joiner_lost(1);
   lab.run_for(1'000'000);
   assert_int_equal(lab.ranks[0].installed.size(), 2);  // of the two deaths
-  const uint32_t joiner = lab.newcomer(3, 600, {0, 2});
+  const uint32_t joiner = lab.joiner(3, 600, {0, 2});
   lab.settle();
   assert_true(lab.ranks[joiner].installed.at(0).joined);
   for (const uint32_t i : {0u, 2u}) {
@@ -490,10 +490,10 @@ int main() {
       cmocka_unit_test(a_change_has_a_call_that_reports_it),
       cmocka_unit_test(revoke_reaches_all),
       cmocka_unit_test(a_replacement_comes_in),
-      cmocka_unit_test(recover_without_newcomers_ends_by_its_deadline),
-      cmocka_unit_test(a_dead_newcomer_blocks_nobody),
-      cmocka_unit_test(a_newcomer_that_dies_early_is_waited_for_no_more),
-      cmocka_unit_test(another_newcomer_is_waited_for),
+      cmocka_unit_test(recover_without_joiners_ends_by_its_deadline),
+      cmocka_unit_test(a_dead_joiner_blocks_nobody),
+      cmocka_unit_test(a_joiner_that_dies_early_is_waited_for_no_more),
+      cmocka_unit_test(another_joiner_is_waited_for),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

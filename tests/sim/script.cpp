@@ -133,7 +133,7 @@ void Simulator::give_birth(uint32_t index, uint64_t comm) {
                                   [&](const Birth& each) { return each.comm == comm; });
   if (birth == node.births.end()) return;
   const bool changing =
-      node.machine->phase() != membership::Phase::kStable || node.channels->wedged();
+      node.machine->phase() != membership::Phase::kStable || node.channels->frozen();
   if (changing && !options_.wrong.born_in_change) {
     post(2000, {.kind = EventKind::kBirth, .node = index, .a = comm});
     return;
@@ -192,7 +192,7 @@ void Simulator::start_closing(uint32_t index, uint64_t comm) {
 // True if a comm was closed.
 bool Simulator::try_close(uint32_t index) {
   Node& node = *nodes_[index];
-  if (node.machine->phase() != membership::Phase::kStable || node.channels->wedged()) return false;
+  if (node.machine->phase() != membership::Phase::kStable || node.channels->frozen()) return false;
   const View& view = node.machine->view();
   for (auto& [comm, closing] : node.closings) {
     std::erase_if(closing.awaited, [&](const auto& one) {

@@ -99,7 +99,7 @@ int run_seeds(const Options& options, uint64_t first, uint64_t count, double sec
               sum.schedules, first, sum.events, sum.installs, sum.operations,
               static_cast<double>(sum.longest_change_us) / 1e6, sum.failed);
   std::printf("%" PRIu64 " comms made by splits, %" PRIu64 " closed, %" PRIu64
-              " newcomers came in, %" PRIu64 " calls reported a change, %" PRIu64
+              " joiners came in, %" PRIu64 " calls reported a change, %" PRIu64
               " of them more than one\n",
               sum.children, sum.closed, sum.joined, sum.reports, sum.shared);
   if (sum.schedules < least) std::printf("too few schedules, at least %" PRIu64 "\n", least);
@@ -116,19 +116,19 @@ int run_mutants(uint64_t first, uint64_t limit, const std::string& only, bool li
     bool Wrong::*around;
   };
   const std::vector<Mutant> mutants = {
-      {"N* is the minimum", &Mutations::n_star_is_min, nullptr},
-      {"accept before the flush", &Mutations::ack_before_flush, nullptr},
+      {"N* is the minimum", &Mutations::last_completed_is_min, nullptr},
+      {"accept before the flush", &Mutations::ack_before_catch_up, nullptr},
       {"ignore an earlier accepted value", &Mutations::ignore_earlier_accepted, nullptr},
       {"majority of the old view minus the confirmed dead", &Mutations::shrinking_majority,
        nullptr},
       {"wait for members suspected since", &Mutations::wait_for_suspected, nullptr},
-      {"complete after the wedge", &Mutations::complete_after_wedge, nullptr},
+      {"complete after the freeze", &Mutations::complete_after_freeze, nullptr},
       {"accept before the fence", &Mutations::ack_before_fence, nullptr},
       {"a closed connection confirms death", &Mutations::suspected_is_confirmed, nullptr},
       {"old incarnations are not told apart", &Mutations::ignore_incarnation, nullptr},
       {"accuse others after not being scheduled", &Mutations::accuse_when_late, nullptr},
       {"no call between N* and next", &Mutations::no_call_reports, nullptr},
-      {"a second change overwrites the first", nullptr, &Wrong::one_verdict_only},
+      {"a second change overwrites the first", nullptr, &Wrong::one_decision_only},
       {"who calls late is not told", nullptr, &Wrong::late_is_not_told},
       {"a later N* cuts nothing", nullptr, &Wrong::earlier_is_not_cut},
       {"a refused call consumes a seq", nullptr, &Wrong::refused_consumes},

@@ -86,7 +86,7 @@ uint32_t Simulator::add_node(uint32_t slot, const View& view, bool joining) {
   start.mutations = options_.mutations;
   node->machine = std::make_unique<membership::Membership>(std::move(start));
   Wrong wrong = options_.wrong;
-  wrong.complete_after_wedge = options_.mutations.complete_after_wedge;
+  wrong.complete_after_freeze = options_.mutations.complete_after_freeze;
   node->channels = std::make_unique<ChannelTable>(slot, node->incarnation, wrong);
   nodes_.push_back(std::move(node));
   const uint32_t index = static_cast<uint32_t>(nodes_.size() - 1);
@@ -96,7 +96,7 @@ uint32_t Simulator::add_node(uint32_t slot, const View& view, bool joining) {
   return index;
 }
 
-// At the start, or when a newcomer comes in: comms that exist go on at the decision's numbers.
+// At the start, or when a joiner comes in: comms that exist go on at the decision's numbers.
 void Simulator::create_comms(Node* node, const membership::InstallView* entered) {
   const auto add = [&](uint64_t comm, const SlotSet& members, uint32_t channels) {
     uint64_t epoch = 1;
@@ -117,12 +117,12 @@ void Simulator::create_comms(Node* node, const membership::InstallView* entered)
   if (sub_comm_.has(node->slot)) add(kSubComm, sub_comm_, 1);
   if (other_comm_.has(node->slot)) add(kOtherComm, other_comm_, 1);
   if (entered == nullptr) return;
-  for (const auto& verdict : entered->decision->channels) {
-    const ChannelName name{verdict.comm, verdict.channel};
+  for (const auto& decision : entered->decision->channels) {
+    const ChannelName name{decision.comm, decision.channel};
     if (!node->channels->channels().contains(name)) continue;
     Channel& channel = node->channels->channel(name);
-    channel.called = channel.done = verdict.next - 1;
-    channel.next = channel.first = verdict.next;
+    channel.called = channel.done = decision.next - 1;
+    channel.next = channel.first = decision.next;
     channel.knows_step = false;
   }
 }
@@ -232,7 +232,7 @@ void Simulator::deliver(const Event& event) {
   Node& node = *nodes_[event.node];
   const Node& from = *nodes_[event.from];
   const bool message = event.kind == EventKind::kRow || event.kind == EventKind::kHeartbeat ||
-                       event.kind == EventKind::kData || event.kind == EventKind::kFlush ||
+                       event.kind == EventKind::kData || event.kind == EventKind::kCatchUp ||
                        event.kind == EventKind::kView || event.kind == EventKind::kClosing ||
                        event.kind == EventKind::kHeld;
   if (message && link(event.from, event.node).broken) return;
@@ -278,20 +278,20 @@ void Simulator::deliver_more(const Event& event) {
       }
       node.channels->arrive(event.data, node.machine->view());
       break;
-    case EventKind::kFlush:
-      if (!node.out && node.channels->take_flush(*event.flush))
-        node.machine->on_flushed(node.channels->plan_number());
+    case EventKind::kCatchUp:
+      if (!node.out && node.channels->take_catch_up(*event.catch_up))
+        node.machine->on_caught_up(node.channels->plan_number());
       break;
-    case EventKind::kWedged:
+    case EventKind::kFrozen:
       if (node.machine->view().epoch == event.a && !node.out && !node.joiner)
-        node.machine->on_wedged(event.a, node.channels->wedge(node.machine->view()));
+        node.machine->on_frozen(event.a, node.channels->freeze(node.machine->view()));
       break;
     case EventKind::kFenced:
       node.fenced.insert({static_cast<uint32_t>(event.a), event.b});
       node.machine->on_fenced(static_cast<uint32_t>(event.a), event.b);
       break;
     case EventKind::kFlushed:
-      node.machine->on_flushed(event.a);
+      node.machine->on_caught_up(event.a);
       break;
     case EventKind::kPrepared:
       node.machine->on_prepared(event.a);
@@ -300,11 +300,11 @@ void Simulator::deliver_more(const Event& event) {
       node.machine->on_witness(event.a, witness_[event.a]);
       break;
     case EventKind::kReady:
-      node.machine->on_newcomer_ready({from.slot, from.incarnation, from.host});
+      node.machine->on_joiner_ready({from.slot, from.incarnation, from.host});
       break;
     case EventKind::kGone:
-      node.machine->on_newcomer_gone(from.slot, from.incarnation, event.a != 0);
-      node.machine->on_newcomer_lost(from.slot);
+      node.machine->on_joiner_gone(from.slot, from.incarnation, event.a != 0);
+      node.machine->on_joiner_lost(from.slot);
       break;
     case EventKind::kRecover:
       if (!node.out && !node.joiner && node.recover_done < event.a) {

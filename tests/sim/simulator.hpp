@@ -63,11 +63,11 @@ enum class EventKind : uint8_t {
   kRow,
   kHeartbeat,
   kData,
-  kFlush,
+  kCatchUp,
   kView,
   kExit,
   kLost,
-  kWedged,
+  kFrozen,
   kFenced,
   kPrepared,
   kWitness,
@@ -96,7 +96,7 @@ struct Event {
   uint64_t c = 0;
   membership::RowPtr row = {};
   std::shared_ptr<const membership::View> view = {};
-  std::shared_ptr<const FlushData> flush = {};
+  std::shared_ptr<const CatchUpData> catch_up = {};
   Contribution data = {};
 };
 
@@ -132,7 +132,7 @@ struct Node {
   std::vector<Question> questions;
   uint64_t recover_asked = 0;
   uint64_t recover_done = 0;
-  uint64_t wedged_since = 0;
+  uint64_t frozen_since = 0;
 };
 
 struct Link {
@@ -208,7 +208,7 @@ class Simulator {
   // checks.cpp
   bool settled(std::string* why);
   bool operations_go_on(std::string* why);
-  void check_verdicts();
+  void check_decisions();
   void compare(uint32_t a, uint32_t b, const ChannelName& name);
   void check_reported(uint32_t node);
   void check_end();

@@ -1,6 +1,6 @@
 // What a view change costs against the number of ranks: every member pushes its whole row to every
 // other, so messages grow with the square. Rounds are exchanges: all rows of one round are
-// delivered before the next begins, replies to wedge, fence and prepare take no time.
+// delivered before the next begins, replies to freeze, fence and prepare take no time.
 #include "sim/soak.hpp"
 
 #include <chrono>
@@ -108,11 +108,11 @@ class World {
           cost->bytes += count * bytes;
           cost->largest_row = std::max(cost->largest_row, bytes);
           pushes_.push_back({push->row, push->to});
-        } else if (const auto* wedge = std::get_if<membership::Wedge>(&action)) {
+        } else if (const auto* freeze = std::get_if<membership::Freeze>(&action)) {
           std::vector<membership::ChannelState> table;
           for (uint32_t channel = 0; channel < channels_; ++channel)
             table.push_back({1, channel, 100, 101});
-          member.on_wedged(wedge->epoch, std::move(table));
+          member.on_frozen(freeze->epoch, std::move(table));
           again = true;
         } else if (const auto* fence = std::get_if<membership::FenceOut>(&action)) {
           member.on_fenced(fence->slot, fence->incarnation);

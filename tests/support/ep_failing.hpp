@@ -98,7 +98,7 @@ class FailingRun {
   }
 
   // A call that only tells of the change has no number, and names who went. False.
-  bool told_the_news(const mep_op_info_t& info, mep_result_t result) {
+  bool is_report(const mep_op_info_t& info, mep_result_t result) {
     COLL_CHECK(report_, info.seq == 0 && info.result == result);
     COLL_CHECK(report_, failed_ == uint64_t{1} << victim_);
     return false;
@@ -155,7 +155,7 @@ class FailingRun {
                   mep_last_error());
       return false;
     }
-    if (!ended_since(index, before, &now, &lacking)) return told_the_news(now, dispatched);
+    if (!ended_since(index, before, &now, &lacking)) return is_report(now, dispatched);
     progress_ = kDispatchEnded;
     COLL_CHECK(report_, now.result == dispatched);
     if (dispatched == MEP_ERR_PEER_FAILED) COLL_CHECK(report_, failed_ == uint64_t{1} << victim_);
@@ -185,7 +185,7 @@ class FailingRun {
     }
     if (!ended_since(index, before, &now, &lacking)) {
       COLL_CHECK(report_, combined == MEP_ERR_PEER_FAILED && gone_.empty() && !carried);
-      return told_the_news(now, combined);
+      return is_report(now, combined);
     }
     progress_ = kCombineEnded;
     buffer.check_combined(missing(lacking), renormalize);

@@ -1,4 +1,4 @@
-// A job of rank processes that newcomers join while it runs. The test's process starts them all and has
+// A job of rank processes that joiners join while it runs. The test's process starts them all and has
 // no threads; what processes tell each other beside the library lies in a shared page.
 #pragma once
 
@@ -49,14 +49,14 @@ class JoinJob {
   JoinJob(const JoinJob&) = delete;
   JoinJob& operator=(const JoinJob&) = delete;
 
-  // A newcomer for `rank`, or for any absent one (-1), with "POINT=kill" or "POINT=stop" perhaps.
+  // A joiner for `rank`, or for any absent one (-1), with "POINT=kill" or "POINT=stop" perhaps.
   // Returns its index among all processes.
   size_t join(int rank, const RankBody& body, const char* failpoint = nullptr) {
-    return newcomer(rank, body, MEP_SUCCESS, failpoint);
+    return joiner(rank, body, MEP_SUCCESS, failpoint);
   }
   // One that is not let in.
   size_t join_in_vain(int rank, mep_result_t expected, const char* failpoint = nullptr) {
-    return newcomer(
+    return joiner(
         rank, [](int, mep_comm_t, Report&) {}, expected, failpoint);
   }
 
@@ -103,7 +103,7 @@ class JoinJob {
   static SharedMemory<Page> shared_page() { return make_shared_memory<Page>(); }
 
  private:
-  size_t newcomer(int rank, const RankBody& body, mep_result_t expected, const char* failpoint) {
+  size_t joiner(int rank, const RankBody& body, mep_result_t expected, const char* failpoint) {
     return start([&] {
       Report found;
       if (failpoint != nullptr) {
@@ -125,7 +125,7 @@ class JoinJob {
         body(own, comm, found);
         COLL_OK(found, mep_comm_destroy(comm));
       }
-      if (found.bad()) fprintf(stderr, "newcomer:%s\n", found.text().c_str());
+      if (found.bad()) fprintf(stderr, "joiner:%s\n", found.text().c_str());
       return found.bad() ? 1 : 0;
     });
   }

@@ -371,7 +371,7 @@ void wrong_fields_are_named(void**) {
   refuse(config, MEP_ERR_INVALID_ARGUMENT, "store.flags");
 }
 
-void a_newcomer_needs_the_job_only(void**) {
+void a_joiner_needs_the_job_only(void**) {
   mep::ResolvedConfig config;
   set_environment({});
   assert_int_equal(mep::resolve_config(nullptr, &config, mep::ConfigUse::kJoin),
@@ -437,7 +437,7 @@ int main() {
       cmocka_unit_test(defaults_hold_when_nothing_is_said),
       cmocka_unit_test(wrong_environments_are_named),
       cmocka_unit_test(wrong_fields_are_named),
-      cmocka_unit_test(a_newcomer_needs_the_job_only),
+      cmocka_unit_test(a_joiner_needs_the_job_only),
       cmocka_unit_test(structs_of_other_ages_are_read_by_their_size),
       cmocka_unit_test(written_structs_keep_the_callers_size),
   };

@@ -87,22 +87,22 @@ struct End {
 
   void progress() {
     if (result != MEP_SUCCESS) return;
-    mep_result_t verdict = MEP_SUCCESS;
+    mep_result_t decision = MEP_SUCCESS;
     const mep_result_t received = link->receive([&](mep::Frame& frame) {
       if (greeting->done()) {
         frames.push_back(std::move(frame));
         return true;
       }
       mep::Greeting::Step step = mep::Greeting::Step::kMore;
-      verdict = greeting->take(link.get(), &frame, &step);
-      if (verdict == MEP_SUCCESS && step == mep::Greeting::Step::kHello) {
-        verdict = greeting->answer(link.get(), hello(mep::HelloKind::kMember, 1));
-      } else if (verdict == MEP_SUCCESS && step == mep::Greeting::Step::kOther) {
-        verdict = MEP_ERR_DENIED;
+      decision = greeting->take(link.get(), &frame, &step);
+      if (decision == MEP_SUCCESS && step == mep::Greeting::Step::kHello) {
+        decision = greeting->answer(link.get(), hello(mep::HelloKind::kMember, 1));
+      } else if (decision == MEP_SUCCESS && step == mep::Greeting::Step::kOther) {
+        decision = MEP_ERR_DENIED;
       }
-      return verdict == MEP_SUCCESS;
+      return decision == MEP_SUCCESS;
     });
-    result = verdict != MEP_SUCCESS ? verdict : received;
+    result = decision != MEP_SUCCESS ? decision : received;
   }
 };
 

@@ -236,8 +236,8 @@ void given_after_dead_root(int calls) {
     const bool ran = comm->comm->world().call([&] {
       (void)collectives.freeze();
       collectives.prepare();
-      collectives.give_flush(sum.seq, sum.seq,
-                             [&](uint64_t, uint32_t, std::span<const std::byte>) { ++given; });
+      collectives.give_catch_up(sum.seq, sum.seq,
+                                [&](uint64_t, uint32_t, std::span<const std::byte>) { ++given; });
       collectives.resume();
     });
     // Who leaves begins a change on the other.

@@ -1,5 +1,5 @@
 // labels: gate
-// Communicators that a newcomer finds by their names, and ones that it makes with a member.
+// Communicators that a joiner finds by their names, and ones that it makes with a member.
 #include "support/join_job.hpp"
 
 using namespace mep_test;
@@ -41,7 +41,7 @@ void a_comm_is_found_by_its_name(void**) {
   report.require_clean();
 }
 
-// The same of one that only its members made; and one that the newcomer makes with a member, under a name that the
+// The same of one that only its members made; and one that the joiner makes with a member, under a name that the
 // rank before it had used.
 void a_comm_of_listed_ranks_is_found(void**) {
   Meeting all(3);

@@ -311,7 +311,7 @@ void test_init(void**) {
 const char* const kGrowPoints[] = {"comm begin", "comm offered", "comm open", "comm agreed",
                                    "enter",      "complete",     "commit"};
 
-// Two or three members and a newcomer, one of whom dies. The grown comm is made by all that live or by none.
+// Two or three members and a joiner, one of whom dies. The grown comm is made by all that live or by none.
 void run_grow(uint64_t seed, uint64_t run, Count* count) {
   RandomStream random(seed);
   const int size = 2 + static_cast<int>(random.below(2));
@@ -356,7 +356,7 @@ void run_grow(uint64_t seed, uint64_t run, Count* count) {
           made = mep_comm_join(&config, &grown);
         }
         log.note(made == MEP_SUCCESS ? MEP_SUCCESS : MEP_ERR_BOOTSTRAP, begun);
-        // A newcomer that died before it came is waited for, and one that meets a death may not come.
+        // A joiner that died before it came is waited for, and one that meets a death may not come.
         const bool is_unready =
             made == MEP_ERR_TIMEOUT && strstr(mep_last_error(), "were ready within") != nullptr;
         const bool is_refused = rank == size && made != MEP_SUCCESS;

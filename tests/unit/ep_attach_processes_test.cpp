@@ -1,6 +1,6 @@
 // labels: quick addresses asan
 // A rank dies, and the map routes around its experts; its replacement attaches to the EP object by name
-// and takes them back. And EP objects that come and go while a newcomer is on its way.
+// and takes them back. And EP objects that come and go while a joiner is on its way.
 #include <sys/resource.h>
 
 #include "support/delays.hpp"
@@ -107,7 +107,7 @@ void experts_are_taken_back_put_only(void**) {
   experts_are_taken_back(MEP_COMM_PUT_ONLY);
 }
 
-// Two newcomers at a time have no member's word for each other.
+// Two joiners at a time have no member's word for each other.
 void two_at_once(uint32_t flags) {
   for (size_t i = 0; i < slice(4, 100); ++i) {
     EpCase c = random_ep_case(mix(test_seed() + flags + 7, i), 4);
@@ -151,9 +151,9 @@ void two_at_once_put_only(void**) {
   two_at_once(MEP_COMM_PUT_ONLY);
 }
 
-enum Stage { kOthersSettled, kNewcomerWelcomed };
+enum Stage { kOthersSettled, kJoinerWelcomed };
 
-// Rank 2 has not received its dispatch when rank 1 dies, so its memory may be in use and no newcomer is
+// Rank 2 has not received its dispatch when rank 1 dies, so its memory may be in use and no joiner is
 // let in; rank 0 lets one in and tells it of the object: the test goes on once it has. Then both destroy
 // the object and make another.
 void objects_come_and_go_meanwhile(void**) {
@@ -174,13 +174,13 @@ void objects_come_and_go_meanwhile(void**) {
       if (rank == 2) {
         COLL_OK(found, buffer.dispatch(Halves::kSend));
         page->reach(kOthersSettled);
-        page->await(kNewcomerWelcomed, 1);
+        page->await(kJoinerWelcomed, 1);
         COLL_EXPECT(found, MEP_ERR_PEER_FAILED, buffer.dispatch(Halves::kReceive));
         COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(comm, nullptr));  // as rank 0 met it
       } else {
-        COLL_OK(found, mep::failpoint_arm("newcomer welcomed=stop"));
+        COLL_OK(found, mep::failpoint_arm("joiner welcomed=stop"));
         meet_failure(comm, found);
-        page->await(kNewcomerWelcomed, 1);
+        page->await(kJoinerWelcomed, 1);
       }
     }
     COLL_OK(found, mep_ep_destroy(ep));
@@ -215,14 +215,14 @@ void objects_come_and_go_meanwhile(void**) {
   });
   job.await_stopped(0);
   kill(job.pid(0), SIGCONT);
-  page->reach(kNewcomerWelcomed);
+  page->reach(kJoinerWelcomed);
   job.expect_clean_end();
   report.require_clean();
 }
 
 // The same with many objects, which rank 2 destroys as soon as it has left its dispatch: while its control thread
 // forgets who died, whose windows they are too.
-void objects_end_while_a_newcomer_knocks(void**) {
+void objects_end_while_a_joiner_asks(void**) {
   EpCase c = mapped_case(mix(test_seed(), 98));
   c.slotted = true;
   const auto page = JoinJob::shared_page();
@@ -244,12 +244,12 @@ void objects_end_while_a_newcomer_knocks(void**) {
       if (rank == 2) {
         COLL_OK(found, buffer.dispatch(Halves::kSend));
         page->reach(kOthersSettled);
-        page->await(kNewcomerWelcomed, 1);
+        page->await(kJoinerWelcomed, 1);
         COLL_EXPECT(found, MEP_ERR_PEER_FAILED, buffer.dispatch(Halves::kReceive));
       } else {
-        COLL_OK(found, mep::failpoint_arm("newcomer welcomed=stop"));
+        COLL_OK(found, mep::failpoint_arm("joiner welcomed=stop"));
         meet_failure(comm, found);
-        page->await(kNewcomerWelcomed, 1);
+        page->await(kJoinerWelcomed, 1);
       }
     }
     if (rank == 2) enable_delays(test_seed(), 1);
@@ -269,7 +269,7 @@ void objects_end_while_a_newcomer_knocks(void**) {
   });
   job.await_stopped(0);
   kill(job.pid(0), SIGCONT);
-  page->reach(kNewcomerWelcomed);
+  page->reach(kJoinerWelcomed);
   job.expect_clean_end();
   report.require_clean();
 }
@@ -314,7 +314,7 @@ std::vector<mep_ep_t> many_objects(const EpCase& c, mep_comm_t comm, bool attach
 }
 
 // Room for all windows of a rank, and not for as many of each member: a replacement comes in all the same.
-void a_newcomer_keeps_no_descriptors_of_others(void**) {
+void a_joiner_keeps_no_descriptors_of_others(void**) {
   EpCase c = small_case();
   c.buffers = 1;
   Meeting all(4);
@@ -342,7 +342,7 @@ void a_newcomer_keeps_no_descriptors_of_others(void**) {
 }
 
 // Not even room for its own: its error names the limit, and so does that of those who waited for it.
-void a_newcomer_without_descriptors_is_told_of(void**) {
+void a_joiner_without_descriptors_is_told_of(void**) {
 #ifdef __SANITIZE_ADDRESS__
   skip();  // UBSan looks at objects through a pipe, and without descriptors takes each for a bad one
 #endif
@@ -363,12 +363,12 @@ void a_newcomer_without_descriptors_is_told_of(void**) {
     for (mep_ep_t ep : eps) COLL_OK(found, mep_ep_destroy(ep));
   });
   job.expect_killed(1);
-  size_t newcomer = 0;
+  size_t joiner = 0;
   {
     const FewDescriptors few(kManyObjects);
-    newcomer = job.join_in_vain(1, MEP_ERR_NO_MEMORY);
+    joiner = job.join_in_vain(1, MEP_ERR_NO_MEMORY);
   }
-  if (job.status_of(newcomer) != 0) report.add("the newcomer");
+  if (job.status_of(joiner) != 0) report.add("the joiner");
   page->reach(0);
   job.expect_clean_end();
   report.require_clean();
@@ -383,8 +383,8 @@ int main(int argc, char** argv) {
                               cmocka_unit_test(two_at_once_mapped),
                               cmocka_unit_test(two_at_once_put_only),
                               cmocka_unit_test(objects_come_and_go_meanwhile),
-                              cmocka_unit_test(objects_end_while_a_newcomer_knocks),
-                              cmocka_unit_test(a_newcomer_keeps_no_descriptors_of_others),
-                              cmocka_unit_test(a_newcomer_without_descriptors_is_told_of)};
+                              cmocka_unit_test(objects_end_while_a_joiner_asks),
+                              cmocka_unit_test(a_joiner_keeps_no_descriptors_of_others),
+                              cmocka_unit_test(a_joiner_without_descriptors_is_told_of)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -184,7 +184,7 @@ void replacement_finds_all(void**) {
   report.require_clean();
 }
 
-// A name that could not be told to a newcomer is refused when the object is made.
+// A name that could not be told to a joiner is refused when the object is made.
 void limits_are_refused(void**) {
   Report report;
   with_rank_threads(1, patient_config(0), report, [](int, mep_comm_t comm, Report& found) {

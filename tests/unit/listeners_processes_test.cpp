@@ -77,8 +77,8 @@ void only_the_called_listen(void**) {
   report.require_clean();
 }
 
-// Three ranks of a host and a newcomer of another one, which comes while they start, or later.
-void let_in_a_newcomer(bool comes_late) {
+// Three ranks of a host and a joiner of another one, which comes while they start, or later.
+void let_in_a_joiner(bool comes_late) {
   const TemporaryFolder folder;
   setenv("MEP_RENDEZVOUS", folder.path().c_str(), 1);
   setenv("MEP_ALLOW_INSECURE", "1", 1);
@@ -111,14 +111,14 @@ void let_in_a_newcomer(bool comes_late) {
   report.require_clean();
 }
 
-// The members listen to it once it comes; what they listen on before is for newcomers to ask at.
-void a_newcomer_from_another_host_is_let_in(void**) {
-  let_in_a_newcomer(true);
+// The members listen to it once it comes; what they listen on before is for joiners to ask at.
+void a_joiner_from_another_host_is_let_in(void**) {
+  let_in_a_joiner(true);
 }
 
 // What it finds in the directory may be some of the members.
-void a_newcomer_from_another_host_is_there_first(void**) {
-  for (size_t i = 0; i < slice(5, 200); ++i) let_in_a_newcomer(false);
+void a_joiner_from_another_host_is_there_first(void**) {
+  for (size_t i = 0; i < slice(5, 200); ++i) let_in_a_joiner(false);
 }
 
 void an_interface_that_is_not_there_is_named(void**) {
@@ -137,7 +137,7 @@ int main() {
   const CMUnitTest tests[] = {cmocka_unit_test(nobody_listens_in_a_job_of_one_host),
                               cmocka_unit_test(only_the_called_listen),
                               cmocka_unit_test(an_interface_that_is_not_there_is_named),
-                              cmocka_unit_test(a_newcomer_from_another_host_is_let_in),
-                              cmocka_unit_test(a_newcomer_from_another_host_is_there_first)};
+                              cmocka_unit_test(a_joiner_from_another_host_is_let_in),
+                              cmocka_unit_test(a_joiner_from_another_host_is_there_first)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -1,5 +1,5 @@
 // labels: gate
-// Ranks that come, go, stop and are refused, as processes: growth, automatic recovery, newcomers that
+// Ranks that come, go, stop and are refused, as processes: growth, automatic recovery, joiners that
 // die, the fence by force, quorum policies, and how views are told.
 #include "core/api/api_guard.hpp"
 #include "core/world/witness.hpp"
@@ -122,9 +122,9 @@ void automatic_recovery(void**) {
   report.require_clean();
 }
 
-// Newcomers that die at a point of their way in, until one did while the members waited: they do not
+// Joiners that die at a point of their way in, until one did while the members waited: they do not
 // wait out their time. Then one comes in.
-void newcomers_die_on_their_way(const char* point) {
+void joiners_die_on_their_way(const char* point) {
   const auto page = JoinJob::shared_page();
   Meeting all(3);
   Report report;
@@ -155,14 +155,14 @@ void newcomers_die_on_their_way(const char* point) {
   report.require_clean();
 }
 
-void newcomers_die_when_welcomed(void**) {
-  newcomers_die_on_their_way("join welcomed=kill");
+void joiners_die_when_welcomed(void**) {
+  joiners_die_on_their_way("join welcomed=kill");
 }
-void newcomers_die_when_ready(void**) {
-  newcomers_die_on_their_way("join ready=kill");
+void joiners_die_when_ready(void**) {
+  joiners_die_on_their_way("join ready=kill");
 }
 
-// The newcomer, or the member that lets it in, stops for a while at a point of the way in.
+// The joiner, or the member that lets it in, stops for a while at a point of the way in.
 void stop_on_the_way(const std::string& point, unsigned stop_ms) {
   const bool is_member = point.rfind("join ", 0) != 0;
   const std::string armed = point + "=stop";
@@ -177,13 +177,13 @@ void stop_on_the_way(const std::string& point, unsigned stop_ms) {
     check_contributors(rank, comm, 0x111, found);
   });
   job.expect_killed(1);
-  const size_t newcomer = job.join(
+  const size_t joiner = job.join(
       1,
       [](int rank, mep_comm_t comm, Report& found) {
         check_contributors(rank, comm, 0x111, found);
       },
       is_member ? nullptr : armed.c_str());
-  const size_t stopped = is_member ? 2 : newcomer;
+  const size_t stopped = is_member ? 2 : joiner;
   job.await_stopped(stopped);
   pause_us(stop_ms * 1000);
   kill(job.pid(stopped), SIGCONT);
@@ -195,14 +195,14 @@ void stops_on_the_way(void**) {
   for (const unsigned stop_ms : {100u, 1000u, 10'000u}) {
     if (stop_ms > 100 && !soak_flag()) return;
     for (const char* point :
-         {"join begin", "join connected", "join welcomed", "join ready", "newcomer connect"}) {
+         {"join begin", "join connected", "join welcomed", "join ready", "joiner connect"}) {
       stop_on_the_way(point, stop_ms);
     }
   }
 }
 
-// A rank may start after a newcomer has found the others.
-void a_newcomer_is_there_first(void**) {
+// A rank may start after a joiner has found the others.
+void a_joiner_is_there_first(void**) {
   const auto page = JoinJob::shared_page();
   Report report;
   const auto grow = [](int rank, mep_comm_t comm, Report& found) {
@@ -223,9 +223,9 @@ void a_newcomer_is_there_first(void**) {
   report.require_clean();
 }
 
-// While a newcomer stops on its way, a member ends and another newcomer, which got no answer of it, is
+// While a joiner stops on its way, a member ends and another joiner, which got no answer of it, is
 // admitted in its place: the first one has no link to it and asks again.
-void a_newcomer_misses_another(void**) {
+void a_joiner_misses_another(void**) {
   const auto page = JoinJob::shared_page();
   Meeting all(3);
   Report report;
@@ -521,11 +521,11 @@ int main(int argc, char** argv) {
       cmocka_unit_test(grow_up_to_max_size),
       cmocka_unit_test(a_grown_rank_is_replaced),
       cmocka_unit_test(automatic_recovery),
-      cmocka_unit_test(newcomers_die_when_welcomed),
-      cmocka_unit_test(newcomers_die_when_ready),
+      cmocka_unit_test(joiners_die_when_welcomed),
+      cmocka_unit_test(joiners_die_when_ready),
       cmocka_unit_test(stops_on_the_way),
-      cmocka_unit_test(a_newcomer_is_there_first),
-      cmocka_unit_test(a_newcomer_misses_another),
+      cmocka_unit_test(a_joiner_is_there_first),
+      cmocka_unit_test(a_joiner_misses_another),
       cmocka_unit_test(the_fence_by_force),
       cmocka_unit_test(a_rank_that_leaves_is_spared),
       cmocka_unit_test(a_stopped_rank_is_left_out),

@@ -39,7 +39,7 @@ mep::membership::InstallView change_to(const mep::membership::View& view,
 }
 
 std::shared_ptr<const mep::CommView> whole() {
-  return mep::CommView::first(mep::CommBirth::of(world_without({}), kSlots), 1);
+  return mep::CommView::first(mep::CommMembers::of(world_without({}), kSlots), 1);
 }
 
 std::shared_ptr<const mep::CommChange> meaning(const mep::membership::InstallView& change,
@@ -81,10 +81,10 @@ void who_left_stays_so_until_replaced(void**) {
 void additions_are_not_reported(void**) {
   const auto change = meaning(change_to(world_without({}), {}), 0);
   assert_false(change->is_reported);
-  const mep::Verdict verdict{change, 5, 8};
-  assert_true(verdict.decides(5));
-  assert_false(verdict.decides(6));
-  const mep::Verdict reported{
+  const mep::Decision decision{change, 5, 8};
+  assert_true(decision.decides(5));
+  assert_false(decision.decides(6));
+  const mep::Decision reported{
       meaning(change_to(world_without({1}), {{1, 101, RemovalReason::kDied}}), 0), 5, 8};
   assert_true(reported.decides(7));
   assert_false(reported.decides(8));

@@ -45,7 +45,7 @@ class RecordingBackend : public mep::Backend {
   explicit RecordingBackend(uint8_t which) : Backend(which) {}
   mep_result_t take_any_failure() override { return MEP_SUCCESS; }
   bool busy() const override { return false; }
-  size_t view_clients() const override { return 0; }
+  size_t view_participants() const override { return 0; }
   mep_result_t set_op_status(mep_op_status_t*, uint64_t) override { return MEP_SUCCESS; }
   void set_timeout_ms(uint32_t) override {}
   void revoke() override {}

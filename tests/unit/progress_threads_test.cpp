@@ -135,7 +135,7 @@ void test_sequences(void**) {
   }
 }
 
-// The time of an operation is over while nobody calls: the verdict is asked for all the same.
+// The time of an operation is over while nobody calls: the decision is asked for all the same.
 void test_deadline(void**) {
   Report report;
   std::atomic<bool> over{false};

@@ -155,10 +155,10 @@ void eight_gpus_eight_hcas(void**) {
   expect_order(topology, {"14:1f.7", {}, 0, "mlx5_0,mlx5_1"}, "mlx5_0:1 mlx5_1:1", 2);
   const HcaChoice choice = ask(topology, {"gpu:0", {}, 1, "^mlx5_7"});
   assert_string_equal(choice.ports[0].name().c_str(), "mlx5_1:1");
-  assert_string_equal(port_of(choice, "mlx5_0:1").verdict.c_str(),
+  assert_string_equal(port_of(choice, "mlx5_0:1").outcome.c_str(),
                       "equally good; for local rank 0");
-  assert_string_equal(port_of(choice, "mlx5_2:1").verdict.c_str(), "farther");
-  assert_string_equal(port_of(choice, "mlx5_7:1").verdict.c_str(), "excluded by MEP_HCA");
+  assert_string_equal(port_of(choice, "mlx5_2:1").outcome.c_str(), "farther");
+  assert_string_equal(port_of(choice, "mlx5_7:1").outcome.c_str(), "excluded by MEP_HCA");
   expect_has(choice.summary,
              "behind the same PCIe switch, 2 bridges between; link active, 400 Gb/s "
              "InfiniBand; one of 2 that are equally good, dealt to local rank 1");
@@ -199,12 +199,12 @@ void links_differ(void**) {
   expect_order(topology, {"cpu", {}, 1, ""}, "mlx5_10:1 mlx5_10:2 mlx5_1:2 mlx5_0:2 mlx5_1:1", 3);
   expect_order(topology, {"cpu", {}, 2, ""}, "mlx5_10:2 mlx5_1:2 mlx5_10:1 mlx5_0:2 mlx5_1:1", 3);
   const HcaChoice choice = ask(topology, {"cpu", {}, 0, ""});
-  assert_string_equal(port_of(choice, "mlx5_0:1").verdict.c_str(), "link down");
-  assert_string_equal(port_of(choice, "mlx5_2:1").verdict.c_str(), "link initializing");
-  assert_string_equal(port_of(choice, "mlx5_2:2").verdict.c_str(), "link armed, not active");
-  assert_string_equal(port_of(choice, "mlx5_1:1").verdict.c_str(),
+  assert_string_equal(port_of(choice, "mlx5_0:1").outcome.c_str(), "link down");
+  assert_string_equal(port_of(choice, "mlx5_2:1").outcome.c_str(), "link initializing");
+  assert_string_equal(port_of(choice, "mlx5_2:2").outcome.c_str(), "link armed, not active");
+  assert_string_equal(port_of(choice, "mlx5_1:1").outcome.c_str(),
                       "slower: 100 Gb/s, not 200 Gb/s");
-  assert_string_equal(port_of(choice, "mlx5_10:2").verdict.c_str(),
+  assert_string_equal(port_of(choice, "mlx5_10:2").outcome.c_str(),
                       "equally good; for local rank 2");
   // Nothing is left: the text says why of each.
   const HcaChoice none = ask(topology, {"cpu", {}, 0, "mlx5_0:1,mlx5_2"});

@@ -23,7 +23,7 @@ from trees import NO_CUDA, ONE_GPU, build, build_or_stop, cache_value, cuda_of_a
 HELP = """\
 ./dev run [ARGS]     install what is missing, build, and run a MoE layer's communication on 4 ranks,
                      checked and timed beside MPI; ARGS go to mep_perf in place of the default ones
-./dev test           a newcomer's run: tree checks, formatting, clang-tidy of what the branch changes, and
+./dev test           a joiner's run: tree checks, formatting, clang-tidy of what the branch changes, and
                      short tests of every part
 ./dev test --full    the gate: the whole lint, every test with one outcome, a slice of each under TSan and ASan
 ./dev test PATH      what a folder or file reaches, by the table of folders: src/core/ep, tests/unit/x_test.cpp

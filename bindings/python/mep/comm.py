@@ -140,7 +140,7 @@ def init_all(count: int, **options: Any) -> "List[Comm]":
 
 
 def join(**options: Any) -> "Comm":
-    """The newcomer's side of recover_ranks and grow: joins the running job `job`. Options as init."""
+    """The joiner's side of recover_ranks and grow: joins the running job `job`. Options as init."""
     config, address = Config(**options), _abi.mep_comm_t()
     blocking(lib.mep_comm_join, ctypes.byref(config.struct), ctypes.byref(address),
              undo=lambda: _leave_unused(address))
@@ -462,7 +462,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         return Comm(grown.value, self._world or self)
 
     def attach(self, name: str) -> "Comm":
-        """The newcomer's side of a split: the communicator of that name."""
+        """The joiner's side of a split: the communicator of that name."""
         comm = _abi.mep_comm_t()
         blocking(lib.mep_comm_attach, self._address, name.encode(), ctypes.byref(comm),
                  calls=self._calls, undo=lambda: _leave_unused(comm))

@@ -174,7 +174,7 @@ class Ep(Unique):
 
     @classmethod
     def attach(cls, comm: "Comm", **options: Any) -> "Ep":
-        """Newcomer's side: the EP object `name` of a communicator that it joined."""
+        """Joiner's side: the EP object `name` of a communicator that it joined."""
         ep = cls.__new__(cls)
         ep._open(comm, lib.mep_ep_attach, options)
         return ep

@@ -25,7 +25,7 @@ class EpPlayer {
   void layers(const Step& step);
   void free(uint32_t number);
   void free_all();
-  // After an admission: newcomers are in none of the objects, so there are new ones.
+  // After an admission: joiners are in none of the objects, so there are new ones.
   void renew_all(uint32_t before_step);
   // A collective of that comm has reported the end of these ranks.
   void note_reported(uint32_t comm, uint64_t ranks);

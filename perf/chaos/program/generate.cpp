@@ -26,7 +26,7 @@ const std::array<const char*, 24> kPoints = {
     "enter",         "eager post",    "put",          "put half",     "signal",
     "eager collect", "large publish", "large reduce", "large copy",   "large finish",
     "complete",      "freeze",        "frozen",       "prepare",      "commit",
-    "install",       "adopt",         "flush",        "hosts send",   "hosts reduce",
+    "install",       "adopt",         "catch-up",     "hosts send",   "hosts reduce",
     "relay forward", "finish look",   "relay send",   "hosts publish"};
 const std::array<const char*, 4> kJoinPoints = {"join begin", "join connected", "join welcomed",
                                                 "join ready"};
@@ -354,7 +354,7 @@ void Generator::add_kills() {
   const uint32_t at = add_recover(last, dead);
   if (deaths < mortal.size() && random_.percent(25)) add_kill(mortal[deaths], 0, at);
   if (random_.percent(25)) {
-    // The newcomer dies before it is in, and a second one comes.
+    // The joiner dies before it is in, and a second one comes.
     Fault fault;
     fault.slot = dead[0];
     fault.generation = 1;

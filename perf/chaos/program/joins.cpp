@@ -1,5 +1,5 @@
 // A rank is stopped while the replacement of another one joins: for less than the others take to suspect it, or for
-// longer. What the newcomer and the members write to each other afterwards all arrives.
+// longer. What the joiner and the members write to each other afterwards all arrives.
 #include <algorithm>
 
 #include "generator.hpp"
@@ -50,7 +50,7 @@ void Generator::stop_in_join() {
 
   push(StepKind::kRecover).slots = {replaced};
   const uint32_t join = last_step();
-  // Members that admit the newcomer as soon as it is there, or when the stopped one has long been left out.
+  // Members that admit the joiner as soon as it is there, or when the stopped one has long been left out.
   if (random_.percent(50)) {
     for (const uint32_t slot : survivors_) {
       if (slot != stopped && random_.percent(80)) computing_ |= 1u << slot;

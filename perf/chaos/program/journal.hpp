@@ -68,7 +68,7 @@ constexpr uint32_t kMaxRecords = 4096;
 // Atomics: release by the rank, acquire by the reader.
 struct Journal {
   std::atomic<uint32_t> count{0};
-  // For a watcher of a rank that does not end, and for the start of newcomers.
+  // For a watcher of a rank that does not end, and for the start of joiners.
   std::atomic<uint32_t> step{0};
   Record records[kMaxRecords];
 };

@@ -30,7 +30,7 @@ struct Said {
 };
 
 // By comm, step and part: who said what. Sync calls are compared by epoch and seq alone, because a
-// newcomer's first is a member's later one.
+// joiner's first is a member's later one.
 using Place = std::tuple<uint32_t, uint32_t, uint32_t, What>;
 using Number = std::tuple<uint32_t, uint64_t, uint64_t>;
 
@@ -83,7 +83,7 @@ class Judge {
     for (const Life& life : lives_) judge_end(life);
     for (const auto& [place, said] : calls_) judge_call(place, said);
     for (const auto& [number, said] : numbers_) judge_number(said);
-    for (const Life& life : lives_) judge_news(life);
+    for (const Life& life : lives_) judge_reports(life);
     std::stable_sort(found_.begin(), found_.end(),
                      [](const Finding& a, const Finding& b) { return a.step < b.step; });
     return found_;
@@ -103,10 +103,10 @@ class Judge {
   void judge_pair(const Said& a, const Said& b);
   void judge_success(const Said& said, const std::vector<Said>& all);
   void judge_number(const std::vector<Said>& said);
-  void judge_news(const Life& life);
+  void judge_reports(const Life& life);
   bool has_cause(const Life& life, const Record& record) const;
   bool may_fail(uint64_t slots) const;
-  bool was_admitted(const Life& newcomer) const;
+  bool was_admitted(const Life& joiner) const;
   bool may_lack_quorum() const;
   // Points are passed in the start too.
   bool may_die_in_init() const {
@@ -201,7 +201,7 @@ bool Judge::may_fail(uint64_t slots) const {
 }
 
 // Whether members were told that they had admitted it.
-bool Judge::was_admitted(const Life& newcomer) const {
+bool Judge::was_admitted(const Life& joiner) const {
   for (const Life& life : lives_) {
     const uint32_t count = life.journal->count.load(std::memory_order_acquire);
     for (uint32_t i = 0; i < count; ++i) {
@@ -211,8 +211,8 @@ bool Judge::was_admitted(const Life& newcomer) const {
         continue;
       }
       const std::vector<uint32_t>& slots = program_.steps[record.step].slots;
-      if (std::count(slots.begin(), slots.end(), newcomer.slot) != 0 &&
-          program_.generation(newcomer.slot, record.step + 1) == newcomer.generation) {
+      if (std::count(slots.begin(), slots.end(), joiner.slot) != 0 &&
+          program_.generation(joiner.slot, record.step + 1) == joiner.generation) {
         return true;
       }
     }
@@ -441,7 +441,7 @@ void Judge::judge_number(const std::vector<Said>& all) {
 }
 
 // A rank that is missing from a success was reported before, on that comm, in the order of the calls.
-void Judge::judge_news(const Life& life) {
+void Judge::judge_reports(const Life& life) {
   struct Known {
     uint64_t present = 0;
     uint64_t reported = 0;

@@ -237,7 +237,7 @@ void Player::grow(const Step& step) {
   if (program_.kills()) ep_->renew_all(step_);
 }
 
-// Members may be told of a failure that a newcomer never saw: all repeat it until it succeeds.
+// Members may be told of a failure that a joiner never saw: all repeat it until it succeeds.
 bool Player::sync(uint32_t number, uint64_t* value, uint64_t* live, bool* retried) {
   const Comm& comm = comms_[number];
   for (uint32_t attempt = 0; attempt < kSyncAttempts && !over_; ++attempt) {
@@ -258,7 +258,7 @@ bool Player::sync(uint32_t number, uint64_t* value, uint64_t* live, bool* retrie
   return false;
 }
 
-// Newcomers attach to what the program has made before this step; then all of a comm meet on it.
+// Joiners attach to what the program has made before this step; then all of a comm meet on it.
 void Player::attach_all(bool is_new) {
   std::vector<bool> alive(program_.comm_count(), false);
   for (uint32_t i = 0; i < step_; ++i) {

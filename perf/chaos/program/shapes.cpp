@@ -19,8 +19,8 @@ const std::array<const char*, 8> kCallPoints = {
 const std::array<const char*, 6> kMakePoints = {"comm begin", "comm offered", "comm finish",
                                                 "comm open",  "comm agreed",  "signal"};
 const std::array<const char*, 10> kChangePoints = {
-    "freeze", "frozen",  "prepare", "commit",           "install",
-    "flush",  "recover", "fence",   "newcomer connect", "newcomer welcomed"};
+    "freeze",   "frozen",  "prepare", "commit",         "install",
+    "catch-up", "recover", "fence",   "joiner connect", "joiner welcomed"};
 
 }  // namespace
 
@@ -291,7 +291,7 @@ void Generator::die_in_split() {
   for (uint32_t i = 0; i < more; ++i) (void)add_small_step(random_comm());
 }
 
-// A second one dies while a newcomer for the first is let in; it may come back as well.
+// A second one dies while a joiner for the first is let in; it may come back as well.
 void Generator::die_in_recover() {
   if (victims_.empty()) return add_some_steps(kWorld, 1, 4);
   die_inside(victims_[0], add_small_step(kWorld), 400);

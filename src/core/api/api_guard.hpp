@@ -33,8 +33,8 @@ struct mep_comm {
   std::unique_ptr<mep::Backend> backend;  // goes before the comm
   bool is_world = false;                  // its end is the end of the world for this rank
   bool is_grown = false;                  // made by mep_comm_grow over the whole world
-  // A newcomer's comms that mep_comm_attach has not asked for yet, by name.
-  std::map<std::string, std::unique_ptr<mep::Comm>> dormant;
+  // A joiner's comms that mep_comm_attach has not asked for yet, by name.
+  std::map<std::string, std::unique_ptr<mep::Comm>> unattached;
   // Requests and EP objects of this comm, and for a world the comms made from it. One is added inside a
   // CallScope of this comm; who takes one away releases what it did to the end of this comm.
   std::atomic<uint32_t> users{0};
@@ -46,7 +46,7 @@ struct mep_comm {
     world->users.fetch_add(1, std::memory_order_relaxed);
   }
   ~mep_comm() {
-    dormant.clear();
+    unattached.clear();
     backend.reset();
     comm.reset();
     // Release: nothing of this comm uses the world any more.

@@ -20,7 +20,7 @@ class HostBackend final : public Backend {
                 "one ended");
   }
   bool busy() const override { return false; }
-  size_t view_clients() const override { return 0; }
+  size_t view_participants() const override { return 0; }
   void set_timeout_ms(uint32_t) override {}
   void revoke() override {}
   std::span<const char* const> child_steps() const override { return {}; }
@@ -40,8 +40,8 @@ class HostBackend final : public Backend {
   Comm& comm_;
 };
 
-// Ready newcomers enter at a barrier on the world.
-bool admits_newcomers(mep_comm_t comm) {
+// Ready joiners enter at a barrier on the world.
+bool admits_joiners(mep_comm_t comm) {
   return comm != nullptr && (comm->is_world || comm->is_grown) &&
          (comm->comm->world().config().flags & MEP_COMM_AUTO_RECOVER) != 0;
 }
@@ -64,7 +64,7 @@ const BlockCounts* address_of(const BlockCounts& counts) {
 template <Collective kKind>
 mep_result_t run(mep_comm_t comm, mep_stream_t stream, const CollectiveArgs& args) {
   if constexpr (kKind == Collective::k_barrier) {
-    if (admits_newcomers(comm)) [[unlikely]]
+    if (admits_joiners(comm)) [[unlikely]]
       return run_admitting(comm, stream);
   }
   MEP_TRY(check_comm(comm));

@@ -33,9 +33,9 @@ mep_result_t check_list(const Comm& parent, const int32_t* ranks, int32_t count)
               parent.rank());
 }
 
-mep_result_t check_members(const CommBirth& birth, const int32_t* ranks) {
-  for (size_t i = 0; i < birth.incarnations.size(); ++i) {
-    if (birth.incarnations[i] != 0) continue;
+mep_result_t check_members(const CommMembers& members, const int32_t* ranks) {
+  for (size_t i = 0; i < members.incarnations.size(); ++i) {
+    if (members.incarnations[i] != 0) continue;
     return fail(MEP_ERR_PEER_FAILED,
                 "rank %d is not in the view; list ranks that live, or admit its replacement first",
                 ranks[i]);
@@ -44,9 +44,9 @@ mep_result_t check_members(const CommBirth& birth, const int32_t* ranks) {
 }
 
 mep_result_t make_listed(mep_comm_t comm, const std::vector<uint32_t>& slots,
-                         const CommBirth& birth, const char* name, mep_comm_t* child) {
+                         const CommMembers& members, const char* name, mep_comm_t* child) {
   Comm& parent = *comm->comm;
-  const uint64_t id = Comm::listed_id(name, slots, birth.incarnations);
+  const uint64_t id = Comm::listed_id(name, slots, members.incarnations);
   auto handle =
       std::make_unique<mep_comm>(std::make_unique<Comm>(parent.world_ptr(), name, slots, id));
   Comm& made = *handle->comm;
@@ -57,7 +57,7 @@ mep_result_t make_listed(mep_comm_t comm, const std::vector<uint32_t>& slots,
                 name);
   }
   const auto make = [&]() -> mep_result_t {
-    MEP_TRY(made.begin(1, 1, &birth));
+    MEP_TRY(made.begin(1, 1, &members));
     MEP_TRY(made.finish(Deadline::after_ms(parent.timeout_ms())));
     const CallScope scope(handle.get());
     const PurposeScope purpose(handle.get(), CallPurpose::kSplit);
@@ -83,9 +83,9 @@ mep_result_t create_from_ranks(mep_comm_t comm, const int32_t* ranks, int32_t co
   }
   // Views of the parent may come while this thread waits for the others: it uses no window of it.
   const Comm::WaitingScope waiting(parent);
-  const CommBirth birth = CommBirth::of(parent.world().view().snapshot(), slots);
-  MEP_TRY(check_members(birth, ranks));
-  return make_listed(comm, slots, birth, name, child);
+  const CommMembers members = CommMembers::of(parent.world().view().snapshot(), slots);
+  MEP_TRY(check_members(members, ranks));
+  return make_listed(comm, slots, members, name, child);
 }
 
 }  // namespace

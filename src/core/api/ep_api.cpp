@@ -113,7 +113,7 @@ mep_result_t read_config(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
     return fail(MEP_ERR_INVALID_ARGUMENT, "name has %zu bytes; at most %zu work",
                 std::strlen(given->name), kMaxEpNameBytes);
   }
-  return resolve_ep_config(*comm->comm, *given, shape, comm->backend->device_side() != nullptr);
+  return resolve_ep_config(*comm->comm, *given, shape, comm->backend->gpu_backend() != nullptr);
 }
 
 // What making an EP object and attaching to one share: checks, before `get` fills *made.

@@ -8,7 +8,7 @@
 #include "base/failpoint.hpp"
 #include "core/api/api_guard.hpp"
 #include "core/bootstrap/launcher_environment.hpp"
-#include "core/comm/device_side.hpp"
+#include "core/comm/gpu_backend.hpp"
 
 namespace mep {
 namespace {
@@ -66,16 +66,16 @@ struct Opening {
 mep_result_t open_world(const ResolvedConfig& config, Mesh mesh, TransportSet transports,
                         Opening* out) {
   // Who has died since is no member of the view any more: then there is no such world.
-  CommBirth birth;
-  birth.incarnations.resize(static_cast<size_t>(config.size), 0);
-  birth.incarnations[mesh.self.identity.slot] = mesh.self.identity.incarnation;
+  CommMembers members;
+  members.incarnations.resize(static_cast<size_t>(config.size), 0);
+  members.incarnations[mesh.self.identity.slot] = mesh.self.identity.incarnation;
   for (const PeerLink& peer : mesh.peers) {
-    birth.incarnations[peer.identity.slot] = peer.identity.incarnation;
+    members.incarnations[peer.identity.slot] = peer.identity.incarnation;
   }
   MEP_TRY(World::open(config, std::move(mesh), std::move(transports), &out->world));
   out->comm = std::make_unique<Comm>(out->world, "world", first_slots(config.size),
                                      Comm::spanning_id("world", 1));
-  return out->comm->begin(1, 1, &birth);
+  return out->comm->begin(1, 1, &members);
 }
 
 // The others need not wait for a rank that has no world.
@@ -102,16 +102,16 @@ mep_result_t add_devices(const std::vector<GpuPlace>& places, bool made_together
   if (places.empty()) return MEP_SUCCESS;
   const std::span<const GpuPlace> together =
       made_together ? std::span<const GpuPlace>(places) : std::span<const GpuPlace>();
-  std::vector<DeviceSide*> sides;
+  std::vector<GpuBackend*> sides;
   for (size_t i = 0; i < comms.size(); ++i) {
-    std::unique_ptr<DeviceSide> side;
-    MEP_TRY(make_device_side(*comms[i]->comm, places[i], together, &side));
+    std::unique_ptr<GpuBackend> side;
+    MEP_TRY(make_gpu_backend(*comms[i]->comm, places[i], together, &side));
     sides.push_back(side.get());
     comms[i]->backend = std::move(side);
   }
-  for (DeviceSide* side : sides) MEP_TRY(side->connect(deadline));
-  for (DeviceSide* side : sides) MEP_TRY(side->begin_proof());
-  for (DeviceSide* side : sides) MEP_TRY(side->end_proof());
+  for (GpuBackend* side : sides) MEP_TRY(side->connect(deadline));
+  for (GpuBackend* side : sides) MEP_TRY(side->begin_proof());
+  for (GpuBackend* side : sides) MEP_TRY(side->end_proof());
   return MEP_SUCCESS;
 }
 
@@ -140,7 +140,7 @@ mep_result_t confirm(mep_comm_t comm, uint32_t timeout_ms) {
 void close_world(mep_comm_t comm, bool orderly) {
   Comm& world_comm = *comm->comm;
   const std::shared_ptr<World> world = world_comm.world_ptr();
-  comm->dormant.clear();
+  comm->unattached.clear();
   if (!orderly) world->abort({});
   world->leave(orderly, Deadline::after_ms(world_comm.timeout_ms()));
   world_comm.close();
@@ -273,8 +273,8 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
     // Acquire: a comm made from this one, destroyed by another thread, uses the world no more.
     if (comm->users.load(std::memory_order_acquire) != 0 ||
         comm->comm->messages().request_blocks().has_lent() || !comm->comm->collectives().idle() ||
-        comm->comm->clients().any(comm->comm->clients().dormant() +
-                                  comm->backend->view_clients())) {
+        comm->comm->clients().any(comm->comm->clients().unattached() +
+                                  comm->backend->view_participants())) {
       return fail(MEP_ERR_BUSY,
                   "the communicator still has EP objects, requests or communicators "
                   "made from it; destroy or finish them first");
@@ -282,7 +282,7 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
     if (comm->is_world && comm->comm->world().allocations() != 0) {
       return fail(MEP_ERR_BUSY, "memory of mep_mem_alloc is not freed yet");
     }
-    comm->comm->clients().drop_dormant();
+    comm->comm->clients().drop_unattached();
     if (comm->is_world) comm->comm->messages().leave_world();
     scope.forget();
     if (comm->is_world) {

@@ -1,4 +1,4 @@
-// The newcomer's side: a rank that takes an empty slot of a world at work.
+// The joiner's side: a rank that takes an empty slot of a world at work.
 #include <poll.h>
 
 #include <algorithm>
@@ -26,8 +26,8 @@ struct Welcome {
   std::vector<CommDescription> comms;
 };
 
-// Every member tells the view and the comms that it has in common with the newcomer; what else comes
-// stays in the links. A peer that begins with something else is a newcomer too and has no welcome to give.
+// Every member tells the view and the comms that it has in common with the joiner; what else comes
+// stays in the links. A peer that begins with something else is a joiner too and has no welcome to give.
 class Reception {
  public:
   explicit Reception(Mesh& mesh) : mesh_(mesh) {}
@@ -156,7 +156,7 @@ mep_result_t make_comms(const Welcome& welcome, const Deadline& deadline, Enteri
       const mep_result_t result = EpObject::attach(*comm, object, deadline, &attached);
       if (result == MEP_ERR_NOT_FOUND) continue;  // likewise
       MEP_TRY(result);
-      comm->clients().keep_dormant(std::move(attached));
+      comm->clients().keep_unattached(std::move(attached));
     }
     entering->comms.push_back(std::move(comm));
   }
@@ -172,7 +172,7 @@ bool has_older_member(const Comm& comm, const Admission& admission) {
   });
 }
 
-// What the newcomer works with: the largest comm over the whole world that had its place before, or one
+// What the joiner works with: the largest comm over the whole world that had its place before, or one
 // that it makes together with the members, who are growing the world.
 mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Admission& admission,
                       mep_comm_t* comm) {
@@ -197,7 +197,7 @@ mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Ad
   made->is_world = true;
   for (std::unique_ptr<Comm>& each : entering->comms) {
     if (each == nullptr || !has_older_member(*each, admission)) continue;
-    made->dormant[each->name()] = std::move(each);
+    made->unattached[each->name()] = std::move(each);
   }
   *comm = made.release();
   return MEP_SUCCESS;
@@ -286,13 +286,13 @@ mep_result_t mep_comm_attach(mep_comm_t world, const char* name, mep_comm_t* com
   return guarded([&]() -> mep_result_t {
     const CallScope scope(world);
     MEP_TRY(scope.check());
-    const auto found = world->dormant.find(name);
-    if (found == world->dormant.end()) {
+    const auto found = world->unattached.find(name);
+    if (found == world->unattached.end()) {
       return fail(MEP_ERR_NOT_FOUND, "this rank joined no communicator named \"%s\"", name);
     }
     auto handle = std::make_unique<mep_comm>(std::move(found->second));
     handle->belongs_to(world);
-    world->dormant.erase(found);
+    world->unattached.erase(found);
     *comm = handle.release();
     return MEP_SUCCESS;
   });

@@ -9,7 +9,7 @@
 
 namespace mep {
 
-// Makes a comm by all ranks of `parent`, which has all its members but newcomers: `begin` makes it and
+// Makes a comm by all ranks of `parent`, which has all its members but joiners: `begin` makes it and
 // calls its begin(), `finish` its finish(). If a rank cannot do its part, all return that error; if the
 // membership changes, what `parent` says of that.
 [[nodiscard]] mep_result_t make_together(Comm& parent, FunctionRef<mep_result_t()> begin,

@@ -52,7 +52,7 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
     return MEP_SUCCESS;
   }));
   MEP_TRY(parent.run(Collective::k_allgather, {&own, entries.data(), sizeof own, MEP_UINT8, 0, 0}));
-  // A newcomer has not counted the splits before it came.
+  // A joiner has not counted the splits before it came.
   uint32_t number = 0;
   for (const uint32_t rank : parent.adopted().live) number = std::max(number, entries[rank].number);
   parent.set_child_number(number + 1);
@@ -62,11 +62,11 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
     const std::string name =
         parent.name() + "/" + std::to_string(number) + "." + std::to_string(color);
     const std::vector<uint32_t> slots = slots_of_color(parent, entries, color);
-    const CommBirth birth = parent.birth_of(slots);
+    const CommMembers members = parent.members_of(slots);
     handle = std::make_unique<mep_comm>(std::make_unique<Comm>(
         parent.world_ptr(), name, slots, Comm::child_id(parent.id(), number, color)));
     handle->comm->set_timeout_ms(parent.timeout_ms());
-    return handle->comm->begin(1, 1, &birth);
+    return handle->comm->begin(1, 1, &members);
   };
   MEP_TRY(make_together(parent, begin, [&] {
     return handle->comm->finish(Deadline::after_ms(parent.timeout_ms()));

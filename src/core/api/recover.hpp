@@ -10,17 +10,17 @@
 
 namespace mep {
 
-// Whether newcomers can be admitted by calls on it: a world on hosts.
+// Whether joiners can be admitted by calls on it: a world on hosts.
 [[nodiscard]] mep_result_t on_world(mep_comm_t comm);
 
-// A barrier; then, if every live rank has a newcomer whose links are tested, their admission.
+// A barrier; then, if every live rank has a joiner whose links are tested, their admission.
 [[nodiscard]] mep_result_t barrier_with_admission(Comm& world_comm);
 
 // The size of a comm over the whole world that has these slots too; `added` is not empty.
 uint32_t size_with(const std::vector<uint32_t>& added);
 
 // Makes the comm over the first `size` slots, by all who were in the view of the admission. Members agree on
-// their parts by `members`; who is not among them, a newcomer, passes null and leaves the view if it cannot do
+// their parts by `members`; who is not among them, a joiner, passes null and leaves the view if it cannot do
 // its part. The first operation on the new comm tells either from the other: it succeeds for all who live, or
 // fails for all.
 [[nodiscard]] mep_result_t make_grown(Comm* members, const std::shared_ptr<World>& world,

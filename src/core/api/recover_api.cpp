@@ -16,7 +16,7 @@ namespace mep {
 
 mep_result_t on_world(mep_comm_t comm) {
   MEP_TRY(check_comm(comm));
-  MEP_TRY(comm->backend->check_host("admitting newcomers"));
+  MEP_TRY(comm->backend->check_host("admitting joiners"));
   if (comm->is_world || comm->is_grown) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
               "this is a communicator made by mep_comm_split; give the "
@@ -28,8 +28,8 @@ namespace {
 // How long members wait for each other when they ask only for who is ready now.
 constexpr uint64_t kReadyNowMs = 50;
 // What all members agree that they have done, in words of one that could not.
-constexpr const char* kReady = "begin to admit newcomers";
-constexpr const char* kAdmitted = "admit newcomers";
+constexpr const char* kReady = "begin to admit joiners";
+constexpr const char* kAdmitted = "admit joiners";
 
 constexpr const char* kWorldName = "world";
 
@@ -64,7 +64,7 @@ mep_result_t meet(Comm& world_comm, mep_result_t own, const char* what) {
 
 mep_result_t admit(Comm& world_comm, const membership::SlotSet& wanted, uint64_t wait_ms,
                    Admission* admission) {
-  // A view that comes meanwhile is no call of another thread, and keeps no newcomer out.
+  // A view that comes meanwhile is no call of another thread, and keeps no joiner out.
   const Comm::WaitingScope waiting(world_comm);
   if (!world_comm.world().idle()) {
     return fail(MEP_ERR_BUSY, "another thread is inside a call on this world; finish it first");
@@ -78,9 +78,9 @@ membership::SlotSet slots_of_world(const Comm& world_comm) {
   return slots;
 }
 
-// Whether any rank knows of a newcomer. All get the same answer. Failures on the way are not told again, as in meet().
-mep_result_t ask_for_newcomers(Comm& world_comm, bool* anybody) {
-  const uint32_t ready = world_comm.world().admissions().ready_newcomers();
+// Whether any rank knows of a joiner. All get the same answer. Failures on the way are not told again, as in meet().
+mep_result_t ask_for_joiners(Comm& world_comm, bool* anybody) {
+  const uint32_t ready = world_comm.world().admissions().ready_joiners();
   uint32_t most = 0;
   mep_result_t result = MEP_ERR_PEER_FAILED;
   while (result == MEP_ERR_PEER_FAILED || result == MEP_ERR_PEER_LEFT) {
@@ -108,7 +108,7 @@ mep_result_t recover_ranks(Comm& world_comm, const int32_t* ranks, int32_t count
   MEP_TRY(meet(world_comm, ready, kReady));
   if (count == 0) {
     bool anybody = false;
-    MEP_TRY(ask_for_newcomers(world_comm, &anybody));
+    MEP_TRY(ask_for_joiners(world_comm, &anybody));
     if (!anybody) return MEP_SUCCESS;
   }
   Admission admission;
@@ -133,12 +133,12 @@ mep_result_t begin_grown(const std::shared_ptr<World>& world, uint32_t size,
                          const Admission& admission, std::unique_ptr<mep_comm>* out) {
   std::vector<uint32_t> slots(size);
   for (uint32_t slot = 0; slot < size; ++slot) slots[slot] = slot;
-  const CommBirth birth = CommBirth::of(*admission.view, slots);
+  const CommMembers members = CommMembers::of(*admission.view, slots);
   *out = std::make_unique<mep_comm>(
       std::make_unique<Comm>(world, grown_name(size), std::move(slots),
                              Comm::spanning_id(grown_name(size), admission.view->epoch)));
   (*out)->is_grown = true;
-  return (*out)->comm->begin(1, 1, &birth);
+  return (*out)->comm->begin(1, 1, &members);
 }
 
 }  // namespace
@@ -247,7 +247,7 @@ mep_result_t grow(Comm& world_comm, int32_t count, uint32_t timeout_ms, mep_comm
 // Everybody sees the same minimum, so all ask for admission or nobody does.
 mep_result_t barrier_with_admission(Comm& world_comm) {
   if (covers_all(world_comm) != MEP_SUCCESS) return world_comm.run(Collective::k_barrier, {});
-  const uint32_t ready = world_comm.world().admissions().ready_newcomers();
+  const uint32_t ready = world_comm.world().admissions().ready_joiners();
   uint32_t everywhere = 0;
   MEP_TRY(
       world_comm.run(Collective::k_allreduce, {&ready, &everywhere, 1, MEP_UINT32, MEP_MIN, 0}));

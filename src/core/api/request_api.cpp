@@ -15,7 +15,7 @@
 mep_request::mep_request(mep_comm_t of) : comm(of) {}
 
 mep_request::~mep_request() {
-  if (event.valid()) comm->comm->world().request_bell().remove(event);
+  if (event.valid()) comm->comm->world().request_event().remove(event);
 }
 
 namespace mep {
@@ -35,7 +35,7 @@ class CollectiveRequest final : public mep_request {
     --comm->users;
     delete this;
   }
-  void note_overdue() override { collectives().ask_verdict(operation_); }
+  void note_overdue() override { collectives().ask_decision(operation_); }
   void end_overdue() override { (void)collectives().end_of_wait(&operation_); }
   Deadline deadline() const override { return state_.deadline; }
   mep_result_t result() const override { return operation_.result; }
@@ -127,7 +127,7 @@ mep_result_t finish(mep_request_t* request, mep_op_info_t* info) {
 mep_result_t make_event(mep_request& request) {
   World& world = request.comm->comm->world();
   if (world.progress_thread() == nullptr) {
-    return world.request_bell().add(request.deadline(), &request.event);
+    return world.request_event().add(request.deadline(), &request.event);
   }
   UniqueFd made;
   MEP_TRY(open_eventfd("a request's descriptor", 0, &made));

@@ -1,7 +1,7 @@
 // From "my rank and size" to a mesh: one authenticated control link to every peer.
 //
 // After bootstrap no rank is special. Each rank keeps its listener, so that any member can admit a
-// newcomer; on one host the listener is an abstract Unix socket and leaves nothing in the file
+// joiner; on one host the listener is an abstract Unix socket and leaves nothing in the file
 // system.
 #pragma once
 
@@ -42,7 +42,7 @@ struct ResolvedConfig {
   bool rank_given = false;             // for joining: any absent rank or this one
 };
 
-// What a config is for: a newcomer needs the job's name but neither rank nor size, and a launcher's
+// What a config is for: a joiner needs the job's name but neither rank nor size, and a launcher's
 // rank means nothing to it. Threads need no way to find each other.
 enum class ConfigUse { kStart, kJoin, kThreads };
 
@@ -69,11 +69,11 @@ struct Gate;
 
 struct Mesh {
   SelfDescription self;
-  std::shared_ptr<Gate> gate;  // how newcomers find this rank and are let in; null for threads
-  UniqueFd listener;           // nonblocking, for newcomers; invalid for ranks as threads and for a
-                               // world of one that cannot grow
+  std::shared_ptr<Gate> gate;   // how joiners find this rank and are let in; null for threads
+  UniqueFd listener;            // nonblocking, for joiners; invalid for ranks as threads and for a
+                                // world of one that cannot grow
   std::vector<PeerLink> peers;  // all other ranks, by slot
-  int32_t size = 0;             // of the world: as configured, or as its members told the newcomer
+  int32_t size = 0;             // of the world: as configured, or as its members told the joiner
   int32_t max_size = 0;
 };
 
@@ -96,17 +96,17 @@ struct Mesh {
 [[nodiscard]] mep_result_t bootstrap_threads(const std::vector<SelfDescription>& ranks,
                                              std::vector<Mesh>* out);
 
-// A newcomer's connection on `listener`: accepts all that wait; each becomes a PeerLink once its
+// A joiner's connection on `listener`: accepts all that wait; each becomes a PeerLink once its
 // hello is complete and right (credentials, job, version). Never blocks; strangers are dropped with
 // a log line.
-class NewcomerDoor {
+class JoinListener {
  public:
   // `gate` may be null: a job on this host without a secret.
-  NewcomerDoor(int listener, const ResolvedConfig& config, const SelfDescription& self,
+  JoinListener(int listener, const ResolvedConfig& config, const SelfDescription& self,
                std::shared_ptr<Gate> gate);
-  ~NewcomerDoor();
-  NewcomerDoor(const NewcomerDoor&) = delete;
-  NewcomerDoor& operator=(const NewcomerDoor&) = delete;
+  ~JoinListener();
+  JoinListener(const JoinListener&) = delete;
+  JoinListener& operator=(const JoinListener&) = delete;
   // Readable when progress() has something to do.
   int fd() const;
   // Milliseconds until progress() has something to do for the time alone, at most `cap`.
@@ -118,7 +118,7 @@ class NewcomerDoor {
   std::unique_ptr<State> state_;
 };
 
-// The newcomer's side: finds the running job, connects to every member that listens. *out has links
+// The joiner's side: finds the running job, connects to every member that listens. *out has links
 // to those found; which of them are members is decided by membership later. config.rank is the slot
 // asked for when config.rank_given, else the lowest slot whose name is free;
 // out->self.identity.slot is the one that it got. `config` is made for ConfigUse::kJoin.

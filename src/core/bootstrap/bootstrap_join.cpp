@@ -1,10 +1,10 @@
-// A newcomer's way into a running job, in rounds until one finds members or time is over: take a
+// A joiner's way into a running job, in rounds until one finds members or time is over: take a
 // free place, say hello to everybody who listens, keep those that answer.
 //
-// Two newcomers at a time: as at a start, the higher slot connects to the lower. A lower one that
+// Two joiners at a time: as at a start, the higher slot connects to the lower. A lower one that
 // asks a higher one is told to wait, and thereby tells the higher one that it is there.
 //
-// A newcomer may be there before the job is: a rank that starts finds its place given up at once, and
+// A joiner may be there before the job is: a rank that starts finds its place given up at once, and
 // the places are searched again when the first member answers, for by then all of the start listen.
 #include <poll.h>
 
@@ -25,7 +25,7 @@ constexpr int32_t kSearchedPlaces = 1024;
 constexpr uint64_t kRoundMs = 2000;
 constexpr int kWaitMs = 20;
 constexpr int kPauseBetweenRoundsMs = 50;
-constexpr size_t kMaxVisitors = 64;
+constexpr size_t kMaxIncoming = 64;
 constexpr size_t kStrangerPayloadBytes = 8192;
 
 class Joiner {
@@ -51,7 +51,7 @@ class Joiner {
     bool linked = false;
     bool waiting = true;  // its answer may still come
   };
-  struct Visitor {
+  struct Incoming {
     std::unique_ptr<ControlLink> link;
     std::unique_ptr<Greeting> greeting;
     PeerCredentials credentials;
@@ -67,10 +67,10 @@ class Joiner {
   bool on_answer(Seat* seat, Frame* frame);
   mep_result_t check_member(Seat* seat);
   mep_result_t serve_listener();
-  mep_result_t on_visitor(Visitor* visitor, bool* keep);
-  mep_result_t on_visitor_frame(Visitor* visitor, Frame* frame, bool* keep);
+  mep_result_t on_incoming(Incoming* incoming, bool* keep);
+  mep_result_t on_incoming_frame(Incoming* incoming, Frame* frame, bool* keep);
   void wait();
-  void forget_newcomers_that_gave_up();
+  void forget_joiners_that_gave_up();
   void pause();
   bool waiting() const;
   size_t linked() const;
@@ -86,7 +86,7 @@ class Joiner {
   int32_t places_;
   UniqueFd listener_;
   std::vector<Seat> seats_;  // of this round: all places that somebody listens at
-  std::vector<Visitor> visitors_;
+  std::vector<Incoming> incoming_;
   int32_t size_ = 0;
   int32_t max_size_ = 0;
   mep_result_t refusal_ = MEP_SUCCESS;  // the latest, with its text
@@ -168,20 +168,20 @@ bool Joiner::on_answer(Seat* seat, Frame* frame) {
   }
   if (frame->type == kRetryFrame) return false;  // wait() comes back to it
   Greeting::Step step = Greeting::Step::kMore;
-  mep_result_t verdict = seat->greeting->take(seat->link.get(), frame, &step);
-  if (verdict == MEP_SUCCESS && step == Greeting::Step::kOther) {
-    verdict = fail(MEP_ERR_DENIED, "a frame of type %u", frame->type);
+  mep_result_t answer = seat->greeting->take(seat->link.get(), frame, &step);
+  if (answer == MEP_SUCCESS && step == Greeting::Step::kOther) {
+    answer = fail(MEP_ERR_DENIED, "a frame of type %u", frame->type);
   }
-  if (verdict == MEP_SUCCESS && frame->type == kHelloFrame) verdict = check_member(seat);
-  if (verdict != MEP_SUCCESS) {
+  if (answer == MEP_SUCCESS && frame->type == kHelloFrame) answer = check_member(seat);
+  if (answer != MEP_SUCCESS) {
     seat->waiting = false;
-    refusal_ = verdict;
+    refusal_ = answer;
     refusal_text_ = name_peer(seat->rank, seat->credentials) + ": " + last_error_text();
     return false;
   }
   if (step != Greeting::Step::kDone) return true;
   const Hello& hello = seat->greeting->hello();
-  if (hello.max_size > 0) {  // not another newcomer
+  if (hello.max_size > 0) {  // not another joiner
     size_ = hello.size;
     max_size_ = hello.max_size;
     places_ = hello.max_size;
@@ -215,62 +215,62 @@ mep_result_t Joiner::serve_listener() {
     MEP_TRY(rendezvous_->accept(listener_.get(), &connection));
     if (!connection.socket.valid()) break;
     if (rendezvous_->authenticate(&connection) != MEP_SUCCESS) continue;
-    if (visitors_.size() >= kMaxVisitors) visitors_.erase(visitors_.begin());
-    Visitor visitor;
-    visitor.credentials = connection.credentials;
-    visitor.link = std::make_unique<ControlLink>(std::move(connection.socket));
-    visitor.greeting = std::make_unique<Greeting>(
-        HandshakeSide::kAnswerer, visitor.credentials.is_remote(), gate_->secret, gate_->details);
-    visitor.link->limit_payload(kStrangerPayloadBytes);
-    visitors_.push_back(std::move(visitor));
+    if (incoming_.size() >= kMaxIncoming) incoming_.erase(incoming_.begin());
+    Incoming incoming;
+    incoming.credentials = connection.credentials;
+    incoming.link = std::make_unique<ControlLink>(std::move(connection.socket));
+    incoming.greeting = std::make_unique<Greeting>(
+        HandshakeSide::kAnswerer, incoming.credentials.is_remote(), gate_->secret, gate_->details);
+    incoming.link->limit_payload(kStrangerPayloadBytes);
+    incoming_.push_back(std::move(incoming));
   }
-  for (size_t i = 0; i < visitors_.size();) {
+  for (size_t i = 0; i < incoming_.size();) {
     bool keep = true;
-    MEP_TRY(on_visitor(&visitors_[i], &keep));
+    MEP_TRY(on_incoming(&incoming_[i], &keep));
     if (keep) {
       ++i;
     } else {
-      visitors_.erase(visitors_.begin() + static_cast<ptrdiff_t>(i));
+      incoming_.erase(incoming_.begin() + static_cast<ptrdiff_t>(i));
     }
   }
   return MEP_SUCCESS;
 }
 
-mep_result_t Joiner::on_visitor(Visitor* visitor, bool* keep) {
-  mep_result_t verdict = MEP_SUCCESS;
-  const mep_result_t received = visitor->link->receive([&](Frame& frame) {
-    verdict = on_visitor_frame(visitor, &frame, keep);
-    return verdict == MEP_SUCCESS && *keep;
+mep_result_t Joiner::on_incoming(Incoming* incoming, bool* keep) {
+  mep_result_t answer = MEP_SUCCESS;
+  const mep_result_t received = incoming->link->receive([&](Frame& frame) {
+    answer = on_incoming_frame(incoming, &frame, keep);
+    return answer == MEP_SUCCESS && *keep;
   });
   if (received != MEP_SUCCESS) *keep = false;
-  if (*keep || verdict != MEP_SUCCESS || visitor->greeting == nullptr) return verdict;
-  if (!visitor->greeting->done()) return MEP_SUCCESS;
-  const auto rank = static_cast<int32_t>(visitor->greeting->hello().identity.slot);
+  if (*keep || answer != MEP_SUCCESS || incoming->greeting == nullptr) return answer;
+  if (!incoming->greeting->done()) return MEP_SUCCESS;
+  const auto rank = static_cast<int32_t>(incoming->greeting->hello().identity.slot);
   Seat* const seat = seat_of(rank);
-  seat->credentials = visitor->credentials;
-  seat->greeting = std::move(visitor->greeting);
-  seat->link = std::move(visitor->link);
+  seat->credentials = incoming->credentials;
+  seat->greeting = std::move(incoming->greeting);
+  seat->link = std::move(incoming->link);
   seat->linked = true;
   seat->waiting = false;
   return MEP_SUCCESS;
 }
 
-mep_result_t Joiner::on_visitor_frame(Visitor* visitor, Frame* frame, bool* keep) {
+mep_result_t Joiner::on_incoming_frame(Incoming* incoming, Frame* frame, bool* keep) {
   *keep = false;
   Greeting::Step step = Greeting::Step::kMore;
-  const mep_result_t taken = visitor->greeting->take(visitor->link.get(), frame, &step);
+  const mep_result_t taken = incoming->greeting->take(incoming->link.get(), frame, &step);
   if (taken != MEP_SUCCESS || step == Greeting::Step::kOther) return MEP_SUCCESS;
   *keep = step == Greeting::Step::kMore;
   if (step != Greeting::Step::kHello) return MEP_SUCCESS;
-  const Hello& hello = visitor->greeting->hello();
+  const Hello& hello = incoming->greeting->hello();
   if (hello.job != config_.job) return MEP_SUCCESS;
   const auto rank = static_cast<int32_t>(hello.identity.slot);
   const auto own = static_cast<int32_t>(self_.identity.slot);
   if (hello.kind != HelloKind::kJoin || rank <= own) {
-    (void)visitor->link->send(kRetryFrame, {});
+    (void)incoming->link->send(kRetryFrame, {});
     // Over a network anybody could say so.
-    claimed_ = claimed_ ||
-               (hello.kind == HelloKind::kInit && rank == own && !visitor->credentials.is_remote());
+    claimed_ = claimed_ || (hello.kind == HelloKind::kInit && rank == own &&
+                            !incoming->credentials.is_remote());
     if (hello.kind == HelloKind::kJoin && rank < own) {
       Seat* const seat = seat_of(rank);
       seat->waiting = !seat->linked;
@@ -279,8 +279,8 @@ mep_result_t Joiner::on_visitor_frame(Visitor* visitor, Frame* frame, bool* keep
   }
   Hello answer = make_hello(HelloKind::kJoin, config_, self_);
   answer.kind = HelloKind::kMember;
-  visitor->answered = visitor->greeting->answer(visitor->link.get(), answer) == MEP_SUCCESS;
-  *keep = visitor->answered;
+  incoming->answered = incoming->greeting->answer(incoming->link.get(), answer) == MEP_SUCCESS;
+  *keep = incoming->answered;
   return MEP_SUCCESS;
 }
 
@@ -297,11 +297,11 @@ Joiner::Seat* Joiner::seat_of(int32_t rank) {
   return &seats_.back();
 }
 
-// For answers, and for other newcomers that have been answered and are about to prove themselves.
+// For answers, and for other joiners that have been answered and are about to prove themselves.
 bool Joiner::waiting() const {
   return std::any_of(seats_.begin(), seats_.end(), [](const Seat& seat) { return seat.waiting; }) ||
-         std::any_of(visitors_.begin(), visitors_.end(),
-                     [](const Visitor& visitor) { return visitor.answered; });
+         std::any_of(incoming_.begin(), incoming_.end(),
+                     [](const Incoming& incoming) { return incoming.answered; });
 }
 
 size_t Joiner::linked() const {
@@ -312,7 +312,7 @@ size_t Joiner::linked() const {
 void Joiner::wait() {
   std::vector<pollfd> entries{{listener_.get(), POLLIN, 0}};
   for (const int fd : rendezvous_->fds()) entries.push_back({fd, POLLIN, 0});
-  for (const Visitor& visitor : visitors_) entries.push_back({visitor.link->fd(), POLLIN, 0});
+  for (const Incoming& incoming : incoming_) entries.push_back({incoming.link->fd(), POLLIN, 0});
   for (const Seat& seat : seats_) {
     if (!seat.waiting || seat.link == nullptr) continue;
     const int events = POLLIN | (seat.link->has_queued_output() ? POLLOUT : 0);
@@ -322,7 +322,7 @@ void Joiner::wait() {
 }
 
 // Its place is another's then. Their links are not read here: what they hold belongs to the world.
-void Joiner::forget_newcomers_that_gave_up() {
+void Joiner::forget_joiners_that_gave_up() {
   for (Seat& seat : seats_) {
     if (!seat.linked || seat.greeting->hello().max_size > 0) continue;
     pollfd entry{seat.link->fd(), POLLRDHUP, 0};
@@ -343,10 +343,10 @@ void Joiner::pause() {
 
 mep_result_t Joiner::play_round() {
   seats_.clear();
-  visitors_.clear();
+  incoming_.clear();
   claimed_ = false;
   const Deadline limit = Deadline::after_ms(kRoundMs);
-  // Then, of two newcomers that come at the same time, one at least knows of the other.
+  // Then, of two joiners that come at the same time, one at least knows of the other.
   while (!rendezvous_->is_announced() && !limit.expired() && !deadline_.expired()) {
     wait();
     MEP_TRY(rendezvous_->progress());
@@ -359,9 +359,9 @@ mep_result_t Joiner::play_round() {
     for (size_t i = 0; i < seats_.size(); ++i) {
       if (seats_[i].waiting) MEP_TRY(serve(&seats_[i]));
     }
-    forget_newcomers_that_gave_up();
+    forget_joiners_that_gave_up();
     MEP_TRY(serve_listener());
-    if (claimed_ && max_size_ == 0) break;  // other newcomers alone are no job
+    if (claimed_ && max_size_ == 0) break;  // other joiners alone are no job
     if (max_size_ == 0 || std::exchange(searched_again, true)) continue;
     rendezvous_->look_again();
     MEP_TRY(rendezvous_->progress());
@@ -422,7 +422,7 @@ mep_result_t Joiner::run(Mesh* out) {
     if (rendezvous_->is_open()) MEP_TRY(take_place(&taken));
     if (taken) {
       MEP_TRY(play_round());
-      // Other newcomers alone are no job.
+      // Other joiners alone are no job.
       if (linked() > 0 && max_size_ > 0) return hand_over(out);
       // Without a rank that was asked for, another place may do next time.
       if (refusal_ == MEP_ERR_VERSION || (refused_ && config_.rank_given)) {
@@ -432,7 +432,7 @@ mep_result_t Joiner::run(Mesh* out) {
     // Not kept over the pause: a rank that starts properly must find its place free. The links go
     // first: who finds that rank there must not take a link to this process for one to it.
     seats_.clear();
-    visitors_.clear();
+    incoming_.clear();
     listener_.reset();
     rendezvous_->withdraw();
     if (deadline_.expired()) break;

@@ -91,10 +91,10 @@ mep_result_t ControlLink::State::refuse(mep_result_t result) {
 
 // What the peer has said whole, if there is something.
 mep_result_t ControlLink::State::next_message(Frame* frame, bool* found) {
-  *found = !given_back.empty();
+  *found = !pushed_back.empty();
   if (*found) {
-    *frame = std::move(given_back.front());
-    given_back.pop_front();
+    *frame = std::move(pushed_back.front());
+    pushed_back.pop_front();
     return MEP_SUCCESS;
   }
   for (;;) {
@@ -307,11 +307,11 @@ mep_result_t ControlLink::receive(const std::function<bool(Frame&)>& handler) {
 }
 
 void ControlLink::unread(Frame frame) {
-  state_->given_back.push_front(std::move(frame));
+  state_->pushed_back.push_front(std::move(frame));
 }
 
 bool ControlLink::has_buffered_input() const {
-  return !state_->buffer.empty() || !state_->given_back.empty();
+  return !state_->buffer.empty() || !state_->pushed_back.empty();
 }
 
 void ControlLink::shutdown() {

@@ -76,7 +76,7 @@ struct ControlLink::State {
 
   std::unique_ptr<FrameOpener> opener;
   size_t payload_limit = kMaxFramePayloadBytes;
-  std::deque<Frame> given_back;
+  std::deque<Frame> pushed_back;
   uint16_t pieces_type = 0;  // of the pieces that have come, 0: none
   std::vector<std::byte> pieces;
   std::vector<std::byte> buffer;

@@ -42,19 +42,19 @@ enum BootstrapFrame : uint16_t {
   kProofFrame = 5,
   kDetailsFrame = 6,
   kAnnounceFrame = 7,
-  kPlacesFrame = 8,
+  kEntriesFrame = 8,
 };
 
 enum class HelloKind : uint8_t {
   kInit = 1,    // from a rank that starts together with all others
-  kJoin = 2,    // from a newcomer to a running job
+  kJoin = 2,    // from a joiner to a running job
   kMember = 3,  // the answer
   kMeet = 4,    // to a meeting point, and its answer
 };
 
 struct Hello {
   HelloKind kind = HelloKind::kInit;
-  int32_t size = 0;  // 0 in a newcomer's hello: it takes what the members say
+  int32_t size = 0;  // 0 in a joiner's hello: it takes what the members say
   int32_t max_size = 0;
   uint32_t library_version = 0;
   std::string job;

@@ -11,35 +11,35 @@ namespace {
 constexpr uint64_t kHelloLimitMs = 5000;
 constexpr uint64_t kPauseMs = 100;
 constexpr size_t kMaxStrangers = 256;
-constexpr size_t kMaxNewsPerFrame = 1000;
+constexpr size_t kMaxUpdatesPerFrame = 1000;
 constexpr size_t kStrangerPayloadBytes = 8192;
 
 }  // namespace
 
-std::vector<std::byte> encode_news(std::span<const PlaceNews> news) {
+std::vector<std::byte> encode_updates(std::span<const EntryUpdate> updates) {
   ByteWriter writer;
-  writer.number(static_cast<uint32_t>(news.size()));
-  for (const PlaceNews& each : news) {
+  writer.number(static_cast<uint32_t>(updates.size()));
+  for (const EntryUpdate& each : updates) {
     writer.number(static_cast<uint8_t>(each.gone ? 1 : 0));
     write_place(each.place, &writer);
   }
   return writer.take();
 }
 
-bool decode_news(std::span<const std::byte> payload, std::vector<PlaceNews>* news) {
+bool decode_updates(std::span<const std::byte> payload, std::vector<EntryUpdate>* updates) {
   ByteReader reader(payload);
   const auto count = reader.number<uint32_t>();
-  if (count > kMaxNewsPerFrame) return false;
+  if (count > kMaxUpdatesPerFrame) return false;
   for (uint32_t i = 0; i < count; ++i) {
-    PlaceNews each;
+    EntryUpdate each;
     each.gone = reader.number<uint8_t>() != 0;
     if (!read_place(&reader, &each.place)) return false;
-    news->push_back(std::move(each));
+    updates->push_back(std::move(each));
   }
   return reader.complete();
 }
 
-std::vector<std::byte> encode_own_place(RendezvousPurpose purpose, const Place& place) {
+std::vector<std::byte> encode_own_entry(RendezvousPurpose purpose, const Place& place) {
   ByteWriter writer;
   writer.number(static_cast<uint8_t>(purpose == RendezvousPurpose::kJoin ? 1 : 0));
   write_place(place, &writer);
@@ -184,7 +184,7 @@ void MeetingPoint::refuse(Guest* guest, mep_result_t code) {
 void MeetingPoint::take(Guest* guest, Frame* frame) {
   Greeting& greeting = *guest->greeting;
   if (greeting.done()) {
-    if (frame->type == kPlacesFrame) {
+    if (frame->type == kEntriesFrame) {
       take_place(guest, *frame);
     } else if (frame->type != kAbortFrame) {
       guest->gone = true;
@@ -207,7 +207,7 @@ void MeetingPoint::take(Guest* guest, Frame* frame) {
   } else if (step == Greeting::Step::kDone) {
     for (const auto& [key, entry] : roll_) guest->unsent.push_back({false, entry.place});
     // Also when there is none: then the guest knows that.
-    if (guest->unsent.empty()) (void)guest->link->send(kPlacesFrame, encode_news({}));
+    if (guest->unsent.empty()) (void)guest->link->send(kEntriesFrame, encode_updates({}));
   }
 }
 
@@ -254,7 +254,7 @@ void MeetingPoint::take_place(Guest* guest, const Frame& frame) {
   }
   for (const auto& [key, entry] : roll_) {
     if (key.first != place.slot || key.second == place.incarnation) continue;
-    // A newcomer may take the place of a member that is going out of the view.
+    // A joiner may take the place of a member that is going out of the view.
     if (entry.guest == guest || entry.guest == nullptr) continue;
     return refuse_double(guest, place, entry.place);
   }
@@ -265,18 +265,19 @@ void MeetingPoint::take_place(Guest* guest, const Frame& frame) {
   tell_everybody({false, place});
 }
 
-void MeetingPoint::tell_everybody(const PlaceNews& news) {
+void MeetingPoint::tell_everybody(const EntryUpdate& updates) {
   for (const auto& guest : guests_) {
-    if (guest->greeting->done()) guest->unsent.push_back(news);
+    if (guest->greeting->done()) guest->unsent.push_back(updates);
   }
 }
 
 void MeetingPoint::send_news(Guest* guest) {
   if (guest->gone) return;
-  for (size_t sent = 0; sent < guest->unsent.size(); sent += kMaxNewsPerFrame) {
-    const auto part = std::span<const PlaceNews>(guest->unsent)
-                          .subspan(sent, std::min(kMaxNewsPerFrame, guest->unsent.size() - sent));
-    if (guest->link->send(kPlacesFrame, encode_news(part)) != MEP_SUCCESS) guest->gone = true;
+  for (size_t sent = 0; sent < guest->unsent.size(); sent += kMaxUpdatesPerFrame) {
+    const auto part =
+        std::span<const EntryUpdate>(guest->unsent)
+            .subspan(sent, std::min(kMaxUpdatesPerFrame, guest->unsent.size() - sent));
+    if (guest->link->send(kEntriesFrame, encode_updates(part)) != MEP_SUCCESS) guest->gone = true;
   }
   guest->unsent.clear();
 }

@@ -2,7 +2,7 @@
 // reads where the others are.
 //
 // During a start the roll has who is connected; in a running world it has the members, and beside
-// them the newcomers that are connected. Strangers are dropped; no byte of the roll leaves before the
+// them the joiners that are connected. Strangers are dropped; no byte of the roll leaves before the
 // other end has proven itself. Not thread-safe: the book's thread owns it.
 #pragma once
 
@@ -14,19 +14,19 @@
 #include <vector>
 
 #include "core/bootstrap/greeting.hpp"
-#include "core/bootstrap/place_book.hpp"
+#include "core/bootstrap/rendezvous_entries.hpp"
 
 namespace mep {
 
-// A change of the roll, as kPlacesFrame carries it: u32 count, then each: u8 gone, the place.
-struct PlaceNews {
+// A change of the roll, as kEntriesFrame carries it: u32 count, then each: u8 gone, the place.
+struct EntryUpdate {
   bool gone = false;
   Place place;
 };
-std::vector<std::byte> encode_news(std::span<const PlaceNews> news);
-bool decode_news(std::span<const std::byte> payload, std::vector<PlaceNews>* news);
+std::vector<std::byte> encode_updates(std::span<const EntryUpdate> updates);
+bool decode_updates(std::span<const std::byte> payload, std::vector<EntryUpdate>* updates);
 // From a guest: u8 purpose, the place.
-std::vector<std::byte> encode_own_place(RendezvousPurpose purpose, const Place& place);
+std::vector<std::byte> encode_own_entry(RendezvousPurpose purpose, const Place& place);
 
 class MeetingPoint {
  public:
@@ -53,7 +53,7 @@ class MeetingPoint {
     std::unique_ptr<Greeting> greeting;
     PeerCredentials credentials;
     Deadline limit = Deadline::never();
-    std::vector<PlaceNews> unsent;
+    std::vector<EntryUpdate> unsent;
     bool gone = false;
   };
   struct Entry {
@@ -69,7 +69,7 @@ class MeetingPoint {
   void note_turned_away(const Guest& guest, const char* text);
   void refuse(Guest* guest, mep_result_t code);
   void refuse_double(Guest* guest, const Place& place, const Place& other);
-  void tell_everybody(const PlaceNews& news);
+  void tell_everybody(const EntryUpdate& updates);
   void send_news(Guest* guest);
   void remove(Guest* guest);
 

@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kFirstPauseNs = 500'000;
 constexpr uint64_t kLongestPauseNs = 20'000'000;
 // Connections of nobody in particular that are kept beside one for each rank.
-constexpr size_t kSpareVisitors = 64;
+constexpr size_t kSpareIncoming = 64;
 // Over a network: how long a connection is given before the next address is tried, or before one
 // that never says who it is is closed.
 constexpr uint64_t kConnectLimitNs = 3'000'000'000;
@@ -71,7 +71,7 @@ mep_result_t MeshBuilder::run(Mesh* out) {
 }
 
 mep_result_t MeshBuilder::build() {
-  MEP_TRY(claim_place(rendezvous_, config_, self_, deadline_, &listener_, &tell_nobody_));
+  MEP_TRY(claim_entry(rendezvous_, config_, self_, deadline_, &listener_, &tell_nobody_));
   MEP_TRY(rendezvous_->announce(rank_));
   for (;;) {
     MEP_TRY(rendezvous_->progress());
@@ -84,8 +84,8 @@ mep_result_t MeshBuilder::build() {
     if (deadline_.expired()) return fail_missing();
     if (notice_.due()) say_who_is_awaited();
     MEP_TRY(wait_for_events());
-    MEP_TRY(accept_visitors());
-    MEP_TRY(serve_visitors());
+    MEP_TRY(accept_incoming());
+    MEP_TRY(serve_incoming());
     for (int32_t rank = 0; rank < config_.size; ++rank) {
       if (seat(rank).link != nullptr && !seat(rank).ready) MEP_TRY(serve_seat(rank));
     }
@@ -181,7 +181,7 @@ mep_result_t MeshBuilder::wait_for_events() {
     const int events = POLLIN | (link.has_queued_output() ? POLLOUT : 0);
     entries.push_back({link.fd(), static_cast<short>(events), 0});
   };
-  for (const Visitor& visitor : visitors_) add(*visitor.link);
+  for (const Incoming& incoming : incoming_) add(*incoming.link);
   const uint64_t now = now_ns();
   uint64_t wake_ns = std::min(deadline_.at_ns(), notice_.at_ns());
   if (launch_page_.found() && !all_linked()) wake_ns = std::min(wake_ns, now + kLongestPauseNs);
@@ -211,12 +211,12 @@ mep_result_t MeshBuilder::wait_for_events() {
   return MEP_SUCCESS;
 }
 
-mep_result_t MeshBuilder::accept_visitors() {
+mep_result_t MeshBuilder::accept_incoming() {
   for (;;) {
     Connection connection;
     const mep_result_t accepted = rendezvous_->accept(listener_.get(), &connection);
-    if (accepted == MEP_ERR_NO_MEMORY && !visitors_.empty()) {
-      visitors_.erase(visitors_.begin());  // the oldest has had its time
+    if (accepted == MEP_ERR_NO_MEMORY && !incoming_.empty()) {
+      incoming_.erase(incoming_.begin());  // the oldest has had its time
       continue;
     }
     MEP_TRY(accepted);
@@ -226,31 +226,31 @@ mep_result_t MeshBuilder::accept_visitors() {
           config_.job.c_str(), last_error_text());
       continue;
     }
-    Visitor visitor;
-    visitor.credentials = connection.credentials;
-    const bool is_remote = visitor.credentials.is_remote();
-    visitor.link = std::make_unique<ControlLink>(std::move(connection.socket));
+    Incoming incoming;
+    incoming.credentials = connection.credentials;
+    const bool is_remote = incoming.credentials.is_remote();
+    incoming.link = std::make_unique<ControlLink>(std::move(connection.socket));
     if (is_remote) {
-      visitor.link->limit_payload(kStrangerPayloadBytes);
-      visitor.limit = Deadline::after_ms(kHelloLimitMs);
+      incoming.link->limit_payload(kStrangerPayloadBytes);
+      incoming.limit = Deadline::after_ms(kHelloLimitMs);
     }
-    visitor.greeting = std::make_unique<Greeting>(HandshakeSide::kAnswerer, is_remote,
-                                                  gate_->secret, gate_->details);
-    if (visitors_.size() >= seats_.size() + kSpareVisitors) visitors_.erase(visitors_.begin());
-    visitors_.push_back(std::move(visitor));
+    incoming.greeting = std::make_unique<Greeting>(HandshakeSide::kAnswerer, is_remote,
+                                                   gate_->secret, gate_->details);
+    if (incoming_.size() >= seats_.size() + kSpareIncoming) incoming_.erase(incoming_.begin());
+    incoming_.push_back(std::move(incoming));
   }
 }
 
 mep_result_t MeshBuilder::serve_seat(int32_t rank) {
   Seat& peer = seat(rank);
   const bool is_remote = peer.credentials.is_remote();
-  mep_result_t verdict = MEP_SUCCESS;
+  mep_result_t answer = MEP_SUCCESS;
   std::string again;
   const mep_result_t received = peer.link->receive([&](Frame& frame) {
-    verdict = on_seat_frame(rank, &frame, &again);
-    return verdict == MEP_SUCCESS && again.empty() && !peer.ready;
+    answer = on_seat_frame(rank, &frame, &again);
+    return answer == MEP_SUCCESS && again.empty() && !peer.ready;
   });
-  MEP_TRY(verdict);
+  MEP_TRY(answer);
   if (!again.empty()) {
     try_again_later(rank, again);
     return MEP_SUCCESS;

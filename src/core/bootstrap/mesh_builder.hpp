@@ -50,13 +50,13 @@ class MeshBuilder {
     std::unique_ptr<ControlLink> announcement;
   };
   // Somebody who connected and has not said who it is.
-  struct Visitor {
+  struct Incoming {
     std::unique_ptr<ControlLink> link;
     std::unique_ptr<Greeting> greeting;
     PeerCredentials credentials;
     Deadline limit = Deadline::never();
   };
-  enum class Verdict { kWelcome, kRetry, kDrop, kReject };
+  enum class Answer { kWelcome, kRetry, kDrop, kReject };
 
   mep_result_t build();
   // Whether the launcher has seen the end of a rank that is awaited.
@@ -67,20 +67,20 @@ class MeshBuilder {
   mep_result_t connect_to_lower_ranks();
   mep_result_t connect_to(int32_t rank);
   mep_result_t wait_for_events();
-  mep_result_t accept_visitors();
+  mep_result_t accept_incoming();
 
-  // mesh_visitors.cpp
-  mep_result_t serve_visitors();
-  // *seated: the rank that the visitor turned out to be; -1: not yet, or it was sent away.
-  mep_result_t serve_visitor(Visitor* visitor, bool* keep, int32_t* seated);
-  mep_result_t on_visitor_frame(Visitor* visitor, Frame* frame, bool* keep, int32_t* seated);
+  // mesh_incoming.cpp
+  mep_result_t serve_incoming();
+  // *seated: the rank that the incoming connection turned out to be; -1: not yet, or it was sent away.
+  mep_result_t serve_incoming(Incoming* incoming, bool* keep, int32_t* seated);
+  mep_result_t on_incoming_frame(Incoming* incoming, Frame* frame, bool* keep, int32_t* seated);
   // It ends the connection itself and says why, or nothing.
-  void on_visitor_abort(const Visitor& visitor, const Frame& frame);
-  void on_visitor_refused(Visitor* visitor, mep_result_t code);
-  mep_result_t judge(Visitor* visitor, Verdict* verdict);
+  void on_incoming_abort(const Incoming& incoming, const Frame& frame);
+  void on_incoming_refused(Incoming* incoming, mep_result_t code);
+  mep_result_t judge(Incoming* incoming, Answer* answer);
   // False: it is not welcome, and was told so.
-  mep_result_t receive_visitor(Visitor* visitor, bool* welcome);
-  mep_result_t reject(Visitor* visitor, mep_result_t code);
+  mep_result_t receive_incoming(Incoming* incoming, bool* welcome);
+  mep_result_t reject(Incoming* incoming, mep_result_t code);
 
   mep_result_t serve_seat(int32_t rank);
   // *again: why this connection is given up for a later one; empty: it goes on.
@@ -107,7 +107,7 @@ class MeshBuilder {
   void spread_failure(mep_result_t code);
   void tell_linked(const std::vector<std::byte>& payload);
   void tell_unlinked(const Abort& abort);
-  void tell_visitors(const std::vector<std::byte>& payload);
+  void tell_incoming(const std::vector<std::byte>& payload);
   bool all_told() const;
 
   Seat& seat(int32_t rank) { return seats_[static_cast<size_t>(rank)]; }
@@ -123,7 +123,7 @@ class MeshBuilder {
   Hello hello_;
   UniqueFd listener_;
   std::vector<Seat> seats_;  // by rank; this rank's own stays empty
-  std::vector<Visitor> visitors_;
+  std::vector<Incoming> incoming_;
   bool ready_sent_ = false;
   bool tell_nobody_ = false;     // everybody has heard of the failure from somebody else
   int32_t failure_origin_ = -1;  // rank that found it, when this one was told

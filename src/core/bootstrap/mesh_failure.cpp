@@ -59,10 +59,10 @@ MeshBuilder::Missing MeshBuilder::find_missing() {
   } else if (!meeting.empty()) {
     found.details += "; " + meeting;
   }
-  if (!visitors_.empty()) {
-    found.details += "; " + std::to_string(visitors_.size()) +
+  if (!incoming_.empty()) {
+    found.details += "; " + std::to_string(incoming_.size()) +
                      " connections never said who they are (one is of " +
-                     visitors_.front().credentials.text() + ")";
+                     incoming_.front().credentials.text() + ")";
   }
   if (config_.job.rfind("shell-", 0) == 0) {
     found.details += "; ranks that are not started by one shell need a common MEP_JOB";
@@ -150,15 +150,15 @@ void MeshBuilder::tell_unlinked(const Abort& abort) {
 }
 
 // Each gets the message once, when it is accepted, and then may say who it is.
-void MeshBuilder::tell_visitors(const std::vector<std::byte>& payload) {
+void MeshBuilder::tell_incoming(const std::vector<std::byte>& payload) {
   if (!listener_.valid()) return;
-  const size_t known = visitors_.size();
-  if (accept_visitors() != MEP_SUCCESS) return;
-  for (size_t i = std::min(known, visitors_.size()); i < visitors_.size(); ++i) {
-    (void)visitors_[i].link->send(kAbortFrame, payload);
+  const size_t known = incoming_.size();
+  if (accept_incoming() != MEP_SUCCESS) return;
+  for (size_t i = std::min(known, incoming_.size()); i < incoming_.size(); ++i) {
+    (void)incoming_[i].link->send(kAbortFrame, payload);
   }
-  for (Visitor& visitor : visitors_) {
-    (void)visitor.link->receive([this](Frame& frame) {
+  for (Incoming& incoming : incoming_) {
+    (void)incoming.link->receive([this](Frame& frame) {
       Hello hello;
       Abort abort;
       int32_t rank = -1;
@@ -181,7 +181,7 @@ void MeshBuilder::spread_failure(mep_result_t code) {
   abort.origin = failure_origin_ >= 0 ? failure_origin_ : rank_;
   abort.text = failure_origin_ >= 0 ? failure_text_ : own_text;
   const std::vector<std::byte> payload = encode_abort(abort);
-  for (Visitor& visitor : visitors_) (void)visitor.link->send(kAbortFrame, payload);
+  for (Incoming& incoming : incoming_) (void)incoming.link->send(kAbortFrame, payload);
   tell_linked(payload);
   // Only who found the failure lingers; the others tell it, among others, that they know.
   const Deadline linger =
@@ -190,7 +190,7 @@ void MeshBuilder::spread_failure(mep_result_t code) {
           : Deadline::at(std::min(deadline_.at_ns(), Deadline::after_ms(kLingerMs).at_ns()));
   for (;;) {
     tell_unlinked(abort);
-    tell_visitors(payload);
+    tell_incoming(payload);
     if (all_told() || linger.expired()) break;
     pollfd entry{listener_.get(), POLLIN, 0};
     (void)poll(&entry, 1, linger.left_ms(kTellEveryMs));

@@ -96,7 +96,7 @@ struct MpiStore {
   }
 };
 
-// Rank 0 puts the place of this start, then the same for newcomers, for whom MPI is no way.
+// Rank 0 puts the place of this start, then the same for joiners, for whom MPI is no way.
 int put_by_mpi(void* user, const char*, const void* value, size_t bytes) {
   auto* store = static_cast<MpiStore*>(user);
   if (store->sent) return 0;

@@ -11,7 +11,7 @@
 #include "base/unique_fd.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/bootstrap/local_socket.hpp"
-#include "core/bootstrap/place_book.hpp"
+#include "core/bootstrap/rendezvous_entries.hpp"
 #include "mep.h"
 
 namespace mep {
@@ -66,7 +66,7 @@ class Rendezvous {
   virtual std::string explain_meeting() const { return {}; }
 };
 
-// The provider that `config` asks for; `gate` has the secret and gets what newcomers will need. May
+// The provider that `config` asks for; `gate` has the secret and gets what joiners will need. May
 // wait for other ranks, at most until `deadline`.
 [[nodiscard]] mep_result_t make_rendezvous(const ResolvedConfig& config,
                                            const SelfDescription& self, RendezvousPurpose purpose,
@@ -87,11 +87,12 @@ std::unique_ptr<Rendezvous> make_network_rendezvous(const std::string& meeting_n
 [[nodiscard]] mep_result_t make_address_book(const ResolvedConfig& config,
                                              const SelfDescription& self, RendezvousPurpose purpose,
                                              const Gate& gate, const std::string& addresses,
-                                             UniqueFd listener, std::unique_ptr<PlaceBook>* out);
+                                             UniqueFd listener,
+                                             std::unique_ptr<RendezvousEntries>* out);
 // Files in a directory that all hosts share.
 [[nodiscard]] mep_result_t make_directory_book(const ResolvedConfig& config,
                                                const SelfDescription& self,
-                                               std::unique_ptr<PlaceBook>* out);
+                                               std::unique_ptr<RendezvousEntries>* out);
 
 // The caller's key-value store: the ranks agree on a name that nobody can guess and then meet under
 // it, on one host; on several also at rank 0's address.
@@ -108,7 +109,7 @@ struct StoreMeeting {
 
 // Takes the place of config's rank. A place that is taken: asks the holder and fails with what it
 // says, which the holder tells all others. *told_by_holder: nobody else needs to be told.
-[[nodiscard]] mep_result_t claim_place(Rendezvous* rendezvous, const ResolvedConfig& config,
+[[nodiscard]] mep_result_t claim_entry(Rendezvous* rendezvous, const ResolvedConfig& config,
                                        const SelfDescription& self, Deadline deadline,
                                        UniqueFd* listener, bool* told_by_holder);
 

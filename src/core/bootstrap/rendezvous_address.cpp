@@ -32,21 +32,21 @@ constexpr uint64_t kStrangerLimitMs = 1000;
 constexpr unsigned kStrangerTimes = 3;
 constexpr int kLongestWaitMs = 1000;
 
-class AddressBook final : public PlaceBook {
+class AddressEntries final : public RendezvousEntries {
  public:
-  AddressBook(const ResolvedConfig& config, const SelfDescription& self, RendezvousPurpose purpose,
-              const Gate& gate)
+  AddressEntries(const ResolvedConfig& config, const SelfDescription& self,
+                 RendezvousPurpose purpose, const Gate& gate)
       : self_(self),
         purpose_(purpose),
         gate_(gate),
         hello_(make_hello(HelloKind::kMeet, config, self)),
         point_(hello_, gate) {}
-  ~AddressBook() override;
+  ~AddressEntries() override;
 
   mep_result_t open(const std::string& addresses, UniqueFd listener);
 
   mep_result_t progress() override;
-  int fd() const override { return news_.get(); }
+  int fd() const override { return update_event_.get(); }
   bool is_open() const override;
   mep_result_t announce(const Place& own) override;
   void withdraw() override;
@@ -93,7 +93,7 @@ class AddressBook final : public PlaceBook {
   void round(std::unique_lock<std::mutex>* lock);
   void give_up_for_memory(std::unique_lock<std::mutex>* lock);
   void wake() const;
-  void say_news() const;
+  void signal_update() const;
   void resolve(std::unique_lock<std::mutex>* lock);
   void bind_addresses(Client* client);
   void serve_client(Client* client);
@@ -105,9 +105,9 @@ class AddressBook final : public PlaceBook {
   static std::string explain_client(const Client& client);
   void take(Client* client, Frame* frame);
   void take_abort(Client* client, const Frame& frame);
-  void tell_place(Client* client);
+  void tell_entry(Client* client);
   int wait_ms() const;
-  // Members and starting ranks serve; a newcomer would be a meeting point at which nobody is.
+  // Members and starting ranks serve; a joiner would be a meeting point at which nobody is.
   bool may_serve() const { return purpose_ == RendezvousPurpose::kStart || settled_; }
 
   const SelfDescription self_;
@@ -115,7 +115,7 @@ class AddressBook final : public PlaceBook {
   const Gate& gate_;
   const Hello hello_;
   UniqueFd wake_;
-  UniqueFd news_;
+  UniqueFd update_event_;
   std::thread thread_;
 
   mutable std::mutex mutex_;  // guards all below
@@ -130,7 +130,7 @@ class AddressBook final : public PlaceBook {
   std::string failure_text_;
 };
 
-AddressBook::~AddressBook() {
+AddressEntries::~AddressEntries() {
   if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);
@@ -140,7 +140,7 @@ AddressBook::~AddressBook() {
   thread_.join();
 }
 
-mep_result_t AddressBook::open(const std::string& addresses, UniqueFd listener) {
+mep_result_t AddressEntries::open(const std::string& addresses, UniqueFd listener) {
   std::vector<ListedAddress> listed;
   MEP_TRY(parse_address_list(addresses, &listed));
   for (ListedAddress& address : listed) {
@@ -150,25 +150,25 @@ mep_result_t AddressBook::open(const std::string& addresses, UniqueFd listener) 
   }
   if (listener.valid()) point_.add_listener(std::move(listener));
   MEP_TRY(open_eventfd("the rendezvous", 0, &wake_));
-  MEP_TRY(open_eventfd("the rendezvous", 0, &news_));
+  MEP_TRY(open_eventfd("the rendezvous", 0, &update_event_));
   return start_library_thread(
       "the rendezvous thread", [this] { loop(); }, &thread_);
 }
 
-void AddressBook::wake() const {
+void AddressEntries::wake() const {
   const uint64_t one = 1;
   // Cannot fail in a way that matters: the counter is full only if it is readable already.
   (void)!write(wake_.get(), &one, sizeof one);
 }
 
-void AddressBook::say_news() const {
+void AddressEntries::signal_update() const {
   const uint64_t one = 1;
-  (void)!write(news_.get(), &one, sizeof one);
+  (void)!write(update_event_.get(), &one, sizeof one);
 }
 
-mep_result_t AddressBook::progress() {
+mep_result_t AddressEntries::progress() {
   uint64_t count = 0;
-  (void)!read(news_.get(), &count, sizeof count);
+  (void)!read(update_event_.get(), &count, sizeof count);
   const std::lock_guard lock(mutex_);
   if (failure_ != MEP_SUCCESS) return fail(failure_, "%s", failure_text_.c_str());
   const Client* refused = nullptr;
@@ -188,13 +188,13 @@ mep_result_t AddressBook::progress() {
   return fail(refused->refusal, "%s", refused->obstacle.c_str());
 }
 
-bool AddressBook::is_open() const {
+bool AddressEntries::is_open() const {
   const std::lock_guard lock(mutex_);
   return std::any_of(clients_.begin(), clients_.end(),
                      [](const Client& client) { return client.open; });
 }
 
-mep_result_t AddressBook::announce(const Place& own) {
+mep_result_t AddressEntries::announce(const Place& own) {
   const std::lock_guard lock(mutex_);
   own_ = own;
   ++own_version_;
@@ -202,17 +202,17 @@ mep_result_t AddressBook::announce(const Place& own) {
   return MEP_SUCCESS;
 }
 
-void AddressBook::withdraw() {}
+void AddressEntries::withdraw() {}
 
 // A meeting point tells everybody, the sender too, of each place in the order in which they came.
-bool AddressBook::is_announced() const {
+bool AddressEntries::is_announced() const {
   const std::lock_guard lock(mutex_);
   return std::all_of(clients_.begin(), clients_.end(), [this](const Client& client) {
     return !client.open || client.roll.contains({own_.slot, own_.incarnation});
   });
 }
 
-std::vector<Place> AddressBook::find(uint32_t slot) const {
+std::vector<Place> AddressEntries::find(uint32_t slot) const {
   const std::lock_guard lock(mutex_);
   std::vector<Place> found;
   for (const Client& client : clients_) {
@@ -228,7 +228,7 @@ std::vector<Place> AddressBook::find(uint32_t slot) const {
   return found;
 }
 
-std::string AddressBook::explain() const {
+std::string AddressEntries::explain() const {
   const std::lock_guard lock(mutex_);
   std::string text;
   for (const Client& client : clients_) {
@@ -239,7 +239,7 @@ std::string AddressBook::explain() const {
   return text;
 }
 
-std::string AddressBook::explain_client(const Client& client) {
+std::string AddressEntries::explain_client(const Client& client) {
   std::string text = "meeting point " + client.listed.text() + ": ";
   if (!client.stranger.empty()) {
     text += "what answers there is not a rendezvous of MEP, it " + client.stranger +
@@ -250,12 +250,12 @@ std::string AddressBook::explain_client(const Client& client) {
   return client.bind_obstacle.empty() ? text : text + " (" + client.bind_obstacle + ")";
 }
 
-std::string AddressBook::turned_away() const {
+std::string AddressEntries::turned_away() const {
   const std::lock_guard lock(mutex_);
   return point_.turned_away();
 }
 
-void AddressBook::settle(const std::vector<Place>& members) {
+void AddressEntries::settle(const std::vector<Place>& members) {
   const std::lock_guard lock(mutex_);
   settled_ = true;
   for (Client& client : clients_) {
@@ -268,13 +268,13 @@ void AddressBook::settle(const std::vector<Place>& members) {
   wake();
 }
 
-void AddressBook::add(const Place& member) {
+void AddressEntries::add(const Place& member) {
   const std::lock_guard lock(mutex_);
   point_.add(member);
   wake();
 }
 
-void AddressBook::forget(uint32_t slot, uint64_t incarnation) {
+void AddressEntries::forget(uint32_t slot, uint64_t incarnation) {
   const std::lock_guard lock(mutex_);
   point_.forget(slot, incarnation);
   // Perhaps the one that served; its address is free as soon as its process has ended.
@@ -287,7 +287,7 @@ void AddressBook::forget(uint32_t slot, uint64_t incarnation) {
 
 // --- The thread -----------------------------------------------------------------------------------
 
-void AddressBook::loop() {
+void AddressEntries::loop() {
   pthread_setname_np(pthread_self(), "mep-meeting");
   set_log_rank(static_cast<int>(self_.identity.slot));
   std::unique_lock lock(mutex_);
@@ -302,12 +302,12 @@ void AddressBook::loop() {
 }
 
 // A start fails; of a running job only those who have called here are sent away, and come again.
-void AddressBook::give_up_for_memory(std::unique_lock<std::mutex>* lock) {
+void AddressEntries::give_up_for_memory(std::unique_lock<std::mutex>* lock) {
   log(LogLevel::kWarn, "no memory for the rendezvous");
   if (!settled_ && failure_ == MEP_SUCCESS) {
     failure_ = MEP_ERR_NO_MEMORY;
     failure_text_ = "out of memory";  // so short that it needs none
-    say_news();
+    signal_update();
   }
   point_.send_all_away();
   lock->unlock();
@@ -316,7 +316,7 @@ void AddressBook::give_up_for_memory(std::unique_lock<std::mutex>* lock) {
   lock->lock();
 }
 
-void AddressBook::round(std::unique_lock<std::mutex>* lock) {
+void AddressEntries::round(std::unique_lock<std::mutex>* lock) {
   resolve(lock);
   for (Client& client : clients_) {
     bind_addresses(&client);
@@ -338,7 +338,7 @@ void AddressBook::round(std::unique_lock<std::mutex>* lock) {
   lock->lock();
 }
 
-int AddressBook::wait_ms() const {
+int AddressEntries::wait_ms() const {
   int limit_ms = kLongestWaitMs;
   for (const Client& client : clients_) {
     if (!client.serves && !client.open && may_serve())
@@ -351,7 +351,7 @@ int AddressBook::wait_ms() const {
 }
 
 // A name server may take its time: the lock is not held meanwhile.
-void AddressBook::resolve(std::unique_lock<std::mutex>* lock) {
+void AddressEntries::resolve(std::unique_lock<std::mutex>* lock) {
   for (size_t i = 0; i < clients_.size(); ++i) {
     if (!clients_[i].resolved.empty() || !clients_[i].next_resolve.expired()) continue;
     const ListedAddress listed = clients_[i].listed;
@@ -367,7 +367,7 @@ void AddressBook::resolve(std::unique_lock<std::mutex>* lock) {
   }
 }
 
-void AddressBook::bind_addresses(Client* client) {
+void AddressEntries::bind_addresses(Client* client) {
   // While somebody else serves there, nobody can take it.
   if (client->serves || client->open || !may_serve() || !client->next_bind.expired()) return;
   client->next_bind = Deadline::after_ms(client->bind_pause_ms);
@@ -400,7 +400,7 @@ void AddressBook::bind_addresses(Client* client) {
   }
 }
 
-void AddressBook::connect(Client* client) {
+void AddressEntries::connect(Client* client) {
   if (client->resolved.empty() || !client->next_try.expired()) return;
   const NetAddress address = client->resolved[client->next++ % client->resolved.size()];
   UniqueFd socket;
@@ -421,7 +421,7 @@ void AddressBook::connect(Client* client) {
   }
 }
 
-void AddressBook::drop(Client* client, const std::string& obstacle) {
+void AddressEntries::drop(Client* client, const std::string& obstacle) {
   if (!obstacle.empty() && client->refusal == MEP_SUCCESS) client->obstacle = obstacle;
   client->broken = true;
   client->open = false;
@@ -430,16 +430,16 @@ void AddressBook::drop(Client* client, const std::string& obstacle) {
   client->next_try = Deadline::after_ms(client->pause_ms);
 }
 
-void AddressBook::refused(Client* client, mep_result_t code, const std::string& text) {
+void AddressEntries::refused(Client* client, mep_result_t code, const std::string& text) {
   if (client->refusal == MEP_SUCCESS) client->refused_since_ns = now_ns();
   client->refusal = code;
   client->obstacle = "the meeting point " + client->listed.text() + ": " + text;
   drop(client, {});
-  say_news();
+  signal_update();
 }
 
 // is_certain: no meeting point does so, nor anything that stands before one.
-void AddressBook::found_stranger(Client* client, bool is_certain, const char* does) {
+void AddressEntries::found_stranger(Client* client, bool is_certain, const char* does) {
   drop(client, {});
   client->stranger = does;
   if (client->strange_answers++ == 0) client->strange_since_ns = now_ns();
@@ -448,10 +448,10 @@ void AddressBook::found_stranger(Client* client, bool is_certain, const char* do
     return;
   }
   client->stranger_stays = is_certain || !client->bind_obstacle.empty();
-  say_news();
+  signal_update();
 }
 
-void AddressBook::serve_client(Client* client) {
+void AddressEntries::serve_client(Client* client) {
   if (client->link == nullptr) connect(client);
   if (client->link != nullptr) converse(client);
   if (!client->broken) return;
@@ -459,7 +459,7 @@ void AddressBook::serve_client(Client* client) {
   client->greeting.reset();
 }
 
-void AddressBook::converse(Client* client) {
+void AddressEntries::converse(Client* client) {
   if (client->broken) return;
   client->is_made = client->is_made || is_connected(client->link->fd());
   if (client->link->has_queued_output()) (void)client->link->flush_output();
@@ -490,10 +490,10 @@ void AddressBook::converse(Client* client) {
                      : "no answer");
     return;
   }
-  if (client->open && client->told_version != own_version_) tell_place(client);
+  if (client->open && client->told_version != own_version_) tell_entry(client);
 }
 
-void AddressBook::tell_place(Client* client) {
+void AddressEntries::tell_entry(Client* client) {
   client->told_version = own_version_;
   Place place = own_;
   // What leads to the meeting point leads, more likely than others, to the other ranks.
@@ -504,20 +504,20 @@ void AddressBook::tell_place(Client* client) {
     place.addresses.insert(place.addresses.begin(), best);
     if (place.addresses.size() > kMaxAddresses) place.addresses.pop_back();
   }
-  (void)client->link->send(kPlacesFrame, encode_own_place(purpose_, place));
+  (void)client->link->send(kEntriesFrame, encode_own_entry(purpose_, place));
 }
 
-void AddressBook::take_abort(Client* client, const Frame& frame) {
+void AddressEntries::take_abort(Client* client, const Frame& frame) {
   Abort abort;
   if (!decode_abort(frame.payload, &abort)) return drop(client, "a malformed refusal");
   // Sealed: from somebody who knows the secret, and so true. Else it may be anybody's.
   if (!client->greeting->done()) return refused(client, abort.code, abort.text);
   failure_ = abort.code;
   failure_text_ = abort.text;
-  say_news();
+  signal_update();
 }
 
-void AddressBook::take(Client* client, Frame* frame) {
+void AddressEntries::take(Client* client, Frame* frame) {
   if (frame->type == kAbortFrame) return take_abort(client, *frame);
   if (frame->type == kRetryFrame)
     return drop(client, "it is full, or still in an earlier world of this job");
@@ -539,15 +539,15 @@ void AddressBook::take(Client* client, Frame* frame) {
     if (step == Greeting::Step::kOther) drop(client, "it says what does not belong here");
     return;
   }
-  std::vector<PlaceNews> news;
-  if (frame->type != kPlacesFrame || !decode_news(frame->payload, &news)) {
+  std::vector<EntryUpdate> updates;
+  if (frame->type != kEntriesFrame || !decode_updates(frame->payload, &updates)) {
     return drop(client, "it says what does not belong here");
   }
   client->open = true;
   client->pause_ms = 0;
   client->refusal = MEP_SUCCESS;
   client->obstacle.clear();
-  for (PlaceNews& each : news) {
+  for (EntryUpdate& each : updates) {
     const std::pair<uint32_t, uint64_t> key{each.place.slot, each.place.incarnation};
     if (each.gone) {
       client->roll.erase(key);
@@ -555,7 +555,7 @@ void AddressBook::take(Client* client, Frame* frame) {
       client->roll[key] = std::move(each.place);
     }
   }
-  say_news();
+  signal_update();
 }
 
 }  // namespace
@@ -563,8 +563,8 @@ void AddressBook::take(Client* client, Frame* frame) {
 mep_result_t make_address_book(const ResolvedConfig& config, const SelfDescription& self,
                                RendezvousPurpose purpose, const Gate& gate,
                                const std::string& addresses, UniqueFd listener,
-                               std::unique_ptr<PlaceBook>* out) {
-  auto book = std::make_unique<AddressBook>(config, self, purpose, gate);
+                               std::unique_ptr<RendezvousEntries>* out) {
+  auto book = std::make_unique<AddressEntries>(config, self, purpose, gate);
   MEP_TRY(book->open(addresses, std::move(listener)));
   *out = std::move(book);
   return MEP_SUCCESS;

@@ -28,14 +28,14 @@ constexpr size_t kMaxFileBytes = 1024;
 constexpr size_t kMaxFiles = size_t{4} << 16;
 constexpr uint64_t kLookEveryMs = 50;
 
-class DirectoryBook final : public PlaceBook {
+class DirectoryEntries final : public RendezvousEntries {
  public:
-  DirectoryBook(const ResolvedConfig& config, const SelfDescription& self)
+  DirectoryEntries(const ResolvedConfig& config, const SelfDescription& self)
       : self_(self),
         job_(config.job),
         folder_(config.rendezvous + (config.rendezvous.back() == '/' ? "" : "/") + "mep-" +
                 name_of_job(config.job)) {}
-  ~DirectoryBook() override { withdraw(); }
+  ~DirectoryEntries() override { withdraw(); }
 
   mep_result_t open(const std::string& directory);
   mep_result_t progress() override;
@@ -71,28 +71,28 @@ class DirectoryBook final : public PlaceBook {
   bool looked_ = false;
 };
 
-mep_result_t DirectoryBook::open(const std::string& directory) {
+mep_result_t DirectoryEntries::open(const std::string& directory) {
   return make_private_folder(directory, folder_, "rendezvous");
 }
 
-std::string DirectoryBook::path_of(const Key& key) const {
+std::string DirectoryEntries::path_of(const Key& key) const {
   char name[48];
   std::snprintf(name, sizeof name, "/%u.%016llx", key.first,
                 static_cast<unsigned long long>(key.second));
   return folder_ + name;
 }
 
-bool DirectoryBook::read_file(const Key& key, Place* place) const {
+bool DirectoryEntries::read_file(const Key& key, Place* place) const {
   const UniqueFd fd(::open(path_of(key).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd.valid()) return false;
   std::vector<std::byte> bytes(kMaxFileBytes);
   const ssize_t count = read(fd.get(), bytes.data(), bytes.size());
   if (count <= 0) return false;
   bytes.resize(static_cast<size_t>(count));
-  return decode_place_file(bytes, job_, place) && Key{place->slot, place->incarnation} == key;
+  return decode_entry_file(bytes, job_, place) && Key{place->slot, place->incarnation} == key;
 }
 
-mep_result_t DirectoryBook::progress() {
+mep_result_t DirectoryEntries::progress() {
   if (!next_look_.expired()) return MEP_SUCCESS;
   next_look_ = Deadline::after_ms(kLookEveryMs);
   DIR* folder = opendir(folder_.c_str());
@@ -124,14 +124,14 @@ mep_result_t DirectoryBook::progress() {
   return MEP_SUCCESS;
 }
 
-mep_result_t DirectoryBook::announce(const Place& own) {
+mep_result_t DirectoryEntries::announce(const Place& own) {
   withdraw();
   MEP_TRY(progress());
   // This process holds the rank's name on this host: who had the rank here before has ended.
   for (const auto& [key, place] : places_) {
     if (key.first == own.slot && place.host == own.host) unlink(path_of(key).c_str());
   }
-  const std::vector<std::byte> record = encode_place_file(job_, own);
+  const std::vector<std::byte> record = encode_entry_file(job_, own);
   const std::string path = path_of({own.slot, own.incarnation});
   const std::string draft = path + ".draft";
   mkdir(folder_.c_str(), 0700);  // the last of an earlier job may have removed it just now
@@ -151,14 +151,14 @@ mep_result_t DirectoryBook::announce(const Place& own) {
   return progress();
 }
 
-void DirectoryBook::withdraw() {
+void DirectoryEntries::withdraw() {
   if (own_path_.empty()) return;
   unlink(own_path_.c_str());
   own_path_.clear();
   rmdir(folder_.c_str());  // the last one; fails for all others
 }
 
-std::vector<Place> DirectoryBook::find(uint32_t slot) const {
+std::vector<Place> DirectoryEntries::find(uint32_t slot) const {
   std::vector<Place> found;
   for (auto each = places_.lower_bound({slot, 0});
        each != places_.end() && each->first.first == slot; ++each) {
@@ -168,15 +168,15 @@ std::vector<Place> DirectoryBook::find(uint32_t slot) const {
 }
 
 // The dead cannot remove theirs.
-void DirectoryBook::forget(uint32_t slot, uint64_t incarnation) {
+void DirectoryEntries::forget(uint32_t slot, uint64_t incarnation) {
   unlink(path_of({slot, incarnation}).c_str());
 }
 
 }  // namespace
 
 mep_result_t make_directory_book(const ResolvedConfig& config, const SelfDescription& self,
-                                 std::unique_ptr<PlaceBook>* out) {
-  auto book = std::make_unique<DirectoryBook>(config, self);
+                                 std::unique_ptr<RendezvousEntries>* out) {
+  auto book = std::make_unique<DirectoryEntries>(config, self);
   MEP_TRY(book->open(config.rendezvous));
   *out = std::move(book);
   return MEP_SUCCESS;

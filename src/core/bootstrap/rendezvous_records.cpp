@@ -6,23 +6,23 @@
 namespace mep {
 namespace {
 
-constexpr uint32_t kPlaceMagic = 0x4450454d;  // "MEPD"
+constexpr uint32_t kEntryMagic = 0x4450454d;  // "MEPD"
 constexpr uint32_t kStoreMagic = 0x5350454d;  // "MEPS"
 
 }  // namespace
 
-std::vector<std::byte> encode_place_file(const std::string& job, const Place& place) {
+std::vector<std::byte> encode_entry_file(const std::string& job, const Place& place) {
   ByteWriter writer;
-  writer.number(kPlaceMagic);
+  writer.number(kEntryMagic);
   writer.number(kProtocolVersion);
   writer.text(job);
   write_place(place, &writer);
   return writer.take();
 }
 
-bool decode_place_file(std::span<const std::byte> bytes, const std::string& job, Place* place) {
+bool decode_entry_file(std::span<const std::byte> bytes, const std::string& job, Place* place) {
   ByteReader reader(bytes);
-  if (reader.number<uint32_t>() != kPlaceMagic || reader.number<uint32_t>() != kProtocolVersion ||
+  if (reader.number<uint32_t>() != kEntryMagic || reader.number<uint32_t>() != kProtocolVersion ||
       reader.text(kMaxJobBytes) != job || !read_place(&reader, place)) {
     return false;
   }

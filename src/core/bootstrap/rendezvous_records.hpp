@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "core/bootstrap/net_address.hpp"
-#include "core/bootstrap/place_book.hpp"
+#include "core/bootstrap/rendezvous_entries.hpp"
 
 namespace mep {
 
-std::vector<std::byte> encode_place_file(const std::string& job, const Place& place);
+std::vector<std::byte> encode_entry_file(const std::string& job, const Place& place);
 // False: no place of this job in this version.
-bool decode_place_file(std::span<const std::byte> bytes, const std::string& job, Place* place);
+bool decode_entry_file(std::span<const std::byte> bytes, const std::string& job, Place* place);
 
 constexpr size_t kMaxMeetingNameBytes = 64;
 

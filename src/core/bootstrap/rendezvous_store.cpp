@@ -2,7 +2,7 @@
 // process, from 0, so that an earlier start's value is never taken for the present one's):
 //   mep/JOB/N/name   name under which the ranks meet, rank 0's host, and where it is reached by ranks
 //                    of other hosts (nowhere, if the job has no secret)
-//   mep/JOB/name     the same of the latest start, for newcomers
+//   mep/JOB/name     the same of the latest start, for joiners
 #include <unistd.h>
 
 #include <algorithm>

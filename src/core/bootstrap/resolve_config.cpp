@@ -36,9 +36,8 @@ constexpr size_t kMaxTextBytes = 4096;
                   config.device);
     }
     if ((config.flags & MEP_COMM_AUTO_RECOVER) != 0) {
-      return fail(
-          MEP_ERR_UNSUPPORTED,
-          "MEP_COMM_AUTO_RECOVER on a device is not built yet: newcomers cannot be admitted");
+      return fail(MEP_ERR_UNSUPPORTED,
+                  "MEP_COMM_AUTO_RECOVER on a device is not built yet: joiners cannot be admitted");
     }
   } else if (config.device != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
@@ -118,7 +117,7 @@ constexpr size_t kMaxTextBytes = 4096;
   return MEP_SUCCESS;
 }
 
-[[nodiscard]] mep_result_t resolve_place(const mep_comm_config_t& config, ResolvedConfig* out,
+[[nodiscard]] mep_result_t resolve_entry(const mep_comm_config_t& config, ResolvedConfig* out,
                                          LauncherPlace* launcher, bool* alone) {
   uint64_t env_rank = 0;
   uint64_t env_size = 0;
@@ -183,7 +182,7 @@ constexpr size_t kMaxTextBytes = 4096;
 }
 
 // size and max_size are only bounds for the search then; the members tell the real ones.
-[[nodiscard]] mep_result_t resolve_newcomer(const mep_comm_config_t& config, ResolvedConfig* out) {
+[[nodiscard]] mep_result_t resolve_joiner(const mep_comm_config_t& config, ResolvedConfig* out) {
   uint64_t value = 0;
   bool is_set = false;
   MEP_TRY(env_uint("MEP_RANK", 0, kMaxRanks - 1, &value, &is_set));
@@ -324,9 +323,9 @@ mep_result_t resolve_config(const mep_comm_config_t* given, ResolvedConfig* out,
   LauncherPlace launcher;
   bool alone = false;
   if (use == ConfigUse::kJoin) {
-    MEP_TRY(resolve_newcomer(config, &resolved));
+    MEP_TRY(resolve_joiner(config, &resolved));
   } else {
-    MEP_TRY(resolve_place(config, &resolved, &launcher, &alone));
+    MEP_TRY(resolve_entry(config, &resolved, &launcher, &alone));
     MEP_TRY(resolve_job(config, launcher, alone, &resolved));
   }
   if (use != ConfigUse::kThreads) MEP_TRY(resolve_across_hosts(config, launcher, &resolved));

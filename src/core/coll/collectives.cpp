@@ -80,7 +80,7 @@ mep_result_t Collectives::agree_largest(uint64_t own, uint64_t* largest) {
   return operation.result;
 }
 
-// What can fail is done before the operation has its number: from then on it ends by a verdict.
+// What can fail is done before the operation has its number: from then on it ends by a decision.
 mep_result_t Collectives::start(Collective kind, const CollectiveArgs& args, Operation* operation) {
   const CollectiveType& type = collective_type(kind);
   MEP_TRY(type.check(*this, args));
@@ -108,11 +108,11 @@ bool Collectives::test(Operation* operation) {
 }
 
 mep_result_t Collectives::end_of_wait(Operation* operation) {
-  if (engine_.wait_for_verdict(operation)) {
+  if (engine_.wait_for_decision(operation)) {
     (void)test(operation);
     return operation->result;
   }
-  return engine_.fail_without_verdict(operation->seq);
+  return engine_.fail_without_decision(operation->seq);
 }
 
 // --- For the engine -------------------------------------------------------------------------------
@@ -127,11 +127,11 @@ void Collectives::note_number(Operation& operation) {
   operation.is_small = operation.given_bytes <= eager_.payload_bytes();
   if (type.only_root_gives() && operation.is_small) {
     operation.fingerprint = own;
-    rooted_calls_ = (rooted_calls_ ^ own) * 0x9e3779b1u + 1;
+    rooted_fingerprint_ = (rooted_fingerprint_ ^ own) * 0x9e3779b1u + 1;
     return;
   }
-  operation.fingerprint = (own ^ (rooted_calls_ >> 8)) & EagerRing::kFingerprintMask;
-  rooted_calls_ = 0;
+  operation.fingerprint = (own ^ (rooted_fingerprint_ >> 8)) & EagerRing::kFingerprintMask;
+  rooted_fingerprint_ = 0;
 }
 
 void Collectives::begin_again(Operation& operation) {
@@ -187,9 +187,9 @@ bool Collectives::finish(Operation& operation, mep_result_t result) {
   return true;
 }
 
-void Collectives::settle(Operation& operation, const Verdict& verdict) {
-  if (operation.seq <= verdict.n_star) return succeed_settled(operation);
-  fail_settled(operation, verdict.change);
+void Collectives::settle(Operation& operation, const Decision& decision) {
+  if (operation.seq <= decision.last_completed) return succeed_settled(operation);
+  fail_settled(operation, decision.change);
 }
 
 void Collectives::end(Operation& operation, mep_result_t result) {
@@ -249,14 +249,15 @@ void Collectives::fail_settled(Operation& operation, Reports::Report change) {
   finish(operation, result);
 }
 
-mep_result_t Collectives::adopt(const Verdict& verdict) {
-  const CommView& view = *verdict.change->view;
-  MEP_TRY(windows_.reach_newcomers(view, Deadline::after_ms(comm().timeout_ms())));
+mep_result_t Collectives::adopt(const Decision& decision) {
+  const CommView& view = *decision.change->view;
+  MEP_TRY(windows_.reach_joiners(view, Deadline::after_ms(comm().timeout_ms())));
   MEP_TEST_DELAY_POINT("adopt");
-  engine_.adopt(verdict, [&] {
-    restart(view, verdict.next);
-    rooted_calls_ = 0;
-    retained_pending_.erase(retained_pending_.begin(), retained_pending_.lower_bound(verdict.next));
+  engine_.adopt(decision, [&] {
+    restart(view, decision.next);
+    rooted_fingerprint_ = 0;
+    retained_pending_.erase(retained_pending_.begin(),
+                            retained_pending_.lower_bound(decision.next));
   });
   return MEP_SUCCESS;
 }

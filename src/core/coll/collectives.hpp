@@ -18,17 +18,17 @@
 #include "core/coll/eager_ring.hpp"
 #include "core/coll/operation.hpp"
 #include "core/coll/pipeline.hpp"
-#include "core/operation/beside.hpp"
 #include "core/operation/operation_engine.hpp"
 #include "core/operation/operation_record.hpp"
 #include "core/operation/peer_windows.hpp"
 #include "core/operation/reports.hpp"
+#include "core/operation/side_progress.hpp"
 #include "core/world/progress_thread.hpp"
 #include "mep.h"
 
 namespace mep {
 
-class Collectives : public Beside {
+class Collectives : public SideProgress {
  public:
   // `personal_reports`: changes that an operation here reports are dropped from them.
   Collectives(const CommIdentity& comm, Reports& personal_reports);
@@ -67,22 +67,23 @@ class Collectives : public Beside {
   }
   // A step of this operation and of whatever else of this rank is pending.
   bool look(Operation* operation) {
-    if (beside_ != nullptr && beside_->is_pending()) beside_->step_beside();
+    if (side_progress_ != nullptr && side_progress_->is_pending())
+      side_progress_->step_from_other();
     if (world().pending_comms().any()) world().pending_comms().step();
     return test(operation);
   }
-  // The operation's time is over: asks for a verdict that all ranks share, once. The operation ends by
+  // The operation's time is over: asks for a decision that all ranks share, once. The operation ends by
   // it, in wait() or test().
-  void ask_verdict(const Operation& operation) {
-    engine_.ask_verdict(operation.epoch, operation.seq);
+  void ask_decision(const Operation& operation) {
+    engine_.ask_decision(operation.epoch, operation.seq);
   }
-  // Asks for the verdict and waits for it.
+  // Asks for the decision and waits for it.
   mep_result_t end_of_wait(Operation* operation);
   bool idle() const { return engine_.idle(); }
   // What a call steps while it waits for a collective.
-  void set_beside(Beside* beside) { beside_ = beside; }
+  void set_side_progress(SideProgress* other) { side_progress_ = other; }
   bool is_pending() const override { return !idle(); }
-  void step_beside() override { engine_.step_all(); }
+  void step_from_other() override { engine_.step_all(); }
   // The progress thread, with nobody else inside: one look at all that is queued.
   Progress progress();
 
@@ -123,11 +124,11 @@ class Collectives : public Beside {
   // Nobody posts anything more: the world has ended.
   void terminate();
   bool holds(uint64_t seq);
-  void give_flush(uint64_t from_seq, uint64_t to_seq, const FlushSink& sink);
-  void take_flush(uint64_t seq, uint32_t source, std::span<const std::byte> bytes);
+  void give_catch_up(uint64_t from_seq, uint64_t to_seq, const CatchUpSink& sink);
+  void take_catch_up(uint64_t seq, uint32_t source, std::span<const std::byte> bytes);
   void prepare();
   void install(const std::shared_ptr<const CommChange>& change,
-               const membership::Proposal& decision);
+               const membership::Proposal& committed);
   // The epoch goes on.
   void resume();
 
@@ -140,9 +141,9 @@ class Collectives : public Beside {
   void note_number(Operation& operation);
   static void begin_again(Operation& operation);
   bool step(Operation& operation);
-  void settle(Operation& operation, const Verdict& verdict);
+  void settle(Operation& operation, const Decision& decision);
   void end(Operation& operation, mep_result_t result);
-  mep_result_t adopt(const Verdict& verdict);
+  mep_result_t adopt(const Decision& decision);
 
   static size_t board_offset(uint32_t size) {
     constexpr size_t kLine = CallBoard::kAlignment;
@@ -150,7 +151,8 @@ class Collectives : public Beside {
            kLine;
   }
   bool has_beside() const {
-    return (beside_ != nullptr && beside_->is_pending()) || world().pending_comms().any();
+    return (side_progress_ != nullptr && side_progress_->is_pending()) ||
+           world().pending_comms().any();
   }
   void restart(const CommView& view, uint64_t next);
   void succeed_settled(Operation& operation);
@@ -171,14 +173,15 @@ class Collectives : public Beside {
 
   Reports& personal_reports_;
   PeerWindows windows_;
-  Beside* beside_ = nullptr;
+  SideProgress* side_progress_ = nullptr;
 
   // The user's thread.
   EagerRing eager_;
   Pipeline pipeline_;
   CallBoard board_;
   CallPurpose purpose_ = CallPurpose::kCall;  // of the call that is under way
-  uint32_t rooted_calls_ = 0;  // hash of the small rooted calls since the last that waited for all
+  uint32_t rooted_fingerprint_ =
+      0;  // hash of the small rooted calls since the last that waited for all
   Reports::Report last_report_;
   Reports::Report deferred_;  // see defer_report()
   OperationRecord record_;

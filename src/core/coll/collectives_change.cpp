@@ -1,4 +1,4 @@
-// The control thread's side of a comm's collectives: freeze, flush, prepare, install.
+// The control thread's side of a comm's collectives: freeze, catch-up, prepare, install.
 #include <algorithm>
 
 #include "base/test_delay.hpp"
@@ -59,7 +59,7 @@ bool Collectives::holds(uint64_t seq) {
   return true;
 }
 
-void Collectives::give_flush(uint64_t from_seq, uint64_t to_seq, const FlushSink& sink) {
+void Collectives::give_catch_up(uint64_t from_seq, uint64_t to_seq, const CatchUpSink& sink) {
   const std::lock_guard lock(engine_.mutex());
   for (uint64_t seq = from_seq; seq <= to_seq; ++seq) {
     RetainedOperation retained;
@@ -77,7 +77,7 @@ void Collectives::give_flush(uint64_t from_seq, uint64_t to_seq, const FlushSink
   }
 }
 
-void Collectives::take_flush(uint64_t seq, uint32_t source, std::span<const std::byte> bytes) {
+void Collectives::take_catch_up(uint64_t seq, uint32_t source, std::span<const std::byte> bytes) {
   if (source >= size() || bytes.size() != eager_.slot_bytes()) return;
   const std::lock_guard lock(engine_.mutex());
   RetainedOperation& retained = retained_pending_[seq];
@@ -119,10 +119,10 @@ void Collectives::prepare() {
 }
 
 void Collectives::install(const std::shared_ptr<const CommChange>& change,
-                          const membership::Proposal& decision) {
+                          const membership::Proposal& committed) {
   const std::lock_guard lock(engine_.mutex());
   retained_completed_.clear();
-  engine_.install(engine_.verdict_by(change, decision));
+  engine_.install(engine_.decision_by(change, committed));
 }
 
 void Collectives::resume() {

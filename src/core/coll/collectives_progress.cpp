@@ -8,7 +8,7 @@
 namespace mep {
 namespace {
 
-// How often a verdict that could not be asked for is asked for again.
+// How often a decision that could not be asked for is asked for again.
 constexpr uint64_t kAskAgainNs = 50'000'000;
 
 // The first operation of the queue, and how far it is.
@@ -35,7 +35,7 @@ Progress Collectives::progress() {
   return progress;
 }
 
-// Asks for the verdict on what is overdue, as the caller's test or wait would. Returns when the next becomes so.
+// Asks for the decision on what is overdue, as the caller's test or wait would. Returns when the next becomes so.
 uint64_t Collectives::ask_overdue() {
   const uint64_t now = now_ns();
   if (now < next_deadline_ns_) return next_deadline_ns_;
@@ -44,7 +44,7 @@ uint64_t Collectives::ask_overdue() {
     if (each->finished || each->request == nullptr) continue;
     uint64_t due_ns = each->request->deadline.at_ns();
     if (due_ns <= now) {
-      ask_verdict(*each);
+      ask_decision(*each);
       due_ns = now + kAskAgainNs;
     }
     next_deadline_ns_ = std::min(next_deadline_ns_, due_ns);

@@ -10,7 +10,7 @@
 //          has come from all that get. For the last two sections "finished" is the acknowledgement.
 //          All of this is between any two ranks, on any placement.
 //
-// All are replicated in their verdict: of a small one everybody has all contributions, and a large one is
+// All are replicated in their decision: of a small one everybody has all contributions, and a large one is
 // done only when all have what they get.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Where the collectives of a communicator run: on host memory, or enqueued on the caller's
-// streams (DeviceSide). What calls from the API differ in is here and nowhere else.
+// streams (GpuBackend). What calls from the API differ in is here and nowhere else.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 namespace mep {
 
 class Comm;
-class DeviceSide;
+class GpuBackend;
 
 class Backend {
  public:
@@ -43,14 +43,14 @@ class Backend {
   // -1: host memory.
   virtual int32_t device() const { return -1; }
   // Null: none.
-  virtual DeviceSide* device_side() { return nullptr; }
+  virtual GpuBackend* gpu_backend() { return nullptr; }
 
   // First failure of a stream operation since the last call, of collectives and of what else is there.
   virtual mep_result_t take_any_failure() = 0;
   // Operations are still enqueued or running, beyond those in the queue of the Comm.
   virtual bool busy() const = 0;
-  // ViewClients of the Comm that are the backend's.
-  virtual size_t view_clients() const = 0;
+  // ViewParticipants of the Comm that are the backend's.
+  virtual size_t view_participants() const = 0;
   // Where operations that are enqueued from now on write how they ended; null: nowhere.
   [[nodiscard]] virtual mep_result_t set_op_status(mep_op_status_t* status, uint64_t bytes) = 0;
   // Beside what the Comm does itself:

@@ -16,8 +16,8 @@ Comm::Comm(std::shared_ptr<World> world, const std::string& name, std::vector<ui
       collectives_(identity_, personal_reports_),
       messages_(identity_, collectives_.channel(), collectives_.windows(),
                 messages_offset(identity_.size())) {
-  collectives_.set_beside(&messages_);
-  messages_.set_beside(&collectives_, this);
+  collectives_.set_side_progress(&messages_);
+  messages_.set_side_progress(&collectives_, this);
 }
 
 Comm::~Comm() {
@@ -35,7 +35,7 @@ void Comm::defer_report(Reports::Report report) {
   if (clients_.any()) personal_reports_.push(std::move(deferred));
 }
 
-void Comm::remove_client(ViewClient* client) {
+void Comm::remove_client(ViewParticipant* client) {
   try {
     std::vector<membership::ChannelState> channels = clients_.remove(client);
     // Others may still be in the last operations of this client.
@@ -78,34 +78,35 @@ Progress Comm::look() {
 void Comm::describe(std::vector<membership::ChannelState>* channels) const {
   channels->push_back(collectives_.state());
   const std::lock_guard lock(clients_.mutex());
-  for (const ViewClient* client : clients_.all()) client->describe(channels);
+  for (const ViewParticipant* client : clients_.all()) client->describe(channels);
 }
 
 void Comm::freeze(std::vector<membership::ChannelState>* channels) {
   MEP_TEST_DELAY_POINT("freeze");
   channels->push_back(collectives_.freeze());
   const std::lock_guard lock(clients_.mutex());
-  for (ViewClient* client : clients_.all()) client->freeze(channels);
+  for (ViewParticipant* client : clients_.all()) client->freeze(channels);
 }
 
 bool Comm::holds(uint64_t channel, uint64_t seq) {
   return is_replicated(channel) ? collectives_.holds(seq) : clients_.holds(channel, seq);
 }
 
-void Comm::give_flush(uint64_t channel, uint64_t from_seq, uint64_t to_seq, const FlushSink& sink) {
-  if (is_replicated(channel)) collectives_.give_flush(from_seq, to_seq, sink);
+void Comm::give_catch_up(uint64_t channel, uint64_t from_seq, uint64_t to_seq,
+                         const CatchUpSink& sink) {
+  if (is_replicated(channel)) collectives_.give_catch_up(from_seq, to_seq, sink);
 }
 
-void Comm::take_flush(uint64_t channel, uint64_t seq, uint32_t source,
-                      std::span<const std::byte> bytes) {
-  if (is_replicated(channel)) collectives_.take_flush(seq, source, bytes);
+void Comm::take_catch_up(uint64_t channel, uint64_t seq, uint32_t source,
+                         std::span<const std::byte> bytes) {
+  if (is_replicated(channel)) collectives_.take_catch_up(seq, source, bytes);
 }
 
 void Comm::prepare() {
   MEP_TEST_DELAY_POINT("prepare");
   collectives_.prepare();
   const std::lock_guard lock(clients_.mutex());
-  for (ViewClient* client : clients_.all()) client->prepare();
+  for (ViewParticipant* client : clients_.all()) client->prepare();
 }
 
 // The report is there before any channel shows the change: whichever call gives it takes it off the list, and
@@ -115,7 +116,7 @@ void Comm::install(const membership::InstallView& change,
   MEP_TEST_DELAY_POINT("install");
   const std::lock_guard lock(clients_.mutex());
   if (affected == nullptr) {
-    for (ViewClient* client : clients_.all()) client->install(nullptr, nullptr);
+    for (ViewParticipant* client : clients_.all()) client->install(nullptr, nullptr);
     collectives_.resume();
     ring();
     return;
@@ -123,7 +124,7 @@ void Comm::install(const membership::InstallView& change,
   const std::shared_ptr<const CommChange> made =
       make_comm_change(*latest_view(), change, *affected, slots(), name());
   if (made->is_reported && !clients_.all().empty()) personal_reports_.push(made);
-  for (ViewClient* client : clients_.all()) client->install(made, change.decision.get());
+  for (ViewParticipant* client : clients_.all()) client->install(made, change.decision.get());
   MEP_TEST_DELAY_POINT("install clients");
   messages_.install(made);
   collectives_.install(made, *change.decision);
@@ -143,7 +144,7 @@ CommDescription Comm::description() const {
                               slots(), child_number(), ep_number_.load(std::memory_order_relaxed),
                               {}};
   const std::lock_guard lock(clients_.mutex());
-  for (const ViewClient* client : clients_.all()) {
+  for (const ViewParticipant* client : clients_.all()) {
     client->describe_object(&description.objects.emplace_back());
   }
   return description;
@@ -154,7 +155,7 @@ void Comm::terminate() {
   collectives_.terminate();
   {
     const std::lock_guard lock(clients_.mutex());
-    for (ViewClient* client : clients_.all()) client->terminate();
+    for (ViewParticipant* client : clients_.all()) client->terminate();
   }
   ring();
 }

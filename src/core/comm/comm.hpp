@@ -16,7 +16,7 @@
 #include "base/clock.hpp"
 #include "core/coll/collectives.hpp"
 #include "core/comm/call_gate.hpp"
-#include "core/comm/view_client.hpp"
+#include "core/comm/view_participant.hpp"
 #include "core/membership/membership.hpp"
 #include "core/message/messages.hpp"
 #include "core/operation/comm_identity.hpp"
@@ -27,7 +27,7 @@
 
 namespace mep {
 
-class Comm : public WorldClient, public ProgressClient {
+class Comm : public WorldParticipant, public ProgressClient {
  public:
   // Two steps, so that one thread can make several ranks of a process: begin() sends this rank's
   // windows to its peers, finish() waits for theirs.
@@ -47,10 +47,10 @@ class Comm : public WorldClient, public ProgressClient {
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
   // From begin() on the comm takes part in view changes. MEP_ERR_PEER_FAILED, here or from finish(): the
-  // membership is not that of its birth any more. `birth` null: whoever is in the view now; a
-  // newcomer's comms, of which it learns more with the view that lets it in.
+  // membership is not that of its members any more. `members` null: whoever is in the view now; a
+  // joiner's comms, of which it learns more with the view that lets it in.
   [[nodiscard]] mep_result_t begin(uint64_t epoch, uint64_t next_seq,
-                                   const CommBirth* birth = nullptr);
+                                   const CommMembers* members = nullptr);
   [[nodiscard]] mep_result_t finish(const Deadline& deadline);
   // Before close() of a comm that this rank could not finish: the others' operations on it end.
   void give_up_making();
@@ -59,7 +59,7 @@ class Comm : public WorldClient, public ProgressClient {
   // others. Waits for them, and for a view change under way.
   void close_after_changes();
   // Of a comm over `slots`, all of them this comm's: as the user's thread sees this one.
-  CommBirth birth_of(const std::vector<uint32_t>& slots) const;
+  CommMembers members_of(const std::vector<uint32_t>& slots) const;
 
   const CommIdentity& identity() const { return identity_; }
   World& world() const { return identity_.world(); }
@@ -84,7 +84,7 @@ class Comm : public WorldClient, public ProgressClient {
   // another thread is inside.
   bool enter_call() { return gate_.enter(); }
   // Within a call: for the life of the scope its thread waits for the control thread and uses no window,
-  // so that views may come and newcomers be connected. Afterwards it finds what has changed at its next
+  // so that views may come and joiners be connected. Afterwards it finds what has changed at its next
   // operation, as a new call does.
   class WaitingScope {
    public:
@@ -113,33 +113,33 @@ class Comm : public WorldClient, public ProgressClient {
   const CommView& adopted() const { return collectives_.adopted(); }
 
   // Changes that no call of this rank has reported yet: its next dispatch or combine does. Their results are
-  // each rank's own, so these reports are too, apart from the verdicts.
+  // each rank's own, so these reports are too, apart from the decisions.
   Reports& personal_reports() { return personal_reports_; }
   // A change that a collective has ended by was gone over: the next call on this comm reports it.
   void defer_report(Reports::Report report);
 
   // --- What belongs to it ---
-  void add_client(ViewClient* client) { clients_.add(client); }
-  void remove_client(ViewClient* client);
-  ViewClients& clients() { return clients_; }
-  // How many comms were split off and EP objects made from it. The control thread tells them to newcomers,
+  void add_client(ViewParticipant* client) { clients_.add(client); }
+  void remove_client(ViewParticipant* client);
+  ViewParticipants& clients() { return clients_; }
+  // How many comms were split off and EP objects made from it. The control thread tells them to joiners,
   // relaxed: nothing else follows from them.
   uint32_t child_number() const { return child_number_.load(std::memory_order_relaxed); }
   void set_child_number(uint32_t number) { child_number_.store(number, std::memory_order_relaxed); }
   uint32_t next_ep_number() { return ep_number_.fetch_add(1, std::memory_order_relaxed); }
   void set_ep_number(uint32_t number) { ep_number_.store(number, std::memory_order_relaxed); }
 
-  // --- The control thread (WorldClient) ---
+  // --- The control thread (WorldParticipant) ---
   uint64_t comm_id() const override { return id(); }
   const membership::SlotSet& member_slots() const override { return identity_.member_slots(); }
   bool is_replicated(uint64_t channel) const override { return channel == collectives_.id(); }
   void describe(std::vector<membership::ChannelState>* channels) const override;
   void freeze(std::vector<membership::ChannelState>* channels) override;
   bool holds(uint64_t channel, uint64_t seq) override;
-  void give_flush(uint64_t channel, uint64_t from_seq, uint64_t to_seq,
-                  const FlushSink& sink) override;
-  void take_flush(uint64_t channel, uint64_t seq, uint32_t source,
-                  std::span<const std::byte> bytes) override;
+  void give_catch_up(uint64_t channel, uint64_t from_seq, uint64_t to_seq,
+                     const CatchUpSink& sink) override;
+  void take_catch_up(uint64_t channel, uint64_t seq, uint32_t source,
+                     std::span<const std::byte> bytes) override;
   void prepare() override;
   void install(const membership::InstallView& change,
                const membership::AffectedComm* affected) override;
@@ -173,7 +173,7 @@ class Comm : public WorldClient, public ProgressClient {
   Reports personal_reports_;
   Collectives collectives_;
   Messages messages_;
-  ViewClients clients_;
+  ViewParticipants clients_;
   std::atomic<uint32_t> child_number_{0};
   std::atomic<uint32_t> ep_number_{0};
 };

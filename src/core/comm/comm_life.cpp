@@ -51,8 +51,8 @@ uint64_t Comm::spanning_id(const std::string& name, uint64_t world_epoch) {
   return hash.value() | kSpanning | 1;
 }
 
-CommBirth Comm::birth_of(const std::vector<uint32_t>& of) const {
-  CommBirth birth;
+CommMembers Comm::members_of(const std::vector<uint32_t>& of) const {
+  CommMembers birth;
   birth.world_epoch = adopted().world_epoch;
   for (const uint32_t slot : of) {
     const auto it = std::find(slots().begin(), slots().end(), slot);
@@ -63,10 +63,11 @@ CommBirth Comm::birth_of(const std::vector<uint32_t>& of) const {
   return birth;
 }
 
-mep_result_t Comm::begin(uint64_t epoch, uint64_t next_seq, const CommBirth* birth) {
+mep_result_t Comm::begin(uint64_t epoch, uint64_t next_seq, const CommMembers* birth) {
   MEP_TEST_DELAY_POINT("comm begin");
-  CommBirth given = birth != nullptr ? *birth : CommBirth::of(world().view().snapshot(), slots());
-  // A newcomer is not in the view that it has seen; of this comm it may be the only one that is left.
+  CommMembers given =
+      birth != nullptr ? *birth : CommMembers::of(world().view().snapshot(), slots());
+  // A joiner is not in the view that it has seen; of this comm it may be the only one that is left.
   given.incarnations[rank()] = world().identity().incarnation;
   collectives_.begin(CommView::first(given, epoch), next_seq);
   // Until finish(): memory of members that go must not be unmapped under this thread. Nobody knows this comm yet.
@@ -88,11 +89,11 @@ mep_result_t Comm::finish(const Deadline& deadline) {
   const auto has_changed = [&] { return !collectives_.channel().in_epoch(view.epoch); };
   PeerWindows& windows = collectives_.windows();
   MEP_TRY(windows.receive(view.incarnations, deadline, has_changed));
-  // A newcomer that is not in the view yet begins with the view that lets it in. Every live member has a
+  // A joiner that is not in the view yet begins with the view that lets it in. Every live member has a
   // window; those that it did not find have left a view that it is not in.
   std::shared_ptr<const CommView> reached;
   if (world().admissions().entering()) {
-    CommBirth found{view.world_epoch, view.incarnations};
+    CommMembers found{view.world_epoch, view.incarnations};
     for (uint32_t rank = 0; rank < size(); ++rank) {
       if (!windows.has(rank)) found.incarnations[rank] = 0;
     }
@@ -165,7 +166,7 @@ void Comm::close_after_changes() {
 }
 
 void Comm::close() {
-  clients_.drop_dormant();
+  clients_.drop_unattached();
   world().pending_comms().remove(this);
   if (world().progress_thread() != nullptr) world().progress_thread()->detach(this);
   if (opened_) world().remove_client(this);

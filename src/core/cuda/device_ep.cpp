@@ -38,7 +38,7 @@ Receive with_status(Receive receive, device::OpStatus* own) {
 
 }  // namespace
 
-DeviceEp::DeviceEp(Comm& comm, DeviceSide& side, const EpShape& shape,
+DeviceEp::DeviceEp(Comm& comm, GpuBackend& side, const EpShape& shape,
                    const EpDeviceOptions& options)
     : comm_(comm),
       side_(side),
@@ -305,14 +305,14 @@ mep_result_t DeviceEp::catch_up(Buffer& buffer, void* stream) {
 mep_result_t DeviceEp::move_to_view(Buffer& buffer, const CommView& view, void* stream) {
   const DeviceControl control = control_of(view);
   const uint64_t use = 0;
-  const uint32_t carries_and_given_back[] = {1, 0};
-  static_assert(offsetof(EpState, given_back) == offsetof(EpState, carries) + sizeof(uint32_t));
+  const uint32_t carries_and_credited[] = {1, 0};
+  static_assert(offsetof(EpState, credited) == offsetof(EpState, carries) + sizeof(uint32_t));
   std::byte* state = buffer.block->data();
   MEP_TRY(copy_in_order(buffer.control, &control, sizeof control, stream));
   MEP_TRY(copy_in_order(state + offsetof(EpState, channel) + offsetof(device::DeviceChannel, use),
                         &use, sizeof use, stream));
-  MEP_TRY(copy_in_order(state + offsetof(EpState, carries), carries_and_given_back,
-                        sizeof carries_and_given_back, stream));
+  MEP_TRY(copy_in_order(state + offsetof(EpState, carries), carries_and_credited,
+                        sizeof carries_and_credited, stream));
   buffer.epoch = view.epoch;
   if (buffer.calls.stage != EpStage::kReceived) buffer.calls.reset();  // else it can be combined
   return MEP_SUCCESS;

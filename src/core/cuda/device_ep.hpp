@@ -29,9 +29,9 @@
 
 namespace mep {
 
-class DeviceEp : public EpSide, public ViewClient, public DevicePart {
+class DeviceEp : public EpSide, public ViewParticipant, public GpuPart {
  public:
-  DeviceEp(Comm& comm, DeviceSide& side, const EpShape& shape, const EpDeviceOptions& options);
+  DeviceEp(Comm& comm, GpuBackend& side, const EpShape& shape, const EpDeviceOptions& options);
   ~DeviceEp() override;
   DeviceEp(const DeviceEp&) = delete;
   DeviceEp& operator=(const DeviceEp&) = delete;
@@ -51,7 +51,7 @@ class DeviceEp : public EpSide, public ViewClient, public DevicePart {
   mep_result_t last_op(uint32_t buffer, mep_op_info_t* info) override;
   mep_result_t take_failure() override;
 
-  // --- The control thread (ViewClient) ---
+  // --- The control thread (ViewParticipant) ---
   // Nothing of these operations is settled between ranks.
   void describe(std::vector<membership::ChannelState>*) const override {}
   bool holds(uint64_t, uint64_t) const override { return true; }
@@ -60,7 +60,7 @@ class DeviceEp : public EpSide, public ViewClient, public DevicePart {
   void describe_object(std::vector<std::byte>*) const override {}
   void prepare() override {}
   void install(const std::shared_ptr<const CommChange>& change,
-               const membership::Proposal* decision) override;
+               const membership::Proposal* committed) override;
 
  private:
   struct Buffer {
@@ -97,7 +97,7 @@ class DeviceEp : public EpSide, public ViewClient, public DevicePart {
   void watch();
 
   Comm& comm_;
-  DeviceSide& side_;
+  GpuBackend& side_;
   const EpShape shape_;
   const EpDeviceOptions options_;
   const device::EpGeometry geometry_;

@@ -27,7 +27,7 @@ mep_result_t StagedChannel::open(int32_t device) {
 }
 
 StagedComm::StagedComm(Comm& comm, const GpuPlace& place)
-    : DeviceSide(backends::kStaged, comm, place), device_(place.device) {}
+    : GpuBackend(backends::kStaged, comm, place), device_(place.device) {}
 
 StagedComm::~StagedComm() {
   server_.close();
@@ -51,8 +51,8 @@ mep_result_t StagedComm::open() {
   // Its id follows from the comm's, which does not change when that is renamed.
   stream_comm_ = std::make_unique<Comm>(comm_.world_ptr(), comm_.name() + "#stream", comm_.slots(),
                                         (comm_.id() ^ 0x73747265616d0000u) | 1);
-  const CommBirth birth = comm_.birth_of(comm_.slots());
-  return stream_comm_->begin(1, 1, &birth);
+  const CommMembers members = comm_.members_of(comm_.slots());
+  return stream_comm_->begin(1, 1, &members);
 }
 
 mep_result_t StagedComm::connect(const Deadline& deadline) {

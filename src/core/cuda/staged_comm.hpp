@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/comm/comm.hpp"
-#include "core/comm/device_side.hpp"
+#include "core/comm/gpu_backend.hpp"
 #include "core/staged/stage_plan.hpp"
 #include "core/staged/stage_server.hpp"
 #include "kernels/cuda/stage_kernels.hpp"
@@ -36,7 +36,7 @@ struct StagedChannel {
   }
 };
 
-class StagedComm : public DeviceSide {
+class StagedComm : public GpuBackend {
  public:
   StagedComm(Comm& comm, const GpuPlace& place);
   ~StagedComm() override;
@@ -45,7 +45,7 @@ class StagedComm : public DeviceSide {
   [[nodiscard]] mep_result_t open();
 
   bool staged() const override { return true; }
-  size_t view_clients() const override { return 0; }
+  size_t view_participants() const override { return 0; }
   mep_result_t connect(const Deadline& deadline) override;
   mep_result_t begin_proof() override;
   mep_result_t end_proof() override;

@@ -18,7 +18,7 @@
 
 namespace mep {
 
-class StagedEp : public EpSide, public ViewClient, public DevicePart {
+class StagedEp : public EpSide, public ViewParticipant, public GpuPart {
  public:
   StagedEp(Comm& comm, StagedComm& side, const EpShape& shape, const EpDeviceOptions& options);
   ~StagedEp() override;
@@ -41,7 +41,7 @@ class StagedEp : public EpSide, public ViewClient, public DevicePart {
   mep_result_t take_failure() override;
   void set_timeout_ms(uint32_t ms) override;
 
-  // --- The control thread (ViewClient): the object of the host takes part, this one only looks ---
+  // --- The control thread (ViewParticipant): the object of the host takes part, this one only looks ---
   void describe(std::vector<membership::ChannelState>*) const override {}
   bool holds(uint64_t, uint64_t) const override { return true; }
   void freeze(std::vector<membership::ChannelState>*) override {}
@@ -49,7 +49,7 @@ class StagedEp : public EpSide, public ViewClient, public DevicePart {
   void describe_object(std::vector<std::byte>*) const override {}
   void prepare() override {}
   void install(const std::shared_ptr<const CommChange>& change,
-               const membership::Proposal* decision) override;
+               const membership::Proposal* committed) override;
 
  private:
   struct Buffer {

@@ -74,7 +74,7 @@ mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
   return MEP_SUCCESS;
 }
 
-void EpBuffer::arrange_nothing() {
+void EpBuffer::receive_nothing() {
   std::fill(complete_.begin(), complete_.end(), 0);
   std::fill(recv_count_.begin(), recv_count_.end(), 0);
   std::fill(layout_range_.begin(), layout_range_.end(), 0);

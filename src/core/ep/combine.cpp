@@ -60,8 +60,8 @@ mep_result_t EpBuffer::begin_combine(EpHandle& handle, const std::byte* y, bool 
   if (caught != MEP_SUCCESS)
     return uniform() ? begin_report(Stage::kCombining, &handle, caught) : caught;
   begin_operation(Stage::kCombining, &handle);
-  std::fill(terms_.begin(), terms_.end(), CombineWord::kNone);
-  terms_missing_ = false;
+  std::fill(outputs_.begin(), outputs_.end(), CombineWord::kNone);
+  outputs_missing_ = false;
   missing_place_ = kNoExpert;
   // The own experts' terms need no copy if they stay where they are until this call has read them.
   own_terms_ = y;
@@ -132,26 +132,26 @@ Step EpBuffer::step_combine_receive() {
   for (const uint32_t source : members_) {
     uint32_t payload = 0;
     const bool came = arrived(EpWord::kCombineReady, use_, source, &payload);
-    note_terms(source, came, payload);
+    note_outputs(source, came, payload);
   }
   if (!engine_.complete(op_.epoch, op_.seq)) return Step::kPending;  // the view decides
   op_.finished = true;
   note_complete();
-  judge_terms(op_.epoch != dispatch_epoch_);
+  judge_outputs(op_.epoch != dispatch_epoch_);
   return Step::kDone;
 }
 
-void EpBuffer::note_terms(uint32_t source, bool word_arrived, uint32_t payload) {
+void EpBuffer::note_outputs(uint32_t source, bool word_arrived, uint32_t payload) {
   CombineWord kind = word_arrived ? combine_kind(payload) : CombineWord::kNone;
   if (payload != combine_payload(kind, current_->mark)) kind = CombineWord::kNone;
   if (kind != CombineWord::kPull && kind != CombineWord::kPushed) kind = CombineWord::kNone;
   if (kind == CombineWord::kPull && windows_[source].mapped == nullptr) kind = CombineWord::kNone;
-  terms_[source] = kind;
+  outputs_[source] = kind;
 }
 
 // All words have come. Terms of a member that has none for this rank's tokens are an error; those of
 // absent ranks were known to be missing when the tokens were sent, or their rank has failed since.
-void EpBuffer::judge_terms(bool carried) {
+void EpBuffer::judge_outputs(bool carried) {
   const Routing& routing = current_->routing;
   const size_t entries = size_t{routing.tokens} * shape_.top_k;
   uint32_t silent_member = UINT32_MAX;
@@ -159,12 +159,12 @@ void EpBuffer::judge_terms(bool carried) {
     const RouteEntry& entry = routing.entries[at];
     if (entry.place < 0) continue;
     const uint32_t owner = static_cast<uint32_t>(entry.place) / shape_.local_experts;
-    if (entry.row != kNotSent && terms_[owner] != CombineWord::kNone) continue;
+    if (entry.row != kNotSent && outputs_[owner] != CombineWord::kNone) continue;
     missing_place_ = entry.place;
     if (is_member_[owner] != 0) silent_member = owner;
   }
   if (missing_place_ == kNoExpert) return;
-  terms_missing_ = true;
+  outputs_missing_ = true;
   if (silent_member != UINT32_MAX) {
     op_.result = carried ? fail(MEP_ERR_PEER_FAILED,
                                 "rank %u had not received all of this dispatch when "
@@ -191,16 +191,16 @@ const std::byte* EpBuffer::term(const RouteEntry& entry, size_t at) const {
   if (entry.row == kNotSent) return nullptr;
   const auto place = static_cast<uint32_t>(entry.place);
   const uint32_t owner = place / shape_.local_experts;
-  if (terms_[owner] == CombineWord::kPushed) return windows_.data() + layout_.combine_in(at);
-  if (terms_[owner] == CombineWord::kNone) return nullptr;
+  if (outputs_[owner] == CombineWord::kPushed) return windows_.data() + layout_.combine_in(at);
+  if (outputs_[owner] == CombineWord::kNone) return nullptr;
   const uint64_t row = layout_.row(place % shape_.local_experts, entry.row);
   if (owner == shape_.rank) return own_terms_ + row * shape_.combine_row_bytes();
   return windows_[owner].mapped + layout_.combine_out(row);
 }
 
 // The terms of a token that are there, with their weights; returns how many.
-uint32_t EpBuffer::gather_terms(uint32_t token, const float* weights, uint32_t flags,
-                                const void** rows, float* row_weights) {
+uint32_t EpBuffer::gather_outputs(uint32_t token, const float* weights, uint32_t flags,
+                                  const void** rows, float* row_weights) {
   const size_t first = size_t{token} * shape_.top_k;
   uint32_t count = 0;
   float all = 0;
@@ -237,7 +237,7 @@ mep_result_t EpBuffer::finish_combine(const mep_combine_receive_t& sums) {
   float row_weights[kMaxTopK + 1];
   for (uint32_t token = 0; token < routing.tokens; ++token) {
     MEP_TEST_DELAY_POINT("ep sum");
-    uint32_t count = gather_terms(token, weights, sums.flags, rows, row_weights);
+    uint32_t count = gather_outputs(token, weights, sums.flags, rows, row_weights);
     if (sums.bias != nullptr) {
       rows[count] = sums.bias;
       row_weights[count++] = 1;
@@ -249,7 +249,7 @@ mep_result_t EpBuffer::finish_combine(const mep_combine_receive_t& sums) {
   agree_on_result();
   std::vector<uint8_t> contributed(shape_.ranks, 0);
   for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
-    contributed[rank] = terms_[rank] != CombineWord::kNone;
+    contributed[rank] = outputs_[rank] != CombineWord::kNone;
   }
   note_record(contributed);
   tell_status(sums.op_status, sums.op_status_bytes);

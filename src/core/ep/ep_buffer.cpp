@@ -32,7 +32,7 @@ EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uin
       layout_range_(size_t{shape.local_experts} * shape.ranks, 0),
       src_info_(shape.rows(), 0),
       row_entry_(shape.rows(), 0),
-      terms_(shape.ranks, CombineWord::kNone) {
+      outputs_(shape.ranks, CombineWord::kNone) {
   // Once an operation has begun others wait for it: what it needs from then on is there before.
   op_.text.reserve(kTextBytes);
   record_.reserve(shape.ranks);
@@ -104,8 +104,8 @@ void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
 // that receiving it takes part in the round like that of ranks whose operation was cut.
 mep_result_t EpBuffer::begin_report(Stage stage, EpHandle* handle, mep_result_t report) {
   begin_operation(stage, handle);
-  std::fill(terms_.begin(), terms_.end(), CombineWord::kNone);
-  terms_missing_ = false;
+  std::fill(outputs_.begin(), outputs_.end(), CombineWord::kNone);
+  outputs_missing_ = false;
   missing_place_ = kNoExpert;
   own_terms_ = nullptr;
   (void)hard_failure(report);
@@ -118,7 +118,7 @@ Step EpBuffer::hard_failure(mep_result_t result) {
   op_.result = result;
   op_.text = last_error_text();
   if (stage_ == Stage::kDispatching) {
-    arrange_nothing();
+    receive_nothing();
     leave_peers_alone();
   }
   (void)engine_.complete(op_.epoch,
@@ -126,7 +126,7 @@ Step EpBuffer::hard_failure(mep_result_t result) {
   return Step::kFailed;
 }
 
-// A peer that cannot be written to any more is the membership's business: its verdict ends the wait. What
+// A peer that cannot be written to any more is the membership's business: its decision ends the wait. What
 // there was no memory for is done again at the next look, until the deadline ends the operation for all.
 Step EpBuffer::posting_failure(mep_result_t result) {
   const bool waits = result == MEP_ERR_PEER_FAILED || result == MEP_ERR_NO_MEMORY;

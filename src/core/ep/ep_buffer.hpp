@@ -69,7 +69,7 @@ class EpBuffer {
   void start(std::shared_ptr<const CommView> view);
   // Whether `rank` reads this rank's window in place.
   void set_pulls(uint32_t rank, bool pulls) { pulls_[rank] = pulls ? 1 : 0; }
-  // The same without asking: mapping is mutual between a newcomer and a member.
+  // The same without asking: mapping is mutual between a joiner and a member.
   void pull_where_mapped();
 
   // --- The user's thread ---
@@ -111,7 +111,7 @@ class EpBuffer {
   }
   void prepare();
   void install(const std::shared_ptr<const CommChange>& change,
-               const membership::Proposal* decision);
+               const membership::Proposal* committed);
 
  private:
   using Engine = OperationEngine<EpBuffer, EpOperation>;
@@ -180,7 +180,7 @@ class EpBuffer {
   // arrival.cpp: the receiver's side
   Step step_receive();
   mep_result_t arrange(const uint32_t* kept_counts);
-  void arrange_nothing();
+  void receive_nothing();
   mep_result_t read_entries(uint32_t local_expert, uint64_t begin, uint32_t count, uint32_t source);
   void move_rows(uint32_t local_expert, uint64_t from, uint64_t to, uint32_t count);
   mep_result_t deliver(const mep_dispatch_receive_t& outputs);
@@ -195,18 +195,18 @@ class EpBuffer {
   mep_result_t push_rows(uint32_t target, const std::byte* y, const PostingScope& posting,
                          bool* finished);
   Step step_combine_receive();
-  void note_terms(uint32_t source, bool word_arrived, uint32_t payload);
-  void judge_terms(bool carried);
+  void note_outputs(uint32_t source, bool word_arrived, uint32_t payload);
+  void judge_outputs(bool carried);
   mep_result_t finish_combine(const mep_combine_receive_t& sums);
-  uint32_t gather_terms(uint32_t token, const float* weights, uint32_t flags, const void** rows,
-                        float* row_weights);
+  uint32_t gather_outputs(uint32_t token, const float* weights, uint32_t flags, const void** rows,
+                          float* row_weights);
   const std::byte* term(const RouteEntry& entry, size_t at) const;
 
   // ep_view.cpp: for the engine, and reports
   void note_number(const EpOperation&) {}
-  void settle(EpOperation& operation, const Verdict& verdict);
+  void settle(EpOperation& operation, const Decision& decision);
   void end(EpOperation& operation, mep_result_t result);
-  mep_result_t adopt(const Verdict& verdict);
+  mep_result_t adopt(const Decision& decision);
   mep_result_t catch_up();
   Reports& reports() { return uniform() ? reports_ : comm_.personal_reports(); }
   Arrived take_arrived();
@@ -258,9 +258,9 @@ class EpBuffer {
   bool compacted_ = false;  // rows do not lie where their sources think
 
   // Of the running combine.
-  std::vector<CombineWord> terms_;        // by rank, whose experts' terms this rank can read
+  std::vector<CombineWord> outputs_;      // by rank, whose experts' terms this rank can read
   const std::byte* own_terms_ = nullptr;  // where its own experts' lie
-  bool terms_missing_ = false;            // of an entry that was routed
+  bool outputs_missing_ = false;          // of an entry that was routed
   int32_t missing_place_ = kNoExpert;     // one such
 
   // With MEP_COMM_UNIFORM: changes that no operation of this buffer has reported. All ranks make the same calls

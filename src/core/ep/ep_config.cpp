@@ -255,7 +255,7 @@ mep_result_t resolve_ep_config(uint32_t rank, uint32_t ranks, const mep_ep_confi
 }
 
 mep_result_t EpAgreement::reach(Comm& comm, const EpShape& shape, const char* given) {
-  // How many objects were made before, on whoever knows of most: a newcomer has not seen those that were made
+  // How many objects were made before, on whoever knows of most: a joiner has not seen those that were made
   // while it came.
   uint64_t most = 0;
   MEP_TRY(find_largest(comm, comm.next_ep_number(), &most));

@@ -14,7 +14,7 @@ namespace mep {
 
 constexpr uint32_t kMaxTopK = 64;
 constexpr uint32_t kMaxEpBuffers = 8;
-// A newcomer is told of an object in one message, which must hold the map and the name.
+// A joiner is told of an object in one message, which must hold the map and the name.
 constexpr uint64_t kMaxMapEntries = uint64_t{1} << 27;
 constexpr size_t kMaxEpNameBytes = 65535;
 // From so many bytes a rank writes to others past the caches: they would not fit into those that the

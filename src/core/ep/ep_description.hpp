@@ -1,5 +1,5 @@
-// What a member tells a newcomer of an EP object, so that it can make its own part of it. The shape
-// travels in this process's own layout: members and newcomers run the same version, which their hello
+// What a member tells a joiner of an EP object, so that it can make its own part of it. The shape
+// travels in this process's own layout: members and joiners run the same version, which their hello
 // has made sure of.
 #pragma once
 

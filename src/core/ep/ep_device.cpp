@@ -58,7 +58,7 @@ void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& option
 }
 
 #if !MEP_HAVE_CUDA
-mep_result_t make_ep_device(Comm&, DeviceSide&, const EpShape&, const EpDeviceOptions&,
+mep_result_t make_ep_device(Comm&, GpuBackend&, const EpShape&, const EpDeviceOptions&,
                             std::unique_ptr<EpSide>*) {
   return fail(MEP_ERR_UNSUPPORTED, "this library was built without CUDA");
 }

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "core/comm/comm.hpp"
-#include "core/comm/device_side.hpp"
+#include "core/comm/gpu_backend.hpp"
 #include "core/ep/ep_config.hpp"
 #include "core/ep/ep_side.hpp"
 #include "mep.h"
@@ -21,7 +21,7 @@ struct EpDeviceOptions {
 };
 
 // Not open yet.
-[[nodiscard]] mep_result_t make_ep_device(Comm& comm, DeviceSide& side, const EpShape& shape,
+[[nodiscard]] mep_result_t make_ep_device(Comm& comm, GpuBackend& side, const EpShape& shape,
                                           const EpDeviceOptions& options,
                                           std::unique_ptr<EpSide>* out);
 

@@ -6,14 +6,14 @@
 namespace mep {
 
 // Steps until `step` has nothing more to do or the operation is over. When the time is over the view
-// settles what that means, and the call waits for the verdict.
+// settles what that means, and the call waits for the decision.
 template <typename StepFunction>
 void EpBuffer::drive(const Deadline& deadline, StepFunction&& step) {
   const auto look = [&] {
     return op_.finished || engine_.look(&op_, [&] { return step() != Step::kPending; });
   };
   if (!engine_.drive(op_, deadline, look)) {
-    (void)hard_failure(engine_.fail_without_verdict(op_.seq));
+    (void)hard_failure(engine_.fail_without_decision(op_.seq));
   }
 }
 

@@ -214,8 +214,8 @@ void EpObject::prepare() {
 }
 
 void EpObject::install(const std::shared_ptr<const CommChange>& change,
-                       const membership::Proposal* decision) {
-  for (const auto& buffer : buffers_) buffer->install(change, decision);
+                       const membership::Proposal* committed) {
+  for (const auto& buffer : buffers_) buffer->install(change, committed);
   if (change != nullptr) installed_epoch_ = change->view->epoch;
 }
 

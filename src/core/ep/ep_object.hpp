@@ -14,12 +14,12 @@
 
 namespace mep {
 
-class EpObject : public ViewClient {
+class EpObject : public ViewParticipant {
  public:
   EpObject(Comm& comm, const EpShape& shape);
   // Collective. After an error it is good for nothing; destroyed, it leaves nothing behind.
   [[nodiscard]] mep_result_t open(const char* name);
-  // A newcomer's part of an object that the members have, from what describe_object() gave.
+  // A joiner's part of an object that the members have, from what describe_object() gave.
   [[nodiscard]] static mep_result_t attach(Comm& comm, std::span<const std::byte> description,
                                            const Deadline& deadline,
                                            std::unique_ptr<EpObject>* out);
@@ -35,10 +35,10 @@ class EpObject : public ViewClient {
   [[nodiscard]] mep_result_t set_expert_map(const int32_t* map);
   std::shared_ptr<const ExpertMap> expert_map() const;
 
-  // Whether a newcomer's config is that of the members; the text names the field.
+  // Whether a joiner's config is that of the members; the text names the field.
   [[nodiscard]] mep_result_t check_shape(const EpShape& given) const;
 
-  // --- The control thread (ViewClient) ---
+  // --- The control thread (ViewParticipant) ---
   const std::string& name() const override { return name_; }
   void describe_object(std::vector<std::byte>* out) const override;
   void describe(std::vector<membership::ChannelState>* channels) const override;
@@ -48,7 +48,7 @@ class EpObject : public ViewClient {
   void prepare() override;
   void terminate() override;
   void install(const std::shared_ptr<const CommChange>& change,
-               const membership::Proposal* decision) override;
+               const membership::Proposal* committed) override;
 
  private:
   mep_result_t offer_windows();

@@ -4,7 +4,7 @@
 
 #include "base/status.hpp"
 #include "core/comm/comm.hpp"
-#include "core/comm/device_side.hpp"
+#include "core/comm/gpu_backend.hpp"
 #include "core/ep/ep_device.hpp"
 #include "core/ep/ep_object.hpp"
 
@@ -66,7 +66,7 @@ EpDeviceOptions device_options(const mep_ep_config_t& config) {
 
 mep_result_t make_ep_side(Comm& comm, Backend& backend, const EpShape& shape,
                           const mep_ep_config_t& config, std::unique_ptr<EpSide>* out) {
-  if (DeviceSide* side = backend.device_side()) {
+  if (GpuBackend* side = backend.gpu_backend()) {
     return make_ep_device(comm, *side, shape, device_options(config), out);
   }
   auto made = std::make_unique<EpOnHost>(comm);
@@ -79,23 +79,23 @@ mep_result_t attach_ep_side(Comm& comm, const Backend& backend, const EpShape& s
                             const mep_ep_config_t& config, std::unique_ptr<EpSide>* out) {
   MEP_TRY(backend.check_host("joining an EP object"));
   const std::string name = config.name != nullptr ? config.name : "ep0";
-  const ViewClient* dormant = comm.clients().find_dormant(name);
-  if (dormant == nullptr) {
+  const ViewParticipant* unattached = comm.clients().find_unattached(name);
+  if (unattached == nullptr) {
     return fail(MEP_ERR_NOT_FOUND, "this rank joined no EP object named \"%s\"", name.c_str());
   }
   // Only EP objects are kept so.
-  MEP_TRY(static_cast<const EpObject*>(dormant)->check_shape(shape));
+  MEP_TRY(static_cast<const EpObject*>(unattached)->check_shape(shape));
   auto made = std::make_unique<EpOnHost>(comm);
   // Nothing fails from here on: what was taken would be lost.
   made->hold(std::unique_ptr<EpObject>(
-      static_cast<EpObject*>(comm.clients().take_dormant(name).release())));
+      static_cast<EpObject*>(comm.clients().take_unattached(name).release())));
   *out = std::move(made);
   return MEP_SUCCESS;
 }
 
 mep_result_t estimate_ep_side(const Comm& comm, Backend& backend, const EpShape& shape,
                               const mep_ep_config_t& config, mep_ep_size_t* out) {
-  const DeviceSide* side = backend.device_side();
+  const GpuBackend* side = backend.gpu_backend();
   if (side == nullptr) {
     estimate_ep_size(shape, out);
     return MEP_SUCCESS;

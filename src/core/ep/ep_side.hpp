@@ -60,7 +60,7 @@ class EpSide {
 [[nodiscard]] mep_result_t make_ep_side(Comm& comm, Backend& backend, const EpShape& shape,
                                         const mep_ep_config_t& config,
                                         std::unique_ptr<EpSide>* out);
-// A newcomer's part of an object on host memory, made when it joined.
+// A joiner's part of an object on host memory, made when it joined.
 [[nodiscard]] mep_result_t attach_ep_side(Comm& comm, const Backend& backend, const EpShape& shape,
                                           const mep_ep_config_t& config,
                                           std::unique_ptr<EpSide>* out);

@@ -43,7 +43,7 @@ void EpBuffer::prepare() {
 }
 
 void EpBuffer::install(const std::shared_ptr<const CommChange>& change,
-                       const membership::Proposal* decision) {
+                       const membership::Proposal* committed) {
   const std::lock_guard lock(engine_.mutex());
   if (change == nullptr) {
     // The epoch goes on: the words too. A peer that went on earlier may have posted a newer one.
@@ -63,7 +63,7 @@ void EpBuffer::install(const std::shared_ptr<const CommChange>& change,
   if (engine_.is_adopted()) arrived_ = std::move(prepared_);
   prepared_.reset();
   if (uniform() && change->is_reported) reports_.push(change);
-  engine_.install(engine_.verdict_by(change, *decision));
+  engine_.install(engine_.decision_by(change, *committed));
 }
 
 // --- The user's thread ----------------------------------------------------------------------------
@@ -79,12 +79,11 @@ mep_result_t EpBuffer::catch_up() {
   return fail(report->result, "%s", report->text.c_str());
 }
 
-mep_result_t EpBuffer::adopt(const Verdict& verdict) {
+mep_result_t EpBuffer::adopt(const Decision& decision) {
   // A replaced rank has the same object, made before it came into the view.
-  MEP_TRY(
-      windows_.reach_newcomers(*verdict.change->view, deadline(), "an EP object",
-                               [this](uint32_t rank) { set_pulls(rank, windows_.maps(rank)); }));
-  engine_.adopt(verdict, [this] { arrived_.reset(); });
+  MEP_TRY(windows_.reach_joiners(*decision.change->view, deadline(), "an EP object",
+                                 [this](uint32_t rank) { set_pulls(rank, windows_.maps(rank)); }));
+  engine_.adopt(decision, [this] { arrived_.reset(); });
   use_ = 0;
   first_use_ = 1;
   carries_ = true;
@@ -103,7 +102,7 @@ void EpBuffer::end(EpOperation& operation, mep_result_t result) {
   operation.result = result;
   operation.text = last_error_text();
   if (stage_ == Stage::kDispatching) {
-    arrange_nothing();
+    receive_nothing();
     leave_peers_alone();
   }
   windows_.flush_puts();
@@ -119,18 +118,18 @@ EpBuffer::Arrived EpBuffer::take_arrived() {
   return std::move(*arrived_);
 }
 
-void EpBuffer::settle(EpOperation& operation, const Verdict& verdict) {
+void EpBuffer::settle(EpOperation& operation, const Decision& decision) {
   const Arrived arrived = take_arrived();
   operation.finished = true;
   if (stage_ == Stage::kDispatching) {
-    settle_dispatch(arrived, *verdict.change);
+    settle_dispatch(arrived, *decision.change);
     leave_peers_alone();
   } else {
-    settle_combine(arrived, *verdict.change);
+    settle_combine(arrived, *decision.change);
   }
   // Rows may be on their way that lie in the caller's memory.
   windows_.flush_puts();
-  if (operation.result == verdict.change->result) operation.ended_by = verdict.change;
+  if (operation.result == decision.change->result) operation.ended_by = decision.change;
 }
 
 void EpBuffer::settle_dispatch(const Arrived& arrived, const CommChange& change) {
@@ -154,7 +153,7 @@ void EpBuffer::settle_dispatch(const Arrived& arrived, const CommChange& change)
   if (arranged != MEP_SUCCESS) {
     op_.result = arranged;
     op_.text = last_error_text();
-    arrange_nothing();
+    receive_nothing();
     if (!uniform()) return;
   }
   conclude(change, all_complete, survivors_served);
@@ -167,12 +166,12 @@ void EpBuffer::settle_combine(const Arrived& arrived, const CommChange& change) 
   for (const uint32_t source : members_) {
     const uint64_t word = arrived.words[layout_.word_index(EpWord::kCombineReady, use_, source)];
     const bool came = signal_matches(word, tag);
-    note_terms(source, came, signal_payload(word));
+    note_outputs(source, came, signal_payload(word));
     if (came) continue;
     all_complete = false;
     survivors_served = survivors_served && !change.view->is_live(source);
   }
-  judge_terms(op_.epoch != dispatch_epoch_);
+  judge_outputs(op_.epoch != dispatch_epoch_);
   // Else judged by what the words said, as if the view had not changed.
   if (!all_complete || uniform()) conclude(change, all_complete, survivors_served);
 }

@@ -69,12 +69,12 @@ inline Config config_for(uint64_t heartbeat_interval_us, uint64_t accuse_after_u
 
 // Deliberate faults, for the tests that show that the simulator would catch them. All off.
 struct Mutations {
-  bool n_star_is_min = false;            // N* = min(done)
-  bool ack_before_flush = false;         // accept without what the flush brings
+  bool last_completed_is_min = false;    // N* = min(done)
+  bool ack_before_catch_up = false;      // accept without what the catch-up brings
   bool ignore_earlier_accepted = false;  // a new lead proposes afresh
   bool shrinking_majority = false;       // majority of the old view minus the confirmed dead
   bool wait_for_suspected = false;       // commit waits for members suspected since
-  bool complete_after_wedge = false;     // read by the simulator's channels, not in here
+  bool complete_after_freeze = false;    // read by the simulator's channels, not in here
   bool ack_before_fence = false;         // accept before the excluded are fenced out
   bool suspected_is_confirmed = false;   // a closed connection taken as a confirmed death
   bool ignore_incarnation = false;       // events about an old incarnation hit its successor

@@ -13,9 +13,9 @@ bool Membership::same_incarnation(uint32_t slot, uint64_t incarnation) const {
   return mutations_.ignore_incarnation || peers_[slot].incarnation == incarnation;
 }
 
-Membership::Newcomer* Membership::newcomer(uint32_t slot, uint64_t incarnation) {
-  const auto found = newcomers_.find(slot);
-  if (found == newcomers_.end() || found->second.member.incarnation != incarnation) return nullptr;
+Membership::Joiner* Membership::joiner(uint32_t slot, uint64_t incarnation) {
+  const auto found = joiners_.find(slot);
+  if (found == joiners_.end() || found->second.member.incarnation != incarnation) return nullptr;
   return &found->second;
 }
 
@@ -32,10 +32,10 @@ const Row* Membership::usable_row(uint32_t slot) const {
   return row_.suspected.has(slot) ? nullptr : present_row(slot);
 }
 
-const Row* Membership::newcomer_row(uint32_t slot, uint64_t incarnation) const {
+const Row* Membership::joiner_row(uint32_t slot, uint64_t incarnation) const {
   if (slot == slot_ && incarnation == incarnation_) return &row_;
-  const auto found = newcomers_.find(slot);
-  if (found == newcomers_.end() || found->second.member.incarnation != incarnation) return nullptr;
+  const auto found = joiners_.find(slot);
+  if (found == joiners_.end() || found->second.member.incarnation != incarnation) return nullptr;
   const Row* row = found->second.row.get();
   const bool usable = row != nullptr && row->epoch == view_->epoch &&
                       row->standing == Standing::kJoining && !row_.suspected.has(slot);
@@ -50,7 +50,7 @@ void Membership::note_heard(uint32_t slot, uint64_t incarnation) {
       row_.silent.remove(slot);
       touch();
     }
-  } else if (Newcomer* found = newcomer(slot, incarnation)) {
+  } else if (Joiner* found = joiner(slot, incarnation)) {
     found->heard_us = now_us_;
   }
 }
@@ -72,16 +72,16 @@ void Membership::on_row(RowPtr row) {
     return;
   }
   if (row->epoch < view_->epoch && row->standing == Standing::kMember) tell_left_behind(slot);
-  // Not of this view: a newcomer, perhaps announced later, perhaps in a view that is ahead of ours.
-  Newcomer& entry = newcomers_[slot];
+  // Not of this view: a joiner, perhaps announced later, perhaps in a view that is ahead of ours.
+  Joiner& entry = joiners_[slot];
   if (entry.member.incarnation != row->incarnation) {
     if (view_->members.has(slot) && row->standing != Standing::kJoining &&
         row->epoch <= view_->epoch) {
-      if (entry.member.incarnation == 0) newcomers_.erase(slot);
+      if (entry.member.incarnation == 0) joiners_.erase(slot);
       return;  // an old incarnation
     }
     if (entry.member.incarnation != 0 && !entry.gone && !entry.confirmed) return;
-    entry = Newcomer{};
+    entry = Joiner{};
     entry.member = {slot, row->incarnation, 0};
     entry.heard_us = now_us_;
   }
@@ -101,7 +101,7 @@ void Membership::on_process_exit(uint32_t slot, uint64_t incarnation) {
     }
     confirm(slot, RemovalReason::kDied);
   } else {
-    on_newcomer_gone(slot, incarnation, true);
+    on_joiner_gone(slot, incarnation, true);
   }
 }
 
@@ -114,7 +114,7 @@ void Membership::on_connection_lost(uint32_t slot, uint64_t incarnation) {
       touch();
     }
   } else {
-    on_newcomer_gone(slot, incarnation, false);
+    on_joiner_gone(slot, incarnation, false);
   }
 }
 
@@ -129,7 +129,7 @@ void Membership::tell_left_behind(uint32_t slot) {
 void Membership::on_connection_up(uint32_t slot, uint64_t incarnation) {
   if (!active() || slot >= max_slots_ || slot == slot_) return;
   if (!same_incarnation(slot, incarnation)) {
-    if (newcomer(slot, incarnation) == nullptr) tell_left_behind(slot);
+    if (joiner(slot, incarnation) == nullptr) tell_left_behind(slot);
     return;
   }
   if (!row_.suspected.has(slot)) row_.link_down.remove(slot);
@@ -187,11 +187,11 @@ void Membership::read_statements(const Row& row) {
 void Membership::learn_from(const Row& row) {
   if (row.round == row_.round && !row_.suspected.contains(row.suspected)) {
     row.suspected.each([&](uint32_t slot) {
-      const bool known = view_->members.has(slot) || newcomers_.contains(slot) || slot == slot_;
+      const bool known = view_->members.has(slot) || joiners_.contains(slot) || slot == slot_;
       if (known && slot < max_slots_) suspect(slot, RemovalReason::kUnreachable);
     });
   }
-  // Whether a quorum is left depends on the order of requests: a newcomer waits for what members
+  // Whether a quorum is left depends on the order of requests: a joiner waits for what members
   // make of them.
   if (!row.evict.empty() && phase_ != Phase::kJoining) {
     row.evict.each([&](uint32_t slot) {
@@ -235,17 +235,17 @@ void Membership::gather_evidence() {
     if (const Row* row = usable_row(slot)) learn_from(*row);
   });
   if (phase_ == Phase::kJoining) return;
-  suspect_lost_newcomers();
+  suspect_lost_joiners();
   judge_links();
 }
 
-// A newcomer that is part of a value under way but lost here is waited for no more.
-void Membership::suspect_lost_newcomers() {
+// A joiner that is part of a value under way but lost here is waited for no more.
+void Membership::suspect_lost_joiners() {
   if (phase_ != Phase::kChanging) return;
   const Row* lead = usable_row(live().lowest());
   if (lead == nullptr || lead->offer.value == nullptr) return;
   for (const Member& member : lead->offer.value->added) {
-    const Newcomer* found = newcomer(member.slot, member.incarnation);
+    const Joiner* found = joiner(member.slot, member.incarnation);
     if (found == nullptr || found->gone || found->confirmed ||
         now_us_ > found->heard_us + config_.accuse_after_us) {
       suspect(member.slot, RemovalReason::kUnreachable);
@@ -255,7 +255,7 @@ void Membership::suspect_lost_newcomers() {
 
 void Membership::forgive_gap(uint64_t gap_us) {
   for (Peer& peer : peers_) peer.heard_us += gap_us;
-  for (auto& [slot, entry] : newcomers_) entry.heard_us += gap_us;
+  for (auto& [slot, entry] : joiners_) entry.heard_us += gap_us;
   for (auto& [pair, accusation] : accusations_) {
     accusation.since_us += gap_us;
     accusation.alone_since_us += gap_us;

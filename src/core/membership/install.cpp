@@ -28,7 +28,7 @@ void Membership::look_for_committed() {
       if (row != nullptr && row->epoch > view_->epoch && follow(*row, !row_.suspected.has(slot)))
         return true;
     }
-    for (const auto& [slot, entry] : newcomers_) {
+    for (const auto& [slot, entry] : joiners_) {
       const RowPtr row = entry.row;
       if (row != nullptr && row->epoch > view_->epoch && row->standing != Standing::kJoining &&
           follow(*row, !row_.suspected.has(row->slot)))
@@ -46,7 +46,7 @@ bool Membership::follow(const Row& row, bool trusted) {
   if (value == nullptr || value->epoch != row.epoch) return false;
   const bool next = row.epoch == view_->epoch + 1;
   // The lead waits for every member that it does not suspect, so a value that was committed without
-  // this rank's acceptance means that it is being removed; it also lacks the flush.
+  // this rank's acceptance means that it is being removed; it also lacks the catch-up.
   const bool accepted = row_.accepted.value != nullptr && row_.accepted.value->same_value(*value);
   if (phase_ == Phase::kJoining) {
     if (!next || !trusted) return false;
@@ -114,20 +114,20 @@ void Membership::install(const ProposalPtr& value) {
   publish(removed);
   give(InstallView{view, value, std::move(affected), joined, value->recover_seq});
   SlotSet waiting;
-  for (const auto& [slot, entry] : newcomers_)
+  for (const auto& [slot, entry] : joiners_)
     if (!entry.gone && !entry.confirmed) waiting.add(slot);
   if (!waiting.empty()) give(SendView{view, waiting});
 }
 
-// A member that the installed view has and the one before had not: what was known of the newcomer stays.
+// A member that the installed view has and the one before had not: what was known of the joiner stays.
 void Membership::take_in(uint32_t slot) {
   Peer& peer = peers_[slot] = Peer{};
   peer.incarnation = view_->incarnation(slot);
   peer.heard_us = now_us_;
-  const auto known = newcomers_.find(slot);
-  if (known == newcomers_.end()) return;
-  const Newcomer entry = known->second;
-  newcomers_.erase(known);
+  const auto known = joiners_.find(slot);
+  if (known == joiners_.end()) return;
+  const Joiner entry = known->second;
+  joiners_.erase(known);
   if (entry.member.incarnation != peer.incarnation) return;
   peer.row = entry.row;
   if (entry.gone) row_.link_down.add(slot);
@@ -139,11 +139,11 @@ void Membership::take_in(uint32_t slot) {
 
 // What this rank kept for the change that is over.
 void Membership::forget_change() {
-  offered_newcomers_.clear();
+  offered_joiners_.clear();
   accusations_.clear();
-  flush_value_ = nullptr;
-  flush_items_.clear();
-  flush_complete_ = false;
+  catch_up_value_ = nullptr;
+  catch_up_items_.clear();
+  catch_up_complete_ = false;
   served_.clear();
   prepare_value_ = nullptr;
   prepared_ = false;
@@ -158,7 +158,7 @@ void Membership::forget_change() {
 void Membership::start_epoch(const std::shared_ptr<const View>& view, const ProposalPtr& value) {
   SlotSet kept = view->members;
   view_->members.each([&](uint32_t slot) {
-    // A newcomer may skip views, so a slot may have a successor at once.
+    // A joiner may skip views, so a slot may have a successor at once.
     if (view->incarnation(slot) == view_->incarnation(slot)) return;
     kept.remove(slot);
     if (slot != slot_) peers_[slot] = Peer{};
@@ -171,15 +171,15 @@ void Membership::start_epoch(const std::shared_ptr<const View>& view, const Prop
   view->members.each([&](uint32_t slot) {
     if (slot != slot_ && peers_[slot].incarnation != view->incarnation(slot)) take_in(slot);
   });
-  newcomers_.erase(slot_);
+  joiners_.erase(slot_);
   row_.epoch = view->epoch;
   row_.round = 0;
-  row_.wedged = false;
+  row_.frozen = false;
   row_.comms.clear();
   row_.channels.clear();
   row_.offer = {};
   row_.accepted = {};
-  row_.flush.clear();
+  row_.catch_up.clear();
   row_.committed = value;
   if (value != nullptr && value->recover_seq >= row_.recover_seq) {
     row_.recover_seq = 0;
@@ -222,7 +222,7 @@ void Membership::end_with_value(const ProposalPtr& value) {
 
 SlotSet Membership::audience() const {
   SlotSet to = view_->members - confirmed_;
-  for (const auto& [slot, entry] : newcomers_)
+  for (const auto& [slot, entry] : joiners_)
     if (!entry.gone && !entry.confirmed) to.add(slot);
   to.remove(slot_);
   return to;
@@ -234,9 +234,9 @@ void Membership::publish(const SlotSet& also) {
   ++row_.version;
   if (row_.recover_seq != 0 && phase_ != Phase::kJoining) {
     for (const Member& member : row_.ready) {
-      if (std::find(offered_newcomers_.begin(), offered_newcomers_.end(), member) ==
-          offered_newcomers_.end())
-        offered_newcomers_.push_back(member);
+      if (std::find(offered_joiners_.begin(), offered_joiners_.end(), member) ==
+          offered_joiners_.end())
+        offered_joiners_.push_back(member);
     }
   }
   SlotSet to = audience() | also;

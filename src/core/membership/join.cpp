@@ -1,5 +1,5 @@
-// Newcomers: replacements and grown slots. Members say in their rows whose links they have tested;
-// who is ready everywhere enters with the next view that answers a recover call. The newcomer only
+// Joiners: replacements and grown slots. Members say in their rows whose links they have tested;
+// who is ready everywhere enters with the next view that answers a recover call. The joiner only
 // follows and accepts.
 #include <algorithm>
 
@@ -7,13 +7,13 @@
 
 namespace mep::membership {
 
-void Membership::on_newcomer_ready(const Member& member) {
+void Membership::on_joiner_ready(const Member& member) {
   if (!active() || member.slot >= max_slots_ || member.slot == slot_ || member.incarnation == 0)
     return;
   if (view_->members.has(member.slot) && peers_[member.slot].incarnation == member.incarnation)
     return;  // already in
-  Newcomer& entry = newcomers_[member.slot];
-  if (entry.member.incarnation != member.incarnation) entry = Newcomer{};
+  Joiner& entry = joiners_[member.slot];
+  if (entry.member.incarnation != member.incarnation) entry = Joiner{};
   entry.member = member;
   entry.heard_us = now_us_;
   entry.ready = !entry.confirmed;
@@ -26,8 +26,8 @@ void Membership::on_newcomer_ready(const Member& member) {
                 }()});
 }
 
-void Membership::on_newcomer_gone(uint32_t slot, uint64_t incarnation, bool confirmed) {
-  Newcomer* entry = active() ? newcomer(slot, incarnation) : nullptr;
+void Membership::on_joiner_gone(uint32_t slot, uint64_t incarnation, bool confirmed) {
+  Joiner* entry = active() ? joiner(slot, incarnation) : nullptr;
   if (entry == nullptr) return;
   entry->gone = true;
   entry->ready = false;
@@ -35,7 +35,7 @@ void Membership::on_newcomer_gone(uint32_t slot, uint64_t incarnation, bool conf
   step_due_ = true;
 }
 
-void Membership::on_newcomer_lost(uint32_t slot) {
+void Membership::on_joiner_lost(uint32_t slot) {
   if (!active() || row_.recover_seq == 0 || !row_.recover_wanted.has(slot)) return;
   row_.recover_wanted.remove(slot);
   touch();
@@ -61,10 +61,10 @@ void Membership::on_view_snapshot(const View& view) {
   start_epoch(std::make_shared<const View>(view), nullptr);
 }
 
-// Which newcomers this row names: there, tested, for a slot that is empty in this view.
+// Which joiners this row names: there, tested, for a slot that is empty in this view.
 void Membership::refresh_ready() {
   std::vector<Member> ready;
-  for (const auto& [slot, entry] : newcomers_)
+  for (const auto& [slot, entry] : joiners_)
     if (entry.ready && !view_->members.has(slot)) ready.push_back(entry.member);
   if (ready == row_.ready) return;
   row_.ready = std::move(ready);
@@ -91,7 +91,7 @@ uint64_t Membership::recover_due(const SlotSet& live, bool* complete) const {
   if (expired) return seq;
   if (!all) return 0;
   SlotSet filled;
-  for (const Member& member : agreed_newcomers(live)) filled.add(member.slot);
+  for (const Member& member : agreed_joiners(live)) filled.add(member.slot);
   // All have asked for the same; what one has given up is waited for by nobody.
   SlotSet wanted = row_.recover_wanted;
   live.each([&](uint32_t slot) {
@@ -100,7 +100,7 @@ uint64_t Membership::recover_due(const SlotSet& live, bool* complete) const {
   return filled.contains(wanted - view_->members) ? seq : 0;
 }
 
-std::vector<Member> Membership::agreed_newcomers(const SlotSet& live) const {
+std::vector<Member> Membership::agreed_joiners(const SlotSet& live) const {
   std::vector<Member> agreed;
   for (const Member& member : row_.ready) {
     if (!row_.recover_wanted.has(member.slot) || row_.suspected.has(member.slot)) continue;
@@ -115,7 +115,7 @@ std::vector<Member> Membership::agreed_newcomers(const SlotSet& live) const {
   return agreed;
 }
 
-// A newcomer whose members are all gone has nothing to join.
+// A joiner whose members are all gone has nothing to join.
 void Membership::watch_join() {
   if (phase_ != Phase::kJoining) return;
   const SlotSet lost = row_.link_down | confirmed_;

@@ -1,5 +1,5 @@
 // Construction, comms and requests of the membership state machine; the rest is in evidence, links,
-// propose, flush, progress, install and join.
+// propose, catch-up, progress, install and join.
 #include "core/membership/membership.hpp"
 
 #include <algorithm>

@@ -7,7 +7,7 @@
 //  1. Two live members never install different views of one epoch (policy kNone gives that up).
 //  2. Suspicion only grows within (epoch, round). A row of a suspected member is not used: nothing
 //     of it is learned, installed or adopted.
-//  3. A lead (lowest unsuspected slot) offers only when all unsuspected members are wedged, in its
+//  3. A lead (lowest unsuspected slot) offers only when all unsuspected members are frozen, in its
 //     round, with its very suspicions, and are a quorum of the old view; it takes over the accepted
 //     value of the highest ballot among their rows, else makes a new one, once per ballot.
 //  4. A member accepts only from its lead, at its own (round, suspicions), and only after it holds
@@ -21,7 +21,7 @@
 //     last row of the victim itself. Nothing else ever confirms; only rule "all that are not
 //     confirmed dead" and the fence make a difference.
 //  8. An event that names an incarnation other than the slot's present one changes nothing.
-//  9. A newcomer takes part only in the acceptance of a value that brings it in; when it dies or is
+//  9. A joiner takes part only in the acceptance of a value that brings it in; when it dies or is
 //     silent, it is suspected and waited for no more. If it dies before there is such a value, the
 //     recover call that waited for it is answered without it.
 //
@@ -46,7 +46,7 @@ namespace mep::membership {
 
 // ---- Actions -----------------------------------------------------------------------------------
 
-// Send this row to each of these slots: to the newest connection of the slot (members, newcomers,
+// Send this row to each of these slots: to the newest connection of the slot (members, joiners,
 // and removed members so that they learn it); a broken link swallows it. Links keep the order and
 // lose nothing until they break. `row` is a snapshot.
 struct PushRow {
@@ -60,23 +60,23 @@ struct SendHeartbeat {
   SlotSet to;
 };
 
-// Freeze every channel of every comm of this process (set the wedge bit), stop posting, then reply
-// on_wedged(epoch, table). Nothing may complete from then on until InstallView.
-struct Wedge {
+// Freeze every channel of every comm of this process (set the freeze bit), stop posting, then reply
+// on_frozen(epoch, table). Nothing may complete from then on until InstallView.
+struct Freeze {
   uint64_t epoch = 0;  // of the present view
 };
 
-// Reply on_flushed(plan) when all of them are here. A plan with a higher number replaces the
+// Reply on_caught_up(plan) when all of them are here. A plan with a higher number replaces the
 // earlier one (the donor died), but what has arrived for any plan of this epoch is kept until
 // InstallView: this rank counts as a donor of it. Operations are the same for the same (epoch,
 // comm, channel, seq), so data of either donor will do.
-struct FlushReceive {
+struct CatchUpReceive {
   uint64_t plan = 0;
-  std::vector<FlushItem> items;
+  std::vector<CatchUpItem> items;
 };
 // The donor's side: give `to` the operations from_seq..to_seq of the channel, which its row asked
 // for. No reply. With pull transports nothing is to be done but to keep the contributions.
-struct FlushSend {
+struct CatchUpSend {
   uint32_t to = kNoSlot;
   uint64_t comm = 0;
   uint64_t channel = 0;
@@ -96,14 +96,14 @@ struct FenceOut {
   bool excluded = false;
 };
 
-// All excluded are fenced out and the flush is here: make ready for `value` (zero the signals of
+// All excluded are fenced out and the catch-up is here: make ready for `value` (zero the signals of
 // affected comms), then reply on_prepared(token). Nobody posts in the new epoch before InstallView.
 struct Prepare {
   uint64_t token = 0;
   ProposalPtr value;
 };
 
-// Give this view to each of these newcomers; arrives as on_view_snapshot().
+// Give this view to each of these joiners; arrives as on_view_snapshot().
 struct SendView {
   std::shared_ptr<const View> view;
   SlotSet to;
@@ -121,20 +121,20 @@ struct AffectedComm {
   uint32_t why = 0;  // AffectedBy bits
 };
 
-// The view has changed. Operations up to n_star of `decision->channels` succeed (flushed results
-// count now), also those that a rank calls only later. Of an affected comm, seqs from n_star + 1 to
+// The view has changed. Operations up to last_completed of `decision->channels` succeed (caught-up results
+// count now), also those that a rank calls only later. Of an affected comm, seqs from last_completed + 1 to
 // next - 1 end by why: the pending ones, and whoever calls later meets the same; its channels go on
-// at `next` in the new comm epoch. A rank whose calls have gone k beyond n_star (k < next - n_star)
-// reports done = n_star + k from there on, so a change that follows before anybody has called shares
-// the calls of this one. Comms that are not in `affected` are unwedged as they were, same epoch.
+// at `next` in the new comm epoch. A rank whose calls have gone k beyond last_completed (k < next - last_completed)
+// reports done = last_completed + k from there on, so a change that follows before anybody has called shares
+// the calls of this one. Comms that are not in `affected` are unfrozen as they were, same epoch.
 // Afterwards connections to removed members may be closed (after a PushRow to them in this drain).
 struct InstallView {
   std::shared_ptr<const View> view;
   ProposalPtr decision;
   std::vector<AffectedComm> affected;
-  bool joined = false;  // this rank was a newcomer and is in from here on
+  bool joined = false;  // this rank was a joiner and is in from here on
   // The recover call that this view answers, 0: none. Given to all: who calls with this seq only
-  // later gets the same answer (its deadline had passed on another member), and a newcomer's own
+  // later gets the same answer (its deadline had passed on another member), and a joiner's own
   // count of these calls starts after it.
   uint64_t recover_answered = 0;
 };
@@ -145,7 +145,7 @@ struct SelfEvicted {
 };
 // No quorum can be found. Final; the last row says that this rank gave up.
 struct NoQuorum {};
-// The newcomer could not come in (its slot was filled, or every member is gone). Final; start anew.
+// The joiner could not come in (its slot was filled, or every member is gone). Final; start anew.
 struct JoinFailed {};
 
 enum class PeerHealth : uint8_t {
@@ -170,14 +170,14 @@ struct AskWitness {
 };
 
 using Action =
-    std::variant<PushRow, SendHeartbeat, SendView, Wedge, FlushReceive, FlushSend, FenceOut,
+    std::variant<PushRow, SendHeartbeat, SendView, Freeze, CatchUpReceive, CatchUpSend, FenceOut,
                  Prepare, InstallView, SelfEvicted, NoQuorum, JoinFailed, PeerReport, AskWitness>;
 
 enum class Phase : uint8_t {
   kJoining = 0,
   kStable = 1,    // no view change under way
-  kWedging = 2,   // Wedge given, not answered
-  kChanging = 3,  // wedged; proposing, flushing, fencing or waiting for the commit
+  kWedging = 2,   // Freeze given, not answered
+  kChanging = 3,  // frozen; proposing, catching up, fencing or waiting for the commit
   kLeft = 4,
   kEvicted = 5,
   kNoQuorum = 6,
@@ -191,7 +191,7 @@ struct Start {
   uint64_t host = 0;
   uint32_t max_slots = 0;  // max_size of the world
   uint64_t now_us = 0;
-  // As a member: the first view, with itself in it, the same on all. As a newcomer: a view that a
+  // As a member: the first view, with itself in it, the same on all. As a joiner: a view that a
   // member sent it (decode_view), without itself.
   View view;
   bool joining = false;
@@ -243,24 +243,24 @@ class Membership {
   void on_comm_destroyed(uint64_t comm);
 
   // -- join, replacement, grow
-  // A newcomer for an empty slot has connected here and its links to this rank are tested / it is
+  // A joiner for an empty slot has connected here and its links to this rank are tested / it is
   // gone again. Members may hear of it in any order.
-  void on_newcomer_ready(const Member& newcomer);
-  void on_newcomer_gone(uint32_t slot, uint64_t incarnation, bool confirmed);
-  // A newcomer for that slot had connected here and has ended, and no other is here in its place:
+  void on_joiner_ready(const Member& joiner);
+  void on_joiner_gone(uint32_t slot, uint64_t incarnation, bool confirmed);
+  // A joiner for that slot had connected here and has ended, and no other is here in its place:
   // the recover call under way waits for the slot no more.
-  void on_newcomer_lost(uint32_t slot);
+  void on_joiner_lost(uint32_t slot);
   // This rank called recover or grow, its `seq`-th such call (from 1, the same on all members).
   // Answered by an InstallView with recover_answered = seq: when all have called and every wanted
-  // slot has a newcomer ready everywhere or has lost the one that it had, or when a caller's deadline passed (then perhaps with
+  // slot has a joiner ready everywhere or has lost the one that it had, or when a caller's deadline passed (then perhaps with
   // fewer, or none, of them).
   void on_recover(uint64_t seq, const SlotSet& wanted, uint64_t deadline_us);
-  // Newcomer only: a later view than the one it started with, from a member.
+  // Joiner only: a later view than the one it started with, from a member.
   void on_view_snapshot(const View& view);
 
   // -- replies to actions
-  void on_wedged(uint64_t epoch, std::vector<ChannelState> channels);
-  void on_flushed(uint64_t plan);
+  void on_frozen(uint64_t epoch, std::vector<ChannelState> channels);
+  void on_caught_up(uint64_t plan);
   void on_fenced(uint32_t slot, uint64_t incarnation);
   void on_prepared(uint64_t token);
   void on_witness(uint64_t epoch, uint64_t digest);
@@ -301,7 +301,7 @@ class Membership {
     uint64_t epoch = 0;
     SlotSet members;
   };
-  struct Newcomer {
+  struct Joiner {
     Member member;
     uint64_t heard_us = 0;
     RowPtr row;
@@ -324,15 +324,15 @@ class Membership {
   void gather_evidence();
   void learn_from(const Row& row);
   void read_statements(const Row& row);
-  void suspect_lost_newcomers();
+  void suspect_lost_joiners();
   void tell_left_behind(uint32_t slot);
   bool same_incarnation(uint32_t slot, uint64_t incarnation) const;
-  Newcomer* newcomer(uint32_t slot, uint64_t incarnation);
+  Joiner* joiner(uint32_t slot, uint64_t incarnation);
   // The latest row of a member of this view while it is in this view too; nullptr if none.
   const Row* present_row(uint32_t slot) const;
   // The same, of an unsuspected member (this rank's own row for its slot).
   const Row* usable_row(uint32_t slot) const;
-  const Row* newcomer_row(uint32_t slot, uint64_t incarnation) const;
+  const Row* joiner_row(uint32_t slot, uint64_t incarnation) const;
   SlotSet live() const { return view_->members - row_.suspected; }
 
   // links.cpp
@@ -352,8 +352,8 @@ class Membership {
   bool change_wanted() const;
   Ballot ballot() const { return {row_.round, row_.suspected.count()}; }
   bool everyone_agrees(const SlotSet& live) const;
-  bool newcomers_read() const;
-  bool newcomers_settled(const Offer& offer) const;
+  bool joiners_read() const;
+  bool joiners_settled(const BallotProposal& offer) const;
   void try_offer();
   ProposalPtr highest_accepted(const SlotSet& live) const;
   ProposalPtr new_value(const SlotSet& live) const;
@@ -366,13 +366,13 @@ class Membership {
   void try_commit();
   bool witness_agrees(const Proposal& value);
 
-  // flush.cpp
+  // catch_up.cpp
   bool ready_to_accept(const ProposalPtr& value);
-  bool flush_done(const ProposalPtr& value);
+  bool catch_up_done(const ProposalPtr& value);
   bool fences_done(const Proposal& value);
   static bool is_excluded(const Proposal& value, uint32_t slot);
   bool prepare_done(const ProposalPtr& value);
-  void serve_flush();
+  void serve_catch_up();
   // What members hold in the epoch before `epoch`, while their rows stay as they are.
   class HeldTables {
    public:
@@ -383,7 +383,7 @@ class Membership {
     const uint64_t epoch_;
     std::map<const Row*, ChannelIndex> indices_;
   };
-  uint32_t donor_for(const ChannelVerdict& verdict, HeldTables* tables) const;
+  uint32_t donor_for(const ChannelDecision& decision, HeldTables* tables) const;
 
   // progress.cpp
   void step();
@@ -391,7 +391,7 @@ class Membership {
   void watch_quorum();
   void watch_progress();
   uint64_t progress_mark() const;
-  void suspect_stalled_newcomers();
+  void suspect_stalled_joiners();
   void suspect_stalled(const SlotSet& live);
   void give_up();
 
@@ -410,7 +410,7 @@ class Membership {
   SlotSet audience() const;
 
   // join.cpp
-  std::vector<Member> agreed_newcomers(const SlotSet& live) const;
+  std::vector<Member> agreed_joiners(const SlotSet& live) const;
   uint64_t recover_due(const SlotSet& live, bool* complete) const;
   void refresh_ready();
   void watch_join();
@@ -442,8 +442,8 @@ class Membership {
   SlotSet confirmed_;        // members of the view that are known to be gone
   SlotSet new_rows_;         // members whose rows came since the last step
   std::map<uint64_t, Comm> comms_;
-  std::map<uint32_t, Newcomer> newcomers_;  // by slot
-  std::vector<Member> offered_newcomers_;   // ready in a row of this epoch with a recover call
+  std::map<uint32_t, Joiner> joiners_;   // by slot
+  std::vector<Member> offered_joiners_;  // ready in a row of this epoch with a recover call
   std::map<std::pair<uint32_t, uint32_t>, Accusation> accusations_;  // (by, of)
   uint64_t accused_us_ = 0;                                          // when the latest of them came
 
@@ -454,11 +454,11 @@ class Membership {
   uint32_t healthy_ticks_ = 0;
 
   // the view change
-  ProposalPtr flush_value_;  // what the flush below is for
-  uint64_t flush_plan_ = 0;
-  bool flush_complete_ = false;
-  std::vector<FlushItem> flush_items_;
-  std::set<std::pair<uint32_t, FlushItem>> served_;
+  ProposalPtr catch_up_value_;  // what the catch-up below is for
+  uint64_t catch_up_plan_ = 0;
+  bool catch_up_complete_ = false;
+  std::vector<CatchUpItem> catch_up_items_;
+  std::set<std::pair<uint32_t, CatchUpItem>> served_;
   uint64_t prepare_token_ = 0;
   ProposalPtr prepare_value_;
   bool prepared_ = false;

@@ -23,14 +23,14 @@ void Membership::step() {
       if (phase_ == Phase::kStable && change_wanted()) {
         phase_ = Phase::kWedging;
         progress_us_ = now_us_;
-        give(Wedge{view_->epoch});
+        give(Freeze{view_->epoch});
       }
       if (phase_ == Phase::kChanging) {
         try_commit();
         if (phase_ == Phase::kChanging) {
           try_offer();
           try_accept();
-          serve_flush();
+          serve_catch_up();
         }
       }
     }
@@ -38,10 +38,10 @@ void Membership::step() {
   }
 }
 
-void Membership::on_wedged(uint64_t epoch, std::vector<ChannelState> channels) {
+void Membership::on_frozen(uint64_t epoch, std::vector<ChannelState> channels) {
   if (phase_ != Phase::kWedging || epoch != view_->epoch) return;
   phase_ = Phase::kChanging;
-  row_.wedged = true;
+  row_.frozen = true;
   // In order, so that all members find a channel fast, and each once.
   std::sort(channels.begin(), channels.end(),
             [](const ChannelState& left, const ChannelState& right) {
@@ -108,19 +108,19 @@ void Membership::watch_quorum() {
 uint64_t Membership::progress_mark() const {
   Hash mark(static_cast<uint64_t>(phase_));
   mark.word(view_->epoch);
-  uint64_t wedged = 0;
+  uint64_t frozen = 0;
   uint64_t accepted = 0;
   uint64_t offers = 0;
   uint64_t flushing = 0;
   live().each([&](uint32_t slot) {
     const Row* row = usable_row(slot);
     if (row == nullptr) return;
-    wedged += row->wedged ? 1 : 0;
+    frozen += row->frozen ? 1 : 0;
     accepted += row->accepted.value != nullptr ? 1u + row->accepted.ballot.suspected : 0;
     offers += row->offer.value != nullptr ? 1u + row->offer.ballot.suspected : 0;
-    flushing += row->flush.size();
+    flushing += row->catch_up.size();
   });
-  mark.word(wedged);
+  mark.word(frozen);
   mark.word(accepted);
   mark.word(offers);
   mark.word(flushing);
@@ -144,7 +144,7 @@ void Membership::watch_progress() {
   } else if (stalled_us >= 4 * config_.stalled_change_us) {
     give_up();
   } else if (present.lowest() == slot_) {
-    if (2 * stalled_us >= config_.stalled_change_us) suspect_stalled_newcomers();
+    if (2 * stalled_us >= config_.stalled_change_us) suspect_stalled_joiners();
     if (stalled_us >= config_.stalled_change_us && next_stall) suspect_stalled(present);
   } else if (stalled_us >= 2 * config_.stalled_change_us && next_stall && present.has(slot_)) {
     stall_acted_us_ = now_us_;
@@ -154,10 +154,10 @@ void Membership::watch_progress() {
   }
 }
 
-void Membership::suspect_stalled_newcomers() {
+void Membership::suspect_stalled_joiners() {
   if (row_.offer.value == nullptr) return;
   for (const Member& member : row_.offer.value->added) {
-    const Row* row = newcomer_row(member.slot, member.incarnation);
+    const Row* row = joiner_row(member.slot, member.incarnation);
     if (row == nullptr || row->accepted.value == nullptr ||
         row->accepted.ballot != row_.offer.ballot)
       suspect(member.slot, RemovalReason::kStalled);
@@ -168,11 +168,11 @@ void Membership::suspect_stalled_newcomers() {
 void Membership::suspect_stalled(const SlotSet& live) {
   stall_acted_us_ = now_us_;
   SlotSet behind;
-  const Offer& offer = row_.offer;
+  const BallotProposal& offer = row_.offer;
   live.each([&](uint32_t slot) {
     if (slot == slot_) return;
     const Row* row = usable_row(slot);
-    bool done = row != nullptr && row->wedged && row->round == row_.round &&
+    bool done = row != nullptr && row->frozen && row->round == row_.round &&
                 row->suspected == row_.suspected;
     if (done && offer.value != nullptr)
       done = row->accepted.value != nullptr && row->accepted.ballot == offer.ballot;

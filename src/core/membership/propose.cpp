@@ -30,12 +30,12 @@ bool Membership::change_wanted() const {
   if (row_.suspected.intersects(view_->members)) return true;
   if (!row_.settle.empty() || !row_.revoke.empty()) return true;
   const SlotSet present = live();
-  bool wedged = false;
+  bool frozen = false;
   present.each([&](uint32_t slot) {
     const Row* row = slot == slot_ ? nullptr : usable_row(slot);
-    wedged = wedged || (row != nullptr && row->wedged);
+    frozen = frozen || (row != nullptr && row->frozen);
   });
-  return wedged || recover_due(present, nullptr) != 0;
+  return frozen || recover_due(present, nullptr) != 0;
 }
 
 bool Membership::everyone_agrees(const SlotSet& live) const {
@@ -43,47 +43,47 @@ bool Membership::everyone_agrees(const SlotSet& live) const {
   live.each([&](uint32_t slot) {
     if (!agree || slot == slot_) return;
     const Row* row = usable_row(slot);
-    agree = row != nullptr && row->wedged && row->round == row_.round &&
+    agree = row != nullptr && row->frozen && row->round == row_.round &&
             row->suspected == row_.suspected;
   });
   return agree;
 }
 
 // Rule "all that are alive" alone does not meet an earlier majority, all of which may be dead, but
-// a newcomer that this majority let in. So every newcomer that a row of ours ever named ready in
+// a joiner that this majority let in. So every joiner that a row of ours ever named ready in
 // this epoch is read like a member, unless it is known to be dead.
-bool Membership::newcomers_read() const {
-  return std::all_of(offered_newcomers_.begin(), offered_newcomers_.end(), [&](const Member& m) {
-    const auto found = newcomers_.find(m.slot);
-    if (found != newcomers_.end() && found->second.member.incarnation == m.incarnation &&
+bool Membership::joiners_read() const {
+  return std::all_of(offered_joiners_.begin(), offered_joiners_.end(), [&](const Member& m) {
+    const auto found = joiners_.find(m.slot);
+    if (found != joiners_.end() && found->second.member.incarnation == m.incarnation &&
         found->second.confirmed)
       return true;
-    const Row* row = newcomer_row(m.slot, m.incarnation);
+    const Row* row = joiner_row(m.slot, m.incarnation);
     return row != nullptr && row->round == row_.round && row->suspected == row_.suspected;
   });
 }
 
-bool Membership::newcomers_settled(const Offer& offer) const {
-  return std::all_of(offered_newcomers_.begin(), offered_newcomers_.end(), [&](const Member& m) {
-    const auto found = newcomers_.find(m.slot);
-    if (found != newcomers_.end() && found->second.member.incarnation == m.incarnation &&
+bool Membership::joiners_settled(const BallotProposal& offer) const {
+  return std::all_of(offered_joiners_.begin(), offered_joiners_.end(), [&](const Member& m) {
+    const auto found = joiners_.find(m.slot);
+    if (found != joiners_.end() && found->second.member.incarnation == m.incarnation &&
         found->second.confirmed)
       return true;
-    const Row* row = newcomer_row(m.slot, m.incarnation);
+    const Row* row = joiner_row(m.slot, m.incarnation);
     return row != nullptr && row->accepted.value != nullptr &&
            row->accepted.ballot == offer.ballot && row->accepted.leader == offer.leader;
   });
 }
 
 ProposalPtr Membership::highest_accepted(const SlotSet& live) const {
-  const Offer* best = nullptr;
+  const BallotProposal* best = nullptr;
   const auto look = [&](const Row* row) {
     if (row == nullptr || row->accepted.value == nullptr) return;
     if (row->accepted.value->epoch != view_->epoch + 1) return;
     if (best == nullptr || best->ballot < row->accepted.ballot) best = &row->accepted;
   };
   live.each([&](uint32_t slot) { look(usable_row(slot)); });
-  for (const auto& [slot, entry] : newcomers_) look(newcomer_row(slot, entry.member.incarnation));
+  for (const auto& [slot, entry] : joiners_) look(joiner_row(slot, entry.member.incarnation));
   return best == nullptr ? nullptr : best->value;
 }
 
@@ -117,7 +117,7 @@ std::string Membership::removal_text(uint32_t slot, const SlotSet& live) const {
 // seq lies between N* and next, so that each change has a call that reports it, the same on all.
 void Membership::collect_tables(const SlotSet& live, Proposal* value) const {
   struct Sum {
-    uint64_t n_star = 0;
+    uint64_t last_completed = 0;
     uint64_t entered = 0;
     uint32_t donor = kNoSlot;
   };
@@ -131,10 +131,10 @@ void Membership::collect_tables(const SlotSet& live, Proposal* value) const {
     for (const ChannelState& state : row->channels) {
       const auto [at, first] = channels.try_emplace({state.comm, state.channel});
       Sum& sum = at->second;
-      const bool better =
-          mutations_.n_star_is_min ? state.done < sum.n_star : state.done > sum.n_star;
+      const bool better = mutations_.last_completed_is_min ? state.done < sum.last_completed
+                                                           : state.done > sum.last_completed;
       if (first || better) {
-        sum.n_star = state.done;
+        sum.last_completed = state.done;
         sum.donor = slot;
       }
       sum.entered = std::max(sum.entered, state.entered);
@@ -146,12 +146,12 @@ void Membership::collect_tables(const SlotSet& live, Proposal* value) const {
   for (const auto& [id, sum] : channels) {
     value->channels.push_back({id.first,
                                id.second,
-                               sum.n_star,
-                               std::max(sum.entered, sum.n_star + 1) + 1,
+                               sum.last_completed,
+                               std::max(sum.entered, sum.last_completed + 1) + 1,
                                sum.donor,
                                {}});
     if (mutations_.no_call_reports)
-      value->channels.back().next = std::max(sum.entered, sum.n_star) + 1;
+      value->channels.back().next = std::max(sum.entered, sum.last_completed) + 1;
   }
   std::sort(value->settled.begin(), value->settled.end());
   value->settled.erase(std::unique(value->settled.begin(), value->settled.end()),
@@ -163,10 +163,10 @@ void Membership::collect_tables(const SlotSet& live, Proposal* value) const {
 
 // Whose calls the operation that ran out of time still lacked. Told with the value, so that all members say the same.
 void Membership::name_late(const SlotSet& live, Proposal* value) const {
-  for (ChannelVerdict& verdict : value->channels) {
+  for (ChannelDecision& decision : value->channels) {
     const bool is_settled =
         std::any_of(value->settled.begin(), value->settled.end(), [&](const Settlement& settle) {
-          return settle.comm == verdict.comm && settle.channel == verdict.channel;
+          return settle.comm == decision.comm && settle.channel == decision.channel;
         });
     if (!is_settled) continue;
     live.each([&](uint32_t slot) {
@@ -174,13 +174,13 @@ void Membership::name_late(const SlotSet& live, Proposal* value) const {
       if (row == nullptr) return;
       const bool in_comm =
           std::any_of(row->comms.begin(), row->comms.end(),
-                      [&](const CommState& comm) { return comm.comm == verdict.comm; });
+                      [&](const CommState& comm) { return comm.comm == decision.comm; });
       const bool has_called =
           std::any_of(row->channels.begin(), row->channels.end(), [&](const ChannelState& state) {
-            return state.comm == verdict.comm && state.channel == verdict.channel &&
-                   state.entered > verdict.n_star;
+            return state.comm == decision.comm && state.channel == decision.channel &&
+                   state.entered > decision.last_completed;
           });
-      if (in_comm && !has_called) verdict.late.add(slot);
+      if (in_comm && !has_called) decision.late.add(slot);
     });
   }
 }
@@ -198,7 +198,7 @@ ProposalPtr Membership::new_value(const SlotSet& live) const {
   bool complete = false;
   value->recover_seq = recover_due(live, &complete);
   if (value->recover_seq != 0 && complete) {
-    value->added = agreed_newcomers(live);
+    value->added = agreed_joiners(live);
     for (const Member& member : value->added) value->members.add(member.slot);
   }
   collect_tables(live, value.get());
@@ -214,19 +214,19 @@ ProposalPtr Membership::attainable(const ProposalPtr& value, const SlotSet& live
   std::shared_ptr<Proposal> lowered;
   HeldTables tables(view_->epoch + 1);
   for (size_t i = 0; i < value->channels.size(); ++i) {
-    const ChannelVerdict& verdict = value->channels[i];
+    const ChannelDecision& decision = value->channels[i];
     bool used = false;
     uint64_t most = 0;
     live.each([&](uint32_t slot) {
       const Row* row = usable_row(slot);
       if (row == nullptr || !value->members.has(slot)) return;
-      const std::optional<uint64_t> held = tables.up_to(*row, verdict.comm, verdict.channel);
+      const std::optional<uint64_t> held = tables.up_to(*row, decision.comm, decision.channel);
       used = used || held.has_value();
       most = std::max(most, held.value_or(0));
     });
-    if (!used || most >= verdict.n_star) continue;
+    if (!used || most >= decision.last_completed) continue;
     if (lowered == nullptr) lowered = std::make_shared<Proposal>(*value);
-    lowered->channels[i].n_star = most;
+    lowered->channels[i].last_completed = most;
     lowered->channels[i].donor = kNoSlot;
   }
   if (lowered == nullptr) return value;
@@ -242,10 +242,10 @@ void Membership::try_offer() {
   if (row_.offer.value != nullptr && row_.offer.ballot == now) return;
   const Quorum rule = quorum(present);
   if (rule == Quorum::kNo || !everyone_agrees(present)) return;
-  if (rule == Quorum::kAllAlive && !newcomers_read()) return;
+  if (rule == Quorum::kAllAlive && !joiners_read()) return;
   ProposalPtr value = mutations_.ignore_earlier_accepted ? nullptr : highest_accepted(present);
   value = value == nullptr ? new_value(present) : attainable(value, present);
-  row_.offer = Offer{now, slot_, std::move(value)};
+  row_.offer = BallotProposal{now, slot_, std::move(value)};
   touch();
   again_ = true;
 }
@@ -255,13 +255,13 @@ void Membership::try_accept() {
   const bool joining = phase_ == Phase::kJoining;
   const Row* lead = usable_row(leader);
   if (lead == nullptr || row_.suspected.has(slot_)) return;
-  const Offer offer = lead->offer;
+  const BallotProposal offer = lead->offer;
   if (offer.value == nullptr || offer.leader != leader || offer.ballot != ballot() ||
       offer.value->epoch != view_->epoch + 1)
     return;
   if (lead->round != row_.round || !(lead->suspected == row_.suspected)) return;
   if (row_.accepted.value != nullptr && !(row_.accepted.ballot < offer.ballot)) return;
-  // Whom the value leaves out only votes: a member that a round has brought back, and a newcomer
+  // Whom the value leaves out only votes: a member that a round has brought back, and a joiner
   // that is asked because it may have been in an earlier value.
   const auto& added = offer.value->added;
   const bool included =
@@ -299,7 +299,7 @@ void Membership::on_witness(uint64_t epoch, uint64_t digest) {
 }
 
 void Membership::try_commit() {
-  const Offer offer = row_.offer;
+  const BallotProposal offer = row_.offer;
   if (offer.value == nullptr || offer.leader != slot_ || row_.suspected.has(slot_)) return;
   const SlotSet present = live();
   SlotSet accepted;
@@ -310,13 +310,13 @@ void Membership::try_commit() {
   };
   present.each([&](uint32_t slot) { look(slot, usable_row(slot)); });
   for (const Member& member : offer.value->added)
-    look(member.slot, newcomer_row(member.slot, member.incarnation));
+    look(member.slot, joiner_row(member.slot, member.incarnation));
   SlotSet needed = offer.value->members;
   if (!mutations_.wait_for_suspected) needed -= row_.suspected;
   if (!accepted.contains(needed)) return;
   const Quorum rule = quorum(accepted);
   if (rule == Quorum::kNo) return;
-  if (rule == Quorum::kAllAlive && !newcomers_settled(offer)) return;
+  if (rule == Quorum::kAllAlive && !joiners_settled(offer)) return;
   if (rule == Quorum::kWitness && !witness_agrees(*offer.value)) return;
   if (offer.value->members.has(slot_)) {
     install(offer.value);

@@ -38,9 +38,9 @@ struct View {
   void drop(uint32_t slot);
 };
 
-// One channel of one rank, read while wedged. Operations up to `done` have their result here: they have
+// One channel of one rank, read while frozen. Operations up to `done` have their result here: they have
 // succeeded, or a call of this rank has met what an earlier change said of them. Operations up to
-// `entered` were called. Of what lies between N* and next of an earlier change no data exists: a flush
+// `entered` were called. Of what lies between N* and next of an earlier change no data exists: a catch-up
 // that names it brings nothing.
 struct ChannelState {
   uint64_t comm = 0;
@@ -57,25 +57,27 @@ struct CommState {
 };
 
 // What a view change says of one channel.
-struct ChannelVerdict {
+struct ChannelDecision {
   uint64_t comm = 0;
   uint64_t channel = 0;
-  uint64_t n_star = 0;       // operations up to here succeed on every survivor
-  uint64_t next = 0;         // the first seq of the new epoch, n_star + 2 at least
-  uint32_t donor = kNoSlot;  // a member that was at n_star when the value was first proposed
-  SlotSet late;  // of a channel that is settled: slots that had not called operation n_star + 1
-  friend bool operator==(const ChannelVerdict&, const ChannelVerdict&) = default;
+  uint64_t last_completed = 0;  // operations up to here succeed on every survivor
+  uint64_t next = 0;            // the first seq of the new epoch, last_completed + 2 at least
+  uint32_t donor =
+      kNoSlot;  // a member that was at last_completed when the value was first proposed
+  SlotSet
+      late;  // of a channel that is settled: slots that had not called operation last_completed + 1
+  friend bool operator==(const ChannelDecision&, const ChannelDecision&) = default;
 };
 
 // One channel on which a rank is behind: it gets the replicated operations from_seq..to_seq from
 // `donor`. Personal operations and channels without N* are skipped by whoever carries this out.
-struct FlushItem {
+struct CatchUpItem {
   uint64_t comm = 0;
   uint64_t channel = 0;
   uint64_t from_seq = 0;
   uint64_t to_seq = 0;
   uint32_t donor = kNoSlot;
-  friend auto operator<=>(const FlushItem&, const FlushItem&) = default;
+  friend auto operator<=>(const CatchUpItem&, const CatchUpItem&) = default;
 };
 
 // A deadline that ran out: the channel is settled by a view change.
@@ -130,7 +132,7 @@ struct Proposal {
   std::vector<Member> added;
   std::vector<Removal> removed;
   std::vector<CommState> comms;  // epochs before this change
-  std::vector<ChannelVerdict> channels;
+  std::vector<ChannelDecision> channels;
   std::vector<Settlement> settled;
   std::vector<uint64_t> revoked;  // comms
   uint64_t recover_seq = 0;       // the recover or grow call that this change answers, 0: none
@@ -139,7 +141,7 @@ struct Proposal {
     return epoch == other.epoch && origin == other.origin && proposer == other.proposer;
   }
   // Null: it says nothing of that channel. By one thread, and only once `channels` has all its entries.
-  const ChannelVerdict* verdict(uint64_t comm, uint64_t channel) const {
+  const ChannelDecision* decision(uint64_t comm, uint64_t channel) const {
     if (index == nullptr) index = std::make_shared<const ChannelIndex>(channels);
     return index->find(channels, comm, channel);
   }
@@ -147,7 +149,7 @@ struct Proposal {
 };
 using ProposalPtr = std::shared_ptr<const Proposal>;
 
-struct Offer {
+struct BallotProposal {
   Ballot ballot;
   uint32_t leader = kNoSlot;
   ProposalPtr value;
@@ -179,21 +181,21 @@ struct Row {
   // The view change.
   uint32_t round = 0;
   SlotSet suspected;    // only grows within (epoch, round)
-  bool wedged = false;  // comms and channels below are frozen
+  bool frozen = false;  // comms and channels below are frozen
   std::vector<CommState> comms;
   std::vector<ChannelState> channels;
   std::vector<Settlement> settle;
   std::vector<uint64_t> revoke;
-  Offer offer;                   // value empty: none
-  Offer accepted;                // value empty: none
-  std::vector<FlushItem> flush;  // asked of donors for offer.value of the lead
+  BallotProposal offer;               // value empty: none
+  BallotProposal accepted;            // value empty: none
+  std::vector<CatchUpItem> catch_up;  // asked of donors for offer.value of the lead
   ProposalPtr committed;  // the value of the view that this member is in; empty in the first view
 
   // Join and grow.
   uint64_t recover_seq = 0;      // call entered and not answered, 0: none
   bool recover_expired = false;  // its deadline has passed: take whoever is ready
-  SlotSet recover_wanted;        // slots to fill, less those whose newcomer has ended meanwhile
-  std::vector<Member> ready;     // newcomers whose links this member has tested
+  SlotSet recover_wanted;        // slots to fill, less those whose joiner has ended meanwhile
+  std::vector<Member> ready;     // joiners whose links this member has tested
 };
 using RowPtr = std::shared_ptr<const Row>;
 
@@ -204,7 +206,7 @@ std::vector<uint8_t> encode_row(const Row& row);
 // why in `error` (may be nullptr) if the bytes are not exactly one row.
 RowPtr decode_row(std::span<const uint8_t> bytes, uint32_t max_slots, std::string* error);
 
-// A view, for a newcomer's start (see Membership::on_view_snapshot).
+// A view, for a joiner's start (see Membership::on_view_snapshot).
 std::vector<uint8_t> encode_view(const View& view);
 bool decode_view(std::span<const uint8_t> bytes, uint32_t max_slots, View* view,
                  std::string* error);

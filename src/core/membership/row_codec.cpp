@@ -177,13 +177,13 @@ void write_proposal(Writer& out, const Proposal& value) {
     out.number(comm.comm);
     out.number(comm.epoch);
   });
-  out.list(value.channels, [&](const ChannelVerdict& verdict) {
-    out.number(verdict.comm);
-    out.number(verdict.channel);
-    out.number(verdict.n_star);
-    out.number(verdict.next);
-    out.number(verdict.donor);
-    out.set(verdict.late);
+  out.list(value.channels, [&](const ChannelDecision& decision) {
+    out.number(decision.comm);
+    out.number(decision.channel);
+    out.number(decision.last_completed);
+    out.number(decision.next);
+    out.number(decision.donor);
+    out.set(decision.late);
   });
   out.list(value.settled, [&](const Settlement& settle) {
     out.number(settle.comm);
@@ -213,8 +213,8 @@ bool read_comm(Reader& in, CommState* comm) {
 }
 
 bool read_proposal(Reader& in, Proposal* value) {
-  const auto verdict = [&](ChannelVerdict* v) {
-    return in.number(&v->comm) && in.number(&v->channel) && in.number(&v->n_star) &&
+  const auto decision = [&](ChannelDecision* v) {
+    return in.number(&v->comm) && in.number(&v->channel) && in.number(&v->last_completed) &&
            in.number(&v->next) && in.slot(&v->donor, true) && in.set(&v->late);
   };
   if (!in.number(&value->epoch) || !in.number(&value->origin.round) ||
@@ -223,7 +223,7 @@ bool read_proposal(Reader& in, Proposal* value) {
       !in.list(&value->added, 20, [&](Member* m) { return read_member(in, m); }) ||
       !in.list(&value->removed, 14, [&](Removal* r) { return read_removal(in, r); }) ||
       !in.list(&value->comms, 16, [&](CommState* c) { return read_comm(in, c); }) ||
-      !in.list(&value->channels, 39, verdict) ||
+      !in.list(&value->channels, 39, decision) ||
       !in.list(&value->settled, 24, [&](Settlement* s) { return read_settlement(in, s); }) ||
       !in.list(&value->revoked, 8, [&](uint64_t* comm) { return in.number(comm); }) ||
       !in.number(&value->recover_seq))
@@ -244,7 +244,8 @@ uint8_t value_index(const std::vector<const Proposal*>& values, const ProposalPt
   return kNoValue;
 }
 
-void write_offer(Writer& out, const Offer& offer, const std::vector<const Proposal*>& values) {
+void write_ballot_proposal(Writer& out, const BallotProposal& offer,
+                           const std::vector<const Proposal*>& values) {
   out.number(value_index(values, offer.value));
   out.number(offer.ballot.round);
   out.number(offer.ballot.suspected);
@@ -260,12 +261,13 @@ bool read_value(Reader& in, const std::vector<ProposalPtr>& values, ProposalPtr*
   return true;
 }
 
-bool read_offer(Reader& in, const std::vector<ProposalPtr>& values, Offer* offer) {
+bool read_ballot_proposal(Reader& in, const std::vector<ProposalPtr>& values,
+                          BallotProposal* offer) {
   return read_value(in, values, &offer->value) && in.number(&offer->ballot.round) &&
          in.number(&offer->ballot.suspected) && in.slot(&offer->leader, true);
 }
 
-bool read_flush_item(Reader& in, FlushItem* item) {
+bool read_catch_up_item(Reader& in, CatchUpItem* item) {
   return in.number(&item->comm) && in.number(&item->channel) && in.number(&item->from_seq) &&
          in.number(&item->to_seq) && in.slot(&item->donor, true);
 }
@@ -286,7 +288,7 @@ bool read_evidence(Reader& in, Row* row) {
          in.set(&row->link_down) && in.set(&row->silent) && in.set(&row->evict) &&
          in.list(&row->reasons, 5,
                  [&](Statement* s) { return in.slot(&s->slot, false) && in.text(&s->text); }) &&
-         in.number(&row->round) && in.set(&row->suspected) && in.flag(&row->wedged);
+         in.number(&row->round) && in.set(&row->suspected) && in.flag(&row->frozen);
 }
 
 bool read_change(Reader& in, Row* row) {
@@ -296,7 +298,7 @@ bool read_change(Reader& in, Row* row) {
       !in.list(&row->channels, 32, [&](ChannelState* s) { return read_channel(in, s); }) ||
       !in.list(&row->settle, 24, [&](Settlement* s) { return read_settlement(in, s); }) ||
       !in.list(&row->revoke, 8, [&](uint64_t* comm) { return in.number(comm); }) ||
-      !in.list(&row->flush, 36, [&](FlushItem* i) { return read_flush_item(in, i); }) ||
+      !in.list(&row->catch_up, 36, [&](CatchUpItem* i) { return read_catch_up_item(in, i); }) ||
       !in.number(&count))
     return false;
   if (count > 3) return in.fail("too many values");
@@ -305,7 +307,8 @@ bool read_change(Reader& in, Row* row) {
     if (!read_proposal(in, value.get())) return false;
     values.push_back(std::move(value));
   }
-  return read_offer(in, values, &row->offer) && read_offer(in, values, &row->accepted) &&
+  return read_ballot_proposal(in, values, &row->offer) &&
+         read_ballot_proposal(in, values, &row->accepted) &&
          read_value(in, values, &row->committed);
 }
 
@@ -338,7 +341,7 @@ std::vector<uint8_t> encode_row(const Row& row) {
   });
   out.number(row.round);
   out.set(row.suspected);
-  out.flag(row.wedged);
+  out.flag(row.frozen);
   out.list(row.comms, [&](const CommState& comm) {
     out.number(comm.comm);
     out.number(comm.epoch);
@@ -355,7 +358,7 @@ std::vector<uint8_t> encode_row(const Row& row) {
     out.number(settle.comm_epoch);
   });
   out.list(row.revoke, [&](uint64_t comm) { out.number(comm); });
-  out.list(row.flush, [&](const FlushItem& item) {
+  out.list(row.catch_up, [&](const CatchUpItem& item) {
     out.number(item.comm);
     out.number(item.channel);
     out.number(item.from_seq);
@@ -367,8 +370,8 @@ std::vector<uint8_t> encode_row(const Row& row) {
     if (value != nullptr && value_index(values, value) == kNoValue) values.push_back(value.get());
   out.number(static_cast<uint8_t>(values.size()));
   for (const Proposal* value : values) write_proposal(out, *value);
-  write_offer(out, row.offer, values);
-  write_offer(out, row.accepted, values);
+  write_ballot_proposal(out, row.offer, values);
+  write_ballot_proposal(out, row.accepted, values);
   out.number(value_index(values, row.committed));
   out.number(row.recover_seq);
   out.flag(row.recover_expired);

@@ -26,7 +26,7 @@ std::shared_ptr<const CommChange> Messages::next_change() const {
 }
 
 // All that is installed, also while the next change is under way: a call that follows may know of it, by another
-// call of this comm. Done again at the next look where memory or a newcomer's window is not there. Whether something
+// call of this comm. Done again at the next look where memory or a joiner's window is not there. Whether something
 // has changed.
 bool Messages::adopt() {
   const KeepErrorText kept;
@@ -50,7 +50,7 @@ bool Messages::adopt(const CommChange& change) {
   for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
     if (peers_[rank].incarnation != view.incarnations[rank]) lose(rank, view);
   }
-  if (windows_.reach_newcomers(view, Deadline::after_ms(comm_.timeout_ms())) != MEP_SUCCESS) {
+  if (windows_.reach_joiners(view, Deadline::after_ms(comm_.timeout_ms())) != MEP_SUCCESS) {
     return false;
   }
   for (const uint32_t rank : view.live) {

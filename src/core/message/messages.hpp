@@ -31,14 +31,14 @@
 #include "core/message/cell_rings.hpp"
 #include "core/message/message_operation.hpp"
 #include "core/message/request_blocks.hpp"
-#include "core/operation/beside.hpp"
 #include "core/operation/operation_channel.hpp"
 #include "core/operation/peer_windows.hpp"
+#include "core/operation/side_progress.hpp"
 #include "core/world/progress_thread.hpp"
 
 namespace mep {
 
-class Messages : public Beside {
+class Messages : public SideProgress {
  public:
   // `channel` and `windows` are the comm's; the windows have the cells from `offset` on.
   Messages(const CommIdentity& comm, OperationChannel& channel, PeerWindows& windows,
@@ -49,8 +49,8 @@ class Messages : public Beside {
   // All windows are there; `view` is the first that this rank calls in.
   void open(const CommView& view);
   // What a call of this comm steps while it waits for a message, and the comm itself, which others step.
-  void set_beside(Beside* beside, const ProgressClient* own) {
-    beside_ = beside;
+  void set_side_progress(SideProgress* other, const ProgressClient* own) {
+    side_progress_ = other;
     own_ = own;
   }
 
@@ -61,7 +61,8 @@ class Messages : public Beside {
   // One look at everything of this comm, as calls make it that begin an operation.
   void step_own() {
     (void)step();
-    if (beside_ != nullptr && beside_->is_pending()) beside_->step_beside();
+    if (side_progress_ != nullptr && side_progress_->is_pending())
+      side_progress_->step_from_other();
   }
   // One look at everything; whether this operation has ended. One whose time is over ends now.
   bool test(MessageOperation* operation);
@@ -97,7 +98,7 @@ class Messages : public Beside {
   bool has_pending() const { return pending_ != 0; }
   // Also a peer that leaves may wait to be told what was taken.
   bool is_pending() const override { return has_pending() || may_be_asked_; }
-  void step_beside() override { (void)step(); }
+  void step_from_other() override { (void)step(); }
   // The progress thread.
   Progress progress();
 
@@ -195,7 +196,7 @@ class Messages : public Beside {
   const CommIdentity& comm_;
   OperationChannel& channel_;
   PeerWindows& windows_;
-  Beside* beside_ = nullptr;
+  SideProgress* side_progress_ = nullptr;
   const ProgressClient* own_ = nullptr;
 
   CellRings rings_;

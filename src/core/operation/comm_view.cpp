@@ -5,7 +5,7 @@
 namespace mep {
 namespace {
 
-std::shared_ptr<CommView> make_view(const CommBirth& members, uint64_t epoch) {
+std::shared_ptr<CommView> make_view(const CommMembers& members, uint64_t epoch) {
   auto view = std::make_shared<CommView>();
   view->epoch = epoch;
   view->world_epoch = members.world_epoch;
@@ -23,15 +23,15 @@ std::shared_ptr<CommView> make_view(const CommBirth& members, uint64_t epoch) {
 
 }  // namespace
 
-std::shared_ptr<const CommView> CommView::first(const CommBirth& birth, uint64_t epoch) {
-  return make_view(birth, epoch);
+std::shared_ptr<const CommView> CommView::first(const CommMembers& members, uint64_t epoch) {
+  return make_view(members, epoch);
 }
 
 // Who left stays so until somebody takes the place.
 std::shared_ptr<const CommView> CommView::after(const membership::InstallView& change,
                                                 uint64_t new_epoch,
                                                 const std::vector<uint32_t>& slots) const {
-  std::shared_ptr<CommView> view = make_view(CommBirth::of(*change.view, slots), new_epoch);
+  std::shared_ptr<CommView> view = make_view(CommMembers::of(*change.view, slots), new_epoch);
   const std::vector<membership::Removal>& removed = change.decision->removed;
   for (uint32_t rank = 0; rank < slots.size(); ++rank) {
     if (view->is_live(rank)) continue;

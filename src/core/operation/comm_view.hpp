@@ -21,7 +21,7 @@ struct CommView {
   bool is_live(uint32_t rank) const { return has_rank(live_bits, rank); }
 
   // Of a comm's first epoch.
-  static std::shared_ptr<const CommView> first(const CommBirth& birth, uint64_t epoch);
+  static std::shared_ptr<const CommView> first(const CommMembers& members, uint64_t epoch);
   // That follows on this one by a change of the comm whose ranks have these slots.
   std::shared_ptr<const CommView> after(const membership::InstallView& change, uint64_t new_epoch,
                                         const std::vector<uint32_t>& slots) const;

@@ -27,7 +27,7 @@ mep_result_t OperationChannel::await_changes(const Deadline& deadline) const {
               comm_.name().c_str());
 }
 
-void OperationChannel::ask_verdict(uint64_t epoch, uint64_t seq) {
+void OperationChannel::ask_decision(uint64_t epoch, uint64_t seq) {
   if (asked_seq_ >= seq) return;
   try {
     comm_.world().report_deadline(comm_.id(), word_.id(), epoch);
@@ -37,53 +37,53 @@ void OperationChannel::ask_verdict(uint64_t epoch, uint64_t seq) {
   }
 }
 
-mep_result_t OperationChannel::fail_without_verdict(uint64_t seq) const {
-  return fail(MEP_ERR_INTERNAL, "operation %llu of comm %s got no verdict; please report this",
+mep_result_t OperationChannel::fail_without_decision(uint64_t seq) const {
+  return fail(MEP_ERR_INTERNAL, "operation %llu of comm %s got no decision; please report this",
               static_cast<unsigned long long>(seq), comm_.name().c_str());
 }
 
-std::shared_ptr<const Verdict> OperationChannel::next_verdict() const {
+std::shared_ptr<const Decision> OperationChannel::next_decision() const {
   const std::lock_guard lock(mutex_);
-  return verdicts_.empty() ? nullptr : verdicts_.front();
+  return decisions_.empty() ? nullptr : decisions_.front();
 }
 
-std::shared_ptr<const Verdict> OperationChannel::verdict_of(uint64_t epoch) const {
+std::shared_ptr<const Decision> OperationChannel::decision_of(uint64_t epoch) const {
   const std::lock_guard lock(mutex_);
-  const auto it = std::find_if(verdicts_.begin(), verdicts_.end(), [=](const auto& verdict) {
-    return verdict->change->epoch == epoch;
+  const auto it = std::find_if(decisions_.begin(), decisions_.end(), [=](const auto& decision) {
+    return decision->change->epoch == epoch;
   });
-  return it == verdicts_.end() ? nullptr : *it;
+  return it == decisions_.end() ? nullptr : *it;
 }
 
 std::shared_ptr<const CommView> OperationChannel::latest_view() const {
   const std::lock_guard lock(mutex_);
-  return verdicts_.empty() ? adopted_ : verdicts_.back()->change->view;
+  return decisions_.empty() ? adopted_ : decisions_.back()->change->view;
 }
 
 bool OperationChannel::has_adopted_all() const {
   const std::lock_guard lock(mutex_);
-  return verdicts_.empty();
+  return decisions_.empty();
 }
 
 // --- The control thread ---------------------------------------------------------------------------
 
-std::shared_ptr<const Verdict> OperationChannel::verdict_by(
-    const std::shared_ptr<const CommChange>& change, const membership::Proposal& decision) const {
-  auto verdict = std::make_shared<Verdict>();
-  verdict->change = change;
-  verdict->n_star = word_.done();
-  verdict->next = verdict->n_star + 2;
-  if (const auto* decided = decision.verdict(comm_.id(), word_.id())) {
-    verdict->n_star = decided->n_star;
-    verdict->next = decided->next;
+std::shared_ptr<const Decision> OperationChannel::decision_by(
+    const std::shared_ptr<const CommChange>& change, const membership::Proposal& committed) const {
+  auto decision = std::make_shared<Decision>();
+  decision->change = change;
+  decision->last_completed = word_.done();
+  decision->next = decision->last_completed + 2;
+  if (const auto* decided = committed.decision(comm_.id(), word_.id())) {
+    decision->last_completed = decided->last_completed;
+    decision->next = decided->next;
   }
-  if (change->joined) verdict->n_star = 0;
-  return verdict;
+  if (change->joined) decision->last_completed = 0;
+  return decision;
 }
 
-void OperationChannel::install(const std::shared_ptr<const Verdict>& verdict) {
-  verdicts_.push_back(verdict);
-  word_.restart(verdict->change->view->epoch, verdict->next - 1);
+void OperationChannel::install(const std::shared_ptr<const Decision>& decision) {
+  decisions_.push_back(decision);
+  word_.restart(decision->change->view->epoch, decision->next - 1);
 }
 
 }  // namespace mep

@@ -2,7 +2,7 @@
 // decided of them.
 //
 // Two threads meet here: the user's (one at a time) and the world's control thread. The latter freezes the
-// channel, and leaves verdicts for the user's thread: that sees at its next look that the channel's word is
+// channel, and leaves decisions for the user's thread: that sees at its next look that the channel's word is
 // not what it was, and adopts them, in their order, when nothing is left that they decide.
 #pragma once
 
@@ -15,8 +15,8 @@
 #include "base/clock.hpp"
 #include "core/operation/channel.hpp"
 #include "core/operation/comm_identity.hpp"
+#include "core/operation/decision.hpp"
 #include "core/operation/posting_gate.hpp"
-#include "core/operation/verdict.hpp"
 #include "core/world/world.hpp"
 
 namespace mep {
@@ -38,7 +38,7 @@ class OperationChannel {
   // --- The user's thread ---
   const CommView& adopted() const { return *adopted_; }
   // Nothing has changed: a call gets the next number.
-  bool is_calm() const {
+  bool is_undisturbed() const {
     return word_.undisturbed(adopted_->epoch) && comm_.world().terminal_result() == MEP_SUCCESS;
   }
   // No view change is under way, or none will end any more.
@@ -53,9 +53,9 @@ class OperationChannel {
     word_.enter(++seq_);
     return seq_;
   }
-  // Of one that a verdict decides.
+  // Of one that a decision decides.
   uint64_t take_decided_number() { return ++seq_; }
-  // These numbers are given again: no verdict has counted them.
+  // These numbers are given again: no decision has counted them.
   void take_back_numbers(uint64_t first) {
     if (first <= seq_) seq_ = first - 1;
   }
@@ -75,36 +75,36 @@ class OperationChannel {
   }
   // The operation's time is over. What that means is decided for all: a view change fixes which operations
   // are complete. Asked for once, also if there is no memory for it at the first time.
-  void ask_verdict(uint64_t epoch, uint64_t seq);
-  // Asks for the verdict and looks until it has ended the operation. Another change may come first. False:
+  void ask_decision(uint64_t epoch, uint64_t seq);
+  // Asks for the decision and looks until it has ended the operation. Another change may come first. False:
   // none has come, which is a bug. The operation may get another number meanwhile.
   template <typename Op, typename Look>
-  bool await_verdict(const Op& operation, Look&& look) {
+  bool await_decision(const Op& operation, Look&& look) {
     return wait(comm_.change_deadline(), [&] {
       if (look()) return true;
-      ask_verdict(operation.epoch, operation.seq);
+      ask_decision(operation.epoch, operation.seq);
       return false;
     });
   }
-  mep_result_t fail_without_verdict(uint64_t seq) const;
+  mep_result_t fail_without_decision(uint64_t seq) const;
 
   // The oldest that is not adopted, or that of the operations of an epoch; null: there is none.
-  std::shared_ptr<const Verdict> next_verdict() const;
-  std::shared_ptr<const Verdict> verdict_of(uint64_t epoch) const;
+  std::shared_ptr<const Decision> next_decision() const;
+  std::shared_ptr<const Decision> decision_of(uint64_t epoch) const;
   // Goes on where the oldest one says. `restart` is called before, under the lock; the view is adopted last,
   // so that all is done again if there is no memory for it.
   template <typename Restart>
-  void adopt(const Verdict& verdict, Restart&& restart) {
+  void adopt(const Decision& decision, Restart&& restart) {
     const std::lock_guard lock(mutex_);
     restart();
-    seq_ = verdict.next - 1;
+    seq_ = decision.next - 1;
     asked_seq_ = 0;
-    adopted_ = verdict.change->view;
-    verdicts_.pop_front();
+    adopted_ = decision.change->view;
+    decisions_.pop_front();
   }
 
   // --- Any thread ---
-  // Guards the verdicts, and what the client shares with the control thread.
+  // Guards the decisions, and what the client shares with the control thread.
   std::mutex& mutex() const { return mutex_; }
   std::shared_ptr<const CommView> latest_view() const;
   bool has_adopted_all() const;
@@ -117,17 +117,17 @@ class OperationChannel {
   void await_posters() const { gate_.await_empty(comm_.name().c_str()); }
   // What follows is called under the lock.
   // The user's thread has seen the latest view.
-  bool is_adopted() const { return verdicts_.empty(); }
+  bool is_adopted() const { return decisions_.empty(); }
   const CommView& latest() const {
-    return verdicts_.empty() ? *adopted_ : *verdicts_.back()->change->view;
+    return decisions_.empty() ? *adopted_ : *decisions_.back()->change->view;
   }
   // Nothing has changed.
   void resume() { word_.resume(); }
-  // The verdict must be in its place before the word shows it.
-  void install(const std::shared_ptr<const Verdict>& verdict);
+  // The decision must be in its place before the word shows it.
+  void install(const std::shared_ptr<const Decision>& decision);
   // What the decision says of this channel.
-  std::shared_ptr<const Verdict> verdict_by(const std::shared_ptr<const CommChange>& change,
-                                            const membership::Proposal& decision) const;
+  std::shared_ptr<const Decision> decision_by(const std::shared_ptr<const CommChange>& change,
+                                              const membership::Proposal& committed) const;
 
  private:
   const CommIdentity& comm_;
@@ -137,10 +137,10 @@ class OperationChannel {
   // The user's thread. The view is changed under mutex_, for the control thread.
   std::shared_ptr<const CommView> adopted_;
   uint64_t seq_ = 0;        // of the last call
-  uint64_t asked_seq_ = 0;  // up to where a verdict was asked for, in the adopted epoch
+  uint64_t asked_seq_ = 0;  // up to where a decision was asked for, in the adopted epoch
 
   mutable std::mutex mutex_;
-  std::deque<std::shared_ptr<const Verdict>> verdicts_;  // not adopted yet, oldest first
+  std::deque<std::shared_ptr<const Decision>> decisions_;  // not adopted yet, oldest first
 };
 
 }  // namespace mep

@@ -3,8 +3,8 @@
 // time is over, a change is asked for that settles it for all; it ends with the world.
 //
 // Two classes of operation:
-//   replicated  The verdict's numbers decide, the same on all ranks. Who has not called yet gets the same
-//               when it does, and an operation that no verdict counts begins anew in the next epoch.
+//   replicated  The decision's numbers decide, the same on all ranks. Who has not called yet gets the same
+//               when it does, and an operation that no decision counts begins anew in the next epoch.
 //   personal    Each rank's own data decide: the operation in flight ends by what had arrived here when all
 //               had stopped, and a call that comes later begins in the new epoch.
 //
@@ -13,9 +13,9 @@
 //   note_number(op)             it has its number
 //   begin_again(op)             replicated: forgets what it has done
 //   step(op) or a step function  true: it has ended, or nothing is to be waited for
-//   settle(op, verdict)         ends it by what a change has decided, or by what has arrived
+//   settle(op, decision)         ends it by what a change has decided, or by what has arrived
 //   end(op, result)             ends it by an error of this rank
-//   adopt(verdict)              the user's thread goes on with the view after it: calls the engine's adopt()
+//   adopt(decision)              the user's thread goes on with the view after it: calls the engine's adopt()
 #pragma once
 
 #include <memory>
@@ -53,7 +53,7 @@ class OperationEngine : public OperationChannel {
   // Gives the operation its number. Where a change has decided of that number already, the operation has
   // ended afterwards; else it is queued.
   [[nodiscard]] mep_result_t begin(Op* operation) {
-    if (is_calm()) [[likely]] {
+    if (is_undisturbed()) [[likely]] {
       give_number(operation);
     } else {
       MEP_TRY(settle_changes());
@@ -64,7 +64,7 @@ class OperationEngine : public OperationChannel {
   }
   // The same in two steps and without the queue: a call of the new view may still be refused.
   [[nodiscard]] mep_result_t catch_up() {
-    if (is_calm()) [[likely]]
+    if (is_undisturbed()) [[likely]]
       return MEP_SUCCESS;
     MEP_TRY(settle_changes());
     return adopt_all();
@@ -90,21 +90,21 @@ class OperationEngine : public OperationChannel {
   }
   // The channel was frozen, or is in a later epoch than the operation. True: it has ended.
   bool settle(Op* operation) {
-    const std::shared_ptr<const Verdict> verdict = verdict_of(operation->epoch);
-    if (verdict == nullptr || (kIsPersonal && frozen())) return settle_undecided(operation);
-    if (kIsPersonal || operation->seq < verdict->next) {
-      client_.settle(*operation, *verdict);
+    const std::shared_ptr<const Decision> decision = decision_of(operation->epoch);
+    if (decision == nullptr || (kIsPersonal && frozen())) return settle_undecided(operation);
+    if (kIsPersonal || operation->seq < decision->next) {
+      client_.settle(*operation, *decision);
       if constexpr (kIsPersonal) (void)adopt_all();
       return true;
     }
     replace_queue();
     return operation->finished;
   }
-  // Looks until `look` says so; once the deadline has come, with a verdict asked for. False: there came
+  // Looks until `look` says so; once the deadline has come, with a decision asked for. False: there came
   // none.
   template <typename Look>
   bool drive(const Op& operation, const Deadline& deadline, Look&& look) {
-    return wait(deadline, look) || await_verdict(operation, look);
+    return wait(deadline, look) || await_decision(operation, look);
   }
 
   // --- The queue: operations in the order of their calls, the first of which is stepped ---
@@ -129,11 +129,11 @@ class OperationEngine : public OperationChannel {
   [[nodiscard]] bool wait_for(Op* operation, const Deadline& deadline) {
     return wait(deadline, [&] { return test(operation); });
   }
-  // The operation's time is over: waits for the verdict that ends it. False: there came none, and the queue
+  // The operation's time is over: waits for the decision that ends it. False: there came none, and the queue
   // knows the operation no more.
-  [[nodiscard]] bool wait_for_verdict(Op* operation) {
+  [[nodiscard]] bool wait_for_decision(Op* operation) {
     const auto look = [&] { return test(operation); };
-    if (await_verdict(*operation, look)) return true;
+    if (await_decision(*operation, look)) return true;
     drop(operation);
     return false;
   }
@@ -152,8 +152,8 @@ class OperationEngine : public OperationChannel {
   }
 
   mep_result_t adopt_all() {
-    while (const std::shared_ptr<const Verdict> verdict = next_verdict()) {
-      MEP_TRY(client_.adopt(*verdict));
+    while (const std::shared_ptr<const Decision> decision = next_decision()) {
+      MEP_TRY(client_.adopt(*decision));
     }
     return MEP_SUCCESS;
   }
@@ -161,15 +161,15 @@ class OperationEngine : public OperationChannel {
   // Gives the operation the next number. Where a view change has decided of that number already, the
   // operation succeeds with what was retained for it, or fails like those of the other ranks.
   mep_result_t place(Op* operation) {
-    while (const std::shared_ptr<const Verdict> verdict = next_verdict()) {
-      if (!kIsPersonal && verdict->decides(last_number() + 1)) {
-        operation->epoch = verdict->change->epoch;
+    while (const std::shared_ptr<const Decision> decision = next_decision()) {
+      if (!kIsPersonal && decision->decides(last_number() + 1)) {
+        operation->epoch = decision->change->epoch;
         operation->seq = take_decided_number();
         client_.note_number(*operation);
-        client_.settle(*operation, *verdict);
+        client_.settle(*operation, *decision);
         return MEP_SUCCESS;
       }
-      MEP_TRY(client_.adopt(*verdict));
+      MEP_TRY(client_.adopt(*decision));
     }
     give_number(operation);
     return MEP_SUCCESS;
@@ -186,7 +186,7 @@ class OperationEngine : public OperationChannel {
     return operation->finished;
   }
 
-  // The queued operations got their numbers just after the channel was frozen, so no verdict counts them:
+  // The queued operations got their numbers just after the channel was frozen, so no decision counts them:
   // nobody else knows of them, and they take the next numbers instead.
   void replace_queue() {
     if constexpr (!kIsPersonal) {

@@ -29,7 +29,7 @@ mep_result_t PeerWindows::receive(const std::vector<uint64_t>& incarnations,
   for (uint32_t rank = 0; rank < slots.size(); ++rank) {
     if (!has(rank)) incarnations_[rank] = 0;
   }
-  // Also of a newcomer, which is in no view yet.
+  // Also of a joiner, which is in no view yet.
   incarnations_[comm_.rank()] = world.identity().incarnation;
   return MEP_SUCCESS;
 }
@@ -45,9 +45,9 @@ mep_result_t PeerWindows::take(uint32_t rank, uint64_t incarnation, const Deadli
   return windows.await_remote(slot, own_, deadline, &remotes_[rank]);
 }
 
-mep_result_t PeerWindows::reach_newcomers(const CommView& view, const Deadline& deadline,
-                                          const char* what,
-                                          const std::function<void(uint32_t)>& reached) {
+mep_result_t PeerWindows::reach_joiners(const CommView& view, const Deadline& deadline,
+                                        const char* what,
+                                        const std::function<void(uint32_t)>& reached) {
   for (const uint32_t rank : view.live) {
     const uint64_t incarnation = view.incarnations[rank];
     if (reaches(rank, incarnation)) continue;

@@ -28,7 +28,7 @@ class PeerWindows {
   const std::shared_ptr<Window>& own() const { return own_; }
   std::byte* data() const { return own_->data(); }
 
-  // Waits for those of the ranks that `incarnations` names. A newcomer that is not in the view yet goes on
+  // Waits for those of the ranks that `incarnations` names. A joiner that is not in the view yet goes on
   // without a member that leaves the view meanwhile. `has_changed`: see WorldWindows::receive().
   [[nodiscard]] mep_result_t receive(const std::vector<uint64_t>& incarnations,
                                      const Deadline& deadline,
@@ -44,12 +44,12 @@ class PeerWindows {
     return incarnations_[rank] == incarnation;
   }
 
-  // Takes the windows of ranks that have come with the view, and says of whom. A newcomer's are here before
-  // it is in the view, unless this rank is a newcomer too: then they come at once. `what`, where a newcomer
+  // Takes the windows of ranks that have come with the view, and says of whom. A joiner's are here before
+  // it is in the view, unless this rank is a joiner too: then they come at once. `what`, where a joiner
   // may have none because the windows were made while it came: it takes no part in that.
-  [[nodiscard]] mep_result_t reach_newcomers(const CommView& view, const Deadline& deadline,
-                                             const char* what = nullptr,
-                                             const std::function<void(uint32_t)>& reached = {});
+  [[nodiscard]] mep_result_t reach_joiners(const CommView& view, const Deadline& deadline,
+                                           const char* what = nullptr,
+                                           const std::function<void(uint32_t)>& reached = {});
   // Puts that may still wait to be sent leave the memory that they come from.
   void flush_puts() const;
 

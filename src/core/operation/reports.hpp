@@ -6,7 +6,7 @@
 #include <memory>
 #include <mutex>
 
-#include "core/operation/verdict.hpp"
+#include "core/operation/decision.hpp"
 
 namespace mep {
 

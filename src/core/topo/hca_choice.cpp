@@ -229,7 +229,7 @@ size_t deal_equals(std::vector<RankedPort>* ports, size_t usable, uint32_t local
   return equals;
 }
 
-std::string verdict_of(const RankedPort& ranked, const RankedPort& best) {
+std::string outcome_of(const RankedPort& ranked, const RankedPort& best) {
   if (ranked.nearness != best.nearness || ranked.distance != best.distance) return "farther";
   if (ranked.port.state != best.port.state) return "its link may not be up";
   return "slower: " + rate_words(ranked.port.rate_gbit) + ", not " +
@@ -237,15 +237,15 @@ std::string verdict_of(const RankedPort& ranked, const RankedPort& best) {
 }
 
 void judge(HcaChoice* choice, uint32_t local_rank) {
-  choice->ports[0].verdict = "chosen";
+  choice->ports[0].outcome = "chosen";
   for (size_t i = 1; i < choice->usable; ++i) {
     RankedPort& ranked = choice->ports[i];
     if (i >= choice->equals) {
-      ranked.verdict = verdict_of(ranked, choice->ports[0]);
+      ranked.outcome = outcome_of(ranked, choice->ports[0]);
       continue;
     }
     const size_t taker = (local_rank + i) % choice->equals;
-    ranked.verdict = "equally good; for local rank " + std::to_string(taker);
+    ranked.outcome = "equally good; for local rank " + std::to_string(taker);
   }
 }
 
@@ -254,7 +254,7 @@ std::string summary_of(const HcaChoice& choice, const HcaLocation& location, uin
   if (choice.usable == 0) {
     std::string text = "no HCA can be used:";
     for (const RankedPort& ranked : choice.ports) {
-      text += " " + ranked.name() + ": " + ranked.verdict + ";";
+      text += " " + ranked.name() + ": " + ranked.outcome + ";";
     }
     text.pop_back();
     return text;
@@ -344,9 +344,9 @@ HcaChoice choose_hca(const HcaTopology& topology, const HcaLocation& location,
       RankedPort ranked{hca.name, port, found.nearness, found.distance, false, "", ""};
       ranked.properties = nearness_words(topology, location, ranked) + "; " + link_words(port);
       if (!filter.allows(hca.name, port.number)) {
-        ranked.verdict = "excluded by MEP_HCA";
+        ranked.outcome = "excluded by MEP_HCA";
       } else if (port.state != LinkState::kActive && port.state != LinkState::kUnknown) {
-        ranked.verdict = state_words(port.state);
+        ranked.outcome = state_words(port.state);
       } else {
         ranked.is_usable = true;
         ++choice.usable;

@@ -48,7 +48,7 @@ struct RankedPort {
   uint64_t distance = 0;  // within that: bridges between, or the NUMA distance; 0: not known
   bool is_usable = false;
   std::string properties;  // "behind the same PCIe switch; link active, 200 Gb/s InfiniBand"
-  std::string verdict;     // "chosen", "farther", "its link is down", ...
+  std::string outcome;     // "chosen", "farther", "its link is down", ...
   std::string name() const { return hca + ":" + std::to_string(port.number); }
 };
 

@@ -1,4 +1,4 @@
-// How a call waits for the view that answers it: a member's for the one that lets newcomers in, a newcomer's for
+// How a call waits for the view that answers it: a member's for the one that lets joiners in, a joiner's for
 // the one that it is in.
 #pragma once
 
@@ -36,27 +36,27 @@ class Admissions {
   // The collective recover call: waits until the view that answers it.
   [[nodiscard]] mep_result_t recover(const membership::SlotSet& wanted, const Deadline& deadline,
                                      Admission* admission);
-  // Why the last newcomer for the slot did not come in, as far as this rank knows; or nothing.
+  // Why the last joiner for the slot did not come in, as far as this rank knows; or nothing.
   std::string refusal(uint32_t slot) const;
-  // Newcomers whose links to this rank are tested.
-  uint32_t ready_newcomers() const { return ready_newcomers_.load(std::memory_order_relaxed); }
+  // Joiners whose links to this rank are tested.
+  uint32_t ready_joiners() const { return ready_joiners_.load(std::memory_order_relaxed); }
 
-  // This rank is a newcomer; before the control thread starts.
+  // This rank is a joiner; before the control thread starts.
   void begin_entering() { entering_ = true; }
-  // A newcomer: says that it is ready and waits until it is in the view.
+  // A joiner: says that it is ready and waits until it is in the view.
   [[nodiscard]] mep_result_t enter(const Deadline& deadline, Admission* admission);
-  // For a newcomer whose world ended before that: nobody evicts who was never in.
+  // For a joiner whose world ended before that: nobody evicts who was never in.
   [[nodiscard]] static mep_result_t fail_outside();
-  // A newcomer that is not in the view yet.
+  // A joiner that is not in the view yet.
   bool entering() const { return entering_; }
 
   // --- The control thread ---
   // `joined`: this rank is in the view from now on.
   void answer(uint64_t seq, Admission admission, bool joined);
-  // Why the last newcomer for the slot did not come in.
+  // Why the last joiner for the slot did not come in.
   void note_refusal(uint32_t slot, const std::string& text);
-  void note_ready_newcomers(uint32_t count) {
-    ready_newcomers_.store(count, std::memory_order_relaxed);
+  void note_ready_joiners(uint32_t count) {
+    ready_joiners_.store(count, std::memory_order_relaxed);
   }
 
  private:
@@ -64,8 +64,8 @@ class Admissions {
   const WorldEnd& end_;
   const uint32_t self_slot_;
   bool entering_ = false;  // the user's thread's
-  // Written by the control thread; relaxed: a hint for barriers that admit newcomers.
-  std::atomic<uint32_t> ready_newcomers_{0};
+  // Written by the control thread; relaxed: a hint for barriers that admit joiners.
+  std::atomic<uint32_t> ready_joiners_{0};
 
   mutable std::mutex mutex_;  // guards the fields below
   std::condition_variable answered_;

@@ -8,14 +8,14 @@
 #include "base/failpoint.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
-#include "core/bootstrap/place_book.hpp"
+#include "core/bootstrap/rendezvous_entries.hpp"
 #include "core/world/control_thread.hpp"
 
 namespace mep {
 namespace {
 
 // Whether the comm's epoch advances when `value` is installed.
-bool affects(const membership::Proposal& value, const WorldClient& comm) {
+bool affects(const membership::Proposal& value, const WorldParticipant& comm) {
   const auto has = [&](uint32_t slot) { return comm.member_slots().has(slot); };
   return std::any_of(value.removed.begin(), value.removed.end(),
                      [&](const auto& removal) { return has(removal.slot); }) ||
@@ -50,18 +50,18 @@ void ControlThread::act(const membership::SendHeartbeat& action) {
   action.to.each([&](uint32_t slot) { send(slot, kFrameHeartbeat, {}); });
 }
 
-void ControlThread::act(const membership::Wedge& action) {
+void ControlThread::act(const membership::Freeze& action) {
   note_evidence();
-  times_.wedge_ns = now_ns();
+  times_.freeze_ns = now_ns();
   take_what_has_come();
   give_up_the_gone();
   std::vector<membership::ChannelState> channels;
   for (const auto& [id, client] : clients_) client->freeze(&channels);
   quiet_epoch_ = action.epoch;
   ask_for_quiet();
-  times_.wedged_ns = now_ns();
+  times_.frozen_ns = now_ns();
   times_.agreed_ns = 0;
-  membership_->on_wedged(action.epoch, std::move(channels));
+  membership_->on_frozen(action.epoch, std::move(channels));
 }
 
 // Evidence long before a change was of something else.
@@ -82,44 +82,45 @@ void ControlThread::finish_times(uint64_t world_epoch) {
     return from_ns == 0 || to_ns < from_ns ? 0ull : (to_ns - from_ns) / 1000ull;
   };
   log(LogLevel::kInfo,
-      "view %llu: wedged %llu us after the first evidence, agreed in %llu us, fenced in %llu us, "
+      "view %llu: frozen %llu us after the first evidence, agreed in %llu us, fenced in %llu us, "
       "committed in %llu us, installed in %llu us",
-      static_cast<unsigned long long>(world_epoch), us(times_.evidence_ns, times_.wedged_ns),
-      us(times_.wedged_ns, times_.agreed_ns), us(times_.agreed_ns, times_.prepared_ns),
+      static_cast<unsigned long long>(world_epoch), us(times_.evidence_ns, times_.frozen_ns),
+      us(times_.frozen_ns, times_.agreed_ns), us(times_.agreed_ns, times_.prepared_ns),
       us(times_.prepared_ns, times_.committed_ns), us(times_.committed_ns, times_.installed_ns));
 }
 
-void ControlThread::act(const membership::FlushReceive& action) {
+void ControlThread::act(const membership::CatchUpReceive& action) {
   note_agreed();
-  flush_items_ = action.items;
-  flush_plan_ = action.plan;
-  flush_pending_ = true;
-  check_flush();
+  catch_up_items_ = action.items;
+  catch_up_plan_ = action.plan;
+  catch_up_pending_ = true;
+  check_catch_up();
 }
 
-void ControlThread::check_flush() {
-  if (!flush_pending_) return;
-  for (const membership::FlushItem& item : flush_items_) {
-    const WorldClient* comm = client(item.comm);
+void ControlThread::check_catch_up() {
+  if (!catch_up_pending_) return;
+  for (const membership::CatchUpItem& item : catch_up_items_) {
+    const WorldParticipant* comm = client(item.comm);
     if (comm == nullptr || !comm->is_replicated(item.channel)) continue;
-    const auto it = flushed_.find({item.comm, item.channel});
-    if (it == flushed_.end() || it->second < item.to_seq) return;
+    const auto it = caught_up_.find({item.comm, item.channel});
+    if (it == caught_up_.end() || it->second < item.to_seq) return;
   }
-  flush_pending_ = false;
-  membership_->on_flushed(flush_plan_);
+  catch_up_pending_ = false;
+  membership_->on_caught_up(catch_up_plan_);
 }
 
-void ControlThread::act(const membership::FlushSend& action) {
+void ControlThread::act(const membership::CatchUpSend& action) {
   note_agreed();
-  MEP_FAILPOINT("flush");
-  WorldClient* comm = client(action.comm);
+  MEP_FAILPOINT("catch-up");
+  WorldParticipant* comm = client(action.comm);
   if (comm == nullptr || !comm->is_replicated(action.channel)) return;
-  comm->give_flush(action.channel, action.from_seq, action.to_seq,
-                   [&](uint64_t seq, uint32_t source, std::span<const std::byte> bytes) {
-                     send(action.to, kFrameFlush,
-                          encode_flush({action.comm, action.channel, seq, source, bytes}));
-                   });
-  send(action.to, kFrameFlushEnd, encode_flush_end({action.comm, action.channel, action.to_seq}));
+  comm->give_catch_up(action.channel, action.from_seq, action.to_seq,
+                      [&](uint64_t seq, uint32_t source, std::span<const std::byte> bytes) {
+                        send(action.to, kFrameCatchUp,
+                             encode_catch_up({action.comm, action.channel, seq, source, bytes}));
+                      });
+  send(action.to, kFrameCatchUpEnd,
+       encode_catch_up_end({action.comm, action.channel, action.to_seq}));
 }
 
 // A process that is gone writes no more. One that may still run keeps only the old pages: the windows
@@ -143,9 +144,9 @@ void ControlThread::act(const membership::FenceOut& action) {
   }
   Fence fence{action.slot, action.incarnation, {}, Deadline::after_ms(config_.suspect_ms)};
   if (peer.transport->traits().renews_windows) {
-    membership::SlotSet newcomers;
-    for (const auto& [slot, arrival] : arrivals_) newcomers.add(slot);
-    windows_.renew(action.slot, newcomers, &fence.awaited, &broken_links_);
+    membership::SlotSet joiners;
+    for (const auto& [slot, arrival] : arrivals_) joiners.add(slot);
+    windows_.renew(action.slot, joiners, &fence.awaited, &broken_links_);
     // One that is not announced yet holds up its own admission, nobody else.
     for (auto it = fence.awaited.begin(); it != fence.awaited.end();) {
       const auto taker = it++;
@@ -167,8 +168,8 @@ void ControlThread::check_fences() {
           membership_->row().suspected.has(slot)) {
         return true;
       }
-      // Nobody suspects a newcomer: one that stands still is sent away, and may come again.
-      if (is_member(slot) || !fence.newcomers_until.expired()) return false;
+      // Nobody suspects a joiner: one that stands still is sent away, and may come again.
+      if (is_member(slot) || !fence.joiners_until.expired()) return false;
       broken_links_.add(slot);
       return true;
     });
@@ -225,17 +226,17 @@ void ControlThread::part_with(const membership::Removal& removal, uint64_t epoch
   peer.link = nullptr;
 }
 
-// A newcomer that is in the view from now on.
+// A joiner that is in the view from now on.
 void ControlThread::take_in(uint32_t slot, uint64_t epoch) {
   arrivals_.erase(slot);
-  peers_[slot].is_newcomer = false;
+  peers_[slot].is_joiner = false;
   // Relaxed: see WorldPeer.
   peers_[slot].state.store(MEP_PEER_ALIVE, std::memory_order_relaxed);
   log(LogLevel::kInfo, "rank %u is in the view %llu", slot, static_cast<unsigned long long>(epoch));
 }
 
-// Newcomers that membership does not know of yet must not wait for who has gone.
-void ControlThread::tell_newcomers_of(const membership::View& view) {
+// Joiners that membership does not know of yet must not wait for who has gone.
+void ControlThread::tell_joiners_of(const membership::View& view) {
   const std::vector<uint8_t> bytes = membership::encode_view(view);
   for (const auto& [slot, arrival] : arrivals_) {
     if (view.members.has(slot)) continue;
@@ -248,9 +249,9 @@ void ControlThread::tell_newcomers_of(const membership::View& view) {
 void ControlThread::act(const membership::InstallView& action) {
   MEP_FAILPOINT("commit");
   times_.committed_ns = now_ns();
-  flush_items_.clear();
-  flush_pending_ = false;
-  flushed_.clear();
+  catch_up_items_.clear();
+  catch_up_pending_ = false;
+  caught_up_.clear();
   fences_.clear();
   preparing_.reset();
   quiet_epoch_ = 0;
@@ -272,7 +273,7 @@ void ControlThread::act(const membership::InstallView& action) {
     client->install(action, affected == action.affected.end() ? nullptr : &*affected);
   }
   note_refused(*action.decision);
-  tell_newcomers_of(*action.view);
+  tell_joiners_of(*action.view);
   Admission admission{{}, action.view};
   for (const membership::Member& member : action.decision->added) {
     admission.added.push_back(member.slot);

@@ -60,7 +60,7 @@ void ControlThread::answer_closed() {
 
 void ControlThread::drop_held(std::vector<membership::ChannelState>* channels) {
   std::erase_if(*channels, [this](const membership::ChannelState& state) {
-    WorldClient* comm = client(state.comm);
+    WorldParticipant* comm = client(state.comm);
     return comm == nullptr || comm->holds(state.channel, state.done);
   });
 }

@@ -7,7 +7,7 @@
 
 namespace mep {
 
-void ControlThread::ask_held(WorldClient* client, uint64_t channel, uint64_t done,
+void ControlThread::ask_held(WorldParticipant* client, uint64_t channel, uint64_t done,
                              std::shared_ptr<std::atomic<bool>> held) {
   Closing closing;
   closing.token = next_closing_++;
@@ -27,13 +27,13 @@ void ControlThread::ask_held(WorldClient* client, uint64_t channel, uint64_t don
 
 // Members that have given up a comm say so by a view change, which may come before this rank has begun it. An
 // id is used once, so what is kept too long does no harm; what is forgotten costs the time that it may take.
-void ControlThread::note_refused(const membership::Proposal& decision) {
+void ControlThread::note_refused(const membership::Proposal& committed) {
   constexpr size_t kMost = 256;
   const auto note = [this](uint64_t comm) {
     if (client(comm) == nullptr && !is_refused(comm)) refused_.push_back(comm);
   };
-  for (const uint64_t comm : decision.revoked) note(comm);
-  for (const membership::Settlement& settled : decision.settled) note(settled.comm);
+  for (const uint64_t comm : committed.revoked) note(comm);
+  for (const membership::Settlement& settled : committed.settled) note(settled.comm);
   while (refused_.size() > kMost) refused_.pop_front();
 }
 
@@ -87,7 +87,7 @@ bool ControlThread::take_closing_held(uint32_t slot, const Frame& frame) {
 // Who has closed the comm itself holds all of it.
 void ControlThread::answer_closings() {
   std::erase_if(closing_peers_, [this](const ClosingPeer& peer) {
-    WorldClient* comm = client(peer.done.comm);
+    WorldParticipant* comm = client(peer.done.comm);
     if (comm != nullptr && !comm->holds(peer.done.channel, peer.done.done)) return false;
     send(peer.slot, kFrameClosingHeld, encode_closing_held(peer.token));
     return true;

@@ -55,10 +55,10 @@ bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
     case kFrameHeartbeat:
       membership_->on_heartbeat(slot, peer.incarnation);
       return true;
-    case kFrameFlush:
-      return take_flush(slot, frame);
-    case kFrameFlushEnd:
-      return take_flush_end(slot, frame);
+    case kFrameCatchUp:
+      return take_catch_up(slot, frame);
+    case kFrameCatchUpEnd:
+      return take_catch_up_end(slot, frame);
     case kFrameLeaving:
       return take_leaving(slot, frame);
     case kFrameLeavingHeld:
@@ -95,7 +95,7 @@ bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
 bool ControlThread::take_last_words(uint32_t slot, const Frame& frame) {
   Abort abort;
   if (frame.type == kAbortFrame && !is_member(slot) && decode_abort(frame.payload, &abort)) {
-    log(LogLevel::kWarn, "newcomer for rank %u: %s", slot, abort.text.c_str());
+    log(LogLevel::kWarn, "joiner for rank %u: %s", slot, abort.text.c_str());
     admissions_.note_refusal(slot, abort.text);
   }
   return true;
@@ -121,14 +121,14 @@ bool ControlThread::take_window(uint32_t slot, Frame& frame) {
   if (!frame.fds.empty()) offer.fd = std::move(frame.fds[0]);
   if (frame.fds.size() > 1) offer.event = std::move(frame.fds[1]);
   const uint32_t generation = offer.generation;
-  // A window that is in use here was renewed; a newcomer's is taken at once, too, also if this rank is one
+  // A window that is in use here was renewed; a joiner's is taken at once, too, also if this rank is one
   // itself: connections may begin with it, and whoever of the two is in first is waited for by the other. Others
   // wait until a user's thread wants them.
   const bool at_once = arrivals_.contains(slot) || !is_member(slot);
   const bool is_joining = membership_->phase() == membership::Phase::kJoining;
   if (windows_.take(slot, id, std::move(offer), at_once, is_joining) != MEP_SUCCESS) {
     // The old pages of a renewed window are read by nobody; whoever writes there is gone for its owner,
-    // and a newcomer that cannot be reached does not come in.
+    // and a joiner that cannot be reached does not come in.
     if (!is_member(slot)) admissions_.note_refusal(slot, last_error_text());
     broken_links_.add(slot);
     return true;
@@ -154,29 +154,29 @@ bool ControlThread::take_window_taken(uint32_t slot, const Frame& frame) {
   return true;
 }
 
-bool ControlThread::take_flush(uint32_t, const Frame& frame) {
-  MEP_FAILPOINT("flush receive");
-  FlushFrame flush;
-  if (!decode_flush(frame.payload, &flush)) {
+bool ControlThread::take_catch_up(uint32_t, const Frame& frame) {
+  MEP_FAILPOINT("catch-up receive");
+  CatchUpFrame flush;
+  if (!decode_catch_up(frame.payload, &flush)) {
     (void)fail(MEP_ERR_DENIED, "a bad flush frame");
     return false;
   }
-  WorldClient* target = client(flush.comm);
+  WorldParticipant* target = client(flush.comm);
   if (target != nullptr && membership_->phase() == membership::Phase::kChanging) {
-    target->take_flush(flush.channel, flush.seq, flush.source, flush.contribution);
+    target->take_catch_up(flush.channel, flush.seq, flush.source, flush.contribution);
   }
   return true;
 }
 
-bool ControlThread::take_flush_end(uint32_t, const Frame& frame) {
-  FlushEndFrame end;
-  if (!decode_flush_end(frame.payload, &end)) {
+bool ControlThread::take_catch_up_end(uint32_t, const Frame& frame) {
+  CatchUpEndFrame end;
+  if (!decode_catch_up_end(frame.payload, &end)) {
     (void)fail(MEP_ERR_DENIED, "a bad end of a flush");
     return false;
   }
-  uint64_t& up_to = flushed_[{end.comm, end.channel}];
+  uint64_t& up_to = caught_up_[{end.comm, end.channel}];
   up_to = std::max(up_to, end.to_seq);
-  check_flush();
+  check_catch_up();
   return true;
 }
 
@@ -247,7 +247,7 @@ void ControlThread::drop_link(uint32_t slot) {
     note_evidence();
     membership_->on_connection_lost(slot, peer.identity.incarnation);
   } else {
-    newcomer_ended(slot, false);
+    joiner_ended(slot, false);
   }
   windows_.forget_offered(slot);
   windows_.wake();
@@ -263,7 +263,7 @@ void ControlThread::process_ended(uint32_t slot) {
     note_evidence();
     membership_->on_process_exit(slot, peer.identity.incarnation);
   } else {
-    newcomer_ended(slot, true);
+    joiner_ended(slot, true);
   }
   windows_.wake();
 }

@@ -82,8 +82,8 @@ mep_result_t ControlThread::start(const membership::View* joining) {
     start.joining = true;
   }
   if (listener_.valid()) {
-    door_ = std::make_unique<NewcomerDoor>(listener_.get(), config_, peers_.self(), gate_);
-    watched = watched && watch(door_->fd(), Source::kDoor, 0, EPOLLIN);
+    join_listener_ = std::make_unique<JoinListener>(listener_.get(), config_, peers_.self(), gate_);
+    watched = watched && watch(join_listener_->fd(), Source::kJoinListener, 0, EPOLLIN);
   }
   if (!watched) return fail_for_watch();
   watch_transports();
@@ -197,8 +197,8 @@ void ControlThread::run_out_of_memory() {
   } catch (const std::bad_alloc&) {
     // The end of the links says it, later.
   }
-  door_.reset();
-  knocking_.clear();
+  join_listener_.reset();
+  arriving_joiners_.clear();
   leaving_peers_.clear();
   preparing_.reset();
   waiting_links_ = {};
@@ -244,7 +244,7 @@ void ControlThread::handle(Source source, uint32_t slot, uint32_t events) {
     case Source::kProcess:
       process_ended(slot);
       return;
-    case Source::kDoor:
+    case Source::kJoinListener:
     case Source::kTransport:
       return;  // served in every round
   }
@@ -259,8 +259,8 @@ void ControlThread::tick() {
   if (exhausted_) return;
   membership_->tick(now_ns() / 1000);
   carry_out();
-  serve_door();
-  advance_newcomers();
+  serve_join_listener();
+  advance_joiners();
   look_for_missed_members();
   carry_out();
   check_leaving();
@@ -277,10 +277,10 @@ int ControlThread::wait_ms() const {
   if (exhausted_) return kMaxWaitMs;
   if (!waiting_links_.empty()) return 1;
   // Somebody waits for a user's thread of this rank to pass an operation: look again soon.
-  if (!leaving_peers_.empty() || !closing_peers_.empty() || !knocking_.empty() ||
+  if (!leaving_peers_.empty() || !closing_peers_.empty() || !arriving_joiners_.empty() ||
       preparing_ != nullptr)
     return 1;
-  const int cap_ms = door_ != nullptr ? door_->wait_ms(kMaxWaitMs) : kMaxWaitMs;
+  const int cap_ms = join_listener_ != nullptr ? join_listener_->wait_ms(kMaxWaitMs) : kMaxWaitMs;
   const uint64_t now = now_ns() / 1000;
   const uint64_t next = membership_->next_tick_us();
   if (next <= now) return 0;
@@ -288,7 +288,7 @@ int ControlThread::wait_ms() const {
       std::min<uint64_t>((next - now + 999) / 1000, static_cast<uint64_t>(cap_ms)));
 }
 
-void ControlThread::add_client(WorldClient* client, uint64_t epoch) {
+void ControlThread::add_client(WorldParticipant* client, uint64_t epoch) {
   clients_[client->comm_id()] = client;
   const auto told = told_epochs_.find(client->comm_id());
   if (told != told_epochs_.end() && membership_->phase() == membership::Phase::kJoining) {
@@ -303,7 +303,7 @@ void ControlThread::add_client(WorldClient* client, uint64_t epoch) {
   carry_out();
 }
 
-void ControlThread::remove_client(WorldClient* client) {
+void ControlThread::remove_client(WorldParticipant* client) {
   clients_.erase(client->comm_id());
   std::erase_if(closings_, [client](const Closing& each) { return each.client == client; });
   std::vector<membership::ChannelState> closed;
@@ -321,7 +321,7 @@ void ControlThread::publish_view() {
   view_.publish(membership_->view_ptr());
 }
 
-WorldClient* ControlThread::client(uint64_t comm) const {
+WorldParticipant* ControlThread::client(uint64_t comm) const {
   const auto it = clients_.find(comm);
   return it == clients_.end() ? nullptr : it->second;
 }

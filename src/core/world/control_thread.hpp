@@ -4,7 +4,7 @@
 // the membership state machine and carries out its actions. It blocks all signals, never waits for a
 // user's thread except for the end of a copy (Comm::PostingScope), and never touches user buffers.
 //
-// Memory may run out. What can be put off or refused is: a frame stays in its link, a newcomer is sent
+// Memory may run out. What can be put off or refused is: a frame stays in its link, a joiner is sent
 // away, a user's thread gets its request back as std::bad_alloc. An event that the membership state
 // machine or a comm has taken in by half cannot: then this rank ends its part of the world, with words
 // for which memory is kept, and its calls answer MEP_ERR_NO_MEMORY.
@@ -28,8 +28,8 @@
 #include "core/world/frames.hpp"
 #include "core/world/view_change_times.hpp"
 #include "core/world/witness.hpp"
-#include "core/world/world_client.hpp"
 #include "core/world/world_end.hpp"
+#include "core/world/world_participant.hpp"
 #include "core/world/world_peers.hpp"
 #include "core/world/world_view.hpp"
 #include "core/world/world_windows.hpp"
@@ -48,13 +48,13 @@ class ControlThread {
     WorldWindows& windows;
   };
 
-  // `listener` invalid: no newcomer comes. `gate`: how they find this rank and are let in; null for threads.
+  // `listener` invalid: no joiner comes. `gate`: how they find this rank and are let in; null for threads.
   ControlThread(const Parts& parts, UniqueFd listener, std::shared_ptr<Gate> gate);
   ~ControlThread();
   ControlThread(const ControlThread&) = delete;
   ControlThread& operator=(const ControlThread&) = delete;
 
-  // `joining`: this rank is a newcomer; the view that a member gave it.
+  // `joining`: this rank is a joiner; the view that a member gave it.
   [[nodiscard]] mep_result_t start(const membership::View* joining);
   void stop();
 
@@ -67,12 +67,12 @@ class ControlThread {
 
   // --- On the control thread ---
   membership::Membership& membership() { return *membership_; }
-  void add_client(WorldClient* client, uint64_t epoch);
-  void remove_client(WorldClient* client);
+  void add_client(WorldParticipant* client, uint64_t epoch);
+  void remove_client(WorldParticipant* client);
   // A change has ended operations of a comm that this rank has not begun to make: it will not be made.
   bool is_refused(uint64_t comm) const;
   // See World::ask_held().
-  void ask_held(WorldClient* client, uint64_t channel, uint64_t done,
+  void ask_held(WorldParticipant* client, uint64_t channel, uint64_t done,
                 std::shared_ptr<std::atomic<bool>> held);
   // This rank has closed them; `members` share them.
   void note_closed(std::vector<membership::ChannelState> channels,
@@ -87,13 +87,13 @@ class ControlThread {
   void close_world();
   bool has_left() const;
   bool quiesced() const;
-  // A newcomer tells all that it has their windows.
+  // A joiner tells all that it has their windows.
   void say_ready();
   // To whoever there is a link to.
   void tell_all(uint16_t type, std::span<const std::byte> payload);
 
  private:
-  enum class Source : uint32_t { kRequests, kLink, kProcess, kDoor, kTransport };
+  enum class Source : uint32_t { kRequests, kLink, kProcess, kJoinListener, kTransport };
 
   // control_thread.cpp: the loop
   void loop();
@@ -115,8 +115,8 @@ class ControlThread {
   bool take_last_words(uint32_t slot, const Frame& frame);
   bool take_window(uint32_t slot, Frame& frame);
   bool take_window_taken(uint32_t slot, const Frame& frame);
-  bool take_flush(uint32_t slot, const Frame& frame);
-  bool take_flush_end(uint32_t slot, const Frame& frame);
+  bool take_catch_up(uint32_t slot, const Frame& frame);
+  bool take_catch_up_end(uint32_t slot, const Frame& frame);
   bool take_leaving(uint32_t slot, const Frame& frame);
   void send(uint32_t slot, uint16_t type, std::span<const std::byte> payload,
             std::span<const int> fds = {});
@@ -129,16 +129,16 @@ class ControlThread {
   void carry_out();
   void act(const membership::PushRow& action);
   void act(const membership::SendHeartbeat& action);
-  void act(const membership::Wedge& action);
-  void act(const membership::FlushReceive& action);
-  void act(const membership::FlushSend& action);
+  void act(const membership::Freeze& action);
+  void act(const membership::CatchUpReceive& action);
+  void act(const membership::CatchUpSend& action);
   void act(const membership::FenceOut& action);
   void act(const membership::Prepare& action);
   void act(const membership::SendView& action);
   void act(const membership::InstallView& action);
   void part_with(const membership::Removal& removal, uint64_t epoch);
   void take_in(uint32_t slot, uint64_t epoch);
-  void tell_newcomers_of(const membership::View& view);
+  void tell_joiners_of(const membership::View& view);
   void act(const membership::SelfEvicted& action);
   void act(const membership::NoQuorum& action);
   void act(const membership::JoinFailed& action);
@@ -146,26 +146,26 @@ class ControlThread {
   void act(const membership::AskWitness& action);
 
   void wake_all();
-  void check_flush();
+  void check_catch_up();
   void check_fences();
   void publish_view();
   void note_evidence();
   void note_agreed();
   void finish_times(uint64_t world_epoch);
-  WorldClient* client(uint64_t comm) const;
+  WorldParticipant* client(uint64_t comm) const;
 
-  // control_newcomers.cpp
+  // control_joiners.cpp
   bool is_member(uint32_t slot) const;
-  void serve_door();
-  void advance_newcomers();
-  bool take_newcomer(PeerLink* newcomer);
-  bool connect_newcomer(uint32_t slot);
+  void serve_join_listener();
+  void advance_joiners();
+  bool take_joiner(PeerLink* joiner);
+  bool connect_joiner(uint32_t slot);
   void offer_windows_to(uint32_t slot);
   bool take_view(uint32_t slot, const Frame& frame);
   struct Arrival;
   bool take_ready(uint32_t slot);
   void announce(uint32_t slot, Arrival& arrival);
-  void newcomer_ended(uint32_t slot, bool confirmed);
+  void joiner_ended(uint32_t slot, bool confirmed);
   void send_comm_epochs(uint32_t slot);
   bool take_comm_epochs(const Frame& frame);
   void send_peer_states(uint32_t slot);
@@ -190,7 +190,7 @@ class ControlThread {
   // control_closing.cpp: comms that are closed
   bool take_closing(uint32_t slot, const Frame& frame);
   bool take_closing_held(uint32_t slot, const Frame& frame);
-  void note_refused(const membership::Proposal& decision);
+  void note_refused(const membership::Proposal& committed);
   void check_closings();
   void answer_closings();
   // control_closed.cpp
@@ -213,7 +213,7 @@ class ControlThread {
   std::thread thread_;
   std::unique_ptr<membership::Membership> membership_;
   std::unique_ptr<Witness> witness_;  // null: the quorum rule needs none
-  std::map<uint64_t, WorldClient*> clients_;
+  std::map<uint64_t, WorldParticipant*> clients_;
   // Tells the loop to end; what it must not miss it finds by request_event_.
   std::atomic<bool> stopping_{false};
   bool again_ = false;                    // a round was cut short: begin the next at once
@@ -225,41 +225,41 @@ class ControlThread {
 
   ControlRequests requests_;
 
-  // Flush of the present change: what is asked, and which (comm, channel) have come up to which seq.
-  std::vector<membership::FlushItem> flush_items_;
-  uint64_t flush_plan_ = 0;
-  bool flush_pending_ = false;
-  std::map<std::pair<uint64_t, uint64_t>, uint64_t> flushed_;
+  // Catch-up of the present change: what is asked, and which (comm, channel) have come up to which seq.
+  std::vector<membership::CatchUpItem> catch_up_items_;
+  uint64_t catch_up_plan_ = 0;
+  bool catch_up_pending_ = false;
+  std::map<std::pair<uint64_t, uint64_t>, uint64_t> caught_up_;
 
   // Fences that wait for peers to have taken renewed windows.
   struct Fence {
     uint32_t slot = 0;
     uint64_t incarnation = 0;
     AwaitedWindows awaited;  // who has not yet taken which renewed window
-    Deadline newcomers_until = Deadline::never();
+    Deadline joiners_until = Deadline::never();
   };
   std::vector<Fence> fences_;
 
-  // What was posted before the wedge may still be on its way here: no window is prepared for the next
+  // What was posted before the freeze may still be on its way here: no window is prepared for the next
   // epoch before the marks of all others that stay have come.
-  uint64_t quiet_epoch_ = 0;  // of the change under way, once this rank is wedged; 0: none
+  uint64_t quiet_epoch_ = 0;  // of the change under way, once this rank is frozen; 0: none
   std::unique_ptr<membership::Prepare> preparing_;  // null: none is put off
   uint32_t watched_transports_ = 0;
 
   ViewChangeTimes times_;  // of the change under way
 
-  // Newcomers: who has knocked, and who of them is connected and exchanges windows.
+  // Joiners: who has knocked, and who of them is connected and exchanges windows.
   struct Arrival {
     bool is_ready = false;   // it has said so
     bool announced = false;  // to the membership state machine: ready, and nothing is untaken
     AwaitedWindows untaken;  // renewed windows that it has not taken yet
   };
-  std::unique_ptr<NewcomerDoor> door_;
-  std::vector<PeerLink> knocking_;
-  bool said_ready_ = false;                    // this rank, as a newcomer
+  std::unique_ptr<JoinListener> join_listener_;
+  std::vector<PeerLink> arriving_joiners_;
+  bool said_ready_ = false;                    // this rank, as a joiner
   Deadline missed_until_ = Deadline::never();  // likewise: a member has no link to it
   std::map<uint32_t, Arrival> arrivals_;       // by slot, connected
-  // On a newcomer: epochs of comms after view changes that it has not taken part in.
+  // On a joiner: epochs of comms after view changes that it has not taken part in.
   std::map<uint64_t, uint64_t> told_epochs_;
 
   // Leaving: what this rank has done, and who still has to say that it holds it.
@@ -278,7 +278,7 @@ class ControlThread {
   // Comms of this rank that are being closed: who still has to say that it holds what was done.
   struct Closing {
     uint64_t token = 0;
-    const WorldClient* client = nullptr;
+    const WorldParticipant* client = nullptr;
     std::vector<std::pair<uint32_t, uint64_t>> awaited;  // (slot, incarnation)
     std::shared_ptr<std::atomic<bool>> held;
   };

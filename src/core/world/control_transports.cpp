@@ -68,7 +68,7 @@ void ControlThread::give_up_the_gone() {
   }
 }
 
-// From the wedge to the new view.
+// From the freeze to the new view.
 void ControlThread::ask_for_quiet() {
   if (quiet_epoch_ == 0 || !peers_.network().active()) return;
   for (uint32_t slot = 0; slot < peers_.count(); ++slot) {

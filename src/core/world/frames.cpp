@@ -5,7 +5,7 @@
 
 #include "core/bootstrap/byte_codec.hpp"
 #include "core/membership/slot_set.hpp"
-#include "core/world/world_client.hpp"
+#include "core/world/world_participant.hpp"
 #include "transport/transport.hpp"
 
 namespace mep {
@@ -91,7 +91,7 @@ bool decode_window_taken(std::span<const std::byte> payload, WindowTakenFrame* o
   return reader.complete();
 }
 
-std::vector<std::byte> encode_flush(const FlushFrame& flush) {
+std::vector<std::byte> encode_catch_up(const CatchUpFrame& flush) {
   ByteWriter writer;
   writer.number(flush.comm);
   writer.number(flush.channel);
@@ -102,7 +102,7 @@ std::vector<std::byte> encode_flush(const FlushFrame& flush) {
   return payload;
 }
 
-bool decode_flush(std::span<const std::byte> payload, FlushFrame* out) {
+bool decode_catch_up(std::span<const std::byte> payload, CatchUpFrame* out) {
   ByteReader reader(payload);
   out->comm = reader.number<uint64_t>();
   out->channel = reader.number<uint64_t>();
@@ -113,7 +113,7 @@ bool decode_flush(std::span<const std::byte> payload, FlushFrame* out) {
   return true;
 }
 
-std::vector<std::byte> encode_flush_end(const FlushEndFrame& end) {
+std::vector<std::byte> encode_catch_up_end(const CatchUpEndFrame& end) {
   ByteWriter writer;
   writer.number(end.comm);
   writer.number(end.channel);
@@ -121,7 +121,7 @@ std::vector<std::byte> encode_flush_end(const FlushEndFrame& end) {
   return writer.take();
 }
 
-bool decode_flush_end(std::span<const std::byte> payload, FlushEndFrame* out) {
+bool decode_catch_up_end(std::span<const std::byte> payload, CatchUpEndFrame* out) {
   ByteReader reader(payload);
   out->comm = reader.number<uint64_t>();
   out->channel = reader.number<uint64_t>();

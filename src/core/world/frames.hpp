@@ -25,22 +25,22 @@ enum WorldFrame : uint16_t {
   kFrameWindowTaken,                // u64 id, u32 generation
   kFrameRow,                        // membership::encode_row
   kFrameHeartbeat,                  // empty
-  kFrameFlush,        // u64 comm, u64 channel, u64 seq, u32 source, then the contribution
-  kFrameFlushEnd,     // u64 comm, u64 channel, u64 to_seq
+  kFrameCatchUp,      // u64 comm, u64 channel, u64 seq, u32 source, then the contribution
+  kFrameCatchUpEnd,   // u64 comm, u64 channel, u64 to_seq
   kFrameLeaving,      // u32 count, then per channel: u64 comm, u64 channel, u64 done
   kFrameLeavingHeld,  // empty: this rank holds all that the leaving one has completed
   kFrameClosing,      // u64 token, u64 comm, u64 channel, u64 done
   kFrameClosingHeld,  // u64 token: this rank holds all that the frame of that token asked for
-  // For and from newcomers.
+  // For and from joiners.
   kFrameView,  // membership::encode_view
   kFrameComms,  // u32 count, then per comm: u64 id, text name, u64 epoch, u32 splits, u32 EP objects made,
   // u32 ranks, u32 slot each, u32 objects, block each. Several; an empty one is the last
-  kFrameReady,       // empty: the newcomer has taken all windows that it was offered
-  kFrameOffered,     // empty: the newcomer was offered all windows that this rank shares with it
+  kFrameReady,       // empty: the joiner has taken all windows that it was offered
+  kFrameOffered,     // empty: the joiner was offered all windows that this rank shares with it
   kFrameCommEpochs,  // u32 count, then per comm: u64 id, u64 epoch; now
   kFrameClosed,      // u64 number, then as kFrameLeaving: channels that this rank has closed
   kFrameClosedHeld,  // u64 number: this rank holds all that was completed on them
-  kFramePeerStates,  // u32 count, then per slot outside of the view: u64 slot, u64 MEP_PEER_*; to a newcomer
+  kFramePeerStates,  // u32 count, then per slot outside of the view: u64 slot, u64 MEP_PEER_*; to a joiner
 };
 
 struct WindowFrame {
@@ -59,23 +59,23 @@ struct WindowTakenFrame {
 std::vector<std::byte> encode_window_taken(const WindowTakenFrame& taken);
 bool decode_window_taken(std::span<const std::byte> payload, WindowTakenFrame* out);
 
-struct FlushFrame {
+struct CatchUpFrame {
   uint64_t comm = 0;
   uint64_t channel = 0;
   uint64_t seq = 0;
   uint32_t source = 0;
   std::span<const std::byte> contribution;  // of a decoded one: within the payload
 };
-std::vector<std::byte> encode_flush(const FlushFrame& flush);
-bool decode_flush(std::span<const std::byte> payload, FlushFrame* out);
+std::vector<std::byte> encode_catch_up(const CatchUpFrame& flush);
+bool decode_catch_up(std::span<const std::byte> payload, CatchUpFrame* out);
 
-struct FlushEndFrame {
+struct CatchUpEndFrame {
   uint64_t comm = 0;
   uint64_t channel = 0;
   uint64_t to_seq = 0;
 };
-std::vector<std::byte> encode_flush_end(const FlushEndFrame& end);
-bool decode_flush_end(std::span<const std::byte> payload, FlushEndFrame* out);
+std::vector<std::byte> encode_catch_up_end(const CatchUpEndFrame& end);
+bool decode_catch_up_end(std::span<const std::byte> payload, CatchUpEndFrame* out);
 
 // `entered` does not travel.
 std::vector<std::byte> encode_leaving(std::span<const membership::ChannelState> done);

@@ -10,7 +10,7 @@
 //   - A comm is pending here from the end of a call that left something pending until a look that found nothing
 //     left, or found a call inside.
 //   - A look never waits for a peer. The one thing that it may wait for, within a bound, is the windows of
-//     newcomers, which they have offered before they were let in.
+//     joiners, which they have offered before they were let in.
 #pragma once
 
 #include <condition_variable>

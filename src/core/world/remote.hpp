@@ -64,7 +64,7 @@ struct Remote {
     return result == MEP_SUCCESS ? result : go_on(result, &batch);
   }
   // What a full queue left is posted when there is room. A connection that is lost is for the membership to
-  // judge, which hears of it from the transport: the operation goes on and ends by the verdict, the same on
+  // judge, which hears of it from the transport: the operation goes on and ends by the decision, the same on
   // all ranks.
   mep_result_t go_on(mep_result_t result, Batch* batch) const;
   void make_progress() const;

@@ -3,7 +3,7 @@
 // How long each lasts depends on whether the awaited rank has a core of its own. Where the ranks of this host
 // outnumber the cores that they may use together, or where waits find that ranks share one all the same,
 // spinning only keeps the awaited rank off its core, so the wait yields at once.
-// Every wait ends: `poll` answers true for success and for a wedged channel alike, and the deadline is
+// Every wait ends: `poll` answers true for success and for a frozen channel alike, and the deadline is
 // looked at with every eighth yield.
 //
 // On a rank that reaches peers over a network nobody but its own threads takes what comes from there: a

@@ -45,12 +45,12 @@ class WindowDirectory {
   // Whether an offer is there; for use in `ready`.
   bool has(uint32_t slot, uint64_t window) const;
   void forget_slot(uint32_t slot);
-  // A newcomer's: that member has offered all that it has. `offered` is for use in `ready`.
+  // A joiner's: that member has offered all that it has. `offered` is for use in `ready`.
   void note_offered(uint32_t slot);
   void forget_offered(uint32_t slot);
   bool offered(uint32_t slot) const { return offered_.contains(slot); }
 
-  // Own windows that peers may use, for renewal and for newcomers.
+  // Own windows that peers may use, for renewal and for joiners.
   void add_own(const std::shared_ptr<Window>& window, std::vector<uint32_t> slots);
   void remove_own(uint64_t window);
   std::vector<std::shared_ptr<Window>> own() const;

@@ -56,7 +56,7 @@ mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet t
   MEP_TRY(peers.open_network(world->doorbell()));
   if (peers.network().is_open()) world->wait_policy_.network = &peers.network();
   MEP_TRY(world->windows_.bind_event());
-  world->request_bell_ = std::make_unique<RequestBell>(world->doorbell());
+  world->request_event_ = std::make_unique<RequestEvent>(world->doorbell());
   decide_wait(world->identity(), links, &world->yield_gauge_, &world->wait_policy_);
   if ((config.flags & MEP_COMM_PROGRESS_THREAD) != 0) {
     world->progress_thread_ =
@@ -78,17 +78,17 @@ mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet t
   return MEP_SUCCESS;
 }
 
-mep_result_t World::take_doorbells(const Deadline& deadline, bool is_newcomer) {
+mep_result_t World::take_doorbells(const Deadline& deadline, bool is_joiner) {
   std::vector<uint32_t> members;
   view_.snapshot().members.each([&](uint32_t slot) { members.push_back(slot); });
   std::vector<Remote> remotes;
   return windows_.receive(
       windows_.of_world(), members,
-      [&](uint32_t slot) { return is_newcomer && view_.snapshot().incarnation(slot) == 0; },
-      deadline, &remotes);
+      [&](uint32_t slot) { return is_joiner && view_.snapshot().incarnation(slot) == 0; }, deadline,
+      &remotes);
 }
 
-mep_result_t World::await_connections(const Deadline& deadline, bool is_newcomer) {
+mep_result_t World::await_connections(const Deadline& deadline, bool is_joiner) {
   for (uint32_t slot = 0; slot < max_slots(); ++slot) {
     const WorldPeer& peer = peers_[slot];
     const auto wanted = [&] {
@@ -98,7 +98,7 @@ mep_result_t World::await_connections(const Deadline& deadline, bool is_newcomer
     while (wanted() && !peer.transport->status(slot).is_connected) {
       const bool failed =
           peers_.state(slot) == MEP_PEER_SUSPECT || peers_.state(slot) == MEP_PEER_DEAD;
-      if (failed && is_newcomer) break;
+      if (failed && is_joiner) break;
       if (terminal_result() != MEP_SUCCESS || failed || deadline.expired()) {
         return fail(MEP_ERR_BOOTSTRAP,
                     "rank %u was found, but %s does not reach it; see the log (MEP_LOG=info), "
@@ -119,7 +119,7 @@ void World::count_allocation(int change) {
 
 World::~World() {
   progress_thread_.reset();
-  request_bell_.reset();
+  request_event_.reset();
   control_->stop();
   control_.reset();
   windows_.unbind_events();
@@ -139,23 +139,23 @@ bool World::call(FunctionRef<void()> request) {
   return control_->call(request);
 }
 
-CommBirth CommBirth::of(const membership::View& view, const std::vector<uint32_t>& slots) {
-  CommBirth birth;
-  birth.world_epoch = view.epoch;
-  for (const uint32_t slot : slots) birth.incarnations.push_back(view.incarnation(slot));
-  return birth;
+CommMembers CommMembers::of(const membership::View& view, const std::vector<uint32_t>& slots) {
+  CommMembers members;
+  members.world_epoch = view.epoch;
+  for (const uint32_t slot : slots) members.incarnations.push_back(view.incarnation(slot));
+  return members;
 }
 
-mep_result_t World::begin_client(WorldClient* client, uint64_t epoch,
+mep_result_t World::begin_client(WorldParticipant* client, uint64_t epoch,
                                  const std::shared_ptr<Window>& window,
-                                 const std::vector<uint32_t>& slots, const CommBirth* birth) {
-  // A newcomer that is told of the client is offered its window: so the window comes first.
+                                 const std::vector<uint32_t>& slots, const CommMembers* members) {
+  // A joiner that is told of the client is offered its window: so the window comes first.
   if (window != nullptr) windows_.add_own(window, slots);
   bool is_begun = false;
   const bool ran = control_->call([&] {
     const membership::View& view = control_->membership().view();
-    for (size_t i = 0; birth != nullptr && i < slots.size(); ++i) {
-      if (view.incarnation(slots[i]) != birth->incarnations[i]) return;
+    for (size_t i = 0; members != nullptr && i < slots.size(); ++i) {
+      if (view.incarnation(slots[i]) != members->incarnations[i]) return;
     }
     if (control_->is_refused(client->comm_id())) return;
     is_begun = terminal_result() == MEP_SUCCESS;
@@ -174,12 +174,12 @@ bool World::take_comm_id(uint64_t id) {
   return comm_ids_.insert(id).second;
 }
 
-void World::ask_held(WorldClient* client, uint64_t channel, uint64_t done,
+void World::ask_held(WorldParticipant* client, uint64_t channel, uint64_t done,
                      std::shared_ptr<std::atomic<bool>> held) {
   control_->call([&] { control_->ask_held(client, channel, done, std::move(held)); });
 }
 
-void World::remove_client(WorldClient* client) {
+void World::remove_client(WorldParticipant* client) {
   control_->call([&] { control_->remove_client(client); });
 }
 
@@ -190,7 +190,7 @@ void World::note_closed(std::vector<membership::ChannelState> channels,
   });
 }
 
-bool World::remove_client_if(WorldClient* client, FunctionRef<bool()> may_go) {
+bool World::remove_client_if(WorldParticipant* client, FunctionRef<bool()> may_go) {
   bool is_removed = false;
   const bool ran = control_->call([&] {
     if (!may_go()) return;

@@ -21,11 +21,11 @@
 #include "core/world/admissions.hpp"
 #include "core/world/pending_comms.hpp"
 #include "core/world/progress_thread.hpp"
-#include "core/world/request_bell.hpp"
+#include "core/world/request_event.hpp"
 #include "core/world/transport_set.hpp"
 #include "core/world/wait.hpp"
-#include "core/world/world_client.hpp"
 #include "core/world/world_end.hpp"
+#include "core/world/world_participant.hpp"
 #include "core/world/world_peers.hpp"
 #include "core/world/world_view.hpp"
 #include "core/world/world_windows.hpp"
@@ -45,9 +45,9 @@ class World : public std::enable_shared_from_this<World> {
                                          const membership::View* joining = nullptr);
   // Two steps, so that one thread can start several ranks of a process: takes the peers' doorbells, by which
   // their transports learn how to connect; then waits until every member is connected. At the start all must
-  // come; a newcomer goes on without a member that leaves the view meanwhile.
-  [[nodiscard]] mep_result_t take_doorbells(const Deadline& deadline, bool is_newcomer = false);
-  [[nodiscard]] mep_result_t await_connections(const Deadline& deadline, bool is_newcomer = false);
+  // come; a joiner goes on without a member that leaves the view meanwhile.
+  [[nodiscard]] mep_result_t take_doorbells(const Deadline& deadline, bool is_joiner = false);
+  [[nodiscard]] mep_result_t await_connections(const Deadline& deadline, bool is_joiner = false);
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -60,7 +60,7 @@ class World : public std::enable_shared_from_this<World> {
   Doorbell* doorbell() const { return windows_.doorbell(); }
 
   // Descriptors that tell of progress; any thread.
-  RequestBell& request_bell() { return *request_bell_; }
+  RequestEvent& request_event() { return *request_event_; }
   // Null: pending operations go on within calls alone.
   ProgressThread* progress_thread() const { return progress_thread_.get(); }
   PendingComms& pending_comms() { return pending_comms_; }
@@ -87,22 +87,22 @@ class World : public std::enable_shared_from_this<World> {
   void post(std::function<void()> request);
   // Runs it there and waits; false: the control thread has ended.
   bool call(FunctionRef<void()> request);
-  // The client is under view changes from here on, its window (null: none) known to newcomers. If one of
-  // `slots` is not filled as `birth` (null: anyhow) says it is MEP_ERR_PEER_FAILED and nothing is done.
-  [[nodiscard]] mep_result_t begin_client(WorldClient* client, uint64_t epoch,
+  // The client is under view changes from here on, its window (null: none) known to joiners. If one of
+  // `slots` is not filled as `members` (null: anyhow) says it is MEP_ERR_PEER_FAILED and nothing is done.
+  [[nodiscard]] mep_result_t begin_client(WorldParticipant* client, uint64_t epoch,
                                           const std::shared_ptr<Window>& window,
                                           const std::vector<uint32_t>& slots,
-                                          const CommBirth* birth);
+                                          const CommMembers* members);
   // After it returned, the control thread does not call the client any more.
-  void remove_client(WorldClient* client);
+  void remove_client(WorldParticipant* client);
   // Channels that this rank has closed, `members` share them.
   void note_closed(std::vector<membership::ChannelState> channels,
                    const membership::SlotSet& members);
   // If `may_go` says so on the control thread; true too if there is none any more.
-  bool remove_client_if(WorldClient* client, FunctionRef<bool()> may_go);
+  bool remove_client_if(WorldParticipant* client, FunctionRef<bool()> may_go);
   // Asks the client's other members whether they hold all up to `done` of a channel. *held becomes true, and
   // the doorbell rings, once each has said so, is dead or is out of the view.
-  void ask_held(WorldClient* client, uint64_t channel, uint64_t done,
+  void ask_held(WorldParticipant* client, uint64_t channel, uint64_t done,
                 std::shared_ptr<std::atomic<bool>> held);
   void report_deadline(uint64_t comm, uint64_t channel, uint64_t comm_epoch);
   void request_evict(uint32_t slot);
@@ -114,7 +114,7 @@ class World : public std::enable_shared_from_this<World> {
   void leave(bool orderly, const Deadline& deadline);
   // `reason`: for the others' errors; may be empty.
   void abort(const std::string& reason);
-  // Of a newcomer that is not in the view and gives up by the latest error: what the members say of it.
+  // Of a joiner that is not in the view and gives up by the latest error: what the members say of it.
   void say_why(mep_result_t result);
 
   // Any thread. False: this rank has used that id for a comm already. Ids that all members make together need no
@@ -140,7 +140,7 @@ class World : public std::enable_shared_from_this<World> {
   WaitPolicy wait_policy_;
   SourceMemory source_memory_;
   std::atomic<uint32_t> allocations_{0};  // of source memory, not freed yet
-  std::unique_ptr<RequestBell> request_bell_;
+  std::unique_ptr<RequestEvent> request_event_;
   std::unique_ptr<ProgressThread> progress_thread_;
   PendingComms pending_comms_;
   std::mutex comm_ids_mutex_;

@@ -46,7 +46,7 @@ void WorldEnd::await_left(const Deadline& deadline) {
 }
 
 void WorldEnd::set(mep_result_t result) {
-  // Relaxed: waiters see the wedge, then look here.
+  // Relaxed: waiters see the freeze, then look here.
   mep_result_t expected = MEP_SUCCESS;
   result_.compare_exchange_strong(expected, result, std::memory_order_relaxed);
 }

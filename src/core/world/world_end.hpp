@@ -12,7 +12,7 @@ namespace mep {
 
 class WorldEnd {
  public:
-  // How the world of a newcomer ends that has to begin again.
+  // How the world of a joiner ends that has to begin again.
   static constexpr mep_result_t kMissedMember = MEP_ERR_PEER_FAILED;
 
   // MEP_SUCCESS while the world works; else what every call answers from now on. Relaxed: callers

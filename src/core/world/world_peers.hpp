@@ -30,8 +30,8 @@ struct WorldPeer {
   PeerSession session;
   Transport* transport = nullptr;  // changes under WorldPeers::reaching_mutex()
   uint64_t sharing = 0;            // see Remote
-  bool is_newcomer = false;        // connected, not in the view yet; the control thread's
-  // Of the newcomer that has said that it is ready; published by the control thread to users.
+  bool is_joiner = false;          // connected, not in the view yet; the control thread's
+  // Of the joiner that has said that it is ready; published by the control thread to users.
   std::atomic<uint64_t> ready_incarnation{0};
   // MEP_PEER_*: written by the control thread for users to read; orders nothing.
   std::atomic<uint32_t> state{MEP_PEER_ALIVE};

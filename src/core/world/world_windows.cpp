@@ -155,12 +155,12 @@ mep_result_t WorldWindows::receive(const std::shared_ptr<Window>& window,
       continue;
     }
     if (skip(slot)) continue;
-    // Its doorbell comes with the world's window; of two newcomers neither has taken the other's.
+    // Its doorbell comes with the world's window; of two joiners neither has taken the other's.
     if (window->id() != kWorldWindowId && !is_imported(slot, kWorldWindowId)) {
       std::vector<Remote> doorbell;
       MEP_TRY(receive(world_window_, {&slot, 1}, skip, deadline, &doorbell));
     }
-    // A newcomer asks for what another member told it of; this one may have destroyed it meanwhile.
+    // A joiner asks for what another member told it of; this one may have destroyed it meanwhile.
     bool withheld = false;
     bool is_over = false;
     const auto settled = [&] {
@@ -342,15 +342,15 @@ void WorldWindows::hold_network(bool is_held) {
 }
 
 bool WorldWindows::has_pages(uint32_t slot, const Window& window,
-                             const membership::SlotSet& newcomers) const {
-  if (newcomers.has(slot)) return directory_.shares(window.id(), slot);
+                             const membership::SlotSet& joiners) const {
+  if (joiners.has(slot)) return directory_.shares(window.id(), slot);
   return window.id() == kWorldWindowId || is_imported(slot, window.id());
 }
 
-void WorldWindows::renew(uint32_t excluded, const membership::SlotSet& newcomers,
+void WorldWindows::renew(uint32_t excluded, const membership::SlotSet& joiners,
                          AwaitedWindows* awaited, membership::SlotSet* unreached) {
   for (const std::shared_ptr<Window>& window : directory_.own()) {
-    if (!has_pages(excluded, *window, newcomers)) continue;
+    if (!has_pages(excluded, *window, joiners)) continue;
     hold_network(true);
     const mep_result_t renewed = window->renew();
     hold_network(false);
@@ -361,7 +361,7 @@ void WorldWindows::renew(uint32_t excluded, const membership::SlotSet& newcomers
     }
     for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
       if (slot == peers_.self_slot() || slot == excluded || peers_[slot].link == nullptr) continue;
-      if (!has_pages(slot, *window, newcomers)) continue;
+      if (!has_pages(slot, *window, joiners)) continue;
       WindowExport exported;
       awaited->insert({{slot, window->id()}, window->generation()});
       if (peers_[slot].transport->export_window(slot, window, &exported) == MEP_SUCCESS &&

@@ -53,7 +53,7 @@ class WorldWindows {
   // Offers `window` to `slots` (the own one is skipped).
   [[nodiscard]] mep_result_t offer(const std::shared_ptr<Window>& window,
                                    std::span<const uint32_t> slots);
-  // The same in two steps: peers may use it, newcomers among them; those of `slots` are told.
+  // The same in two steps: peers may use it, joiners among them; those of `slots` are told.
   void add_own(const std::shared_ptr<Window>& window, const std::vector<uint32_t>& slots);
   [[nodiscard]] mep_result_t send(const std::shared_ptr<Window>& window,
                                   std::span<const uint32_t> slots);
@@ -61,7 +61,7 @@ class WorldWindows {
   void remove_own(uint64_t id);
   // Waits for the windows of the same id of `slots`; remotes in the order of slots. A slot that leaves
   // the view meanwhile is MEP_ERR_PEER_FAILED; `skip` says which slots need not come (they stay empty).
-  // A newcomer gets MEP_ERR_NOT_FOUND if a member has none, having destroyed what it belonged to.
+  // A joiner gets MEP_ERR_NOT_FOUND if a member has none, having destroyed what it belonged to.
   // `has_changed`, looked at when a view is installed: what the windows are for is not to be had any more,
   // MEP_ERR_PEER_FAILED.
   [[nodiscard]] mep_result_t receive(const std::shared_ptr<Window>& window,
@@ -82,21 +82,21 @@ class WorldWindows {
   // Something changed that waiters should look at.
   void wake() { directory_.wake(); }
   // Takes a window that the peer has offered if one of the same id is in use here, or if it is wanted at once and
-  // this rank has one of its own; else keeps the offer until a user's thread wants it. That thread of a newcomer
+  // this rank has one of its own; else keeps the offer until a user's thread wants it. That thread of a joiner
   // (`is_joining`) is also told what went wrong.
   [[nodiscard]] mep_result_t take(uint32_t slot, uint64_t id, WindowOffer offer, bool at_once,
                                   bool is_joining);
-  // The peer has offered all that it has to this rank, a newcomer; its link has ended.
+  // The peer has offered all that it has to this rank, a joiner; its link has ended.
   void note_offered(uint32_t slot) { directory_.note_offered(slot); }
   void forget_offered(uint32_t slot) { directory_.forget_offered(slot); }
-  // Offers a newcomer all that it shares with this rank. `unreached`: whoever could not be told.
+  // Offers a joiner all that it shares with this rank. `unreached`: whoever could not be told.
   void offer_all(uint32_t slot, membership::SlotSet* unreached);
   // Unmaps all that is left of an earlier incarnation in the slot.
   void forget_peer(uint32_t slot);
   // New pages for every own window that `excluded` could write; offers them to everybody else who has the old ones:
-  // members, and newcomers that offer_all() was called for. Throws std::bad_alloc if there are none. `unreached`:
+  // members, and joiners that offer_all() was called for. Throws std::bad_alloc if there are none. `unreached`:
   // peers that could not be told.
-  void renew(uint32_t excluded, const membership::SlotSet& newcomers, AwaitedWindows* awaited,
+  void renew(uint32_t excluded, const membership::SlotSet& joiners, AwaitedWindows* awaited,
              membership::SlotSet* unreached);
 
  private:
@@ -104,9 +104,9 @@ class WorldWindows {
   // Under the peers' reaching_mutex(), or at start-up.
   Remote remote_of(uint32_t slot, const Window& window) const;
   bool is_imported(uint32_t slot, uint64_t window) const;
-  // The peer can write to this rank's window: a member with which windows were exchanged, or a newcomer that was
+  // The peer can write to this rank's window: a member with which windows were exchanged, or a joiner that was
   // offered it and may still wait for others before it offers its own.
-  bool has_pages(uint32_t slot, const Window& window, const membership::SlotSet& newcomers) const;
+  bool has_pages(uint32_t slot, const Window& window, const membership::SlotSet& joiners) const;
   // Under the peers' reaching_mutex().
   [[nodiscard]] mep_result_t import_offer(uint32_t slot, const Window& window, WindowOffer* offer);
   // Before it is filed: it may lie there for long, and many of them would take many descriptors.

@@ -84,7 +84,7 @@ __device__ inline uint32_t load_device_acquire(const uint32_t* word) {
 // Why an operation ends at once, or 0.
 __device__ inline int32_t refusal(const CollState* state, const CollCall& call) {
   if (state->ended != 0) return state->ended;
-  if (state->news != 0) return state->news;
+  if (state->pending_report != 0) return state->pending_report;
   const bool lacks_root = call.is_rooted != 0 && (state->live >> call.root & 1) == 0;
   return lacks_root ? int32_t{MEP_ERR_PEER_FAILED} : 0;
 }
@@ -244,11 +244,11 @@ struct CollLeader {
   const CollCall* call;
   CollFrame* frame;
   uint64_t word = 0;       // last seen
-  uint64_t installed = 0;  // verdicts taken in
+  uint64_t installed = 0;  // decisions taken in
   int32_t result = MEP_SUCCESS;
   bool decided = false;
-  bool told = false;   // the deadline
-  CollVerdict last{};  // the latest verdict taken in
+  bool told = false;    // the deadline
+  CollDecision last{};  // the latest decision taken in
   // Read while others move data, so that the end has only to store.
   CollPost* post = nullptr;
   uint64_t seen_word = 0;
@@ -290,15 +290,15 @@ struct CollLeader {
     return false;
   }
 
-  // Takes in the verdicts that have come; the first that ends the operation's epoch decides it.
-  __device__ void take_verdicts(uint64_t count) {
-    const bool missed = count - installed > kCollVerdicts;
+  // Takes in the decisions that have come; the first that ends the operation's epoch decides it.
+  __device__ void take_decisions(uint64_t count) {
+    const bool missed = count - installed > kCollDecisions;
     if (missed) installed = count - 1;
     while (installed != count) {
       ++installed;
-      const CollVerdict* from = &post->verdicts[installed % kCollVerdicts];
+      const CollDecision* from = &post->decisions[installed % kCollDecisions];
       last.old_epoch = load_word(&from->old_epoch);
-      last.n_star = load_word(&from->n_star);
+      last.last_completed = load_word(&from->last_completed);
       last.epoch = load_word(&from->epoch);
       last.next = load_word(&from->next);
       last.live = load_word(&from->live);
@@ -308,7 +308,7 @@ struct CollLeader {
       } else if (!decided) {
         state->decided_live = last.live;
         const bool succeeds =
-            !missed && last.old_epoch == frame->epoch && frame->seq <= last.n_star;
+            !missed && last.old_epoch == frame->epoch && frame->seq <= last.last_completed;
         if (succeeds && find_donor(last.live)) {
           decide(kCollGoOn);
         } else {
@@ -318,7 +318,7 @@ struct CollLeader {
     }
   }
 
-  // True: the channel goes on, as it was or by a verdict. False: it is wedged.
+  // True: the channel goes on, as it was or by a decision. False: it is frozen.
   __device__ bool settle() {
     if ((word & 1) != 0) {
       store_word(&post->parked, word);
@@ -326,7 +326,7 @@ struct CollLeader {
     }
     (void)load_word_acquire(&post->word);  // what was installed before it
     const uint64_t count = load_word_acquire(&post->installed);
-    if (count != installed) take_verdicts(count);
+    if (count != installed) take_decisions(count);
     return true;
   }
 
@@ -442,7 +442,7 @@ struct CollLeader {
       state->seq = frame->seq;
       state->step = frame->step + steps;
       // What this rank's window holds of it may now be read by those who lack it.
-      // Not if it was completed by a verdict: then others were first, and this window may lack what they have.
+      // Not if it was completed by a decision: then others were first, and this window may lack what they have.
       if (!decided) store_done(done_word, frame->seq);
     }
     if (result == MEP_ERR_MISMATCH) {
@@ -463,7 +463,7 @@ struct CollLeader {
         state->live = last.live;
         state->seq = last.next - 1;
         state->step = 0;
-        if (result == MEP_SUCCESS) state->news = last.result;
+        if (result == MEP_SUCCESS) state->pending_report = last.result;
       }
     }
     tell_failure(result);
@@ -476,7 +476,7 @@ struct CollLeader {
   __device__ void refuse() {
     while (*static_cast<volatile uint32_t*>(&state->ticket) != gridDim.x) __nanosleep(50);
     state->ticket = 0;
-    if (state->ended == 0 && state->news != 0) state->news = 0;
+    if (state->ended == 0 && state->pending_report != 0) state->pending_report = 0;
     write_status(frame->refused, 0);
     tell_failure(frame->refused);
   }

@@ -19,10 +19,10 @@
 // and one step.
 //
 // Membership. `entered`, `done` and `parked` tell the control thread what the device has begun and
-// ended; `word` is odd while the channel is wedged. The leader stores `entered` and then reads `word`,
+// ended; `word` is odd while the channel is frozen. The leader stores `entered` and then reads `word`,
 // the control thread does it the other way round, so one of them sees the other. An operation that
-// meets a wedge parks: it ends by the verdict only. It succeeds if a member has completed it; then what
-// a dead rank had sent there and not here is read in that member's window. Only a member that needed no verdict for
+// meets a freeze parks: it ends by the decision only. It succeeds if a member has completed it; then what
+// a dead rank had sent there and not here is read in that member's window. Only a member that needed no decision for
 // it says in its window that it is done: one that did has not got all in its own window. Blocks that are for one rank alone
 // lie in no other window: operations of such take one more step, in which all say that they have theirs, so none
 // is complete anywhere while a rank lacks a block. A long reduce of two ranks does without: if one dies, nobody is left
@@ -45,25 +45,25 @@ constexpr uint32_t kCollSlots = 2;
 #else
 constexpr uint32_t kCollSlots = 3;  // of a source, used in turn: see coll_chunks.cuh
 #endif
-constexpr uint32_t kCollVerdicts = 16;
+constexpr uint32_t kCollDecisions = 16;
 constexpr uint32_t kCollFailures = 16;
 
 // How one epoch ended.
-struct CollVerdict {
+struct CollDecision {
   uint64_t old_epoch;
-  uint64_t n_star;  // operations up to here succeed
-  uint64_t epoch;   // that follows; 0: none, the world has ended for this rank
-  uint64_t next;    // number of its first operation
-  uint64_t live;    // its ranks
-  int32_t result;   // of operations beyond n_star; told once
+  uint64_t last_completed;  // operations up to here succeed
+  uint64_t epoch;           // that follows; 0: none, the world has ended for this rank
+  uint64_t next;            // number of its first operation
+  uint64_t live;            // its ranks
+  int32_t result;           // of operations beyond last_completed; told once
   uint32_t reserved;
 };
 
 struct CollPost {
   // The host's half.
-  alignas(64) uint64_t word;  // counts wedges and what ended them; odd: wedged
-  uint64_t installed;  // number of verdicts so far; number g (from 1) is at g % kCollVerdicts
-  CollVerdict verdicts[kCollVerdicts];
+  alignas(64) uint64_t word;  // counts freezes and what ended them; odd: frozen
+  uint64_t installed;  // number of decisions so far; number g (from 1) is at g % kCollDecisions
+  CollDecision decisions[kCollDecisions];
   // The device's half.
   alignas(64) uint64_t entered;  // number of the latest operation that has begun
   uint64_t done;                 // ... that has succeeded, and touches memory of the comm no more
@@ -132,7 +132,7 @@ struct CollLayout {
 };
 
 // What the leader tells the CTAs that wait; a code belongs to one operation.
-enum CollDecision : uint32_t { kCollNone = 0, kCollGoOn = 1, kCollFail = 2 };
+enum LeaderOrder : uint32_t { kCollNone = 0, kCollGoOn = 1, kCollFail = 2 };
 
 struct CollState {
   // The comm, as of the last operation.
@@ -142,9 +142,9 @@ struct CollState {
   uint64_t live;
   uint64_t seen_word;
   uint64_t seen_installed;
-  int32_t news;    // a view change that no operation has told yet
-  int32_t ended;   // the world has ended for this rank: what all operations answer
-  uint64_t spare;  // keeps the windows' addresses in pairs, off the borders of cache lines
+  int32_t pending_report;  // a view change that no operation has told yet
+  int32_t ended;           // the world has ended for this rank: what all operations answer
+  uint64_t spare;          // keeps the windows' addresses in pairs, off the borders of cache lines
   uint64_t failures;
   // Constants.
   uint32_t rank;
@@ -157,7 +157,7 @@ struct CollState {
   // The running operation.
   uint32_t ticket;  // CTAs that are through
   uint32_t reserved;
-  uint64_t decision;  // seq << 2 | CollDecision
+  uint64_t decision;  // seq << 2 | LeaderOrder
   uint64_t decided_live;
   uint64_t donor;  // rank that has completed it
 };

@@ -10,7 +10,7 @@ namespace mep::device {
 // --- The sender's side --------------------------------------------------------------------------------
 
 // Every term for a token of another rank to its place there; warps take rows in turns.
-__device__ inline void push_terms(const CombineArgs& a) {
+__device__ inline void push_outputs(const CombineArgs& a) {
   const uint32_t lane = threadIdx.x % kWarpThreads;
   const uint32_t warps = gridDim.x * kEpWarps;
   const uint32_t warp = threadIdx.x / kWarpThreads * gridDim.x + blockIdx.x;
@@ -49,13 +49,13 @@ __device__ inline void read_dispatch(const CombineArgs& a) {
 }
 
 // By one CTA, when the terms are where they will be read.
-__device__ inline void announce_terms(const CombineArgs& a, uint64_t epoch, bool failed) {
+__device__ inline void announce_outputs(const CombineArgs& a, uint64_t epoch, bool failed) {
   EpState& state = *a.state();
   const PeerTable& table = peer_table();
   if (threadIdx.x == kEpThreads - 1) {  // not of the warp that signals
     state.channel.epoch = epoch;
     state.channel.seq += 1;
-    state.given_back = 1;
+    state.credited = 1;
   }
   if (failed) return;
   const CombineWord kind = a.push != 0 ? CombineWord::kPushed : CombineWord::kPull;
@@ -70,7 +70,7 @@ __device__ inline void announce_terms(const CombineArgs& a, uint64_t epoch, bool
 // --- The receiver's side ------------------------------------------------------------------------------
 
 // kinds [R]: whose experts' terms this rank can read, and where.
-__device__ inline bool await_terms(const CombineArgs& a, const Waiter& waiter, uint8_t* kinds) {
+__device__ inline bool await_outputs(const CombineArgs& a, const Waiter& waiter, uint8_t* kinds) {
   const uint64_t use = peer_table().use;
   const uint64_t tag = signal_tag(waiter.epoch, use);
   for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
@@ -99,9 +99,9 @@ struct TermList {
 
 // Fills the list; returns how many terms there are.
 template <uint32_t kCapacity>
-__device__ inline uint32_t list_terms(const CombineArgs& a, uint32_t token, uint32_t lane,
-                                      const float* weights, const uint8_t* kinds,
-                                      TermList<kCapacity>* list, uint32_t* missing) {
+__device__ inline uint32_t list_outputs(const CombineArgs& a, uint32_t token, uint32_t lane,
+                                        const float* weights, const uint8_t* kinds,
+                                        TermList<kCapacity>* list, uint32_t* missing) {
   const EpGeometry& g = a.g;
   float all = 0;
   float present = 0;
@@ -166,8 +166,8 @@ __device__ inline uint32_t list_terms(const CombineArgs& a, uint32_t token, uint
 
 // 16 bytes of a token.
 template <class Type, uint32_t kAtOnce, uint32_t kCapacity>
-__device__ inline uint4 sum_terms(const TermList<kCapacity>& list, uint32_t count,
-                                  uint32_t offset) {
+__device__ inline uint4 sum_outputs(const TermList<kCapacity>& list, uint32_t count,
+                                    uint32_t offset) {
   float total[Type::kLanes] = {};
   for (uint32_t base = 0; base < count; base += kAtOnce) {
     uint4 bits[kAtOnce];
@@ -207,7 +207,7 @@ struct SumShare {
 
 // In builds for tests: puts the terms as they are before they are ready into this processor's L1, so that what
 // is read after the wait is old if nothing orders it behind the wait.
-__device__ inline void touch_terms([[maybe_unused]] const CombineArgs& a) {
+__device__ inline void touch_outputs([[maybe_unused]] const CombineArgs& a) {
 #ifdef MEP_TEST_HOOKS
   if (a.test_delay == 0) return;
   const SumShare share(a, a.head()->tokens);
@@ -255,12 +255,12 @@ __device__ inline void sum_tokens(const CombineArgs& a, const uint8_t* kinds, ui
   auto token = static_cast<uint32_t>(share.begin / units);
   auto unit = static_cast<uint32_t>(share.begin - uint64_t{token} * units);
   for (uint64_t at = share.begin; at < end; ++token, unit = 0) {
-    const uint32_t count = list_terms(a, token, lane, weights, kinds, &lists[warp], missing);
+    const uint32_t count = list_outputs(a, token, lane, weights, kinds, &lists[warp], missing);
     for (; unit < units && at < end; ++unit, ++at) {
       const uint32_t offset = (unit * kWarpThreads + lane) * 16;
       if (offset >= a.g.combine_row) continue;
       *reinterpret_cast<uint4*>(a.out + token * a.out_stride + offset) =
-          sum_terms<Type, kAtOnce>(lists[warp], count, offset);
+          sum_outputs<Type, kAtOnce>(lists[warp], count, offset);
     }
     __syncwarp();
   }
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   a.read_peers();
   read_dispatch(a);
   if (threadIdx.x == 0) shared_missing = 0;
-  const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(EpPhase::kTerms));
+  const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(EpPhase::kOutputs));
   bool failed = has_failed(&channel, waiter.epoch);
   __syncthreads();
   trace(a, 9);
@@ -322,11 +322,11 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   if (a.sends != 0) {
     bool announces = blockIdx.x == 0;
     if (a.push != 0) {
-      if (!failed) push_terms(a);
+      if (!failed) push_outputs(a);
       test_delay(a, 8);
       announces = is_last_cta(&channel.ticket[0], &shared_last);
     }
-    if (announces) announce_terms(a, waiter.epoch, failed);
+    if (announces) announce_outputs(a, waiter.epoch, failed);
   } else if (channel.epoch != waiter.epoch) {
     failed = true;
     if (threadIdx.x == 0) {
@@ -334,9 +334,9 @@ __global__ void __launch_bounds__(kEpThreads, 2)
     }
   }
   if (a.receives == 0) return;
-  touch_terms(a);
+  touch_outputs(a);
   __syncthreads();
-  bool here = !failed && await_terms(a, waiter, kinds);
+  bool here = !failed && await_outputs(a, waiter, kinds);
   here = __syncthreads_and(here) != 0;
   trace(a, 10);
   test_delay(a, 9);

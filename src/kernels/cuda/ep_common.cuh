@@ -22,7 +22,7 @@ struct PeerTable {
   uint64_t live[kMaskWords];
   uint64_t use;  // of the dispatch that runs, or was received last
   // Of the state, as it was when the kernel began: together, since each load takes as long as all.
-  bool given_back;                // dispatch
+  bool credited;                  // dispatch
   uint32_t mark;                  // combine
   uint64_t complete[kMaskWords];  // combine
 };

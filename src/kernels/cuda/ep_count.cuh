@@ -180,7 +180,7 @@ __device__ inline void fetch_routing(const DispatchArgs& a) {
 
 // A use that is over without combine: its rows are given back by the start of the next.
 __device__ inline void give_back_unused(const DispatchArgs& a, uint64_t epoch, uint64_t last_use) {
-  if (peer_table().given_back || (last_use == 0 && a.state()->carries == 0)) return;
+  if (peer_table().credited || (last_use == 0 && a.state()->carries == 0)) return;
   const uint64_t word = signal_tag(epoch, last_use) | combine_payload(CombineWord::kNone, 0);
 #pragma unroll 1
   for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
@@ -245,7 +245,7 @@ __device__ inline void count_rows(const DispatchArgs& a, uint64_t epoch, bool fa
   // A use that was combined was given back by that; else the counts say so, see publish_counts(): who may tell
   // them orders them behind what this rank has read of that use.
   const bool tells = blockIdx.x == 0 || routing.places == nullptr;
-  if (tells && threadIdx.x == 0 && !peer_table().given_back) publish();
+  if (tells && threadIdx.x == 0 && !peer_table().credited) publish();
   if (blockIdx.x == gridDim.x - 1 && !failed) give_back_unused(a, epoch, peer_table().use - 1);
   if (blockIdx.x == 0 && threadIdx.x == 0) begin_dispatch(a, epoch, peer_table().use);
   if (routing.places != nullptr) {

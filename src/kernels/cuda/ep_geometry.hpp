@@ -62,11 +62,11 @@ struct Arrived {
 };
 
 // Advances by one operation after the other; begins with zeros. The host sets epoch, seq, use, carries
-// and given_back in a view change, streams idle.
+// and credited in a view change, streams idle.
 struct EpState {
   DeviceChannel channel;
   uint32_t carries;      // the epoch has a use 0: what was dispatched before it
-  uint32_t given_back;   // the combine word of this use was sent
+  uint32_t credited;     // the combine word of this use was sent
   uint32_t bad_entries;  // of the dispatch that is being counted
   uint32_t op_bad_entries;
   uint32_t missing;       // of the running combine: bit 0 an absent rank's term, bit 1 a member's

@@ -50,6 +50,6 @@ int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
 int ep_load_kernels(const EpGeometry& geometry, uint32_t* resident_ctas);
 
 // In DeviceReport::phase: what was waited for.
-enum class EpPhase : uint32_t { kCounts = 1, kFreeRows = 2, kRows = 3, kTerms = 4 };
+enum class EpPhase : uint32_t { kCounts = 1, kFreeRows = 2, kRows = 3, kOutputs = 4 };
 
 }  // namespace mep::device

@@ -63,7 +63,7 @@ __device__ inline void arrange_rows(const DispatchArgs& a, Arrived* arrived) {
   }
 }
 
-__device__ inline void arrange_nothing(const DispatchArgs& a) {
+__device__ inline void receive_nothing(const DispatchArgs& a) {
   const uint32_t experts = a.g.sizes.local_experts;
   for (uint32_t i = threadIdx.x; i < experts; i += kEpThreads) {
     a.local<int32_t>(a.g.recv_count)[i] = 0;
@@ -117,7 +117,7 @@ __device__ inline void receive_rows(const DispatchArgs& a, const Waiter& waiter,
   here = __syncthreads_and(here) != 0;
   trace_last(a, 7);
   if (!here) {
-    arrange_nothing(a);
+    receive_nothing(a);
     __syncthreads();
     deliver(a);
   } else if (a.statistics != nullptr) {

@@ -61,7 +61,7 @@ __device__ inline bool await_counts(const DispatchArgs& a, const Waiter& waiter,
     }
   }
   const bool alone = counts_alone(a.g, a.tokens);
-  if (threadIdx.x >= kWarpThreads || (alone && peer_table().given_back)) return true;
+  if (threadIdx.x >= kWarpThreads || (alone && peer_table().credited)) return true;
   for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kWarpThreads) {
     if (!a.is_live(source)) continue;
     if (await_word(waiter, words + source * a.g.places, tag, source) == 0) return false;
@@ -357,7 +357,7 @@ __device__ inline void announce_rows(const DispatchArgs& a, uint64_t epoch, uint
 __device__ inline void commit_dispatch(const DispatchArgs& a, uint64_t use) {
   EpState& state = *a.state();
   state.channel.use = use;
-  state.given_back = 0;
+  state.credited = 0;
   state.op_bad_entries = atomicExch(&state.bad_entries, 0u);
 }
 
@@ -375,7 +375,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   // They change when all CTAs are at their end.
   if (threadIdx.x == 0) {
     peer_table().use = channel.use + 1;
-    peer_table().given_back = a.state()->given_back != 0;
+    peer_table().credited = a.state()->credited != 0;
   }
   bool ready = !has_failed(&channel, waiter.epoch);
   fetch_first<Codec>(a);

@@ -135,11 +135,11 @@ void TcpPeer::forget_queued() {
 // Under out_mutex_. The socket is closed by whoever receives: what came before may still land.
 void TcpPeer::fail_sending(const char* reason, int error) {
   if (state() == State::kFailed || state() == State::kFenced) return;
-  const bool is_news = state() != State::kGivenUp;
+  const bool is_new = state() != State::kGivenUp;
   state_.store(State::kFailed, std::memory_order_release);
   if (socket_.valid()) ::shutdown(socket_.get(), SHUT_WR);
   forget_queued();
-  if (!is_news) return;
+  if (!is_new) return;
   is_failure_untold_ = true;
   failure_reason_ = reason;
   failure_error_ = error;

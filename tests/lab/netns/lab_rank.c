@@ -37,7 +37,7 @@ int main(void) {
   const char* stop_file = getenv("LAB_STOP");
   uint64_t seen = 0;
   const char* join = getenv("MEP_JOIN");
-  /* A newcomer comes in with a barrier; what follows it is its first operation. */
+  /* A joiner comes in with a barrier; what follows it is its first operation. */
   const long first = join != NULL && strcmp(join, "1") == 0 ? 1 : 0;
   mep_result_t failing = MEP_SUCCESS;
   for (long i = first;; ++i) {

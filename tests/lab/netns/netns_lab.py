@@ -139,9 +139,9 @@ class Job:
         return process
 
     def join(self, host, rank):
-        """A newcomer from `host` for the place of `rank`."""
+        """A joiner from `host` for the place of `rank`."""
         words = ["-n", "1", "--size", str(self.size), "--rank-offset", str(rank), "--tag-output"]
-        self.launchers[f"newcomer-{rank}"] = self.start(
+        self.launchers[f"joiner-{rank}"] = self.start(
             host, words + ["env", "MEP_JOIN=1"] + self.command)
 
     def read(self, process):

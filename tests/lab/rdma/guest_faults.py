@@ -56,7 +56,7 @@ def slice_cases(ranks, _two_hosts):
 def chaos(build, case, two_hosts):
     case.limit = LIMIT_S
     case.options += ["--hang-ms", "300000", "--timeout-ms", "60000"]
-    os.environ["MEP_INIT_TIMEOUT_MS"] = "240000"  # of a newcomer
+    os.environ["MEP_INIT_TIMEOUT_MS"] = "240000"  # of a joiner
     os.environ["MEP_TRANSPORTS"] = "shm,verbs" if two_hosts else "verbs"
     return run_case(str(build / "bin/mep_chaos"), case,
                     str(HERE / "two_hosts.sh") if two_hosts else None)

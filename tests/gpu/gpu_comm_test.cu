@@ -1,10 +1,10 @@
 // Communicators on GPUs through the C ABI: ranks as threads of this process, each with a stream. What
 // is refused, what collectives give, and what happens when a rank aborts, with graphs captured before. Kinds in which
-// ranks get different things are in device_comm_kinds.cu, records of operations in device_comm_records.cu.
+// ranks get different things are in gpu_comm_kinds.cu, records of operations in gpu_comm_records.cu.
 #include <cstring>
 #include <functional>
 
-#include "device_comm_rig.hpp"
+#include "gpu_comm_rig.hpp"
 
 namespace gpu_test {
 namespace {
@@ -375,6 +375,6 @@ int main() {
   for (const uint32_t ranks : {3u, 8u}) fault(ranks, false);
   for (const uint32_t ranks : {4u, 8u}) split(ranks);
   synchronize_all();
-  std::printf(failure_count() == 0 ? "device_comm_test: passed\n" : "device_comm_test: FAILED\n");
+  std::printf(failure_count() == 0 ? "gpu_comm_test: passed\n" : "gpu_comm_test: FAILED\n");
   return failure_count() == 0 ? 0 : 1;
 }

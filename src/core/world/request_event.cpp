@@ -1,4 +1,4 @@
-#include "core/world/request_bell.hpp"
+#include "core/world/request_event.hpp"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -24,7 +24,7 @@ void ring(int event) {
 
 }  // namespace
 
-RequestBell::~RequestBell() {
+RequestEvent::~RequestEvent() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -34,7 +34,7 @@ RequestBell::~RequestBell() {
   if (thread_.joinable()) thread_.join();
 }
 
-mep_result_t RequestBell::add(const Deadline& deadline, UniqueFd* event) {
+mep_result_t RequestEvent::add(const Deadline& deadline, UniqueFd* event) {
   UniqueFd made;
   MEP_TRY(open_eventfd("a request's descriptor", 1, &made));
   const std::lock_guard lock(mutex_);
@@ -50,12 +50,12 @@ mep_result_t RequestBell::add(const Deadline& deadline, UniqueFd* event) {
   return MEP_SUCCESS;
 }
 
-void RequestBell::remove(const UniqueFd& event) {
+void RequestEvent::remove(const UniqueFd& event) {
   const std::lock_guard lock(mutex_);
   events_.erase(event.get());
 }
 
-void RequestBell::loop() {
+void RequestEvent::loop() {
   pthread_setname_np(pthread_self(), "mep-requests");
   for (;;) {
     {
@@ -71,7 +71,7 @@ void RequestBell::loop() {
 }
 
 // Returns for how long to sleep.
-uint64_t RequestBell::ring_all() {
+uint64_t RequestEvent::ring_all() {
   const std::lock_guard lock(mutex_);
   if (stopping_) return 0;
   const uint64_t now = now_ns();

@@ -5,7 +5,7 @@
 #include <iterator>
 #include <memory>
 
-#include "device_comm_rig.hpp"
+#include "gpu_comm_rig.hpp"
 
 namespace gpu_test {
 namespace {

@@ -18,9 +18,9 @@ namespace mep {
 class Comm;
 
 // Something else with operations on the comm's streams, whose failures the comm tells.
-class DevicePart {
+class GpuPart {
  public:
-  virtual ~DevicePart() = default;
+  virtual ~GpuPart() = default;
   // First failure since the last call.
   virtual mep_result_t take_failure() = 0;
   // The comm's timeout has changed.
@@ -36,13 +36,13 @@ struct GpuPlace {
       1;  // on any GPU, of all processes where they are known: the same for all ranks
 };
 
-class DeviceSide : public Backend {
+class GpuBackend : public Backend {
  public:
-  DeviceSide(uint8_t which, Comm& comm, const GpuPlace& place)
+  GpuBackend(uint8_t which, Comm& comm, const GpuPlace& place)
       : Backend(which), comm_(comm), place_(place) {}
   const GpuPlace& place() const { return place_; }
   int32_t device() const override { return place_.device; }
-  DeviceSide* device_side() override { return this; }
+  GpuBackend* gpu_backend() override { return this; }
   // Peers are reached through pinned host memory and the host's transports; else they are mapped.
   virtual bool staged() const = 0;
   // Second step of making it, after all ranks of this process have done the first: peers' windows.
@@ -66,11 +66,11 @@ class DeviceSide : public Backend {
   std::span<const char* const> child_steps() const override;
   mep_result_t take_child_step(size_t step, Comm& child, std::unique_ptr<Backend>* made) override;
 
-  void add_part(DevicePart* part) {
+  void add_part(GpuPart* part) {
     const std::lock_guard lock(parts_mutex_);
     parts_.push_back(part);
   }
-  void remove_part(DevicePart* part) {
+  void remove_part(GpuPart* part) {
     const std::lock_guard lock(parts_mutex_);
     std::erase(parts_, part);
   }
@@ -78,7 +78,7 @@ class DeviceSide : public Backend {
   mep_result_t take_any_failure() override {
     mep_result_t result = take_failure();
     const std::lock_guard lock(parts_mutex_);
-    for (DevicePart* part : parts_) {
+    for (GpuPart* part : parts_) {
       if (result == MEP_SUCCESS) result = part->take_failure();
     }
     return result;
@@ -97,7 +97,7 @@ class DeviceSide : public Backend {
   [[nodiscard]] virtual mep_result_t check_memory(const void* memory, const char* name) const = 0;
   void set_parts_timeout_ms(uint32_t ms) {
     const std::lock_guard lock(parts_mutex_);
-    for (DevicePart* part : parts_) part->set_timeout_ms(ms);
+    for (GpuPart* part : parts_) part->set_timeout_ms(ms);
   }
 
  private:
@@ -106,15 +106,15 @@ class DeviceSide : public Backend {
   const GpuPlace place_;
   StatusPlace status_place_;  // of the caller's thread
   std::mutex parts_mutex_;
-  std::vector<DevicePart*> parts_;
+  std::vector<GpuPart*> parts_;
 };
 
 // First step: memory, kernels, and the rank's window where peers of this process find it.
 // `made_together`: by rank, the places of all, whose sides one thread makes one after the other; empty:
 // each rank makes its own, all at one time, so that they can use the comm to agree.
-[[nodiscard]] mep_result_t make_device_side(Comm& comm, const GpuPlace& place,
+[[nodiscard]] mep_result_t make_gpu_backend(Comm& comm, const GpuPlace& place,
                                             std::span<const GpuPlace> made_together,
-                                            std::unique_ptr<DeviceSide>* out);
+                                            std::unique_ptr<GpuBackend>* out);
 // Whether a GPU of that number can be used here; before anything is made.
 [[nodiscard]] mep_result_t check_device(int32_t device);
 // The GPU that a config means: `wanted`, or with MEP_DEVICE_BY_RANK the one for that local rank. Checked.

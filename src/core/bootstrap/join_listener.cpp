@@ -1,5 +1,5 @@
 // The open door of a running world. Whatever comes in here is answered or dropped; nothing that a
-// visitor does can fail the world.
+// incoming connection does can fail the world.
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -9,17 +9,17 @@
 #include "base/status.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/bootstrap/greeting.hpp"
-#include "core/bootstrap/place_book.hpp"
+#include "core/bootstrap/rendezvous_entries.hpp"
 
 namespace mep {
 namespace {
 
 constexpr uint64_t kHelloLimitMs = 5000;
 constexpr uint64_t kPauseMs = 100;
-constexpr size_t kMaxVisitors = 256;
+constexpr size_t kMaxIncoming = 256;
 constexpr size_t kStrangerPayloadBytes = 8192;
 
-struct Visitor {
+struct Incoming {
   std::unique_ptr<ControlLink> link;
   std::unique_ptr<Greeting> greeting;
   PeerCredentials credentials;
@@ -28,13 +28,13 @@ struct Visitor {
 
 }  // namespace
 
-struct NewcomerDoor::State {
+struct JoinListener::State {
   int listener = -1;
   ResolvedConfig config;
   SelfDescription self;
   std::shared_ptr<Gate> gate;
   UniqueFd epoll;
-  std::vector<Visitor> visitors;
+  std::vector<Incoming> incoming;
   // Without descriptors a listener would stay readable and keep its thread busy.
   Deadline closed_until = Deadline::at(0);
   bool closed = false;
@@ -44,18 +44,18 @@ struct NewcomerDoor::State {
   void accept_all();
   bool accept_one(bool from_network);
   bool close_for_a_while();
-  void refuse(Visitor* visitor, mep_result_t code);
+  void refuse(Incoming* incoming, mep_result_t code);
   void accept_all_possible();
-  bool serve_if_possible(Visitor* visitor, std::vector<PeerLink>* arrived);
-  bool serve(Visitor* visitor, std::vector<PeerLink>* arrived);
-  // False: done with this visitor.
-  bool on_frame(Visitor* visitor, Frame* frame);
-  bool on_hello(Visitor* visitor);
-  void let_in(Visitor* visitor, std::vector<PeerLink>* arrived);
-  mep_result_t judge(const Visitor& visitor) const;
+  bool serve_if_possible(Incoming* incoming, std::vector<PeerLink>* arrived);
+  bool serve(Incoming* incoming, std::vector<PeerLink>* arrived);
+  // False: done with this incoming connection.
+  bool on_frame(Incoming* incoming, Frame* frame);
+  bool on_hello(Incoming* incoming);
+  void let_in(Incoming* incoming, std::vector<PeerLink>* arrived);
+  mep_result_t judge(const Incoming& incoming) const;
 };
 
-NewcomerDoor::NewcomerDoor(int listener, const ResolvedConfig& config, const SelfDescription& self,
+JoinListener::JoinListener(int listener, const ResolvedConfig& config, const SelfDescription& self,
                            std::shared_ptr<Gate> gate)
     : state_(std::make_unique<State>()) {
   state_->listener = listener;
@@ -68,9 +68,9 @@ NewcomerDoor::NewcomerDoor(int listener, const ResolvedConfig& config, const Sel
   state_->watch_listeners(EPOLL_CTL_ADD);
 }
 
-NewcomerDoor::~NewcomerDoor() = default;
+JoinListener::~JoinListener() = default;
 
-void NewcomerDoor::State::watch(int fd, int operation) const {
+void JoinListener::State::watch(int fd, int operation) const {
   if (fd < 0 || !epoll.valid()) return;
   epoll_event event{};
   event.events = EPOLLIN;
@@ -79,44 +79,44 @@ void NewcomerDoor::State::watch(int fd, int operation) const {
   (void)epoll_ctl(epoll.get(), operation, fd, &event);
 }
 
-void NewcomerDoor::State::watch_listeners(int operation) {
+void JoinListener::State::watch_listeners(int operation) {
   watch(listener, operation);
   watch(gate->network_listener.get(), operation);
 }
 
-int NewcomerDoor::fd() const {
+int JoinListener::fd() const {
   return state_->epoll.get();
 }
 
-int NewcomerDoor::wait_ms(int cap) const {
+int JoinListener::wait_ms(int cap) const {
   int limit_ms = cap;
   if (state_->closed) limit_ms = state_->closed_until.left_ms(limit_ms);
-  for (const Visitor& visitor : state_->visitors) limit_ms = visitor.limit.left_ms(limit_ms);
+  for (const Incoming& incoming : state_->incoming) limit_ms = incoming.limit.left_ms(limit_ms);
   return limit_ms;
 }
 
-mep_result_t NewcomerDoor::progress(std::vector<PeerLink>* arrived) {
+mep_result_t JoinListener::progress(std::vector<PeerLink>* arrived) {
   State& state = *state_;
   if (state.closed && state.closed_until.expired()) {
     state.closed = false;
     state.watch_listeners(EPOLL_CTL_ADD);
   }
   if (!state.closed) state.accept_all_possible();
-  for (size_t i = 0; i < state.visitors.size();) {
-    if (state.serve_if_possible(&state.visitors[i], arrived)) {
+  for (size_t i = 0; i < state.incoming.size();) {
+    if (state.serve_if_possible(&state.incoming[i], arrived)) {
       ++i;
     } else {  // its socket leaves the epoll set with its last descriptor
-      if (state.visitors[i].link != nullptr) {
-        state.watch(state.visitors[i].link->fd(), EPOLL_CTL_DEL);
+      if (state.incoming[i].link != nullptr) {
+        state.watch(state.incoming[i].link->fd(), EPOLL_CTL_DEL);
       }
-      state.visitors.erase(state.visitors.begin() + static_cast<ptrdiff_t>(i));
+      state.incoming.erase(state.incoming.begin() + static_cast<ptrdiff_t>(i));
     }
   }
   return MEP_SUCCESS;
 }
 
-bool NewcomerDoor::State::close_for_a_while() {
-  log(LogLevel::kWarn, "newcomers have to wait: %s", last_error_text());
+bool JoinListener::State::close_for_a_while() {
+  log(LogLevel::kWarn, "joiners have to wait: %s", last_error_text());
   closed = true;
   closed_until = Deadline::after_ms(kPauseMs);
   watch_listeners(EPOLL_CTL_DEL);
@@ -124,37 +124,37 @@ bool NewcomerDoor::State::close_for_a_while() {
 }
 
 // False: nobody waits there.
-bool NewcomerDoor::State::accept_one(bool from_network) {
+bool JoinListener::State::accept_one(bool from_network) {
   UniqueFd socket;
-  Visitor visitor;
+  Incoming arrived;
   if (from_network) {
     NetAddress from;
     const int network = gate->network_listener.get();
     if (accept_tcp(network, gate->dead_after_ms, &socket, &from) != MEP_SUCCESS) {
       return close_for_a_while();
     }
-    visitor.credentials.address = from.text();
+    arrived.credentials.address = from.text();
   } else if (accept_local(listener, &socket) != MEP_SUCCESS) {
     return close_for_a_while();
   }
   if (!socket.valid()) return false;
-  if (!from_network && check_same_user(socket.get(), &visitor.credentials) != MEP_SUCCESS) {
+  if (!from_network && check_same_user(socket.get(), &arrived.credentials) != MEP_SUCCESS) {
     log(LogLevel::kWarn, "dropped a connection to job '%s' by a stranger: %s", config.job.c_str(),
         last_error_text());
     return true;
   }
   watch(socket.get(), EPOLL_CTL_ADD);
-  visitor.link = std::make_unique<ControlLink>(std::move(socket));
-  visitor.link->limit_payload(kStrangerPayloadBytes);
-  visitor.greeting = std::make_unique<Greeting>(HandshakeSide::kAnswerer, from_network,
+  arrived.link = std::make_unique<ControlLink>(std::move(socket));
+  arrived.link->limit_payload(kStrangerPayloadBytes);
+  arrived.greeting = std::make_unique<Greeting>(HandshakeSide::kAnswerer, from_network,
                                                 gate->secret, gate->details);
-  visitor.limit = Deadline::after_ms(kHelloLimitMs);
-  if (visitors.size() >= kMaxVisitors) visitors.erase(visitors.begin());
-  visitors.push_back(std::move(visitor));
+  arrived.limit = Deadline::after_ms(kHelloLimitMs);
+  if (incoming.size() >= kMaxIncoming) incoming.erase(incoming.begin());
+  incoming.push_back(std::move(arrived));
   return true;
 }
 
-void NewcomerDoor::State::accept_all() {
+void JoinListener::State::accept_all() {
   if (listener >= 0) {
     while (accept_one(false)) {
     }
@@ -165,7 +165,7 @@ void NewcomerDoor::State::accept_all() {
   }
 }
 
-void NewcomerDoor::State::accept_all_possible() {
+void JoinListener::State::accept_all_possible() {
   try {
     accept_all();
   } catch (const std::bad_alloc&) {
@@ -175,25 +175,25 @@ void NewcomerDoor::State::accept_all_possible() {
 }
 
 // Whom there is no memory for is sent away, and may come again.
-bool NewcomerDoor::State::serve_if_possible(Visitor* visitor, std::vector<PeerLink>* arrived) {
+bool JoinListener::State::serve_if_possible(Incoming* incoming, std::vector<PeerLink>* arrived) {
   try {
-    return serve(visitor, arrived);
+    return serve(incoming, arrived);
   } catch (const std::bad_alloc&) {
-    log(LogLevel::kWarn, "no memory for a newcomer; it is sent away");
+    log(LogLevel::kWarn, "no memory for a joiner; it is sent away");
     return false;
   }
 }
 
-bool NewcomerDoor::State::serve(Visitor* visitor, std::vector<PeerLink>* arrived) {
-  const std::string who = visitor->credentials.text();
+bool JoinListener::State::serve(Incoming* incoming, std::vector<PeerLink>* arrived) {
+  const std::string who = incoming->credentials.text();
   bool keep = true;
-  const mep_result_t received = visitor->link->receive([&](Frame& frame) {
-    keep = on_frame(visitor, &frame);
-    return keep && !visitor->greeting->done();
+  const mep_result_t received = incoming->link->receive([&](Frame& frame) {
+    keep = on_frame(incoming, &frame);
+    return keep && !incoming->greeting->done();
   });
   if (!keep) return false;
-  if (visitor->greeting->done()) {
-    let_in(visitor, arrived);
+  if (incoming->greeting->done()) {
+    let_in(incoming, arrived);
     return false;
   }
   if (received != MEP_SUCCESS) {
@@ -202,26 +202,26 @@ bool NewcomerDoor::State::serve(Visitor* visitor, std::vector<PeerLink>* arrived
     }
     return false;
   }
-  if (visitor->link->has_queued_output()) (void)visitor->link->flush_output();
-  if (!visitor->limit.expired()) return true;
+  if (incoming->link->has_queued_output()) (void)incoming->link->flush_output();
+  if (!incoming->limit.expired()) return true;
   log(LogLevel::kWarn, "dropped a connection by %s: it never said who it is", who.c_str());
   return false;
 }
 
-bool NewcomerDoor::State::on_frame(Visitor* visitor, Frame* frame) {
-  const std::string who = visitor->credentials.text();
+bool JoinListener::State::on_frame(Incoming* incoming, Frame* frame) {
+  const std::string who = incoming->credentials.text();
   Greeting::Step step = Greeting::Step::kMore;
-  const mep_result_t result = visitor->greeting->take(visitor->link.get(), frame, &step);
+  const mep_result_t result = incoming->greeting->take(incoming->link.get(), frame, &step);
   if (result != MEP_SUCCESS) {
     // Who talks nonsense is not answered.
     if (result == MEP_ERR_VERSION || frame->type == kProofFrame) {
-      refuse(visitor, result);
+      refuse(incoming, result);
     } else {
       log(LogLevel::kWarn, "dropped a connection by %s: %s", who.c_str(), last_error_text());
     }
     return false;
   }
-  if (step == Greeting::Step::kHello) return on_hello(visitor);
+  if (step == Greeting::Step::kHello) return on_hello(incoming);
   if (step != Greeting::Step::kOther) return true;
   // A failed start's last words do not concern this world.
   if (frame->type != kAbortFrame && frame->type != kAnnounceFrame) {
@@ -231,75 +231,75 @@ bool NewcomerDoor::State::on_frame(Visitor* visitor, Frame* frame) {
   return false;
 }
 
-void NewcomerDoor::State::refuse(Visitor* visitor, mep_result_t code) {
+void JoinListener::State::refuse(Incoming* incoming, mep_result_t code) {
   Abort abort;
   abort.code = code;
   abort.sender = static_cast<int32_t>(self.identity.slot);
   abort.origin = abort.sender;
   abort.text = last_error_text();
-  (void)visitor->link->send(kAbortFrame, encode_abort(abort));
-  log(LogLevel::kWarn, "refused a newcomer, %s: %s", visitor->credentials.text().c_str(),
+  (void)incoming->link->send(kAbortFrame, encode_abort(abort));
+  log(LogLevel::kWarn, "refused a joiner, %s: %s", incoming->credentials.text().c_str(),
       abort.text.c_str());
 }
 
-mep_result_t NewcomerDoor::State::judge(const Visitor& visitor) const {
-  const Hello& hello = visitor.greeting->hello();
+mep_result_t JoinListener::State::judge(const Incoming& incoming) const {
+  const Hello& hello = incoming.greeting->hello();
   const Hello own = make_hello(HelloKind::kMember, config, self);
   const auto rank = static_cast<int32_t>(hello.identity.slot);
-  MEP_TRY(check_hello(hello, own, name_peer(rank, visitor.credentials)));
+  MEP_TRY(check_hello(hello, own, name_peer(rank, incoming.credentials)));
   if (hello.identity.slot == self.identity.slot) {
     return fail(MEP_ERR_BOOTSTRAP,
                 "rank %d of job '%s' is running already as pid %d, not only as %s", rank,
-                config.job.c_str(), self.identity.pid, visitor.credentials.text().c_str());
+                config.job.c_str(), self.identity.pid, incoming.credentials.text().c_str());
   }
   if (rank >= config.max_size) {
     return fail(MEP_ERR_BOOTSTRAP, "job '%s' has room for %d ranks: rank %d cannot join",
                 config.job.c_str(), config.max_size, rank);
   }
-  if (visitor.credentials.is_remote() && hello.identity.host == self.identity.host) {
+  if (incoming.credentials.is_remote() && hello.identity.host == self.identity.host) {
     return fail(MEP_ERR_DENIED, "rank %d is on this host but comes over the network", rank);
   }
   return MEP_SUCCESS;
 }
 
-bool NewcomerDoor::State::on_hello(Visitor* visitor) {
-  const Hello& hello = visitor->greeting->hello();
+bool JoinListener::State::on_hello(Incoming* incoming) {
+  const Hello& hello = incoming->greeting->hello();
   if (hello.kind != HelloKind::kInit && hello.kind != HelloKind::kJoin) {
     log(LogLevel::kWarn, "dropped a connection by %s: a hello of the wrong kind",
-        visitor->credentials.text().c_str());
+        incoming->credentials.text().c_str());
     return false;
   }
   // Over a network it must first prove that it is what it says.
-  const mep_result_t verdict = judge(*visitor);
-  if (verdict != MEP_SUCCESS && !visitor->greeting->is_remote()) {
-    refuse(visitor, verdict);
+  const mep_result_t answer = judge(*incoming);
+  if (answer != MEP_SUCCESS && !incoming->greeting->is_remote()) {
+    refuse(incoming, answer);
     return false;
   }
   if (hello.kind == HelloKind::kInit) {
     // A rank that has left this world and begins its next one waits until this one has ended here.
-    (void)visitor->link->send(kRetryFrame, {});
+    (void)incoming->link->send(kRetryFrame, {});
     return false;
   }
-  if (visitor->greeting->answer(visitor->link.get(),
-                                make_hello(HelloKind::kMember, config, self)) != MEP_SUCCESS) {
-    log(LogLevel::kWarn, "a newcomer, %s, went away: %s", visitor->credentials.text().c_str(),
+  if (incoming->greeting->answer(incoming->link.get(),
+                                 make_hello(HelloKind::kMember, config, self)) != MEP_SUCCESS) {
+    log(LogLevel::kWarn, "a joiner, %s, went away: %s", incoming->credentials.text().c_str(),
         last_error_text());
     return false;
   }
   return true;
 }
 
-void NewcomerDoor::State::let_in(Visitor* visitor, std::vector<PeerLink>* arrived) {
-  Greeting& greeting = *visitor->greeting;
-  const mep_result_t verdict = judge(*visitor);
-  if (verdict != MEP_SUCCESS) return refuse(visitor, verdict);
-  watch(visitor->link->fd(), EPOLL_CTL_DEL);
+void JoinListener::State::let_in(Incoming* incoming, std::vector<PeerLink>* arrived) {
+  Greeting& greeting = *incoming->greeting;
+  const mep_result_t answer = judge(*incoming);
+  if (answer != MEP_SUCCESS) return refuse(incoming, answer);
+  watch(incoming->link->fd(), EPOLL_CTL_DEL);
   PeerLink link;
-  link.pidfd = adopt_pidfd(greeting.hello(), self, &greeting.fds(), visitor->credentials);
+  link.pidfd = adopt_pidfd(greeting.hello(), self, &greeting.fds(), incoming->credentials);
   link.identity = greeting.hello().identity;
   link.offer = std::move(greeting.details().offer);
   link.session = greeting.session();
-  link.link = std::move(visitor->link);
+  link.link = std::move(incoming->link);
   link.link->limit_payload(kMaxMessageBytes);
   if (gate->book != nullptr) {
     gate->book->add({link.identity.slot, link.identity.incarnation, link.identity.host,

@@ -1,9 +1,9 @@
 // A comm's device side: one channel of replicated operations that kernels carry out and complete.
 //
 // Three threads meet here. The user's makes it and launches kernels. The control thread of the world
-// freezes it, looks at what the device says of itself in the pinned CollPost, and installs verdicts there;
+// freezes it, looks at what the device says of itself in the pinned CollPost, and installs decisions there;
 // it makes no CUDA call. The watcher, a thread of this object that makes none either, turns what kernels
-// report (an operation is late) and what has become of the world into evidence and verdicts.
+// report (an operation is late) and what has become of the world into evidence and decisions.
 //
 // The device acknowledges a freeze by ending or parking the operation that runs; one that has not begun
 // will see the freeze when it does. What it adopts of a new view it takes from the CollPost by itself, so
@@ -18,23 +18,23 @@
 #include <vector>
 
 #include "core/comm/comm.hpp"
-#include "core/comm/device_side.hpp"
+#include "core/comm/gpu_backend.hpp"
 #include "kernels/cuda/coll_kernels.hpp"
 #include "transport/cuda/device_memory.hpp"
 
 namespace mep {
 
-class DeviceComm : public DeviceSide, public ViewClient {
+class GpuComm : public GpuBackend, public ViewParticipant {
  public:
-  DeviceComm(Comm& comm, const GpuPlace& place);
-  ~DeviceComm() override;
-  DeviceComm(const DeviceComm&) = delete;
-  DeviceComm& operator=(const DeviceComm&) = delete;
+  GpuComm(Comm& comm, const GpuPlace& place);
+  ~GpuComm() override;
+  GpuComm(const GpuComm&) = delete;
+  GpuComm& operator=(const GpuComm&) = delete;
   [[nodiscard]] mep_result_t open();
 
-  // --- The user's thread (DeviceSide) ---
+  // --- The user's thread (GpuBackend) ---
   bool staged() const override { return false; }
-  size_t view_clients() const override { return is_client_ ? 1 : 0; }
+  size_t view_participants() const override { return is_client_ ? 1 : 0; }
   mep_result_t connect(const Deadline& deadline) override;
   mep_result_t begin_proof() override;
   mep_result_t end_proof() override;
@@ -45,7 +45,7 @@ class DeviceComm : public DeviceSide, public ViewClient {
   bool busy() const override;
   void set_timeout_ms(uint32_t ms) override;
 
-  // --- The control thread (ViewClient) ---
+  // --- The control thread (ViewParticipant) ---
   void describe(std::vector<membership::ChannelState>* channels) const override;
   bool holds(uint64_t channel, uint64_t seq) const override;
   void freeze(std::vector<membership::ChannelState>* channels) override;
@@ -53,7 +53,7 @@ class DeviceComm : public DeviceSide, public ViewClient {
   void describe_object(std::vector<std::byte>*) const override {}
   void prepare() override {}
   void install(const std::shared_ptr<const CommChange>& change,
-               const membership::Proposal* decision) override;
+               const membership::Proposal* committed) override;
 
  private:
   mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;
@@ -66,7 +66,7 @@ class DeviceComm : public DeviceSide, public ViewClient {
   void watch();
   void end_world(mep_result_t result);
   bool acknowledged(uint64_t word) const;
-  void publish(const device::CollVerdict& verdict);
+  void publish(const device::CollDecision& decision);
   uint64_t done() const;
 
   const int32_t device_;
@@ -88,9 +88,9 @@ class DeviceComm : public DeviceSide, public ViewClient {
 
   std::atomic<bool> stop_{false};
   std::thread watcher_;
-  std::mutex verdict_mutex_;  // one writer of verdicts at a time: control thread or watcher
-  uint64_t epoch_ = 1;        // under verdict_mutex_
-  bool ended_ = false;        // under verdict_mutex_
+  std::mutex decision_mutex_;  // one writer of decisions at a time: control thread or watcher
+  uint64_t epoch_ = 1;         // under decision_mutex_
+  bool ended_ = false;         // under decision_mutex_
 };
 
 }  // namespace mep

@@ -8,12 +8,12 @@
 namespace mep::membership {
 
 bool Membership::ready_to_accept(const ProposalPtr& value) {
-  const bool flushed = flush_done(value) || mutations_.ack_before_flush;
+  const bool flushed = catch_up_done(value) || mutations_.ack_before_catch_up;
   const bool fenced = fences_done(*value) || mutations_.ack_before_fence;
   return flushed && fenced && prepare_done(value);
 }
 
-// Up to which seq a wedged member has the results of a channel: what it had done, and what it was
+// Up to which seq a frozen member has the results of a channel: what it had done, and what it was
 // given for a value that it has accepted. Nothing if the channel is none of its own.
 std::optional<uint64_t> Membership::HeldTables::up_to(const Row& row, uint64_t comm,
                                                       uint64_t channel) {
@@ -22,19 +22,20 @@ std::optional<uint64_t> Membership::HeldTables::up_to(const Row& row, uint64_t c
   if (state == nullptr) return std::nullopt;
   uint64_t held = state->done;
   if (row.accepted.value != nullptr && row.accepted.value->epoch == epoch_) {
-    const ChannelVerdict* verdict = row.accepted.value->verdict(comm, channel);
-    if (verdict != nullptr) held = std::max(held, verdict->n_star);
+    const ChannelDecision* decision = row.accepted.value->decision(comm, channel);
+    if (decision != nullptr) held = std::max(held, decision->last_completed);
   }
   return held;
 }
 
-uint32_t Membership::donor_for(const ChannelVerdict& verdict, HeldTables* tables) const {
+uint32_t Membership::donor_for(const ChannelDecision& decision, HeldTables* tables) const {
   const auto holds = [&](uint32_t slot) {
     const Row* row = slot == slot_ ? nullptr : usable_row(slot);
-    return row != nullptr && row->wedged &&
-           tables->up_to(*row, verdict.comm, verdict.channel).value_or(0) >= verdict.n_star;
+    return row != nullptr && row->frozen &&
+           tables->up_to(*row, decision.comm, decision.channel).value_or(0) >=
+               decision.last_completed;
   };
-  if (verdict.donor < max_slots_ && holds(verdict.donor)) return verdict.donor;
+  if (decision.donor < max_slots_ && holds(decision.donor)) return decision.donor;
   uint32_t found = kNoSlot;
   live().each([&](uint32_t slot) {
     if (found == kNoSlot && holds(slot)) found = slot;
@@ -42,49 +43,49 @@ uint32_t Membership::donor_for(const ChannelVerdict& verdict, HeldTables* tables
   return found;
 }
 
-bool Membership::flush_done(const ProposalPtr& value) {
-  const bool same = flush_value_ != nullptr && flush_value_->same_value(*value);
-  if (same && flush_complete_) return true;
-  std::vector<FlushItem> items;
+bool Membership::catch_up_done(const ProposalPtr& value) {
+  const bool same = catch_up_value_ != nullptr && catch_up_value_->same_value(*value);
+  if (same && catch_up_complete_) return true;
+  std::vector<CatchUpItem> items;
   bool donors = true;
   HeldTables tables(view_->epoch + 1);
   for (const ChannelState& state : row_.channels) {
-    const ChannelVerdict* verdict = value->verdict(state.comm, state.channel);
-    if (verdict == nullptr) continue;
+    const ChannelDecision* decision = value->decision(state.comm, state.channel);
+    if (decision == nullptr) continue;
     const uint64_t held = tables.up_to(row_, state.comm, state.channel).value_or(state.done);
-    if (verdict->n_star <= held) continue;
-    const uint32_t donor = donor_for(*verdict, &tables);
+    if (decision->last_completed <= held) continue;
+    const uint32_t donor = donor_for(*decision, &tables);
     donors = donors && donor != kNoSlot;
-    items.push_back({state.comm, state.channel, held + 1, verdict->n_star, donor});
+    items.push_back({state.comm, state.channel, held + 1, decision->last_completed, donor});
   }
-  if (same && (items == flush_items_ || !donors)) return false;
+  if (same && (items == catch_up_items_ || !donors)) return false;
   if (!donors) return false;  // the row of one that holds it is still to come
-  flush_value_ = value;
-  flush_items_ = items;
-  ++flush_plan_;
-  flush_complete_ = items.empty();
-  if (!(row_.flush == items)) {
-    row_.flush = items;
+  catch_up_value_ = value;
+  catch_up_items_ = items;
+  ++catch_up_plan_;
+  catch_up_complete_ = items.empty();
+  if (!(row_.catch_up == items)) {
+    row_.catch_up = items;
     touch();
   }
-  if (!items.empty()) give(FlushReceive{flush_plan_, std::move(items)});
-  return flush_complete_;
+  if (!items.empty()) give(CatchUpReceive{catch_up_plan_, std::move(items)});
+  return catch_up_complete_;
 }
 
-void Membership::on_flushed(uint64_t plan) {
-  if (!active() || flush_value_ == nullptr || plan != flush_plan_) return;
-  flush_complete_ = true;
+void Membership::on_caught_up(uint64_t plan) {
+  if (!active() || catch_up_value_ == nullptr || plan != catch_up_plan_) return;
+  catch_up_complete_ = true;
   step_due_ = true;
 }
 
-void Membership::serve_flush() {
+void Membership::serve_catch_up() {
   live().each([&](uint32_t slot) {
     const Row* row = slot == slot_ ? nullptr : usable_row(slot);
-    if (row == nullptr || row->flush.empty() || !row->wedged) return;
-    for (const FlushItem& item : row->flush) {
+    if (row == nullptr || row->catch_up.empty() || !row->frozen) return;
+    for (const CatchUpItem& item : row->catch_up) {
       if (item.donor != slot_) continue;
       if (!served_.insert({slot, item}).second) continue;
-      give(FlushSend{slot, item.comm, item.channel, item.from_seq, item.to_seq});
+      give(CatchUpSend{slot, item.comm, item.channel, item.from_seq, item.to_seq});
     }
   });
 }

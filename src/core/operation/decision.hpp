@@ -35,16 +35,18 @@ std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
 void tell_change(const CommChange& change, const CommIdentity& comm, const char* call,
                  uint64_t seq);
 
-// Of a channel, the same on all survivors: operations up to n_star succeed, those from there up to `next`
+// Of a channel, the same on all survivors: operations up to last_completed succeed, those from there up to `next`
 // end by the change's result, also if their rank makes them only later, and `next` is the first of the
 // new epoch. So the k-th call on a channel of replicated operations ends alike everywhere.
-struct Verdict {
+struct Decision {
   std::shared_ptr<const CommChange> change;
-  uint64_t n_star = 0;
+  uint64_t last_completed = 0;
   uint64_t next = 1;
 
   // A call that has no number yet is decided where it will get this one.
-  bool decides(uint64_t seq) const { return seq <= n_star || (change->is_reported && seq < next); }
+  bool decides(uint64_t seq) const {
+    return seq <= last_completed || (change->is_reported && seq < next);
+  }
 };
 
 }  // namespace mep

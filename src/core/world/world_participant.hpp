@@ -13,10 +13,10 @@
 namespace mep {
 
 // Receives one contribution of one operation for a rank that is behind.
-using FlushSink =
+using CatchUpSink =
     std::function<void(uint64_t seq, uint32_t source, std::span<const std::byte> bytes)>;
 
-// What a newcomer must know to take its place in a comm.
+// What a joiner must know to take its place in a comm.
 struct CommDescription {
   uint64_t id = 0;
   std::string name;  // now; it may have been renamed
@@ -30,16 +30,16 @@ struct CommDescription {
 };
 
 // Of whom a comm is made: its members at one moment, the same for all that make it.
-struct CommBirth {
+struct CommMembers {
   uint64_t world_epoch = 1;
   std::vector<uint64_t> incarnations;  // by rank, 0: absent
-  static CommBirth of(const membership::View& view, const std::vector<uint32_t>& slots);
+  static CommMembers of(const membership::View& view, const std::vector<uint32_t>& slots);
 };
 
 // All functions are called by the control thread.
-class WorldClient {
+class WorldParticipant {
  public:
-  virtual ~WorldClient() = default;
+  virtual ~WorldParticipant() = default;
   virtual uint64_t comm_id() const = 0;
   virtual const membership::SlotSet& member_slots() const = 0;
   // Whether the channel's operations are replicated, so that who is behind is given what it lacks.
@@ -50,10 +50,10 @@ class WorldClient {
   virtual void freeze(std::vector<membership::ChannelState>* channels) = 0;
   // While frozen: whether this rank holds all that operation seq needs.
   virtual bool holds(uint64_t channel, uint64_t seq) = 0;
-  virtual void give_flush(uint64_t channel, uint64_t from_seq, uint64_t to_seq,
-                          const FlushSink& sink) = 0;
-  virtual void take_flush(uint64_t channel, uint64_t seq, uint32_t source,
-                          std::span<const std::byte> bytes) = 0;
+  virtual void give_catch_up(uint64_t channel, uint64_t from_seq, uint64_t to_seq,
+                             const CatchUpSink& sink) = 0;
+  virtual void take_catch_up(uint64_t channel, uint64_t seq, uint32_t source,
+                             std::span<const std::byte> bytes) = 0;
   virtual void prepare() = 0;
   // `affected` null: the comm goes on as it was, in its old epoch.
   virtual void install(const membership::InstallView& change,
@@ -63,7 +63,7 @@ class WorldClient {
   // Whether no user thread is still inside a call that began before the latest view: only then may
   // memory of a rank that left the view be unmapped.
   virtual bool quiesced() const = 0;
-  // For newcomers, see kFrameComms.
+  // For joiners, see kFrameComms.
   virtual CommDescription description() const = 0;
 };
 

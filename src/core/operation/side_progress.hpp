@@ -5,12 +5,12 @@
 namespace mep {
 
 // The user's thread.
-class Beside {
+class SideProgress {
  public:
-  virtual ~Beside() = default;
+  virtual ~SideProgress() = default;
   virtual bool is_pending() const = 0;
   // As far as it goes now; never waits.
-  virtual void step_beside() = 0;
+  virtual void step_from_other() = 0;
 };
 
 }  // namespace mep

@@ -1,6 +1,6 @@
 // labels: gate addresses asan
 // What keeps replacements out, and must not: a second death while ranks recover, children of the dead that
-// live on. What a newcomer has not attached to survives a destroy that is refused. And a rank that ends
+// live on. What a joiner has not attached to survives a destroy that is refused. And a rank that ends
 // while the others start.
 #include "support/join_job.hpp"
 
@@ -44,7 +44,7 @@ void second_death_while_ranks_recover(void**) {
   report.require_clean();
 }
 
-// Where no rank knows of a newcomer, no admission begins, and nothing is waited for.
+// Where no rank knows of a joiner, no admission begins, and nothing is waited for.
 void nobody_to_admit_is_told_without_an_admission(void**) {
   Report report;
   JoinJob job(2, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
@@ -96,9 +96,9 @@ void comm_goes_with_its_last_member(void**) {
   report.require_clean();
 }
 
-// Newcomers for ranks 1 and 2 find each other while they look for the members. The one for rank 2 is let in first;
+// Joiners for ranks 1 and 2 find each other while they look for the members. The one for rank 2 is let in first;
 // it is the one that connects to the other, which waits for that.
-void newcomers_that_met_come_in_one_after_the_other(void**) {
+void joiners_that_met_come_in_one_after_the_other(void**) {
   const auto page = JoinJob::shared_page();
   Meeting all(4);
   Report report;
@@ -146,9 +146,9 @@ void newcomers_that_met_come_in_one_after_the_other(void**) {
 
 enum LaterStage { kBegun, kMade, kLowerIsIn };
 
-// Newcomers for ranks 1 and 3 have found each other. Between their welcomes the members make an EP object, so only the
+// Joiners for ranks 1 and 3 have found each other. Between their welcomes the members make an EP object, so only the
 // second is told of it. The first is let in meanwhile: the second does not wait for its part of that object.
-void a_newcomer_lacks_what_another_is_told_of(void**) {
+void a_joiner_lacks_what_another_is_told_of(void**) {
   const auto page = JoinJob::shared_page();
   Meeting all(4);
   Report report;
@@ -216,8 +216,8 @@ void a_newcomer_lacks_what_another_is_told_of(void**) {
   report.require_clean();
 }
 
-// The job ends while a newcomer, which has been told of it, takes what it needs.
-void job_ends_before_a_newcomer_is_ready(void**) {
+// The job ends while a joiner, which has been told of it, takes what it needs.
+void job_ends_before_a_joiner_is_ready(void**) {
   const auto page = JoinJob::shared_page();
   Meeting all(3);
   Report report;
@@ -257,7 +257,7 @@ void growth_again_after_a_death(void**) {
   });
   const size_t first = job.join(4, [](int, mep_comm_t, Report&) {});
   job.expect_killed(3);
-  if (job.status_of(first) == 0) report.add("a newcomer joined a growth that failed");
+  if (job.status_of(first) == 0) report.add("a joiner joined a growth that failed");
   page->await(kTold, 1);
   job.join(4, [](int rank, mep_comm_t comm, Report& found) {
     check_contributors(rank, comm, 0x10111, found);
@@ -523,9 +523,9 @@ int main(int argc, char** argv) {
       cmocka_unit_test(second_death_while_ranks_recover),
       cmocka_unit_test(nobody_to_admit_is_told_without_an_admission),
       cmocka_unit_test(comm_goes_with_its_last_member),
-      cmocka_unit_test(newcomers_that_met_come_in_one_after_the_other),
-      cmocka_unit_test(a_newcomer_lacks_what_another_is_told_of),
-      cmocka_unit_test(job_ends_before_a_newcomer_is_ready),
+      cmocka_unit_test(joiners_that_met_come_in_one_after_the_other),
+      cmocka_unit_test(a_joiner_lacks_what_another_is_told_of),
+      cmocka_unit_test(job_ends_before_a_joiner_is_ready),
       cmocka_unit_test(growth_again_after_a_death),
       cmocka_unit_test(death_while_a_world_grows),
       cmocka_unit_test(told_of_those_that_went_before),

@@ -30,9 +30,9 @@ enum class RendezvousPurpose { kStart, kJoin };
 
 // All functions by one thread at a time. Before settle() the rank is starting or joining, after it a
 // member of a running world.
-class PlaceBook {
+class RendezvousEntries {
  public:
-  virtual ~PlaceBook() = default;
+  virtual ~RendezvousEntries() = default;
   // Looks for what is new. An error ends the start: somebody who knows the secret said so, or
   // nothing that was given as rendezvous can be used.
   [[nodiscard]] virtual mep_result_t progress() = 0;
@@ -52,19 +52,19 @@ class PlaceBook {
   virtual std::string explain() const = 0;
   // Somebody who was not let in at this process's meeting point, for the same text.
   virtual std::string turned_away() const { return {}; }
-  // From now on newcomers may look for `members`.
+  // From now on joiners may look for `members`.
   virtual void settle(const std::vector<Place>& members) = 0;
   virtual void add(const Place& member) = 0;
   virtual void forget(uint32_t slot, uint64_t incarnation) = 0;
 };
 
-// What makes a process reachable: kept by a running world, so that newcomers find it and are let in.
+// What makes a process reachable: kept by a running world, so that joiners find it and are let in.
 struct Gate {
   JobSecret secret;
   Details details;            // what this rank tells its peers
   UniqueFd network_listener;  // invalid: a job on one host
   uint32_t dead_after_ms = 10000;
-  std::unique_ptr<PlaceBook> book;  // null: a job on one host
+  std::unique_ptr<RendezvousEntries> book;  // null: a job on one host
 };
 
 }  // namespace mep

@@ -1,6 +1,6 @@
 // Builds without CUDA.
 #include "base/status.hpp"
-#include "core/comm/device_side.hpp"
+#include "core/comm/gpu_backend.hpp"
 
 #if !MEP_HAVE_CUDA
 
@@ -15,8 +15,8 @@ mep_result_t choose_device(int32_t wanted, uint64_t, int32_t*) {
   return check_device(wanted);
 }
 
-mep_result_t make_device_side(Comm&, const GpuPlace& place, std::span<const GpuPlace>,
-                              std::unique_ptr<DeviceSide>*) {
+mep_result_t make_gpu_backend(Comm&, const GpuPlace& place, std::span<const GpuPlace>,
+                              std::unique_ptr<GpuBackend>*) {
   return check_device(place.device);
 }
 

@@ -1,4 +1,4 @@
-#include "core/cuda/device_comm.hpp"
+#include "core/cuda/gpu_comm.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -14,9 +14,9 @@ namespace mep {
 namespace {
 
 using device::CollCall;
+using device::CollDecision;
 using device::CollPost;
 using device::CollState;
-using device::CollVerdict;
 
 constexpr uint64_t kSettleMs = 60'000;  // beyond the timeout: membership is surely done or gone
 constexpr uint64_t kProofMs = 10'000;
@@ -70,13 +70,13 @@ mep_result_t choose_device(int32_t wanted, uint64_t local_rank, int32_t* device)
   return check_device(*device);
 }
 
-DeviceComm::DeviceComm(Comm& comm, const GpuPlace& place)
-    : DeviceSide(backends::kGpu, comm, place),
+GpuComm::GpuComm(Comm& comm, const GpuPlace& place)
+    : GpuBackend(backends::kGpu, comm, place),
       device_(place.device),
       name_(comm.name() + "#device"),
       channel_(comm.id() ^ 0x6465766963650000u) {}
 
-DeviceComm::~DeviceComm() {
+GpuComm::~GpuComm() {
   if (is_client_) comm_.remove_client(this);
   // Release: the watcher touches nothing of this object after it has seen it.
   stop_.store(true, std::memory_order_release);
@@ -85,7 +85,7 @@ DeviceComm::~DeviceComm() {
   for (const auto& [id, windows] : shared_) WindowRegistry::instance().remove(id, incarnation_);
 }
 
-mep_result_t DeviceComm::open() {
+mep_result_t GpuComm::open() {
   const uint32_t ranks = comm_.size();
   if (ranks > device::kMaxCollRanks) {
     return fail(MEP_ERR_UNSUPPORTED, "a communicator on GPUs has at most %u ranks, this one has %u",
@@ -122,8 +122,8 @@ mep_result_t DeviceComm::open() {
 
 // Ranks of this process find each other here; those of other processes give descriptors, in one more
 // collective of the host. The latter needs a thread for each rank, which processes have.
-mep_result_t DeviceComm::take_windows(uint64_t id, size_t bytes, const Deadline& deadline,
-                                      std::vector<std::shared_ptr<DeviceMemory>>* windows) {
+mep_result_t GpuComm::take_windows(uint64_t id, size_t bytes, const Deadline& deadline,
+                                   std::vector<std::shared_ptr<DeviceMemory>>* windows) {
   if (place().ranks_in_process < comm_.latest_view()->live.size()) {
     return import_windows(bytes, deadline, windows);
   }
@@ -152,8 +152,8 @@ mep_result_t DeviceComm::take_windows(uint64_t id, size_t bytes, const Deadline&
   return MEP_SUCCESS;
 }
 
-mep_result_t DeviceComm::import_windows(size_t bytes, const Deadline& deadline,
-                                        std::vector<std::shared_ptr<DeviceMemory>>* windows) {
+mep_result_t GpuComm::import_windows(size_t bytes, const Deadline& deadline,
+                                     std::vector<std::shared_ptr<DeviceMemory>>* windows) {
   struct Offer {
     DescriptorAddress address;
     uint64_t bytes;
@@ -188,7 +188,7 @@ mep_result_t DeviceComm::import_windows(size_t bytes, const Deadline& deadline,
   return MEP_SUCCESS;
 }
 
-mep_result_t DeviceComm::offer_memory(uint64_t id, size_t bytes) {
+mep_result_t GpuComm::offer_memory(uint64_t id, size_t bytes) {
   auto& windows = shared_[id];
   windows.assign(comm_.size(), nullptr);
   MEP_TRY(DeviceMemory::create(device_, bytes, &windows[comm_.rank()]));
@@ -196,8 +196,8 @@ mep_result_t DeviceComm::offer_memory(uint64_t id, size_t bytes) {
   return MEP_SUCCESS;
 }
 
-mep_result_t DeviceComm::take_memory(uint64_t id, const Deadline& deadline,
-                                     std::vector<std::byte*>* by_rank) {
+mep_result_t GpuComm::take_memory(uint64_t id, const Deadline& deadline,
+                                  std::vector<std::byte*>* by_rank) {
   auto& windows = shared_[id];
   if (windows.empty()) return fail(MEP_ERR_INTERNAL, "device memory was not offered");
   MEP_TRY(take_windows(id, windows[comm_.rank()]->bytes(), deadline, &windows));
@@ -208,7 +208,7 @@ mep_result_t DeviceComm::take_memory(uint64_t id, const Deadline& deadline,
   return MEP_SUCCESS;
 }
 
-mep_result_t DeviceComm::connect(const Deadline& deadline) {
+mep_result_t GpuComm::connect(const Deadline& deadline) {
   if (is_connected_) return MEP_SUCCESS;
   MEP_TRY(take_windows(comm_.id(), layout_.window_bytes(), deadline, &windows_));
   const DeviceScope scope(device_);
@@ -231,7 +231,7 @@ mep_result_t DeviceComm::connect(const Deadline& deadline) {
   return MEP_SUCCESS;
 }
 
-mep_result_t DeviceComm::begin_proof() {
+mep_result_t GpuComm::begin_proof() {
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
   CollCall call{};
@@ -242,7 +242,7 @@ mep_result_t DeviceComm::begin_proof() {
   return device::launch_coll(call, state_, layout_, layout_.ctas, stream_->get());
 }
 
-mep_result_t DeviceComm::end_proof() {
+mep_result_t GpuComm::end_proof() {
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
   MEP_TRY(stream_->synchronize());
@@ -263,19 +263,19 @@ mep_result_t DeviceComm::end_proof() {
       "the watcher of a communicator", [this] { watch(); }, &watcher_);
 }
 
-void DeviceComm::set_timeout_ms(uint32_t ms) {
+void GpuComm::set_timeout_ms(uint32_t ms) {
   const uint64_t timeout_ns = uint64_t{ms} * 1'000'000;
   const DeviceScope scope(device_);
   (void)copy_to_device(&state_->timeout_ns, &timeout_ns, sizeof timeout_ns);
 }
 
-mep_result_t DeviceComm::check_memory(const void* memory, const char* name) const {
+mep_result_t GpuComm::check_memory(const void* memory, const char* name) const {
   const DeviceScope scope(device_);
   MEP_TRY(scope.check());
   return check_pointer(device_, memory, name);
 }
 
-mep_result_t DeviceComm::check_stream(const void* stream) const {
+mep_result_t GpuComm::check_stream(const void* stream) const {
   if (stream != nullptr || place().ranks_on_device == 1) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
               "%u ranks share GPU %d: each needs a stream of its own, made with "
@@ -283,7 +283,7 @@ mep_result_t DeviceComm::check_stream(const void* stream) const {
               place().ranks_on_device, device_);
 }
 
-mep_result_t DeviceComm::carry_out(Collective kind, const CollectiveArgs& args, void* stream) {
+mep_result_t GpuComm::carry_out(Collective kind, const CollectiveArgs& args, void* stream) {
   MEP_TRY(comm_.identity().check_world());
   MEP_TRY(check_stream(stream));
   const CollectiveType& type = collective_type(kind);
@@ -309,7 +309,7 @@ mep_result_t DeviceComm::carry_out(Collective kind, const CollectiveArgs& args, 
   return device::launch_coll(call, state_, layout_, 0, stream);
 }
 
-mep_result_t DeviceComm::take_failure() {
+mep_result_t GpuComm::take_failure() {
   const uint64_t count = load_pinned(&post_->failures);
   if (count == failures_told_) return MEP_SUCCESS;
   // Of more than the ring holds the first are lost; the oldest that is there is told.
@@ -323,31 +323,31 @@ mep_result_t DeviceComm::take_failure() {
               mep_result_string(result));
 }
 
-bool DeviceComm::busy() const {
+bool GpuComm::busy() const {
   return std::max(done(), load_pinned(&post_->closed)) < load_pinned(&post_->entered);
 }
 
 // --- The control thread ---------------------------------------------------------------------------
 
-uint64_t DeviceComm::done() const {
+uint64_t GpuComm::done() const {
   return load_pinned(&post_->done);
 }
 
-void DeviceComm::describe(std::vector<membership::ChannelState>* channels) const {
+void GpuComm::describe(std::vector<membership::ChannelState>* channels) const {
   channels->push_back({comm_.id(), channel_, done(), 0});
 }
 
-bool DeviceComm::holds(uint64_t channel, uint64_t seq) const {
+bool GpuComm::holds(uint64_t channel, uint64_t seq) const {
   return channel != channel_ || done() >= seq;
 }
 
-bool DeviceComm::acknowledged(uint64_t word) const {
+bool GpuComm::acknowledged(uint64_t word) const {
   const uint64_t entered = load_pinned(&post_->entered);
   return done() >= entered || load_pinned(&post_->failed) >= entered ||
          load_pinned(&post_->parked) == word;
 }
 
-void DeviceComm::freeze(std::vector<membership::ChannelState>* channels) {
+void GpuComm::freeze(std::vector<membership::ChannelState>* channels) {
   uint64_t word = load_pinned(&post_->word);
   if ((word & 1) == 0) {
     // Sequentially consistent: an operation that begins sees it, or `entered` shows the operation.
@@ -371,51 +371,51 @@ void DeviceComm::freeze(std::vector<membership::ChannelState>* channels) {
       {comm_.id(), channel_, finished, std::max(load_pinned(&post_->entered), finished)});
 }
 
-void DeviceComm::publish(const CollVerdict& verdict) {
+void GpuComm::publish(const CollDecision& decision) {
   const uint64_t number = post_->installed + 1;
-  post_->verdicts[number % device::kCollVerdicts] = verdict;
-  // Sequentially consistent: the verdict, its count, then the word that makes kernels look.
+  post_->decisions[number % device::kCollDecisions] = decision;
+  // Sequentially consistent: the decision, its count, then the word that makes kernels look.
   store_pinned(&post_->installed, number);
   const uint64_t word = load_pinned(&post_->word);
   store_pinned(&post_->word, word + ((word & 1) != 0 ? 1 : 2));
 }
 
-void DeviceComm::install(const std::shared_ptr<const CommChange>& change,
-                         const membership::Proposal* decision) {
-  const std::lock_guard lock(verdict_mutex_);
+void GpuComm::install(const std::shared_ptr<const CommChange>& change,
+                      const membership::Proposal* committed) {
+  const std::lock_guard lock(decision_mutex_);
   if (ended_) return;
   if (change == nullptr) {
     const uint64_t word = load_pinned(&post_->word);
     if ((word & 1) != 0) store_pinned(&post_->word, word + 1);
     return;
   }
-  CollVerdict verdict{};
-  verdict.old_epoch = change->epoch;
-  verdict.n_star = done();
-  verdict.next = std::max(load_pinned(&post_->entered), verdict.n_star) + 1;
-  if (const auto* decided = decision->verdict(comm_.id(), channel_)) {
-    verdict.n_star = decided->n_star;
-    verdict.next = decided->next;
+  CollDecision decision{};
+  decision.old_epoch = change->epoch;
+  decision.last_completed = done();
+  decision.next = std::max(load_pinned(&post_->entered), decision.last_completed) + 1;
+  if (const auto* decided = committed->decision(comm_.id(), channel_)) {
+    decision.last_completed = decided->last_completed;
+    decision.next = decided->next;
   }
-  verdict.epoch = epoch_ = change->view->epoch;
-  verdict.live = change->view->live_bits.empty() ? 0 : change->view->live_bits[0];
-  verdict.result = change->result;
-  publish(verdict);
+  decision.epoch = epoch_ = change->view->epoch;
+  decision.live = change->view->live_bits.empty() ? 0 : change->view->live_bits[0];
+  decision.result = change->result;
+  publish(decision);
 }
 
 // --- The watcher ----------------------------------------------------------------------------------
 
-void DeviceComm::end_world(mep_result_t result) {
-  const std::lock_guard lock(verdict_mutex_);
+void GpuComm::end_world(mep_result_t result) {
+  const std::lock_guard lock(decision_mutex_);
   if (ended_) return;
   ended_ = true;
-  CollVerdict last{};
+  CollDecision last{};
   last.old_epoch = epoch_;
   last.result = result;
   publish(last);
 }
 
-void DeviceComm::watch() {
+void GpuComm::watch() {
   uint64_t told_epoch = 0;
   // Acquire: see the destructor.
   while (!stop_.load(std::memory_order_acquire)) {

@@ -1,4 +1,4 @@
-#include "core/operation/verdict.hpp"
+#include "core/operation/decision.hpp"
 
 #include <algorithm>
 
@@ -50,14 +50,14 @@ std::vector<int32_t> ranks_in(const membership::SlotSet& set, const std::vector<
 
 // Where time was over, by channel: whose call an operation lacked. Ranks may have waited in different calls, and what
 // is told may be another operation than the one whose time was over.
-std::string late_text(const membership::Proposal& decision, uint64_t comm,
+std::string late_text(const membership::Proposal& committed, uint64_t comm,
                       const std::vector<uint32_t>& slots) {
   std::string text;
-  for (const membership::ChannelVerdict& verdict : decision.channels) {
-    if (verdict.comm != comm || verdict.late.empty()) continue;
-    text += (text.empty() ? "" : "; ") + list_ranks(ranks_in(verdict.late, slots)) +
+  for (const membership::ChannelDecision& decision : committed.channels) {
+    if (decision.comm != comm || decision.late.empty()) continue;
+    text += (text.empty() ? "" : "; ") + list_ranks(ranks_in(decision.late, slots)) +
             " had not called the " +
-            (verdict.channel == comm ? "collective" : "dispatch or combine");
+            (decision.channel == comm ? "collective" : "dispatch or combine");
   }
   return text.empty() ? "all ranks had called it, and it was not done" : text;
 }
@@ -107,9 +107,9 @@ std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
   made->view = before.after(change, affected.new_epoch, slots);
   made->missing.assign(before.live_bits.size(), 0);
   if (reason.result == MEP_ERR_TIMEOUT) {
-    for (const membership::ChannelVerdict& verdict : change.decision->channels) {
-      if (verdict.comm != affected.comm) continue;
-      for (const int32_t rank : ranks_in(verdict.late, slots)) {
+    for (const membership::ChannelDecision& decision : change.decision->channels) {
+      if (decision.comm != affected.comm) continue;
+      for (const int32_t rank : ranks_in(decision.late, slots)) {
         add_rank(&made->missing, static_cast<uint32_t>(rank));
       }
     }

@@ -177,11 +177,11 @@ inline cudaGraphExec_t capture(const Rank& rank, const std::function<void()>& bo
 
 // --- The parts of the program ---
 
-// In device_comm_kinds.cu: each kind of itself and in graphs, and its form in place.
+// In gpu_comm_kinds.cu: each kind of itself and in graphs, and its form in place.
 void kinds(uint32_t count);
 void kinds_in_place(uint32_t count);
 
-// In device_comm_records.cu: records of how operations ended, in memory of a GPU or in pinned memory.
+// In gpu_comm_records.cu: records of how operations ended, in memory of a GPU or in pinned memory.
 void records(uint32_t count, bool on_device);
 
 }  // namespace gpu_test

@@ -48,7 +48,7 @@ enum class Answer { kGone, kNotNow, kRefused, kSilent };
 
 }  // namespace
 
-mep_result_t claim_place(Rendezvous* rendezvous, const ResolvedConfig& config,
+mep_result_t claim_entry(Rendezvous* rendezvous, const ResolvedConfig& config,
                          const SelfDescription& self, Deadline deadline, UniqueFd* listener,
                          bool* told_by_holder) {
   *told_by_holder = false;

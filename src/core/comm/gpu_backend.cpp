@@ -1,4 +1,4 @@
-#include "core/comm/device_side.hpp"
+#include "core/comm/gpu_backend.hpp"
 
 #include "base/status.hpp"
 #include "core/comm/comm.hpp"
@@ -12,11 +12,11 @@ constexpr const char* kChildSteps[] = {"make its GPU's part of a communicator",
 
 }  // namespace
 
-mep_result_t DeviceSide::begin(Collective, const CollectiveArgs&, Operation*) {
+mep_result_t GpuBackend::begin(Collective, const CollectiveArgs&, Operation*) {
   return check_host("a nonblocking call");
 }
 
-mep_result_t DeviceSide::set_op_status(mep_op_status_t* status, uint64_t bytes) {
+mep_result_t GpuBackend::set_op_status(mep_op_status_t* status, uint64_t bytes) {
   if (status != nullptr) {
     MEP_TRY(check_op_status(status, bytes, "bytes"));
     MEP_TRY(check_memory(status, "status"));
@@ -25,22 +25,22 @@ mep_result_t DeviceSide::set_op_status(mep_op_status_t* status, uint64_t bytes) 
   return MEP_SUCCESS;
 }
 
-std::span<const char* const> DeviceSide::child_steps() const {
+std::span<const char* const> GpuBackend::child_steps() const {
   return kChildSteps;
 }
 
-mep_result_t DeviceSide::take_child_step(size_t step, Comm& child, std::unique_ptr<Backend>* made) {
+mep_result_t GpuBackend::take_child_step(size_t step, Comm& child, std::unique_ptr<Backend>* made) {
   if (step == 0) {
     GpuPlace place = place_;
     const bool are_threads = place.ranks_in_process == comm_.size();
     place.ranks_in_process = are_threads ? child.size() : 1;
-    std::unique_ptr<DeviceSide> side;
-    MEP_TRY(make_device_side(child, place, {}, &side));
-    DeviceSide& opened = *side;
+    std::unique_ptr<GpuBackend> side;
+    MEP_TRY(make_gpu_backend(child, place, {}, &side));
+    GpuBackend& opened = *side;
     *made = std::move(side);
     return opened.connect(Deadline::after_ms(comm_.timeout_ms()));
   }
-  DeviceSide* side = (*made)->device_side();
+  GpuBackend* side = (*made)->gpu_backend();
   if (step != 1 || side == nullptr) {
     return fail(MEP_ERR_INTERNAL, "making a communicator with a GPU has no step %zu", step);
   }

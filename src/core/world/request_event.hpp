@@ -19,12 +19,12 @@
 
 namespace mep {
 
-class RequestBell {
+class RequestEvent {
  public:
-  explicit RequestBell(Doorbell* doorbell) : doorbell_(doorbell) {}
-  ~RequestBell();
-  RequestBell(const RequestBell&) = delete;
-  RequestBell& operator=(const RequestBell&) = delete;
+  explicit RequestEvent(Doorbell* doorbell) : doorbell_(doorbell) {}
+  ~RequestEvent();
+  RequestEvent(const RequestEvent&) = delete;
+  RequestEvent& operator=(const RequestEvent&) = delete;
 
   // A descriptor of its own for an operation that ends by that deadline; it is readable at once.
   [[nodiscard]] mep_result_t add(const Deadline& deadline, UniqueFd* event);

@@ -5,8 +5,8 @@
 
 #include "base/log.hpp"
 #include "base/status.hpp"
-#include "core/cuda/device_comm.hpp"
 #include "core/cuda/device_ep.hpp"
+#include "core/cuda/gpu_comm.hpp"
 #include "core/cuda/staged_comm.hpp"
 #include "core/cuda/staged_ep.hpp"
 #include "core/staged/reach.hpp"
@@ -35,7 +35,7 @@ mep_result_t own_facts(const Comm& comm, int32_t device, ReachFacts* facts) {
 }
 
 // What an error says about mapping; others are errors of the call.
-int64_t verdict_on(mep_result_t result) {
+int64_t decision_on(mep_result_t result) {
   switch (result) {
     case MEP_SUCCESS:
       return kDone;
@@ -53,8 +53,8 @@ int64_t verdict_on(mep_result_t result) {
 mep_result_t agree(Comm& comm, mep_result_t own, const char* step, std::string* why) {
   const std::string text = own == MEP_SUCCESS ? "" : last_error_text();
   std::vector<int64_t> all;
-  MEP_TRY(gather(comm, verdict_on(own), &all));
-  if (is_error(own) && verdict_on(own) != kCannotMap) return fail(own, "%s", text.c_str());
+  MEP_TRY(gather(comm, decision_on(own), &all));
+  if (is_error(own) && decision_on(own) != kCannotMap) return fail(own, "%s", text.c_str());
   for (const uint32_t rank : comm.latest_view()->live) {
     if (all[rank] >= 0) continue;
     const auto result = static_cast<mep_result_t>(all[rank]);
@@ -68,7 +68,7 @@ mep_result_t agree(Comm& comm, mep_result_t own, const char* step, std::string* 
   return MEP_SUCCESS;
 }
 
-mep_result_t open_mapped(DeviceComm& mapped, int32_t device, std::span<const ReachFacts> facts) {
+mep_result_t open_mapped(GpuComm& mapped, int32_t device, std::span<const ReachFacts> facts) {
   for (const ReachFacts& each : facts) {
     if (may_reach(device, {each.device[0], each.device[1]})) continue;
     return fail(MEP_ERR_UNSUPPORTED, "GPU %d cannot reach the memory of a peer's GPU", device);
@@ -76,7 +76,7 @@ mep_result_t open_mapped(DeviceComm& mapped, int32_t device, std::span<const Rea
   return mapped.open();
 }
 
-mep_result_t make_staged(Comm& comm, const GpuPlace& place, std::unique_ptr<DeviceSide>* out) {
+mep_result_t make_staged(Comm& comm, const GpuPlace& place, std::unique_ptr<GpuBackend>* out) {
   auto staged = std::make_unique<StagedComm>(comm, place);
   MEP_TRY(staged->open());
   *out = std::move(staged);
@@ -116,7 +116,7 @@ mep_result_t gather_facts(Comm& comm, int32_t device, std::vector<ReachFacts>* f
 }
 
 // Mapped by each rank itself; *why: somebody could not.
-mep_result_t map_together(Comm& comm, DeviceComm& mapped, std::span<const ReachFacts> facts,
+mep_result_t map_together(Comm& comm, GpuComm& mapped, std::span<const ReachFacts> facts,
                           std::string* why) {
   MEP_TRY(agree(comm, open_mapped(mapped, mapped.device(), facts), "prepare its GPU to be mapped",
                 why));
@@ -127,9 +127,9 @@ mep_result_t map_together(Comm& comm, DeviceComm& mapped, std::span<const ReachF
 
 }  // namespace
 
-mep_result_t make_device_side(Comm& comm, const GpuPlace& place,
+mep_result_t make_gpu_backend(Comm& comm, const GpuPlace& place,
                               std::span<const GpuPlace> made_together,
-                              std::unique_ptr<DeviceSide>* out) {
+                              std::unique_ptr<GpuBackend>* out) {
   std::vector<ReachFacts> facts;
   ReachChoice choice;
   GpuPlace own = place;
@@ -150,7 +150,7 @@ mep_result_t make_device_side(Comm& comm, const GpuPlace& place,
         choice.why.c_str());
     return make_staged(comm, own, out);
   }
-  auto mapped = std::make_unique<DeviceComm>(comm, own);
+  auto mapped = std::make_unique<GpuComm>(comm, own);
   std::string why;
   if (made_together.empty()) {
     MEP_TRY(map_together(comm, *mapped, facts, &why));
@@ -168,7 +168,7 @@ mep_result_t make_device_side(Comm& comm, const GpuPlace& place,
   return make_staged(comm, own, out);
 }
 
-mep_result_t make_ep_device(Comm& comm, DeviceSide& side, const EpShape& shape,
+mep_result_t make_ep_device(Comm& comm, GpuBackend& side, const EpShape& shape,
                             const EpDeviceOptions& options, std::unique_ptr<EpSide>* out) {
   MEP_TRY(check_ep_device(comm, shape));
   if (side.staged()) {

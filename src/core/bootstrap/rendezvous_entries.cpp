@@ -1,4 +1,4 @@
-#include "core/bootstrap/place_book.hpp"
+#include "core/bootstrap/rendezvous_entries.hpp"
 
 namespace mep {
 

@@ -1,8 +1,8 @@
-// Newcomers: from a knock at the door to "its links are tested".
+// Joiners: from a knock at the door to "its links are tested".
 //
-// A newcomer for a slot that is not in the view is connected once no user thread can still be inside a
+// A joiner for a slot that is not in the view is connected once no user thread can still be inside a
 // call of a view that had the slot's former rank. Then this rank gives it the view, the comms that it
-// will be a member of, and its part of every window they share; when all of the newcomer's windows are
+// will be a member of, and its part of every window they share; when all of the joiner's windows are
 // mapped here and it has said the same of this rank's, the membership state machine hears of it. Comms
 // and EP objects may be made and destroyed meanwhile: neither side waits for a window that the other
 // does not have.
@@ -20,7 +20,7 @@
 namespace mep {
 namespace {
 
-// So long a newcomer waits for a member that it has no link to.
+// So long a joiner waits for a member that it has no link to.
 constexpr uint64_t kMissedMs = 500;
 
 }  // namespace
@@ -35,36 +35,36 @@ bool ControlThread::quiesced() const {
                      [](const auto& entry) { return entry.second->quiesced(); });
 }
 
-void ControlThread::serve_door() {
-  if (door_ == nullptr) return;
+void ControlThread::serve_join_listener() {
+  if (join_listener_ == nullptr) return;
   std::vector<PeerLink> arrived;
   try {
-    if (door_->progress(&arrived) != MEP_SUCCESS) {
-      log(LogLevel::kWarn, "the door for newcomers: %s", last_error_text());
+    if (join_listener_->progress(&arrived) != MEP_SUCCESS) {
+      log(LogLevel::kWarn, "the door for joiners: %s", last_error_text());
     }
-    for (PeerLink& newcomer : arrived) {
-      if (newcomer.identity.slot >= peers_.count()) continue;
-      knocking_.push_back(std::move(newcomer));
+    for (PeerLink& joiner : arrived) {
+      if (joiner.identity.slot >= peers_.count()) continue;
+      arriving_joiners_.push_back(std::move(joiner));
     }
   } catch (const std::bad_alloc&) {
-    log(LogLevel::kWarn, "no memory for a newcomer; it is sent away");
+    log(LogLevel::kWarn, "no memory for a joiner; it is sent away");
   }
 }
 
-void ControlThread::advance_newcomers() {
+void ControlThread::advance_joiners() {
   const auto announced = std::count_if(arrivals_.begin(), arrivals_.end(),
                                        [](const auto& entry) { return entry.second.announced; });
-  admissions_.note_ready_newcomers(static_cast<uint32_t>(announced));
-  std::erase_if(knocking_, [this](PeerLink& newcomer) {
-    const uint32_t slot = newcomer.identity.slot;
+  admissions_.note_ready_joiners(static_cast<uint32_t>(announced));
+  std::erase_if(arriving_joiners_, [this](PeerLink& joiner) {
+    const uint32_t slot = joiner.identity.slot;
     // Its former rank is still a member: the view change that removes it is under way.
     if (membership_->view().members.has(slot) || !quiesced()) return false;
     if (arrivals_.contains(slot)) drop_link(slot);
     WorldPeer& peer = peers_[slot];
     if (peer.pidfd.valid()) unwatch(peer.pidfd.get());
     windows_.forget_peer(slot);
-    if (!take_newcomer(&newcomer)) {
-      log(LogLevel::kWarn, "newcomer for rank %u: %s", slot, last_error_text());
+    if (!take_joiner(&joiner)) {
+      log(LogLevel::kWarn, "joiner for rank %u: %s", slot, last_error_text());
       peer.link = nullptr;
       arrivals_.erase(slot);
     }
@@ -73,21 +73,21 @@ void ControlThread::advance_newcomers() {
   });
 }
 
-bool ControlThread::take_newcomer(PeerLink* newcomer) {
-  const uint32_t slot = newcomer->identity.slot;
-  WorldPeer& peer = peers_.take_in(newcomer);
+bool ControlThread::take_joiner(PeerLink* joiner) {
+  const uint32_t slot = joiner->identity.slot;
+  WorldPeer& peer = peers_.take_in(joiner);
   try {
-    return peers_.choose_transport(&peer, newcomer->offer) == MEP_SUCCESS && connect_newcomer(slot);
+    return peers_.choose_transport(&peer, joiner->offer) == MEP_SUCCESS && connect_joiner(slot);
   } catch (const std::bad_alloc&) {
     (void)fail(MEP_ERR_NO_MEMORY, "there is no memory for it");
     return false;
   }
 }
 
-bool ControlThread::connect_newcomer(uint32_t slot) {
-  MEP_FAILPOINT("newcomer connect");
+bool ControlThread::connect_joiner(uint32_t slot) {
+  MEP_FAILPOINT("joiner connect");
   WorldPeer& peer = peers_[slot];
-  peer.is_newcomer = true;
+  peer.is_joiner = true;
   bool watched = watch(peer.link->fd(), Source::kLink, slot, EPOLLIN);
   if (peer.pidfd.valid()) {
     watched = watched && watch(peer.pidfd.get(), Source::kProcess, slot, EPOLLIN);
@@ -106,11 +106,11 @@ bool ControlThread::connect_newcomer(uint32_t slot) {
   }
   peer.link->allow_output(bytes);
   encode_welcome(comms, [&](std::span<const std::byte> part) { send(slot, kFrameComms, part); });
-  MEP_FAILPOINT("newcomer welcomed");
+  MEP_FAILPOINT("joiner welcomed");
   send_comm_epochs(slot);
   send_peer_states(slot);
   offer_windows_to(slot);
-  // This rank may be a newcomer itself, and that one may be in first.
+  // This rank may be a joiner itself, and that one may be in first.
   if (said_ready_) send(slot, kFrameReady, {});
   read_link(slot);
   return true;
@@ -123,7 +123,7 @@ void ControlThread::send_comm_epochs(uint32_t slot) {
   send(slot, kFrameCommEpochs, encode_pairs(epochs));
 }
 
-// A newcomer was not there when these went.
+// A joiner was not there when these went.
 void ControlThread::send_peer_states(uint32_t slot) {
   NumberPairs states;
   for (uint32_t other = 0; other < peers_.count(); ++other) {
@@ -160,7 +160,7 @@ bool ControlThread::take_comm_epochs(const Frame& frame) {
   for (const auto& [id, told_epoch] : told) {
     uint64_t& epoch = told_epochs_[id];
     epoch = std::max(epoch, told_epoch);
-    const WorldClient* comm = client(id);
+    const WorldParticipant* comm = client(id);
     if (comm == nullptr) continue;
     membership_->on_comm_created(id, std::max(epoch, membership_->comm_epoch(id)),
                                  comm->member_slots());
@@ -174,14 +174,14 @@ void ControlThread::offer_windows_to(uint32_t slot) {
   windows_.offer_all(slot, &unreached);
   if (!unreached.empty()) admissions_.note_refusal(slot, last_error_text());
   unreached.each([this](uint32_t each) { broken_links_.add(each); });
-  // Of a newcomer that says it by being ready there may be more to come.
+  // Of a joiner that says it by being ready there may be more to come.
   if (membership_->phase() != membership::Phase::kJoining) send(slot, kFrameOffered, {});
 }
 
-// Links keep the order: whatever windows the newcomer has for this rank have come before. One that it
+// Links keep the order: whatever windows the joiner has for this rank have come before. One that it
 // does not have belongs to an object that was made, or is destroyed, while it came.
 bool ControlThread::take_ready(uint32_t slot) {
-  // For this rank, if it is a newcomer itself: nobody waits for what the other has not.
+  // For this rank, if it is a joiner itself: nobody waits for what the other has not.
   windows_.note_offered(slot);
   // Of two that came at the same time, who is in first did not let the other in, but has it linked.
   if (is_member(slot)) return true;
@@ -191,25 +191,25 @@ bool ControlThread::take_ready(uint32_t slot) {
   return true;
 }
 
-// A newcomer with old pages of a renewed window would write, as a member, where nobody reads.
+// A joiner with old pages of a renewed window would write, as a member, where nobody reads.
 void ControlThread::announce(uint32_t slot, Arrival& arrival) {
   if (arrival.announced || !arrival.is_ready || !arrival.untaken.empty()) return;
   arrival.announced = true;
-  peers_[slot].is_newcomer = true;
+  peers_[slot].is_joiner = true;
   const PeerIdentity& identity = peers_[slot].identity;
   // Release: see WorldWindows::has_offered_all().
   peers_[slot].ready_incarnation.store(identity.incarnation, std::memory_order_release);
-  membership_->on_newcomer_ready({slot, identity.incarnation, identity.host});
+  membership_->on_joiner_ready({slot, identity.incarnation, identity.host});
 }
 
-// A newcomer may come again by another link; it has ended when its process has, if that can be seen.
-void ControlThread::newcomer_ended(uint32_t slot, bool confirmed) {
+// A joiner may come again by another link; it has ended when its process has, if that can be seen.
+void ControlThread::joiner_ended(uint32_t slot, bool confirmed) {
   WorldPeer& peer = peers_[slot];
-  membership_->on_newcomer_gone(slot, peer.identity.incarnation, confirmed);
+  membership_->on_joiner_gone(slot, peer.identity.incarnation, confirmed);
   arrivals_.erase(slot);
-  if (!peer.is_newcomer || (!confirmed && peer.pidfd.valid())) return;
-  peer.is_newcomer = false;
-  membership_->on_newcomer_lost(slot);
+  if (!peer.is_joiner || (!confirmed && peer.pidfd.valid())) return;
+  peer.is_joiner = false;
+  membership_->on_joiner_lost(slot);
 }
 
 bool ControlThread::take_view(uint32_t, const Frame& frame) {
@@ -229,7 +229,7 @@ bool ControlThread::take_view(uint32_t, const Frame& frame) {
   return true;
 }
 
-// While this newcomer asked around, a member answered too late, or came in by another way. Unless it
+// While this joiner asked around, a member answered too late, or came in by another way. Unless it
 // leaves the view soon, this rank has to ask again: nobody admits whom a member does not reach. Asking in
 // vain, because that member is dead and not removed yet, costs a few messages.
 void ControlThread::look_for_missed_members() {
@@ -244,7 +244,7 @@ void ControlThread::look_for_missed_members() {
   } else if (missed_until_.at_ns() == Deadline::never().at_ns()) {
     missed_until_ = Deadline::after_ms(kMissedMs);
   } else if (missed_until_.expired() && end_.result() == MEP_SUCCESS) {
-    log(LogLevel::kInfo, "rank %u has no link to this newcomer, which asks again", missed);
+    log(LogLevel::kInfo, "rank %u has no link to this joiner, which asks again", missed);
     end_world(WorldEnd::kMissedMember);
   }
 }

@@ -1,6 +1,6 @@
 // The kinds in which ranks get different things (reduce, gather, scatter, reduce_scatter, alltoall), through the C ABI
 // on GPUs: of themselves, in graphs that are replayed, and in place.
-#include "device_comm_rig.hpp"
+#include "gpu_comm_rig.hpp"
 
 namespace gpu_test {
 
