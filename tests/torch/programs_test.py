@@ -1,14 +1,27 @@
 #!/usr/bin/env python3
-"""Programs as users start them: examples/torch_training.py by torchrun."""
+"""Programs as users start them: examples/torch_training.py by torchrun, and one that does not import mep.torch."""
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 import unittest
 
+import torch
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT_S = 400
+NO_IMPORT = """
+import sys
+import torch, torch.distributed as dist
+assert "mep" not in sys.modules
+dist.init_process_group("mep", store=dist.HashStore(), rank=0, world_size=1)
+ones = torch.ones(3)
+dist.all_reduce(ones)
+print(type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__, ones.tolist())
+dist.destroy_process_group()
+"""
 
 
 def output_of(*command, **variables):
@@ -39,6 +52,21 @@ class Training(unittest.TestCase):
     def test_two_ranks(self):
         text = train(2)
         self.assertIn("a checkpoint of 2 ranks, loaded on 2 and on 1", text)
+
+
+class EntryPoint(unittest.TestCase):
+    @unittest.skipIf(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14), "PyTorch 2.14 asks entry points")
+    def test_backend_without_import(self):
+        # What pip would write from pyproject.toml, without building a wheel.
+        points = re.search(r'^\[project\.entry-points\."([\w.]+)"\]\n((?:\S.*\n)+)', (ROOT / "pyproject.toml").read_text(),
+                           re.MULTILINE)
+        with tempfile.TemporaryDirectory() as folder:
+            metadata = pathlib.Path(folder) / "mep_comm-0.dist-info"
+            metadata.mkdir()
+            (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mep-comm\nVersion: 0\n")
+            (metadata / "entry_points.txt").write_text(f"[{points[1]}]\n" + points[2].replace('"', ""))
+            path = os.pathsep.join([folder, os.environ["PYTHONPATH"]])
+            self.assertIn("ProcessGroupMep [1.0, 1.0, 1.0]", output_of("-c", NO_IMPORT, PYTHONPATH=path))
 
 
 if __name__ == "__main__":
