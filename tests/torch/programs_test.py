@@ -58,8 +58,8 @@ class EntryPoint(unittest.TestCase):
     @unittest.skipIf(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14), "PyTorch 2.14 asks entry points")
     def test_backend_without_import(self):
         # What pip would write from pyproject.toml, without building a wheel.
-        points = re.search(r'^\[project\.entry-points\."([\w.]+)"\]\n((?:\S.*\n)+)', (ROOT / "pyproject.toml").read_text(),
-                           re.MULTILINE)
+        points = re.search(r'^\[project\.entry-points\."([\w.]+)"\]\n((?:\S.*\n)+)',
+                           (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
         with tempfile.TemporaryDirectory() as folder:
             metadata = pathlib.Path(folder) / "mep_comm-0.dist-info"
             metadata.mkdir()
