@@ -36,7 +36,9 @@ def torch_tests(arguments: list[str]) -> int:
                  "PYTHONPATH": str(ROOT / "bindings/python"), "PYTHONDONTWRITEBYTECODE": "1",
                  "PATH": f"{FOLDER / 'bin'}:{os.environ['PATH']}"}
     step("Tests of mep.torch")
-    status = run(program, "-B", ROOT / "tests/torch/backend_test.py", "-v", env=variables)
+    status = 0
+    for name in ("backend_test.py", "programs_test.py"):
+        status = run(program, "-B", ROOT / "tests/torch" / name, "-v", env=variables) or status
     if arguments:
         step("PyTorch's distributed_test.py on 2 and 4 ranks")
         for ranks in ("2", "4"):
