@@ -37,6 +37,7 @@ def torch_tests(arguments: list[str]) -> int:
                  "PATH": f"{FOLDER / 'bin'}:{os.environ['PATH']}"}
     step("Tests of mep.torch")
     status = run(program, "-B", ROOT / "tests/torch/backend_test.py", "-v", env=variables)
+    status = run(program, "-B", ROOT / "tests/torch/mooncake_test.py", "-v", env=variables) or status
     if arguments:
         step("PyTorch's distributed_test.py on 2 and 4 ranks")
         for ranks in ("2", "4"):

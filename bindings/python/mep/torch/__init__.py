@@ -20,10 +20,11 @@ from ._build import load as _load
 
 _binding = _load()
 ProcessGroupMep = _binding.ProcessGroupMep
+lost_ranks = _binding.lost_ranks
 
 
-
-def _create(backend: str, options: Any, pg_options: Any = None) -> Any:
+def create(backend: str, options: Any, pg_options: Any = None) -> Any:
+    """Makes a process group for PyTorch, by what register_backend(extended_api=True) gives."""
     del pg_options
     timeout = options.timeout
     if not isinstance(timeout, datetime.timedelta):
@@ -70,7 +71,7 @@ def register(name: str = "mep") -> None:
     """Registers the backend with torch.distributed under a name; importing mep.torch does it under "mep"."""
     if name.upper() in _dist.Backend._plugins:
         return
-    _dist.Backend.register_backend(name, functools.partial(_create, name), extended_api=True, devices=["cpu"])
+    _dist.Backend.register_backend(name, functools.partial(create, name), extended_api=True, devices=["cpu"])
 
 
 register()

@@ -24,6 +24,10 @@ void check(mep_result_t result, const char* what) {
   if (result < 0) C10_THROW_ERROR(DistBackendError, text_of(result, what));
 }
 
+bool is_loss(mep_result_t result) {
+  return result == MEP_ERR_PEER_FAILED || result == MEP_ERR_PEER_LEFT;
+}
+
 std::exception_ptr error_of(mep_result_t result, const char* what) {
   try {
     check(result, what);
@@ -53,6 +57,22 @@ Communicator::~Communicator() = default;
 
 bool Communicator::is_forked() const {
   return getpid() != owner_;
+}
+
+std::vector<int> Communicator::living() const {
+  int32_t size = 0;
+  check(mep_comm_size(handle_, &size), "look who is there");
+  std::vector<uint64_t> incarnations(static_cast<size_t>(size));
+  mep_view_t view;
+  mep_view_defaults(&view);
+  view.capacity = static_cast<uint32_t>(size);
+  view.incarnations = incarnations.data();
+  check(mep_comm_view(handle_, &view), "look who is there");
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    if (incarnations[static_cast<size_t>(rank)] != 0) ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 void Communicator::set_timeout(std::chrono::milliseconds timeout) {

@@ -26,6 +26,8 @@ constexpr int kLongestSleepMs = 100;
 
 // Throws torch.distributed.DistBackendError with MEP's text, if the result is an error.
 void check(mep_result_t result, const char* what);
+// Whether members failed or left: the communicator goes on without them.
+bool is_loss(mep_result_t result);
 // The same error, to be thrown by Work::wait.
 std::exception_ptr error_of(mep_result_t result, const char* what);
 // That the group is no more, which MEP was not asked about.
@@ -49,6 +51,8 @@ class Communicator {
   void note_failure() { has_failed_.store(true, std::memory_order_relaxed); }
   // A child of fork() must not touch what the parent's threads may have held.
   bool is_forked() const;
+  // Ranks in the present view. Throws DistBackendError.
+  std::vector<int> living() const;
 
   // --- With the mutex held ---
   std::mutex& mutex() { return mutex_; }

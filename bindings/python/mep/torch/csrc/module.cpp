@@ -24,7 +24,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   // Knows c10d::Backend and c10d::Store.
   py::module_::import("torch._C._distributed_c10d");
   const auto backend = py::module_::import("torch._C._distributed_c10d").attr("Backend");
-  py::class_<ProcessGroupMep, c10::intrusive_ptr<ProcessGroupMep>>(m, "ProcessGroupMep", backend)
+  py::class_<ProcessGroupMep, c10::intrusive_ptr<ProcessGroupMep>> group(m, "ProcessGroupMep",
+                                                                         backend);
+  group
       .def_static(
           "make_world",
           [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
@@ -37,9 +39,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           py::arg("is_replacement"), py::arg("is_default"), py::arg("backend_name"), without_gil())
       .def_static("make_group", &ProcessGroupMep::make_group, py::arg("ranks"), py::arg("rank"),
                   py::arg("name"), py::arg("timeout"), py::arg("backend_name"), without_gil());
+  group
+      .def("set_active_ranks", &ProcessGroupMep::set_active_ranks, py::arg("mirror"), without_gil())
+      .def("active_ranks", &ProcessGroupMep::active_ranks)
+      .def("living", &ProcessGroupMep::living, without_gil())
+      .def("epoch", &ProcessGroupMep::epoch, without_gil());
+  m.def("lost_ranks", &ProcessGroupMep::lost_ranks, py::arg("work"));
   m.def("shut_all_down", &ProcessGroupMep::shut_all_down, without_gil());
   m.def(
-      "living", [] { return world_or_throw()->living(); }, without_gil());
+      "living", [] { return world_or_throw()->comms().collectives->living(); }, without_gil());
   m.def(
       "recover",
       [](const std::vector<int32_t>& ranks, std::chrono::milliseconds timeout) {

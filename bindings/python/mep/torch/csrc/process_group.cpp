@@ -49,6 +49,8 @@ class WorkList final : public c10d::Work {
   explicit WorkList(std::vector<c10::intrusive_ptr<c10d::Work>> works)
       : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
 
+  const std::vector<c10::intrusive_ptr<c10d::Work>>& works() const { return works_; }
+
   bool isCompleted() override {
     return std::all_of(works_.begin(), works_.end(),
                        [](const auto& work) { return work->isCompleted(); });
@@ -206,6 +208,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::run_message(Call call) {
 ProcessGroupMep::WorkPtr ProcessGroupMep::launch(Call call,
                                                  const std::shared_ptr<Communicator>& comm) {
   if (is_coalescing_) call.is_async = true;
+  call.active = active_;
   call.title = at::hasCallbacks() ? profiler_title(backend_name_, call.title) : nullptr;
   auto work = c10::make_intrusive<MepWork>(rank_, getSequenceNumberForGroup(), std::move(call),
                                            comm, completer_);
@@ -222,6 +225,20 @@ void ProcessGroupMep::startCoalescing() {
 ProcessGroupMep::WorkPtr ProcessGroupMep::endCoalescing() {
   is_coalescing_ = false;
   return c10::make_intrusive<WorkList>(std::exchange(coalesced_, {}));
+}
+
+at::Tensor ProcessGroupMep::lost_ranks(const c10::intrusive_ptr<c10d::Work>& work) {
+  if (const auto* list = dynamic_cast<WorkList*>(work.get())) {
+    at::Tensor all;
+    for (const auto& each : list->works()) {
+      const at::Tensor one = lost_ranks(each);
+      all = all.defined() && one.defined() ? at::maximum(all, one) : one;
+    }
+    return all;
+  }
+  const auto* one = dynamic_cast<MepWork*>(work.get());
+  return one == nullptr || one->active() == nullptr ? at::Tensor()
+                                                    : one->active()->hint(one->lost());
 }
 
 // --- Messages ---------------------------------------------------------------------------------------

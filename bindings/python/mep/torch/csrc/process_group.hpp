@@ -53,6 +53,16 @@ class ProcessGroupMep final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
 
+  // --- Its members (membership.cpp) ---
+  // Ranks of the group in its present view, and the number of that view: this rank alone and 0 before it has joined.
+  std::vector<int> living() const;
+  uint64_t epoch() const;
+  // From now on losses are told by the tensor and by lost_ranks(): ActiveRanks.
+  void set_active_ranks(const at::Tensor& mirror);
+  at::Tensor active_ranks() const;
+  // Of a work of such a group that has ended: 1 for each rank whose loss made it fail. Undefined: no such work.
+  static at::Tensor lost_ranks(const c10::intrusive_ptr<c10d::Work>& work);
+
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
 
@@ -127,7 +137,8 @@ class ProcessGroupMep final : public c10d::Backend {
   const std::shared_ptr<Communicator> collectives_;
   const std::shared_ptr<Communicator> messages_;
   std::shared_ptr<Completer> completer_;
-  std::atomic<uint64_t> number_{0};  // relaxed: for people only
+  std::shared_ptr<ActiveRanks> active_;  // null, if losses are errors
+  std::atomic<uint64_t> number_{0};      // relaxed: for people only
   std::vector<WorkPtr> coalesced_;
   bool is_coalescing_ = false;
 };

@@ -136,22 +136,6 @@ Comms World::make_group(const std::vector<int32_t>& ranks, const std::string& na
           group_comm(ranks, comm_name("m:", name), timeout)};
 }
 
-std::vector<int> World::living() const {
-  int32_t size = 0;
-  check(mep_comm_size(comms_.collectives->handle(), &size), "look who is there");
-  std::vector<uint64_t> incarnations(static_cast<size_t>(size));
-  mep_view_t view;
-  mep_view_defaults(&view);
-  view.capacity = static_cast<uint32_t>(size);
-  view.incarnations = incarnations.data();
-  check(mep_comm_view(comms_.collectives->handle(), &view), "look who is there");
-  std::vector<int> ranks;
-  for (int rank = 0; rank < size; ++rank) {
-    if (incarnations[static_cast<size_t>(rank)] != 0) ranks.push_back(rank);
-  }
-  return ranks;
-}
-
 int World::recover(const std::vector<int32_t>& ranks, std::chrono::milliseconds timeout) {
   const std::scoped_lock lock(makers_->mutex(), comms_.messages->mutex(),
                               comms_.collectives->mutex());

@@ -47,8 +47,6 @@ class World {
   // Blocks until all the listed ranks have called, with the same list and name. Throws DistBackendError.
   Comms make_group(const std::vector<int32_t>& ranks, const std::string& name,
                    std::chrono::milliseconds timeout);
-  // Ranks in the present view.
-  std::vector<int> living() const;
   // Collective: admits replacements of the ranks, or whoever is ready if there are none; how many came.
   int recover(const std::vector<int32_t>& ranks, std::chrono::milliseconds timeout);
   void abort() const;
