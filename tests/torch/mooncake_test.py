@@ -93,6 +93,132 @@ def rank_lost():
     dist.destroy_process_group()
 
 
+def rank_recovered():
+    """Rank 1 is killed twice. Each time the others go on without it, see its replacement wait, and take it in: in the
+    default group, and then in each other group."""
+    import torch
+    life = int(os.environ.get("LIFE", "0"))
+    dist, pg, rank, groups, mirrors = begin(is_extension=life > 0)
+    if life > 0:
+        check_alone(dist, pg, rank, groups, mirrors)
+        launch.wait_for(pathlib.Path(os.environ["TEST_FOLDER"]) / f"alone.{life}")
+        for group, _ in groups.values():
+            pg.join_group(group)
+    for death in range(life, 3):
+        check_sums(dist, pg, rank, groups)
+        for name, (group, ranks) in groups.items():
+            assert mirrors[name].tolist() == [1] * len(ranks), (name, mirrors[name])
+            assert pg.get_peer_state(group, range(len(ranks))) == [True] * len(ranks)
+        dist.barrier()
+        if death == 2:
+            break
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        # The first time all groups are used between the death and the recovery, the second time the default group alone.
+        used = groups if death == 0 else {"world": groups["world"]}
+        check_loss(dist, pg, rank, used, mirrors, 1)
+        response = pg.deactivate_ranks(dist.group.WORLD, [1])
+        assert response.status is pg.ProposalStatus.Applied and not response.dropped_ranks
+        assert pg.sync_after_failure(dist.group.WORLD).status is pg.SyncAfterFailureStatus.NoPending
+        recover(dist, pg, rank, groups, used, death + 1)
+    # A group made after all that.
+    late = dist.new_group([0, 1, 2], pg_options=pg.MooncakeBackendOptions(3))
+    check_sums(dist, pg, rank, {"late": (late, [0, 1, 2])})
+    dist.destroy_process_group()
+
+
+def check_alone(dist, pg, rank, groups, mirrors):
+    """A replacement that has not joined has its own part in what it calls."""
+    import torch
+    for name, (group, ranks) in groups.items():
+        own = ranks.index(rank)
+        assert mirrors[name].tolist() == [int(each == rank) for each in ranks], (name, mirrors[name])
+        total, work = summed(dist, group, 5)
+        assert total == 5 and pg.get_local_success(work)
+        gathered = [torch.zeros(2) for _ in ranks]
+        dist.all_gather(gathered, torch.full((2,), 3.0), group=group)
+        whole = torch.zeros(2 * len(ranks))
+        dist.all_gather_into_tensor(whole, torch.full((2,), 3.0), group=group)
+        wanted = [[3.0 * (each == own)] * 2 for each in range(len(ranks))]
+        assert [each.tolist() for each in gathered] == wanted and whole.view(-1, 2).tolist() == wanted
+        output = torch.zeros(2)
+        dist.reduce_scatter_tensor(output, torch.arange(2.0 * len(ranks)), group=group)
+        assert output.tolist() == [2.0 * own, 2.0 * own + 1], output
+        dist.broadcast(output, ranks[0], group=group)
+        dist.barrier(group=group)
+        assert output.tolist() == [2.0 * own, 2.0 * own + 1], output
+    assert pg.get_current_epoch(dist.group.WORLD) == 0
+    try:
+        dist.recv(torch.zeros(1), 0)
+        raise AssertionError("a message before join_group")
+    except dist.DistBackendError as error:
+        assert "join_group" in str(error), error
+    try:
+        pg.join_group(groups["pair"][0])
+        raise AssertionError("the default group comes first")
+    except RuntimeError as error:
+        assert "default group comes first" in str(error), error
+
+
+def recover(dist, pg, rank, groups, used, life):
+    """What a server does with every step, until the replacement is in."""
+    folder, world = pathlib.Path(os.environ["TEST_FOLDER"]), dist.group.WORLD
+    # It is not there, or does not wait yet: the same on all, and work goes on.
+    assert pg.get_peer_state(world, [0, 1, 2]) == [True, False, True]
+    for name, (group, ranks) in groups.items():
+        if 1 in ranks:
+            assert pg.get_peer_state(group, [ranks.index(1)]) == [False], name
+            if name != "world":
+                try:
+                    pg.recover_ranks(group, [ranks.index(1)])
+                    raise AssertionError("a group before the default group")
+                except RuntimeError as error:
+                    assert "recover it in the default group first" in str(error), error
+    check_sums(dist, pg, rank, used, absent=(1,))
+    (folder / f"alone.{life}").touch()
+    steps = 0
+    while not all(pg.get_peer_state(world, [1])):
+        check_sums(dist, pg, rank, used, absent=(1,))
+        steps += 1
+        assert steps < 100_000
+    for group, ranks in groups.values():
+        if 1 in ranks:
+            local = [ranks.index(1)]
+            while not all(pg.get_peer_state(group, local)):
+                pass
+            response = pg.recover_ranks(group, local)
+            assert response.status is pg.ProposalStatus.Applied, response
+            assert response.new_epoch == pg.get_current_epoch(group) and response.reject_reason == ""
+
+
+def rank_absent():
+    """No replacement comes: recover_ranks says so, and the group goes on. What MEP has not is an error."""
+    import torch
+    dist, pg, rank, groups, mirrors = begin()
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert not pg.get_local_success(dist.barrier(async_op=True))
+    response = pg.recover_ranks(dist.group.WORLD, [1], timeout=0.2)
+    assert response.status is pg.ProposalStatus.Rejected and response.dropped_ranks == [1], response
+    assert "[1]" in response.reject_reason and mirrors["world"].tolist() == [1, 0, 1], (response, mirrors["world"])
+    total, work = summed(dist, None, 10 ** rank)
+    assert total == 101 and pg.get_local_success(work)
+    for call, kind, text in (
+            (lambda: pg.deactivate_ranks(dist.group.WORLD, [0]), NotImplementedError, "are alive"),
+            (lambda: pg.recover_ranks(dist.group.WORLD, [3]), NotImplementedError, "do not grow"),
+            (lambda: pg.get_peer_state(dist.group.WORLD, [-1]), ValueError, "no rank"),
+            (lambda: pg.join_group(dist.group.WORLD), RuntimeError, "there from the start"),
+            (lambda: pg.get_active_ranks(torch), TypeError, "no process group"),
+    ):
+        try:
+            call()
+            raise AssertionError(text)
+        except kind as error:
+            assert text in str(error), error
+    dist.destroy_process_group()
+
+
 def rank_options():
     """What MooncakeBackendOptions takes and refuses."""
     import torch
@@ -137,6 +263,17 @@ class MooncakeTest(unittest.TestCase):
 
     def test_lost_rank(self):
         launch.run(__file__, "lost", 3, expected=[0, -signal.SIGKILL, 0])
+
+    def test_no_replacement(self):
+        launch.run(__file__, "absent", 3, expected=[0, -signal.SIGKILL, 0])
+
+    def test_replaced_twice(self):
+        processes, folder = launch.start(__file__, "recovered", 3)
+        for life in range(1, 3):
+            dead = processes.pop(1)
+            self.assertEqual(dead.wait(launch.LIMIT_S), -signal.SIGKILL)
+            processes.insert(1, launch.start_one(__file__, "recovered", 1, 3, folder, LIFE=str(life)))
+        launch.finish(processes, folder)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ process group, or its backend, and ranks of that group.
 """
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import enum
 import functools
 import os
 import warnings
@@ -29,7 +32,8 @@ class MooncakeBackendOptions:
     MooncakeBackendOptions(max_group_size[, is_extension[, auto_deactivate_on_failure, auto_sync_on_failure]]).
 
     active_ranks: a tensor of int32 that the group fills, 1 for a rank that is there and 0 for one that is gone.
-    is_extension: this process takes the place of a rank that is gone.
+    is_extension: this process takes the place of a rank that is gone, once it calls join_group(). MEP_JOIN=1 in the
+    environment says the same.
     """
 
     _WITH_TENSOR = ("active_ranks", "is_extension", "max_group_size")
@@ -73,7 +77,8 @@ def _create(name: str, options: Any, pg_options: Any = None) -> Any:
         raise TypeError(f"pg_options of the backend {name} must be MooncakeBackendOptions, not {type(pg_options).__name__}")
     device = _DEVICES[name]
     mirror = pg_options.mirror(options.group_size, device)
-    group = _mep_torch.create(name, options)
+    joins = pg_options.is_extension or _mep_torch.is_replacement()
+    group = _mep_torch.create(name, options, joins_later=joins)
     group.set_active_ranks(mirror)
     return group
 
@@ -135,6 +140,103 @@ def get_num_synced_ranks(group: Any) -> int:
 def get_current_epoch(group: Any) -> int:
     """The number of the group's view, which grows when ranks go or come."""
     return _backend(group).epoch()
+
+
+# --- Ranks that go and come ---------------------------------------------------------------------------
+
+class ProposalStatus(enum.Enum):
+    Rejected = 0
+    Applied = 1
+    AppliedWithDroppedRanks = 2
+
+
+ViewUpdateStatus = ProposalStatus
+
+
+@dataclasses.dataclass(frozen=True)
+class ProposeViewUpdateResponse:
+    """What became of a change: `dropped_ranks` of the group are not as was asked, and `reject_reason` says why."""
+
+    status: ProposalStatus
+    new_epoch: int
+    dropped_ranks: list[int]
+    reject_reason: str
+
+
+class SyncAfterFailureStatus(enum.Enum):
+    Reconciled = 0
+    NoPending = 1
+    Rejected = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class SyncAfterFailureResponse:
+    status: SyncAfterFailureStatus
+    reject_reason: str
+
+
+def _checked(backend: Any, ranks: Sequence[int], what: str) -> list[int]:
+    size = backend.size()
+    for rank in ranks:
+        if rank < 0:
+            raise ValueError(f"{what}: {rank} is no rank")
+        if rank >= size:
+            raise NotImplementedError(f"{what}: rank {rank} of a group of {size}; MEP's process groups do not grow")
+    return list(ranks)
+
+
+def _response(backend: Any, ranks: Sequence[int], dropped: list[int], reason: str) -> ProposeViewUpdateResponse:
+    status = ProposalStatus.Applied
+    if dropped:
+        is_none = len(dropped) == len(set(ranks))
+        status = ProposalStatus.Rejected if is_none else ProposalStatus.AppliedWithDroppedRanks
+    return ProposeViewUpdateResponse(status, backend.epoch(), dropped, reason if dropped else "")
+
+
+def get_peer_state(group: Any, ranks: Sequence[int]) -> list[bool]:
+    """For each rank whether it is in the group, or waits in join_group() of the default group.
+
+    All ranks that are there call it with the same ranks while one of these is gone, and get the same answer.
+    """
+    backend = _backend(group)
+    return backend.peers_are_ready(_checked(backend, ranks, "get_peer_state"))
+
+
+def recover_ranks(group: Any, ranks: Sequence[int], timeout: float = 60.0) -> ProposeViewUpdateResponse:
+    """Takes replacements of the ranks in, and waits `timeout` seconds for them. All ranks that are there call it, with
+    nothing pending, and the replacements call join_group(): for the default group first, then for each other group.
+    """
+    backend = _backend(group)
+    ranks = _checked(backend, ranks, "recover_ranks")
+    backend.recover(ranks, datetime.timedelta(seconds=timeout))
+    there = set(backend.living())
+    dropped = sorted(set(ranks) - there)
+    return _response(backend, ranks, dropped, f"no replacement of {dropped} came in {timeout} s")
+
+
+activate_ranks = recover_ranks
+
+
+def join_group(group: Any) -> None:
+    """The replacement's side of recover_ranks(): waits for the others. Before it the operations of the group do the part
+    of this rank alone."""
+    _backend(group).join()
+
+
+def deactivate_ranks(group: Any, ranks: Sequence[int]) -> ProposeViewUpdateResponse:
+    """Says of ranks that are gone that they are. NotImplementedError for one that is there."""
+    backend = _backend(group)
+    there = set(backend.living()) & set(_checked(backend, ranks, "deactivate_ranks"))
+    if there:
+        raise NotImplementedError(f"deactivate_ranks: ranks {sorted(there)} are alive; MEP leaves out only ranks that "
+                                  "failed or left: end their processes")
+    return _response(backend, ranks, [], "")
+
+
+def sync_after_failure(group: Any) -> SyncAfterFailureResponse:
+    """Does nothing: the ranks have agreed on what failed when a work tells of it."""
+    _backend(group)
+    return SyncAfterFailureResponse(SyncAfterFailureStatus.NoPending, "")
 
 
 # --- Before init_process_group ------------------------------------------------------------------------

@@ -23,8 +23,11 @@ ProcessGroupMep = _binding.ProcessGroupMep
 lost_ranks = _binding.lost_ranks
 
 
-def create(backend: str, options: Any, pg_options: Any = None) -> Any:
-    """Makes a process group for PyTorch, by what register_backend(extended_api=True) gives."""
+def create(backend: str, options: Any, pg_options: Any = None, joins_later: bool = False) -> Any:
+    """Makes a process group for PyTorch, by what register_backend(extended_api=True) gives.
+
+    joins_later: of a replacement, which takes its place by join() of the group and is alone until then.
+    """
     del pg_options
     timeout = options.timeout
     if not isinstance(timeout, datetime.timedelta):
@@ -35,7 +38,8 @@ def create(backend: str, options: Any, pg_options: Any = None) -> Any:
         if group is not None:
             return group
     return ProcessGroupMep.make_world(options.store, options.group_rank, options.group_size, timeout,
-                                      f"torch-{options.group_id or 'world'}", is_replacement(), not ranks, backend)
+                                      f"torch-{options.group_id or 'world'}", is_replacement() or joins_later, joins_later,
+                                      not ranks, backend)
 
 
 def is_replacement() -> bool:

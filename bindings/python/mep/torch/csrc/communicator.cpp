@@ -51,7 +51,7 @@ uint32_t to_ms(std::chrono::milliseconds timeout) {
   return static_cast<uint32_t>(std::clamp<int64_t>(timeout.count(), 1, most));
 }
 
-Communicator::Communicator(mep_comm_t handle) : handle_(handle), owner_(getpid()) {}
+Communicator::Communicator() : owner_(getpid()) {}
 
 Communicator::~Communicator() = default;
 
@@ -93,8 +93,18 @@ void Communicator::revoke() const {
   if (handle_ != nullptr) (void)mep_comm_revoke(handle_);
 }
 
+void Communicator::open(mep_comm_t handle) {
+  const std::lock_guard lock(mutex_);
+  handle_ = handle;
+  is_awaited_ = false;
+}
+
 bool Communicator::close(std::chrono::milliseconds patience) {
-  if (handle_ == nullptr) return true;
+  if (handle_ == nullptr) {
+    const std::lock_guard lock(mutex_);
+    is_awaited_ = false;
+    return true;
+  }
   const auto limit = std::chrono::steady_clock::now() + patience;
   for (;;) {
     c10::intrusive_ptr<MepWork> first;

@@ -39,12 +39,13 @@ class Communicator {
  public:
   using Pending = std::list<c10::intrusive_ptr<MepWork>>;
 
-  explicit Communicator(mep_comm_t handle);
+  // Without a handle until open().
+  Communicator();
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // Any thread, without the mutex: NULL after close().
+  // Any thread, without the mutex: NULL before open() and after close().
   mep_comm_t handle() const { return handle_; }
   // Relaxed: says only that some operation has failed.
   bool has_failed() const { return has_failed_.load(std::memory_order_relaxed); }
@@ -56,6 +57,8 @@ class Communicator {
 
   // --- With the mutex held ---
   std::mutex& mutex() { return mutex_; }
+  // Whether open() is still to come: operations concern this rank alone until then.
+  bool is_awaited() const { return is_awaited_; }
   // The timeout of operations that begin from now on.
   void set_timeout(std::chrono::milliseconds timeout);
   Pending& pending() { return pending_; }
@@ -63,6 +66,8 @@ class Communicator {
   void sweep(std::vector<c10::intrusive_ptr<MepWork>>* ended);
 
   // --- Without it ---
+  // It belongs to this object from now on.
+  void open(mep_comm_t handle);
   // Ends what is pending on all its members, with an error.
   void revoke() const;
   // Waits for what is pending, at most `patience`, gives up what is left, and destroys the communicator.
@@ -70,7 +75,8 @@ class Communicator {
   bool close(std::chrono::milliseconds patience);
 
  private:
-  mep_comm_t handle_;
+  mep_comm_t handle_ = nullptr;
+  bool is_awaited_ = true;
   const pid_t owner_;
   std::atomic<bool> has_failed_{false};
   std::mutex mutex_;

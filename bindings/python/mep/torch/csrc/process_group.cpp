@@ -109,8 +109,9 @@ ProcessGroupMep::ProcessGroupMep(std::shared_ptr<World> world, Comms comms, bool
       options_(c10::make_intrusive<Options>(timeout)),
       world_(std::move(world)),
       is_world_(is_world),
-      collectives_(std::move(comms.collectives)),
-      messages_(std::move(comms.messages)),
+      comms_(std::move(comms)),
+      collectives_(comms_.collectives),
+      messages_(comms_.messages),
       completer_(std::make_shared<Completer>()) {
   init();
 }
@@ -118,7 +119,7 @@ ProcessGroupMep::ProcessGroupMep(std::shared_ptr<World> world, Comms comms, bool
 c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_world(
     const c10::intrusive_ptr<c10d::Store>& store, const World::Place& place, bool is_default,
     std::string backend_name) {
-  auto world = std::make_shared<World>(*store, place);
+  auto world = std::make_shared<World>(store, place);
   if (is_default) World::set_current(world);
   const Comms comms = world->comms();
   return noted(c10::make_intrusive<ProcessGroupMep>(std::move(world), comms, true, place.rank,
@@ -303,6 +304,7 @@ void ProcessGroupMep::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
   std::vector<int> late;
   {
     const std::lock_guard lock(collectives_->mutex());
+    if (collectives_->is_awaited()) return;
     if (collectives_->handle() == nullptr) {
       std::rethrow_exception(closed_error("monitored barrier"));
     }

@@ -57,6 +57,15 @@ class ProcessGroupMep final : public c10d::Backend {
   // Ranks of the group in its present view, and the number of that view: this rank alone and 0 before it has joined.
   std::vector<int> living() const;
   uint64_t epoch() const;
+  // Whether each rank is in, or waits in join() of the default group. All ranks that are there call it with the same
+  // ranks while one of those is not in, and get the same answer.
+  std::vector<bool> peers_are_ready(const std::vector<int>& ranks);
+  // Admits replacements of the ranks that are gone; in a group other than the world, takes them in that are in the
+  // world already. All ranks that are there call it with the same ranks, the replacements join(). False: not all of
+  // them are in; those that came are.
+  bool recover(const std::vector<int>& ranks, std::chrono::milliseconds timeout);
+  // The replacement's side of recover().
+  void join();
   // From now on losses are told by the tensor and by lost_ranks(): ActiveRanks.
   void set_active_ranks(const at::Tensor& mirror);
   at::Tensor active_ranks() const;
@@ -128,12 +137,15 @@ class ProcessGroupMep final : public c10d::Backend {
   void add_reduce_scatter(at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,
                           Call* call) const;
   void check_list(const Tensors& tensors, const char* name, const char* what) const;
+  // Meets all ranks of the group, and leaves behind what it has to tell of losses until then.
+  void settle();
   void check_root(int64_t root, const char* name) const;
 
   const std::string backend_name_;  // what it was registered as
   c10::intrusive_ptr<Options> options_;
   const std::shared_ptr<World> world_;
   const bool is_world_;
+  const Comms comms_;
   const std::shared_ptr<Communicator> collectives_;
   const std::shared_ptr<Communicator> messages_;
   std::shared_ptr<Completer> completer_;

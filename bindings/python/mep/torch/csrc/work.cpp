@@ -56,7 +56,9 @@ void MepWork::start() {
   {
     const std::lock_guard lock(comm_->mutex());
     if (!comm_->pending().empty()) comm_->sweep(&ended);
-    if (comm_->handle() == nullptr) {
+    if (comm_->is_awaited()) {
+      run_alone();
+    } else if (comm_->handle() == nullptr) {
       failed_ = closed_error(call_.name);
     } else {
       comm_->set_timeout(call_.timeout);

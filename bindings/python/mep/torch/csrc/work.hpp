@@ -51,7 +51,8 @@ class MepWork final : public c10d::Work {
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
   void synchronize() override { wait(); }
-  // Throws the operation's error, but not that ranks are gone where the call has `active`. Throws also if it has not ended in `timeout`; it goes on then.
+  // Throws the operation's error, except where the call has `active` and only ranks are gone. Throws also if it has
+  // not ended in `timeout`; it goes on then.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -82,6 +83,8 @@ class MepWork final : public c10d::Work {
   void run_blocking();
   // With the mutex held.
   void begin();
+  // Does the part of this rank alone, before the group has joined the others.
+  void run_alone();
   void end(std::exception_ptr error);
   // A step has failed; `info` says more of it, or is NULL.
   void fail(mep_result_t result, const mep_op_info_t* info);
