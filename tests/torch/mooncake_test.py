@@ -13,8 +13,9 @@ GROUPS = {"tp": [0, 1, 2], "pair": [0, 1], "other": [1, 2]}
 
 # --- In the ranks -------------------------------------------------------------------------------------
 
-def begin(is_extension=False, backend="mooncake-cpu"):
+def begin(is_extension=False):
     """The default group and the groups of GROUPS, as a server makes them; for each its mirror of the active ranks."""
+    backend = os.environ.get("DEFAULT_BACKEND", "mooncake-cpu")
     import torch
     import torch.distributed as dist
     from mep.mooncake import pg
@@ -26,7 +27,7 @@ def begin(is_extension=False, backend="mooncake-cpu"):
     groups = {"world": (dist.group.WORLD, list(range(world)))}
     for name, ranks in GROUPS.items():
         mirrors[name] = torch.full((len(ranks),), 7, dtype=torch.int32)
-        group = dist.new_group(ranks, backend=backend,
+        group = dist.new_group(ranks, backend="mooncake-cpu",
                                pg_options=pg.MooncakeBackendOptions(mirrors[name], is_extension))
         if rank in ranks:
             groups[name] = (group, ranks)
@@ -79,7 +80,7 @@ def rank_lost():
     assert pg.get_current_epoch(None) > epochs["world"]
     # A message of the rank that is gone, alone and in a batch.
     for work in (dist.irecv(torch.zeros(1), 1),
-                 *dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.zeros(1), 1), dist.P2POp(dist.irecv, torch.zeros(1), 1)])):
+                 *dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.zeros(1), 1) for _ in range(2)])):
         work.wait()
         assert pg.get_failed_ranks_hint(work).tolist() == [0, 1, 0], pg.get_failed_ranks_hint(work)
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
@@ -99,30 +100,34 @@ def rank_recovered():
     import torch
     life = int(os.environ.get("LIFE", "0"))
     dist, pg, rank, groups, mirrors = begin(is_extension=life > 0)
+    # A default group for GPUs is there for its members, also without any.
+    speaking = {name: each for name, each in groups.items()
+                if name != "world" or dist.get_backend() == "mooncake-cpu"}
+    first = next(iter(speaking))
     if life > 0:
-        check_alone(dist, pg, rank, groups, mirrors)
+        check_alone(dist, pg, rank, speaking, mirrors)
         launch.wait_for(pathlib.Path(os.environ["TEST_FOLDER"]) / f"alone.{life}")
         for group, _ in groups.values():
             pg.join_group(group)
     for death in range(life, 3):
-        check_sums(dist, pg, rank, groups)
+        check_sums(dist, pg, rank, speaking)
         for name, (group, ranks) in groups.items():
             assert mirrors[name].tolist() == [1] * len(ranks), (name, mirrors[name])
             assert pg.get_peer_state(group, range(len(ranks))) == [True] * len(ranks)
-        dist.barrier()
+        dist.barrier(group=speaking[first][0])
         if death == 2:
             break
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        # The first time all groups are used between the death and the recovery, the second time the default group alone.
-        used = groups if death == 0 else {"world": groups["world"]}
+        # The first time all groups are used between the death and the recovery, the second time one.
+        used = speaking if death == 0 else {first: speaking[first]}
         check_loss(dist, pg, rank, used, mirrors, 1)
         response = pg.deactivate_ranks(dist.group.WORLD, [1])
         assert response.status is pg.ProposalStatus.Applied and not response.dropped_ranks
         assert pg.sync_after_failure(dist.group.WORLD).status is pg.SyncAfterFailureStatus.NoPending
         recover(dist, pg, rank, groups, used, death + 1)
     # A group made after all that.
-    late = dist.new_group([0, 1, 2], pg_options=pg.MooncakeBackendOptions(3))
+    late = dist.new_group([0, 1, 2], backend="mooncake-cpu", pg_options=pg.MooncakeBackendOptions(3))
     check_sums(dist, pg, rank, {"late": (late, [0, 1, 2])})
     dist.destroy_process_group()
 
@@ -149,7 +154,7 @@ def check_alone(dist, pg, rank, groups, mirrors):
         assert output.tolist() == [2.0 * own, 2.0 * own + 1], output
     assert pg.get_current_epoch(dist.group.WORLD) == 0
     try:
-        dist.recv(torch.zeros(1), 0)
+        dist.recv(torch.zeros(1), 0, group=groups["tp"][0])
         raise AssertionError("a message before join_group")
     except dist.DistBackendError as error:
         assert "join_group" in str(error), error
@@ -191,6 +196,34 @@ def recover(dist, pg, rank, groups, used, life):
             assert response.new_epoch == pg.get_current_epoch(group) and response.reject_reason == ""
 
 
+def rank_waiting():
+    """A replacement is killed while it waits: recover_ranks says that none came, and takes the next one in."""
+    folder = pathlib.Path(os.environ["TEST_FOLDER"])
+    dist, pg, rank, groups, mirrors = begin(is_extension="LIFE" in os.environ)
+    if "LIFE" in os.environ:
+        for group, _ in groups.values():
+            pg.join_group(group)
+    else:
+        dist.barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        check_loss(dist, pg, rank, {"world": groups["world"]}, mirrors, 1)
+        while not all(pg.get_peer_state(None, [1])):
+            pass
+        (folder / f"seen.{rank}").touch()
+        launch.wait_for(folder / "ended")
+        response = pg.recover_ranks(None, [1], timeout=1)
+        assert response.status is pg.ProposalStatus.Rejected, response
+        (folder / f"rejected.{rank}").touch()
+        while pg.recover_ranks(None, [1], timeout=1).status is not pg.ProposalStatus.Applied:
+            pass
+        for name, (group, ranks) in groups.items():
+            if name != "world" and 1 in ranks:
+                assert pg.recover_ranks(group, [ranks.index(1)]).status is pg.ProposalStatus.Applied
+    check_sums(dist, pg, rank, groups)
+    dist.destroy_process_group()
+
+
 def rank_absent():
     """No replacement comes: recover_ranks says so, and the group goes on. What MEP has not is an error."""
     import torch
@@ -219,6 +252,28 @@ def rank_absent():
     dist.destroy_process_group()
 
 
+def rank_installed():
+    """The imports of servers that know Mooncake alone; other modules of an installed Mooncake stay."""
+    import types
+    sys.modules["mooncake"] = types.ModuleType("mooncake")
+    sys.modules["mooncake.engine"] = engine = types.ModuleType("mooncake.engine")
+    import mep.mooncake
+    mep.mooncake.install()
+    mep.mooncake.install()
+    import mooncake.pg
+    from mooncake import pg
+    from mooncake.ep import MooncakeBackendOptions, get_active_ranks  # noqa: F401
+    from mooncake.pg import deactivate_ranks, get_peer_state, join_group, recover_ranks  # noqa: F401
+    assert pg is mooncake.pg is mep.mooncake.pg and MooncakeBackendOptions is pg.MooncakeBackendOptions
+    assert sys.modules["mooncake.engine"] is engine
+    sys.modules["mooncake.pg"] = types.ModuleType("mooncake.pg")
+    try:
+        mep.mooncake.install()
+        raise AssertionError("another mooncake.pg is there")
+    except ImportError as error:
+        assert "before mooncake.pg" in str(error), error
+
+
 def rank_options():
     """What MooncakeBackendOptions takes and refuses."""
     import torch
@@ -229,7 +284,8 @@ def rank_options():
     assert options.active_ranks is ranks and options.is_extension and options.max_group_size == 2
     options = pg.MooncakeBackendOptions(4, False, False, False)
     assert options.active_ranks is None and options.max_group_size == 4 and not options.auto_sync_on_failure
-    for arguments, named in (((), {}), ((ranks, True, 2, True), {}), ((ranks,), {"active_ranks": ranks}), ((4,), {"size": 3})):
+    for arguments, named in (((), {}), ((ranks, True, 2, True), {}), ((ranks,), {"active_ranks": ranks}),
+                             ((4,), {"size": 3})):
         try:
             pg.MooncakeBackendOptions(*arguments, **named)
             raise AssertionError((arguments, named))
@@ -267,13 +323,39 @@ class MooncakeTest(unittest.TestCase):
     def test_no_replacement(self):
         launch.run(__file__, "absent", 3, expected=[0, -signal.SIGKILL, 0])
 
-    def test_replaced_twice(self):
-        processes, folder = launch.start(__file__, "recovered", 3)
+    def test_replacement_killed_as_it_waits(self):
+        processes, folder = launch.start(__file__, "waiting", 3)
+        processes.pop(1).wait(launch.LIMIT_S)
+        first = launch.start_one(__file__, "waiting", 1, 3, folder, LIFE="1")
+        for rank in (0, 2):
+            launch.wait_for(folder / f"seen.{rank}")
+        first.kill()
+        first.wait()
+        (folder / "ended").touch()
+        for rank in (0, 2):
+            launch.wait_for(folder / f"rejected.{rank}")
+        processes.insert(1, launch.start_one(__file__, "waiting", 1, 3, folder, LIFE="2"))
+        launch.finish(processes, folder)
+
+    def test_installed_as_mooncake(self):
+        launch.run(__file__, "installed", 1)
+
+    def replace_twice(self, **variables):
+        processes, folder = launch.start(__file__, "recovered", 3, **variables)
         for life in range(1, 3):
             dead = processes.pop(1)
-            self.assertEqual(dead.wait(launch.LIMIT_S), -signal.SIGKILL)
-            processes.insert(1, launch.start_one(__file__, "recovered", 1, 3, folder, LIFE=str(life)))
+            if dead.wait(launch.LIMIT_S) != -signal.SIGKILL:
+                for process in processes:
+                    process.kill()
+                launch.finish([processes[0], dead, processes[1]], folder, [-signal.SIGKILL] * 3)
+            processes.insert(1, launch.start_one(__file__, "recovered", 1, 3, folder, LIFE=str(life), **variables))
         launch.finish(processes, folder)
+
+    def test_replaced_twice(self):
+        self.replace_twice()
+
+    def test_replaced_twice_in_a_default_group_for_gpus(self):
+        self.replace_twice(DEFAULT_BACKEND="mooncake")
 
 
 if __name__ == "__main__":

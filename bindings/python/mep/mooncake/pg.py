@@ -5,7 +5,7 @@
     dist.init_process_group("mooncake-cpu", pg_options=pg.MooncakeBackendOptions(active_ranks))
 
 Importing it registers "mooncake-cpu" for tensors of the CPU and "mooncake" for those of GPUs. All functions take a
-process group, or its backend, and ranks of that group.
+process group, or its backend, and ranks of that group. docs/guide/mooncake.md says what differs from Mooncake.
 """
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class MooncakeBackendOptions:
         """The tensor for a group of `size` ranks; ValueError if it cannot be one."""
         longest = self.max_group_size or size
         if not size <= longest <= MAX_RANKS:
-            raise ValueError(f"max_group_size is {longest}: it must be from {size}, the ranks of the group, to {MAX_RANKS}")
+            raise ValueError(f"max_group_size is {longest}; it must be from {size}, the ranks of the group, "
+                             f"to {MAX_RANKS}")
         if self.active_ranks is None:
             return torch.zeros(longest, dtype=torch.int32, device=device)
         if self.active_ranks.numel() < longest:
@@ -74,7 +75,8 @@ def _create(name: str, options: Any, pg_options: Any = None) -> Any:
     if pg_options is None:
         pg_options = MooncakeBackendOptions(options.group_size)
     if not isinstance(pg_options, MooncakeBackendOptions):
-        raise TypeError(f"pg_options of the backend {name} must be MooncakeBackendOptions, not {type(pg_options).__name__}")
+        raise TypeError(f"pg_options of the backend {name} must be MooncakeBackendOptions, "
+                        f"not {type(pg_options).__name__}")
     device = _DEVICES[name]
     mirror = pg_options.mirror(options.group_size, device)
     joins = pg_options.is_extension or _mep_torch.is_replacement()
@@ -86,7 +88,8 @@ def _create(name: str, options: Any, pg_options: Any = None) -> Any:
 def _register() -> None:
     for name, device in _DEVICES.items():
         if name.upper() in _dist.Backend._plugins:
-            raise ImportError(f"mep.mooncake: the backend {name} is registered already; import it in place of mooncake.pg")
+            raise ImportError(f"mep.mooncake: the backend {name} is registered already; "
+                              "import it in place of mooncake.pg")
         _dist.Backend.register_backend(name, functools.partial(_create, name), extended_api=True, devices=[device])
 
 
@@ -218,8 +221,10 @@ activate_ranks = recover_ranks
 
 
 def join_group(group: Any) -> None:
-    """The replacement's side of recover_ranks(): waits for the others. Before it the operations of the group do the part
-    of this rank alone."""
+    """The replacement's side of recover_ranks(): waits for the others.
+
+    Before it the operations of the group do the part of this rank alone.
+    """
     _backend(group).join()
 
 
@@ -262,6 +267,11 @@ def set_transfer_engine(engine: Any) -> None:
 def set_collective_timeout_us(us: int) -> None:
     """After so long a silence a rank is suspected: MEP_SUSPECT_MS. A rank that is only late is no failure."""
     os.environ["MEP_SUSPECT_MS"] = str(_milliseconds(us, "set_collective_timeout_us"))
+
+
+def set_fault_reconciliation_window_us(us: int) -> None:
+    """Takes the time and does nothing: what failed together is settled together, without a window."""
+    _milliseconds(us, "set_fault_reconciliation_window_us")
 
 
 def set_p2p_timeout_us(us: int) -> None:
