@@ -8,6 +8,7 @@ import unittest
 
 import launch
 
+VICTIMS = (1, 0)
 GROUPS = {"tp": [0, 1, 2], "pair": [0, 1], "other": [1, 2]}
 
 
@@ -95,9 +96,8 @@ def rank_lost():
 
 
 def rank_recovered():
-    """Rank 1 is killed twice. Each time the others go on without it, see its replacement wait, and take it in: in the
-    default group, and then in each other group."""
-    import torch
+    """A rank is killed, twice. Each time the others go on without it, see its replacement wait, and take it in: in the
+    default group, and then in each other group. The first replacement is one of the others then."""
     life = int(os.environ.get("LIFE", "0"))
     dist, pg, rank, groups, mirrors = begin(is_extension=life > 0)
     # A default group for GPUs is there for its members, also without any.
@@ -117,15 +117,16 @@ def rank_recovered():
         dist.barrier(group=speaking[first][0])
         if death == 2:
             break
-        if rank == 1:
+        victim = VICTIMS[death]
+        if rank == victim:
             os.kill(os.getpid(), signal.SIGKILL)
         # The first time all groups are used between the death and the recovery, the second time one.
         used = speaking if death == 0 else {first: speaking[first]}
-        check_loss(dist, pg, rank, used, mirrors, 1)
-        response = pg.deactivate_ranks(dist.group.WORLD, [1])
+        check_loss(dist, pg, rank, used, mirrors, victim)
+        response = pg.deactivate_ranks(dist.group.WORLD, [victim])
         assert response.status is pg.ProposalStatus.Applied and not response.dropped_ranks
         assert pg.sync_after_failure(dist.group.WORLD).status is pg.SyncAfterFailureStatus.NoPending
-        recover(dist, pg, rank, groups, used, death + 1)
+        recover(dist, pg, rank, groups, used, victim, death + 1)
     # A group made after all that.
     late = dist.new_group([0, 1, 2], backend="mooncake-cpu", pg_options=pg.MooncakeBackendOptions(3))
     check_sums(dist, pg, rank, {"late": (late, [0, 1, 2])})
@@ -154,41 +155,41 @@ def check_alone(dist, pg, rank, groups, mirrors):
         assert output.tolist() == [2.0 * own, 2.0 * own + 1], output
     assert pg.get_current_epoch(dist.group.WORLD) == 0
     try:
-        dist.recv(torch.zeros(1), 0, group=groups["tp"][0])
+        dist.recv(torch.zeros(1), 2, group=groups["tp"][0])
         raise AssertionError("a message before join_group")
     except dist.DistBackendError as error:
         assert "join_group" in str(error), error
     try:
-        pg.join_group(groups["pair"][0])
+        pg.join_group(groups["tp"][0])
         raise AssertionError("the default group comes first")
     except RuntimeError as error:
         assert "default group comes first" in str(error), error
 
 
-def recover(dist, pg, rank, groups, used, life):
+def recover(dist, pg, rank, groups, used, victim, life):
     """What a server does with every step, until the replacement is in."""
     folder, world = pathlib.Path(os.environ["TEST_FOLDER"]), dist.group.WORLD
     # It is not there, or does not wait yet: the same on all, and work goes on.
-    assert pg.get_peer_state(world, [0, 1, 2]) == [True, False, True]
+    assert pg.get_peer_state(world, [0, 1, 2]) == [each != victim for each in range(3)]
     for name, (group, ranks) in groups.items():
-        if 1 in ranks:
-            assert pg.get_peer_state(group, [ranks.index(1)]) == [False], name
+        if victim in ranks:
+            assert pg.get_peer_state(group, [ranks.index(victim)]) == [False], name
             if name != "world":
                 try:
-                    pg.recover_ranks(group, [ranks.index(1)])
+                    pg.recover_ranks(group, [ranks.index(victim)])
                     raise AssertionError("a group before the default group")
                 except RuntimeError as error:
                     assert "recover it in the default group first" in str(error), error
-    check_sums(dist, pg, rank, used, absent=(1,))
+    check_sums(dist, pg, rank, used, absent=(victim,))
     (folder / f"alone.{life}").touch()
     steps = 0
-    while not all(pg.get_peer_state(world, [1])):
-        check_sums(dist, pg, rank, used, absent=(1,))
+    while not all(pg.get_peer_state(world, [victim])):
+        check_sums(dist, pg, rank, used, absent=(victim,))
         steps += 1
         assert steps < 100_000
     for group, ranks in groups.values():
-        if 1 in ranks:
-            local = [ranks.index(1)]
+        if victim in ranks:
+            local = [ranks.index(victim)]
             while not all(pg.get_peer_state(group, local)):
                 pass
             response = pg.recover_ranks(group, local)
@@ -309,6 +310,11 @@ def rank_options():
         pg.set_collective_timeout_us(1_500_000)
         assert os.environ[name] == value, os.environ[name]
     dist.destroy_process_group()
+    # A replacement that never joins leaves without anybody.
+    dist.init_process_group("mooncake-cpu", store=dist.FileStore(os.environ["TEST_FOLDER"] + "/other", 2), rank=1,
+                            world_size=2, pg_options=pg.MooncakeBackendOptions(2, True))
+    assert summed(dist, None, 4)[0] == 4
+    dist.destroy_process_group()
 
 
 # --- The tests ----------------------------------------------------------------------------------------
@@ -342,13 +348,15 @@ class MooncakeTest(unittest.TestCase):
 
     def replace_twice(self, **variables):
         processes, folder = launch.start(__file__, "recovered", 3, **variables)
-        for life in range(1, 3):
-            dead = processes.pop(1)
+        for life, victim in enumerate(VICTIMS, 1):
+            dead = processes.pop(victim)
             if dead.wait(launch.LIMIT_S) != -signal.SIGKILL:
                 for process in processes:
                     process.kill()
-                launch.finish([processes[0], dead, processes[1]], folder, [-signal.SIGKILL] * 3)
-            processes.insert(1, launch.start_one(__file__, "recovered", 1, 3, folder, LIFE=str(life), **variables))
+                processes.insert(victim, dead)
+                launch.finish(processes, folder, [-signal.SIGKILL] * 3)
+            processes.insert(victim, launch.start_one(__file__, "recovered", victim, 3, folder, LIFE=str(life),
+                                                      **variables))
         launch.finish(processes, folder)
 
     def test_replaced_twice(self):

@@ -158,7 +158,7 @@ void MepWork::end(std::exception_ptr error) {
       error = std::current_exception();
     }
   }
-  if (error != nullptr) comm_->note_failure();
+  if (error != nullptr && !is_only_lost_) comm_->note_failure();
   call_.steps.clear();
   call_.finish = nullptr;
   call_.buffers.clear();
