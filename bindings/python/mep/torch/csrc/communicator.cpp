@@ -75,6 +75,14 @@ std::vector<int> Communicator::living() const {
   return ranks;
 }
 
+uint64_t Communicator::world_epoch() const {
+  if (handle_ == nullptr) return 0;
+  mep_view_t view;
+  mep_view_defaults(&view);
+  check(mep_comm_view(handle_, &view), "look who is there");
+  return view.world_epoch;
+}
+
 void Communicator::set_timeout(std::chrono::milliseconds timeout) {
   const uint32_t ms = to_ms(timeout);
   if (ms == timeout_ms_) return;

@@ -54,6 +54,8 @@ class Communicator {
   bool is_forked() const;
   // Ranks in the present view. Throws DistBackendError.
   std::vector<int> living() const;
+  // The number of the world's view that its own follows from; 0 without a handle.
+  uint64_t world_epoch() const;
 
   // --- With the mutex held ---
   std::mutex& mutex() { return mutex_; }

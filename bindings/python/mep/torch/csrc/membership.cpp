@@ -18,7 +18,9 @@ constexpr int kMostRanks = 64;
 }  // namespace
 
 std::vector<int> ProcessGroupMep::living() const {
-  return collectives_->handle() == nullptr ? std::vector<int>{rank_} : collectives_->living();
+  if (collectives_->handle() == nullptr) return {rank_};
+  if (is_world_) world_->catch_up();
+  return collectives_->living();
 }
 
 uint64_t ProcessGroupMep::epoch() const {

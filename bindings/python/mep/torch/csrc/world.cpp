@@ -4,6 +4,7 @@
 #include <cstring>
 #include <functional>
 #include <mutex>
+#include <thread>
 
 #include <c10/util/Exception.h>
 
@@ -176,6 +177,21 @@ bool World::recover(const std::vector<int32_t>& ranks, std::chrono::milliseconds
                         static_cast<int32_t>(ranks.size()), to_ms(timeout), admitted);
   if (result != MEP_ERR_TIMEOUT) check(result, "recover ranks");
   return result != MEP_ERR_TIMEOUT;
+}
+
+void World::catch_up() {
+  constexpr std::chrono::seconds kLongest(10);
+  uint64_t newest = 0;
+  {
+    const std::lock_guard lock(makers_->mutex());
+    for (const auto& each : groups_) {
+      if (const auto group = each.lock()) newest = std::max(newest, group->world_epoch());
+    }
+  }
+  const auto limit = std::chrono::steady_clock::now() + kLongest;
+  while (comms_.collectives->world_epoch() < newest && std::chrono::steady_clock::now() < limit) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 void World::abort() const {

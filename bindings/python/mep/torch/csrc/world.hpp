@@ -62,6 +62,8 @@ class World {
   // False: not all of them have in time. Throws DistBackendError.
   bool recover(const std::vector<int32_t>& ranks, std::chrono::milliseconds timeout,
                int32_t* admitted);
+  // A group may know of a loss a moment before the world's communicator does: waits for that.
+  void catch_up();
   void abort() const;
   // All groups, then the world itself.
   void close(std::chrono::milliseconds patience);
