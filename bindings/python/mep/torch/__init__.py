@@ -21,10 +21,15 @@ from ._build import load as _load
 
 _binding = _load()
 ProcessGroupMep = _binding.ProcessGroupMep
+lost_ranks = _binding.lost_ranks
 _DEVICES = ["cpu", "cuda"] if _torch.version.cuda else ["cpu"]
 
 
-def _create(backend: str, options: Any, pg_options: Any = None) -> Any:
+def create(backend: str, options: Any, pg_options: Any = None, joins_later: bool = False) -> Any:
+    """Makes a process group for PyTorch, by what register_backend(extended_api=True) gives.
+
+    joins_later: of a replacement, which takes its place by join() of the group and is alone until then.
+    """
     del pg_options
     timeout = options.timeout
     if not isinstance(timeout, datetime.timedelta):
@@ -36,7 +41,8 @@ def _create(backend: str, options: Any, pg_options: Any = None) -> Any:
         if group is not None:
             return group
     return ProcessGroupMep.make_world(options.store, options.group_rank, options.group_size, timeout,
-                                      f"torch-{options.group_id or 'world'}", is_replacement(), not ranks, backend)
+                                      f"torch-{options.group_id or 'world'}", is_replacement() or joins_later, joins_later,
+                                      not ranks, backend)
 
 
 def is_replacement() -> bool:
@@ -72,7 +78,7 @@ def register(name: str = "mep") -> None:
     """Registers the backend with torch.distributed under a name; importing mep.torch does it under "mep"."""
     if name.upper() in _dist.Backend._plugins:
         return
-    _dist.Backend.register_backend(name, functools.partial(_create, name), extended_api=True, devices=_DEVICES)
+    _dist.Backend.register_backend(name, functools.partial(create, name), extended_api=True, devices=_DEVICES)
 
 
 register()

@@ -25,6 +25,10 @@ void check(mep_result_t result, const char* what) {
   if (result < 0) C10_THROW_ERROR(DistBackendError, text_of(result, what));
 }
 
+bool is_loss(mep_result_t result) {
+  return result == MEP_ERR_PEER_FAILED || result == MEP_ERR_PEER_LEFT;
+}
+
 std::exception_ptr error_of(mep_result_t result, const char* what) {
   try {
     check(result, what);
@@ -48,12 +52,36 @@ uint32_t to_ms(std::chrono::milliseconds timeout) {
   return static_cast<uint32_t>(std::clamp<int64_t>(timeout.count(), 1, most));
 }
 
-Communicator::Communicator(mep_comm_t handle) : handle_(handle), owner_(getpid()) {}
+Communicator::Communicator() : owner_(getpid()) {}
 
 Communicator::~Communicator() = default;
 
 bool Communicator::is_forked() const {
   return getpid() != owner_;
+}
+
+std::vector<int> Communicator::living() const {
+  int32_t size = 0;
+  check(mep_comm_size(handle_, &size), "look who is there");
+  std::vector<uint64_t> incarnations(static_cast<size_t>(size));
+  mep_view_t view;
+  mep_view_defaults(&view);
+  view.capacity = static_cast<uint32_t>(size);
+  view.incarnations = incarnations.data();
+  check(mep_comm_view(handle_, &view), "look who is there");
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    if (incarnations[static_cast<size_t>(rank)] != 0) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+uint64_t Communicator::world_epoch() const {
+  if (handle_ == nullptr) return 0;
+  mep_view_t view;
+  mep_view_defaults(&view);
+  check(mep_comm_view(handle_, &view), "look who is there");
+  return view.world_epoch;
 }
 
 void Communicator::set_timeout(std::chrono::milliseconds timeout) {
@@ -74,8 +102,18 @@ void Communicator::revoke() const {
   if (handle_ != nullptr) (void)mep_comm_revoke(handle_);
 }
 
+void Communicator::open(mep_comm_t handle) {
+  const std::lock_guard lock(mutex_);
+  handle_ = handle;
+  is_awaited_ = false;
+}
+
 bool Communicator::close(std::chrono::milliseconds patience) {
-  if (handle_ == nullptr) return true;
+  if (handle_ == nullptr) {
+    const std::lock_guard lock(mutex_);
+    is_awaited_ = false;
+    return true;
+  }
   const auto limit = std::chrono::steady_clock::now() + patience;
   for (;;) {
     c10::intrusive_ptr<MepWork> first;

@@ -27,6 +27,8 @@ constexpr int kLongestSleepMs = 100;
 // Throws with MEP's text, if the result is an error: NotImplementedError for what is not built, else
 // torch.distributed.DistBackendError.
 void check(mep_result_t result, const char* what);
+// Whether members failed or left: the communicator goes on without them.
+bool is_loss(mep_result_t result);
 // The same error, to be thrown by Work::wait.
 std::exception_ptr error_of(mep_result_t result, const char* what);
 // That the group is no more, which MEP was not asked about.
@@ -38,21 +40,28 @@ class Communicator {
  public:
   using Pending = std::list<c10::intrusive_ptr<MepWork>>;
 
-  explicit Communicator(mep_comm_t handle);
+  // Without a handle until open().
+  Communicator();
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // Any thread, without the mutex: NULL after close().
+  // Any thread, without the mutex: NULL before open() and after close().
   mep_comm_t handle() const { return handle_; }
   // Relaxed: says only that some operation has failed.
   bool has_failed() const { return has_failed_.load(std::memory_order_relaxed); }
   void note_failure() { has_failed_.store(true, std::memory_order_relaxed); }
   // A child of fork() must not touch what the parent's threads may have held.
   bool is_forked() const;
+  // Ranks in the present view. Throws DistBackendError.
+  std::vector<int> living() const;
+  // The number of the world's view that its own follows from; 0 without a handle.
+  uint64_t world_epoch() const;
 
   // --- With the mutex held ---
   std::mutex& mutex() { return mutex_; }
+  // Whether open() is still to come: operations concern this rank alone until then.
+  bool is_awaited() const { return is_awaited_; }
   // The timeout of operations that begin from now on.
   void set_timeout(std::chrono::milliseconds timeout);
   Pending& pending() { return pending_; }
@@ -60,6 +69,8 @@ class Communicator {
   void sweep(std::vector<c10::intrusive_ptr<MepWork>>* ended);
 
   // --- Without it ---
+  // It belongs to this object from now on.
+  void open(mep_comm_t handle);
   // Ends what is pending on all its members, with an error.
   void revoke() const;
   // Waits for what is pending, at most `patience`, gives up what is left, and destroys the communicator.
@@ -67,7 +78,8 @@ class Communicator {
   bool close(std::chrono::milliseconds patience);
 
  private:
-  mep_comm_t handle_;
+  mep_comm_t handle_ = nullptr;
+  bool is_awaited_ = true;
   const pid_t owner_;
   std::atomic<bool> has_failed_{false};
   std::mutex mutex_;

@@ -119,9 +119,9 @@ void GpuCommunicator::connect(at::Device device, std::chrono::milliseconds timeo
       (void)old->close(timeout);
     }
     const c10::DeviceGuard guard(device);
-    World::Place place{rank_, size_, timeout, job, false};
-    auto made = std::make_shared<Communicator>(
-        start_world(*store_, place, static_cast<int>(device.index())));
+    const World::Place place{rank_, size_, timeout, job, false, false};
+    auto made = std::make_shared<Communicator>();
+    made->open(start_world(*store_, place, static_cast<int>(device.index())));
     const std::lock_guard lock(comm_mutex_);
     comm_ = std::move(made);
     last_.reset();

@@ -24,29 +24,53 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   // Knows c10d::Backend and c10d::Store.
   py::module_::import("torch._C._distributed_c10d");
   const auto backend = py::module_::import("torch._C._distributed_c10d").attr("Backend");
-  py::class_<ProcessGroupMep, c10::intrusive_ptr<ProcessGroupMep>>(m, "ProcessGroupMep", backend)
+  py::class_<ProcessGroupMep, c10::intrusive_ptr<ProcessGroupMep>> group(m, "ProcessGroupMep",
+                                                                         backend);
+  group
       .def_static(
           "make_world",
           [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
              std::chrono::milliseconds timeout, const std::string& job, bool is_replacement,
-             bool is_default, const std::string& backend_name) {
-            return ProcessGroupMep::make_world(store, {rank, size, timeout, job, is_replacement},
-                                               is_default, backend_name);
+             bool joins_later, bool is_default, const std::string& backend_name) {
+            return ProcessGroupMep::make_world(
+                store, {rank, size, timeout, job, is_replacement, joins_later}, is_default,
+                backend_name);
           },
           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("job"),
-          py::arg("is_replacement"), py::arg("is_default"), py::arg("backend_name"), without_gil())
+          py::arg("is_replacement"), py::arg("joins_later"), py::arg("is_default"),
+          py::arg("backend_name"), without_gil())
       .def_static("make_group", &ProcessGroupMep::make_group, py::arg("store"), py::arg("ranks"),
                   py::arg("rank"), py::arg("name"), py::arg("timeout"), py::arg("backend_name"),
                   without_gil())
       // PyTorch calls it on ranks outside of a new group. Members alone make a group of MEP.
       .def("perform_nocolor_split", [](ProcessGroupMep&, const py::object&) {});
+  group
+      .def("set_active_ranks", &ProcessGroupMep::set_active_ranks, py::arg("mirror"), without_gil())
+      .def("active_ranks", &ProcessGroupMep::active_ranks)
+      .def("living", &ProcessGroupMep::living, without_gil())
+      .def("epoch", &ProcessGroupMep::epoch, without_gil())
+      .def("peers_are_ready", &ProcessGroupMep::peers_are_ready, py::arg("ranks"), without_gil())
+      .def("recover", &ProcessGroupMep::recover, py::arg("ranks"), py::arg("timeout"),
+           without_gil())
+      .def("join", &ProcessGroupMep::join, without_gil());
+  m.def("lost_ranks", &ProcessGroupMep::lost_ranks, py::arg("work"));
   m.def("shut_all_down", &ProcessGroupMep::shut_all_down, without_gil());
   m.def(
-      "living", [] { return world_or_throw()->living(); }, without_gil());
+      "living",
+      [] {
+        const auto world = world_or_throw();
+        world->catch_up();
+        return world->comms().collectives->living();
+      },
+      without_gil());
   m.def(
       "recover",
       [](const std::vector<int32_t>& ranks, std::chrono::milliseconds timeout) {
-        return world_or_throw()->recover(ranks, timeout);
+        int32_t admitted = 0;
+        if (!world_or_throw()->recover(ranks, timeout, &admitted)) {
+          mep_torch::check(MEP_ERR_TIMEOUT, "recover ranks");
+        }
+        return admitted;
       },
       py::arg("ranks"), py::arg("timeout"), without_gil());
 }

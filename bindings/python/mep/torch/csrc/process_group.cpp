@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <set>
 
@@ -63,6 +62,8 @@ class WorkList final : public c10d::Work {
   explicit WorkList(std::vector<c10::intrusive_ptr<c10d::Work>> works)
       : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
 
+  const std::vector<c10::intrusive_ptr<c10d::Work>>& works() const { return works_; }
+
   bool isCompleted() override {
     return std::all_of(works_.begin(), works_.end(),
                        [](const auto& work) { return work->isCompleted(); });
@@ -114,17 +115,16 @@ class WorkList final : public c10d::Work {
 // --- Its life ---------------------------------------------------------------------------------------
 
 ProcessGroupMep::ProcessGroupMep(const c10::intrusive_ptr<c10d::Store>& store,
-                                 std::shared_ptr<World> world, Comms comms, bool is_world,
-                                 std::vector<int32_t> ranks, int rank,
+                                 std::shared_ptr<World> world, Comms comms, bool is_world, int rank,
                                  std::chrono::milliseconds timeout, std::string backend_name)
-    : Backend(rank, static_cast<int>(ranks.size())),
+    : Backend(rank, static_cast<int>(comms.ranks.size())),
       backend_name_(std::move(backend_name)),
       options_(c10::make_intrusive<Options>(timeout)),
       world_(std::move(world)),
       is_world_(is_world),
-      ranks_(std::move(ranks)),
-      collectives_(std::move(comms.collectives)),
-      messages_(std::move(comms.messages)),
+      comms_(std::move(comms)),
+      collectives_(comms_.collectives),
+      messages_(comms_.messages),
       gpu_(std::make_shared<GpuCommunicator>(store, world_, collectives_, rank, size_)),
       completer_(std::make_shared<Completer>()) {
   init();
@@ -133,14 +133,11 @@ ProcessGroupMep::ProcessGroupMep(const c10::intrusive_ptr<c10d::Store>& store,
 c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_world(
     const c10::intrusive_ptr<c10d::Store>& store, const World::Place& place, bool is_default,
     std::string backend_name) {
-  auto world = std::make_shared<World>(*store, place);
+  auto world = std::make_shared<World>(store, place);
   if (is_default) World::set_current(world);
   const Comms comms = world->comms();
-  std::vector<int32_t> ranks(static_cast<size_t>(place.size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return noted(c10::make_intrusive<ProcessGroupMep>(store, std::move(world), comms, true,
-                                                    std::move(ranks), place.rank, place.timeout,
-                                                    std::move(backend_name)));
+  return noted(c10::make_intrusive<ProcessGroupMep>(
+      store, std::move(world), comms, true, place.rank, place.timeout, std::move(backend_name)));
 }
 
 c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::make_group(
@@ -157,8 +154,7 @@ c10::intrusive_ptr<ProcessGroupMep> ProcessGroupMep::group_of(
     std::chrono::milliseconds timeout, std::string backend_name) {
   Comms comms = world->make_group(ranks, name, timeout);
   return noted(c10::make_intrusive<ProcessGroupMep>(store, std::move(world), std::move(comms),
-                                                    false, ranks, rank, timeout,
-                                                    std::move(backend_name)));
+                                                    false, rank, timeout, std::move(backend_name)));
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupMep::split(
@@ -167,7 +163,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupMep::split(
   std::vector<int32_t> of_world;
   for (const int rank : ranks) {
     check_root(rank, "split");
-    of_world.push_back(ranks_[static_cast<size_t>(rank)]);
+    of_world.push_back(comms_.ranks[static_cast<size_t>(rank)]);
   }
   const auto own = std::find(ranks.begin(), ranks.end(), rank_);
   if (own == ranks.end()) return nullptr;
@@ -258,6 +254,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::run_message(Call call) {
 
 void ProcessGroupMep::prepare(Call* call) const {
   if (is_coalescing_) call->is_async = true;
+  call->active = active_;
   call->title = at::hasCallbacks() ? profiler_title(backend_name_, call->title) : nullptr;
 }
 
@@ -279,6 +276,20 @@ void ProcessGroupMep::startCoalescing() {
 ProcessGroupMep::WorkPtr ProcessGroupMep::endCoalescing() {
   is_coalescing_ = false;
   return c10::make_intrusive<WorkList>(std::exchange(coalesced_, {}));
+}
+
+at::Tensor ProcessGroupMep::lost_ranks(const c10::intrusive_ptr<c10d::Work>& work) {
+  if (const auto* list = dynamic_cast<WorkList*>(work.get())) {
+    at::Tensor all;
+    for (const auto& each : list->works()) {
+      const at::Tensor one = lost_ranks(each);
+      all = all.defined() && one.defined() ? at::maximum(all, one) : one;
+    }
+    return all;
+  }
+  const auto* one = dynamic_cast<MepWork*>(work.get());
+  return one == nullptr || one->active() == nullptr ? at::Tensor()
+                                                    : one->active()->hint(one->lost());
 }
 
 // --- Messages ---------------------------------------------------------------------------------------
@@ -352,6 +363,7 @@ void ProcessGroupMep::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
   std::vector<int> late;
   {
     const std::lock_guard lock(collectives_->mutex());
+    if (collectives_->is_awaited()) return;
     if (collectives_->handle() == nullptr) {
       std::rethrow_exception(closed_error("monitored barrier"));
     }

@@ -32,8 +32,8 @@ class ProcessGroupMep final : public c10d::Backend {
 
   // By the functions below.
   ProcessGroupMep(const c10::intrusive_ptr<c10d::Store>& store, std::shared_ptr<World> world,
-                  Comms comms, bool is_world, std::vector<int32_t> ranks, int rank,
-                  std::chrono::milliseconds timeout, std::string backend_name);
+                  Comms comms, bool is_world, int rank, std::chrono::milliseconds timeout,
+                  std::string backend_name);
   // The default group, which others are made of, or one of a default group of another backend: its ranks meet
   // through the store. Throws DistBackendError if they do not come together
   // within the timeout.
@@ -60,6 +60,25 @@ class ProcessGroupMep final : public c10d::Backend {
   // Makes what operations on this GPU need, so that the first of them need not. All ranks call it.
   void eagerConnectSingleDevice(at::Device device) override;
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
+
+  // --- Its members (membership.cpp) ---
+  // Ranks of the group in its present view, and the number of that view: this rank alone and 0 before it has joined.
+  std::vector<int> living() const;
+  uint64_t epoch() const;
+  // Whether each rank is in, or waits in join() of the default group. All ranks that are there call it with the same
+  // ranks while one of those is not in, and get the same answer.
+  std::vector<bool> peers_are_ready(const std::vector<int>& ranks);
+  // Admits replacements of the ranks that are gone; in a group other than the world, takes them in that are in the
+  // world already. All ranks that are there call it with the same ranks, the replacements join(). False: not all of
+  // them are in; those that came are.
+  bool recover(const std::vector<int>& ranks, std::chrono::milliseconds timeout);
+  // The replacement's side of recover().
+  void join();
+  // From now on losses are told by the tensor and by lost_ranks(): ActiveRanks.
+  void set_active_ranks(const at::Tensor& mirror);
+  at::Tensor active_ranks() const;
+  // Of a work of such a group that has ended: 1 for each rank whose loss made it fail. Undefined: no such work.
+  static at::Tensor lost_ranks(const c10::intrusive_ptr<c10d::Work>& work);
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
@@ -133,18 +152,21 @@ class ProcessGroupMep final : public c10d::Backend {
   void add_reduce_scatter(at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,
                           Call* call) const;
   void check_list(const Tensors& tensors, const char* name, const char* what) const;
+  // Meets all ranks of the group, and leaves behind what it has to tell of losses until then.
+  void settle();
   void check_root(int64_t root, const char* name) const;
 
   const std::string backend_name_;  // what it was registered as
   c10::intrusive_ptr<Options> options_;
   const std::shared_ptr<World> world_;
   const bool is_world_;
-  const std::vector<int32_t> ranks_;  // of the world, by their numbers in this group
+  const Comms comms_;
   const std::shared_ptr<Communicator> collectives_;
   const std::shared_ptr<Communicator> messages_;
   const std::shared_ptr<GpuCommunicator> gpu_;
   std::shared_ptr<Completer> completer_;
-  std::atomic<uint64_t> number_{0};  // relaxed: for people only
+  std::shared_ptr<ActiveRanks> active_;  // null, if losses are errors
+  std::atomic<uint64_t> number_{0};      // relaxed: for people only
   std::vector<WorkPtr> coalesced_;
   bool is_coalescing_ = false;
 };

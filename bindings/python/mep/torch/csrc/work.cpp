@@ -14,6 +14,26 @@ namespace {
 // For so long who waits carries the operation on itself, the mutex held; then the progress thread does.
 constexpr uint32_t kHelpMs = 1;
 
+// Room for what MEP says of an operation, where somebody wants to know it.
+class OpInfo {
+ public:
+  explicit OpInfo(const std::shared_ptr<ActiveRanks>& active) {
+    if (active == nullptr) return;
+    failed_.resize(static_cast<size_t>(active->mirror().numel() + 63) / 64);
+    mep_op_info_defaults(&info_);
+    info_.failed = failed_.data();
+    info_.failed_words = static_cast<uint32_t>(failed_.size());
+  }
+  OpInfo(const OpInfo&) = delete;
+  OpInfo& operator=(const OpInfo&) = delete;
+  // NULL: nobody does.
+  mep_op_info_t* info() { return failed_.empty() ? nullptr : &info_; }
+
+ private:
+  std::vector<uint64_t> failed_;
+  mep_op_info_t info_;
+};
+
 std::optional<std::vector<at::Tensor>> profiled(const Call& call) {
   if (call.title == nullptr) return std::nullopt;
   return call.inputs;
@@ -36,7 +56,9 @@ void MepWork::start() {
   {
     const std::lock_guard lock(comm_->mutex());
     if (!comm_->pending().empty()) comm_->sweep(&ended);
-    if (comm_->handle() == nullptr) {
+    if (comm_->is_awaited()) {
+      run_alone();
+    } else if (comm_->handle() == nullptr) {
       failed_ = closed_error(call_.name);
     } else {
       comm_->set_timeout(call_.timeout);
@@ -57,7 +79,10 @@ void MepWork::run_blocking() {
   for (const Step& step : call_.steps) {
     const mep_result_t result = step({comm_->handle(), nullptr, nullptr});
     if (result >= 0) continue;
-    failed_ = error_of(result, call_.name);
+    OpInfo told(call_.active);
+    const bool is_told = told.info() != nullptr && is_loss(result) &&
+                         mep_comm_last_op(comm_->handle(), told.info()) == MEP_SUCCESS;
+    fail(result, is_told ? told.info() : nullptr);
     return;
   }
 }
@@ -68,7 +93,7 @@ void MepWork::begin() {
     mep_request_t request = nullptr;
     const mep_result_t result = step({comm_->handle(), nullptr, &request});
     if (result < 0) {
-      failed_ = error_of(result, call_.name);
+      fail(result, nullptr);
       return;
     }
     requests_.push_back(request);
@@ -80,18 +105,49 @@ bool MepWork::advance(uint32_t wait_ms) {
   for (mep_request_t& request : requests_) {
     if (request == nullptr) continue;
     mep_result_t result = MEP_SUCCESS;
+    OpInfo told(call_.active);
     if (wait_ms != 0) {
-      result = mep_request_wait(&request, wait_ms, nullptr);
+      result = mep_request_wait(&request, wait_ms, told.info());
     } else {
       int32_t done = 0;
-      result = mep_request_test(&request, &done, nullptr);
+      result = mep_request_test(&request, &done, told.info());
     }
     if (request != nullptr) return false;
-    if (result < 0 && failed_ == nullptr) failed_ = error_of(result, call_.name);
+    if (result < 0) fail(result, told.info());
   }
   comm_->pending().erase(place_);
   end(failed_);
   return true;
+}
+
+void MepWork::fail(mep_result_t result, const mep_op_info_t* info) {
+  const bool is_lost = call_.active != nullptr && is_loss(result);
+  if (is_lost) lose(info);
+  if (failed_ != nullptr) return;
+  failed_ = error_of(result, call_.name);
+  is_only_lost_ = is_lost;
+}
+
+void MepWork::lose(const mep_op_info_t* info) {
+  std::vector<uint64_t> failed;
+  if (info != nullptr) failed.assign(info->failed, info->failed + info->failed_words);
+  if (std::all_of(failed.begin(), failed.end(), [](uint64_t word) { return word == 0; })) {
+    // A message tells of its peer alone, and not always: those that the view lacks.
+    int32_t size = 0;
+    if (mep_comm_size(comm_->handle(), &size) != MEP_SUCCESS) return;
+    failed.assign((static_cast<size_t>(size) + 63) / 64, ~uint64_t{0});
+    for (const int rank : comm_->living()) {
+      failed[static_cast<size_t>(rank) / 64] &= ~(uint64_t{1} << (rank % 64));
+    }
+    if (size % 64 != 0) failed.back() &= (uint64_t{1} << (size % 64)) - 1;
+  }
+  lost_.resize(std::max(lost_.size(), failed.size()));
+  for (size_t word = 0; word < failed.size(); ++word) lost_[word] |= failed[word];
+  call_.active->lose(lost_);
+}
+
+std::exception_ptr MepWork::told_error() const {
+  return is_only_lost_ ? nullptr : exception();
 }
 
 void MepWork::end(std::exception_ptr error) {
@@ -102,7 +158,7 @@ void MepWork::end(std::exception_ptr error) {
       error = std::current_exception();
     }
   }
-  if (error != nullptr) comm_->note_failure();
+  if (error != nullptr && !is_only_lost_) comm_->note_failure();
   call_.steps.clear();
   call_.finish = nullptr;
   call_.buffers.clear();
@@ -123,8 +179,8 @@ void MepWork::announce() {
     is_announced_ = true;
     future = future_;
   }
-  if (exception_ != nullptr) {
-    future->setError(exception_);
+  if (const std::exception_ptr error = told_error()) {
+    future->setError(error);
   } else {
     future->markCompleted(c10::IValue(call_.outputs));
   }
@@ -218,7 +274,7 @@ bool MepWork::wait(std::chrono::milliseconds timeout) {
                                           std::to_string(timeout.count()) +
                                           " ms for its end; it goes on");
   }
-  if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+  if (const std::exception_ptr error = told_error()) std::rethrow_exception(error);
   return true;
 }
 

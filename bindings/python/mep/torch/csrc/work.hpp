@@ -13,6 +13,7 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "active_ranks.hpp"
 #include "communicator.hpp"
 
 namespace mep_torch {
@@ -40,6 +41,7 @@ struct Call {
   std::vector<at::Tensor> outputs;         // what result() and the future give
   std::vector<at::Tensor> buffers;         // what the steps read and write besides
   std::function<void()> finish;            // after success: puts what was received where it belongs
+  std::shared_ptr<ActiveRanks> active;     // of a group that tells of a loss by them, else null
   std::shared_ptr<mep_message_t> message;  // of a receive from any source: what it has taken
 };
 
@@ -55,13 +57,18 @@ class MepWork final : public c10d::Work {
   int sourceRank() const override;
   std::vector<at::Tensor> result() override;
   void synchronize() override { wait(); }
-  // Throws the operation's error. Throws also if it has not ended in `timeout`; it goes on then.
+  // Throws the operation's error, except where the call has `active` and only ranks are gone. Throws also if it has
+  // not ended in `timeout`; it goes on then.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override { return number_; }
   // No override before PyTorch 2.12.
   std::chrono::milliseconds getTimeout() const { return call_.timeout; }  // NOLINT
+
+  // Once it has ended, in a group with `active`: a bitmap of the ranks whose loss made it fail; none, if it did not.
+  const std::vector<uint64_t>& lost() const { return lost_; }
+  const std::shared_ptr<ActiveRanks>& active() const { return call_.active; }
 
   // --- The process group ---
   // Runs it to its end, or begins it. The mutex of the communicator is held by neither caller.
@@ -82,7 +89,14 @@ class MepWork final : public c10d::Work {
   void run_blocking();
   // With the mutex held.
   void begin();
+  // Does the part of this rank alone, before the group has joined the others.
+  void run_alone();
   void end(std::exception_ptr error);
+  // A step has failed; `info` says more of it, or is NULL.
+  void fail(mep_result_t result, const mep_op_info_t* info);
+  void lose(const mep_op_info_t* info);
+  // What wait() throws.
+  std::exception_ptr told_error() const;
 
   const uint64_t number_;
   Call call_;
@@ -90,6 +104,9 @@ class MepWork final : public c10d::Work {
   const std::shared_ptr<Completer> completer_;
   std::vector<mep_request_t> requests_;  // NULL: ended. Guarded by the communicator's mutex
   std::exception_ptr failed_;            // the first error of a step. Guarded likewise
+  // Written before the work has ended, read after.
+  std::vector<uint64_t> lost_;
+  bool is_only_lost_ = false;  // nothing else is wrong
   Communicator::Pending::iterator place_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by mutex_
   bool is_announced_ = false;                       // likewise

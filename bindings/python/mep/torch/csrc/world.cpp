@@ -4,6 +4,8 @@
 #include <cstring>
 #include <functional>
 #include <mutex>
+#include <numeric>
+#include <thread>
 
 #include <c10/util/Exception.h>
 
@@ -54,6 +56,11 @@ mep_comm_t second(mep_comm_t world, const char* name, bool is_replacement) {
 std::mutex current_mutex;
 std::weak_ptr<World> current_world;  // guarded by current_mutex
 
+// In the store: "1" while a replacement of the rank waits to be admitted.
+std::string waiting_key(int rank) {
+  return "mep/waiting/" + std::to_string(rank);
+}
+
 std::string comm_name(const char* kind, const std::string& group) {
   const bool fits = group.size() + 2 <= kMostNameBytes;
   return kind + (fits ? group : std::to_string(std::hash<std::string>()(group)));
@@ -94,27 +101,45 @@ void World::set_current(const std::shared_ptr<World>& world) {
   current_world = world;
 }
 
-World::World(c10d::Store& store, const Place& place) : is_replacement_(place.is_replacement) {
-  const mep_comm_t world = start_world(store, place, std::nullopt);
-  comms_.collectives = std::make_shared<Communicator>(world);
+World::World(c10::intrusive_ptr<c10d::Store> store, const Place& place)
+    : store_(std::move(store)),
+      place_(place),
+      comms_{{}, {}, std::make_shared<Communicator>(), std::make_shared<Communicator>()},
+      makers_(std::make_shared<Communicator>()) {
+  comms_.ranks.resize(static_cast<size_t>(place.size));
+  std::iota(comms_.ranks.begin(), comms_.ranks.end(), 0);
+  if (!place.joins_later) join();
+}
+
+void World::join() {
+  if (comms_.collectives->handle() != nullptr) return;
+  const std::string key = waiting_key(place_.rank);
+  if (place_.is_replacement) store_->set(key, std::string("1"));
+  comms_.collectives->open(start_world(*store_, place_, std::nullopt));
   try {
-    comms_.messages =
-        std::make_shared<Communicator>(second(world, kMessagesName, place.is_replacement));
-    makers_ = std::make_shared<Communicator>(second(world, kMakersName, place.is_replacement));
+    // Its own replacement comes only after its end, so this is never written over what that has written.
+    if (place_.is_replacement) store_->set(key, std::string("0"));
+    const mep_comm_t world = comms_.collectives->handle();
+    comms_.messages->open(second(world, kMessagesName, place_.is_replacement));
+    makers_->open(second(world, kMakersName, place_.is_replacement));
   } catch (...) {
     close(std::chrono::milliseconds(0));
     throw;
   }
 }
 
+bool World::is_waiting(int rank) const {
+  const std::string key = waiting_key(rank);
+  return store_->check({key}) && store_->get_to_str(key) == "1";
+}
+
 // The mutex of makers_ is held.
-std::shared_ptr<Communicator> World::group_comm(const std::vector<int32_t>& ranks,
-                                                const std::string& name,
-                                                std::chrono::milliseconds timeout) {
+mep_comm_t World::group_comm(const std::vector<int32_t>& ranks, const std::string& name,
+                             std::chrono::milliseconds timeout) {
   mep_comm_t comm = nullptr;
   // A group that was there before this rank is attached; one that is new is made.
   mep_result_t found = MEP_ERR_NOT_FOUND;
-  if (is_replacement_) {
+  if (place_.is_replacement) {
     const std::lock_guard lock(comms_.collectives->mutex());
     found = mep_comm_attach(comms_.collectives->handle(), name.c_str(), &comm);
   }
@@ -124,45 +149,55 @@ std::shared_ptr<Communicator> World::group_comm(const std::vector<int32_t>& rank
                                        static_cast<int32_t>(ranks.size()), name.c_str(), &comm);
   }
   check(found, "make a process group");
-  auto made = std::make_shared<Communicator>(comm);
-  groups_.push_back(made);
-  return made;
+  return comm;
 }
 
 Comms World::make_group(const std::vector<int32_t>& ranks, const std::string& name,
                         std::chrono::milliseconds timeout) {
+  Comms group{ranks, name, std::make_shared<Communicator>(), std::make_shared<Communicator>()};
+  if (place_.joins_later && comms_.collectives->handle() == nullptr) return group;
+  join_group(group, timeout);
+  return group;
+}
+
+void World::join_group(const Comms& group, std::chrono::milliseconds timeout) {
   const std::lock_guard lock(makers_->mutex());
   if (makers_->handle() == nullptr) std::rethrow_exception(closed_error("make a process group"));
-  std::erase_if(groups_, [](const auto& group) { return group.expired(); });
-  return {group_comm(ranks, comm_name("c:", name), timeout),
-          group_comm(ranks, comm_name("m:", name), timeout)};
+  std::erase_if(groups_, [](const auto& each) { return each.expired(); });
+  const auto fill = [&](const std::shared_ptr<Communicator>& comm, const char* kind) {
+    if (comm->handle() != nullptr) return;
+    comm->open(group_comm(group.ranks, comm_name(kind, group.name), timeout));
+    groups_.push_back(comm);
+  };
+  fill(group.collectives, "c:");
+  fill(group.messages, "m:");
 }
 
-std::vector<int> World::living() const {
-  int32_t size = 0;
-  check(mep_comm_size(comms_.collectives->handle(), &size), "look who is there");
-  std::vector<uint64_t> incarnations(static_cast<size_t>(size));
-  mep_view_t view;
-  mep_view_defaults(&view);
-  view.capacity = static_cast<uint32_t>(size);
-  view.incarnations = incarnations.data();
-  check(mep_comm_view(comms_.collectives->handle(), &view), "look who is there");
-  std::vector<int> ranks;
-  for (int rank = 0; rank < size; ++rank) {
-    if (incarnations[static_cast<size_t>(rank)] != 0) ranks.push_back(rank);
-  }
-  return ranks;
-}
-
-int World::recover(const std::vector<int32_t>& ranks, std::chrono::milliseconds timeout) {
+bool World::recover(const std::vector<int32_t>& ranks, std::chrono::milliseconds timeout,
+                    int32_t* admitted) {
   const std::scoped_lock lock(makers_->mutex(), comms_.messages->mutex(),
                               comms_.collectives->mutex());
-  int32_t admitted = 0;
-  check(mep_recover_ranks(comms_.collectives->handle(), ranks.data(),
-                          static_cast<int32_t>(ranks.size()), to_ms(timeout), &admitted),
-        "recover ranks");
-  if (admitted > 0) generation_.fetch_add(1, std::memory_order_relaxed);
-  return admitted;
+  const mep_result_t result =
+      mep_recover_ranks(comms_.collectives->handle(), ranks.data(),
+                        static_cast<int32_t>(ranks.size()), to_ms(timeout), admitted);
+  if (result != MEP_ERR_TIMEOUT) check(result, "recover ranks");
+  if (*admitted > 0) generation_.fetch_add(1, std::memory_order_relaxed);
+  return result != MEP_ERR_TIMEOUT;
+}
+
+void World::catch_up() {
+  constexpr std::chrono::seconds kLongest(10);
+  uint64_t newest = 0;
+  {
+    const std::lock_guard lock(makers_->mutex());
+    for (const auto& each : groups_) {
+      if (const auto group = each.lock()) newest = std::max(newest, group->world_epoch());
+    }
+  }
+  const auto limit = std::chrono::steady_clock::now() + kLongest;
+  while (comms_.collectives->world_epoch() < newest && std::chrono::steady_clock::now() < limit) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 void World::abort() const {

@@ -19,8 +19,10 @@
 
 namespace mep_torch {
 
-// A group's two communicators.
+// A group's two communicators, and of what they are made if the group is not the world.
 struct Comms {
+  std::vector<int32_t> ranks;
+  std::string name;
   std::shared_ptr<Communicator> collectives;
   std::shared_ptr<Communicator> messages;
 };
@@ -38,35 +40,46 @@ class World {
     std::string job;
     bool is_replacement =
         false;  // takes the place of a rank that is gone, once the others call recover()
+    bool joins_later = false;  // a replacement that calls join()
   };
 
-  // Blocks until all ranks are there. Throws DistBackendError.
-  World(c10d::Store& store, const Place& place);
+  // Blocks until all ranks are there, but not for one that joins later. Throws DistBackendError.
+  World(c10::intrusive_ptr<c10d::Store> store, const Place& place);
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
   const Comms& comms() const { return comms_; }
-  // Blocks until all the listed ranks have called, with the same list and name. Throws DistBackendError.
+  bool is_replacement() const { return place_.is_replacement; }
+  // Takes its place, or does nothing if it has that. Blocks until the others call recover(). Throws DistBackendError.
+  void join();
+  // Whether a replacement of the rank has called join() and waits. Asks the store.
+  bool is_waiting(int rank) const;
+  // Blocks until all the listed ranks have called, with the same list and name; does not before join().
+  // Throws DistBackendError.
   Comms make_group(const std::vector<int32_t>& ranks, const std::string& name,
                    std::chrono::milliseconds timeout);
   // Grows with each recovery that admitted somebody. Any thread.
   uint64_t generation() const { return generation_.load(std::memory_order_relaxed); }
-  // Ranks in the present view.
-  std::vector<int> living() const;
+  // What make_group() left to be done before join().
+  void join_group(const Comms& group, std::chrono::milliseconds timeout);
   // Collective: admits replacements of the ranks, or whoever is ready if there are none; how many came.
-  int recover(const std::vector<int32_t>& ranks, std::chrono::milliseconds timeout);
+  // False: not all of them have in time. Throws DistBackendError.
+  bool recover(const std::vector<int32_t>& ranks, std::chrono::milliseconds timeout,
+               int32_t* admitted);
+  // A group may know of a loss a moment before the world's communicator does: waits for that.
+  void catch_up();
   void abort() const;
   // All groups, then the world itself.
   void close(std::chrono::milliseconds patience);
 
  private:
-  std::shared_ptr<Communicator> group_comm(const std::vector<int32_t>& ranks,
-                                           const std::string& name,
-                                           std::chrono::milliseconds timeout);
+  mep_comm_t group_comm(const std::vector<int32_t>& ranks, const std::string& name,
+                        std::chrono::milliseconds timeout);
 
-  const bool is_replacement_;
-  std::atomic<uint64_t> generation_{
-      0};  // relaxed: the threads of a program that recovers are ordered by it
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const Place place_;
+  // Relaxed: the threads of a program that recovers are ordered by the program.
+  std::atomic<uint64_t> generation_{0};
   Comms comms_;
   std::shared_ptr<Communicator> makers_;  // groups are made of it; its mutex guards groups_
   std::vector<std::weak_ptr<Communicator>> groups_;
