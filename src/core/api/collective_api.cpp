@@ -56,7 +56,7 @@ mep_result_t run_admitting(mep_comm_t comm, mep_stream_t stream) {
   });
 }
 
-// Of a temporary that lives as long as the call it is made for.
+// The address of a temporary that lives as long as the call it is made for.
 const BlockCounts* address_of(const BlockCounts& counts) {
   return &counts;
 }
@@ -90,7 +90,7 @@ std::unique_ptr<Backend> make_host_backend(Comm& comm) {
 
 }  // namespace mep
 
-// What `takes` says: the parameters before `comm`, and the arguments that they make.
+// One set for each value of `takes`: the parameters before `comm`, and the arguments that they make.
 #define MEP_PARAMETERS_Nothing
 #define MEP_PARAMETERS_Data const void *sendbuf, void *recvbuf, size_t count, mep_dtype_t dtype,
 #define MEP_PARAMETERS_DataRoot MEP_PARAMETERS_Data int32_t root,
