@@ -25,7 +25,7 @@ LAYERS = {
     "core": {"base", "protocol", "transport", "kernels", "core"},
 }
 PUBLIC_HEADERS = {"mep.h", "mep_mpi.h"}
-# What kernels may see of transports: code that runs on the device.
+# The part of transports that kernels may see: code that runs on the device.
 DEVICE_HEADER = re.compile(r"transport/(.*/)?device_\w+\.(hpp|cuh|h)$")
 # Library: (its headers, the files of the tree that may include them).
 LIBRARIES = {
