@@ -338,10 +338,10 @@ MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
  * not, before the stream goes on. So a caller of several operations finds the last one's, unless each has its
  * own place: setting one costs no more than the call. A graph keeps the place that was set when it was captured.
  * The status of an operation that was refused because of an earlier failure has seq 0, since it took no number,
- * and no failed ranks. A call that returns an error enqueues and writes nothing. The memory belongs to the operations until their
- * streams have run them. Errors: MEP_ERR_INVALID_ARGUMENT (fewer bytes than the header, not on 8 bytes, memory
- * that the comm's GPU cannot write), MEP_ERR_UNSUPPORTED (a host communicator: see mep_comm_last_op),
- * MEP_ERR_BUSY. Does not block. 0.2 */
+ * and no failed ranks. A call that returns an error enqueues and writes nothing. The memory belongs to the
+ * operations until their streams have run them. Errors: MEP_ERR_INVALID_ARGUMENT (fewer bytes than the header, not
+ * on 8 bytes, memory that the comm's GPU cannot write), MEP_ERR_UNSUPPORTED (a host communicator: see
+ * mep_comm_last_op), MEP_ERR_BUSY. Does not block. 0.2 */
 MEP_API mep_result_t mep_comm_set_op_status(mep_comm_t comm, mep_op_status_t* status, size_t bytes);
 
 /* ------------------------------------------------------------------------------------------------
@@ -434,10 +434,10 @@ MEP_API mep_result_t mep_alltoall(const void* sendbuf, void* recvbuf, size_t cou
  * on. displs NULL: one block right behind the other, those of absent ranks too. Otherwise blocks may lie in any
  * order and with gaps, which stay untouched; where blocks to be received overlap each other the result is
  * undefined. Both arrays are read during the call only, also by the nonblocking forms. The block that a rank gives
- * another must be as long as the one that the other expects of it, between any two live ranks: else MEP_ERR_MISMATCH on all of
- * them, and nothing is cut off. Counts and displs may differ from rank to rank as far as that allows; those of
- * absent ranks say only where packed blocks lie. Ranks wait for each other, the roots too. From the first
- * element that is used to the last, sendbuf and recvbuf do not overlap but in place. Further errors:
+ * another must be as long as the one that the other expects of it, between any two live ranks: else
+ * MEP_ERR_MISMATCH on all of them, and nothing is cut off. Counts and displs may differ from rank to rank as far
+ * as that allows; those of absent ranks say only where packed blocks lie. Ranks wait for each other, the roots too.
+ * From the first element that is used to the last, sendbuf and recvbuf do not overlap but in place. Further errors:
  * MEP_ERR_NO_MEMORY; MEP_ERR_INVALID_ARGUMENT for counts whose sum is no size in memory. 0.2 */
 
 /* Like mep_allgather: block r of recvbuf = sendbuf[counts[r]] of rank r. In place: sendbuf == recvbuf +
@@ -588,9 +588,9 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
  *
  * These are personal operations: each ends by what has happened to it. A change of the membership ends
  * those with a rank that is gone, MEP_ERR_PEER_FAILED or MEP_ERR_PEER_LEFT, also those that are called later, and
- * no others. Messages that had come whole from that rank are still received, until another takes its place. A receive from
- * MEP_ANY_SOURCE goes on while any other rank lives; on a comm of one rank it waits for that rank itself. Timeouts
- * too are each call's own: MEP_ERR_TIMEOUT changes nothing for other ranks. A receive that had taken a large
+ * no others. Messages that had come whole from that rank are still received, until another takes its place. A
+ * receive from MEP_ANY_SOURCE goes on while any other rank lives; on a comm of one rank it waits for that rank
+ * itself. Timeouts too are each call's own: MEP_ERR_TIMEOUT changes nothing for other ranks. A receive that had taken a large
  * message by then has lost it. mep_comm_revoke ends those that are pending with MEP_ERR_REVOKED. None of these is
  * a report of a change: the next collective reports it all the same. mep_comm_last_op does not tell of messages;
  * mep_request_info and mep_request_wait do, with a number of their own.

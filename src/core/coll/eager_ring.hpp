@@ -104,7 +104,7 @@ class EagerRing {
   static bool same_call(uint64_t word, const Operation& operation) {
     return ((signal_payload(word) ^ operation.fingerprint) & kFingerprintMask) == 0;
   }
-  // The contribution has come, and its data is elsewhere.
+  // For a contribution that has come: its data is elsewhere.
   bool is_entry_only(uint64_t seq, uint32_t source) const {
     return (signal_payload(load_signal(window_, slot_offset(seq, source))) & kEntryOnly) != 0;
   }

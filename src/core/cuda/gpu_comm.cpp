@@ -238,7 +238,7 @@ mep_result_t GpuComm::begin_proof() {
   call.kind = Collective::k_barrier;
   call.status = device::op_status_place(static_cast<mep_op_status_t*>(proof_memory_->data()),
                                         sizeof(device::OpStatus), comm_.size());
-  // The largest operation has as many blocks, so whatever meets here always fits.
+  // Launches as many blocks as the largest operation has: if these meet here, those of all operations fit.
   return device::launch_coll(call, state_, layout_, layout_.ctas, stream_->get());
 }
 

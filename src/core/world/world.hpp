@@ -114,7 +114,7 @@ class World : public std::enable_shared_from_this<World> {
   void leave(bool orderly, const Deadline& deadline);
   // `reason`: for the others' errors; may be empty.
   void abort(const std::string& reason);
-  // A joiner that is not in the view and gives up: tells the members the latest error, for them to name.
+  // Tells the members why this joiner, which is not in the view, gives up: the latest error.
   void say_why(mep_result_t result);
 
   // Any thread. False: this rank has used that id for a comm already. Ids that all members make together need no

@@ -73,7 +73,7 @@ __device__ inline void receive_nothing(const DispatchArgs& a) {
   }
 }
 
-// Delivers what came to the caller. The ranges are final only with the kernel.
+// Delivers to the caller what came. The ranges are final only with the kernel.
 __device__ inline void deliver(const DispatchArgs& a) {
   const uint32_t experts = a.g.sizes.local_experts;
   for (uint32_t i = threadIdx.x; i < experts; i += kEpThreads) {
