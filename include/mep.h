@@ -586,11 +586,11 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
  * type with MEP_ERR_MISMATCH, which goes first; the message stays, and is the next receive's. count may be larger
  * than what comes: the rest of the buffer is untouched.
  *
- * These are personal operations: each ends by what has happened to it. A change of the membership ends
- * those with a rank that is gone, MEP_ERR_PEER_FAILED or MEP_ERR_PEER_LEFT, also those that are called later, and
- * no others. Messages that had come whole from that rank are still received, until another takes its place. A
- * receive from MEP_ANY_SOURCE goes on while any other rank lives; on a comm of one rank it waits for that rank
- * itself. Timeouts too are each call's own: MEP_ERR_TIMEOUT changes nothing for other ranks. A receive that had taken a large
+ * These are personal operations: each ends by what has happened to it. A change of the membership ends those with
+ * a rank that is gone, MEP_ERR_PEER_FAILED or MEP_ERR_PEER_LEFT, also those that are called later, and no others.
+ * Messages that had come whole from that rank are still received, until another takes its place. A receive from
+ * MEP_ANY_SOURCE goes on while any other rank lives; on a comm of one rank it waits for that rank itself. Timeouts
+ * too are each call's own: MEP_ERR_TIMEOUT changes nothing for other ranks. A receive that had taken a large
  * message by then has lost it. mep_comm_revoke ends those that are pending with MEP_ERR_REVOKED. None of these is
  * a report of a change: the next collective reports it all the same. mep_comm_last_op does not tell of messages;
  * mep_request_info and mep_request_wait do, with a number of their own.
