@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the bindings of the collectives from the table of operations: make_bindings.py [--check].
+"""Writes the functions of the collectives from the table of operations: make_bindings.py [--check].
 
 From src/protocol/operations.def come
+  src/core/api/collective_calls.cpp           the C functions, mep_NAME and mep_iNAME
   bindings/python/mep/_collectives.py         prototypes for ctypes
   bindings/fortran/mep_collectives_c.f90      interfaces of the C functions
   bindings/fortran/mep_collectives.f90        their Fortran forms
@@ -74,6 +75,47 @@ def wrapped(head, items, tail, indent, width):
         line += piece + " "
     lines.append(line.rstrip())
     return lines
+
+
+# --- C ----------------------------------------------------------------------------------------------
+
+C_TYPES = {"sendbuf": "const void* ", "recvbuf": "void* ", "count": "size_t ", "dtype": "mep_dtype_t ",
+           "op": "mep_op_t ", "root": "int32_t ", "comm": "mep_comm_t ", "stream": "mep_stream_t ",
+           "request": "mep_request_t* ", **dict.fromkeys(COUNTS + DISPLS, "const uint64_t* ")}
+# Fields of CollectiveArgs, and of BlockCounts where blocks have lengths of their own.
+FIELDS = {"sendbuf": "send", "recvbuf": "receive", "count": "count", "dtype": "dtype", "op": "op", "root": "root"}
+BLOCK_FIELDS = {"counts": "counts", "displs": "displs", "sendcounts": "counts", "senddispls": "displs",
+                "recvcounts": "recv_counts", "recvdispls": "recv_displs"}
+
+
+def given_fields(fields):
+    return ", ".join(f".{name} = {value}" for name, value in fields)
+
+
+def c_text(rows):
+    lines = ["// The collectives of mep.h. Made by bindings/make_bindings.py from the table of operations; do not edit.",
+             "// clang-format off", '#include "core/api/collective_call.hpp"', "",
+             "using mep::BlockCounts;", "using mep::Collective;", "using mep::CollectiveArgs;"]
+    for row, name, parameters in functions(rows):
+        head = f"mep_result_t mep_{name}("
+        lines += [""] + wrapped(head, [C_TYPES[each] + each for each in parameters], ") {", len(head), 100)
+        blocks = [(BLOCK_FIELDS[each], each) for each in parameters if each in BLOCK_FIELDS]
+        fields = [(FIELDS[each], each) for each in parameters if each in FIELDS]
+        if blocks:
+            # The length of the one block that a rank gives or takes: of the v forms with a root.
+            if "count" in parameters:
+                blocks.insert(0, ("own", "&count"))
+                fields.remove(("count", "count"))
+            lines.append(f"  const BlockCounts blocks{{{given_fields(blocks)}}};")
+            fields.append(("counts", "&blocks"))
+        if fields:
+            lines += wrapped("  const CollectiveArgs args{", [f".{a} = {b}" for a, b in fields], "};", 28, 100)
+        args = "args" if fields else "CollectiveArgs()"
+        kind = f"Collective::k_{row['name']}"
+        lines.append(f"  return mep::start_request(comm, {kind}, {args}, request);" if "request" in parameters
+                     else f"  return mep::run<{kind}>({args}, comm, stream);")
+        lines.append("}")
+    return "\n".join(lines + [""])
 
 
 # --- Python -----------------------------------------------------------------------------------------
@@ -224,7 +266,8 @@ def main():
     rows = operations()
     check = "--check" in sys.argv[1:]
     stale = []
-    for path, text in (("bindings/python/mep/_collectives.py", python_text(rows)),
+    for path, text in (("src/core/api/collective_calls.cpp", c_text(rows)),
+                       ("bindings/python/mep/_collectives.py", python_text(rows)),
                        ("bindings/fortran/mep_collectives_c.f90", fortran_c_text(rows)),
                        ("bindings/fortran/mep_collectives.f90", fortran_text(rows))):
         file = ROOT / path

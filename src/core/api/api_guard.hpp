@@ -14,13 +14,6 @@
 #include "core/comm/comm.hpp"
 #include "mep.h"
 
-namespace mep {
-
-// The host-memory backend, with which every communicator begins.
-std::unique_ptr<Backend> make_host_backend(Comm& comm);
-
-}  // namespace mep
-
 struct mep_comm {
   // On host memory, until it is given another backend. Without memory for that, whoever had the comm still has
   // it.

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 
+#include "core/coll/block_counts.hpp"
 #include "core/coll/operation.hpp"
 #include "mep.h"
 #include "protocol/operations.hpp"
@@ -76,6 +77,8 @@ class Backend {
   const uint8_t which_;
 };
 
+// The backend of host memory, with which every communicator begins.
+std::unique_ptr<Backend> make_host_backend(Comm& comm);
 // Calls on host memory have no stream.
 [[nodiscard]] mep_result_t check_no_stream(const void* stream);
 

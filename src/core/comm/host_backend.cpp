@@ -1,0 +1,46 @@
+// The backend of host memory: operations block, or go on inside calls of the same comm.
+#include "core/comm/backend.hpp"
+#include "core/comm/comm.hpp"
+
+namespace mep {
+namespace {
+
+class HostBackend final : public Backend {
+ public:
+  explicit HostBackend(Comm& comm) : Backend(backends::kHost), comm_(comm) {}
+  mep_result_t take_any_failure() override {
+    return fail(MEP_ERR_UNSUPPORTED, "a host communicator has no stream operations");
+  }
+  mep_result_t set_op_status(mep_op_status_t*, uint64_t) override {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "a host communicator has no stream operations: mep_comm_last_op tells how the last "
+                "one ended");
+  }
+  bool busy() const override { return false; }
+  size_t view_participants() const override { return 0; }
+  void set_timeout_ms(uint32_t) override {}
+  void revoke() override {}
+  std::span<const char* const> child_steps() const override { return {}; }
+  mep_result_t take_child_step(size_t step, Comm&, std::unique_ptr<Backend>*) override {
+    return fail(MEP_ERR_INTERNAL, "making a host communicator has no step %zu", step);
+  }
+
+ private:
+  mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override {
+    MEP_TRY(check_no_stream(stream));
+    return comm_.collectives().run(kind, args);
+  }
+  mep_result_t begin(Collective kind, const CollectiveArgs& args, Operation* operation) override {
+    return comm_.collectives().start(kind, args, operation);
+  }
+
+  Comm& comm_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_host_backend(Comm& comm) {
+  return std::make_unique<HostBackend>(comm);
+}
+
+}  // namespace mep
