@@ -264,7 +264,7 @@ MEP_API mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, void** memory)
 MEP_API mep_result_t mep_mem_free(mep_comm_t comm, void* memory);
 
 /* ------------------------------------------------------------------------------------------------
- * What happened to an operation
+ * How an operation ended
  * --------------------------------------------------------------------------------------------- */
 
 enum {

@@ -1,6 +1,7 @@
 """Checks how sentences begin, in comments and in Markdown: with their subject, not with a clause that stands for it.
 
-A sentence begins at the start of a comment, paragraph, item or cell, and behind a full stop, colon or semicolon.
+A sentence begins at the start of a line, item or cell, as far as its capital tells, and behind a full stop, colon or
+semicolon.
 Headings, head rows of tables, code and quoted text are not looked at.
 """
 
@@ -28,8 +29,8 @@ TOKENS = {
 # The signs at the beginning and the end of a comment's lines.
 MARK = re.compile(r"^[ \t]*(?://+<?|/\*+<?|\*+/?|#+|!+|r?\"\"\"|r?''')|(?:\*/|\"\"\"|''')[ \t]*$", re.M)
 QUOTED = re.compile(r'"[^"\n]*"|`[^`\n]*`')
-BEGINNING = re.compile(r"(?:\A\s*|\n[ \t]*\n\s*|\n[ \t]*(?:[-*]|\d+\.)[ \t]+|[.:;!?][\"')*]*\s+|\|[ \t]*)[*_(]*"
-                       rf"(?P<opener>{OPENERS})\b(?!::|[-=/(])")
+BEGINNING = re.compile(r"(?:^[ \t]*(?:(?:[-*]|\d+\.)[ \t]+)?|[.:;!?][\"')*]*\s+|\|[ \t]*)[*_(]*"
+                       rf"(?P<opener>{OPENERS})\b(?!::|[-=/(])", re.M)
 
 
 def language_of(name):
@@ -42,23 +43,6 @@ def language_of(name):
     if suffix in (".cmake", ".sh") or name.rpartition("/")[2] in ("CMakeLists.txt", "dev"):
         return "shell"
     return {".py": "python", ".f90": "fortran"}.get(suffix)
-
-
-def comments_of(text, token):
-    """(offset, text) of the comments; those that follow each other at one column are one."""
-    begin, end, column = None, 0, 0
-    for match in token.finditer(text):
-        if not match.group("comment"):
-            continue
-        here = match.start() - text.rfind("\n", 0, match.start())
-        if begin is not None and here == column and re.fullmatch(r"[ \t]*\n?[ \t]*", text[end:match.start()]):
-            end = match.end()
-            continue
-        if begin is not None:
-            yield begin, text[begin:end]
-        begin, end, column = match.start(), match.end(), here
-    if begin is not None:
-        yield begin, text[begin:end]
 
 
 def prose_of(text):
@@ -81,8 +65,8 @@ def check_text(name, text):
     if language == "markdown":
         pieces = [(0, prose_of(text))]
     else:
-        pieces = [(begin, MARK.sub(lambda m: documents.blank(m.group(0)), comment))
-                  for begin, comment in comments_of(text, TOKENS[language])]
+        pieces = [(match.start(), MARK.sub(lambda m: documents.blank(m.group(0)), match.group("comment")))
+                  for match in TOKENS[language].finditer(text) if match.group("comment")]
     for begin, piece in pieces:
         for offset, opener in openers_in(piece):
             yield text.count("\n", 0, begin + offset) + 1, f'the sentence begins with "{opener}"; begin with its subject'

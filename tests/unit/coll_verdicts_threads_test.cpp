@@ -1,6 +1,6 @@
 // labels: quick threads tsan
-// What calls answer when members fail: the k-th call of a communicator ends alike on all survivors, whoever
-// calls early, late, or has several operations pending.
+// The answers of calls when members fail: the k-th call of a communicator ends alike on all survivors, whoever calls
+// early, late, or has several operations pending.
 #include <algorithm>
 #include <array>
 #include <string>

@@ -1,6 +1,6 @@
 // labels: quick threads tsan asan
-// What one message is and which one a receive takes: order, tags, sources, sizes, probes, what does not fit,
-// and timeouts, which concern one rank alone.
+// One message, and which one a receive takes: order, tags, sources, sizes, probes, what does not fit, and timeouts,
+// which concern one rank alone.
 #include "support/message_ranks.hpp"
 
 namespace {

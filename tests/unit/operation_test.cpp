@@ -1,6 +1,6 @@
 // labels: quick threads tsan
-// What a view change means for a comm and its calls, which reports are left of it, who is waited for before
-// it, and what a record gives away.
+// The effects of a view change on a comm and its calls, which reports are left of it, who is waited for before it,
+// and what a record gives away.
 #include <algorithm>
 #include <atomic>
 #include <memory>
