@@ -30,7 +30,8 @@ class Sentences(unittest.TestCase):
                            ("// It is. Who\n", 1), ("// It is.\n// Who goes\n", 2), ("// a:\n//   - Who\n", 2),
                            ("// It is: What\n", 1), ("// It is; Of\n", 1), ("// --- A\nint a;\n//\n// (Of it)\n", 4),
                            ("f(\"//\");  // What\n", 1), ("f('\"');  // \"a\". What\n", 1), ("// It is (a).  What\n", 1),
-                           ("/// What\n", 1), ("int a;  ///< Of it\n", 1), ("// a\n// What\n", 2), ("/* a\n * What */\n", 2)):
+                           ("/// What\n", 1), ("int a;  ///< Of it\n", 1), ("// a\n// What\n", 2), ("/* a\n * What */\n", 2),
+                           ("/* a\n *  - What */\n", 2)):
             with self.subTest(text=text):
                 self.assertEqual(self.lines("src/a.hpp", text), [line])
         for text in ("f(\"// What\");\n", "R\"(\" // What)\";\n", "// a thing\n// of it\n", "What a;  // of it\n",
