@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "src/protocol/operations.def"
 COLUMNS = ("name", "class", "takes", "send", "receive", "forms", "backends")
-# What `takes` says, in the order of the C parameters before comm.
+# The parameters that `takes` stands for, in the order of C, before comm.
 TAKES = {
     "Nothing": [],
     "Data": ["sendbuf", "recvbuf", "count", "dtype"],
@@ -218,7 +218,7 @@ def fortran_in_place(row, name, parameters):
 
 
 def passed(name):
-    """What the C function is given for a parameter of the Fortran form."""
+    """The argument of the C function for a parameter of the Fortran form."""
     if name == "stream":
         return "given(stream)"
     if name in DISPLS:
@@ -231,7 +231,7 @@ def fortran_function(name, c_name, parameters, arguments, notes=(), block_of=Non
     rest = [each for each in parameters if each not in ("sendbuf", "recvbuf", "buffer")]
     given = arguments + [passed(each) for each in rest]
     lines = [f"  ! {note}" for note in notes]
-    # What may be left out stands at the end.
+    # Parameters that may be left out stand at the end.
     parameters = [each for each in parameters if each not in DISPLS] + [each for each in parameters if each in DISPLS]
     lines += broken(f"  integer(c_int32_t) function mep_{name}({', '.join(parameters)}) result(code)", 6)
     lines += declarations(parameters, DECLARATIONS, 4)

@@ -21,7 +21,7 @@ function(mep_find_nvcc)
   set(MEP_NVCC "${found}" PARENT_SCOPE)
 endfunction()
 
-# What the kernels are built for: machine code for these, and PTX of the last for what comes later. Empty: all
+# Architectures of the kernels: machine code for these, and PTX of the last for what comes later. Empty: all
 # that MEP supports, or, for a quick build, one.
 set(MEP_CUDA_ARCHITECTURES "" CACHE STRING "GPU architectures, CMake's form; empty: what MEP supports")
 option(MEP_CUDA_QUICK "Kernels for one architecture, without the programs of tests/gpu" OFF)

@@ -47,7 +47,7 @@ function(mep_test name)
   endif()
 endfunction()
 
-# What `./dev soak` runs in the trees asan and tsan, and the part of it that the gate runs.
+# The tests that `./dev soak` runs in the trees asan and tsan, and the part of them that the gate runs.
 add_custom_target(mep_sanitizer_tests)
 add_custom_target(mep_sanitizer_gate)
 

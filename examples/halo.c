@@ -16,7 +16,7 @@ static void must(mep_result_t result, const char* what) {
   exit(1);
 }
 
-/* What the rod begins with. Cell 0 and cell `last` are its ends. */
+/* The value that a cell of the rod begins with. Cell 0 and cell `last` are its ends. */
 static double first_value(size_t cell, size_t last) {
   if (cell == 0) return 100;
   return cell == last ? -20 : (double)(cell % 7);

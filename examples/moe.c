@@ -18,7 +18,7 @@ static void must(mep_result_t result, const char* what) {
   exit(1);
 }
 
-/* What a router would give: two different experts for each token, and their weights. */
+/* Stands in for a router: two different experts for each token, and their weights. */
 static void route(int rank, int num_experts) {
   for (int t = 0; t < kTokens; ++t) {
     experts[t][0] = (rank + t) % num_experts;

@@ -12,7 +12,7 @@ TOKENS, HIDDEN, TOP_K, EXPERTS_PER_RANK = 32, 64, 2, 2
 
 
 def route(rank, num_experts):
-    """What a router would give: two different experts for each token."""
+    """Stands in for a router: two different experts for each token."""
     t = np.arange(TOKENS)
     first = (rank + t) % num_experts
     second = (first + 1 + t % (num_experts - 1)) % num_experts

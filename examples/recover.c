@@ -13,7 +13,7 @@
 
 enum { kSteps = 100, kDeath = 30, kPolls = 10, kWaitMs = 10000 };
 
-/* What a joiner has to learn: the same bytes on all ranks. */
+/* The state that a joiner has to learn: the same bytes on all ranks. */
 typedef struct state {
   int64_t step;
   int64_t polls; /* how often the members have looked for joiners since a place is free */

@@ -23,7 +23,7 @@ IS_REPLACEMENT = "MEP_JOIN" in os.environ  # mep_run sets it in a replacement
 class Job:
     def __init__(self, comm):
         self.comm = comm
-        # What a joiner has to learn: the step, how often the members have looked for joiners, w.
+        # The state that a joiner has to learn: the step, how often the members have looked for joiners, w.
         self.now = np.array([0.0, 0.0, 100.0])
         self.is_joiner = IS_REPLACEMENT  # until it has the state
         self.must_meet = True  # somebody is gone or has come

@@ -162,7 +162,7 @@ enum {
                  something else; or MEP_PROGRESS_THREAD=1. Each rank's own choice. */
 };
 
-/* As config.device: the GPU of number n modulo the number of GPUs that the process sees, n being the rank
+/* A value of config.device: the GPU of number n modulo the number of GPUs that the process sees. n is the rank
  * with mep_comm_init_all, else MEP_LOCAL_RANK, what the launcher says, or the rank. */
 enum { MEP_DEVICE_BY_RANK = -1 };
 
@@ -264,7 +264,7 @@ MEP_API mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, void** memory)
 MEP_API mep_result_t mep_mem_free(mep_comm_t comm, void* memory);
 
 /* ------------------------------------------------------------------------------------------------
- * What happened to an operation
+ * How an operation ended
  * --------------------------------------------------------------------------------------------- */
 
 enum {
@@ -302,8 +302,8 @@ static inline void mep_op_info_defaults(mep_op_info_t* info) {
  * MEP_ERR_BUSY (another thread is inside a call on this comm). Does not block. 0.1 */
 MEP_API mep_result_t mep_comm_last_op(mep_comm_t comm, mep_op_info_t* info);
 
-/* What an operation says of itself when it ends, in memory of the caller; of one on a stream that is pinned
- * or device memory, written by the GPU. The caller gives where it lies, on 8 bytes, and how many bytes are
+/* An operation's statement about itself when it ends, in memory of the caller. For an operation on a stream this
+ * is pinned or device memory, and the GPU writes it. The caller gives where it lies, on 8 bytes, and how many bytes are
  * there: as many as mep_op_status_size() says, more, or fewer down to this header. Behind it lies the bitmap
  * of failed ranks, see mep_op_status_failed(): as many words as the comm's size needs, or as fit. Nothing is
  * read, and nothing is written behind the bitmap. */
@@ -335,13 +335,13 @@ MEP_API mep_result_t mep_comm_async_result(mep_comm_t comm);
 
 /* Where collectives that are enqueued on comm from now on write how they ended, in `bytes` bytes, until
  * another place is set; NULL: nowhere, as at first. The GPU writes the record when the operation ends, well or
- * not, before the stream goes on. So who enqueues several operations finds the last one's, unless each has its
+ * not, before the stream goes on. So a caller of several operations finds the last one's, unless each has its
  * own place: setting one costs no more than the call. A graph keeps the place that was set when it was captured.
- * What an operation leaves that was refused because of an earlier failure has seq 0, since it took no number, and
- * no failed ranks. A call that returns an error enqueues and writes nothing. The memory belongs to the operations until their
- * streams have run them. Errors: MEP_ERR_INVALID_ARGUMENT (fewer bytes than the header, not on 8 bytes, memory
- * that the comm's GPU cannot write), MEP_ERR_UNSUPPORTED (a host communicator: see mep_comm_last_op),
- * MEP_ERR_BUSY. Does not block. 0.2 */
+ * The status of an operation that was refused because of an earlier failure has seq 0, since it took no number,
+ * and no failed ranks. A call that returns an error enqueues and writes nothing. The memory belongs to the
+ * operations until their streams have run them. Errors: MEP_ERR_INVALID_ARGUMENT (fewer bytes than the header, not
+ * on 8 bytes, memory that the comm's GPU cannot write), MEP_ERR_UNSUPPORTED (a host communicator: see
+ * mep_comm_last_op), MEP_ERR_BUSY. Does not block. 0.2 */
 MEP_API mep_result_t mep_comm_set_op_status(mep_comm_t comm, mep_op_status_t* status, size_t bytes);
 
 /* ------------------------------------------------------------------------------------------------
@@ -349,8 +349,8 @@ MEP_API mep_result_t mep_comm_set_op_status(mep_comm_t comm, mep_op_status_t* st
  *
  * Every live rank of the comm calls the same ones in the same order with matching count, type,
  * operator and root: else MEP_ERR_MISMATCH (on the root of a small broadcast or scatter, which waits for
- * nobody, by its next operation that waits for all). count 0 is allowed. What "in place" is each of them
- * says; other overlaps are refused. What is read or written on root only may be NULL elsewhere.
+ * nobody, by its next operation that waits for all). count 0 is allowed. Each says what "in place"
+ * means for it; other overlaps are refused. A buffer that is read or written on root only may be NULL elsewhere.
  * On host communicators stream is NULL and they block. On one with a GPU (MEP_COMM_SET_DEVICE) they are
  * enqueued on stream and return; buffers are device, managed or pinned memory and belong to the
  * operation until the stream has run it; all of it can be captured in a graph, which also runs after a
@@ -433,40 +433,40 @@ MEP_API mep_result_t mep_alltoall(const void* sendbuf, void* recvbuf, size_t cou
  * a block for each rank, in elements, indexed by comm rank: block r is the counts[r] elements from displs[r]
  * on. displs NULL: one block right behind the other, those of absent ranks too. Otherwise blocks may lie in any
  * order and with gaps, which stay untouched; where blocks to be received overlap each other the result is
- * undefined. Both arrays are read during the call only, also by the nonblocking forms. What a rank gives another
- * must be as long as what that one expects of it, between any two live ranks: else MEP_ERR_MISMATCH on all of
- * them, and nothing is cut off. Counts and displs may differ from rank to rank as far as that allows; those of
- * absent ranks say only where packed blocks lie. Ranks wait for each other, the roots too. From the first
- * element that is used to the last, sendbuf and recvbuf do not overlap but in place. Further errors:
+ * undefined. Both arrays are read during the call only, also by the nonblocking forms. The block that a rank gives
+ * another must be as long as the one that the other expects of it, between any two live ranks: else
+ * MEP_ERR_MISMATCH on all of them, and nothing is cut off. Counts and displs may differ from rank to rank as far
+ * as that allows; those of absent ranks say only where packed blocks lie. Ranks wait for each other, the roots too.
+ * From the first element that is used to the last, sendbuf and recvbuf do not overlap but in place. Further errors:
  * MEP_ERR_NO_MEMORY; MEP_ERR_INVALID_ARGUMENT for counts whose sum is no size in memory. 0.2 */
 
-/* As mep_allgather: block r of recvbuf = sendbuf[counts[r]] of rank r. In place: sendbuf == recvbuf +
+/* Like mep_allgather: block r of recvbuf = sendbuf[counts[r]] of rank r. In place: sendbuf == recvbuf +
  * displs[rank] elements. 0.2 */
 MEP_API mep_result_t mep_allgatherv(const void* sendbuf, void* recvbuf, const uint64_t* counts,
                                     const uint64_t* displs, mep_dtype_t dtype, mep_comm_t comm,
                                     mep_stream_t stream);
 
-/* As mep_gather: block r of root's recvbuf = sendbuf[count] of rank r. counts and displs are read on root
+/* Like mep_gather: block r of root's recvbuf = sendbuf[count] of rank r. counts and displs are read on root
  * only, where counts[r] must be the count of rank r. In place there: sendbuf == recvbuf + displs[root]
  * elements. 0.2 */
 MEP_API mep_result_t mep_gatherv(const void* sendbuf, void* recvbuf, size_t count,
                                  const uint64_t* counts, const uint64_t* displs, mep_dtype_t dtype,
                                  int32_t root, mep_comm_t comm, mep_stream_t stream);
 
-/* As mep_scatter: recvbuf[count] of rank r = block r of root's sendbuf. counts and displs are read on root
+/* Like mep_scatter: recvbuf[count] of rank r = block r of root's sendbuf. counts and displs are read on root
  * only, where counts[r] must be the count of rank r. In place there: recvbuf == sendbuf + displs[root]
  * elements. 0.2 */
 MEP_API mep_result_t mep_scatterv(const void* sendbuf, void* recvbuf, size_t count,
                                   const uint64_t* counts, const uint64_t* displs, mep_dtype_t dtype,
                                   int32_t root, mep_comm_t comm, mep_stream_t stream);
 
-/* As mep_reduce_scatter: recvbuf[counts[r]] of rank r = op over the live ranks' block r of sendbuf. In place:
+/* Like mep_reduce_scatter: recvbuf[counts[r]] of rank r = op over the live ranks' block r of sendbuf. In place:
  * recvbuf == sendbuf + displs[rank] elements. 0.2 */
 MEP_API mep_result_t mep_reduce_scatterv(const void* sendbuf, void* recvbuf, const uint64_t* counts,
                                          const uint64_t* displs, mep_dtype_t dtype, mep_op_t op,
                                          mep_comm_t comm, mep_stream_t stream);
 
-/* As mep_alltoall: block s of rank r's recvbuf = block r of sendbuf of rank s. recvcounts[s] of rank r must be
+/* Like mep_alltoall: block s of rank r's recvbuf = block r of sendbuf of rank s. recvcounts[s] of rank r must be
  * sendcounts[r] of rank s. There is no in-place form. 0.2 */
 MEP_API mep_result_t mep_alltoallv(const void* sendbuf, void* recvbuf, const uint64_t* sendcounts,
                                    const uint64_t* senddispls, const uint64_t* recvcounts,
@@ -586,9 +586,9 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
  * type with MEP_ERR_MISMATCH, which goes first; the message stays, and is the next receive's. count may be larger
  * than what comes: the rest of the buffer is untouched.
  *
- * These are personal operations: each ends by what has happened to it. A change of the membership ends
- * those with a rank that is gone, MEP_ERR_PEER_FAILED or MEP_ERR_PEER_LEFT, also those that are called later, and
- * no others. What had come from that rank whole is still received, until another takes its place. A receive from
+ * These are personal operations: each ends by what has happened to it. A change of the membership ends those with
+ * a rank that is gone, MEP_ERR_PEER_FAILED or MEP_ERR_PEER_LEFT, also those that are called later, and no others.
+ * Messages that had come whole from that rank are still received, until another takes its place. A receive from
  * MEP_ANY_SOURCE goes on while any other rank lives; on a comm of one rank it waits for that rank itself. Timeouts
  * too are each call's own: MEP_ERR_TIMEOUT changes nothing for other ranks. A receive that had taken a large
  * message by then has lost it. mep_comm_revoke ends those that are pending with MEP_ERR_REVOKED. None of these is
@@ -603,11 +603,11 @@ MEP_API mep_result_t mep_request_waitany(int32_t count, mep_request_t* requests,
 
 enum { MEP_ANY_SOURCE = -1, MEP_ANY_TAG = -1 };
 
-/* Up to so many bytes, on a comm of at most 16 ranks, a message needs no receiver to be sent. Of up to 64 ranks
- * it is 4048 bytes, of more 976. */
+/* Up to so many bytes, on a comm of at most 16 ranks, a message needs no receiver to be sent. On one of up to 64
+ * ranks it is 4048 bytes, on a larger one 976. */
 enum { MEP_MESSAGE_EAGER_BYTES = 8144 };
 
-/* What a message is. */
+/* A message's description. */
 typedef struct mep_message_t {
   uint32_t struct_size;
   uint32_t flags;    /* out: 0 */
@@ -905,7 +905,7 @@ MEP_API void mep_ep_view_init(void* view, size_t size);
 static inline void mep_ep_view_defaults(mep_ep_view_t* view) {
   mep_ep_view_init(view, sizeof *view);
 }
-/* Local, does not block. What the pointers show is valid from when a dispatch on that buffer was
+/* Local, does not block. The data behind the pointers is valid from when a dispatch on that buffer was
  * received until its combine starts or, without one, until the next dispatch on it starts. 0.1 */
 MEP_API mep_result_t mep_ep_buffer_view(mep_ep_t ep, uint32_t buffer, mep_ep_view_t* view);
 
@@ -916,7 +916,7 @@ MEP_API mep_result_t mep_ep_buffer_view(mep_ep_t ep, uint32_t buffer, mep_ep_vie
  * same membership: else MEP_ERR_INVALID_ARGUMENT. For a backward pass. 0.2 */
 enum { MEP_DISPATCH_REPLAY = 1u << 0 };
 
-/* What a rank sends: its tokens, and where they go. */
+/* A rank's input to a dispatch: its tokens, and where they go. */
 typedef struct mep_dispatch_send_t {
   uint32_t struct_size;
   uint32_t flags;            /* MEP_DISPATCH_* */
@@ -930,8 +930,8 @@ typedef struct mep_dispatch_send_t {
   const float* topk_weights;      /* [T, K] or NULL; kept in the handle for combine */
 } mep_dispatch_send_t;
 
-/* What a rank wants of what it received. All of it lies in the library's memory (mep_ep_buffer_view); what is
- * given here, memory of the caller and no part of the library's, gets a copy. NULL: no copy. */
+/* The copies that a rank wants of what it received. All of it lies in the library's memory (mep_ep_buffer_view);
+ * a pointer given here, to memory of the caller and no part of the library's, gets a copy. NULL: no copy. */
 typedef struct mep_dispatch_receive_t {
   uint32_t struct_size;
   uint32_t flags;         /* must be 0 */
@@ -952,7 +952,7 @@ typedef struct mep_dispatch_receive_t {
   uint64_t op_status_bytes;   /* at op_status, see there */
 } mep_dispatch_receive_t;
 
-/* What a rank sends back: its experts' outputs. */
+/* A rank's input to a combine: its experts' outputs. */
 typedef struct mep_combine_send_t {
   uint32_t struct_size;
   uint32_t flags; /* must be 0 */
@@ -1029,7 +1029,7 @@ MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_sen
 MEP_API mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_send_t* send,
                                  const mep_combine_receive_t* receive, mep_stream_t stream);
 
-/* As mep_comm_last_op, for the last dispatch or combine finished on that buffer; MEP_ERR_BUSY: another
+/* Like mep_comm_last_op, for the last dispatch or combine finished on that buffer; MEP_ERR_BUSY: another
  * thread is inside a call on the buffer. 0.1 */
 MEP_API mep_result_t mep_ep_last_op(mep_ep_t ep, uint32_t buffer, mep_op_info_t* info);
 

@@ -31,7 +31,7 @@ class DeviceRank {
   virtual ~DeviceRank() = default;
   // Another one for every GPU of the host.
   virtual double gpu_number() const = 0;
-  // Of ranks that are processes; the numbers go over the communicator.
+  // A team of ranks that are processes; the numbers go over the communicator.
   virtual std::unique_ptr<Team> make_team() = 0;
   // The call's buffers are on the host; the case has its own on the GPU.
   virtual std::unique_ptr<Case> make_collective(const CollectiveCall& call) = 0;

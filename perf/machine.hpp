@@ -1,5 +1,5 @@
-// What the machine itself can do: how fast memory is copied and how fast a cache line moves from
-// core to core; of a GPU, copies, signals and launches. The table's shares are of these.
+// The machine's own abilities: how fast memory is copied and how fast a cache line moves from
+// core to core; on a GPU, copies, signals and launches. The table's shares are of these.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct CopyRate {
   double gbps = 0;
 };
 
-// What GPUs can do: the parts of which the floor of an operation is made.
+// The GPUs' abilities: the parts of which the floor of an operation is made.
 struct DeviceFloors {
   std::string gpu;       // its name
   int gpus = 1;          // that the ranks are spread over, evenly

@@ -37,7 +37,7 @@ Outcome run_rank(const RankContext& context) {
   }
 }
 
-// What all ranks of this process need of a GPU; measured before there is anything else on it.
+// The floors that all ranks of this process need of a GPU; measured before there is anything else on it.
 DeviceFloors open_device(const Options& options, bool is_first_rank) {
   DeviceFloors floors;
   if (!options.on_device) return floors;
@@ -115,7 +115,7 @@ bool is_set(const char* name) {
   return secure_getenv(name) != nullptr;
 }
 
-// Of several processes with the same command line only one complains about it.
+// Only one of several processes with the same command line complains about it.
 bool is_first_process() {
   for (const char* name : {"MEP_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}) {
     const char* value = secure_getenv(name);

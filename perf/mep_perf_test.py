@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs mep_perf and mep_info as people do: as threads, under mep_run, under mpirun, with wrong arguments.
 
-What is looked at: exit status, the fields of the JSON rows, that --check finds no error, and messages.
+It looks at the exit status, the fields of the JSON rows, that --check finds no error, and messages.
 No time is judged.
 
 Usage: mep_perf_test.py BIN_DIR [MPIRUN WORD..]   (the launcher's words up to its -n)

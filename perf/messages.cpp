@@ -52,7 +52,7 @@ class MessageCase : public Case {
     for (uint64_t i = 0; has_peer_ && i < iterations; ++i) once();
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     if (has_peer_) *seconds += took.count() / parts();
-    // What has ended here may need this rank's progress at its peer, before the other side has its turn.
+    // Messages that have ended here may need this rank's progress at its peer, before the other side has its turn.
     side_.barrier();
   }
   uint64_t verify(uint32_t round) override {
@@ -66,7 +66,7 @@ class MessageCase : public Case {
  private:
   bool is_first() const { return rank_ < peer_; }
   bool receives() const { return pattern_ != MessagePattern::kStream || !is_first(); }
-  // What the time of an iteration is divided by.
+  // The divisor of an iteration's time.
   double parts() const {
     return pattern_ == MessagePattern::kPingpong ? 2 : static_cast<double>(messages_);
   }

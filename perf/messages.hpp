@@ -21,7 +21,7 @@ enum class MessagePattern {
 std::optional<MessagePattern> find_message_pattern(const std::string& name);
 std::string all_message_names();
 
-// What sends and receives: MEP or MPI. Sizes are in bytes; errors are thrown.
+// One side of the comparison, MEP or MPI: it sends and receives. Sizes are in bytes; errors are thrown.
 class MessageSide {
  public:
   virtual ~MessageSide() = default;

@@ -113,7 +113,7 @@ uint64_t count_source_errors(const MoeProblem& problem, const MoeSide& side, int
   return errors;
 }
 
-// What the stand-in expert makes of a row.
+// The stand-in expert's output for a row.
 void expert_output(const MoeShape& shape, const WireRow& row, int64_t expert,
                    std::vector<float>* y) {
   const float factor = expert_factor(expert);

@@ -23,7 +23,7 @@ struct MoeShape {
   int size = 0;
 
   uint32_t scales_per_row() const { return (hidden + kScaleBlock - 1) / kScaleBlock; }
-  // What crosses the wire for one row of a dispatch and of a combine.
+  // The bytes that cross the wire for one row of a dispatch and of a combine.
   size_t dispatch_row_bytes() const {
     return wire_is_fp8 ? hidden + scales_per_row() * sizeof(float) : combine_row_bytes();
   }
@@ -32,7 +32,7 @@ struct MoeShape {
 
 // x[hidden] of a token, bfloat16.
 void make_token(const MoeShape& shape, int rank, uint32_t token, uint32_t round, uint16_t* x);
-// What the stand-in expert multiplies its rows with.
+// The factor that the stand-in expert multiplies its rows with.
 float expert_factor(int64_t expert);
 
 class MoeProblem {

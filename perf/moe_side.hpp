@@ -27,7 +27,7 @@ class MoeSide {
   virtual void expert() = 0;
   virtual void combine() = 0;  // into the problem's out
 
-  // What the last dispatch brought, for the check.
+  // The rows that the last dispatch brought, for the check.
   virtual uint64_t received_count(uint32_t local_expert, int source) const = 0;
   virtual ReceivedRow received_row(uint32_t local_expert, int source, uint64_t index) const = 0;
 };

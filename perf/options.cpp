@@ -164,7 +164,7 @@ bool is_expert_operation(const std::string& name) {
   return name == "dispatch" || name == "combine" || name == "moe";
 }
 
-// What can only be said when all options are known; empty: all is well.
+// Conflicts that show only when all options are known; empty: all is well.
 std::string find_conflict(const Options& options) {
   const std::string& op = options.operation;
   if (op.empty()) return "no operation is given; try mep_perf --help";

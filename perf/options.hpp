@@ -1,4 +1,4 @@
-// What the command line asks for. Everything is checked here; the rest of the tool trusts it.
+// The options of the command line. Everything is checked here; the rest of the tool trusts it.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What one rank does once it has its communicator: every size of the operation, checked and timed.
+// One rank's work once it has its communicator: every size of the operation, checked and timed.
 #pragma once
 
 #include "device_side.hpp"

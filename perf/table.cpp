@@ -44,7 +44,7 @@ std::string line_share(const Machine& machine, const Row& row) {
   return share < 0.5 ? "<1" : text_of("%.0f", share);
 }
 
-// Of the operation's time the part that nothing can undercut.
+// The part of the operation's time that nothing can undercut.
 std::string floor_share(const Row& row) {
   if (row.floor_us <= 0) return kMissing;
   return text_of("%.0f", 100 * row.floor_us / row.main().p50_us);

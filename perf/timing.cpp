@@ -82,7 +82,7 @@ double median(std::vector<double> values) {
   return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
 }
 
-// Of every phase the median over blocks of the mean over ranks; `blocks` has this rank's seconds of
+// Each phase's median over blocks of the mean over ranks; `blocks` has this rank's seconds of
 // one iteration, [phase][block].
 std::vector<Phase> phase_medians(Team& team, const Case& subject,
                                  std::vector<std::vector<double>> blocks) {

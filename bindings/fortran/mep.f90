@@ -1,5 +1,5 @@
 ! MEP for Fortran: the whole of mep.h. Every function, type and constant has its C name and meaning;
-! docs/reference/api.md (or mep.h) describes them. What differs from C:
+! docs/reference/api.md (or mep.h) describes them. Differences from C:
 !
 !   - Functions return the result code; mep_result_string and mep_last_error return character strings.
 !   - Structures set themselves up (struct_size included) when declared; no call of *_init is needed.

@@ -1,4 +1,4 @@
-! What several of the Fortran forms need.
+! Helpers that several of the Fortran forms need.
 module mep_helpers
   use, intrinsic :: iso_c_binding
   use mep_types

@@ -99,7 +99,7 @@ contains
     code = c_isend(c_loc(buffer), count, dtype, dest, tag, comm, request)
   end function mep_isend
 
-  ! What may be left out, message, stands behind request. It belongs to the operation as the buffer does.
+  ! The argument that may be left out, message, stands behind request. It belongs to the operation as the buffer does.
   integer(c_int32_t) function mep_irecv(buffer, count, dtype, source, tag, comm, request, message) &
       result(code)
     type(*), dimension(..), asynchronous, contiguous, target :: buffer

@@ -1,5 +1,5 @@
-// What the protection against failures costs an allreduce of 8 bytes when nothing fails: mep_allreduce
-// beside the same flat exchange with nothing around it, in turn in the same processes.
+// The cost of the protection against failures in an allreduce of 8 bytes when nothing fails: mep_allreduce beside the
+// same flat exchange with nothing around it, in turn in the same processes.
 //
 //   fault_free_cost RANKS [ROUNDS]
 //
@@ -114,7 +114,7 @@ int run_rank(Rank self, int rounds, const std::string& job) {
   return require(mep_comm_destroy(comm), "mep_comm_destroy") && result == MEP_SUCCESS ? 0 : 1;
 }
 
-// Of each round the slowest rank; of the rounds the median.
+// The median over rounds of each round's slowest rank.
 double median_of_slowest(const double (*times)[kMaxRanks], int rounds, int size) {
   std::vector<double> slowest;
   slowest.reserve(static_cast<size_t>(rounds));

@@ -97,7 +97,7 @@ void Checker::judge_old() {
     judge(epochs_.begin()->first, epochs_.begin()->second);
     epochs_.erase(epochs_.begin());
   }
-  // Of the latest epochs, what all ranks have long passed cannot change any more.
+  // Entries of the latest epochs that all ranks have long passed cannot change any more.
   for (auto& [number, epoch] : epochs_) {
     while (epoch.entries.size() > kKeptEntries) {
       const Entry& oldest = epoch.entries.begin()->second;

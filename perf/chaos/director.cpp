@@ -170,7 +170,7 @@ bool Director::strike_at_point(const Step& step, const char* action) {
     if (watch_.has_value()) watch_->victims |= bit(trigger);
     job_.signal(*job_.of(trigger), SIGKILL);
   }
-  // Who allows hangs more time says that the machine is slow.
+  // A user that allows hangs more time says that the machine is slow.
   const bool reached = wait_for(std::max<uint64_t>(kPointMs, options_.hang_ms / 15), [&] {
     return std::all_of(step.ranks.begin(), step.ranks.end(), [&](uint32_t rank) {
       return job_.of(rank)->ended || job_.of(rank)->stopped;
@@ -225,7 +225,7 @@ void Director::stop(const Step& step) {
                                  step.text() + ", epoch before " + std::to_string(epoch));
     }
   }
-  // Who was evicted, or was killed to make the view change, comes back.
+  // A rank that was evicted, or was killed to make the view change, comes back.
   if (std::any_of(job_.all().begin(), job_.all().end(),
                   [&](const auto& p) { return p->ended && job_.of(p->rank) == p.get(); })) {
     rejoin({});
@@ -558,7 +558,7 @@ void Director::end_watch() {
   report_.all_succeeded.push_back(us_between(watch.inject_ns, last));
 }
 
-// What has grown beyond the most that the first half of the run has seen.
+// Finds what has grown beyond the most that the first half of the run has seen.
 void Director::judge_growth(const std::vector<Record>& samples) {
   // The first samples of a process still contain what its first view change brings once for all.
   constexpr size_t kWarmUp = 4;
@@ -570,7 +570,7 @@ void Director::judge_growth(const std::vector<Record>& samples) {
     return static_cast<int64_t>(samples.back().sample.*member) - static_cast<int64_t>(most);
   };
   report_.leaked_fds = std::max(report_.leaked_fds, growth(&Sample::fds));
-  // Who takes the meeting over has one more.
+  // A process that takes the meeting over has one listener more.
   report_.leaked_fds = std::max(report_.leaked_fds, growth(&Sample::listeners) - 1);
   report_.leaked_threads = std::max(report_.leaked_threads, growth(&Sample::threads));
   report_.leaked_mappings = std::max(report_.leaked_mappings, growth(&Sample::mappings));

@@ -1,5 +1,5 @@
 // mep_chaos: random programs (folder program/), or a job of N ranks under seeded faults, with every
-// result checked. Of such a job the same program is the director and, started by it with --worker, each
+// result checked. In such a job the same program is the director and, started by it with --worker, each
 // of the ranks.
 #include <cstdio>
 #include <exception>

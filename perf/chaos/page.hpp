@@ -1,5 +1,5 @@
-// What a worker process shares with the director: one memory file per process. It outlives the process,
-// so what a killed worker had recorded is still there. One writer per field; the record ring has the
+// Memory that a worker process shares with the director: one memory file per process. It outlives the process,
+// so a killed worker's records are still there. One writer per field; the record ring has the
 // worker as its writer and the director as its reader.
 #pragma once
 
@@ -68,7 +68,7 @@ struct Record {
   Record() : text{} {}
 };
 
-// What the director asks of a worker; the highest serial that any worker has seen is carried out by all.
+// The director's orders to a worker; the highest serial that any worker has seen is carried out by all.
 // serial << 40 | verb << 32 | ranks (bit r: rank r; growth: how many)
 enum class Verb : uint64_t { kNone = 0, kStop = 1, kRecover = 2, kGrow = 3, kSample = 4 };
 constexpr const char* kKindNames[] = {"sync",

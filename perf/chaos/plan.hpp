@@ -1,4 +1,4 @@
-// What is done to the job, one step after the other. A step begins when the one before has settled.
+// The faults of a job, one step after the other. A step begins when the one before has settled.
 #pragma once
 
 #include <cstdint>

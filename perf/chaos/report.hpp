@@ -1,4 +1,4 @@
-// What came out, for people and as JSON.
+// The results, for people and as JSON.
 #pragma once
 
 #include <cstdint>

@@ -2,8 +2,8 @@
 //
 // All members run the same operations in lockstep of an iteration number. Replicated operations succeed
 // or fail on all alike, and every failure is told once to each member, so each member that meets an error
-// goes to the sync operation, which finds the common iteration again and names who is in. What is called
-// next follows from what sync agreed on, never from what this rank happens to know.
+// goes to the sync operation, which finds the common iteration again and names who is in. The next calls
+// follow from what sync agreed on, never from what this rank happens to know.
 #pragma once
 
 #include <cstdint>

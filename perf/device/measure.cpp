@@ -1,4 +1,4 @@
-// What the GPU can do, measured while nothing else runs there. Each figure is the median of several.
+// The GPU's abilities, measured while nothing else runs there. Each figure is the median of several.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>

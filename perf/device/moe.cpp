@@ -34,7 +34,7 @@ class DeviceMoe : public MoeSide {
     current_ = (current_ + 1) % buffers_.size();
   }
   size_t current() const { return current_; }
-  // As after a begin() long ago: what a graph's replay leaves is of that operation.
+  // Restores the state after a begin() long ago: a graph's replay leaves results of that operation.
   void return_to(uint32_t round, size_t buffer) {
     round_ = round;
     current_ = buffer;
@@ -44,7 +44,7 @@ class DeviceMoe : public MoeSide {
   void combine() override;
   void sync() override { context_.synchronize(); }
 
-  // For the check. What was received is there until this rank's next dispatch or combine.
+  // For the check. Received rows are there until this rank's next dispatch or combine.
   void fetch_received();
   void poison_output() {
     context_.fill(out_ + round_ * token_values(), kPoison, token_values() * sizeof(uint16_t));
@@ -87,12 +87,12 @@ class DeviceMoe : public MoeSide {
   std::vector<BufferState> buffers_;
   size_t current_ = 0;
   uint32_t round_ = 0;
-  // Of all rounds.
+  // The data of all rounds.
   uint16_t* x_ = nullptr;
   uint16_t* out_ = nullptr;
   int64_t* topk_idx_ = nullptr;
   float* topk_weights_ = nullptr;
-  // What fetch_received() brought; rows by expert and source, without gaps.
+  // Brought by fetch_received(); rows by expert and source, without gaps.
   std::vector<int64_t> ranges_;
   std::vector<size_t> first_row_;
   std::vector<uint8_t> rows_;

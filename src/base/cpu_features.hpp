@@ -13,7 +13,7 @@ enum class SimdLevel {
   kAvx512,    // the above and AVX-512 F, BW, VL, DQ
 };
 
-// What the CPU offers and the operating system saves on a context switch.
+// Features that the CPU offers and whose registers the operating system saves on a context switch.
 struct CpuFeatures {
   bool avx2 = false;
   bool f16c = false;
@@ -35,7 +35,7 @@ SimdLevel highest_simd_level(const CpuFeatures& features);
 
 const CpuFeatures& cpu_features();
 
-// What MEP_SIMD=`text` gives on a CPU of level `highest`; warns where it is ignored.
+// The level that MEP_SIMD=`text` gives on a CPU of level `highest`; warns where it is ignored.
 SimdLevel limit_simd_level(SimdLevel highest, const char* text);
 
 // The level in force: decided at the first call, fixed for the life of the process. A MEP_SIMD that

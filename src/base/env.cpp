@@ -136,7 +136,7 @@ std::vector<std::string> unknown_variables() {
 // One line or two a variable, so that additions do not collide.
 std::span<const EnvVariable> env_table() {
   static constexpr EnvVariable kTable[] = {
-      // Who this process is.
+      // This process's place in the job.
       {"MEP_RANK", "", "rank of this process in the world"},
       {"MEP_SIZE", "", "number of ranks of the world"},
       {"MEP_LOCAL_RANK", "", "index of this process among the ranks of its host"},
@@ -187,7 +187,7 @@ std::span<const EnvVariable> env_table() {
       {"MEP_TEST_HOST", "", "ranks with different names here take each other to be on other hosts"},
       {"MEP_FAILPOINT", "",
        "NAME[:NTH]=kill or =stop: what the process does to itself at that point"},
-      // What is said.
+      // Log and error output.
       {"MEP_LOG", "warn", "error, warn, info or debug"},
       {"MEP_LOG_FILE", "", "file that log lines are appended to; default stderr"},
   };

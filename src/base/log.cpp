@@ -63,7 +63,7 @@ void write_line(const LogSettings& settings, LogLevel level, const char* format,
     if (byte < 0x20 || byte == 0x7f) line[i] = '?';
   }
   line[total++] = '\n';
-  // What cannot be logged is lost: nothing sensible can be done about it here.
+  // A line that cannot be written is lost: nothing sensible can be done about it here.
   while (write(settings.descriptor, line, total) < 0 && errno == EINTR) {
   }
   errno = saved_errno;

@@ -7,7 +7,7 @@
 
 namespace mep {
 
-// Of an eventfd; -1: nobody does.
+// Makes an eventfd readable; -1: there is none.
 inline void ring_event(int event) {
   const uint64_t one = 1;
   // Cannot fail in a way that matters: the counter is full only if it is readable already.

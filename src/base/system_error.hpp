@@ -1,4 +1,4 @@
-// What the error of a system call is to the caller of this library.
+// The result that the caller of this library gets for the error of a system call.
 #pragma once
 
 #include <cerrno>

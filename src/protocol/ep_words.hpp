@@ -1,4 +1,4 @@
-// What the words of an EP buffer say beside their tag; the same from hosts and from kernels.
+// The payloads of an EP buffer's words; the same from hosts and from kernels.
 //
 // A count word and a count are the number of rows of one source for one expert. The payload of a combine-ready
 // word is a kind in bits 0-1 and above it 22 bits that name the dispatch, which may belong to an earlier epoch

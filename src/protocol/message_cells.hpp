@@ -1,6 +1,6 @@
-// What messages between two ranks are made of: cells, in rings of one writer and one reader.
+// Messages between two ranks are made of cells, in rings of one writer and one reader.
 //
-// Of a comm of R ranks each rank's window has, from some offset on:
+// In a comm of R ranks each rank's window has, from some offset on:
 //
 //   taken   [R] a line    by the peer that the line is for: how many cells of this rank it has taken
 //   cells   [R][cells]    by source rank, whose ring it is

@@ -31,7 +31,7 @@ enum class Blocks : uint8_t {
   kAllOnRoot,  // that on the root, none elsewhere
 };
 
-// Who carries operations out, as bits.
+// The backends that carry operations out, as bits.
 namespace backends {
 inline constexpr uint8_t kHost = 1;
 inline constexpr uint8_t kGpu = 2;
@@ -58,7 +58,7 @@ struct OperationFacts {
   constexpr bool only_root_gives() const { return is_on_root(send) && !has_counts; }
   constexpr bool gives(uint32_t rank, uint32_t root) const { return has(send, rank, root); }
   constexpr bool gets(uint32_t rank, uint32_t root) const { return has(receive, rank, root); }
-  // Who gives or gets has a block for each rank; else one.
+  // A rank that gives or gets has a block for each rank; else one.
   constexpr bool gives_each_a_block() const { return is_for_each(send); }
   constexpr bool gets_a_block_of_each() const { return is_for_each(receive); }
   // Blocks in the send and receive buffer of a rank that has any.
@@ -115,7 +115,7 @@ constexpr bool is_collective(Collective kind) {
   return static_cast<uint32_t>(kind) < kCollectiveCount;
 }
 
-// Of a kind that is one.
+// The facts of `kind`, which must be a valid kind.
 constexpr const OperationFacts& facts_of(Collective kind) {
   return operations_def::kTable[static_cast<uint32_t>(kind)];
 }

@@ -13,7 +13,7 @@
 // every signal would cost more than the signal, so where the kernel has it the sleeper pays for
 // both: membarrier(GLOBAL_EXPEDITED) runs a fence on every CPU that runs a registered process, and
 // W2 is only a compiler barrier. It takes two: a sleeper whose process may call it and a signaller
-// whose process has registered. Whoever of them cannot sets needs_fence (the owner in
+// whose process has registered. Each of them that cannot sets needs_fence (the owner in
 // doorbell_open, the signaller in doorbell_join), and from then on signallers store with sequential
 // consistency.
 //

@@ -1,5 +1,5 @@
-// What happens to bytes on their way when a view changes: who is excluded is cut off, and what those who stay
-// had posted has landed before the next epoch uses their windows.
+// Ends what is on its way when a view changes: an excluded peer is cut off, and all that the staying peers had posted
+// has landed before the next epoch uses their windows.
 //
 // By the control thread alone; never waits but where it says so.
 #pragma once
@@ -29,13 +29,13 @@ class Drain {
   [[nodiscard]] virtual mep_result_t fence_out(uint32_t slot) = 0;
 
   // The peer has gone, as evidence from elsewhere says: nothing is sent to it any more and nothing posted to it
-  // is pending, so that nobody waits for what it does not answer. What has come from it still lands. It is not
+  // is pending, so that nobody waits for what it does not answer. Data that has come from it still lands. It is not
   // told as a failure.
   virtual void give_up(uint32_t /*slot*/) {}
 
   // Whether all that the peer had posted before it asked the same has landed here. Asks the peer's side too: a
   // mark with this number goes behind all that was posted to it. Numbers grow; call it again until it is true.
-  // Always true where traits().lands_at_once is. Of a peer that is lost it stays false.
+  // Always true where traits().lands_at_once is. It stays false for a peer that is lost.
   virtual bool quiesced(uint32_t /*slot*/, uint64_t /*number*/) { return true; }
 
   // While held nothing lands in this rank's windows: around Window::renew(). Waits for threads of this rank that

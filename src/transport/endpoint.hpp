@@ -17,7 +17,7 @@
 
 namespace mep {
 
-// What is posted to a peer: bytes for one of its windows, or a word.
+// A posting to a peer: bytes for one of its windows, or a word.
 struct Posting {
   uint64_t window = 0;
   uint64_t offset = 0;  // of a signal a multiple of 8
@@ -45,7 +45,7 @@ struct Batch {
 // The answer of a full queue; nothing else answers it.
 constexpr mep_result_t kWouldBlock = MEP_ERR_BUSY;
 
-// Of one peer: postings are numbered from 1 in the order in which they were posted.
+// How far the postings to one peer are; they are numbered from 1 in the order in which they were posted.
 struct Completion {
   uint64_t posted = 0;     // the last number
   uint64_t completed = 0;  // up to here no source byte is read any more
@@ -71,12 +71,12 @@ class Endpoint {
   // Moves what can be moved without waiting, in both directions, for all peers; true: something happened.
   // `before_sleep`: the caller is about to sleep on the endpoint's descriptor; from here on whatever comes
   // makes it readable, and the caller looks at its words once more before it sleeps. Any thread, several at
-  // once. What is wrong with a peer is told by Drain::take_failure(). May throw std::bad_alloc: what was not
-  // done is done by a later call.
+  // once. Drain::take_failure() tells what is wrong with a peer. May throw std::bad_alloc: a later
+  // call does what was not done.
   virtual bool progress(bool before_sleep) = 0;
 
   // Memory of the caller that puts will often read; a hint, and nothing where traits().needs_registration is
-  // false. As often as it is made known it is forgotten, and no put from it is under way then. Any thread; may
+  // false. It is forgotten as often as it is made known, and no put from it is under way then. Any thread; may
   // take as long as pinning pages takes. MEP_ERR_NO_MEMORY: puts from it are copied.
   [[nodiscard]] virtual mep_result_t register_memory(const void* /*memory*/, size_t /*bytes*/) {
     return MEP_SUCCESS;

@@ -1,6 +1,5 @@
-// What the transports have in common that reach their peers' windows through mapped memory: the
-// peers, their windows, put as a copy and signal as a store. A subclass knows how a window comes
-// from one rank to another.
+// The common part of the transports that reach their peers' windows through mapped memory: the peers, their windows,
+// put as a copy and signal as a store. A subclass knows how a window comes from one rank to another.
 //
 // Invariants
 //   - A peer and a window are published to the threads that put by one atomic store each, so that
@@ -24,7 +23,7 @@ namespace mep {
 
 constexpr uint32_t kMaxPeerSlots = 4096;
 
-// What a window's blob says; the same on the exporting and the importing side because both run on
+// The content of a window's blob; the same on the exporting and the importing side because both run on
 // one host.
 struct WindowTicket {
   uint32_t magic;
@@ -54,7 +53,7 @@ class MappedTransport : public Transport {
   std::byte* map(uint32_t slot, uint64_t window) const override;
   Doorbell* doorbell(uint32_t slot) const override;
 
-  // What is posted is complete when it returns.
+  // A posting is complete when it returns.
   [[nodiscard]] mep_result_t post(uint32_t slot, Batch* batch) override;
   [[nodiscard]] mep_result_t completion(uint32_t slot, bool is_urgent, Completion* out) override;
   bool progress(bool before_sleep) override;

@@ -26,7 +26,7 @@ class TestNetwork {
   static void clear_counts();
   static uint64_t puts();
   static uint64_t signals();
-  // Of puts from one host to another.
+  // The bytes of puts from one host to another.
   static uint64_t bytes(uint32_t from_host, uint32_t to_host);
 
   // From now on signals between hosts are kept back, until release() delivers them in their order.

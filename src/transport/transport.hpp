@@ -2,7 +2,7 @@
 //
 // A transport object belongs to one rank (one world in one process) and reaches some of its peers, which are
 // named by their slot. Its work is in three parts: the Endpoint posts, the WindowExchange makes windows
-// reachable, the Drain ends what an epoch left behind. What it is it states in its traits; nobody above knows
+// reachable, the Drain ends what an epoch left behind. It describes itself in its traits; nobody above knows
 // it by its name. It reads its own options and starts what it needs when a peer needs it.
 //
 // A new transport is one folder, one factory and one line in transports.def.
@@ -24,7 +24,7 @@
 
 namespace mep {
 
-// Who a peer is, as its authenticated hello said.
+// A peer's identity, as its authenticated hello said.
 struct PeerIdentity {
   uint32_t slot = 0;
   uint64_t incarnation = 0;
@@ -33,7 +33,7 @@ struct PeerIdentity {
   int32_t pid = 0;             // in the peer's own pid namespace
 };
 
-// What only this rank and one incarnation of one peer know; both hold the same bytes. Made while their
+// A secret of this rank and one incarnation of one peer; both hold the same bytes. Made while their
 // control link was authenticated; a transport over a network proves its own connections with it.
 struct PeerSession {
   std::array<std::byte, 32> key{};
@@ -51,7 +51,7 @@ struct TransportTraits {
   Reach reach = Reach::kAnywhere;
   // Peers' windows have an address here, unless TransportOptions::put_only.
   bool is_mapped = false;
-  // What is posted has landed when post() returns: nothing is ever under way. Else a view change asks
+  // A posting has landed when post() returns: nothing is ever under way. Else a view change asks
   // quiesced(), and a fence is needed even against a process that has ended.
   bool lands_at_once = false;
   // It has descriptors (events()) that sleepers sleep on, and progress() brings in what peers post.
@@ -61,7 +61,7 @@ struct TransportTraits {
   bool renews_windows = false;
 };
 
-// What it is to be watched for, from the first add_peer() on.
+// The descriptors to be watched, from the first add_peer() on.
 struct TransportEvents {
   int data = -1;  // readable when progress() has something to do; it may stay so for some calls
   // `data` is an epoll that others may add descriptors of their own to, with UINT64_MAX as their data.
@@ -75,7 +75,7 @@ struct NearAdapters {
   uint32_t equals = 0;  // how many at the list's begin are equally good
 };
 
-// What the job says to all transports.
+// The job's options for all transports.
 struct TransportOptions {
   bool put_only = false;                // map() answers null although the transport could map
   bool one_host = false;                // no rank will ever come from another host
@@ -112,10 +112,10 @@ class Transport : public Endpoint, public WindowExchange, public Drain {
   // Forgets the peer and its windows; no call for it is under way. Control thread.
   virtual void remove_peer(uint32_t slot) = 0;
 
-  // Any thread; never waits. Of a slot without peer: not connected, no text.
+  // Any thread; never waits. A slot without peer: not connected, no text.
   virtual PeerStatus status(uint32_t slot) const = 0;
 
-  // What belongs to no call: making connections, sending what a queue had no room for. Control thread,
+  // Work that belongs to no call: making connections, sending what a queue had no room for. Control thread,
   // whenever events().control is readable. Never waits.
   virtual void serve() {}
 

@@ -17,7 +17,7 @@
 
 namespace mep {
 
-// What a peer must know to reach one of this rank's windows: a few bytes and at most one descriptor.
+// All that a peer must know to reach one of this rank's windows: a few bytes and at most one descriptor.
 struct WindowExport {
   std::vector<std::byte> blob;  // at most kMaxWindowBlobBytes
   UniqueFd fd;                  // a duplicate, owned by this struct

@@ -3,7 +3,7 @@
 // Invariants
 //   - find() takes no lock and looks at a few places however many windows there are. Adding or dropping one
 //     window disturbs no search for another.
-//   - A window's record never moves. What is dropped is used again for another window only by a later add().
+//   - A window's record never moves. Only a later add() uses a dropped record again for another window.
 //   - Old arrays of heads stay until the table ends, since a thread may be looking through one. Each is half
 //     as long as the next.
 #pragma once
@@ -32,7 +32,7 @@ struct RemoteWindow {
   std::shared_ptr<void> memory;   // keeps `data` valid
 };
 
-// What add() publishes.
+// The place that add() publishes.
 struct WindowPlace {
   std::byte* data = nullptr;
   size_t bytes = 0;

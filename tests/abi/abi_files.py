@@ -1,4 +1,4 @@
-"""What the ABI's scripts share: the reader of mep.h, and the literal table of layout_table.h."""
+"""Shared by the ABI's scripts: the reader of mep.h, and the literal table of layout_table.h."""
 import re
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-/* What the ABI tests share: CMocka with the headers it needs, and EXPECT. They are C and link
+/* Shared by the ABI tests: CMocka with the headers it needs, and EXPECT. They are C and link
  * libmep.so alone, as a user's program does. */
 #ifndef MEP_TESTS_ABI_ABI_TEST_H
 #define MEP_TESTS_ABI_ABI_TEST_H

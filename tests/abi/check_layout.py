@@ -21,7 +21,7 @@ findings.same_names("layout_table.h, fields",
                     {(s, f) for s, fields in mep_h.structs.items() for _, f, _ in fields},
                     table.fields)
 
-# Of a package without its __init__.py: needs neither NumPy nor the library.
+# The package without its __init__.py: it needs neither NumPy nor the library.
 package = types.ModuleType("mep")
 package.__path__ = [str(ROOT / "bindings/python/mep")]
 sys.modules["mep"] = package

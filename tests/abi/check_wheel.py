@@ -18,7 +18,7 @@ BUILDER = ROOT / "build/wheel-builder"  # where ./dev installs scikit-build-core
 PROGRAMS = ("mep_run", "mep_info", "mep_perf")
 built = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else None
 
-# As a new user has them.
+# The variables that a new user has.
 ENVIRONMENT = {name: value for name, value in os.environ.items()
                if not name.startswith(("MEP_", "PYTHON", "LD_")) and name != "VIRTUAL_ENV"}
 # Run in the environment: what it says is one Python literal.

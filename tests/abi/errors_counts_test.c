@@ -51,7 +51,7 @@ static void collectives_with_counts(void** state) {
   EXPECT(MEP_ERR_UNSUPPORTED, mep_reduce_scatterv(a, b, n, NULL, MEP_FLOAT32, MEP_XOR, comm, NULL));
   assert_null(request);
   assert_true(a[0] == 1 && b[0] == 2); /* nothing was touched */
-  /* What a rank gives itself must fit too. */
+  /* The block that a rank gives itself must fit too. */
   EXPECT(MEP_ERR_MISMATCH, mep_gatherv(a, b, 7, n, NULL, MEP_FLOAT32, 0, comm, NULL));
   EXPECT(MEP_ERR_MISMATCH, mep_scatterv(a, b, 7, n, NULL, MEP_FLOAT32, 0, comm, NULL));
   EXPECT(MEP_ERR_MISMATCH, mep_alltoallv(a, b, one, NULL, n, NULL, MEP_FLOAT32, comm, NULL));

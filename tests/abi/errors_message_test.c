@@ -138,7 +138,7 @@ static void requests(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitany(1, NULL, 0, &index, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_request_waitany(1, both, 0, NULL, NULL));
 
-  /* Of a collective, and of a send. */
+  /* Cancel a collective, and a send. */
   MUST(mep_ibarrier(comm, &both[0]));
   EXPECT(MEP_ERR_UNSUPPORTED, mep_request_cancel(&both[0]));
   assert_non_null(both[0]);
@@ -146,13 +146,13 @@ static void requests(void** state) {
   EXPECT(MEP_ERR_UNSUPPORTED, mep_request_cancel(&both[1]));
   MUST(mep_request_waitall(2, both, UINT32_MAX, results));
   assert_true(both[0] == NULL && both[1] == NULL && results[0] == 0 && results[1] == 0);
-  /* Of a receive whose message has come. */
+  /* Cancel a receive whose message has come. */
   MUST(mep_irecv(b, 1, MEP_FLOAT32, 0, 1, comm, NULL, &both[0]));
   EXPECT(MEP_ERR_BUSY, mep_request_cancel(&both[0]));
   MUST(mep_request_wait(&both[0], UINT32_MAX, &info));
   assert_true(b[0] == 1 && info.result == MEP_SUCCESS);
 
-  /* Of one that waits: it takes nothing any more. */
+  /* Cancel one that waits: it takes nothing any more. */
   MUST(mep_irecv(b, 8, MEP_FLOAT32, 0, 1, comm, NULL, &both[1]));
   results[0] = results[1] = results[2] = 77;
   EXPECT(MEP_ERR_BUSY, mep_request_waitall(3, both, kShort, results));

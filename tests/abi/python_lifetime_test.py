@@ -24,7 +24,7 @@ HIDDEN, TOKENS = 8, 6
 
 
 class Interface:
-    """What shows its memory by a protocol of NumPy's kind."""
+    """An object that shows its memory by a protocol of NumPy's kind."""
 
     def __init__(self, array, **changes):
         self.array = array
@@ -175,7 +175,7 @@ class Memory(unittest.TestCase):
             self.assertEqual(self.comm.allreduce(x).shape, shape)
             self.assertEqual(self.comm.allgather(x).shape, (1,) + shape)
             np.testing.assert_array_equal(x, 3)
-        # Of an axis of length 1 the stride says nothing.
+        # The stride of an axis of length 1 says nothing.
         one = np.broadcast_to(np.float32([1, 2]), (1, 2)).copy()[:, :]
         one = np.lib.stride_tricks.as_strided(one, (1, 2), (999 * 4, 4))
         np.testing.assert_array_equal(self.comm.allreduce(one), [[1, 2]])
@@ -497,7 +497,7 @@ print("well")
 """)
 
     def test_in_a_split(self):
-        # What the call made in the background is nobody's, and does not keep the world.
+        # The comm that the call made in the background is nobody's, and does not keep the world.
         self.run_program("""
 comms, eps = world()
 try:

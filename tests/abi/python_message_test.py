@@ -225,7 +225,7 @@ class Requests(unittest.TestCase):
             comm.send(np.float64([tag]), 0, tag)
             place = mep.waitany(requests)
             found.append((place, requests[place].wait().tag))
-            # What is known of the others is kept apart.
+            # The state of the others is kept apart.
             running = [each.info().result for each in requests if each is not None and not each.done]
             self.assertEqual(running, [mep.BusyError.code] * (3 - len(found)))
             self.assertEqual([requests[i].info().result for i, _ in found], [0] * len(found))
@@ -334,7 +334,7 @@ class Groups(unittest.TestCase):
                     comm.recv(np.zeros(3, np.int32), 0, 1)
                     comm.recv(np.zeros(1), 0, 2)
             self.assertTrue(all(each.done for each in requests))
-            # What is refused is refused at once; what has begun goes on.
+            # A bad call is refused at once; calls that have begun go on.
             y = np.zeros(3)
             with self.assertRaises(mep.InvalidArgumentError):
                 with mep.group() as requests:
@@ -510,7 +510,7 @@ os._exit(0)
 """)
 
     def test_anywhere(self):
-        # What was interrupted is told by its request all the same.
+        # The request of an interrupted call tells its outcome all the same.
         self.run_program("""
 interrupted = 0
 for i in range(600):

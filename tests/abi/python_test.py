@@ -357,7 +357,7 @@ class CudaStreamProtocol:
 
 
 class DeviceArrays(unittest.TestCase):
-    """What can be seen of device arrays without a GPU: where they are, and that hosts refuse them."""
+    """Device arrays as far as they work without a GPU: where they are, and that hosts refuse them."""
 
     def test_array(self):
         found = mep._buffers.buffer(CudaArray(0x7000, (3, 5), "<f4"), writable=True)

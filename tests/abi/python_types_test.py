@@ -15,7 +15,7 @@ from python_test import DLPack, Interface, ml_dtypes, on_threads
 
 class Types(unittest.TestCase):
     def test_each_type_by_its_values(self):
-        """What the library computes shows which type it took: sign, width and fraction."""
+        """The library's results show which type it took: sign, width and fraction."""
         examples = {
             "int8": (np.int8, [-3, 100], [5, -100]), "uint8": (np.uint8, [253, 100], [5, 200]),
             "int16": (np.int16, [-3, 30000], [5, -30000]), "uint16": (np.uint16, [65533, 100], [5, 40000]),
@@ -91,7 +91,7 @@ class Refusing(Tensor):
 
 
 def fake_torch():
-    """As much of PyTorch as makes a new tensor."""
+    """The part of PyTorch that makes a new tensor."""
     torch = types.ModuleType("torch")
     torch.Tensor, torch.float32, torch.float64, torch.bfloat16 = Tensor, np.float32, np.float64, np.uint16
     torch.empty = lambda shape, dtype, device: Tensor(np.full(shape, 7, dtype))
@@ -274,7 +274,7 @@ class Failures(unittest.TestCase):
 
 
 class NewArrays(unittest.TestCase):
-    """What is made without a receive buffer is of the kind of the input."""
+    """An array that is made without a receive buffer is of the kind of the input."""
 
     def test_collectives(self):
         with mep.init(rank=0, size=1) as comm:

@@ -104,7 +104,7 @@ SLICE = ("8 to 1", "two ranks, the lowest stopped", "grown, then killed")
 
 
 def run_case(program, case, starter=None):
-    """What went wrong, or an empty list."""
+    """A list of what went wrong."""
     with tempfile.TemporaryDirectory() as folder:
         report_path = pathlib.Path(folder, "report.json")
         environment = dict(os.environ)

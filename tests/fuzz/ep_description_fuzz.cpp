@@ -1,4 +1,4 @@
-// What a joiner is told of an EP object: what is accepted can be laid out, and its map be read. First
+// The description of an EP object for a joiner: one that is accepted can be laid out, and its map be read. First
 // byte: of how many ranks.
 #include "core/ep/ep_description.hpp"
 

@@ -14,13 +14,13 @@
 
 namespace fuzz {
 
-// Must come back, whatever the bytes are, and leave nothing behind. What was accepted is checked.
+// Must come back, whatever the bytes are, and leave nothing behind. Accepted input is checked.
 void one(std::span<const std::byte> input);
 // Inputs made by the library's own encoders, to begin with.
 using Sink = std::function<void(const std::string& name, std::span<const std::byte> bytes)>;
 void seeds(const Sink& sink);
 
-// What a parser promises of accepted bytes, in release builds too.
+// Checks what a parser promises of accepted bytes, in release builds too.
 inline void require(bool condition, const char* file = __builtin_FILE(),
                     int line = __builtin_LINE()) {
   if (condition) return;

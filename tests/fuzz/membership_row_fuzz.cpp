@@ -25,7 +25,7 @@ void one(std::span<const std::byte> input) {
     require(row->slot < kSlots);
     row->suspected.each([](uint32_t slot) { require(slot < kSlots); });
     row->dead.each([](uint32_t slot) { require(slot < kSlots); });
-    // What was accepted can be passed on and is accepted again.
+    // An accepted row can be passed on and is accepted again.
     const std::vector<uint8_t> again = mep::membership::encode_row(*row);
     require(mep::membership::decode_row(again, kSlots, &error) != nullptr);
   } else {

@@ -1,4 +1,4 @@
-// What comes over a TCP data connection. First byte: which parser.
+// Bytes that come over a TCP data connection. First byte: which parser.
 #include "fuzz/fuzz_target.hpp"
 #include "transport/tcp/address.hpp"
 #include "transport/tcp/frame.hpp"

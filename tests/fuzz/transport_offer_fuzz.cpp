@@ -1,4 +1,4 @@
-// What a peer says of its cores and transports; and whatever is in an offer, read as addresses of TCP.
+// A peer's offer of its cores and transports; and whatever is in it, read as addresses of TCP.
 #include "core/world/offer.hpp"
 
 #include <algorithm>

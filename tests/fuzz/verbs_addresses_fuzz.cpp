@@ -1,4 +1,4 @@
-// What a peer says of its HCAs and of a window that RDMA reaches. First byte: 0 the offer, else the
+// A peer's statement about its HCAs and about a window that RDMA reaches. First byte: 0 the offer, else the
 // window over that many rails.
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-// What a peer signals over verbs: a sequence of codes (0, 4 bytes) and definitions (1, 32 bytes; else that
+// A peer's signals over verbs: a sequence of codes (0, 4 bytes) and definitions (1, 32 bytes; else that
 // many bytes, fewer at the end). The peer was offered window 9 and not window 8.
 #include <algorithm>
 #include <cstring>

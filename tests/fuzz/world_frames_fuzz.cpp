@@ -1,5 +1,5 @@
 // Frames of the control thread, the description of communicators for joiners among them. First byte:
-// which frame. Of what is accepted the same bytes are encoded again. (Rows and views: membership_row.)
+// which frame. Accepted frames are encoded again to the same bytes. (Rows and views: membership_row.)
 #include "core/world/frames.hpp"
 
 #include <algorithm>

@@ -89,7 +89,7 @@ class Relay {
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
 
-  // What the rank has written so far for `to`, words and packets of steps before end_step only.
+  // Passes on what the rank has written so far for `to`, words and packets of steps before end_step only.
   void pass(uint32_t to, uint64_t end_step, uint64_t packet_bytes = UINT64_MAX) const {
     const RelayPlan plan{shadows_[to], rig_.window(to), rig_.layout(),
                          source_,      end_step,        packet_bytes};
@@ -294,7 +294,7 @@ void deaths_in_personal_operations() {
   std::printf("  4 ranks: deaths between data and confirmation, of each kind and root\n");
 }
 
-// A long reduce of two ranks goes to the root alone. Whoever is left has succeeded if the other's last word came: the
+// A long reduce of two ranks goes to the root alone. The survivor has succeeded if the other's last word came: the
 // root has all bytes then, and the other one needs none.
 void deaths_in_one_way_reduce() {
   for (const uint32_t gone : {0u, 1u}) {

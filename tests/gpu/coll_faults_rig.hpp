@@ -1,4 +1,4 @@
-// What the parts of the test of faults in stream collectives share: ranks with buffers whose values are known, what an
+// Shared by the parts of the test of faults in stream collectives: ranks with buffers whose values are known, what an
 // operation has to leave in them, and decisions, since the test plays membership.
 #pragma once
 
@@ -9,7 +9,7 @@ namespace gpu_test {
 
 constexpr size_t kCount = 30'000;
 
-// What the ranks call. Elements are MEP_UINT32, reductions MEP_SUM.
+// The operation that the ranks call. Elements are MEP_UINT32, reductions MEP_SUM.
 struct Scene {
   Collective kind = Collective::k_allreduce;
   uint32_t root = 0;
@@ -68,7 +68,7 @@ struct Ranks {
       std::memset(statuses[rank], 0, sizeof *statuses[rank]);
     }
   }
-  // Of a block in the receive buffer of `rank`: element i is first + i * each.
+  // A block in the receive buffer of `rank`: element i is first + i * each.
   struct Wanted {
     uint32_t first;
     uint32_t each;

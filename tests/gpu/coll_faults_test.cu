@@ -106,8 +106,8 @@ void between_operations(uint32_t ranks) {
   std::printf("  %u ranks: a view change between operations is told once\n", ranks);
 }
 
-// A dying rank has served some members and not others: its words and bytes for them go astray. Who has
-// them completes; the decision says that the operation succeeds; the others take them from a member. It is the
+// A dying rank has served some members and not others: its words and bytes for them go astray. A member that
+// has them completes; the decision says that the operation succeeds; the others take them from a member. It is the
 // second operation: in the first the ranks meet, and who is not met serves nobody.
 void half_served(uint32_t ranks, const Scene& scene = {}) {
   Rig rig(ranks, 2000);
@@ -265,7 +265,7 @@ void slow(uint32_t ranks) {
   std::printf("  %u ranks: one a hundred times slower\n", ranks);
 }
 
-// Who calls on a dead root is told so, as often as it does; that takes no number, and nothing is written.
+// A call on a dead root is refused each time; it takes no number, and nothing is written.
 void dead_root(uint32_t ranks) {
   Rig rig(ranks, 5000);
   Ranks members(rig, {Collective::k_allreduce, ranks - 1, 1000});

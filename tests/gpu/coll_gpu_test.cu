@@ -107,7 +107,8 @@ class Bench {
     return call;
   }
 
-  // Fills inputs and poisons everything else. Of several cases, which run one after the other, no places overlap.
+  // Fills inputs and poisons everything else. The places of several cases, which run one after the other, do not
+  // overlap.
   void prepare(const std::vector<Case>& tests, std::mt19937_64* random) {
     inputs_.assign(tests.size(), Inputs(rig_.ranks()));
     for (const uint32_t rank : live_) {
@@ -373,7 +374,7 @@ void large(uint32_t ranks, std::mt19937_64* random) {
   std::printf("  %u ranks: 28 MiB of each\n", ranks);
 }
 
-// What runs together fits on the GPU.
+// All CTAs that run together fit on the GPU.
 void most_ctas() {
   for (const uint32_t capacity : {1u, 16u, 108u, 132u, 264u, 10'000u}) {
     for (uint32_t ranks = 1; ranks <= std::min(capacity, 64u); ++ranks) {

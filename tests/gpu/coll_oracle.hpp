@@ -1,4 +1,4 @@
-// What collectives have to give, written from the rules alone, slow and plain: small floats are decoded
+// The results that collectives have to give, written from the rules alone, slow and plain: small floats are decoded
 // by their definition and encoded by looking for the nearest code; who gives and gets how much is said as
 // include/mep.h says it, and not taken from the library's table.
 #pragma once
@@ -304,8 +304,8 @@ inline bool can_be_in_place(mep::Collective kind, bool is_root) {
   return is_root || !has_root(kind);
 }
 
-// What of one operation has to arrive where. `sends` are the send buffers, by rank; `members` are the ranks that
-// take part, rising.
+// One operation's blocks and the places where they have to arrive. `sends` are the send buffers, by rank; `members`
+// are the ranks that take part, rising.
 class Arrivals {
  public:
   Arrivals(mep::Collective kind, mep_dtype_t dtype, mep_op_t op, uint32_t root, size_t block_bytes,

@@ -79,7 +79,7 @@ class Buffer {
   uint8_t* memory_ = nullptr;
 };
 
-// What the library has, or places so small that every operation takes many steps.
+// The library's own places, or places so small that every operation takes many steps.
 enum class Places { kAsUsual, kSmall };
 
 class Rig {
@@ -156,7 +156,7 @@ class Rig {
     use_gpu_of(rank);
     mep_ok(mep::device::launch_coll(call, states_[rank], layout_, ctas, streams_[rank]));
   }
-  // What `body` launches on the rank's stream, as a graph.
+  // A graph of what `body` launches on the rank's stream.
   template <typename Body>
   cudaGraphExec_t capture(uint32_t rank, Body&& body) const {
     cudaGraph_t graph = nullptr;

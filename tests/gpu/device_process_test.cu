@@ -1,6 +1,6 @@
 // Communicators on GPUs whose ranks are processes: right, if not fast where several have one GPU (without
 // MPS they take turns). They split; the last rank is killed while its kernel runs; the others are told and
-// go on with their old graphs. What gives ranks different things they call before and after.
+// go on with their old graphs. They call kinds that give ranks different things before and after.
 // Started without arguments it starts the ranks.
 #include <cstring>
 

@@ -37,7 +37,7 @@ struct Shape {
   size_t wire_row() const { return kHidden * (fp8 ? 1 : 2); }
 };
 
-// What one rank gives.
+// One rank's input.
 struct Input {
   uint32_t tokens = 0;
   std::vector<uint16_t> x;  // bf16
@@ -45,7 +45,7 @@ struct Input {
   std::vector<float> weights;
 };
 
-// What one rank gets; buffers begin poisoned.
+// One rank's output; buffers begin poisoned.
 struct Output {
   std::vector<uint8_t> recv_x, recv_scales, src_info, counts, ranges, out;
   explicit Output(const Shape& s)
@@ -91,7 +91,7 @@ inline std::vector<Input> draw_inputs(const Shape& s, uint32_t live, uint64_t se
   return inputs;
 }
 
-// What the expert gives for the row of a token; where it lies follows from the dispatch.
+// The expert's outputs for the rows of tokens; the dispatch says where they lie.
 inline std::vector<uint16_t> make_y(const Shape& s, uint32_t rank, const Output& got) {
   std::vector<uint16_t> y(size_t{s.rows()} * kHidden, 0);
   const auto* ranges = reinterpret_cast<const int64_t*>(got.ranges.data());

@@ -127,7 +127,7 @@ void tells(uint64_t seed) {
               static_cast<unsigned long long>(info.seq),
               static_cast<unsigned long long>(info.epoch),
               static_cast<unsigned long long>(contributors));
-    // What the library keeps has its own place.
+    // Counts that the library keeps have their own place.
     mep_ep_view_t view;
     mep_ep_view_defaults(&view);
     need(mep_ep_buffer_view(r.ep, 1, &view), "mep_ep_buffer_view");

@@ -1,5 +1,5 @@
-// What a rank sees when others fail: no hang, no sticky error, a report that names who and what was waited
-// for, defined outputs, and graphs captured before the failure that work in the next epoch.
+// A rank's view when others fail: no hang, no sticky error, a report that names who and what was waited for, defined
+// outputs, and graphs captured before the failure that work in the next epoch.
 #include "ep_tests.hpp"
 
 #include <chrono>

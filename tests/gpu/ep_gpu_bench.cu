@@ -79,7 +79,7 @@ double measure_signal() {
 
 __global__ void __launch_bounds__(512) empty_kernel() {}
 
-// Of one kernel in a graph, with so many streams doing the same at once.
+// The time of one kernel in a graph, with so many streams doing the same at once.
 double measure_launch(uint32_t streams) {
   constexpr int kKernels = 400;
   std::vector<cudaStream_t> stream(streams);
@@ -164,7 +164,7 @@ class Bench {
     GPU_OK(cudaDeviceSynchronize());
   }
 
-  // What the last operations of rank 0 spent their time with; needs kernels built with MEP_EP_TRACE.
+  // Prints what the last operations of rank 0 spent their time with; needs kernels built with MEP_EP_TRACE.
   void print_trace() {
     const EpState state = group_[0].buffers[0]->state();
     if (state.trace[8] == 0) return;

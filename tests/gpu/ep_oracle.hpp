@@ -1,4 +1,4 @@
-// What dispatch and combine mean, in plain loops on one host thread, for all ranks at once. Shares no
+// Dispatch and combine in plain loops on one host thread, for all ranks at once. Shares no
 // code with the kernels or with the library's host side: small floating-point types are looked up in
 // tables of all their values.
 #pragma once
@@ -127,7 +127,7 @@ struct Row {
   uint32_t source, token, k;
 };
 
-// Who sent what: rows of every expert of every rank in order, and the place of every entry.
+// The routing of all: rows of every expert of every rank in order, and the place of every entry.
 struct Routing {
   std::vector<std::vector<Row>> rows;       // [places]
   std::vector<std::vector<int32_t>> place;  // [rank][token * K + k]: -1 none

@@ -17,7 +17,7 @@ struct SoakPlan {
   bool heavy;  // long rows, always pushed, beside memory traffic: what a missing fence lets slip
 };
 
-// What a rank does in a round of `per_round` operations: the same number everywhere, cut up differently.
+// A rank's calls in a round of `per_round` operations: the same number everywhere, cut up differently.
 class SoakRank {
  public:
   SoakRank(Group& group, const SoakPlan& plan, uint32_t rank, uint64_t seed)

@@ -274,7 +274,7 @@ class Worker {
   }
 
  public:
-  // Of a dispatch that was only sent.
+  // The receiving half of a dispatch that was only sent.
   void enqueue_receive(cudaStream_t stream) {
     const mep_dispatch_receive_t receive = with_status<mep_dispatch_receive_t>();
     GPU_OK(ep_dispatch(group_.launch(rank_, buffer_), nullptr, &receive, stream));

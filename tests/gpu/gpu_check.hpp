@@ -1,4 +1,4 @@
-// What tests on GPUs share: checks, waits, and which GPU a rank has. Ranks are dealt to all GPUs that CUDA
+// Shared by the tests on GPUs: checks, waits, and which GPU a rank has. Ranks are dealt to all GPUs that CUDA
 // shows, rank r to GPU r modulo their number; CUDA_VISIBLE_DEVICES=0 restricts a run to one.
 #pragma once
 

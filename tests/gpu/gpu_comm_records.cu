@@ -1,5 +1,5 @@
-// What collectives on GPUs leave of themselves in memory of the caller: a record of how each operation ended, whether
-// it was called eagerly or in a graph, and also when a rank aborts.
+// Records that collectives on GPUs leave in memory of the caller: how each operation ended, whether it was called
+// eagerly or in a graph, and also when a rank aborts.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -65,7 +65,7 @@ void set_records(const std::vector<Rank>& ranks, const Records& records, size_t 
   }
 }
 
-// Of a success; words: of the bitmap that was given room. Gives the number of the operation.
+// Checks the record of a success; words: of the bitmap that was given room. Gives the number of the operation.
 uint64_t expect_success(const Rank& rank, const Record& record, uint32_t words, const char* where) {
   uint64_t epoch = 0;
   need(mep_comm_epoch(rank.comm, &epoch), "mep_comm_epoch");

@@ -1,4 +1,4 @@
-// What the parts of the test of communicators on GPUs share: ranks with streams and buffers whose values are known,
+// Shared by the parts of the test of communicators on GPUs: ranks with streams and buffers whose values are known,
 // calls of the kinds in which ranks get different things and what those have to give, and graphs of calls.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace gpu_test {
 constexpr size_t kCount = 20'000;
 constexpr uint32_t kUntouched = 0xa5a5a5a5;
 
-// What all elements of a block in a send buffer are; a sum of them tells which ranks gave and which block it is.
+// The value of all elements of a block in a send buffer; a sum of them tells which ranks gave and which block it is.
 inline uint32_t value(uint32_t rank, uint32_t block) {
   return block << 24 | 1u << (3 * rank);
 }
@@ -102,7 +102,7 @@ inline mep_result_t enqueue_kind(const Rank& r, Kind kind, uint32_t rank, uint32
   }
 }
 
-// What a block of the receive buffer of `rank` has to be afterwards.
+// The value that a block of the receive buffer of `rank` has to have afterwards.
 inline uint32_t wanted(Kind kind, uint32_t rank, uint32_t block, uint32_t root, uint64_t members) {
   const auto sum_of = [&](uint32_t sent) {
     uint32_t sum = 0;

@@ -1,5 +1,5 @@
-// Communicators on GPUs through the C ABI: ranks as threads of this process, each with a stream. What
-// is refused, what collectives give, and what happens when a rank aborts, with graphs captured before. Kinds in which
+// Communicators on GPUs through the C ABI: ranks as threads of this process, each with a stream. Refused
+// calls, the results of collectives, and what happens when a rank aborts, with graphs captured before. Kinds in which
 // ranks get different things are in gpu_comm_kinds.cu, records of operations in gpu_comm_records.cu.
 #include <cstring>
 #include <functional>
@@ -164,7 +164,7 @@ void gathers_without_absent(const std::vector<Rank>& ranks, uint32_t members) {
   }
 }
 
-// Who calls on a dead root is told so, each time.
+// A call on a dead root is told so, each time.
 void calls_on_dead_root(const std::vector<Rank>& ranks, uint32_t dead) {
   for (const Kind kind : kKinds) {
     if (!has_root(kind)) continue;

@@ -1,4 +1,4 @@
-// What this GPU and driver do that the stream operations rest on. It prints one line a finding and
+// Asks this GPU and driver for what the stream operations rest on. It prints one line a finding and
 // fails only when nothing can be asked; the choices made from one GPU's answers are in docs/measurements/one-h200.md.
 //
 // Every kernel here ends by itself: waits have a deadline on the GPU's own clock.

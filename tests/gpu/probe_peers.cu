@@ -1,4 +1,4 @@
-// What two GPUs of this machine do with each other: one line a finding. Skipped where there is one GPU.
+// Asks two GPUs of this machine what they do with each other: one line a finding. Skipped where there is one GPU.
 //
 // Every kernel here ends by itself: waits have a deadline on the GPU's own clock.
 #include <string>

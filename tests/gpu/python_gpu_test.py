@@ -16,7 +16,7 @@ RANKS = 2
 
 
 def with_blocks(torch, comms, streams, synchronize):
-    """What gives the ranks different things: block b of rank r has the value 10 * r + b."""
+    """Calls that give the ranks different things: block b of rank r has the value 10 * r + b."""
     root = RANKS - 1
     sends, blocks, kinds = [], [], []
     for comm in comms:

@@ -3,8 +3,9 @@
 
 Include layering by layer and by folder, definitions outside the folder that declares them, who may include
 hwloc, verbs, MPI and CUDA, the length of files, that the environment variables which are read, listed in env.cpp
-and documented are the same ones, and the documents: links, files that are named, a row for each result, and the
-ways of calls that they show (ways.py). Prints one line a finding, "file:line: text", and exits with 1 if there is one.
+and documented are the same ones, the documents: links, files that are named, a row for each result, and the
+ways of calls that they show (ways.py), and how sentences begin (sentences.py). Prints one line a finding,
+"file:line: text", and exits with 1 if there is one.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sys
 
 import documents
 import folders
+import sentences
 import ways
 
 MAX_LINES = 600
@@ -25,7 +27,7 @@ LAYERS = {
     "core": {"base", "protocol", "transport", "kernels", "core"},
 }
 PUBLIC_HEADERS = {"mep.h", "mep_mpi.h"}
-# What kernels may see of transports: code that runs on the device.
+# The part of transports that kernels may see: code that runs on the device.
 DEVICE_HEADER = re.compile(r"transport/(.*/)?device_\w+\.(hpp|cuh|h)$")
 # Library: (its headers, the files of the tree that may include them).
 LIBRARIES = {
@@ -207,6 +209,7 @@ def check_tree(root, check_folders=check_own_folders):
     findings += check_environment(root, code)
     findings += check_folders(code)
     findings += documents.check_documents(root)
+    findings += sentences.check_sentences(root)
     return findings
 
 
@@ -222,7 +225,7 @@ def main():
     for name, number, text in findings:
         print(f"{name}:{number}: {text}")
     if not findings:
-        print("layering, folders, definitions, file lengths, environment variables, documents and their ways are in order")
+        print("layering, folders, definitions, file lengths, environment variables, documents, their ways and sentences are in order")
     return 1 if findings else 0
 
 

@@ -31,7 +31,7 @@ class Install(unittest.TestCase):
         tree = ROOT / "build/release"
         self.assertTrue(calls[-2].startswith(f"--build {tree}") and calls[-2].endswith("--target mep_programs"), calls)
         self.assertEqual(calls[-1], f"--install {tree} --prefix /tmp/some where")
-        # What is set stays; what is not leaves no empty entry, which would mean the current folder.
+        # A set variable stays; an unset one leaves no empty entry, which would mean the current folder.
         lines = "".join(re.findall(r"export .*\n", said))
         values = subprocess.run(["sh", "-c", f'{lines}echo "$LD_LIBRARY_PATH;$PYTHONPATH"'], text=True, check=True,
                                 stdout=subprocess.PIPE, env={"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": "/kept"}).stdout

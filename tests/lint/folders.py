@@ -253,7 +253,7 @@ def check_definitions(code, exceptions=None):
             if not full:
                 continue
             scope, _, last = full.rpartition("::")
-            # Of A::B::f the first that a header has: B may be a name of many.
+            # The first part of A::B::f that a header has: B may be a name of many.
             folders = next((classes[part] for part in scope.split("::") if part in classes),
                            None) if scope else functions.get(last)
             if not folders or folder_of(name) in folders:

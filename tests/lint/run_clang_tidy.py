@@ -91,7 +91,7 @@ def fingerprint(source, entry, root, what):
 
 
 def changed_files(root, commit):
-    """What differs from a commit, files that git does not know yet included."""
+    """The files that differ from a commit, those that git does not know yet included."""
     names = []
     for words in (["diff", "--name-only", commit], ["ls-files", "--others", "--exclude-standard"]):
         names += subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True,

@@ -23,7 +23,7 @@ def bare(text):
 
 
 def after_arguments(text, opening):
-    """What follows the parenthesis that matches the one at `opening`."""
+    """The text behind the parenthesis that matches the one at `opening`."""
     depth = 0
     for at in range(opening, len(text)):
         depth += {"(": 1, ")": -1}.get(text[at], 0)
@@ -44,7 +44,7 @@ def uses(text, name):
             continue
         rest = after_arguments(text, match.end() + opening.end() - 1)
         rest = re.sub(r"^(?:\s*(?:const|noexcept|override|final)\b)*\s*(?:->\s*[\w:<>*& ]+)?\s*", "", rest, count=1)
-        # Of a declaration a type stands before the name; of a call an operator or the end of a statement.
+        # In a declaration a type stands before the name; in a call an operator or the end of a statement.
         follows_type = bool(re.search(r"[\w>*&\])]$", before))
         follows_type &= not re.search(r"(?:->|&&|\|\||\b(?:return|case|else|co_return|throw))$", before)
         follows_type &= not before.endswith(")") or "__launch_bounds__" in before[-120:]

@@ -5,8 +5,8 @@
  * kind is a set of DEAD | ACKED_A | PROMISED | ACKED_B. The lowest slot is kept apart, for rule (b).
  * A rank that has promised (it shares the suspicion of A's leader and said so in its row) acknowledges
  * A no more; B adopts A when a promise that it collected showed an acknowledgement of A.
- * What a leader knows as dead is any part of what has crashed; the part that helps it most is all that
- * has not acknowledged, so that is what the rule is given.
+ * A leader knows any part of the crashed ranks as dead; the part that helps it most is all those that
+ * have not acknowledged, so that is what the rule is given.
  *
  * Asserted: when both have committed with different values, nobody lives who acknowledged the one that
  * committed first. And rule (c) keeps the survivors able to go on: when every living rank has

@@ -396,7 +396,7 @@ inline answer(b, j) {
   rank[j].held = rank[j].held | (entered << (b))
 }
 
-/* Of a crashed rank nothing matters any more, but that it is a member still. */
+/* Nothing of a crashed rank matters any more, but that it is a member still. */
 inline crash(j) {
   alive = alive & ~BIT(j);
   crashes--;

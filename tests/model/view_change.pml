@@ -59,7 +59,7 @@ typedef Row {
   unsigned next_members : N
 };
 
-/* What a rank has beside its row: of the operation of its epoch. */
+/* A rank's state beside its row: of the operation of its epoch. */
 typedef Memory {
 #ifdef CONTRIBUTIONS
   unsigned have : N; /* contributions that have landed */
@@ -201,7 +201,7 @@ inline install(j, acknowledged, new_members, new_done) {
   again = 1
 }
 
-/* Who can give rank j the result: a live, frozen member of its epoch that holds it. */
+/* Finds a rank that can give rank j the result: a live, frozen member of its epoch that holds it. */
 inline find_holder(j) {
   holder = memory[j].holds;
   r = 0;
@@ -371,7 +371,7 @@ inline react(j) {
   od
 }
 
-/* What the row of peer i tells rank j. An accusation of j by i is answered in kind: j can no longer
+/* Rank j learns from the row of peer i. An accusation of j by i is answered in kind: j can no longer
  * count on i, and the others decide between the two. */
 inline learn(j, i) {
   OWN(j).dead = OWN(j).dead | (SEEN(j, i).dead & OWN(j).members);

@@ -260,7 +260,7 @@ void lost_ranks_may_be_allowed(void**) {
   assert_int_equal(run({"-n", "2", "--allow-failures", "2", "true"}, &text), 2);
   assert_int_equal(run({"-n", "2", "--size", "4", "--allow-failures", "2", "true"}, &text), 0);
 
-  // What the user ends is not lost.
+  // Ranks that the user ends are not lost.
   const Job job = launch({"-n", "2", "--allow-failures", "1", "sh", "-c",
                           "if [ $MEP_RANK = 0 ]; then trap '' INT; read go; exit 0; fi; "
                           "echo up; while :; do sleep 0.05; done"});
@@ -299,7 +299,7 @@ void a_killed_rank_is_replaced(void**) {
   assert_int_equal(write(job.input, "go\n", 3), 3);
   assert_int_equal(finish(job, &text), 0);
   assert_int_equal(count_of(before + text, "end0-first"), 1);
-  // What exits by itself has failed and is not started again.
+  // A rank that exits by itself has failed and is not started again.
   assert_int_equal(run({"-n", "2", "--respawn", "sh", "-c", "echo up; exit 3"}, &text), 3);
   assert_int_equal(count_of(text, "up"), 2);
 }

@@ -194,7 +194,7 @@ void addresses_bring_ranks_together(void**) {
     net.rendezvous = std::string(host) + ":" + std::to_string(net.port);
     expect_all(net.start_all(4), 3);
   }
-  // Of several addresses some are nobody's.
+  // Some of several addresses are nobody's.
   Net net;
   net.rendezvous = "192.0.2.1:9,127.0.0.1:" + std::to_string(net.port) +
                    ", localhost:" + std::to_string(free_port());
@@ -218,7 +218,7 @@ void old_files_are_ignored(void**) {
   for (const Process& rank : ranks) await_serving(rank);
   for (const Process& rank : ranks) end(rank);
   expect_all(net.start_all(4), 3);
-  // What the killed ones left on their hosts was removed by who took their places.
+  // The entries that the killed ranks left on their hosts were removed by those that took their places.
   assert_int_equal(rmdir(net.rendezvous.c_str()), 0);
 }
 
@@ -350,7 +350,7 @@ void a_wrong_secret_stays_outside(void**) {
     const std::string wrong = new_secret("fedcba9876543210");
     const Process zero = net.start(0, 3, 0);
     const Process one = net.start(1, 3, 0);
-    // Who serves at the address first is the meeting point: it shall not be the stranger.
+    // The first that serves at the address is the meeting point: it shall not be the stranger.
     const mep::Deadline limit = mep::Deadline::after_ms(kLongMs);
     while (!by_directory && !listening_ports(zero.pid).contains(net.port) &&
            !listening_ports(one.pid).contains(net.port) && !limit.expired()) {
@@ -545,7 +545,7 @@ void joiners_come_from_other_hosts_through_garbage(void**) {
   }
 }
 
-// Whoever serves may die; another member of its host takes the address over.
+// The rank that serves may die; another member of its host takes the address over.
 void the_meeting_points_death_stops_nothing(void**) {
   Net net;
   std::vector<Process> members;

@@ -53,7 +53,7 @@ typedef struct rank_log_t {
 
 const char* step_name(int32_t step);
 int32_t step_kinds(void);
-/* What a step tells beside its result. */
+/* A step's findings beside its result. */
 typedef struct step_findings_t {
   int wrong;
   mep_result_t made; /* NOT_CALLED: it has no calls by which all make something together */

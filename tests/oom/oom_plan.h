@@ -1,4 +1,4 @@
-/* What the preloaded library takes from the test program: which requests for memory, descriptors and
+/* The preloaded library's orders from the test program: which requests for memory, descriptors and
  * mappings are refused. Only threads that are inside a call of the library count. */
 #ifndef MEP_TESTS_OOM_PLAN_H
 #define MEP_TESTS_OOM_PLAN_H

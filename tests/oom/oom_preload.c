@@ -182,7 +182,7 @@ EXPORT int socket(int domain, int type, int protocol) {
   return refuses_with(OOM_DESCRIPTORS, EMFILE) ? -1 : next_socket(domain, type, protocol);
 }
 
-// As the kernel does it: without a caller there is nothing to refuse.
+// Like the kernel's: without a caller there is nothing to refuse.
 EXPORT int accept4(int listener, struct sockaddr* address, socklen_t* length, int flags) {
   return refuses_with(OOM_DESCRIPTORS, EMFILE) ? -1
                                                : next_accept4(listener, address, length, flags);

@@ -106,7 +106,7 @@ static void run_steps(const job_t* job, int32_t rank, mep_comm_t comm, rank_log_
   }
 }
 
-// Who has met an error says so to all, and calls barriers like everybody.
+// A rank that has met an error says so to all, and calls barriers like everybody.
 static void run_finals(const job_t* job, mep_comm_t comm, rank_log_t* log) {
   const int32_t most = (int32_t)(sizeof log->finals / sizeof log->finals[0]);
   log->at = 100;

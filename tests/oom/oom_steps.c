@@ -1,4 +1,4 @@
-// What a job calls. Each call that can fail is one step, or a few that belong together.
+// The calls of a job. Each call that can fail is one step, or a few that belong together.
 #include <mep.h>
 #include <stdio.h>
 #include <string.h>

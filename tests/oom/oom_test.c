@@ -130,7 +130,7 @@ static void draw_sweep(uint64_t seed, job_t* job) {
 
 // --- Running it -----------------------------------------------------------------------------------
 
-// What ended badly, in words; NULL: nothing.
+// Says in words what ended badly; NULL: nothing.
 static const char* run_processes(const job_t* job, rank_log_t* logs) {
   static char trouble[200];
   const int processes = job->are_threads ? 1 : job->ranks;
@@ -199,8 +199,8 @@ static int is_in_it(const rank_log_t* log) {
   return log->init == MEP_SUCCESS && log->finals[log->barriers - 1] == MEP_SUCCESS;
 }
 
-// What all make together fails on all alike, whoever ran out: in the first step that failed anywhere, if all
-// have called it. Whose world has ended has the result of that.
+// Steps that all make together fail on all alike, whoever ran out: in the first step that failed anywhere, if all
+// have called it. A rank whose world has ended has the result of that.
 static const char* judge_made_together(const job_t* job, const rank_log_t* logs) {
   for (int32_t i = 0; i < job->count; ++i) {
     const rank_log_t* first = NULL;

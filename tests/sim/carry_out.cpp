@@ -1,4 +1,4 @@
-// What the simulated processes do with the actions of their state machines.
+// Carries out the actions of the simulated processes' state machines.
 #include <algorithm>
 #include <cstdio>
 

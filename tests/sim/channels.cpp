@@ -240,7 +240,7 @@ bool ChannelTable::plan_complete() const {
     const auto found = channels_.find({item.comm, item.channel});
     if (found == channels_.end()) continue;
     const Channel& channel = found->second;
-    // What lies before this epoch has failed for good: nobody has data of it.
+    // Operations before this epoch have failed for good: nobody has data of them.
     for (uint64_t seq = std::max(item.from_seq, channel.next); seq <= item.to_seq; ++seq)
       if (!channel.provisional.contains(seq) && !channel.results.contains(seq)) return false;
   }

@@ -20,7 +20,7 @@
 
 namespace mep::sim {
 
-// What is wrong on purpose in the processes around the state machine.
+// Faults that are made on purpose in the processes around the state machine.
 struct Wrong {
   bool complete_after_freeze = false;
   bool one_decision_only = false;   // a second change overwrites the first
@@ -72,7 +72,7 @@ struct Contribution {
 
 enum class Answer : uint8_t { kSuccess, kMismatch, kChanged };
 
-// What a caller was told.
+// The answer that a caller was given.
 struct Told {
   Answer answer = Answer::kSuccess;
   uint64_t step = 0;
@@ -160,11 +160,11 @@ class ChannelTable {
   const std::map<ChannelName, Channel>& channels() const { return channels_; }
   Channel& channel(const ChannelName& name) { return channels_.at(name); }
   const std::map<uint64_t, Comm>& comms() const { return comms_; }
-  // What was told of comms that are closed.
+  // The answers on comms that are closed.
   const std::map<ChannelName, std::map<uint64_t, Told>>& closed() const { return closed_; }
   // Calls that were told since the last look.
   std::vector<std::pair<ChannelName, uint64_t>> take_fresh();
-  // What was found wrong, empty if nothing.
+  // Says what was found wrong; empty if nothing.
   const std::string& fault() const { return fault_; }
   // A view decided less than this rank had: right only if the others went on without it.
   bool rolled_back() const { return rolled_back_; }

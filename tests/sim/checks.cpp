@@ -1,4 +1,4 @@
-// What must hold when the faults have ended.
+// Checks of what must hold when the faults have ended.
 #include <algorithm>
 
 #include "sim/simulator.hpp"
@@ -116,7 +116,7 @@ void Simulator::compare(uint32_t a, uint32_t b, const ChannelName& name) {
     if (told.step != 0 && other.step != 0 && told.step != other.step)
       wrong(b, "two steps at " + call_name(name, seq));
     if (told.contributors != other.contributors) wrong(b, "two results of " + call_name(name, seq));
-    // Who came too late to make a comm knows that it was cut off, not by which change.
+    // A rank that came too late to make a comm knows that it was cut off, not by which change.
     if (told.changes != other.changes && !told.changes.empty() && !other.changes.empty())
       wrong(b, "two reports by " + call_name(name, seq));
   }

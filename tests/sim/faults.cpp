@@ -133,7 +133,7 @@ void Simulator::thaw(uint32_t index) {
     return;
   }
   node.frozen = false;
-  // What has piled up is worked off in an order that only keeps that of each sender.
+  // Events that have piled up are worked off in an order that only keeps that of each sender.
   std::vector<Event> backlog;
   backlog.swap(node.backlog);
   if (!backlog.empty() && random_.chance(50)) {

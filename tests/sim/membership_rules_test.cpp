@@ -144,7 +144,7 @@ void a_half_that_the_witness_refuses_gives_up(void**) {
   assert_true(lab.ranks[1].installed.empty());
 }
 
-// What people are told of the thresholds.
+// The thresholds are those that people are told of.
 void the_defaults_are_told(void**) {
   const Config config;
   const struct {

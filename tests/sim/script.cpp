@@ -90,7 +90,7 @@ void Simulator::trace_told(const Node& node, const ChannelName& name, uint64_t s
   trace_line(node, line.c_str());
 }
 
-// What follows from the calls that have returned since the last look.
+// Acts on the calls that have returned since the last look.
 void Simulator::after_event(uint32_t index) {
   Node& node = *nodes_[index];
   if (!node.alive || node.out || node.joiner) return;
@@ -168,7 +168,7 @@ void Simulator::start_calls(uint32_t index, const ChannelName& name, uint64_t af
 
 // --- Closing --------------------------------------------------------------------------------------
 
-// Whoever closes a comm asks the other members whether they hold what is done here, and takes part in
+// A rank that closes a comm asks the other members whether they hold what is done here, and takes part in
 // changes like a member until they do, or until a change has seen to it.
 void Simulator::start_closing(uint32_t index, uint64_t comm) {
   Node& node = *nodes_[index];

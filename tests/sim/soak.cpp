@@ -1,4 +1,4 @@
-// What a view change costs against the number of ranks: every member pushes its whole row to every
+// The cost of a view change against the number of ranks: every member pushes its whole row to every
 // other, so messages grow with the square. Rounds are exchanges: all rows of one round are
 // delivered before the next begins, replies to freeze, fence and prepare take no time.
 #include "sim/soak.hpp"

@@ -32,7 +32,7 @@ inline std::string describe(const Case& c) {
   return text;
 }
 
-// What a buffer has where nothing was written.
+// The byte that a buffer has where nothing was written.
 inline constexpr uint8_t kPaint = 0xa5;
 
 // Elements that `source` gives `target`. With counts c.count is the longest, and the seed says what the others
@@ -106,7 +106,7 @@ inline Bytes input_of(const Case& c, int rank, int size) {
   return input;
 }
 
-// What each rank's input has for `rank`; nothing of those that give nothing.
+// The block for `rank` in each rank's input; empty for ranks that give nothing.
 inline std::vector<Bytes> blocks_for(const Case& c, const std::vector<Bytes>& inputs, int rank) {
   const auto size = static_cast<int>(inputs.size());
   const size_t element = element_bytes(c.dtype);
@@ -141,7 +141,7 @@ inline Bytes reduced(const Case& c, const std::vector<Bytes>& inputs) {
   return reference_reduce(c.dtype, c.op, pointers, inputs[0].size() / element_bytes(c.dtype));
 }
 
-// What `rank` has at its receive buffer. Nothing: the collective has no reference here, which fails its tests.
+// The expected content of `rank`'s receive buffer. Nothing: the collective has no reference here, which fails its tests.
 inline std::optional<Bytes> make_expected(const Case& c, int rank, int size) {
   std::vector<Bytes> inputs;
   for (int source = 0; source < size; ++source) inputs.push_back(input_of(c, source, size));
@@ -312,7 +312,7 @@ class CaseRun {
            memcmp(send_.data() + after, input_.data() + after, input_.size() - after) == 0;
   }
   mep::OperationCall call() {
-    // What a rank does not have is NULL.
+    // A buffer that a rank does not have is NULL.
     const auto self = static_cast<uint32_t>(rank_);
     const auto root = static_cast<uint32_t>(case_.root);
     mep::OperationCall call{case_.facts().gives(self, root) ? send() : nullptr,

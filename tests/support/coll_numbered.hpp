@@ -102,7 +102,7 @@ class NumberedCall {
   std::vector<uint64_t> outputs_;
 };
 
-// What one rank does: calls in a row until one fails, and some more.
+// One rank's program: calls in a row until one fails, and some more.
 struct CallRow {
   int rank;
   int size;
@@ -124,7 +124,7 @@ struct CallRow {
       --left;
     }
   }
-  // Of the rank that will end.
+  // A call of the rank that will end.
   void call_before(int number, mep_comm_t comm, Report& found) const {
     COLL_OK(found, call(number, comm, found));
   }

@@ -205,7 +205,7 @@ inline void play_host(int rank, const std::string& folder) {
   setenv("MEP_ALLOW_INSECURE", "1", 1);
 }
 
-// What a rank's process does before it makes its communicator; for jobs whose ranks are not alike.
+// Runs in a rank's process before it makes its communicator; for jobs whose ranks are not alike.
 inline std::function<void(int rank)>& before_rank() {
   static std::function<void(int rank)> hook;
   return hook;

@@ -1,4 +1,4 @@
-// What collectives must give, computed plainly: one element at a time, in rank order. Shares no
+// The results that collectives must give, computed plainly: one element at a time, in rank order. Shares no
 // code with the library; even the sizes of types and the table of reductions are written again.
 #pragma once
 

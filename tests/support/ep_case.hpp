@@ -143,7 +143,7 @@ struct EpCase {
     }
     return row;
   }
-  // Of e4m3 input.
+  // The scales of e4m3 input.
   Bytes x_scales_row(int rank, uint64_t round, uint32_t token) const {
     RandomStream random = stream(5, static_cast<uint64_t>(rank), round, token);
     Bytes row(scale_bytes());
@@ -178,7 +178,7 @@ struct EpCase {
     return rows;
   }
 
-  // What the expert at `place` makes of the row of (source, token).
+  // The output of the expert at `place` for the row of (source, token).
   Bytes y_row(uint32_t place, int source, uint64_t round, uint32_t token) const {
     RandomStream random = stream(6, place * 4096 + static_cast<uint64_t>(source), round, token);
     Bytes row(combine_bytes());
@@ -208,7 +208,7 @@ struct EpCase {
     return row;
   }
 
-  // Of token `token` of `rank`. gone: ranks whose experts' terms are missing.
+  // The sum for token `token` of `rank`. gone: ranks whose experts' terms are missing.
   Bytes combined_row(int rank, uint64_t round, uint32_t token, bool renormalize = false,
                      const std::vector<uint8_t>& gone = {}) const {
     const std::vector<int64_t> route = routing(rank, round);

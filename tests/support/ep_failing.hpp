@@ -190,7 +190,7 @@ class FailingRun {
     progress_ = kCombineEnded;
     buffer.check_combined(missing(lacking), renormalize);
     if (carried || gone_.empty()) return combined == MEP_SUCCESS;
-    // Of the new view: what is missing is the victim's, and the result says so if there was any.
+    // In the new view only the victim's part is missing, and the result says so if there was any.
     COLL_CHECK(report_, missing(lacking) == gone_);
     bool lacks = false;
     for (const int64_t place : c_.routing(rank_, round)) {

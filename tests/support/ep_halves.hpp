@@ -12,7 +12,7 @@ constexpr bool receives(Halves halves) {
   return halves != Halves::kSend;
 }
 
-// What a call is given for a half: null if it does not do it.
+// The struct that a call is given for a half: null if it does not do it.
 template <class Struct>
 const Struct* if_sends(Halves halves, const Struct& given) {
   return sends(halves) ? &given : nullptr;

@@ -36,7 +36,7 @@ class Poisoned {
   size_t bytes_;
 };
 
-// What one rank does on one buffer in one round. The order of the steps is the caller's.
+// One rank's work on one buffer in one round. The order of the steps is the caller's.
 class EpRound {
  public:
   EpRound(const EpCase& c, int rank, mep_ep_t ep, uint32_t buffer, Report& report)
@@ -77,7 +77,7 @@ class EpRound {
     if (receives(halves)) set_outputs(&receive);
     const mep_result_t result =
         mep_dispatch(handle_, if_sends(halves, send), if_receives(halves, receive), nullptr);
-    // What was sent is the caller's again.
+    // The memory that was sent is the caller's again.
     if (!receives(halves)) scribble();
     return result;
   }
@@ -170,7 +170,7 @@ class EpRound {
     return static_cast<size_t>(view_.layout_range[index] >> 32);
   }
 
-  // `gone`: whose part is not in the result. Of an error the bitmap has the ranks that went instead.
+  // `gone`: whose part is not in the result. The bitmap of an error has the ranks that went instead.
   void check_status(const std::vector<uint8_t>& gone) {
     const auto* status = status_.as<mep_op_status_t>();
     const uint64_t* failed = mep_op_status_failed(status);

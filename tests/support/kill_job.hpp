@@ -12,7 +12,7 @@
 
 namespace mep_test {
 
-// What one rank has found. Written by its process alone; read once that has ended.
+// One rank's findings. Written by its process alone; read once that has ended.
 struct RankLog {
   static constexpr uint32_t kMost = 4096;
   uint32_t count = 0;

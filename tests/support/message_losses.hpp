@@ -222,7 +222,7 @@ inline void lost_beside_another_source(const Loss& loss, int rank, mep_comm_t co
   go_on_after(loss, rank, {0, 1}, comm, found);
 }
 
-// Of two ranks the other one goes: nobody is left to receive from.
+// There are two ranks, and the other one goes: nobody is left to receive from.
 inline void lost_the_only_source(const Loss& loss, int rank, mep_comm_t comm, Report& found) {
   if (rank == 1) {
     loss.stages.await(0, 1, found);
@@ -241,8 +241,8 @@ inline void lost_the_only_source(const Loss& loss, int rank, mep_comm_t comm, Re
   go_on_after(loss, rank, {0}, comm, found);
 }
 
-// What had come whole is received after its sender has gone, before and after a collective told of that, by
-// number, by tag, and from anybody. Then there is no more.
+// Messages that had come whole are received after their sender has gone, before and after a collective told of that,
+// by number, by tag, and from anybody. Then there is no more.
 inline void lost_after_sending(const Loss& loss, int rank, mep_comm_t comm, Report& found) {
   constexpr int kTags = 8;
   const auto bytes_of = [](int tag) { return static_cast<size_t>(tag) * 700; };
@@ -303,7 +303,7 @@ inline void lost_beside_a_transfer(const Loss& loss, uint64_t after_us, int rank
   go_on_after(loss, rank, {0, 1}, comm, found);
 }
 
-// What calls to one rank, or from it, have said: after the first that it is gone none ends well.
+// The results of calls to one rank, or from it: after the first that it is gone none ends well.
 class OneWay {
  public:
   void note(mep_result_t result, const Loss& loss, Report& found, int line = __builtin_LINE()) {
@@ -335,7 +335,7 @@ inline void transfer_until(const Loss& loss, uint64_t after_us, mep_comm_t comm,
     }
     if (hour.has_come()) {
       loss.go(comm);
-      // What an abort has ended is freed before the comm is; who leaves has them done first.
+      // Requests that an abort has ended are freed before the comm is; a rank that leaves has them done first.
       (void)mep_request_waitall(2, requests, kForever, nullptr);
       return;
     }

@@ -1,4 +1,4 @@
-// What tests of messages share: bytes that only one message has, buffers that show what was written behind a
+// Shared by the tests of messages: bytes that only one message has, buffers that show what was written behind a
 // message, and stages at which ranks wait for each other without the library.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace mep_test {
 inline constexpr uint32_t kForever = 0xffffffff;
 inline constexpr size_t kEagerBytes = MEP_MESSAGE_EAGER_BYTES;
 inline constexpr size_t kLargeBytes = (size_t{1} << 20) + 3;
-// What ends "at once" or when a peer has gone does so long before: the timeouts are twice as long.
+// Calls that end "at once", or when a peer has gone, do so long before: the timeouts are twice as long.
 inline constexpr uint64_t kBoundedNs = 30'000'000'000;
 
 // Ranks that are threads, and those that are processes where this lies in shared memory, wait for each other
@@ -82,7 +82,7 @@ class Inbox {
   void check_guard(Report& report, int line = __builtin_LINE()) const {
     check_untouched_from(room_, report, line);
   }
-  // What the struct says.
+  // Checks what the struct says.
   void came(int source, int tag, size_t bytes, Report& report, mep_dtype_t dtype = MEP_UINT8,
             int line = __builtin_LINE()) const {
     if (message.source == source && message.tag == tag && message.bytes == bytes &&

@@ -35,7 +35,7 @@ class Watched {
     report_.add("%s: its descriptor said nothing for %d ms", what_.c_str(), limit_ms);
     return false;
   }
-  // What the first test after await() says; one that is not done is a finding.
+  // The result of the first test after await(); one that is not done is a finding.
   mep_result_t end(mep_op_info_t* info = nullptr) {
     int32_t done = 0;
     const mep_result_t result = mep_request_test(&request_, &done, info);

@@ -1,4 +1,4 @@
-// What every transport must do, whoever its peers are. Each case is a CMocka test over all
+// The duties of every transport, whoever its peers are. Each case is a CMocka test over all
 // transports that reach ranks of the given kind.
 #pragma once
 
@@ -375,7 +375,7 @@ inline void renew_body(Rank& rank) {
   }
 }
 
-// What a peer says about its window is checked before it is believed.
+// A peer's statement about its window is checked before it is believed.
 inline void bad_imports_body(Rank& rank) {
   RANK_CHECK(rank, rank.add_window(kWorldWindowId, 4096));
   RANK_CHECK(rank, rank.add_window(kDataWindow, 8192));

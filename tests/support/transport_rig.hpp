@@ -1,6 +1,6 @@
 // Ranks for transport tests: threads of this process or forked processes, with one transport each,
-// fully connected, and their windows exchanged over socket pairs like over control links. What a
-// rank finds wrong is recorded in shared memory and asserted by the test's own process at the end.
+// fully connected, and their windows exchanged over socket pairs like over control links. A rank's
+// findings are recorded in shared memory and asserted by the test's own process at the end.
 #pragma once
 
 #include <poll.h>
@@ -178,8 +178,8 @@ class Rank {
   }
   const std::vector<std::byte>& offer_of(uint32_t peer) const { return offers_[peer]; }
 
-  // What the library's waiting threads and its control thread do: transports that need it make
-  // progress in the background of every test.
+  // Does the work of the library's waiting threads and its control thread: transports that need it make progress in
+  // the background of every test.
   void pump() {
     while (!stop_.load(std::memory_order_relaxed)) {
       pollfd ready[2] = {{transport_->events().data, POLLIN, 0},

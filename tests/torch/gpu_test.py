@@ -143,7 +143,7 @@ def streams(dist, rank, world):
         work.wait()
         result = tensor + 0
         see(result, torch.full((100_000,), float(sum(range(world)) + world * round_)), "async", round_)
-    # What another stream made: that one is the current stream of the call.
+    # Another stream makes this tensor, and it is the current stream of the call.
     with torch.cuda.stream(side):
         delay()
         tensor = torch.full((5000,), float(rank), device=gpu())

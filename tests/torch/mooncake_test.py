@@ -86,7 +86,7 @@ def rank_lost():
         assert pg.get_failed_ranks_hint(work).tolist() == [0, 1, 0], pg.get_failed_ranks_hint(work)
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert pg.get_num_synced_ranks(backend) == 2
-    # What has nothing to do with a dead rank is an error.
+    # An error that has nothing to do with a dead rank is raised.
     try:
         dist.all_reduce(torch.zeros(2), op=dist.ReduceOp.BAND)
         raise AssertionError("no error")
@@ -167,7 +167,7 @@ def check_alone(dist, pg, rank, groups, mirrors):
 
 
 def recover(dist, pg, rank, groups, used, victim, life):
-    """What a server does with every step, until the replacement is in."""
+    """A server's work with every step, until the replacement is in."""
     folder, world = pathlib.Path(os.environ["TEST_FOLDER"]), dist.group.WORLD
     # It is not there, or does not wait yet: the same on all, and work goes on.
     assert pg.get_peer_state(world, [0, 1, 2]) == [each != victim for each in range(3)]
@@ -226,7 +226,7 @@ def rank_waiting():
 
 
 def rank_absent():
-    """No replacement comes: recover_ranks says so, and the group goes on. What MEP has not is an error."""
+    """No replacement comes: recover_ranks says so, and the group goes on. A call that MEP lacks is an error."""
     import torch
     dist, pg, rank, groups, mirrors = begin()
     dist.barrier()
@@ -276,7 +276,7 @@ def rank_installed():
 
 
 def rank_options():
-    """What MooncakeBackendOptions takes and refuses."""
+    """MooncakeBackendOptions: values that it takes and refuses."""
     import torch
     import torch.distributed as dist
     from mep.mooncake import pg

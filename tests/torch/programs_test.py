@@ -25,7 +25,7 @@ dist.destroy_process_group()
 
 
 def output_of(*command, **variables):
-    """What the program writes; AssertionError with that if it does not end with 0."""
+    """The program's output; AssertionError with that if it does not end with 0."""
     done = subprocess.run([sys.executable, "-B", *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           env={**os.environ, **variables}, timeout=LIMIT_S, check=False)
     text = done.stdout.decode(errors="replace")
@@ -57,7 +57,7 @@ class Training(unittest.TestCase):
 class EntryPoint(unittest.TestCase):
     @unittest.skipIf(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14), "PyTorch 2.14 asks entry points")
     def test_backend_without_import(self):
-        # What pip would write from pyproject.toml, without building a wheel.
+        # Writes what pip would write from pyproject.toml, without building a wheel.
         points = re.search(r'^\[project\.entry-points\."([\w.]+)"\]\n((?:\S.*\n)+)',
                            (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
         with tempfile.TemporaryDirectory() as folder:

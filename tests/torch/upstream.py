@@ -37,7 +37,7 @@ def outcomes(ranks, names):
         environment = {**os.environ, "BACKEND": "gloo", "WORLD_SIZE": ranks, "INIT_METHOD": "file://",
                        "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}",
                        "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(LIMIT_S)}
-        # Of a group of its own, so that the limit ends its ranks too.
+        # It has a process group of its own, so that the limit ends its ranks too.
         process = subprocess.Popen([sys.executable, "-B", "-c", RUN, *names], env=environment, text=True,
                                    errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                    start_new_session=True)

@@ -122,7 +122,7 @@ void places_come_from_the_first_source(void**) {
        "slurm-12-1"},
       // A batch script is no task of its allocation.
       {{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "9"}, {"SLURM_JOB_ID", "12"}}, 0, 1, alone},
-      // What mpiexec of an MPICH starts within a step has the step's variables too.
+      // A process that mpiexec of an MPICH starts within a step has the step's variables too.
       {{{"PMI_RANK", "1"},
         {"PMI_SIZE", "2"},
         {"SLURM_PROCID", "0"},

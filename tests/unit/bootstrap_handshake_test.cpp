@@ -1,7 +1,6 @@
 // labels: quick
-// What a process that knows everything but the secret can do with a control link between hosts:
-// nothing. Both ends run in this thread; between them stands a relay that may record, alter, repeat
-// or leave out bytes.
+// A process that knows everything but the secret can do nothing with a control link between hosts. Both ends run in
+// this thread; between them stands a relay that may record, alter, repeat or leave out bytes.
 #include <fcntl.h>
 #include <sodium.h>
 #include <stdint.h>

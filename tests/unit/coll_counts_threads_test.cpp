@@ -17,7 +17,7 @@ struct Exchange {
   Counts gotten;
 };
 
-// What `rank` gives to and gets of each, `of` says how much.
+// The blocks that `rank` gives to and gets of each; `of` says how long they are.
 template <typename Length>
 Exchange exchange_of(int rank, Length&& of) {
   Exchange result;
@@ -63,7 +63,7 @@ mep_result_t run(int rank, mep_comm_t comm, const Exchange& exchange, Report& fo
   return result;
 }
 
-// Of blocks of `usual` elements one is longer than its receiver expects, or two are wrong such that sums of
+// One block, of blocks of `usual` elements, is longer than its receiver expects, or two are wrong such that sums of
 // lengths do not show it. Every rank finds it, and the next call is right.
 void mismatch(uint64_t usual, uint32_t flags) {
   Report report;
@@ -81,7 +81,7 @@ void mismatch(uint64_t usual, uint32_t flags) {
             --swapped.given[kSize - 1];
           }
           COLL_EXPECT(found, MEP_ERR_MISMATCH, run(rank, comm, swapped, found));
-          // As much is given as is expected, but elsewhere.
+          // The lengths given and expected have the same sum, but lie elsewhere.
           Exchange elsewhere = exchange_of(rank, length);
           if (rank == source) ++elsewhere.gotten[1];
           if (rank == (source + 1) % kSize) ++elsewhere.given[2];

@@ -81,7 +81,7 @@ void mismatch(const Deviation& deviation, int size, int odd, uint32_t flags, boo
           CaseRun run(c, rank, size);
           const mep_result_t result = run.run(comm);
           if (result == MEP_SUCCESS) run.check(found);
-          // Who waits for the root may meanwhile see the slot of one that called something else.
+          // A rank that waits for the root may meanwhile see the slot of one that called something else.
           const bool may_see = !is_odd && rank != c.root && result == MEP_ERR_MISMATCH;
           if (result != expected && !may_see) {
             found.add("%s where others called %s, rank %d of %d, odd %d, time %d: %s (%s)",
@@ -90,7 +90,7 @@ void mismatch(const Deviation& deviation, int size, int odd, uint32_t flags, boo
             return;
           }
         }
-        // What nobody waited for is found by all where they wait for each other next.
+        // Where nobody waited for the mismatch, all find it when they wait for each other next.
         if (!all_see_it) COLL_EXPECT(found, MEP_ERR_MISMATCH, mep_barrier(comm, nullptr));
         check_works(rank, size, comm, test_seed(), found);
         uint64_t epoch = 0;
@@ -101,7 +101,7 @@ void mismatch(const Deviation& deviation, int size, int odd, uint32_t flags, boo
   report.require_clean();
 }
 
-// Of data for which the forms with counts have blocks that are all as long.
+// A seed of data for which the forms with counts have blocks that are all as long.
 uint64_t even_seed() {
   uint64_t seed = 1;
   while (mix(seed, 0xc0) % 6 != 0) ++seed;
@@ -286,7 +286,7 @@ void test_mismatched_scatter(void**) {
   mismatched_from_root({Kind::k_scatter, MEP_INT32, MEP_SUM, 10, 2});
 }
 
-// What one rank completed by itself is decided for the late one too, but not as another operation.
+// An operation that one rank completed by itself is decided for the late one too, but not as another operation.
 void late_and_mismatched(Kind from_root, bool matches) {
   constexpr int kSize = 3;
   Report report;

@@ -63,7 +63,7 @@ void run_placement(size_t place, int rank, int size, mep_comm_t comm, Report& fo
   const std::vector<Case> kinds = large_kinds();
   const std::vector<size_t> sizes = large_bytes(size);
   const auto run = [&](Case c, size_t bytes) {
-    // Of many blocks long ones take long.
+    // Many long blocks take long.
     const bool many = c.facts().gives_each_a_block() && bytes > kChunk;
     c.count = count_for(c.dtype, many ? bytes / static_cast<size_t>(size) : bytes);
     c.seed = random.bits();

@@ -171,8 +171,7 @@ void test_last_op(void**) {
   report.require_clean();
 }
 
-// Of two threads that call at the same time one is refused; whichever it is, the other's call
-// works.
+// Two threads call at the same time and one is refused; whichever it is, the other's call works.
 void test_second_thread(void**) {
   Report report;
   std::atomic<int> refused{0};

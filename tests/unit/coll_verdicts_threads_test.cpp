@@ -1,6 +1,6 @@
 // labels: quick threads tsan
-// What calls answer when members fail: the k-th call of a communicator ends alike on all survivors, whoever
-// calls early, late, or has several operations pending.
+// The answers of calls when members fail: the k-th call of a communicator ends alike on all survivors, whoever calls
+// early, late, or has several operations pending.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -35,7 +35,7 @@ void await_epoch(mep_comm_t comm, uint64_t at_least, Report& report) {
   COLL_OK(report, mep_comm_wait_view(comm, at_least - 1, 60'000));
 }
 
-// What one rank's calls said, as text: ranks are compared by it.
+// The answers to one rank's calls, as text: ranks are compared by it.
 class Answers {
  public:
   void add(mep_comm_t comm, mep_result_t result, uint64_t value) {
@@ -206,7 +206,7 @@ void test_dead_root(void**) {
   dead_root(5, 70, "01");
 }
 
-// A member may have died between its parts of a sum for two others. Who has all goes on to broadcasts that a
+// A member may have died between its parts of a sum for two others. A rank that has all goes on to broadcasts that a
 // dead root ends there and then, and must still be able to give the sum once it has prepared for a change.
 void given_after_dead_root(int calls) {
   Report report;
@@ -240,7 +240,7 @@ void given_after_dead_root(int calls) {
                                 [&](uint64_t, uint32_t, std::span<const std::byte>) { ++given; });
       collectives.resume();
     });
-    // Who leaves begins a change on the other.
+    // A rank that leaves begins a change on the other.
     called.reach();
     called.await(4);
     COLL_CHECK(found, ran);
@@ -256,8 +256,8 @@ void test_given_after_dead_root(void**) {
 }
 
 // Ranks 0 and 4 on one host, 1 to 3 on another; ranks 0 to 3 have a communicator of their own. Rank 3
-// fails; 1 and 2 go on while 0 computes; rank 4 fails, which changes nothing for that communicator. What rank 0
-// is given then comes in blocks of the new epoch.
+// fails; 1 and 2 go on while 0 computes; rank 4 fails, which changes nothing for that communicator. Rank 0
+// is then given blocks of the new epoch.
 void test_late_rank_takes_blocks(void**) {
   Report report;
   AllAnswers answers;

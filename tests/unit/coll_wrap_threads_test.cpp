@@ -14,7 +14,7 @@ struct Start {
   uint64_t chunk;
 };
 
-// What mep_comm_split does after its exchange, with other counters.
+// Makes a comm like mep_comm_split after its exchange, with other counters.
 mep_comm_t make_comm(mep_comm_t world, const char* name, const Start& start, Report& report) {
   const std::vector<uint32_t>& slots = world->comm->slots();
   auto handle = std::make_unique<mep_comm>(

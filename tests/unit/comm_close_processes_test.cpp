@@ -87,7 +87,7 @@ void closing_ends_without_answers(void**) {
   report.require_clean();
 }
 
-// As if the network had failed, which no process on this host sees of another.
+// Acts as if the network had failed, which no process on this host sees of another.
 void break_all_connections() {
   for (int fd = 3; fd < 1024; ++fd) (void)shutdown(fd, SHUT_RDWR);
 }

@@ -62,7 +62,7 @@ void test_overlap(void**) {
   }
 }
 
-// Of a comm whose ranks are not the world's, and one rank alone. The parent may go before.
+// Children of a comm whose ranks are not the world's, and one rank alone. The parent may go before.
 void test_of_a_child(void**) {
   require_on_rank_threads(4, 0, [](int rank, mep_comm_t world, Report& report) {
     mep_comm_t reversed = nullptr;

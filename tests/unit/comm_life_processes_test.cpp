@@ -26,7 +26,7 @@ void become(int rank, int size, const std::string& job) {
   setenv("MEP_JOB", job.c_str(), 1);
 }
 
-// What a run of one kind came to.
+// The outcomes of the runs of one kind.
 struct Count {
   size_t runs = 0;
   size_t died = 0;     // runs in which a rank was killed before its end
@@ -103,7 +103,7 @@ void judge(const char* what, uint64_t run, const std::vector<KillJob::Ended>& en
   }
 }
 
-// What is written down of a rank: its calls in order.
+// A rank's log: its calls in order.
 class Calls {
  public:
   explicit Calls(RankLog* log) : log_(log) {}

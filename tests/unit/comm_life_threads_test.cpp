@@ -58,7 +58,7 @@ void test_families(void**) {
   }
 }
 
-// Whoever has left the world is told so by what is left of it, at once.
+// A rank that has left the world is told so by what is left of it, at once.
 void test_after_the_world(void**) {
   require_on_rank_threads(kSize, 0, [](int rank, mep_comm_t world, Report& report) {
     mep_comm_t child = nullptr;

@@ -33,7 +33,7 @@ Memory make_window() {
   return Memory(memory);
 }
 
-// Ranks 0 and 1 on one host, 2 and 3 on another. What rank 3 puts to rank 0 stays on its way until deliver().
+// Ranks 0 and 1 on one host, 2 and 3 on another. Puts of rank 3 to rank 0 stay on their way until deliver().
 class TwoHosts {
  public:
   TwoHosts() {
@@ -81,7 +81,7 @@ void fill(Operation* operation, uint32_t fingerprint, size_t bytes) {
 }
 
 // The leader of the root's host calls something shorter and ends it as a mismatch before the root has reached the
-// other host. What that leader sends must not stand for the root's contribution: it is cut short.
+// other host. Its contribution must not stand for the root's: it is cut short.
 void a_shorter_call_cuts_nothing_short(void**) {
   TwoHosts ranks;
   std::vector<uint8_t> given(100);

@@ -469,7 +469,7 @@ void wrap_around(void**) {
   }
 }
 
-// What is written to stderr while it lives.
+// Captures what is written to stderr while it lives.
 class CapturedErrors {
  public:
   CapturedErrors() : kept_(dup(STDERR_FILENO)), file_(tmpfile()) {

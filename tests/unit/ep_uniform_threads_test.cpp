@@ -99,7 +99,7 @@ class UniformRun {
     (void)leave(round, 4);
   }
 
-  // Who was gone when the last dispatch that succeeded began: whoever is not among its contributors.
+  // The ranks that were gone when the last dispatch that succeeded began: those not among its contributors.
   std::vector<uint8_t> absent() {
     const bool is_after = std::count_if(log_->begin(), log_->end(), [](mep_result_t each) {
                             return each == MEP_ERR_PEER_FAILED;

@@ -19,7 +19,7 @@ namespace {
 
 constexpr unsigned kLimitSeconds = 60;
 
-// What `body` answers in a child, -1 if it did not come to its end.
+// The answer of `body` in a child, -1 if it did not come to its end.
 template <typename Body>
 int in_child(Body&& body) {
   const pid_t child = fork();

@@ -1,6 +1,6 @@
 // labels: gate addresses asan
-// What keeps replacements out, and must not: a second death while ranks recover, children of the dead that
-// live on. What a joiner has not attached to survives a destroy that is refused. And a rank that ends
+// Events that keep replacements out, and events that must not: a second death while ranks recover, children of the
+// dead that live on. An object that a joiner has not attached survives a destroy that is refused. And a rank ends
 // while the others start.
 #include "support/join_job.hpp"
 
@@ -237,7 +237,7 @@ void job_ends_before_a_joiner_is_ready(void**) {
   report.require_clean();
 }
 
-// A growth fails because a member dies after the admission. Whoever was admitted is out when the call returns, so
+// A growth fails because a member dies after the admission. A joiner that was admitted is out when the call returns, so
 // the next one is refused nowhere and lets others in.
 void growth_again_after_a_death(void**) {
   const auto page = JoinJob::shared_page();
@@ -322,7 +322,7 @@ void told_of_those_that_went_before(void**) {
 }
 
 // Rank 2 stands still while the replacement of rank 3 connects, so that the members' windows get new pages while the
-// replacement has the old ones and none of its own is known. What it writes as a member arrives all the same.
+// replacement has the old ones and none of its own is known. Its writes as a member arrive all the same.
 void connected_before_a_stopped_rank_is_excluded(void**) {
   const auto page = JoinJob::shared_page();
   Meeting all(4);

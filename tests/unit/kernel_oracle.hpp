@@ -1,4 +1,4 @@
-// What the kernels must give, computed another way: small floats by searching the table of all
+// The results that the kernels must give, computed another way: small floats by searching the table of all
 // their values in double, sums by plain loops over volatile. Shares no code with src/kernels.
 #pragma once
 

@@ -200,7 +200,7 @@ void limits_are_refused(void**) {
   report.require_clean();
 }
 
-// Of all threads of this process.
+// The CPU time of all threads of this process.
 double cpu_seconds() {
   rusage usage{};
   (void)getrusage(RUSAGE_SELF, &usage);
@@ -239,7 +239,7 @@ void many_channels_are_settled(void**) {
   report.require_clean();
 }
 
-// Of all threads, where there is one arena.
+// The bytes of all threads, where there is one arena.
 size_t allocated_bytes() {
   return mallinfo2().uordblks;
 }

@@ -116,7 +116,7 @@ void a_joiner_from_another_host_is_let_in(void**) {
   let_in_a_joiner(true);
 }
 
-// What it finds in the directory may be some of the members.
+// The joiner may find only some of the members in the directory.
 void a_joiner_from_another_host_is_there_first(void**) {
   for (size_t i = 0; i < slice(5, 200); ++i) let_in_a_joiner(false);
 }

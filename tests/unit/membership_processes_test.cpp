@@ -404,7 +404,7 @@ void quorum_witness(void**) {
   require_that_rank_1_goes_on(config);
 }
 
-// What it has written for the other half it does not write for this one.
+// The witness has decided for the other half and does not decide for this one.
 void quorum_witness_has_decided(void**) {
   const WitnessFolder folder;
   mep_comm_config_t config = quick_config();

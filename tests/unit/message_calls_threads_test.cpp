@@ -1,6 +1,6 @@
 // labels: quick threads tsan asan
-// What one message is and which one a receive takes: order, tags, sources, sizes, probes, what does not fit,
-// and timeouts, which concern one rank alone.
+// One message, and which one a receive takes: order, tags, sources, sizes, probes, what does not fit, and timeouts,
+// which concern one rank alone.
 #include "support/message_ranks.hpp"
 
 namespace {
@@ -340,7 +340,7 @@ void probes(uint32_t flags) {
         stages.await(0, 1, found);
         COLL_OK(found, send_bytes(bytes, 1, 1, 7, comm));
         COLL_OK(found, send_bytes(3, 2, 1, 8, comm));
-        // Of a rank that has left nothing can come any more, which is an error.
+        // Nothing can come any more from a rank that has left, which is an error.
         return stages.await(1, 1, found);
       }
       Inbox inbox(bytes);
@@ -370,7 +370,7 @@ void probes(uint32_t flags) {
   }
 }
 
-// Whoever only looks finds it too.
+// A rank that only looks finds it too.
 void looking_alone_finds_it(uint32_t flags) {
   for (const size_t bytes : {size_t{5}, kLargeBytes}) {
     require_on_rank_threads(2, flags, [&](int rank, mep_comm_t comm, Report& found) {
@@ -484,7 +484,7 @@ void receives_that_nobody_serves(uint32_t flags) {
     }
     expect_sum_of_ranks(comm, sum_of_all(2), found);
     expect_no_change(comm, found);
-    // What comes afterwards is not for a receive that has ended.
+    // A message that comes afterwards is not for a receive that has ended.
     if (rank == 0) COLL_OK(found, send_bytes(9, 1, 1, 3, comm));
     if (rank == 1) expect_message(9, 1, 0, 3, comm, found);
     late.check_untouched(found);

@@ -78,7 +78,7 @@ void exchange(int rank, uint64_t generation, mep_comm_t comm, Report& found) {
   sent.finish_all(found);
 }
 
-// Who is there now has what was sent now, and nothing else is left.
+// The ranks that are there now have what was sent now, and nothing else is left.
 void exchange_all(int rank, uint64_t generation, mep_comm_t comm, Report& found) {
   exchange(rank, generation, comm, found);
   check_contributors(rank, comm, 0x111, found);

@@ -81,7 +81,8 @@ void own_abort(uint32_t flags) {
 
 // --- Revoked ----------------------------------------------------------------------------------------
 
-// What every rank has under way on a comm: a receive that nobody serves and a large send that nobody receives.
+// The requests that every rank has under way on a comm: a receive that nobody serves and a large send that nobody
+// receives.
 struct Pending {
   Pending(int rank, mep_comm_t comm, Report& found)
       : content(message_bytes(kLargeBytes, 1)), inbox(kLargeBytes) {

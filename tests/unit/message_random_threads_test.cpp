@@ -131,11 +131,11 @@ class Comms {
     }
   }
   mep_comm_t at(int which) const { return comms_[which]; }
-  // Of a rank of the world: the highest one is the first of its half.
+  // The number on a comm of a rank of the world: the highest one is the first of its half.
   int number_on(int which, int rank) const {
     return which == kHalf ? (size_ - 1 - rank) / 2 : rank;
   }
-  // What each element of a sum has beside the common part: the ranks of the world.
+  // The part of each element of a sum beside the common one: the ranks of the world.
   int64_t sum_of_ranks(int which, int rank, int64_t* count) const {
     int64_t sum = 0;
     *count = 0;
@@ -258,7 +258,7 @@ class RoundRun {
     size_t count = message.count + (own_.one_in(2) ? 0 : own_.below(20));
     if (is_any_source) count = largest_with(message);
     task.inbox = std::make_unique<Inbox>(count * element_bytes(message.dtype));
-    // What is there now is no waiting receive's, so it is this one's.
+    // A message that is there now is no waiting receive's, so it is this one's.
     if (!is_any_source && own_.one_in(4)) {
       int32_t there = 0;
       COLL_OK(found_, mep_iprobe(source, tag, comm, &there, &task.inbox->message));
@@ -497,7 +497,7 @@ void run_program(int rank, int size, mep_comm_t world, uint64_t seed, size_t rou
     const Round round = plan.next();
     auto run = std::make_unique<RoundRun>(round, seed, rank, comms, own, found);
     run->run();
-    // What is still under way has its buffers there.
+    // Requests that are still under way have their buffers there.
     if (found.bad()) (void)run.release();
   }
   // A receive from anybody may end when all others have left.

@@ -73,7 +73,7 @@ void cancelled_too_late(uint32_t flags) {
     if (rank == 0) {
       COLL_OK(found, send_bytes(5, 1, 1, 2, comm));
       COLL_OK(found, send_bytes(kLargeBytes, 2, 1, 3, comm));
-      // What is no receive cannot be withdrawn.
+      // Only a receive can be withdrawn.
       const Bytes content = message_bytes(kLargeBytes, 3);
       mep_request_t requests[2] = {};
       COLL_OK(found, mep_isend(content.data(), kLargeBytes, MEP_UINT8, 1, 4, comm, &requests[0]));
@@ -251,7 +251,7 @@ void wait_for_any(uint32_t flags) {
   });
 }
 
-// Of requests whose time is over before that of the wait each one's own timeout is the result.
+// Requests whose time is over before that of the wait end by their own timeouts.
 void waits_end_by_the_timeouts_of_requests(uint32_t flags) {
   Stages stages;
   require_on_rank_threads(2, flags, [&](int rank, mep_comm_t comm, Report& found) {
@@ -277,7 +277,7 @@ void waits_end_by_the_timeouts_of_requests(uint32_t flags) {
 
 // --- Descriptors, and the comm's end ----------------------------------------------------------------
 
-// Whoever looks only when the descriptor says so gets what comes.
+// A rank that looks only when the descriptor says so gets what comes.
 void follow(mep_request_t* request, Report& found) {
   int32_t fd = -1;
   COLL_OK(found, mep_request_event_fd(*request, &fd));
@@ -295,7 +295,7 @@ void descriptors(uint32_t flags) {
       mep_request_t request = nullptr;
       Inbox inbox(bytes);
       const Bytes content = message_bytes(bytes, 4);
-      // Of a receive that waits, then of a send that waits.
+      // First a receive waits, then a send.
       for (const int sender : {0, 1}) {
         if (rank == sender) {
           stages.await(sender, 1, found);

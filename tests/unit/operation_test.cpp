@@ -1,6 +1,6 @@
 // labels: quick threads tsan
-// What a view change means for a comm and its calls, which reports are left of it, who is waited for before
-// it, and what a record gives away.
+// The effects of a view change on a comm and its calls, which reports are left of it, who is waited for before it,
+// and what a record gives away.
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -77,7 +77,7 @@ void who_left_stays_so_until_replaced(void**) {
   assert_int_equal(replaced->left_bits[0], 0);
 }
 
-// What only lets somebody in is nobody's failure: calls that it cut end by it, later ones begin anew.
+// A change that only lets somebody in is nobody's failure: calls that it cut end by it, later ones begin anew.
 void additions_are_not_reported(void**) {
   const auto change = meaning(change_to(world_without({}), {}), 0);
   assert_false(change->is_reported);

@@ -89,7 +89,7 @@ void test_gpu_kernels(void**) {
     const CollPath path = mep::device::coll_path(kind);
     assert_int_equal(path != CollPath::kNone, mep::runs_on(kind, mep::backends::kGpu));
     if (path == CollPath::kNone) continue;
-    // Who takes an operator reduces, who takes none does not.
+    // A kind that takes an operator reduces, one that takes none does not.
     const bool reduces = path == CollPath::kReduce || path == CollPath::kReduceBlocks;
     assert_int_equal(reduces, mep::facts_of(kind).takes_op);
     // Where ranks get different blocks, or one rank gets what the others gave, nobody can give what is lacking.
@@ -100,7 +100,7 @@ void test_gpu_kernels(void**) {
   }
 }
 
-// Of the kinds whose plan is known here.
+// Checks the kinds whose plan is known here.
 void check_plan(Collective kind, uint32_t rank, uint32_t ranks, uint32_t root,
                 const mep::StagePlan& plan) {
   const bool gathers = kind == Collective::k_allgather;
@@ -147,7 +147,7 @@ void test_staging(void**) {
   }
 }
 
-// What kernels may leave in the mailbox.
+// Requests that kernels may leave in the mailbox.
 void test_requests_through_host_memory(void**) {
   require_on_rank_threads(2, 0, [](int, mep_comm_t comm, Report& report) {
     std::vector<uint64_t> memory(16, 7);
@@ -192,7 +192,7 @@ void test_requests_through_host_memory(void**) {
   });
 }
 
-// What calls by kind do with a kind that has no function.
+// Calls by kind refuse a kind that has no function.
 void test_calls_by_kind(void**) {
   require_on_rank_threads(1, 0, [](int, mep_comm_t comm, Report& report) {
     for (const uint32_t each : kUnknown) {
@@ -211,7 +211,7 @@ void test_table(void**) {
     const auto kind = static_cast<Collective>(each);
     const mep::OperationFacts& facts = mep::facts_of(kind);
     assert_true(names.insert(facts.name).second);
-    // What nobody has is no operation; what the host has not nobody has as reference.
+    // Every operation has a backend, and the host's is the reference.
     assert_true(facts.runs_on(mep::backends::kHost));
     assert_int_equal(facts.takes_op && !facts.has_data(), 0);
     const mep::CollectiveType& type = mep::collective_type(kind);

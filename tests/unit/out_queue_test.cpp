@@ -1,4 +1,4 @@
-// What waits to be sent, when memory runs out in the middle of a put: the stream is whole all the same.
+// Memory runs out in the middle of a put while data waits to be sent: the stream is whole all the same.
 // labels: quick
 #include <cstdlib>
 #include <new>

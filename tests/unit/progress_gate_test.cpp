@@ -1,6 +1,6 @@
 // labels: quick threads tsan
 // Calls and looks at one comm, without the rest of the library: no call is refused because of a look, no two are
-// inside at once, and what a call leaves pending is looked at until nothing is left. What they share is plain
+// inside at once, and what a call leaves pending is looked at until nothing is left. They share plain
 // memory, so that ThreadSanitizer sees whether each entry finds what the last one left.
 #include <thread>
 
@@ -26,7 +26,7 @@ class FakeComm final : public mep::ProgressClient {
     return progress;
   }
 
-  // As a call of the user's, that leaves so much more pending, or ends all.
+  // A call of the user's that leaves so much more pending, or ends all.
   bool call(mep::ProgressThread& thread, uint64_t more, bool ends_all) {
     if (!gate_.enter()) return false;
     left_ += more;
@@ -103,7 +103,7 @@ void test_calls_and_looks(void**) {
   report.require_clean();
 }
 
-// Of two threads in calls at one time one is refused, whether or not there are looks.
+// Two threads are in calls at one time: one is refused, whether or not there are looks.
 void test_two_calls(void**) {
   mep::CallGate gate;
   assert_true(gate.enter());
@@ -114,7 +114,7 @@ void test_two_calls(void**) {
   assert_true(gate.enter_look());
   std::atomic<int> entered{0};
   std::thread waiting([&] { entered.store(gate.enter() ? 1 : -1); });
-  // As soon as the first waits, the second is refused; before that it would wait itself.
+  // The second is refused once the first waits; before that it would wait itself.
   pause_us(50'000);
   assert_int_equal(entered.load(), 0);
   assert_false(gate.enter());

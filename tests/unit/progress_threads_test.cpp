@@ -181,7 +181,7 @@ void test_revoke_and_abort(void**) {
       if (rank == 0) {
         Watched pending(Case{}, comm, rank, 2, found);
         Watched behind(sum_of(300'000, 1), comm, rank, 2, found);
-        // Of no thread of its own: no call is inside.
+        // No call of this rank is inside when the operations end.
         COLL_OK(found, abort ? mep_comm_abort(comm) : mep_comm_revoke(comm));
         for (Watched* each : {&pending, &behind}) {
           COLL_CHECK(found, each->await());

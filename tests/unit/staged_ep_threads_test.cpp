@@ -130,7 +130,7 @@ struct Output {
   bool operator==(const Output&) const = default;
 };
 
-// What the expert gives for each row that came.
+// The expert's output for each row that came.
 std::vector<uint16_t> make_y(const Output& got, int ranks, uint64_t seed) {
   std::vector<uint16_t> y(Output::rows(ranks) * kHidden, 0);
   for (size_t i = 0; i < got.ranges.size(); ++i) {
@@ -403,7 +403,7 @@ void a_failure_is_told_and_survived(void**) {
   survive({.fp8 = true, .slotted = true});
 }
 
-// What follows a dispatch that was refused ends by its reason, and sends nothing.
+// A combine after a dispatch that was refused ends by its reason, and sends nothing.
 void what_follows_a_refusal_is_refused(void**) {
   const Case c;
   require_on_rank_threads(2, 0, [&](int rank, mep_comm_t comm, Report& findings) {

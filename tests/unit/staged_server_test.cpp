@@ -183,7 +183,7 @@ void a_closed_server_lets_kernels_go(void**) {
 
 // --- Collectives ----------------------------------------------------------------------------------
 
-// What StagedComm is without a GPU.
+// A StagedComm without a GPU.
 class FakeStagedRank {
  public:
   FakeStagedRank(mep_comm_t comm, size_t bytes)
@@ -341,7 +341,7 @@ void a_failure_is_told_and_survived(void**) {
   survive(8);
 }
 
-// As the comm of a device side does: a view change that the world's end has cut short is not waited for.
+// A comm goes after its world, like that of a device side: it does not wait for a change that the world's end cut short.
 void a_comm_goes_after_its_world(void**) {
   constexpr int kRanks = 4;
   const size_t rounds = slice(30, 300);
@@ -350,7 +350,7 @@ void a_comm_goes_after_its_world(void**) {
     const mep_comm_config_t config = patient_config(0);
     std::vector<mep_comm_t> comms(kRanks, nullptr);
     COLL_OK(report, mep_comm_init_all(kRanks, &config, comms.data()));
-    // Who aborts while others are still in the split makes theirs fail.
+    // A rank that aborts while others are still in the split makes theirs fail.
     std::barrier all_have_split(kRanks);
     on_threads(kRanks, [&](int rank) {
       mep_comm_t half = nullptr;

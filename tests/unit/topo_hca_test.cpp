@@ -1,5 +1,5 @@
 // labels: quick
-// Which HCA is chosen where, on the topologies of tests/topologies. What is expected was worked out by
+// Which HCA is chosen where, on the topologies of tests/topologies. The expected results were worked out by
 // hand from the XML files; the test shares nothing with the code that judges.
 #include <sys/stat.h>
 #include <unistd.h>
@@ -312,7 +312,7 @@ void kernel_link_states(void**) {
   assert_int_equal(topology.hcas.size(), 3);
   assert_int_equal(topology.hcas[0].ports.size(), 2);
   assert_true(topology.hcas[0].ports[1].rate_gbit == 100);
-  // What nobody knows the place of comes last, however fast it is.
+  // An HCA whose place nobody knows comes last, however fast it is.
   expect_order(topology, {"cpu", {}, 0, ""}, "mlx5_0:2 rxe0:1 broken:1", 1);
   const HcaChoice choice = ask(topology, {"cpu", {}, 0, ""});
   expect_has(port_of(choice, "rxe0:1").properties,

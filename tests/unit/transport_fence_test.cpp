@@ -27,7 +27,7 @@ const mep::TransportEntry& entry_named(const char* name) {
 
 constexpr size_t kBigBytes = size_t{48} << 20;
 
-// What the zombie does: one put of ones over the whole window, again and again as long as told to.
+// The zombie's work: one put of ones over the whole window, again and again as long as told to.
 struct ZombieBoard {
   std::atomic<uint32_t> go;        // parent: the number of the put that may start
   std::atomic<uint32_t> returned;  // child: the number of the put that has returned

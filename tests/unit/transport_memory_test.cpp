@@ -187,7 +187,7 @@ size_t open_descriptors() {
   return count;
 }
 
-// Of shared memory; the allocator may take what it likes.
+// Mappings of shared memory; the allocator may take what it likes.
 size_t shared_mappings() {
   FILE* maps = std::fopen("/proc/self/maps", "re");
   assert_non_null(maps);
@@ -261,8 +261,8 @@ std::set<std::string> names_in(const char* path) {
   return names;
 }
 
-// What is killed leaves no file; others on the machine may add theirs meanwhile, so only names that
-// could be ours count.
+// A process that is killed leaves no file; others on the machine may add theirs meanwhile, so only names that could
+// be ours count.
 void a_killed_process_leaves_no_file(void**) {
   const std::set<std::string> before = names_in("/dev/shm");
   int ready[2];

@@ -80,7 +80,7 @@ class Victim {
     assert_int_equal(transport_.export_window(peer.slot, data_, &exported), MEP_SUCCESS);
     data_blob_ = exported.blob;
   }
-  // What a peer needs of `peer` to connect: it imports its world window.
+  // Imports the world window of `peer`, which a connection needs.
   void meet(const PeerIdentity& peer, const Victim& owner) {
     assert_int_equal(
         transport_.import_window(peer.slot, mep::kWorldWindowId, 4096, owner.world_blob(), {}),
@@ -186,7 +186,7 @@ class Rogue {
     seal_.seal(record.data(), body.size());
     return record;
   }
-  // As the connection is protected.
+  // Sends the bytes as the connection's protection wants them.
   void send_stream(const std::vector<std::byte>& bytes) {
     const std::vector<std::byte> out =
         challenge_.chosen == Protection::kPlain ? bytes : sealed(bytes);
@@ -306,7 +306,7 @@ void a_rogue_peer_harms_itself_alone(void**) {
   }
 }
 
-// What is right lands, however it is cut up.
+// Correct frames land, however they are cut up.
 void frames_land_byte_by_byte(void**) {
   for (const Protection protection : kProtections) {
     Victim victim({});
@@ -515,7 +515,7 @@ void a_peer_that_ends_in_a_put_is_evidence(void**) {
   }
 }
 
-// What a peer queued in an epoch that ended before there was a connection does not land in the next.
+// Data queued in an epoch that ended before there was a connection does not land in the next.
 void what_waited_for_a_connection_in_an_old_epoch_is_dropped(void**) {
   Victim victim({});
   victim.add(kRogue, session_of(1));

@@ -58,7 +58,7 @@ void many_windows_are_found_in_few_steps(void**) {
   }
 }
 
-// What was dropped is used again, whatever ids follow.
+// Dropped records are used again, whatever ids follow.
 void records_do_not_pile_up(void**) {
   WindowTable table;
   std::mt19937_64 random(mep::test::test_seed());

@@ -1,4 +1,4 @@
-"""What ./dev prints, and how it starts other programs."""
+"""Prints for ./dev, and starts other programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def die(text: str) -> NoReturn:
 
 
 def jobs() -> int:
-    """As many as this process may use, which can be fewer than the machine has."""
+    """The cores that this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0))
 
 
@@ -44,7 +44,7 @@ def run(*command: object, env: Mapping[str, str] | None = None) -> int:
 
 
 def output_of(*command: object) -> str | None:
-    """What a program prints, or None where it is missing or fails."""
+    """A program's output, or None where it is missing or fails."""
     try:
         done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL, text=True, check=False)

@@ -97,7 +97,7 @@ def kernels(table: Table) -> None:
 
 
 def library(table: Table) -> None:
-    """What a whole library that was built with CUDA brings: tests through the C ABI and Python."""
+    """Tests of a whole library that was built with CUDA: tests through the C ABI and Python."""
     names = ("gpu_comm", "gpu_device_process", "gpu_ep_device", "gpu_ep_process")
     if not PROGRAMS.is_dir():
         note("build/release has no programs of tests/gpu: `./dev build` makes them; left out")

@@ -64,7 +64,7 @@ MUTANTS = [
 
 
 def copy_tree() -> None:
-    """What git knows and does not ignore. A file that has not changed keeps its time, so that it is not built again."""
+    """Copies the files that git does not ignore. A file that has not changed keeps its time, so that it is not built again."""
     names = (output_of("git", "ls-files", "-co", "--exclude-standard") or "").splitlines()
     if not names:
         die("mutants need git")

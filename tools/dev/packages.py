@@ -1,4 +1,4 @@
-"""What ./dev installs: Debian packages and, from PyPI where they are absent, the CUDA compiler and what builds wheels."""
+"""Installs for ./dev: Debian packages and, from PyPI where they are absent, the CUDA compiler and what builds wheels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def missing_packages(packages: list[str]) -> list[str]:
 
 
 def forget_configurations() -> None:
-    """What was absent may be found now."""
+    """Packages that were absent may be found now."""
     for cache in (ROOT / "build").glob("*/CMakeCache.txt"):
         cache.unlink()
 

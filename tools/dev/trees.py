@@ -43,7 +43,7 @@ def launchers() -> list[str]:
             if LAUNCHER.format(language) not in os.environ]
 
 
-# What a tree has of CUDA. One that is there only ever grows, since less would compile everything again.
+# The CUDA part of a tree. A tree that is there only ever grows, since less would compile everything again.
 NO_CUDA, ONE_GPU, ALL_GPUS = range(3)
 
 
@@ -100,7 +100,7 @@ def share_the_cache() -> None:
     """Settings of ccache with which one clone's objects answer for another."""
     os.environ.setdefault("CCACHE_BASEDIR", str(ROOT))
     os.environ.setdefault("CCACHE_NOHASHDIR", "1")
-    # What ccache asks for before it answers for sources with a precompiled header.
+    # Settings that ccache asks for before it answers for sources with a precompiled header.
     os.environ.setdefault("CCACHE_SLOPPINESS", "pch_defines,time_macros")
     os.environ.setdefault("CCACHE_PCH_EXTSUM", "1")  # see mep_name_precompiled() in CMake
     # A miss is not preprocessed a second time only to be named.

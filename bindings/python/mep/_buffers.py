@@ -79,9 +79,9 @@ def numpy_dtype(number: int) -> numpy.dtype:
 
 
 def maker(like: Any, zeroed: bool = False) -> "Callable[[tuple, int], Any]":
-    """What makes new arrays of the kind of `like`, of a shape and a MEP type: tensors of PyTorch where it is one, and
-    what NumPy lacks as unsigned integers where it has them so. It does not keep `like`. zeroed: not on a GPU, where
-    PyTorch's stream may do it after the collective's has written."""
+    """A function that makes new arrays of the kind of `like`, of a shape and a MEP type: tensors of PyTorch where it
+    is one, and types that NumPy lacks as unsigned integers where `like` has them so. It does not keep `like`.
+    zeroed: not on a GPU, where PyTorch's stream may do it after the collective's has written."""
     torch = sys.modules.get("torch")  # nobody has a tensor without it
     if torch is not None and isinstance(like, getattr(torch, "Tensor", ())):
         device = like.device
@@ -178,7 +178,7 @@ class Buffer:
     def itemsize(self) -> int:
         return _SIZES[self.dtype]
 
-    # What functions of bare() take.
+    # The arguments that functions of bare() take.
 
     @property
     def address_argument(self) -> Any:

@@ -59,14 +59,14 @@ def int32(name: str, value: Any) -> int:
 
 
 class Unique:
-    """What stands for one thing of the library. A copy would free it a second time."""
+    """An object that stands for one thing of the library. A copy would free it a second time."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"a mep.{type(self).__name__} can be neither copied nor pickled")
 
 
 class Closed:
-    """As an attribute of a class: what stands for the address of an object that has none any more."""
+    """An attribute of a class that stands for the address of an object that has none any more."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -93,7 +93,7 @@ class Calls:
 
 
 class _Call:
-    """One call on a helper. Whoever comes second, the helper with the result or the main thread with an
+    """One call on a helper. The thread that comes second, the helper with the result or the main thread with an
     exception, does what has to be done for an abandoned call."""
 
     def __init__(self, function: Callable[..., int], arguments: tuple, calls: Optional[Calls],

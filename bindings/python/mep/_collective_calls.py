@@ -128,7 +128,7 @@ class CollectiveCalls:
 
     def gatherv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,
                 displs: Any = None, *, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
-        """As allgatherv for root, which alone gives counts. Returns its receive buffer, elsewhere None."""
+        """Like allgatherv for root, which alone gives counts. Returns its receive buffer, elsewhere None."""
         return self._run("gatherv", self._gatherv(send, root, counts, recv, displs, dtype), stream)
 
     def igatherv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,

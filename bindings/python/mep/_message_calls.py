@@ -19,7 +19,7 @@ ANY_TAG = _abi.MEP_ANY_TAG
 
 
 class Message(NamedTuple):
-    """What a message is: the rank that sent it, its tag, its length, and the type of its items as it was sent, by
+    """A message's description: the rank that sent it, its tag, its length, and the type of its items as it was sent, by
     the name that dtype= takes."""
 
     source: int
@@ -67,8 +67,8 @@ class ReceiveRequest(SendRequest):
 
 
 class MessageCalls:
-    """Messages are for host communicators. With `i` before the name: at once, with a request. What is sent on one
-    communicator is received on no other."""
+    """Messages are for host communicators. With `i` before the name: at once, with a request. A message that is
+    sent on one communicator is received on no other."""
 
     _address: Optional[int]
     _calls: Calls
@@ -90,7 +90,7 @@ class MessageCalls:
 
     def irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, *,
               dtype: Any = None) -> Request:
-        """As recv; the request's wait() gives the Message, and cancel() withdraws it."""
+        """Like recv; the request's wait() gives the Message, and cancel() withdraws it."""
         return self._receive(buffer(buf, dtype, writable=True), source, tag)
 
     def sendrecv(self, send: Any, dest: int, recv: Any, source: int = ANY_SOURCE, sendtag: int = 0,

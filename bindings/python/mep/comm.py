@@ -227,7 +227,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
             part.close()
         if self._callback is not None:
             self.set_view_callback(None)
-        # Of several threads one gets it.
+        # One of several threads gets it.
         address = self.__dict__.pop("_address", None)
         if address is None:
             return
@@ -348,7 +348,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         return problem
 
     def _news(self, code: Optional[int]) -> Optional[OpInfo]:
-        """What a call that was refused with `code` told of a view change, if it did."""
+        """The view change that a call refused with `code` told of, if it did."""
         record = OpInfoRecord(self.size)
         if lib.mep_comm_last_op(self._address, record.reference) < 0:
             return None

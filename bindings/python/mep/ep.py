@@ -53,7 +53,7 @@ def _config(options: dict) -> _abi.mep_ep_config_t:
 
 
 class OpStatus:
-    """What an operation says of itself when it ends, with room for the bits of `ranks` ranks: of a dispatch or
+    """An operation's statement when it ends, with room for the bits of `ranks` ranks: of a dispatch or
     combine, or, read by OpStatus.of(), of a collective on a stream (Comm.set_op_status).
 
     version (0: nothing has been written yet), result, epoch, seq, failed_count, bad_entries, and failed: the
@@ -99,7 +99,7 @@ class EpSize:
 
 
 class Received:
-    """What a dispatch delivered: arrays over the library's memory or over the buffers that were given.
+    """A dispatch's results: arrays over the library's memory or over the buffers that were given.
 
     x [E_local, R*M, H], scales [E_local, R*M, ceil(H/128)] or None, count [E_local],
     src_info [E_local, R*M], layout_range [E_local, R], total: rows of all local experts; None of a dispatch on
@@ -128,7 +128,7 @@ class Received:
 
 
 def _initial(kind: Any, initialise: Any) -> Any:
-    """What gives a struct of mep.h as its function initialises it."""
+    """A function that gives a struct of mep.h as its own function initialises it."""
     first = kind()
     initialise(ctypes.byref(first), ctypes.sizeof(first))
     return lambda: kind.from_buffer_copy(first)
@@ -188,7 +188,7 @@ class Ep(Unique):
 
     @staticmethod
     def buffer_size(comm: "Comm", **options: Any) -> EpSize:
-        """What an EP object with these options would reserve. Local."""
+        """The memory that an EP object with these options would reserve. Local."""
         config, size = _config(options), _abi.mep_ep_size_t()
         lib.mep_ep_size_init(ctypes.byref(size), ctypes.sizeof(size))
         check(lib.mep_ep_buffer_size(comm._address, ctypes.byref(config), ctypes.byref(size)))
@@ -287,7 +287,7 @@ class Ep(Unique):
         return record.info()
 
     def _news(self, buffer: int, code: int) -> Optional[OpInfo]:
-        """What is known of the dispatch or combine that has just ended by the error `code`. One that only reported
+        """All that is known of the dispatch or combine that has just ended by the error `code`. One that only reported
         that ranks have gone has no number: of it seq is 0, and failed are the ranks that are absent now."""
         try:
             if self._comm.device is None:  # last_op() wants the streams of a GPU idle
@@ -439,7 +439,7 @@ class Handle(Unique):
             send = _combine_send()
             send.y = self._own_y
             if y is not None:
-                # Of high throughput the rows that arrived are enough.
+                # In high throughput the rows that arrived are enough.
                 items = None if ep.high_throughput else (ep.experts_per_rank * ep._comm.size *
                                                          ep.max_tokens_per_rank * ep.hidden)
                 given = self._flat(y, ep.combine_type, items, "y", keep)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class OpInfo(NamedTuple):
-    """What happened to an operation. Ranks are those of its communicator."""
+    """The outcome of an operation. Ranks are those of its communicator."""
 
     epoch: int
     seq: int
@@ -145,7 +145,7 @@ class Request(Unique):
         communicator. UnsupportedError: it is no receive."""
         if self.done:
             return False
-        # What it stays at if it is withdrawn; no operation ends with it.
+        # The result stays this if it is withdrawn; no operation ends with it.
         self._record.struct.result = _abi.MEP_ERR_BUSY
         result = lib.mep_request_cancel(ctypes.byref(self._address))
         if not self._address.value:
@@ -160,7 +160,7 @@ class Request(Unique):
         self._comm._last = self._record
 
     def info(self) -> OpInfo:
-        """What is known of it; result is MEP_ERR_BUSY while it runs, and of a receive that was withdrawn."""
+        """All that is known of it; result is MEP_ERR_BUSY while it runs, and of a receive that was withdrawn."""
         if not self.done:
             check(lib.mep_request_info(self._address, self._record.reference))
         return self._record.info()

@@ -170,7 +170,7 @@ std::string CallBuffers::check(mep_result_t result, uint64_t ranks, bool says_in
   return wrong.empty() && send_ != nullptr ? check_input(result < 0 && says_intact) : wrong;
 }
 
-// What is not in place must be as it was, whatever the result.
+// Input that is not in place must be as it was, whatever the result.
 std::string CallBuffers::check_input(bool says_intact) const {
   uint8_t expected[8];
   const size_t count = sent_bytes() / element_;

@@ -10,7 +10,7 @@
 
 namespace mep::programs {
 
-// Who takes part, as the rank that calls sees it.
+// The ranks that take part, as the rank that calls sees them.
 struct Members {
   std::vector<uint32_t> slots;  // of each rank of the comm
   uint32_t rank = 0;            // of the caller
@@ -33,9 +33,9 @@ class CallBuffers {
   // Elements of each block, where blocks have a length each, packed: of sendbuf, or of recvbuf.
   const uint64_t* counts(bool of_send) const { return (of_send ? given_ : gotten_).data(); }
 
-  // What is wrong after a call that ended with `result`; empty: nothing. `ranks`: the contributors.
+  // The text of what is wrong after a call that ended with `result`; empty: nothing. `ranks`: the contributors.
   std::string check(mep_result_t result, uint64_t ranks, bool says_intact) const;
-  // Of what came out; 0 where ranks get different bytes.
+  // A digest of the result; 0 where ranks get different bytes.
   uint64_t digest() const;
 
  private:

@@ -37,7 +37,7 @@ std::string replay_command(const Campaign& campaign, uint64_t seed) {
   return text + " -v";
 }
 
-// One program, in this process. What was found goes to stdout. Exit status: 0, or 1 with findings.
+// One program, in this process. Findings go to stdout. Exit status: 0, or 1 with findings.
 int run_one(const Campaign& campaign, uint64_t seed) {
   const Program program = generate(seed, campaign.limits);
   if (campaign.prints) {

@@ -1,4 +1,4 @@
-// What an EpPlayer gives and what it looks at.
+// An EpPlayer's input, and its checks.
 #include <cstdio>
 #include <cstring>
 

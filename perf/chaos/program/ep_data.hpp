@@ -1,4 +1,4 @@
-// What the ranks of an EP object give in one round, and what must come out: a plain reference of dispatch
+// The input of an EP object's ranks in one round, and the result that must come out: a plain reference of dispatch
 // and combine as mep.h describes them.
 #pragma once
 
@@ -33,13 +33,13 @@ class EpRound {
   std::vector<int64_t> routing(uint32_t rank) const;  // [T][K]
   std::vector<float> weights(uint32_t rank) const;    // [T][K]
   void x_row(uint32_t rank, uint32_t token, uint8_t* to) const;
-  // What local expert `local` of the caller's rank makes of a row.
+  // The output of local expert `local` of the caller's rank for a row.
   void y_row(uint32_t expert_rank, uint32_t local, uint32_t rank, uint32_t token,
              uint8_t* to) const;
 
   // By rank and token; ranks in `missing` have none.
   std::vector<Arrival> arrivals(uint32_t local, uint64_t missing) const;
-  // Of the caller's token, without the experts of the ranks in `missing`.
+  // The sum for the caller's token, without the experts of the ranks in `missing`.
   void combined_row(uint32_t token, uint64_t missing, uint8_t* to) const;
   // Whether one of the caller's rows goes to a rank in `missing`.
   bool lacks(uint64_t missing) const;

@@ -131,7 +131,7 @@ void EpPlayer::note_reported(uint32_t comm, uint64_t ranks) {
   }
 }
 
-// What was sent is received, whatever comes: a handle in between could not be destroyed.
+// Everything sent is received, whatever comes: a handle in between could not be destroyed.
 void EpPlayer::drain(const Step& step, Object* object) {
   for (uint32_t index = 0; index < object->buffers.size(); ++index) {
     Buffer& buffer = *object->buffers[index];

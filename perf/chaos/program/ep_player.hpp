@@ -2,7 +2,7 @@
 // buffers.
 //
 // Dispatch and combine are personal: after a failure each rank may have come as far as it happened to.
-// Who meets trouble stops; all ranks of the comm then meet in an allreduce, and if one had trouble the
+// A rank that meets trouble stops; all ranks of the comm then meet in an allreduce, and if one had trouble the
 // object is made anew. With MEP_COMM_UNIFORM all have the same results, so all stop at the same place.
 #pragma once
 
@@ -66,7 +66,7 @@ class EpPlayer {
   bool note(What what, const Step& step, const Object& object, uint32_t index, uint32_t part,
             mep_result_t result, const mep_op_info_t& before, Ranks* ranks);
 
-  // ep_checks.cpp. What is wrong, or an empty text.
+  // ep_checks.cpp. Texts say what is wrong, or are empty.
   void fill(const EpShape& shape, Buffer* buffer);
   size_t first_row(const EpShape& shape, const Buffer& buffer, uint32_t local, uint32_t rank) const;
   std::string check_rows(const EpShape& shape, const Buffer& buffer, bool complete) const;

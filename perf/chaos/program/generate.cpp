@@ -8,7 +8,7 @@
 namespace mep::programs {
 namespace {
 
-// Of messages, at which the library may change its way: eager slots, chunks, what is restored in place.
+// Lengths of messages at which the library may change its way: eager slots, chunks, what is restored in place.
 constexpr std::array<size_t, 5> kEdges = {4088, 16384, 65536, 262144, 1048576};
 constexpr size_t kLargest = size_t{4} << 20;
 
@@ -310,7 +310,7 @@ void Generator::add_special(bool kills) {
   insert_step(random_.between(0, steps), step);
 }
 
-// Of those that the program begins with: it is there at any step, or not yet.
+// A comm that the program begins with: it is there at any step, or not yet.
 uint32_t Generator::first_comm() const {
   for (const Step& step : program_.steps) {
     if (step.kind == StepKind::kSplit) return step.children[0];
@@ -318,7 +318,7 @@ uint32_t Generator::first_comm() const {
   return kWorld;
 }
 
-// Who may die: one lives on each host, or nobody could tell that the others are dead.
+// The slots that may die: one lives on each host, or nobody could tell that the others are dead.
 std::vector<uint32_t> Generator::mortals() {
   std::vector<uint32_t> mortal;
   std::vector<uint32_t> left(kMaxSlots, 0);

@@ -1,4 +1,4 @@
-// What programs are made by: steps and faults, drawn one after the other.
+// Makes programs: steps and faults, drawn one after the other.
 #pragma once
 
 #include <cstddef>
@@ -96,7 +96,7 @@ class Generator {
   bool has_ep_ = false;
   uint32_t heavy_ = 0;
   std::vector<uint32_t> eps_;  // that are there
-  // Of a program with a shape: who dies, in this order; who does not, and of those who computes.
+  // For a program with a shape: who dies, in this order; who does not, and of those who computes.
   std::vector<uint32_t> victims_;
   std::vector<uint32_t> survivors_;
   uint32_t computing_ = 0;  // slots, as bits

@@ -1,5 +1,5 @@
 // A rank is stopped while the replacement of another one joins: for less than the others take to suspect it, or for
-// longer. What the joiner and the members write to each other afterwards all arrives.
+// longer. All that the joiner and the members write to each other afterwards arrives.
 #include <algorithm>
 
 #include "generator.hpp"

@@ -1,4 +1,4 @@
-// What a rank writes down while it runs: each call when it begins and when it has returned. It lies in
+// A rank's record of its run: each call when it begins and when it has returned. It lies in
 // memory that outlives the process, so a killed rank's journal is there up to its last word. One writer,
 // its rank; read when the process has ended, but for `position` and `waits_for`.
 #pragma once
@@ -21,7 +21,7 @@ enum class Entry : uint32_t {
   kDone      // the rank has come to the end of the program
 };
 
-// What a kBegin and its kEnd are about.
+// The subject of a kBegin and its kEnd.
 enum class What : uint32_t {
   kInit,
   kJoin,

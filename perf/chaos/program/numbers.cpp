@@ -145,7 +145,7 @@ void reduce_ints(mep_op_t op, const uint8_t* const* inputs, size_t count, uint8_
   Int result = load<Int>(inputs[0]);
   for (size_t i = 1; i < count; ++i) {
     const Int next = load<Int>(inputs[i]);
-    // What is beyond the type's bits is cut off again; a sign that fills it is wanted.
+    // Bits beyond the type's are cut off again; a sign that fills it is wanted.
     const auto a = static_cast<uint64_t>(static_cast<int64_t>(result));
     const auto b = static_cast<uint64_t>(static_cast<int64_t>(next));
     switch (op) {

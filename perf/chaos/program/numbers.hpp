@@ -1,4 +1,4 @@
-// What ranks give and what must come out: types and operators as mep.h describes them, computed plainly,
+// The input of ranks and the result that must come out: types and operators as mep.h describes them, computed plainly,
 // one element at a time, in rank order. Nothing here is the library's.
 #pragma once
 

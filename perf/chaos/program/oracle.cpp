@@ -48,7 +48,7 @@ const Record* end_of(const Journal& journal, uint32_t begin) {
   return nullptr;
 }
 
-// Of one rank's part of the world; the others see it as gone.
+// The end of one rank's part of the world; the others see the rank as gone.
 bool is_own_end(mep_result_t result) {
   return result == MEP_ERR_EVICTED || result == MEP_ERR_ABORTED || result == MEP_ERR_NO_QUORUM;
 }
@@ -134,7 +134,7 @@ class Judge {
     const std::vector<Call>& calls = program_.steps[record.step].calls;
     return record.part < calls.size() ? &facts_of(calls[record.part].kind) : nullptr;
   }
-  // Of a small one the root waits for nobody.
+  // The root of a small one waits for nobody.
   bool only_root_gives(const Record& record) const {
     return facts(record) != nullptr && facts(record)->only_root_gives();
   }
@@ -221,7 +221,7 @@ bool Judge::was_admitted(const Life& joiner) const {
 }
 
 // Those that leave make the rest smaller. Where one of the rest dies and as many as live are dead, who lives
-// cannot know whether it is alone. Whoever begins to leave after the death sees it out first.
+// cannot know whether it is alone. A rank that begins to leave after the death sees it out first.
 bool Judge::may_lack_quorum() const {
   const auto dead = std::count_if(lives_.begin(), lives_.end(), is_dead);
   return std::any_of(lives_.begin(), lives_.end(), [&](const Life& lost) {
@@ -360,7 +360,7 @@ void Judge::judge_pair(const Said& a, const Said& b) {
     return differ(Class::kVerdict, "epochs or seqs differ");
   }
   if (x.result != MEP_SUCCESS) {
-    // What one knew that died afterwards binds nobody.
+    // The knowledge of a rank that died afterwards binds nobody.
     if (both_live && x.has_info && y.has_info && x.failed != y.failed)
       differ(Class::kVerdict, "failed ranks differ");
     return;
@@ -414,7 +414,7 @@ void Judge::judge_call(const Place& place, const std::vector<Said>& all) {
     first = first == nullptr ? &said : first;
   }
   if (first == nullptr || success == nullptr) return;
-  // Of those that succeeded, one that lives.
+  // One that succeeded and lives.
   for (const Said& said : all) {
     if (said.end == nullptr || said.end->result != MEP_SUCCESS || !said.life->is_done()) continue;
     judge_pair(said, *first);

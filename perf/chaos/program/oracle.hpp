@@ -11,7 +11,7 @@
 
 namespace mep::programs {
 
-// What became of one process of a program; of a rank that is a thread likewise.
+// The fate of one process of a program, or of a rank that is a thread.
 struct Life {
   uint32_t slot = 0;
   uint32_t generation = 0;

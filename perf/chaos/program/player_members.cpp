@@ -94,7 +94,7 @@ void Player::split(const Step& step) {
   }
   if (child == nullptr) return wrong(What::kSplit, 0, found->first, "no child");
   const uint32_t number = step.children[static_cast<size_t>(color)];
-  // What mep.h says: those of one color, by key and then rank.
+  // The order of mep.h: those of one color, by key and then rank.
   std::vector<std::pair<int32_t, uint32_t>> expected;
   for (uint32_t rank = 0; rank < comm.members.slots.size(); ++rank) {
     const uint32_t slot = comm.members.slots[rank];
@@ -214,7 +214,7 @@ void Player::grow(const Step& step) {
   const auto found = comms_.find(world_);
   if (found == comms_.end() || over_) return;
   mep_comm_t grown = nullptr;
-  // Who came for an attempt that failed has gone again, and nobody else comes.
+  // Joiners of an attempt that failed have gone again, and nobody else comes.
   for (uint32_t attempt = 0; attempt < kGrowAttempts && grown == nullptr; ++attempt) {
     begin(What::kGrow, attempt, world_);
     Said said;

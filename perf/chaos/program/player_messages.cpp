@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kGuardBytes = 32;
 constexpr uint8_t kGuard = 0xc3;
 
-// Of the message from one slot to another: nothing, what is sent at once, what waits for its receiver.
+// The message from one slot to another: empty, one that is sent at once, or one that waits for its receiver.
 std::vector<uint8_t> message_bytes(const Program& program, uint32_t step, uint32_t from,
                                    uint32_t to) {
   const uint64_t key = mixed(program.seed, 0x6d7367, step, uint64_t{from} << 32 | to);

@@ -269,7 +269,7 @@ class Session {
     });
   }
 
-  // As soon as one rank has come to the growth.
+  // Starts the added ranks as soon as one rank has come to the growth.
   void start_grown() {
     if (has_grown_) return;
     for (const Process& process : processes_) {

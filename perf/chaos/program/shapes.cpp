@@ -13,7 +13,7 @@ namespace {
 constexpr uint32_t kShapedPercent = 35;  // of the programs with faults
 constexpr size_t kSmallBytes = 300;
 
-// Of an operation; of the making of a comm; of a view change and of letting ranks in.
+// Failpoints of an operation; of the making of a comm; of a view change and of letting ranks in.
 const std::array<const char*, 8> kCallPoints = {
     "enter", "eager post", "put", "put half", "eager collect", "signal", "complete", "signal"};
 const std::array<const char*, 6> kMakePoints = {"comm begin", "comm offered", "comm finish",
@@ -71,7 +71,7 @@ void Generator::choose_victims() {
 
 // --- Parts ----------------------------------------------------------------------------------------
 
-// Of these in the order of their slots; the others get none, or one of their own.
+// Makes a child of these in the order of their slots; the others get none, or one of their own.
 uint32_t Generator::add_child(const std::vector<uint32_t>& slots) {
   Step& step = push(StepKind::kSplit);
   step.calls.emplace_back();
@@ -181,7 +181,7 @@ void Generator::die_inside(uint32_t slot, uint32_t step, uint32_t most_us) {
 // --- Shapes ---------------------------------------------------------------------------------------
 
 // The others of a comm are told of the first death and go on; then a rank dies that the comm may not concern.
-// Who computes learns of both together.
+// The rank that computes learns of both together.
 void Generator::die_while_one_computes() {
   const uint32_t comm = comm_of_victims(30);
   add_some_steps(comm, 0, 2);

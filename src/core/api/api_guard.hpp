@@ -1,5 +1,5 @@
-// What every ABI function does first and last: no exception leaves, a handle of another process is
-// refused, and one comm is used by one thread at a time.
+// The first and last steps of every ABI function: no exception leaves, a handle of another process is refused, and
+// one comm is used by one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,7 @@ struct mep_comm {
   // Requests and EP objects of this comm, and for a world the comms made from it. One is added inside a
   // CallScope of this comm; who takes one away releases what it did to the end of this comm.
   std::atomic<uint32_t> users{0};
-  // Of a comm that was split, grown or attached: the world's, which may not end before it.
+  // The world of a comm that was split, grown or attached; it may not end before this comm.
   mep_comm_t world = nullptr;
 
   void belongs_to(mep_comm_t other) {

@@ -1,4 +1,4 @@
-// What a comm is, and what happened on it.
+// Queries of a comm: its description, and what happened on it.
 #include "core/api/api_guard.hpp"
 
 using mep::check_comm;

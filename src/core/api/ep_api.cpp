@@ -69,7 +69,7 @@ class Half {
   Struct given_;  // set by read()
 };
 
-// As CallScope, for one buffer: each is a channel of its own.
+// Like CallScope, for one buffer: each buffer is a channel of its own.
 class BufferScope {
  public:
   // Acquire and release: publish what a call left in the buffer and its handles to the next one.
@@ -92,7 +92,7 @@ class BufferScope {
   bool entered_;
 };
 
-// As CallScope, where a call on a buffer runs operations of the comm.
+// Like CallScope, where a call on a buffer runs operations of the comm.
 class EpCallScope {
  public:
   explicit EpCallScope(mep_ep_t ep) {
@@ -116,7 +116,7 @@ mep_result_t read_config(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_
   return resolve_ep_config(*comm->comm, *given, shape, comm->backend->gpu_backend() != nullptr);
 }
 
-// What making an EP object and attaching to one share: checks, before `get` fills *made.
+// The checks that making an EP object and attaching to one share, before `get` fills *made.
 template <typename Get>
 mep_result_t open_object(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_t* ep, Get&& get) {
   if (ep == nullptr) return null_argument("ep");

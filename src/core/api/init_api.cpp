@@ -65,7 +65,7 @@ struct Opening {
 
 mep_result_t open_world(const ResolvedConfig& config, Mesh mesh, TransportSet transports,
                         Opening* out) {
-  // Who has died since is no member of the view any more: then there is no such world.
+  // A rank that has died since is no member of the view any more: then there is no such world.
   CommMembers members;
   members.incarnations.resize(static_cast<size_t>(config.size), 0);
   members.incarnations[mesh.self.identity.slot] = mesh.self.identity.incarnation;

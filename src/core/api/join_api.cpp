@@ -172,8 +172,8 @@ bool has_older_member(const Comm& comm, const Admission& admission) {
   });
 }
 
-// What the joiner works with: the largest comm over the whole world that had its place before, or one
-// that it makes together with the members, who are growing the world.
+// Gives the joiner its comm: the largest comm over the whole world that had its place before, or one that it makes
+// together with the members, who are growing the world.
 mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Admission& admission,
                       mep_comm_t* comm) {
   const auto first_size = static_cast<uint32_t>(config.size);
@@ -247,7 +247,7 @@ mep_result_t try_to_join(ResolvedConfig config, const Deadline& deadline, bool* 
       return MEP_SUCCESS;
     });
   }
-  // Who is in already is waited for: the others learn at once that it ends.
+  // A joiner that is in already is waited for: the others learn at once that it ends.
   if (is_in) entering.world->abort({});
   entering.world->leave(false, deadline);
   const bool ended_by_others = terminal == MEP_ERR_EVICTED || terminal == MEP_ERR_NO_QUORUM;

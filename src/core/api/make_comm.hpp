@@ -15,8 +15,8 @@ namespace mep {
 [[nodiscard]] mep_result_t make_together(Comm& parent, FunctionRef<mep_result_t()> begin,
                                          FunctionRef<mep_result_t()> finish);
 
-// What the backend of `parent` adds to a new comm of it: each step is agreed on by `members`, the parent or
-// the new comm.
+// Runs the steps that the backend of `parent` adds to a new comm of it: each step is agreed on by `members`, the
+// parent or the new comm.
 [[nodiscard]] mep_result_t take_child_steps(mep_comm_t parent, mep_comm_t child, Comm& members);
 
 // A name that a user gives to a comm.

@@ -32,7 +32,7 @@ std::vector<uint32_t> slots_of_color(const Comm& parent, const std::vector<Split
   return slots;
 }
 
-// What a rank without a part in any child does: it takes part in what all agree on.
+// A rank without a part in any child still takes part in what all agree on.
 mep_result_t watch_split(mep_comm_t comm) {
   Comm& parent = *comm->comm;
   const auto nothing = [] { return MEP_SUCCESS; };

@@ -10,7 +10,7 @@
 namespace mep {
 namespace {
 
-// What a call says, and where a receive tells what it has taken.
+// A call's arguments, and where a receive tells what it has taken.
 struct MessageCall {
   bool is_send = false;
   const void* from = nullptr;
@@ -66,7 +66,7 @@ void prepare(const MessageCall& call, MessageOperation* operation) {
   operation->dtype = call.dtype;
 }
 
-// Of a receive that has taken a message, or ended because of it.
+// Fills *message for a receive that has taken a message, or ended because of it.
 void tell(const MessageOperation& operation, mep_message_t* message) {
   const bool is_about_one = operation.result == MEP_SUCCESS ||
                             operation.result == MEP_ERR_CAPACITY ||

@@ -27,7 +27,7 @@ namespace {
 
 // How long members wait for each other when they ask only for who is ready now.
 constexpr uint64_t kReadyNowMs = 50;
-// What all members agree that they have done, in words of one that could not.
+// The steps that all members agree on, as the error of a member that could not do one names them.
 constexpr const char* kReady = "begin to admit joiners";
 constexpr const char* kAdmitted = "admit joiners";
 
@@ -225,7 +225,7 @@ mep_result_t grow(Comm& world_comm, int32_t count, uint32_t timeout_ms, mep_comm
   const mep_result_t admitted =
       guarded([&] { return admit(world_comm, wanted, timeout_ms, &admission); });
   const std::vector<uint32_t>& added = admission.added;
-  // Who died before the admission is not in its view: that is gone over, as in the meeting before.
+  // A member that died before the admission is not in its view: the meeting passes over it, like the one before.
   mep_result_t result = meet(world_comm, admitted, kAdmitted);
   if (result == MEP_SUCCESS && added.size() == static_cast<size_t>(count)) {
     result = make_grown(&world_comm, world, size, admission, timeout_ms, grown);

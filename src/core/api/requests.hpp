@@ -4,7 +4,7 @@
 #include "base/unique_fd.hpp"
 #include "core/api/api_guard.hpp"
 
-// What a request is to those who wait for it.
+// A request, as those who wait for it see it.
 struct mep_request {
   explicit mep_request(mep_comm_t of);
   mep_request(const mep_request&) = delete;
@@ -31,7 +31,7 @@ struct mep_request {
   [[nodiscard]] virtual mep_result_t describe(mep_op_info_t* info) const = 0;
   virtual void set_event(int event) = 0;
 
-  // As far as it is known without a look.
+  // True if that is known without a look.
   bool has_ended() const { return done || (message != nullptr && message->has_ended()); }
 
   const mep_comm_t comm;
@@ -44,7 +44,7 @@ struct mep_request {
 
 namespace mep {
 
-// As the time that a caller gives to wait: each operation's own.
+// Given as the time to wait, it stands for each operation's own timeout.
 constexpr uint32_t kUntilTimeout = 0xffffffff;
 
 [[nodiscard]] mep_result_t start_request(mep_comm_t comm, Collective kind,

@@ -1,4 +1,4 @@
-// What this host's topology suggests.
+// Suggestions from this host's topology.
 #include <cstring>
 
 #include "core/api/api_guard.hpp"

@@ -42,7 +42,7 @@ struct ResolvedConfig {
   bool rank_given = false;             // for joining: any absent rank or this one
 };
 
-// What a config is for: a joiner needs the job's name but neither rank nor size, and a launcher's
+// The use of a config: a joiner needs the job's name but neither rank nor size, and a launcher's
 // rank means nothing to it. Threads need no way to find each other.
 enum class ConfigUse { kStart, kJoin, kThreads };
 
@@ -50,7 +50,7 @@ enum class ConfigUse { kStart, kJoin, kThreads };
 [[nodiscard]] mep_result_t resolve_config(const mep_comm_config_t* config, ResolvedConfig* out,
                                           ConfigUse use = ConfigUse::kStart);
 
-// What a rank says of itself to each peer when they connect, beside size, version and job.
+// A rank's statement about itself to each peer when they connect, beside size, version and job.
 struct SelfDescription {
   PeerIdentity identity;
   std::vector<std::byte> offer;  // transports' addresses, opaque here; at most 4096 bytes

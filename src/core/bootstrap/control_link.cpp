@@ -1,4 +1,4 @@
-// What a control link receives, and its life; control_link_state.hpp has the invariants.
+// The receiving side of a control link, and its life; control_link_state.hpp has the invariants.
 #include "core/bootstrap/control_link.hpp"
 
 #include <fcntl.h>
@@ -89,7 +89,7 @@ mep_result_t ControlLink::State::refuse(mep_result_t result) {
   return result;
 }
 
-// What the peer has said whole, if there is something.
+// The next whole message of the peer, if there is one.
 mep_result_t ControlLink::State::next_message(Frame* frame, bool* found) {
   *found = !pushed_back.empty();
   if (*found) {
@@ -213,7 +213,7 @@ mep_result_t ControlLink::State::adopt_descriptors(msghdr* message) {
     }
   }
   if ((message->msg_flags & MSG_CTRUNC) != 0) {
-    // Who cannot make one had no room for them either.
+    // A process that cannot make one descriptor had no room for these either.
     const UniqueFd probe(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
     if (probe.valid() && bundle.count == kMaxFrameDescriptors) {
       return fail(MEP_ERR_DENIED, "more descriptors came at once than any frame may carry");

@@ -30,7 +30,7 @@
 namespace mep {
 
 constexpr size_t kMaxFramePayloadBytes = size_t{1} << 20;
-// What a member may say at once, in as many frames as it takes.
+// The most that a member may say at once, in as many frames as it takes.
 constexpr size_t kMaxMessageBytes = size_t{1} << 30;
 constexpr size_t kMaxFrameDescriptors = 4;
 
@@ -59,7 +59,7 @@ class ControlLink {
   // count as coming after; so call this from the handler of the last open frame.
   void seal_output(std::unique_ptr<FrameSealer> sealer);
   void open_input(std::unique_ptr<FrameOpener> opener);
-  // What the peer may say at once, all pieces together: kMaxFramePayloadBytes unless said otherwise,
+  // The most that the peer may say at once, all pieces together: kMaxFramePayloadBytes unless said otherwise,
   // less for a stranger, kMaxMessageBytes for a member.
   void limit_payload(size_t bytes);
 

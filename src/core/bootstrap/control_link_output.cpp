@@ -1,4 +1,4 @@
-// What a control link sends: frames in order, whole or not at all.
+// The sending side of a control link: frames in order, whole or not at all.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -36,7 +36,7 @@ bool is_connection_end(int error) {
 
 namespace {
 
-// What sendmsg answers, without EINTR; descriptors go with the first byte.
+// The answer of sendmsg, without EINTR; descriptors go with the first byte.
 ssize_t send_some(int socket, iovec* parts, size_t count, std::span<const int> fds) {
   msghdr message{};
   message.msg_iov = parts;

@@ -1,4 +1,4 @@
-// What a control link is made of; for the two files that implement it.
+// The parts of a control link, for the two files that implement it.
 //
 // Input and output are independent: a failed send leaves the input readable, because a peer that
 // goes away says why in its last frame.
@@ -47,7 +47,7 @@ struct QueuedFrame {
   std::vector<UniqueFd> fds;  // empty once the first byte went out
 };
 
-// What came with the first byte of one frame.
+// The descriptors that came with the first byte of one frame.
 struct Bundle {
   std::array<UniqueFd, kMaxFrameDescriptors> fds;
   size_t count = 0;

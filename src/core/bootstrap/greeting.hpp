@@ -30,7 +30,7 @@ class Greeting {
 
   // The caller's first step.
   [[nodiscard]] mep_result_t call(ControlLink* link, Hello hello);
-  // What to do with a frame. MEP_ERR_DENIED and MEP_ERR_VERSION: this peer is not let in.
+  // Takes a frame; *step says what to do next. MEP_ERR_DENIED and MEP_ERR_VERSION: this peer is not let in.
   [[nodiscard]] mep_result_t take(ControlLink* link, Frame* frame, Step* step);
   // The answerer's, after kHello.
   [[nodiscard]] mep_result_t answer(ControlLink* link, Hello hello);

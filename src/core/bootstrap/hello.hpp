@@ -72,7 +72,7 @@ std::vector<std::byte> encode_hello(const Hello& hello);
 [[nodiscard]] mep_result_t send_hello(ControlLink* link, std::span<const std::byte> hello,
                                       bool is_remote);
 
-// What a rank tells only who has proven itself.
+// A rank's statement for peers that have proven themselves, and for nobody else.
 struct Details {
   std::vector<NetAddress> addresses;  // of its listener for other hosts; empty: it has none
   std::vector<std::byte> offer;
@@ -80,7 +80,7 @@ struct Details {
 std::vector<std::byte> encode_details(const Details& details);
 bool decode_details(std::span<const std::byte> payload, Details* details);
 
-// What both sides of a link must agree on; `who` names the peer in the text.
+// Checks what both sides of a link must agree on; `who` names the peer in the text.
 [[nodiscard]] mep_result_t check_hello(const Hello& hello, const Hello& own,
                                        const std::string& who);
 

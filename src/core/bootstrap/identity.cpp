@@ -1,4 +1,4 @@
-// Who this process is. The process token is made anew in a child of fork(), which is another
+// The identity of this process. The process token is made anew in a child of fork(), which is another
 // process.
 #include <sys/random.h>
 #include <sys/stat.h>

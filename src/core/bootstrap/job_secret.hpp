@@ -1,4 +1,4 @@
-// What all ranks of a job over several hosts know and nobody else does.
+// The secret that all ranks of a job over several hosts know and nobody else does.
 #pragma once
 
 #include <array>

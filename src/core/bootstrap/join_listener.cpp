@@ -213,7 +213,7 @@ bool JoinListener::State::on_frame(Incoming* incoming, Frame* frame) {
   Greeting::Step step = Greeting::Step::kMore;
   const mep_result_t result = incoming->greeting->take(incoming->link.get(), frame, &step);
   if (result != MEP_SUCCESS) {
-    // Who talks nonsense is not answered.
+    // A caller that talks nonsense gets no answer.
     if (result == MEP_ERR_VERSION || frame->type == kProofFrame) {
       refuse(incoming, result);
     } else {

@@ -1,5 +1,5 @@
-// What the program that started this process says of it in the environment. These variables are
-// other programs' and so not in the table of base/env.cpp.
+// The launcher's statement about this process in the environment. These variables are other programs' and so not in
+// the table of base/env.cpp.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,7 @@
 
 namespace mep {
 
-// Who is at the other end of a connected socket, as seen from here.
+// The process at the other end of a connected socket, as seen from here.
 struct PeerCredentials {
   pid_t pid = 0;  // 0: in a pid namespace that is not visible from here, or on another host
   uid_t uid = 0;

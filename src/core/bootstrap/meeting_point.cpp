@@ -54,7 +54,7 @@ void MeetingPoint::add_listener(UniqueFd listener) {
 
 void MeetingPoint::settle(const std::vector<Place>& members) {
   running_ = true;
-  // Who still looks for its start comes again and is told that this one is over.
+  // A rank that still looks for its start comes again and is told that this one is over.
   guests_.clear();
   roll_.clear();
   for (const Place& member : members) roll_[{member.slot, member.incarnation}].place = member;

@@ -38,13 +38,13 @@ class MeetingPoint {
   void add(const Place& member);
   void forget(uint32_t slot, uint64_t incarnation);
 
-  // Of the first that could not stay: who and why; empty: nobody.
+  // The first caller that could not stay, and why; empty: nobody.
   const std::string& turned_away() const { return turned_away_; }
 
   void add_to_poll(std::vector<pollfd>* entries) const;
   // Looks at everything without blocking.
   void progress();
-  // Whoever has called, its place stays noted. Needs no memory.
+  // The places of all callers stay noted. Needs no memory.
   void send_all_away();
 
  private:

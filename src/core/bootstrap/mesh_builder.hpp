@@ -4,10 +4,10 @@
 //   - A link exists once both ends have proven themselves (greeting.hpp) and agree. Then, when a rank has all its links, it
 //     says READY to all and waits for everybody's READY: so a start succeeds everywhere or
 //     nowhere, as far as messages can bring that about.
-//   - Whoever finds an error tells all it can reach and lingers a moment for those that come late;
-//     whoever is told passes it on. After its own READY a rank is no longer stopped by late
+//   - A rank that finds an error tells all it can reach and lingers a moment for those that come late;
+//     a rank that is told passes it on. After its own READY a rank is no longer stopped by late
 //     claimants: only these are refused.
-//   - Who comes over a network can fail nothing before it has proven itself; what it says until then
+//   - A caller over a network can fail nothing before it has proven itself; what it says until then
 //     is kept for the text of a start that fails for want of time.
 #pragma once
 

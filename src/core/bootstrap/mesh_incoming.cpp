@@ -25,7 +25,7 @@ mep_result_t MeshBuilder::serve_incoming() {
       incoming_.erase(incoming_.begin() + static_cast<ptrdiff_t>(i));
     }
     MEP_TRY(result);
-    // What came right behind the last frame may be in the link already.
+    // Frames that came right behind the last one may be in the link already.
     if (seated >= 0) MEP_TRY(serve_seat(seated));
   }
   return MEP_SUCCESS;

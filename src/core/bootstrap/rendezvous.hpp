@@ -44,8 +44,8 @@ class Rendezvous {
   [[nodiscard]] virtual mep_result_t connect(int32_t rank, Connection* out) = 0;
   // The next that waits at `listener` or at the door for other hosts. Nobody: an empty socket.
   [[nodiscard]] virtual mep_result_t accept(int listener, Connection* out) = 0;
-  // Who is at the other end, as far as the kernel knows; MEP_ERR_DENIED for one that may not take
-  // part (credentials are filled).
+  // Fills the credentials of the other end, as far as the kernel knows it; MEP_ERR_DENIED for one that may not
+  // take part (they are filled then too).
   [[nodiscard]] virtual mep_result_t authenticate(Connection* connection) = 0;
   // The incarnation that was found at a place is another one: it is looked for there no more.
   virtual void ignore(uint64_t incarnation) { (void)incarnation; }
@@ -60,9 +60,9 @@ class Rendezvous {
   [[nodiscard]] virtual mep_result_t progress() { return MEP_SUCCESS; }
   // progress() may know of others late, because it looks now and then: the next one looks.
   virtual void look_again() {}
-  // What is known of a rank that did not come, for the error text. *denied: it would not be let in.
+  // All that is known of a rank that did not come, for the error text. *denied: it would not be let in.
   virtual std::string explain_absence(int32_t rank, bool* denied) = 0;
-  // What is known of the meeting itself, whichever rank is missing.
+  // All that is known of the meeting itself, whichever rank is missing.
   virtual std::string explain_meeting() const { return {}; }
 };
 

@@ -496,7 +496,7 @@ void AddressEntries::converse(Client* client) {
 void AddressEntries::tell_entry(Client* client) {
   client->told_version = own_version_;
   Place place = own_;
-  // What leads to the meeting point leads, more likely than others, to the other ranks.
+  // The address that leads to the meeting point leads, more likely than others, to the other ranks.
   NetAddress best;
   if (own_address(client->link->fd(), &best) && !place.addresses.empty()) {
     best.port = place.addresses[0].port;

@@ -53,7 +53,7 @@ class DirectoryEntries final : public RendezvousEntries {
  private:
   using Key = std::pair<uint32_t, uint64_t>;  // rank and incarnation
 
-  // As the local sockets are named: short, and without a slash.
+  // A name like those of the local sockets: short, and without a slash.
   static std::string name_of_job(const std::string& job) {
     const std::string name = local_socket_name(0, job, 0);
     const size_t begin = std::string("mep/0/").size();
@@ -146,7 +146,7 @@ mep_result_t DirectoryEntries::announce(const Place& own) {
                 strerrordesc_np(error));
   }
   own_path_ = path;
-  // Of two that come at the same time each has written before it looks, so one sees the other.
+  // Each rank writes before it looks, so of two that come at the same time one sees the other.
   look_again();
   return progress();
 }

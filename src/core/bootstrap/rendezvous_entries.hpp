@@ -1,5 +1,5 @@
-// Who is where, for a job over several hosts: each rank writes its own place down and reads the
-// others'. What is read here is only where to knock; who opens proves itself on the connection.
+// The places of a job's ranks over several hosts: each rank writes its own place down and reads the others'. They say
+// only where to knock; the process that opens proves itself on the connection.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ class RendezvousEntries {
   virtual bool is_announced() const { return true; }
   // Places that were written down for the slot; an old one may be among them.
   virtual std::vector<Place> find(uint32_t slot) const = 0;
-  // What keeps it from knowing more, for the text of a failed start.
+  // The reason why it does not know more, for the text of a failed start.
   virtual std::string explain() const = 0;
   // Somebody who was not let in at this process's meeting point, for the same text.
   virtual std::string turned_away() const { return {}; }
@@ -58,7 +58,7 @@ class RendezvousEntries {
   virtual void forget(uint32_t slot, uint64_t incarnation) = 0;
 };
 
-// What makes a process reachable: kept by a running world, so that joiners find it and are let in.
+// All that makes a process reachable: kept by a running world, so that joiners find it and are let in.
 struct Gate {
   JobSecret secret;
   Details details;            // what this rank tells its peers

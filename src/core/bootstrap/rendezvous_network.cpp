@@ -77,7 +77,7 @@ mep_result_t NetworkRendezvous::connect(int32_t rank, Connection* out) {
   std::vector<std::pair<const Place*, NetAddress>> choices;
   const std::vector<Place> places = gate_->book->find(static_cast<uint32_t>(rank));
   for (const Place& place : places) {
-    // Who is on this host is reached by its name or not at all.
+    // A rank on this host is reached by its name or not at all.
     if (place.host == self_.identity.host || ignored_.contains(place.incarnation)) continue;
     for (const NetAddress& address : place.addresses) choices.emplace_back(&place, address);
   }

@@ -1,5 +1,5 @@
-// What ranks leave for each other where somebody else may write: a place in a file of a directory, a
-// meeting in the caller's store. Decoding is safe on any bytes.
+// Records that ranks leave for each other where somebody else may write: a place in a file of a directory, a meeting
+// in the caller's store. Decoding is safe on any bytes.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ struct MeetingRecord {
   std::vector<NetAddress> addresses;  // where it is reached from other hosts
 };
 std::vector<std::byte> encode_meeting_record(const MeetingRecord& meeting);
-// False: something else. Of another version only that is known.
+// False: something else. A record of another version gives its version and nothing more.
 bool decode_meeting_record(std::span<const std::byte> bytes, MeetingRecord* out);
 
 }  // namespace mep

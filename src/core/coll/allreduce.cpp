@@ -175,7 +175,7 @@ Step step_chunks(Collectives& comm, Operation& operation) {
   return Step::kDone;
 }
 
-// What fits into an eager slot in every epoch writes its result only when nothing can fail any more.
+// An operation that fits into an eager slot in every epoch writes its result only when nothing can fail any more.
 mep_result_t prepare(const Collectives& comm, Operation& operation) {
   if (operation.bytes <= EagerRing::kMappedPayloadBytes ||
       operation.args.send != operation.args.receive ||

@@ -12,8 +12,8 @@
 // "Posted" of the host's ranks: inputs; of the like on the host before: partial sums. "Reduced" of the
 // like on the host after: the result has come; of the host's ranks: theirs can be read.
 //
-// Reuse of areas: a rank posts its inputs of chunk c + 4 after it has copied all results of c. What
-// is written into in, sums and out for c + 4 follows from the inputs of c + 4 of all ranks of the hosts
+// Reuse of areas: a rank posts its inputs of chunk c + 4 after it has copied all results of c. Data
+// written into in, sums and out for c + 4 follows from the inputs of c + 4 of all ranks of the hosts
 // before (in: of this host, sums: and the ones before, out: all). They have all copied c, so its
 // inputs were reduced, its sums passed through the hosts after, its result was read, and no put of c is
 // under way.
@@ -37,7 +37,8 @@ class HostSlices {
       : total_(operation.args.count),
         element_(operation.bytes / operation.args.count),
         ranks_(hosts.host_ranks().size()) {
-    // As many as have room as inputs of all ranks, and as partial sums. Slices start at cache lines.
+    // A slice has as many elements as have room as inputs of all ranks, and as partial sums. Slices start at cache
+    // lines.
     const size_t unit = std::max<size_t>(1, HostPipeline::kLine / element_);
     const size_t as_inputs = HostPipeline::kChunkBytes / ranks_ / element_;
     const size_t as_sums = HostPipeline::kChunkBytes / partial_sum_bytes(operation.args.dtype);

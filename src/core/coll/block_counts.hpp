@@ -13,7 +13,7 @@ struct BlockCounts {
   // By comm rank, of the buffer that has a block for each: sendbuf where both have.
   const uint64_t* counts = nullptr;
   const uint64_t* displs = nullptr;  // null: one behind the other
-  // Of recvbuf where both have.
+  // These are recvbuf's where both buffers have their own.
   const uint64_t* recv_counts = nullptr;
   const uint64_t* recv_displs = nullptr;
 };

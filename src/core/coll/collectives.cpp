@@ -12,7 +12,7 @@
 namespace mep {
 namespace {
 
-// What must be the same on all ranks, in 22 bits.
+// A hash, in 22 bits, of all that must be the same on all ranks.
 uint32_t fingerprint(Collective kind, const CollectiveArgs& args) {
   uint64_t hash = (static_cast<uint64_t>(kind) + 1) | static_cast<uint64_t>(args.purpose) << 32;
   for (const uint64_t value : {static_cast<uint64_t>(args.count), uint64_t{args.dtype},
@@ -80,7 +80,7 @@ mep_result_t Collectives::agree_largest(uint64_t own, uint64_t* largest) {
   return operation.result;
 }
 
-// What can fail is done before the operation has its number: from then on it ends by a decision.
+// All that can fail is done before the operation has its number: from then on it ends by a decision.
 mep_result_t Collectives::start(Collective kind, const CollectiveArgs& args, Operation* operation) {
   const CollectiveType& type = collective_type(kind);
   MEP_TRY(type.check(*this, args));
@@ -207,7 +207,7 @@ void Collectives::succeed_settled(Operation& operation) {
     }
   }
   const mep_result_t result = settle_result(operation);
-  // Where only the root gives, only its contribution was retained. Who took part is the same on every rank.
+  // Where only the root gives, only its contribution was retained. The contributors are the same on every rank.
   if (type_of(operation).only_root_gives()) operation.contributors = &adopted().live;
   finish(operation, result);
   const std::lock_guard lock(engine_.mutex());
@@ -221,7 +221,7 @@ void Collectives::succeed_settled(Operation& operation) {
 mep_result_t Collectives::settle_result(Operation& operation) {
   if (operation.holds_result) return MEP_SUCCESS;
   MEP_TRY(check_root_lives(operation));
-  // Who called something else than the others ended it by an error of its own and can give nothing.
+  // A rank that called something else than the others ended it by an error of its own and can give nothing.
   if (operation.retained == nullptr ||
       !EagerRing::same_call(*operation.retained, operation.fingerprint)) {
     return fail(MEP_ERR_MISMATCH,

@@ -1,7 +1,7 @@
 // The collectives of a comm: one channel of replicated operations, with the memory that they are done in and
 // the contributions that outlive it.
 //
-// What the user's thread works with (eager ring, pipeline) is its own; when the progress thread looks, it takes
+// The user's thread owns the eager ring and the pipeline; when the progress thread looks, it takes
 // the place of the user's thread (see CallGate). The control thread looks at it under the channel's lock. Only
 // between freeze and install, when the user's thread touches no window, does the control thread take
 // contributions out of the eager slots and zero words.
@@ -80,7 +80,7 @@ class Collectives : public SideProgress {
   // Asks for the decision and waits for it.
   mep_result_t end_of_wait(Operation* operation);
   bool idle() const { return engine_.idle(); }
-  // What a call steps while it waits for a collective.
+  // A call steps `other` while it waits for a collective.
   void set_side_progress(SideProgress* other) { side_progress_ = other; }
   bool is_pending() const override { return !idle(); }
   void step_from_other() override { engine_.step_all(); }
@@ -89,12 +89,12 @@ class Collectives : public SideProgress {
 
   // Fills info from the record; MEP_ERR_CAPACITY if a bitmap is too short.
   [[nodiscard]] mep_result_t last_op(mep_op_info_t* info) const;
-  // Of the last finished operation; `any` is false before there was one.
+  // The record of the last finished operation; `any` is false before there was one.
   const OperationRecord& record() const { return record_; }
   [[nodiscard]] mep_result_t describe(const Operation& operation, mep_op_info_t* info) const;
 
-  // The change that ended an operation last. Who goes on all the same defers its report: the next call gives
-  // it, with what was deferred before; returned is all that.
+  // The change that ended an operation last. A caller that goes on all the same defers its report: the next call
+  // gives it, with what was deferred before; returned is all that.
   Reports::Report last_report() const { return last_report_; }
   Reports::Report defer_report(Reports::Report report);
 
@@ -119,7 +119,7 @@ class Collectives : public SideProgress {
 
   // --- The control thread ---
   membership::ChannelState state() const { return {comm().id(), engine_.id(), engine_.done(), 0}; }
-  // What is done, and what every rank could complete from what is here.
+  // Returns as `done` the last operation that is completed, or completable from what is here.
   membership::ChannelState freeze();
   // Nobody posts anything more: the world has ended.
   void terminate();

@@ -48,8 +48,8 @@ bool Collectives::holds(uint64_t seq) {
   const uint64_t done = engine_.done();
   if (seq <= done) return true;
   const std::lock_guard lock(engine_.mutex());
-  // What has come since the freeze does not count in this change: the others go by what was reported, and a rank
-  // that leaves because of this answer takes what it has with it.
+  // Contributions that have come since the freeze do not count in this change: the others go by what was reported,
+  // and a rank that leaves because of this answer takes what it has with it.
   if (engine_.frozen()) return seq <= completable_;
   if (!engine_.is_adopted()) return false;
   for (uint64_t next = done + 1; next <= seq; ++next) {
@@ -128,7 +128,7 @@ void Collectives::install(const std::shared_ptr<const CommChange>& change,
 void Collectives::resume() {
   const std::lock_guard lock(engine_.mutex());
   retained_completed_.clear();
-  // What was copied out is still in the slots too: operations go on from there.
+  // Contributions that were copied out are still in the slots too: operations go on from there.
   std::erase_if(retained_pending_,
                 [this](const auto& entry) { return entry.first > engine_.done(); });
   engine_.resume();

@@ -1,4 +1,4 @@
-// What the progress thread does with the operations that are pending on a comm, and the end of a request's.
+// The progress thread's work on the operations that are pending on a comm, and the end of a request's operation.
 #include <algorithm>
 #include <cstdio>
 

@@ -68,7 +68,7 @@ Step lengths_mismatch(const Collectives& comm, Operation& operation) {
                         comm.comm().name().c_str(), type_of(operation).name));
 }
 
-// Of all contributions, the same on all ranks.
+// Compares the lengths in all contributions; the answer is the same on all ranks.
 bool lengths_fit(const Collectives& comm, const Operation& operation) {
   uint64_t difference = 0;
   operation.counted->most_bytes = 0;
@@ -201,7 +201,7 @@ size_t counted_contribution_bytes(const std::byte* contribution, size_t most) {
   return std::min<size_t>(beginning_of(contribution).bytes, most);
 }
 
-// What must be there before the operation has its number.
+// Acquires all that must be there before the operation has its number.
 mep_result_t prepare_counted_blocks(const Collectives& comm, Operation& operation) {
   operation.counted = std::make_unique<CountedBlocks>();
   CountedBlocks& blocks = *operation.counted;

@@ -27,7 +27,7 @@ namespace mep {
 // Where the blocks of the call lie. The counts are read for the last time.
 void lay_out_counted_blocks(const Collectives& comm, Operation& operation);
 
-// Of a contribution in an eager slot of at most `most` bytes; its beginning is there in any case.
+// The length of a contribution in an eager slot of at most `most` bytes; its beginning is there in any case.
 [[nodiscard]] size_t counted_contribution_bytes(const std::byte* contribution, size_t most);
 
 template <Collective kKind>

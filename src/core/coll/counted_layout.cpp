@@ -96,7 +96,7 @@ mep_result_t measure(const Side& side, uint32_t size, size_t limit, Extent* exte
               side.name);
 }
 
-// Of the block that is this rank's own, in elements.
+// The offset of this rank's own block, in elements.
 size_t own_offset(const Side& side, uint32_t rank, uint32_t size) {
   size_t offset = 0;
   if (!side.for_each) return offset;

@@ -18,8 +18,8 @@
 // its contribution to its host and to the leaders, which forward it; batches leave it out, so that each slot has
 // one writer. In the end every rank has all contributions in its own window, as on one host, so what is
 // completed, retained and given in a catch-up is the same. Acknowledgements go through the leaders too; a
-// leader's speaks for its whole host. What a leader writes for others, and what ranks of other hosts write, has
-// another writer in another view: it is written inside a PostingScope.
+// leader's speaks for its whole host. Words that a leader writes for others, or that ranks of other hosts write, have
+// another writer in another view: they are written inside a PostingScope.
 //
 // Where the ranks of a host do not map each other, their leader is a relay: a rank puts its contribution to
 // the relay alone. The relay sends each of them the batch that it sends to other leaders, and forwards the
@@ -50,8 +50,8 @@ class EagerRing {
   // How far a rank may be ahead of the slowest one. A deeper ring takes more memory, a shallower one
   // more acknowledgements, each of which is a message.
   static constexpr uint64_t depth_of(uint32_t size) { return size <= 16 ? 32 : 8; }
-  // What a small contribution has at most where all map each other, and where not: there a message is
-  // what costs, not a byte. The slots of large comms have room for the former only.
+  // The most bytes of a small contribution where all map each other, and where not: there a message
+  // costs, not a byte. The slots of large comms have room for the former only.
   static constexpr size_t kMappedPayloadBytes = 4088;
   static constexpr size_t kSentPayloadBytes = 16384;
   static constexpr uint32_t kMostSentRanks = 32;
@@ -68,9 +68,9 @@ class EagerRing {
                                   : kMappedPayloadBytes + sizeof(uint64_t);
   }
   uint64_t depth() const { return depth_; }
-  // Of a contribution as it is retained, its word included.
+  // The bytes of a contribution as it is retained, its word included.
   size_t slot_bytes() const { return slot_bytes_; }
-  // What a contribution of the present epoch may have; the same on all ranks.
+  // The most bytes of a contribution of the present epoch; the same on all ranks.
   size_t payload_bytes() const { return payload_bytes_; }
 
   // `remotes` by comm rank, the own one included; both outlive this object.
@@ -104,7 +104,7 @@ class EagerRing {
   static bool same_call(uint64_t word, const Operation& operation) {
     return ((signal_payload(word) ^ operation.fingerprint) & kFingerprintMask) == 0;
   }
-  // Of a contribution that has come: its data is elsewhere.
+  // For a contribution that has come: its data is elsewhere.
   bool is_entry_only(uint64_t seq, uint32_t source) const {
     return (signal_payload(load_signal(window_, slot_offset(seq, source))) & kEntryOnly) != 0;
   }
@@ -146,7 +146,7 @@ class EagerRing {
   // Host batches come to this rank: to leaders, and to all where the leader is a relay.
   bool takes_batches() const { return acts_as_leader_ || has_relay_; }
   const HostGroups& groups() const { return groups_; }
-  // What follows is inside a PostingScope.
+  // The caller of the following is inside a PostingScope.
   // Does what can be done now: sends the own host's batch, takes those that have come, forwards
   // acknowledgements.
   [[nodiscard]] mep_result_t relay(const Operation& operation);
@@ -227,7 +227,7 @@ class EagerRing {
   uint64_t passed_by_all_ = 0;  // every live rank has passed this seq, as far as this rank knows
   uint64_t posted_ = 0;         // this rank's last contribution that has gone to all
   uint64_t all_signalled_ = 0;  // every live peer knows that this rank has entered this seq
-  // What this rank may acknowledge: the operation after it may not be committed yet.
+  // The last that this rank may acknowledge: the operation after it may not be committed yet.
   uint64_t passed_ = 0;
   // By rank: the last seq of which this rank has seen its contribution. Counts only if that came from itself.
   std::vector<uint64_t> entered_;

@@ -63,7 +63,7 @@ class HostPipeline {
   const std::vector<uint32_t>& receivers() const { return receivers_; }
   // The ranks of other hosts whose data this rank publishes on its own.
   const std::vector<uint32_t>& published_here() const { return published_here_; }
-  // Who publishes the data of `source` on this host: a rank of this host itself.
+  // The rank that publishes the data of `source` on this host: a rank of this host publishes its own.
   uint32_t publisher(uint32_t source) const { return publisher_of_[source]; }
   // This rank's like on the host before or after its own; only while in_blocks().
   uint32_t like_before() const { return groups_.all()[groups_.own_index() - 1].ranks[index()]; }

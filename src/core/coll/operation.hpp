@@ -35,7 +35,7 @@ struct CollectiveArgs {
   CallPurpose purpose = CallPurpose::kCall;
 };
 
-// What the table says of it, and how it is carried out on host memory.
+// The table's facts about a collective, and how it is carried out on host memory.
 struct CollectiveType : OperationFacts {
   // Arguments that make sense for this rank; the text says what is wrong.
   mep_result_t (*check)(const Collectives& comm, const CollectiveArgs& args);
@@ -101,7 +101,7 @@ struct Operation : OperationState<Operation>, StepState {
   std::unique_ptr<CountedBlocks> counted;  // of one whose blocks have a length each
 };
 
-// What the table says of the operation, and of a rank's part in it.
+// The table's facts about the operation, and about a rank's part in it.
 inline const CollectiveType& type_of(const Operation& operation) {
   return collective_type(operation.kind);
 }

@@ -165,7 +165,7 @@ mep_result_t post_ahead(Collectives& comm, Operation& operation, uint64_t sectio
 
 void reduce_section(Collectives& comm, Operation& operation, uint64_t section) {
   const Pipeline& pipeline = comm.pipeline();
-  // As long as those of all others.
+  // The own block is as long as those of all others.
   const Block own = block_gotten(operation, comm.rank());
   if (!reaches(pipeline, own, section)) return;
   const size_t offset = section * pipeline.section_bytes();
@@ -261,7 +261,8 @@ mep_result_t check_pair_blocks(Collective kind, const Collectives& comm,
                        facts.gives_each_a_block() ? own : 0);
 }
 
-// As of an allreduce: what fits into an eager slot in every epoch writes its result only when nothing can fail.
+// Like an allreduce, an operation that fits into an eager slot in every epoch writes its result only when nothing
+// can fail any more.
 mep_result_t prepare_pair_blocks(const Collectives& comm, Operation& operation) {
   if (operation.given_bytes <= EagerRing::kMappedPayloadBytes) return MEP_SUCCESS;
   return save_pair_block_input(comm, operation);

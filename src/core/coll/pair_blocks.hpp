@@ -3,7 +3,7 @@
 // gets, whether a buffer has a block for each rank, whether blocks are reduced.
 //
 //   Small  flat: every rank gives its whole contribution to all and takes its blocks out of those that
-//          come. Of a scatter only the root gives; it is done then, like a broadcast's.
+//          come. In a scatter only the root gives; it is done then, like a broadcast's.
 //   Large  section by section of a block: whoever gives puts a section of each rank's block into that
 //          rank's in area and signals "posted"; whoever gets copies them out, or reduces them in rank
 //          order, and acknowledges by "taken". Reuse of areas: section c + 2 is put after "taken" of c
@@ -30,7 +30,7 @@ namespace mep {
 // Reduces `bytes` of each input into the receive buffer, `offset` bytes from its beginning.
 void reduce_pair_blocks(const Collectives& comm, Operation& operation,
                         const std::vector<const void*>& inputs, size_t offset, size_t bytes);
-// Of a communicator in which this rank is alone.
+// For a communicator in which this rank is alone.
 void take_own_pair_block(Collectives& comm, Operation& operation);
 // The data of a large one, of which no block has more than so many sections.
 [[nodiscard]] Step move_pair_blocks(Collectives& comm, Operation& operation, uint64_t sections);

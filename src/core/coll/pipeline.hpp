@@ -145,7 +145,7 @@ class Pipeline {
   std::byte* window_ = nullptr;
   std::vector<uint32_t> live_;
   bool is_mapped_ = false;  // some other live rank reads this one's window
-  // Of "finished" words. The last three are a leader's.
+  // The ranks of "finished" words. The last three are a leader's.
   std::vector<uint32_t> finish_targets_;       // whom this rank signals to when it has finished
   std::vector<uint32_t> finish_sources_;       // whose it waits for in the end
   std::vector<uint32_t> finish_host_sources_;  // whose before it signals to the other leaders

@@ -1,4 +1,4 @@
-// What an operation has that belongs to a request, and so goes on after its call.
+// The state of an operation that belongs to a request, and so goes on after its call.
 #pragma once
 
 #include "base/clock.hpp"

@@ -1,5 +1,5 @@
-// Scatter: the root has a block for each rank (pair_blocks.hpp). Of a small one the root gives all blocks to
-// all and is done, as of a broadcast: whoever has them can give a rank its own.
+// Scatter: the root has a block for each rank (pair_blocks.hpp). In a small one the root gives all blocks to all and
+// is done, as in a broadcast: any rank that has them can give another its own.
 #include "core/coll/pair_blocks.hpp"
 
 namespace mep {

@@ -128,8 +128,8 @@ inline Step look_for_mismatch(Collectives& comm, Operation& operation) {
   return mismatch_step(comm, operation, source);
 }
 
-// Who waits for a root and has posted nothing shows after a while what it waits in: that root may wait in the same
-// way for another one.
+// A non-root rank that has waited 20 ms and posted nothing publishes its fingerprint, so that a mismatch is found:
+// its root may wait in the same way for another root.
 inline void show_long_wait(Collectives& comm, Operation& operation) {
   constexpr uint32_t kLooks = 8;
   constexpr uint64_t kLongNs = 20'000'000;
@@ -156,7 +156,7 @@ inline Step take_from_root(Collectives& comm, Operation& operation, uint32_t roo
   return Step::kDone;
 }
 
-// What was retained of an operation in which only the root gives has nothing of this rank's root.
+// Only the root's contribution is retained where only the root gives; here this rank named another root.
 inline Step not_root_step(Operation& operation) {
   return fail_step(operation, fail(MEP_ERR_MISMATCH, "rank %d was not the root of this operation",
                                    operation.args.root));

@@ -2,7 +2,7 @@
 //
 // Each step is the rank's own and acquires all that it needs, memory too; then all agree on how it went, by an
 // operation that needs none. So a rank that has run out of something says so, and all that live return the same
-// error. What stands between two agreed operations must be such a step, or must need nothing.
+// error. Code between two agreed operations must be such a step, or must need nothing.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // Where the collectives of a communicator run: on host memory, or enqueued on the caller's
-// streams (GpuBackend). What calls from the API differ in is here and nowhere else.
+// streams (GpuBackend). All differences between calls from the API are here and nowhere else.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ class Backend {
     return begin(kind, args, operation);
   }
 
-  // What works on host memory only, so far or for good.
+  // Refuses `what` on a GPU: it works on host memory only, so far or for good.
   [[nodiscard]] mep_result_t check_host(const char* what) const;
   // -1: host memory.
   virtual int32_t device() const { return -1; }
@@ -58,8 +58,8 @@ class Backend {
   virtual void set_timeout_ms(uint32_t ms) = 0;
   virtual void revoke() = 0;
 
-  // Of a communicator that is split: what is to be done for the children, all ranks taking each step at one
-  // time and agreeing on it. What to say of a rank that could not.
+  // For a communicator that is split: the steps to be done for the children, each as the error of a rank that could
+  // not do it names it. All ranks take each step at one time and agree on it.
   virtual std::span<const char* const> child_steps() const = 0;
   // The child's own is one of host memory, until a step replaces it.
   [[nodiscard]] virtual mep_result_t take_child_step(size_t step, Comm& child,

@@ -27,7 +27,7 @@ bool CallGate::enter_after_look(uint32_t seen) {
   return true;
 }
 
-// Who is off its core needs that of the one that waits, also where the latter has a higher priority.
+// A looking thread that is off its core needs the core of the waiting one, even where that has a higher priority.
 void CallGate::await_end_of_look() const {
   constexpr uint32_t kPauses = 500;
   constexpr uint32_t kYields = 100;

@@ -1,4 +1,4 @@
-// Who is inside a comm: one thread of the user's in a call, or the progress thread in a look, never both.
+// Admits one user at a time to a comm: one thread of the user's in a call, or the progress thread in a look, never both.
 //
 // Two calls at one time are an error of the program, and the second is refused. A look is nothing that the
 // program knows of: a call waits for its end, and looks that come meanwhile are turned away. A look ends soon, so

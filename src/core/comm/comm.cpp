@@ -1,4 +1,4 @@
-// What a view change means for a comm: handed to its collectives and its clients by the control thread.
+// The effects of a view change on a comm: handed to its collectives and its clients by the control thread.
 #include "core/comm/comm.hpp"
 
 #include <algorithm>

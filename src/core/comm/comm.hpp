@@ -3,7 +3,7 @@
 //
 // It answers for the comm's life (made by its members together, closed without loss for the others), for who
 // is inside a call on it, and for handing the world's view changes to its collectives and its other clients.
-// What an operation is and how it ends stands in core/operation and core/coll.
+// core/operation and core/coll say what an operation is and how it ends.
 #pragma once
 
 #include <atomic>
@@ -35,12 +35,12 @@ class Comm : public WorldParticipant, public ProgressClient {
   Comm(std::shared_ptr<World> world, const std::string& name, std::vector<uint32_t> slots,
        uint64_t id = 0);
   static uint64_t id_of(const std::string& name);
-  // Of the `number`-th split of the comm `parent`: another one for each, whatever comms are renamed to.
+  // The id of a child of the `number`-th split of the comm `parent`: another for each, whatever comms are renamed to.
   static uint64_t child_id(uint64_t parent, uint32_t number, int32_t color);
-  // Of a comm that the ranks of `slots` make by themselves; a view with others in them gives another.
+  // The id of a comm that the ranks of `slots` make by themselves; a view with others in them gives another.
   static uint64_t listed_id(const std::string& name, const std::vector<uint32_t>& slots,
                             const std::vector<uint64_t>& incarnations);
-  // Of the world, and of comms over all of it that were made in a later view of it.
+  // The id of the world, and of comms over all of it that were made in a later view of it.
   static uint64_t spanning_id(const std::string& name, uint64_t world_epoch);
   static bool is_spanning(uint64_t id) { return (id & kSpanning) != 0; }
   ~Comm() override;
@@ -58,7 +58,7 @@ class Comm : public WorldParticipant, public ProgressClient {
   // The same while the world goes on, of a comm that was in use: what succeeded here will do so on all
   // others. Waits for them, and for a view change under way.
   void close_after_changes();
-  // Of a comm over `slots`, all of them this comm's: as the user's thread sees this one.
+  // The members of a comm over `slots`, all of them this comm's, as the user's thread sees this one.
   CommMembers members_of(const std::vector<uint32_t>& slots) const;
 
   const CommIdentity& identity() const { return identity_; }
@@ -96,7 +96,7 @@ class Comm : public WorldParticipant, public ProgressClient {
    private:
     Comm& comm_;
   };
-  // What is pending is the progress thread's from then on, where there is one, else that of whoever waits.
+  // Pending operations are the progress thread's from then on, where there is one, else the next waiter's.
   void leave_call() {
     if (collectives_.idle() && !messages_.has_pending()) [[likely]]
       return gate_.leave();
@@ -154,7 +154,7 @@ class Comm : public WorldParticipant, public ProgressClient {
   void leave_look() override { gate_.leave_look(); }
 
  private:
-  // Of a comm's window: the collectives' part, then the messages'.
+  // A comm's window has the collectives' part, then the messages'.
   static size_t messages_offset(uint32_t size) {
     constexpr size_t kLine = MessageLayout::kLine;
     return (Collectives::window_bytes(size) + kLine - 1) / kLine * kLine;

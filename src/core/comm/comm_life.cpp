@@ -107,7 +107,7 @@ mep_result_t Comm::finish(const Deadline& deadline) {
   return MEP_SUCCESS;
 }
 
-// What a view change that ends the making of a comm on all its members says to those that wait.
+// Revokes a comm that could not be made, so that a view change ends its making on all its members; waits for that.
 void Comm::give_up_making() {
   const auto is_over = [this] {
     return !collectives_.channel().in_epoch(adopted().epoch) ||

@@ -74,7 +74,7 @@ class GpuBackend : public Backend {
     const std::lock_guard lock(parts_mutex_);
     std::erase(parts_, part);
   }
-  // Of the collectives, then of the parts.
+  // The collectives' failure goes first, then the parts'.
   mep_result_t take_any_failure() override {
     mep_result_t result = take_failure();
     const std::lock_guard lock(parts_mutex_);

@@ -1,4 +1,4 @@
-// What of a comm takes part in view changes besides its collectives: EP objects, and what it has on a GPU.
+// The parts of a comm that take part in view changes besides its collectives: EP objects, and what it has on a GPU.
 #pragma once
 
 #include <atomic>

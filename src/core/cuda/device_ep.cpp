@@ -405,7 +405,7 @@ void DeviceEp::install(const std::shared_ptr<const CommChange>& change,
   if (load_pinned(abort_word_) < change->epoch) store_pinned(abort_word_, change->epoch);
 }
 
-// What kernels that gave up have told: evidence for membership, and the failure for the caller.
+// Reads the reports of kernels that gave up: evidence for membership, and the failure for the caller.
 void DeviceEp::read_reports() {
   const std::lock_guard lock(report_mutex_);
   for (uint32_t i = 0; i < shape_.buffers; ++i) {

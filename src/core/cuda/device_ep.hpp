@@ -74,7 +74,7 @@ class DeviceEp : public EpSide, public ViewParticipant, public GpuPart {
     EpCallState calls;
   };
 
-  // What the control thread left.
+  // Left by the control thread for the user's thread.
   struct LatestView {
     std::shared_ptr<const CommView> view;
     mep_result_t result = MEP_ERR_PEER_FAILED;  // why it changed

@@ -1,5 +1,5 @@
-// What calls of dispatch and combine on a GPU share, mapped or staged: in which order a buffer's calls may
-// come, and what is checked before anything is enqueued. The user's thread's.
+// Calls of dispatch and combine on a GPU, mapped or staged, share this: in which order a buffer's calls may come, and
+// what is checked before anything is enqueued. Owned by the user's thread.
 #pragma once
 
 #include "core/ep/ep_arguments.hpp"
@@ -10,7 +10,7 @@ namespace mep {
 
 enum class EpStage : uint8_t { kIdle, kDispatching, kReceived, kCombining };
 
-// Of one buffer, by the calls made; what graphs replay is not seen.
+// The state of one buffer, by the calls made; replays of graphs are not seen.
 struct EpCallState {
   EpStage stage = EpStage::kIdle;
   const EpSideHandle* current = nullptr;  // whose dispatch the buffer holds

@@ -238,7 +238,7 @@ mep_result_t GpuComm::begin_proof() {
   call.kind = Collective::k_barrier;
   call.status = device::op_status_place(static_cast<mep_op_status_t*>(proof_memory_->data()),
                                         sizeof(device::OpStatus), comm_.size());
-  // As many blocks as the largest operation has, so that what meets here always fits.
+  // Launches as many blocks as the largest operation has: if these meet here, those of all operations fit.
   return device::launch_coll(call, state_, layout_, layout_.ctas, stream_->get());
 }
 
@@ -312,7 +312,7 @@ mep_result_t GpuComm::carry_out(Collective kind, const CollectiveArgs& args, voi
 mep_result_t GpuComm::take_failure() {
   const uint64_t count = load_pinned(&post_->failures);
   if (count == failures_told_) return MEP_SUCCESS;
-  // Of more than the ring holds the first are lost; the oldest that is there is told.
+  // The ring keeps the latest failures; the oldest of them is told, those before are lost.
   const uint64_t first =
       std::max(failures_told_ + 1,
                count < device::kCollFailures ? uint64_t{1} : count - device::kCollFailures + 1);

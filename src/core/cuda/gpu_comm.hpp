@@ -6,7 +6,7 @@
 // report (an operation is late) and what has become of the world into evidence and decisions.
 //
 // The device acknowledges a freeze by ending or parking the operation that runs; one that has not begun
-// will see the freeze when it does. What it adopts of a new view it takes from the CollPost by itself, so
+// will see the freeze when it does. It adopts a new view from the CollPost by itself, so
 // a graph that was captured before runs on after it.
 #pragma once
 

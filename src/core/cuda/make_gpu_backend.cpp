@@ -34,7 +34,7 @@ mep_result_t own_facts(const Comm& comm, int32_t device, ReachFacts* facts) {
   return MEP_SUCCESS;
 }
 
-// What an error says about mapping; others are errors of the call.
+// The decision that an error about mapping means; others are errors of the call.
 int64_t decision_on(mep_result_t result) {
   switch (result) {
     case MEP_SUCCESS:
@@ -83,7 +83,7 @@ mep_result_t make_staged(Comm& comm, const GpuPlace& place, std::unique_ptr<GpuB
   return MEP_SUCCESS;
 }
 
-// Of this process; two that do not reach each other cannot be mapped.
+// The facts of this process; two GPUs that do not reach each other cannot be mapped.
 mep_result_t facts_of_places(const Comm& comm, std::span<const GpuPlace> places,
                              std::vector<ReachFacts>* facts, ReachChoice* choice) {
   std::vector<uint32_t> ranks;

@@ -5,9 +5,9 @@
 
 namespace mep {
 
-// What the word speaks of is ordered by these on the host's side, and by acquire loads and release stores of
-// kernels on the other (kernels/cuda/device/protocol.cuh). Sequentially consistent, so that a thread which stores
-// one word and then looks at another does not miss a kernel that does it the other way round.
+// These order what the word speaks of on the host's side; on the kernels' side their acquire loads and release stores
+// do (kernels/cuda/device/protocol.cuh). Sequentially consistent, so that a thread which stores one word and then
+// looks at another does not miss a kernel that does it the other way round.
 inline uint64_t load_pinned(const uint64_t* word) {
   return __atomic_load_n(word, __ATOMIC_SEQ_CST);
 }

@@ -168,7 +168,7 @@ mep_result_t StagedEp::check_call(const void* stream) const {
   return side_.check_stream(stream);
 }
 
-// As on mapped GPUs the first call on a buffer reports the change, and nothing else happens. The operations
+// The first call on a buffer reports the change, like on mapped GPUs, and nothing else happens. The operations
 // themselves need no more than the object of the host does, so replays go on without.
 mep_result_t StagedEp::catch_up(Buffer& buffer, void* stream) {
   const LatestView now = latest();

@@ -61,7 +61,7 @@ class StagedEp : public EpSide, public ViewParticipant, public GpuPart {
     uint64_t epoch = 0;  // whose change was reported
     EpCallState calls;
   };
-  // What the control thread left.
+  // Left by the control thread for the user's thread.
   struct LatestView {
     uint64_t epoch = 0;
     mep_result_t result = MEP_ERR_PEER_FAILED;  // why it changed

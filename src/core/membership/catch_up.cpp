@@ -1,6 +1,6 @@
-// What a member does between an offer and its acceptance: get what it lacks up to N*, have the
-// excluded fenced out, prepare. All of it belongs to a value, not to a ballot: a value that comes
-// back under a higher ballot needs nothing again, unless a donor was lost.
+// Between an offer and its acceptance a member gets what it lacks up to N*, has the excluded fenced out, and
+// prepares. All of it belongs to a value, not to a ballot: a value that comes back under a higher ballot needs
+// nothing again, unless a donor was lost.
 #include <algorithm>
 
 #include "core/membership/membership.hpp"

@@ -1,7 +1,7 @@
 // Every threshold of membership in one table. All are values of the world, the same on each member; the
 // defaults of mep_comm_config_t and of the environment (MEP_HEARTBEAT_MS, MEP_SUSPECT_MS) are these.
 //
-// What a SIGSTOP of T does under them, machine otherwise healthy (membership_rules_test checks it):
+// The effect of a SIGSTOP of T under them, machine otherwise healthy (membership_rules_test checks it):
 //   T < 0.3 s        nothing; waits are longer by T
 //   0.3 s .. 5 s     the peers report the rank as slow (peer state), nobody is evicted
 //   T > about 5 s    with 3 ranks or more (and a quorum among the others): two witnesses, evicted;
@@ -22,7 +22,7 @@ enum class QuorumPolicy : uint8_t {
   kMajority = 0,
   // The same, but for an exact half an outside witness (a write-once register per epoch) decides.
   kWitness = 1,
-  // Whoever is left goes on. Two halves of a cut network then both go on: for the user to accept.
+  // All that are left go on. Two halves of a cut network then both go on: for the user to accept.
   kNone = 2,
 };
 
@@ -55,8 +55,8 @@ struct Config {
   uint64_t no_quorum_after_us = 5'000'000;
 };
 
-// The thresholds of a world that beats and accuses at other intervals. Whoever beats seldom must not
-// take its own pauses for lateness, nor those of others for silence.
+// The thresholds of a world that beats and accuses at other intervals. A rank that beats seldom must not take its own
+// pauses for lateness, nor those of others for silence.
 inline Config config_for(uint64_t heartbeat_interval_us, uint64_t accuse_after_us) {
   Config config;
   config.heartbeat_interval_us = heartbeat_interval_us;

@@ -1,7 +1,6 @@
-// What this rank knows of its peers and how that becomes suspicion or confirmation. Confirmation
-// has three sources only: an exit seen here, one seen by a member on the victim's host, the
-// victim's own last row. Every event names an incarnation; another one than the present changes
-// nothing.
+// Evidence: what this rank knows of its peers, and how that becomes suspicion or confirmation. Confirmation has three
+// sources only: an exit seen here, one seen by a member on the victim's host, the victim's own last row. Every event
+// names an incarnation; another one than the present changes nothing.
 #include <algorithm>
 
 #include "core/membership/membership.hpp"
@@ -90,8 +89,8 @@ void Membership::on_row(RowPtr row) {
 
 void Membership::on_process_exit(uint32_t slot, uint64_t incarnation) {
   if (!active()) return;
-  // What it said before it ended comes first: a value that it has committed is believed of nobody who is
-  // suspected, and without its sender too few may be left to find that value again.
+  // The process's last statement comes first: a value that it has committed is believed of nobody who is suspected,
+  // and without its sender too few may be left to find that value again.
   look_for_committed();
   if (!active()) return;
   if (same_incarnation(slot, incarnation)) {

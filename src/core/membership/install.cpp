@@ -137,7 +137,7 @@ void Membership::take_in(uint32_t slot) {
   }
 }
 
-// What this rank kept for the change that is over.
+// Drops all that this rank kept for the change that is over.
 void Membership::forget_change() {
   offered_joiners_.clear();
   accusations_.clear();

@@ -1,4 +1,4 @@
-// Who goes when members cannot hear each other. Accusations are the edges of a graph; the part of
+// Decides which members go when members cannot hear each other. Accusations are the edges of a graph; the part of
 // it that is connected by working links and can be a quorum stays, and within it the member with
 // most broken links goes, of equals the higher slot, until none is left. A rank never judges itself
 // out: the others tell it. Suspicion that would leave no quorum is not raised at all.
@@ -67,7 +67,7 @@ Membership::Edges Membership::counted_edges(const SlotSet& live) const {
       const auto back = accusations_.find({of, by});
       const bool both = broken && back != accusations_.end() && accused[by].size() == 1 &&
                         held(back->second.since_us, config_.link_hold_us);
-      // Of two, silence that the other complains of is mostly over: this rank is running.
+      // In a view of two, the silence that the other complains of is mostly over: this rank is running.
       const bool alone = only_two && (broken || by == slot_);
       // Only a third member that has heard both of them since can tell a cut link from a dead end.
       const bool third = by != slot_ && of != slot_ && peers_[by].really_heard_us > since &&

@@ -1,4 +1,4 @@
-// Who is in, decided once for all: the pure state machine of one member. Events in, actions out; no
+// Decides once for all which members are in: the pure state machine of one member. Events in, actions out; no
 // clock, socket, thread, environment or global inside, time only as the argument of tick(). Two
 // objects fed the same events give the same actions. The control thread of a process owns one
 // object per world; the simulator drives many.
@@ -122,8 +122,8 @@ struct AffectedComm {
 };
 
 // The view has changed. Operations up to last_completed of `decision->channels` succeed (caught-up results
-// count now), also those that a rank calls only later. Of an affected comm, seqs from last_completed + 1 to
-// next - 1 end by why: the pending ones, and whoever calls later meets the same; its channels go on
+// count now), also those that a rank calls only later. On an affected comm, seqs from last_completed + 1 to
+// next - 1 end by why: the pending ones, and a rank that calls later meets the same; its channels go on
 // at `next` in the new comm epoch. A rank whose calls have gone k beyond last_completed (k < next - last_completed)
 // reports done = last_completed + k from there on, so a change that follows before anybody has called shares
 // the calls of this one. Comms that are not in `affected` are unfrozen as they were, same epoch.
@@ -191,8 +191,8 @@ struct Start {
   uint64_t host = 0;
   uint32_t max_slots = 0;  // max_size of the world
   uint64_t now_us = 0;
-  // As a member: the first view, with itself in it, the same on all. As a joiner: a view that a
-  // member sent it (decode_view), without itself.
+  // For a member: the first view, with itself in it, the same on all. For a joiner: a view that a member sent it
+  // (decode_view), without itself.
   View view;
   bool joining = false;
   Config config;
@@ -373,7 +373,7 @@ class Membership {
   static bool is_excluded(const Proposal& value, uint32_t slot);
   bool prepare_done(const ProposalPtr& value);
   void serve_catch_up();
-  // What members hold in the epoch before `epoch`, while their rows stay as they are.
+  // The operations that members hold in the epoch before `epoch`, while their rows stay as they are.
   class HeldTables {
    public:
     explicit HeldTables(uint64_t epoch) : epoch_(epoch) {}

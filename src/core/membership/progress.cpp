@@ -63,8 +63,8 @@ void Membership::on_frozen(uint64_t epoch, std::vector<ChannelState> channels) {
   touch();
 }
 
-// Drops suspicions that are mere opinion. Who is fenced out stays suspected: it cannot be reached
-// any more. Accepted values stay, so whatever may have been committed is found again.
+// Drops suspicions that are mere opinion. A member that is fenced out stays suspected: it cannot be reached any more.
+// Accepted values stay, so whatever may have been committed is found again.
 void Membership::new_round(uint32_t round) {
   row_.round = round;
   SlotSet kept = confirmed_;

@@ -10,7 +10,7 @@
 
 namespace mep::membership {
 
-// What a set of members of the present view may decide. The base is that view, whoever died since.
+// Says whether a set of members of the present view may decide. The base is that view, whoever died since.
 Membership::Quorum Membership::quorum(const SlotSet& set) const {
   const SlotSet in = set & view_->members;
   if (config_.quorum == QuorumPolicy::kNone) return in.empty() ? Quorum::kNo : Quorum::kMajority;

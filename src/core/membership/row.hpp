@@ -1,4 +1,4 @@
-// What members tell each other: one row per member, written by it alone, sent whole when it
+// The rows that members tell each other: one row per member, written by it alone, sent whole when it
 // changes. A row is a value: it never changes after it was published. Everything in a row that
 // names slots means the incarnations of the view with the row's epoch.
 #pragma once
@@ -21,7 +21,7 @@ struct Member {
   friend bool operator==(const Member&, const Member&) = default;
 };
 
-// Who is in. The vectors are indexed by slot, 0 where there is no member.
+// The members that are in. The vectors are indexed by slot, 0 where there is no member.
 struct View {
   uint64_t epoch = 0;
   SlotSet members;
@@ -40,7 +40,7 @@ struct View {
 
 // One channel of one rank, read while frozen. Operations up to `done` have their result here: they have
 // succeeded, or a call of this rank has met what an earlier change said of them. Operations up to
-// `entered` were called. Of what lies between N* and next of an earlier change no data exists: a catch-up
+// `entered` were called. No data exists of what lies between N* and next of an earlier change: a catch-up
 // that names it brings nothing.
 struct ChannelState {
   uint64_t comm = 0;
@@ -56,7 +56,7 @@ struct CommState {
   friend bool operator==(const CommState&, const CommState&) = default;
 };
 
-// What a view change says of one channel.
+// A view change's decision on one channel.
 struct ChannelDecision {
   uint64_t comm = 0;
   uint64_t channel = 0;

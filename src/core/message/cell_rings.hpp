@@ -1,11 +1,11 @@
 // The rings of cells between this rank and each other one: posting cells to a peer, and taking those that came.
 //
-// What this rank posts lies in the peer's window and what it takes in its own (protocol/message_cells.hpp). A cell is
+// Posted cells lie in the peer's window, cells to take in this rank's own (protocol/message_cells.hpp). A cell is
 // written again only once the peer has said that it was taken. To a peer whose window is not mapped a cell is put
 // from a mirror of its ring here, which stays as it is until then: so what a caller gives is free when post()
 // returns.
 //
-// All by the user's thread. What writes to a peer (post, tell_taken) is called inside a PostingScope.
+// All by the user's thread. Functions that write to a peer (post, tell_taken) are called inside a PostingScope.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ class CellRings {
                                   const std::byte* payload);
   // The peer has taken all that was posted, as far as this rank knows.
   bool all_taken(uint32_t peer);
-  // What was posted is in the peer's memory, whatever happens to this rank.
+  // Posted cells are in the peer's memory, whatever happens to this rank.
   bool has_landed(uint32_t peer) const {
     const Remote& remote = windows_[peer];
     return remote.mapped != nullptr || remote.transport->traits().lands_at_once;

@@ -1,4 +1,4 @@
-// What a view change means for messages.
+// The effects of a view change on messages.
 #include <algorithm>
 #include <new>
 #include <utility>
@@ -66,8 +66,8 @@ bool Messages::adopt(const CommChange& change) {
   return true;
 }
 
-// The rank is gone, or another one in its place. What came from it whole is there to be received, until another
-// takes its place.
+// The rank is gone, or another one in its place. Messages that came from it whole are there to be received, until
+// another takes its place.
 void Messages::lose(uint32_t rank, const CommView& view) {
   while (take_from(rank)) {
   }

@@ -51,7 +51,7 @@ void Messages::take_cell(uint32_t peer, const MessageHeader& header) {
     case CellKind::kLeaving:
       return rings_.ask_taken(peer);
   }
-  // Of no kind: nothing that this library sends.
+  // A cell of no kind: nothing that this library sends.
 }
 
 void Messages::take_message(uint32_t peer, const MessageHeader& header) {

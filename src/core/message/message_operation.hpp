@@ -60,7 +60,7 @@ struct MessageOperation {
 
   MessageOperation() { text[0] = 0; }
   bool has_ended() const { return state == State::kEnded; }
-  // Of a receive.
+  // True if this receive may take the message.
   bool fits(int32_t source, int32_t other_tag) const {
     return (peer == MEP_ANY_SOURCE || peer == source) && (tag == MEP_ANY_TAG || tag == other_tag);
   }

@@ -1,4 +1,4 @@
-// What this rank writes to its peers, a cell at a time.
+// Writes to peers, a cell at a time.
 #include <algorithm>
 #include <new>
 
@@ -11,7 +11,7 @@ using State = MessageOperation::State;
 
 namespace {
 
-// Of a send.
+// The header of a send's cell.
 MessageHeader header_of(const MessageOperation& operation, CellKind kind) {
   MessageHeader header;
   header.kind = kind;

@@ -51,7 +51,7 @@ void Messages::queue(MessageOperation* operation) {
   if (!operation->is_send && match_arrived(operation)) return;
   if (can_move(*operation)) [[likely]]
     return;
-  // What this rank has sent itself may lie in its ring.
+  // A message that this rank has sent itself may lie in its ring.
   (void)step();
   if (operation->state == State::kWaiting && !can_move(*operation)) end_absent(operation);
 }

@@ -1,7 +1,7 @@
 // The messages of a comm: sends and receives, each a personal operation that ends by what has happened to it.
 //
-// A message that fits a cell is posted whole (eager), as long as the ring to its receiver has room. Of a larger one
-// the receiver is told (request); once a receive takes it, that answers (clear), and the data follows (data). Each
+// A message that fits a cell is posted whole (eager), as long as the ring to its receiver has room. A larger one is
+// announced to the receiver (request); once a receive takes it, that answers (clear), and the data follows (data). Each
 // step is one cell, and the cells of a sender are taken in their order, so messages are matched in the order in
 // which they were sent:
 //
@@ -48,7 +48,7 @@ class Messages : public SideProgress {
   static size_t window_bytes(uint32_t ranks) { return MessageLayout::of(ranks).window_bytes(); }
   // All windows are there; `view` is the first that this rank calls in.
   void open(const CommView& view);
-  // What a call of this comm steps while it waits for a message, and the comm itself, which others step.
+  // A call of this comm steps `other` while it waits for a message; `own` is the comm itself, which others step.
   void set_side_progress(SideProgress* other, const ProgressClient* own) {
     side_progress_ = other;
     own_ = own;

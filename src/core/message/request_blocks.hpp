@@ -1,6 +1,6 @@
 // Memory for the requests of a comm's messages: blocks of one size, of which some are kept for the next ones.
 //
-// Whoever is inside the comm.
+// Owned by the thread that is inside the comm.
 #pragma once
 
 #include <cstddef>

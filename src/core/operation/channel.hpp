@@ -1,4 +1,4 @@
-// What orders the operations of one channel and decides, once for all, which of them are complete.
+// A channel orders its operations and decides, once for all, which of them are complete.
 //
 // One atomic word: frozen bit, low bits of the comm's epoch, and `done`, the highest completed seq. The
 // user's thread completes seq n by compare-and-swap from (epoch, n - 1) to (epoch, n). The control
@@ -26,7 +26,7 @@ class Channel {
 
   // --- The user's thread ---
 
-  // Neither frozen nor in another epoch. Whoever sees a change goes on to read what changed under a
+  // Neither frozen nor in another epoch. A thread that sees a change goes on to read what changed under a
   // mutex. Acquire: what this thread signals to peers after a resume(), its acknowledgements above all,
   // comes after what the control thread has read of the eager slots.
   bool undisturbed(uint64_t epoch) const {

@@ -1,4 +1,4 @@
-// What a comm is, for all that belongs to it. But for its name and its timeout nothing of it changes.
+// A comm's identity, for all that belongs to it. But for its name and its timeout nothing of it changes.
 #pragma once
 
 #include <atomic>

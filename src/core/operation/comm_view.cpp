@@ -27,7 +27,7 @@ std::shared_ptr<const CommView> CommView::first(const CommMembers& members, uint
   return make_view(members, epoch);
 }
 
-// Who left stays so until somebody takes the place.
+// A rank that has left counts as left until another takes its place.
 std::shared_ptr<const CommView> CommView::after(const membership::InstallView& change,
                                                 uint64_t new_epoch,
                                                 const std::vector<uint32_t>& slots) const {

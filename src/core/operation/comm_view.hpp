@@ -1,4 +1,4 @@
-// What a comm's members are, at one epoch. Never changes once it is published.
+// A comm's members at one epoch. Never changes once it is published.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct CommView {
   std::vector<uint64_t> incarnations;  // by rank, 0: absent
   bool is_live(uint32_t rank) const { return has_rank(live_bits, rank); }
 
-  // Of a comm's first epoch.
+  // The view of a comm's first epoch.
   static std::shared_ptr<const CommView> first(const CommMembers& members, uint64_t epoch);
   // That follows on this one by a change of the comm whose ranks have these slots.
   std::shared_ptr<const CommView> after(const membership::InstallView& change, uint64_t new_epoch,

@@ -62,7 +62,7 @@ std::string late_text(const membership::Proposal& committed, uint64_t comm,
   return text.empty() ? "all ranks had called it, and it was not done" : text;
 }
 
-// What operations beyond N* answer: the gravest of what happened. MEP_SUCCESS: there is nothing to report.
+// The result of operations beyond N*: the gravest of what happened. MEP_SUCCESS: there is nothing to report.
 Reason reason_of(const membership::InstallView& change, const membership::AffectedComm& affected,
                  const std::vector<uint32_t>& slots, const std::string& name) {
   Reason reason;

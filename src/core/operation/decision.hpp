@@ -1,4 +1,4 @@
-// What a view change means: for a comm, and for the numbered operations of one of its channels.
+// The effects of a view change: for a comm, and for the numbered operations of one of its channels.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace mep {
 
-// Of a comm: the same for all its channels.
+// A comm's part of a view change, the same for all its channels.
 struct CommChange {
   uint64_t epoch = 0;                         // that it ended
   mep_result_t result = MEP_ERR_PEER_FAILED;  // of operations that it ended
@@ -35,7 +35,7 @@ std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
 void tell_change(const CommChange& change, const CommIdentity& comm, const char* call,
                  uint64_t seq);
 
-// Of a channel, the same on all survivors: operations up to last_completed succeed, those from there up to `next`
+// A channel's part, the same on all survivors: operations up to last_completed succeed, those from there up to `next`
 // end by the change's result, also if their rank makes them only later, and `next` is the first of the
 // new epoch. So the k-th call on a channel of replicated operations ends alike everywhere.
 struct Decision {

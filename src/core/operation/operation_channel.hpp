@@ -48,12 +48,12 @@ class OperationChannel {
   // Waits for that; an error where the world has ended.
   [[nodiscard]] mep_result_t await_changes(const Deadline& deadline) const;
   uint64_t last_number() const { return seq_; }
-  // Of a call that is made in the adopted view, before it posts anything.
+  // The number of a call that is made in the adopted view, before it posts anything.
   uint64_t take_number() {
     word_.enter(++seq_);
     return seq_;
   }
-  // Of one that a decision decides.
+  // The number of a call that a decision decides.
   uint64_t take_decided_number() { return ++seq_; }
   // These numbers are given again: no decision has counted them.
   void take_back_numbers(uint64_t first) {
@@ -73,8 +73,8 @@ class OperationChannel {
   bool wait(const Deadline& deadline, Look&& look) const {
     return wait_until(comm_.world().wait_policy(), comm_.world().doorbell(), deadline, look);
   }
-  // The operation's time is over. What that means is decided for all: a view change fixes which operations
-  // are complete. Asked for once, also if there is no memory for it at the first time.
+  // The operation's time is over. The consequence is decided for all: a view change fixes which operations are
+  // complete. Asked for once, also if there is no memory for it at the first time.
   void ask_decision(uint64_t epoch, uint64_t seq);
   // Asks for the decision and looks until it has ended the operation. Another change may come first. False:
   // none has come, which is a bug. The operation may get another number meanwhile.
@@ -115,7 +115,7 @@ class OperationChannel {
   Channel::Frozen freeze() { return word_.freeze(); }
   // After freeze(): nobody posts any more.
   void await_posters() const { gate_.await_empty(comm_.name().c_str()); }
-  // What follows is called under the lock.
+  // The following functions are called under the lock.
   // The user's thread has seen the latest view.
   bool is_adopted() const { return decisions_.empty(); }
   const CommView& latest() const {
@@ -125,7 +125,7 @@ class OperationChannel {
   void resume() { word_.resume(); }
   // The decision must be in its place before the word shows it.
   void install(const std::shared_ptr<const Decision>& decision);
-  // What the decision says of this channel.
+  // This channel's part of the decision.
   std::shared_ptr<const Decision> decision_by(const std::shared_ptr<const CommChange>& change,
                                               const membership::Proposal& committed) const;
 

@@ -3,7 +3,7 @@
 // time is over, a change is asked for that settles it for all; it ends with the world.
 //
 // Two classes of operation:
-//   replicated  The decision's numbers decide, the same on all ranks. Who has not called yet gets the same
+//   replicated  The decision's numbers decide, the same on all ranks. A rank that has not called yet gets the same
 //               when it does, and an operation that no decision counts begins anew in the next epoch.
 //   personal    Each rank's own data decide: the operation in flight ends by what had arrived here when all
 //               had stopped, and a call that comes later begins in the new epoch.
@@ -27,7 +27,7 @@
 
 namespace mep {
 
-// What a step came to.
+// The outcome of a step.
 enum class Step : uint8_t {
   kPending,  // nothing more can be done now
   kDone,     // this rank has what it waited for and has given all that others need
@@ -76,8 +76,8 @@ class OperationEngine : public OperationChannel {
   }
 
   // --- Driving ---
-  // One look: a step, or what has become of the operation. What memory was not there for is done again at
-  // the next look, until the operation's deadline settles it for all.
+  // One look: a step, or what has become of the operation. A step that lacked memory is done again at the next look,
+  // until the operation's deadline settles it for all.
   template <typename StepFunction>
   bool look(Op* operation, StepFunction&& step) {
     try {
@@ -110,7 +110,7 @@ class OperationEngine : public OperationChannel {
   // --- The queue: operations in the order of their calls, the first of which is stepped ---
   bool idle() const { return first_ == nullptr; }
   const Op* first() const { return first_; }
-  // As far as it goes now.
+  // Steps all operations as far as they go now.
   void step_all() {
     if (last_ != nullptr) (void)test(last_);
   }

@@ -1,4 +1,4 @@
-// What happened in the last finished operation of a channel, for mep_comm_last_op and its like.
+// A record of the last finished operation of a channel, for mep_comm_last_op and its like.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Whoever writes to peers what a later epoch could mistake for its own is inside a PostingScope: a view
-// change waits until nobody is, so no byte of an old epoch lands in memory that the next one uses.
+// A thread that writes to peers what a later epoch could mistake for its own is inside a PostingScope: a view change
+// waits until nobody is, so no byte of an old epoch lands in memory that the next one uses.
 #pragma once
 
 #include <atomic>
@@ -11,8 +11,8 @@ namespace mep {
 
 class PostingGate {
  public:
-  // The control thread, after it has frozen the channel. Who is inside copies at most one chunk, or one row,
-  // and then sees the freeze, so this ends. `comm`: its name, for the log.
+  // The control thread, after it has frozen the channel. A thread inside copies at most one chunk, or one row, and
+  // then sees the freeze, so this ends. `comm`: its name, for the log.
   void await_empty(const char* comm) const;
 
  private:

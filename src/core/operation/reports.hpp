@@ -19,7 +19,7 @@ class Reports {
   void push(Report report);
   // Null: there is none.
   Report take();
-  // Of that epoch and before: a call has reported them.
+  // Drops the reports of that epoch and before: a call has given them.
   void drop_up_to(uint64_t epoch);
   void clear();
 

@@ -209,8 +209,8 @@ auto natural_key(const std::string& name) {
   return std::make_tuple(name.substr(0, stem), number, name);
 }
 
-// Of those that are as good as the best: first a port of each HCA, then the second ones, so that
-// ranks fill all HCAs before they share one.
+// Deals the ports that are as good as the best: first a port of each HCA, then the second ones, so that ranks fill
+// all HCAs before they share one.
 size_t deal_equals(std::vector<RankedPort>* ports, size_t usable, uint32_t local_rank) {
   size_t equals = 1;
   while (equals < usable && merit((*ports)[equals]) == merit((*ports)[0])) ++equals;

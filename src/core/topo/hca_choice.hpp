@@ -14,7 +14,7 @@
 
 namespace mep {
 
-// What the HCA shall be near to.
+// The place that the HCA shall be near to.
 struct HcaLocation {
   enum class Kind { kCores, kMemory, kDevice };
   Kind kind = Kind::kCores;

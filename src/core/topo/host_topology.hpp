@@ -1,5 +1,5 @@
-// What hwloc knows about this host, as plain values. Reading it takes milliseconds: for start-up
-// and mep_info, not for inner loops.
+// This host as hwloc knows it, as plain values. Reading it takes milliseconds: for start-up and mep_info, not for
+// inner loops.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@ struct HcaQuestion {
   int32_t fallback_rank = 0;  // the local rank if neither MEP_LOCAL_RANK nor a launcher says one
 };
 
-// Of another machine's topology "cpu" means all its cores: this process is not bound there.
+// In another machine's topology "cpu" means all its cores: this process is not bound there.
 // Errors: those of find_location and read_hca_topology, and of MEP_HCA and MEP_LOCAL_RANK. That
 // nothing can be used is no error: choice->usable is 0 then.
 [[nodiscard]] mep_result_t choose_preferred_hca(const HcaQuestion& question, HcaChoice* choice);

@@ -1,7 +1,7 @@
-// What this rank has completed on channels that it has closed. A peer that is still in the last operation
-// of such a channel needs it of the others, so this rank may not be gone before it has that: who leaves
-// tells what it has done on them. It is asked as soon as the channel is closed, and what all peers hold
-// is forgotten: what is kept is what somebody still waits for, however many channels come and go.
+// Notes what this rank has completed on channels that it has closed. A peer that is still in the last operation of
+// such a channel needs it of the others, so this rank may not be gone before the peer has it: a rank that leaves
+// tells what it has done on them. It is asked as soon as the channel is closed, and what all peers hold is forgotten:
+// what is kept is what somebody still waits for, however many channels come and go.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What the membership state machine asks for, carried out.
+// Carries out what the membership state machine asks for.
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -128,7 +128,7 @@ void ControlThread::act(const membership::CatchUpSend& action) {
 void ControlThread::act(const membership::FenceOut& action) {
   MEP_FAILPOINT("fence");
   WorldPeer& peer = peers_[action.slot];
-  // What a process sent before its end may come after it.
+  // Data that a process sent before its end may land after it.
   const bool late = peer.transport != nullptr && !peer.transport->traits().lands_at_once &&
                     peer.identity.incarnation == action.incarnation;
   if ((action.confirmed && !late) || peer.transport == nullptr) {
@@ -202,7 +202,7 @@ void ControlThread::act(const membership::SendView& action) {
   action.to.each([&](uint32_t slot) { send(slot, kFrameView, std::as_bytes(std::span(bytes))); });
 }
 
-// Who has left the view: its link ends, after what it still has to be told.
+// A member has left the view: its link ends, after what it still has to be told.
 void ControlThread::part_with(const membership::Removal& removal, uint64_t epoch) {
   WorldPeer& peer = peers_[removal.slot];
   uint32_t state = MEP_PEER_EXCLUDED;

@@ -13,7 +13,7 @@ namespace mep {
 
 void ControlThread::note_closed(std::vector<membership::ChannelState> channels,
                                 const membership::SlotSet& members) {
-  // Of a channel on which nothing was done nobody waits for anything.
+  // Nobody waits for anything of a channel on which nothing was done.
   std::erase_if(channels, [](const membership::ChannelState& state) { return state.done == 0; });
   membership::SlotSet peers = members & membership_->view().members;
   peers.remove(peers_.self_slot());

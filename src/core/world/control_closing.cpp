@@ -84,7 +84,7 @@ bool ControlThread::take_closing_held(uint32_t slot, const Frame& frame) {
   return true;
 }
 
-// Who has closed the comm itself holds all of it.
+// A rank that has closed the comm itself holds all of it.
 void ControlThread::answer_closings() {
   std::erase_if(closing_peers_, [this](const ClosingPeer& peer) {
     WorldParticipant* comm = client(peer.done.comm);

@@ -174,7 +174,7 @@ void ControlThread::offer_windows_to(uint32_t slot) {
   windows_.offer_all(slot, &unreached);
   if (!unreached.empty()) admissions_.note_refusal(slot, last_error_text());
   unreached.each([this](uint32_t each) { broken_links_.add(each); });
-  // Of a joiner that says it by being ready there may be more to come.
+  // A rank that is joining says this by being ready instead, and may have more to offer until then.
   if (membership_->phase() != membership::Phase::kJoining) send(slot, kFrameOffered, {});
 }
 
@@ -183,7 +183,7 @@ void ControlThread::offer_windows_to(uint32_t slot) {
 bool ControlThread::take_ready(uint32_t slot) {
   // For this rank, if it is a joiner itself: nobody waits for what the other has not.
   windows_.note_offered(slot);
-  // Of two that came at the same time, who is in first did not let the other in, but has it linked.
+  // Two joiners came at the same time: the one that is in first did not let the other in, but has it linked.
   if (is_member(slot)) return true;
   Arrival& arrival = arrivals_[slot];
   arrival.is_ready = true;

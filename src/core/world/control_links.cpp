@@ -91,7 +91,7 @@ bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
   }
 }
 
-// Of a start or a join that failed there; the end of the stream follows.
+// Takes the text of a start or a join that failed there; the end of the stream follows.
 bool ControlThread::take_last_words(uint32_t slot, const Frame& frame) {
   Abort abort;
   if (frame.type == kAbortFrame && !is_member(slot) && decode_abort(frame.payload, &abort)) {
@@ -253,7 +253,7 @@ void ControlThread::drop_link(uint32_t slot) {
   windows_.wake();
 }
 
-// What it said before it ended (LEFT perhaps) comes first.
+// Its last statement (LEFT perhaps) comes first.
 void ControlThread::process_ended(uint32_t slot) {
   WorldPeer& peer = peers_[slot];
   read_link(slot);

@@ -1,4 +1,4 @@
-// What threads ask of the control thread, in order. Who waits for its request brings the place for it
+// Requests of threads to the control thread, in order. A thread that waits for its request brings the place for it
 // along, so that waiting needs no memory; a request that nobody waits for is kept.
 #pragma once
 

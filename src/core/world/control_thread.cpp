@@ -164,7 +164,7 @@ void ControlThread::loop() {
 
 void ControlThread::first_round() {
   carry_out();
-  // What the links already hold is no event.
+  // Bytes that the links already hold raise no event.
   for (uint32_t slot = 0; slot < peers_.count(); ++slot) read_link(slot);
 }
 
@@ -308,7 +308,7 @@ void ControlThread::remove_client(WorldParticipant* client) {
   std::erase_if(closings_, [client](const Closing& each) { return each.client == client; });
   std::vector<membership::ChannelState> closed;
   client->describe(&closed);
-  // Of those nobody lacks anything, or nothing has succeeded on them (Comm::close_after_changes).
+  // Nobody lacks anything of these, or nothing has succeeded on them (Comm::close_after_changes).
   std::erase_if(closed, [client](const membership::ChannelState& state) {
     return state.comm == client->comm_id() && client->is_replicated(state.channel);
   });

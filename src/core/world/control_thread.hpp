@@ -4,7 +4,7 @@
 // the membership state machine and carries out its actions. It blocks all signals, never waits for a
 // user's thread except for the end of a copy (Comm::PostingScope), and never touches user buffers.
 //
-// Memory may run out. What can be put off or refused is: a frame stays in its link, a joiner is sent
+// Memory may run out. All that can be put off or refused is: a frame stays in its link, a joiner is sent
 // away, a user's thread gets its request back as std::bad_alloc. An event that the membership state
 // machine or a comm has taken in by half cannot: then this rank ends its part of the world, with words
 // for which memory is kept, and its calls answer MEP_ERR_NO_MEMORY.
@@ -38,7 +38,7 @@ namespace mep {
 
 class ControlThread {
  public:
-  // What it works on: the parts of its world, which outlive it.
+  // The parts of its world that it works on; they outlive it.
   struct Parts {
     const ResolvedConfig& config;
     WorldPeers& peers;
@@ -62,7 +62,7 @@ class ControlThread {
   void post(std::function<void()> request);
   // False: it did not run, or not to its end.
   bool call(FunctionRef<void()> request);
-  // Of a request that leaves all as it was if it throws std::bad_alloc, which it then does here.
+  // For a request that leaves all as it was if it throws std::bad_alloc; this throws it on.
   bool call_or_throw(FunctionRef<void()> request);
 
   // --- On the control thread ---
@@ -240,7 +240,7 @@ class ControlThread {
   };
   std::vector<Fence> fences_;
 
-  // What was posted before the freeze may still be on its way here: no window is prepared for the next
+  // Data posted before the freeze may still be on its way here: no window is prepared for the next
   // epoch before the marks of all others that stay have come.
   uint64_t quiet_epoch_ = 0;  // of the change under way, once this rank is frozen; 0: none
   std::unique_ptr<membership::Prepare> preparing_;  // null: none is put off

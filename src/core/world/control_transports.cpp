@@ -45,7 +45,7 @@ void ControlThread::take_failures() {
     while (network.transport(i)->take_failure(&failure)) {
       const WorldPeer& peer = peers_[failure.slot];
       if (peer.identity.incarnation != failure.incarnation) continue;
-      // What it said before it went, LEFT perhaps, comes first.
+      // Its last statement, LEFT perhaps, comes first.
       read_link(failure.slot);
       const bool member = is_member(failure.slot);
       log(member && peer.link != nullptr ? LogLevel::kInfo : LogLevel::kDebug,

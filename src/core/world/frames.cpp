@@ -11,7 +11,7 @@
 namespace mep {
 namespace {
 
-// What a payload of a welcome may have before the next one begins.
+// The size of a welcome's payload at which the next one begins.
 constexpr size_t kWelcomePartBytes = size_t{1} << 20;
 
 // A name or an object has no bound of its own: it is as long as its bytes.

@@ -3,7 +3,7 @@
 // Invariants
 //   - decode_*() is safe on any bytes and takes no memory beyond a small multiple of theirs. False or
 //     an error: nothing of what it gave may be used.
-//   - What decode_*() accepts, encode_*() gives back byte by byte.
+//   - Bytes that decode_*() accepts come back from encode_*() unchanged.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// What a rank tells its peers when they connect: the cores that it may use, and how its transports are
-// reached. The handshake carries it sealed, in Details::offer.
+// A rank's offer to its peers when they connect: the cores that it may use, and how its transports are reached. The
+// handshake carries it sealed, in Details::offer.
 #pragma once
 
 #include <cstddef>

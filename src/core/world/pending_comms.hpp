@@ -13,7 +13,7 @@ namespace mep {
 
 class PendingComms {
  public:
-  // Relaxed: a hint. What a thread has left pending itself it sees.
+  // Relaxed: a hint. A thread sees what it has left pending itself.
   bool any() const { return count_.load(std::memory_order_relaxed) != 0; }
   // The same without the comm that the caller is inside of, where a look would be turned away.
   bool any_but(const ProgressClient* own) const {

@@ -26,7 +26,7 @@
 
 namespace mep {
 
-// What a look came to.
+// The outcome of a look.
 struct Progress {
   static constexpr uint64_t kNoDeadline = std::numeric_limits<uint64_t>::max();
   bool pending = true;                 // something is left to look for
@@ -65,7 +65,7 @@ class ProgressThread {
   // --- The user's threads ---
   // Before begin(). The thread starts with the first client.
   [[nodiscard]] mep_result_t attach(ProgressClient* client);
-  // Returns when no look at it goes on. Of one that was not attached it does nothing.
+  // Returns when no look at it goes on. Does nothing for a client that was not attached.
   void detach(ProgressClient* client);
   // Something is pending; by the call that is inside. Needs no memory.
   void begin(ProgressClient* client);

@@ -26,7 +26,7 @@ void Remote::flush() const {
   const uint64_t wanted = completion.posted;
   while (completion.completed < wanted) {
     make_progress();
-    // Of a peer that is lost, or of a slot that is gone, nothing is left.
+    // Nothing is left to wait for once the peer is lost or the slot is gone.
     if (transport->completion(slot, true, &completion) != MEP_SUCCESS) return;
   }
 }

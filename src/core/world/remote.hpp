@@ -63,7 +63,7 @@ struct Remote {
     const mep_result_t result = transport->post(slot, &batch);
     return result == MEP_SUCCESS ? result : go_on(result, &batch);
   }
-  // What a full queue left is posted when there is room. A connection that is lost is for the membership to
+  // Posts what a full queue left, when there is room. A connection that is lost is for the membership to
   // judge, which hears of it from the transport: the operation goes on and ends by the decision, the same on
   // all ranks.
   mep_result_t go_on(mep_result_t result, Batch* batch) const;

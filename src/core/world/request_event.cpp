@@ -63,8 +63,8 @@ void RequestEvent::loop() {
       changed_.wait(lock, [this] { return stopping_ || !events_.empty(); });
       if (stopping_) return;
     }
-    // What was signalled before the sleep is announced rings nobody: so it is told after that. What
-    // comes later ends the sleep.
+    // Events signalled before the sleep is announced ring nobody: so they are told after that. Later ones end the
+    // sleep.
     WaitSleep sleep(doorbell_);
     sleep.wait(ring_all());
   }

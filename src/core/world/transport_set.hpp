@@ -21,7 +21,7 @@ struct TransportSet {
   std::string unusable;  // " (NAME: why)" of each that is wanted and does not work here
   bool puts_only = false;
   [[nodiscard]] mep_result_t open(const ResolvedConfig& config);
-  // What a rank tells its peers when they connect: its cores and the transports' addresses.
+  // A rank's offer to its peers when they connect: its cores and the transports' addresses.
   [[nodiscard]] mep_result_t make_offer(std::vector<std::byte>* offer) const;
 };
 

@@ -41,7 +41,7 @@ mep_result_t TransportWait::add(Transport* transport, Doorbell* doorbell) {
     return fail(result_of_errno(errno), "transport %s cannot be waited for: %m", transport->name());
   }
   transports_[count] = transport;
-  // Of a single transport its own epoll is slept on: that spares an epoll within an epoll.
+  // With a single transport, this rank sleeps on that one's own epoll: it spares an epoll within an epoll.
   const TransportEvents& events = transport->events();
   const bool direct =
       count == 0 && events.data_is_epoll && watch(events.data, event_.get(), kEventTag);

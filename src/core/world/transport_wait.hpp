@@ -25,7 +25,7 @@ class TransportWait final : public NetworkWait {
   // `any_network`: whether some transport of this rank may need progress.
   [[nodiscard]] mep_result_t open(bool any_network);
   bool is_open() const { return epoll_.valid(); }
-  // What peers on this host write to when they ring.
+  // The eventfd that peers on this host write to when they ring.
   int event() const { return event_.get(); }
   // A peer is reached by `transport` from now on. Start-up, then the control thread.
   [[nodiscard]] mep_result_t add(Transport* transport, Doorbell* doorbell);

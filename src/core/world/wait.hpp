@@ -81,7 +81,7 @@ class YieldGauge {
   std::atomic<uint32_t> waits_{0};
 };
 
-// What a wait does besides looking while there are peers over a network.
+// A wait's work besides looking, while there are peers over a network.
 class NetworkWait {
  public:
   virtual ~NetworkWait() = default;
@@ -127,7 +127,7 @@ inline void cpu_pause() {
 #endif
 }
 
-// What a round of waiting does after the spins; kept out of line, it is off the fast path.
+// The rest of a round of waiting after the spins; kept out of line, it is off the fast path.
 class SlowWait {
  public:
   SlowWait(const WaitPolicy& policy, Doorbell* doorbell, const Deadline& deadline)

@@ -1,5 +1,5 @@
-// What peers have offered: (slot, window id) -> how to reach that window. The control thread files
-// offers, user threads wait for those that they need.
+// Offers of peers: (slot, window id) -> how to reach that window. The control thread files offers, user threads wait
+// for those that they need.
 #pragma once
 
 #include <algorithm>

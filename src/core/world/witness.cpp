@@ -91,7 +91,7 @@ mep_result_t witness_store(const std::string& folder, const std::string& name, u
   const std::string path = folder + "/" + name;
   std::string draft;
   MEP_TRY(write_draft(path, digest, &draft));
-  // What link() answers may get lost on NFS; what the register holds does not.
+  // The answer of link() may get lost on NFS; the register's content does not.
   const bool linked = link(draft.c_str(), path.c_str()) == 0;
   const int error = errno;
   unlink(draft.c_str());

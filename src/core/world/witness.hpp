@@ -8,8 +8,8 @@
 // two halves that ask at the same time one finds the other's digest, also over NFS. Files stay: the other
 // half may ask at any later time.
 //
-// A shared file system may hang, so a thread of its own asks. Who waits is the membership, which has its own
-// limit for that; a thread that hangs is left behind when the world ends.
+// A shared file system may hang, so a thread of its own asks. The membership waits for it, and has its own limit for
+// that; a thread that hangs is left behind when the world ends.
 #pragma once
 
 #include <cstdint>

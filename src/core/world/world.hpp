@@ -109,12 +109,12 @@ class World : public std::enable_shared_from_this<World> {
   // False: some user thread is still in a call of an earlier view.
   bool idle();
   void request_revoke(uint64_t comm);
-  // Orderly: waits until no member needs this rank, says LEFT. Not orderly: just stops. What is left of
-  // the world answers MEP_ERR_ABORTED from then on.
+  // Orderly: waits until no member needs this rank, says LEFT. Not orderly: just stops. The remains of the world
+  // answer MEP_ERR_ABORTED from then on.
   void leave(bool orderly, const Deadline& deadline);
   // `reason`: for the others' errors; may be empty.
   void abort(const std::string& reason);
-  // Of a joiner that is not in the view and gives up by the latest error: what the members say of it.
+  // Tells the members why this joiner, which is not in the view, gives up: the latest error.
   void say_why(mep_result_t result);
 
   // Any thread. False: this rank has used that id for a comm already. Ids that all members make together need no

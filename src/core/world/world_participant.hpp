@@ -1,4 +1,4 @@
-// What takes part in a world's view changes: a comm.
+// A participant in a world's view changes: a comm.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace mep {
 using CatchUpSink =
     std::function<void(uint64_t seq, uint32_t source, std::span<const std::byte> bytes)>;
 
-// What a joiner must know to take its place in a comm.
+// All that a joiner must know to take its place in a comm.
 struct CommDescription {
   uint64_t id = 0;
   std::string name;  // now; it may have been renamed
@@ -29,7 +29,7 @@ struct CommDescription {
   std::vector<std::vector<std::byte>> objects;
 };
 
-// Of whom a comm is made: its members at one moment, the same for all that make it.
+// A comm's members at one moment, the same for all that make it.
 struct CommMembers {
   uint64_t world_epoch = 1;
   std::vector<uint64_t> incarnations;  // by rank, 0: absent

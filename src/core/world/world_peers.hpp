@@ -1,7 +1,7 @@
-// Who the slots of a world are, as one of its ranks sees them, and which transport reaches each.
+// The processes in the slots of a world, as one of its ranks sees them, and the transport that reaches each.
 //
-// The control thread writes the table; users read what is atomic in it, and of a member what stands since before
-// it was one.
+// The control thread writes the table; users read what is atomic in it, and of a member the fields that stand since
+// before it was one.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,7 @@ struct WorldPeer {
   Transport* transport = nullptr;  // changes under WorldPeers::reaching_mutex()
   uint64_t sharing = 0;            // see Remote
   bool is_joiner = false;          // connected, not in the view yet; the control thread's
-  // Of the joiner that has said that it is ready; published by the control thread to users.
+  // The incarnation of the joiner that has said that it is ready; published by the control thread to users.
   std::atomic<uint64_t> ready_incarnation{0};
   // MEP_PEER_*: written by the control thread for users to read; orders nothing.
   std::atomic<uint32_t> state{MEP_PEER_ALIVE};
@@ -68,7 +68,7 @@ class WorldPeers {
   // --- Start-up, then the control thread ---
   // Before any transport is chosen. `doorbell` wakes this rank.
   [[nodiscard]] mep_result_t open_network(Doorbell* doorbell);
-  // Whoever came by this link fills its slot; `link` keeps its offer.
+  // The process that came by this link fills its slot; `link` keeps its offer.
   WorldPeer& take_in(PeerLink* link);
   // The one that both sides have and that reaches: `peer` is connected, or about to be.
   [[nodiscard]] mep_result_t choose_transport(WorldPeer* peer, std::span<const std::byte> offer);

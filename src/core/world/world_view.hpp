@@ -1,4 +1,4 @@
-// What user threads see of a world's views: the one that is installed, and how the change to it went.
+// A world's views as user threads see them: the one that is installed, and how the change to it went.
 #pragma once
 
 #include <cstdint>

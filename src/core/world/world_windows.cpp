@@ -60,7 +60,7 @@ mep_result_t WorldWindows::send_one(const Window& window, const WindowExport& ex
       encode_window_frame({window.id(), window.bytes(), window.generation(), exported.blob});
   const std::shared_ptr<ControlLink> link = peers_[slot].link;
   if (link == nullptr) return MEP_SUCCESS;
-  // Who maps the doorbell can ring a thread that sleeps in epoll.
+  // A peer that maps the doorbell can ring a thread that sleeps in epoll.
   const int descriptors[] = {exported.fd.get(), peers_.network().event()};
   const bool with_event = window.id() == kWorldWindowId && peers_.network().is_open();
   const size_t count = !exported.fd.valid() ? 0 : with_event ? 2 : 1;
@@ -299,7 +299,7 @@ mep_result_t WorldWindows::take(uint32_t slot, uint64_t id, WindowOffer offer, b
   return MEP_SUCCESS;
 }
 
-// What goes wrong is told to the user's thread that wants the window.
+// Errors are told to the user's thread that wants the window.
 void WorldWindows::hold(uint32_t slot, uint64_t window, WindowOffer* offer) {
   if (!offer->fd.valid() || offer->bytes > kMaxMemfdBytes) return;
   const std::lock_guard lock(peers_.reaching_mutex());
@@ -368,7 +368,7 @@ void WorldWindows::renew(uint32_t excluded, const membership::SlotSet& joiners,
           send_one(*window, exported, slot) == MEP_SUCCESS) {
         continue;
       }
-      // Who has the old pages and cannot be told of the new ones writes where nobody reads.
+      // A peer that has the old pages and cannot be told of the new ones writes where nobody reads.
       log(LogLevel::kWarn, "cannot give a renewed window to rank %u: %s", slot, last_error_text());
       unreached->add(slot);
     }

@@ -44,7 +44,7 @@ class WorldWindows {
   [[nodiscard]] mep_result_t open();
   const std::shared_ptr<Window>& of_world() const { return world_window_; }
   Doorbell* doorbell() const { return reinterpret_cast<Doorbell*>(world_window_->data()); }
-  // Who rings this rank reaches its network's wait, too, if there is one.
+  // A peer that rings this rank reaches its network's wait, too, if there is one.
   [[nodiscard]] mep_result_t bind_event();
   // This rank rings nobody any more.
   void unbind_events();

@@ -8,7 +8,7 @@ namespace {
 
 __device__ void blocks(CollState* state, const CollCall& call, CollFrame* frame) {
   const bool is_root = call.root == state->rank;
-  // Who gives has a block for each, who gets has a block of each; else one.
+  // A rank that gives has a block for each, one that gets has a block of each; else one.
   const bool gives_each = call.kind != Collective::k_gather;
   const bool gets_of_each = call.kind != Collective::k_scatter;
   const bool gives = is_root || gets_of_each;

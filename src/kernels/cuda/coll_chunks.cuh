@@ -5,7 +5,7 @@
 //   wait(c), push(c + 1), signal(c + 1), use(c), wait(c + 1), push(c + 2), ...
 //
 // A word of step s comes after wait(s - 1) and before use(s - 1), so it says that its writer has used the slots
-// of step s - 2. Who has waited for s may fill the slots of s + 1, which are those of s - 2: kCollSlots, three.
+// of step s - 2. A rank that has waited for s may fill the slots of s + 1, which are those of s - 2: kCollSlots, three.
 #pragma once
 
 #include "kernels/cuda/coll_copy.cuh"
@@ -17,7 +17,7 @@ __device__ inline uint64_t chunk_count(const CollLayout& layout, uint64_t bytes)
   return bytes <= layout.slot_bytes ? 1 : (bytes + layout.slot_bytes - 1) / layout.slot_bytes;
 }
 
-// What one CTA does of one chunk.
+// One CTA's part of one chunk.
 struct CollChunk {
   uint64_t step;
   uint64_t at;     // its first byte in the message
@@ -101,7 +101,7 @@ __device__ inline void push_blocks(const CollState* state, const CollFrame& fram
   }
 }
 
-// What the others have given, each to its block of the receive buffer.
+// Copies the contributions of the others, each to its block of the receive buffer.
 __device__ inline void take_blocks(const CollState* state, const CollFrame& frame,
                                    const CollCall& call, const CollChunk& chunk) {
   auto* receive = static_cast<uint8_t*>(call.receive);

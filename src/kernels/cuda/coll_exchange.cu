@@ -11,7 +11,7 @@ __device__ void exchange(CollState* state, const CollCall& call, CollFrame* fram
   auto* receive = static_cast<uint8_t*>(call.receive);
   const bool gives = call.kind == Collective::k_allgather ||
                      (call.kind == Collective::k_broadcast && call.root == state->rank);
-  // What this rank gives itself it copies from one buffer to the other.
+  // This rank copies what it gives itself from one buffer to the other.
   const auto own = [&](const CollChunk& chunk) {
     if (!gives) return;
     const uint32_t place = call.kind == Collective::k_allgather ? state->rank : 0;

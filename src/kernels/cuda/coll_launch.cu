@@ -71,7 +71,7 @@ mep_result_t each_kernel(Visit&& visit) {
   return MEP_SUCCESS;
 }
 
-// Of what all ranks must give alike.
+// A hash of all that must be the same on all ranks.
 uint32_t fingerprint_of(const CollCall& call) {
   uint64_t mix = 0;
   for (const uint64_t part : {static_cast<uint64_t>(call.kind), uint64_t{call.dtype},
@@ -82,7 +82,7 @@ uint32_t fingerprint_of(const CollCall& call) {
   return static_cast<uint32_t>(mix * 0x9e3779b97f4a7c15u >> (64 - kFingerprintBits));
 }
 
-// What goes in packets.
+// True for operations that go in packets.
 bool is_short(const CollCall& call, const CollLayout& layout) {
   if (call.bytes > layout.packet_place_bytes / 2) return false;
   return layout.ranks <= 2 || coll_path(call.kind) == CollPath::kReduce ||

@@ -1,5 +1,5 @@
-// Short messages. Of every 16 bytes that are stored in a window (a packet) 8 are of the message and 8 are the tag of
-// the step: who sees the tag has the bytes. So no fence and no barrier of the CTA stands between the data and
+// Short messages. A packet is 16 bytes that are stored in a window: 8 of the message and 8 that are the step's tag.
+// A reader that sees the tag has the bytes. So no fence and no barrier of the CTA stands between the data and
 // its reader. A pack, 16 bytes of the message, is two packets.
 //
 // A source's packets lie in layout.packets(step, source), of kCollSlots places in turn. A rank has ended all
@@ -132,8 +132,8 @@ class PacketStep {
     return false;
   }
 
-  // The step after this one, as confirm_blocks(). What this rank has read had its tag, and nobody reads what it has
-  // written because of the word: so that need not be a release.
+  // The step after this one, like confirm_blocks(). Data that this rank has read had its tag, and nobody reads what
+  // it has written because of the word: so that need not be a release.
   __device__ void confirm() const { confirm_blocks<store_word>(state_, frame_, frame_->step + 1); }
 
  private:

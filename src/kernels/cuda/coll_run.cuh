@@ -49,7 +49,7 @@ __device__ inline void data_sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(kDataThreads) : "memory");
 }
 
-// Of any call.
+// The tag of a step of any call; the fingerprint's bits are 0.
 __device__ inline uint64_t step_tag(uint64_t epoch, uint64_t step) {
   constexpr uint32_t kStepBits = 48 - kFingerprintBits;
   const uint64_t number = (step + 1) & ((uint64_t{1} << kStepBits) - 1);
@@ -58,7 +58,7 @@ __device__ inline uint64_t step_tag(uint64_t epoch, uint64_t step) {
 __device__ inline uint64_t coll_tag(const CollFrame& frame, uint64_t step) {
   return step_tag(frame.epoch, step) | frame.fingerprint;
 }
-// Of the tag's step, or of the next: further a rank does not come without this one.
+// True for a word of the tag's step, or of the next: a rank does not come further without this one.
 __device__ inline bool is_near_step(uint64_t word, uint64_t tag) {
   return (word >> kFingerprintBits) - (tag >> kFingerprintBits) <= 1;
 }
@@ -146,7 +146,7 @@ __device__ inline void signal_members(const CollState* state, const CollFrame& f
   store(reinterpret_cast<uint64_t*>(window + row) + state->rank, tag);
 }
 
-// What the leader has decided of the operation, as far as it concerns a source.
+// The leader's decision on the operation, as far as it concerns a source.
 enum class Outlook {
   kWaits,     // nothing yet, or its bytes will come
   kReplaced,  // its bytes are in the donor's window
@@ -164,9 +164,9 @@ __device__ inline Outlook look_at_decision(CollState* state, CollFrame* frame, u
   return Outlook::kReplaced;
 }
 
-// One source, one thread; `other` is where its word would be if its call went another way. Who has found that out and
-// gone on to its next call may have written over the word. False: the operation has failed; else this thread has
-// acquired what the word, or the decision that replaces it, speaks of.
+// One source, one thread; `other` is where its word would be if its call went another way. A rank that has found that
+// out and gone on to its next call may have written over the word. False: the operation has failed; else this thread
+// has acquired what the word, or the decision that replaces it, speaks of.
 __device__ inline bool wait_source(CollState* state, CollFrame* frame, const uint64_t* word,
                                    const uint64_t* other, uint64_t tag, uint32_t source) {
   auto* replaced = reinterpret_cast<unsigned long long*>(&frame->replaced);
@@ -330,7 +330,7 @@ struct CollLeader {
     return true;
   }
 
-  // Who has not begun the epoch, on whose account nobody has taken its first step.
+  // The ranks that have not begun the epoch; because of them nobody has taken its first step.
   __device__ uint64_t not_begun() const {
     const uint64_t tag = step_tag(frame->epoch, 0);
     const auto* words = reinterpret_cast<const uint64_t*>(frame->own + state->layout.begin_row(0));
@@ -441,7 +441,7 @@ struct CollLeader {
     if (result == MEP_SUCCESS) {
       state->seq = frame->seq;
       state->step = frame->step + steps;
-      // What this rank's window holds of it may now be read by those who lack it.
+      // Ranks that lack it may now read what this rank's window holds of it.
       // Not if it was completed by a decision: then others were first, and this window may lack what they have.
       if (!decided) store_done(done_word, frame->seq);
     }

@@ -6,7 +6,7 @@
 namespace mep::device {
 namespace {
 
-// What `source` gives, to a block of the receive buffer; two packs are looked at together.
+// Takes what `source` gives to a block of the receive buffer; two packs are looked at together.
 __device__ bool take_packets(const PacketStep& step, const CollCall& call, uint32_t source,
                              uint8_t* to) {
   const bool aligned = is_aligned(to);
@@ -68,7 +68,7 @@ __device__ void exchange_in_packets(CollState* state, const CollCall& call, Coll
   } else if (call.kind == Collective::k_broadcast && !gives) {
     (void)take_packets(step, call, call.root, receive);
   }
-  // Who gives nothing is known to have come by its word.
+  // The word of a rank that gives nothing says that it has come.
   if (step.end() && (!gathers || call.bytes == 0)) (void)step.wait_for_all();
 }
 
@@ -80,7 +80,7 @@ __device__ bool is_given(const CollCall& call, uint32_t source, uint32_t target)
 
 __device__ void blocks_in_packets(CollState* state, const CollCall& call, CollFrame* frame) {
   const PacketStep step(state, frame);
-  // Who gives has a block for each, who gets has a block of each; else one.
+  // A rank that gives has a block for each, one that gets has a block of each; else one.
   const bool gives_each = call.kind != Collective::k_gather;
   const bool gets_of_each = call.kind != Collective::k_scatter;
   const auto* send = static_cast<const uint8_t*>(call.send);
@@ -113,7 +113,7 @@ __device__ void blocks_in_packets(CollState* state, const CollCall& call, CollFr
       if (!take_packets(step, call, source, to)) break;
     }
   }
-  // Who gives nothing is known to have come by its word.
+  // The word of a rank that gives nothing says that it has come.
   const bool all_give = call.kind == Collective::k_alltoall && call.bytes != 0;
   if (step.end() && (all_give || step.wait_for_all())) step.confirm();
 }

@@ -65,7 +65,7 @@ __device__ void short_reduce(CollState* state, const CollCall& call, CollFrame* 
     if (good && keeps_result(state, call))
       store_user(receive, i, call.bytes, receive_aligned, total);
   }
-  // Of nothing there are no packets to wait for.
+  // An empty message has no packets to wait for.
   if (step.end() && (call.bytes != 0 || step.wait_for_all()) && scatters) step.confirm();
 }
 

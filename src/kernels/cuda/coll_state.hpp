@@ -14,7 +14,7 @@
 // Steps begin at 0 again in each epoch. Before its first step there the ranks meet: who writes its word into the
 // begin row has ended all operations of the epoch before, so nobody reads their places any more.
 //
-// Of the call a word carries a fingerprint, so ranks that call different things find out in the first step,
+// A word carries a fingerprint of the call, so ranks that call different things find out in the first step,
 // all of them, since all wait for all. Such an operation fails with MEP_ERR_MISMATCH, and takes a number
 // and one step.
 //
@@ -131,7 +131,7 @@ struct CollLayout {
 #undef MEP_BOTH
 };
 
-// What the leader tells the CTAs that wait; a code belongs to one operation.
+// The leader's orders to the CTAs that wait; a code belongs to one operation.
 enum LeaderOrder : uint32_t { kCollNone = 0, kCollGoOn = 1, kCollFail = 2 };
 
 struct CollState {

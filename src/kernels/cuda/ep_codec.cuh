@@ -36,7 +36,7 @@ struct CopyCodec {
   struct Values {
     uint4 bits;
   };
-  // What is sent: all that the loop over rows needs of the arguments.
+  // The rows to send: all that the loop over rows needs of the arguments.
   struct Source {
     const std::byte* x;
     uint64_t stride;

@@ -38,7 +38,7 @@ __device__ inline void push_outputs(const CombineArgs& a) {
   }
 }
 
-// What a kernel begins with, besides the peers; a CTA barrier follows.
+// Reads what a kernel begins with, besides the peers; a CTA barrier follows.
 __device__ inline void read_dispatch(const CombineArgs& a) {
   PeerTable& table = peer_table();
   const EpState& state = *a.state();
@@ -90,7 +90,7 @@ __device__ inline bool await_outputs(const CombineArgs& a, const Waiter& waiter,
   return true;
 }
 
-// What a warp adds up for a token: terms in ascending k, then the bias.
+// The summands of a token, for one warp: terms in ascending k, then the bias.
 template <uint32_t kCapacity>
 struct TermList {
   const std::byte* rows[kCapacity];
@@ -190,7 +190,7 @@ __device__ inline uint4 sum_outputs(const TermList<kCapacity>& list, uint32_t co
   return Type::pack(total);
 }
 
-// What a warp adds up: units of 32 times 16 bytes, counted over all tokens.
+// One warp's share of the sums: units of 32 times 16 bytes, counted over all tokens.
 struct SumShare {
   uint64_t begin, end;
   uint32_t units;  // of a token
@@ -266,7 +266,7 @@ __device__ inline void sum_tokens(const CombineArgs& a, const uint8_t* kinds, ui
   }
 }
 
-// What is combined after a failure is defined: zeros.
+// The result of a combine after a failure is defined: zeros.
 __device__ inline void clear_tokens(const CombineArgs& a) {
   const uint32_t tokens = a.head()->tokens;
   for (uint32_t token = blockIdx.x; token < tokens; token += gridDim.x) {

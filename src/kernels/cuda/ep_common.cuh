@@ -1,4 +1,4 @@
-// What the kernels of dispatch and combine share: their arguments, and where things lie.
+// Shared by the kernels of dispatch and combine: their arguments, and where things lie.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +21,7 @@ struct PeerTable {
   std::byte* windows[kMaxRanks];
   uint64_t live[kMaskWords];
   uint64_t use;  // of the dispatch that runs, or was received last
-  // Of the state, as it was when the kernel began: together, since each load takes as long as all.
+  // The state as it was when the kernel began; loaded together, since each load takes as long as all.
   bool credited;                  // dispatch
   uint32_t mark;                  // combine
   uint64_t complete[kMaskWords];  // combine
@@ -153,7 +153,7 @@ __device__ inline mep_result_t failure_result(const DeviceChannel& channel) {
   }
 }
 
-// What an operation says of itself at its end, besides its result.
+// The end of an operation for its status, besides its result.
 struct OpEnd {
   uint64_t epoch, seq;
   uint32_t bad_entries;
@@ -179,7 +179,7 @@ __device__ inline void fill_status(const EpBase& a, const OpStatusPlace& status,
   write_op_status(status, head, failed);
 }
 
-// As is_last_of(), for CTAs that tell each other whether one of them gave up: no load is needed to know.
+// Like is_last_of(), for CTAs that tell each other whether one of them gave up: no load is needed to know.
 enum class Ending : uint32_t { kNotLast = 0, kLast = 1, kLastOfFailed = 2 };
 
 // publishes: the last CTA will tell others what the CTAs wrote.

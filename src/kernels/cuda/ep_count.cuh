@@ -48,7 +48,7 @@ __device__ inline int64_t read_expert(const DispatchArgs& a, uint32_t entry) {
   return static_cast<const int64_t*>(a.topk_idx)[entry];
 }
 
-// Of two entries of a token that name the same expert the first counts.
+// The first of two entries of a token that name the same expert counts.
 __device__ inline bool names_again(const DispatchArgs& a, uint32_t token, uint32_t entry,
                                    int64_t expert) {
   bool again = false;
@@ -77,13 +77,13 @@ __device__ __noinline__ void note_entry(const DispatchArgs& a, uint32_t entry, i
   a.of_handle<float>(a.g.handle_weights)[entry] = a.topk_weights[entry];
 }
 
-// What came of entries. twice: another one of the token has named the expert, both meet in one bit.
+// The outcome of marking entries. twice: another one of the token has named the expert, both meet in one bit.
 struct Marked {
   bool twice = false;
   uint32_t bad = 0;
 };
 
-// One entry to the masks of chunks from that of `first` on. What is seldom is called: the instructions of a
+// One entry to the masks of chunks from that of `first` on. Rare work is called: the instructions of a
 // kernel that has just begun come from the L2, so there should be few.
 template <int kTopK>
 __device__ inline void mark_entry(const DispatchArgs& a, uint32_t first, uint32_t entry,

@@ -77,7 +77,7 @@ DispatchArgs make_args(const EpLaunch& launch, const mep_dispatch_send_t* send,
   return a;
 }
 
-// What goes beyond the default has to be asked for.
+// Shared memory beyond the default has to be asked for.
 cudaError_t allow_shared_memory(DispatchKernel kernel, size_t bytes) {
   constexpr size_t kDefault = 32 << 10;  // of 48 KiB: the kernels themselves declare 15
   if (bytes <= kDefault) return cudaSuccess;

@@ -55,7 +55,7 @@ struct EpGeometry {
   uint64_t handle_places, handle_rows, handle_weights, handle_bytes;
 };
 
-// What the last dispatch brought.
+// The rows that the last dispatch brought.
 struct Arrived {
   unsigned long long total;
   unsigned long long rows_needed;  // up to the last row that came

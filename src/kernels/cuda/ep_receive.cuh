@@ -73,7 +73,7 @@ __device__ inline void receive_nothing(const DispatchArgs& a) {
   }
 }
 
-// What came, to the caller. The ranges are final only with the kernel.
+// Delivers to the caller what came. The ranges are final only with the kernel.
 __device__ inline void deliver(const DispatchArgs& a) {
   const uint32_t experts = a.g.sizes.local_experts;
   for (uint32_t i = threadIdx.x; i < experts; i += kEpThreads) {
@@ -104,7 +104,7 @@ __device__ inline bool arrange(const DispatchArgs& a, const Waiter& waiter, uint
 // The end of an operation, by one CTA. here: all counts were arranged; false: something failed.
 __device__ inline void receive_rows(const DispatchArgs& a, const Waiter& waiter, uint64_t use,
                                     bool here) {
-  // What is said of the operation is known: read while rows are waited for, not after it. In shared memory,
+  // The operation's status is known: it is read while rows are waited for, not after it. In shared memory,
   // since what is kept in registers across a wait may be put into local memory.
   __shared__ Arrived all_arrived;
   __shared__ OpEnd end;

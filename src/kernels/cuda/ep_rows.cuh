@@ -141,7 +141,7 @@ __device__ inline uint32_t slot_of(const DispatchArgs& a, const CtaRouting& rout
   return slot;
 }
 
-// What is known of a batch's copies before the counts of others are: an entry for each thread, where its
+// The part of a batch's copies that is known before the counts of others are: an entry for each thread, where its
 // target will be.
 struct Copy {
   int32_t place;  // -1: none
@@ -231,8 +231,8 @@ __device__ inline void fetch_first(const DispatchArgs& a) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(source.x + token * source.stride + offset));
 }
 
-// What a CTA does before the counts of others are here: brings its first tokens to the L2, and finds what
-// can be said of the first batch.
+// A CTA's work before the counts of others are here: brings its first tokens to the L2, and finds what can be said of
+// the first batch.
 __device__ __noinline__ void prepare(const DispatchArgs& a, uint32_t units,
                                      const CtaRouting routing) {
   constexpr uint32_t kTokens = 4;

@@ -28,7 +28,7 @@ template <>
 struct WrapType<int64_t> {
   using Type = uint64_t;
 };
-// What differs between integer and floating vectors.
+// The differences between integer and floating vectors.
 template <class T>
 struct IntegerMath {
   using V = Vector<T>;

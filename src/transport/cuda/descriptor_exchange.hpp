@@ -1,6 +1,6 @@
 // How processes of one host give each other descriptors of device memory: every one listens on an
 // abstract Unix socket with a random name, which leaves nothing in the file system, and tells the name
-// and its pid over a channel that is authenticated already. Who connects is asked of the kernel.
+// and its pid over a channel that is authenticated already. The kernel says who connects.
 #pragma once
 
 #include <array>

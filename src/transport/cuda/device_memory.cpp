@@ -200,7 +200,7 @@ mep_result_t DeviceMemory::create(int32_t device, size_t bytes,
   memory->handle_ = handle;
   MEP_TRY(memory->map());
   MEP_TRY(memory->grant(device));
-  // Every GPU of this process that reaches it: ranks of the process may be on several. What is refused
+  // Every GPU of this process that reaches it: ranks of the process may be on several. A refusal
   // matters only where a rank is.
   int count = 0;
   MEP_TRY(mep::check(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));

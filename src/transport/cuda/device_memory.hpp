@@ -17,7 +17,7 @@
 
 namespace mep {
 
-// What the kernels need.
+// The least that the kernels need: 10 * major + minor.
 constexpr int32_t kLeastComputeCapability = 80;
 
 struct DeviceFacts {
@@ -113,7 +113,7 @@ class PinnedMemory {
 [[nodiscard]] mep_result_t copy_in_order(void* to, const void* from, size_t bytes, void* stream);
 // Whether what is enqueued on the stream goes into a graph.
 [[nodiscard]] mep_result_t is_capturing(void* stream, bool* capturing);
-// What a call of the CUDA runtime returned.
+// The result for what a call of the CUDA runtime returned.
 [[nodiscard]] mep_result_t check_cuda(int32_t error, const char* what);
 
 // A stream of this library's own.

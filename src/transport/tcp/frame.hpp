@@ -1,4 +1,4 @@
-// What travels on a TCP connection between two ranks, as bytes. Pure functions: they look at bytes that
+// The bytes that travel on a TCP connection between two ranks. Pure functions: they look at bytes that
 // anybody may have sent and touch nothing else.
 //
 //   greeting   hello (to the acceptor), challenge (back), proof (to the acceptor)

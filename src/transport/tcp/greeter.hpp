@@ -80,7 +80,7 @@ class Greeter {
     std::string address;
     const char* trouble = "no answer";
   };
-  // What this rank does for a connection to a peer.
+  // This rank's attempt to connect to a peer.
   struct Attempt {
     bool is_wanted = false;
     std::vector<Address> addresses;  // none of those that it accepts

@@ -1,4 +1,4 @@
-// What the environment says about the connections of the tcp transport.
+// The environment's options for the connections of the tcp transport.
 #pragma once
 
 #include <string>

@@ -76,7 +76,7 @@ uint64_t OutQueue::first_external() const {
 void OutQueue::own_all() {
   for (Piece& piece : pieces_) {
     if (piece.in_chunk || piece.owned != nullptr) continue;
-    // What of it is sent already is not worth a special case.
+    // The part that is sent already is not worth a special case.
     piece.owned = std::make_unique_for_overwrite<std::byte[]>(piece.bytes);
     std::memcpy(piece.owned.get(), piece.data, piece.bytes);
     piece.data = piece.owned.get();

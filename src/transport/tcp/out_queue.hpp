@@ -21,8 +21,8 @@ class OutQueue {
   uint64_t first_external() const;
   // Copies all that is external; if it throws std::bad_alloc, some still is.
   void own_all();
-  // What throws std::bad_alloc changes nothing by itself; of several steps that belong together, undo()
-  // takes back those that were done since mark(), if nothing was consumed meanwhile.
+  // A step that throws std::bad_alloc changes nothing by itself; of several steps that belong together, undo() takes
+  // back those that were done since mark(), if nothing was consumed meanwhile.
   struct Mark {
     size_t pieces;
     size_t last_bytes;

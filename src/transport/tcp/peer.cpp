@@ -19,7 +19,7 @@ namespace {
 constexpr size_t kCopyBytes = 4096;                    // a put up to here is copied
 constexpr size_t kSendNowBytes = size_t{128} << 10;    // more than this does not wait for a signal
 constexpr size_t kMaxQueuedBytes = size_t{256} << 20;  // more than this blocks
-// Of what is received; below the size from which malloc maps memory by itself, peer by peer.
+// For what is received; below the size from which malloc maps memory by itself, peer by peer.
 constexpr size_t kBufferBytes = size_t{96} << 10;
 constexpr size_t kDirectBytes = 4096;  // more than this lands without the buffer
 constexpr size_t kSealedBytes = size_t{256} << 10;
@@ -47,7 +47,7 @@ uint64_t WindowExports::add(const std::shared_ptr<Window>& window) {
     world_window_ = window;
     doorbell_ = reinterpret_cast<Doorbell*>(window->data());
   }
-  // Of windows that are gone the last few are remembered: what is late for them is no offence.
+  // The last few windows that are gone are remembered: data that is late for them is no offence.
   constexpr size_t kMostKnown = 65536;
   if (windows_.size() > kMostKnown) {
     std::erase_if(windows_, [](const auto& entry) { return entry.second.expired(); });

@@ -1,7 +1,7 @@
 // One peer of the tcp transport and, once it is made, the connection to it.
 //
 // Invariants
-//   - What a peer sends lands only in windows that were exported with a token that it names, inside of
+//   - Data from a peer lands only in windows that were exported with a token that it names, inside of
 //     their bounds, and never in the doorbell. Anything else ends the connection and is evidence
 //     against that peer.
 //   - After fence() nothing of the peer lands any more.
@@ -45,7 +45,7 @@ class WindowExports {
   Doorbell* doorbell_ = nullptr;
 };
 
-// What a peer tells its transport.
+// Events that a peer tells its transport.
 class PeerEvents {
  public:
   virtual ~PeerEvents() = default;
@@ -103,7 +103,7 @@ class TcpPeer {
   [[nodiscard]] mep_result_t signal(uint64_t token, uint64_t offset, uint64_t word, bool wake);
   // Urgent: nothing of the caller's memory is needed any more.
   Completion completion(bool is_urgent);
-  // See Drain. What the peer had queued before there was a connection is not let in after.
+  // See Drain. Postings that the peer had queued before there was a connection are not let in after.
   bool quiesced(uint64_t number);
   // Nothing more is sent; what has come is still received.
   void give_up();

@@ -1,4 +1,4 @@
-// Who may speak on a connection, and how its records are protected.
+// Proves the two ends of a connection to each other, and protects its records.
 //
 // Invariants
 //   - Keys come from the session's key and both nonces: none is used on two connections, and each
@@ -24,7 +24,7 @@ namespace mep::tcp {
 
 Nonce random_nonce();
 
-// What the acceptor, then the connector shows of the session's key.
+// The acceptor's, then the connector's proof that it has the session's key.
 Proof acceptor_proof(const PeerSession& session, const Hello& hello, const Challenge& challenge);
 Proof connector_proof(const PeerSession& session, const Hello& hello, const Challenge& challenge);
 bool same_proof(const Proof& left, const Proof& right);

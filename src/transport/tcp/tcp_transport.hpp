@@ -10,7 +10,7 @@
 //   windows_lock_   shared by everything that touches peers or lets bytes land; alone for changes of
 //                   peers, imports and exports, and while windows get new pages
 //   a peer's own    see peer.hpp
-// What a socket does not take is queued and sent by whoever makes progress, or by the control thread once
+// Bytes that a socket does not take are queued and sent by whoever makes progress, or by the control thread once
 // there is room.
 #pragma once
 

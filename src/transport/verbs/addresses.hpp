@@ -1,8 +1,8 @@
-// What two ranks must know of each other to connect queue pairs, and what follows from it. Values and
+// The facts that two ranks must know of each other to connect queue pairs, and what follows from them. Values and
 // pure functions only: nothing here calls verbs, so that it can be tried without a device.
 //
 // Invariants
-//   - Whatever comes from a peer is checked in decode_*; what passes is within the arrays.
+//   - All data from a peer is checked in decode_*; what passes is within the arrays.
 //   - pair_rails() gives both ends of a pair the same answer from the same two offers.
 #pragma once
 

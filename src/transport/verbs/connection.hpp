@@ -56,8 +56,8 @@ class Connection {
     bool is_send = false;  // into a receive request of the peer; remote and rkey are unused
   };
   // The queue must not be full. Returns its number in *number (may be null). With `may_wait` the HCA
-  // need not hear of it before the next one, or ring(): one call for several costs less. What is_inline
-  // is copied.
+  // need not hear of it before the next one, or ring(): one call for several costs less. Data of a write
+  // that is_inline is copied.
   [[nodiscard]] mep_result_t post(const Write& write, uint64_t* number);
   // The peer's receive side hears `arrival` when the last write has come. False: it is on its way already.
   [[nodiscard]] mep_result_t join_last(uint32_t arrival, bool* joined);

@@ -4,8 +4,8 @@
 // Invariants
 //   - One receive request is consumed by every signal that wakes and by every mark, and posted again
 //     when its completion is drained; the receive queue's completions always fit.
-//   - What arrives is given to the queue pair's ArrivedSignals in order, under receive_mutex_; after
-//     detach() nothing is.
+//   - Arrivals are given to the queue pair's ArrivedSignals in order, under receive_mutex_; after
+//     detach() none is.
 //   - After arm(), whatever arrives makes the event descriptor readable, until it is drained.
 #pragma once
 
@@ -27,7 +27,7 @@
 
 namespace mep::verbs {
 
-// What the environment says about all connections.
+// The environment's options for all connections.
 struct Settings {
   int gid_index = -1;         // MEP_IB_GID_INDEX; -1: chosen
   uint8_t service_level = 0;  // MEP_IB_SL

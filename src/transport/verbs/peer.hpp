@@ -30,7 +30,7 @@
 
 namespace mep::verbs {
 
-// What all peers of one transport share.
+// The state that all peers of one transport share.
 class Fabric {
  public:
   virtual ~Fabric() = default;
@@ -116,7 +116,7 @@ class Peer {
     uint64_t posting = 0;
     RegistrationCache::Ticket ticket = 0;
   };
-  // What went over a rail other than the first, by the numbers of postings.
+  // Postings that went over a rail other than the first, by their numbers.
   struct Settling {
     uint64_t last_put = 0;
     uint64_t settled = 0;  // up to here it has arrived
@@ -130,7 +130,7 @@ class Peer {
   [[nodiscard]] mep_result_t find_target(uint64_t window, uint64_t offset, size_t bytes,
                                          RemoteWindow* out) const;
   [[nodiscard]] mep_result_t connect(const WindowAddress& address);
-  // Of one posting. kWouldBlock: *done says how many bytes are on their way.
+  // Puts one posting. kWouldBlock: *done says how many bytes are on their way.
   [[nodiscard]] mep_result_t put(const Posting& posting, uint64_t* done);
   [[nodiscard]] mep_result_t put_inline(const RemoteWindow& target, const Posting& posting);
   [[nodiscard]] mep_result_t put_direct(const RemoteWindow& target, const Posting& posting,
@@ -168,7 +168,7 @@ class Peer {
   // nothing else is published with it.
   std::atomic<bool> fenced_{false};
 
-  // What the peer signals here; rails_[0] carries it.
+  // The peer's signals to this rank; rails_[0] carries them.
   const std::shared_ptr<ArrivedSignals> arrived_ = std::make_shared<ArrivedSignals>();
   Hca* arrival_hca_ = nullptr;
   uint32_t arrival_queue_pair_ = 0;  // also when it is destroyed

@@ -166,7 +166,7 @@ mep_result_t Peer::signal(const Posting& posting, uint64_t* settles) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "slot %u cannot be woken: its world window is not imported", identity_.slot);
   }
-  // What its thread had posted; others may go on posting while this is tried again.
+  // Settles what the calling thread had posted; others may go on posting while this is tried again.
   if (*settles == 0) *settles = posted_ + 1;
   MEP_TRY(settle_other_rails(*settles - 1));
   MEP_TRY(check_room(0));
@@ -259,7 +259,7 @@ bool Peer::quiesced(uint64_t number) {
   const Lock lock(mutex_);
   asked_mark_ = std::max(asked_mark_, number);
   if (usable() == MEP_SUCCESS) {
-    // Who has not imported a window of the peer has posted nothing, and cannot receive yet.
+    // A rank that has not imported a window of the peer has posted nothing, and cannot receive yet.
     if (!connected_) return true;
     if (sent_mark_ < number && send_mark(number) == kWouldBlock) return false;
   }

@@ -22,7 +22,7 @@ class SendQueue {
   // Whether the last request will tell of itself; if not, whoever waits for it needs another one.
   bool last_is_signalled() const { return signalled_ == posted_; }
 
-  // Of the next request: whether it must be signalled, and then its number.
+  // Whether the next request must be signalled; post() gives its number.
   bool must_signal() const { return posted_ + 1 - signalled_ >= interval_; }
   uint64_t post(bool signalled) {
     ++posted_;

@@ -35,7 +35,7 @@ struct SignalDefinition {
   uint64_t entry = 0;
 };
 
-// Of one peer, the sender's side. The owner calls it under its lock.
+// The sender's side of one peer's signals. The owner calls it under its lock.
 class SentSignals {
  public:
   // True: *code is all that the peer must be told; false: it must be sent *definition.
@@ -57,7 +57,7 @@ class SentSignals {
   std::array<Entry, kSignalEntries> entries_;
 };
 
-// Of one peer, the receiver's side: writes the words, and remembers the last mark.
+// The receiver's side of one peer's signals: writes the words, and remembers the last mark.
 class ArrivedSignals {
  public:
   // The peer may signal in this window from now on.

@@ -363,7 +363,7 @@ bool VerbsTransport::progress(bool before_sleep) {
   }
   bool active = drain_all();
   if (no_chunk_.load(std::memory_order_relaxed)) reclaim_chunks();
-  // Whoever spins calls this all the time; the rest can wait for a few rounds. Relaxed: only counts.
+  // Threads that spin call this all the time; the rest can wait for a few rounds. Relaxed: only counts.
   constexpr uint32_t kRounds = 16;
   constexpr uint32_t kQuietRounds = 64;
   if (active) {
@@ -401,7 +401,7 @@ void VerbsTransport::serve() {
   if (read(check_timer_.get(), &ignored, sizeof ignored) == sizeof ignored) check_sends();
 }
 
-// What is on its way and does not come through shows as an error, but somebody must look.
+// A posting that does not come through shows as an error, but somebody must look.
 void VerbsTransport::check_sends() {
   check_is_due_.store(false, std::memory_order_relaxed);
   bool is_busy = false;

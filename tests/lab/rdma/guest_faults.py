@@ -20,7 +20,7 @@ from fault_test import Case, at_points, run_case  # noqa: E402
 
 LIMIT_S = 600
 POINTS = ["enter", "put half", "signal", "eager collect", "complete"]
-# Of large operations: those over several hosts have algorithms of their own.
+# Points of large operations: those over several hosts have algorithms of their own.
 LARGE_POINTS = {False: ["large publish", "large copy"],
                 True: ["hosts send", "hosts publish", "hosts read"]}
 VIEW_POINTS = ["frozen", "prepare", "commit", "install"]

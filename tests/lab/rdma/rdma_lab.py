@@ -46,7 +46,7 @@ PROGRAMS = {  # program: the Debian package that has it
     "ib_write_lat": "perftest",
 }
 LIBRARY_PACKAGES = {"libibverbs/librxe-rdmav34.so": "ibverbs-providers"}
-# What must be there before the root file system is, and what the RDMA devices are made of. rxe takes
+# Modules that must be there before the root file system is, and those of the RDMA devices. rxe takes
 # "crc32" from the kernel's crypto tables, where it is found only if its module is loaded.
 BOOT_MODULES = ["virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay"]
 RDMA_MODULES = ["crc32_generic", "crc32c_generic", "veth", "sch_netem", "ib_uverbs", "rdma_ucm",
@@ -224,7 +224,7 @@ def prepare(cache):
 # --- A guest ----------------------------------------------------------------------------------------
 
 def job_files(options, command):
-    """What this run alone needs, as a second archive behind the shared initramfs."""
+    """The files that this run alone needs, as a second archive behind the shared initramfs."""
     names = sorted({"PATH", "HOME", "LANG", "LD_LIBRARY_PATH", *options.pass_on,
                     *(name for name in os.environ if name.startswith("MEP_"))})
     lines = [f"export {name}={shlex.quote(os.environ[name])}" for name in names

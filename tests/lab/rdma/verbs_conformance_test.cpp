@@ -1,4 +1,4 @@
-// What every transport must do, by verbs over soft-RoCE. Runs in the lab's guest: ./dev lab rdma.
+// The duties of every transport, by verbs over soft-RoCE. Runs in the lab's guest: ./dev lab rdma.
 #include "support/transport_conformance.hpp"
 #include "verbs_rig.hpp"
 

@@ -1,4 +1,4 @@
-// What verbs does when something breaks: bad keys, broken queue pairs, links that go down, devices that go
+// Verbs when something breaks: bad keys, broken queue pairs, links that go down, devices that go
 // away, fenced peers that go on. Two transports of one process, over the lab's devices; runs in its guest
 // as root: ./dev lab rdma.
 #include <cstdlib>
@@ -300,7 +300,7 @@ void wakes_of_a_busy_target(void**) {
   assert_true(progress_until(pair->b(), [&] { return pair->b().word(64).load() == kWakes; }));
 }
 
-// What it signalled has come before its end was noticed; nobody has taken it yet.
+// Its signals have come before its end was noticed; nobody has taken them yet.
 // (A soft device keeps completions of a queue pair that is destroyed, mlx5 drops them: that they are taken
 // before is not proven here.)
 void signals_of_a_gone_peer(void**) {
@@ -319,7 +319,7 @@ void signals_of_a_gone_peer(void**) {
   assert_true(pair->b().data->data()[4096 + 299] == std::byte{7});
 }
 
-// What a peer that is fenced out signalled before, and nobody has taken, is not written after.
+// Signals that a peer posted before it was fenced out, and that nobody has taken, are not written after.
 void signals_of_a_fenced_peer(void**) {
   const auto pair = make_pair("rxe0:1", "rxe1:1");
   const auto signal = [&](uint64_t offset, uint64_t word) {
@@ -374,7 +374,7 @@ void device_goes_away(void**) {
   assert_int_equal(answer_a, MEP_ERR_PEER_FAILED);
   assert_int_equal(answer_b, MEP_ERR_PEER_FAILED);
   assert_true(verbs::active_ports().empty());
-  // Whoever starts now is told so.
+  // A transport that starts now is told so.
   VerbsTransport late({});
   std::vector<std::byte> offer;
   assert_int_equal(late.open(&offer), MEP_ERR_UNSUPPORTED);

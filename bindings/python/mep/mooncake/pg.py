@@ -158,7 +158,7 @@ ViewUpdateStatus = ProposalStatus
 
 @dataclasses.dataclass(frozen=True)
 class ProposeViewUpdateResponse:
-    """What became of a change: `dropped_ranks` of the group are not as was asked, and `reject_reason` says why."""
+    """The outcome of a change: `dropped_ranks` of the group are not as was asked, and `reject_reason` says why."""
 
     status: ProposalStatus
     new_epoch: int

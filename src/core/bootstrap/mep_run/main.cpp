@@ -174,7 +174,7 @@ std::string name_of_hosts(const std::string& rendezvous) {
     return name + "-" + rendezvous.substr(first, std::min<size_t>(end + 1 - first, 32));
   }
   std::vector<ListedAddress> listed;
-  // What is wrong with the list is told by the ranks.
+  // The ranks tell what is wrong with the list.
   if (rendezvous.empty() || parse_address_list(rendezvous, &listed) != MEP_SUCCESS) return name;
   uint16_t lowest = listed[0].port;
   for (const ListedAddress& address : listed) lowest = std::min(lowest, address.port);
@@ -367,7 +367,7 @@ class Run {
   std::vector<int32_t> left_early_;  // ranks that exited with 0
   bool told_who_was_gone_ = false;
   uint64_t lost_ = 0;  // ranks that a signal killed and nobody replaced
-  // Of the first rank that failed, and of the first that failed otherwise than by being lost.
+  // The status of the first rank that failed, and of the first that failed otherwise than by being lost.
   int status_ = 0;
   int status_without_losses_ = 0;
 };

@@ -27,7 +27,7 @@ class ProcessGroup {
   struct Options {
     std::vector<std::string> command;  // program (searched in PATH) and arguments
     int32_t size = 1;
-    // Of a world over several hosts: rank 0 here is `first_rank` there, of world_size (0: of size).
+    // In a world over several hosts rank 0 here is `first_rank` there, of world_size (0: of size).
     int32_t first_rank = 0;
     int32_t world_size = 0;
     std::string job;          // empty: a new one that no other job has

@@ -1,4 +1,4 @@
-// What host and device agree on: the control block, a channel's state and its report. Plain C++, so
+// Shared by host and device: the control block, a channel's state and its report. Plain C++, so
 // that host code needs no CUDA header.
 //
 //   DeviceControl  device memory, one per comm and rank. The host alone writes it, and only while no

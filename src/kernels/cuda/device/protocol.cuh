@@ -194,7 +194,7 @@ __device__ inline bool wait_word(const Waiter& waiter, const uint64_t* word, uin
 // --- The last CTA of a kernel -----------------------------------------------------------------------
 
 // All threads of `ctas` CTAs call it when the CTA's work is done. True in all threads of the CTA that came
-// last: it sees what all of them did, and may publish it. What a CTA wrote to peers comes before the ticket too, and
+// last: it sees what all of them did, and may publish it. A CTA's writes to peers come before the ticket too, and
 // so before what the last CTA publishes to them.
 __device__ inline bool is_last_of(uint32_t* ticket, uint32_t ctas, uint32_t* shared) {
 #ifndef MEP_MUTANT_NO_TICKET_BARRIER
