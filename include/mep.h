@@ -815,7 +815,7 @@ typedef struct mep_ep_config_t {
   uint32_t flags;               /* must be 0 */
   const char* name;             /* same on all ranks, at most 65535 bytes; NULL: "ep0", "ep1", .. in
                                    order of creation */
-  uint32_t mode;                /* MEP_EP_*; high throughput: MEP_ERR_UNSUPPORTED so far */
+  uint32_t mode;                /* MEP_EP_*; high throughput: MEP_ERR_UNSUPPORTED on GPUs so far */
   uint32_t max_tokens_per_rank; /* M; required */
   uint32_t hidden;              /* H; required; a row must be a multiple of 16 bytes */
   uint32_t top_k;               /* K; required, at most 64 and at most E */
@@ -828,8 +828,8 @@ typedef struct mep_ep_config_t {
   uint32_t scale_type;          /* MEP_SCALE_*; for e4m3 on the wire */
   uint32_t scale_block;         /* values per scale; 0: 128, the only one so far */
   uint32_t scale_layout;        /* MEP_SCALE_*_MAJOR; column-major: MEP_ERR_UNSUPPORTED on hosts */
-  uint32_t receive_layout;      /* MEP_EP_PACKED, _SLOTTED; _EXPANDED is for high throughput */
-  uint32_t expert_alignment;    /* high throughput; 0: 1 */
+  uint32_t receive_layout;      /* MEP_EP_PACKED, _SLOTTED; _EXPANDED: MEP_ERR_UNSUPPORTED */
+  uint32_t expert_alignment;    /* high throughput: recv_count is rounded up to it; 0: 1 */
   uint32_t num_sms;             /* CUDA; 0: all that help */
   uint32_t timeout_ms;          /* of dispatch and combine; 0: the comm's */
   uint32_t max_replicas; /* columns of the expert map, which has at most 2^27 entries; 0: 1 */
@@ -894,6 +894,11 @@ typedef struct mep_ep_view_t {
   const int32_t* src_info;     /* [E_local, R*M] the token's index on its source rank */
   const int64_t* layout_range; /* [E_local, R] begin << 32 | count of the rows of each source */
   void* combine_input; /* [E_local, R*M, H] combine type: make y here and give this address */
+  /* High throughput, else NULL. There, rows have no expert: recv_x, recv_scales and combine_input are
+   * [R*M, ..], src_info [R*M], layout_range [R]. */
+  const int32_t*
+      recv_topk_idx; /* [R*M, K] local experts of each row, -1 for those of other ranks. 0.2 */
+  const float* recv_topk_weights; /* [R*M, K] their weights, 0 for those of other ranks. 0.2 */
 } mep_ep_view_t;
 
 MEP_API void mep_ep_view_init(void* view, size_t size);
@@ -906,10 +911,15 @@ MEP_API mep_result_t mep_ep_buffer_view(mep_ep_t ep, uint32_t buffer, mep_ep_vie
 
 /* A dispatch or combine has two halves: to send, and to receive. A call does the halves whose struct it gives. */
 
+/* High throughput: sends x by the routing of the handle's last dispatch that was received, to the same rows;
+ * topk_idx and topk_weights are not read, and no counts are exchanged. All ranks replay the same dispatch, in the
+ * same membership: else MEP_ERR_INVALID_ARGUMENT. For a backward pass. 0.2 */
+enum { MEP_DISPATCH_REPLAY = 1u << 0 };
+
 /* A rank's input to a dispatch: its tokens, and where they go. */
 typedef struct mep_dispatch_send_t {
   uint32_t struct_size;
-  uint32_t flags;            /* must be 0 */
+  uint32_t flags;            /* MEP_DISPATCH_* */
   uint32_t num_tokens;       /* T */
   mep_dtype_t topk_idx_type; /* MEP_INT32 or MEP_INT64; 0: int64 */
   const void* x;             /* [T, H] input type */
@@ -934,8 +944,8 @@ typedef struct mep_dispatch_receive_t {
   int32_t* recv_count_host;                /* the same in pinned host memory */
   int32_t* src_info;                       /* [E_local, R*M] */
   int64_t* layout_range;                   /* [E_local, R] */
-  int32_t* recv_topk_idx;                  /* high throughput */
-  float* recv_topk_weights;                /* high throughput */
+  int32_t* recv_topk_idx;                  /* [recv_total, K], high throughput */
+  float* recv_topk_weights;                /* [recv_total, K], high throughput */
   int64_t* recv_total;                     /* rows that arrived, all local experts */
   int64_t* statistics;        /* [E_local], added to: rows per local expert over many dispatches */
   mep_op_status_t* op_status; /* filled at the end, or NULL */
@@ -993,6 +1003,9 @@ static inline void mep_combine_receive_defaults(mep_combine_receive_t* receive) 
  * again: packed it waits for the other ranks to send (their counts), never for rows. Receiving
  * returns when all rows have come. Rows of a source are in token order, sources in rank order
  * (slotted: source s begins at s*M).
+ * High throughput sends a token once to each rank that has experts of it. The rows are recv_x [recv_total, H], in
+ * the order of source rank, then token, with recv_topk_idx and recv_topk_weights; recv_count [E_local] is how many
+ * of them have each local expert, rounded up to expert_alignment.
  * Errors: MEP_ERR_BUSY (the buffer's last dispatch or combine was not received, or another thread is
  * inside a call on the buffer), MEP_ERR_INVALID_ARGUMENT (an expert out of range or twice in a row: names
  * token and value, and nothing was sent; nothing was sent that could be received), MEP_ERR_CAPACITY (call
@@ -1006,7 +1019,8 @@ MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_sen
 
 /* out[t] = bias + sum over k of weight[t,k] * y(row of token t at its k-th expert), float32, in
  * ascending k, each product and sum rounded (not fused), one rounding at the end; entries -1 and those
- * of missing ranks are left out. While this rank's tokens are routed to experts of an absent rank, each
+ * of missing ranks are left out. High throughput: out[t] = bias + sum over ranks of y(row of token t there), in
+ * ascending rank, without weights. While this rank's tokens are routed to experts of an absent rank, each
  * combine answers MEP_PARTIAL (opt-in) or MEP_ERR_PEER_FAILED, with the sum of the others in out:
  * mep_ep_set_expert_map routes around it, and so does -1. Starting it gives the buffer's received rows back to the senders.
  * send and receive: as of mep_dispatch. Sending returns when y may be overwritten if it is the caller's (the

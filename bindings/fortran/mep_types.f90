@@ -100,6 +100,7 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_SCALE_ROW_MAJOR = 0
   integer(c_int32_t), parameter, public :: MEP_SCALE_COLUMN_MAJOR = 1
 
+  integer(c_int32_t), parameter, public :: MEP_DISPATCH_REPLAY = 1
   integer(c_int32_t), parameter, public :: MEP_COMBINE_RENORMALIZE = 1
 
   ! Handles. c_associated(comm%handle) tells whether there is one.
@@ -234,6 +235,8 @@ module mep_types
     type(c_ptr) :: src_info = c_null_ptr
     type(c_ptr) :: layout_range = c_null_ptr
     type(c_ptr) :: combine_input = c_null_ptr
+    type(c_ptr) :: recv_topk_idx = c_null_ptr
+    type(c_ptr) :: recv_topk_weights = c_null_ptr
   end type mep_ep_view_t
 
   type, bind(C), public :: mep_dispatch_send_t

@@ -43,7 +43,12 @@ void bad_configs(void**) {
     } cases[] = {
         {MEP_ERR_INVALID_ARGUMENT, "struct_size", [](auto* c) { c->struct_size = 0; }},
         {MEP_ERR_INVALID_ARGUMENT, "flags", [](auto* c) { c->flags = 1; }},
-        {MEP_ERR_UNSUPPORTED, "throughput", [](auto* c) { c->mode = MEP_EP_HIGH_THROUGHPUT; }},
+        {MEP_ERR_INVALID_ARGUMENT, "MEP_EP_SLOTTED belongs",
+         [](auto* c) {
+           c->mode = MEP_EP_HIGH_THROUGHPUT;
+           c->receive_layout = MEP_EP_SLOTTED;
+         }},
+        {MEP_ERR_INVALID_ARGUMENT, "expert_alignment", [](auto* c) { c->expert_alignment = 4; }},
         {MEP_ERR_INVALID_ARGUMENT, "mode", [](auto* c) { c->mode = 7; }},
         {MEP_ERR_INVALID_ARGUMENT, "max_tokens", [](auto* c) { c->max_tokens_per_rank = 0; }},
         {MEP_ERR_INVALID_ARGUMENT, "hidden", [](auto* c) { c->hidden = 0; }},
@@ -70,7 +75,6 @@ void bad_configs(void**) {
          [](auto* c) { c->scale_layout = MEP_SCALE_COLUMN_MAJOR; }},
         {MEP_ERR_UNSUPPORTED, "EXPANDED", [](auto* c) { c->receive_layout = MEP_EP_EXPANDED; }},
         {MEP_ERR_INVALID_ARGUMENT, "receive_layout", [](auto* c) { c->receive_layout = 9; }},
-        {MEP_ERR_UNSUPPORTED, "expert_alignment", [](auto* c) { c->expert_alignment = 8; }},
         {MEP_ERR_UNSUPPORTED, "num_sms", [](auto* c) { c->num_sms = 1; }},
     };
     for (const auto& each : cases) {
@@ -233,8 +237,10 @@ void bad_dispatches(void**) {
         {MEP_ERR_INVALID_ARGUMENT, "x_scales", [](Caller* c) { c->input.x_scales = c->x; }},
         {MEP_ERR_INVALID_ARGUMENT, "x_stride", [](Caller* c) { c->input.x_stride_bytes = 16; }},
         {MEP_ERR_INVALID_ARGUMENT, "recv_scales", [](Caller* c) { c->output.recv_scales = c->x; }},
+        {MEP_ERR_INVALID_ARGUMENT, "MEP_DISPATCH_REPLAY",
+         [](Caller* c) { c->input.flags = MEP_DISPATCH_REPLAY; }},
         {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_send_t.flags",
-         [](Caller* c) { c->input.flags = 1; }},
+         [](Caller* c) { c->input.flags = 8; }},
         {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_receive_t.flags",
          [](Caller* c) { c->output.flags = 1; }},
         {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_send_t.struct_size",
@@ -262,7 +268,7 @@ void bad_dispatches(void**) {
            c->output.op_status = reinterpret_cast<mep_op_status_t*>(memory);
            c->output.op_status_bytes = sizeof c->status;
          }},
-        {MEP_ERR_UNSUPPORTED, "recv_topk_idx",
+        {MEP_ERR_INVALID_ARGUMENT, "recv_topk_idx",
          [](Caller* c) { c->output.recv_topk_idx = reinterpret_cast<int32_t*>(c->x); }},
     };
     const mep_dispatch_send_t right_input = caller.input;

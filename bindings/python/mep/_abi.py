@@ -107,6 +107,7 @@ MEP_SCALE_ROW_MAJOR = 0
 MEP_SCALE_COLUMN_MAJOR = 1
 
 
+MEP_DISPATCH_REPLAY = 1
 MEP_COMBINE_RENORMALIZE = 1
 
 # Handles are plain addresses; c_void_p as a result or field reads as int or None.
@@ -258,6 +259,8 @@ class mep_ep_view_t(Structure):
         ("src_info", c_void_p),
         ("layout_range", c_void_p),
         ("combine_input", c_void_p),
+        ("recv_topk_idx", c_void_p),
+        ("recv_topk_weights", c_void_p),
     ]
 
 

@@ -106,18 +106,24 @@ class Received:
     a stream, which has not ended yet. On a communicator with a GPU the library's memory is a DeviceArray.
     Valid until the buffer's combine starts or, without one, its next dispatch.
     partial: a rank was missing (MEP_PARTIAL).
+
+    High throughput: the first `total` rows of x [R*M, H] and scales [R*M, ceil(H/128)] are tokens, in the order of
+    source rank, then token; topk_idx [R*M, K] has their local experts, -1 for those of other ranks, and
+    topk_weights [R*M, K] the weights; src_info [R*M], layout_range [R]; count is rounded up to expert_alignment.
     """
 
-    __slots__ = ("x", "scales", "count", "src_info", "layout_range", "total", "partial")
+    __slots__ = ("x", "scales", "count", "src_info", "layout_range", "topk_idx", "topk_weights", "total", "partial")
 
     def __init__(self, *, x: Any, scales: Any, count: Any, src_info: Any, layout_range: Any,
+                 topk_idx: Any = None, topk_weights: Any = None,
                  total: Optional[int] = None, partial: bool = False):
         self.x, self.scales, self.count = x, scales, count
         self.src_info, self.layout_range = src_info, layout_range
+        self.topk_idx, self.topk_weights = topk_idx, topk_weights
         self.total, self.partial = total, partial
 
     def rows(self, expert: int) -> numpy.ndarray:
-        """The rows of one local expert; packed layout, host memory."""
+        """The rows of one local expert; low latency, packed layout, host memory."""
         return self.x[expert, : int(self.count[expert])]
 
 
@@ -170,6 +176,7 @@ class Ep(Unique):
         self.combine_type: int = config.combine_type or (
             _abi.MEP_BFLOAT16 if self.input_type == _abi.MEP_FLOAT8_E4M3 else self.input_type)
         self.max_replicas: int = config.max_replicas or 1
+        self.high_throughput: bool = config.mode == _abi.MEP_EP_HIGH_THROUGHPUT
         self._scale = numpy.uint8 if config.scale_type == _abi.MEP_SCALE_UE8M0 else numpy.float32
 
     @classmethod
@@ -242,29 +249,36 @@ class Ep(Unique):
             return DeviceArray(address, shape, number, self._comm.device)
         return array_at(address, shape, numpy_dtype(number), writable)
 
+    @property
+    def _groups(self) -> tuple:
+        """The first axis of all that has rows: local experts, of high throughput none."""
+        return () if self.high_throughput else (self.experts_per_rank,)
+
     def view(self, buffer: int = 0) -> Received:
         """The library's memory of one buffer, known before the first dispatch."""
         view = self._addresses(buffer)
-        experts, rows = self.experts_per_rank, self._comm.size * self.max_tokens_per_rank
-        groups = (self.hidden + 127) // 128
-        scales = None
+        rows = (*self._groups, self._comm.size * self.max_tokens_per_rank)
+        scales = topk_idx = topk_weights = None
         if view.recv_scales:
-            scales = self._array(view.recv_scales, (experts, rows, groups), dtype_number(self._scale))
+            scales = self._array(view.recv_scales, (*rows, (self.hidden + 127) // 128), dtype_number(self._scale))
+        if view.recv_topk_idx:
+            topk_idx = self._array(view.recv_topk_idx, (*rows, self.top_k), _abi.MEP_INT32)
+            topk_weights = self._array(view.recv_topk_weights, (*rows, self.top_k), _abi.MEP_FLOAT32)
         return Received(
-            x=self._array(view.recv_x, (experts, rows, self.hidden), self.wire_type),
+            x=self._array(view.recv_x, (*rows, self.hidden), self.wire_type),
             scales=scales,
-            count=self._array(view.recv_count, (experts,), _abi.MEP_INT32),
-            src_info=self._array(view.src_info, (experts, rows), _abi.MEP_INT32),
-            layout_range=self._array(view.layout_range, (experts, self._comm.size), _abi.MEP_INT64),
+            count=self._array(view.recv_count, (self.experts_per_rank,), _abi.MEP_INT32),
+            src_info=self._array(view.src_info, rows, _abi.MEP_INT32),
+            layout_range=self._array(view.layout_range, (*self._groups, self._comm.size), _abi.MEP_INT64),
+            topk_idx=topk_idx, topk_weights=topk_weights,
         )
 
     def combine_input(self, buffer: int = 0) -> Any:
-        """[E_local, R*M, H] of the library's memory: write y here and give combine no y. A DeviceArray on a
-        communicator with a GPU."""
+        """[E_local, R*M, H] of the library's memory, of high throughput [R*M, H]: write y here and give combine no y.
+        A DeviceArray on a communicator with a GPU."""
         memory = self._addresses(buffer).combine_input
         rows = self._comm.size * self.max_tokens_per_rank
-        return self._array(memory, (self.experts_per_rank, rows, self.hidden), self.combine_type,
-                           writable=True)
+        return self._array(memory, (*self._groups, rows, self.hidden), self.combine_type, writable=True)
 
     def last_op(self, buffer: int = 0) -> OpInfo:
         """About the last dispatch or combine finished on that buffer."""
@@ -307,7 +321,7 @@ class Handle(Unique):
         address = _abi.mep_ep_handle_t()
         check(lib.mep_ep_handle_create(ep._address, buffer, ctypes.byref(address)))
         self._address = address.value
-        self._ep, self._buffer, self._tokens = ep, buffer, 0
+        self._ep, self._buffer, self._tokens, self._rows_received = ep, buffer, 0, 0
         self._view = ep.view(buffer)
         self._new_array = maker(None)  # of the kind of the last x
         self._own_y = ep._addresses(buffer).combine_input
@@ -340,12 +354,13 @@ class Handle(Unique):
                  recv_scales: Any = None, recv_count: Any = None, recv_count_host: Any = None,
                  src_info: Any = None, layout_range: Any = None, recv_topk_idx: Any = None,
                  recv_topk_weights: Any = None, statistics: Any = None,
-                 op_status: Optional[OpStatus] = None, stream: Any = 0) -> Optional[Received]:
+                 op_status: Optional[OpStatus] = None, stream: Any = 0, replay: bool = False) -> Optional[Received]:
         """Sends each token to its experts and receives what came for the local ones.
 
         x [T, H], topk_idx [T, K] int32 or int64, topk_weights [T, K] float32 or None. Rows of x and
         x_scales may have a stride. phase: "both", "send" (returns None) or "receive" (no x).
         Without recv_x and the others the result shows the library's own memory.
+        replay, of high throughput: x goes where the handle's last dispatch went, without topk_idx.
         """
         ep, send, receive, address = self._ep, None, None, stream_address(stream)
         _check_phase(phase)
@@ -362,12 +377,15 @@ class Handle(Unique):
                 if scales[2] != tokens:
                     raise ValueError(f"x_scales has {scales[2]} rows, x has {tokens}")
                 args.x_scales, args.x_scales_stride_bytes = scales[0], scales[1]
-            indices = self._flat(topk_idx, None, rows[2] * ep.top_k, "topk_idx", keep)
-            if indices.dtype not in (_abi.MEP_INT32, _abi.MEP_INT64):
-                raise ValueError(f"topk_idx holds {dtype_name(indices.dtype)}, it must hold int32 or int64; "
-                                 "topk_idx.astype(numpy.int64) converts it")
+            if replay:
+                args.flags = _abi.MEP_DISPATCH_REPLAY
+            else:
+                indices = self._flat(topk_idx, None, rows[2] * ep.top_k, "topk_idx", keep)
+                if indices.dtype not in (_abi.MEP_INT32, _abi.MEP_INT64):
+                    raise ValueError(f"topk_idx holds {dtype_name(indices.dtype)}, it must hold int32 or int64; "
+                                     "topk_idx.astype(numpy.int64) converts it")
+                args.topk_idx, args.topk_idx_type = indices.address, indices.dtype
             self._new_array = maker(x)
-            args.topk_idx, args.topk_idx_type = indices.address, indices.dtype
             if topk_weights is not None:
                 args.topk_weights = self._flat(topk_weights, "float32", rows[2] * ep.top_k,
                                                "topk_weights", keep).address
@@ -392,6 +410,7 @@ class Handle(Unique):
         self._tokens = tokens
         if phase == "send":
             return None
+        self._rows_received = total.value
         own = self._view
         return Received(
             x=own.x if recv_x is None else recv_x,
@@ -399,12 +418,15 @@ class Handle(Unique):
             count=own.count if recv_count is None else recv_count,
             src_info=own.src_info if src_info is None else src_info,
             layout_range=own.layout_range if layout_range is None else layout_range,
+            topk_idx=own.topk_idx if recv_topk_idx is None else recv_topk_idx,
+            topk_weights=own.topk_weights if recv_topk_weights is None else recv_topk_weights,
             total=None if address else total.value, partial=result == _abi.MEP_PARTIAL)
 
     def combine(self, out: Any = None, y: Any = None, *, weights: Any = None, bias: Any = None,
                 renormalize: bool = False, phase: str = "both",
                 op_status: Optional[OpStatus] = None, stream: Any = 0) -> Any:
-        """out[t] = bias + sum over k of weight[t, k] * y(row of token t at its k-th expert).
+        """out[t] = bias + sum over k of weight[t, k] * y(row of token t at its k-th expert); of high throughput
+        bias + sum over ranks of y(row of token t there), without weights.
 
         y: the experts' rows, placed as dispatch placed them; None: combine_input(buffer). out [T, H],
         a new array without it, of the kind of the last x (NumPy, ml_dtypes or PyTorch), which host communicators
@@ -417,8 +439,14 @@ class Handle(Unique):
             send = _combine_send()
             send.y = self._own_y
             if y is not None:
-                items = ep.experts_per_rank * ep._comm.size * ep.max_tokens_per_rank * ep.hidden
-                send.y = self._flat(y, ep.combine_type, items, "y", keep).address
+                # In high throughput the rows that arrived are enough.
+                items = None if ep.high_throughput else (ep.experts_per_rank * ep._comm.size *
+                                                         ep.max_tokens_per_rank * ep.hidden)
+                given = self._flat(y, ep.combine_type, items, "y", keep)
+                if items is None and given.count < self._rows_received * ep.hidden:
+                    raise ValueError(f"y has {given.count} items, the {self._rows_received} rows that arrived need "
+                                     f"{self._rows_received * ep.hidden}")
+                send.y = given.address or self._own_y
         if phase != "send":
             args = receive = _combine_receive()
             args.flags = _abi.MEP_COMBINE_RENORMALIZE if renormalize else 0
@@ -478,7 +506,8 @@ class Handle(Unique):
             return
         ep = self._ep
         experts, ranks = ep.experts_per_rank, ep._comm.size
-        rows = experts * ranks * ep.max_tokens_per_rank
+        groups = 1 if ep.high_throughput else experts
+        rows = groups * ranks * ep.max_tokens_per_rank
         if "recv_x" in given:
             found = buffer(given["recv_x"], writable=True)
             _expect(found, ep.wire_type, "recv_x")
@@ -488,8 +517,8 @@ class Handle(Unique):
             keep.append(found)
         sizes = {"recv_scales": (ep._scale, rows * ((ep.hidden + 127) // 128)),
                  "recv_count": ("int32", experts), "recv_count_host": ("int32", experts),
-                 "src_info": ("int32", rows), "layout_range": ("int64", experts * ranks),
-                 "recv_topk_idx": ("int32", None), "recv_topk_weights": ("float32", None),
+                 "src_info": ("int32", rows), "layout_range": ("int64", groups * ranks),
+                 "recv_topk_idx": ("int32", rows * ep.top_k), "recv_topk_weights": ("float32", rows * ep.top_k),
                  "statistics": ("int64", experts)}
         for name, (kind, count) in sizes.items():
             if name in given:

@@ -149,17 +149,22 @@ mep_result_t call_on_buffer(mep_ep_handle_t handle, Call&& call) {
   });
 }
 
+struct HalfType {
+  const char* name;
+  uint32_t flags;  // that it knows
+};
+
 // Reads both halves and calls with what is given of them.
 template <typename Send, typename Receive, typename Call>
-mep_result_t with_halves(const Send* send, const char* send_type, const Receive* receive,
-                         const char* receive_type, uint32_t receive_flags, Call&& call) {
+mep_result_t with_halves(const Send* send, const HalfType& send_type, const Receive* receive,
+                         const HalfType& receive_type, Call&& call) {
   if (send == nullptr && receive == nullptr) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "send and receive are NULL; give one of them, or both");
   }
   Half<Send> sent;
   Half<Receive> received;
-  MEP_TRY(sent.read(send, send_type, 0));
-  MEP_TRY(received.read(receive, receive_type, receive_flags));
+  MEP_TRY(sent.read(send, send_type.name, send_type.flags));
+  MEP_TRY(received.read(receive, receive_type.name, receive_type.flags));
   const Receive* const outputs = received.get();
   if (outputs != nullptr && outputs->op_status != nullptr) {
     MEP_TRY(check_op_status(outputs->op_status, outputs->op_status_bytes, "op_status_bytes"));
@@ -314,7 +319,8 @@ mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_send_t* sen
                           const mep_dispatch_receive_t* receive, mep_stream_t stream) {
   using namespace mep;
   return call_on_buffer(handle, [&](EpSide& side, EpSideHandle& state) -> mep_result_t {
-    return with_halves(send, "mep_dispatch_send_t", receive, "mep_dispatch_receive_t", 0,
+    return with_halves(send, {"mep_dispatch_send_t", MEP_DISPATCH_REPLAY}, receive,
+                       {"mep_dispatch_receive_t", 0},
                        [&](const mep_dispatch_send_t* sent,
                            const mep_dispatch_receive_t* received) -> mep_result_t {
                          return side.dispatch(state, sent, received, stream);
@@ -327,7 +333,8 @@ mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_send_t* send,
   using namespace mep;
   return call_on_buffer(handle, [&](EpSide& side, EpSideHandle& state) -> mep_result_t {
     return with_halves(
-        send, "mep_combine_send_t", receive, "mep_combine_receive_t", MEP_COMBINE_RENORMALIZE,
+        send, {"mep_combine_send_t", 0}, receive,
+        {"mep_combine_receive_t", MEP_COMBINE_RENORMALIZE},
         [&](const mep_combine_send_t* sent, const mep_combine_receive_t* received) -> mep_result_t {
           return side.combine(state, sent, received, stream);
         });

@@ -29,14 +29,15 @@ Step EpBuffer::step_receive() {
   return Step::kDone;
 }
 
-// Fills recv_count, layout_range, src_info and row_entry from the sources that are complete_.
-// kept_counts: [R][E_local] of this use, copied out when the epoch ended; null: they lie in the window.
+// Fills recv_count, layout_range, src_info, row_entry and what high throughput has besides from the sources that are complete_.
+// kept_counts: [R][G] of this use, copied out when the epoch ended; null: they lie in the window.
 // Packed, the rows of an incomplete source leave a hole, which is closed: the rows behind it move up.
 mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
-  const uint32_t first_place = shape_.rank * shape_.local_experts;
+  const uint32_t first_column = shape_.rank * shape_.row_groups;
   compacted_ = false;
   recv_total_ = 0;
-  for (uint32_t local = 0; local < shape_.local_experts; ++local) {
+  std::fill(expert_rows_.begin(), expert_rows_.end(), 0);
+  for (uint32_t group = 0; group < shape_.row_groups; ++group) {
     uint64_t from = 0;
     uint64_t to = 0;
     uint64_t total = 0;
@@ -44,12 +45,12 @@ mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
       if (shape_.slotted) from = to = uint64_t{source} * shape_.max_tokens;
       uint32_t count = 0;
       if (is_member_[source] != 0 && kept_counts != nullptr) {
-        count = kept_counts[size_t{source} * shape_.local_experts + local];
+        count = kept_counts[size_t{source} * shape_.row_groups + group];
       } else if (is_member_[source] != 0) {
-        std::memcpy(&count, windows_.data() + layout_.counts(use_, source, first_place + local),
+        std::memcpy(&count, windows_.data() + layout_.counts(use_, source, first_column + group),
                     sizeof count);
       }
-      int64_t& range = layout_range_[size_t{local} * shape_.ranks + source];
+      int64_t& range = layout_range_[size_t{group} * shape_.ranks + source];
       range = static_cast<int64_t>(to << 32);
       if (complete_[source] == 0) {
         from += count;
@@ -61,16 +62,18 @@ mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
                     "are possible",
                     source, count, shape_.max_tokens);
       }
-      if (from != to) move_rows(local, from, to, count);
-      MEP_TRY(read_entries(local, to, count, source));
+      if (from != to) move_rows(group, from, to, count);
+      MEP_TRY(read_entries(group, to, count, source));
+      if (shape_.high_throughput()) MEP_TRY(read_topk(layout_.row(group, to), count, source));
       range |= static_cast<int64_t>(count);
       from += count;
       to += count;
       total += count;
     }
-    recv_count_[local] = static_cast<int32_t>(total);
+    if (!shape_.high_throughput()) recv_count_[group] = static_cast<int32_t>(total);
     recv_total_ += static_cast<int64_t>(total);
   }
+  if (shape_.high_throughput()) count_experts();
   return MEP_SUCCESS;
 }
 
@@ -78,6 +81,7 @@ void EpBuffer::receive_nothing() {
   std::fill(complete_.begin(), complete_.end(), 0);
   std::fill(recv_count_.begin(), recv_count_.end(), 0);
   std::fill(layout_range_.begin(), layout_range_.end(), 0);
+  std::fill(expert_rows_.begin(), expert_rows_.end(), 0);
   recv_total_ = 0;
 }
 
@@ -89,7 +93,7 @@ mep_result_t EpBuffer::read_entries(uint32_t local_expert, uint64_t begin, uint3
     std::memcpy(entries, windows_.data() + layout_.entry(row), count * sizeof(uint32_t));
   }
   for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t token = entries[i] / shape_.top_k;
+    const uint32_t token = entries[i] / shape_.row_k;
     if (token >= shape_.max_tokens) {
       return fail(MEP_ERR_MISMATCH, "rank %u sent a row of token %u; max_tokens_per_rank is %u",
                   source, token, shape_.max_tokens);
@@ -114,6 +118,11 @@ void EpBuffer::move_rows(uint32_t local_expert, uint64_t from, uint64_t to, uint
     std::memmove(base + layout_.scales(target), base + layout_.scales(source),
                  count * shape_.scale_row_bytes());
   }
+  if (shape_.high_throughput()) {
+    const size_t bytes = size_t{count} * shape_.top_k * sizeof(uint32_t);
+    std::memmove(base + layout_.topk_idx(target), base + layout_.topk_idx(source), bytes);
+    std::memmove(base + layout_.topk_weights(target), base + layout_.topk_weights(source), bytes);
+  }
 }
 
 // --- Outputs --------------------------------------------------------------------------------------
@@ -122,6 +131,7 @@ mep_result_t EpBuffer::deliver(const mep_dispatch_receive_t& outputs) {
   // The operation is over, but not received: the caller may ask again with more room.
   MEP_TRY(check_capacity(outputs));
   copy_rows(outputs);
+  if (shape_.high_throughput()) copy_topk(outputs);
   const size_t experts = shape_.local_experts;
   for (int32_t* counts : {outputs.recv_count, outputs.recv_count_host}) {
     if (counts != nullptr) std::copy_n(recv_count_.data(), experts, counts);
@@ -132,7 +142,8 @@ mep_result_t EpBuffer::deliver(const mep_dispatch_receive_t& outputs) {
   if (outputs.recv_total != nullptr) *outputs.recv_total = recv_total_;
   if (outputs.statistics != nullptr) {
     for (size_t local = 0; local < experts; ++local)
-      outputs.statistics[local] += recv_count_[local];
+      outputs.statistics[local] +=
+          shape_.high_throughput() ? expert_rows_[local] : recv_count_[local];
   }
   agree_on_result();
   note_record(complete_);
@@ -144,7 +155,7 @@ mep_result_t EpBuffer::deliver(const mep_dispatch_receive_t& outputs) {
 mep_result_t EpBuffer::check_capacity(const mep_dispatch_receive_t& outputs) const {
   if (outputs.recv_x == nullptr || outputs.recv_capacity == 0) return MEP_SUCCESS;
   uint64_t rows = 0;
-  for (uint32_t local = 0; local < shape_.local_experts; ++local) {
+  for (uint32_t local = 0; local < shape_.row_groups; ++local) {
     for (uint32_t source = 0; source < shape_.ranks; ++source) {
       const auto range =
           static_cast<uint64_t>(layout_range_[size_t{local} * shape_.ranks + source]);
@@ -175,7 +186,7 @@ void EpBuffer::copy_rows(const mep_dispatch_receive_t& outputs) const {
   const size_t group_stride = outputs.recv_scales_group_stride_bytes != 0
                                   ? outputs.recv_scales_group_stride_bytes
                                   : token_stride * shape_.rows_per_expert();
-  for (uint32_t local = 0; local < shape_.local_experts; ++local) {
+  for (uint32_t local = 0; local < shape_.row_groups; ++local) {
     for (uint32_t source = 0; source < shape_.ranks; ++source) {
       const auto range =
           static_cast<uint64_t>(layout_range_[size_t{local} * shape_.ranks + source]);

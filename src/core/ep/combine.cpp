@@ -107,7 +107,7 @@ mep_result_t EpBuffer::push_rows(uint32_t target, const std::byte* y, const Post
   const size_t bytes = shape_.combine_row_bytes();
   const bool non_temporal = static_cast<uint64_t>(recv_total_) * bytes >= kNonTemporalBytes;
   const Remote& remote = windows_[target];
-  for (uint32_t local = 0; local < shape_.local_experts; ++local) {
+  for (uint32_t local = 0; local < shape_.row_groups; ++local) {
     const auto range = static_cast<uint64_t>(layout_range_[size_t{local} * shape_.ranks + target]);
     const uint64_t first = layout_.row(local, range >> 32);
     const uint64_t end = first + (range & 0xffffffff);
@@ -153,12 +153,12 @@ void EpBuffer::note_outputs(uint32_t source, bool word_arrived, uint32_t payload
 // absent ranks were known to be missing when the tokens were sent, or their rank has failed since.
 void EpBuffer::judge_outputs(bool carried) {
   const Routing& routing = current_->routing;
-  const size_t entries = size_t{routing.tokens} * shape_.top_k;
+  const size_t entries = size_t{routing.tokens} * shape_.row_k;
   uint32_t silent_member = UINT32_MAX;
   for (size_t at = 0; at < entries; ++at) {
     const RouteEntry& entry = routing.entries[at];
     if (entry.place < 0) continue;
-    const uint32_t owner = static_cast<uint32_t>(entry.place) / shape_.local_experts;
+    const uint32_t owner = static_cast<uint32_t>(entry.place) / shape_.row_groups;
     if (entry.row != kNotSent && outputs_[owner] != CombineWord::kNone) continue;
     missing_place_ = entry.place;
     if (is_member_[owner] != 0) silent_member = owner;
@@ -181,7 +181,7 @@ void EpBuffer::judge_outputs(bool carried) {
         fail(MEP_ERR_PEER_FAILED,
              "the expert at place %d is on rank %u, which is absent; its terms are left out. "
              "mep_ep_set_expert_map can route around it, MEP_COMM_PARTIAL allows it",
-             missing_place_, static_cast<uint32_t>(missing_place_) / shape_.local_experts);
+             missing_place_, static_cast<uint32_t>(missing_place_) / shape_.row_groups);
   }
   if (is_error(op_.result)) op_.text = last_error_text();
 }
@@ -190,10 +190,10 @@ void EpBuffer::judge_outputs(bool carried) {
 const std::byte* EpBuffer::term(const RouteEntry& entry, size_t at) const {
   if (entry.row == kNotSent) return nullptr;
   const auto place = static_cast<uint32_t>(entry.place);
-  const uint32_t owner = place / shape_.local_experts;
+  const uint32_t owner = place / shape_.row_groups;
   if (outputs_[owner] == CombineWord::kPushed) return windows_.data() + layout_.combine_in(at);
   if (outputs_[owner] == CombineWord::kNone) return nullptr;
-  const uint64_t row = layout_.row(place % shape_.local_experts, entry.row);
+  const uint64_t row = layout_.row(place % shape_.row_groups, entry.row);
   if (owner == shape_.rank) return own_terms_ + row * shape_.combine_row_bytes();
   return windows_[owner].mapped + layout_.combine_out(row);
 }
@@ -201,12 +201,12 @@ const std::byte* EpBuffer::term(const RouteEntry& entry, size_t at) const {
 // The terms of a token that are there, with their weights; returns how many.
 uint32_t EpBuffer::gather_outputs(uint32_t token, const float* weights, uint32_t flags,
                                   const void** rows, float* row_weights) {
-  const size_t first = size_t{token} * shape_.top_k;
+  const size_t first = size_t{token} * shape_.row_k;
   uint32_t count = 0;
   float all = 0;
   float present = 0;
   bool missing = false;
-  for (uint32_t k = 0; k < shape_.top_k; ++k) {
+  for (uint32_t k = 0; k < shape_.row_k; ++k) {
     const RouteEntry& entry = current_->routing.entries[first + k];
     if (entry.place < 0) continue;
     const float weight = weights != nullptr ? weights[first + k] : 1;
@@ -230,7 +230,9 @@ uint32_t EpBuffer::gather_outputs(uint32_t token, const float* weights, uint32_t
 mep_result_t EpBuffer::finish_combine(const mep_combine_receive_t& sums) {
   const Routing& routing = current_->routing;
   const float* weights = sums.weights;
-  if (weights == nullptr && routing.has_weights) weights = routing.weights.data();
+  // Of high throughput the rows are sums already.
+  const bool weighs = !shape_.high_throughput() && routing.has_weights;
+  if (weights == nullptr && weighs) weights = routing.weights.data();
   const size_t stride =
       sums.out_stride_bytes != 0 ? sums.out_stride_bytes : shape_.combine_row_bytes();
   const void* rows[kMaxTopK + 1];

@@ -1,6 +1,7 @@
 // Dispatch, the sender's side: from the call to the bytes leaving this rank.
 //   Packed   counts go to everybody first; with all counts every sender knows each row's final place.
 //   Slotted  places are known without; counts follow the rows.
+//   Replayed places are those of the dispatch that is replayed; counts follow the rows.
 // Each row is then written straight to its place at its expert's rank, and the ready word follows to
 // every rank, also with no rows.
 #include <algorithm>
@@ -16,6 +17,10 @@ namespace mep {
 namespace {
 
 enum Phase : uint32_t { kGiveBack, kAwaitFree, kPostCounts, kAwaitCounts, kRows };
+
+bool is_replay(const mep_dispatch_send_t& input) {
+  return (input.flags & MEP_DISPATCH_REPLAY) != 0;
+}
 
 }  // namespace
 
@@ -39,7 +44,10 @@ mep_result_t EpBuffer::check_dispatch(const EpHandle& handle, const mep_dispatch
     fill_view(&view);
     MEP_TRY(check_dispatch_output(shape_, view, *receive));
   }
-  if (send != nullptr) return check_dispatch_input(shape_, *send);
+  if (send != nullptr) {
+    MEP_TRY(check_dispatch_input(shape_, *send));
+    return is_replay(*send) ? check_replay(handle, send->num_tokens) : MEP_SUCCESS;
+  }
   if (stage_ == Stage::kDispatching && current_ == &handle) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
               "send is NULL, and there is no dispatch of this handle to receive; send one first");
@@ -56,10 +64,14 @@ mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const mep_dispatch_send_
   if (caught != MEP_SUCCESS) {
     return uniform() ? begin_report(Stage::kDispatching, &handle, caught) : caught;
   }
-  MEP_TRY(router_.read(input, map, is_member_, &draft_));
-  router_.count(draft_);
+  const bool replays = is_replay(input);
+  // The view may have changed since it was checked first.
+  MEP_TRY(replays ? check_replay(handle, input.num_tokens)
+                  : router_.read(input, map, is_member_, &draft_));
+  router_.count(replays ? handle.routing : draft_);
   begin_operation(Stage::kDispatching, &handle);
-  std::swap(handle.routing, draft_);
+  op_.replays = replays;
+  if (!replays) std::swap(handle.routing, draft_);
   ++use_;
   handle.mark = dispatch_mark(op_.epoch, use_);
   dispatch_epoch_ = op_.epoch;
@@ -73,13 +85,17 @@ Step EpBuffer::step_send(const mep_dispatch_send_t& input) {
     const mep_result_t given = give_back_unused();
     if (given != MEP_SUCCESS) return posting_failure(given);
     given_back_ = false;  // of this use from now on
-    op_.phase = shape_.slotted ? kAwaitFree : kPostCounts;
+    op_.phase = shape_.slotted || op_.replays ? kAwaitFree : kPostCounts;
   }
   if (op_.phase == kAwaitFree) {
     if (follows_a_use() && !arrived_from_all(EpWord::kCombineReady, use_ - 1))
       return Step::kPending;
-    std::fill(first_row_.begin(), first_row_.end(), shape_.rank * shape_.max_tokens);
-    router_.set_rows(first_row_, &current_->routing);
+    if (op_.replays) {
+      find_first_rows();
+    } else {
+      std::fill(first_row_.begin(), first_row_.end(), shape_.rank * shape_.max_tokens);
+      router_.set_rows(first_row_, &current_->routing);
+    }
     op_.phase = kRows;
   }
   if (op_.phase == kPostCounts) {
@@ -123,26 +139,27 @@ mep_result_t EpBuffer::place_rows() {
   std::fill(first_row_.begin(), first_row_.end(), 0);
   for (const uint32_t source : members_) {
     if (source >= shape_.rank) break;
-    for (uint32_t place = 0; place < shape_.places(); ++place) {
+    for (uint32_t column = 0; column < shape_.columns(); ++column) {
       uint32_t count = 0;  // read once
-      std::memcpy(&count, windows_.data() + layout_.counts(use_, source, place), sizeof count);
+      std::memcpy(&count, windows_.data() + layout_.counts(use_, source, column), sizeof count);
       if (count > shape_.max_tokens) {
         return fail(MEP_ERR_MISMATCH,
                     "rank %u announced %u rows for one expert; at most %u tokens "
                     "are possible",
                     source, count, shape_.max_tokens);
       }
-      first_row_[place] += count;
+      first_row_[column] += count;
     }
   }
   router_.set_rows(first_row_, &current_->routing);
+  current_->routing.epoch = op_.epoch;
   return MEP_SUCCESS;
 }
 
 mep_result_t EpBuffer::send_token(const mep_dispatch_send_t& input, uint32_t token) {
   const size_t row_bytes = shape_.wire_row_bytes();
   const size_t scale_bytes = shape_.scale_row_bytes();
-  const RouteEntry* entries = current_->routing.entries.data() + size_t{token} * shape_.top_k;
+  const RouteEntry* entries = current_->routing.entries.data() + size_t{token} * shape_.row_k;
   const size_t stride = input.x_stride_bytes != 0 ? input.x_stride_bytes : shape_.input_row_bytes();
   const std::byte* row = static_cast<const std::byte*>(input.x) + token * stride;
   const std::byte* scales = nullptr;
@@ -169,12 +186,12 @@ mep_result_t EpBuffer::send_token(const mep_dispatch_send_t& input, uint32_t tok
     scales = quantised + row_bytes;
   }
   const bool non_temporal =
-      current_->routing.tokens * size_t{shape_.top_k} * row_bytes >= kNonTemporalBytes;
-  for (uint32_t k = 0; k < shape_.top_k; ++k) {
+      current_->routing.tokens * size_t{shape_.row_k} * row_bytes >= kNonTemporalBytes;
+  for (uint32_t k = 0; k < shape_.row_k; ++k) {
     if (entries[k].row == kNotSent) continue;
     const auto place = static_cast<uint32_t>(entries[k].place);
-    const Remote& remote = windows_[place / shape_.local_experts];
-    const uint64_t at = layout_.row(place % shape_.local_experts, entries[k].row);
+    const Remote& remote = windows_[place / shape_.row_groups];
+    const uint64_t at = layout_.row(place % shape_.row_groups, entries[k].row);
     if (remote.mapped != nullptr) {
       copy_row(remote.mapped + layout_.recv_x(at), row, row_bytes, non_temporal);
     } else {
@@ -190,18 +207,23 @@ mep_result_t EpBuffer::send_token(const mep_dispatch_send_t& input, uint32_t tok
 // What tells each rank which rows came: their tokens, slotted their counts, and the word after them.
 mep_result_t EpBuffer::announce_rows() {
   const std::vector<uint32_t>& counts = router_.counts();
+  size_t described = 0;  // rows, of high throughput
   for (const uint32_t target : members_) {
     const Remote& remote = windows_[target];
-    const uint32_t first = target * shape_.local_experts;
-    for (uint32_t local = 0; local < shape_.local_experts; ++local) {
-      const uint32_t place = first + local;
-      if (counts[place] == 0) continue;
-      MEP_TRY(remote.put(layout_.entry(layout_.row(local, first_row_[place])),
-                         router_.entries_of(place), counts[place] * sizeof(uint32_t)));
+    const uint32_t first = target * shape_.row_groups;
+    for (uint32_t group = 0; group < shape_.row_groups; ++group) {
+      const uint32_t column = first + group;
+      if (counts[column] == 0) continue;
+      MEP_TRY(remote.put(layout_.entry(layout_.row(group, first_row_[column])),
+                         router_.entries_of(column), counts[column] * sizeof(uint32_t)));
     }
-    if (shape_.slotted) {
+    if (shape_.high_throughput()) {
+      MEP_TRY(put_topk(target, described));
+      described += counts[target];
+    }
+    if (shape_.slotted || op_.replays) {
       MEP_TRY(remote.put(layout_.counts(use_, shape_.rank, first), counts.data() + first,
-                         shape_.local_experts * sizeof(uint32_t)));
+                         shape_.row_groups * sizeof(uint32_t)));
     }
     MEP_TEST_DELAY_POINT("ep rows ready");
     MEP_TRY(signal(EpWord::kRowsReady, use_, target));

@@ -10,12 +10,17 @@ mep_result_t check_dispatch_input(const EpShape& shape, const mep_dispatch_send_
     return fail(MEP_ERR_INVALID_ARGUMENT, "num_tokens is %u; max_tokens_per_rank is %u",
                 input.num_tokens, shape.max_tokens);
   }
+  const bool replays = (input.flags & MEP_DISPATCH_REPLAY) != 0;
+  if (replays && !shape.high_throughput()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "MEP_DISPATCH_REPLAY belongs to MEP_EP_HIGH_THROUGHPUT");
+  }
   if (input.topk_idx_type != 0 && input.topk_idx_type != MEP_INT64 &&
       input.topk_idx_type != MEP_INT32) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "topk_idx_type is %u; it must be MEP_INT32 or MEP_INT64",
                 input.topk_idx_type);
   }
-  if (input.num_tokens != 0 && (input.x == nullptr || input.topk_idx == nullptr)) {
+  const bool lacks_routing = input.topk_idx == nullptr && !replays;
+  if (input.num_tokens != 0 && (input.x == nullptr || lacks_routing)) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "%s is NULL, but there are %u tokens",
                 input.x == nullptr ? "x" : "topk_idx", input.num_tokens);
   }
@@ -41,10 +46,10 @@ mep_result_t check_dispatch_input(const EpShape& shape, const mep_dispatch_send_
 
 mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& view,
                                    const mep_dispatch_receive_t& output) {
-  if (output.recv_topk_idx != nullptr || output.recv_topk_weights != nullptr) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "recv_topk_idx and recv_topk_weights belong to high throughput, which is not "
-                "built yet");
+  const bool wants_topk = output.recv_topk_idx != nullptr || output.recv_topk_weights != nullptr;
+  if (wants_topk && !shape.high_throughput()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "recv_topk_idx and recv_topk_weights belong to MEP_EP_HIGH_THROUGHPUT");
   }
   if (output.recv_scales != nullptr && !shape.has_scales()) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "recv_scales is given, but the wire type has no scales");
@@ -57,7 +62,9 @@ mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& vi
                  {output.recv_scales, view.recv_scales, "recv_scales"},
                  {output.recv_count, view.recv_count, "recv_count"},
                  {output.src_info, view.src_info, "src_info"},
-                 {output.layout_range, view.layout_range, "layout_range"}};
+                 {output.layout_range, view.layout_range, "layout_range"},
+                 {output.recv_topk_idx, view.recv_topk_idx, "recv_topk_idx"},
+                 {output.recv_topk_weights, view.recv_topk_weights, "recv_topk_weights"}};
   for (const auto& [given, own, name] : outputs) {
     if (given == nullptr || given != own) continue;
     return fail(MEP_ERR_INVALID_ARGUMENT,
@@ -76,6 +83,11 @@ mep_result_t check_combine_input(const mep_combine_send_t& input) {
 
 mep_result_t check_combine_output(const EpShape& shape, const mep_ep_view_t& view, uint32_t tokens,
                                   const mep_combine_receive_t& output) {
+  if (output.weights != nullptr && shape.high_throughput()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "weights belong to MEP_EP_LOW_LATENCY; high throughput adds up what each rank "
+                "returns for a token: weigh it there, by recv_topk_weights");
+  }
   if (output.out == nullptr && tokens != 0) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "out is NULL, but there are %u tokens", tokens);
   }

@@ -26,14 +26,21 @@ EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uin
       engine_(*this, comm.identity(), id),
       is_member_(shape.ranks, 0),
       router_(shape),
-      first_row_(shape.places(), 0),
+      first_row_(shape.columns(), 0),
       complete_(shape.ranks, 0),
       recv_count_(shape.local_experts, 0),
-      layout_range_(size_t{shape.local_experts} * shape.ranks, 0),
+      layout_range_(size_t{shape.row_groups} * shape.ranks, 0),
       src_info_(shape.rows(), 0),
       row_entry_(shape.rows(), 0),
       outputs_(shape.ranks, CombineWord::kNone) {
   // Once an operation has begun others wait for it: what it needs from then on is there before.
+  if (shape.high_throughput()) {
+    const size_t sent = size_t{shape.max_tokens} * shape.row_k * shape.top_k;
+    sent_topk_idx_.resize(sent);
+    sent_topk_weights_.resize(sent);
+    recv_topk_idx_.resize(shape.rows() * shape.top_k);
+    expert_rows_.resize(shape.local_experts);
+  }
   op_.text.reserve(kTextBytes);
   record_.reserve(shape.ranks);
   members_.reserve(shape.ranks);
@@ -93,6 +100,7 @@ void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
   op_.sent = false;
   op_.finished = false;
   op_.agreed = false;
+  op_.replays = false;
   op_.result = MEP_SUCCESS;
   op_.text.clear();
   op_.ended_by.reset();
@@ -213,6 +221,10 @@ void EpBuffer::fill_view(mep_ep_view_t* view) const {
   view->src_info = src_info_.data();
   view->layout_range = layout_range_.data();
   view->combine_input = combine_out();
+  const bool has_topk = shape_.high_throughput();
+  view->recv_topk_idx = has_topk ? recv_topk_idx_.data() : nullptr;
+  view->recv_topk_weights =
+      has_topk ? reinterpret_cast<const float*>(base + layout_.topk_weights(0)) : nullptr;
 }
 
 // --- What happened --------------------------------------------------------------------------------

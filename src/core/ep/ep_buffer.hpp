@@ -49,7 +49,9 @@ struct EpOperation : OperationState<EpOperation> {
   uint32_t cursor = 0;  // of the step function
   bool sent = false;    // all that other ranks need from this one is with them
   bool agreed = false;  // see EpBuffer::agree_on_result()
-  std::string text;     // of an error; outputs may still have to be delivered
+  bool replays =
+      false;  // a dispatch by the routing of an earlier one: the places of its rows are known
+  std::string text;  // of an error; outputs may still have to be delivered
   // The change whose error it answers; null: it ended otherwise.
   std::shared_ptr<const CommChange> ended_by;
 };
@@ -187,6 +189,14 @@ class EpBuffer {
   mep_result_t check_capacity(const mep_dispatch_receive_t& outputs) const;
   void copy_rows(const mep_dispatch_receive_t& outputs) const;
 
+  // high_throughput.cpp
+  mep_result_t check_replay(const EpHandle& handle, uint32_t tokens) const;
+  void find_first_rows();
+  mep_result_t put_topk(uint32_t target, size_t first);
+  mep_result_t read_topk(uint64_t row, uint32_t count, uint32_t source);
+  void count_experts();
+  void copy_topk(const mep_dispatch_receive_t& outputs) const;
+
   // combine.cpp
   mep_result_t check_combine(const EpHandle& handle, const mep_combine_send_t* send,
                              const mep_combine_receive_t* receive) const;
@@ -247,13 +257,18 @@ class EpBuffer {
   std::vector<std::byte> staging_;   // quantised rows on their way
   uint32_t staging_rows_ = 1;
   uint32_t staged_ = 0;
+  // High throughput: experts and weights of rows on their way, [M * row_k][K] each, by target.
+  std::vector<int32_t> sent_topk_idx_;
+  std::vector<float> sent_topk_weights_;
 
   // What the last dispatch delivered.
-  std::vector<uint8_t> complete_;      // by source rank
-  std::vector<int32_t> recv_count_;    // [E_local]
-  std::vector<int64_t> layout_range_;  // [E_local][R]
-  std::vector<int32_t> src_info_;      // [E_local][R * M]
-  std::vector<uint32_t> row_entry_;    // [E_local][R * M] token * K + k on the source
+  std::vector<uint8_t> complete_;       // by source rank
+  std::vector<int32_t> recv_count_;     // [E_local]
+  std::vector<int64_t> layout_range_;   // [G][R]
+  std::vector<int32_t> src_info_;       // [G][R * M]
+  std::vector<uint32_t> row_entry_;     // [G][R * M] token * row_k + k on the source
+  std::vector<int32_t> recv_topk_idx_;  // [R * M][K], high throughput
+  std::vector<int64_t> expert_rows_;    // [E_local] of these; recv_count_ is rounded up
   int64_t recv_total_ = 0;
   bool compacted_ = false;  // rows do not lie where their sources think
 

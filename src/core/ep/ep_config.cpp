@@ -1,5 +1,6 @@
 #include "core/ep/ep_config.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -15,15 +16,18 @@ constexpr size_t kRowUnitBytes = 16;
 constexpr uint64_t kMaxCount = std::numeric_limits<int32_t>::max();
 
 mep_result_t refuse_unbuilt(const mep_ep_config_t& config, bool on_device) {
-  if (config.mode == MEP_EP_HIGH_THROUGHPUT) {
+  const bool high_throughput = config.mode == MEP_EP_HIGH_THROUGHPUT;
+  if (high_throughput && on_device) {
     return fail(MEP_ERR_UNSUPPORTED,
-                "mode: high throughput is not built yet; use "
+                "mode: high throughput is built for host memory only so far; use "
                 "MEP_EP_LOW_LATENCY");
   }
   if (config.receive_layout == MEP_EP_EXPANDED) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "receive_layout: MEP_EP_EXPANDED belongs to high throughput, "
-                "which is not built yet");
+    return fail(MEP_ERR_UNSUPPORTED, "receive_layout: MEP_EP_EXPANDED is not built yet");
+  }
+  if (high_throughput && config.receive_layout == MEP_EP_SLOTTED) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "receive_layout: MEP_EP_SLOTTED belongs to MEP_EP_LOW_LATENCY");
   }
   if (config.scale_layout == MEP_SCALE_COLUMN_MAJOR && !on_device) {
     return fail(MEP_ERR_UNSUPPORTED,
@@ -34,10 +38,8 @@ mep_result_t refuse_unbuilt(const mep_ep_config_t& config, bool on_device) {
     return fail(MEP_ERR_UNSUPPORTED, "scale_block is %u; %zu is the only one built",
                 config.scale_block, kScaleGroup);
   }
-  if (config.expert_alignment > 1) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "expert_alignment belongs to high throughput, which is not "
-                "built yet");
+  if (config.expert_alignment > 1 && !high_throughput) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "expert_alignment belongs to MEP_EP_HIGH_THROUGHPUT");
   }
   if (config.num_sms != 0 && !on_device) {
     return fail(MEP_ERR_UNSUPPORTED, "num_sms is for CUDA communicators; this is a host one");
@@ -119,11 +121,16 @@ mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
     }
     shape->local_experts = shape->experts / shape->ranks;
   }
+  shape->mode = config.mode;
+  shape->expert_alignment = config.expert_alignment != 0 ? config.expert_alignment : 1;
+  shape->row_groups = shape->high_throughput() ? 1 : shape->local_experts;
+  shape->row_k = shape->high_throughput() ? std::min(shape->top_k, shape->ranks) : shape->top_k;
   const uint64_t places = uint64_t{shape->ranks} * shape->local_experts;
   const uint64_t rows_per_expert = uint64_t{shape->ranks} * shape->max_tokens;
   if (places > kMaxCount || rows_per_expert > kMaxCount ||
       shape->local_experts > kMaxCount / rows_per_expert ||
-      shape->max_tokens > kMaxCount / shape->top_k || shape->hidden > kMaxCount / 4) {
+      shape->max_tokens > kMaxCount / shape->top_k || shape->expert_alignment > kMaxCount ||
+      shape->hidden > kMaxCount / 4) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "max_tokens_per_rank %u, hidden %u, top_k %u and experts_per_rank %u on %u ranks "
                 "give more than 2^31 - 1 rows or entries",
@@ -193,6 +200,8 @@ std::array<AgreedField, kAgreedFields> agreed_fields(const EpShape& shape,
        {"wire_type", shape.wire_type},
        {"combine_type", shape.combine_type},
        {"scale_type", shape.has_scales() ? shape.scale_type : 0},
+       {"mode", shape.mode},
+       {"expert_alignment", shape.expert_alignment},
        {"receive_layout", shape.slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED},
        {"max_replicas", shape.max_replicas}});
 }

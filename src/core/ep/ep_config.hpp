@@ -29,6 +29,10 @@ struct EpShape {
   uint32_t top_k = 0;          // K
   uint32_t experts = 0;        // E
   uint32_t local_experts = 0;  // E_local
+  uint32_t mode = MEP_EP_LOW_LATENCY;
+  uint32_t expert_alignment = 1;  // of counts
+  uint32_t row_groups = 0;        // of a rank: its local experts; high throughput: 1
+  uint32_t row_k = 0;             // rows that a token becomes at most
   uint32_t buffers = 0;
   uint32_t max_replicas = 1;
   uint32_t timeout_ms = 0;  // 0: the comm's
@@ -41,9 +45,11 @@ struct EpShape {
   // e4m3 on the wire: rows carry scales. If x is e4m3 already, the caller gives them.
   bool has_scales() const { return wire_type == MEP_FLOAT8_E4M3; }
   bool quantizes() const { return has_scales() && input_type != MEP_FLOAT8_E4M3; }
+  bool high_throughput() const { return mode == MEP_EP_HIGH_THROUGHPUT; }
   uint32_t places() const { return ranks * local_experts; }  // physical experts
+  uint32_t columns() const { return ranks * row_groups; }    // groups of all ranks
   size_t rows_per_expert() const { return size_t{ranks} * max_tokens; }
-  size_t rows() const { return local_experts * rows_per_expert(); }
+  size_t rows() const { return row_groups * rows_per_expert(); }
   size_t input_row_bytes() const { return hidden * mep_dtype_size(input_type); }
   size_t wire_row_bytes() const { return hidden * mep_dtype_size(wire_type); }
   size_t combine_row_bytes() const { return hidden * mep_dtype_size(combine_type); }
@@ -62,7 +68,7 @@ struct EpShape {
 // same config.
 struct EpAgreement {
   // Of each rank, that are exchanged by `values` afterwards; or a bit for each rank, if that is more.
-  static constexpr size_t kMostValues = 13;
+  static constexpr size_t kMostValues = 15;
 
   std::string name;
   uint64_t window_seed = 0;  // ids of its windows follow from it

@@ -28,7 +28,8 @@ mep_result_t check_shape(std::span<const std::byte> bytes, uint32_t rank, uint32
   out->rank = rank;
   mep_ep_config_t config{};
   config.struct_size = sizeof config;
-  config.mode = MEP_EP_LOW_LATENCY;
+  config.mode = out->mode;
+  config.expert_alignment = out->expert_alignment;
   config.max_tokens_per_rank = out->max_tokens;
   config.hidden = out->hidden;
   config.top_k = out->top_k;
@@ -44,6 +45,8 @@ mep_result_t check_shape(std::span<const std::byte> bytes, uint32_t rank, uint32
   EpShape checked;
   MEP_TRY(resolve_ep_config(rank, ranks, config, &checked));
   const bool same = checked.ranks == out->ranks && checked.local_experts == out->local_experts &&
+                    checked.row_groups == out->row_groups && checked.row_k == out->row_k &&
+                    checked.expert_alignment == out->expert_alignment &&
                     checked.buffers == out->buffers && checked.max_replicas == out->max_replicas &&
                     checked.input_type == out->input_type && checked.wire_type == out->wire_type &&
                     checked.combine_type == out->combine_type;

@@ -7,16 +7,20 @@
 //                  rows ready      all rows of that source for this use lie here
 //                  combine ready   the source has begun to combine this use: it gives back the rows
 //                                  that it received, and its terms are ready, see ep_words.hpp
-//   counts       [2 parities][R sources][R * E_local] uint32: rows of each source for each expert.
-//                Slotted: only the E_local columns of the window's owner are written.
-//   entries      [E_local][R * M] uint32: token * K + k, on its source rank, of each row
-//   scales       [E_local][R * M] scale rows
-//   recv_x       [E_local][R * M] wire rows
-//   combine_in   [M * K] combine rows: what experts that are not read in place send back
-//   combine_out  [E_local][R * M] combine rows: the library's memory for y; written by the owner only,
+//   counts       [2 parities][R sources][R * G] uint32: rows of each source for each group.
+//                Slotted, and of a replay: only the G columns of the window's owner are written.
+//   entries      [G][R * M] uint32: token * k' + k, on its source rank, of each row
+//   scales       [G][R * M] scale rows
+//   recv_x       [G][R * M] wire rows
+//   topk_idx     [R * M][K] int32, high throughput: local experts of each row, -1 for those of other ranks
+//   topk_weights [R * M][K] float32, likewise
+//   combine_in   [M * k'] combine rows: what groups that are not read in place send back
+//   combine_out  [G][R * M] combine rows: the library's memory for y; written by the owner only,
 //                read by mapped peers
 //
-// Packed, the rows of an expert lie in the order of (source rank, token) from 0 on. Slotted, those of
+// A group has the rows of one local expert, and a token up to k' = K rows. High throughput has one group a rank,
+// and a token up to k' = min(K, R) rows: one for each rank that has experts of it.
+// Packed, the rows of a group lie in the order of (source rank, token) from 0 on. Slotted, those of
 // source s from s * M on. Rows take memory when they are first touched.
 #pragma once
 
@@ -38,17 +42,22 @@ class EpLayout {
 
   explicit EpLayout(const EpShape& shape)
       : ranks_(shape.ranks),
-        places_(shape.places()),
-        rows_per_expert_(shape.rows_per_expert()),
+        columns_(shape.columns()),
+        rows_per_group_(shape.rows_per_expert()),
         wire_row_(shape.wire_row_bytes()),
         scale_row_(shape.scale_row_bytes()),
         combine_row_(shape.combine_row_bytes()) {
     uint64_t end = uint64_t{kWordKinds} * 2 * ranks_ * kLine;
-    counts_ = take(&end, uint64_t{2} * ranks_ * places_, sizeof(uint32_t));
+    counts_ = take(&end, uint64_t{2} * ranks_ * columns_, sizeof(uint32_t));
     entries_ = take(&end, shape.rows(), sizeof(uint32_t));
     scales_ = take(&end, shape.rows(), scale_row_);
     recv_x_ = take(&end, shape.rows(), wire_row_);
-    combine_in_ = take(&end, uint64_t{shape.max_tokens} * shape.top_k, combine_row_);
+    if (shape.high_throughput()) {
+      topk_row_ = uint64_t{shape.top_k} * sizeof(uint32_t);
+      topk_idx_ = take(&end, shape.rows(), topk_row_);
+      topk_weights_ = take(&end, shape.rows(), topk_row_);
+    }
+    combine_in_ = take(&end, uint64_t{shape.max_tokens} * shape.row_k, combine_row_);
     combine_out_ = take(&end, shape.rows(), combine_row_);
     bytes_ = overflow_ ? 0 : end;
   }
@@ -66,18 +75,19 @@ class EpLayout {
     return static_cast<uint32_t>(word(kind, use, source) / kLine);
   }
 
-  uint64_t counts(uint64_t use, uint32_t source, uint32_t place) const {
-    return counts_ + ((use % 2 * ranks_ + source) * places_ + place) * sizeof(uint32_t);
+  uint64_t counts(uint64_t use, uint32_t source, uint32_t column) const {
+    return counts_ + ((use % 2 * ranks_ + source) * columns_ + column) * sizeof(uint32_t);
   }
-  uint64_t row(uint32_t local_expert, uint64_t index) const {
-    return local_expert * rows_per_expert_ + index;
-  }
+  uint64_t row(uint32_t group, uint64_t index) const { return group * rows_per_group_ + index; }
   // By row().
   uint64_t entry(uint64_t row) const { return entries_ + row * sizeof(uint32_t); }
   uint64_t scales(uint64_t row) const { return scales_ + row * scale_row_; }
   uint64_t recv_x(uint64_t row) const { return recv_x_ + row * wire_row_; }
+  // Of high throughput, K values of 32 bits.
+  uint64_t topk_idx(uint64_t row) const { return topk_idx_ + row * topk_row_; }
+  uint64_t topk_weights(uint64_t row) const { return topk_weights_ + row * topk_row_; }
   uint64_t combine_out(uint64_t row) const { return combine_out_ + row * combine_row_; }
-  // By token * K + k.
+  // By token * row_k + k.
   uint64_t combine_in(uint64_t entry) const { return combine_in_ + entry * combine_row_; }
 
  private:
@@ -90,9 +100,10 @@ class EpLayout {
     return begin;
   }
 
-  uint64_t ranks_, places_, rows_per_expert_;
-  uint64_t wire_row_, scale_row_, combine_row_;
+  uint64_t ranks_, columns_, rows_per_group_;
+  uint64_t wire_row_, scale_row_, combine_row_, topk_row_ = 0;
   uint64_t counts_ = 0, entries_ = 0, scales_ = 0, recv_x_ = 0, combine_in_ = 0, combine_out_ = 0;
+  uint64_t topk_idx_ = 0, topk_weights_ = 0;
   uint64_t bytes_ = 0;
   bool overflow_ = false;
 };

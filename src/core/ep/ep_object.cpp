@@ -98,6 +98,8 @@ mep_result_t EpObject::check_shape(const EpShape& given) const {
   } fields[] = {{"max_tokens_per_rank", given.max_tokens, shape_.max_tokens},
                 {"hidden", given.hidden, shape_.hidden},
                 {"top_k", given.top_k, shape_.top_k},
+                {"mode", given.mode, shape_.mode},
+                {"expert_alignment", given.expert_alignment, shape_.expert_alignment},
                 {"num_experts", given.experts, shape_.experts},
                 {"experts_per_rank", given.local_experts, shape_.local_experts},
                 {"num_buffers", given.buffers, shape_.buffers},
@@ -224,15 +226,18 @@ void EpObject::install(const std::shared_ptr<const CommChange>& change,
 // Uniform routing gives each rank as many rows as it sends: M * K.
 void estimate_ep_size(const EpShape& shape, mep_ep_size_t* out) {
   const EpLayout layout(shape);
-  const uint64_t entries = uint64_t{shape.max_tokens} * shape.top_k;
-  const uint64_t row = shape.wire_row_bytes() + shape.scale_row_bytes() + sizeof(uint32_t);
+  const uint64_t entries = uint64_t{shape.max_tokens} * shape.row_k;
+  // Of high throughput a row has K experts and weights, kept in the window and beside it.
+  const uint64_t topk = shape.high_throughput() ? uint64_t{shape.top_k} * sizeof(uint32_t) : 0;
+  const uint64_t row =
+      shape.wire_row_bytes() + shape.scale_row_bytes() + sizeof(uint32_t) + 2 * topk;
   out->flags = 0;
   out->window_bytes = layout.bytes() * shape.buffers;
   out->resident_bytes = shape.buffers * entries * (row + 2 * shape.combine_row_bytes());
-  const uint64_t kept = shape.rows() * 2 * sizeof(uint32_t);
+  const uint64_t kept = shape.rows() * (2 * sizeof(uint32_t) + topk);
   const uint64_t routing = entries * (sizeof(RouteEntry) + sizeof(float) + sizeof(uint32_t)) +
-                           shape.places() * uint64_t{4} * sizeof(uint32_t) +
-                           shape.experts * sizeof(uint64_t);
+                           shape.columns() * uint64_t{4} * sizeof(uint32_t) +
+                           shape.experts * sizeof(uint64_t) + 3 * entries * topk;
   out->private_bytes = shape.buffers * (kept + 2 * routing);
 }
 

@@ -36,8 +36,8 @@ void EpBuffer::prepare() {
   for (uint64_t parity = 0; parity < 2; ++parity) {
     for (uint32_t source = 0; source < shape_.ranks; ++source) {
       const auto* counts = reinterpret_cast<const uint32_t*>(
-          base + layout_.counts(parity, source, shape_.rank * shape_.local_experts));
-      prepared_->counts.insert(prepared_->counts.end(), counts, counts + shape_.local_experts);
+          base + layout_.counts(parity, source, shape_.rank * shape_.row_groups));
+      prepared_->counts.insert(prepared_->counts.end(), counts, counts + shape_.row_groups);
     }
   }
 }
@@ -114,7 +114,7 @@ EpBuffer::Arrived EpBuffer::take_arrived() {
   if (!arrived_.has_value()) arrived_ = Arrived{};
   // Nothing fails from here on.
   arrived_->words.resize(layout_.words(), 0);
-  arrived_->counts.resize(size_t{2} * shape_.ranks * shape_.local_experts, 0);
+  arrived_->counts.resize(size_t{2} * shape_.ranks * shape_.row_groups, 0);
   return std::move(*arrived_);
 }
 
@@ -142,13 +142,13 @@ void EpBuffer::settle_dispatch(const Arrived& arrived, const CommChange& change)
     const auto came = [&](EpWord kind) {
       return signal_matches(arrived.words[layout_.word_index(kind, use_, source)], tag);
     };
-    counts_known = counts_known && (shape_.slotted || came(EpWord::kCountsReady));
+    counts_known = counts_known && (shape_.slotted || op_.replays || came(EpWord::kCountsReady));
     complete_[source] = counts_known && came(EpWord::kRowsReady) ? 1 : 0;
     if (complete_[source] != 0) continue;
     all_complete = false;
     survivors_served = survivors_served && !change.view->is_live(source);
   }
-  const size_t columns = size_t{shape_.ranks} * shape_.local_experts;
+  const size_t columns = size_t{shape_.ranks} * shape_.row_groups;
   const mep_result_t arranged = arrange(arrived.counts.data() + use_ % 2 * columns);
   if (arranged != MEP_SUCCESS) {
     op_.result = arranged;

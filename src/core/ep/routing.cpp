@@ -40,16 +40,17 @@ mep_result_t make_expert_map(const EpShape& shape, const int32_t* map,
 Router::Router(const EpShape& shape)
     : shape_(shape),
       seen_(shape.experts, 0),
-      counts_(shape.places(), 0),
-      begin_(shape.places(), 0),
-      next_(shape.places(), 0),
-      grouped_(size_t{shape.max_tokens} * shape.top_k, 0) {}
+      counts_(shape.columns(), 0),
+      begin_(shape.columns(), 0),
+      next_(shape.columns(), 0),
+      grouped_(size_t{shape.max_tokens} * shape.row_k, 0) {}
 
 mep_result_t Router::read(const mep_dispatch_send_t& input, const ExpertMap* map,
                           const std::vector<uint8_t>& present, Routing* out) {
-  const size_t entries = size_t{shape_.max_tokens} * shape_.top_k;
-  out->entries.resize(entries);
-  out->weights.resize(entries);
+  const size_t chosen = size_t{shape_.max_tokens} * shape_.top_k;
+  out->entries.resize(size_t{shape_.max_tokens} * shape_.row_k);
+  out->weights.resize(chosen);
+  if (shape_.high_throughput()) out->experts.resize(chosen);
   out->tokens = input.num_tokens;
   const mep_result_t read = input.topk_idx_type == MEP_INT32
                                 ? read_as(static_cast<const int32_t*>(input.topk_idx),
@@ -69,13 +70,21 @@ template <typename Index>
 mep_result_t Router::read_as(const Index* indices, uint32_t tokens, const ExpertMap* map,
                              const std::vector<uint8_t>& present, Routing* out) {
   const uint32_t top_k = shape_.top_k;
+  const auto set_entry = [&](size_t at, int32_t place) {
+    if (shape_.high_throughput()) {
+      out->experts[at] = place;
+      return;
+    }
+    const bool is_sent =
+        place != kNoExpert && present[static_cast<uint32_t>(place) / shape_.local_experts] != 0;
+    out->entries[at] = {place, is_sent ? 0 : kNotSent};
+  };
   for (uint32_t token = 0; token < tokens; ++token) {
     ++stamp_;
     for (uint32_t k = 0; k < top_k; ++k) {
       const size_t at = size_t{token} * top_k + k;
       const auto expert = static_cast<int64_t>(indices[at]);
-      RouteEntry& entry = out->entries[at];
-      entry = {kNoExpert, kNotSent};
+      set_entry(at, kNoExpert);
       if (expert == -1) continue;
       if (expert < 0 || expert >= int64_t{shape_.experts}) {
         return fail(MEP_ERR_INVALID_ARGUMENT,
@@ -94,24 +103,42 @@ mep_result_t Router::read_as(const Index* indices, uint32_t tokens, const Expert
         const uint32_t replicas = map->begin[logical + 1] - first;
         place = map->places[first + (token + shape_.rank) % replicas];
       }
-      entry.place = static_cast<int32_t>(place);
-      if (present[place / shape_.local_experts] != 0) entry.row = 0;
+      set_entry(at, static_cast<int32_t>(place));
     }
+    if (shape_.high_throughput()) spread(token, present, out);
   }
   return MEP_SUCCESS;
 }
 
+void Router::spread(uint32_t token, const std::vector<uint8_t>& present, Routing* out) const {
+  RouteEntry* ranks = out->entries.data() + size_t{token} * shape_.row_k;
+  const int32_t* experts = out->experts.data() + size_t{token} * shape_.top_k;
+  uint32_t count = 0;
+  for (uint32_t k = 0; k < shape_.top_k; ++k) {
+    if (experts[k] == kNoExpert) continue;
+    const auto rank =
+        static_cast<int32_t>(static_cast<uint32_t>(experts[k]) / shape_.local_experts);
+    uint32_t at = count;
+    while (at > 0 && ranks[at - 1].place > rank) --at;
+    if (at > 0 && ranks[at - 1].place == rank) continue;
+    for (uint32_t behind = count; behind > at; --behind) ranks[behind] = ranks[behind - 1];
+    ranks[at] = {rank, present[static_cast<uint32_t>(rank)] != 0 ? 0 : kNotSent};
+    ++count;
+  }
+  for (; count < shape_.row_k; ++count) ranks[count] = {kNoExpert, kNotSent};
+}
+
 void Router::count(const Routing& routing) {
   std::fill(counts_.begin(), counts_.end(), 0);
-  const size_t entries = size_t{routing.tokens} * shape_.top_k;
+  const size_t entries = size_t{routing.tokens} * shape_.row_k;
   for (size_t at = 0; at < entries; ++at) {
     const RouteEntry& entry = routing.entries[at];
     if (entry.row != kNotSent) ++counts_[static_cast<uint32_t>(entry.place)];
   }
   uint32_t total = 0;
-  for (size_t place = 0; place < counts_.size(); ++place) {
-    begin_[place] = next_[place] = total;
-    total += counts_[place];
+  for (size_t column = 0; column < counts_.size(); ++column) {
+    begin_[column] = next_[column] = total;
+    total += counts_[column];
   }
   for (size_t at = 0; at < entries; ++at) {
     const RouteEntry& entry = routing.entries[at];
@@ -121,10 +148,10 @@ void Router::count(const Routing& routing) {
 }
 
 void Router::set_rows(const std::vector<uint32_t>& first_row, Routing* routing) {
-  for (size_t place = 0; place < counts_.size(); ++place) {
-    const uint32_t* entries = entries_of(static_cast<uint32_t>(place));
-    for (uint32_t i = 0; i < counts_[place]; ++i) {
-      routing->entries[entries[i]].row = first_row[place] + i;
+  for (size_t column = 0; column < counts_.size(); ++column) {
+    const uint32_t* entries = entries_of(static_cast<uint32_t>(column));
+    for (uint32_t i = 0; i < counts_[column]; ++i) {
+      routing->entries[entries[i]].row = first_row[column] + i;
     }
   }
 }

@@ -26,7 +26,7 @@ constexpr uint32_t kNotSent = UINT32_MAX;
 
 struct RouteEntry {
   int32_t place;  // physical expert, or kNoExpert
-  uint32_t row;   // of that expert on its rank; kNotSent: its rank is absent
+  uint32_t row;   // of that expert, or rank; kNotSent: its rank is absent
 };
 
 // The routing of one dispatch, kept for its combine.
@@ -35,6 +35,10 @@ struct Routing {
   bool has_weights = false;
   std::vector<RouteEntry> entries;  // [M * K], the first tokens * K are set
   std::vector<float> weights;       // the same
+  // High throughput: physical experts [M * K], kNoExpert for none. `entries` has a rank in place of an expert, up to
+  // row_k of them for a token, rising.
+  std::vector<int32_t> experts;
+  uint64_t epoch = 0;  // of the dispatch; 0: none succeeded
 };
 
 class Router {
@@ -46,13 +50,13 @@ class Router {
   [[nodiscard]] mep_result_t read(const mep_dispatch_send_t& input, const ExpertMap* map,
                                   const std::vector<uint8_t>& present, Routing* out);
 
-  // Counts the rows of `routing` per place and lists its entries grouped by place, in token order.
+  // Counts the rows of `routing` per column and lists its entries grouped by place, in token order.
   void count(const Routing& routing);
   const std::vector<uint32_t>& counts() const { return counts_; }
-  // The entries (token * K + k) for one place: counts()[place] of them.
-  const uint32_t* entries_of(uint32_t place) const { return grouped_.data() + begin_[place]; }
+  // The entries (token * row_k + k) for one column: counts()[column] of them.
+  const uint32_t* entries_of(uint32_t column) const { return grouped_.data() + begin_[column]; }
 
-  // first_row[place]: where this rank's rows for that place begin.
+  // first_row[column]: where this rank's rows for that column begin.
   void set_rows(const std::vector<uint32_t>& first_row, Routing* routing);
 
  private:
@@ -60,13 +64,16 @@ class Router {
   mep_result_t read_as(const Index* indices, uint32_t tokens, const ExpertMap* map,
                        const std::vector<uint8_t>& present, Routing* out);
 
+  // High throughput: from the experts of a token to its ranks.
+  void spread(uint32_t token, const std::vector<uint8_t>& present, Routing* out) const;
+
   const EpShape shape_;
   std::vector<uint64_t> seen_;  // [E] by the stamp of the token that named the expert last
   uint64_t stamp_ = 0;
-  std::vector<uint32_t> counts_;   // [places]
-  std::vector<uint32_t> begin_;    // [places] into grouped_
-  std::vector<uint32_t> next_;     // [places] scratch
-  std::vector<uint32_t> grouped_;  // [M * K]
+  std::vector<uint32_t> counts_;   // [columns]
+  std::vector<uint32_t> begin_;    // [columns] into grouped_
+  std::vector<uint32_t> next_;     // [columns] scratch
+  std::vector<uint32_t> grouped_;  // [M * row_k]
 };
 
 }  // namespace mep

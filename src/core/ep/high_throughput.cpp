@@ -1,0 +1,105 @@
+// High throughput: a token goes once to each rank that has experts of it, and comes back as one sum of each.
+//
+// Rows, their places and the combine are those of low latency with a rank in the place of an expert. A row brings the
+// local experts and the weights of its token besides. A replay sends other rows by the routing of an earlier dispatch,
+// to the same places; it waits for no counts, but like a slotted dispatch for the combine word of the use before.
+#include <algorithm>
+#include <cstring>
+
+#include "base/status.hpp"
+#include "core/ep/ep_drive.hpp"
+
+namespace mep {
+
+mep_result_t EpBuffer::check_replay(const EpHandle& handle, uint32_t tokens) const {
+  const Routing& routing = handle.routing;
+  if (routing.epoch == 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "MEP_DISPATCH_REPLAY: no dispatch of this handle has been received to its end");
+  }
+  if (routing.epoch != engine_.adopted().epoch) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "MEP_DISPATCH_REPLAY: the membership has changed since the handle's dispatch; "
+                "dispatch with topk_idx again");
+  }
+  if (routing.tokens != tokens) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "MEP_DISPATCH_REPLAY: num_tokens is %u; the handle's dispatch had %u tokens",
+                tokens, routing.tokens);
+  }
+  return MEP_SUCCESS;
+}
+
+// Rows of a rank follow each other, so the first entry says where they begin.
+void EpBuffer::find_first_rows() {
+  const std::vector<RouteEntry>& entries = current_->routing.entries;
+  for (uint32_t target = 0; target < shape_.ranks; ++target) {
+    const bool any = router_.counts()[target] != 0;
+    first_row_[target] = any ? entries[router_.entries_of(target)[0]].row : 0;
+  }
+}
+
+// `first`: rows that were described for lower ranks; theirs may still be on their way.
+mep_result_t EpBuffer::put_topk(uint32_t target, size_t first) {
+  const Routing& routing = current_->routing;
+  const uint32_t count = router_.counts()[target];
+  if (count == 0) return MEP_SUCCESS;
+  const uint32_t* entries = router_.entries_of(target);
+  const uint32_t top_k = shape_.top_k;
+  int32_t* const local = sent_topk_idx_.data() + first * top_k;
+  float* const weights = sent_topk_weights_.data() + first * top_k;
+  const auto begin = static_cast<int32_t>(target * shape_.local_experts);
+  const int32_t end = begin + static_cast<int32_t>(shape_.local_experts);
+  for (uint32_t i = 0; i < count; ++i) {
+    const size_t chosen = size_t{entries[i] / shape_.row_k} * top_k;
+    for (uint32_t k = 0; k < top_k; ++k) {
+      const int32_t expert = routing.experts[chosen + k];
+      const bool is_there = expert >= begin && expert < end;
+      const float weight = routing.has_weights ? routing.weights[chosen + k] : 1;
+      local[size_t{i} * top_k + k] = is_there ? expert - begin : kNoExpert;
+      weights[size_t{i} * top_k + k] = is_there ? weight : 0;
+    }
+  }
+  const size_t bytes = size_t{count} * top_k * sizeof(uint32_t);
+  const uint64_t row = layout_.row(0, first_row_[target]);
+  MEP_TRY(windows_[target].put(layout_.topk_idx(row), local, bytes));
+  return windows_[target].put(layout_.topk_weights(row), weights, bytes);
+}
+
+// Written by a peer: read once, checked, and kept.
+mep_result_t EpBuffer::read_topk(uint64_t row, uint32_t count, uint32_t source) {
+  if (count == 0) return MEP_SUCCESS;
+  int32_t* const kept = recv_topk_idx_.data() + row * shape_.top_k;
+  const size_t values = size_t{count} * shape_.top_k;
+  std::memcpy(kept, windows_.data() + layout_.topk_idx(row), values * sizeof(int32_t));
+  for (size_t i = 0; i < values; ++i) {
+    if (kept[i] == kNoExpert) continue;
+    if (kept[i] < 0 || static_cast<uint32_t>(kept[i]) >= shape_.local_experts) {
+      return fail(MEP_ERR_MISMATCH, "rank %u sent a row for local expert %d; there are %u", source,
+                  kept[i], shape_.local_experts);
+    }
+    ++expert_rows_[static_cast<size_t>(kept[i])];
+  }
+  return MEP_SUCCESS;
+}
+
+void EpBuffer::count_experts() {
+  const int64_t unit = shape_.expert_alignment;
+  for (size_t expert = 0; expert < expert_rows_.size(); ++expert) {
+    const int64_t rounded = (expert_rows_[expert] + unit - 1) / unit * unit;
+    recv_count_[expert] = static_cast<int32_t>(std::min<int64_t>(rounded, INT32_MAX));
+  }
+}
+
+void EpBuffer::copy_topk(const mep_dispatch_receive_t& outputs) const {
+  const auto values = static_cast<size_t>(recv_total_) * shape_.top_k;
+  if (outputs.recv_topk_idx != nullptr) {
+    std::copy_n(recv_topk_idx_.data(), values, outputs.recv_topk_idx);
+  }
+  if (outputs.recv_topk_weights != nullptr && values != 0) {
+    std::memcpy(outputs.recv_topk_weights, windows_.data() + layout_.topk_weights(0),
+                values * sizeof(float));
+  }
+}
+
+}  // namespace mep
