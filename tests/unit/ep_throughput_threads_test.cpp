@@ -70,7 +70,7 @@ struct ThroughputCase {
     return rows;
   }
 
-  // The row that `rank` returns for a token of `source`.
+  // The output of `rank` for a token of `source`.
   Bytes y_row(int rank, int source, uint64_t round, uint32_t token) const {
     return ep.y_row(static_cast<uint32_t>(rank), source, round, token);
   }
@@ -167,7 +167,7 @@ class Rank {
     receive.statistics = statistics_.data();
     const mep_result_t result =
         mep_dispatch(handle_, if_sends(halves, send), if_receives(halves, receive), nullptr);
-    // The memory that was sent from belongs to the caller again.
+    // The memory that was sent is the caller's again.
     std::fill(x_.begin(), x_.end(), 0xee);
     std::fill(wide_.begin(), wide_.end(), int64_t{12345678});
     return result;
