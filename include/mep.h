@@ -958,6 +958,9 @@ typedef struct mep_combine_send_t {
   uint32_t flags; /* must be 0 */
   /* [E_local, R*M, H] combine type: combine_input of mep_ep_buffer_view, or memory of the caller. */
   const void* y;
+  /* [recv_total, K], high throughput: values that go back with the rows, the gradients of the weights, say. NULL:
+   * none. 0.2 */
+  const float* topk_weights;
 } mep_combine_send_t;
 
 enum { MEP_COMBINE_RENORMALIZE = 1u << 0 }; /* rescale when an expert's rank is missing */
@@ -976,6 +979,9 @@ typedef struct mep_combine_receive_t {
   uint64_t out_stride_bytes;  /* 0: dense */
   mep_op_status_t* op_status; /* filled at the end, or NULL */
   uint64_t op_status_bytes;   /* at op_status, see there */
+  /* [T, K], high throughput: the sums of what came back as topk_weights, over ranks in ascending order; +0 where
+   * nothing came. NULL: not wanted. 0.2 */
+  float* topk_weights;
 } mep_combine_receive_t;
 
 MEP_API void mep_dispatch_send_init(void* send, size_t size);

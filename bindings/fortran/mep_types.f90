@@ -227,7 +227,7 @@ module mep_types
   end type mep_ep_size_t
 
   type, bind(C), public :: mep_ep_view_t
-    integer(c_int32_t) :: struct_size = 56
+    integer(c_int32_t) :: struct_size = 72
     integer(c_int32_t) :: flags = 0
     type(c_ptr) :: recv_x = c_null_ptr
     type(c_ptr) :: recv_scales = c_null_ptr
@@ -273,13 +273,14 @@ module mep_types
   end type mep_dispatch_receive_t
 
   type, bind(C), public :: mep_combine_send_t
-    integer(c_int32_t) :: struct_size = 16
+    integer(c_int32_t) :: struct_size = 24
     integer(c_int32_t) :: flags = 0
     type(c_ptr) :: y = c_null_ptr
+    type(c_ptr) :: topk_weights = c_null_ptr
   end type mep_combine_send_t
 
   type, bind(C), public :: mep_combine_receive_t
-    integer(c_int32_t) :: struct_size = 64
+    integer(c_int32_t) :: struct_size = 72
     integer(c_int32_t) :: flags = 0
     integer(c_int32_t) :: num_tokens = 0
     integer(c_int32_t) :: reserved = 0
@@ -289,5 +290,6 @@ module mep_types
     integer(c_int64_t) :: out_stride_bytes = 0
     type(c_ptr) :: op_status = c_null_ptr
     integer(c_int64_t) :: op_status_bytes = 0
+    type(c_ptr) :: topk_weights = c_null_ptr
   end type mep_combine_receive_t
 end module mep_types

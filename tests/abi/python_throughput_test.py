@@ -53,7 +53,10 @@ def work(comm, size, seed):
             counts = [sum(int(expert in each) for each in wanted_experts) for expert in range(per_rank)]
             assert np.array_equal(got.count, [(count + 7) // 8 * 8 for count in counts]), (got.count, counts)
             y = got.x[:total] * np.float32(comm.rank + 1)
-            out = handle.combine(y=y)
+            back = np.full(experts.shape, np.nan, np.float32)
+            given = None if replays else got.topk_weights[:total] * np.float32(2)
+            out = handle.combine(y=y, topk_weights=given, out_topk_weights=back)
+            assert np.array_equal(back, np.where((experts >= 0) & (not replays), weights * np.float32(2), 0)), back
             expected = np.zeros_like(x)
             for token in range(len(x)):
                 for owner in sorted({int(each) // per_rank for each in experts[token] if each >= 0}):

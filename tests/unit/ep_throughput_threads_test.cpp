@@ -248,11 +248,22 @@ class Rank {
         std::memcpy(y + i * ep.combine_bytes(), made.data(), made.size());
       }
       send.y = y;
+      returned_.clear();
+      for (const TokenRow& row : rows) {
+        returned_.insert(returned_.end(), row.weights.begin(), row.weights.end());
+        for (uint32_t k = 0; k < ep.top_k; ++k) {
+          // Another value in each round, so that an old one is seen.
+          if (row.local[k] >= 0) *(returned_.end() - ep.top_k + k) += static_cast<float>(round_);
+        }
+      }
+      send.topk_weights = gives_weights() ? returned_.data() : nullptr;
     }
     if (receives(halves)) {
       out_ = std::make_unique<Poisoned>(ep.tokens(rank_, routed_) * ep.combine_bytes());
       bias_ = ep.bias_row(round_);
       receive.out = out_->data();
+      weights_back_ = std::make_unique<Poisoned>(size_t{ep.tokens(rank_, routed_)} * ep.top_k * 4);
+      receive.topk_weights = weights_back_->as<float>();
       receive.bias = ep.bias ? bias_.data() : nullptr;
     }
     return mep_combine(handle_, if_sends(halves, send), if_receives(halves, receive), nullptr);
@@ -269,10 +280,23 @@ class Rank {
                   static_cast<unsigned long long>(round_), rank_, token);
       return;
     }
-    COLL_CHECK(report_, out_->guard_intact());
+    COLL_CHECK(report_, out_->guard_intact() && weights_back_->guard_intact());
+    const std::vector<float> weights = ep.weights(rank_, routed_, false);
+    for (uint32_t token = 0; token < ep.tokens(rank_, routed_); ++token) {
+      const std::vector<int> owners = c_.owners(rank_, routed_, token);
+      for (uint32_t k = 0; k < ep.top_k; ++k) {
+        const size_t at = size_t{token} * ep.top_k + k;
+        const bool came = owners[k] >= 0 && owners[k] != gone && gives_weights();
+        const float weight = ep.dispatch_weights ? weights[at] : 1.0f;
+        const float expected = came ? weight + static_cast<float>(round_) : 0.0f;
+        COLL_CHECK(report_, weights_back_->as<float>()[at] == expected);
+      }
+    }
   }
 
  private:
+  bool gives_weights() const { return round_ % 3 != 2; }
+
   const ThroughputCase& c_;
   const int rank_;
   Report& report_;
@@ -282,10 +306,11 @@ class Rank {
   Bytes x_, scales_, y_, bias_;
   std::vector<int64_t> wide_;
   std::vector<float> weights_;
+  std::vector<float> returned_;
   std::vector<int32_t> counts_;
   int64_t total_ = -1;
   std::vector<int64_t> statistics_, expected_statistics_;
-  std::unique_ptr<Poisoned> recv_x_, recv_topk_idx_, recv_topk_weights_, out_;
+  std::unique_ptr<Poisoned> recv_x_, recv_topk_idx_, recv_topk_weights_, out_, weights_back_;
 };
 
 mep_ep_t make_ep(const ThroughputCase& c, mep_comm_t comm, Report& report) {

@@ -306,6 +306,7 @@ class mep_combine_send_t(Structure):
         ("struct_size", c_uint32),
         ("flags", c_uint32),
         ("y", c_void_p),
+        ("topk_weights", c_void_p),
     ]
 
 
@@ -321,6 +322,7 @@ class mep_combine_receive_t(Structure):
         ("out_stride_bytes", c_uint64),
         ("op_status", c_void_p),
         ("op_status_bytes", c_uint64),
+        ("topk_weights", c_void_p),
     ]
 
 

@@ -423,7 +423,8 @@ class Handle(Unique):
             total=None if address else total.value, partial=result == _abi.MEP_PARTIAL)
 
     def combine(self, out: Any = None, y: Any = None, *, weights: Any = None, bias: Any = None,
-                renormalize: bool = False, phase: str = "both",
+                renormalize: bool = False, phase: str = "both", topk_weights: Any = None,
+                out_topk_weights: Any = None,
                 op_status: Optional[OpStatus] = None, stream: Any = 0) -> Any:
         """out[t] = bias + sum over k of weight[t, k] * y(row of token t at its k-th expert); of high throughput
         bias + sum over ranks of y(row of token t there), without weights.
@@ -431,6 +432,8 @@ class Handle(Unique):
         y: the experts' rows, placed as dispatch placed them; None: combine_input(buffer). out [T, H],
         a new array without it, of the kind of the last x (NumPy, ml_dtypes or PyTorch), which host communicators
         alone make. weights [T, K]; None: those of the dispatch. Returns out.
+        topk_weights, of high throughput: [total, K] float32 that go back with the rows; out_topk_weights [T, K] gets
+        the sums of what came back.
         """
         ep, send, receive = self._ep, None, None
         _check_phase(phase)
@@ -447,6 +450,9 @@ class Handle(Unique):
                     raise ValueError(f"y has {given.count} items, the {self._rows_received} rows that arrived need "
                                      f"{self._rows_received * ep.hidden}")
                 send.y = given.address or self._own_y
+            if topk_weights is not None:
+                send.topk_weights = self._flat(topk_weights, "float32", self._rows_received * ep.top_k,
+                                               "topk_weights", keep).address
         if phase != "send":
             args = receive = _combine_receive()
             args.flags = _abi.MEP_COMBINE_RENORMALIZE if renormalize else 0
@@ -454,6 +460,9 @@ class Handle(Unique):
             if weights is not None:
                 args.weights = self._flat(weights, "float32", self._tokens * ep.top_k, "weights",
                                           keep).address
+            if out_topk_weights is not None:
+                args.topk_weights = self._flat(out_topk_weights, "float32", self._tokens * ep.top_k,
+                                               "out_topk_weights", keep, writable=True).address
             if bias is not None:
                 args.bias = self._flat(bias, ep.combine_type, ep.hidden, "bias", keep).address
             if out is None and ep._comm.device is not None:

@@ -86,7 +86,7 @@ mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCa
                 state.stage == EpStage::kDispatching ? "dispatch" : "combine");
   }
   if (send != nullptr) {
-    MEP_TRY(check_combine_input(*send));
+    MEP_TRY(check_combine_input(shape, *send));
     MEP_TRY(check_pointer(device, send->y, "y"));
   }
   if (receive == nullptr) return MEP_SUCCESS;

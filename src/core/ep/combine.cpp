@@ -20,7 +20,7 @@ mep_result_t EpBuffer::combine(EpHandle& handle, const mep_combine_send_t* send,
   if (send != nullptr) {
     const auto* y = static_cast<const std::byte*>(send->y);
     MEP_TRY(begin_combine(handle, y, receive != nullptr));
-    drive(limit, [&] { return step_combine_send(y); });
+    drive(limit, [&] { return step_combine_send(*send); });
     if (receive == nullptr) return result_of_operation();
   }
   drive(limit, [&] { return step_combine_receive(); });
@@ -33,7 +33,7 @@ mep_result_t EpBuffer::check_combine(const EpHandle& handle, const mep_combine_s
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "send is NULL, and there is no combine of this handle to receive; send one first");
   }
-  if (send != nullptr) MEP_TRY(check_combine_input(*send));
+  if (send != nullptr) MEP_TRY(check_combine_input(shape_, *send));
   if (receive == nullptr) return MEP_SUCCESS;
   // Before anything is written to `out`: a caller that thinks of another dispatch has made it too small.
   if (current_ == &handle && receive->num_tokens != 0 &&
@@ -70,7 +70,8 @@ mep_result_t EpBuffer::begin_combine(EpHandle& handle, const std::byte* y, bool 
   return MEP_SUCCESS;
 }
 
-Step EpBuffer::step_combine_send(const std::byte* y) {
+Step EpBuffer::step_combine_send(const mep_combine_send_t& input) {
+  const auto* y = static_cast<const std::byte*>(input.y);
   const PostingScope posting = engine_.posting();
   // If the caller made y by stores past the caches, the scope's locked increment has drained them.
   for (; op_.cursor < members_.size(); ++op_.cursor) {
@@ -88,6 +89,10 @@ Step EpBuffer::step_combine_send(const std::byte* y) {
       const mep_result_t pushed = push_rows(target, y, posting, &finished);
       if (pushed != MEP_SUCCESS) return posting_failure(pushed);
       if (!finished) return Step::kPending;
+    }
+    if (input.topk_weights != nullptr && complete_[target] != 0) {
+      const mep_result_t put = put_weights(target, input.topk_weights);
+      if (put != MEP_SUCCESS) return posting_failure(put);
     }
     MEP_TEST_DELAY_POINT("ep combine ready");
     const mep_result_t sent =
@@ -247,6 +252,7 @@ mep_result_t EpBuffer::finish_combine(const mep_combine_receive_t& sums) {
     combine_rows(shape_.combine_type, static_cast<std::byte*>(sums.out) + token * stride, rows,
                  row_weights, count, shape_.hidden, false);
   }
+  if (sums.topk_weights != nullptr) sum_weights(sums.topk_weights);
   leave_peers_alone();
   agree_on_result();
   std::vector<uint8_t> contributed(shape_.ranks, 0);

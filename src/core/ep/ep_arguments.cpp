@@ -75,7 +75,11 @@ mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& vi
   return MEP_SUCCESS;
 }
 
-mep_result_t check_combine_input(const mep_combine_send_t& input) {
+mep_result_t check_combine_input(const EpShape& shape, const mep_combine_send_t& input) {
+  if (input.topk_weights != nullptr && !shape.high_throughput()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "topk_weights of a combine belong to MEP_EP_HIGH_THROUGHPUT");
+  }
   if (input.y != nullptr) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
               "y is NULL; give combine_input of mep_ep_buffer_view, or memory of yours");
@@ -83,6 +87,10 @@ mep_result_t check_combine_input(const mep_combine_send_t& input) {
 
 mep_result_t check_combine_output(const EpShape& shape, const mep_ep_view_t& view, uint32_t tokens,
                                   const mep_combine_receive_t& output) {
+  if (output.topk_weights != nullptr && !shape.high_throughput()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "topk_weights of a combine belong to MEP_EP_HIGH_THROUGHPUT");
+  }
   if (output.weights != nullptr && shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "weights belong to MEP_EP_LOW_LATENCY; high throughput adds up what each rank "

@@ -11,7 +11,8 @@ namespace mep {
 // view: of the buffer.
 [[nodiscard]] mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& view,
                                                  const mep_dispatch_receive_t& output);
-[[nodiscard]] mep_result_t check_combine_input(const mep_combine_send_t& input);
+[[nodiscard]] mep_result_t check_combine_input(const EpShape& shape,
+                                               const mep_combine_send_t& input);
 // view: of the buffer. tokens: of the handle's dispatch.
 [[nodiscard]] mep_result_t check_combine_output(const EpShape& shape, const mep_ep_view_t& view,
                                                 uint32_t tokens,

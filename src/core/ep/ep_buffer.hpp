@@ -196,12 +196,14 @@ class EpBuffer {
   mep_result_t read_topk(uint64_t row, uint32_t count, uint32_t source);
   void count_experts();
   void copy_topk(const mep_dispatch_receive_t& outputs) const;
+  mep_result_t put_weights(uint32_t target, const float* weights) const;
+  void sum_weights(float* out);
 
   // combine.cpp
   mep_result_t check_combine(const EpHandle& handle, const mep_combine_send_t* send,
                              const mep_combine_receive_t* receive) const;
   mep_result_t begin_combine(EpHandle& handle, const std::byte* y, bool receives);
-  Step step_combine_send(const std::byte* y);
+  Step step_combine_send(const mep_combine_send_t& input);
   mep_result_t push_rows(uint32_t target, const std::byte* y, const PostingScope& posting,
                          bool* finished);
   Step step_combine_receive();

@@ -14,6 +14,8 @@
 //   recv_x       [G][R * M] wire rows
 //   topk_idx     [R * M][K] int32, high throughput: local experts of each row, -1 for those of other ranks
 //   topk_weights [R * M][K] float32, likewise
+//   weights_in   [R] of each source, high throughput: the mark of a dispatch, on a line of its own, and [M][K]
+//                float32 that come back with its rows, in the order of this rank's rows there
 //   combine_in   [M * k'] combine rows: what groups that are not read in place send back
 //   combine_out  [G][R * M] combine rows: the library's memory for y; written by the owner only,
 //                read by mapped peers
@@ -56,6 +58,8 @@ class EpLayout {
       topk_row_ = uint64_t{shape.top_k} * sizeof(uint32_t);
       topk_idx_ = take(&end, shape.rows(), topk_row_);
       topk_weights_ = take(&end, shape.rows(), topk_row_);
+      weights_in_row_ = kLine + uint64_t{shape.max_tokens} * topk_row_;
+      weights_in_ = take(&end, ranks_, weights_in_row_);
     }
     combine_in_ = take(&end, uint64_t{shape.max_tokens} * shape.row_k, combine_row_);
     combine_out_ = take(&end, shape.rows(), combine_row_);
@@ -86,6 +90,9 @@ class EpLayout {
   // Of high throughput, K values of 32 bits.
   uint64_t topk_idx(uint64_t row) const { return topk_idx_ + row * topk_row_; }
   uint64_t topk_weights(uint64_t row) const { return topk_weights_ + row * topk_row_; }
+  // The mark of the dispatch whose values lie behind it, in rows of K float32 from weights_in() on.
+  uint64_t weights_in_mark(uint32_t source) const { return weights_in_ + source * weights_in_row_; }
+  uint64_t weights_in(uint32_t source) const { return weights_in_mark(source) + kLine; }
   uint64_t combine_out(uint64_t row) const { return combine_out_ + row * combine_row_; }
   // By token * row_k + k.
   uint64_t combine_in(uint64_t entry) const { return combine_in_ + entry * combine_row_; }
@@ -101,9 +108,9 @@ class EpLayout {
   }
 
   uint64_t ranks_, columns_, rows_per_group_;
-  uint64_t wire_row_, scale_row_, combine_row_, topk_row_ = 0;
+  uint64_t wire_row_, scale_row_, combine_row_, topk_row_ = 0, weights_in_row_ = 0;
   uint64_t counts_ = 0, entries_ = 0, scales_ = 0, recv_x_ = 0, combine_in_ = 0, combine_out_ = 0;
-  uint64_t topk_idx_ = 0, topk_weights_ = 0;
+  uint64_t topk_idx_ = 0, topk_weights_ = 0, weights_in_ = 0;
   uint64_t bytes_ = 0;
   bool overflow_ = false;
 };

@@ -102,4 +102,40 @@ void EpBuffer::copy_topk(const mep_dispatch_receive_t& outputs) const {
   }
 }
 
+// Values for the rows of `target`, in their order there. The mark behind them says that they are of this use; it comes
+// before the combine word.
+mep_result_t EpBuffer::put_weights(uint32_t target, const float* weights) const {
+  const auto range = static_cast<uint64_t>(layout_range_[target]);
+  const uint64_t count = range & 0xffffffff;
+  if (count == 0) return MEP_SUCCESS;
+  const Remote& remote = windows_[target];
+  const uint64_t bytes = count * shape_.top_k * sizeof(float);
+  MEP_TRY(
+      remote.put(layout_.weights_in(shape_.rank), weights + (range >> 32) * shape_.top_k, bytes));
+  return remote.put(layout_.weights_in_mark(shape_.rank), &current_->mark, sizeof current_->mark);
+}
+
+void EpBuffer::sum_weights(float* out) {
+  const Routing& routing = current_->routing;
+  const uint32_t top_k = shape_.top_k;
+  std::fill_n(out, size_t{routing.tokens} * top_k, 0.0f);
+  router_.count(routing);
+  for (uint32_t owner = 0; owner < shape_.ranks; ++owner) {
+    const uint32_t count = router_.counts()[owner];
+    uint32_t mark = 0;
+    std::memcpy(&mark, windows_.data() + layout_.weights_in_mark(owner), sizeof mark);
+    if (count == 0 || outputs_[owner] == CombineWord::kNone || mark != current_->mark) continue;
+    const uint32_t* entries = router_.entries_of(owner);
+    const std::byte* values = windows_.data() + layout_.weights_in(owner);
+    for (uint32_t i = 0; i < count; ++i) {
+      float* sums = out + size_t{entries[i] / shape_.row_k} * top_k;
+      for (uint32_t k = 0; k < top_k; ++k) {
+        float value = 0;
+        std::memcpy(&value, values + (size_t{i} * top_k + k) * sizeof value, sizeof value);
+        sums[k] += value;
+      }
+    }
+  }
+}
+
 }  // namespace mep
