@@ -235,7 +235,7 @@ uint32_t EpBuffer::gather_outputs(uint32_t token, const float* weights, uint32_t
 mep_result_t EpBuffer::finish_combine(const mep_combine_receive_t& sums) {
   const Routing& routing = current_->routing;
   const float* weights = sums.weights;
-  // Of high throughput the rows are sums already.
+  // In high throughput the rows are weighted sums already.
   const bool weighs = !shape_.high_throughput() && routing.has_weights;
   if (weights == nullptr && weighs) weights = routing.weights.data();
   const size_t stride =

@@ -204,7 +204,7 @@ mep_result_t EpBuffer::send_token(const mep_dispatch_send_t& input, uint32_t tok
   return MEP_SUCCESS;
 }
 
-// What tells each rank which rows came: their tokens, slotted their counts, and the word after them.
+// Tells each rank which rows came: their tokens, their counts if it has them not yet, and the word after them.
 mep_result_t EpBuffer::announce_rows() {
   const std::vector<uint32_t>& counts = router_.counts();
   size_t described = 0;  // rows, of high throughput

@@ -1,4 +1,4 @@
-// What dispatch and combine refuse of their arguments before anything begins, the same on the host and on GPUs.
+// Checks of the arguments of dispatch and combine before anything begins, the same on the host and on GPUs.
 #pragma once
 
 #include "core/ep/ep_config.hpp"

@@ -134,8 +134,8 @@ Step EpBuffer::hard_failure(mep_result_t result) {
   return Step::kFailed;
 }
 
-// A peer that cannot be written to any more is the membership's business: its decision ends the wait. What
-// there was no memory for is done again at the next look, until the deadline ends the operation for all.
+// A peer that cannot be written to any more is the membership's business: its decision ends the wait. A
+// posting for which there was no memory is done again at the next look, until the deadline ends the operation for all.
 Step EpBuffer::posting_failure(mep_result_t result) {
   const bool waits = result == MEP_ERR_PEER_FAILED || result == MEP_ERR_NO_MEMORY;
   return waits ? Step::kPending : hard_failure(result);
@@ -244,7 +244,7 @@ void EpBuffer::note_record(const std::vector<uint8_t>& contributed) {
   if (op_.ended_by != nullptr) record_.failed = op_.ended_by->missing;
 }
 
-// Of a call that only reports a change: it takes no number.
+// The record of a call that only reports a change, which takes no number.
 void EpBuffer::note_report(const CommChange& change) {
   record_.any = true;
   record_.epoch = change.epoch;

@@ -5,7 +5,7 @@
 // of a use and its counts lie at the parity of the use; rows have one place only.
 //
 // Why nothing is written while it is still read:
-//   - Who starts use n has ended use n - 1 (else MEP_ERR_BUSY), and use n - 1 could end only after all
+//   - A rank that starts use n has ended use n - 1 (else MEP_ERR_BUSY), and use n - 1 could end only after all
 //     had started it. So ranks are at most one use apart, and what lies at a parity is two uses old
 //     when it is written again: words and counts.
 //   - Rows of use n are written to a rank after it gave those of use n - 1 back: packed, its counts of
@@ -38,7 +38,7 @@
 
 namespace mep {
 
-// What a handle of the ABI holds.
+// The content of a handle of the ABI.
 struct EpHandle {
   Routing routing;
   uint32_t mark = 0;  // of the dispatch, see dispatch_mark()
@@ -98,7 +98,7 @@ class EpBuffer {
   }
 
   // --- The control thread ---
-  // What of this buffer is complete, for the orderly leave of a rank. Not the channel's count, which
+  // How far this buffer is complete, for the orderly leave of a rank. Not the channel's count, which
   // differs between ranks if they chose differently to combine a dispatch that a failure had cut.
   membership::ChannelState state() const {
     // Acquire: the control thread sees an operation as complete after what it did.
@@ -128,7 +128,7 @@ class EpBuffer {
     kCombining,  // begun; not received
   };
 
-  // What had arrived here when all ranks had stopped.
+  // The words and counts that had arrived here when all ranks had stopped.
   struct Arrived {
     std::vector<uint64_t> words;   // all words of the window
     std::vector<uint32_t> counts;  // [2 parities][R][E_local]
@@ -234,7 +234,7 @@ class EpBuffer {
   std::vector<uint64_t> mapped_bits_;  // by rank, as receive() found them
   std::vector<uint8_t> pulls_;         // by rank: it reads this rank's window in place
   Engine engine_;
-  // Of the operation that has begun and may still touch memory of other ranks; tells quiesced().
+  // The epoch of the operation that has begun and may still touch memory of other ranks, for quiesced().
   std::atomic<uint64_t> pending_epoch_{kNoEpoch};
 
   // (epoch, use, combined) of the last operation that was complete; see state().
@@ -263,7 +263,7 @@ class EpBuffer {
   std::vector<int32_t> sent_topk_idx_;
   std::vector<float> sent_topk_weights_;
 
-  // What the last dispatch delivered.
+  // The last dispatch's delivery.
   std::vector<uint8_t> complete_;       // by source rank
   std::vector<int32_t> recv_count_;     // [E_local]
   std::vector<int64_t> layout_range_;   // [G][R]
@@ -274,7 +274,7 @@ class EpBuffer {
   int64_t recv_total_ = 0;
   bool compacted_ = false;  // rows do not lie where their sources think
 
-  // Of the running combine.
+  // The running combine.
   std::vector<CombineWord> outputs_;      // by rank, whose experts' terms this rank can read
   const std::byte* own_terms_ = nullptr;  // where its own experts' lie
   bool outputs_missing_ = false;          // of an entry that was routed

@@ -178,7 +178,7 @@ mep_result_t resolve_types(const mep_ep_config_t& config, EpShape* shape) {
   return MEP_SUCCESS;
 }
 
-// What ranks must give alike, in the order in which it is compared.
+// A field that all ranks must give alike, in the order in which they are compared.
 struct AgreedField {
   const char* name;
   uint64_t value;

@@ -1,5 +1,5 @@
-// What an EP object was made for: the caller's config with every default filled in and checked, and
-// the sizes that follow from it. The same on all ranks but for `rank` and `timeout_ms`.
+// The shape of an EP object: the caller's config with every default filled in and checked, and the
+// sizes that follow from it. The same on all ranks but for `rank` and `timeout_ms`.
 #pragma once
 
 #include <cstddef>
@@ -64,10 +64,10 @@ struct EpShape {
 [[nodiscard]] mep_result_t resolve_ep_config(const Comm& comm, const mep_ep_config_t& config,
                                              EpShape* out, bool on_device = false);
 
-// What all ranks of an EP object have agreed on first: its number on the comm, its name, and that all gave the
+// The agreement of all ranks with which an EP object begins: its number on the comm, its name, and that all gave the
 // same config.
 struct EpAgreement {
-  // Of each rank, that are exchanged by `values` afterwards; or a bit for each rank, if that is more.
+  // Values of each rank that are exchanged by `values`; or a bit for each rank, if that is more.
   static constexpr size_t kMostValues = 15;
 
   std::string name;

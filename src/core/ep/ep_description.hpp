@@ -1,4 +1,4 @@
-// What a member tells a joiner of an EP object, so that it can make its own part of it. The shape
+// A member's description of an EP object, by which a joiner makes its own part of it. The shape
 // travels in this process's own layout: members and joiners run the same version, which their hello
 // has made sure of.
 #pragma once

@@ -1,4 +1,4 @@
-// What of EP objects on GPUs needs no CUDA: limits and sizes; and the answer of builds without it.
+// The part of EP objects on GPUs that needs no CUDA: limits and sizes; and the answer of builds without it.
 #include "core/ep/ep_device.hpp"
 
 #include "base/status.hpp"

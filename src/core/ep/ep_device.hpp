@@ -14,7 +14,7 @@
 
 namespace mep {
 
-// What of the config is for GPUs alone.
+// Fields of the config that are for GPUs alone.
 struct EpDeviceOptions {
   bool column_major = false;  // scales
   uint32_t num_sms = 0;       // blocks of a kernel at most; 0: chosen
@@ -27,7 +27,7 @@ struct EpDeviceOptions {
 
 // Refuses what the kernels cannot do.
 [[nodiscard]] mep_result_t check_ep_device(const Comm& comm, const EpShape& shape);
-// What make_ep_device would take.
+// The memory that make_ep_device would take.
 void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& options, bool staged,
                              mep_ep_size_t* out);
 

@@ -72,7 +72,7 @@ class EpLayout {
   uint64_t word(EpWord kind, uint64_t use, uint32_t source) const {
     return ((static_cast<uint64_t>(kind) * 2 + use % 2) * ranks_ + source) * kLine;
   }
-  // Of all words: index in [0, words()).
+  // By index in [0, words()).
   uint64_t word_at(uint32_t index) const { return uint64_t{index} * kLine; }
   uint32_t words() const { return static_cast<uint32_t>(uint64_t{kWordKinds} * 2 * ranks_); }
   uint32_t word_index(EpWord kind, uint64_t use, uint32_t source) const {
@@ -87,7 +87,7 @@ class EpLayout {
   uint64_t entry(uint64_t row) const { return entries_ + row * sizeof(uint32_t); }
   uint64_t scales(uint64_t row) const { return scales_ + row * scale_row_; }
   uint64_t recv_x(uint64_t row) const { return recv_x_ + row * wire_row_; }
-  // Of high throughput, K values of 32 bits.
+  // K values of 32 bits, in high throughput alone.
   uint64_t topk_idx(uint64_t row) const { return topk_idx_ + row * topk_row_; }
   uint64_t topk_weights(uint64_t row) const { return topk_weights_ + row * topk_row_; }
   // The mark of the dispatch whose values lie behind it, in rows of K float32 from weights_in() on.

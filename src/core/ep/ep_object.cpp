@@ -52,7 +52,7 @@ void EpObject::warn_of_memory() const {
       static_cast<unsigned long long>(there));
 }
 
-// Who maps whom: a rank's row has a bit for each rank whose windows it reads in place.
+// Tells all ranks who maps whom: a rank's row has a bit for each rank whose windows it reads in place.
 mep_result_t EpObject::exchange_pulls(RankValues* rows) {
   const std::span<const uint64_t> own = buffers_[0]->mapped_bits();
   MEP_TRY(rows->gather(comm_, own));
@@ -227,7 +227,7 @@ void EpObject::install(const std::shared_ptr<const CommChange>& change,
 void estimate_ep_size(const EpShape& shape, mep_ep_size_t* out) {
   const EpLayout layout(shape);
   const uint64_t entries = uint64_t{shape.max_tokens} * shape.row_k;
-  // Of high throughput a row has K experts and weights, kept in the window and beside it.
+  // In high throughput a row has K experts and weights, kept in the window and beside it.
   const uint64_t topk = shape.high_throughput() ? uint64_t{shape.top_k} * sizeof(uint32_t) : 0;
   const uint64_t row =
       shape.wire_row_bytes() + shape.scale_row_bytes() + sizeof(uint32_t) + 2 * topk;

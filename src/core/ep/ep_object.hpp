@@ -74,7 +74,7 @@ class EpObject : public ViewParticipant {
 [[nodiscard]] mep_result_t agree_on_expert_map(Comm& comm, const int32_t* map, size_t entries,
                                                RankValues* hashes);
 
-// What mep_ep_create would take.
+// The memory that mep_ep_create would take.
 void estimate_ep_size(const EpShape& shape, mep_ep_size_t* out);
 
 // For tests that reach below the ABI.

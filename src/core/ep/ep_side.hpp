@@ -14,7 +14,7 @@ namespace mep {
 
 class EpObject;
 
-// What a handle of the ABI holds. Only the thread that uses the handle touches it.
+// The content of a handle of the ABI. Only the thread that uses the handle touches it.
 struct EpSideHandle {
   uint32_t buffer = 0;
   EpHandle on_host;
@@ -64,7 +64,7 @@ class EpSide {
 [[nodiscard]] mep_result_t attach_ep_side(Comm& comm, const Backend& backend, const EpShape& shape,
                                           const mep_ep_config_t& config,
                                           std::unique_ptr<EpSide>* out);
-// What make_ep_side() would take.
+// The memory that make_ep_side() would take.
 [[nodiscard]] mep_result_t estimate_ep_side(const Comm& comm, Backend& backend,
                                             const EpShape& shape, const mep_ep_config_t& config,
                                             mep_ep_size_t* out);

@@ -1,4 +1,4 @@
-// What a view change means for an EP buffer. Dispatch and combine are personal operations: the one in
+// View changes of an EP buffer. Dispatch and combine are personal operations: the one in
 // flight ends by what had arrived here when all ranks had stopped.
 #include <algorithm>
 #include <string_view>
@@ -17,7 +17,7 @@ membership::ChannelState EpBuffer::freeze() {
   return {comm_.id(), engine_.id(), frozen.done, frozen.entered};
 }
 
-// All ranks have stopped. What arrived is copied out, then the words are zeroed for the next epoch. A
+// All ranks have stopped. All that arrived is copied out, then the words are zeroed for the next epoch. A
 // change may be prepared more than once: what is zero by now was copied before.
 void EpBuffer::prepare() {
   const std::lock_guard lock(engine_.mutex());

@@ -35,7 +35,7 @@ uint64_t capture_of(const c10::Stream& stream) {
   return result == 0 && status == kActive ? id : 0;
 }
 
-// What each rank says before the communicator is made.
+// Each rank's word before the communicator is made.
 struct Offer {
   uint64_t name = 0;  // the job's, if rank 0's is taken
   uint64_t has_one = 0;

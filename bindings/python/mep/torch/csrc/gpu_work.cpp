@@ -34,7 +34,7 @@ GpuWork::GpuWork(int rank, uint64_t number, Call call, c10::Stream stream,
       error_(std::move(error)) {
   // The stream of asynchronous operations goes on with others, which this one does not wait for.
   if (is_async_) record_end();
-  // What the profiler was told begins and ends with the call.
+  // The profiler's record ends with the call.
   if (recordFunctionEndCallback_) {
     recordFunctionEndCallback_();
     recordFunctionEndCallback_ = nullptr;

@@ -1,4 +1,4 @@
-// Who is in a process group, and how ranks come back.
+// The members of a process group, and how ranks come back.
 #include <algorithm>
 
 #include <c10/util/Exception.h>
@@ -12,7 +12,7 @@ bool contains(const std::vector<int>& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
-// What two ranks agree on is a word.
+// Ranks agree on one 64-bit word.
 constexpr int kMostRanks = 64;
 
 }  // namespace

@@ -43,7 +43,7 @@ c10::intrusive_ptr<ProcessGroupMep> noted(c10::intrusive_ptr<ProcessGroupMep> gr
   return group;
 }
 
-// Of all tensors of a call; the CPU if it has none. Throws if they lie on several.
+// The device of all tensors of a call; the CPU if it has none. Throws if they lie on several.
 at::Device device_of(const Call& call) {
   std::optional<at::Device> device;
   for (const auto* tensors : {&call.inputs, &call.outputs}) {
@@ -343,7 +343,7 @@ ProcessGroupMep::WorkPtr ProcessGroupMep::barrier(const c10d::BarrierOptions& op
     return at.request == nullptr ? mep_barrier(at.comm, at.stream)
                                  : mep_ibarrier(at.comm, at.request);
   });
-  // What the GPU was given before is over when a rank enters; its error does not keep the rank from entering.
+  // A rank enters when its GPU has run all earlier work; an error of that work does not keep the rank from entering.
   if (gpu_->synchronize()) {
     if (const std::exception_ptr error = gpu_->take_error("an earlier operation on the GPU")) {
       append_finish([error] { std::rethrow_exception(error); }, &call);

@@ -77,7 +77,8 @@ class ProcessGroupMep final : public c10d::Backend {
   // From now on losses are told by the tensor and by lost_ranks(): ActiveRanks.
   void set_active_ranks(const at::Tensor& mirror);
   at::Tensor active_ranks() const;
-  // Of a work of such a group that has ended: 1 for each rank whose loss made it fail. Undefined: no such work.
+  // A tensor with a 1 for each rank whose loss made the work fail, which has ended and is of such a group. Undefined
+  // for another work.
   static at::Tensor lost_ranks(const c10::intrusive_ptr<c10d::Work>& work);
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -122,8 +123,8 @@ class ProcessGroupMep final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override;
   c10d::ErrorType getError() override;
-  // At once, of the default group: what is pending ends with an error here, and the others see this rank fail. Of
-  // another one: what is pending ends with an error on all its ranks.
+  // Ends pending work with an error, at once: in the default group on this rank, which the others see fail; in another
+  // group on all its ranks.
   void abort() override;
   // Waits for what is pending and for what others need of this rank, and leaves.
   void shutdown() override;

@@ -57,7 +57,7 @@ struct Blocks {
 };
 // `type`: of the elements that are counted. MEP_UINT8 counts bytes.
 Blocks blocks_to_read(const std::vector<at::Tensor>& tensors, mep_dtype_t type, const Span& other);
-// The same to be written. What the copy, if there is one, has received copy_out() brings to the tensors.
+// The same to be written. If there is a copy, copy_out() brings its content to the tensors.
 Blocks blocks_to_write(const std::vector<at::Tensor>& tensors, mep_dtype_t type, const Span& other);
 // One after the other in new memory, without their values and with them.
 at::Tensor packed_like(const std::vector<at::Tensor>& tensors);

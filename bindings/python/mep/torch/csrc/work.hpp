@@ -95,7 +95,7 @@ class MepWork final : public c10d::Work {
   // A step has failed; `info` says more of it, or is NULL.
   void fail(mep_result_t result, const mep_op_info_t* info);
   void lose(const mep_op_info_t* info);
-  // What wait() throws.
+  // The error that wait() throws, or null.
   std::exception_ptr told_error() const;
 
   const uint64_t number_;

@@ -60,7 +60,7 @@ class World {
                    std::chrono::milliseconds timeout);
   // Grows with each recovery that admitted somebody. Any thread.
   uint64_t generation() const { return generation_.load(std::memory_order_relaxed); }
-  // What make_group() left to be done before join().
+  // The part of make_group() that had to wait for join().
   void join_group(const Comms& group, std::chrono::milliseconds timeout);
   // Collective: admits replacements of the ranks, or whoever is ready if there are none; how many came.
   // False: not all of them have in time. Throws DistBackendError.
