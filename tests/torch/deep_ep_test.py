@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""mep.deep_ep: the calls of vLLM's and SGLang's dispatchers, replayed on several ranks against a reference in PyTorch."""
+"""mep.deep_ep and mep.mooncake.ep: the calls of vLLM's and SGLang's dispatchers against a reference in PyTorch."""
 import datetime
 import os
+import pathlib
 import signal
 import sys
 import threading
@@ -63,7 +64,8 @@ def plain(values, scales):
     import torch
     if scales is None:
         return values
-    return (values.float().view(values.shape[0], HIDDEN // 128, 128) * scales.unsqueeze(-1)).view(values.shape).to(torch.bfloat16)
+    groups = values.float().view(values.shape[0], HIDDEN // 128, 128) * scales.unsqueeze(-1)
+    return groups.view(values.shape).to(torch.bfloat16)
 
 
 def expert_output(rows, expert):
@@ -178,6 +180,24 @@ def sglang_layer(buffer, case, rank, kind, absent=(), return_recv_hook=False, st
     check_sums(case, rank, kind, sums, absent)
 
 
+def mooncake_layer(buffer, case, rank, kind, active_ranks, timeout_us=100_000_000, absent=(), hooked=False,
+                   between=None):
+    """SGLang's mooncake.py: the timeout is -1 at first; async_finish = not return_recv_hook."""
+    found, count, handle, event, hook = buffer.dispatch(
+        case.x[rank], case.topk_idx[rank], active_ranks, MOST, case.experts, timeout_us, use_fp8=kind != "bf16",
+        async_finish=not hooked, return_recv_hook=hooked)
+    hook() if hooked else event.current_stream_wait()
+    received = check_received(case, rank, kind, found, count, handle, absent)
+    if between is not None:
+        absent = between()
+    sums, event, hook = buffer.combine(
+        outputs(case, rank, received), case.topk_idx[rank], case.weights[rank], active_ranks, timeout_us, handle,
+        async_finish=not hooked, return_recv_hook=hooked)
+    hook() if hooked else event.current_stream_wait()
+    check_sums(case, rank, kind, sums, absent)
+    assert active_ranks.tolist() == [int(each not in absent) for each in range(case.ranks)], active_ranks
+
+
 def check_sums(case, rank, kind, sums, absent):
     import torch
     expected = summed(case, rank, kind, absent)
@@ -250,6 +270,7 @@ def rank_calls():
     assert mask.tolist() == [0] * ranks, mask
     case = Case(ranks, 10)
     buffer.low_latency_dispatch(case.x[rank], case.topk_idx[rank], MOST, case.experts, return_recv_hook=True)
+    dist.barrier()  # a buffer that is destroyed like this is lost to the others
     buffer.destroy()  # although the hook was not called
     buffer.destroy()
     expect(RuntimeError, "was destroyed", lambda: buffer.clean_low_latency_buffer(MOST, HIDDEN, 2 * ranks))
@@ -320,10 +341,10 @@ def refused(deep_ep, buffer, rank, ranks):
             (TypeError, "that the dispatch returned", combine(handle=tuple(handle))),
             (ValueError, "not that of the dispatch", combine(topk_idx=topk_idx + 1)),
             (ValueError, "items", combine(x=found[:1])),
-            (NotImplementedError, "high-throughput mode is not built yet", lambda: buffer.get_dispatch_layout(topk_idx, 4)),
-            (NotImplementedError, "high-throughput mode is not built yet", lambda: buffer.dispatch(x)),
-            (NotImplementedError, "high-throughput mode is not built yet", lambda: buffer.combine(x, handle)),
-            (NotImplementedError, "high-throughput mode is not built yet", lambda: deep_ep.ElasticBuffer(None)),
+            (NotImplementedError, "layout: high-throughput mode is", lambda: buffer.get_dispatch_layout(topk_idx, 4)),
+            (NotImplementedError, "dispatch: high-throughput mode is not built yet", lambda: buffer.dispatch(x)),
+            (NotImplementedError, "combine: high-throughput mode is", lambda: buffer.combine(x, handle)),
+            (NotImplementedError, "Buffer: high-throughput mode is", lambda: deep_ep.ElasticBuffer(None)),
             (ValueError, "no rank", lambda: buffer.low_latency_update_mask_buffer(ranks, True)),
             (ValueError, "group or a comm", lambda: deep_ep.Buffer(None)),
             (TypeError, "process group", lambda: deep_ep.Buffer("world"))):
@@ -334,7 +355,8 @@ def refused(deep_ep, buffer, rank, ranks):
     # What has no meaning on hosts is accepted.
     deep_ep.Buffer.set_num_sms(24)
     config = deep_ep.Buffer.get_dispatch_config(ranks)
-    assert config.get_nvl_buffer_size_hint(2 * HIDDEN, ranks) == config.get_rdma_buffer_size_hint(2 * HIDDEN, ranks) == 0
+    assert config.get_nvl_buffer_size_hint(2 * HIDDEN, ranks) == 0
+    assert config.get_rdma_buffer_size_hint(2 * HIDDEN, ranks) == 0
     assert deep_ep.Config(num_sms=24).num_sms == deep_ep.Buffer.get_combine_config(ranks).num_sms == 24
     with deep_ep.Buffer.capture() as event:
         assert event.event is not None
@@ -375,7 +397,7 @@ def rank_lost():
     assert mask_of(buffer, ranks) == [1, LOST]
     buffer.low_latency_update_mask_buffer(0, False)
     expect(NotImplementedError, "was left out", lambda: buffer.low_latency_update_mask_buffer(1, False))
-    sglang_layer(buffer, Case(ranks, 740), rank, "ue8m0", absent=gone)  # sizes that are new to those that are left
+    sglang_layer(buffer, Case(ranks, 740), rank, "ue8m0", absent=gone)  # makes an EP object
     buffer.destroy()
 
 
@@ -408,6 +430,10 @@ def rank_strict():
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     expect(mep.PeerFailedError, "", lambda: vllm_layer(buffer, Case(ranks, 901, [3] * ranks), rank, "bf16"))
+    folder = pathlib.Path(os.environ["TEST_FOLDER"])
+    (folder / f"told.{rank}").touch()
+    for other in (0, 2):  # a rank that leaves first would be another error
+        launch.wait_for(folder / f"told.{other}")
     buffer.destroy()
 
 
@@ -439,6 +465,89 @@ def rank_threads():
         raise problems[0]
 
 
+def rank_mooncake():
+    """Rank 1 is killed between a dispatch and its combine; active_ranks shows it, a replacement comes; then rank 0 is
+    left out by active_ranks."""
+    import torch
+    import torch.distributed as dist
+    import mep
+    import mep.mooncake
+    mep.mooncake.install()
+    from mooncake import pg
+    from mooncake.mooncake_ep_buffer import Buffer
+    life, rank, ranks = int(os.environ.get("LIFE", "0")), int(os.environ["RANK"]), 3
+    active_ranks = torch.ones(ranks, dtype=torch.int32)
+    mirror = torch.ones(ranks, dtype=torch.int32)
+    dist.init_process_group("mooncake-cpu", init_method=f"file://{os.environ['TEST_FOLDER']}/store", rank=rank,
+                            world_size=ranks, pg_options=pg.MooncakeBackendOptions(mirror, life > 0))
+    world = dist.group.WORLD
+    buffer = Buffer(world, Buffer.get_ep_buffer_size_hint(MOST, HIDDEN, ranks, 2 * ranks))
+    assert buffer.group_size == ranks
+    case = Case(ranks, 20, [3] * ranks)
+    if life == 0:
+        mooncake_layer(buffer, case, rank, "fp8", active_ranks, -1)
+        mooncake_layer(buffer, case, rank, "bf16", active_ranks, hooked=True)
+        for text, wrong in (("must be int32", (active_ranks.long(), 10)), ("must be int32", (active_ranks[:1], 10)),
+                            ("timeout_us is 0", (active_ranks, 0))):
+            expect(ValueError, text, lambda: buffer.dispatch(case.x[rank], case.topk_idx[rank], wrong[0], MOST, 6,
+                                                             wrong[1]))
+
+        def die():
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return {1}
+        mooncake_layer(buffer, case, rank, "fp8", active_ranks, between=die)
+        for number in range(3):
+            mooncake_layer(buffer, Case(ranks, 21 + number), rank, "fp8", active_ranks, absent={1},
+                           hooked=number % 2 == 0)
+        dist.barrier()  # tells the group of it
+        while not all(pg.get_peer_state(world, [1])):
+            pass
+        assert pg.recover_ranks(world, [1]).status is pg.ProposalStatus.Applied
+    else:
+        expect(RuntimeError, "update_ep_member",
+               lambda: buffer.dispatch(case.x[1], case.topk_idx[1], active_ranks, MOST, 6, -1))
+        pg.join_group(world)
+    buffer.update_ep_member()
+    active_ranks.copy_(mirror)
+    for number, kind in enumerate(("fp8", "bf16", "fp8", "fp8", "bf16")):
+        mooncake_layer(buffer, Case(ranks, 30 + number), rank, kind, active_ranks, hooked=number % 2 == 0)
+    dist.barrier()
+    if rank == 0:
+        dist.barrier()
+        expect(mep.EvictedError, "", lambda: mooncake_layer(buffer, Case(ranks, 40), rank, "bf16", active_ranks))
+    else:
+        active_ranks[0] = 0
+        for number in range(3):
+            mooncake_layer(buffer, Case(ranks, 40 + number), rank, "bf16", active_ranks, absent={0})
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def rank_late():
+    """Rank 2 lives and does not call: the others are told, leave it out, and do the step again."""
+    import torch
+    import mep
+    from mep.mooncake.ep import Buffer
+    _, dist, rank, ranks = begin()
+    buffer = Buffer(dist.group.WORLD)
+    active_ranks = torch.ones(ranks, dtype=torch.int32)
+    mooncake_layer(buffer, Case(ranks, 50), rank, "fp8", active_ranks, -1)
+    dist.barrier()
+    if rank != 2:
+        case = Case(ranks, 51, [3] * ranks)
+        try:
+            mooncake_layer(buffer, case, rank, "fp8", active_ranks, 5_000_000)
+            raise AssertionError("no error")
+        except mep.TimeoutError as problem:
+            assert problem.info.failed == [2], problem.info
+        active_ranks[2] = 0
+        for number in range(3):
+            mooncake_layer(buffer, Case(ranks, 51 + number), rank, "fp8", active_ranks, absent={2})
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 # --- The tests ---------------------------------------------------------------------------------------------------
 
 class DeepEpTest(unittest.TestCase):
@@ -459,6 +568,16 @@ class DeepEpTest(unittest.TestCase):
 
     def test_lost_rank_is_an_error(self):
         launch.run(__file__, "strict", 3, expected=[0, -signal.SIGKILL, 0])
+
+    def test_mooncake(self):
+        processes, folder = launch.start(__file__, "mooncake", 3)
+        dead = processes.pop(1)
+        assert dead.wait(launch.LIMIT_S) == -signal.SIGKILL
+        processes.insert(1, launch.start_one(__file__, "mooncake", 1, 3, folder, LIFE="1"))
+        launch.finish(processes, folder)
+
+    def test_late_rank(self):
+        launch.run(__file__, "late", 3)
 
     def test_threads(self):
         launch.run(__file__, "threads", 1)

@@ -60,6 +60,10 @@ class _Lanes:
     def next(self) -> _Lane:
         return self._lanes[self._turn]
 
+    def start_again(self) -> None:
+        """From the first buffer, as a newcomer begins."""
+        self._turn = 0
+
     def used(self) -> None:
         self._lanes[self._turn].number += 1
         self._turn = (self._turn + 1) % BUFFERS
@@ -110,6 +114,17 @@ class LowLatency:
         """Asks that a rank be left out from now on; the ranks decide on it together."""
         if rank not in self.absent():
             self.comm.evict(rank)
+
+    def recover(self, there: List[int], timeout: float = 60.0) -> None:
+        """Takes in the replacements of ranks that are gone and in `there`. All ranks that are there call it, with
+        nothing pending. mep.TimeoutError says that one did not come."""
+        absent = self.absent()
+        known = self.comm.agree(sum(1 << rank for rank in range(self.comm.size) if rank not in absent))
+        wanted = [rank for rank in there if not known >> rank & 1]
+        if wanted:
+            self._again(lambda: self.comm.recover_ranks(wanted, timeout))
+        for lanes in self._objects.values():
+            lanes.start_again()
 
     def _again(self, call: "Callable[[], Any]") -> Any:
         """Does the call, again where it did nothing but tell of ranks that have gone."""
