@@ -1,0 +1,25 @@
+"""DeepEP's calls over MEP's expert parallelism, for tensors of the CPU: `import mep.deep_ep as deep_ep`.
+
+Low-latency mode is there; docs/guide/deep-ep.md says what differs from DeepEP.
+"""
+from __future__ import annotations
+
+import sys
+
+import torch as _torch
+
+from ._events import EventHandle, EventOverlap
+from .buffer import Buffer, Config, ElasticBuffer, EPHandle
+
+topk_idx_t = _torch.int64
+
+
+def install() -> None:
+    """Makes `deep_ep` this package, for programs that import that. Call it before deep_ep is imported."""
+    here = sys.modules[__name__]
+    if sys.modules.get("deep_ep", here) is not here:
+        raise ImportError("mep.deep_ep.install() comes before deep_ep is imported")
+    sys.modules["deep_ep"] = here
+
+
+__all__ = ["Buffer", "Config", "ElasticBuffer", "EPHandle", "EventHandle", "EventOverlap", "install", "topk_idx_t"]

@@ -1,0 +1,69 @@
+"""A communicator of MEP for the ranks of a process group."""
+from __future__ import annotations
+
+import collections
+import datetime
+import uuid
+from typing import Any, Dict
+
+import torch.distributed as _dist
+
+import mep
+
+_made: "Dict[str, int]" = collections.Counter()  # communicators that this process has made, by the name of the group
+
+
+class _Store:
+    """A store of c10d as mep.init(store=) wants it."""
+
+    def __init__(self, store: Any):
+        self._store = store
+
+    def put(self, key: str, value: bytes) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        self._store.wait([key], datetime.timedelta(seconds=timeout))
+        return self._store.get(key)
+
+
+def _store_of(group: Any) -> Any:
+    known = _dist.distributed_c10d._world.pg_map.get(group)
+    if known is not None and known[1] is not None:
+        return known[1]
+    try:
+        return group.get_group_store()
+    except (AttributeError, RuntimeError):
+        raise TypeError(f"{group!r} has no store to meet by; make it by torch.distributed, or give comm=, a mep.Comm") \
+            from None
+
+
+class Place:
+    """The place of this process in a communicator for the ranks of `group`, rank for rank.
+
+    The ranks meet through the group's store and use nothing else of the group. Each makes its communicators of one
+    group in the same order.
+    """
+
+    def __init__(self, group: Any):
+        if not isinstance(group, _dist.ProcessGroup):
+            raise TypeError(f"group is a {type(group).__name__}; it must be a process group with this process, or a "
+                            "mep.Comm")
+        self.rank, self.size = group.rank(), group.size()
+        number = _made[group.group_name]
+        _made[group.group_name] += 1
+        self._store = _dist.PrefixStore(f"mep/ep/{number}", _store_of(group))
+
+    def _options(self) -> dict:
+        return {"rank": self.rank, "size": self.size, "store": _Store(self._store),
+                "job": self._store.get("job").decode()}
+
+    def meet(self, partial: bool) -> "mep.Comm":
+        """Waits for the other ranks. partial: operations go on without ranks that are lost."""
+        if self.rank == 0:
+            self._store.set("job", f"ep-{uuid.uuid4().hex}")
+        return mep.init(partial=partial, **self._options())
+
+    def join(self, partial: bool) -> "mep.Comm":
+        """In the place of a rank that is gone: waits for the others' recover_ranks()."""
+        return mep.join(partial=partial, **self._options())

@@ -1,0 +1,240 @@
+"""deep_ep.Buffer over MEP, for tensors of the CPU."""
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Tuple, Union
+
+import torch
+
+import mep
+
+from ._events import EventHandle, EventOverlap, ending
+from ._low_latency import BUFFERS, LowLatency
+from ._meeting import Place
+
+_Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
+_Hook = Optional[Callable[[], None]]
+
+def high_throughput(name: str) -> Any:
+    raise NotImplementedError(f"{name}: high-throughput mode is not built yet")
+
+
+class Config:
+    """Sizes of DeepEP's buffers. MEP has no use for them: its memory is made by the first dispatch."""
+
+    def __init__(self, num_sms: int = 20, num_max_nvl_chunked_send_tokens: int = 6,
+                 num_max_nvl_chunked_recv_tokens: int = 256, num_max_rdma_chunked_send_tokens: int = 6,
+                 num_max_rdma_chunked_recv_tokens: int = 256):
+        self.num_sms = num_sms
+        self.num_max_nvl_chunked_send_tokens = num_max_nvl_chunked_send_tokens
+        self.num_max_nvl_chunked_recv_tokens = num_max_nvl_chunked_recv_tokens
+        self.num_max_rdma_chunked_send_tokens = num_max_rdma_chunked_send_tokens
+        self.num_max_rdma_chunked_recv_tokens = num_max_rdma_chunked_recv_tokens
+
+    def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """0"""
+        return 0
+
+    def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
+        """0"""
+        return 0
+
+
+def low_latency_bytes(max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int:
+    """Bytes that a rank's buffers take at most: rows, scales, places, and the outputs of the experts."""
+    if num_ranks < 1 or num_experts % num_ranks != 0:
+        raise ValueError(f"{num_experts} experts cannot be dealt to {num_ranks} ranks")
+    row = 2 * hidden * 2 + (hidden + 127) // 128 * 4 + 4
+    return BUFFERS * num_experts * max_tokens * row
+
+
+class Buffer:
+    """The ranks' part in dispatches and combines. Made by all ranks of `group`, a process group of torch.distributed or
+    a mep.Comm; from a process group a communicator of its own is made. comm: a mep.Comm in place of a group.
+
+    enable_shrink: a rank that is lost is left out and shows in the mask; without it calls raise mep.PeerFailedError.
+    A mep.Comm was made with partial=True for that. The sizes and other options are accepted and change nothing.
+    """
+
+    num_sms = 20
+
+    def __init__(self, group: Any = None, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0,
+                 low_latency_mode: bool = False, num_qps_per_rank: int = 24,
+                 allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
+                 explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None):
+        if (group is None) == (comm is None):
+            raise ValueError("give a group or a comm")
+        if comm is not None and not isinstance(comm, mep.Comm):
+            raise TypeError(f"comm is a {type(comm).__name__}, it must be a mep.Comm")
+        comm = group if isinstance(group, mep.Comm) else comm
+        owned = comm is None
+        if owned:
+            comm = Place(group).meet(partial=enable_shrink)
+        self._calls: Optional[LowLatency] = LowLatency(comm, enable_shrink, owned)
+        self.group, self.rank, self.group_size = group, comm.rank, comm.size
+        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
+        self.enable_shrink = enable_shrink
+
+    def destroy(self) -> None:
+        """Leaves, together with the other ranks. Tensors over its memory must not be used afterwards."""
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.close()
+
+    def _open(self) -> LowLatency:
+        if self._calls is None:
+            raise RuntimeError("the buffer was destroyed; make another one")
+        return self._calls
+
+    # ---- low-latency mode -------------------------------------------------------------------------------
+
+    def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int,
+                             num_experts: int, cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
+                             dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: bool = True,
+                             round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
+                             return_recv_hook: bool = False
+                             ) -> "Tuple[_Rows, torch.Tensor, tuple, EventOverlap, _Hook]":
+        """Sends each row of x to its experts. Returns (recv_x or (recv_x, scales), recv_count, handle, event, hook).
+
+        recv_x [local experts, ranks * most tokens, hidden] is memory of the library, valid until the combine of the
+        handle starts. The first call with new sizes meets the other ranks to make their memory.
+        """
+        calls = self._check_mode("low_latency_dispatch", async_finish, return_recv_hook)
+        _refuse("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
+        if use_ue8m0 and not (use_fp8 and round_scale):
+            raise ValueError("use_ue8m0 needs use_fp8 and round_scale")
+        wire = "bfloat16" if not use_fp8 else "fp8_power" if round_scale else "fp8"
+        found, count, handle, hook = calls.dispatch(
+            x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, wire, use_ue8m0,
+            cumulative_local_expert_recv_stats, return_recv_hook)
+        return found, count, handle, ending(async_finish), hook
+
+    def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: tuple,
+                            use_logfmt: bool = False, zero_copy: bool = False, async_finish: bool = False,
+                            return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
+                            combine_wait_recv_cost_stats: Optional[torch.Tensor] = None
+                            ) -> "Tuple[torch.Tensor, EventOverlap, _Hook]":
+        """Brings the experts' rows back and sums them by weight. Returns (sums, event, hook). Once per handle.
+
+        zero_copy: the rows are in get_next_low_latency_combine_buffer(handle), and x is not looked at.
+        """
+        calls = self._check_mode("low_latency_combine", async_finish, return_recv_hook)
+        _refuse("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats)
+        _refuse("use_logfmt", use_logfmt or None)
+        sums, hook = calls.combine(x, topk_idx, topk_weights, handle, zero_copy, return_recv_hook, out)
+        return sums, ending(async_finish), hook
+
+    def _check_mode(self, name: str, async_finish: bool, return_recv_hook: bool) -> LowLatency:
+        if not self.low_latency_mode:
+            raise ValueError(f"{name} needs a Buffer made with low_latency_mode=True")
+        if async_finish and return_recv_hook:
+            raise ValueError(f"{name}: async_finish and return_recv_hook exclude each other")
+        return self._open()
+
+    def get_next_low_latency_combine_buffer(self, handle: tuple) -> torch.Tensor:
+        """[local experts, ranks * most tokens, hidden] of bfloat16: memory for the experts' rows of this handle."""
+        return self._open().combine_buffer(handle)
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Does nothing: the memory needs no cleaning."""
+        self._open()
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """mask=True: the ranks that are there leave the rank out. All of them call it. It does not come back by
+        mask=False, which raises for a rank that is gone."""
+        calls = self._open()
+        if not 0 <= rank_to_mask < self.group_size:
+            raise ValueError(f"{rank_to_mask} is no rank of {self.group_size}")
+        if mask:
+            calls.leave_out(rank_to_mask)
+        elif rank_to_mask in calls.absent():
+            raise NotImplementedError(f"rank {rank_to_mask} was left out; it cannot come back to this Buffer")
+
+    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
+        """Writes 1 for each rank that is gone, and 0 for the others."""
+        if mask_status.dtype != torch.int32 or tuple(mask_status.shape) != (self.group_size,):
+            raise ValueError(f"mask_status is {mask_status.dtype} {tuple(mask_status.shape)}; it must be int32 "
+                             f"[{self.group_size}]")
+        mask_status.zero_()
+        mask_status[self._open().absent()] = 1
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Does nothing: the mask shows who is gone, and such a rank stays gone."""
+        self._open()
+
+    # ---- accepted: what has no meaning on hosts ---------------------------------------------------------
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int,
+                                       num_experts: int) -> int:
+        """Bytes that the buffers take at most. The first dispatch makes them; num_rdma_bytes changes nothing."""
+        return low_latency_bytes(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """True: fp8 and low-latency mode are there."""
+        return True
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """Keeps the number, which changes nothing."""
+        if new_num_sms % 2 != 0:
+            raise ValueError(f"{new_num_sms}: the number of SMs must be even")
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event that has happened."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        return Config(Buffer.num_sms)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        return Config(Buffer.num_sms)
+
+    def get_local_buffer_tensor(self, dtype: torch.dtype, size: Any = None, offset: int = 0,
+                                use_rdma_buffer: bool = False) -> torch.Tensor:
+        """An empty tensor: no part of the library's memory is the program's to write."""
+        return torch.empty(0, dtype=dtype)
+
+    def get_comm_stream(self) -> Any:
+        raise NotImplementedError("get_comm_stream: on hosts there are no streams")
+
+    # ---- high-throughput mode ---------------------------------------------------------------------------
+
+    def get_dispatch_layout(self, *arguments: Any, **named: Any) -> Any:
+        return high_throughput("get_dispatch_layout")
+
+    def dispatch(self, *arguments: Any, **named: Any) -> Any:
+        return high_throughput("dispatch")
+
+    def combine(self, *arguments: Any, **named: Any) -> Any:
+        return high_throughput("combine")
+
+    def internode_dispatch(self, *arguments: Any, **named: Any) -> Any:
+        return high_throughput("internode_dispatch")
+
+    def internode_combine(self, *arguments: Any, **named: Any) -> Any:
+        return high_throughput("internode_combine")
+
+
+class ElasticBuffer:
+    """Version 2 of DeepEP's interface."""
+
+    def __init__(self, *arguments: Any, **named: Any):
+        high_throughput("ElasticBuffer")
+
+
+class EPHandle:
+    """A handle of ElasticBuffer."""
+
+    def __init__(self, *arguments: Any, **named: Any):
+        high_throughput("EPHandle")
+
+
+def _refuse(name: str, value: Any) -> None:
+    if value is not None:
+        raise NotImplementedError(f"{name} is not served")
