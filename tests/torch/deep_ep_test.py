@@ -222,7 +222,7 @@ def begin(backend="gloo"):
 
 
 def make_buffer(deep_ep, group, ranks, **options):
-    """As vLLM's all2all.py makes it."""
+    """A Buffer as vLLM's all2all.py makes it."""
     size = deep_ep.Buffer.get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank=MOST, hidden=HIDDEN,
                                                          num_ranks=ranks, num_experts=2 * ranks)
     assert size > 0
@@ -352,7 +352,7 @@ def refused(deep_ep, buffer, rank, ranks):
     combine()()
     expect(mep.InvalidArgumentError, "was combined", combine())
     vllm_layer(buffer, Case(ranks, 601), rank, "bf16")
-    # What has no meaning on hosts is accepted.
+    # Arguments without a meaning on hosts are accepted.
     deep_ep.Buffer.set_num_sms(24)
     config = deep_ep.Buffer.get_dispatch_config(ranks)
     assert config.get_nvl_buffer_size_hint(2 * HIDDEN, ranks) == 0

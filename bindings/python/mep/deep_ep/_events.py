@@ -1,4 +1,4 @@
-"""What DeepEP has for streams of a GPU. On a host an operation has ended when its call, or its hook, returns."""
+"""DeepEP's objects for streams of a GPU. On a host an operation has ended when its call, or its hook, returns."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple

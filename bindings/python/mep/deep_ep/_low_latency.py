@@ -12,7 +12,7 @@ from mep.ep import _ABSENT, _REFUSED
 
 BUFFERS = 2  # results that live at one time
 _GROUP = 128  # values that share a scale
-# What a dispatch sends: rows as they are; fp8 with scales of float32; fp8 with scales that are powers of two.
+# The rows that a dispatch sends: rows as they are; fp8 with scales of float32; fp8 with scales that are powers of two.
 WIRES: "Dict[str, dict]" = {
     "bfloat16": {},
     "fp8": {"wire_type": "float8_e4m3"},
