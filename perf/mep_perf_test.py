@@ -105,10 +105,33 @@ class PerfTest(unittest.TestCase):
                     wire = "fp8" if "fp8" in more else "bf16"
                     self.assertEqual({row["dtype"] for row in rows}, {wire})
 
+    def test_layer_of_high_throughput(self):
+        for ranks in (1, 2, 5):
+            for op in ("dispatch", "combine", "moe"):
+                for more in ([], ["--wire", "fp8"], ["--buffers", "2"]):
+                    words = [op, "--threads", str(ranks), *LAYER, "--mode", "ht", *more]
+                    self.check_rows(rows_of(words), op, ranks, FIELDS, 3)
+
+    def test_phases_of_high_throughput(self):
+        words = ["moe", "--threads", "2", *LAYER, *QUICK, "--mode", "ht"]
+        for more, phases in (([], "dispatch .* expert .* combine .* replay .* us"),
+                             (["--no-expert"], "dispatch [^a-z]* us  combine .* replay .* us")):  # fmt: skip
+            output, _ = run([*words, *more])
+            self.assertEqual(len(re.findall(phases, output)), 3)
+        output, _ = run(["moe", "--threads", "2", *LAYER, *QUICK, "--no-expert", "--check"])
+        self.assertNotIn("expert ", output.split("\n", 1)[1])
+        self.assertNotIn("replay", output)
+
     def test_bytes_of_a_layer(self):
         row = rows_of(["moe", "--threads", "2", "--tokens", "4", "--hidden", "256", "--topk", "2",
                        "--experts", "8", "--wire", "fp8"])[0]  # fmt: skip
         self.assertEqual(row["bytes"], 4 * 2 * (256 + 2 * 4 + 256 * 2))
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write("0 1\n3 0\n")  # one row, two rows
+            file.flush()
+            row = rows_of(["moe", "--threads", "2", "--tokens", "4", "--hidden", "256", "--topk", "2",
+                           "--experts", "4", "--mode", "ht", "--routing", f"file:{file.name}"])[0]  # fmt: skip
+        self.assertEqual(row["bytes"], (2 * 1 + 2 * 2) * (256 * 2 + 256 * 2))
 
     def test_routing(self):
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
@@ -138,7 +161,8 @@ class PerfTest(unittest.TestCase):
         _, errors = run(["nothing"], status=2)
         self.assertIn("unknown operation", errors)
         help_text, _ = run(["--help"])
-        self.assertIn("--vs mpi", help_text)
+        for option in ("--vs mpi", "--mode M", "--no-expert"):
+            self.assertIn(option, help_text)
         return 1 if MPIRUN else 2
 
     def test_beside_mpi(self):
@@ -152,8 +176,9 @@ class PerfTest(unittest.TestCase):
             self.check_rows(rows_of([op, *SMALL, *versus], launcher), op, 3, both, 3)
         for op in ("dispatch", "combine", "moe"):
             for wire in ("bf16", "fp8"):
-                rows = rows_of([op, *LAYER, "--wire", wire, *versus], launcher)
-                self.check_rows(rows, op, 3, both, 3)
+                for mode in ("ll", "ht"):
+                    rows = rows_of([op, *LAYER, "--wire", wire, "--mode", mode, *versus], launcher)
+                    self.check_rows(rows, op, 3, both, 3)
         self.check_rows(rows_of(["allreduce", *SMALL], launcher), "allreduce", 3, FIELDS, 3)
 
     def test_table(self):
@@ -188,6 +213,11 @@ class PerfTest(unittest.TestCase):
             (["moe", "--hidden", "12"], "multiple of 8"),
             (["moe", "--tokens", "3,,4"], "cannot be '3,,4'"),
             (["moe", "--routing", "zipf:"], "cannot be 'zipf:'"),
+            (["moe", "--mode", "fast"], "cannot be 'fast'"),
+            (["moe", "--mode", "ht", "--slotted"], "--slotted is for --mode ll"),
+            (["moe", "--mode", "ht", "--device", "cuda"], "no --mode ht"),
+            (["dispatch", "--no-expert"], "--no-expert is for moe"),
+            (["allreduce", "--mode", "ht"], "for dispatch, combine and moe"),
             (["moe", "--check=yes"], "cannot be 'yes'"),
             (["moe", "--device", "cuda:x"], "cannot be 'cuda:x'"),
         ):

@@ -15,10 +15,12 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
 
 class MoeCase : public Case {
  public:
-  MoeCase(MoeOperation operation, MoeSide& side, MoeProblem& problem)
-      : operation_(operation), side_(side), problem_(problem) {
-    if (operation == MoeOperation::kMoe) phases_ = {{"dispatch"}, {"expert"}, {"combine"}};
-  }
+  MoeCase(MoeOperation operation, const Options& options, MoeSide& side, MoeProblem& problem)
+      : operation_(operation),
+        options_(options),
+        replays_(operation == MoeOperation::kMoe && options.is_high_throughput),
+        side_(side),
+        problem_(problem) {}
   void sync() override { side_.sync(); }
 
   void run(uint64_t iterations, double* seconds) override {
@@ -37,16 +39,45 @@ class MoeCase : public Case {
     problem_.poison_output();
     side_.sync();
     side_.dispatch();
-    uint64_t errors = count_received_errors(problem_, side_, round);
+    uint64_t errors = count_received_errors(problem_, side_, round, round);
     if (operation_ == MoeOperation::kDispatch) return errors;
     side_.expert();
     side_.combine();
-    return errors + count_output_errors(problem_);
+    errors += count_output_errors(problem_);
+    return replays_ ? errors + verify_replay(round) : errors;
   }
-  void reset() override { problem_.load(0); }
-  std::vector<Phase> phases() const override { return phases_; }
+  void reset() override {
+    problem_.load(0);
+    for (uint32_t i = 0; !options_.run_expert && i < options_.buffers; ++i) {
+      side_.dispatch();
+      side_.expert();
+      side_.combine();
+    }
+  }
+  std::vector<Phase> phases() const override {
+    if (operation_ != MoeOperation::kMoe) return {};
+    std::vector<Phase> phases = {dispatch_};
+    if (options_.run_expert) phases.push_back(expert_);
+    phases.push_back(combine_);
+    if (replays_) phases.push_back(replay_);
+    return phases;
+  }
 
  private:
+  // Other rows by the routing of the last dispatch.
+  uint64_t verify_replay(uint32_t round) {
+    const uint32_t other = round + kReplayedRound;
+    problem_.load_tokens(other);
+    problem_.poison_output();
+    side_.replay();
+    uint64_t errors = count_received_errors(problem_, side_, other, round);
+    side_.expert();
+    side_.combine();
+    errors += count_output_errors(problem_);
+    problem_.load_tokens(round);
+    return errors;
+  }
+
   void run_dispatch(uint64_t iterations, double* seconds) {
     const auto start = Clock::now();
     for (uint64_t i = 0; i < iterations; ++i) side_.dispatch();
@@ -70,28 +101,48 @@ class MoeCase : public Case {
     for (uint64_t i = 0; i < iterations; ++i) {
       side_.dispatch();
       const auto dispatched = Clock::now();
-      side_.expert();
+      if (options_.run_expert) side_.expert();
       const auto computed = Clock::now();
       side_.combine();
       const auto end = Clock::now();
-      phases_[0].seconds += seconds_between(start, dispatched);
-      phases_[1].seconds += seconds_between(dispatched, computed);
-      phases_[2].seconds += seconds_between(computed, end);
+      dispatch_.seconds += seconds_between(start, dispatched);
+      expert_.seconds += seconds_between(dispatched, computed);
+      combine_.seconds += seconds_between(computed, end);
       *seconds += seconds_between(start, end);
       start = end;
     }
+    if (replays_) run_replays(iterations);
   }
 
+  // A phase of its own, outside the time of the iteration.
+  void run_replays(uint64_t iterations) {
+    for (uint64_t i = 0; i < iterations; ++i) {
+      const auto start = Clock::now();
+      side_.replay();
+      replay_.seconds += seconds_between(start, Clock::now());
+      if (options_.run_expert) side_.expert();
+      side_.combine();
+    }
+  }
+
+  static constexpr uint32_t kReplayedRound = 1000;  // beyond those of checks
+
   MoeOperation operation_;
+  const Options& options_;
+  bool replays_;
   MoeSide& side_;
   MoeProblem& problem_;
-  std::vector<Phase> phases_;
+  Phase dispatch_{"dispatch"};
+  Phase expert_{"expert"};
+  Phase combine_{"combine"};
+  Phase replay_{"replay"};
 };
 
 }  // namespace
 
-std::unique_ptr<Case> make_moe_case(MoeOperation operation, MoeSide& side, MoeProblem& problem) {
-  return std::make_unique<MoeCase>(operation, side, problem);
+std::unique_ptr<Case> make_moe_case(MoeOperation operation, const Options& options, MoeSide& side,
+                                    MoeProblem& problem) {
+  return std::make_unique<MoeCase>(operation, options, side, problem);
 }
 
 }  // namespace mep::perf

@@ -113,6 +113,47 @@ uint64_t count_source_errors(const MoeProblem& problem, const MoeSide& side, int
   return errors;
 }
 
+// High throughput: the token's experts and weights, of those that are on this rank.
+uint64_t count_topk_errors(const MoeShape& shape, const int64_t* experts, const float* weights,
+                           const ReceivedRow& row) {
+  uint64_t errors = 0;
+  for (uint32_t k = 0; k < shape.top_k; ++k) {
+    const bool is_here = experts[k] >= 0 && experts[k] / shape.experts_per_rank == shape.rank;
+    errors += row.topk_idx[k] != (is_here ? experts[k] % shape.experts_per_rank : -1) ? 1 : 0;
+    errors += row.topk_weights[k] != (is_here ? weights[k] : 0) ? 1 : 0;
+  }
+  return errors;
+}
+
+// High throughput: a row for each token that has an expert here, in the order of tokens.
+uint64_t count_throughput_errors(const MoeProblem& problem, const MoeSide& side, int source,
+                                 uint32_t round, uint32_t routed) {
+  const MoeShape& shape = problem.shape();
+  std::vector<int64_t> experts;
+  problem.router().route(source, shape.tokens, routed, &experts);
+  std::vector<float> weights(experts.size());
+  make_weights(shape, routed, weights.data());
+  std::vector<uint16_t> x(shape.hidden);
+  uint64_t errors = 0;
+  uint64_t rows = 0;
+  for (uint32_t token = 0; token < shape.tokens; ++token) {
+    const size_t first = static_cast<size_t>(token) * shape.top_k;
+    bool is_sent = false;
+    for (size_t at = first; at < first + shape.top_k; ++at) {
+      is_sent = is_sent || (experts[at] >= 0 && experts[at] / shape.experts_per_rank == shape.rank);
+    }
+    if (!is_sent) continue;
+    ++rows;
+    if (rows > side.received_count(0, source)) continue;
+    const ReceivedRow row = side.received_row(0, source, rows - 1);
+    if (row.token >= 0 && row.token != token) ++errors;
+    make_token(shape, source, token, round, x.data());
+    errors += count_row_errors(wire_row(shape, x.data()), row);
+    errors += count_topk_errors(shape, experts.data() + first, weights.data() + first, row);
+  }
+  return side.received_count(0, source) == rows ? errors : 1 + rows;
+}
+
 // The stand-in expert's output for a row.
 void expert_output(const MoeShape& shape, const WireRow& row, int64_t expert,
                    std::vector<float>* y) {
@@ -130,18 +171,63 @@ void expert_output(const MoeShape& shape, const WireRow& row, int64_t expert,
   }
 }
 
+// High throughput: what the token's experts on `rank` make of its row, summed there.
+bool rank_output(const MoeShape& shape, const WireRow& row, const int64_t* experts,
+                 const float* weights, int64_t rank, std::vector<float>* sum) {
+  std::vector<float> y(shape.hidden);
+  bool is_sent = false;
+  std::fill(sum->begin(), sum->end(), 0.0f);
+  for (uint32_t k = 0; k < shape.top_k; ++k) {
+    if (experts[k] < 0 || experts[k] / shape.experts_per_rank != rank) continue;
+    is_sent = true;
+    expert_output(shape, row, experts[k], &y);
+    for (uint32_t h = 0; h < shape.hidden; ++h) {
+      const float term = weights[k] * y[h];
+      (*sum)[h] = (*sum)[h] + term;
+    }
+  }
+  for (float& value : *sum) value = bf16_value(bf16_bits(value));
+  return is_sent;
+}
+
+uint64_t count_throughput_output_errors(const MoeProblem& problem) {
+  const MoeShape& shape = problem.shape();
+  std::vector<float> part(shape.hidden);
+  std::vector<float> sum(shape.hidden);
+  uint64_t errors = 0;
+  for (uint32_t token = 0; token < shape.tokens; ++token) {
+    const WireRow row = wire_row(shape, problem.x() + static_cast<size_t>(token) * shape.hidden);
+    const size_t first = static_cast<size_t>(token) * shape.top_k;
+    std::fill(sum.begin(), sum.end(), 0.0f);
+    for (int rank = 0; rank < shape.size; ++rank) {
+      if (!rank_output(shape, row, problem.topk_idx().data() + first,
+                       problem.topk_weights().data() + first, rank, &part)) {
+        continue;
+      }
+      for (uint32_t h = 0; h < shape.hidden; ++h) sum[h] = sum[h] + part[h];
+    }
+    const uint16_t* out = problem.out() + static_cast<size_t>(token) * shape.hidden;
+    for (uint32_t h = 0; h < shape.hidden; ++h) errors += out[h] != bf16_bits(sum[h]) ? 1 : 0;
+  }
+  return errors;
+}
+
 }  // namespace
 
-uint64_t count_received_errors(const MoeProblem& problem, const MoeSide& side, uint32_t round) {
+uint64_t count_received_errors(const MoeProblem& problem, const MoeSide& side, uint32_t round,
+                               uint32_t routed) {
   uint64_t errors = 0;
   for (int source = 0; source < problem.shape().size; ++source) {
-    errors += count_source_errors(problem, side, source, round);
+    errors += problem.shape().is_high_throughput
+                  ? count_throughput_errors(problem, side, source, round, routed)
+                  : count_source_errors(problem, side, source, round);
   }
   return errors;
 }
 
 uint64_t count_output_errors(const MoeProblem& problem) {
   const MoeShape& shape = problem.shape();
+  if (shape.is_high_throughput) return count_throughput_output_errors(problem);
   std::vector<float> y(shape.hidden);
   std::vector<float> sum(shape.hidden);
   uint64_t errors = 0;

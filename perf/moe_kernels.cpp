@@ -4,8 +4,6 @@
 #include <bit>
 #include <cstring>
 
-#include "moe_problem.hpp"
-
 // The choice at program start runs before a sanitizer is ready, so builds with one have a single
 // copy.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -70,7 +68,64 @@ MEP_PERF_INLINE uint8_t to_e4m3(float value) {
   return static_cast<uint8_t>(sign | std::min(code, 0x7eu));
 }
 
+// The experts of a row that are on this rank.
+struct LocalExperts {
+  size_t count = 0;
+  float factors[64];
+  float weights[64];
+};
+
+MEP_PERF_INLINE void mix_block(const float* __restrict x, size_t count, const LocalExperts& experts,
+                               uint16_t* __restrict y) {
+  float sums[kScaleBlock] = {};
+  for (size_t k = 0; k < experts.count; ++k) {
+    const float factor = experts.factors[k];
+    const float weight = experts.weights[k];
+    for (size_t i = 0; i < count; ++i) sums[i] += weight * widen(narrow(x[i] * factor));
+  }
+  for (size_t i = 0; i < count; ++i) y[i] = narrow(sums[i]);
+}
+
+MEP_PERF_CLONES
+void mix_row_bf16(const uint16_t* __restrict x, size_t hidden, const LocalExperts& experts,
+                  uint16_t* __restrict y) {
+  float values[kScaleBlock];
+  for (size_t begin = 0; begin < hidden; begin += kScaleBlock) {
+    const size_t count = std::min<size_t>(kScaleBlock, hidden - begin);
+    for (size_t i = 0; i < count; ++i) values[i] = widen(x[begin + i]);
+    mix_block(values, count, experts, y + begin);
+  }
+}
+
+MEP_PERF_CLONES
+void mix_row_fp8(const uint8_t* __restrict x, const float* scales, size_t hidden,
+                 const LocalExperts& experts, uint16_t* __restrict y) {
+  float values[kScaleBlock];
+  for (size_t begin = 0; begin < hidden; begin += kScaleBlock) {
+    const size_t count = std::min<size_t>(kScaleBlock, hidden - begin);
+    const float scale = scales[begin / kScaleBlock];
+    for (size_t i = 0; i < count; ++i) values[i] = from_e4m3(x[begin + i]) * scale;
+    mix_block(values, count, experts, y + begin);
+  }
+}
+
 }  // namespace
+
+void run_local_experts(const MoeShape& shape, const void* x, const float* scales,
+                       const int32_t* topk_idx, const float* topk_weights, uint16_t* y) {
+  const int64_t first = static_cast<int64_t>(shape.rank) * shape.experts_per_rank;
+  LocalExperts experts;
+  for (uint32_t k = 0; k < shape.top_k; ++k) {
+    if (topk_idx[k] < 0) continue;
+    experts.factors[experts.count] = expert_factor(first + topk_idx[k]);
+    experts.weights[experts.count++] = topk_weights[k];
+  }
+  if (shape.wire_is_fp8) {
+    mix_row_fp8(static_cast<const uint8_t*>(x), scales, shape.hidden, experts, y);
+  } else {
+    mix_row_bf16(static_cast<const uint16_t*>(x), shape.hidden, experts, y);
+  }
+}
 
 MEP_PERF_CLONES
 void scale_rows_bf16(const uint16_t* __restrict x, size_t rows, size_t hidden, float factor,

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "moe_problem.hpp"
+
 namespace mep::perf {
 
 // y[rows][hidden] = x * factor, all bfloat16.
@@ -19,6 +21,11 @@ void scale_rows_fp8(const uint8_t* x, size_t x_stride, const uint8_t* scales, si
 // out[hidden] = sum over k of weights[k] * rows[k][hidden], in ascending k.
 void weighted_sum_bf16(const uint16_t* const* rows, const float* weights, size_t count,
                        size_t hidden, uint16_t* out);
+
+// High throughput: y[hidden] of one received row = sum over its local experts of weight * expert's output, in ascending
+// k. The row has no expert where topk_idx is -1.
+void run_local_experts(const MoeShape& shape, const void* x, const float* scales,
+                       const int32_t* topk_idx, const float* topk_weights, uint16_t* y);
 
 // values[hidden] and scales[ceil(hidden / 128)] of a bfloat16 row.
 void quantize_row(const uint16_t* x, size_t hidden, uint8_t* values, float* scales);

@@ -39,19 +39,23 @@ class MepMoe : public MoeSide {
   void dispatch() override {
     current_ = (current_ + 1) % buffers_.size();
     mep_dispatch_send_t args;
-    mep_dispatch_receive_t received;
     mep_dispatch_send_defaults(&args);
-    mep_dispatch_receive_defaults(&received);
-    args.num_tokens = problem_.shape().tokens;
-    args.x = problem_.x();
     args.topk_idx = problem_.topk_idx().data();
     args.topk_weights = problem_.topk_weights().data();
-    require(mep_dispatch(buffers_[current_].handle, &args, &received, nullptr), "mep_dispatch");
+    send_rows(&args);
+  }
+
+  void replay() override {
+    mep_dispatch_send_t args;
+    mep_dispatch_send_defaults(&args);
+    args.flags = MEP_DISPATCH_REPLAY;
+    send_rows(&args);
   }
 
   void expert() override {
     const MoeShape& shape = problem_.shape();
     const mep_ep_view_t& view = buffers_[current_].view;
+    if (shape.is_high_throughput) return run_local_experts_of_rows();
     for (uint32_t expert = 0; expert < shape.experts_per_rank; ++expert) {
       if (!is_slotted_) {
         run_expert(expert, 0, static_cast<size_t>(view.recv_count[expert]));
@@ -87,10 +91,34 @@ class MepMoe : public MoeSide {
     if (shape.wire_is_fp8) {
       received.scales = static_cast<const float*>(view.recv_scales) + row * shape.scales_per_row();
     }
+    if (shape.is_high_throughput) {
+      received.topk_idx = view.recv_topk_idx + row * shape.top_k;
+      received.topk_weights = view.recv_topk_weights + row * shape.top_k;
+    }
     return received;
   }
 
  private:
+  void send_rows(mep_dispatch_send_t* args) {
+    mep_dispatch_receive_t received;
+    mep_dispatch_receive_defaults(&received);
+    args->num_tokens = problem_.shape().tokens;
+    args->x = problem_.x();
+    require(mep_dispatch(buffers_[current_].handle, args, &received, nullptr), "mep_dispatch");
+  }
+
+  // Rows of high throughput lie without gaps from the first on.
+  void run_local_experts_of_rows() {
+    const MoeShape& shape = problem_.shape();
+    auto* y = static_cast<uint16_t*>(buffers_[current_].view.combine_input);
+    for (int source = 0; source < shape.size; ++source) {
+      for (uint64_t i = 0; i < received_count(0, source); ++i, y += shape.hidden) {
+        const ReceivedRow row = received_row(0, source, i);
+        run_local_experts(shape, row.data, row.scales, row.topk_idx, row.topk_weights, y);
+      }
+    }
+  }
+
   int64_t range(uint32_t local_expert, int source) const {
     const size_t size = static_cast<size_t>(problem_.shape().size);
     return buffers_[current_].view.layout_range[local_expert * size + static_cast<size_t>(source)];
@@ -143,6 +171,7 @@ mep_ep_config_t ep_config_of(const MoeShape& shape, const Options& options) {
   config.input_type = MEP_BFLOAT16;
   config.wire_type = shape.wire_is_fp8 ? MEP_FLOAT8_E4M3 : MEP_BFLOAT16;
   config.combine_type = MEP_BFLOAT16;
+  config.mode = shape.is_high_throughput ? MEP_EP_HIGH_THROUGHPUT : MEP_EP_LOW_LATENCY;
   config.receive_layout = options.is_slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED;
   return config;
 }

@@ -1,8 +1,8 @@
 #include "moe_problem.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 
 namespace mep::perf {
 namespace {
@@ -30,6 +30,22 @@ void make_token(const MoeShape& shape, int rank, uint32_t token, uint32_t round,
   }
 }
 
+void make_weights(const MoeShape& shape, uint32_t round, float* weights) {
+  for (uint32_t token = 0; token < shape.tokens; ++token, weights += shape.top_k) {
+    float total = 0;
+    for (uint32_t k = 0; k < shape.top_k; ++k) {
+      const uint64_t bits =
+          scramble((static_cast<uint64_t>(token) << 8 | k) + static_cast<uint64_t>(round) * 7919);
+      weights[k] = 0.1f + static_cast<float>(bits >> 40) * 0x1p-24f;
+      total += weights[k];
+    }
+    for (uint32_t k = 0; k < shape.top_k; ++k) {
+      // Odd tokens have round weights, whose sums often lie right between two bfloat16 numbers.
+      weights[k] = token % 2 == 0 ? weights[k] / total : std::ceil(weights[k] * 8) / 32;
+    }
+  }
+}
+
 float expert_factor(int64_t expert) {
   return 0.5f + 0.125f * static_cast<float>(expert % 11);
 }
@@ -42,29 +58,33 @@ MoeProblem::MoeProblem(const MoeShape& shape, const Routing& routing)
   load(0);
 }
 
-void MoeProblem::load(uint32_t round) {
+void MoeProblem::load_tokens(uint32_t round) {
   for (uint32_t token = 0; token < shape_.tokens; ++token) {
     make_token(shape_, shape_.rank, token, round,
                x_.as<uint16_t>() + static_cast<size_t>(token) * shape_.hidden);
   }
+}
+
+void MoeProblem::load(uint32_t round) {
+  load_tokens(round);
   router_.route(shape_.rank, shape_.tokens, round, &topk_idx_);
-  rows_ = static_cast<uint64_t>(
-      std::count_if(topk_idx_.begin(), topk_idx_.end(), [](int64_t e) { return e >= 0; }));
+  rows_ = count_rows();
   topk_weights_.resize(topk_idx_.size());
+  make_weights(shape_, round, topk_weights_.data());
+}
+
+uint64_t MoeProblem::count_rows() const {
+  uint64_t rows = 0;
   for (uint32_t token = 0; token < shape_.tokens; ++token) {
-    float* weights = topk_weights_.data() + static_cast<size_t>(token) * shape_.top_k;
-    float total = 0;
+    std::set<int64_t> targets;  // experts, or ranks
     for (uint32_t k = 0; k < shape_.top_k; ++k) {
-      const uint64_t bits =
-          scramble((static_cast<uint64_t>(token) << 8 | k) + static_cast<uint64_t>(round) * 7919);
-      weights[k] = 0.1f + static_cast<float>(bits >> 40) * 0x1p-24f;
-      total += weights[k];
+      const int64_t expert = topk_idx_[static_cast<size_t>(token) * shape_.top_k + k];
+      if (expert < 0) continue;
+      targets.insert(shape_.is_high_throughput ? expert / shape_.experts_per_rank : expert);
     }
-    for (uint32_t k = 0; k < shape_.top_k; ++k) {
-      // Odd tokens have round weights, whose sums often lie right between two bfloat16 numbers.
-      weights[k] = token % 2 == 0 ? weights[k] / total : std::ceil(weights[k] * 8) / 32;
-    }
+    rows += targets.size();
   }
+  return rows;
 }
 
 void MoeProblem::poison_output() {

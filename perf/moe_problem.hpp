@@ -19,6 +19,7 @@ struct MoeShape {
   uint32_t experts = 0;
   uint32_t experts_per_rank = 0;
   bool wire_is_fp8 = false;
+  bool is_high_throughput = false;
   int rank = 0;
   int size = 0;
 
@@ -32,6 +33,8 @@ struct MoeShape {
 
 // x[hidden] of a token, bfloat16.
 void make_token(const MoeShape& shape, int rank, uint32_t token, uint32_t round, uint16_t* x);
+// weights[tokens][top_k], the same on all ranks.
+void make_weights(const MoeShape& shape, uint32_t round, float* weights);
 // The factor that the stand-in expert multiplies its rows with.
 float expert_factor(int64_t expert);
 
@@ -39,6 +42,8 @@ class MoeProblem {
  public:
   MoeProblem(const MoeShape& shape, const Routing& routing);
   void load(uint32_t round);
+  // Other rows; the routing stays.
+  void load_tokens(uint32_t round);
   // Bytes into out that no result has.
   void poison_output();
 
@@ -48,9 +53,11 @@ class MoeProblem {
   const std::vector<int64_t>& topk_idx() const { return topk_idx_; }
   const std::vector<float>& topk_weights() const { return topk_weights_; }
   uint16_t* out() const { return out_.as<uint16_t>(); }
-  uint64_t rows() const { return rows_; }  // that this rank sends: entries that are not -1
+  uint64_t rows() const { return rows_; }  // that this rank sends
 
  private:
+  uint64_t count_rows() const;
+
   MoeShape shape_;
   Router router_;
   Buffer x_;

@@ -17,6 +17,9 @@ struct ReceivedRow {
   const void* data = nullptr;
   const float* scales = nullptr;  // fp8 only
   int64_t token = -1;             // index on its source rank; -1: this side does not say
+  // High throughput: [K] experts of this rank, by their local number, or -1; and weights, 0 with -1.
+  const int32_t* topk_idx = nullptr;
+  const float* topk_weights = nullptr;
 };
 
 class MoeSide {
@@ -26,8 +29,10 @@ class MoeSide {
   virtual void dispatch() = 0;
   virtual void expert() = 0;
   virtual void combine() = 0;  // into the problem's out
+  // High throughput: the problem's rows by the routing of the last dispatch.
+  virtual void replay() {}
 
-  // The rows that the last dispatch brought, for the check.
+  // The rows that the last dispatch brought, for the check. High throughput: they are those of local expert 0.
   virtual uint64_t received_count(uint32_t local_expert, int source) const = 0;
   virtual ReceivedRow received_row(uint32_t local_expert, int source, uint64_t index) const = 0;
 };
@@ -40,6 +45,7 @@ std::unique_ptr<MoeSide> make_mep_moe(const MoeProblem& problem, const Options& 
 enum class MoeOperation { kDispatch, kCombine, kMoe };
 
 // `side` and `problem` outlive the case.
-std::unique_ptr<Case> make_moe_case(MoeOperation operation, MoeSide& side, MoeProblem& problem);
+std::unique_ptr<Case> make_moe_case(MoeOperation operation, const Options& options, MoeSide& side,
+                                    MoeProblem& problem);
 
 }  // namespace mep::perf

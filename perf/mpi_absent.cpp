@@ -33,5 +33,8 @@ std::unique_ptr<MessageSide> make_mpi_messages() {
 std::unique_ptr<MoeSide> make_mpi_moe(const MoeProblem&) {
   refuse();
 }
+std::unique_ptr<MoeSide> make_mpi_throughput_moe(const MoeProblem&) {
+  refuse();
+}
 
 }  // namespace mep::perf

@@ -25,5 +25,6 @@ std::unique_ptr<Team> make_mpi_team();
 std::unique_ptr<Case> make_mpi_collective(const CollectiveCall& call);
 std::unique_ptr<MessageSide> make_mpi_messages();
 std::unique_ptr<MoeSide> make_mpi_moe(const MoeProblem& problem);
+std::unique_ptr<MoeSide> make_mpi_throughput_moe(const MoeProblem& problem);
 
 }  // namespace mep::perf

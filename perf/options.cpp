@@ -133,6 +133,15 @@ const Entry kEntries[] = {
      [](const std::string& t, Options* o) { return read_number(t, 1u, 8u, &o->buffers); }},
     {"--slotted", nullptr, Group::kExpert, "slotted receive layout; default packed",
      [](const std::string&, Options* o) { return o->is_slotted = true; }},
+    {"--mode", "M", Group::kExpert,
+     "ll, a row for each expert of a token; ht, one for each rank that has some of them [ll]",
+     [](const std::string& t, Options* o) {
+       o->is_high_throughput = t == "ht";
+       return t == "ht" || t == "ll";
+     }},
+    {"--no-expert", nullptr, Group::kExpert,
+     "moe without the stand-in expert: its output is made once, before the timing",
+     [](const std::string&, Options* o) { return !(o->run_expert = false); }},
     {"-i", "ITERS", Group::kRun, "iterations of a size; default by time, about half a second",
      [](const std::string& t, Options* o) {
        return read_number<uint64_t>(t, 1, uint64_t{1} << 40, &o->iterations);
@@ -182,9 +191,8 @@ std::string find_conflict(const Options& options) {
            " takes --tokens, --hidden and --wire";
   }
   if (!is_expert && options.has_expert_option) {
-    return "--tokens, --hidden, --topk, --experts, --wire, --routing, --buffers and --slotted are "
-           "for "
-           "dispatch, combine and moe";
+    return "--tokens, --hidden, --topk, --experts, --wire, --routing, --buffers, --slotted, --mode "
+           "and --no-expert are for dispatch, combine and moe";
   }
   if (options.min_bytes > options.max_bytes) return "-b is larger than -e";
   if (options.max_bytes > (uint64_t{1} << 30)) return "-e is larger than 1G";
@@ -194,6 +202,13 @@ std::string find_conflict(const Options& options) {
   }
   if (is_expert && options.wire_is_fp8 && options.hidden % 16 != 0) {
     return "--hidden is no multiple of 16 (a row of fp8 must be a multiple of 16 bytes)";
+  }
+  if (options.is_high_throughput && options.is_slotted) {
+    return "--slotted is for --mode ll: rows of --mode ht lie packed";
+  }
+  if (!options.run_expert && op != "moe") return "--no-expert is for moe";
+  if (options.on_device && (options.is_high_throughput || !options.run_expert)) {
+    return "--device cuda has no --mode ht and no --no-expert";
   }
   if (options.on_device && !device_is_built()) {
     return "this mep_perf was built without CUDA: --device cuda is not possible (configure with "

@@ -36,6 +36,8 @@ struct Options {
   uint32_t buffers = 1;
   bool wire_is_fp8 = false;
   bool is_slotted = false;
+  bool is_high_throughput = false;
+  bool run_expert = true;  // of moe, in the timed iterations
   Routing routing;
   bool has_expert_option = false;
   // Running.

@@ -294,9 +294,10 @@ void Session::run_messages_size(MessagePattern pattern, size_t bytes) {
 }
 
 void Session::run_moe() {
-  std::string subject = options_.operation + ", hidden " + std::to_string(options_.hidden) + ", " +
-                        std::to_string(options_.experts) + " experts, top-" +
-                        std::to_string(options_.top_k) + ", wire " +
+  std::string subject = options_.operation + (options_.is_high_throughput ? " ht" : "") +
+                        (options_.run_expert ? "" : " without expert") + ", hidden " +
+                        std::to_string(options_.hidden) + ", " + std::to_string(options_.experts) +
+                        " experts, top-" + std::to_string(options_.top_k) + ", wire " +
                         (options_.wire_is_fp8 ? "fp8" : "bf16") + ", routing " +
                         options_.routing.text + ", tokens a rank";
   for (const uint32_t tokens : options_.tokens) subject += " " + std::to_string(tokens);
@@ -318,6 +319,7 @@ void Session::run_moe_size(MoeOperation operation, uint32_t tokens) {
   const auto ranks = static_cast<uint32_t>(shape.size);
   shape.experts_per_rank = (shape.experts + ranks - 1) / ranks;
   shape.wire_is_fp8 = options_.wire_is_fp8;
+  shape.is_high_throughput = options_.is_high_throughput;
   MoeProblem problem(shape, options_.routing);
   std::unique_ptr<MoeSide> mep_side;
   std::unique_ptr<MoeSide> mpi_side;
@@ -326,11 +328,11 @@ void Session::run_moe_size(MoeOperation operation, uint32_t tokens) {
     sides.mep = device_->make_moe(operation, problem, options_);
   } else if (options_.run_mep) {
     mep_side = make_mep_moe(problem, options_, comm_);
-    sides.mep = make_moe_case(operation, *mep_side, problem);
+    sides.mep = make_moe_case(operation, options_, *mep_side, problem);
   }
   if (options_.run_mpi) {
-    mpi_side = make_mpi_moe(problem);
-    sides.mpi = make_moe_case(operation, *mpi_side, problem);
+    mpi_side = shape.is_high_throughput ? make_mpi_throughput_moe(problem) : make_mpi_moe(problem);
+    sides.mpi = make_moe_case(operation, options_, *mpi_side, problem);
   }
   double rows = static_cast<double>(problem.rows());
   team_.sum(&rows, 1);
@@ -342,7 +344,7 @@ void Session::run_moe_size(MoeOperation operation, uint32_t tokens) {
     row_bytes += static_cast<double>(shape.combine_row_bytes());
   moved_row_bytes = row_bytes;
   // The expert's output is written once more.
-  if (operation == MoeOperation::kMoe)
+  if (operation == MoeOperation::kMoe && options_.run_expert)
     moved_row_bytes += static_cast<double>(shape.combine_row_bytes());
   Row row;
   row.operation = options_.operation;

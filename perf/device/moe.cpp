@@ -297,7 +297,7 @@ class DeviceMoeCase : public Case {
     context_.synchronize();
     if (is_dispatch) {
       side_.fetch_received();
-      return count_received_errors(problem_, side_, input);
+      return count_received_errors(problem_, side_, input, input);
     }
     side_.fetch_output();
     return count_output_errors(problem_);
@@ -309,7 +309,7 @@ class DeviceMoeCase : public Case {
     side_.dispatch();
     context_.synchronize();
     side_.fetch_received();
-    const uint64_t errors = count_received_errors(problem_, side_, input);
+    const uint64_t errors = count_received_errors(problem_, side_, input, input);
     if (operation_ == MoeOperation::kDispatch) return errors;
     side_.expert();
     side_.combine();
