@@ -341,10 +341,9 @@ def refused(deep_ep, buffer, rank, ranks):
             (TypeError, "that the dispatch returned", combine(handle=tuple(handle))),
             (ValueError, "not that of the dispatch", combine(topk_idx=topk_idx + 1)),
             (ValueError, "items", combine(x=found[:1])),
-            (NotImplementedError, "layout: high-throughput mode is", lambda: buffer.get_dispatch_layout(topk_idx, 4)),
-            (NotImplementedError, "dispatch: high-throughput mode is not built yet", lambda: buffer.dispatch(x)),
-            (NotImplementedError, "combine: high-throughput mode is", lambda: buffer.combine(x, handle)),
-            (NotImplementedError, "Buffer: high-throughput mode is", lambda: deep_ep.ElasticBuffer(None)),
+            (NotImplementedError, "internode_dispatch is not served", lambda: buffer.internode_dispatch(x)),
+            (NotImplementedError, "internode_combine is not served", lambda: buffer.internode_combine(x, handle)),
+            (NotImplementedError, "ElasticBuffer is not served", lambda: deep_ep.ElasticBuffer(None)),
             (ValueError, "no rank", lambda: buffer.low_latency_update_mask_buffer(ranks, True)),
             (ValueError, "group or a comm", lambda: deep_ep.Buffer(None)),
             (TypeError, "process group", lambda: deep_ep.Buffer("world"))):

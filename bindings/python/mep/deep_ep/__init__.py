@@ -1,6 +1,6 @@
 """DeepEP's calls over MEP's expert parallelism, for tensors of the CPU: `import mep.deep_ep as deep_ep`.
 
-Low-latency mode is there; docs/guide/deep-ep.md says what differs from DeepEP.
+Low-latency and normal mode are there; docs/guide/deep-ep.md says what differs from DeepEP.
 """
 from __future__ import annotations
 

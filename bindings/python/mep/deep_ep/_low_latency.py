@@ -122,11 +122,11 @@ class LowLatency:
         known = self.comm.agree(sum(1 << rank for rank in range(self.comm.size) if rank not in absent))
         wanted = [rank for rank in there if not known >> rank & 1]
         if wanted:
-            self._again(lambda: self.comm.recover_ranks(wanted, timeout))
+            self.again(lambda: self.comm.recover_ranks(wanted, timeout))
         for lanes in self._objects.values():
             lanes.start_again()
 
-    def _again(self, call: "Callable[[], Any]") -> Any:
+    def again(self, call: "Callable[[], Any]") -> Any:
         """Does the call, again where it did nothing but tell of ranks that have gone."""
         for _ in range(self.comm.size):
             try:
@@ -144,7 +144,7 @@ class LowLatency:
         if key not in self._objects:
             options = dict(max_tokens_per_rank=max_tokens, hidden=hidden, top_k=top_k, num_experts=num_experts,
                            num_buffers=BUFFERS, name="deep_ep-" + "-".join(map(str, key)), **WIRES[wire])
-            self._objects[key] = _Lanes(self._again(lambda: self._object(options)))
+            self._objects[key] = _Lanes(self.again(lambda: self._object(options)))
         return self._objects[key]
 
     def _object(self, options: dict) -> "mep.Ep":
@@ -186,7 +186,7 @@ class LowLatency:
                 statistics.add_(outputs["recv_count"])
 
         def receive() -> None:
-            self._again(lambda: lane.handle.dispatch(phase="receive", **outputs))
+            self.again(lambda: lane.handle.dispatch(phase="receive", **outputs))
             received()
 
         self._send(lanes, lambda: lane.handle.dispatch(x, topk_idx, phase="send") if with_hook
@@ -201,7 +201,7 @@ class LowLatency:
     def _send(self, lanes: _Lanes, call: "Callable[[], Any]") -> None:
         """Takes the buffer, on all ranks the same, unless the call has changed nothing."""
         try:
-            self._again(call)
+            self.again(call)
         except mep.Error as problem:
             info = problem.info
             if not isinstance(problem, _REFUSED) and (info is None or info.seq != 0):
@@ -240,12 +240,12 @@ class LowLatency:
         y = None if zero_copy else x
 
         def receive() -> None:
-            self._again(lambda: run(out, weights=topk_weights, phase="receive"))
+            self.again(lambda: run(out, weights=topk_weights, phase="receive"))
 
         if not with_hook:
-            self._again(lambda: run(out, y, weights=topk_weights))
+            self.again(lambda: run(out, y, weights=topk_weights))
             return out, None
-        self._again(lambda: run(y=y, phase="send"))
+        self.again(lambda: run(y=y, phase="send"))
         return out, _once(receive)
 
 

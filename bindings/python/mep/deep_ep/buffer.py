@@ -1,21 +1,22 @@
 """deep_ep.Buffer over MEP, for tensors of the CPU."""
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Tuple, Union
+from typing import Any, Callable, List, Optional, Tuple, Union
 
 import torch
 
 import mep
 
 from ._events import EventHandle, EventOverlap, ending
+from ._high_throughput import HighThroughput, _Rows, layout
 from ._low_latency import BUFFERS, LowLatency
 from ._meeting import Place
 
-_Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 _Hook = Optional[Callable[[], None]]
 
-def high_throughput(name: str) -> Any:
-    raise NotImplementedError(f"{name}: high-throughput mode is not built yet")
+
+def _not_served(name: str, instead: str) -> None:
+    raise NotImplementedError(f"{name} is not served; {instead}")
 
 
 class Config:
@@ -70,6 +71,7 @@ class Buffer:
         if owned:
             comm = Place(group).meet(partial=enable_shrink)
         self._calls: Optional[LowLatency] = LowLatency(comm, enable_shrink, owned)
+        self._normal = HighThroughput(self._calls)
         self.group, self.rank, self.group_size = group, comm.rank, comm.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
@@ -79,6 +81,7 @@ class Buffer:
         """Leaves, together with the other ranks. Tensors over its memory must not be used afterwards."""
         calls, self._calls = self._calls, None
         if calls is not None:
+            self._normal.close()
             calls.close()
 
     def _open(self) -> LowLatency:
@@ -203,36 +206,73 @@ class Buffer:
     def get_comm_stream(self) -> Any:
         raise NotImplementedError("get_comm_stream: on hosts there are no streams")
 
-    # ---- high-throughput mode ---------------------------------------------------------------------------
+    # ---- normal mode: high throughput -------------------------------------------------------------------
 
-    def get_dispatch_layout(self, *arguments: Any, **named: Any) -> Any:
-        return high_throughput("get_dispatch_layout")
+    def get_dispatch_layout(self, topk_idx: torch.Tensor, num_experts: int,
+                            previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
+                            allocate_on_comm_stream: bool = False
+                            ) -> "Tuple[torch.Tensor, None, torch.Tensor, torch.Tensor, EventOverlap]":
+        """(num_tokens_per_rank, None, num_tokens_per_expert, is_token_in_rank, event) of this rank's tokens."""
+        self._open()
+        per_rank, per_expert, in_rank = layout(topk_idx, num_experts, self.group_size)
+        return per_rank, None, per_expert, in_rank, ending(async_finish)
 
-    def dispatch(self, *arguments: Any, **named: Any) -> Any:
-        return high_throughput("dispatch")
+    def dispatch(self, x: _Rows, handle: Optional[tuple] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
+                 num_tokens_per_rdma_rank: Optional[torch.Tensor] = None,
+                 is_token_in_rank: Optional[torch.Tensor] = None, num_tokens_per_expert: Optional[torch.Tensor] = None,
+                 topk_idx: Optional[torch.Tensor] = None, topk_weights: Optional[torch.Tensor] = None,
+                 expert_alignment: int = 1, num_worst_tokens: int = 0, config: Optional[Config] = None,
+                 previous_event: Optional[EventOverlap] = None, async_finish: bool = False,
+                 allocate_on_comm_stream: bool = False
+                 ) -> ("Tuple[_Rows, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], "
+                       "Optional[tuple], EventOverlap]"):
+        """Sends each row of x, bfloat16 or (e4m3, scales of float32), once to each rank that has experts of it.
 
-    def combine(self, *arguments: Any, **named: Any) -> Any:
-        return high_throughput("combine")
+        Returns (recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event): tensors of
+        the caller's own, in the order of source rank, then token. handle: the routing of an earlier dispatch, whose
+        number of tokens x has; only recv_x and event are returned then. num_worst_tokens: rows of the tensors, and no
+        list. The first call with new sizes, or with more tokens, meets the other ranks to make their memory.
+        """
+        self._open()
+        if handle is not None:
+            if topk_idx is not None or topk_weights is not None:
+                raise ValueError("a dispatch with a handle takes neither topk_idx nor topk_weights")
+            return self._normal.replay(x, handle), None, None, None, None, ending(async_finish)
+        rows, local, weights, counts, handle = self._normal.dispatch(
+            x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment, num_worst_tokens)
+        return rows, local, weights, counts, handle, ending(async_finish)
+
+    def combine(self, x: torch.Tensor, handle: tuple, topk_weights: Optional[torch.Tensor] = None,
+                bias: Union[None, torch.Tensor, Tuple[torch.Tensor, torch.Tensor]] = None,
+                config: Optional[Config] = None, previous_event: Optional[EventOverlap] = None,
+                async_finish: bool = False, allocate_on_comm_stream: bool = False
+                ) -> "Tuple[torch.Tensor, Optional[torch.Tensor], EventOverlap]":
+        """Brings a row back for each that the handle's dispatch brought and sums them, without weights; and so the
+        values of topk_weights. bias: one or two [tokens, hidden] that are added. Returns (sums, sums of topk_weights or
+        None, event)."""
+        self._open()
+        sums, weights = self._normal.combine(x, handle, topk_weights, bias)
+        return sums, weights, ending(async_finish)
 
     def internode_dispatch(self, *arguments: Any, **named: Any) -> Any:
-        return high_throughput("internode_dispatch")
+        _not_served("internode_dispatch", "dispatch does the same between hosts")
 
     def internode_combine(self, *arguments: Any, **named: Any) -> Any:
-        return high_throughput("internode_combine")
+        _not_served("internode_combine", "combine does the same between hosts")
 
 
 class ElasticBuffer:
     """Version 2 of DeepEP's interface."""
 
     def __init__(self, *arguments: Any, **named: Any):
-        high_throughput("ElasticBuffer")
+        _not_served("ElasticBuffer", "Buffer has both modes")
 
 
 class EPHandle:
     """A handle of ElasticBuffer."""
 
     def __init__(self, *arguments: Any, **named: Any):
-        high_throughput("EPHandle")
+        _not_served("EPHandle", "Buffer has both modes")
 
 
 def _refuse(name: str, value: Any) -> None:
