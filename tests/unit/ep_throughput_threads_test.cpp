@@ -425,6 +425,8 @@ void a_rank_goes(void**) {
             buffer.check_received();
             COLL_OK(findings, buffer.combine(Halves::kBoth));
             buffer.check_combined();
+            // The rank goes when all have ended this round: a death would cut what is under way.
+            COLL_OK(findings, mep_barrier(comm, nullptr));
             if (rank == kGone) {
               COLL_OK(findings, mep_comm_abort(comm));
             } else {
