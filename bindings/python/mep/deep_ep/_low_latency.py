@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 import weakref
 from typing import Any, Callable, Dict, List, Optional
 
@@ -12,6 +13,7 @@ from mep.ep import _ABSENT, _REFUSED
 
 BUFFERS = 2  # results that live at one time
 _GROUP = 128  # values that share a scale
+_EVICTION_S = 60  # until the ranks must have decided to leave one out
 # The rows that a dispatch sends: rows as they are; fp8 with scales of float32; fp8 with scales that are powers of two.
 WIRES: "Dict[str, dict]" = {
     "bfloat16": {},
@@ -111,9 +113,16 @@ class LowLatency:
         return [rank for rank, state in enumerate(self.comm.view().states) if state in _ABSENT]
 
     def leave_out(self, rank: int) -> None:
-        """Asks that a rank be left out from now on; the ranks decide on it together."""
-        if rank not in self.absent():
-            self.comm.evict(rank)
+        """Leaves a rank out from now on; the ranks decide on it together. Returns when that is decided, so that it cuts
+        no operation that this rank begins afterwards. mep.TimeoutError: it was not decided."""
+        if rank in self.absent():
+            return
+        self.comm.evict(rank)
+        limit = time.monotonic() + _EVICTION_S
+        while rank not in self.absent():
+            if time.monotonic() > limit:
+                raise mep.TimeoutError(f"rank {rank} was not left out within {_EVICTION_S} s")
+            time.sleep(0.0005)
 
     def recover(self, there: List[int], timeout: float = 60.0) -> None:
         """Takes in the replacements of ranks that are gone and in `there`. All ranks that are there call it, with
