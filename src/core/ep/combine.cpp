@@ -61,7 +61,6 @@ mep_result_t EpBuffer::begin_combine(EpHandle& handle, const std::byte* y, bool 
     return uniform() ? begin_report(Stage::kCombining, &handle, caught) : caught;
   begin_operation(Stage::kCombining, &handle);
   std::fill(outputs_.begin(), outputs_.end(), CombineWord::kNone);
-  outputs_missing_ = false;
   missing_place_ = kNoExpert;
   // The own experts' terms need no copy if they stay where they are until this call has read them.
   own_terms_ = y;
@@ -169,7 +168,6 @@ void EpBuffer::judge_outputs(bool carried) {
     if (is_member_[owner] != 0) silent_member = owner;
   }
   if (missing_place_ == kNoExpert) return;
-  outputs_missing_ = true;
   if (silent_member != UINT32_MAX) {
     op_.result = carried ? fail(MEP_ERR_PEER_FAILED,
                                 "rank %u had not received all of this dispatch when "

@@ -18,10 +18,6 @@ namespace {
 
 enum Phase : uint32_t { kGiveBack, kAwaitFree, kPostCounts, kAwaitCounts, kRows };
 
-bool is_replay(const mep_dispatch_send_t& input) {
-  return (input.flags & MEP_DISPATCH_REPLAY) != 0;
-}
-
 }  // namespace
 
 mep_result_t EpBuffer::dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
@@ -44,10 +40,7 @@ mep_result_t EpBuffer::check_dispatch(const EpHandle& handle, const mep_dispatch
     fill_view(&view);
     MEP_TRY(check_dispatch_output(shape_, view, *receive));
   }
-  if (send != nullptr) {
-    MEP_TRY(check_dispatch_input(shape_, *send));
-    return is_replay(*send) ? check_replay(handle, send->num_tokens) : MEP_SUCCESS;
-  }
+  if (send != nullptr) return check_dispatch_input(shape_, *send);
   if (stage_ == Stage::kDispatching && current_ == &handle) return MEP_SUCCESS;
   return fail(MEP_ERR_INVALID_ARGUMENT,
               "send is NULL, and there is no dispatch of this handle to receive; send one first");
@@ -65,7 +58,6 @@ mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const mep_dispatch_send_
     return uniform() ? begin_report(Stage::kDispatching, &handle, caught) : caught;
   }
   const bool replays = is_replay(input);
-  // The view may have changed since it was checked first.
   MEP_TRY(replays ? check_replay(handle, input.num_tokens)
                   : router_.read(input, map, is_member_, &draft_));
   router_.count(replays ? handle.routing : draft_);
@@ -85,7 +77,7 @@ Step EpBuffer::step_send(const mep_dispatch_send_t& input) {
     const mep_result_t given = give_back_unused();
     if (given != MEP_SUCCESS) return posting_failure(given);
     given_back_ = false;  // of this use from now on
-    op_.phase = shape_.slotted || op_.replays ? kAwaitFree : kPostCounts;
+    op_.phase = knows_places() ? kAwaitFree : kPostCounts;
   }
   if (op_.phase == kAwaitFree) {
     if (follows_a_use() && !arrived_from_all(EpWord::kCombineReady, use_ - 1))
@@ -207,7 +199,6 @@ mep_result_t EpBuffer::send_token(const mep_dispatch_send_t& input, uint32_t tok
 // Tells each rank which rows came: their tokens, their counts if it has them not yet, and the word after them.
 mep_result_t EpBuffer::announce_rows() {
   const std::vector<uint32_t>& counts = router_.counts();
-  size_t described = 0;  // rows, of high throughput
   for (const uint32_t target : members_) {
     const Remote& remote = windows_[target];
     const uint32_t first = target * shape_.row_groups;
@@ -217,11 +208,8 @@ mep_result_t EpBuffer::announce_rows() {
       MEP_TRY(remote.put(layout_.entry(layout_.row(group, first_row_[column])),
                          router_.entries_of(column), counts[column] * sizeof(uint32_t)));
     }
-    if (shape_.high_throughput()) {
-      MEP_TRY(put_topk(target, described));
-      described += counts[target];
-    }
-    if (shape_.slotted || op_.replays) {
+    if (shape_.high_throughput()) MEP_TRY(put_topk(target));
+    if (knows_places()) {
       MEP_TRY(remote.put(layout_.counts(use_, shape_.rank, first), counts.data() + first,
                          shape_.row_groups * sizeof(uint32_t)));
     }

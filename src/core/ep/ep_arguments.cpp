@@ -10,7 +10,7 @@ mep_result_t check_dispatch_input(const EpShape& shape, const mep_dispatch_send_
     return fail(MEP_ERR_INVALID_ARGUMENT, "num_tokens is %u; max_tokens_per_rank is %u",
                 input.num_tokens, shape.max_tokens);
   }
-  const bool replays = (input.flags & MEP_DISPATCH_REPLAY) != 0;
+  const bool replays = is_replay(input);
   if (replays && !shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "MEP_DISPATCH_REPLAY belongs to MEP_EP_HIGH_THROUGHPUT");
   }

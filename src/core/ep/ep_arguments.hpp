@@ -6,6 +6,9 @@
 
 namespace mep {
 
+inline bool is_replay(const mep_dispatch_send_t& input) {
+  return (input.flags & MEP_DISPATCH_REPLAY) != 0;
+}
 [[nodiscard]] mep_result_t check_dispatch_input(const EpShape& shape,
                                                 const mep_dispatch_send_t& input);
 // view: of the buffer.

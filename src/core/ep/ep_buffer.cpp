@@ -113,7 +113,6 @@ void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
 mep_result_t EpBuffer::begin_report(Stage stage, EpHandle* handle, mep_result_t report) {
   begin_operation(stage, handle);
   std::fill(outputs_.begin(), outputs_.end(), CombineWord::kNone);
-  outputs_missing_ = false;
   missing_place_ = kNoExpert;
   own_terms_ = nullptr;
   (void)hard_failure(report);

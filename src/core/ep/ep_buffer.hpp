@@ -45,13 +45,12 @@ struct EpHandle {
 };
 
 struct EpOperation : OperationState<EpOperation> {
-  uint32_t phase = 0;   // of the step function
-  uint32_t cursor = 0;  // of the step function
-  bool sent = false;    // all that other ranks need from this one is with them
-  bool agreed = false;  // see EpBuffer::agree_on_result()
-  bool replays =
-      false;  // a dispatch by the routing of an earlier one: the places of its rows are known
-  std::string text;  // of an error; outputs may still have to be delivered
+  uint32_t phase = 0;    // of the step function
+  uint32_t cursor = 0;   // of the step function
+  bool sent = false;     // all that other ranks need from this one is with them
+  bool agreed = false;   // see EpBuffer::agree_on_result()
+  bool replays = false;  // a dispatch by the routing of an earlier one
+  std::string text;      // of an error; outputs may still have to be delivered
   // The change whose error it answers; null: it ended otherwise.
   std::shared_ptr<const CommChange> ended_by;
 };
@@ -152,6 +151,8 @@ class EpBuffer {
   Step hard_failure(mep_result_t result);
   Step posting_failure(mep_result_t result);
   mep_result_t result_of_operation() const;
+  // The places of a dispatch's rows follow without the counts of others.
+  bool knows_places() const { return shape_.slotted || op_.replays; }
   bool uniform() const { return (comm_.world().config().flags & MEP_COMM_UNIFORM) != 0; }
   void agree_on_result();
   mep_result_t agree(mep_result_t own, mep_result_t* gravest);
@@ -192,7 +193,7 @@ class EpBuffer {
   // high_throughput.cpp
   mep_result_t check_replay(const EpHandle& handle, uint32_t tokens) const;
   void find_first_rows();
-  mep_result_t put_topk(uint32_t target, size_t first);
+  mep_result_t put_topk(uint32_t target);
   mep_result_t read_topk(uint64_t row, uint32_t count, uint32_t source);
   void count_experts();
   void copy_topk(const mep_dispatch_receive_t& outputs) const;
@@ -277,7 +278,6 @@ class EpBuffer {
   // The running combine.
   std::vector<CombineWord> outputs_;      // by rank, whose experts' terms this rank can read
   const std::byte* own_terms_ = nullptr;  // where its own experts' lie
-  bool outputs_missing_ = false;          // of an entry that was routed
   int32_t missing_place_ = kNoExpert;     // one such
 
   // With MEP_COMM_UNIFORM: changes that no operation of this buffer has reported. All ranks make the same calls

@@ -142,7 +142,7 @@ void EpBuffer::settle_dispatch(const Arrived& arrived, const CommChange& change)
     const auto came = [&](EpWord kind) {
       return signal_matches(arrived.words[layout_.word_index(kind, use_, source)], tag);
     };
-    counts_known = counts_known && (shape_.slotted || op_.replays || came(EpWord::kCountsReady));
+    counts_known = counts_known && (knows_places() || came(EpWord::kCountsReady));
     complete_[source] = counts_known && came(EpWord::kRowsReady) ? 1 : 0;
     if (complete_[source] != 0) continue;
     all_complete = false;

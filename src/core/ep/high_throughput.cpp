@@ -39,13 +39,14 @@ void EpBuffer::find_first_rows() {
   }
 }
 
-// `first`: rows that were described for lower ranks; theirs may still be on their way.
-mep_result_t EpBuffer::put_topk(uint32_t target, size_t first) {
+// Each target has a place of its own in what is sent: that of lower ranks may still be on its way.
+mep_result_t EpBuffer::put_topk(uint32_t target) {
   const Routing& routing = current_->routing;
   const uint32_t count = router_.counts()[target];
   if (count == 0) return MEP_SUCCESS;
   const uint32_t* entries = router_.entries_of(target);
   const uint32_t top_k = shape_.top_k;
+  const size_t first = router_.rows_before(target);
   int32_t* const local = sent_topk_idx_.data() + first * top_k;
   float* const weights = sent_topk_weights_.data() + first * top_k;
   const auto begin = static_cast<int32_t>(target * shape_.local_experts);

@@ -56,6 +56,9 @@ class Router {
   // The entries (token * row_k + k) for one column: counts()[column] of them.
   const uint32_t* entries_of(uint32_t column) const { return grouped_.data() + begin_[column]; }
 
+  // How many rows of this rank lower columns have.
+  uint32_t rows_before(uint32_t column) const { return begin_[column]; }
+
   // first_row[column]: where this rank's rows for that column begin.
   void set_rows(const std::vector<uint32_t>& first_row, Routing* routing);
 
