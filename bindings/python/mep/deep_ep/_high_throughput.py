@@ -10,10 +10,9 @@ import torch
 import mep
 from mep.ep import _REFUSED
 
-from ._low_latency import BUFFERS, LowLatency, check_host
+from ._low_latency import BUFFERS, GROUP, Lanes, LowLatency, check_host
 
 _Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
-_GROUP = 128  # values that share a scale
 _LEAST = 6  # bits of the fewest tokens that an EP object is made for
 _MOST_K = 64  # experts of a token
 
@@ -47,21 +46,6 @@ class _Spot:
 
     def __del__(self) -> None:
         self.lane.free.append(self.handle)
-
-
-class _Lanes:
-    """An EP object, whose buffers are used in turn."""
-
-    def __init__(self, ep: "mep.Ep"):
-        self.ep = ep
-        self._lanes = [_Lane(ep, buffer) for buffer in range(BUFFERS)]
-        self._turn = 0
-
-    def next(self) -> _Lane:
-        return self._lanes[self._turn]
-
-    def used(self) -> None:
-        self._turn = (self._turn + 1) % BUFFERS
 
 
 class _Use:
@@ -104,7 +88,7 @@ class HighThroughput:
 
     def __init__(self, calls: LowLatency):
         self._calls, self.comm = calls, calls.comm
-        self._objects: "Dict[tuple, _Lanes]" = {}
+        self._objects: "Dict[tuple, Lanes]" = {}
         self._most: "Dict[tuple, int]" = {}  # tokens of a rank that the last EP object of a shape has room for
 
     def close(self) -> None:
@@ -128,14 +112,14 @@ class HighThroughput:
         self._most[shape] = most
         return most
 
-    def _lanes(self, most: int, shape: tuple) -> _Lanes:
+    def _lanes(self, most: int, shape: tuple) -> Lanes:
         key = (most, *shape)
         if key not in self._objects:
             hidden, top_k, experts, wire = shape
             options = dict(max_tokens_per_rank=most, hidden=hidden, top_k=top_k, num_experts=experts, input_type=wire,
                            num_buffers=BUFFERS, mode="high_throughput",
                            name="deep_ep-normal-" + "-".join(map(str, key)))
-            self._objects[key] = _Lanes(self._calls.again(lambda: mep.Ep(self.comm, **options)))
+            self._objects[key] = Lanes(self._calls.again(lambda: mep.Ep(self.comm, **options)), _Lane)
         return self._objects[key]
 
     # ---- dispatch ---------------------------------------------------------------------------------------
@@ -218,7 +202,7 @@ class HighThroughput:
         if not scaled:
             return _copy(view.recv_x, use, (hidden,), torch.bfloat16)
         return (_copy(view.recv_x, use, (hidden,), torch.float8_e4m3fn),
-                _copy(view.recv_scales, use, ((hidden + _GROUP - 1) // _GROUP,), torch.float32))
+                _copy(view.recv_scales, use, ((hidden + GROUP - 1) // GROUP,), torch.float32))
 
     def _counts(self, per_expert: torch.Tensor) -> List[int]:
         """Rows of each local expert, as the ranks say."""
@@ -272,7 +256,7 @@ class HighThroughput:
                 return spot
         wire = spots[0][0][1] if spots else "bfloat16"
         values = torch.zeros(len(use.topk_idx), hidden, dtype=_KINDS[wire])
-        scales = None if wire == "bfloat16" else torch.ones(len(values), (hidden + _GROUP - 1) // _GROUP)
+        scales = None if wire == "bfloat16" else torch.ones(len(values), (hidden + GROUP - 1) // GROUP)
         return self._send(use, values, scales, None)[0]
 
 
@@ -289,7 +273,7 @@ def _rows_of(x: Any) -> "Tuple[torch.Tensor, Optional[torch.Tensor], str]":
     kind = torch.bfloat16 if scales is None else torch.float8_e4m3fn
     _expect("x", values, kind, tuple(values.shape))
     if scales is not None:
-        _expect("the scales of x", scales, torch.float32, (len(values), (values.shape[1] + _GROUP - 1) // _GROUP))
+        _expect("the scales of x", scales, torch.float32, (len(values), (values.shape[1] + GROUP - 1) // GROUP))
         scales = scales.detach().contiguous()
     return values.detach().contiguous(), scales, _WIRES[kind]
 

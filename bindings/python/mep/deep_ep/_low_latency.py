@@ -12,7 +12,7 @@ import mep
 from mep.ep import _ABSENT, _REFUSED
 
 BUFFERS = 2  # results that live at one time
-_GROUP = 128  # values that share a scale
+GROUP = 128  # values that share a scale
 _EVICTION_S = 60  # until the ranks must have decided to leave one out
 # The rows that a dispatch sends: rows as they are; fp8 with scales of float32; fp8 with scales that are powers of two.
 WIRES: "Dict[str, dict]" = {
@@ -51,23 +51,22 @@ class _Lane:
         return torch.frombuffer(raw, dtype=dtype).view(shape)
 
 
-class _Lanes:
-    """An EP object, whose buffers are used in turn."""
+class Lanes:
+    """An EP object, whose buffers are used in turn; `kind` makes the lane of a buffer."""
 
-    def __init__(self, ep: "mep.Ep"):
+    def __init__(self, ep: "mep.Ep", kind: "Callable[[mep.Ep, int], Any]"):
         self.ep = ep
-        self._lanes = [_Lane(ep, buffer) for buffer in range(BUFFERS)]
+        self._lanes = [kind(ep, buffer) for buffer in range(BUFFERS)]
         self._turn = 0
 
-    def next(self) -> _Lane:
+    def next(self) -> Any:
         return self._lanes[self._turn]
 
     def start_again(self) -> None:
-        """From the first buffer, as a newcomer begins."""
+        """From the first buffer, as a joiner begins."""
         self._turn = 0
 
     def used(self) -> None:
-        self._lanes[self._turn].number += 1
         self._turn = (self._turn + 1) % BUFFERS
 
 
@@ -93,7 +92,7 @@ class LowLatency:
 
     def __init__(self, comm: "mep.Comm", goes_on: bool, owned: bool, newcomer: bool = False):
         self.comm, self.goes_on, self._newcomer = comm, goes_on, newcomer
-        self._objects: "Dict[tuple, _Lanes]" = {}
+        self._objects: "Dict[tuple, Lanes]" = {}
         self._leaving = weakref.finalize(self, _leave_at_last, comm) if owned else None
 
     def close(self) -> None:
@@ -148,12 +147,12 @@ class LowLatency:
 
     # ---- dispatch ---------------------------------------------------------------------------------------
 
-    def _lanes(self, max_tokens: int, hidden: int, top_k: int, num_experts: int, wire: str) -> _Lanes:
+    def _lanes(self, max_tokens: int, hidden: int, top_k: int, num_experts: int, wire: str) -> Lanes:
         key = (max_tokens, hidden, top_k, num_experts, wire)
         if key not in self._objects:
             options = dict(max_tokens_per_rank=max_tokens, hidden=hidden, top_k=top_k, num_experts=num_experts,
                            num_buffers=BUFFERS, name="deep_ep-" + "-".join(map(str, key)), **WIRES[wire])
-            self._objects[key] = _Lanes(self.again(lambda: self._object(options)))
+            self._objects[key] = Lanes(self.again(lambda: self._object(options)), _Lane)
         return self._objects[key]
 
     def _object(self, options: dict) -> "mep.Ep":
@@ -182,7 +181,7 @@ class LowLatency:
         found = lane.memory(addresses.recv_x, (experts, rows, hidden),
                             torch.bfloat16 if wire == "bfloat16" else torch.float8_e4m3fn, self)
         scales = None if wire == "bfloat16" else _Scales(
-            lane.memory(addresses.recv_scales, (experts, rows, (hidden + _GROUP - 1) // _GROUP),
+            lane.memory(addresses.recv_scales, (experts, rows, (hidden + GROUP - 1) // GROUP),
                         torch.float32 if wire == "fp8" else torch.uint8, self), packed_scales)
         outputs = {"recv_count": torch.zeros(experts, dtype=torch.int32),
                    "src_info": torch.zeros(experts, rows, dtype=torch.int32),
@@ -207,16 +206,19 @@ class LowLatency:
         return (found if scales is None else (found, scales.tensor), outputs["recv_count"], handle,
                 _once(receive) if with_hook else None)
 
-    def _send(self, lanes: _Lanes, call: "Callable[[], Any]") -> None:
+    def _send(self, lanes: Lanes, call: "Callable[[], Any]") -> None:
         """Takes the buffer, on all ranks the same, unless the call has changed nothing."""
+        def used() -> None:
+            lanes.next().number += 1
+            lanes.used()
         try:
             self.again(call)
         except mep.Error as problem:
             info = problem.info
             if not isinstance(problem, _REFUSED) and (info is None or info.seq != 0):
-                lanes.used()
+                used()
             raise
-        lanes.used()
+        used()
 
     # ---- combine ----------------------------------------------------------------------------------------
 
@@ -264,8 +266,8 @@ class _Scales:
     def __init__(self, source: torch.Tensor, packed: bool):
         experts, rows, groups = source.shape
         if packed and groups % 4 != 0:
-            raise ValueError(f"use_ue8m0 packs 4 scales of {_GROUP} values in a word; hidden must be a multiple of "
-                             f"{4 * _GROUP}")
+            raise ValueError(f"use_ue8m0 packs 4 scales of {GROUP} values in a word; hidden must be a multiple of "
+                             f"{4 * GROUP}")
         self._source = source.view(torch.int32) if packed else source
         self.tensor = torch.zeros(experts, self._source.shape[2], rows,
                                   dtype=torch.int32 if packed else torch.float32).transpose(1, 2)
