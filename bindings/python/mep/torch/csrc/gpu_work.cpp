@@ -14,16 +14,11 @@ namespace {
 // A host that waits for a stream with a limit looks so often.
 constexpr std::chrono::microseconds kLookEvery(50);
 
-std::optional<std::vector<at::Tensor>> inputs_if_profiled(const Call& call) {
-  if (call.title == nullptr) return std::nullopt;
-  return call.inputs;
-}
-
 }  // namespace
 
 GpuWork::GpuWork(int rank, uint64_t number, Call call, c10::Stream stream,
                  std::shared_ptr<GpuCommunicator> comm, std::exception_ptr error)
-    : Work(rank, call.type, call.title, inputs_if_profiled(call)),
+    : Work(rank, call.type, call.title, profiled(call)),
       number_(number),
       name_(call.name),
       is_async_(call.is_async),

@@ -34,12 +34,12 @@ class OpInfo {
   mep_op_info_t info_;
 };
 
+}  // namespace
+
 std::optional<std::vector<at::Tensor>> profiled(const Call& call) {
   if (call.title == nullptr) return std::nullopt;
   return call.inputs;
 }
-
-}  // namespace
 
 MepWork::MepWork(int rank, uint64_t number, Call call, std::shared_ptr<Communicator> comm,
                  std::shared_ptr<Completer> completer)

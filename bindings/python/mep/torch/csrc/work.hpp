@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,9 @@ struct Call {
   std::shared_ptr<ActiveRanks> active;     // of a group that tells of a loss by them, else null
   std::shared_ptr<mep_message_t> message;  // of a receive from any source: what it has taken
 };
+
+// The tensors of a call that the profiler shows; none where nobody profiles.
+std::optional<std::vector<at::Tensor>> profiled(const Call& call);
 
 class MepWork final : public c10d::Work {
  public:
