@@ -2,11 +2,12 @@
 """High-throughput dispatch and combine from Python against NumPy, on worlds of threads. Needs NumPy and MEP_LIBRARY.
 
 It alone finds what the package makes of the shapes of this mode. 1 s."""
-import threading
 import unittest
 
 import mep
 import numpy as np
+
+from python_test import on_threads
 
 HIDDEN, TOP_K, EXPERTS, MOST = 64, 3, 12, 20
 
@@ -68,24 +69,7 @@ class ThroughputTest(unittest.TestCase):
     def test_random_problems(self):
         for size in (1, 2, 3, 4):
             for seed in range(3):
-                comms = mep.init_all(size)
-                failures = []
-
-                def run(comm):
-                    try:
-                        work(comm, size, seed)
-                    except BaseException as problem:
-                        failures.append(problem)
-
-                threads = [threading.Thread(target=run, args=(comm,)) for comm in comms]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
-                for comm in comms:
-                    comm.close()
-                if failures:
-                    raise failures[0]
+                on_threads(size, lambda comm: work(comm, size, seed))
 
     def test_refusals(self):
         comm, = mep.init_all(1)

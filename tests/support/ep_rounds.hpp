@@ -380,4 +380,21 @@ inline void run_ep_case(const EpCase& c, int rank, mep_comm_t comm, uint64_t rou
   COLL_OK(report, mep_ep_destroy(ep));
 }
 
+// run(seed, ranks, rank, comm, findings) for random cases on worlds of threads of several sizes.
+template <typename Run>
+void on_random_cases(uint32_t flags, size_t cases, uint64_t first_seed, Run&& run) {
+  for (const int ranks : {1, 2, 3, 4, 7, 8}) {
+    Report report;
+    with_rank_threads(ranks, patient_config(flags), report,
+                      [&](int rank, mep_comm_t comm, Report& findings) {
+                        for (size_t i = 0; i < cases && !findings.bad(); ++i) {
+                          const uint64_t seed =
+                              mix(test_seed() + first_seed, i * 100 + static_cast<uint64_t>(ranks));
+                          run(seed, ranks, rank, comm, findings);
+                        }
+                      });
+    report.require_clean();
+  }
+}
+
 }  // namespace mep_test

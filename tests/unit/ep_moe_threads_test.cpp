@@ -7,22 +7,11 @@ using namespace mep_test;
 
 namespace {
 
-constexpr int kRanks[] = {1, 2, 3, 4, 7, 8};
-
 void run_cases(uint32_t flags, bool delays, uint64_t first_seed) {
-  const size_t cases = slice(delays ? 3 : 6, 200);
-  for (const int ranks : kRanks) {
-    Report report;
-    with_rank_threads(ranks, patient_config(flags), report,
-                      [&](int rank, mep_comm_t comm, Report& findings) {
-                        for (size_t i = 0; i < cases && !findings.bad(); ++i) {
-                          const uint64_t seed =
-                              mix(test_seed() + first_seed, i * 100 + static_cast<uint64_t>(ranks));
-                          run_ep_case(random_ep_case(seed, ranks), rank, comm, 6, delays, findings);
-                        }
-                      });
-    report.require_clean();
-  }
+  on_random_cases(flags, slice(delays ? 3 : 6, 200), first_seed,
+                  [=](uint64_t seed, int ranks, int rank, mep_comm_t comm, Report& findings) {
+                    run_ep_case(random_ep_case(seed, ranks), rank, comm, 6, delays, findings);
+                  });
 }
 
 void mapped(void**) {
