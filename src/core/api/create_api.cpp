@@ -1,8 +1,9 @@
-// A comm of listed ranks, which nobody but them takes part in.
+// mep_comm_create_from_ranks: the listed ranks make a comm; no other rank takes part.
 //
-// There is no parent that all of them use together, so what tells the members apart from members of another
-// comm, and of another try, is the id: made of the name, the slots, and who is in them. A rank that cannot do
-// its part revokes the id, and the first operation on the new comm succeeds on all of them or on none.
+// No operation of the parent joins the listed ranks, so each computes the comm's id by itself: from the name, the
+// slots, and the incarnations in them. Another list, or a replaced member, gives another id. A rank that cannot do its
+// part revokes the id, so that the others need not wait. The first operation on the new comm, a barrier,
+// succeeds on all of them or on none.
 #include <string>
 #include <vector>
 
@@ -81,7 +82,7 @@ mep_result_t create_from_ranks(mep_comm_t comm, const int32_t* ranks, int32_t co
   for (int32_t i = 0; i < count; ++i) {
     slots.push_back(parent.slots()[static_cast<size_t>(ranks[i])]);
   }
-  // Views of the parent may come while this thread waits for the others: it uses no window of it.
+  // This thread uses no window of the parent while it waits for the others, so views of the parent may change.
   const Comm::WaitingScope waiting(parent);
   const CommMembers members = CommMembers::of(parent.world().view().snapshot(), slots);
   MEP_TRY(check_members(members, ranks));

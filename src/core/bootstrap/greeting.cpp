@@ -11,6 +11,7 @@ HandshakeSide other(HandshakeSide side) {
   return side == HandshakeSide::kCaller ? HandshakeSide::kAnswerer : HandshakeSide::kCaller;
 }
 
+// The proof, then the header of the stream of sealed frames (zero on one host).
 constexpr size_t kProofFrameBytes = kProofBytes + sizeof(StreamHeader);
 
 }  // namespace
@@ -91,6 +92,7 @@ mep_result_t Greeting::take_proof(ControlLink* link, const Frame& frame) {
   if (is_remote_) {
     link->open_input(std::make_unique<FrameOpener>(keys_.key_from(other(side_)), header));
   }
+  // The answerer proves itself first; its proof went out with its hello, in answer().
   if (side_ == HandshakeSide::kCaller) MEP_TRY(send_proof(link));
   state_ = State::kDetails;
   return send_details(link);

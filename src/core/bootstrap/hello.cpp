@@ -1,4 +1,4 @@
-// Encoding and checking of what comes before there is a world. All input is hostile until checked.
+// Encodes, decodes and checks hello.hpp's frames. All input is hostile until checked.
 #include "core/bootstrap/hello.hpp"
 
 #include <sys/syscall.h>
@@ -27,7 +27,7 @@ int pidfd_of(pid_t pid) {
 #endif
 }
 
-// The process a descriptor stands for, as seen from here; -1: it is no pidfd.
+// The pid behind a pidfd, in this process's pid namespace; 0: not visible here; -1: `fd` is no pidfd.
 long pid_behind(int fd) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
@@ -42,7 +42,7 @@ long pid_behind(int fd) {
   return pid;
 }
 
-// Text of a peer goes to terminals and logs.
+// A peer's text goes to terminals and logs, so it must hold no control characters.
 void make_printable(std::string* text) {
   for (char& letter : *text) {
     const auto byte = static_cast<unsigned char>(letter);
@@ -133,7 +133,7 @@ mep_result_t send_hello(ControlLink* link, std::span<const std::byte> hello, boo
   if (self.valid()) {
     const int fd = self.get();
     const mep_result_t sent = link->send(kHelloFrame, hello, std::span<const int>(&fd, 1));
-    // Many ranks of one user can have too many descriptors on the way; the pid has to do then.
+    // The kernel limits the descriptors in flight of one user. Without one the receiver opens a pidfd by pid.
     if (sent != MEP_ERR_NO_MEMORY) return sent;
   }
   return link->send(kHelloFrame, hello);
@@ -179,7 +179,7 @@ UniqueFd adopt_pidfd(const Hello& hello, const SelfDescription& self, std::vecto
   if (!fds->empty()) {
     UniqueFd given = std::move(fds->front());
     const long pid = pid_behind(given.get());
-    // Pid 0: the peer lives in a pid namespace that is not visible from here.
+    // 0 matches credentials.pid 0: the peer lives in a pid namespace that is not visible here.
     if (pid >= 0 && pid == credentials.pid) return given;
   }
   if (credentials.pid <= 0) return {};

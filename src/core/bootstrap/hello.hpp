@@ -1,16 +1,17 @@
 // The bootstrap's own frames: what ranks say to each other before they are a world.
 //
-//   kHello    first frame of whoever connects; the answer of whoever takes it in
-//   kProof    the sender knows the job's secret and both hellos
-//   kDetails  where and how the sender is reached: only for who has proven itself
-//   kAbort    this start has failed, everywhere: code, who found it, text
-//   kRetry    not now: the answering rank is busy with an earlier world of the same job
-//   kReady    the sender has its links to all ranks
-//   kAnnounce an abort for a rank of another host that there is no link to
-//   kPlaces   at a meeting point: where ranks are
+//   kHelloFrame     the first frame of the side that connects, and the first answer of the other side
+//   kProofFrame     proves that the sender knows the job's secret and both hellos
+//   kDetailsFrame   addresses and offer of the sender, for a peer that has proven itself
+//   kAbortFrame     this start has failed on all ranks, or the sender refuses this peer: code, the rank that found
+//                   it, text
+//   kRetryFrame     not now, ask again: most often the answering rank is in an earlier world of the same job
+//   kReadyFrame     the sender has its links to all ranks
+//   kAnnounceFrame  an abort for a rank of another host to which the sender has no link
+//   kEntriesFrame   to and from a meeting point, which serves a rendezvous by address: places of ranks
 //
-// A hello begins with the protocol version, so that versions which differ can still tell each
-// other. Until a proof was right nothing that came over a network is believed.
+// A hello begins with the protocol version, so that ranks of different versions can say so. Nothing
+// that came over a network is believed before its sender's proof was right.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,7 @@ namespace mep {
 
 constexpr uint32_t kProtocolVersion = 2;
 constexpr size_t kMaxJobBytes = 255;
-constexpr size_t kMaxOfferBytes = 4096;
+constexpr size_t kMaxOfferBytes = 4096;  // of the transports' addresses
 constexpr size_t kMaxAbortTextBytes = 900;
 constexpr int32_t kMaxRanks = membership::kMaxSlots;
 
@@ -48,8 +49,8 @@ enum BootstrapFrame : uint16_t {
 enum class HelloKind : uint8_t {
   kInit = 1,    // from a rank that starts together with all others
   kJoin = 2,    // from a joiner to a running job
-  kMember = 3,  // the answer
-  kMeet = 4,    // to a meeting point, and its answer
+  kMember = 3,  // a rank's answer to kInit or kJoin
+  kMeet = 4,    // to a meeting point, and the meeting point's answer
 };
 
 struct Hello {
@@ -60,7 +61,7 @@ struct Hello {
   std::string job;
   PeerIdentity identity;  // identity.slot is the rank
   bool has_secret = false;
-  PublicKey key{};  // of this connection alone
+  PublicKey key{};  // made for this connection alone
 };
 
 Hello make_hello(HelloKind kind, const ResolvedConfig& config, const SelfDescription& self);
@@ -68,11 +69,11 @@ std::vector<std::byte> encode_hello(const Hello& hello);
 // MEP_ERR_VERSION: another protocol; MEP_ERR_DENIED: malformed. Texts do not name the sender.
 [[nodiscard]] mep_result_t decode_hello(std::span<const std::byte> payload, Hello* hello);
 
-// Sends an encoded hello; on this host with a descriptor of this process, where it can be had.
+// Sends an encoded hello. To a peer on this host a pidfd of this process goes with it, if the kernel gives one.
 [[nodiscard]] mep_result_t send_hello(ControlLink* link, std::span<const std::byte> hello,
                                       bool is_remote);
 
-// A rank's statement for peers that have proven themselves, and for nobody else.
+// How a rank is reached. Only a peer that has proven itself gets it.
 struct Details {
   std::vector<NetAddress> addresses;  // of its listener for other hosts; empty: it has none
   std::vector<std::byte> offer;
@@ -84,15 +85,15 @@ bool decode_details(std::span<const std::byte> payload, Details* details);
 [[nodiscard]] mep_result_t check_hello(const Hello& hello, const Hello& own,
                                        const std::string& who);
 
-// The peer's process, from its hello or else by its pid; invalid when it is this process or neither
-// can be had.
+// A pidfd of the peer: the one that came with its hello (in `fds`), else one opened by its pid. Invalid: the peer
+// is this process or on another host, or the kernel gives none.
 UniqueFd adopt_pidfd(const Hello& hello, const SelfDescription& self, std::vector<UniqueFd>* fds,
                      const PeerCredentials& credentials);
 
 struct Abort {
   mep_result_t code = MEP_ERR_BOOTSTRAP;
-  int32_t sender = -1;  // rank that passes it on
-  int32_t origin = -1;  // rank that found it
+  int32_t sender = -1;  // rank that sends this frame; may only pass the failure on
+  int32_t origin = -1;  // rank that found the failure
   std::string text;
 };
 
@@ -100,14 +101,15 @@ std::vector<std::byte> encode_abort(const Abort& abort);
 // False: malformed. The text is made printable and the code an error.
 bool decode_abort(std::span<const std::byte> payload, Abort* abort);
 
-// An abort for the incarnation `target` of a rank that there is no link to, sealed with the job's
-// secret. False: it is not for this incarnation, or not of somebody who knows the secret.
+// An abort for a rank to which there is no link, addressed to its incarnation `target` and sealed with the
+// job's secret. decode: `self` is this rank's incarnation. False: malformed, for another incarnation, or the sender
+// does not know the secret.
 std::vector<std::byte> encode_announcement(const Abort& abort, uint64_t target,
                                            const JobSecret& secret);
 bool decode_announcement(std::span<const std::byte> payload, uint64_t self, const JobSecret& secret,
                          Abort* abort);
 
-// "rank 3 (pid 4711)", "rank 3 (10.0.0.1:7000)".
+// "rank 3 (pid 4711)" on this host, else "rank 3 (10.0.0.1:7000)".
 std::string name_peer(int32_t rank, const PeerCredentials& credentials);
 
 }  // namespace mep

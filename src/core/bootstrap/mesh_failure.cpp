@@ -1,7 +1,7 @@
-// How the failure of a start reaches everybody: by every link, by every connection of those that
-// have not said who they are, and by connecting to the places of all others. The failing rank stays
-// for a moment, so that ranks which start a little later are told too and need not wait out their
-// time.
+// How the failure of a start reaches all ranks: over every link, over every incoming connection whose
+// other end has not said yet who it is, and over new connections to the places of all others. The failing
+// rank lingers for a moment, so that ranks which start a little later are told too and need not wait for
+// their own timeout.
 #include <poll.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace mep {
 namespace {
 
 constexpr uint64_t kLingerMs = 1000;
-constexpr int kTellEveryMs = 20;
+constexpr int kTellEveryMs = 20;  // while it lingers
 
 }  // namespace
 
@@ -106,6 +106,7 @@ void MeshBuilder::say_who_is_awaited() {
       notice_.seconds(), config_.job.c_str(), where.c_str(), found.details.c_str());
 }
 
+// A rank whose end the launcher has seen needs no telling.
 bool MeshBuilder::all_told() const {
   for (int32_t rank = 0; rank < config_.size; ++rank) {
     if (rank == rank_ || seats_[static_cast<size_t>(rank)].told) continue;
@@ -119,7 +120,7 @@ void MeshBuilder::tell_linked(const std::vector<std::byte>& payload) {
     if (peer.link == nullptr) continue;
     (void)peer.link->send(kAbortFrame, payload);
     peer.told = peer.told || peer.linked;
-    // Output that is still queued is lost: the peer was not reading for a long time.
+    // Drops output that is still queued: such a peer has not read for long. tell_unlinked() connects to it anew.
     if (!peer.linked) peer.link.reset();
   }
 }
@@ -142,14 +143,15 @@ void MeshBuilder::tell_unlinked(const Abort& abort) {
     if (connection.credentials.is_remote()) {
       (void)link->send(kAnnounceFrame,
                        encode_announcement(abort, connection.incarnation, gate_->secret));
-      peer.announcement = std::move(link);  // until the connection is made
+      peer.announcement = std::move(link);  // kept until its output has left
     } else {
       peer.told = link->send(kAbortFrame, encode_abort(abort)) == MEP_SUCCESS;
     }
   }
 }
 
-// Each gets the message once, when it is accepted, and then may say who it is.
+// Sends the failure to each connection once, when it accepts it. A hello or an abort that comes in says which rank
+// is at the other end, and so has been told.
 void MeshBuilder::tell_incoming(const std::vector<std::byte>& payload) {
   if (!listener_.valid()) return;
   const size_t known = incoming_.size();
@@ -183,7 +185,8 @@ void MeshBuilder::spread_failure(mep_result_t code) {
   const std::vector<std::byte> payload = encode_abort(abort);
   for (Incoming& incoming : incoming_) (void)incoming.link->send(kAbortFrame, payload);
   tell_linked(payload);
-  // Only who found the failure lingers; the others tell it, among others, that they know.
+  // Only the rank that found the failure lingers. A rank that was told passes it on once, also to the finder,
+  // which so learns that this rank knows.
   const Deadline linger =
       failure_origin_ >= 0
           ? Deadline::at(0)

@@ -1,6 +1,7 @@
-// Ranks of several hosts. On its own host a rank is looked for under its abstract name, so that the
-// kernel can vouch for it and descriptors can be passed; between hosts TCP leads to the places in the
-// book. The book may be wrong or old: who opens must prove that it is the incarnation looked for.
+// Ranks of several hosts. A rank on this host is looked for under its abstract socket name, so that the kernel
+// vouches for it and descriptors can be passed. A rank on another host is reached by TCP at its place in the
+// gate's book (RendezvousEntries). The book may be wrong or old: the process that answers must prove that it is the
+// incarnation that was looked for.
 #include <unistd.h>
 
 #include <algorithm>
@@ -45,8 +46,8 @@ class NetworkRendezvous final : public Rendezvous {
   const SelfDescription self_;
   Gate* const gate_;
   int32_t own_rank_ = -1;
-  std::set<uint64_t> ignored_;          // incarnations that are not there any more
-  std::map<int32_t, size_t> attempts_;  // of each rank: the addresses are tried in turn
+  std::set<uint64_t> ignored_;          // incarnations that are gone from their places
+  std::map<int32_t, size_t> attempts_;  // by rank; its addresses are tried in turn
 };
 
 mep_result_t NetworkRendezvous::listen(int32_t rank, UniqueFd* listener, bool* taken) {
@@ -77,7 +78,7 @@ mep_result_t NetworkRendezvous::connect(int32_t rank, Connection* out) {
   std::vector<std::pair<const Place*, NetAddress>> choices;
   const std::vector<Place> places = gate_->book->find(static_cast<uint32_t>(rank));
   for (const Place& place : places) {
-    // A rank on this host is reached by its name or not at all.
+    // A rank on this host is reached by its abstract name or not at all.
     if (place.host == self_.identity.host || ignored_.contains(place.incarnation)) continue;
     for (const NetAddress& address : place.addresses) choices.emplace_back(&place, address);
   }
@@ -98,7 +99,7 @@ mep_result_t NetworkRendezvous::accept(int listener, Connection* out) {
 }
 
 mep_result_t NetworkRendezvous::authenticate(Connection* connection) {
-  // A remote one proves itself by the handshake.
+  // A remote peer proves itself by the handshake.
   return connection->credentials.is_remote() ? MEP_SUCCESS : local_->authenticate(connection);
 }
 
@@ -133,7 +134,7 @@ std::unique_ptr<Rendezvous> make_network_rendezvous(const std::string& meeting_n
 mep_result_t open_gate(const ResolvedConfig& config, Gate* gate) {
   std::string interface_glob;
   MEP_TRY(interface_from_environment(&interface_glob));
-  // A cut that membership outlives must not end the connection.
+  // A cut of the network that membership tolerates must not end the connection.
   gate->dead_after_ms = std::clamp(2 * config.suspect_ms, 2000u, 120000u);
   uint16_t port = 0;
   bool taken = false;

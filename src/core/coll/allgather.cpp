@@ -1,8 +1,8 @@
 // Allgather.
 //   Small  flat: every rank gives its block to all.
-//   Large  section by section: every rank publishes a section of its block, all copy it out and
-//          acknowledge by "taken". Reuse of areas: section c + 2 is published after "taken" of c has come
-//          from all. For the last two sections "finished" is the acknowledgement.
+//   Large  section by section: every rank publishes a section of its block; all others copy it out and
+//          acknowledge by "taken". Two areas are used in turn, so section c + 2 is published after "taken"
+//          of c has come from all. For the last two sections "finished" is the acknowledgement.
 //          Over several hosts: allgather_over_hosts.cpp.
 #include <algorithm>
 #include <cstring>
@@ -69,7 +69,7 @@ void copy_section(Collectives& comm, Operation& operation, uint64_t section) {
   }
 }
 
-// Publishes the present section and, once the one before it is taken by all, the next.
+// Publishes the present section (operation.chunk), and the next one once all have taken the one before the present.
 Step publish_ahead(Collectives& comm, Operation& operation, uint64_t sections) {
   const Pipeline& pipeline = comm.pipeline();
   while (operation.chunk_posted < sections && operation.chunk_posted <= operation.chunk + 1) {
@@ -95,7 +95,7 @@ Step step_sections(Collectives& comm, Operation& operation) {
   for (;;) {
     if (operation.chunk == sections) break;
     if (publish_ahead(comm, operation, sections) == Step::kFailed) return Step::kFailed;
-    // A section that could not be published yet is not the one that is awaited.
+    // Only the next section may be unpublished when this rank goes on to wait for the present one of the others.
     if (operation.chunk_posted <= operation.chunk) return Step::kPending;
     const uint64_t global = pipeline.first_chunk() + operation.chunk;
     if (!pipeline.arrived_from_all(Pipeline::Word::kPosted, global, &operation.cursor)) {

@@ -1,4 +1,5 @@
-// The user's side of a comm's collectives: calls, and how each ends.
+// The side of the user's thread: calls of a comm's collectives, and how each ends. The control thread's side is in
+// collectives_change.cpp.
 #include "core/coll/collectives.hpp"
 
 #include <algorithm>
@@ -38,7 +39,7 @@ Collectives::Collectives(const CommIdentity& comm, Reports& personal_reports)
 }
 
 mep_result_t Collectives::open(std::shared_ptr<const CommView> reached) {
-  // The control thread looks at the eager ring too, under the lock.
+  // The control thread reads the eager ring too, under this lock.
   const std::lock_guard lock(engine_.mutex());
   if (!engine_.is_adopted()) {
     return fail(MEP_ERR_PEER_FAILED, "the membership changed while comm %s was made",
@@ -49,7 +50,7 @@ mep_result_t Collectives::open(std::shared_ptr<const CommView> reached) {
   pipeline_.open(rank(), EagerRing::window_bytes(size()), &windows_.remotes());
   board_.open(rank(), board_offset(size()), &windows_.remotes());
   restart(adopted(), engine_.last_number() + 1);
-  // Last, for it fails no more: without a window the control thread finds nothing in either.
+  // Last, when nothing can fail any more: from here on the control thread finds contributions in the two.
   eager_.use_window(windows_.data());
   pipeline_.use_window(windows_.data());
   return MEP_SUCCESS;
@@ -80,7 +81,7 @@ mep_result_t Collectives::agree_largest(uint64_t own, uint64_t* largest) {
   return operation.result;
 }
 
-// All that can fail is done before the operation has its number: from then on it ends by a decision.
+// Everything that can refuse the call comes before the operation has its number: from then on view changes count it.
 mep_result_t Collectives::start(Collective kind, const CollectiveArgs& args, Operation* operation) {
   const CollectiveType& type = collective_type(kind);
   MEP_TRY(type.check(*this, args));
@@ -91,6 +92,7 @@ mep_result_t Collectives::start(Collective kind, const CollectiveArgs& args, Ope
   operation->given_bytes = operation->bytes * type.send_blocks(size());
   if (type.prepare != nullptr) MEP_TRY(type.prepare(*this, *operation));
   if (operation->request != nullptr) begin_request(*operation->request);
+  // An earlier call has passed over this change (defer_report()); this call reports it and fails.
   if (deferred_ != nullptr) [[unlikely]] {
     operation->epoch = deferred_->epoch;
     fail_settled(*operation, std::exchange(deferred_, nullptr));
@@ -117,8 +119,8 @@ mep_result_t Collectives::end_of_wait(Operation* operation) {
 
 // --- For the engine -------------------------------------------------------------------------------
 
-// The root of a small broadcast or scatter waits for nobody, so it cannot see that others called something else.
-// The next operation in which ranks wait for each other carries what was called in between, and finds it.
+// The root of a small broadcast or scatter waits for nobody, so it cannot see that others called something else. The
+// fingerprint of the next operation in which ranks wait for each other includes those calls, so a mismatch shows there.
 void Collectives::note_number(Operation& operation) {
   MEP_TEST_DELAY_POINT("enter");
   operation.contributors = &adopted().live;
@@ -138,7 +140,7 @@ void Collectives::begin_again(Operation& operation) {
   static_cast<StepState&>(operation) = {};
 }
 
-// Without a root there is nothing to wait for: each rank knows it from the view.
+// An operation whose root is not in the view fails at once: each rank knows the view, so none waits for the root.
 mep_result_t Collectives::check_root_lives(const Operation& operation) const {
   const CollectiveType& type = type_of(operation);
   const auto root = static_cast<uint32_t>(operation.args.root);
@@ -155,7 +157,7 @@ bool Collectives::step(Operation& operation) {
                     : operation.differs_until_ns != 0 ? tell_mismatch(*this, operation)
                                                       : type_of(operation).step(*this, operation);
   if (step == Step::kPending) return false;
-  // This rank waited for nobody, so nobody learns from later operations that it has passed the earlier ones.
+  // No signal of a failed operation tells the others that this rank has passed the earlier ones, so it acknowledges.
   if (step == Step::kFailed) [[unlikely]] {
     const KeepErrorText kept;
     const mep_result_t failed = operation.result;
@@ -178,7 +180,7 @@ bool Collectives::finish(Operation& operation, mep_result_t result) {
   operation.result = result;
   operation.finished = true;
   if (is_error(result)) {
-    // Puts of an operation that has failed may still wait to be sent, out of the caller's memory.
+    // Queued puts of a failed operation may still read the caller's memory, which the caller gets back now.
     const KeepErrorText kept;
     windows_.flush_puts();
   }
@@ -207,7 +209,8 @@ void Collectives::succeed_settled(Operation& operation) {
     }
   }
   const mep_result_t result = settle_result(operation);
-  // Where only the root gives, only its contribution was retained. The contributors are the same on every rank.
+  // Only the root's contribution is retained where only the root gives, but every rank's record names all live ranks as
+  // contributors.
   if (type_of(operation).only_root_gives()) operation.contributors = &adopted().live;
   finish(operation, result);
   const std::lock_guard lock(engine_.mutex());
@@ -216,12 +219,12 @@ void Collectives::succeed_settled(Operation& operation) {
   operation.contributors = nullptr;
 }
 
-// The view change decided that the operation succeeds. Its result is made of what this rank has retained of it, some
-// of which came by a catch-up.
+// The view change decided that the operation succeeds. This rank makes the result from the contributions that it has
+// retained; a catch-up may have brought some of them.
 mep_result_t Collectives::settle_result(Operation& operation) {
   if (operation.holds_result) return MEP_SUCCESS;
   MEP_TRY(check_root_lives(operation));
-  // A rank that called something else than the others ended it by an error of its own and can give nothing.
+  // A rank whose call differed has failed by itself and gives no contributions. So nothing retained is a mismatch too.
   if (operation.retained == nullptr ||
       !EagerRing::same_call(*operation.retained, operation.fingerprint)) {
     return fail(MEP_ERR_MISMATCH,
@@ -283,7 +286,7 @@ const std::byte* Collectives::contribution(const Operation& operation, uint32_t 
          sizeof(uint64_t);
 }
 
-// --- What happened --------------------------------------------------------------------------------
+// --- Records --------------------------------------------------------------------------------------
 
 void Collectives::note_record(const Operation& operation) {
   record_.any = true;
@@ -305,7 +308,7 @@ void Collectives::note_record(const Operation& operation) {
   note_missing(operation);
 }
 
-// Those that the change took away, or a root that was not there at all.
+// The record's failed ranks: those that the change took away, or a root that was not in the view.
 void Collectives::note_missing(const Operation& operation) {
   record_.failed.assign(rank_words(size()), 0);
   const auto root = static_cast<uint32_t>(operation.args.root);

@@ -19,11 +19,12 @@ namespace {
 using device::StageAnswer;
 using device::StageRequest;
 
-// Beyond three timeouts: what an operation of the host allows view changes to take, before it begins,
+// The time beyond three timeouts that an operation of the host may spend in view changes: before it begins,
 // while it runs, and at its end.
 constexpr uint64_t kSettleMs = 190'000;
 
-// Words that the device and the host write, whole. Acquire and release: see stage_mailbox.hpp.
+// A word of the mailbox has one writer, the device or the host, and is written whole. stage_mailbox.hpp says what each
+// publishes.
 uint64_t load(const uint64_t* word) {
   return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
@@ -31,11 +32,11 @@ void store(uint64_t* word, uint64_t value) {
   __atomic_store_n(word, value, __ATOMIC_RELEASE);
 }
 
-// The device cannot wake a thread, so it looks: all the time just after a request, then after pauses that
-// grow with the time that nothing came, so that idle channels cost next to nothing.
+// The device cannot wake the server's thread, so the thread polls: without a pause just after a request, later with
+// pauses that grow with the idle time. So an idle channel costs next to nothing.
 void pause_after(uint64_t idle_ns) {
   constexpr uint64_t kYieldNs = 50'000;
-  constexpr uint64_t kShare = 4;  // of the time that nothing came
+  constexpr uint64_t kShare = 4;  // a pause is 1/4 of the idle time
   constexpr uint64_t kLongestPauseNs = 1'000'000;
   if (idle_ns < kYieldNs) {
     (void)sched_yield();
@@ -63,7 +64,7 @@ void StageServer::close() {
   if (mailbox_ != nullptr) {
     store(&mailbox_->closed, static_cast<uint64_t>(static_cast<uint32_t>(MEP_ERR_ABORTED)));
   }
-  // Relaxed: the join orders all that follows.
+  // Relaxed: join() orders the thread's work before what follows.
   stop_.store(true, std::memory_order_relaxed);
   if (thread_.joinable()) thread_.join();
 }
@@ -80,7 +81,7 @@ void StageServer::run() {
   (void)prctl(PR_SET_TIMERSLACK, 1'000UL);
   uint64_t idle_since = now_ns();
   uint64_t answered = 0;
-  // Relaxed: nothing but the end follows from it.
+  // Relaxed: stop_ publishes nothing else.
   while (!stop_.load(std::memory_order_relaxed)) {
     const uint64_t posted = load(&mailbox_->posted);
     if (posted == answered) {
