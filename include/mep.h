@@ -815,12 +815,12 @@ typedef struct mep_ep_config_t {
   uint32_t flags;               /* must be 0 */
   const char* name;             /* same on all ranks, at most 65535 bytes; NULL: "ep0", "ep1", .. in
                                    order of creation */
-  uint32_t mode;                /* MEP_EP_*; high throughput: MEP_ERR_UNSUPPORTED on GPUs so far */
+  uint32_t mode;                /* MEP_EP_*; high throughput: not for GPUs through host memory */
   uint32_t max_tokens_per_rank; /* M; required */
   uint32_t hidden;              /* H; required; a row must be a multiple of 16 bytes */
   uint32_t top_k;               /* K; required, at most 64 and at most E */
   uint32_t num_experts;         /* E, logical; required */
-  uint32_t experts_per_rank;    /* E_local; 0: num_experts / comm size, which must divide */
+  uint32_t experts_per_rank;    /* E_local; 0: num_experts / comm size, rounded up */
   uint32_t num_buffers;         /* 1 to 8; 0: 2 */
   mep_dtype_t input_type;       /* of x: bf16, f16, f32, e4m3 (with x_scales); 0: bf16 */
   mep_dtype_t wire_type;        /* of recv_x: the input type, or e4m3; 0: the input type */

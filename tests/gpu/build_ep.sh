@@ -10,7 +10,7 @@ shift
 root=$(cd "$(dirname "$0")/../.." && pwd)
 arch=${MEP_GPU_ARCH:-sm_90}
 flags="-std=c++20 -O3 -lineinfo -arch=$arch --fmad=false -Werror all-warnings -I$root/src -I$root/include
-  -I$root/tests/gpu -Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off"
+  -I$root/tests -I$root/tests/gpu -Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off"
 
 compile() { # FOLDER SOURCE FLAGS
   mkdir -p "$1"
@@ -18,7 +18,8 @@ compile() { # FOLDER SOURCE FLAGS
   nvcc $flags $3 -c "$2" -o "$1/$(basename "$2" .cu).o"
 }
 
-kernels="$root/src/kernels/cuda/ep_dispatch.cu $root/src/kernels/cuda/ep_combine.cu"
+kernels="$root/src/kernels/cuda/ep_dispatch.cu $root/src/kernels/cuda/ep_combine.cu
+  $root/src/kernels/cuda/ep_throughput.cu"
 jobs=""
 for variant in "$@"; do
   case $variant in
@@ -46,7 +47,7 @@ for variant in "$@"; do
 done
 for job in $jobs; do wait "$job"; done
 for variant in "$@"; do
-  objects="$out/$variant/ep_dispatch.o $out/$variant/ep_combine.o"
+  objects="$out/$variant/ep_dispatch.o $out/$variant/ep_combine.o $out/$variant/ep_throughput.o"
   if [ "$variant" = bench ] || [ "$variant" = trace ]; then
     nvcc -arch="$arch" $objects "$out/tests/ep_gpu_bench.o" -o "$out/ep_gpu_$variant"
   else

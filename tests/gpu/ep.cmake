@@ -1,6 +1,7 @@
 # Dispatch and combine: tests with delay points in the kernels, the same tests over builds that lack one
 # thing and must be noticed, and the timings (kernels as the library has them).
-set(ep_kernels "${mep_root}/src/kernels/cuda/ep_dispatch.cu" "${mep_root}/src/kernels/cuda/ep_combine.cu")
+set(ep_kernels "${mep_root}/src/kernels/cuda/ep_dispatch.cu" "${mep_root}/src/kernels/cuda/ep_combine.cu"
+  "${mep_root}/src/kernels/cuda/ep_throughput.cu")
 add_library(gpu_ep_parts OBJECT ep_gpu_test.cu ep_matrix.cu ep_soak.cu ep_faults.cu)
 target_include_directories(gpu_ep_parts PRIVATE "${mep_root}/src" "${mep_root}/include" "${mep_root}/tests"
   "${CMAKE_CURRENT_SOURCE_DIR}")
@@ -21,6 +22,7 @@ mep_add_gpu_test(gpu_ep_bench SOURCES ep_gpu_bench.cu ${ep_kernels} ARGS 16 TIME
 if(TARGET mep)
   # Through the C ABI; the calls on host communicators are the oracle.
   mep_add_gpu_test(gpu_ep_device SOURCES ep_device_test.cu LIBRARIES mep TIMEOUT 240)
+  mep_add_gpu_test(gpu_ep_throughput_bench SOURCES ep_throughput_bench.cu LIBRARIES mep ARGS 256 TIMEOUT 240)
   mep_add_gpu_test(gpu_ep_process SOURCES ep_process_test.cu LIBRARIES mep TIMEOUT 240)
   mep_add_staged_test(gpu_ep_device host "MEP_CUDA_REACH=host")
   mep_add_staged_test(gpu_ep_process host "MEP_CUDA_REACH=host")

@@ -32,8 +32,13 @@ struct Shape {
   bool fp8;
   bool slotted = false;
   bool with_map = false;  // half as many experts as places, two places for each
+  bool throughput = false;
+  uint32_t groups() const { return throughput ? 1 : kLocalExperts; }  // of rows
   uint32_t experts() const { return ranks * kLocalExperts / (with_map ? 2 : 1); }
-  uint32_t rows() const { return kLocalExperts * ranks * kTokens; }
+  uint32_t rows() const { return groups() * ranks * kTokens; }
+  // High throughput: values that go with rows.
+  uint32_t row_values() const { return throughput ? rows() * kTopK : 0; }
+  uint32_t token_values() const { return throughput ? kTokens * kTopK : 0; }
   size_t wire_row() const { return kHidden * (fp8 ? 1 : 2); }
 };
 
@@ -41,6 +46,7 @@ struct Shape {
 struct Input {
   uint32_t tokens = 0;
   std::vector<uint16_t> x;  // bf16
+  std::vector<uint16_t> replayed_x;
   std::vector<int64_t> experts;
   std::vector<float> weights;
 };
@@ -48,13 +54,18 @@ struct Input {
 // One rank's output; buffers begin poisoned.
 struct Output {
   std::vector<uint8_t> recv_x, recv_scales, src_info, counts, ranges, out;
+  std::vector<uint8_t> topk_idx, topk_weights, total, out_weights;
   explicit Output(const Shape& s)
       : recv_x(s.rows() * s.wire_row(), kPoison),
         recv_scales(s.fp8 ? s.rows() * kGroups * 4 : 0, kPoison),
         src_info(s.rows() * 4, kPoison),
         counts(kLocalExperts * 4, kPoison),
-        ranges(kLocalExperts * s.ranks * 8, kPoison),
-        out(kTokens * kHidden * 2, kPoison) {}
+        ranges(s.groups() * s.ranks * 8, kPoison),
+        out(kTokens * kHidden * 2, kPoison),
+        topk_idx(s.row_values() * 4, kPoison),
+        topk_weights(s.row_values() * 4, kPoison),
+        total(8, kPoison),
+        out_weights(s.token_values() * 4, kPoison) {}
 };
 
 inline uint16_t bf16(float value) {
@@ -71,8 +82,11 @@ inline std::vector<Input> draw_inputs(const Shape& s, uint32_t live, uint64_t se
     Input& in = inputs[rank];
     in.tokens = rank < live ? static_cast<uint32_t>(random() % (kTokens + 1)) : 0;
     in.x.resize(kTokens * kHidden);
-    for (uint16_t& value : in.x) {
-      value = bf16(static_cast<float>(static_cast<int>(random() % 255) - 127) / 32);
+    in.replayed_x.resize(kTokens * kHidden);
+    for (std::vector<uint16_t>* x : {&in.x, &in.replayed_x}) {
+      for (uint16_t& value : *x) {
+        value = bf16(static_cast<float>(static_cast<int>(random() % 255) - 127) / 32);
+      }
     }
     in.experts.assign(kTokens * kTopK, -1);
     in.weights.resize(kTokens * kTopK);
@@ -96,7 +110,7 @@ inline std::vector<uint16_t> make_y(const Shape& s, uint32_t rank, const Output&
   std::vector<uint16_t> y(size_t{s.rows()} * kHidden, 0);
   const auto* ranges = reinterpret_cast<const int64_t*>(got.ranges.data());
   const auto* info = reinterpret_cast<const int32_t*>(got.src_info.data());
-  for (uint32_t expert = 0; expert < kLocalExperts; ++expert) {
+  for (uint32_t expert = 0; expert < s.groups(); ++expert) {
     for (uint32_t source = 0; source < s.ranks; ++source) {
       const auto range = static_cast<uint64_t>(ranges[expert * s.ranks + source]);
       for (uint64_t i = range >> 32; i < (range >> 32) + (range & 0xffffffff); ++i) {
@@ -124,6 +138,10 @@ inline mep_ep_config_t ep_config(const Shape& s) {
   config.wire_type = s.fp8 ? MEP_FLOAT8_E4M3 : MEP_BFLOAT16;
   config.receive_layout = s.slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED;
   config.max_replicas = 2;
+  if (s.throughput) {
+    config.mode = MEP_EP_HIGH_THROUGHPUT;
+    config.expert_alignment = 4;
+  }
   return config;
 }
 
@@ -143,14 +161,64 @@ inline void set_map(const Shape& s, mep_ep_t ep) {
 struct Reference {
   std::vector<Input> inputs;
   std::vector<Output> outputs;
+  std::vector<Output> replayed;  // high throughput: of a replay with replayed_x
   std::vector<std::vector<uint16_t>> y;
+  std::vector<std::vector<float>> returned;  // [rows][K], with y
 };
+
+inline std::vector<float> make_returned(const Shape& s, uint32_t rank, uint64_t seed) {
+  std::mt19937_64 random(seed * 31 + rank);
+  std::vector<float> values(s.row_values());
+  for (float& value : values) value = static_cast<float>(random() % 10'000) / 9'973 - 0.5f;
+  return values;
+}
+
+// What a dispatch gives to the reference; and a combine of y.
+inline void dispatch_on_host(const Shape& s, mep_ep_handle_t handle, const Input& in, bool replays,
+                             Output* got) {
+  mep_dispatch_send_t send;
+  mep_dispatch_receive_t args;
+  mep_dispatch_send_defaults(&send);
+  mep_dispatch_receive_defaults(&args);
+  send.num_tokens = in.tokens;
+  send.x = replays ? in.replayed_x.data() : in.x.data();
+  send.topk_idx = replays ? nullptr : in.experts.data();
+  send.topk_weights = replays ? nullptr : in.weights.data();
+  send.flags = replays ? MEP_DISPATCH_REPLAY : 0;
+  args.recv_x = got->recv_x.data();
+  args.recv_scales = s.fp8 ? got->recv_scales.data() : nullptr;
+  args.src_info = reinterpret_cast<int32_t*>(got->src_info.data());
+  args.recv_count = reinterpret_cast<int32_t*>(got->counts.data());
+  args.layout_range = reinterpret_cast<int64_t*>(got->ranges.data());
+  args.recv_total = reinterpret_cast<int64_t*>(got->total.data());
+  if (s.throughput) {
+    args.recv_topk_idx = reinterpret_cast<int32_t*>(got->topk_idx.data());
+    args.recv_topk_weights = reinterpret_cast<float*>(got->topk_weights.data());
+  }
+  need(mep_dispatch(handle, &send, &args, nullptr), "mep_dispatch on hosts");
+}
+inline void combine_on_host(const Shape& s, mep_ep_handle_t handle, const std::vector<uint16_t>& y,
+                            const std::vector<float>& returned, Output* got) {
+  mep_combine_send_t terms;
+  mep_combine_receive_t sums;
+  mep_combine_send_defaults(&terms);
+  mep_combine_receive_defaults(&sums);
+  terms.y = y.data();
+  sums.out = got->out.data();
+  if (s.throughput) {
+    terms.topk_weights = returned.data();
+    sums.topk_weights = reinterpret_cast<float*>(got->out_weights.data());
+  }
+  need(mep_combine(handle, &terms, &sums, nullptr), "mep_combine on hosts");
+}
 
 inline Reference on_hosts(const Shape& s, uint32_t live, uint64_t seed) {
   Reference r;
   r.inputs = draw_inputs(s, live, seed);
   r.outputs.assign(s.ranks, Output(s));
+  r.replayed.assign(s.ranks, Output(s));
   r.y.resize(s.ranks);
+  r.returned.resize(s.ranks);
   const std::vector<mep_comm_t> comms = open_comms(s.ranks, false);
   in_threads(s.ranks, [&](uint32_t rank) {
     const mep_ep_config_t config = ep_config(s);
@@ -160,29 +228,14 @@ inline Reference on_hosts(const Shape& s, uint32_t live, uint64_t seed) {
     set_map(s, ep);
     need(mep_ep_handle_create(ep, 0, &handle), "mep_ep_handle_create");
     const Input& in = r.inputs[rank];
-    Output& got = r.outputs[rank];
-    mep_dispatch_send_t send;
-    mep_dispatch_receive_t args;
-    mep_dispatch_send_defaults(&send);
-    mep_dispatch_receive_defaults(&args);
-    send.num_tokens = in.tokens;
-    send.x = in.x.data();
-    send.topk_idx = in.experts.data();
-    send.topk_weights = in.weights.data();
-    args.recv_x = got.recv_x.data();
-    args.recv_scales = s.fp8 ? got.recv_scales.data() : nullptr;
-    args.src_info = reinterpret_cast<int32_t*>(got.src_info.data());
-    args.recv_count = reinterpret_cast<int32_t*>(got.counts.data());
-    args.layout_range = reinterpret_cast<int64_t*>(got.ranges.data());
-    need(mep_dispatch(handle, &send, &args, nullptr), "mep_dispatch on hosts");
-    r.y[rank] = make_y(s, rank, got);
-    mep_combine_send_t terms;
-    mep_combine_receive_t sums;
-    mep_combine_send_defaults(&terms);
-    mep_combine_receive_defaults(&sums);
-    terms.y = r.y[rank].data();
-    sums.out = got.out.data();
-    need(mep_combine(handle, &terms, &sums, nullptr), "mep_combine on hosts");
+    dispatch_on_host(s, handle, in, false, &r.outputs[rank]);
+    r.y[rank] = make_y(s, rank, r.outputs[rank]);
+    r.returned[rank] = make_returned(s, rank, seed);
+    combine_on_host(s, handle, r.y[rank], r.returned[rank], &r.outputs[rank]);
+    if (s.throughput) {
+      dispatch_on_host(s, handle, in, true, &r.replayed[rank]);
+      combine_on_host(s, handle, r.y[rank], r.returned[rank], &r.replayed[rank]);
+    }
     need(mep_ep_handle_destroy(handle), "mep_ep_handle_destroy");
     need(mep_ep_destroy(ep), "mep_ep_destroy");
   });
@@ -215,9 +268,10 @@ struct Rank {
   void* combine_input[2] = {};
   int32_t gpu = 0;
   cudaStream_t stream = nullptr;
-  uint16_t *x, *y, *out;
-  int64_t *experts, *ranges;
-  float* weights;
+  uint16_t *x, *replayed_x, *y, *out;
+  int64_t *experts, *ranges, *total;
+  float *weights, *topk_weights, *returned, *out_weights;
+  int32_t* topk_idx;
   uint8_t *recv_x, *recv_scales;
   int32_t *src_info, *counts;
   Status* statuses = nullptr;  // pinned: of dispatch and of combine
@@ -259,6 +313,12 @@ struct Group {
       cuda(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
       const size_t rows = s.rows();
       r.x = device_memory<uint16_t>(kTokens * kHidden);
+      r.replayed_x = device_memory<uint16_t>(kTokens * kHidden);
+      r.topk_idx = device_memory<int32_t>(s.row_values());
+      r.topk_weights = device_memory<float>(s.row_values());
+      r.returned = device_memory<float>(s.row_values());
+      r.out_weights = device_memory<float>(s.token_values());
+      r.total = device_memory<int64_t>(1);
       r.y = device_memory<uint16_t>(rows * kHidden);
       r.out = device_memory<uint16_t>(kTokens * kHidden);
       r.experts = device_memory<int64_t>(kTokens * kTopK);
@@ -289,7 +349,10 @@ struct Group {
                            static_cast<void*>(r.out), static_cast<void*>(r.experts),
                            static_cast<void*>(r.weights), static_cast<void*>(r.recv_x),
                            static_cast<void*>(r.recv_scales), static_cast<void*>(r.src_info),
-                           static_cast<void*>(r.counts), static_cast<void*>(r.ranges)}) {
+                           static_cast<void*>(r.counts), static_cast<void*>(r.ranges),
+                           static_cast<void*>(r.replayed_x), static_cast<void*>(r.topk_idx),
+                           static_cast<void*>(r.topk_weights), static_cast<void*>(r.returned),
+                           static_cast<void*>(r.out_weights), static_cast<void*>(r.total)}) {
         cuda(cudaFree(memory));
       }
       cuda(cudaFreeHost(r.statuses));
@@ -318,6 +381,10 @@ struct Group {
       cuda(cudaMemcpy(r.experts, in.experts.data(), in.experts.size() * 8, cudaMemcpyDefault));
       cuda(cudaMemcpy(r.weights, in.weights.data(), in.weights.size() * 4, cudaMemcpyDefault));
       cuda(cudaMemcpy(r.y, ref.y[i].data(), ref.y[i].size() * 2, cudaMemcpyDefault));
+      cuda(cudaMemcpy(r.replayed_x, in.replayed_x.data(), in.replayed_x.size() * 2,
+                      cudaMemcpyDefault));
+      cuda(cudaMemcpy(r.returned, ref.returned[i].data(), ref.returned[i].size() * 4,
+                      cudaMemcpyDefault));
     }
     poison();
   }
@@ -328,14 +395,19 @@ struct Group {
       cuda(cudaMemset(r.recv_scales, kPoison, s.rows() * kGroups * 4));
       cuda(cudaMemset(r.src_info, kPoison, s.rows() * 4));
       cuda(cudaMemset(r.counts, kPoison, kLocalExperts * 4));
-      cuda(cudaMemset(r.ranges, kPoison, kLocalExperts * s.ranks * 8));
+      cuda(cudaMemset(r.ranges, kPoison, s.groups() * s.ranks * 8));
+      cuda(cudaMemset(r.topk_idx, kPoison, s.row_values() * 4));
+      cuda(cudaMemset(r.topk_weights, kPoison, s.row_values() * 4));
+      cuda(cudaMemset(r.out_weights, kPoison, s.token_values() * 4));
+      cuda(cudaMemset(r.total, kPoison, 8));
       cuda(cudaMemset(r.out, kPoison, kTokens * kHidden * 2));
       std::memset(r.statuses, kPoison, 2 * sizeof(Status));
     }
     synchronize();
   }
 
-  mep_result_t dispatch(uint32_t i, uint32_t buffer, uint32_t tokens, Halves halves) {
+  mep_result_t dispatch(uint32_t i, uint32_t buffer, uint32_t tokens, Halves halves,
+                        bool replays = false) {
     Rank& r = ranks[i];
     mep_dispatch_send_t send;
     mep_dispatch_receive_t args;
@@ -345,6 +417,17 @@ struct Group {
     send.x = r.x;
     send.topk_idx = r.experts;
     send.topk_weights = r.weights;
+    if (replays) {
+      send.flags = MEP_DISPATCH_REPLAY;
+      send.x = r.replayed_x;
+      send.topk_idx = nullptr;
+      send.topk_weights = nullptr;
+    }
+    args.recv_total = r.total;
+    if (s.throughput) {
+      args.recv_topk_idx = r.topk_idx;
+      args.recv_topk_weights = r.topk_weights;
+    }
     args.recv_x = r.recv_x;
     args.recv_scales = s.fp8 ? r.recv_scales : nullptr;
     args.src_info = r.src_info;
@@ -363,6 +446,10 @@ struct Group {
     mep_combine_receive_defaults(&args);
     send.y = library_y ? r.combine_input[buffer] : r.y;
     args.out = r.out;
+    if (s.throughput) {
+      send.topk_weights = r.returned;
+      args.topk_weights = r.out_weights;
+    }
     args.op_status = &r.statuses[1].head;
     args.op_status_bytes = kStatusBytes;
     if (library_y && sends(halves)) {
@@ -374,14 +461,15 @@ struct Group {
   }
 
   // One pair on every live rank; apart: send and receive called apart.
-  void enqueue(uint32_t i, const Reference& ref, uint32_t buffer, bool apart, bool library_y) {
+  void enqueue(uint32_t i, const Reference& ref, uint32_t buffer, bool apart, bool library_y,
+               bool replays = false) {
     const uint32_t tokens = ref.inputs[i].tokens;
     if (!apart) {
-      need(dispatch(i, buffer, tokens, Halves::kBoth), "mep_dispatch");
+      need(dispatch(i, buffer, tokens, Halves::kBoth, replays), "mep_dispatch");
       need(combine(i, buffer, Halves::kBoth, library_y), "mep_combine");
       return;
     }
-    need(dispatch(i, buffer, tokens, Halves::kSend), "mep_dispatch send");
+    need(dispatch(i, buffer, tokens, Halves::kSend, replays), "mep_dispatch send");
     GPU_CHECK(dispatch(i, buffer, tokens, Halves::kBoth) == MEP_ERR_BUSY, "dispatch in flight");
     need(dispatch(i, buffer, tokens, Halves::kReceive), "mep_dispatch receive");
     need(combine(i, buffer, Halves::kSend, library_y), "mep_combine send");
@@ -389,7 +477,8 @@ struct Group {
   }
 
   // Outputs against the reference.
-  void compare(const Reference& ref, const char* where) {
+  void compare(const Reference& ref, const char* where) { compare(ref.outputs, where); }
+  void compare(const std::vector<Output>& outputs, const char* where) {
     const auto same = [&](uint32_t rank, const void* device, const std::vector<uint8_t>& wanted,
                           const char* name) {
       std::vector<uint8_t> got(wanted.size());
@@ -402,7 +491,7 @@ struct Group {
     };
     for (uint32_t i = first; i < live_end(); ++i) {
       const Rank& r = use(i);
-      const Output& wanted = ref.outputs[i];
+      const Output& wanted = outputs[i];
       for (int op = 0; op < 2; ++op) {
         const Status& status = r.statuses[op];
         const char* name = op == 0 ? "dispatch" : "combine";
@@ -422,6 +511,10 @@ struct Group {
       same(i, r.recv_x, wanted.recv_x, "recv_x");
       same(i, r.recv_scales, wanted.recv_scales, "recv_scales");
       same(i, r.out, wanted.out, "out");
+      same(i, r.topk_idx, wanted.topk_idx, "recv_topk_idx");
+      same(i, r.topk_weights, wanted.topk_weights, "recv_topk_weights");
+      same(i, r.total, wanted.total, "recv_total");
+      same(i, r.out_weights, wanted.out_weights, "topk_weights of the combine");
     }
   }
 

@@ -9,6 +9,47 @@ using namespace ep_device;
 
 // --- Tests ----------------------------------------------------------------------------------------
 
+// Other rows by the routing of a dispatch: after its combine and after none, eager and from a graph.
+void replays(Group& group, const Reference& ref) {
+  group.upload(ref);
+  for (const bool apart : {false, true}) {
+    for (uint32_t i = 0; i < group.s.ranks; ++i) {
+      group.enqueue(i, ref, 0, false, true);
+      need(group.dispatch(i, 1, ref.inputs[i].tokens, Halves::kBoth), "mep_dispatch");
+    }
+    group.synchronize();
+    for (const uint32_t buffer : {0u, 1u}) {
+      for (int round = 0; round < 3; ++round) {
+        group.poison();
+        for (uint32_t i = 0; i < group.s.ranks; ++i) {
+          group.enqueue(i, ref, buffer, apart, round == 1, true);
+        }
+        group.synchronize();
+        group.compare(ref.replayed,
+                      apart ? "MEP_DISPATCH_REPLAY, phases apart" : "MEP_DISPATCH_REPLAY");
+      }
+    }
+  }
+  std::vector<cudaGraphExec_t> graphs;
+  for (uint32_t i = 0; i < group.s.ranks; ++i) {
+    cudaGraph_t graph = nullptr;
+    cuda(cudaStreamBeginCapture(group.use(i).stream, cudaStreamCaptureModeThreadLocal));
+    group.enqueue(i, ref, 0, false, false);
+    group.enqueue(i, ref, 0, false, true, true);
+    cuda(cudaStreamEndCapture(group.ranks[i].stream, &graph));
+    cuda(cudaGraphInstantiate(&graphs.emplace_back(), graph, 0));
+    cuda(cudaGraphDestroy(graph));
+  }
+  group.poison();
+  group.replay(graphs, 50);
+  group.compare(ref.replayed, "MEP_DISPATCH_REPLAY in a graph");
+  for (const cudaGraphExec_t graph : graphs) cuda(cudaGraphExecDestroy(graph));
+  const uint32_t tokens = ref.inputs[0].tokens;
+  GPU_CHECK(group.dispatch(0, 0, tokens == kTokens ? tokens - 1 : tokens + 1, Halves::kBoth,
+                           true) == MEP_ERR_INVALID_ARGUMENT,
+            "a replay of other tokens");
+}
+
 void agrees(const Shape& s, uint64_t seed) {
   const Reference first = on_hosts(s, s.ranks, seed);
   const Reference second = on_hosts(s, s.ranks, seed + 1);
@@ -27,6 +68,7 @@ void agrees(const Shape& s, uint64_t seed) {
       }
     }
   }
+  if (s.throughput) replays(group, first);
   group.upload(first);
   const std::vector<cudaGraphExec_t> graphs = group.capture(first);
   for (int round = 0; round < 4; ++round) {
@@ -41,9 +83,10 @@ void agrees(const Shape& s, uint64_t seed) {
   }
   group.expect_no_failure("at the end");
   for (const cudaGraphExec_t graph : graphs) cuda(cudaGraphExecDestroy(graph));
-  std::printf("  %u ranks, %s%s%s: eager, phases apart, 200 replays of 2 pairs; seed %llu\n",
+  std::printf("  %u ranks, %s%s%s%s: eager, phases apart, 200 replays of 2 pairs; seed %llu\n",
               s.ranks, s.fp8 ? "fp8" : "bf16", s.slotted ? ", slotted" : "",
-              s.with_map ? ", mapped" : "", static_cast<unsigned long long>(seed));
+              s.with_map ? ", mapped" : "", s.throughput ? ", high throughput" : "",
+              static_cast<unsigned long long>(seed));
 }
 
 // The last rank stops calling; the others run out of time, and then all go on together.
@@ -255,8 +298,8 @@ void refuses() {
   mep_ep_size_defaults(&size);
   need(mep_ep_buffer_size(r.comm, &config, &size), "mep_ep_buffer_size");
   GPU_CHECK(size.window_bytes > uint64_t{2} * group.s.rows() * kHidden * 4, "size of windows");
-  config.mode = MEP_EP_HIGH_THROUGHPUT;
-  GPU_CHECK(mep_ep_buffer_size(r.comm, &config, &size) == MEP_ERR_UNSUPPORTED, "high throughput");
+  GPU_CHECK(group.dispatch(0, 0, 1, Halves::kBoth, true) == MEP_ERR_INVALID_ARGUMENT,
+            "a replay in low latency");
   group.expect_no_failure("refusals");
   std::printf("  what is refused is refused\n");
 }
@@ -280,12 +323,20 @@ int main() {
   }
   agrees({4, true, true, false}, seed + 50);
   agrees({8, false, false, true}, seed + 60);
+  // GPUs that go through host memory have low latency alone.
+  for (const bool fp8 : {false, true}) {
+    for (const uint32_t ranks : {8u, 4u, 2u, 1u}) {
+      if (!is_staged()) agrees({ranks, fp8, false, ranks == 4, true}, seed + 600 + ranks);
+    }
+  }
   tells(seed + 70);
   outlasts({4, false}, seed + 400);
   outlasts({8, true, true}, seed + 500);
+  if (!is_staged()) outlasts({4, true, false, false, true}, seed + 510);
   survives({4, false}, false, seed + 100);
   survives({8, true}, false, seed + 200);
   survives({4, true}, true, seed + 300);
+  if (!is_staged()) survives({4, true, false, false, true}, false, seed + 310);
   std::printf(failure_count() == 0 ? "ep_device_test: passed\n" : "ep_device_test: FAILED\n");
   return failure_count() == 0 ? 0 : 1;
 }

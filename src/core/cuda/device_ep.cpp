@@ -230,6 +230,9 @@ void DeviceEp::fill_view(uint32_t index, mep_ep_view_t* view) const {
   view->src_info = reinterpret_cast<const int32_t*>(buffer.window + geometry_.src_info);
   view->layout_range = reinterpret_cast<const int64_t*>(local + geometry_.layout_range);
   view->combine_input = buffer.window + geometry_.combine_out;
+  if (!shape_.high_throughput()) return;
+  view->recv_topk_idx = reinterpret_cast<const int32_t*>(buffer.window + geometry_.topk_idx);
+  view->recv_topk_weights = reinterpret_cast<const float*>(buffer.window + geometry_.topk_weights);
 }
 
 // Streams idle. Once a map was set, ids go through the table for good, so that graphs need no change.
@@ -347,6 +350,9 @@ mep_result_t DeviceEp::dispatch(EpSideHandle& handle, const mep_dispatch_send_t*
   if (send != nullptr) {
     if (buffer.calls.is_sent() && !is_over(buffer)) return buffer.calls.busy();
     MEP_TRY(catch_up(buffer, stream));
+    if (is_replay(*send)) {
+      MEP_TRY(check_replay(handle.epoch, handle.tokens, buffer.epoch, send->num_tokens));
+    }
   }
   mep_dispatch_receive_t outputs{};
   if (receive != nullptr) outputs = with_status(*receive, buffer.status);
@@ -354,6 +360,7 @@ mep_result_t DeviceEp::dispatch(EpSideHandle& handle, const mep_dispatch_send_t*
                                          receive != nullptr ? &outputs : nullptr, stream),
                      "mep_dispatch"));
   buffer.calls.note_dispatch(handle, send, receive);
+  if (send != nullptr && !is_replay(*send)) handle.epoch = buffer.epoch;
   return MEP_SUCCESS;
 }
 

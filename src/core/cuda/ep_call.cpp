@@ -45,12 +45,17 @@ mep_result_t check_dispatch_call(int32_t device, const EpShape& shape, const EpC
     const struct {
       const void* memory;
       const char* name;
-    } outputs[] = {
-        {receive->recv_x, "recv_x"},         {receive->recv_scales, "recv_scales"},
-        {receive->recv_count, "recv_count"}, {receive->recv_count_host, "recv_count_host"},
-        {receive->src_info, "src_info"},     {receive->layout_range, "layout_range"},
-        {receive->recv_total, "recv_total"}, {receive->statistics, "statistics"},
-        {receive->op_status, "op_status"}};
+    } outputs[] = {{receive->recv_x, "recv_x"},
+                   {receive->recv_scales, "recv_scales"},
+                   {receive->recv_count, "recv_count"},
+                   {receive->recv_count_host, "recv_count_host"},
+                   {receive->src_info, "src_info"},
+                   {receive->layout_range, "layout_range"},
+                   {receive->recv_total, "recv_total"},
+                   {receive->statistics, "statistics"},
+                   {receive->op_status, "op_status"},
+                   {receive->recv_topk_idx, "recv_topk_idx"},
+                   {receive->recv_topk_weights, "recv_topk_weights"}};
     for (const auto& output : outputs) {
       MEP_TRY(check_optional(device, output.memory, output.name));
     }
@@ -63,9 +68,10 @@ mep_result_t check_dispatch_call(int32_t device, const EpShape& shape, const EpC
   MEP_TRY(check_dispatch_input(shape, *send));
   if (send->num_tokens == 0) return MEP_SUCCESS;
   MEP_TRY(check_pointer(device, send->x, "x"));
+  MEP_TRY(check_optional(device, send->x_scales, "x_scales"));
+  if (is_replay(*send)) return MEP_SUCCESS;
   MEP_TRY(check_pointer(device, send->topk_idx, "topk_idx"));
-  MEP_TRY(check_optional(device, send->topk_weights, "topk_weights"));
-  return check_optional(device, send->x_scales, "x_scales");
+  return check_optional(device, send->topk_weights, "topk_weights");
 }
 
 mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCallState& state,
@@ -88,6 +94,7 @@ mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCa
   if (send != nullptr) {
     MEP_TRY(check_combine_input(shape, *send));
     MEP_TRY(check_pointer(device, send->y, "y"));
+    MEP_TRY(check_optional(device, send->topk_weights, "topk_weights"));
   }
   if (receive == nullptr) return MEP_SUCCESS;
   if (receive->num_tokens != 0 && receive->num_tokens != handle.tokens) {
@@ -98,6 +105,7 @@ mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCa
   MEP_TRY(check_optional(device, receive->weights, "weights"));
   MEP_TRY(check_optional(device, receive->bias, "bias"));
   MEP_TRY(check_optional(device, receive->out, "out"));
+  MEP_TRY(check_optional(device, receive->topk_weights, "topk_weights"));
   return check_optional(device, receive->op_status, "op_status");
 }
 

@@ -58,7 +58,9 @@ mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const mep_dispatch_send_
     return uniform() ? begin_report(Stage::kDispatching, &handle, caught) : caught;
   }
   const bool replays = is_replay(input);
-  MEP_TRY(replays ? check_replay(handle, input.num_tokens)
+  const Routing& routing = handle.routing;
+  MEP_TRY(replays ? check_replay(routing.epoch, routing.tokens, engine_.adopted().epoch,
+                                 input.num_tokens)
                   : router_.read(input, map, is_member_, &draft_));
   router_.count(replays ? handle.routing : draft_);
   begin_operation(Stage::kDispatching, &handle);

@@ -44,6 +44,25 @@ mep_result_t check_dispatch_input(const EpShape& shape, const mep_dispatch_send_
   return MEP_SUCCESS;
 }
 
+mep_result_t check_replay(uint64_t routed_epoch, uint32_t routed_tokens, uint64_t epoch,
+                          uint32_t tokens) {
+  if (routed_epoch == 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "MEP_DISPATCH_REPLAY: no dispatch of this handle has been received to its end");
+  }
+  if (routed_epoch != epoch) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "MEP_DISPATCH_REPLAY: the membership has changed since the handle's dispatch; "
+                "dispatch with topk_idx again");
+  }
+  if (routed_tokens != tokens) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "MEP_DISPATCH_REPLAY: num_tokens is %u; the handle's dispatch had %u tokens",
+                tokens, routed_tokens);
+  }
+  return MEP_SUCCESS;
+}
+
 mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& view,
                                    const mep_dispatch_receive_t& output) {
   const bool wants_topk = output.recv_topk_idx != nullptr || output.recv_topk_weights != nullptr;

@@ -11,6 +11,10 @@ inline bool is_replay(const mep_dispatch_send_t& input) {
 }
 [[nodiscard]] mep_result_t check_dispatch_input(const EpShape& shape,
                                                 const mep_dispatch_send_t& input);
+// For MEP_DISPATCH_REPLAY of `tokens` in `epoch`; the handle's dispatch had `routed_tokens`, in `routed_epoch` (0: there
+// was none).
+[[nodiscard]] mep_result_t check_replay(uint64_t routed_epoch, uint32_t routed_tokens,
+                                        uint64_t epoch, uint32_t tokens);
 // view: of the buffer.
 [[nodiscard]] mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& view,
                                                  const mep_dispatch_receive_t& output);

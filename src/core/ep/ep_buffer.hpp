@@ -191,7 +191,6 @@ class EpBuffer {
   void copy_rows(const mep_dispatch_receive_t& outputs) const;
 
   // high_throughput.cpp
-  mep_result_t check_replay(const EpHandle& handle, uint32_t tokens) const;
   void find_first_rows();
   mep_result_t put_topk(uint32_t target);
   mep_result_t read_topk(uint64_t row, uint32_t count, uint32_t source);

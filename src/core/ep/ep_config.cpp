@@ -17,11 +17,6 @@ constexpr uint64_t kMaxCount = std::numeric_limits<int32_t>::max();
 
 mep_result_t refuse_unbuilt(const mep_ep_config_t& config, bool on_device) {
   const bool high_throughput = config.mode == MEP_EP_HIGH_THROUGHPUT;
-  if (high_throughput && on_device) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "mode: high throughput is built for host memory only so far; use "
-                "MEP_EP_LOW_LATENCY");
-  }
   if (config.receive_layout == MEP_EP_EXPANDED) {
     return fail(MEP_ERR_UNSUPPORTED, "receive_layout: MEP_EP_EXPANDED is not built yet");
   }
@@ -114,12 +109,7 @@ mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
   shape->experts = config.num_experts;
   shape->local_experts = config.experts_per_rank;
   if (shape->local_experts == 0) {
-    if (shape->experts % shape->ranks != 0) {
-      return fail(MEP_ERR_INVALID_ARGUMENT,
-                  "num_experts %u cannot be divided evenly among %u ranks; give experts_per_rank",
-                  shape->experts, shape->ranks);
-    }
-    shape->local_experts = shape->experts / shape->ranks;
+    shape->local_experts = (shape->experts - 1) / shape->ranks + 1;  // the last ranks may have less
   }
   shape->mode = config.mode;
   shape->expert_alignment = config.expert_alignment != 0 ? config.expert_alignment : 1;

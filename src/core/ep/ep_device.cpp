@@ -22,6 +22,8 @@ device::EpGeometry ep_device_geometry(const EpShape& shape, const EpDeviceOption
   sizes.scale_type = shape.scale_type;
   sizes.slotted = shape.slotted ? 1 : 0;
   sizes.column_major = options.column_major ? 1 : 0;
+  sizes.high_throughput = shape.high_throughput() ? 1 : 0;
+  sizes.expert_alignment = shape.expert_alignment;
   return device::make_ep_geometry(sizes);
 }
 

@@ -20,6 +20,7 @@ struct EpSideHandle {
   EpHandle on_host;
   // On GPUs:
   uint32_t tokens = 0;          // of its last dispatch
+  uint64_t epoch = 0;           // of the last that was no replay; 0: none
   std::byte* memory = nullptr;  // mapped: device memory with the routing
   EpHandle* staged = nullptr;   // staged: the host's
 };

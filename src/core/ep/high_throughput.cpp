@@ -11,25 +11,6 @@
 
 namespace mep {
 
-mep_result_t EpBuffer::check_replay(const EpHandle& handle, uint32_t tokens) const {
-  const Routing& routing = handle.routing;
-  if (routing.epoch == 0) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "MEP_DISPATCH_REPLAY: no dispatch of this handle has been received to its end");
-  }
-  if (routing.epoch != engine_.adopted().epoch) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "MEP_DISPATCH_REPLAY: the membership has changed since the handle's dispatch; "
-                "dispatch with topk_idx again");
-  }
-  if (routing.tokens != tokens) {
-    return fail(MEP_ERR_INVALID_ARGUMENT,
-                "MEP_DISPATCH_REPLAY: num_tokens is %u; the handle's dispatch had %u tokens",
-                tokens, routing.tokens);
-  }
-  return MEP_SUCCESS;
-}
-
 // Rows of a rank follow each other, so the first entry says where they begin.
 void EpBuffer::find_first_rows() {
   const std::vector<RouteEntry>& entries = current_->routing.entries;

@@ -22,6 +22,8 @@ struct DispatchOutputs {
   int64_t* layout_range;
   int64_t* recv_total;
   int64_t* statistics;
+  int32_t* recv_topk_idx;
+  float* recv_topk_weights;
   OpStatusPlace op_status;
 };
 
@@ -51,6 +53,8 @@ inline DispatchOutputs dispatch_outputs(const EpGeometry& g, const mep_dispatch_
   out.layout_range = args.layout_range;
   out.recv_total = args.recv_total;
   out.statistics = args.statistics;
+  out.recv_topk_idx = args.recv_topk_idx;
+  out.recv_topk_weights = args.recv_topk_weights;
   out.op_status = op_status_place(args.op_status, args.op_status_bytes, g.sizes.ranks);
   return out;
 }

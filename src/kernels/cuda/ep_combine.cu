@@ -8,10 +8,10 @@ namespace {
 
 using CombineKernel = void (*)(CombineArgs);
 
-CombineKernel select_combine_kernel(const EpSizes& sizes) {
-  if (sizes.combine_type == MEP_FLOAT16) return combine_kernel<Float16, 0>;
-  if (sizes.combine_type == MEP_FLOAT32) return combine_kernel<Float32, 0>;
-  switch (sizes.top_k) {
+CombineKernel select_combine_kernel(const EpGeometry& g) {
+  if (g.sizes.combine_type == MEP_FLOAT16) return combine_kernel<Float16, 0>;
+  if (g.sizes.combine_type == MEP_FLOAT32) return combine_kernel<Float32, 0>;
+  switch (g.row_k) {
 #define MEP_EP_TOP_K(k) \
   case k:               \
     return combine_kernel<Bfloat16, k>;
@@ -36,6 +36,9 @@ int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
     a.sends = 1;
     a.y = static_cast<const std::byte*>(send->y);
     a.push = push || a.y != launch.memory.window + g.combine_out ? 1 : 0;
+    // Read by this launch, y need not outlast it.
+    if (receive != nullptr) a.own_terms = a.y;
+    a.returned_weights = send->topk_weights;
   }
   if (receive != nullptr) {
     a.receives = 1;
@@ -43,20 +46,22 @@ int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
     a.weights = receive->weights;
     a.bias = static_cast<const std::byte*>(receive->bias);
     a.out = static_cast<std::byte*>(receive->out);
+    a.out_weights = receive->topk_weights;
     a.out_stride = receive->out_stride_bytes != 0 ? receive->out_stride_bytes : g.combine_row;
     a.op_status = op_status_place(receive->op_status, receive->op_status_bytes, g.sizes.ranks);
   }
   if (!is_row(a.y) || !is_row(a.bias) || !is_row(a.out) || a.out_stride % 16 != 0) {
     return cudaErrorMisalignedAddress;
   }
-  const uint32_t ctas = a.receives == 0 && a.push == 0 ? 1 : launch.ctas;
-  const CombineKernel kernel = select_combine_kernel(g.sizes);
+  const bool only_tells = a.receives == 0 && a.push == 0 && a.returned_weights == nullptr;
+  const uint32_t ctas = only_tells ? 1 : launch.ctas;
+  const CombineKernel kernel = select_combine_kernel(g);
   kernel<<<ctas, kEpThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
   return cudaPeekAtLastError();
 }
 
 int load_combine_kernels(const EpGeometry& g, int* ctas_per_sm) {
-  return resident_ctas_per_sm(reinterpret_cast<const void*>(select_combine_kernel(g.sizes)), 0,
+  return resident_ctas_per_sm(reinterpret_cast<const void*>(select_combine_kernel(g)), 0,
                               ctas_per_sm);
 }
 

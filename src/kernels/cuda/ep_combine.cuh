@@ -9,16 +9,26 @@ namespace mep::device {
 
 // --- The sender's side --------------------------------------------------------------------------------
 
-// Every term for a token of another rank to its place there; warps take rows in turns.
+// The caller's values of a row, to the token's rank.
+__device__ inline void return_weights(const CombineArgs& a, uint32_t target, uint32_t entry,
+                                      uint64_t row, uint32_t lane) {
+  const uint32_t top_k = a.g.sizes.top_k;
+  auto* to = reinterpret_cast<float*>(a.peer(target) + a.g.weights_in) + uint64_t{entry} * top_k;
+  for (uint32_t k = lane; k < top_k; k += kWarpThreads) {
+    to[k] = a.returned_weights[row * top_k + k];
+  }
+}
+
+// Every term for a token of another rank to its place there, and what goes back with it; warps take rows in turns.
 __device__ inline void push_outputs(const CombineArgs& a) {
   const uint32_t lane = threadIdx.x % kWarpThreads;
   const uint32_t warps = gridDim.x * kEpWarps;
   const uint32_t warp = threadIdx.x / kWarpThreads * gridDim.x + blockIdx.x;
   const int64_t* ranges = a.local<int64_t>(a.g.layout_range);
   const auto* entries = reinterpret_cast<const uint32_t*>(a.memory.window + a.g.entries);
-  const uint32_t entry_count = a.g.sizes.max_tokens * a.g.sizes.top_k;
+  const uint32_t entry_count = a.g.sizes.max_tokens * a.g.row_k;
   uint32_t before = 0;
-  for (uint32_t i = 0; i < a.g.places; ++i) {
+  for (uint32_t i = 0; i < a.g.columns; ++i) {
     const auto range = static_cast<uint64_t>(ranges[i]);
     const auto begin = static_cast<uint32_t>(range >> 32);
     const auto count = static_cast<uint32_t>(range);
@@ -27,13 +37,17 @@ __device__ inline void push_outputs(const CombineArgs& a) {
     before = (before + count) % warps;
     if (!in_mask(peer_table().complete, target) || !a.is_live(target)) continue;
     std::byte* terms = a.peer(target) + a.g.combine_in;
+    const bool copies = a.push != 0 && (a.own_terms == nullptr || target != a.g.sizes.rank);
     if (first < count) test_delay_warp(a, 11);
     for (uint32_t row = first; row < count; row += warps) {
       const uint64_t index = a.row_index(i / a.g.sizes.ranks, begin + row);
       const uint32_t entry = entries[index];
       if (entry >= entry_count) continue;  // not what a peer of this library writes
-      copy_row(terms + uint64_t{entry} * a.g.combine_row, a.y + index * a.g.combine_row,
-               a.g.combine_row, lane);
+      if (copies) {
+        copy_row(terms + uint64_t{entry} * a.g.combine_row, a.y + index * a.g.combine_row,
+                 a.g.combine_row, lane);
+      }
+      if (a.returned_weights != nullptr) return_weights(a, target, entry, index, lane);
     }
   }
 }
@@ -62,6 +76,9 @@ __device__ inline void announce_outputs(const CombineArgs& a, uint64_t epoch, bo
   for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
     if (!a.is_live(rank)) continue;
     const CombineWord told = in_mask(table.complete, rank) ? kind : CombineWord::kNone;
+    if (a.returned_weights != nullptr && told != CombineWord::kNone) {
+      reinterpret_cast<uint32_t*>(a.peer(rank) + a.g.weights_marks)[a.g.sizes.rank] = table.mark;
+    }
     store_word_release(a.rank_word(a.peer(rank), a.g.combine_ready, table.use, a.g.sizes.rank),
                        signal_tag(epoch, table.use) | combine_payload(told, table.mark));
   }
@@ -107,26 +124,28 @@ __device__ inline uint32_t list_outputs(const CombineArgs& a, uint32_t token, ui
   float present = 0;
   uint32_t count = 0;
   bool any_missing = false;
-  for (uint32_t base = 0; base < g.sizes.top_k; base += kWarpThreads) {
+  for (uint32_t base = 0; base < g.row_k; base += kWarpThreads) {
     const uint32_t k = base + lane;
-    const uint32_t entry = token * g.sizes.top_k + k;
+    const uint32_t entry = token * g.row_k + k;
     int32_t place = -1;
-    if (k < g.sizes.top_k) place = a.of_handle<int32_t>(g.handle_places)[entry];
+    if (k < g.row_k) place = a.of_handle<int32_t>(g.handle_places)[entry];
     const std::byte* row = nullptr;
     float weight = 1;
     if (place >= 0) {
       const uint32_t at = a.of_handle<uint32_t>(g.handle_rows)[entry];
-      const uint32_t rank = static_cast<uint32_t>(place) / g.sizes.local_experts;
-      const uint32_t local_expert = static_cast<uint32_t>(place) - rank * g.sizes.local_experts;
+      const uint32_t rank = static_cast<uint32_t>(place) / g.row_groups;
+      const uint32_t group = static_cast<uint32_t>(place) - rank * g.row_groups;
       const auto kind = static_cast<CombineWord>(kinds[rank]);
       if (at == kRowNotSent || kind == CombineWord::kNone) {
         const uint32_t bit = a.is_live(rank) ? 2 : 1;
         atomicOr(missing, bit);
         atomicOr(&a.state()->missing, bit);
+      } else if (rank == g.sizes.rank && a.own_terms != nullptr) {
+        row = a.own_terms + a.row_index(group, at) * g.combine_row;
       } else if (kind == CombineWord::kPushed) {
         row = a.memory.window + g.combine_in + uint64_t{entry} * g.combine_row;
       } else {
-        row = a.peer(rank) + g.combine_out + a.row_index(local_expert, at) * g.combine_row;
+        row = a.peer(rank) + g.combine_out + a.row_index(group, at) * g.combine_row;
       }
       if (weights != nullptr) weight = weights[entry];
     }
@@ -164,6 +183,16 @@ __device__ inline uint32_t list_outputs(const CombineArgs& a, uint32_t token, ui
   return count;
 }
 
+template <class Type>
+__device__ inline void add_term(float* total, const uint4& bits, float weight) {
+  float values[Type::kLanes];
+  Type::unpack(bits, values);
+#pragma unroll
+  for (uint32_t lane = 0; lane < Type::kLanes; ++lane) {
+    total[lane] = __fadd_rn(total[lane], __fmul_rn(values[lane], weight));
+  }
+}
+
 // 16 bytes of a token.
 template <class Type, uint32_t kAtOnce, uint32_t kCapacity>
 __device__ inline uint4 sum_outputs(const TermList<kCapacity>& list, uint32_t count,
@@ -178,16 +207,37 @@ __device__ inline uint4 sum_outputs(const TermList<kCapacity>& list, uint32_t co
 #pragma unroll
     for (uint32_t i = 0; i < kAtOnce; ++i) {
       if (base + i >= count) break;
-      float values[Type::kLanes];
-      Type::unpack(bits[i], values);
-      const float weight = list.weights[base + i];
-#pragma unroll
-      for (uint32_t lane = 0; lane < Type::kLanes; ++lane) {
-        total[lane] = __fadd_rn(total[lane], __fmul_rn(values[lane], weight));
-      }
+      add_term<Type>(total, bits[i], list.weights[base + i]);
     }
   }
   return Type::pack(total);
+}
+
+// kUnits units of a token, the first at `offset`: with few terms, loads of several are under way together.
+template <class Type, uint32_t kAtOnce, uint32_t kUnits, uint32_t kCapacity>
+__device__ inline void sum_units(const TermList<kCapacity>& list, uint32_t count, uint32_t offset,
+                                 std::byte* out) {
+  constexpr uint32_t kStep = kWarpThreads * 16;
+  uint4 bits[kUnits][kAtOnce];
+#pragma unroll
+  for (uint32_t i = 0; i < kAtOnce; ++i) {
+    if (i >= count) break;
+    const std::byte* row = list.rows[i] + offset;
+#pragma unroll
+    for (uint32_t unit = 0; unit < kUnits; ++unit) bits[unit][i] = load_once(row + unit * kStep);
+  }
+#pragma unroll
+  for (uint32_t unit = 0; unit < kUnits; ++unit) {
+    float total[Type::kLanes] = {};
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      if (i < count) add_term<Type>(total, bits[unit][i], list.weights[i]);
+    }
+    for (uint32_t i = kAtOnce; i < count; ++i) {
+      add_term<Type>(total, load_once(list.rows[i] + offset + unit * kStep), list.weights[i]);
+    }
+    *reinterpret_cast<uint4*>(out + offset + unit * kStep) = Type::pack(total);
+  }
 }
 
 // One warp's share of the sums: units of 32 times 16 bytes, counted over all tokens.
@@ -214,16 +264,16 @@ __device__ inline void touch_outputs([[maybe_unused]] const CombineArgs& a) {
   if (share.begin == share.end) return;
   uint32_t sum = 0;
   const uint32_t lane = threadIdx.x % kWarpThreads;
-  const auto first = static_cast<uint32_t>(share.begin / share.units) * a.g.sizes.top_k;
-  const auto end = static_cast<uint32_t>((share.end - 1) / share.units + 1) * a.g.sizes.top_k;
+  const auto first = static_cast<uint32_t>(share.begin / share.units) * a.g.row_k;
+  const auto end = static_cast<uint32_t>((share.end - 1) / share.units + 1) * a.g.row_k;
   for (uint32_t entry = first; entry < end; ++entry) {
     const int32_t place = a.of_handle<int32_t>(a.g.handle_places)[entry];
     const uint32_t at = a.of_handle<uint32_t>(a.g.handle_rows)[entry];
     if (place < 0 || at == kRowNotSent) continue;
-    const uint32_t rank = static_cast<uint32_t>(place) / a.g.sizes.local_experts;
-    const uint32_t local_expert = static_cast<uint32_t>(place) - rank * a.g.sizes.local_experts;
+    const uint32_t rank = static_cast<uint32_t>(place) / a.g.row_groups;
+    const uint32_t group = static_cast<uint32_t>(place) - rank * a.g.row_groups;
     const std::byte* rows[] = {
-        a.peer(rank) + a.g.combine_out + a.row_index(local_expert, at) * a.g.combine_row,
+        a.peer(rank) + a.g.combine_out + a.row_index(group, at) * a.g.combine_row,
         a.memory.window + a.g.combine_in + uint64_t{entry} * a.g.combine_row};
     for (const std::byte* row : rows) {
       for (uint32_t offset = lane * 16; offset < a.g.combine_row; offset += kWarpThreads * 16) {
@@ -241,10 +291,11 @@ template <class Type, int kTopK>
 __device__ inline void sum_tokens(const CombineArgs& a, const uint8_t* kinds, uint32_t* missing) {
   constexpr uint32_t kCapacity = (kTopK != 0 ? kTopK : kMaxEpTopK) + 1;
   constexpr uint32_t kAtOnce = kTopK == 0 ? 4 : kTopK < 8 ? kTopK : 8;
+  constexpr uint32_t kUnits = kAtOnce <= 2 ? 4 : kAtOnce <= 4 ? 2 : 1;
   __shared__ TermList<kCapacity> lists[kEpWarps];
   const EpHandleHead& head = *a.head();
   const float* weights = a.weights;
-  if (weights == nullptr && head.has_weights != 0) {
+  if (weights == nullptr && head.has_weights != 0 && a.g.sizes.high_throughput == 0) {
     weights = a.of_handle<float>(a.g.handle_weights);
   }
   const uint32_t lane = threadIdx.x % kWarpThreads;
@@ -256,6 +307,16 @@ __device__ inline void sum_tokens(const CombineArgs& a, const uint8_t* kinds, ui
   auto unit = static_cast<uint32_t>(share.begin - uint64_t{token} * units);
   for (uint64_t at = share.begin; at < end; ++token, unit = 0) {
     const uint32_t count = list_outputs(a, token, lane, weights, kinds, &lists[warp], missing);
+    if constexpr (kUnits > 1) {
+      std::byte* out = a.out + token * a.out_stride;
+      // Whole units: the last of a token may be short.
+      while (unit + kUnits <= a.g.combine_row / (kWarpThreads * 16) && at + kUnits <= end) {
+        sum_units<Type, kAtOnce, kUnits>(lists[warp], count, (unit * kWarpThreads + lane) * 16,
+                                         out);
+        unit += kUnits;
+        at += kUnits;
+      }
+    }
     for (; unit < units && at < end; ++unit, ++at) {
       const uint32_t offset = (unit * kWarpThreads + lane) * 16;
       if (offset >= a.g.combine_row) continue;
@@ -266,9 +327,38 @@ __device__ inline void sum_tokens(const CombineArgs& a, const uint8_t* kinds, ui
   }
 }
 
+// What came back with the rows of each token, summed over ranks in ascending order.
+__device__ inline void sum_weights(const CombineArgs& a, const uint8_t* kinds) {
+  const EpGeometry& g = a.g;
+  const uint32_t top_k = g.sizes.top_k;
+  const uint32_t mark = peer_table().mark;
+  const auto* marks = reinterpret_cast<const uint32_t*>(a.memory.window + g.weights_marks);
+  const auto* values = reinterpret_cast<const float*>(a.memory.window + g.weights_in);
+  const uint32_t total = a.head()->tokens * top_k;
+  for (uint32_t i = blockIdx.x * kEpThreads + threadIdx.x; i < total; i += gridDim.x * kEpThreads) {
+    const uint32_t token = i / top_k;
+    float sum = 0;
+    for (uint32_t entry = token * g.row_k; entry < (token + 1) * g.row_k; ++entry) {
+      const int32_t rank = a.of_handle<int32_t>(g.handle_places)[entry];
+      if (rank < 0 || a.of_handle<uint32_t>(g.handle_rows)[entry] == kRowNotSent) continue;
+      const bool came = static_cast<CombineWord>(kinds[rank]) != CombineWord::kNone;
+      if (!came || marks[rank] != mark) continue;
+      sum = __fadd_rn(sum, values[uint64_t{entry} * top_k + i - token * top_k]);
+    }
+    a.out_weights[i] = sum;
+  }
+}
+
 // The result of a combine after a failure is defined: zeros.
 __device__ inline void clear_tokens(const CombineArgs& a) {
   const uint32_t tokens = a.head()->tokens;
+  if (a.out_weights != nullptr) {
+    const uint32_t total = tokens * a.g.sizes.top_k;
+    for (uint32_t i = blockIdx.x * kEpThreads + threadIdx.x; i < total;
+         i += gridDim.x * kEpThreads) {
+      a.out_weights[i] = 0;
+    }
+  }
   for (uint32_t token = blockIdx.x; token < tokens; token += gridDim.x) {
     for (uint32_t at = threadIdx.x * 16; at < a.g.combine_row; at += kEpThreads * 16) {
       *reinterpret_cast<uint4*>(a.out + token * a.out_stride + at) = {0, 0, 0, 0};
@@ -321,7 +411,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   test_delay(a, 7);
   if (a.sends != 0) {
     bool announces = blockIdx.x == 0;
-    if (a.push != 0) {
+    if (a.push != 0 || a.returned_weights != nullptr) {
       if (!failed) push_outputs(a);
       test_delay(a, 8);
       announces = is_last_cta(&channel.ticket[0], &shared_last);
@@ -342,6 +432,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   test_delay(a, 9);
   if (here) {
     sum_tokens<Type, kTopK>(a, kinds, &shared_missing);
+    if (a.out_weights != nullptr) sum_weights(a, kinds);
   } else {
     clear_tokens(a);
   }

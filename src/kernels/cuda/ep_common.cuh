@@ -59,20 +59,21 @@ struct EpBase {
   __device__ bool is_live(uint32_t rank) const { return in_mask(peer_table().live, rank); }
   __device__ std::byte* peer(uint32_t rank) const { return peer_table().windows[rank]; }
   // Words of the window that `source` writes for a use.
+  // column: a place; in high throughput a rank or R + an expert of the window's owner.
   __device__ uint64_t* count_word(std::byte* window, uint64_t use, uint32_t source,
-                                  uint32_t place) const {
-    const uint64_t index = (use % 2 * g.sizes.ranks + source) * g.places + place;
+                                  uint32_t column) const {
+    const uint64_t index = (use % 2 * g.sizes.ranks + source) * g.count_words + column;
     return reinterpret_cast<uint64_t*>(window + g.counts) + index;
   }
   __device__ uint64_t* rank_word(std::byte* window, uint64_t block, uint64_t use,
                                  uint32_t source) const {
     return reinterpret_cast<uint64_t*>(window + block) + use % 2 * g.sizes.ranks + source;
   }
-  __device__ uint64_t row_index(uint32_t local_expert, uint32_t row) const {
-    return uint64_t{local_expert} * g.rows_per_expert + row;
+  __device__ uint64_t row_index(uint32_t group, uint32_t row) const {
+    return uint64_t{group} * g.rows_per_expert + row;
   }
-  __device__ std::byte* scales_of(std::byte* scales, uint32_t local_expert, uint32_t row) const {
-    return scales + local_expert * g.scale_expert_step + row * g.scale_row_step;
+  __device__ std::byte* scales_of(std::byte* scales, uint32_t group, uint32_t row) const {
+    return scales + group * g.scale_expert_step + row * g.scale_row_step;
   }
 };
 
@@ -82,11 +83,15 @@ struct DispatchArgs : EpBase, DispatchInputs, DispatchOutputs {
   uint32_t tokens;
   const float* topk_weights;
   uint64_t recv_rows;  // that fit at recv_x
+  uint32_t replays;
 };
 
 struct CombineArgs : EpBase {
   const std::byte* y;
   uint32_t push;
+  const std::byte* own_terms;     // of this rank for its own tokens, where they need no copy
+  const float* returned_weights;  // [rows][K]; null: none go back
+  float* out_weights;             // [T][K]; null: not wanted
   uint32_t renormalize;
   const float* weights;
   const std::byte* bias;

@@ -60,8 +60,8 @@ __device__ inline bool names_again(const DispatchArgs& a, uint32_t token, uint32
 
 // The place of an entry that names a valid expert, where that takes more than a look: with a map, or (careful)
 // if some token names an expert twice. -1: an earlier entry of the token has named it.
-__device__ __noinline__ int32_t look_up_place(const DispatchArgs& a, uint32_t entry,
-                                              uint32_t expert, bool careful) {
+__device__ __noinline__ inline int32_t look_up_place(const DispatchArgs& a, uint32_t entry,
+                                                     uint32_t expert, bool careful) {
   const uint32_t token = entry / a.g.sizes.top_k;
   if (careful && names_again(a, token, entry, expert)) return -1;
   if (a.memory.map_first == nullptr) return static_cast<int32_t>(expert);
@@ -70,7 +70,8 @@ __device__ __noinline__ int32_t look_up_place(const DispatchArgs& a, uint32_t en
   return static_cast<int32_t>(a.memory.map_places[first + (token + a.g.sizes.rank) % replicas]);
 }
 
-__device__ __noinline__ void note_entry(const DispatchArgs& a, uint32_t entry, int32_t place) {
+__device__ __noinline__ inline void note_entry(const DispatchArgs& a, uint32_t entry,
+                                               int32_t place) {
   a.of_handle<int32_t>(a.g.handle_places)[entry] = place;
   a.of_handle<uint32_t>(a.g.handle_rows)[entry] = kRowNotSent;
   if (a.topk_weights == nullptr) return;
@@ -235,6 +236,14 @@ __device__ inline void begin_dispatch(const DispatchArgs& a, uint64_t epoch, uin
   a.head()->tokens = a.tokens;
   a.head()->has_weights = a.topk_weights != nullptr ? 1 : 0;
   a.head()->mark = dispatch_mark(epoch, use);
+}
+
+// The kernel's end: what the next operation on the buffer begins with.
+__device__ inline void commit_dispatch(const DispatchArgs& a, uint64_t use) {
+  EpState& state = *a.state();
+  state.channel.use = use;
+  state.credited = 0;
+  state.op_bad_entries = atomicExch(&state.bad_entries, 0u);
 }
 
 // Every CTA calls it; when it returns a CTA has the routing, or has to wait for `counted`.

@@ -1,4 +1,7 @@
 // The dispatch kernels' instances and launches.
+#include <algorithm>
+#include <iterator>
+
 #include "kernels/cuda/ep_instances.hpp"
 #include "kernels/cuda/ep_rows.cuh"
 
@@ -68,6 +71,7 @@ DispatchArgs make_args(const EpLaunch& launch, const mep_dispatch_send_t* send,
     a.idx_is_int32 = send->topk_idx_type == MEP_INT32 ? 1 : 0;
     a.tokens = send->num_tokens;
     a.topk_weights = send->topk_weights;
+    a.replays = (send->flags & MEP_DISPATCH_REPLAY) != 0 ? 1 : 0;
   }
   if (receive != nullptr) {
     a.receives = 1;
@@ -75,14 +79,6 @@ DispatchArgs make_args(const EpLaunch& launch, const mep_dispatch_send_t* send,
     a.recv_rows = receive->recv_capacity != 0 ? receive->recv_capacity / g.wire_row : UINT64_MAX;
   }
   return a;
-}
-
-// Shared memory beyond the default has to be asked for.
-cudaError_t allow_shared_memory(DispatchKernel kernel, size_t bytes) {
-  constexpr size_t kDefault = 32 << 10;  // of 48 KiB: the kernels themselves declare 15
-  if (bytes <= kDefault) return cudaSuccess;
-  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
 }
 
 cudaError_t launch_kernel(DispatchKernel kernel, const DispatchArgs& a, uint32_t ctas,
@@ -98,29 +94,39 @@ int ep_dispatch(const EpLaunch& launch, const mep_dispatch_send_t* send,
   const DispatchArgs a = make_args(launch, send, receive);
   if (!are_aligned(a.g, a, a)) return cudaErrorMisalignedAddress;
   auto* stream = static_cast<cudaStream_t>(stream_);
-  cudaError_t error = cudaSuccess;
-  if (a.sends != 0) {
+  int error = cudaSuccess;
+  if (a.g.sizes.high_throughput != 0) {
+    error = launch_throughput(a, launch.ctas, stream);
+  } else if (a.sends != 0) {
     const size_t shared_bytes = shared_words(a.g, a.tokens) * sizeof(uint32_t);
     const DispatchKernel kernel = select_dispatch_kernel(a.g.sizes);
-    error = allow_shared_memory(kernel, shared_bytes);
+    error = allow_shared_memory(reinterpret_cast<const void*>(kernel), shared_bytes);
     if (error != cudaSuccess) return error;
-    // Few tokens are sooner done by few CTAs.
-    constexpr uint32_t kUnitBytes = 512;  // of the wire, about
-    const uint64_t helpful = (uint64_t{a.tokens} * a.g.wire_row / kUnitBytes) / kEpWarps + 1;
-    const uint32_t ctas = helpful < launch.ctas ? static_cast<uint32_t>(helpful) : launch.ctas;
+    const uint32_t ctas = useful_ctas(a.g, a.tokens, launch.ctas);
     error = launch_kernel(kernel, a, ctas, shared_bytes, stream);
   } else {
     error = launch_kernel(receive_kernel, a, 1, 0, stream);
   }
   if (error != cudaSuccess || a.receives == 0) return error;
-  if (a.recv_x == nullptr && a.recv_scales == nullptr && a.src_info == nullptr) return error;
+  const void* copies[] = {a.recv_x, a.recv_scales, a.src_info, a.recv_topk_idx,
+                          a.recv_topk_weights};
+  if (std::all_of(std::begin(copies), std::end(copies),
+                  [](const void* copy) { return copy == nullptr; })) {
+    return error;
+  }
   return launch_kernel(copy_out_kernel, a, launch.ctas, 0, stream);
 }
 
 int load_dispatch_kernels(const EpGeometry& g, int* ctas_per_sm) {
+  if (g.sizes.high_throughput != 0) {
+    const int loaded = load_throughput_kernels(g, ctas_per_sm);
+    if (loaded != cudaSuccess) return loaded;
+    return resident_ctas_per_sm(reinterpret_cast<const void*>(copy_out_kernel), 0, ctas_per_sm);
+  }
   const uint32_t words = 2 * g.places > kAloneWords ? 2 * g.places : kAloneWords;
   const size_t shared_bytes = words * sizeof(uint32_t);
-  const cudaError_t allowed = allow_shared_memory(select_dispatch_kernel(g.sizes), shared_bytes);
+  const cudaError_t allowed = allow_shared_memory(
+      reinterpret_cast<const void*>(select_dispatch_kernel(g.sizes)), shared_bytes);
   if (allowed != cudaSuccess) return allowed;
   const struct {
     DispatchKernel kernel;

@@ -4,16 +4,25 @@
 //   window   written by peers, at the offsets below. Words first, so that one memset clears them.
 //              counts         [2 parities][R sources][R * E_local] signal words, payload: rows of that
 //                             source for that expert. Slotted: only the owner's E_local columns.
+//                             High throughput: [R + E_local], rows for each rank, then for each of the
+//                             owner's experts.
 //              rows ready     [2][R]  all rows of that source for this use lie here
 //              combine ready  [2][R]  as on the host: its terms are ready and it gives its rows back
-//              entries, src_info [E_local][R * M] token * K + k and token, on the source, of each row
-//              scales         row-major    [E_local][R * M][groups]
-//                             column-major [E_local][groups][R * M rounded up to 16 bytes]
-//              recv_x, combine_in [M * K], combine_out: rows, as in host memory
+//              entries, src_info [G][R * M] token * k' + k and token, on the source, of each row
+//              scales         row-major    [G][R * M][groups]
+//                             column-major [G][groups][R * M rounded up to 16 bytes]
+//              recv_x, combine_in [M * k'], combine_out: rows, as in host memory
+//              topk_idx, topk_weights [R * M][K], high throughput: as in host memory
+//              weights_in     [M * k'][K] float32, high throughput: values that come back with rows
+//              weights_marks  [R] uint32: the dispatch that a rank's values in weights_in belong to
 //   local    of one rank alone: EpState, what kernels of one operation tell each other, and the outputs
 //            of the last dispatch that the library keeps
-//   handle   the routing of one dispatch
+//   handle   the routing of one dispatch: places and rows [M * k'], a place being a physical expert or, in high
+//            throughput, a rank; there also the physical experts [M * K], and what this rank sends: rows for
+//            each rank, where they begin there, and rows for each physical expert
 //   peers    [R] the windows as this rank addresses them
+//
+// G row groups, up to k' rows of a token: E_local and K; in high throughput 1 and min(K, R).
 //
 // Chunk: 32 tokens of a rank. Which of them go to an expert is one 32-bit mask, so that a token's place
 // among its chunk is a count of bits.
@@ -35,11 +44,16 @@ struct EpSizes {
   uint32_t input_type, wire_type, combine_type;  // mep_dtype_t
   uint32_t scale_type;                           // MEP_SCALE_*
   uint32_t slotted, column_major;
+  uint32_t high_throughput, expert_alignment;
 };
 
 struct EpGeometry {
   EpSizes sizes;
   uint32_t places;                                               // R * E_local
+  uint32_t row_groups;                                           // G
+  uint32_t columns;                                              // R * G
+  uint32_t row_k;                                                // k'
+  uint32_t count_words;                                          // of a source, for one parity
   uint32_t rows_per_expert;                                      // R * M
   uint32_t input_row, wire_row, combine_row;                     // bytes
   uint32_t groups;                                               // scales of a row; 0: none
@@ -49,10 +63,13 @@ struct EpGeometry {
   // Window.
   uint64_t counts, rows_ready, combine_ready, words_end;
   uint64_t entries, src_info, scales, recv_x, combine_in, combine_out, window_bytes;
-  // Local.
-  uint64_t masks, chunk_first, own_counts, recv_count, layout_range, local_bytes;
+  uint64_t topk_idx, topk_weights, weights_in, weights_marks;
+  // Local. expert_rows: recv_count before it is rounded up. expert_sums [places]: zeros between kernels.
+  uint64_t masks, chunk_first, own_counts, recv_count, expert_rows, layout_range, local_bytes;
+  uint64_t expert_sums;
   // Handle.
   uint64_t handle_places, handle_rows, handle_weights, handle_bytes;
+  uint64_t handle_experts, handle_counts, handle_first, handle_expert_counts;
 };
 
 // The rows that the last dispatch brought.
@@ -83,6 +100,7 @@ struct EpHandleHead {
   uint32_t has_weights;
   uint32_t mark;  // names the dispatch in combine words, as on the host
   uint32_t reserved;
+  uint64_t epoch;  // in which its places are right
 };
 
 constexpr uint32_t kRowNotSent = UINT32_MAX;
@@ -94,12 +112,17 @@ inline EpGeometry make_ep_geometry(const EpSizes& sizes) {
     return type == MEP_FLOAT32 ? 4 : type == MEP_FLOAT8_E4M3 ? 1 : 2;
   };
   g.places = sizes.ranks * sizes.local_experts;
+  const bool high_throughput = sizes.high_throughput != 0;
+  g.row_groups = high_throughput ? 1 : sizes.local_experts;
+  g.columns = sizes.ranks * g.row_groups;
+  g.row_k = high_throughput && sizes.ranks < sizes.top_k ? sizes.ranks : sizes.top_k;
+  g.count_words = high_throughput ? sizes.ranks + sizes.local_experts : g.places;
   g.rows_per_expert = sizes.ranks * sizes.max_tokens;
   g.input_row = sizes.hidden * width(sizes.input_type);
   g.wire_row = sizes.hidden * width(sizes.wire_type);
   g.combine_row = sizes.hidden * width(sizes.combine_type);
   g.chunks = (sizes.max_tokens + kChunkTokens - 1) / kChunkTokens;
-  const uint64_t rows = uint64_t{sizes.local_experts} * g.rows_per_expert;
+  const uint64_t rows = uint64_t{g.row_groups} * g.rows_per_expert;
   uint64_t scale_count = 0;
   if (sizes.wire_type == MEP_FLOAT8_E4M3) {
     g.groups = (sizes.hidden + kScaleValues - 1) / kScaleValues;
@@ -110,7 +133,7 @@ inline EpGeometry make_ep_geometry(const EpSizes& sizes) {
     g.scale_group_step = (sizes.column_major != 0 ? pitch : 1) * g.scale_bytes;
     g.scale_expert_step =
         (sizes.column_major != 0 ? pitch : g.rows_per_expert) * g.groups * g.scale_bytes;
-    scale_count = g.scale_expert_step * sizes.local_experts;
+    scale_count = g.scale_expert_step * g.row_groups;
   }
   uint64_t end = 0;
   const auto take = [&end](uint64_t bytes) {
@@ -118,7 +141,7 @@ inline EpGeometry make_ep_geometry(const EpSizes& sizes) {
     end = begin + bytes;
     return begin;
   };
-  g.counts = take(uint64_t{2} * sizes.ranks * g.places * 8);
+  g.counts = take(uint64_t{2} * sizes.ranks * g.count_words * 8);
   g.rows_ready = take(uint64_t{2} * sizes.ranks * 8);
   g.combine_ready = take(uint64_t{2} * sizes.ranks * 8);
   g.words_end = end;
@@ -126,21 +149,36 @@ inline EpGeometry make_ep_geometry(const EpSizes& sizes) {
   g.src_info = take(rows * 4);
   g.scales = take(scale_count);
   g.recv_x = take(rows * g.wire_row);
-  g.combine_in = take(uint64_t{sizes.max_tokens} * sizes.top_k * g.combine_row);
+  const uint64_t terms = uint64_t{sizes.max_tokens} * g.row_k;
+  g.combine_in = take(terms * g.combine_row);
   g.combine_out = take(rows * g.combine_row);
+  const uint64_t topk_row = uint64_t{sizes.top_k} * 4;
+  if (high_throughput) {
+    g.topk_idx = take(rows * topk_row);
+    g.topk_weights = take(rows * topk_row);
+    g.weights_in = take(terms * topk_row);
+    g.weights_marks = take(uint64_t{sizes.ranks} * 4);
+  }
   g.window_bytes = end;
   end = sizeof(EpState);
-  g.masks = take(uint64_t{g.chunks} * g.places * 4);
-  g.chunk_first = take(uint64_t{g.chunks} * g.places * 4);
-  g.own_counts = take(uint64_t{g.places} * 4);
+  g.masks = take(uint64_t{g.chunks} * g.columns * 4);
+  g.chunk_first = take(uint64_t{g.chunks} * g.columns * 4);
+  g.own_counts = take(uint64_t{g.columns} * 4);
   g.recv_count = take(uint64_t{sizes.local_experts} * 4);
-  g.layout_range = take(uint64_t{g.places} * 8);
+  g.expert_rows = high_throughput ? take(uint64_t{sizes.local_experts} * 4) : g.recv_count;
+  g.layout_range = take(uint64_t{g.columns} * 8);
+  if (high_throughput) g.expert_sums = take(uint64_t{g.places} * 4);
   g.local_bytes = end;
   end = sizeof(EpHandleHead);
-  const uint64_t entries = uint64_t{sizes.max_tokens} * sizes.top_k;
-  g.handle_places = take(entries * 4);
-  g.handle_rows = take(entries * 4);
-  g.handle_weights = take(entries * 4);
+  g.handle_places = take(terms * 4);
+  g.handle_rows = take(terms * 4);
+  g.handle_weights = take(uint64_t{sizes.max_tokens} * topk_row);
+  if (high_throughput) {
+    g.handle_experts = take(uint64_t{sizes.max_tokens} * topk_row);
+    g.handle_counts = take(uint64_t{sizes.ranks} * 4);
+    g.handle_first = take(uint64_t{sizes.ranks} * 4);
+    g.handle_expert_counts = take(uint64_t{g.places} * 4);
+  }
   g.handle_bytes = end;
   return g;
 }

@@ -67,8 +67,9 @@ __device__ inline void receive_nothing(const DispatchArgs& a) {
   const uint32_t experts = a.g.sizes.local_experts;
   for (uint32_t i = threadIdx.x; i < experts; i += kEpThreads) {
     a.local<int32_t>(a.g.recv_count)[i] = 0;
+    a.local<int32_t>(a.g.expert_rows)[i] = 0;
   }
-  for (uint32_t i = threadIdx.x; i < experts * a.g.sizes.ranks; i += kEpThreads) {
+  for (uint32_t i = threadIdx.x; i < a.g.columns; i += kEpThreads) {
     a.local<int64_t>(a.g.layout_range)[i] = 0;
   }
 }
@@ -83,7 +84,7 @@ __device__ inline void deliver(const DispatchArgs& a) {
     }
   }
   if (a.layout_range == nullptr) return;
-  for (uint32_t i = threadIdx.x; i < experts * a.g.sizes.ranks; i += kEpThreads) {
+  for (uint32_t i = threadIdx.x; i < a.g.columns; i += kEpThreads) {
     a.layout_range[i] = a.local<int64_t>(a.g.layout_range)[i];
   }
 }
@@ -122,7 +123,7 @@ __device__ inline void receive_rows(const DispatchArgs& a, const Waiter& waiter,
     deliver(a);
   } else if (a.statistics != nullptr) {
     for (uint32_t i = threadIdx.x; i < a.g.sizes.local_experts; i += kEpThreads) {
-      a.statistics[i] += a.local<int32_t>(a.g.recv_count)[i];
+      a.statistics[i] += a.local<int32_t>(a.g.expert_rows)[i];
     }
   }
   if (threadIdx.x != 0) return;
@@ -142,9 +143,17 @@ __device__ inline void receive_rows(const DispatchArgs& a, const Waiter& waiter,
 
 // --- Into the caller's memory -------------------------------------------------------------------------
 
-__device__ inline void copy_row_out(const DispatchArgs& a, uint32_t local_expert, uint32_t row,
+// 32-bit values of a row.
+__device__ inline void copy_values(void* to, const std::byte* from, uint64_t row, uint32_t values,
+                                   uint32_t lane) {
+  for (uint64_t i = row * values + lane; i < (row + 1) * values; i += kWarpThreads) {
+    static_cast<uint32_t*>(to)[i] = reinterpret_cast<const uint32_t*>(from)[i];
+  }
+}
+
+__device__ inline void copy_row_out(const DispatchArgs& a, uint32_t group, uint32_t row,
                                     uint32_t lane) {
-  const uint64_t index = a.row_index(local_expert, row);
+  const uint64_t index = a.row_index(group, row);
   if (a.recv_x != nullptr) {
     copy_row(a.recv_x + index * a.g.wire_row, a.memory.window + a.g.recv_x + index * a.g.wire_row,
              a.g.wire_row, lane);
@@ -152,12 +161,18 @@ __device__ inline void copy_row_out(const DispatchArgs& a, uint32_t local_expert
   if (a.src_info != nullptr && lane == 0) {
     a.src_info[index] = reinterpret_cast<const int32_t*>(a.memory.window + a.g.src_info)[index];
   }
+  if (a.recv_topk_idx != nullptr) {
+    copy_values(a.recv_topk_idx, a.memory.window + a.g.topk_idx, index, a.g.sizes.top_k, lane);
+  }
+  if (a.recv_topk_weights != nullptr) {
+    copy_values(a.recv_topk_weights, a.memory.window + a.g.topk_weights, index, a.g.sizes.top_k,
+                lane);
+  }
   if (a.recv_scales == nullptr) return;
-  const std::byte* from = a.scales_of(a.memory.window + a.g.scales, local_expert, row);
-  std::byte* to =
-      a.recv_scales + local_expert * a.recv_scales_expert_step + row * a.recv_scales_row_step;
-  for (uint32_t group = lane; group < a.g.groups; group += kWarpThreads) {
-    const uint64_t at = group * a.g.scale_group_step;
+  const std::byte* from = a.scales_of(a.memory.window + a.g.scales, group, row);
+  std::byte* to = a.recv_scales + group * a.recv_scales_expert_step + row * a.recv_scales_row_step;
+  for (uint32_t scale = lane; scale < a.g.groups; scale += kWarpThreads) {
+    const uint64_t at = scale * a.g.scale_group_step;
     if (a.g.scale_bytes == 4) {
       *reinterpret_cast<uint32_t*>(to + at) = *reinterpret_cast<const uint32_t*>(from + at);
     } else {
@@ -175,7 +190,7 @@ static __global__ void __launch_bounds__(kEpThreads, 2)
   const uint32_t warp = threadIdx.x / kWarpThreads * gridDim.x + blockIdx.x;
   const int64_t* ranges = a.local<int64_t>(a.g.layout_range);
   uint32_t before = 0;  // rows of earlier ranges, modulo warps
-  for (uint32_t i = 0; i < a.g.places; ++i) {
+  for (uint32_t i = 0; i < a.g.columns; ++i) {
     const auto range = static_cast<uint64_t>(ranges[i]);
     const auto begin = static_cast<uint32_t>(range >> 32);
     const auto count = static_cast<uint32_t>(range);

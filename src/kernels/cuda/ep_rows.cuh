@@ -353,14 +353,6 @@ __device__ inline void announce_rows(const DispatchArgs& a, uint64_t epoch, uint
   }
 }
 
-// The kernel's end: what the next operation on the buffer begins with.
-__device__ inline void commit_dispatch(const DispatchArgs& a, uint64_t use) {
-  EpState& state = *a.state();
-  state.channel.use = use;
-  state.credited = 0;
-  state.op_bad_entries = atomicExch(&state.bad_entries, 0u);
-}
-
 template <class Codec, int kTopK>
 __global__ void __launch_bounds__(kEpThreads, 2)
     dispatch_kernel(const __grid_constant__ DispatchArgs a) {
