@@ -10,10 +10,12 @@ Usage: mep_perf_test.py BIN_DIR [MPIRUN WORD..]   (the launcher's words up to it
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 
 BIN = ""
 MPIRUN = []
@@ -47,6 +49,15 @@ def rows_of(words, launcher=()):
         run([*words, *QUICK, "--check", "--json", path], launcher)
         with open(path, encoding="utf-8") as file:
             return json.load(file)
+
+
+def npy(descr, code, rows):
+    """A list of rows as np.save writes it."""
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': ({len(rows)}, {len(rows[0])}), }}"
+    header = header.ljust(117).encode() + b"\n"
+    values = [value for row in rows for value in row]
+    return (b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+            + struct.pack(f"<{len(values)}{code}", *values))  # fmt: skip
 
 
 class PerfTest(unittest.TestCase):
@@ -129,9 +140,10 @@ class PerfTest(unittest.TestCase):
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
             file.write("0 1\n3 0\n")  # one row, two rows
             file.flush()
-            row = rows_of(["moe", "--threads", "2", "--tokens", "4", "--hidden", "256", "--topk", "2",
-                           "--experts", "4", "--mode", "ht", "--routing", f"file:{file.name}"])[0]  # fmt: skip
-        self.assertEqual(row["bytes"], (2 * 1 + 2 * 2) * (256 * 2 + 256 * 2))
+            words = ["moe", "--threads", "2", "--tokens", "4", "--hidden", "256", "--topk", "2",
+                     "--experts", "4", "--routing", f"file:{file.name}"]  # fmt: skip
+            high = rows_of([*words, "--mode", "ht"])[0]
+        self.assertEqual(high["bytes"], (2 * 1 + 2 * 2) * (256 * 2 + 256 * 2))
 
     def test_routing(self):
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
@@ -146,6 +158,37 @@ class PerfTest(unittest.TestCase):
             _, errors = run(["moe", "--threads", "1", "--experts", "4", "--topk", "2", "--routing",
                              f"file:{file.name}", *QUICK], status=1)  # fmt: skip
             self.assertIn("line 5: expert 2 twice", errors)
+
+    def test_routing_of_deepseek_v3(self):
+        for mode in ("ll", "ht"):
+            words = ["moe", "--threads", "2", "--tokens", "9", "--hidden", "128", "--experts", "32", "--topk", "6"]
+            rows = rows_of([*words, "--routing", "deepseek-v3", "--mode", mode])
+            self.check_rows(rows, "moe", 2, FIELDS, 1)
+
+    def test_traces_of_numpy(self):
+        rows = [[0, 3], [1, -1], [-1, -1], [2, 0], [3, 2]]
+        weights = [[0.25, 0.5], [1.5, 9], [9, 9], [2, 0.125], [0.75, 0.75]]
+        indices = npy("<i8", "q", rows)
+        layer = ["moe", "--tokens", "7", "--hidden", "128", "--experts", "4", "--topk", "2"]
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, 'a "trace".npz')
+            with zipfile.ZipFile(path, "w") as archive:
+                for name, content in (("topk_idx", indices), ("topk_weights", npy("<f4", "f", weights))):
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                        file.write(content)
+            for mode in ("ll", "ht"):
+                words = [*layer, "--mode", mode, "--routing", f"file:{path}"]
+                found = rows_of([*words, "--threads", "2"])
+                self.check_rows(found, "moe", 2, FIELDS, 1)
+                if MPIRUN:
+                    found = rows_of([*words, "--vs", "mpi"], [*MPIRUN, "2"])
+                    self.check_rows(found, "moe", 2, FIELDS | MPI_FIELDS, 1)
+            path = os.path.join(folder, "trace.npy")
+            for content, status, text in ((indices, 0, "7"), (indices[:-1], 1, "cut off")):
+                with open(path, "wb") as file:
+                    file.write(content)
+                done = run([*layer, "--threads", "2", "--routing", f"file:{path}", *QUICK], status=status)
+                self.assertIn(text, done[status])
 
     def test_under_mep_run(self):
         launcher = [os.path.join(BIN, "mep_run"), "-n", "3"]
@@ -179,6 +222,9 @@ class PerfTest(unittest.TestCase):
                 for mode in ("ll", "ht"):
                     rows = rows_of([op, *LAYER, "--wire", wire, "--mode", mode, *versus], launcher)
                     self.check_rows(rows, op, 3, both, 3)
+        for mode in ("ll", "ht"):
+            gate = ["--experts", "48", "--routing", "deepseek-v3", "--mode", mode]
+            self.check_rows(rows_of(["moe", *LAYER, *gate, *versus], launcher), "moe", 3, both, 3)
         self.check_rows(rows_of(["allreduce", *SMALL], launcher), "allreduce", 3, FIELDS, 3)
 
     def test_table(self):
@@ -213,6 +259,9 @@ class PerfTest(unittest.TestCase):
             (["moe", "--hidden", "12"], "multiple of 8"),
             (["moe", "--tokens", "3,,4"], "cannot be '3,,4'"),
             (["moe", "--routing", "zipf:"], "cannot be 'zipf:'"),
+            (["moe", "--routing", "deepseek-v3", "--experts", "20"], "--experts 20 does not fit"),
+            (["moe", "--routing", "deepseek-v3", "--experts", "8"], "--experts 8 does not fit"),
+            (["moe", "--routing", "deepseek-v3", "--experts", "16", "--topk", "9"], "--topk is at most 8"),
             (["moe", "--mode", "fast"], "cannot be 'fast'"),
             (["moe", "--mode", "ht", "--slotted"], "--slotted is for --mode ll"),
             (["moe", "--mode", "ht", "--device", "cuda"], "no --mode ht"),

@@ -10,6 +10,7 @@
 #include "device_side.hpp"
 #include "messages.hpp"
 #include "mpi_side.hpp"
+#include "routing.hpp"
 #include "types.hpp"
 
 namespace mep::perf {
@@ -63,6 +64,10 @@ bool read_routing(const std::string& text, Routing* routing) {
   routing->text = text;
   if (text == "uniform") {
     routing->kind = RoutingKind::kUniform;
+    return true;
+  }
+  if (text == "deepseek-v3") {
+    routing->kind = RoutingKind::kDeepseekV3;
     return true;
   }
   if (text.rfind("zipf:", 0) == 0) {
@@ -127,7 +132,7 @@ const Entry kEntries[] = {
        o->wire_is_fp8 = t == "fp8";
        return t == "fp8" || t == "bf16";
      }},
-    {"--routing", "R", Group::kExpert, "uniform, zipf:S or file:PATH [uniform]",
+    {"--routing", "R", Group::kExpert, "uniform, zipf:S, deepseek-v3 or file:PATH [uniform]",
      [](const std::string& t, Options* o) { return read_routing(t, &o->routing); }},
     {"--buffers", "N", Group::kExpert, "buffers of the EP object, used in turn [1]",
      [](const std::string& t, Options* o) { return read_number(t, 1u, 8u, &o->buffers); }},
@@ -173,6 +178,25 @@ bool is_expert_operation(const std::string& name) {
   return name == "dispatch" || name == "combine" || name == "moe";
 }
 
+// Empty: the routing can be had with these experts.
+std::string find_routing_conflict(const Options& options) {
+  if (options.top_k > options.experts) return "--topk is larger than --experts";
+  if (options.routing.kind != RoutingKind::kDeepseekV3) return "";
+  const std::string groups = std::to_string(kExpertGroups) + " groups";
+  if (options.experts % kExpertGroups != 0 || options.experts < 2 * kExpertGroups) {
+    return "--routing deepseek-v3 has " + groups +
+           " of experts, of the same size and two at least: --experts " +
+           std::to_string(options.experts) + " does not fit";
+  }
+  const uint32_t most = options.experts / kExpertGroups * kKeptGroups;
+  if (options.top_k > most) {
+    return "--routing deepseek-v3 takes a token's experts from " + std::to_string(kKeptGroups) +
+           " of " + groups + ": with --experts " + std::to_string(options.experts) +
+           " --topk is at most " + std::to_string(most);
+  }
+  return "";
+}
+
 // Conflicts that show only when all options are known; empty: all is well.
 std::string find_conflict(const Options& options) {
   const std::string& op = options.operation;
@@ -196,7 +220,8 @@ std::string find_conflict(const Options& options) {
   }
   if (options.min_bytes > options.max_bytes) return "-b is larger than -e";
   if (options.max_bytes > (uint64_t{1} << 30)) return "-e is larger than 1G";
-  if (is_expert && options.top_k > options.experts) return "--topk is larger than --experts";
+  std::string routing_conflict = is_expert ? find_routing_conflict(options) : "";
+  if (!routing_conflict.empty()) return routing_conflict;
   if (is_expert && options.hidden % 8 != 0) {
     return "--hidden is no multiple of 8 (a row must be a multiple of 16 bytes)";
   }

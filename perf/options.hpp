@@ -9,7 +9,7 @@
 
 namespace mep::perf {
 
-enum class RoutingKind { kUniform, kZipf, kFile };
+enum class RoutingKind { kUniform, kZipf, kDeepseekV3, kFile };
 
 struct Routing {
   RoutingKind kind = RoutingKind::kUniform;

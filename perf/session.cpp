@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <numeric>
 #include <set>
 
 #include "buffer.hpp"
@@ -86,7 +87,7 @@ class Session {
   void run_messages(MessagePattern pattern);
   void run_messages_size(MessagePattern pattern, size_t bytes);
   void run_moe();
-  void run_moe_size(MoeOperation operation, uint32_t tokens);
+  void run_moe_size(MoeOperation operation, uint32_t tokens, const Router& router);
   void run_row(const Sides& sides, uint32_t rounds, Row* row);
   void end_device_case(Sides* sides);
   uint64_t verify(Case& subject, uint32_t rounds);
@@ -301,14 +302,15 @@ void Session::run_moe() {
                         (options_.wire_is_fp8 ? "fp8" : "bf16") + ", routing " +
                         options_.routing.text + ", tokens a rank";
   for (const uint32_t tokens : options_.tokens) subject += " " + std::to_string(tokens);
+  const Router router(options_.routing, options_.experts, options_.top_k);
   heading(subject);
   MoeOperation operation = MoeOperation::kMoe;
   if (options_.operation == "dispatch") operation = MoeOperation::kDispatch;
   if (options_.operation == "combine") operation = MoeOperation::kCombine;
-  for (const uint32_t tokens : options_.tokens) run_moe_size(operation, tokens);
+  for (const uint32_t tokens : options_.tokens) run_moe_size(operation, tokens, router);
 }
 
-void Session::run_moe_size(MoeOperation operation, uint32_t tokens) {
+void Session::run_moe_size(MoeOperation operation, uint32_t tokens, const Router& router) {
   MoeShape shape;
   shape.tokens = tokens;
   shape.hidden = options_.hidden;
@@ -320,7 +322,7 @@ void Session::run_moe_size(MoeOperation operation, uint32_t tokens) {
   shape.experts_per_rank = (shape.experts + ranks - 1) / ranks;
   shape.wire_is_fp8 = options_.wire_is_fp8;
   shape.is_high_throughput = options_.is_high_throughput;
-  MoeProblem problem(shape, options_.routing);
+  MoeProblem problem(shape, router);
   std::unique_ptr<MoeSide> mep_side;
   std::unique_ptr<MoeSide> mpi_side;
   Sides sides;
@@ -334,8 +336,9 @@ void Session::run_moe_size(MoeOperation operation, uint32_t tokens) {
     mpi_side = shape.is_high_throughput ? make_mpi_throughput_moe(problem) : make_mpi_moe(problem);
     sides.mpi = make_moe_case(operation, options_, *mpi_side, problem);
   }
-  double rows = static_cast<double>(problem.rows());
-  team_.sum(&rows, 1);
+  std::vector<double> received = problem.count_rows();  // by each rank, from all
+  team_.sum(received.data(), received.size());
+  const double rows = std::accumulate(received.begin(), received.end(), 0.0);
   double row_bytes = 0;
   double moved_row_bytes = 0;
   if (operation != MoeOperation::kCombine)
