@@ -296,6 +296,7 @@ void Session::run_messages_size(MessagePattern pattern, size_t bytes) {
 
 void Session::run_moe() {
   std::string subject = options_.operation + (options_.is_high_throughput ? " ht" : "") +
+                        (options_.preset.empty() ? "" : " of " + options_.preset) +
                         (options_.run_expert ? "" : " without expert") + ", hidden " +
                         std::to_string(options_.hidden) + ", " + std::to_string(options_.experts) +
                         " experts, top-" + std::to_string(options_.top_k) + ", wire " +
@@ -352,6 +353,17 @@ void Session::run_moe_size(MoeOperation operation, uint32_t tokens, const Router
   Row row;
   row.operation = options_.operation;
   row.dtype = options_.wire_is_fp8 ? "fp8" : "bf16";
+  row.layer = {options_.is_high_throughput ? "ht" : "ll",
+               options_.routing.text,
+               options_.preset,
+               tokens,
+               shape.hidden,
+               shape.experts,
+               shape.top_k,
+               std::nullopt};
+  if (rows > 0) {
+    row.layer->imbalance = *std::max_element(received.begin(), received.end()) * shape.size / rows;
+  }
   row.data_bytes = row_bytes * rows / shape.size;
   row.bytes = static_cast<uint64_t>(std::llround(row.data_bytes));
   row.bus_factor = static_cast<double>(shape.size - 1) / shape.size;
