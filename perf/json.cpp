@@ -8,9 +8,21 @@
 namespace mep::perf {
 namespace {
 
-// Texts are names from tables of the tool: nothing in them needs escaping.
 void add_text(std::string* line, const char* name, const std::string& value) {
-  *line += std::string("\"") + name + "\": \"" + value + "\", ";
+  *line += std::string("\"") + name + "\": \"";
+  for (const char letter : value) {
+    if (letter == '"' || letter == '\\' || static_cast<unsigned char>(letter) < 0x20) {
+      char code[8];
+      (void)std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned>(letter));
+      *line += code;
+    } else {
+      *line += letter;
+    }
+  }
+  *line += "\", ";
+}
+void add_null(std::string* line, const char* name) {
+  *line += std::string("\"") + name + "\": null, ";
 }
 void add_whole(std::string* line, const char* name, uint64_t value) {
   *line += std::string("\"") + name + "\": " + std::to_string(value) + ", ";
@@ -21,12 +33,24 @@ void add_number(std::string* line, const char* name, double value) {
   *line += std::string("\"") + name + "\": " + text + ", ";
 }
 
+void add_layer(std::string* line, const Layer& layer) {
+  add_text(line, "mode", layer.mode);
+  add_text(line, "routing", layer.routing);
+  layer.preset.empty() ? add_null(line, "preset") : add_text(line, "preset", layer.preset);
+  add_whole(line, "tokens", layer.tokens);
+  add_whole(line, "hidden", layer.hidden);
+  add_whole(line, "experts", layer.experts);
+  add_whole(line, "topk", layer.top_k);
+  layer.imbalance ? add_number(line, "imbalance", *layer.imbalance) : add_null(line, "imbalance");
+}
+
 std::string row_to_json(const Row& row) {
   std::string line = "{";
   add_text(&line, "op", row.operation);
   add_whole(&line, "ranks", static_cast<uint64_t>(row.ranks));
   add_whole(&line, "bytes", row.bytes);
   add_text(&line, "dtype", row.dtype);
+  if (row.layer) add_layer(&line, *row.layer);
   if (row.mep) {
     add_number(&line, "mep_us_p50", row.mep->p50_us);
     add_number(&line, "mep_us_p99", row.mep->p99_us);

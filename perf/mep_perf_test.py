@@ -10,16 +10,20 @@ Usage: mep_perf_test.py BIN_DIR [MPIRUN WORD..]   (the launcher's words up to it
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 
 BIN = ""
 MPIRUN = []
 FIELDS = {
     "op", "ranks", "bytes", "dtype", "mep_us_p50", "mep_us_p99", "algbw_gbps", "busbw_gbps", "errors",
 }  # fmt: skip
+LAYER_FIELDS = {"mode", "routing", "preset", "tokens", "hidden", "experts", "topk", "imbalance"}
+LAYER_OPS = ("dispatch", "combine", "moe")
 MPI_FIELDS = {"mpi_us_p50", "ratio"}
 QUICK = ["-i", "40", "--no-machine"]
 TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../src/protocol/operations.def")
@@ -49,11 +53,20 @@ def rows_of(words, launcher=()):
             return json.load(file)
 
 
+def npy(descr, code, rows):
+    """A list of rows as np.save writes it."""
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': ({len(rows)}, {len(rows[0])}), }}"
+    header = header.ljust(117).encode() + b"\n"
+    values = [value for row in rows for value in row]
+    return (b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+            + struct.pack(f"<{len(values)}{code}", *values))  # fmt: skip
+
+
 class PerfTest(unittest.TestCase):
     def check_rows(self, rows, op, ranks, fields, count):
         self.assertEqual(len(rows), count)
         for row in rows:
-            self.assertEqual(set(row), fields)
+            self.assertEqual(set(row), fields | (LAYER_FIELDS if op in LAYER_OPS else set()))
             self.assertEqual((row["op"], row["ranks"]), (op, ranks))
             self.assertEqual(row["errors"], 0)
             self.assertGreater(row["mep_us_p50"], 0)
@@ -110,7 +123,10 @@ class PerfTest(unittest.TestCase):
             for op in ("dispatch", "combine", "moe"):
                 for more in ([], ["--wire", "fp8"], ["--buffers", "2"]):
                     words = [op, "--threads", str(ranks), *LAYER, "--mode", "ht", *more]
-                    self.check_rows(rows_of(words), op, ranks, FIELDS, 3)
+                    rows = rows_of(words)
+                    self.check_rows(rows, op, ranks, FIELDS, 3)
+                    self.assertEqual([(row["mode"], row["tokens"]) for row in rows],
+                                     [("ht", 0), ("ht", 1), ("ht", 19)])  # fmt: skip
 
     def test_phases_of_high_throughput(self):
         words = ["moe", "--threads", "2", *LAYER, *QUICK, "--mode", "ht"]
@@ -129,9 +145,38 @@ class PerfTest(unittest.TestCase):
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
             file.write("0 1\n3 0\n")  # one row, two rows
             file.flush()
-            row = rows_of(["moe", "--threads", "2", "--tokens", "4", "--hidden", "256", "--topk", "2",
-                           "--experts", "4", "--mode", "ht", "--routing", f"file:{file.name}"])[0]  # fmt: skip
-        self.assertEqual(row["bytes"], (2 * 1 + 2 * 2) * (256 * 2 + 256 * 2))
+            words = ["moe", "--threads", "2", "--tokens", "4", "--hidden", "256", "--topk", "2",
+                     "--experts", "4", "--routing", f"file:{file.name}"]  # fmt: skip
+            high, low = rows_of([*words, "--mode", "ht"])[0], rows_of(words)[0]
+        self.assertEqual(high["bytes"], (2 * 1 + 2 * 2) * (256 * 2 + 256 * 2))
+        # Rows that rank 0 and rank 1 receive from a token: 1 and 0, 1 and 1; in ll 2 and 0, 1 and 1.
+        self.assertAlmostEqual(high["imbalance"], 2 / 1.5, places=4)
+        self.assertAlmostEqual(low["imbalance"], 3 / 2, places=4)
+        self.assertEqual((high["mode"], low["mode"]), ("ht", "ll"))
+
+    def test_presets(self):
+        shapes = {"deepseek-v3": (7168, 256, 8), "qwen3-235b": (4096, 128, 8), "kimi-k2": (7168, 384, 8)}
+        shape = ("hidden", "experts", "topk", "tokens", "mode")
+        for name, numbers in shapes.items():
+            row = rows_of(["dispatch", "--threads", "1", "--preset", name, "--tokens", "1"])[0]
+            self.assertEqual(tuple(row[key] for key in shape), (*numbers, 1, "ll"))
+            self.assertEqual(row["preset"], name)
+        small = ["--hidden", "32", "--topk", "2"]
+        phases = {"prefill": (4096, "ht"), "decode": (128, "ll")}
+        for phase, (tokens, mode) in phases.items():
+            preset = ["--preset", "qwen3-235b", "--phase", phase]
+            # An option that is given wins, wherever it stands.
+            for words in ([*preset, *small], [*small, *preset]):
+                row = rows_of(["dispatch", "--threads", "1", *words])[0]
+                self.assertEqual(tuple(row[key] for key in shape), (32, 128, 2, tokens, mode))
+            for more in (["--mode", "ll", "--tokens", "3", *preset], [*preset, "--tokens", "3", "--mode", "ll"]):
+                row = rows_of(["dispatch", "--threads", "1", *small, *more])[0]
+                self.assertEqual((row["tokens"], row["mode"]), (3, "ll"))
+        row = rows_of(["dispatch", "--threads", "1", *LAYER])[0]
+        self.assertEqual((row["preset"], row["routing"], row["imbalance"]), (None, "uniform", None))
+        output, _ = run(["moe", "--threads", "2", "--preset", "kimi-k2", *small, *QUICK])
+        self.assertIn("moe of kimi-k2, hidden 32, 384 experts, top-2", output)
+        self.assertIn("max/mean", output)
 
     def test_routing(self):
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
@@ -146,6 +191,40 @@ class PerfTest(unittest.TestCase):
             _, errors = run(["moe", "--threads", "1", "--experts", "4", "--topk", "2", "--routing",
                              f"file:{file.name}", *QUICK], status=1)  # fmt: skip
             self.assertIn("line 5: expert 2 twice", errors)
+
+    def test_routing_of_deepseek_v3(self):
+        for mode in ("ll", "ht"):
+            words = ["moe", "--threads", "2", "--tokens", "9", "--hidden", "128", "--experts", "32", "--topk", "6"]
+            rows = rows_of([*words, "--routing", "deepseek-v3", "--mode", mode])
+            self.check_rows(rows, "moe", 2, FIELDS, 1)
+            self.assertEqual(rows[0]["routing"], "deepseek-v3")
+            self.assertGreaterEqual(rows[0]["imbalance"], 1)
+
+    def test_traces_of_numpy(self):
+        rows = [[0, 3], [1, -1], [-1, -1], [2, 0], [3, 2]]
+        weights = [[0.25, 0.5], [1.5, 9], [9, 9], [2, 0.125], [0.75, 0.75]]
+        indices = npy("<i8", "q", rows)
+        layer = ["moe", "--tokens", "7", "--hidden", "128", "--experts", "4", "--topk", "2"]
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, 'a "trace".npz')
+            with zipfile.ZipFile(path, "w") as archive:
+                for name, content in (("topk_idx", indices), ("topk_weights", npy("<f4", "f", weights))):
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                        file.write(content)
+            for mode in ("ll", "ht"):
+                words = [*layer, "--mode", mode, "--routing", f"file:{path}"]
+                found = rows_of([*words, "--threads", "2"])
+                self.check_rows(found, "moe", 2, FIELDS, 1)
+                self.assertEqual(found[0]["routing"], f"file:{path}")
+                if MPIRUN:
+                    found = rows_of([*words, "--vs", "mpi"], [*MPIRUN, "2"])
+                    self.check_rows(found, "moe", 2, FIELDS | MPI_FIELDS, 1)
+            path = os.path.join(folder, "trace.npy")
+            for content, status, text in ((indices, 0, "7"), (indices[:-1], 1, "cut off")):
+                with open(path, "wb") as file:
+                    file.write(content)
+                done = run([*layer, "--threads", "2", "--routing", f"file:{path}", *QUICK], status=status)
+                self.assertIn(text, done[status])
 
     def test_under_mep_run(self):
         launcher = [os.path.join(BIN, "mep_run"), "-n", "3"]
@@ -179,6 +258,9 @@ class PerfTest(unittest.TestCase):
                 for mode in ("ll", "ht"):
                     rows = rows_of([op, *LAYER, "--wire", wire, "--mode", mode, *versus], launcher)
                     self.check_rows(rows, op, 3, both, 3)
+        for mode in ("ll", "ht"):
+            gate = ["--experts", "48", "--routing", "deepseek-v3", "--mode", mode]
+            self.check_rows(rows_of(["moe", *LAYER, *gate, *versus], launcher), "moe", 3, both, 3)
         self.check_rows(rows_of(["allreduce", *SMALL], launcher), "allreduce", 3, FIELDS, 3)
 
     def test_table(self):
@@ -213,6 +295,12 @@ class PerfTest(unittest.TestCase):
             (["moe", "--hidden", "12"], "multiple of 8"),
             (["moe", "--tokens", "3,,4"], "cannot be '3,,4'"),
             (["moe", "--routing", "zipf:"], "cannot be 'zipf:'"),
+            (["moe", "--routing", "deepseek-v3", "--experts", "20"], "--experts 20 does not fit"),
+            (["moe", "--routing", "deepseek-v3", "--experts", "8"], "--experts 8 does not fit"),
+            (["moe", "--routing", "deepseek-v3", "--experts", "16", "--topk", "9"], "--topk is at most 8"),
+            (["moe", "--preset", "gpt"], "cannot be 'gpt': deepseek-v3, qwen3-235b or kimi-k2"),
+            (["moe", "--phase", "train"], "cannot be 'train': prefill"),
+            (["barrier", "--preset", "kimi-k2"], "for dispatch, combine and moe"),
             (["moe", "--mode", "fast"], "cannot be 'fast'"),
             (["moe", "--mode", "ht", "--slotted"], "--slotted is for --mode ll"),
             (["moe", "--mode", "ht", "--device", "cuda"], "no --mode ht"),

@@ -83,8 +83,7 @@ uint64_t count_row_errors(const WireRow& expected, const ReceivedRow& row) {
 uint64_t count_source_errors(const MoeProblem& problem, const MoeSide& side, int source,
                              uint32_t round) {
   const MoeShape& shape = problem.shape();
-  std::vector<int64_t> experts;
-  problem.router().route(source, shape.tokens, round, &experts);
+  const std::vector<int64_t> experts = problem.router().route(source, shape.tokens, round).experts;
   std::vector<std::vector<uint32_t>> tokens(shape.experts_per_rank);
   std::vector<WireRow> rows(shape.tokens);
   std::vector<uint16_t> x(shape.hidden);
@@ -129,10 +128,7 @@ uint64_t count_topk_errors(const MoeShape& shape, const int64_t* experts, const 
 uint64_t count_throughput_errors(const MoeProblem& problem, const MoeSide& side, int source,
                                  uint32_t round, uint32_t routed) {
   const MoeShape& shape = problem.shape();
-  std::vector<int64_t> experts;
-  problem.router().route(source, shape.tokens, routed, &experts);
-  std::vector<float> weights(experts.size());
-  make_weights(shape, routed, weights.data());
+  const auto [experts, weights] = problem.router().route(source, shape.tokens, routed);
   std::vector<uint16_t> x(shape.hidden);
   uint64_t errors = 0;
   uint64_t rows = 0;

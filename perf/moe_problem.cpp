@@ -1,8 +1,6 @@
 #include "moe_problem.hpp"
 
-#include <cmath>
 #include <cstring>
-#include <set>
 
 namespace mep::perf {
 namespace {
@@ -30,29 +28,13 @@ void make_token(const MoeShape& shape, int rank, uint32_t token, uint32_t round,
   }
 }
 
-void make_weights(const MoeShape& shape, uint32_t round, float* weights) {
-  for (uint32_t token = 0; token < shape.tokens; ++token, weights += shape.top_k) {
-    float total = 0;
-    for (uint32_t k = 0; k < shape.top_k; ++k) {
-      const uint64_t bits =
-          scramble((static_cast<uint64_t>(token) << 8 | k) + static_cast<uint64_t>(round) * 7919);
-      weights[k] = 0.1f + static_cast<float>(bits >> 40) * 0x1p-24f;
-      total += weights[k];
-    }
-    for (uint32_t k = 0; k < shape.top_k; ++k) {
-      // Odd tokens have round weights, whose sums often lie right between two bfloat16 numbers.
-      weights[k] = token % 2 == 0 ? weights[k] / total : std::ceil(weights[k] * 8) / 32;
-    }
-  }
-}
-
 float expert_factor(int64_t expert) {
   return 0.5f + 0.125f * static_cast<float>(expert % 11);
 }
 
-MoeProblem::MoeProblem(const MoeShape& shape, const Routing& routing)
+MoeProblem::MoeProblem(const MoeShape& shape, const Router& router)
     : shape_(shape),
-      router_(routing, shape.experts, shape.top_k),
+      router_(router),
       x_(static_cast<size_t>(shape.tokens) * shape.hidden * sizeof(uint16_t)),
       out_(static_cast<size_t>(shape.tokens) * shape.hidden * sizeof(uint16_t)) {
   load(0);
@@ -67,22 +49,20 @@ void MoeProblem::load_tokens(uint32_t round) {
 
 void MoeProblem::load(uint32_t round) {
   load_tokens(round);
-  router_.route(shape_.rank, shape_.tokens, round, &topk_idx_);
-  rows_ = count_rows();
-  topk_weights_.resize(topk_idx_.size());
-  make_weights(shape_, round, topk_weights_.data());
+  choice_ = router_.route(shape_.rank, shape_.tokens, round);
 }
 
-uint64_t MoeProblem::count_rows() const {
-  uint64_t rows = 0;
-  for (uint32_t token = 0; token < shape_.tokens; ++token) {
-    std::set<int64_t> targets;  // experts, or ranks
-    for (uint32_t k = 0; k < shape_.top_k; ++k) {
-      const int64_t expert = topk_idx_[static_cast<size_t>(token) * shape_.top_k + k];
-      if (expert < 0) continue;
-      targets.insert(shape_.is_high_throughput ? expert / shape_.experts_per_rank : expert);
-    }
-    rows += targets.size();
+std::vector<double> MoeProblem::count_rows() const {
+  std::vector<double> rows(static_cast<size_t>(shape_.size), 0);
+  std::vector<size_t> last_token(rows.size(), SIZE_MAX);
+  for (size_t entry = 0; entry < choice_.experts.size(); ++entry) {
+    if (choice_.experts[entry] < 0) continue;
+    const auto target = static_cast<size_t>(choice_.experts[entry] / shape_.experts_per_rank);
+    const size_t token = entry / shape_.top_k;
+    // High throughput: one row, however many of the token's experts are there.
+    if (shape_.is_high_throughput && last_token[target] == token) continue;
+    last_token[target] = token;
+    ++rows[target];
   }
   return rows;
 }

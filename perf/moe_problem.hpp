@@ -33,14 +33,13 @@ struct MoeShape {
 
 // x[hidden] of a token, bfloat16.
 void make_token(const MoeShape& shape, int rank, uint32_t token, uint32_t round, uint16_t* x);
-// weights[tokens][top_k], the same on all ranks.
-void make_weights(const MoeShape& shape, uint32_t round, float* weights);
 // The factor that the stand-in expert multiplies its rows with.
 float expert_factor(int64_t expert);
 
 class MoeProblem {
  public:
-  MoeProblem(const MoeShape& shape, const Routing& routing);
+  // The router outlives the problem.
+  MoeProblem(const MoeShape& shape, const Router& router);
   void load(uint32_t round);
   // Other rows; the routing stays.
   void load_tokens(uint32_t round);
@@ -50,21 +49,18 @@ class MoeProblem {
   const MoeShape& shape() const { return shape_; }
   const Router& router() const { return router_; }
   const uint16_t* x() const { return x_.as<uint16_t>(); }
-  const std::vector<int64_t>& topk_idx() const { return topk_idx_; }
-  const std::vector<float>& topk_weights() const { return topk_weights_; }
+  const std::vector<int64_t>& topk_idx() const { return choice_.experts; }
+  const std::vector<float>& topk_weights() const { return choice_.weights; }
   uint16_t* out() const { return out_.as<uint16_t>(); }
-  uint64_t rows() const { return rows_; }  // that this rank sends
+  // Those that this rank sends to each rank.
+  std::vector<double> count_rows() const;
 
  private:
-  uint64_t count_rows() const;
-
   MoeShape shape_;
-  Router router_;
+  const Router& router_;
   Buffer x_;
   Buffer out_;
-  std::vector<int64_t> topk_idx_;
-  std::vector<float> topk_weights_;
-  uint64_t rows_ = 0;
+  Choice choice_;
 };
 
 }  // namespace mep::perf

@@ -1,59 +1,32 @@
 // The layer by plain MPI, as well as it can be done with its collectives: counts per expert by
 // MPI_Alltoall, rows packed once in order of their expert and moved by MPI_Alltoallv, the expert on
 // the rows where they arrived, its output back by MPI_Alltoallv into the packed order, then the
-// weighted sum straight from there. A rank's rows for itself are packed into the place where they
-// would arrive and cross no MPI call. All memory is there before.
-#include <mpi.h>
-
+// weighted sum straight from there.
 #include <cstring>
 
 #include "moe_kernels.hpp"
+#include "mpi_moe_side.hpp"
 #include "mpi_side.hpp"
 
 namespace mep::perf {
 namespace {
 
-constexpr size_t kRowAlignment = 64;
-
-class MpiMoe : public MoeSide {
+class MpiMoe : public MpiMoeSide {
  public:
   explicit MpiMoe(const MoeProblem& problem)
-      : problem_(problem), shape_(problem.shape()), ranks_(static_cast<size_t>(shape_.size)) {
-    const size_t entries = static_cast<size_t>(shape_.tokens) * shape_.top_k;
-    const size_t most_received = entries * ranks_;
-    // fp8 rows carry their scales behind the values.
-    row_bytes_ = (shape_.dispatch_row_bytes() + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
-    if (!shape_.wire_is_fp8) row_bytes_ = shape_.combine_row_bytes();
-    send_ = Buffer(entries * row_bytes_);
-    recv_ = Buffer(most_received * row_bytes_);
-    y_ = Buffer(most_received * shape_.combine_row_bytes());
-    back_ = Buffer(entries * shape_.combine_row_bytes());
-    send_counts_.resize(ranks_ * shape_.experts_per_rank);
-    recv_counts_.resize(send_counts_.size());
-    next_row_.resize(send_counts_.size());
-    for (std::vector<int>* list : {&send_rows_, &send_begin_, &recv_rows_, &recv_begin_}) {
-      list->resize(ranks_);
-    }
-    place_.resize(entries);
-    rows_of_token_.resize(shape_.top_k);
-    weights_of_token_.resize(shape_.top_k);
-    make_row_type(row_bytes_, &x_type_);
-    make_row_type(shape_.combine_row_bytes(), &y_type_);
-  }
-  ~MpiMoe() override {
-    MPI_Type_free(&x_type_);
-    MPI_Type_free(&y_type_);
-  }
-  MpiMoe(const MpiMoe&) = delete;
-  MpiMoe& operator=(const MpiMoe&) = delete;
-
-  void sync() override { MPI_Barrier(MPI_COMM_WORLD); }
+      : MpiMoeSide(problem, row_bytes_of(problem.shape()), entries_of(problem.shape()),
+                   entries_of(problem.shape()) * static_cast<size_t>(problem.shape().size)),
+        send_counts_(ranks_ * shape_.experts_per_rank),
+        recv_counts_(send_counts_.size()),
+        next_row_(send_counts_.size()),
+        place_(entries_of(shape_)),
+        rows_of_token_(shape_.top_k),
+        weights_of_token_(shape_.top_k) {}
 
   void dispatch() override {
     exchange_counts();
     shape_.wire_is_fp8 ? pack_fp8() : pack_bf16();
-    MPI_Alltoallv(send_.as<void>(), send_rows_.data(), send_begin_.data(), x_type_,
-                  recv_.as<void>(), recv_rows_.data(), recv_begin_.data(), x_type_, MPI_COMM_WORLD);
+    move_rows();
   }
 
   void expert() override {
@@ -70,8 +43,7 @@ class MpiMoe : public MoeSide {
   }
 
   void combine() override {
-    MPI_Alltoallv(y_.as<void>(), recv_rows_.data(), recv_begin_.data(), y_type_, back_.as<void>(),
-                  send_rows_.data(), send_begin_.data(), y_type_, MPI_COMM_WORLD);
+    move_back();
     const uint16_t* sources[2] = {back_.as<uint16_t>(), y_.as<uint16_t>()};
     for (size_t token = 0; token < shape_.tokens; ++token) {
       size_t count = 0;
@@ -110,9 +82,12 @@ class MpiMoe : public MoeSide {
     bool is_local = false;
   };
 
-  static void make_row_type(size_t bytes, MPI_Datatype* type) {
-    MPI_Type_contiguous(static_cast<int>(bytes), MPI_BYTE, type);
-    MPI_Type_commit(type);
+  // fp8 rows carry their scales behind the values.
+  static size_t row_bytes_of(const MoeShape& shape) {
+    return shape.wire_is_fp8 ? aligned(shape.dispatch_row_bytes()) : shape.combine_row_bytes();
+  }
+  static size_t entries_of(const MoeShape& shape) {
+    return static_cast<size_t>(shape.tokens) * shape.top_k;
   }
 
   // Rows per expert, then where each expert's rows begin.
@@ -197,26 +172,12 @@ class MpiMoe : public MoeSide {
     }
   }
 
-  const MoeProblem& problem_;
-  const MoeShape shape_;
-  const size_t ranks_;
-  size_t row_bytes_ = 0;
-  Buffer send_;
-  Buffer recv_;                   // rows by source, then expert, then token
-  Buffer y_;                      // the same order
-  Buffer back_;                   // the order of send_
   std::vector<int> send_counts_;  // [rank][local expert]
   std::vector<int> recv_counts_;
   std::vector<int> next_row_;  // of each expert
-  std::vector<int> send_rows_;
-  std::vector<int> send_begin_;
-  std::vector<int> recv_rows_;
-  std::vector<int> recv_begin_;
   std::vector<Place> place_;
   std::vector<const uint16_t*> rows_of_token_;
   std::vector<float> weights_of_token_;
-  MPI_Datatype x_type_ = MPI_DATATYPE_NULL;
-  MPI_Datatype y_type_ = MPI_DATATYPE_NULL;
 };
 
 }  // namespace

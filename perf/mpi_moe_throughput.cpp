@@ -1,53 +1,30 @@
 // High throughput by plain MPI: counts per rank by MPI_Alltoall; a token's row packed once for each rank that has
 // experts of it, with their numbers and weights behind it, and moved by MPI_Alltoallv; the sums of the experts back by
-// MPI_Alltoallv into the packed order, and added from there. A rank's rows for itself are packed into the place where
-// they would arrive and cross no MPI call. All memory is there before.
-#include <mpi.h>
-
+// MPI_Alltoallv into the packed order, and added from there.
 #include <algorithm>
 #include <cstring>
 
 #include "moe_kernels.hpp"
+#include "mpi_moe_side.hpp"
 #include "mpi_side.hpp"
 
 namespace mep::perf {
 namespace {
 
-constexpr size_t kRowAlignment = 64;
-
-class MpiThroughputMoe : public MoeSide {
+class MpiThroughputMoe : public MpiMoeSide {
  public:
   explicit MpiThroughputMoe(const MoeProblem& problem)
-      : problem_(problem), shape_(problem.shape()), ranks_(static_cast<size_t>(shape_.size)) {
-    const size_t tokens = shape_.tokens;
-    const size_t most_sent = tokens * std::min<size_t>(shape_.top_k, ranks_);
-    const size_t topk_bytes = shape_.top_k * sizeof(uint32_t);
-    row_bytes_ = shape_.dispatch_row_bytes() + 2 * topk_bytes;
-    row_bytes_ = (row_bytes_ + kRowAlignment - 1) / kRowAlignment * kRowAlignment;
-    send_ = Buffer(most_sent * row_bytes_);
-    recv_ = Buffer(tokens * ranks_ * row_bytes_);
-    y_ = Buffer(tokens * ranks_ * shape_.combine_row_bytes());
-    back_ = Buffer(most_sent * shape_.combine_row_bytes());
-    for (std::vector<int>* list : {&send_counts_, &recv_counts_, &send_rows_, &send_begin_,
-                                   &recv_rows_, &recv_begin_, &next_row_}) {
-      list->resize(ranks_);
-    }
-    last_token_.resize(ranks_);
-    places_.reserve(most_sent);
-    first_place_.resize(tokens + 1);
-    rows_of_token_.resize(ranks_);
-    ones_.assign(ranks_, 1.0f);
-    make_row_type(row_bytes_, &x_type_);
-    make_row_type(shape_.combine_row_bytes(), &y_type_);
+      : MpiMoeSide(problem, row_bytes_of(problem.shape()), most_sent_of(problem.shape()),
+                   problem.shape().tokens * static_cast<size_t>(problem.shape().size)),
+        send_counts_(ranks_),
+        recv_counts_(ranks_),
+        next_row_(ranks_),
+        last_token_(ranks_),
+        first_place_(static_cast<size_t>(shape_.tokens) + 1),
+        rows_of_token_(ranks_),
+        ones_(ranks_, 1.0f) {
+    places_.reserve(most_sent_of(shape_));
   }
-  ~MpiThroughputMoe() override {
-    MPI_Type_free(&x_type_);
-    MPI_Type_free(&y_type_);
-  }
-  MpiThroughputMoe(const MpiThroughputMoe&) = delete;
-  MpiThroughputMoe& operator=(const MpiThroughputMoe&) = delete;
-
-  void sync() override { MPI_Barrier(MPI_COMM_WORLD); }
 
   void dispatch() override {
     exchange_counts();
@@ -75,8 +52,7 @@ class MpiThroughputMoe : public MoeSide {
   }
 
   void combine() override {
-    MPI_Alltoallv(y_.as<void>(), recv_rows_.data(), recv_begin_.data(), y_type_, back_.as<void>(),
-                  send_rows_.data(), send_begin_.data(), y_type_, MPI_COMM_WORLD);
+    move_back();
     for (uint32_t token = 0; token < shape_.tokens; ++token) {
       size_t count = 0;
       for (size_t i = first_place_[token]; i < first_place_[token + 1]; ++i) {
@@ -110,9 +86,12 @@ class MpiThroughputMoe : public MoeSide {
     size_t row = 0;
   };
 
-  static void make_row_type(size_t bytes, MPI_Datatype* type) {
-    MPI_Type_contiguous(static_cast<int>(bytes), MPI_BYTE, type);
-    MPI_Type_commit(type);
+  static size_t row_bytes_of(const MoeShape& shape) {
+    return aligned(shape.dispatch_row_bytes() + 2 * shape.top_k * sizeof(uint32_t));
+  }
+  static size_t most_sent_of(const MoeShape& shape) {
+    return static_cast<size_t>(shape.tokens) *
+           std::min(shape.top_k, static_cast<uint32_t>(shape.size));
   }
 
   // Calls visit(rank) for each rank that has experts of the token, in ascending order.
@@ -195,32 +174,17 @@ class MpiThroughputMoe : public MoeSide {
         source = row;
       }
     }
-    MPI_Alltoallv(send_.as<void>(), send_rows_.data(), send_begin_.data(), x_type_,
-                  recv_.as<void>(), recv_rows_.data(), recv_begin_.data(), x_type_, MPI_COMM_WORLD);
+    move_rows();
   }
 
-  const MoeProblem& problem_;
-  const MoeShape shape_;
-  const size_t ranks_;
-  size_t row_bytes_ = 0;
-  Buffer send_;
-  Buffer recv_;                   // rows by source, then token
-  Buffer y_;                      // the same order
-  Buffer back_;                   // the order of send_
   std::vector<int> send_counts_;  // [rank], this one with them
   std::vector<int> recv_counts_;
-  std::vector<int> send_rows_;  // the same, none for this rank
-  std::vector<int> send_begin_;
-  std::vector<int> recv_rows_;
-  std::vector<int> recv_begin_;
   std::vector<int> next_row_;
   std::vector<uint32_t> last_token_;  // [rank] the last token with experts there
   std::vector<Place> places_;         // of all tokens, one after the other
   std::vector<size_t> first_place_;   // [token]
   std::vector<const uint16_t*> rows_of_token_;
   std::vector<float> ones_;
-  MPI_Datatype x_type_ = MPI_DATATYPE_NULL;
-  MPI_Datatype y_type_ = MPI_DATATYPE_NULL;
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "device_side.hpp"
 #include "messages.hpp"
 #include "mpi_side.hpp"
+#include "routing.hpp"
 #include "types.hpp"
 
 namespace mep::perf {
@@ -65,6 +66,10 @@ bool read_routing(const std::string& text, Routing* routing) {
     routing->kind = RoutingKind::kUniform;
     return true;
   }
+  if (text == "deepseek-v3") {
+    routing->kind = RoutingKind::kDeepseekV3;
+    return true;
+  }
   if (text.rfind("zipf:", 0) == 0) {
     routing->kind = RoutingKind::kZipf;
     return read_number<double>(text.substr(5), 0, 100, &routing->exponent);
@@ -87,6 +92,39 @@ bool read_side(const std::string& text, Options* options) {
   options->run_mep = text == "mep";
   options->run_mpi = text == "mpi";
   return options->run_mep || options->run_mpi;
+}
+
+// The MoE layer of a model.
+struct Preset {
+  const char* name;
+  uint32_t hidden;
+  uint32_t experts;
+  uint32_t top_k;
+};
+
+constexpr Preset kPresets[] = {
+    {"deepseek-v3", 7168, 256, 8},
+    {"qwen3-235b", 4096, 128, 8},
+    {"kimi-k2", 7168, 384, 8},
+};
+
+const Preset* find_preset(const std::string& name) {
+  for (const Preset& preset : kPresets) {
+    if (name == preset.name) return &preset;
+  }
+  return nullptr;
+}
+
+// The options that a preset and a phase stand for.
+void set_defaults(const std::string& preset, const std::string& phase, Options* options) {
+  if (const Preset* found = find_preset(preset)) {
+    options->hidden = found->hidden;
+    options->experts = found->experts;
+    options->top_k = found->top_k;
+  }
+  if (phase.empty()) return;
+  options->is_high_throughput = phase == "prefill";
+  options->tokens = {options->is_high_throughput ? 4096u : 128u};
 }
 
 enum class Group { kCollective, kExpert, kRun, kHidden };
@@ -114,6 +152,15 @@ const Entry kEntries[] = {
      [](const std::string& t, Options* o) { return parse_reduction(t, &o->reduction); }},
     {"--mep-memory", nullptr, Group::kCollective, "buffers from mep_mem_alloc, not from malloc",
      [](const std::string&, Options* o) { return o->use_mep_memory = true; }},
+    {"--preset", "P", Group::kExpert,
+     "deepseek-v3, qwen3-235b or kimi-k2: its hidden, experts and topk",
+     [](const std::string& t, Options* o) { return find_preset(o->preset = t) != nullptr; }},
+    {"--phase", "F", Group::kExpert,
+     "prefill, --mode ht --tokens 4096; or decode, --mode ll --tokens 128",
+     [](const std::string& t, Options* o) {
+       o->phase = t;
+       return t == "prefill" || t == "decode";
+     }},
     {"--tokens", "T[,T..]", Group::kExpert, "tokens a rank; one row of the table each [128]",
      [](const std::string& t, Options* o) { return read_tokens(t, &o->tokens); }},
     {"--hidden", "H", Group::kExpert, "values of a token [7168]",
@@ -127,7 +174,7 @@ const Entry kEntries[] = {
        o->wire_is_fp8 = t == "fp8";
        return t == "fp8" || t == "bf16";
      }},
-    {"--routing", "R", Group::kExpert, "uniform, zipf:S or file:PATH [uniform]",
+    {"--routing", "R", Group::kExpert, "uniform, zipf:S, deepseek-v3 or file:PATH [uniform]",
      [](const std::string& t, Options* o) { return read_routing(t, &o->routing); }},
     {"--buffers", "N", Group::kExpert, "buffers of the EP object, used in turn [1]",
      [](const std::string& t, Options* o) { return read_number(t, 1u, 8u, &o->buffers); }},
@@ -169,8 +216,23 @@ const Entry* find_entry(const std::string& name) {
   return nullptr;
 }
 
-bool is_expert_operation(const std::string& name) {
-  return name == "dispatch" || name == "combine" || name == "moe";
+// Empty: the routing can be had with these experts.
+std::string find_routing_conflict(const Options& options) {
+  if (options.top_k > options.experts) return "--topk is larger than --experts";
+  if (options.routing.kind != RoutingKind::kDeepseekV3) return "";
+  const std::string groups = std::to_string(kExpertGroups) + " groups";
+  if (options.experts % kExpertGroups != 0 || options.experts < 2 * kExpertGroups) {
+    return "--routing deepseek-v3 has " + groups +
+           " of experts, of the same size and two at least: --experts " +
+           std::to_string(options.experts) + " does not fit";
+  }
+  const uint32_t most = options.experts / kExpertGroups * kKeptGroups;
+  if (options.top_k > most) {
+    return "--routing deepseek-v3 takes a token's experts from " + std::to_string(kKeptGroups) +
+           " of " + groups + ": with --experts " + std::to_string(options.experts) +
+           " --topk is at most " + std::to_string(most);
+  }
+  return "";
 }
 
 // Conflicts that show only when all options are known; empty: all is well.
@@ -191,12 +253,13 @@ std::string find_conflict(const Options& options) {
            " takes --tokens, --hidden and --wire";
   }
   if (!is_expert && options.has_expert_option) {
-    return "--tokens, --hidden, --topk, --experts, --wire, --routing, --buffers, --slotted, --mode "
-           "and --no-expert are for dispatch, combine and moe";
+    return "--preset, --phase, --tokens, --hidden, --topk, --experts, --wire, --routing, "
+           "--buffers, --slotted, --mode and --no-expert are for dispatch, combine and moe";
   }
   if (options.min_bytes > options.max_bytes) return "-b is larger than -e";
   if (options.max_bytes > (uint64_t{1} << 30)) return "-e is larger than 1G";
-  if (is_expert && options.top_k > options.experts) return "--topk is larger than --experts";
+  std::string routing_conflict = is_expert ? find_routing_conflict(options) : "";
+  if (!routing_conflict.empty()) return routing_conflict;
   if (is_expert && options.hidden % 8 != 0) {
     return "--hidden is no multiple of 8 (a row must be a multiple of 16 bytes)";
   }
@@ -227,9 +290,7 @@ std::string find_conflict(const Options& options) {
   return "";
 }
 
-}  // namespace
-
-ParseResult parse_options(int argc, char** argv, Options* options, std::string* message) {
+ParseResult read_words(int argc, char** argv, Options* options, std::string* message) {
   for (int i = 1; i < argc; ++i) {
     std::string name = argv[i];
     if (name == "-h" || name == "--help") return ParseResult::kHelp;
@@ -268,6 +329,22 @@ ParseResult parse_options(int argc, char** argv, Options* options, std::string* 
     options->has_size_option |= entry->group == Group::kCollective;
     options->has_expert_option |= entry->group == Group::kExpert;
   }
+  return ParseResult::kRun;
+}
+
+}  // namespace
+
+bool is_expert_operation(const std::string& name) {
+  return name == "dispatch" || name == "combine" || name == "moe";
+}
+
+ParseResult parse_options(int argc, char** argv, Options* options, std::string* message) {
+  Options first;
+  ParseResult result = read_words(argc, argv, &first, message);
+  if (result != ParseResult::kRun) return result;
+  set_defaults(first.preset, first.phase, options);
+  result = read_words(argc, argv, options, message);
+  if (result != ParseResult::kRun) return result;
   *message = find_conflict(*options);
   return message->empty() ? ParseResult::kRun : ParseResult::kBad;
 }

@@ -9,7 +9,7 @@
 
 namespace mep::perf {
 
-enum class RoutingKind { kUniform, kZipf, kFile };
+enum class RoutingKind { kUniform, kZipf, kDeepseekV3, kFile };
 
 struct Routing {
   RoutingKind kind = RoutingKind::kUniform;
@@ -38,6 +38,8 @@ struct Options {
   bool is_slotted = false;
   bool is_high_throughput = false;
   bool run_expert = true;  // of moe, in the timed iterations
+  std::string preset;      // the model whose shape it is; empty: none
+  std::string phase;       // prefill or decode; empty: neither
   Routing routing;
   bool has_expert_option = false;
   // Running.
@@ -53,6 +55,9 @@ struct Options {
 };
 
 enum class ParseResult { kRun, kHelp, kVersion, kBad };
+
+// dispatch, combine and moe.
+bool is_expert_operation(const std::string& name);
 
 // kBad: *message says what is wrong, in one line.
 ParseResult parse_options(int argc, char** argv, Options* options, std::string* message);

@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
+#include <limits>
+#include <numbers>
 #include <numeric>
-#include <sstream>
-
-#include "error.hpp"
 
 namespace mep::perf {
 namespace {
@@ -25,15 +23,50 @@ double unit(uint64_t bits) {
   return (static_cast<double>(bits >> 11) + 1) * 0x1p-53;
 }
 
-[[noreturn]] void refuse_line(const std::string& path, size_t line, const std::string& why) {
-  throw PerfError("routing file " + path + ", line " + std::to_string(line) + ": " + why);
+// Gaussian, mean 0 and variance 1.
+double gaussian(uint64_t seed) {
+  return std::sqrt(-2 * std::log(unit(mix(seed)))) *
+         std::cos(2 * std::numbers::pi * unit(mix(~seed)));
+}
+
+// The indices of the `count` largest values, the largest first; of equal ones the first.
+std::vector<uint32_t> largest(const std::vector<float>& values, uint32_t count) {
+  std::vector<uint32_t> order(values.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(),
+                    [&values](uint32_t a, uint32_t b) {
+                      return values[a] != values[b] ? values[a] > values[b] : a < b;
+                    });
+  order.resize(count);
+  return order;
+}
+
+// For a routing that says nothing of weights: the same on all ranks.
+void make_weights(uint32_t token, uint32_t round, uint32_t top_k, float* weights) {
+  float total = 0;
+  for (uint32_t k = 0; k < top_k; ++k) {
+    const uint64_t bits =
+        mix((static_cast<uint64_t>(token) << 8 | k) + static_cast<uint64_t>(round) * 7919);
+    weights[k] = 0.1f + static_cast<float>(bits >> 40) * 0x1p-24f;
+    total += weights[k];
+  }
+  for (uint32_t k = 0; k < top_k; ++k) {
+    // Odd tokens have round weights, whose sums often lie right between two bfloat16 numbers.
+    weights[k] = token % 2 == 0 ? weights[k] / total : std::ceil(weights[k] * 8) / 32;
+  }
 }
 
 }  // namespace
 
 Router::Router(const Routing& routing, uint32_t experts, uint32_t top_k)
     : routing_(routing), experts_(experts), top_k_(top_k) {
-  if (routing.kind == RoutingKind::kFile) read_file(routing.path);
+  if (routing.kind == RoutingKind::kFile) trace_ = read_trace(routing.path, experts, top_k);
+  if (routing.kind == RoutingKind::kDeepseekV3) {
+    constexpr uint64_t kBiasSeed = 0xb1a5;
+    for (uint32_t e = 0; e < experts; ++e) {
+      bias_.push_back(static_cast<float>(0.05 * gaussian(mix(kBiasSeed) + e)));
+    }
+  }
   if (routing.kind != RoutingKind::kZipf) return;
   // Popularity is spread over the ids, so that the popular experts are not all on the first rank.
   std::vector<uint32_t> order(experts);
@@ -43,38 +76,6 @@ Router::Router(const Routing& routing, uint32_t experts, uint32_t top_k)
   for (uint32_t i = 0; i < experts; ++i) {
     inverse_weight_[order[i]] = std::pow(i + 1.0, routing.exponent);
   }
-}
-
-void Router::read_file(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw PerfError("routing file " + path + " cannot be read");
-  std::string line;
-  for (size_t number = 1; std::getline(file, line); ++number) {
-    std::istringstream words(line.substr(0, line.find('#')));
-    std::vector<int64_t> row;
-    int64_t expert = 0;
-    while (words >> expert) row.push_back(expert);
-    if (!words.eof()) refuse_line(path, number, "not a list of whole numbers");
-    if (row.empty()) continue;
-    if (row.size() != top_k_) {
-      refuse_line(
-          path, number,
-          std::to_string(row.size()) + " experts where --topk says " + std::to_string(top_k_));
-    }
-    for (size_t k = 0; k < row.size(); ++k) {
-      if (row[k] < -1 || row[k] >= static_cast<int64_t>(experts_)) {
-        refuse_line(path, number,
-                    "expert " + std::to_string(row[k]) + " is outside -1 to " +
-                        std::to_string(experts_ - 1));
-      }
-      const auto place = row.begin() + static_cast<std::ptrdiff_t>(k);
-      if (row[k] >= 0 && std::find(row.begin(), place, row[k]) != place) {
-        refuse_line(path, number, "expert " + std::to_string(row[k]) + " twice");
-      }
-    }
-    lines_.insert(lines_.end(), row.begin(), row.end());
-  }
-  if (lines_.empty()) throw PerfError("routing file " + path + " has no line with experts");
 }
 
 void Router::route_uniform(uint64_t seed, int64_t* experts) const {
@@ -98,19 +99,72 @@ void Router::route_zipf(uint64_t seed, int64_t* experts) const {
   for (uint32_t k = 0; k < top_k_; ++k) experts[k] = times[k].second;
 }
 
-void Router::route(int rank, uint32_t tokens, uint32_t round, std::vector<int64_t>* experts) const {
-  experts->resize(static_cast<size_t>(tokens) * top_k_);
+void Router::route_deepseek_v3(uint64_t seed, int64_t* experts, float* weights) const {
+  std::vector<float> scores(experts_);
+  for (uint32_t e = 0; e < experts_; ++e) {
+    scores[e] = static_cast<float>(1 / (1 + std::exp(-gaussian(seed + e))));
+  }
+  choose_in_groups(scores, bias_, top_k_, experts, weights);
+}
+
+void Router::route_trace(size_t token, int64_t* experts, float* weights) const {
+  const size_t first = token % (trace_.experts.size() / top_k_) * top_k_;
+  std::copy_n(trace_.experts.data() + first, top_k_, experts);
+  if (!trace_.weights.empty()) std::copy_n(trace_.weights.data() + first, top_k_, weights);
+}
+
+Choice Router::route(int rank, uint32_t tokens, uint32_t round) const {
+  Choice choice;
+  choice.experts.resize(static_cast<size_t>(tokens) * top_k_);
+  choice.weights.resize(choice.experts.size());
   for (uint32_t token = 0; token < tokens; ++token) {
-    int64_t* row = experts->data() + static_cast<size_t>(token) * top_k_;
-    if (routing_.kind == RoutingKind::kFile) {
-      const size_t lines = lines_.size() / top_k_;
-      const size_t line = (static_cast<size_t>(rank) * tokens + token + round) % lines;
-      std::copy_n(lines_.data() + line * top_k_, top_k_, row);
-      continue;
-    }
+    int64_t* experts = choice.experts.data() + static_cast<size_t>(token) * top_k_;
+    float* weights = choice.weights.data() + static_cast<size_t>(token) * top_k_;
+    make_weights(token, round, top_k_, weights);
     const uint64_t seed =
         mix(mix(mix(round) + static_cast<uint64_t>(static_cast<uint32_t>(rank))) + token);
-    routing_.kind == RoutingKind::kZipf ? route_zipf(seed, row) : route_uniform(seed, row);
+    switch (routing_.kind) {
+      case RoutingKind::kUniform:
+        route_uniform(seed, experts);
+        break;
+      case RoutingKind::kZipf:
+        route_zipf(seed, experts);
+        break;
+      case RoutingKind::kDeepseekV3:
+        route_deepseek_v3(seed, experts, weights);
+        break;
+      case RoutingKind::kFile:
+        route_trace(static_cast<size_t>(rank) * tokens + token + round, experts, weights);
+        break;
+    }
+  }
+  return choice;
+}
+
+void choose_in_groups(const std::vector<float>& scores, const std::vector<float>& bias,
+                      uint32_t top_k, int64_t* experts, float* weights) {
+  constexpr float kScale = 2.5f;
+  const size_t group_size = scores.size() / kExpertGroups;
+  std::vector<float> biased(scores.size());
+  for (size_t e = 0; e < scores.size(); ++e) biased[e] = scores[e] + bias[e];
+  std::vector<float> group_scores;
+  for (size_t group = 0; group < kExpertGroups; ++group) {
+    const auto begin = biased.begin() + static_cast<std::ptrdiff_t>(group * group_size);
+    const std::vector<float> members(begin, begin + static_cast<std::ptrdiff_t>(group_size));
+    const std::vector<uint32_t> two = largest(members, 2);
+    group_scores.push_back(members[two[0]] + members[two[1]]);
+  }
+  std::vector<float> kept(scores.size(), -std::numeric_limits<float>::infinity());
+  for (const uint32_t group : largest(group_scores, kKeptGroups)) {
+    const auto begin = static_cast<std::ptrdiff_t>(group * group_size);
+    std::copy_n(biased.begin() + begin, group_size, kept.begin() + begin);
+  }
+  const std::vector<uint32_t> chosen = largest(kept, top_k);
+  float total = 0;
+  for (const uint32_t expert : chosen) total += scores[expert];
+  for (uint32_t k = 0; k < top_k; ++k) {
+    experts[k] = chosen[k];
+    weights[k] = scores[chosen[k]] / total * kScale;
   }
 }
 

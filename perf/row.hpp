@@ -9,11 +9,25 @@
 
 namespace mep::perf {
 
+// A row of dispatch, combine or moe has this too.
+struct Layer {
+  const char* mode = "ll";
+  std::string routing;
+  std::string preset;  // empty: none
+  uint32_t tokens = 0;
+  uint32_t hidden = 0;
+  uint32_t experts = 0;
+  uint32_t top_k = 0;
+  // Rows that the busiest rank received / the mean of all; none: there were no rows.
+  std::optional<double> imbalance;
+};
+
 struct Row {
   std::string operation;
   int ranks = 0;
   uint64_t bytes = 0;  // of one rank: its block, or the rows that it sends
   std::string dtype;
+  std::optional<Layer> layer;
   std::optional<Statistics> mep;
   std::optional<Statistics> mpi;
   double data_bytes = 0;               // algorithm bandwidth is this / time

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <numeric>
 #include <set>
 
 #include "buffer.hpp"
@@ -86,7 +87,7 @@ class Session {
   void run_messages(MessagePattern pattern);
   void run_messages_size(MessagePattern pattern, size_t bytes);
   void run_moe();
-  void run_moe_size(MoeOperation operation, uint32_t tokens);
+  void run_moe_size(MoeOperation operation, uint32_t tokens, const Router& router);
   void run_row(const Sides& sides, uint32_t rounds, Row* row);
   void end_device_case(Sides* sides);
   uint64_t verify(Case& subject, uint32_t rounds);
@@ -295,20 +296,22 @@ void Session::run_messages_size(MessagePattern pattern, size_t bytes) {
 
 void Session::run_moe() {
   std::string subject = options_.operation + (options_.is_high_throughput ? " ht" : "") +
+                        (options_.preset.empty() ? "" : " of " + options_.preset) +
                         (options_.run_expert ? "" : " without expert") + ", hidden " +
                         std::to_string(options_.hidden) + ", " + std::to_string(options_.experts) +
                         " experts, top-" + std::to_string(options_.top_k) + ", wire " +
                         (options_.wire_is_fp8 ? "fp8" : "bf16") + ", routing " +
                         options_.routing.text + ", tokens a rank";
   for (const uint32_t tokens : options_.tokens) subject += " " + std::to_string(tokens);
+  const Router router(options_.routing, options_.experts, options_.top_k);
   heading(subject);
   MoeOperation operation = MoeOperation::kMoe;
   if (options_.operation == "dispatch") operation = MoeOperation::kDispatch;
   if (options_.operation == "combine") operation = MoeOperation::kCombine;
-  for (const uint32_t tokens : options_.tokens) run_moe_size(operation, tokens);
+  for (const uint32_t tokens : options_.tokens) run_moe_size(operation, tokens, router);
 }
 
-void Session::run_moe_size(MoeOperation operation, uint32_t tokens) {
+void Session::run_moe_size(MoeOperation operation, uint32_t tokens, const Router& router) {
   MoeShape shape;
   shape.tokens = tokens;
   shape.hidden = options_.hidden;
@@ -320,7 +323,7 @@ void Session::run_moe_size(MoeOperation operation, uint32_t tokens) {
   shape.experts_per_rank = (shape.experts + ranks - 1) / ranks;
   shape.wire_is_fp8 = options_.wire_is_fp8;
   shape.is_high_throughput = options_.is_high_throughput;
-  MoeProblem problem(shape, options_.routing);
+  MoeProblem problem(shape, router);
   std::unique_ptr<MoeSide> mep_side;
   std::unique_ptr<MoeSide> mpi_side;
   Sides sides;
@@ -334,8 +337,9 @@ void Session::run_moe_size(MoeOperation operation, uint32_t tokens) {
     mpi_side = shape.is_high_throughput ? make_mpi_throughput_moe(problem) : make_mpi_moe(problem);
     sides.mpi = make_moe_case(operation, options_, *mpi_side, problem);
   }
-  double rows = static_cast<double>(problem.rows());
-  team_.sum(&rows, 1);
+  std::vector<double> received = problem.count_rows();  // by each rank, from all
+  team_.sum(received.data(), received.size());
+  const double rows = std::accumulate(received.begin(), received.end(), 0.0);
   double row_bytes = 0;
   double moved_row_bytes = 0;
   if (operation != MoeOperation::kCombine)
@@ -349,6 +353,17 @@ void Session::run_moe_size(MoeOperation operation, uint32_t tokens) {
   Row row;
   row.operation = options_.operation;
   row.dtype = options_.wire_is_fp8 ? "fp8" : "bf16";
+  row.layer = {options_.is_high_throughput ? "ht" : "ll",
+               options_.routing.text,
+               options_.preset,
+               tokens,
+               shape.hidden,
+               shape.experts,
+               shape.top_k,
+               std::nullopt};
+  if (rows > 0) {
+    row.layer->imbalance = *std::max_element(received.begin(), received.end()) * shape.size / rows;
+  }
   row.data_bytes = row_bytes * rows / shape.size;
   row.bytes = static_cast<uint64_t>(std::llround(row.data_bytes));
   row.bus_factor = static_cast<double>(shape.size - 1) / shape.size;

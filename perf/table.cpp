@@ -67,6 +67,7 @@ void print_heading(const Options& options, const Machine& machine, const std::st
   (void)std::fputs(describe(machine).c_str(), stdout);
   (void)std::printf("%10s %10s %10s %10s %9s %9s", "bytes", "p50 us", "p99 us", "min us",
                     "alg GB/s", "bus GB/s");
+  if (is_expert_operation(options.operation)) (void)std::printf(" %8s", "max/mean");
   if (options.measure_machine) {
     options.on_device ? (void)std::printf(" %9s %7s", "floor us", "floor %")
                       : (void)std::printf(" %6s %6s", "copy %", "line %");
@@ -85,6 +86,10 @@ void print_row(const Options& options, const Machine& machine, const Row& row) {
   const bool has_data = row.data_bytes > 0;
   (void)std::printf(" %9s %9s", has_data ? number(row.algbw_gbps()).c_str() : kMissing,
                     has_data ? number(row.busbw_gbps()).c_str() : kMissing);
+  if (row.layer) {
+    const auto& imbalance = row.layer->imbalance;
+    (void)std::printf(" %8s", imbalance ? number(*imbalance).c_str() : kMissing);
+  }
   if (options.measure_machine && options.on_device) {
     (void)std::printf(" %9s %7s", number(row.floor_us).c_str(), floor_share(row).c_str());
   } else if (options.measure_machine) {

@@ -25,6 +25,7 @@ COLLECTIVES = [
 FIELDS = {
     "op", "ranks", "bytes", "dtype", "mep_us_p50", "mep_us_p99", "algbw_gbps", "busbw_gbps", "errors",
 }  # fmt: skip
+LAYER_FIELDS = {"mode", "routing", "preset", "tokens", "hidden", "experts", "topk", "imbalance"}
 
 
 def run(words, launcher=()):
@@ -46,7 +47,8 @@ def checked(words, ranks, rows, launcher=(), floor=True):
             found = json.load(file)
     assert len(found) == rows, where
     for row in found:
-        fields = FIELDS | ({"floor_us"} if row.get("floor_us") else set())
+        layer = LAYER_FIELDS if row["op"] in ("dispatch", "combine", "moe") else set()
+        fields = FIELDS | layer | ({"floor_us"} if row.get("floor_us") else set())
         assert set(row) == fields and row["ranks"] == ranks and row["errors"] == 0, (row, where)
         assert not floor or row["bytes"] == 0 or row["floor_us"] > 0, (row, where)
         assert row["mep_us_p50"] > 0, (row, where)
