@@ -218,12 +218,8 @@ void ControlThread::part_with(const membership::Removal& removal, uint64_t epoch
   if (gate_ != nullptr && gate_->book != nullptr) {
     gate_->book->forget(removal.slot, peer.identity.incarnation);
   }
-  std::erase_if(closed_by_peers_, [&](const auto& other) { return other.slot == removal.slot; });
-  if (peer.link == nullptr) return;
   flush_links();
-  unwatch(peer.link->fd());
-  peer.link->shutdown();
-  peer.link = nullptr;
+  end_link(removal.slot);
 }
 
 // A joiner that is in the view from now on.

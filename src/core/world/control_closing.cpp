@@ -64,10 +64,7 @@ bool ControlThread::take_closing(uint32_t slot, const Frame& frame) {
     (void)fail(MEP_ERR_DENIED, "a bad question about a communicator");
     return false;
   }
-  closing_peers_.push_back({slot,
-                            peers_[slot].identity.incarnation,
-                            closing.token,
-                            {closing.comm, closing.channel, closing.done, 0}});
+  closing_peers_.push_back({slot, closing.token, {closing.comm, closing.channel, closing.done, 0}});
   return true;
 }
 

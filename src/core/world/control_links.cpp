@@ -183,7 +183,6 @@ bool ControlThread::take_catch_up_end(uint32_t, const Frame& frame) {
 bool ControlThread::take_leaving(uint32_t slot, const Frame& frame) {
   LeavingPeer peer;
   peer.slot = slot;
-  peer.incarnation = peers_[slot].identity.incarnation;
   if (!decode_leaving(frame.payload, &peer.done)) {
     (void)fail(MEP_ERR_DENIED, "a bad farewell");
     return false;
@@ -233,19 +232,25 @@ void ControlThread::flush_links() {
   }
 }
 
-void ControlThread::drop_link(uint32_t slot) {
+// Whatever the peer has asked is not answered any more: the next answer could go to another in its slot.
+void ControlThread::end_link(uint32_t slot) {
   WorldPeer& peer = peers_[slot];
+  std::erase_if(leaving_peers_, [slot](const LeavingPeer& other) { return other.slot == slot; });
+  std::erase_if(closing_peers_, [slot](const ClosingPeer& other) { return other.slot == slot; });
+  std::erase_if(closed_by_peers_, [slot](const ClosedByPeer& other) { return other.slot == slot; });
   if (peer.link == nullptr) return;
   unwatch(peer.link->fd());
   peer.link->shutdown();
   peer.link = nullptr;
   output_watched_.remove(slot);
-  std::erase_if(leaving_peers_, [slot](const LeavingPeer& other) { return other.slot == slot; });
-  std::erase_if(closing_peers_, [slot](const ClosingPeer& other) { return other.slot == slot; });
-  std::erase_if(closed_by_peers_, [slot](const ClosedByPeer& other) { return other.slot == slot; });
+}
+
+void ControlThread::drop_link(uint32_t slot) {
+  if (peers_[slot].link == nullptr) return;
+  end_link(slot);
   if (is_member(slot)) {
     note_evidence();
-    membership_->on_connection_lost(slot, peer.identity.incarnation);
+    membership_->on_connection_lost(slot, peers_[slot].identity.incarnation);
   } else {
     joiner_ended(slot, false);
   }

@@ -121,6 +121,7 @@ class ControlThread {
   void send(uint32_t slot, uint16_t type, std::span<const std::byte> payload,
             std::span<const int> fds = {});
   void flush_links();
+  void end_link(uint32_t slot);
   void drop_link(uint32_t slot);
   void drop_broken_links();
   void process_ended(uint32_t slot);
@@ -270,7 +271,6 @@ class ControlThread {
   std::vector<ClosedByPeer> closed_by_peers_;
   struct LeavingPeer {
     uint32_t slot = 0;
-    uint64_t incarnation = 0;
     std::vector<membership::ChannelState> done;
   };
   std::vector<LeavingPeer> leaving_peers_;
@@ -288,7 +288,6 @@ class ControlThread {
   // And those of others, of which this rank does not hold all yet.
   struct ClosingPeer {
     uint32_t slot = 0;
-    uint64_t incarnation = 0;
     uint64_t token = 0;
     membership::ChannelState done;
   };
