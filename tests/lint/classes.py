@@ -15,7 +15,6 @@ LARGE = {
     ("src/core/cuda/gpu_comm.hpp", "GpuComm"): 21,
     ("src/core/ep/ep_buffer.hpp", "EpBuffer"): 44,
     ("src/core/membership/membership.hpp", "Membership"): 44,
-    ("src/core/world/control_thread.hpp", "ControlThread"): 46,
     ("src/transport/tcp/peer.hpp", "TcpPeer"): 33,
     ("src/transport/verbs/peer.hpp", "Peer"): 23,
     ("src/transport/verbs/verbs_transport.hpp", "VerbsTransport"): 24,
