@@ -67,7 +67,6 @@ void ControlThread::make_membership(const membership::View* joining) {
   membership::Start start;
   start.slot = peers_.self_slot();
   start.incarnation = peers_.identity().incarnation;
-  start.host = peers_.identity().host;
   start.max_slots = peers_.count();
   start.now_us = now_ns() / 1000;
   start.view.epoch = 1;
