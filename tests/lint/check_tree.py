@@ -2,7 +2,7 @@
 """Checks of the source tree that no compiler makes.
 
 Include layering by layer and by folder, definitions outside the folder that declares them, who may include
-hwloc, verbs, MPI and CUDA, the length of files, that the environment variables which are read, listed in env.cpp
+hwloc, verbs, MPI and CUDA, the length of files, how much a class owns (classes.py), that the environment variables which are read, listed in env.cpp
 and documented are the same ones, the documents: links, files that are named, a row for each result, and the
 ways of calls that they show (ways.py), and how sentences begin (sentences.py). Prints one line a finding,
 "file:line: text", and exits with 1 if there is one.
@@ -13,6 +13,7 @@ import pathlib
 import re
 import sys
 
+import classes
 import documents
 import folders
 import sentences
@@ -190,12 +191,13 @@ def code_of(root):
             for name, path in files_of(root) if path.suffix in CODE_SUFFIXES}
 
 
-def check_own_folders(code):
+def check_own_tables(code):
     yield from folders.check_folders(list(includes_of(code)))
     yield from folders.check_definitions(code)
+    yield from classes.check_classes(code)
 
 
-def check_tree(root, check_folders=check_own_folders):
+def check_tree(root, check_tables=check_own_tables):
     """All findings as (file, line, text)."""
     findings = []
     code = code_of(root)
@@ -207,7 +209,7 @@ def check_tree(root, check_folders=check_own_folders):
             findings += [(name, number, f) for number, f in check_includes(name, code[name])]
             findings += [(name, number, f) for number, f in check_guard(name, text)]
     findings += check_environment(root, code)
-    findings += check_folders(code)
+    findings += check_tables(code)
     findings += documents.check_documents(root)
     findings += sentences.check_sentences(root)
     return findings
@@ -225,7 +227,7 @@ def main():
     for name, number, text in findings:
         print(f"{name}:{number}: {text}")
     if not findings:
-        print("layering, folders, definitions, file lengths, environment variables, documents, their ways and sentences are in order")
+        print("layering, folders, definitions, file lengths, sizes of classes, environment variables, documents, their ways and sentences are in order")
     return 1 if findings else 0
 
 

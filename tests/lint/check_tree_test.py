@@ -7,6 +7,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import check_tree  # noqa: E402
+import classes  # noqa: E402
 import documents  # noqa: E402
 import folders  # noqa: E402
 from made_tree import made_tree  # noqa: E402
@@ -42,14 +43,14 @@ GOOD = {
 
 
 class CheckTree(unittest.TestCase):
-    def findings(self, changes, table=None):
+    def findings(self, changes, table=None, large=None):
         with made_tree({**GOOD, **changes}) as root:
             return check_tree.check_tree(root, lambda code: [
                 *(folders.check_folders(list(check_tree.includes_of(code)), table, {}) if table else []),
-                *folders.check_definitions(code, {})])
+                *folders.check_definitions(code, {}), *classes.check_classes(code, large or {})])
 
-    def expect_one(self, changes, name, line, part, table=None):
-        findings = self.findings(changes, table)
+    def expect_one(self, changes, name, line, part, table=None, large=None):
+        findings = self.findings(changes, table, large)
         self.assertEqual(len(findings), 1, findings)
         self.assertEqual(findings[0][:2], (name, line))
         self.assertIn(part, findings[0][2])
@@ -167,6 +168,58 @@ int free_one(int value, int (*call)(int));
 
     def test_guard(self):
         self.expect_one({"src/base/x.hpp": "// x\n"}, "src/base/x.hpp", 1, "#pragma once")
+
+    def test_fields(self):
+        """Finds the data members of a class itself among all that looks like one."""
+        text = """
+template <class T> class Lots final : public Base<T>, Other {
+ public:
+  explicit Lots(int a) : a_(a), b_{a} { use(b_); }
+  Lots& operator=(const Lots&) = delete;
+  bool is_set() const { return c_; }
+  std::vector<int> list(int number = 3) const;
+  static constexpr int kMost = 4;
+  static constexpr int kMask = int{1} << (int{kMost} + 1);
+  static int count_;
+  using Pair = std::pair<int, int>;
+  enum class State : uint8_t { kNo, kYes };
+  struct Part { int inner_ = 0; };
+  friend class Other;
+  union Word;
+ private:
+  alignas(64) std::atomic<bool> c_{false}; [[maybe_unused]] int first = 1, second_ = most(1, 2);
+  std::function<void(int, char)> call_;
+  void (*pointer_)(int);
+  const std::map<int, std::array<int, 4>> map_ = {{1, {}}};
+  uint32_t bits_ : 4;
+  int part_ = Other{}.whole / 2;
+  bool operator==(const Lots& other) const { return a_ == other.a_; }
+  char bytes_[kMost] = {'{', "}"[0]};
+  ::mep::Thing* thing_ = nullptr;
+};
+enum class Many { a_, b_ };
+"""
+        found = {name: fields for _, name, fields in classes.classes_of(text)}
+        self.assertEqual(found, {
+            "Lots": ["c_", "first", "second_", "call_", "pointer_", "map_", "bits_", "part_", "bytes_", "thing_"],
+            "Part": ["inner_"],
+        })
+
+    def test_classes_own_little(self):
+        def tree(count, last):
+            return {name: "#pragma once\n\nclass Big {\n" + "  int a_ = 0;\n" * (count - 1) + f"  int {last};\n}};\n"}
+        name = "src/core/big.hpp"
+        listed = {(name, "Big"): 22}
+        most = classes.MAX_FIELDS
+        self.assertEqual(self.findings(tree(most, "b_")), [])
+        self.expect_one(tree(most + 1, "b_"), name, 3, f"Big has {most + 1} data members, at most {most}")
+        plain = {name: tree(most + 1, "b")[name].replace("a_", "a")}
+        self.assertEqual(self.findings(plain), [])
+        self.assertEqual(self.findings(tree(22, "b_"), large=listed), [])
+        self.expect_one(tree(23, "b_"), name, 3, "only shrinks", large=listed)
+        self.expect_one(tree(21, "b_"), name, 3, "lower its 22", large=listed)
+        self.expect_one(tree(most, "b_"), name, 3, "out of LARGE", large=listed)
+        self.expect_one({}, "tests/lint/classes.py", 1, f"{name} defines no Big", large=listed)
 
     def test_variable_that_is_not_in_the_table(self):
         name = "src/core/x.cpp"

@@ -49,7 +49,6 @@ class Lab {
     Start start;
     start.slot = slot;
     start.incarnation = incarnation;
-    start.host = host_of(slot);
     start.max_slots = kMaxSlots;
     start.config = config_;
     start.now_us = now_us;

@@ -77,7 +77,6 @@ uint32_t Simulator::add_node(uint32_t slot, const View& view, bool joining) {
   Start start;
   start.slot = slot;
   start.incarnation = node->incarnation;
-  start.host = node->host;
   start.max_slots = max_slots_;
   start.now_us = now_;
   start.view = view;

@@ -43,7 +43,6 @@ class World {
       membership::Start start;
       start.slot = slot;
       start.incarnation = 1000 + slot;
-      start.host = 1 + slot / 8;
       start.max_slots = ranks;
       start.now_us = 1'000'000;
       start.view = view;

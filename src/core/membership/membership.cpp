@@ -12,7 +12,6 @@ Membership::Membership(Start start)
       max_slots_(std::min(start.max_slots, kMaxSlots)),
       slot_(start.slot),
       incarnation_(start.incarnation),
-      host_(start.host),
       now_us_(start.now_us),
       phase_(start.joining ? Phase::kJoining : Phase::kStable),
       peers_(max_slots_),

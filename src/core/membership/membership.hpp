@@ -188,7 +188,6 @@ enum class Phase : uint8_t {
 struct Start {
   uint32_t slot = 0;
   uint64_t incarnation = 0;
-  uint64_t host = 0;
   uint32_t max_slots = 0;  // max_size of the world
   uint64_t now_us = 0;
   // For a member: the first view, with itself in it, the same on all. For a joiner: a view that a member sent it
@@ -427,7 +426,6 @@ class Membership {
   uint32_t max_slots_ = 0;
   uint32_t slot_ = 0;
   uint64_t incarnation_ = 0;
-  uint64_t host_ = 0;
   uint64_t now_us_ = 0;
 
   Phase phase_ = Phase::kStable;

@@ -47,7 +47,7 @@ mep_result_t Admissions::recover(const membership::SlotSet& wanted, const Deadli
 }
 
 mep_result_t Admissions::enter(const Deadline& deadline, Admission* admission) {
-  control_.post([this] { control_.say_ready(); });
+  control_.post([this] { control_.joiners().say_ready(); });
   std::unique_lock lock(mutex_);
   while (!joined_ && end_.result() == MEP_SUCCESS && !deadline.expired()) {
     answered_.wait_for(lock, std::chrono::milliseconds(deadline.left_ms(100)));

@@ -35,11 +35,4 @@ class ClosedChannels {
   uint64_t last_number_ = 0;
 };
 
-// The same of a peer, until this rank holds all of it.
-struct ClosedByPeer {
-  uint32_t slot = 0;
-  uint64_t number = 0;
-  std::vector<membership::ChannelState> channels;
-};
-
 }  // namespace mep

@@ -1,227 +1,161 @@
-// The control thread's frames: what comes from a peer, what goes to it, and its end.
-#include <sys/epoll.h>
+#include "core/world/control_links.hpp"
 
-#include <algorithm>
-#include <string>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <memory>
 #include <utility>
 
-#include "base/failpoint.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
-#include "core/bootstrap/hello.hpp"
-#include "core/world/control_thread.hpp"
+#include "base/system_error.hpp"
 
 namespace mep {
+namespace {
 
-void ControlThread::read_link(uint32_t slot) {
+// EBADF is a descriptor that could not be made; the limit of watches is a limit of memory, too.
+mep_result_t fail_for_watch() {
+  if (errno == EBADF || errno == EMFILE || errno == ENFILE) {
+    return fail(MEP_ERR_NO_MEMORY,
+                "no descriptors are left for the control thread; raise ulimit -n");
+  }
+  return fail(result_of_errno(errno), "the control thread cannot watch its descriptors: %m");
+}
+
+uint64_t pack(uint32_t source, uint32_t slot) {
+  return uint64_t{source} << 32 | slot;
+}
+
+}  // namespace
+
+mep_result_t ControlLinks::open() {
+  epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_.valid()) return fail_call("the control thread", "epoll_create1", errno);
+  MEP_TRY(open_eventfd("the control thread", 0, &request_event_));
+  return watch(request_event_.get(), Source::kRequests, 0) ? MEP_SUCCESS : fail_for_watch();
+}
+
+void ControlLinks::ring() {
+  const uint64_t one = 1;
+  // Cannot fail in a way that matters: the counter is full only if it is readable already.
+  (void)!write(request_event_.get(), &one, sizeof one);
+}
+
+bool ControlLinks::watch(int fd, Source source, uint32_t slot) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = pack(static_cast<uint32_t>(source), slot);
+  return epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+void ControlLinks::unwatch(int fd) {
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+}
+
+mep_result_t ControlLinks::watch_peer(uint32_t slot) {
+  const WorldPeer& peer = peers_[slot];
+  if (peer.link != nullptr && !watch(peer.link->fd(), Source::kLink, slot)) return fail_for_watch();
+  if (!peer.pidfd.valid() || watch(peer.pidfd.get(), Source::kProcess, slot)) return MEP_SUCCESS;
+  return fail_for_watch();
+}
+
+mep_result_t ControlLinks::watch_door(int fd) {
+  return watch(fd, Source::kDoor, 0) ? MEP_SUCCESS : fail_for_watch();
+}
+
+void ControlLinks::watch_transports() {
+  for (; watched_transports_ < peers_.network().count(); ++watched_transports_) {
+    const int fd = peers_.network().transport(watched_transports_)->events().control;
+    if (fd >= 0 && !watch(fd, Source::kTransport, watched_transports_)) {
+      log(LogLevel::kError, "a transport cannot be watched: %m");
+    }
+  }
+}
+
+void ControlLinks::unwatch_process(uint32_t slot) {
+  if (peers_[slot].pidfd.valid()) unwatch(peers_[slot].pidfd.get());
+}
+
+void ControlLinks::wait(int wait_ms, FunctionRef<void(uint32_t)> readable,
+                        FunctionRef<void(uint32_t)> ended) {
+  std::array<epoll_event, 64> events;
+  const int count =
+      epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms);
+  for (int i = 0; i < count; ++i) {
+    const epoll_event& event = events[static_cast<size_t>(i)];
+    const auto slot = static_cast<uint32_t>(event.data.u64);
+    switch (static_cast<Source>(event.data.u64 >> 32)) {
+      case Source::kRequests: {
+        uint64_t rings = 0;
+        (void)!::read(request_event_.get(), &rings, sizeof rings);
+        break;
+      }
+      case Source::kLink:
+        if ((event.events & EPOLLOUT) != 0) flush();
+        if ((event.events & ~uint32_t{EPOLLOUT}) != 0) readable(slot);
+        break;
+      case Source::kProcess:
+        ended(slot);
+        break;
+      case Source::kDoor:
+      case Source::kTransport:
+        break;  // served in every round
+    }
+  }
+}
+
+bool ControlLinks::read(uint32_t slot, FunctionRef<bool(Frame&)> take) {
   const std::shared_ptr<ControlLink> link = peers_[slot].link;
-  if (link == nullptr) return;
+  if (link == nullptr) return true;
   bool good = true;
   const mep_result_t result = link->receive([&](Frame& frame) {
-    good = take_frame(slot, frame);
+    good = take(frame);
     return good && peers_[slot].link == link;
   });
   if (good && result == MEP_ERR_NO_MEMORY) {
-    waiting_links_.add(slot);  // no event tells of what lies in the link already
-    return;
+    unread_.add(slot);
+    return true;
   }
   if (!good || result == MEP_ERR_DENIED) {
     log(LogLevel::kWarn, "rank %u sent something that is no valid frame: %s", slot,
         last_error_text());
   }
-  if (!good || result != MEP_SUCCESS) drop_link(slot);
+  return good && result == MEP_SUCCESS;
 }
 
-bool ControlThread::take_frame(uint32_t slot, Frame& frame) {
-  const PeerIdentity& peer = peers_[slot].identity;
-  if (frame.type < kFirstWorldFrame) return take_last_words(slot, frame);
-  switch (frame.type) {
-    case kFrameWindow:
-      return take_window(slot, frame);
-    case kFrameWindowTaken:
-      return take_window_taken(slot, frame);
-    case kFrameRow: {
-      std::string error;
-      const auto* bytes = reinterpret_cast<const uint8_t*>(frame.payload.data());
-      membership::RowPtr row =
-          membership::decode_row({bytes, frame.payload.size()}, peers_.count(), &error);
-      if (row == nullptr || row->slot != slot || row->incarnation != peer.incarnation) {
-        (void)fail(MEP_ERR_DENIED, "a bad membership row: %s", error.c_str());
-        return false;
-      }
-      membership_->on_row(std::move(row));
-      return true;
-    }
-    case kFrameHeartbeat:
-      membership_->on_heartbeat(slot, peer.incarnation);
-      return true;
-    case kFrameCatchUp:
-      return take_catch_up(slot, frame);
-    case kFrameCatchUpEnd:
-      return take_catch_up_end(slot, frame);
-    case kFrameLeaving:
-      return take_leaving(slot, frame);
-    case kFrameLeavingHeld:
-      leave_awaited_.remove(slot);
-      return true;
-    case kFrameClosing:
-      return take_closing(slot, frame);
-    case kFrameClosingHeld:
-      return take_closing_held(slot, frame);
-    case kFrameView:
-      return take_view(slot, frame);
-    case kFrameComms:
-      return true;  // those of the first welcome are used, before this thread starts
-    case kFrameCommEpochs:
-      return take_comm_epochs(frame);
-    case kFramePeerStates:
-      return take_peer_states(frame);
-    case kFrameClosed:
-      return take_closed(slot, frame);
-    case kFrameClosedHeld:
-      return take_closed_held(slot, frame);
-    case kFrameReady:
-      return take_ready(slot);
-    case kFrameOffered:
-      windows_.note_offered(slot);
-      return true;
-    default:  // a peer's number, not an enumerator: anything may come
-      (void)fail(MEP_ERR_DENIED, "unknown frame type %u", static_cast<unsigned>(frame.type));
-      return false;
-  }
+membership::SlotSet ControlLinks::take_unread() {
+  return std::exchange(unread_, {});
 }
 
-// Takes the text of a start or a join that failed there; the end of the stream follows.
-bool ControlThread::take_last_words(uint32_t slot, const Frame& frame) {
-  Abort abort;
-  if (frame.type == kAbortFrame && !is_member(slot) && decode_abort(frame.payload, &abort)) {
-    log(LogLevel::kWarn, "joiner for rank %u: %s", slot, abort.text.c_str());
-    admissions_.note_refusal(slot, abort.text);
-  }
-  return true;
-}
-
-bool ControlThread::take_window(uint32_t slot, Frame& frame) {
-  WindowFrame window;
-  if (!decode_window_frame(frame.payload, &window) || frame.fds.size() > 2) {
-    (void)fail(MEP_ERR_DENIED, "a bad window frame");
-    return false;
-  }
-  const uint64_t id = window.id;
-  WindowOffer offer;
-  offer.incarnation = peers_[slot].identity.incarnation;
-  offer.bytes = window.bytes;
-  offer.generation = window.generation;
-  offer.blob = std::move(window.blob);
-  if (frame.lost_descriptors) {
-    offer.result = MEP_ERR_NO_MEMORY;
-    offer.text = "no descriptor was left for a window of rank " + std::to_string(slot) +
-                 "; raise the limit of open files (ulimit -n)";
-  }
-  if (!frame.fds.empty()) offer.fd = std::move(frame.fds[0]);
-  if (frame.fds.size() > 1) offer.event = std::move(frame.fds[1]);
-  const uint32_t generation = offer.generation;
-  // A window that is in use here was renewed; a joiner's is taken at once, too, also if this rank is one
-  // itself: connections may begin with it, and whoever of the two is in first is waited for by the other. Others
-  // wait until a user's thread wants them.
-  const bool at_once = arrivals_.contains(slot) || !is_member(slot);
-  const bool is_joining = membership_->phase() == membership::Phase::kJoining;
-  if (windows_.take(slot, id, std::move(offer), at_once, is_joining) != MEP_SUCCESS) {
-    // The old pages of a renewed window are read by nobody; whoever writes there is gone for its owner,
-    // and a joiner that cannot be reached does not come in.
-    if (!is_member(slot)) admissions_.note_refusal(slot, last_error_text());
-    broken_links_.add(slot);
-    return true;
-  }
-  if (generation > 0) {
-    send(slot, kFrameWindowTaken, encode_window_taken({id, generation}));
-  }
-  return true;
-}
-
-bool ControlThread::take_window_taken(uint32_t slot, const Frame& frame) {
-  WindowTakenFrame taken;
-  if (!decode_window_taken(frame.payload, &taken)) {
-    (void)fail(MEP_ERR_DENIED, "a bad answer to a window");
-    return false;
-  }
-  for (Fence& fence : fences_) fence.awaited.erase({{slot, taken.id}, taken.generation});
-  check_fences();
-  const auto arrival = arrivals_.find(slot);
-  if (arrival == arrivals_.end()) return true;
-  arrival->second.untaken.erase({{slot, taken.id}, taken.generation});
-  announce(slot, arrival->second);
-  return true;
-}
-
-bool ControlThread::take_catch_up(uint32_t, const Frame& frame) {
-  MEP_FAILPOINT("catch-up receive");
-  CatchUpFrame flush;
-  if (!decode_catch_up(frame.payload, &flush)) {
-    (void)fail(MEP_ERR_DENIED, "a bad flush frame");
-    return false;
-  }
-  WorldParticipant* target = client(flush.comm);
-  if (target != nullptr && membership_->phase() == membership::Phase::kChanging) {
-    target->take_catch_up(flush.channel, flush.seq, flush.source, flush.contribution);
-  }
-  return true;
-}
-
-bool ControlThread::take_catch_up_end(uint32_t, const Frame& frame) {
-  CatchUpEndFrame end;
-  if (!decode_catch_up_end(frame.payload, &end)) {
-    (void)fail(MEP_ERR_DENIED, "a bad end of a flush");
-    return false;
-  }
-  uint64_t& up_to = caught_up_[{end.comm, end.channel}];
-  up_to = std::max(up_to, end.to_seq);
-  check_catch_up();
-  return true;
-}
-
-bool ControlThread::take_leaving(uint32_t slot, const Frame& frame) {
-  LeavingPeer peer;
-  peer.slot = slot;
-  peer.incarnation = peers_[slot].identity.incarnation;
-  if (!decode_leaving(frame.payload, &peer.done)) {
-    (void)fail(MEP_ERR_DENIED, "a bad farewell");
-    return false;
-  }
-  leaving_peers_.push_back(std::move(peer));
-  return true;
-}
-
-void ControlThread::send(uint32_t slot, uint16_t type, std::span<const std::byte> payload,
-                         std::span<const int> fds) {
+void ControlLinks::send(uint32_t slot, uint16_t type, std::span<const std::byte> payload) {
   const std::shared_ptr<ControlLink> link = peers_[slot].link;
   if (link == nullptr) return;
   // A link that broke swallows it; its end is seen when it is read. But who misses a frame for another
   // reason, because it reads too slowly perhaps, knows nothing of it: for this rank it is gone.
-  const mep_result_t sent = link->send(type, payload, fds);
+  const mep_result_t sent = link->send(type, payload, {});
   if (sent == MEP_SUCCESS || sent == MEP_ERR_PEER_FAILED) return;
   log(LogLevel::kWarn, "rank %u cannot be written to any more: %s", slot, last_error_text());
-  broken_links_.add(slot);
+  broken_.add(slot);
 }
 
-void ControlThread::tell_all(uint16_t type, std::span<const std::byte> payload) {
+void ControlLinks::tell_all(uint16_t type, std::span<const std::byte> payload) {
   for (uint32_t slot = 0; slot < peers_.count(); ++slot) send(slot, type, payload);
 }
 
-void ControlThread::drop_broken_links() {
-  const membership::SlotSet broken = std::exchange(broken_links_, {});
-  broken.each([this](uint32_t slot) { drop_link(slot); });
-  if (!broken.empty()) again_ = true;
+membership::SlotSet ControlLinks::take_broken() {
+  return std::exchange(broken_, {});
 }
 
-void ControlThread::flush_links() {
+void ControlLinks::flush() {
   for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
     const std::shared_ptr<ControlLink> link = peers_[slot].link;
     if (link == nullptr) continue;
     if (link->has_queued_output()) (void)link->flush_output();
     epoll_event event{};
     event.events = EPOLLIN | (link->has_queued_output() ? uint32_t{EPOLLOUT} : 0u);
-    event.data.u64 = (uint64_t{static_cast<uint32_t>(Source::kLink)} << 32) | slot;
+    event.data.u64 = pack(static_cast<uint32_t>(Source::kLink), slot);
     if (event.events != EPOLLIN || output_watched_.has(slot)) {
       epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, link->fd(), &event);
       if (event.events == EPOLLIN) {
@@ -233,39 +167,21 @@ void ControlThread::flush_links() {
   }
 }
 
-void ControlThread::drop_link(uint32_t slot) {
+void ControlLinks::end(uint32_t slot) {
   WorldPeer& peer = peers_[slot];
   if (peer.link == nullptr) return;
   unwatch(peer.link->fd());
   peer.link->shutdown();
   peer.link = nullptr;
   output_watched_.remove(slot);
-  std::erase_if(leaving_peers_, [slot](const LeavingPeer& other) { return other.slot == slot; });
-  std::erase_if(closing_peers_, [slot](const ClosingPeer& other) { return other.slot == slot; });
-  std::erase_if(closed_by_peers_, [slot](const ClosedByPeer& other) { return other.slot == slot; });
-  if (is_member(slot)) {
-    note_evidence();
-    membership_->on_connection_lost(slot, peer.identity.incarnation);
-  } else {
-    joiner_ended(slot, false);
-  }
-  windows_.forget_offered(slot);
-  windows_.wake();
 }
 
-// Its last statement (LEFT perhaps) comes first.
-void ControlThread::process_ended(uint32_t slot) {
-  WorldPeer& peer = peers_[slot];
-  read_link(slot);
-  unwatch(peer.pidfd.get());
-  peer.pidfd.reset();
-  if (is_member(slot)) {
-    note_evidence();
-    membership_->on_process_exit(slot, peer.identity.incarnation);
-  } else {
-    joiner_ended(slot, true);
+void ControlLinks::end_all() {
+  unread_ = {};
+  for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
+    unwatch_process(slot);
+    end(slot);
   }
-  windows_.wake();
 }
 
 }  // namespace mep

@@ -1,20 +1,15 @@
 #include "core/world/control_thread.hpp"
 
 #include <pthread.h>
-#include <sys/epoll.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstring>
 #include <new>
 #include <utility>
 
-#include "base/failpoint.hpp"
+#include "base/clock.hpp"
 #include "base/library_thread.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
-#include "base/system_error.hpp"
 
 namespace mep {
 namespace {
@@ -24,74 +19,34 @@ constexpr int kMaxWaitMs = 1000;
 // is freed.
 constexpr size_t kReserveBytes = size_t{1} << 20;
 
-// EBADF is a descriptor that could not be made; the limit of watches is a limit of memory, too.
-mep_result_t fail_for_watch() {
-  if (errno == EBADF || errno == EMFILE || errno == ENFILE) {
-    return fail(MEP_ERR_NO_MEMORY,
-                "no descriptors are left for the control thread; raise ulimit -n");
-  }
-  return fail(result_of_errno(errno), "the control thread cannot watch its descriptors: %m");
-}
-
-uint64_t pack(uint32_t source, uint32_t slot) {
-  return uint64_t{source} << 32 | slot;
-}
-
 }  // namespace
 
-ControlThread::ControlThread(const Parts& parts, UniqueFd listener, std::shared_ptr<Gate> gate)
+ControlThread::ControlThread(const Parts& parts)
     : config_(parts.config),
       peers_(parts.peers),
       view_(parts.view),
       end_(parts.end),
       admissions_(parts.admissions),
       windows_(parts.windows),
-      listener_(std::move(listener)),
-      gate_(std::move(gate)) {}
+      links_(parts.peers) {}
 
 ControlThread::~ControlThread() {
   stop();
 }
 
-mep_result_t ControlThread::start(const membership::View* joining) {
+mep_result_t ControlThread::start(const membership::View* joining, UniqueFd listener,
+                                  std::shared_ptr<Gate> gate) {
   reserve_ = std::make_unique<std::byte[]>(kReserveBytes);
-  epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll_.valid()) return fail_call("the control thread", "epoll_create1", errno);
-  MEP_TRY(open_eventfd("the control thread", 0, &request_event_));
-  membership::Start start;
-  start.slot = peers_.self_slot();
-  start.incarnation = peers_.identity().incarnation;
-  start.host = peers_.identity().host;
-  start.max_slots = peers_.count();
-  start.now_us = now_ns() / 1000;
-  start.view.epoch = 1;
-  bool watched = watch(request_event_.get(), Source::kRequests, 0, EPOLLIN);
-  for (uint32_t slot = 0; slot < peers_.count(); ++slot) {
-    const WorldPeer& peer = peers_[slot];
-    if (peer.identity.incarnation == 0) continue;
-    if (joining == nullptr) {
-      start.view.put({slot, peer.identity.incarnation, peer.identity.host});
-    }
-    if (peer.link) watched = watched && watch(peer.link->fd(), Source::kLink, slot, EPOLLIN);
-    if (peer.pidfd.valid()) {
-      watched = watched && watch(peer.pidfd.get(), Source::kProcess, slot, EPOLLIN);
-    }
-  }
-  if (joining != nullptr) {
-    start.view = *joining;
-    start.joining = true;
-  }
-  if (listener_.valid()) {
-    join_listener_ = std::make_unique<JoinListener>(listener_.get(), config_, peers_.self(), gate_);
-    watched = watched && watch(join_listener_->fd(), Source::kJoinListener, 0, EPOLLIN);
-  }
-  if (!watched) return fail_for_watch();
-  watch_transports();
-  start.config = membership::config_for(config_.heartbeat_ms * uint64_t{1000},
-                                        config_.suspect_ms * uint64_t{1000});
-  start.config.quorum = static_cast<membership::QuorumPolicy>(config_.quorum);
-  membership_ = std::make_unique<membership::Membership>(std::move(start));
-  publish_view();
+  MEP_TRY(links_.open());
+  make_membership(joining);
+  joiners_.emplace(peers_, *membership_, links_, participants_, windows_, admissions_, view_);
+  change_.emplace(config_, peers_, *membership_, links_, participants_, *joiners_, windows_);
+  leaving_.emplace(peers_, *membership_, links_, participants_);
+  closings_.emplace(peers_, *membership_, links_, participants_, windows_);
+  for (uint32_t slot = 0; slot < peers_.count(); ++slot) MEP_TRY(links_.watch_peer(slot));
+  MEP_TRY(joiners_->open_door(config_, std::move(listener), std::move(gate)));
+  links_.watch_transports();
+  view_.publish(membership_->view_ptr());
   if (!config_.witness.empty()) {
     MEP_TRY(Witness::open(
         config_.witness,
@@ -108,27 +63,43 @@ mep_result_t ControlThread::start(const membership::View* joining) {
   return started;
 }
 
+void ControlThread::make_membership(const membership::View* joining) {
+  membership::Start start;
+  start.slot = peers_.self_slot();
+  start.incarnation = peers_.identity().incarnation;
+  start.max_slots = peers_.count();
+  start.now_us = now_ns() / 1000;
+  start.view.epoch = 1;
+  for (const WorldPeer& peer : peers_) {
+    if (joining == nullptr && peer.identity.incarnation != 0) {
+      start.view.put({peer.identity.slot, peer.identity.incarnation, peer.identity.host});
+    }
+  }
+  if (joining != nullptr) {
+    start.view = *joining;
+    start.joining = true;
+  }
+  start.config = membership::config_for(config_.heartbeat_ms * uint64_t{1000},
+                                        config_.suspect_ms * uint64_t{1000});
+  start.config.quorum = static_cast<membership::QuorumPolicy>(config_.quorum);
+  membership_ = std::make_unique<membership::Membership>(std::move(start));
+}
+
 void ControlThread::stop() {
   if (!thread_.joinable()) return;
   // Release: what this thread posted before is run by the round that ends the loop.
   stopping_.store(true, std::memory_order_release);
-  ring();
+  links_.ring();
   thread_.join();
   witness_.reset();
 }
 
-void ControlThread::ring() {
-  const uint64_t one = 1;
-  // Cannot fail in a way that matters: the counter is full only if it is readable already.
-  (void)!write(request_event_.get(), &one, sizeof one);
-}
-
 void ControlThread::post(std::function<void()> request) {
-  requests_.post(std::move(request), [this] { ring(); });
+  requests_.post(std::move(request), [this] { links_.ring(); });
 }
 
 bool ControlThread::call(FunctionRef<void()> request) {
-  return requests_.call(request, [this] { ring(); });
+  return requests_.call(request, [this] { links_.ring(); });
 }
 
 bool ControlThread::call_or_throw(FunctionRef<void()> request) {
@@ -169,25 +140,19 @@ void ControlThread::first_round() {
 }
 
 void ControlThread::round() {
-  std::array<epoll_event, 64> events;
   const bool at_once = std::exchange(again_, false) || stopping_.load(std::memory_order_relaxed);
-  const int wait = at_once ? 0 : wait_ms();
-  const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait);
-  for (int i = 0; i < count; ++i) {
-    const uint64_t data = events[static_cast<size_t>(i)].data.u64;
-    handle(static_cast<Source>(data >> 32), static_cast<uint32_t>(data),
-           events[static_cast<size_t>(i)].events);
-  }
-  std::exchange(waiting_links_, {}).each([this](uint32_t slot) { read_link(slot); });
-  run_requests();
+  links_.wait(
+      at_once ? 0 : wait_ms(), [this](uint32_t slot) { read_link(slot); },
+      [this](uint32_t slot) { process_ended(slot); });
+  links_.take_unread().each([this](uint32_t slot) { read_link(slot); });
+  requests_.run([this] { run_out_of_memory(); });
   tick();
 }
 
 // Nothing in here may throw.
 void ControlThread::run_out_of_memory() {
   again_ = true;
-  if (exhausted_) return;
-  exhausted_ = true;
+  if (reserve_ == nullptr) return;
   reserve_.reset();
   log(LogLevel::kError, "out of memory: this rank ends its part of the world");
   // No thread of this rank completes anything more; then the others are told.
@@ -197,18 +162,9 @@ void ControlThread::run_out_of_memory() {
   } catch (const std::bad_alloc&) {
     // The end of the links says it, later.
   }
-  join_listener_.reset();
-  arriving_joiners_.clear();
-  leaving_peers_.clear();
-  preparing_.reset();
-  waiting_links_ = {};
-  for (WorldPeer& peer : peers_) {
-    if (peer.pidfd.valid()) unwatch(peer.pidfd.get());
-    if (peer.link == nullptr) continue;
-    unwatch(peer.link->fd());
-    peer.link->shutdown();
-    peer.link = nullptr;
-  }
+  joiners_->close_door();
+  change_->stop_draining();
+  links_.end_all();
 }
 
 void ControlThread::say_last_words() {
@@ -216,71 +172,46 @@ void ControlThread::say_last_words() {
   for (const membership::Action& action : membership_->take_actions()) {
     if (const auto* push = std::get_if<membership::PushRow>(&action)) act(*push);
   }
-  flush_links();
-}
-
-bool ControlThread::watch(int fd, Source source, uint32_t slot, uint32_t events) {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = pack(static_cast<uint32_t>(source), slot);
-  return epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
-}
-
-void ControlThread::unwatch(int fd) {
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
-}
-
-void ControlThread::handle(Source source, uint32_t slot, uint32_t events) {
-  switch (source) {
-    case Source::kRequests: {
-      uint64_t count = 0;
-      (void)!read(request_event_.get(), &count, sizeof count);
-      return;
-    }
-    case Source::kLink:
-      if ((events & EPOLLOUT) != 0) flush_links();
-      if ((events & ~uint32_t{EPOLLOUT}) != 0) read_link(slot);
-      return;
-    case Source::kProcess:
-      process_ended(slot);
-      return;
-    case Source::kJoinListener:
-    case Source::kTransport:
-      return;  // served in every round
-  }
-}
-
-void ControlThread::run_requests() {
-  requests_.run([this] { run_out_of_memory(); });
+  links_.flush();
 }
 
 void ControlThread::tick() {
   serve_transports();
-  if (exhausted_) return;
+  if (reserve_ == nullptr) return;
   membership_->tick(now_ns() / 1000);
   carry_out();
-  serve_join_listener();
-  advance_joiners();
-  look_for_missed_members();
+  joiners_->serve_door();
+  joiners_->connect([this](uint32_t slot) { drop_link(slot); },
+                    [this](uint32_t slot) { read_link(slot); });
+  const uint32_t missed = joiners_->find_missed_member();
+  if (missed != membership::kNoSlot && end_.result() == MEP_SUCCESS) {
+    log(LogLevel::kInfo, "rank %u has no link to this joiner, which asks again", missed);
+    end_world(WorldEnd::kMissedMember);
+  }
   carry_out();
-  check_leaving();
-  answer_leaving();
-  check_closings();
-  answer_closings();
-  answer_closed();
-  if (!fences_.empty()) check_fences();
+  if (leaving_->is_due()) {
+    membership_->on_leave();
+    carry_out();
+    links_.flush();
+    end_.note_left();
+  }
+  leaving_->answer_leaving();
+  closings_->check();
+  closings_->answer();
+  leaving_->answer_closed();
+  change_->check_fences();
   drop_broken_links();
-  flush_links();
+  links_.flush();
 }
 
 int ControlThread::wait_ms() const {
-  if (exhausted_) return kMaxWaitMs;
-  if (!waiting_links_.empty()) return 1;
-  // Somebody waits for a user's thread of this rank to pass an operation: look again soon.
-  if (!leaving_peers_.empty() || !closing_peers_.empty() || !arriving_joiners_.empty() ||
-      preparing_ != nullptr)
+  if (reserve_ == nullptr) return kMaxWaitMs;
+  // Somebody waits for memory, or for a user's thread of this rank to pass an operation: look again soon.
+  if (links_.has_unread() || leaving_->is_asked() || closings_->is_asked() ||
+      joiners_->is_knocked() || change_->is_draining()) {
     return 1;
-  const int cap_ms = join_listener_ != nullptr ? join_listener_->wait_ms(kMaxWaitMs) : kMaxWaitMs;
+  }
+  const int cap_ms = joiners_->wait_ms(kMaxWaitMs);
   const uint64_t now = now_ns() / 1000;
   const uint64_t next = membership_->next_tick_us();
   if (next <= now) return 0;
@@ -288,59 +219,31 @@ int ControlThread::wait_ms() const {
       std::min<uint64_t>((next - now + 999) / 1000, static_cast<uint64_t>(cap_ms)));
 }
 
-void ControlThread::add_client(WorldParticipant* client, uint64_t epoch) {
-  clients_[client->comm_id()] = client;
-  const auto told = told_epochs_.find(client->comm_id());
-  if (told != told_epochs_.end() && membership_->phase() == membership::Phase::kJoining) {
-    epoch = std::max(epoch, told->second);
-  }
-  membership_->on_comm_created(client->comm_id(), epoch, client->member_slots());
+void ControlThread::add_participant(WorldParticipant* participant, uint64_t epoch) {
+  participants_.add(participant);
+  membership_->on_comm_created(participant->comm_id(),
+                               joiners_->latest_epoch(participant->comm_id(), epoch),
+                               participant->member_slots());
   // It came too late for the tables of the change under way: it stands still until that is over.
   if (membership_->phase() == membership::Phase::kChanging) {
     std::vector<membership::ChannelState> unused;
-    client->freeze(&unused);
+    participant->freeze(&unused);
   }
   carry_out();
 }
 
-void ControlThread::remove_client(WorldParticipant* client) {
-  clients_.erase(client->comm_id());
-  std::erase_if(closings_, [client](const Closing& each) { return each.client == client; });
+void ControlThread::remove_participant(WorldParticipant* participant) {
+  participants_.remove(participant);
+  closings_->forget(participant);
   std::vector<membership::ChannelState> closed;
-  client->describe(&closed);
+  participant->describe(&closed);
   // Nobody lacks anything of these, or nothing has succeeded on them (Comm::close_after_changes).
-  std::erase_if(closed, [client](const membership::ChannelState& state) {
-    return state.comm == client->comm_id() && client->is_replicated(state.channel);
+  std::erase_if(closed, [participant](const membership::ChannelState& state) {
+    return state.comm == participant->comm_id() && participant->is_replicated(state.channel);
   });
-  note_closed(std::move(closed), client->member_slots());
-  membership_->on_comm_destroyed(client->comm_id());
+  leaving_->note_closed(std::move(closed), participant->member_slots());
+  membership_->on_comm_destroyed(participant->comm_id());
   carry_out();
-}
-
-void ControlThread::publish_view() {
-  view_.publish(membership_->view_ptr());
-}
-
-WorldParticipant* ControlThread::client(uint64_t comm) const {
-  const auto it = clients_.find(comm);
-  return it == clients_.end() ? nullptr : it->second;
-}
-
-// --- Leaving --------------------------------------------------------------------------------------
-
-// Says what this rank has completed and asks everybody whether they hold it. Only then is LEFT said: so
-// no operation succeeds here and fails elsewhere because this rank has gone.
-void ControlThread::start_leaving() {
-  if (leave_ != Leave::kNo) return;
-  leave_ = Leave::kAsking;
-  MEP_FAILPOINT("leave");
-  std::vector<membership::ChannelState> done;
-  closed_.append_to(&done);
-  for (const auto& [id, client] : clients_) client->describe(&done);
-  const std::vector<std::byte> payload = encode_leaving(done);
-  leave_awaited_ = membership_->view().members;
-  leave_awaited_.remove(peers_.self_slot());
-  leave_awaited_.each([&](uint32_t slot) { send(slot, kFrameLeaving, payload); });
 }
 
 void ControlThread::abort(const std::string& reason) {
@@ -348,41 +251,26 @@ void ControlThread::abort(const std::string& reason) {
   end_world(MEP_ERR_ABORTED);
   membership_->on_abort(reason);
   carry_out();
-  flush_links();
+  links_.flush();
 }
 
-void ControlThread::check_leaving() {
-  if (leave_ != Leave::kAsking) return;
-  leave_awaited_ &= membership_->view().members;
-  membership::SlotSet lost;
-  membership::SlotSet others;
-  membership_->view().members.each([&](uint32_t slot) {
-    if (slot == peers_.self_slot() || membership_->stated_its_end(slot)) return;
-    const bool is_lost = peers_[slot].link == nullptr || membership_->confirmed_dead(slot);
-    (is_lost ? lost : others).add(slot);
-  });
-  leave_awaited_ &= others;
-  if (!leave_awaited_.empty()) return;
-  // Those that go on may need this rank, as a witness or for the quorum, until the lost ones are out.
-  if (!lost.empty() && !others.empty()) return;
-  leave_ = Leave::kLeft;
-  membership_->on_leave();
-  carry_out();
-  flush_links();
-  end_.note_left();
+void ControlThread::end_world(mep_result_t result) {
+  end_.set(result);
+  // Nothing that a peer still owes matters any more, and no thread may wait for it.
+  for (const WorldPeer& peer : peers_) {
+    if (peer.transport != nullptr) peer.transport->give_up(peer.identity.slot);
+  }
+  wake_all();
 }
 
-void ControlThread::answer_leaving() {
-  std::erase_if(leaving_peers_, [this](LeavingPeer& peer) {
-    drop_held(&peer.done);
-    if (!peer.done.empty()) return false;
-    send(peer.slot, kFrameLeavingHeld, {});
-    return true;
-  });
+void ControlThread::close_world() {
+  end_.set(MEP_ERR_ABORTED);
+  wake_all();
 }
 
-bool ControlThread::has_left() const {
-  return leave_ == Leave::kLeft;
+void ControlThread::wake_all() {
+  for (const auto& [id, comm] : participants_) comm->terminate();
+  windows_.wake();
 }
 
 }  // namespace mep

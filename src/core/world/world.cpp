@@ -36,13 +36,12 @@ uint64_t fork_generation() {
 
 // --- Opening --------------------------------------------------------------------------------------
 
-World::World(const ResolvedConfig& config, Mesh mesh, TransportSet transports)
+World::World(const ResolvedConfig& config, SelfDescription self, TransportSet transports)
     : config_(config),
       fork_generation_(fork_generation()),
-      peers_(static_cast<uint32_t>(config.max_size), std::move(mesh.self), std::move(transports)),
+      peers_(static_cast<uint32_t>(config.max_size), std::move(self), std::move(transports)),
       control_(std::make_unique<ControlThread>(
-          ControlThread::Parts{config_, peers_, view_, end_, admissions_, windows_},
-          std::move(mesh.listener), std::move(mesh.gate))),
+          ControlThread::Parts{config_, peers_, view_, end_, admissions_, windows_})),
       admissions_(*control_, end_, peers_.self_slot()),
       windows_(peers_, *control_, view_, end_, admissions_),
       source_memory_(peers_.identity().incarnation) {}
@@ -50,7 +49,8 @@ World::World(const ResolvedConfig& config, Mesh mesh, TransportSet transports)
 mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet transports,
                          std::shared_ptr<World>* out, const membership::View* joining) {
   std::vector<PeerLink> links = std::move(mesh.peers);
-  const std::shared_ptr<World> world(new World(config, std::move(mesh), std::move(transports)));
+  const std::shared_ptr<World> world(
+      new World(config, std::move(mesh.self), std::move(transports)));
   WorldPeers& peers = world->peers_;
   MEP_TRY(world->windows_.open());
   MEP_TRY(peers.open_network(world->doorbell()));
@@ -68,7 +68,7 @@ mep_result_t World::open(const ResolvedConfig& config, Mesh mesh, TransportSet t
     log(LogLevel::kInfo, "rank %u is reached by %s", link.identity.slot, peer.transport->name());
   }
   if (joining != nullptr) world->admissions_.begin_entering();
-  MEP_TRY(world->control_->start(joining));
+  MEP_TRY(world->control_->start(joining, std::move(mesh.listener), std::move(mesh.gate)));
   std::vector<uint32_t> everybody;
   for (uint32_t slot = 0; slot < peers.count(); ++slot) {
     if (peers[slot].identity.incarnation != 0) everybody.push_back(slot);
@@ -157,9 +157,9 @@ mep_result_t World::begin_client(WorldParticipant* client, uint64_t epoch,
     for (size_t i = 0; members != nullptr && i < slots.size(); ++i) {
       if (view.incarnation(slots[i]) != members->incarnations[i]) return;
     }
-    if (control_->is_refused(client->comm_id())) return;
+    if (control_->participants().is_refused(client->comm_id())) return;
     is_begun = terminal_result() == MEP_SUCCESS;
-    if (is_begun) control_->add_client(client, epoch);
+    if (is_begun) control_->add_participant(client, epoch);
   });
   if (is_begun) return MEP_SUCCESS;
   if (window != nullptr) windows_.remove_own(window->id());
@@ -176,17 +176,17 @@ bool World::take_comm_id(uint64_t id) {
 
 void World::ask_held(WorldParticipant* client, uint64_t channel, uint64_t done,
                      std::shared_ptr<std::atomic<bool>> held) {
-  control_->call([&] { control_->ask_held(client, channel, done, std::move(held)); });
+  control_->call([&] { control_->closings().ask(client, channel, done, std::move(held)); });
 }
 
 void World::remove_client(WorldParticipant* client) {
-  control_->call([&] { control_->remove_client(client); });
+  control_->call([&] { control_->remove_participant(client); });
 }
 
 void World::note_closed(std::vector<membership::ChannelState> channels,
                         const membership::SlotSet& members) {
   control_->post([this, channels = std::move(channels), members] {
-    control_->note_closed(channels, members);
+    control_->leaving().note_closed(channels, members);
   });
 }
 
@@ -194,7 +194,7 @@ bool World::remove_client_if(WorldParticipant* client, FunctionRef<bool()> may_g
   bool is_removed = false;
   const bool ran = control_->call([&] {
     if (!may_go()) return;
-    control_->remove_client(client);
+    control_->remove_participant(client);
     is_removed = true;
   });
   return is_removed || !ran;
@@ -220,13 +220,13 @@ bool World::idle() {
   bool idle = true;
   // Its looks are no calls of another thread.
   const ProgressThread::Pause pause(progress_thread());
-  control_->call([&] { idle = control_->quiesced(); });
+  control_->call([&] { idle = control_->participants().quiesced(); });
   return idle;
 }
 
 void World::leave(bool orderly, const Deadline& deadline) {
   if (orderly && terminal_result() == MEP_SUCCESS) {
-    control_->post([this] { control_->start_leaving(); });
+    control_->post([this] { control_->leaving().start(); });
     end_.await_left(deadline);
   }
   // Communicators that are still there have no control thread from here on.
@@ -237,7 +237,7 @@ void World::leave(bool orderly, const Deadline& deadline) {
 void World::say_why(mep_result_t result) {
   const auto self = static_cast<int32_t>(self_slot());
   const std::vector<std::byte> words = encode_abort({result, self, self, last_error_text()});
-  control_->call([&] { control_->tell_all(kAbortFrame, words); });
+  control_->call([&] { control_->links().tell_all(kAbortFrame, words); });
 }
 
 void World::abort(const std::string& reason) {

@@ -126,7 +126,7 @@ class World : public std::enable_shared_from_this<World> {
   uint32_t allocations() const { return allocations_.load(std::memory_order_relaxed); }
 
  private:
-  World(const ResolvedConfig& config, Mesh mesh, TransportSet transports);
+  World(const ResolvedConfig& config, SelfDescription self, TransportSet transports);
 
   ResolvedConfig config_;
   uint64_t fork_generation_ = 0;

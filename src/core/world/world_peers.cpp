@@ -40,6 +40,11 @@ mep_result_t WorldPeers::open_network(Doorbell* doorbell) {
   }));
 }
 
+bool WorldPeers::is_in(const membership::View& view, uint32_t slot) const {
+  const uint64_t incarnation = table_[slot].identity.incarnation;
+  return incarnation != 0 && view.incarnation(slot) == incarnation;
+}
+
 WorldPeer& WorldPeers::take_in(PeerLink* link) {
   WorldPeer& peer = table_[link->identity.slot];
   peer.identity = link->identity;

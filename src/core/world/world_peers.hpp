@@ -16,6 +16,7 @@
 
 #include "base/unique_fd.hpp"
 #include "core/bootstrap/bootstrap.hpp"
+#include "core/membership/row.hpp"
 #include "core/world/transport_set.hpp"
 #include "core/world/transport_wait.hpp"
 #include "mep.h"
@@ -53,6 +54,8 @@ class WorldPeers {
   auto begin() { return table_.begin(); }
   auto end() { return table_.end(); }
 
+  // The process in the slot is a member of the view.
+  bool is_in(const membership::View& view, uint32_t slot) const;
   // MEP_PEER_* of a slot.
   uint32_t state(uint32_t slot) const;
   // How a slot is reached, in words, which live as long as this table. Any thread; throws std::bad_alloc.
