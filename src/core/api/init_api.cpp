@@ -1,4 +1,4 @@
-// Making and leaving a world.
+// mep_comm_init, mep_comm_init_all and mep_comm_destroy: worlds begin and end here.
 #include <algorithm>
 #include <map>
 #include <span>
@@ -19,7 +19,8 @@ std::vector<uint32_t> first_slots(int32_t count) {
   return slots;
 }
 
-// Where the `count` ranks of this process go that begin with this local rank; none without a GPU.
+// Chooses the GPUs of this process's `count` ranks, whose local ranks begin with `local_rank`. *places stays empty if
+// the config asks for no GPU.
 mep_result_t choose_places(const mep_comm_config_t& config, uint64_t local_rank, size_t count,
                            std::vector<GpuPlace>* places) {
   if ((config.flags & MEP_COMM_SET_DEVICE) == 0) return MEP_SUCCESS;
@@ -39,7 +40,8 @@ mep_result_t choose_places(const mep_comm_config_t& config, uint64_t local_rank,
   return MEP_SUCCESS;
 }
 
-// This process's GPU. Its number on this host counts, which its rank is if nobody says.
+// Chooses this process's GPU. MEP_DEVICE_BY_RANK counts by the rank's number on this host, or by its rank if neither
+// MEP_LOCAL_RANK nor a launcher tells that number.
 mep_result_t choose_own_place(const mep_comm_config_t& config, int32_t rank,
                               std::vector<GpuPlace>* places) {
   auto local_rank = static_cast<uint64_t>(rank);
@@ -57,7 +59,7 @@ mep_result_t read_config(const mep_comm_config_t* config, mep_comm_config_t* giv
   return MEP_SUCCESS;
 }
 
-// The rank's part of a world under construction.
+// One rank's part of a world that is not finished yet.
 struct Opening {
   std::shared_ptr<World> world;
   std::unique_ptr<Comm> comm;
@@ -65,7 +67,7 @@ struct Opening {
 
 mep_result_t open_world(const ResolvedConfig& config, Mesh mesh, TransportSet transports,
                         Opening* out) {
-  // A rank that has died since is no member of the view any more: then there is no such world.
+  // These incarnations must be the world's members: begin() or finish() fails if one has died since.
   CommMembers members;
   members.incarnations.resize(static_cast<size_t>(config.size), 0);
   members.incarnations[mesh.self.identity.slot] = mesh.self.identity.incarnation;
@@ -78,7 +80,7 @@ mep_result_t open_world(const ResolvedConfig& config, Mesh mesh, TransportSet tr
   return out->comm->begin(1, 1, &members);
 }
 
-// The others need not wait for a rank that has no world.
+// Aborts a world that could not be opened, so that the others do not wait for this rank. The error text stays.
 mep_result_t give_up(const Opening& opening, mep_result_t result) {
   if (opening.world == nullptr) return result;
   const std::string text = last_error_text();
@@ -95,8 +97,8 @@ mep_result_t finish_world(const Deadline& deadline, Opening* opening, mep_comm_t
   return MEP_SUCCESS;
 }
 
-// The device sides of `comms`, ranks of this process; none without places. `made_together`: all ranks are
-// among them.
+// Makes the GPU backends of `comms`, which are ranks of this process; none if `places` is empty. `made_together`:
+// `comms` are all ranks of the world.
 mep_result_t add_devices(const std::vector<GpuPlace>& places, bool made_together,
                          const Deadline& deadline, std::span<const mep_comm_t> comms) {
   if (places.empty()) return MEP_SUCCESS;
@@ -115,8 +117,8 @@ mep_result_t add_devices(const std::vector<GpuPlace>& places, bool made_together
   return MEP_SUCCESS;
 }
 
-// While ranks come together there is no world yet that could lose one: the start has failed. The text, which
-// stays, says who ended.
+// A rank that ends before all ranks have confirmed the world makes the start fail; the world has not lost it, because
+// there is no world yet. The error text keeps its cause and names the ranks that ended.
 mep_result_t as_failed_start(mep_result_t result, const World* world) {
   if (result != MEP_ERR_PEER_FAILED && result != MEP_ERR_PEER_LEFT) return result;
   std::string ended;
@@ -128,7 +130,7 @@ mep_result_t as_failed_start(mep_result_t result, const World* world) {
                      ended.empty() ? "a rank" : ended.c_str());
 }
 
-// A first barrier: success is everywhere or, as far as can be known, nowhere.
+// Runs a first barrier: all ranks have success or, as far as they can know, none has.
 mep_result_t confirm(mep_comm_t comm, uint32_t timeout_ms) {
   const CallScope scope(comm);
   comm->comm->set_timeout_ms(timeout_ms);
@@ -262,7 +264,7 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
   if (comm == nullptr) return MEP_SUCCESS;
   return guarded([&]() -> mep_result_t {
     if (comm->comm->world().forked()) return check_comm(comm);
-    // Held to the end: no other thread gets in any more.
+    // Held until the end, so that no other thread enters the communicator any more.
     CallScope scope(comm);
     MEP_TRY(scope.check());
     if (comm->backend->busy()) {
@@ -270,7 +272,7 @@ mep_result_t mep_comm_destroy(mep_comm_t comm) {
                   "operations of the communicator still run on its GPU; wait for "
                   "their streams first");
     }
-    // Acquire: a comm made from this one, destroyed by another thread, uses the world no more.
+    // Acquire: at 0 every comm made from this one has ended its use of the world, also in another thread.
     if (comm->users.load(std::memory_order_acquire) != 0 ||
         comm->comm->messages().request_blocks().has_lent() || !comm->comm->collectives().idle() ||
         comm->comm->clients().any(comm->comm->clients().unattached() +

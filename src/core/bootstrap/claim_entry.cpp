@@ -1,4 +1,4 @@
-// Taking a rank's place, and finding out who sits on it when it is taken.
+// Claims this rank's place. If another process holds it, asks that process whether it goes.
 #include <poll.h>
 #include <unistd.h>
 
@@ -11,13 +11,15 @@
 namespace mep {
 namespace {
 
-// A holder that lives answers in microseconds; one that says nothing for so long is no rank.
+// A rank that runs answers in microseconds. The claim fails when a holder is silent for this long.
 constexpr uint64_t kHolderAnswerMs = 2000;
-constexpr int kMaxPauseMs = 20;
+constexpr int kMaxPauseMs = 20;  // between two claims
 
+// kGone: the holder has closed the connection. kNotNow: it is not ready, most often because
+// it is in an earlier world of the job.
 enum class Answer { kGone, kNotNow, kRefused, kSilent };
 
-// Says hello to the holder and waits for what it answers; kRefused leaves its text in *abort.
+// Says hello to the holder and waits for its answer. kRefused: *abort has the reason.
 [[nodiscard]] mep_result_t ask_holder(ControlLink* link, const Hello& hello, Deadline deadline,
                                       Answer* answer, Abort* abort) {
   *answer = Answer::kGone;

@@ -1,17 +1,16 @@
-// A control link: one connected, authenticated, ordered stream of frames to one incarnation of a
-// peer.
+// A control link: one connected, authenticated, ordered stream of frames to one incarnation of a peer (one process
+// in its place).
 //
-// Frame on the wire, little endian (both ends share a byte order or refuse each other in the
-// hello):
+// Frame on the wire, little endian; a machine of the other byte order is refused by its magic:
 //   u32 magic  u16 type  u16 descriptors  u32 payload bytes  u32 reserved (0)   then the payload
-// Descriptors travel by SCM_RIGHTS with the first byte of their frame. Everything read is hostile
-// until checked: magic, a known bound on the payload, the announced number of descriptors.
+// Descriptors travel by SCM_RIGHTS with the first byte of their frame. A received frame is hostile until its magic,
+// the bound on its payload and its number of descriptors are checked.
 // A payload beyond kMaxFramePayloadBytes travels in pieces: frames of its type with kMoreFollows set, one
-// after the other and without descriptors, and a last one without the bit. The receiver takes memory only
-// for what has come.
+// after the other and without descriptors, and a last one without the bit. The receiver allocates memory only
+// for bytes that have come.
 //
 // Between hosts the link is a TCP connection: it carries no descriptors, and after the handshake every
-// frame travels sealed (frame_cipher.hpp).
+// frame travels sealed: encrypted and authenticated (frame_cipher.hpp).
 //
 // Threads: send() by any thread; the rest by one thread at a time (the control thread).
 #pragma once
@@ -30,7 +29,7 @@
 namespace mep {
 
 constexpr size_t kMaxFramePayloadBytes = size_t{1} << 20;
-// The most that a member may say at once, in as many frames as it takes.
+// Limit of one payload between members, all its pieces together.
 constexpr size_t kMaxMessageBytes = size_t{1} << 30;
 constexpr size_t kMaxFrameDescriptors = 4;
 
@@ -42,7 +41,7 @@ struct Frame {
   uint16_t type = 0;
   std::vector<std::byte> payload;
   std::vector<UniqueFd> fds;
-  // It came with descriptors for which this process had no room; fds holds those that it has.
+  // The frame came with more descriptors than this process had room for; fds holds those that it got.
   bool lost_descriptors = false;
 };
 
@@ -55,20 +54,21 @@ class ControlLink {
 
   int fd() const;
 
-  // From here on what is sent is sealed, or what comes must be. Bytes that lie in the link already
-  // count as coming after; so call this from the handler of the last open frame.
+  // After seal_output() all that is sent is sealed. After open_input() only sealed frames are received. Bytes that the
+  // link has read but not handed out count as sealed then, so call open_input() from the handler of the last frame that
+  // is not sealed.
   void seal_output(std::unique_ptr<FrameSealer> sealer);
   void open_input(std::unique_ptr<FrameOpener> opener);
-  // The most that the peer may say at once, all pieces together: kMaxFramePayloadBytes unless said otherwise,
-  // less for a stranger, kMaxMessageBytes for a member.
+  // Limits one payload of the peer, all its pieces together. Without a call: kMaxFramePayloadBytes. The owner allows
+  // less to a stranger, and kMaxMessageBytes to a member.
   void limit_payload(size_t bytes);
 
-  // So many bytes more may wait for this peer than for others: it is about to be told much at once.
+  // Raises the bound of queued output by `bytes`, before much is sent to this peer at once.
   void allow_output(size_t bytes);
 
-  // Never blocks: what the kernel does not take is queued (bounded, then MEP_ERR_NO_MEMORY) and
-  // goes out with flush_output(). Descriptors are duplicated, the caller keeps its own; a sealed
-  // link takes none.
+  // Never blocks: bytes that the kernel does not take are queued and go out with flush_output(). MEP_ERR_NO_MEMORY: the
+  // queue is at its bound, or memory is short. Descriptors are duplicated, and the caller keeps its own; a
+  // sealed link takes none.
   // MEP_ERR_PEER_FAILED: the link is closed.
   [[nodiscard]] mep_result_t send(uint16_t type, std::span<const std::byte> payload,
                                   std::span<const int> fds = {});
@@ -76,19 +76,19 @@ class ControlLink {
   bool has_queued_output() const;
   [[nodiscard]] mep_result_t flush_output();
 
-  // Reads what is there without blocking and hands each whole frame to `handler`, until it answers
-  // false. MEP_ERR_PEER_FAILED: end of stream or reset (all complete frames were handed out
-  // before); MEP_ERR_DENIED: not a frame of this protocol, with what was wrong in the error text;
+  // Reads without blocking and hands each whole frame to `handler`, until the handler answers false.
+  // MEP_ERR_PEER_FAILED: end of stream or reset; all complete frames were handed out before.
+  // MEP_ERR_DENIED: not a frame of this protocol; the error text says why.
   // MEP_ERR_NO_MEMORY: nothing is lost, call again later.
-  // Frames that came with an earlier one stay in the link when the handler answers false; no poll()
-  // tells of them, so call receive() again: after bootstrap once for every link.
+  // When the handler answers false, frames behind that one may stay in the link. poll() does not tell of them:
+  // call receive() again before waiting on fd(), as for every link after bootstrap.
   [[nodiscard]] mep_result_t receive(const std::function<bool(Frame&)>& handler);
-  // Gives a frame back that the handler was not the right one for: the next receive() begins with it.
+  // Puts back a frame that is for another handler: the next receive() begins with it.
   void unread(Frame frame);
   // Whether bytes are left in the link that receive() would look at without reading the socket.
   bool has_buffered_input() const;
 
-  // No more in either direction; the peer sees the end of the stream.
+  // Closes both directions; the peer sees the end of the stream.
   void shutdown();
 
  private:

@@ -1,8 +1,8 @@
 // libmep_mpi.so: uses MPI and the public ABI of libmep.so only. Every rank takes part in every MPI
-// call of a start, whatever went wrong for it before; so nobody waits for a rank that has given up.
+// call of a start, even if it has failed before. So no rank waits for one that has given up.
 //
-// Over several hosts MPI is the key-value store by which rank 0 tells where it can be met, and it
-// carries a secret that rank 0 makes: who may send MPI messages in this job is trusted with it.
+// Over several hosts MPI serves as the key-value store through which rank 0 tells where it can be reached. MPI also
+// carries a secret that rank 0 makes: every process that may send MPI messages in this job is trusted with it.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -53,8 +53,8 @@ mep_result_t choose_job(const char* given, char* job) {
   return MEP_SUCCESS;
 }
 
-// The caller's struct may be shorter or longer than this library's; what is behind ours stays the
-// caller's business: only the fields that MPI decides are replaced in a copy.
+// Copies the caller's config, so that the fields that MPI decides can be replaced. The caller's struct may be shorter
+// or longer than this library's: the copy has the longer size, and keeps fields that this library does not know.
 mep_result_t copy_config(const mep_comm_config_t* given, void** copy, mep_comm_config_t** fields) {
   size_t bytes = sizeof(mep_comm_config_t);
   if (given != nullptr) {
@@ -78,7 +78,7 @@ void wipe(void* memory, size_t bytes) {
   explicit_bzero(memory, bytes);
 }
 
-// One value from rank 0 to all others, by one MPI_Bcast that every rank takes part in exactly once.
+// One value from rank 0 to all others. `sent`: this rank has taken part in the MPI_Bcast, which each does exactly once.
 struct MpiStore {
   MPI_Comm mpi_comm = MPI_COMM_NULL;
   bool sent = false;
@@ -96,7 +96,7 @@ struct MpiStore {
   }
 };
 
-// Rank 0 puts the place of this start, then the same for joiners, for whom MPI is no way.
+// Rank 0 puts the place of this start, then the same for joiners. The second put is dropped: joiners cannot use MPI.
 int put_by_mpi(void* user, const char*, const void* value, size_t bytes) {
   auto* store = static_cast<MpiStore*>(user);
   if (store->sent) return 0;
@@ -116,7 +116,7 @@ int get_by_mpi(void* user, const char*, void* value, size_t capacity, size_t* by
   return 0;
 }
 
-// A file without a name that only this process has; `path` leads to it.
+// Makes a memfd with the secret and writes a path that opens it to `path`. Answers its descriptor; -1: failed.
 int secret_as_file(const unsigned char* secret, char* path, size_t path_bytes) {
   const int fd = memfd_create("mep-secret", MFD_CLOEXEC);
   if (fd < 0) return -1;
@@ -129,7 +129,7 @@ int secret_as_file(const unsigned char* secret, char* path, size_t path_bytes) {
   return fd;
 }
 
-// Whether all ranks are on one host, so that they find each other by the job's name alone.
+// *one_host: all ranks are on one host, so they find each other by the job's name alone.
 mep_result_t find_hosts(MPI_Comm mpi_comm, bool* one_host) {
   MPI_Comm neighbours = MPI_COMM_NULL;
   int status = MPI_Comm_split_type(mpi_comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &neighbours);
@@ -178,7 +178,7 @@ mep_result_t init_over_hosts(MPI_Comm mpi_comm, mep_comm_config_t* fields,
     if (result != MEP_SUCCESS) set_error(result, mep_last_error());
   }
   if (secret_fd >= 0) close(secret_fd);
-  // A rank that failed before it came so far has to take part all the same.
+  // A rank whose start failed before its put or get takes part in the broadcast here.
   store.exchange();
   return result;
 }
@@ -215,7 +215,7 @@ mep_result_t start(MPI_Comm mpi_comm, int rank, int size, const mep_comm_config_
   const mep_result_t known = find_hosts(mpi_comm, &one_host);
   if (result == MEP_SUCCESS) result = known;
 
-  // All or nobody enters mep_comm_init, so that none waits there for one that cannot come.
+  // All ranks or none enter mep_comm_init, so that no rank waits there for one that cannot come.
   int worst[2] = {result, 0};
   const int before = MPI_Allreduce(MPI_IN_PLACE, worst, 1, MPI_INT, MPI_MIN, mpi_comm);
   if (before != MPI_SUCCESS) {

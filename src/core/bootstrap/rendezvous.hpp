@@ -43,33 +43,36 @@ class Rendezvous {
   virtual bool is_announced() const { return true; }
   // Connects to the place of `rank`. Success with an empty socket: nobody is known to listen there now.
   [[nodiscard]] virtual mep_result_t connect(int32_t rank, Connection* out) = 0;
-  // The next connection that waits at `listener` or at the listener for other hosts (Gate). None: an empty socket.
+  // Takes the next connection that waits at `listener`, or at the gate's listener for other hosts. None waits: an
+  // empty socket.
   [[nodiscard]] virtual mep_result_t accept(int listener, Connection* out) = 0;
   // Fills in the credentials of the other end, as far as the kernel knows them. MEP_ERR_DENIED: the other end may
   // not take part; its credentials are filled in all the same.
   [[nodiscard]] virtual mep_result_t authenticate(Connection* connection) = 0;
-  // Another process than `incarnation` has answered at its place: connect() looks for `incarnation` no more.
+  // connect() tries the place of `incarnation` no more: another process has answered there.
   virtual void ignore(uint64_t incarnation) { (void)incarnation; }
   // True once the places of ranks on other hosts are known, as far as they can be now.
   virtual bool is_open() const { return true; }
-  // True if a place is known for `rank` that another process has.
+  // True if a process other than this one has announced a place for `rank`, and is not ignored.
   virtual bool is_known_elsewhere(int32_t rank) const {
     (void)rank;
     return false;
   }
-  // Descriptors to wait on beside the listener. When one is readable, call progress(): its error ends the start.
+  // Descriptors to wait on, besides the listener. When one is readable, call progress(). An error of progress() ends
+  // the start.
   virtual std::vector<int> fds() const { return {}; }
   [[nodiscard]] virtual mep_result_t progress() { return MEP_SUCCESS; }
-  // progress() looks for other ranks only now and then; the next one looks.
+  // progress() looks for other ranks only now and then. After look_again() the next call looks.
   virtual void look_again() {}
-  // Why a rank did not come, as far as known, for the error text. *denied: that rank would not be let in.
+  // The reason why a rank did not come, as far as known, for the error text. *denied: the rank is there but may
+  // not take part.
   virtual std::string explain_absence(int32_t rank, bool* denied) = 0;
-  // Why no rank at all can be found, or who was turned away; for the same text.
+  // The reason why no rank at all can be found, or the process that was turned away; for the same text.
   virtual std::string explain_meeting() const { return {}; }
 };
 
-// The provider that `config` asks for. `gate` has the job's secret; it gets the listener and the book by which joiners
-// find this rank. May wait for other ranks, at most until `deadline`.
+// Makes the provider that `config` asks for. `gate` has the job's secret already; this call gives it the listener and
+// the book (list of places) by which joiners find this rank. May wait for other ranks, at most until `deadline`.
 [[nodiscard]] mep_result_t make_rendezvous(const ResolvedConfig& config,
                                            const SelfDescription& self, RendezvousPurpose purpose,
                                            Deadline deadline, Gate* gate,
@@ -97,13 +100,13 @@ std::unique_ptr<Rendezvous> make_network_rendezvous(const std::string& meeting_n
                                                const SelfDescription& self,
                                                std::unique_ptr<RendezvousEntries>* out);
 
-// The outcome of a meeting through the caller's key-value store: a name that nobody can guess. Ranks of one host
-// meet under it; over several hosts they also meet at rank 0's addresses.
+// The agreement that ranks reach through the caller's key-value store. Nobody can guess the name. Ranks of one host
+// meet under it; ranks of several hosts also meet at rank 0's addresses.
 struct StoreMeeting {
   std::string name;
   std::vector<NetAddress> addresses;  // of rank 0's meeting point
   UniqueFd listener;                  // on rank 0
-  bool other_host = false;            // rank 0 is on another one
+  bool other_host = false;            // rank 0 is on another host than this rank
 };
 [[nodiscard]] mep_result_t agree_through_store(const ResolvedConfig& config,
                                                const SelfDescription& self,

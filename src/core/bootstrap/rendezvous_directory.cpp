@@ -1,7 +1,7 @@
-// Rendezvous by a directory that all hosts share: DIRECTORY/mep-JOB/RANK.INCARNATION has one rank's
-// place. A file comes whole by rename and goes with its process's orderly end. One that was left
-// behind leads to nobody, or to somebody of another incarnation, which is found out on the
-// connection; so what lies in the directory is only believed about where to knock.
+// The book (list of places) in a directory that all hosts share: the file DIRECTORY/mep-JOB/RANK.INCARNATION has one
+// rank's place. A rank renames a finished draft to this name, so nobody reads half a file, and removes the file at its
+// orderly end. A file that was left behind leads to no process, or to one of another incarnation, which the handshake
+// finds out. So a file only tells where to connect; it proves nothing.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -45,15 +45,15 @@ class DirectoryEntries final : public RendezvousEntries {
   void withdraw() override;
   std::vector<Place> find(uint32_t slot) const override;
   std::string explain() const override { return "no file of it in " + folder_; }
+  // Nothing to do: each rank writes its own file.
   void settle(const std::vector<Place>&) override {}
-  // Every rank writes its own.
   void add(const Place&) override {}
   void forget(uint32_t slot, uint64_t incarnation) override;
 
  private:
   using Key = std::pair<uint32_t, uint64_t>;  // rank and incarnation
 
-  // A name like those of the local sockets: short, and without a slash.
+  // The job's name as a folder's name: short and without a slash, as in local socket names.
   static std::string name_of_job(const std::string& job) {
     const std::string name = local_socket_name(0, job, 0);
     const size_t begin = std::string("mep/0/").size();
@@ -109,7 +109,7 @@ mep_result_t DirectoryEntries::progress() {
     if (error != std::errc() || dot == end || *dot != '.') continue;
     const auto [stop, hex_error] = std::from_chars(dot + 1, end, key.second, 16);
     if (hex_error != std::errc() || stop != end || found.size() >= kMaxFiles) continue;
-    // A file never changes: it is read once.
+    // A file never changes, so each is read once.
     const auto known = places_.find(key);
     if (known != places_.end()) {
       found.insert(*known);
@@ -127,14 +127,14 @@ mep_result_t DirectoryEntries::progress() {
 mep_result_t DirectoryEntries::announce(const Place& own) {
   withdraw();
   MEP_TRY(progress());
-  // This process holds the rank's name on this host: who had the rank here before has ended.
+  // This process holds the rank's place on this host, so older files of the rank from this host are stale.
   for (const auto& [key, place] : places_) {
     if (key.first == own.slot && place.host == own.host) unlink(path_of(key).c_str());
   }
   const std::vector<std::byte> record = encode_entry_file(job_, own);
   const std::string path = path_of({own.slot, own.incarnation});
   const std::string draft = path + ".draft";
-  mkdir(folder_.c_str(), 0700);  // the last of an earlier job may have removed it just now
+  mkdir(folder_.c_str(), 0700);  // the last rank of an earlier job may have removed it since open()
   const UniqueFd fd(
       ::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   const auto size = static_cast<ssize_t>(record.size());
@@ -146,7 +146,7 @@ mep_result_t DirectoryEntries::announce(const Place& own) {
                 strerrordesc_np(error));
   }
   own_path_ = path;
-  // Each rank writes before it looks, so of two that come at the same time one sees the other.
+  // Each rank writes before it looks, so of two ranks that come at the same time one sees the other.
   look_again();
   return progress();
 }
@@ -155,7 +155,7 @@ void DirectoryEntries::withdraw() {
   if (own_path_.empty()) return;
   unlink(own_path_.c_str());
   own_path_.clear();
-  rmdir(folder_.c_str());  // the last one; fails for all others
+  rmdir(folder_.c_str());  // succeeds for the last rank; the folder is not empty for the others
 }
 
 std::vector<Place> DirectoryEntries::find(uint32_t slot) const {
@@ -167,7 +167,7 @@ std::vector<Place> DirectoryEntries::find(uint32_t slot) const {
   return found;
 }
 
-// The dead cannot remove theirs.
+// Called for a rank that is out: a dead one cannot remove its file itself.
 void DirectoryEntries::forget(uint32_t slot, uint64_t incarnation) {
   unlink(path_of({slot, incarnation}).c_str());
 }

@@ -1,4 +1,5 @@
-// Ranks of one host and one user, under abstract socket names.
+// Rendezvous of the ranks of one host and one user, under abstract Unix socket names. While a process that was stopped
+// by a signal holds a rank's name, another process may hold a second name for the rank, with "+" behind it.
 #include <unistd.h>
 
 #include "base/env.hpp"
@@ -76,7 +77,7 @@ class LocalRendezvous final : public Rendezvous {
 }  // namespace
 
 std::unique_ptr<Rendezvous> make_local_rendezvous(const std::string& meeting_name) {
-  // Where tests play several hosts on one, each has names of its own.
+  // Tests play several hosts on one; MEP_TEST_HOST gives each of them names of its own.
   std::string host;
   bool is_set = false;
   if (env_string("MEP_TEST_HOST", &host, &is_set) != MEP_SUCCESS || !is_set) host.clear();

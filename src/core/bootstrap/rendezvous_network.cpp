@@ -1,7 +1,7 @@
-// Ranks of several hosts. A rank on this host is looked for under its abstract socket name, so that the kernel
-// vouches for it and descriptors can be passed. A rank on another host is reached by TCP at its place in the
-// gate's book (RendezvousEntries). The book may be wrong or old: the process that answers must prove that it is the
-// incarnation that was looked for.
+// Rendezvous of the ranks of several hosts. A rank on this host is looked for under its abstract Unix socket name, so
+// that the kernel vouches for it and descriptors can be passed. A rank on another host is reached by TCP at its place
+// in the book: the list of places that this process's Gate has (rendezvous_entries.hpp). The book may be wrong or
+// old, so the process that answers must prove that it is the incarnation that was looked for.
 #include <unistd.h>
 
 #include <algorithm>
@@ -46,8 +46,8 @@ class NetworkRendezvous final : public Rendezvous {
   const SelfDescription self_;
   Gate* const gate_;
   int32_t own_rank_ = -1;
-  std::set<uint64_t> ignored_;          // incarnations that are gone from their places
-  std::map<int32_t, size_t> attempts_;  // by rank; its addresses are tried in turn
+  std::set<uint64_t> ignored_;          // incarnations; others answered at their places
+  std::map<int32_t, size_t> attempts_;  // by rank: connections tried, each at its next address
 };
 
 mep_result_t NetworkRendezvous::listen(int32_t rank, UniqueFd* listener, bool* taken) {
@@ -99,7 +99,7 @@ mep_result_t NetworkRendezvous::accept(int listener, Connection* out) {
 }
 
 mep_result_t NetworkRendezvous::authenticate(Connection* connection) {
-  // A remote peer proves itself by the handshake.
+  // A peer on another host proves itself later, by the handshake.
   return connection->credentials.is_remote() ? MEP_SUCCESS : local_->authenticate(connection);
 }
 

@@ -1,6 +1,5 @@
-// Where each field comes from, first found: the config, MEP_*, the launcher's variables, the
-// default. Everything is checked here, so that the rest of the library can rely on a
-// ResolvedConfig.
+// The first source that has a field gives it: the config, MEP_*, the launcher's variables, the default. Every field is
+// checked here, so that the rest of the library can rely on a ResolvedConfig.
 #include <unistd.h>
 
 #include <algorithm>
@@ -66,7 +65,7 @@ constexpr size_t kMaxTextBytes = 4096;
   return MEP_SUCCESS;
 }
 
-// config's text, else the variable's. Neither: empty.
+// *out: the config's text, else the variable's, else empty.
 [[nodiscard]] mep_result_t pick_text(const char* given, const char* variable, std::string* out) {
   bool is_set = false;
   if (given != nullptr && *given != '\0') {
@@ -93,7 +92,7 @@ constexpr size_t kMaxTextBytes = 4096;
   return MEP_SUCCESS;
 }
 
-// "shm, tcp" to its parts.
+// Splits "shm, tcp" into names.
 [[nodiscard]] mep_result_t split_transports(const std::string& text,
                                             std::vector<std::string>* out) {
   out->clear();
@@ -117,6 +116,7 @@ constexpr size_t kMaxTextBytes = 4096;
   return MEP_SUCCESS;
 }
 
+// Finds rank and sizes. *alone: no source names rank or size, so the process is a world of one.
 [[nodiscard]] mep_result_t resolve_entry(const mep_comm_config_t& config, ResolvedConfig* out,
                                          LauncherPlace* launcher, bool* alone) {
   uint64_t env_rank = 0;
@@ -127,8 +127,7 @@ constexpr size_t kMaxTextBytes = 4096;
   MEP_TRY(env_uint("MEP_SIZE", 1, kMaxRanks, &env_size, &has_env_size));
   const bool has_rank = (config.flags & MEP_COMM_SET_RANK) != 0;
   const bool has_size = config.size != 0;
-  // Only when it is needed: other programs' variables must not spoil a start that does without
-  // them.
+  // Other programs' variables are read only when they are needed: they must not spoil a start that does without them.
   if (!(has_rank || has_env_rank) || !(has_size || has_env_size)) {
     MEP_TRY(read_launcher_environment(launcher));
   }
@@ -181,7 +180,7 @@ constexpr size_t kMaxTextBytes = 4096;
               config.job.c_str(), kMaxJobBytes);
 }
 
-// size and max_size are only bounds for the search then; the members tell the real ones.
+// A joiner's size and max_size only bound its search for the job's ranks; the members tell it the real values.
 [[nodiscard]] mep_result_t resolve_joiner(const mep_comm_config_t& config, ResolvedConfig* out) {
   uint64_t value = 0;
   bool is_set = false;
@@ -209,8 +208,7 @@ constexpr size_t kMaxTextBytes = 4096;
   if (!out->job.empty()) return check_job(*out);
   LauncherPlace place = launcher;
   if (!place.found) {
-    // Rank and size were given, yet the launcher may know the job. If it makes no sense, it does
-    // not.
+    // Rank and size came from elsewhere, yet the launcher may know the job. Malformed variables name no job.
     if (read_launcher_environment(&place) != MEP_SUCCESS) place = LauncherPlace{};
   }
   if (!place.job.empty()) {
@@ -218,9 +216,9 @@ constexpr size_t kMaxTextBytes = 4096;
   } else if (alone) {
     out->job = "pid-" + std::to_string(getpid());
   } else if (out->store != nullptr) {
-    out->job = "job";  // the store belongs to the job already
+    out->job = "job";  // one store serves one job, so its name need not tell jobs apart
   } else {
-    // Started by a shell: its ranks have the same parent.
+    // Ranks that one shell has started have the same parent.
     out->job = "shell-" + std::to_string(getppid());
   }
   return MEP_SUCCESS;
@@ -253,7 +251,7 @@ constexpr size_t kMaxTextBytes = 4096;
   return env_bool("MEP_ALLOW_INSECURE", &out->allow_insecure, &is_set);
 }
 
-// The directory that decides even splits: its own, or the one where the ranks meet.
+// The witness, a directory that decides even splits of the world: MEP_WITNESS, else the directory where the ranks meet.
 [[nodiscard]] mep_result_t resolve_witness(ResolvedConfig* out) {
   if (out->quorum != MEP_QUORUM_WITNESS) return MEP_SUCCESS;
   bool is_set = false;
@@ -292,7 +290,7 @@ constexpr size_t kMaxTextBytes = 4096;
   return MEP_SUCCESS;
 }
 
-// Each rank's own affair.
+// MEP_PROGRESS_THREAD may differ between ranks.
 [[nodiscard]] mep_result_t resolve_progress(ResolvedConfig* out) {
   bool wanted = false;
   bool is_set = false;
@@ -301,7 +299,7 @@ constexpr size_t kMaxTextBytes = 4096;
   return MEP_SUCCESS;
 }
 
-// Once in a process. A misspelt variable changes nothing, which nobody notices otherwise.
+// Warns once in a process: a misspelt variable has no effect that anybody could notice.
 void warn_of_unknown_variables() {
   static std::atomic<bool> warned{false};  // relaxed: it publishes nothing
   if (warned.exchange(true, std::memory_order_relaxed)) return;

@@ -1,7 +1,6 @@
-// Affinity comes from sched_getaffinity, the quota from cpu.max (cgroup v2) or cpu.cfs_*_us (v1) of
-// this process's group and all groups above it: the smallest one counts. A quota of 1.5 cores
-// counts as 1, because a second spinning thread would eat the time of the first. Whatever cannot be
-// read is taken as no limit.
+// Affinity comes from sched_getaffinity. The quota is the smallest one of this process's control group and of
+// all groups above it: cpu.max (cgroup v2) or cpu.cfs_*_us (v1). A quota of 1.5 cores counts as 1, because a second
+// spinning thread would eat the time of the first. A file that cannot be read is no limit.
 #include "core/topo/usable_cores.hpp"
 
 #include <sched.h>
@@ -20,7 +19,7 @@
 namespace mep {
 namespace {
 
-// Smallest whole number of cores seen so far; 0: no limit yet.
+// *limit: the smallest quota so far, in whole cores; 0: none so far.
 void lower_limit(int64_t quota_us, int64_t period_us, int* limit) {
   if (quota_us <= 0 || period_us <= 0) return;
   const int64_t cores = std::clamp<int64_t>(quota_us / period_us, 1, INT_MAX);
