@@ -337,6 +337,17 @@ class Weights(unittest.TestCase):
 
             on_threads(4, work)
 
+    def test_several_arrays(self):
+        before, plan = self.plans(5)
+
+        def work(comm):
+            weights = [weights_of(before, comm.rank, *kind) for kind in (((7, 900), np.float32), ((), np.int64), ((0,), np.int8))]
+            eplb.move_weights(comm, plan.moves(before), weights)
+            for each in weights:
+                self.check(each, plan, comm.rank)
+
+        on_threads(4, work)
+
     def test_inside_a_rank(self):
         def work(comm):
             weights = np.arange(6).reshape(3, 2)
@@ -365,6 +376,8 @@ class Weights(unittest.TestCase):
                (lambda rank: (move * 2, np.zeros((2, 2))), "same target"),
                (lambda rank: ([eplb.Move(7, None, (1, 1))], np.zeros((2, 2))), "expert 7; load"),
                (lambda rank: ([eplb.Move(7, (0, 2), (1, 1))], np.zeros((2, 2))), "slot 2 of rank 0"),
+               (lambda rank: (move, [np.zeros((2, 2)), np.zeros((3, 2))]), "2 and 3 slots"),
+               (lambda rank: (None, np.zeros((2, 2))), "iterable"),
                (lambda rank: (move, np.float32(1) if rank else np.zeros((2, 2))), "different|single value"))
 
         def work(comm):
@@ -372,7 +385,8 @@ class Weights(unittest.TestCase):
                 moves, weights = given(comm.rank)
                 with self.assertRaisesRegex((ValueError, TypeError), f"{text}|ranks gave"):
                     eplb.move_weights(comm, moves, weights)
-                self.assertTrue((np.asarray(weights) == (0 if isinstance(weights, np.ndarray) else 1)).all())
+                if isinstance(weights, np.ndarray):
+                    self.assertTrue((weights == 0).all())
 
         on_threads(2, work)
 

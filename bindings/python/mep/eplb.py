@@ -478,27 +478,28 @@ def _arrange(experts: List[int], previous: List[int]) -> List[int]:
 
 
 def move_weights(comm: "Comm", moves: Iterable[Move], weights: Any) -> None:
-    """Carries out the moves of one layer: weights, an array of NumPy or a CPU tensor [slots_per_rank, ...], has this
-    rank's slots. Collective over the ranks that live, which give the same moves; messages are on a communicator of its own.
+    """Carries out the moves of one layer: weights, an array of NumPy or a CPU tensor [slots_per_rank, ...], or a list of
+    these, has this rank's slots. Collective over the ranks that live, which give the same moves; messages are on a communicator of its own.
 
     All ranks have the new weights then, or an error and the old ones: the rows that arrive lie beside the weights until
     every rank has all of its own. MEP's errors are those of messages and collectives; ValueError: a move has no source, a
     slot is not there, or ranks gave different moves.
     """
-    flag, problem, wanted, slots = 0, None, [], numpy.empty((0, 0), numpy.uint8)
-    arrived: Dict[int, numpy.ndarray] = {}
+    flag, problem, wanted = 0, None, []
+    parts: List[numpy.ndarray] = []
+    arrived: _Rows = {}
     try:
-        memory = buffer(weights, writable=True)  # it keeps its owner alive
-        if memory.on_gpu:
-            raise ValueError("the weights are on a GPU; messages are for host memory: copy them there and back")
-        if not memory.shape or memory.shape[0] == 0:
-            raise ValueError(f"the weights have shape {memory.shape}, it must be [slots_per_rank, ...]")
-        wanted = [_checked(Move(*each), memory, comm.size) for each in moves]
+        given = [buffer(each, writable=True) for each in (weights if isinstance(weights, (list, tuple)) else [weights])]
+        parts = [_bytes(each) for each in given]  # `given` keeps their owners alive
+        counts = sorted({len(part) for part in parts})
+        if len(counts) != 1:
+            raise ValueError(f"the arrays of weights have {' and '.join(map(str, counts)) or 'no'} slots; they must all have the same")
+        wanted = [_checked(Move(*each), counts[0], comm.size) for each in moves]
         if len({move.target for move in wanted}) != len(wanted):
             raise ValueError("two moves have the same target")
-        slots = _slots(memory)
-        arrived = {move.target[1]: numpy.empty_like(slots[0]) for move in wanted if move.target[0] == comm.rank}
-        found = zlib.crc32(repr((slots.shape, wanted)).encode())
+        arrived = {move.target[1]: [numpy.empty_like(part[0]) for part in parts] for move in wanted
+                   if move.target[0] == comm.rank}
+        found = zlib.crc32(repr(([part.shape for part in parts], wanted)).encode())
         flag = found | (found ^ 0xFFFFFFFF) << 32  # the AND of two different ones is neither
     except (TypeError, ValueError, MemoryError) as refused:
         problem = refused
@@ -507,34 +508,42 @@ def move_weights(comm: "Comm", moves: Iterable[Move], weights: Any) -> None:
         if own.agree(flag) != flag or problem is not None:
             raise problem or ValueError("the ranks gave different moves, or weights of different sizes, or one of them was "
                                         "refused its own; nothing was moved")
-        failure = _exchange_messages(comm, own, wanted, slots, arrived)
+        failure = _exchange_messages(comm, own, wanted, parts, arrived)
         if own.agree(failure is None) != 1:
             raise failure or error(_abi.MEP_ERR_PEER_FAILED, "another rank did not get its weights; nothing was moved")
-        for slot, row in arrived.items():
-            slots[slot] = row
+        for slot, rows in arrived.items():
+            for part, row in zip(parts, rows):
+                part[slot] = row
     finally:
         own.close()
 
 
-def _slots(memory: Any) -> numpy.ndarray:
+_Rows = Dict[int, List[numpy.ndarray]]  # slot -> its row of each array
+
+
+def _bytes(memory: Any) -> numpy.ndarray:
     """The weights as bytes, [slots, bytes]."""
+    if memory.on_gpu:
+        raise ValueError("the weights are on a GPU; messages are for host memory: copy them there and back")
+    if not memory.shape or memory.shape[0] == 0:
+        raise ValueError(f"the weights have shape {memory.shape}, it must be [slots_per_rank, ...]")
     count = memory.shape[0]
     return array_at(memory.address, (count, memory.count // count * memory.itemsize), numpy.uint8, writable=True)
 
 
-def _checked(move: Move, memory: Any, ranks: int) -> Move:
+def _checked(move: Move, slots: int, ranks: int) -> Move:
     if move.source is None:
         raise ValueError(f"no living rank has the weights of expert {move.expert}; load them from elsewhere and leave the move out")
     (giver, given), (taker, taken) = move.source, move.target
     for rank, slot in (move.source, move.target):
-        if not (0 <= rank < ranks and 0 <= slot < memory.shape[0]):
+        if not (0 <= rank < ranks and 0 <= slot < slots):
             raise ValueError(f"expert {move.expert}: slot {slot} of rank {rank} is not there; {ranks} ranks have "
-                             f"{memory.shape[0]} each")
+                             f"{slots} each")
     return Move(int(move.expert), (int(giver), int(given)), (int(taker), int(taken)))
 
 
-def _exchange_messages(comm: "Comm", own: "Comm", moves: List[Move], slots: numpy.ndarray,
-                       arrived: Dict[int, numpy.ndarray]) -> Optional[Error]:
+def _exchange_messages(comm: "Comm", own: "Comm", moves: List[Move], parts: List[numpy.ndarray],
+                       arrived: _Rows) -> Optional[Error]:
     """Fills `arrived`, by slot, and returns the first failure. Messages to and from others go on after one."""
     slot_of_world = comm.view().slots
     rank_of = {slot: rank for rank, slot in enumerate(own.view().slots)}  # after a loss ranks of `own` have other numbers
@@ -548,15 +557,16 @@ def _exchange_messages(comm: "Comm", own: "Comm", moves: List[Move], slots: nump
     for tag, move in enumerate(moves):
         (giver, given), (taker, taken) = move.source, move.target
         if giver == taker == comm.rank:
-            arrived[taken][:] = slots[given]
+            for part, row in zip(parts, arrived[taken]):
+                row[:] = part[given]
         elif comm.rank in (giver, taker):
             peer = rank_of.get(slot_of_world[taker if giver == comm.rank else giver])
             if peer is None:
                 failure = failure or failed(move, _abi.MEP_ERR_PEER_FAILED)
                 continue
             try:
-                requests.append((move, own.isend(slots[given], peer, tag) if giver == comm.rank else
-                                 own.irecv(arrived[taken], peer, tag)))
+                for row in [part[given] for part in parts] if giver == comm.rank else arrived[taken]:  # in one order: one tag
+                    requests.append((move, (own.isend if giver == comm.rank else own.irecv)(row, peer, tag)))
             except Error as refused:
                 failure = failure or failed(move, refused.code)
     try:
