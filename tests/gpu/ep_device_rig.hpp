@@ -173,7 +173,7 @@ inline std::vector<float> make_returned(const Shape& s, uint32_t rank, uint64_t 
   return values;
 }
 
-// What a dispatch gives to the reference; and a combine of y.
+// A dispatch for the reference, and a combine of y.
 inline void dispatch_on_host(const Shape& s, mep_ep_handle_t handle, const Input& in, bool replays,
                              Output* got) {
   mep_dispatch_send_t send;

@@ -327,7 +327,7 @@ __device__ inline void sum_tokens(const CombineArgs& a, const uint8_t* kinds, ui
   }
 }
 
-// What came back with the rows of each token, summed over ranks in ascending order.
+// Sums the values that came back with the rows of each token, over ranks in ascending order.
 __device__ inline void sum_weights(const CombineArgs& a, const uint8_t* kinds) {
   const EpGeometry& g = a.g;
   const uint32_t top_k = g.sizes.top_k;

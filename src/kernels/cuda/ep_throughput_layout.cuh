@@ -64,8 +64,8 @@ __device__ inline void load_chunk(const DispatchArgs& a, uint32_t chunk, uint32_
   __syncwarp();
 }
 
-// The token's experts become places, in `mine`; returns how many entries count as -1. Of two that name one expert
-// the first stays.
+// The token's experts become places, in `mine`; returns how many entries count as -1. Where two
+// name one expert the first stays.
 __device__ inline uint32_t find_places(const DispatchArgs& a, uint32_t token, int32_t* mine,
                                        uint32_t* expert_counts) {
   uint32_t bad = 0;
@@ -175,8 +175,8 @@ __device__ inline void sum_chunks(const DispatchArgs& a) {
   }
 }
 
-// Count words to one rank or all: rows for each rank, and rows for each of the receiver's experts. Of a replay,
-// whose places are known, only what the receiver needs to know of its own rows.
+// Count words to every rank: rows for each rank, and rows for each of the receiver's experts. A replay knows the
+// places, so it tells a receiver the counts of that receiver's rows alone.
 __device__ inline void tell_counts(const DispatchArgs& a, uint64_t epoch, uint64_t use) {
   const uint64_t tag = signal_tag(epoch, use);
   const uint32_t ranks = a.g.sizes.ranks;
