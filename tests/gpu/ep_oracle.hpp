@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "mep.h"
@@ -119,6 +120,11 @@ inline void quantize(uint32_t type, const uint8_t* x, size_t width, uint32_t hid
     for (uint32_t i = group * 128; i < end; ++i) {
       const float scaled = read_value(type, x + i * width) * factor;
       q[i] = static_cast<uint8_t>(format_of(MEP_FLOAT8_E4M3).encode(scaled));
+      if (!ue8m0 || !std::isfinite(scale)) continue;
+      // Not rounded up to a value that float32 cannot hold.
+      const double back = std::ldexp(double{format_of(MEP_FLOAT8_E4M3).decode(q[i])},
+                                     static_cast<int>(scales[group]) - 127);
+      if (std::fabs(back) > std::numeric_limits<float>::max()) --q[i];
     }
   }
 }

@@ -254,6 +254,13 @@ def _cuda_interface(obj: Any) -> Optional[dict]:
         return None
 
 
+def _from_tensor(tensor: Any) -> Buffer:
+    """A tensor of PyTorch on a GPU; __cuda_array_interface__ has no name for all of its types."""
+    number = dtype_number(tensor.dtype)
+    strides = tuple(step * _SIZES[number] for step in tensor.stride())
+    return Buffer(tensor.data_ptr(), tensor.shape, strides, number, True, tensor, on_gpu=True)
+
+
 def _from_interface(obj: Any, interface: dict, on_gpu: bool = False) -> Buffer:
     shape, strides = interface["shape"], interface.get("strides")
     dtype = numpy.dtype(interface["typestr"])
@@ -339,6 +346,8 @@ def _memory(obj: Any, dtype: Any, writable: bool) -> Buffer:
                         "numpy.array(value)")
     elif getattr(obj, "requires_grad", False) is True:  # PyTorch shows no memory of these
         raise ValueError(f"the {type(obj).__name__} requires grad; give its detach(), which has the same memory")
+    elif getattr(obj, "is_cuda", False) is True:
+        found = _from_tensor(obj)
     elif (interface := _cuda_interface(obj)) is not None:
         found = _from_interface(obj, interface, on_gpu=True)
     elif getattr(obj, "__array_interface__", None) is not None and "data" in obj.__array_interface__:

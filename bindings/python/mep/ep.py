@@ -168,7 +168,7 @@ class Ep(Unique):
         self.hidden: int = config.hidden
         self.top_k: int = config.top_k
         self.num_experts: int = config.num_experts
-        self.experts_per_rank: int = config.experts_per_rank or config.num_experts // comm.size
+        self.experts_per_rank: int = config.experts_per_rank or -(-config.num_experts // comm.size)
         self.max_tokens_per_rank: int = config.max_tokens_per_rank
         self.num_buffers: int = config.num_buffers or 2
         self.input_type: int = config.input_type or _abi.MEP_BFLOAT16
@@ -451,8 +451,8 @@ class Handle(Unique):
                                      f"{self._rows_received * ep.hidden}")
                 send.y = given.address or self._own_y
             if topk_weights is not None:
-                send.topk_weights = self._flat(topk_weights, "float32", self._rows_received * ep.top_k,
-                                               "topk_weights", keep).address
+                count = self._rows_received * ep.top_k if ep._comm.device is None else None
+                send.topk_weights = self._flat(topk_weights, "float32", count, "topk_weights", keep).address
         if phase != "send":
             args = receive = _combine_receive()
             args.flags = _abi.MEP_COMBINE_RENORMALIZE if renormalize else 0

@@ -8,17 +8,31 @@ namespace {
 
 using CombineKernel = void (*)(CombineArgs);
 
+// With few ranks a token has few rows, and more units of it are summed at a time.
+CombineKernel throughput_kernel(uint32_t rows) {
+  if (rows <= 2) return combine_kernel<Bfloat16, 2, true>;
+  if (rows <= 4) return combine_kernel<Bfloat16, 4, true>;
+  if (rows <= 8) return combine_kernel<Bfloat16, 8, true>;
+  return combine_kernel<Bfloat16, 0, true>;
+}
+
 CombineKernel select_combine_kernel(const EpGeometry& g) {
-  if (g.sizes.combine_type == MEP_FLOAT16) return combine_kernel<Float16, 0>;
-  if (g.sizes.combine_type == MEP_FLOAT32) return combine_kernel<Float32, 0>;
-  switch (g.row_k) {
+  const bool throughput = g.sizes.high_throughput != 0;
+  if (g.sizes.combine_type == MEP_FLOAT16) {
+    return throughput ? combine_kernel<Float16, 0, true> : combine_kernel<Float16, 0, false>;
+  }
+  if (g.sizes.combine_type == MEP_FLOAT32) {
+    return throughput ? combine_kernel<Float32, 0, true> : combine_kernel<Float32, 0, false>;
+  }
+  if (throughput) return throughput_kernel(g.row_k);
+  switch (g.sizes.top_k) {
 #define MEP_EP_TOP_K(k) \
   case k:               \
-    return combine_kernel<Bfloat16, k>;
+    return combine_kernel<Bfloat16, k, false>;
 #include "kernels/cuda/ep_instances.def"
 #undef MEP_EP_TOP_K
     default:
-      return combine_kernel<Bfloat16, 0>;
+      return combine_kernel<Bfloat16, 0, false>;
   }
 }
 
@@ -37,7 +51,7 @@ int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
     a.y = static_cast<const std::byte*>(send->y);
     a.push = push || a.y != launch.memory.window + g.combine_out ? 1 : 0;
     // Read by this launch, y need not outlast it.
-    if (receive != nullptr) a.own_terms = a.y;
+    if (receive != nullptr && g.sizes.high_throughput != 0) a.own_terms = a.y;
     a.returned_weights = send->topk_weights;
   }
   if (receive != nullptr) {

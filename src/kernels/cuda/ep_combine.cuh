@@ -1,6 +1,8 @@
 // Combine, one launch: every rank says that its experts' terms are ready and gives back the rows it had
 // received; then each sums its tokens' terms in ascending k. Pulled, terms are read where they lie, in
 // the library's memory of the expert's rank; pushed, they are first written to the token's rank.
+// kThroughput: a rank is in the place of an expert, terms of the own rank are read where they lie, and values may go
+// back with the rows. Low latency's kernels are kept free of it: with few tokens each branch shows.
 #pragma once
 
 #include "kernels/cuda/ep_convert.cuh"
@@ -20,6 +22,7 @@ __device__ inline void return_weights(const CombineArgs& a, uint32_t target, uin
 }
 
 // Every term for a token of another rank to its place there, and what goes back with it; warps take rows in turns.
+template <bool kThroughput>
 __device__ inline void push_outputs(const CombineArgs& a) {
   const uint32_t lane = threadIdx.x % kWarpThreads;
   const uint32_t warps = gridDim.x * kEpWarps;
@@ -37,7 +40,8 @@ __device__ inline void push_outputs(const CombineArgs& a) {
     before = (before + count) % warps;
     if (!in_mask(peer_table().complete, target) || !a.is_live(target)) continue;
     std::byte* terms = a.peer(target) + a.g.combine_in;
-    const bool copies = a.push != 0 && (a.own_terms == nullptr || target != a.g.sizes.rank);
+    const bool copies =
+        !kThroughput || (a.push != 0 && (a.own_terms == nullptr || target != a.g.sizes.rank));
     if (first < count) test_delay_warp(a, 11);
     for (uint32_t row = first; row < count; row += warps) {
       const uint64_t index = a.row_index(i / a.g.sizes.ranks, begin + row);
@@ -47,7 +51,9 @@ __device__ inline void push_outputs(const CombineArgs& a) {
         copy_row(terms + uint64_t{entry} * a.g.combine_row, a.y + index * a.g.combine_row,
                  a.g.combine_row, lane);
       }
-      if (a.returned_weights != nullptr) return_weights(a, target, entry, index, lane);
+      if constexpr (kThroughput) {
+        if (a.returned_weights != nullptr) return_weights(a, target, entry, index, lane);
+      }
     }
   }
 }
@@ -63,6 +69,7 @@ __device__ inline void read_dispatch(const CombineArgs& a) {
 }
 
 // By one CTA, when the terms are where they will be read.
+template <bool kThroughput>
 __device__ inline void announce_outputs(const CombineArgs& a, uint64_t epoch, bool failed) {
   EpState& state = *a.state();
   const PeerTable& table = peer_table();
@@ -76,7 +83,7 @@ __device__ inline void announce_outputs(const CombineArgs& a, uint64_t epoch, bo
   for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
     if (!a.is_live(rank)) continue;
     const CombineWord told = in_mask(table.complete, rank) ? kind : CombineWord::kNone;
-    if (a.returned_weights != nullptr && told != CombineWord::kNone) {
+    if (kThroughput && a.returned_weights != nullptr && told != CombineWord::kNone) {
       reinterpret_cast<uint32_t*>(a.peer(rank) + a.g.weights_marks)[a.g.sizes.rank] = table.mark;
     }
     store_word_release(a.rank_word(a.peer(rank), a.g.combine_ready, table.use, a.g.sizes.rank),
@@ -115,7 +122,7 @@ struct TermList {
 };
 
 // Fills the list; returns how many terms there are.
-template <uint32_t kCapacity>
+template <bool kThroughput, uint32_t kCapacity>
 __device__ inline uint32_t list_outputs(const CombineArgs& a, uint32_t token, uint32_t lane,
                                         const float* weights, const uint8_t* kinds,
                                         TermList<kCapacity>* list, uint32_t* missing) {
@@ -140,7 +147,7 @@ __device__ inline uint32_t list_outputs(const CombineArgs& a, uint32_t token, ui
         const uint32_t bit = a.is_live(rank) ? 2 : 1;
         atomicOr(missing, bit);
         atomicOr(&a.state()->missing, bit);
-      } else if (rank == g.sizes.rank && a.own_terms != nullptr) {
+      } else if (kThroughput && rank == g.sizes.rank && a.own_terms != nullptr) {
         row = a.own_terms + a.row_index(group, at) * g.combine_row;
       } else if (kind == CombineWord::kPushed) {
         row = a.memory.window + g.combine_in + uint64_t{entry} * g.combine_row;
@@ -287,15 +294,15 @@ __device__ inline void touch_outputs([[maybe_unused]] const CombineArgs& a) {
 #endif
 }
 
-template <class Type, int kTopK>
+template <class Type, int kTopK, bool kThroughput>
 __device__ inline void sum_tokens(const CombineArgs& a, const uint8_t* kinds, uint32_t* missing) {
   constexpr uint32_t kCapacity = (kTopK != 0 ? kTopK : kMaxEpTopK) + 1;
   constexpr uint32_t kAtOnce = kTopK == 0 ? 4 : kTopK < 8 ? kTopK : 8;
-  constexpr uint32_t kUnits = kAtOnce <= 2 ? 4 : kAtOnce <= 4 ? 2 : 1;
+  constexpr uint32_t kUnits = !kThroughput ? 1 : kAtOnce <= 2 ? 4 : kAtOnce <= 4 ? 2 : 1;
   __shared__ TermList<kCapacity> lists[kEpWarps];
   const EpHandleHead& head = *a.head();
   const float* weights = a.weights;
-  if (weights == nullptr && head.has_weights != 0 && a.g.sizes.high_throughput == 0) {
+  if (!kThroughput && weights == nullptr && head.has_weights != 0) {
     weights = a.of_handle<float>(a.g.handle_weights);
   }
   const uint32_t lane = threadIdx.x % kWarpThreads;
@@ -306,7 +313,8 @@ __device__ inline void sum_tokens(const CombineArgs& a, const uint8_t* kinds, ui
   auto token = static_cast<uint32_t>(share.begin / units);
   auto unit = static_cast<uint32_t>(share.begin - uint64_t{token} * units);
   for (uint64_t at = share.begin; at < end; ++token, unit = 0) {
-    const uint32_t count = list_outputs(a, token, lane, weights, kinds, &lists[warp], missing);
+    const uint32_t count =
+        list_outputs<kThroughput>(a, token, lane, weights, kinds, &lists[warp], missing);
     if constexpr (kUnits > 1) {
       std::byte* out = a.out + token * a.out_stride;
       // Whole units: the last of a token may be short.
@@ -350,9 +358,10 @@ __device__ inline void sum_weights(const CombineArgs& a, const uint8_t* kinds) {
 }
 
 // The result of a combine after a failure is defined: zeros.
+template <bool kThroughput>
 __device__ inline void clear_tokens(const CombineArgs& a) {
   const uint32_t tokens = a.head()->tokens;
-  if (a.out_weights != nullptr) {
+  if (kThroughput && a.out_weights != nullptr) {
     const uint32_t total = tokens * a.g.sizes.top_k;
     for (uint32_t i = blockIdx.x * kEpThreads + threadIdx.x; i < total;
          i += gridDim.x * kEpThreads) {
@@ -394,7 +403,7 @@ __device__ inline void conclude_combine(const CombineArgs& a, const uint8_t* kin
   fill_status(a, a.op_status, result, contributed, end);
 }
 
-template <class Type, int kTopK>
+template <class Type, int kTopK, bool kThroughput>
 __global__ void __launch_bounds__(kEpThreads, 2)
     combine_kernel(const __grid_constant__ CombineArgs a) {
   __shared__ uint8_t kinds[kMaxRanks];
@@ -411,12 +420,12 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   test_delay(a, 7);
   if (a.sends != 0) {
     bool announces = blockIdx.x == 0;
-    if (a.push != 0 || a.returned_weights != nullptr) {
-      if (!failed) push_outputs(a);
+    if (a.push != 0 || (kThroughput && a.returned_weights != nullptr)) {
+      if (!failed) push_outputs<kThroughput>(a);
       test_delay(a, 8);
       announces = is_last_cta(&channel.ticket[0], &shared_last);
     }
-    if (announces) announce_outputs(a, waiter.epoch, failed);
+    if (announces) announce_outputs<kThroughput>(a, waiter.epoch, failed);
   } else if (channel.epoch != waiter.epoch) {
     failed = true;
     if (threadIdx.x == 0) {
@@ -431,10 +440,12 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   trace(a, 10);
   test_delay(a, 9);
   if (here) {
-    sum_tokens<Type, kTopK>(a, kinds, &shared_missing);
-    if (a.out_weights != nullptr) sum_weights(a, kinds);
+    sum_tokens<Type, kTopK, kThroughput>(a, kinds, &shared_missing);
+    if constexpr (kThroughput) {
+      if (a.out_weights != nullptr) sum_weights(a, kinds);
+    }
   } else {
-    clear_tokens(a);
+    clear_tokens<kThroughput>(a);
   }
   // Another CTA may have given up where this one had its words: then some rows are zeros.
   trace(a, 11);

@@ -3,12 +3,26 @@ from __future__ import annotations
 
 from typing import Any, Optional, Tuple
 
+import torch
+
 
 class EventHandle:
-    """An event that has happened."""
+    """All that a stream, or the current one, has to do so far. Without a GPU in use: nothing."""
+
+    def __init__(self, stream: Any = None):
+        self._event: Any = None
+        if stream is not None or (torch.cuda.is_available() and torch.cuda.is_initialized()):
+            self._event = torch.cuda.Event()
+            self._event.record(stream if stream is not None else torch.cuda.current_stream())
+
+    def wait_on(self, stream: Any) -> None:
+        """`stream` runs what it gets later after the event."""
+        if self._event is not None:
+            stream.wait_event(self._event)
 
     def current_stream_wait(self) -> None:
-        """Does nothing."""
+        if self._event is not None:
+            self.wait_on(torch.cuda.current_stream())
 
 
 class EventOverlap:
@@ -19,7 +33,9 @@ class EventOverlap:
         self.extra_tensors = extra_tensors
 
     def current_stream_wait(self) -> None:
-        """Does nothing: the operation has ended."""
+        """The current stream waits for the event. On a host the operation has ended."""
+        if self.event is not None:
+            self.event.current_stream_wait()
 
     def __enter__(self) -> "EventOverlap":
         return self
@@ -29,4 +45,5 @@ class EventOverlap:
 
 
 def ending(asked: bool) -> EventOverlap:
+    """The event of an operation on a host, which has ended."""
     return EventOverlap(EventHandle() if asked else None)

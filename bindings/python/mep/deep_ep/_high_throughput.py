@@ -86,6 +86,8 @@ def layout(topk_idx: torch.Tensor, num_experts: int, ranks: int) -> tuple:
 class HighThroughput:
     """The calls over the communicator of `calls`."""
 
+    lane_kind = _Lane
+
     def __init__(self, calls: LowLatency):
         self._calls, self.comm = calls, calls.comm
         self._objects: "Dict[tuple, Lanes]" = {}
@@ -119,8 +121,11 @@ class HighThroughput:
             options = dict(max_tokens_per_rank=most, hidden=hidden, top_k=top_k, num_experts=experts, input_type=wire,
                            num_buffers=BUFFERS, mode="high_throughput",
                            name="deep_ep-normal-" + "-".join(map(str, key)))
-            self._objects[key] = Lanes(self._calls.again(lambda: mep.Ep(self.comm, **options)), _Lane)
+            self._objects[key] = Lanes(self._calls.again(lambda: self._object(options)), self.lane_kind)
         return self._objects[key]
+
+    def _object(self, options: dict) -> "mep.Ep":
+        return mep.Ep(self.comm, **options)
 
     # ---- dispatch ---------------------------------------------------------------------------------------
 
@@ -173,7 +178,7 @@ class HighThroughput:
         return self._received(use, spot, scales is not None)
 
     def _send(self, use: _Use, values: torch.Tensor, scales: Optional[torch.Tensor],
-              weights: Optional[torch.Tensor]) -> "Tuple[_Spot, mep.ep.Received]":
+              weights: Optional[torch.Tensor], **more: Any) -> "Tuple[_Spot, mep.ep.Received]":
         """Another dispatch of the routing, from the lane that it had for such rows, or else from the next one."""
         kind = (values.shape[1], _WIRES[values.dtype])
         lanes = self._lanes(use.most, (kind[0], use.topk_idx.shape[1], use.num_experts, kind[1]))
@@ -181,6 +186,7 @@ class HighThroughput:
         spot = known or lanes.next().spot()
         lane = spot.lane
         given = {"replay": True} if known else {"topk_idx": use.topk_idx, "topk_weights": weights}
+        given.update(self._given(lane, more))
         try:
             got = self._calls.again(lambda: spot.handle.dispatch(values, x_scales=scales, **given))
         except mep.Error as problem:
@@ -197,6 +203,10 @@ class HighThroughput:
         lane.holds = spot.number = lane.number
         return spot, got
 
+    def _given(self, lane: _Lane, more: dict) -> dict:
+        """Arguments of a dispatch from the lane besides its rows and its routing."""
+        return more
+
     def _received(self, use: _Use, spot: _Spot, scaled: bool) -> _Rows:
         view, hidden = spot.lane.ep._addresses(spot.lane.buffer), spot.lane.ep.hidden
         if not scaled:
@@ -204,10 +214,10 @@ class HighThroughput:
         return (_copy(view.recv_x, use, (hidden,), torch.float8_e4m3fn),
                 _copy(view.recv_scales, use, ((hidden + GROUP - 1) // GROUP,), torch.float32))
 
-    def _counts(self, per_expert: torch.Tensor) -> List[int]:
+    def _counts(self, per_expert: torch.Tensor, **more: Any) -> List[int]:
         """Rows of each local expert, as the ranks say."""
         summed = torch.empty_like(per_expert)
-        self._calls.again(lambda: self.comm.allreduce(per_expert.contiguous(), summed))
+        self._calls.again(lambda: self.comm.allreduce(per_expert.contiguous(), summed, **more))
         return summed.view(self.comm.size, -1)[self.comm.rank].tolist()
 
     # ---- combine ----------------------------------------------------------------------------------------
@@ -247,17 +257,20 @@ class HighThroughput:
             out = sum((each.detach().float() for each in biases), out.float()).to(torch.bfloat16)
         return out, weights
 
-    def _ready(self, use: _Use, hidden: int) -> _Spot:
+    def _ready(self, use: _Use, hidden: int, **more: Any) -> _Spot:
         """A lane that the rows of the handle can be combined from. Where later dispatches have used it, or the handle
         was combined, its dispatch is done again with zeros."""
         spots = [(kind, spot) for kind, spot in use.spots.items() if kind[0] == hidden]
         for _, spot in spots:
             if spot.number == spot.lane.holds:
                 return spot
-        wire = spots[0][0][1] if spots else "bfloat16"
-        values = torch.zeros(len(use.topk_idx), hidden, dtype=_KINDS[wire])
-        scales = None if wire == "bfloat16" else torch.ones(len(values), (hidden + GROUP - 1) // GROUP)
-        return self._send(use, values, scales, None)[0]
+        values, scales = self._zeros(len(use.topk_idx), hidden, spots[0][0][1] if spots else "bfloat16")
+        return self._send(use, values, scales, None, **more)[0]
+
+    def _zeros(self, tokens: int, hidden: int, wire: str) -> "Tuple[torch.Tensor, Optional[torch.Tensor]]":
+        """Rows and scales that a routing is dispatched with again."""
+        scales = None if wire == "bfloat16" else torch.ones(tokens, (hidden + GROUP - 1) // GROUP)
+        return torch.zeros(tokens, hidden, dtype=_KINDS[wire]), scales
 
 
 _WIRES = {torch.bfloat16: "bfloat16", torch.float8_e4m3fn: "float8_e4m3"}
@@ -316,7 +329,8 @@ def _expect(name: str, tensor: torch.Tensor, kind: torch.dtype, shape: tuple) ->
 def _ranks_as_experts(is_token_in_rank: torch.Tensor) -> torch.Tensor:
     """topk_idx of a problem in which each rank has one expert, itself."""
     width = min(is_token_in_rank.shape[1], _MOST_K)
-    if len(is_token_in_rank) and int(is_token_in_rank.sum(1).max()) > width:
+    few = is_token_in_rank.shape[1] == width or len(is_token_in_rank) == 0
+    if not few and int(is_token_in_rank.sum(1).max()) > width:
         raise ValueError(f"without topk_idx a token goes to {width} ranks at most")
     found, ranks = is_token_in_rank.to(torch.int8).sort(dim=1, descending=True, stable=True)
     return torch.where(found[:, :width] != 0, ranks[:, :width], -1)

@@ -32,8 +32,7 @@ class _Use:
     """One dispatch and its combine: of a buffer, the number of its dispatch there, and what that sent."""
 
     def __init__(self, lane: "_Lane", topk_idx: torch.Tensor):
-        self.lane, self.number = lane, lane.number
-        self.topk_idx = topk_idx.clone()
+        self.lane, self.number, self.topk_idx = lane, lane.number, topk_idx
 
 
 class _Lane:
@@ -89,6 +88,8 @@ class LowLatency:
     """The calls over one communicator. goes_on: a rank that is lost is left out, and no call raises for it; the
     communicator was made with partial=True then. owned: the communicator is closed with this, at last when the process
     ends."""
+
+    lane_kind = _Lane
 
     def __init__(self, comm: "mep.Comm", goes_on: bool, owned: bool, newcomer: bool = False):
         self.comm, self.goes_on, self._newcomer = comm, goes_on, newcomer
@@ -152,7 +153,7 @@ class LowLatency:
         if key not in self._objects:
             options = dict(max_tokens_per_rank=max_tokens, hidden=hidden, top_k=top_k, num_experts=num_experts,
                            num_buffers=BUFFERS, name="deep_ep-" + "-".join(map(str, key)), **WIRES[wire])
-            self._objects[key] = Lanes(self.again(lambda: self._object(options)), _Lane)
+            self._objects[key] = Lanes(self.again(lambda: self._object(options)), self.lane_kind)
         return self._objects[key]
 
     def _object(self, options: dict) -> "mep.Ep":
@@ -202,7 +203,7 @@ class LowLatency:
         if not with_hook:
             received()
         handle = Handle((outputs["src_info"], outputs["layout_range"], max_tokens, hidden, num_experts))
-        handle._use = _Use(lane, topk_idx)
+        handle._use = _Use(lane, topk_idx.clone())
         return (found if scales is None else (found, scales.tensor), outputs["recv_count"], handle,
                 _once(receive) if with_hook else None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import collections
 import datetime
 import uuid
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 import torch.distributed as _dist
 
@@ -58,11 +58,12 @@ class Place:
         return {"rank": self.rank, "size": self.size, "store": _Store(self._store),
                 "job": self._store.get("job").decode()}
 
-    def meet(self, partial: bool) -> "mep.Comm":
-        """Waits for the other ranks. partial: operations go on without ranks that are lost."""
+    def meet(self, partial: bool, device: Optional[int] = None) -> "mep.Comm":
+        """Waits for the other ranks. partial: operations go on without ranks that are lost. device: CUDA's number of
+        the GPU whose memory operations work on; None: host memory."""
         if self.rank == 0:
             self._store.set("job", f"ep-{uuid.uuid4().hex}")
-        return mep.init(partial=partial, **self._options())
+        return mep.init(partial=partial, **({} if device is None else {"device": device}), **self._options())
 
     def join(self, partial: bool) -> "mep.Comm":
         """In the place of a rank that is gone: waits for the others' recover_ranks()."""

@@ -1,4 +1,4 @@
-"""deep_ep.Buffer over MEP, for tensors of the CPU."""
+"""deep_ep.Buffer over MEP, for tensors of the CPU or of GPUs."""
 from __future__ import annotations
 
 from typing import Any, Callable, List, Optional, Tuple, Union
@@ -8,6 +8,7 @@ import torch
 import mep
 
 from ._events import EventHandle, EventOverlap, ending
+from ._gpu import GpuHighThroughput, GpuLowLatency, layout as gpu_layout
 from ._high_throughput import HighThroughput, _Rows, layout
 from ._low_latency import BUFFERS, LowLatency
 from ._meeting import Place
@@ -54,6 +55,9 @@ class Buffer:
 
     enable_shrink: a rank that is lost is left out and shows in the mask; without it calls raise mep.PeerFailedError.
     A mep.Comm was made with partial=True for that. The sizes and other options are accepted and change nothing.
+
+    Where PyTorch has no GPU, the ranks meet here. Else they meet in the first call with a tensor, whose device is that
+    of all further ones, or in the first that needs the others, for the current GPU.
     """
 
     num_sms = 20
@@ -67,27 +71,56 @@ class Buffer:
         if comm is not None and not isinstance(comm, mep.Comm):
             raise TypeError(f"comm is a {type(comm).__name__}, it must be a mep.Comm")
         comm = group if isinstance(group, mep.Comm) else comm
-        owned = comm is None
-        if owned:
-            comm = Place(group).meet(partial=enable_shrink)
-        self._calls: Optional[LowLatency] = LowLatency(comm, enable_shrink, owned)
-        self._normal = HighThroughput(self._calls)
-        self.group, self.rank, self.group_size = group, comm.rank, comm.size
+        self.enable_shrink, self._destroyed = enable_shrink, False
+        self._calls: Optional[LowLatency] = None
+        self._normal: Optional[HighThroughput] = None
+        self._place = Place(group) if comm is None else None
+        if comm is not None:
+            self._take(comm)
+        elif not torch.cuda.is_available():
+            self._meet(None)
+        place = comm if comm is not None else self._place
+        self.group, self.rank, self.group_size = group, place.rank, place.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
-        self.enable_shrink = enable_shrink
+
+    def _meet(self, device: Optional[int]) -> None:
+        self._take(self._place.meet(partial=self.enable_shrink, device=device))
+
+    def _take(self, comm: "mep.Comm") -> None:
+        owned = self._place is not None
+        if comm.device is None:
+            self._calls = LowLatency(comm, self.enable_shrink, owned)
+            self._normal = HighThroughput(self._calls)
+        else:
+            self._calls = GpuLowLatency(comm, self.enable_shrink, owned)
+            self._normal = GpuHighThroughput(self._calls, lambda: Buffer.num_sms)
 
     def destroy(self) -> None:
         """Leaves, together with the other ranks. Tensors over its memory must not be used afterwards."""
+        self._destroyed = True
         calls, self._calls = self._calls, None
-        if calls is not None:
-            self._normal.close()
-            calls.close()
+        if calls is None:
+            return
+        if isinstance(calls, GpuLowLatency):
+            calls.streams.own.synchronize()
+        self._normal.close()
+        calls.close()
 
-    def _open(self) -> LowLatency:
-        if self._calls is None:
+    def _open(self, x: Any = None) -> LowLatency:
+        """x: the tensor of the call, or a tuple that begins with it."""
+        if self._destroyed:
             raise RuntimeError("the buffer was destroyed; make another one")
+        if self._calls is None:
+            tensor = x[0] if isinstance(x, tuple) else x
+            if isinstance(tensor, torch.Tensor) and not tensor.is_cuda:
+                self._meet(None)
+            else:
+                self._meet(tensor.device.index if tensor is not None else torch.cuda.current_device())
         return self._calls
+
+    def _on_gpu(self) -> bool:
+        return isinstance(self._calls, GpuLowLatency)
 
     # ---- low-latency mode -------------------------------------------------------------------------------
 
@@ -102,14 +135,16 @@ class Buffer:
         recv_x [local experts, ranks * most tokens, hidden] is memory of the library, valid until the combine of the
         handle starts. The first call with new sizes meets the other ranks to make their memory.
         """
-        calls = self._check_mode("low_latency_dispatch", async_finish, return_recv_hook)
+        calls = self._check_mode("low_latency_dispatch", async_finish, return_recv_hook, x)
         _refuse("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
         if use_ue8m0 and not (use_fp8 and round_scale):
             raise ValueError("use_ue8m0 needs use_fp8 and round_scale")
         wire = "bfloat16" if not use_fp8 else "fp8_power" if round_scale else "fp8"
-        found, count, handle, hook = calls.dispatch(
-            x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, wire, use_ue8m0,
-            cumulative_local_expert_recv_stats, return_recv_hook)
+        arguments = (x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, wire, use_ue8m0,
+                     cumulative_local_expert_recv_stats, return_recv_hook)
+        if self._on_gpu():
+            return calls.dispatch(*arguments, async_finish)
+        found, count, handle, hook = calls.dispatch(*arguments)
         return found, count, handle, ending(async_finish), hook
 
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: tuple,
@@ -121,18 +156,21 @@ class Buffer:
 
         zero_copy: the rows are in get_next_low_latency_combine_buffer(handle), and x is not looked at.
         """
-        calls = self._check_mode("low_latency_combine", async_finish, return_recv_hook)
+        calls = self._check_mode("low_latency_combine", async_finish, return_recv_hook, topk_idx)
         _refuse("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats)
         _refuse("use_logfmt", use_logfmt or None)
-        sums, hook = calls.combine(x, topk_idx, topk_weights, handle, zero_copy, return_recv_hook, out)
+        arguments = (x, topk_idx, topk_weights, handle, zero_copy, return_recv_hook, out)
+        if self._on_gpu():
+            return calls.combine(*arguments, async_finish)
+        sums, hook = calls.combine(*arguments)
         return sums, ending(async_finish), hook
 
-    def _check_mode(self, name: str, async_finish: bool, return_recv_hook: bool) -> LowLatency:
+    def _check_mode(self, name: str, async_finish: bool, return_recv_hook: bool, x: Any) -> LowLatency:
         if not self.low_latency_mode:
             raise ValueError(f"{name} needs a Buffer made with low_latency_mode=True")
         if async_finish and return_recv_hook:
             raise ValueError(f"{name}: async_finish and return_recv_hook exclude each other")
-        return self._open()
+        return self._open(x)
 
     def get_next_low_latency_combine_buffer(self, handle: tuple) -> torch.Tensor:
         """[local experts, ranks * most tokens, hidden] of bfloat16: memory for the experts' rows of this handle."""
@@ -158,8 +196,8 @@ class Buffer:
         if mask_status.dtype != torch.int32 or tuple(mask_status.shape) != (self.group_size,):
             raise ValueError(f"mask_status is {mask_status.dtype} {tuple(mask_status.shape)}; it must be int32 "
                              f"[{self.group_size}]")
-        mask_status.zero_()
-        mask_status[self._open().absent()] = 1
+        absent = self._open().absent()
+        mask_status.copy_(torch.tensor([int(rank in absent) for rank in range(self.group_size)], dtype=torch.int32))
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Does nothing: the mask shows who is gone, and such a rank stays gone."""
@@ -180,14 +218,14 @@ class Buffer:
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Keeps the number, which changes nothing."""
+        """Blocks of normal mode's kernels on a GPU, for Buffers whose first dispatch comes later."""
         if new_num_sms % 2 != 0:
             raise ValueError(f"{new_num_sms}: the number of SMs must be even")
         Buffer.num_sms = new_num_sms
 
     @staticmethod
     def capture() -> EventOverlap:
-        """An event that has happened."""
+        """An event of the current stream; without a GPU one that has happened."""
         return EventOverlap(EventHandle())
 
     @staticmethod
@@ -204,7 +242,11 @@ class Buffer:
         return torch.empty(0, dtype=dtype)
 
     def get_comm_stream(self) -> Any:
-        raise NotImplementedError("get_comm_stream: on hosts there are no streams")
+        """The stream that operations run on. NotImplementedError on hosts, which have none."""
+        calls = self._open()
+        if not isinstance(calls, GpuLowLatency):
+            raise NotImplementedError("get_comm_stream: on hosts there are no streams")
+        return calls.streams.own
 
     # ---- normal mode: high throughput -------------------------------------------------------------------
 
@@ -213,7 +255,12 @@ class Buffer:
                             allocate_on_comm_stream: bool = False
                             ) -> "Tuple[torch.Tensor, None, torch.Tensor, torch.Tensor, EventOverlap]":
         """(num_tokens_per_rank, None, num_tokens_per_expert, is_token_in_rank, event) of this rank's tokens."""
-        self._open()
+        calls = self._open(topk_idx)
+        if isinstance(calls, GpuLowLatency):
+            with calls.streams.running(previous_event):
+                found = gpu_layout(calls.streams, topk_idx, num_experts, self.group_size)
+            event = calls.streams.ended(async_finish, found, (topk_idx,))
+            return found[0], None, found[1], found[2], event
         per_rank, per_expert, in_rank = layout(topk_idx, num_experts, self.group_size)
         return per_rank, None, per_expert, in_rank, ending(async_finish)
 
@@ -233,13 +280,19 @@ class Buffer:
         number of tokens x has; only recv_x and event are returned then. num_worst_tokens: rows of the tensors, and no
         list. The first call with new sizes, or with more tokens, meets the other ranks to make their memory.
         """
-        self._open()
+        self._open(x)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise ValueError("a dispatch with a handle takes neither topk_idx nor topk_weights")
+            if isinstance(self._normal, GpuHighThroughput):
+                rows, event = self._normal.replay_on(x, handle, previous_event, async_finish)
+                return rows, None, None, None, None, event
             return self._normal.replay(x, handle), None, None, None, None, ending(async_finish)
-        rows, local, weights, counts, handle = self._normal.dispatch(
-            x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment, num_worst_tokens)
+        arguments = (x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
+                     num_worst_tokens)
+        if isinstance(self._normal, GpuHighThroughput):
+            return self._normal.dispatch_on(*arguments, previous_event, async_finish)
+        rows, local, weights, counts, handle = self._normal.dispatch(*arguments)
         return rows, local, weights, counts, handle, ending(async_finish)
 
     def combine(self, x: torch.Tensor, handle: tuple, topk_weights: Optional[torch.Tensor] = None,
@@ -250,7 +303,9 @@ class Buffer:
         """Brings a row back for each that the handle's dispatch brought and sums them, without weights; and so the
         values of topk_weights. bias: one or two [tokens, hidden] that are added. Returns (sums, sums of topk_weights or
         None, event)."""
-        self._open()
+        self._open(x)
+        if isinstance(self._normal, GpuHighThroughput):
+            return self._normal.combine_on(x, handle, topk_weights, bias, previous_event, async_finish)
         sums, weights = self._normal.combine(x, handle, topk_weights, bias)
         return sums, weights, ending(async_finish)
 

@@ -1,0 +1,424 @@
+"""The calls of mep.deep_ep on tensors of a GPU: enqueued on a stream of their own, with the results that the calls on
+host tensors have."""
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Callable, Iterator, Optional, Tuple
+
+import torch
+
+import mep
+from mep._buffers import dtype_number
+from mep._device import DeviceArray
+
+from ._events import EventHandle, EventOverlap
+from ._high_throughput import (Handle as RoutingHandle, HighThroughput, _KINDS, _Lane as _ThroughputLane, _Spot, _Use,
+                               _expect, _ranks_as_experts, _WIRES)
+from ._low_latency import GROUP, Handle, LowLatency, _Lane, _once, _Use as _LowLatencyUse
+
+
+class Streams:
+    """The stream that a Buffer's operations run on, beside the program's current one."""
+
+    def __init__(self, device: int):
+        self.device = torch.device("cuda", device)
+        self.own = torch.cuda.Stream(self.device)
+
+    def check(self, **tensors: Optional[torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if tensor is not None and tensor.device != self.device:
+                raise ValueError(f"{name} is on {tensor.device}; this Buffer's operations run on {self.device}")
+
+    @contextlib.contextmanager
+    def running(self, previous: Optional[EventOverlap] = None) -> "Iterator[torch.cuda.Stream]":
+        """The stream, for operations behind `previous`, or behind all that the current stream has."""
+        if previous is not None and previous.event is not None:
+            previous.event.wait_on(self.own)
+        else:
+            self.own.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.own):
+            yield self.own
+
+    def ended(self, asked: bool, made: "Tuple[Any, ...]" = (), given: "Tuple[Any, ...]" = ()) -> EventOverlap:
+        """asked: an event to wait for; else the current stream waits. made, given: tensors of the operation, whose
+        memory is not used again before both streams have done with it."""
+        current = torch.cuda.current_stream(self.device)
+        for tensor in made:
+            if tensor is not None:
+                tensor.record_stream(current)
+        if not asked:
+            current.wait_stream(self.own)
+            return EventOverlap()
+        for tensor in given:
+            if tensor is not None:
+                tensor.record_stream(self.own)
+        return EventOverlap(EventHandle(self.own), given)
+
+
+def _memory(address: int, shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory of the library as a tensor, which does not keep it."""
+    raw = torch.uint8 if dtype == torch.float8_e4m3fn else dtype  # PyTorch's DLPack may lack 8-bit floats
+    array = DeviceArray(address, shape, dtype_number(raw), device.index)
+    return torch.from_dlpack(array).view(dtype)
+
+
+class _GpuLane(_Lane):
+    def memory(self, address: int, shape: tuple, dtype: torch.dtype, owner: Any) -> torch.Tensor:
+        return _memory(address, shape, dtype, owner.streams.device)
+
+
+class GpuLowLatency(LowLatency):
+    """Low-latency dispatches and combines. A failure is raised by a later call, as operations on a stream are."""
+
+    lane_kind = _GpuLane
+
+    def __init__(self, comm: "mep.Comm", goes_on: bool, owned: bool):
+        super().__init__(comm, goes_on, owned)
+        self.streams = Streams(comm.device)
+
+    def raise_failure(self) -> None:
+        if not self.goes_on:
+            self.comm.async_result()
+
+    def _object(self, options: dict) -> "mep.Ep":
+        if "wire_type" in options:
+            options = {**options, "scale_layout": "column_major"}
+        return super()._object(options)
+
+    def dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int, num_experts: int, wire: str,
+                 packed_scales: bool, statistics: Optional[torch.Tensor], with_hook: bool,
+                 asynchronous: bool = False) -> tuple:
+        """(rows, or rows and scales; counts; handle; event; hook or None)"""
+        self.streams.check(x=x, topk_idx=topk_idx, cumulative_local_expert_recv_stats=statistics)
+        if x.dim() != 2 or topk_idx.dim() != 2:
+            raise ValueError(f"x has shape {tuple(x.shape)} and topk_idx {tuple(topk_idx.shape)}; they must be "
+                             "[tokens, hidden] and [tokens, top-k]")
+        self.raise_failure()
+        hidden = x.shape[1]
+        lanes = self._lanes(max_tokens, hidden, topk_idx.shape[1], num_experts, wire)
+        lane, ep = lanes.next(), lanes.ep
+        experts, rows = ep.experts_per_rank, self.comm.size * max_tokens
+        if statistics is not None and tuple(statistics.shape) != (experts,):
+            raise ValueError(f"cumulative_local_expert_recv_stats has shape {tuple(statistics.shape)}, it must be "
+                             f"[{experts}]")
+        addresses = ep._addresses(lane.buffer)
+        found = lane.memory(addresses.recv_x, (experts, rows, hidden),
+                            torch.bfloat16 if wire == "bfloat16" else torch.float8_e4m3fn, self)
+        info = lane.memory(addresses.src_info, (experts, rows), torch.int32, self)
+        scales = None if wire == "bfloat16" else _Scales(lane, addresses.recv_scales, (experts, rows, hidden), wire,
+                                                         packed_scales, self)
+        with self.streams.running() as stream:
+            count = torch.empty(experts, dtype=torch.int32, device=x.device)
+            ranges = torch.empty(experts, self.comm.size, dtype=torch.int64, device=x.device)
+            outputs = {"recv_count": count, "layout_range": ranges}
+
+            def received() -> None:
+                if scales is not None:
+                    scales.fill()
+                if statistics is not None:
+                    statistics.add_(count)
+
+            def receive() -> None:
+                with self.streams.running():
+                    self.again(lambda: lane.handle.dispatch(phase="receive", stream=stream, **outputs))
+                    received()
+                self.streams.ended(False)
+
+            self._send(lanes, lambda: lane.handle.dispatch(x, topk_idx, phase="send", stream=stream) if with_hook
+                       else lane.handle.dispatch(x, topk_idx, stream=stream, **outputs))
+            if not with_hook:
+                received()
+        event = self.streams.ended(asynchronous, (count, ranges), (x, topk_idx, statistics))
+        handle = Handle((info, ranges, max_tokens, hidden, num_experts))
+        handle._use = _LowLatencyUse(lane, topk_idx[:0])
+        return (found if scales is None else (found, scales.tensor), count, handle, event,
+                _once(receive) if with_hook else None)
+
+    def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: Any,
+                zero_copy: bool, with_hook: bool, out: Optional[torch.Tensor], asynchronous: bool = False) -> tuple:
+        """(sums, event, hook or None)"""
+        use = self._use(handle)
+        self.streams.check(x=None if zero_copy else x, topk_weights=topk_weights, out=out)
+        self.raise_failure()
+        hidden, run = handle[3], use.lane.handle.combine
+        y = None if zero_copy else x
+        with self.streams.running() as stream:
+            made = () if out is not None else (torch.empty(len(topk_idx), hidden, dtype=torch.bfloat16,
+                                                           device=self.streams.device),)
+            sums = out if out is not None else made[0]
+
+            def receive() -> None:
+                with self.streams.running():
+                    self.again(lambda: run(sums, weights=topk_weights, phase="receive", stream=stream))
+                self.streams.ended(False)
+
+            if with_hook:
+                self.again(lambda: run(y=y, phase="send", stream=stream))
+            else:
+                self.again(lambda: run(sums, y, weights=topk_weights, stream=stream))
+        event = self.streams.ended(asynchronous, made, (y, topk_weights, out))
+        return sums, event, _once(receive) if with_hook else None
+
+
+class _Scales:
+    """Scales of received rows as DeepEP has them: the rows of an expert lie next to each other, group by group."""
+
+    def __init__(self, lane: _GpuLane, address: int, shape: tuple, wire: str, packed: bool, owner: GpuLowLatency):
+        experts, rows, hidden = shape
+        groups = (hidden + GROUP - 1) // GROUP
+        if packed and groups % 4 != 0:
+            raise ValueError(f"use_ue8m0 packs 4 scales of {GROUP} values in a word; hidden must be a multiple of "
+                             f"{4 * GROUP}")
+        kind = torch.float32 if wire == "fp8" else torch.uint8
+        unit = 16 // kind.itemsize  # the library's columns are multiples of 16 bytes
+        memory = lane.memory(address, (experts, groups, (rows + unit - 1) // unit * unit), kind, owner)
+        self._source, self._packed = memory[:, :, :rows], packed
+        self.tensor = self._source.transpose(1, 2)
+        if wire != "fp8":
+            columns = groups // 4 if packed else groups
+            self.tensor = torch.empty(experts, columns, rows, dtype=torch.int32 if packed else torch.float32,
+                                      device=memory.device).transpose(1, 2)
+
+    def fill(self) -> None:
+        """Converts exponents of two, which the library has as bytes."""
+        if self._source.dtype == torch.float32:
+            return
+        experts, groups, rows = self._source.shape
+        if self._packed:
+            words = self._source.reshape(experts, groups // 4, 4, rows).transpose(2, 3).contiguous()
+            self.tensor.transpose(1, 2).copy_(words.view(torch.int32).squeeze(-1))
+        else:
+            self.tensor.transpose(1, 2).copy_((self._source.to(torch.int32) << 23).view(torch.float32))
+
+
+# --- Normal mode ---------------------------------------------------------------------------------------------
+
+def layout(streams: Streams, topk_idx: torch.Tensor, num_experts: int, ranks: int) -> tuple:
+    """(tokens per rank, tokens per expert, is_token_in_rank). Entries that name no expert count as -1."""
+    streams.check(topk_idx=topk_idx)
+    if topk_idx.dim() != 2 or topk_idx.dtype != torch.int64:
+        raise ValueError(f"topk_idx is {topk_idx.dtype} {tuple(topk_idx.shape)}; it must be int64 [tokens, top-k]")
+    if num_experts < 1 or num_experts % ranks != 0:
+        raise ValueError(f"{num_experts} experts cannot be dealt to {ranks} ranks")
+    chosen = torch.where((topk_idx >= 0) & (topk_idx < num_experts), topk_idx, num_experts)
+    counts = torch.zeros(num_experts + 1, dtype=torch.int32, device=topk_idx.device)
+    counts.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen, dtype=torch.int32).flatten())
+    owner = chosen.div(num_experts // ranks, rounding_mode="floor")  # `ranks` for none
+    in_rank = torch.zeros(len(topk_idx), ranks + 1, dtype=torch.bool, device=topk_idx.device)
+    in_rank = in_rank.scatter_(1, owner, True)[:, :ranks].contiguous()
+    return in_rank.sum(0, dtype=torch.int32), counts[:num_experts].clone(), in_rank
+
+
+class _PinnedLane(_ThroughputLane):
+    """A buffer of an EP object with pinned memory for what its dispatches tell the host."""
+
+    def __init__(self, ep: "mep.Ep", buffer: int):
+        super().__init__(ep, buffer)
+        self.ranges = torch.empty(ep._comm.size, dtype=torch.int64, pin_memory=True)
+        self.counts = torch.empty(ep.experts_per_rank, dtype=torch.int32, pin_memory=True)
+        # None can be made while a graph is captured.
+        self.free += [ep.handle(buffer) for _ in range(2)]
+
+
+class GpuHighThroughput(HighThroughput):
+    """Normal mode. Dispatches without num_worst_tokens wait for the counts on the host, not for the rows."""
+
+    lane_kind = _PinnedLane
+
+    def __init__(self, calls: GpuLowLatency, num_sms: "Callable[[], int]"):
+        super().__init__(calls)
+        self._streams, self._num_sms = calls.streams, num_sms
+
+    def _object(self, options: dict) -> "mep.Ep":
+        try:
+            return mep.Ep(self.comm, num_sms=self._num_sms(), **options)
+        except mep.UnsupportedError:  # ranks that share a GPU have less of it, all of them alike
+            return mep.Ep(self.comm, **options)
+
+    def dispatch_on(self, x: Any, is_token_in_rank: Optional[torch.Tensor], per_expert: Optional[torch.Tensor],
+                    topk_idx: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor], alignment: int, worst: int,
+                    previous: Optional[EventOverlap], asynchronous: bool) -> tuple:
+        """(rows, or rows and scales; local experts; weights; counts; handle; event)"""
+        values, scales, wire = self._rows_of(x)
+        if alignment < 1 or worst < 0:
+            raise ValueError(f"expert_alignment is {alignment} and num_worst_tokens {worst}; they must be 1 at least "
+                             "and 0 at least")
+        if worst and topk_idx is None:
+            raise ValueError("num_worst_tokens needs topk_idx")
+        if not worst and torch.cuda.is_current_stream_capturing():
+            raise ValueError("a dispatch that waits for its counts cannot be captured; give num_worst_tokens")
+        self._calls.raise_failure()
+        ranks = self.comm.size
+        indices, experts, weights = self._routing(len(values), is_token_in_rank, per_expert, topk_idx, topk_weights)
+        shape = (values.shape[1], indices.shape[1], experts, wire)
+        most = self._most_by(worst, len(values)) if worst else self._agree(shape, len(values))
+        with self._streams.running(previous) as stream:
+            use = _Use(self, indices, experts, most, topk_idx is not None)
+            spot, _ = self._send(use, values, scales, weights, stream=stream, **({} if worst else {"wait": True}))
+            use.total = self._await(spot.lane) if not worst else worst
+            use.rows = worst or use.total
+            received = self._received(use, spot, scales is not None)
+            local, own_weights, sources, prefixes = self._topk(use, spot, indices.shape[1], bool(worst))
+            told = [] if worst else spot.lane.counts.tolist()
+            if topk_idx is None:
+                told = self._counts(per_expert, stream=stream)
+            counts = [(count + alignment - 1) // alignment * alignment for count in told]
+        handle = RoutingHandle((prefixes, None, None, sources, is_token_in_rank, None))
+        handle._use = use
+        local = local if topk_idx is not None else None
+        own_weights = own_weights if topk_weights is not None else None
+        made = (*(received if isinstance(received, tuple) else (received,)), local, own_weights, sources, prefixes)
+        event = self._streams.ended(asynchronous, made, (values, scales, topk_idx, topk_weights))
+        return received, local, own_weights, counts, handle, event
+
+    def replay_on(self, x: Any, handle: Any, previous: Optional[EventOverlap], asynchronous: bool) -> tuple:
+        """(rows that go where those of the handle's dispatch went, event)"""
+        use = self._use(handle)
+        values, scales, _ = self._rows_of(x)
+        if len(values) != len(use.topk_idx):
+            raise ValueError(f"x has {len(values)} rows, the handle's dispatch had {len(use.topk_idx)} tokens")
+        self._calls.raise_failure()
+        with self._streams.running(previous) as stream:
+            spot, _ = self._send(use, values, scales, None, stream=stream)
+            received = self._received(use, spot, scales is not None)
+        made = received if isinstance(received, tuple) else (received,)
+        return received, self._streams.ended(asynchronous, made, (values, scales))
+
+    def combine_on(self, x: torch.Tensor, handle: Any, topk_weights: Optional[torch.Tensor], bias: Any,
+                   previous: Optional[EventOverlap], asynchronous: bool) -> tuple:
+        """(sums, sums of the weights or None, event)"""
+        use = self._use(handle)
+        self._streams.check(x=x, topk_weights=topk_weights)
+        if x.dim() != 2 or x.dtype != torch.bfloat16 or len(x) != use.rows:
+            raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; it must be bfloat16 [{use.rows}, hidden], a row for "
+                             "each of the dispatch")
+        (tokens, top_k), hidden = use.topk_idx.shape, x.shape[1]
+        if topk_weights is not None:
+            if not use.has_topk:
+                raise ValueError("topk_weights go back only by the handle of a dispatch with topk_idx")
+            _expect("topk_weights", topk_weights, torch.float32, (use.rows, top_k))
+        biases = [] if bias is None else [bias] if isinstance(bias, torch.Tensor) else list(bias)
+        for each in biases:
+            self._streams.check(bias=each)
+            _expect("bias", each, torch.bfloat16, (tokens, hidden))
+        self._calls.raise_failure()
+        with self._streams.running(previous) as stream:
+            y = _contiguous(x)
+            given = None if topk_weights is None else _contiguous(topk_weights)
+            spot = self._ready(use, hidden, stream=stream)
+            out = torch.empty(tokens, hidden, dtype=torch.bfloat16, device=x.device)
+            weights = None if given is None else torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
+            spot.lane.holds = 0
+            self._calls.again(lambda: spot.handle.combine(out, y, topk_weights=given, out_topk_weights=weights,
+                                                          stream=stream))
+            if biases:
+                out = sum((each.detach().float() for each in biases), out.float()).to(torch.bfloat16)
+        return out, weights, self._streams.ended(asynchronous, (out, weights), (x, topk_weights, *biases))
+
+    # ---- parts ------------------------------------------------------------------------------------------
+
+    def _rows_of(self, x: Any) -> "Tuple[torch.Tensor, Optional[torch.Tensor], str]":
+        values, scales = x if isinstance(x, tuple) else (x, None)
+        self._streams.check(x=values, scales=scales)
+        if values.dim() != 2:
+            raise ValueError(f"x has shape {tuple(values.shape)}; it must be [tokens, hidden]")
+        kind = torch.bfloat16 if scales is None else torch.float8_e4m3fn
+        _expect("x", values, kind, tuple(values.shape))
+        if scales is not None:
+            _expect("the scales of x", scales, torch.float32, (len(values), (values.shape[1] + GROUP - 1) // GROUP))
+            scales = _contiguous(scales)
+        return _contiguous(values), scales, _WIRES[kind]
+
+    def _routing(self, tokens: int, is_token_in_rank: Optional[torch.Tensor], per_expert: Optional[torch.Tensor],
+                 topk_idx: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor]) -> tuple:
+        """(topk_idx, experts, topk_weights); values are not looked at, which would wait for the GPU."""
+        if is_token_in_rank is None or per_expert is None:
+            raise ValueError("a dispatch without a handle needs num_tokens_per_rank, is_token_in_rank and "
+                             "num_tokens_per_expert; get_dispatch_layout() gives them")
+        ranks = self.comm.size
+        self._streams.check(is_token_in_rank=is_token_in_rank, num_tokens_per_expert=per_expert, topk_idx=topk_idx,
+                            topk_weights=topk_weights)
+        _expect("is_token_in_rank", is_token_in_rank, torch.bool, (tokens, ranks))
+        if per_expert.dim() != 1 or per_expert.dtype != torch.int32 or len(per_expert) % ranks != 0:
+            raise ValueError(f"num_tokens_per_expert is {per_expert.dtype} {tuple(per_expert.shape)}; it must be int32 "
+                             f"[experts], a multiple of {ranks} of them")
+        if topk_idx is None:
+            if topk_weights is not None:
+                raise ValueError("topk_weights need topk_idx")
+            return _ranks_as_experts(is_token_in_rank), ranks, None
+        if topk_idx.dim() != 2 or topk_idx.dtype != torch.int64 or len(topk_idx) != tokens:
+            raise ValueError(f"topk_idx is {topk_idx.dtype} {tuple(topk_idx.shape)}; it must be int64 [{tokens}, "
+                             "top-k]")
+        if topk_weights is not None:
+            _expect("topk_weights", topk_weights, torch.float32, tuple(topk_idx.shape))
+            topk_weights = _contiguous(topk_weights)
+        return _contiguous(topk_idx), len(per_expert), topk_weights
+
+    def _most_by(self, worst: int, tokens: int) -> int:
+        """Tokens of a rank that `worst` rows allow: all ranks give the same, and need not agree on it."""
+        most = 1 << max(0, (-(-worst // self.comm.size) - 1).bit_length())
+        if tokens > most:
+            raise ValueError(f"x has {tokens} rows; num_worst_tokens {worst} is enough for {most} on each of "
+                             f"{self.comm.size} ranks")
+        return most
+
+    def _given(self, lane: Any, more: dict) -> dict:
+        if not more.pop("wait", False):
+            return more
+        lane.ranges.fill_(-1)
+        lane.counts.fill_(-1)
+        return {**more, "recv_count_host": lane.counts, "layout_range": lane.ranges}
+
+    def _await(self, lane: _PinnedLane) -> int:
+        """Rows that arrive, as soon as the GPU has told. A dispatch that fails tells of none."""
+        done = torch.cuda.Event()
+        done.record(self._streams.own)
+        ranges, counts = lane.ranges.numpy(), lane.counts.numpy()
+        while (ranges < 0).any() or (counts < 0).any():
+            if done.query():
+                break
+            time.sleep(0)
+        total = int((ranges & 0xffffffff).sum())
+        if total == 0 and done.query():
+            self._calls.raise_failure()
+        return total
+
+    def _memory(self, address: int, rows: int, row: tuple, kind: torch.dtype) -> torch.Tensor:
+        if rows == 0:
+            return torch.empty(0, *row, dtype=kind, device=self._streams.device)
+        return _memory(address, (rows, *row), kind, self._streams.device)
+
+    def _received(self, use: _Use, spot: _Spot, scaled: bool) -> Any:
+        view, hidden = spot.lane.ep._addresses(spot.lane.buffer), spot.lane.ep.hidden
+        if not scaled:
+            return self._memory(view.recv_x, use.rows, (hidden,), torch.bfloat16).clone()
+        return (self._memory(view.recv_x, use.rows, (hidden,), torch.float8_e4m3fn).clone(),
+                self._memory(view.recv_scales, use.rows, ((hidden + GROUP - 1) // GROUP,), torch.float32).clone())
+
+    def _topk(self, use: _Use, spot: _Spot, top_k: int, worst: bool) -> tuple:
+        """(local experts, weights, tokens on their sources) of the rows, -1, 0 and -1 behind those that arrived; where
+        the rows of each source end, in this rank's column."""
+        view = spot.lane.ep._addresses(spot.lane.buffer)
+        local = self._memory(view.recv_topk_idx, use.rows, (top_k,), torch.int32).long()
+        weights = self._memory(view.recv_topk_weights, use.rows, (top_k,), torch.float32).clone()
+        sources = self._memory(view.src_info, use.rows, (), torch.int32).clone()
+        ends = (self._memory(view.layout_range, self.comm.size, (), torch.int64) & 0xffffffff).cumsum(0)
+        prefixes = torch.full((self.comm.size, self.comm.size), -1, dtype=torch.int32, device=local.device)
+        prefixes[:, self.comm.rank] = ends
+        if worst:
+            behind = torch.arange(use.rows, device=local.device) >= ends[-1]
+            local.masked_fill_(behind.unsqueeze(1), -1)
+            weights.masked_fill_(behind.unsqueeze(1), 0)
+            sources.masked_fill_(behind, -1)
+        return local, weights, sources, prefixes
+
+    def _zeros(self, tokens: int, hidden: int, wire: str) -> tuple:
+        values = torch.zeros(tokens, hidden, dtype=torch.bfloat16, device=self._streams.device).to(_KINDS[wire])
+        scales = None if wire == "bfloat16" else torch.ones(tokens, (hidden + GROUP - 1) // GROUP,
+                                                            device=self._streams.device)
+        return values, scales
+
+
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous()

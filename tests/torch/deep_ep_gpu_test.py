@@ -1,0 +1,318 @@
+#!/usr/bin/env python3
+"""mep.deep_ep on tensors of GPUs, a GPU for each rank: the layers of the tests on hosts, whose tensors are copied to
+the GPU and back; and what only a GPU has: streams, events, graphs.
+"""
+import os
+import sys
+import unittest
+
+import deep_ep_normal_cases as normal_cases
+import deep_ep_normal_test as normal
+import deep_ep_test as low_latency
+import launch
+from deep_ep_test import HIDDEN, MOST, TOP_K, begin, make_buffer
+
+
+def use_gpu():
+    import torch
+    device = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
+    torch.cuda.set_device(device)
+    return torch.device("cuda", device)
+
+
+def on_gpu(value):
+    import torch
+    if isinstance(value, torch.Tensor):
+        return value.cuda() if value.device.type == "cpu" else value
+    if type(value) is tuple:
+        return tuple(on_gpu(each) for each in value)
+    return value
+
+
+class Copies:
+    """Tensors of the host in the places of a call's results, filled when those are there."""
+
+    def __init__(self):
+        self.pairs = []
+
+    def of(self, value):
+        import torch
+        if isinstance(value, torch.Tensor):
+            mine = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            self.pairs.append((mine, value))
+            return mine
+        if isinstance(value, tuple):
+            made = tuple(self.of(each) for each in value)
+            if hasattr(value, "_use"):
+                made = HostHandle(made)
+                made.real = value
+            return made
+        return value
+
+    def fill(self):
+        """On the current stream, behind what it waits for."""
+        for mine, value in self.pairs:
+            mine.copy_(value)
+
+
+class HostHandle(tuple):
+    pass
+
+
+def real(handle):
+    return getattr(handle, "real", handle)
+
+
+def gpu_buffer():
+    """A class like deep_ep.Buffer that takes and gives tensors of the host and works on the GPU's."""
+    import mep.deep_ep
+
+    class GpuBuffer(mep.deep_ep.Buffer):
+        def _answer(self, results, event, hook=None):
+            copies = Copies()
+            made = copies.of(results)
+            if hook is None:
+                event.current_stream_wait()
+                copies.fill()
+                return made, None
+
+            def hooked():
+                hook()
+                copies.fill()
+            return made, hooked
+
+        def low_latency_dispatch(self, x, topk_idx, *more, cumulative_local_expert_recv_stats=None, **named):
+            statistics = on_gpu(cumulative_local_expert_recv_stats)
+            found, count, handle, event, hook = super().low_latency_dispatch(
+                on_gpu(x), on_gpu(topk_idx), *more, cumulative_local_expert_recv_stats=statistics, **named)
+            (found, count, handle), waits = self._answer((found, count, handle), event, hook)
+
+            def receive():
+                if waits is not None:
+                    waits()
+                if statistics is not None:
+                    cumulative_local_expert_recv_stats.copy_(statistics)
+            if hook is None:
+                receive()
+            return found, count, handle, event, None if hook is None else receive
+
+        def low_latency_combine(self, x, topk_idx, topk_weights, handle, *, out=None, **named):
+            sums, event, hook = super().low_latency_combine(
+                on_gpu(x), on_gpu(topk_idx), on_gpu(topk_weights), real(handle), out=on_gpu(out), **named)
+            made, waits = self._answer(sums, event, hook)
+
+            def receive():
+                if waits is not None:
+                    waits()
+                if out is not None:
+                    out.copy_(made)
+            if hook is None:
+                receive()
+            return made if out is None else out, event, None if hook is None else receive
+
+        def get_next_low_latency_combine_buffer(self, handle):
+            return super().get_next_low_latency_combine_buffer(real(handle))
+
+        def get_dispatch_layout(self, topk_idx, *more, **named):
+            *found, event = super().get_dispatch_layout(on_gpu(topk_idx), *more, **named)
+            return (*self._answer(tuple(found), event)[0], event)
+
+        def dispatch(self, x, handle=None, **named):
+            named = {name: on_gpu(value) for name, value in named.items()}
+            *found, event = super().dispatch(on_gpu(x), real(handle), **named)
+            return (*self._answer(tuple(found), event)[0], event)
+
+        def combine(self, x, handle, **named):
+            named = {name: on_gpu(value) for name, value in named.items()}
+            sums, weights, event = super().combine(on_gpu(x), real(handle), **named)
+            return (*self._answer((sums, weights), event)[0], event)
+    return GpuBuffer
+
+
+def take_gpu_buffer():
+    import mep.deep_ep
+    use_gpu()
+    mep.deep_ep.Buffer = gpu_buffer()
+
+
+# --- In the ranks ------------------------------------------------------------------------------------------------
+
+def rank_low_latency():
+    take_gpu_buffer()
+    low_latency.refused = lambda *arguments: None  # on hosts, where values are looked at
+    low_latency.rank_calls()
+
+
+def rank_intranode():
+    take_gpu_buffer()
+    normal.rank_intranode()
+
+
+def rank_engines():
+    take_gpu_buffer()
+    normal.rank_engines()
+
+
+def rank_handles():
+    take_gpu_buffer()
+    normal.rank_handles()
+
+
+def delay():
+    """Keeps the current stream busy for some ms."""
+    import torch
+    torch.cuda._sleep(20_000_000)
+
+
+def rank_streams():
+    """Operations run behind what the current stream has, or behind an event, and the stream waits for them."""
+    import torch
+    device = use_gpu()
+    deep_ep, dist, rank, ranks = begin()
+    buffer = make_buffer(deep_ep, dist.group.WORLD, ranks)
+    side = torch.cuda.Stream()
+    for round_ in range(20):
+        case = normal_cases.Case(ranks, 8000 + round_, [5] * ranks)
+        index, weights, wanted = on_gpu(case.topk_idx[rank]), on_gpu(case.weights[rank]), on_gpu(case.x[rank])
+        x = torch.zeros_like(wanted)
+        torch.cuda.synchronize()
+        stream = side if round_ % 2 else torch.cuda.current_stream()
+        with torch.cuda.stream(stream):
+            if round_ % ranks == rank:
+                delay()
+            x.copy_(wanted)
+            asynchronous = round_ % 4 > 1
+            before = deep_ep.Buffer.capture() if asynchronous else None
+            per_rank, _, per_expert, in_rank, event = buffer.get_dispatch_layout(
+                index, case.experts, previous_event=before, async_finish=asynchronous)
+            received, local, _, _, handle, event = buffer.dispatch(
+                x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
+                topk_idx=index, topk_weights=weights, previous_event=event if asynchronous else None,
+                async_finish=asynchronous)
+            event.current_stream_wait()
+            x.fill_(float("nan"))  # behind the event it is the caller's again
+            results = (received.float() * (1 + rank / 4) + rank).to(torch.bfloat16)
+            del received
+            sums, _, event = buffer.combine(results, handle, async_finish=asynchronous)
+            event.current_stream_wait()
+            results.fill_(float("nan"))
+            del results, handle
+            copied = sums.clone()
+        stream.synchronize()
+        normal_cases.same(copied.cpu(), normal_cases.summed(case, rank))
+        assert copied.device == device
+    assert buffer.get_comm_stream() not in (side, torch.cuda.current_stream())
+    buffer.destroy()
+    dist.destroy_process_group()
+
+
+def rank_graphs():
+    """Both modes in CUDA graphs, with other tokens in each replay."""
+    import torch
+    use_gpu()
+    deep_ep, dist, rank, ranks = begin()
+    buffer = make_buffer(deep_ep, dist.group.WORLD, ranks)
+    tokens, experts = 5, 3 * ranks
+    x = torch.empty(tokens, HIDDEN, dtype=torch.bfloat16, device="cuda")
+    index = torch.empty(tokens, TOP_K, dtype=torch.int64, device="cuda")
+    weights = torch.empty(tokens, TOP_K, device="cuda")
+
+    def normal_layer():
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(index, experts)
+        received, local, own, counts, handle, _ = buffer.dispatch(
+            x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
+            topk_idx=index, topk_weights=weights, num_worst_tokens=ranks * 8)
+        assert counts == []
+        sums, back, _ = buffer.combine((received.float() * (1 + rank / 4) + rank).to(torch.bfloat16), handle,
+                                       topk_weights=own)
+        return sums, back, local
+
+    def low_latency_layer():
+        found, count, handle, _, hook = buffer.low_latency_dispatch(x, index, MOST, experts, use_fp8=False,
+                                                                    return_recv_hook=True)
+        hook()
+        numbers = torch.arange(3, device="cuda").view(3, 1, 1) + rank * 3
+        results = (found.float() * (1 + numbers / 4) + numbers).to(torch.bfloat16)
+        sums, _, _ = buffer.low_latency_combine(results, index, weights, handle)
+        return sums, count
+
+    def load(case):
+        x.copy_(case.x[rank])
+        index.copy_(case.topk_idx[rank])
+        weights.copy_(case.weights[rank])
+        torch.cuda.synchronize()
+    load(normal_cases.Case(ranks, 9000, [tokens] * ranks))
+    for layer in (normal_layer, low_latency_layer):
+        layer()
+        torch.cuda.synchronize()
+        dist.barrier()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = layer()
+        for round_ in range(10):
+            case = normal_cases.Case(ranks, 9001 + round_, [tokens] * ranks)
+            load(case)
+            graph.replay()
+            torch.cuda.synchronize()
+            if layer is normal_layer:
+                normal_cases.same(results[0].cpu(), normal_cases.summed(case, rank))
+                normal_cases.same(results[1].cpu(), case.weights[rank] * (case.topk_idx[rank] >= 0))
+                assert int((results[2] >= 0).any(1).sum()) == len(case.rows(rank))
+            else:
+                normal_cases.same(results[0].cpu(), low_latency_sums(case, rank))
+                assert results[1].tolist() == case.counts(rank)
+    torch.cuda.synchronize()
+    dist.barrier()
+    buffer.destroy()
+    dist.destroy_process_group()
+
+
+def low_latency_sums(case, rank):
+    import torch
+    rows = case.x[rank]
+    sums = torch.zeros(rows.shape)
+    for token in range(len(rows)):
+        for k in range(TOP_K):
+            expert = int(case.topk_idx[rank][token, k])
+            if expert >= 0:
+                term = low_latency.expert_output(rows[token], expert).float()
+                sums[token] = sums[token] + case.weights[rank][token, k] * term
+    return sums.to(torch.bfloat16)
+
+
+# --- The tests ---------------------------------------------------------------------------------------------------
+
+def gpus():
+    try:
+        import torch
+    except ImportError:
+        return 0
+    return min(torch.cuda.device_count(), 4) if torch.cuda.is_available() else 0
+
+
+@unittest.skipIf(gpus() == 0, "no usable GPU")
+class DeepEpGpuTest(unittest.TestCase):
+    def test_low_latency(self):
+        launch.run(__file__, "low_latency", gpus())
+
+    def test_intranode(self):
+        launch.run(__file__, "intranode", gpus())
+
+    def test_engines(self):
+        launch.run(__file__, "engines", gpus())
+
+    def test_handles(self):
+        launch.run(__file__, "handles", gpus())
+
+    def test_streams(self):
+        launch.run(__file__, "streams", gpus())
+
+    def test_graphs(self):
+        launch.run(__file__, "graphs", gpus())
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        globals()["rank_" + sys.argv[2]]()
+    else:
+        unittest.main()
