@@ -108,13 +108,10 @@ void what_completes(void**) {
   rig.complete({0, 0, 0, 0, 0x00, 0xab, 0xcd, 0xef, 0xff, 0xff, 0x5a, 0x00});
   assert_true(queue.flush() == Status::kAborted);
   assert_true(rig.queue.done == 0x20000);
-  // Completions of requests that are not under way: one back, one more than the ring, half of the counters.
-  for (const uint8_t counter : {0xfe, 0x04, 0x80}) {
-    rig.complete({0, 0, 0, 0, 0, 0, 0, 0,
-                  static_cast<uint8_t>(counter == 0x80 ? 0x7f
-                                       : counter == 4  ? 0
-                                                       : 0xff),
-                  counter, 0, 0});
+  // Completions of requests that are not under way: one back, one more than the ring ahead, far from both.
+  for (const uint16_t counter : {0xfffe, 0x0004, 0x7fff, 0x8000}) {
+    rig.complete({0, 0, 0, 0, 0, 0, 0, 0, static_cast<uint8_t>(counter >> 8),
+                  static_cast<uint8_t>(counter), 0, 0});
     assert_true(queue.flush() == Status::kAborted);
     assert_true(rig.queue.done == 0x20000);
   }
@@ -140,6 +137,24 @@ void no_room(void**) {
   rig.complete({0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0});
   assert_true(queue.post(nop()) == Status::kOk);
   assert_true(queue.post(nop()) == Status::kTimedOut);
+}
+
+// A put of any size: nothing, inline, one write, or as many as it takes.
+void sizes_of_puts(void**) {
+  Rig rig(0);
+  QueuePeer<> peer(&rig.queue, {});
+  uint8_t data[28] = {7};
+  assert_true(peer.put(kRemote, kLocal, 0) == Status::kOk);
+  assert_true(peer.put(kRemote, {data, 0}, 28) == Status::kOk);
+  assert_true(peer.put(kRemote, kLocal, 29) == Status::kOk);
+  assert_true(peer.put(kRemote, kLocal, kMaxWrite + 5) == Status::kOk);
+  assert_true(rig.queue.reserved == 4);
+  const uint32_t sizes[] = {kInline | 28, 29, 1u << 30, 5};
+  for (uint32_t i = 0; i < 4; ++i) assert_int_equal(Big32(rig.ring[i].words[8]).raw, sizes[i]);
+  assert_true(get_segment<RemoteSegment>(rig.ring[3], 1).address.value() ==
+              kRemote.address + (1u << 30));
+  assert_true(get_segment<DataSegment>(rig.ring[3], 2).address.value() ==
+              0x0102030405060708 + (1u << 30));
 }
 
 void a_mapped_peer(void**) {
@@ -171,6 +186,7 @@ int main() {
       cmocka_unit_test(what_is_posted),
       cmocka_unit_test(what_completes),
       cmocka_unit_test(no_room),
+      cmocka_unit_test(sizes_of_puts),
       cmocka_unit_test(a_mapped_peer),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
