@@ -52,6 +52,29 @@ MUTANTS = [
            "good && in.left() != 0", "good && false"),
     Mutant("windows: a joiner keeps the old pages of a renewed window", "src/core/world/world_windows.cpp",
            "  if (joiners.has(slot)) return directory_.shares(window.id(), slot);\n", ""),
+    Mutant("GPU queue: an index is taken before there is room", "src/transport/gpu_queue/send_queue.hpp",
+           """      if (*index - done < q_->entries) {
+        if (Memory::take(&q_->reserved, index, *index + 1)) return Status::kOk;
+        continue;
+      }
+      const Status status = keep_waiting(&waited);
+      if (status != Status::kOk) return status;
+      *index = Memory::load(&q_->reserved);
+""", """      while (waited.polls == 0 && !Memory::take(&q_->reserved, index, *index + 1)) {
+      }
+      if (*index - done < q_->entries) return Status::kOk;
+      const Status status = keep_waiting(&waited);
+      if (status != Status::kOk) return status;
+"""),
+    Mutant("GPU queue: the doorbell tells of requests that are not there", "src/transport/gpu_queue/send_queue.hpp",
+           "while (is_ready(end)) ++end;", "end = Memory::load(&q_->reserved);"),
+    Mutant("GPU queue: a repeated completion is taken for a later one", "src/transport/gpu_queue/send_queue.hpp",
+           "if (more != 0 && more <= q_->entries)", "if (more != 0)"),
+    Mutant("GPU queue: a request is published without release", "src/transport/gpu_queue/send_queue.hpp",
+           "Memory::store_release(first_word(slot(index)), control.index_opcode);",
+           "*first_word(slot(index)) = control.index_opcode;"),
+    Mutant("GPU queue: the ringer does not look again", "src/transport/gpu_queue/send_queue.hpp",
+           "while (is_ready(end));", "while (false);"),
     Mutant("host kernel: an average divides by one too many", "src/kernels/host/generic_reduce.hpp",
            "return sum / static_cast<T>(divisor);", "return sum / static_cast<T>(divisor + 1);"),
     Mutant("host kernel: the maximum of zeros has the sign of the minimum", "src/kernels/host/generic_reduce.hpp",
