@@ -24,6 +24,7 @@ class Streams:
     def __init__(self, device: int):
         self.device = torch.device("cuda", device)
         self.own = torch.cuda.Stream(self.device)
+        self._current = self.own  # the program's, of the operation that runs; looking it up takes long
 
     def check(self, **tensors: Optional[torch.Tensor]) -> None:
         for name, tensor in tensors.items():
@@ -33,22 +34,22 @@ class Streams:
     @contextlib.contextmanager
     def running(self, previous: Optional[EventOverlap] = None) -> "Iterator[torch.cuda.Stream]":
         """The stream, for operations behind `previous`, or behind all that the current stream has."""
+        self._current = torch.cuda.current_stream(self.device)
         if previous is not None and previous.event is not None:
             previous.event.wait_on(self.own)
         else:
-            self.own.wait_stream(torch.cuda.current_stream(self.device))
+            self.own.wait_stream(self._current)
         with torch.cuda.stream(self.own):
             yield self.own
 
     def ended(self, asked: bool, made: "Tuple[Any, ...]" = (), given: "Tuple[Any, ...]" = ()) -> EventOverlap:
         """asked: an event to wait for; else the current stream waits. made, given: tensors of the operation, whose
         memory is not used again before both streams have done with it."""
-        current = torch.cuda.current_stream(self.device)
         for tensor in made:
             if tensor is not None:
-                tensor.record_stream(current)
+                tensor.record_stream(self._current)
         if not asked:
-            current.wait_stream(self.own)
+            self._current.wait_stream(self.own)
             return EventOverlap()
         for tensor in given:
             if tensor is not None:
@@ -201,20 +202,30 @@ def layout(streams: Streams, topk_idx: torch.Tensor, num_experts: int, ranks: in
         raise ValueError(f"topk_idx is {topk_idx.dtype} {tuple(topk_idx.shape)}; it must be int64 [tokens, top-k]")
     if num_experts < 1 or num_experts % ranks != 0:
         raise ValueError(f"{num_experts} experts cannot be dealt to {ranks} ranks")
-    chosen = torch.where((topk_idx >= 0) & (topk_idx < num_experts), topk_idx, num_experts)
-    counts = torch.zeros(num_experts + 1, dtype=torch.int32, device=topk_idx.device)
-    counts.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen, dtype=torch.int32).flatten())
-    owner = chosen.div(num_experts // ranks, rounding_mode="floor")  # `ranks` for none
-    in_rank = torch.zeros(len(topk_idx), ranks + 1, dtype=torch.bool, device=topk_idx.device)
-    in_rank = in_rank.scatter_(1, owner, True)[:, :ranks].contiguous()
-    return in_rank.sum(0, dtype=torch.int32), counts[:num_experts].clone(), in_rank
+    # A bin for each expert; entries outside of all bins are not counted.
+    per_expert = torch.histc(topk_idx.to(torch.float32), num_experts, -0.5, num_experts - 0.5).to(torch.int32)
+    local = num_experts // ranks
+    owner = (topk_idx.clamp(-1, num_experts) + local).div_(local, rounding_mode="floor")  # 0: none; rank + 1; ranks + 1
+    in_rank = torch.zeros(len(topk_idx), ranks + 2, dtype=torch.bool, device=topk_idx.device)
+    in_rank = in_rank.scatter_(1, owner, True)[:, 1:ranks + 1].contiguous()
+    return in_rank.sum(0, dtype=torch.int32), per_expert, in_rank
 
 
 class _PinnedLane(_ThroughputLane):
-    """A buffer of an EP object with pinned memory for what its dispatches tell the host."""
+    """A buffer of an EP object, its memory as tensors, and pinned memory for what its dispatches tell the host."""
 
     def __init__(self, ep: "mep.Ep", buffer: int):
         super().__init__(ep, buffer)
+        view, device = ep._addresses(buffer), torch.device("cuda", ep._comm.device)
+        rows, groups = ep._comm.size * ep.max_tokens_per_rank, (ep.hidden + GROUP - 1) // GROUP
+        kind = torch.float8_e4m3fn if view.recv_scales else torch.bfloat16
+        self.rows = [_memory(view.recv_x, (rows, ep.hidden), kind, device)]
+        if view.recv_scales:
+            self.rows.append(_memory(view.recv_scales, (rows, groups), torch.float32, device))
+        self.topk_idx = _memory(view.recv_topk_idx, (rows, ep.top_k), torch.int32, device)
+        self.topk_weights = _memory(view.recv_topk_weights, (rows, ep.top_k), torch.float32, device)
+        self.sources = _memory(view.src_info, (rows,), torch.int32, device)
+        self.device_ranges = _memory(view.layout_range, (ep._comm.size,), torch.int64, device)
         self.ranges = torch.empty(ep._comm.size, dtype=torch.int64, pin_memory=True)
         self.counts = torch.empty(ep.experts_per_rank, dtype=torch.int32, pin_memory=True)
         # None can be made while a graph is captured.
@@ -259,7 +270,7 @@ class GpuHighThroughput(HighThroughput):
             use.total = self._await(spot.lane) if not worst else worst
             use.rows = worst or use.total
             received = self._received(use, spot, scales is not None)
-            local, own_weights, sources, prefixes = self._topk(use, spot, indices.shape[1], bool(worst))
+            local, own_weights, sources, prefixes = self._topk(use, spot.lane, bool(worst))
             told = [] if worst else spot.lane.counts.tolist()
             if topk_idx is None:
                 told = self._counts(per_expert, stream=stream)
@@ -384,26 +395,17 @@ class GpuHighThroughput(HighThroughput):
             self._calls.raise_failure()
         return total
 
-    def _memory(self, address: int, rows: int, row: tuple, kind: torch.dtype) -> torch.Tensor:
-        if rows == 0:
-            return torch.empty(0, *row, dtype=kind, device=self._streams.device)
-        return _memory(address, (rows, *row), kind, self._streams.device)
-
     def _received(self, use: _Use, spot: _Spot, scaled: bool) -> Any:
-        view, hidden = spot.lane.ep._addresses(spot.lane.buffer), spot.lane.ep.hidden
-        if not scaled:
-            return self._memory(view.recv_x, use.rows, (hidden,), torch.bfloat16).clone()
-        return (self._memory(view.recv_x, use.rows, (hidden,), torch.float8_e4m3fn).clone(),
-                self._memory(view.recv_scales, use.rows, ((hidden + GROUP - 1) // GROUP,), torch.float32).clone())
+        copies = tuple(each[:use.rows].clone() for each in spot.lane.rows)
+        return copies if scaled else copies[0]
 
-    def _topk(self, use: _Use, spot: _Spot, top_k: int, worst: bool) -> tuple:
+    def _topk(self, use: _Use, lane: _PinnedLane, worst: bool) -> tuple:
         """(local experts, weights, tokens on their sources) of the rows, -1, 0 and -1 behind those that arrived; where
         the rows of each source end, in this rank's column."""
-        view = spot.lane.ep._addresses(spot.lane.buffer)
-        local = self._memory(view.recv_topk_idx, use.rows, (top_k,), torch.int32).long()
-        weights = self._memory(view.recv_topk_weights, use.rows, (top_k,), torch.float32).clone()
-        sources = self._memory(view.src_info, use.rows, (), torch.int32).clone()
-        ends = (self._memory(view.layout_range, self.comm.size, (), torch.int64) & 0xffffffff).cumsum(0)
+        local = lane.topk_idx[:use.rows].long()
+        weights = lane.topk_weights[:use.rows].clone()
+        sources = lane.sources[:use.rows].clone()
+        ends = (lane.device_ranges & 0xffffffff).cumsum(0)
         prefixes = torch.full((self.comm.size, self.comm.size), -1, dtype=torch.int32, device=local.device)
         prefixes[:, self.comm.rank] = ends
         if worst:
