@@ -4,7 +4,7 @@
 // outnumber the cores that they may use together, or where waits find that ranks share one all the same,
 // spinning only keeps the awaited rank off its core, so the wait yields at once.
 // Every wait ends: `poll` answers true for success and for a frozen channel alike, and the deadline is
-// looked at with every eighth yield.
+// looked at with every yield.
 //
 // On a rank that reaches peers over a network nobody but its own threads takes what comes from there: a
 // waiting thread makes progress between its looks, and sleeps in epoll, on all that can bring something,
@@ -19,67 +19,9 @@
 
 #include "base/clock.hpp"
 #include "core/world/doorbell_delays.hpp"
+#include "core/world/yield_gauge.hpp"
 
 namespace mep {
-
-// The waits of one rank find out here about its core: whether the awaited rank shares it, so that they
-// yield at once, and whether another program has it, so that they sleep. Ranks that wait as well give a core
-// back at once, but a program that computes keeps it for its time slice; a sleeper is woken up in the middle
-// of that. Clocks cost as much as a small operation: only some waits are timed, and what was found holds for
-// a number of waits.
-class YieldGauge {
- public:
-  // More than a yield takes where nobody else wants the core, less than a change of process and back.
-  static constexpr uint64_t kSwitchNs = 1'500;
-  // Less than a time slice, more than ranks do in one go.
-  static constexpr uint64_t kDearNs = 1'500'000;
-  static constexpr uint32_t kSleeps = 4096;
-  static constexpr uint32_t kTimed = 4;  // one wait in so many
-  static constexpr uint32_t kShared =
-      3;  // first yields in a row that bring the word: spinning ends
-  static constexpr uint32_t kAlone =
-      8;  // timed ones in a row that change no process: spinning begins again
-
-  // Whether a wait that may spin does.
-  bool spins() const { return spins_.load(std::memory_order_relaxed); }
-  // The first yield of a wait that may spin: how long it took, and whether the awaited word was there then.
-  void note_first_yield(uint64_t took_ns, bool came) {
-    const bool is_shared = came && took_ns >= kSwitchNs && took_ns <= kDearNs;
-    const bool is_alone = took_ns < kSwitchNs || took_ns > kDearNs;
-    const bool spins_now = spins();
-    const bool contradicts = spins_now ? is_shared : is_alone;
-    const uint32_t in_a_row = contradicts ? in_a_row_.load(std::memory_order_relaxed) + 1 : 0;
-    const bool turns = in_a_row == (spins_now ? kShared : kAlone);
-    if (turns) spins_.store(!spins_now, std::memory_order_relaxed);
-    in_a_row_.store(turns ? 0 : in_a_row, std::memory_order_relaxed);
-  }
-
-  // Asked once in a wait: whether it sleeps at once.
-  bool sleeps() {
-    const uint32_t left = sleeps_left_.load(std::memory_order_relaxed);
-    if (left != 0) sleeps_left_.store(left - 1, std::memory_order_relaxed);
-    return left != 0;
-  }
-  // ... and whether it is one of those that time what giving the core away costs.
-  bool times() {
-    const uint32_t waits = waits_.load(std::memory_order_relaxed) + 1;
-    waits_.store(waits, std::memory_order_relaxed);
-    return waits % kTimed == 0;
-  }
-  // The core was given away and came back. Whether that was dear, so that this wait sleeps too.
-  bool note(uint64_t away_ns, uint64_t back_ns) {
-    if (back_ns - away_ns <= kDearNs) return false;
-    sleeps_left_.store(kSleeps, std::memory_order_relaxed);
-    return true;
-  }
-
- private:
-  // Relaxed: hints. Threads of one rank may overwrite each other's.
-  std::atomic<bool> spins_{true};
-  std::atomic<uint32_t> in_a_row_{0};  // first yields that speak against spins_
-  std::atomic<uint32_t> sleeps_left_{0};
-  std::atomic<uint32_t> waits_{0};
-};
 
 // A wait's work besides looking, while there are peers over a network.
 class NetworkWait {
@@ -109,15 +51,13 @@ struct WaitPolicy {
   NetworkWait* network = nullptr;  // null: no transport here is a network
   uint64_t network_spin_ns = 200'000;  // a wait that makes progress looks for this long
   YieldGauge* gauge = nullptr;         // null: waits find out nothing
-  bool adapts = false;  // spins only while the gauge says so, and yields at once when it does not
+  bool adapts = false;                 // spins only while the gauge says so
   // A wait that makes progress and yields gives its core away for this long before it sleeps.
   uint64_t network_yield_ns = 0;
 
-  bool yields_at_once() const { return gauge != nullptr && (!adapts || !gauge->spins()); }
+  bool spins_first() const { return !adapts || gauge->spins(); }
+  bool yields_at_once() const { return gauge != nullptr && !gauge->spins(); }
 };
-
-// One sched_yield(), in nanoseconds.
-uint64_t time_a_yield();
 
 inline void cpu_pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -127,31 +67,32 @@ inline void cpu_pause() {
 #endif
 }
 
+// A wait of `policy`, which has a gauge, has not found its words by looking.
+YieldGauge::Start start_slow_wait(const WaitPolicy& policy, uint64_t now);
+
 // The rest of a round of waiting after the spins; kept out of line, it is off the fast path.
 class SlowWait {
  public:
-  SlowWait(const WaitPolicy& policy, Doorbell* doorbell, const Deadline& deadline)
-      : policy_(policy), doorbell_(doorbell), deadline_(deadline) {
-    notes_first_ = policy.adapts;
-    if (!policy.yields_at_once()) return;
-    sleep_due_ = policy.gauge->sleeps();
-    is_timed_ = policy.gauge->times();
-    notes_first_ = policy.adapts && is_timed_;
-  }
+  SlowWait(const WaitPolicy& policy, Doorbell* doorbell, const Deadline& deadline);
   enum class Round : uint8_t { kAgain, kTrue, kOver };
-  // One yield, or (later) one sleep. kTrue: poll() was, when it was asked once more after the first yield or
-  // after the sleep had been announced; kOver: the deadline has come.
+  // One yield, or (later) one sleep. kTrue: poll() was, when it was asked once more; kOver: the deadline has
+  // come.
   template <typename Poll>
   Round round(Poll&& poll) {
-    if (notes_first_) {
-      notes_first_ = false;
-      const uint64_t took_ns = time_a_yield();
-      const bool came = poll();
-      policy_.gauge->note_first_yield(took_ns, came);
+    if (start_.tries) {
+      start_.tries = false;
+      bool came = false;
+      for (uint32_t i = 0; i < policy_.spins && !came; ++i) {
+        cpu_pause();
+        came = poll();
+      }
+      policy_.gauge->note_trial(came);
       if (came) return Round::kTrue;
+      // Woken up, it is placed on an idle core, if there is one; a yield stays on this one.
+      start_.sleeps = true;
     }
     if (!yield_once()) return Round::kOver;
-    if (!sleep_due_) return Round::kAgain;
+    if (!start_.sleeps) return Round::kAgain;
     WaitSleep sleep(doorbell_);
     if (poll()) return Round::kTrue;
     sleep.wait(sleep_ns());
@@ -165,12 +106,10 @@ class SlowWait {
   const WaitPolicy& policy_;
   Doorbell* doorbell_;
   const Deadline& deadline_;
-  static constexpr uint32_t kYieldsPerClock = 8;
-  uint32_t yields_ = 0;
-  uint64_t yield_until_ns_ = 0;
-  bool sleep_due_ = false;
-  bool is_timed_ = false;
-  bool notes_first_ = false;
+  YieldGauge::Start start_;
+  uint64_t now_ns_;  // when it last looked at the clock: where the next yield begins
+  uint64_t yield_until_ns_;
+  bool is_first_ = true;
 };
 
 // A sleep that a network ends too.
@@ -204,29 +143,43 @@ bool wait_with_network(const WaitPolicy& policy, Doorbell* doorbell, const Deadl
     NetworkWait& network;
   };
   const Waiting waiting(*policy.network);
-  bool yields = policy.yields_at_once() && !policy.gauge->sleeps();
-  const uint64_t look_ns = policy.adapts && yields ? 0 : policy.network_spin_ns;
-  bool notes_first = policy.adapts;
+  const bool yields_long = policy.yields_at_once();
+  const uint64_t look_ns = policy.spins_first() ? policy.network_spin_ns : 0;
+  enum class Stage : uint8_t { kLook, kTry, kFirst, kGive } stage = Stage::kLook;
+  bool yields = false;
   uint64_t look_until_ns = 0;
   for (;;) {
-    if (poll()) return true;
+    if (poll()) {
+      const bool looked = stage == Stage::kLook && look_until_ns != 0;
+      if (looked && policy.adapts) policy.gauge->note_paid();
+      if (stage == Stage::kTry) policy.gauge->note_trial(true);
+      return true;
+    }
     if (policy.network->progress()) continue;
     const uint64_t now = now_ns();
     if (now >= deadline.at_ns()) return poll();
     if (look_until_ns == 0) look_until_ns = now + look_ns;
     if (now < look_until_ns) continue;
-    if (notes_first) {
-      notes_first = false;
-      const uint64_t took_ns = time_a_yield();
-      (void)policy.network->progress();
-      const bool came = poll();
-      policy.gauge->note_first_yield(took_ns, came);
-      if (came) return true;
-      continue;
+    if (stage == Stage::kLook) {
+      const YieldGauge::Start start = policy.gauge != nullptr ? start_slow_wait(policy, now)
+                                                              : YieldGauge::Start{.sleeps = true};
+      yields = !start.sleeps && (yields_long || policy.adapts);
+      stage = start.tries ? Stage::kTry : Stage::kFirst;
+      if (start.tries) {
+        look_until_ns = now + policy.network_spin_ns;
+        continue;
+      }
     }
-    if (yields && now < look_until_ns + policy.network_yield_ns) {
+    if (stage == Stage::kTry) {
+      policy.gauge->note_trial(false);
+      stage = Stage::kFirst;
+      yields = false;  // as in SlowWait::round()
+    }
+    const bool is_first = stage == Stage::kFirst;
+    stage = Stage::kGive;
+    if (yields && (is_first || now < look_until_ns + policy.network_yield_ns)) {
       sched_yield();
-      yields = !policy.gauge->note(now, now_ns());
+      yields = !policy.gauge->note_yield(now, now_ns(), is_first && policy.adapts) && yields_long;
       continue;
     }
     NetworkSleep sleep(*policy.network, doorbell);
@@ -243,23 +196,27 @@ bool wait_until(const WaitPolicy& policy, Doorbell* doorbell, const Deadline& de
   if (policy.network != nullptr && policy.network->active()) [[unlikely]] {
     return wait_with_network(policy, doorbell, deadline, poll);
   }
-  const uint32_t spins = policy.adapts && !policy.gauge->spins() ? 0 : policy.spins;
+  if (poll()) return true;
+  const uint32_t spins = policy.spins_first() ? policy.spins : 0;
   for (uint32_t i = 0; i < spins; ++i) {
-    if (poll()) return true;
     cpu_pause();
+    if (poll()) {
+      if (policy.adapts) policy.gauge->note_paid();
+      return true;
+    }
   }
   SlowWait slow(policy, doorbell, deadline);
-  while (!poll()) {
+  for (;;) {
     switch (slow.round(poll)) {
       case SlowWait::Round::kTrue:
         return true;
       case SlowWait::Round::kOver:
         return poll();
       case SlowWait::Round::kAgain:
+        if (poll()) return true;
         break;
     }
   }
-  return true;
 }
 
 }  // namespace mep

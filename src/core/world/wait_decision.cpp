@@ -44,20 +44,16 @@ void decide_wait(const PeerIdentity& self, std::span<const PeerLink> peers, Yiel
   int available = 0;
   for (const uint64_t word : cores) available += std::popcount(word);
   if (quota > 0) available = std::min(available, quota);
+  gauge->begin(static_cast<uint32_t>(ranks), ranks <= available);
   policy->gauge = gauge;
   policy->network_yield_ns = 5'000'000;
-  policy->adapts = ranks <= available;
-  if (ranks > available) {
-    policy->spins = 0;
-    policy->network_spin_ns = 0;
-  }
+  policy->adapts = true;
   uint64_t spin_us = 0;
   bool given = false;
   if (env_number("MEP_SPIN_US", &spin_us, &given) == MEP_SUCCESS && given) {
     policy->spins = static_cast<uint32_t>(spin_us * kCalibrationSpins * 1000 / spin_time_ns());
     policy->network_spin_ns = spin_us * 1000;
     policy->adapts = false;
-    if (ranks <= available) policy->gauge = nullptr;
   }
   log(LogLevel::kInfo, "%d ranks share %d cores here: waits %s", ranks, available,
       ranks > available ? "yield at once"
