@@ -303,7 +303,7 @@ class PerfTest(unittest.TestCase):
             (["barrier", "--preset", "kimi-k2"], "for dispatch, combine and moe"),
             (["moe", "--mode", "fast"], "cannot be 'fast'"),
             (["moe", "--mode", "ht", "--slotted"], "--slotted is for --mode ll"),
-            (["moe", "--mode", "ht", "--device", "cuda"], "no --mode ht"),
+            (["moe", "--no-expert", "--device", "cuda"], "no --no-expert"),
             (["dispatch", "--no-expert"], "--no-expert is for moe"),
             (["allreduce", "--mode", "ht"], "for dispatch, combine and moe"),
             (["moe", "--check=yes"], "cannot be 'yes'"),

@@ -270,9 +270,7 @@ std::string find_conflict(const Options& options) {
     return "--slotted is for --mode ll: rows of --mode ht lie packed";
   }
   if (!options.run_expert && op != "moe") return "--no-expert is for moe";
-  if (options.on_device && (options.is_high_throughput || !options.run_expert)) {
-    return "--device cuda has no --mode ht and no --no-expert";
-  }
+  if (options.on_device && !options.run_expert) return "--device cuda has no --no-expert";
   if (options.on_device && !device_is_built()) {
     return "this mep_perf was built without CUDA: --device cuda is not possible (configure with "
            "MEP_CUDA=ON)";

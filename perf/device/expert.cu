@@ -42,24 +42,58 @@ __device__ void read_vector(const ExpertCall& call, uint64_t row, uint32_t at, f
   }
 }
 
+__device__ float factor_of(uint64_t expert) {
+  return 0.5f + 0.125f * static_cast<float>(static_cast<uint32_t>(expert % 11));
+}
+
+__device__ void write_vector(const ExpertCall& call, uint64_t row, uint32_t at,
+                             const float* values) {
+  uint32_t pairs[kVector / 2] = {};
+  for (uint32_t v = 0; v < kVector; ++v) {
+    const uint32_t bits = __bfloat16_as_ushort(__float2bfloat16_rn(values[v]));
+    pairs[v / 2] |= bits << (16 * (v % 2));
+  }
+  auto* to = static_cast<uint16_t*>(call.y) + row * call.hidden + at;
+  *reinterpret_cast<uint4*>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
 __global__ void __launch_bounds__(kThreads) expert_kernel(ExpertCall call) {
   const uint32_t expert = blockIdx.y;
   const int64_t range = call.layout_range[expert * call.sources + blockIdx.x];
   const uint64_t first = uint64_t{expert} * call.capacity + static_cast<uint64_t>(range >> 32);
   const auto rows = static_cast<uint32_t>(range & 0xffffffff);
-  const auto kind = static_cast<uint32_t>((call.first_expert + expert) % 11);
-  const float factor = 0.5f + 0.125f * static_cast<float>(kind);
+  const float factor = factor_of(call.first_expert + expert);
   for (uint32_t i = 0; i < rows; ++i) {
     for (uint32_t at = threadIdx.x * kVector; at < call.hidden; at += kThreads * kVector) {
       float values[kVector];
       read_vector(call, first + i, at, values);
-      uint32_t pairs[kVector / 2] = {};
-      for (uint32_t v = 0; v < kVector; ++v) {
-        const uint32_t bits = __bfloat16_as_ushort(__float2bfloat16_rn(values[v] * factor));
-        pairs[v / 2] |= bits << (16 * (v % 2));
+      for (float& value : values) value *= factor;
+      write_vector(call, first + i, at, values);
+    }
+  }
+}
+
+// Rows of high throughput lie without gaps from the first on.
+__global__ void __launch_bounds__(kThreads) mixing_kernel(ExpertCall call) {
+  const int64_t last = call.layout_range[call.sources - 1];
+  const uint64_t rows = static_cast<uint64_t>(last >> 32) + static_cast<uint32_t>(last);
+  for (uint64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (uint32_t at = threadIdx.x * kVector; at < call.hidden; at += kThreads * kVector) {
+      float values[kVector];
+      read_vector(call, row, at, values);
+      float sums[kVector] = {};
+      for (uint32_t k = 0; k < call.top_k; ++k) {
+        const int32_t expert = call.topk_idx[row * call.top_k + k];
+        if (expert < 0) continue;
+        const float factor = factor_of(call.first_expert + static_cast<uint32_t>(expert));
+        const float weight = call.topk_weights[row * call.top_k + k];
+        for (uint32_t v = 0; v < kVector; ++v) {
+          const float output =
+              widen(__bfloat16_as_ushort(__float2bfloat16_rn(__fmul_rn(values[v], factor))));
+          sums[v] = __fadd_rn(sums[v], __fmul_rn(weight, output));
+        }
       }
-      auto* to = static_cast<uint16_t*>(call.y) + (first + i) * call.hidden + at;
-      *reinterpret_cast<uint4*>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+      write_vector(call, row, at, sums);
     }
   }
 }
@@ -67,6 +101,11 @@ __global__ void __launch_bounds__(kThreads) expert_kernel(ExpertCall call) {
 }  // namespace
 
 cudaError_t launch_expert(const ExpertCall& call, cudaStream_t stream) {
+  if (call.topk_idx != nullptr) {
+    constexpr uint32_t kBlocks = 528;  // enough to fill a GPU
+    mixing_kernel<<<kBlocks, kThreads, 0, stream>>>(call);
+    return cudaGetLastError();
+  }
   expert_kernel<<<dim3(call.sources, call.experts), kThreads, 0, stream>>>(call);
   return cudaGetLastError();
 }

@@ -1,4 +1,5 @@
-// The stand-in expert as a kernel: each row that arrived times its expert's factor.
+// The stand-in expert as a kernel: each row that arrived times its expert's factor; in high throughput the weighted
+// sum of the row times the factors of its experts here.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,6 +18,10 @@ struct ExpertCall {
   uint32_t capacity;  // rows of one expert
   uint32_t hidden;    // a multiple of 8
   uint64_t first_expert;
+  // High throughput, else null: [capacity, top_k] of the rows, which have no experts in their places then.
+  const int32_t* topk_idx;
+  const float* topk_weights;
+  uint32_t top_k;
 };
 
 cudaError_t launch_expert(const ExpertCall& call, cudaStream_t stream);

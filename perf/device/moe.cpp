@@ -69,8 +69,12 @@ class DeviceMoe : public MoeSide {
   size_t entries() const {
     return static_cast<size_t>(problem_.shape().tokens) * problem_.shape().top_k;
   }
-  size_t range_index(uint32_t expert, int source) const {
-    return static_cast<size_t>(expert) * static_cast<size_t>(problem_.shape().size) +
+  // Of received rows: by local expert, in high throughput one.
+  uint32_t groups() const {
+    return problem_.shape().is_high_throughput ? 1 : problem_.shape().experts_per_rank;
+  }
+  size_t range_index(uint32_t group, int source) const {
+    return static_cast<size_t>(group) * static_cast<size_t>(problem_.shape().size) +
            static_cast<size_t>(source);
   }
   size_t wire_row_bytes() const {
@@ -98,6 +102,8 @@ class DeviceMoe : public MoeSide {
   std::vector<uint8_t> rows_;
   std::vector<uint8_t> scales_;
   std::vector<int32_t> tokens_;
+  std::vector<int32_t> row_topk_idx_;  // [rows][K], high throughput
+  std::vector<float> row_topk_weights_;
 };
 
 DeviceMoe::DeviceMoe(DeviceContext& context, MoeProblem& problem, const Options& options)
@@ -120,7 +126,7 @@ DeviceMoe::DeviceMoe(DeviceContext& context, MoeProblem& problem, const Options&
   out_ = context_.allocate<uint16_t>(rounds_ * token_values());
   topk_idx_ = context_.allocate<int64_t>(rounds_ * entries());
   topk_weights_ = context_.allocate<float>(rounds_ * entries());
-  ranges_.resize(static_cast<size_t>(shape.experts_per_rank) * static_cast<size_t>(shape.size));
+  ranges_.resize(static_cast<size_t>(groups()) * static_cast<size_t>(shape.size));
   load_rounds();
 }
 
@@ -162,6 +168,9 @@ void DeviceMoe::expert() {
   call.capacity = row_capacity_;
   call.hidden = shape.hidden;
   call.first_expert = static_cast<uint64_t>(shape.rank) * shape.experts_per_rank;
+  call.topk_idx = view.recv_topk_idx;
+  call.topk_weights = view.recv_topk_weights;
+  call.top_k = shape.top_k;
   require_cuda(launch_expert(call, context_.stream()), "the stand-in expert");
 }
 
@@ -189,6 +198,9 @@ void DeviceMoe::fetch_received() {
   rows_.resize(total * wire_row_bytes());
   scales_.resize(shape.wire_is_fp8 ? total * scale_row_bytes() : 0);
   tokens_.resize(total);
+  const size_t top_k = shape.is_high_throughput ? shape.top_k : 0;
+  row_topk_idx_.resize(total * top_k);
+  row_topk_weights_.resize(total * top_k);
   for (size_t i = 0; i < ranges_.size(); ++i) {
     const size_t count = (i + 1 < ranges_.size() ? first_row_[i + 1] : total) - first_row_[i];
     const auto begin = static_cast<size_t>(ranges_[i] >> 32);
@@ -199,6 +211,12 @@ void DeviceMoe::fetch_received() {
                       static_cast<const uint8_t*>(view.recv_x) + row * wire_row_bytes(),
                       count * wire_row_bytes());
     context_.download(tokens_.data() + first_row_[i], view.src_info + row, count * sizeof(int32_t));
+    if (top_k != 0) {
+      context_.download(row_topk_idx_.data() + first_row_[i] * top_k,
+                        view.recv_topk_idx + row * top_k, count * top_k * sizeof(int32_t));
+      context_.download(row_topk_weights_.data() + first_row_[i] * top_k,
+                        view.recv_topk_weights + row * top_k, count * top_k * sizeof(float));
+    }
     if (!shape.wire_is_fp8) continue;
     context_.download(scales_.data() + first_row_[i] * scale_row_bytes(),
                       static_cast<const uint8_t*>(view.recv_scales) + row * scale_row_bytes(),
@@ -213,6 +231,10 @@ ReceivedRow DeviceMoe::received_row(uint32_t local_expert, int source, uint64_t 
   received.token = tokens_[row];
   if (problem_.shape().wire_is_fp8) {
     received.scales = reinterpret_cast<const float*>(scales_.data() + row * scale_row_bytes());
+  }
+  if (problem_.shape().is_high_throughput) {
+    received.topk_idx = row_topk_idx_.data() + row * problem_.shape().top_k;
+    received.topk_weights = row_topk_weights_.data() + row * problem_.shape().top_k;
   }
   return received;
 }

@@ -82,6 +82,8 @@ def main():
         return SKIPPED if skipped else 1
     every_operation(threads, 8, SIZES, LAYER)
     threads(["moe", *LAYER, "--slotted", "--buffers", "2"], 4, 3)
+    for op in ("dispatch", "combine", "moe"):
+        threads([op, *LAYER, "--mode", "ht", "--wire", "fp8" if op == "moe" else "bf16"], 8, 3)
     threads(["allreduce", *SIZES, "--dtype", "e4m3", "--reduce", "max"], 4, 3)
     if QUICK:
         print("  4, 8 ranks as threads: every operation of mep_perf --device cuda, 0 errors")

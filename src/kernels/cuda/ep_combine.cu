@@ -68,7 +68,11 @@ int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
     return cudaErrorMisalignedAddress;
   }
   const bool only_tells = a.receives == 0 && a.push == 0 && a.returned_weights == nullptr;
-  const uint32_t ctas = only_tells ? 1 : launch.ctas;
+  // More CTAs than these get in each other's way on the link: the same combine takes up to twice the time.
+  constexpr uint32_t kMostPushingCtas = 96;
+  const uint32_t useful =
+      g.sizes.high_throughput != 0 && a.push != 0 ? kMostPushingCtas : UINT32_MAX;
+  const uint32_t ctas = only_tells ? 1 : useful < launch.ctas ? useful : launch.ctas;
   const CombineKernel kernel = select_combine_kernel(g);
   kernel<<<ctas, kEpThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
   return cudaPeekAtLastError();
