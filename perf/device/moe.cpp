@@ -69,7 +69,7 @@ class DeviceMoe : public MoeSide {
   size_t entries() const {
     return static_cast<size_t>(problem_.shape().tokens) * problem_.shape().top_k;
   }
-  // Of received rows: by local expert, in high throughput one.
+  // Received rows lie by local expert, in high throughput in one group.
   uint32_t groups() const {
     return problem_.shape().is_high_throughput ? 1 : problem_.shape().experts_per_rank;
   }
