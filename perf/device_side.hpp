@@ -35,6 +35,9 @@ class DeviceRank {
   virtual std::unique_ptr<Team> make_team() = 0;
   // The call's buffers are on the host; the case has its own on the GPU.
   virtual std::unique_ptr<Case> make_collective(const CollectiveCall& call) = 0;
+  // The same by NCCL, beside the case that make_collective() gave last; collective. Throws where NCCL is not there,
+  // or ranks share a GPU. Ranks are processes.
+  virtual std::unique_ptr<Case> make_nccl_collective(const CollectiveCall& call) = 0;
   // Collective; so is the end of the case.
   virtual std::unique_ptr<Case> make_moe(MoeOperation operation, MoeProblem& problem,
                                          const Options& options) = 0;

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <fstream>
+#include <string_view>
 
 #include "error.hpp"
 
@@ -55,12 +56,15 @@ std::string row_to_json(const Row& row) {
     add_number(&line, "mep_us_p50", row.mep->p50_us);
     add_number(&line, "mep_us_p99", row.mep->p99_us);
   }
-  if (row.mpi) add_number(&line, "mpi_us_p50", row.mpi->p50_us);
+  if (row.peer) {
+    const bool is_mpi = std::string_view(row.peer_name) == "MPI";
+    add_number(&line, is_mpi ? "mpi_us_p50" : "nccl_us_p50", row.peer->p50_us);
+  }
   if (const auto ratio = row.ratio()) add_number(&line, "ratio", *ratio);
   add_number(&line, "algbw_gbps", row.algbw_gbps());
   add_number(&line, "busbw_gbps", row.busbw_gbps());
   if (row.floor_us > 0) add_number(&line, "floor_us", row.floor_us);
-  const auto errors = row.mep ? row.errors : row.mpi_errors;
+  const auto errors = row.mep ? row.errors : row.peer_errors;
   line += "\"errors\": " + (errors ? std::to_string(*errors) : std::string("null")) + "}";
   return line;
 }

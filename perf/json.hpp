@@ -1,5 +1,5 @@
-// The rows as one JSON array of objects. Fields that do not apply are absent (mpi_us_p50 and ratio
-// without --vs, floor_us without a GPU) or null (errors without --check).
+// The rows as one JSON array of objects. Fields that do not apply are absent (mpi_us_p50 or nccl_us_p50, and
+// ratio, without --vs, floor_us without a GPU) or null (errors without --check).
 #pragma once
 
 #include <string>

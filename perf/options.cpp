@@ -198,8 +198,13 @@ const Entry kEntries[] = {
     {"--device", "D", Group::kRun,
      "host; cuda: local rank n on GPU n, then from the first again; cuda:N: all there [host]",
      read_device},
-    {"--vs", "mpi", Group::kRun, "the same by MPI in turn with MEP, and the ratio of the medians",
-     [](const std::string& t, Options* o) { return o->run_mpi = t == "mpi"; }},
+    {"--vs", "LIBRARY", Group::kRun,
+     "the same by mpi, or on GPUs by nccl, in turn with MEP, and the ratio of the medians",
+     [](const std::string& t, Options* o) {
+       o->run_mpi = t == "mpi";
+       o->run_nccl = t == "nccl";
+       return o->run_mpi || o->run_nccl;
+     }},
     {"--json", "FILE", Group::kRun, "write the rows as one JSON array",
      [](const std::string& t, Options* o) { return !(o->json_path = t).empty(); }},
     {"--threads", "N", Group::kRun, "N ranks as threads of this process",
@@ -277,6 +282,14 @@ std::string find_conflict(const Options& options) {
   }
   if (options.on_device && (options.run_mpi || options.use_mep_memory)) {
     return "--device cuda has no --vs mpi and no --mep-memory";
+  }
+  if (options.run_nccl && !options.on_device) return "--vs nccl needs --device cuda";
+  if (options.run_nccl && options.threads > 0) {
+    return "--vs nccl and --threads exclude each other: NCCL's ranks are processes here, by "
+           "mep_run";
+  }
+  if (options.run_nccl && (find_collective(op) == nullptr || op == "barrier")) {
+    return "--vs nccl is for collectives with data";
   }
   if (options.run_mpi && !mpi_is_built()) {
     return "this mep_perf was built without MPI: --vs mpi is not possible (configure with "

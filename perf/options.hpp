@@ -47,6 +47,7 @@ struct Options {
   bool check = false;
   bool run_mep = true;
   bool run_mpi = false;
+  bool run_nccl = false;  // beside MEP, on GPUs
   bool measure_machine = true;
   int threads = 0;  // ranks as threads of this process; 0: ranks are processes
   bool on_device = false;

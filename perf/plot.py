@@ -40,7 +40,7 @@ def collect_curves(paths):
         for row in read_rows(path):
             name = f"{prefix}{row['op']} {row.get('dtype', '')}, {row['ranks']} ranks"
             size = row["bytes"]
-            for key, side in (("mep_us_p50", "MEP"), ("mpi_us_p50", "MPI")):
+            for key, side in (("mep_us_p50", "MEP"), ("mpi_us_p50", "MPI"), ("nccl_us_p50", "NCCL")):
                 if key in row:
                     times.setdefault(f"{name}, {side}", []).append((size, row[key]))
             if "ratio" in row:

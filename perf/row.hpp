@@ -29,19 +29,20 @@ struct Row {
   std::string dtype;
   std::optional<Layer> layer;
   std::optional<Statistics> mep;
-  std::optional<Statistics> mpi;
-  double data_bytes = 0;               // algorithm bandwidth is this / time
-  double bus_factor = 1;               // bus bandwidth / algorithm bandwidth
-  double moved_bytes = 0;              // that all ranks together must copy at least once
-  double floor_us = 0;                 // on a GPU, where it was measured; else 0
-  std::optional<uint64_t> errors;      // of MEP, with --check
-  std::optional<uint64_t> mpi_errors;  // of the MPI side, with --check
+  std::optional<Statistics> peer;  // the same by MPI or NCCL
+  const char* peer_name = "MPI";
+  double data_bytes = 0;                // algorithm bandwidth is this / time
+  double bus_factor = 1;                // bus bandwidth / algorithm bandwidth
+  double moved_bytes = 0;               // that all ranks together must copy at least once
+  double floor_us = 0;                  // on a GPU, where it was measured; else 0
+  std::optional<uint64_t> errors;       // of MEP, with --check
+  std::optional<uint64_t> peer_errors;  // of the other library, with --check
 
-  // MEP's, or MPI's when it runs alone.
-  const Statistics& main() const { return mep ? *mep : *mpi; }
+  // MEP's, or the other library's when it runs alone.
+  const Statistics& main() const { return mep ? *mep : *peer; }
   std::optional<double> ratio() const {
-    if (!mep || !mpi) return std::nullopt;
-    return mep->p50_us / mpi->p50_us;
+    if (!mep || !peer) return std::nullopt;
+    return mep->p50_us / peer->p50_us;
   }
   double algbw_gbps() const { return data_bytes / main().p50_us / 1e3; }
   double busbw_gbps() const { return algbw_gbps() * bus_factor; }

@@ -49,7 +49,7 @@ double moe_floor_us(const DeviceFloors& device, MoeOperation operation, const Mo
 // The sides of one size, in the order in which they take turns.
 struct Sides {
   std::unique_ptr<Case> mep;
-  std::unique_ptr<Case> mpi;
+  std::unique_ptr<Case> peer;  // by MPI or NCCL
 };
 
 class Session {
@@ -121,28 +121,29 @@ void Session::run_row(const Sides& sides, uint32_t rounds, Row* row) {
   // Making graphs and memory can wait for what runs on a GPU: all ranks are done with it.
   if (device_ != nullptr) team_.barrier();
   std::vector<Case*> cases;
-  for (Case* subject : {sides.mep.get(), sides.mpi.get()}) {
+  for (Case* subject : {sides.mep.get(), sides.peer.get()}) {
     if (subject == nullptr) continue;
     subject->reset();
     cases.push_back(subject);
   }
   if (options_.check) {
     if (sides.mep) row->errors = verify(*sides.mep, rounds);
-    if (sides.mpi) row->mpi_errors = verify(*sides.mpi, rounds);
+    if (sides.peer) row->peer_errors = verify(*sides.peer, rounds);
   }
   progress_.set_subject(row->operation + ", " + bytes_text(static_cast<double>(row->bytes)));
   std::vector<Statistics> statistics;
   measure(options_, team_, cases, progress_, &statistics);
   progress_.clear();
   if (sides.mep) row->mep = statistics.front();
-  if (sides.mpi) row->mpi = statistics.back();
+  if (sides.peer) row->peer = statistics.back();
   // Once more after the load: an error that needs many operations shows here.
   if (options_.check) {
     if (sides.mep) *row->errors += verify(*sides.mep, 1);
-    if (sides.mpi) *row->mpi_errors += verify(*sides.mpi, 1);
-    if (row->errors.value_or(0) + row->mpi_errors.value_or(0) > 0) all_right_ = false;
+    if (sides.peer) *row->peer_errors += verify(*sides.peer, 1);
+    if (row->errors.value_or(0) + row->peer_errors.value_or(0) > 0) all_right_ = false;
   }
   row->operation = options_.operation;
+  if (options_.run_nccl) row->peer_name = "NCCL";
   row->ranks = team_.size();
   if (is_speaker_) print_row(options_, machine_, *row);
   rows_.push_back(std::move(*row));
@@ -231,7 +232,8 @@ void Session::run_collective_size(const CollectiveEntry& entry, size_t count) {
     sides.mep =
         device_ != nullptr ? device_->make_collective(call) : make_mep_collective(call, comm_);
   }
-  if (options_.run_mpi) sides.mpi = make_mpi_collective(call);
+  if (options_.run_mpi) sides.peer = make_mpi_collective(call);
+  if (options_.run_nccl) sides.peer = device_->make_nccl_collective(call);
   Row row;
   row.operation = entry.name();
   row.bytes = block;
@@ -282,7 +284,7 @@ void Session::run_messages_size(MessagePattern pattern, size_t bytes) {
   }
   if (options_.run_mpi) {
     mpi_side = make_mpi_messages();
-    sides.mpi = make(*mpi_side);
+    sides.peer = make(*mpi_side);
   }
   const int messages = team_.size() / 2 * (pattern == MessagePattern::kExchange ? 2 : 1);
   Row row;
@@ -335,7 +337,7 @@ void Session::run_moe_size(MoeOperation operation, uint32_t tokens, const Router
   }
   if (options_.run_mpi) {
     mpi_side = shape.is_high_throughput ? make_mpi_throughput_moe(problem) : make_mpi_moe(problem);
-    sides.mpi = make_moe_case(operation, options_, *mpi_side, problem);
+    sides.peer = make_moe_case(operation, options_, *mpi_side, problem);
   }
   std::vector<double> received = problem.count_rows();  // by each rank, from all
   team_.sum(received.data(), received.size());

@@ -73,6 +73,7 @@ void print_heading(const Options& options, const Machine& machine, const std::st
                       : (void)std::printf(" %6s %6s", "copy %", "line %");
   }
   if (options.run_mep && options.run_mpi) (void)std::printf(" %10s %6s", "MPI p50", "ratio");
+  if (options.run_nccl) (void)std::printf(" %10s %6s", "NCCL p50", "ratio");
   if (options.check) (void)std::printf(" %7s", "errors");
   (void)std::putchar('\n');
   (void)std::fflush(stdout);
@@ -97,18 +98,18 @@ void print_row(const Options& options, const Machine& machine, const Row& row) {
                       line_share(machine, row).c_str());
   }
   if (const auto ratio = row.ratio()) {
-    (void)std::printf(" %10s %6.2f", number(row.mpi->p50_us).c_str(), *ratio);
+    (void)std::printf(" %10s %6.2f", number(row.peer->p50_us).c_str(), *ratio);
   }
   if (options.check) {
-    const auto errors = row.mep ? row.errors : row.mpi_errors;
+    const auto errors = row.mep ? row.errors : row.peer_errors;
     (void)std::printf(" %7llu", static_cast<unsigned long long>(errors.value_or(0)));
   }
   (void)std::putchar('\n');
   if (row.mep) print_phases("MEP", *row.mep);
-  if (row.mpi) print_phases("MPI", *row.mpi);
-  if (row.mep && row.mpi_errors.value_or(0) > 0) {
-    (void)std::printf("#   the MPI side had %llu wrong values\n",
-                      static_cast<unsigned long long>(*row.mpi_errors));
+  if (row.peer) print_phases(row.peer_name, *row.peer);
+  if (row.mep && row.peer_errors.value_or(0) > 0) {
+    (void)std::printf("#   the %s side had %llu wrong values\n", row.peer_name,
+                      static_cast<unsigned long long>(*row.peer_errors));
   }
   (void)std::fflush(stdout);
 }

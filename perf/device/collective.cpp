@@ -2,9 +2,10 @@
 // number. All operations have one receive buffer.
 #include "device/collective.hpp"
 
+#include <utility>
+
 #include "collective_check.hpp"
 #include "device_side.hpp"
-#include "error.hpp"
 
 namespace mep::perf {
 namespace {
@@ -14,10 +15,9 @@ constexpr size_t kAlignment = 256;
 
 class DeviceCollective : public Case {
  public:
-  DeviceCollective(DeviceContext& context, const CollectiveCall& call)
-      : context_(context), host_(call), device_(call) {
+  DeviceCollective(DeviceContext& context, const CollectiveCall& call, Enqueue enqueue)
+      : context_(context), host_(call), device_(call), enqueue_(std::move(enqueue)) {
     context_.use();
-    context_.recycle();
     const size_t block = call.count * mep_dtype_size(call.dtype);
     const size_t send_bytes = block * static_cast<size_t>(call.entry->send_blocks(call.size));
     receive_bytes_ = block * static_cast<size_t>(call.entry->recv_blocks(call.size));
@@ -30,7 +30,7 @@ class DeviceCollective : public Case {
       context_.upload(inputs_ + round * stride_, host_.send, send_bytes);
     }
     graph_ = DeviceGraph(context_.stream(), [this] {
-      for (uint32_t i = 0; i < kDeviceOperations; ++i) enqueue(i % rounds_);
+      for (uint32_t i = 0; i < kDeviceOperations; ++i) run_round(i % rounds_);
     });
   }
 
@@ -44,22 +44,22 @@ class DeviceCollective : public Case {
     const bool by_graph = round == 0;
     const uint32_t input = by_graph ? (kDeviceOperations - 1) % rounds_ : round % rounds_;
     context_.fill(device_.recv, kPoison, receive_bytes_);
-    by_graph ? context_.launch(graph_.get()) : enqueue(input);
+    by_graph ? context_.launch(graph_.get()) : run_round(input);
     context_.synchronize();
     context_.download(host_.recv, device_.recv, receive_bytes_);
     return count_collective_errors(host_, input);
   }
 
  private:
-  void enqueue(uint32_t round) {
+  void run_round(uint32_t round) {
     device_.send = inputs_ + round * stride_;
-    require(device_.entry->mep_call(device_, context_.comm(), context_.stream()),
-            device_.entry->name());
+    enqueue_(device_);
   }
 
   DeviceContext& context_;
   CollectiveCall host_;
   CollectiveCall device_;
+  Enqueue enqueue_;
   size_t receive_bytes_ = 0;
   uint32_t rounds_ = 1;
   size_t stride_ = 0;
@@ -69,8 +69,9 @@ class DeviceCollective : public Case {
 
 }  // namespace
 
-std::unique_ptr<Case> make_device_collective(DeviceContext& context, const CollectiveCall& call) {
-  return std::make_unique<DeviceCollective>(context, call);
+std::unique_ptr<Case> make_device_collective(DeviceContext& context, const CollectiveCall& call,
+                                             Enqueue enqueue) {
+  return std::make_unique<DeviceCollective>(context, call, std::move(enqueue));
 }
 
 }  // namespace mep::perf

@@ -6,6 +6,7 @@
 #include "device/context.hpp"
 #include "device/expert.hpp"
 #include "device/moe.hpp"
+#include "device/nccl.hpp"
 #include "device_side.hpp"
 #include "error.hpp"
 
@@ -75,7 +76,17 @@ class CudaRank : public DeviceRank {
   double gpu_number() const override { return gpu_number_; }
   std::unique_ptr<Team> make_team() override { return std::make_unique<StreamTeam>(context_); }
   std::unique_ptr<Case> make_collective(const CollectiveCall& call) override {
-    return make_device_collective(context_, call);
+    context_.use();
+    context_.recycle();
+    return make_device_collective(context_, call, [this](const CollectiveCall& each) {
+      require(each.entry->mep_call(each, context_.comm(), context_.stream()), each.entry->name());
+    });
+  }
+  std::unique_ptr<Case> make_nccl_collective(const CollectiveCall& call) override {
+    if (nccl_ == nullptr) nccl_ = std::make_unique<NcclRank>(context_);
+    nccl_->check(call);
+    return make_device_collective(context_, call,
+                                  [this](const CollectiveCall& each) { nccl_->enqueue(each); });
   }
   std::unique_ptr<Case> make_moe(MoeOperation operation, MoeProblem& problem,
                                  const Options& options) override {
@@ -84,6 +95,7 @@ class CudaRank : public DeviceRank {
 
  private:
   DeviceContext context_;
+  std::unique_ptr<NcclRank> nccl_;
   double gpu_number_ = 0;
 };
 
