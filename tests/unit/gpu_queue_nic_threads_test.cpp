@@ -173,41 +173,86 @@ void many_queues_over_memory(void**) {
   }
 }
 
-// Rank 0 has the posters and the NIC, rank 1 the cells in its window.
-void over_windows(Rank& rank, Taken* taken) {
-  constexpr uint64_t kWindow = 5;
-  RANK_CHECK(rank, rank.add_window(mep::kWorldWindowId, 4096));
-  RANK_CHECK(rank, rank.add_window(kWindow, kQueues * kCellBytes + 4096));
-  const uint64_t limit = SystemMemory::nanoseconds() + kLimitNs;
-  if (rank.number() == 1) {
-    const auto* cells = reinterpret_cast<const uint8_t*>(rank.window(kWindow).data());
-    RANK_CHECK(rank, take_all([&](uint32_t q) { return cells + q * kCellBytes; }, taken, limit));
-    RANK_CHECK(rank, rank.barrier());
-    return;
+constexpr uint64_t kWindow = 5;
+constexpr uint64_t kLargeWordAt = kQueues * kCellBytes;
+constexpr uint64_t kLargeAt = kLargeWordAt + 11;
+constexpr uint32_t kLarge = (3u << 20) + 5;
+
+uint8_t large_byte(uint32_t i) {
+  return static_cast<uint8_t>(i * 2654435761u >> 24);
+}
+
+// Rank 1 has the cells in its window.
+void take_in_window(Rank& rank, Taken* taken, uint64_t limit) {
+  const auto* window = reinterpret_cast<const uint8_t*>(rank.window(kWindow).data());
+  RANK_CHECK(rank, take_all([&](uint32_t q) { return window + q * kCellBytes; }, taken, limit));
+  RANK_CHECK(rank, rank.wait_word(kWindow, kLargeWordAt, 5));
+  uint32_t wrong = 0;
+  for (uint32_t i = 0; i < kLarge; ++i) wrong += window[kLargeAt + i] != large_byte(i) ? 1 : 0;
+  RANK_CHECK(rank, wrong == 0);
+  RANK_CHECK(rank, rank.barrier());  // until then the peer is there
+}
+
+// Rank 0 posts to a queue of its own what `calls` says. 0: all good; else the syndrome.
+template <typename Calls>
+uint8_t post_alone(Rank& rank, SoftNic* nic, uint64_t window, uint64_t limit, const Calls& calls) {
+  Post post(kQueues, 4, true, nic);
+  std::vector<uint8_t> large(kLarge);
+  for (uint32_t i = 0; i < kLarge; ++i) large[i] = large_byte(i);
+  post.wiring.local.push_back(
+      {8, kNames, kLarge, reinterpret_cast<std::byte*>(large.data()), false});
+  post.wiring.remote = {{9, kNames, kLargeAt + kLarge, window, true, true}};
+  if (nic->add_queue(post.wiring, std::make_unique<TransportExecutor>(
+                                      &rank.transport(), Rank::slot(1), false)) != MEP_SUCCESS) {
+    return 0xff;
   }
-  SoftNic nic;
-  auto posts = make_posts(&nic, [](uint32_t q) { return q % 2 == 0; });
+  QueuePeer<HostMemory> peer(&post.queue, {limit, nullptr, 0});
+  SendQueue<HostMemory> queue(&post.queue, {limit, nullptr, 0});
+  const bool good = calls(&peer, &queue) == Status::kOk && queue.flush() == Status::kOk;
+  QueueError error{};
+  const bool failed = queue.error(&error);
+  if (nic->remove_queue(post.queue.queue_pair) != MEP_SUCCESS || good == failed) return 0xff;
+  return error.syndrome;
+}
+
+// Rank 0 has the posters and the NIC.
+void over_windows(Rank& rank, Taken* taken) {
+  RANK_CHECK(rank, rank.add_window(mep::kWorldWindowId, 4096));
+  RANK_CHECK(rank, rank.add_window(kWindow, kLargeAt + kLarge));
+  const uint64_t limit = SystemMemory::nanoseconds() + kLimitNs;
+  if (rank.number() == 1) return take_in_window(rank, taken, limit);
+  std::vector<std::unique_ptr<Post>> posts;
+  SoftNic nic;  // ends before them
+  posts = make_posts(&nic, [](uint32_t q) { return q % 2 == 0; });
   RANK_CHECK(rank, nic.start() == MEP_SUCCESS);
   for (uint32_t q = 0; q < kQueues; ++q) {
     // A region begins at the window's start, so each poster names its cell from there.
     QueueWiring wiring = posts[q]->wiring;
     wiring.remote = {{9, kNames - q * kCellBytes, kQueues * kCellBytes, kWindow, true, true}};
-    RANK_CHECK(rank, nic.add_queue(wiring, std::make_unique<TransportExecutor>(
-                                               &rank.transport(), Rank::slot(1), q % 4 == 0)) ==
-                         MEP_SUCCESS);
+    auto executor =
+        std::make_unique<TransportExecutor>(&rank.transport(), Rank::slot(1), q % 4 == 0);
+    RANK_CHECK(rank, nic.add_queue(wiring, std::move(executor)) == MEP_SUCCESS);
   }
   RANK_CHECK(rank, post_all(&posts, taken, limit));
-  // Additions: where the window is mapped.
-  Post adds(kQueues, 4, true, &nic);
-  adds.wiring.remote = {{9, kNames, 4096, kWindow, true, true}};
-  RANK_CHECK(rank, nic.add_queue(adds.wiring, std::make_unique<TransportExecutor>(
-                                                  &rank.transport(), Rank::slot(1), false)) ==
-                       MEP_SUCCESS);
-  SendQueue<HostMemory> queue(&adds.queue, {limit, nullptr, 0});
-  const Request add = fetch_add({kNames, 9}, 1, {reinterpret_cast<const void*>(kNames), 7});
-  RANK_CHECK(rank, queue.post(add) == Status::kOk);
+  using Peer = QueuePeer<HostMemory>;
+  using Sends = SendQueue<HostMemory>;
+  const LocalMemory local{reinterpret_cast<const void*>(kNames), 7};
+  const auto put_large = [](Peer* peer, Sends*) {
+    const LocalMemory large{reinterpret_cast<const void*>(kNames), 8};
+    const Status status = peer->put({kNames + kLargeAt, 9}, large, kLarge);
+    return status == Status::kOk ? peer->signal({kNames + kLargeWordAt, 9}, 5) : status;
+  };
+  RANK_CHECK(rank, post_alone(rank, &nic, kWindow, limit, put_large) == 0);
+  const auto add = [&](Peer*, Sends* queue) {
+    return queue->post(fetch_add({kNames, 9}, 1, local));
+  };
   const bool is_mapped = rank.transport().map(Rank::slot(1), kWindow) != nullptr;
-  RANK_CHECK(rank, queue.flush() == (is_mapped ? Status::kOk : Status::kFailed));
+  RANK_CHECK(rank, post_alone(rank, &nic, kWindow, limit, add) == (is_mapped ? 0 : 0x12));
+  // No such window; a peer that is fenced out.
+  const auto signal = [](Peer* peer, Sends*) { return peer->signal({kNames, 9}, 1); };
+  RANK_CHECK(rank, post_alone(rank, &nic, kWindow + 1, limit, signal) == 0x13);
+  RANK_CHECK(rank, rank.transport().fence_out(Rank::slot(1)) == MEP_SUCCESS);
+  RANK_CHECK(rank, post_alone(rank, &nic, kWindow, limit, signal) == 0x15);
   nic.stop();
   RANK_CHECK(rank, rank.barrier());
 }

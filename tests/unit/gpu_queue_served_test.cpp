@@ -462,7 +462,7 @@ void wirings_are_checked(void**) {
   for (const uint32_t entries : {0u, 1u, 3u, 32768u}) {
     assert_true(refused([&](QueueWiring* w) { w->entries = entries; }));
   }
-  for (const uint32_t entries : {0u, 2u, 6u}) {
+  for (const uint32_t entries : {0u, 2u, 4u, 6u}) {
     assert_true(refused([&](QueueWiring* w) { w->completion_entries = entries; }));
   }
   assert_true(refused([](QueueWiring* w) { w->remote = {{1, 4, 8, 0, true, true}}; }));

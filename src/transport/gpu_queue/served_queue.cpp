@@ -35,10 +35,10 @@ mep_result_t check_wiring(const QueueWiring& w) {
                 "software NIC: a ring of %u entries; it needs a power of two, 2 .. %u", w.entries,
                 kMaxEntries);
   }
-  const bool has_all = is_power_of_two(w.completion_entries) && w.completion_entries >= w.entries;
+  const bool has_all = is_power_of_two(w.completion_entries) && w.completion_entries > w.entries;
   if (w.completion_entries != 1 && !has_all) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
-                "software NIC: %u completion entries; 1, or a power of two not below the ring's %u",
+                "software NIC: %u completion entries; 1, or a power of two above the ring's %u",
                 w.completion_entries, w.entries);
   }
   for (const RemoteRegion& region : w.remote) {

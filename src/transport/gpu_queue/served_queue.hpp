@@ -30,7 +30,7 @@ struct QueueWiring {
   const Request* ring = nullptr;
   uint32_t entries = 0;  // power of two, 2 .. 16384
   CompletionEntry* completions = nullptr;
-  uint32_t completion_entries = 1;  // 1: a collapsed queue; else a power of two from `entries` on
+  uint32_t completion_entries = 1;  // 1: a collapsed queue; else a power of two above `entries`
   const DoorbellRecord* record = nullptr;
   const uint64_t* doorbell = nullptr;  // in place of a register: 0 until the poster rings first
   uint32_t queue_pair = 0;             // 1 .. 2^24 - 1
