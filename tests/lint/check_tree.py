@@ -33,14 +33,14 @@ DEVICE_HEADER = re.compile(r"transport/(.*/)?device_\w+\.(hpp|cuh|h)$")
 # Library: (its headers, the files of the tree that may include them).
 LIBRARIES = {
     "hwloc": (re.compile(r"hwloc(\.h$|/)"), re.compile(r"src/core/topo/")),
-    "verbs": (re.compile(r"(infiniband|rdma)/"), re.compile(r"src/transport/(verbs|ibgda)/")),
+    "verbs": (re.compile(r"(infiniband|rdma)/"), re.compile(r"src/transport/(verbs|gpu_queue)/")),
     "MPI": (
         re.compile(r"mpi\.h$"),
         re.compile(r"(src/core/bootstrap/mpi[^/]*$|include/mep_mpi\.h$|perf/|tests/|examples/)"),
     ),
     "CUDA": (
         re.compile(r"(cuda\.h|cuda_.*\.h|cuda/.*|nvml\.h|device_launch_parameters\.h)$"),
-        re.compile(r"(src/kernels/cuda/|src/transport/(cuda|ibgda)\w*/|perf/|tests/|examples/)"),
+        re.compile(r"(src/kernels/cuda/|src/transport/(cuda|gpu_queue)\w*/|perf/|tests/|examples/)"),
     ),
 }
 CODE_SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cu", ".cuh", ".inc", ".def"}

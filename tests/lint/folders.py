@@ -15,7 +15,7 @@ ALLOWED = {
     "transport/tcp": ["base", "transport"],
     "transport/verbs": ["base", "transport"],
     "transport/cuda": ["base"],
-    "transport/gpu_queue": ["protocol"],
+    "transport/gpu_queue": ["base", "protocol", "transport"],
     "kernels/host": ["base"],
     "kernels/cuda/device": ["protocol"],
     "kernels/cuda": ["base", "protocol", "kernels/cuda/device"],

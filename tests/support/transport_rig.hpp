@@ -70,6 +70,8 @@ struct RigOptions {
   bool put_only = false;
   uint32_t ranks = 2;
   TransportOptions transport{};  // put_only is set by the one above
+  // Threads tell each other that they are processes: for transports between processes, under ThreadSanitizer.
+  bool poses_as_processes = false;
 };
 
 class Rank {
@@ -114,7 +116,7 @@ class Rank {
   }
 
   PeerIdentity identity(uint32_t rank) const {
-    const bool threads = options_.kind == RankKind::kThreads;
+    const bool threads = options_.kind == RankKind::kThreads && !options_.poses_as_processes;
     return {slot(rank), 0x1000u + rank, 7, threads ? 1u : 100u + rank, 0};
   }
 
