@@ -26,6 +26,7 @@ from torch.nn.functional import layer_norm, mse_loss, scaled_dot_product_attenti
 STEPS, EVERY = 40, 8  # EVERY steps: balance, and a copy of the state
 BATCH, LENGTH, HIDDEN, INNER, EXPERTS, TOP_K = 12, 16, 32, 48, 8, 2
 RATE, MOMENTUM, TOLERANCE, UNEVEN = 0.5, 0.9, 1e-5, 1.2
+LOST = (mep.PeerFailedError, mep.PeerLeftError)
 
 
 class Layer(torch.nn.Module):
@@ -108,8 +109,7 @@ class Job:
         self.weights = torch.zeros(2 * slots, 2, 2 * HIDDEN * INNER)
         for slot, number in self.own():
             self.weights[slot, 0] = new_expert(number)
-        self.rows = np.zeros(slots, np.int64)
-        self.step, self.losses, self.uneven = 0, [], []
+        self.step, self.losses, self.uneven, self.rows = 0, [], [], np.zeros(slots, np.int64)
         self.ep = mep.Ep(comm, mode="high_throughput", hidden=HIDDEN, top_k=TOP_K, num_experts=EXPERTS, input_type="float32",
                          experts_per_rank=slots, max_replicas=comm.size, max_tokens_per_rank=BATCH * LENGTH)
         self.ep.set_expert_map(np.pad(self.plan.expert_map, ((0, 0), (0, comm.size - 1)), constant_values=eplb.EMPTY))
@@ -122,8 +122,8 @@ class Job:
 
     def own(self):
         """(slot, expert) of this rank."""
-        mine = self.plan.physical_to_logical.reshape(-1, self.slots)[self.comm.rank].tolist()
-        return [(slot, number) for slot, number in enumerate(mine) if number != eplb.EMPTY]
+        mine = self.plan.physical_to_logical.reshape(-1, self.slots)[self.comm.rank]
+        return [(slot, number) for slot, number in enumerate(mine.tolist()) if number != eplb.EMPTY]
 
     def after(self, rank, steps=1):
         """The rank that keeps a copy of the experts of `rank`."""
@@ -169,8 +169,7 @@ class Job:
 
     def recover(self):
         """Back to the last copy, around the ranks that are gone."""
-        there = np.zeros(self.comm.size, np.int32)
-        there[self.comm.rank] = 1
+        there = (np.arange(self.comm.size) == self.comm.rank).astype(np.int32)
         self.comm.allreduce(there, op="max")
         self.here = np.flatnonzero(there).tolist()
         failed, (self.step, self.plan, keepers, weights, layer, optimizer) = self.step, self.kept
@@ -179,8 +178,8 @@ class Job:
         self.optimizer.load_state_dict(copy.deepcopy(optimizer))
         del self.losses[self.step:]
         moved, copies = self.place(keepers)
-        self.say(f"step {failed} is lost with rank {sorted(set(range(self.comm.size)) - set(self.here))}: {moved} experts move, "
-                 f"{copies} of them from a copy; again from step {self.step}")
+        self.say(f"step {failed} is lost with rank {np.flatnonzero(there == 0).tolist()}: {moved} experts move, {copies} of them "
+                 f"from a copy; again from step {self.step}")
         self.keep()
 
     def moe(self, values, rows, chosen, gates):
@@ -191,34 +190,39 @@ class Job:
             results = results.index_add(0, at, gates[at, k, None] * expert(values[slot], rows[at]))
         return Combine.apply(results, self.handle)
 
-    def train(self):
+    def gradients(self, values):
+        """The loss and gradients for the dense part, of this rank's part of the batch; values.grad has those of experts."""
         inputs, wanted = (tensor[self.here.index(self.comm.rank)::len(self.here)] for tensor in batch(self.step))
-        values = self.weights[:self.slots, 0].detach().requires_grad_()
         loss = mse_loss(self.layer(inputs, partial(self.moe, values)), wanted, reduction="sum") / (BATCH * LENGTH * HIDDEN)
         if self.kill == (self.comm.rank, self.step):
             os.kill(os.getpid(), signal.SIGKILL)
         self.optimizer.zero_grad()
         loss.backward()
+        return [loss.detach(), *(parameter.grad for parameter in self.layer.parameters())]
 
+    def train(self):
+        values = self.weights[:self.slots, 0].detach().requires_grad_()
         # One sum for the dense part and for experts that have replicas. Gradients of the others are whole already.
-        dense = [parameter.grad for parameter in self.layer.parameters()]
         number_of = {number: at for at, number in enumerate(np.flatnonzero(self.plan.replicas > 1).tolist())}
+        shared = [(number_of[number], slot) for slot, number in self.own() if number in number_of]
         replicas = torch.zeros(len(number_of), values.shape[1])
-        shared = [(number_of[number], values.grad[slot]) for slot, number in self.own() if number in number_of]
-        for at, gradient in shared:
-            replicas[at] = gradient
-        sums = torch.cat([each.flatten() for each in (loss.detach(), *dense, replicas)])
+        try:
+            dense = self.gradients(values)
+            for at, slot in shared:
+                replicas[at] = values.grad[slot]
+        except LOST:  # perhaps here alone: make the same collective, which tells all ranks
+            dense = [torch.tensor(torch.nan), *(torch.zeros_like(parameter) for parameter in self.layer.parameters())]
+        sums = torch.cat([each.flatten() for each in (*dense, replicas)])
         self.comm.allreduce(sums)  # succeeds on all ranks or on none; only then do parameters change
-
-        loss, *parts, summed = sums.split([1, *(each.numel() for each in dense), replicas.numel()])
+        *parts, summed = sums.split([each.numel() for each in (*dense, replicas)])
         for each, part in zip(dense, parts):
             each.copy_(part.view_as(each))
-        for at, gradient in shared:
-            gradient.copy_(summed.view_as(replicas)[at])
+        for at, slot in shared:
+            values.grad[slot] = summed.view_as(replicas)[at]
         self.optimizer.step()
         value, momentum = self.weights[:self.slots].unbind(1)
         value.sub_(momentum.mul_(MOMENTUM).add_(values.grad), alpha=RATE)
-        self.losses.append(loss.item())
+        self.losses.append(parts[0].item())
         self.step += 1
 
     def run(self):
@@ -231,7 +235,7 @@ class Job:
                     self.balance()
                 lost = False
                 self.train()
-            except (mep.PeerFailedError, mep.PeerLeftError):  # on every survivor, from the same call
+            except LOST:  # on every survivor, from the same collective
                 lost = True
 
 
@@ -264,15 +268,14 @@ def check(job):
     wrong = [f"{name} is off by {each:.1e}" for name, each in off.items() if not each <= TOLERANCE]
 
     digests = np.zeros(job.slots + 1, np.int64)
-    digests[-1] = zlib.crc32(b"".join(each.detach().numpy().tobytes() for each in job.layer.parameters()))
+    digests[-1] = zlib.crc32(torch.nn.utils.parameters_to_vector(job.layer.parameters()).detach().numpy())
     for slot, _ in job.own():
         digests[slot] = zlib.crc32(job.weights[slot].numpy().tobytes())
     every = job.comm.allgather(digests).reshape(job.comm.size, -1)
     if len(set(every[job.here, -1].tolist())) > 1:
         wrong.append("ranks differ in the dense part")
-    by_slot = every[:, :-1].flatten()
     wrong += [f"replicas of expert {number} differ" for number in range(EXPERTS)
-              if len(set(by_slot[job.plan.physical_to_logical == number].tolist())) > 1]
+              if len(set(every[:, :-1].flatten()[job.plan.physical_to_logical == number].tolist())) > 1]
     if job.uneven[-1] - 1 > max(UNEVEN - 1, (job.uneven[0] - 1) / 2):
         wrong.append("the ranks are too uneven")
     return wrong, max(off.values())
@@ -283,8 +286,7 @@ def main():
     options.add_argument("--kill", metavar="RANK:STEP", default="-1:-1", help="that rank kills itself in that step")
     kill = tuple(map(int, options.parse_args().kill.split(":")))
     torch.set_num_threads(1)
-    # uniform: a dispatch or combine that fails does so on all ranks, as other collectives do.
-    with mep.init(uniform=True) as comm:
+    with mep.init() as comm:
         job = Job(comm, kill)
         job.run()
         wrong, off = check(job)
