@@ -240,7 +240,7 @@ class PerfTest(unittest.TestCase):
         _, errors = run(["nothing"], status=2)
         self.assertIn("unknown operation", errors)
         help_text, _ = run(["--help"])
-        for option in ("--vs mpi", "--mode M", "--no-expert"):
+        for option in ("--vs L ", "--mode M", "--no-expert"):
             self.assertIn(option, help_text)
         return 1 if MPIRUN else 2
 

@@ -198,7 +198,7 @@ const Entry kEntries[] = {
     {"--device", "D", Group::kRun,
      "host; cuda: local rank n on GPU n, then from the first again; cuda:N: all there [host]",
      read_device},
-    {"--vs", "LIBRARY", Group::kRun,
+    {"--vs", "L", Group::kRun,
      "the same by mpi, or on GPUs by nccl, in turn with MEP, and the ratio of the medians",
      [](const std::string& t, Options* o) {
        o->run_mpi = t == "mpi";
