@@ -158,6 +158,47 @@ def rank_handles():
     normal.rank_handles()
 
 
+def rank_mooncake():
+    """mep.mooncake.ep on GPUs, each form of a call."""
+    import torch
+    device = use_gpu()
+    _, dist, rank, ranks = begin()
+    from mep.mooncake.ep import Buffer
+
+    class OnGpu(Buffer):
+        def _host(self, results, hook, event):
+            copies = Copies()
+            made = copies.of(results)
+            if hook is None:
+                event.current_stream_wait()
+                copies.fill()
+                return made, None
+            return made, lambda: (hook(), copies.fill())
+
+        def dispatch(self, x, topk_idx, *more, **named):
+            found, count, handle, event, hook = super().dispatch(on_gpu(x), on_gpu(topk_idx), *more, **named)
+            made, hook = self._host((found, count, handle), hook, event)
+            return (*made, event, hook)
+
+        def combine(self, x, topk_idx, weights, active_ranks, timeout_us, handle, **named):
+            sums, event, hook = super().combine(on_gpu(x), on_gpu(topk_idx), on_gpu(weights), active_ranks, timeout_us,
+                                                real(handle), **named)
+            made, hook = self._host(sums, hook, event)
+            return made, event, hook
+    buffer = OnGpu(dist.group.WORLD)
+    active_ranks = torch.ones(ranks, dtype=torch.int32, device=device)
+    for number, kind in enumerate(("fp8", "bf16")):
+        for case in low_latency.cases(ranks, 60 + 10 * number):
+            for hooked in (False, True):
+                low_latency.mooncake_layer(buffer, case, rank, kind, active_ranks, hooked=hooked)
+    low_latency.expect(NotImplementedError, "no replacements", buffer.update_ep_member)
+    low_latency.expect(ValueError, "active_ranks is on cpu", lambda: buffer.dispatch(
+        case.x[rank], case.topk_idx[rank], active_ranks.cpu(), MOST, case.experts, -1))
+    torch.cuda.synchronize()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def delay():
     """Keeps the current stream busy for some ms."""
     import torch
@@ -294,6 +335,9 @@ def gpus():
 class DeepEpGpuTest(unittest.TestCase):
     def test_low_latency(self):
         launch.run(__file__, "low_latency", gpus())
+
+    def test_mooncake(self):
+        launch.run(__file__, "mooncake", gpus())
 
     def test_intranode(self):
         launch.run(__file__, "intranode", gpus())

@@ -1,4 +1,4 @@
-"""Mooncake's expert parallelism, `mooncake.mooncake_ep_buffer`, over MEP's, for tensors of the CPU.
+"""Mooncake's expert parallelism, `mooncake.mooncake_ep_buffer`, over MEP's, for tensors of the CPU or of GPUs.
 
     from mep.mooncake.ep import Buffer
 
@@ -13,6 +13,7 @@ import torch
 
 from mep.deep_ep import EventOverlap
 from mep.deep_ep._events import ending
+from mep.deep_ep._gpu import GpuLowLatency
 from mep.deep_ep._low_latency import LowLatency, check_host
 from mep.deep_ep._meeting import Place
 from mep.deep_ep.buffer import _Hook, _Rows, low_latency_bytes
@@ -25,6 +26,9 @@ class Buffer:
     replacement that has not joined its group makes it alone, and takes part from update_ep_member() on.
 
     A rank that is lost is left out, and no call raises for it. The sizes are accepted and change nothing.
+
+    Where PyTorch has no GPU, the ranks meet here; else in the first dispatch, whose tensors' device is that of all
+    further ones.
     """
 
     def __init__(self, group: Any, num_ep_buffer_bytes: int = 0, disable_p2p: bool = False):
@@ -33,7 +37,8 @@ class Buffer:
         self.rank, self.group_size = self._place.rank, self._place.size
         self._calls: Optional[LowLatency] = None
         self._timeout_us: Optional[int] = None  # that the communicator has
-        if not _is_alone(group):
+        self._seen: Any = None  # the tensor of active ranks that was read last, and its version
+        if not _is_alone(group) and not torch.cuda.is_available():
             self._calls = LowLatency(self._place.meet(partial=True), goes_on=True, owned=True)
 
     @staticmethod
@@ -49,10 +54,13 @@ class Buffer:
         """Sends each row of x to its experts. Returns (recv_x or (recv_x, scales), recv_count, handle, event, hook), as
         mep.deep_ep does. active_ranks, int32 [ranks]: a rank with 0 is left out for good; one that is gone gets 0.
         """
-        calls = self._begin(active_ranks, timeout_us, async_finish, return_recv_hook)
+        calls = self._begin(active_ranks, timeout_us, async_finish, return_recv_hook, x)
         wire = "bfloat16" if use_fp8 is False else "fp8"
-        found, count, handle, hook = calls.dispatch(x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, wire,
-                                                    False, None, return_recv_hook)
+        arguments = (x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, wire, False, None, return_recv_hook)
+        if isinstance(calls, GpuLowLatency):
+            found, count, handle, event, hook = calls.dispatch(*arguments, async_finish)
+            return found, count, handle, event, self._end(active_ranks, hook)
+        found, count, handle, hook = calls.dispatch(*arguments)
         return found, count, handle, ending(async_finish), self._end(active_ranks, hook)
 
     def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, active_ranks: torch.Tensor,
@@ -60,8 +68,12 @@ class Buffer:
                 return_recv_hook: bool = False, out: Optional[torch.Tensor] = None
                 ) -> "Tuple[torch.Tensor, EventOverlap, _Hook]":
         """Brings the experts' rows back and sums them by weight. Returns (sums, event, hook). Once per handle."""
-        calls = self._begin(active_ranks, timeout_us, async_finish, return_recv_hook)
-        sums, hook = calls.combine(x, topk_idx, topk_weights, handle, zero_copy, return_recv_hook, out)
+        calls = self._begin(active_ranks, timeout_us, async_finish, return_recv_hook, topk_idx)
+        arguments = (x, topk_idx, topk_weights, handle, zero_copy, return_recv_hook, out)
+        if isinstance(calls, GpuLowLatency):
+            sums, event, hook = calls.combine(*arguments, async_finish)
+            return sums, event, self._end(active_ranks, hook)
+        sums, hook = calls.combine(*arguments)
         return sums, ending(async_finish), self._end(active_ranks, hook)
 
     def get_next_combine_buffer(self, handle: tuple) -> torch.Tensor:
@@ -71,22 +83,35 @@ class Buffer:
     def update_ep_member(self) -> None:
         """After ranks of the group were recovered: their replacements take part from now on. All ranks of the group
         call it, the replacements too, with nothing pending."""
-        if self._calls is None:
+        if isinstance(self._calls, GpuLowLatency):
+            raise NotImplementedError("a Buffer on a GPU takes no replacements yet")
+        if self._calls is None and _is_alone(self.group):
             self._calls = LowLatency(self._place.join(partial=True), goes_on=True, owned=True, newcomer=True)
+        elif self._calls is None:
+            raise RuntimeError("the Buffer was not used yet, so nothing is to be updated")
         else:
             self._calls.recover(_there(self.group, self.group_size))
 
-    def _joined(self) -> LowLatency:
+    def _joined(self, x: Optional[torch.Tensor] = None) -> LowLatency:
+        """x: a tensor of the call that has one."""
+        if self._calls is None and x is not None and not _is_alone(self.group):
+            device = x.device.index if x.is_cuda else None
+            kind = LowLatency if device is None else GpuLowLatency
+            self._calls = kind(self._place.meet(partial=True, device=device), goes_on=True, owned=True)
         if self._calls is None:
             raise RuntimeError("this rank is a replacement; call update_ep_member() after join_group(), as the others "
                                "do after recover_ranks()")
         return self._calls
 
-    def _begin(self, active_ranks: torch.Tensor, timeout_us: int, async_finish: bool, with_hook: bool) -> LowLatency:
+    def _begin(self, active_ranks: torch.Tensor, timeout_us: int, async_finish: bool, with_hook: bool,
+               x: torch.Tensor) -> LowLatency:
         if async_finish and with_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other")
-        calls = self._joined()
-        check_host(active_ranks=active_ranks)
+        calls = self._joined(x)
+        if isinstance(calls, GpuLowLatency):
+            calls.streams.check(active_ranks=active_ranks)
+        else:
+            check_host(active_ranks=active_ranks)
         if active_ranks.dtype != torch.int32 or tuple(active_ranks.shape) != (self.group_size,):
             raise ValueError(f"active_ranks is {active_ranks.dtype} {tuple(active_ranks.shape)}; it must be int32 "
                              f"[{self.group_size}]")
@@ -95,14 +120,20 @@ class Buffer:
         if timeout_us != self._timeout_us:
             calls.comm.set_timeout(math.inf if timeout_us < 0 else timeout_us / 1e6)
             self._timeout_us = timeout_us
-        for rank in (active_ranks == 0).nonzero().flatten().tolist():
-            calls.leave_out(rank)
+        # Reading one in GPU memory waits for the GPU, so it is done where the program has written since.
+        seen = self._seen is not None and self._seen[0] is active_ranks and self._seen[1] == active_ranks._version
+        if not seen:
+            for rank in (active_ranks == 0).nonzero().flatten().tolist():
+                calls.leave_out(rank)
         return calls
 
     def _end(self, active_ranks: torch.Tensor, hook: _Hook) -> _Hook:
         """Writes who is gone, after the call and after its hook."""
         def show() -> None:
-            active_ranks[self._joined().absent()] = 0
+            absent = self._joined().absent()
+            if absent:
+                active_ranks[absent] = 0
+            self._seen = (active_ranks, active_ranks._version)
 
         def receive() -> None:
             hook()  # type: ignore[misc]
