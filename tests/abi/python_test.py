@@ -573,6 +573,14 @@ class ExpertParallelism(unittest.TestCase):
                 handle.dispatch(wide, idx)
             ep.set_expert_map([1, 0])
             ep.set_expert_map(None)
+            # Columns that are missing are unused places.
+            with mep.Ep(comm, hidden=64, top_k=1, num_experts=2, max_tokens_per_rank=4, input_type="float32",
+                        experts_per_rank=2, max_replicas=3) as spare:
+                spare.set_expert_map([[3], [0]])
+                got = spare.handle().dispatch(wide[:, :64], np.full((4, 1), 0))
+                self.assertEqual(got.count.tolist(), [[0, 0], [0, 8]][comm.rank])
+                with self.assertRaises(ValueError):
+                    spare.set_expert_map([[3], [0], [1]])
 
         on_threads(2, work)
 

@@ -84,6 +84,8 @@ def main():
     threads(["moe", *LAYER, "--slotted", "--buffers", "2"], 4, 3)
     for op in ("dispatch", "combine", "moe"):
         threads([op, *LAYER, "--mode", "ht", "--wire", "fp8" if op == "moe" else "bf16"], 8, 3)
+    # Several blocks read the routing.
+    threads(["moe", "--tokens", "1500", "--hidden", "512", "--experts", "64", "--topk", "8", "--mode", "ht"], 2, 1)
     threads(["allreduce", *SIZES, "--dtype", "e4m3", "--reduce", "max"], 4, 3)
     if QUICK:
         print("  4, 8 ranks as threads: every operation of mep_perf --device cuda, 0 errors")

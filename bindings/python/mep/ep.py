@@ -223,8 +223,8 @@ class Ep(Unique):
         return Handle(self, buffer)
 
     def set_expert_map(self, expert_map: Any) -> None:
-        """Logical experts -> places: int32 [E, max_replicas], rank * E_local + local expert, -1 unused.
-        None: back to physical ids. Collective."""
+        """Logical experts -> places: int32 [E, max_replicas], rank * E_local + local expert, -1 unused; columns that
+        are missing are unused too. None: back to physical ids. Collective."""
         if expert_map is None:
             blocking(lib.mep_ep_set_expert_map, self._address, None, calls=self._comm._calls)
             return
@@ -232,6 +232,8 @@ class Ep(Unique):
         places = numpy.array(given, dtype=numpy.int32, order="C")
         if given.dtype.kind not in "iu" or not numpy.array_equal(given, places):
             raise ValueError("the map must hold integers of 32 bits")
+        if places.ndim == 2 and len(places) == self.num_experts and places.shape[1] < self.max_replicas:
+            places = numpy.pad(places, ((0, 0), (0, self.max_replicas - places.shape[1])), constant_values=-1)
         if places.size != self.num_experts * self.max_replicas:
             raise ValueError(f"the map has {places.size} entries, it must have "
                              f"{self.num_experts} x {self.max_replicas}")
