@@ -62,14 +62,19 @@ class UniformRun {
   }
 
   // True: all ranks have what they needed.
-  bool note(mep_ep_t ep, mep_result_t result) {
+  bool note(mep_ep_t ep, mep_result_t result, bool is_dispatch) {
     if (left_) return false;
     log_->push_back(result);
-    if (is_success(result)) {
+    if (is_success(result) || (is_dispatch && result == MEP_ERR_PEER_FAILED)) {
+      uint64_t failed = 0;
       mep_op_info_t info;
       mep_op_info_defaults(&info);
+      info.failed = &failed;
+      info.failed_words = 1;
       COLL_OK(report_, mep_ep_last_op(ep, 0, &info));
       COLL_CHECK(report_, info.result == result);
+      // A failed dispatch lacks no rank that is there.
+      COLL_CHECK(report_, !is_dispatch || (failed & ~(uint64_t{1} << plan_.victim)) == 0);
     }
     return is_success(result);
   }
@@ -89,13 +94,13 @@ class UniformRun {
     if (leave(round, 0)) return;
     const mep_result_t dispatched =
         perform(round, 1, [&](Halves halves) { return buffer.dispatch(halves); });
-    if (!note(ep, dispatched) || leave(round, 2)) return;
+    if (!note(ep, dispatched, true) || leave(round, 2)) return;
     const std::vector<uint8_t> gone = absent();
     buffer.check_received(gone);
     buffer.run_experts(gone);
     const mep_result_t combined =
         perform(round, 3, [&](Halves halves) { return buffer.combine(halves); });
-    if (note(ep, combined)) buffer.check_combined(gone);
+    if (note(ep, combined, false)) buffer.check_combined(gone);
     (void)leave(round, 4);
   }
 

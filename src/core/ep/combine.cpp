@@ -56,9 +56,10 @@ mep_result_t EpBuffer::begin_combine(EpHandle& handle, const std::byte* y, bool 
     return fail(MEP_ERR_BUSY, "the handle's last %s was not received",
                 stage_ == Stage::kDispatching ? "dispatch" : "combine");
   }
-  const mep_result_t caught = catch_up();
+  Reports::Report told;
+  const mep_result_t caught = catch_up(&told);
   if (caught != MEP_SUCCESS)
-    return uniform() ? begin_report(Stage::kCombining, &handle, caught) : caught;
+    return uniform() ? begin_report(Stage::kCombining, &handle, caught, std::move(told)) : caught;
   begin_operation(Stage::kCombining, &handle);
   std::fill(outputs_.begin(), outputs_.end(), CombineWord::kNone);
   missing_place_ = kNoExpert;

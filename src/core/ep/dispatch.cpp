@@ -53,9 +53,10 @@ mep_result_t EpBuffer::begin_dispatch(EpHandle& handle, const mep_dispatch_send_
     return fail(MEP_ERR_BUSY, "the buffer's last %s was not received",
                 stage_ == Stage::kDispatching ? "dispatch" : "combine");
   }
-  const mep_result_t caught = catch_up();
+  Reports::Report told;
+  const mep_result_t caught = catch_up(&told);
   if (caught != MEP_SUCCESS) {
-    return uniform() ? begin_report(Stage::kDispatching, &handle, caught) : caught;
+    return uniform() ? begin_report(Stage::kDispatching, &handle, caught, std::move(told)) : caught;
   }
   const bool replays = is_replay(input);
   const Routing& routing = handle.routing;

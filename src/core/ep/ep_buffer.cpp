@@ -110,8 +110,10 @@ void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
 
 // A report of a change where all ranks must return the same: an operation that sends nothing and has failed, so
 // that receiving it takes part in the round like that of ranks whose operation was cut.
-mep_result_t EpBuffer::begin_report(Stage stage, EpHandle* handle, mep_result_t report) {
+mep_result_t EpBuffer::begin_report(Stage stage, EpHandle* handle, mep_result_t report,
+                                    Reports::Report told) {
   begin_operation(stage, handle);
+  op_.ended_by = std::move(told);
   std::fill(outputs_.begin(), outputs_.end(), CombineWord::kNone);
   missing_place_ = kNoExpert;
   own_terms_ = nullptr;

@@ -147,7 +147,8 @@ class EpBuffer {
   void leave_peers_alone() { pending_epoch_.store(kNoEpoch, std::memory_order_seq_cst); }
   template <typename StepFunction>
   void drive(const Deadline& deadline, StepFunction&& step);
-  mep_result_t begin_report(Stage stage, EpHandle* handle, mep_result_t report);
+  mep_result_t begin_report(Stage stage, EpHandle* handle, mep_result_t report,
+                            Reports::Report told);
   Step hard_failure(mep_result_t result);
   Step posting_failure(mep_result_t result);
   mep_result_t result_of_operation() const;
@@ -219,7 +220,7 @@ class EpBuffer {
   void settle(EpOperation& operation, const Decision& decision);
   void end(EpOperation& operation, mep_result_t result);
   mep_result_t adopt(const Decision& decision);
-  mep_result_t catch_up();
+  mep_result_t catch_up(Reports::Report* told);
   Reports& reports() { return uniform() ? reports_ : comm_.personal_reports(); }
   Arrived take_arrived();
   void settle_dispatch(const Arrived& arrived, const CommChange& change);

@@ -68,14 +68,15 @@ void EpBuffer::install(const std::shared_ptr<const CommChange>& change,
 
 // --- The user's thread ----------------------------------------------------------------------------
 
-// Before a call begins: adopts what has changed, and reports it if no operation has.
-mep_result_t EpBuffer::catch_up() {
+// Before a call begins: adopts what has changed, and reports it if no operation has; *told is the change then.
+mep_result_t EpBuffer::catch_up(Reports::Report* told) {
   MEP_TRY(engine_.catch_up());
   if (!reports().any()) [[likely]]
     return MEP_SUCCESS;
   const Reports::Report report = reports().take();
   if (report == nullptr) return MEP_SUCCESS;
   note_report(*report);
+  *told = report;
   return fail(report->result, "%s", report->text.c_str());
 }
 
