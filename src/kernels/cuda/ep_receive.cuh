@@ -6,6 +6,18 @@
 
 namespace mep::device {
 
+// Until all ranks have given the rows of the last use back, where no counts of this one say so.
+__device__ inline bool await_given_back(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
+  if (use - 1 == 0 && a.state()->carries == 0) return true;
+  const uint64_t tag = signal_tag(waiter.epoch, use - 1);
+  for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
+    if (!a.is_live(source)) continue;
+    const uint64_t* at = a.rank_word(a.memory.window, a.g.combine_ready, use - 1, source);
+    if (await_word(waiter, at, tag, source) == 0) return false;
+  }
+  return true;
+}
+
 __device__ inline bool await_rows(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
   const uint64_t tag = signal_tag(waiter.epoch, use);
   for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {

@@ -74,14 +74,7 @@ __device__ inline bool await_free_rows(const DispatchArgs& a, const Waiter& wait
   if (threadIdx.x == 0 && !counts_alone(a.g, a.tokens) && !await_counted(a, waiter, use)) {
     return false;
   }
-  if (use - 1 == 0 && a.state()->carries == 0) return true;
-  const uint64_t tag = signal_tag(waiter.epoch, use - 1);
-  for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
-    if (!a.is_live(source)) continue;
-    const uint64_t* at = a.rank_word(a.memory.window, a.g.combine_ready, use - 1, source);
-    if (await_word(waiter, at, tag, source) == 0) return false;
-  }
-  return true;
+  return await_given_back(a, waiter, use);
 }
 
 // Tokens whose targets a CTA lists and then sends: their units [begin, end), a round of them at a time, one

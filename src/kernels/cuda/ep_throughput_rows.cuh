@@ -123,19 +123,6 @@ __device__ inline void send_throughput_rows(const DispatchArgs& a) {
   }
 }
 
-// A replay's places are free when every rank has given the rows of the last use back.
-__device__ inline bool await_replayed_rows(const DispatchArgs& a, const Waiter& waiter,
-                                           uint64_t use) {
-  if (use - 1 == 0 && a.state()->carries == 0) return true;
-  const uint64_t tag = signal_tag(waiter.epoch, use - 1);
-  for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
-    if (!a.is_live(source)) continue;
-    const uint64_t* at = a.rank_word(a.memory.window, a.g.combine_ready, use - 1, source);
-    if (await_word(waiter, at, tag, source) == 0) return false;
-  }
-  return true;
-}
-
 // By one CTA: what the layout's kernel does for other dispatches.
 __device__ inline void begin_replay(const DispatchArgs& a, uint64_t epoch, uint64_t use,
                                     bool failed) {
@@ -179,7 +166,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   test_delay(a, 4);
   if (a.replays != 0) {
     if (blockIdx.x == 0) begin_replay(a, waiter.epoch, use, !ready);
-    ready = ready && await_replayed_rows(a, waiter, use);
+    ready = ready && await_given_back(a, waiter, use);
   }
   ready = __syncthreads_and(ready) != 0;
   trace(a, 2);
