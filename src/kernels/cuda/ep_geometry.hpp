@@ -105,81 +105,117 @@ struct EpHandleHead {
 
 constexpr uint32_t kRowNotSent = UINT32_MAX;
 
-inline EpGeometry make_ep_geometry(const EpSizes& sizes) {
-  EpGeometry g{};
-  g.sizes = sizes;
+// Places in one block of memory, one behind the other.
+class EpPlaces {
+ public:
+  explicit EpPlaces(uint64_t end = 0) : end_(end) {}
+  uint64_t take(uint64_t bytes) {
+    const uint64_t begin = (end_ + 255) / 256 * 256;
+    end_ = begin + bytes;
+    return begin;
+  }
+  uint64_t end() const { return end_; }
+
+ private:
+  uint64_t end_;
+};
+
+inline void set_ep_rows(EpGeometry* g) {
+  const EpSizes& sizes = g->sizes;
   const auto width = [](uint32_t type) -> uint32_t {
     return type == MEP_FLOAT32 ? 4 : type == MEP_FLOAT8_E4M3 ? 1 : 2;
   };
-  g.places = sizes.ranks * sizes.local_experts;
   const bool high_throughput = sizes.high_throughput != 0;
-  g.row_groups = high_throughput ? 1 : sizes.local_experts;
-  g.columns = sizes.ranks * g.row_groups;
-  g.row_k = high_throughput && sizes.ranks < sizes.top_k ? sizes.ranks : sizes.top_k;
-  g.count_words = high_throughput ? sizes.ranks + sizes.local_experts : g.places;
-  g.rows_per_expert = sizes.ranks * sizes.max_tokens;
-  g.input_row = sizes.hidden * width(sizes.input_type);
-  g.wire_row = sizes.hidden * width(sizes.wire_type);
-  g.combine_row = sizes.hidden * width(sizes.combine_type);
-  g.chunks = (sizes.max_tokens + kChunkTokens - 1) / kChunkTokens;
-  const uint64_t rows = uint64_t{g.row_groups} * g.rows_per_expert;
-  uint64_t scale_count = 0;
-  if (sizes.wire_type == MEP_FLOAT8_E4M3) {
-    g.groups = (sizes.hidden + kScaleValues - 1) / kScaleValues;
-    g.scale_bytes = sizes.scale_type == MEP_SCALE_FLOAT32 ? 4 : 1;
-    const uint64_t unit = 16 / g.scale_bytes;
-    const uint64_t pitch = (g.rows_per_expert + unit - 1) / unit * unit;
-    g.scale_row_step = (sizes.column_major != 0 ? 1 : g.groups) * uint64_t{g.scale_bytes};
-    g.scale_group_step = (sizes.column_major != 0 ? pitch : 1) * g.scale_bytes;
-    g.scale_expert_step =
-        (sizes.column_major != 0 ? pitch : g.rows_per_expert) * g.groups * g.scale_bytes;
-    scale_count = g.scale_expert_step * g.row_groups;
+  g->places = sizes.ranks * sizes.local_experts;
+  g->row_groups = high_throughput ? 1 : sizes.local_experts;
+  g->columns = sizes.ranks * g->row_groups;
+  g->row_k = high_throughput && sizes.ranks < sizes.top_k ? sizes.ranks : sizes.top_k;
+  g->count_words = high_throughput ? sizes.ranks + sizes.local_experts : g->places;
+  g->rows_per_expert = sizes.ranks * sizes.max_tokens;
+  g->input_row = sizes.hidden * width(sizes.input_type);
+  g->wire_row = sizes.hidden * width(sizes.wire_type);
+  g->combine_row = sizes.hidden * width(sizes.combine_type);
+  g->chunks = (sizes.max_tokens + kChunkTokens - 1) / kChunkTokens;
+}
+
+// Returns the bytes of all scales.
+inline uint64_t set_ep_scales(EpGeometry* g) {
+  const EpSizes& sizes = g->sizes;
+  if (sizes.wire_type != MEP_FLOAT8_E4M3) return 0;
+  g->groups = (sizes.hidden + kScaleValues - 1) / kScaleValues;
+  g->scale_bytes = sizes.scale_type == MEP_SCALE_FLOAT32 ? 4 : 1;
+  const uint64_t unit = 16 / g->scale_bytes;
+  const uint64_t pitch = (g->rows_per_expert + unit - 1) / unit * unit;
+  const bool column_major = sizes.column_major != 0;
+  g->scale_row_step = (column_major ? 1 : g->groups) * uint64_t{g->scale_bytes};
+  g->scale_group_step = (column_major ? pitch : 1) * g->scale_bytes;
+  g->scale_expert_step = (column_major ? pitch : g->rows_per_expert) * g->groups * g->scale_bytes;
+  return g->scale_expert_step * g->row_groups;
+}
+
+inline void place_ep_window(EpGeometry* g, uint64_t scales) {
+  const EpSizes& sizes = g->sizes;
+  const uint64_t rows = uint64_t{g->row_groups} * g->rows_per_expert;
+  const uint64_t terms = uint64_t{sizes.max_tokens} * g->row_k;
+  EpPlaces window;
+  g->counts = window.take(uint64_t{2} * sizes.ranks * g->count_words * 8);
+  g->rows_ready = window.take(uint64_t{2} * sizes.ranks * 8);
+  g->combine_ready = window.take(uint64_t{2} * sizes.ranks * 8);
+  g->words_end = window.end();
+  g->entries = window.take(rows * 4);
+  g->src_info = window.take(rows * 4);
+  g->scales = window.take(scales);
+  g->recv_x = window.take(rows * g->wire_row);
+  g->combine_in = window.take(terms * g->combine_row);
+  g->combine_out = window.take(rows * g->combine_row);
+  if (sizes.high_throughput != 0) {
+    const uint64_t topk_row = uint64_t{sizes.top_k} * 4;
+    g->topk_idx = window.take(rows * topk_row);
+    g->topk_weights = window.take(rows * topk_row);
+    g->weights_in = window.take(terms * topk_row);
+    g->weights_marks = window.take(uint64_t{sizes.ranks} * 4);
   }
-  uint64_t end = 0;
-  const auto take = [&end](uint64_t bytes) {
-    const uint64_t begin = (end + 255) / 256 * 256;
-    end = begin + bytes;
-    return begin;
-  };
-  g.counts = take(uint64_t{2} * sizes.ranks * g.count_words * 8);
-  g.rows_ready = take(uint64_t{2} * sizes.ranks * 8);
-  g.combine_ready = take(uint64_t{2} * sizes.ranks * 8);
-  g.words_end = end;
-  g.entries = take(rows * 4);
-  g.src_info = take(rows * 4);
-  g.scales = take(scale_count);
-  g.recv_x = take(rows * g.wire_row);
-  const uint64_t terms = uint64_t{sizes.max_tokens} * g.row_k;
-  g.combine_in = take(terms * g.combine_row);
-  g.combine_out = take(rows * g.combine_row);
+  g->window_bytes = window.end();
+}
+
+inline void place_ep_local(EpGeometry* g) {
+  const EpSizes& sizes = g->sizes;
+  const bool high_throughput = sizes.high_throughput != 0;
+  EpPlaces local(sizeof(EpState));
+  g->masks = local.take(uint64_t{g->chunks} * g->columns * 4);
+  g->chunk_first = local.take(uint64_t{g->chunks} * g->columns * 4);
+  g->own_counts = local.take(uint64_t{g->columns} * 4);
+  g->recv_count = local.take(uint64_t{sizes.local_experts} * 4);
+  g->expert_rows = high_throughput ? local.take(uint64_t{sizes.local_experts} * 4) : g->recv_count;
+  g->layout_range = local.take(uint64_t{g->columns} * 8);
+  if (high_throughput) g->expert_sums = local.take(uint64_t{g->places} * 4);
+  g->local_bytes = local.end();
+}
+
+inline void place_ep_handle(EpGeometry* g) {
+  const EpSizes& sizes = g->sizes;
+  const uint64_t terms = uint64_t{sizes.max_tokens} * g->row_k;
   const uint64_t topk_row = uint64_t{sizes.top_k} * 4;
-  if (high_throughput) {
-    g.topk_idx = take(rows * topk_row);
-    g.topk_weights = take(rows * topk_row);
-    g.weights_in = take(terms * topk_row);
-    g.weights_marks = take(uint64_t{sizes.ranks} * 4);
+  EpPlaces handle(sizeof(EpHandleHead));
+  g->handle_places = handle.take(terms * 4);
+  g->handle_rows = handle.take(terms * 4);
+  g->handle_weights = handle.take(uint64_t{sizes.max_tokens} * topk_row);
+  if (sizes.high_throughput != 0) {
+    g->handle_experts = handle.take(uint64_t{sizes.max_tokens} * topk_row);
+    g->handle_counts = handle.take(uint64_t{sizes.ranks} * 4);
+    g->handle_first = handle.take(uint64_t{sizes.ranks} * 4);
+    g->handle_expert_counts = handle.take(uint64_t{g->places} * 4);
   }
-  g.window_bytes = end;
-  end = sizeof(EpState);
-  g.masks = take(uint64_t{g.chunks} * g.columns * 4);
-  g.chunk_first = take(uint64_t{g.chunks} * g.columns * 4);
-  g.own_counts = take(uint64_t{g.columns} * 4);
-  g.recv_count = take(uint64_t{sizes.local_experts} * 4);
-  g.expert_rows = high_throughput ? take(uint64_t{sizes.local_experts} * 4) : g.recv_count;
-  g.layout_range = take(uint64_t{g.columns} * 8);
-  if (high_throughput) g.expert_sums = take(uint64_t{g.places} * 4);
-  g.local_bytes = end;
-  end = sizeof(EpHandleHead);
-  g.handle_places = take(terms * 4);
-  g.handle_rows = take(terms * 4);
-  g.handle_weights = take(uint64_t{sizes.max_tokens} * topk_row);
-  if (high_throughput) {
-    g.handle_experts = take(uint64_t{sizes.max_tokens} * topk_row);
-    g.handle_counts = take(uint64_t{sizes.ranks} * 4);
-    g.handle_first = take(uint64_t{sizes.ranks} * 4);
-    g.handle_expert_counts = take(uint64_t{g.places} * 4);
-  }
-  g.handle_bytes = end;
+  g->handle_bytes = handle.end();
+}
+
+inline EpGeometry make_ep_geometry(const EpSizes& sizes) {
+  EpGeometry g{};
+  g.sizes = sizes;
+  set_ep_rows(&g);
+  place_ep_window(&g, set_ep_scales(&g));
+  place_ep_local(&g);
+  place_ep_handle(&g);
   return g;
 }
 
