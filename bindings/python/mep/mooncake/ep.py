@@ -38,7 +38,8 @@ class Buffer:
         self._calls: Optional[LowLatency] = None
         self._timeout_us: Optional[int] = None  # that the communicator has
         self._seen: Any = None  # the tensor of active ranks that was read last, and its version
-        if not _is_alone(group) and not torch.cuda.is_available():
+        self._is_newcomer = _is_alone(group)
+        if not self._is_newcomer and not torch.cuda.is_available():
             self._calls = LowLatency(self._place.meet(partial=True), goes_on=True, owned=True)
 
     @staticmethod
@@ -85,7 +86,7 @@ class Buffer:
         call it, the replacements too, with nothing pending."""
         if isinstance(self._calls, GpuLowLatency):
             raise NotImplementedError("a Buffer on a GPU takes no replacements yet")
-        if self._calls is None and _is_alone(self.group):
+        if self._calls is None and self._is_newcomer:
             self._calls = LowLatency(self._place.join(partial=True), goes_on=True, owned=True, newcomer=True)
         elif self._calls is None:
             raise RuntimeError("the Buffer was not used yet, so nothing is to be updated")
@@ -94,7 +95,7 @@ class Buffer:
 
     def _joined(self, x: Optional[torch.Tensor] = None) -> LowLatency:
         """x: a tensor of the call that has one."""
-        if self._calls is None and x is not None and not _is_alone(self.group):
+        if self._calls is None and x is not None and not self._is_newcomer:
             device = x.device.index if x.is_cuda else None
             kind = LowLatency if device is None else GpuLowLatency
             self._calls = kind(self._place.meet(partial=True, device=device), goes_on=True, owned=True)
