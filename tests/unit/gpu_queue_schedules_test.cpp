@@ -143,7 +143,7 @@ class Schedule {
     for (uint32_t p = 0; p < posters_; ++p)
       fibers_.push_back(std::make_unique<Fiber>([this, p] { call_all(p); }));
     if (!play()) return violation_;
-    // Whatever has happened, the queue is whole: those who gave up hold nothing.
+    // The queue is whole after any outcome: posters that gave up hold nothing.
     fibers_.clear();
     fibers_.push_back(std::make_unique<Fiber>([this] { close(); }));
     posters_ = 1;

@@ -137,7 +137,7 @@ bool ControlThread::take_window_taken(uint32_t slot, const Frame& frame) {
   return true;
 }
 
-// Whatever the peer has asked is not answered any more: the next answer could go to another in its slot.
+// Questions of the peer are not answered any more: the next answer could go to another in its slot.
 void ControlThread::end_link(uint32_t slot) {
   leaving_->forget_peer(slot);
   closings_->forget_peer(slot);
