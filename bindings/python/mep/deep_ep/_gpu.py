@@ -14,7 +14,7 @@ from mep._device import DeviceArray
 
 from ._events import EventHandle, EventOverlap
 from ._high_throughput import (Handle as RoutingHandle, HighThroughput, _KINDS, _Lane as _ThroughputLane, _Spot, _Use,
-                               _expect, _ranks_as_experts, _WIRES)
+                               _expect, _ranks_as_experts)
 from ._low_latency import GROUP, Handle, LowLatency, _Lane, _once, _Use as _LowLatencyUse
 
 
@@ -251,68 +251,49 @@ class GpuHighThroughput(HighThroughput):
                     topk_idx: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor], alignment: int, worst: int,
                     previous: Optional[EventOverlap], asynchronous: bool) -> tuple:
         """(rows, or rows and scales; local experts; weights; counts; handle; event)"""
-        values, scales, wire = self._rows_of(x)
-        if alignment < 1 or worst < 0:
-            raise ValueError(f"expert_alignment is {alignment} and num_worst_tokens {worst}; they must be 1 at least "
-                             "and 0 at least")
-        if worst and topk_idx is None:
-            raise ValueError("num_worst_tokens needs topk_idx")
+        self._check_sizes(alignment, worst, topk_idx)
         if not worst and torch.cuda.is_current_stream_capturing():
             raise ValueError("a dispatch that waits for its counts cannot be captured; give num_worst_tokens")
         self._calls.raise_failure()
-        ranks = self.comm.size
-        indices, experts, weights = self._routing(len(values), is_token_in_rank, per_expert, topk_idx, topk_weights)
-        shape = (values.shape[1], indices.shape[1], experts, wire)
-        most = self._most_by(worst, len(values)) if worst else self._agree(shape, len(values))
+        # Copies are made on the own stream too: with `previous` that does not wait for the current one.
         with self._streams.running(previous) as stream:
+            values, scales, wire = self._rows_of(x)
+            indices, experts, weights = self._routing(len(values), is_token_in_rank, per_expert, topk_idx,
+                                                      topk_weights)
+            shape = (values.shape[1], indices.shape[1], experts, wire)
+            most = self._most_by(worst, len(values)) if worst else self._agree(shape, len(values))
             use = _Use(self, indices, experts, most, topk_idx is not None)
             spot, _ = self._send(use, values, scales, weights, stream=stream, **({} if worst else {"wait": True}))
             use.total = self._await(spot.lane) if not worst else worst
             use.rows = worst or use.total
             received = self._received(use, spot, scales is not None)
-            local, own_weights, sources, prefixes = self._topk(use, spot.lane, bool(worst))
+            local, own_weights, sources, prefixes = self._topk(use, spot.lane, bool(worst), weights is not None)
             told = [] if worst else spot.lane.counts.tolist()
             if topk_idx is None:
                 told = self._counts(per_expert, stream=stream)
             counts = [(count + alignment - 1) // alignment * alignment for count in told]
         handle = RoutingHandle((prefixes, None, None, sources, is_token_in_rank, None))
         handle._use = use
-        local = local if topk_idx is not None else None
-        own_weights = own_weights if topk_weights is not None else None
         made = (*(received if isinstance(received, tuple) else (received,)), local, own_weights, sources, prefixes)
-        event = self._streams.ended(asynchronous, made, (values, scales, topk_idx, topk_weights))
+        given = (*(x if isinstance(x, tuple) else (x,)), topk_idx, topk_weights, is_token_in_rank, per_expert)
+        event = self._streams.ended(asynchronous, made, given)
         return received, local, own_weights, counts, handle, event
 
     def replay_on(self, x: Any, handle: Any, previous: Optional[EventOverlap], asynchronous: bool) -> tuple:
         """(rows that go where those of the handle's dispatch went, event)"""
-        use = self._use(handle)
-        values, scales, _ = self._rows_of(x)
-        if len(values) != len(use.topk_idx):
-            raise ValueError(f"x has {len(values)} rows, the handle's dispatch had {len(use.topk_idx)} tokens")
         self._calls.raise_failure()
         with self._streams.running(previous) as stream:
+            use, values, scales = self._rows_again(x, handle)
             spot, _ = self._send(use, values, scales, None, stream=stream)
             received = self._received(use, spot, scales is not None)
         made = received if isinstance(received, tuple) else (received,)
-        return received, self._streams.ended(asynchronous, made, (values, scales))
+        return received, self._streams.ended(asynchronous, made, x if isinstance(x, tuple) else (x,))
 
     def combine_on(self, x: torch.Tensor, handle: Any, topk_weights: Optional[torch.Tensor], bias: Any,
                    previous: Optional[EventOverlap], asynchronous: bool) -> tuple:
         """(sums, sums of the weights or None, event)"""
-        use = self._use(handle)
-        self._streams.check(x=x, topk_weights=topk_weights)
-        if x.dim() != 2 or x.dtype != torch.bfloat16 or len(x) != use.rows:
-            raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; it must be bfloat16 [{use.rows}, hidden], a row for "
-                             "each of the dispatch")
+        use, biases = self._check_combine(x, handle, topk_weights, bias)
         (tokens, top_k), hidden = use.topk_idx.shape, x.shape[1]
-        if topk_weights is not None:
-            if not use.has_topk:
-                raise ValueError("topk_weights go back only by the handle of a dispatch with topk_idx")
-            _expect("topk_weights", topk_weights, torch.float32, (use.rows, top_k))
-        biases = [] if bias is None else [bias] if isinstance(bias, torch.Tensor) else list(bias)
-        for each in biases:
-            self._streams.check(bias=each)
-            _expect("bias", each, torch.bfloat16, (tokens, hidden))
         self._calls.raise_failure()
         with self._streams.running(previous) as stream:
             y = _contiguous(x)
@@ -329,17 +310,8 @@ class GpuHighThroughput(HighThroughput):
 
     # ---- parts ------------------------------------------------------------------------------------------
 
-    def _rows_of(self, x: Any) -> "Tuple[torch.Tensor, Optional[torch.Tensor], str]":
-        values, scales = x if isinstance(x, tuple) else (x, None)
-        self._streams.check(x=values, scales=scales)
-        if values.dim() != 2:
-            raise ValueError(f"x has shape {tuple(values.shape)}; it must be [tokens, hidden]")
-        kind = torch.bfloat16 if scales is None else torch.float8_e4m3fn
-        _expect("x", values, kind, tuple(values.shape))
-        if scales is not None:
-            _expect("the scales of x", scales, torch.float32, (len(values), (values.shape[1] + GROUP - 1) // GROUP))
-            scales = _contiguous(scales)
-        return _contiguous(values), scales, _WIRES[kind]
+    def _check(self, **tensors: Optional[torch.Tensor]) -> None:
+        self._streams.check(**tensors)
 
     def _routing(self, tokens: int, is_token_in_rank: Optional[torch.Tensor], per_expert: Optional[torch.Tensor],
                  topk_idx: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor]) -> tuple:
@@ -348,8 +320,8 @@ class GpuHighThroughput(HighThroughput):
             raise ValueError("a dispatch without a handle needs num_tokens_per_rank, is_token_in_rank and "
                              "num_tokens_per_expert; get_dispatch_layout() gives them")
         ranks = self.comm.size
-        self._streams.check(is_token_in_rank=is_token_in_rank, num_tokens_per_expert=per_expert, topk_idx=topk_idx,
-                            topk_weights=topk_weights)
+        self._check(is_token_in_rank=is_token_in_rank, num_tokens_per_expert=per_expert, topk_idx=topk_idx,
+                    topk_weights=topk_weights)
         _expect("is_token_in_rank", is_token_in_rank, torch.bool, (tokens, ranks))
         if per_expert.dim() != 1 or per_expert.dtype != torch.int32 or len(per_expert) % ranks != 0:
             raise ValueError(f"num_tokens_per_expert is {per_expert.dtype} {tuple(per_expert.shape)}; it must be int32 "
@@ -399,20 +371,21 @@ class GpuHighThroughput(HighThroughput):
         copies = tuple(each[:use.rows].clone() for each in spot.lane.rows)
         return copies if scaled else copies[0]
 
-    def _topk(self, use: _Use, lane: _PinnedLane, worst: bool) -> tuple:
+    def _topk(self, use: _Use, lane: _PinnedLane, worst: bool, weighs: bool) -> tuple:
         """(local experts, weights, tokens on their sources) of the rows, -1, 0 and -1 behind those that arrived; where
-        the rows of each source end, in this rank's column."""
-        local = lane.topk_idx[:use.rows].long()
-        weights = lane.topk_weights[:use.rows].clone()
+        the rows of each source end, in this rank's column. None for what the dispatch was not given."""
+        local = lane.topk_idx[:use.rows].long() if use.has_topk else None
+        weights = lane.topk_weights[:use.rows].clone() if weighs else None
         sources = lane.sources[:use.rows].clone()
         ends = (lane.device_ranges & 0xffffffff).cumsum(0)
-        prefixes = torch.full((self.comm.size, self.comm.size), -1, dtype=torch.int32, device=local.device)
+        prefixes = torch.full((self.comm.size, self.comm.size), -1, dtype=torch.int32, device=sources.device)
         prefixes[:, self.comm.rank] = ends
         if worst:
-            behind = torch.arange(use.rows, device=local.device) >= ends[-1]
-            local.masked_fill_(behind.unsqueeze(1), -1)
-            weights.masked_fill_(behind.unsqueeze(1), 0)
+            behind = torch.arange(use.rows, device=sources.device) >= ends[-1]
             sources.masked_fill_(behind, -1)
+            for values, nothing in ((local, -1), (weights, 0)):
+                if values is not None:
+                    values.masked_fill_(behind.unsqueeze(1), nothing)
         return local, weights, sources, prefixes
 
     def _zeros(self, tokens: int, hidden: int, wire: str) -> tuple:

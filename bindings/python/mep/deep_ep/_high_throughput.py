@@ -127,18 +127,67 @@ class HighThroughput:
     def _object(self, options: dict) -> "mep.Ep":
         return mep.Ep(self.comm, **options)
 
+    # ---- arguments, the same on hosts and GPUs ----------------------------------------------------------
+
+    def _check(self, **tensors: Optional[torch.Tensor]) -> None:
+        """Refuses tensors that are not where this works."""
+        check_host(**tensors)
+
+    def _rows_of(self, x: Any) -> "Tuple[torch.Tensor, Optional[torch.Tensor], str]":
+        """(values, scales, what the library calls their type) of a dispatch's x."""
+        values, scales = x if isinstance(x, tuple) else (x, None)
+        self._check(x=values, scales=scales)
+        if values.dim() != 2:
+            raise ValueError(f"x has shape {tuple(values.shape)}; it must be [tokens, hidden]")
+        kind = torch.bfloat16 if scales is None else torch.float8_e4m3fn
+        _expect("x", values, kind, tuple(values.shape))
+        if scales is not None:
+            _expect("the scales of x", scales, torch.float32, (len(values), (values.shape[1] + GROUP - 1) // GROUP))
+            scales = scales.detach().contiguous()
+        return values.detach().contiguous(), scales, _WIRES[kind]
+
+    def _rows_again(self, x: Any, handle: Any) -> "Tuple[_Use, torch.Tensor, Optional[torch.Tensor]]":
+        """(use, values, scales) of a dispatch by a handle."""
+        use = self._use(handle)
+        values, scales, _ = self._rows_of(x)
+        if len(values) != len(use.topk_idx):
+            raise ValueError(f"x has {len(values)} rows, the handle's dispatch had {len(use.topk_idx)} tokens")
+        return use, values, scales
+
+    def _check_sizes(self, alignment: int, worst: int, topk_idx: Optional[torch.Tensor]) -> None:
+        if alignment < 1 or worst < 0:
+            raise ValueError(f"expert_alignment is {alignment} and num_worst_tokens {worst}; they must be 1 at least "
+                             "and 0 at least")
+        if worst and topk_idx is None:
+            raise ValueError("num_worst_tokens needs topk_idx")
+
+    def _check_combine(self, x: torch.Tensor, handle: Any, topk_weights: Optional[torch.Tensor],
+                       bias: Any) -> "Tuple[_Use, List[torch.Tensor]]":
+        """(use, biases)"""
+        use = self._use(handle)
+        self._check(x=x, topk_weights=topk_weights)
+        if x.dim() != 2 or x.dtype != torch.bfloat16 or len(x) != use.rows:
+            raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; it must be bfloat16 [{use.rows}, hidden], a row for "
+                             "each of the dispatch")
+        tokens, top_k = use.topk_idx.shape
+        if topk_weights is not None:
+            if not use.has_topk:
+                raise ValueError("topk_weights go back only by the handle of a dispatch with topk_idx")
+            _expect("topk_weights", topk_weights, torch.float32, (use.rows, top_k))
+        biases = [] if bias is None else [bias] if isinstance(bias, torch.Tensor) else list(bias)
+        for each in biases:
+            self._check(bias=each)
+            _expect("bias", each, torch.bfloat16, (tokens, x.shape[1]))
+        return use, biases
+
     # ---- dispatch ---------------------------------------------------------------------------------------
 
     def dispatch(self, x: Any, is_token_in_rank: Optional[torch.Tensor], per_expert: Optional[torch.Tensor],
                  topk_idx: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor], alignment: int,
                  worst: int) -> tuple:
         """(rows, or rows and scales; local experts; weights; counts; handle)"""
-        values, scales, wire = _rows_of(x)
-        if alignment < 1 or worst < 0:
-            raise ValueError(f"expert_alignment is {alignment} and num_worst_tokens {worst}; they must be 1 at least "
-                             "and 0 at least")
-        if worst and topk_idx is None:
-            raise ValueError("num_worst_tokens needs topk_idx")
+        values, scales, wire = self._rows_of(x)
+        self._check_sizes(alignment, worst, topk_idx)
         ranks = self.comm.size
         indices, experts, topk_weights = _routing(len(values), ranks, is_token_in_rank, per_expert, topk_idx,
                                                   topk_weights)
@@ -170,10 +219,7 @@ class HighThroughput:
 
     def replay(self, x: Any, handle: Any) -> _Rows:
         """Rows that go where those of the handle's dispatch went."""
-        use = self._use(handle)
-        values, scales, wire = _rows_of(x)
-        if len(values) != len(use.topk_idx):
-            raise ValueError(f"x has {len(values)} rows, the handle's dispatch had {len(use.topk_idx)} tokens")
+        use, values, scales = self._rows_again(x, handle)
         spot, _ = self._send(use, values, scales, None)
         return self._received(use, spot, scales is not None)
 
@@ -232,21 +278,10 @@ class HighThroughput:
 
     def combine(self, x: torch.Tensor, handle: Any, topk_weights: Optional[torch.Tensor], bias: Any) -> tuple:
         """(sums, sums of the weights or None)"""
-        use = self._use(handle)
-        check_host(x=x, topk_weights=topk_weights)
-        if x.dim() != 2 or x.dtype != torch.bfloat16 or len(x) != use.rows:
-            raise ValueError(f"x is {x.dtype} {tuple(x.shape)}; it must be bfloat16 [{use.rows}, hidden], a row for "
-                             "each of the dispatch")
+        use, biases = self._check_combine(x, handle, topk_weights, bias)
         (tokens, top_k), hidden = use.topk_idx.shape, x.shape[1]
         if topk_weights is not None:
-            if not use.has_topk:
-                raise ValueError("topk_weights go back only by the handle of a dispatch with topk_idx")
-            _expect("topk_weights", topk_weights, torch.float32, (use.rows, top_k))
             topk_weights = topk_weights[:use.total].detach().contiguous()
-        biases = [] if bias is None else [bias] if isinstance(bias, torch.Tensor) else list(bias)
-        for each in biases:
-            check_host(bias=each)
-            _expect("bias", each, torch.bfloat16, (tokens, hidden))
         y = x[:use.total].detach().contiguous()
         spot = self._ready(use, hidden)
         out = torch.empty(tokens, hidden, dtype=torch.bfloat16)
@@ -275,20 +310,6 @@ class HighThroughput:
 
 _WIRES = {torch.bfloat16: "bfloat16", torch.float8_e4m3fn: "float8_e4m3"}
 _KINDS = {wire: kind for kind, wire in _WIRES.items()}
-
-
-def _rows_of(x: Any) -> "Tuple[torch.Tensor, Optional[torch.Tensor], str]":
-    """(values, scales, what the library calls their type) of a dispatch's x."""
-    values, scales = x if isinstance(x, tuple) else (x, None)
-    check_host(x=values, scales=scales)
-    if values.dim() != 2:
-        raise ValueError(f"x has shape {tuple(values.shape)}; it must be [tokens, hidden]")
-    kind = torch.bfloat16 if scales is None else torch.float8_e4m3fn
-    _expect("x", values, kind, tuple(values.shape))
-    if scales is not None:
-        _expect("the scales of x", scales, torch.float32, (len(values), (values.shape[1] + GROUP - 1) // GROUP))
-        scales = scales.detach().contiguous()
-    return values.detach().contiguous(), scales, _WIRES[kind]
 
 
 def _routing(tokens: int, ranks: int, is_token_in_rank: Optional[torch.Tensor], per_expert: Optional[torch.Tensor],
