@@ -82,6 +82,9 @@ class GpuLowLatency(LowLatency):
         if not self.goes_on:
             self.comm.async_result()
 
+    def _check(self, **tensors: Optional[torch.Tensor]) -> None:
+        self.streams.check(**tensors)
+
     def _object(self, options: dict) -> "mep.Ep":
         if "wire_type" in options:
             options = {**options, "scale_layout": "column_major"}
@@ -91,21 +94,9 @@ class GpuLowLatency(LowLatency):
                  packed_scales: bool, statistics: Optional[torch.Tensor], with_hook: bool,
                  asynchronous: bool = False) -> tuple:
         """(rows, or rows and scales; counts; handle; event; hook or None)"""
-        self.streams.check(x=x, topk_idx=topk_idx, cumulative_local_expert_recv_stats=statistics)
-        if x.dim() != 2 or topk_idx.dim() != 2:
-            raise ValueError(f"x has shape {tuple(x.shape)} and topk_idx {tuple(topk_idx.shape)}; they must be "
-                             "[tokens, hidden] and [tokens, top-k]")
-        self.raise_failure()
-        hidden = x.shape[1]
-        lanes = self._lanes(max_tokens, hidden, topk_idx.shape[1], num_experts, wire)
-        lane, ep = lanes.next(), lanes.ep
-        experts, rows = ep.experts_per_rank, self.comm.size * max_tokens
-        if statistics is not None and tuple(statistics.shape) != (experts,):
-            raise ValueError(f"cumulative_local_expert_recv_stats has shape {tuple(statistics.shape)}, it must be "
-                             f"[{experts}]")
-        addresses = ep._addresses(lane.buffer)
-        found = lane.memory(addresses.recv_x, (experts, rows, hidden),
-                            torch.bfloat16 if wire == "bfloat16" else torch.float8_e4m3fn, self)
+        self._check(cumulative_local_expert_recv_stats=statistics)
+        lanes, addresses, found = self._begin(x, topk_idx, max_tokens, num_experts, wire, statistics)
+        lane, (experts, rows, hidden) = lanes.next(), found.shape
         info = lane.memory(addresses.src_info, (experts, rows), torch.int32, self)
         scales = None if wire == "bfloat16" else _Scales(lane, addresses.recv_scales, (experts, rows, hidden), wire,
                                                          packed_scales, self)
@@ -140,7 +131,7 @@ class GpuLowLatency(LowLatency):
                 zero_copy: bool, with_hook: bool, out: Optional[torch.Tensor], asynchronous: bool = False) -> tuple:
         """(sums, event, hook or None)"""
         use = self._use(handle)
-        self.streams.check(x=None if zero_copy else x, topk_weights=topk_weights, out=out)
+        self._check(x=None if zero_copy else x, topk_weights=topk_weights, out=out)
         self.raise_failure()
         hidden, run = handle[3], use.lane.handle.combine
         y = None if zero_copy else x

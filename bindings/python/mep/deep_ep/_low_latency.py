@@ -164,13 +164,21 @@ class LowLatency:
                 pass  # new to the others too
         return mep.Ep(self.comm, **options)
 
-    def dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int, num_experts: int, wire: str,
-                 packed_scales: bool, statistics: Optional[torch.Tensor], with_hook: bool) -> tuple:
-        """(rows, or rows and scales; counts; handle; hook or None)"""
-        check_host(x=x, topk_idx=topk_idx)
+    def raise_failure(self) -> None:
+        """Raises what an operation before has met and no call has told."""
+
+    def _check(self, **tensors: Optional[torch.Tensor]) -> None:
+        """Refuses tensors that are not where this works."""
+        check_host(**tensors)
+
+    def _begin(self, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int, num_experts: int, wire: str,
+               statistics: Optional[torch.Tensor]) -> tuple:
+        """(lanes, addresses of the next lane's memory, its rows [local experts, ranks * most tokens, hidden])"""
+        self._check(x=x, topk_idx=topk_idx)
         if x.dim() != 2 or topk_idx.dim() != 2:
             raise ValueError(f"x has shape {tuple(x.shape)} and topk_idx {tuple(topk_idx.shape)}; they must be "
                              "[tokens, hidden] and [tokens, top-k]")
+        self.raise_failure()
         hidden = x.shape[1]
         lanes = self._lanes(max_tokens, hidden, topk_idx.shape[1], num_experts, wire)
         lane, ep = lanes.next(), lanes.ep
@@ -181,6 +189,13 @@ class LowLatency:
         addresses = ep._addresses(lane.buffer)
         found = lane.memory(addresses.recv_x, (experts, rows, hidden),
                             torch.bfloat16 if wire == "bfloat16" else torch.float8_e4m3fn, self)
+        return lanes, addresses, found
+
+    def dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int, num_experts: int, wire: str,
+                 packed_scales: bool, statistics: Optional[torch.Tensor], with_hook: bool) -> tuple:
+        """(rows, or rows and scales; counts; handle; hook or None)"""
+        lanes, addresses, found = self._begin(x, topk_idx, max_tokens, num_experts, wire, statistics)
+        lane, (experts, rows, hidden) = lanes.next(), found.shape
         scales = None if wire == "bfloat16" else _Scales(
             lane.memory(addresses.recv_scales, (experts, rows, (hidden + GROUP - 1) // GROUP),
                         torch.float32 if wire == "fp8" else torch.uint8, self), packed_scales)
