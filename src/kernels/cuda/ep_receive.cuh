@@ -153,6 +153,22 @@ __device__ inline void receive_rows(const DispatchArgs& a, const Waiter& waiter,
   fill_status(a, a.op_status, result, complete, end);
 }
 
+// Receives what an earlier kernel sent, by one CTA. arrange_counts: arrange(), or that of the other mode.
+template <class Arrange>
+__device__ inline void receive_alone(const DispatchArgs& a, Arrange&& arrange_counts) {
+  a.read_peers();
+  test_delay(a, 6);
+  DeviceChannel& channel = a.state()->channel;
+  const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(EpPhase::kRows));
+  if (threadIdx.x == 0 && channel.epoch != waiter.epoch) {
+    fail(&channel, waiter.epoch, Cause::kOldEpoch, kNobody, waiter.phase);
+  }
+  __syncthreads();
+  bool here = !has_failed(&channel, waiter.epoch);
+  here = __syncthreads_and(here) != 0 && arrange_counts(a, waiter, channel.use);
+  receive_rows(a, waiter, channel.use, here);
+}
+
 // --- Into the caller's memory -------------------------------------------------------------------------
 
 // 32-bit values of a row.

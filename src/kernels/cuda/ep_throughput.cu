@@ -24,17 +24,7 @@ DispatchKernel select_rows_kernel(const EpSizes& sizes) {
 
 static __global__ void __launch_bounds__(kEpThreads, 2)
     receive_throughput_kernel(const __grid_constant__ DispatchArgs a) {
-  a.read_peers();
-  test_delay(a, 6);
-  DeviceChannel& channel = a.state()->channel;
-  const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(EpPhase::kRows));
-  if (threadIdx.x == 0 && channel.epoch != waiter.epoch) {
-    fail(&channel, waiter.epoch, Cause::kOldEpoch, kNobody, waiter.phase);
-  }
-  __syncthreads();
-  bool here = !has_failed(&channel, waiter.epoch);
-  here = __syncthreads_and(here) != 0 && arrange_throughput(a, waiter, channel.use);
-  receive_rows(a, waiter, channel.use, here);
+  receive_alone(a, arrange_throughput);
 }
 
 }  // namespace
