@@ -27,6 +27,7 @@ namespace mep::device {
 
 using CollKernel = void (*)(CollState*, CollCall);
 CollKernel exchange_kernel();
+CollKernel long_broadcast_kernel();
 CollKernel short_exchange_kernel();
 CollKernel short_blocks_kernel();
 // Null: no such type.
@@ -34,6 +35,7 @@ CollKernel short_reduce_kernel(mep_dtype_t dtype);
 CollKernel one_shot_kernel(mep_dtype_t dtype);
 CollKernel two_shot_kernel(mep_dtype_t dtype);
 CollKernel reduce_scatter_kernel(mep_dtype_t dtype);
+CollKernel long_reduce_kernel(mep_dtype_t dtype);
 CollKernel blocks_kernel();
 
 // A reduce is an allreduce whose result only the root keeps: any member can give what another one lacks.

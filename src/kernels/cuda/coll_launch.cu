@@ -26,9 +26,13 @@ constexpr uint64_t one_shot_limit(uint32_t ranks) {
 // The longest message in packets, which are twice as long as it; and of more than two ranks what is not reduced, all
 // ranks together: more is sooner there without tags.
 constexpr uint64_t packet_limit(uint32_t ranks) {
-  return ranks <= 2 ? 256u << 10 : 16u << 10;
+  return ranks <= 2 ? 256u << 10 : std::min((1u << 20) / ranks, 128u << 10);
 }
-constexpr uint64_t kShortExchangeBytes = 64u << 10;
+constexpr uint64_t kShortExchangeBytes = 512u << 10;
+// Allreduces and reduces of more than two ranks that go in packets.
+constexpr uint64_t kShortReduceBytes = 16u << 10;
+// From here on broadcasts and reduces of more than two ranks go in slices.
+constexpr uint64_t kSlicedBytes = 4u << 20;
 
 // CTAs by size: one up to a limit, because more have to meet at the end, which takes a microsecond; beyond, as
 // many as find work for their threads.
@@ -37,7 +41,7 @@ struct CtaRule {
   uint64_t bytes_per_cta;
 };
 constexpr CtaRule exchange_rule(uint32_t ranks) {
-  return {ranks <= 2 ? 16u << 10 : 32u << 10, 8u << 10};
+  return {ranks <= 2 ? 16u << 10 : (32u << 10) / ranks, 8u << 10};
 }
 constexpr CtaRule kReduceRule{8u << 10, 4u << 10};
 
@@ -62,11 +66,13 @@ mep_result_t each_kernel(Visit&& visit) {
   MEP_TRY(visit(short_exchange_kernel()));
   MEP_TRY(visit(short_blocks_kernel()));
   MEP_TRY(visit(blocks_kernel()));
+  MEP_TRY(visit(long_broadcast_kernel()));
   for (mep_dtype_t dtype = MEP_INT8; dtype <= MEP_FLOAT8_E5M2; ++dtype) {
     MEP_TRY(visit(short_reduce_kernel(dtype)));
     MEP_TRY(visit(one_shot_kernel(dtype)));
     MEP_TRY(visit(two_shot_kernel(dtype)));
     MEP_TRY(visit(reduce_scatter_kernel(dtype)));
+    MEP_TRY(visit(long_reduce_kernel(dtype)));
   }
   return MEP_SUCCESS;
 }
@@ -85,8 +91,16 @@ uint32_t fingerprint_of(const CollCall& call) {
 // True for operations that go in packets.
 bool is_short(const CollCall& call, const CollLayout& layout) {
   if (call.bytes > layout.packet_place_bytes / 2) return false;
-  return layout.ranks <= 2 || coll_path(call.kind) == CollPath::kReduce ||
-         call.bytes * layout.ranks <= kShortExchangeBytes;
+  if (layout.ranks <= 2) return true;
+  return coll_path(call.kind) == CollPath::kReduce
+             ? call.bytes <= kShortReduceBytes
+             : call.bytes * layout.ranks <= kShortExchangeBytes;
+}
+
+// True for broadcasts and reduces that go in slices.
+bool is_sliced(const CollCall& call, const CollLayout& layout) {
+  const bool can_be = call.kind == Collective::k_broadcast || call.kind == Collective::k_reduce;
+  return can_be && layout.ranks > 2 && call.bytes >= layout.sliced_bytes;
 }
 
 // Between two ranks the root of a long reduce is the only one that needs what the other gives, dead or alive.
@@ -97,7 +111,8 @@ bool is_one_way(const CollCall& call, const CollLayout& layout) {
 CollKernel kernel_of(const CollCall& call, const CollLayout& layout) {
   switch (coll_path(call.kind)) {
     case CollPath::kExchange:
-      return is_short(call, layout) ? short_exchange_kernel() : exchange_kernel();
+      if (is_short(call, layout)) return short_exchange_kernel();
+      return is_sliced(call, layout) ? long_broadcast_kernel() : exchange_kernel();
     case CollPath::kBlocks:
       return is_short(call, layout) ? short_blocks_kernel() : blocks_kernel();
     case CollPath::kReduceBlocks:
@@ -106,6 +121,7 @@ CollKernel kernel_of(const CollCall& call, const CollLayout& layout) {
     case CollPath::kReduce:
       if (is_short(call, layout)) return short_reduce_kernel(call.dtype);
       if (is_one_way(call, layout)) return reduce_scatter_kernel(call.dtype);
+      if (is_sliced(call, layout)) return long_reduce_kernel(call.dtype);
       return coll_is_one_shot(layout, call.bytes) ? one_shot_kernel(call.dtype)
                                                   : two_shot_kernel(call.dtype);
     case CollPath::kNone:
@@ -122,6 +138,7 @@ CollLayout make_coll_layout(uint32_t ranks, uint32_t ctas) {
   layout.ctas = std::min(ctas, kMaxCollCtas);
   layout.slot_bytes = std::min(kSlotAreaBytes / ranks, kMostSlotBytes) / 4096 * 4096;
   layout.packet_place_bytes = 2 * packet_limit(ranks);
+  layout.sliced_bytes = kSlicedBytes;
   layout.piece_bytes = std::max(kTileBytes / std::max(ranks, 2u) / 16 * 16, kLeastPieceBytes);
   return layout;
 }

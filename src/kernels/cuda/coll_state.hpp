@@ -25,7 +25,7 @@
 // a dead rank had sent there and not here is read in that member's window. Only a member that needed no decision for
 // it says in its window that it is done: one that did has not got all in its own window. Blocks that are for one rank alone
 // lie in no other window: operations of such take one more step, in which all say that they have theirs, so none
-// is complete anywhere while a rank lacks a block. A long reduce of two ranks does without: if one dies, nobody is left
+// is complete anywhere while a rank lacks a block. So do broadcasts and reduces in slices (coll_slices.cuh). A long reduce of two ranks does without: if one dies, nobody is left
 // who could lack what the other one has.
 #pragma once
 
@@ -84,6 +84,7 @@ struct CollLayout {
   uint64_t slot_bytes;          // of one exchange, per rank
   uint64_t piece_bytes;         // of one two-shot step, per rank and CTA
   uint64_t packet_place_bytes;  // of one step, per rank; half of it is the message
+  uint64_t sliced_bytes;        // broadcasts and reduces of so many go in slices, if ranks > 2
 
   static constexpr uint64_t kWordsAt = 4096;  // before: the header, word 0 is `done`
   static constexpr uint64_t kRowBytes = uint64_t{kMaxCollRanks} * 8;
