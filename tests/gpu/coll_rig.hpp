@@ -97,7 +97,7 @@ class Rig {
       layout_.slot_bytes = 16u << 10;
       layout_.packet_place_bytes = 16u << 10;
       layout_.piece_bytes = 1u << 10;
-      layout_.sliced_bytes = 24u << 10;
+      layout_.sliced_broadcast_bytes = layout_.sliced_reduce_bytes = 24u << 10;
     }
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       windows_.push_back(make_window(rank));

@@ -78,16 +78,16 @@ __device__ inline void reduce_packs(const CollFrame& frame, mep_op_t op, uint32_
   }
 }
 
-// Reduces the packs that begin in [begin, end), this thread's of the CTA: load(source, at), take(at, sum).
+// The team reduces the packs that begin in [begin, end): load(source, at), take(at, sum).
 template <typename Type, typename Load, typename Take>
-__device__ inline void reduce_range(const CollFrame& frame, mep_op_t op, uint64_t begin,
-                                    uint64_t end, Load&& load, Take&& take) {
-  const uint64_t first = begin + threadIdx.x * 16;
+__device__ inline void reduce_range(const Team& team, const CollFrame& frame, mep_op_t op,
+                                    uint64_t begin, uint64_t end, Load&& load, Take&& take) {
+  const uint64_t first = begin + team.first(), stride = team.stride();
   if (first >= end) return;
   reduce_packs<Type>(
-      frame, op, static_cast<uint32_t>((end - first + kPackStride - 1) / kPackStride),
-      [&](uint32_t source, uint32_t pack) { return load(source, first + pack * kPackStride); },
-      [&](uint32_t pack, const uint4& sum) { take(first + pack * kPackStride, sum); });
+      frame, op, static_cast<uint32_t>((end - first + stride - 1) / stride),
+      [&](uint32_t source, uint32_t pack) { return load(source, first + pack * stride); },
+      [&](uint32_t pack, const uint4& sum) { take(first + pack * stride, sum); });
 }
 
 }  // namespace mep::device

@@ -15,30 +15,31 @@ __device__ void blocks(CollState* state, const CollCall& call, CollFrame* frame)
   const bool gets = is_root || gives_each;
   const auto* send = static_cast<const uint8_t*>(call.send);
   auto* receive = static_cast<uint8_t*>(call.receive);
-  const auto push = [&](const CollChunk& chunk) {
+  const auto push = [&](const Team& team, const CollChunk& chunk) {
     if (!gives) return;
     if (gives_each) {
-      push_blocks(state, *frame, call, chunk, 1);
+      push_blocks(team, state, *frame, call, chunk, 1);
     } else if (!is_root) {
-      push_block(state, call, chunk, send, call.root);
+      push_block(team, state, call, chunk, send, call.root);
     }
   };
-  const auto own = [&](const CollChunk& chunk) {
+  const auto own = [&](const Team& team, const CollChunk& chunk) {
     if (!gives || !gets) return;
     const uint64_t block = state->rank * call.bytes;
-    move_own(send + (gives_each ? block : 0), receive + (gets_of_each ? block : 0), chunk.at,
+    move_own(team, send + (gives_each ? block : 0), receive + (gets_of_each ? block : 0), chunk.at,
              call.bytes, chunk.begin, chunk.end);
   };
-  const auto use = [&](const CollChunk& chunk) {
+  const auto use = [&](const Team& team, const CollChunk& chunk) {
     if (!gets) return;
     if (gets_of_each) {
-      take_blocks(state, *frame, call, chunk);
+      take_blocks(team, state, *frame, call, chunk);
     } else if (!is_root) {
-      move_to_user(frame->own + state->layout.slot(chunk.step, call.root), receive, chunk.at,
+      move_to_user(team, frame->own + state->layout.slot(chunk.step, call.root), receive, chunk.at,
                    call.bytes, chunk.begin, chunk.end);
     }
   };
-  if (exchange_chunks(state, call, frame, push, own, use)) {
+  const uint32_t senders = !gives ? kFewSenders : (gets ? kHalfSenders : kMostSenders);
+  if (exchange_chunks(state, call, frame, senders, push, own, use)) {
     confirm_blocks(state, frame, frame->step + chunk_count(state->layout, call.bytes));
   }
 }

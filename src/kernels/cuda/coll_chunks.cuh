@@ -1,15 +1,9 @@
 // Exchanges of the bytes themselves: what a rank gives is put into its slot in all windows, signalled, and used when the
-// words of all members are there. Long messages go in chunks, the next of which is under way while one is
-// used:
-//
-//   wait(c), push(c + 1), signal(c + 1), use(c), wait(c + 1), push(c + 2), ...
-//
-// A word of step s comes after wait(s - 1) and before use(s - 1), so it says that its writer has used the slots
-// of step s - 2. A rank that has waited for s may fill the slots of s + 1, which are those of s - 2: kCollSlots, three.
+// words of all members are there. Long messages go in chunks, through a pipeline.
 #pragma once
 
 #include "kernels/cuda/coll_copy.cuh"
-#include "kernels/cuda/coll_run.cuh"
+#include "kernels/cuda/coll_pipeline.cuh"
 
 namespace mep::device {
 
@@ -50,10 +44,11 @@ class CollChunks {
 };
 
 // The same bytes to all others.
-__device__ inline void push_to_others(const CollState* state, const CollFrame& frame,
-                                      const CollCall& call, const CollChunk& chunk) {
+__device__ inline void push_to_others(const Team& team, const CollState* state,
+                                      const CollFrame& frame, const CollCall& call,
+                                      const CollChunk& chunk) {
   const uint64_t slot = state->layout.slot(chunk.step, state->rank);
-  move_from_user(static_cast<const uint8_t*>(call.send), chunk.at, call.bytes, chunk.begin,
+  move_from_user(team, static_cast<const uint8_t*>(call.send), chunk.at, call.bytes, chunk.begin,
                  chunk.end, [&](uint64_t i, const uint4& pack) {
                    for (uint32_t k = 1; k < frame.members; ++k) {
                      store_window(state->windows[frame.member_after(k)] + slot + i, pack);
@@ -62,10 +57,10 @@ __device__ inline void push_to_others(const CollState* state, const CollFrame& f
 }
 
 // One block to one member.
-__device__ inline void push_block(const CollState* state, const CollCall& call,
+__device__ inline void push_block(const Team& team, const CollState* state, const CollCall& call,
                                   const CollChunk& chunk, const uint8_t* block, uint32_t target) {
   uint8_t* to = state->windows[target] + state->layout.slot(chunk.step, state->rank);
-  move_from_user(block, chunk.at, call.bytes, chunk.begin, chunk.end,
+  move_from_user(team, block, chunk.at, call.bytes, chunk.begin, chunk.end,
                  [&](uint64_t i, const uint4& pack) { store_window(to + i, pack); });
 }
 
@@ -73,83 +68,64 @@ __device__ inline void push_block(const CollState* state, const CollCall& call,
 // each by one thread, move(member, pack's place in the chunk). False: they are to be moved one member after the
 // other.
 template <typename Move>
-__device__ inline bool move_few(const CollFrame& frame, const CollChunk& chunk, uint32_t first,
-                                Move&& move) {
+__device__ inline bool move_few(const Team& team, const CollFrame& frame, const CollChunk& chunk,
+                                uint32_t first, Move&& move) {
   if (chunk.begin >= chunk.end) return true;
   const uint64_t packs = (chunk.end - chunk.begin + 15) / 16;
-  if (packs * (frame.members - first) > kDataThreads) return false;
-  const uint32_t k = first + threadIdx.x / static_cast<uint32_t>(packs);
+  if (packs * (frame.members - first) > team.threads) return false;
+  const uint32_t k = first + team.index / static_cast<uint32_t>(packs);
   if (k < frame.members) {
-    move(frame.member_after(k), chunk.begin + threadIdx.x % static_cast<uint32_t>(packs) * 16);
+    move(frame.member_after(k), chunk.begin + team.index % static_cast<uint32_t>(packs) * 16);
   }
   return true;
 }
 
 // Each member its own block of the send buffer, from the member `first` places after this rank on.
-__device__ inline void push_blocks(const CollState* state, const CollFrame& frame,
+__device__ inline void push_blocks(const Team& team, const CollState* state, const CollFrame& frame,
                                    const CollCall& call, const CollChunk& chunk, uint32_t first) {
   const auto* send = static_cast<const uint8_t*>(call.send);
   const uint64_t slot = state->layout.slot(chunk.step, state->rank);
-  const bool few = move_few(frame, chunk, first, [&](uint32_t target, uint64_t i) {
+  const bool few = move_few(team, frame, chunk, first, [&](uint32_t target, uint64_t i) {
     const uint8_t* block = send + target * call.bytes;
     store_window(state->windows[target] + slot + i,
                  load_user(block, chunk.at + i, call.bytes, is_aligned(block)));
   });
   for (uint32_t k = first; !few && k < frame.members; ++k) {
     const uint32_t target = frame.member_after(k);
-    push_block(state, call, chunk, send + target * call.bytes, target);
+    push_block(team, state, call, chunk, send + target * call.bytes, target);
   }
 }
 
 // Copies the contributions of the others, each to its block of the receive buffer.
-__device__ inline void take_blocks(const CollState* state, const CollFrame& frame,
+__device__ inline void take_blocks(const Team& team, const CollState* state, const CollFrame& frame,
                                    const CollCall& call, const CollChunk& chunk) {
   auto* receive = static_cast<uint8_t*>(call.receive);
   const auto from = [&](uint32_t source) {
     return window_of(frame, source) + state->layout.slot(chunk.step, source);
   };
-  const bool few = move_few(frame, chunk, 1, [&](uint32_t source, uint64_t i) {
+  const bool few = move_few(team, frame, chunk, 1, [&](uint32_t source, uint64_t i) {
     uint8_t* to = receive + source * call.bytes;
     store_user(to, chunk.at + i, call.bytes, is_aligned(to), load_window(from(source) + i));
   });
   for (uint32_t k = 1; !few && k < frame.members; ++k) {
     const uint32_t source = frame.member_after(k);
-    move_to_user(from(source), receive + source * call.bytes, chunk.at, call.bytes, chunk.begin,
-                 chunk.end);
+    move_to_user(team, from(source), receive + source * call.bytes, chunk.at, call.bytes,
+                 chunk.begin, chunk.end);
   }
 }
 
-// The data threads. push(chunk) puts what this rank gives into windows; meanwhile(chunk) comes while the words of
-// that are on their way, use(chunk) when all is there. False in all of them: the operation has failed.
-template <typename Push, typename Meanwhile, typename Use>
+// push(team, chunk) puts what this rank gives into windows; own(team, chunk) is what it does without the others,
+// use(team, chunk) comes when all is there. False in all threads: the operation has failed.
+template <typename Push, typename Own, typename Use>
 __device__ inline bool exchange_chunks(CollState* state, const CollCall& call, CollFrame* frame,
-                                       Push&& push, Meanwhile&& meanwhile, Use&& use) {
-  const CollLayout& layout = state->layout;
-  const CollChunks chunks(layout, call.bytes);
-  const uint64_t scatter_row = layout.scatter_row(blockIdx.x);
-  for (uint64_t number = 0; number <= chunks.count(); ++number) {
-    if (number != 0) {
-      const uint64_t step = frame->step + number - 1;
-      if (!wait_members(state, frame, layout.exchange_row(step & 1, blockIdx.x), scatter_row,
-                        coll_tag(*frame, step))) {
-        return false;
-      }
-    }
-    if (number != chunks.count()) {
-      const CollChunk next = chunks.chunk(frame->step, number);
-      test_delay(state, *frame, 0);
-      push(next);
-      test_delay(state, *frame, 1);
-      signal_members(state, *frame, layout.exchange_row(next.step & 1, blockIdx.x),
-                     coll_tag(*frame, next.step));
-      meanwhile(next);
-    }
-    if (number != 0) {
-      test_delay(state, *frame, 2);
-      use(chunks.chunk(frame->step, number - 1));
-    }
-  }
-  return true;
+                                       uint32_t senders, Push&& push, Own&& own, Use&& use) {
+  const CollChunks chunks(state->layout, call.bytes);
+  const uint64_t first = frame->step;
+  return run_pipeline<1>(
+      state, frame, chunks.count(), senders,
+      [&](const Team& team, uint64_t number) { push(team, chunks.chunk(first, number)); },
+      [&](const Team& team, uint64_t number) { own(team, chunks.chunk(first, number)); },
+      [&](const Team& team, uint64_t number) { use(team, chunks.chunk(first, number)); });
 }
 
 // Steps of an operation whose blocks are for one rank each: chunks, and confirm_blocks().

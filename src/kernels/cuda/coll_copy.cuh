@@ -50,18 +50,20 @@ __device__ inline void store_window(uint8_t* to, const uint4& value) {
   __stcg(reinterpret_cast<uint4*>(to), value);
 }
 
-// Moves the packs, of 16 bytes, that begin in [begin, end): load(at) gives one, store(at, pack) takes it.
+// The team moves the packs, of 16 bytes, that begin in [begin, end): load(at) gives one, store(at, pack) takes it.
 template <typename Load, typename Store>
-__device__ inline void move_packs(uint64_t begin, uint64_t end, Load&& load, Store&& store) {
-  for (uint64_t i = begin + threadIdx.x * 16; i < end; i += kPacksUnderWay * kPackStride) {
+__device__ inline void move_packs(const Team& team, uint64_t begin, uint64_t end, Load&& load,
+                                  Store&& store) {
+  const uint64_t stride = team.stride();
+  for (uint64_t i = begin + team.first(); i < end; i += kPacksUnderWay * stride) {
     uint4 packs[kPacksUnderWay];
 #pragma unroll
     for (uint32_t k = 0; k < kPacksUnderWay; ++k) {
-      if (i + k * kPackStride < end) packs[k] = load(i + k * kPackStride);
+      if (i + k * stride < end) packs[k] = load(i + k * stride);
     }
 #pragma unroll
     for (uint32_t k = 0; k < kPacksUnderWay; ++k) {
-      if (i + k * kPackStride < end) store(i + k * kPackStride, packs[k]);
+      if (i + k * stride < end) store(i + k * stride, packs[k]);
     }
   }
 }
@@ -77,37 +79,37 @@ __device__ inline uint64_t whole_packs_end(uint64_t begin, uint64_t end, uint64_
 
 // From the caller's buffer: store(i, pack) gets the packs of [begin, end).
 template <typename Store>
-__device__ inline void move_from_user(const uint8_t* from, uint64_t at, uint64_t bytes,
-                                      uint64_t begin, uint64_t end, Store&& store) {
+__device__ inline void move_from_user(const Team& team, const uint8_t* from, uint64_t at,
+                                      uint64_t bytes, uint64_t begin, uint64_t end, Store&& store) {
   if (begin >= end) return;
   const uint64_t whole = whole_packs_end(begin, end, at, bytes, is_aligned(from));
   move_packs(
-      begin, whole, [&](uint64_t i) { return *reinterpret_cast<const uint4*>(from + at + i); },
-      store);
-  for (uint64_t i = whole + threadIdx.x * 16; i < end; i += kPackStride) {
+      team, begin, whole,
+      [&](uint64_t i) { return *reinterpret_cast<const uint4*>(from + at + i); }, store);
+  for (uint64_t i = whole + team.first(); i < end; i += team.stride()) {
     store(i, load_user(from, at + i, bytes, false));
   }
 }
 
 // From a window's place to the caller's buffer.
-__device__ inline void move_to_user(const uint8_t* from, uint8_t* to, uint64_t at, uint64_t bytes,
-                                    uint64_t begin, uint64_t end) {
+__device__ inline void move_to_user(const Team& team, const uint8_t* from, uint8_t* to, uint64_t at,
+                                    uint64_t bytes, uint64_t begin, uint64_t end) {
   if (begin >= end) return;
   const uint64_t whole = whole_packs_end(begin, end, at, bytes, is_aligned(to));
   move_packs(
-      begin, whole, [&](uint64_t i) { return load_window(from + i); },
+      team, begin, whole, [&](uint64_t i) { return load_window(from + i); },
       [&](uint64_t i, const uint4& pack) { *reinterpret_cast<uint4*>(to + at + i) = pack; });
-  for (uint64_t i = whole + threadIdx.x * 16; i < end; i += kPackStride) {
+  for (uint64_t i = whole + team.first(); i < end; i += team.stride()) {
     store_user(to, at + i, bytes, false, load_window(from + i));
   }
 }
 
 // From one of the caller's buffers to the same place of another.
-__device__ inline void move_own(const uint8_t* from, uint8_t* to, uint64_t at, uint64_t bytes,
-                                uint64_t begin, uint64_t end) {
+__device__ inline void move_own(const Team& team, const uint8_t* from, uint8_t* to, uint64_t at,
+                                uint64_t bytes, uint64_t begin, uint64_t end) {
   if (from == to) return;
   const bool aligned = is_aligned(to);
-  move_from_user(from, at, bytes, begin, end, [&](uint64_t i, const uint4& pack) {
+  move_from_user(team, from, at, bytes, begin, end, [&](uint64_t i, const uint4& pack) {
     store_user(to, at + i, bytes, aligned, pack);
   });
 }

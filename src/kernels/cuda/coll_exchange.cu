@@ -12,21 +12,24 @@ __device__ void exchange(CollState* state, const CollCall& call, CollFrame* fram
   const bool gives = call.kind == Collective::k_allgather ||
                      (call.kind == Collective::k_broadcast && call.root == state->rank);
   // This rank copies what it gives itself from one buffer to the other.
-  const auto own = [&](const CollChunk& chunk) {
+  const auto own = [&](const Team& team, const CollChunk& chunk) {
     if (!gives) return;
     const uint32_t place = call.kind == Collective::k_allgather ? state->rank : 0;
-    move_own(send, receive + place * call.bytes, chunk.at, call.bytes, chunk.begin, chunk.end);
+    move_own(team, send, receive + place * call.bytes, chunk.at, call.bytes, chunk.begin,
+             chunk.end);
   };
-  const auto push = [&](const CollChunk& chunk) {
-    if (gives) push_to_others(state, *frame, call, chunk);
+  const auto push = [&](const Team& team, const CollChunk& chunk) {
+    if (gives) push_to_others(team, state, *frame, call, chunk);
   };
-  const auto use = [&](const CollChunk& chunk) {
-    if (call.kind == Collective::k_allgather) take_blocks(state, *frame, call, chunk);
+  const auto use = [&](const Team& team, const CollChunk& chunk) {
+    if (call.kind == Collective::k_allgather) take_blocks(team, state, *frame, call, chunk);
     if (call.kind != Collective::k_broadcast || gives) return;
     const uint8_t* from = window_of(*frame, call.root) + state->layout.slot(chunk.step, call.root);
-    move_to_user(from, receive, chunk.at, call.bytes, chunk.begin, chunk.end);
+    move_to_user(team, from, receive, chunk.at, call.bytes, chunk.begin, chunk.end);
   };
-  (void)exchange_chunks(state, call, frame, push, own, use);
+  const bool copies = call.kind == Collective::k_allgather || send != receive;
+  const uint32_t senders = !gives ? kFewSenders : (copies ? kHalfSenders : kMostSenders);
+  (void)exchange_chunks(state, call, frame, senders, push, own, use);
 }
 
 __global__ void __launch_bounds__(kCollThreads)

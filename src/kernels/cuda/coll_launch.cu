@@ -32,7 +32,8 @@ constexpr uint64_t kShortExchangeBytes = 512u << 10;
 // Allreduces and reduces of more than two ranks that go in packets.
 constexpr uint64_t kShortReduceBytes = 16u << 10;
 // From here on broadcasts and reduces of more than two ranks go in slices.
-constexpr uint64_t kSlicedBytes = 4u << 20;
+constexpr uint64_t kSlicedBroadcastBytes = 4u << 20;
+constexpr uint64_t kSlicedReduceBytes = 32u << 20;
 
 // CTAs by size: one up to a limit, because more have to meet at the end, which takes a microsecond; beyond, as
 // many as find work for their threads.
@@ -99,8 +100,9 @@ bool is_short(const CollCall& call, const CollLayout& layout) {
 
 // True for broadcasts and reduces that go in slices.
 bool is_sliced(const CollCall& call, const CollLayout& layout) {
-  const bool can_be = call.kind == Collective::k_broadcast || call.kind == Collective::k_reduce;
-  return can_be && layout.ranks > 2 && call.bytes >= layout.sliced_bytes;
+  if (layout.ranks <= 2) return false;
+  if (call.kind == Collective::k_broadcast) return call.bytes >= layout.sliced_broadcast_bytes;
+  return call.kind == Collective::k_reduce && call.bytes >= layout.sliced_reduce_bytes;
 }
 
 // Between two ranks the root of a long reduce is the only one that needs what the other gives, dead or alive.
@@ -138,7 +140,8 @@ CollLayout make_coll_layout(uint32_t ranks, uint32_t ctas) {
   layout.ctas = std::min(ctas, kMaxCollCtas);
   layout.slot_bytes = std::min(kSlotAreaBytes / ranks, kMostSlotBytes) / 4096 * 4096;
   layout.packet_place_bytes = 2 * packet_limit(ranks);
-  layout.sliced_bytes = kSlicedBytes;
+  layout.sliced_broadcast_bytes = kSlicedBroadcastBytes;
+  layout.sliced_reduce_bytes = kSlicedReduceBytes;
   layout.piece_bytes = std::max(kTileBytes / std::max(ranks, 2u) / 16 * 16, kLeastPieceBytes);
   return layout;
 }

@@ -14,17 +14,17 @@ __device__ void broadcast_slices(CollState* state, const CollCall& call, CollFra
     return frame->own + state->layout.slot(step, source);
   };
 
-  const auto give = [&](const SlicedChunk& chunk) {
+  const auto give = [&](const Team& team, const SlicedChunk& chunk) {
     if (!is_root || frame->members == 1) return;
     for (uint32_t k = 0; k < slices.workers(); ++k) {
       const SlicePart part = slices.part(chunk, k);
       uint8_t* to = state->windows[frame->member[slices.cursor_of(k)]] +
                     state->layout.slot(chunk.step, state->rank);
-      move_from_user(send, part.at, call.bytes, part.begin, part.end,
+      move_from_user(team, send, part.at, call.bytes, part.begin, part.end,
                      [&](uint64_t i, const uint4& pack) { store_window(to + i, pack); });
     }
   };
-  const auto pass_on = [&](const SlicedChunk& chunk) {
+  const auto pass_on = [&](const Team& team, const SlicedChunk& chunk) {
     if (is_root) return;
     const uint32_t self = slices.worker_of(frame->cursor);
     const SlicePart part = slices.part(chunk, self);
@@ -32,7 +32,7 @@ __device__ void broadcast_slices(CollState* state, const CollCall& call, CollFra
     const uint64_t slot = state->layout.slot(chunk.step + 1, state->rank);
     const bool aligned = is_aligned(receive);
     move_packs(
-        part.begin, part.end, [&](uint64_t i) { return load_window(from + i); },
+        team, part.begin, part.end, [&](uint64_t i) { return load_window(from + i); },
         [&](uint64_t i, const uint4& pack) {
           for (uint32_t k = 1; k < slices.workers(); ++k) {
             const uint32_t worker =
@@ -42,20 +42,21 @@ __device__ void broadcast_slices(CollState* state, const CollCall& call, CollFra
           store_user(receive, part.at + i, call.bytes, aligned, pack);
         });
   };
-  const auto take = [&](const SlicedChunk& chunk) {
+  const auto take = [&](const Team& team, const SlicedChunk& chunk) {
     for (uint32_t k = 0; k < slices.workers(); ++k) {
       const SlicePart part = slices.part(chunk, k);
       if (is_root) {
-        move_own(send, receive, part.at, call.bytes, part.begin, part.end);
+        move_own(team, send, receive, part.at, call.bytes, part.begin, part.end);
         continue;
       }
       const uint32_t worker = frame->member[slices.cursor_of(k)];
       if (worker == state->rank) continue;
-      move_to_user(slot_here(chunk.step + 1, worker), receive, part.at, call.bytes, part.begin,
-                   part.end);
+      move_to_user(team, slot_here(chunk.step + 1, worker), receive, part.at, call.bytes,
+                   part.begin, part.end);
     }
   };
-  exchange_slices(state, slices, frame, give, pass_on, take);
+  const uint32_t senders = is_root && send == receive ? kMostSenders : kHalfSenders;
+  exchange_slices(state, slices, frame, senders, give, pass_on, take);
 }
 
 __global__ void __launch_bounds__(kCollThreads)

@@ -13,38 +13,38 @@ __device__ void reduce_slices(CollState* state, const CollCall& call, CollFrame*
   auto* receive = static_cast<uint8_t*>(call.receive);
   const bool send_aligned = is_aligned(send);
 
-  const auto give = [&](const SlicedChunk& chunk) {
+  const auto give = [&](const Team& team, const SlicedChunk& chunk) {
     const uint64_t slot = state->layout.slot(chunk.step, state->rank);
     for (uint32_t k = 1; k < frame->members; ++k) {
       const uint32_t cursor = frame->cursor_after(k);
       if (!slices.is_worker(cursor)) continue;
       const SlicePart part = slices.part(chunk, slices.worker_of(cursor));
       uint8_t* to = state->windows[frame->member[cursor]] + slot;
-      move_from_user(send, part.at, call.bytes, part.begin, part.end,
+      move_from_user(team, send, part.at, call.bytes, part.begin, part.end,
                      [&](uint64_t i, const uint4& pack) { store_window(to + i, pack); });
     }
   };
-  const auto pass_on = [&](const SlicedChunk& chunk) {
+  const auto pass_on = [&](const Team& team, const SlicedChunk& chunk) {
     if (!slices.is_worker(frame->cursor)) return;
     const SlicePart part = slices.part(chunk, slices.worker_of(frame->cursor));
     uint8_t* to = state->windows[call.root] + state->layout.slot(chunk.step + 1, state->rank);
     reduce_range<Type>(
-        *frame, call.op, part.begin, part.end,
+        team, *frame, call.op, part.begin, part.end,
         [&](uint32_t source, uint64_t i) {
           if (source == state->rank) return load_user(send, part.at + i, call.bytes, send_aligned);
           return load_window(frame->own + state->layout.slot(chunk.step, source) + i);
         },
         [&](uint64_t i, const uint4& sum) { store_window(to + i, sum); });
   };
-  const auto take = [&](const SlicedChunk& chunk) {
+  const auto take = [&](const Team& team, const SlicedChunk& chunk) {
     for (uint32_t k = 0; is_root && k < slices.workers(); ++k) {
       const SlicePart part = slices.part(chunk, k);
       const uint32_t worker = frame->member[slices.cursor_of(k)];
       const uint8_t* from = frame->own + state->layout.slot(chunk.step + 1, worker);
-      move_to_user(from, receive, part.at, call.bytes, part.begin, part.end);
+      move_to_user(team, from, receive, part.at, call.bytes, part.begin, part.end);
     }
   };
-  exchange_slices(state, slices, frame, give, pass_on, take);
+  exchange_slices(state, slices, frame, is_root ? kHalfSenders : kMostSenders, give, pass_on, take);
 }
 
 template <typename Type>

@@ -32,7 +32,7 @@ __device__ void one_shot(CollState* state, const CollCall& call, CollFrame* fram
   if (!keeps_result(state, call)) return;
   test_delay(state, *frame, 2);
   reduce_range<Type>(
-      *frame, call.op, begin, end,
+      whole_team(), *frame, call.op, begin, end,
       [&](uint32_t source, uint64_t i) {
         return load_window(window_of(*frame, source) + slots + source * layout.slot_bytes + i);
       },

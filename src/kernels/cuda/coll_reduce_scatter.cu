@@ -15,14 +15,14 @@ __device__ void reduce_blocks(CollState* state, const CollCall& call, CollFrame*
   const uint8_t* own = send + (scatters ? state->rank * call.bytes : 0);
   const bool own_aligned = is_aligned(own);
   const bool receive_aligned = is_aligned(receive);
-  const auto push = [&](const CollChunk& chunk) {
-    if (scatters) push_blocks(state, *frame, call, chunk, 1);
-    if (!gets) push_block(state, call, chunk, send, call.root);
+  const auto push = [&](const Team& team, const CollChunk& chunk) {
+    if (scatters) push_blocks(team, state, *frame, call, chunk, 1);
+    if (!gets) push_block(team, state, call, chunk, send, call.root);
   };
-  const auto use = [&](const CollChunk& chunk) {
+  const auto use = [&](const Team& team, const CollChunk& chunk) {
     if (!gets) return;
     reduce_range<Type>(
-        *frame, call.op, chunk.begin, chunk.end,
+        team, *frame, call.op, chunk.begin, chunk.end,
         [&](uint32_t source, uint64_t i) {
           if (source == state->rank) return load_user(own, chunk.at + i, call.bytes, own_aligned);
           return load_window(frame->own + state->layout.slot(chunk.step, source) + i);
@@ -31,9 +31,10 @@ __device__ void reduce_blocks(CollState* state, const CollCall& call, CollFrame*
           store_user(receive, chunk.at + i, call.bytes, receive_aligned, sum);
         });
   };
+  const uint32_t senders = !gets ? kMostSenders : (scatters ? kThirdSenders : kFewSenders);
   // A reduce is confirmed by nobody: between two ranks, the one that gets no block lacks nothing.
   if (exchange_chunks(
-          state, call, frame, push, [](const CollChunk&) {}, use) &&
+          state, call, frame, senders, push, [](const Team&, const CollChunk&) {}, use) &&
       scatters) {
     confirm_blocks(state, frame, frame->step + chunk_count(state->layout, call.bytes));
   }

@@ -36,6 +36,7 @@ struct CollFrame {
   uint32_t failed;
   uint32_t mismatched;  // a member calls something else
   uint32_t finished;    // the data threads of CTA 0
+  uint64_t stopped_at;  // of a pipeline: its number when it failed
 
   // Members from this rank on, around: ranks that begin at different ones do not all write to one.
   __device__ uint32_t cursor_after(uint32_t count) const {
@@ -45,8 +46,39 @@ struct CollFrame {
   __device__ uint32_t member_after(uint32_t count) const { return member[cursor_after(count)]; }
 };
 
+// The barriers of a CTA. 0 is that of __syncthreads(), which nobody calls here.
+enum CtaBarrier : uint32_t {
+  kDataBarrier = 1,    // the data threads
+  kFrameBarrier = 2,   // all threads
+  kSenderBarrier = 3,  // of a pipeline (coll_pipeline.cuh): its senders
+  kArrivedBarrier = 4,
+  kTakenBarrier = 5,
+};
+
+__device__ inline void sync_at(CtaBarrier barrier, uint32_t threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(static_cast<uint32_t>(barrier)), "r"(threads) : "memory");
+}
+__device__ inline void arrive_at(CtaBarrier barrier, uint32_t threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(static_cast<uint32_t>(barrier)), "r"(threads) : "memory");
+}
 __device__ inline void data_sync() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kDataThreads) : "memory");
+  sync_at(kDataBarrier, kDataThreads);
+}
+
+// Data threads of a CTA that share a piece of work: whole warps.
+struct Team {
+  uint32_t index;  // this thread's
+  uint32_t threads;
+  CtaBarrier barrier;
+
+  __device__ uint64_t first() const {
+    return uint64_t{index} * 16;
+  }  // bytes: each thread has a pack
+  __device__ uint64_t stride() const { return uint64_t{threads} * 16; }
+  __device__ void sync() const { sync_at(barrier, threads); }
+};
+__device__ inline Team whole_team() {
+  return {threadIdx.x, kDataThreads, kDataBarrier};
 }
 
 // The tag of a step of any call; the fingerprint's bits are 0.
@@ -92,7 +124,7 @@ __device__ inline int32_t refusal(const CollState* state, const CollCall& call) 
 // The warp of the leader, before it reads the frame. The data threads arrive and go on.
 __device__ inline void wait_for_frame() {
   __syncwarp();
-  asm volatile("bar.sync 2, %0;" ::"n"(kCollThreads) : "memory");
+  sync_at(kFrameBarrier, kCollThreads);
 }
 
 // The data threads, first of all.
@@ -109,6 +141,7 @@ __device__ inline void begin_frame(const CollState* state, const CollCall& call,
     frame->failed = 0;
     frame->mismatched = 0;
     frame->finished = 0;
+    frame->stopped_at = UINT64_MAX;
     uint32_t members = 0;
     for (uint32_t rank = 0; rank < state->layout.ranks; ++rank) {
       if ((state->live >> rank & 1) == 0) continue;
@@ -119,7 +152,7 @@ __device__ inline void begin_frame(const CollState* state, const CollCall& call,
     frame->refused = refusal(state, call);
   }
   data_sync();
-  asm volatile("bar.arrive 2, %0;" ::"n"(kCollThreads) : "memory");
+  arrive_at(kFrameBarrier, kCollThreads);
 }
 
 // Tests: between 0 and test_delay_ns, different for every rank, CTA and phase.
@@ -135,15 +168,20 @@ __device__ inline void test_delay(const CollState* state, const CollFrame& frame
 // How a word is stored: relaxed where who sees it reads nothing that was written before.
 using StoreWord = void (*)(uint64_t*, uint64_t);
 
-// The data threads: stores this rank's word at `row` of every member's window, after what all of them
-// have written.
+// The team: stores this rank's word at `row` of every member's window, after what all of the team have written.
+template <StoreWord store = store_word_release>
+__device__ inline void signal_members(const Team& team, const CollState* state,
+                                      const CollFrame& frame, uint64_t row, uint64_t tag) {
+  team.sync();
+  for (uint32_t i = team.index; i < frame.members; i += team.threads) {
+    uint8_t* window = state->windows[frame.member[i]];
+    store(reinterpret_cast<uint64_t*>(window + row) + state->rank, tag);
+  }
+}
 template <StoreWord store = store_word_release>
 __device__ inline void signal_members(const CollState* state, const CollFrame& frame, uint64_t row,
                                       uint64_t tag) {
-  data_sync();
-  if (threadIdx.x >= frame.members) return;
-  uint8_t* window = state->windows[frame.member[threadIdx.x]];
-  store(reinterpret_cast<uint64_t*>(window + row) + state->rank, tag);
+  signal_members<store>(whole_team(), state, frame, row, tag);
 }
 
 // The leader's decision on the operation, as far as it concerns a source.
@@ -191,20 +229,24 @@ __device__ inline bool wait_source(CollState* state, CollFrame* frame, const uin
   }
 }
 
-// The data threads: until the word of every member is in this rank's row, or in the other one. False in
-// all of them: the operation has failed.
-__device__ inline bool wait_members(CollState* state, CollFrame* frame, uint64_t row,
-                                    uint64_t other_row, uint64_t tag) {
-  if (threadIdx.x < frame->members) {
-    const uint32_t source = frame->member[threadIdx.x];
+// The team: until the word of every member is in this rank's row, or in the other one. False in all of them: the
+// operation has failed.
+__device__ inline bool wait_members(const Team& team, CollState* state, CollFrame* frame,
+                                    uint64_t row, uint64_t other_row, uint64_t tag) {
+  for (uint32_t i = team.index; i < frame->members; i += team.threads) {
+    const uint32_t source = frame->member[i];
     const auto* word = reinterpret_cast<const uint64_t*>(frame->own + row) + source;
     const auto* other = reinterpret_cast<const uint64_t*>(frame->own + other_row) + source;
     if (!wait_source(state, frame, word, other, tag, source)) {
       atomicExch(&frame->failed, 1u);
     }
   }
-  data_sync();
+  team.sync();
   return *static_cast<volatile uint32_t*>(&frame->failed) == 0;
+}
+__device__ inline bool wait_members(CollState* state, CollFrame* frame, uint64_t row,
+                                    uint64_t other_row, uint64_t tag) {
+  return wait_members(whole_team(), state, frame, row, other_row, tag);
 }
 
 // The data threads, before the first step of an epoch: until all members have ended what they did in the one

@@ -2,11 +2,8 @@
 // chunk: a broadcast's root gives each worker its slice, and the workers pass theirs on to each other; a reduce's
 // workers get their slice of all ranks, and give the sums to the root. So each link carries each byte once.
 //
-//   give(c), signal(c), wait(c), give(c + 1), pass_on(c), signal(c + 1), wait(c + 1), give(c + 2), pass_on(c + 1),
-//   signal(c + 2), take(c), ...
-//
-// Chunk c is given in slots of step c and passed on in slots of step c + 1. A rank reads
-// the former before it signals c + 1 and the latter after it has signalled c + 2, as in coll_chunks.cuh: three slots.
+// Chunk c is given in slots of step c and passed on in slots of step c + 1: a pipeline in which a chunk is taken two
+// steps after it was given.
 //
 // A chunk that one rank lacks may lie in no other window. So such an operation is confirmed (confirm_blocks()).
 #pragma once
@@ -89,34 +86,24 @@ class CollSlices {
   bool alone_;
 };
 
-// The data threads. give(chunk) puts into the workers' windows what this rank has for them, pass_on(chunk) comes when
-// all of that is there, and take(chunk) when what was passed on is there. Ends early if the operation has failed.
+// give(team, chunk) puts into the workers' windows what this rank has for them, pass_on(team, chunk) comes when all of
+// that is there, and take(team, chunk) when what was passed on is there. Ends early if the operation has failed.
 template <typename Give, typename PassOn, typename Take>
 __device__ inline void exchange_slices(CollState* state, const CollSlices& slices, CollFrame* frame,
-                                       Give&& give, PassOn&& pass_on, Take&& take) {
-  const CollLayout& layout = state->layout;
+                                       uint32_t senders, Give&& give, PassOn&& pass_on,
+                                       Take&& take) {
   const uint64_t count = slices.count();
-  for (uint64_t number = 0; number <= count + 1; ++number) {
-    if (number != 0) {
-      const uint64_t step = frame->step + number - 1;
-      if (!wait_members(state, frame, layout.exchange_row(step & 1, blockIdx.x),
-                        layout.scatter_row(blockIdx.x), coll_tag(*frame, step))) {
-        return;
-      }
-    }
-    test_delay(state, *frame, 0);
-    if (number < count) give(slices.chunk(number));
-    if (number != 0 && number <= count) pass_on(slices.chunk(number - 1));
-    test_delay(state, *frame, 1);
-    if (number <= count) {
-      const uint64_t step = frame->step + number;
-      signal_members(state, *frame, layout.exchange_row(step & 1, blockIdx.x),
-                     coll_tag(*frame, step));
-    }
-    test_delay(state, *frame, 2);
-    if (number >= 2) take(slices.chunk(number - 2));
+  const auto send = [&](const Team& team, uint64_t number) {
+    if (number < count) give(team, slices.chunk(number));
+    if (number != 0) pass_on(team, slices.chunk(number - 1));
+  };
+  const auto take_one = [&](const Team& team, uint64_t number) {
+    take(team, slices.chunk(number));
+  };
+  if (run_pipeline<2>(
+          state, frame, count, senders, send, [](const Team&, uint64_t) {}, take_one)) {
+    confirm_blocks(state, frame, frame->step + count + 1);
   }
-  confirm_blocks(state, frame, frame->step + count + 1);
 }
 
 }  // namespace mep::device

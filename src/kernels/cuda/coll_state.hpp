@@ -80,11 +80,12 @@ struct CollPost {
 // Where what lies in a window of `ranks` ranks.
 struct CollLayout {
   uint32_t ranks;
-  uint32_t ctas;                // at most, per operation
-  uint64_t slot_bytes;          // of one exchange, per rank
-  uint64_t piece_bytes;         // of one two-shot step, per rank and CTA
-  uint64_t packet_place_bytes;  // of one step, per rank; half of it is the message
-  uint64_t sliced_bytes;        // broadcasts and reduces of so many go in slices, if ranks > 2
+  uint32_t ctas;                    // at most, per operation
+  uint64_t slot_bytes;              // of one exchange, per rank
+  uint64_t piece_bytes;             // of one two-shot step, per rank and CTA
+  uint64_t packet_place_bytes;      // of one step, per rank; half of it is the message
+  uint64_t sliced_broadcast_bytes;  // of so many a broadcast goes in slices, if ranks > 2
+  uint64_t sliced_reduce_bytes;     // a reduce likewise
 
   static constexpr uint64_t kWordsAt = 4096;  // before: the header, word 0 is `done`
   static constexpr uint64_t kRowBytes = uint64_t{kMaxCollRanks} * 8;

@@ -45,7 +45,7 @@ __device__ void two_shot(CollState* state, const CollCall& call, CollFrame* fram
       const uint64_t begin = base + member * cut.slice;
       const uint64_t length = part_length(begin, cut.slice, call.bytes);
       uint8_t* to = state->windows[frame->member[member]] + layout.scatter_piece(state->rank, cta);
-      move_from_user(send, begin, call.bytes, 0, length,
+      move_from_user(whole_team(), send, begin, call.bytes, 0, length,
                      [&](uint64_t i, const uint4& pack) { store_window(to + i, pack); });
     };
     // This rank's own slice stays where it is.
@@ -58,7 +58,7 @@ __device__ void two_shot(CollState* state, const CollCall& call, CollFrame* fram
     const uint64_t own = base + frame->cursor * cut.slice;
     const uint64_t own_length = part_length(own, cut.slice, call.bytes);
     reduce_range<Type>(
-        *frame, call.op, 0, own_length,
+        whole_team(), *frame, call.op, 0, own_length,
         [&](uint32_t source, uint64_t i) {
           if (source == state->rank) return load_user(send, own + i, call.bytes, send_aligned);
           return load_window(frame->own + layout.scatter_piece(source, cta) + i);
@@ -80,7 +80,7 @@ __device__ void two_shot(CollState* state, const CollCall& call, CollFrame* fram
       const uint64_t begin = base + member * cut.slice;
       const uint64_t length = part_length(begin, cut.slice, call.bytes);
       const uint8_t* from = window_of(*frame, owner) + layout.result_piece(owner, cta);
-      move_to_user(from, receive, begin, call.bytes, 0, length);
+      move_to_user(whole_team(), from, receive, begin, call.bytes, 0, length);
     }
     data_sync();
   }
