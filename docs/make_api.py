@@ -124,7 +124,7 @@ def title(declarations):
 
 
 def sets_up(kind, text):
-    return kind == "inline" and re.search(r"\bmep_\w+_defaults\(", text) is not None
+    return kind == "inline" and re.search(r"\bmep_(\w+)_defaults\(.*\bmep_\1_init\(", text, flags=re.S) is not None
 
 
 def render(text):

@@ -38,11 +38,7 @@ int main(void) {
   route(rank, kExpertsPerRank * size);
 
   mep_ep_config_t config;
-  mep_ep_config_defaults(&config);
-  config.max_tokens_per_rank = kTokens;
-  config.hidden = kHidden;
-  config.top_k = kTopK;
-  config.num_experts = (uint32_t)(kExpertsPerRank * size);
+  mep_moe_defaults(&config, kTokens, kHidden, kTopK, (uint32_t)(kExpertsPerRank * size));
   config.input_type = MEP_FLOAT32;
   mep_ep_t ep;
   mep_ep_handle_t handle;

@@ -35,11 +35,8 @@ int run(mep_comm_t comm) {
   must(mep_comm_rank(comm, &rank));
   must(mep_comm_size(comm, &size));
   mep_ep_config_t config;
-  mep_ep_config_defaults(&config);  // bfloat16 in, on the wire and out
-  config.max_tokens_per_rank = kTokens;
-  config.hidden = kHidden;
-  config.top_k = kTopK;
-  config.num_experts = uint32_t(kExpertsPerRank * size);
+  // bfloat16 in, on the wire and out
+  mep_moe_defaults(&config, kTokens, kHidden, kTopK, uint32_t(kExpertsPerRank * size));
   mep_ep_t ep = nullptr;
   mep_ep_handle_t handle = nullptr;
   must(mep_ep_create(comm, &config, &ep));

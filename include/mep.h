@@ -839,6 +839,15 @@ MEP_API void mep_ep_config_init(void* config, size_t size);
 static inline void mep_ep_config_defaults(mep_ep_config_t* config) {
   mep_ep_config_init(config, sizeof *config);
 }
+/* mep_ep_config_defaults and the required fields, M, H, K and E: low latency in bf16. 0.2 */
+static inline void mep_moe_defaults(mep_ep_config_t* config, uint32_t tokens, uint32_t hidden,
+                                    uint32_t topk, uint32_t experts) {
+  mep_ep_config_defaults(config);
+  config->max_tokens_per_rank = tokens;
+  config->hidden = hidden;
+  config->top_k = topk;
+  config->num_experts = experts;
+}
 
 /* Bytes that mep_ep_create would reserve on this rank: windows (address space; pages are taken when
  * rows arrive, resident_bytes at most at one time for uniform routing) and private memory. Local.
@@ -947,9 +956,15 @@ typedef struct mep_dispatch_receive_t {
   int32_t* recv_topk_idx;                  /* [recv_total, K], high throughput */
   float* recv_topk_weights;                /* [recv_total, K], high throughput */
   int64_t* recv_total;                     /* rows that arrived, all local experts */
-  int64_t* statistics;        /* [E_local], added to: rows per local expert over many dispatches */
+  void* statistics;           /* [E_local] statistics_type, added to: rows per local expert */
   mep_op_status_t* op_status; /* filled at the end, or NULL */
   uint64_t op_status_bytes;   /* at op_status, see there */
+  /* MEP_INT32, which wraps around, or MEP_INT64; 0: int64. GPUs have int64. 0.2 */
+  mep_dtype_t statistics_type;
+  uint32_t timeout_ms; /* of this call; 0: the object's. GPUs: must be 0. 0.2 */
+  /* [R], added to: nanoseconds that this call waited for each rank, for its counts and for its rows; 0 for the own
+   * rank and absent ones. The largest entry is of the slowest rank. NULL: not wanted. GPUs: must be NULL. 0.2 */
+  int64_t* wait_ns;
 } mep_dispatch_receive_t;
 
 /* A rank's input to a combine: its experts' outputs. */
@@ -982,6 +997,9 @@ typedef struct mep_combine_receive_t {
   /* [T, K], high throughput: the sums of what came back as topk_weights, over ranks in ascending order; +0 where
    * nothing came. NULL: not wanted. 0.2 */
   float* topk_weights;
+  int64_t* wait_ns;    /* [R], added to, as of a dispatch: the wait for each rank's terms. 0.2 */
+  uint32_t timeout_ms; /* of this call; 0: the object's. GPUs: must be 0. 0.2 */
+  uint32_t reserved2;
 } mep_combine_receive_t;
 
 MEP_API void mep_dispatch_send_init(void* send, size_t size);

@@ -253,7 +253,7 @@ module mep_types
   end type mep_dispatch_send_t
 
   type, bind(C), public :: mep_dispatch_receive_t
-    integer(c_int32_t) :: struct_size = 128
+    integer(c_int32_t) :: struct_size = 144
     integer(c_int32_t) :: flags = 0
     type(c_ptr) :: recv_x = c_null_ptr
     integer(c_int64_t) :: recv_capacity = 0
@@ -270,6 +270,9 @@ module mep_types
     type(c_ptr) :: statistics = c_null_ptr
     type(c_ptr) :: op_status = c_null_ptr
     integer(c_int64_t) :: op_status_bytes = 0
+    integer(c_int32_t) :: statistics_type = 0
+    integer(c_int32_t) :: timeout_ms = 0
+    type(c_ptr) :: wait_ns = c_null_ptr
   end type mep_dispatch_receive_t
 
   type, bind(C), public :: mep_combine_send_t
@@ -280,7 +283,7 @@ module mep_types
   end type mep_combine_send_t
 
   type, bind(C), public :: mep_combine_receive_t
-    integer(c_int32_t) :: struct_size = 72
+    integer(c_int32_t) :: struct_size = 88
     integer(c_int32_t) :: flags = 0
     integer(c_int32_t) :: num_tokens = 0
     integer(c_int32_t) :: reserved = 0
@@ -291,5 +294,8 @@ module mep_types
     type(c_ptr) :: op_status = c_null_ptr
     integer(c_int64_t) :: op_status_bytes = 0
     type(c_ptr) :: topk_weights = c_null_ptr
+    type(c_ptr) :: wait_ns = c_null_ptr
+    integer(c_int32_t) :: timeout_ms = 0
+    integer(c_int32_t) :: reserved2 = 0
   end type mep_combine_receive_t
 end module mep_types

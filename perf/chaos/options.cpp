@@ -29,7 +29,9 @@ constexpr const char* kHelp =
     "                     arm R[,R..] POINT[:NTH]=kill   strikes whenever it is passed\n"
     "                     rejoin | rejoin POINT=kill | grow COUNT | wait ITERATIONS\n"
     "  --seconds S      no new fault after S seconds\n"
-    "  --workload W     allreduce, mixed (collectives) or moe (collectives, dispatch and combine)\n"
+    "  --workload W     allreduce, mixed (collectives), moe (collectives, dispatch and combine) "
+    "or\n"
+    "                   moe-throughput (the same in high-throughput mode)\n"
     "  --timeout-ms T   of operations (default 20000)\n"
     "  --suspect-ms T, --heartbeat-ms T   thresholds; default the library's\n"
     "  --hang-ms T      no progress for so long is a hang (default 60000)\n"
@@ -126,9 +128,8 @@ ParseResult parse_options(int argc, char** argv, Options* options, std::string* 
     }
     is_worker = is_worker || name == "--worker";
   }
-  if (options->workload != "allreduce" && options->workload != "mixed" &&
-      options->workload != "moe") {
-    *message = "--workload is allreduce, mixed or moe";
+  if (options->workload != "allreduce" && options->workload != "mixed" && !options->has_moe()) {
+    *message = "--workload is allreduce, mixed, moe or moe-throughput";
     return ParseResult::kBad;
   }
   size_t next = 0;

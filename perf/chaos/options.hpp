@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "mep.h"
+
 namespace mep::chaos {
 
 struct Options {
@@ -13,7 +15,7 @@ struct Options {
   uint64_t seconds = 0;      // no new fault after this; 0: no limit
   std::string plan;          // text of a given plan; empty: generated
   std::string mix = "kill";  // of a generated plan: comma list of kill, stop, slow, two, point
-  std::string workload = "mixed";  // allreduce, mixed or moe
+  std::string workload = "mixed";  // allreduce, mixed, moe or moe-throughput
   uint32_t timeout_ms = 20000;     // of operations
   uint32_t suspect_ms = 0;         // 0: the library's
   uint32_t heartbeat_ms = 0;
@@ -26,6 +28,11 @@ struct Options {
   // Internal: this process is a worker.
   int worker_fd = -1;
   uint32_t generation = 0;
+
+  bool has_moe() const { return workload == "moe" || workload == "moe-throughput"; }
+  uint32_t ep_mode() const {
+    return workload == "moe" ? MEP_EP_LOW_LATENCY : MEP_EP_HIGH_THROUGHPUT;
+  }
 };
 
 // Whether --job, or an option that only such a job has, was given: else random programs are meant.

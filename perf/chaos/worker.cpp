@@ -136,9 +136,9 @@ bool Worker::open() {
   size_ = static_cast<uint32_t>(size);
   // Members begin with the iteration, the joiner learns it.
   if (joins) iteration_ = 0;
-  moe_wanted_ = options_.workload == "moe" && !joins;
-  if (options_.workload == "moe" && joins) {
-    moe_ = std::make_unique<MoeWorkload>(comm_, rank_, size_, "moe1", true);
+  moe_wanted_ = options_.has_moe() && !joins;
+  if (options_.has_moe() && joins) {
+    moe_ = std::make_unique<MoeWorkload>(comm_, rank_, size_, "moe1", options_.ep_mode(), true);
     moe_number_ = 1;
     if (moe_->created() != MEP_SUCCESS) wrong(Kind::kMoe, 7, "attach: %s", mep_last_error());
   }
@@ -197,7 +197,7 @@ Worker::Outcome Worker::sync() {
   }
   send_[0] = iteration_;
   send_[1] = serial_;
-  send_[2] = options_.workload == "moe" && (moe_ == nullptr || moe_wanted_) ? 1 : 0;
+  send_[2] = options_.has_moe() && (moe_ == nullptr || moe_wanted_) ? 1 : 0;
   send_[3] = moe_number_;
   result = mep_allreduce(send_.data(), receive_.data(), 4, MEP_UINT64, MEP_MAX, comm_, nullptr);
   outcome = note(Kind::kSync, result, receive_.data(), 4 * sizeof(uint64_t));
@@ -265,7 +265,7 @@ Worker::Outcome Worker::carry_out(uint64_t command) {
       std::snprintf(record.text, sizeof record.text, "%s", mep_last_error());
     write(record);
     resync_ = true;
-    moe_wanted_ = options_.workload == "moe";
+    moe_wanted_ = options_.has_moe();
     if (result == MEP_SUCCESS) {
       moe_.reset();
       old_ = comm_;
@@ -283,7 +283,7 @@ Worker::Outcome Worker::carry_out(uint64_t command) {
 Worker::Outcome Worker::renew_moe() {
   moe_.reset();
   moe_ = std::make_unique<MoeWorkload>(comm_, rank_, size_, "moe" + std::to_string(++moe_number_),
-                                       false);
+                                       options_.ep_mode(), false);
   const mep_result_t created = moe_->created();
   if (created == MEP_SUCCESS) {
     moe_wanted_ = false;
@@ -308,7 +308,7 @@ Worker::Outcome Worker::moe() {
 
 Worker::Outcome Worker::ordinary() {
   const uint64_t draw = mixed(iteration_ * 0x9e3779b97f4a7c15u + options_.seed);
-  if (options_.workload == "moe" && iteration_ % 4 == 1 && moe_ != nullptr) return moe();
+  if (options_.has_moe() && iteration_ % 4 == 1 && moe_ != nullptr) return moe();
   if (options_.workload == "allreduce") {
     return allreduce(Kind::kAllreduceSmall, size_ + 1 + draw % 8, draw % 3 == 0);
   }

@@ -249,6 +249,7 @@ static void dispatches(void** state) {
   BAD_OUTPUT(MEP_ERR_INVALID_ARGUMENT, recv_scales, small); /* there are none */
   BAD_OUTPUT(MEP_ERR_INVALID_ARGUMENT, src_info, (int32_t*)f->view.src_info);
   BAD_OUTPUT(MEP_ERR_INVALID_ARGUMENT, recv_topk_weights, &f->weights[0][0]);
+  BAD_OUTPUT(MEP_ERR_INVALID_ARGUMENT, statistics_type, MEP_UINT32);
   receive.recv_x = small;
   receive.recv_capacity = sizeof small;
   EXPECT(MEP_ERR_CAPACITY, mep_dispatch(f->handle, &send, &receive, NULL));

@@ -74,6 +74,8 @@ def cases(seed):
     first += [
         Case("moe, seeded", 4, "", "--faults", "40", "--mix", "kill,two,point", "--workload", "moe",
              "--seed", str(seed + 2)),
+        Case("moe in high throughput, seeded", 4, "", "--faults", "10", "--mix", "kill,two,point", "--workload",
+             "moe-throughput", "--seed", str(seed + 3)),
         Case("two ranks, the lowest stopped", 2, "stop 0 7", "--suspect-ms", "500", evictions=0),
         Case("grown, then killed", 3, "grow 1; kill 3; kill 1; rejoin; wait 100"),
     ]

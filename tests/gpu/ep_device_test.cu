@@ -288,6 +288,21 @@ void refuses() {
   need(mep_ep_buffer_view(r.ep, 0, &view), "mep_ep_buffer_view");
   receive.recv_x = const_cast<void*>(view.recv_x);
   refused(r.stream, "the library's recv_x");
+  receive.recv_x = nullptr;
+  receive.statistics_type = MEP_FLOAT32;
+  refused(r.stream, "statistics of floats");
+  const auto unsupported = [&](const char* part) {
+    GPU_CHECK(mep_dispatch(r.handles[0], &send, &receive, r.stream) == MEP_ERR_UNSUPPORTED &&
+                  std::strstr(mep_last_error(), part) != nullptr,
+              "%s is taken, or refused by \"%s\"", part, mep_last_error());
+    mep_dispatch_receive_defaults(&receive);
+  };
+  receive.statistics_type = MEP_INT32;
+  unsupported("statistics_type");
+  receive.timeout_ms = 1;
+  unsupported("timeout_ms");
+  receive.wait_ns = r.experts;
+  unsupported("wait_ns");
   GPU_CHECK(mep_dispatch(r.handles[0], nullptr, nullptr, r.stream) == MEP_ERR_INVALID_ARGUMENT &&
                 group.dispatch(0, 0, 1, Halves::kReceive) == MEP_ERR_INVALID_ARGUMENT &&
                 group.combine(0, 0, Halves::kReceive, false) == MEP_ERR_INVALID_ARGUMENT,

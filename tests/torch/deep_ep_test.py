@@ -165,17 +165,17 @@ def vllm_layer(buffer, case, rank, kind, absent=(), zero_copy=False, between=Non
     check_sums(case, rank, kind, out, absent)
 
 
-def sglang_layer(buffer, case, rank, kind, absent=(), return_recv_hook=False, statistics=None):
+def sglang_layer(buffer, case, rank, kind, absent=(), return_recv_hook=False, statistics=None, waits=(None, None)):
     """deepep.py: async_finish = not return_recv_hook; keywords for the combine."""
     found, count, handle, event, hook = buffer.low_latency_dispatch(
         case.x[rank], case.topk_idx[rank], MOST, case.experts, use_fp8=kind != "bf16", **FORMS[kind],
-        cumulative_local_expert_recv_stats=statistics, async_finish=not return_recv_hook,
-        return_recv_hook=return_recv_hook)
+        cumulative_local_expert_recv_stats=statistics, dispatch_wait_recv_cost_stats=waits[0],
+        async_finish=not return_recv_hook, return_recv_hook=return_recv_hook)
     hook() if return_recv_hook else event.current_stream_wait()
     received = check_received(case, rank, kind, found, count, handle, absent)
     sums, event, hook = buffer.low_latency_combine(
         x=outputs(case, rank, received), topk_idx=case.topk_idx[rank], topk_weights=case.weights[rank], handle=handle,
-        async_finish=not return_recv_hook, return_recv_hook=return_recv_hook)
+        async_finish=not return_recv_hook, return_recv_hook=return_recv_hook, combine_wait_recv_cost_stats=waits[1])
     hook() if return_recv_hook else event.current_stream_wait()
     check_sums(case, rank, kind, sums, absent)
 
@@ -243,15 +243,19 @@ def rank_calls():
     deep_ep, dist, rank, ranks = begin(os.environ.get("BACKEND", "gloo"))
     buffer = make_buffer(deep_ep, dist.group.WORLD, ranks)
     assert (buffer.rank, buffer.group_size, buffer.low_latency_mode) == (rank, ranks, True)
+    waits = torch.zeros(2, ranks, dtype=torch.int64)
     for number, kind in enumerate(FORMS):
         statistics, rows = torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
         for case in cases(ranks, 100 * number):
             vllm_layer(buffer, case, rank, kind)
             vllm_layer(buffer, case, rank, kind, zero_copy=True)
             for hooked in (False, True):
-                sglang_layer(buffer, case, rank, kind, return_recv_hook=hooked, statistics=statistics)
+                sglang_layer(buffer, case, rank, kind, return_recv_hook=hooked, statistics=statistics, waits=waits)
                 rows += torch.tensor([len(case.rows(rank, expert, ())) for expert in range(2)])
         assert statistics.tolist() == rows.tolist(), (statistics, rows)
+    assert waits.min() >= 0 and waits[:, rank].tolist() == [0, 0], waits
+    dist.all_reduce(waits)  # in so many layers somebody has waited for somebody
+    assert waits.sum(1).min() > 0, waits
     buffer.clean_low_latency_buffer(MOST, HIDDEN, 2 * ranks)
     in_turn(buffer, rank, ranks)
     refused(deep_ep, buffer, rank, ranks)
@@ -330,14 +334,16 @@ def refused(deep_ep, buffer, rank, ranks):
     for kind, text, call in (
             (ValueError, "exclude each other", dispatch(async_finish=True, return_recv_hook=True)),
             (ValueError, "needs use_fp8", dispatch(use_ue8m0=True)),
-            (NotImplementedError, "wait_recv_cost", dispatch(dispatch_wait_recv_cost_stats=torch.zeros(ranks))),
-            (ValueError, "stats has shape", dispatch(cumulative_local_expert_recv_stats=torch.zeros(1))),
+            (ValueError, "dense, of torch.int64", dispatch(dispatch_wait_recv_cost_stats=torch.zeros(ranks))),
+            (ValueError, "must be [", dispatch(dispatch_wait_recv_cost_stats=torch.zeros(1, ranks, dtype=torch.int64))),
+            (ValueError, "or torch.int64", dispatch(cumulative_local_expert_recv_stats=torch.zeros(2))),
+            (ValueError, "stats has shape", dispatch(cumulative_local_expert_recv_stats=torch.zeros(1, dtype=torch.int32))),
             (ValueError, "bfloat16", dispatch(x.float(), topk_idx, use_fp8=False)),
             (ValueError, "must be [tokens", dispatch(x[0], topk_idx)),
             (mep.InvalidArgumentError, "", dispatch(x, topk_idx + 100, use_fp8=False)),
             (NotImplementedError, "GPUs", dispatch(x.to("meta"), topk_idx)),
             (NotImplementedError, "use_logfmt", combine(use_logfmt=True)),
-            (NotImplementedError, "wait_recv_cost", combine(combine_wait_recv_cost_stats=torch.zeros(ranks))),
+            (ValueError, "combine_wait_recv", combine(combine_wait_recv_cost_stats=torch.zeros(ranks))),
             (TypeError, "that the dispatch returned", combine(handle=tuple(handle))),
             (ValueError, "not that of the dispatch", combine(topk_idx=topk_idx + 1)),
             (ValueError, "items", combine(x=found[:1])),

@@ -255,6 +255,8 @@ void bad_dispatches(void**) {
          [](Caller* c) { c->output.src_info = const_cast<int32_t*>(c->view.src_info); }},
         {MEP_ERR_INVALID_ARGUMENT, "layout_range is the library's own",
          [](Caller* c) { c->output.layout_range = const_cast<int64_t*>(c->view.layout_range); }},
+        {MEP_ERR_INVALID_ARGUMENT, "statistics_type is 11; it must be MEP_INT32 or MEP_INT64",
+         [](Caller* c) { c->output.statistics_type = MEP_FLOAT32; }},
         {MEP_ERR_INVALID_ARGUMENT, "op_status_bytes is 0",
          [](Caller* c) { c->output.op_status = &c->status; }},
         {MEP_ERR_INVALID_ARGUMENT, "op_status_bytes is 39",

@@ -298,6 +298,9 @@ class mep_dispatch_receive_t(Structure):
         ("statistics", c_void_p),
         ("op_status", c_void_p),
         ("op_status_bytes", c_uint64),
+        ("statistics_type", c_uint32),
+        ("timeout_ms", c_uint32),
+        ("wait_ns", c_void_p),
     ]
 
 
@@ -323,6 +326,9 @@ class mep_combine_receive_t(Structure):
         ("op_status", c_void_p),
         ("op_status_bytes", c_uint64),
         ("topk_weights", c_void_p),
+        ("wait_ns", c_void_p),
+        ("timeout_ms", c_uint32),
+        ("reserved2", c_uint32),
     ]
 
 

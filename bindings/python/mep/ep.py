@@ -355,17 +355,20 @@ class Handle(Unique):
                  phase: str = "both", x_scales: Any = None, recv_x: Any = None,
                  recv_scales: Any = None, recv_count: Any = None, recv_count_host: Any = None,
                  src_info: Any = None, layout_range: Any = None, recv_topk_idx: Any = None,
-                 recv_topk_weights: Any = None, statistics: Any = None,
+                 recv_topk_weights: Any = None, statistics: Any = None, wait_ns: Any = None, timeout_ms: int = 0,
                  op_status: Optional[OpStatus] = None, stream: Any = 0, replay: bool = False) -> Optional[Received]:
         """Sends each token to its experts and receives what came for the local ones.
 
         x [T, H], topk_idx [T, K] int32 or int64, topk_weights [T, K] float32 or None. Rows of x and
         x_scales may have a stride. phase: "both", "send" (returns None) or "receive" (no x).
         Without recv_x and the others the result shows the library's own memory.
+        statistics, [E_local] int64 or int32, gets the rows of each local expert added, and wait_ns, [R] int64, the
+        nanoseconds that this call waited for each rank. timeout_ms: of this call; 0: the object's. The last two are
+        of calls that receive on host communicators.
         replay, of high throughput: x goes where the handle's last dispatch went, without topk_idx.
         """
         ep, send, receive, address = self._ep, None, None, stream_address(stream)
-        _check_phase(phase)
+        _check_phase(phase, wait_ns, timeout_ms)
         keep: list = []
         tokens = self._tokens
         if phase != "receive":
@@ -392,13 +395,13 @@ class Handle(Unique):
                 args.topk_weights = self._flat(topk_weights, "float32", rows[2] * ep.top_k,
                                                "topk_weights", keep).address
         given = {"recv_x": recv_x, "recv_scales": recv_scales, "recv_count": recv_count,
-                 "recv_count_host": recv_count_host, "src_info": src_info,
-                 "layout_range": layout_range, "recv_topk_idx": recv_topk_idx,
-                 "recv_topk_weights": recv_topk_weights, "statistics": statistics}
+                 "recv_count_host": recv_count_host, "src_info": src_info, "layout_range": layout_range,
+                 "recv_topk_idx": recv_topk_idx, "recv_topk_weights": recv_topk_weights, "statistics": statistics}
         total = ctypes.c_int64()
         if phase != "send":
             receive = _dispatch_receive()
             self._outputs(receive, given, keep)
+            self._limits(receive, wait_ns, timeout_ms, keep)
             if not address:
                 receive.recv_total = ctypes.addressof(total)
                 keep.append(total)
@@ -426,7 +429,7 @@ class Handle(Unique):
 
     def combine(self, out: Any = None, y: Any = None, *, weights: Any = None, bias: Any = None,
                 renormalize: bool = False, phase: str = "both", topk_weights: Any = None,
-                out_topk_weights: Any = None,
+                out_topk_weights: Any = None, wait_ns: Any = None, timeout_ms: int = 0,
                 op_status: Optional[OpStatus] = None, stream: Any = 0) -> Any:
         """out[t] = bias + sum over k of weight[t, k] * y(row of token t at its k-th expert); of high throughput
         bias + sum over ranks of y(row of token t there), without weights.
@@ -435,10 +438,10 @@ class Handle(Unique):
         a new array without it, of the kind of the last x (NumPy, ml_dtypes or PyTorch), which host communicators
         alone make. weights [T, K]; None: those of the dispatch. Returns out.
         topk_weights, of high throughput: [total, K] float32 that go back with the rows; out_topk_weights [T, K] gets
-        the sums of what came back.
+        the sums of what came back. wait_ns and timeout_ms: as of dispatch.
         """
         ep, send, receive = self._ep, None, None
-        _check_phase(phase)
+        _check_phase(phase, wait_ns, timeout_ms)
         keep: list = []
         if phase != "receive":
             send = _combine_send()
@@ -477,9 +480,15 @@ class Handle(Unique):
                 raise ValueError(f"out has {rows[2]} rows, the dispatch had {self._tokens} tokens")
             if self._tokens != 0:  # NULL is what the library takes for no tokens, and for nothing else
                 args.out, args.out_stride_bytes = rows[0], rows[1]
+            self._limits(args, wait_ns, timeout_ms, keep)
             self._status(args, op_status, keep)
         self._call(lib.mep_combine, send, receive, keep, stream_address(stream))
         return out
+
+    def _limits(self, args: Any, wait_ns: Any, timeout_ms: int, keep: list) -> None:
+        args.timeout_ms = timeout_ms
+        if wait_ns is not None:
+            args.wait_ns = self._flat(wait_ns, "int64", self._ep._comm.size, "wait_ns", keep, writable=True).address
 
     @staticmethod
     def _status(args: Any, op_status: Optional[OpStatus], keep: list) -> None:
@@ -530,11 +539,15 @@ class Handle(Unique):
                  "recv_count": ("int32", experts), "recv_count_host": ("int32", experts),
                  "src_info": ("int32", rows), "layout_range": ("int64", groups * ranks),
                  "recv_topk_idx": ("int32", rows * ep.top_k), "recv_topk_weights": ("float32", rows * ep.top_k),
-                 "statistics": ("int64", experts)}
+                 "statistics": (None, experts)}
         for name, (kind, count) in sizes.items():
             if name in given:
                 found = self._flat(given[name], kind, count, name, keep, writable=True)
                 setattr(args, name, found.address)
+                if name == "statistics":
+                    args.statistics_type = found.dtype
+                    if found.dtype not in (_abi.MEP_INT32, _abi.MEP_INT64):
+                        raise ValueError(f"statistics holds {dtype_name(found.dtype)}, it must hold int64 or int32")
 
     @staticmethod
     def _flat(value: Any, kind: Any, count: Optional[int], name: str, keep: list,
@@ -563,9 +576,13 @@ class Handle(Unique):
         return found.address, stride, found.shape[0]
 
 
-def _check_phase(phase: str) -> None:
+def _check_phase(phase: str, wait_ns: Any, timeout_ms: int) -> None:
     if phase not in PHASES:
         raise ValueError(f"phase is {phase!r}, it must be one of {', '.join(PHASES)}")
+    if phase == "send" and (wait_ns is not None or timeout_ms != 0):
+        raise ValueError("wait_ns and timeout_ms belong to the phase that receives")
+    if not 0 <= timeout_ms < 1 << 32:
+        raise ValueError(f"timeout_ms is {timeout_ms}, it must be from 1 to 2^32 - 1, or 0: the object's")
 
 
 def _reference(half: Any) -> Any:

@@ -14,6 +14,21 @@ mep_result_t check_optional(int32_t device, const void* memory, const char* name
   return memory == nullptr ? mep_result_t{MEP_SUCCESS} : check_pointer(device, memory, name);
 }
 
+// Fields of both receiving structs that kernels do not carry.
+template <class Receive>
+mep_result_t check_host_fields(const Receive& receive) {
+  if (receive.timeout_ms != 0) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "timeout_ms of a call is for host communicators; on a GPU set that of "
+                "mep_ep_config_t, or mep_comm_set_timeout");
+  }
+  if (receive.wait_ns != nullptr) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "wait_ns is for host communicators; kernels do not measure it, give NULL");
+  }
+  return MEP_SUCCESS;
+}
+
 }  // namespace
 
 mep_result_t EpCallState::busy() const {
@@ -42,6 +57,11 @@ mep_result_t check_dispatch_call(int32_t device, const EpShape& shape, const EpC
                                  const mep_dispatch_receive_t* receive) {
   if (receive != nullptr) {
     MEP_TRY(check_dispatch_output(shape, view, *receive));
+    MEP_TRY(check_host_fields(*receive));
+    if (receive->statistics_type == MEP_INT32) {
+      return fail(MEP_ERR_UNSUPPORTED,
+                  "statistics_type is MEP_INT32; on a GPU statistics are int64");
+    }
     const struct {
       const void* memory;
       const char* name;
@@ -102,6 +122,7 @@ mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCa
                 receive->num_tokens, handle.tokens);
   }
   MEP_TRY(check_combine_output(shape, view, handle.tokens, *receive));
+  MEP_TRY(check_host_fields(*receive));
   MEP_TRY(check_optional(device, receive->weights, "weights"));
   MEP_TRY(check_optional(device, receive->bias, "bias"));
   MEP_TRY(check_optional(device, receive->out, "out"));

@@ -15,6 +15,12 @@ unsigned long long number(uint64_t value) {
   return value;
 }
 
+// A counter that is full wraps around.
+template <typename Counter>
+void add_rows(Counter* counter, int64_t rows) {
+  *counter = static_cast<Counter>(static_cast<uint64_t>(*counter) + static_cast<uint64_t>(rows));
+}
+
 }  // namespace
 
 Step EpBuffer::step_receive() {
@@ -140,10 +146,13 @@ mep_result_t EpBuffer::deliver(const mep_dispatch_receive_t& outputs) {
     std::copy(layout_range_.begin(), layout_range_.end(), outputs.layout_range);
   }
   if (outputs.recv_total != nullptr) *outputs.recv_total = recv_total_;
-  if (outputs.statistics != nullptr) {
-    for (size_t local = 0; local < experts; ++local)
-      outputs.statistics[local] +=
-          shape_.high_throughput() ? expert_rows_[local] : recv_count_[local];
+  for (size_t local = 0; outputs.statistics != nullptr && local < experts; ++local) {
+    const int64_t rows = shape_.high_throughput() ? expert_rows_[local] : recv_count_[local];
+    if (outputs.statistics_type == MEP_INT32) {
+      add_rows(static_cast<int32_t*>(outputs.statistics) + local, rows);
+    } else {
+      add_rows(static_cast<int64_t*>(outputs.statistics) + local, rows);
+    }
   }
   agree_on_result();
   note_record(complete_);

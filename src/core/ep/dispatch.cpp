@@ -23,13 +23,17 @@ enum Phase : uint32_t { kGiveBack, kAwaitFree, kPostCounts, kAwaitCounts, kRows 
 mep_result_t EpBuffer::dispatch(EpHandle& handle, const mep_dispatch_send_t* send,
                                 const mep_dispatch_receive_t* receive, const ExpertMap* map) {
   MEP_TRY(check_dispatch(handle, send, receive));
-  const Deadline limit = deadline();
+  const TimeLimit time = limit(receive != nullptr ? receive->timeout_ms : 0);
+  const Deadline deadline = Deadline::after_ms(time.ms);
+  if (send != nullptr) MEP_TRY(begin_dispatch(handle, *send, map));
+  op_.limit = time;
+  op_.waits.begin(receive != nullptr ? receive->wait_ns : nullptr);
   if (send != nullptr) {
-    MEP_TRY(begin_dispatch(handle, *send, map));
-    drive(limit, [&] { return step_send(*send); });
+    drive(deadline, [&] { return step_send(*send); });
     if (receive == nullptr) return result_of_operation();
   }
-  drive(limit, [&] { return step_receive(); });
+  drive(deadline, [&] { return step_receive(); });
+  op_.waits.end(shape_.rank);
   return deliver(*receive);
 }
 

@@ -73,6 +73,11 @@ mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& vi
   if (output.recv_scales != nullptr && !shape.has_scales()) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "recv_scales is given, but the wire type has no scales");
   }
+  if (output.statistics_type != 0 && output.statistics_type != MEP_INT64 &&
+      output.statistics_type != MEP_INT32) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "statistics_type is %u; it must be MEP_INT32 or MEP_INT64", output.statistics_type);
+  }
   const struct {
     const void* given;
     const void* own;

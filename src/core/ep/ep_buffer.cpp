@@ -42,6 +42,7 @@ EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uin
     expert_rows_.resize(shape.local_experts);
   }
   op_.text.reserve(kTextBytes);
+  op_.waits.reserve(shape.ranks);
   record_.reserve(shape.ranks);
   members_.reserve(shape.ranks);
 }
@@ -87,8 +88,10 @@ void EpBuffer::note_members() {
   }
 }
 
-Deadline EpBuffer::deadline() const {
-  return Deadline::after_ms(shape_.timeout_ms != 0 ? shape_.timeout_ms : comm_.timeout_ms());
+TimeLimit EpBuffer::limit(uint32_t call_ms) const {
+  if (call_ms != 0) return {call_ms, "timeout_ms of the call"};
+  if (shape_.timeout_ms != 0) return {shape_.timeout_ms, "timeout_ms of mep_ep_config_t"};
+  return {comm_.timeout_ms()};
 }
 
 void EpBuffer::begin_operation(Stage stage, EpHandle* handle) {
@@ -190,6 +193,10 @@ bool EpBuffer::arrived(EpWord kind, uint64_t use, uint32_t source, uint32_t* pay
 }
 
 bool EpBuffer::arrived_from_all(EpWord kind, uint64_t use) {
+  if (op_.waits.measures()) {
+    return op_.waits.look(members_, shape_.rank,
+                          [&](uint32_t rank) { return arrived(kind, use, rank); });
+  }
   for (; op_.cursor < members_.size(); ++op_.cursor) {
     if (!arrived(kind, use, members_[op_.cursor])) return false;
   }

@@ -30,6 +30,7 @@
 #include "core/comm/comm.hpp"
 #include "core/ep/ep_config.hpp"
 #include "core/ep/ep_layout.hpp"
+#include "core/ep/ep_waits.hpp"
 #include "core/ep/routing.hpp"
 #include "core/operation/operation_engine.hpp"
 #include "core/operation/operation_record.hpp"
@@ -51,6 +52,8 @@ struct EpOperation : OperationState<EpOperation> {
   bool agreed = false;   // see EpBuffer::agree_on_result()
   bool replays = false;  // a dispatch by the routing of an earlier one
   std::string text;      // of an error; outputs may still have to be delivered
+  TimeLimit limit;       // of its last call
+  EpWaits waits;         // of its last call
   // The change whose error it answers; null: it ended otherwise.
   std::shared_ptr<const CommChange> ended_by;
 };
@@ -137,7 +140,8 @@ class EpBuffer {
   bool has_operation() const {
     return stage_ == Stage::kDispatching || stage_ == Stage::kCombining;
   }
-  Deadline deadline() const;
+  // call_ms: what the caller's struct says; 0: nothing.
+  TimeLimit limit(uint32_t call_ms) const;
   void begin_operation(Stage stage, EpHandle* handle);
   void note_complete() {
     const uint64_t combined = stage_ == Stage::kCombining ? 1 : 0;

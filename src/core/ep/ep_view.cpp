@@ -82,7 +82,8 @@ mep_result_t EpBuffer::catch_up(Reports::Report* told) {
 
 mep_result_t EpBuffer::adopt(const Decision& decision) {
   // A replaced rank has the same object, made before it came into the view.
-  MEP_TRY(windows_.reach_joiners(*decision.change->view, deadline(), "an EP object",
+  MEP_TRY(windows_.reach_joiners(*decision.change->view, Deadline::after_ms(limit(0).ms),
+                                 "an EP object",
                                  [this](uint32_t rank) { set_pulls(rank, windows_.maps(rank)); }));
   engine_.adopt(decision, [this] { arrived_.reset(); });
   use_ = 0;
@@ -190,7 +191,7 @@ void EpBuffer::conclude(const CommChange& change, bool complete, bool survivors_
   reports().drop_up_to(change.epoch);
   op_.result = partial ? mep_result_t{MEP_PARTIAL} : change.result;
   tell_change(change, comm_.identity(), stage_ == Stage::kDispatching ? "dispatch" : "combine",
-              op_.seq);
+              op_.seq, op_.limit);
   const std::string_view told = last_error_text();
   op_.text.assign(told.substr(0, op_.text.capacity()));
 }

@@ -14,8 +14,6 @@ struct Reason {
   std::string late;
 };
 
-constexpr const char* kLimits = "MEP_TIMEOUT_MS, mep_comm_set_timeout";
-
 const char* removal_text(membership::RemovalReason reason) {
   switch (reason) {
     case membership::RemovalReason::kDied:
@@ -83,8 +81,10 @@ Reason reason_of(const membership::InstallView& change, const membership::Affect
   }
   if ((affected.why & membership::kAffectedByDeadline) != 0) {
     std::string late = late_text(*change.decision, affected.comm, slots);
-    return {MEP_ERR_TIMEOUT,
-            "an operation of comm " + name + " ran out of time (" + kLimits + "): " + late, late};
+    return {
+        MEP_ERR_TIMEOUT,
+        "an operation of comm " + name + " ran out of time (" + TimeLimit{}.set_by + "): " + late,
+        late};
   }
   return reason;  // only additions
 }
@@ -120,8 +120,8 @@ std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
   return made;
 }
 
-void tell_change(const CommChange& change, const CommIdentity& comm, const char* call,
-                 uint64_t seq) {
+void tell_change(const CommChange& change, const CommIdentity& comm, const char* call, uint64_t seq,
+                 const TimeLimit& limit) {
   if (change.result != MEP_ERR_TIMEOUT || change.late.empty() || seq == 0) {
     return set_last_error_text(change.text.c_str());
   }
@@ -131,11 +131,11 @@ void tell_change(const CommChange& change, const CommIdentity& comm, const char*
     (void)fail(MEP_ERR_TIMEOUT,
                "%s (operation %llu of comm %s): this rank is late, the time of others was over "
                "(%s): %s",
-               call, number, name.c_str(), kLimits, change.late.c_str());
+               call, number, name.c_str(), limit.set_by, change.late.c_str());
     return;
   }
   (void)fail(MEP_ERR_TIMEOUT, "%s (operation %llu of comm %s) ran out of time, %u ms (%s): %s",
-             call, number, name.c_str(), comm.timeout_ms(), kLimits, change.late.c_str());
+             call, number, name.c_str(), limit.ms, limit.set_by, change.late.c_str());
 }
 
 }  // namespace mep

@@ -30,10 +30,16 @@ std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
                                                    const std::vector<uint32_t>& slots,
                                                    const std::string& name);
 
+// How long an operation may take, and where that is set, for its error's text.
+struct TimeLimit {
+  uint32_t ms = 0;
+  const char* set_by = "MEP_TIMEOUT_MS, mep_comm_set_timeout";
+};
+
 // Makes the error text of an operation that `change` ended: `call` with the number `seq`, 0 if it has none. Needs no
 // memory.
-void tell_change(const CommChange& change, const CommIdentity& comm, const char* call,
-                 uint64_t seq);
+void tell_change(const CommChange& change, const CommIdentity& comm, const char* call, uint64_t seq,
+                 const TimeLimit& limit);
 
 // A channel's part, the same on all survivors: operations up to last_completed succeed, those from there up to `next`
 // end by the change's result, also if their rank makes them only later, and `next` is the first of the

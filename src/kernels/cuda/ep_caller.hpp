@@ -52,7 +52,7 @@ inline DispatchOutputs dispatch_outputs(const EpGeometry& g, const mep_dispatch_
   out.recv_count[1] = args.recv_count_host;
   out.layout_range = args.layout_range;
   out.recv_total = args.recv_total;
-  out.statistics = args.statistics;
+  out.statistics = static_cast<int64_t*>(args.statistics);
   out.recv_topk_idx = args.recv_topk_idx;
   out.recv_topk_weights = args.recv_topk_weights;
   out.op_status = op_status_place(args.op_status, args.op_status_bytes, g.sizes.ranks);

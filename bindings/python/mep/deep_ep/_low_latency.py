@@ -171,6 +171,11 @@ class LowLatency:
         """Refuses tensors that are not where this works."""
         check_host(**tensors)
 
+    def _check_waits(self, name: str, waits: Optional[torch.Tensor]) -> None:
+        _check_counters(name, waits, (torch.int64,))
+        if waits is not None and tuple(waits.shape) != (self.comm.size,):
+            raise ValueError(f"{name} has shape {tuple(waits.shape)}, it must be [{self.comm.size}]")
+
     def _begin(self, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int, num_experts: int, wire: str,
                statistics: Optional[torch.Tensor]) -> tuple:
         """(lanes, addresses of the next lane's memory, its rows [local experts, ranks * most tokens, hidden])"""
@@ -192,8 +197,11 @@ class LowLatency:
         return lanes, addresses, found
 
     def dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int, num_experts: int, wire: str,
-                 packed_scales: bool, statistics: Optional[torch.Tensor], with_hook: bool) -> tuple:
+                 packed_scales: bool, statistics: Optional[torch.Tensor], with_hook: bool,
+                 waits: Optional[torch.Tensor] = None) -> tuple:
         """(rows, or rows and scales; counts; handle; hook or None)"""
+        _check_counters("cumulative_local_expert_recv_stats", statistics, (torch.int32, torch.int64))
+        self._check_waits("dispatch_wait_recv_cost_stats", waits)
         lanes, addresses, found = self._begin(x, topk_idx, max_tokens, num_experts, wire, statistics)
         lane, (experts, rows, hidden) = lanes.next(), found.shape
         scales = None if wire == "bfloat16" else _Scales(
@@ -201,13 +209,12 @@ class LowLatency:
                         torch.float32 if wire == "fp8" else torch.uint8, self), packed_scales)
         outputs = {"recv_count": torch.zeros(experts, dtype=torch.int32),
                    "src_info": torch.zeros(experts, rows, dtype=torch.int32),
-                   "layout_range": torch.zeros(experts, self.comm.size, dtype=torch.int64)}
+                   "layout_range": torch.zeros(experts, self.comm.size, dtype=torch.int64),
+                   "statistics": statistics, "wait_ns": waits}
 
         def received() -> None:
             if scales is not None:
                 scales.fill(outputs["recv_count"].tolist())
-            if statistics is not None:
-                statistics.add_(outputs["recv_count"])
 
         def receive() -> None:
             self.again(lambda: lane.handle.dispatch(phase="receive", **outputs))
@@ -254,10 +261,12 @@ class LowLatency:
         return lane.memory(lane.ep._addresses(lane.buffer).combine_input, shape, torch.bfloat16, self)
 
     def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: Any,
-                zero_copy: bool, with_hook: bool, out: Optional[torch.Tensor]) -> tuple:
+                zero_copy: bool, with_hook: bool, out: Optional[torch.Tensor],
+                waits: Optional[torch.Tensor] = None) -> tuple:
         """(sums, hook or None)"""
         use = self._use(handle)
         check_host(x=x, topk_idx=topk_idx, topk_weights=topk_weights, out=out)
+        self._check_waits("combine_wait_recv_cost_stats", waits)
         if not torch.equal(topk_idx, use.topk_idx):
             raise ValueError("topk_idx is not that of the dispatch; to leave an expert out of the sum give it the "
                              "weight 0")
@@ -267,10 +276,10 @@ class LowLatency:
         y = None if zero_copy else x
 
         def receive() -> None:
-            self.again(lambda: run(out, weights=topk_weights, phase="receive"))
+            self.again(lambda: run(out, weights=topk_weights, wait_ns=waits, phase="receive"))
 
         if not with_hook:
-            self.again(lambda: run(out, y, weights=topk_weights))
+            self.again(lambda: run(out, y, weights=topk_weights, wait_ns=waits))
             return out, None
         self.again(lambda: run(y=y, phase="send"))
         return out, _once(receive)
@@ -300,6 +309,14 @@ def check_host(**tensors: Optional[torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor is not None and tensor.device.type != "cpu":
             raise NotImplementedError(f"{name} is on {tensor.device}; tensors of GPUs are not served yet")
+
+
+def _check_counters(name: str, counters: Optional[torch.Tensor], kinds: tuple) -> None:
+    """Refuses tensors that the library could not add to: before anything is sent, though receiving uses them."""
+    check_host(**{name: counters})
+    if counters is not None and (counters.dtype not in kinds or not counters.is_contiguous()):
+        raise ValueError(f"{name} is {counters.dtype} with strides {counters.stride()}; it must be dense, of "
+                         f"{' or '.join(map(str, kinds))}")
 
 
 def _once(call: "Callable[[], None]") -> "Callable[[], None]":

@@ -134,17 +134,18 @@ class Buffer:
 
         recv_x [local experts, ranks * most tokens, hidden] is memory of the library, valid until the combine of the
         handle starts. The first call with new sizes meets the other ranks to make their memory.
+        dispatch_wait_recv_cost_stats, [ranks] int64, gets the nanoseconds added that this waited for each rank's rows.
         """
         calls = self._check_mode("low_latency_dispatch", async_finish, return_recv_hook, x)
-        _refuse("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
         if use_ue8m0 and not (use_fp8 and round_scale):
             raise ValueError("use_ue8m0 needs use_fp8 and round_scale")
         wire = "bfloat16" if not use_fp8 else "fp8_power" if round_scale else "fp8"
         arguments = (x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, wire, use_ue8m0,
                      cumulative_local_expert_recv_stats, return_recv_hook)
         if self._on_gpu():
+            _refuse("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
             return calls.dispatch(*arguments, async_finish)
-        found, count, handle, hook = calls.dispatch(*arguments)
+        found, count, handle, hook = calls.dispatch(*arguments, dispatch_wait_recv_cost_stats)
         return found, count, handle, ending(async_finish), hook
 
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: tuple,
@@ -155,14 +156,15 @@ class Buffer:
         """Brings the experts' rows back and sums them by weight. Returns (sums, event, hook). Once per handle.
 
         zero_copy: the rows are in get_next_low_latency_combine_buffer(handle), and x is not looked at.
+        combine_wait_recv_cost_stats: as of the dispatch.
         """
         calls = self._check_mode("low_latency_combine", async_finish, return_recv_hook, topk_idx)
-        _refuse("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats)
         _refuse("use_logfmt", use_logfmt or None)
         arguments = (x, topk_idx, topk_weights, handle, zero_copy, return_recv_hook, out)
         if self._on_gpu():
+            _refuse("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats)
             return calls.combine(*arguments, async_finish)
-        sums, hook = calls.combine(*arguments)
+        sums, hook = calls.combine(*arguments, combine_wait_recv_cost_stats)
         return sums, ending(async_finish), hook
 
     def _check_mode(self, name: str, async_finish: bool, return_recv_hook: bool, x: Any) -> LowLatency:
