@@ -14,10 +14,11 @@
 namespace mep {
 namespace {
 
-// From here on one copy is faster than two that are in caches. Where a root gives or gets all, the two are made by
-// several cores at a time, and the one by its own or in its memory alone.
-constexpr size_t kLeastBytes = size_t{32} << 10;
-constexpr size_t kLeastRootedBytes = size_t{1} << 20;
+// The lengths from which on one copy pays. Two copies that stay in caches are fast where a root gives or gets all: several
+// cores make them at a time, and a root that reads alone has one.
+constexpr size_t kLeastBetweenAll = size_t{64} << 10;
+constexpr size_t kLeastFromRoot = size_t{256} << 10;
+constexpr size_t kLeastToRoot = size_t{1} << 20;
 // Between two looks at the channel.
 constexpr size_t kSliceBytes = size_t{1} << 20;
 
@@ -75,7 +76,10 @@ bool suits_pulling(Collectives& comm, const Operation& operation) {
 }
 
 bool pays_pulling(const Operation& operation, size_t longest) {
-  return longest >= (type_of(operation).is_rooted ? kLeastRootedBytes : kLeastBytes);
+  const CollectiveType& type = type_of(operation);
+  if (!type.is_rooted) return longest >= kLeastBetweenAll;
+  const bool others_give = type.gives(/*rank=*/1, /*root=*/0);
+  return longest >= (others_give ? kLeastToRoot : kLeastFromRoot);
 }
 
 bool reads_all(const Collectives& comm) {
