@@ -100,8 +100,9 @@ constexpr Range kRanges[] = {
     {"MEP_IB_CACHE_MIB", 0, uint64_t{1} << 20},
 };
 
-constexpr const char* kFlags[] = {"MEP_ALLOW_INSECURE", "MEP_PROGRESS_THREAD", "MEP_AUTHENTICATE",
-                                  "MEP_ENCRYPT", "MEP_MAP"};
+constexpr const char* kFlags[] = {
+    "MEP_ALLOW_INSECURE", "MEP_PROGRESS_THREAD", "MEP_AUTHENTICATE", "MEP_ENCRYPT", "MEP_MAP",
+    "MEP_ONE_COPY"};
 
 std::string text_about_unknown(std::string_view name) {
   // Names that share less than that are not meant for each other.
@@ -179,6 +180,9 @@ std::span<const EnvVariable> env_table() {
       {"MEP_AUTHENTICATE", "0", "1 makes tcp authenticate its data between ranks of one host too"},
       {"MEP_ENCRYPT", "0", "1 makes tcp encrypt its data"},
       {"MEP_MAP", "1", "0 forbids mapped peer memory: put and signal only"},
+      {"MEP_ONE_COPY", "1",
+       "0: this rank reads no memory of others on its host, nor they its: large blocks are copied "
+       "twice"},
       {"MEP_CUDA_REACH", "auto",
        "host: GPUs reach each other through pinned memory and host transports, even where they can "
        "map"},

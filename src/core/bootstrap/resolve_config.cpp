@@ -287,6 +287,7 @@ constexpr size_t kMaxTextBytes = 4096;
   bool is_set = false;
   MEP_TRY(env_bool("MEP_MAP", &may_map, &is_set));
   if (!may_map) out->flags |= MEP_COMM_PUT_ONLY;
+  MEP_TRY(env_bool("MEP_ONE_COPY", &out->reads_memory, &is_set));
   return MEP_SUCCESS;
 }
 

@@ -114,6 +114,7 @@ mep_result_t Collectives::end_of_wait(Operation* operation) {
     (void)test(operation);
     return operation->result;
   }
+  open_memory_.close();
   return engine_.fail_without_decision(operation->seq);
 }
 
@@ -177,6 +178,8 @@ void Collectives::note_rootless(uint64_t seq) {
 }
 
 bool Collectives::finish(Operation& operation, mep_result_t result) {
+  // The caller gets the send buffer back.
+  open_memory_.close();
   operation.result = result;
   operation.finished = true;
   if (is_error(result)) {

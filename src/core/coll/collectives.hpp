@@ -16,6 +16,7 @@
 #include "base/clock.hpp"
 #include "core/coll/call_board.hpp"
 #include "core/coll/eager_ring.hpp"
+#include "core/coll/open_memory.hpp"
 #include "core/coll/operation.hpp"
 #include "core/coll/pipeline.hpp"
 #include "core/operation/operation_engine.hpp"
@@ -44,6 +45,7 @@ class Collectives : public SideProgress {
     engine_.start(std::move(view), next_seq);
   }
   PeerWindows& windows() { return windows_; }
+  const PeerWindows& windows() const { return windows_; }
   // All windows are there. `reached`: without members that are gone; null: all are there. An error if the view
   // has changed.
   [[nodiscard]] mep_result_t open(std::shared_ptr<const CommView> reached);
@@ -105,6 +107,8 @@ class Collectives : public SideProgress {
   uint32_t size() const { return comm().size(); }
   EagerRing& eager() { return eager_; }
   Pipeline& pipeline() { return pipeline_; }
+  OpenMemory& open_memory() { return open_memory_; }
+  const OpenMemory& open_memory() const { return open_memory_; }
   const CallBoard& board() const { return board_; }
   const CommView& adopted() const { return engine_.adopted(); }
   PostingScope posting() { return engine_.posting(); }
@@ -178,6 +182,7 @@ class Collectives : public SideProgress {
   // The user's thread.
   EagerRing eager_;
   Pipeline pipeline_;
+  OpenMemory open_memory_;
   CallBoard board_;
   CallPurpose purpose_ = CallPurpose::kCall;  // of the call that is under way
   uint32_t rooted_fingerprint_ =

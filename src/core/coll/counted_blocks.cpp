@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/coll/block_places.hpp"
 #include "core/coll/pair_blocks.hpp"
+#include "core/coll/pulled_blocks.hpp"
 #include "core/coll/steps.hpp"
 
 namespace mep {
@@ -12,8 +14,9 @@ namespace {
 struct Beginning {
   uint64_t given;
   uint64_t expected;
-  uint64_t most;   // bytes of a block for another rank
-  uint64_t bytes;  // of the contribution, this included
+  uint64_t most;       // bytes of a block for another rank
+  uint32_t bytes;      // of the contribution, this included
+  uint32_t reads_all;  // 1: this rank can read the memory of all others
 };
 
 // Where the blocks begin in a contribution to an operation of `size` ranks.
@@ -21,6 +24,10 @@ size_t blocks_at(const Operation& operation, uint32_t size) {
   const size_t ends =
       type_of(operation).gives_each_a_block() ? (size + size_t{1}) / 2 * sizeof(uint64_t) : 0;
   return sizeof(Beginning) + ends;
+}
+
+size_t offer_bytes(uint32_t size) {
+  return sizeof(Beginning) + sizeof(MemoryOffer) + size * sizeof(uint64_t);
 }
 
 // --- Lengths that fit together --------------------------------------------------------------------
@@ -114,11 +121,63 @@ void pack_blocks(const Collectives& comm, const Operation& operation, size_t mos
   blocks.contribution_bytes = blocks.is_whole ? at : sizeof(Beginning);
 }
 
+// The part of the send buffer from the first byte that another rank gets to the last one.
+Block given_extent(const Collectives& comm, const Operation& operation) {
+  size_t first = SIZE_MAX;
+  size_t end = 0;
+  for (const uint32_t target : *operation.contributors) {
+    const Block& block = operation.counted->given[target];
+    if (!gives_to(comm, operation, target) || block.bytes == 0) continue;
+    first = std::min(first, block.offset);
+    end = std::max(end, block.offset + block.bytes);
+  }
+  return end == 0 ? Block{} : Block{first, end - first};
+}
+
+size_t longest_block(const Collectives& comm, const Operation& operation) {
+  size_t longest = 0;
+  for (const uint32_t rank : *operation.contributors) {
+    if (gives_to(comm, operation, rank)) {
+      longest = std::max(longest, operation.counted->given[rank].bytes);
+    }
+    if (gets_from(comm, operation, rank)) {
+      longest = std::max(longest, operation.counted->gotten[rank].bytes);
+    }
+  }
+  return longest;
+}
+
+// Behind the beginning: where the others may read in this call, and for each rank where its block is.
+void pack_offer(Collectives& comm, const Operation& operation, size_t most) {
+  CountedBlocks& blocks = *operation.counted;
+  const size_t bytes = offer_bytes(comm.size());
+  if (bytes > most || !pays_pulling(operation, longest_block(comm, operation))) {
+    comm.open_memory().keep_closed();
+  } else {
+    offer_memory(comm, operation, given_extent(comm, operation));
+  }
+  const MemoryOffer& offer = comm.open_memory().offer();
+  if (bytes > most) return;
+  std::byte* at = blocks.contribution.data() + sizeof(Beginning);
+  std::memcpy(at, &offer, sizeof offer);
+  at += sizeof offer;
+  for (const Block& block : blocks.given) {
+    const uint64_t from = offer.data + block.offset;
+    std::memcpy(at, &from, sizeof from);
+    at += sizeof from;
+  }
+  blocks.contribution_bytes = bytes;
+}
+
 void pack(Collectives& comm, const Operation& operation) {
   CountedBlocks& blocks = *operation.counted;
-  pack_blocks(comm, operation, std::min(comm.eager().payload_bytes(), blocks.contribution.size()));
+  const size_t most = std::min(comm.eager().payload_bytes(), blocks.contribution.size());
+  pack_blocks(comm, operation, most);
+  const bool may_pull = suits_pulling(comm, operation) && reads_all(comm);
+  if (may_pull && !blocks.is_whole) pack_offer(comm, operation, most);
   Beginning beginning = make_beginning(comm, operation);
-  beginning.bytes = blocks.contribution_bytes;
+  beginning.bytes = static_cast<uint32_t>(blocks.contribution_bytes);
+  beginning.reads_all = may_pull ? 1 : 0;
   std::memcpy(blocks.contribution.data(), &beginning, sizeof beginning);
 }
 
@@ -170,6 +229,43 @@ bool take_blocks(Collectives& comm, Operation& operation) {
   return true;
 }
 
+// --- Large, in one copy ---------------------------------------------------------------------------
+
+// The offer in a contribution that is not whole; none if it has no room for one.
+MemoryOffer offer_of(const Collectives& comm, const Operation& operation, uint32_t source) {
+  MemoryOffer offer;
+  const std::byte* contribution = comm.contribution(operation, source);
+  if (counted_contribution_bytes(contribution, SIZE_MAX) == offer_bytes(comm.size())) {
+    std::memcpy(&offer, contribution + sizeof(Beginning), sizeof offer);
+  }
+  return offer;
+}
+
+bool all_can_pull(Collectives& comm, const Operation& operation) {
+  if (!suits_pulling(comm, operation) || !pays_pulling(operation, operation.counted->most_bytes)) {
+    return false;
+  }
+  return std::all_of(operation.contributors->begin(), operation.contributors->end(),
+                     [&](uint32_t source) {
+                       return beginning_of(comm.contribution(operation, source)).reads_all != 0 &&
+                              (!comm.eager().is_entry_only(operation.seq, source) ||
+                               offer_of(comm, operation, source).word != 0);
+                     });
+}
+
+PullPlace place_of_block(Collectives& comm, const Operation& operation, uint32_t source) {
+  if (!comm.eager().is_entry_only(operation.seq, source)) {
+    const size_t most = comm.eager().slot_bytes() - sizeof(uint64_t);
+    return {find_block(comm, operation, source, most), {}, 0};
+  }
+  PullPlace place{nullptr, offer_of(comm, operation, source), 0};
+  std::memcpy(&place.from,
+              comm.contribution(operation, source) + sizeof(Beginning) + sizeof(MemoryOffer) +
+                  comm.rank() * sizeof place.from,
+              sizeof place.from);
+  return place;
+}
+
 // --- Both -----------------------------------------------------------------------------------------
 
 bool all_are_whole(Collectives& comm, const Operation& operation) {
@@ -213,7 +309,8 @@ mep_result_t prepare_counted_blocks(const Collectives& comm, Operation& operatio
     bytes += std::min(block.bytes, most);
     if (!type_of(operation).gives_each_a_block() && block.bytes != 0) break;
   }
-  blocks.contribution.resize(std::clamp(bytes, sizeof(Beginning), most));
+  const size_t least = std::min(offer_bytes(comm.size()), most);
+  blocks.contribution.resize(std::clamp(bytes, least, most));
   return save_pair_block_input(comm, operation);
 }
 
@@ -239,8 +336,11 @@ Step step_counted_blocks(Collectives& comm, Operation& operation) {
     go_to(operation, LargePhase::kMove);
   }
   const uint64_t sections = comm.pipeline().sections_of(blocks.most_bytes);
-  return move_and_finish(comm, operation,
-                         [&] { return move_pair_blocks(comm, operation, sections); });
+  return move_and_finish(comm, operation, [&] {
+    if (!all_can_pull(comm, operation)) return move_pair_blocks(comm, operation, sections);
+    return pull_blocks(comm, operation,
+                       [&](uint32_t source) { return place_of_block(comm, operation, source); });
+  });
 }
 
 Step settle_counted_blocks(Collectives& comm, Operation& operation) {

@@ -3,50 +3,19 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/coll/block_places.hpp"
 #include "core/coll/check.hpp"
+#include "core/coll/pulled_blocks.hpp"
 #include "core/coll/steps.hpp"
 #include "kernels/host/kernels.hpp"
 
 namespace mep {
 namespace {
 
-// Where in a rank's contribution the block for `target` begins.
-size_t offset_for(const Operation& operation, uint32_t target) {
-  return type_of(operation).gives_each_a_block() ? target * operation.bytes : 0;
-}
-
-Block block_given(const Operation& operation, uint32_t target) {
-  if (operation.counted != nullptr) return operation.counted->given[target];
-  return {offset_for(operation, target), operation.bytes};
-}
-
-Block block_gotten(const Operation& operation, uint32_t source) {
-  if (operation.counted != nullptr) return operation.counted->gotten[source];
-  return {type_of(operation).gets_a_block_of_each() ? source * operation.bytes : 0,
-          operation.bytes};
-}
-
-const std::byte* place_of_given(const Operation& operation, uint32_t target) {
-  return static_cast<const std::byte*>(operation.args.send) + block_given(operation, target).offset;
-}
-
-std::byte* place_of_gotten(const Operation& operation, uint32_t source) {
-  return static_cast<std::byte*>(operation.args.receive) + block_gotten(operation, source).offset;
-}
-
 bool is_in_place(const Collectives& comm, const Operation& operation) {
   const uint32_t rank = comm.rank();
   return gives(operation, rank) && gets(operation, rank) &&
          place_of_given(operation, rank) == place_of_gotten(operation, rank);
-}
-
-void copy_own_block(const Collectives& comm, const Operation& operation) {
-  const uint32_t rank = comm.rank();
-  if (!gives(operation, rank) || !gets(operation, rank)) return;
-  const size_t bytes = block_gotten(operation, rank).bytes;
-  const std::byte* from = place_of_given(operation, rank);
-  std::byte* to = place_of_gotten(operation, rank);
-  if (bytes != 0 && from != to) std::memcpy(to, from, bytes);
 }
 
 // --- Small ----------------------------------------------------------------------------------------
@@ -112,15 +81,6 @@ Step settle_from_root(Collectives& comm, Operation& operation) {
 }
 
 // --- Large ----------------------------------------------------------------------------------------
-
-// Whether `target` gets something of this rank through its in area; and this rank of `source`.
-bool gives_to(const Collectives& comm, const Operation& operation, uint32_t target) {
-  return target != comm.rank() && gives(operation, comm.rank()) && gets(operation, target);
-}
-
-bool gets_from(const Collectives& comm, const Operation& operation, uint32_t source) {
-  return source != comm.rank() && gets(operation, comm.rank()) && gives(operation, source);
-}
 
 // The block goes on in this section.
 bool reaches(const Pipeline& pipeline, const Block& block, uint64_t section) {
@@ -221,10 +181,47 @@ mep_result_t signal_taken(Collectives& comm, const Operation& operation, uint64_
   return MEP_SUCCESS;
 }
 
+MemoryOffer offer_of(const Collectives& comm, const Operation& operation, uint32_t source) {
+  MemoryOffer offer;
+  std::memcpy(&offer, comm.contribution(operation, source), sizeof offer);
+  return offer;
+}
+
+// All contributions are here.
+bool all_offer_memory(const Collectives& comm, const Operation& operation) {
+  return std::all_of(operation.contributors->begin(), operation.contributors->end(),
+                     [&](uint32_t source) { return offer_of(comm, operation, source).word != 0; });
+}
+
+// Each rank's entry has its offer. In one copy if all have made one.
+Step step_pulled(Collectives& comm, Operation& operation, uint64_t sections) {
+  return step_large_phases(
+      comm, operation,
+      [&] {
+        const bool gives_any = gives(operation, comm.rank());
+        offer_memory(comm, operation, {0, gives_any ? operation.given_bytes : 0});
+        return Step::kDone;
+      },
+      [&] {
+        return enter_small(comm, operation, &comm.open_memory().offer(), sizeof(MemoryOffer),
+                           EagerRing::kEntryOnly);
+      },
+      [&] {
+        if (!all_offer_memory(comm, operation)) return move_pair_blocks(comm, operation, sections);
+        return pull_blocks(comm, operation, [&](uint32_t source) {
+          const MemoryOffer offer = offer_of(comm, operation, source);
+          return PullPlace{nullptr, offer, offer.data + offset_for(operation, comm.rank())};
+        });
+      });
+}
+
 Step step_large(Collectives& comm, Operation& operation) {
   const uint64_t sections = comm.pipeline().sections_of(operation.bytes);
+  if (suits_pulling(comm, operation) && pays_pulling(operation, operation.bytes)) {
+    return step_pulled(comm, operation, sections);
+  }
   return step_large_phases(
-      comm, operation, [] { return Step::kDone; },
+      comm, operation, [] { return Step::kDone; }, [&] { return enter_large(comm, operation); },
       [&] { return move_pair_blocks(comm, operation, sections); });
 }
 

@@ -246,17 +246,18 @@ Step move_and_finish(Collectives& comm, Operation& operation, Move&& move) {
   return Step::kDone;
 }
 
-// A large operation between more than one rank: begin() until it is done, empty contributions, move()
-// until all data is here, "finished".
-template <typename Begin, typename Move>
-Step step_large_phases(Collectives& comm, Operation& operation, Begin&& begin, Move&& move) {
+// A large operation between more than one rank: begin() until it is done, enter() posts contributions without data,
+// move() until all data is here, "finished".
+template <typename Begin, typename Enter, typename Move>
+Step step_large_phases(Collectives& comm, Operation& operation, Begin&& begin, Enter&& enter,
+                       Move&& move) {
   if (is_in(operation, LargePhase::kBegin)) {
     const Step begun = begin();
     if (begun != Step::kDone) return begun;
     go_to(operation, LargePhase::kEnter);
   }
   if (is_in(operation, LargePhase::kEnter)) {
-    const Step entered = enter_large(comm, operation);
+    const Step entered = enter();
     if (entered != Step::kDone) return entered;
     go_to(operation, LargePhase::kCollect);
   }
@@ -266,6 +267,12 @@ Step step_large_phases(Collectives& comm, Operation& operation, Begin&& begin, M
     go_to(operation, LargePhase::kMove);
   }
   return move_and_finish(comm, operation, move);
+}
+
+template <typename Begin, typename Move>
+Step step_large_phases(Collectives& comm, Operation& operation, Begin&& begin, Move&& move) {
+  return step_large_phases(
+      comm, operation, begin, [&] { return enter_large(comm, operation); }, move);
 }
 
 // A large operation is decided only when all have its result, so there is nothing left to do.

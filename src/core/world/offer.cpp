@@ -27,6 +27,8 @@ std::vector<std::byte> encode_offer(const Offer& offer) {
     writer.block(entry.blob);
   }
   writer.number(static_cast<uint8_t>(offer.shares));
+  writer.number(offer.word_at);
+  writer.number(offer.word);
   return writer.take();
 }
 
@@ -48,6 +50,8 @@ bool decode_offer(std::span<const std::byte> bytes, Offer* out) {
   const auto shares = reader.number<uint8_t>();
   if (shares > static_cast<uint8_t>(Shares::kHost)) return false;
   out->shares = static_cast<Shares>(shares);
+  out->word_at = reader.number<uint64_t>();
+  out->word = reader.number<uint64_t>();
   return reader.complete();
 }
 

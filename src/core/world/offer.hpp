@@ -24,6 +24,9 @@ struct Offer {
   };
   std::vector<Entry> transports;
   Shares shares = Shares::kNothing;
+  // Where this process's watched word is and what it shows (peer_memory.hpp); 0: nobody may read its memory.
+  uint64_t word_at = 0;
+  uint64_t word = 0;
 
   // See Remote.
   uint64_t sharing(const PeerIdentity& identity) const;

@@ -23,6 +23,8 @@ struct Remote {
   uint64_t host = 0;  // same value: same host
   // Ranks of one host that have the same value here, and not 0, map each other. All ranks know it of all.
   uint64_t sharing = 0;
+  pid_t readable_pid =
+      0;  // whose memory this rank can read in place (peer_memory.hpp); 0: it cannot
   uint32_t slot = 0;
 
   mep_result_t put(uint64_t offset, const void* local, size_t bytes) const {

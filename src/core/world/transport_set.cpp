@@ -81,6 +81,7 @@ mep_result_t TransportSet::open(const ResolvedConfig& config) {
     }
     all.push_back(std::move(opened));
   }
+  if (config.reads_memory && !puts_only && word.make()) word.show(unguessable_number());
   return MEP_SUCCESS;
 }
 
@@ -90,6 +91,8 @@ mep_result_t TransportSet::make_offer(std::vector<std::byte>* offer) const {
   own.quota = static_cast<uint32_t>(cgroup_core_limit());
   for (const Opened& each : all) own.transports.push_back({each.transport->name(), each.offer});
   own.shares = puts_only ? Shares::kNothing : shared_by(all);
+  own.word_at = word.address();
+  own.word = word.value();
   *offer = encode_offer(own);
   return MEP_SUCCESS;
 }

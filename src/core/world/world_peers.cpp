@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/status.hpp"
-#include "core/world/offer.hpp"
 
 namespace mep {
 
@@ -54,6 +53,12 @@ WorldPeer& WorldPeers::take_in(PeerLink* link) {
   return peer;
 }
 
+// A read may be forbidden by the system (ptrace's rules, a sandbox). So the one question is whether it works.
+pid_t WorldPeers::find_readable(const PeerIdentity& peer, const Offer& theirs) const {
+  const bool may_be = transports_.word.is_made() && peer.host == self_.identity.host;
+  return may_be && shows(peer.pid, theirs.word_at, theirs.word) ? peer.pid : 0;
+}
+
 // The lower slot's order of preference decides, so both sides come to the same choice.
 mep_result_t WorldPeers::choose_transport(WorldPeer* peer, std::span<const std::byte> offer) {
   Offer theirs;
@@ -61,6 +66,7 @@ mep_result_t WorldPeers::choose_transport(WorldPeer* peer, std::span<const std::
     return fail(MEP_ERR_BOOTSTRAP, "rank %u sent a malformed transport offer", peer->identity.slot);
   }
   peer->sharing = theirs.sharing(peer->identity);
+  peer->readable_pid = find_readable(peer->identity, theirs);
   const auto try_pair = [&](Transport& transport, const Offer::Entry& entry, mep_result_t* result) {
     if (entry.name != transport.name() || !transport.reaches(self_.identity, peer->identity)) {
       return false;

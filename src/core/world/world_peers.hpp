@@ -17,6 +17,7 @@
 #include "base/unique_fd.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/membership/row.hpp"
+#include "core/world/offer.hpp"
 #include "core/world/transport_set.hpp"
 #include "core/world/transport_wait.hpp"
 #include "mep.h"
@@ -31,6 +32,7 @@ struct WorldPeer {
   PeerSession session;
   Transport* transport = nullptr;  // changes under WorldPeers::reaching_mutex()
   uint64_t sharing = 0;            // see Remote
+  pid_t readable_pid = 0;          // see Remote
   bool is_joiner = false;          // connected, not in the view yet; the control thread's
   // The incarnation of the joiner that has said that it is ready; published by the control thread to users.
   std::atomic<uint64_t> ready_incarnation{0};
@@ -77,6 +79,8 @@ class WorldPeers {
   [[nodiscard]] mep_result_t choose_transport(WorldPeer* peer, std::span<const std::byte> offer);
 
  private:
+  pid_t find_readable(const PeerIdentity& peer, const Offer& theirs) const;
+
   SelfDescription self_;
   TransportSet transports_;
   std::vector<WorldPeer> table_;

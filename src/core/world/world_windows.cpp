@@ -123,6 +123,7 @@ Remote WorldWindows::remote_of(uint32_t slot, const Window& window) const {
   remote.window = window.id();
   remote.host = host_of(peers_[slot].identity);
   remote.sharing = peers_[slot].sharing;
+  remote.readable_pid = peers_[slot].readable_pid;
   if (slot == peers_.self_slot()) {
     remote.mapped = window.data();
     remote.doorbell = doorbell();

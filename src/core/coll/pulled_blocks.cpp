@@ -1,0 +1,120 @@
+#include "core/coll/pulled_blocks.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/log.hpp"
+#include "base/peer_memory.hpp"
+#include "base/test_delay.hpp"
+#include "core/coll/block_places.hpp"
+
+namespace mep {
+namespace {
+
+// The lengths from which on one copy pays. Two copies that stay in caches are fast where a root gives or gets all: several
+// cores make them at a time, and a root that reads alone has one.
+constexpr size_t kLeastBetweenAll = size_t{64} << 10;
+constexpr size_t kLeastFromRoot = size_t{256} << 10;
+constexpr size_t kLeastToRoot = size_t{1} << 20;
+// Between two looks at the channel.
+constexpr size_t kSliceBytes = size_t{1} << 20;
+
+// Memory of devices, say, can be read by its process, but not by others.
+bool is_readable(const std::byte* memory, size_t bytes) {
+  std::byte ends[2];
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  return read_peer_memory(getpid(), address, &ends[0], 1) == 1 &&
+         read_peer_memory(getpid(), address + bytes - 1, &ends[1], 1) == 1;
+}
+
+// Once for an epoch: the next operations go through the areas on all ranks.
+void note_unreadable(Collectives& comm, const Operation& operation, uint32_t source, int error) {
+  if (error == ESRCH || !comm.channel().undisturbed(operation.epoch)) return;
+  if (!comm.open_memory().forbid_reading()) return;
+  log(LogLevel::kWarn,
+      "comm %s: the memory of rank %u cannot be read any more (%s); this operation will run into "
+      "its timeout, later ones copy twice",
+      comm.comm().name().c_str(), source, strerrordesc_np(error));
+}
+
+// operation.chunk_taken counts the block's bytes that are here.
+Step pull_block(Collectives& comm, Operation& operation, uint32_t source, const PullPlace& place) {
+  const size_t bytes = block_gotten(operation, source).bytes;
+  std::byte* const to = place_of_gotten(operation, source);
+  if (bytes == 0) return Step::kDone;
+  if (place.here != nullptr) {
+    std::memcpy(to, place.here, bytes);
+    return Step::kDone;
+  }
+  const pid_t pid = comm.windows()[source].readable_pid;
+  while (operation.chunk_taken < bytes) {
+    if (!comm.channel().undisturbed(operation.epoch)) return Step::kPending;
+    MEP_TEST_DELAY_POINT("large copy");
+    const size_t wanted = std::min(kSliceBytes, bytes - operation.chunk_taken);
+    const size_t got = read_peer_memory(pid, place.from + operation.chunk_taken,
+                                        to + operation.chunk_taken, wanted);
+    if (got != wanted) {
+      note_unreadable(comm, operation, source, errno);
+      return Step::kPending;
+    }
+    operation.chunk_taken += got;
+  }
+  MEP_TEST_DELAY_POINT("pulled");
+  if (!shows(pid, place.offer.word_at, place.offer.word)) return Step::kPending;
+  // Relaxed: a count.
+  pulled_blocks.fetch_add(1, std::memory_order_relaxed);
+  return Step::kDone;
+}
+
+}  // namespace
+
+bool suits_pulling(Collectives& comm, const Operation& operation) {
+  return !type_of(operation).takes_op && comm.eager().groups().all_mapped();
+}
+
+bool pays_pulling(const Operation& operation, size_t longest) {
+  const CollectiveType& type = type_of(operation);
+  if (!type.is_rooted) return longest >= kLeastBetweenAll;
+  const bool others_give = type.gives(/*rank=*/1, /*root=*/0);
+  return longest >= (others_give ? kLeastToRoot : kLeastFromRoot);
+}
+
+bool reads_all(const Collectives& comm) {
+  const std::vector<uint32_t>& live = comm.adopted().live;
+  return comm.open_memory().may_read() && std::all_of(live.begin(), live.end(), [&](uint32_t rank) {
+           return rank == comm.rank() || comm.windows()[rank].readable_pid != 0;
+         });
+}
+
+void offer_memory(Collectives& comm, const Operation& operation, Block given) {
+  const auto* const send = static_cast<const std::byte*>(operation.args.send);
+  const bool is_offered =
+      reads_all(comm) && (given.bytes == 0 || is_readable(send + given.offset, given.bytes));
+  if (is_offered) {
+    comm.open_memory().open(send);
+  } else {
+    comm.open_memory().keep_closed();
+  }
+}
+
+Step pull_blocks(Collectives& comm, Operation& operation,
+                 FunctionRef<PullPlace(uint32_t source)> place_of) {
+  const std::vector<uint32_t>& live = comm.pipeline().live();
+  for (; operation.cursor < live.size(); ++operation.cursor) {
+    const size_t behind = comm.pipeline().position() + 1 + operation.cursor;
+    const uint32_t source = live[behind % live.size()];
+    if (!gets_from(comm, operation, source)) continue;
+    if (pull_block(comm, operation, source, place_of(source)) == Step::kPending) {
+      return Step::kPending;
+    }
+    operation.chunk_taken = 0;
+  }
+  operation.cursor = 0;
+  copy_own_block(comm, operation);
+  return Step::kDone;
+}
+
+}  // namespace mep
