@@ -349,7 +349,6 @@ def refused(deep_ep, buffer, rank, ranks):
             (ValueError, "items", combine(x=found[:1])),
             (NotImplementedError, "internode_dispatch is not served", lambda: buffer.internode_dispatch(x)),
             (NotImplementedError, "internode_combine is not served", lambda: buffer.internode_combine(x, handle)),
-            (NotImplementedError, "ElasticBuffer is not served", lambda: deep_ep.ElasticBuffer(None)),
             (ValueError, "no rank", lambda: buffer.low_latency_update_mask_buffer(ranks, True)),
             (ValueError, "group or a comm", lambda: deep_ep.Buffer(None)),
             (TypeError, "process group", lambda: deep_ep.Buffer("world"))):

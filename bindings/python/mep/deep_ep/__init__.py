@@ -1,6 +1,6 @@
-"""DeepEP's calls over MEP's expert parallelism, for tensors of the CPU: `import mep.deep_ep as deep_ep`.
+"""DeepEP's calls over MEP's expert parallelism, for tensors of the CPU or of GPUs: `import mep.deep_ep as deep_ep`.
 
-Low-latency and normal mode are there; docs/guide/deep-ep.md says what differs from DeepEP.
+Low-latency and normal mode and the dispatches of ElasticBuffer are there; docs/guide/deep-ep.md says what differs from DeepEP.
 """
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import sys
 import torch as _torch
 
 from ._events import EventHandle, EventOverlap
-from .buffer import Buffer, Config, ElasticBuffer, EPHandle
+from .buffer import Buffer, Config
+from .elastic import ElasticBuffer, EPHandle
 
 topk_idx_t = _torch.int64
 

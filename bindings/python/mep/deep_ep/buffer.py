@@ -318,20 +318,6 @@ class Buffer:
         _not_served("internode_combine", "combine does the same between hosts")
 
 
-class ElasticBuffer:
-    """Version 2 of DeepEP's interface."""
-
-    def __init__(self, *arguments: Any, **named: Any):
-        _not_served("ElasticBuffer", "Buffer has both modes")
-
-
-class EPHandle:
-    """A handle of ElasticBuffer."""
-
-    def __init__(self, *arguments: Any, **named: Any):
-        _not_served("EPHandle", "Buffer has both modes")
-
-
 def _refuse(name: str, value: Any) -> None:
     if value is not None:
         raise NotImplementedError(f"{name} is not served")
