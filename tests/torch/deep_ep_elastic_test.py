@@ -74,7 +74,7 @@ def check_expanded(case, rank, kind, received, weights, handle, alignment, waits
 
 
 def folded_sums(case, rank, kind):
-    """What comes back where each expert gives output(row, its number): summed in a rank, rounded, summed over ranks."""
+    """The sums that come back where each expert gives output(row, its number): summed in a rank, rounded, summed over ranks."""
     import torch
     rows = plain(case.given(rank, kind))
     sums = torch.zeros(rows.shape)
@@ -160,7 +160,7 @@ def rank_layers():
 
 
 def refusals(deep_ep, buffer, case, rank):
-    """What is wrong on all ranks alike, with nothing sent."""
+    """Calls that are wrong on all ranks alike; nothing is sent."""
     x, index = case.x[rank], case.topk_idx[rank]
     given = dict(topk_idx=index, num_experts=case.experts)
     *_, handle, _ = buffer.dispatch(x, expert_alignment=4, do_expand=True, **given)

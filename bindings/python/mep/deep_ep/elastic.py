@@ -104,7 +104,7 @@ class EPHandle:
         self.recv_src_metadata: torch.Tensor
 
     def _note(self, rank: int, local: torch.Tensor, counts: List[int], experts: int) -> None:
-        """What the dispatch found out. local: [received, top-k]; counts: empty where it did not wait."""
+        """Takes in how the dispatch ended. local: [received, top-k]; counts: empty where it did not wait."""
         ends = self._base[0][:, rank].contiguous()
         tokens = self._base[3]
         rows = torch.arange(len(tokens), dtype=torch.int32, device=tokens.device)
