@@ -120,7 +120,7 @@ class Problem:
         return table
 
     def draw_round(self):
-        """What each rank gives in one dispatch and combine."""
+        """All that the ranks give in one dispatch and combine."""
         draw = self.draw
         kind = str(draw.choice(["uniform", "zipf", "one", "none", "dropped", "one token"]))
         given = {"weights": str(draw.choice(["dispatch", "combine", "none"])), "bias": bool(draw.integers(2)),

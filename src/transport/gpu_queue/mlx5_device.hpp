@@ -1,0 +1,65 @@
+// A device gives all that a queue pair of an mlx5 NIC is made with: commands, memory that the NIC reads, a page of
+// doorbells. The library libmlx5 gives these (mlx5_verbs_device.hpp); tests give a model of the firmware.
+//
+// By one thread at a time. Objects end in the reverse order of their making, before their device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "mep.h"
+#include "transport/gpu_queue/mlx5_commands.hpp"
+
+namespace mep::gpu_queue::mlx5 {
+
+// Made by a command; its destructor destroys it.
+class Object {
+ public:
+  virtual ~Object() = default;
+  [[nodiscard]] virtual mep_result_t modify(const Mailbox& in, Mailbox* out) = 0;
+};
+
+// Memory that the NIC may read and write, until this ends: "umem".
+class SharedMemory {
+ public:
+  virtual ~SharedMemory() = default;
+  virtual uint32_t id() const = 0;
+};
+
+// A page of the NIC's registers: "UAR".
+class DoorbellPage {
+ public:
+  virtual ~DoorbellPage() = default;
+  virtual uint32_t id() const = 0;
+  // Where doorbells of 8 bytes are stored. Write-only, and of the host: a GPU maps it first.
+  virtual uint64_t* address() const = 0;
+};
+
+struct MemoryRange {
+  void* address =
+      nullptr;  // of the host; of a GPU, as the NIC's driver finds it, where there is no dmabuf
+  size_t bytes = 0;
+  int dmabuf = -1;  // its descriptor: the range begins with it
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  // The answer's status is checked: a refusal is MEP_ERR_SYSTEM and its text has command, status and syndrome.
+  [[nodiscard]] virtual mep_result_t query(const Mailbox& in, Mailbox* out) = 0;
+  [[nodiscard]] virtual mep_result_t create(const Mailbox& in, Mailbox* out,
+                                            std::unique_ptr<Object>* object) = 0;
+  [[nodiscard]] virtual mep_result_t share(const MemoryRange& range,
+                                           std::unique_ptr<SharedMemory>* memory) = 0;
+  [[nodiscard]] virtual mep_result_t doorbells(std::unique_ptr<DoorbellPage>* page) = 0;
+  // Any, for a completion queue that never raises an event.
+  [[nodiscard]] virtual mep_result_t event_queue(uint32_t* number) = 0;
+  virtual uint32_t protection_domain() const = 0;
+};
+
+// For implementations: MEP_SUCCESS, or the error that an answer speaks of.
+[[nodiscard]] mep_result_t check_answer(const Mailbox& in, const Mailbox& out);
+
+}  // namespace mep::gpu_queue::mlx5
