@@ -18,6 +18,7 @@
 #include "core/topo/usable_cores.hpp"
 #include "gpu_report.hpp"
 #include "hca_report.hpp"
+#include "queue_report.hpp"
 #include "report.hpp"
 #include "transport/transport.hpp"
 
@@ -163,22 +164,28 @@ int main(int argc, char** argv) {
   }
   if (argument == "--help" || argument == "-h") {
     (void)std::puts(
-        "Usage: mep_info [--version | --topology [--xml FILE] [--location X]]\n\n"
+        "Usage: mep_info [--version | --topology [--xml FILE] [--location X] | --queues]\n\n"
         "Prints the library's version and build options, the transports that work here and why\n"
         "others do not, the machine, the process's limits, and the environment variables.\n\n"
         "  --topology    the machine alone, and which HCA is chosen and why: for the cores of "
         "this\n"
         "                process and for every GPU\n"
         "  --xml FILE    another machine: a file that lstopo or hwloc wrote\n"
-        "  --location X  for this one alone: cpu, gpu:0, numa:0 or a PCI address");
+        "  --location X  for this one alone: cpu, gpu:0, numa:0 or a PCI address\n"
+        "  --queues      which adapters can execute queues that a GPU posts to, or what they lack");
     return 0;
   }
-  if (argc > 1 && argument != "--topology") {
+  const bool asks_queues = argument == "--queues" && argc == 2;
+  if (argc > 1 && argument != "--topology" && !asks_queues) {
     (void)std::fprintf(stderr, "mep_info: unknown argument '%s'; try mep_info --help\n", argv[1]);
     return 2;
   }
   try {
     if (argument == "--topology") return topology_report(argc, argv);
+    if (asks_queues) {
+      mep::print_queues();
+      return 0;
+    }
     mep::print_build();
     mep::print_transports();
     mep::print_topology();

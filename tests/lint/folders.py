@@ -13,7 +13,7 @@ ALLOWED = {
     "transport/inproc": ["base", "transport"],
     "transport/shm": ["base", "transport"],
     "transport/tcp": ["base", "transport"],
-    "transport/verbs": ["base", "transport"],
+    "transport/verbs": ["base", "transport", "transport/gpu_queue"],
     "transport/cuda": ["base"],
     "transport/gpu_queue": ["base", "protocol", "transport"],
     "kernels/host": ["base"],

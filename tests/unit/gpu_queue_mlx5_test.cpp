@@ -46,7 +46,7 @@ m::PathOptions path_of(Link link) {
 // One NIC, a queue on it, and the memory that its peer writes.
 struct End {
   End(ModelFabric* fabric, Link link, uint8_t number)
-      : firmware(fabric, port_of(link, number), 0x100u * (number + 1u)), link(link) {
+      : firmware(fabric, port_of(link, number), 0x100u * (number + 1u)), link(link), mtu(number == 1 ? 3 : 5) {
     const uint64_t bytes = m::QueueLayout(kEntries).bytes;
     memory = static_cast<std::byte*>(std::aligned_alloc(4096, bytes));
     std::memset(memory, 0, bytes);
@@ -77,7 +77,7 @@ struct End {
     MEP_TRY(m::read_capabilities(firmware, &capabilities));
     m::SendQueuePair::Options options;
     options.entries = kEntries;
-    options.mtu = link == Link::kRoce ? 3 : 5;
+    options.mtu = mtu;
     options.first_psn = first_psn;
     options.memory = {memory, layout.bytes, -1};
     MEP_TRY(m::SendQueuePair::create(firmware, capabilities, options, &pair));
@@ -85,7 +85,7 @@ struct End {
     queue.doorbell = pair->doorbell();
     return MEP_SUCCESS;
   }
-  m::QueueAddress address() const { return firmware.address_of(*pair, 4); }
+  m::QueueAddress address() const { return firmware.address_of(*pair, mtu); }
   mep_result_t connect(const End& other) { return pair->connect(other.address(), path_of(link)); }
 
   // A put, a signal behind it, and a flush.
@@ -105,6 +105,7 @@ struct End {
 
   Firmware firmware;
   Link link;
+  uint32_t mtu;  // the smaller one of both ends counts
   std::byte* memory;
   alignas(64) std::array<uint64_t, 64> source{};
   alignas(64) std::array<uint64_t, 64> target{};

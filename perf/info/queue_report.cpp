@@ -1,0 +1,28 @@
+#include "queue_report.hpp"
+
+#include <string>
+
+#include "base/build_info.hpp"
+#include "report.hpp"
+#if MEP_HAVE_VERBS
+#include "transport/verbs/mlx5_device.hpp"
+#endif
+
+namespace mep {
+
+void print_queues() {
+  print_title("Queues that a GPU posts to");
+#if MEP_HAVE_VERBS
+  static bool any = false;
+  verbs::report_mlx5_queues(1024, [](const char* name, const std::string& lack) {
+    any = true;
+    print_line(name, lack.empty() ? "queues can be made in host memory" : lack);
+  });
+  if (!any) print_line("no adapter", "this machine has no HCA");
+#else
+  print_line("not built", build_info().verbs_note);
+#endif
+  print_line("no transport", "uses such queues yet, with or without an adapter");
+}
+
+}  // namespace mep
