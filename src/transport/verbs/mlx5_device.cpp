@@ -69,7 +69,8 @@ const Library& mlx5_library() {
 mep_result_t result_of(int error, const m::Mailbox& in, const m::Mailbox& out) {
   MEP_TRY(m::check_answer(in, out));
   if (error == 0) return MEP_SUCCESS;
-  return fail(MEP_ERR_SYSTEM, "a command of the adapter failed: %s", std::strerror(error));
+  errno = error;
+  return fail(MEP_ERR_SYSTEM, "a command of the adapter failed: %m");
 }
 
 class DevxObject final : public m::Object {
@@ -120,12 +121,11 @@ class DevxDevice final : public m::Device {
     context_ = mlx5_library().open_device(device, &attributes);
     if (context_ == nullptr) {
       return fail(MEP_ERR_SYSTEM,
-                  "it cannot be opened with DevX (the kernel's mlx5_ib has to allow it): %s",
-                  std::strerror(errno));
+                  "it cannot be opened with DevX (the kernel's mlx5_ib has to allow it): %m");
     }
     domain_ = ibv_alloc_pd(context_);
     if (domain_ == nullptr) {
-      return fail(MEP_ERR_SYSTEM, "it has no protection domain: %s", std::strerror(errno));
+      return fail(MEP_ERR_SYSTEM, "it has no protection domain: %m");
     }
     mlx5dv_pd details{};
     mlx5dv_obj wanted{};
@@ -165,23 +165,23 @@ class DevxDevice final : public m::Device {
       made = mlx5_library().share_dmabuf(context_, &in);
     }
     if (made == nullptr) {
-      return fail(MEP_ERR_SYSTEM, "the adapter does not take %zu bytes of %s: %s", range.bytes,
-                  range.dmabuf < 0 ? "memory" : "a dmabuf", std::strerror(errno));
+      return fail(MEP_ERR_SYSTEM, "the adapter does not take %zu bytes of %s: %m", range.bytes,
+                  range.dmabuf < 0 ? "memory" : "a dmabuf");
     }
     return keep<DevxMemory>(made, mlx5_library().unshare, memory);
   }
   mep_result_t doorbells(std::unique_ptr<m::DoorbellPage>* page) override {
     mlx5dv_devx_uar* made = mlx5_library().alloc_uar(context_, MLX5DV_UAR_ALLOC_TYPE_NC);
     if (made == nullptr) {
-      return fail(MEP_ERR_SYSTEM, "the adapter gives no page of doorbells: %s",
-                  std::strerror(errno));
+      return fail(MEP_ERR_SYSTEM, "the adapter gives no page of doorbells: %m");
     }
     return keep<DevxPage>(made, mlx5_library().free_uar, page);
   }
   mep_result_t event_queue(uint32_t* number) override {
     const int error = mlx5_library().query_eqn(context_, 0, number);
     if (error == 0) return MEP_SUCCESS;
-    return fail(MEP_ERR_SYSTEM, "the adapter names no event queue: %s", std::strerror(error));
+    errno = error;
+    return fail(MEP_ERR_SYSTEM, "the adapter names no event queue: %m");
   }
   uint32_t protection_domain() const override { return domain_number_; }
 
