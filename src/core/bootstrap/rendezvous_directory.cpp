@@ -142,7 +142,7 @@ mep_result_t DirectoryEntries::announce(const Place& own) {
       fsync(fd.get()) != 0 || rename(draft.c_str(), path.c_str()) != 0) {
     const int error = errno;
     unlink(draft.c_str());
-    return fail(result_of_errno(errno), "'%.200s' cannot be written: %s", path.c_str(),
+    return fail(result_of_errno(error), "'%.200s' cannot be written: %s", path.c_str(),
                 strerrordesc_np(error));
   }
   own_path_ = path;
