@@ -276,10 +276,6 @@ std::string find_conflict(const Options& options) {
   }
   if (!options.run_expert && op != "moe") return "--no-expert is for moe";
   if (options.on_device && !options.run_expert) return "--device cuda has no --no-expert";
-  if (options.on_device && !device_is_built()) {
-    return "this mep_perf was built without CUDA: --device cuda is not possible (configure with "
-           "MEP_CUDA=ON)";
-  }
   if (options.on_device && (options.run_mpi || options.use_mep_memory)) {
     return "--device cuda has no --vs mpi and no --mep-memory";
   }
@@ -290,6 +286,10 @@ std::string find_conflict(const Options& options) {
   }
   if (options.run_nccl && (find_collective(op) == nullptr || op == "barrier")) {
     return "--vs nccl is for collectives with data";
+  }
+  if (options.on_device && !device_is_built()) {
+    return "this mep_perf was built without CUDA: --device cuda is not possible (configure with "
+           "MEP_CUDA=ON)";
   }
   if (options.run_mpi && !mpi_is_built()) {
     return "this mep_perf was built without MPI: --vs mpi is not possible (configure with "
