@@ -371,7 +371,8 @@ std::string help_text() {
   std::string text =
       "Usage: mpirun -n N mep_perf OP [OPTION..]\n"
       "       mep_run -n N mep_perf OP [OPTION..]\n"
-      "       mep_perf OP --threads N [OPTION..]\n\n"
+      "       mep_perf OP --threads N [OPTION..]\n"
+      "       mep_perf suite --vs mpi [OPTION..]   everything beside MPI; see suite --help\n\n"
       "Times MEP's operations, checks their results and compares them with MPI.\n\n"
       "OP: " +
       all_collective_names() + "\n    " + all_message_names() +
