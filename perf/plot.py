@@ -64,7 +64,7 @@ def panels_of_suite(files):
     return [
         Panel(f"ratio MEP / MPI, {ranks} ranks",
               {name: [(size, statistics.median(ratios)) for size, ratios in points.items()]
-               for name, points in curves.items()})
+               for name, points in curves.items()}, is_log=True)
         for ranks, curves in sorted(runs.items())
     ]  # fmt: skip
 
@@ -85,6 +85,12 @@ def panels_of_rows(files):
     return [panel for panel in panels if panel.curves]
 
 
+def colors_of(panels):
+    """{label: color}, the same in all panels."""
+    labels = dict.fromkeys(label for panel in panels for label in panel.curves)
+    return {label: COLORS[index % len(COLORS)] for index, label in enumerate(labels)}
+
+
 def draw_with_matplotlib(panels, path):
     import matplotlib
 
@@ -92,21 +98,22 @@ def draw_with_matplotlib(panels, path):
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(
-        len(panels), 1, sharex=True, squeeze=False, figsize=(8, 3.6 * len(panels) + 0.8)
+        len(panels), 1, sharex=True, squeeze=False, figsize=(9.5, 3.6 * len(panels) + 0.8)
     )
+    colors = colors_of(panels)
     for axis, panel in zip(axes[:, 0], panels):
-        for index, (label, points) in enumerate(panel.curves.items()):
+        for label, points in panel.curves.items():
             points = sorted(points)
-            color = COLORS[index % len(COLORS)]
-            axis.plot([p[0] for p in points], [p[1] for p in points], marker="o", label=label, color=color)
+            axis.plot([p[0] for p in points], [p[1] for p in points], marker="o", label=label, color=colors[label])
         axis.set_ylabel(panel.title)
         axis.set_xscale("symlog", base=2, linthresh=1)
         axis.grid(True, alpha=0.3)
-        axis.legend(fontsize="small")
+        axis.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+        if panel.title.startswith("ratio"):
+            axis.axhline(1, color="gray", linewidth=1)
         if panel.is_log:
             axis.set_yscale("log")
         else:
-            axis.axhline(1, color="gray", linewidth=1)
             axis.set_ylim(bottom=0)
     axes[-1, 0].set_xlabel("bytes")
     figure.tight_layout()
@@ -140,7 +147,7 @@ def scale(values, low, high, is_log):
     return (lambda value: low + (high - low) * value / top), marks
 
 
-def svg_panel(panel, top):
+def svg_panel(panel, colors, top):
     curves = list(panel.curves.items())
     width, height, left, right = 760, 250, 70, 40
     sizes = sorted({size for _, points in curves for size, _ in points})
@@ -157,14 +164,17 @@ def svg_panel(panel, top):
         y = place_y(mark)
         parts.append(f'<line x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
         parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{mark:.4g}</text>')
-    step = max(1, len(sizes) // 8)
-    for size in sizes[::step]:
+    free = 0  # from here on no label stands
+    for size in sizes:
+        if place_x(size) < free:
+            continue
+        free = place_x(size) + 75
         parts.append(
             f'<text x="{place_x(size):.1f}" y="{top + height + 16}" '
             f'text-anchor="middle">{size_text(size)}</text>'
         )
     for index, (label, points) in enumerate(curves):
-        color = COLORS[index % len(COLORS)]
+        color = colors[label]
         path = " ".join(f"{place_x(s):.1f},{place_y(v):.1f}" for s, v in sorted(points))
         parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
         for point in path.split():
@@ -179,7 +189,7 @@ def svg_panel(panel, top):
 def draw_svg(panels, path):
     parts, bottom = [], 30
     for panel in panels:
-        more, bottom = svg_panel(panel, bottom)
+        more, bottom = svg_panel(panel, colors_of(panels), bottom)
         parts += more
     with open(path, "w", encoding="utf-8") as file:
         file.write(

@@ -339,12 +339,12 @@ class Cell:
     def ratios(self):
         return [run["mep_us_p50"] / run["mpi_us_p50"] for run in self.runs]
 
-    def median(self, field):
-        values = [run[field] for run in self.runs if field in run]
-        return statistics.median(values) if values else None
+    def middle(self):
+        """The run whose ratio is the median; of an even number the worse of the two."""
+        return sorted(self.runs, key=lambda run: run["mep_us_p50"] / run["mpi_us_p50"])[len(self.runs) // 2]
 
     def switches_text(self, side):
-        kinds = [self.median(f"{side}_switches_{kind}") for kind in ("voluntary", "involuntary")]
+        kinds = [self.middle().get(f"{side}_switches_{kind}") for kind in ("voluntary", "involuntary")]
         return "-" if None in kinds else "+".join(map(number_text, kinds))
 
     def is_above(self):
@@ -428,12 +428,12 @@ def report(rows, jobs=()):
 def above_table(above):
     lines = []
     for (ranks, name, size), cell in above:
-        times = [number_text(cell.median(f"{side}_us_p50")) for side in ("mep", "mpi")]
+        times = [number_text(cell.middle()[f"{side}_us_p50"]) for side in ("mep", "mpi")]
         switches = [cell.switches_text(side) for side in ("mep", "mpi")]
         lines.append([str(ranks), name, size, *times, str(cell).strip("*"), *switches])
     head = ["ranks", "operation", "size", "MEP µs", "MPI µs", "ratio (worst)", "MEP switches", "MPI switches"]
-    text = "Switches are voluntary + involuntary context switches of a rank in one operation.\n"
-    return table(head, lines) + "\n" + text
+    text = "Times and switches are those of the run whose ratio is the median; switches are voluntary + involuntary\n"
+    return table(head, lines) + "\n" + text + "context switches of a rank in one operation.\n"
 
 
 def draw(folder):
