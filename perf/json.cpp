@@ -45,6 +45,12 @@ void add_layer(std::string* line, const Layer& layer) {
   layer.imbalance ? add_number(line, "imbalance", *layer.imbalance) : add_null(line, "imbalance");
 }
 
+void add_switches(std::string* line, const std::string& side, const Statistics& statistics) {
+  if (!statistics.switches) return;
+  add_number(line, (side + "_switches_voluntary").c_str(), statistics.switches->voluntary);
+  add_number(line, (side + "_switches_involuntary").c_str(), statistics.switches->involuntary);
+}
+
 std::string row_to_json(const Row& row) {
   std::string line = "{";
   add_text(&line, "op", row.operation);
@@ -55,10 +61,12 @@ std::string row_to_json(const Row& row) {
   if (row.mep) {
     add_number(&line, "mep_us_p50", row.mep->p50_us);
     add_number(&line, "mep_us_p99", row.mep->p99_us);
+    add_switches(&line, "mep", *row.mep);
   }
   if (row.peer) {
-    const bool is_mpi = std::string_view(row.peer_name) == "MPI";
-    add_number(&line, is_mpi ? "mpi_us_p50" : "nccl_us_p50", row.peer->p50_us);
+    const std::string side = std::string_view(row.peer_name) == "MPI" ? "mpi" : "nccl";
+    add_number(&line, (side + "_us_p50").c_str(), row.peer->p50_us);
+    add_switches(&line, side, *row.peer);
   }
   if (const auto ratio = row.ratio()) add_number(&line, "ratio", *ratio);
   add_number(&line, "algbw_gbps", row.algbw_gbps());

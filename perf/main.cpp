@@ -14,6 +14,7 @@
 #include "mpi_side.hpp"
 #include "options.hpp"
 #include "session.hpp"
+#include "suite.hpp"
 #include "thread_team.hpp"
 
 namespace mep::perf {
@@ -142,6 +143,18 @@ bool is_started_by_mpi() {
          (is_set("OMPI_COMM_WORLD_SIZE") || is_set("PMI_SIZE") || is_set("PMIX_RANK"));
 }
 
+void run_suite(char** argv) {
+  if (is_set("MEP_RANK") || is_started_by_mpi()) {
+    throw PerfError("suite starts its ranks itself: run it without mpirun and mep_run");
+  }
+  if (!mpi_is_built()) {
+    throw PerfError(
+        "this mep_perf was built without MPI, which suite compares with: install Open MPI and its "
+        "headers (libopenmpi-dev) and configure with MEP_MPI=ON");
+  }
+  become_suite(argv);
+}
+
 int run(const Options& options) {
   if (options.threads > 0) return run_threads(options);
   if (options.run_mpi && is_set("MEP_RANK")) {
@@ -160,6 +173,7 @@ int run(const Options& options) {
 int main(int argc, char** argv) {
   using namespace mep::perf;
   try {
+    if (argc > 1 && std::string(argv[1]) == "suite") run_suite(argv);
     Options options;
     std::string message;
     switch (parse_options(argc, argv, &options, &message)) {

@@ -272,6 +272,23 @@ class PerfTest(unittest.TestCase):
         layer, _ = run(["moe", "--threads", "2", *LAYER, *QUICK])
         self.assertEqual(len(re.findall("dispatch .* expert .* combine .* us", layer)), 3)
 
+    def test_switches(self):
+        sides = [("mep", "mpi"), ("mep",)] if MPIRUN else [("mep",)]
+        for names in sides:
+            words = ["--vs", "mpi"] if len(names) == 2 else ["--threads", "2"]
+            launcher = [*MPIRUN, "2"] if len(names) == 2 else ()
+            fields = {f"{side}_switches_{kind}" for side in names for kind in ("voluntary", "involuntary")}
+            rows = rows_of(["allreduce", *SMALL, *words, "--switches"], launcher)
+            self.check_rows(rows, "allreduce", 2, FIELDS | fields | (MPI_FIELDS if launcher else set()), 3)
+            for row in rows:
+                self.assertGreaterEqual(min(row[field] for field in fields), 0)
+        # 16 ranks on fewer cores than that give them away.
+        if len(os.sched_getaffinity(0)) < 16:
+            row = rows_of(["allreduce", "--threads", "16", "-e", "8", "--switches"])[0]
+            self.assertGreater(row["mep_switches_voluntary"] + row["mep_switches_involuntary"], 0)
+        output, _ = run(["barrier", "--threads", "2", "--switches", "--seconds", "0.01", "--no-machine"])
+        self.assertRegex(output, r"switches\n.* [0-9.]+\+[0-9.]+\n")
+
     def test_errors_are_null_without_check(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "rows.json")
@@ -288,6 +305,8 @@ class PerfTest(unittest.TestCase):
             (["allreduce", "-b", "7Q"], "cannot be '7Q'"),
             (["allreduce", "-b", "64", "-e", "8"], "larger than -e"),
             (["allreduce", "-i", "0"], "cannot be '0'"),
+            (["allreduce", "--seconds", "0"], "cannot be '0'"),
+            (["allreduce", "--seconds", "1", "-i", "3"], "-i and --seconds exclude each other"),
             (["allreduce", "--dtype=f17"], "cannot be 'f17'"),
             (["allreduce", "--tokens", "3"], "for dispatch, combine and moe"),
             (["moe", "-b", "8"], "for collectives"),

@@ -193,6 +193,9 @@ const Entry kEntries[] = {
      [](const std::string& t, Options* o) {
        return read_number<uint64_t>(t, 1, uint64_t{1} << 40, &o->iterations);
      }},
+    {"--seconds", "S", Group::kRun,
+     "time of a size and side in place of -i; at least three blocks run",
+     [](const std::string& t, Options* o) { return read_number(t, 0.001, 3600.0, &o->seconds); }},
     {"--check", nullptr, Group::kRun, "compare the results with a plain reference",
      [](const std::string&, Options* o) { return o->check = true; }},
     {"--device", "D", Group::kRun,
@@ -211,6 +214,9 @@ const Entry kEntries[] = {
      [](const std::string& t, Options* o) { return read_number(t, 1, 4096, &o->threads); }},
     {"--no-machine", nullptr, Group::kRun, "do not measure the machine; no shares in the table",
      [](const std::string&, Options* o) { return !(o->measure_machine = false); }},
+    {"--switches", nullptr, Group::kRun,
+     "context switches of a rank in one operation, voluntary and involuntary",
+     [](const std::string&, Options* o) { return o->show_switches = true; }},
     {"--only", "SIDE", Group::kHidden, "mep or mpi alone", read_side},
 };
 
@@ -261,6 +267,7 @@ std::string find_conflict(const Options& options) {
     return "--preset, --phase, --tokens, --hidden, --topk, --experts, --wire, --routing, "
            "--buffers, --slotted, --mode and --no-expert are for dispatch, combine and moe";
   }
+  if (options.iterations > 0 && options.seconds > 0) return "-i and --seconds exclude each other";
   if (options.min_bytes > options.max_bytes) return "-b is larger than -e";
   if (options.max_bytes > (uint64_t{1} << 30)) return "-e is larger than 1G";
   std::string routing_conflict = is_expert ? find_routing_conflict(options) : "";
@@ -276,10 +283,6 @@ std::string find_conflict(const Options& options) {
   }
   if (!options.run_expert && op != "moe") return "--no-expert is for moe";
   if (options.on_device && !options.run_expert) return "--device cuda has no --no-expert";
-  if (options.on_device && !device_is_built()) {
-    return "this mep_perf was built without CUDA: --device cuda is not possible (configure with "
-           "MEP_CUDA=ON)";
-  }
   if (options.on_device && (options.run_mpi || options.use_mep_memory)) {
     return "--device cuda has no --vs mpi and no --mep-memory";
   }
@@ -290,6 +293,10 @@ std::string find_conflict(const Options& options) {
   }
   if (options.run_nccl && (find_collective(op) == nullptr || op == "barrier")) {
     return "--vs nccl is for collectives with data";
+  }
+  if (options.on_device && !device_is_built()) {
+    return "this mep_perf was built without CUDA: --device cuda is not possible (configure with "
+           "MEP_CUDA=ON)";
   }
   if (options.run_mpi && !mpi_is_built()) {
     return "this mep_perf was built without MPI: --vs mpi is not possible (configure with "
@@ -364,7 +371,8 @@ std::string help_text() {
   std::string text =
       "Usage: mpirun -n N mep_perf OP [OPTION..]\n"
       "       mep_run -n N mep_perf OP [OPTION..]\n"
-      "       mep_perf OP --threads N [OPTION..]\n\n"
+      "       mep_perf OP --threads N [OPTION..]\n"
+      "       mep_perf suite --vs mpi [OPTION..]   everything beside MPI; see suite --help\n\n"
       "Times MEP's operations, checks their results and compares them with MPI.\n\n"
       "OP: " +
       all_collective_names() + "\n    " + all_message_names() +

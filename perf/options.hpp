@@ -44,11 +44,13 @@ struct Options {
   bool has_expert_option = false;
   // Running.
   uint64_t iterations = 0;  // of one size and side; 0: by time
+  double seconds = 0;       // of one size and side; 0: the default
   bool check = false;
   bool run_mep = true;
   bool run_mpi = false;
   bool run_nccl = false;  // beside MEP, on GPUs
   bool measure_machine = true;
+  bool show_switches = false;
   int threads = 0;  // ranks as threads of this process; 0: ranks are processes
   bool on_device = false;
   int32_t device = 0;  // CUDA's number of the GPU, or MEP_DEVICE_BY_RANK

@@ -77,7 +77,6 @@ class Session {
     } else {
       run_moe();
     }
-    if (is_speaker_ && !options_.json_path.empty()) write_json(options_.json_path, rows_);
     return all_right_;
   }
 
@@ -147,6 +146,10 @@ void Session::run_row(const Sides& sides, uint32_t rounds, Row* row) {
   row->ranks = team_.size();
   if (is_speaker_) print_row(options_, machine_, *row);
   rows_.push_back(std::move(*row));
+  // A run that is cut short leaves the rows that it had.
+  if (is_speaker_ && !options_.json_path.empty()) {
+    write_json(options_.json_path, rows_);
+  }
 }
 
 void Session::heading(std::string subject) {

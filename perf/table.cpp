@@ -50,6 +50,12 @@ std::string floor_share(const Row& row) {
   return text_of("%.0f", 100 * row.floor_us / row.main().p50_us);
 }
 
+// Voluntary and involuntary context switches of a rank in one operation.
+std::string switches_text(const Statistics& statistics) {
+  if (!statistics.switches) return kMissing;
+  return number(statistics.switches->voluntary) + "+" + number(statistics.switches->involuntary);
+}
+
 void print_phases(const char* side, const Statistics& statistics) {
   if (statistics.phases.empty()) return;
   std::string line = std::string("#   ") + side + ", mean of the ranks:";
@@ -74,6 +80,12 @@ void print_heading(const Options& options, const Machine& machine, const std::st
   }
   if (options.run_mep && options.run_mpi) (void)std::printf(" %10s %6s", "MPI p50", "ratio");
   if (options.run_nccl) (void)std::printf(" %10s %6s", "NCCL p50", "ratio");
+  if (options.show_switches) {
+    (void)std::printf(" %15s", "switches");
+    if (options.run_mep && (options.run_mpi || options.run_nccl)) {
+      (void)std::printf(" %15s", options.run_mpi ? "MPI switches" : "NCCL switches");
+    }
+  }
   if (options.check) (void)std::printf(" %7s", "errors");
   (void)std::putchar('\n');
   (void)std::fflush(stdout);
@@ -99,6 +111,10 @@ void print_row(const Options& options, const Machine& machine, const Row& row) {
   }
   if (const auto ratio = row.ratio()) {
     (void)std::printf(" %10s %6.2f", number(row.peer->p50_us).c_str(), *ratio);
+  }
+  if (options.show_switches) {
+    (void)std::printf(" %15s", switches_text(main).c_str());
+    if (row.mep && row.peer) (void)std::printf(" %15s", switches_text(*row.peer).c_str());
   }
   if (options.check) {
     const auto errors = row.mep ? row.errors : row.peer_errors;

@@ -1,5 +1,7 @@
 #include "timing.hpp"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -8,8 +10,9 @@ namespace {
 
 constexpr double kMinBlockSeconds =
     200e-6;                             // far above the clock's resolution and a barrier's skew
-constexpr double kBudgetSeconds = 0.5;  // of one case when -i is not given
+constexpr double kBudgetSeconds = 0.5;  // of one case when neither -i nor --seconds is given
 constexpr uint64_t kMinBlocks = 10;
+constexpr uint64_t kMinBlocksBySeconds = 3;
 constexpr uint64_t kMaxBlocks = 200;
 constexpr uint64_t kWarmUpIterations = 3;
 
@@ -26,8 +29,14 @@ double run_block(Team& team, Case& subject, uint64_t iterations) {
   return seconds;
 }
 
-uint64_t block_count(double block_seconds) {
-  return std::clamp(static_cast<uint64_t>(kBudgetSeconds / block_seconds), kMinBlocks, kMaxBlocks);
+double budget_seconds(const Options& options) {
+  return options.seconds > 0 ? options.seconds : kBudgetSeconds;
+}
+
+uint64_t block_count(const Options& options, double block_seconds) {
+  const auto least = static_cast<double>(options.seconds > 0 ? kMinBlocksBySeconds : kMinBlocks);
+  return static_cast<uint64_t>(
+      std::clamp(budget_seconds(options) / block_seconds, least, static_cast<double>(kMaxBlocks)));
 }
 
 Plan plan_of_fixed_blocks(const Options& options, Team& team, Case& subject) {
@@ -37,7 +46,7 @@ Plan plan_of_fixed_blocks(const Options& options, Team& team, Case& subject) {
   if (options.iterations > 0) {
     plan.blocks = (options.iterations + plan.block_iterations - 1) / plan.block_iterations;
   } else {
-    plan.blocks = block_count(run_block(team, subject, plan.block_iterations));
+    plan.blocks = block_count(options, run_block(team, subject, plan.block_iterations));
   }
   return plan;
 }
@@ -45,7 +54,10 @@ Plan plan_of_fixed_blocks(const Options& options, Team& team, Case& subject) {
 // Finds the iterations that fill a block; all ranks see the same times, so all decide the same.
 Plan make_plan(const Options& options, Team& team, Case& subject) {
   if (subject.block_iterations() > 0) return plan_of_fixed_blocks(options, team, subject);
-  (void)run_block(team, subject, kWarmUpIterations);
+  double warm_up = 0;
+  for (uint64_t i = 0; i < kWarmUpIterations && warm_up < budget_seconds(options); ++i) {
+    warm_up += run_block(team, subject, 1);
+  }
   uint64_t iterations = 1;
   double seconds = run_block(team, subject, iterations);
   while (seconds < kMinBlockSeconds && iterations < (uint64_t{1} << 24)) {
@@ -66,7 +78,7 @@ Plan make_plan(const Options& options, Team& team, Case& subject) {
     plan.blocks = (options.iterations + plan.block_iterations - 1) / plan.block_iterations;
   } else {
     plan.block_iterations = iterations;
-    plan.blocks = block_count(seconds);
+    plan.blocks = block_count(options, seconds);
   }
   return plan;
 }
@@ -99,20 +111,40 @@ struct Collected {
   Plan plan;
   std::vector<double> block_us;
   std::vector<std::vector<double>> phase_seconds;  // [phase][block], of one iteration
+  Switches switches;                               // of this rank, of all iterations
 };
 
-void run_timed_block(Case& subject, Collected* collected) {
+// Those of this rank so far: of its thread, or of its process with all threads of the libraries.
+Switches count_switches(const Options& options) {
+  rusage usage{};
+  (void)getrusage(options.threads > 0 ? RUSAGE_THREAD : RUSAGE_SELF, &usage);
+  return {static_cast<double>(usage.ru_nvcsw), static_cast<double>(usage.ru_nivcsw)};
+}
+
+void run_timed_block(const Options& options, Case& subject, Collected* collected) {
   const auto iterations = static_cast<double>(collected->plan.block_iterations);
   const std::vector<double> before = phase_seconds(subject);
   double seconds = 0;
   subject.sync();
+  const Switches first = count_switches(options);
   subject.run(collected->plan.block_iterations, &seconds);
+  const Switches last = count_switches(options);
+  collected->switches.voluntary += last.voluntary - first.voluntary;
+  collected->switches.involuntary += last.involuntary - first.involuntary;
   collected->block_us.push_back(1e6 * seconds / iterations);
   const std::vector<double> after = phase_seconds(subject);
   collected->phase_seconds.resize(after.size());
   for (size_t i = 0; i < after.size(); ++i) {
     collected->phase_seconds[i].push_back((after[i] - before[i]) / iterations);
   }
+}
+
+Switches mean_switches(Team& team, const Collected& collected) {
+  double sums[] = {collected.switches.voluntary, collected.switches.involuntary};
+  team.sum(sums, 2);
+  const Plan& plan = collected.plan;
+  const double operations = static_cast<double>(plan.block_iterations * plan.blocks) * team.size();
+  return {sums[0] / operations, sums[1] / operations};
 }
 
 }  // namespace
@@ -139,7 +171,9 @@ void measure(const Options& options, Team& team, const std::vector<Case*>& cases
   }
   for (uint64_t round = 0; round < rounds; ++round) {
     for (size_t side = 0; side < cases.size(); ++side) {
-      if (round < collected[side].plan.blocks) run_timed_block(*cases[side], &collected[side]);
+      if (round < collected[side].plan.blocks) {
+        run_timed_block(options, *cases[side], &collected[side]);
+      }
     }
     progress.show_step(round + 1, rounds);
   }
@@ -149,6 +183,7 @@ void measure(const Options& options, Team& team, const std::vector<Case*>& cases
     team.maximum(block_us.data(), block_us.size());
     Statistics result = statistics_of(block_us);
     result.phases = phase_medians(team, *cases[side], std::move(collected[side].phase_seconds));
+    if (options.show_switches) result.switches = mean_switches(team, collected[side]);
     statistics->push_back(std::move(result));
   }
 }

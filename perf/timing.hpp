@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,11 +36,18 @@ class Case {
   virtual std::vector<Phase> phases() const { return {}; }
 };
 
+// Context switches of a rank in one operation: the mean of the ranks and of all timed blocks.
+struct Switches {
+  double voluntary = 0;  // it slept, or gave its core away
+  double involuntary = 0;
+};
+
 struct Statistics {
   double p50_us = 0;
   double p99_us = 0;
   double min_us = 0;
-  std::vector<Phase> phases;  // of an iteration: median over blocks of the mean over ranks
+  std::vector<Phase> phases;         // of an iteration: median over blocks of the mean over ranks
+  std::optional<Switches> switches;  // with --switches
 };
 
 Statistics statistics_of(std::vector<double> block_us);
