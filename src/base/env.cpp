@@ -181,7 +181,8 @@ std::span<const EnvVariable> env_table() {
       {"MEP_ENCRYPT", "0", "1 makes tcp encrypt its data"},
       {"MEP_MAP", "1", "0 forbids mapped peer memory: put and signal only"},
       {"MEP_ONE_COPY", "1",
-       "0: this rank reads no memory of others on its host, nor they its: large blocks are copied "
+       "0: this rank reads no memory of others on its host, nor they its: large blocks and "
+       "messages are copied "
        "twice"},
       {"MEP_CUDA_REACH", "auto",
        "host: GPUs reach each other through pinned memory and host transports, even where they can "

@@ -18,6 +18,7 @@ size_t page_bytes() {
 }  // namespace
 
 std::atomic<uint64_t> pulled_blocks{0};
+std::atomic<uint64_t> pulled_messages{0};
 
 WatchedWord::~WatchedWord() {
   if (word_ != nullptr) (void)munmap(static_cast<void*>(word_), page_bytes());
@@ -48,9 +49,9 @@ void WatchedWord::show(uint64_t value) {
 
 void WatchedWord::hide() {
   if (!is_made()) return;
-  // The fence: no later store of this thread comes before this one. It meets the one in shows().
+  // The fence: no later store or load of this thread comes before this one. It meets the one in shows().
   word_->store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 uint64_t unguessable_number() {
@@ -79,9 +80,9 @@ size_t read_peer_memory(pid_t pid, uint64_t address, void* to, size_t bytes) {
 }
 
 bool shows(pid_t pid, uint64_t address, uint64_t value) {
-  // Acquire: the reads before are done. It meets the fence in hide(): whoever has read a byte that the owner wrote after
-  // it does not find the value.
-  std::atomic_thread_fence(std::memory_order_acquire);
+  // Sequentially consistent: the reads before are done. It meets the fence in hide(): whoever has read a byte that the
+  // owner wrote after it does not find the value, and who finds it has what he wrote before seen by the owner.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   uint64_t found = 0;
   return value != 0 && address != 0 &&
          read_peer_memory(pid, address, &found, sizeof found) == sizeof found && found == value;

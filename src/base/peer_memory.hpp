@@ -34,7 +34,8 @@ class WatchedWord {
   uint64_t value() const;
   // A reader that finds the value finds all that the caller has written before.
   void show(uint64_t value);
-  // From here on nobody finds the value, and all that the caller writes from now on comes later.
+  // From here on nobody finds the value, and all that the caller writes from now on comes later. It also sees what a
+  // peer has written before it found the value.
   void hide();
 
  private:
@@ -47,10 +48,12 @@ uint64_t unguessable_number();
 // Reads up to `bytes` at `address` of the process; returns how many. Fewer: errno says why. One that has ended, unmapped
 // memory and a forbidden read are answers like any other.
 size_t read_peer_memory(pid_t pid, uint64_t address, void* to, size_t bytes);
-// Whether the process has this value in its watched word, after all that this thread has read of it before.
+// Whether the process has this value in its watched word, after all that this thread has read of it, or written to
+// shared memory, before.
 bool shows(pid_t pid, uint64_t address, uint64_t value);
 
-// How many blocks this process has pulled out of its peers' memory: for tests. Relaxed: a count.
+// How many blocks and messages this process has pulled out of its peers' memory: for tests. Relaxed: a count.
 extern std::atomic<uint64_t> pulled_blocks;
+extern std::atomic<uint64_t> pulled_messages;
 
 }  // namespace mep

@@ -24,10 +24,12 @@ namespace mep {
 enum class CellKind : uint32_t {
   kEager = 1,  // a whole message
   kRequest,    // there is a message that does not fit a cell
-  kClear,      // to its sender: a receive has taken it
+  kClear,      // to its sender: a receive has taken it, send the data
   kData,       // the next part of it
   kGone,       // its sender has withdrawn it
   kLeaving,    // the source wants to know at once how many cells were taken
+  kPulled,     // to its sender: all of it was read in the sender's memory
+  kConfirmed,  // its sender had not withdrawn it when that came
 };
 
 struct MessageHeader {
@@ -40,6 +42,15 @@ struct MessageHeader {
   uint32_t part_bytes = 0;  // in this cell
 };
 static_assert(sizeof(MessageHeader) == 40);
+
+// The payload of a request whose receiver may read the message in the sender's memory. Without it the data comes in
+// cells.
+struct MessageMemory {
+  uint64_t data = 0;     // an address at the sender
+  uint64_t word_at = 0;  // where its watched word is (base/peer_memory.hpp),
+  uint64_t word = 0;     // and what that shows as long as the sender has withdrawn nothing
+};
+static_assert(sizeof(MessageMemory) == 24);
 
 // Where things lie. Fewer and smaller cells for many ranks, for each has a ring of every other.
 struct MessageLayout {

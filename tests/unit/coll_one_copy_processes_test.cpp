@@ -1,15 +1,11 @@
 // labels: gate
 // Large blocks in one copy: whoever gets one reads it in the memory of the rank that gives it. The bytes, when it is
 // done so, and what becomes of calls whose readers or owners stop, die, or come too late.
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
-#include <sys/syscall.h>
-
 #include "base/failpoint.hpp"
 #include "base/peer_memory.hpp"
 #include "core/api/api_guard.hpp"
 #include "support/coll_cases.hpp"
+#include "support/forbid_reading.hpp"
 #include "support/join_job.hpp"
 
 namespace {
@@ -106,20 +102,6 @@ void one_rank_stays_out(void**) {
   require_results(3, false, [](int rank) {
     if (rank == 1) setenv("MEP_ONE_COPY", "0", 1);
   });
-}
-
-void forbid_reading() {
-  sock_filter code[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program{sizeof code / sizeof code[0], code};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
-    _exit(77);
-  }
 }
 
 void one_rank_may_not_read(void**) {

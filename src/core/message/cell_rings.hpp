@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "core/operation/peer_windows.hpp"
@@ -49,6 +50,19 @@ class CellRings {
   }
   // Its header, if so. A cell that makes no sense has no kind.
   bool look(uint32_t peer, MessageHeader* header) const;
+  // The header of the first cell that has come and was not taken, from the next one on, for which `condition` is true.
+  // False: there is none.
+  template <typename Condition>
+  bool find(uint32_t peer, MessageHeader* header, Condition&& condition) const {
+    const Pair& pair = pairs_[peer];
+    for (uint32_t count = pair.taken; count != pair.taken + layout_.cells; ++count) {
+      const uint64_t at = offset_ + layout_.cell_offset(peer, count);
+      if (load_signal(windows_.data(), at) != message_word(pair.in, count + 1)) return false;
+      std::memcpy(header, windows_.data() + at + MessageLayout::kHeaderOffset, sizeof *header);
+      if (condition(*header)) return true;
+    }
+    return false;
+  }
   const std::byte* payload(uint32_t peer) const {
     return awaited_[peer].cell + MessageLayout::kPayloadOffset;
   }

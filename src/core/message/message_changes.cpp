@@ -14,15 +14,15 @@ using State = MessageOperation::State;
 // --- The control thread ---------------------------------------------------------------------------
 
 void Messages::install(std::shared_ptr<const CommChange> change) {
-  const std::lock_guard lock(mutex_);
-  changes_.push_back(std::move(change));
+  const std::lock_guard lock(changes_.mutex);
+  changes_.list.push_back(std::move(change));
 }
 
 // --- The user's thread ----------------------------------------------------------------------------
 
 std::shared_ptr<const CommChange> Messages::next_change() const {
-  const std::lock_guard lock(mutex_);
-  return changes_.empty() ? nullptr : changes_.front();
+  const std::lock_guard lock(changes_.mutex);
+  return changes_.list.empty() ? nullptr : changes_.list.front();
 }
 
 // All that is installed, also while the next change is under way: a call that follows may know of it, by another
@@ -35,8 +35,8 @@ bool Messages::adopt() {
     while (const std::shared_ptr<const CommChange> change = next_change()) {
       if (!adopt(*change)) break;
       has_changed = true;
-      const std::lock_guard lock(mutex_);
-      changes_.pop_front();
+      const std::lock_guard lock(changes_.mutex);
+      changes_.list.pop_front();
     }
   } catch (const std::bad_alloc&) {
     // At the next look.
@@ -80,7 +80,9 @@ void Messages::lose(uint32_t rank, const CommView& view) {
     return each.source == static_cast<int32_t>(rank) && (is_replaced || !is_whole);
   });
   for_each_pending([&](MessageOperation* each) { end_lost(each, rank); });
-  peer.gone.clear();
+  peer.verdicts.clear();
+  peer.dropped.clear();
+  peer.is_barred = false;
   peer.owes_leaving = false;
 }
 

@@ -48,6 +48,10 @@ void Messages::take_cell(uint32_t peer, const MessageHeader& header) {
       return take_data(peer, header);
     case CellKind::kGone:
       return take_gone(peer, header);
+    case CellKind::kPulled:
+      return take_pulled(peer, header);
+    case CellKind::kConfirmed:
+      return take_confirmed(peer, header);
     case CellKind::kLeaving:
       return rings_.ask_taken(peer);
   }
@@ -100,7 +104,9 @@ void Messages::take_gone(uint32_t peer, const MessageHeader& header) {
 
 // The message that it had taken does not come.
 void Messages::wait_again(MessageOperation* operation) {
-  forget_clear(operation);
+  stop_reading(operation);
+  forget_answer(operation);
+  operation->pull = MessageOperation::Pull::kNone;
   move_to(operation, State::kWaiting);
   operation->message = {};
   if (!match_arrived(operation) && !can_move(*operation)) end_absent(operation);
@@ -158,9 +164,8 @@ bool Messages::accept(MessageOperation* operation, int32_t source, const Message
   }
   operation->peer_number = header.sender;
   operation->moved_bytes = 0;
-  operation->owes_clear = true;
-  ++peers_[static_cast<uint32_t>(source)].owed_clears;
   move_to(operation, State::kMoving);
+  if (!begin_reading(operation, header, data)) owe_answer(operation);
   return true;
 }
 

@@ -8,6 +8,7 @@
 #include "base/clock.hpp"
 #include "base/status.hpp"
 #include "mep.h"
+#include "protocol/message_cells.hpp"
 
 namespace mep {
 
@@ -34,11 +35,22 @@ struct MessageOperation {
     kEnded,
   };
 
+  // A receive whose message is read in its sender's memory.
+  enum class Pull : uint8_t {
+    kNone,
+    kReading,
+    kRead,
+    kAnswered,  // the sender is told, and will confirm it or withdraw the message
+  };
+
   bool is_send = false;
   State state = State::kNew;
-  bool owes_clear = false;  // a receive has taken a message whose sender does not know it yet
-  int32_t peer = 0;         // as called; of a receive perhaps MEP_ANY_SOURCE
-  int32_t tag = 0;          // of a receive perhaps MEP_ANY_TAG
+  Pull pull = Pull::kNone;
+  bool is_offered = false;  // a send whose receiver may read it
+  bool owes_answer =
+      false;         // a receive has taken a message: its sender waits for a clear, or a pulled
+  int32_t peer = 0;  // as called; of a receive perhaps MEP_ANY_SOURCE
+  int32_t tag = 0;   // of a receive perhaps MEP_ANY_TAG
   const std::byte* from = nullptr;  // of a send
   std::byte* to = nullptr;          // of a receive
   uint64_t bytes = 0;               // at either
@@ -48,6 +60,7 @@ struct MessageOperation {
   uint64_t peer_number = 0;  // of the call at the other rank that it belongs to
   uint64_t moved_bytes = 0;
   mep_message_t message{};  // of a receive: what it takes; source is then its rank
+  MessageMemory memory{};   // where it is read
 
   mep_result_t result = MEP_SUCCESS;
   uint64_t epoch = 0;  // in which it ended

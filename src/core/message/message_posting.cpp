@@ -83,32 +83,48 @@ bool Messages::post_to(uint32_t peer) {
 // Answers first, or both sides might wait for room for what they begin. False: nothing was posted.
 bool Messages::post_next(uint32_t rank) {
   Peer& peer = peers_[rank];
-  if (!peer.gone.empty()) return post_gone(rank);
-  if (peer.owed_clears != 0) return post_clear(rank);
+  if (!peer.verdicts.empty()) return post_verdict(rank);
+  if (peer.owed_answers != 0) return post_answer(rank);
+  if (!peer.dropped.empty()) return post_dropped(rank);
   if (!peer.waiting.empty()) return post_waiting(rank);
   if (!peer.moving.empty()) return post_part(rank);
   return peer.owes_leaving && post_leaving(rank);
 }
 
-bool Messages::post_gone(uint32_t rank) {
+bool Messages::post_verdict(uint32_t rank) {
   Peer& peer = peers_[rank];
+  const Verdict& verdict = peer.verdicts.back();
   MessageHeader header;
-  header.kind = CellKind::kGone;
-  header.sender = peer.gone.back();
+  header.kind = verdict.kind;
+  header.sender = verdict.sender;
+  header.receiver = verdict.receiver;
   if (rings_.post(rank, header, nullptr) != MEP_SUCCESS) return false;
-  peer.gone.pop_back();
+  peer.verdicts.pop_back();
   return true;
 }
 
-bool Messages::post_clear(uint32_t rank) {
-  MessageOperation* const operation =
-      peers_[rank].incoming.find([](const MessageOperation& each) { return each.owes_clear; });
+// The message is lost, and its send ends well.
+bool Messages::post_dropped(uint32_t rank) {
+  Peer& peer = peers_[rank];
   MessageHeader header;
-  header.kind = CellKind::kClear;
+  header.kind = CellKind::kPulled;
+  header.sender = peer.dropped.back();
+  if (rings_.post(rank, header, nullptr) != MEP_SUCCESS) return false;
+  peer.dropped.pop_back();
+  return true;
+}
+
+bool Messages::post_answer(uint32_t rank) {
+  MessageOperation* const operation =
+      peers_[rank].incoming.find([](const MessageOperation& each) { return each.owes_answer; });
+  MessageHeader header;
+  const bool is_read = operation->pull == MessageOperation::Pull::kRead;
+  header.kind = is_read ? CellKind::kPulled : CellKind::kClear;
   header.sender = operation->peer_number;
   header.receiver = operation->number;
   if (rings_.post(rank, header, nullptr) != MEP_SUCCESS) return false;
-  forget_clear(operation);
+  forget_answer(operation);
+  if (is_read) settle(rank, operation);
   return true;
 }
 
@@ -135,9 +151,14 @@ bool Messages::post_waiting(uint32_t rank) {
     return true;
   }
   // For all that may be withdrawn, which must not need memory.
-  peer.gone.reserve(peer.gone.size() + peer.known_sends + 1);
-  const MessageHeader header = header_of(*operation, CellKind::kRequest);
-  if (rings_.post(rank, header, nullptr) != MEP_SUCCESS) return false;
+  peer.verdicts.reserve(peer.verdicts.size() + peer.known_sends + 1);
+  MessageHeader header = header_of(*operation, CellKind::kRequest);
+  MessageMemory memory;
+  operation->is_offered = offer_memory(*operation, &memory);
+  if (operation->is_offered) header.part_bytes = sizeof memory;
+  if (rings_.post(rank, header, reinterpret_cast<const std::byte*>(&memory)) != MEP_SUCCESS) {
+    return false;
+  }
   ++peer.known_sends;
   move_to(operation, State::kAnnounced);
   return true;

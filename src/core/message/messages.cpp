@@ -124,17 +124,32 @@ void Messages::move_to(MessageOperation* operation, State state) {
   may_post_ = true;
 }
 
-void Messages::forget_clear(MessageOperation* operation) {
-  if (!operation->owes_clear) return;
-  --peers_[static_cast<uint32_t>(operation->message.source)].owed_clears;
-  operation->owes_clear = false;
+void Messages::owe_answer(MessageOperation* operation) {
+  ++peers_[static_cast<uint32_t>(operation->message.source)].owed_answers;
+  operation->owes_answer = true;
+  may_post_ = true;
+}
+
+void Messages::forget_answer(MessageOperation* operation) {
+  if (!operation->owes_answer) return;
+  --peers_[static_cast<uint32_t>(operation->message.source)].owed_answers;
+  operation->owes_answer = false;
 }
 
 void Messages::end(MessageOperation* operation, mep_result_t result, const char* text) {
   MEP_TEST_DELAY_POINT("message ends");
   list_of(*operation).remove(operation);
   if (is_known_send(*operation)) --peers_[static_cast<uint32_t>(operation->peer)].known_sends;
-  forget_clear(operation);
+  if (owes_pulled(*operation)) {
+    // There is room, see begin_reading().
+    peers_[static_cast<uint32_t>(operation->message.source)].dropped.push_back(
+        operation->peer_number);
+    may_post_ = true;
+  }
+  stop_reading(operation);
+  forget_answer(operation);
+  // A peer that still reads the buffer does not take what it finds there from here on for the message.
+  if (operation->is_offered && is_error(result)) offered_.withdraw();
   --pending_;
   operation->state = State::kEnded;
   operation->result = result;
@@ -146,8 +161,10 @@ void Messages::end(MessageOperation* operation, mep_result_t result, const char*
 // Its receiver, if it knows of the message, learns that it does not come.
 void Messages::end_early(MessageOperation* operation, mep_result_t result, const char* text) {
   if (is_known_send(*operation)) {
+    if (was_pulled(operation)) return;
     // There is room, see post_waiting().
-    peers_[static_cast<uint32_t>(operation->peer)].gone.push_back(operation->number);
+    Peer& peer = peers_[static_cast<uint32_t>(operation->peer)];
+    peer.verdicts.push_back({CellKind::kGone, operation->number, 0});
     may_post_ = true;
   }
   end(operation, result, text);
@@ -244,6 +261,7 @@ bool Messages::take_turn() {
     moved = take_from(rank) || moved;
     may_post_ = may_post_ || rings_.owes_taken(rank);
   }
+  if (reading_.messages != 0) moved = read_turn() || moved;
   if (may_post_) moved = post_all() || moved;
   return moved;
 }
@@ -257,6 +275,8 @@ bool Messages::step() {
     if (!is_cut_) [[likely]]
       break;
   }
+  // A wait comes back at once.
+  if (reading_.messages != 0) doorbell_ring_sleepers(comm_.world().doorbell());
   if (pending_ != 0 && comm_.world().terminal_result() != MEP_SUCCESS) [[unlikely]] {
     const mep_result_t ended = comm_.check_world();
     if (ended != MEP_SUCCESS) end_all(ended, last_error_text());
@@ -287,7 +307,10 @@ void Messages::leave_world() {
   // The others may be busy with something else for longer; what they have by then they keep.
   constexpr uint64_t kMostMs = 2'000;
   const auto holds_all = [this](uint32_t rank) {
-    return peers_[rank].incarnation == 0 || rings_.has_landed(rank) || rings_.all_taken(rank);
+    const Peer& peer = peers_[rank];
+    const bool has_posted =
+        peer.verdicts.empty() && (rings_.has_landed(rank) || rings_.all_taken(rank));
+    return peer.incarnation == 0 || has_posted;
   };
   bool owes_any = false;
   for (uint32_t rank = 0; rank < peers_.size(); ++rank) {

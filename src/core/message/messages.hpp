@@ -11,6 +11,12 @@
 //   kAnnounced  <-- clear --        kWaiting becomes kMoving
 //   kMoving     -- data ... -->     until all is there
 //
+// A message of kLeastPulled bytes on between ranks that map each other is read by the receiver, where its request says
+// (message_pulls.cpp):
+//
+//   kAnnounced  <-- pulled --       kMoving, all is read
+//   kEnded      -- confirmed -->    for a receive that has found the sender's word changed
+//
 // A sender whose time is over withdraws what it has announced (gone): the receive that had taken it waits on. A
 // receive whose time is over is forgotten, and data that comes for it is dropped.
 //
@@ -30,6 +36,7 @@
 
 #include "core/message/cell_rings.hpp"
 #include "core/message/message_operation.hpp"
+#include "core/message/offered_memory.hpp"
 #include "core/message/request_blocks.hpp"
 #include "core/operation/operation_channel.hpp"
 #include "core/operation/peer_windows.hpp"
@@ -45,6 +52,8 @@ class Messages : public SideProgress {
            uint64_t offset);
   Messages(const Messages&) = delete;
   Messages& operator=(const Messages&) = delete;
+  // A message of so many bytes is read in one copy.
+  static constexpr size_t kLeastPulled = size_t{16} << 10;
   static size_t window_bytes(uint32_t ranks) { return MessageLayout::of(ranks).window_bytes(); }
   // All windows are there; `view` is the first that this rank calls in.
   void open(const CommView& view);
@@ -96,8 +105,8 @@ class Messages : public SideProgress {
 
   // Operations have begun and not ended.
   bool has_pending() const { return pending_ != 0; }
-  // Also a peer that leaves may wait to be told what was taken.
-  bool is_pending() const override { return has_pending() || may_be_asked_; }
+  // Also a peer that leaves may wait to be told what was taken, or a receiver for a verdict.
+  bool is_pending() const override { return has_pending() || may_be_asked_ || may_post_; }
   void step_from_other() override { (void)step(); }
   // The progress thread.
   Progress progress();
@@ -112,6 +121,12 @@ class Messages : public SideProgress {
     MessageHeader header;
     std::vector<std::byte> data;  // of an eager one
   };
+  // The last that the receiver of a known send is told.
+  struct Verdict {
+    CellKind kind{};  // kGone or kConfirmed
+    uint64_t sender = 0;
+    uint64_t receiver = 0;
+  };
   struct Peer {
     uint64_t incarnation = 0;  // 0: absent
     mep_result_t absence = MEP_ERR_PEER_FAILED;
@@ -120,14 +135,18 @@ class Messages : public SideProgress {
     MessageList announced;
     MessageList moving;
     MessageList incoming;  // receives that have taken a message of it
-    uint32_t owed_clears = 0;
-    // Numbers of sends that were withdrawn after they were announced. Has room for all that are announced.
-    std::vector<uint64_t> gone;
+    uint32_t owed_answers = 0;
+    uint32_t reading = 0;    // of these, messages that are being read
+    bool is_barred = false;  // the system does not let this rank read its memory
+    // Has room for all known sends.
+    std::vector<Verdict> verdicts;
+    // Numbers of its sends whose receives have ended before all was read. Has room for all that are read.
+    std::vector<uint64_t> dropped;
     uint32_t known_sends = 0;  // announced or moving
     bool owes_leaving = false;
     bool has_posts() const {
-      return owed_clears != 0 || !gone.empty() || owes_leaving || !waiting.empty() ||
-             !moving.empty();
+      return owed_answers != 0 || !verdicts.empty() || !dropped.empty() || owes_leaving ||
+             !waiting.empty() || !moving.empty();
     }
   };
 
@@ -135,6 +154,8 @@ class Messages : public SideProgress {
   // send each other moves in both directions at one time, and a look still moves as many as a ring has.
   static constexpr uint32_t kCellsInTurn = 8;
   static constexpr uint32_t kTurns = 8;
+  // So many bytes of the messages that are read.
+  static constexpr size_t kReadInTurn = size_t{256} << 10;
 
   // Calls (messages.cpp).
   void step_all();
@@ -145,7 +166,8 @@ class Messages : public SideProgress {
   static bool is_known_send(const MessageOperation& operation) {
     return operation.is_send && operation.state != MessageOperation::State::kWaiting;
   }
-  void forget_clear(MessageOperation* operation);
+  void owe_answer(MessageOperation* operation);
+  void forget_answer(MessageOperation* operation);
   void end(MessageOperation* operation, mep_result_t result, const char* text);
   void end_early(MessageOperation* operation, mep_result_t result, const char* text);
   void end_overdue(MessageOperation* operation);
@@ -179,12 +201,34 @@ class Messages : public SideProgress {
   bool post_all();
   bool post_to(uint32_t peer);
   bool post_next(uint32_t rank);
-  bool post_clear(uint32_t rank);
-  bool post_gone(uint32_t rank);
+  bool post_answer(uint32_t rank);
+  bool post_verdict(uint32_t rank);
+  bool post_dropped(uint32_t rank);
   bool post_leaving(uint32_t rank);
   bool post_eager(uint32_t rank, const MessageOperation& operation);
   bool post_waiting(uint32_t rank);
   bool post_part(uint32_t rank);
+
+  // One copy (message_pulls.cpp).
+  bool reads(uint32_t rank) const;
+  bool offer_memory(const MessageOperation& operation, MessageMemory* memory);
+  bool begin_reading(MessageOperation* operation, const MessageHeader& header,
+                     const std::byte* data);
+  void stop_reading(MessageOperation* operation);
+  // A receive whose message is read, and whose sender was not told of it.
+  static bool owes_pulled(const MessageOperation& operation) {
+    using Pull = MessageOperation::Pull;
+    return operation.pull == Pull::kReading ||
+           (operation.pull == Pull::kRead && operation.owes_answer);
+  }
+  bool read_turn();
+  void read_part(uint32_t rank);
+  void copy_own_part(MessageOperation* operation, size_t bytes);
+  void settle(uint32_t rank, MessageOperation* operation);
+  bool was_pulled(MessageOperation* operation);
+  void end_pulled(MessageOperation* operation, uint64_t receiver);
+  void take_pulled(uint32_t peer, const MessageHeader& header);
+  void take_confirmed(uint32_t peer, const MessageHeader& header);
 
   // View changes (message_changes.cpp).
   bool adopt();
@@ -200,21 +244,29 @@ class Messages : public SideProgress {
   const ProgressClient* own_ = nullptr;
 
   CellRings rings_;
+  OfferedMemory offered_;
   RequestBlocks request_blocks_;
   uint64_t epoch_ = 0;  // adopted
   std::vector<Peer> peers_;
   MessageList receives_;        // that no message has come for
   std::list<Arrived> arrived_;  // in the order in which they came
   uint64_t revocations_ = 0;
-  uint64_t number_ = 0;    // of the last call
-  uint32_t pending_ = 0;   // operations that have begun and not ended
+  uint64_t number_ = 0;   // of the last call
+  uint32_t pending_ = 0;  // operations that have begun and not ended
+  struct Reading {
+    uint32_t messages = 0;  // of all peers
+    uint32_t next = 0;      // the peer whose turn it is
+  } reading_;
   bool may_post_ = false;  // there may be something to post, or to tell of what was taken
   bool is_cut_ = false;    // a turn ended before all had moved that could
   bool is_closed_ = false;
   bool may_be_asked_ = false;  // cells of a peer over a network were taken
 
-  mutable std::mutex mutex_;
-  std::deque<std::shared_ptr<const CommChange>> changes_;  // not adopted yet, oldest first
+  struct Changes {
+    std::mutex mutex;
+    std::deque<std::shared_ptr<const CommChange>> list;  // not adopted yet, oldest first
+  };
+  mutable Changes changes_;
 };
 
 // `function` may end the operation that it is given.
