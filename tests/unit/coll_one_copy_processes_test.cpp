@@ -13,6 +13,7 @@ namespace {
 using namespace mep_test;  // NOLINT(google-build-using-namespace)
 
 constexpr size_t kPairCount = 100'003;              // bytes, of a block between any two
+constexpr size_t kSameCount = 700'003;              // of one that all get
 constexpr size_t kRootedCount = (1u << 20) + 4099;  // of one that a root gives or gets
 
 // --- Results --------------------------------------------------------------------------------------
@@ -58,7 +59,10 @@ void run_cases(int rank, int size, mep_comm_t comm, bool pulled, Report& found) 
     const bool in_place = round % 2 == 1;
     run({Kind::k_alltoall, MEP_UINT8, MEP_SUM, kPairCount + static_cast<size_t>(round), 0, false});
     run({Kind::k_alltoallv, MEP_UINT8, MEP_SUM, kPairCount, 0, false});
-    run({Kind::k_allgatherv, MEP_UINT8, MEP_SUM, kPairCount, 0, in_place});
+    run({Kind::k_allgatherv, MEP_UINT8, MEP_SUM, kSameCount, 0, in_place});
+    run({Kind::k_allgather, MEP_UINT8, MEP_SUM, kSameCount + static_cast<size_t>(round), 0,
+         in_place});
+    run({Kind::k_broadcast, MEP_UINT8, MEP_SUM, kRootedCount, root, in_place});
     run({Kind::k_gather, MEP_UINT8, MEP_SUM, kRootedCount, root, in_place});
     run({Kind::k_scatter, MEP_UINT8, MEP_SUM, kRootedCount, root, in_place});
     run({Kind::k_gatherv, MEP_UINT8, MEP_SUM, kRootedCount, root, in_place});

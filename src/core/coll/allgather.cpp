@@ -2,13 +2,15 @@
 //   Small  flat: every rank gives its block to all.
 //   Large  section by section: every rank publishes a section of its block; all others copy it out and
 //          acknowledge by "taken". Two areas are used in turn, so section c + 2 is published after "taken"
-//          of c has come from all. For the last two sections "finished" is the acknowledgement.
+//          of c has come from all. For the last two sections "finished" is the acknowledgement. In one copy
+//          where that suits and pays: pulled_blocks.hpp.
 //          Over several hosts: allgather_over_hosts.cpp.
 #include <algorithm>
 #include <cstring>
 
 #include "core/coll/check.hpp"
 #include "core/coll/over_hosts.hpp"
+#include "core/coll/pulled_blocks.hpp"
 #include "core/coll/steps.hpp"
 
 namespace mep {
@@ -121,8 +123,12 @@ Step move_blocks(Collectives& comm, Operation& operation) {
 }
 
 Step step_large(Collectives& comm, Operation& operation) {
+  const auto move = [&] { return move_blocks(comm, operation); };
+  if (suits_pulling(comm, operation) && pays_pulling(comm, operation, operation.bytes)) {
+    return step_pulled(comm, operation, move);
+  }
   return step_large_phases(
-      comm, operation, [] { return Step::kDone; }, [&] { return move_blocks(comm, operation); });
+      comm, operation, [] { return Step::kDone; }, move);
 }
 
 Step step(Collectives& comm, Operation& operation) {

@@ -3,13 +3,15 @@
 //          other hosts get it from their host leader, to which the root has put it.
 //   Large  chunk by chunk through the root's out area (put to peers that cannot read it). All
 //          acknowledge by "taken"; that of chunk c - 2 from all lets the root use its area again. Ends
-//          with a round of "finished", the acknowledgement of the last two.
+//          with a round of "finished", the acknowledgement of the last two. In one copy where that suits and
+//          pays: pulled_blocks.hpp.
 //          Over several hosts: broadcast_over_hosts.cpp.
 #include <algorithm>
 #include <cstring>
 
 #include "core/coll/check.hpp"
 #include "core/coll/over_hosts.hpp"
+#include "core/coll/pulled_blocks.hpp"
 #include "core/coll/steps.hpp"
 
 namespace mep {
@@ -112,8 +114,12 @@ Step move_chunks(Collectives& comm, Operation& operation) {
 }
 
 Step step_large(Collectives& comm, Operation& operation) {
+  const auto move = [&] { return move_chunks(comm, operation); };
+  if (suits_pulling(comm, operation) && pays_pulling(comm, operation, operation.bytes)) {
+    return step_pulled(comm, operation, move);
+  }
   return step_large_phases(
-      comm, operation, [] { return Step::kDone; }, [&] { return move_chunks(comm, operation); });
+      comm, operation, [] { return Step::kDone; }, move);
 }
 
 Step step(Collectives& comm, Operation& operation) {

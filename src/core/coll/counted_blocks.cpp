@@ -151,7 +151,7 @@ size_t longest_block(const Collectives& comm, const Operation& operation) {
 void pack_offer(Collectives& comm, const Operation& operation, size_t most) {
   CountedBlocks& blocks = *operation.counted;
   const size_t bytes = offer_bytes(comm.size());
-  if (bytes > most || !pays_pulling(operation, longest_block(comm, operation))) {
+  if (bytes > most || !pays_pulling(comm, operation, longest_block(comm, operation))) {
     comm.open_memory().keep_closed();
   } else {
     offer_memory(comm, operation, given_extent(comm, operation));
@@ -242,7 +242,8 @@ MemoryOffer offer_of(const Collectives& comm, const Operation& operation, uint32
 }
 
 bool all_can_pull(Collectives& comm, const Operation& operation) {
-  if (!suits_pulling(comm, operation) || !pays_pulling(operation, operation.counted->most_bytes)) {
+  if (!suits_pulling(comm, operation) ||
+      !pays_pulling(comm, operation, operation.counted->most_bytes)) {
     return false;
   }
   return std::all_of(operation.contributors->begin(), operation.contributors->end(),

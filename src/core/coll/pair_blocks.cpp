@@ -181,48 +181,16 @@ mep_result_t signal_taken(Collectives& comm, const Operation& operation, uint64_
   return MEP_SUCCESS;
 }
 
-MemoryOffer offer_of(const Collectives& comm, const Operation& operation, uint32_t source) {
-  MemoryOffer offer;
-  std::memcpy(&offer, comm.contribution(operation, source), sizeof offer);
-  return offer;
-}
-
-// All contributions are here.
-bool all_offer_memory(const Collectives& comm, const Operation& operation) {
-  return std::all_of(operation.contributors->begin(), operation.contributors->end(),
-                     [&](uint32_t source) { return offer_of(comm, operation, source).word != 0; });
-}
-
-// Each rank's entry has its offer. In one copy if all have made one.
-Step step_pulled(Collectives& comm, Operation& operation, uint64_t sections) {
-  return step_large_phases(
-      comm, operation,
-      [&] {
-        const bool gives_any = gives(operation, comm.rank());
-        offer_memory(comm, operation, {0, gives_any ? operation.given_bytes : 0});
-        return Step::kDone;
-      },
-      [&] {
-        return enter_small(comm, operation, &comm.open_memory().offer(), sizeof(MemoryOffer),
-                           EagerRing::kEntryOnly);
-      },
-      [&] {
-        if (!all_offer_memory(comm, operation)) return move_pair_blocks(comm, operation, sections);
-        return pull_blocks(comm, operation, [&](uint32_t source) {
-          const MemoryOffer offer = offer_of(comm, operation, source);
-          return PullPlace{nullptr, offer, offer.data + offset_for(operation, comm.rank())};
-        });
-      });
-}
-
 Step step_large(Collectives& comm, Operation& operation) {
-  const uint64_t sections = comm.pipeline().sections_of(operation.bytes);
-  if (suits_pulling(comm, operation) && pays_pulling(operation, operation.bytes)) {
-    return step_pulled(comm, operation, sections);
+  const auto move = [&] {
+    return move_pair_blocks(comm, operation, comm.pipeline().sections_of(operation.bytes));
+  };
+  if (suits_pulling(comm, operation) && pays_pulling(comm, operation, operation.bytes)) {
+    return step_pulled(comm, operation, move);
   }
   return step_large_phases(
       comm, operation, [] { return Step::kDone; }, [&] { return enter_large(comm, operation); },
-      [&] { return move_pair_blocks(comm, operation, sections); });
+      move);
 }
 
 Step step_alone(Collectives& comm, Operation& operation) {

@@ -10,14 +10,18 @@
 #include "base/peer_memory.hpp"
 #include "base/test_delay.hpp"
 #include "core/coll/block_places.hpp"
+#include "core/coll/steps.hpp"
 
 namespace mep {
 namespace {
 
-// The lengths from which on one copy pays. Two copies that stay in caches are fast where a root gives or gets all: several
-// cores make them at a time, and a root that reads alone has one.
-constexpr size_t kLeastBetweenAll = size_t{64} << 10;
+// The lengths from which on one copy pays. Between two ranks it does soon. Two copies that stay in caches are fast where
+// one rank gives or gets all: several cores make them at a time, and a root that reads alone has one. Or where all get
+// the same, which is written once.
+constexpr size_t kLeast = size_t{64} << 10;
 constexpr size_t kLeastFromRoot = size_t{256} << 10;
+constexpr size_t kLeastOfBroadcast = size_t{512} << 10;
+constexpr size_t kLeastOfAllgather = size_t{2} << 20;  // all blocks together
 constexpr size_t kLeastToRoot = size_t{1} << 20;
 // Between two looks at the channel.
 constexpr size_t kSliceBytes = size_t{1} << 20;
@@ -69,17 +73,32 @@ Step pull_block(Collectives& comm, Operation& operation, uint32_t source, const 
   return Step::kDone;
 }
 
+MemoryOffer offer_of(const Collectives& comm, const Operation& operation, uint32_t source) {
+  MemoryOffer offer;
+  std::memcpy(&offer, comm.contribution(operation, source), sizeof offer);
+  return offer;
+}
+
+// All contributions are here.
+bool all_offer_memory(const Collectives& comm, const Operation& operation) {
+  return std::all_of(operation.contributors->begin(), operation.contributors->end(),
+                     [&](uint32_t source) { return offer_of(comm, operation, source).word != 0; });
+}
+
 }  // namespace
 
 bool suits_pulling(Collectives& comm, const Operation& operation) {
   return !type_of(operation).takes_op && comm.eager().groups().all_mapped();
 }
 
-bool pays_pulling(const Operation& operation, size_t longest) {
+bool pays_pulling(const Collectives& comm, const Operation& operation, size_t longest) {
   const CollectiveType& type = type_of(operation);
-  if (!type.is_rooted) return longest >= kLeastBetweenAll;
-  const bool others_give = type.gives(/*rank=*/1, /*root=*/0);
-  return longest >= (others_give ? kLeastToRoot : kLeastFromRoot);
+  const bool others_give = !type.is_rooted || type.gives(/*rank=*/1, /*root=*/0);
+  if (type.is_rooted && others_give) return longest >= kLeastToRoot;
+  const size_t live = comm.adopted().live.size();
+  if (live == 2) return longest >= kLeast;
+  if (type.gives_each_a_block()) return longest >= (type.is_rooted ? kLeastFromRoot : kLeast);
+  return type.is_rooted ? longest >= kLeastOfBroadcast : longest * live >= kLeastOfAllgather;
 }
 
 bool reads_all(const Collectives& comm) {
@@ -98,6 +117,28 @@ void offer_memory(Collectives& comm, const Operation& operation, Block given) {
   } else {
     comm.open_memory().keep_closed();
   }
+}
+
+// Each rank's entry has its offer.
+Step step_pulled(Collectives& comm, Operation& operation, FunctionRef<Step()> move) {
+  return step_large_phases(
+      comm, operation,
+      [&] {
+        const bool gives_any = gives(operation, comm.rank());
+        offer_memory(comm, operation, {0, gives_any ? operation.given_bytes : 0});
+        return Step::kDone;
+      },
+      [&] {
+        return enter_small(comm, operation, &comm.open_memory().offer(), sizeof(MemoryOffer),
+                           EagerRing::kEntryOnly);
+      },
+      [&] {
+        if (!all_offer_memory(comm, operation)) return move();
+        return pull_blocks(comm, operation, [&](uint32_t source) {
+          const MemoryOffer offer = offer_of(comm, operation, source);
+          return PullPlace{nullptr, offer, offer.data + offset_for(operation, comm.rank())};
+        });
+      });
 }
 
 Step pull_blocks(Collectives& comm, Operation& operation,

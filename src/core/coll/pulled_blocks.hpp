@@ -1,5 +1,5 @@
-// The data of a large operation of pair_blocks.hpp or counted_blocks.hpp in one copy: whoever gets a block reads it in
-// the memory of the rank that gives it, straight into the receive buffer.
+// The data of a large operation in one copy: whoever gets a block reads it in the memory of the rank that gives it,
+// straight into the receive buffer.
 //
 //   Enter  the entry of each rank, which all get, has an offer: where its send buffer is, whether it can read all
 //          others, and where its watched word (peer_memory.hpp) is and what that shows during this call. So all
@@ -35,11 +35,14 @@ struct PullPlace {
 // Whether this can be done in the comm's present view, if all ranks can; and whether it is worth while where no block is
 // longer. The same on all ranks.
 bool suits_pulling(Collectives& comm, const Operation& operation);
-bool pays_pulling(const Operation& operation, size_t longest);
+bool pays_pulling(const Collectives& comm, const Operation& operation, size_t longest);
 // Whether this rank can read the memory of all others.
 bool reads_all(const Collectives& comm);
 // Makes this rank's offer, comm.open_memory().offer(). These bytes of its send buffer may be read from here on.
 void offer_memory(Collectives& comm, const Operation& operation, Block given);
+// A large operation whose blocks are equally long, where it suits and pays: in one copy if all ranks offer their
+// memory, else by move(), as between others.
+[[nodiscard]] Step step_pulled(Collectives& comm, Operation& operation, FunctionRef<Step()> move);
 // kDone: all blocks that this rank gets are in its receive buffer.
 [[nodiscard]] Step pull_blocks(Collectives& comm, Operation& operation,
                                FunctionRef<PullPlace(uint32_t source)> place_of);
