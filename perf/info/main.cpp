@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -113,12 +114,22 @@ void print_limit(const char* name, __rlimit_resource resource, bool is_memory) {
                        limit_text(limit.rlim_max, is_memory));
 }
 
+// Whether ranks of this user may read each other's memory, so that large messages are copied once.
+std::string reading_text() {
+  std::ifstream file("/proc/sys/kernel/yama/ptrace_scope");
+  int scope = 0;
+  if (!(file >> scope) || scope == 0) return "allowed: large messages are copied once";
+  return "forbidden (kernel.yama.ptrace_scope is " + std::to_string(scope) +
+         "): large messages are copied twice";
+}
+
 void print_limits() {
   print_title("Limits");
   print_limit("locked memory", RLIMIT_MEMLOCK, true);
   print_limit("open files", RLIMIT_NOFILE, false);
   print_limit("processes, threads", RLIMIT_NPROC, false);
   print_limit("address space", RLIMIT_AS, true);
+  print_line("reading of ranks", reading_text());
 }
 
 void print_environment() {
