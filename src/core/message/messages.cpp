@@ -308,9 +308,9 @@ void Messages::leave_world() {
   constexpr uint64_t kMostMs = 2'000;
   const auto holds_all = [this](uint32_t rank) {
     const Peer& peer = peers_[rank];
-    const bool has_posted =
-        peer.verdicts.empty() && (rings_.has_landed(rank) || rings_.all_taken(rank));
-    return peer.incarnation == 0 || has_posted;
+    // A rank that has gone has no ring.
+    if (peer.incarnation == 0) return true;
+    return peer.verdicts.empty() && (rings_.has_landed(rank) || rings_.all_taken(rank));
   };
   bool owes_any = false;
   for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
