@@ -11,6 +11,16 @@
 namespace mep {
 namespace {
 
+// Sequentially consistent with all others.
+void full_fence() {
+#if defined(__SANITIZE_THREAD__)
+  static std::atomic<uint32_t> word{0};
+  word.fetch_add(0, std::memory_order_seq_cst);  // TSan does not know fences
+#else
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
 size_t page_bytes() {
   return static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
@@ -51,7 +61,7 @@ void WatchedWord::hide() {
   if (!is_made()) return;
   // The fence: no later store or load of this thread comes before this one. It meets the one in shows().
   word_->store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  full_fence();
 }
 
 uint64_t unguessable_number() {
@@ -82,7 +92,7 @@ size_t read_peer_memory(pid_t pid, uint64_t address, void* to, size_t bytes) {
 bool shows(pid_t pid, uint64_t address, uint64_t value) {
   // Sequentially consistent: the reads before are done. It meets the fence in hide(): whoever has read a byte that the
   // owner wrote after it does not find the value, and who finds it has what he wrote before seen by the owner.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  full_fence();
   uint64_t found = 0;
   return value != 0 && address != 0 &&
          read_peer_memory(pid, address, &found, sizeof found) == sizeof found && found == value;
