@@ -143,9 +143,9 @@ std::span<const EnvVariable> env_table() {
       {"MEP_LOCAL_RANK", "", "index of this process among the ranks of its host"},
       {"MEP_JOB", "", "name that the ranks of one job share and no other job on the host has"},
       {"MEP_JOIN", "",
-       "mep_run sets it to 1 in a replacement; the library does not read it: the program does, and "
-       "calls "
-       "mep_comm_join in place of mep_comm_init"},
+       "mep_run sets it to 1 in a replacement, for the program, which calls mep_comm_join then; "
+       "the "
+       "library does not read it"},
       {"MEP_LAUNCH_FD", "",
        "set by mep_run: a descriptor by which a start learns which ranks have ended"},
       // How ranks find and trust each other.
@@ -181,12 +181,9 @@ std::span<const EnvVariable> env_table() {
       {"MEP_ENCRYPT", "0", "1 makes tcp encrypt its data"},
       {"MEP_MAP", "1", "0 forbids mapped peer memory: put and signal only"},
       {"MEP_ONE_COPY", "1",
-       "0: this rank reads no memory of others on its host, nor they its: large blocks and "
-       "messages are copied "
-       "twice"},
+       "0: ranks of the host do not read this one's memory: large data is copied twice"},
       {"MEP_CUDA_REACH", "auto",
-       "host: GPUs reach each other through pinned memory and host transports, even where they can "
-       "map"},
+       "host: GPUs go through pinned memory and host transports, even where they can map"},
       {"MEP_SIMD", "", "portable, avx2 or avx512: at most this instruction set; default the CPU's"},
       // For tests.
       {"MEP_TEST_HOST", "", "ranks with different names here take each other to be on other hosts"},

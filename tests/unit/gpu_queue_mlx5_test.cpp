@@ -46,7 +46,9 @@ m::PathOptions path_of(Link link) {
 // One NIC, a queue on it, and the memory that its peer writes.
 struct End {
   End(ModelFabric* fabric, Link link, uint8_t number)
-      : firmware(fabric, port_of(link, number), 0x100u * (number + 1u)), link(link), mtu(number == 1 ? 3 : 5) {
+      : firmware(fabric, port_of(link, number), 0x100u * (number + 1u)),
+        link(link),
+        mtu(number == 1 ? 3 : 5) {
     const uint64_t bytes = m::QueueLayout(kEntries).bytes;
     memory = static_cast<std::byte*>(std::aligned_alloc(4096, bytes));
     std::memset(memory, 0, bytes);
