@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/coll/block_places.hpp"
 #include "core/coll/check.hpp"
 #include "core/coll/over_hosts.hpp"
 #include "core/coll/pulled_blocks.hpp"
@@ -26,22 +27,12 @@ mep_result_t check(const Collectives& comm, const CollectiveArgs& args) {
   return check_overlap(args, bytes, bytes * comm.size(), comm.rank() * bytes);
 }
 
-std::byte* block_of(const Operation& operation, uint32_t rank) {
-  return static_cast<std::byte*>(operation.args.receive) + rank * operation.bytes;
-}
-
-void copy_own_block(const Collectives& comm, const Operation& operation) {
-  std::byte* own = block_of(operation, comm.rank());
-  if (operation.bytes != 0 && own != operation.args.send) {
-    std::memcpy(own, operation.args.send, operation.bytes);
-  }
-}
-
 void copy_blocks(Collectives& comm, Operation& operation) {
   if (operation.bytes == 0) return;
   for (const uint32_t source : *operation.contributors) {
     if (source == comm.rank()) continue;
-    std::memcpy(block_of(operation, source), comm.contribution(operation, source), operation.bytes);
+    std::memcpy(place_of_gotten(operation, source), comm.contribution(operation, source),
+                operation.bytes);
   }
   copy_own_block(comm, operation);
 }
@@ -65,7 +56,7 @@ void copy_section(Collectives& comm, Operation& operation, uint64_t section) {
   const Pipeline& pipeline = comm.pipeline();
   for (const uint32_t source : pipeline.live()) {
     if (source == comm.rank()) continue;
-    std::memcpy(block_of(operation, source) + section * pipeline.section_bytes(),
+    std::memcpy(place_of_gotten(operation, source) + section * pipeline.section_bytes(),
                 pipeline.out_section(pipeline.first_chunk() + section, source),
                 pipeline.bytes_in_section(operation.bytes, section));
   }
@@ -144,7 +135,8 @@ Step settle(Collectives& comm, Operation& operation) {
   if (!operation.is_small) return settle_large(operation);
   if (operation.bytes == 0) return Step::kDone;
   for (const uint32_t source : *operation.contributors) {
-    std::memcpy(block_of(operation, source), comm.contribution(operation, source), operation.bytes);
+    std::memcpy(place_of_gotten(operation, source), comm.contribution(operation, source),
+                operation.bytes);
   }
   return Step::kDone;
 }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/coll/block_places.hpp"
 #include "core/coll/check.hpp"
 #include "core/coll/over_hosts.hpp"
 #include "core/coll/pulled_blocks.hpp"
@@ -29,19 +30,13 @@ mep_result_t check(const Collectives& comm, const CollectiveArgs& args) {
   return check_overlap(args, bytes, bytes, 0);
 }
 
-void copy_at_root(const Operation& operation) {
-  if (operation.bytes != 0 && operation.args.receive != operation.args.send) {
-    std::memcpy(operation.args.receive, operation.args.send, operation.bytes);
-  }
-}
-
 Step step_small(Collectives& comm, Operation& operation) {
   const auto root = static_cast<uint32_t>(operation.args.root);
   if (root == comm.rank()) {
     const Step entered =
         enter_small(comm, operation, operation.args.send, operation.bytes, EagerRing::kRooted);
     if (entered != Step::kDone) return entered;
-    copy_at_root(operation);
+    copy_own_block(comm, operation);
   } else {
     const Step arrived = take_from_root(comm, operation, root);
     if (arrived != Step::kDone) return arrived;
@@ -109,7 +104,7 @@ Step move_chunks(Collectives& comm, Operation& operation) {
   const bool over_hosts = comm.pipeline().hosts().several();
   const Step moved =
       over_hosts ? broadcast_over_hosts(comm, operation) : move_chunks_here(comm, operation);
-  if (moved == Step::kDone && is_root(comm, operation.args)) copy_at_root(operation);
+  if (moved == Step::kDone) copy_own_block(comm, operation);
   return moved;
 }
 
@@ -124,7 +119,7 @@ Step step_large(Collectives& comm, Operation& operation) {
 
 Step step(Collectives& comm, Operation& operation) {
   if (comm.adopted().live.size() == 1) {
-    copy_at_root(operation);
+    copy_own_block(comm, operation);
     comm.eager().note_all_entered(operation.seq);
     return Step::kDone;
   }

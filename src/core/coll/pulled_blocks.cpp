@@ -15,9 +15,8 @@
 namespace mep {
 namespace {
 
-// The lengths from which on one copy pays. Between two ranks it does soon. Two copies that stay in caches are fast where
-// one rank gives or gets all: several cores make them at a time, and a root that reads alone has one. Or where all get
-// the same, which is written once.
+// The lengths from which on one copy pays. Between two ranks it does soon. A root that reads all blocks has one core for
+// it, but several cores make two copies at a time. A block that all ranks get is written once for all of them.
 constexpr size_t kLeast = size_t{64} << 10;
 constexpr size_t kLeastFromRoot = size_t{256} << 10;
 constexpr size_t kLeastOfBroadcast = size_t{512} << 10;
