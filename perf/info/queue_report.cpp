@@ -13,12 +13,10 @@ namespace mep {
 void print_queues() {
   print_title("Queues that a GPU posts to");
 #if MEP_HAVE_VERBS
-  static bool any = false;
-  verbs::report_mlx5_queues(1024, [](const char* name, const std::string& lack) {
-    any = true;
+  const int count = verbs::report_mlx5_queues(1024, [](const char* name, const std::string& lack) {
     print_line(name, lack.empty() ? "queues can be made in host memory" : lack);
   });
-  if (!any) print_line("no adapter", "this machine has no HCA");
+  if (count == 0) print_line("no adapter", "this machine has no HCA");
 #else
   print_line("not built", build_info().verbs_note);
 #endif

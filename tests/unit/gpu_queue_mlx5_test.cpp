@@ -93,9 +93,8 @@ struct End {
   // A put, a signal behind it, and a flush.
   Status send(uint64_t value) {
     QueuePeer<> peer(&queue, {SystemMemory::nanoseconds() + kWait, nullptr, 0});
-    const End* to = this;
     const uint64_t base = firmware.remote[0].address;
-    Status status = peer.put({base, 9}, {to->source.data(), 7}, sizeof source - 8);
+    Status status = peer.put({base, 9}, {source.data(), 7}, sizeof source - 8);
     if (status == Status::kOk) status = peer.signal({base + sizeof source - 8, 9}, value);
     return status == Status::kOk ? peer.flush() : status;
   }

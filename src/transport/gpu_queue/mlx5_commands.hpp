@@ -85,7 +85,7 @@ constexpr size_t kLongBytes = 272;
 
 constexpr size_t kCapabilityAnswerBytes = 4112;
 constexpr uint32_t kCapabilityAt = 0x80;
-enum class CapabilityKind : uint16_t { kGeneral = 0, kAtomic = 3, kRoce = 4 };
+enum class CapabilityKind : uint16_t { kGeneral = 0, kAtomic = 3 };
 constexpr uint64_t op_mod_of(CapabilityKind kind) {
   return static_cast<uint64_t>(kind) << 1 | 1;  // 1: what is set now
 }
@@ -135,27 +135,22 @@ constexpr Field kPathMigration{0x13, 2};  // 3: migrated
 constexpr Field kProtectionDomain{0x28, 24};
 constexpr Field kMtu{0x40, 3};  // 1 .. 5: 256 .. 4096 bytes
 constexpr Field kLogMaxMessage{0x43, 5};
-constexpr Field kNoSendQueue{0x50, 1};
 constexpr Field kLogSendQueue{0x51, 4};
 constexpr Field kTimestamps{0x58, 2};  // 1: as the NIC is set up
 constexpr Field kUar{0x68, 24};
 constexpr Field kLogPageSize{0xa3, 5};
 constexpr Field kRemoteNumber{0xa8, 24};
 constexpr uint32_t kPathAt = 0xc0;
-constexpr Field kLogAckFrequency{0x380, 4};
-constexpr Field kLogReadsOut{0x388, 3};
 constexpr Field kRetries{0x38d, 3};
 constexpr Field kNotReadyRetries{0x390, 3};
 constexpr Field kNextSendPsn{0x3c8, 24};
 constexpr Field kSendCq{0x3e8, 24};
-constexpr Field kLogReadsIn{0x488, 3};
 constexpr Field kAtomicMode{0x48c, 4};  // 3: up to 8 bytes
 constexpr Field kAllowsRead{0x490, 1};
 constexpr Field kAllowsWrite{0x491, 1};
 constexpr Field kAllowsAtomic{0x492, 1};
 constexpr Field kNotReadyTimer{0x4a3, 5};
 constexpr Field kNextReceivePsn{0x4a8, 24};
-constexpr Field kReceiveCq{0x4e8, 24};
 constexpr Field kRecordAddress{0x500, 64};
 constexpr Field kReceiveQueueType{0x565, 3};  // 3: none
 constexpr Field kRequestsInCompletions{0x630, 8};
@@ -172,7 +167,6 @@ constexpr Field kAckTimeout{0x40, 5};
 constexpr Field kSourceAddress{0x48, 8};
 constexpr Field kHopLimit{0x58, 8};
 constexpr Field kTrafficClass{0x64, 8};
-constexpr Field kFlowLabel{0x6c, 20};
 constexpr uint32_t kGidAt = 0x80;  // 16 bytes
 constexpr Field kDscp{0x10a, 6};
 constexpr Field kUdpPort{0x110, 16};

@@ -241,15 +241,17 @@ mep_result_t open_mlx5_device(ibv_device* device, std::unique_ptr<m::Device>* ou
   return MEP_SUCCESS;
 }
 
-void report_mlx5_queues(uint32_t entries, void (*report)(const char*, const std::string&)) {
+int report_mlx5_queues(uint32_t entries, void (*report)(const char*, const std::string&)) {
   int count = 0;
   const std::unique_ptr<ibv_device*, void (*)(ibv_device**)> devices(ibv_get_device_list(&count),
                                                                      ibv_free_device_list);
-  for (int i = 0; devices != nullptr && i < count; ++i) {
+  if (devices == nullptr) return 0;
+  for (int i = 0; i < count; ++i) {
     ibv_device* device = devices.get()[i];
     const bool is_made = make_once(device, entries) == MEP_SUCCESS;
     report(ibv_get_device_name(device), is_made ? "" : last_error_text());
   }
+  return count;
 }
 
 }  // namespace mep::verbs

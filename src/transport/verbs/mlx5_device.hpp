@@ -15,8 +15,7 @@ namespace mep::verbs {
                                             std::unique_ptr<gpu_queue::mlx5::Device>* out);
 
 // For each HCA of this machine: *report is called with its name, and what queues of `entries` lack there, or an empty text.
-// They are made in memory of the host, and destroyed again.
-void report_mlx5_queues(uint32_t entries,
-                        void (*report)(const char* name, const std::string& lack));
+// They are made in memory of the host, and destroyed again. Returns how many HCAs there are.
+int report_mlx5_queues(uint32_t entries, void (*report)(const char* name, const std::string& lack));
 
 }  // namespace mep::verbs
