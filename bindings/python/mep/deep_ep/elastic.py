@@ -16,19 +16,18 @@ class _Expansion:
     """Rows once for each of their local experts: grouped by expert, in their order there, each group from a multiple
     of the alignment on. Nothing here waits for a GPU."""
 
-    def __init__(self, local: torch.Tensor, experts: int, alignment: int, rows: int):
-        """local: [received, top-k] local experts, -1 for none. rows: of the expanded tensors, as many as needed."""
-        self.counts = expert_counts(local, experts)
-        padded = (self.counts + alignment - 1) // alignment * alignment
-        starts = padded.cumsum(0) - padded
-        self.psum = (starts + self.counts).to(torch.int32)
+    def __init__(self, local: torch.Tensor, counts: torch.Tensor, padded: torch.Tensor, rows: int):
+        """local: [received, top-k] local experts, -1 for none. counts, padded: rows of each expert, and with its padding.
+        rows: of the expanded tensors, as many as needed."""
+        experts, starts = len(counts), padded.cumsum(0) - padded
+        self.psum = (starts + counts).to(torch.int32)
         self.rows = rows
         keys = local.where(local >= 0, experts).flatten()
         order = keys.argsort(stable=True)
         groups = keys[order]
         # An entry's number among all that name its expert, from where these begin.
-        nothing = self.counts.new_zeros(1)
-        first = torch.cat((self.counts.cumsum(0) - self.counts, nothing))
+        nothing = counts.new_zeros(1)
+        first = torch.cat((counts.cumsum(0) - counts, nothing))
         number = torch.arange(len(order), device=local.device) - first[groups]
         slot = torch.cat((starts, nothing))[groups] + number
         slot = slot.where(groups < experts, -1)
@@ -93,6 +92,7 @@ class EPHandle:
                  num_max_tokens_per_rank: int, num_sms: int, topk_idx: torch.Tensor):
         self._base = base
         self._expansion: Optional[_Expansion] = None
+        self._counts: torch.Tensor  # rows of each local expert
         self.do_expand, self.num_experts, self.expert_alignment = do_expand, num_experts, expert_alignment
         self.num_max_tokens_per_rank, self.num_sms, self.topk_idx = num_max_tokens_per_rank, num_sms, topk_idx
         self.num_recv_tokens = self.num_expanded_tokens = 0
@@ -114,16 +114,17 @@ class EPHandle:
         self.psum_num_recv_tokens_per_scaleup_rank = ends
         self.recv_topk_idx = local
         columns = [token.unsqueeze(1), rows.unsqueeze(1)]
+        self._counts = expert_counts(local, experts)
+        padded = (self._counts + self.expert_alignment - 1) // self.expert_alignment * self.expert_alignment
         if self.do_expand:
-            rows = sum(counts) if counts else self._most_expanded(experts, local)
-            self._expansion = _Expansion(local, experts, self.expert_alignment, rows)
+            most = sum(counts) if counts else self._most_expanded(experts, local)
+            self._expansion = _Expansion(local, self._counts, padded, most)
             self.num_expanded_tokens = self._expansion.rows
             self.psum_num_recv_tokens_per_expert = self._expansion.psum
-            self.num_unaligned_recv_tokens_per_expert = self._expansion.counts.to(torch.int32)
+            self.num_unaligned_recv_tokens_per_expert = self._counts.to(torch.int32)
             columns.append(self._expansion.slots.to(torch.int32))
         else:
-            padded = (expert_counts(local, experts) + self.expert_alignment - 1) // self.expert_alignment
-            self.psum_num_recv_tokens_per_expert = (padded * self.expert_alignment).cumsum(0).to(torch.int32)
+            self.psum_num_recv_tokens_per_expert = padded.cumsum(0).to(torch.int32)
         self.recv_src_metadata = torch.cat(columns, 1)
 
     def _most_expanded(self, experts: int, local: torch.Tensor) -> int:
@@ -322,9 +323,8 @@ class ElasticBuffer:
         return handle._base
 
     def _count(self, handle: EPHandle, stats: torch.Tensor) -> None:
-        experts = handle.num_experts // self.num_ranks
-        _expect("cumulative_local_expert_recv_stats", stats, torch.int32, (experts,))
-        stats += expert_counts(handle.recv_topk_idx, experts).to(torch.int32)
+        _expect("cumulative_local_expert_recv_stats", stats, torch.int32, (len(handle._counts),))
+        stats += handle._counts.to(torch.int32)
 
     @staticmethod
     def _ending(asked: bool) -> EventOverlap:
