@@ -6,11 +6,12 @@ It alone finds wrong bytes of options that meet: modes, layouts, types, scales, 
 ranks. 100 problems take 10 s on two cores."""
 import argparse
 import sys
-import threading
 import time
 
 import mep
 import numpy as np
+
+from python_test import on_threads
 
 GROUP = 128  # values of a scale
 FLOAT = np.float32
@@ -351,7 +352,6 @@ def run_rank(problem, comm, seed):
 def run(seed):
     """Raises what the first rank that finds something wrong has found."""
     problem = Problem(seed)
-    comms = mep.init_all(problem.ranks, put_only=problem.put_only, timeout_ms=60_000)
     failures = []
 
     def work(comm):
@@ -359,15 +359,9 @@ def run(seed):
             run_rank(problem, comm, seed)
         except BaseException as found:
             failures.append(found)
-            comm.abort()
+            comm.abort()  # the others do not wait
 
-    threads = [threading.Thread(target=work, args=(comm,)) for comm in comms]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for comm in comms:
-        comm.close()
+    on_threads(problem.ranks, work, put_only=problem.put_only, timeout_ms=60_000)
     if failures:
         raise failures[0]
 
