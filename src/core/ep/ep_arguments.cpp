@@ -111,6 +111,13 @@ mep_result_t check_combine_input(const EpShape& shape, const mep_combine_send_t&
 
 mep_result_t check_combine_output(const EpShape& shape, const mep_ep_view_t& view, uint32_t tokens,
                                   const mep_combine_receive_t& output) {
+  for (const uint32_t reserved : {output.reserved, output.reserved2}) {
+    if (reserved == 0) continue;
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "a reserved field of mep_combine_receive_t is %#x, it must be 0; "
+                "mep_combine_receive_defaults sets it",
+                reserved);
+  }
   if (output.topk_weights != nullptr && !shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "topk_weights of a combine belong to MEP_EP_HIGH_THROUGHPUT");
