@@ -828,11 +828,11 @@ typedef struct mep_ep_config_t {
   uint32_t scale_type;          /* MEP_SCALE_*; for e4m3 on the wire */
   uint32_t scale_block;         /* values per scale; 0: 128, the only one so far */
   uint32_t scale_layout;        /* MEP_SCALE_*_MAJOR; column-major: MEP_ERR_UNSUPPORTED on hosts */
-  uint32_t receive_layout;      /* MEP_EP_PACKED, _SLOTTED; _EXPANDED: MEP_ERR_UNSUPPORTED */
-  uint32_t expert_alignment;    /* high throughput: recv_count is rounded up to it; 0: 1 */
-  uint32_t num_sms;             /* CUDA; 0: all that help */
-  uint32_t timeout_ms;          /* of dispatch and combine; 0: the comm's */
-  uint32_t max_replicas; /* columns of the expert map, which has at most 2^27 entries; 0: 1 */
+  uint32_t receive_layout; /* MEP_EP_*; slotted: low latency; expanded: high throughput on hosts */
+  uint32_t expert_alignment; /* high throughput: recv_count is rounded up to it; 0: 1 */
+  uint32_t num_sms;          /* CUDA; 0: all that help */
+  uint32_t timeout_ms;       /* of dispatch and combine; 0: the comm's */
+  uint32_t max_replicas;     /* columns of the expert map, which has at most 2^27 entries; 0: 1 */
 } mep_ep_config_t;
 
 MEP_API void mep_ep_config_init(void* config, size_t size);
@@ -904,7 +904,9 @@ typedef struct mep_ep_view_t {
   const int64_t* layout_range; /* [E_local, R] begin << 32 | count of the rows of each source */
   void* combine_input; /* [E_local, R*M, H] combine type: make y here and give this address */
   /* High throughput, else NULL. There, rows have no expert: recv_x, recv_scales and combine_input are
-   * [R*M, ..], src_info [R*M], layout_range [R]. */
+   * [R*M, ..], src_info [R*M], layout_range [R]. Expanded, rows have one: [X, ..] and src_info [X], -1 for padding,
+   * where X is R*M * min(K, E_local) + E_local * (expert_alignment - 1), rounded up to expert_alignment;
+   * layout_range [E_local, R] counts from the first row of all; recv_topk_idx NULL, recv_topk_weights [X]. */
   const int32_t*
       recv_topk_idx; /* [R*M, K] local experts of each row, -1 for those of other ranks. 0.2 */
   const float* recv_topk_weights; /* [R*M, K] their weights, 0 for those of other ranks. 0.2 */
@@ -940,7 +942,8 @@ typedef struct mep_dispatch_send_t {
 } mep_dispatch_send_t;
 
 /* The copies that a rank wants of what it received. All of it lies in the library's memory (mep_ep_buffer_view);
- * a pointer given here, to memory of the caller and no part of the library's, gets a copy. NULL: no copy. */
+ * a pointer given here, to memory of the caller and no part of the library's, gets a copy. NULL: no copy.
+ * Expanded: recv_x and recv_scales get the rows in place of the library's memory, not besides. */
 typedef struct mep_dispatch_receive_t {
   uint32_t struct_size;
   uint32_t flags;         /* must be 0 */
@@ -953,10 +956,10 @@ typedef struct mep_dispatch_receive_t {
   int32_t* recv_count_host;                /* the same in pinned host memory */
   int32_t* src_info;                       /* [E_local, R*M] */
   int64_t* layout_range;                   /* [E_local, R] */
-  int32_t* recv_topk_idx;                  /* [recv_total, K], high throughput */
-  float* recv_topk_weights;                /* [recv_total, K], high throughput */
-  int64_t* recv_total;                     /* rows that arrived, all local experts */
-  void* statistics;           /* [E_local] statistics_type, added to: rows per local expert */
+  int32_t* recv_topk_idx;   /* [recv_total, K], high throughput; expanded: must be NULL */
+  float* recv_topk_weights; /* [recv_total, K], high throughput; expanded: [recv_total] */
+  int64_t* recv_total;      /* rows that arrived, all local experts; expanded: with their padding */
+  void* statistics;         /* [E_local] statistics_type, added to: rows per local expert */
   mep_op_status_t* op_status; /* filled at the end, or NULL */
   uint64_t op_status_bytes;   /* at op_status, see there */
   /* MEP_INT32, which wraps around, or MEP_INT64; 0: int64. GPUs have int64. 0.2 */
@@ -971,10 +974,11 @@ typedef struct mep_dispatch_receive_t {
 typedef struct mep_combine_send_t {
   uint32_t struct_size;
   uint32_t flags; /* must be 0 */
-  /* [E_local, R*M, H] combine type: combine_input of mep_ep_buffer_view, or memory of the caller. */
+  /* [E_local, R*M, H] combine type: combine_input of mep_ep_buffer_view, or memory of the caller. High throughput:
+   * [recv_total, H]. */
   const void* y;
-  /* [recv_total, K], high throughput: values that go back with the rows, the gradients of the weights, say. NULL:
-   * none. 0.2 */
+  /* [recv_total, K], high throughput: values that go back with the rows, the gradients of the weights, say; expanded:
+   * [recv_total]. NULL: none. 0.2 */
   const float* topk_weights;
 } mep_combine_send_t;
 
@@ -987,7 +991,7 @@ typedef struct mep_combine_receive_t {
   /* T that out and weights are made for; another one than the dispatch had: MEP_ERR_INVALID_ARGUMENT.
    * 0: not checked. */
   uint32_t num_tokens;
-  uint32_t reserved;
+  uint32_t reserved;          /* must be 0 */
   const float* weights;       /* [T, K]; NULL: topk_weights of the dispatch; had none: all 1 */
   const void* bias;           /* [H] combine type, added once at the end; NULL: none */
   void* out;                  /* [T, H] combine type; no memory of mep_ep_buffer_view */
@@ -999,7 +1003,7 @@ typedef struct mep_combine_receive_t {
   float* topk_weights;
   int64_t* wait_ns;    /* [R], added to, as of a dispatch: the wait for each rank's terms. 0.2 */
   uint32_t timeout_ms; /* of this call; 0: the object's. GPUs: must be 0. 0.2 */
-  uint32_t reserved2;
+  uint32_t reserved2;  /* must be 0 */
 } mep_combine_receive_t;
 
 MEP_API void mep_dispatch_send_init(void* send, size_t size);
@@ -1030,6 +1034,8 @@ static inline void mep_combine_receive_defaults(mep_combine_receive_t* receive) 
  * High throughput sends a token once to each rank that has experts of it. The rows are recv_x [recv_total, H], in
  * the order of source rank, then token, with recv_topk_idx and recv_topk_weights; recv_count [E_local] is how many
  * of them have each local expert, rounded up to expert_alignment.
+ * Expanded: a row is there once for each of its local experts. The groups of the experts follow each other in
+ * ascending order, recv_count rows each, in the order of source rank, then token; what rounds a group up is zeros.
  * Errors: MEP_ERR_BUSY (the buffer's last dispatch or combine was not received, or another thread is
  * inside a call on the buffer), MEP_ERR_INVALID_ARGUMENT (an expert out of range or twice in a row: names
  * token and value, and nothing was sent; nothing was sent that could be received), MEP_ERR_CAPACITY (call
@@ -1044,7 +1050,9 @@ MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_sen
 /* out[t] = bias + sum over k of weight[t,k] * y(row of token t at its k-th expert), float32, in
  * ascending k, each product and sum rounded (not fused), one rounding at the end; entries -1 and those
  * of missing ranks are left out. High throughput: out[t] = bias + sum over ranks of y(row of token t there), in
- * ascending rank, without weights. While this rank's tokens are routed to experts of an absent rank, each
+ * ascending rank, without weights. Expanded, y(row of token t there) is the sum of its expanded rows, likewise
+ * without weights, in ascending k, rounded to the combine type.
+ * While this rank's tokens are routed to experts of an absent rank, each
  * combine answers MEP_PARTIAL (opt-in) or MEP_ERR_PEER_FAILED, with the sum of the others in out:
  * mep_ep_set_expert_map routes around it, and so does -1. Starting it gives the buffer's received rows back to the senders.
  * send and receive: as of mep_dispatch. Sending returns when y may be overwritten if it is the caller's (the

@@ -2,8 +2,8 @@
 """Random dispatches and combines of both modes on worlds of threads, bit by bit against NumPy. Needs NumPy and
 MEP_LIBRARY. `--count N --seed S`: problems S to S + N - 1.
 
-It alone finds wrong bytes of options that meet: modes, layouts, types, scales, maps, replicas, strides, halves, put-only
-ranks. 100 problems take 10 s on two cores."""
+It alone finds wrong bytes of options that meet: modes, layouts, types, scales, maps, replicas, strides, halves, replays,
+put-only ranks. 100 problems take 10 s on two cores."""
 import argparse
 import sys
 import time
@@ -95,6 +95,7 @@ class Problem:
         self.ranks = int(draw.choice([1, 2, 2, 3, 3, 4, 5, 8]))
         self.high = bool(draw.integers(2))
         self.slotted = not self.high and bool(draw.integers(2))
+        self.expanded = self.high and bool(draw.integers(2))
         self.experts = int(draw.integers(1, 33))
         self.replicas = int(draw.choice([1, 1, 2, 3]))
         self.mapped = self.replicas > 1 or draw.random() < 0.2
@@ -107,7 +108,7 @@ class Problem:
         self.combine = str(draw.choice(["bfloat16", "float16", "float32"]))
         self.scale_type = str(draw.choice(["float32", "ue8m0"]))
         self.hidden = 16 * int(draw.choice([1, 2, 7, 8, 9, 20]))
-        self.alignment = int(draw.choice([1, 1, 8, 128])) if self.high else 1
+        self.alignment = int(draw.choice([1, 1, 4, 128])) if self.high else 1
         self.buffers = int(draw.integers(1, 4))
         self.put_only = bool(draw.integers(2))
         self.map = self.draw_map() if self.mapped else None
@@ -126,13 +127,17 @@ class Problem:
         kind = str(draw.choice(["uniform", "zipf", "one", "none", "dropped", "one token"]))
         given = {"weights": str(draw.choice(["dispatch", "combine", "none"])), "bias": bool(draw.integers(2)),
                  "index": draw.choice([np.int32, np.int64]), "halves": bool(draw.integers(2)),
-                 "own_y": bool(draw.integers(2)), "buffer": int(draw.integers(self.buffers)),
+                 "own_y": bool(draw.integers(2)), "own_x": bool(draw.integers(2)), "returns": bool(draw.integers(2)),
+                 "buffer": int(draw.integers(self.buffers)),
                  "pause": float(draw.choice([0, 0, 0.002])), "ranks": []}
         for rank in range(self.ranks):
             tokens = int(draw.integers(self.most + 1))
             if kind in ("none", "one token"):
                 tokens = int(kind == "one token" and rank == self.ranks - 1)
             given["ranks"].append(self.draw_rank(tokens, kind))
+        if self.high and draw.integers(2):
+            parts = [dict(part, **self.draw_values(len(part["index"]))) for part in given["ranks"]]
+            given["replay"] = dict(given, ranks=parts)
         return given
 
     def draw_rank(self, tokens, kind):
@@ -146,6 +151,11 @@ class Problem:
             index[:] = -1
             index[:, 0] = 0
         index[draw.random(index.shape) < (1 if kind == "dropped" else 0.15)] = -1
+        return {"index": index, "weights": draw.standard_normal((tokens, self.top_k)).astype(FLOAT),
+                **self.draw_values(tokens)}
+
+    def draw_values(self, tokens):
+        draw = self.draw
         values = draw.standard_normal((tokens, self.hidden)) * 2.0 ** draw.integers(-9, 7, (tokens, 1))
         values[draw.random(values.shape) < 0.05] = 0
         largest = draw.random(tokens) < 0.1  # of its group, and its scale a power of two
@@ -156,8 +166,7 @@ class Problem:
             x, scales = quantised(values, self.scale_type)
         else:
             x = narrow(values, self.input)
-        return {"index": index, "x": x, "scales": scales,
-                "weights": draw.standard_normal((tokens, self.top_k)).astype(FLOAT)}
+        return {"x": x, "scales": scales}
 
     # ---- the reference ----------------------------------------------------------------------------------
 
@@ -182,6 +191,15 @@ class Problem:
     def rank_output(self, row, scales, rank):
         return self.output(row, scales, rank)
 
+    def returned(self, row, scales, places):
+        """A rank's return for a row of these of its places, in the order of k."""
+        if not self.expanded:
+            return self.rank_output(row, scales, places[0] // self.local)
+        total = np.zeros(self.hidden, FLOAT)
+        for place in places:
+            total += widen(self.output(row, scales, place), self.combine)
+        return narrow(total, self.combine)
+
     def arrivals(self, given, rank):
         """Low latency: for each local expert [(source, token)]; high throughput: [(source, token)]."""
         found = [[] for _ in range(self.local)]
@@ -205,7 +223,8 @@ class Problem:
             scale = None if scales is None else scales[token]
             if self.high:
                 for owner in sorted({place // self.local for place in places if place >= 0}):
-                    sums[token] += widen(self.rank_output(rows[token], scale, owner), self.combine)
+                    there = [place for place in places if place >= 0 and place // self.local == owner]
+                    sums[token] += widen(self.returned(rows[token], scale, there), self.combine)
                 continue
             for k, place in enumerate(places):
                 if place < 0:
@@ -277,8 +296,54 @@ def check_high_throughput(problem, given, rank, got, weighs):
     same("count", got.count, (-(-counts // problem.alignment) * problem.alignment).astype(np.int32))
 
 
+def check_expanded(problem, given, rank, got, weighs):
+    x, scales, weights, info = [], [], [], []
+    ranges = np.zeros((problem.local, problem.ranks), np.int64)
+    counts = np.zeros(problem.local, np.int32)
+    for expert in range(problem.local):
+        begin = len(x)
+        for source, part in enumerate(given["ranks"]):
+            sent, sent_scales = problem.sent(part)
+            ranges[expert, source] = len(x) << 32
+            for token, index in enumerate(part["index"]):
+                for k, each in enumerate(index):
+                    if problem.place(source, token, each) != rank * problem.local + expert:
+                        continue
+                    x.append(sent[token])
+                    scales.append(None if sent_scales is None else sent_scales[token])
+                    weights.append(part["weights"][token, k] if weighs else 1)
+                    info.append(token)
+                    ranges[expert, source] += 1
+        while (len(x) - begin) % problem.alignment:
+            x.append(np.zeros(problem.hidden, got.x.dtype))
+            scales.append(None if got.scales is None else np.zeros(got.scales.shape[1], got.scales.dtype))
+            weights.append(0)
+            info.append(-1)
+        counts[expert] = len(x) - begin
+    assert got.total == len(x), (got.total, len(x))
+    assert got.topk_idx is None
+    same("count", got.count, counts)
+    same("layout_range", got.layout_range, ranges)
+    same("src_info", got.src_info[:got.total], np.array(info, np.int32))
+    same("topk_weights", got.topk_weights[:got.total], np.array(weights, FLOAT))
+    if x:
+        same("rows", got.x[:got.total], np.stack(x))
+        if got.scales is not None:
+            same("scales", got.scales[:got.total], np.stack(scales))
+
+
 def fill_outputs(problem, given, rank, got, y):
     """The experts' outputs where their rows lie."""
+    if problem.expanded:
+        end = 0
+        for expert in range(problem.local):
+            begin, end = end, end + int(got.count[expert])
+            for row in range(begin, end):
+                scales = None if got.scales is None else got.scales[row]
+                y[row] = problem.output(got.x[row], scales, rank * problem.local + expert)
+                if got.src_info[row] < 0:
+                    y[row:row + 1].view(np.uint8)[...] = 0xff  # not a number
+        return
     if problem.high:
         for row in range(got.total):
             scales = None if got.scales is None else got.scales[row]
@@ -292,23 +357,34 @@ def fill_outputs(problem, given, rank, got, y):
                 y[expert, row] = problem.output(got.x[expert, row], scales, rank * problem.local + expert)
 
 
-def one_round(problem, given, rank, ep, handle, draw):
+def one_round(problem, given, rank, ep, handle, draw, replays=False):
     part = given["ranks"][rank]
     weighs = given["weights"] == "dispatch"
-    sent = {"x": strided(part["x"], draw), "topk_idx": part["index"].astype(given["index"])}
-    if weighs:
+    sent = {"x": strided(part["x"], draw)}
+    if not replays:
+        sent["topk_idx"] = part["index"].astype(given["index"])
+    if weighs and not replays:
         sent["topk_weights"] = part["weights"].copy()
     if part["scales"] is not None:
         sent["x_scales"] = part["scales"].copy()
     time.sleep(given["pause"] * draw.random())
+    taken = {}
+    if given["own_x"]:
+        own = ep.view(given["buffer"])
+        taken["recv_x"] = np.full_like(own.x, 3)
+        if own.scales is not None:
+            taken["recv_scales"] = np.full_like(own.scales, 3)
+    replay = {"replay": True} if replays else {}
     if given["halves"]:
-        handle.dispatch(phase="send", **sent)
+        handle.dispatch(phase="send", **sent, **replay)
         for each in sent.values():
             each[...] = 0  # is the caller's again
-        got = handle.dispatch(phase="receive")
+        got = handle.dispatch(phase="receive", **taken)
     else:
-        got = handle.dispatch(**sent)
-    if problem.high:
+        got = handle.dispatch(**sent, **taken, **replay)
+    if problem.expanded:
+        check_expanded(problem, given, rank, got, weighs)
+    elif problem.high:
         check_high_throughput(problem, given, rank, got, weighs)
     else:
         check_low_latency(problem, given, rank, got)
@@ -322,6 +398,13 @@ def one_round(problem, given, rank, ep, handle, draw):
         summing["weights"] = part["weights"]
     out = strided(np.empty((len(part["index"]), problem.hidden), y.dtype), draw)
     giving = {"y": y} if given["own_y"] else {}
+    back = None
+    if problem.high and given["returns"]:
+        values = got.topk_weights[:got.total] * FLOAT(2)
+        if problem.expanded:
+            values[got.src_info[:got.total] < 0] = np.nan
+        giving["topk_weights"] = values
+        back = summing["out_topk_weights"] = np.full(part["index"].shape, 5, FLOAT)
     time.sleep(given["pause"] * draw.random())
     if given["halves"]:
         handle.combine(phase="send", **giving)
@@ -329,6 +412,10 @@ def one_round(problem, given, rank, ep, handle, draw):
     else:
         handle.combine(out, **giving, **summing)
     same("sums", out, problem.summed(given, rank, bias))
+    if back is not None:
+        weights = part["weights"] if weighs else np.ones_like(part["weights"])
+        # Values that come back are added to +0.
+        same("weights back", back, np.where(part["index"] >= 0, weights * FLOAT(2), FLOAT(0)) + FLOAT(0))
 
 
 def run_rank(problem, comm, seed):
@@ -337,7 +424,7 @@ def run_rank(problem, comm, seed):
                    input_type=problem.input, wire_type=problem.wire, combine_type=problem.combine,
                    scale_type=problem.scale_type, expert_alignment=problem.alignment,
                    mode="high_throughput" if problem.high else "low_latency",
-                   receive_layout="slotted" if problem.slotted else "packed")
+                   receive_layout="slotted" if problem.slotted else "expanded" if problem.expanded else "packed")
     if problem.mapped:
         options["max_replicas"] = problem.replicas
     draw = np.random.default_rng([seed, comm.rank])
@@ -347,6 +434,8 @@ def run_rank(problem, comm, seed):
             ep.set_expert_map(problem.map)
         for given in problem.rounds:
             one_round(problem, given, comm.rank, ep, handles[given["buffer"]], draw)
+            if "replay" in given:
+                one_round(problem, given["replay"], comm.rank, ep, handles[given["buffer"]], draw, replays=True)
 
 
 def run(seed):

@@ -73,7 +73,7 @@ void seeds(const Sink& sink) {
   plain.shape.wire_type = MEP_FLOAT8_E4M3;
   plain.shape.scale_type = MEP_SCALE_UE8M0;
   plain.shape.hidden = 256;
-  plain.shape.slotted = true;
+  plain.shape.receive_layout = MEP_EP_SLOTTED;
   put(sink, "scaled-slotted", plain);
   mep::EpDescription mapped = described(2);
   mapped.shape.max_replicas = 2;

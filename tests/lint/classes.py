@@ -13,7 +13,7 @@ LARGE = {
     ("src/core/coll/pipeline.hpp", "Pipeline"): 21,
     ("src/core/cuda/device_ep.hpp", "DeviceEp"): 28,
     ("src/core/cuda/gpu_comm.hpp", "GpuComm"): 21,
-    ("src/core/ep/ep_buffer.hpp", "EpBuffer"): 44,
+    ("src/core/ep/ep_buffer.hpp", "EpBuffer"): 43,
     ("src/core/membership/membership.hpp", "Membership"): 43,
     ("src/transport/tcp/peer.hpp", "TcpPeer"): 33,
     ("src/transport/verbs/peer.hpp", "Peer"): 23,

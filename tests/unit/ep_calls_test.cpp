@@ -73,7 +73,8 @@ void bad_configs(void**) {
         {MEP_ERR_UNSUPPORTED, "scale_block", [](auto* c) { c->scale_block = 64; }},
         {MEP_ERR_UNSUPPORTED, "column-major",
          [](auto* c) { c->scale_layout = MEP_SCALE_COLUMN_MAJOR; }},
-        {MEP_ERR_UNSUPPORTED, "EXPANDED", [](auto* c) { c->receive_layout = MEP_EP_EXPANDED; }},
+        {MEP_ERR_INVALID_ARGUMENT, "EXPANDED belongs to MEP_EP_HIGH",
+         [](auto* c) { c->receive_layout = MEP_EP_EXPANDED; }},
         {MEP_ERR_INVALID_ARGUMENT, "receive_layout", [](auto* c) { c->receive_layout = 9; }},
         {MEP_ERR_UNSUPPORTED, "num_sms", [](auto* c) { c->num_sms = 1; }},
     };

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy
@@ -11,6 +12,7 @@ from ._buffers import (RAW, Buffer, _SIZES, array_at, buffer, dtype_name, dtype_
                        numpy_dtype, rows_buffer, stream_address)
 from ._call import Closed, Unique, blocking, check, lib
 from ._device import DeviceArray
+from ._ep_results import EpSize, OpStatus, Received
 from .errors import BusyError, Error, InvalidArgumentError, UnsupportedError
 from .request import OpInfo, OpInfoRecord
 
@@ -50,81 +52,6 @@ def _config(options: dict) -> _abi.mep_ep_config_t:
         except TypeError:
             raise TypeError(f"{name} is {value!r} of type {type(value).__name__}, it must be a whole number") from None
     return config
-
-
-class OpStatus:
-    """An operation's statement when it ends, with room for the bits of `ranks` ranks: of a dispatch or
-    combine, or, read by OpStatus.of(), of a collective on a stream (Comm.set_op_status).
-
-    version (0: nothing has been written yet), result, epoch, seq, failed_count, bad_entries, and failed: the
-    ranks that were missing, bit r % 64 of word r // 64; as many words as the communicator's size needs, or
-    as there is room for.
-    """
-
-    def __init__(self, ranks: int = 256):
-        header = ctypes.sizeof(_abi.mep_op_status_t)
-        self._memory = (ctypes.c_uint64 * (header // 8 + (ranks + 63) // 64))()
-        self._record = _abi.mep_op_status_t.from_buffer(self._memory)
-
-    @classmethod
-    def of(cls, record: Any) -> "OpStatus":
-        """A copy of what lies in `record`, an array or anything with the buffer protocol in host memory: the
-        bytes that Comm.set_op_status() was given, copied from the GPU if they lie there."""
-        found = bytes(memoryview(record).cast("B"))
-        header = ctypes.sizeof(_abi.mep_op_status_t)
-        if len(found) < header:
-            raise ValueError(f"the record has {len(found)} bytes, its header alone has {header}")
-        status = cls((len(found) - header) * 8)
-        ctypes.memmove(status._memory, found, header + (len(found) - header) // 8 * 8)
-        return status
-
-    def __getattr__(self, name: str) -> int:
-        if name not in ("version", "result", "epoch", "seq", "failed_count", "bad_entries"):
-            raise AttributeError(f"OpStatus has no {name}")
-        return getattr(self._record, name)
-
-    @property
-    def failed(self) -> list:
-        first = ctypes.sizeof(self._record) // 8
-        return list(self._memory[first:first + self._record.failed_words])
-
-
-class EpSize:
-    """Bytes that an EP object reserves on this rank."""
-
-    def __init__(self, size: _abi.mep_ep_size_t):
-        self.window_bytes: int = size.window_bytes
-        self.resident_bytes: int = size.resident_bytes
-        self.private_bytes: int = size.private_bytes
-
-
-class Received:
-    """A dispatch's results: arrays over the library's memory or over the buffers that were given.
-
-    x [E_local, R*M, H], scales [E_local, R*M, ceil(H/128)] or None, count [E_local],
-    src_info [E_local, R*M], layout_range [E_local, R], total: rows of all local experts; None of a dispatch on
-    a stream, which has not ended yet. On a communicator with a GPU the library's memory is a DeviceArray.
-    Valid until the buffer's combine starts or, without one, its next dispatch.
-    partial: a rank was missing (MEP_PARTIAL).
-
-    High throughput: the first `total` rows of x [R*M, H] and scales [R*M, ceil(H/128)] are tokens, in the order of
-    source rank, then token; topk_idx [R*M, K] has their local experts, -1 for those of other ranks, and
-    topk_weights [R*M, K] the weights; src_info [R*M], layout_range [R]; count is rounded up to expert_alignment.
-    """
-
-    __slots__ = ("x", "scales", "count", "src_info", "layout_range", "topk_idx", "topk_weights", "total", "partial")
-
-    def __init__(self, *, x: Any, scales: Any, count: Any, src_info: Any, layout_range: Any,
-                 topk_idx: Any = None, topk_weights: Any = None,
-                 total: Optional[int] = None, partial: bool = False):
-        self.x, self.scales, self.count = x, scales, count
-        self.src_info, self.layout_range = src_info, layout_range
-        self.topk_idx, self.topk_weights = topk_idx, topk_weights
-        self.total, self.partial = total, partial
-
-    def rows(self, expert: int) -> numpy.ndarray:
-        """The rows of one local expert; low latency, packed layout, host memory."""
-        return self.x[expert, : int(self.count[expert])]
 
 
 def _initial(kind: Any, initialise: Any) -> Any:
@@ -177,6 +104,8 @@ class Ep(Unique):
             _abi.MEP_BFLOAT16 if self.input_type == _abi.MEP_FLOAT8_E4M3 else self.input_type)
         self.max_replicas: int = config.max_replicas or 1
         self.high_throughput: bool = config.mode == _abi.MEP_EP_HIGH_THROUGHPUT
+        self.expanded: bool = config.receive_layout == _abi.MEP_EP_EXPANDED
+        self.expert_alignment: int = config.expert_alignment or 1
         self._scale = numpy.uint8 if config.scale_type == _abi.MEP_SCALE_UE8M0 else numpy.float32
 
     @classmethod
@@ -256,31 +185,51 @@ class Ep(Unique):
         """The first axis of all that has rows: local experts, of high throughput none."""
         return () if self.high_throughput else (self.experts_per_rank,)
 
+    @property
+    def _group_rows(self) -> int:
+        """Rows of each group at most."""
+        rows = self._comm.size * self.max_tokens_per_rank
+        if not self.expanded:
+            return rows
+        unit = self.expert_alignment
+        most = rows * min(self.top_k, self.experts_per_rank) + self.experts_per_rank * (unit - 1)
+        return -(-most // unit) * unit
+
+    @property
+    def _ranges(self) -> tuple:
+        """The shape of layout_range."""
+        return ((self.experts_per_rank,) if self.expanded else self._groups) + (self._comm.size,)
+
+    @property
+    def _weights_of_row(self) -> int:
+        return 1 if self.expanded else self.top_k
+
     def view(self, buffer: int = 0) -> Received:
         """The library's memory of one buffer, known before the first dispatch."""
         view = self._addresses(buffer)
-        rows = (*self._groups, self._comm.size * self.max_tokens_per_rank)
+        rows = (*self._groups, self._group_rows)
         scales = topk_idx = topk_weights = None
         if view.recv_scales:
             scales = self._array(view.recv_scales, (*rows, (self.hidden + 127) // 128), dtype_number(self._scale))
         if view.recv_topk_idx:
             topk_idx = self._array(view.recv_topk_idx, (*rows, self.top_k), _abi.MEP_INT32)
-            topk_weights = self._array(view.recv_topk_weights, (*rows, self.top_k), _abi.MEP_FLOAT32)
+        if view.recv_topk_weights:
+            values = rows if self.expanded else (*rows, self.top_k)
+            topk_weights = self._array(view.recv_topk_weights, values, _abi.MEP_FLOAT32)
         return Received(
             x=self._array(view.recv_x, (*rows, self.hidden), self.wire_type),
             scales=scales,
             count=self._array(view.recv_count, (self.experts_per_rank,), _abi.MEP_INT32),
             src_info=self._array(view.src_info, rows, _abi.MEP_INT32),
-            layout_range=self._array(view.layout_range, (*self._groups, self._comm.size), _abi.MEP_INT64),
+            layout_range=self._array(view.layout_range, self._ranges, _abi.MEP_INT64),
             topk_idx=topk_idx, topk_weights=topk_weights,
         )
 
     def combine_input(self, buffer: int = 0) -> Any:
-        """[E_local, R*M, H] of the library's memory, of high throughput [R*M, H]: write y here and give combine no y.
+        """[E_local, R*M, H] of the library's memory, of high throughput [R*M, H], expanded more: write y here and give combine no y.
         A DeviceArray on a communicator with a GPU."""
         memory = self._addresses(buffer).combine_input
-        rows = self._comm.size * self.max_tokens_per_rank
-        return self._array(memory, (*self._groups, rows, self.hidden), self.combine_type, writable=True)
+        return self._array(memory, (*self._groups, self._group_rows, self.hidden), self.combine_type, writable=True)
 
     def last_op(self, buffer: int = 0) -> OpInfo:
         """About the last dispatch or combine finished on that buffer."""
@@ -437,8 +386,8 @@ class Handle(Unique):
         y: the experts' rows, placed as dispatch placed them; None: combine_input(buffer). out [T, H],
         a new array without it, of the kind of the last x (NumPy, ml_dtypes or PyTorch), which host communicators
         alone make. weights [T, K]; None: those of the dispatch. Returns out.
-        topk_weights, of high throughput: [total, K] float32 that go back with the rows; out_topk_weights [T, K] gets
-        the sums of what came back. wait_ns and timeout_ms: as of dispatch.
+        topk_weights, of high throughput: [total, K] float32, expanded [total], that go back with the rows;
+        out_topk_weights [T, K] gets the sums of what came back. wait_ns and timeout_ms: as of dispatch.
         """
         ep, send, receive = self._ep, None, None
         _check_phase(phase, wait_ns, timeout_ms)
@@ -456,7 +405,7 @@ class Handle(Unique):
                                      f"{self._rows_received * ep.hidden}")
                 send.y = given.address or self._own_y
             if topk_weights is not None:
-                count = self._rows_received * ep.top_k if ep._comm.device is None else None
+                count = self._rows_received * ep._weights_of_row if ep._comm.device is None else None
                 send.topk_weights = self._flat(topk_weights, "float32", count, "topk_weights", keep).address
         if phase != "send":
             args = receive = _combine_receive()
@@ -525,9 +474,8 @@ class Handle(Unique):
         if not given:
             return
         ep = self._ep
-        experts, ranks = ep.experts_per_rank, ep._comm.size
-        groups = 1 if ep.high_throughput else experts
-        rows = groups * ranks * ep.max_tokens_per_rank
+        experts = ep.experts_per_rank
+        rows = (1 if ep.high_throughput else experts) * ep._group_rows
         if "recv_x" in given:
             found = buffer(given["recv_x"], writable=True)
             _expect(found, ep.wire_type, "recv_x")
@@ -537,8 +485,8 @@ class Handle(Unique):
             keep.append(found)
         sizes = {"recv_scales": (ep._scale, rows * ((ep.hidden + 127) // 128)),
                  "recv_count": ("int32", experts), "recv_count_host": ("int32", experts),
-                 "src_info": ("int32", rows), "layout_range": ("int64", groups * ranks),
-                 "recv_topk_idx": ("int32", rows * ep.top_k), "recv_topk_weights": ("float32", rows * ep.top_k),
+                 "src_info": ("int32", rows), "layout_range": ("int64", math.prod(ep._ranges)),
+                 "recv_topk_idx": ("int32", rows * ep.top_k), "recv_topk_weights": ("float32", rows * ep._weights_of_row),
                  "statistics": (None, experts)}
         for name, (kind, count) in sizes.items():
             if name in given:

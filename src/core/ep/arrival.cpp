@@ -48,7 +48,7 @@ mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
     uint64_t to = 0;
     uint64_t total = 0;
     for (uint32_t source = 0; source < shape_.ranks; ++source) {
-      if (shape_.slotted) from = to = uint64_t{source} * shape_.max_tokens;
+      if (shape_.slotted()) from = to = uint64_t{source} * shape_.max_tokens;
       uint32_t count = 0;
       if (is_member_[source] != 0 && kept_counts != nullptr) {
         count = kept_counts[size_t{source} * shape_.row_groups + group];
@@ -80,6 +80,7 @@ mep_result_t EpBuffer::arrange(const uint32_t* kept_counts) {
     recv_total_ += static_cast<int64_t>(total);
   }
   if (shape_.high_throughput()) count_experts();
+  if (shape_.expanded()) expand();
   return MEP_SUCCESS;
 }
 
@@ -89,6 +90,7 @@ void EpBuffer::receive_nothing() {
   std::fill(layout_range_.begin(), layout_range_.end(), 0);
   std::fill(expert_rows_.begin(), expert_rows_.end(), 0);
   recv_total_ = 0;
+  if (shape_.expanded()) expand();
 }
 
 mep_result_t EpBuffer::read_entries(uint32_t local_expert, uint64_t begin, uint32_t count,
@@ -136,16 +138,24 @@ void EpBuffer::move_rows(uint32_t local_expert, uint64_t from, uint64_t to, uint
 mep_result_t EpBuffer::deliver(const mep_dispatch_receive_t& outputs) {
   // The operation is over, but not received: the caller may ask again with more room.
   MEP_TRY(check_capacity(outputs));
-  copy_rows(outputs);
-  if (shape_.high_throughput()) copy_topk(outputs);
+  if (shape_.expanded()) {
+    copy_expanded(outputs);
+  } else {
+    copy_rows(outputs);
+    if (shape_.high_throughput()) copy_topk(outputs);
+  }
   const size_t experts = shape_.local_experts;
   for (int32_t* counts : {outputs.recv_count, outputs.recv_count_host}) {
     if (counts != nullptr) std::copy_n(recv_count_.data(), experts, counts);
   }
   if (outputs.layout_range != nullptr) {
-    std::copy(layout_range_.begin(), layout_range_.end(), outputs.layout_range);
+    const std::vector<int64_t>& ranges =
+        shape_.expanded() ? expansion_.layout_range() : layout_range_;
+    std::copy(ranges.begin(), ranges.end(), outputs.layout_range);
   }
-  if (outputs.recv_total != nullptr) *outputs.recv_total = recv_total_;
+  if (outputs.recv_total != nullptr) {
+    *outputs.recv_total = shape_.expanded() ? expansion_.total() : recv_total_;
+  }
   for (size_t local = 0; outputs.statistics != nullptr && local < experts; ++local) {
     const int64_t rows = shape_.high_throughput() ? expert_rows_[local] : recv_count_[local];
     if (outputs.statistics_type == MEP_INT32) {
@@ -163,8 +173,8 @@ mep_result_t EpBuffer::deliver(const mep_dispatch_receive_t& outputs) {
 
 mep_result_t EpBuffer::check_capacity(const mep_dispatch_receive_t& outputs) const {
   if (outputs.recv_x == nullptr || outputs.recv_capacity == 0) return MEP_SUCCESS;
-  uint64_t rows = 0;
-  for (uint32_t local = 0; local < shape_.row_groups; ++local) {
+  auto rows = static_cast<uint64_t>(shape_.expanded() ? expansion_.total() : 0);
+  for (uint32_t local = 0; !shape_.expanded() && local < shape_.row_groups; ++local) {
     for (uint32_t source = 0; source < shape_.ranks; ++source) {
       const auto range =
           static_cast<uint64_t>(layout_range_[size_t{local} * shape_.ranks + source]);

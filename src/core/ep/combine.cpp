@@ -70,14 +70,15 @@ mep_result_t EpBuffer::begin_combine(EpHandle& handle, const std::byte* y, bool 
   std::fill(outputs_.begin(), outputs_.end(), CombineWord::kNone);
   missing_place_ = kNoExpert;
   // The own experts' terms need no copy if they stay where they are until this call has read them.
-  own_terms_ = y;
-  const bool stays = y == combine_out() || receives;
+  own_terms_ = shape_.expanded() ? combine_out() : y;
+  const bool stays = own_terms_ == combine_out() || receives;
   if (!stays || compacted_) own_terms_ = nullptr;
   return MEP_SUCCESS;
 }
 
 Step EpBuffer::step_combine_send(const mep_combine_send_t& input) {
-  const auto* y = static_cast<const std::byte*>(input.y);
+  const auto* y = shape_.expanded() ? combine_out() : static_cast<const std::byte*>(input.y);
+  const float* weights = shape_.expanded() ? expansion_.folded_values() : input.topk_weights;
   const PostingScope posting = engine_.posting();
   // If the caller made y by stores past the caches, the scope's locked increment has drained them.
   for (; op_.cursor < members_.size(); ++op_.cursor) {
@@ -85,6 +86,7 @@ Step EpBuffer::step_combine_send(const mep_combine_send_t& input) {
     const uint32_t target = members_[op_.cursor];
     CombineWord kind = CombineWord::kNone;
     if (complete_[target] != 0) {
+      if (shape_.expanded() && !fold_rows(target, input, posting)) return Step::kPending;
       // After a move the reader does not know the rows' places.
       const bool in_place = y == combine_out() && pulls_[target] != 0 && !compacted_;
       const bool own = target == shape_.rank && own_terms_ != nullptr;
@@ -97,7 +99,7 @@ Step EpBuffer::step_combine_send(const mep_combine_send_t& input) {
       if (!finished) return Step::kPending;
     }
     if (input.topk_weights != nullptr && complete_[target] != 0) {
-      const mep_result_t put = put_weights(target, input.topk_weights);
+      const mep_result_t put = put_weights(target, weights);
       if (put != MEP_SUCCESS) return posting_failure(put);
     }
     MEP_TEST_DELAY_POINT("ep combine ready");

@@ -70,6 +70,12 @@ mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& vi
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "recv_topk_idx and recv_topk_weights belong to MEP_EP_HIGH_THROUGHPUT");
   }
+  if (output.recv_topk_idx != nullptr && shape.expanded()) {
+    return fail(
+        MEP_ERR_INVALID_ARGUMENT,
+        "recv_topk_idx is given; with MEP_EP_EXPANDED the group of a row says its expert, so "
+        "give NULL");
+  }
   if (output.recv_scales != nullptr && !shape.has_scales()) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "recv_scales is given, but the wire type has no scales");
   }
@@ -111,6 +117,13 @@ mep_result_t check_combine_input(const EpShape& shape, const mep_combine_send_t&
 
 mep_result_t check_combine_output(const EpShape& shape, const mep_ep_view_t& view, uint32_t tokens,
                                   const mep_combine_receive_t& output) {
+  for (const uint32_t reserved : {output.reserved, output.reserved2}) {
+    if (reserved == 0) continue;
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "a reserved field of mep_combine_receive_t is %#x, it must be 0; "
+                "mep_combine_receive_defaults sets it",
+                reserved);
+  }
   if (output.topk_weights != nullptr && !shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "topk_weights of a combine belong to MEP_EP_HIGH_THROUGHPUT");
@@ -139,7 +152,7 @@ mep_result_t check_combine_output(const EpShape& shape, const mep_ep_view_t& vie
   } sources[] = {{view.combine_input, row, "combine_input"},
                  {view.recv_x, shape.wire_row_bytes(), "recv_x"}};
   for (const auto& [own, own_row, name] : sources) {
-    if (!overlap(output.out, bytes, own, shape.rows() * own_row)) continue;
+    if (!overlap(output.out, bytes, own, shape.view_rows() * own_row)) continue;
     return fail(
         MEP_ERR_INVALID_ARGUMENT,
         "out lies in %s of mep_ep_buffer_view, which peers read and write; give memory of yours",

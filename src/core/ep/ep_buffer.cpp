@@ -32,12 +32,13 @@ EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uin
       layout_range_(size_t{shape.row_groups} * shape.ranks, 0),
       src_info_(shape.rows(), 0),
       row_entry_(shape.rows(), 0),
+      expansion_(shape),
       outputs_(shape.ranks, CombineWord::kNone) {
   // Once an operation has begun others wait for it: what it needs from then on is there before.
   if (shape.high_throughput()) {
     const size_t sent = size_t{shape.max_tokens} * shape.row_k * shape.top_k;
-    sent_topk_idx_.resize(sent);
-    sent_topk_weights_.resize(sent);
+    sent_topk_.idx.resize(sent);
+    sent_topk_.weights.resize(sent);
     recv_topk_idx_.resize(shape.rows() * shape.top_k);
     expert_rows_.resize(shape.local_experts);
   }
@@ -48,6 +49,7 @@ EpBuffer::EpBuffer(Comm& comm, const EpShape& shape, const EpLayout& layout, uin
 }
 
 mep_result_t EpBuffer::offer() {
+  MEP_TRY(expansion_.allocate());
   MEP_TRY(windows_.create(engine_.id(), layout_.bytes()));
   return comm_.world().windows().offer(windows_.own(), comm_.slots());
 }
@@ -233,6 +235,14 @@ void EpBuffer::fill_view(mep_ep_view_t* view) const {
   view->recv_topk_idx = has_topk ? recv_topk_idx_.data() : nullptr;
   view->recv_topk_weights =
       has_topk ? reinterpret_cast<const float*>(base + layout_.topk_weights(0)) : nullptr;
+  if (!shape_.expanded()) return;
+  view->recv_x = expansion_.x();
+  if (shape_.has_scales()) view->recv_scales = expansion_.scales();
+  view->src_info = expansion_.tokens();
+  view->layout_range = expansion_.layout_range().data();
+  view->combine_input = expansion_.y();
+  view->recv_topk_idx = nullptr;
+  view->recv_topk_weights = expansion_.weights();
 }
 
 // --- What happened --------------------------------------------------------------------------------

@@ -29,6 +29,7 @@
 
 #include "core/comm/comm.hpp"
 #include "core/ep/ep_config.hpp"
+#include "core/ep/ep_expansion.hpp"
 #include "core/ep/ep_layout.hpp"
 #include "core/ep/ep_waits.hpp"
 #include "core/ep/routing.hpp"
@@ -157,7 +158,7 @@ class EpBuffer {
   Step posting_failure(mep_result_t result);
   mep_result_t result_of_operation() const;
   // The places of a dispatch's rows follow without the counts of others.
-  bool knows_places() const { return shape_.slotted || op_.replays; }
+  bool knows_places() const { return shape_.slotted() || op_.replays; }
   bool uniform() const { return (comm_.world().config().flags & MEP_COMM_UNIFORM) != 0; }
   void agree_on_result();
   mep_result_t agree(mep_result_t own, mep_result_t* gravest);
@@ -201,6 +202,9 @@ class EpBuffer {
   mep_result_t read_topk(uint64_t row, uint32_t count, uint32_t source);
   void count_experts();
   void copy_topk(const mep_dispatch_receive_t& outputs) const;
+  void expand();
+  void copy_expanded(const mep_dispatch_receive_t& outputs);
+  bool fold_rows(uint32_t target, const mep_combine_send_t& input, const PostingScope& posting);
   mep_result_t put_weights(uint32_t target, const float* weights) const;
   void sum_weights(float* out);
 
@@ -265,8 +269,10 @@ class EpBuffer {
   uint32_t staging_rows_ = 1;
   uint32_t staged_ = 0;
   // High throughput: experts and weights of rows on their way, [M * row_k][K] each, by target.
-  std::vector<int32_t> sent_topk_idx_;
-  std::vector<float> sent_topk_weights_;
+  struct {
+    std::vector<int32_t> idx;
+    std::vector<float> weights;
+  } sent_topk_;
 
   // The last dispatch's delivery.
   std::vector<uint8_t> complete_;       // by source rank
@@ -277,6 +283,7 @@ class EpBuffer {
   std::vector<int32_t> recv_topk_idx_;  // [R * M][K], high throughput
   std::vector<int64_t> expert_rows_;    // [E_local] of these; recv_count_ is rounded up
   int64_t recv_total_ = 0;
+  EpExpansion expansion_;   // of these rows
   bool compacted_ = false;  // rows do not lie where their sources think
 
   // The running combine.

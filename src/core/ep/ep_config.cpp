@@ -17,8 +17,14 @@ constexpr uint64_t kMaxCount = std::numeric_limits<int32_t>::max();
 
 mep_result_t refuse_unbuilt(const mep_ep_config_t& config, bool on_device) {
   const bool high_throughput = config.mode == MEP_EP_HIGH_THROUGHPUT;
-  if (config.receive_layout == MEP_EP_EXPANDED) {
-    return fail(MEP_ERR_UNSUPPORTED, "receive_layout: MEP_EP_EXPANDED is not built yet");
+  if (!high_throughput && config.receive_layout == MEP_EP_EXPANDED) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "receive_layout: MEP_EP_EXPANDED belongs to MEP_EP_HIGH_THROUGHPUT");
+  }
+  if (config.receive_layout == MEP_EP_EXPANDED && on_device) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "receive_layout: MEP_EP_EXPANDED is built for host communicators alone; on a GPU "
+                "take MEP_EP_PACKED and group the rows by recv_topk_idx");
   }
   if (high_throughput && config.receive_layout == MEP_EP_SLOTTED) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
@@ -112,6 +118,7 @@ mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
     shape->local_experts = (shape->experts - 1) / shape->ranks + 1;  // the last ranks may have less
   }
   shape->mode = config.mode;
+  shape->receive_layout = config.receive_layout;
   shape->expert_alignment = config.expert_alignment != 0 ? config.expert_alignment : 1;
   shape->row_groups = shape->high_throughput() ? 1 : shape->local_experts;
   shape->row_k = shape->high_throughput() ? std::min(shape->top_k, shape->ranks) : shape->top_k;
@@ -125,6 +132,13 @@ mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
                 "max_tokens_per_rank %u, hidden %u, top_k %u and experts_per_rank %u on %u ranks "
                 "give more than 2^31 - 1 rows or entries",
                 shape->max_tokens, shape->hidden, shape->top_k, shape->local_experts, shape->ranks);
+  }
+  if (shape->expanded() && shape->expanded_rows() > kMaxCount) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "max_tokens_per_rank %u, top_k %u, experts_per_rank %u and expert_alignment %u on "
+                "%u ranks give more than 2^31 - 1 expanded rows",
+                shape->max_tokens, shape->top_k, shape->local_experts, shape->expert_alignment,
+                shape->ranks);
   }
   if (shape->experts > places) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
@@ -144,7 +158,6 @@ mep_result_t resolve_types(const mep_ep_config_t& config, EpShape* shape) {
         shape->input_type == MEP_FLOAT8_E4M3 ? mep_dtype_t{MEP_BFLOAT16} : shape->input_type;
   }
   shape->scale_type = config.scale_type;
-  shape->slotted = config.receive_layout == MEP_EP_SLOTTED;
   if (!is_float16_or_32(shape->input_type) && shape->input_type != MEP_FLOAT8_E4M3) {
     return fail(MEP_ERR_UNSUPPORTED, "input_type %u: bf16, f16, f32 and e4m3 are built",
                 shape->input_type);
@@ -178,22 +191,21 @@ constexpr size_t kAgreedFields = EpAgreement::kMostValues;
 
 std::array<AgreedField, kAgreedFields> agreed_fields(const EpShape& shape,
                                                      const std::string& name) {
-  return std::to_array<AgreedField>(
-      {{"name", hash_bytes(0, name.data(), name.size())},
-       {"max_tokens_per_rank", shape.max_tokens},
-       {"hidden", shape.hidden},
-       {"top_k", shape.top_k},
-       {"num_experts", shape.experts},
-       {"experts_per_rank", shape.local_experts},
-       {"num_buffers", shape.buffers},
-       {"input_type", shape.input_type},
-       {"wire_type", shape.wire_type},
-       {"combine_type", shape.combine_type},
-       {"scale_type", shape.has_scales() ? shape.scale_type : 0},
-       {"mode", shape.mode},
-       {"expert_alignment", shape.expert_alignment},
-       {"receive_layout", shape.slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED},
-       {"max_replicas", shape.max_replicas}});
+  return std::to_array<AgreedField>({{"name", hash_bytes(0, name.data(), name.size())},
+                                     {"max_tokens_per_rank", shape.max_tokens},
+                                     {"hidden", shape.hidden},
+                                     {"top_k", shape.top_k},
+                                     {"num_experts", shape.experts},
+                                     {"experts_per_rank", shape.local_experts},
+                                     {"num_buffers", shape.buffers},
+                                     {"input_type", shape.input_type},
+                                     {"wire_type", shape.wire_type},
+                                     {"combine_type", shape.combine_type},
+                                     {"scale_type", shape.has_scales() ? shape.scale_type : 0},
+                                     {"mode", shape.mode},
+                                     {"expert_alignment", shape.expert_alignment},
+                                     {"receive_layout", shape.receive_layout},
+                                     {"max_replicas", shape.max_replicas}});
 }
 
 // Every rank learns whether all gave the same, and which field and rank differ.

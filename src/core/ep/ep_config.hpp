@@ -2,6 +2,7 @@
 // sizes that follow from it. The same on all ranks but for `rank` and `timeout_ms`.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -40,16 +41,26 @@ struct EpShape {
   mep_dtype_t wire_type = MEP_BFLOAT16;
   mep_dtype_t combine_type = MEP_BFLOAT16;
   uint32_t scale_type = MEP_SCALE_FLOAT32;
-  bool slotted = false;
+  uint32_t receive_layout = MEP_EP_PACKED;
 
   // e4m3 on the wire: rows carry scales. If x is e4m3 already, the caller gives them.
   bool has_scales() const { return wire_type == MEP_FLOAT8_E4M3; }
   bool quantizes() const { return has_scales() && input_type != MEP_FLOAT8_E4M3; }
+  bool slotted() const { return receive_layout == MEP_EP_SLOTTED; }
+  bool expanded() const { return receive_layout == MEP_EP_EXPANDED; }
   bool high_throughput() const { return mode == MEP_EP_HIGH_THROUGHPUT; }
   uint32_t places() const { return ranks * local_experts; }  // physical experts
   uint32_t columns() const { return ranks * row_groups; }    // groups of all ranks
   size_t rows_per_expert() const { return size_t{ranks} * max_tokens; }
   size_t rows() const { return row_groups * rows_per_expert(); }
+  // Expanded: the most rows that can come, with their padding.
+  uint64_t expanded_rows() const {
+    const uint64_t most = uint64_t{rows_per_expert()} * std::min(top_k, local_experts) +
+                          uint64_t{local_experts} * (expert_alignment - 1);
+    return (most + expert_alignment - 1) / expert_alignment * expert_alignment;
+  }
+  // Rows of recv_x and combine_input in mep_ep_view_t.
+  uint64_t view_rows() const { return expanded() ? expanded_rows() : rows(); }
   size_t input_row_bytes() const { return hidden * mep_dtype_size(input_type); }
   size_t wire_row_bytes() const { return hidden * mep_dtype_size(wire_type); }
   size_t combine_row_bytes() const { return hidden * mep_dtype_size(combine_type); }

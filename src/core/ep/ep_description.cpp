@@ -10,9 +10,9 @@
 namespace mep {
 namespace {
 
-// The last field; what may follow it is padding.
-constexpr size_t kSlottedAt = offsetof(EpShape, slotted);
-static_assert(std::is_trivially_copyable_v<EpShape> && sizeof(EpShape) - kSlottedAt <= 4);
+// Its bytes travel: padding would be what was in memory before.
+static_assert(std::is_trivially_copyable_v<EpShape> &&
+              std::has_unique_object_representations_v<EpShape>);
 
 mep_result_t malformed() {
   return fail(MEP_ERR_DENIED, "a member sent a malformed description of an EP object");
@@ -22,8 +22,6 @@ mep_result_t malformed() {
 mep_result_t check_shape(std::span<const std::byte> bytes, uint32_t rank, uint32_t ranks,
                          EpShape* out) {
   if (bytes.size() != sizeof(EpShape)) return malformed();
-  // A bool of any other value would be undefined.
-  if (std::to_integer<unsigned>(bytes[kSlottedAt]) > 1) return malformed();
   std::memcpy(out, bytes.data(), sizeof *out);
   out->rank = rank;
   mep_ep_config_t config{};
@@ -41,7 +39,7 @@ mep_result_t check_shape(std::span<const std::byte> bytes, uint32_t rank, uint32
   config.wire_type = out->wire_type;
   config.combine_type = out->combine_type;
   config.scale_type = out->scale_type;
-  config.receive_layout = out->slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED;
+  config.receive_layout = out->receive_layout;
   EpShape checked;
   MEP_TRY(resolve_ep_config(rank, ranks, config, &checked));
   const bool same = checked.ranks == out->ranks && checked.local_experts == out->local_experts &&
@@ -61,9 +59,6 @@ std::vector<std::byte> encode_ep_description(const EpDescription& description) {
   writer.number(description.window_seed);
   std::vector<std::byte> shape(sizeof(EpShape));
   std::memcpy(shape.data(), &description.shape, shape.size());
-  // Padding holds whatever was in memory before.
-  std::fill(shape.begin() + kSlottedAt + sizeof description.shape.slotted, shape.end(),
-            std::byte{0});
   writer.block(shape);
   writer.number(static_cast<uint32_t>(description.map.size()));
   for (const int32_t entry : description.map) writer.number(entry);

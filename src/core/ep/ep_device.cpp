@@ -20,7 +20,7 @@ device::EpGeometry ep_device_geometry(const EpShape& shape, const EpDeviceOption
   sizes.wire_type = shape.wire_type;
   sizes.combine_type = shape.combine_type;
   sizes.scale_type = shape.scale_type;
-  sizes.slotted = shape.slotted ? 1 : 0;
+  sizes.slotted = shape.slotted() ? 1 : 0;
   sizes.column_major = options.column_major ? 1 : 0;
   sizes.high_throughput = shape.high_throughput() ? 1 : 0;
   sizes.expert_alignment = shape.expert_alignment;

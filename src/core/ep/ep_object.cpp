@@ -41,11 +41,11 @@ void EpObject::warn_of_memory() const {
     if (is_here && ranks == 0 && rank != shape_.rank) return;
     ranks += is_here ? 1 : 0;
   }
-  const uint64_t own = layout_.bytes() * shape_.buffers;
+  const uint64_t own = (layout_.bytes() + EpExpansion::row_memory(shape_)) * shape_.buffers;
   const uint64_t there = usable_memory();
   if (there == 0 || own <= there / ranks) return;
   log(LogLevel::kWarn,
-      "EP object %s: its windows can take %llu bytes for each of %llu ranks of this host, which "
+      "EP object %s: its rows can take %llu bytes for each of %llu ranks of this host, which "
       "has %llu bytes of memory (machine or control group): lower max_tokens_per_rank, hidden, "
       "experts_per_rank or num_buffers",
       name_.c_str(), static_cast<unsigned long long>(own), static_cast<unsigned long long>(ranks),
@@ -108,7 +108,7 @@ mep_result_t EpObject::check_shape(const EpShape& given) const {
                 {"wire_type", given.wire_type, shape_.wire_type},
                 {"combine_type", given.combine_type, shape_.combine_type},
                 {"scale_type", given.scale_type, shape_.scale_type},
-                {"receive_layout", given.slotted ? 1u : 0u, shape_.slotted ? 1u : 0u}};
+                {"receive_layout", given.receive_layout, shape_.receive_layout}};
   for (const auto& each : fields) {
     if (each.mine == each.theirs) continue;
     return fail(MEP_ERR_MISMATCH, "%s is %llu here, but %llu in the members' EP object %s",
@@ -238,7 +238,10 @@ void estimate_ep_size(const EpShape& shape, mep_ep_size_t* out) {
   const uint64_t routing = entries * (sizeof(RouteEntry) + sizeof(float) + sizeof(uint32_t)) +
                            shape.columns() * uint64_t{4} * sizeof(uint32_t) +
                            shape.experts * sizeof(uint64_t) + 3 * entries * topk;
-  out->private_bytes = shape.buffers * (kept + 2 * routing);
+  // Each received row has the places of its expanded rows, and the values that go back.
+  const uint64_t expanded =
+      shape.expanded() ? EpExpansion::row_memory(shape) + shape.rows() * 2 * topk : 0;
+  out->private_bytes = shape.buffers * (kept + 2 * routing + expanded);
 }
 
 }  // namespace mep

@@ -28,8 +28,8 @@ mep_result_t EpBuffer::put_topk(uint32_t target) {
   const uint32_t* entries = router_.entries_of(target);
   const uint32_t top_k = shape_.top_k;
   const size_t first = router_.rows_before(target);
-  int32_t* const local = sent_topk_idx_.data() + first * top_k;
-  float* const weights = sent_topk_weights_.data() + first * top_k;
+  int32_t* const local = sent_topk_.idx.data() + first * top_k;
+  float* const weights = sent_topk_.weights.data() + first * top_k;
   const auto begin = static_cast<int32_t>(target * shape_.local_experts);
   const int32_t end = begin + static_cast<int32_t>(shape_.local_experts);
   for (uint32_t i = 0; i < count; ++i) {
@@ -54,11 +54,17 @@ mep_result_t EpBuffer::read_topk(uint64_t row, uint32_t count, uint32_t source) 
   int32_t* const kept = recv_topk_idx_.data() + row * shape_.top_k;
   const size_t values = size_t{count} * shape_.top_k;
   std::memcpy(kept, windows_.data() + layout_.topk_idx(row), values * sizeof(int32_t));
+  const uint32_t most = std::min(shape_.top_k, shape_.local_experts);
+  uint32_t named = 0;  // by the row
   for (size_t i = 0; i < values; ++i) {
+    if (i % shape_.top_k == 0) named = 0;
     if (kept[i] == kNoExpert) continue;
     if (kept[i] < 0 || static_cast<uint32_t>(kept[i]) >= shape_.local_experts) {
       return fail(MEP_ERR_MISMATCH, "rank %u sent a row for local expert %d; there are %u", source,
                   kept[i], shape_.local_experts);
+    }
+    if (++named > most) {
+      return fail(MEP_ERR_MISMATCH, "rank %u sent a row that names a local expert twice", source);
     }
     ++expert_rows_[static_cast<size_t>(kept[i])];
   }
@@ -82,6 +88,51 @@ void EpBuffer::copy_topk(const mep_dispatch_receive_t& outputs) const {
     std::memcpy(outputs.recv_topk_weights, windows_.data() + layout_.topk_weights(0),
                 values * sizeof(float));
   }
+}
+
+// Places for the expanded rows of what was received.
+void EpBuffer::expand() {
+  expansion_.place({recv_total_, recv_topk_idx_.data(), src_info_.data(), layout_range_.data(),
+                    recv_count_.data()});
+}
+
+// Rows and scales go from where they arrived straight to the caller's memory, where it gives any.
+void EpBuffer::copy_expanded(const mep_dispatch_receive_t& outputs) {
+  const std::byte* base = windows_.data();
+  const size_t row_bytes = shape_.wire_row_bytes();
+  const size_t scale_bytes = shape_.scale_row_bytes();
+  const auto total = static_cast<size_t>(expansion_.total());
+  auto* const x = static_cast<std::byte*>(outputs.recv_x);
+  expansion_.spread(base + layout_.recv_x(0), row_bytes, x != nullptr ? x : expansion_.x(),
+                    row_bytes);
+  if (scale_bytes != 0) {
+    auto* const scales = static_cast<std::byte*>(outputs.recv_scales);
+    const size_t stride = outputs.recv_scales_token_stride_bytes;
+    expansion_.spread(base + layout_.scales(0), scale_bytes,
+                      scales != nullptr ? scales : expansion_.scales(),
+                      scales != nullptr && stride != 0 ? stride : scale_bytes);
+  }
+  expansion_.spread_weights(reinterpret_cast<const float*>(base + layout_.topk_weights(0)));
+  if (outputs.recv_topk_weights != nullptr) {
+    std::copy_n(expansion_.weights(), total, outputs.recv_topk_weights);
+  }
+  if (outputs.src_info != nullptr) std::copy_n(expansion_.tokens(), total, outputs.src_info);
+}
+
+// Sums the outputs for the rows of `target` into combine_out, where it reads them or they are sent from. False: not
+// all, as nothing may be written to peers now.
+bool EpBuffer::fold_rows(uint32_t target, const mep_combine_send_t& input,
+                         const PostingScope& posting) {
+  const auto* const y = static_cast<const std::byte*>(input.y);
+  const auto range = static_cast<uint64_t>(layout_range_[target]);
+  const uint64_t first = range >> 32;
+  const uint64_t count = range & 0xffffffff;
+  for (uint64_t row = first; row < first + count; ++row) {
+    if (!posting.allowed()) return false;
+    expansion_.fold(row, y, combine_out() + row * shape_.combine_row_bytes());
+  }
+  if (input.topk_weights != nullptr) expansion_.fold_values(first, count, input.topk_weights);
+  return true;
 }
 
 // Values for the rows of `target`, in their order there. The mark behind them says that they are of this use; it comes
