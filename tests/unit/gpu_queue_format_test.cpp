@@ -62,6 +62,7 @@ void inline_writes(void**) {
 struct Rig {
   explicit Rig(uint64_t first) {
     queue.ring = ring;
+    queue.ready = ready;
     queue.record = &record;
     queue.doorbell = &doorbell;
     queue.queue_pair = 0xabcdef;
@@ -72,6 +73,7 @@ struct Rig {
     memcpy(reinterpret_cast<char*>(&completion) + 52, last_twelve.data(), 12);
   }
   Request ring[4];
+  uint64_t ready[4] = {};
   CompletionEntry completion;
   DoorbellRecord record;
   uint64_t doorbell = 0;

@@ -72,6 +72,7 @@ struct End {
   mep_result_t make(uint32_t first_psn = 0x123456) {
     const m::QueueLayout layout(kEntries);
     queue.ring = reinterpret_cast<Request*>(memory);
+    queue.ready = ready;
     queue.record = reinterpret_cast<DoorbellRecord*>(memory + layout.record);
     queue.entries = kEntries;
     make_empty(&queue, reinterpret_cast<CompletionEntry*>(memory + layout.completion), 0);
@@ -108,6 +109,7 @@ struct End {
   Link link;
   uint32_t mtu;  // the smaller one of both ends counts
   std::byte* memory;
+  uint64_t ready[kEntries] = {};
   alignas(64) std::array<uint64_t, 64> source{};
   alignas(64) std::array<uint64_t, 64> target{};
   Queue queue{};

@@ -40,9 +40,10 @@ uint8_t byte_of(uint64_t queue, uint64_t round, uint64_t i) {
 struct Post {
   explicit Post(uint32_t number, uint32_t entries, bool wakes, SoftNic* nic,
                 uint64_t first = 0xfffa)
-      : number(number), wakes(wakes), ring(new Request[entries]) {
+      : number(number), wakes(wakes), ring(new Request[entries]), ready(new uint64_t[entries]()) {
     doorbell.nic = nic;
     queue.ring = ring.get();
+    queue.ready = ready.get();
     queue.record = &record;
     queue.doorbell = &doorbell.value;
     queue.queue_pair = 100 + number;
@@ -83,6 +84,7 @@ struct Post {
   bool wakes;
   alignas(8) std::array<uint8_t, kCellBytes> cell{};
   std::unique_ptr<Request[]> ring;
+  std::unique_ptr<uint64_t[]> ready;
   CompletionEntry completion;
   DoorbellRecord record{};
   HostDoorbell doorbell;

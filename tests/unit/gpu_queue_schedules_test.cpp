@@ -35,8 +35,7 @@ uint64_t now;  // counts operations
 
 void drain() {
   if (running_buffer->slot == nullptr) return;
-  for (uint32_t i = 1; i < kRequestWords; ++i)
-    running_buffer->slot->words[i] = running_buffer->request.words[i];
+  *running_buffer->slot = running_buffer->request;
   running_buffer->slot = nullptr;
 }
 
@@ -49,7 +48,6 @@ struct SteppedMemory {
   static uint64_t load_acquire(const uint64_t* word) {
     return Fiber::yield(), Real::load_acquire(word);
   }
-  static Big32 load_acquire(const Big32* word) { return Fiber::yield(), Real::load_acquire(word); }
   static Big32 load_completion(const Big32* word) {
     return Fiber::yield(), Real::load_completion(word);
   }
@@ -67,7 +65,7 @@ struct SteppedMemory {
     drain();
     *running_buffer = {slot, request};
   }
-  static void store_release(Big32* word, Big32 value) {
+  static void store_release(uint64_t* word, uint64_t value) {
     release(), Real::store_release(word, value);
   }
   static uint32_t exchange(uint32_t* word, uint32_t value) {
@@ -119,6 +117,7 @@ enum class Nic : uint32_t { kHealthy, kPauses, kFails, kNeverCompletes };
 
 struct OneQueue {
   std::unique_ptr<Request[]> ring;
+  std::unique_ptr<uint64_t[]> ready;
   CompletionEntry completion;
   DoorbellRecord record;
   uint64_t doorbell = 0;
@@ -184,6 +183,8 @@ class Schedule {
     if (rig->first != 0) rig->first -= random_.below(6);
     rig->ring.reset(new Request[rig->queue.entries]);
     rig->queue.ring = rig->ring.get();
+    rig->ready.reset(new uint64_t[rig->queue.entries]());
+    rig->queue.ready = rig->ready.get();
     rig->queue.record = &rig->record;
     rig->queue.doorbell = &rig->doorbell;
     rig->queue.queue_pair = 0x100 + random_.below(1 << 20);

@@ -31,8 +31,9 @@ struct Cell {
 };
 
 struct Rig {
-  explicit Rig(uint32_t entries) : ring(new Request[entries]) {
+  explicit Rig(uint32_t entries) : ring(new Request[entries]), ready(new uint64_t[entries]()) {
     queue.ring = ring.get();
+    queue.ready = ready.get();
     queue.record = &record;
     queue.doorbell = &doorbell;
     queue.queue_pair = 77;
@@ -56,6 +57,7 @@ struct Rig {
   }
 
   std::unique_ptr<Request[]> ring;
+  std::unique_ptr<uint64_t[]> ready;
   CompletionEntry completion;
   DoorbellRecord record;
   uint64_t doorbell = 0;

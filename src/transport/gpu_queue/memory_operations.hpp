@@ -47,20 +47,12 @@ struct SystemMemory {
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 #endif
   }
-  MEP_HOST_DEVICE static Big32 load_acquire(const Big32* word) {
-    Big32 value;
+  // Publishes a request to the ringer that acquires the word.
+  MEP_HOST_DEVICE static void store_release(uint64_t* word, uint64_t value) {
 #ifdef __CUDA_ARCH__
-    asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(value.raw) : "l"(&word->raw) : "memory");
+    asm volatile("st.release.gpu.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 #else
-    value.raw = __atomic_load_n(&word->raw, __ATOMIC_ACQUIRE);
-#endif
-    return value;
-  }
-  MEP_HOST_DEVICE static void store_release(Big32* word, Big32 value) {
-#ifdef __CUDA_ARCH__
-    asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(&word->raw), "r"(value.raw) : "memory");
-#else
-    __atomic_store_n(&word->raw, value.raw, __ATOMIC_RELEASE);
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
 #endif
   }
   // Takes a number of its own from a count; orders nothing. False: *expected is what the count is.
@@ -114,9 +106,16 @@ struct SystemMemory {
     __atomic_compare_exchange_n(word, &none, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 #endif
   }
-  // All of a request but its first word, which publishes it. Nobody reads the slot before that.
+  // Nobody reads the slot before its ready word says so.
   MEP_HOST_DEVICE static void fill(Request* slot, const Request& request) {
-    for (uint32_t i = 1; i < kRequestWords; ++i) slot->words[i] = request.words[i];
+#ifdef __CUDA_ARCH__
+    for (uint32_t i = 0; i < kRequestWords; i += 4) {
+      *reinterpret_cast<uint4*>(&slot->words[i]) = {request.words[i], request.words[i + 1],
+                                                    request.words[i + 2], request.words[i + 3]};
+    }
+#else
+    *slot = request;
+#endif
   }
 
   // --- With the NIC ---
@@ -214,6 +213,14 @@ struct SystemMemory {
   MEP_HOST_DEVICE static void meet() {
 #ifdef __CUDA_ARCH__
     __syncwarp();
+#endif
+  }
+  // A bit for each lane.
+  MEP_HOST_DEVICE static uint32_t ballot(bool value) {
+#ifdef __CUDA_ARCH__
+    return __ballot_sync(0xffffffffu, value);
+#else
+    return value ? 1 : 0;
 #endif
   }
   // The value of lane 0, for all.

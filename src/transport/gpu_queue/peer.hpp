@@ -27,6 +27,11 @@ class QueuePeer {
   MEP_HOST_DEVICE Status signal(const RemoteMemory& word, uint64_t value) {
     return by_first([&] { return queue_.post(write_word(word, value)); });
   }
+  // One request of each lane that wants it, in the order of the lanes.
+  MEP_HOST_DEVICE Status post_lanes(bool wants, const Request& request) {
+    Memory::meet();
+    return queue_.post_lanes(wants, request);
+  }
   MEP_HOST_DEVICE Status flush() {
     return by_first([&] { return queue_.flush(); });
   }

@@ -1,13 +1,14 @@
 // A send queue of a NIC that many posters use: warps of a GPU, or threads of a host in their role.
 //
-//   poster    reserves an index, fills the slot, publishes it by its first word, and rings if nobody does
+//   poster    reserves an index, fills the slot, says that it is ready, and rings if nobody does
 //   ringer    the poster that found `ringing` 0: tells the NIC how far the requests reach that are there without a gap
 //   NIC       executes in order; one completion stands for all requests before it
 //
 // Invariants
 //   - reserved - done <= entries. Room is tested before an index is taken, so a poster that gives up holds none.
-//   - A slot is ready for the index that its first word carries. Words of earlier laps carry other ones, so nothing is
-//     cleared and a request that is not there yet stops the ringer.
+//   - A slot is ready for the index that its word in `ready` names. Words of earlier laps name other ones, so nothing is
+//     cleared and a request that is not there yet stops the ringer. They lie where the posters are: the ring may lie
+//     across a bus, and is never read by a poster.
 //   - Nobody waits for the ringer. A poster that finds one leaves, and the ringer looks once more after it has ended.
 //   - Every quarter of the ring has a request that completes in any case, so waiting for room ends.
 //   - Every wait ends: by a completion, an error of the queue, the deadline or the abort word. An error stays.
@@ -31,6 +32,8 @@ struct Queue {
   const CompletionEntry* completion;  // a collapsed queue: the last one lies here
   DoorbellRecord* record;
   uint64_t* doorbell;
+  // [entries] zeros at first; then index + 1 of the request in each slot.
+  uint64_t* ready;
   uint32_t queue_pair;
   uint32_t entries;  // power of two, 2 .. kMaxEntries
 
@@ -45,11 +48,6 @@ struct Queue {
 
 // Before the queue pair is told of this memory, by whoever can write it. `first` is the first index: 0 for a new pair.
 inline void make_empty(Queue* queue, CompletionEntry* completion, uint64_t first) {
-  for (uint64_t index = first; index < first + queue->entries; ++index) {
-    Request& slot = queue->ring[index & (queue->entries - 1)];
-    slot = Request{};
-    slot.words[0] = index_opcode(index - queue->entries, Opcode::kNone).raw;
-  }
   __builtin_memset(static_cast<void*>(completion), 0xff, sizeof *completion);
   *queue->record = DoorbellRecord{Big32(0), record_of(first)};
   queue->completion = completion;
@@ -93,6 +91,27 @@ class SendQueue {
     return post(request, Completion::kOnError, &index);
   }
 
+  // The same of each lane of a warp that wants it, in the order of the lanes, with one look at the ring and one doorbell.
+  // A thread of the host is one lane. The lanes are at most three quarters of the ring's entries: so much room comes.
+  MEP_HOST_DEVICE Status post_lanes(bool wants, const Request& request) {
+    const uint32_t posting = Memory::ballot(wants);
+    if (posting == 0) return Status::kOk;
+    const bool leads = Memory::lane() == 0;
+    uint64_t index = 0;
+    Status status = Status::kOk;
+    if (leads) status = reserve(count_bits(posting), &index);
+    status = static_cast<Status>(Memory::from_first(static_cast<uint32_t>(status)));
+    if (status != Status::kOk) return status;
+    const uint64_t high = Memory::from_first(static_cast<uint32_t>(index >> 32));
+    index = high << 32 | Memory::from_first(static_cast<uint32_t>(index));
+    index += count_bits(posting & ((1u << Memory::lane()) - 1));
+    if (wants)
+      publish(index, request, completes(index) ? Completion::kAlways : Completion::kOnError);
+    Memory::meet();
+    if (leads) ring();
+    return Status::kOk;
+  }
+
   // Until all is done whose post has returned before, by whichever thread this one has met since. Local memory is then
   // free; remote memory has been written, but only a signal tells the peer's threads.
   MEP_HOST_DEVICE Status flush() {
@@ -122,7 +141,16 @@ class SendQueue {
   MEP_HOST_DEVICE Request* slot(uint64_t index) const {
     return &q_->ring[index & (q_->entries - 1)];
   }
-  MEP_HOST_DEVICE static Big32* first_word(Request* slot) { return reinterpret_cast<Big32*>(slot); }
+  MEP_HOST_DEVICE uint64_t* ready_word(uint64_t index) const {
+    return &q_->ready[index & (q_->entries - 1)];
+  }
+  MEP_HOST_DEVICE static uint32_t count_bits(uint32_t bits) {
+#ifdef __CUDA_ARCH__
+    return static_cast<uint32_t>(__popc(bits));
+#else
+    return static_cast<uint32_t>(__builtin_popcount(bits));
+#endif
+  }
 
   // Whether a request completes in any case for its place alone.
   MEP_HOST_DEVICE bool completes(uint64_t index) const {
@@ -131,22 +159,23 @@ class SendQueue {
   }
 
   MEP_HOST_DEVICE Status post(const Request& request, Completion completion, uint64_t* index) {
-    const Status status = reserve(index);
+    const Status status = reserve(1, index);
     if (status != Status::kOk) return status;
     publish(*index, request, completes(*index) ? Completion::kAlways : completion);
     ring();
     return Status::kOk;
   }
 
-  MEP_HOST_DEVICE Status reserve(uint64_t* index) {
+  // So many indices from *index on; no more than the ring has entries.
+  MEP_HOST_DEVICE Status reserve(uint32_t count, uint64_t* index) {
     Waited waited;
     *index = Memory::load(&q_->reserved);
     for (;;) {
       // Acquire: the NIC has read the request that was in the slot.
       const uint64_t done = Memory::load_acquire(&q_->done);
       if (Memory::load(&q_->error) != 0) return Status::kFailed;
-      if (*index - done < q_->entries) {
-        if (Memory::take(&q_->reserved, index, *index + 1)) return Status::kOk;
+      if (*index + count - done <= q_->entries) {
+        if (Memory::take(&q_->reserved, index, *index + count)) return Status::kOk;
         continue;
       }
       const Status status = keep_waiting(&waited);
@@ -165,11 +194,11 @@ class SendQueue {
     control.completion = static_cast<uint8_t>(completion);
     set_segment(&request, 0, control);
     Memory::fill(slot(index), request);
-    Memory::store_release(first_word(slot(index)), control.index_opcode);
+    Memory::store_release(ready_word(index), index + 1);
   }
 
   MEP_HOST_DEVICE bool is_ready(uint64_t index) const {
-    return has_index(Memory::load_acquire(first_word(slot(index))), index);
+    return Memory::load_acquire(ready_word(index)) == index + 1;
   }
 
   // A poster that comes while there is a ringer is seen by the exchange with which the ringer ends, and so is its

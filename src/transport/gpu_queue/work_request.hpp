@@ -47,7 +47,7 @@ enum class Opcode : uint8_t {
   kWrite = 0x08,
   kWriteImmediate = 0x09,
   kFetchAdd = 0x12,
-  kNone = 0xff,  // no request: what an empty ring holds
+  kNone = 0xff,  // no request
 };
 // Which completions a request writes: one only if it fails, or one in any case.
 enum class Completion : uint8_t { kOnError = 0x00, kAlways = 0x08 };
@@ -121,12 +121,9 @@ MEP_HOST_DEVICE constexpr T get_segment(const Request& request, uint32_t at) {
   return __builtin_bit_cast(T, words);
 }
 
-// Index and opcode of a request, or what a slot holds that no request with this index has come to yet.
+// Index and opcode of a request.
 MEP_HOST_DEVICE constexpr Big32 index_opcode(uint64_t index, Opcode opcode) {
   return Big32(static_cast<uint32_t>(index & 0xffff) << 8 | static_cast<uint32_t>(opcode));
-}
-MEP_HOST_DEVICE constexpr bool has_index(Big32 index_opcode, uint64_t index) {
-  return (index_opcode.value() >> 8 & 0xffff) == (index & 0xffff);
 }
 MEP_HOST_DEVICE constexpr uint32_t segments_of(const Request& request) {
   return get_segment<ControlSegment>(request, 0).queue_segments.value() & 0x3f;
