@@ -29,7 +29,7 @@ LAYERS = {
 }
 PUBLIC_HEADERS = {"mep.h", "mep_mpi.h"}
 # The part of transports that kernels may see: code that runs on the device.
-DEVICE_HEADER = re.compile(r"transport/(.*/)?device_\w+\.(hpp|cuh|h)$")
+DEVICE_HEADER = re.compile(r"transport/gpu_queue/(send_queue|peer)\.hpp$")
 # Library: (its headers, the files of the tree that may include them).
 LIBRARIES = {
     "hwloc": (re.compile(r"hwloc(\.h$|/)"), re.compile(r"src/core/topo/")),

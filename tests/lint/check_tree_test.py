@@ -18,7 +18,7 @@ TABLE = {
     "base": [],
     "transport": ["base"],
     "transport/verbs": ["base", "transport"],
-    "kernels": ["base", "transport/cuda"],
+    "kernels": ["base", "transport/gpu_queue"],
     "core": ["base", "kernels", "transport"],
     "core/ep": ["base", "core"],
     "core/topo": ["base"],
@@ -29,7 +29,7 @@ GOOD = {
     "src/base/a.hpp": "#pragma once\n#include <vector>\n#include \"mep.h\"\n",
     "src/transport/t.cpp": '#include "base/a.hpp"\n#include "transport/t.hpp"\n',
     "src/transport/t.hpp": "#pragma once\n",
-    "src/kernels/k.cpp": '#include "base/a.hpp"\n#include "transport/cuda/device_put.hpp"\n',
+    "src/kernels/k.cpp": '#include "base/a.hpp"\n#include "transport/gpu_queue/peer.hpp"\n',
     "src/core/c.cpp": '#include "kernels/k.hpp"\n#include "transport/t.hpp"\nenv_uint("MEP_RANK");\n',
     "src/core/topo/t.cpp": "#include <hwloc.h>\n",
     "src/transport/verbs/v.cpp": "#include <infiniband/verbs.h>\n",
@@ -72,6 +72,8 @@ class CheckTree(unittest.TestCase):
     def test_device_header_is_for_kernels_only(self):
         name = "src/base/wrong.cpp"
         self.expect_one({name: '#include "transport/device_put.hpp"\n'}, name, 1, "must not include")
+        name = "src/kernels/wrong.cpp"
+        self.expect_one({name: '#include "transport/shm/peer.hpp"\n'}, name, 1, "must not include")
 
     def test_unknown_layer(self):
         name = "src/extra/x.cpp"

@@ -1,6 +1,7 @@
 // A peer whose memory this process has mapped: RemoteRegion::place is the address of the region here.
 #pragma once
 
+#include <bit>
 #include <cstring>
 
 #include "transport/gpu_queue/executor.hpp"
@@ -38,7 +39,7 @@ class MemoryExecutor final : public Executor {
   }
   template <typename T>
   static T* at(const RemoteRegion& region, uint64_t offset) {
-    return reinterpret_cast<T*>(static_cast<uintptr_t>(region.place + offset));
+    return std::bit_cast<T*>(region.place + offset);
   }
 };
 

@@ -87,6 +87,10 @@ class ServedQueue {
   // At most 32 requests, and about a MiB.
   Turn take_turn();
   bool is_rung() const;
+  // Nothing that was rung for is left to be executed.
+  bool is_finished() const {
+    return failure_.index != UINT64_MAX || (!is_rung() && executed_ == told_);
+  }
   // The last thing that is written: all requests that are not completed are flushed, and so is the next one, that a poster
   // waits for.
   void close();

@@ -4,15 +4,17 @@
 
 #include <algorithm>
 #include <ctime>
+#include <new>
 #include <utility>
 
+#include "base/clock.hpp"
 #include "base/guarded.hpp"
 #include "base/library_thread.hpp"
 
 namespace mep::gpu_queue {
 namespace {
 
-constexpr uint32_t kEagerRounds = 64;
+constexpr uint64_t kEagerNs = 100'000;  // after work; then the thread pauses, or sleeps
 constexpr uint32_t kShortestPauseNs = 1'000;
 constexpr uint32_t kLongestPauseNs = 50'000;
 constexpr uint64_t kLongestSleepNs = 3600 * uint64_t{1'000'000'000};
@@ -40,11 +42,13 @@ class SoftNic::Hold {
 
 mep_result_t SoftNic::start() {
   const std::lock_guard lock(mutex_);
-  if (thread_.joinable() || has_stopped_) {
+  if (life_ != Life::kNew) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "software NIC: it has been started before; make another");
   }
-  return start_library_thread(
-      "the software NIC's thread", [this] { serve(); }, &thread_);
+  MEP_TRY(start_library_thread(
+      "the software NIC's thread", [this] { serve(); }, &thread_));
+  life_ = Life::kRunning;
+  return MEP_SUCCESS;
 }
 
 mep_result_t SoftNic::add_queue(const QueueWiring& wiring, std::unique_ptr<Executor> executor,
@@ -55,17 +59,45 @@ mep_result_t SoftNic::add_queue(const QueueWiring& wiring, std::unique_ptr<Execu
   std::unique_ptr<ServedQueue> queue;
   MEP_TRY(ServedQueue::create(wiring, faults, std::move(executor), &queue));
   const Hold hold(this);
-  if (has_stopped_) return fail(MEP_ERR_INVALID_ARGUMENT, "software NIC: it has been stopped");
-  for (const auto& other : queues_) {
-    if (other->queue_pair() == wiring.queue_pair) {
-      return fail(MEP_ERR_INVALID_ARGUMENT, "software NIC: queue pair %u is there already",
-                  wiring.queue_pair);
-    }
+  if (life_ == Life::kStopped)
+    return fail(MEP_ERR_INVALID_ARGUMENT, "software NIC: it has been stopped");
+  if (find(wiring.queue_pair) != nullptr) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "software NIC: queue pair %u is there already",
+                wiring.queue_pair);
   }
   return guarded([&] {
     queues_.push_back(std::move(queue));
     return MEP_SUCCESS;
   });
+}
+
+mep_result_t SoftNic::keep_moving(Endpoint* endpoint) {
+  const Hold hold(this);
+  if (std::find(endpoints_.begin(), endpoints_.end(), endpoint) != endpoints_.end()) {
+    return MEP_SUCCESS;
+  }
+  return guarded([&] {
+    endpoints_.push_back(endpoint);
+    return MEP_SUCCESS;
+  });
+}
+
+ServedQueue* SoftNic::find(uint32_t queue_pair) const {
+  for (const auto& queue : queues_) {
+    if (queue->queue_pair() == queue_pair) return queue.get();
+  }
+  return nullptr;
+}
+
+void SoftNic::finish_queue(uint32_t queue_pair) {
+  for (;;) {
+    {
+      const Hold hold(this);
+      const ServedQueue* queue = find(queue_pair);
+      if (life_ != Life::kRunning || queue == nullptr || queue->is_finished()) return;
+    }
+    sched_yield();
+  }
 }
 
 mep_result_t SoftNic::remove_queue(uint32_t queue_pair) {
@@ -88,26 +120,28 @@ void SoftNic::stop() {
   doorbell_ring(&sleeper_);
   if (thread_.joinable()) thread_.join();
   const Hold hold(this);
-  has_stopped_ = true;
+  life_ = Life::kStopped;
   for (const auto& queue : queues_) queue->close();
   queues_.clear();
 }
 
 void SoftNic::serve() {
-  uint32_t idle_rounds = 0;
+  uint64_t last_work = now_ns();
+  uint32_t pauses = 0;
   while (!stops_.load(std::memory_order_acquire)) {
     const Round round = serve_all();
-    idle_rounds = round.worked ? 0 : idle_rounds + 1;
-    if (idle_rounds > kEagerRounds) {
-      if (round.may_sleep) {
-        sleep();
-      } else {
-        const uint32_t doublings = std::min(idle_rounds - kEagerRounds - 1, 16u);
-        const timespec pause{0, std::min(kShortestPauseNs << doublings, kLongestPauseNs)};
-        nanosleep(&pause, nullptr);
-      }
-    } else if (idle_rounds != 0) {
+    const uint64_t now = now_ns();
+    if (round.worked) {
+      last_work = now;
+      pauses = 0;
+    } else if (now - last_work < kEagerNs) {
       sched_yield();
+    } else if (round.may_sleep) {
+      sleep();
+    } else {
+      const timespec pause{0, std::min(kShortestPauseNs << std::min(pauses, 16u), kLongestPauseNs)};
+      ++pauses;
+      nanosleep(&pause, nullptr);
     }
     while (holders_.load(std::memory_order_relaxed) != 0) sched_yield();
   }
@@ -116,6 +150,8 @@ void SoftNic::serve() {
 SoftNic::Round SoftNic::serve_all() {
   const std::lock_guard lock(mutex_);
   Round round;
+  round.worked = move_endpoints();
+  round.may_sleep = endpoints_.empty();
   for (const auto& queue : queues_) {
     const ServedQueue::Turn turn = queue->take_turn();
     round.worked = round.worked || turn == ServedQueue::Turn::kWorked;
@@ -123,6 +159,18 @@ SoftNic::Round SoftNic::serve_all() {
         round.may_sleep && turn != ServedQueue::Turn::kWaiting && queue->poster_wakes();
   }
   return round;
+}
+
+bool SoftNic::move_endpoints() {
+  bool worked = false;
+  for (Endpoint* endpoint : endpoints_) {
+    try {
+      worked = endpoint->progress(false) || worked;
+    } catch (const std::bad_alloc&) {
+      // A later round does what was not done.
+    }
+  }
+  return worked;
 }
 
 // Until a poster or another call rings.
@@ -133,6 +181,7 @@ void SoftNic::sleep() {
 
 bool SoftNic::may_sleep() {
   const std::lock_guard lock(mutex_);
+  if (!endpoints_.empty()) return false;
   return std::all_of(queues_.begin(), queues_.end(),
                      [](const auto& queue) { return queue->poster_wakes() && !queue->is_rung(); });
 }

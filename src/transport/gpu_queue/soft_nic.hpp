@@ -33,6 +33,14 @@ class SoftNic {
   [[nodiscard]] mep_result_t add_queue(const QueueWiring& wiring,
                                        std::unique_ptr<Executor> executor,
                                        const QueueFaults& faults = {});
+  // A number for a queue that is to be added. Any thread.
+  uint32_t new_queue_pair() { return next_queue_pair_.fetch_add(1, std::memory_order_relaxed); }
+  // The thread takes what peers of the endpoint post, as long as the NIC runs: nobody else may be there to do it. Any thread.
+  [[nodiscard]] mep_result_t keep_moving(Endpoint* endpoint);
+  // Until all that its posters have rung for is executed, or the queue has failed: what is executed reaches the peer without
+  // the queue. At once where the NIC does not run, or has no such queue. Ends by itself, or when the transport gives the
+  // peer up. Not the NIC's thread.
+  void finish_queue(uint32_t queue_pair);
   // Flushes it with an error, so that posters end; afterwards the NIC touches nothing of it. A transport may still read the
   // sources of puts: the owner flushes it. Any thread.
   [[nodiscard]] mep_result_t remove_queue(uint32_t queue_pair);
@@ -57,16 +65,21 @@ class SoftNic {
     bool may_sleep = true;
   };
   Round serve_all();
+  bool move_endpoints();
   void sleep();
   bool may_sleep();
+  // Under the mutex; null: there is none.
+  ServedQueue* find(uint32_t queue_pair) const;
 
   Doorbell sleeper_{};
   std::atomic<bool> stops_{false};  // speaks of nothing but itself
   std::atomic<uint32_t> holders_{
-      0};             // orders nothing: the thread gives way to those that want the mutex
-  std::mutex mutex_;  // of what follows
+      0};  // orders nothing: the thread gives way to those that want the mutex
+  std::atomic<uint32_t> next_queue_pair_{1};  // orders nothing
+  std::mutex mutex_;                          // of what follows
   std::vector<std::unique_ptr<ServedQueue>> queues_;
-  bool has_stopped_ = false;
+  std::vector<Endpoint*> endpoints_;
+  enum class Life : uint8_t { kNew, kRunning, kStopped } life_ = Life::kNew;
   std::thread thread_;
 };
 

@@ -1,0 +1,72 @@
+// Queue pairs from this rank to each rank of a comm, itself too, that a software NIC serves: what kernels post to them goes
+// to the peer's window of the same id.
+//
+//   - Requests name the peer's window from offset 0 under kWindowKey, and the memory that puts come from, by its address,
+//     under kSourceKey.
+//   - A queue ends with an error when its peer has left the view, before the peer's windows are forgotten.
+//   - Owner and user is the user's thread; keep() and end() are the control thread's, between connect() and the destructor.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/operation/comm_view.hpp"
+#include "core/operation/peer_windows.hpp"
+#include "transport/gpu_queue/send_queue.hpp"
+#include "transport/gpu_queue/soft_nic.hpp"
+
+namespace mep {
+
+class QueuePairs {
+ public:
+  static constexpr uint32_t kWindowKey = 1;
+  static constexpr uint32_t kSourceKey = 2;
+
+  QueuePairs(const CommIdentity& comm, gpu_queue::SoftNic* nic)
+      : comm_(comm), nic_(nic), windows_(comm) {}
+  ~QueuePairs();
+  QueuePairs(const QueuePairs&) = delete;
+  QueuePairs& operator=(const QueuePairs&) = delete;
+
+  // The rings, and what else queues and NIC share, of so many ranks.
+  static size_t ring_bytes(uint32_t ranks, uint32_t entries);
+
+  // This rank's window; peers find it under its id.
+  [[nodiscard]] mep_result_t offer(uint64_t id, size_t bytes);
+  // Memory that posters and this process reach under the same addresses; it outlives this object.
+  struct Memory {
+    std::byte* rings = nullptr;  // zeroed, ring_bytes(), on 64 bytes
+    uint32_t entries = 0;        // of a ring; see Queue
+    uint64_t* ready = nullptr;   // [ranks * entries] zeros, where the posters are
+    std::byte* source = nullptr;
+    size_t source_bytes = 0;
+  };
+  [[nodiscard]] mep_result_t connect(const CommView& view, const Memory& memory,
+                                     const Deadline& deadline);
+  // By rank, to be copied to where the posters are; without a ring for ranks that are absent.
+  std::span<const gpu_queue::Queue> queues() const { return queues_; }
+  const Window& window() const { return *windows_.own(); }
+
+  // Posters have ended: peers get all that they rang for, unless the NIC stops. Before keep() is called no more, so that it
+  // ends the wait for peers that are lost; afterwards the NIC touches no memory of peers.
+  void finish() const;
+  // Queues of ranks that the view lacks, or has as other processes, end.
+  void keep(const CommView& view);
+  // All queues end.
+  void end();
+
+ private:
+  mep_result_t add_queue(uint32_t rank, const Memory& memory);
+  void remove(uint32_t rank);
+
+  const CommIdentity& comm_;
+  gpu_queue::SoftNic* const nic_;
+  PeerWindows windows_;
+  std::vector<gpu_queue::Queue> queues_;
+  std::vector<bool> is_served_;  // by rank
+};
+
+}  // namespace mep
