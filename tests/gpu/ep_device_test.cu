@@ -312,7 +312,8 @@ void refuses() {
   mep_ep_size_t size;
   mep_ep_size_defaults(&size);
   need(mep_ep_buffer_size(r.comm, &config, &size), "mep_ep_buffer_size");
-  GPU_CHECK(size.window_bytes > uint64_t{2} * group.s.rows() * kHidden * 4, "size of windows");
+  GPU_CHECK(size.window_bytes + size.private_bytes > uint64_t{2} * group.s.rows() * kHidden * 4,
+            "size of windows");
   GPU_CHECK(group.dispatch(0, 0, 1, Halves::kBoth, true) == MEP_ERR_INVALID_ARGUMENT,
             "a replay in low latency");
   group.expect_no_failure("refusals");

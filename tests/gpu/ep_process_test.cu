@@ -49,10 +49,7 @@ void is_told(Group& group, const Reference& ref, uint32_t rank, Fault fault) {
               mep_last_error());
     std::vector<int32_t> counts(kLocalExperts);
     cuda(cudaMemcpy(counts.data(), r.counts, kLocalExperts * 4, cudaMemcpyDefault));
-    // Rows of others that came are delivered, like on hosts, where their places need no counts.
-    if (!(is_staged() && group.s.slotted)) {
-      for (const int32_t count : counts) GPU_CHECK(count == 0, "rank %u: %d rows", rank, count);
-    }
+    for (const int32_t count : counts) GPU_CHECK(count == 0, "rank %u: %d rows", rank, count);
   }
   for (uint32_t buffer = 0; buffer < 2; ++buffer) {
     // Until the view has come here, too, calls go to the old one and end with it.

@@ -20,7 +20,6 @@ using namespace mep_test;  // NOLINT(google-build-using-namespace)
 using mep::Collective;
 using mep::device::CollPath;
 using mep::device::StageAnswer;
-using mep::device::StageKind;
 using mep::device::StageRequest;
 
 constexpr uint8_t kBackends[] = {mep::backends::kHost, mep::backends::kGpu, mep::backends::kStaged};
@@ -153,7 +152,6 @@ void test_requests_through_host_memory(void**) {
     std::vector<uint64_t> memory(16, 7);
     for (const Collective kind : every_kind()) {
       StageRequest request{};
-      request.kind = StageKind::kCollective;
       request.collective = {reinterpret_cast<uint64_t>(memory.data()),
                             reinterpret_cast<uint64_t>(memory.data() + 8),
                             1,
@@ -180,13 +178,6 @@ void test_requests_through_host_memory(void**) {
       COLL_CHECK(report, status.version == MEP_OP_STATUS_VERSION && status.result == MEP_SUCCESS &&
                              status.seq == after.seq && status.epoch == after.epoch &&
                              status.failed_count == 0);
-    }
-    for (const StageKind kind : {StageKind::kDispatch, StageKind::kCombine, StageKind{77}}) {
-      StageRequest request{};
-      request.kind = kind;
-      StageAnswer answer{};
-      COLL_EXPECT(report, MEP_ERR_UNSUPPORTED,
-                  mep::serve_staged_collective(*comm->comm, request, &answer));
     }
     COLL_OK(report, mep_barrier(comm, nullptr));
   });

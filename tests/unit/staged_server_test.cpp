@@ -18,7 +18,6 @@
 using namespace mep_test;
 using mep::Collective;
 using mep::device::StageAnswer;
-using mep::device::StageKind;
 using mep::device::StageMailbox;
 using mep::device::StageRequest;
 
@@ -102,7 +101,7 @@ void every_request_is_served_once_and_in_order(void**) {
     const bool right = request.collective.count == served + 1 && staging == served * 3;
     ++served;
     staging = right ? served * 7 : 0;
-    answer->total = static_cast<int64_t>(served);
+    answer->live[0] = served;
     return right ? mep_result_t{MEP_SUCCESS} : mep::fail(MEP_ERR_INTERNAL, "out of order");
   };
   assert_int_equal(server.open(&box, "a test", serve), MEP_SUCCESS);
@@ -115,7 +114,7 @@ void every_request_is_served_once_and_in_order(void**) {
     request.collective.count = i;
     const StageAnswer answer = kernel.exchange(request);
     assert_int_equal(answer.result, MEP_SUCCESS);
-    assert_int_equal(answer.total, i);
+    assert_int_equal(answer.live[0], i);
     assert_int_equal(staging, i * 7);
     assert_false(server.busy());
   }
@@ -198,7 +197,6 @@ class FakeStagedRank {
   // Words of the staging at which operations send and receive.
   StageAnswer run(Collective kind, size_t count, size_t send, size_t receive, int32_t root = 0) {
     StageRequest request{};
-    request.kind = StageKind::kCollective;
     request.collective.kind = kind;
     request.collective.send = reinterpret_cast<uint64_t>(words() + send);
     request.collective.receive = reinterpret_cast<uint64_t>(words() + receive);

@@ -16,6 +16,9 @@
 namespace mep {
 
 class Comm;
+namespace gpu_queue {
+class SoftNic;
+}
 
 // Something else with operations on the comm's streams, whose failures the comm tells.
 class GpuPart {
@@ -45,6 +48,8 @@ class GpuBackend : public Backend {
   GpuBackend* gpu_backend() override { return this; }
   // Peers are reached through pinned host memory and the host's transports; else they are mapped.
   virtual bool staged() const = 0;
+  // Serves queues to the peers' windows; null: peers are mapped.
+  virtual gpu_queue::SoftNic* nic() { return nullptr; }
   // Second step of making it, after all ranks of this process have done the first: peers' windows.
   [[nodiscard]] virtual mep_result_t connect(const Deadline& deadline) = 0;
   // Third and fourth: a kernel of every rank meets the others, which proves that they fit on the GPU

@@ -48,6 +48,9 @@ DeviceEp::DeviceEp(Comm& comm, GpuBackend& side, const EpShape& shape,
       buffers_(shape.buffers) {}
 
 DeviceEp::~DeviceEp() {
+  for (const Buffer& buffer : buffers_) {
+    if (buffer.queued != nullptr) buffer.queued->finish();
+  }
   if (is_client_) comm_.remove_client(this);
   if (is_part_) side_.remove_part(this);
   // Release: the watcher touches nothing of this object after it has seen it.
@@ -111,7 +114,7 @@ mep_result_t DeviceEp::agree(uint32_t* ranks_on_device, const char* name) {
 // Kernels wait for those of the other ranks, so all blocks that may be there at one time must fit.
 mep_result_t DeviceEp::choose_ctas(uint32_t ranks_on_device) {
   uint32_t resident = 0;
-  MEP_TRY(check_cuda(device::ep_load_kernels(geometry_, &resident),
+  MEP_TRY(check_cuda(device::ep_load_kernels(geometry_, side_.nic() != nullptr, &resident),
                      "loading the kernels of dispatch and combine"));
   // This rank itself is one of them.
   const uint32_t share = resident / (std::max(ranks_on_device, 1U) * std::max(shape_.buffers, 1U));
@@ -140,7 +143,12 @@ mep_result_t DeviceEp::offer() {
   for (uint32_t i = 0; i < shape_.buffers; ++i) {
     Buffer& buffer = buffers_[i];
     buffer.id = hash_bytes(seed_, &i, sizeof i);
-    MEP_TRY(side_.offer_memory(buffer.id, geometry_.window_bytes));
+    if (gpu_queue::SoftNic* nic = side_.nic(); nic != nullptr) {
+      buffer.queued = std::make_unique<QueuedBuffer>(comm_.identity(), nic, geometry_);
+      MEP_TRY(buffer.queued->offer(side_.device(), buffer.id));
+    } else {
+      MEP_TRY(side_.offer_memory(buffer.id, geometry_.window_bytes));
+    }
     const uint64_t control_at = aligned(geometry_.local_bytes);
     const uint64_t status_at = aligned(control_at + sizeof(DeviceControl));
     const uint64_t peers_at = aligned(status_at + sizeof(device::OpStatus));
@@ -159,9 +167,15 @@ mep_result_t DeviceEp::connect() {
   const DeviceControl control = control_of(*latest_.view);
   for (uint32_t i = 0; i < shape_.buffers; ++i) {
     Buffer& buffer = buffers_[i];
-    std::vector<std::byte*> windows;
-    MEP_TRY(side_.take_memory(buffer.id, deadline, &windows));
-    buffer.window = windows[shape_.rank];
+    std::vector<std::byte*> windows(shape_.ranks);
+    if (buffer.queued != nullptr) {
+      MEP_TRY(buffer.queued->connect(*latest_.view, deadline, stream_->get()));
+      buffer.window = buffer.queued->window();
+      windows[shape_.rank] = buffer.window;
+    } else {
+      MEP_TRY(side_.take_memory(buffer.id, deadline, &windows));
+      buffer.window = windows[shape_.rank];
+    }
     EpState state{};
     state.channel.id = buffer.id;
     state.channel.report = reports_ + i;
@@ -306,6 +320,7 @@ mep_result_t DeviceEp::catch_up(Buffer& buffer, void* stream) {
 }
 
 mep_result_t DeviceEp::move_to_view(Buffer& buffer, const CommView& view, void* stream) {
+  if (buffer.queued != nullptr) MEP_TRY(buffer.queued->renew(stream));
   const DeviceControl control = control_of(view);
   const uint64_t use = 0;
   const uint32_t carries_and_credited[] = {1, 0};
@@ -332,6 +347,7 @@ device::EpLaunch DeviceEp::launch(const Buffer& buffer, const EpSideHandle& hand
     launch.memory.map_first = reinterpret_cast<const uint32_t*>(map_memory_->data());
     launch.memory.map_places = launch.memory.map_first + shape_.experts + 1;
   }
+  if (buffer.queued != nullptr) launch.queues = buffer.queued->kernels();
   launch.handle = handle.memory;
   launch.ctas = ctas_;
   return launch;
@@ -410,6 +426,15 @@ void DeviceEp::install(const std::shared_ptr<const CommChange>& change,
   }
   // After the view: who sees the word finds it there.
   if (load_pinned(abort_word_) < change->epoch) store_pinned(abort_word_, change->epoch);
+  for (const Buffer& buffer : buffers_) {
+    if (buffer.queued != nullptr) buffer.queued->keep(*change->view);
+  }
+}
+
+void DeviceEp::terminate() {
+  for (const Buffer& buffer : buffers_) {
+    if (buffer.queued != nullptr) buffer.queued->end();
+  }
 }
 
 // Reads the reports of kernels that gave up: evidence for membership, and the failure for the caller.

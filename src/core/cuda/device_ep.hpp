@@ -1,5 +1,5 @@
-// An EP object on a GPU: per buffer a window that peers write, a private block with the kernels' state
-// and control block, and what the host knows of the calls made.
+// An EP object on a GPU: per buffer a window that peers write (mapped, or by queues: queued_buffer.hpp), a private
+// block with the kernels' state and control block, and what the host knows of the calls made.
 //
 // The kernels read epoch, members and timeouts from the buffer's control block in device memory. When the
 // view changes, the control thread only raises the abort word in pinned memory, and kernels of the old
@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "core/cuda/ep_call.hpp"
+#include "core/cuda/queued_buffer.hpp"
 #include "core/ep/ep_device.hpp"
 #include "core/ep/ep_device_geometry.hpp"
 #include "transport/cuda/device_memory.hpp"
@@ -61,12 +62,14 @@ class DeviceEp : public EpSide, public ViewParticipant, public GpuPart {
   void prepare() override {}
   void install(const std::shared_ptr<const CommChange>& change,
                const membership::Proposal* committed) override;
+  void terminate() override;
 
  private:
   struct Buffer {
     uint64_t id = 0;
-    std::byte* window = nullptr;
-    std::shared_ptr<DeviceMemory> block;  // local, control, status, peers
+    std::byte* window = nullptr;           // device memory
+    std::unique_ptr<QueuedBuffer> queued;  // null: peers are mapped
+    std::shared_ptr<DeviceMemory> block;   // local, control, status, peers
     device::DeviceControl* control = nullptr;
     device::OpStatus* status = nullptr;  // of operations whose caller wants none
     std::byte** peers = nullptr;

@@ -1,4 +1,4 @@
-// Calls of dispatch and combine on a GPU, mapped or staged, share this: in which order a buffer's calls may come, and
+// Calls of dispatch and combine on a GPU: in which order a buffer's calls may come, and
 // what is checked before anything is enqueued. Owned by the user's thread.
 #pragma once
 

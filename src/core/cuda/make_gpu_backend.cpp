@@ -8,7 +8,6 @@
 #include "core/cuda/device_ep.hpp"
 #include "core/cuda/gpu_comm.hpp"
 #include "core/cuda/staged_comm.hpp"
-#include "core/cuda/staged_ep.hpp"
 #include "core/staged/reach.hpp"
 
 namespace mep {
@@ -171,16 +170,12 @@ mep_result_t make_gpu_backend(Comm& comm, const GpuPlace& place,
 mep_result_t make_ep_device(Comm& comm, GpuBackend& side, const EpShape& shape,
                             const EpDeviceOptions& options, std::unique_ptr<EpSide>* out) {
   MEP_TRY(check_ep_device(comm, shape));
-  if (side.staged()) {
-    if (shape.high_throughput()) {
-      return fail(MEP_ERR_UNSUPPORTED,
-                  "mode: high throughput needs GPUs that map each other's memory, and these go "
-                  "through host memory; use MEP_EP_LOW_LATENCY");
-    }
-    *out = std::make_unique<StagedEp>(comm, static_cast<StagedComm&>(side), shape, options);
-  } else {
-    *out = std::make_unique<DeviceEp>(comm, side, shape, options);
+  if (side.staged() && shape.high_throughput()) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "mode: high throughput needs GPUs that map each other's memory, and these go "
+                "through host memory; use MEP_EP_LOW_LATENCY");
   }
+  *out = std::make_unique<DeviceEp>(comm, side, shape, options);
   return MEP_SUCCESS;
 }
 

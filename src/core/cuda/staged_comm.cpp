@@ -10,7 +10,6 @@ namespace mep {
 namespace {
 
 using device::StageCopies;
-using device::StageKind;
 using device::StageRequest;
 
 constexpr size_t kStagingBytes = size_t{16} << 20;
@@ -48,6 +47,7 @@ mep_result_t StagedComm::open() {
   stream_ = std::make_unique<DeviceStream>();
   MEP_TRY(stream_->open());
   MEP_TRY(PinnedMemory::create(kStagingBytes, &staging_));
+  MEP_TRY(nic_.start());
   // Its id follows from the comm's, which does not change when that is renamed.
   stream_comm_ = std::make_unique<Comm>(comm_.world_ptr(), comm_.name() + "#stream", comm_.slots(),
                                         (comm_.id() ^ 0x73747265616d0000u) | 1);
@@ -133,7 +133,6 @@ mep_result_t StagedComm::enqueue_part(Collective kind, const CollectiveArgs& arg
   StageCopies inputs{};
   StageCopies outputs{};
   StageRequest request{};
-  request.kind = StageKind::kCollective;
   request.continues = begin != 0 ? 1 : 0;
   request.collective.kind = kind;
   if (facts_of(kind).has_data()) {

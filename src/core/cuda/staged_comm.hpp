@@ -20,6 +20,7 @@
 #include "core/staged/stage_server.hpp"
 #include "kernels/cuda/stage_kernels.hpp"
 #include "transport/cuda/device_memory.hpp"
+#include "transport/gpu_queue/soft_nic.hpp"
 
 namespace mep {
 
@@ -56,6 +57,7 @@ class StagedComm : public GpuBackend {
   bool busy() const override { return server_.busy(); }
   void set_timeout_ms(uint32_t ms) override;
   void revoke() override;
+  gpu_queue::SoftNic* nic() override { return &nic_; }
 
   // Each rank of this process needs a stream of its own.
   [[nodiscard]] mep_result_t check_memory(const void* memory, const char* name) const override;
@@ -73,6 +75,7 @@ class StagedComm : public GpuBackend {
   std::unique_ptr<DeviceStream> stream_;
   std::shared_ptr<PinnedMemory> staging_;
   StageServer server_;
+  gpu_queue::SoftNic nic_;
 };
 
 }  // namespace mep

@@ -3,7 +3,7 @@
 
 #include "base/status.hpp"
 #include "core/ep/ep_device_geometry.hpp"
-#include "core/staged/staged_ep_calls.hpp"
+#include "kernels/cuda/ep_queue_layout.hpp"
 
 namespace mep {
 
@@ -48,15 +48,20 @@ mep_result_t check_ep_device(const Comm& comm, const EpShape& shape) {
 void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& options, bool staged,
                              mep_ep_size_t* out) {
   const device::EpGeometry geometry = ep_device_geometry(shape, options);
-  if (staged) {
-    estimate_ep_size(shape, out);
-    out->private_bytes += staged_ep_bytes(shape, geometry);
-    return;
-  }
   out->flags = 0;
-  out->window_bytes = geometry.window_bytes * shape.buffers;
-  out->resident_bytes = out->window_bytes;  // device memory is there from the start
-  out->private_bytes = (geometry.local_bytes + geometry.handle_bytes) * shape.buffers;
+  out->window_bytes = geometry.window_bytes;
+  out->private_bytes = geometry.local_bytes + geometry.handle_bytes;
+  if (staged) {
+    // Peers write the inbox; the window of the device is private.
+    const device::EpQueueLayout layout = device::make_ep_queue_layout(geometry);
+    out->window_bytes = layout.inbox_bytes;
+    out->private_bytes +=
+        geometry.window_bytes + layout.outbox_bytes + layout.scratch_bytes +
+        uint64_t{shape.ranks} * device::kQueueEntries * sizeof(gpu_queue::Request);
+  }
+  out->window_bytes *= shape.buffers;
+  out->private_bytes *= shape.buffers;
+  out->resident_bytes = out->window_bytes;  // pinned, or of the device: there from the start
 }
 
 #if !MEP_HAVE_CUDA

@@ -1,4 +1,4 @@
-// An EP object as the API sees it: on host memory (EpOnHost), or on a GPU, mapped or through host memory.
+// An EP object as the API sees it: on host memory (EpOnHost), or on a GPU.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,7 @@ struct EpSideHandle {
   // On GPUs:
   uint32_t tokens = 0;          // of its last dispatch
   uint64_t epoch = 0;           // of the last that was no replay; 0: none
-  std::byte* memory = nullptr;  // mapped: device memory with the routing
-  EpHandle* staged = nullptr;   // staged: the host's
+  std::byte* memory = nullptr;  // device memory with the routing
 };
 
 class EpSide {

@@ -21,10 +21,6 @@ void tell_status(const Comm& comm, uint64_t seen, mep_result_t result, device::O
 
 mep_result_t serve_staged_collective(Comm& comm, const device::StageRequest& request,
                                      device::StageAnswer* answer) {
-  if (request.kind != device::StageKind::kCollective) {
-    return fail(MEP_ERR_UNSUPPORTED, "a request of kind %u is no collective",
-                static_cast<uint32_t>(request.kind));
-  }
   const device::StageCollective& given = request.collective;
   const Collective kind = given.kind;
   if (!runs_on(kind, backends::kStaged)) {

@@ -1,5 +1,4 @@
-// A dispatch's arguments as kernels take them, the same for mapped and for staged buffers: strides filled
-// in, and null for what is not wanted.
+// A dispatch's arguments as kernels take them: strides filled in, and null for what is not wanted.
 #pragma once
 
 #include "kernels/cuda/ep_geometry.hpp"

@@ -67,6 +67,9 @@ int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
   if (!is_row(a.y) || !is_row(a.bias) || !is_row(a.out) || a.out_stride % 16 != 0) {
     return cudaErrorMisalignedAddress;
   }
+  if (launch.queues.scratch != nullptr) {
+    return launch_queued_combine(a, launch.queues, launch.ctas, static_cast<cudaStream_t>(stream));
+  }
   const bool only_tells = a.receives == 0 && a.push == 0 && a.returned_weights == nullptr;
   // More CTAs than these get in each other's way on the link: the same combine takes up to twice the time.
   constexpr uint32_t kMostPushingCtas = 96;
@@ -83,7 +86,7 @@ int load_combine_kernels(const EpGeometry& g, int* ctas_per_sm) {
                               ctas_per_sm);
 }
 
-int ep_load_kernels(const EpGeometry& geometry, uint32_t* resident_ctas) {
+int ep_load_kernels(const EpGeometry& geometry, bool queued, uint32_t* resident_ctas) {
   int device = 0;
   int processors = 0;
   int ctas_per_sm = 2;
@@ -94,6 +97,10 @@ int ep_load_kernels(const EpGeometry& geometry, uint32_t* resident_ctas) {
   int result = error;
   if (result == cudaSuccess) result = load_dispatch_kernels(geometry, &ctas_per_sm);
   if (result == cudaSuccess) result = load_combine_kernels(geometry, &ctas_per_sm);
+  if (result == cudaSuccess && queued) {
+    result = load_queued_dispatch_kernels(geometry, &ctas_per_sm);
+  }
+  if (result == cudaSuccess && queued) result = load_queued_combine_kernels(geometry, &ctas_per_sm);
   if (result == cudaSuccess) *resident_ctas = static_cast<uint32_t>(processors * ctas_per_sm);
   return result;
 }

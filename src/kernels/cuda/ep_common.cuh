@@ -206,6 +206,81 @@ __device__ inline Ending take_ticket(uint32_t* ticket, uint32_t ctas, bool faile
   return static_cast<Ending>(*shared);
 }
 
+// Exclusive sums of count_of(0 .. n), each given to keep(i, sum); the sum of all. By one CTA, which has met before and meets
+// after it.
+template <class Count, class Keep>
+__device__ inline uint32_t add_up(uint32_t n, Count&& count_of, Keep&& keep) {
+  __shared__ uint32_t of_warps[kEpWarps];
+  const uint32_t each = (n + kEpThreads - 1) / kEpThreads;
+  const uint32_t begin = min(threadIdx.x * each, n);
+  const uint32_t end = min(begin + each, n);
+  uint32_t own = 0;
+  for (uint32_t i = begin; i < end; ++i) own += count_of(i);
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  const uint32_t warp = threadIdx.x / kWarpThreads;
+  uint32_t up_to = own;
+  for (uint32_t step = 1; step < kWarpThreads; step *= 2) {
+    const uint32_t lower = __shfl_up_sync(0xffffffffu, up_to, step);
+    if (lane >= step) up_to += lower;
+  }
+  if (lane == kWarpThreads - 1) of_warps[warp] = up_to;
+  __syncthreads();
+  uint32_t first = up_to - own;
+  uint32_t total = 0;
+  for (uint32_t i = 0; i < kEpWarps; ++i) {
+    if (i < warp) first += of_warps[i];
+    total += of_warps[i];
+  }
+  for (uint32_t i = begin; i < end; ++i) {
+    keep(i, first);
+    first += count_of(i);
+  }
+  return total;
+}
+
+// The rows of all ranges [columns], numbered through, so that warps take them in turns: a warp that looked at one range
+// after the other would wait for memory as often. In dynamic shared memory, range_bytes() of it.
+__host__ __device__ inline size_t range_bytes(const EpGeometry& g) {
+  return g.columns * sizeof(uint32_t);
+}
+struct RowRanges {
+  const int64_t* ranges;
+  uint32_t* first;  // [columns] number of the first row of each
+  uint32_t columns;
+  uint32_t total;
+
+  __device__ RowRanges(const EpBase& a, uint32_t* shared)
+      : ranges(a.local<int64_t>(a.g.layout_range)), first(shared), columns(a.g.columns) {
+    total = add_up(
+        columns, [&](uint32_t i) { return static_cast<uint32_t>(ranges[i]); },
+        [&](uint32_t i, uint32_t sum) { shared[i] = sum; });
+    __syncthreads();
+  }
+  // The last range that begins at the row or before it: those that are empty begin where the next one does.
+  __device__ uint32_t range_of(uint32_t number) const {
+    uint32_t low = 0;
+    for (uint32_t end = columns; end - low > 1;) {
+      const uint32_t middle = low + (end - low) / 2;
+      if (first[middle] <= number) {
+        low = middle;
+      } else {
+        end = middle;
+      }
+    }
+    return low;
+  }
+  // Calls of(range, row in its group, row in the range, number) for the rows of this warp.
+  template <class Row>
+  __device__ void for_each(Row&& of) const {
+    const uint32_t warp = threadIdx.x / kWarpThreads * gridDim.x + blockIdx.x;
+    for (uint32_t number = warp; number < total; number += gridDim.x * kEpWarps) {
+      const uint32_t range = range_of(number);
+      const uint32_t at = number - first[range];
+      of(range, static_cast<uint32_t>(static_cast<uint64_t>(ranges[range]) >> 32) + at, at, number);
+    }
+  }
+};
+
 // 16 bytes of memory that this kernel reads once.
 __device__ inline uint4 load_once(const void* from) {
   uint4 v;

@@ -36,6 +36,8 @@ struct CtaRouting {
   uint32_t* masks;
   uint16_t* places;  // null: they are in the handle, and the masks in the local block
 
+  __device__ CtaRouting(uint32_t* rows, uint32_t* chunk_masks)
+      : first_row(rows), masks(chunk_masks), places(nullptr) {}
   __device__ CtaRouting(const DispatchArgs& a, uint32_t* shared)
       : first_row(shared), masks(shared + a.g.places), places(nullptr) {
     if (!counts_alone(a.g, a.tokens)) return;

@@ -85,7 +85,9 @@ int ep_dispatch(const EpLaunch& launch, const mep_dispatch_send_t* send,
   if (!are_aligned(a.g, a, a)) return cudaErrorMisalignedAddress;
   auto* stream = static_cast<cudaStream_t>(stream_);
   int error = cudaSuccess;
-  if (a.g.sizes.high_throughput != 0) {
+  if (launch.queues.scratch != nullptr) {
+    error = launch_queued_dispatch(a, launch.queues, launch.ctas, stream);
+  } else if (a.g.sizes.high_throughput != 0) {
     error = launch_throughput(a, launch.ctas, stream);
   } else if (a.sends != 0) {
     const size_t shared_bytes = shared_words(a.g, a.tokens) * sizeof(uint32_t);
@@ -104,14 +106,20 @@ int ep_dispatch(const EpLaunch& launch, const mep_dispatch_send_t* send,
                   [](const void* copy) { return copy == nullptr; })) {
     return error;
   }
-  return launch_kernel(copy_out_kernel, a, launch.ctas, 0, stream);
+  error = allow_shared_memory(reinterpret_cast<const void*>(copy_out_kernel), range_bytes(a.g));
+  if (error != cudaSuccess) return error;
+  return launch_kernel(copy_out_kernel, a, launch.ctas, range_bytes(a.g), stream);
 }
 
 int load_dispatch_kernels(const EpGeometry& g, int* ctas_per_sm) {
+  const cudaError_t copies =
+      allow_shared_memory(reinterpret_cast<const void*>(copy_out_kernel), range_bytes(g));
+  if (copies != cudaSuccess) return copies;
   if (g.sizes.high_throughput != 0) {
     const int loaded = load_throughput_kernels(g, ctas_per_sm);
     if (loaded != cudaSuccess) return loaded;
-    return resident_ctas_per_sm(reinterpret_cast<const void*>(copy_out_kernel), 0, ctas_per_sm);
+    return resident_ctas_per_sm(reinterpret_cast<const void*>(copy_out_kernel), range_bytes(g),
+                                ctas_per_sm);
   }
   const uint32_t words = 2 * g.places > kAloneWords ? 2 * g.places : kAloneWords;
   const size_t shared_bytes = words * sizeof(uint32_t);
@@ -121,8 +129,9 @@ int load_dispatch_kernels(const EpGeometry& g, int* ctas_per_sm) {
   const struct {
     DispatchKernel kernel;
     size_t shared_bytes;
-  } kernels[] = {
-      {select_dispatch_kernel(g.sizes), shared_bytes}, {receive_kernel, 0}, {copy_out_kernel, 0}};
+  } kernels[] = {{select_dispatch_kernel(g.sizes), shared_bytes},
+                 {receive_kernel, 0},
+                 {copy_out_kernel, range_bytes(g)}};
   for (const auto& [kernel, bytes] : kernels) {
     const cudaError_t error =
         resident_ctas_per_sm(reinterpret_cast<const void*>(kernel), bytes, ctas_per_sm);

@@ -43,4 +43,13 @@ struct DispatchArgs;
 int launch_throughput(const DispatchArgs& a, uint32_t most_ctas, cudaStream_t stream);
 int load_throughput_kernels(const EpGeometry& g, int* ctas_per_sm);
 
+// Through send queues.
+struct CombineArgs;
+int launch_queued_dispatch(const DispatchArgs& args, const EpQueues& queues, uint32_t most_ctas,
+                           cudaStream_t stream);
+int launch_queued_combine(const CombineArgs& args, const EpQueues& queues, uint32_t most_ctas,
+                          cudaStream_t stream);
+int load_queued_dispatch_kernels(const EpGeometry& g, int* ctas_per_sm);
+int load_queued_combine_kernels(const EpGeometry& g, int* ctas_per_sm);
+
 }  // namespace mep::device

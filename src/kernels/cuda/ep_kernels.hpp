@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/ep_geometry.hpp"
+#include "kernels/cuda/ep_queue_layout.hpp"
 #include "mep.h"
 
 namespace mep::device {
@@ -31,6 +32,7 @@ struct EpMemory {
 struct EpLaunch {
   EpGeometry geometry;
   EpMemory memory;
+  EpQueues queues;      // low latency
   std::byte* handle;    // device memory, zeroed when made
   uint32_t ctas;        // at most so many for a kernel
   uint32_t test_delay;  // seed of random delays in builds with MEP_TEST_HOOKS; 0: none
@@ -46,8 +48,8 @@ int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
                const mep_combine_receive_t* receive, bool push, void* stream);
 
 // Loads all kernels, so that none is loaded while another waits; and how many CTAs of any of them the
-// current device can hold at once.
-int ep_load_kernels(const EpGeometry& geometry, uint32_t* resident_ctas);
+// current device can hold at once. queued: peers are reached through queues.
+int ep_load_kernels(const EpGeometry& geometry, bool queued, uint32_t* resident_ctas);
 
 // In DeviceReport::phase: what was waited for.
 enum class EpPhase : uint32_t { kCounts = 1, kFreeRows = 2, kRows = 3, kOutputs = 4 };

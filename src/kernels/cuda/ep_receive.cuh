@@ -209,24 +209,14 @@ __device__ inline void copy_row_out(const DispatchArgs& a, uint32_t group, uint3
   }
 }
 
-// Only rows that came; warps take them in turns.
+// Only rows that came.
 static __global__ void __launch_bounds__(kEpThreads, 2)
     copy_out_kernel(const __grid_constant__ DispatchArgs a) {
+  extern __shared__ uint32_t first_rows[];
   if (a.state()->rows_refused != 0) return;
-  const uint32_t lane = threadIdx.x % kWarpThreads;
-  const uint32_t warps = gridDim.x * kEpWarps;
-  const uint32_t warp = threadIdx.x / kWarpThreads * gridDim.x + blockIdx.x;
-  const int64_t* ranges = a.local<int64_t>(a.g.layout_range);
-  uint32_t before = 0;  // rows of earlier ranges, modulo warps
-  for (uint32_t i = 0; i < a.g.columns; ++i) {
-    const auto range = static_cast<uint64_t>(ranges[i]);
-    const auto begin = static_cast<uint32_t>(range >> 32);
-    const auto count = static_cast<uint32_t>(range);
-    for (uint32_t row = (warp + warps - before) % warps; row < count; row += warps) {
-      copy_row_out(a, i / a.g.sizes.ranks, begin + row, lane);
-    }
-    before = (before + count) % warps;
-  }
+  RowRanges(a, first_rows).for_each([&](uint32_t range, uint32_t row, uint32_t, uint32_t) {
+    copy_row_out(a, range / a.g.sizes.ranks, row, threadIdx.x % kWarpThreads);
+  });
 }
 
 }  // namespace mep::device

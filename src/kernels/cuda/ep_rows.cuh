@@ -145,8 +145,8 @@ __device__ inline Copy* copy_of_thread() {
   return reinterpret_cast<Copy*>(batch_targets() + threadIdx.x);
 }
 
-__device__ __noinline__ void find_copies(const DispatchArgs& a, const Batch batch,
-                                         const CtaRouting routing) {
+__device__ __noinline__ inline void find_copies(const DispatchArgs& a, const Batch batch,
+                                                const CtaRouting routing) {
   const uint32_t top_k = a.g.sizes.top_k;
   if (threadIdx.x >= batch.tokens() * top_k) return;
   const uint32_t entry = batch.first_token() * top_k + threadIdx.x;
@@ -226,8 +226,8 @@ __device__ inline void fetch_first(const DispatchArgs& a) {
 
 // A CTA's work before the counts of others are here: brings its first tokens to the L2, and finds what can be said of
 // the first batch.
-__device__ __noinline__ void prepare(const DispatchArgs& a, uint32_t units,
-                                     const CtaRouting routing) {
+__device__ __noinline__ inline void prepare(const DispatchArgs& a, uint32_t units,
+                                            const CtaRouting routing) {
   constexpr uint32_t kTokens = 4;
   constexpr uint32_t kLine = 128;
   const Share share(a.tokens, units);

@@ -63,14 +63,7 @@ int load_stage_kernels() {
     const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
     if (error != cudaSuccess) return error;
   }
-  return load_stage_ep_kernels();
-}
-
-int stage_inputs(const StageState* state, const StageCopies& given, cudaStream_t stream) {
-  StageCopies inputs = given;
-  const uint64_t bytes = prepare(&inputs);
-  input_kernel<<<stage_ctas(bytes), kStageThreads, 0, stream>>>(state, inputs);
-  return cudaGetLastError();
+  return cudaSuccess;
 }
 
 int stage_collective(const StageChannel& channel, const StageRequest& request,
@@ -86,8 +79,7 @@ int stage_collective(const StageChannel& channel, const StageRequest& request,
     return cudaGetLastError();
   }
   if (in != 0) {
-    const int error = stage_inputs(channel.state, inputs, stream);
-    if (error != cudaSuccess) return error;
+    input_kernel<<<stage_ctas(in), kStageThreads, 0, stream>>>(channel.state, inputs);
   }
   exchange_kernel<<<1, 1, 0, stream>>>(channel, request, status);
   if (out != 0) {

@@ -1,4 +1,4 @@
-// What staged operations of all kinds share on the device: copies, and the exchange with the host.
+// What staged collectives do on the device: copies, and the exchange with the host.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -120,9 +120,5 @@ inline uint32_t stage_ctas(uint64_t bytes) {
   const uint64_t wanted = bytes / kBytesPerCta + 1;
   return static_cast<uint32_t>(wanted < kMostCtas ? wanted : kMostCtas);
 }
-
-// Inputs alone, and the other kernels' loading.
-int stage_inputs(const StageState* state, const StageCopies& inputs, cudaStream_t stream);
-int load_stage_ep_kernels();
 
 }  // namespace mep::device

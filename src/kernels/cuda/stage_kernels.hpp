@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/ep_geometry.hpp"
 #include "kernels/cuda/stage_mailbox.hpp"
 #include "mep.h"
 
@@ -53,38 +52,5 @@ struct StageCopies {
 int stage_collective(const StageChannel& channel, const StageRequest& request,
                      const StageCopies& inputs, const StageCopies& outputs,
                      const OpStatusPlace& status, void* stream);
-
-// Where a buffer of an EP object has its staging; addresses in pinned memory. Rows that arrive, and rows
-// that go back, lie one behind the other in the order of (local expert, source, row).
-struct StageEpMemory {
-  std::byte* x;         // [M] input rows
-  std::byte* x_scales;  // [M]
-  std::byte* topk_idx;  // [M * K] of 8 bytes
-  float* weights;       // [M * K]
-  std::byte* bias;
-  std::byte* out;         // [M] combine rows
-  int64_t* layout_range;  // [E_local * R]
-  int32_t* recv_count;    // [E_local]
-  int32_t* src_info;      // by row
-  std::byte* scales;      // by row: its groups
-  std::byte* rows;        // wire rows, or combine rows
-};
-
-// All that the kernels of a buffer need, device addresses.
-struct StageEpBuffer {
-  StageChannel channel;
-  EpGeometry geometry;
-  std::byte*
-      window;  // the library's own recv_x, recv_scales, src_info and y, laid out by `geometry`
-  std::byte* local;  // recv_count and layout_range at the offsets that `geometry` has for them
-  StageEpMemory staging;
-};
-
-// Null: not this half of the operation; one of them is not.
-int stage_dispatch(const StageEpBuffer& buffer, const mep_dispatch_send_t* send,
-                   const mep_dispatch_receive_t* receive, const StageRequest& request,
-                   void* stream);
-int stage_combine(const StageEpBuffer& buffer, const mep_combine_send_t* send,
-                  const mep_combine_receive_t* receive, const StageRequest& request, void* stream);
 
 }  // namespace mep::device

@@ -1,8 +1,7 @@
 // Operations whose peers cannot be mapped: kernels copy to and from pinned host memory, and a thread of the
 // host runs the operation over the host's transports. What both agree on. Plain C++.
 //
-//   StageMailbox  pinned host memory, one per channel (the collectives of a comm, a buffer of an EP
-//                 object). Two halves, each with one writer.
+//   StageMailbox  pinned host memory, one per channel (the collectives of a comm). Two halves, each with one writer.
 //   StageState    device memory, one per channel. Written by the kernels of the channel alone, which run
 //                 one after the other: a graph captures its address.
 //   staging       pinned host memory, one per channel. The device may write it while no request is
@@ -33,12 +32,6 @@ namespace mep::device {
 constexpr uint32_t kStageRankWords = kMaskWords;
 constexpr uint32_t kMaxStageRanks = kStageRankWords * 64;
 
-enum class StageKind : uint32_t {
-  kCollective,
-  kDispatch,
-  kCombine,
-};
-
 struct StageCollective {
   uint64_t send;     // addresses in the staging
   uint64_t receive;  // may be `send`: in place
@@ -49,43 +42,17 @@ struct StageCollective {
   Collective kind;
 };
 
-// What of the arguments was given.
-enum StageGiven : uint32_t {
-  kStageScales = 1u << 0,
-  kStageWeights = 1u << 1,
-  kStageBias = 1u << 2,
-  kStageRecvX = 1u << 3,
-};
-
-struct StageEp {
-  uint64_t handle;    // address of the host's handle
-  uint64_t capacity;  // bytes at recv_x; 0: enough
-  uint32_t sends;     // this half of the operation
-  uint32_t receives;  // and this
-  uint32_t flags;     // MEP_COMBINE_*
-  uint32_t tokens;    // of a dispatch
-  uint32_t idx_type;
-  uint32_t given;  // StageGiven
-};
-
 // As a graph captures it.
 struct StageRequest {
-  StageKind kind;
-  uint32_t continues;  // the operation whose last part this follows: not posted if that failed
-  union {
-    StageCollective collective;
-    StageEp ep;
-  };
+  uint64_t continues;  // the operation whose last part this follows: not posted if that failed
+  StageCollective collective;
 };
 
 struct StageAnswer {
   mep_result_t result;
-  uint32_t tokens;                 // of the handle's dispatch
   uint32_t delivers;               // outputs lie in the staging
-  uint32_t recv_x_fits;            // in the caller's memory
   uint64_t live[kStageRankWords];  // ranks that contributed
-  int64_t total;                   // rows that arrived
-  OpStatus status;                 // how it ended; of dispatch and combine when they are received
+  OpStatus status;                 // how it ended
 };
 
 struct StageMailbox {

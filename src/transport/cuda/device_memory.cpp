@@ -284,6 +284,21 @@ PinnedMemory::~PinnedMemory() {
   if (data_ != nullptr) (void)cudaFreeHost(data_);
 }
 
+mep_result_t PinnedRange::pin(void* data, size_t bytes) {
+  MEP_TRY(check(cudaHostRegister(data, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable),
+                "pinning host memory"));
+  data_ = data;
+  void* of_kernels = nullptr;
+  MEP_TRY(check(cudaHostGetDevicePointer(&of_kernels, data, 0), "cudaHostGetDevicePointer"));
+  if (of_kernels == data) return MEP_SUCCESS;
+  return fail(MEP_ERR_UNSUPPORTED, "kernels reach pinned host memory at another address");
+}
+
+void PinnedRange::unpin() {
+  if (data_ != nullptr) (void)cudaHostUnregister(data_);
+  data_ = nullptr;
+}
+
 mep_result_t check_pointer(int32_t device, const void* memory, const char* name) {
   cudaPointerAttributes about{};
   MEP_TRY(check(cudaPointerGetAttributes(&about, memory), "cudaPointerGetAttributes"));
@@ -374,7 +389,11 @@ DeviceStream::~DeviceStream() {
 }
 
 mep_result_t DeviceStream::synchronize() const {
-  return check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream_)), "waiting for the GPU");
+  return synchronize_stream(stream_);
+}
+
+mep_result_t synchronize_stream(void* stream) {
+  return check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "waiting for the GPU");
 }
 
 }  // namespace mep

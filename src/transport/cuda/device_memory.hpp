@@ -101,6 +101,22 @@ class PinnedMemory {
   void* data_ = nullptr;
 };
 
+// Makes memory of the process that exists already reachable for kernels, at its own address.
+class PinnedRange {
+ public:
+  PinnedRange() = default;
+  ~PinnedRange() { unpin(); }
+  PinnedRange(const PinnedRange&) = delete;
+  PinnedRange& operator=(const PinnedRange&) = delete;
+  // Whole pages, which stay until unpin(). MEP_ERR_UNSUPPORTED: this system gives them another address for kernels.
+  [[nodiscard]] mep_result_t pin(void* data, size_t bytes);
+  // No kernel uses it.
+  void unpin();
+
+ private:
+  void* data_ = nullptr;
+};
+
 // Whether kernels on that GPU can use the memory; `name` is the argument's. Device memory must be its own.
 [[nodiscard]] mep_result_t check_pointer(int32_t device, const void* memory, const char* name);
 
@@ -111,6 +127,7 @@ class PinnedMemory {
 [[nodiscard]] mep_result_t copy_from_device(void* to, const void* from, size_t bytes);
 // Either way, in the order of the stream; `from` in ordinary memory may be written again at once.
 [[nodiscard]] mep_result_t copy_in_order(void* to, const void* from, size_t bytes, void* stream);
+[[nodiscard]] mep_result_t synchronize_stream(void* stream);
 // Whether what is enqueued on the stream goes into a graph.
 [[nodiscard]] mep_result_t is_capturing(void* stream, bool* capturing);
 // The result for what a call of the CUDA runtime returned.

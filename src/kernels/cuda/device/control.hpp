@@ -35,10 +35,11 @@ struct DeviceControl {
 // Why a kernel left without its result.
 enum class Cause : uint32_t {
   kNone = 0,
-  kDeadline = 1,  // a wait took longer than timeout_ns
-  kAborted = 2,   // the abort word says that the epoch is over
-  kBadBytes = 3,  // a peer wrote what cannot be
-  kOldEpoch = 4,  // the operation was begun in an epoch that is over
+  kDeadline = 1,     // a wait took longer than timeout_ns
+  kAborted = 2,      // the abort word says that the epoch is over
+  kBadBytes = 3,     // a peer wrote what cannot be
+  kOldEpoch = 4,     // the operation was begun in an epoch that is over
+  kUnreachable = 5,  // the queue to a rank has an error
 };
 
 struct DeviceReport {

@@ -1,0 +1,48 @@
+#include "core/cuda/queued_buffer.hpp"
+
+#include "base/status.hpp"
+
+namespace mep {
+
+static_assert(device::kInboxKey == QueuePairs::kWindowKey &&
+              device::kOutboxKey == QueuePairs::kSourceKey);
+
+mep_result_t QueuedBuffer::offer(int32_t device, uint64_t id) {
+  MEP_TRY(DeviceMemory::create(device, window_bytes_, &window_));
+  MEP_TRY(DeviceMemory::create(device, layout_.scratch_bytes, &scratch_));
+  MEP_TRY(PinnedMemory::create(layout_.outbox_bytes, &outbox_));
+  MEP_TRY(PinnedMemory::create(QueuePairs::ring_bytes(ranks_, device::kQueueEntries), &rings_));
+  MEP_TRY(pairs_.offer(id, layout_.inbox_bytes));
+  return pin();
+}
+
+mep_result_t QueuedBuffer::pin() {
+  const Window& window = pairs_.window();
+  pinned_generation_ = window.generation();
+  return inbox_.pin(window.data(), window.bytes());
+}
+
+mep_result_t QueuedBuffer::connect(const CommView& view, const Deadline& deadline, void* stream) {
+  MEP_TRY(pairs_.connect(view,
+                         {static_cast<std::byte*>(rings_->data()), device::kQueueEntries,
+                          reinterpret_cast<uint64_t*>(scratch_->data() + layout_.ready),
+                          static_cast<std::byte*>(outbox_->data()), layout_.outbox_bytes},
+                         deadline));
+  const std::span<const gpu_queue::Queue> queues = pairs_.queues();
+  return copy_in_order(scratch_->data() + layout_.queues, queues.data(), queues.size_bytes(),
+                       stream);
+}
+
+device::EpQueues QueuedBuffer::kernels() const {
+  return {scratch_->data(), pairs_.window().data(), static_cast<std::byte*>(outbox_->data())};
+}
+
+// The kernels that use the old pages have left, or will soon: their epoch is over.
+mep_result_t QueuedBuffer::renew(void* stream) {
+  if (pairs_.window().generation() == pinned_generation_) return MEP_SUCCESS;
+  MEP_TRY(synchronize_stream(stream));
+  inbox_.unpin();
+  return pin();
+}
+
+}  // namespace mep

@@ -1,0 +1,52 @@
+// The memory of one buffer of an EP object whose peers are reached through send queues, and the queues: see
+// kernels/cuda/ep_queue_layout.hpp. By the user's thread, but for keep().
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "core/queued/queue_pairs.hpp"
+#include "kernels/cuda/ep_kernels.hpp"
+#include "transport/cuda/device_memory.hpp"
+
+namespace mep {
+
+class QueuedBuffer {
+ public:
+  QueuedBuffer(const CommIdentity& comm, gpu_queue::SoftNic* nic,
+               const device::EpGeometry& geometry)
+      : window_bytes_(geometry.window_bytes),
+        layout_(device::make_ep_queue_layout(geometry)),
+        ranks_(geometry.sizes.ranks),
+        pairs_(comm, nic) {}
+
+  [[nodiscard]] mep_result_t offer(int32_t device, uint64_t id);
+  [[nodiscard]] mep_result_t connect(const CommView& view, const Deadline& deadline, void* stream);
+  // recv_x and the rest that the library keeps, as in a mapped window.
+  std::byte* window() const { return window_->data(); }
+  device::EpQueues kernels() const;
+  // A view change may have given the inbox new pages: kernels get these. Waits for the stream then.
+  [[nodiscard]] mep_result_t renew(void* stream);
+  // Kernels have ended: see QueuePairs::finish().
+  void finish() const { pairs_.finish(); }
+  // Control thread: queues of ranks that the view lacks end.
+  void keep(const CommView& view) { pairs_.keep(view); }
+  // Control thread: all queues end.
+  void end() { pairs_.end(); }
+
+ private:
+  mep_result_t pin();
+
+  const uint64_t window_bytes_;
+  const device::EpQueueLayout layout_;
+  const uint32_t ranks_;
+  std::shared_ptr<DeviceMemory> window_;
+  std::shared_ptr<DeviceMemory> scratch_;
+  std::shared_ptr<PinnedMemory> outbox_;
+  std::shared_ptr<PinnedMemory> rings_;
+  QueuePairs pairs_;
+  PinnedRange inbox_;
+  uint32_t pinned_generation_ = 0;  // of the window
+};
+
+}  // namespace mep

@@ -1,0 +1,84 @@
+// Memory of an EP buffer whose peers are reached through send queues (transport/gpu_queue). Plain C++; low latency.
+//
+//   inbox    pinned host memory, a window of the host's transports: what queues of peers write
+//              counts ready   [2 parities][R] words: that source's counts are here
+//              rows ready     [2][R], combine ready [2][R]: as in a mapped window
+//              counts         [2][R][R * E_local] uint32, rows of a source for each expert
+//              records        [E_local][R * M], places as in a mapped window
+//              terms          [M * K] combine rows
+//   outbox   pinned host memory of this rank, which its queues read
+//              counts         [2][R * E_local] uint32
+//              records        [M * K], by place, then token
+//              terms          [R * M * min(K, E_local)] combine rows, by local expert, source, row
+//   scratch  device memory: the queues [R], what one kernel tells the next, and records as in the outbox of rows for this
+//            rank itself: these, its counts and its terms go through no queue
+//
+// Record: entry, token (uint32 each), then on 16 bytes the row's scales without gaps, then on 16 bytes the row.
+//
+// The outbox needs no flush between uses. Its records of one use were read before any peer tells its counts of the next,
+// since a peer has received before it dispatches again; counts alternate, and terms were read before the next rows come.
+// The first dispatch of an epoch flushes, so that nothing of the old one is under way when a peer may write new rows.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/ep_geometry.hpp"
+#include "transport/gpu_queue/send_queue.hpp"
+
+namespace mep::device {
+
+constexpr uint32_t kQueueEntries = 1024;
+// Requests name the peer's inbox from offset 0, and the outbox by its address.
+constexpr uint32_t kInboxKey = 1;
+constexpr uint32_t kOutboxKey = 2;
+
+struct EpQueueLayout {
+  uint64_t counts_ready, rows_ready, combine_ready, words_end;
+  uint64_t counts, records, terms, inbox_bytes;
+  uint64_t sent_counts, sent_records, sent_terms, outbox_bytes;
+  uint64_t queues, ready, first_rows, sent_first, kinds, own_records, scratch_bytes;
+  uint32_t record_scales, record_row, record_bytes;
+};
+
+inline EpQueueLayout make_ep_queue_layout(const EpGeometry& g) {
+  const EpSizes& sizes = g.sizes;
+  const uint64_t words = uint64_t{2} * sizes.ranks * 8;
+  const uint64_t terms = uint64_t{sizes.max_tokens} * g.row_k;
+  const uint32_t most_k = sizes.top_k < sizes.local_experts ? sizes.top_k : sizes.local_experts;
+  EpQueueLayout l{};
+  l.record_scales = 16;
+  l.record_row = l.record_scales + (g.groups * g.scale_bytes + 15) / 16 * 16;
+  l.record_bytes = l.record_row + g.wire_row;
+  EpPlaces inbox;
+  l.counts_ready = inbox.take(words);
+  l.rows_ready = inbox.take(words);
+  l.combine_ready = inbox.take(words);
+  l.words_end = inbox.end();
+  l.counts = inbox.take(uint64_t{2} * sizes.ranks * g.places * 4);
+  l.records = inbox.take(uint64_t{g.row_groups} * g.rows_per_expert * l.record_bytes);
+  l.terms = inbox.take(terms * g.combine_row);
+  l.inbox_bytes = inbox.end();
+  EpPlaces outbox;
+  l.sent_counts = outbox.take(uint64_t{2} * g.places * 4);
+  l.sent_records = outbox.take(terms * l.record_bytes);
+  l.sent_terms = outbox.take(uint64_t{g.rows_per_expert} * most_k * g.combine_row);
+  l.outbox_bytes = outbox.end();
+  EpPlaces scratch;
+  l.queues = scratch.take(sizes.ranks * sizeof(gpu_queue::Queue));
+  l.ready = scratch.take(uint64_t{sizes.ranks} * kQueueEntries * 8);
+  l.first_rows = scratch.take(uint64_t{g.places} * 4);
+  l.sent_first = scratch.take(uint64_t{g.places} * 4);
+  l.kinds = scratch.take(sizes.ranks);
+  l.own_records = scratch.take(terms * l.record_bytes);
+  l.scratch_bytes = scratch.end();
+  return l;
+}
+
+// Addresses for kernels. scratch null: the peers are mapped.
+struct EpQueues {
+  std::byte* scratch;
+  std::byte* inbox;
+  std::byte* outbox;
+};
+
+}  // namespace mep::device

@@ -1,0 +1,400 @@
+// Dispatch through send queues: count, pack, exchange, unpack.
+#include <algorithm>
+
+#include "kernels/cuda/ep_instances.hpp"
+#include "kernels/cuda/ep_queued.cuh"
+#include "kernels/cuda/ep_rows.cuh"
+
+namespace mep::device {
+namespace {
+
+using QueuedDispatch = Queued<DispatchArgs>;
+
+// --- Count --------------------------------------------------------------------------------------------
+
+__device__ inline void sum_chunks(const QueuedDispatch& a, uint64_t use) {
+  const uint32_t chunks = chunks_of(a.tokens);
+  const auto* masks = a.local<uint32_t>(a.g.masks);
+  auto* sent =
+      reinterpret_cast<uint32_t*>(a.queues.outbox + a.l.sent_counts) + use % 2 * a.g.places;
+  for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
+    uint32_t total = 0;
+    for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
+      const uint64_t at = uint64_t{chunk} * a.g.places + place;
+      a.local<uint32_t>(a.g.chunk_first)[at] = total;
+      total += static_cast<uint32_t>(__popc(masks[at]));
+    }
+    a.local<uint32_t>(a.g.own_counts)[place] = total;
+    sent[place] = total;
+  }
+}
+
+// Rows of the last use that were not combined are given back, as in give_back_unused(). The queue keeps the order: the
+// word is seen before the counts.
+__device__ inline bool tell_counts(const QueuedDispatch& a, const Waiter& waiter, uint64_t use) {
+  const uint64_t last = use - 1;
+  const bool gives_back = !peer_table().credited && (last != 0 || a.state()->carries != 0);
+  const uint64_t given_back =
+      signal_tag(waiter.epoch, last) | combine_payload(CombineWord::kNone, 0);
+  const uint64_t tag = signal_tag(waiter.epoch, use);
+  if (threadIdx.x == 0) {
+    if (gives_back) a.tell_self(a.l.combine_ready, last, given_back);
+    a.tell_self(a.l.counts_ready, use, tag);
+  }
+  const auto bytes = static_cast<uint32_t>(a.g.places * 4);
+  const uint64_t from = a.l.sent_counts + use % 2 * bytes;
+  const uint64_t to = a.l.counts + (use % 2 * a.g.sizes.ranks + a.g.sizes.rank) * bytes;
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  gpu_queue::Request request{};
+  if (lane == 0) {
+    request = gpu_queue::write_word(a.word_at_peer(a.l.combine_ready, last), given_back);
+  } else if (lane == 1) {
+    request = gpu_queue::write(a.at_peer(to), a.from_outbox(from), bytes);
+  } else if (lane == 2) {
+    request = gpu_queue::write_word(a.word_at_peer(a.l.counts_ready, use), tag);
+  }
+  const bool wants = lane == 0 ? gives_back : lane <= 2;
+  return a.for_live_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
+    return is_done(peer.post_lanes(wants, request), waiter, rank);
+  });
+}
+
+__device__ inline bool await_queued_counts(const QueuedDispatch& a, const Waiter& waiter,
+                                           uint64_t use) {
+  const uint64_t tag = signal_tag(waiter.epoch, use);
+  for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
+    if (!a.is_live(source)) continue;
+    const uint64_t* at = a.rank_word(a.memory.window, a.l.counts_ready, use, source);
+    if (await_word(waiter, at, tag, source) == 0) return false;
+  }
+  return true;
+}
+
+// A count as its source has told it; is_count(): whether it can be.
+__device__ inline uint32_t told_count(const QueuedDispatch& a, uint64_t use, uint32_t source,
+                                      uint32_t place) {
+  if (source == a.g.sizes.rank) return a.local<uint32_t>(a.g.own_counts)[place];
+  const auto* told = reinterpret_cast<const uint32_t*>(a.queues.inbox + a.l.counts);
+  return __ldcv(told + (use % 2 * a.g.sizes.ranks + source) * a.g.places + place);
+}
+__device__ inline bool is_count(const QueuedDispatch& a, const Waiter& waiter, uint32_t source,
+                                uint32_t count) {
+  if (count <= a.g.sizes.max_tokens) return true;
+  refuse_bytes(waiter, source);
+  return false;
+}
+
+// The first row of this rank at every place. Counts of several sources are on their way at once: they lie across the bus.
+__device__ inline bool find_first_rows(const QueuedDispatch& a, const Waiter& waiter,
+                                       uint64_t use) {
+  constexpr uint32_t kAtOnce = 8;
+  const bool slotted = a.g.sizes.slotted != 0;
+  const uint32_t lower = slotted ? 0 : a.g.sizes.rank;
+  for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
+    uint32_t first = slotted ? a.g.sizes.rank * a.g.sizes.max_tokens : 0;
+    for (uint32_t base = 0; base < lower; base += kAtOnce) {
+      uint32_t counts[kAtOnce];
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        const uint32_t source = base + i;
+        const bool counts_here = source < lower && a.is_live(source);
+        counts[i] = counts_here ? told_count(a, use, source, place) : 0;
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kAtOnce; ++i) {
+        if (!is_count(a, waiter, base + i, counts[i])) return false;
+        first += counts[i];
+      }
+    }
+    a.first_rows()[place] = first;
+  }
+  return true;
+}
+
+__global__ void __launch_bounds__(kEpThreads, 2)
+    count_kernel(const __grid_constant__ QueuedDispatch a) {
+  extern __shared__ uint32_t masks[];  // [places]
+  __shared__ uint32_t shared_last;
+  DeviceChannel& channel = a.state()->channel;
+  const bool slotted = a.g.sizes.slotted != 0;
+  a.read_peers();
+  const EpPhase phase = slotted ? EpPhase::kFreeRows : EpPhase::kCounts;
+  const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(phase));
+  if (threadIdx.x == 0) {
+    peer_table().use = channel.use + 1;
+    peer_table().credited = a.state()->credited != 0;
+  }
+  // The same for all threads: only the CTA that comes last waits, and can fail.
+  const bool failed = has_failed(&channel, waiter.epoch);
+  const uint32_t chunks = chunks_of(a.tokens);
+  const CtaRouting routing(nullptr, masks);
+  for (uint32_t chunk = blockIdx.x; chunk < chunks && !failed; chunk += gridDim.x) {
+    mark_chunks<0>(a, chunk, 1, routing);
+  }
+  if (!is_last_of(&channel.ticket[0], gridDim.x, &shared_last)) return;
+  const uint64_t use = peer_table().use;
+  const bool is_first_of_epoch = channel.epoch != waiter.epoch;
+  __syncthreads();
+  if (threadIdx.x == 0) begin_dispatch(a, waiter.epoch, use);
+  if (failed) return;
+  test_delay(a, 2);
+  bool good = true;
+  if (is_first_of_epoch) {
+    good = a.for_live_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
+      return is_done(peer.flush(), waiter, rank);
+    });
+  }
+  if (__syncthreads_and(good) == 0) return;
+  sum_chunks(a, use);
+  __syncthreads();
+  const uint32_t* counts = a.local<uint32_t>(a.g.own_counts);
+  add_up(
+      a.g.places, [&](uint32_t place) { return counts[place]; },
+      [&](uint32_t place, uint32_t sum) { a.sent_first()[place] = sum; });
+  if (__syncthreads_and(tell_counts(a, waiter, use)) == 0) return;
+  test_delay(a, 3);
+  good = slotted ? await_given_back(a, waiter, use) : await_queued_counts(a, waiter, use);
+  if (__syncthreads_and(good) == 0) return;
+  find_first_rows(a, waiter, use);
+}
+
+// --- Pack ---------------------------------------------------------------------------------------------
+
+// Like list_targets(), in the outbox; and the heads of the records.
+__device__ inline void list_records(const QueuedDispatch& a, const Batch& batch) {
+  const uint32_t top_k = a.g.sizes.top_k;
+  if (threadIdx.x >= batch.tokens() * top_k) return;
+  const uint32_t entry = batch.first_token() * top_k + threadIdx.x;
+  const uint32_t token = entry / top_k;
+  const bool tells = token * batch.units >= batch.begin;
+  const Copy copy = *copy_of_thread();
+  RowTarget target{nullptr, nullptr};
+  const auto place = static_cast<uint32_t>(copy.place);
+  const uint32_t rank = place / a.g.sizes.local_experts;
+  if (copy.place >= 0 && a.is_live(rank)) {
+    const uint64_t at = uint64_t{a.sent_first()[place]} + copy.slot;
+    std::byte* records = rank == a.g.sizes.rank ? a.queues.scratch + a.l.own_records
+                                                : a.queues.outbox + a.l.sent_records;
+    std::byte* record = records + at * a.l.record_bytes;
+    target = {record + a.l.record_row, record + a.l.record_scales};
+    if (tells) {
+      *reinterpret_cast<uint2*>(record) = {entry, token};
+      a.of_handle<uint32_t>(a.g.handle_rows)[entry] = a.first_rows()[place] + copy.slot;
+    }
+  }
+  batch_targets()[threadIdx.x] = target;
+}
+
+// Scales of a record have no gaps: the geometry says so here.
+template <class Codec>
+__global__ void __launch_bounds__(kEpThreads, 2)
+    pack_kernel(const __grid_constant__ QueuedDispatch a) {
+  a.read_peers();
+  if (has_failed(&a.state()->channel, a.memory.control->epoch)) return;
+  const CtaRouting routing(nullptr, nullptr);
+  const typename Codec::Source source(a);
+  const Share share(a.tokens, Codec::units(a.g));
+  __syncthreads();
+  for (uint32_t begin = share.begin; begin < share.end;) {
+    const Batch batch = share.batch_from(begin, a.g.sizes.top_k);
+    const typename Codec::Values values = load_first<Codec>(source, batch);
+    __syncthreads();
+    find_copies(a, batch, routing);
+    list_records(a, batch);
+    __syncthreads();
+    send_batch<Codec, 0>(source, batch, a.g.sizes.top_k, values);
+    begin = batch.end;
+  }
+}
+
+using PackKernel = void (*)(QueuedDispatch);
+
+template <class Input>
+PackKernel quantizing_kernel(uint32_t scale_type) {
+  if (scale_type == MEP_SCALE_UE8M0) return pack_kernel<QuantizeCodec<Input, Ue8m0Scale>>;
+  return pack_kernel<QuantizeCodec<Input, FloatScale>>;
+}
+
+PackKernel select_pack_kernel(const EpSizes& sizes) {
+  const bool quantizes = sizes.wire_type == MEP_FLOAT8_E4M3 && sizes.input_type != MEP_FLOAT8_E4M3;
+  if (!quantizes) return pack_kernel<CopyCodec>;
+  if (sizes.input_type == MEP_FLOAT16) return quantizing_kernel<Float16>(sizes.scale_type);
+  if (sizes.input_type == MEP_FLOAT32) return quantizing_kernel<Float32>(sizes.scale_type);
+  return quantizing_kernel<Bfloat16>(sizes.scale_type);
+}
+
+// --- Exchange -----------------------------------------------------------------------------------------
+
+// This rank's rows for one expert lie in consecutive records, here and there. The word comes last.
+__device__ inline bool post_records(const QueuedDispatch& a, const Waiter& waiter, uint64_t use) {
+  const uint64_t tag = signal_tag(waiter.epoch, use);
+  if (threadIdx.x == 0) a.tell_self(a.l.rows_ready, use, tag);
+  const uint32_t experts = a.g.sizes.local_experts;
+  const uint32_t* counts = a.local<uint32_t>(a.g.own_counts);
+  return a.for_live_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
+    gpu_queue::Status status = gpu_queue::Status::kOk;
+    for (uint32_t base = 0; base <= experts && status == gpu_queue::Status::kOk;
+         base += kWarpThreads) {
+      const uint32_t expert = base + threadIdx.x % kWarpThreads;
+      const uint32_t place = rank * experts + expert;
+      gpu_queue::Request request{};
+      bool wants = false;
+      if (expert < experts && counts[place] != 0) {
+        const uint64_t row = a.row_index(expert, a.first_rows()[place]);
+        const uint64_t from = a.l.sent_records + uint64_t{a.sent_first()[place]} * a.l.record_bytes;
+        request = gpu_queue::write(a.at_peer(a.l.records + row * a.l.record_bytes),
+                                   a.from_outbox(from), counts[place] * a.l.record_bytes);
+        wants = true;
+      } else if (expert == experts) {
+        request = gpu_queue::write_word(a.word_at_peer(a.l.rows_ready, use), tag);
+        wants = true;
+      }
+      status = peer.post_lanes(wants, request);
+    }
+    return is_done(status, waiter, rank);
+  });
+}
+
+// arrange(), from counts without tags.
+__device__ inline bool arrange_queued(const QueuedDispatch& a, const Waiter& waiter, uint64_t use) {
+  Arrived& arrived = a.state()->arrived;
+  if (threadIdx.x == 0) arrived = {};
+  if (__syncthreads_and(await_queued_counts(a, waiter, use)) == 0) return false;
+  const uint32_t ranks = a.g.sizes.ranks;
+  const uint32_t first_place = a.g.sizes.rank * a.g.sizes.local_experts;
+  bool good = true;
+  for (uint32_t i = threadIdx.x; i < a.g.columns; i += kEpThreads) {
+    const uint32_t source = i % ranks;
+    uint32_t count = 0;
+    if (a.is_live(source)) {
+      count = told_count(a, use, source, first_place + i / ranks);
+      good = is_count(a, waiter, source, count) && good;
+    }
+    a.local<int64_t>(a.g.layout_range)[i] = count;
+  }
+  if (__syncthreads_and(good) == 0) return false;
+  arrange_rows(a, &arrived);
+  __syncthreads();
+  deliver(a);
+  return true;
+}
+
+__global__ void __launch_bounds__(kEpThreads, 2)
+    exchange_kernel(const __grid_constant__ QueuedDispatch a) {
+  DeviceChannel& channel = a.state()->channel;
+  a.read_peers();
+  const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(EpPhase::kRows));
+  const uint64_t use = channel.use + (a.sends != 0 ? 1 : 0);
+  if (threadIdx.x == 0 && a.sends == 0 && channel.epoch != waiter.epoch) {
+    fail(&channel, waiter.epoch, Cause::kOldEpoch, kNobody, waiter.phase);
+  }
+  __syncthreads();
+  bool good = __syncthreads_and(!has_failed(&channel, waiter.epoch)) != 0;
+  test_delay(a, 4);
+  if (a.sends != 0) {
+    good = __syncthreads_and(good && post_records(a, waiter, use)) != 0;
+    if (threadIdx.x == 0) commit_dispatch(a, use);
+    __syncthreads();
+  }
+  if (a.receives == 0) return;
+  good = good && arrange_queued(a, waiter, use);
+  receive_rows(a, waiter, use, good);
+}
+
+// --- Unpack -------------------------------------------------------------------------------------------
+
+using UnpackArgs = Queued<EpBase>;
+
+__device__ inline void unpack_row(const UnpackArgs& a, const std::byte* record, uint32_t expert,
+                                  uint32_t row, uint32_t lane) {
+  const uint64_t index = a.row_index(expert, row);
+  std::byte* window = a.memory.window;
+  if (lane == 0) {
+    const uint2 head = *reinterpret_cast<const uint2*>(record);
+    reinterpret_cast<uint32_t*>(window + a.g.entries)[index] = head.x;
+    reinterpret_cast<uint32_t*>(window + a.g.src_info)[index] = head.y;
+  }
+  copy_row(window + a.g.recv_x + index * a.g.wire_row, record + a.l.record_row, a.g.wire_row, lane);
+  const std::byte* from = record + a.l.record_scales;
+  std::byte* to = a.scales_of(window + a.g.scales, expert, row);
+  for (uint32_t scale = lane; scale < a.g.groups; scale += kWarpThreads) {
+    const uint64_t at = scale * a.g.scale_group_step;
+    if (a.g.scale_bytes == 4) {
+      *reinterpret_cast<uint32_t*>(to + at) = reinterpret_cast<const uint32_t*>(from)[scale];
+    } else {
+      to[at] = from[scale];
+    }
+  }
+}
+
+// Only rows that came.
+__global__ void __launch_bounds__(kEpThreads, 2)
+    unpack_kernel(const __grid_constant__ UnpackArgs a) {
+  extern __shared__ uint32_t first_rows[];
+  const RowRanges all(a, first_rows);
+  all.for_each([&](uint32_t range, uint32_t row, uint32_t at, uint32_t) {
+    const uint32_t expert = range / a.g.sizes.ranks;
+    const std::byte* record =
+        a.queues.inbox + a.l.records + a.row_index(expert, row) * a.l.record_bytes;
+    if (range % a.g.sizes.ranks == a.g.sizes.rank) {
+      const uint32_t place = a.g.sizes.rank * a.g.sizes.local_experts + expert;
+      record = a.queues.scratch + a.l.own_records +
+               (uint64_t{a.sent_first()[place]} + at) * a.l.record_bytes;
+    }
+    unpack_row(a, record, expert, row, threadIdx.x % kWarpThreads);
+  });
+}
+
+size_t mask_bytes(const EpGeometry& g) {
+  return g.places * sizeof(uint32_t);
+}
+
+}  // namespace
+
+int launch_queued_dispatch(const DispatchArgs& args, const EpQueues& queues, uint32_t most_ctas,
+                           cudaStream_t stream) {
+  const QueuedDispatch a = make_queued(args, queues);
+  const uint32_t most = std::min(most_ctas, kMostBusCtas);
+  if (a.sends != 0) {
+    const uint32_t chunks = std::max(chunks_of(a.tokens), 1u);
+    const cudaError_t error =
+        allow_shared_memory(reinterpret_cast<const void*>(count_kernel), mask_bytes(a.g));
+    if (error != cudaSuccess) return error;
+    count_kernel<<<std::min(chunks, most), kEpThreads, mask_bytes(a.g), stream>>>(a);
+    if (a.tokens != 0) {
+      QueuedDispatch packs = a;
+      packs.g.scale_group_step = a.g.scale_bytes;
+      const uint32_t ctas = useful_ctas(a.g, a.tokens, most);
+      select_pack_kernel(a.g.sizes)<<<ctas, kEpThreads, 0, stream>>>(packs);
+    }
+  }
+  exchange_kernel<<<1, kEpThreads, 0, stream>>>(a);
+  if (a.receives != 0) {
+    const UnpackArgs unpacks{args, a.l, queues};
+    unpack_kernel<<<most, kEpThreads, range_bytes(a.g), stream>>>(unpacks);
+  }
+  return cudaPeekAtLastError();
+}
+
+int load_queued_dispatch_kernels(const EpGeometry& g, int* ctas_per_sm) {
+  cudaError_t allowed =
+      allow_shared_memory(reinterpret_cast<const void*>(count_kernel), mask_bytes(g));
+  if (allowed == cudaSuccess) {
+    allowed = allow_shared_memory(reinterpret_cast<const void*>(unpack_kernel), range_bytes(g));
+  }
+  if (allowed != cudaSuccess) return allowed;
+  const struct {
+    const void* kernel;
+    size_t shared_bytes;
+  } kernels[] = {{reinterpret_cast<const void*>(count_kernel), mask_bytes(g)},
+                 {reinterpret_cast<const void*>(select_pack_kernel(g.sizes)), 0},
+                 {reinterpret_cast<const void*>(exchange_kernel), 0},
+                 {reinterpret_cast<const void*>(unpack_kernel), range_bytes(g)}};
+  for (const auto& [kernel, bytes] : kernels) {
+    const cudaError_t error = resident_ctas_per_sm(kernel, bytes, ctas_per_sm);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace mep::device
