@@ -6,6 +6,7 @@ import os
 import sys
 import unittest
 
+import deep_ep_elastic_test as elastic
 import deep_ep_normal_cases as normal_cases
 import deep_ep_normal_test as normal
 import deep_ep_test as low_latency
@@ -135,12 +136,44 @@ def take_gpu_buffer():
     mep.deep_ep.Buffer = gpu_buffer()
 
 
+def take_gpu_elastic():
+    """ElasticBuffer, the same way; its handles stay the GPU's."""
+    import mep.deep_ep
+    import torch
+    use_gpu()
+
+    def on_host(results):
+        torch.cuda.synchronize()
+        copies = Copies()
+        made = copies.of(results)
+        copies.fill()
+        return made
+
+    class GpuElastic(mep.deep_ep.ElasticBuffer):
+        def dispatch(self, x, cumulative_local_expert_recv_stats=None, **named):
+            statistics = on_gpu(cumulative_local_expert_recv_stats)
+            named = {name: on_gpu(value) for name, value in named.items()}
+            received, local, weights, handle, event = super().dispatch(
+                on_gpu(x), cumulative_local_expert_recv_stats=statistics, **named)
+            event.current_stream_wait()
+            if statistics is not None:
+                cumulative_local_expert_recv_stats.copy_(statistics)
+            return (*on_host((received, local, weights)), handle, event)
+
+        def combine(self, x, handle, **named):
+            named = {name: on_gpu(value) for name, value in named.items()}
+            sums, weights, event = super().combine(on_gpu(x), handle, **named)
+            return (*on_host((sums, weights)), event)
+
+    mep.deep_ep.ElasticBuffer = GpuElastic
+
+
 # --- In the ranks ------------------------------------------------------------------------------------------------
 
 def rank_low_latency():
     take_gpu_buffer()
     low_latency.refused = lambda *arguments: None  # on hosts, where values are looked at
-    low_latency.rank_calls()
+    low_latency.rank_calls(measures=False)  # kernels do not
 
 
 def rank_intranode():
@@ -151,6 +184,11 @@ def rank_intranode():
 def rank_engines():
     take_gpu_buffer()
     normal.rank_engines()
+
+
+def rank_elastic():
+    take_gpu_elastic()
+    elastic.rank_layers()
 
 
 def rank_handles():
@@ -347,6 +385,9 @@ class DeepEpGpuTest(unittest.TestCase):
 
     def test_handles(self):
         launch.run(__file__, "handles", gpus())
+
+    def test_elastic(self):
+        launch.run(__file__, "elastic", gpus())
 
     def test_streams(self):
         launch.run(__file__, "streams", gpus())

@@ -238,12 +238,13 @@ def cases(ranks, seed):
     return made + [Case(ranks, seed + len(counts), [MOST] * ranks, one_expert=True)]
 
 
-def rank_calls():
+def rank_calls(measures=True):
+    """measures: waits are asked for."""
     import torch
     deep_ep, dist, rank, ranks = begin(os.environ.get("BACKEND", "gloo"))
     buffer = make_buffer(deep_ep, dist.group.WORLD, ranks)
     assert (buffer.rank, buffer.group_size, buffer.low_latency_mode) == (rank, ranks, True)
-    waits = torch.zeros(2, ranks, dtype=torch.int64)
+    waits = torch.zeros(2, ranks, dtype=torch.int64) if measures else (None, None)
     for number, kind in enumerate(FORMS):
         statistics, rows = torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
         for case in cases(ranks, 100 * number):
@@ -253,9 +254,10 @@ def rank_calls():
                 sglang_layer(buffer, case, rank, kind, return_recv_hook=hooked, statistics=statistics, waits=waits)
                 rows += torch.tensor([len(case.rows(rank, expert, ())) for expert in range(2)])
         assert statistics.tolist() == rows.tolist(), (statistics, rows)
-    assert waits.min() >= 0 and waits[:, rank].tolist() == [0, 0], waits
-    dist.all_reduce(waits)  # in so many layers somebody has waited for somebody
-    assert waits.sum(1).min() > 0, waits
+    if measures:
+        assert waits.min() >= 0 and waits[:, rank].tolist() == [0, 0], waits
+        dist.all_reduce(waits)  # in so many layers somebody has waited for somebody
+        assert waits.sum(1).min() > 0, waits
     buffer.clean_low_latency_buffer(MOST, HIDDEN, 2 * ranks)
     in_turn(buffer, rank, ranks)
     refused(deep_ep, buffer, rank, ranks)
