@@ -225,32 +225,52 @@ PackKernel select_pack_kernel(const EpSizes& sizes) {
 
 // --- Exchange -----------------------------------------------------------------------------------------
 
-// This rank's rows for one expert lie in consecutive records, here and there. The word comes last.
+// This rank's rows for one expert of `rank` lie in consecutive records, here and there.
+__device__ inline gpu_queue::Request records_of(const QueuedDispatch& a, uint32_t rank,
+                                                uint32_t expert) {
+  const uint32_t place = rank * a.g.sizes.local_experts + expert;
+  const uint64_t row = a.row_index(expert, a.first_rows()[place]);
+  const uint64_t from = a.l.sent_records + uint64_t{a.sent_first()[place]} * a.l.record_bytes;
+  const uint32_t count = a.local<uint32_t>(a.g.own_counts)[place];
+  return gpu_queue::write(a.at_peer(a.l.records + row * a.l.record_bytes), a.from_outbox(from),
+                          count * a.l.record_bytes);
+}
+
+// The word comes last. Experts that get rows are gathered first, so that a warp posts for as many as it has lanes.
 __device__ inline bool post_records(const QueuedDispatch& a, const Waiter& waiter, uint64_t use) {
+  __shared__ uint32_t gathered[kEpWarps][2 * kWarpThreads];
+  uint32_t* mine = gathered[threadIdx.x / kWarpThreads];
+  const uint32_t lane = threadIdx.x % kWarpThreads;
   const uint64_t tag = signal_tag(waiter.epoch, use);
   if (threadIdx.x == 0) a.tell_self(a.l.rows_ready, use, tag);
   const uint32_t experts = a.g.sizes.local_experts;
-  const uint32_t* counts = a.local<uint32_t>(a.g.own_counts);
   return a.for_live_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
+    const uint32_t* counts = a.local<uint32_t>(a.g.own_counts) + rank * experts;
     gpu_queue::Status status = gpu_queue::Status::kOk;
-    for (uint32_t base = 0; base <= experts && status == gpu_queue::Status::kOk;
+    uint32_t held = 0;
+    for (uint32_t base = 0; base < experts && status == gpu_queue::Status::kOk;
          base += kWarpThreads) {
-      const uint32_t expert = base + threadIdx.x % kWarpThreads;
-      const uint32_t place = rank * experts + expert;
-      gpu_queue::Request request{};
-      bool wants = false;
-      if (expert < experts && counts[place] != 0) {
-        const uint64_t row = a.row_index(expert, a.first_rows()[place]);
-        const uint64_t from = a.l.sent_records + uint64_t{a.sent_first()[place]} * a.l.record_bytes;
-        request = gpu_queue::write(a.at_peer(a.l.records + row * a.l.record_bytes),
-                                   a.from_outbox(from), counts[place] * a.l.record_bytes);
-        wants = true;
-      } else if (expert == experts) {
-        request = gpu_queue::write_word(a.word_at_peer(a.l.rows_ready, use), tag);
-        wants = true;
-      }
-      status = peer.post_lanes(wants, request);
+      const uint32_t expert = base + lane;
+      const uint32_t found = __ballot_sync(0xffffffffu, expert < experts && counts[expert] != 0);
+      if ((found >> lane & 1) != 0) mine[held + __popc(found & ((1u << lane) - 1))] = expert;
+      held += static_cast<uint32_t>(__popc(found));
+      __syncwarp();
+      if (held < kWarpThreads) continue;
+      status = peer.post_lanes(true, records_of(a, rank, mine[lane]));
+      held -= kWarpThreads;
+      const uint32_t rest = mine[kWarpThreads + lane];
+      __syncwarp();
+      if (lane < held) mine[lane] = rest;
     }
+    __syncwarp();
+    gpu_queue::Request request{};
+    if (lane < held) {
+      request = records_of(a, rank, mine[lane]);
+    } else if (lane == held) {
+      request = gpu_queue::write_word(a.word_at_peer(a.l.rows_ready, use), tag);
+    }
+    if (status == gpu_queue::Status::kOk) status = peer.post_lanes(lane <= held, request);
+    __syncwarp();
     return is_done(status, waiter, rank);
   });
 }
