@@ -150,8 +150,10 @@ void SoftNic::serve() {
 SoftNic::Round SoftNic::serve_all() {
   const std::lock_guard lock(mutex_);
   Round round;
-  round.worked = move_endpoints();
-  round.may_sleep = endpoints_.empty();
+  if (!queues_.empty()) {
+    round.worked = move_endpoints();
+    round.may_sleep = endpoints_.empty();
+  }
   for (const auto& queue : queues_) {
     const ServedQueue::Turn turn = queue->take_turn();
     round.worked = round.worked || turn == ServedQueue::Turn::kWorked;
@@ -181,7 +183,7 @@ void SoftNic::sleep() {
 
 bool SoftNic::may_sleep() {
   const std::lock_guard lock(mutex_);
-  if (!endpoints_.empty()) return false;
+  if (!queues_.empty() && !endpoints_.empty()) return false;
   return std::all_of(queues_.begin(), queues_.end(),
                      [](const auto& queue) { return queue->poster_wakes() && !queue->is_rung(); });
 }

@@ -35,7 +35,7 @@ class SoftNic {
                                        const QueueFaults& faults = {});
   // A number for a queue that is to be added. Any thread.
   uint32_t new_queue_pair() { return next_queue_pair_.fetch_add(1, std::memory_order_relaxed); }
-  // The thread takes what peers of the endpoint post, as long as the NIC runs: nobody else may be there to do it. Any thread.
+  // The thread takes what peers of the endpoint post, as long as it has queues: kernels that wait for it cannot. Any thread.
   [[nodiscard]] mep_result_t keep_moving(Endpoint* endpoint);
   // Until all that its posters have rung for is executed, or the queue has failed: what is executed reaches the peer without
   // the queue. At once where the NIC does not run, or has no such queue. Ends by itself, or when the transport gives the
