@@ -8,6 +8,13 @@ static_assert(device::kInboxKey == QueuePairs::kWindowKey &&
               device::kOutboxKey == QueuePairs::kSourceKey);
 
 mep_result_t QueuedBuffer::offer(int32_t device, uint64_t id) {
+  // One request has all rows of a rank for one expert.
+  if (max_tokens_ > gpu_queue::kMaxWrite / layout_.record_bytes) {
+    return fail(MEP_ERR_UNSUPPORTED,
+                "max_tokens_per_rank %u: GPUs that go through host memory have at most %u of this "
+                "hidden size",
+                max_tokens_, static_cast<uint32_t>(gpu_queue::kMaxWrite / layout_.record_bytes));
+  }
   MEP_TRY(DeviceMemory::create(device, window_bytes_, &window_));
   MEP_TRY(DeviceMemory::create(device, layout_.scratch_bytes, &scratch_));
   MEP_TRY(PinnedMemory::create(layout_.outbox_bytes, &outbox_));

@@ -15,7 +15,8 @@ class QueuedBuffer {
  public:
   QueuedBuffer(const CommIdentity& comm, gpu_queue::SoftNic* nic,
                const device::EpGeometry& geometry)
-      : window_bytes_(geometry.window_bytes),
+      : max_tokens_(geometry.sizes.max_tokens),
+        window_bytes_(geometry.window_bytes),
         layout_(device::make_ep_queue_layout(geometry)),
         ranks_(geometry.sizes.ranks),
         pairs_(comm, nic) {}
@@ -37,6 +38,7 @@ class QueuedBuffer {
  private:
   mep_result_t pin();
 
+  const uint32_t max_tokens_;
   const uint64_t window_bytes_;
   const device::EpQueueLayout layout_;
   const uint32_t ranks_;
