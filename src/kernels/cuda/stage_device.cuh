@@ -1,4 +1,4 @@
-// What staged collectives do on the device: copies, and the exchange with the host.
+// Staged collectives on the device: copies, and the exchange with the host.
 #pragma once
 
 #include <cuda_runtime.h>
