@@ -181,10 +181,16 @@ __device__ inline void fetch_routing(const DispatchArgs& a) {
   }
 }
 
-// A use that is over without combine: its rows are given back by the start of the next.
+// A use that is over without combine: its rows are given back by the start of the next, with this word.
+__device__ inline bool is_unused(const DispatchArgs& a, uint64_t last_use) {
+  return !peer_table().credited && (last_use != 0 || a.state()->carries != 0);
+}
+__device__ inline uint64_t unused_word(uint64_t epoch, uint64_t last_use) {
+  return signal_tag(epoch, last_use) | combine_payload(CombineWord::kNone, 0);
+}
 __device__ inline void give_back_unused(const DispatchArgs& a, uint64_t epoch, uint64_t last_use) {
-  if (peer_table().credited || (last_use == 0 && a.state()->carries == 0)) return;
-  const uint64_t word = signal_tag(epoch, last_use) | combine_payload(CombineWord::kNone, 0);
+  if (!is_unused(a, last_use)) return;
+  const uint64_t word = unused_word(epoch, last_use);
 #pragma unroll 1
   for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
     if (!a.is_live(rank)) continue;
@@ -193,25 +199,32 @@ __device__ inline void give_back_unused(const DispatchArgs& a, uint64_t epoch, u
   }
 }
 
+// Sums the chunks' masks of a place, into own_counts. keeps: and what comes before each chunk.
+__device__ inline uint32_t sum_place(const DispatchArgs& a, const uint32_t* masks, uint32_t place,
+                                     bool keeps) {
+  const uint32_t chunks = chunks_of(a.tokens);
+  uint32_t* first = a.local<uint32_t>(a.g.chunk_first) + place;
+  uint32_t total = 0;
+#pragma unroll 8
+  for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
+    const uint64_t at = uint64_t{chunk} * a.g.places;
+    const uint32_t mask = masks[at + place];
+    if (keeps) first[at] = total;
+    total += static_cast<uint32_t>(__popc(mask));
+  }
+  a.local<uint32_t>(a.g.own_counts)[place] = total;
+  return total;
+}
+
 // By one CTA: sums the chunks' masks and tells the counts. If the last use was not combined, the word of place
 // 0 is ordered behind what this rank did before the kernel, by the fence that its thread made at the
 // start: it gives the rows of that use back.
 __device__ inline void publish_counts(const DispatchArgs& a, uint64_t epoch, const uint32_t* masks,
                                       bool alone) {
-  const uint32_t chunks = chunks_of(a.tokens);
   const uint64_t use = peer_table().use;
   const uint64_t tag = signal_tag(epoch, use);
   for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
-    uint32_t* first = a.local<uint32_t>(a.g.chunk_first) + place;
-    uint32_t total = 0;
-#pragma unroll 8
-    for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
-      const uint64_t at = uint64_t{chunk} * a.g.places;
-      const uint32_t mask = masks[at + place];
-      if (!alone) first[at] = total;
-      total += static_cast<uint32_t>(__popc(mask));
-    }
-    a.local<uint32_t>(a.g.own_counts)[place] = total;
+    const uint32_t total = sum_place(a, masks, place, !alone);
     if (a.g.sizes.slotted != 0) continue;
 #ifdef MEP_MUTANT_ZERO_COUNT
     if (total == 0) continue;

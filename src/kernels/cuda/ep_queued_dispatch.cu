@@ -12,30 +12,12 @@ using QueuedDispatch = Queued<DispatchArgs>;
 
 // --- Count --------------------------------------------------------------------------------------------
 
-__device__ inline void sum_chunks(const QueuedDispatch& a, uint64_t use) {
-  const uint32_t chunks = chunks_of(a.tokens);
-  const auto* masks = a.local<uint32_t>(a.g.masks);
-  auto* sent =
-      reinterpret_cast<uint32_t*>(a.queues.outbox + a.l.sent_counts) + use % 2 * a.g.places;
-  for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
-    uint32_t total = 0;
-    for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
-      const uint64_t at = uint64_t{chunk} * a.g.places + place;
-      a.local<uint32_t>(a.g.chunk_first)[at] = total;
-      total += static_cast<uint32_t>(__popc(masks[at]));
-    }
-    a.local<uint32_t>(a.g.own_counts)[place] = total;
-    sent[place] = total;
-  }
-}
-
 // Rows of the last use that were not combined are given back, as in give_back_unused(). The queue keeps the order: the
 // word is seen before the counts.
 __device__ inline bool tell_counts(const QueuedDispatch& a, const Waiter& waiter, uint64_t use) {
   const uint64_t last = use - 1;
-  const bool gives_back = !peer_table().credited && (last != 0 || a.state()->carries != 0);
-  const uint64_t given_back =
-      signal_tag(waiter.epoch, last) | combine_payload(CombineWord::kNone, 0);
+  const bool gives_back = is_unused(a, last);
+  const uint64_t given_back = unused_word(waiter.epoch, last);
   const uint64_t tag = signal_tag(waiter.epoch, use);
   if (threadIdx.x == 0) {
     if (gives_back) a.tell_self(a.l.combine_ready, last, given_back);
@@ -57,17 +39,6 @@ __device__ inline bool tell_counts(const QueuedDispatch& a, const Waiter& waiter
   return a.for_live_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
     return is_done(peer.post_lanes(wants, request), waiter, rank);
   });
-}
-
-__device__ inline bool await_queued_counts(const QueuedDispatch& a, const Waiter& waiter,
-                                           uint64_t use) {
-  const uint64_t tag = signal_tag(waiter.epoch, use);
-  for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
-    if (!a.is_live(source)) continue;
-    const uint64_t* at = a.rank_word(a.memory.window, a.l.counts_ready, use, source);
-    if (await_word(waiter, at, tag, source) == 0) return false;
-  }
-  return true;
 }
 
 // A count as its source has told it; is_count(): whether it can be.
@@ -145,15 +116,19 @@ __global__ void __launch_bounds__(kEpThreads, 2)
     });
   }
   if (__syncthreads_and(good) == 0) return;
-  sum_chunks(a, use);
+  auto* counts =
+      reinterpret_cast<uint32_t*>(a.queues.outbox + a.l.sent_counts) + use % 2 * a.g.places;
+  for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
+    counts[place] = sum_place(a, a.local<uint32_t>(a.g.masks), place, true);
+  }
   __syncthreads();
-  const uint32_t* counts = a.local<uint32_t>(a.g.own_counts);
+  const uint32_t* own = a.local<uint32_t>(a.g.own_counts);
   add_up(
-      a.g.places, [&](uint32_t place) { return counts[place]; },
+      a.g.places, [&](uint32_t place) { return own[place]; },
       [&](uint32_t place, uint32_t sum) { a.sent_first()[place] = sum; });
   if (__syncthreads_and(tell_counts(a, waiter, use)) == 0) return;
   test_delay(a, 3);
-  good = slotted ? await_given_back(a, waiter, use) : await_queued_counts(a, waiter, use);
+  good = slotted ? await_given_back(a, waiter, use) : await_ranks(a, waiter, a.l.counts_ready, use);
   if (__syncthreads_and(good) == 0) return;
   find_first_rows(a, waiter, use);
 }
@@ -275,27 +250,20 @@ __device__ inline bool post_records(const QueuedDispatch& a, const Waiter& waite
   });
 }
 
-// arrange(), from counts without tags.
-__device__ inline bool arrange_queued(const QueuedDispatch& a, const Waiter& waiter, uint64_t use) {
-  Arrived& arrived = a.state()->arrived;
-  if (threadIdx.x == 0) arrived = {};
-  if (__syncthreads_and(await_queued_counts(a, waiter, use)) == 0) return false;
+// read_counts(), of counts without tags.
+__device__ inline bool read_queued_counts(const QueuedDispatch& a, const Waiter& waiter,
+                                          uint64_t use) {
   const uint32_t ranks = a.g.sizes.ranks;
   const uint32_t first_place = a.g.sizes.rank * a.g.sizes.local_experts;
-  bool good = true;
   for (uint32_t i = threadIdx.x; i < a.g.columns; i += kEpThreads) {
     const uint32_t source = i % ranks;
     uint32_t count = 0;
     if (a.is_live(source)) {
       count = told_count(a, use, source, first_place + i / ranks);
-      good = is_count(a, waiter, source, count) && good;
+      if (!is_count(a, waiter, source, count)) return false;
     }
     a.local<int64_t>(a.g.layout_range)[i] = count;
   }
-  if (__syncthreads_and(good) == 0) return false;
-  arrange_rows(a, &arrived);
-  __syncthreads();
-  deliver(a);
   return true;
 }
 
@@ -317,7 +285,8 @@ __global__ void __launch_bounds__(kEpThreads, 2)
     __syncthreads();
   }
   if (a.receives == 0) return;
-  good = good && arrange_queued(a, waiter, use);
+  good = __syncthreads_and(good && await_ranks(a, waiter, a.l.counts_ready, use)) != 0;
+  good = good && arrange_by(a, [&] { return read_queued_counts(a, waiter, use); });
   receive_rows(a, waiter, use, good);
 }
 

@@ -6,26 +6,22 @@
 
 namespace mep::device {
 
-// Until all ranks have given the rows of the last use back, where no counts of this one say so.
-__device__ inline bool await_given_back(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
-  if (use - 1 == 0 && a.state()->carries == 0) return true;
-  const uint64_t tag = signal_tag(waiter.epoch, use - 1);
+// Until the words of all ranks at `block` carry the use.
+__device__ inline bool await_ranks(const DispatchArgs& a, const Waiter& waiter, uint64_t block,
+                                   uint64_t use) {
+  const uint64_t tag = signal_tag(waiter.epoch, use);
   for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
     if (!a.is_live(source)) continue;
-    const uint64_t* at = a.rank_word(a.memory.window, a.g.combine_ready, use - 1, source);
+    const uint64_t* at = a.rank_word(a.memory.window, block, use, source);
     if (await_word(waiter, at, tag, source) == 0) return false;
   }
   return true;
 }
 
-__device__ inline bool await_rows(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
-  const uint64_t tag = signal_tag(waiter.epoch, use);
-  for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
-    if (!a.is_live(source)) continue;
-    const uint64_t* at = a.rank_word(a.memory.window, a.g.rows_ready, use, source);
-    if (await_word(waiter, at, tag, source) == 0) return false;
-  }
-  return true;
+// Until all ranks have given the rows of the last use back, where no counts of this one say so.
+__device__ inline bool await_given_back(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
+  if (use - 1 == 0 && a.state()->carries == 0) return true;
+  return await_ranks(a, waiter, a.g.combine_ready, use - 1);
 }
 
 // How many rows each source has for each expert, into the ranges.
@@ -101,17 +97,22 @@ __device__ inline void deliver(const DispatchArgs& a) {
   }
 }
 
-// By one CTA as soon as the counts are here: packed, while rows are still on their way.
-__device__ inline bool arrange(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
+// By one CTA. read: the counts, into the ranges; false: a wait for them did not end well.
+template <class Read>
+__device__ inline bool arrange_by(const DispatchArgs& a, Read&& read) {
   Arrived& arrived = a.state()->arrived;
   if (threadIdx.x == 0) arrived = {};
   __syncthreads();
-  const bool known = __syncthreads_and(read_counts(a, waiter, use)) != 0;
+  const bool known = __syncthreads_and(read()) != 0;
   if (!known) return false;
   arrange_rows(a, &arrived);
   __syncthreads();
   deliver(a);
   return true;
+}
+// Called when the counts are here: packed, while rows are still on their way.
+__device__ inline bool arrange(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
+  return arrange_by(a, [&] { return read_counts(a, waiter, use); });
 }
 
 // The end of an operation, by one CTA. here: all counts were arranged; false: something failed.
@@ -126,7 +127,7 @@ __device__ inline void receive_rows(const DispatchArgs& a, const Waiter& waiter,
     all_arrived = state.arrived;
     end = {waiter.epoch, state.channel.seq, state.op_bad_entries};
   }
-  here = here && await_rows(a, waiter, use);
+  here = here && await_ranks(a, waiter, a.g.rows_ready, use);
   here = __syncthreads_and(here) != 0;
   trace_last(a, 7);
   if (!here) {
