@@ -3,6 +3,7 @@
 
 #include "base/status.hpp"
 #include "core/ep/ep_device_geometry.hpp"
+#include "core/queued/queue_pairs.hpp"
 #include "kernels/cuda/ep_queue_layout.hpp"
 
 namespace mep {
@@ -55,9 +56,8 @@ void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& option
     // Peers write the inbox; the window of the device is private.
     const device::EpQueueLayout layout = device::make_ep_queue_layout(geometry);
     out->window_bytes = layout.inbox_bytes;
-    out->private_bytes +=
-        geometry.window_bytes + layout.outbox_bytes + layout.scratch_bytes +
-        uint64_t{shape.ranks} * device::kQueueEntries * sizeof(gpu_queue::Request);
+    out->private_bytes += geometry.window_bytes + layout.outbox_bytes + layout.scratch_bytes +
+                          QueuePairs::ring_bytes(shape.ranks, device::kQueueEntries);
   }
   out->window_bytes *= shape.buffers;
   out->private_bytes *= shape.buffers;
