@@ -65,7 +65,7 @@ struct Choice {
 };
 
 constexpr Choice kChoices[] = {
-    {"MEP_CUDA_REACH", {"auto", "host"}},
+    {"MEP_CUDA_REACH", {"auto", "host", "queues"}},
     {"MEP_SIMD", {"portable", "avx2", "avx512"}},
     {"MEP_LOG", {"error", "warn", "info", "debug"}},
 };
@@ -183,7 +183,8 @@ std::span<const EnvVariable> env_table() {
       {"MEP_ONE_COPY", "1",
        "0: ranks of the host do not read this one's memory: large data is copied twice"},
       {"MEP_CUDA_REACH", "auto",
-       "host: GPUs go through pinned memory and host transports, even where they can map"},
+       "host: no GPU maps another's memory, windows lie in pinned memory of the host; queues: "
+       "GPUs post to queues"},
       {"MEP_SIMD", "", "portable, avx2 or avx512: at most this instruction set; default the CPU's"},
       // For tests.
       {"MEP_TEST_HOST", "", "ranks with different names here take each other to be on other hosts"},

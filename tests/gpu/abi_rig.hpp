@@ -69,10 +69,10 @@ inline void close_comms(const std::vector<mep_comm_t>& comms) {
              [&](uint32_t i) { need(mep_comm_destroy(comms[i]), "mep_comm_destroy"); });
 }
 
-// MEP_CUDA_REACH=host: this run is about GPUs that go through host memory.
-inline bool is_staged() {
+// This run is about GPUs that post to queues.
+inline bool has_queues() {
   const char* reach = std::getenv("MEP_CUDA_REACH");
-  return (reach != nullptr && std::strcmp(reach, "host") == 0) ||
+  return (reach != nullptr && std::strcmp(reach, "queues") == 0) ||
          std::getenv("GPU_TEST_HOSTS") != nullptr;
 }
 

@@ -187,6 +187,7 @@ class Group {
     out.geometry = r.g;
     out.memory.control = r.control.as<DeviceControl>();
     out.memory.window = r.buffers[buffer]->window.data();
+    out.memory.own = out.memory.window;
     out.memory.local = r.buffers[buffer]->local.data();
     out.memory.peers = r.buffers[buffer]->peers.as<std::byte*>();
     out.handle = r.buffers[buffer]->handle.data();

@@ -14,7 +14,7 @@ ALLOWED = {
     "transport/shm": ["base", "transport"],
     "transport/tcp": ["base", "transport"],
     "transport/verbs": ["base", "transport", "transport/gpu_queue"],
-    "transport/cuda": ["base"],
+    "transport/cuda": ["base", "transport"],
     "transport/gpu_queue": ["base", "protocol", "transport"],
     "kernels/host": ["base"],
     "kernels/cuda/device": ["protocol"],

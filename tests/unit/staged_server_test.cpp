@@ -17,6 +17,7 @@
 
 using namespace mep_test;
 using mep::Collective;
+using mep::GpuReach;
 using mep::device::StageAnswer;
 using mep::device::StageMailbox;
 using mep::device::StageRequest;
@@ -31,8 +32,8 @@ mep::ReachChoice choose(const std::vector<mep::ReachFacts>& facts) {
   return mep::choose_reach(facts, ranks);
 }
 
-void expect(const mep::ReachChoice& choice, bool staged, bool one_process, const char* why) {
-  assert_int_equal(choice.staged, staged);
+void expect(const mep::ReachChoice& choice, GpuReach reach, bool one_process, const char* why) {
+  assert_int_equal(choice.reach, reach);
   assert_int_equal(choice.one_process, one_process);
   if (std::strstr(choice.why.c_str(), why) == nullptr) {
     fail_msg("\"%s\" lacks \"%s\"", choice.why.c_str(), why);
@@ -40,13 +41,19 @@ void expect(const mep::ReachChoice& choice, bool staged, bool one_process, const
 }
 
 void choice_follows_from_the_facts(void**) {
-  expect(choose({{1, 10}}), false, true, "");
-  expect(choose({{1, 10}, {1, 10}, {1, 10}}), false, true, "");
-  expect(choose({{1, 10}, {1, 11}, {1, 12}}), false, false, "");
-  expect(choose({{1, 10}, {1, 11}, {2, 12}}), true, false, "rank 5 is on another host than rank 3");
-  expect(choose({{1, 10}, {1, 10}, {1, 12}}), true, false, "threads of one process");
-  expect(choose({{1, 10}, {1, 10, 1}}), true, true, "rank 4 has MEP_CUDA_REACH=host");
-  expect(choose({{1, 10, 1}}), true, true, "rank 3 has MEP_CUDA_REACH=host");
+  const GpuReach device = GpuReach::kDeviceWindows;
+  const GpuReach host = GpuReach::kHostWindows;
+  const GpuReach queues = GpuReach::kQueues;
+  expect(choose({{1, 10}}), device, true, "");
+  expect(choose({{1, 10}, {1, 10}, {1, 10}}), device, true, "");
+  expect(choose({{1, 10}, {1, 11}, {1, 12}}), device, false, "");
+  expect(choose({{1, 10}, {1, 11}, {2, 12}}), queues, false,
+         "rank 5 is on another host than rank 3");
+  expect(choose({{1, 10}, {1, 10}, {1, 12}}), queues, false, "threads of one process");
+  expect(choose({{1, 10}, {1, 10, 1}}), host, true, "rank 4 has MEP_CUDA_REACH=host");
+  expect(choose({{1, 10, 1}}), host, true, "rank 3 has MEP_CUDA_REACH=host");
+  expect(choose({{1, 10, 1}, {1, 11, 2}}), queues, false, "rank 4 has MEP_CUDA_REACH=queues");
+  expect(choose({{1, 10, 1}, {2, 11}}), queues, false, "rank 4 is on another host");
 }
 
 void ranks_of_one_gpu_are_counted(void**) {
@@ -64,18 +71,22 @@ void ranks_of_one_gpu_are_counted(void**) {
 }
 
 void setting_is_checked(void**) {
-  bool forced = true;
-  unsetenv("MEP_CUDA_REACH");
-  assert_int_equal(mep::read_reach_setting(&forced), MEP_SUCCESS);
-  assert_false(forced);
-  setenv("MEP_CUDA_REACH", "host", 1);
-  assert_int_equal(mep::read_reach_setting(&forced), MEP_SUCCESS);
-  assert_true(forced);
-  setenv("MEP_CUDA_REACH", "auto", 1);
-  assert_int_equal(mep::read_reach_setting(&forced), MEP_SUCCESS);
-  assert_false(forced);
+  const struct {
+    const char* value;  // null: not set
+    GpuReach least;
+  } settings[] = {{nullptr, GpuReach::kDeviceWindows},
+                  {"auto", GpuReach::kDeviceWindows},
+                  {"host", GpuReach::kHostWindows},
+                  {"queues", GpuReach::kQueues}};
+  GpuReach least{};
+  for (const auto& setting : settings) {
+    unsetenv("MEP_CUDA_REACH");
+    if (setting.value != nullptr) setenv("MEP_CUDA_REACH", setting.value, 1);
+    assert_int_equal(mep::read_reach_setting(&least), MEP_SUCCESS);
+    assert_int_equal(least, setting.least);
+  }
   setenv("MEP_CUDA_REACH", "hosts", 1);
-  assert_int_equal(mep::read_reach_setting(&forced), MEP_ERR_INVALID_ARGUMENT);
+  assert_int_equal(mep::read_reach_setting(&least), MEP_ERR_INVALID_ARGUMENT);
   assert_non_null(std::strstr(mep::last_error_text(), "MEP_CUDA_REACH=hosts"));
   unsetenv("MEP_CUDA_REACH");
 }

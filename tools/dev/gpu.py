@@ -106,7 +106,8 @@ def library(table: Table) -> None:
         if not os.access(program, os.X_OK):
             continue
         table.run(name, program)
-        table.run(f"{name}_host", program, env={"MEP_CUDA_REACH": "host"})
+        for reach in ("host", "queues"):
+            table.run(f"{name}_{reach}", program, env={"MEP_CUDA_REACH": reach})
         if name.endswith("_process"):
             table.run(f"{name}_two_hosts", program, env={"GPU_TEST_HOSTS": "2", "MEP_TRANSPORTS": "tcp"})
     if (ROOT / "build/release/lib/libmep.so").exists():

@@ -11,6 +11,7 @@
 
 #include "base/clock.hpp"
 #include "core/comm/backend.hpp"
+#include "core/comm/gpu_reach.hpp"
 #include "mep.h"
 
 namespace mep {
@@ -46,9 +47,8 @@ class GpuBackend : public Backend {
   const GpuPlace& place() const { return place_; }
   int32_t device() const override { return place_.device; }
   GpuBackend* gpu_backend() override { return this; }
-  // Peers are reached through pinned host memory and the host's transports; else they are mapped.
-  virtual bool staged() const = 0;
-  // Serves queues to the peers' windows; null: peers are mapped.
+  virtual GpuReach reach() const = 0;
+  // Serves queues to the peers' windows; null but for GpuReach::kQueues.
   virtual gpu_queue::SoftNic* nic() { return nullptr; }
   // Second step of making it, after all ranks of this process have done the first: peers' windows.
   [[nodiscard]] virtual mep_result_t connect(const Deadline& deadline) = 0;
@@ -57,7 +57,7 @@ class GpuBackend : public Backend {
   [[nodiscard]] virtual mep_result_t begin_proof() = 0;
   [[nodiscard]] virtual mep_result_t end_proof() = 0;
 
-  // Device memory for something else on this comm: all ranks offer `bytes` under the same id, meet on the
+  // A window for something else on this comm: all ranks offer `bytes` under the same id, meet on the
   // host, and take everybody's; by rank, null for absent ones. It lives until the comm goes, since
   // kernels of other ranks may write to it until then.
   [[nodiscard]] virtual mep_result_t offer_memory(uint64_t id, size_t bytes) = 0;

@@ -149,6 +149,9 @@ mep_result_t DeviceEp::offer() {
     } else {
       MEP_TRY(side_.offer_memory(buffer.id, geometry_.window_bytes));
     }
+    if (side_.reach() == GpuReach::kHostWindows) {
+      MEP_TRY(DeviceMemory::create(side_.device(), geometry_.window_bytes, &buffer.views_memory));
+    }
     const uint64_t control_at = aligned(geometry_.local_bytes);
     const uint64_t status_at = aligned(control_at + sizeof(DeviceControl));
     const uint64_t peers_at = aligned(status_at + sizeof(device::OpStatus));
@@ -176,6 +179,7 @@ mep_result_t DeviceEp::connect() {
       MEP_TRY(side_.take_memory(buffer.id, deadline, &windows));
       buffer.window = windows[shape_.rank];
     }
+    buffer.views = buffer.views_memory != nullptr ? buffer.views_memory->data() : buffer.window;
     EpState state{};
     state.channel.id = buffer.id;
     state.channel.report = reports_ + i;
@@ -238,15 +242,15 @@ void DeviceEp::fill_view(uint32_t index, mep_ep_view_t* view) const {
   const Buffer& buffer = buffers_[index];
   const std::byte* local = buffer.block->data();
   view->flags = 0;
-  view->recv_x = buffer.window + geometry_.recv_x;
-  view->recv_scales = shape_.has_scales() ? buffer.window + geometry_.scales : nullptr;
+  view->recv_x = buffer.views + geometry_.recv_x;
+  view->recv_scales = shape_.has_scales() ? buffer.views + geometry_.scales : nullptr;
   view->recv_count = reinterpret_cast<const int32_t*>(local + geometry_.recv_count);
-  view->src_info = reinterpret_cast<const int32_t*>(buffer.window + geometry_.src_info);
+  view->src_info = reinterpret_cast<const int32_t*>(buffer.views + geometry_.src_info);
   view->layout_range = reinterpret_cast<const int64_t*>(local + geometry_.layout_range);
-  view->combine_input = buffer.window + geometry_.combine_out;
+  view->combine_input = buffer.views + geometry_.combine_out;
   if (!shape_.high_throughput()) return;
-  view->recv_topk_idx = reinterpret_cast<const int32_t*>(buffer.window + geometry_.topk_idx);
-  view->recv_topk_weights = reinterpret_cast<const float*>(buffer.window + geometry_.topk_weights);
+  view->recv_topk_idx = reinterpret_cast<const int32_t*>(buffer.views + geometry_.topk_idx);
+  view->recv_topk_weights = reinterpret_cast<const float*>(buffer.views + geometry_.topk_weights);
 }
 
 // Streams idle. Once a map was set, ids go through the table for good, so that graphs need no change.
@@ -341,6 +345,7 @@ device::EpLaunch DeviceEp::launch(const Buffer& buffer, const EpSideHandle& hand
   launch.geometry = geometry_;
   launch.memory.control = buffer.control;
   launch.memory.window = buffer.window;
+  launch.memory.own = buffer.views;
   launch.memory.local = buffer.block->data();
   launch.memory.peers = buffer.peers;
   if (has_map_) {
@@ -351,6 +356,32 @@ device::EpLaunch DeviceEp::launch(const Buffer& buffer, const EpSideHandle& hand
   launch.handle = handle.memory;
   launch.ctas = ctas_;
   return launch;
+}
+
+// Where views do not lie in the window, kernels copy into them what the caller takes from them.
+mep_dispatch_receive_t DeviceEp::into_views(const Buffer& buffer,
+                                            mep_dispatch_receive_t receive) const {
+  if (buffer.views_memory == nullptr) return receive;
+  std::byte* views = buffer.views;
+  if (receive.recv_x == nullptr) {
+    receive.recv_x = views + geometry_.recv_x;
+    receive.recv_capacity = 0;
+  }
+  if (receive.recv_scales == nullptr && shape_.has_scales()) {
+    receive.recv_scales = views + geometry_.scales;
+    receive.recv_scales_token_stride_bytes = receive.recv_scales_group_stride_bytes = 0;
+  }
+  if (receive.src_info == nullptr) {
+    receive.src_info = reinterpret_cast<int32_t*>(views + geometry_.src_info);
+  }
+  if (!shape_.high_throughput()) return receive;
+  if (receive.recv_topk_idx == nullptr) {
+    receive.recv_topk_idx = reinterpret_cast<int32_t*>(views + geometry_.topk_idx);
+  }
+  if (receive.recv_topk_weights == nullptr) {
+    receive.recv_topk_weights = reinterpret_cast<float*>(views + geometry_.topk_weights);
+  }
+  return receive;
 }
 
 mep_result_t DeviceEp::dispatch(EpSideHandle& handle, const mep_dispatch_send_t* send,
@@ -371,7 +402,7 @@ mep_result_t DeviceEp::dispatch(EpSideHandle& handle, const mep_dispatch_send_t*
     }
   }
   mep_dispatch_receive_t outputs{};
-  if (receive != nullptr) outputs = with_status(*receive, buffer.status);
+  if (receive != nullptr) outputs = into_views(buffer, with_status(*receive, buffer.status));
   MEP_TRY(check_cuda(device::ep_dispatch(launch(buffer, handle), send,
                                          receive != nullptr ? &outputs : nullptr, stream),
                      "mep_dispatch"));

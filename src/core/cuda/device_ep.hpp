@@ -1,5 +1,6 @@
 // An EP object on a GPU: per buffer a window that peers write (mapped, or by queues: queued_buffer.hpp), a private
-// block with the kernels' state and control block, and what the host knows of the calls made.
+// block with the kernels' state and control block, and what the host knows of the calls made. Where the window
+// lies on the host, kernels copy what came out of it into memory of the GPU, and take y from there.
 //
 // The kernels read epoch, members and timeouts from the buffer's control block in device memory. When the
 // view changes, the control thread only raises the abort word in pinned memory, and kernels of the old
@@ -67,9 +68,11 @@ class DeviceEp : public EpSide, public ViewParticipant, public GpuPart {
  private:
   struct Buffer {
     uint64_t id = 0;
-    std::byte* window = nullptr;           // device memory
-    std::unique_ptr<QueuedBuffer> queued;  // null: peers are mapped
-    std::shared_ptr<DeviceMemory> block;   // local, control, status, peers
+    std::byte* window = nullptr;
+    std::byte* views = nullptr;  // device memory laid out like the window: what fill_view() shows
+    std::shared_ptr<DeviceMemory> views_memory;  // null: views lie in the window
+    std::unique_ptr<QueuedBuffer> queued;        // null: peers write the window
+    std::shared_ptr<DeviceMemory> block;         // local, control, status, peers
     device::DeviceControl* control = nullptr;
     device::OpStatus* status = nullptr;  // of operations whose caller wants none
     std::byte** peers = nullptr;
@@ -96,6 +99,7 @@ class DeviceEp : public EpSide, public ViewParticipant, public GpuPart {
   mep_result_t move_to_view(Buffer& buffer, const CommView& view, void* stream);
   bool is_over(const Buffer& buffer) const;
   device::EpLaunch launch(const Buffer& buffer, const EpSideHandle& handle) const;
+  mep_dispatch_receive_t into_views(const Buffer& buffer, mep_dispatch_receive_t receive) const;
   void read_reports();
   void watch();
 

@@ -30,15 +30,15 @@ class WindowRegistry {
     static WindowRegistry registry;
     return registry;
   }
-  void add(uint64_t comm, uint64_t incarnation, const std::shared_ptr<DeviceMemory>& memory) {
+  void add(uint64_t comm, uint64_t incarnation, const std::shared_ptr<GpuWindow>& window) {
     const std::lock_guard lock(mutex_);
-    entries_[{comm, incarnation}] = memory;
+    entries_[{comm, incarnation}] = window;
   }
   void remove(uint64_t comm, uint64_t incarnation) {
     const std::lock_guard lock(mutex_);
     entries_.erase({comm, incarnation});
   }
-  std::shared_ptr<DeviceMemory> find(uint64_t comm, uint64_t incarnation) {
+  std::shared_ptr<GpuWindow> find(uint64_t comm, uint64_t incarnation) {
     const std::lock_guard lock(mutex_);
     const auto it = entries_.find({comm, incarnation});
     return it == entries_.end() ? nullptr : it->second.lock();
@@ -46,7 +46,7 @@ class WindowRegistry {
 
  private:
   std::mutex mutex_;
-  std::map<std::pair<uint64_t, uint64_t>, std::weak_ptr<DeviceMemory>> entries_;
+  std::map<std::pair<uint64_t, uint64_t>, std::weak_ptr<GpuWindow>> entries_;
 };
 
 }  // namespace
@@ -70,9 +70,9 @@ mep_result_t choose_device(int32_t wanted, uint64_t local_rank, int32_t* device)
   return check_device(*device);
 }
 
-GpuComm::GpuComm(Comm& comm, const GpuPlace& place)
+GpuComm::GpuComm(Comm& comm, const GpuPlace& place, WindowPlace windows_at)
     : GpuBackend(backends::kGpu, comm, place),
-      device_(place.device),
+      windows_at_(windows_at),
       name_(comm.name() + "#device"),
       channel_(comm.id() ^ 0x6465766963650000u) {}
 
@@ -91,24 +91,25 @@ mep_result_t GpuComm::open() {
     return fail(MEP_ERR_UNSUPPORTED, "a communicator on GPUs has at most %u ranks, this one has %u",
                 device::kMaxCollRanks, ranks);
   }
-  const DeviceScope scope(device_);
+  const DeviceScope scope(device());
   MEP_TRY(scope.check());
   MEP_TRY(device::load_coll_kernels());
   uint32_t capacity = 0;
-  MEP_TRY(device::coll_cta_capacity(device_, &capacity));
+  MEP_TRY(device::coll_cta_capacity(device(), &capacity));
   // Ranks of other processes take their turns on a GPU.
   if (capacity < place().ranks_on_device) {
     return fail(MEP_ERR_UNSUPPORTED,
                 "%u ranks cannot run together on GPU %d, which holds %u blocks of the collective "
                 "kernels; use fewer ranks on it",
-                place().ranks_on_device, device_, capacity);
+                place().ranks_on_device, device(), capacity);
   }
   // The same on all ranks: all their GPUs must be alike.
   layout_ =
       device::make_coll_layout(ranks, device::most_coll_ctas(capacity, place().most_on_a_device));
   windows_.resize(ranks);
-  MEP_TRY(DeviceMemory::create(device_, layout_.window_bytes(), &windows_[comm_.rank()]));
-  MEP_TRY(DeviceMemory::create(device_, sizeof(CollState), &state_memory_));
+  MEP_TRY(
+      GpuWindow::create(windows_at_, device(), layout_.window_bytes(), &windows_[comm_.rank()]));
+  MEP_TRY(DeviceMemory::create(device(), sizeof(CollState), &state_memory_));
   MEP_TRY(PinnedMemory::create(sizeof(CollPost), &post_memory_));
   MEP_TRY(PinnedMemory::create(sizeof(device::OpStatus), &proof_memory_));
   state_ = reinterpret_cast<CollState*>(state_memory_->data());
@@ -123,13 +124,13 @@ mep_result_t GpuComm::open() {
 // Ranks of this process find each other here; those of other processes give descriptors, in one more
 // collective of the host. The latter needs a thread for each rank, which processes have.
 mep_result_t GpuComm::take_windows(uint64_t id, size_t bytes, const Deadline& deadline,
-                                   std::vector<std::shared_ptr<DeviceMemory>>* windows) {
+                                   std::vector<std::shared_ptr<GpuWindow>>* windows) {
   if (place().ranks_in_process < comm_.latest_view()->live.size()) {
     return import_windows(bytes, deadline, windows);
   }
   const auto view = comm_.latest_view();
   for (const uint32_t rank : view->live) {
-    std::shared_ptr<DeviceMemory>& window = (*windows)[rank];
+    std::shared_ptr<GpuWindow>& window = (*windows)[rank];
     while (window == nullptr) {
       window = WindowRegistry::instance().find(id, view->incarnations[rank]);
       if (window != nullptr) break;
@@ -142,18 +143,18 @@ mep_result_t GpuComm::take_windows(uint64_t id, size_t bytes, const Deadline& de
     if (window->bytes() < bytes) {
       return fail(MEP_ERR_MISMATCH, "rank %u has another kind of GPU or another layout", rank);
     }
-    if (!window->is_mapped_for(device_)) {
+    if (!window->is_mapped_for(device())) {
       return fail(MEP_ERR_UNSUPPORTED,
                   "GPU %d cannot map the memory of rank %u on GPU %d: use GPUs that reach each "
                   "other (mep_info shows which)",
-                  device_, rank, window->device());
+                  device(), rank, window->device());
     }
   }
   return MEP_SUCCESS;
 }
 
 mep_result_t GpuComm::import_windows(size_t bytes, const Deadline& deadline,
-                                     std::vector<std::shared_ptr<DeviceMemory>>* windows) {
+                                     std::vector<std::shared_ptr<GpuWindow>>* windows) {
   struct Offer {
     DescriptorAddress address;
     uint64_t bytes;
@@ -183,7 +184,8 @@ mep_result_t GpuComm::import_windows(size_t bytes, const Deadline& deadline,
   MEP_TRY(exchange.exchange(own, peers, deadline, &descriptors));
   for (uint32_t rank = 0; rank < descriptors.size(); ++rank) {
     if (!descriptors[rank].valid()) continue;
-    MEP_TRY(DeviceMemory::import(device_, mine.bytes, descriptors[rank], &(*windows)[rank]));
+    MEP_TRY(
+        GpuWindow::import(windows_at_, device(), mine.bytes, descriptors[rank], &(*windows)[rank]));
   }
   return MEP_SUCCESS;
 }
@@ -191,7 +193,7 @@ mep_result_t GpuComm::import_windows(size_t bytes, const Deadline& deadline,
 mep_result_t GpuComm::offer_memory(uint64_t id, size_t bytes) {
   auto& windows = shared_[id];
   windows.assign(comm_.size(), nullptr);
-  MEP_TRY(DeviceMemory::create(device_, bytes, &windows[comm_.rank()]));
+  MEP_TRY(GpuWindow::create(windows_at_, device(), bytes, &windows[comm_.rank()]));
   WindowRegistry::instance().add(id, incarnation_, windows[comm_.rank()]);
   return MEP_SUCCESS;
 }
@@ -211,7 +213,7 @@ mep_result_t GpuComm::take_memory(uint64_t id, const Deadline& deadline,
 mep_result_t GpuComm::connect(const Deadline& deadline) {
   if (is_connected_) return MEP_SUCCESS;
   MEP_TRY(take_windows(comm_.id(), layout_.window_bytes(), deadline, &windows_));
-  const DeviceScope scope(device_);
+  const DeviceScope scope(device());
   MEP_TRY(scope.check());
   const auto view = comm_.latest_view();
   CollState first{};
@@ -232,7 +234,7 @@ mep_result_t GpuComm::connect(const Deadline& deadline) {
 }
 
 mep_result_t GpuComm::begin_proof() {
-  const DeviceScope scope(device_);
+  const DeviceScope scope(device());
   MEP_TRY(scope.check());
   CollCall call{};
   call.kind = Collective::k_barrier;
@@ -243,7 +245,7 @@ mep_result_t GpuComm::begin_proof() {
 }
 
 mep_result_t GpuComm::end_proof() {
-  const DeviceScope scope(device_);
+  const DeviceScope scope(device());
   MEP_TRY(scope.check());
   MEP_TRY(stream_->synchronize());
   const auto* status = static_cast<const mep_op_status_t*>(proof_memory_->data());
@@ -252,7 +254,7 @@ mep_result_t GpuComm::end_proof() {
                 "the kernels of %u ranks do not run together on GPU %d: they did not meet within "
                 "%llu ms. Use fewer ranks on it, let no other program fill it, and set "
                 "CUDA_DEVICE_MAX_CONNECTIONS=32 before the program starts",
-                place().ranks_on_device, device_, static_cast<unsigned long long>(kProofMs));
+                place().ranks_on_device, device(), static_cast<unsigned long long>(kProofMs));
   }
   set_timeout_ms(comm_.timeout_ms());
   const uint64_t settle_ns = kSettleMs * 1'000'000;
@@ -265,14 +267,14 @@ mep_result_t GpuComm::end_proof() {
 
 void GpuComm::set_timeout_ms(uint32_t ms) {
   const uint64_t timeout_ns = uint64_t{ms} * 1'000'000;
-  const DeviceScope scope(device_);
+  const DeviceScope scope(device());
   (void)copy_to_device(&state_->timeout_ns, &timeout_ns, sizeof timeout_ns);
 }
 
 mep_result_t GpuComm::check_memory(const void* memory, const char* name) const {
-  const DeviceScope scope(device_);
+  const DeviceScope scope(device());
   MEP_TRY(scope.check());
-  return check_pointer(device_, memory, name);
+  return check_pointer(device(), memory, name);
 }
 
 mep_result_t GpuComm::check_stream(const void* stream) const {
@@ -280,7 +282,7 @@ mep_result_t GpuComm::check_stream(const void* stream) const {
   return fail(MEP_ERR_INVALID_ARGUMENT,
               "%u ranks share GPU %d: each needs a stream of its own, made with "
               "cudaStreamNonBlocking; the NULL stream would make them wait for each other",
-              place().ranks_on_device, device_);
+              place().ranks_on_device, device());
 }
 
 mep_result_t GpuComm::carry_out(Collective kind, const CollectiveArgs& args, void* stream) {
@@ -288,14 +290,14 @@ mep_result_t GpuComm::carry_out(Collective kind, const CollectiveArgs& args, voi
   MEP_TRY(check_stream(stream));
   const CollectiveType& type = collective_type(kind);
   MEP_TRY(type.check(comm_.collectives(), args));
-  const DeviceScope scope(device_);
+  const DeviceScope scope(device());
   MEP_TRY(scope.check());
-  MEP_TRY(check_stream_device(device_, stream));
+  MEP_TRY(check_stream_device(device(), stream));
   // A wrong pointer in a kernel would end all work of the process on the GPU.
   const auto root = static_cast<uint32_t>(args.root);
   if (args.count != 0) {
-    if (type.gives(comm_.rank(), root)) MEP_TRY(check_pointer(device_, args.send, "sendbuf"));
-    if (type.gets(comm_.rank(), root)) MEP_TRY(check_pointer(device_, args.receive, "recvbuf"));
+    if (type.gives(comm_.rank(), root)) MEP_TRY(check_pointer(device(), args.send, "sendbuf"));
+    if (type.gets(comm_.rank(), root)) MEP_TRY(check_pointer(device(), args.receive, "recvbuf"));
   }
   CollCall call{};
   call.send = args.send;

@@ -21,19 +21,22 @@
 #include "core/comm/gpu_backend.hpp"
 #include "kernels/cuda/coll_kernels.hpp"
 #include "transport/cuda/device_memory.hpp"
+#include "transport/cuda/gpu_window.hpp"
 
 namespace mep {
 
 class GpuComm : public GpuBackend, public ViewParticipant {
  public:
-  GpuComm(Comm& comm, const GpuPlace& place);
+  GpuComm(Comm& comm, const GpuPlace& place, WindowPlace windows_at);
   ~GpuComm() override;
   GpuComm(const GpuComm&) = delete;
   GpuComm& operator=(const GpuComm&) = delete;
   [[nodiscard]] mep_result_t open();
 
   // --- The user's thread (GpuBackend) ---
-  bool staged() const override { return false; }
+  GpuReach reach() const override {
+    return windows_at_ == WindowPlace::kDevice ? GpuReach::kDeviceWindows : GpuReach::kHostWindows;
+  }
   size_t view_participants() const override { return is_client_ ? 1 : 0; }
   mep_result_t connect(const Deadline& deadline) override;
   mep_result_t begin_proof() override;
@@ -60,22 +63,22 @@ class GpuComm : public GpuBackend, public ViewParticipant {
   mep_result_t check_memory(const void* memory, const char* name) const override;
   mep_result_t check_stream(const void* stream) const;
   mep_result_t take_windows(uint64_t id, size_t bytes, const Deadline& deadline,
-                            std::vector<std::shared_ptr<DeviceMemory>>* windows);
+                            std::vector<std::shared_ptr<GpuWindow>>* windows);
   mep_result_t import_windows(size_t bytes, const Deadline& deadline,
-                              std::vector<std::shared_ptr<DeviceMemory>>* windows);
+                              std::vector<std::shared_ptr<GpuWindow>>* windows);
   void watch();
   void end_world(mep_result_t result);
   bool acknowledged(uint64_t word) const;
   void publish(const device::CollDecision& decision);
   uint64_t done() const;
 
-  const int32_t device_;
+  const WindowPlace windows_at_;
   const std::string name_;
   const uint64_t channel_;
   uint64_t incarnation_ = 0;
   device::CollLayout layout_{};
-  std::vector<std::shared_ptr<DeviceMemory>> windows_;  // by rank; kept while kernels may run
-  std::map<uint64_t, std::vector<std::shared_ptr<DeviceMemory>>> shared_;  // of offer_memory
+  std::vector<std::shared_ptr<GpuWindow>> windows_;  // by rank; kept while kernels may run
+  std::map<uint64_t, std::vector<std::shared_ptr<GpuWindow>>> shared_;  // of offer_memory
   std::shared_ptr<DeviceMemory> state_memory_;
   std::shared_ptr<PinnedMemory> post_memory_;
   std::shared_ptr<PinnedMemory> proof_memory_;

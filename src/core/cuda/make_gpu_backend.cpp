@@ -1,4 +1,4 @@
-// The choice between mapped and staged when a comm gets its device side, the same on all ranks; EP objects
+// The choice of how GPUs reach each other when a comm gets its device side, the same on all ranks; EP objects
 // follow it.
 #include <algorithm>
 #include <vector>
@@ -24,12 +24,13 @@ mep_result_t gather(Comm& comm, const Value& own, std::vector<Value>* all) {
 }
 
 mep_result_t own_facts(const Comm& comm, int32_t device, ReachFacts* facts) {
-  bool forced = false;
-  MEP_TRY(read_reach_setting(&forced));
+  GpuReach least{};
+  MEP_TRY(read_reach_setting(&least));
   DeviceFacts about;
   MEP_TRY(describe_device(device, &about));
   const PeerIdentity& self = comm.world().identity();
-  *facts = {self.host, self.process_token, forced ? 1u : 0u, {about.uuid[0], about.uuid[1]}};
+  *facts = {
+      self.host, self.process_token, static_cast<uint64_t>(least), {about.uuid[0], about.uuid[1]}};
   return MEP_SUCCESS;
 }
 
@@ -69,6 +70,7 @@ mep_result_t agree(Comm& comm, mep_result_t own, const char* step, std::string* 
 
 mep_result_t open_mapped(GpuComm& mapped, int32_t device, std::span<const ReachFacts> facts) {
   for (const ReachFacts& each : facts) {
+    if (mapped.reach() != GpuReach::kDeviceWindows) break;
     if (may_reach(device, {each.device[0], each.device[1]})) continue;
     return fail(MEP_ERR_UNSUPPORTED, "GPU %d cannot reach the memory of a peer's GPU", device);
   }
@@ -93,8 +95,10 @@ mep_result_t facts_of_places(const Comm& comm, std::span<const GpuPlace> places,
   *choice = choose_reach(*facts, ranks);
   for (const GpuPlace& from : places) {
     for (const GpuPlace& to : places) {
-      if (choice->staged || device_reaches(from.device, to.device)) continue;
-      choice->staged = true;
+      if (choice->reach != GpuReach::kDeviceWindows || device_reaches(from.device, to.device)) {
+        continue;
+      }
+      choice->reach = GpuReach::kHostWindows;
       choice->why = "GPU " + std::to_string(from.device) + " does not reach the memory of GPU " +
                     std::to_string(to.device);
     }
@@ -140,40 +144,44 @@ mep_result_t make_gpu_backend(Comm& comm, const GpuPlace& place,
   } else {
     MEP_TRY(facts_of_places(comm, made_together, &facts, &choice));
   }
-  if (!choice.staged && comm.size() > device::kMaxCollRanks) {
-    choice.staged = true;
+  if (choice.reach != GpuReach::kQueues && comm.size() > device::kMaxCollRanks) {
+    choice.reach = GpuReach::kQueues;
     choice.why = "there are more than " + std::to_string(device::kMaxCollRanks) + " ranks";
   }
-  if (choice.staged) {
-    log(LogLevel::kInfo, "comm %s: GPUs go through host memory: %s", comm.name().c_str(),
+  const auto tell = [&](LogLevel level, const char* how) {
+    log(level, "comm %s: %s%s%s", comm.name().c_str(), how, choice.why.empty() ? "" : ": ",
         choice.why.c_str());
-    return make_staged(comm, own, out);
+  };
+  LogLevel level = LogLevel::kInfo;
+  for (const WindowPlace windows_at : {WindowPlace::kDevice, WindowPlace::kHost}) {
+    auto mapped = std::make_unique<GpuComm>(comm, own, windows_at);
+    if (choice.reach > mapped->reach()) continue;
+    std::string why;
+    if (made_together.empty()) {
+      MEP_TRY(map_together(comm, *mapped, facts, &why));
+    } else {
+      MEP_TRY(mapped->open());
+    }
+    if (why.empty()) {
+      tell(level, windows_at == WindowPlace::kDevice ? "GPUs are mapped"
+                                                     : "windows of GPUs lie in host memory");
+      *out = std::move(mapped);
+      return MEP_SUCCESS;
+    }
+    level = LogLevel::kWarn;  // nobody asked for something slower
+    choice.why = why;
   }
-  auto mapped = std::make_unique<GpuComm>(comm, own);
-  std::string why;
-  if (made_together.empty()) {
-    MEP_TRY(map_together(comm, *mapped, facts, &why));
-  } else {
-    MEP_TRY(mapped->open());
-  }
-  if (why.empty()) {
-    log(LogLevel::kInfo, "comm %s: GPUs are mapped", comm.name().c_str());
-    *out = std::move(mapped);
-    return MEP_SUCCESS;
-  }
-  log(LogLevel::kWarn, "comm %s: GPUs go through host memory, which is slower: %s",
-      comm.name().c_str(), why.c_str());
-  mapped.reset();
+  tell(level, "GPUs post to queues");
   return make_staged(comm, own, out);
 }
 
 mep_result_t make_ep_device(Comm& comm, GpuBackend& side, const EpShape& shape,
                             const EpDeviceOptions& options, std::unique_ptr<EpSide>* out) {
   MEP_TRY(check_ep_device(comm, shape));
-  if (side.staged() && shape.high_throughput()) {
+  if (side.reach() == GpuReach::kQueues && shape.high_throughput()) {
     return fail(MEP_ERR_UNSUPPORTED,
-                "mode: high throughput needs GPUs that map each other's memory, and these go "
-                "through host memory; use MEP_EP_LOW_LATENCY");
+                "mode: high throughput needs GPUs of one host, and these post to queues; use "
+                "MEP_EP_LOW_LATENCY");
   }
   *out = std::make_unique<DeviceEp>(comm, side, shape, options);
   return MEP_SUCCESS;

@@ -11,7 +11,7 @@ mep_result_t QueuedBuffer::offer(int32_t device, uint64_t id) {
   // One request has all rows of a rank for one expert.
   if (max_tokens_ > gpu_queue::kMaxWrite / layout_.record_bytes) {
     return fail(MEP_ERR_UNSUPPORTED,
-                "max_tokens_per_rank %u: GPUs that go through host memory have at most %u of this "
+                "max_tokens_per_rank %u: GPUs that post to queues have at most %u of this "
                 "hidden size",
                 max_tokens_, static_cast<uint32_t>(gpu_queue::kMaxWrite / layout_.record_bytes));
   }

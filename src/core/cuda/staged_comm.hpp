@@ -45,7 +45,7 @@ class StagedComm : public GpuBackend {
   StagedComm& operator=(const StagedComm&) = delete;
   [[nodiscard]] mep_result_t open();
 
-  bool staged() const override { return true; }
+  GpuReach reach() const override { return GpuReach::kQueues; }
   size_t view_participants() const override { return 0; }
   mep_result_t connect(const Deadline& deadline) override;
   mep_result_t begin_proof() override;

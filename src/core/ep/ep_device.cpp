@@ -46,17 +46,18 @@ mep_result_t check_ep_device(const Comm& comm, const EpShape& shape) {
   return MEP_SUCCESS;
 }
 
-void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& options, bool staged,
+void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& options, GpuReach reach,
                              mep_ep_size_t* out) {
   const device::EpGeometry geometry = ep_device_geometry(shape, options);
   out->flags = 0;
   out->window_bytes = geometry.window_bytes;
   out->private_bytes = geometry.local_bytes + geometry.handle_bytes;
-  if (staged) {
-    // Peers write the inbox; the window of the device is private.
+  // The library's outputs lie on the GPU, wherever peers write.
+  if (reach != GpuReach::kDeviceWindows) out->private_bytes += geometry.window_bytes;
+  if (reach == GpuReach::kQueues) {
     const device::EpQueueLayout layout = device::make_ep_queue_layout(geometry);
     out->window_bytes = layout.inbox_bytes;
-    out->private_bytes += geometry.window_bytes + layout.outbox_bytes + layout.scratch_bytes +
+    out->private_bytes += layout.outbox_bytes + layout.scratch_bytes +
                           QueuePairs::ring_bytes(shape.ranks, device::kQueueEntries);
   }
   out->window_bytes *= shape.buffers;

@@ -101,7 +101,7 @@ mep_result_t estimate_ep_side(const Comm& comm, Backend& backend, const EpShape&
     return MEP_SUCCESS;
   }
   MEP_TRY(check_ep_device(comm, shape));
-  estimate_ep_device_size(shape, device_options(config), side->staged(), out);
+  estimate_ep_device_size(shape, device_options(config), side->reach(), out);
   return MEP_SUCCESS;
 }
 

@@ -9,30 +9,41 @@
 #include "base/status.hpp"
 
 namespace mep {
+namespace {
+
+const char* reach_setting(GpuReach least) {
+  switch (least) {
+    case GpuReach::kDeviceWindows:
+      return "auto";
+    case GpuReach::kHostWindows:
+      return "host";
+    case GpuReach::kQueues:
+      return "queues";
+  }
+  return "?";
+}
+
+}  // namespace
 
 ReachChoice choose_reach(std::span<const ReachFacts> facts, std::span<const uint32_t> ranks) {
   ReachChoice choice;
   std::set<uint64_t> processes;
   for (const ReachFacts& each : facts) processes.insert(each.process);
   choice.one_process = processes.size() <= 1;
-  const auto stage = [&](const ReachFacts& culprit, const std::string& why) {
-    choice.staged = true;
-    choice.why =
-        "rank " + std::to_string(ranks[static_cast<size_t>(&culprit - facts.data())]) + why;
+  const auto at_least = [&](GpuReach reach, const std::string& why) {
+    if (choice.reach >= reach) return;
+    choice.reach = reach;
+    choice.why = why;
   };
-  for (const ReachFacts& each : facts) {
-    if (each.forced == 0) continue;
-    stage(each, " has MEP_CUDA_REACH=host");
-    return choice;
-  }
-  for (const ReachFacts& each : facts) {
-    if (each.host == facts[0].host) continue;
-    stage(each, " is on another host than rank " + std::to_string(ranks[0]));
-    return choice;
+  for (size_t i = 0; i < facts.size(); ++i) {
+    const std::string rank = "rank " + std::to_string(ranks[i]);
+    const auto least = static_cast<GpuReach>(facts[i].least);
+    at_least(least, rank + " has MEP_CUDA_REACH=" + reach_setting(least));
+    if (facts[i].host == facts[0].host) continue;
+    at_least(GpuReach::kQueues, rank + " is on another host than rank " + std::to_string(ranks[0]));
   }
   if (!choice.one_process && processes.size() < facts.size()) {
-    choice.staged = true;
-    choice.why = "some ranks are threads of one process and others are not";
+    at_least(GpuReach::kQueues, "some ranks are threads of one process and others are not");
   }
   return choice;
 }
@@ -46,13 +57,18 @@ uint32_t most_on_one_gpu(std::span<const ReachFacts> facts) {
   return most;
 }
 
-mep_result_t read_reach_setting(bool* forced) {
+mep_result_t read_reach_setting(GpuReach* least) {
   std::string value;
   bool is_set = false;
   MEP_TRY(env_string("MEP_CUDA_REACH", &value, &is_set));
-  *forced = is_set && value == "host";
-  if (!is_set || *forced || value == "auto") return MEP_SUCCESS;
-  return fail(MEP_ERR_INVALID_ARGUMENT, "MEP_CUDA_REACH=%.64s: it is auto or host", value.c_str());
+  if (!is_set) value = reach_setting(GpuReach::kDeviceWindows);
+  for (const GpuReach reach :
+       {GpuReach::kDeviceWindows, GpuReach::kHostWindows, GpuReach::kQueues}) {
+    *least = reach;
+    if (value == reach_setting(reach)) return MEP_SUCCESS;
+  }
+  return fail(MEP_ERR_INVALID_ARGUMENT, "MEP_CUDA_REACH=%.64s: it is auto, host or queues",
+              value.c_str());
 }
 
 }  // namespace mep

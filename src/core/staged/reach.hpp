@@ -1,12 +1,11 @@
-// How the GPUs of a comm's ranks reach each other: mapped (kernels write to each other's windows) or staged
-// (through pinned host memory and the host's transports). One answer for the whole comm, from facts that
-// all ranks have of all. No CUDA here.
+// How the GPUs of a comm's ranks are to reach each other, from facts that all ranks have of all. No CUDA here.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <string>
 
+#include "core/comm/gpu_reach.hpp"
 #include "mep.h"
 
 namespace mep {
@@ -15,13 +14,13 @@ namespace mep {
 struct ReachFacts {
   uint64_t host = 0;
   uint64_t process = 0;
-  uint64_t forced = 0;      // MEP_CUDA_REACH=host
+  uint64_t least = 0;       // GpuReach: MEP_CUDA_REACH rules faster ones out
   uint64_t device[2] = {};  // the GPU's UUID
 };
 
 struct ReachChoice {
-  bool staged = false;
-  std::string why;  // staged: for people
+  GpuReach reach = GpuReach::kDeviceWindows;  // the fastest that may work
+  std::string why;                            // not device windows: for people
   bool one_process = true;
 };
 
@@ -31,7 +30,7 @@ ReachChoice choose_reach(std::span<const ReachFacts> facts, std::span<const uint
 // Ranks that share a GPU, of one process or of several: the most on any.
 uint32_t most_on_one_gpu(std::span<const ReachFacts> facts);
 
-// MEP_CUDA_REACH: auto or host.
-[[nodiscard]] mep_result_t read_reach_setting(bool* forced);
+// MEP_CUDA_REACH: auto, host or queues.
+[[nodiscard]] mep_result_t read_reach_setting(GpuReach* least);
 
 }  // namespace mep

@@ -1,7 +1,6 @@
 // The combine kernels' instances and launches.
-#include "kernels/cuda/ep_combine.cuh"
-
 #include "kernels/cuda/ep_instances.hpp"
+#include "kernels/cuda/ep_push.cuh"
 
 namespace mep::device {
 namespace {
@@ -36,6 +35,24 @@ CombineKernel select_combine_kernel(const EpGeometry& g) {
   }
 }
 
+CombineKernel select_push_kernel(const EpGeometry& g) {
+  return g.sizes.high_throughput != 0 ? push_terms_kernel<true> : push_terms_kernel<false>;
+}
+
+int launch_push(const CombineArgs& a, uint32_t ctas, cudaStream_t stream) {
+  // More CTAs than these get in each other's way on the link: the same combine takes up to twice the time.
+  constexpr uint32_t kMostPushingCtas = 96;
+  const CombineKernel kernel = select_push_kernel(a.g);
+  if (a.g.sizes.high_throughput != 0 && a.push != 0 && ctas > kMostPushingCtas) {
+    ctas = kMostPushingCtas;
+  }
+  const cudaError_t allowed =
+      allow_shared_memory(reinterpret_cast<const void*>(kernel), range_bytes(a.g));
+  if (allowed != cudaSuccess) return allowed;
+  kernel<<<ctas, kEpThreads, range_bytes(a.g), stream>>>(a);
+  return cudaPeekAtLastError();
+}
+
 }  // namespace
 
 int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
@@ -46,12 +63,14 @@ int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
   a.memory = launch.memory;
   a.handle = launch.handle;
   a.test_delay = launch.test_delay;
+  std::byte* kept_terms = launch.memory.own + g.combine_out;
+  a.own_terms = kept_terms;
   if (send != nullptr) {
     a.sends = 1;
     a.y = static_cast<const std::byte*>(send->y);
     a.push = push || a.y != launch.memory.window + g.combine_out ? 1 : 0;
-    // Read by this launch, y need not outlast it.
-    if (receive != nullptr && g.sizes.high_throughput != 0) a.own_terms = a.y;
+    if (receive != nullptr) a.own_terms = a.y;
+    if (a.own_terms != a.y) a.own_copy = kept_terms;
     a.returned_weights = send->topk_weights;
   }
   if (receive != nullptr) {
@@ -70,18 +89,21 @@ int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
   if (launch.queues.scratch != nullptr) {
     return launch_queued_combine(a, launch.queues, launch.ctas, static_cast<cudaStream_t>(stream));
   }
-  const bool only_tells = a.receives == 0 && a.push == 0 && a.returned_weights == nullptr;
-  // More CTAs than these get in each other's way on the link: the same combine takes up to twice the time.
-  constexpr uint32_t kMostPushingCtas = 96;
-  const uint32_t useful =
-      g.sizes.high_throughput != 0 && a.push != 0 ? kMostPushingCtas : UINT32_MAX;
-  const uint32_t ctas = only_tells ? 1 : useful < launch.ctas ? useful : launch.ctas;
-  const CombineKernel kernel = select_combine_kernel(g);
-  kernel<<<ctas, kEpThreads, 0, static_cast<cudaStream_t>(stream)>>>(a);
+  const auto order = static_cast<cudaStream_t>(stream);
+  if (a.push != 0 || a.returned_weights != nullptr) {
+    const int error = launch_push(a, launch.ctas, order);
+    if (error != cudaSuccess || a.receives == 0) return error;
+    a.sends = 0;
+  }
+  select_combine_kernel(g)<<<a.receives != 0 ? launch.ctas : 1, kEpThreads, 0, order>>>(a);
   return cudaPeekAtLastError();
 }
 
 int load_combine_kernels(const EpGeometry& g, int* ctas_per_sm) {
+  const auto* push = reinterpret_cast<const void*>(select_push_kernel(g));
+  cudaError_t error = allow_shared_memory(push, range_bytes(g));
+  if (error == cudaSuccess) error = resident_ctas_per_sm(push, range_bytes(g), ctas_per_sm);
+  if (error != cudaSuccess) return error;
   return resident_ctas_per_sm(reinterpret_cast<const void*>(select_combine_kernel(g)), 0,
                               ctas_per_sm);
 }

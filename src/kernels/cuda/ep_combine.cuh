@@ -1,8 +1,8 @@
-// Combine, one launch: every rank says that its experts' terms are ready and gives back the rows it had
+// Combine: every rank says that its experts' terms are ready and gives back the rows it had
 // received; then each sums its tokens' terms in ascending k. Pulled, terms are read where they lie, in
-// the library's memory of the expert's rank; pushed, they are first written to the token's rank.
-// kThroughput: a rank is in the place of an expert, terms of the own rank are read where they lie, and values may go
-// back with the rows. Low latency's kernels are kept free of it: with few tokens each branch shows.
+// the library's memory of the expert's rank: one launch. Pushed, a launch before it writes them to the token's rank (ep_push.cuh).
+// Terms of the own rank are read where they lie.
+// kThroughput: a rank is in the place of an expert, and values may go back with the rows. Low latency's kernels are kept free of it: with few tokens each branch shows.
 #pragma once
 
 #include "kernels/cuda/ep_convert.cuh"
@@ -10,53 +10,6 @@
 namespace mep::device {
 
 // --- The sender's side --------------------------------------------------------------------------------
-
-// The caller's values of a row, to the token's rank.
-__device__ inline void return_weights(const CombineArgs& a, uint32_t target, uint32_t entry,
-                                      uint64_t row, uint32_t lane) {
-  const uint32_t top_k = a.g.sizes.top_k;
-  auto* to = reinterpret_cast<float*>(a.peer(target) + a.g.weights_in) + uint64_t{entry} * top_k;
-  for (uint32_t k = lane; k < top_k; k += kWarpThreads) {
-    to[k] = a.returned_weights[row * top_k + k];
-  }
-}
-
-// Every term for a token of another rank to its place there, and what goes back with it; warps take rows in turns.
-template <bool kThroughput>
-__device__ inline void push_outputs(const CombineArgs& a) {
-  const uint32_t lane = threadIdx.x % kWarpThreads;
-  const uint32_t warps = gridDim.x * kEpWarps;
-  const uint32_t warp = threadIdx.x / kWarpThreads * gridDim.x + blockIdx.x;
-  const int64_t* ranges = a.local<int64_t>(a.g.layout_range);
-  const auto* entries = reinterpret_cast<const uint32_t*>(a.memory.window + a.g.entries);
-  const uint32_t entry_count = a.g.sizes.max_tokens * a.g.row_k;
-  uint32_t before = 0;
-  for (uint32_t i = 0; i < a.g.columns; ++i) {
-    const auto range = static_cast<uint64_t>(ranges[i]);
-    const auto begin = static_cast<uint32_t>(range >> 32);
-    const auto count = static_cast<uint32_t>(range);
-    const uint32_t target = i % a.g.sizes.ranks;
-    const uint32_t first = (warp + warps - before) % warps;
-    before = (before + count) % warps;
-    if (!in_mask(peer_table().complete, target) || !a.is_live(target)) continue;
-    std::byte* terms = a.peer(target) + a.g.combine_in;
-    const bool copies =
-        !kThroughput || (a.push != 0 && (a.own_terms == nullptr || target != a.g.sizes.rank));
-    if (first < count) test_delay_warp(a, 11);
-    for (uint32_t row = first; row < count; row += warps) {
-      const uint64_t index = a.row_index(i / a.g.sizes.ranks, begin + row);
-      const uint32_t entry = entries[index];
-      if (entry >= entry_count) continue;  // not what a peer of this library writes
-      if (copies) {
-        copy_row(terms + uint64_t{entry} * a.g.combine_row, a.y + index * a.g.combine_row,
-                 a.g.combine_row, lane);
-      }
-      if constexpr (kThroughput) {
-        if (a.returned_weights != nullptr) return_weights(a, target, entry, index, lane);
-      }
-    }
-  }
-}
 
 // Reads what a kernel begins with, besides the peers; a CTA barrier follows.
 __device__ inline void read_dispatch(const CombineArgs& a) {
@@ -107,8 +60,9 @@ __device__ inline bool await_outputs(const CombineArgs& a, const Waiter& waiter,
     }
     const uint32_t payload = signal_payload(word);
     for (const CombineWord kind : {CombineWord::kPull, CombineWord::kPushed}) {
-      if (payload == combine_payload(kind, peer_table().mark))
-        kinds[source] = static_cast<uint8_t>(kind);
+      if (payload != combine_payload(kind, peer_table().mark)) continue;
+      const bool is_own = source == a.g.sizes.rank;
+      kinds[source] = static_cast<uint8_t>(is_own ? CombineWord::kPull : kind);
     }
   }
   return true;
@@ -147,12 +101,11 @@ __device__ inline uint32_t list_outputs(const CombineArgs& a, uint32_t token, ui
         const uint32_t bit = a.is_live(rank) ? 2 : 1;
         atomicOr(missing, bit);
         atomicOr(&a.state()->missing, bit);
-      } else if (kThroughput && rank == g.sizes.rank && a.own_terms != nullptr) {
-        row = a.own_terms + a.row_index(group, at) * g.combine_row;
       } else if (kind == CombineWord::kPushed) {
         row = a.memory.window + g.combine_in + uint64_t{entry} * g.combine_row;
       } else {
-        row = a.peer(rank) + g.combine_out + a.row_index(group, at) * g.combine_row;
+        const std::byte* terms = rank == g.sizes.rank ? a.own_terms : a.peer(rank) + g.combine_out;
+        row = terms + a.row_index(group, at) * g.combine_row;
       }
       if (weights != nullptr) weight = weights[entry];
     }
@@ -419,13 +372,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   trace(a, 9);
   test_delay(a, 7);
   if (a.sends != 0) {
-    bool announces = blockIdx.x == 0;
-    if (a.push != 0 || (kThroughput && a.returned_weights != nullptr)) {
-      if (!failed) push_outputs<kThroughput>(a);
-      test_delay(a, 8);
-      announces = is_last_cta(&channel.ticket[0], &shared_last);
-    }
-    if (announces) announce_outputs<kThroughput>(a, waiter.epoch, failed);
+    if (blockIdx.x == 0) announce_outputs<kThroughput>(a, waiter.epoch, failed);
   } else if (channel.epoch != waiter.epoch) {
     failed = true;
     if (threadIdx.x == 0) {

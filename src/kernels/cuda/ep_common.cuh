@@ -89,7 +89,8 @@ struct DispatchArgs : EpBase, DispatchInputs, DispatchOutputs {
 struct CombineArgs : EpBase {
   const std::byte* y;
   uint32_t push;
-  const std::byte* own_terms;     // of this rank for its own tokens, where they need no copy
+  const std::byte* own_terms;  // this rank's for its own tokens: never pushed, read here
+  std::byte* own_copy;  // they are copied here from y, for a later launch; null: they need not
   const float* returned_weights;  // [rows][K]; null: none go back
   float* out_weights;             // [T][K]; null: not wanted
   uint32_t renormalize;
@@ -243,6 +244,20 @@ __device__ inline uint32_t add_up(uint32_t n, Count&& count_of, Keep&& keep) {
 __host__ __device__ inline size_t range_bytes(const EpGeometry& g) {
   return g.columns * sizeof(uint32_t);
 }
+constexpr uint32_t kRowUnit = kWarpThreads * 16;  // bytes that a warp copies at once
+// Few rows are cut into parts, so that all warps have some: each waits for memory, or the bus, all the while.
+struct RowPart {
+  uint32_t index, count;
+
+  __device__ bool is_first() const { return index == 0; }
+};
+struct RowOfRange {
+  uint32_t range;
+  uint32_t row;     // of its group
+  uint32_t at;      // of the range
+  uint32_t number;  // of all
+  RowPart part;
+};
 struct RowRanges {
   const int64_t* ranges;
   uint32_t* first;  // [columns] number of the first row of each
@@ -269,14 +284,18 @@ struct RowRanges {
     }
     return low;
   }
-  // Calls of(range, row in its group, row in the range, number) for the rows of this warp.
+  // Calls of(RowOfRange) for what is this warp's, rows in up to so many parts.
   template <class Row>
-  __device__ void for_each(Row&& of) const {
+  __device__ void for_each(uint32_t most_parts, Row&& of) const {
+    const uint32_t warps = gridDim.x * kEpWarps;
     const uint32_t warp = threadIdx.x / kWarpThreads * gridDim.x + blockIdx.x;
-    for (uint32_t number = warp; number < total; number += gridDim.x * kEpWarps) {
+    const uint32_t parts = max(min(warps / max(total, 1u), most_parts), 1u);
+    for (uint32_t i = warp; i < total * parts; i += warps) {
+      const uint32_t number = i / parts;
       const uint32_t range = range_of(number);
       const uint32_t at = number - first[range];
-      of(range, static_cast<uint32_t>(static_cast<uint64_t>(ranges[range]) >> 32) + at, at, number);
+      const auto begin = static_cast<uint32_t>(static_cast<uint64_t>(ranges[range]) >> 32);
+      of(RowOfRange{range, begin + at, at, number, {i - number * parts, parts}});
     }
   }
 };
@@ -291,12 +310,17 @@ __device__ inline uint4 load_once(const void* from) {
   return v;
 }
 
-// A row, by one warp; several loads are under way before the first store.
-__device__ inline void copy_row(std::byte* to, const std::byte* from, uint32_t bytes,
-                                uint32_t lane) {
-  constexpr uint32_t kStep = kWarpThreads * 16;
+__host__ __device__ inline uint32_t row_units(uint32_t bytes) {
+  return (bytes + kRowUnit - 1) / kRowUnit;
+}
+// A part of a row, by one warp; several loads are under way before the first store.
+__device__ inline void copy_row(std::byte* to, const std::byte* from, uint32_t bytes, uint32_t lane,
+                                const RowPart& part) {
+  constexpr uint32_t kStep = kRowUnit;
   constexpr uint32_t kAtOnce = 4;
-  uint32_t at = lane * 16;
+  const uint32_t units = row_units(bytes);
+  uint32_t at = units * part.index / part.count * kStep + lane * 16;
+  bytes = min(units * (part.index + 1) / part.count * kStep, bytes);
   for (; at + (kAtOnce - 1) * kStep < bytes; at += kAtOnce * kStep) {
     uint4 bits[kAtOnce];
 #pragma unroll

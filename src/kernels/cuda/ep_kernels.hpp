@@ -19,10 +19,11 @@ namespace mep::device {
 constexpr uint32_t kEpThreads = 512;   // of a CTA
 constexpr uint32_t kMaxPlaces = 7000;  // what they need fits into the shared memory of a CTA
 
-// All of it is device memory that lives as long as graphs which captured it.
+// own: the window, but where that lies on the host. All else is device memory that lives as long as graphs which captured it.
 struct EpMemory {
   const DeviceControl* control;
   std::byte* window;
+  std::byte* own;             // laid out like it: this rank's rows and terms for itself, and views
   std::byte* local;           // zeroed when made; EpState first
   std::byte* const* peers;    // [R], the own window too
   const uint32_t* map_first;  // [E + 1] into map_places; null: ids are places

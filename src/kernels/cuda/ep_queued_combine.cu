@@ -16,29 +16,30 @@ struct QueuedCombine : Queued<CombineArgs> {
 
 // --- Push ---------------------------------------------------------------------------------------------
 
-// Every term by way of the outbox to its place; those for this rank itself to the library's memory for them.
+// Every term by way of the outbox to its place; those for this rank itself stay, or are copied for a later launch.
 __device__ inline void post_terms(const QueuedCombine& a, const Waiter& waiter, uint32_t* shared) {
   const uint32_t lane = threadIdx.x % kWarpThreads;
   const uint32_t entry_count = a.g.sizes.max_tokens * a.g.row_k;
   const uint64_t most = (a.l.outbox_bytes - a.l.sent_terms) / a.g.combine_row;
   bool good = true;
   const RowRanges all(a, shared);
-  all.for_each([&](uint32_t range, uint32_t row, uint32_t, uint32_t number) {
-    const uint32_t target = range % a.g.sizes.ranks;
+  all.for_each(1, [&](const RowOfRange& row) {
+    const uint32_t target = row.range % a.g.sizes.ranks;
     if (!good || !in_mask(peer_table().complete, target) || !a.is_live(target)) return;
-    const uint64_t index = a.row_index(range / a.g.sizes.ranks, row);
+    const uint64_t index = a.row_index(row.range / a.g.sizes.ranks, row.row);
     const std::byte* y = a.y + index * a.g.combine_row;
     if (target == a.g.sizes.rank) {
-      std::byte* term = a.peer(target) + a.g.combine_out + index * a.g.combine_row;
-      if (term != y) copy_row(term, y, a.g.combine_row, lane);
+      if (a.own_copy != nullptr) {
+        copy_row(a.own_copy + index * a.g.combine_row, y, a.g.combine_row, lane, row.part);
+      }
       return;
     }
     // No peer of this library tells more rows than its tokens can name, or another entry.
     const uint32_t entry = a.entries[index];
-    if (entry >= entry_count || number >= most) return;
+    if (entry >= entry_count || row.number >= most) return;
     test_delay_warp(a, 11);
-    const uint64_t from = a.l.sent_terms + uint64_t{number} * a.g.combine_row;
-    copy_row(a.queues.outbox + from, y, a.g.combine_row, lane);
+    const uint64_t from = a.l.sent_terms + uint64_t{row.number} * a.g.combine_row;
+    copy_row(a.queues.outbox + from, y, a.g.combine_row, lane, row.part);
     const auto put = a.queue_to(target, waiter)
                          .put(a.at_peer(a.l.terms + uint64_t{entry} * a.g.combine_row),
                               a.from_outbox(from), a.g.combine_row);
@@ -77,7 +78,8 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   __syncthreads();
   test_delay(a, 7);
   if (a.sends != 0) {
-    if (!has_failed(&channel, waiter.epoch)) post_terms(a, waiter, first_rows);
+    const bool sound = __syncthreads_and(!has_failed(&channel, waiter.epoch)) != 0;
+    if (sound) post_terms(a, waiter, first_rows);
     test_delay(a, 8);
     if (!is_last_of(&channel.ticket[0], gridDim.x, &shared_last)) return;
     if (threadIdx.x == 0) {
@@ -93,8 +95,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   const bool good = __syncthreads_and(!has_failed(&channel, waiter.epoch)) != 0;
   if (!good || __syncthreads_and(await_outputs(a, waiter, kinds)) == 0) return;
   for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
-    const bool is_own = rank == a.g.sizes.rank && kinds[rank] != 0;
-    a.kinds()[rank] = is_own ? static_cast<uint8_t>(CombineWord::kPull) : kinds[rank];
+    a.kinds()[rank] = kinds[rank];
   }
 }
 

@@ -295,17 +295,19 @@ __global__ void __launch_bounds__(kEpThreads, 2)
 using UnpackArgs = Queued<EpBase>;
 
 __device__ inline void unpack_row(const UnpackArgs& a, const std::byte* record, uint32_t expert,
-                                  uint32_t row, uint32_t lane) {
-  const uint64_t index = a.row_index(expert, row);
+                                  const RowOfRange& row, uint32_t lane) {
+  const uint64_t index = a.row_index(expert, row.row);
   std::byte* window = a.memory.window;
+  copy_row(window + a.g.recv_x + index * a.g.wire_row, record + a.l.record_row, a.g.wire_row, lane,
+           row.part);
+  if (!row.part.is_first()) return;
   if (lane == 0) {
     const uint2 head = *reinterpret_cast<const uint2*>(record);
     reinterpret_cast<uint32_t*>(window + a.g.entries)[index] = head.x;
     reinterpret_cast<uint32_t*>(window + a.g.src_info)[index] = head.y;
   }
-  copy_row(window + a.g.recv_x + index * a.g.wire_row, record + a.l.record_row, a.g.wire_row, lane);
   const std::byte* from = record + a.l.record_scales;
-  std::byte* to = a.scales_of(window + a.g.scales, expert, row);
+  std::byte* to = a.scales_of(window + a.g.scales, expert, row.row);
   for (uint32_t scale = lane; scale < a.g.groups; scale += kWarpThreads) {
     const uint64_t at = scale * a.g.scale_group_step;
     if (a.g.scale_bytes == 4) {
@@ -321,14 +323,14 @@ __global__ void __launch_bounds__(kEpThreads, 2)
     unpack_kernel(const __grid_constant__ UnpackArgs a) {
   extern __shared__ uint32_t first_rows[];
   const RowRanges all(a, first_rows);
-  all.for_each([&](uint32_t range, uint32_t row, uint32_t at, uint32_t) {
-    const uint32_t expert = range / a.g.sizes.ranks;
+  all.for_each(row_units(a.g.wire_row), [&](const RowOfRange& row) {
+    const uint32_t expert = row.range / a.g.sizes.ranks;
     const std::byte* record =
-        a.queues.inbox + a.l.records + a.row_index(expert, row) * a.l.record_bytes;
-    if (range % a.g.sizes.ranks == a.g.sizes.rank) {
+        a.queues.inbox + a.l.records + a.row_index(expert, row.row) * a.l.record_bytes;
+    if (row.range % a.g.sizes.ranks == a.g.sizes.rank) {
       const uint32_t place = a.g.sizes.rank * a.g.sizes.local_experts + expert;
       record = a.queues.scratch + a.l.own_records +
-               (uint64_t{a.sent_first()[place]} + at) * a.l.record_bytes;
+               (uint64_t{a.sent_first()[place]} + row.at) * a.l.record_bytes;
     }
     unpack_row(a, record, expert, row, threadIdx.x % kWarpThreads);
   });

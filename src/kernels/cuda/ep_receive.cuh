@@ -180,13 +180,16 @@ __device__ inline void copy_values(void* to, const std::byte* from, uint64_t row
   }
 }
 
-__device__ inline void copy_row_out(const DispatchArgs& a, uint32_t group, uint32_t row,
+// rows: memory.own for those of this rank itself.
+__device__ inline void copy_row_out(const DispatchArgs& a, std::byte* rows, const RowOfRange& row,
                                     uint32_t lane) {
-  const uint64_t index = a.row_index(group, row);
-  if (a.recv_x != nullptr) {
-    copy_row(a.recv_x + index * a.g.wire_row, a.memory.window + a.g.recv_x + index * a.g.wire_row,
-             a.g.wire_row, lane);
+  const uint32_t group = row.range / a.g.sizes.ranks;
+  const uint64_t index = a.row_index(group, row.row);
+  if (a.recv_x != nullptr && a.recv_x != rows + a.g.recv_x) {
+    copy_row(a.recv_x + index * a.g.wire_row, rows + a.g.recv_x + index * a.g.wire_row,
+             a.g.wire_row, lane, row.part);
   }
+  if (!row.part.is_first()) return;
   if (a.src_info != nullptr && lane == 0) {
     a.src_info[index] = reinterpret_cast<const int32_t*>(a.memory.window + a.g.src_info)[index];
   }
@@ -197,9 +200,10 @@ __device__ inline void copy_row_out(const DispatchArgs& a, uint32_t group, uint3
     copy_values(a.recv_topk_weights, a.memory.window + a.g.topk_weights, index, a.g.sizes.top_k,
                 lane);
   }
-  if (a.recv_scales == nullptr) return;
-  const std::byte* from = a.scales_of(a.memory.window + a.g.scales, group, row);
-  std::byte* to = a.recv_scales + group * a.recv_scales_expert_step + row * a.recv_scales_row_step;
+  if (a.recv_scales == nullptr || a.recv_scales == rows + a.g.scales) return;
+  const std::byte* from = a.scales_of(rows + a.g.scales, group, row.row);
+  std::byte* to =
+      a.recv_scales + group * a.recv_scales_expert_step + row.row * a.recv_scales_row_step;
   for (uint32_t scale = lane; scale < a.g.groups; scale += kWarpThreads) {
     const uint64_t at = scale * a.g.scale_group_step;
     if (a.g.scale_bytes == 4) {
@@ -215,8 +219,9 @@ static __global__ void __launch_bounds__(kEpThreads, 2)
     copy_out_kernel(const __grid_constant__ DispatchArgs a) {
   extern __shared__ uint32_t first_rows[];
   if (a.state()->rows_refused != 0) return;
-  RowRanges(a, first_rows).for_each([&](uint32_t range, uint32_t row, uint32_t, uint32_t) {
-    copy_row_out(a, range / a.g.sizes.ranks, row, threadIdx.x % kWarpThreads);
+  RowRanges(a, first_rows).for_each(row_units(a.g.wire_row), [&](const RowOfRange& row) {
+    const bool is_own = row.range % a.g.sizes.ranks == a.g.sizes.rank;
+    copy_row_out(a, is_own ? a.memory.own : a.memory.window, row, threadIdx.x % kWarpThreads);
   });
 }
 

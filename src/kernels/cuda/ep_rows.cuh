@@ -181,8 +181,9 @@ __device__ inline void list_targets(const DispatchArgs& a, const Batch& batch,
     const uint32_t local_expert = expert - rank * a.g.sizes.local_experts;
     const uint64_t index = a.row_index(local_expert, row);
     std::byte* window = a.peer(rank);
-    target.row = window + a.g.recv_x + index * a.g.wire_row;
-    target.scales = a.scales_of(window + a.g.scales, local_expert, row);
+    std::byte* rows = rank == a.g.sizes.rank ? a.memory.own : window;
+    target.row = rows + a.g.recv_x + index * a.g.wire_row;
+    target.scales = a.scales_of(rows + a.g.scales, local_expert, row);
     if (tells) {
       reinterpret_cast<uint32_t*>(window + a.g.entries)[index] = entry;
       reinterpret_cast<uint32_t*>(window + a.g.src_info)[index] = token;

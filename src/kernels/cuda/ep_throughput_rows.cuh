@@ -47,8 +47,9 @@ __device__ inline uint32_t list_rows(const DispatchArgs& a, uint32_t token, bool
     if (row != kRowNotSent) {
       const uint32_t slot = count + static_cast<uint32_t>(__popc(here & ((1u << lane) - 1)));
       std::byte* window = a.peer(rank);
-      out->targets[slot] = {window + a.g.recv_x + uint64_t{row} * a.g.wire_row,
-                            a.scales_of(window + a.g.scales, 0, row)};
+      std::byte* kept = rank == a.g.sizes.rank ? a.memory.own : window;
+      out->targets[slot] = {kept + a.g.recv_x + uint64_t{row} * a.g.wire_row,
+                            a.scales_of(kept + a.g.scales, 0, row)};
       out->ranks[slot] = rank;
       out->rows[slot] = row;
       if (tells) {

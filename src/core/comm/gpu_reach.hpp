@@ -1,0 +1,15 @@
+// How the GPUs of a comm's ranks reach each other: one answer for the whole comm.
+#pragma once
+
+#include <cstdint>
+
+namespace mep {
+
+// From the fastest on.
+enum class GpuReach : uint8_t {
+  kDeviceWindows,  // kernels write to windows in the memory of the peers' GPUs
+  kHostWindows,    // ... in pinned memory of the host that all ranks share
+  kQueues,         // dispatch and combine post to queues; collectives run on a comm of the host
+};
+
+}  // namespace mep
