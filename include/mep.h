@@ -1056,8 +1056,10 @@ MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_sen
  * combine answers MEP_PARTIAL (opt-in) or MEP_ERR_PEER_FAILED, with the sum of the others in out:
  * mep_ep_set_expert_map routes around it, and so does -1. Starting it gives the buffer's received rows back to the senders.
  * send and receive: as of mep_dispatch. Sending returns when y may be overwritten if it is the caller's (the
- * library's own, combine_input: after the next dispatch on the buffer was received). Errors: as mep_dispatch;
- * MEP_ERR_BUSY also when the handle's dispatch was not received. 0.1; this form 0.2 */
+ * library's own, combine_input: after the next dispatch on the buffer was received; one that only reports a change is
+ * none). If a change ended that dispatch, a rank that had not read y yet has MEP_ERR_PEER_FAILED, with the sum of the
+ * others in out. Errors: as mep_dispatch; MEP_ERR_BUSY also when the handle's dispatch was not received. 0.1; this
+ * form 0.2 */
 MEP_API mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_send_t* send,
                                  const mep_combine_receive_t* receive, mep_stream_t stream);
 
