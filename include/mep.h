@@ -1043,7 +1043,9 @@ static inline void mep_combine_receive_defaults(mep_combine_receive_t* receive) 
  * the result is MEP_PARTIAL (opt-in) or MEP_ERR_PEER_FAILED by each rank's own data, and counts and
  * layout_range cover complete rows only. A change of the membership that no call of this
  * rank on the comm has reported is reported by its next dispatch or combine there, which does nothing else; the
- * comm's collectives report it all the same. 0.1; this form 0.2 */
+ * comm's collectives report it all the same. With MEP_COMM_UNIFORM each buffer reports it once, by the same call on all
+ * ranks, whatever else has reported it; these calls count as calls of the comm, so a collective reports it only if it
+ * comes before the first of them. 0.1; this form 0.2 */
 MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_send_t* send,
                                   const mep_dispatch_receive_t* receive, mep_stream_t stream);
 
@@ -1056,8 +1058,10 @@ MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_sen
  * combine answers MEP_PARTIAL (opt-in) or MEP_ERR_PEER_FAILED, with the sum of the others in out:
  * mep_ep_set_expert_map routes around it, and so does -1. Starting it gives the buffer's received rows back to the senders.
  * send and receive: as of mep_dispatch. Sending returns when y may be overwritten if it is the caller's (the
- * library's own, combine_input: after the next dispatch on the buffer was received). Errors: as mep_dispatch;
- * MEP_ERR_BUSY also when the handle's dispatch was not received. 0.1; this form 0.2 */
+ * library's own, combine_input: after the next dispatch on the buffer was received; one that only reports a change is
+ * none). If a change ended that dispatch, a rank that had not read y yet has MEP_ERR_PEER_FAILED, with the sum of the
+ * others in out. Errors: as mep_dispatch; MEP_ERR_BUSY also when the handle's dispatch was not received. 0.1; this
+ * form 0.2 */
 MEP_API mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_send_t* send,
                                  const mep_combine_receive_t* receive, mep_stream_t stream);
 

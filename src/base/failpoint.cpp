@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <mutex>
 #include <vector>
 
@@ -18,6 +19,77 @@ namespace mep {
 std::atomic<bool> failpoints_armed{false};
 
 namespace {
+
+// All points in src/, sorted; tests/lint/check_tree.py compares.
+constexpr const char* kPoints[] = {
+    "adopt",
+    "call awaits look",
+    "catch-up",
+    "catch-up receive",
+    "comm agreed",
+    "comm begin",
+    "comm closing",
+    "comm finish",
+    "comm offered",
+    "comm open",
+    "commit",
+    "complete",
+    "doorbell",
+    "eager collect",
+    "eager post",
+    "enter",
+    "ep combine ready",
+    "ep counts",
+    "ep rows ready",
+    "ep sum",
+    "ep token",
+    "fence",
+    "finish look",
+    "finish relay",
+    "freeze",
+    "frozen",
+    "hosts pass",
+    "hosts publish",
+    "hosts read",
+    "hosts reduce",
+    "hosts send",
+    "init connected",
+    "install",
+    "install clients",
+    "join begin",
+    "join connected",
+    "join ready",
+    "join welcomed",
+    "joiner connect",
+    "joiner welcomed",
+    "large copy",
+    "large finish",
+    "large publish",
+    "large reduce",
+    "leave",
+    "leave pending",
+    "look",
+    "message begins",
+    "message cell",
+    "message ends",
+    "message post",
+    "message pulled",
+    "message read",
+    "message withdrawn",
+    "messages adopt",
+    "prepare",
+    "pulled",
+    "put",
+    "put half",
+    "recover",
+    "relay forward",
+    "relay send",
+    "relay take",
+    "signal",
+    "stage answer",
+    "stage request",
+    "window drop",
+};
 
 struct Entry {
   std::string name;
@@ -51,6 +123,18 @@ bool parse_entry(const std::string& text, Entry* entry) {
   return !entry->name.empty();
 }
 
+bool is_point(const std::string& name) {
+  return std::any_of(std::begin(kPoints), std::end(kPoints),
+                     [&](const char* point) { return name == point; });
+}
+
+mep_result_t refuse_unknown(const std::string& name) {
+  std::string points;
+  for (const char* point : kPoints) points.append(points.empty() ? "" : ", ").append(point);
+  return fail(MEP_ERR_INVALID_ARGUMENT, "MEP_FAILPOINT: there is no point \"%.64s\"; there are: %s",
+              name.c_str(), points.c_str());
+}
+
 }  // namespace
 
 mep_result_t failpoint_arm(const std::string& text) {
@@ -63,6 +147,7 @@ mep_result_t failpoint_arm(const std::string& text) {
                   "MEP_FAILPOINT: \"%.64s\" is not NAME[:NTH]=kill or =stop",
                   text.substr(begin, end - begin).c_str());
     }
+    if (!is_point(entry.name)) return refuse_unknown(entry.name);
     added.push_back(entry);
     begin = end + 1;
   }

@@ -20,7 +20,7 @@ extern std::atomic<bool> failpoints_armed;
 
 void failpoint_passed(const char* name);
 
-// Adds the entries of `text`.
+// Adds the entries of `text`. A name that no point has is refused with those that there are.
 [[nodiscard]] mep_result_t failpoint_arm(const std::string& text);
 void failpoint_disarm_all();
 // Once for a process; later calls do nothing.

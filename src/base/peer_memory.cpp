@@ -11,7 +11,12 @@
 namespace mep {
 namespace {
 
-// Sequentially consistent with all others.
+size_t page_bytes() {
+  return static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace
+
 void full_fence() {
 #if defined(__SANITIZE_THREAD__)
   static std::atomic<uint32_t> word{0};
@@ -20,12 +25,6 @@ void full_fence() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
 }
-
-size_t page_bytes() {
-  return static_cast<size_t>(sysconf(_SC_PAGESIZE));
-}
-
-}  // namespace
 
 std::atomic<uint64_t> pulled_blocks{0};
 std::atomic<uint64_t> pulled_messages{0};

@@ -42,6 +42,9 @@ class WatchedWord {
   std::atomic<uint64_t>* word_ = nullptr;
 };
 
+// Orders all that this thread reads and writes before it before all that it does after, for peers that fence too.
+void full_fence();
+
 // Not 0. Nobody can guess it, also who knows all others. 0: there is none.
 uint64_t unguessable_number();
 

@@ -3,7 +3,7 @@
 
 Include layering by layer and by folder, definitions outside the folder that declares them, who may include
 hwloc, verbs, MPI and CUDA, the length of files, how much a class owns (classes.py), that the environment variables which are read, listed in env.cpp
-and documented are the same ones, the documents: links, files that are named, a row for each result, and the
+and documented are the same ones, that failpoint.cpp lists the points, the documents: links, files that are named, a row for each result, and the
 ways of calls that they show (ways.py), and how sentences begin (sentences.py). Prints one line a finding,
 "file:line: text", and exits with 1 if there is one.
 """
@@ -58,6 +58,7 @@ NAME_LITERAL = re.compile(r'"(MEP_[A-Z0-9_]+)"')
 LAUNCHER_FILE = "src/core/bootstrap/launcher_environment.cpp"
 # libmep_mpi.so has nothing but the public ABI.
 MPI_FILE = "src/core/bootstrap/mpi.cpp"
+POINT = re.compile(r'\bMEP_(?:FAILPOINT|TEST_DELAY_POINT)\(\s*"([^"]*)"')
 GETENV = re.compile(r"\b(?:secure_)?getenv\s*\(")
 TABLE_ENTRY = re.compile(r'\{\s*"([A-Z][A-Z0-9_]*)"\s*,')
 DOC_ENTRY = re.compile(r"^\|\s*`([A-Z][A-Z0-9_]*)`", re.MULTILINE)
@@ -185,6 +186,27 @@ def check_environment(root, code):
         yield "docs/reference/environment.md", 1, f"{variable} has a row but is not in {table_name}"
 
 
+def check_failpoints(code):
+    """The points in src/ against the table in failpoint.cpp."""
+    table_name = "src/base/failpoint.cpp"
+    if table_name not in code:
+        return
+    table = re.search(r"\bkPoints\[\] = \{([^}]*)\}", code[table_name])
+    names = re.findall(r'"([^"]*)"', table.group(1)) if table else []
+    if names != sorted(set(names)) or not names:
+        yield table_name, 1, "kPoints is not a sorted list of names"
+    used = set()
+    for name, text in code.items():
+        if not name.startswith("src/"):
+            continue
+        for match in POINT.finditer(text):
+            used.add(match.group(1))
+            if match.group(1) not in names:
+                yield name, text.count("\n", 0, match.start()) + 1, f'"{match.group(1)}" is not in kPoints of {table_name}'
+    for point in sorted(set(names) - used):
+        yield table_name, 1, f'no point is named "{point}"'
+
+
 def code_of(root):
     """{file: text without comments} of everything that is compiled."""
     return {name: strip_comments(path.read_text(encoding="utf-8", errors="replace"))
@@ -209,6 +231,7 @@ def check_tree(root, check_tables=check_own_tables):
             findings += [(name, number, f) for number, f in check_includes(name, code[name])]
             findings += [(name, number, f) for number, f in check_guard(name, text)]
     findings += check_environment(root, code)
+    findings += check_failpoints(code)
     findings += check_tables(code)
     findings += documents.check_documents(root)
     findings += sentences.check_sentences(root)

@@ -112,6 +112,15 @@ class CheckTree(unittest.TestCase):
         text = '// #include "core/x.hpp"\n/*\n#include "core/x.hpp"\n*/\n// getenv("X")\n'
         self.assertEqual(self.findings({"src/base/x.cpp": text}), [])
 
+    def test_failpoints(self):
+        table = 'constexpr const char* kPoints[] = {\n    "a",\n    "b c",\n};\n'
+        uses = 'MEP_FAILPOINT("a");\nMEP_TEST_DELAY_POINT("b c");\n'
+        name, user = "src/base/failpoint.cpp", "src/core/x.cpp"
+        self.assertEqual(self.findings({name: table, user: uses, "tests/t.cpp": 'MEP_FAILPOINT("here");\n'}), [])
+        self.expect_one({name: table, user: uses + 'MEP_FAILPOINT("d");\n'}, user, 3, '"d" is not in kPoints')
+        self.expect_one({name: table, user: 'MEP_FAILPOINT("a");\n'}, name, 1, 'no point is named "b c"')
+        self.expect_one({name: table.replace("b c", "Z"), user: uses.replace("b c", "Z")}, name, 1, "not a sorted list")
+
     def test_length(self):
         self.assertEqual(self.findings({"src/core/long.cpp": "\n" * 600}), [])
         self.expect_one({"src/core/long.cpp": "\n" * 601}, "src/core/long.cpp", 601, "601 lines")

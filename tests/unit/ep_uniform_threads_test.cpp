@@ -216,12 +216,76 @@ void a_late_rank(void**) {
   report.require_clean();
 }
 
+// A dispatch of one token to the expert of rank 0, of the object's buffer.
+mep_result_t dispatch_one(mep_ep_t ep, uint32_t buffer, Report& report) {
+  const std::vector<float> x(16, 1.0F);
+  const int64_t expert = 0;
+  mep_ep_handle_t handle = nullptr;
+  COLL_OK(report, mep_ep_handle_create(ep, buffer, &handle));
+  mep_dispatch_send_t send;
+  mep_dispatch_receive_t receive;
+  mep_dispatch_send_defaults(&send);
+  mep_dispatch_receive_defaults(&receive);
+  send.num_tokens = 1;
+  send.x = x.data();
+  send.topk_idx = &expert;
+  const mep_result_t result = mep_dispatch(handle, &send, &receive, nullptr);
+  COLL_OK(report, mep_ep_handle_destroy(handle));
+  return result;
+}
+
+// Each buffer of each object reports a loss by its first call after it, and by no other; a collective does if it is
+// called before them, as their rounds are calls of the comm too.
+void report_of_each_buffer(bool collective_first) {
+  Report report;
+  std::atomic<int> ready{0};
+  with_rank_threads(
+      3, patient_config(MEP_COMM_UNIFORM), report, [&](int rank, mep_comm_t comm, Report& found) {
+        mep_ep_t eps[2] = {};
+        for (mep_ep_t& ep : eps) {
+          mep_ep_config_t config;
+          mep_ep_config_defaults(&config);
+          config.max_tokens_per_rank = 1;
+          config.hidden = 16;
+          config.top_k = 1;
+          config.num_experts = 3;
+          config.num_buffers = 2;
+          config.input_type = MEP_FLOAT32;
+          COLL_OK(found, mep_ep_create(comm, &config, &ep));
+        }
+        uint64_t epoch = 0;
+        COLL_OK(found, mep_comm_epoch(comm, &epoch));
+        ready.fetch_add(1);
+        if (rank == 2) {
+          while (ready.load() < 3) pause_us(200);
+          COLL_OK(found, mep_comm_abort(comm));
+        } else {
+          COLL_OK(found, mep_comm_wait_view(comm, epoch, 60'000));
+          if (collective_first) COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(comm, nullptr));
+          for (const int times : {0, 1, 2}) {
+            const mep_result_t expected = times == 0 ? MEP_ERR_PEER_FAILED : MEP_SUCCESS;
+            for (mep_ep_t ep : {eps[1], eps[0]}) {
+              COLL_EXPECT(found, expected, dispatch_one(ep, 0, found));
+              COLL_EXPECT(found, expected, dispatch_one(ep, 1, found));
+            }
+          }
+          COLL_OK(found, mep_barrier(comm, nullptr));
+        }
+        for (mep_ep_t ep : eps) COLL_OK(found, mep_ep_destroy(ep));
+      });
+  report.require_clean();
+}
+void each_buffer_reports_a_loss_once(void**) {
+  report_of_each_buffer(false);
+  report_of_each_buffer(true);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   read_arguments(argc, argv);
   const CMUnitTest tests[] = {cmocka_unit_test(mapped), cmocka_unit_test(mapped_partial),
-                              cmocka_unit_test(by_put_alone_partial),
-                              cmocka_unit_test(a_late_rank)};
+                              cmocka_unit_test(by_put_alone_partial), cmocka_unit_test(a_late_rank),
+                              cmocka_unit_test(each_buffer_reports_a_loss_once)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -4,7 +4,9 @@
 // are added in the same order either way.
 #include <algorithm>
 #include <cstring>
+#include <span>
 
+#include "base/peer_memory.hpp"
 #include "base/status.hpp"
 #include "base/test_delay.hpp"
 #include "core/ep/ep_arguments.hpp"
@@ -150,7 +152,7 @@ Step EpBuffer::step_combine_receive() {
   if (!engine_.complete(op_.epoch, op_.seq)) return Step::kPending;  // the view decides
   op_.finished = true;
   note_complete();
-  judge_outputs(op_.epoch != dispatch_epoch_);
+  judge_outputs(carried_text());
   return Step::kDone;
 }
 
@@ -163,8 +165,9 @@ void EpBuffer::note_outputs(uint32_t source, bool word_arrived, uint32_t payload
 }
 
 // All words have come. Terms of a member that has none for this rank's tokens are an error; those of
-// absent ranks were known to be missing when the tokens were sent, or their rank has failed since.
-void EpBuffer::judge_outputs(bool carried) {
+// absent ranks were known to be missing when the tokens were sent, or their rank has failed since. `change`: how a change
+// of the view explains a member's; null: there was none.
+void EpBuffer::judge_outputs(const char* change) {
   const Routing& routing = current_->routing;
   const size_t entries = size_t{routing.tokens} * shape_.row_k;
   uint32_t silent_member = UINT32_MAX;
@@ -178,14 +181,13 @@ void EpBuffer::judge_outputs(bool carried) {
   }
   if (missing_place_ == kNoExpert) return;
   if (silent_member != UINT32_MAX) {
-    op_.result = carried ? fail(MEP_ERR_PEER_FAILED,
-                                "rank %u had not received all of this dispatch when "
-                                "the view changed; its experts' terms are left out",
-                                silent_member)
-                         : fail(MEP_ERR_MISMATCH,
-                                "rank %u began its next dispatch on the buffer without "
-                                "a combine",
-                                silent_member);
+    op_.result = change != nullptr ? fail(MEP_ERR_PEER_FAILED,
+                                          "the terms of rank %u's experts are left out: it %s",
+                                          silent_member, change)
+                                   : fail(MEP_ERR_MISMATCH,
+                                          "rank %u began its next dispatch on the buffer without "
+                                          "a combine",
+                                          silent_member);
   } else if ((comm_.world().config().flags & MEP_COMM_PARTIAL) != 0) {
     op_.result = MEP_PARTIAL;
   } else {
@@ -239,7 +241,49 @@ uint32_t EpBuffer::gather_outputs(uint32_t token, const float* weights, uint32_t
   return count;
 }
 
-mep_result_t EpBuffer::finish_combine(const mep_combine_receive_t& sums) {
+// --- While peers read this rank's terms in place ---------------------------------------------------
+
+// The dispatch was received: its caller may write combine_out from now on.
+void EpBuffer::begin_y(const EpHandle& handle) {
+  auto* const word = reinterpret_cast<std::atomic<uint64_t>*>(windows_.data() + layout_.y_of());
+  // Sequentially consistent: it is with the peers that read combine_out before any byte that the caller writes there,
+  // by stores past the caches too.
+  word->store(handle.mark, std::memory_order_seq_cst);
+}
+
+// Whether a token of this rank is with an expert of `owner`.
+bool EpBuffer::needs(uint32_t owner) const {
+  const Routing& routing = current_->routing;
+  const std::span entries(routing.entries.data(), size_t{routing.tokens} * shape_.row_k);
+  return std::any_of(entries.begin(), entries.end(), [&](const RouteEntry& entry) {
+    return entry.place >= 0 && static_cast<uint32_t>(entry.place) / shape_.row_groups == owner;
+  });
+}
+
+// After they were read: whether terms may have been written anew by then. They are left out, so the sums are to be made
+// again.
+bool EpBuffer::withdraw_overwritten() {
+  full_fence();  // the terms were read before the words are
+  bool any = false;
+  for (uint32_t owner = 0; owner < shape_.ranks; ++owner) {
+    if (outputs_[owner] != CombineWord::kPull || owner == shape_.rank) continue;
+    // The window is that of the process which sent the word: no joiner comes in before this rank leaves its peers alone.
+    if (load_signal(windows_[owner].mapped, layout_.y_of()) == current_->mark) continue;
+    if (!needs(owner)) continue;
+    outputs_[owner] = CombineWord::kNone;
+    any = true;
+  }
+  if (any && !is_error(op_.result)) {
+    judge_outputs(
+        "has received its next dispatch, which a change of the view ended, before this rank had "
+        "read them");
+  }
+  return any;
+}
+
+// --- Sums -----------------------------------------------------------------------------------------
+
+void EpBuffer::sum_terms(const mep_combine_receive_t& sums) {
   const Routing& routing = current_->routing;
   const float* weights = sums.weights;
   // In high throughput the rows are weighted sums already.
@@ -259,6 +303,12 @@ mep_result_t EpBuffer::finish_combine(const mep_combine_receive_t& sums) {
     combine_rows(shape_.combine_type, static_cast<std::byte*>(sums.out) + token * stride, rows,
                  row_weights, count, shape_.hidden, false);
   }
+}
+
+mep_result_t EpBuffer::finish_combine(const mep_combine_receive_t& sums) {
+  do {
+    sum_terms(sums);
+  } while (withdraw_overwritten());
   if (sums.topk_weights != nullptr) sum_weights(sums.topk_weights);
   leave_peers_alone();
   agree_on_result();

@@ -14,7 +14,10 @@
 //     it has ended the combine of n - 1 which read it.
 //   - combine_out of a rank is read by peers in the combine of use n until they start use n + 1; their
 //     rows of use n + 1 tell the owner. So the caller may write it again once the next dispatch on the
-//     buffer was received, and that is when there are rows to write it for.
+//     buffer was received, and that is when there are rows to write it for. A dispatch that a view change cuts is
+//     received without the rows of a peer that may still read. So the owner first says in its window of which
+//     dispatch combine_out is from then on (y_of), and a reader that finds another one after it has summed leaves
+//     that rank's terms out and fails.
 //
 // Two threads meet here as in a comm: the user's and the world's control thread. The latter touches only the
 // channel, the words between freeze and install, and what is under the channel's lock.
@@ -217,11 +220,21 @@ class EpBuffer {
                          bool* finished);
   Step step_combine_receive();
   void note_outputs(uint32_t source, bool word_arrived, uint32_t payload);
-  void judge_outputs(bool carried);
+  // Null: the dispatch is of the combine's epoch.
+  const char* carried_text() const {
+    return op_.epoch == dispatch_epoch_
+               ? nullptr
+               : "had not received all of this dispatch when the view changed";
+  }
+  void judge_outputs(const char* change);
   mep_result_t finish_combine(const mep_combine_receive_t& sums);
   uint32_t gather_outputs(uint32_t token, const float* weights, uint32_t flags, const void** rows,
                           float* row_weights);
   const std::byte* term(const RouteEntry& entry, size_t at) const;
+  void sum_terms(const mep_combine_receive_t& sums);
+  void begin_y(const EpHandle& handle);
+  bool needs(uint32_t owner) const;
+  bool withdraw_overwritten();
 
   // ep_view.cpp: for the engine, and reports
   void note_number(const EpOperation&) {}

@@ -7,6 +7,8 @@
 //                  rows ready      all rows of that source for this use lie here
 //                  combine ready   the source has begun to combine this use: it gives back the rows
 //                                  that it received, and its terms are ready, see ep_words.hpp
+//   y_of         a line: of which dispatch combine_out may hold terms, its mark; written by the owner alone, read by
+//                mapped peers. No view change zeroes it.
 //   counts       [2 parities][R sources][R * G] uint32: rows of each source for each group.
 //                Slotted, and of a replay: only the G columns of the window's owner are written.
 //   entries      [G][R * M] uint32: token * k' + k, on its source rank, of each row
@@ -49,7 +51,7 @@ class EpLayout {
         wire_row_(shape.wire_row_bytes()),
         scale_row_(shape.scale_row_bytes()),
         combine_row_(shape.combine_row_bytes()) {
-    uint64_t end = uint64_t{kWordKinds} * 2 * ranks_ * kLine;
+    uint64_t end = y_of() + kLine;
     counts_ = take(&end, uint64_t{2} * ranks_ * columns_, sizeof(uint32_t));
     entries_ = take(&end, shape.rows(), sizeof(uint32_t));
     scales_ = take(&end, shape.rows(), scale_row_);
@@ -79,6 +81,7 @@ class EpLayout {
     return static_cast<uint32_t>(word(kind, use, source) / kLine);
   }
 
+  uint64_t y_of() const { return uint64_t{words()} * kLine; }
   uint64_t counts(uint64_t use, uint32_t source, uint32_t column) const {
     return counts_ + ((use % 2 * ranks_ + source) * columns_ + column) * sizeof(uint32_t);
   }

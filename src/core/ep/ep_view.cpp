@@ -173,7 +173,7 @@ void EpBuffer::settle_combine(const Arrived& arrived, const CommChange& change) 
     all_complete = false;
     survivors_served = survivors_served && !change.view->is_live(source);
   }
-  judge_outputs(op_.epoch != dispatch_epoch_);
+  judge_outputs(carried_text());
   // Else judged by what the words said, as if the view had not changed.
   if (!all_complete || uniform()) conclude(change, all_complete, survivors_served);
 }

@@ -210,6 +210,7 @@ def recover_ranks(group: Any, ranks: Sequence[int], timeout: float = 60.0) -> Pr
     nothing pending, and the replacements call join_group(): for the default group first, then for each other group.
     """
     backend = _backend(group)
+    _mep_torch.check_members_may_change("recover_ranks()")
     ranks = _checked(backend, ranks, "recover_ranks")
     backend.recover(ranks, datetime.timedelta(seconds=timeout))
     there = set(backend.living())

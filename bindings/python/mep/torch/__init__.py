@@ -25,12 +25,27 @@ lost_ranks = _binding.lost_ranks
 _DEVICES = ["cpu", "cuda"] if _torch.version.cuda else ["cpu"]
 
 
+def check_members_may_change(what: str) -> None:
+    """RuntimeError where PyTorch makes a group of gloo beside each group of MEP, which no replacement can come into."""
+    if is_checked_by_gloo():
+        raise RuntimeError(f"{what} does not work with TORCH_DISTRIBUTED_DEBUG=DETAIL: PyTorch then makes a group of gloo "
+                           "beside each group, in which all its first ranks meet. Unset the variable, or set it to INFO, "
+                           "on all ranks.")
+
+
+def is_checked_by_gloo() -> bool:
+    return _dist.is_gloo_available() and _dist.get_debug_level() == _dist.DebugLevel.DETAIL
+
+
 def create(backend: str, options: Any, pg_options: Any = None, joins_later: bool = False) -> Any:
     """Makes a process group for PyTorch, by what register_backend(extended_api=True) gives.
 
     joins_later: of a replacement, which takes its place by join() of the group and is alone until then.
     """
     del pg_options
+    joins = is_replacement() or joins_later
+    if joins:
+        check_members_may_change("replacing a rank")
     timeout = options.timeout
     if not isinstance(timeout, datetime.timedelta):
         timeout = datetime.timedelta(seconds=float(timeout))
@@ -41,7 +56,7 @@ def create(backend: str, options: Any, pg_options: Any = None, joins_later: bool
         if group is not None:
             return group
     return ProcessGroupMep.make_world(options.store, options.group_rank, options.group_size, timeout,
-                                      f"torch-{options.group_id or 'world'}", is_replacement() or joins_later, joins_later,
+                                      f"torch-{options.group_id or 'world'}", joins, joins_later,
                                       not ranks, backend)
 
 
@@ -62,7 +77,9 @@ def recover(ranks: Sequence[int] = (), timeout: float = 30.0) -> int:
     replacements of `ranks`, and raises DistBackendError if one has not come by then; without ranks it takes in whoever
     is ready and does not wait. A replacement is a process with MEP_JOIN=1 that calls init_process_group("mep") with the
     rank to take, the same store, and then makes the same groups; it waits there until the others call recover().
+    With TORCH_DISTRIBUTED_DEBUG=DETAIL both raise RuntimeError at once.
     """
+    check_members_may_change("mep.torch.recover()")
     return _binding.recover(list(ranks), datetime.timedelta(seconds=timeout))
 
 
