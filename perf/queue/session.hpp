@@ -1,0 +1,19 @@
+// mep_perf queue: its tables, rows and progress.
+#pragma once
+
+#include <cstdint>
+
+#include "options.hpp"
+#include "queue/ends.hpp"
+
+namespace mep::perf {
+
+constexpr uint64_t kQueueLimitNs = 20'000'000'000;  // of a run
+
+// Bytes of source and target that the ends need.
+size_t queue_span(const Options& options);
+
+// Throws PerfError; what was measured before is printed and in the file of --json.
+void run_queue_session(const Options& options, Ends& ends, uint64_t limit_ns = kQueueLimitNs);
+
+}  // namespace mep::perf
