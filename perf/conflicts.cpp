@@ -36,7 +36,7 @@ std::string find_conflict(const Options& options) {
   const std::string& op = options.operation;
   if (op.empty()) return "no operation is given; try mep_perf --help";
   if (is_queue_operation(op)) return find_queue_conflict(options);
-  if (options.has_queue_option) return "--warps and --size are for queue";
+  if (options.has_queue_option) return "--warps, --size and --nic are for queue";
   const bool is_expert = is_expert_operation(op);
   const bool is_message = find_message_pattern(op).has_value();
   if (!is_expert && !is_message && find_collective(op) == nullptr) {

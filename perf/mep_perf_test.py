@@ -392,12 +392,19 @@ class PerfTest(unittest.TestCase):
             (["queue", "--tokens", "2"], "queue takes --warps"),
             (["queue", "-b", "2"], "queue takes --warps"),
             (["barrier", "--warps", "2"], "are for queue"),
+            (["barrier", "--nic", "mlx5_0"], "are for queue"),
+            (["queue", "--nic="], "--nic cannot be ''"),
             (["queue", "barrier"], "second operation"),
         ):
             _, errors = run(words, status=2)
             self.assertIn(message, errors)
         _, errors = run(["queue", "--json", "/nowhere/x.json"], status=1)
         self.assertIn("/nowhere/x.json", errors)
+
+    def test_queue_without_the_adapter(self):
+        out, errors = run(["queue", "--nic", "none_7"], status=1)
+        self.assertEqual(out, "")
+        self.assertRegex(errors, r"^mep_perf: --nic none_7: this (machine has no|build has no RDMA).*\n$")
 
     def test_queue_has_no_ranks(self):
         launchers = [[os.path.join(BIN, "mep_run"), "-n", "1"]]

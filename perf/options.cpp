@@ -207,6 +207,8 @@ const Entry kEntries[] = {
      [](const std::string& t, Options* o) { return read_counts(t, 1, kMaxWarps, &o->warps); }},
     {"--size", "S[,S..]", Group::kQueue, "bytes of a put, at most 256M [8,4096,65536]",
      [](const std::string& t, Options* o) { return read_put_sizes(t, &o->put_sizes); }},
+    {"--nic", "NAME", Group::kQueue, "two queue pairs of this adapter in place of the software NIC",
+     [](const std::string& t, Options* o) { return !(o->nic = t).empty(); }},
     {"-i", "ITERS", Group::kRun, "iterations of a size; default by time, about half a second",
      [](const std::string& t, Options* o) {
        return read_number<uint64_t>(t, 1, uint64_t{1} << 40, &o->iterations);
@@ -310,7 +312,7 @@ std::string find_queue_conflict(const Options& options) {
   const bool has_others = options.has_size_option || options.has_expert_option || options.check ||
                           options.run_mpi || options.run_nccl || options.on_device ||
                           options.show_switches || options.threads > 0 || options.seconds > 0;
-  return has_others ? "queue takes --warps, --size, -i and --json" : "";
+  return has_others ? "queue takes --warps, --size, --nic, -i and --json" : "";
 }
 
 std::string option_lines() {

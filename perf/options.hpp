@@ -45,6 +45,7 @@ struct Options {
   // Queues.
   std::vector<uint32_t> warps = {1, 2, 4, 8};
   std::vector<uint64_t> put_sizes = {8, 4096, 65536};
+  std::string nic;  // the adapter; empty: the software NIC
   bool has_queue_option = false;
   // Running.
   uint64_t iterations = 0;  // of one size and side; 0: by time

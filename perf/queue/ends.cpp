@@ -6,15 +6,14 @@
 
 namespace mep::perf {
 
-EndMemory::EndMemory(size_t span) {
-  constexpr size_t kPage = 4096;
-  span_ = (span + kPage - 1) / kPage * kPage;
-  base_.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, bytes())));
-  if (base_ == nullptr) throw std::bad_alloc();
-  std::memset(base_.get(), 0, bytes());
+PageMemory::PageMemory(size_t bytes) {
+  const size_t rounded = (bytes + kPage - 1) / kPage * kPage;
+  data_.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, rounded)));
+  if (data_ == nullptr) throw std::bad_alloc();
+  std::memset(data_.get(), 0, rounded);
 }
 
-void EndMemory::Free::operator()(std::byte* memory) const {
+void PageMemory::Free::operator()(std::byte* memory) const {
   std::free(memory);
 }
 

@@ -10,21 +10,35 @@
 
 namespace mep::perf {
 
-// Memory of one end: puts are read from the source, and those of the other end arrive in the target.
-class EndMemory {
+// Zeros on pages of their own.
+class PageMemory {
  public:
-  explicit EndMemory(size_t span);
-  std::byte* source() const { return base_.get(); }
-  std::byte* target() const { return base_.get() + span_; }
-  size_t span() const { return span_; }
-  size_t bytes() const { return 2 * span_; }
+  static constexpr size_t kPage = 4096;
+
+  explicit PageMemory(size_t bytes);
+  std::byte* data() const { return data_.get(); }
 
  private:
   struct Free {
     void operator()(std::byte* memory) const;
   };
-  size_t span_;  // a multiple of the page
-  std::unique_ptr<std::byte, Free> base_;
+  std::unique_ptr<std::byte, Free> data_;
+};
+
+// Memory of one end: puts are read from the source, and those of the other end arrive in the target.
+class EndMemory {
+ public:
+  explicit EndMemory(size_t span)
+      : span_((span + PageMemory::kPage - 1) / PageMemory::kPage * PageMemory::kPage),
+        memory_(bytes()) {}
+  std::byte* source() const { return memory_.data(); }
+  std::byte* target() const { return memory_.data() + span_; }
+  size_t span() const { return span_; }
+  size_t bytes() const { return 2 * span_; }  // from source()
+
+ private:
+  size_t span_;
+  PageMemory memory_;
 };
 
 struct End {

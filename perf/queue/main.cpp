@@ -5,6 +5,7 @@
 #include <string>
 
 #include "options.hpp"
+#include "queue/adapter_ends.hpp"
 #include "queue/session.hpp"
 #include "queue/soft_ends.hpp"
 
@@ -25,8 +26,15 @@ int run(int argc, char** argv) {
     (void)std::fprintf(stderr, "mep_perf: %s\n", message.c_str());
     return 2;
   }
-  const std::unique_ptr<Ends> ends = make_soft_ends(queue_span(options));
-  run_queue_session(options, *ends);
+  std::unique_ptr<gpu_queue::mlx5::Device> adapter;  // ends last
+  std::unique_ptr<Ends> ends;
+  if (options.nic.empty()) {
+    ends = make_soft_ends(queue_span(options));
+  } else {
+    adapter = open_adapter(options.nic);
+    ends = make_adapter_ends(options.nic, *adapter, queue_span(options));
+  }
+  run_queue_session(options, *ends, options.nic.empty() ? kQueueLimitNs : kAdapterLimitNs);
   return 0;
 }
 

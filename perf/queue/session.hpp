@@ -8,12 +8,14 @@
 
 namespace mep::perf {
 
-constexpr uint64_t kQueueLimitNs = 20'000'000'000;  // of a run
+// Limits of a run. An adapter tries for 35 s before it says that its peer does not answer.
+constexpr uint64_t kQueueLimitNs = 20'000'000'000;
+constexpr uint64_t kAdapterLimitNs = 60'000'000'000;
 
 // Bytes of source and target that the ends need.
 size_t queue_span(const Options& options);
 
 // Throws PerfError; what was measured before is printed and in the file of --json.
-void run_queue_session(const Options& options, Ends& ends, uint64_t limit_ns = kQueueLimitNs);
+void run_queue_session(const Options& options, Ends& ends, uint64_t limit_ns);
 
 }  // namespace mep::perf
