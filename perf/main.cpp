@@ -9,12 +9,12 @@
 #include <thread>
 #include <vector>
 
+#include "beside.hpp"
 #include "device_side.hpp"
 #include "error.hpp"
 #include "mpi_side.hpp"
 #include "options.hpp"
 #include "session.hpp"
-#include "suite.hpp"
 #include "thread_team.hpp"
 
 namespace mep::perf {
@@ -152,7 +152,14 @@ void run_suite(char** argv) {
         "this mep_perf was built without MPI, which suite compares with: install Open MPI and its "
         "headers (libopenmpi-dev) and configure with MEP_MPI=ON");
   }
-  become_suite(argv);
+  become_beside("mep_perf_suite", "suite", argv + 1);
+}
+
+void run_queue(char** argv) {
+  if (is_set("MEP_RANK") || is_started_by_mpi()) {
+    throw PerfError("queue has no ranks: run it without mpirun and mep_run");
+  }
+  become_beside("mep_perf_queue", "queue", argv);
 }
 
 int run(const Options& options) {
@@ -188,6 +195,7 @@ int main(int argc, char** argv) {
         if (is_first_process()) (void)std::fprintf(stderr, "mep_perf: %s\n", message.c_str());
         return 2;
       case ParseResult::kRun:
+        if (is_queue_operation(options.operation)) run_queue(argv);
         return run(options);
     }
   } catch (const std::exception& error) {

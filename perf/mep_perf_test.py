@@ -353,6 +353,67 @@ class PerfTest(unittest.TestCase):
         _, errors = run(words, status=1)
         self.assertIn("no usable GPU", errors)
 
+    def queue_rows(self, words):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "rows.json")
+            out, _ = run(["queue", *words, "--json", path])
+            self.assertEqual(len(re.findall(r"^#", out, flags=re.M)), 1)
+            with open(path, encoding="utf-8") as file:
+                return json.load(file)
+
+    def test_queue(self):
+        # More threads than cores, and sizes that fit no word.
+        rows = self.queue_rows(["--warps", "1,3,16", "--size", "3,1M,28,70001", "-i", "300"])
+        kinds = [(row["kind"], row["warps"], row["bytes"]) for row in rows]
+        self.assertEqual(kinds, [
+            *(("requests", warps, 8) for warps in (1, 3, 16)), ("latency", 1, 8),
+            *(("bandwidth", 1, size) for size in (3, 1 << 20, 28, 70001)),
+        ])  # fmt: skip
+        figures = {
+            "requests": ("per_second", "mutex_per_second"), "latency": ("us",), "bandwidth": ("gbps",),
+        }  # fmt: skip
+        for row in rows:
+            self.assertEqual((row["op"], row["nic"]), ("queue", "software"))
+            for name in figures[row["kind"]]:
+                better, worse = row[name], row[f"{name}_worst"]
+                if row["kind"] == "latency":
+                    better, worse = worse, better
+                self.assertGreaterEqual(better, worse)
+                self.assertGreater(worse, 0)
+            if row["kind"] == "requests":
+                expected = row["per_second"] / row["mutex_per_second"]
+                self.assertAlmostEqual(row["ratio"], expected, delta=1e-4 * expected)
+        for words, message in (
+            (["queue", "--warps", "0"], "--warps cannot be '0'"),
+            (["queue", "--warps", "1,,2"], "--warps cannot be '1,,2'"),
+            (["queue", "--size", "0"], "--size cannot be '0'"),
+            (["queue", "--size", "257M"], "at most 256M"),
+            (["queue", "--threads", "2"], "queue takes --warps"),
+            (["queue", "--tokens", "2"], "queue takes --warps"),
+            (["queue", "-b", "2"], "queue takes --warps"),
+            (["barrier", "--warps", "2"], "are for queue"),
+            (["barrier", "--nic", "mlx5_0"], "are for queue"),
+            (["queue", "--nic="], "--nic cannot be ''"),
+            (["queue", "barrier"], "second operation"),
+        ):
+            _, errors = run(words, status=2)
+            self.assertIn(message, errors)
+        _, errors = run(["queue", "--json", "/nowhere/x.json"], status=1)
+        self.assertIn("/nowhere/x.json", errors)
+
+    def test_queue_without_the_adapter(self):
+        out, errors = run(["queue", "--nic", "none_7"], status=1)
+        self.assertEqual(out, "")
+        self.assertRegex(errors, r"^mep_perf: --nic none_7: this (machine has no|build has no RDMA).*\n$")
+
+    def test_queue_has_no_ranks(self):
+        launchers = [[os.path.join(BIN, "mep_run"), "-n", "1"]]
+        if MPIRUN:
+            launchers.append([*MPIRUN, "1"])
+        for launcher in launchers:
+            _, errors = run(["queue"], launcher, status=1)
+            self.assertIn("without mpirun and mep_run", errors)
+
     def test_unwritable_json(self):
         _, errors = run(["barrier", "--threads", "2", *QUICK, "--json", "/nowhere/x.json"], status=1)
         self.assertIn("/nowhere/x.json", errors)

@@ -6,15 +6,13 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "collectives.hpp"
-#include "device_side.hpp"
-#include "messages.hpp"
-#include "mpi_side.hpp"
-#include "routing.hpp"
 #include "types.hpp"
 
 namespace mep::perf {
 namespace {
+
+constexpr uint32_t kMaxWarps = 256;
+constexpr uint64_t kMaxPutBytes = uint64_t{256} << 20;
 
 // The whole text must be a number between the limits.
 template <typename Number>
@@ -46,18 +44,34 @@ bool read_bytes(const std::string& text, uint64_t* bytes) {
   return true;
 }
 
-bool read_tokens(const std::string& text, std::vector<uint32_t>* tokens) {
-  tokens->clear();
+// "1,2,4", each by *read.
+template <typename Value, typename Read>
+bool read_list(const std::string& text, const Read& read, std::vector<Value>* values) {
+  values->clear();
   size_t begin = 0;
   while (true) {
     const size_t comma = text.find(',', begin);
-    uint32_t value = 0;
-    if (!read_number<uint32_t>(text.substr(begin, comma - begin), 0, 1u << 20, &value))
-      return false;
-    tokens->push_back(value);
+    Value value = 0;
+    if (!read(text.substr(begin, comma - begin), &value)) return false;
+    values->push_back(value);
     if (comma == std::string::npos) return true;
     begin = comma + 1;
   }
+}
+
+bool read_counts(const std::string& text, uint32_t min, uint32_t max,
+                 std::vector<uint32_t>* counts) {
+  const auto read = [&](const std::string& part, uint32_t* value) {
+    return read_number(part, min, max, value);
+  };
+  return read_list(text, read, counts);
+}
+
+bool read_put_sizes(const std::string& text, std::vector<uint64_t>* sizes) {
+  const auto read = [](const std::string& part, uint64_t* value) {
+    return read_bytes(part, value) && *value > 0 && *value <= kMaxPutBytes;
+  };
+  return read_list(text, read, sizes);
 }
 
 bool read_routing(const std::string& text, Routing* routing) {
@@ -127,7 +141,7 @@ void set_defaults(const std::string& preset, const std::string& phase, Options* 
   options->tokens = {options->is_high_throughput ? 4096u : 128u};
 }
 
-enum class Group { kCollective, kExpert, kRun, kHidden };
+enum class Group { kCollective, kExpert, kQueue, kRun, kHidden };
 
 struct Entry {
   const char* name;
@@ -162,7 +176,7 @@ const Entry kEntries[] = {
        return t == "prefill" || t == "decode";
      }},
     {"--tokens", "T[,T..]", Group::kExpert, "tokens a rank; one row of the table each [128]",
-     [](const std::string& t, Options* o) { return read_tokens(t, &o->tokens); }},
+     [](const std::string& t, Options* o) { return read_counts(t, 0, 1u << 20, &o->tokens); }},
     {"--hidden", "H", Group::kExpert, "values of a token [7168]",
      [](const std::string& t, Options* o) { return read_number(t, 1u, kMax, &o->hidden); }},
     {"--topk", "K", Group::kExpert, "experts of a token [8]",
@@ -189,6 +203,12 @@ const Entry kEntries[] = {
     {"--no-expert", nullptr, Group::kExpert,
      "moe without the stand-in expert: its output is made once, before the timing",
      [](const std::string&, Options* o) { return !(o->run_expert = false); }},
+    {"--warps", "W[,W..]", Group::kQueue, "threads that post, as warps would [1,2,4,8]",
+     [](const std::string& t, Options* o) { return read_counts(t, 1, kMaxWarps, &o->warps); }},
+    {"--size", "S[,S..]", Group::kQueue, "bytes of a put, at most 256M [8,4096,65536]",
+     [](const std::string& t, Options* o) { return read_put_sizes(t, &o->put_sizes); }},
+    {"--nic", "NAME", Group::kQueue, "two queue pairs of this adapter in place of the software NIC",
+     [](const std::string& t, Options* o) { return !(o->nic = t).empty(); }},
     {"-i", "ITERS", Group::kRun, "iterations of a size; default by time, about half a second",
      [](const std::string& t, Options* o) {
        return read_number<uint64_t>(t, 1, uint64_t{1} << 40, &o->iterations);
@@ -225,87 +245,6 @@ const Entry* find_entry(const std::string& name) {
     if (name == entry.name) return &entry;
   }
   return nullptr;
-}
-
-// Empty: the routing can be had with these experts.
-std::string find_routing_conflict(const Options& options) {
-  if (options.top_k > options.experts) return "--topk is larger than --experts";
-  if (options.routing.kind != RoutingKind::kDeepseekV3) return "";
-  const std::string groups = std::to_string(kExpertGroups) + " groups";
-  if (options.experts % kExpertGroups != 0 || options.experts < 2 * kExpertGroups) {
-    return "--routing deepseek-v3 has " + groups +
-           " of experts, of the same size and two at least: --experts " +
-           std::to_string(options.experts) + " does not fit";
-  }
-  const uint32_t most = options.experts / kExpertGroups * kKeptGroups;
-  if (options.top_k > most) {
-    return "--routing deepseek-v3 takes a token's experts from " + std::to_string(kKeptGroups) +
-           " of " + groups + ": with --experts " + std::to_string(options.experts) +
-           " --topk is at most " + std::to_string(most);
-  }
-  return "";
-}
-
-// Conflicts that show only when all options are known; empty: all is well.
-std::string find_conflict(const Options& options) {
-  const std::string& op = options.operation;
-  if (op.empty()) return "no operation is given; try mep_perf --help";
-  const bool is_expert = is_expert_operation(op);
-  const bool is_message = find_message_pattern(op).has_value();
-  if (!is_expert && !is_message && find_collective(op) == nullptr) {
-    return "unknown operation '" + op + "'; there are " + all_collective_names() + " " +
-           all_message_names() + " dispatch combine moe";
-  }
-  if (is_message && (options.on_device || options.use_mep_memory)) {
-    return "messages have no --device cuda and no --mep-memory";
-  }
-  if (is_expert && options.has_size_option) {
-    return "-b, -e, -f, --dtype, --reduce and --mep-memory are for collectives; " + op +
-           " takes --tokens, --hidden and --wire";
-  }
-  if (!is_expert && options.has_expert_option) {
-    return "--preset, --phase, --tokens, --hidden, --topk, --experts, --wire, --routing, "
-           "--buffers, --slotted, --mode and --no-expert are for dispatch, combine and moe";
-  }
-  if (options.iterations > 0 && options.seconds > 0) return "-i and --seconds exclude each other";
-  if (options.min_bytes > options.max_bytes) return "-b is larger than -e";
-  if (options.max_bytes > (uint64_t{1} << 30)) return "-e is larger than 1G";
-  std::string routing_conflict = is_expert ? find_routing_conflict(options) : "";
-  if (!routing_conflict.empty()) return routing_conflict;
-  if (is_expert && options.hidden % 8 != 0) {
-    return "--hidden is no multiple of 8 (a row must be a multiple of 16 bytes)";
-  }
-  if (is_expert && options.wire_is_fp8 && options.hidden % 16 != 0) {
-    return "--hidden is no multiple of 16 (a row of fp8 must be a multiple of 16 bytes)";
-  }
-  if (options.is_high_throughput && options.is_slotted) {
-    return "--slotted is for --mode ll: rows of --mode ht lie packed";
-  }
-  if (!options.run_expert && op != "moe") return "--no-expert is for moe";
-  if (options.on_device && !options.run_expert) return "--device cuda has no --no-expert";
-  if (options.on_device && (options.run_mpi || options.use_mep_memory)) {
-    return "--device cuda has no --vs mpi and no --mep-memory";
-  }
-  if (options.run_nccl && !options.on_device) return "--vs nccl needs --device cuda";
-  if (options.run_nccl && options.threads > 0) {
-    return "--vs nccl and --threads exclude each other: NCCL's ranks are processes here, by "
-           "mep_run";
-  }
-  if (options.run_nccl && (find_collective(op) == nullptr || op == "barrier")) {
-    return "--vs nccl is for collectives with data";
-  }
-  if (options.on_device && !device_is_built()) {
-    return "this mep_perf was built without CUDA: --device cuda is not possible (configure with "
-           "MEP_CUDA=ON)";
-  }
-  if (options.run_mpi && !mpi_is_built()) {
-    return "this mep_perf was built without MPI: --vs mpi is not possible (configure with "
-           "MEP_MPI=ON)";
-  }
-  if (options.run_mpi && options.threads > 0) {
-    return "--vs mpi and --threads exclude each other: ranks of MPI are processes";
-  }
-  return "";
 }
 
 ParseResult read_words(int argc, char** argv, Options* options, std::string* message) {
@@ -346,40 +285,40 @@ ParseResult read_words(int argc, char** argv, Options* options, std::string* mes
     }
     options->has_size_option |= entry->group == Group::kCollective;
     options->has_expert_option |= entry->group == Group::kExpert;
+    options->has_queue_option |= entry->group == Group::kQueue;
   }
   return ParseResult::kRun;
 }
 
 }  // namespace
 
+bool is_queue_operation(const std::string& name) {
+  return name == "queue";
+}
+
 bool is_expert_operation(const std::string& name) {
   return name == "dispatch" || name == "combine" || name == "moe";
 }
 
-ParseResult parse_options(int argc, char** argv, Options* options, std::string* message) {
+ParseResult read_options(int argc, char** argv, Options* options, std::string* message) {
   Options first;
-  ParseResult result = read_words(argc, argv, &first, message);
+  const ParseResult result = read_words(argc, argv, &first, message);
   if (result != ParseResult::kRun) return result;
   set_defaults(first.preset, first.phase, options);
-  result = read_words(argc, argv, options, message);
-  if (result != ParseResult::kRun) return result;
-  *message = find_conflict(*options);
-  return message->empty() ? ParseResult::kRun : ParseResult::kBad;
+  return read_words(argc, argv, options, message);
 }
 
-std::string help_text() {
-  std::string text =
-      "Usage: mpirun -n N mep_perf OP [OPTION..]\n"
-      "       mep_run -n N mep_perf OP [OPTION..]\n"
-      "       mep_perf OP --threads N [OPTION..]\n"
-      "       mep_perf suite --vs mpi [OPTION..]   everything beside MPI; see suite --help\n\n"
-      "Times MEP's operations, checks their results and compares them with MPI.\n\n"
-      "OP: " +
-      all_collective_names() + "\n    " + all_message_names() +
-      " (messages between pairs of ranks)\n    dispatch combine moe\n"
-      "    (moe is dispatch, a stand-in expert and combine)\n";
-  constexpr const char* kTitles[] = {"Collectives", "Dispatch, combine, moe", "Running"};
-  for (const Group group : {Group::kCollective, Group::kExpert, Group::kRun}) {
+std::string find_queue_conflict(const Options& options) {
+  const bool has_others = options.has_size_option || options.has_expert_option || options.check ||
+                          options.run_mpi || options.run_nccl || options.on_device ||
+                          options.show_switches || options.threads > 0 || options.seconds > 0;
+  return has_others ? "queue takes --warps, --size, --nic, -i and --json" : "";
+}
+
+std::string option_lines() {
+  std::string text;
+  constexpr const char* kTitles[] = {"Collectives", "Dispatch, combine, moe", "Queue", "Running"};
+  for (const Group group : {Group::kCollective, Group::kExpert, Group::kQueue, Group::kRun}) {
     text += std::string("\n") + kTitles[static_cast<int>(group)] + ":\n";
     for (const Entry& entry : kEntries) {
       if (entry.group != group) continue;
@@ -389,8 +328,6 @@ std::string help_text() {
       text += left + entry.help + "\n";
     }
   }
-  text += "  --version, --help\n\nTypes: " + all_dtype_names() +
-          "\nReductions: " + all_reduction_names() + "\n";
   return text;
 }
 

@@ -42,6 +42,11 @@ struct Options {
   std::string phase;       // prefill or decode; empty: neither
   Routing routing;
   bool has_expert_option = false;
+  // Queues.
+  std::vector<uint32_t> warps = {1, 2, 4, 8};
+  std::vector<uint64_t> put_sizes = {8, 4096, 65536};
+  std::string nic;  // the adapter; empty: the software NIC
+  bool has_queue_option = false;
   // Running.
   uint64_t iterations = 0;  // of one size and side; 0: by time
   double seconds = 0;       // of one size and side; 0: the default
@@ -61,10 +66,17 @@ enum class ParseResult { kRun, kHelp, kVersion, kBad };
 
 // dispatch, combine and moe.
 bool is_expert_operation(const std::string& name);
+// queue: one process, no ranks.
+bool is_queue_operation(const std::string& name);
 
-// kBad: *message says what is wrong, in one line.
+// kBad: *message says what is wrong, in one line. By itself each value is right; parse_options() looks at all together.
+ParseResult read_options(int argc, char** argv, Options* options, std::string* message);
 ParseResult parse_options(int argc, char** argv, Options* options, std::string* message);
+// Empty: all is well with the options of queue.
+std::string find_queue_conflict(const Options& options);
 
+// A line for each option, in groups.
+std::string option_lines();
 std::string help_text();
 
 }  // namespace mep::perf

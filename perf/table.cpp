@@ -20,13 +20,6 @@ std::string text_of(const char* format, ...) {
   return text;
 }
 
-// Three digits that matter, never an exponent.
-std::string number(double value) {
-  if (value >= 100) return text_of("%.0f", value);
-  if (value >= 10) return text_of("%.1f", value);
-  return text_of("%.2f", value);
-}
-
 // Share of the copy rate of as many cores as there are ranks, for pieces of the size that one core
 // copies.
 std::string copy_share(const Machine& machine, const Row& row) {
@@ -53,14 +46,15 @@ std::string floor_share(const Row& row) {
 // Voluntary and involuntary context switches of a rank in one operation.
 std::string switches_text(const Statistics& statistics) {
   if (!statistics.switches) return kMissing;
-  return number(statistics.switches->voluntary) + "+" + number(statistics.switches->involuntary);
+  return figure_text(statistics.switches->voluntary) + "+" +
+         figure_text(statistics.switches->involuntary);
 }
 
 void print_phases(const char* side, const Statistics& statistics) {
   if (statistics.phases.empty()) return;
   std::string line = std::string("#   ") + side + ", mean of the ranks:";
   for (const Phase& phase : statistics.phases) {
-    line += "  " + phase.name + " " + number(1e6 * phase.seconds) + " us";
+    line += "  " + phase.name + " " + figure_text(1e6 * phase.seconds) + " us";
   }
   (void)std::puts(line.c_str());
 }
@@ -94,23 +88,23 @@ void print_heading(const Options& options, const Machine& machine, const std::st
 void print_row(const Options& options, const Machine& machine, const Row& row) {
   const Statistics& main = row.main();
   (void)std::printf("%10llu %10s %10s %10s", static_cast<unsigned long long>(row.bytes),
-                    number(main.p50_us).c_str(), number(main.p99_us).c_str(),
-                    number(main.min_us).c_str());
+                    figure_text(main.p50_us).c_str(), figure_text(main.p99_us).c_str(),
+                    figure_text(main.min_us).c_str());
   const bool has_data = row.data_bytes > 0;
-  (void)std::printf(" %9s %9s", has_data ? number(row.algbw_gbps()).c_str() : kMissing,
-                    has_data ? number(row.busbw_gbps()).c_str() : kMissing);
+  (void)std::printf(" %9s %9s", has_data ? figure_text(row.algbw_gbps()).c_str() : kMissing,
+                    has_data ? figure_text(row.busbw_gbps()).c_str() : kMissing);
   if (row.layer) {
     const auto& imbalance = row.layer->imbalance;
-    (void)std::printf(" %8s", imbalance ? number(*imbalance).c_str() : kMissing);
+    (void)std::printf(" %8s", imbalance ? figure_text(*imbalance).c_str() : kMissing);
   }
   if (options.measure_machine && options.on_device) {
-    (void)std::printf(" %9s %7s", number(row.floor_us).c_str(), floor_share(row).c_str());
+    (void)std::printf(" %9s %7s", figure_text(row.floor_us).c_str(), floor_share(row).c_str());
   } else if (options.measure_machine) {
     (void)std::printf(" %6s %6s", copy_share(machine, row).c_str(),
                       line_share(machine, row).c_str());
   }
   if (const auto ratio = row.ratio()) {
-    (void)std::printf(" %10s %6.2f", number(row.peer->p50_us).c_str(), *ratio);
+    (void)std::printf(" %10s %6.2f", figure_text(row.peer->p50_us).c_str(), *ratio);
   }
   if (options.show_switches) {
     (void)std::printf(" %15s", switches_text(main).c_str());

@@ -87,4 +87,14 @@ std::string bytes_text(double bytes) {
   return text;
 }
 
+std::string figure_text(double value) {
+  char text[64];
+  (void)std::snprintf(text, sizeof text,
+                      value >= 100  ? "%.0f"
+                      : value >= 10 ? "%.1f"
+                                    : "%.2f",
+                      value);
+  return text;
+}
+
 }  // namespace mep::perf

@@ -19,4 +19,7 @@ std::string all_reduction_names();
 // "8", "64 KiB", "1.5 MiB"; for headings, never for columns that are read by programs.
 std::string bytes_text(double bytes);
 
+// A column's figure: three digits that matter, never an exponent.
+std::string figure_text(double value);
+
 }  // namespace mep::perf

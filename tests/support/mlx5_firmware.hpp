@@ -15,108 +15,12 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "transport/gpu_queue/memory_executor.hpp"
+#include "support/mlx5_fabric.hpp"
 #include "transport/gpu_queue/mlx5_queue.hpp"
-#include "transport/gpu_queue/soft_nic.hpp"
 
 namespace mep::test {
 
 namespace m = mep::gpu_queue::mlx5;
-
-enum class PairState : uint8_t { kReset, kInit, kReceives, kSends, kError };
-
-struct ModelPort {
-  bool is_ethernet = false;
-  bool needs_global_header = false;
-  uint16_t lid = 0;
-  std::array<uint8_t, 16> gid{};
-  std::array<uint8_t, 6> mac{};
-};
-
-struct ModelPair {
-  uint32_t number = 0;
-  ModelPort port;
-  PairState state = PairState::kReset;
-  bool allows_write = false, allows_atomic = false;
-  uint32_t mtu = 0, remote_number = 0, receive_psn = 0, send_psn = 0;
-  uint16_t to_lid = 0;
-  std::array<uint8_t, 16> to_gid{};
-  std::array<uint8_t, 6> to_mac{};
-};
-
-// Pairs of all NICs, by number.
-class ModelFabric {
- public:
-  // The NIC starts with its first queue.
-  mep_result_t serve(const gpu_queue::QueueWiring& wiring,
-                     std::unique_ptr<gpu_queue::Executor> executor) {
-    if (!is_started_) MEP_TRY(nic.start());
-    is_started_ = true;
-    return nic.add_queue(wiring, std::move(executor));
-  }
-
-  // Whether requests of a pair reach its peer, which allows them.
-  bool reaches(uint32_t number, bool adds, bool* allowed) {
-    const std::lock_guard lock(mutex);
-    const ModelPair& from = pairs.at(number);
-    const auto found = pairs.find(from.remote_number);
-    if (found == pairs.end() || is_down) return false;
-    const ModelPair& to = found->second;
-    const bool there = to.state == PairState::kReceives || to.state == PairState::kSends;
-    const bool addressed = from.port.is_ethernet
-                               ? from.to_mac == to.port.mac && from.to_gid == to.port.gid
-                               : from.to_lid == to.port.lid &&
-                                     (!from.port.needs_global_header || from.to_gid == to.port.gid);
-    *allowed = adds ? to.allows_atomic : to.allows_write;
-    return there && addressed && to.remote_number == number && to.receive_psn == from.send_psn &&
-           to.mtu == from.mtu;
-  }
-
-  std::mutex mutex;  // of what follows
-  std::map<uint32_t, ModelPair> pairs;
-  bool is_down = false;
-  gpu_queue::SoftNic nic;
-
- private:
-  bool is_started_ = false;
-};
-
-// Carries what reaches the peer, and gives up after some tries.
-class ModelWire final : public gpu_queue::Executor {
- public:
-  ModelWire(ModelFabric* fabric, uint32_t number) : fabric_(fabric), number_(number) {}
-
-  gpu_queue::Executed put(const gpu_queue::RemoteRegion& region, uint64_t offset, const void* from,
-                          size_t bytes) override {
-    return attempt(false, [&] { return memory_.put(region, offset, from, bytes); });
-  }
-  gpu_queue::Executed write_word(const gpu_queue::RemoteRegion& region, uint64_t offset,
-                                 uint64_t word) override {
-    return attempt(false, [&] { return memory_.write_word(region, offset, word); });
-  }
-  gpu_queue::Executed fetch_add(const gpu_queue::RemoteRegion& region, uint64_t offset,
-                                uint64_t add, uint64_t* before) override {
-    return attempt(true, [&] { return memory_.fetch_add(region, offset, add, before); });
-  }
-  bool counts(gpu_queue::Counts* out) override { return memory_.counts(out); }
-
- private:
-  template <typename Call>
-  gpu_queue::Executed attempt(bool adds, const Call& call) {
-    constexpr uint32_t kTries = 2000;
-    bool allowed = false;
-    if (!fabric_->reaches(number_, adds, &allowed)) {
-      return ++tries_ < kTries ? gpu_queue::Executed::kLater : gpu_queue::Executed::kLost;
-    }
-    tries_ = 0;
-    return allowed ? call() : gpu_queue::Executed::kRefused;
-  }
-
-  ModelFabric* fabric_;
-  uint32_t number_;
-  uint32_t tries_ = 0;
-  gpu_queue::MemoryExecutor memory_;
-};
 
 class Firmware final : public m::Device {
  public:
@@ -180,12 +84,31 @@ class Firmware final : public m::Device {
     return begin_step() ? MEP_SUCCESS : fail(MEP_ERR_SYSTEM, "a fault");
   }
   uint32_t protection_domain() const override { return kDomain; }
+  mep_result_t register_memory(void* address, size_t bytes,
+                               std::unique_ptr<m::RegisteredMemory>* memory) override;
+  mep_result_t find_port(m::Port* out) override {
+    if (!begin_step()) return fail(MEP_ERR_SYSTEM, "a fault");
+    const bool has_header = port_.is_ethernet || port_.needs_global_header;
+    out->address = address_of_port();
+    out->path.gid_index = has_header ? 3 : 0;
+    out->path.traffic_class = has_header ? 0x68 : 0;
+    out->path.needs_global_header = port_.needs_global_header;
+    out->description = "model";
+    return MEP_SUCCESS;
+  }
 
   m::QueueAddress address_of(const m::SendQueuePair& pair, uint32_t mtu) const {
-    m::QueueAddress address;
+    m::QueueAddress address = address_of_port();
     address.queue_pair = pair.number();
     address.first_psn = pair.first_psn();
     address.mtu = mtu;
+    return address;
+  }
+
+ private:
+  m::QueueAddress address_of_port() const {
+    m::QueueAddress address;
+    address.mtu = 5;
     address.lid = port_.lid;
     address.gid = port_.gid;
     address.mac = port_.mac;
@@ -193,7 +116,6 @@ class Firmware final : public m::Device {
     return address;
   }
 
- private:
   friend class ModelObject;
   struct Range {
     std::byte* base;
@@ -313,6 +235,36 @@ inline mep_result_t Firmware::share(const m::MemoryRange& range,
   const uint32_t id = next_number_++;
   ranges_[id] = {static_cast<std::byte*>(range.address), range.bytes};
   *memory = std::make_unique<Shared>(this, id);
+  return MEP_SUCCESS;
+}
+
+inline mep_result_t Firmware::register_memory(void* address, size_t bytes,
+                                              std::unique_ptr<m::RegisteredMemory>* memory) {
+  class Registered final : public m::RegisteredMemory {
+   public:
+    Registered(Firmware* firmware, uint32_t key) : firmware_(firmware), key_(key) {
+      ++firmware->live;
+    }
+    ~Registered() override {
+      --firmware_->live;
+      firmware_->check_end(!firmware_->qps_.empty(), "memory of requests ends before queue pairs");
+      std::erase_if(firmware_->local, [&](const auto& region) { return region.key == key_; });
+      std::erase_if(firmware_->remote, [&](const auto& region) { return region.key == key_ + 1; });
+    }
+    uint32_t local_key() const override { return key_; }
+    uint32_t remote_key() const override { return key_ + 1; }
+
+   private:
+    Firmware* firmware_;
+    uint32_t key_;
+  };
+  if (!begin_step()) return fail(MEP_ERR_SYSTEM, "a fault");
+  const uint32_t key = next_number_;
+  next_number_ += 2;
+  const auto place = reinterpret_cast<uint64_t>(address);
+  local.push_back({key, place, bytes, static_cast<std::byte*>(address), true});
+  remote.push_back({key + 1, place, bytes, place, true, true});
+  *memory = std::make_unique<Registered>(this, key);
   return MEP_SUCCESS;
 }
 

@@ -1,12 +1,14 @@
 // A device gives all that a queue pair of an mlx5 NIC is made with: commands, memory that the NIC reads, a page of
-// doorbells. The library libmlx5 gives these (mlx5_verbs_device.hpp); tests give a model of the firmware.
+// doorbells. The library libmlx5 gives these (verbs/mlx5_device.hpp); tests give a model of the firmware.
 //
 // By one thread at a time. Objects end in the reverse order of their making, before their device.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "mep.h"
 #include "transport/gpu_queue/mlx5_commands.hpp"
@@ -36,11 +38,47 @@ class DoorbellPage {
   virtual uint64_t* address() const = 0;
 };
 
+// Memory of the host that requests may name, until this ends: "MR".
+class RegisteredMemory {
+ public:
+  virtual ~RegisteredMemory() = default;
+  virtual uint32_t local_key() const = 0;
+  virtual uint32_t remote_key() const = 0;
+};
+
 struct MemoryRange {
   void* address =
       nullptr;  // of the host; of a GPU, as the NIC's driver finds it, where there is no dmabuf
   size_t bytes = 0;
   int dmabuf = -1;  // its descriptor: the range begins with it
+};
+
+// Tells a peer of a queue pair, and how to reach it.
+struct QueueAddress {
+  uint32_t queue_pair = 0;
+  uint32_t first_psn = 0;  // 24 bits
+  uint32_t mtu = 0;        // 1 .. 5: 256 .. 4096 bytes
+  uint16_t lid = 0;
+  bool has_gid = false;  // InfiniBand only: RoCE always has one
+  std::array<uint8_t, 16> gid{};
+  std::array<uint8_t, 6> mac{};  // Ethernet
+};
+
+// How this end sends.
+struct PathOptions {
+  uint8_t port = 1;
+  uint16_t key_index = 0;
+  uint8_t gid_index = 0;
+  uint8_t traffic_class = 0;
+  uint8_t service_level = 0;
+  bool needs_global_header = false;  // of a port of InfiniBand: IBV_QPF_GRH_REQUIRED
+  bool is_roce_v2 = true;
+};
+
+struct Port {
+  QueueAddress address;  // of a queue pair there, without its numbers
+  PathOptions path;
+  std::string description;  // for people: link, addresses, firmware
 };
 
 class Device {
@@ -57,6 +95,11 @@ class Device {
   // Any, for a completion queue that never raises an event.
   [[nodiscard]] virtual mep_result_t event_queue(uint32_t* number) = 0;
   virtual uint32_t protection_domain() const = 0;
+  // For requests of queue pairs of this device, and of those that reach them.
+  [[nodiscard]] virtual mep_result_t register_memory(void* address, size_t bytes,
+                                                     std::unique_ptr<RegisteredMemory>* memory) = 0;
+  // The first one that is active.
+  [[nodiscard]] virtual mep_result_t find_port(Port* out) = 0;
 };
 
 // For implementations: MEP_SUCCESS, or the error that an answer speaks of.

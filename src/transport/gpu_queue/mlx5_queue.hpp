@@ -9,7 +9,6 @@
 //   fail      the NIC executes nothing more and flushes what it is told of, with syndrome 0x05
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -43,28 +42,6 @@ struct QueueLayout {
   uint64_t completion;
   uint64_t record;
   uint64_t bytes;
-};
-
-// Tells a peer of a queue pair, and how to reach it.
-struct QueueAddress {
-  uint32_t queue_pair = 0;
-  uint32_t first_psn = 0;  // 24 bits
-  uint32_t mtu = 0;        // 1 .. 5: 256 .. 4096 bytes
-  uint16_t lid = 0;
-  bool has_gid = false;  // InfiniBand only: RoCE always has one
-  std::array<uint8_t, 16> gid{};
-  std::array<uint8_t, 6> mac{};  // Ethernet
-};
-
-// How this end sends.
-struct PathOptions {
-  uint8_t port = 1;
-  uint16_t key_index = 0;
-  uint8_t gid_index = 0;
-  uint8_t traffic_class = 0;
-  uint8_t service_level = 0;
-  bool needs_global_header = false;  // of a port of InfiniBand: IBV_QPF_GRH_REQUIRED
-  bool is_roce_v2 = true;
 };
 
 class SendQueuePair {

@@ -29,6 +29,7 @@ struct GidEntry {
   uint32_t index = 0;
   GidType type = GidType::kInfiniband;
   Gid gid{};
+  uint32_t interface = 0;  // of the network; 0: none
 };
 
 bool is_zero(const Gid& gid);

@@ -66,6 +66,8 @@ bool make_nonblocking(int fd) {
   return flags >= 0 && fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0;
 }
 
+}  // namespace
+
 std::vector<GidEntry> read_gids(ibv_context* context, uint8_t port) {
   std::vector<GidEntry> gids;
   for (uint32_t index = 0; index < kMostGids; ++index) {
@@ -75,6 +77,7 @@ std::vector<GidEntry> read_gids(ibv_context* context, uint8_t port) {
     if (error != 0) break;
     GidEntry gid;
     gid.index = index;
+    gid.interface = entry.ndev_ifindex;
     gid.type = entry.gid_type == IBV_GID_TYPE_ROCE_V2   ? GidType::kRoceV2
                : entry.gid_type == IBV_GID_TYPE_ROCE_V1 ? GidType::kRoceV1
                                                         : GidType::kInfiniband;
@@ -84,7 +87,22 @@ std::vector<GidEntry> read_gids(ibv_context* context, uint8_t port) {
   return gids;
 }
 
-}  // namespace
+mep_result_t find_active_port(ibv_context* context, const std::string& name, int wanted,
+                              uint8_t* port, ibv_port_attr* attributes) {
+  ibv_device_attr device{};
+  if (ibv_query_device(context, &device) != 0) {
+    return fail(result_of_errno(errno), "HCA %s does not answer: %m", name.c_str());
+  }
+  for (int number = 1; number <= device.phys_port_cnt; ++number) {
+    if (wanted != 0 && number != wanted) continue;
+    if (ibv_query_port(context, static_cast<uint8_t>(number), attributes) != 0) continue;
+    if (attributes->state != IBV_PORT_ACTIVE) continue;
+    *port = static_cast<uint8_t>(number);
+    return MEP_SUCCESS;
+  }
+  return fail(MEP_ERR_NOT_FOUND, "HCA %s has no port that is active%s", name.c_str(),
+              wanted != 0 ? (" (asked for port " + std::to_string(wanted) + ")").c_str() : "");
+}
 
 mep_result_t read_settings(Settings* out) {
   uint64_t value = 0;
@@ -131,20 +149,9 @@ mep_result_t Hca::open(const PortName& name, const Settings& settings, std::uniq
 }
 
 mep_result_t Hca::find_port(int wanted, ibv_port_attr* attributes) {
-  ibv_device_attr device{};
-  if (ibv_query_device(context_, &device) != 0) {
-    return fail(result_of_errno(errno), "HCA %s does not answer: %m", name_.c_str());
-  }
-  for (int port = 1; port <= device.phys_port_cnt; ++port) {
-    if (wanted != 0 && port != wanted) continue;
-    if (ibv_query_port(context_, static_cast<uint8_t>(port), attributes) != 0) continue;
-    if (attributes->state != IBV_PORT_ACTIVE) continue;
-    port_ = static_cast<uint8_t>(port);
-    name_ += ":" + std::to_string(port);
-    return MEP_SUCCESS;
-  }
-  return fail(MEP_ERR_NOT_FOUND, "HCA %s has no port that is active%s", name_.c_str(),
-              wanted != 0 ? (" (asked for port " + std::to_string(wanted) + ")").c_str() : "");
+  MEP_TRY(find_active_port(context_, name_, wanted, &port_, attributes));
+  name_ += ":" + std::to_string(port_);
+  return MEP_SUCCESS;
 }
 
 mep_result_t Hca::describe_port(const ibv_port_attr& attributes, const Settings& settings) {

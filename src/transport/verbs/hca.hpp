@@ -122,6 +122,12 @@ class Hca {
   std::atomic<bool> runs_low_{false};
 };
 
+// The first port that is active; wanted: this one alone, 0: any. `name` is the HCA's.
+[[nodiscard]] mep_result_t find_active_port(ibv_context* context, const std::string& name,
+                                            int wanted, uint8_t* port, ibv_port_attr* attributes);
+// All that are set.
+std::vector<GidEntry> read_gids(ibv_context* context, uint8_t port);
+
 // "name:port" of every port of this machine with its state, for people; empty: there are no HCAs.
 std::string describe_ports();
 // All active ports.

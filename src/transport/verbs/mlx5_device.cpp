@@ -2,15 +2,23 @@
 
 #include <dlfcn.h>
 #include <infiniband/mlx5dv.h>
+#include <net/if.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "base/status.hpp"
 #include "transport/gpu_queue/mlx5_queue.hpp"
+#include "transport/verbs/addresses.hpp"
+#include "transport/verbs/hca.hpp"
 
 namespace mep::verbs {
 namespace {
@@ -108,6 +116,38 @@ class DevxPage final : public m::DoorbellPage {
   mlx5dv_devx_uar* page_;
 };
 
+class DevxRegistration final : public m::RegisteredMemory {
+ public:
+  explicit DevxRegistration(ibv_mr* region) : region_(region) {}
+  ~DevxRegistration() override { (void)ibv_dereg_mr(region_); }
+  uint32_t local_key() const override { return region_->lkey; }
+  uint32_t remote_key() const override { return region_->rkey; }
+
+ private:
+  ibv_mr* region_;
+};
+
+// The address of a network interface of Ethernet.
+mep_result_t read_mac(uint32_t interface, std::array<uint8_t, 6>* mac) {
+  char name[IF_NAMESIZE] = {};
+  if (if_indextoname(interface, name) == nullptr) {
+    return fail(MEP_ERR_SYSTEM,
+                "the network interface of its port, number %u, is not in this network namespace",
+                interface);
+  }
+  const std::string path = std::string("/sys/class/net/") + name + "/address";
+  std::ifstream file(path);
+  std::string text;
+  std::getline(file, text);
+  std::array<unsigned, 6> bytes{};
+  if (std::sscanf(text.c_str(), "%2x:%2x:%2x:%2x:%2x:%2x", &bytes[0], &bytes[1], &bytes[2],
+                  &bytes[3], &bytes[4], &bytes[5]) != 6) {
+    return fail(MEP_ERR_SYSTEM, "%s has no address of Ethernet", path.c_str());
+  }
+  for (size_t i = 0; i < bytes.size(); ++i) (*mac)[i] = static_cast<uint8_t>(bytes[i]);
+  return MEP_SUCCESS;
+}
+
 class DevxDevice final : public m::Device {
  public:
   ~DevxDevice() override {
@@ -184,6 +224,18 @@ class DevxDevice final : public m::Device {
     return fail(MEP_ERR_SYSTEM, "the adapter names no event queue: %m");
   }
   uint32_t protection_domain() const override { return domain_number_; }
+  mep_result_t register_memory(void* address, size_t bytes,
+                               std::unique_ptr<m::RegisteredMemory>* memory) override {
+    ibv_mr* made =
+        ibv_reg_mr(domain_, address, bytes,
+                   IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC);
+    if (made == nullptr) {
+      return fail(MEP_ERR_SYSTEM, "the adapter does not register %zu bytes (ulimit -l?): %m",
+                  bytes);
+    }
+    return keep<DevxRegistration>(made, ibv_dereg_mr, memory);
+  }
+  mep_result_t find_port(m::Port* out) override;
 
  private:
   template <typename Kind, typename Made, typename End, typename Base>
@@ -198,6 +250,50 @@ class DevxDevice final : public m::Device {
   ibv_pd* domain_ = nullptr;
   uint32_t domain_number_ = 0;
 };
+
+mep_result_t DevxDevice::find_port(m::Port* out) {
+  const std::string name = ibv_get_device_name(context_->device);
+  m::Port found;
+  ibv_port_attr port{};
+  MEP_TRY(find_active_port(context_, name, 0, &found.path.port, &port));
+  Settings settings;
+  MEP_TRY(read_settings(&settings));
+  const bool is_infiniband = port.link_layer != IBV_LINK_LAYER_ETHERNET;
+  const std::vector<GidEntry> gids = read_gids(context_, found.path.port);
+  const int chosen = choose_gid(gids, is_infiniband, settings.gid_index);
+  const auto gid = std::find_if(gids.begin(), gids.end(), [&](const GidEntry& entry) {
+    return static_cast<int>(entry.index) == chosen;
+  });
+  found.address.mtu = std::clamp<uint32_t>(port.active_mtu, 1, kLargestMtu);
+  found.address.lid = port.lid;
+  found.address.has_gid = gid != gids.end();
+  found.path.service_level = settings.service_level;
+  found.path.traffic_class = settings.traffic_class;
+  found.path.needs_global_header = is_infiniband && (port.flags & IBV_QPF_GRH_REQUIRED) != 0;
+  if (found.address.has_gid) {
+    found.address.gid = gid->gid;
+    found.path.gid_index = static_cast<uint8_t>(gid->index);
+    found.path.is_roce_v2 = gid->type == GidType::kRoceV2;
+  }
+  if (!is_infiniband) {
+    if (!found.address.has_gid) {
+      return fail(MEP_ERR_NOT_FOUND,
+                  "it has no address (GID) to use: has its interface an IP address?");
+    }
+    MEP_TRY(read_mac(gid->interface, &found.address.mac));
+  }
+  ibv_device_attr device{};
+  const bool answers = ibv_query_device(context_, &device) == 0;
+  found.description = "port " + std::to_string(found.path.port) + ", " +
+                      (is_infiniband           ? "InfiniBand"
+                       : found.path.is_roce_v2 ? "RoCE v2"
+                                               : "RoCE v1") +
+                      ", GID " + std::to_string(found.path.gid_index) + ", MTU " +
+                      std::to_string(128u << found.address.mtu) + ", firmware " +
+                      (answers ? device.fw_ver : "unknown");
+  *out = found;
+  return MEP_SUCCESS;
+}
 
 mep_result_t make_once(ibv_device* device, uint32_t entries) {
   std::unique_ptr<m::Device> opened;
@@ -239,6 +335,24 @@ mep_result_t open_mlx5_device(ibv_device* device, std::unique_ptr<m::Device>* ou
   MEP_TRY(made->open(device));
   *out = std::move(made);
   return MEP_SUCCESS;
+}
+
+mep_result_t open_mlx5_device(const std::string& name, std::unique_ptr<m::Device>* out) {
+  int count = 0;
+  const std::unique_ptr<ibv_device*, void (*)(ibv_device**)> devices(ibv_get_device_list(&count),
+                                                                     ibv_free_device_list);
+  std::string others;
+  for (int i = 0; devices != nullptr && i < count; ++i) {
+    ibv_device* device = devices.get()[i];
+    if (name == ibv_get_device_name(device)) return open_mlx5_device(device, out);
+    others += (i == 0 ? "" : ", ") + std::string(ibv_get_device_name(device));
+  }
+  if (others.empty()) {
+    return fail(
+        MEP_ERR_NOT_FOUND,
+        "this machine has no HCA (is its driver loaded? a container wants /dev/infiniband)");
+  }
+  return fail(MEP_ERR_NOT_FOUND, "this machine has no such HCA; it has %s", others.c_str());
 }
 
 int report_mlx5_queues(uint32_t entries, void (*report)(const char*, const std::string&)) {

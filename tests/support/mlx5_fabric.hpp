@@ -1,0 +1,113 @@
+// The fabric between models of mlx5 NICs (mlx5_firmware.hpp): which pairs reach each other, and the software NIC that executes
+// their queues.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "base/status.hpp"
+#include "transport/gpu_queue/memory_executor.hpp"
+#include "transport/gpu_queue/soft_nic.hpp"
+
+namespace mep::test {
+
+enum class PairState : uint8_t { kReset, kInit, kReceives, kSends, kError };
+
+struct ModelPort {
+  bool is_ethernet = false;
+  bool needs_global_header = false;
+  uint16_t lid = 0;
+  std::array<uint8_t, 16> gid{};
+  std::array<uint8_t, 6> mac{};
+};
+
+struct ModelPair {
+  uint32_t number = 0;
+  ModelPort port;
+  PairState state = PairState::kReset;
+  bool allows_write = false, allows_atomic = false;
+  uint32_t mtu = 0, remote_number = 0, receive_psn = 0, send_psn = 0;
+  uint16_t to_lid = 0;
+  std::array<uint8_t, 16> to_gid{};
+  std::array<uint8_t, 6> to_mac{};
+};
+
+// Pairs of all NICs, by number.
+class ModelFabric {
+ public:
+  // The NIC starts with its first queue.
+  mep_result_t serve(const gpu_queue::QueueWiring& wiring,
+                     std::unique_ptr<gpu_queue::Executor> executor) {
+    if (!is_started_) MEP_TRY(nic.start());
+    is_started_ = true;
+    return nic.add_queue(wiring, std::move(executor), faults);
+  }
+
+  // Whether requests of a pair reach its peer, which allows them.
+  bool reaches(uint32_t number, bool adds, bool* allowed) {
+    const std::lock_guard lock(mutex);
+    const ModelPair& from = pairs.at(number);
+    const auto found = pairs.find(from.remote_number);
+    if (found == pairs.end() || is_down) return false;
+    const ModelPair& to = found->second;
+    const bool there = to.state == PairState::kReceives || to.state == PairState::kSends;
+    const bool addressed = from.port.is_ethernet
+                               ? from.to_mac == to.port.mac && from.to_gid == to.port.gid
+                               : from.to_lid == to.port.lid &&
+                                     (!from.port.needs_global_header || from.to_gid == to.port.gid);
+    *allowed = adds ? to.allows_atomic : to.allows_write;
+    return there && addressed && to.remote_number == number && to.receive_psn == from.send_psn &&
+           to.mtu == from.mtu;
+  }
+
+  std::mutex mutex;  // of what follows
+  std::map<uint32_t, ModelPair> pairs;
+  bool is_down = false;
+  gpu_queue::SoftNic nic;
+  gpu_queue::QueueFaults faults;  // of queues that are served from then on
+
+ private:
+  bool is_started_ = false;
+};
+
+// Carries what reaches the peer, and gives up after some tries.
+class ModelWire final : public gpu_queue::Executor {
+ public:
+  ModelWire(ModelFabric* fabric, uint32_t number) : fabric_(fabric), number_(number) {}
+
+  gpu_queue::Executed put(const gpu_queue::RemoteRegion& region, uint64_t offset, const void* from,
+                          size_t bytes) override {
+    return attempt(false, [&] { return memory_.put(region, offset, from, bytes); });
+  }
+  gpu_queue::Executed write_word(const gpu_queue::RemoteRegion& region, uint64_t offset,
+                                 uint64_t word) override {
+    return attempt(false, [&] { return memory_.write_word(region, offset, word); });
+  }
+  gpu_queue::Executed fetch_add(const gpu_queue::RemoteRegion& region, uint64_t offset,
+                                uint64_t add, uint64_t* before) override {
+    return attempt(true, [&] { return memory_.fetch_add(region, offset, add, before); });
+  }
+  bool counts(gpu_queue::Counts* out) override { return memory_.counts(out); }
+
+ private:
+  template <typename Call>
+  gpu_queue::Executed attempt(bool adds, const Call& call) {
+    constexpr uint32_t kTries = 2000;
+    bool allowed = false;
+    if (!fabric_->reaches(number_, adds, &allowed)) {
+      return ++tries_ < kTries ? gpu_queue::Executed::kLater : gpu_queue::Executed::kLost;
+    }
+    tries_ = 0;
+    return allowed ? call() : gpu_queue::Executed::kRefused;
+  }
+
+  ModelFabric* fabric_;
+  uint32_t number_;
+  uint32_t tries_ = 0;
+  gpu_queue::MemoryExecutor memory_;
+};
+
+}  // namespace mep::test
