@@ -801,8 +801,8 @@ MEP_API mep_result_t mep_comm_abort_with(mep_comm_t comm, const char* text);
  * On a communicator with a GPU calls only enqueue on the stream; pointers are device memory, small outputs
  * may be pinned host memory, and rows lie on 16 bytes. Bad routing entries count as -1 and are counted in
  * op_status. After a view change the first dispatch or combine on each buffer reports it and does
- * nothing else; mep_ep_last_op, streams idle, moves a buffer to the new view too. GPUs that cannot map
- * each other's memory, as those of several hosts, go through host memory. docs/guide/gpus.md has more.
+ * nothing else; mep_ep_last_op, streams idle, moves a buffer to the new view too. GPUs of
+ * several hosts post to queues that a thread serves. docs/guide/gpus.md has more.
  * --------------------------------------------------------------------------------------------- */
 
 enum { MEP_EP_LOW_LATENCY = 0, MEP_EP_HIGH_THROUGHPUT = 1 };         /* mode */
@@ -815,7 +815,7 @@ typedef struct mep_ep_config_t {
   uint32_t flags;               /* must be 0 */
   const char* name;             /* same on all ranks, at most 65535 bytes; NULL: "ep0", "ep1", .. in
                                    order of creation */
-  uint32_t mode;                /* MEP_EP_*; high throughput: not for GPUs through host memory */
+  uint32_t mode;                /* MEP_EP_*; high throughput: not for GPUs of several hosts */
   uint32_t max_tokens_per_rank; /* M; required */
   uint32_t hidden;              /* H; required; a row must be a multiple of 16 bytes */
   uint32_t top_k;               /* K; required, at most 64 and at most E */
@@ -828,11 +828,11 @@ typedef struct mep_ep_config_t {
   uint32_t scale_type;          /* MEP_SCALE_*; for e4m3 on the wire */
   uint32_t scale_block;         /* values per scale; 0: 128, the only one so far */
   uint32_t scale_layout;        /* MEP_SCALE_*_MAJOR; column-major: MEP_ERR_UNSUPPORTED on hosts */
-  uint32_t receive_layout; /* MEP_EP_*; slotted: low latency; expanded: high throughput on hosts */
-  uint32_t expert_alignment; /* high throughput: recv_count is rounded up to it; 0: 1 */
-  uint32_t num_sms;          /* CUDA; 0: all that help */
-  uint32_t timeout_ms;       /* of dispatch and combine; 0: the comm's */
-  uint32_t max_replicas;     /* columns of the expert map, which has at most 2^27 entries; 0: 1 */
+  uint32_t receive_layout;      /* MEP_EP_*; slotted: low latency; expanded: high throughput */
+  uint32_t expert_alignment;    /* high throughput: recv_count is rounded up to it; 0: 1 */
+  uint32_t num_sms;             /* CUDA; 0: all that help */
+  uint32_t timeout_ms;          /* of dispatch and combine; 0: the comm's */
+  uint32_t max_replicas; /* columns of the expert map, which has at most 2^27 entries; 0: 1 */
 } mep_ep_config_t;
 
 MEP_API void mep_ep_config_init(void* config, size_t size);
@@ -1060,7 +1060,7 @@ MEP_API mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_sen
  * send and receive: as of mep_dispatch. Sending returns when y may be overwritten if it is the caller's (the
  * library's own, combine_input: after the next dispatch on the buffer was received; one that only reports a change is
  * none). If a change ended that dispatch, a rank that had not read y yet has MEP_ERR_PEER_FAILED, with the sum of the
- * others in out. Errors: as mep_dispatch; MEP_ERR_BUSY also when the handle's dispatch was not received. 0.1; this
+ * others in out; on GPUs one that failed is none either. Errors: as mep_dispatch; MEP_ERR_BUSY also when the handle's dispatch was not received. 0.1; this
  * form 0.2 */
 MEP_API mep_result_t mep_combine(mep_ep_handle_t handle, const mep_combine_send_t* send,
                                  const mep_combine_receive_t* receive, mep_stream_t stream);

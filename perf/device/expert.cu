@@ -100,6 +100,12 @@ __global__ void __launch_bounds__(kThreads) mixing_kernel(ExpertCall call) {
 
 }  // namespace
 
+cudaError_t load_expert_kernels() {
+  cudaFuncAttributes attributes{};
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, mixing_kernel);
+  return error == cudaSuccess ? cudaFuncGetAttributes(&attributes, expert_kernel) : error;
+}
+
 cudaError_t launch_expert(const ExpertCall& call, cudaStream_t stream) {
   if (call.topk_idx != nullptr) {
     constexpr uint32_t kBlocks = 528;  // enough to fill a GPU

@@ -24,6 +24,8 @@ struct ExpertCall {
   uint32_t top_k;
 };
 
+// A first launch waits for the kernels that run, which may be those of ranks that wait for this one.
+cudaError_t load_expert_kernels();
 cudaError_t launch_expert(const ExpertCall& call, cudaStream_t stream);
 
 }  // namespace mep::perf

@@ -247,6 +247,7 @@ class DeviceMoeCase : public Case {
         operation_(operation),
         problem_(problem),
         side_(context, problem, options) {
+    require_cuda(load_expert_kernels(), "loading kernels");
     dispatches_ = capture(false, false);
     if (operation != MoeOperation::kDispatch) pairs_ = capture(false, true);
     if (operation == MoeOperation::kMoe) {

@@ -1,7 +1,7 @@
 # Dispatch and combine: tests with delay points in the kernels, the same tests over builds that lack one
 # thing and must be noticed, and the timings (kernels as the library has them).
 set(ep_kernels "${mep_root}/src/kernels/cuda/ep_dispatch.cu" "${mep_root}/src/kernels/cuda/ep_combine.cu"
-  "${mep_root}/src/kernels/cuda/ep_throughput.cu"
+  "${mep_root}/src/kernels/cuda/ep_throughput.cu" "${mep_root}/src/kernels/cuda/ep_expanded.cu"
   "${mep_root}/src/kernels/cuda/ep_queued_dispatch.cu"
   "${mep_root}/src/kernels/cuda/ep_queued_combine.cu")
 add_library(gpu_ep_parts OBJECT ep_gpu_test.cu ep_matrix.cu ep_soak.cu ep_faults.cu)

@@ -27,17 +27,27 @@ constexpr uint32_t kHidden = 512;
 constexpr uint32_t kTopK = 4;
 constexpr uint32_t kLocalExperts = 4;
 constexpr uint32_t kGroups = kHidden / 128;
+constexpr uint32_t kAlignment = 4;  // of experts, high throughput
 struct Shape {
   uint32_t ranks;
   bool fp8;
   bool slotted = false;
   bool with_map = false;  // half as many experts as places, two places for each
   bool throughput = false;
+  bool expanded = false;                                              // high throughput
   uint32_t groups() const { return throughput ? 1 : kLocalExperts; }  // of rows
   uint32_t experts() const { return ranks * kLocalExperts / (with_map ? 2 : 1); }
-  uint32_t rows() const { return groups() * ranks * kTokens; }
+  uint32_t range_groups() const { return expanded ? kLocalExperts : groups(); }
+  uint32_t rows() const {
+    if (!expanded) return groups() * ranks * kTokens;
+    const uint32_t most = ranks * kTokens * std::min(kTopK, kLocalExperts);
+    return (most + kLocalExperts * (kAlignment - 1) + kAlignment - 1) / kAlignment * kAlignment;
+  }
   // High throughput: values that go with rows.
-  uint32_t row_values() const { return throughput ? rows() * kTopK : 0; }
+  uint32_t row_values() const {
+    if (expanded) return rows();
+    return throughput ? rows() * kTopK : 0;
+  }
   uint32_t token_values() const { return throughput ? kTokens * kTopK : 0; }
   size_t wire_row() const { return kHidden * (fp8 ? 1 : 2); }
 };
@@ -60,9 +70,9 @@ struct Output {
         recv_scales(s.fp8 ? s.rows() * kGroups * 4 : 0, kPoison),
         src_info(s.rows() * 4, kPoison),
         counts(kLocalExperts * 4, kPoison),
-        ranges(s.groups() * s.ranks * 8, kPoison),
+        ranges(s.range_groups() * s.ranks * 8, kPoison),
         out(kTokens * kHidden * 2, kPoison),
-        topk_idx(s.row_values() * 4, kPoison),
+        topk_idx(s.expanded ? 0 : s.row_values() * 4, kPoison),
         topk_weights(s.row_values() * 4, kPoison),
         total(8, kPoison),
         out_weights(s.token_values() * 4, kPoison) {}
@@ -110,11 +120,11 @@ inline std::vector<uint16_t> make_y(const Shape& s, uint32_t rank, const Output&
   std::vector<uint16_t> y(size_t{s.rows()} * kHidden, 0);
   const auto* ranges = reinterpret_cast<const int64_t*>(got.ranges.data());
   const auto* info = reinterpret_cast<const int32_t*>(got.src_info.data());
-  for (uint32_t expert = 0; expert < s.groups(); ++expert) {
+  for (uint32_t expert = 0; expert < s.range_groups(); ++expert) {
     for (uint32_t source = 0; source < s.ranks; ++source) {
       const auto range = static_cast<uint64_t>(ranges[expert * s.ranks + source]);
       for (uint64_t i = range >> 32; i < (range >> 32) + (range & 0xffffffff); ++i) {
-        const uint64_t row = uint64_t{expert} * s.ranks * kTokens + i;
+        const uint64_t row = s.expanded ? i : uint64_t{expert} * s.ranks * kTokens + i;
         std::mt19937 random(rank * 1000003u + expert * 10007u + source * 101u +
                             static_cast<uint32_t>(info[row]));
         for (uint32_t h = 0; h < kHidden; ++h) {
@@ -140,7 +150,8 @@ inline mep_ep_config_t ep_config(const Shape& s) {
   config.max_replicas = 2;
   if (s.throughput) {
     config.mode = MEP_EP_HIGH_THROUGHPUT;
-    config.expert_alignment = 4;
+    config.expert_alignment = kAlignment;
+    if (s.expanded) config.receive_layout = MEP_EP_EXPANDED;
   }
   return config;
 }
@@ -192,7 +203,7 @@ inline void dispatch_on_host(const Shape& s, mep_ep_handle_t handle, const Input
   args.layout_range = reinterpret_cast<int64_t*>(got->ranges.data());
   args.recv_total = reinterpret_cast<int64_t*>(got->total.data());
   if (s.throughput) {
-    args.recv_topk_idx = reinterpret_cast<int32_t*>(got->topk_idx.data());
+    if (!s.expanded) args.recv_topk_idx = reinterpret_cast<int32_t*>(got->topk_idx.data());
     args.recv_topk_weights = reinterpret_cast<float*>(got->topk_weights.data());
   }
   need(mep_dispatch(handle, &send, &args, nullptr), "mep_dispatch on hosts");
@@ -395,7 +406,7 @@ struct Group {
       cuda(cudaMemset(r.recv_scales, kPoison, s.rows() * kGroups * 4));
       cuda(cudaMemset(r.src_info, kPoison, s.rows() * 4));
       cuda(cudaMemset(r.counts, kPoison, kLocalExperts * 4));
-      cuda(cudaMemset(r.ranges, kPoison, s.groups() * s.ranks * 8));
+      cuda(cudaMemset(r.ranges, kPoison, s.range_groups() * s.ranks * 8));
       cuda(cudaMemset(r.topk_idx, kPoison, s.row_values() * 4));
       cuda(cudaMemset(r.topk_weights, kPoison, s.row_values() * 4));
       cuda(cudaMemset(r.out_weights, kPoison, s.token_values() * 4));
@@ -425,7 +436,7 @@ struct Group {
     }
     args.recv_total = r.total;
     if (s.throughput) {
-      args.recv_topk_idx = r.topk_idx;
+      if (!s.expanded) args.recv_topk_idx = r.topk_idx;
       args.recv_topk_weights = r.topk_weights;
     }
     args.recv_x = r.recv_x;

@@ -32,7 +32,7 @@ ALLOWED = {
     "core/staged": ["base", "protocol", "kernels/cuda", "core/comm"],
     "core/ep": ["base", "protocol", "kernels/host", "kernels/cuda", "core/bootstrap", "core/topo", "core/world", "core/operation",
                 "core/comm", "core/queued"],
-    "core/cuda": ["base", "protocol", "kernels/cuda", "transport/cuda", "transport/gpu_queue", "core/operation", "core/coll",
+    "core/cuda": ["base", "protocol", "kernels/cuda", "transport/cuda", "transport/gpu_queue", "core/topo", "core/operation", "core/coll",
                   "core/comm", "core/ep", "core/queued", "core/staged"],
     "core/api": ["base", "protocol", "core/bootstrap", "core/topo", "core/world", "core/operation", "core/message", "core/comm",
                  "core/ep"],

@@ -11,6 +11,7 @@
 #include "base/status.hpp"
 #include "core/cuda/pinned_word.hpp"
 #include "core/ep/ep_object.hpp"
+#include "core/topo/usable_memory.hpp"
 
 namespace mep {
 namespace {
@@ -130,7 +131,23 @@ mep_result_t DeviceEp::choose_ctas(uint32_t ranks_on_device) {
   return MEP_SUCCESS;
 }
 
+// Pinned memory is taken at once: a control group that has less would kill a rank.
+mep_result_t DeviceEp::check_host_memory() const {
+  const uint64_t each = geometry_.pushed_bytes * shape_.buffers;
+  const uint64_t there = usable_memory();
+  if (side_.reach() != GpuReach::kHostWindows || there == 0 || each <= there / shape_.ranks) {
+    return MEP_SUCCESS;
+  }
+  return fail(MEP_ERR_NO_MEMORY,
+              "windows on the host take %llu bytes of pinned memory for each of %u ranks, and it "
+              "has %llu (machine or control group): lower max_tokens_per_rank, hidden, "
+              "experts_per_rank or num_buffers",
+              static_cast<unsigned long long>(each), shape_.ranks,
+              static_cast<unsigned long long>(there));
+}
+
 mep_result_t DeviceEp::offer() {
+  MEP_TRY(check_host_memory());
   stream_ = std::make_unique<DeviceStream>();
   MEP_TRY(stream_->open());
   const size_t reports_at = 64;  // a line for the abort word
@@ -147,7 +164,12 @@ mep_result_t DeviceEp::offer() {
       buffer.queued = std::make_unique<QueuedBuffer>(comm_.identity(), nic, geometry_);
       MEP_TRY(buffer.queued->offer(side_.device(), buffer.id));
     } else {
-      MEP_TRY(side_.offer_memory(buffer.id, geometry_.window_bytes));
+      const bool on_host = side_.reach() == GpuReach::kHostWindows;
+      MEP_TRY(
+          side_.offer_memory(buffer.id, on_host ? geometry_.pushed_bytes : geometry_.window_bytes));
+    }
+    if (geometry_.expanded.rows != 0) {
+      MEP_TRY(DeviceMemory::create(side_.device(), geometry_.expanded.bytes, &buffer.expanded));
     }
     if (side_.reach() == GpuReach::kHostWindows) {
       MEP_TRY(DeviceMemory::create(side_.device(), geometry_.window_bytes, &buffer.views_memory));
@@ -165,20 +187,39 @@ mep_result_t DeviceEp::offer() {
   return MEP_SUCCESS;
 }
 
+// The windows of all buffers, by rank. Taking them may exchange descriptors between the ranks, so a failure for one
+// buffer leaves no other out.
+mep_result_t DeviceEp::take_windows(const Deadline& deadline,
+                                    std::vector<std::vector<std::byte*>>* windows_of) {
+  mep_result_t result = MEP_SUCCESS;
+  std::string text;
+  for (uint32_t i = 0; i < shape_.buffers; ++i) {
+    Buffer& buffer = buffers_[i];
+    std::vector<std::byte*>& windows = (*windows_of)[i];
+    windows.resize(shape_.ranks);
+    mep_result_t taken = MEP_SUCCESS;
+    if (buffer.queued != nullptr) {
+      taken = buffer.queued->connect(*latest_.view, deadline, stream_->get());
+      windows[shape_.rank] = buffer.queued->window();
+    } else {
+      taken = side_.take_memory(buffer.id, deadline, &windows);
+    }
+    if (taken == MEP_SUCCESS || result != MEP_SUCCESS) continue;
+    result = taken;
+    text = last_error_text();
+  }
+  return result == MEP_SUCCESS ? result : fail(result, "%s", text.c_str());
+}
+
 mep_result_t DeviceEp::connect() {
   const Deadline deadline = Deadline::after_ms(comm_.timeout_ms());
   const DeviceControl control = control_of(*latest_.view);
+  std::vector<std::vector<std::byte*>> windows_of(shape_.buffers);
+  MEP_TRY(take_windows(deadline, &windows_of));
   for (uint32_t i = 0; i < shape_.buffers; ++i) {
     Buffer& buffer = buffers_[i];
-    std::vector<std::byte*> windows(shape_.ranks);
-    if (buffer.queued != nullptr) {
-      MEP_TRY(buffer.queued->connect(*latest_.view, deadline, stream_->get()));
-      buffer.window = buffer.queued->window();
-      windows[shape_.rank] = buffer.window;
-    } else {
-      MEP_TRY(side_.take_memory(buffer.id, deadline, &windows));
-      buffer.window = windows[shape_.rank];
-    }
+    const std::vector<std::byte*>& windows = windows_of[i];
+    buffer.window = windows[shape_.rank];
     buffer.views = buffer.views_memory != nullptr ? buffer.views_memory->data() : buffer.window;
     EpState state{};
     state.channel.id = buffer.id;
@@ -249,8 +290,21 @@ void DeviceEp::fill_view(uint32_t index, mep_ep_view_t* view) const {
   view->layout_range = reinterpret_cast<const int64_t*>(local + geometry_.layout_range);
   view->combine_input = buffer.views + geometry_.combine_out;
   if (!shape_.high_throughput()) return;
+  if (shape_.expanded()) return fill_expanded_view(buffer, view);
   view->recv_topk_idx = reinterpret_cast<const int32_t*>(buffer.views + geometry_.topk_idx);
   view->recv_topk_weights = reinterpret_cast<const float*>(buffer.views + geometry_.topk_weights);
+}
+
+void DeviceEp::fill_expanded_view(const Buffer& buffer, mep_ep_view_t* view) const {
+  const device::EpExpandedLayout& layout = geometry_.expanded;
+  std::byte* rows = buffer.expanded->data();
+  view->recv_x = rows + layout.x;
+  view->recv_scales = shape_.has_scales() ? rows + layout.scales : nullptr;
+  view->src_info = reinterpret_cast<const int32_t*>(rows + layout.tokens);
+  view->layout_range = reinterpret_cast<const int64_t*>(rows + layout.ranges);
+  view->combine_input = rows + layout.y;
+  view->recv_topk_idx = nullptr;
+  view->recv_topk_weights = reinterpret_cast<const float*>(rows + layout.weights);
 }
 
 // Streams idle. Once a map was set, ids go through the table for good, so that graphs need no change.
@@ -346,6 +400,7 @@ device::EpLaunch DeviceEp::launch(const Buffer& buffer, const EpSideHandle& hand
   launch.memory.control = buffer.control;
   launch.memory.window = buffer.window;
   launch.memory.own = buffer.views;
+  launch.memory.expanded = buffer.expanded != nullptr ? buffer.expanded->data() : nullptr;
   launch.memory.local = buffer.block->data();
   launch.memory.peers = buffer.peers;
   if (has_map_) {
@@ -356,32 +411,6 @@ device::EpLaunch DeviceEp::launch(const Buffer& buffer, const EpSideHandle& hand
   launch.handle = handle.memory;
   launch.ctas = ctas_;
   return launch;
-}
-
-// Where views do not lie in the window, kernels copy into them what the caller takes from them.
-mep_dispatch_receive_t DeviceEp::into_views(const Buffer& buffer,
-                                            mep_dispatch_receive_t receive) const {
-  if (buffer.views_memory == nullptr) return receive;
-  std::byte* views = buffer.views;
-  if (receive.recv_x == nullptr) {
-    receive.recv_x = views + geometry_.recv_x;
-    receive.recv_capacity = 0;
-  }
-  if (receive.recv_scales == nullptr && shape_.has_scales()) {
-    receive.recv_scales = views + geometry_.scales;
-    receive.recv_scales_token_stride_bytes = receive.recv_scales_group_stride_bytes = 0;
-  }
-  if (receive.src_info == nullptr) {
-    receive.src_info = reinterpret_cast<int32_t*>(views + geometry_.src_info);
-  }
-  if (!shape_.high_throughput()) return receive;
-  if (receive.recv_topk_idx == nullptr) {
-    receive.recv_topk_idx = reinterpret_cast<int32_t*>(views + geometry_.topk_idx);
-  }
-  if (receive.recv_topk_weights == nullptr) {
-    receive.recv_topk_weights = reinterpret_cast<float*>(views + geometry_.topk_weights);
-  }
-  return receive;
 }
 
 mep_result_t DeviceEp::dispatch(EpSideHandle& handle, const mep_dispatch_send_t* send,
@@ -402,7 +431,7 @@ mep_result_t DeviceEp::dispatch(EpSideHandle& handle, const mep_dispatch_send_t*
     }
   }
   mep_dispatch_receive_t outputs{};
-  if (receive != nullptr) outputs = into_views(buffer, with_status(*receive, buffer.status));
+  if (receive != nullptr) outputs = with_status(*receive, buffer.status);
   MEP_TRY(check_cuda(device::ep_dispatch(launch(buffer, handle), send,
                                          receive != nullptr ? &outputs : nullptr, stream),
                      "mep_dispatch"));

@@ -71,6 +71,7 @@ class DeviceEp : public EpSide, public ViewParticipant, public GpuPart {
     std::byte* window = nullptr;
     std::byte* views = nullptr;  // device memory laid out like the window: what fill_view() shows
     std::shared_ptr<DeviceMemory> views_memory;  // null: views lie in the window
+    std::shared_ptr<DeviceMemory> expanded;      // rows by expert, and y for them; null without
     std::unique_ptr<QueuedBuffer> queued;        // null: peers write the window
     std::shared_ptr<DeviceMemory> block;         // local, control, status, peers
     device::DeviceControl* control = nullptr;
@@ -88,8 +89,11 @@ class DeviceEp : public EpSide, public ViewParticipant, public GpuPart {
   };
 
   mep_result_t agree(uint32_t* ranks_on_device, const char* name);
+  mep_result_t check_host_memory() const;
   mep_result_t offer();
   mep_result_t take_part();
+  mep_result_t take_windows(const Deadline& deadline,
+                            std::vector<std::vector<std::byte*>>* windows_of);
   mep_result_t connect();
   mep_result_t choose_ctas(uint32_t ranks_on_device);
   device::DeviceControl control_of(const CommView& view) const;
@@ -99,7 +103,7 @@ class DeviceEp : public EpSide, public ViewParticipant, public GpuPart {
   mep_result_t move_to_view(Buffer& buffer, const CommView& view, void* stream);
   bool is_over(const Buffer& buffer) const;
   device::EpLaunch launch(const Buffer& buffer, const EpSideHandle& handle) const;
-  mep_dispatch_receive_t into_views(const Buffer& buffer, mep_dispatch_receive_t receive) const;
+  void fill_expanded_view(const Buffer& buffer, mep_ep_view_t* view) const;
   void read_reports();
   void watch();
 

@@ -160,17 +160,23 @@ mep_result_t GpuComm::import_windows(size_t bytes, const Deadline& deadline,
     uint64_t bytes;
     uint64_t host;
   };
+  // A rank that has nothing to offer still takes part, so that no rank waits for it.
   UniqueFd own;
-  MEP_TRY((*windows)[comm_.rank()]->export_fd(&own));
   DescriptorExchange exchange;
-  MEP_TRY(exchange.open(comm_.rank()));
+  mep_result_t offered = (*windows)[comm_.rank()]->export_fd(&own);
+  if (offered == MEP_SUCCESS) offered = exchange.open(comm_.rank());
+  const std::string text = offered == MEP_SUCCESS ? "" : last_error_text();
   const Offer mine{exchange.address(), (*windows)[comm_.rank()]->bytes(),
                    comm_.world().identity().host};
   std::vector<Offer> offers(comm_.size());
   MEP_TRY(comm_.run(Collective::k_allgather,
                     {&mine, offers.data(), sizeof mine, MEP_UINT8, MEP_SUM, 0}));
+  if (offered != MEP_SUCCESS) return fail(offered, "%s", text.c_str());
   std::vector<DescriptorAddress> peers;
   for (const uint32_t rank : comm_.latest_view()->live) {
+    if (offers[rank].address.pid == 0) {
+      return fail(MEP_ERR_UNSUPPORTED, "rank %u could not offer its window", rank);
+    }
     if (offers[rank].host != mine.host) {
       return fail(MEP_ERR_UNSUPPORTED, "rank %u is on another host: it cannot be mapped", rank);
     }

@@ -21,11 +21,6 @@ mep_result_t refuse_unbuilt(const mep_ep_config_t& config, bool on_device) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "receive_layout: MEP_EP_EXPANDED belongs to MEP_EP_HIGH_THROUGHPUT");
   }
-  if (config.receive_layout == MEP_EP_EXPANDED && on_device) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "receive_layout: MEP_EP_EXPANDED is built for host communicators alone; on a GPU "
-                "take MEP_EP_PACKED and group the rows by recv_topk_idx");
-  }
   if (high_throughput && config.receive_layout == MEP_EP_SLOTTED) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "receive_layout: MEP_EP_SLOTTED belongs to MEP_EP_LOW_LATENCY");

@@ -25,6 +25,7 @@ device::EpGeometry ep_device_geometry(const EpShape& shape, const EpDeviceOption
   sizes.column_major = options.column_major ? 1 : 0;
   sizes.high_throughput = shape.high_throughput() ? 1 : 0;
   sizes.expert_alignment = shape.expert_alignment;
+  sizes.expanded_rows = shape.expanded() ? shape.expanded_rows() : 0;
   return device::make_ep_geometry(sizes);
 }
 
@@ -51,7 +52,8 @@ void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& option
   const device::EpGeometry geometry = ep_device_geometry(shape, options);
   out->flags = 0;
   out->window_bytes = geometry.window_bytes;
-  out->private_bytes = geometry.local_bytes + geometry.handle_bytes;
+  out->private_bytes = geometry.local_bytes + geometry.handle_bytes + geometry.expanded.bytes;
+  if (reach == GpuReach::kHostWindows) out->window_bytes = geometry.pushed_bytes;
   // The library's outputs lie on the GPU, wherever peers write.
   if (reach != GpuReach::kDeviceWindows) out->private_bytes += geometry.window_bytes;
   if (reach == GpuReach::kQueues) {

@@ -26,6 +26,16 @@ struct DispatchOutputs {
   OpStatusPlace op_status;
 };
 
+// Expanded: where rows go, and what the library keeps of them besides the caller.
+struct ExpandedOutputs {
+  std::byte* x;
+  std::byte* scales;  // null: rows have none
+  uint64_t scale_row_step;
+  int32_t* tokens[2];
+  float* weights[2];
+  int64_t* ranges[2];
+};
+
 inline DispatchInputs dispatch_inputs(const EpGeometry& g, const mep_dispatch_send_t& args) {
   const uint64_t scale_row = uint64_t{g.groups} * g.scale_bytes;
   return {static_cast<const std::byte*>(args.x), static_cast<const std::byte*>(args.x_scales),
@@ -55,6 +65,28 @@ inline DispatchOutputs dispatch_outputs(const EpGeometry& g, const mep_dispatch_
   out.recv_topk_idx = args.recv_topk_idx;
   out.recv_topk_weights = args.recv_topk_weights;
   out.op_status = op_status_place(args.op_status, args.op_status_bytes, g.sizes.ranks);
+  return out;
+}
+
+// kept: a block of EpExpandedLayout.
+inline ExpandedOutputs expanded_outputs(const EpGeometry& g, std::byte* kept,
+                                        const mep_dispatch_receive_t& args) {
+  const EpExpandedLayout& layout = g.expanded;
+  ExpandedOutputs out{};
+  out.x = args.recv_x != nullptr ? static_cast<std::byte*>(args.recv_x) : kept + layout.x;
+  if (g.groups != 0) {
+    const bool is_callers = args.recv_scales != nullptr;
+    out.scales = is_callers ? static_cast<std::byte*>(args.recv_scales) : kept + layout.scales;
+    out.scale_row_step = is_callers && args.recv_scales_token_stride_bytes != 0
+                             ? args.recv_scales_token_stride_bytes
+                             : layout.scale_row_step;
+  }
+  out.tokens[0] = reinterpret_cast<int32_t*>(kept + layout.tokens);
+  out.tokens[1] = args.src_info;
+  out.weights[0] = reinterpret_cast<float*>(kept + layout.weights);
+  out.weights[1] = args.recv_topk_weights;
+  out.ranges[0] = reinterpret_cast<int64_t*>(kept + layout.ranges);
+  out.ranges[1] = args.layout_range;
   return out;
 }
 

@@ -1,4 +1,5 @@
 // The combine kernels' instances and launches.
+#include "kernels/cuda/ep_expanded.hpp"
 #include "kernels/cuda/ep_instances.hpp"
 #include "kernels/cuda/ep_push.cuh"
 
@@ -37,6 +38,16 @@ CombineKernel select_combine_kernel(const EpGeometry& g) {
 
 CombineKernel select_push_kernel(const EpGeometry& g) {
   return g.sizes.high_throughput != 0 ? push_terms_kernel<true> : push_terms_kernel<false>;
+}
+
+// The folded terms in the place of the caller's expanded ones.
+void use_folded_terms(const EpLaunch& launch, std::byte* terms, CombineArgs* a) {
+  const EpGeometry& g = launch.geometry;
+  a->y = a->own_terms = terms;
+  a->own_copy = nullptr;
+  a->push = terms != launch.memory.window + g.combine_out ? 1 : 0;
+  if (a->returned_weights == nullptr) return;
+  a->returned_weights = reinterpret_cast<float*>(launch.memory.local + g.expanded.values);
 }
 
 int launch_push(const CombineArgs& a, uint32_t ctas, cudaStream_t stream) {
@@ -90,6 +101,12 @@ int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
     return launch_queued_combine(a, launch.queues, launch.ctas, static_cast<cudaStream_t>(stream));
   }
   const auto order = static_cast<cudaStream_t>(stream);
+  if (a.sends != 0 && g.expanded.rows != 0) {
+    const cudaError_t error =
+        launch_fold(a, a.y, a.returned_weights, kept_terms, launch.ctas, order);
+    if (error != cudaSuccess) return error;
+    use_folded_terms(launch, kept_terms, &a);
+  }
   if (a.push != 0 || a.returned_weights != nullptr) {
     const int error = launch_push(a, launch.ctas, order);
     if (error != cudaSuccess || a.receives == 0) return error;

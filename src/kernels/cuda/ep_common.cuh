@@ -84,6 +84,9 @@ struct DispatchArgs : EpBase, DispatchInputs, DispatchOutputs {
   const float* topk_weights;
   uint64_t recv_rows;  // that fit at recv_x
   uint32_t replays;
+
+  // Views of the rows do not lie in the window.
+  __device__ bool has_views() const { return memory.own != memory.window; }
 };
 
 struct CombineArgs : EpBase {
@@ -245,18 +248,11 @@ __host__ __device__ inline size_t range_bytes(const EpGeometry& g) {
   return g.columns * sizeof(uint32_t);
 }
 constexpr uint32_t kRowUnit = kWarpThreads * 16;  // bytes that a warp copies at once
-// Few rows are cut into parts, so that all warps have some: each waits for memory, or the bus, all the while.
-struct RowPart {
-  uint32_t index, count;
-
-  __device__ bool is_first() const { return index == 0; }
-};
 struct RowOfRange {
   uint32_t range;
   uint32_t row;     // of its group
   uint32_t at;      // of the range
   uint32_t number;  // of all
-  RowPart part;
 };
 struct RowRanges {
   const int64_t* ranges;
@@ -284,18 +280,15 @@ struct RowRanges {
     }
     return low;
   }
-  // Calls of(RowOfRange) for what is this warp's, rows in up to so many parts.
+  // Calls of(RowOfRange) for the rows of this warp.
   template <class Row>
-  __device__ void for_each(uint32_t most_parts, Row&& of) const {
-    const uint32_t warps = gridDim.x * kEpWarps;
+  __device__ void for_each(Row&& of) const {
     const uint32_t warp = threadIdx.x / kWarpThreads * gridDim.x + blockIdx.x;
-    const uint32_t parts = max(min(warps / max(total, 1u), most_parts), 1u);
-    for (uint32_t i = warp; i < total * parts; i += warps) {
-      const uint32_t number = i / parts;
+    for (uint32_t number = warp; number < total; number += gridDim.x * kEpWarps) {
       const uint32_t range = range_of(number);
       const uint32_t at = number - first[range];
       const auto begin = static_cast<uint32_t>(static_cast<uint64_t>(ranges[range]) >> 32);
-      of(RowOfRange{range, begin + at, at, number, {i - number * parts, parts}});
+      of(RowOfRange{range, begin + at, at, number});
     }
   }
 };
@@ -310,17 +303,12 @@ __device__ inline uint4 load_once(const void* from) {
   return v;
 }
 
-__host__ __device__ inline uint32_t row_units(uint32_t bytes) {
-  return (bytes + kRowUnit - 1) / kRowUnit;
-}
-// A part of a row, by one warp; several loads are under way before the first store.
-__device__ inline void copy_row(std::byte* to, const std::byte* from, uint32_t bytes, uint32_t lane,
-                                const RowPart& part) {
+// A row, by one warp; several loads are under way before the first store.
+__device__ inline void copy_row(std::byte* to, const std::byte* from, uint32_t bytes,
+                                uint32_t lane) {
   constexpr uint32_t kStep = kRowUnit;
   constexpr uint32_t kAtOnce = 4;
-  const uint32_t units = row_units(bytes);
-  uint32_t at = units * part.index / part.count * kStep + lane * 16;
-  bytes = min(units * (part.index + 1) / part.count * kStep, bytes);
+  uint32_t at = lane * 16;
   for (; at + (kAtOnce - 1) * kStep < bytes; at += kAtOnce * kStep) {
     uint4 bits[kAtOnce];
 #pragma unroll

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "kernels/cuda/ep_expanded.hpp"
 #include "kernels/cuda/ep_instances.hpp"
 #include "kernels/cuda/ep_rows.cuh"
 
@@ -66,6 +67,7 @@ DispatchArgs make_args(const EpLaunch& launch, const mep_dispatch_send_t* send,
   if (receive != nullptr) {
     a.receives = 1;
     static_cast<DispatchOutputs&>(a) = dispatch_outputs(g, *receive);
+    if (g.expanded.rows != 0) a.layout_range = nullptr;  // those of the expanded rows come later
     a.recv_rows = receive->recv_capacity != 0 ? receive->recv_capacity / g.wire_row : UINT64_MAX;
   }
   return a;
@@ -100,12 +102,15 @@ int ep_dispatch(const EpLaunch& launch, const mep_dispatch_send_t* send,
     error = launch_kernel(receive_kernel, a, 1, 0, stream);
   }
   if (error != cudaSuccess || a.receives == 0) return error;
+  if (a.g.expanded.rows != 0) {
+    const ExpandedOutputs out = expanded_outputs(a.g, launch.memory.expanded, *receive);
+    return launch_expansion(a, out, launch.ctas, stream);
+  }
   const void* copies[] = {a.recv_x, a.recv_scales, a.src_info, a.recv_topk_idx,
                           a.recv_topk_weights};
-  if (std::all_of(std::begin(copies), std::end(copies),
-                  [](const void* copy) { return copy == nullptr; })) {
-    return error;
-  }
+  const bool copies_any = std::any_of(std::begin(copies), std::end(copies),
+                                      [](const void* copy) { return copy != nullptr; });
+  if (!copies_any && a.memory.own == a.memory.window) return error;
   error = allow_shared_memory(reinterpret_cast<const void*>(copy_out_kernel), range_bytes(a.g));
   if (error != cudaSuccess) return error;
   return launch_kernel(copy_out_kernel, a, launch.ctas, range_bytes(a.g), stream);

@@ -11,10 +11,11 @@
 //              entries, src_info [G][R * M] token * k' + k and token, on the source, of each row
 //              scales         row-major    [G][R * M][groups]
 //                             column-major [G][groups][R * M rounded up to 16 bytes]
-//              recv_x, combine_in [M * k'], combine_out: rows, as in host memory
+//              recv_x, combine_in [M * k']: rows, as in host memory
 //              topk_idx, topk_weights [R * M][K], high throughput: as in host memory
 //              weights_in     [M * k'][K] float32, high throughput: values that come back with rows
 //              weights_marks  [R] uint32: the dispatch that a rank's values in weights_in belong to
+//              combine_out    rows, as in host memory
 //   local    of one rank alone: EpState, what kernels of one operation tell each other, and the outputs
 //            of the last dispatch that the library keeps
 //   handle   the routing of one dispatch: places and rows [M * k'], a place being a physical expert or, in high
@@ -32,6 +33,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/control.hpp"
+#include "kernels/cuda/ep_expanded_layout.hpp"
 #include "mep.h"
 
 namespace mep::device {
@@ -45,6 +47,7 @@ struct EpSizes {
   uint32_t scale_type;                           // MEP_SCALE_*
   uint32_t slotted, column_major;
   uint32_t high_throughput, expert_alignment;
+  uint64_t expanded_rows;  // X; 0: received rows are not expanded
 };
 
 struct EpGeometry {
@@ -64,12 +67,14 @@ struct EpGeometry {
   uint64_t counts, rows_ready, combine_ready, words_end;
   uint64_t entries, src_info, scales, recv_x, combine_in, combine_out, window_bytes;
   uint64_t topk_idx, topk_weights, weights_in, weights_marks;
+  uint64_t pushed_bytes;  // up to combine_out, which a window of pushed combines does without
   // Local. expert_rows: recv_count before it is rounded up. expert_sums [places]: zeros between kernels.
   uint64_t masks, chunk_first, own_counts, recv_count, expert_rows, layout_range, local_bytes;
   uint64_t expert_sums;
   // Handle.
   uint64_t handle_places, handle_rows, handle_weights, handle_bytes;
   uint64_t handle_experts, handle_counts, handle_first, handle_expert_counts;
+  EpExpandedLayout expanded;
 };
 
 // The rows that the last dispatch brought.
@@ -167,7 +172,6 @@ inline void place_ep_window(EpGeometry* g, uint64_t scales) {
   g->scales = window.take(scales);
   g->recv_x = window.take(rows * g->wire_row);
   g->combine_in = window.take(terms * g->combine_row);
-  g->combine_out = window.take(rows * g->combine_row);
   if (sizes.high_throughput != 0) {
     const uint64_t topk_row = uint64_t{sizes.top_k} * 4;
     g->topk_idx = window.take(rows * topk_row);
@@ -175,6 +179,8 @@ inline void place_ep_window(EpGeometry* g, uint64_t scales) {
     g->weights_in = window.take(terms * topk_row);
     g->weights_marks = window.take(uint64_t{sizes.ranks} * 4);
   }
+  g->pushed_bytes = window.end();
+  g->combine_out = window.take(rows * g->combine_row);
   g->window_bytes = window.end();
 }
 
@@ -190,6 +196,42 @@ inline void place_ep_local(EpGeometry* g) {
   g->layout_range = local.take(uint64_t{g->columns} * 8);
   if (high_throughput) g->expert_sums = local.take(uint64_t{g->places} * 4);
   g->local_bytes = local.end();
+}
+
+// Behind what is local already.
+inline void place_ep_expanded(EpGeometry* g) {
+  const EpSizes& sizes = g->sizes;
+  EpExpandedLayout& layout = g->expanded;
+  layout.rows = sizes.expanded_rows;
+  if (layout.rows == 0) return;
+  const uint64_t received = g->rows_per_expert;
+  const uint64_t entries = received * sizes.top_k;
+  layout.chunks = static_cast<uint32_t>((received + kChunkTokens - 1) / kChunkTokens);
+  const uint64_t marks = uint64_t{layout.chunks} * sizes.local_experts;
+  EpPlaces local(g->local_bytes);
+  layout.row_slots = local.take(entries * 4);
+  layout.masks = local.take(marks * 4);
+  layout.before = local.take(marks * 4);
+  layout.group_first = local.take((uint64_t{sizes.local_experts} + 1) * 4);
+  layout.values = local.take(entries * 4);
+  g->local_bytes = local.end();
+  const uint64_t row_scales = uint64_t{g->groups} * g->scale_bytes;
+  uint64_t scales = layout.rows * row_scales;
+  layout.scale_row_step = row_scales;
+  layout.scale_group_step = g->scale_bytes;
+  if (sizes.column_major != 0 && row_scales != 0) {
+    layout.scale_row_step = g->scale_bytes;
+    layout.scale_group_step = (layout.rows * g->scale_bytes + 15) / 16 * 16;
+    scales = layout.scale_group_step * g->groups;
+  }
+  EpPlaces block;
+  layout.x = block.take(layout.rows * g->wire_row);
+  layout.scales = block.take(scales);
+  layout.weights = block.take(layout.rows * 4);
+  layout.tokens = block.take(layout.rows * 4);
+  layout.y = block.take(layout.rows * g->combine_row);
+  layout.ranges = block.take(uint64_t{sizes.local_experts} * sizes.ranks * 8);
+  layout.bytes = block.end();
 }
 
 inline void place_ep_handle(EpGeometry* g) {
@@ -215,6 +257,7 @@ inline EpGeometry make_ep_geometry(const EpSizes& sizes) {
   set_ep_rows(&g);
   place_ep_window(&g, set_ep_scales(&g));
   place_ep_local(&g);
+  place_ep_expanded(&g);
   place_ep_handle(&g);
   return g;
 }

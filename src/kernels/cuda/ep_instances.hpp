@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include <mutex>
+
 #include "kernels/cuda/ep_kernels.hpp"
 
 namespace mep::device {
@@ -19,10 +21,16 @@ inline cudaError_t resident_ctas_per_sm(const void* kernel, size_t shared_bytes,
   return error;
 }
 
-// Shared memory beyond the default has to be asked for.
+// Shared memory beyond the default has to be asked for; never less than an object has asked for already.
 inline cudaError_t allow_shared_memory(const void* kernel, size_t bytes) {
   constexpr size_t kDefault = 16 << 10;  // of 48 KiB: the kernels themselves declare up to 29
   if (bytes <= kDefault) return cudaSuccess;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  cudaFuncAttributes attributes{};
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+  if (error != cudaSuccess) return error;
+  if (static_cast<size_t>(attributes.maxDynamicSharedSizeBytes) >= bytes) return cudaSuccess;
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               static_cast<int>(bytes));
 }

@@ -24,6 +24,7 @@ struct EpMemory {
   const DeviceControl* control;
   std::byte* window;
   std::byte* own;             // laid out like it: this rank's rows and terms for itself, and views
+  std::byte* expanded;        // a block of EpExpandedLayout; null without
   std::byte* local;           // zeroed when made; EpState first
   std::byte* const* peers;    // [R], the own window too
   const uint32_t* map_first;  // [E + 1] into map_places; null: ids are places

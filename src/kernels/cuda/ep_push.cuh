@@ -24,7 +24,7 @@ __device__ inline void push_outputs(const CombineArgs& a, uint32_t* first_rows) 
   const auto* entries = reinterpret_cast<const uint32_t*>(a.memory.window + a.g.entries);
   const uint32_t entry_count = a.g.sizes.max_tokens * a.g.row_k;
   bool first = true;
-  RowRanges(a, first_rows).for_each(row_units(a.g.combine_row), [&](const RowOfRange& row) {
+  RowRanges(a, first_rows).for_each([&](const RowOfRange& row) {
     const uint32_t target = row.range % a.g.sizes.ranks;
     if (!in_mask(peer_table().complete, target) || !a.is_live(target)) return;
     if (first) test_delay_warp(a, 11);
@@ -35,15 +35,14 @@ __device__ inline void push_outputs(const CombineArgs& a, uint32_t* first_rows) 
     const std::byte* term = a.y + index * a.g.combine_row;
     if (target == a.g.sizes.rank) {
       if (a.own_copy != nullptr) {
-        copy_row(a.own_copy + index * a.g.combine_row, term, a.g.combine_row, lane, row.part);
+        copy_row(a.own_copy + index * a.g.combine_row, term, a.g.combine_row, lane);
       }
     } else if (!kThroughput || a.push != 0) {
       copy_row(a.peer(target) + a.g.combine_in + uint64_t{entry} * a.g.combine_row, term,
-               a.g.combine_row, lane, row.part);
+               a.g.combine_row, lane);
     }
     if constexpr (kThroughput) {
-      if (a.returned_weights != nullptr && row.part.is_first())
-        return_weights(a, target, entry, index, lane);
+      if (a.returned_weights != nullptr) return_weights(a, target, entry, index, lane);
     }
   });
 }

@@ -23,14 +23,14 @@ __device__ inline void post_terms(const QueuedCombine& a, const Waiter& waiter, 
   const uint64_t most = (a.l.outbox_bytes - a.l.sent_terms) / a.g.combine_row;
   bool good = true;
   const RowRanges all(a, shared);
-  all.for_each(1, [&](const RowOfRange& row) {
+  all.for_each([&](const RowOfRange& row) {
     const uint32_t target = row.range % a.g.sizes.ranks;
     if (!good || !in_mask(peer_table().complete, target) || !a.is_live(target)) return;
     const uint64_t index = a.row_index(row.range / a.g.sizes.ranks, row.row);
     const std::byte* y = a.y + index * a.g.combine_row;
     if (target == a.g.sizes.rank) {
       if (a.own_copy != nullptr) {
-        copy_row(a.own_copy + index * a.g.combine_row, y, a.g.combine_row, lane, row.part);
+        copy_row(a.own_copy + index * a.g.combine_row, y, a.g.combine_row, lane);
       }
       return;
     }
@@ -39,7 +39,7 @@ __device__ inline void post_terms(const QueuedCombine& a, const Waiter& waiter, 
     if (entry >= entry_count || row.number >= most) return;
     test_delay_warp(a, 11);
     const uint64_t from = a.l.sent_terms + uint64_t{row.number} * a.g.combine_row;
-    copy_row(a.queues.outbox + from, y, a.g.combine_row, lane, row.part);
+    copy_row(a.queues.outbox + from, y, a.g.combine_row, lane);
     const auto put = a.queue_to(target, waiter)
                          .put(a.at_peer(a.l.terms + uint64_t{entry} * a.g.combine_row),
                               a.from_outbox(from), a.g.combine_row);

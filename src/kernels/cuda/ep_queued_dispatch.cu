@@ -298,9 +298,7 @@ __device__ inline void unpack_row(const UnpackArgs& a, const std::byte* record, 
                                   const RowOfRange& row, uint32_t lane) {
   const uint64_t index = a.row_index(expert, row.row);
   std::byte* window = a.memory.window;
-  copy_row(window + a.g.recv_x + index * a.g.wire_row, record + a.l.record_row, a.g.wire_row, lane,
-           row.part);
-  if (!row.part.is_first()) return;
+  copy_row(window + a.g.recv_x + index * a.g.wire_row, record + a.l.record_row, a.g.wire_row, lane);
   if (lane == 0) {
     const uint2 head = *reinterpret_cast<const uint2*>(record);
     reinterpret_cast<uint32_t*>(window + a.g.entries)[index] = head.x;
@@ -323,7 +321,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
     unpack_kernel(const __grid_constant__ UnpackArgs a) {
   extern __shared__ uint32_t first_rows[];
   const RowRanges all(a, first_rows);
-  all.for_each(row_units(a.g.wire_row), [&](const RowOfRange& row) {
+  all.for_each([&](const RowOfRange& row) {
     const uint32_t expert = row.range / a.g.sizes.ranks;
     const std::byte* record =
         a.queues.inbox + a.l.records + a.row_index(expert, row.row) * a.l.record_bytes;

@@ -172,44 +172,66 @@ __device__ inline void receive_alone(const DispatchArgs& a, Arrange&& arrange_co
 
 // --- Into the caller's memory -------------------------------------------------------------------------
 
-// 32-bit values of a row.
+// Where a row goes: to the caller, or to views that do not lie in the window.
+struct RowCopy {
+  std::byte* x;
+  std::byte* scales;
+  uint64_t scale_row_step, scale_expert_step;
+
+  // refused: the caller has no room for the rows.
+  __device__ RowCopy(const DispatchArgs& a, bool refused)
+      : x(a.recv_x),
+        scales(a.recv_scales),
+        scale_row_step(a.recv_scales_row_step),
+        scale_expert_step(a.recv_scales_expert_step) {
+    if (refused || x == nullptr) x = a.has_views() ? a.memory.own + a.g.recv_x : nullptr;
+    if (a.g.groups == 0 || (scales != nullptr && !refused)) return;
+    scales = a.has_views() ? a.memory.own + a.g.scales : nullptr;
+    scale_row_step = a.g.scale_row_step;
+    scale_expert_step = a.g.scale_expert_step;
+  }
+};
+
+// 32-bit values of a row; null: not there.
 __device__ inline void copy_values(void* to, const std::byte* from, uint64_t row, uint32_t values,
                                    uint32_t lane) {
+  if (to == nullptr) return;
   for (uint64_t i = row * values + lane; i < (row + 1) * values; i += kWarpThreads) {
     static_cast<uint32_t*>(to)[i] = reinterpret_cast<const uint32_t*>(from)[i];
   }
 }
 
+// `values` 32-bit values that go with a row, at `block` of the window: to the views and to the caller.
+__device__ inline void copy_beside(const DispatchArgs& a, void* to, uint64_t block, uint64_t row,
+                                   uint32_t values, uint32_t lane) {
+  const std::byte* from = a.memory.window + block;
+  copy_values(to, from, row, values, lane);
+  if (a.has_views()) copy_values(a.memory.own + block, from, row, values, lane);
+}
+
 // rows: memory.own for those of this rank itself.
-__device__ inline void copy_row_out(const DispatchArgs& a, std::byte* rows, const RowOfRange& row,
-                                    uint32_t lane) {
+__device__ inline void copy_row_out(const DispatchArgs& a, const RowCopy& to, std::byte* rows,
+                                    const RowOfRange& row, uint32_t lane) {
   const uint32_t group = row.range / a.g.sizes.ranks;
   const uint64_t index = a.row_index(group, row.row);
-  if (a.recv_x != nullptr && a.recv_x != rows + a.g.recv_x) {
-    copy_row(a.recv_x + index * a.g.wire_row, rows + a.g.recv_x + index * a.g.wire_row,
-             a.g.wire_row, lane, row.part);
+  const std::byte* x = rows + a.g.recv_x;
+  if (to.x != nullptr && to.x != x) {
+    copy_row(to.x + index * a.g.wire_row, x + index * a.g.wire_row, a.g.wire_row, lane);
   }
-  if (!row.part.is_first()) return;
-  if (a.src_info != nullptr && lane == 0) {
-    a.src_info[index] = reinterpret_cast<const int32_t*>(a.memory.window + a.g.src_info)[index];
+  copy_beside(a, a.src_info, a.g.src_info, index, 1, lane);
+  if (a.g.sizes.high_throughput != 0) {
+    copy_beside(a, a.recv_topk_idx, a.g.topk_idx, index, a.g.sizes.top_k, lane);
+    copy_beside(a, a.recv_topk_weights, a.g.topk_weights, index, a.g.sizes.top_k, lane);
   }
-  if (a.recv_topk_idx != nullptr) {
-    copy_values(a.recv_topk_idx, a.memory.window + a.g.topk_idx, index, a.g.sizes.top_k, lane);
-  }
-  if (a.recv_topk_weights != nullptr) {
-    copy_values(a.recv_topk_weights, a.memory.window + a.g.topk_weights, index, a.g.sizes.top_k,
-                lane);
-  }
-  if (a.recv_scales == nullptr || a.recv_scales == rows + a.g.scales) return;
+  if (to.scales == nullptr || to.scales == rows + a.g.scales) return;
   const std::byte* from = a.scales_of(rows + a.g.scales, group, row.row);
-  std::byte* to =
-      a.recv_scales + group * a.recv_scales_expert_step + row.row * a.recv_scales_row_step;
+  std::byte* scales = to.scales + group * to.scale_expert_step + row.row * to.scale_row_step;
   for (uint32_t scale = lane; scale < a.g.groups; scale += kWarpThreads) {
     const uint64_t at = scale * a.g.scale_group_step;
     if (a.g.scale_bytes == 4) {
-      *reinterpret_cast<uint32_t*>(to + at) = *reinterpret_cast<const uint32_t*>(from + at);
+      *reinterpret_cast<uint32_t*>(scales + at) = *reinterpret_cast<const uint32_t*>(from + at);
     } else {
-      to[at] = from[at];
+      scales[at] = from[at];
     }
   }
 }
@@ -218,10 +240,12 @@ __device__ inline void copy_row_out(const DispatchArgs& a, std::byte* rows, cons
 static __global__ void __launch_bounds__(kEpThreads, 2)
     copy_out_kernel(const __grid_constant__ DispatchArgs a) {
   extern __shared__ uint32_t first_rows[];
-  if (a.state()->rows_refused != 0) return;
-  RowRanges(a, first_rows).for_each(row_units(a.g.wire_row), [&](const RowOfRange& row) {
+  const bool refused = a.state()->rows_refused != 0;
+  if (refused && !a.has_views()) return;
+  const RowCopy to(a, refused);
+  RowRanges(a, first_rows).for_each([&](const RowOfRange& row) {
     const bool is_own = row.range % a.g.sizes.ranks == a.g.sizes.rank;
-    copy_row_out(a, is_own ? a.memory.own : a.memory.window, row, threadIdx.x % kWarpThreads);
+    copy_row_out(a, to, is_own ? a.memory.own : a.memory.window, row, threadIdx.x % kWarpThreads);
   });
 }
 

@@ -1,4 +1,5 @@
 // The instances and launches of high throughput's dispatch.
+#include "kernels/cuda/ep_expanded.hpp"
 #include "kernels/cuda/ep_instances.hpp"
 #include "kernels/cuda/ep_throughput_rows.cuh"
 
@@ -64,7 +65,7 @@ int load_throughput_kernels(const EpGeometry& g, int* ctas_per_sm) {
     if (error == cudaSuccess) error = resident_ctas_per_sm(address, bytes, ctas_per_sm);
     if (error != cudaSuccess) return error;
   }
-  return cudaSuccess;
+  return g.expanded.rows != 0 ? load_expansion_kernels(g, ctas_per_sm) : int{cudaSuccess};
 }
 
 }  // namespace mep::device

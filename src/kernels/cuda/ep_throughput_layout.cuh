@@ -244,6 +244,8 @@ __device__ inline bool await_first_rows(const DispatchArgs& a, const Waiter& wai
 __device__ inline bool arrange_throughput(const DispatchArgs& a, const Waiter& waiter,
                                           uint64_t use) {
   __shared__ uint32_t source_rows[kMaxRanks];
+  __shared__ uint32_t expanded_rows;
+  if (threadIdx.x == 0) expanded_rows = 0;
   const uint32_t ranks = a.g.sizes.ranks;
   const uint32_t experts = a.g.sizes.local_experts;
   auto* expert_rows = a.local<uint32_t>(a.g.expert_rows);
@@ -269,9 +271,11 @@ __device__ inline bool arrange_throughput(const DispatchArgs& a, const Waiter& w
   const uint32_t unit = a.g.sizes.expert_alignment;
   for (uint32_t i = threadIdx.x; i < experts; i += kEpThreads) {
     const uint64_t rounded = (uint64_t{expert_rows[i]} + unit - 1) / unit * unit;
-    a.local<int32_t>(a.g.recv_count)[i] =
-        static_cast<int32_t>(rounded < INT32_MAX ? rounded : INT32_MAX);
+    const auto count = static_cast<uint32_t>(rounded < INT32_MAX ? rounded : INT32_MAX);
+    a.local<uint32_t>(a.g.recv_count)[i] = count;
+    if (a.g.expanded.rows != 0) atomicAdd(&expanded_rows, count);
   }
+  __syncthreads();
   if (threadIdx.x == 0) {
     uint32_t begin = 0;
     for (uint32_t source = 0; source < ranks; ++source) {
@@ -279,7 +283,8 @@ __device__ inline bool arrange_throughput(const DispatchArgs& a, const Waiter& w
           static_cast<int64_t>(uint64_t{begin} << 32 | source_rows[source]);
       begin += source_rows[source];
     }
-    a.state()->arrived = {begin, begin};
+    const uint32_t total = a.g.expanded.rows != 0 ? expanded_rows : begin;
+    a.state()->arrived = {total, total};
   }
   __syncthreads();
   deliver(a);

@@ -29,13 +29,13 @@ class OnDevice final : public GpuWindow {
 class OnHost final : public GpuWindow {
  public:
   explicit OnHost(int32_t device) : device_(device) {}
-  mep_result_t open(UniqueFd fd, size_t bytes) {
+  mep_result_t open(const UniqueFd& fd, size_t bytes) {
     const DeviceScope scope(device_);
     MEP_TRY(scope.check());
-    fd_ = std::move(fd);
-    MEP_TRY(Mapping::of(fd_.get(), bytes, true, &mapping_));
+    MEP_TRY(Mapping::of(fd.get(), bytes, true, &mapping_));
     return pinned_.pin(mapping_.data(), mapping_.bytes());
   }
+  void keep(UniqueFd fd) { fd_ = std::move(fd); }
   std::byte* data() const override { return mapping_.data(); }
   size_t bytes() const override { return mapping_.bytes(); }
   int32_t device() const override { return device_; }
@@ -48,7 +48,7 @@ class OnHost final : public GpuWindow {
 
  private:
   const int32_t device_;
-  UniqueFd fd_;
+  UniqueFd fd_;  // of the rank's own window
   Mapping mapping_;
   PinnedRange pinned_;  // let go before the mapping
 };
@@ -67,7 +67,8 @@ mep_result_t GpuWindow::create(WindowPlace place, int32_t device, size_t bytes,
   MEP_TRY(create_memfd("mep-gpu-window", bytes, &fd));
   MEP_TRY(seal_memfd(fd.get(), false));
   auto window = std::make_shared<OnHost>(device);
-  MEP_TRY(window->open(std::move(fd), round_up_to_pages(bytes)));
+  MEP_TRY(window->open(fd, round_up_to_pages(bytes)));
+  window->keep(std::move(fd));
   *out = std::move(window);
   return MEP_SUCCESS;
 }
@@ -81,12 +82,8 @@ mep_result_t GpuWindow::import(WindowPlace place, int32_t device, size_t bytes, 
     return MEP_SUCCESS;
   }
   MEP_TRY(check_foreign_memfd(fd.get(), bytes));
-  UniqueFd own(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
-  if (!own.valid()) {
-    return fail(result_of_errno(errno), "the descriptor of a window cannot be copied: %m");
-  }
   auto window = std::make_shared<OnHost>(device);
-  MEP_TRY(window->open(std::move(own), bytes));
+  MEP_TRY(window->open(fd, bytes));
   *out = std::move(window);
   return MEP_SUCCESS;
 }
