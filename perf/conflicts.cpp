@@ -52,7 +52,8 @@ std::string find_conflict(const Options& options) {
   }
   if (!is_expert && options.has_expert_option) {
     return "--preset, --phase, --tokens, --hidden, --topk, --experts, --wire, --routing, "
-           "--buffers, --slotted, --mode and --no-expert are for dispatch, combine and moe";
+           "--buffers, --slotted, --expanded, --mode and --no-expert are for dispatch, combine and "
+           "moe";
   }
   if (options.iterations > 0 && options.seconds > 0) return "-i and --seconds exclude each other";
   if (options.min_bytes > options.max_bytes) return "-b is larger than -e";
@@ -66,8 +67,12 @@ std::string find_conflict(const Options& options) {
     return "--hidden is no multiple of 16 (a row of fp8 must be a multiple of 16 bytes)";
   }
   if (options.is_high_throughput && options.is_slotted) {
-    return "--slotted is for --mode ll: rows of --mode ht lie packed";
+    return "--slotted is for --mode ll: rows of --mode ht lie packed or expanded";
   }
+  if (options.is_expanded && (!options.is_high_throughput || options.on_device)) {
+    return "--expanded is for --mode ht without --device cuda";
+  }
+  if (options.is_expanded && options.run_mpi) return "--expanded has no --vs mpi";
   if (!options.run_expert && op != "moe") return "--no-expert is for moe";
   if (options.on_device && !options.run_expert) return "--device cuda has no --no-expert";
   if (options.on_device && (options.run_mpi || options.use_mep_memory)) {

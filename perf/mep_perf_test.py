@@ -121,7 +121,8 @@ class PerfTest(unittest.TestCase):
     def test_layer_of_high_throughput(self):
         for ranks in (1, 2, 5):
             for op in ("dispatch", "combine", "moe"):
-                for more in ([], ["--wire", "fp8"], ["--buffers", "2"]):
+                for more in ([], ["--wire", "fp8"], ["--buffers", "2"], ["--expanded", "--wire", "fp8"],
+                             ["--expanded", "--buffers", "2"]):  # fmt: skip
                     words = [op, "--threads", str(ranks), *LAYER, "--mode", "ht", *more]
                     rows = rows_of(words)
                     self.check_rows(rows, op, ranks, FIELDS, 3)
@@ -322,6 +323,8 @@ class PerfTest(unittest.TestCase):
             (["barrier", "--preset", "kimi-k2"], "for dispatch, combine and moe"),
             (["moe", "--mode", "fast"], "cannot be 'fast'"),
             (["moe", "--mode", "ht", "--slotted"], "--slotted is for --mode ll"),
+            (["moe", "--expanded"], "--expanded is for --mode ht"),
+            (["moe", "--mode", "ht", "--expanded", "--vs", "mpi"], "--expanded has no --vs mpi"),
             (["moe", "--no-expert", "--device", "cuda"], "no --no-expert"),
             (["allreduce", "--vs", "nccl"], "needs --device cuda"),
             (["moe", "--vs", "nccl", "--device", "cuda"], "collectives with data"),

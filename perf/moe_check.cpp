@@ -81,17 +81,20 @@ uint64_t count_row_errors(const WireRow& expected, const ReceivedRow& row) {
 
 // All rows that `source` sent to this rank.
 uint64_t count_source_errors(const MoeProblem& problem, const MoeSide& side, int source,
-                             uint32_t round) {
+                             uint32_t round, uint32_t routed) {
   const MoeShape& shape = problem.shape();
-  const std::vector<int64_t> experts = problem.router().route(source, shape.tokens, round).experts;
+  const auto [experts, weights] = problem.router().route(source, shape.tokens, routed);
   std::vector<std::vector<uint32_t>> tokens(shape.experts_per_rank);
+  std::vector<std::vector<float>> row_weights(shape.experts_per_rank);
   std::vector<WireRow> rows(shape.tokens);
   std::vector<uint16_t> x(shape.hidden);
   for (uint32_t token = 0; token < shape.tokens; ++token) {
     for (uint32_t k = 0; k < shape.top_k; ++k) {
-      const int64_t expert = experts[static_cast<size_t>(token) * shape.top_k + k];
+      const size_t at = static_cast<size_t>(token) * shape.top_k + k;
+      const int64_t expert = experts[at];
       if (expert < 0 || expert / shape.experts_per_rank != shape.rank) continue;
       tokens[static_cast<size_t>(expert % shape.experts_per_rank)].push_back(token);
+      row_weights[static_cast<size_t>(expert % shape.experts_per_rank)].push_back(weights[at]);
       if (!rows[token].bytes.empty()) continue;
       make_token(shape, source, token, round, x.data());
       rows[token] = wire_row(shape, x.data());
@@ -107,6 +110,7 @@ uint64_t count_source_errors(const MoeProblem& problem, const MoeSide& side, int
       const ReceivedRow row = side.received_row(expert, source, i);
       if (row.token >= 0 && row.token != tokens[expert][i]) ++errors;
       errors += count_row_errors(rows[tokens[expert][i]], row);
+      if (shape.is_expanded) errors += *row.topk_weights != row_weights[expert][i] ? 1 : 0;
     }
   }
   return errors;
@@ -151,9 +155,7 @@ uint64_t count_throughput_errors(const MoeProblem& problem, const MoeSide& side,
 }
 
 // The stand-in expert's output for a row.
-void expert_output(const MoeShape& shape, const WireRow& row, int64_t expert,
-                   std::vector<float>* y) {
-  const float factor = expert_factor(expert);
+void expert_output(const MoeShape& shape, const WireRow& row, float factor, std::vector<float>* y) {
   for (uint32_t h = 0; h < shape.hidden; ++h) {
     float value = 0;
     if (shape.wire_is_fp8) {
@@ -176,9 +178,11 @@ bool rank_output(const MoeShape& shape, const WireRow& row, const int64_t* exper
   for (uint32_t k = 0; k < shape.top_k; ++k) {
     if (experts[k] < 0 || experts[k] / shape.experts_per_rank != rank) continue;
     is_sent = true;
-    expert_output(shape, row, experts[k], &y);
+    // Expanded, the weight is in the output.
+    const float factor = expert_factor(experts[k]);
+    expert_output(shape, row, shape.is_expanded ? weights[k] * factor : factor, &y);
     for (uint32_t h = 0; h < shape.hidden; ++h) {
-      const float term = weights[k] * y[h];
+      const float term = shape.is_expanded ? y[h] : weights[k] * y[h];
       (*sum)[h] = (*sum)[h] + term;
     }
   }
@@ -214,9 +218,9 @@ uint64_t count_received_errors(const MoeProblem& problem, const MoeSide& side, u
                                uint32_t routed) {
   uint64_t errors = 0;
   for (int source = 0; source < problem.shape().size; ++source) {
-    errors += problem.shape().is_high_throughput
-                  ? count_throughput_errors(problem, side, source, round, routed)
-                  : count_source_errors(problem, side, source, round);
+    const bool by_token = problem.shape().is_high_throughput && !problem.shape().is_expanded;
+    errors += by_token ? count_throughput_errors(problem, side, source, round, routed)
+                       : count_source_errors(problem, side, source, round, routed);
   }
   return errors;
 }
@@ -233,7 +237,7 @@ uint64_t count_output_errors(const MoeProblem& problem) {
     for (uint32_t k = 0; k < shape.top_k; ++k) {
       const size_t entry = static_cast<size_t>(token) * shape.top_k + k;
       if (problem.topk_idx()[entry] < 0) continue;
-      expert_output(shape, row, problem.topk_idx()[entry], &y);
+      expert_output(shape, row, expert_factor(problem.topk_idx()[entry]), &y);
       for (uint32_t h = 0; h < shape.hidden; ++h) {
         const float term = problem.topk_weights()[entry] * y[h];
         sum[h] = sum[h] + term;

@@ -55,6 +55,7 @@ class MepMoe : public MoeSide {
   void expert() override {
     const MoeShape& shape = problem_.shape();
     const mep_ep_view_t& view = buffers_[current_].view;
+    if (shape.is_expanded) return run_expanded_rows();
     if (shape.is_high_throughput) return run_local_experts_of_rows();
     for (uint32_t expert = 0; expert < shape.experts_per_rank; ++expert) {
       if (!is_slotted_) {
@@ -84,14 +85,17 @@ class MepMoe : public MoeSide {
   ReceivedRow received_row(uint32_t local_expert, int source, uint64_t index) const override {
     const MoeShape& shape = problem_.shape();
     const mep_ep_view_t& view = buffers_[current_].view;
-    const size_t row = local_expert * row_capacity_ + first_row(local_expert, source) + index;
+    const size_t group = shape.is_expanded ? 0 : local_expert * row_capacity_;
+    const size_t row = group + first_row(local_expert, source) + index;
     ReceivedRow received;
     received.data = static_cast<const uint8_t*>(view.recv_x) + row * wire_stride();
     received.token = view.src_info[row];
     if (shape.wire_is_fp8) {
       received.scales = static_cast<const float*>(view.recv_scales) + row * shape.scales_per_row();
     }
-    if (shape.is_high_throughput) {
+    if (shape.is_expanded) {
+      received.topk_weights = view.recv_topk_weights + row;
+    } else if (shape.is_high_throughput) {
       received.topk_idx = view.recv_topk_idx + row * shape.top_k;
       received.topk_weights = view.recv_topk_weights + row * shape.top_k;
     }
@@ -119,6 +123,18 @@ class MepMoe : public MoeSide {
     }
   }
 
+  // Groups follow each other; nothing sums by weight behind this, so the output has it.
+  void run_expanded_rows() {
+    const MoeShape& shape = problem_.shape();
+    const mep_ep_view_t& view = buffers_[current_].view;
+    size_t row = 0;
+    for (uint32_t expert = 0; expert < shape.experts_per_rank; ++expert) {
+      const float factor = factor_of(expert);
+      const size_t end = row + static_cast<size_t>(view.recv_count[expert]);
+      for (; row < end; ++row) scale_rows(row, 1, view.recv_topk_weights[row] * factor);
+    }
+  }
+
   int64_t range(uint32_t local_expert, int source) const {
     const size_t size = static_cast<size_t>(problem_.shape().size);
     return buffers_[current_].view.layout_range[local_expert * size + static_cast<size_t>(source)];
@@ -132,13 +148,19 @@ class MepMoe : public MoeSide {
 
   void run_expert(uint32_t expert, size_t begin, size_t rows) {
     if (rows == 0) return;
+    scale_rows(expert * row_capacity_ + begin, rows, factor_of(expert));
+  }
+
+  float factor_of(uint32_t expert) const {
+    const MoeShape& shape = problem_.shape();
+    return expert_factor(static_cast<int64_t>(shape.rank) * shape.experts_per_rank + expert);
+  }
+
+  void scale_rows(size_t row, size_t rows, float factor) {
     const MoeShape& shape = problem_.shape();
     const mep_ep_view_t& view = buffers_[current_].view;
-    const size_t row = expert * row_capacity_ + begin;
     const auto* x = static_cast<const uint8_t*>(view.recv_x) + row * wire_stride();
     uint16_t* y = static_cast<uint16_t*>(view.combine_input) + row * shape.hidden;
-    const float factor =
-        expert_factor(static_cast<int64_t>(shape.rank) * shape.experts_per_rank + expert);
     if (!shape.wire_is_fp8) {
       scale_rows_bf16(reinterpret_cast<const uint16_t*>(x), rows, shape.hidden, factor, y);
       return;
@@ -172,7 +194,9 @@ mep_ep_config_t ep_config_of(const MoeShape& shape, const Options& options) {
   config.wire_type = shape.wire_is_fp8 ? MEP_FLOAT8_E4M3 : MEP_BFLOAT16;
   config.combine_type = MEP_BFLOAT16;
   config.mode = shape.is_high_throughput ? MEP_EP_HIGH_THROUGHPUT : MEP_EP_LOW_LATENCY;
-  config.receive_layout = options.is_slotted ? MEP_EP_SLOTTED : MEP_EP_PACKED;
+  config.receive_layout = options.is_expanded  ? MEP_EP_EXPANDED
+                          : options.is_slotted ? MEP_EP_SLOTTED
+                                               : MEP_EP_PACKED;
   return config;
 }
 

@@ -20,6 +20,7 @@ struct MoeShape {
   uint32_t experts_per_rank = 0;
   bool wire_is_fp8 = false;
   bool is_high_throughput = false;
+  bool is_expanded = false;  // of high throughput
   int rank = 0;
   int size = 0;
 

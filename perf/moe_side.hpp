@@ -19,7 +19,7 @@ struct ReceivedRow {
   int64_t token = -1;             // index on its source rank; -1: this side does not say
   // High throughput: [K] experts of this rank, by their local number, or -1; and weights, 0 with -1.
   const int32_t* topk_idx = nullptr;
-  const float* topk_weights = nullptr;
+  const float* topk_weights = nullptr;  // expanded: one, that of the row
 };
 
 class MoeSide {

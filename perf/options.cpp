@@ -194,6 +194,9 @@ const Entry kEntries[] = {
      [](const std::string& t, Options* o) { return read_number(t, 1u, 8u, &o->buffers); }},
     {"--slotted", nullptr, Group::kExpert, "slotted receive layout; default packed",
      [](const std::string&, Options* o) { return o->is_slotted = true; }},
+    {"--expanded", nullptr, Group::kExpert,
+     "expanded receive layout of --mode ht: a row for each local expert of a token",
+     [](const std::string&, Options* o) { return o->is_expanded = true; }},
     {"--mode", "M", Group::kExpert,
      "ll, a row for each expert of a token; ht, one for each rank that has some of them [ll]",
      [](const std::string& t, Options* o) {

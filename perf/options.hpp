@@ -36,6 +36,7 @@ struct Options {
   uint32_t buffers = 1;
   bool wire_is_fp8 = false;
   bool is_slotted = false;
+  bool is_expanded = false;
   bool is_high_throughput = false;
   bool run_expert = true;  // of moe, in the timed iterations
   std::string preset;      // the model whose shape it is; empty: none

@@ -301,6 +301,7 @@ void Session::run_messages_size(MessagePattern pattern, size_t bytes) {
 
 void Session::run_moe() {
   std::string subject = options_.operation + (options_.is_high_throughput ? " ht" : "") +
+                        (options_.is_expanded ? " expanded" : "") +
                         (options_.preset.empty() ? "" : " of " + options_.preset) +
                         (options_.run_expert ? "" : " without expert") + ", hidden " +
                         std::to_string(options_.hidden) + ", " + std::to_string(options_.experts) +
@@ -328,6 +329,7 @@ void Session::run_moe_size(MoeOperation operation, uint32_t tokens, const Router
   shape.experts_per_rank = (shape.experts + ranks - 1) / ranks;
   shape.wire_is_fp8 = options_.wire_is_fp8;
   shape.is_high_throughput = options_.is_high_throughput;
+  shape.is_expanded = options_.is_expanded;
   MoeProblem problem(shape, router);
   std::unique_ptr<MoeSide> mep_side;
   std::unique_ptr<MoeSide> mpi_side;

@@ -9,28 +9,31 @@ namespace mep_test {
 
 inline constexpr uint64_t kRoundsAfter = 6;
 
-class FailingRun {
+// `Round` is one rank's work on one buffer in one round, as EpRound.
+template <typename Problem, typename Round>
+class FailingRunOf {
  public:
-  FailingRun(const EpCase& c, int rank, int victim, mep_comm_t comm, bool opted_in, Report& report)
+  FailingRunOf(const Problem& c, int rank, int victim, mep_comm_t comm, bool opted_in,
+               Report& report)
       : c_(c), rank_(rank), victim_(victim), comm_(comm), opted_in_(opted_in), report_(report) {
     const mep_ep_config_t config = c.config();
     COLL_OK(report, mep_ep_create(comm, &config, &ep_));
     if (ep_ == nullptr) return;
     for (uint32_t i = 0; i < c.buffers; ++i) {
-      buffers_.push_back(std::make_unique<EpRound>(c, rank, ep_, i, report));
+      buffers_.push_back(std::make_unique<Round>(c, rank, ep_, i, report));
     }
   }
-  ~FailingRun() {
+  ~FailingRunOf() {
     buffers_.clear();
     if (ep_ != nullptr) COLL_OK(report_, mep_ep_destroy(ep_));
   }
-  FailingRun(const FailingRun&) = delete;
-  FailingRun& operator=(const FailingRun&) = delete;
+  FailingRunOf(const FailingRunOf&) = delete;
+  FailingRunOf& operator=(const FailingRunOf&) = delete;
 
   // The victim's life: goes on until `stop` says that it is enough, then returns.
   void live(const std::function<bool(uint64_t round, int step)>& stop) {
     for (uint64_t round = 0;; ++round) {
-      EpRound& buffer = *buffers_[round % c_.buffers];
+      Round& buffer = *buffers_[round % c_.buffers];
       buffer.begin(round);
       if (stop(round, 0) || buffer.dispatch(Halves::kSend) != MEP_SUCCESS) return;
       if (stop(round, 1) || buffer.dispatch(Halves::kReceive) != MEP_SUCCESS) return;
@@ -140,7 +143,7 @@ class FailingRun {
   // False: the failure was met in it.
   bool run_round(uint64_t round) {
     const auto index = static_cast<uint32_t>(round % c_.buffers);
-    EpRound& buffer = *buffers_[index];
+    Round& buffer = *buffers_[index];
     mep_op_info_t before;
     mep_op_info_t now;
     uint64_t lacking = 0;
@@ -169,7 +172,7 @@ class FailingRun {
 
   // `carried`: of a dispatch of the view before. False: the failure was met in it.
   bool combine(uint32_t index, uint64_t round, bool carried) {
-    EpRound& buffer = *buffers_[index];
+    Round& buffer = *buffers_[index];
     const bool renormalize = round % 2 == 1;
     const uint32_t flags = renormalize ? uint32_t{MEP_COMBINE_RENORMALIZE} : 0;
     mep_op_info_t before;
@@ -203,19 +206,21 @@ class FailingRun {
     return true;
   }
 
-  const EpCase& c_;
+  const Problem& c_;
   const int rank_;
   const int victim_;
   mep_comm_t comm_;
   const bool opted_in_;
   Report& report_;
   mep_ep_t ep_ = nullptr;
-  std::vector<std::unique_ptr<EpRound>> buffers_;
+  std::vector<std::unique_ptr<Round>> buffers_;
   std::vector<uint8_t> gone_;    // of the new view; empty before
   std::vector<uint8_t> absent_;  // sources missing from the last dispatch
   uint64_t failed_ = 0;          // of the buffer's last operation
   uint64_t progress_ = kNothing;
 };
+
+using FailingRun = FailingRunOf<EpCase, EpRound>;
 
 inline EpCase failing_case(uint64_t seed, int ranks) {
   EpCase c = random_ep_case(seed, ranks);

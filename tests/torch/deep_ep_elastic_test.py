@@ -145,10 +145,12 @@ def one_case(buffer, case, rank, kind, alignment, waits):
     same(sums, (folded_sums(case, rank, kind).float() + case.x[rank].float()).to(torch.bfloat16))
 
 
-def rank_layers():
+def rank_layers(in_pytorch=False):
     deep_ep, dist, rank, ranks = begin()
     buffer = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=MOST, hidden=HIDDEN, num_topk=TOP_K,
                                    explicitly_destroy=True)
+    if in_pytorch:
+        buffer._buffer._normal.expands = False
     assert (buffer.rank_idx, buffer.num_ranks) == (rank, ranks)
     assert buffer.get_logical_domain_size() == (1, ranks) == buffer.get_physical_domain_size()
     for number, case in enumerate(cases(ranks, 7000)):
@@ -157,6 +159,10 @@ def rank_layers():
     refusals(deep_ep, buffer, Case(ranks, 7900, [3] * ranks), rank)
     buffer.destroy()
     dist.destroy_process_group()
+
+
+def rank_layers_in_pytorch():
+    rank_layers(in_pytorch=True)
 
 
 def refusals(deep_ep, buffer, case, rank):
@@ -175,12 +181,17 @@ def refusals(deep_ep, buffer, case, rank):
                                                                       do_cpu_sync=True)),
         (ValueError, "num_max_tokens_per_rank is 2", lambda: buffer.dispatch(x, num_max_tokens_per_rank=2, **given)),
         (ValueError, "a row for each expanded one", lambda: buffer.combine(y[:-1], handle)),
+        (ValueError, "differ in their shape", lambda: buffer.dispatch(
+            x, do_expand=True, expert_alignment=4 + rank % 2, **given)),
+        (ValueError, "differ in their shape", lambda: buffer.dispatch(x, do_expand=rank % 2 == 0, **given)),
         (TypeError, "it must be the EPHandle", lambda: buffer.combine(y, (1, 2))),
         (TypeError, "it must be the EPHandle", lambda: buffer.dispatch(x, handle=(1, 2))),
         (NotImplementedError, "ElasticBuffer.pp_send is not served", lambda: buffer.pp_send),
         (AttributeError, "no attribute", lambda: buffer.nothing),
     )
     for kind, text, call in wrong:
+        if "differ" in text and (case.ranks == 1 or not buffer._buffer._normal.expands):
+            continue  # nobody differs, or each rank expands for itself
         try:
             call()
         except kind as problem:
@@ -195,6 +206,10 @@ class ElasticTest(unittest.TestCase):
         for ranks in (1, 2, 3):
             with self.subTest(ranks=ranks):
                 launch.run(__file__, "layers", ranks)
+
+    def test_expansion_in_pytorch(self):
+        """That of GPUs."""
+        launch.run(__file__, "layers_in_pytorch", 2)
 
 
 if __name__ == "__main__":

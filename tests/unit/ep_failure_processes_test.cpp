@@ -5,6 +5,7 @@
 #include <sys/time.h>
 
 #include "base/failpoint.hpp"
+#include "support/ep_expanded.hpp"
 #include "support/ep_failing.hpp"
 #include "support/join_job.hpp"
 
@@ -12,8 +13,11 @@ using namespace mep_test;
 
 namespace {
 
+using ExpandedRun = FailingRunOf<ExpandedCase, ExpandedRound>;
+
 struct Plan {
-  EpCase problem;
+  ExpandedCase problem;
+  bool expanded;
   int ranks;
   int victim;
   uint64_t round;
@@ -23,11 +27,14 @@ struct Plan {
 };
 
 // At a failpoint the victim dies after it has told some ranks something and others not.
-Plan make_plan(uint64_t seed, bool at_failpoints) {
+Plan make_plan(uint64_t seed, bool at_failpoints, bool expanded) {
   RandomStream random(seed);
   Plan plan;
   plan.ranks = static_cast<int>(random.below(4)) + 3;
-  plan.problem = failing_case(random.bits(), plan.ranks);
+  plan.expanded = expanded;
+  const uint64_t problem = random.bits();
+  if (expanded) plan.problem = expanded_failing_case(problem, plan.ranks);
+  if (!expanded) static_cast<EpCase&>(plan.problem) = failing_case(problem, plan.ranks);
   if (random.one_in(2)) {
     plan.problem.max_tokens = 32;  // long enough to be hit in the middle
     plan.problem.hidden = 2048;
@@ -57,10 +64,26 @@ void die_later(const Plan& plan, Report& report) {
   setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
-void run_failures(uint32_t flags, uint64_t first_seed, bool at_failpoints = false) {
+// Until its end or that of the rounds.
+template <typename Run>
+void play(const Plan& plan, int rank, mep_comm_t comm, bool opted_in, Page* page,
+          Report& findings) {
+  Run run(plan.problem, rank, plan.victim, comm, opted_in, findings);
+  if (findings.bad()) return;
+  page->reach(0);
+  if (rank != plan.victim) return run.survive();
+  page->await(0, plan.ranks);
+  run.live([&](uint64_t round, int step) {
+    if (round == plan.round && step == plan.step) die_later(plan, findings);
+    return false;
+  });
+}
+
+void run_failures(uint32_t flags, uint64_t first_seed, bool at_failpoints = false,
+                  bool expanded = false) {
   const size_t cases = slice(at_failpoints ? 24 : 8, 500);
   for (size_t i = 0; i < cases; ++i) {
-    const Plan plan = make_plan(mix(test_seed() + first_seed, i), at_failpoints);
+    const Plan plan = make_plan(mix(test_seed() + first_seed, i), at_failpoints, expanded);
     const bool opted_in = (flags & MEP_COMM_PARTIAL) != 0;
     mep_comm_config_t config = patient_config(flags);
     config.timeout_ms = 20'000;
@@ -71,15 +94,8 @@ void run_failures(uint32_t flags, uint64_t first_seed, bool at_failpoints = fals
     with_rank_processes(
         plan.ranks, config, report,
         [&](int rank, mep_comm_t comm, Report& findings) {
-          FailingRun run(plan.problem, rank, plan.victim, comm, opted_in, findings);
-          if (findings.bad()) return;
-          page->reach(0);
-          if (rank != plan.victim) return run.survive();
-          page->await(0, plan.ranks);
-          run.live([&](uint64_t round, int step) {
-            if (round == plan.round && step == plan.step) die_later(plan, findings);
-            return false;
-          });
+          const auto play_rank = expanded ? play<ExpandedRun> : play<FailingRun>;
+          play_rank(plan, rank, comm, opted_in, page.get(), findings);
         },
         [&](int rank, int status) {
           if (rank != plan.victim) return false;
@@ -117,6 +133,13 @@ void at_failpoints_by_put_alone(void**) {
   run_failures(MEP_COMM_PUT_ONLY, 46, true);
 }
 
+void expanded_at_failpoints(void**) {
+  run_failures(0, 47, true, true);
+}
+void expanded_at_failpoints_by_put_alone_partial(void**) {
+  run_failures(MEP_COMM_PUT_ONLY | MEP_COMM_PARTIAL, 48, true, true);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -126,6 +149,8 @@ int main(int argc, char** argv) {
                               cmocka_unit_test(by_put_alone_partial),
                               cmocka_unit_test(at_failpoints),
                               cmocka_unit_test(at_failpoints_partial),
-                              cmocka_unit_test(at_failpoints_by_put_alone)};
+                              cmocka_unit_test(at_failpoints_by_put_alone),
+                              cmocka_unit_test(expanded_at_failpoints),
+                              cmocka_unit_test(expanded_at_failpoints_by_put_alone_partial)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -47,6 +47,8 @@ EpExpansion::EpExpansion(const EpShape& shape) : shape_(shape) {
   group_end_.resize(shape.local_experts);
   layout_range_.resize(size_t{shape.local_experts} * shape.ranks);
   folded_values_.resize(shape.rows() * shape.top_k);
+  x_written_.resize(shape.expanded_rows());
+  scales_written_.resize(shape.has_scales() ? shape.expanded_rows() : 0);
 }
 
 mep_result_t EpExpansion::allocate() {
@@ -77,7 +79,7 @@ void EpExpansion::for_padding(Each&& each) const {
 
 void EpExpansion::place(const EpReceivedRows& rows) {
   received_ = rows.count;
-  total_ = 0;
+  total_ = placed_ = 0;
   for (size_t expert = 0; expert < rows_end_.size(); ++expert) {
     rows_end_[expert] = total_;
     total_ += rows.rounded_counts[expert];
@@ -101,6 +103,7 @@ void EpExpansion::place(const EpReceivedRows& rows) {
         if (expert == kNoExpert) continue;
         slot = static_cast<int32_t>(rows_end_[static_cast<size_t>(expert)]++);
         tokens()[slot] = rows.tokens[row];
+        ++placed_;
         ++of_source(static_cast<size_t>(expert));
       }
     }
@@ -111,8 +114,14 @@ void EpExpansion::place(const EpReceivedRows& rows) {
   });
 }
 
-void EpExpansion::spread(const std::byte* rows, size_t bytes, std::byte* out, size_t stride) const {
-  const bool non_temporal = static_cast<uint64_t>(total_) * bytes >= kNonTemporalBytes;
+uint8_t* EpExpansion::written_of(const std::byte* out) {
+  if (out == x()) return x_written_.data();
+  return out == scales() ? scales_written_.data() : nullptr;
+}
+
+void EpExpansion::spread(const std::byte* rows, size_t bytes, std::byte* out, size_t stride) {
+  uint8_t* const written = written_of(out);
+  const bool non_temporal = static_cast<uint64_t>(placed_) * bytes >= kNonTemporalBytes;
   const uint32_t top_k = shape_.top_k;
   for (int64_t row = 0; row < received_; ++row) {
     const int32_t* const slots = slots_.data() + row * top_k;
@@ -120,9 +129,14 @@ void EpExpansion::spread(const std::byte* rows, size_t bytes, std::byte* out, si
       if (slots[k] < 0) continue;
       copy_row(out + static_cast<size_t>(slots[k]) * stride,
                rows + static_cast<size_t>(row) * bytes, bytes, non_temporal);
+      if (written != nullptr) written[slots[k]] = 1;
     }
   }
-  for_padding([&](int64_t row) { std::memset(out + static_cast<size_t>(row) * stride, 0, bytes); });
+  for_padding([&](int64_t row) {
+    if (written != nullptr && written[row] == 0) return;
+    std::memset(out + static_cast<size_t>(row) * stride, 0, bytes);
+    if (written != nullptr) written[row] = 0;
+  });
 }
 
 void EpExpansion::spread_weights(const float* values) {

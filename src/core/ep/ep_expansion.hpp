@@ -40,7 +40,7 @@ class EpExpansion {
   int64_t total() const { return total_; }  // with padding
 
   // Rows of `bytes` from `rows` to their places in `out`, rows of which are `stride` apart; padding becomes zeros.
-  void spread(const std::byte* rows, size_t bytes, std::byte* out, size_t stride) const;
+  void spread(const std::byte* rows, size_t bytes, std::byte* out, size_t stride);
   // weights: [received][K].
   void spread_weights(const float* weights);
 
@@ -64,6 +64,8 @@ class EpExpansion {
     void operator()(std::byte* memory) const;
   };
 
+  // The rows of x() or scales() that are not zeros; null: `out` is memory of the caller.
+  uint8_t* written_of(const std::byte* out);
   // For each row that pads a group.
   template <typename Each>
   void for_padding(Each&& each) const;
@@ -71,12 +73,13 @@ class EpExpansion {
   const EpShape shape_;
   uint64_t scales_at_ = 0, weights_at_ = 0, tokens_at_ = 0, y_at_ = 0;
   std::unique_ptr<std::byte, Unmap> memory_;
-  int64_t received_ = 0, total_ = 0;
-  std::vector<int32_t> slots_;         // [R * M][K] the expanded row, -1: none
-  std::vector<int64_t> rows_end_;      // [E_local] of each group, before its padding
-  std::vector<int64_t> group_end_;     // [E_local] with padding
-  std::vector<int64_t> layout_range_;  // [E_local][R]
-  std::vector<float> folded_values_;   // [R * M][K]
+  int64_t received_ = 0, placed_ = 0, total_ = 0;    // rows; expanded ones; with padding
+  std::vector<uint8_t> x_written_, scales_written_;  // [X] 0: the row is zeros
+  std::vector<int32_t> slots_;                       // [R * M][K] the expanded row, -1: none
+  std::vector<int64_t> rows_end_;                    // [E_local] of each group, before its padding
+  std::vector<int64_t> group_end_;                   // [E_local] with padding
+  std::vector<int64_t> layout_range_;                // [E_local][R]
+  std::vector<float> folded_values_;                 // [R * M][K]
 };
 
 }  // namespace mep

@@ -238,9 +238,11 @@ void estimate_ep_size(const EpShape& shape, mep_ep_size_t* out) {
   const uint64_t routing = entries * (sizeof(RouteEntry) + sizeof(float) + sizeof(uint32_t)) +
                            shape.columns() * uint64_t{4} * sizeof(uint32_t) +
                            shape.experts * sizeof(uint64_t) + 3 * entries * topk;
-  // Each received row has the places of its expanded rows, and the values that go back.
-  const uint64_t expanded =
-      shape.expanded() ? EpExpansion::row_memory(shape) + shape.rows() * 2 * topk : 0;
+  // Each received row has the places of its expanded rows, and the values that go back; an expanded row says what is zeros.
+  const uint64_t expanded = shape.expanded()
+                                ? EpExpansion::row_memory(shape) + shape.rows() * 2 * topk +
+                                      shape.expanded_rows() * (shape.has_scales() ? 2 : 1)
+                                : 0;
   out->private_bytes = shape.buffers * (kept + 2 * routing + expanded);
 }
 

@@ -227,6 +227,7 @@ class GpuHighThroughput(HighThroughput):
     """Normal mode. Dispatches without num_worst_tokens wait for the counts on the host, not for the rows."""
 
     lane_kind = _PinnedLane
+    expands = False  # the library refuses the layout on GPUs
 
     def __init__(self, calls: GpuLowLatency, num_sms: "Callable[[], int]"):
         super().__init__(calls)
@@ -251,7 +252,7 @@ class GpuHighThroughput(HighThroughput):
             values, scales, wire = self._rows_of(x)
             indices, experts, weights = self._routing(len(values), is_token_in_rank, per_expert, topk_idx,
                                                       topk_weights)
-            shape = (values.shape[1], indices.shape[1], experts, wire)
+            shape = (values.shape[1], indices.shape[1], experts, wire, 0)
             most = self._most_by(worst, len(values)) if worst else self._agree(shape, len(values))
             use = _Use(self, indices, experts, most, topk_idx is not None)
             spot, _ = self._send(use, values, scales, weights, stream=stream, **({} if worst else {"wait": True}))

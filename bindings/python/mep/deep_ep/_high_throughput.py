@@ -51,11 +51,13 @@ class _Spot:
 class _Use:
     """The routing of a dispatch, for all that is done with its handle."""
 
-    def __init__(self, owner: "HighThroughput", topk_idx: torch.Tensor, num_experts: int, most: int, has_topk: bool):
+    def __init__(self, owner: "HighThroughput", topk_idx: torch.Tensor, num_experts: int, most: int, has_topk: bool,
+                 alignment: int = 0):
+        """alignment: of the experts' groups in the expanded layout; 0: plain rows."""
         self.owner, self.topk_idx, self.num_experts = owner, topk_idx.clone(), num_experts
-        self.most, self.has_topk = most, has_topk
-        self.total = 0  # rows that arrive here
-        self.rows = 0  # of the tensors: total, or num_worst_tokens
+        self.most, self.has_topk, self.alignment = most, has_topk, alignment
+        self.total = 0  # rows that arrive here, expanded with their padding
+        self.rows = 0  # of the tensors: total, or what num_worst_tokens asks for
         self.spots: "Dict[tuple, _Spot]" = {}  # by (hidden, wire), in the order in which they came
 
 
@@ -87,6 +89,7 @@ class HighThroughput:
     """The calls over the communicator of `calls`."""
 
     lane_kind = _Lane
+    expands = True  # has dispatch_expanded
 
     def __init__(self, calls: LowLatency):
         self._calls, self.comm = calls, calls.comm
@@ -107,9 +110,10 @@ class HighThroughput:
         bits = max(_LEAST, (tokens - 1).bit_length() if tokens else 0)
         agreed = self.comm.agree((check ^ 0xffff) << 48 | check << 32 | 0xffffffff ^ 1 << bits)
         if agreed >> 32 & 0xffff | agreed >> 48 != 0xffff:
-            hidden, top_k, experts, wire = shape
+            hidden, top_k, experts, wire, alignment = shape
             raise ValueError("the ranks' dispatches differ in their shape: that of this rank has rows of "
-                             f"{hidden} {wire}, top-k {top_k}, {experts} experts")
+                             f"{hidden} {wire}, top-k {top_k}, {experts} experts"
+                             + (f", expanded in groups of {alignment}" if alignment else ""))
         most = max(1 << (~agreed & 0xffffffff).bit_length() - 1, self._most.get(shape, 0))
         self._most[shape] = most
         return most
@@ -117,10 +121,12 @@ class HighThroughput:
     def _lanes(self, most: int, shape: tuple) -> Lanes:
         key = (most, *shape)
         if key not in self._objects:
-            hidden, top_k, experts, wire = shape
+            hidden, top_k, experts, wire, alignment = shape
             options = dict(max_tokens_per_rank=most, hidden=hidden, top_k=top_k, num_experts=experts, input_type=wire,
                            num_buffers=BUFFERS, mode="high_throughput",
                            name="deep_ep-normal-" + "-".join(map(str, key)))
+            if alignment:
+                options.update(receive_layout="expanded", expert_alignment=alignment)
             self._objects[key] = Lanes(self._calls.again(lambda: self._object(options)), self.lane_kind)
         return self._objects[key]
 
@@ -173,7 +179,7 @@ class HighThroughput:
         if topk_weights is not None:
             if not use.has_topk:
                 raise ValueError("topk_weights go back only by the handle of a dispatch with topk_idx")
-            _expect("topk_weights", topk_weights, torch.float32, (use.rows, top_k))
+            _expect("topk_weights", topk_weights, torch.float32, (use.rows,) if use.alignment else (use.rows, top_k))
         biases = [] if bias is None else [bias] if isinstance(bias, torch.Tensor) else list(bias)
         for each in biases:
             self._check(bias=each)
@@ -191,15 +197,14 @@ class HighThroughput:
         ranks = self.comm.size
         indices, experts, topk_weights = _routing(len(values), ranks, is_token_in_rank, per_expert, topk_idx,
                                                   topk_weights)
-        shape = (values.shape[1], indices.shape[1], experts, wire)
+        shape = (values.shape[1], indices.shape[1], experts, wire, 0)
         use = _Use(self, indices, experts, self._agree(shape, len(values)), topk_idx is not None)
         spot, got = self._send(use, values, scales, topk_weights)
         use.total, use.rows = got.total, worst or got.total
         counts = got.count.tolist() if topk_idx is not None else self._counts(per_expert)
         if worst:
             if got.total > worst:
-                raise ValueError(f"{got.total} rows came, num_worst_tokens is {worst}; most are {ranks} times the most "
-                                 "tokens of a rank")
+                raise _too_many(got.total, worst, ranks)
             counts = []
         prefixes = torch.full((ranks, ranks), -1, dtype=torch.int32)
         prefixes[:, self.comm.rank] = (torch.from_numpy(got.layout_range.copy()) & 0xffffffff).cumsum(0)
@@ -220,14 +225,84 @@ class HighThroughput:
     def replay(self, x: Any, handle: Any) -> _Rows:
         """Rows that go where those of the handle's dispatch went."""
         use, values, scales = self._rows_again(x, handle)
+        if use.alignment:
+            return self._send_expanded(use, values, scales, None)[2]
         spot, _ = self._send(use, values, scales, None)
         return self._received(use, spot, scales is not None)
+
+    # ---- dispatch in the expanded layout ----------------------------------------------------------------
+
+    def dispatch_expanded(self, x: Any, is_token_in_rank: torch.Tensor, per_expert: torch.Tensor,
+                          topk_idx: torch.Tensor, topk_weights: Optional[torch.Tensor], alignment: int, worst: int,
+                          worst_expanded: int) -> tuple:
+        """A dispatch whose rows, scales and weights are expanded: with `worst` there are worst_expanded of them. Local
+        experts and handle are those of the rows before that."""
+        values, scales, wire = self._rows_of(x)
+        self._check_sizes(alignment, worst, topk_idx)
+        ranks, rank = self.comm.size, self.comm.rank
+        indices, experts, topk_weights = _routing(len(values), ranks, is_token_in_rank, per_expert, topk_idx,
+                                                  topk_weights)
+        shape = (values.shape[1], indices.shape[1], experts, wire, alignment)
+        use = _Use(self, indices, experts, self._agree(shape, len(values)), True, alignment)
+        local = self._local_experts(use)
+        counts = torch.bincount(local.flatten() + 1, minlength=experts // ranks + 1)[1:]
+        needed = int((counts + alignment - 1).div_(alignment, rounding_mode="floor").sum()) * alignment
+        use.rows = max(worst_expanded, needed) if worst else needed
+        spot, got, received = self._send_expanded(use, values, scales, topk_weights, shrinks=not worst)
+        # A rank that was lost in between has sent nothing.
+        local[(torch.from_numpy(got.layout_range.copy()) & 0xffffffff).sum(0) == 0] = -1
+        arrived = (local >= 0).any(2)
+        tokens, total = arrived.nonzero()[:, 1].to(torch.int32), int(arrived.sum())
+        if worst and total > worst:
+            raise _too_many(total, worst, ranks)
+        prefixes = torch.full((ranks, ranks), -1, dtype=torch.int32)
+        prefixes[:, rank] = arrived.sum(1).cumsum(0)
+        behind = (worst or total) - total
+        handle = Handle((prefixes, None, None, torch.nn.functional.pad(tokens, (0, behind), value=-1), is_token_in_rank,
+                         None))
+        handle._use = use
+        weights = None
+        if topk_weights is not None:
+            view = spot.lane.ep._addresses(spot.lane.buffer)
+            weights = _copy(view.recv_topk_weights, use, (), torch.float32)
+        return (received, torch.nn.functional.pad(local[arrived], (0, 0, 0, behind), value=-1), weights,
+                [] if worst else got.count.tolist(), handle)
+
+    def _local_experts(self, use: _Use) -> torch.Tensor:
+        """[ranks, most tokens, top-k] of all ranks' tokens, -1 for experts of other ranks. The library's expanded layout
+        does not tell the k of a row."""
+        here = use.num_experts // self.comm.size
+        own = torch.full((use.most, use.topk_idx.shape[1]), -1, dtype=torch.int32)
+        own[:len(use.topk_idx)] = use.topk_idx
+        all_of_them = own.new_full((self.comm.size, *own.shape), -1)
+        self._calls.again(lambda: self.comm.allgather(own, all_of_them))
+        local = all_of_them.long() - self.comm.rank * here
+        return local.masked_fill_((local < 0) | (local >= here), -1)
+
+    def _send_expanded(self, use: _Use, values: torch.Tensor, scales: Optional[torch.Tensor],
+                       weights: Optional[torch.Tensor], shrinks: bool = False
+                       ) -> "Tuple[_Spot, mep.ep.Received, _Rows]":
+        """Does _send, and gives use.rows rows, or rows and scales. shrinks: fewer, if fewer came."""
+        rows = torch.empty(use.rows, values.shape[1], dtype=values.dtype)
+        spot, got = self._send(use, values, scales, weights, **({"recv_x": rows} if rows.numel() else {}))
+        use.total = got.total
+        if shrinks:
+            use.rows = got.total
+        rows = rows[:use.rows]
+        rows.view(torch.uint8)[got.total:] = 0
+        if scales is None:
+            return spot, got, rows
+        return spot, got, (rows, _copy(spot.lane.ep._addresses(spot.lane.buffer).recv_scales, use, (scales.shape[1],),
+                                       torch.float32))
+
+    # ---- parts of dispatches ----------------------------------------------------------------------------
+
 
     def _send(self, use: _Use, values: torch.Tensor, scales: Optional[torch.Tensor],
               weights: Optional[torch.Tensor], **more: Any) -> "Tuple[_Spot, mep.ep.Received]":
         """Another dispatch of the routing, from the lane that it had for such rows, or else from the next one."""
         kind = (values.shape[1], _WIRES[values.dtype])
-        lanes = self._lanes(use.most, (kind[0], use.topk_idx.shape[1], use.num_experts, kind[1]))
+        lanes = self._lanes(use.most, (kind[0], use.topk_idx.shape[1], use.num_experts, kind[1], use.alignment))
         known = use.spots.get(kind)
         spot = known or lanes.next().spot()
         lane = spot.lane
@@ -342,6 +417,11 @@ def _routing(tokens: int, ranks: int, is_token_in_rank: Optional[torch.Tensor], 
     return indices, experts, topk_weights
 
 
+def _too_many(total: int, worst: int, ranks: int) -> ValueError:
+    return ValueError(f"{total} rows came, num_worst_tokens is {worst}; most are {ranks} times the most tokens of a "
+                      "rank")
+
+
 def _expect(name: str, tensor: torch.Tensor, kind: torch.dtype, shape: tuple) -> None:
     if tensor.dtype != kind or tuple(tensor.shape) != shape:
         raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)}; it must be {kind} {shape}")
@@ -363,5 +443,5 @@ def _copy(address: int, use: _Use, row: tuple, kind: torch.dtype) -> torch.Tenso
     if use.total:
         ctypes.memmove(copied.data_ptr(), address, use.total * torch.Size(row).numel() * kind.itemsize)
     if use.rows > use.total:
-        copied.view(torch.uint8)[use.total:] = 0
+        copied.view(torch.uint8).view(use.rows, -1)[use.total:] = 0
     return copied

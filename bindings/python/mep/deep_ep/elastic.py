@@ -1,6 +1,7 @@
 """deep_ep.ElasticBuffer, DeepEP's second interface, over the normal mode of Buffer."""
 from __future__ import annotations
 
+import functools
 from typing import Any, List, Optional, Tuple, Union
 
 import torch
@@ -32,10 +33,14 @@ class _Expansion:
         slot = torch.cat((starts, nothing))[groups] + number
         slot = slot.where(groups < experts, -1)
         self.slots = torch.empty_like(slot).scatter_(0, order, slot).view(local.shape)  # [received, top-k]
-        # The row of each slot, -1 for padding; the last place takes what has no slot.
+
+    @functools.cached_property
+    def source(self) -> torch.Tensor:
+        """The entry of `slots` that each expanded row is of, -1 for padding."""
+        # The last place takes what has no slot.
         place = self.slots.flatten().where(self.slots.flatten() >= 0, self.rows)
-        source = torch.full((self.rows + 1,), -1, dtype=torch.int64, device=local.device)
-        self.source = source.scatter_(0, place, torch.arange(len(place), device=local.device))[:-1]
+        source = torch.full((self.rows + 1,), -1, dtype=torch.int64, device=place.device)
+        return source.scatter_(0, place, torch.arange(len(place), device=place.device))[:-1]
 
     def spread(self, rows: torch.Tensor, columns: int = 1) -> torch.Tensor:
         """[received * columns, ..] -> [expanded, ..], zeros in the padding. columns: top-k, for values of each."""
@@ -76,6 +81,12 @@ def expert_counts(local: torch.Tensor, experts: int) -> torch.Tensor:
     return counts.index_add_(0, keys, torch.ones_like(keys))[:-1]
 
 
+def most_expanded(received: int, top_k: int, experts: int, alignment: int) -> int:
+    """Expanded rows that `received` rows for `experts` experts give at most."""
+    rows = received * min(top_k, experts) + experts * (alignment - 1)
+    return -(-rows // alignment) * alignment
+
+
 class EPHandle:
     """The routing of a dispatch, for its combine and for further dispatches.
 
@@ -92,6 +103,7 @@ class EPHandle:
                  num_max_tokens_per_rank: int, num_sms: int, topk_idx: torch.Tensor):
         self._base = base
         self._expansion: Optional[_Expansion] = None
+        self._by_library = False  # expanded rows are the library's, and so are their sums
         self._counts: torch.Tensor  # rows of each local expert
         self.do_expand, self.num_experts, self.expert_alignment = do_expand, num_experts, expert_alignment
         self.num_max_tokens_per_rank, self.num_sms, self.topk_idx = num_max_tokens_per_rank, num_sms, topk_idx
@@ -117,7 +129,7 @@ class EPHandle:
         self._counts = expert_counts(local, experts)
         padded = (self._counts + self.expert_alignment - 1) // self.expert_alignment * self.expert_alignment
         if self.do_expand:
-            most = sum(counts) if counts else self._most_expanded(experts, local)
+            most = sum(counts) if counts else most_expanded(len(local), local.shape[1], experts, self.expert_alignment)
             self._expansion = _Expansion(local, self._counts, padded, most)
             self.num_expanded_tokens = self._expansion.rows
             self.psum_num_recv_tokens_per_expert = self._expansion.psum
@@ -126,10 +138,6 @@ class EPHandle:
         else:
             self.psum_num_recv_tokens_per_expert = padded.cumsum(0).to(torch.int32)
         self.recv_src_metadata = torch.cat(columns, 1)
-
-    def _most_expanded(self, experts: int, local: torch.Tensor) -> int:
-        rows = len(local) * min(local.shape[1], experts) + experts * (self.expert_alignment - 1)
-        return -(-rows // self.expert_alignment) * self.expert_alignment
 
 
 class ElasticBuffer:
@@ -257,13 +265,20 @@ class ElasticBuffer:
             raise ValueError(f"x has {tokens} rows, num_max_tokens_per_rank is {most}")
         index = topk_idx.clone() if copies else topk_idx
         per_rank, _, per_expert, in_rank, _ = self._buffer.get_dispatch_layout(index, num_experts)
-        received, local, weights, counts, base, _ = self._buffer.dispatch(
-            x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
-            topk_idx=index, topk_weights=topk_weights, expert_alignment=alignment,
-            num_worst_tokens=0 if waits else self.num_ranks * most)
+        worst, experts = 0 if waits else self.num_ranks * most, num_experts // self.num_ranks
+        by_library = expands and self._buffer._normal.expands
+        if by_library:
+            received, local, weights, counts, base = self._buffer._normal.dispatch_expanded(
+                x, in_rank, per_expert, index, topk_weights, alignment, worst,
+                most_expanded(worst, index.shape[1], experts, alignment))
+        else:
+            received, local, weights, counts, base, _ = self._buffer.dispatch(
+                x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
+                topk_idx=index, topk_weights=topk_weights, expert_alignment=alignment, num_worst_tokens=worst)
         handle = EPHandle(base=base, do_expand=expands, num_experts=num_experts, expert_alignment=alignment,
                           num_max_tokens_per_rank=most, num_sms=num_sms, topk_idx=index)
-        handle._note(self.rank_idx, local, counts, num_experts // self.num_ranks)
+        handle._by_library = by_library
+        handle._note(self.rank_idx, local, counts, experts)
         return *self._shown(received, weights, handle), handle
 
     def _again(self, x: _Rows, handle: EPHandle, topk_weights: Optional[torch.Tensor]) -> tuple:
@@ -282,7 +297,7 @@ class ElasticBuffer:
     def _shown(received: _Rows, weights: Optional[torch.Tensor], handle: EPHandle) -> tuple:
         """(received, weights) as the handle's layout has them."""
         expansion = handle._expansion
-        if expansion is None:
+        if expansion is None or handle._by_library:
             return received, weights
         if isinstance(received, tuple):
             received = tuple(expansion.spread(each) for each in received)
@@ -309,10 +324,11 @@ class ElasticBuffer:
             if x.dim() != 2 or len(x) != expansion.rows:
                 raise ValueError(f"x is {tuple(x.shape)}; it must be [{expansion.rows}, hidden], a row for each expanded "
                                  "one of the dispatch")
-            x = expansion.fold(x)
             if topk_weights is not None:
                 _expect("topk_weights", topk_weights, torch.float32, (expansion.rows,))
-                topk_weights = expansion.fold_values(topk_weights)
+        if expansion is not None and not handle._by_library:
+            x = expansion.fold(x)
+            topk_weights = None if topk_weights is None else expansion.fold_values(topk_weights)
         sums, weights, _ = self._buffer.combine(x, base, topk_weights=topk_weights, bias=bias)
         return sums, weights, self._ending(async_with_compute_stream)
 
