@@ -1,7 +1,8 @@
 // Times of high throughput's dispatch and combine, ranks as threads of this process, one on each GPU:
-// ep_throughput_bench [TOKENS]. DeepSeek-V3's shape, uniform routing. Medians over all ranks of times between events
+// ep_throughput_bench [TOKENS]. DeepSeek-V3's shape, also with expanded rows, uniform routing. Medians over all ranks of times between events
 // of one stream, so a rank's wait for the others counts.
 #include <algorithm>
+#include <array>
 #include <random>
 
 #include "abi_rig.hpp"
@@ -11,6 +12,7 @@ namespace {
 using namespace gpu_test;
 
 constexpr uint32_t kHidden = 7168, kTopK = 8, kExperts = 256;
+constexpr uint32_t kAlignment = 128;  // of experts, expanded
 constexpr int kRounds = 40, kWarmUp = 10;
 
 enum class Wire { kBf16, kFp8, kQuantized };  // kQuantized: bf16 input, e4m3 on the wire
@@ -37,6 +39,16 @@ struct Bench {
   mep_comm_t comm;
   uint32_t ranks, tokens, num_sms;
   Wire wire;
+  bool expanded;
+
+  // Rows of y.
+  size_t rows() const {
+    if (!expanded) return size_t{ranks} * tokens;
+    const uint32_t experts = kExperts / ranks;
+    const size_t most =
+        size_t{ranks} * tokens * std::min(kTopK, experts) + size_t{experts} * (kAlignment - 1);
+    return (most + kAlignment - 1) / kAlignment * kAlignment;
+  }
 
   mep_ep_config_t config() const {
     mep_ep_config_t out;
@@ -48,6 +60,10 @@ struct Bench {
     out.num_experts = kExperts;
     out.num_buffers = 1;
     out.num_sms = num_sms;
+    if (expanded) {
+      out.receive_layout = MEP_EP_EXPANDED;
+      out.expert_alignment = kAlignment;
+    }
     if (wire == Wire::kFp8) out.input_type = MEP_FLOAT8_E4M3;
     if (wire != Wire::kBf16) out.wire_type = MEP_FLOAT8_E4M3;
     out.combine_type = MEP_BFLOAT16;
@@ -80,8 +96,8 @@ struct Bench {
     auto* scales = filled<float>(size_t{tokens} * kHidden / 128, 0);
     auto* weights = filled<float>(experts.size(), 0);
     auto* out = filled<uint16_t>(size_t{tokens} * kHidden, 0);
-    auto* y = filled<uint16_t>(size_t{ranks} * tokens * kHidden, 0x3c);
-    cuda(cudaMemset(view.combine_input, 0x3c, size_t{ranks} * tokens * kHidden * 2));
+    auto* y = filled<uint16_t>(rows() * kHidden, 0x3c);
+    cuda(cudaMemset(view.combine_input, 0x3c, rows() * kHidden * 2));
     cudaStream_t stream = nullptr;
     cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     mep_dispatch_send_t send;
@@ -143,14 +159,16 @@ int main(int argc, char** argv) {
   const auto tokens = static_cast<uint32_t>(argc > 1 ? std::atoi(argv[1]) : 4096);
   std::printf("%u ranks, one a GPU, hidden %u, top-%u of %u, %u tokens a rank; medians of %d, us\n",
               ranks, kHidden, kTopK, kExperts, tokens, kRounds - kWarmUp);
-  std::printf("%-10s %8s %10s %10s %14s %14s\n", "wire", "num_sms", "dispatch", "replay",
-              "combine pulled", "combine pushed");
-  for (const Wire wire : {Wire::kBf16, Wire::kFp8, Wire::kQuantized}) {
+  std::printf("%-10s %-8s %8s %10s %10s %14s %14s\n", "wire", "layout", "num_sms", "dispatch",
+              "replay", "combine pulled", "combine pushed");
+  for (int i = 0; i < 6; ++i) {
+    const Wire wire = std::array{Wire::kBf16, Wire::kFp8, Wire::kQuantized}[i % 3];
+    const bool expanded = i >= 3;
     for (const uint32_t num_sms : {24u, 96u, 0u}) {
       const std::vector<mep_comm_t> comms = open_comms(ranks, true);
       std::vector<Times> times(ranks);
       in_threads(ranks, [&](uint32_t rank) {
-        times[rank] = Bench{comms[rank], ranks, tokens, num_sms, wire}.run(rank);
+        times[rank] = Bench{comms[rank], ranks, tokens, num_sms, wire, expanded}.run(rank);
       });
       close_comms(comms);
       const auto of = [&](float Times::*which) {
@@ -159,8 +177,9 @@ int main(int argc, char** argv) {
         return median(all);
       };
       const char* name = wire == Wire::kBf16 ? "bf16" : wire == Wire::kFp8 ? "fp8" : "bf16 > fp8";
-      std::printf("%-10s %8u %10.1f %10.1f %14.1f %14.1f\n", name, num_sms, of(&Times::dispatch),
-                  of(&Times::replay), of(&Times::pulled), of(&Times::pushed));
+      std::printf("%-10s %-8s %8u %10.1f %10.1f %14.1f %14.1f\n", name, expanded ? "expanded" : "",
+                  num_sms, of(&Times::dispatch), of(&Times::replay), of(&Times::pulled),
+                  of(&Times::pushed));
     }
   }
   return 0;

@@ -105,7 +105,8 @@ mep_result_t GpuComm::open() {
   }
   // The same on all ranks: all their GPUs must be alike.
   layout_ =
-      device::make_coll_layout(ranks, device::most_coll_ctas(capacity, place().most_on_a_device));
+      device::make_coll_layout(ranks, device::most_coll_ctas(capacity, place().most_on_a_device),
+                               windows_at_ == WindowPlace::kHost);
   windows_.resize(ranks);
   MEP_TRY(
       GpuWindow::create(windows_at_, device(), layout_.window_bytes(), &windows_[comm_.rank()]));

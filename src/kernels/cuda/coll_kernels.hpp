@@ -7,8 +7,8 @@
 
 namespace mep::device {
 
-// Sizes for `ranks` ranks, of which each has `ctas` CTAs.
-CollLayout make_coll_layout(uint32_t ranks, uint32_t ctas);
+// Sizes for `ranks` ranks, of which each has `ctas` CTAs. on_host: windows lie in memory of the host.
+CollLayout make_coll_layout(uint32_t ranks, uint32_t ctas, bool on_host = false);
 
 // Loads every kernel: a first launch under lazy loading waits for all kernels that run, so it must not
 // happen while ranks wait for each other.

@@ -29,6 +29,7 @@ constexpr uint64_t packet_limit(uint32_t ranks) {
   return ranks <= 2 ? 256u << 10 : std::min((1u << 20) / ranks, 128u << 10);
 }
 constexpr uint64_t kShortExchangeBytes = 512u << 10;
+constexpr uint64_t kHostPackets = 4u << 10;  // of a message, windows on the host
 // Allreduces and reduces of more than two ranks that go in packets.
 constexpr uint64_t kShortReduceBytes = 16u << 10;
 // From here on broadcasts and reduces of more than two ranks go in slices.
@@ -134,12 +135,14 @@ CollKernel kernel_of(const CollCall& call, const CollLayout& layout) {
 
 }  // namespace
 
-CollLayout make_coll_layout(uint32_t ranks, uint32_t ctas) {
+CollLayout make_coll_layout(uint32_t ranks, uint32_t ctas, bool on_host) {
   CollLayout layout{};
   layout.ranks = ranks;
   layout.ctas = std::min(ctas, kMaxCollCtas);
   layout.slot_bytes = std::min(kSlotAreaBytes / ranks, kMostSlotBytes) / 4096 * 4096;
   layout.packet_place_bytes = 2 * packet_limit(ranks);
+  // Each packet crosses the bus as a write of its own.
+  if (on_host) layout.packet_place_bytes = std::min(layout.packet_place_bytes, 2 * kHostPackets);
   layout.sliced_broadcast_bytes = kSlicedBroadcastBytes;
   layout.sliced_reduce_bytes = kSlicedReduceBytes;
   layout.piece_bytes = std::max(kTileBytes / std::max(ranks, 2u) / 16 * 16, kLeastPieceBytes);

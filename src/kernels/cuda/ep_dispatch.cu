@@ -47,6 +47,10 @@ static __global__ void __launch_bounds__(kEpThreads, 2)
   receive_alone(a, arrange);
 }
 
+// Rows of experts lie far apart in a window on the host: more writers take longer, since the IOMMU looks up more pages
+// than it holds.
+constexpr uint32_t kMostScatteringCtas = 2;
+
 DispatchArgs make_args(const EpLaunch& launch, const mep_dispatch_send_t* send,
                        const mep_dispatch_receive_t* receive) {
   const EpGeometry& g = launch.geometry;
@@ -96,7 +100,8 @@ int ep_dispatch(const EpLaunch& launch, const mep_dispatch_send_t* send,
     const DispatchKernel kernel = select_dispatch_kernel(a.g.sizes);
     error = allow_shared_memory(reinterpret_cast<const void*>(kernel), shared_bytes);
     if (error != cudaSuccess) return error;
-    const uint32_t ctas = useful_ctas(a.g, a.tokens, launch.ctas);
+    uint32_t ctas = useful_ctas(a.g, a.tokens, launch.ctas);
+    if (a.memory.own != a.memory.window) ctas = std::min(ctas, kMostScatteringCtas);
     error = launch_kernel(kernel, a, ctas, shared_bytes, stream);
   } else {
     error = launch_kernel(receive_kernel, a, 1, 0, stream);

@@ -71,6 +71,7 @@ struct EpGeometry {
   // Local. expert_rows: recv_count before it is rounded up. expert_sums [places]: zeros between kernels.
   uint64_t masks, chunk_first, own_counts, recv_count, expert_rows, layout_range, local_bytes;
   uint64_t expert_sums;
+  uint64_t relayed_rows, relayed_kinds;
   // Handle.
   uint64_t handle_places, handle_rows, handle_weights, handle_bytes;
   uint64_t handle_experts, handle_counts, handle_first, handle_expert_counts;
@@ -96,7 +97,9 @@ struct EpState {
   uint64_t complete[kMaskWords];  // sources of the last dispatch whose rows are here
   uint64_t dispatch_epoch;        // of the last dispatch
   Arrived arrived;
-  uint64_t counted;    // signal word: what this rank counted lies in the local block
+  uint64_t counted;  // signal word: what this rank counted lies in the local block
+  uint64_t relayed
+      [2];  // signal words: what CTA 0 waited for, in a dispatch and in a combine (ep_relay.cuh)
   uint64_t trace[16];  // written in builds with MEP_EP_TRACE
 };
 
@@ -194,6 +197,8 @@ inline void place_ep_local(EpGeometry* g) {
   g->recv_count = local.take(uint64_t{sizes.local_experts} * 4);
   g->expert_rows = high_throughput ? local.take(uint64_t{sizes.local_experts} * 4) : g->recv_count;
   g->layout_range = local.take(uint64_t{g->columns} * 8);
+  g->relayed_rows = local.take(uint64_t{g->places} * 4);
+  g->relayed_kinds = local.take(sizes.ranks);
   if (high_throughput) g->expert_sums = local.take(uint64_t{g->places} * 4);
   g->local_bytes = local.end();
 }

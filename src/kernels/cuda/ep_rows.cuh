@@ -14,6 +14,7 @@
 #include "kernels/cuda/ep_codec.cuh"
 #include "kernels/cuda/ep_count.cuh"
 #include "kernels/cuda/ep_receive.cuh"
+#include "kernels/cuda/ep_relay.cuh"
 
 namespace mep::device {
 
@@ -75,6 +76,33 @@ __device__ inline bool await_free_rows(const DispatchArgs& a, const Waiter& wait
     return false;
   }
   return await_given_back(a, waiter, use);
+}
+
+// The wait before rows are sent, for all CTAs.
+__device__ inline bool await_places(const DispatchArgs& a, const Waiter& waiter, uint64_t use,
+                                    uint32_t* first_row) {
+  const bool slotted = a.g.sizes.slotted != 0;
+  if (!is_told(a)) {
+    return slotted ? await_free_rows(a, waiter, use) : await_counts(a, waiter, use, first_row);
+  }
+  bool ready = await_cta(a, Relay::kDispatch, waiter, use);
+  if (ready && threadIdx.x == 0 && !counts_alone(a.g, a.tokens)) {
+    ready = await_counted(a, waiter, use);
+  }
+  const auto* told = a.local<uint32_t>(a.g.relayed_rows);
+  for (uint32_t place = threadIdx.x; place < a.g.places && !slotted; place += kEpThreads) {
+    first_row[place] = told[place];
+  }
+  return ready;
+}
+__device__ inline void relay_places(const DispatchArgs& a, uint64_t epoch, uint64_t use,
+                                    const uint32_t* first_row) {
+  auto* told = a.local<uint32_t>(a.g.relayed_rows);
+  for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
+    told[place] = first_row[place];
+  }
+  __syncthreads();
+  tell_ctas(a, Relay::kDispatch, epoch, use);
 }
 
 // Tokens whose targets a CTA lists and then sends: their units [begin, end), a round of them at a time, one
@@ -379,10 +407,12 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   test_delay(a, 3);
   if (ready) {
     if (prepares(a, routing)) prepare(a, Codec::units(a.g), routing);
-    ready = slotted ? await_free_rows(a, waiter, peer_table().use)
-                    : await_counts(a, waiter, peer_table().use, routing.first_row);
+    ready = await_places(a, waiter, peer_table().use, routing.first_row);
   }
   ready = __syncthreads_and(ready) != 0;
+  if (ready && has_relay(a) && blockIdx.x == 0) {
+    relay_places(a, waiter.epoch, peer_table().use, routing.first_row);
+  }
   trace(a, 2);
   const bool arranges_early = a.receives != 0 && !slotted;
   if (ready && arranges_early && blockIdx.x == gridDim.x - 1) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/ep_codec.cuh"
+#include "kernels/cuda/ep_relay.cuh"
 #include "kernels/cuda/ep_throughput_layout.cuh"
 
 namespace mep::device {
@@ -167,9 +168,15 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   test_delay(a, 4);
   if (a.replays != 0) {
     if (blockIdx.x == 0) begin_replay(a, waiter.epoch, use, !ready);
-    ready = ready && await_given_back(a, waiter, use);
+    if (ready) {
+      ready = is_told(a) ? await_cta(a, Relay::kDispatch, waiter, use)
+                         : await_given_back(a, waiter, use);
+    }
   }
   ready = __syncthreads_and(ready) != 0;
+  if (ready && a.replays != 0 && has_relay(a) && blockIdx.x == 0) {
+    tell_ctas(a, Relay::kDispatch, waiter.epoch, use);
+  }
   trace(a, 2);
   if (ready) send_throughput_rows<Codec>(a);
   trace(a, 4);
