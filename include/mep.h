@@ -943,7 +943,8 @@ typedef struct mep_dispatch_send_t {
 
 /* The copies that a rank wants of what it received. All of it lies in the library's memory (mep_ep_buffer_view);
  * a pointer given here, to memory of the caller and no part of the library's, gets a copy. NULL: no copy.
- * Expanded: recv_x and recv_scales get the rows in place of the library's memory, not besides. */
+ * Expanded, and on GPUs of one host that do not map each other: recv_x and recv_scales get the rows in place of the
+ * library's memory, not besides. */
 typedef struct mep_dispatch_receive_t {
   uint32_t struct_size;
   uint32_t flags;         /* must be 0 */

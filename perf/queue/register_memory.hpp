@@ -18,12 +18,14 @@ struct RegisterMemory : gpu_queue::SystemMemory {
   }
 
  private:
-  // A device that sees a later store sees the earlier ones. On x86 it does by itself.
+  // A device that sees a later store sees the earlier ones. On x86 it does by itself, if the compiler keeps the order.
   static void before_device() {
-#if defined(__aarch64__)
+#if defined(__x86_64__)
+    __asm__ volatile("" ::: "memory");
+#elif defined(__aarch64__)
     __asm__ volatile("dmb oshst" ::: "memory");
 #else
-    __atomic_thread_fence(__ATOMIC_RELEASE);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
 #endif
   }
 };

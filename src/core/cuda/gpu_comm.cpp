@@ -167,8 +167,8 @@ mep_result_t GpuComm::import_windows(size_t bytes, const Deadline& deadline,
   mep_result_t offered = (*windows)[comm_.rank()]->export_fd(&own);
   if (offered == MEP_SUCCESS) offered = exchange.open(comm_.rank());
   const std::string text = offered == MEP_SUCCESS ? "" : last_error_text();
-  const Offer mine{exchange.address(), (*windows)[comm_.rank()]->bytes(),
-                   comm_.world().identity().host};
+  const Offer mine{offered == MEP_SUCCESS ? exchange.address() : DescriptorAddress{},
+                   (*windows)[comm_.rank()]->bytes(), comm_.world().identity().host};
   std::vector<Offer> offers(comm_.size());
   MEP_TRY(comm_.run(Collective::k_allgather,
                     {&mine, offers.data(), sizeof mine, MEP_UINT8, MEP_SUM, 0}));
