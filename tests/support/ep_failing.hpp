@@ -3,6 +3,8 @@
 // all survivors agree on where to go on, and from then on every byte must be right again.
 #pragma once
 
+#include <type_traits>
+
 #include "support/ep_rounds.hpp"
 
 namespace mep_test {
@@ -221,6 +223,39 @@ class FailingRunOf {
 };
 
 using FailingRun = FailingRunOf<EpCase, EpRound>;
+
+// Many cases, made by make_case(seed, ranks): a rank ends its part by mep_comm_abort at a random point of a round, the
+// others survive.
+template <typename Round, typename MakeCase>
+void fail_at_random_points(uint32_t flags, uint64_t first_seed, MakeCase&& make_case) {
+  const size_t cases = slice(12, 500);
+  for (size_t i = 0; i < cases; ++i) {
+    RandomStream random(mix(test_seed() + first_seed, i));
+    const int ranks = static_cast<int>(random.below(4)) + 3;
+    const auto c = make_case(random.bits(), ranks);
+    const int victim = static_cast<int>(random.below(static_cast<uint64_t>(ranks)));
+    const uint64_t round = random.below(4);
+    const int step = static_cast<int>(random.below(4));
+    Report report;
+    mep_comm_config_t config = patient_config(flags);
+    config.timeout_ms = 20'000;
+    with_rank_threads(ranks, config, report, [&](int rank, mep_comm_t comm, Report& findings) {
+      const bool opted_in = (flags & MEP_COMM_PARTIAL) != 0;
+      FailingRunOf<std::remove_const_t<decltype(c)>, Round> run(c, rank, victim, comm, opted_in,
+                                                                findings);
+      if (findings.bad()) return;
+      if (rank != victim) return run.survive();
+      run.live([&](uint64_t at, int now) { return at == round && now == step; });
+      COLL_OK(findings, mep_comm_abort(comm));
+    });
+    if (report.bad()) {
+      fail_msg("seed %llu, failure %zu: victim %d of %d in round %llu at step %d, %s%s",
+               static_cast<unsigned long long>(test_seed()), i, victim, ranks,
+               static_cast<unsigned long long>(round), step, c.describe().c_str(),
+               report.text().c_str());
+    }
+  }
+}
 
 inline EpCase failing_case(uint64_t seed, int ranks) {
   EpCase c = random_ep_case(seed, ranks);
