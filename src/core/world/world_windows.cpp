@@ -193,7 +193,12 @@ mep_result_t WorldWindows::reach(uint32_t slot, const Window& window, Remote* re
     if (!directory_.take(slot, window.id(), &offer)) {
       return fail(MEP_ERR_PEER_FAILED, "rank %u went away while windows were exchanged", slot);
     }
-    MEP_TRY(import_offer(slot, window, &offer));
+    const mep_result_t taken = import_offer(slot, window, &offer);
+    // A member drops a window that others still wait for once a view change has ended what it is of.
+    if (taken == MEP_ERR_NOT_FOUND && !admissions_.entering()) {
+      return fail(MEP_ERR_PEER_FAILED, "rank %u has given up what the window is of", slot);
+    }
+    MEP_TRY(taken);
   }
   *remote = remote_of(slot, window);
   return MEP_SUCCESS;
