@@ -118,6 +118,7 @@ int rank_main() {
   need(mep_allreduce(send, receive, kCount, MEP_UINT32, MEP_SUM, comm, stream), "mep_allreduce");
   cuda(cudaStreamEndCapture(stream, &graph));
   cuda(cudaGraphInstantiate(&exec, graph, 0));
+  cuda(cudaGraphDestroy(graph));
   for (int i = 0; i < 20; ++i) {
     std::memset(receive, 0xa5, kCount * 4);
     cuda(cudaGraphLaunch(exec, stream));
@@ -128,7 +129,7 @@ int rank_main() {
   splits(comm, stream, send, receive);
   if (rank == size - 1) {
     const Mark begun;
-    busy_for<<<1, 1, 0, stream>>>(5'000'000'000, begun.word());
+    mep::device::launch_kernel(busy_for, 1, 1, 0, stream, 5'000'000'000, begun.word());
     begun.wait();
     die_now();
   }
@@ -150,6 +151,10 @@ int rank_main() {
   cuda(cudaDeviceSynchronize());
   const mep_result_t left = mep_comm_destroy(comm);
   GPU_CHECK(left == MEP_SUCCESS, "destroy: %s", mep_last_error());
+  cuda(cudaGraphExecDestroy(exec));
+  cuda(cudaStreamDestroy(stream));
+  cuda(cudaFreeHost(send));
+  cuda(cudaFreeHost(receive));
   if (rank == 0) {
     std::printf(
         "  %d processes: collectives, halves; one killed in mid-kernel, told after %.0f ms, 20 "

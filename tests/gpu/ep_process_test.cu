@@ -68,7 +68,7 @@ void is_told(Group& group, const Reference& ref, uint32_t rank, Fault fault) {
   const Mark begun;
   // With kWaiting the dispatch follows in the stream.
   const uint64_t ns = fault == Fault::kBusy ? 5'000'000'000 : 0;
-  busy_for<<<1, 1, 0, group.use(rank).stream>>>(ns, begun.word());
+  mep::device::launch_kernel(busy_for, 1, 1, 0, group.use(rank).stream, ns, begun.word());
   if (fault == Fault::kWaiting) {
     need(group.dispatch(rank, 0, ref.inputs[rank].tokens, Halves::kBoth), "mep_dispatch");
   }

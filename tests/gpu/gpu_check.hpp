@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <thread>
 
+#include "kernels/cuda/device/instructions.cuh"
+
 namespace gpu_test {
 
 constexpr int kSkipped = 77;
@@ -109,12 +111,9 @@ class Mark {
 
 // Sets the mark, then runs for so long.
 [[maybe_unused]] static __global__ void busy_for(uint64_t ns, volatile uint32_t* begun) {
-  uint64_t begin, now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  const uint64_t end = mep::device::nanoseconds() + ns;
   *begun = 1;
-  do {
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (now - begin < ns);
+  while (mep::device::nanoseconds() < end) __nanosleep(1000);
 }
 
 }  // namespace gpu_test

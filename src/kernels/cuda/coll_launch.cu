@@ -197,7 +197,7 @@ mep_result_t launch_coll(const CollCall& call, CollState* state, const CollLayou
   CollCall marked = call;
   marked.fingerprint = fingerprint_of(call);
   marked.is_rooted = facts_of(call.kind).is_rooted ? 1 : 0;
-  kernel<<<ctas, kCollThreads, 0, static_cast<cudaStream_t>(stream)>>>(state, marked);
+  launch_kernel(kernel, ctas, kCollThreads, 0, static_cast<cudaStream_t>(stream), state, marked);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return cuda_failed(error, "a collective cannot be launched");
   return MEP_SUCCESS;

@@ -22,27 +22,19 @@ struct Packet {
   uint64_t tag;
 };
 
-// 16 bytes are stored and loaded as one (PTX ISA 8.3, .b128 of ld and st with .relaxed).
+// 16 bytes are stored and loaded as one.
 __device__ inline void store_packet(uint8_t* to, const Packet& packet) {
 #ifdef MEP_MUTANT_SPLIT_PACKET  // gpu_coll_test notices
   store_word(reinterpret_cast<uint64_t*>(to) + 1, packet.tag);
   __nanosleep(1000);
   store_word(reinterpret_cast<uint64_t*>(to), packet.data);
 #else
-  asm volatile(
-      "{ .reg .b128 whole; mov.b128 whole, {%1, %2}; st.relaxed.sys.global.b128 [%0], whole; }" ::
-          "l"(to),
-      "l"(packet.data), "l"(packet.tag)
-      : "memory");
+  store_system_pair(to, packet.data, packet.tag);
 #endif
 }
 __device__ inline Packet load_packet(const uint8_t* from) {
   Packet packet;
-  asm volatile(
-      "{ .reg .b128 whole; ld.relaxed.sys.global.b128 whole, [%2]; mov.b128 {%0, %1}, whole; }"
-      : "=l"(packet.data), "=l"(packet.tag)
-      : "l"(from)
-      : "memory");
+  load_system_pair(from, &packet.data, &packet.tag);
   return packet;
 }
 
@@ -117,6 +109,7 @@ class PacketStep {
       if (looks_around && !strays && !may_still_come(source, polls)) return fail(false);
       // Another call may be the source's next one: then its packets of this one have come by now.
       if (strays) observe();
+      let_others_run();
       seen = look(source, pack_at);
       if (strays && !seen.is_of(tag_)) return fail(true);
     }

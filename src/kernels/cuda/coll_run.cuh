@@ -56,10 +56,10 @@ enum CtaBarrier : uint32_t {
 };
 
 __device__ inline void sync_at(CtaBarrier barrier, uint32_t threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(static_cast<uint32_t>(barrier)), "r"(threads) : "memory");
+  sync_barrier(barrier, threads);
 }
 __device__ inline void arrive_at(CtaBarrier barrier, uint32_t threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(static_cast<uint32_t>(barrier)), "r"(threads) : "memory");
+  arrive_barrier(barrier, threads);
 }
 __device__ inline void data_sync() {
   sync_at(kDataBarrier, kDataThreads);
@@ -93,24 +93,6 @@ __device__ inline uint64_t coll_tag(const CollFrame& frame, uint64_t step) {
 // True for a word of the tag's step, or of the next: a rank does not come further without this one.
 __device__ inline bool is_near_step(uint64_t word, uint64_t tag) {
   return (word >> kFingerprintBits) - (tag >> kFingerprintBits) <= 1;
-}
-
-// Words of this GPU's CTAs.
-__device__ inline uint64_t load_device(const uint64_t* word) {
-  uint64_t value;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-  return value;
-}
-
-__device__ inline uint64_t load_device_acquire(const uint64_t* word) {
-  uint64_t value;
-  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-  return value;
-}
-__device__ inline uint32_t load_device_acquire(const uint32_t* word) {
-  uint32_t value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-  return value;
 }
 
 // Why an operation ends at once, or 0.
@@ -192,11 +174,11 @@ enum class Outlook {
 };
 
 __device__ inline Outlook look_at_decision(CollState* state, CollFrame* frame, uint32_t source) {
-  const uint64_t decision = load_device_acquire(&state->decision);
+  const uint64_t decision = load_gpu_acquire(&state->decision);
   if (decision >> 2 != frame->seq) return Outlook::kWaits;
   if ((decision & 3) == kCollFail) return Outlook::kFailed;
-  if (load_device(&state->decided_live) >> source & 1) return Outlook::kWaits;
-  frame->donor = state->windows[load_device(&state->donor)];
+  if (load_gpu(&state->decided_live) >> source & 1) return Outlook::kWaits;
+  frame->donor = state->windows[load_gpu(&state->donor)];
   __threadfence_block();  // who sees the bit sees the donor
   atomicOr(reinterpret_cast<unsigned long long*>(&frame->replaced), 1ull << source);
   return Outlook::kReplaced;
@@ -213,6 +195,7 @@ __device__ inline bool wait_source(CollState* state, CollFrame* frame, const uin
     const uint64_t seen = load_word_acquire(word);
     if (seen == tag) return true;
     bool differs = is_near_step(seen, tag);
+    let_others_run();
     if (polls % kPollsPerDecision != 0 && !differs) continue;
     if (!differs && is_near_step(load_word_acquire(other), tag)) {
       // It came in between, and the source has gone on.
@@ -301,7 +284,7 @@ struct CollLeader {
   // Before the frame is there: a look at the host takes as long as a short operation.
   __device__ void enter() {
     store_word(&post->entered, state->seq + 1);
-    asm volatile("fence.sc.sys;" ::: "memory");
+    fence_system_sc();
     word = load_word(&post->word);
     seen_word = state->seen_word;
     seen_installed = installed = state->seen_installed;
@@ -310,9 +293,7 @@ struct CollLeader {
 
   __device__ void decide(uint32_t code) {
     __threadfence();
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&state->decision),
-                 "l"(frame->seq << 2 | code)
-                 : "memory");
+    store_gpu(&state->decision, frame->seq << 2 | code);
     decided = true;
   }
   __device__ void decide_failure(int32_t why) {
@@ -424,7 +405,7 @@ struct CollLeader {
         if (*static_cast<volatile uint32_t*>(&frame->mismatched) != 0 && !decided) {
           decide_failure(MEP_ERR_MISMATCH);
         }
-        if (gridDim.x == 1 || load_device_acquire(&state->ticket) == gridDim.x) break;
+        if (gridDim.x == 1 || load_gpu_acquire(&state->ticket) == gridDim.x) break;
       }
       if (!undisturbed && settle()) {
         settled_word = word;

@@ -60,7 +60,7 @@ int launch_push(const CombineArgs& a, uint32_t ctas, cudaStream_t stream) {
   const cudaError_t allowed =
       allow_shared_memory(reinterpret_cast<const void*>(kernel), range_bytes(a.g));
   if (allowed != cudaSuccess) return allowed;
-  kernel<<<ctas, kEpThreads, range_bytes(a.g), stream>>>(a);
+  launch_kernel(kernel, ctas, kEpThreads, range_bytes(a.g), stream, a);
   return cudaPeekAtLastError();
 }
 
@@ -112,7 +112,8 @@ int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
     if (error != cudaSuccess || a.receives == 0) return error;
     a.sends = 0;
   }
-  select_combine_kernel(g)<<<a.receives != 0 ? launch.ctas : 1, kEpThreads, 0, order>>>(a);
+  launch_kernel(select_combine_kernel(g), a.receives != 0 ? launch.ctas : 1, kEpThreads, 0, order,
+                a);
   return cudaPeekAtLastError();
 }
 

@@ -257,9 +257,7 @@ __device__ inline void touch_outputs([[maybe_unused]] const CombineArgs& a) {
         a.memory.window + a.g.combine_in + uint64_t{entry} * a.g.combine_row};
     for (const std::byte* row : rows) {
       for (uint32_t offset = lane * 16; offset < a.g.combine_row; offset += kWarpThreads * 16) {
-        uint32_t word;
-        asm volatile("ld.global.ca.u32 %0, [%1];" : "=r"(word) : "l"(row + offset) : "memory");
-        sum += word;
+        sum += load_cached(row + offset);
       }
     }
   }

@@ -293,16 +293,6 @@ struct RowRanges {
   }
 };
 
-// 16 bytes of memory that this kernel reads once.
-__device__ inline uint4 load_once(const void* from) {
-  uint4 v;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from)
-               : "memory");
-  return v;
-}
-
 // A row, by one warp; several loads are under way before the first store.
 __device__ inline void copy_row(std::byte* to, const std::byte* from, uint32_t bytes,
                                 uint32_t lane) {

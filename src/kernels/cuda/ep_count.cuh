@@ -177,7 +177,7 @@ __device__ inline void fetch_routing(const DispatchArgs& a) {
   const uint32_t bytes = a.tokens * a.g.sizes.top_k * (a.idx_is_int32 != 0 ? 4 : 8);
   const auto* from = static_cast<const std::byte*>(a.topk_idx);
   for (uint32_t at = threadIdx.x * kLine; at < bytes; at += kEpThreads * kLine) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+    prefetch(from + at);
   }
 }
 

@@ -79,7 +79,7 @@ DispatchArgs make_args(const EpLaunch& launch, const mep_dispatch_send_t* send,
 
 cudaError_t launch_kernel(DispatchKernel kernel, const DispatchArgs& a, uint32_t ctas,
                           size_t shared_bytes, cudaStream_t stream) {
-  kernel<<<ctas, kEpThreads, shared_bytes, stream>>>(a);
+  launch_kernel(kernel, ctas, kEpThreads, shared_bytes, stream, a);
   return cudaPeekAtLastError();
 }
 

@@ -281,15 +281,15 @@ cudaError_t launch_expansion(const DispatchArgs& a, const ExpandedOutputs& out, 
                              cudaStream_t stream) {
   const ExpandArgs args{a, out};
   const uint32_t places = std::min(a.g.expanded.chunks / kEpWarps + 1, ctas);
-  place_kernel<<<places, kEpThreads, 0, stream>>>(args);
-  spread_kernel<<<ctas, kEpThreads, 0, stream>>>(args);
+  launch_kernel(place_kernel, places, kEpThreads, 0, stream, args);
+  launch_kernel(spread_kernel, ctas, kEpThreads, 0, stream, args);
   return cudaPeekAtLastError();
 }
 
 cudaError_t launch_fold(const CombineArgs& a, const std::byte* y, const float* values,
                         std::byte* terms, uint32_t ctas, cudaStream_t stream) {
   const FoldArgs args{a, y, values, terms};
-  select_fold_kernel(a.g.sizes)<<<ctas, kEpThreads, 0, stream>>>(args);
+  launch_kernel(select_fold_kernel(a.g.sizes), ctas, kEpThreads, 0, stream, args);
   return cudaPeekAtLastError();
 }
 

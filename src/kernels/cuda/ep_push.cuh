@@ -50,7 +50,7 @@ __device__ inline void push_outputs(const CombineArgs& a, uint32_t* first_rows) 
 template <bool kThroughput>
 static __global__ void __launch_bounds__(kEpThreads, 2)
     push_terms_kernel(const __grid_constant__ CombineArgs a) {
-  extern __shared__ uint32_t first_rows[];
+  auto* const first_rows = launched_shared<uint32_t>();
   __shared__ uint32_t shared_last;
   DeviceChannel& channel = a.state()->channel;
   a.read_peers();

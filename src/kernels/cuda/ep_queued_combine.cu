@@ -68,7 +68,7 @@ __device__ inline void tell_outputs(const QueuedCombine& a, const Waiter& waiter
 
 __global__ void __launch_bounds__(kEpThreads, 2)
     push_kernel(const __grid_constant__ QueuedCombine a) {
-  extern __shared__ uint32_t first_rows[];
+  auto* const first_rows = launched_shared<uint32_t>();
   __shared__ uint8_t kinds[kMaxRanks];
   __shared__ uint32_t shared_last;
   DeviceChannel& channel = a.state()->channel;
@@ -146,8 +146,8 @@ int launch_queued_combine(const CombineArgs& args, const EpQueues& queues, uint3
   const cudaError_t error =
       allow_shared_memory(reinterpret_cast<const void*>(push_kernel), range_bytes(a.g));
   if (error != cudaSuccess) return error;
-  push_kernel<<<a.sends != 0 ? most : 1, kEpThreads, range_bytes(a.g), stream>>>(a);
-  if (a.receives != 0) select_sum_kernel(a.g.sizes)<<<most, kEpThreads, 0, stream>>>(a);
+  launch_kernel(push_kernel, a.sends != 0 ? most : 1, kEpThreads, range_bytes(a.g), stream, a);
+  if (a.receives != 0) launch_kernel(select_sum_kernel(a.g.sizes), most, kEpThreads, 0, stream, a);
   return cudaPeekAtLastError();
 }
 

@@ -84,7 +84,7 @@ __device__ inline bool find_first_rows(const QueuedDispatch& a, const Waiter& wa
 
 __global__ void __launch_bounds__(kEpThreads, 2)
     count_kernel(const __grid_constant__ QueuedDispatch a) {
-  extern __shared__ uint32_t masks[];  // [places]
+  auto* const masks = launched_shared<uint32_t>();  // [places]
   __shared__ uint32_t shared_last;
   DeviceChannel& channel = a.state()->channel;
   const bool slotted = a.g.sizes.slotted != 0;
@@ -319,7 +319,7 @@ __device__ inline void unpack_row(const UnpackArgs& a, const std::byte* record, 
 // Only rows that came.
 __global__ void __launch_bounds__(kEpThreads, 2)
     unpack_kernel(const __grid_constant__ UnpackArgs a) {
-  extern __shared__ uint32_t first_rows[];
+  auto* const first_rows = launched_shared<uint32_t>();
   const RowRanges all(a, first_rows);
   all.for_each([&](const RowOfRange& row) {
     const uint32_t expert = row.range / a.g.sizes.ranks;
@@ -349,18 +349,18 @@ int launch_queued_dispatch(const DispatchArgs& args, const EpQueues& queues, uin
     const cudaError_t error =
         allow_shared_memory(reinterpret_cast<const void*>(count_kernel), mask_bytes(a.g));
     if (error != cudaSuccess) return error;
-    count_kernel<<<std::min(chunks, most), kEpThreads, mask_bytes(a.g), stream>>>(a);
+    launch_kernel(count_kernel, std::min(chunks, most), kEpThreads, mask_bytes(a.g), stream, a);
     if (a.tokens != 0) {
       QueuedDispatch packs = a;
       packs.g.scale_group_step = a.g.scale_bytes;
       const uint32_t ctas = useful_ctas(a.g, a.tokens, most);
-      select_pack_kernel(a.g.sizes)<<<ctas, kEpThreads, 0, stream>>>(packs);
+      launch_kernel(select_pack_kernel(a.g.sizes), ctas, kEpThreads, 0, stream, packs);
     }
   }
-  exchange_kernel<<<1, kEpThreads, 0, stream>>>(a);
+  launch_kernel(exchange_kernel, 1, kEpThreads, 0, stream, a);
   if (a.receives != 0) {
     const UnpackArgs unpacks{args, a.l, queues};
-    unpack_kernel<<<most, kEpThreads, range_bytes(a.g), stream>>>(unpacks);
+    launch_kernel(unpack_kernel, most, kEpThreads, range_bytes(a.g), stream, unpacks);
   }
   return cudaPeekAtLastError();
 }

@@ -239,7 +239,7 @@ __device__ inline void copy_row_out(const DispatchArgs& a, const RowCopy& to, st
 // Only rows that came.
 static __global__ void __launch_bounds__(kEpThreads, 2)
     copy_out_kernel(const __grid_constant__ DispatchArgs a) {
-  extern __shared__ uint32_t first_rows[];
+  auto* const first_rows = launched_shared<uint32_t>();
   const bool refused = a.state()->rows_refused != 0;
   if (refused && !a.has_views()) return;
   const RowCopy to(a, refused);

@@ -130,9 +130,7 @@ struct Share {
   uint32_t units;  // of a token
 
   __device__ Share(uint32_t tokens, uint32_t units_of_token) : units(units_of_token) {
-    // Read anew where a share is wanted: cheaper than to keep it while a kernel waits.
-    uint32_t cta = 0;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(cta));
+    const uint32_t cta = read_cta();
     const uint32_t total = tokens * units;
     const uint32_t whole = total / gridDim.x;
     const uint32_t rest = total % gridDim.x;
@@ -250,7 +248,7 @@ __device__ inline void fetch_first(const DispatchArgs& a) {
   const uint32_t offset = (at - token * share.units) * Codec::kUnitBytes +
                           threadIdx.x % kWarpThreads * (Codec::kUnitBytes / kWarpThreads);
   if (offset >= source.row_bytes) return;
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(source.x + token * source.stride + offset));
+  prefetch(source.x + token * source.stride + offset);
 }
 
 // A CTA's work before the counts of others are here: brings its first tokens to the L2, and finds what can be said of
@@ -265,7 +263,7 @@ __device__ __noinline__ inline void prepare(const DispatchArgs& a, uint32_t unit
   const std::byte* row = a.x + batch.first_token() * a.x_stride;
   for (uint32_t token = 0; token < end; ++token, row += a.x_stride) {
     for (uint32_t at = threadIdx.x * kLine; at < a.g.input_row; at += kEpThreads * kLine) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at));
+      prefetch(row + at);
     }
   }
   find_copies(a, batch, routing);
@@ -378,7 +376,7 @@ __device__ inline void announce_rows(const DispatchArgs& a, uint64_t epoch, uint
 template <class Codec, int kTopK>
 __global__ void __launch_bounds__(kEpThreads, 2)
     dispatch_kernel(const __grid_constant__ DispatchArgs a) {
-  extern __shared__ uint32_t shared[];  // CtaRouting
+  auto* const shared = launched_shared<uint32_t>();  // CtaRouting
   __shared__ uint32_t shared_last;
   DeviceChannel& channel = a.state()->channel;
   const bool slotted = a.g.sizes.slotted != 0;

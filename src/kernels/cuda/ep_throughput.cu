@@ -32,7 +32,7 @@ static __global__ void __launch_bounds__(kEpThreads, 2)
 
 int launch_throughput(const DispatchArgs& a, uint32_t most_ctas, cudaStream_t stream) {
   if (a.sends == 0) {
-    receive_throughput_kernel<<<1, kEpThreads, 0, stream>>>(a);
+    launch_kernel(receive_throughput_kernel, 1, kEpThreads, 0, stream, a);
     return cudaPeekAtLastError();
   }
   if (a.replays == 0) {
@@ -42,12 +42,12 @@ int launch_throughput(const DispatchArgs& a, uint32_t most_ctas, cudaStream_t st
     if (allowed != cudaSuccess) return allowed;
     const uint32_t useful = chunks_of(a.tokens) / LayoutShared(a.g).warps + 1;
     const uint32_t ctas = useful < most_ctas ? useful : most_ctas;
-    throughput_layout_kernel<<<ctas, kEpThreads, shared_bytes, stream>>>(a);
+    launch_kernel(throughput_layout_kernel, ctas, kEpThreads, shared_bytes, stream, a);
     const cudaError_t launched = cudaPeekAtLastError();
     if (launched != cudaSuccess) return launched;
   }
   const uint32_t ctas = useful_ctas(a.g, a.tokens, most_ctas);
-  select_rows_kernel(a.g.sizes)<<<ctas, kEpThreads, 0, stream>>>(a);
+  launch_kernel(select_rows_kernel(a.g.sizes), ctas, kEpThreads, 0, stream, a);
   return cudaPeekAtLastError();
 }
 

@@ -302,7 +302,7 @@ __device__ inline void take_expert_counts(const DispatchArgs& a) {
 
 static __global__ void __launch_bounds__(kEpThreads, 2)
     throughput_layout_kernel(const __grid_constant__ DispatchArgs a) {
-  extern __shared__ uint32_t shared[];  // LayoutShared
+  auto* const shared = launched_shared<uint32_t>();  // LayoutShared
   __shared__ uint32_t shared_last;
   DeviceChannel& channel = a.state()->channel;
   const LayoutShared layout(a.g);

@@ -75,15 +75,16 @@ int stage_collective(const StageChannel& channel, const StageRequest& request,
   const uint64_t in = prepare(&inputs);
   const uint64_t out = prepare(&outputs);
   if (in + out <= kSmallBytes) {
-    whole_kernel<<<1, kStageThreads, 0, stream>>>(channel, request, inputs, outputs, status);
+    launch_kernel(whole_kernel, 1, kStageThreads, 0, stream, channel, request, inputs, outputs,
+                  status);
     return cudaGetLastError();
   }
   if (in != 0) {
-    input_kernel<<<stage_ctas(in), kStageThreads, 0, stream>>>(channel.state, inputs);
+    launch_kernel(input_kernel, stage_ctas(in), kStageThreads, 0, stream, channel.state, inputs);
   }
-  exchange_kernel<<<1, 1, 0, stream>>>(channel, request, status);
+  launch_kernel(exchange_kernel, 1, 1, 0, stream, channel, request, status);
   if (out != 0) {
-    output_kernel<<<stage_ctas(out), kStageThreads, 0, stream>>>(channel.state, outputs);
+    launch_kernel(output_kernel, stage_ctas(out), kStageThreads, 0, stream, channel.state, outputs);
   }
   return cudaGetLastError();
 }

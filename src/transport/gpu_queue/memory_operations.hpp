@@ -15,6 +15,11 @@
 #include <chrono>
 #endif
 
+// Code for the lanes of warps: of a GPU, or of the host that plays one.
+#if defined(__CUDA_ARCH__) || defined(MEP_CUDA_ON_HOST)
+#define MEP_LANES
+#endif
+
 #include "protocol/host_device.hpp"
 #include "transport/gpu_queue/work_request.hpp"
 
@@ -186,7 +191,7 @@ struct SystemMemory {
   }
   MEP_HOST_DEVICE static void pause(uint32_t polls) {
     if (polls <= kEagerPolls) return;
-#ifdef __CUDA_ARCH__
+#ifdef MEP_LANES
     __nanosleep(100);
 #elif !defined(__CUDACC__)
     sched_yield();
@@ -194,16 +199,14 @@ struct SystemMemory {
   }
   // The warp that calls together, all lanes of it; a thread of the host is alone.
   MEP_HOST_DEVICE static uint32_t lane() {
-#ifdef __CUDA_ARCH__
-    uint32_t lane;
-    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
+#ifdef MEP_LANES
+    return threadIdx.x % 32;
 #else
     return 0;
 #endif
   }
   MEP_HOST_DEVICE static constexpr uint32_t lanes() {
-#ifdef __CUDA_ARCH__
+#ifdef MEP_LANES
     return 32;
 #else
     return 1;
@@ -211,13 +214,13 @@ struct SystemMemory {
   }
   // Each lane sees what the others did before.
   MEP_HOST_DEVICE static void meet() {
-#ifdef __CUDA_ARCH__
+#ifdef MEP_LANES
     __syncwarp();
 #endif
   }
   // A bit for each lane.
   MEP_HOST_DEVICE static uint32_t ballot(bool value) {
-#ifdef __CUDA_ARCH__
+#ifdef MEP_LANES
     return __ballot_sync(0xffffffffu, value);
 #else
     return value ? 1 : 0;
@@ -225,7 +228,7 @@ struct SystemMemory {
   }
   // The value of lane 0, for all.
   MEP_HOST_DEVICE static uint32_t from_first(uint32_t value) {
-#ifdef __CUDA_ARCH__
+#ifdef MEP_LANES
     return __shfl_sync(0xffffffffu, value, 0);
 #else
     return value;
@@ -234,3 +237,5 @@ struct SystemMemory {
 };
 
 }  // namespace mep::gpu_queue
+
+#undef MEP_LANES

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/control.hpp"
+#include "kernels/cuda/device/instructions.cuh"
 #include "protocol/signal_word.hpp"
 
 namespace mep::device {
@@ -20,12 +21,10 @@ namespace mep::device {
 // --- Memory operations ------------------------------------------------------------------------------
 
 __device__ inline uint64_t load_word(const uint64_t* word) {
-  uint64_t value;
-  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-  return value;
+  return load_system(word);
 }
 __device__ inline void store_word(uint64_t* word, uint64_t value) {
-  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  store_system(word, value);
 }
 // A word and what it speaks of. By the PTX memory model a release and the acquire that sees its word order
 //
@@ -43,53 +42,34 @@ __device__ inline uint64_t load_word_acquire(const uint64_t* word) {
 #ifdef MEP_MUTANT_NO_ACQUIRE  // gpu_ep_notices_no_acquire reads stale lines of the L1; collectives, past it, only may
   return load_word(word);
 #else
-  uint64_t value;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-  return value;
+  return load_system_acquire(word);
 #endif
 }
 __device__ inline void store_word_release(uint64_t* word, uint64_t value) {
 #ifdef MEP_MUTANT_NO_RELEASE
   store_word(word, value);
 #else
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  store_system_release(word, value);
 #endif
 }
 // One release for many words, which this thread stores later; and one acquire of many that it has loaded.
 __device__ inline void publish() {
 #ifndef MEP_MUTANT_NO_RELEASE
-  asm volatile("fence.acq_rel.sys;" ::: "memory");
+  fence_system();
 #endif
 }
 __device__ inline void observe() {
 #ifndef MEP_MUTANT_NO_ACQUIRE
-  asm volatile("fence.acq_rel.sys;" ::: "memory");
+  fence_system();
 #endif
 }
 // A count of this GPU's CTAs, by one thread of each: gives the count before. It sees what all did that published
 // with theirs before.
 __device__ inline uint32_t add_in_turn(uint32_t* count, uint32_t more, bool publishes) {
-  uint32_t before;
 #ifdef MEP_MUTANT_NO_RELEASE
   publishes = false;
 #endif
-  if (publishes) {
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "l"(count), "r"(more)
-                 : "memory");
-  } else {
-    asm volatile("atom.acquire.gpu.global.add.u32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "l"(count), "r"(more)
-                 : "memory");
-  }
-  return before;
-}
-__device__ inline uint64_t nanoseconds() {
-  uint64_t value;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
-  return value;
+  return publishes ? add_gpu_acq_rel(count, more) : add_gpu_acquire(count, more);
 }
 
 __device__ inline bool in_mask(const uint64_t* mask, uint32_t rank) {
@@ -98,15 +78,9 @@ __device__ inline bool in_mask(const uint64_t* mask, uint32_t rank) {
 
 // --- Failure ----------------------------------------------------------------------------------------
 
-__device__ inline uint64_t load_shared_flag(const uint64_t* flag) {
-  uint64_t value;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
-  return value;
-}
-
 // Whether operations of this epoch have failed on the channel.
 __device__ inline bool has_failed(const DeviceChannel* channel, uint64_t epoch) {
-  return load_shared_flag(&channel->failed_epoch) == epoch;
+  return load_gpu(&channel->failed_epoch) == epoch;
 }
 
 // The first failure of an epoch is recorded in the channel and told to the host; later ones are not.
@@ -131,8 +105,7 @@ __device__ inline void fail(DeviceChannel* channel, uint64_t epoch, Cause cause,
   }
   // Last, for those who look at it: the rest is there.
   __threadfence();
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&channel->failed_epoch), "l"(epoch)
-               : "memory");
+  store_gpu(&channel->failed_epoch, epoch);
 }
 
 // --- Waiting ----------------------------------------------------------------------------------------
@@ -160,6 +133,7 @@ constexpr uint32_t kEagerPolls = 1024;     // then the poller makes room for oth
 // Called between polls, `polls` counted by the caller from 1. False: give up.
 __device__ inline bool keep_waiting(const Waiter& waiter, uint32_t polls, uint64_t* next_abort_look,
                                     uint32_t missing) {
+  let_others_run();
   if (polls > kEagerPolls) __nanosleep(100);
   if (polls % kPollsPerLook != 0) return true;
   if (has_failed(waiter.channel, waiter.epoch)) return false;
