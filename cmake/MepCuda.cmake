@@ -21,6 +21,15 @@ function(mep_find_nvcc)
   set(MEP_NVCC "${found}" PARENT_SCOPE)
 endfunction()
 
+# Sets MEP_CUDA_INCLUDE to the headers of the compiler MEP_NVCC: all that GPUs on the host (tests/cuda_on_host) need.
+macro(mep_find_cuda_include)
+  get_filename_component(mep_cuda_root "${MEP_NVCC}" REALPATH)
+  get_filename_component(mep_cuda_root "${mep_cuda_root}" DIRECTORY)
+  get_filename_component(mep_cuda_root "${mep_cuda_root}" DIRECTORY)
+  find_path(MEP_CUDA_INCLUDE cuda_runtime.h NO_DEFAULT_PATH
+    PATHS "${mep_cuda_root}/include" "${mep_cuda_root}/targets/x86_64-linux/include")
+endmacro()
+
 # Architectures of the kernels: machine code for these, and PTX of the last for what comes later. Empty: all
 # that MEP supports, or, for a quick build, one.
 set(MEP_CUDA_ARCHITECTURES "" CACHE STRING "GPU architectures, CMake's form; empty: what MEP supports")
@@ -53,15 +62,11 @@ macro(mep_enable_cuda)
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
   endif()
-  get_filename_component(mep_cuda_root "${CMAKE_CUDA_COMPILER}" REALPATH)
-  get_filename_component(mep_cuda_root "${mep_cuda_root}" DIRECTORY)
-  get_filename_component(mep_cuda_root "${mep_cuda_root}" DIRECTORY)
+  mep_find_cuda_include()
   if(NOT TARGET CUDA::cudart_static)
     find_library(MEP_CUDART_STATIC cudart_static NO_DEFAULT_PATH
       PATHS "${mep_cuda_root}/lib64" "${mep_cuda_root}/lib" "${mep_cuda_root}/targets/x86_64-linux/lib"
       "${mep_cuda_root}/targets/sbsa-linux/lib")
-    find_path(MEP_CUDA_INCLUDE cuda_runtime.h NO_DEFAULT_PATH
-      PATHS "${mep_cuda_root}/include" "${mep_cuda_root}/targets/x86_64-linux/include")
     find_package(Threads REQUIRED)
     if(MEP_CUDART_STATIC AND MEP_CUDA_INCLUDE)
       add_library(CUDA::cudart_static STATIC IMPORTED GLOBAL)

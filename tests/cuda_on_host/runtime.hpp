@@ -1,0 +1,36 @@
+// Devices, memory and errors of the CUDA runtime that the host plays. CUDA_ON_HOST_GPUS: how many GPUs it shows [2];
+// CUDA_ON_HOST_REACH=0: they do not reach each other's memory.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace cuda_on_host {
+
+constexpr int kMultiprocessors = 4;
+constexpr int kCtasOfMultiprocessor = 2;
+constexpr uint32_t kMostCtaThreads = 1024;
+constexpr size_t kSharedBytes = 227 << 10;
+
+int device_count();
+int current_device();
+bool is_device(int device);
+
+// Remembers the thread's error and gives it back.
+cudaError_t failed(cudaError_t error);
+
+// Which memory an address is of; cudaMemoryTypeUnregistered: none that CUDA knows.
+struct Memory {
+  cudaMemoryType type = cudaMemoryTypeUnregistered;
+  int device = 0;
+};
+void note_memory(const void* address, size_t bytes, Memory memory);
+bool forget_memory(const void* address);
+Memory find_memory(const void* address);
+
+// A function of the driver by its name, null: there is none.
+void* find_driver_function(const char* name);
+
+}  // namespace cuda_on_host
