@@ -815,7 +815,7 @@ typedef struct mep_ep_config_t {
   uint32_t flags;               /* must be 0 */
   const char* name;             /* same on all ranks, at most 65535 bytes; NULL: "ep0", "ep1", .. in
                                    order of creation */
-  uint32_t mode;                /* MEP_EP_*; high throughput: not for GPUs of several hosts */
+  uint32_t mode;                /* MEP_EP_* */
   uint32_t max_tokens_per_rank; /* M; required */
   uint32_t hidden;              /* H; required; a row must be a multiple of 16 bytes */
   uint32_t top_k;               /* K; required, at most 64 and at most E */

@@ -69,13 +69,6 @@ inline void close_comms(const std::vector<mep_comm_t>& comms) {
              [&](uint32_t i) { need(mep_comm_destroy(comms[i]), "mep_comm_destroy"); });
 }
 
-// This run is about GPUs that post to queues.
-inline bool has_queues() {
-  const char* reach = std::getenv("MEP_CUDA_REACH");
-  return (reach != nullptr && std::strcmp(reach, "queues") == 0) ||
-         std::getenv("GPU_TEST_HOSTS") != nullptr;
-}
-
 // GPU_TEST_HOSTS=N: ranks take each other to be on N hosts, which meet in a folder.
 inline void play_host() {
   const char* hosts = std::getenv("GPU_TEST_HOSTS");

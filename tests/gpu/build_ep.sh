@@ -20,7 +20,7 @@ compile() { # FOLDER SOURCE FLAGS
 
 kernels="$root/src/kernels/cuda/ep_dispatch.cu $root/src/kernels/cuda/ep_combine.cu
   $root/src/kernels/cuda/ep_throughput.cu $root/src/kernels/cuda/ep_expanded.cu
-  $root/src/kernels/cuda/ep_queued_dispatch.cu $root/src/kernels/cuda/ep_queued_combine.cu"
+  $root/src/kernels/cuda/ep_queued_dispatch.cu $root/src/kernels/cuda/ep_queued_throughput.cu $root/src/kernels/cuda/ep_queued_combine.cu"
 jobs=""
 for variant in "$@"; do
   case $variant in
@@ -49,7 +49,7 @@ done
 for job in $jobs; do wait "$job"; done
 for variant in "$@"; do
   objects="$out/$variant/ep_dispatch.o $out/$variant/ep_combine.o $out/$variant/ep_throughput.o
-    $out/$variant/ep_expanded.o $out/$variant/ep_queued_dispatch.o $out/$variant/ep_queued_combine.o"
+    $out/$variant/ep_expanded.o $out/$variant/ep_queued_dispatch.o $out/$variant/ep_queued_throughput.o $out/$variant/ep_queued_combine.o"
   if [ "$variant" = bench ] || [ "$variant" = trace ]; then
     nvcc -arch="$arch" $objects "$out/tests/ep_gpu_bench.o" -o "$out/ep_gpu_$variant"
   else

@@ -94,7 +94,7 @@ class Relay {
     const RelayPlan plan{shadows_[to], rig_.window(to), rig_.layout(),
                          source_,      end_step,        packet_bytes};
     use_gpu_of(source_);
-    relay<<<1, 1024, 0, stream_>>>(plan);
+    mep::device::launch_kernel(relay, 1, 1024, 0, stream_, plan);
     cuda(cudaGetLastError());
     cuda(cudaStreamSynchronize(stream_));
   }

@@ -98,7 +98,7 @@ class Stream {
 template <typename Task>
 void launch(void (*kernel)(Task), uint32_t ctas, uint32_t warps, const Stream& stream,
             const Task& task) {
-  kernel<<<ctas, warps * kLanes, 0, stream.get()>>>(task);
+  mep::device::launch_kernel(kernel, ctas, warps * kLanes, 0, stream.get(), task);
   cuda(cudaGetLastError());
 }
 
@@ -193,23 +193,13 @@ __device__ inline uint32_t warp_number() {
   return (blockIdx.x * blockDim.x + threadIdx.x) / kLanes;
 }
 
-__device__ inline uint64_t load_signal(const uint64_t* word) {
-#ifdef __CUDA_ARCH__
-  uint64_t value;
-  // Acquire: what was put before the signal.
-  asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-  return value;
-#else
-  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
-#endif
-}
-
 // A warp waits until the word is `value` or more. False: the deadline has passed.
 __device__ inline bool wait_signal(const uint64_t* word, uint64_t value, uint64_t deadline) {
   uint32_t seen = 0;
   if (SystemMemory::lane() == 0) {
     for (uint32_t polls = 1;; ++polls) {
-      seen = load_signal(word) >= value ? 1 : 0;
+      // Acquire: what was put before the signal.
+      seen = mep::device::load_system_acquire(word) >= value ? 1 : 0;
       if (seen != 0) break;
       if (polls % SystemMemory::kPollsPerLook == 0 && SystemMemory::nanoseconds() > deadline) break;
       SystemMemory::pause(polls);

@@ -62,12 +62,13 @@ DeviceEp::~DeviceEp() {
 // --- Creation -------------------------------------------------------------------------------------
 
 mep_result_t DeviceEp::open(const char* name) {
-  MEP_TRY(agree(&ranks_on_device_, name));
+  uint32_t ranks_on_host = 0;
+  MEP_TRY(agree(&ranks_on_device_, &ranks_on_host, name));
   MEP_TRY(step_together(comm_, "make its part of an EP object", [&]() -> mep_result_t {
     const DeviceScope scope(side_.device());
     MEP_TRY(scope.check());
     MEP_TRY(choose_ctas(ranks_on_device_));
-    return offer();
+    return offer(ranks_on_host);
   }));
   return step_together(comm_, "connect its part of an EP object", [&] { return take_part(); });
 }
@@ -89,8 +90,8 @@ mep_result_t DeviceEp::take_part() {
       "the watcher of an EP object", [this] { watch(); }, &watcher_);
 }
 
-// Name, config, and how many ranks share this rank's GPU as threads of its process.
-mep_result_t DeviceEp::agree(uint32_t* ranks_on_device, const char* name) {
+// Name, config, how many ranks share this rank's GPU as threads of its process, and how many its host.
+mep_result_t DeviceEp::agree(uint32_t* ranks_on_device, uint32_t* ranks_on_host, const char* name) {
   EpAgreement agreed;
   MEP_TRY(agreed.reach(comm_, shape_, name));
   name_.swap(agreed.name);
@@ -101,10 +102,12 @@ mep_result_t DeviceEp::agree(uint32_t* ranks_on_device, const char* name) {
   const RankValues& all = agreed.values;
   MEP_TRY(agreed.values.gather(comm_, mine));
   *ranks_on_device = 0;
+  *ranks_on_host = 0;
   for (uint32_t rank = 0; rank < shape_.ranks; ++rank) {
     if (all.of(rank) != all.of(0)) {
       return fail(MEP_ERR_MISMATCH, "scale_layout differs on ranks 0 and %u", rank);
     }
+    if (all.of(rank, 1) == mine[1]) ++*ranks_on_host;
     bool is_here = true;
     for (size_t i = 1; i < std::size(mine); ++i) is_here = is_here && all.of(rank, i) == mine[i];
     if (is_here) ++*ranks_on_device;
@@ -132,22 +135,32 @@ mep_result_t DeviceEp::choose_ctas(uint32_t ranks_on_device) {
 }
 
 // Pinned memory is taken at once: a control group that has less would kill a rank.
-mep_result_t DeviceEp::check_host_memory() const {
-  const uint64_t each = geometry_.pushed_bytes * shape_.buffers;
-  const uint64_t there = usable_memory();
-  if (side_.reach() != GpuReach::kHostWindows || there == 0 || each <= there / shape_.ranks) {
-    return MEP_SUCCESS;
+mep_result_t DeviceEp::check_host_memory(uint32_t ranks_on_host) const {
+  uint64_t each = 0;
+  switch (side_.reach()) {
+    case GpuReach::kDeviceWindows:
+      return MEP_SUCCESS;
+    case GpuReach::kHostWindows:
+      each = geometry_.pushed_bytes * shape_.buffers;
+      break;
+    case GpuReach::kQueues: {
+      const device::EpQueueLayout layout = device::make_ep_queue_layout(geometry_);
+      each = (layout.inbox_bytes + layout.outbox_bytes) * shape_.buffers;
+      break;
+    }
   }
+  const uint64_t there = usable_memory();
+  if (there == 0 || each <= there / ranks_on_host) return MEP_SUCCESS;
   return fail(MEP_ERR_NO_MEMORY,
-              "windows on the host take %llu bytes of pinned memory for each of %u ranks, and it "
-              "has %llu (machine or control group): lower max_tokens_per_rank, hidden, "
-              "experts_per_rank or num_buffers",
-              static_cast<unsigned long long>(each), shape_.ranks,
+              "the memory that GPUs write for their peers takes %llu pinned bytes for each of %u "
+              "ranks of this host, and it has %llu (machine or control group): lower "
+              "max_tokens_per_rank, hidden, experts_per_rank or num_buffers",
+              static_cast<unsigned long long>(each), ranks_on_host,
               static_cast<unsigned long long>(there));
 }
 
-mep_result_t DeviceEp::offer() {
-  MEP_TRY(check_host_memory());
+mep_result_t DeviceEp::offer(uint32_t ranks_on_host) {
+  MEP_TRY(check_host_memory(ranks_on_host));
   stream_ = std::make_unique<DeviceStream>();
   MEP_TRY(stream_->open());
   const size_t reports_at = 64;  // a line for the abort word

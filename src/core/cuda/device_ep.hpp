@@ -88,9 +88,9 @@ class DeviceEp : public EpSide, public ViewParticipant, public GpuPart {
     std::string text;
   };
 
-  mep_result_t agree(uint32_t* ranks_on_device, const char* name);
-  mep_result_t check_host_memory() const;
-  mep_result_t offer();
+  mep_result_t agree(uint32_t* ranks_on_device, uint32_t* ranks_on_host, const char* name);
+  mep_result_t check_host_memory(uint32_t ranks_on_host) const;
+  mep_result_t offer(uint32_t ranks_on_host);
   mep_result_t take_part();
   mep_result_t take_windows(const Deadline& deadline,
                             std::vector<std::vector<std::byte*>>* windows_of);

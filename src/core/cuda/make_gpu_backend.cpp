@@ -178,11 +178,6 @@ mep_result_t make_gpu_backend(Comm& comm, const GpuPlace& place,
 mep_result_t make_ep_device(Comm& comm, GpuBackend& side, const EpShape& shape,
                             const EpDeviceOptions& options, std::unique_ptr<EpSide>* out) {
   MEP_TRY(check_ep_device(comm, shape));
-  if (side.reach() == GpuReach::kQueues && shape.high_throughput()) {
-    return fail(MEP_ERR_UNSUPPORTED,
-                "mode: high throughput needs GPUs of one host, and these post to queues; use "
-                "MEP_EP_LOW_LATENCY");
-  }
   *out = std::make_unique<DeviceEp>(comm, side, shape, options);
   return MEP_SUCCESS;
 }

@@ -97,15 +97,15 @@ int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
   if (!is_row(a.y) || !is_row(a.bias) || !is_row(a.out) || a.out_stride % 16 != 0) {
     return cudaErrorMisalignedAddress;
   }
-  if (launch.queues.scratch != nullptr) {
-    return launch_queued_combine(a, launch.queues, launch.ctas, static_cast<cudaStream_t>(stream));
-  }
   const auto order = static_cast<cudaStream_t>(stream);
   if (a.sends != 0 && g.expanded.rows != 0) {
     const cudaError_t error =
         launch_fold(a, a.y, a.returned_weights, kept_terms, launch.ctas, order);
     if (error != cudaSuccess) return error;
     use_folded_terms(launch, kept_terms, &a);
+  }
+  if (launch.queues.scratch != nullptr) {
+    return launch_queued_combine(a, launch.queues, launch.ctas, order);
   }
   if (a.push != 0 || a.returned_weights != nullptr) {
     const int error = launch_push(a, launch.ctas, order);

@@ -38,7 +38,7 @@ __device__ inline void announce_outputs(const CombineArgs& a, uint64_t epoch, bo
     if (!a.is_live(rank)) continue;
     const CombineWord told = in_mask(table.complete, rank) ? kind : CombineWord::kNone;
     if (kThroughput && a.returned_weights != nullptr && told != CombineWord::kNone) {
-      reinterpret_cast<uint32_t*>(a.peer(rank) + a.g.weights_marks)[a.g.sizes.rank] = table.mark;
+      *a.weights_mark(a.peer(rank), a.g.sizes.rank) = table.mark;
     }
     store_word_release(a.rank_word(a.peer(rank), a.g.combine_ready, table.use, a.g.sizes.rank),
                        signal_tag(epoch, table.use) | combine_payload(told, table.mark));
@@ -311,7 +311,6 @@ __device__ inline void sum_weights(const CombineArgs& a, const uint8_t* kinds) {
   const EpGeometry& g = a.g;
   const uint32_t top_k = g.sizes.top_k;
   const uint32_t mark = peer_table().mark;
-  const auto* marks = reinterpret_cast<const uint32_t*>(a.memory.window + g.weights_marks);
   const auto* values = reinterpret_cast<const float*>(a.memory.window + g.weights_in);
   const uint32_t total = a.head()->tokens * top_k;
   for (uint32_t i = blockIdx.x * kEpThreads + threadIdx.x; i < total; i += gridDim.x * kEpThreads) {
@@ -321,7 +320,7 @@ __device__ inline void sum_weights(const CombineArgs& a, const uint8_t* kinds) {
       const int32_t rank = a.of_handle<int32_t>(g.handle_places)[entry];
       if (rank < 0 || a.of_handle<uint32_t>(g.handle_rows)[entry] == kRowNotSent) continue;
       const bool came = static_cast<CombineWord>(kinds[rank]) != CombineWord::kNone;
-      if (!came || marks[rank] != mark) continue;
+      if (!came || *a.weights_mark(a.memory.window, static_cast<uint32_t>(rank)) != mark) continue;
       sum = __fadd_rn(sum, values[uint64_t{entry} * top_k + i - token * top_k]);
     }
     a.out_weights[i] = sum;

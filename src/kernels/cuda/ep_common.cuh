@@ -69,6 +69,10 @@ struct EpBase {
                                  uint32_t source) const {
     return reinterpret_cast<uint64_t*>(window + block) + use % 2 * g.sizes.ranks + source;
   }
+  // By each rank one, 8 bytes apart, since a queue writes words: the dispatch whose values came back from it.
+  __device__ uint32_t* weights_mark(std::byte* window, uint32_t source) const {
+    return reinterpret_cast<uint32_t*>(window + g.weights_marks) + 2 * source;
+  }
   __device__ uint64_t row_index(uint32_t group, uint32_t row) const {
     return uint64_t{group} * g.rows_per_expert + row;
   }
@@ -128,8 +132,7 @@ __device__ inline void random_pause([[maybe_unused]] const EpBase& a,
   hash ^= hash >> 12;
   if (hash % 4 != 0) return;
   const uint64_t end = nanoseconds() + hash / 4 % 20'000;
-  while (nanoseconds() < end) {
-  }
+  while (nanoseconds() < end) let_others_run();
 #endif
 }
 __device__ inline void test_delay(const EpBase& a, uint32_t point) {

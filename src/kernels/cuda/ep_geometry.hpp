@@ -180,7 +180,7 @@ inline void place_ep_window(EpGeometry* g, uint64_t scales) {
     g->topk_idx = window.take(rows * topk_row);
     g->topk_weights = window.take(rows * topk_row);
     g->weights_in = window.take(terms * topk_row);
-    g->weights_marks = window.take(uint64_t{sizes.ranks} * 4);
+    g->weights_marks = window.take(uint64_t{sizes.ranks} * 8);
   }
   g->pushed_bytes = window.end();
   g->combine_out = window.take(rows * g->combine_row);

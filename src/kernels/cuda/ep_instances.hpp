@@ -57,6 +57,11 @@ int launch_queued_dispatch(const DispatchArgs& args, const EpQueues& queues, uin
                            cudaStream_t stream);
 int launch_queued_combine(const CombineArgs& args, const EpQueues& queues, uint32_t most_ctas,
                           cudaStream_t stream);
+template <class Args>
+struct Queued;
+int launch_queued_throughput(const Queued<DispatchArgs>& a, uint32_t most_ctas,
+                             cudaStream_t stream);
+int load_queued_throughput_kernels(const EpGeometry& g, int* ctas_per_sm);
 int load_queued_dispatch_kernels(const EpGeometry& g, int* ctas_per_sm);
 int load_queued_combine_kernels(const EpGeometry& g, int* ctas_per_sm);
 

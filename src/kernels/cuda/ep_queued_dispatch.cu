@@ -8,51 +8,12 @@
 namespace mep::device {
 namespace {
 
-using QueuedDispatch = Queued<DispatchArgs>;
-
 // --- Count --------------------------------------------------------------------------------------------
 
-// Rows of the last use that were not combined are given back, as in give_back_unused(). The queue keeps the order: the
-// word is seen before the counts.
-__device__ inline bool tell_counts(const QueuedDispatch& a, const Waiter& waiter, uint64_t use) {
-  const uint64_t last = use - 1;
-  const bool gives_back = is_unused(a, last);
-  const uint64_t given_back = unused_word(waiter.epoch, last);
-  const uint64_t tag = signal_tag(waiter.epoch, use);
-  if (threadIdx.x == 0) {
-    if (gives_back) a.tell_self(a.l.combine_ready, last, given_back);
-    a.tell_self(a.l.counts_ready, use, tag);
-  }
-  const auto bytes = static_cast<uint32_t>(a.g.places * 4);
-  const uint64_t from = a.l.sent_counts + use % 2 * bytes;
-  const uint64_t to = a.l.counts + (use % 2 * a.g.sizes.ranks + a.g.sizes.rank) * bytes;
-  const uint32_t lane = threadIdx.x % kWarpThreads;
-  gpu_queue::Request request{};
-  if (lane == 0) {
-    request = gpu_queue::write_word(a.word_at_peer(a.l.combine_ready, last), given_back);
-  } else if (lane == 1) {
-    request = gpu_queue::write(a.at_peer(to), a.from_outbox(from), bytes);
-  } else if (lane == 2) {
-    request = gpu_queue::write_word(a.word_at_peer(a.l.counts_ready, use), tag);
-  }
-  const bool wants = lane == 0 ? gives_back : lane <= 2;
-  return a.for_live_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
-    return is_done(peer.post_lanes(wants, request), waiter, rank);
-  });
-}
-
-// A count as its source has told it; is_count(): whether it can be.
 __device__ inline uint32_t told_count(const QueuedDispatch& a, uint64_t use, uint32_t source,
                                       uint32_t place) {
   if (source == a.g.sizes.rank) return a.local<uint32_t>(a.g.own_counts)[place];
-  const auto* told = reinterpret_cast<const uint32_t*>(a.queues.inbox + a.l.counts);
-  return __ldcv(told + (use % 2 * a.g.sizes.ranks + source) * a.g.places + place);
-}
-__device__ inline bool is_count(const QueuedDispatch& a, const Waiter& waiter, uint32_t source,
-                                uint32_t count) {
-  if (count <= a.g.sizes.max_tokens) return true;
-  refuse_bytes(waiter, source);
-  return false;
+  return inbox_count(a, use, source, place);
 }
 
 // The first row of this rank at every place. Counts of several sources are on their way at once: they lie across the bus.
@@ -109,15 +70,9 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   if (threadIdx.x == 0) begin_dispatch(a, waiter.epoch, use);
   if (failed) return;
   test_delay(a, 2);
-  bool good = true;
-  if (is_first_of_epoch) {
-    good = a.for_live_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
-      return is_done(peer.flush(), waiter, rank);
-    });
-  }
+  bool good = !is_first_of_epoch || flush_queues(a, waiter);
   if (__syncthreads_and(good) == 0) return;
-  auto* counts =
-      reinterpret_cast<uint32_t*>(a.queues.outbox + a.l.sent_counts) + use % 2 * a.g.places;
+  uint32_t* counts = sent_counts(a, use);
   for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
     counts[place] = sum_place(a, a.local<uint32_t>(a.g.masks), place, true);
   }
@@ -126,7 +81,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   add_up(
       a.g.places, [&](uint32_t place) { return own[place]; },
       [&](uint32_t place, uint32_t sum) { a.sent_first()[place] = sum; });
-  if (__syncthreads_and(tell_counts(a, waiter, use)) == 0) return;
+  if (__syncthreads_and(post_counts(a, waiter, use)) == 0) return;
   test_delay(a, 3);
   good = slotted ? await_given_back(a, waiter, use) : await_ranks(a, waiter, a.l.counts_ready, use);
   if (__syncthreads_and(good) == 0) return;
@@ -314,6 +269,13 @@ __device__ inline void unpack_row(const UnpackArgs& a, const std::byte* record, 
       to[at] = from[scale];
     }
   }
+  if (a.g.sizes.high_throughput == 0) return;
+  const uint32_t top_k = a.g.sizes.top_k;
+  const auto* topk = reinterpret_cast<const uint32_t*>(record + a.l.record_topk);
+  for (uint32_t k = lane; k < top_k; k += kWarpThreads) {
+    reinterpret_cast<uint32_t*>(window + a.g.topk_idx)[index * top_k + k] = topk[k];
+    reinterpret_cast<uint32_t*>(window + a.g.topk_weights)[index * top_k + k] = topk[top_k + k];
+  }
 }
 
 // Only rows that came.
@@ -327,8 +289,8 @@ __global__ void __launch_bounds__(kEpThreads, 2)
         a.queues.inbox + a.l.records + a.row_index(expert, row.row) * a.l.record_bytes;
     if (row.range % a.g.sizes.ranks == a.g.sizes.rank) {
       const uint32_t place = a.g.sizes.rank * a.g.sizes.local_experts + expert;
-      record = a.queues.scratch + a.l.own_records +
-               (uint64_t{a.sent_first()[place]} + row.at) * a.l.record_bytes;
+      const uint64_t first = a.g.sizes.high_throughput != 0 ? 0 : a.sent_first()[place];
+      record = a.queues.scratch + a.l.own_records + (first + row.at) * a.l.record_bytes;
     }
     unpack_row(a, record, expert, row, threadIdx.x % kWarpThreads);
   });
@@ -338,12 +300,7 @@ size_t mask_bytes(const EpGeometry& g) {
   return g.places * sizeof(uint32_t);
 }
 
-}  // namespace
-
-int launch_queued_dispatch(const DispatchArgs& args, const EpQueues& queues, uint32_t most_ctas,
-                           cudaStream_t stream) {
-  const QueuedDispatch a = make_queued(args, queues);
-  const uint32_t most = std::min(most_ctas, kMostBusCtas);
+int launch_rows(const QueuedDispatch& a, uint32_t most, cudaStream_t stream) {
   if (a.sends != 0) {
     const uint32_t chunks = std::max(chunks_of(a.tokens), 1u);
     const cudaError_t error =
@@ -358,32 +315,47 @@ int launch_queued_dispatch(const DispatchArgs& args, const EpQueues& queues, uin
     }
   }
   launch_kernel(exchange_kernel, 1, kEpThreads, 0, stream, a);
-  if (a.receives != 0) {
-    const UnpackArgs unpacks{args, a.l, queues};
-    launch_kernel(unpack_kernel, most, kEpThreads, range_bytes(a.g), stream, unpacks);
-  }
   return cudaPeekAtLastError();
 }
 
-int load_queued_dispatch_kernels(const EpGeometry& g, int* ctas_per_sm) {
-  cudaError_t allowed =
+int load_row_kernels(const EpGeometry& g, int* ctas_per_sm) {
+  const cudaError_t allowed =
       allow_shared_memory(reinterpret_cast<const void*>(count_kernel), mask_bytes(g));
-  if (allowed == cudaSuccess) {
-    allowed = allow_shared_memory(reinterpret_cast<const void*>(unpack_kernel), range_bytes(g));
-  }
   if (allowed != cudaSuccess) return allowed;
   const struct {
     const void* kernel;
     size_t shared_bytes;
   } kernels[] = {{reinterpret_cast<const void*>(count_kernel), mask_bytes(g)},
                  {reinterpret_cast<const void*>(select_pack_kernel(g.sizes)), 0},
-                 {reinterpret_cast<const void*>(exchange_kernel), 0},
-                 {reinterpret_cast<const void*>(unpack_kernel), range_bytes(g)}};
+                 {reinterpret_cast<const void*>(exchange_kernel), 0}};
   for (const auto& [kernel, bytes] : kernels) {
     const cudaError_t error = resident_ctas_per_sm(kernel, bytes, ctas_per_sm);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
+}
+
+}  // namespace
+
+int launch_queued_dispatch(const DispatchArgs& args, const EpQueues& queues, uint32_t most_ctas,
+                           cudaStream_t stream) {
+  const QueuedDispatch a = make_queued(args, queues);
+  const uint32_t most = std::min(most_ctas, kMostBusCtas);
+  const int error = a.g.sizes.high_throughput != 0 ? launch_queued_throughput(a, most, stream)
+                                                   : launch_rows(a, most, stream);
+  if (error != cudaSuccess || a.receives == 0) return error;
+  const UnpackArgs unpacks{args, a.l, queues};
+  launch_kernel(unpack_kernel, most, kEpThreads, range_bytes(a.g), stream, unpacks);
+  return cudaPeekAtLastError();
+}
+
+int load_queued_dispatch_kernels(const EpGeometry& g, int* ctas_per_sm) {
+  const auto* unpack = reinterpret_cast<const void*>(unpack_kernel);
+  cudaError_t error = allow_shared_memory(unpack, range_bytes(g));
+  if (error == cudaSuccess) error = resident_ctas_per_sm(unpack, range_bytes(g), ctas_per_sm);
+  if (error != cudaSuccess) return error;
+  return g.sizes.high_throughput != 0 ? load_queued_throughput_kernels(g, ctas_per_sm)
+                                      : load_row_kernels(g, ctas_per_sm);
 }
 
 }  // namespace mep::device

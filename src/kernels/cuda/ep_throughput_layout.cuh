@@ -210,9 +210,18 @@ __device__ inline bool await_count(const DispatchArgs& a, const Waiter& waiter, 
   return false;
 }
 
-// Waits for what lower ranks send to each rank: the first row of this rank there, into the handle. The words of
-// column 0 also say that their ranks gave the rows of the last use back: the first warp acquires those for all.
-__device__ inline bool await_first_rows(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
+// The word of column 0 also says that its rank gave the rows of the last use back.
+__device__ inline bool acquire_counts(const DispatchArgs& a, const Waiter& waiter, uint64_t use,
+                                      uint32_t source) {
+  const uint64_t* at = a.count_word(a.memory.window, use, source, 0);
+  return await_word(waiter, at, signal_tag(waiter.epoch, use), source) != 0;
+}
+
+// Waits for what lower ranks send to each rank: the first row of this rank there, into the handle. The first warp
+// acquires for all. Args: await_count() and acquire_counts() are those of its counts.
+template <class Args>
+__device__ inline bool await_first_rows(const Args& args, const Waiter& waiter, uint64_t use) {
+  const DispatchArgs& a = args;
   __shared__ uint32_t first_row[kMaxRanks];
   const uint32_t ranks = a.g.sizes.ranks;
   for (uint32_t rank = threadIdx.x; rank < ranks; rank += kEpThreads) first_row[rank] = 0;
@@ -222,15 +231,12 @@ __device__ inline bool await_first_rows(const DispatchArgs& a, const Waiter& wai
     const uint32_t source = i / ranks;
     uint32_t count = 0;
     if (!a.is_live(source)) continue;
-    known = await_count(a, waiter, use, source, i - source * ranks, &count);
+    known = await_count(args, waiter, use, source, i - source * ranks, &count);
     if (known) atomicAdd(&first_row[i - source * ranks], count);
   }
   if (threadIdx.x < kWarpThreads) {
-    const uint64_t tag = signal_tag(waiter.epoch, use);
     for (uint32_t source = threadIdx.x; source < ranks && known; source += kWarpThreads) {
-      if (!a.is_live(source)) continue;
-      const uint64_t* at = a.count_word(a.memory.window, use, source, 0);
-      known = await_word(waiter, at, tag, source) != 0;
+      if (a.is_live(source)) known = acquire_counts(args, waiter, use, source);
     }
   }
   known = __syncthreads_and(known) != 0;
@@ -241,8 +247,9 @@ __device__ inline bool await_first_rows(const DispatchArgs& a, const Waiter& wai
 }
 
 // By one CTA: what every source sends here, into ranges and counts, and to the caller.
-__device__ inline bool arrange_throughput(const DispatchArgs& a, const Waiter& waiter,
-                                          uint64_t use) {
+template <class Args>
+__device__ inline bool arrange_throughput(const Args& args, const Waiter& waiter, uint64_t use) {
+  const DispatchArgs& a = args;
   __shared__ uint32_t source_rows[kMaxRanks];
   __shared__ uint32_t expanded_rows;
   if (threadIdx.x == 0) expanded_rows = 0;
@@ -259,7 +266,7 @@ __device__ inline bool arrange_throughput(const DispatchArgs& a, const Waiter& w
     uint32_t count = 0;
     if (!a.is_live(source)) continue;
     const uint32_t column = slot == 0 ? a.g.sizes.rank : ranks + slot - 1;
-    known = await_count(a, waiter, use, source, column, &count);
+    known = await_count(args, waiter, use, source, column, &count);
     if (!known) break;
     if (slot == 0) {
       source_rows[source] = count;
@@ -300,58 +307,30 @@ __device__ inline void take_expert_counts(const DispatchArgs& a) {
   }
 }
 
-static __global__ void __launch_bounds__(kEpThreads, 2)
-    throughput_layout_kernel(const __grid_constant__ DispatchArgs a) {
-  auto* const shared = launched_shared<uint32_t>();  // LayoutShared
-  __shared__ uint32_t shared_last;
-  DeviceChannel& channel = a.state()->channel;
-  const LayoutShared layout(a.g);
-  a.read_peers();
-  const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(EpPhase::kCounts));
-  if (threadIdx.x == 0) {
-    peer_table().use = channel.use + 1;
-    peer_table().credited = a.state()->credited != 0;
-  }
-  bool ready = !has_failed(&channel, waiter.epoch);
-  for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) shared[place] = 0;
-  ready = __syncthreads_and(ready) != 0;
-  test_delay(a, 1);
-  const uint64_t use = peer_table().use;
-  if (blockIdx.x == 0) {
-    if (ready) give_back_unused(a, waiter.epoch, use - 1);
-    if (threadIdx.x == 0) {
-      begin_dispatch(a, waiter.epoch, use);
-      a.head()->epoch = waiter.epoch;
-    }
-  }
+// Rows for each rank of this CTA's chunks.
+__device__ inline void mark_throughput_chunks(const DispatchArgs& a, const LayoutShared& layout,
+                                              uint32_t* shared) {
   const uint32_t chunks = chunks_of(a.tokens);
   const uint32_t warp = threadIdx.x / kWarpThreads;
-  if (ready) {
-    uint32_t bad = 0;
-    for (uint32_t chunk = warp * gridDim.x + blockIdx.x; chunk < chunks && warp < layout.warps;
-         chunk += layout.warps * gridDim.x) {
-      mark_throughput_chunk(a, layout, chunk, shared, &bad);
-    }
-    if (bad != 0) atomicAdd(&a.state()->bad_entries, bad);
-    __syncthreads();
-    for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
-      const uint32_t count = shared[place];
-      if (count != 0) atomicAdd(a.local<uint32_t>(a.g.expert_sums) + place, count);
-    }
+  uint32_t bad = 0;
+  for (uint32_t chunk = warp * gridDim.x + blockIdx.x; chunk < chunks && warp < layout.warps;
+       chunk += layout.warps * gridDim.x) {
+    mark_throughput_chunk(a, layout, chunk, shared, &bad);
   }
-  if (!is_last_of(&channel.ticket[0], gridDim.x, &shared_last)) return;
-  take_expert_counts(a);
-  if (!ready || has_failed(&channel, waiter.epoch)) return;
-  sum_chunks(a);
-  // The word of column 0, which this thread stores, is ordered behind what this rank has read of a use that it did
-  // not combine.
-  if (threadIdx.x == 0 && !peer_table().credited) publish();
+  if (bad != 0) atomicAdd(&a.state()->bad_entries, bad);
   __syncthreads();
-  test_delay(a, 2);
-  tell_counts(a, waiter.epoch, use);
-  test_delay(a, 3);
-  if (!await_first_rows(a, waiter, use)) return;
-  if (a.receives != 0) arrange_throughput(a, waiter, use);
+  for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
+    const uint32_t count = shared[place];
+    if (count != 0) atomicAdd(a.local<uint32_t>(a.g.expert_sums) + place, count);
+  }
+}
+// Useful CTAs, and shared memory of each.
+inline uint32_t useful_layout_ctas(const DispatchArgs& a, uint32_t most_ctas) {
+  const uint32_t useful = chunks_of(a.tokens) / LayoutShared(a.g).warps + 1;
+  return useful < most_ctas ? useful : most_ctas;
+}
+inline size_t layout_shared_bytes(const EpGeometry& g) {
+  return LayoutShared(g).words(g) * sizeof(uint32_t);
 }
 
 }  // namespace mep::device

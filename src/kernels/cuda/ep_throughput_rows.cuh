@@ -25,10 +25,32 @@ __device__ inline uint32_t throughput_row(const DispatchArgs& a, uint32_t token,
          static_cast<uint32_t>(__popc(mask & below));
 }
 
+// Where a row of this rank is written, and what goes with it: entry, token, K experts, K weights.
+struct RowHome {
+  RowTarget target;
+  uint32_t* entry;
+  uint32_t* token;
+  int32_t* experts;
+  float* weights;
+};
+__device__ inline RowHome row_home(const DispatchArgs& a, uint32_t rank, uint32_t row) {
+  std::byte* window = a.peer(rank);
+  std::byte* kept = rank == a.g.sizes.rank ? a.memory.own : window;
+  const uint64_t values = uint64_t{row} * a.g.sizes.top_k;
+  return {
+      {kept + a.g.recv_x + uint64_t{row} * a.g.wire_row, a.scales_of(kept + a.g.scales, 0, row)},
+      reinterpret_cast<uint32_t*>(window + a.g.entries) + row,
+      reinterpret_cast<uint32_t*>(window + a.g.src_info) + row,
+      reinterpret_cast<int32_t*>(window + a.g.topk_idx) + values,
+      reinterpret_cast<float*>(window + a.g.topk_weights) + values};
+}
+
 // Lists the token's rows on ranks that are in the comm; returns how many there are. tells: this warp has the token's
-// first unit.
-__device__ inline uint32_t list_rows(const DispatchArgs& a, uint32_t token, bool tells,
-                                     uint32_t lane, TokenRows* out) {
+// first unit. Args: row_home() is that of its rows.
+template <class Args>
+__device__ inline uint32_t list_rows(const Args& args, uint32_t token, bool tells, uint32_t lane,
+                                     TokenRows* out) {
+  const DispatchArgs& a = args;
   uint32_t count = 0;
   for (uint32_t base = 0; base < a.g.row_k; base += kWarpThreads) {
     const uint32_t j = base + lane;
@@ -47,15 +69,13 @@ __device__ inline uint32_t list_rows(const DispatchArgs& a, uint32_t token, bool
     const uint32_t here = __ballot_sync(0xffffffffu, row != kRowNotSent);
     if (row != kRowNotSent) {
       const uint32_t slot = count + static_cast<uint32_t>(__popc(here & ((1u << lane) - 1)));
-      std::byte* window = a.peer(rank);
-      std::byte* kept = rank == a.g.sizes.rank ? a.memory.own : window;
-      out->targets[slot] = {kept + a.g.recv_x + uint64_t{row} * a.g.wire_row,
-                            a.scales_of(kept + a.g.scales, 0, row)};
+      const RowHome home = row_home(args, rank, row);
+      out->targets[slot] = home.target;
       out->ranks[slot] = rank;
       out->rows[slot] = row;
       if (tells) {
-        reinterpret_cast<uint32_t*>(window + a.g.entries)[row] = entry;
-        reinterpret_cast<uint32_t*>(window + a.g.src_info)[row] = token;
+        *home.entry = entry;
+        *home.token = token;
       }
     }
     count += static_cast<uint32_t>(__popc(here));
@@ -65,8 +85,10 @@ __device__ inline uint32_t list_rows(const DispatchArgs& a, uint32_t token, bool
 }
 
 // With each row its local experts and their weights.
-__device__ inline void send_topk(const DispatchArgs& a, uint32_t token, uint32_t lane,
+template <class Args>
+__device__ inline void send_topk(const Args& args, uint32_t token, uint32_t lane,
                                  const TokenRows& rows, uint32_t count) {
+  const DispatchArgs& a = args;
   const uint32_t top_k = a.g.sizes.top_k;
   const int32_t* places = a.of_handle<int32_t>(a.g.handle_experts) + uint64_t{token} * top_k;
   const float* weights = a.of_handle<float>(a.g.handle_weights) + uint64_t{token} * top_k;
@@ -80,15 +102,15 @@ __device__ inline void send_topk(const DispatchArgs& a, uint32_t token, uint32_t
     const bool is_there =
         place >= first && place < first + static_cast<int32_t>(a.g.sizes.local_experts);
     const float weight = has_weights ? weights[k] : 1;
-    const uint64_t at = uint64_t{rows.rows[slot]} * top_k + k;
-    std::byte* window = a.peer(rank);
-    reinterpret_cast<int32_t*>(window + a.g.topk_idx)[at] = is_there ? place - first : -1;
-    reinterpret_cast<float*>(window + a.g.topk_weights)[at] = is_there ? weight : 0;
+    const RowHome home = row_home(args, rank, rows.rows[slot]);
+    home.experts[k] = is_there ? place - first : -1;
+    home.weights[k] = is_there ? weight : 0;
   }
 }
 
-template <class Codec>
-__device__ inline void send_throughput_rows(const DispatchArgs& a) {
+template <class Codec, class Args>
+__device__ inline void send_throughput_rows(const Args& args) {
+  const DispatchArgs& a = args;
   __shared__ TokenRows lists[kEpWarps];
   constexpr uint32_t kAtOnce = 4;  // units whose loads are under way together
   const typename Codec::Source source(a);
@@ -104,8 +126,8 @@ __device__ inline void send_throughput_rows(const DispatchArgs& a) {
   auto unit = static_cast<uint32_t>(at - uint64_t{token} * units);
   for (; at < end; ++token, unit = 0) {
     test_delay_warp(a, 10);
-    const uint32_t count = list_rows(a, token, unit == 0, lane, &rows);
-    if (unit == 0) send_topk(a, token, lane, rows, count);
+    const uint32_t count = list_rows(args, token, unit == 0, lane, &rows);
+    if (unit == 0) send_topk(args, token, lane, rows, count);
     const auto last = static_cast<uint32_t>(min(uint64_t{units}, unit + (end - at)));
     at += last - unit;
     for (; unit < last; unit += kAtOnce) {
@@ -126,9 +148,7 @@ __device__ inline void send_throughput_rows(const DispatchArgs& a) {
 }
 
 // By one CTA: what the layout's kernel does for other dispatches.
-__device__ inline void begin_replay(const DispatchArgs& a, uint64_t epoch, uint64_t use,
-                                    bool failed) {
-  if (!failed) give_back_unused(a, epoch, use - 1);
+__device__ inline void begin_replay(const DispatchArgs& a, uint64_t epoch, uint64_t use) {
   if (threadIdx.x != 0) return;
   EpState& state = *a.state();
   state.channel.epoch = epoch;
@@ -167,7 +187,10 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   trace(a, 0);
   test_delay(a, 4);
   if (a.replays != 0) {
-    if (blockIdx.x == 0) begin_replay(a, waiter.epoch, use, !ready);
+    if (blockIdx.x == 0) {
+      if (ready) give_back_unused(a, waiter.epoch, use - 1);
+      begin_replay(a, waiter.epoch, use);
+    }
     if (ready) {
       ready = is_told(a) ? await_cta(a, Relay::kDispatch, waiter, use)
                          : await_given_back(a, waiter, use);

@@ -47,6 +47,12 @@ unit_hosts() {
     --hosts 00001111
 }
 
+# gpus PROGRAM: ranks with a GPU that the host plays, on 2 hosts; kernels post to queues, the software NIC uses verbs.
+gpus() {
+  [ -x "$build/tests/$1" ] || return 0
+  check 250 "$1, 2 hosts" env GPU_TEST_HOSTS=2 MEP_TRANSPORTS=shm,verbs "$build/tests/$1"
+}
+
 # Jobs under faults report case by case.
 faults() {
   python3 "$here/guest_faults.py" "$build" "$@" < /dev/null || failed=1
@@ -75,6 +81,7 @@ for wire in bf16 fp8; do
   perf_hosts "dispatch and combine, $wire" "${moe[@]}" --wire "$wire"
 done
 # All types, operators and sizes next to limits; random problems of experts; a rank that dies in them.
+gpus on_host_ep_process
 unit coll_matrix_processes_test --ranks 4
 unit_hosts coll_matrix_processes_test --ranks 8
 unit coll_random_threads_test --less 10
