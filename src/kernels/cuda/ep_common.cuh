@@ -245,6 +245,31 @@ __device__ inline uint32_t add_up(uint32_t n, Count&& count_of, Keep&& keep) {
   return total;
 }
 
+// Masks [chunks][columns] of what belongs to a column: into `before` how many of earlier chunks do, for each chunk, and
+// keep(column, of all chunks). By one CTA, a warp a column at a time.
+template <class Keep>
+__device__ inline void add_up_masks(const uint32_t* masks, uint32_t* before, uint32_t chunks,
+                                    uint32_t columns, Keep&& keep) {
+  const uint32_t lane = threadIdx.x % kWarpThreads;
+  for (uint32_t column = threadIdx.x / kWarpThreads; column < columns; column += kEpWarps) {
+    uint32_t total = 0;
+    for (uint32_t base = 0; base < chunks; base += kWarpThreads) {
+      const uint32_t chunk = base + lane;
+      const uint64_t at = uint64_t{chunk} * columns + column;
+      const uint32_t own = chunk < chunks ? static_cast<uint32_t>(__popc(masks[at])) : 0;
+      uint32_t sum = own;
+#pragma unroll
+      for (uint32_t step = 1; step < kWarpThreads; step *= 2) {
+        const uint32_t lower = __shfl_up_sync(0xffffffffu, sum, step);
+        if (lane >= step) sum += lower;
+      }
+      if (chunk < chunks) before[at] = total + sum - own;
+      total += __shfl_sync(0xffffffffu, sum, kWarpThreads - 1);
+    }
+    if (lane == 0) keep(column, total);
+  }
+}
+
 // The rows of all ranges [columns], numbered through, so that warps take them in turns: a warp that looked at one range
 // after the other would wait for memory as often. In dynamic shared memory, range_bytes() of it.
 __host__ __device__ inline size_t range_bytes(const EpGeometry& g) {
@@ -295,6 +320,21 @@ struct RowRanges {
     }
   }
 };
+
+// The scales of a row, by one warp; steps in bytes. from null: zeros.
+__device__ inline void copy_scales(const EpGeometry& g, std::byte* to, uint64_t to_step,
+                                   const std::byte* from, uint64_t from_step, uint32_t lane) {
+  for (uint32_t group = lane; group < g.groups; group += kWarpThreads) {
+    std::byte* place = to + group * to_step;
+    const std::byte* source = from == nullptr ? nullptr : from + group * from_step;
+    if (g.scale_bytes == 4) {
+      *reinterpret_cast<uint32_t*>(place) =
+          source == nullptr ? 0 : *reinterpret_cast<const uint32_t*>(source);
+    } else {
+      *place = source == nullptr ? std::byte{0} : *source;
+    }
+  }
+}
 
 // A row, by one warp; several loads are under way before the first store.
 __device__ inline void copy_row(std::byte* to, const std::byte* from, uint32_t bytes,

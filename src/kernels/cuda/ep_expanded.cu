@@ -56,28 +56,6 @@ __device__ inline void mark_chunk(const ExpandArgs& a, uint32_t chunk, uint32_t 
   __syncwarp();
 }
 
-// By one CTA: for each expert the rows of earlier chunks, a warp an expert at a time.
-__device__ inline void sum_masks(const ExpandArgs& a, uint32_t chunks) {
-  const uint32_t experts = a.g.sizes.local_experts;
-  const uint32_t lane = threadIdx.x % kWarpThreads;
-  for (uint32_t expert = threadIdx.x / kWarpThreads; expert < experts; expert += kEpWarps) {
-    uint32_t total = 0;
-    for (uint32_t base = 0; base < chunks; base += kWarpThreads) {
-      const uint32_t chunk = base + lane;
-      const uint32_t mask = chunk < chunks ? a.of_chunk(a.g.expanded.masks, chunk)[expert] : 0;
-      const auto own = static_cast<uint32_t>(__popc(mask));
-      uint32_t sum = own;
-#pragma unroll
-      for (uint32_t step = 1; step < kWarpThreads; step *= 2) {
-        const uint32_t lower = __shfl_up_sync(0xffffffffu, sum, step);
-        if (lane >= step) sum += lower;
-      }
-      if (chunk < chunks) a.of_chunk(a.g.expanded.before, chunk)[expert] = total + sum - own;
-      total += __shfl_sync(0xffffffffu, sum, kWarpThreads - 1);
-    }
-  }
-}
-
 // Rows before `row` that name the expert.
 __device__ inline uint32_t rows_before(const ExpandArgs& a, uint32_t row, uint32_t expert) {
   const uint32_t chunk = a.chunk_of(row);
@@ -123,26 +101,13 @@ __global__ void __launch_bounds__(kEpThreads, 2)
     mark_chunk(a, chunk, rows, threadIdx.x % kWarpThreads);
   }
   if (!is_last_of(&a.state()->channel.ticket[0], gridDim.x, &shared_last)) return;
-  sum_masks(a, chunks);
+  add_up_masks(a.of_chunk(a.g.expanded.masks, 0), a.of_chunk(a.g.expanded.before, 0), chunks,
+               a.g.sizes.local_experts, [](uint32_t, uint32_t) {});
   __syncthreads();
   place_groups(a, rows);
 }
 
 // --- Spread -------------------------------------------------------------------------------------------
-
-__device__ inline void copy_scales(const ExpandArgs& a, std::byte* to, const std::byte* from,
-                                   uint32_t lane) {
-  for (uint32_t scale = lane; scale < a.g.groups; scale += kWarpThreads) {
-    std::byte* place = to + scale * a.g.expanded.scale_group_step;
-    const std::byte* source = from == nullptr ? nullptr : from + scale * a.g.scale_group_step;
-    if (a.g.scale_bytes == 4) {
-      *reinterpret_cast<uint32_t*>(place) =
-          source == nullptr ? 0 : *reinterpret_cast<const uint32_t*>(source);
-    } else {
-      *place = source == nullptr ? std::byte{0} : *source;
-    }
-  }
-}
 
 __device__ inline void tell_row(const ExpandArgs& a, uint32_t slot, int32_t token, float weight) {
   for (int32_t* tokens : a.out.tokens) {
@@ -183,8 +148,9 @@ __device__ inline void spread_row(const ExpandArgs& a, uint32_t row, uint32_t la
       copy_row(a.out.x + uint64_t{to} * g.wire_row, rows + g.recv_x + uint64_t{row} * g.wire_row,
                g.wire_row, lane);
       if (a.out.scales != nullptr) {
-        copy_scales(a, a.out.scales + to * a.out.scale_row_step,
-                    a.scales_of(const_cast<std::byte*>(rows) + g.scales, 0, row), lane);
+        copy_scales(g, a.out.scales + to * a.out.scale_row_step, g.expanded.scale_group_step,
+                    a.scales_of(const_cast<std::byte*>(rows) + g.scales, 0, row),
+                    g.scale_group_step, lane);
       }
     }
   }
@@ -201,7 +167,8 @@ __device__ inline void pad_group(const ExpandArgs& a, uint32_t expert, uint32_t 
       *reinterpret_cast<uint4*>(x + at) = {0, 0, 0, 0};
     }
     if (a.out.scales != nullptr) {
-      copy_scales(a, a.out.scales + row * a.out.scale_row_step, nullptr, lane);
+      copy_scales(a.g, a.out.scales + row * a.out.scale_row_step, a.g.expanded.scale_group_step,
+                  nullptr, 0, lane);
     }
     if (lane == 0) tell_row(a, row, -1, 0);
   }

@@ -261,14 +261,7 @@ __device__ inline void unpack_row(const UnpackArgs& a, const std::byte* record, 
   }
   const std::byte* from = record + a.l.record_scales;
   std::byte* to = a.scales_of(window + a.g.scales, expert, row.row);
-  for (uint32_t scale = lane; scale < a.g.groups; scale += kWarpThreads) {
-    const uint64_t at = scale * a.g.scale_group_step;
-    if (a.g.scale_bytes == 4) {
-      *reinterpret_cast<uint32_t*>(to + at) = reinterpret_cast<const uint32_t*>(from)[scale];
-    } else {
-      to[at] = from[scale];
-    }
-  }
+  copy_scales(a.g, to, a.g.scale_group_step, from, a.g.scale_bytes, lane);
   if (a.g.sizes.high_throughput == 0) return;
   const uint32_t top_k = a.g.sizes.top_k;
   const auto* topk = reinterpret_cast<const uint32_t*>(record + a.l.record_topk);

@@ -226,14 +226,7 @@ __device__ inline void copy_row_out(const DispatchArgs& a, const RowCopy& to, st
   if (to.scales == nullptr || to.scales == rows + a.g.scales) return;
   const std::byte* from = a.scales_of(rows + a.g.scales, group, row.row);
   std::byte* scales = to.scales + group * to.scale_expert_step + row.row * to.scale_row_step;
-  for (uint32_t scale = lane; scale < a.g.groups; scale += kWarpThreads) {
-    const uint64_t at = scale * a.g.scale_group_step;
-    if (a.g.scale_bytes == 4) {
-      *reinterpret_cast<uint32_t*>(scales + at) = *reinterpret_cast<const uint32_t*>(from + at);
-    } else {
-      scales[at] = from[at];
-    }
-  }
+  copy_scales(a.g, scales, a.g.scale_group_step, from, a.g.scale_group_step, lane);
 }
 
 // Only rows that came.

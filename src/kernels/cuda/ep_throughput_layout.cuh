@@ -149,30 +149,12 @@ __device__ inline void mark_throughput_chunk(const DispatchArgs& a, const Layout
   __syncwarp();
 }
 
-// Rows for each rank, and how many of them are of earlier chunks: a warp takes a rank at a time.
+// Rows for each rank, and how many of them are of earlier chunks.
 __device__ inline void sum_chunks(const DispatchArgs& a) {
-  const uint32_t ranks = a.g.sizes.ranks;
-  const uint32_t chunks = chunks_of(a.tokens);
-  const uint32_t lane = threadIdx.x % kWarpThreads;
-  const uint32_t* masks = a.local<uint32_t>(a.g.masks);
-  uint32_t* before = a.local<uint32_t>(a.g.chunk_first);
-  for (uint32_t rank = threadIdx.x / kWarpThreads; rank < ranks; rank += kEpWarps) {
-    uint32_t total = 0;
-    for (uint32_t base = 0; base < chunks; base += kWarpThreads) {
-      const uint32_t chunk = base + lane;
-      const uint64_t at = uint64_t{chunk} * ranks + rank;
-      const uint32_t own = chunk < chunks ? static_cast<uint32_t>(__popc(masks[at])) : 0;
-      uint32_t sum = own;
-#pragma unroll
-      for (uint32_t step = 1; step < kWarpThreads; step *= 2) {
-        const uint32_t lower = __shfl_up_sync(0xffffffffu, sum, step);
-        if (lane >= step) sum += lower;
-      }
-      if (chunk < chunks) before[at] = total + sum - own;
-      total += __shfl_sync(0xffffffffu, sum, kWarpThreads - 1);
-    }
-    if (lane == 0) a.of_handle<uint32_t>(a.g.handle_counts)[rank] = total;
-  }
+  auto* counts = a.of_handle<uint32_t>(a.g.handle_counts);
+  add_up_masks(a.local<uint32_t>(a.g.masks), a.local<uint32_t>(a.g.chunk_first),
+               chunks_of(a.tokens), a.g.sizes.ranks,
+               [&](uint32_t rank, uint32_t rows) { counts[rank] = rows; });
 }
 
 // Count words to every rank: rows for each rank, and rows for each of the receiver's experts. A replay knows the
