@@ -2,6 +2,8 @@
 // quantised on the way.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/ep_convert.cuh"
 
 namespace mep::device {
@@ -175,5 +177,21 @@ struct QuantizeCodec {
     });
   }
 };
+
+// Calls choose(std::type_identity<Codec>) with the codec of a buffer's rows.
+template <class Choose>
+auto with_codec(const EpSizes& sizes, Choose&& choose) {
+  const auto quantizing = [&](auto input) {
+    using Input = typename decltype(input)::type;
+    return sizes.scale_type == MEP_SCALE_UE8M0
+               ? choose(std::type_identity<QuantizeCodec<Input, Ue8m0Scale>>{})
+               : choose(std::type_identity<QuantizeCodec<Input, FloatScale>>{});
+  };
+  const bool quantizes = sizes.wire_type == MEP_FLOAT8_E4M3 && sizes.input_type != MEP_FLOAT8_E4M3;
+  if (!quantizes) return choose(std::type_identity<CopyCodec>{});
+  if (sizes.input_type == MEP_FLOAT16) return quantizing(std::type_identity<Float16>{});
+  if (sizes.input_type == MEP_FLOAT32) return quantizing(std::type_identity<Float32>{});
+  return quantizing(std::type_identity<Bfloat16>{});
+}
 
 }  // namespace mep::device

@@ -1,9 +1,7 @@
 // High throughput's dispatch through send queues: layout or replay, pack, exchange. The rows of this rank for another lie
 // side by side in the outbox and in the inbox there, so one request carries them. unpack is that of low latency.
-#include <algorithm>
-
 #include "kernels/cuda/ep_instances.hpp"
-#include "kernels/cuda/ep_queued.cuh"
+#include "kernels/cuda/ep_queued_exchange.cuh"
 #include "kernels/cuda/ep_throughput_rows.cuh"
 
 namespace mep::device {
@@ -122,7 +120,6 @@ __global__ void __launch_bounds__(kEpThreads, 2)
 
 // --- Pack -----------------------------------------------------------------------------------------------
 
-// Scales of a record have no gaps: the geometry says so here.
 template <class Codec>
 __global__ void __launch_bounds__(kEpThreads, 2)
     pack_kernel(const __grid_constant__ QueuedDispatch a) {
@@ -132,20 +129,9 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   send_throughput_rows<Codec>(a);
 }
 
-using PackKernel = void (*)(QueuedDispatch);
-
-template <class Input>
-PackKernel quantizing_kernel(uint32_t scale_type) {
-  if (scale_type == MEP_SCALE_UE8M0) return pack_kernel<QuantizeCodec<Input, Ue8m0Scale>>;
-  return pack_kernel<QuantizeCodec<Input, FloatScale>>;
-}
-
 PackKernel select_pack_kernel(const EpSizes& sizes) {
-  const bool quantizes = sizes.wire_type == MEP_FLOAT8_E4M3 && sizes.input_type != MEP_FLOAT8_E4M3;
-  if (!quantizes) return pack_kernel<CopyCodec>;
-  if (sizes.input_type == MEP_FLOAT16) return quantizing_kernel<Float16>(sizes.scale_type);
-  if (sizes.input_type == MEP_FLOAT32) return quantizing_kernel<Float32>(sizes.scale_type);
-  return quantizing_kernel<Bfloat16>(sizes.scale_type);
+  return with_codec(
+      sizes, [](auto codec) -> PackKernel { return pack_kernel<typename decltype(codec)::type>; });
 }
 
 // --- Exchange -------------------------------------------------------------------------------------------
@@ -173,25 +159,9 @@ __device__ inline bool post_rows(const QueuedDispatch& a, const Waiter& waiter, 
 
 __global__ void __launch_bounds__(kEpThreads, 2)
     exchange_kernel(const __grid_constant__ QueuedDispatch a) {
-  DeviceChannel& channel = a.state()->channel;
-  a.read_peers();
-  const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(EpPhase::kRows));
-  const uint64_t use = channel.use + (a.sends != 0 ? 1 : 0);
-  if (threadIdx.x == 0 && a.sends == 0 && channel.epoch != waiter.epoch) {
-    fail(&channel, waiter.epoch, Cause::kOldEpoch, kNobody, waiter.phase);
-  }
-  __syncthreads();
-  bool good = __syncthreads_and(!has_failed(&channel, waiter.epoch)) != 0;
-  test_delay(a, 4);
-  if (a.sends != 0) {
-    good = __syncthreads_and(good && post_rows(a, waiter, use)) != 0;
-    if (threadIdx.x == 0) commit_dispatch(a, use);
-    __syncthreads();
-  }
-  if (a.receives == 0) return;
-  good = __syncthreads_and(good && await_ranks(a, waiter, a.l.counts_ready, use)) != 0;
-  good = good && arrange_throughput(a, waiter, use);
-  receive_rows(a, waiter, use, good);
+  exchange_rows(
+      a, [&](const Waiter& waiter, uint64_t use) { return post_rows(a, waiter, use); },
+      [&](const Waiter& waiter, uint64_t use) { return arrange_throughput(a, waiter, use); });
 }
 
 }  // namespace
@@ -206,12 +176,7 @@ int launch_queued_throughput(const QueuedDispatch& a, uint32_t most, cudaStream_
     if (error != cudaSuccess) return error;
     launch_kernel(layout_kernel, useful_layout_ctas(a, most), kEpThreads, shared_bytes, stream, a);
   }
-  if (a.sends != 0 && a.tokens != 0) {
-    QueuedDispatch packs = a;
-    packs.g.scale_group_step = a.g.scale_bytes;
-    const uint32_t ctas = useful_ctas(a.g, a.tokens, most);
-    launch_kernel(select_pack_kernel(a.g.sizes), ctas, kEpThreads, 0, stream, packs);
-  }
+  if (a.sends != 0) launch_pack(select_pack_kernel(a.g.sizes), a, most, stream);
   launch_kernel(exchange_kernel, 1, kEpThreads, 0, stream, a);
   return cudaPeekAtLastError();
 }

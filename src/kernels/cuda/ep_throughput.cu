@@ -8,19 +8,10 @@ namespace {
 
 using DispatchKernel = void (*)(DispatchArgs);
 
-template <class Input>
-DispatchKernel quantizing_kernel(uint32_t scale_type) {
-  if (scale_type == MEP_SCALE_UE8M0)
-    return throughput_rows_kernel<QuantizeCodec<Input, Ue8m0Scale>>;
-  return throughput_rows_kernel<QuantizeCodec<Input, FloatScale>>;
-}
-
 DispatchKernel select_rows_kernel(const EpSizes& sizes) {
-  const bool quantizes = sizes.wire_type == MEP_FLOAT8_E4M3 && sizes.input_type != MEP_FLOAT8_E4M3;
-  if (!quantizes) return throughput_rows_kernel<CopyCodec>;
-  if (sizes.input_type == MEP_FLOAT16) return quantizing_kernel<Float16>(sizes.scale_type);
-  if (sizes.input_type == MEP_FLOAT32) return quantizing_kernel<Float32>(sizes.scale_type);
-  return quantizing_kernel<Bfloat16>(sizes.scale_type);
+  return with_codec(sizes, [](auto codec) -> DispatchKernel {
+    return throughput_rows_kernel<typename decltype(codec)::type>;
+  });
 }
 
 static __global__ void __launch_bounds__(kEpThreads, 2)
