@@ -1,6 +1,6 @@
 // Dispatch and combine with ranks that are processes (without MPS those of one GPU take turns there): the
 // same bytes as on host communicators, and one rank killed while its kernel runs. Started without
-// arguments it starts the ranks. The seed is printed; MEP_TEST_SEED replays it.
+// --rank it starts the ranks. --scene N runs that scene alone. The seed is printed; MEP_TEST_SEED replays it.
 #include "ep_device_rig.hpp"
 
 namespace {
@@ -151,7 +151,10 @@ int main(int argc, char** argv) {
       given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
   std::printf("MEP_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed));
   int failed = 0;
-  for (size_t i = 0; i < std::size(kScenes); ++i) failed |= start(argv[0], i, seed + 10 * i);
+  const bool one = argc > 2 && std::strcmp(argv[1], "--scene") == 0;
+  const size_t only = one ? std::strtoul(argv[2], nullptr, 10) : 0;
+  for (size_t i = 0; i < std::size(kScenes); ++i)
+    if (!one || i == only) failed |= start(argv[0], i, seed + 10 * i);
   std::printf(failed == 0 ? "ep_process_test: passed\n" : "ep_process_test: FAILED\n");
   return failed;
 }

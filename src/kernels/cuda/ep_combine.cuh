@@ -69,16 +69,7 @@ __device__ inline bool await_outputs(const CombineArgs& a, const Waiter& waiter,
   return true;
 }
 
-// The same, of CTA 0.
-__device__ inline bool await_told_outputs(const CombineArgs& a, const Waiter& waiter,
-                                          uint8_t* kinds) {
-  const bool here = await_cta(a, Relay::kCombine, waiter, peer_table().use);
-  const auto* told = a.local<uint8_t>(a.g.relayed_kinds);
-  for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks && here; rank += kEpThreads) {
-    kinds[rank] = told[rank];
-  }
-  return here;
-}
+// CTA 0 tells the others what it has seen.
 __device__ inline void relay_outputs(const CombineArgs& a, uint64_t epoch, const uint8_t* kinds) {
   auto* told = a.local<uint8_t>(a.g.relayed_kinds);
   for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
@@ -86,6 +77,13 @@ __device__ inline void relay_outputs(const CombineArgs& a, uint64_t epoch, const
   }
   __syncthreads();
   tell_ctas(a, Relay::kCombine, epoch, peer_table().use);
+}
+__device__ inline void take_outputs(const CombineArgs& a, uint8_t* kinds) {
+  const auto* told = a.local<uint8_t>(a.g.relayed_kinds);
+  for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
+    kinds[rank] = told[rank];
+  }
+  __syncthreads();
 }
 
 // The summands of a token, for one warp: terms in ascending k, then the bias.
@@ -401,10 +399,17 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   __syncthreads();
   bool here = !failed;
   if (here) {
-    here = is_told(a) ? await_told_outputs(a, waiter, kinds) : await_outputs(a, waiter, kinds);
+    here = is_told(a) ? await_cta(a, Relay::kCombine, waiter, peer_table().use)
+                      : await_outputs(a, waiter, kinds);
   }
   here = __syncthreads_and(here) != 0;
-  if (here && has_relay(a) && blockIdx.x == 0) relay_outputs(a, waiter.epoch, kinds);
+  if (here && has_relay(a)) {
+    if (blockIdx.x == 0) {
+      relay_outputs(a, waiter.epoch, kinds);
+    } else {
+      take_outputs(a, kinds);
+    }
+  }
   trace(a, 10);
   test_delay(a, 9);
   if (here) {

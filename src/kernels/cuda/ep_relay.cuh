@@ -24,8 +24,15 @@ __device__ inline void tell_ctas(const EpBase& a, Relay which, uint64_t epoch, u
   store_word(&a.state()->relayed[static_cast<uint32_t>(which)], signal_tag(epoch, use));
 }
 
-// By all threads of another CTA; false: CTA 0 gave up, or the time is over.
-__device__ inline bool await_cta(const EpBase& a, Relay which, const Waiter& waiter, uint64_t use) {
+// By all threads of another CTA, which meet at a barrier before they go on; false: CTA 0 gave up. One thread waits, and
+// leaves the abort word and the deadline to CTA 0, whose failure stands in the channel and names who was missing. The abort
+// word lies on the host: looks of all threads would hold up what CTA 0 waits for.
+__device__ inline bool await_cta(const EpBase& a, Relay which, Waiter waiter, uint64_t use) {
+  if (threadIdx.x != 0) return true;
+  constexpr uint64_t kSecond = 1'000'000'000;
+  waiter.abort_word = nullptr;
+  if (waiter.deadline != UINT64_MAX)
+    waiter.deadline += kSecond;  // there is an end without CTA 0, too
   const uint64_t* word = &a.state()->relayed[static_cast<uint32_t>(which)];
   return await_word(waiter, word, signal_tag(waiter.epoch, use), a.g.sizes.rank) != 0;
 }

@@ -85,15 +85,8 @@ __device__ inline bool await_places(const DispatchArgs& a, const Waiter& waiter,
   if (!is_told(a)) {
     return slotted ? await_free_rows(a, waiter, use) : await_counts(a, waiter, use, first_row);
   }
-  bool ready = await_cta(a, Relay::kDispatch, waiter, use);
-  if (ready && threadIdx.x == 0 && !counts_alone(a.g, a.tokens)) {
-    ready = await_counted(a, waiter, use);
-  }
-  const auto* told = a.local<uint32_t>(a.g.relayed_rows);
-  for (uint32_t place = threadIdx.x; place < a.g.places && !slotted; place += kEpThreads) {
-    first_row[place] = told[place];
-  }
-  return ready;
+  if (!await_cta(a, Relay::kDispatch, waiter, use)) return false;
+  return threadIdx.x != 0 || counts_alone(a.g, a.tokens) || await_counted(a, waiter, use);
 }
 __device__ inline void relay_places(const DispatchArgs& a, uint64_t epoch, uint64_t use,
                                     const uint32_t* first_row) {
@@ -103,6 +96,13 @@ __device__ inline void relay_places(const DispatchArgs& a, uint64_t epoch, uint6
   }
   __syncthreads();
   tell_ctas(a, Relay::kDispatch, epoch, use);
+}
+// By the CTAs that were told; a barrier follows before `first_row` is used.
+__device__ inline void take_places(const DispatchArgs& a, uint32_t* first_row) {
+  const auto* told = a.local<uint32_t>(a.g.relayed_rows);
+  for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
+    first_row[place] = told[place];
+  }
 }
 
 // Tokens whose targets a CTA lists and then sends: their units [begin, end), a round of them at a time, one
@@ -408,8 +408,12 @@ __global__ void __launch_bounds__(kEpThreads, 2)
     ready = await_places(a, waiter, peer_table().use, routing.first_row);
   }
   ready = __syncthreads_and(ready) != 0;
-  if (ready && has_relay(a) && blockIdx.x == 0) {
-    relay_places(a, waiter.epoch, peer_table().use, routing.first_row);
+  if (ready && has_relay(a)) {
+    if (blockIdx.x == 0) {
+      relay_places(a, waiter.epoch, peer_table().use, routing.first_row);
+    } else if (!slotted) {
+      take_places(a, routing.first_row);
+    }
   }
   trace(a, 2);
   const bool arranges_early = a.receives != 0 && !slotted;
