@@ -162,7 +162,10 @@ void Simulator::note_reports(Node* node, const membership::InstallView& decision
 void Simulator::check_install(uint32_t index, const membership::InstallView& decision) {
   Node& node = *nodes_[index];
   membership::Row carrier;
-  carrier.committed = decision.decision;
+  auto value = std::make_shared<membership::Proposal>(*decision.decision);
+  for (membership::ChannelDecision& channel : value->channels)
+    channel.donor = membership::kNoSlot;  // a hint, which may change from ballot to ballot
+  carrier.committed = std::move(value);
   std::vector<uint8_t> bytes = membership::encode_row(carrier);
   const std::vector<uint8_t> view = membership::encode_view(*decision.view);
   bytes.insert(bytes.end(), view.begin(), view.end());

@@ -134,6 +134,7 @@ class Lab {
 
   std::vector<Rank> ranks;
   uint64_t now_us = 1'000'000;
+  uint64_t rows_sent = 0;
   uint64_t witness = 0;  // the digest that its register holds; 0: none yet
 
  private:
@@ -160,6 +161,7 @@ class Lab {
     Rank& rank = ranks[index];
     Membership& machine = *rank.machine;
     if (const auto* push = std::get_if<PushRow>(&action)) {
+      rows_sent += push->to.count();
       // Through the codec, as between processes.
       send(index, push->to, decode_row(encode_row(*push->row), kMaxSlots, nullptr));
       rank.stopped = rank.stops_once_accepted && push->row->accepted.value != nullptr;

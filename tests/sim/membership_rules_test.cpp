@@ -457,6 +457,59 @@ void another_joiner_is_waited_for(void**) {
   }
 }
 
+Config with_leads(uint32_t leads) {
+  Config config;
+  config.rows_to_all_up_to = 0;
+  config.leads = leads;
+  return config;
+}
+
+void in_a_large_view_rows_go_to_leads(void**) {
+  uint64_t sent[2] = {};
+  for (const uint32_t leads : {1u, 8u}) {
+    Lab lab(8, with_leads(leads), 4);
+    const uint64_t before = lab.rows_sent;
+    lab.kill(7);
+    sent[leads == 1 ? 0 : 1] = lab.rows_sent - before;
+    for (uint32_t i = 0; i < 7; ++i)
+      assert_int_equal(lab.ranks[i].machine->view().members.count(), 7);
+  }
+  // Each member to the lead, and the lead to all: 4 rows; the deaths that others on its host saw go to all.
+  assert_in_range(sent[0], 1, 100);
+  assert_in_range(sent[1], 150, 300);
+}
+
+void leads_that_die_together_have_heirs(void**) {
+  Lab lab(8, with_leads(2), 8);
+  for (uint32_t victim = 0; victim < 3; ++victim) lab.ranks[victim].alive = false;
+  for (uint32_t by = 3; by < 8; ++by)
+    for (uint32_t victim = 0; victim < 3; ++victim)
+      lab.ranks[by].machine->on_connection_lost(victim, 100 + victim);
+  lab.run_for(1'000'000);
+  for (uint32_t i = 3; i < 8; ++i)
+    assert_int_equal(lab.ranks[i].machine->view().members.count(), 5);
+}
+
+// Rank 2 is told of an accusation while rank 4 takes it for a lead. It is withdrawn. Later rank 2 takes itself for a lead.
+void an_accusation_is_withdrawn_from_all_who_know_it(void**) {
+  Lab lab(6, with_leads(2), 6);
+  Membership& accuser = *lab.ranks[4].machine;
+  accuser.on_connection_lost(0, 100);
+  accuser.on_connection_lost(5, 105);
+  lab.settle();
+  accuser.on_connection_up(0, 100);
+  accuser.on_connection_up(5, 105);
+  lab.settle();
+  lab.ranks[1].stopped = true;  // so that it is later to judge what follows
+  lab.ranks[2].machine->on_connection_lost(0, 100);
+  lab.settle();
+  lab.run_for(200'000);
+  lab.resume(1);
+  lab.run_for(15'000'000);
+  assert_true(lab.ranks[0].machine->view().members.has(5));
+  assert_false(lab.ranks[0].machine->view().members.has(2));
+}
+
 }  // namespace
 
 int main() {
@@ -494,6 +547,9 @@ int main() {
       cmocka_unit_test(a_dead_joiner_blocks_nobody),
       cmocka_unit_test(a_joiner_that_dies_early_is_waited_for_no_more),
       cmocka_unit_test(another_joiner_is_waited_for),
+      cmocka_unit_test(in_a_large_view_rows_go_to_leads),
+      cmocka_unit_test(leads_that_die_together_have_heirs),
+      cmocka_unit_test(an_accusation_is_withdrawn_from_all_who_know_it),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

@@ -107,7 +107,8 @@ int run_seeds(const Options& options, uint64_t first, uint64_t count, double sec
 }
 
 // Each deliberate fault must be caught within so many schedules.
-int run_mutants(uint64_t first, uint64_t limit, const std::string& only, bool list) {
+int run_mutants(const Options& given, uint64_t first, uint64_t limit, const std::string& only,
+                bool list) {
   using mep::membership::Mutations;
   using mep::sim::Wrong;
   struct Mutant {
@@ -128,6 +129,7 @@ int run_mutants(uint64_t first, uint64_t limit, const std::string& only, bool li
       {"old incarnations are not told apart", &Mutations::ignore_incarnation, nullptr},
       {"accuse others after not being scheduled", &Mutations::accuse_when_late, nullptr},
       {"no call between N* and next", &Mutations::no_call_reports, nullptr},
+      {"a donor shows its row to the leads alone", &Mutations::donor_stays_silent, nullptr},
       {"a second change overwrites the first", nullptr, &Wrong::one_decision_only},
       {"who calls late is not told", nullptr, &Wrong::late_is_not_told},
       {"a later N* cuts nothing", nullptr, &Wrong::earlier_is_not_cut},
@@ -146,7 +148,7 @@ int run_mutants(uint64_t first, uint64_t limit, const std::string& only, bool li
       std::printf("%s\n", name);
       continue;
     }
-    Options options;
+    Options options = given;
     if (in_machine != nullptr) options.mutations.*in_machine = true;
     if (around != nullptr) options.wrong.*around = true;
     std::string violation;
@@ -157,6 +159,7 @@ int run_mutants(uint64_t first, uint64_t limit, const std::string& only, bool li
       // A seed that fails without the fault as well proves nothing.
       Options sound;
       sound.seed = options.seed;
+      sound.leads_only = options.leads_only;
       if (!violation.empty() && !run_schedule(sound).violation.empty()) violation.clear();
     }
     if (violation.empty()) {
@@ -212,7 +215,9 @@ int main(int argc, char** argv) {
       list = true;
     else if (arg == "--only")
       only = value();
-    else if (arg == "--soak")
+    else if (arg == "--rows") {
+      options.leads_only = std::string(value()) == "leads";
+    } else if (arg == "--soak")
       soak = true;
     else if (arg == "--quorum") {
       const std::string name = value();
@@ -224,7 +229,7 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
-  if (mutants) return run_mutants(first, limit, only, list);
+  if (mutants) return run_mutants(options, first, limit, only, list);
   if (soak) return mep::sim::run_soak(options.ranks == 0 ? 4096 : options.ranks);
   if (one) {
     options.seed = first;

@@ -40,6 +40,11 @@ Simulator::Simulator(const Options& options) : options_(options), random_(option
   // Quicker than by default: a schedule holds more changes so.
   config_ = membership::config_for(50'000, 1'500'000);
   config_.quorum = options_.quorum;
+  // Not drawn from random_: a seed stays the schedule that it was.
+  if (options_.leads_only.value_or(options_.seed / 2 % 2 == 1)) {
+    config_.rows_to_all_up_to = 0;
+    config_.leads = options_.seed / 4 % 2 == 1 ? 3 : 2;
+  }
   config_.heartbeat_interval_us = random_.chance(15) ? 50'000 : 250'000;
   if (config_.heartbeat_interval_us > 50'000) {
     config_.slow_after_us = 700'000;

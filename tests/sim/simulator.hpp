@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <queue>
 #include <set>
 #include <string>
@@ -32,7 +33,9 @@ struct Options {
   uint64_t seed = 1;
   uint32_t ranks = 0;   // 0: drawn from the seed
   uint32_t faults = 0;  // 0: drawn from the seed
-  bool trace = false;   // print every event
+  // Rows go to all members, or to the leads alone as in large views; else drawn from the seed.
+  std::optional<bool> leads_only;
+  bool trace = false;  // print every event
   membership::QuorumPolicy quorum = membership::QuorumPolicy::kMajority;
   membership::Mutations mutations;
   Wrong wrong;

@@ -51,6 +51,11 @@ struct Config {
   uint64_t stuck_round_us = 400'000;
   // A view change without any progress for so long evicts who does not answer (the lead first).
   uint64_t stalled_change_us = 10'000'000;
+  // A member of a larger view sends its row to the leads alone, else to all members.
+  uint32_t rows_to_all_up_to = 64;
+  // How many members collect all rows in a larger view. Three: a link that is broken between a lead and another member
+  // leaves two that hear both.
+  uint32_t leads = 3;
   // A needed view change that finds no quorum for so long ends with "no quorum" for this rank.
   uint64_t no_quorum_after_us = 5'000'000;
 };
@@ -80,6 +85,7 @@ struct Mutations {
   bool ignore_incarnation = false;       // events about an old incarnation hit its successor
   bool accuse_when_late = false;         // no local-health scaling
   bool no_call_reports = false;          // next = N* + 1 if nobody had called more
+  bool donor_stays_silent = false;       // a donor's row goes to the leads alone
 };
 
 }  // namespace mep::membership

@@ -145,6 +145,7 @@ void Membership::forget_change() {
   catch_up_items_.clear();
   catch_up_complete_ = false;
   served_.clear();
+  is_donor_ = false;
   prepare_value_ = nullptr;
   prepared_ = false;
   witness_asked_ = 0;
@@ -218,32 +219,6 @@ void Membership::end_with_value(const ProposalPtr& value) {
   touch();
   publish(value->members);
   be_evicted(value->epoch);
-}
-
-SlotSet Membership::audience() const {
-  SlotSet to = view_->members - confirmed_;
-  for (const auto& [slot, entry] : joiners_)
-    if (!entry.gone && !entry.confirmed) to.add(slot);
-  to.remove(slot_);
-  return to;
-}
-
-void Membership::publish(const SlotSet& also) {
-  if (!row_dirty_) return;
-  row_dirty_ = false;
-  ++row_.version;
-  if (row_.recover_seq != 0 && phase_ != Phase::kJoining) {
-    for (const Member& member : row_.ready) {
-      if (std::find(offered_joiners_.begin(), offered_joiners_.end(), member) ==
-          offered_joiners_.end())
-        offered_joiners_.push_back(member);
-    }
-  }
-  SlotSet to = audience() | also;
-  to.remove(slot_);
-  auto pushed = std::make_shared<const Row>(row_);
-  give(PushRow{pushed, std::move(to)});
-  published_ = std::move(pushed);
 }
 
 }  // namespace mep::membership

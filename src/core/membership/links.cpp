@@ -150,6 +150,10 @@ bool Membership::accusations_settled() const {
 }
 
 void Membership::judge_links() {
+  if (!collects_rows()) {
+    accusations_.clear();
+    return;
+  }
   const SlotSet present = live();
   if (!present.has(slot_) || !note_accusations(present)) return;
   const Edges edges = counted_edges(present);

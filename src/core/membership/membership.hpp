@@ -21,7 +21,11 @@
 //     last row of the victim itself. Nothing else ever confirms; only rule "all that are not
 //     confirmed dead" and the fence make a difference.
 //  8. An event that names an incarnation other than the slot's present one changes nothing.
-//  9. A joiner takes part only in the acceptance of a value that brings it in; when it dies or is
+//  9. In a view of more than Config::rows_to_all_up_to members the leads collect all rows: the lowest members that are
+//     neither suspected nor accused, by each member's own evidence. Leads push their rows to all, others to the leads. Only
+//     leads judge links, offer and commit; a member follows what it reads in their rows. An accusation that is withdrawn is
+//     withdrawn from everybody who was told it.
+// 10. A joiner takes part only in the acceptance of a value that brings it in; when it dies or is
 //     silent, it is suspected and waited for no more. If it dies before there is such a value, the
 //     recover call that waited for it is answered without it.
 //
@@ -334,6 +338,16 @@ class Membership {
   const Row* joiner_row(uint32_t slot, uint64_t incarnation) const;
   SlotSet live() const { return view_->members - row_.suspected; }
 
+  // readers.cpp
+  SlotSet audience() const;
+  SlotSet leads() const;
+  bool rows_go_to_all() const { return view_->members.count() <= config_.rows_to_all_up_to; }
+  bool collects_rows() const { return rows_go_to_all() || leads().has(slot_); }
+  bool tells_all() const;
+  SlotSet readers() const;
+  void watch_donors();
+  void publish(const SlotSet& also);
+
   // links.cpp
   using Edges = std::map<uint32_t, SlotSet>;
   void judge_links();
@@ -405,8 +419,6 @@ class Membership {
   void forget_change();
   void be_evicted(uint64_t epoch);
   void end_with_value(const ProposalPtr& value);
-  void publish(const SlotSet& also);
-  SlotSet audience() const;
 
   // join.cpp
   std::vector<Member> agreed_joiners(const SlotSet& live) const;
@@ -430,8 +442,9 @@ class Membership {
 
   Phase phase_ = Phase::kStable;
   std::shared_ptr<const View> view_;
-  Row row_;           // what the next PushRow carries
-  RowPtr published_;  // the last one that was pushed; null: none
+  Row row_;             // what the next PushRow carries
+  RowPtr published_;    // the last one that was pushed; null: none
+  SlotSet accused_to_;  // members that have a row of this rank with an accusation
   bool row_dirty_ = true;
   bool step_due_ = true;
   bool health_due_ = true;
@@ -452,6 +465,8 @@ class Membership {
   uint32_t healthy_ticks_ = 0;
 
   // the view change
+  bool is_donor_ =
+      false;  // the value under way names this rank: those that are behind need its row
   ProposalPtr catch_up_value_;  // what the catch-up below is for
   uint64_t catch_up_plan_ = 0;
   bool catch_up_complete_ = false;

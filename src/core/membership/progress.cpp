@@ -29,6 +29,7 @@ void Membership::step() {
         try_commit();
         if (phase_ == Phase::kChanging) {
           try_offer();
+          watch_donors();
           try_accept();
           serve_catch_up();
         }

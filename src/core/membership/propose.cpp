@@ -209,30 +209,44 @@ ProposalPtr Membership::new_value(const SlotSet& live) const {
 // A value that is taken over may ask for results that nobody has any more: its only donors died,
 // and whoever accepted it is not in that comm, so did not get them. Then N* of that channel is what
 // its living members have. None of them can have installed the value as it was, so this concerns
-// them alone, and `next` stays.
+// them alone, and `next` stays. Where only the named donor has died, the value stays what it is and
+// names another.
 ProposalPtr Membership::attainable(const ProposalPtr& value, const SlotSet& live) const {
-  std::shared_ptr<Proposal> lowered;
+  std::shared_ptr<Proposal> changed;
+  bool lowered = false;
   HeldTables tables(view_->epoch + 1);
   for (size_t i = 0; i < value->channels.size(); ++i) {
     const ChannelDecision& decision = value->channels[i];
     bool used = false;
+    bool donor_holds = false;
     uint64_t most = 0;
+    uint32_t holder = kNoSlot;
     live.each([&](uint32_t slot) {
       const Row* row = usable_row(slot);
       if (row == nullptr || !value->members.has(slot)) return;
       const std::optional<uint64_t> held = tables.up_to(*row, decision.comm, decision.channel);
       used = used || held.has_value();
-      most = std::max(most, held.value_or(0));
+      if (held.value_or(0) > most || (holder == kNoSlot && held.has_value())) {
+        most = held.value_or(0);
+        holder = slot;
+      }
+      donor_holds = donor_holds || (slot == decision.donor && held >= decision.last_completed);
     });
-    if (!used || most >= decision.last_completed) continue;
-    if (lowered == nullptr) lowered = std::make_shared<Proposal>(*value);
-    lowered->channels[i].last_completed = most;
-    lowered->channels[i].donor = kNoSlot;
+    if (!used || donor_holds) continue;
+    const bool lost = most < decision.last_completed;
+    if (lost || decision.donor != holder) {
+      if (changed == nullptr) changed = std::make_shared<Proposal>(*value);
+      changed->channels[i].donor = lost ? kNoSlot : holder;
+      if (lost) changed->channels[i].last_completed = most;
+      lowered = lowered || lost;
+    }
   }
-  if (lowered == nullptr) return value;
-  lowered->origin = ballot();
-  lowered->proposer = slot_;
-  return lowered;
+  if (changed == nullptr) return value;
+  if (lowered) {
+    changed->origin = ballot();
+    changed->proposer = slot_;
+  }
+  return changed;
 }
 
 void Membership::try_offer() {
