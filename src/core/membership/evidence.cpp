@@ -132,7 +132,7 @@ void Membership::on_connection_up(uint32_t slot, uint64_t incarnation) {
     return;
   }
   if (!row_.suspected.has(slot)) row_.link_down.remove(slot);
-  accused_to_.add(slot);  // it may have missed a row that withdrew one
+  published_.accused_to.add(slot);  // it may have missed a row that withdrew one
   note_heard(slot, incarnation);
   touch();
 }

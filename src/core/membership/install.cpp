@@ -145,7 +145,8 @@ void Membership::forget_change() {
   catch_up_items_.clear();
   catch_up_complete_ = false;
   served_.clear();
-  is_donor_ = false;
+  published_.donor = false;
+  published_.dead.clear();
   prepare_value_ = nullptr;
   prepared_ = false;
   witness_asked_ = 0;

@@ -316,6 +316,13 @@ class Membership {
     uint64_t since_us = 0;
     uint64_t alone_since_us = 0;  // since when nobody else accuses the same member
   };
+  // This rank's row as others have it.
+  struct Published {
+    RowPtr row;          // the last one that was pushed; null: none
+    SlotSet accused_to;  // members that have one with an accusation
+    SlotSet dead;        // deaths in a row of this epoch that went to all
+    bool donor = false;  // it goes to all, since the value under way names this rank
+  };
   enum class Quorum : uint8_t { kNo, kMajority, kWitness, kAllAlive };
 
   // evidence.cpp
@@ -344,6 +351,7 @@ class Membership {
   bool rows_go_to_all() const { return view_->members.count() <= config_.rows_to_all_up_to; }
   bool collects_rows() const { return rows_go_to_all() || leads().has(slot_); }
   bool tells_all() const;
+  bool speaks_for_host() const;
   SlotSet readers() const;
   void watch_donors();
   void publish(const SlotSet& also);
@@ -442,9 +450,8 @@ class Membership {
 
   Phase phase_ = Phase::kStable;
   std::shared_ptr<const View> view_;
-  Row row_;             // what the next PushRow carries
-  RowPtr published_;    // the last one that was pushed; null: none
-  SlotSet accused_to_;  // members that have a row of this rank with an accusation
+  Row row_;  // what the next PushRow carries
+  Published published_;
   bool row_dirty_ = true;
   bool step_due_ = true;
   bool health_due_ = true;
@@ -465,8 +472,6 @@ class Membership {
   uint32_t healthy_ticks_ = 0;
 
   // the view change
-  bool is_donor_ =
-      false;  // the value under way names this rank: those that are behind need its row
   ProposalPtr catch_up_value_;  // what the catch-up below is for
   uint64_t catch_up_plan_ = 0;
   bool catch_up_complete_ = false;

@@ -212,8 +212,8 @@ void Membership::on_exhausted() {
   if (!active()) return;
   phase_ = Phase::kLeft;
   actions_.clear();
-  if (published_ == nullptr) return;  // nobody has heard of this rank
-  Row last = *published_;
+  if (published_.row == nullptr) return;  // nobody has heard of this rank
+  Row last = *published_.row;
   last.standing = Standing::kGaveUp;
   last.version = row_.version + 1;
   give(PushRow{std::make_shared<const Row>(std::move(last)), audience()});

@@ -1,4 +1,4 @@
-// Who reads a row. In a small view everybody does. In a larger one a row goes to the leads, or messages would grow with the
+// The members that read a row. In a small view all do. In a larger one a row goes to the leads, or messages would grow with the
 // square of the members: a member's part in a change needs the rows of its lead and of its donors alone.
 //
 // Leads are found by each member for itself, so members may differ for a while. A row goes to those that its sender accuses
@@ -34,15 +34,22 @@ SlotSet Membership::leads() const {
 bool Membership::tells_all() const {
   if (collects_rows() || phase_ == Phase::kJoining || row_.standing != Standing::kMember)
     return true;
-  if (is_donor_ && !mutations_.donor_stays_silent) return true;
-  // A death that is confirmed here: members on other hosts learn it of nobody else.
-  return !row_.dead.empty() && (published_ == nullptr || !published_->dead.contains(row_.dead));
+  if (published_.donor && !mutations_.donor_stays_silent) return true;
+  return !published_.dead.contains(row_.dead) && speaks_for_host();
+}
+
+// Members on other hosts learn of nobody else that a death on this one is confirmed.
+bool Membership::speaks_for_host() const {
+  const SlotSet present = live();
+  uint32_t slot = present.next(0);
+  while (slot != kNoSlot && view_->host(slot) != view_->host(slot_)) slot = present.next(slot + 1);
+  return slot == slot_;
 }
 
 SlotSet Membership::readers() const {
   const SlotSet all = audience();
   if (tells_all()) return all;
-  SlotSet wanted = leads() | accused_to_;
+  SlotSet wanted = leads() | published_.accused_to;
   for (const CatchUpItem& item : row_.catch_up)
     if (item.donor < max_slots_) wanted.add(item.donor);
   return all - (view_->members - wanted);  // joiners read all rows
@@ -50,14 +57,14 @@ SlotSet Membership::readers() const {
 
 // Members that are behind look for the results in the rows of donors.
 void Membership::watch_donors() {
-  if (is_donor_ || collects_rows()) return;
+  if (published_.donor || collects_rows()) return;
   const Row* lead = usable_row(live().lowest());
   if (lead == nullptr || lead->offer.value == nullptr) return;
   const auto& channels = lead->offer.value->channels;
-  is_donor_ =
+  published_.donor =
       std::any_of(channels.begin(), channels.end(),
                   [this](const ChannelDecision& decision) { return decision.donor == slot_; });
-  if (is_donor_) touch();
+  if (published_.donor) touch();
 }
 
 void Membership::publish(const SlotSet& also) {
@@ -72,12 +79,13 @@ void Membership::publish(const SlotSet& also) {
     }
   }
   SlotSet to = readers() | also;
+  if (tells_all()) published_.dead |= row_.dead;
   to.remove(slot_);
-  accused_to_ |= to;
-  if (row_.link_down.empty() && row_.silent.empty()) accused_to_.clear();
+  published_.accused_to |= to;
+  if (row_.link_down.empty() && row_.silent.empty()) published_.accused_to.clear();
   auto pushed = std::make_shared<const Row>(row_);
   give(PushRow{pushed, std::move(to)});
-  published_ = std::move(pushed);
+  published_.row = std::move(pushed);
 }
 
 }  // namespace mep::membership
