@@ -236,13 +236,14 @@ mep_result_t ControlLink::State::read_chunk(size_t* count, bool* would_block) {
     buffer.erase(buffer.begin(), buffer.begin() + static_cast<ptrdiff_t>(begin));
     begin = 0;
   }
-  const size_t old_size = buffer.size();
   try {
-    buffer.resize(old_size + kReadChunkBytes);
+    buffer.reserve(buffer.size() + kReadChunkBytes);  // what was read cannot be read again
   } catch (const std::bad_alloc&) {
     return fail(MEP_ERR_NO_MEMORY, "no memory for a message of a peer; it waits");
   }
-  iovec part{buffer.data() + old_size, kReadChunkBytes};
+  std::array<std::byte, kReadChunkBytes>
+      chunk;  // not in `buffer`, which would zero it for each small message
+  iovec part{chunk.data(), chunk.size()};
   DescriptorMessage control{};
   msghdr message{};
   message.msg_iov = &part;
@@ -254,7 +255,6 @@ mep_result_t ControlLink::State::read_chunk(size_t* count, bool* would_block) {
     received = recvmsg(socket.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   } while (received < 0 && errno == EINTR);
   const int error = errno;
-  buffer.resize(old_size + (received > 0 ? static_cast<size_t>(received) : 0));
   if (received < 0) {
     if (error == EAGAIN || error == EWOULDBLOCK) {
       *would_block = true;
@@ -264,6 +264,7 @@ mep_result_t ControlLink::State::read_chunk(size_t* count, bool* would_block) {
     return fail(result_of_errno(error), "recvmsg from a peer failed: %s", strerrordesc_np(error));
   }
   *count = static_cast<size_t>(received);
+  buffer.insert(buffer.end(), chunk.begin(), chunk.begin() + received);
   return adopt_descriptors(&message);
 }
 
