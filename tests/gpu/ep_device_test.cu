@@ -98,6 +98,39 @@ void agrees(const Shape& s, uint64_t seed) {
               (kRounds + 1) * kReplays, static_cast<unsigned long long>(seed));
 }
 
+// Rank 1 receives late. Rank 0 has received and sends other rows: they must wait until rank 1 has read what came before.
+void spares_unread_rows(const Shape& s, uint64_t seed) {
+  const Reference first = on_hosts(s, s.ranks, seed);
+  const Reference second = on_hosts(s, s.ranks, seed + 1);
+  Group group(s);
+  group.upload(first);
+  const uint32_t tokens[] = {first.inputs[0].tokens, first.inputs[1].tokens};
+  // After a combine, and after a dispatch without one.
+  for (uint32_t i = 0; i < 2; ++i) group.enqueue(i, first, 0, false, true);
+  group.synchronize();
+  need(group.dispatch(1, 0, tokens[1], Halves::kSend), "mep_dispatch send");
+  need(group.dispatch(0, 0, tokens[0], Halves::kBoth), "mep_dispatch");
+  group.use(0);
+  cuda(cudaStreamSynchronize(group.ranks[0].stream));
+  const std::vector<uint16_t>& x = second.inputs[0].x;
+  cuda(cudaMemcpy(group.ranks[0].x, x.data(), x.size() * 2, cudaMemcpyDefault));
+  need(group.dispatch(0, 0, tokens[0], Halves::kSend), "mep_dispatch send");
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // time to do it wrong
+  group.use(1);
+  need(group.dispatch(1, 0, tokens[1], Halves::kReceive), "mep_dispatch receive");
+  cuda(cudaStreamSynchronize(group.ranks[1].stream));
+  std::vector<uint8_t> got(first.outputs[1].recv_x.size());
+  cuda(cudaMemcpy(got.data(), group.ranks[1].recv_x, got.size(), cudaMemcpyDefault));
+  GPU_CHECK(got == first.outputs[1].recv_x, "rows that were not read yet were written over");
+  need(group.dispatch(1, 0, tokens[1], Halves::kBoth), "mep_dispatch");
+  need(group.dispatch(0, 0, tokens[0], Halves::kReceive), "mep_dispatch receive");
+  group.synchronize();
+  group.expect_no_failure("late receivers");
+  std::printf("  %s: rows that a late receiver has not read are spared; seed %llu\n",
+              s.throughput ? "high throughput" : "low latency",
+              static_cast<unsigned long long>(seed));
+}
+
 // The last rank stops calling; the others run out of time, and then all go on together.
 void outlasts(const Shape& s, uint64_t seed) {
   const Reference ref = on_hosts(s, s.ranks, seed);
@@ -354,6 +387,8 @@ int main() {
       agrees({ranks, fp8, false, ranks == 4, true, true}, seed + 700 + ranks);
     }
   }
+  for (const bool throughput : {false, true})
+    spares_unread_rows({2, false, false, false, throughput}, seed + 65);
   tells(seed + 70);
   outlasts({4, false}, seed + 400);
   outlasts({8, true, true}, seed + 500);

@@ -45,7 +45,7 @@ DeviceEp::DeviceEp(Comm& comm, GpuBackend& side, const EpShape& shape,
       side_(side),
       shape_(shape),
       options_(options),
-      geometry_(ep_device_geometry(shape, options)),
+      geometry_(ep_device_geometry(shape, options, side.reach())),
       buffers_(shape.buffers) {}
 
 DeviceEp::~DeviceEp() {

@@ -8,7 +8,8 @@
 
 namespace mep {
 
-device::EpGeometry ep_device_geometry(const EpShape& shape, const EpDeviceOptions& options) {
+device::EpGeometry ep_device_geometry(const EpShape& shape, const EpDeviceOptions& options,
+                                      GpuReach reach) {
   device::EpSizes sizes{};
   sizes.rank = shape.rank;
   sizes.ranks = shape.ranks;
@@ -24,6 +25,8 @@ device::EpGeometry ep_device_geometry(const EpShape& shape, const EpDeviceOption
   sizes.slotted = shape.slotted() ? 1 : 0;
   sizes.column_major = options.column_major ? 1 : 0;
   sizes.high_throughput = shape.high_throughput() ? 1 : 0;
+  sizes.by_token = reach != GpuReach::kDeviceWindows && !shape.high_throughput() ? 1 : 0;
+  sizes.queued = reach == GpuReach::kQueues ? 1 : 0;
   sizes.expert_alignment = shape.expert_alignment;
   sizes.expanded_rows = shape.expanded() ? shape.expanded_rows() : 0;
   return device::make_ep_geometry(sizes);
@@ -49,7 +52,7 @@ mep_result_t check_ep_device(const Comm& comm, const EpShape& shape) {
 
 void estimate_ep_device_size(const EpShape& shape, const EpDeviceOptions& options, GpuReach reach,
                              mep_ep_size_t* out) {
-  const device::EpGeometry geometry = ep_device_geometry(shape, options);
+  const device::EpGeometry geometry = ep_device_geometry(shape, options, reach);
   out->flags = 0;
   out->window_bytes = geometry.window_bytes;
   out->private_bytes = geometry.local_bytes + geometry.handle_bytes + geometry.expanded.bytes;

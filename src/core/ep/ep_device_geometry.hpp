@@ -6,6 +6,7 @@
 
 namespace mep {
 
-device::EpGeometry ep_device_geometry(const EpShape& shape, const EpDeviceOptions& options);
+device::EpGeometry ep_device_geometry(const EpShape& shape, const EpDeviceOptions& options,
+                                      GpuReach reach);
 
 }  // namespace mep

@@ -47,7 +47,7 @@ bool Membership::speaks_for_host() const {
 }
 
 SlotSet Membership::readers() const {
-  const SlotSet all = audience();
+  SlotSet all = audience();
   if (tells_all()) return all;
   SlotSet wanted = leads() | published_.accused_to;
   for (const CatchUpItem& item : row_.catch_up)

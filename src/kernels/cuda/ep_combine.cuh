@@ -123,7 +123,9 @@ __device__ inline uint32_t list_outputs(const CombineArgs& a, uint32_t token, ui
         row = a.memory.window + g.combine_in + uint64_t{entry} * g.combine_row;
       } else {
         const std::byte* terms = rank == g.sizes.rank ? a.own_terms : a.peer(rank) + g.combine_out;
-        row = terms + a.row_index(group, at) * g.combine_row;
+        // By token the dispatch counts rows from the first of this rank.
+        const uint32_t first = g.sizes.by_token != 0 ? a.first_row_of(group, rank) : 0;
+        row = terms + a.row_index(group, first + at) * g.combine_row;
       }
       if (weights != nullptr) weight = weights[entry];
     }
@@ -359,6 +361,7 @@ __device__ inline void conclude_combine(const CombineArgs& a, const uint8_t* kin
     if (kinds[rank] != 0) contributed[rank / 64] |= uint64_t{1} << (rank % 64);
   }
   mep_result_t result = MEP_SUCCESS;
+  if (!failed) state.freed = signal_tag(end.epoch, state.channel.use);
   if (failed) {
     result = failure_result(state.channel);
   } else if ((missing & 2) != 0) {

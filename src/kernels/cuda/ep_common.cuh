@@ -23,6 +23,7 @@ struct PeerTable {
   uint64_t use;  // of the dispatch that runs, or was received last
   // The state as it was when the kernel began; loaded together, since each load takes as long as all.
   bool credited;                  // dispatch
+  bool freed;                     // dispatch: all ranks gave the rows of the last use back
   uint32_t mark;                  // combine
   uint64_t complete[kMaskWords];  // combine
 };
@@ -73,8 +74,31 @@ struct EpBase {
   __device__ uint32_t* weights_mark(std::byte* window, uint32_t source) const {
     return reinterpret_cast<uint32_t*>(window + g.weights_marks) + 2 * source;
   }
+  // In the last dispatch.
+  __device__ uint32_t first_row_of(uint32_t group, uint32_t source) const {
+    const int64_t range = local<int64_t>(g.layout_range)[group * g.sizes.ranks + source];
+    return static_cast<uint32_t>(static_cast<uint64_t>(range) >> 32);
+  }
   __device__ uint64_t row_index(uint32_t group, uint32_t row) const {
     return uint64_t{group} * g.rows_per_expert + row;
+  }
+  __device__ const uint32_t* entries() const {
+    std::byte* block = g.sizes.by_token != 0 ? memory.own : memory.window;
+    return reinterpret_cast<const uint32_t*>(block + g.entries);
+  }
+  // Rows go to places that do not depend on the counts of others.
+  __device__ bool has_own_places() const { return g.sizes.slotted != 0 || g.sizes.by_token != 0; }
+  // By token.
+  __device__ uint64_t token_row(uint32_t source, uint32_t token) const {
+    return uint64_t{source} * g.sizes.max_tokens + token;
+  }
+  __device__ uint32_t* token_index(std::byte* block, uint64_t token_row) const {
+    return reinterpret_cast<uint32_t*>(block + g.token_index) + token_row * g.sizes.top_k;
+  }
+  // place -1: none.
+  __device__ uint32_t index_of_copy(int32_t place, uint32_t slot) const {
+    if (place < 0) return kRowNotSent;
+    return static_cast<uint32_t>(place) * g.sizes.max_tokens + slot;
   }
   __device__ std::byte* scales_of(std::byte* scales, uint32_t group, uint32_t row) const {
     return scales + group * g.scale_expert_step + row * g.scale_row_step;

@@ -226,6 +226,12 @@ __device__ inline void publish_counts(const DispatchArgs& a, uint64_t epoch, con
   for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
     const uint32_t total = sum_place(a, masks, place, !alone);
     if (a.g.sizes.slotted != 0) continue;
+    if (a.g.sizes.by_token != 0) {
+      const uint32_t owner = place / a.g.sizes.local_experts;
+      if (!a.is_live(owner)) continue;
+      store_word(a.count_word(a.peer(owner), use, a.g.sizes.rank, place), tag | total);
+      continue;
+    }
 #ifdef MEP_MUTANT_ZERO_COUNT
     if (total == 0) continue;
 #endif

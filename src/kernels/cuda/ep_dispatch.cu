@@ -5,6 +5,7 @@
 #include "kernels/cuda/ep_expanded.hpp"
 #include "kernels/cuda/ep_instances.hpp"
 #include "kernels/cuda/ep_rows.cuh"
+#include "kernels/cuda/ep_token_rows.cuh"
 
 namespace mep::device {
 namespace {
@@ -102,7 +103,9 @@ int ep_dispatch(const EpLaunch& launch, const mep_dispatch_send_t* send,
     if (error != cudaSuccess) return error;
     uint32_t ctas = useful_ctas(a.g, a.tokens, launch.ctas);
     if (a.memory.own != a.memory.window) ctas = std::min(ctas, kMostScatteringCtas);
-    error = launch_kernel(kernel, a, ctas, shared_bytes, stream);
+    DispatchArgs sends = a;
+    if (a.g.sizes.by_token != 0) sends.g.scale_group_step = a.g.scale_bytes;
+    error = launch_kernel(kernel, sends, ctas, shared_bytes, stream);
   } else {
     error = launch_kernel(receive_kernel, a, 1, 0, stream);
   }
@@ -110,6 +113,10 @@ int ep_dispatch(const EpLaunch& launch, const mep_dispatch_send_t* send,
   if (a.g.expanded.rows != 0) {
     const ExpandedOutputs out = expanded_outputs(a.g, launch.memory.expanded, *receive);
     return launch_expansion(a, out, launch.ctas, stream);
+  }
+  if (a.g.sizes.by_token != 0) {
+    if (launch.queues.scratch != nullptr) return error;  // rows were unpacked to where they go
+    return launch_kernel(copy_tokens_kernel<DispatchArgs>, a, launch.ctas, 0, stream);
   }
   const void* copies[] = {a.recv_x, a.recv_scales, a.src_info, a.recv_topk_idx,
                           a.recv_topk_weights};
@@ -141,7 +148,8 @@ int load_dispatch_kernels(const EpGeometry& g, int* ctas_per_sm) {
     size_t shared_bytes;
   } kernels[] = {{select_dispatch_kernel(g.sizes), shared_bytes},
                  {receive_kernel, 0},
-                 {copy_out_kernel, range_bytes(g)}};
+                 {copy_out_kernel, range_bytes(g)},
+                 {copy_tokens_kernel<DispatchArgs>, 0}};
   for (const auto& [kernel, bytes] : kernels) {
     const cudaError_t error =
         resident_ctas_per_sm(reinterpret_cast<const void*>(kernel), bytes, ctas_per_sm);

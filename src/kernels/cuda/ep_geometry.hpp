@@ -16,6 +16,13 @@
 //              weights_in     [M * k'][K] float32, high throughput: values that come back with rows
 //              weights_marks  [R] uint32: the dispatch that a rank's values in weights_in belong to
 //              combine_out    rows, as in host memory
+//            By token (low latency, but where GPUs map each other) a row comes once for all experts of a rank. Its token
+//            index [K] says where its copies go: physical expert * M + which of the source's rows for that expert it is, or
+//            kRowNotSent. With windows on the host the window has counts to combine ready, then by source and token
+//              token_index    [R * M][K] uint32
+//              token_scales   [R * M][groups]
+//              token_rows     [R * M] rows
+//            and combine_in; what follows is of `own` alone (EpMemory). Queues bring records (ep_queue_layout.hpp).
 //   local    of one rank alone: EpState, what kernels of one operation tell each other, and the outputs
 //            of the last dispatch that the library keeps
 //   handle   the routing of one dispatch: places and rows [M * k'], a place being a physical expert or, in high
@@ -47,6 +54,7 @@ struct EpSizes {
   uint32_t scale_type;                           // MEP_SCALE_*
   uint32_t slotted, column_major;
   uint32_t high_throughput, expert_alignment;
+  uint32_t by_token, queued;
   uint64_t expanded_rows;  // X; 0: received rows are not expanded
 };
 
@@ -67,11 +75,13 @@ struct EpGeometry {
   uint64_t counts, rows_ready, combine_ready, words_end;
   uint64_t entries, src_info, scales, recv_x, combine_in, combine_out, window_bytes;
   uint64_t topk_idx, topk_weights, weights_in, weights_marks;
-  uint64_t pushed_bytes;  // up to combine_out, which a window of pushed combines does without
+  uint64_t token_rows, token_scales, token_index;
+  uint64_t pushed_bytes;  // what peers write, if combines are pushed
   // Local. expert_rows: recv_count before it is rounded up. expert_sums [places]: zeros between kernels.
   uint64_t masks, chunk_first, own_counts, recv_count, expert_rows, layout_range, local_bytes;
   uint64_t expert_sums;
   uint64_t relayed_rows, relayed_kinds;
+  uint64_t tokens_of;  // [R] uint32, by token: the tokens that the last dispatch of each source had
   // Handle.
   uint64_t handle_places, handle_rows, handle_weights, handle_bytes;
   uint64_t handle_experts, handle_counts, handle_first, handle_expert_counts;
@@ -98,6 +108,8 @@ struct EpState {
   uint64_t dispatch_epoch;        // of the last dispatch
   Arrived arrived;
   uint64_t counted;  // signal word: what this rank counted lies in the local block
+  uint64_t
+      freed;  // signal word: of the last combine that saw that all ranks gave the rows of its use back
   uint64_t relayed
       [2];  // signal words: what CTA 0 waited for, in a dispatch and in a combine (ep_relay.cuh)
   uint64_t trace[16];  // written in builds with MEP_EP_TRACE
@@ -165,16 +177,25 @@ inline void place_ep_window(EpGeometry* g, uint64_t scales) {
   const EpSizes& sizes = g->sizes;
   const uint64_t rows = uint64_t{g->row_groups} * g->rows_per_expert;
   const uint64_t terms = uint64_t{sizes.max_tokens} * g->row_k;
+  const bool by_token = sizes.by_token != 0 && sizes.queued == 0;
   EpPlaces window;
   g->counts = window.take(uint64_t{2} * sizes.ranks * g->count_words * 8);
   g->rows_ready = window.take(uint64_t{2} * sizes.ranks * 8);
   g->combine_ready = window.take(uint64_t{2} * sizes.ranks * 8);
   g->words_end = window.end();
+  if (by_token) {
+    const uint64_t tokens = uint64_t{sizes.ranks} * sizes.max_tokens;
+    g->token_index = window.take(tokens * sizes.top_k * 4);
+    g->token_scales = window.take(tokens * g->groups * g->scale_bytes);
+    g->token_rows = window.take(tokens * g->wire_row);
+    g->combine_in = window.take(terms * g->combine_row);
+    g->pushed_bytes = window.end();
+  }
   g->entries = window.take(rows * 4);
   g->src_info = window.take(rows * 4);
   g->scales = window.take(scales);
   g->recv_x = window.take(rows * g->wire_row);
-  g->combine_in = window.take(terms * g->combine_row);
+  if (!by_token) g->combine_in = window.take(terms * g->combine_row);
   if (sizes.high_throughput != 0) {
     const uint64_t topk_row = uint64_t{sizes.top_k} * 4;
     g->topk_idx = window.take(rows * topk_row);
@@ -182,7 +203,7 @@ inline void place_ep_window(EpGeometry* g, uint64_t scales) {
     g->weights_in = window.take(terms * topk_row);
     g->weights_marks = window.take(uint64_t{sizes.ranks} * 8);
   }
-  g->pushed_bytes = window.end();
+  if (!by_token) g->pushed_bytes = window.end();
   g->combine_out = window.take(rows * g->combine_row);
   g->window_bytes = window.end();
 }
@@ -199,6 +220,7 @@ inline void place_ep_local(EpGeometry* g) {
   g->layout_range = local.take(uint64_t{g->columns} * 8);
   g->relayed_rows = local.take(uint64_t{g->places} * 4);
   g->relayed_kinds = local.take(sizes.ranks);
+  if (sizes.by_token != 0) g->tokens_of = local.take(uint64_t{sizes.ranks} * 4);
   if (high_throughput) g->expert_sums = local.take(uint64_t{g->places} * 4);
   g->local_bytes = local.end();
 }

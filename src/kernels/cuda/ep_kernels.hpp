@@ -23,7 +23,8 @@ constexpr uint32_t kMaxPlaces = 7000;  // what they need fits into the shared me
 struct EpMemory {
   const DeviceControl* control;
   std::byte* window;
-  std::byte* own;             // laid out like it: this rank's rows and terms for itself, and views
+  std::byte*
+      own;  // laid out like it and behind it: this rank's rows and terms for itself, and views
   std::byte* expanded;        // a block of EpExpandedLayout; null without
   std::byte* local;           // zeroed when made; EpState first
   std::byte* const* peers;    // [R], the own window too

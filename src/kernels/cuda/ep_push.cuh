@@ -21,7 +21,7 @@ __device__ inline void return_weights(const CombineArgs& a, uint32_t target, uin
 template <bool kThroughput>
 __device__ inline void push_outputs(const CombineArgs& a, uint32_t* first_rows) {
   const uint32_t lane = threadIdx.x % kWarpThreads;
-  const auto* entries = reinterpret_cast<const uint32_t*>(a.memory.window + a.g.entries);
+  const uint32_t* entries = a.entries();
   const uint32_t entry_count = a.g.sizes.max_tokens * a.g.row_k;
   bool first = true;
   RowRanges(a, first_rows).for_each([&](const RowOfRange& row) {

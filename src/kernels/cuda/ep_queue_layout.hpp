@@ -4,23 +4,25 @@
 //              counts ready   [2 parities][R] words: that source's counts are here
 //              rows ready     [2][R], combine ready [2][R]: as in a mapped window
 //              counts         [2][R][count words] uint32, as in a mapped window
-//              records        [G][R * M], places as in a mapped window
+//              records        [R * M], in low latency by source and token, in high throughput places as in a mapped window
 //              terms          [M * k'] combine rows
 //              weights        high throughput: [M * k'][K] floats that come with the terms; marks [R], 8 bytes each
 //   outbox   pinned host memory of this rank, which its queues read
 //              counts         [2][count words] uint32; in high throughput [2][R][count words], since each rank gets others
-//              records        [M * k'], by place, then token
+//              records        low latency: [M], by token, for all ranks; high throughput: [M * k'], by rank, then token
 //              terms          [R * M * min(K, E_local)] combine rows, by local expert, source, row; in high throughput
 //                             [R * M], by source, row
 //              weights        high throughput: [R * M][K] floats
 //   scratch  device memory: the queues [R], what one kernel tells the next, and records as in the outbox of rows for this
 //            rank itself: these, its counts and its terms go through no queue
 //
-// Record: entry, token (uint32 each), in high throughput the row's K experts and K weights, then on 16 bytes the row's
-// scales without gaps, then on 16 bytes the row.
+// Record: 8 bytes, words [K], in high throughput weights [K], then on 16 bytes the row's scales without gaps, then on 16
+// bytes the row. Low latency: the dispatch's signal tag, and the token index (ep_geometry.hpp). High throughput: entry and
+// token (uint32 each), and experts.
 //
-// The outbox needs no flush between uses. Its records of one use were read before any peer tells its counts of the next,
-// since a peer has received before it dispatches again; counts alternate, and terms were read before the next rows come.
+// The outbox needs no flush between uses. Its records of one use were read before all peers have given the rows of that
+// use back, which a rank waits for (low latency) or learns with the counts of the next use (high throughput); counts
+// alternate, and terms were read before the next rows come.
 // The first dispatch of an epoch flushes, so that nothing of the old one is under way when a peer may write new rows.
 #pragma once
 
@@ -41,7 +43,7 @@ struct EpQueueLayout {
   uint64_t counts, records, terms, weights, weights_marks, inbox_bytes;
   uint64_t sent_counts, sent_records, sent_terms, sent_weights, outbox_bytes;
   uint64_t most_terms;  // in the outbox
-  uint64_t queues, ready, first_rows, sent_first, kinds, own_records, scratch_bytes;
+  uint64_t queues, ready, sent_first, kinds, own_records, scratch_bytes;
   uint32_t counts_bytes;                         // of a source, for one parity
   uint32_t sent_counts_step, sent_counts_bytes;  // from one rank's to the next's; of one parity
   uint32_t record_topk, record_scales, record_row, record_bytes;
@@ -56,7 +58,7 @@ inline EpQueueLayout make_ep_queue_layout(const EpGeometry& g) {
   const bool high_throughput = sizes.high_throughput != 0;
   const uint32_t topk_row = sizes.top_k * 4;
   l.record_topk = 8;
-  l.record_scales = (l.record_topk + (high_throughput ? 2 * topk_row : 0) + 15) / 16 * 16;
+  l.record_scales = (l.record_topk + (high_throughput ? 2 * topk_row : topk_row) + 15) / 16 * 16;
   l.record_row = l.record_scales + (g.groups * g.scale_bytes + 15) / 16 * 16;
   l.record_bytes = l.record_row + g.wire_row;
   EpPlaces inbox;
@@ -66,7 +68,7 @@ inline EpQueueLayout make_ep_queue_layout(const EpGeometry& g) {
   l.words_end = inbox.end();
   l.counts_bytes = g.count_words * 4;
   l.counts = inbox.take(uint64_t{2} * sizes.ranks * l.counts_bytes);
-  l.records = inbox.take(uint64_t{g.row_groups} * g.rows_per_expert * l.record_bytes);
+  l.records = inbox.take(uint64_t{g.rows_per_expert} * l.record_bytes);
   l.terms = inbox.take(terms * g.combine_row);
   if (high_throughput) {
     l.weights = inbox.take(terms * topk_row);
@@ -77,7 +79,7 @@ inline EpQueueLayout make_ep_queue_layout(const EpGeometry& g) {
   l.sent_counts_step = high_throughput ? l.counts_bytes : 0;
   l.sent_counts_bytes = high_throughput ? sizes.ranks * l.counts_bytes : l.counts_bytes;
   l.sent_counts = outbox.take(uint64_t{2} * l.sent_counts_bytes);
-  l.sent_records = outbox.take(terms * l.record_bytes);
+  l.sent_records = outbox.take((high_throughput ? terms : sizes.max_tokens) * l.record_bytes);
   l.most_terms = uint64_t{g.rows_per_expert} * (high_throughput ? 1 : most_k);
   l.sent_terms = outbox.take(l.most_terms * g.combine_row);
   if (high_throughput) l.sent_weights = outbox.take(l.most_terms * topk_row);
@@ -85,11 +87,9 @@ inline EpQueueLayout make_ep_queue_layout(const EpGeometry& g) {
   EpPlaces scratch;
   l.queues = scratch.take(sizes.ranks * sizeof(gpu_queue::Queue));
   l.ready = scratch.take(uint64_t{sizes.ranks} * kQueueEntries * 8);
-  l.first_rows = scratch.take(uint64_t{g.places} * 4);
-  l.sent_first = scratch.take(uint64_t{g.places} * 4);
+  if (high_throughput) l.sent_first = scratch.take(uint64_t{sizes.ranks} * 4);
   l.kinds = scratch.take(sizes.ranks);
-  const uint64_t own_rows = high_throughput ? sizes.max_tokens : terms;
-  l.own_records = scratch.take(own_rows * l.record_bytes);
+  l.own_records = scratch.take(uint64_t{sizes.max_tokens} * l.record_bytes);
   l.scratch_bytes = scratch.end();
   return l;
 }

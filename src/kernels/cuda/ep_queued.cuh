@@ -1,9 +1,9 @@
 // Dispatch and combine of peers that are reached through send queues (ep_queue_layout.hpp): shared by the kernels of both.
 //
-//   count      tells every rank this rank's counts and waits for theirs: where each of its rows goes is known then
+//   count      tells every rank this rank's counts, and waits until all have given back the rows of the last use
 //   pack       writes rows as records to the outbox, quantised if the wire wants it
 //   exchange   posts the records, tells that they are there, and waits for those of the others
-//   unpack     takes the records of the others out of the inbox
+//   unpack     takes the records of the others out of the inbox, to each place of a row
 //   push       posts the terms of this rank's experts, tells that they are there, and waits for those of the others
 //   sum        adds the terms of each token
 //
@@ -27,9 +27,6 @@ struct Queued : Args {
   __device__ gpu_queue::QueuePeer<> queue_to(uint32_t rank, const Waiter& waiter) const {
     auto* all = reinterpret_cast<gpu_queue::Queue*>(queues.scratch + l.queues);
     return {all + rank, {waiter.deadline, waiter.abort_word, waiter.epoch}};
-  }
-  __device__ uint32_t* first_rows() const {
-    return reinterpret_cast<uint32_t*>(queues.scratch + l.first_rows);
   }
   __device__ uint32_t* sent_first() const {
     return reinterpret_cast<uint32_t*>(queues.scratch + l.sent_first);

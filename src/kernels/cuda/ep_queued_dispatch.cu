@@ -4,57 +4,37 @@
 #include "kernels/cuda/ep_instances.hpp"
 #include "kernels/cuda/ep_queued_exchange.cuh"
 #include "kernels/cuda/ep_rows.cuh"
+#include "kernels/cuda/ep_token_rows.cuh"
 
 namespace mep::device {
+
+// For copy_tokens_kernel. A record that carries another tag was not sent for this rank in this dispatch.
+__device__ inline SentRow sent_row(const QueuedDispatch& a, uint32_t source, uint32_t token) {
+  const std::byte* record =
+      source == a.g.sizes.rank
+          ? a.queues.scratch + a.l.own_records + uint64_t{token} * a.l.record_bytes
+          : a.queues.inbox + a.l.records + a.token_row(source, token) * a.l.record_bytes;
+  const uint64_t tag = signal_tag(a.memory.control->epoch, a.state()->channel.use);
+  const bool is_sent = *reinterpret_cast<const uint64_t*>(record) == tag;
+  return {record + a.l.record_row, record + a.l.record_scales,
+          is_sent ? reinterpret_cast<const uint32_t*>(record + a.l.record_topk) : nullptr};
+}
+
 namespace {
 
 // --- Count --------------------------------------------------------------------------------------------
-
-__device__ inline uint32_t told_count(const QueuedDispatch& a, uint64_t use, uint32_t source,
-                                      uint32_t place) {
-  if (source == a.g.sizes.rank) return a.local<uint32_t>(a.g.own_counts)[place];
-  return inbox_count(a, use, source, place);
-}
-
-// The first row of this rank at every place. Counts of several sources are on their way at once: they lie across the bus.
-__device__ inline bool find_first_rows(const QueuedDispatch& a, const Waiter& waiter,
-                                       uint64_t use) {
-  constexpr uint32_t kAtOnce = 8;
-  const bool slotted = a.g.sizes.slotted != 0;
-  const uint32_t lower = slotted ? 0 : a.g.sizes.rank;
-  for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
-    uint32_t first = slotted ? a.g.sizes.rank * a.g.sizes.max_tokens : 0;
-    for (uint32_t base = 0; base < lower; base += kAtOnce) {
-      uint32_t counts[kAtOnce];
-#pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i) {
-        const uint32_t source = base + i;
-        const bool counts_here = source < lower && a.is_live(source);
-        counts[i] = counts_here ? told_count(a, use, source, place) : 0;
-      }
-#pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i) {
-        if (!is_count(a, waiter, base + i, counts[i])) return false;
-        first += counts[i];
-      }
-    }
-    a.first_rows()[place] = first;
-  }
-  return true;
-}
 
 __global__ void __launch_bounds__(kEpThreads, 2)
     count_kernel(const __grid_constant__ QueuedDispatch a) {
   auto* const masks = launched_shared<uint32_t>();  // [places]
   __shared__ uint32_t shared_last;
   DeviceChannel& channel = a.state()->channel;
-  const bool slotted = a.g.sizes.slotted != 0;
   a.read_peers();
-  const EpPhase phase = slotted ? EpPhase::kFreeRows : EpPhase::kCounts;
-  const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(phase));
+  const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(EpPhase::kFreeRows));
   if (threadIdx.x == 0) {
     peer_table().use = channel.use + 1;
     peer_table().credited = a.state()->credited != 0;
+    peer_table().freed = a.state()->freed == signal_tag(waiter.epoch, channel.use);
   }
   // The same for all threads: only the CTA that comes last waits, and can fail.
   const bool failed = has_failed(&channel, waiter.epoch);
@@ -70,49 +50,63 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   if (threadIdx.x == 0) begin_dispatch(a, waiter.epoch, use);
   if (failed) return;
   test_delay(a, 2);
-  bool good = !is_first_of_epoch || flush_queues(a, waiter);
-  if (__syncthreads_and(good) == 0) return;
+  if (__syncthreads_and(!is_first_of_epoch || flush_queues(a, waiter)) == 0) return;
   uint32_t* counts = sent_counts(a, use);
   for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
     counts[place] = sum_place(a, a.local<uint32_t>(a.g.masks), place, true);
   }
   __syncthreads();
-  const uint32_t* own = a.local<uint32_t>(a.g.own_counts);
-  add_up(
-      a.g.places, [&](uint32_t place) { return own[place]; },
-      [&](uint32_t place, uint32_t sum) { a.sent_first()[place] = sum; });
   if (__syncthreads_and(post_counts(a, waiter, use)) == 0) return;
   test_delay(a, 3);
-  good = slotted ? await_given_back(a, waiter, use) : await_ranks(a, waiter, a.l.counts_ready, use);
-  if (__syncthreads_and(good) == 0) return;
-  find_first_rows(a, waiter, use);
+  if (!peer_table().freed) await_given_back(a, waiter, use);
 }
 
 // --- Pack ---------------------------------------------------------------------------------------------
 
-// Like list_targets(), in the outbox; and the heads of the records.
-__device__ inline void list_records(const QueuedDispatch& a, const Batch& batch) {
+// Whether a token has copies for this rank, and for others.
+struct TokenReach {
+  bool own, others;
+};
+__device__ inline TokenReach reach_of(const QueuedDispatch& a, const int32_t* places) {
+  TokenReach reach{false, false};
+  for (uint32_t k = 0; k < a.g.sizes.top_k; ++k) {
+    if (places[k] < 0) continue;
+    const uint32_t rank = static_cast<uint32_t>(places[k]) / a.g.sizes.local_experts;
+    reach.own = reach.own || rank == a.g.sizes.rank;
+    reach.others = reach.others || (rank != a.g.sizes.rank && a.is_live(rank));
+  }
+  return reach;
+}
+
+// Like list_targets(): a token's row goes to its record in the outbox, for all other ranks, and to one here. By the thread
+// of each entry: the first two have the targets, each its word of the records' heads.
+__device__ inline void list_records(const QueuedDispatch& a, const Batch& batch, uint64_t tag) {
   const uint32_t top_k = a.g.sizes.top_k;
   if (threadIdx.x >= batch.tokens() * top_k) return;
   const uint32_t entry = batch.first_token() * top_k + threadIdx.x;
   const uint32_t token = entry / top_k;
-  const bool tells = token * batch.units >= batch.begin;
+  const uint32_t k = entry - token * top_k;
   const Copy copy = *copy_of_thread();
-  RowTarget target{nullptr, nullptr};
-  const auto place = static_cast<uint32_t>(copy.place);
-  const uint32_t rank = place / a.g.sizes.local_experts;
-  if (copy.place >= 0 && a.is_live(rank)) {
-    const uint64_t at = uint64_t{a.sent_first()[place]} + copy.slot;
-    std::byte* records = rank == a.g.sizes.rank ? a.queues.scratch + a.l.own_records
-                                                : a.queues.outbox + a.l.sent_records;
-    std::byte* record = records + at * a.l.record_bytes;
-    target = {record + a.l.record_row, record + a.l.record_scales};
-    if (tells) {
-      *reinterpret_cast<uint2*>(record) = {entry, token};
-      a.of_handle<uint32_t>(a.g.handle_rows)[entry] = a.first_rows()[place] + copy.slot;
-    }
+  const TokenReach reach = reach_of(a, a.of_handle<int32_t>(a.g.handle_places) + entry - k);
+  const uint64_t at = uint64_t{token} * a.l.record_bytes;
+  std::byte* outbox = a.queues.outbox + a.l.sent_records + at;
+  std::byte* own = a.queues.scratch + a.l.own_records + at;
+  std::byte* record = nullptr;
+  if (k == 0) record = reach.others ? outbox : reach.own ? own : nullptr;
+  if (k == 1 && reach.others && reach.own) record = own;
+  batch_targets()[threadIdx.x] =
+      record == nullptr ? RowTarget{nullptr, nullptr}
+                        : RowTarget{record + a.l.record_row, record + a.l.record_scales};
+  if (token * batch.units < batch.begin) return;
+  const uint32_t rank = static_cast<uint32_t>(copy.place) / a.g.sizes.local_experts;
+  const bool goes = copy.place >= 0 && a.is_live(rank);
+  a.of_handle<uint32_t>(a.g.handle_rows)[entry] = goes ? copy.slot : kRowNotSent;
+  const uint32_t index = a.index_of_copy(copy.place, copy.slot);
+  for (std::byte* head : {reach.others ? outbox : nullptr, reach.own ? own : nullptr}) {
+    if (head == nullptr) continue;
+    reinterpret_cast<uint32_t*>(head + a.l.record_topk)[k] = index;
+    if (k == 0) *reinterpret_cast<uint64_t*>(head) = tag;
   }
-  batch_targets()[threadIdx.x] = target;
 }
 
 template <class Codec>
@@ -120,6 +114,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
     pack_kernel(const __grid_constant__ QueuedDispatch a) {
   a.read_peers();
   if (has_failed(&a.state()->channel, a.memory.control->epoch)) return;
+  const uint64_t tag = signal_tag(a.memory.control->epoch, a.state()->channel.use + 1);
   const CtaRouting routing(nullptr, nullptr);
   const typename Codec::Source source(a);
   const Share share(a.tokens, Codec::units(a.g));
@@ -129,7 +124,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
     const typename Codec::Values values = load_first<Codec>(source, batch);
     __syncthreads();
     find_copies(a, batch, routing);
-    list_records(a, batch);
+    list_records(a, batch, tag);
     __syncthreads();
     send_batch<Codec, 0>(source, batch, a.g.sizes.top_k, values);
     begin = batch.end;
@@ -143,38 +138,45 @@ PackKernel select_pack_kernel(const EpSizes& sizes) {
 
 // --- Exchange -----------------------------------------------------------------------------------------
 
-// This rank's rows for one expert of `rank` lie in consecutive records, here and there.
-__device__ inline gpu_queue::Request records_of(const QueuedDispatch& a, uint32_t rank,
-                                                uint32_t expert) {
-  const uint32_t place = rank * a.g.sizes.local_experts + expert;
-  const uint64_t row = a.row_index(expert, a.first_rows()[place]);
-  const uint64_t from = a.l.sent_records + uint64_t{a.sent_first()[place]} * a.l.record_bytes;
-  const uint32_t count = a.local<uint32_t>(a.g.own_counts)[place];
-  return gpu_queue::write(a.at_peer(a.l.records + row * a.l.record_bytes), a.from_outbox(from),
-                          count * a.l.record_bytes);
+// Whether a token has a copy for the rank.
+__device__ inline bool goes_to(const QueuedDispatch& a, uint32_t token, uint32_t rank) {
+  const uint32_t top_k = a.g.sizes.top_k;
+  const int32_t* places = a.of_handle<int32_t>(a.g.handle_places) + token * top_k;
+  bool found = false;
+  for (uint32_t k = 0; k < top_k; ++k) {
+    found = found ||
+            (places[k] >= 0 && static_cast<uint32_t>(places[k]) / a.g.sizes.local_experts == rank);
+  }
+  return found;
 }
 
-// The word comes last. Experts that get rows are gathered first, so that a warp posts for as many as it has lanes.
+// A token's record, to its place at any rank.
+__device__ inline gpu_queue::Request record_of(const QueuedDispatch& a, uint32_t token) {
+  const uint64_t to = a.l.records + a.token_row(a.g.sizes.rank, token) * a.l.record_bytes;
+  const uint64_t from = a.l.sent_records + uint64_t{token} * a.l.record_bytes;
+  return gpu_queue::write(a.at_peer(to), a.from_outbox(from), a.l.record_bytes);
+}
+
+// The word comes last. Tokens for the rank are gathered first, so that a warp posts for as many as it has lanes.
 __device__ inline bool post_records(const QueuedDispatch& a, const Waiter& waiter, uint64_t use) {
   __shared__ uint32_t gathered[kEpWarps][2 * kWarpThreads];
   uint32_t* mine = gathered[threadIdx.x / kWarpThreads];
   const uint32_t lane = threadIdx.x % kWarpThreads;
-  const uint64_t tag = signal_tag(waiter.epoch, use);
-  if (threadIdx.x == 0) a.tell_self(a.l.rows_ready, use, tag);
-  const uint32_t experts = a.g.sizes.local_experts;
+  const uint64_t word = signal_tag(waiter.epoch, use) | a.tokens;
+  if (threadIdx.x == 0) a.tell_self(a.l.rows_ready, use, word);
   return a.for_live_peers(waiter, [&](uint32_t rank, gpu_queue::QueuePeer<> peer) {
-    const uint32_t* counts = a.local<uint32_t>(a.g.own_counts) + rank * experts;
     gpu_queue::Status status = gpu_queue::Status::kOk;
     uint32_t held = 0;
-    for (uint32_t base = 0; base < experts && status == gpu_queue::Status::kOk;
+    for (uint32_t base = 0; base < a.tokens && status == gpu_queue::Status::kOk;
          base += kWarpThreads) {
-      const uint32_t expert = base + lane;
-      const uint32_t found = __ballot_sync(0xffffffffu, expert < experts && counts[expert] != 0);
-      if ((found >> lane & 1) != 0) mine[held + __popc(found & ((1u << lane) - 1))] = expert;
+      const uint32_t token = base + lane;
+      const uint32_t found =
+          __ballot_sync(0xffffffffu, token < a.tokens && goes_to(a, token, rank));
+      if ((found >> lane & 1) != 0) mine[held + __popc(found & ((1u << lane) - 1))] = token;
       held += static_cast<uint32_t>(__popc(found));
       __syncwarp();
       if (held < kWarpThreads) continue;
-      status = peer.post_lanes(true, records_of(a, rank, mine[lane]));
+      status = peer.post_lanes(true, record_of(a, mine[lane]));
       held -= kWarpThreads;
       const uint32_t rest = mine[kWarpThreads + lane];
       __syncwarp();
@@ -183,9 +185,9 @@ __device__ inline bool post_records(const QueuedDispatch& a, const Waiter& waite
     __syncwarp();
     gpu_queue::Request request{};
     if (lane < held) {
-      request = records_of(a, rank, mine[lane]);
+      request = record_of(a, mine[lane]);
     } else if (lane == held) {
-      request = gpu_queue::write_word(a.word_at_peer(a.l.rows_ready, use), tag);
+      request = gpu_queue::write_word(a.word_at_peer(a.l.rows_ready, use), word);
     }
     if (status == gpu_queue::Status::kOk) status = peer.post_lanes(lane <= held, request);
     __syncwarp();
@@ -201,8 +203,10 @@ __device__ inline bool read_queued_counts(const QueuedDispatch& a, const Waiter&
   for (uint32_t i = threadIdx.x; i < a.g.columns; i += kEpThreads) {
     const uint32_t source = i % ranks;
     uint32_t count = 0;
-    if (a.is_live(source)) {
-      count = told_count(a, use, source, first_place + i / ranks);
+    if (source == a.g.sizes.rank) {
+      count = a.local<uint32_t>(a.g.own_counts)[first_place + i / ranks];
+    } else if (a.is_live(source)) {
+      count = inbox_count(a, use, source, first_place + i / ranks);
       if (!is_count(a, waiter, source, count)) return false;
     }
     a.local<int64_t>(a.g.layout_range)[i] = count;
@@ -221,11 +225,12 @@ __global__ void __launch_bounds__(kEpThreads, 2)
 
 // --- Unpack -------------------------------------------------------------------------------------------
 
+// High throughput: to the views, from where the caller's copies are taken.
 using UnpackArgs = Queued<EpBase>;
 
-__device__ inline void unpack_row(const UnpackArgs& a, const std::byte* record, uint32_t expert,
+__device__ inline void unpack_row(const UnpackArgs& a, const std::byte* record,
                                   const RowOfRange& row, uint32_t lane) {
-  const uint64_t index = a.row_index(expert, row.row);
+  const uint64_t index = row.row;
   std::byte* window = a.memory.window;
   copy_row(window + a.g.recv_x + index * a.g.wire_row, record + a.l.record_row, a.g.wire_row, lane);
   if (lane == 0) {
@@ -234,9 +239,8 @@ __device__ inline void unpack_row(const UnpackArgs& a, const std::byte* record, 
     reinterpret_cast<uint32_t*>(window + a.g.src_info)[index] = head.y;
   }
   const std::byte* from = record + a.l.record_scales;
-  std::byte* to = a.scales_of(window + a.g.scales, expert, row.row);
+  std::byte* to = a.scales_of(window + a.g.scales, 0, row.row);
   copy_scales(a.g, to, a.g.scale_group_step, from, a.g.scale_bytes, lane);
-  if (a.g.sizes.high_throughput == 0) return;
   const uint32_t top_k = a.g.sizes.top_k;
   const auto* topk = reinterpret_cast<const uint32_t*>(record + a.l.record_topk);
   for (uint32_t k = lane; k < top_k; k += kWarpThreads) {
@@ -251,15 +255,11 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   auto* const first_rows = launched_shared<uint32_t>();
   const RowRanges all(a, first_rows);
   all.for_each([&](const RowOfRange& row) {
-    const uint32_t expert = row.range / a.g.sizes.ranks;
+    const bool is_own = row.range % a.g.sizes.ranks == a.g.sizes.rank;
     const std::byte* record =
-        a.queues.inbox + a.l.records + a.row_index(expert, row.row) * a.l.record_bytes;
-    if (row.range % a.g.sizes.ranks == a.g.sizes.rank) {
-      const uint32_t place = a.g.sizes.rank * a.g.sizes.local_experts + expert;
-      const uint64_t first = a.g.sizes.high_throughput != 0 ? 0 : a.sent_first()[place];
-      record = a.queues.scratch + a.l.own_records + (first + row.at) * a.l.record_bytes;
-    }
-    unpack_row(a, record, expert, row, threadIdx.x % kWarpThreads);
+        is_own ? a.queues.scratch + a.l.own_records + uint64_t{row.at} * a.l.record_bytes
+               : a.queues.inbox + a.l.records + uint64_t{row.row} * a.l.record_bytes;
+    unpack_row(a, record, row, threadIdx.x % kWarpThreads);
   });
 }
 
@@ -289,7 +289,8 @@ int load_row_kernels(const EpGeometry& g, int* ctas_per_sm) {
     size_t shared_bytes;
   } kernels[] = {{reinterpret_cast<const void*>(count_kernel), mask_bytes(g)},
                  {reinterpret_cast<const void*>(select_pack_kernel(g.sizes)), 0},
-                 {reinterpret_cast<const void*>(exchange_kernel), 0}};
+                 {reinterpret_cast<const void*>(exchange_kernel), 0},
+                 {reinterpret_cast<const void*>(copy_tokens_kernel<QueuedDispatch>), 0}};
   for (const auto& [kernel, bytes] : kernels) {
     const cudaError_t error = resident_ctas_per_sm(kernel, bytes, ctas_per_sm);
     if (error != cudaSuccess) return error;
@@ -306,6 +307,10 @@ int launch_queued_dispatch(const DispatchArgs& args, const EpQueues& queues, uin
   const int error = a.g.sizes.high_throughput != 0 ? launch_queued_throughput(a, most, stream)
                                                    : launch_rows(a, most, stream);
   if (error != cudaSuccess || a.receives == 0) return error;
+  if (a.g.sizes.high_throughput == 0) {
+    launch_kernel(copy_tokens_kernel<QueuedDispatch>, most, kEpThreads, 0, stream, a);
+    return cudaPeekAtLastError();
+  }
   const UnpackArgs unpacks{args, a.l, queues};
   launch_kernel(unpack_kernel, most, kEpThreads, range_bytes(a.g), stream, unpacks);
   return cudaPeekAtLastError();

@@ -6,16 +6,33 @@
 
 namespace mep::device {
 
-// Until the words of all ranks at `block` carry the use.
+// Until the words of all ranks at `block` carry the use; each is given to keep(source, word), 0 for a rank that is not there.
+template <class Keep>
 __device__ inline bool await_ranks(const DispatchArgs& a, const Waiter& waiter, uint64_t block,
-                                   uint64_t use) {
+                                   uint64_t use, Keep&& keep) {
   const uint64_t tag = signal_tag(waiter.epoch, use);
   for (uint32_t source = threadIdx.x; source < a.g.sizes.ranks; source += kEpThreads) {
-    if (!a.is_live(source)) continue;
-    const uint64_t* at = a.rank_word(a.memory.window, block, use, source);
-    if (await_word(waiter, at, tag, source) == 0) return false;
+    uint64_t word = 0;
+    if (a.is_live(source)) {
+      word = await_word(waiter, a.rank_word(a.memory.window, block, use, source), tag, source);
+      if (word == 0) return false;
+    }
+    keep(source, word);
   }
   return true;
+}
+__device__ inline bool await_ranks(const DispatchArgs& a, const Waiter& waiter, uint64_t block,
+                                   uint64_t use) {
+  return await_ranks(a, waiter, block, use, [](uint32_t, uint64_t) {});
+}
+
+// Until the rows of all ranks are here.
+__device__ inline bool await_rows(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
+  if (a.g.sizes.by_token == 0) return await_ranks(a, waiter, a.g.rows_ready, use);
+  return await_ranks(a, waiter, a.g.rows_ready, use, [&](uint32_t source, uint64_t word) {
+    const uint32_t tokens = word == 0 ? 0 : signal_payload(word);
+    a.local<uint32_t>(a.g.tokens_of)[source] = min(tokens, a.g.sizes.max_tokens);
+  });
 }
 
 // Until all ranks have given the rows of the last use back, where no counts of this one say so.
@@ -80,6 +97,10 @@ __device__ inline void receive_nothing(const DispatchArgs& a) {
   for (uint32_t i = threadIdx.x; i < a.g.columns; i += kEpThreads) {
     a.local<int64_t>(a.g.layout_range)[i] = 0;
   }
+  if (a.g.sizes.by_token == 0) return;
+  for (uint32_t i = threadIdx.x; i < a.g.sizes.ranks; i += kEpThreads) {
+    a.local<uint32_t>(a.g.tokens_of)[i] = 0;
+  }
 }
 
 // Delivers to the caller what came. The ranges are final only with the kernel.
@@ -127,7 +148,7 @@ __device__ inline void receive_rows(const DispatchArgs& a, const Waiter& waiter,
     all_arrived = state.arrived;
     end = {waiter.epoch, state.channel.seq, state.op_bad_entries};
   }
-  here = here && await_ranks(a, waiter, a.g.rows_ready, use);
+  here = here && await_rows(a, waiter, use);
   here = __syncthreads_and(here) != 0;
   trace_last(a, 7);
   if (!here) {
@@ -184,9 +205,10 @@ struct RowCopy {
         scales(a.recv_scales),
         scale_row_step(a.recv_scales_row_step),
         scale_expert_step(a.recv_scales_expert_step) {
-    if (refused || x == nullptr) x = a.has_views() ? a.memory.own + a.g.recv_x : nullptr;
+    const bool has_views = a.has_views() || a.g.sizes.by_token != 0;
+    if (refused || x == nullptr) x = has_views ? a.memory.own + a.g.recv_x : nullptr;
     if (a.g.groups == 0 || (scales != nullptr && !refused)) return;
-    scales = a.has_views() ? a.memory.own + a.g.scales : nullptr;
+    scales = has_views ? a.memory.own + a.g.scales : nullptr;
     scale_row_step = a.g.scale_row_step;
     scale_expert_step = a.g.scale_expert_step;
   }

@@ -70,22 +70,22 @@ __device__ inline bool await_counts(const DispatchArgs& a, const Waiter& waiter,
   return alone || await_counted(a, waiter, use);
 }
 
-// Slotted: until all ranks have given the rows of the last use back.
+// Until all ranks have given the rows of the last use back.
 __device__ inline bool await_free_rows(const DispatchArgs& a, const Waiter& waiter, uint64_t use) {
   if (threadIdx.x == 0 && !counts_alone(a.g, a.tokens) && !await_counted(a, waiter, use)) {
     return false;
   }
-  return await_given_back(a, waiter, use);
+  return peer_table().freed || await_given_back(a, waiter, use);
 }
 
 // The wait before rows are sent, for all CTAs.
 __device__ inline bool await_places(const DispatchArgs& a, const Waiter& waiter, uint64_t use,
                                     uint32_t* first_row) {
-  const bool slotted = a.g.sizes.slotted != 0;
   if (!is_told(a)) {
-    return slotted ? await_free_rows(a, waiter, use) : await_counts(a, waiter, use, first_row);
+    return a.has_own_places() ? await_free_rows(a, waiter, use)
+                              : await_counts(a, waiter, use, first_row);
   }
-  if (!await_cta(a, Relay::kDispatch, waiter, use)) return false;
+  if (!peer_table().freed && !await_cta(a, Relay::kDispatch, waiter, use)) return false;
   return threadIdx.x != 0 || counts_alone(a.g, a.tokens) || await_counted(a, waiter, use);
 }
 __device__ inline void relay_places(const DispatchArgs& a, uint64_t epoch, uint64_t use,
@@ -171,21 +171,45 @@ __device__ inline Copy* copy_of_thread() {
   return reinterpret_cast<Copy*>(batch_targets() + threadIdx.x);
 }
 
+// The expert of an entry; -1: none.
+__device__ inline int32_t place_of(const DispatchArgs& a, const CtaRouting& routing,
+                                   uint32_t entry) {
+  if (routing.places == nullptr) return a.of_handle<int32_t>(a.g.handle_places)[entry];
+  return routing.places[entry] != kNoPlace ? routing.places[entry] : -1;
+}
+
 __device__ __noinline__ inline void find_copies(const DispatchArgs& a, const Batch batch,
                                                 const CtaRouting routing) {
   const uint32_t top_k = a.g.sizes.top_k;
   if (threadIdx.x >= batch.tokens() * top_k) return;
   const uint32_t entry = batch.first_token() * top_k + threadIdx.x;
-  Copy copy{-1, 0};
-  if (routing.places == nullptr) {
-    copy.place = a.of_handle<int32_t>(a.g.handle_places)[entry];
-  } else if (routing.places[entry] != kNoPlace) {
-    copy.place = routing.places[entry];
-  }
+  Copy copy{place_of(a, routing, entry), 0};
   if (copy.place >= 0) {
     copy.slot = slot_of(a, routing, static_cast<uint32_t>(copy.place), entry / top_k);
   }
   *copy_of_thread() = copy;
+}
+
+// By token: a row goes to a rank once, with the first of the token's copies there.
+__device__ inline bool is_first_copy(const DispatchArgs& a, const CtaRouting& routing,
+                                     uint32_t entry, uint32_t rank) {
+  for (uint32_t other = entry - entry % a.g.sizes.top_k; other < entry; ++other) {
+    const int32_t place = place_of(a, routing, other);
+    if (place >= 0 && static_cast<uint32_t>(place) / a.g.sizes.local_experts == rank) return false;
+  }
+  return true;
+}
+
+// By token: tells every rank where this entry's copy goes.
+__device__ inline void tell_copy(const DispatchArgs& a, uint32_t entry, const Copy& copy) {
+  const uint32_t top_k = a.g.sizes.top_k;
+  const uint64_t row = a.token_row(a.g.sizes.rank, entry / top_k);
+  const uint32_t index = a.index_of_copy(copy.place, copy.slot);
+  for (uint32_t rank = 0; rank < a.g.sizes.ranks; ++rank) {
+    if (!a.is_live(rank)) continue;
+    std::byte* block = rank == a.g.sizes.rank ? a.memory.own : a.peer(rank);
+    a.token_index(block, row)[entry % top_k] = index;
+  }
 }
 
 // Lists where the copies of a batch go: batch_targets() [token - first token][K], row null for none. The
@@ -208,15 +232,22 @@ __device__ inline void list_targets(const DispatchArgs& a, const Batch& batch,
     const uint64_t index = a.row_index(local_expert, row);
     std::byte* window = a.peer(rank);
     std::byte* rows = rank == a.g.sizes.rank ? a.memory.own : window;
-    target.row = rows + a.g.recv_x + index * a.g.wire_row;
-    target.scales = a.scales_of(rows + a.g.scales, local_expert, row);
-    if (tells) {
+    if (a.g.sizes.by_token == 0) {
+      target.row = rows + a.g.recv_x + index * a.g.wire_row;
+      target.scales = a.scales_of(rows + a.g.scales, local_expert, row);
+    } else if (is_first_copy(a, routing, entry, rank)) {
+      const uint64_t at = a.token_row(a.g.sizes.rank, token);
+      target.row = rows + a.g.token_rows + at * a.g.wire_row;
+      target.scales = rows + a.g.token_scales + at * a.g.groups * a.g.scale_bytes;
+    }
+    if (tells && a.g.sizes.by_token == 0) {
       reinterpret_cast<uint32_t*>(window + a.g.entries)[index] = entry;
       reinterpret_cast<uint32_t*>(window + a.g.src_info)[index] = token;
     }
   }
   batch_targets()[threadIdx.x] = target;
   if (!tells) return;
+  if (a.g.sizes.by_token != 0) tell_copy(a, entry, copy);
   a.of_handle<uint32_t>(a.g.handle_rows)[entry] = row;
   if (routing.places == nullptr) return;
   a.of_handle<int32_t>(a.g.handle_places)[entry] = copy.place;
@@ -359,7 +390,8 @@ __device__ inline void announce_rows(const DispatchArgs& a, uint64_t epoch, uint
 #pragma unroll 1
   for (uint32_t rank = threadIdx.x; rank < a.g.sizes.ranks; rank += kEpThreads) {
     if (!a.is_live(rank)) continue;
-    store_word_release(a.rank_word(a.peer(rank), a.g.rows_ready, use, a.g.sizes.rank), tag);
+    store_word_release(a.rank_word(a.peer(rank), a.g.rows_ready, use, a.g.sizes.rank),
+                       tag | a.tokens);
   }
   if (a.g.sizes.slotted == 0) return;
   for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
@@ -379,8 +411,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   auto* const shared = launched_shared<uint32_t>();  // CtaRouting
   __shared__ uint32_t shared_last;
   DeviceChannel& channel = a.state()->channel;
-  const bool slotted = a.g.sizes.slotted != 0;
-  const EpPhase phase = slotted ? EpPhase::kFreeRows : EpPhase::kCounts;
+  const EpPhase phase = a.has_own_places() ? EpPhase::kFreeRows : EpPhase::kCounts;
   if (counts_alone(a.g, a.tokens)) fetch_routing(a);
   a.read_peers();
   const Waiter waiter(a.memory.control, &channel, static_cast<uint32_t>(phase));
@@ -388,12 +419,14 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   if (threadIdx.x == 0) {
     peer_table().use = channel.use + 1;
     peer_table().credited = a.state()->credited != 0;
+    peer_table().freed = a.state()->freed == signal_tag(waiter.epoch, channel.use);
   }
   bool ready = !has_failed(&channel, waiter.epoch);
   fetch_first<Codec>(a);
   trace(a, 0);
   test_delay(a, 1);
   const CtaRouting routing(a, shared);
+  const bool slotted = a.g.sizes.slotted != 0 && a.g.sizes.by_token == 0;
   const uint32_t own_slot = slotted ? a.g.sizes.rank * a.g.sizes.max_tokens : 0;
   for (uint32_t place = threadIdx.x; place < a.g.places; place += kEpThreads) {
     routing.first_row[place] = own_slot;
@@ -411,12 +444,12 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   if (ready && has_relay(a)) {
     if (blockIdx.x == 0) {
       relay_places(a, waiter.epoch, peer_table().use, routing.first_row);
-    } else if (!slotted) {
+    } else if (!a.has_own_places()) {
       take_places(a, routing.first_row);
     }
   }
   trace(a, 2);
-  const bool arranges_early = a.receives != 0 && !slotted;
+  const bool arranges_early = a.receives != 0 && !a.has_own_places();
   if (ready && arranges_early && blockIdx.x == gridDim.x - 1) {
     ready = arrange(a, waiter, peer_table().use);
   }
