@@ -88,6 +88,17 @@ size_t read_peer_memory(pid_t pid, uint64_t address, void* to, size_t bytes) {
   return done;
 }
 
+bool others_can_read(const std::byte* memory, size_t bytes) {
+  std::byte ends[2];
+  const iovec local{ends, sizeof ends};
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  // NOLINTBEGIN(performance-no-int-to-ptr): not written
+  const iovec remote[2] = {{reinterpret_cast<void*>(address), 1},
+                           {reinterpret_cast<void*>(address + bytes - 1), 1}};
+  // NOLINTEND(performance-no-int-to-ptr)
+  return process_vm_readv(getpid(), &local, 1, remote, 2, 0) == sizeof ends;
+}
+
 bool shows(pid_t pid, uint64_t address, uint64_t value) {
   // Sequentially consistent: the reads before are done. It meets the fence in hide(): whoever has read a byte that the
   // owner wrote after it does not find the value, and who finds it has what he wrote before seen by the owner.

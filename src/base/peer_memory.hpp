@@ -51,6 +51,8 @@ uint64_t unguessable_number();
 // Reads up to `bytes` at `address` of the process; returns how many. Fewer: errno says why. One that has ended, unmapped
 // memory and a forbidden read are answers like any other.
 size_t read_peer_memory(pid_t pid, uint64_t address, void* to, size_t bytes);
+// Whether other processes can read these bytes of this one, by their ends. Memory of devices, say, is read by its process alone.
+bool others_can_read(const std::byte* memory, size_t bytes);
 // Whether the process has this value in its watched word, after all that this thread has read of it, or written to
 // shared memory, before.
 bool shows(pid_t pid, uint64_t address, uint64_t value);

@@ -1,6 +1,5 @@
 #include "core/coll/pulled_blocks.hpp"
 
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -24,14 +23,6 @@ constexpr size_t kLeastOfAllgather = size_t{2} << 20;  // all blocks together
 constexpr size_t kLeastToRoot = size_t{1} << 20;
 // Between two looks at the channel.
 constexpr size_t kSliceBytes = size_t{1} << 20;
-
-// Memory of devices, say, can be read by its process, but not by others.
-bool is_readable(const std::byte* memory, size_t bytes) {
-  std::byte ends[2];
-  const auto address = reinterpret_cast<uintptr_t>(memory);
-  return read_peer_memory(getpid(), address, &ends[0], 1) == 1 &&
-         read_peer_memory(getpid(), address + bytes - 1, &ends[1], 1) == 1;
-}
 
 // Once for an epoch: the next operations go through the areas on all ranks.
 void note_unreadable(Collectives& comm, const Operation& operation, uint32_t source, int error) {
@@ -110,7 +101,7 @@ bool reads_all(const Collectives& comm) {
 void offer_memory(Collectives& comm, const Operation& operation, Block given) {
   const auto* const send = static_cast<const std::byte*>(operation.args.send);
   const bool is_offered =
-      reads_all(comm) && (given.bytes == 0 || is_readable(send + given.offset, given.bytes));
+      reads_all(comm) && (given.bytes == 0 || others_can_read(send + given.offset, given.bytes));
   if (is_offered) {
     comm.open_memory().open(send);
   } else {

@@ -53,7 +53,7 @@ class Messages : public SideProgress {
   Messages(const Messages&) = delete;
   Messages& operator=(const Messages&) = delete;
   // A message of so many bytes is read in one copy.
-  static constexpr size_t kLeastPulled = size_t{64} << 10;
+  static constexpr size_t kLeastPulled = size_t{32} << 10;
   static size_t window_bytes(uint32_t ranks) { return MessageLayout::of(ranks).window_bytes(); }
   // All windows are there; `view` is the first that this rank calls in.
   void open(const CommView& view);
