@@ -105,8 +105,9 @@ void spares_unread_rows(const Shape& s, uint64_t seed) {
   Group group(s);
   group.upload(first);
   const uint32_t tokens[] = {first.inputs[0].tokens, first.inputs[1].tokens};
-  // After a combine, and after a dispatch without one.
-  for (uint32_t i = 0; i < 2; ++i) group.enqueue(i, first, 0, false, true);
+  // After a combine, and after a dispatch without one. In this pair each kernel runs once: what is left to load then would
+  // wait for a kernel that waits.
+  for (uint32_t i = 0; i < 2; ++i) group.enqueue(i, first, 0, true, true);
   group.synchronize();
   need(group.dispatch(1, 0, tokens[1], Halves::kSend), "mep_dispatch send");
   need(group.dispatch(0, 0, tokens[0], Halves::kBoth), "mep_dispatch");
