@@ -135,7 +135,7 @@ void spares_unread_rows(const Shape& s, uint64_t seed) {
 // The last rank stops calling; the others run out of time, and then all go on together.
 void outlasts(const Shape& s, uint64_t seed) {
   const Reference ref = on_hosts(s, s.ranks, seed);
-  Group group(s, 500);
+  Group group(s, kSoonMs);
   group.upload(ref);
   const std::vector<cudaGraphExec_t> graphs = group.capture(ref);
   group.replay(graphs, 5);

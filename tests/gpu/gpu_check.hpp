@@ -87,6 +87,13 @@ inline void synchronize_all() {
   cuda(cudaSetDevice(before));
 }
 
+// The time after which an operation ends that a rank does not call. A loaded host takes long for a GPU's threads.
+#ifdef MEP_CUDA_ON_HOST
+constexpr uint32_t kSoonMs = 3000;
+#else
+constexpr uint32_t kSoonMs = 500;
+#endif
+
 // A word in pinned memory that a kernel sets.
 class Mark {
  public:

@@ -254,7 +254,7 @@ void differ(const std::vector<Rank>& ranks) {
 
 // The last rank aborts, or only stops calling, while the others wait for it on the GPU.
 void fault(uint32_t count, bool aborts) {
-  std::vector<Rank> ranks = open_ranks(count, aborts ? 20'000 : 500);
+  std::vector<Rank> ranks = open_ranks(count, aborts ? 20'000 : kSoonMs);
   const uint32_t gone = count - 1;
   const uint64_t all = (uint64_t{1} << count) - 1;
   std::vector<cudaGraphExec_t> graphs;
