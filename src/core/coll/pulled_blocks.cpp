@@ -1,6 +1,5 @@
 #include "core/coll/pulled_blocks.hpp"
 
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
