@@ -123,7 +123,7 @@ void Membership::install(const ProposalPtr& value) {
 void Membership::take_in(uint32_t slot) {
   Peer& peer = peers_[slot] = Peer{};
   peer.incarnation = view_->incarnation(slot);
-  peer.heard_us = now_us_;
+  peer.heard_us = peer.really_heard_us = now_us_;
   const auto known = joiners_.find(slot);
   if (known == joiners_.end()) return;
   const Joiner entry = known->second;
