@@ -474,7 +474,7 @@ void in_a_large_view_rows_go_to_leads(void**) {
     for (uint32_t i = 0; i < 7; ++i)
       assert_int_equal(lab.ranks[i].machine->view().members.count(), 7);
   }
-  // Each member to the lead, and the lead to all: 4 rows; the deaths that others on its host saw go to all.
+  // Each member to the lead, and the lead to all: 4 rows; the lowest member of the host tells all of the death.
   assert_in_range(sent[0], 1, 100);
   assert_in_range(sent[1], 150, 300);
 }

@@ -215,9 +215,9 @@ int main(int argc, char** argv) {
       list = true;
     else if (arg == "--only")
       only = value();
-    else if (arg == "--rows") {
+    else if (arg == "--rows")
       options.leads_only = std::string(value()) == "leads";
-    } else if (arg == "--soak")
+    else if (arg == "--soak")
       soak = true;
     else if (arg == "--quorum") {
       const std::string name = value();

@@ -34,7 +34,7 @@ struct Config {
   uint64_t slow_after_us = 300'000;
   // Silence after which a peer is accused; with >= 3 living members a second accuser is needed.
   uint64_t accuse_after_us = 5'000'000;
-  // So many times as long for a member that was never heard: it may have to be started yet.
+  // A member that was never heard has so many times accuse_after_us: its host may be slow to start it.
   uint64_t start_factor = 4;
   // A tick later than this means that this rank itself was not scheduled: the gap does not count
   // against its peers, and its thresholds grow by one step (up to max_health_steps).
