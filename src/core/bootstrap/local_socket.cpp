@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/clock.hpp"
 #include "base/fork_guard.hpp"
 #include "base/status.hpp"
 #include "base/system_error.hpp"
@@ -20,6 +21,8 @@ namespace mep {
 namespace {
 
 constexpr size_t kMaxPlainJobBytes = 64;
+// The list of a host's sockets grows with the square of its ranks.
+constexpr uint64_t kLongestLookMs = 20;
 constexpr int kListenBacklog = 4096;  // the kernel lowers it to net.core.somaxconn
 
 // FNV-1a; two different starts give 128 bits. No security hangs on it: job names are no secrets.
@@ -168,21 +171,24 @@ bool is_stopped(pid_t pid) {
   return name_end != nullptr && (name_end[1] == ' ') && (name_end[2] == 'T' || name_end[2] == 't');
 }
 
-bool find_foreign_listener(const std::string& job, int32_t rank, uid_t* uid) {
+std::map<int32_t, uid_t> find_foreign_listeners(const std::string& job) {
+  std::map<int32_t, uid_t> found;
   std::FILE* file = std::fopen("/proc/net/unix", "re");
-  if (file == nullptr) return false;
-  const std::string tail = "/" + job_in_name(job) + "/" + std::to_string(rank);
-  bool found = false;
+  if (file == nullptr) return found;
+  const std::string middle = "/" + job_in_name(job) + "/";
+  const Deadline limit = Deadline::after_ms(kLongestLookMs);
   char line[512];
-  while (!found && std::fgets(line, sizeof line, file) != nullptr) {
-    line[std::strcspn(line, "\n")] = '\0';
+  while (!limit.expired() && std::fgets(line, sizeof line, file) != nullptr) {
     const char* name = std::strstr(line, "@mep/");
     if (name == nullptr) continue;
     char* end = nullptr;
     const unsigned long owner = std::strtoul(name + 5, &end, 10);
-    if (end == name + 5 || tail != end || owner == geteuid()) continue;
-    *uid = static_cast<uid_t>(owner);
-    found = true;
+    if (end == name + 5 || owner == geteuid()) continue;
+    if (std::strncmp(end, middle.c_str(), middle.size()) != 0) continue;
+    const char* const number = end + middle.size();
+    const long rank = std::strtol(number, &end, 10);
+    if (end == number || *end != '\n') continue;
+    found[static_cast<int32_t>(rank)] = static_cast<uid_t>(owner);
   }
   std::fclose(file);
   return found;

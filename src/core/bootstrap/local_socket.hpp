@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "base/unique_fd.hpp"
@@ -44,8 +45,8 @@ std::string local_socket_name(uid_t uid, const std::string& job, int32_t rank);
 // Whether that process was stopped by a signal: it answers nobody until it is continued.
 bool is_stopped(pid_t pid);
 
-// A process of another user that listens as `rank` of `job`: for the text of a missing rank, since
-// anybody can take such a name. False: there is none.
-bool find_foreign_listener(const std::string& job, int32_t rank, uid_t* uid);
+// Other users' processes that listen as ranks of `job`, by rank: for the texts of missing ranks, since anybody can take
+// such a name. Reads the list of the host's sockets for a bounded time; what comes later in it is not found.
+std::map<int32_t, uid_t> find_foreign_listeners(const std::string& job);
 
 }  // namespace mep

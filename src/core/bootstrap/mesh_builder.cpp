@@ -5,6 +5,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.hpp"
 #include "base/status.hpp"
@@ -14,6 +15,9 @@ namespace {
 
 constexpr uint64_t kFirstPauseNs = 500'000;
 constexpr uint64_t kLongestPauseNs = 20'000'000;
+// A rank is tried this often however many there are; above these, all tries of a host stay below some 20 000 a second.
+constexpr uint64_t kLargestPauseNs = 1'000'000'000;
+constexpr uint64_t kRanksWithoutDelay = 32;
 // Connections of nobody in particular that are kept beside one for each rank.
 constexpr size_t kSpareIncoming = 64;
 // Over a network: how long a connection is given before the next address is tried, or before one
@@ -133,7 +137,7 @@ mep_result_t MeshBuilder::announce_ready() {
 
 mep_result_t MeshBuilder::connect_to_lower_ranks() {
   const uint64_t now = now_ns();
-  for (int32_t rank = 0; rank < rank_; ++rank) {
+  for (int32_t rank = 0; rank < rank_ && !deadline_.expired(); ++rank) {
     if (seat(rank).link == nullptr && seat(rank).next_try_ns <= now) MEP_TRY(connect_to(rank));
   }
   return MEP_SUCCESS;
@@ -169,30 +173,40 @@ void MeshBuilder::try_again_later(int32_t rank, const std::string& obstacle) {
   if (!obstacle.empty()) peer.obstacle = name_peer(rank, peer.credentials) + " " + obstacle;
   peer.link.reset();
   peer.greeting.reset();
-  peer.pause_ns = std::clamp(2 * peer.pause_ns, kFirstPauseNs, kLongestPauseNs);
+  peer.pause_ns = std::clamp(2 * peer.pause_ns, kFirstPauseNs, longest_pause_ns());
   peer.next_try_ns = now_ns() + peer.pause_ns;
+}
+
+// Ranks and the ranks that each looks for both grow with the size.
+uint64_t MeshBuilder::longest_pause_ns() const {
+  const uint64_t times = std::max<uint64_t>(1, seats_.size() / kRanksWithoutDelay);
+  return std::min(kLongestPauseNs * times * times, kLargestPauseNs);
 }
 
 mep_result_t MeshBuilder::wait_for_events() {
   std::vector<pollfd> entries;
   entries.push_back({listener_.get(), POLLIN, 0});
   for (const int fd : rendezvous_->fds()) entries.push_back({fd, POLLIN, 0});
-  const auto add = [&entries](const ControlLink& link) {
+  const size_t first_link = entries.size();
+  std::vector<bool*> readable;  // of each entry from there on
+  const auto add = [&](const ControlLink& link, bool* is_readable) {
     const int events = POLLIN | (link.has_queued_output() ? POLLOUT : 0);
     entries.push_back({link.fd(), static_cast<short>(events), 0});
+    readable.push_back(is_readable);
   };
-  for (const Incoming& incoming : incoming_) add(*incoming.link);
+  for (Incoming& incoming : incoming_) add(*incoming.link, &incoming.readable);
+  std::vector<pollfd> ready_ones;
   const uint64_t now = now_ns();
   uint64_t wake_ns = std::min(deadline_.at_ns(), notice_.at_ns());
   if (launch_page_.found() && !all_linked()) wake_ns = std::min(wake_ns, now + kLongestPauseNs);
   for (int32_t rank = 0; rank < config_.size; ++rank) {
-    const Seat& peer = seat(rank);
+    Seat& peer = seat(rank);
     if (peer.link != nullptr) {
       // A ready peer is read no more: what follows belongs to the world.
       if (!peer.ready) {
-        add(*peer.link);
+        add(*peer.link, &peer.readable);
       } else if (peer.link->has_queued_output()) {
-        entries.push_back({peer.link->fd(), POLLOUT, 0});
+        ready_ones.push_back({peer.link->fd(), POLLOUT, 0});
       }
     } else if (rank < rank_) {
       wake_ns = std::min(wake_ns, peer.next_try_ns);
@@ -201,8 +215,12 @@ mep_result_t MeshBuilder::wait_for_events() {
   const uint64_t left_ns = wake_ns > now ? wake_ns - now : 0;
   const timespec timeout{static_cast<time_t>(left_ns / 1'000'000'000),
                          static_cast<long>(left_ns % 1'000'000'000)};
-  // Whatever it answers, everything is looked at without blocking.
+  entries.insert(entries.end(), ready_ones.begin(), ready_ones.end());
+  // After an error no entry has an answer; each is looked at in the next round.
   (void)ppoll(entries.data(), entries.size(), &timeout, nullptr);
+  for (size_t i = 0; i < readable.size(); ++i) {
+    *readable[i] = *readable[i] || (entries[first_link + i].revents & ~POLLOUT) != 0;
+  }
   for (Seat& peer : seats_) {
     if (peer.link == nullptr || !peer.link->has_queued_output()) continue;
     const mep_result_t result = peer.link->flush_output();
@@ -246,10 +264,13 @@ mep_result_t MeshBuilder::serve_seat(int32_t rank) {
   const bool is_remote = peer.credentials.is_remote();
   mep_result_t answer = MEP_SUCCESS;
   std::string again;
-  const mep_result_t received = peer.link->receive([&](Frame& frame) {
-    answer = on_seat_frame(rank, &frame, &again);
-    return answer == MEP_SUCCESS && again.empty() && !peer.ready;
-  });
+  mep_result_t received = MEP_SUCCESS;
+  if (std::exchange(peer.readable, false)) {
+    received = peer.link->receive([&](Frame& frame) {
+      answer = on_seat_frame(rank, &frame, &again);
+      return answer == MEP_SUCCESS && again.empty() && !peer.ready;
+    });
+  }
   MEP_TRY(answer);
   if (!again.empty()) {
     try_again_later(rank, again);

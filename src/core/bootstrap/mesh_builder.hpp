@@ -39,6 +39,7 @@ class MeshBuilder {
     PeerCredentials credentials;
     uint64_t incarnation = 0;  // that was looked for; 0: any
     UniqueFd pidfd;
+    bool readable = false;  // the link has bytes, as far as poll() or its other end's frames say
     bool linked = false;
     bool ready = false;
     bool told = false;  // it knows of the failure
@@ -54,6 +55,7 @@ class MeshBuilder {
     std::unique_ptr<ControlLink> link;
     std::unique_ptr<Greeting> greeting;
     PeerCredentials credentials;
+    bool readable = true;  // a caller speaks first
     Deadline limit = Deadline::never();
   };
   enum class Answer { kWelcome, kRetry, kDrop, kReject };
@@ -90,6 +92,7 @@ class MeshBuilder {
   mep_result_t check_lower(int32_t rank);
   void sit_down(int32_t rank);
   void try_again_later(int32_t rank, const std::string& obstacle);
+  uint64_t longest_pause_ns() const;
 
   // mesh_failure.cpp
   mep_result_t on_abort(const Frame& frame, const PeerCredentials& credentials);
@@ -101,7 +104,8 @@ class MeshBuilder {
     std::string meeting;             // why nobody at all can be found; else empty
     bool any_denied = false;
   };
-  Missing find_missing();
+  // Asks for the reasons of the first `most_explained` of them.
+  Missing find_missing(size_t most_explained);
   mep_result_t fail_missing();
   void say_who_is_awaited();
   void spread_failure(mep_result_t code);

@@ -16,6 +16,9 @@ namespace {
 
 constexpr uint64_t kLingerMs = 1000;
 constexpr int kTellEveryMs = 20;  // while it lingers
+// Ranks whose absence a text explains: each costs system calls.
+constexpr size_t kExplainedInNotice = 4;
+constexpr size_t kExplainedInFailure = 64;
 
 }  // namespace
 
@@ -31,7 +34,7 @@ mep_result_t MeshBuilder::on_abort(const Frame& frame, const PeerCredentials& cr
   return fail(abort.code, "rank %d reports: %s", abort.origin, abort.text.c_str());
 }
 
-MeshBuilder::Missing MeshBuilder::find_missing() {
+MeshBuilder::Missing MeshBuilder::find_missing(size_t most_explained) {
   Missing found;
   for (int32_t rank = 0; rank < config_.size; ++rank) {
     const Seat& peer = seat(rank);
@@ -41,9 +44,11 @@ MeshBuilder::Missing MeshBuilder::find_missing() {
       continue;
     }
     found.ranks.push_back(rank);
+    found.any_denied = found.any_denied || peer.obstacle_denied;
+    if (found.ranks.size() > most_explained) continue;
     bool denied = false;
     std::string reason = rendezvous_->explain_absence(rank, &denied);
-    found.any_denied = found.any_denied || denied || peer.obstacle_denied;
+    found.any_denied = found.any_denied || denied;
     if (!peer.obstacle.empty() && !denied) reason = peer.obstacle;
     if (!reason.empty()) reason.insert(0, "rank " + std::to_string(rank) + ": ");
     if (reason.empty() && peer.link != nullptr) {
@@ -72,7 +77,7 @@ MeshBuilder::Missing MeshBuilder::find_missing() {
 }
 
 mep_result_t MeshBuilder::fail_missing() {
-  const Missing found = find_missing();
+  const Missing found = find_missing(kExplainedInFailure);
   if (found.ranks.empty()) {
     return fail(MEP_ERR_BOOTSTRAP,
                 "start of job '%s' was not finished within %u ms: %s of %d did not find all others",
@@ -90,8 +95,9 @@ mep_result_t MeshBuilder::fail_missing() {
 }
 
 void MeshBuilder::say_who_is_awaited() {
+  if (!log_enabled(LogLevel::kWarn)) return;
   const KeepErrorText kept;
-  const Missing found = find_missing();
+  const Missing found = find_missing(kExplainedInNotice);
   const std::string where = !config_.rendezvous.empty() ? "at " + config_.rendezvous
                             : config_.store != nullptr  ? "through the caller's store"
                                                         : "on this host";

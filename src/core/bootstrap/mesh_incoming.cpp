@@ -1,4 +1,6 @@
 // Those who connect to a starting rank: higher ranks, ranks of another start, and strangers.
+#include <utility>
+
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/mesh_builder.hpp"
@@ -25,31 +27,34 @@ mep_result_t MeshBuilder::serve_incoming() {
       incoming_.erase(incoming_.begin() + static_cast<ptrdiff_t>(i));
     }
     MEP_TRY(result);
-    // Frames that came right behind the last one may be in the link already.
     if (seated >= 0) MEP_TRY(serve_seat(seated));
   }
   return MEP_SUCCESS;
 }
 
 mep_result_t MeshBuilder::serve_incoming(Incoming* incoming, bool* keep, int32_t* seated) {
-  const std::string who = incoming->credentials.text();
   mep_result_t answer = MEP_SUCCESS;
-  const mep_result_t received = incoming->link->receive([&](Frame& frame) {
-    answer = on_incoming_frame(incoming, &frame, keep, seated);
-    return answer == MEP_SUCCESS && *keep;
-  });
+  mep_result_t received = MEP_SUCCESS;
+  if (std::exchange(incoming->readable, false)) {
+    received = incoming->link->receive([&](Frame& frame) {
+      answer = on_incoming_frame(incoming, &frame, keep, seated);
+      return answer == MEP_SUCCESS && *keep;
+    });
+  }
   MEP_TRY(answer);
   if (!*keep) return MEP_SUCCESS;
   if (received != MEP_SUCCESS) {
     *keep = false;
     if (received != MEP_ERR_PEER_FAILED) {
-      log(LogLevel::kWarn, "dropped a connection by %s: %s", who.c_str(), last_error_text());
+      log(LogLevel::kWarn, "dropped a connection by %s: %s", incoming->credentials.text().c_str(),
+          last_error_text());
     }
     return MEP_SUCCESS;
   }
   if (incoming->link->has_queued_output()) (void)incoming->link->flush_output();
   if (!incoming->limit.expired()) return MEP_SUCCESS;
-  log(LogLevel::kWarn, "dropped a connection by %s: it never said who it is", who.c_str());
+  log(LogLevel::kWarn, "dropped a connection by %s: it never said who it is",
+      incoming->credentials.text().c_str());
   *keep = false;
   return MEP_SUCCESS;
 }
@@ -104,6 +109,7 @@ mep_result_t MeshBuilder::on_incoming_frame(Incoming* incoming, Frame* frame, bo
   peer.credentials = incoming->credentials;
   peer.link = std::move(incoming->link);
   peer.greeting = std::move(incoming->greeting);
+  peer.readable = true;  // frames that came right behind the last one are in the link already
   sit_down(*seated);
   return MEP_SUCCESS;
 }

@@ -2,12 +2,16 @@
 // by a signal holds a rank's name, another process may hold a second name for the rank, with "+" behind it.
 #include <unistd.h>
 
+#include <map>
+
 #include "base/env.hpp"
 #include "base/status.hpp"
 #include "core/bootstrap/rendezvous.hpp"
 
 namespace mep {
 namespace {
+
+constexpr uint64_t kForeignAgeMs = 1000;
 
 class LocalRendezvous final : public Rendezvous {
  public:
@@ -51,10 +55,14 @@ class LocalRendezvous final : public Rendezvous {
       *denied = true;
       return std::string("its place is held by a stranger: ") + last_error_text();
     }
-    uid_t uid = 0;
-    *denied = find_foreign_listener(meeting_name_, rank, &uid);
+    if (foreign_age_.expired()) {
+      foreign_ = find_foreign_listeners(meeting_name_);
+      foreign_age_ = Deadline::after_ms(kForeignAgeMs);
+    }
+    const auto foreign = foreign_.find(rank);
+    *denied = foreign != foreign_.end();
     if (!*denied) return {};
-    return "a process of user id " + std::to_string(uid) +
+    return "a process of user id " + std::to_string(foreign->second) +
            " waits as this rank; all ranks must be "
            "of the same user, here " +
            std::to_string(geteuid());
@@ -72,6 +80,8 @@ class LocalRendezvous final : public Rendezvous {
   }
 
   std::string meeting_name_;
+  std::map<int32_t, uid_t> foreign_;  // as found last; one look serves the ranks of one text
+  Deadline foreign_age_ = Deadline::at(0);
 };
 
 }  // namespace
