@@ -375,8 +375,9 @@ MEP_API mep_result_t mep_comm_set_op_status(mep_comm_t comm, mep_op_status_t* st
  * a later call returns at once, and a nonblocking one gives a request that ends so. So ranks that make the same
  * calls get the same results in the same order. Two changes have two ranges. The internal calls of
  * mep_comm_split and mep_ep_create count too. mep_comm_agree, mep_recover_ranks and mep_comm_grow go over such
- * reports; after mep_comm_agree the next collective reports them. A change that only adds members is not
- * reported.
+ * reports, and the next collective on the comm gives them; so does the first one on the comm that mep_comm_grow made, on
+ * joiners too. A replacement does not have such a call on the world: its first call is the one after it. A change that
+ * only adds members is not reported.
  * --------------------------------------------------------------------------------------------- */
 
 /* Returns after every live rank has entered. 0.1 */
@@ -743,7 +744,8 @@ MEP_API mep_result_t mep_comm_agree(mep_comm_t comm, uint64_t flag, uint64_t* re
 
 /* Admits ready replacements of absent ranks. Collective on the world, which must be idle: else
  * MEP_ERR_BUSY. Waits at most timeout_ms for `ranks` (count of them; count 0: whoever is ready).
- * *admitted: how many came. Every rank gives the same ranks and count. Errors: MEP_ERR_TIMEOUT (not all came; those ready did; at once if a
+ * *admitted: how many came. Every rank gives the same ranks and count. Failures do not prevent success: the next
+ * collective on world reports those that it went over. Errors: MEP_ERR_TIMEOUT (not all came; those ready did; at once if a
  * replacement had connected and ended), MEP_ERR_INVALID_ARGUMENT (no rank of it; the world has grown
  * beyond this comm). 0.1 */
 MEP_API mep_result_t mep_recover_ranks(mep_comm_t world, const int32_t* ranks, int32_t count,

@@ -44,6 +44,23 @@ void second_death_while_ranks_recover(void**) {
   report.require_clean();
 }
 
+// Rank 2 dies and takes part in no call: the others' meeting goes over its death.
+void a_death_that_recovery_goes_over_is_told(void**) {
+  Report report;
+  JoinJob job(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    if (rank == 2) die();
+    int32_t admitted = -1;
+    COLL_OK(found, mep_recover_ranks(comm, nullptr, 0, 0, &admitted));
+    COLL_CHECK(found, admitted == 0);
+    COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(comm, nullptr));
+    check_last_op_names(comm, 0x4, found);
+    check_contributors(rank, comm, 0x11, found);
+  });
+  job.expect_killed(2);
+  job.expect_clean_end();
+  report.require_clean();
+}
+
 // Where no rank knows of a joiner, no admission begins, and nothing is waited for.
 void nobody_to_admit_is_told_without_an_admission(void**) {
   Report report;
@@ -266,7 +283,7 @@ void growth_again_after_a_death(void**) {
   report.require_clean();
 }
 
-// A second death, as above, while a world grows.
+// A second death, as above, while a world grows: both communicators tell of it, the new one the joiner too.
 void death_while_a_world_grows(void**) {
   Report report;
   mep_comm_config_t config = patient_config(0);
@@ -277,11 +294,17 @@ void death_while_a_world_grows(void**) {
     mep_comm_t grown = nullptr;
     COLL_OK(found, mep_comm_grow(comm, 1, kNeverMs, &grown));
     if (grown == nullptr) return;
+    COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(grown, nullptr));
+    check_last_op_names(grown, 0x4, found);
     check_contributors(rank, grown, 0x1011, found);
+    COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(comm, nullptr));
+    check_contributors(rank, comm, 0x11, found);
     COLL_OK(found, mep_comm_destroy(grown));
   });
   job.expect_killed(2);
   job.join(3, [](int rank, mep_comm_t comm, Report& found) {
+    COLL_EXPECT(found, MEP_ERR_PEER_FAILED, mep_barrier(comm, nullptr));
+    check_last_op_names(comm, 0x4, found);
     check_contributors(rank, comm, 0x1011, found);
   });
   job.expect_clean_end();
@@ -521,6 +544,7 @@ int main(int argc, char** argv) {
   read_arguments(argc, argv);
   const CMUnitTest tests[] = {
       cmocka_unit_test(second_death_while_ranks_recover),
+      cmocka_unit_test(a_death_that_recovery_goes_over_is_told),
       cmocka_unit_test(nobody_to_admit_is_told_without_an_admission),
       cmocka_unit_test(comm_goes_with_its_last_member),
       cmocka_unit_test(joiners_that_met_come_in_one_after_the_other),

@@ -23,6 +23,10 @@ bool is_replicated(What what) {
          what == What::kEpCreate;
 }
 
+bool is_personal(What what) {
+  return what == What::kDispatch || what == What::kCombine;
+}
+
 struct Said {
   const Life* life;
   const Record* begin;
@@ -125,8 +129,7 @@ class Judge {
   bool is_compared(const Record& record) const {
     if (is_replicated(record.what)) return true;
     if ((program_.flags & MEP_COMM_UNIFORM) == 0) return false;
-    return (record.what == What::kDispatch || record.what == What::kCombine) &&
-           (record.part & 1) != 0;
+    return is_personal(record.what) && (record.part & 1) != 0;
   }
   // Null: it is no collective of the program.
   const OperationFacts* facts(const Record& record) const {
@@ -258,8 +261,8 @@ bool Judge::has_cause(const Life& life, const Record& record) const {
       [[fallthrough]];
     case MEP_ERR_PEER_FAILED:
       // A dispatch or combine that a change has cut lacks everybody who had not come so far.
-      if (record.what != What::kDispatch && record.what != What::kCombine && record.has_info &&
-          record.failed != 0 && record.info_result == record.result) {
+      if (!is_personal(record.what) && record.has_info && record.failed != 0 &&
+          record.info_result == record.result) {
         return may_fail(record.failed);
       }
       return may_fail(~uint64_t{0});
@@ -351,8 +354,7 @@ void Judge::judge_pair(const Said& a, const Said& b) {
     return differ(Class::kVerdict, "results differ");
   }
   // A nonblocking call that is refused has no request to ask about.
-  const bool is_personal = x.what == What::kDispatch || x.what == What::kCombine;
-  if (is_personal) return;
+  if (is_personal(x.what)) return;
   const bool both_live = a.life->is_done() && b.life->is_done();
   // Whose root is dead, a rank ends by itself: if it dies before others hear of it, they are in a later epoch.
   const bool binds_all = both_live || x.result == MEP_SUCCESS || !has_root(x);
@@ -440,41 +442,65 @@ void Judge::judge_number(const std::vector<Said>& all) {
   }
 }
 
-// A rank that is missing from a success was reported before, on that comm, in the order of the calls.
+// A rank that is missing from a success, or was replaced, was reported before, on that comm, in the order of the calls.
 void Judge::judge_reports(const Life& life) {
   struct Known {
-    uint64_t present = 0;
-    uint64_t reported = 0;
+    uint64_t present = 0;   // slots of the last success; what is not known is left out
+    uint64_t replaced = 0;  // of those, since then
+    uint64_t reported = 0;  // since then
   };
   std::map<uint32_t, Known> known;
+  uint32_t world = kWorld;
+  bool is_joiner = false;
   const uint32_t count = life.journal->count.load(std::memory_order_acquire);
   for (uint32_t i = 0; i < count; ++i) {
     const Record& begin = life.journal->records[i];
-    if (begin.entry == Entry::kMembers) known[begin.comm] = {begin.contributors, 0};
+    const bool in_step = begin.step < program_.steps.size();
+    is_joiner = is_joiner || begin.what == What::kJoin;
+    if (begin.entry == Entry::kMembers) {
+      Known& now = known[begin.comm];
+      now = {};
+      if (in_step && program_.steps[begin.step].kind == StepKind::kGrow && begin.comm != kWorld) {
+        // The places of ranks that went before are in it too. A growth tells on the new comm what it went over.
+        now.present = known[world].present & begin.contributors;
+        world = begin.comm;
+      } else if (!is_joiner) {
+        now.present = begin.contributors;
+      }
+    }
     if (begin.entry != Entry::kBegin) continue;
-    // Both go over what is known by then, and nobody tells it on this comm any more.
-    if (begin.what == What::kGrow || begin.what == What::kRecover) known[begin.comm].present = 0;
-    if (!is_replicated(begin.what) && begin.what != What::kSync) continue;
+    if (begin.what == What::kRecover && in_step) {
+      const Record* const end = end_of(*life.journal, i);
+      const std::vector<uint32_t>& slots = program_.steps[begin.step].slots;
+      // The digest counts those that were admitted; a place that was not free is asked for in vain.
+      const bool all_came =
+          end != nullptr && end->result == MEP_SUCCESS && end->digest == slots.size();
+      for (const uint32_t slot : slots) {
+        if (all_came) known[begin.comm].replaced |= uint64_t{1} << slot;
+      }
+    }
+    if (!is_compared(begin) && begin.what != What::kSync) continue;
     const Record* const end = end_of(*life.journal, i);
     Known& now = known[begin.comm];
-    // A rank that was killed may have been told what it could not write down.
-    if (end == nullptr) now.present = 0;
+    // A rank that was killed may have been told what it could not write down; an error without a record names nobody.
+    if (end == nullptr || (!end->has_info && end->result != MEP_SUCCESS)) now.present = 0;
     if (end == nullptr || !end->has_info) continue;
     if (end->result != MEP_SUCCESS) {
       now.reported |= end->failed;
       continue;
     }
-    // agree goes over what is known and leaves the report to the next call.
-    if (only_root_gives(*end) || end->what == What::kAgree) continue;
-    const uint64_t missing = now.present & ~end->contributors & ~now.reported;
-    if (missing != 0 && end->what != What::kSync) {
+    // agree goes over what is known and leaves the report to the next call; a dispatch or combine says less of who is
+    // there.
+    if (only_root_gives(*end) || end->what == What::kAgree || is_personal(end->what)) continue;
+    const uint64_t gone = ~end->contributors | now.replaced;
+    const uint64_t missing = now.present & gone & ~now.reported;
+    if (missing != 0) {
       add(Class::kVerdict, end->step,
           formatted("%s, part %u, c%u: the end of slots %" PRIx64 " was never told: ",
                     name_of(end->what), end->part, end->comm, missing) +
               told({&life, nullptr, end}));
     }
-    now.present = end->contributors;
-    now.reported = 0;
+    now = {end->contributors, 0, 0};
   }
 }
 

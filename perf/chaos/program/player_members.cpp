@@ -233,7 +233,7 @@ void Player::grow(const Step& step) {
   if (position != uint64_t{step_} + 1) {
     wrong(What::kSync, 0, world_, "members are at different places");
   }
-  // The growth went over deaths without a word: what was made before it may lack those ranks.
+  // Objects made before the growth may lack ranks whose deaths it went over.
   if (program_.kills()) ep_->renew_all(step_);
 }
 

@@ -187,7 +187,7 @@ mep_result_t hand_out(const ResolvedConfig& config, Entering* entering, const Ad
     made = std::make_unique<mep_comm>(std::move(*largest));
   } else if (entering->world->self_slot() >= first_size) {
     mep_comm_t grown = nullptr;
-    MEP_TRY(make_grown(nullptr, entering->world, size_with(admission.added), admission,
+    MEP_TRY(make_grown(nullptr, nullptr, entering->world, size_with(admission.added), admission,
                        config.timeout_ms, &grown));
     made.reset(grown);
   } else {

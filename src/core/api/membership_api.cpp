@@ -82,17 +82,10 @@ mep_result_t split(mep_comm_t comm, int32_t color, int32_t key, mep_comm_t* chil
 
 // Failures do not prevent it, but the comm's next collective reports them.
 mep_result_t agree(Comm& comm, uint64_t flag, uint64_t* result) {
-  std::vector<Reports::Report> met;
-  for (;;) {
-    const mep_result_t reduced =
-        comm.run(Collective::k_allreduce, {&flag, result, 1, MEP_UINT64, MEP_AND, 0});
-    if (reduced == MEP_ERR_PEER_FAILED || reduced == MEP_ERR_PEER_LEFT) {
-      met.push_back(comm.collectives().last_report());
-      continue;  // every survivor got the same and tries again with those that are left
-    }
-    for (Reports::Report& report : met) comm.defer_report(std::move(report));
-    return reduced;
-  }
+  PassedReports passed(comm);
+  return passed.run([&] {
+    return comm.run(Collective::k_allreduce, {&flag, result, 1, MEP_UINT64, MEP_AND, 0});
+  });
 }
 
 mep_result_t check_terminal(const Comm& comm) {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/comm/comm.hpp"
+#include "core/comm/agreement.hpp"
 #include "mep.h"
 
 namespace mep {
@@ -20,11 +20,12 @@ namespace mep {
 uint32_t size_with(const std::vector<uint32_t>& added);
 
 // Makes the comm over the first `size` slots, by all who were in the view of the admission. Members agree on
-// their parts by `members`; who is not among them, a joiner, passes null and leaves the view if it cannot do
-// its part. The first operation on the new comm tells either from the other: it succeeds for all who live, or
+// their parts by `members`, and pass on what they went over; a joiner passes null for both, and leaves the view if it
+// cannot do its part. The first operation on the new comm tells either from the other: it succeeds for all who live, or
 // fails for all.
-[[nodiscard]] mep_result_t make_grown(Comm* members, const std::shared_ptr<World>& world,
-                                      uint32_t size, const Admission& admission,
-                                      uint32_t timeout_ms, mep_comm_t* grown);
+[[nodiscard]] mep_result_t make_grown(Comm* members, const PassedReports* passed,
+                                      const std::shared_ptr<World>& world, uint32_t size,
+                                      const Admission& admission, uint32_t timeout_ms,
+                                      mep_comm_t* grown);
 
 }  // namespace mep

@@ -47,19 +47,17 @@ mep_result_t covers_all(const Comm& world_comm) {
 }
 
 // All members are in the same call, no thread of this one is elsewhere, and all have done what they did
-// before it. Failures on the way are what this call is for: they are not told again.
-mep_result_t meet(Comm& world_comm, mep_result_t own, const char* what) {
+// before it.
+mep_result_t meet(Comm& world_comm, PassedReports* passed, mep_result_t own, const char* what) {
   if (!world_comm.collectives().idle()) {
     return fail(MEP_ERR_BUSY, "requests of this world are not finished yet");
   }
   char own_text[kErrorTextBytes];
   (void)snprintf(own_text, sizeof own_text, "%s", last_error_text());
-  mep_result_t met = MEP_ERR_PEER_FAILED;
-  while (met == MEP_ERR_PEER_FAILED || met == MEP_ERR_PEER_LEFT) {
+  return passed->run([&] {
     set_last_error_text(own_text);
-    met = agree_on_step(world_comm, own, what);
-  }
-  return met;
+    return agree_on_step(world_comm, own, what);
+  });
 }
 
 mep_result_t admit(Comm& world_comm, const membership::SlotSet& wanted, uint64_t wait_ms,
@@ -78,14 +76,13 @@ membership::SlotSet slots_of_world(const Comm& world_comm) {
   return slots;
 }
 
-// Whether any rank knows of a joiner. All get the same answer. Failures on the way are not told again, as in meet().
-mep_result_t ask_for_joiners(Comm& world_comm, bool* anybody) {
+// Whether any rank knows of a joiner. All get the same answer.
+mep_result_t ask_for_joiners(Comm& world_comm, PassedReports* passed, bool* anybody) {
   const uint32_t ready = world_comm.world().admissions().ready_joiners();
   uint32_t most = 0;
-  mep_result_t result = MEP_ERR_PEER_FAILED;
-  while (result == MEP_ERR_PEER_FAILED || result == MEP_ERR_PEER_LEFT) {
-    result = world_comm.run(Collective::k_allreduce, {&ready, &most, 1, MEP_UINT32, MEP_MAX, 0});
-  }
+  const mep_result_t result = passed->run([&] {
+    return world_comm.run(Collective::k_allreduce, {&ready, &most, 1, MEP_UINT32, MEP_MAX, 0});
+  });
   *anybody = most != 0;
   return result;
 }
@@ -105,10 +102,11 @@ mep_result_t recover_ranks(Comm& world_comm, const int32_t* ranks, int32_t count
     if (count == 0) wanted = slots_of_world(world_comm);
     return MEP_SUCCESS;
   });
-  MEP_TRY(meet(world_comm, ready, kReady));
+  PassedReports passed(world_comm);
+  MEP_TRY(meet(world_comm, &passed, ready, kReady));
   if (count == 0) {
     bool anybody = false;
-    MEP_TRY(ask_for_joiners(world_comm, &anybody));
+    MEP_TRY(ask_for_joiners(world_comm, &passed, &anybody));
     if (!anybody) return MEP_SUCCESS;
   }
   Admission admission;
@@ -143,7 +141,8 @@ mep_result_t begin_grown(const std::shared_ptr<World>& world, uint32_t size,
 
 }  // namespace
 
-mep_result_t make_grown(Comm* members, const std::shared_ptr<World>& world, uint32_t size,
+mep_result_t make_grown(Comm* members, const PassedReports* passed,
+                        const std::shared_ptr<World>& world, uint32_t size,
                         const Admission& admission, uint32_t timeout_ms, mep_comm_t* grown) {
   std::unique_ptr<mep_comm> handle;
   const auto begin = [&] { return begin_grown(world, size, admission, &handle); };
@@ -157,7 +156,7 @@ mep_result_t make_grown(Comm* members, const std::shared_ptr<World>& world, uint
   }
   {
     const CallScope scope(handle.get());
-    MEP_TRY(handle->comm->run(Collective::k_barrier, {}));
+    MEP_TRY(share_reports(*handle->comm, passed));
   }
   *grown = handle.release();
   return MEP_SUCCESS;
@@ -220,15 +219,16 @@ mep_result_t grow(Comm& world_comm, int32_t count, uint32_t timeout_ms, mep_comm
   const mep_result_t ready =
       guarded([&] { return choose_slots(world_comm, count, &wanted, &size); });
   if (ready == MEP_ERR_INVALID_ARGUMENT) return ready;
-  MEP_TRY(meet(world_comm, ready, kReady));
+  PassedReports passed(world_comm);
+  MEP_TRY(meet(world_comm, &passed, ready, kReady));
   Admission admission;
   const mep_result_t admitted =
       guarded([&] { return admit(world_comm, wanted, timeout_ms, &admission); });
   const std::vector<uint32_t>& added = admission.added;
   // A member that died before the admission is not in its view: the meeting passes over it, like the one before.
-  mep_result_t result = meet(world_comm, admitted, kAdmitted);
+  mep_result_t result = meet(world_comm, &passed, admitted, kAdmitted);
   if (result == MEP_SUCCESS && added.size() == static_cast<size_t>(count)) {
-    result = make_grown(&world_comm, world, size, admission, timeout_ms, grown);
+    result = make_grown(&world_comm, &passed, world, size, admission, timeout_ms, grown);
     return result == MEP_SUCCESS ? result : await_departures(world_comm, result);
   }
   if (result == MEP_SUCCESS) {

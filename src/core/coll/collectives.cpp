@@ -269,13 +269,7 @@ mep_result_t Collectives::adopt(const Decision& decision) {
 }
 
 Reports::Report Collectives::defer_report(Reports::Report report) {
-  if (deferred_ != nullptr) {
-    const auto both = std::make_shared<CommChange>(*report);
-    if (deferred_->result == MEP_ERR_PEER_FAILED) both->result = deferred_->result;
-    both->text = deferred_->text + "; " + report->text;
-    for (size_t i = 0; i < both->missing.size(); ++i) both->missing[i] |= deferred_->missing[i];
-    report = both;
-  }
+  if (deferred_ != nullptr) report = both_changes(*deferred_, *report);
   deferred_ = std::move(report);
   return deferred_;
 }

@@ -32,6 +32,28 @@ template <typename Body>
   return agree_on_step(comm, guarded(std::forward<Body>(body)), what);
 }
 
+// Reports of changes that a call goes over. The next call of the comm gives them: deferred at the end, so that the
+// call's own operations do not fail for them again.
+class PassedReports {
+ public:
+  explicit PassedReports(Comm& comm) : comm_(comm) {}
+  PassedReports(const PassedReports&) = delete;
+  PassedReports& operator=(const PassedReports&) = delete;
+  ~PassedReports();
+
+  // Repeats `operation`, which all survivors call alike, while it ends by a change that members have gone.
+  [[nodiscard]] mep_result_t run(FunctionRef<mep_result_t()> operation);
+  const std::vector<Reports::Report>& met() const { return met_; }
+
+ private:
+  Comm& comm_;
+  std::vector<Reports::Report> met_;
+};
+
+// Collective; the first operation of a comm that was made larger. All its ranks, those that have just come too, report
+// first the changes that members went over while they made it (`passed`; null: this rank has just come).
+[[nodiscard]] mep_result_t share_reports(Comm& grown, const PassedReports* passed);
+
 // Some numbers of every rank.
 class RankValues {
  public:

@@ -31,8 +31,10 @@ mep_result_t Comm::rename(const char* name) {
 
 void Comm::defer_report(Reports::Report report) {
   Reports::Report deferred = collectives_.defer_report(std::move(report));
-  // A dispatch or combine that comes first reports it as well.
-  if (clients_.any()) personal_reports_.push(std::move(deferred));
+  // A dispatch or combine that comes first reports it as well. It has all that was deferred before.
+  if (!clients_.any()) return;
+  personal_reports_.drop_up_to(deferred->epoch);
+  personal_reports_.push(std::move(deferred));
 }
 
 void Comm::remove_client(ViewParticipant* client) {

@@ -180,9 +180,14 @@ void EpBuffer::agree_on_result() {
   const mep_result_t agreed = agree(own, &op_.result);
   if (agreed != MEP_SUCCESS) {
     op_.result = agreed;
-    // The round was ended by a change, which this operation reports.
+    // The round was ended by a change, which this operation reports, behind one that it reports already.
     const Reports::Report reported = comm_.collectives().last_report();
-    if (reported != nullptr) reports().drop_up_to(reported->epoch);
+    if (reported != nullptr) {
+      reports().drop_up_to(reported->epoch);
+      const bool is_second = op_.ended_by != nullptr && op_.ended_by->epoch != reported->epoch;
+      op_.ended_by = is_second ? both_changes(*op_.ended_by, *reported) : reported;
+      if (is_second) op_.text = op_.ended_by->text;
+    }
   }
   if (op_.result != own) op_.text = last_error_text();
 }

@@ -120,6 +120,14 @@ std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
   return made;
 }
 
+std::shared_ptr<const CommChange> both_changes(const CommChange& first, const CommChange& second) {
+  auto both = std::make_shared<CommChange>(second);
+  if (first.result == MEP_ERR_PEER_FAILED) both->result = first.result;
+  both->text = first.text + "; " + second.text;
+  for (size_t i = 0; i < both->missing.size(); ++i) both->missing[i] |= first.missing[i];
+  return both;
+}
+
 void tell_change(const CommChange& change, const CommIdentity& comm, const char* call, uint64_t seq,
                  const TimeLimit& limit) {
   if (change.result != MEP_ERR_TIMEOUT || change.late.empty() || seq == 0) {

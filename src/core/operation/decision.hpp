@@ -30,6 +30,9 @@ std::shared_ptr<const CommChange> make_comm_change(const CommView& before,
                                                    const std::vector<uint32_t>& slots,
                                                    const std::string& name);
 
+// Two changes, one after the other, as one that a single call reports.
+std::shared_ptr<const CommChange> both_changes(const CommChange& first, const CommChange& second);
+
 // How long an operation may take, and where that is set, for its error's text.
 struct TimeLimit {
   uint32_t ms = 0;
