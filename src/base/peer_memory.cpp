@@ -1,6 +1,7 @@
 #include "base/peer_memory.hpp"
 
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -97,6 +98,12 @@ bool others_can_read(const std::byte* memory, size_t bytes) {
                            {reinterpret_cast<void*>(address + bytes - 1), 1}};
   // NOLINTEND(performance-no-int-to-ptr)
   return process_vm_readv(getpid(), &local, 1, remote, 2, 0) == sizeof ends;
+}
+
+ReadRights ReadRights::now() {
+  ReadRights rights(prctl(PR_GET_DUMPABLE));
+  (void)getresuid(&rights.users_[0], &rights.users_[1], &rights.users_[2]);
+  return rights;
 }
 
 bool shows(pid_t pid, uint64_t address, uint64_t value) {

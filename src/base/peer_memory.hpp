@@ -9,6 +9,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -53,6 +54,18 @@ uint64_t unguessable_number();
 size_t read_peer_memory(pid_t pid, uint64_t address, void* to, size_t bytes);
 // Whether other processes can read these bytes of this one, by their ends. Memory of devices, say, is read by its process alone.
 bool others_can_read(const std::byte* memory, size_t bytes);
+// What of this process decides who may read it. A change of user or PR_SET_DUMPABLE shows here at once.
+class ReadRights {
+ public:
+  ReadRights() : ReadRights(now()) {}
+  static ReadRights now();
+  bool operator==(const ReadRights&) const = default;
+
+ private:
+  explicit ReadRights(int dumpable) : dumpable_(dumpable) {}
+  int dumpable_;
+  std::array<uid_t, 3> users_{};  // real, effective, saved
+};
 // Whether the process has this value in its watched word, after all that this thread has read of it, or written to
 // shared memory, before.
 bool shows(pid_t pid, uint64_t address, uint64_t value);

@@ -180,6 +180,10 @@ void Collectives::note_rootless(uint64_t seq) {
 bool Collectives::finish(Operation& operation, mep_result_t result) {
   // The caller gets the send buffer back.
   open_memory_.close();
+  if (operation.unwritable && result == MEP_SUCCESS) {
+    result = fail(MEP_ERR_INVALID_ARGUMENT, "the receive buffer of this %s cannot be written",
+                  type_of(operation).name);
+  }
   operation.result = result;
   operation.finished = true;
   if (is_error(result)) {

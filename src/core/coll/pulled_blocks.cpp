@@ -33,6 +33,12 @@ void note_unreadable(Collectives& comm, const Operation& operation, uint32_t sou
       comm.comm().name().c_str(), source, strerrordesc_np(error));
 }
 
+// A read came short at `to`: whether it is this rank's buffer that cannot be written, while the peer's can be read.
+bool is_own_fault(pid_t pid, uint64_t from, int error) {
+  std::byte probe;
+  return error == EFAULT && read_peer_memory(pid, from, &probe, 1) == 1;
+}
+
 // operation.chunk_taken counts the block's bytes that are here.
 Step pull_block(Collectives& comm, Operation& operation, uint32_t source, const PullPlace& place) {
   const size_t bytes = block_gotten(operation, source).bytes;
@@ -50,7 +56,10 @@ Step pull_block(Collectives& comm, Operation& operation, uint32_t source, const 
     const size_t got = read_peer_memory(pid, place.from + operation.chunk_taken,
                                         to + operation.chunk_taken, wanted);
     if (got != wanted) {
-      note_unreadable(comm, operation, source, errno);
+      const int error = errno;
+      operation.unwritable = is_own_fault(pid, place.from + operation.chunk_taken + got, error);
+      if (operation.unwritable) return Step::kDone;
+      note_unreadable(comm, operation, source, error);
       return Step::kPending;
     }
     operation.chunk_taken += got;
@@ -133,7 +142,7 @@ Step step_pulled(Collectives& comm, Operation& operation, FunctionRef<Step()> mo
 Step pull_blocks(Collectives& comm, Operation& operation,
                  FunctionRef<PullPlace(uint32_t source)> place_of) {
   const std::vector<uint32_t>& live = comm.pipeline().live();
-  for (; operation.cursor < live.size(); ++operation.cursor) {
+  for (; operation.cursor < live.size() && !operation.unwritable; ++operation.cursor) {
     const size_t behind = comm.pipeline().position() + 1 + operation.cursor;
     const uint32_t source = live[behind % live.size()];
     if (!gets_from(comm, operation, source)) continue;
@@ -143,7 +152,7 @@ Step pull_blocks(Collectives& comm, Operation& operation,
     operation.chunk_taken = 0;
   }
   operation.cursor = 0;
-  copy_own_block(comm, operation);
+  if (!operation.unwritable) copy_own_block(comm, operation);
   return Step::kDone;
 }
 
