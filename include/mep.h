@@ -140,6 +140,7 @@ typedef struct mep_comm* mep_comm_t;
 typedef struct mep_request* mep_request_t;
 typedef struct mep_ep* mep_ep_t;
 typedef struct mep_ep_handle* mep_ep_handle_t;
+typedef struct mep_memory* mep_memory_t;
 
 /* A cudaStream_t, or NULL. On a host communicator it must be NULL. */
 typedef void* mep_stream_t;
@@ -262,6 +263,15 @@ MEP_API mep_result_t mep_comm_transport(mep_comm_t comm, int32_t rank, const cha
  * MEP_ERR_INVALID_ARGUMENT. NULL may be freed. 0.1 */
 MEP_API mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, void** memory);
 MEP_API mep_result_t mep_mem_free(mep_comm_t comm, void* memory);
+
+/* For bindings that cannot say when the last pointer goes. mep_mem_free_keep and mep_ep_destroy_keep do what
+ * mep_mem_free and mep_ep_destroy do, with their errors, but the memory, and all that mep_ep_buffer_view gave, stays
+ * for this process to read and write until mep_memory_release, also beyond the end of the world. *kept is NULL
+ * after an error, and after mep_ep_destroy_keep on a communicator with a GPU: device memory is not kept.
+ * mep_memory_release: local; any thread; NULL is accepted. 0.2 */
+MEP_API mep_result_t mep_mem_free_keep(mep_comm_t comm, void* memory, mep_memory_t* kept);
+MEP_API mep_result_t mep_ep_destroy_keep(mep_ep_t ep, mep_memory_t* kept);
+MEP_API mep_result_t mep_memory_release(mep_memory_t kept);
 
 /* ------------------------------------------------------------------------------------------------
  * How an operation ended

@@ -169,6 +169,18 @@ module mep_c
       type(c_ptr), value :: memory
     end function mep_mem_free
 
+    integer(c_int32_t) function mep_mem_free_keep(comm, memory, kept) bind(C)
+      import :: c_int32_t, c_ptr, mep_comm_t, mep_memory_t
+      type(mep_comm_t), value :: comm
+      type(c_ptr), value :: memory
+      type(mep_memory_t), intent(out) :: kept
+    end function mep_mem_free_keep
+
+    integer(c_int32_t) function mep_memory_release(kept) bind(C)
+      import :: c_int32_t, mep_memory_t
+      type(mep_memory_t), value :: kept
+    end function mep_memory_release
+
     integer(c_int32_t) function mep_comm_last_op(comm, info) bind(C)
       import :: c_int32_t, mep_comm_t, mep_op_info_t
       type(mep_comm_t), value :: comm
@@ -363,6 +375,12 @@ module mep_c
       import :: c_int32_t, mep_ep_t
       type(mep_ep_t), value :: ep
     end function mep_ep_destroy
+
+    integer(c_int32_t) function mep_ep_destroy_keep(ep, kept) bind(C)
+      import :: c_int32_t, mep_ep_t, mep_memory_t
+      type(mep_ep_t), value :: ep
+      type(mep_memory_t), intent(out) :: kept
+    end function mep_ep_destroy_keep
 
     integer(c_int32_t) function mep_ep_attach(comm, config, ep) bind(C)
       import :: c_int32_t, mep_comm_t, mep_ep_config_t, mep_ep_t

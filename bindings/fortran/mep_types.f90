@@ -113,6 +113,9 @@ module mep_types
   type, bind(C), public :: mep_ep_t
     type(c_ptr) :: handle = c_null_ptr
   end type mep_ep_t
+  type, bind(C), public :: mep_memory_t
+    type(c_ptr) :: handle = c_null_ptr
+  end type mep_memory_t
   type, bind(C), public :: mep_ep_handle_t
     type(c_ptr) :: handle = c_null_ptr
   end type mep_ep_handle_t

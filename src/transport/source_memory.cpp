@@ -105,7 +105,8 @@ mep_result_t SourceMemory::allocate(size_t bytes, void** memory) {
   return MEP_SUCCESS;
 }
 
-mep_result_t SourceMemory::free(void* memory, uint64_t* allocation) {
+mep_result_t SourceMemory::free(void* memory, uint64_t* allocation,
+                                std::shared_ptr<const void>* kept) {
   std::shared_ptr<SourceAllocation> freed;  // unmapped after the lock is released
   {
     const std::unique_lock lock(mutex_);
@@ -119,6 +120,7 @@ mep_result_t SourceMemory::free(void* memory, uint64_t* allocation) {
   }
   ProcessSources::instance().remove({incarnation_, freed->id});
   if (allocation != nullptr) *allocation = freed->id;
+  if (kept != nullptr) *kept = std::move(freed);
   return MEP_SUCCESS;
 }
 

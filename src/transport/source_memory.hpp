@@ -47,8 +47,10 @@ class SourceMemory {
 
   // Zeroed and page-aligned.
   [[nodiscard]] mep_result_t allocate(size_t bytes, void** memory);
-  // *allocation (may be null): which one it was, so that peers can be told to forget it.
-  [[nodiscard]] mep_result_t free(void* memory, uint64_t* allocation);
+  // *allocation (may be null): which one it was, so that peers can be told to forget it. *kept (may be null)
+  // holds the mapping from then on.
+  [[nodiscard]] mep_result_t free(void* memory, uint64_t* allocation,
+                                  std::shared_ptr<const void>* kept = nullptr);
   // Whether [pointer, pointer + bytes) lies in one allocation. False is no error.
   bool find(const void* pointer, size_t bytes, Place* place) const;
   // For a peer: the same blob and descriptor serve all of them, in this process or another.

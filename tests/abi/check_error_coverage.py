@@ -7,7 +7,7 @@ import re
 from abi_files import ROOT, Findings, header
 
 # NULL is accepted; a wrong pointer is no argument that can be recognised.
-NO_WRONG_ARGUMENT = {"mep_comm_destroy", "mep_ep_destroy", "mep_ep_handle_destroy"}
+NO_WRONG_ARGUMENT = {"mep_comm_destroy", "mep_ep_destroy", "mep_ep_handle_destroy", "mep_memory_release"}
 WANTED = {
     ("mep_comm_init", "MEP_ERR_BOOTSTRAP"), ("mep_barrier", "MEP_ERR_UNSUPPORTED"),
     ("mep_mem_alloc", "MEP_ERR_NO_MEMORY"), ("mep_comm_async_result", "MEP_ERR_UNSUPPORTED"),

@@ -101,6 +101,7 @@ static void properties(void** state) {
   uint64_t epoch = 77;
   const char* text = NULL;
   void* memory = NULL;
+  mep_memory_t kept = NULL;
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_rank(NULL, &number));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_rank(comm, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_size(NULL, &number));
@@ -132,6 +133,17 @@ static void properties(void** state) {
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_free(comm, (char*)memory + 64));
   MUST(mep_mem_free(comm, memory));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_free(comm, memory)); /* twice */
+  MUST(mep_mem_alloc(comm, 5000, &memory));
+  memset(memory, 7, 5000);
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_free_keep(NULL, memory, &kept));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_free_keep(comm, memory, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_free_keep(comm, &number, &kept));
+  assert_null(kept);
+  MUST(mep_mem_free_keep(comm, memory, &kept));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_mem_free(comm, memory));
+  assert_int_equal(((char*)memory)[4999], 7);
+  MUST(mep_memory_release(kept));
+  MUST(mep_memory_release(NULL));
   MUST(mep_comm_destroy(NULL));
   EXPECT(MEP_ERR_UNSUPPORTED, mep_comm_async_result(comm));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_comm_async_result(NULL));

@@ -147,6 +147,7 @@ static void configs(void** state) {
 static void objects(void** state) {
   Fixture* f = *state;
   mep_ep_handle_t handle = NULL;
+  mep_memory_t kept = NULL;
   mep_ep_view_t view;
   mep_op_info_t info;
   mep_ep_view_defaults(&view);
@@ -155,6 +156,10 @@ static void objects(void** state) {
   MUST(mep_ep_handle_destroy(NULL));
   EXPECT(MEP_ERR_BUSY, mep_comm_destroy(f->comm)); /* an EP object exists */
   EXPECT(MEP_ERR_BUSY, mep_ep_destroy(f->ep));     /* a handle exists */
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ep_destroy_keep(f->ep, NULL));
+  EXPECT(MEP_ERR_BUSY, mep_ep_destroy_keep(f->ep, &kept));
+  assert_null(kept);
+  MUST(mep_ep_destroy_keep(NULL, &kept));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ep_handle_create(NULL, 0, &handle));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ep_handle_create(f->ep, 0, NULL));
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_ep_handle_create(f->ep, 2, &handle)); /* there are 2 */

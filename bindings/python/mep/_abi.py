@@ -114,6 +114,7 @@ MEP_COMBINE_RENORMALIZE = 1
 mep_comm_t = c_void_p
 mep_request_t = c_void_p
 mep_ep_t = c_void_p
+mep_memory_t = c_void_p
 mep_ep_handle_t = c_void_p
 mep_stream_t = c_void_p
 mep_result_t = c_int32
@@ -353,6 +354,8 @@ FUNCTIONS = {
     "mep_comm_transport": (mep_result_t, [mep_comm_t, c_int32, POINTER(c_char_p)]),
     "mep_mem_alloc": (mep_result_t, [mep_comm_t, c_size_t, POINTER(c_void_p)]),
     "mep_mem_free": (mep_result_t, [mep_comm_t, c_void_p]),
+    "mep_mem_free_keep": (mep_result_t, [mep_comm_t, c_void_p, POINTER(mep_memory_t)]),
+    "mep_memory_release": (mep_result_t, [mep_memory_t]),
     "mep_op_info_init": (None, [c_void_p, c_size_t]),
     "mep_comm_last_op": (mep_result_t, [mep_comm_t, POINTER(mep_op_info_t)]),
     "mep_comm_async_result": (mep_result_t, [mep_comm_t]),
@@ -412,6 +415,7 @@ FUNCTIONS = {
                                           POINTER(mep_ep_size_t)]),
     "mep_ep_create": (mep_result_t, [mep_comm_t, POINTER(mep_ep_config_t), POINTER(mep_ep_t)]),
     "mep_ep_destroy": (mep_result_t, [mep_ep_t]),
+    "mep_ep_destroy_keep": (mep_result_t, [mep_ep_t, POINTER(mep_memory_t)]),
     "mep_ep_attach": (mep_result_t, [mep_comm_t, POINTER(mep_ep_config_t), POINTER(mep_ep_t)]),
     "mep_ep_handle_create": (mep_result_t, [mep_ep_t, c_uint32, POINTER(mep_ep_handle_t)]),
     "mep_ep_handle_destroy": (mep_result_t, [mep_ep_handle_t]),

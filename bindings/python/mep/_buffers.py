@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Optional
 import numpy
 
 from . import _abi
-from ._call import address_argument, size_argument, uint32_argument
+from ._call import address_argument, lib, size_argument, uint32_argument
 
 try:  # bfloat16 and 8-bit floats as NumPy types; without it they are uint16 and uint8
     import ml_dtypes as _ml_dtypes
@@ -93,13 +93,29 @@ def maker(like: Any, zeroed: bool = False) -> "Callable[[tuple, int], Any]":
     return lambda shape, number: array(shape, RAW[number][1] if bits and number in RAW else numpy_dtype(number))
 
 
-def array_at(address: Optional[int], shape: tuple, dtype: Any, writable: bool = False) -> numpy.ndarray:
-    """An array over memory of the library; its lifetime is the library's."""
+class Memory:
+    """Memory of the library. Its arrays hold it, and the object that it is part of; the library keeps it as `kept` once
+    that object has been freed, and the last holder releases it."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self) -> None:
+        self.kept = _abi.mep_memory_t()
+
+    def __del__(self, release: Any = lib.mep_memory_release) -> None:
+        release(self.kept)
+
+
+def array_at(address: Optional[int], shape: tuple, dtype: Any, writable: bool = False,
+             owner: Any = None) -> numpy.ndarray:
+    """An array over memory that `owner` keeps; the array and all that is made from it hold the owner."""
     dtype = numpy.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     if not address or size == 0:
         return numpy.empty(shape, dtype)
-    array = numpy.frombuffer((ctypes.c_char * size).from_address(address), dtype).reshape(shape)
+    memory = (ctypes.c_char * size).from_address(address)
+    memory.owner = owner
+    array = numpy.frombuffer(memory, dtype).reshape(shape)
     array.flags.writeable = writable
     return array
 

@@ -61,7 +61,8 @@ class Received:
     x [E_local, R*M, H], scales [E_local, R*M, ceil(H/128)] or None, count [E_local],
     src_info [E_local, R*M], layout_range [E_local, R], total: rows of all local experts; None of a dispatch on
     a stream, which has not ended yet. On a communicator with a GPU the library's memory is a DeviceArray.
-    Valid until the buffer's combine starts or, without one, its next dispatch.
+    Valid until the buffer's combine starts or, without one, its next dispatch. The library's memory stays as long as
+    an array over it, also when the EP object is closed.
     partial: a rank was missing (MEP_PARTIAL).
 
     High throughput: the first `total` rows of x [R*M, H] and scales [R*M, ceil(H/128)] are tokens, in the order of

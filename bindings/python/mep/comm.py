@@ -11,7 +11,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 import numpy
 
 from . import _abi
-from ._buffers import array_at, buffer, dtype_number, numpy_dtype, stream_address
+from ._buffers import Memory, array_at, buffer, dtype_number, numpy_dtype, stream_address
 from ._call import SLICE_MS, Calls, Closed, Unique, address_argument, blocking, check, last_error, lib, milliseconds
 from ._collective_calls import CollectiveCalls
 from ._group import joins_group
@@ -170,6 +170,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         self._address = address
         self._calls = Calls() if world is None else world._calls
         self._world = world  # keeps the world open as long as its sub-communicators are in use
+        self._allocated: "dict[int, Memory]" = {} if world is None else world._allocated  # by address, of mem_alloc()
         self._parts: list = []  # EP objects and split communicators, closed before this one
         self._argument = address_argument(address)
         self._spare: List[Request] = []  # requests of blocking calls that have ended
@@ -306,8 +307,8 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
         self._status = memory
 
     def mem_alloc(self, shape: Any, dtype: Any = "uint8") -> numpy.ndarray:
-        """Zeroed, page-aligned memory of the library as an array. It must not be used after mem_free, and
-        must be freed before the world is closed. Collectives treat it as any other array."""
+        """Zeroed, page-aligned memory of the library as an array. mem_free() must be called before the world is
+        closed. Collectives treat it as any other array."""
         if not isinstance(shape, tuple):
             shape = (shape,)
         item = numpy_dtype(dtype_number(dtype))
@@ -316,10 +317,15 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
             raise ValueError(f"{shape} is no shape of an array")
         memory = ctypes.c_void_p()
         check(lib.mep_mem_alloc(self._address, size, ctypes.byref(memory)))
-        return array_at(memory.value, shape, item, writable=True)
+        owner = self._allocated[memory.value] = Memory()  # type: ignore[index]
+        return array_at(memory.value, shape, item, writable=True, owner=owner)
 
     def mem_free(self, array: numpy.ndarray) -> None:
-        check(lib.mep_mem_free(self._address, array.ctypes.data))
+        """Gives memory of mem_alloc() back; it is freed with the last array over it, which may be a slice."""
+        address = array.ctypes.data
+        owner = self._allocated.get(address) or Memory()
+        check(lib.mep_mem_free_keep(self._address, address, ctypes.byref(owner.kept)))
+        self._allocated.pop(address, None)
 
     # ---- how calls are carried out (they stand in _collective_calls.py and _message_calls.py) --------
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy
 
 from . import _abi
-from ._buffers import (RAW, Buffer, _SIZES, array_at, buffer, dtype_name, dtype_number, maker,
+from ._buffers import (RAW, Buffer, Memory, _SIZES, array_at, buffer, dtype_name, dtype_number, maker,
                        numpy_dtype, rows_buffer, stream_address)
 from ._call import Closed, Unique, blocking, check, lib
 from ._device import DeviceArray
@@ -89,7 +89,7 @@ class Ep(Unique):
         config, address = _config(options), _abi.mep_ep_t()
         blocking(function, comm._address, ctypes.byref(config), ctypes.byref(address),
                  calls=comm._calls, undo=lambda: lib.mep_ep_destroy(address))
-        self._address = address.value
+        self._address, self._memory = address.value, Memory()
         comm._parts.append(self)
         # The defaults of mep.h, so that arrays can be given their shapes.
         self.hidden: int = config.hidden
@@ -131,7 +131,9 @@ class Ep(Unique):
             self.close()
 
     def close(self) -> None:
-        """Frees handles and object. Idempotent. BusyError while an operation runs."""
+        """Frees handles and object. Idempotent. BusyError while an operation runs. Arrays over its memory, also after
+        the communicator is closed, and slices of them, can be read and written as long as they live; the memory
+        is freed with the last. A DeviceArray is not to be used any more."""
         if "_address" not in self.__dict__:
             return
         self._comm._calls.wait()
@@ -141,10 +143,11 @@ class Ep(Unique):
         if address is None:
             return
         try:
-            check(lib.mep_ep_destroy(address))
+            check(lib.mep_ep_destroy_keep(address, ctypes.byref(self._memory.kept)))
         except Error:
             self._address = address
             raise
+        self._memory = None
         self._comm._parts.remove(self)
 
     def handle(self, buffer: int = 0) -> "Handle":
@@ -178,7 +181,7 @@ class Ep(Unique):
         """Memory of the library as an array of NumPy, or on a GPU as what its packages take."""
         if self._comm.device is not None:
             return DeviceArray(address, shape, number, self._comm.device)
-        return array_at(address, shape, numpy_dtype(number), writable)
+        return array_at(address, shape, numpy_dtype(number), writable, self._memory)
 
     @property
     def _groups(self) -> tuple:
@@ -298,6 +301,7 @@ class Handle(Unique):
         except Error:
             self._address = address
             raise
+        self._view = None
         self._ep._handles.remove(self)
 
     def dispatch(self, x: Any = None, topk_idx: Any = None, topk_weights: Any = None, *,

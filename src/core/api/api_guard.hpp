@@ -47,6 +47,11 @@ struct mep_comm {
   }
 };
 
+// Memory of the library that outlives the object that it was part of.
+struct mep_memory {
+  std::shared_ptr<const void> memory;
+};
+
 namespace mep {
 
 [[nodiscard]] inline mep_result_t null_argument(const char* name) {

@@ -36,6 +36,24 @@ mep_result_t check_ep(mep_ep_t ep) {
   return check_comm(ep->comm);
 }
 
+// kept: null, or what the memory becomes.
+mep_result_t destroy_ep(mep_ep_t ep, mep_memory_t* kept) {
+  MEP_TRY(check_ep(ep));
+  if (ep->handles.load() != 0 || ep->side->in_flight()) {
+    return fail(MEP_ERR_BUSY, "the EP object still has %u handles; destroy them first",
+                ep->handles.load());
+  }
+  if (kept != nullptr) {
+    auto owner = std::make_unique<mep_memory>();
+    owner->memory = ep->side->take_memory();
+    if (owner->memory != nullptr) *kept = owner.release();
+  }
+  mep_comm_t comm = ep->comm;
+  delete ep;
+  comm->users.fetch_sub(1);
+  return MEP_SUCCESS;
+}
+
 mep_result_t check_handle(mep_ep_handle_t handle) {
   if (handle == nullptr) [[unlikely]]
     return null_argument("handle");
@@ -231,17 +249,15 @@ mep_result_t mep_ep_create(mep_comm_t comm, const mep_ep_config_t* config, mep_e
 mep_result_t mep_ep_destroy(mep_ep_t ep) {
   using namespace mep;
   if (ep == nullptr) return MEP_SUCCESS;
-  return guarded([&]() -> mep_result_t {
-    MEP_TRY(check_ep(ep));
-    if (ep->handles.load() != 0 || ep->side->in_flight()) {
-      return fail(MEP_ERR_BUSY, "the EP object still has %u handles; destroy them first",
-                  ep->handles.load());
-    }
-    mep_comm_t comm = ep->comm;
-    delete ep;
-    comm->users.fetch_sub(1);
-    return MEP_SUCCESS;
-  });
+  return guarded([&] { return destroy_ep(ep, nullptr); });
+}
+
+mep_result_t mep_ep_destroy_keep(mep_ep_t ep, mep_memory_t* kept) {
+  using namespace mep;
+  if (kept == nullptr) return null_argument("kept");
+  *kept = nullptr;
+  if (ep == nullptr) return MEP_SUCCESS;
+  return guarded([&] { return destroy_ep(ep, kept); });
 }
 
 mep_result_t mep_ep_attach(mep_comm_t comm, const mep_ep_config_t* config, mep_ep_t* ep) {

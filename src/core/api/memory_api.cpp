@@ -1,6 +1,19 @@
 // Source memory.
 #include "core/api/api_guard.hpp"
 
+namespace mep {
+namespace {
+
+// kept: null, or what holds the memory from then on.
+mep_result_t free_memory(mep_comm_t comm, void* memory, std::shared_ptr<const void>* kept) {
+  MEP_TRY(comm->comm->world().source_memory().free(memory, nullptr, kept));
+  comm->comm->world().count_allocation(-1);
+  return MEP_SUCCESS;
+}
+
+}  // namespace
+}  // namespace mep
+
 mep_result_t mep_mem_alloc(mep_comm_t comm, size_t bytes, void** memory) {
   using namespace mep;
   if (memory == nullptr) return null_argument("memory");
@@ -18,9 +31,24 @@ mep_result_t mep_mem_free(mep_comm_t comm, void* memory) {
   using namespace mep;
   MEP_TRY(check_comm(comm));
   if (memory == nullptr) return MEP_SUCCESS;
+  return guarded([&] { return free_memory(comm, memory, nullptr); });
+}
+
+mep_result_t mep_mem_free_keep(mep_comm_t comm, void* memory, mep_memory_t* kept) {
+  using namespace mep;
+  if (kept == nullptr) return null_argument("kept");
+  *kept = nullptr;
+  MEP_TRY(check_comm(comm));
+  if (memory == nullptr) return MEP_SUCCESS;
   return guarded([&]() -> mep_result_t {
-    MEP_TRY(comm->comm->world().source_memory().free(memory, nullptr));
-    comm->comm->world().count_allocation(-1);
+    auto owner = std::make_unique<mep_memory>();
+    MEP_TRY(free_memory(comm, memory, &owner->memory));
+    *kept = owner.release();
     return MEP_SUCCESS;
   });
+}
+
+mep_result_t mep_memory_release(mep_memory_t kept) {
+  delete kept;
+  return MEP_SUCCESS;
 }

@@ -250,6 +250,18 @@ void EpBuffer::fill_view(mep_ep_view_t* view) const {
   view->recv_topk_weights = expansion_.weights();
 }
 
+std::shared_ptr<const void> EpBuffer::take_memory() {
+  struct Memory {
+    std::shared_ptr<Window> window;
+    EpExpansion expansion;
+    std::vector<int32_t> recv_count, src_info, recv_topk_idx;
+    std::vector<int64_t> layout_range;
+  };
+  return std::make_shared<Memory>(Memory{windows_.own(), std::move(expansion_),
+                                         std::move(recv_count_), std::move(src_info_),
+                                         std::move(recv_topk_idx_), std::move(layout_range_)});
+}
+
 // --- What happened --------------------------------------------------------------------------------
 
 void EpBuffer::note_record(const std::vector<uint8_t>& contributed) {

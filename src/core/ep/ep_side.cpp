@@ -37,6 +37,13 @@ class EpOnHost final : public EpSide {
   void fill_view(uint32_t buffer, mep_ep_view_t* view) const override {
     object_->buffer(buffer).fill_view(view);
   }
+  std::shared_ptr<const void> take_memory() override {
+    auto memory = std::make_shared<std::vector<std::shared_ptr<const void>>>();
+    for (uint32_t i = 0; i < object_->shape().buffers; ++i) {
+      memory->push_back(object_->buffer(i).take_memory());
+    }
+    return memory;
+  }
 
   mep_result_t dispatch(EpSideHandle& handle, const mep_dispatch_send_t* send,
                         const mep_dispatch_receive_t* receive, void* stream) override {
