@@ -8,8 +8,8 @@
  *              mep_result_string() names a result, mep_last_error() has the calling thread's
  *              detail text of the last failure. A call refused for its arguments changes nothing.
  *   Structs    Begin with struct_size, set by the caller (mep_X_defaults() does). A zero field means
- *              the default. A shorter struct of an older caller is accepted; a longer one only if
- *              its tail is zero. Fields declared but not built yet answer MEP_ERR_UNSUPPORTED.
+ *              the default. A shorter struct of an older caller is accepted, if it ends at the end of
+ *              a field; a longer one only if its tail is zero. Fields declared but not built yet answer MEP_ERR_UNSUPPORTED.
  *   Threads    A communicator's operations, requests and what it tells of them are for one thread at
  *              a time, and so is each buffer of an EP object: a call that finds another thread inside
  *              answers MEP_ERR_BUSY and does nothing. Different communicators and buffers may be used

@@ -1,6 +1,6 @@
 // API structs begin with `uint32_t struct_size`, so that callers and library may be of different
-// age: a shorter struct of an older caller counts as zero behind its end; a longer one of a newer
-// caller is taken only if what this library does not know is zero.
+// age: a shorter struct of an older caller counts as zero behind its end, which is never inside a
+// field; a longer one of a newer caller is taken only if what this library does not know is zero.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "base/status.hpp"
 #include "mep.h"
@@ -18,6 +19,50 @@ namespace mep {
 constexpr uint32_t kMaxStructBytes = 65536;
 // struct_size and flags are in every version of every struct.
 constexpr uint32_t kMinStructBytes = 8;
+
+namespace sized_struct {
+
+struct Any {
+  template <typename Field>
+  operator Field() const;
+};
+template <size_t Bytes>
+struct AnyOf {
+  template <typename Field>
+  requires(sizeof(Field) == Bytes) operator Field() const;
+};
+
+template <typename Struct, size_t Bytes, size_t... Before>
+constexpr bool has_field(std::index_sequence<Before...>) {
+  return requires {
+    Struct{(static_cast<void>(Before), Any{})..., AnyOf<Bytes>{}};
+  };
+}
+
+// Bytes of the scalar that `Before` others precede, in an array each counts; 0: there is none.
+template <typename Struct, size_t Before>
+constexpr size_t field_bytes() {
+  constexpr std::make_index_sequence<Before> before;
+  if (has_field<Struct, 8>(before)) return 8;
+  return has_field<Struct, 4>(before) ? 4 : 0;
+}
+
+// Whether the byte at `size` is in the midst of a field. The scalars of a struct follow each other, each aligned to
+// its own size.
+template <typename Struct, size_t Before = 0, size_t End = 0>
+constexpr bool cuts_field(size_t size) {
+  constexpr size_t bytes = field_bytes<Struct, Before>();
+  if constexpr (bytes == 0) {
+    static_assert(sizeof(Struct) - End < alignof(Struct), "a field is neither 4 nor 8 bytes long");
+    return false;
+  } else {
+    constexpr size_t begin = (End + bytes - 1) / bytes * bytes;
+    return (size > begin && size < begin + bytes) ||
+           cuts_field<Struct, Before + 1, begin + bytes>(size);
+  }
+}
+
+}  // namespace sized_struct
 
 // Copies the struct at `from` over a zeroed *out; afterwards out->struct_size is what the caller
 // gave. `name` is the struct's type, for the error text. `from` is not null.
@@ -30,6 +75,13 @@ template <typename Struct>
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "%s.struct_size is %u; set it with the struct's _defaults or _init function", name,
                 struct_size);
+  }
+  if (sized_struct::cuts_field<Struct>(struct_size)) {
+    return fail(
+        MEP_ERR_INVALID_ARGUMENT,
+        "%s.struct_size is %u, which ends inside a field; set it with the struct's _defaults "
+        "or _init function",
+        name, struct_size);
   }
   const auto* bytes = static_cast<const unsigned char*>(from);
   for (size_t i = sizeof(Struct); i < struct_size; ++i) {

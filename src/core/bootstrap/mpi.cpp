@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/sized_struct.hpp"
 #include "mep_mpi.h"
 
 namespace {
@@ -58,7 +59,8 @@ mep_result_t choose_job(const char* given, char* job) {
 mep_result_t copy_config(const mep_comm_config_t* given, void** copy, mep_comm_config_t** fields) {
   size_t bytes = sizeof(mep_comm_config_t);
   if (given != nullptr) {
-    if (given->struct_size < 8 || given->struct_size > 65536) {
+    if (given->struct_size < 8 || given->struct_size > 65536 ||
+        mep::sized_struct::cuts_field<mep_comm_config_t>(given->struct_size)) {
       return set_error(MEP_ERR_INVALID_ARGUMENT,
                        "config.struct_size is wrong; use mep_comm_config_defaults");
     }
