@@ -3,6 +3,7 @@
 #include "base/log.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -95,8 +96,16 @@ void open_file(LogSettings* settings) {
   std::string path;
   bool is_set = false;
   if (is_error(env_string("MEP_LOG_FILE", &path, &is_set)) || !is_set) return;
-  const int descriptor =
-      open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOCTTY, 0644);
+  // Nonblocking: a FIFO that nobody reads is no file, and lines that find one full are lost.
+  constexpr int kFlags = O_CREAT | O_APPEND | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
+  int descriptor = open(path.c_str(), O_WRONLY | kFlags, 0644);
+  struct stat status {};
+  if (descriptor >= 0 && fstat(descriptor, &status) == 0 && S_ISFIFO(status.st_mode)) {
+    // A FIFO that this process reads too raises no SIGPIPE when its other reader goes.
+    const int both = open(path.c_str(), O_RDWR | kFlags, 0644);
+    close(descriptor);
+    descriptor = both;
+  }
   if (descriptor < 0) {
     complain(*settings, "MEP_LOG_FILE=%s cannot be opened (errno %d); logging to stderr",
              path.c_str(), errno);

@@ -2,6 +2,7 @@
 // The log reads its settings once a process, so every case runs in a child of its own.
 #include <fcntl.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -141,6 +142,40 @@ void unusable_file_falls_back_to_stderr(void**) {
   assert_true(text.find("mep error: still seen\n") != std::string::npos);
 }
 
+void fifo_blocks_nobody(void**) {
+  char folder[] = "/tmp/mep-log-XXXXXX";
+  assert_non_null(mkdtemp(folder));
+  const std::string path = std::string(folder) + "/fifo";
+  assert_int_equal(mkfifo(path.c_str(), 0600), 0);
+  const auto log_much = [] {
+    alarm(20);  // ends a child that blocks
+    for (int i = 0; i < 4000; ++i) mep::log(LogLevel::kError, "%0100d", i);
+  };
+  const std::string unread = stderr_of("error", path.c_str(), [] {
+    alarm(20);
+    mep::log(LogLevel::kError, "still seen");
+  });
+  assert_true(unread.find("logging to stderr") != std::string::npos);
+  assert_true(unread.find("mep error: still seen\n") != std::string::npos);
+
+  const int reader = open(path.c_str(), O_RDONLY | O_NONBLOCK);
+  assert_true(reader >= 0);
+  assert_string_equal(stderr_of("error", path.c_str(), log_much).c_str(), "");
+  assert_true(read_all(reader).find("error: 00") != std::string::npos);
+  // The reader goes while the child writes.
+  assert_string_equal(stderr_of("error", path.c_str(),
+                                [&] {
+                                  mep::log(LogLevel::kError, "first");
+                                  close(reader);
+                                  log_much();
+                                })
+                          .c_str(),
+                      "");
+  close(reader);
+  unlink(path.c_str());
+  rmdir(folder);
+}
+
 }  // namespace
 
 int main() {
@@ -152,6 +187,7 @@ int main() {
       cmocka_unit_test(long_lines_are_cut),
       cmocka_unit_test(file_takes_whole_lines_of_many_threads),
       cmocka_unit_test(unusable_file_falls_back_to_stderr),
+      cmocka_unit_test(fifo_blocks_nobody),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
