@@ -15,6 +15,7 @@
 #include "mpi_side.hpp"
 #include "options.hpp"
 #include "session.hpp"
+#include "standard_output.hpp"
 #include "thread_team.hpp"
 
 namespace mep::perf {
@@ -174,11 +175,7 @@ int run(const Options& options) {
   return run_by_environment(options);
 }
 
-}  // namespace
-}  // namespace mep::perf
-
-int main(int argc, char** argv) {
-  using namespace mep::perf;
+int run_command(int argc, char** argv) {
   try {
     if (argc > 1 && std::string(argv[1]) == "suite") run_suite(argv);
     Options options;
@@ -202,4 +199,11 @@ int main(int argc, char** argv) {
     (void)std::fprintf(stderr, "mep_perf: %s\n", error.what());
   }
   return 1;
+}
+
+}  // namespace
+}  // namespace mep::perf
+
+int main(int argc, char** argv) {
+  return mep::perf::status_of_output("mep_perf", mep::perf::run_command(argc, argv));
 }

@@ -421,6 +421,19 @@ class PerfTest(unittest.TestCase):
         _, errors = run(["barrier", "--threads", "2", *QUICK, "--json", "/nowhere/x.json"], status=1)
         self.assertIn("/nowhere/x.json", errors)
 
+    def test_output_that_cannot_be_written(self):
+        tools = {"mep_info": ([], ["--version"], ["--help"], ["--queues"], ["--topology"]),
+                 "mep_perf": (["--help"], ["--version"], ["barrier", "--threads", "2", *QUICK], ["queue", "-i", "40"])}  # fmt: skip
+        for tool, commands in tools.items():
+            for words in commands:
+                with self.subTest(tool, words=words), open("/dev/full", "w", encoding="utf-8") as full:
+                    done = subprocess.run([os.path.join(BIN, tool), *words], stdout=full, stderr=subprocess.PIPE,
+                                          text=True, timeout=60, check=False)  # fmt: skip
+                    self.assertEqual(done.returncode, 1)
+                    self.assertIn(f"{tool}: standard output cannot be written", done.stderr)
+        _, errors = run(["barrier", "--threads", "2", *QUICK, "--json", "/dev/full"], status=1)
+        self.assertIn("/dev/full", errors)
+
     def test_info(self):
         environment = {**os.environ, "MEP_TIMEOUT_MS": "777", "MEP_TIMEUOT_MS": "1"}
         done = subprocess.run([os.path.join(BIN, "mep_info")], capture_output=True, text=True,

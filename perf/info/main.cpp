@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "../standard_output.hpp"
 #include "base/build_info.hpp"
 #include "base/cpu_features.hpp"
 #include "base/env.hpp"
@@ -165,9 +166,7 @@ int topology_report(int argc, char** argv) {
   return mep::print_hca_report(xml_file, location);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   const std::string argument = argc > 1 ? argv[1] : "";
   if (argument == "--version") {
     (void)std::printf("mep_info %s\n", mep::build_info().version);
@@ -215,4 +214,10 @@ int main(int argc, char** argv) {
     return 1;
   }
   return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return mep::perf::status_of_output("mep_info", run(argc, argv));
 }

@@ -8,6 +8,7 @@
 #include "queue/adapter_ends.hpp"
 #include "queue/session.hpp"
 #include "queue/soft_ends.hpp"
+#include "standard_output.hpp"
 
 namespace mep::perf {
 namespace {
@@ -43,7 +44,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return mep::perf::run(argc, argv);
+    return mep::perf::status_of_output("mep_perf", mep::perf::run(argc, argv));
   } catch (const std::exception& error) {
     (void)std::fprintf(stderr, "mep_perf: %s\n", error.what());
   }
