@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/log.hpp"
+#include "base/stranger_log.hpp"
 #include "support/cmocka_cpp.hpp"
 
 namespace {
@@ -176,6 +177,24 @@ void fifo_blocks_nobody(void**) {
   rmdir(folder);
 }
 
+void strangers_have_one_line_a_minute(void**) {
+  const std::string text = stderr_of(nullptr, nullptr, [] {
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([] {
+        for (int i = 0; i < 100; ++i) mep::log_stranger("dropped %s", "somebody");
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    mep::log(LogLevel::kWarn, "another line");
+    mep::allow_stranger_line_for_test();
+    mep::log_stranger("dropped %s", "another");
+  });
+  assert_string_equal(text.c_str(),
+                      "mep warn: dropped somebody\nmep warn: another line\n"
+                      "mep warn: dropped another (and 399 more since the last such line)\n");
+}
+
 }  // namespace
 
 int main() {
@@ -188,6 +207,7 @@ int main() {
       cmocka_unit_test(file_takes_whole_lines_of_many_threads),
       cmocka_unit_test(unusable_file_falls_back_to_stderr),
       cmocka_unit_test(fifo_blocks_nobody),
+      cmocka_unit_test(strangers_have_one_line_a_minute),
   };
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }

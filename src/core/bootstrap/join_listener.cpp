@@ -7,6 +7,7 @@
 #include "base/clock.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/stranger_log.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/bootstrap/greeting.hpp"
 #include "core/bootstrap/rendezvous_entries.hpp"
@@ -139,8 +140,8 @@ bool JoinListener::State::accept_one(bool from_network) {
   }
   if (!socket.valid()) return false;
   if (!from_network && check_same_user(socket.get(), &arrived.credentials) != MEP_SUCCESS) {
-    log(LogLevel::kWarn, "dropped a connection to job '%s' by a stranger: %s", config.job.c_str(),
-        last_error_text());
+    log_stranger("dropped a connection to job '%s' by a stranger: %s", config.job.c_str(),
+                 last_error_text());
     return true;
   }
   watch(socket.get(), EPOLL_CTL_ADD);
@@ -198,13 +199,13 @@ bool JoinListener::State::serve(Incoming* incoming, std::vector<PeerLink>* arriv
   }
   if (received != MEP_SUCCESS) {
     if (received != MEP_ERR_PEER_FAILED) {
-      log(LogLevel::kWarn, "dropped a connection by %s: %s", who.c_str(), last_error_text());
+      log_stranger("dropped a connection by %s: %s", who.c_str(), last_error_text());
     }
     return false;
   }
   if (incoming->link->has_queued_output()) (void)incoming->link->flush_output();
   if (!incoming->limit.expired()) return true;
-  log(LogLevel::kWarn, "dropped a connection by %s: it never said who it is", who.c_str());
+  log_stranger("dropped a connection by %s: it never said who it is", who.c_str());
   return false;
 }
 
@@ -217,7 +218,7 @@ bool JoinListener::State::on_frame(Incoming* incoming, Frame* frame) {
     if (result == MEP_ERR_VERSION || frame->type == kProofFrame) {
       refuse(incoming, result);
     } else {
-      log(LogLevel::kWarn, "dropped a connection by %s: %s", who.c_str(), last_error_text());
+      log_stranger("dropped a connection by %s: %s", who.c_str(), last_error_text());
     }
     return false;
   }
@@ -225,8 +226,8 @@ bool JoinListener::State::on_frame(Incoming* incoming, Frame* frame) {
   if (step != Greeting::Step::kOther) return true;
   // A failed start's last words do not concern this world.
   if (frame->type != kAbortFrame && frame->type != kAnnounceFrame) {
-    log(LogLevel::kWarn, "dropped a connection by %s: a frame of type %u has no place here",
-        who.c_str(), frame->type);
+    log_stranger("dropped a connection by %s: a frame of type %u has no place here", who.c_str(),
+                 frame->type);
   }
   return false;
 }
@@ -238,8 +239,8 @@ void JoinListener::State::refuse(Incoming* incoming, mep_result_t code) {
   abort.origin = abort.sender;
   abort.text = last_error_text();
   (void)incoming->link->send(kAbortFrame, encode_abort(abort));
-  log(LogLevel::kWarn, "refused a joiner, %s: %s", incoming->credentials.text().c_str(),
-      abort.text.c_str());
+  log_stranger("refused a joiner, %s: %s", incoming->credentials.text().c_str(),
+               abort.text.c_str());
 }
 
 mep_result_t JoinListener::State::judge(const Incoming& incoming) const {
@@ -265,8 +266,8 @@ mep_result_t JoinListener::State::judge(const Incoming& incoming) const {
 bool JoinListener::State::on_hello(Incoming* incoming) {
   const Hello& hello = incoming->greeting->hello();
   if (hello.kind != HelloKind::kInit && hello.kind != HelloKind::kJoin) {
-    log(LogLevel::kWarn, "dropped a connection by %s: a hello of the wrong kind",
-        incoming->credentials.text().c_str());
+    log_stranger("dropped a connection by %s: a hello of the wrong kind",
+                 incoming->credentials.text().c_str());
     return false;
   }
   // Over a network it must first prove that it is what it says.
@@ -282,8 +283,8 @@ bool JoinListener::State::on_hello(Incoming* incoming) {
   }
   if (incoming->greeting->answer(incoming->link.get(),
                                  make_hello(HelloKind::kMember, config, self)) != MEP_SUCCESS) {
-    log(LogLevel::kWarn, "a joiner, %s, went away: %s", incoming->credentials.text().c_str(),
-        last_error_text());
+    log_stranger("a joiner, %s, went away: %s", incoming->credentials.text().c_str(),
+                 last_error_text());
     return false;
   }
   return true;

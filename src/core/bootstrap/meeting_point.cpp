@@ -4,6 +4,7 @@
 
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/stranger_log.hpp"
 
 namespace mep {
 namespace {
@@ -151,15 +152,15 @@ void MeetingPoint::serve(Guest* guest) {
   if (guest->gone) return;
   if (received != MEP_SUCCESS) {
     if (received != MEP_ERR_PEER_FAILED) {
-      log(LogLevel::kWarn, "dropped a connection by %s: %s", guest->credentials.text().c_str(),
-          last_error_text());
+      log_stranger("dropped a connection by %s: %s", guest->credentials.text().c_str(),
+                   last_error_text());
     }
     guest->gone = true;
     return;
   }
   if (guest->greeting->done() || !guest->limit.expired()) return;
-  log(LogLevel::kWarn, "dropped a connection by %s: it never said who it is",
-      guest->credentials.text().c_str());
+  log_stranger("dropped a connection by %s: it never said who it is",
+               guest->credentials.text().c_str());
   guest->gone = true;
 }
 

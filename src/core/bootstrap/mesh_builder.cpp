@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/stranger_log.hpp"
 
 namespace mep {
 namespace {
@@ -240,8 +240,8 @@ mep_result_t MeshBuilder::accept_incoming() {
     MEP_TRY(accepted);
     if (!connection.socket.valid()) return MEP_SUCCESS;
     if (rendezvous_->authenticate(&connection) != MEP_SUCCESS) {
-      log(LogLevel::kWarn, "dropped a connection to rank %d of job '%s' by a stranger: %s", rank_,
-          config_.job.c_str(), last_error_text());
+      log_stranger("dropped a connection to rank %d of job '%s' by a stranger: %s", rank_,
+                   config_.job.c_str(), last_error_text());
       continue;
     }
     Incoming incoming;

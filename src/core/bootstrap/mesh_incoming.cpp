@@ -3,6 +3,7 @@
 
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/stranger_log.hpp"
 #include "core/bootstrap/mesh_builder.hpp"
 
 namespace mep {
@@ -46,15 +47,15 @@ mep_result_t MeshBuilder::serve_incoming(Incoming* incoming, bool* keep, int32_t
   if (received != MEP_SUCCESS) {
     *keep = false;
     if (received != MEP_ERR_PEER_FAILED) {
-      log(LogLevel::kWarn, "dropped a connection by %s: %s", incoming->credentials.text().c_str(),
-          last_error_text());
+      log_stranger("dropped a connection by %s: %s", incoming->credentials.text().c_str(),
+                   last_error_text());
     }
     return MEP_SUCCESS;
   }
   if (incoming->link->has_queued_output()) (void)incoming->link->flush_output();
   if (!incoming->limit.expired()) return MEP_SUCCESS;
-  log(LogLevel::kWarn, "dropped a connection by %s: it never said who it is",
-      incoming->credentials.text().c_str());
+  log_stranger("dropped a connection by %s: it never said who it is",
+               incoming->credentials.text().c_str());
   *keep = false;
   return MEP_SUCCESS;
 }
@@ -84,8 +85,8 @@ mep_result_t MeshBuilder::on_incoming_frame(Incoming* incoming, Frame* frame, bo
     if (frame->type == kAbortFrame) {
       on_incoming_abort(*incoming, *frame);
     } else {
-      log(LogLevel::kWarn, "dropped a connection by %s: a frame of type %u has no place here",
-          incoming->credentials.text().c_str(), frame->type);
+      log_stranger("dropped a connection by %s: a frame of type %u has no place here",
+                   incoming->credentials.text().c_str(), frame->type);
     }
     return MEP_SUCCESS;
   }
@@ -133,8 +134,8 @@ void MeshBuilder::on_incoming_abort(const Incoming& incoming, const Frame& frame
 void MeshBuilder::on_incoming_refused(Incoming* incoming, mep_result_t code) {
   const Hello& hello = incoming->greeting->hello();
   const std::string text = last_error_text();
-  log(LogLevel::kWarn, "dropped a connection by %s: %s", incoming->credentials.text().c_str(),
-      text.c_str());
+  log_stranger("dropped a connection by %s: %s", incoming->credentials.text().c_str(),
+               text.c_str());
   Abort abort;
   abort.code = code;
   abort.sender = abort.origin = rank_;
@@ -158,7 +159,7 @@ mep_result_t MeshBuilder::reject(Incoming* incoming, mep_result_t code) {
   (void)incoming->link->send(kAbortFrame, encode_abort(abort));
   set_last_error_text(abort.text.c_str());
   if (!ready_sent_) return code;
-  log(LogLevel::kWarn, "refused a connection: %s", last_error_text());
+  log_stranger("refused a connection: %s", last_error_text());
   return MEP_SUCCESS;
 }
 
@@ -180,8 +181,8 @@ mep_result_t MeshBuilder::receive_incoming(Incoming* incoming, bool* welcome) {
       (void)incoming->link->send(kRetryFrame, {});
       return MEP_SUCCESS;
     case Answer::kDrop:
-      log(LogLevel::kWarn, "dropped a connection by %s: %s", incoming->credentials.text().c_str(),
-          last_error_text());
+      log_stranger("dropped a connection by %s: %s", incoming->credentials.text().c_str(),
+                   last_error_text());
       return MEP_SUCCESS;
     case Answer::kWelcome:
       *welcome = true;

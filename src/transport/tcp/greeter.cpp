@@ -15,6 +15,7 @@
 #include "base/fork_guard.hpp"
 #include "base/log.hpp"
 #include "base/status.hpp"
+#include "base/stranger_log.hpp"
 #include "base/system_error.hpp"
 #include "transport/tcp/sealing.hpp"
 
@@ -473,8 +474,8 @@ Greeter::Outcome Greeter::check_proof(HalfOpen* connection) {
   const Proof expected =
       connector_proof(connection->peer->session(), connection->hello, connection->challenge);
   if (same_proof(expected, proof)) return Outcome::kConnected;
-  log(LogLevel::kWarn, "somebody called as rank %u and did not know the session's key",
-      connection->hello.from_slot);
+  log_stranger("somebody called as rank %u and did not know the session's key",
+               connection->hello.from_slot);
   return Outcome::kDrop;
 }
 
