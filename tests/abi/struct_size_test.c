@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "abi_test.h"
+#include "field_ends.h"
 
 enum { kGuard = 64, kRoom = 512, kTail = 16 };
 
@@ -540,26 +541,6 @@ static void make_struct(size_t i, unsigned char* at, size_t size, size_t set) {
     memcpy(at + sizeof struct_size, full + sizeof struct_size, set - sizeof struct_size);
   }
   memcpy(at, &struct_size, sizeof struct_size);
-}
-
-static const struct {
-  const char* type;
-  size_t offset, size;
-} kFields[] = {
-#define CONSTANT(name, value)
-#define STRUCT(name, size, alignment)
-#define FIELD(type, field, offset, size) {#type, offset, size},
-#include "layout_table.h"
-};
-
-static int ends_inside_a_field(const char* type, size_t size) {
-  for (size_t i = 0; i < sizeof kFields / sizeof *kFields; ++i) {
-    if (strcmp(kFields[i].type, type) == 0 && size > kFields[i].offset &&
-        size < kFields[i].offset + kFields[i].size) {
-      return 1;
-    }
-  }
-  return 0;
 }
 
 /* A struct that ends early, but in no field, counts as zero behind its end: the call says what it says to a whole

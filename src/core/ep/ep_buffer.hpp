@@ -88,7 +88,7 @@ class EpBuffer {
                                      const mep_combine_receive_t* receive);
   [[nodiscard]] mep_result_t last_op(mep_op_info_t* info) const;
   void fill_view(mep_ep_view_t* view) const;
-  // What fill_view() showed; the buffer can only be destroyed then.
+  // The memory that fill_view() showed; the buffer can only be destroyed then.
   std::shared_ptr<const void> take_memory();
   std::byte* combine_out() const { return windows_.data() + layout_.combine_out(0); }
   // An operation was sent and has not been received; the end of its epoch or world ends it too.

@@ -43,7 +43,8 @@ class EpSide {
   [[nodiscard]] virtual mep_result_t end_handle(EpSideHandle& handle) = 0;
   [[nodiscard]] virtual mep_result_t set_expert_map(const int32_t* map) = 0;
   virtual void fill_view(uint32_t buffer, mep_ep_view_t* view) const = 0;
-  // What fill_view() showed, of all buffers; the object can only be destroyed then. Null: it goes with the comm.
+  // The memory that fill_view() showed, of all buffers; the object can only be destroyed then. Null: it goes with
+  // the comm.
   virtual std::shared_ptr<const void> take_memory() { return nullptr; }
 
   // On GPUs check and enqueue, and never wait.
