@@ -42,23 +42,23 @@ constexpr bool has_field(std::index_sequence<Before...>) {
 // Bytes of the scalar that `Before` others precede, in an array each counts; 0: there is none.
 template <typename Struct, size_t Before>
 constexpr size_t field_bytes() {
-  constexpr std::make_index_sequence<Before> before;
-  if (has_field<Struct, 8>(before)) return 8;
-  return has_field<Struct, 4>(before) ? 4 : 0;
+  constexpr std::make_index_sequence<Before> kBefore;
+  if (has_field<Struct, 8>(kBefore)) return 8;
+  return has_field<Struct, 4>(kBefore) ? 4 : 0;
 }
 
 // Whether the byte at `size` is in the midst of a field. The scalars of a struct follow each other, each aligned to
 // its own size.
 template <typename Struct, size_t Before = 0, size_t End = 0>
 constexpr bool cuts_field(size_t size) {
-  constexpr size_t bytes = field_bytes<Struct, Before>();
-  if constexpr (bytes == 0) {
+  constexpr size_t kBytes = field_bytes<Struct, Before>();
+  if constexpr (kBytes == 0) {
     static_assert(sizeof(Struct) - End < alignof(Struct), "a field is neither 4 nor 8 bytes long");
     return false;
   } else {
-    constexpr size_t begin = (End + bytes - 1) / bytes * bytes;
-    return (size > begin && size < begin + bytes) ||
-           cuts_field<Struct, Before + 1, begin + bytes>(size);
+    constexpr size_t kBegin = (End + kBytes - 1) / kBytes * kBytes;
+    return (size > kBegin && size < kBegin + kBytes) ||
+           cuts_field<Struct, Before + 1, kBegin + kBytes>(size);
   }
 }
 
