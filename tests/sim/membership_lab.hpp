@@ -36,9 +36,10 @@ struct Rank {
 
 class Lab {
  public:
-  // Ranks are dealt to the hosts in turn.
-  explicit Lab(uint32_t ranks, const Config& config = {}, uint32_t hosts = 1)
-      : config_(config), hosts_(hosts) {
+  // Ranks are dealt to the hosts in turn. `siblings` are threads of one process.
+  explicit Lab(uint32_t ranks, const Config& config = {}, uint32_t hosts = 1,
+               const SlotSet& siblings = {})
+      : config_(config), hosts_(hosts), siblings_(siblings) {
     view_.epoch = 1;
     for (uint32_t slot = 0; slot < ranks; ++slot) view_.put({slot, 100 + slot, host_of(slot)});
     for (uint32_t slot = 0; slot < ranks; ++slot) add(slot, 100 + slot, false);
@@ -54,6 +55,7 @@ class Lab {
     start.now_us = now_us;
     start.view = joining ? ranks[0].machine->view() : view_;
     start.joining = joining;
+    if (!joining && siblings_.has(slot)) start.siblings = siblings_;
     Rank rank;
     rank.machine = std::make_unique<Membership>(std::move(start));
     rank.ticked_us = now_us;
@@ -200,6 +202,7 @@ class Lab {
   static constexpr uint32_t kMaxSlots = 8;
   const Config config_;
   const uint32_t hosts_;
+  const SlotSet siblings_;
   View view_;
 };
 

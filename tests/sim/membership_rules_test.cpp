@@ -100,6 +100,29 @@ void a_stop_of_10_s_is_an_eviction(void**) {
   check_evicted(lab, 0, 10'000'000, 4'900'000, 5'300'000);
 }
 
+// Threads of a process that lives: their silence is that of a loaded host.
+void silent_threads_of_one_process_stay(void**) {
+  Lab lab(4, {}, 1, SlotSet::first(4));
+  lab.ranks[2].stopped = true;
+  lab.stop(1, 40'000'000);
+  lab.resume(2);
+  lab.run_for(1'000'000);
+  nobody_out(lab);
+}
+
+// Another process may take the place of one.
+void a_process_in_the_place_of_a_thread_may_be_evicted(void**) {
+  Lab lab(4, {}, 1, SlotSet::first(4));
+  lab.kill(1);
+  const uint32_t joiner = lab.joiner(1, 500, {0, 2, 3});
+  lab.recover({0, 2, 3}, 1'000'000);
+  lab.settle();
+  assert_true(lab.ranks[0].machine->view().members.has(1));
+  lab.ranks[joiner].stopped = true;
+  lab.run_for(10'000'000);
+  assert_false(lab.ranks[0].machine->view().members.has(1));
+}
+
 void who_beats_seldom_is_not_late(void**) {
   Lab lab(3, config_for(1'000'000, 3'000'000));
   check_evicted(lab, 1, 9'000'000, 2'000'000, 5'000'000);
@@ -527,6 +550,8 @@ int main() {
       cmocka_unit_test(a_half_that_the_witness_refuses_gives_up),
       cmocka_unit_test(the_defaults_are_told),
       cmocka_unit_test(slowed_20_fold_is_not_evicted),
+      cmocka_unit_test(silent_threads_of_one_process_stay),
+      cmocka_unit_test(a_process_in_the_place_of_a_thread_may_be_evicted),
       cmocka_unit_test(a_late_rank_accuses_nobody),
       cmocka_unit_test(one_accuser_is_not_enough),
       cmocka_unit_test(of_a_broken_pair_the_higher_goes),

@@ -270,6 +270,7 @@ void Membership::update_silence() {
   const uint64_t limit = config_.accuse_after_us * (2 + health_steps_) / 2;
   view_->members.each([&](uint32_t slot) {
     if (slot == slot_ || row_.silent.has(slot) || row_.suspected.has(slot)) return;
+    if (peers_[slot].is_sibling) return;
     const bool has_begun = peers_[slot].really_heard_us != 0;
     if (now_us_ <= peers_[slot].heard_us + (has_begun ? limit : limit * config_.start_factor))
       return;

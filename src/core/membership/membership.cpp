@@ -26,6 +26,7 @@ Membership::Membership(Start start)
     if (slot >= max_slots_ || slot == slot_) return;
     peers_[slot].incarnation = start.view.incarnation(slot);
     peers_[slot].heard_us = now_us_;
+    peers_[slot].is_sibling = start.siblings.has(slot);
   });
   view_ = std::make_shared<const View>(std::move(start.view));
 }

@@ -197,6 +197,8 @@ struct Start {
   // For a member: the first view, with itself in it, the same on all. For a joiner: a view that a member sent it
   // (decode_view), without itself.
   View view;
+  // Ranks that are threads of this process.
+  SlotSet siblings;
   bool joining = false;
   Config config;
   Mutations mutations;  // tests only
@@ -296,6 +298,7 @@ class Membership {
     RowPtr row;
     PeerHealth reported = PeerHealth::kHealthy;
     RemovalReason reason = RemovalReason::kUnreachable;  // of its suspicion, if it has one
+    bool is_sibling = false;  // it lives as long as this process, so its silence says nothing
     bool fence_asked = false;
     bool fence_confirmed = false;
     bool fenced = false;

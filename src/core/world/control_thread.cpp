@@ -73,6 +73,8 @@ void ControlThread::make_membership(const membership::View* joining) {
   for (const WorldPeer& peer : peers_) {
     if (joining == nullptr && peer.identity.incarnation != 0) {
       start.view.put({peer.identity.slot, peer.identity.incarnation, peer.identity.host});
+      const bool is_sibling = peer.identity.process_token == peers_.identity().process_token;
+      if (is_sibling) start.siblings.add(peer.identity.slot);
     }
   }
   if (joining != nullptr) {
