@@ -114,6 +114,60 @@ void one_rank_may_not_read(void**) {
   });
 }
 
+void alltoall_is_right(int rank, int size, mep_comm_t comm, uint64_t seed, Report& found) {
+  CaseRun run({Kind::k_alltoall, MEP_UINT8, MEP_SUM, kPairCount, 0, false, seed}, rank, size);
+  COLL_OK(found, run.run(comm));
+  run.check(found);
+}
+
+// Rank 1 changes who may read it while the job runs: the next operation copies twice on all ranks.
+void a_rank_shuts_itself_off(const std::function<void()>& shut_off) {
+  Report report;
+  with_rank_processes(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    const uint64_t before = mep::pulled_blocks.load();
+    alltoall_is_right(rank, 3, comm, 1, found);
+    COLL_CHECK(found, mep::pulled_blocks.load() == before + 2);
+    if (rank == 1) shut_off();
+    alltoall_is_right(rank, 3, comm, 2, found);
+    COLL_CHECK(found, mep::pulled_blocks.load() == before + 2);
+  });
+  report.require_clean();
+}
+
+void a_rank_becomes_undumpable(void**) {
+  a_rank_shuts_itself_off([] { (void)prctl(PR_SET_DUMPABLE, 0); });
+}
+
+// As one that was made dumpable again after its user changed.
+void a_rank_changes_its_user(void**) {
+  if (geteuid() != 0) return;
+  a_rank_shuts_itself_off([] {
+    (void)!setuid(65534);
+    (void)prctl(PR_SET_DUMPABLE, 1);
+  });
+}
+
+// The buffer's rank fails alone.
+void a_buffer_cannot_be_written(void**) {
+  Report report;
+  with_rank_processes(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
+    const size_t bytes = 3 * kPairCount;
+    const Bytes send(bytes, static_cast<uint8_t>(rank + 1));
+    const int rights = rank == 0 ? PROT_READ : PROT_READ | PROT_WRITE;
+    void* const receive = mmap(nullptr, bytes, rights, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const mep_result_t expected = rank == 0 ? MEP_ERR_INVALID_ARGUMENT : MEP_SUCCESS;
+    COLL_EXPECT(found, expected,
+                mep_alltoall(send.data(), receive, kPairCount, MEP_UINT8, comm, nullptr));
+    COLL_CHECK(found, rank != 0 || strstr(mep_last_error(), "receive buffer") != nullptr);
+    const auto* const bytes_of_2 = static_cast<uint8_t*>(receive) + 2 * kPairCount;
+    COLL_CHECK(found,
+               rank == 0 || std::count(bytes_of_2, bytes_of_2 + kPairCount, 3) == kPairCount);
+    alltoall_is_right(rank, 3, comm, 3, found);
+    munmap(receive, bytes);
+  });
+  report.require_clean();
+}
+
 // --- Losses ---------------------------------------------------------------------------------------
 
 constexpr size_t kSlice = 1u << 20;  // a block of more takes several reads
@@ -266,6 +320,9 @@ int main(int argc, char** argv) {
       cmocka_unit_test(switched_off),
       cmocka_unit_test(one_rank_stays_out),
       cmocka_unit_test(one_rank_may_not_read),
+      cmocka_unit_test(a_rank_becomes_undumpable),
+      cmocka_unit_test(a_rank_changes_its_user),
+      cmocka_unit_test(a_buffer_cannot_be_written),
       cmocka_unit_test(a_reader_dies),
       cmocka_unit_test(an_owner_dies),
       cmocka_unit_test(a_reader_finds_other_bytes),
