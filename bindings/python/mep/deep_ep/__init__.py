@@ -8,19 +8,22 @@ import sys
 
 import torch as _torch
 
-from ._events import EventHandle, EventOverlap
 from .buffer import Buffer, Config
 from .elastic import ElasticBuffer, EPHandle
+from .utils import EventHandle, EventOverlap
 
 topk_idx_t = _torch.int64
 
 
 def install() -> None:
-    """Makes `deep_ep` this package, for programs that import that. Call it before deep_ep is imported."""
+    """Makes `deep_ep` this package, and `deep_ep.utils` and others its modules, for programs that import those. Call it
+    before deep_ep is imported."""
     here = sys.modules[__name__]
     if sys.modules.get("deep_ep", here) is not here:
         raise ImportError("mep.deep_ep.install() comes before deep_ep is imported")
-    sys.modules["deep_ep"] = here
+    for name, module in list(sys.modules.items()):
+        if name == __name__ or name.startswith(__name__ + "."):
+            sys.modules["deep_ep" + name[len(__name__):]] = module
 
 
 __all__ = ["Buffer", "Config", "ElasticBuffer", "EPHandle", "EventHandle", "EventOverlap", "install", "topk_idx_t"]

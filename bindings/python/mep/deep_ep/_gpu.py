@@ -12,7 +12,7 @@ import mep
 from mep._buffers import dtype_number
 from mep._device import DeviceArray
 
-from ._events import EventHandle, EventOverlap
+from .utils.event import EventHandle, EventOverlap
 from ._high_throughput import (Handle as RoutingHandle, HighThroughput, _KINDS, _Lane as _ThroughputLane, _Spot, _Use,
                                _expect, _ranks_as_experts)
 from ._low_latency import GROUP, Handle, LowLatency, _Lane, _once, _Use as _LowLatencyUse

@@ -7,7 +7,7 @@ import torch
 
 import mep
 
-from ._events import EventHandle, EventOverlap, ending
+from .utils.event import EventHandle, EventOverlap, ending
 from ._gpu import GpuHighThroughput, GpuLowLatency, layout as gpu_layout
 from ._high_throughput import HighThroughput, _Rows, layout
 from ._low_latency import BUFFERS, LowLatency

@@ -6,7 +6,7 @@ from typing import Any, List, Optional, Tuple, Union
 
 import torch
 
-from ._events import EventHandle, EventOverlap
+from .utils.event import EventHandle, EventOverlap
 from ._high_throughput import _expect, _Rows
 from .buffer import Buffer, _not_served
 

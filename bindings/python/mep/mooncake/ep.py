@@ -12,7 +12,7 @@ from typing import Any, List, Optional, Tuple
 import torch
 
 from mep.deep_ep import EventOverlap
-from mep.deep_ep._events import ending
+from mep.deep_ep.utils.event import ending
 from mep.deep_ep._gpu import GpuLowLatency
 from mep.deep_ep._low_latency import LowLatency, check_host
 from mep.deep_ep._meeting import Place
