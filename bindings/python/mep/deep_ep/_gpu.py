@@ -217,8 +217,8 @@ class _PinnedLane(_ThroughputLane):
         self.topk_weights = _memory(view.recv_topk_weights, (rows, ep.top_k), torch.float32, device)
         self.sources = _memory(view.src_info, (rows,), torch.int32, device)
         self.device_ranges = _memory(view.layout_range, (ep._comm.size,), torch.int64, device)
-        self.ranges = torch.empty(ep._comm.size, dtype=torch.int64, pin_memory=True)
-        self.counts = torch.empty(ep.experts_per_rank, dtype=torch.int32, pin_memory=True)
+        self.ranges = torch.empty(ep._comm.size, dtype=torch.int64, device="cpu", pin_memory=True)
+        self.counts = torch.empty(ep.experts_per_rank, dtype=torch.int32, device="cpu", pin_memory=True)
         # None can be made while a graph is captured.
         self.free += [ep.handle(buffer) for _ in range(2)]
 
@@ -373,7 +373,7 @@ class GpuHighThroughput(HighThroughput):
         prefixes = torch.full((self.comm.size, self.comm.size), -1, dtype=torch.int32, device=sources.device)
         prefixes[:, self.comm.rank] = ends
         if worst:
-            behind = torch.arange(use.rows, device=sources.device) >= ends[-1]
+            behind = torch.arange(use.rows, dtype=torch.int64, device=sources.device) >= ends[-1]
             sources.masked_fill_(behind, -1)
             for values, nothing in ((local, -1), (weights, 0)):
                 if values is not None:
@@ -383,7 +383,7 @@ class GpuHighThroughput(HighThroughput):
     def _zeros(self, tokens: int, hidden: int, wire: str) -> tuple:
         values = torch.zeros(tokens, hidden, dtype=torch.bfloat16, device=self._streams.device).to(_KINDS[wire])
         scales = None if wire == "bfloat16" else torch.ones(tokens, (hidden + GROUP - 1) // GROUP,
-                                                            device=self._streams.device)
+                                                            dtype=torch.float32, device=self._streams.device)
         return values, scales
 
 

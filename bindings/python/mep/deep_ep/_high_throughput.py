@@ -81,7 +81,8 @@ def layout(topk_idx: torch.Tensor, num_experts: int, ranks: int) -> tuple:
         raise ValueError(f"topk_idx: token {token} names expert {int(ordered[token, k])} twice")
     per_expert = torch.bincount(topk_idx[chosen], minlength=num_experts).to(torch.int32)
     rank_of = torch.where(chosen, topk_idx // (num_experts // ranks), ranks)
-    in_rank = torch.zeros(len(topk_idx), ranks + 1, dtype=torch.bool).scatter_(1, rank_of, True)[:, :ranks].contiguous()
+    in_rank = torch.zeros(len(topk_idx), ranks + 1, dtype=torch.bool, device="cpu").scatter_(1, rank_of, True)
+    in_rank = in_rank[:, :ranks].contiguous()
     return in_rank.sum(0, dtype=torch.int32), per_expert, in_rank
 
 
@@ -206,9 +207,9 @@ class HighThroughput:
             if got.total > worst:
                 raise _too_many(got.total, worst, ranks)
             counts = []
-        prefixes = torch.full((ranks, ranks), -1, dtype=torch.int32)
+        prefixes = torch.full((ranks, ranks), -1, dtype=torch.int32, device="cpu")
         prefixes[:, self.comm.rank] = (torch.from_numpy(got.layout_range.copy()) & 0xffffffff).cumsum(0)
-        sources = torch.full((use.rows,), -1, dtype=torch.int32)
+        sources = torch.full((use.rows,), -1, dtype=torch.int32, device="cpu")
         sources[:got.total] = torch.from_numpy(got.src_info[:got.total].copy())
         handle = Handle((prefixes, None, None, sources, is_token_in_rank, None))
         handle._use = use
@@ -255,7 +256,7 @@ class HighThroughput:
         tokens, total = arrived.nonzero()[:, 1].to(torch.int32), int(arrived.sum())
         if worst and total > worst:
             raise _too_many(total, worst, ranks)
-        prefixes = torch.full((ranks, ranks), -1, dtype=torch.int32)
+        prefixes = torch.full((ranks, ranks), -1, dtype=torch.int32, device="cpu")
         prefixes[:, rank] = arrived.sum(1).cumsum(0)
         behind = (worst or total) - total
         handle = Handle((prefixes, None, None, torch.nn.functional.pad(tokens, (0, behind), value=-1), is_token_in_rank,
@@ -272,7 +273,7 @@ class HighThroughput:
         """[ranks, most tokens, top-k] of all ranks' tokens, -1 for experts of other ranks. The library's expanded layout
         does not tell the k of a row."""
         here = use.num_experts // self.comm.size
-        own = torch.full((use.most, use.topk_idx.shape[1]), -1, dtype=torch.int32)
+        own = torch.full((use.most, use.topk_idx.shape[1]), -1, dtype=torch.int32, device="cpu")
         own[:len(use.topk_idx)] = use.topk_idx
         all_of_them = own.new_full((self.comm.size, *own.shape), -1)
         self._calls.again(lambda: self.comm.allgather(own, all_of_them))
@@ -283,7 +284,7 @@ class HighThroughput:
                        weights: Optional[torch.Tensor], shrinks: bool = False
                        ) -> "Tuple[_Spot, mep.ep.Received, _Rows]":
         """Does _send, and gives use.rows rows, or rows and scales. shrinks: fewer, if fewer came."""
-        rows = torch.empty(use.rows, values.shape[1], dtype=values.dtype)
+        rows = torch.empty(use.rows, values.shape[1], dtype=values.dtype, device="cpu")
         spot, got = self._send(use, values, scales, weights, **({"recv_x": rows} if rows.numel() else {}))
         use.total = got.total
         if shrinks:
@@ -359,8 +360,8 @@ class HighThroughput:
             topk_weights = topk_weights[:use.total].detach().contiguous()
         y = x[:use.total].detach().contiguous()
         spot = self._ready(use, hidden)
-        out = torch.empty(tokens, hidden, dtype=torch.bfloat16)
-        weights = None if topk_weights is None else torch.empty(tokens, top_k, dtype=torch.float32)
+        out = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="cpu")
+        weights = None if topk_weights is None else torch.empty(tokens, top_k, dtype=torch.float32, device="cpu")
         spot.lane.holds = 0
         self._calls.again(lambda: spot.handle.combine(out, y, topk_weights=topk_weights, out_topk_weights=weights))
         if biases:
@@ -379,8 +380,9 @@ class HighThroughput:
 
     def _zeros(self, tokens: int, hidden: int, wire: str) -> "Tuple[torch.Tensor, Optional[torch.Tensor]]":
         """Rows and scales that a routing is dispatched with again."""
-        scales = None if wire == "bfloat16" else torch.ones(tokens, (hidden + GROUP - 1) // GROUP)
-        return torch.zeros(tokens, hidden, dtype=_KINDS[wire]), scales
+        scales = None if wire == "bfloat16" else torch.ones(tokens, (hidden + GROUP - 1) // GROUP,
+                                                            dtype=torch.float32, device="cpu")
+        return torch.zeros(tokens, hidden, dtype=_KINDS[wire], device="cpu"), scales
 
 
 _WIRES = {torch.bfloat16: "bfloat16", torch.float8_e4m3fn: "float8_e4m3"}
@@ -439,7 +441,7 @@ def _ranks_as_experts(is_token_in_rank: torch.Tensor) -> torch.Tensor:
 
 def _copy(address: int, use: _Use, row: tuple, kind: torch.dtype) -> torch.Tensor:
     """The rows that arrived, of the library's memory; zeros in the others."""
-    copied = torch.empty(use.rows, *row, dtype=kind)
+    copied = torch.empty(use.rows, *row, dtype=kind, device="cpu")
     if use.total:
         ctypes.memmove(copied.data_ptr(), address, use.total * torch.Size(row).numel() * kind.itemsize)
     if use.rows > use.total:

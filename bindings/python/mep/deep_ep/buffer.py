@@ -199,7 +199,8 @@ class Buffer:
             raise ValueError(f"mask_status is {mask_status.dtype} {tuple(mask_status.shape)}; it must be int32 "
                              f"[{self.group_size}]")
         absent = self._open().absent()
-        mask_status.copy_(torch.tensor([int(rank in absent) for rank in range(self.group_size)], dtype=torch.int32))
+        mask_status.copy_(torch.tensor([int(rank in absent) for rank in range(self.group_size)], dtype=torch.int32,
+                                       device="cpu"))
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Does nothing: the mask shows who is gone, and such a rank stays gone."""
@@ -241,7 +242,7 @@ class Buffer:
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Any = None, offset: int = 0,
                                 use_rdma_buffer: bool = False) -> torch.Tensor:
         """An empty tensor: no part of the library's memory is the program's to write."""
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
 
     def get_comm_stream(self) -> Any:
         """The stream that operations run on. NotImplementedError on hosts, which have none."""

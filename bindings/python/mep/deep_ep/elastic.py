@@ -29,7 +29,7 @@ class _Expansion:
         # An entry's number among all that name its expert, from where these begin.
         nothing = counts.new_zeros(1)
         first = torch.cat((counts.cumsum(0) - counts, nothing))
-        number = torch.arange(len(order), device=local.device) - first[groups]
+        number = torch.arange(len(order), dtype=torch.int64, device=local.device) - first[groups]
         slot = torch.cat((starts, nothing))[groups] + number
         slot = slot.where(groups < experts, -1)
         self.slots = torch.empty_like(slot).scatter_(0, order, slot).view(local.shape)  # [received, top-k]
@@ -40,7 +40,8 @@ class _Expansion:
         # The last place takes what has no slot.
         place = self.slots.flatten().where(self.slots.flatten() >= 0, self.rows)
         source = torch.full((self.rows + 1,), -1, dtype=torch.int64, device=place.device)
-        return source.scatter_(0, place, torch.arange(len(place), device=place.device))[:-1]
+        entries = torch.arange(len(place), dtype=torch.int64, device=place.device)
+        return source.scatter_(0, place, entries)[:-1]
 
     def spread(self, rows: torch.Tensor, columns: int = 1) -> torch.Tensor:
         """[received * columns, ..] -> [expanded, ..], zeros in the padding. columns: top-k, for values of each."""
@@ -55,7 +56,7 @@ class _Expansion:
 
     def fold(self, expanded: torch.Tensor) -> torch.Tensor:
         """[expanded, hidden] -> [received, hidden]: float32 sums in ascending k, rounded once."""
-        sums = torch.zeros(len(self.slots), expanded.shape[1], device=expanded.device)
+        sums = torch.zeros(len(self.slots), expanded.shape[1], dtype=torch.float32, device=expanded.device)
         if len(expanded) == 0:
             return sums.to(expanded.dtype)
         for k in range(self.slots.shape[1]):
@@ -202,11 +203,12 @@ class ElasticBuffer:
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
         """Until all ranks have come; the current stream waits."""
         calls = self._buffer._open()
-        if with_cpu_sync and self._buffer._on_gpu():
+        on_gpu = self._buffer._on_gpu()
+        if with_cpu_sync and on_gpu:
             torch.cuda.synchronize()
-        stream = {"stream": torch.cuda.current_stream()} if self._buffer._on_gpu() else {}
+        stream = {"stream": torch.cuda.current_stream()} if on_gpu else {}
         calls.again(lambda: calls.comm.barrier(**stream))
-        if with_cpu_sync and self._buffer._on_gpu():
+        if with_cpu_sync and on_gpu:
             torch.cuda.synchronize()
 
     def dispatch(self, x: _Rows, topk_idx: Optional[torch.Tensor] = None, topk_weights: Optional[torch.Tensor] = None,
