@@ -1,39 +1,16 @@
 #include "gpu_communicator.hpp"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <random>
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include "gpu_work.hpp"
 
 namespace mep_torch {
 namespace {
-
-// CUDA's number of the capture that the stream is in, 0 outside of one. By the driver's own function: the binding is
-// compiled without CUDA's headers.
-uint64_t capture_of(const c10::Stream& stream) {
-  using GetCaptureInfo = int (*)(void* stream, int* status, uint64_t* id, void* graph,
-                                 void* dependencies, void* count);
-  static const auto get_capture_info = [] {
-    void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    return driver == nullptr
-               ? nullptr
-               : reinterpret_cast<GetCaptureInfo>(dlsym(driver, "cuStreamGetCaptureInfo_v2"));
-  }();
-  constexpr int kActive = 1;
-  int status = 0;
-  uint64_t id = 0;
-  if (get_capture_info == nullptr) return 0;
-  const int result =
-      get_capture_info(stream.native_handle(), &status, &id, nullptr, nullptr, nullptr);
-  return result == 0 && status == kActive ? id : 0;
-}
 
 // Each rank's word before the communicator is made.
 struct Offer {
@@ -51,10 +28,6 @@ std::string job_of(uint64_t name) {
   std::string job = "torch-gpu-";
   for (int shift = 60; shift >= 0; shift -= 4) job += kDigits[name >> shift & 15];
   return job;
-}
-
-c10::impl::VirtualGuardImpl guard_of(at::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type());
 }
 
 }  // namespace
@@ -124,24 +97,13 @@ void GpuCommunicator::connect(at::Device device, std::chrono::milliseconds timeo
     made->open(start_world(*store_, place, static_cast<int>(device.index())));
     const std::lock_guard lock(comm_mutex_);
     comm_ = std::move(made);
-    last_.reset();
+    order_.reset();
   }
   device_ = device;
   generation_ = generation;
   if (!own_stream_.has_value()) {
     own_stream_ = guard_of(device).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
   }
-}
-
-// The caller's stream goes on behind the last operation, if that ran on another one.
-void GpuCommunicator::follow_last(const c10::Stream& stream) {
-  const uint64_t capture = capture_of(stream);
-  if (last_.has_value() && last_->stream != stream && last_->capture == capture) {
-    c10::Event event(stream.device_type());
-    event.record(last_->stream);
-    event.block(stream);
-  }
-  last_ = Last{stream, capture};
 }
 
 c10::intrusive_ptr<c10d::Work> GpuCommunicator::run(Call call, at::Device device, uint64_t number) {
@@ -153,12 +115,8 @@ c10::intrusive_ptr<c10d::Work> GpuCommunicator::run(Call call, at::Device device
   comm->set_timeout(call.timeout);
   const c10::Stream current = guard_of(device).getStream(device);
   const c10::Stream stream = call.is_async ? *own_stream_ : current;
-  if (call.is_async) {
-    c10::Event ready(device.type());
-    ready.record(current);
-    ready.block(stream);
-  }
-  follow_last(stream);
+  if (call.is_async) wait_for(current, stream);
+  order_.follow(stream);
   std::exception_ptr error;
   {
     const c10::StreamGuard on(stream);
@@ -187,7 +145,7 @@ bool GpuCommunicator::synchronize() {
   if (comm() == nullptr) return false;
   const auto guard = guard_of(*device_);
   guard.synchronizeStream(guard.getStream(*device_));
-  if (last_.has_value() && last_->capture == 0) guard.synchronizeStream(last_->stream);
+  order_.synchronize();
   return true;
 }
 

@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "communicator.hpp"
+#include "streams.hpp"
 #include "work.hpp"
 #include "world.hpp"
 
@@ -44,15 +44,8 @@ class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
   void close(std::chrono::milliseconds patience);
 
  private:
-  // The last operation. Each capture of a graph is a time of its own: its work cannot wait for work outside.
-  struct Last {
-    c10::Stream stream;
-    uint64_t capture;  // CUDA's number of the capture, 0 outside
-  };
-
   std::shared_ptr<Communicator> comm() const;
   bool agree_to_keep(std::chrono::milliseconds timeout, std::string* job);
-  void follow_last(const c10::Stream& stream);
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::shared_ptr<World> world_;
@@ -64,7 +57,7 @@ class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
   std::optional<at::Device> device_;
   uint64_t generation_ = 0;  // of the world, when the communicator was made or kept
   std::optional<c10::Stream> own_stream_;
-  std::optional<Last> last_;
+  StreamOrder order_;
 
   mutable std::mutex comm_mutex_;
   std::shared_ptr<Communicator> comm_;  // guarded by comm_mutex_
