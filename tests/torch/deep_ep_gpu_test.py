@@ -285,6 +285,60 @@ def rank_streams():
     dist.destroy_process_group()
 
 
+def rank_orders():
+    """Layers of low latency and normal mode by turns, on streams that the program does not order: x comes late on the
+    stream of its call alone."""
+    import torch
+    use_gpu()
+    deep_ep, dist, rank, ranks = begin()
+    buffer = make_buffer(deep_ep, dist.group.WORLD, ranks)
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    for round_ in range(24):
+        case = normal_cases.Case(ranks, 8500 + round_, [5] * ranks)
+        index, weights, wanted = on_gpu(case.topk_idx[rank]), on_gpu(case.weights[rank]), on_gpu(case.x[rank])
+        statistics = torch.zeros(3, dtype=torch.int32, device="cuda")
+        x = torch.zeros_like(wanted)
+        torch.cuda.synchronize()
+        form = ("plain", "hooked", "async", "normal")[round_ % 4]
+        stream, later = streams[round_ % 3], streams[(round_ + round_ // 3) % 3]
+        with torch.cuda.stream(stream):
+            if round_ % ranks == rank:
+                delay()
+            x.copy_(wanted)
+            if form == "normal":
+                per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(index, case.experts)
+                received, _, _, _, handle, _ = buffer.dispatch(
+                    x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
+                    topk_idx=index, topk_weights=weights)
+                results = (received.float() * (1 + rank / 4) + rank).to(torch.bfloat16)
+                sums, _, event = buffer.combine(results, handle, async_finish=round_ % 8 == 7)
+                event.current_stream_wait()
+            else:
+                options = {"async_finish": form == "async", "return_recv_hook": form == "hooked"}
+                found, count, handle, event, hook = buffer.low_latency_dispatch(
+                    x, index, MOST, case.experts, statistics, use_fp8=False, **options)
+                event.current_stream_wait()
+                x.fill_(float("nan"))  # is the caller's again
+        if form != "normal":
+            later.wait_stream(stream)
+            stream = later
+            with torch.cuda.stream(stream):
+                if hook is not None:
+                    hook()
+                numbers = torch.arange(3, device="cuda").view(3, 1, 1) + rank * 3
+                results = (found.float() * (1 + numbers / 4) + numbers).to(torch.bfloat16)
+                sums, event, hook = buffer.low_latency_combine(results, index, weights, handle, **options)
+                event.current_stream_wait()
+                if hook is not None:
+                    hook()
+                assert count.tolist() == statistics.tolist() == case.counts(rank)
+        stream.synchronize()
+        expected = normal_cases.summed(case, rank) if form == "normal" else low_latency_sums(case, rank)
+        normal_cases.same(sums.cpu(), expected)
+    buffer.destroy()
+    dist.destroy_process_group()
+
+
 def rank_graphs():
     """Both modes in CUDA graphs, with other tokens in each replay."""
     import torch
@@ -391,6 +445,9 @@ class DeepEpGpuTest(unittest.TestCase):
 
     def test_streams(self):
         launch.run(__file__, "streams", gpus())
+
+    def test_orders(self):
+        launch.run(__file__, "orders", gpus())
 
     def test_graphs(self):
         launch.run(__file__, "graphs", gpus())

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""mep.deep_ep in programs with other defaults of PyTorch, and under the names of DeepEP's modules."""
+"""mep.deep_ep in programs with other defaults of PyTorch, under the names of DeepEP's modules, and when a Buffer is gone."""
 import functools
+import gc
 import sys
 import unittest
 
 import deep_ep_elastic_test as elastic
+import deep_ep_test as low_latency
 import launch
 
 
@@ -31,6 +33,32 @@ def under_other_defaults(kind, names):
 
 # --- In the ranks ------------------------------------------------------------------------------------------------
 
+def rank_low_latency():
+    import torch
+    deep_ep, dist, rank, ranks = low_latency.begin()
+    deep_ep.Buffer = under_other_defaults(deep_ep.Buffer, ("low_latency_dispatch", "low_latency_combine"))
+    buffer = low_latency.make_buffer(deep_ep, dist.group.WORLD, ranks)
+    for number, kind in enumerate(low_latency.FORMS):
+        for case in low_latency.cases(ranks, 200 + 10 * number):
+            low_latency.vllm_layer(buffer, case, rank, kind)
+            low_latency.sglang_layer(buffer, case, rank, kind, statistics=torch.zeros(2, dtype=torch.int32))
+    buffer.destroy()
+    dist.destroy_process_group()
+
+
+def rank_mooncake():
+    import torch
+    from mep.mooncake.ep import Buffer
+    _, dist, rank, ranks = low_latency.begin()
+    buffer = under_other_defaults(Buffer, ("dispatch", "combine"))(dist.group.WORLD)
+    active_ranks = torch.ones(ranks, dtype=torch.int32)
+    for number, kind in enumerate(("fp8", "bf16")):
+        case = low_latency.Case(ranks, 250 + number)
+        low_latency.mooncake_layer(buffer, case, rank, kind, active_ranks, hooked=number == 1)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def rank_elastic():
     """Normal mode too, which it stands on."""
     import mep.deep_ep
@@ -53,11 +81,48 @@ def rank_names():
     mep.deep_ep.install()  # once more
 
 
+def rank_gone():
+    """The handle of a buffer that was destroyed is refused; a tensor over the memory of one that was dropped keeps it."""
+    import mep
+    import torch
+    deep_ep, dist, rank, ranks = low_latency.begin()
+    case = low_latency.Case(ranks, 300, [3] * ranks)
+    first, second = (low_latency.make_buffer(deep_ep, dist.group.WORLD, ranks) for _ in range(2))
+
+    def dispatched(buffer):
+        return buffer.low_latency_dispatch(case.x[rank], case.topk_idx[rank], low_latency.MOST, case.experts,
+                                           use_fp8=False)
+    handle = dispatched(first)[2]
+    outputs = torch.zeros(2, ranks * low_latency.MOST, low_latency.HIDDEN, dtype=torch.bfloat16)
+    dist.barrier()
+    first.destroy()
+    for call in (lambda: second.get_next_low_latency_combine_buffer(handle),
+                 lambda: second.low_latency_combine(outputs, case.topk_idx[rank], case.weights[rank], handle)):
+        low_latency.expect(mep.InvalidArgumentError, "closed", call)
+    found, count = dispatched(second)[:2]
+    second = handle = None
+    gc.collect()
+    for expert in range(2):
+        rows = [case.x[source][token] for source, token in case.rows(rank, expert, ())]
+        assert len(rows) == int(count[expert])
+        assert all(torch.equal(got, row) for got, row in zip(found[expert], rows))
+    dist.barrier()
+
+
 # --- The tests ---------------------------------------------------------------------------------------------------
 
 class SurroundingsTest(unittest.TestCase):
+    def test_low_latency_under_other_defaults(self):
+        launch.run(__file__, "low_latency", 2)
+
+    def test_mooncake_under_other_defaults(self):
+        launch.run(__file__, "mooncake", 2)
+
     def test_elastic_under_other_defaults(self):
         launch.run(__file__, "elastic", 2)
+
+    def test_gone_buffers(self):
+        launch.run(__file__, "gone", 2)
 
     def test_names_of_modules(self):
         launch.run(__file__, "names", 1)

@@ -1,10 +1,9 @@
-"""The calls of mep.deep_ep on tensors of a GPU: enqueued on a stream of their own, with the results that the calls on
+"""Normal mode of mep.deep_ep on tensors of a GPU: enqueued on a stream of its own, with the results that the calls on
 host tensors have."""
 from __future__ import annotations
 
-import contextlib
 import time
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -12,49 +11,10 @@ import mep
 from mep._buffers import dtype_number
 from mep._device import DeviceArray
 
-from .utils.event import EventHandle, EventOverlap
+from .utils.event import EventOverlap, Streams
 from ._high_throughput import (Handle as RoutingHandle, HighThroughput, _KINDS, _Lane as _ThroughputLane, _Spot, _Use,
                                _expect, _ranks_as_experts)
-from ._low_latency import GROUP, Handle, LowLatency, _Lane, _once, _Use as _LowLatencyUse
-
-
-class Streams:
-    """The stream that a Buffer's operations run on, beside the program's current one."""
-
-    def __init__(self, device: int):
-        self.device = torch.device("cuda", device)
-        self.own = torch.cuda.Stream(self.device)
-        self._current = self.own  # the program's, of the operation that runs; looking it up takes long
-
-    def check(self, **tensors: Optional[torch.Tensor]) -> None:
-        for name, tensor in tensors.items():
-            if tensor is not None and tensor.device != self.device:
-                raise ValueError(f"{name} is on {tensor.device}; this Buffer's operations run on {self.device}")
-
-    @contextlib.contextmanager
-    def running(self, previous: Optional[EventOverlap] = None) -> "Iterator[torch.cuda.Stream]":
-        """The stream, for operations behind `previous`, or behind all that the current stream has."""
-        self._current = torch.cuda.current_stream(self.device)
-        if previous is not None and previous.event is not None:
-            previous.event.wait_on(self.own)
-        else:
-            self.own.wait_stream(self._current)
-        with torch.cuda.stream(self.own):
-            yield self.own
-
-    def ended(self, asked: bool, made: "Tuple[Any, ...]" = (), given: "Tuple[Any, ...]" = ()) -> EventOverlap:
-        """asked: an event to wait for; else the current stream waits. made, given: tensors of the operation, whose
-        memory is not used again before both streams have done with it."""
-        for tensor in made:
-            if tensor is not None:
-                tensor.record_stream(self._current)
-        if not asked:
-            self._current.wait_stream(self.own)
-            return EventOverlap()
-        for tensor in given:
-            if tensor is not None:
-                tensor.record_stream(self.own)
-        return EventOverlap(EventHandle(self.own), given)
+from ._low_latency import GROUP, LowLatency
 
 
 def _memory(address: int, shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -63,128 +23,6 @@ def _memory(address: int, shape: tuple, dtype: torch.dtype, device: torch.device
     array = DeviceArray(address, shape, dtype_number(raw), device.index)
     return torch.from_dlpack(array).view(dtype)
 
-
-class _GpuLane(_Lane):
-    def memory(self, address: int, shape: tuple, dtype: torch.dtype, owner: Any) -> torch.Tensor:
-        return _memory(address, shape, dtype, owner.streams.device)
-
-
-class GpuLowLatency(LowLatency):
-    """Low-latency dispatches and combines. A failure is raised by a later call, as operations on a stream are."""
-
-    lane_kind = _GpuLane
-
-    def __init__(self, comm: "mep.Comm", goes_on: bool, owned: bool):
-        super().__init__(comm, goes_on, owned)
-        self.streams = Streams(comm.device)
-
-    def raise_failure(self) -> None:
-        if not self.goes_on:
-            self.comm.async_result()
-
-    def _check(self, **tensors: Optional[torch.Tensor]) -> None:
-        self.streams.check(**tensors)
-
-    def _object(self, options: dict) -> "mep.Ep":
-        if "wire_type" in options:
-            options = {**options, "scale_layout": "column_major"}
-        return super()._object(options)
-
-    def dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, max_tokens: int, num_experts: int, wire: str,
-                 packed_scales: bool, statistics: Optional[torch.Tensor], with_hook: bool,
-                 asynchronous: bool = False) -> tuple:
-        """(rows, or rows and scales; counts; handle; event; hook or None)"""
-        self._check(cumulative_local_expert_recv_stats=statistics)
-        lanes, addresses, found = self._begin(x, topk_idx, max_tokens, num_experts, wire, statistics)
-        lane, (experts, rows, hidden) = lanes.next(), found.shape
-        info = lane.memory(addresses.src_info, (experts, rows), torch.int32, self)
-        scales = None if wire == "bfloat16" else _Scales(lane, addresses.recv_scales, (experts, rows, hidden), wire,
-                                                         packed_scales, self)
-        with self.streams.running() as stream:
-            count = torch.empty(experts, dtype=torch.int32, device=x.device)
-            ranges = torch.empty(experts, self.comm.size, dtype=torch.int64, device=x.device)
-            outputs = {"recv_count": count, "layout_range": ranges}
-
-            def received() -> None:
-                if scales is not None:
-                    scales.fill()
-                if statistics is not None:
-                    statistics.add_(count)
-
-            def receive() -> None:
-                with self.streams.running():
-                    self.again(lambda: lane.handle.dispatch(phase="receive", stream=stream, **outputs))
-                    received()
-                self.streams.ended(False)
-
-            self._send(lanes, lambda: lane.handle.dispatch(x, topk_idx, phase="send", stream=stream) if with_hook
-                       else lane.handle.dispatch(x, topk_idx, stream=stream, **outputs))
-            if not with_hook:
-                received()
-        event = self.streams.ended(asynchronous, (count, ranges), (x, topk_idx, statistics))
-        handle = Handle((info, ranges, max_tokens, hidden, num_experts))
-        handle._use = _LowLatencyUse(lane, topk_idx[:0])
-        return (found if scales is None else (found, scales.tensor), count, handle, event,
-                _once(receive) if with_hook else None)
-
-    def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: Any,
-                zero_copy: bool, with_hook: bool, out: Optional[torch.Tensor], asynchronous: bool = False) -> tuple:
-        """(sums, event, hook or None)"""
-        use = self._use(handle)
-        self._check(x=None if zero_copy else x, topk_weights=topk_weights, out=out)
-        self.raise_failure()
-        hidden, run = handle[3], use.lane.handle.combine
-        y = None if zero_copy else x
-        with self.streams.running() as stream:
-            made = () if out is not None else (torch.empty(len(topk_idx), hidden, dtype=torch.bfloat16,
-                                                           device=self.streams.device),)
-            sums = out if out is not None else made[0]
-
-            def receive() -> None:
-                with self.streams.running():
-                    self.again(lambda: run(sums, weights=topk_weights, phase="receive", stream=stream))
-                self.streams.ended(False)
-
-            if with_hook:
-                self.again(lambda: run(y=y, phase="send", stream=stream))
-            else:
-                self.again(lambda: run(sums, y, weights=topk_weights, stream=stream))
-        event = self.streams.ended(asynchronous, made, (y, topk_weights, out))
-        return sums, event, _once(receive) if with_hook else None
-
-
-class _Scales:
-    """Scales of received rows as DeepEP has them: the rows of an expert lie next to each other, group by group."""
-
-    def __init__(self, lane: _GpuLane, address: int, shape: tuple, wire: str, packed: bool, owner: GpuLowLatency):
-        experts, rows, hidden = shape
-        groups = (hidden + GROUP - 1) // GROUP
-        if packed and groups % 4 != 0:
-            raise ValueError(f"use_ue8m0 packs 4 scales of {GROUP} values in a word; hidden must be a multiple of "
-                             f"{4 * GROUP}")
-        kind = torch.float32 if wire == "fp8" else torch.uint8
-        unit = 16 // kind.itemsize  # the library's columns are multiples of 16 bytes
-        memory = lane.memory(address, (experts, groups, (rows + unit - 1) // unit * unit), kind, owner)
-        self._source, self._packed = memory[:, :, :rows], packed
-        self.tensor = self._source.transpose(1, 2)
-        if wire != "fp8":
-            columns = groups // 4 if packed else groups
-            self.tensor = torch.empty(experts, columns, rows, dtype=torch.int32 if packed else torch.float32,
-                                      device=memory.device).transpose(1, 2)
-
-    def fill(self) -> None:
-        """Converts exponents of two, which the library has as bytes."""
-        if self._source.dtype == torch.float32:
-            return
-        experts, groups, rows = self._source.shape
-        if self._packed:
-            words = self._source.reshape(experts, groups // 4, 4, rows).transpose(2, 3).contiguous()
-            self.tensor.transpose(1, 2).copy_(words.view(torch.int32).squeeze(-1))
-        else:
-            self.tensor.transpose(1, 2).copy_((self._source.to(torch.int32) << 23).view(torch.float32))
-
-
-# --- Normal mode ---------------------------------------------------------------------------------------------
 
 def layout(streams: Streams, topk_idx: torch.Tensor, num_experts: int, ranks: int) -> tuple:
     """(tokens per rank, tokens per expert, is_token_in_rank). Entries that name no expert count as -1."""
@@ -229,7 +67,7 @@ class GpuHighThroughput(HighThroughput):
     lane_kind = _PinnedLane
     expands = False  # the library refuses the layout on GPUs
 
-    def __init__(self, calls: GpuLowLatency, num_sms: "Callable[[], int]"):
+    def __init__(self, calls: LowLatency, num_sms: "Callable[[], int]"):
         super().__init__(calls)
         self._streams, self._num_sms = calls.streams, num_sms
 

@@ -3,14 +3,14 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 
 import mep
 from mep.ep import _REFUSED
 
-from ._low_latency import BUFFERS, GROUP, Lanes, LowLatency, check_host
+from ._low_latency import BUFFERS, GROUP, LowLatency, check_host
 
 _Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 _LEAST = 6  # bits of the fewest tokens that an EP object is made for
@@ -35,6 +35,21 @@ class _Lane:
 
     def spot(self) -> "_Spot":
         return _Spot(self, self.free.pop() if self.free else self.ep.handle(self.buffer))
+
+
+class Lanes:
+    """An EP object, whose buffers are used in turn; `kind` makes the lane of a buffer."""
+
+    def __init__(self, ep: "mep.Ep", kind: "Callable[[mep.Ep, int], Any]"):
+        self.ep = ep
+        self._lanes = [kind(ep, buffer) for buffer in range(BUFFERS)]
+        self._turn = 0
+
+    def next(self) -> Any:
+        return self._lanes[self._turn]
+
+    def used(self) -> None:
+        self._turn = (self._turn + 1) % BUFFERS
 
 
 class _Spot:

@@ -8,7 +8,7 @@ import torch
 import mep
 
 from .utils.event import EventHandle, EventOverlap, ending
-from ._gpu import GpuHighThroughput, GpuLowLatency, layout as gpu_layout
+from ._gpu import GpuHighThroughput, layout as gpu_layout
 from ._high_throughput import HighThroughput, _Rows, layout
 from ._low_latency import BUFFERS, LowLatency
 from ._meeting import Place
@@ -89,12 +89,9 @@ class Buffer:
 
     def _take(self, comm: "mep.Comm") -> None:
         owned = self._place is not None
-        if comm.device is None:
-            self._calls = LowLatency(comm, self.enable_shrink, owned)
-            self._normal = HighThroughput(self._calls)
-        else:
-            self._calls = GpuLowLatency(comm, self.enable_shrink, owned)
-            self._normal = GpuHighThroughput(self._calls, lambda: Buffer.num_sms)
+        self._calls = LowLatency(comm, self.enable_shrink, owned)
+        self._normal = (HighThroughput(self._calls) if comm.device is None
+                        else GpuHighThroughput(self._calls, lambda: Buffer.num_sms))
 
     def destroy(self) -> None:
         """Leaves, together with the other ranks. Tensors over its memory must not be used afterwards."""
@@ -102,8 +99,8 @@ class Buffer:
         calls, self._calls = self._calls, None
         if calls is None:
             return
-        if isinstance(calls, GpuLowLatency):
-            calls.streams.own.synchronize()
+        if calls.streams is not None:
+            calls.streams.order.synchronize()
         self._normal.close()
         calls.close()
 
@@ -118,9 +115,6 @@ class Buffer:
             else:
                 self._meet(tensor.device.index if tensor is not None else torch.cuda.current_device())
         return self._calls
-
-    def _on_gpu(self) -> bool:
-        return isinstance(self._calls, GpuLowLatency)
 
     # ---- low-latency mode -------------------------------------------------------------------------------
 
@@ -140,13 +134,11 @@ class Buffer:
         if use_ue8m0 and not (use_fp8 and round_scale):
             raise ValueError("use_ue8m0 needs use_fp8 and round_scale")
         wire = "bfloat16" if not use_fp8 else "fp8_power" if round_scale else "fp8"
-        arguments = (x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, wire, use_ue8m0,
-                     cumulative_local_expert_recv_stats, return_recv_hook)
-        if self._on_gpu():
+        if calls.streams is not None:
             _refuse("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats)
-            return calls.dispatch(*arguments, async_finish)
-        found, count, handle, hook = calls.dispatch(*arguments, dispatch_wait_recv_cost_stats)
-        return found, count, handle, ending(async_finish), hook
+        return calls.dispatch(x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, wire, use_ue8m0,
+                              cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats, return_recv_hook,
+                              async_finish)
 
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: tuple,
                             use_logfmt: bool = False, zero_copy: bool = False, async_finish: bool = False,
@@ -160,12 +152,10 @@ class Buffer:
         """
         calls = self._check_mode("low_latency_combine", async_finish, return_recv_hook, topk_idx)
         _refuse("use_logfmt", use_logfmt or None)
-        arguments = (x, topk_idx, topk_weights, handle, zero_copy, return_recv_hook, out)
-        if self._on_gpu():
+        if calls.streams is not None:
             _refuse("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats)
-            return calls.combine(*arguments, async_finish)
-        sums, hook = calls.combine(*arguments, combine_wait_recv_cost_stats)
-        return sums, ending(async_finish), hook
+        return calls.combine(x, topk_idx, topk_weights, handle, zero_copy, out, combine_wait_recv_cost_stats,
+                             return_recv_hook, async_finish)
 
     def _check_mode(self, name: str, async_finish: bool, return_recv_hook: bool, x: Any) -> LowLatency:
         if not self.low_latency_mode:
@@ -247,7 +237,7 @@ class Buffer:
     def get_comm_stream(self) -> Any:
         """The stream that operations run on. NotImplementedError on hosts, which have none."""
         calls = self._open()
-        if not isinstance(calls, GpuLowLatency):
+        if calls.streams is None:
             raise NotImplementedError("get_comm_stream: on hosts there are no streams")
         return calls.streams.own
 
@@ -259,7 +249,7 @@ class Buffer:
                             ) -> "Tuple[torch.Tensor, None, torch.Tensor, torch.Tensor, EventOverlap]":
         """(num_tokens_per_rank, None, num_tokens_per_expert, is_token_in_rank, event) of this rank's tokens."""
         calls = self._open(topk_idx)
-        if isinstance(calls, GpuLowLatency):
+        if calls.streams is not None:
             with calls.streams.running(previous_event):
                 found = gpu_layout(calls.streams, topk_idx, num_experts, self.group_size)
             event = calls.streams.ended(async_finish, found, (topk_idx,))

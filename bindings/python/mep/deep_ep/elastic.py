@@ -203,7 +203,7 @@ class ElasticBuffer:
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
         """Until all ranks have come; the current stream waits."""
         calls = self._buffer._open()
-        on_gpu = self._buffer._on_gpu()
+        on_gpu = calls.streams is not None
         if with_cpu_sync and on_gpu:
             torch.cuda.synchronize()
         stream = {"stream": torch.cuda.current_stream()} if on_gpu else {}

@@ -12,9 +12,7 @@ from typing import Any, List, Optional, Tuple
 import torch
 
 from mep.deep_ep import EventOverlap
-from mep.deep_ep.utils.event import ending
-from mep.deep_ep._gpu import GpuLowLatency
-from mep.deep_ep._low_latency import LowLatency, check_host
+from mep.deep_ep._low_latency import LowLatency
 from mep.deep_ep._meeting import Place
 from mep.deep_ep.buffer import _Hook, _Rows, low_latency_bytes
 
@@ -57,12 +55,10 @@ class Buffer:
         """
         calls = self._begin(active_ranks, timeout_us, async_finish, return_recv_hook, x)
         wire = "bfloat16" if use_fp8 is False else "fp8"
-        arguments = (x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, wire, False, None, return_recv_hook)
-        if isinstance(calls, GpuLowLatency):
-            found, count, handle, event, hook = calls.dispatch(*arguments, async_finish)
-            return found, count, handle, event, self._end(active_ranks, hook)
-        found, count, handle, hook = calls.dispatch(*arguments)
-        return found, count, handle, ending(async_finish), self._end(active_ranks, hook)
+        found, count, handle, event, hook = calls.dispatch(
+            x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, wire, False, None, None, return_recv_hook,
+            async_finish)
+        return found, count, handle, event, self._end(active_ranks, hook)
 
     def combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, active_ranks: torch.Tensor,
                 timeout_us: int, handle: tuple, zero_copy: bool = False, async_finish: bool = False,
@@ -70,12 +66,9 @@ class Buffer:
                 ) -> "Tuple[torch.Tensor, EventOverlap, _Hook]":
         """Brings the experts' rows back and sums them by weight. Returns (sums, event, hook). Once per handle."""
         calls = self._begin(active_ranks, timeout_us, async_finish, return_recv_hook, topk_idx)
-        arguments = (x, topk_idx, topk_weights, handle, zero_copy, return_recv_hook, out)
-        if isinstance(calls, GpuLowLatency):
-            sums, event, hook = calls.combine(*arguments, async_finish)
-            return sums, event, self._end(active_ranks, hook)
-        sums, hook = calls.combine(*arguments)
-        return sums, ending(async_finish), self._end(active_ranks, hook)
+        sums, event, hook = calls.combine(x, topk_idx, topk_weights, handle, zero_copy, out, None, return_recv_hook,
+                                          async_finish)
+        return sums, event, self._end(active_ranks, hook)
 
     def get_next_combine_buffer(self, handle: tuple) -> torch.Tensor:
         """[local experts, ranks * most tokens, hidden] of bfloat16: memory for a combine with zero_copy."""
@@ -84,7 +77,7 @@ class Buffer:
     def update_ep_member(self) -> None:
         """After ranks of the group were recovered: their replacements take part from now on. All ranks of the group
         call it, the replacements too, with nothing pending."""
-        if isinstance(self._calls, GpuLowLatency):
+        if self._calls is not None and self._calls.streams is not None:
             raise NotImplementedError("a Buffer on a GPU takes no replacements yet")
         if self._calls is None and self._is_newcomer:
             self._calls = LowLatency(self._place.join(partial=True), goes_on=True, owned=True, newcomer=True)
@@ -97,8 +90,7 @@ class Buffer:
         """x: a tensor of the call that has one."""
         if self._calls is None and x is not None and not self._is_newcomer:
             device = x.device.index if x.is_cuda else None
-            kind = LowLatency if device is None else GpuLowLatency
-            self._calls = kind(self._place.meet(partial=True, device=device), goes_on=True, owned=True)
+            self._calls = LowLatency(self._place.meet(partial=True, device=device), goes_on=True, owned=True)
         if self._calls is None:
             raise RuntimeError("this rank is a replacement; call update_ep_member() after join_group(), as the others "
                                "do after recover_ranks()")
@@ -109,10 +101,7 @@ class Buffer:
         if async_finish and with_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other")
         calls = self._joined(x)
-        if isinstance(calls, GpuLowLatency):
-            calls.streams.check(active_ranks=active_ranks)
-        else:
-            check_host(active_ranks=active_ranks)
+        calls.check(active_ranks=active_ranks)
         if active_ranks.dtype != torch.int32 or tuple(active_ranks.shape) != (self.group_size,):
             raise ValueError(f"active_ranks is {active_ranks.dtype} {tuple(active_ranks.shape)}; it must be int32 "
                              f"[{self.group_size}]")

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "low_latency.hpp"
 #include "process_group.hpp"
 
 namespace {
@@ -53,6 +54,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("recover", &ProcessGroupMep::recover, py::arg("ranks"), py::arg("timeout"),
            without_gil())
       .def("join", &ProcessGroupMep::join, without_gil());
+  mep_torch::add_low_latency(m);
   m.def("lost_ranks", &ProcessGroupMep::lost_ranks, py::arg("work"));
   m.def("shut_all_down", &ProcessGroupMep::shut_all_down, without_gil());
   m.def(

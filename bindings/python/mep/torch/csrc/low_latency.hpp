@@ -1,0 +1,139 @@
+// Low-latency dispatches and combines of mep.deep_ep on an EP object, whose buffers are used in turn.
+//
+// Tensors are of the CPU, where a call returns when it has ended, or of one GPU, where calls are enqueued. An operation
+// runs on the current stream, or on the Buffer's own one behind it. All members are called with the GIL held, and
+// release it while the library works.
+#pragma once
+
+#include <mep.h>
+
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/extension.h>
+
+#include "streams.hpp"
+
+namespace mep_torch {
+
+// The streams of a Buffer on a GPU, whose operations run in the order in which they were called.
+class BufferStreams {
+ public:
+  // `own`: the stream of operations that the current one does not wait for.
+  explicit BufferStreams(c10::Stream own) : own_(own) {}
+
+  c10::Device device() const { return own_.device(); }
+  c10::Stream own() const { return own_; }
+  c10::Stream current() const { return guard_of(device()).getStream(device()); }
+  // The stream of the next operation: the current one, or the own one behind it.
+  c10::Stream begin(bool on_own);
+  // The next operation is on the own stream, which waits for what it must already.
+  void follow_on_own() { order_.follow(own_); }
+  // The allocator gives none of this memory away before the own stream has done with it. Undefined tensors are skipped.
+  void use_on_own(std::initializer_list<at::Tensor> tensors) const;
+  // Blocks the host until all operations have run.
+  void synchronize() const;
+
+ private:
+  const c10::Stream own_;
+  StreamOrder order_;
+};
+
+// A call of the library, which keeps the memory that it uses.
+using LibraryCall = std::function<mep_result_t(mep_ep_handle_t handle, mep_stream_t stream)>;
+
+class LowLatencyLanes : public std::enable_shared_from_this<LowLatencyLanes> {
+ public:
+  // A dispatch, for its combine.
+  struct Use {
+    std::shared_ptr<LowLatencyLanes> lanes;
+    size_t lane;
+    uint64_t number;      // of the dispatches in the lane
+    int64_t tokens;       // of this rank
+    at::Tensor topk_idx;  // a copy, on hosts
+  };
+
+  // ep: a mep.Ep. handles: its handles, one of each buffer. streams: null on hosts. has_power_scales: scales are
+  // exponents of two. tells_failures: calls raise what an operation before has met on the GPU.
+  LowLatencyLanes(py::object ep, std::vector<py::object> handles,
+                  std::shared_ptr<BufferStreams> streams, bool has_power_scales,
+                  bool tells_failures);
+
+  const py::object& ep() const { return ep_; }
+  // The first buffer is the next, as for a joiner.
+  void start_again() { next_ = 0; }
+  // owner: kept by tensors over the library's memory; owner.failed() says what follows from an error. packed_scales: four
+  // exponents in a word. is_hooked: the hook receives. is_async: the current stream of a GPU does not wait. Returns
+  // (rows, scales or None, counts, src_info, layout_range, use, hook or None).
+  py::tuple dispatch(const py::object& owner, const at::Tensor& x, const at::Tensor& topk_idx,
+                     const std::optional<at::Tensor>& statistics,
+                     const std::optional<at::Tensor>& waits, bool packed_scales, bool is_hooked,
+                     bool is_async);
+  // Without x the rows are in combine_buffer(). Returns (sums, hook or None).
+  py::tuple combine(const py::object& owner, const Use& use, const std::optional<at::Tensor>& x,
+                    const at::Tensor& topk_idx, const std::optional<at::Tensor>& weights,
+                    const std::optional<at::Tensor>& out, const std::optional<at::Tensor>& waits,
+                    bool is_hooked, bool is_async);
+  // Memory for the experts' rows of the dispatch.
+  at::Tensor combine_buffer(const py::object& owner, const Use& use) const;
+
+ private:
+  struct Lane {
+    py::object handle;  // a mep.ep.Handle
+    mep_ep_view_t view;
+    uint64_t number = 0;  // of its last dispatch
+  };
+  struct Dispatch;
+  // An error of the library; without an exception none.
+  struct Failure {
+    py::object exception = py::none();
+    bool has_begun = false;  // the call has changed something
+
+    void raise_if_any() const;
+  };
+
+  bool is_on_gpu() const { return streams_ != nullptr; }
+  int64_t rows() const { return ranks_ * max_tokens_; }
+  at::Device device() const { return is_on_gpu() ? streams_->device() : at::Device(at::kCPU); }
+  at::Tensor memory(const py::object& owner, const void* address, at::IntArrayRef sizes,
+                    at::IntArrayRef strides, at::ScalarType type) const;
+  at::Tensor outputs(at::IntArrayRef sizes, at::ScalarType type) const;
+
+  void check_place(const char* name, const at::Tensor& tensor) const;
+  void check_dense(const char* name, const at::Tensor& tensor, at::ScalarType type,
+                   int64_t items) const;
+  void check_rows(const char* name, const at::Tensor& tensor) const;
+  void check_counters(const char* name, const std::optional<at::Tensor>& counters,
+                      std::initializer_list<at::ScalarType> types) const;
+  void check_waits(const char* name, const std::optional<at::Tensor>& waits) const;
+  void check_use(const Use& use) const;
+  void check_failures() const;
+
+  std::shared_ptr<Dispatch> prepare(const py::object& owner, const at::Tensor& x,
+                                    const at::Tensor& topk_idx,
+                                    const std::optional<at::Tensor>& statistics,
+                                    const std::optional<at::Tensor>& waits, bool packed_scales);
+  void prepare_scales(const py::object& owner, bool packed, Dispatch* dispatch) const;
+  // Makes the call, again where it did nothing but tell of ranks that have gone.
+  Failure run(const py::object& owner, size_t lane, const LibraryCall& call, bool on_own);
+  mep_result_t call_once(size_t lane, const LibraryCall& call, bool on_own, std::string* text);
+
+  const py::object ep_;
+  const std::shared_ptr<BufferStreams> streams_;
+  const bool has_power_scales_;
+  const bool tells_failures_;
+  const py::object calls_;  // of the communicator, for mep._call.blocking()
+  const py::object blocking_;
+  const int64_t ranks_, experts_, max_tokens_, hidden_, top_k_;
+  std::vector<Lane> lanes_;
+  size_t next_ = 0;
+};
+
+// Adds the classes to the binding.
+void add_low_latency(py::module_& module);
+
+}  // namespace mep_torch
