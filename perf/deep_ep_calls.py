@@ -3,36 +3,40 @@
 
     torchrun --nproc-per-node 2 perf/deep_ep_calls.py [--tokens 4096] [--sms 24 96] [--rounds 5]
 
-DeepSeek-V3's shape. Normal mode: a first dispatch (layout, dispatch and the host's wait for counts), a dispatch by a
-handle, a combine; low latency: a dispatch and combine of up to 128 tokens. Microseconds between events of the current
-stream: the median, then the worst, of the rounds; a round is the mean of 20 calls on the slowest rank.
+DeepSeek-V3's shape, calls as an engine makes them. Low latency: pairs of dispatch (fp8) and combine, one call after
+the other, with hooks, and in a CUDA graph. Normal mode: the layout, a first dispatch with its wait for counts, one with
+num_worst_tokens, one by a handle, a combine, and what a layer of training sends forward and backward. Microseconds
+of a call, the median, then the worst, of the rounds; a round is the mean of 20 calls on the slowest rank. `host` is the
+time until the calls have returned.
 """
 import argparse
 import importlib
 import os
 import statistics
+import time
 
 import torch
 import torch.distributed as dist
 
-HIDDEN, EXPERTS, TOP_K, CALLS = 7168, 256, 8, 20
+HIDDEN, EXPERTS, TOP_K, CALLS, MOST = 7168, 256, 8, 20, 512
 
 
 def timed(call):
-    """Microseconds of a call on the slowest rank."""
-    dist.barrier()
+    """Microseconds of a call on the slowest rank: until it has run, and until it has returned."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     call()
     torch.cuda.synchronize()
     dist.barrier()
+    called = time.perf_counter()
     begin.record()
     for _ in range(CALLS):
         call()
     end.record()
+    returned = time.perf_counter()
     torch.cuda.synchronize()
-    each = torch.tensor(begin.elapsed_time(end) * 1000 / CALLS)
+    each = torch.tensor([begin.elapsed_time(end) * 1e3, (returned - called) * 1e6]) / CALLS
     dist.all_reduce(each, op=dist.ReduceOp.MAX)
-    return float(each)
+    return each.tolist()
 
 
 def draw(tokens, seed):
@@ -52,58 +56,89 @@ class Normal:
     """Calls of normal mode by one library, with so many SMs."""
 
     def __init__(self, module, sms, tokens):
+        self.module, self.sms, self.most = module, sms, tokens * dist.get_world_size()
         module.Buffer.set_num_sms(sms)
-        self.buffer = module.Buffer(dist.group.WORLD, int(2e9), 0)
+        self.buffer = module.Buffer(dist.group.WORLD, int(2e9), 0, explicitly_destroy=True)
         self.x, self.index, self.weights = draw(tokens, dist.get_rank())
         self.config = {"config": module.Config(sms, 6, 256)} if hasattr(module, "Config") else {}
+        self.inputs = {"bf16": self.x, "fp8": as_fp8(self.x)}
+        self.handles = {name: self.first(x)[4] for name, x in self.inputs.items()}
+        self.received = self.first(self.x)[0]
 
-    def first(self, x):
-        per_rank, _, per_expert, in_rank, _ = self.buffer.get_dispatch_layout(self.index, EXPERTS)
+    def layout(self):
+        return self.buffer.get_dispatch_layout(self.index, EXPERTS)
+
+    def first(self, x, **more):
+        per_rank, _, per_expert, in_rank, _ = self.layout()
         return self.buffer.dispatch(x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank,
                                     num_tokens_per_expert=per_expert, topk_idx=self.index, topk_weights=self.weights,
-                                    **self.config)
+                                    **self.config, **more)
 
-    def times(self):
-        found = {}
-        for name, x in (("bf16", self.x), ("fp8", as_fp8(self.x))):
-            handle = self.first(x)[4]
-            found[f"first dispatch {name}"] = timed(lambda x=x: self.first(x))
-            found[f"dispatch {name}"] = timed(lambda x=x, handle=handle: self.buffer.dispatch(x, handle=handle,
-                                                                                              **self.config))
-        received, _, _, _, handle, _ = self.first(self.x)
+    def again(self, x, handle):
+        self.buffer.dispatch(x, handle=handle, **self.config)
+
+    def combine(self, handle):
+        self.buffer.combine(self.received, handle, **self.config)
+
+    def layer(self):
+        handle = self.first(self.x)[4]
+        self.combine(handle)
+        self.again(self.x, handle)
+        self.combine(handle)
+
+    def calls(self):
+        found = {"layout": self.layout, "layer of training": self.layer}
+        for name, x in self.inputs.items():
+            handle = self.handles[name]
+            found[f"first dispatch {name}"] = lambda x=x: self.first(x)
+            found[f"dispatch by handle {name}"] = lambda x=x, handle=handle: self.again(x, handle)
+        found["first dispatch, worst"] = lambda: self.first(self.x, num_worst_tokens=self.most)
 
         def pair():
-            self.buffer.dispatch(self.x, handle=handle, **self.config)
-            self.buffer.combine(received, handle, **self.config)
-        found["combine bf16"] = timed(pair) - found["dispatch bf16"]
+            self.again(self.x, self.handles["bf16"])
+            self.combine(self.handles["bf16"])
+        found["dispatch and combine"] = pair
         return found
 
 
 class LowLatency:
-    """Pairs of low latency."""
+    """Pairs of low latency by one library."""
 
-    def __init__(self, module, tokens):
-        size = module.Buffer.get_low_latency_rdma_size_hint(128, HIDDEN, dist.get_world_size(), EXPERTS)
-        self.buffer = module.Buffer(dist.group.WORLD, 0, size, low_latency_mode=True, num_qps_per_rank=8)
-        self.x, self.index, self.weights = draw(tokens, dist.get_rank())
-        self.out = torch.empty_like(self.x)
+    def __init__(self, module, _):
+        ranks = dist.get_world_size()
+        size = module.Buffer.get_low_latency_rdma_size_hint(MOST, HIDDEN, ranks, EXPERTS)
+        self.buffer = module.Buffer(dist.group.WORLD, 0, size, low_latency_mode=True,
+                                    num_qps_per_rank=EXPERTS // ranks, explicitly_destroy=True)
+        self.y = torch.randn(EXPERTS // ranks, ranks * MOST, HIDDEN, device="cuda").to(torch.bfloat16)
+        self.graphs = []
 
-    def times(self):
-        def dispatch():
-            return self.buffer.low_latency_dispatch(self.x, self.index, 128, EXPERTS)
+    def calls(self):
+        found = {}
+        for tokens in (1, 16, 128, 512):
+            x, index, weights = draw(tokens, dist.get_rank())
+            out = torch.empty_like(x)
 
-        def pair():
-            handle = dispatch()[2]
-            place = self.buffer.get_next_low_latency_combine_buffer(handle)
-            self.buffer.low_latency_combine(place, self.index, self.weights, handle, zero_copy=True, out=self.out)
-        graph = torch.cuda.CUDAGraph()
-        pair()
-        torch.cuda.synchronize()
-        dist.barrier()
-        with torch.cuda.graph(graph):
-            for _ in range(10):
+            def pair(hooked=False, x=x, index=index, weights=weights, out=out):
+                _, _, handle, _, hook = self.buffer.low_latency_dispatch(x, index, MOST, EXPERTS,
+                                                                         return_recv_hook=hooked)
+                if hooked:
+                    hook()
+                _, _, hook = self.buffer.low_latency_combine(self.y, index, weights, handle, return_recv_hook=hooked,
+                                                             out=out)
+                if hooked:
+                    hook()
+
+            pair()
+            torch.cuda.synchronize()
+            dist.barrier()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
                 pair()
-        return {"pair fp8, graph": timed(graph.replay) / 10}
+            self.graphs.append(graph)
+            found[f"pair, {tokens} tokens"] = pair
+            found[f"pair, {tokens} tokens, hooks"] = lambda pair=pair: pair(True)
+            found[f"pair, {tokens} tokens, graph"] = graph.replay
+        return found
 
 
 def main():
@@ -114,30 +149,43 @@ def main():
     chosen = options.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("gloo")
+    is_first = dist.get_rank() == 0
     modules = {}
     for name in ("mep.deep_ep", "deep_ep"):
         try:
             modules[name] = importlib.import_module(name)
         except ImportError:
-            if dist.get_rank() == 0:
+            if is_first:
                 print(f"{name} is not installed: left out")
+    kinds = {"low latency": LowLatency}
+    for sms in chosen.sms:
+        kinds[f"{sms} SMs"] = lambda module, tokens, sms=sms: Normal(module, sms, tokens)
     results = {}
-    for _ in range(chosen.rounds):
-        for name, module in modules.items():
-            kinds = [(f"{sms} SMs", lambda sms=sms: Normal(module, sms, chosen.tokens)) for sms in chosen.sms]
-            kinds += [(f"{tokens} tokens", lambda tokens=tokens: LowLatency(module, tokens)) for tokens in (1, 16, 128)]
-            for kind, make in kinds:
-                calls = make()
-                for call, time in calls.times().items():
-                    results.setdefault((call, kind, name), []).append(time)
-                torch.cuda.synchronize()
-                dist.barrier()
-                calls.buffer.destroy()
-    if dist.get_rank() == 0:
-        print(f"{dist.get_world_size()} ranks, {torch.cuda.get_device_name()}, hidden {HIDDEN}, top-{TOP_K} of {EXPERTS}, "
-              f"{chosen.tokens} tokens in normal mode; us, median (worst) of {chosen.rounds}")
-        for (call, kind, name), times in sorted(results.items()):
-            print(f"{call:<22} {kind:>10} {name:<12} {statistics.median(times):9.1f} ({max(times):.1f})")
+    for kind, make in kinds.items():
+        libraries = {name: make(module, chosen.tokens) for name, module in modules.items()}
+        calls = {name: library.calls() for name, library in libraries.items()}
+        for call in next(iter(calls.values())):
+            for _ in range(chosen.rounds):
+                for name in libraries:
+                    results.setdefault((kind, call), {}).setdefault(name, []).append(timed(calls[name][call]))
+        torch.cuda.synchronize()
+        dist.barrier()
+        calls.clear()
+        for library in libraries.values():
+            getattr(library, "graphs", []).clear()
+            library.buffer.destroy()
+    if is_first:
+        print(f"{dist.get_world_size()} ranks, {torch.cuda.get_device_name()}, PyTorch {torch.__version__}, hidden "
+              f"{HIDDEN}, top-{TOP_K} of {EXPERTS}, {chosen.tokens} tokens in normal mode; us, median (worst) of "
+              f"{chosen.rounds}")
+        print(f"{'':<12} {'call':<26}" + "".join(f" {name:>19} {'host':>8}" for name in modules) + "  ratio")
+        for (kind, call), by_name in results.items():
+            line, medians = f"{kind:<12} {call:<26}", []
+            for name in modules:
+                totals, hosts = zip(*by_name[name])
+                medians.append(statistics.median(totals))
+                line += f" {medians[-1]:9.1f} ({max(totals):7.1f}) {statistics.median(hosts):8.1f}"
+            print(line + (f" {medians[0] / medians[1]:6.2f}" if len(medians) == 2 else ""))
     dist.destroy_process_group()
 
 
