@@ -6,8 +6,8 @@
 DeepSeek-V3's shape, calls as an engine makes them. Low latency: pairs of dispatch (fp8) and combine, one call after
 the other, with hooks, and in a CUDA graph. Normal mode: the layout, a first dispatch with its wait for counts, one with
 num_worst_tokens, one by a handle, a combine, and what a layer of training sends forward and backward. Microseconds
-of a call, the median, then the worst, of the rounds; a round is the mean of 20 calls on the slowest rank. `host` is the
-time until the calls have returned.
+of a call, the median, then the worst, of the rounds; a round is the mean of 100 pairs, or 20 calls of normal mode, on
+the slowest rank. `host` is the time until the calls have returned.
 """
 import argparse
 import importlib
@@ -18,10 +18,10 @@ import time
 import torch
 import torch.distributed as dist
 
-HIDDEN, EXPERTS, TOP_K, CALLS, MOST = 7168, 256, 8, 20, 512
+HIDDEN, EXPERTS, TOP_K, MOST = 7168, 256, 8, 512
 
 
-def timed(call):
+def timed(call, count):
     """Microseconds of a call on the slowest rank: until it has run, and until it has returned."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     call()
@@ -29,12 +29,12 @@ def timed(call):
     dist.barrier()
     called = time.perf_counter()
     begin.record()
-    for _ in range(CALLS):
+    for _ in range(count):
         call()
     end.record()
     returned = time.perf_counter()
     torch.cuda.synchronize()
-    each = torch.tensor([begin.elapsed_time(end) * 1e3, (returned - called) * 1e6]) / CALLS
+    each = torch.tensor([begin.elapsed_time(end) * 1e3, (returned - called) * 1e6]) / count
     dist.all_reduce(each, op=dist.ReduceOp.MAX)
     return each.tolist()
 
@@ -54,6 +54,8 @@ def as_fp8(x):
 
 class Normal:
     """Calls of normal mode by one library, with so many SMs."""
+
+    count = 20  # of a round
 
     def __init__(self, module, sms, tokens):
         self.module, self.sms, self.most = module, sms, tokens * dist.get_world_size()
@@ -103,6 +105,8 @@ class Normal:
 
 class LowLatency:
     """Pairs of low latency by one library."""
+
+    count = 100
 
     def __init__(self, module, _):
         ranks = dist.get_world_size()
@@ -167,7 +171,7 @@ def main():
         for call in next(iter(calls.values())):
             for _ in range(chosen.rounds):
                 for name in libraries:
-                    results.setdefault((kind, call), {}).setdefault(name, []).append(timed(calls[name][call]))
+                    results.setdefault((kind, call), {}).setdefault(name, []).append(timed(calls[name][call], libraries[name].count))
         torch.cuda.synchronize()
         dist.barrier()
         calls.clear()
