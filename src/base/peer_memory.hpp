@@ -54,7 +54,7 @@ uint64_t unguessable_number();
 size_t read_peer_memory(pid_t pid, uint64_t address, void* to, size_t bytes);
 // Whether other processes can read these bytes of this one, by their ends. Memory of devices, say, is read by its process alone.
 bool others_can_read(const std::byte* memory, size_t bytes);
-// What of this process decides who may read it. A change of user or PR_SET_DUMPABLE shows here at once.
+// The state of this process that decides who may read it. A change of user or PR_SET_DUMPABLE shows here at once.
 class ReadRights {
  public:
   ReadRights() : ReadRights(now()) {}

@@ -138,7 +138,7 @@ void a_rank_becomes_undumpable(void**) {
   a_rank_shuts_itself_off([] { (void)prctl(PR_SET_DUMPABLE, 0); });
 }
 
-// As one that was made dumpable again after its user changed.
+// The rank is like one that was made dumpable again after its user changed.
 void a_rank_changes_its_user(void**) {
   if (geteuid() != 0) return;
   a_rank_shuts_itself_off([] {
