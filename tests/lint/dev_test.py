@@ -1,14 +1,20 @@
 #!/usr/bin/env python3
-"""./dev install: what it asks CMake for, by a cmake that only writes down how it was called."""
+"""./dev: what it asks CMake for, by a cmake that only writes down how it was called."""
 
 import os
 import pathlib
 import re
+import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
+from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools/dev"))
+
+import trees  # noqa: E402
 
 
 class Install(unittest.TestCase):
@@ -42,6 +48,75 @@ class Install(unittest.TestCase):
             status, said, calls = self.dev("install", *words)
             self.assertEqual((status, calls), (1, []))
             self.assertIn("./dev install $HOME/mep", said)
+
+
+class Configure(unittest.TestCase):
+    """How a tree is configured: with warnings as errors in the gate only, which sets MEP_DEV_WERROR."""
+
+    LAUNCHERS = [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX", "CUDA")]
+
+    def words(self, preset, cuda, strict, cache=None):
+        """The arguments of cmake, or None where it is not called; `cache` is that of a tree that is there."""
+        calls = []
+        env = {"MEP_DEV_WERROR": "1"} if strict else {}
+        with tempfile.TemporaryDirectory() as folder, mock.patch.multiple(
+                trees, ROOT=pathlib.Path(folder), has=lambda _: True, gpu_architecture=lambda: None,
+                step=lambda _: None, run=lambda *words: calls.append(list(words)) or 0), \
+                mock.patch.dict(os.environ, env, clear=True):
+            if cache is not None:
+                tree = trees.tree_of(preset)
+                tree.mkdir(parents=True)
+                (tree / "build.ninja").touch()
+                (tree / "CMakeCache.txt").write_text("".join(f"{name}:BOOL={value}\n" for name, value in cache.items()))
+            self.assertEqual(trees.configure(preset, cuda), 0)
+        self.assertLessEqual(len(calls), 1)
+        return calls[0] if calls else None
+
+    def test_the_gate_has_errors(self):
+        quick = ["-DMEP_CUDA=AUTO", "-DMEP_CUDA_QUICK=ON"]
+        for preset, cuda in (("release", quick), ("asan", ["-DMEP_CUDA=OFF"]), ("tsan", ["-DMEP_CUDA=OFF"])):
+            # Word for word: ccache answers for objects of the same command lines.
+            self.assertEqual(self.words(preset, trees.ONE_GPU, True),
+                             ["cmake", "--preset", preset, *self.LAUNCHERS, "-G", "Ninja", "-DMEP_WERROR=ON", *cuda])
+
+    def test_a_first_build_has_warnings(self):
+        self.assertEqual(self.words("release", trees.NO_CUDA, False),
+                         ["cmake", "--preset", "release", *self.LAUNCHERS, "-G", "Ninja", "-DMEP_CUDA=OFF"])
+
+    def test_a_tree_keeps_its_setting(self):
+        for setting in ("ON", "OFF"):
+            cache = {"MEP_WERROR": setting, "MEP_CUDA": "OFF"}
+            self.assertIsNone(self.words("release", trees.NO_CUDA, False, cache))
+            self.assertEqual(self.words("release", trees.ONE_GPU, False, cache),
+                             ["cmake", "--preset", "release", "-DMEP_CUDA=AUTO", "-DMEP_CUDA_QUICK=ON"])
+
+    def test_the_gate_turns_errors_on(self):
+        self.assertEqual(self.words("release", trees.NO_CUDA, True, {"MEP_WERROR": "OFF", "MEP_CUDA": "AUTO"}),
+                         ["cmake", "--preset", "release", "-DMEP_WERROR=ON"])
+        self.assertIsNone(self.words("tsan", trees.ONE_GPU, True, {"MEP_WERROR": "ON", "MEP_CUDA": "OFF"}))
+
+
+class Gate(unittest.TestCase):
+    def test_sets_the_variable(self):
+        """./dev test --full configures a tree of its own so that warnings are errors; ./dev test does not."""
+        for words, errors in ((["--full"], True), ([], False)):
+            with tempfile.TemporaryDirectory() as folder:
+                clone, bin_folder = pathlib.Path(folder) / "clone", pathlib.Path(folder) / "bin"
+                bin_folder.mkdir()
+                for part in ("tools/dev", "tests/lint"):
+                    shutil.copytree(ROOT / part, clone / part)
+                calls = pathlib.Path(folder) / "calls"
+                cmake = bin_folder / "cmake"
+                # The configure run fails, so that nothing follows it.
+                cmake.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n[ "$1" != --preset ]\n')
+                cmake.chmod(0o755)
+                env = {key: value for key, value in os.environ.items() if key != "MEP_DEV_WERROR"}
+                done = subprocess.run(
+                    [sys.executable, "-B", "tools/dev", "test", *words], cwd=clone, text=True, check=False,
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    env={**env, "PATH": f"{bin_folder}:{env['PATH']}", "MEP_DEV_NO_INSTALL": "1"})
+                self.assertEqual(done.returncode, 1, done.stdout)
+                self.assertEqual(" -DMEP_WERROR=ON " in calls.read_text(), errors, done.stdout)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ HELP = """\
                      new seeds each time; goes on next time where it stopped. `./dev soak --list`: the suites
 ./dev clean          remove build/
 Environment: CC and CXX choose the compiler of a first configure run; MEP_TEST_SEED replays random
-tests; MEP_DEV_NO_INSTALL=1 installs nothing."""
+tests; MEP_DEV_NO_INSTALL=1 installs nothing; MEP_DEV_WERROR=1 makes compiler warnings errors, as
+`./dev test --full` does; a tree that has them so keeps it."""
 
 # Which tests each run has: cmake/MepTests.cmake says what the labels mean.
 SHORT = ["-L", "^quick$"]
@@ -70,6 +71,8 @@ def test(arguments: list[str]) -> int:
     full = arguments == ["--full"]
     if "--full" in arguments and not full:
         die("--full takes no further arguments")
+    if full:
+        os.environ["MEP_DEV_WERROR"] = "1"
     stages = Stages()
     ensure_packages(test=True)
     cuda = ONE_GPU if full else cuda_of_a_short_run()
