@@ -22,28 +22,36 @@ bool is_refused() {
   return true;
 }
 
-}  // namespace
-
-void* operator new(std::size_t bytes) {
+// Not inlined: GCC 14 would see free() and warn that it is no partner of operator new.
+[[gnu::noinline]] void* allocate(std::size_t bytes) {
   if (is_refused()) throw std::bad_alloc();
   void* memory = std::malloc(bytes != 0 ? bytes : 1);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
+[[gnu::noinline]] void release(void* memory) noexcept {
+  std::free(memory);
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  return allocate(bytes);
+}
 void* operator new[](std::size_t bytes) {
-  return operator new(bytes);
+  return allocate(bytes);
 }
 void operator delete(void* memory) noexcept {
-  std::free(memory);
+  release(memory);
 }
 void operator delete[](void* memory) noexcept {
-  std::free(memory);
+  release(memory);
 }
 void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
+  release(memory);
 }
 void operator delete[](void* memory, std::size_t) noexcept {
-  std::free(memory);
+  release(memory);
 }
 
 namespace {

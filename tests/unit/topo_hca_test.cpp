@@ -23,7 +23,7 @@ using mep::HcaChoice;
 using mep::HcaTopology;
 
 std::string xml_path(const std::string& name) {
-  return std::string(MEP_TEST_TOPOLOGIES) + "/" + name;
+  return (std::filesystem::path(MEP_TEST_TOPOLOGIES) / name).string();
 }
 
 HcaTopology load(const std::string& name) {

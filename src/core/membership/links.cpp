@@ -117,7 +117,7 @@ SlotSet Membership::without_conflicts(const Edges& edges, SlotSet component, boo
     uint32_t most = 0;
     for (const auto& [slot, cut] : edges) {
       if (!component.has(slot)) continue;
-      const uint32_t broken = (cut & component).count();
+      const uint32_t broken = cut.count_shared(component);
       if (broken > 0 && broken >= most) {
         worst = slot;
         most = broken;

@@ -15,7 +15,7 @@ Membership::Quorum Membership::quorum(const SlotSet& set) const {
   const SlotSet in = set & view_->members;
   if (config_.quorum == QuorumPolicy::kNone) return in.empty() ? Quorum::kNo : Quorum::kMajority;
   uint32_t base = view_->members.count();
-  if (mutations_.shrinking_majority) base -= (confirmed_ & view_->members).count();
+  if (mutations_.shrinking_majority) base -= confirmed_.count_shared(view_->members);
   const uint32_t twice = 2 * in.count();
   if (twice > base) return Quorum::kMajority;
   const bool half = twice == base;

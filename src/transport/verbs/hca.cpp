@@ -200,7 +200,9 @@ mep_result_t Hca::make_receive_side() {
       mmap(nullptr, kReceivedBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return fail(MEP_ERR_NO_MEMORY, "no memory to receive signals in: %m");
   received_ = static_cast<SignalDefinition*>(memory);
-  received_region_ = ibv_reg_mr(protection_domain_, memory, kReceivedBytes, IBV_ACCESS_LOCAL_WRITE);
+  // An int: the macro combines it with a value of another enumeration, which clang warns of.
+  constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE;
+  received_region_ = ibv_reg_mr(protection_domain_, memory, kReceivedBytes, kAccess);
   if (received_region_ == nullptr) {
     return fail(MEP_ERR_NO_MEMORY, "HCA %s cannot register %zu bytes (ulimit -l?): %m",
                 name_.c_str(), kReceivedBytes);
