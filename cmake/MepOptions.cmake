@@ -14,6 +14,10 @@ foreach(feature IN ITEMS CUDA VERBS MPI)
   set(MEP_${feature}_SETTING ${mep_setting})
 endforeach()
 
+if(DEFINED BUILD_SHARED_LIBS AND NOT BUILD_SHARED_LIBS)
+  message(WARNING "MEP is a shared library, libmep.so, and has no static form: BUILD_SHARED_LIBS=OFF changes nothing.")
+endif()
+
 option(MEP_BUILD_TESTS "Build the tests (needs CMocka)" ${PROJECT_IS_TOP_LEVEL})
 option(MEP_WERROR "Treat compiler warnings as errors" OFF)
 option(MEP_FUZZ "Build the fuzz targets with libFuzzer (clang; ./dev fuzz)" OFF)

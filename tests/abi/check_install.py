@@ -47,6 +47,21 @@ def use_find_package(prefix, work):
     return programs
 
 
+def ask_for_components(prefix, work, has_fortran):
+    """find_package takes the components that are there, and says why one is not."""
+    (work / "components").mkdir()
+    (work / "components/CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(components LANGUAGES C)\n"
+        "find_package(mep REQUIRED COMPONENTS ${WANTED})\n")
+    for component, is_there in (("fortran", has_fortran), ("nothing", False)):
+        done = subprocess.run([cmake, "-S", work / "components", "-B", work / f"components/{component}",
+                               f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_C_COMPILER={cc}", f"-DWANTED={component}"],
+                              text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        said = " ".join(done.stdout.split())
+        if (done.returncode == 0) != is_there or (not is_there and f"MEP has no component {component} here: " not in said):
+            sys.exit(f"find_package(mep COMPONENTS {component}): exit status {done.returncode}\n{done.stdout}")
+
+
 def use_pkg_config(prefix, work):
     environment = dict(os.environ)
     found = [str(p.parent) for p in prefix.rglob("mep.pc")]
@@ -132,7 +147,9 @@ with tempfile.TemporaryDirectory(prefix="mep-install-") as folder:
     if header.read_text() != (CONSUMER.parent.parent.parent / "include/mep.h").read_text():
         sys.exit("the installed mep.h is not the tree's")
     compile_alone(prefix, work)
-    print("find_package:", " ".join(use_find_package(prefix, work)))
+    consumers = use_find_package(prefix, work)
+    print("find_package:", " ".join(consumers))
+    ask_for_components(prefix, work, "consumer_f90" in consumers)
     use_pkg_config(prefix, work)
     use_tools(prefix)
     follow_links(prefix)
