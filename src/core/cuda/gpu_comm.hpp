@@ -1,4 +1,5 @@
-// A comm's device side: one channel of replicated operations that kernels carry out and complete.
+// A comm's device side where ranks map each other's windows, on GPUs or in pinned memory: one channel of replicated
+// operations that kernels carry out and complete. Where they do not: staged_comm.hpp.
 //
 // Three threads meet here. The user's makes it and launches kernels. The control thread of the world
 // freezes it, looks at what the device says of itself in the pinned CollPost, and installs decisions there;

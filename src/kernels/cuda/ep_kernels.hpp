@@ -35,7 +35,7 @@ struct EpMemory {
 struct EpLaunch {
   EpGeometry geometry;
   EpMemory memory;
-  EpQueues queues;      // low latency
+  EpQueues queues;      // where peers are reached through queues
   std::byte* handle;    // device memory, zeroed when made
   uint32_t ctas;        // at most so many for a kernel
   uint32_t test_delay;  // seed of random delays in builds with MEP_TEST_HOOKS; 0: none

@@ -1,14 +1,14 @@
-// Shared by host and device: the control block, a channel's state and its report. Plain C++, so
-// that host code needs no CUDA header.
+// Shared by host and device for EP objects: the control block, a channel's state and its report. Each buffer of an
+// object is a channel. Plain C++, so that host code needs no CUDA header.
 //
-//   DeviceControl  device memory, one per comm and rank. The host alone writes it, and only while no
-//                  kernel of that comm runs or is about to (inside a host call, streams idle). A graph
-//                  captures its address, never its content.
-//   DeviceChannel  device memory, one per channel and rank. The kernels of that channel, which run one
-//                  after the other, advance it; the host resets it in a view change, streams idle.
-//   DeviceReport   pinned host memory, one per channel and rank. One kernel thread writes it, once per
-//                  failed epoch; `ready` last. The host takes it and stores 0 there.
-//   abort word     pinned host memory, one per comm and rank: every epoch up to its value is over, and
+//   DeviceControl  device memory, one for each buffer and rank. The host alone writes it, by a copy in the order of
+//                  the stream, so no kernel meets a block that changes. A graph captures its address, never its
+//                  content.
+//   DeviceChannel  device memory, one for each buffer and rank. The kernels of that buffer, which run one after the
+//                  other, advance it; the first call of a new epoch resets `use`, in the order of the stream.
+//   DeviceReport   pinned host memory, one for each buffer and rank. One kernel thread writes it, once for a failed
+//                  epoch; `ready` last. The host takes it and stores 0 there.
+//   abort word     pinned host memory, one for each EP object and rank: every epoch up to its value is over, and
 //                  kernels that wait in it leave. It only rises, so a kernel of the next epoch goes on.
 #pragma once
 
@@ -56,7 +56,7 @@ struct DeviceReport {
 struct DeviceChannel {
   uint64_t id;
   uint64_t epoch;         // in which the last operation was begun
-  uint64_t seq;           // of the last operation begun; the host sets the base of an epoch
+  uint64_t seq;           // of the last operation begun; goes on over epochs
   uint64_t use;           // of the channel's words; 0 after an epoch change
   uint64_t failed_epoch;  // in which an operation failed; later ones of that epoch leave at once
   uint64_t failed_seq;
