@@ -38,6 +38,7 @@ class CollectiveCalls:
         self._run("barrier", ((), None, ()), stream)
 
     def ibarrier(self) -> Request:
+        """Begins a barrier; the request's wait() returns after every live rank has entered."""
         return self._start(_BEGIN["barrier"], (), None, ())
 
     def broadcast(self, buf: Any, root: int = 0, recv: Any = None, *, dtype: Any = None,
@@ -46,6 +47,7 @@ class CollectiveCalls:
         return self._run("broadcast", self._broadcast(buf, root, recv, dtype), stream)
 
     def ibroadcast(self, buf: Any, root: int = 0, recv: Any = None, *, dtype: Any = None) -> Request:
+        """Begins broadcast; the request's wait() gives what broadcast returns."""
         return self._start(_BEGIN["broadcast"], *self._broadcast(buf, root, recv, dtype))
 
     def allgather(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
@@ -56,6 +58,7 @@ class CollectiveCalls:
         return self._run("allgather", self._allgather(send, recv, dtype), stream)
 
     def iallgather(self, send: Any, recv: Any = None, *, dtype: Any = None) -> Request:
+        """Begins allgather; the request's wait() gives what allgather returns."""
         return self._start(_BEGIN["allgather"], *self._allgather(send, recv, dtype))
 
     def allreduce(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
@@ -66,6 +69,7 @@ class CollectiveCalls:
 
     def iallreduce(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
                    dtype: Any = None) -> Request:
+        """Begins allreduce; the request's wait() gives what allreduce returns."""
         return self._start(_BEGIN["allreduce"], *self._allreduce(send, recv, op, dtype))
 
     def reduce(self, send: Any, root: int = 0, recv: Any = None, op: Union[str, int] = "sum", *,
@@ -76,6 +80,7 @@ class CollectiveCalls:
 
     def ireduce(self, send: Any, root: int = 0, recv: Any = None, op: Union[str, int] = "sum", *,
                 dtype: Any = None) -> Request:
+        """Begins reduce; the request's wait() gives what reduce returns."""
         return self._start(_BEGIN["reduce"], *self._reduce(send, root, recv, op, dtype))
 
     def gather(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None,
@@ -85,6 +90,7 @@ class CollectiveCalls:
         return self._run("gather", self._gather(send, root, recv, dtype), stream)
 
     def igather(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None) -> Request:
+        """Begins gather; the request's wait() gives what gather returns."""
         return self._start(_BEGIN["gather"], *self._gather(send, root, recv, dtype))
 
     def scatter(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None,
@@ -94,6 +100,7 @@ class CollectiveCalls:
         return self._run("scatter", self._scatter(send, root, recv, dtype), stream)
 
     def iscatter(self, send: Any, root: int = 0, recv: Any = None, *, dtype: Any = None) -> Request:
+        """Begins scatter; the request's wait() gives what scatter returns."""
         return self._start(_BEGIN["scatter"], *self._scatter(send, root, recv, dtype))
 
     def reduce_scatter(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
@@ -105,6 +112,7 @@ class CollectiveCalls:
 
     def ireduce_scatter(self, send: Any, recv: Any = None, op: Union[str, int] = "sum", *,
                         dtype: Any = None) -> Request:
+        """Begins reduce_scatter; the request's wait() gives what reduce_scatter returns."""
         return self._start(_BEGIN["reduce_scatter"], *self._reduce_scatter(send, recv, op, dtype))
 
     def alltoall(self, send: Any, recv: Any = None, *, dtype: Any = None, stream: Any = NO_STREAM) -> Any:
@@ -113,6 +121,7 @@ class CollectiveCalls:
         return self._run("alltoall", self._alltoall(send, recv, dtype), stream)
 
     def ialltoall(self, send: Any, recv: Any = None, *, dtype: Any = None) -> Request:
+        """Begins alltoall; the request's wait() gives what alltoall returns."""
         return self._start(_BEGIN["alltoall"], *self._alltoall(send, recv, dtype))
 
     def allgatherv(self, send: Any, counts: Any, recv: Any = None, displs: Any = None, *,
@@ -124,6 +133,7 @@ class CollectiveCalls:
 
     def iallgatherv(self, send: Any, counts: Any, recv: Any = None, displs: Any = None, *,
                     dtype: Any = None) -> Request:
+        """Begins allgatherv; the request's wait() gives what allgatherv returns."""
         return self._start(_BEGIN["allgatherv"], *self._allgatherv(send, counts, recv, displs, dtype))
 
     def gatherv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,
@@ -133,6 +143,7 @@ class CollectiveCalls:
 
     def igatherv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,
                  displs: Any = None, *, dtype: Any = None) -> Request:
+        """Begins gatherv; the request's wait() gives what gatherv returns."""
         return self._start(_BEGIN["gatherv"],
                            *self._gatherv(send, root, counts, recv, displs, dtype))
 
@@ -144,6 +155,7 @@ class CollectiveCalls:
 
     def iscatterv(self, send: Any, root: int = 0, counts: Any = None, recv: Any = None,
                   displs: Any = None, *, dtype: Any = None) -> Request:
+        """Begins scatterv; the request's wait() gives what scatterv returns."""
         return self._start(_BEGIN["scatterv"],
                            *self._scatterv(send, root, counts, recv, displs, dtype))
 
@@ -158,6 +170,7 @@ class CollectiveCalls:
     def ireduce_scatterv(self, send: Any, counts: Any, recv: Any = None,
                          op: Union[str, int] = "sum", displs: Any = None, *,
                          dtype: Any = None) -> Request:
+        """Begins reduce_scatterv; the request's wait() gives what reduce_scatterv returns."""
         return self._start(_BEGIN["reduce_scatterv"],
                            *self._reduce_scatterv(send, counts, recv, op, displs, dtype))
 
@@ -173,6 +186,7 @@ class CollectiveCalls:
     def ialltoallv(self, send: Any, sendcounts: Any, recvcounts: Any, recv: Any = None,
                    senddispls: Any = None, recvdispls: Any = None, *,
                    dtype: Any = None) -> Request:
+        """Begins alltoallv; the request's wait() gives what alltoallv returns."""
         return self._start(_BEGIN["alltoallv"], *self._alltoallv(send, sendcounts, recvcounts, recv,
                                                                 senddispls, recvdispls, dtype))
 

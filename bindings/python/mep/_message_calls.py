@@ -79,6 +79,7 @@ class MessageCalls:
         self._finish(self.isend(buf, dest, tag, dtype=dtype))
 
     def isend(self, buf: Any, dest: int, tag: int = 0, *, dtype: Any = None) -> Request:
+        """Like send; buf is the caller's again when the request's wait() returns."""
         return self._send(buffer(buf, dtype), dest, tag)
 
     def recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, *,

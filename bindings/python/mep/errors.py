@@ -59,11 +59,19 @@ class TimeoutError(Error, builtins.TimeoutError):
 
 
 class PeerFailedError(Error):
+    """info is there for operations; calls such as split, which are none, leave it None."""
+
     code = _abi.MEP_ERR_PEER_FAILED
+    if TYPE_CHECKING:  # not Optional: a program that reads info.failed behind an operation needs no check
+        info: "OpInfo"
 
 
 class PeerLeftError(Error):
+    """info: as of PeerFailedError."""
+
     code = _abi.MEP_ERR_PEER_LEFT
+    if TYPE_CHECKING:
+        info: "OpInfo"
 
 
 class NoQuorumError(Error):
