@@ -35,6 +35,7 @@ constexpr const char* kHelp =
     "  --timeout-ms T   of operations (default 20000)\n"
     "  --suspect-ms T, --heartbeat-ms T   thresholds; default the library's\n"
     "  --hang-ms T      no progress for so long is a hang (default 60000)\n"
+    "  --leak-pages P   growth of a rank's memory that is still no leak (default 256)\n"
     "  --starter FILE   program that becomes each rank: FILE mep_chaos ARGUMENT...\n"
     "  --json FILE      the report as JSON\n"
     "  -v               say each step\n"
