@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The Python package: types of items, what results are made of, and what errors say. Needs NumPy and MEP_LIBRARY."""
 import enum
+import inspect
 import sys
 import time
 import types
@@ -307,6 +308,14 @@ class NewArrays(unittest.TestCase):
                 made = layer(Tensor(bits))
             self.assertIsInstance(made, Tensor)
             np.testing.assert_array_equal(made.array, bits)
+
+
+class Documented(unittest.TestCase):
+    def test_each_public_method_has_a_docstring(self):
+        for kind in (mep.Comm, mep.Ep, mep.Request, mep.Message, mep.OpInfo):
+            for name, member in inspect.getmembers(kind):
+                if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
+                    self.assertTrue(inspect.getdoc(member), f"{kind.__name__}.{name}")
 
 
 if __name__ == "__main__":

@@ -258,6 +258,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
 
     @property
     def name(self) -> str:
+        """The communicator's name, in the library's messages."""
         text = ctypes.c_char_p()
         check(lib.mep_comm_name(self._address, ctypes.byref(text)))
         return (text.value or b"").decode("utf-8", "replace")
@@ -391,6 +392,7 @@ class Comm(CollectiveCalls, MessageCalls, Unique):
                     list(incarnations), [PeerState(state) for state in states])
 
     def peer_state(self, rank: int) -> PeerState:
+        """The state of that rank as this one knows it now. Local."""
         state = ctypes.c_uint32()
         check(lib.mep_comm_peer_state(self._address, rank, ctypes.byref(state)))
         return PeerState(state.value)
