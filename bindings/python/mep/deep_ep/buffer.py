@@ -7,9 +7,8 @@ import torch
 
 import mep
 
-from .utils.event import EventHandle, EventOverlap, ending
-from ._gpu import GpuHighThroughput, layout as gpu_layout
-from ._high_throughput import HighThroughput, _Rows, layout
+from .utils.event import EventHandle, EventOverlap
+from ._high_throughput import HighThroughput, _Rows
 from ._low_latency import BUFFERS, LowLatency
 from ._meeting import Place
 
@@ -90,8 +89,7 @@ class Buffer:
     def _take(self, comm: "mep.Comm") -> None:
         owned = self._place is not None
         self._calls = LowLatency(comm, self.enable_shrink, owned)
-        self._normal = (HighThroughput(self._calls) if comm.device is None
-                        else GpuHighThroughput(self._calls, lambda: Buffer.num_sms))
+        self._normal = HighThroughput(self._calls, lambda: Buffer.num_sms)
 
     def destroy(self) -> None:
         """Leaves, together with the other ranks. Tensors over its memory must not be used afterwards."""
@@ -248,14 +246,9 @@ class Buffer:
                             allocate_on_comm_stream: bool = False
                             ) -> "Tuple[torch.Tensor, None, torch.Tensor, torch.Tensor, EventOverlap]":
         """(num_tokens_per_rank, None, num_tokens_per_expert, is_token_in_rank, event) of this rank's tokens."""
-        calls = self._open(topk_idx)
-        if calls.streams is not None:
-            with calls.streams.running(previous_event):
-                found = gpu_layout(calls.streams, topk_idx, num_experts, self.group_size)
-            event = calls.streams.ended(async_finish, found, (topk_idx,))
-            return found[0], None, found[1], found[2], event
-        per_rank, per_expert, in_rank = layout(topk_idx, num_experts, self.group_size)
-        return per_rank, None, per_expert, in_rank, ending(async_finish)
+        self._open(topk_idx)
+        (per_rank, per_expert, in_rank), event = self._normal.layout(topk_idx, num_experts, previous_event, async_finish)
+        return per_rank, None, per_expert, in_rank, event
 
     def dispatch(self, x: _Rows, handle: Optional[tuple] = None, num_tokens_per_rank: Optional[torch.Tensor] = None,
                  num_tokens_per_rdma_rank: Optional[torch.Tensor] = None,
@@ -277,16 +270,10 @@ class Buffer:
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise ValueError("a dispatch with a handle takes neither topk_idx nor topk_weights")
-            if isinstance(self._normal, GpuHighThroughput):
-                rows, event = self._normal.replay_on(x, handle, previous_event, async_finish)
-                return rows, None, None, None, None, event
-            return self._normal.replay(x, handle), None, None, None, None, ending(async_finish)
-        arguments = (x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment,
-                     num_worst_tokens)
-        if isinstance(self._normal, GpuHighThroughput):
-            return self._normal.dispatch_on(*arguments, previous_event, async_finish)
-        rows, local, weights, counts, handle = self._normal.dispatch(*arguments)
-        return rows, local, weights, counts, handle, ending(async_finish)
+            rows, event = self._normal.replay(x, handle, previous_event, async_finish)
+            return rows, None, None, None, None, event
+        return self._normal.dispatch(x, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights,
+                                     expert_alignment, num_worst_tokens, previous_event, async_finish)
 
     def combine(self, x: torch.Tensor, handle: tuple, topk_weights: Optional[torch.Tensor] = None,
                 bias: Union[None, torch.Tensor, Tuple[torch.Tensor, torch.Tensor]] = None,
@@ -297,10 +284,7 @@ class Buffer:
         values of topk_weights. bias: one or two [tokens, hidden] that are added. Returns (sums, sums of topk_weights or
         None, event)."""
         self._open(x)
-        if isinstance(self._normal, GpuHighThroughput):
-            return self._normal.combine_on(x, handle, topk_weights, bias, previous_event, async_finish)
-        sums, weights = self._normal.combine(x, handle, topk_weights, bias)
-        return sums, weights, ending(async_finish)
+        return self._normal.combine(x, handle, topk_weights, bias, previous_event, async_finish)
 
     def internode_dispatch(self, *arguments: Any, **named: Any) -> Any:
         _not_served("internode_dispatch", "dispatch does the same between hosts")

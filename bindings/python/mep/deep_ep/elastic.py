@@ -7,7 +7,7 @@ from typing import Any, List, Optional, Tuple, Union
 import torch
 
 from .utils.event import EventHandle, EventOverlap
-from ._high_throughput import _expect, _Rows
+from ._high_throughput import _Rows
 from .buffer import Buffer, _not_served
 
 _Event = Union[None, EventHandle, EventOverlap]
@@ -73,6 +73,11 @@ class _Expansion:
 
 
 _PLAIN = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+
+
+def _expect(name: str, tensor: torch.Tensor, kind: torch.dtype, shape: tuple) -> None:
+    if tensor.dtype != kind or tuple(tensor.shape) != shape:
+        raise ValueError(f"{name}: {tensor.dtype} {tuple(tensor.shape)}; it must be {kind} {shape}")
 
 
 def expert_counts(local: torch.Tensor, experts: int) -> torch.Tensor:

@@ -1,8 +1,7 @@
 """DeepEP's objects for streams of a GPU. On a host an operation has ended when its call, or its hook, returns."""
 from __future__ import annotations
 
-import contextlib
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 
@@ -59,35 +58,8 @@ class Streams:
         self.device = torch.device("cuda", device)
         self.own = torch.cuda.Stream(self.device)
         self.order = _binding.BufferStreams(self.own.stream_id, self.own.device_index, self.own.device_type)
-        self._current = self.own  # the program's, of the operation that runs; looking it up takes long
 
     def check(self, **tensors: Optional[torch.Tensor]) -> None:
         for name, tensor in tensors.items():
             if tensor is not None and tensor.device != self.device:
                 raise ValueError(f"{name} is on {tensor.device}; this Buffer's operations run on {self.device}")
-
-    @contextlib.contextmanager
-    def running(self, previous: Optional[EventOverlap] = None) -> "Iterator[torch.cuda.Stream]":
-        """The stream, for operations behind `previous`, or behind all that the current stream has."""
-        self._current = torch.cuda.current_stream(self.device)
-        if previous is not None and previous.event is not None:
-            previous.event.wait_on(self.own)
-        else:
-            self.own.wait_stream(self._current)
-        self.order.follow_on_own()
-        with torch.cuda.stream(self.own):
-            yield self.own
-
-    def ended(self, asked: bool, made: "Tuple[Any, ...]" = (), given: "Tuple[Any, ...]" = ()) -> EventOverlap:
-        """asked: an event to wait for; else the current stream waits. made, given: tensors of the operation, whose
-        memory is not used again before both streams have done with it."""
-        for tensor in made:
-            if tensor is not None:
-                tensor.record_stream(self._current)
-        if not asked:
-            self._current.wait_stream(self.own)
-            return EventOverlap()
-        for tensor in given:
-            if tensor is not None:
-                tensor.record_stream(self.own)
-        return EventOverlap(EventHandle(self.own), given)

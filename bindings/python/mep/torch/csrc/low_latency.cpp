@@ -6,35 +6,12 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
-#include <torch/csrc/DynamicTypes.h>
 
 namespace mep_torch {
 namespace {
 
 constexpr int64_t kGroup = 128;       // values that share a scale
 constexpr int64_t kColumnBytes = 16;  // on GPUs a column of scales is a multiple of it
-
-[[noreturn]] void raise(PyObject* type, const std::string& text) {
-  py::set_error(type, text.c_str());
-  throw py::error_already_set();
-}
-
-std::string text_of(const py::handle& object) {
-  return py::str(object);
-}
-
-std::string name_of(at::ScalarType type) {
-  return text_of(reinterpret_cast<PyObject*>(torch::getTHPDtype(type)));
-}
-
-std::string shape_of(const at::Tensor& tensor) {
-  return text_of(py::tuple(py::cast(tensor.sizes().vec())));
-}
-
-// Without the "torch." of its name.
-std::string kind_of(at::ScalarType type) {
-  return name_of(type).substr(6);
-}
 
 void check_has_no_grad(const char* name, const at::Tensor& tensor) {
   if (tensor.requires_grad()) {
@@ -70,38 +47,7 @@ py::object hook_of(std::function<void()> receive) {
   });
 }
 
-int64_t number_of(const py::object& object, const char* name) {
-  return object.attr(name).cast<int64_t>();
-}
-
-// The address of an object of mep. One that is closed raises.
-template <class Address>
-Address address_of(const py::object& object) {
-  return reinterpret_cast<Address>(object.attr("_address").cast<uintptr_t>());
-}
-
 }  // namespace
-
-// --- Streams ---------------------------------------------------------------------------------------------------
-
-c10::Stream BufferStreams::begin(bool on_own) {
-  const c10::Stream current = this->current();
-  const c10::Stream stream = on_own ? own_ : current;
-  if (stream != current) wait_for(current, stream);
-  order_.follow(stream);
-  return stream;
-}
-
-void BufferStreams::use_on_own(std::initializer_list<at::Tensor> tensors) const {
-  for (const at::Tensor& tensor : tensors) {
-    if (tensor.defined()) tensor.record_stream(own_);
-  }
-}
-
-void BufferStreams::synchronize() const {
-  guard_of(device()).synchronizeStream(own_);
-  order_.synchronize();
-}
 
 // --- The lanes -------------------------------------------------------------------------------------------------
 
@@ -167,49 +113,20 @@ void LowLatencyLanes::Dispatch::finish() const {
 LowLatencyLanes::LowLatencyLanes(py::object ep, std::vector<py::object> handles,
                                  std::shared_ptr<BufferStreams> streams, bool has_power_scales,
                                  bool tells_failures)
-    : ep_(std::move(ep)),
-      streams_(std::move(streams)),
+    : BufferCalls(ep.attr("_comm"), std::move(streams), tells_failures),
+      ep_(std::move(ep)),
       has_power_scales_(has_power_scales),
-      tells_failures_(tells_failures),
-      calls_(ep_.attr("_comm").attr("_calls")),
-      blocking_(py::module_::import("mep._call").attr("blocking")),
-      ranks_(number_of(ep_.attr("_comm"), "size")),
       experts_(number_of(ep_, "experts_per_rank")),
       max_tokens_(number_of(ep_, "max_tokens_per_rank")),
       hidden_(number_of(ep_, "hidden")),
       top_k_(number_of(ep_, "top_k")) {
-  const auto address = address_of<mep_ep_t>(ep_);
   for (py::object& handle : handles) {
-    mep_ep_view_t view;
-    mep_ep_view_defaults(&view);
-    py::module_::import("mep._call")
-        .attr("check")(mep_ep_buffer_view(address, static_cast<uint32_t>(lanes_.size()), &view));
-    lanes_.push_back({std::move(handle), view});
+    const auto buffer = static_cast<uint32_t>(lanes_.size());
+    lanes_.push_back({std::move(handle), view_of(ep_, buffer)});
   }
 }
 
 // --- Memory ----------------------------------------------------------------------------------------------------
-
-// Memory of the library, which keeps the owner.
-at::Tensor LowLatencyLanes::memory(const py::object& owner, const void* address,
-                                   at::IntArrayRef sizes, at::IntArrayRef strides,
-                                   at::ScalarType type) const {
-  const auto let_go = [](void* kept) {
-    const py::gil_scoped_acquire with_gil;
-    Py_DECREF(static_cast<PyObject*>(kept));
-  };
-  return at::for_blob(const_cast<void*>(address), sizes)
-      .strides(strides)
-      .context(py::object(owner).release().ptr(), let_go)
-      .options(at::TensorOptions(type).device(device()))
-      .target_device(device())
-      .make_tensor();
-}
-
-at::Tensor LowLatencyLanes::outputs(at::IntArrayRef sizes, at::ScalarType type) const {
-  const auto options = at::TensorOptions(type).device(device());
-  return is_on_gpu() ? at::empty(sizes, options) : at::zeros(sizes, options);
-}
 
 at::Tensor LowLatencyLanes::combine_buffer(const py::object& owner, const Use& use) const {
   check_use(use);
@@ -245,15 +162,6 @@ void LowLatencyLanes::prepare_scales(const py::object& owner, bool packed,
 
 // --- Checks ----------------------------------------------------------------------------------------------------
 
-void LowLatencyLanes::check_place(const char* name, const at::Tensor& tensor) const {
-  if (tensor.device() == device()) return;
-  const std::string where = std::string(name) + " is on " + tensor.device().str();
-  if (is_on_gpu()) {
-    throw py::value_error(where + "; this Buffer's operations run on " + device().str());
-  }
-  raise(PyExc_NotImplementedError, where + "; tensors of GPUs are not served yet");
-}
-
 void LowLatencyLanes::check_dense(const char* name, const at::Tensor& tensor, at::ScalarType type,
                                   int64_t items) const {
   check_place(name, tensor);
@@ -275,7 +183,7 @@ void LowLatencyLanes::check_rows(const char* name, const at::Tensor& tensor) con
   check_has_no_grad(name, tensor);
   check_type(name, tensor, at::kBFloat16);
   if (tensor.dim() != 2 || tensor.size(1) != hidden_) {
-    throw py::value_error(std::string(name) + " has shape " + shape_of(tensor) +
+    throw py::value_error(std::string(name) + " has shape " + shape_of(tensor.sizes()) +
                           ", it must be [rows, " + std::to_string(hidden_) + "]");
   }
   if (tensor.is_contiguous() || tensor.numel() == 0) return;
@@ -295,15 +203,15 @@ void LowLatencyLanes::check_counters(const char* name, const std::optional<at::T
     wanted += (wanted.empty() ? "" : " or ") + name_of(type);
   }
   throw py::value_error(std::string(name) + " is " + name_of(counters->scalar_type()) +
-                        " with strides " + text_of(py::tuple(py::cast(counters->strides().vec()))) +
+                        " with strides " + shape_of(counters->strides()) +
                         "; it must be dense, of " + wanted);
 }
 
 void LowLatencyLanes::check_waits(const char* name, const std::optional<at::Tensor>& waits) const {
   check_counters(name, waits, {at::kLong});
   if (waits.has_value() && (waits->dim() != 1 || waits->numel() != ranks_)) {
-    throw py::value_error(std::string(name) + " has shape " + shape_of(*waits) + ", it must be [" +
-                          std::to_string(ranks_) + "]");
+    throw py::value_error(std::string(name) + " has shape " + shape_of(waits->sizes()) +
+                          ", it must be [" + std::to_string(ranks_) + "]");
   }
 }
 
@@ -316,67 +224,19 @@ void LowLatencyLanes::check_use(const Use& use) const {
   }
 }
 
-void LowLatencyLanes::check_failures() const {
-  if (!tells_failures_ || !is_on_gpu()) return;
-  const auto comm = address_of<mep_comm_t>(ep_.attr("_comm"));
-  const mep_result_t result = mep_comm_async_result(comm);
-  if (result < 0) py::module_::import("mep._call").attr("check")(result);
-}
-
 // --- Calls -----------------------------------------------------------------------------------------------------
 
-mep_result_t LowLatencyLanes::call_once(size_t lane, const LibraryCall& call, bool on_own,
-                                        std::string* text) {
-  const auto handle = address_of<mep_ep_handle_t>(lanes_[lane].handle);
-  struct End {
-    mep_result_t result = MEP_SUCCESS;
-    std::string text;
-  };
-  const auto end = std::make_shared<End>();
-  const auto make = [end, call, handle](mep_stream_t stream) {
-    const py::gil_scoped_release without_gil;
-    end->result = call(handle, stream);
-    if (end->result < 0) end->text = mep_last_error();
-  };
-  if (is_on_gpu()) {
-    const c10::DeviceGuard guard(device());
-    const c10::Stream stream = streams_->begin(on_own);
-    make(stream.native_handle());
-    // The library refuses the default stream where ranks of a process share the GPU.
-    if (end->result == MEP_ERR_INVALID_ARGUMENT && stream.native_handle() == nullptr) {
-      const c10::Stream own = streams_->begin(true);
-      make(own.native_handle());
-      wait_for(own, stream);
-    }
-  } else {
-    // On the main thread a helper makes the call, so that Ctrl-C is answered.
-    blocking_(py::cpp_function([make] {
-                make(nullptr);
-                return 0;
-              }),
-              py::arg("calls") = calls_);
-  }
-  *text = std::move(end->text);
-  return end->result;
+CallEnd LowLatencyLanes::call_once(size_t lane, const LibraryCall& call, bool on_own) const {
+  const auto make = [call, handle = address_of<mep_ep_handle_t>(lanes_[lane].handle)](
+                        mep_stream_t stream) { return call(handle, stream); };
+  if (!is_on_gpu()) return call_blocking([make] { return make(nullptr); });
+  const c10::DeviceGuard guard(device());
+  return call_on(streams_->begin(on_own), make);
 }
 
-LowLatencyLanes::Failure LowLatencyLanes::run(const py::object& owner, size_t lane,
-                                              const LibraryCall& call, bool on_own) {
-  for (int attempt = 0;; ++attempt) {
-    std::string text;
-    const mep_result_t result = call_once(lane, call, on_own, &text);
-    if (result >= 0) return {};
-    const py::object told = owner.attr("failed")(ep_, lane, result, text, attempt);
-    if (told.is_none()) continue;
-    const auto [exception, has_begun] = told.cast<std::pair<py::object, bool>>();
-    return {exception, has_begun};
-  }
-}
-
-void LowLatencyLanes::Failure::raise_if_any() const {
-  if (exception.is_none()) return;
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
-  throw py::error_already_set();
+Failure LowLatencyLanes::run(const py::object& owner, size_t lane, const LibraryCall& call,
+                             bool on_own) {
+  return BufferCalls::run(owner, ep_, lane, [&] { return call_once(lane, call, on_own); });
 }
 
 // --- Dispatch and combine --------------------------------------------------------------------------------------
@@ -395,8 +255,9 @@ std::shared_ptr<LowLatencyLanes::Dispatch> LowLatencyLanes::prepare(
   }
   check_dense("topk_idx", topk_idx, topk_idx.scalar_type(), x.size(0) * top_k_);
   if (statistics.has_value() && (statistics->dim() != 1 || statistics->numel() != experts_)) {
-    throw py::value_error("cumulative_local_expert_recv_stats has shape " + shape_of(*statistics) +
-                          ", it must be [" + std::to_string(experts_) + "]");
+    throw py::value_error("cumulative_local_expert_recv_stats has shape " +
+                          shape_of(statistics->sizes()) + ", it must be [" +
+                          std::to_string(experts_) + "]");
   }
   const mep_ep_view_t& view = lanes_[next_].view;
   auto made = std::make_shared<Dispatch>();
@@ -529,14 +390,6 @@ py::tuple LowLatencyLanes::combine(const py::object& owner, const Use& use,
 }
 
 void add_low_latency(py::module_& module) {
-  py::class_<BufferStreams, std::shared_ptr<BufferStreams>>(module, "BufferStreams")
-      .def(py::init([](int64_t id, int64_t index, int64_t type) {
-             return std::make_shared<BufferStreams>(c10::Stream::unpack3(
-                 id, static_cast<c10::DeviceIndex>(index), static_cast<c10::DeviceType>(type)));
-           }),
-           py::arg("stream_id"), py::arg("device_index"), py::arg("device_type"))
-      .def("follow_on_own", &BufferStreams::follow_on_own)
-      .def("synchronize", &BufferStreams::synchronize, py::call_guard<py::gil_scoped_release>());
   using Lanes = LowLatencyLanes;
   py::class_<Lanes, std::shared_ptr<Lanes>> lanes(module, "LowLatencyLanes");
   py::class_<Lanes::Use>(lanes, "Use")

@@ -1,52 +1,21 @@
 // Low-latency dispatches and combines of mep.deep_ep on an EP object, whose buffers are used in turn.
 //
-// Tensors are of the CPU, where a call returns when it has ended, or of one GPU, where calls are enqueued. An operation
-// runs on the current stream, or on the Buffer's own one behind it. All members are called with the GIL held, and
-// release it while the library works.
+// An operation runs on the current stream of a GPU, or on the Buffer's own one behind it.
 #pragma once
 
 #include <mep.h>
 
-#include <functional>
-#include <initializer_list>
-#include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
-#include <torch/extension.h>
-
-#include "streams.hpp"
+#include "buffer_calls.hpp"
 
 namespace mep_torch {
-
-// The streams of a Buffer on a GPU, whose operations run in the order in which they were called.
-class BufferStreams {
- public:
-  // `own`: the stream of operations that the current one does not wait for.
-  explicit BufferStreams(c10::Stream own) : own_(own) {}
-
-  c10::Device device() const { return own_.device(); }
-  c10::Stream own() const { return own_; }
-  c10::Stream current() const { return guard_of(device()).getStream(device()); }
-  // The stream of the next operation: the current one, or the own one behind it.
-  c10::Stream begin(bool on_own);
-  // The next operation is on the own stream, which waits for what it must already.
-  void follow_on_own() { order_.follow(own_); }
-  // The allocator gives none of this memory away before the own stream has done with it. Undefined tensors are skipped.
-  void use_on_own(std::initializer_list<at::Tensor> tensors) const;
-  // Blocks the host until all operations have run.
-  void synchronize() const;
-
- private:
-  const c10::Stream own_;
-  StreamOrder order_;
-};
 
 // A call of the library, which keeps the memory that it uses.
 using LibraryCall = std::function<mep_result_t(mep_ep_handle_t handle, mep_stream_t stream)>;
 
-class LowLatencyLanes : public std::enable_shared_from_this<LowLatencyLanes> {
+class LowLatencyLanes : public BufferCalls, public std::enable_shared_from_this<LowLatencyLanes> {
  public:
   // A dispatch, for its combine.
   struct Use {
@@ -88,22 +57,9 @@ class LowLatencyLanes : public std::enable_shared_from_this<LowLatencyLanes> {
     uint64_t number = 0;  // of its last dispatch
   };
   struct Dispatch;
-  // An error of the library; without an exception none.
-  struct Failure {
-    py::object exception = py::none();
-    bool has_begun = false;  // the call has changed something
 
-    void raise_if_any() const;
-  };
-
-  bool is_on_gpu() const { return streams_ != nullptr; }
   int64_t rows() const { return ranks_ * max_tokens_; }
-  at::Device device() const { return is_on_gpu() ? streams_->device() : at::Device(at::kCPU); }
-  at::Tensor memory(const py::object& owner, const void* address, at::IntArrayRef sizes,
-                    at::IntArrayRef strides, at::ScalarType type) const;
-  at::Tensor outputs(at::IntArrayRef sizes, at::ScalarType type) const;
 
-  void check_place(const char* name, const at::Tensor& tensor) const;
   void check_dense(const char* name, const at::Tensor& tensor, at::ScalarType type,
                    int64_t items) const;
   void check_rows(const char* name, const at::Tensor& tensor) const;
@@ -111,24 +67,18 @@ class LowLatencyLanes : public std::enable_shared_from_this<LowLatencyLanes> {
                       std::initializer_list<at::ScalarType> types) const;
   void check_waits(const char* name, const std::optional<at::Tensor>& waits) const;
   void check_use(const Use& use) const;
-  void check_failures() const;
 
   std::shared_ptr<Dispatch> prepare(const py::object& owner, const at::Tensor& x,
                                     const at::Tensor& topk_idx,
                                     const std::optional<at::Tensor>& statistics,
                                     const std::optional<at::Tensor>& waits, bool packed_scales);
   void prepare_scales(const py::object& owner, bool packed, Dispatch* dispatch) const;
-  // Makes the call, again where it did nothing but tell of ranks that have gone.
   Failure run(const py::object& owner, size_t lane, const LibraryCall& call, bool on_own);
-  mep_result_t call_once(size_t lane, const LibraryCall& call, bool on_own, std::string* text);
+  CallEnd call_once(size_t lane, const LibraryCall& call, bool on_own) const;
 
   const py::object ep_;
-  const std::shared_ptr<BufferStreams> streams_;
   const bool has_power_scales_;
-  const bool tells_failures_;
-  const py::object calls_;  // of the communicator, for mep._call.blocking()
-  const py::object blocking_;
-  const int64_t ranks_, experts_, max_tokens_, hidden_, top_k_;
+  const int64_t experts_, max_tokens_, hidden_, top_k_;
   std::vector<Lane> lanes_;
   size_t next_ = 0;
 };

@@ -4,6 +4,8 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "buffer_calls.hpp"
+#include "high_throughput.hpp"
 #include "low_latency.hpp"
 #include "process_group.hpp"
 
@@ -54,7 +56,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("recover", &ProcessGroupMep::recover, py::arg("ranks"), py::arg("timeout"),
            without_gil())
       .def("join", &ProcessGroupMep::join, without_gil());
+  mep_torch::add_buffer_streams(m);
   mep_torch::add_low_latency(m);
+  mep_torch::add_high_throughput(m);
   m.def("lost_ranks", &ProcessGroupMep::lost_ranks, py::arg("work"));
   m.def("shut_all_down", &ProcessGroupMep::shut_all_down, without_gil());
   m.def(

@@ -1,0 +1,497 @@
+#include "high_throughput.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include <c10/core/Event.h>
+
+#include "high_throughput_parts.hpp"
+
+namespace mep_torch {
+namespace {
+
+py::object or_none(const at::Tensor& tensor) {
+  return tensor.defined() ? py::cast(tensor) : py::none();
+}
+
+at::Tensor or_undefined(const std::optional<at::Tensor>& tensor) {
+  return tensor.value_or(at::Tensor());
+}
+
+[[noreturn]] void raise_too_many(int64_t total, int64_t worst, int64_t ranks) {
+  throw py::value_error(std::to_string(total) + " rows came, num_worst_tokens is " +
+                        std::to_string(worst) + "; most are " + std::to_string(ranks) +
+                        " times the most tokens of a rank");
+}
+
+}  // namespace
+
+HighThroughput::HighThroughput(py::object comm, std::shared_ptr<BufferStreams> streams,
+                               bool tells_failures)
+    : BufferCalls(std::move(comm), std::move(streams), tells_failures),
+      rank_(number_of(comm_, "rank")) {}
+
+HighThroughput::Rows HighThroughput::Rows::contiguous() const {
+  return {values.contiguous(),
+          scales.has_value() ? std::optional(scales->contiguous()) : std::nullopt};
+}
+
+// --- EP objects ------------------------------------------------------------------------------------------------
+
+at::Tensor HighThroughput::lane_memory(const void* address, at::IntArrayRef sizes,
+                                       at::ScalarType type) const {
+  if (address == nullptr) return {};
+  return at::for_blob(const_cast<void*>(address), sizes)
+      .options(at::TensorOptions(type).device(device()))
+      .target_device(device())
+      .make_tensor();
+}
+
+std::shared_ptr<HighThroughput::Lane> HighThroughput::make_lane(const py::object& ep,
+                                                                uint32_t buffer, int64_t most,
+                                                                const RowShape& shape) const {
+  auto lane = std::make_shared<Lane>();
+  lane->ep = ep;
+  lane->buffer = buffer;
+  lane->view = view_of(ep, buffer);
+  const int64_t local = shape.experts / ranks_;
+  int64_t rows = ranks_ * most;
+  if (shape.alignment != 0) {
+    rows = rows * std::min(shape.top_k, local) + local * (shape.alignment - 1);
+    rows = (rows + shape.alignment - 1) / shape.alignment * shape.alignment;
+  }
+  lane->values = lane_memory(lane->view.recv_x, {rows, shape.hidden}, type_of(shape.is_fp8));
+  lane->scales = lane_memory(lane->view.recv_scales, {rows, groups_of(shape.hidden)}, at::kFloat);
+  lane->topk_idx = lane_memory(lane->view.recv_topk_idx, {rows, shape.top_k}, at::kInt);
+  lane->weights = shape.alignment != 0
+                      ? lane_memory(lane->view.recv_topk_weights, {rows}, at::kFloat)
+                      : lane_memory(lane->view.recv_topk_weights, {rows, shape.top_k}, at::kFloat);
+  lane->sources = lane_memory(lane->view.src_info, {rows}, at::kInt);
+  if (!is_on_gpu()) return lane;
+  lane->ranges = lane_memory(lane->view.layout_range, {ranks_}, at::kLong);
+  const auto pinned = at::TensorOptions(at::kCPU).pinned_memory(true);
+  lane->host_ranges = at::empty({ranks_}, pinned.dtype(at::kLong));
+  lane->host_counts = at::empty({local}, pinned.dtype(at::kInt));
+  lane->row_numbers = at::arange(rows, at::TensorOptions(at::kLong).device(device()));
+  // None can be made while a graph is captured.
+  for (int made = 0; made < 2; ++made) lane->free.push_back(ep.attr("handle")(buffer));
+  return lane;
+}
+
+HighThroughput::Object& HighThroughput::object(const py::object& owner, int64_t most,
+                                               const RowShape& shape) {
+  std::shared_ptr<Object>& found = objects_[{most, shape}];
+  if (found == nullptr) {
+    const py::object ep = owner.attr("make")(most, shape.hidden, shape.top_k, shape.experts,
+                                             shape.is_fp8, shape.alignment);
+    auto made = std::make_shared<Object>();
+    for (uint32_t buffer = 0; buffer < kHalves; ++buffer) {
+      made->lanes[buffer] = make_lane(ep, buffer, most, shape);
+    }
+    found = std::move(made);
+  }
+  return *found;
+}
+
+// --- Sending ---------------------------------------------------------------------------------------------------
+
+CallEnd HighThroughput::call_once(const StreamCall& call) const {
+  return is_on_gpu() ? call_on(streams_->current(), call)
+                     : call_blocking([call] { return call(nullptr); });
+}
+
+std::shared_ptr<HighThroughput::Spot> HighThroughput::send(
+    const py::object& owner, Use* use, const Rows& x, const std::optional<at::Tensor>& weights,
+    const std::shared_ptr<Received>& received) {
+  Object& object =
+      this->object(owner, use->most,
+                   {x.hidden(), use->topk_idx.size(1), use->experts, x.is_fp8(), use->alignment});
+  const auto known = std::find_if(use->spots.begin(), use->spots.end(), [&](const auto& each) {
+    return each->hidden() == x.hidden() && each->is_fp8 == x.is_fp8();
+  });
+  const bool is_new = known == use->spots.end();
+  // The allocator knows the memory as that of the first dispatch's stream.
+  if (is_new && is_on_gpu() && !use->spots.empty()) {
+    use->topk_idx.record_stream(streams_->current());
+  }
+  const auto spot = is_new ? std::make_shared<Spot>(object.lanes[object.turn], x.is_fp8()) : *known;
+  const std::shared_ptr<Lane> lane = spot->lane;
+  const auto handle = address_of<mep_ep_handle_t>(spot->handle);
+  int64_t* ranges = nullptr;
+  int32_t* counts = nullptr;
+  if (!is_on_gpu()) {
+    received->ranges.resize(
+        static_cast<size_t>(ranks_ * (use->alignment == 0 ? 1 : use->experts / ranks_)));
+    received->counts.resize(static_cast<size_t>(use->experts / ranks_));
+    ranges = received->ranges.data();
+    counts = received->counts.data();
+  } else if (received->awaited) {
+    ranges = lane->host_ranges.data_ptr<int64_t>();
+    counts = lane->host_counts.data_ptr<int32_t>();
+    std::fill_n(ranges, ranks_, -1);
+    std::fill_n(counts, lane->host_counts.numel(), -1);
+  }
+  const auto call = [=, on_gpu = is_on_gpu(), topk_idx = use->topk_idx](mep_stream_t stream) {
+    mep_dispatch_send_t send;
+    mep_dispatch_send_defaults(&send);
+    send.num_tokens = static_cast<uint32_t>(x.values.size(0));
+    send.x = x.values.data_ptr();
+    if (x.scales.has_value()) send.x_scales = x.scales->data_ptr();
+    if (is_new) {
+      send.topk_idx_type = MEP_INT64;
+      send.topk_idx = topk_idx.data_ptr();
+      if (weights.has_value()) send.topk_weights = weights->data_ptr<float>();
+    } else {
+      send.flags = MEP_DISPATCH_REPLAY;
+    }
+    mep_dispatch_receive_t receive;
+    mep_dispatch_receive_defaults(&receive);
+    receive.layout_range = ranges;
+    if (on_gpu) {
+      receive.recv_count_host = counts;
+    } else {
+      receive.recv_count = counts;
+      receive.recv_total = &received->total;
+    }
+    if (received->own_values.defined() && received->own_values.numel() != 0) {
+      receive.recv_x = received->own_values.data_ptr();
+      receive.recv_capacity = received->own_values.nbytes();
+    }
+    return mep_dispatch(handle, &send, &receive, stream);
+  };
+  const Failure failure = run(owner, lane->ep, lane->buffer, [&] { return call_once(call); });
+  if (!failure.exception.is_none()) {
+    if (failure.has_begun) {
+      lane->holds = 0;
+      if (is_new) object.used();
+    }
+    failure.raise_if_any();
+  }
+  if (is_new) {
+    use->spots.push_back(spot);
+    object.used();
+  }
+  lane->holds = spot->number = ++lane->number;
+  return spot;
+}
+
+// Until the GPU has told how many rows arrive. A dispatch that fails tells of none.
+void HighThroughput::await(const Lane& lane, Received* received) const {
+  const volatile int64_t* ranges = lane.host_ranges.data_ptr<int64_t>();
+  const volatile int32_t* counts = lane.host_counts.data_ptr<int32_t>();
+  const auto experts = static_cast<size_t>(lane.host_counts.numel());
+  const auto ranks = static_cast<size_t>(ranks_);
+  const c10::Stream stream = streams_->current();
+  c10::Event done(stream.device_type());
+  done.record(stream);
+  const auto is_told = [&] {
+    return std::all_of(ranges, ranges + ranks, [](int64_t range) { return range >= 0; }) &&
+           std::all_of(counts, counts + experts, [](int32_t count) { return count >= 0; });
+  };
+  constexpr int kLooksUntilQuery = 64;
+  constexpr auto kUntilSignals = std::chrono::milliseconds(100);
+  bool is_over = false;
+  {
+    const py::gil_scoped_release without_gil;
+    auto asked = std::chrono::steady_clock::now();
+    for (int look = 1; !is_over && !is_told(); ++look) {
+      std::this_thread::yield();
+      if (look % kLooksUntilQuery != 0) continue;
+      is_over = done.query();
+      const auto now = std::chrono::steady_clock::now();
+      if (now - asked < kUntilSignals) continue;
+      asked = now;
+      const py::gil_scoped_acquire with_gil;
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    }
+  }
+  std::atomic_thread_fence(std::memory_order_acquire);
+  received->total = 0;
+  received->ranges.assign(ranges, ranges + ranks);
+  received->counts.assign(counts, counts + experts);
+  for (int64_t& range : received->ranges) {
+    range = std::max(range, int64_t{0});
+    received->total += range & kCountMask;
+  }
+  for (int32_t& count : received->counts) count = std::max(count, 0);
+  if (received->total == 0 && (is_over || done.query())) check_failures();
+}
+
+// --- Results ---------------------------------------------------------------------------------------------------
+
+// The rows that arrived, of the library's memory; on hosts zeros in the others.
+at::Tensor HighThroughput::copy(const at::Tensor& memory, const Use& use) const {
+  if (is_on_gpu()) return memory.narrow(0, 0, use.rows).clone();
+  std::vector<int64_t> sizes = memory.sizes().vec();
+  sizes[0] = use.rows;
+  at::Tensor copied = at::empty(sizes, memory.options());
+  const auto row = static_cast<size_t>(memory.stride(0) * memory.element_size());
+  const size_t bytes = static_cast<size_t>(std::min(use.total, use.rows)) * row;
+  const py::gil_scoped_release without_gil;
+  if (bytes != 0) std::memcpy(copied.data_ptr(), memory.data_ptr(), bytes);
+  if (copied.nbytes() > bytes) {
+    std::memset(static_cast<std::byte*>(copied.data_ptr()) + bytes, 0, copied.nbytes() - bytes);
+  }
+  return copied;
+}
+
+// Where the rows of each source end, in this rank's column.
+at::Tensor HighThroughput::prefixes_of(const std::vector<int64_t>& ranges) const {
+  auto options = at::TensorOptions(at::kInt).device(at::kCPU);
+  if (is_on_gpu()) options = options.pinned_memory(true);
+  const at::Tensor prefixes = at::empty({ranks_, ranks_}, options);
+  auto* ends = prefixes.data_ptr<int32_t>();
+  std::fill_n(ends, ranks_ * ranks_, -1);
+  int64_t end = 0;
+  for (int64_t source = 0; source < ranks_; ++source) {
+    end += ranges[static_cast<size_t>(source)] & kCountMask;
+    ends[source * ranks_ + rank_] = static_cast<int32_t>(end);
+  }
+  return is_on_gpu() ? prefixes.to(at::TensorOptions(device()), true) : prefixes;
+}
+
+// Undefined: the dispatch was not given it.
+struct HighThroughput::Beside {
+  at::Tensor topk_idx, weights, sources, prefixes;
+};
+
+HighThroughput::Beside HighThroughput::beside(const Lane& lane, const Use& use,
+                                              const Received& received, bool is_weighted) const {
+  Beside made;
+  made.prefixes = prefixes_of(received.ranges);
+  made.sources = copy(lane.sources, use);
+  if (use.has_topk) {
+    made.topk_idx = (is_on_gpu() ? lane.topk_idx.narrow(0, 0, use.rows) : copy(lane.topk_idx, use))
+                        .to(at::kLong);
+  }
+  if (is_weighted) made.weights = copy(lane.weights, use);
+  if (use.total == use.rows) return made;
+  for (at::Tensor values : {made.sources, made.topk_idx}) {
+    if (values.defined()) values.narrow(0, use.total, use.rows - use.total).fill_(-1);
+  }
+  return made;
+}
+
+// The host does not know how many of the rows come.
+HighThroughput::Beside HighThroughput::beside_unknown(const Lane& lane, const Use& use,
+                                                      bool is_weighted) const {
+  Beside made;
+  const at::Tensor ends = lane.ranges.bitwise_and(at::Scalar(kCountMask)).cumsum(0);
+  made.prefixes = at::full({ranks_, ranks_}, -1, at::TensorOptions(at::kInt).device(device()));
+  made.prefixes.select(1, rank_).copy_(ends);
+  const at::Tensor behind = lane.row_numbers.narrow(0, 0, use.rows).ge(ends.select(0, ranks_ - 1));
+  made.sources = lane.sources.narrow(0, 0, use.rows).masked_fill(behind, -1);
+  made.topk_idx = lane.topk_idx.narrow(0, 0, use.rows).to(at::kLong);
+  made.topk_idx.masked_fill_(behind.unsqueeze(1), -1);
+  if (is_weighted) {
+    made.weights = lane.weights.narrow(0, 0, use.rows).masked_fill(behind.unsqueeze(1), 0);
+  }
+  return made;
+}
+
+py::tuple HighThroughput::dispatch(const py::object& owner, const Rows& x,
+                                   const std::optional<at::Tensor>& in_rank,
+                                   const std::optional<at::Tensor>& per_expert,
+                                   const std::optional<at::Tensor>& topk_idx,
+                                   const std::optional<at::Tensor>& weights, int64_t alignment,
+                                   int64_t worst, const Order& order) {
+  const at::NoGradGuard without_grad;
+  const bool waits = worst == 0;
+  if (is_on_gpu() && waits && capture_of(streams_->current()) != 0) {
+    throw py::value_error(
+        "a dispatch that waits for its counts cannot be captured; give num_worst_tokens");
+  }
+  check_failures();
+  OnStream running(streams_, order);
+  const SharedUse use =
+      route(owner, x, in_rank, per_expert, topk_idx, weights, alignment, worst, 0);
+  const auto received = std::make_shared<Received>();
+  received->awaited = waits;
+  const auto dense_weights =
+      weights.has_value() ? std::optional(weights->contiguous()) : std::nullopt;
+  const auto spot = send(owner, use.get(), x.contiguous(), dense_weights, received);
+  const Lane& lane = *spot->lane;
+  if (is_on_gpu() && waits) await(lane, received.get());
+  use->total = is_on_gpu() && !waits ? worst : received->total;
+  use->rows = waits ? use->total : worst;
+  if (use->total > use->rows) raise_too_many(use->total, worst, ranks_);
+  std::vector<int64_t> told;
+  if (!use->has_topk) {
+    told = owner.attr("add_up")(*per_expert).cast<std::vector<int64_t>>();
+  } else if (waits) {
+    told.assign(received->counts.begin(), received->counts.end());
+  }
+  for (int64_t& count : told) count = (count + alignment - 1) / alignment * alignment;
+  const at::Tensor values = copy(lane.values, *use);
+  const at::Tensor scales = x.is_fp8() ? copy(lane.scales, *use) : at::Tensor();
+  const bool is_weighted = weights.has_value();
+  const Beside also = is_on_gpu() && !waits ? beside_unknown(lane, *use, is_weighted)
+                                            : beside(lane, *use, *received, is_weighted);
+  running.end({values, scales, also.topk_idx, also.weights, also.sources, also.prefixes},
+              {x.values, or_undefined(x.scales), or_undefined(topk_idx), or_undefined(weights),
+               *in_rank, *per_expert});
+  return py::make_tuple(values, or_none(scales), or_none(also.topk_idx), or_none(also.weights),
+                        told, also.prefixes, also.sources, use);
+}
+
+py::tuple HighThroughput::replay(const py::object& owner, const SharedUse& use, const Rows& x,
+                                 const Order& order) {
+  const at::NoGradGuard without_grad;
+  check_failures();
+  OnStream running(streams_, order);
+  check_rows(x);
+  const Rows rows = x.contiguous();
+  if (rows.tokens() != use->topk_idx.size(0)) {
+    throw py::value_error("x has " + std::to_string(rows.tokens()) +
+                          " rows, the handle's dispatch had " +
+                          std::to_string(use->topk_idx.size(0)) + " tokens");
+  }
+  if (use->alignment != 0) {
+    const py::tuple sent = send_expanded(owner, use, rows, std::nullopt, false);
+    return py::make_tuple(sent[0], sent[1]);
+  }
+  const auto received = std::make_shared<Received>();
+  received->awaited = false;
+  const auto spot = send(owner, use.get(), rows, std::nullopt, received);
+  const at::Tensor values = copy(spot->lane->values, *use);
+  const at::Tensor scales = x.is_fp8() ? copy(spot->lane->scales, *use) : at::Tensor();
+  running.end({values, scales}, {x.values, or_undefined(x.scales)});
+  return py::make_tuple(values, or_none(scales));
+}
+
+py::tuple HighThroughput::send_expanded(const py::object& owner, const SharedUse& use,
+                                        const Rows& x, const std::optional<at::Tensor>& weights,
+                                        bool shrinks) {
+  const at::NoGradGuard without_grad;
+  const Rows rows = x.contiguous();
+  const auto received = std::make_shared<Received>();
+  received->own_values = at::empty({use->rows, rows.hidden()}, rows.values.options());
+  const auto dense_weights =
+      weights.has_value() ? std::optional(weights->contiguous()) : std::nullopt;
+  const auto spot = send(owner, use.get(), rows, dense_weights, received);
+  use->total = received->total;
+  if (shrinks) use->rows = use->total;
+  const at::Tensor values = received->own_values.narrow(0, 0, use->rows);
+  if (use->rows > use->total) {
+    values.view(at::kByte).narrow(0, use->total, use->rows - use->total).zero_();
+  }
+  const Lane& lane = *spot->lane;
+  return py::make_tuple(values, x.is_fp8() ? py::cast(copy(lane.scales, *use)) : py::none(),
+                        weights.has_value() ? py::cast(copy(lane.weights, *use)) : py::none(),
+                        received->counts, received->ranges);
+}
+
+// --- Combine ---------------------------------------------------------------------------------------------------
+
+// A lane that the rows of the handle can be combined from. Where later dispatches have used it, or the handle was
+// combined, its dispatch is done again with zeros.
+std::shared_ptr<HighThroughput::Spot> HighThroughput::ready(const py::object& owner, Use* use,
+                                                            int64_t hidden) {
+  std::shared_ptr<Spot> first;
+  for (const auto& spot : use->spots) {
+    if (spot->hidden() != hidden) continue;
+    if (spot->is_held()) return spot;
+    if (first == nullptr) first = spot;
+  }
+  const bool is_fp8 = first != nullptr && first->is_fp8;
+  const int64_t tokens = use->topk_idx.size(0);
+  const auto options = at::TensorOptions(device());
+  Rows zeros{at::zeros({tokens, hidden * (is_fp8 ? 1 : 2)}, options.dtype(at::kByte))
+                 .view(type_of(is_fp8)),
+             {}};
+  if (is_fp8) zeros.scales = at::ones({tokens, groups_of(hidden)}, options.dtype(at::kFloat));
+  const auto received = std::make_shared<Received>();
+  received->awaited = false;
+  return send(owner, use, zeros, std::nullopt, received);
+}
+
+py::tuple HighThroughput::combine(const py::object& owner, const SharedUse& use,
+                                  const at::Tensor& x, const std::optional<at::Tensor>& weights,
+                                  const std::vector<at::Tensor>& biases, const Order& order) {
+  const at::NoGradGuard without_grad;
+  check_place("x", x);
+  if (weights.has_value()) check_place("topk_weights", *weights);
+  if (x.dim() != 2 || x.scalar_type() != at::kBFloat16 || x.size(0) != use->rows) {
+    throw py::value_error("x is " + told(x) + "; it must be bfloat16 [" +
+                          std::to_string(use->rows) + ", hidden], a row for each of the dispatch");
+  }
+  const int64_t tokens = use->topk_idx.size(0), top_k = use->topk_idx.size(1), hidden = x.size(1);
+  if (weights.has_value()) {
+    if (!use->has_topk) {
+      throw py::value_error("topk_weights go back only by the handle of a dispatch with topk_idx");
+    }
+    std::vector<int64_t> sizes{use->rows};
+    if (use->alignment == 0) sizes.push_back(top_k);
+    expect("topk_weights", *weights, at::kFloat, sizes);
+  }
+  for (const at::Tensor& bias : biases) {
+    check_place("bias", bias);
+    expect("bias", bias, at::kBFloat16, {tokens, hidden});
+  }
+  check_failures();
+  OnStream running(streams_, order);
+  const at::Tensor y = x.contiguous();
+  const at::Tensor given = weights.has_value() ? weights->contiguous() : at::Tensor();
+  const auto spot = ready(owner, use.get(), hidden);
+  const auto options = at::TensorOptions(device());
+  at::Tensor sums = at::empty({tokens, hidden}, options.dtype(at::kBFloat16));
+  const at::Tensor out = sums;
+  const at::Tensor back =
+      weights.has_value() ? at::empty({tokens, top_k}, options.dtype(at::kFloat)) : at::Tensor();
+  const std::shared_ptr<Lane> lane = spot->lane;
+  lane->holds = 0;
+  const auto handle = address_of<mep_ep_handle_t>(spot->handle);
+  const auto call = [=](mep_stream_t stream) {
+    mep_combine_send_t send;
+    mep_combine_send_defaults(&send);
+    send.y = y.numel() != 0 ? y.data_ptr() : lane->view.combine_input;
+    if (given.defined()) send.topk_weights = given.data_ptr<float>();
+    mep_combine_receive_t receive;
+    mep_combine_receive_defaults(&receive);
+    receive.num_tokens = static_cast<uint32_t>(tokens);
+    if (tokens != 0) receive.out = out.data_ptr();
+    if (back.defined()) receive.topk_weights = back.data_ptr<float>();
+    return mep_combine(handle, &send, &receive, stream);
+  };
+  run(owner, lane->ep, lane->buffer, [&] { return call_once(call); }).raise_if_any();
+  if (!biases.empty()) {
+    at::Tensor terms = out.to(at::kFloat);
+    for (const at::Tensor& bias : biases) terms = terms.add(bias.to(at::kFloat));
+    sums = terms.to(at::kBFloat16);
+  }
+  std::vector<at::Tensor> all_given = biases;
+  all_given.insert(all_given.end(), {x, or_undefined(weights)});
+  running.end({sums, back}, all_given);
+  return py::make_tuple(sums, or_none(back));
+}
+
+void add_high_throughput(py::module_& module) {
+  using Normal = HighThroughput;
+  py::class_<Normal, std::shared_ptr<Normal>> normal(module, "HighThroughput");
+  py::class_<Normal::Use, Normal::SharedUse>(normal, "Use")
+      .def_readonly("topk_idx", &Normal::Use::topk_idx)
+      .def_readonly("num_experts", &Normal::Use::experts)
+      .def_readonly("most", &Normal::Use::most)
+      .def_readwrite("rows", &Normal::Use::rows)
+      .def_readonly("total", &Normal::Use::total)
+      .def_property_readonly("owner", [](const Normal::Use& use) { return use.owner; });
+  py::class_<Normal::Rows>(normal, "Rows")
+      .def(py::init<at::Tensor, std::optional<at::Tensor>>(), py::arg("values"),
+           py::arg("scales") = py::none());
+  py::class_<Normal::Order>(normal, "Order")
+      .def(py::init<bool, bool>(), py::arg("behind_current"), py::arg("is_async"));
+  normal
+      .def(py::init<py::object, std::shared_ptr<BufferStreams>, bool>(), py::arg("comm"),
+           py::arg("streams"), py::arg("tells_failures"))
+      .def("layout", &Normal::layout)
+      .def("route", &Normal::route)
+      .def("dispatch", &Normal::dispatch)
+      .def("replay", &Normal::replay)
+      .def("send_expanded", &Normal::send_expanded)
+      .def("combine", &Normal::combine);
+}
+
+}  // namespace mep_torch

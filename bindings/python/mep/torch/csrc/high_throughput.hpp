@@ -1,0 +1,138 @@
+// Dispatches and combines of mep.deep_ep's normal mode, and the memory that they need.
+//
+// Memory for more tokens, or for other rows, is made together with the other ranks.
+#pragma once
+
+#include <mep.h>
+
+#include <compare>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "buffer_calls.hpp"
+
+namespace mep_torch {
+
+// The ranks of a dispatch have it in common.
+struct RowShape {
+  int64_t hidden, top_k, experts;
+  bool is_fp8;
+  int64_t alignment;  // of the experts' groups in the expanded layout; 0: plain rows
+
+  auto operator<=>(const RowShape&) const = default;
+};
+
+class HighThroughput : public BufferCalls, public std::enable_shared_from_this<HighThroughput> {
+ public:
+  // Rows that a dispatch sends. scales: of fp8.
+  struct Rows {
+    at::Tensor values;
+    std::optional<at::Tensor> scales;
+
+    bool is_fp8() const { return scales.has_value(); }
+    Rows contiguous() const;
+    int64_t tokens() const { return values.size(0); }
+    int64_t hidden() const { return values.size(1); }
+  };
+  // How an operation is ordered on a GPU. behind_current: it waits for what the current stream has. is_async: the
+  // current stream does not wait for it. An operation with both ties runs on the current stream, others on the own one.
+  struct Order {
+    bool behind_current, is_async;
+  };
+  struct Lane;
+  struct Spot;
+  // The routing of a dispatch, for all that is done with its handle.
+  struct Use {
+    std::shared_ptr<HighThroughput> owner;
+    at::Tensor topk_idx;  // a copy
+    int64_t experts, most, alignment;
+    bool has_topk;
+    int64_t total = 0;  // rows that arrive here, expanded with their padding
+    int64_t rows = 0;   // of the tensors: total, or what num_worst_tokens asks for
+    std::vector<std::shared_ptr<Spot>>
+        spots;  // one of each kind of rows, in the order in which they came
+  };
+  using SharedUse = std::shared_ptr<Use>;
+
+  // comm: a mep.Comm. streams: null on hosts.
+  HighThroughput(py::object comm, std::shared_ptr<BufferStreams> streams, bool tells_failures);
+
+  // An owner, below, has make(most, hidden, top_k, experts, is_fp8, alignment), which makes an EP object; failed() as
+  // of BufferCalls::run; and add_up(counts), the sums over the ranks for the experts of this one.
+
+  // (tokens per rank, tokens per expert, is_token_in_rank) of this rank's tokens.
+  py::tuple layout(const at::Tensor& topk_idx, int64_t experts, const Order& order);
+  // expansion: the alignment of the expanded layout, or 0. Checks what it is given, and agrees on the room.
+  SharedUse route(const py::object& owner, const Rows& x, const std::optional<at::Tensor>& in_rank,
+                  const std::optional<at::Tensor>& per_expert,
+                  const std::optional<at::Tensor>& topk_idx,
+                  const std::optional<at::Tensor>& weights, int64_t alignment, int64_t worst,
+                  int64_t expansion);
+  // Returns (values, scales or None, local experts, weights, counts, prefixes, sources, use).
+  py::tuple dispatch(const py::object& owner, const Rows& x,
+                     const std::optional<at::Tensor>& in_rank,
+                     const std::optional<at::Tensor>& per_expert,
+                     const std::optional<at::Tensor>& topk_idx,
+                     const std::optional<at::Tensor>& weights, int64_t alignment, int64_t worst,
+                     const Order& order);
+  // Returns (values, scales or None).
+  py::tuple replay(const py::object& owner, const SharedUse& use, const Rows& x,
+                   const Order& order);
+  // Sends by an expanded use, and writes its rows. shrinks: fewer, if fewer came. Returns (values, scales or None, weights or
+  // None, counts, ranges).
+  py::tuple send_expanded(const py::object& owner, const SharedUse& use, const Rows& x,
+                          const std::optional<at::Tensor>& weights, bool shrinks);
+  // Returns (sums, sums of the weights or None).
+  py::tuple combine(const py::object& owner, const SharedUse& use, const at::Tensor& x,
+                    const std::optional<at::Tensor>& weights, const std::vector<at::Tensor>& biases,
+                    const Order& order);
+
+ private:
+  struct Object;
+  struct Received;
+  class OnStream;
+
+  void expect(const char* name, const at::Tensor& tensor, at::ScalarType type,
+              at::IntArrayRef sizes) const;
+  void check_rows(const Rows& x) const;
+  void check_routing(int64_t tokens, const at::Tensor& in_rank, const at::Tensor& per_expert) const;
+  at::Tensor experts_of(const at::Tensor& in_rank) const;
+  // On hosts.
+  py::tuple count_layout(const at::Tensor& topk_idx, int64_t experts) const;
+  py::tuple gpu_layout(const at::Tensor& topk_idx, int64_t experts);
+
+  int64_t agree(const RowShape& shape, int64_t tokens);
+  int64_t most_by(int64_t worst, int64_t tokens) const;
+  Object& object(const py::object& owner, int64_t most, const RowShape& shape);
+  std::shared_ptr<Lane> make_lane(const py::object& ep, uint32_t buffer, int64_t most,
+                                  const RowShape& shape) const;
+  at::Tensor lane_memory(const void* address, at::IntArrayRef sizes, at::ScalarType type) const;
+
+  CallEnd call_once(const StreamCall& call) const;
+  // Another dispatch of the routing, from the lane that it had for such rows, or else from the next one.
+  std::shared_ptr<Spot> send(const py::object& owner, Use* use, const Rows& x,
+                             const std::optional<at::Tensor>& weights,
+                             const std::shared_ptr<Received>& received);
+  void await(const Lane& lane, Received* received) const;
+  at::Tensor copy(const at::Tensor& memory, const Use& use) const;
+  struct Beside;
+  // All that lies beside the rows.
+  Beside beside(const Lane& lane, const Use& use, const Received& received, bool is_weighted) const;
+  Beside beside_unknown(const Lane& lane, const Use& use, bool is_weighted) const;
+  at::Tensor prefixes_of(const std::vector<int64_t>& ranges) const;
+  std::shared_ptr<Spot> ready(const py::object& owner, Use* use, int64_t hidden);
+
+  const int64_t rank_;
+  std::map<std::pair<int64_t, RowShape>, std::shared_ptr<Object>> objects_;
+  std::map<RowShape, int64_t>
+      most_;  // tokens of a rank that the last EP object of a shape has room for
+  std::map<int64_t, at::Tensor> numbers_;  // 0, 1, .. on the GPU, by how many
+};
+
+// Adds the class to the binding.
+void add_high_throughput(py::module_& module);
+
+}  // namespace mep_torch

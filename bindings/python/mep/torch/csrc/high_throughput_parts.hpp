@@ -1,0 +1,124 @@
+// Parts of HighThroughput that its files share.
+#pragma once
+
+#include <array>
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+
+#include "high_throughput.hpp"
+
+namespace mep_torch {
+
+constexpr size_t kHalves = 2;               // buffers of an EP object
+constexpr int64_t kScaleValues = 128;       // that share a scale
+constexpr int64_t kCountMask = 0xffffffff;  // of an entry of layout_range
+
+inline int64_t groups_of(int64_t hidden) {
+  return (hidden + kScaleValues - 1) / kScaleValues;
+}
+
+inline at::ScalarType type_of(bool is_fp8) {
+  return is_fp8 ? at::kFloat8_e4m3fn : at::kBFloat16;
+}
+
+inline std::string told(const at::Tensor& tensor) {
+  return name_of(tensor.scalar_type()) + " " + shape_of(tensor.sizes());
+}
+
+// A buffer of an EP object, with the handles of the library that nobody uses.
+struct HighThroughput::Lane {
+  py::object ep;
+  uint32_t buffer;
+  mep_ep_view_t view;
+  std::vector<py::object> free;
+  uint64_t number = 0;  // of its last dispatch
+  uint64_t holds = 0;   // the dispatch that can be combined; 0: none
+  // The library's memory. Undefined: it has none.
+  at::Tensor values, scales, topk_idx, weights, sources, ranges;
+  // Pinned memory, in which dispatches on a GPU tell the host.
+  at::Tensor host_ranges, host_counts;
+  at::Tensor row_numbers;  // 0, 1, .. on a GPU
+};
+
+// A routing in a lane: the rows that the lane has by it, or had.
+struct HighThroughput::Spot {
+  Spot(std::shared_ptr<Lane> lane_, bool is_fp8_) : lane(std::move(lane_)), is_fp8(is_fp8_) {
+    if (lane->free.empty()) {
+      handle = lane->ep.attr("handle")(lane->buffer);
+    } else {
+      handle = std::move(lane->free.back());
+      lane->free.pop_back();
+    }
+  }
+  ~Spot() { lane->free.push_back(std::move(handle)); }
+  Spot(const Spot&) = delete;
+  Spot& operator=(const Spot&) = delete;
+
+  int64_t hidden() const { return lane->values.size(1); }
+  bool is_held() const { return number != 0 && number == lane->holds; }
+
+  std::shared_ptr<Lane> lane;
+  bool is_fp8;
+  py::object handle;    // a mep.ep.Handle
+  uint64_t number = 0;  // of its last dispatch in the lane
+};
+
+// An EP object, whose buffers are used in turn.
+struct HighThroughput::Object {
+  std::array<std::shared_ptr<Lane>, kHalves> lanes;
+  size_t turn = 0;
+
+  void used() { turn = (turn + 1) % kHalves; }
+};
+
+// The counts that a dispatch tells the host.
+struct HighThroughput::Received {
+  bool awaited = true;    // on a GPU: at all
+  at::Tensor own_values;  // rows of the caller in place of the library's, or undefined
+  std::vector<int64_t> ranges;
+  std::vector<int32_t> counts;
+  int64_t total = 0;
+};
+
+// The stream of an operation on a GPU, which is the current one as long as this lives. Nothing on hosts.
+class HighThroughput::OnStream {
+ public:
+  OnStream(const std::shared_ptr<BufferStreams>& streams, const Order& order)
+      : streams_(streams),
+        is_async_(order.is_async),
+        is_own_(order.is_async || !order.behind_current) {
+    if (streams_ == nullptr) return;
+    current_ = streams_->current();
+    device_.emplace(streams_->device());
+    if (!is_own_ || order.behind_current) {
+      streams_->begin(is_own_);
+    } else {
+      streams_->follow(streams_->own());
+    }
+    if (is_own_) stream_.emplace(streams_->own());
+  }
+
+  // made, given: tensors of the operation, whose memory is not used again before both streams have done with it.
+  void end(std::initializer_list<at::Tensor> made, const std::vector<at::Tensor>& given) {
+    if (streams_ == nullptr || !is_own_) return;
+    stream_.reset();
+    for (const at::Tensor& tensor : made) {
+      if (tensor.defined()) tensor.record_stream(*current_);
+    }
+    if (is_async_) {
+      streams_->use_on_own(given);
+    } else {
+      wait_for(streams_->own(), *current_);
+    }
+  }
+
+ private:
+  const std::shared_ptr<BufferStreams> streams_;
+  const bool is_async_, is_own_;
+  std::optional<c10::Stream> current_;
+  std::optional<c10::DeviceGuard> device_;
+  std::optional<c10::StreamGuard> stream_;
+};
+
+}  // namespace mep_torch
