@@ -82,7 +82,8 @@ def rank_names():
 
 
 def rank_gone():
-    """The handle of a buffer that was destroyed is refused; a tensor over the memory of one that was dropped keeps it."""
+    """The handle of a buffer that was destroyed is refused; tensors over the memory of one that was destroyed or dropped
+    keep it."""
     import mep
     import torch
     deep_ep, dist, rank, ranks = low_latency.begin()
@@ -92,10 +93,14 @@ def rank_gone():
     def dispatched(buffer):
         return buffer.low_latency_dispatch(case.x[rank], case.topk_idx[rank], low_latency.MOST, case.experts,
                                            use_fp8=False)
-    handle = dispatched(first)[2]
+    kept, _, handle = dispatched(first)[:3]
+    place = first.get_next_low_latency_combine_buffer(handle)
+    expected = kept.clone()
     outputs = torch.zeros(2, ranks * low_latency.MOST, low_latency.HIDDEN, dtype=torch.bfloat16)
     dist.barrier()
     first.destroy()
+    place.fill_(1)
+    assert torch.equal(kept, expected)
     for call in (lambda: second.get_next_low_latency_combine_buffer(handle),
                  lambda: second.low_latency_combine(outputs, case.topk_idx[rank], case.weights[rank], handle)):
         low_latency.expect(mep.InvalidArgumentError, "closed", call)

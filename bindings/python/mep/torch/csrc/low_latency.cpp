@@ -115,6 +115,7 @@ LowLatencyLanes::LowLatencyLanes(py::object ep, std::vector<py::object> handles,
                                  bool tells_failures)
     : BufferCalls(ep.attr("_comm"), std::move(streams), tells_failures),
       ep_(std::move(ep)),
+      memory_(ep_.attr("_memory")),
       has_power_scales_(has_power_scales),
       experts_(number_of(ep_, "experts_per_rank")),
       max_tokens_(number_of(ep_, "max_tokens_per_rank")),
@@ -131,8 +132,8 @@ LowLatencyLanes::LowLatencyLanes(py::object ep, std::vector<py::object> handles,
 at::Tensor LowLatencyLanes::combine_buffer(const py::object& owner, const Use& use) const {
   check_use(use);
   (void)address_of<mep_ep_handle_t>(lanes_[use.lane].handle);
-  return memory(owner, lanes_[use.lane].view.combine_input, {experts_, rows(), hidden_},
-                {rows() * hidden_, hidden_, 1}, at::kBFloat16);
+  return memory(py::make_tuple(owner, memory_), lanes_[use.lane].view.combine_input,
+                {experts_, rows(), hidden_}, {rows() * hidden_, hidden_, 1}, at::kBFloat16);
 }
 
 // The scales as DeepEP has them: the rows of an expert lie next to each other, group by group.
@@ -151,8 +152,8 @@ void LowLatencyLanes::prepare_scales(const py::object& owner, bool packed,
                                              ? std::array<int64_t, 3>{groups * column, 1, column}
                                              : std::array<int64_t, 3>{rows() * groups, groups, 1};
   dispatch->packed = packed;
-  dispatch->library_scales =
-      memory(owner, lanes_[next_].view.recv_scales, {experts_, rows(), groups}, strides, type);
+  dispatch->library_scales = memory(py::make_tuple(owner, memory_), lanes_[next_].view.recv_scales,
+                                    {experts_, rows(), groups}, strides, type);
   dispatch->scales = is_on_gpu() && !has_power_scales_
                          ? dispatch->library_scales
                          : outputs({experts_, packed ? groups / 4 : groups, rows()},
@@ -265,12 +266,13 @@ std::shared_ptr<LowLatencyLanes::Dispatch> LowLatencyLanes::prepare(
   made->topk_idx = topk_idx;
   made->statistics = statistics;
   made->waits = waits;
-  made->rows =
-      memory(owner, view.recv_x, {experts_, rows(), hidden_}, {rows() * hidden_, hidden_, 1},
-             view.recv_scales == nullptr ? at::kBFloat16 : at::kFloat8_e4m3fn);
+  made->rows = memory(py::make_tuple(owner, memory_), view.recv_x, {experts_, rows(), hidden_},
+                      {rows() * hidden_, hidden_, 1},
+                      view.recv_scales == nullptr ? at::kBFloat16 : at::kFloat8_e4m3fn);
   made->count = outputs({experts_}, at::kInt);
   made->ranges = outputs({experts_, ranks_}, at::kLong);
-  made->info = is_on_gpu() ? memory(owner, view.src_info, {experts_, rows()}, {rows(), 1}, at::kInt)
+  made->info = is_on_gpu() ? memory(py::make_tuple(owner, memory_), view.src_info,
+                                    {experts_, rows()}, {rows(), 1}, at::kInt)
                            : outputs({experts_, rows()}, at::kInt);
   if (view.recv_scales != nullptr) prepare_scales(owner, packed_scales, made.get());
   return made;

@@ -77,6 +77,8 @@ class LowLatencyLanes : public BufferCalls, public std::enable_shared_from_this<
   CallEnd call_once(size_t lane, const LibraryCall& call, bool on_own) const;
 
   const py::object ep_;
+  const py::object
+      memory_;  // a mep._buffers.Memory: on hosts it outlives the object as long as a tensor over it
   const bool has_power_scales_;
   const int64_t experts_, max_tokens_, hidden_, top_k_;
   std::vector<Lane> lanes_;
