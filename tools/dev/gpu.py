@@ -9,7 +9,7 @@ import subprocess
 import time
 
 from console import ROOT, die, has, jobs, note, output_of, read_lines, run_logged, step
-from trees import gpu_architecture
+from trees import gpu_architecture, strictness
 
 TREE = ROOT / "build/gpu-test"
 LOG = TREE / "log"
@@ -59,7 +59,7 @@ def build_kernels(table: Table) -> bool:
     step(f"Building the GPU tests for sm_{architecture}")
     start = time.monotonic()
     generator = ["-G", "Ninja"] if has("ninja") else []
-    if logged_to("configure.log", "cmake", *generator, "-S", "tests/gpu", "-B", TREE,
+    if logged_to("configure.log", "cmake", *generator, *strictness(), "-S", "tests/gpu", "-B", TREE,
                  f"-DMEP_CUDA_ARCHITECTURES={architecture}-real",
                  f"-DMEP_GPU_TEST_ARCHITECTURES={architecture}-real") != 0:
         print(*read_lines(TREE / "configure.log"), sep="\n")

@@ -82,10 +82,10 @@ def cuda_of_a_short_run() -> int:
     return ONE_GPU if changed else NO_CUDA
 
 
-def warnings_are_errors() -> bool:
-    """In the gate, which sets the variable, and for whoever develops with it: a warning that a newer compiler gives
-    in false alarm does not stop anybody's first build."""
-    return os.environ.get("MEP_DEV_WERROR", "0") == "1"
+def strictness() -> list[str]:
+    """Warnings are errors in the gate, which sets the variable, and for those who develop with it. One that a newer
+    compiler gives in false alarm stops nobody's first build."""
+    return ["-DMEP_WERROR=ON"] if os.environ.get("MEP_DEV_WERROR", "0") == "1" else []
 
 
 def configure(preset: str, cuda: int) -> int:
@@ -93,7 +93,7 @@ def configure(preset: str, cuda: int) -> int:
     no kernels: none runs under them."""
     if preset != "release":
         cuda = NO_CUDA
-    strict = ["-DMEP_WERROR=ON"] if warnings_are_errors() else []
+    strict = strictness()
     if is_configured(preset):
         changes = []
         if strict and cache_value(preset, "MEP_WERROR") != "ON":
