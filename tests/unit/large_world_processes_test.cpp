@@ -300,12 +300,34 @@ void cycles_leave_nothing(void**) {
   report.require_clean();
 }
 
+// Ranks of which half come after the first notice of the others: each looks for many. Some 20 s, so in the soak alone.
+void many_ranks_start_though_half_are_late(void**) {
+  constexpr int kMany = 200;
+  constexpr unsigned kLateUs = 7'000'000;  // the first notice comes after 5 s
+  if (!soak_flag()) return;
+  Report report;
+  JoinJob job(
+      kMany, patient_config(0), report,
+      [](int, mep_comm_t comm, Report& found) {
+        const int32_t one = 1;
+        int32_t sum = 0;
+        COLL_OK(found, mep_allreduce(&one, &sum, 1, MEP_INT32, MEP_SUM, comm, nullptr));
+        COLL_CHECK(found, sum == kMany);
+      },
+      [](int rank) {
+        if (rank < kMany / 2) pause_us(kLateUs);
+      });
+  job.expect_clean_end();
+  report.require_clean();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   read_arguments(argc, argv);
   const CMUnitTest tests[] = {
       cmocka_unit_test(replacement_finds_all), cmocka_unit_test(limits_are_refused),
-      cmocka_unit_test(many_channels_are_settled), cmocka_unit_test(cycles_leave_nothing)};
+      cmocka_unit_test(many_channels_are_settled), cmocka_unit_test(cycles_leave_nothing),
+      cmocka_unit_test(many_ranks_start_though_half_are_late)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);
 }
