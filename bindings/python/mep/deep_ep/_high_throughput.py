@@ -83,10 +83,11 @@ class HighThroughput:
 
     def dispatch(self, x: _Rows, is_token_in_rank: Optional[torch.Tensor], per_expert: Optional[torch.Tensor],
                  topk_idx: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor], alignment: int, worst: int,
-                 previous: Optional[EventOverlap], asynchronous: bool) -> tuple:
-        """(rows, or rows and scales; local experts; weights; counts; handle; event)"""
+                 previous: Optional[EventOverlap], asynchronous: bool, room: int = 0) -> tuple:
+        """(rows, or rows and scales; local experts; weights; counts; handle; event). room: the most tokens of a rank, the
+        same on all ranks; on a GPU they need not agree on it then."""
         values, scales, local, weights, counts, prefixes, sources, use = self._binding.dispatch(
-            self, _rows(x), is_token_in_rank, per_expert, topk_idx, topk_weights, alignment, worst,
+            self, _rows(x), is_token_in_rank, per_expert, topk_idx, topk_weights, alignment, worst, room,
             self._order(previous, asynchronous))
         given = (*(x if isinstance(x, tuple) else (x,)), topk_idx, topk_weights, is_token_in_rank, per_expert)
         return (_received(values, scales), local, weights, counts, _handle(prefixes, sources, is_token_in_rank, use),
@@ -112,7 +113,7 @@ class HighThroughput:
         experts and handle are those of the rows before that."""
         comm, rows = self._calls.comm, _rows(x)
         use = self._binding.route(self, rows, is_token_in_rank, per_expert, topk_idx, topk_weights, alignment, worst,
-                                  alignment)
+                                  0, alignment)
         ranks, rank = comm.size, comm.rank
         local = self._local_experts(use)
         counts = torch.bincount(local.flatten() + 1, minlength=use.num_experts // ranks + 1)[1:]

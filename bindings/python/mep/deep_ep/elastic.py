@@ -271,7 +271,7 @@ class ElasticBuffer:
         if most < 1 or tokens > most:
             raise ValueError(f"x has {tokens} rows, num_max_tokens_per_rank is {most}")
         index = topk_idx.clone() if copies else topk_idx
-        per_rank, _, per_expert, in_rank, _ = self._buffer.get_dispatch_layout(index, num_experts)
+        _, _, per_expert, in_rank, _ = self._buffer.get_dispatch_layout(index, num_experts)
         worst, experts = 0 if waits else self.num_ranks * most, num_experts // self.num_ranks
         by_library = expands and self._buffer._normal.expands
         if by_library:
@@ -279,9 +279,8 @@ class ElasticBuffer:
                 x, in_rank, per_expert, index, topk_weights, alignment, worst,
                 most_expanded(worst, index.shape[1], experts, alignment))
         else:
-            received, local, weights, counts, base, _ = self._buffer.dispatch(
-                x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
-                topk_idx=index, topk_weights=topk_weights, expert_alignment=alignment, num_worst_tokens=worst)
+            received, local, weights, counts, base, _ = self._buffer._normal.dispatch(
+                x, in_rank, per_expert, index, topk_weights, alignment, worst, None, False, room=most)
         handle = EPHandle(base=base, do_expand=expands, num_experts=num_experts, expert_alignment=alignment,
                           num_max_tokens_per_rank=most, num_sms=num_sms, topk_idx=index)
         handle._by_library = by_library

@@ -297,7 +297,7 @@ py::tuple HighThroughput::dispatch(const py::object& owner, const Rows& x,
                                    const std::optional<at::Tensor>& per_expert,
                                    const std::optional<at::Tensor>& topk_idx,
                                    const std::optional<at::Tensor>& weights, int64_t alignment,
-                                   int64_t worst, const Order& order) {
+                                   int64_t worst, int64_t room, const Order& order) {
   const at::NoGradGuard without_grad;
   const bool waits = worst == 0;
   if (is_on_gpu() && waits && capture_of(streams_->current()) != 0) {
@@ -307,7 +307,7 @@ py::tuple HighThroughput::dispatch(const py::object& owner, const Rows& x,
   check_failures();
   OnStream running(streams_, order);
   const SharedUse use =
-      route(owner, x, in_rank, per_expert, topk_idx, weights, alignment, worst, 0);
+      route(owner, x, in_rank, per_expert, topk_idx, weights, alignment, worst, room, 0);
   const auto received = std::make_shared<Received>();
   received->awaited = waits;
   const auto dense_weights =

@@ -65,19 +65,20 @@ class HighThroughput : public BufferCalls, public std::enable_shared_from_this<H
 
   // (tokens per rank, tokens per expert, is_token_in_rank) of this rank's tokens.
   py::tuple layout(const at::Tensor& topk_idx, int64_t experts, const Order& order);
-  // expansion: the alignment of the expanded layout, or 0. Checks what it is given, and agrees on the room.
+  // room: tokens of a rank at most, the same on all ranks; 0: unknown. expansion: the alignment of the expanded layout, or
+  // 0. Checks what it is given, and agrees on the room.
   SharedUse route(const py::object& owner, const Rows& x, const std::optional<at::Tensor>& in_rank,
                   const std::optional<at::Tensor>& per_expert,
                   const std::optional<at::Tensor>& topk_idx,
                   const std::optional<at::Tensor>& weights, int64_t alignment, int64_t worst,
-                  int64_t expansion);
+                  int64_t room, int64_t expansion);
   // Returns (values, scales or None, local experts, weights, counts, prefixes, sources, use).
   py::tuple dispatch(const py::object& owner, const Rows& x,
                      const std::optional<at::Tensor>& in_rank,
                      const std::optional<at::Tensor>& per_expert,
                      const std::optional<at::Tensor>& topk_idx,
                      const std::optional<at::Tensor>& weights, int64_t alignment, int64_t worst,
-                     const Order& order);
+                     int64_t room, const Order& order);
   // Returns (values, scales or None).
   py::tuple replay(const py::object& owner, const SharedUse& use, const Rows& x,
                    const Order& order);

@@ -20,6 +20,12 @@ uint64_t fingerprint(const RowShape& shape) {
   return (hash ^ hash >> 32 ^ hash >> 48) & 0xffff;
 }
 
+// A power of two.
+int64_t room_for(int64_t tokens) {
+  return static_cast<int64_t>(
+      std::bit_ceil(static_cast<uint64_t>(std::max(tokens, kFewestTokens))));
+}
+
 void check_dealt(const at::Tensor& topk_idx, int64_t experts, int64_t ranks) {
   if (topk_idx.dim() != 2 || topk_idx.scalar_type() != at::kLong) {
     throw py::value_error("topk_idx is " + told(topk_idx) + "; it must be int64 [tokens, top-k]");
@@ -153,8 +159,8 @@ py::tuple HighThroughput::layout(const at::Tensor& topk_idx, int64_t experts, co
 // them if their shapes differ.
 int64_t HighThroughput::agree(const RowShape& shape, int64_t tokens) {
   const uint64_t print = fingerprint(shape);
-  const auto room = std::bit_ceil(static_cast<uint64_t>(std::max(tokens, kFewestTokens)));
-  const uint64_t flag = (print ^ 0xffff) << 48 | print << 32 | (0xffffffff ^ room);
+  const uint64_t room = 0xffffffff ^ static_cast<uint64_t>(room_for(tokens));
+  const uint64_t flag = (print ^ 0xffff) << 48 | print << 32 | room;
   const auto address = address_of<mep_comm_t>(comm_);
   const auto agreed = std::make_shared<uint64_t>();
   const auto call = [=] { return mep_comm_agree(address, flag, agreed.get()); };
@@ -191,10 +197,13 @@ int64_t HighThroughput::most_by(int64_t worst, int64_t tokens) const {
 
 // --- The routing ----------------------------------------------------------------------------------------------
 
-HighThroughput::SharedUse HighThroughput::route(
-    const py::object& owner, const Rows& x, const std::optional<at::Tensor>& in_rank,
-    const std::optional<at::Tensor>& per_expert, const std::optional<at::Tensor>& topk_idx,
-    const std::optional<at::Tensor>& weights, int64_t alignment, int64_t worst, int64_t expansion) {
+HighThroughput::SharedUse HighThroughput::route(const py::object& owner, const Rows& x,
+                                                const std::optional<at::Tensor>& in_rank,
+                                                const std::optional<at::Tensor>& per_expert,
+                                                const std::optional<at::Tensor>& topk_idx,
+                                                const std::optional<at::Tensor>& weights,
+                                                int64_t alignment, int64_t worst, int64_t room,
+                                                int64_t expansion) {
   const at::NoGradGuard without_grad;
   check_rows(x);
   const int64_t tokens = x.tokens();
@@ -241,7 +250,13 @@ HighThroughput::SharedUse HighThroughput::route(
   }
   if (weights.has_value()) expect("topk_weights", *weights, at::kFloat, use->topk_idx.sizes());
   const RowShape shape{x.hidden(), use->topk_idx.size(1), use->experts, x.is_fp8(), expansion};
-  use->most = is_on_gpu() && worst != 0 ? most_by(worst, tokens) : agree(shape, tokens);
+  if (is_on_gpu() && worst != 0) {
+    use->most = most_by(worst, tokens);
+  } else if (is_on_gpu() && room != 0) {
+    use->most = room_for(std::max(room, tokens));
+  } else {
+    use->most = agree(shape, tokens);
+  }
   return use;
 }
 
