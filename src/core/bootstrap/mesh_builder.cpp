@@ -15,9 +15,10 @@ namespace {
 
 constexpr uint64_t kFirstPauseNs = 500'000;
 constexpr uint64_t kLongestPauseNs = 20'000'000;
-// A rank is tried this often however many there are; above these, all tries of a host stay below some 20 000 a second.
-constexpr uint64_t kLargestPauseNs = 1'000'000'000;
+// With more ranks than these the pauses grow, so that all tries of a host stay below some 20 000 a second; up to the
+// largest, within which each rank that comes is found.
 constexpr uint64_t kRanksWithoutDelay = 32;
+constexpr uint64_t kLargestPauseNs = 1'000'000'000;
 // Connections of nobody in particular that are kept beside one for each rank.
 constexpr size_t kSpareIncoming = 64;
 // Over a network: how long a connection is given before the next address is tried, or before one
