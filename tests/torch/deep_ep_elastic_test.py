@@ -122,6 +122,7 @@ def one_case(buffer, case, rank, kind, alignment, waits):
     other = [each * 2 + 1 for each in case.x]
     again, local_again, nothing, same_handle, _ = buffer.dispatch(case.given(rank, kind, other[rank]), handle=handle)
     assert same_handle is handle and nothing is None and torch.equal(local_again, local)
+    assert torch.equal(handle.dst_buffer_slot_idx, case.topk_idx[rank].to(torch.int32))
     check_rows(case, rank, kind, again, other, worst=worst)
 
     expanded, nothing, weights, handle, _ = buffer.dispatch(

@@ -121,6 +121,12 @@ class EPHandle:
         self.num_unaligned_recv_tokens_per_expert: Optional[torch.Tensor] = None
         self.recv_src_metadata: torch.Tensor
 
+    @property
+    def dst_buffer_slot_idx(self) -> torch.Tensor:
+        """[tokens, top-k] int32: where a token goes. DeepEP names slots of its buffers, which tests compare between
+        dispatches of one routing; here these are the experts, -1 for none."""
+        return self.topk_idx.to(torch.int32)
+
     def _note(self, rank: int, local: torch.Tensor, counts: List[int], experts: int) -> None:
         """Takes in how the dispatch ended. local: [received, top-k]; counts: empty where it did not wait."""
         ends = self._base[0][:, rank].contiguous()
