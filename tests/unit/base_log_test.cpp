@@ -179,6 +179,7 @@ void fifo_blocks_nobody(void**) {
 
 void strangers_have_one_line_a_minute(void**) {
   const std::string text = stderr_of(nullptr, nullptr, [] {
+    mep::log_stranger("dropped %s", "somebody");
     std::vector<std::thread> threads;
     for (int thread = 0; thread < 4; ++thread) {
       threads.emplace_back([] {
@@ -192,7 +193,7 @@ void strangers_have_one_line_a_minute(void**) {
   });
   assert_string_equal(text.c_str(),
                       "mep warn: dropped somebody\nmep warn: another line\n"
-                      "mep warn: dropped another (and 399 more since the last such line)\n");
+                      "mep warn: dropped another (and 400 more since the last such line)\n");
 }
 
 }  // namespace
