@@ -178,18 +178,19 @@ void EpBuffer::agree_on_result() {
   op_.agreed = true;
   const mep_result_t own = op_.result;
   const mep_result_t agreed = agree(own, &op_.result);
+  bool is_second = false;
   if (agreed != MEP_SUCCESS) {
     op_.result = agreed;
     // The round was ended by a change, which this operation reports, behind one that it reports already.
     const Reports::Report reported = comm_.collectives().last_report();
     if (reported != nullptr) {
       reports().drop_up_to(reported->epoch);
-      const bool is_second = op_.ended_by != nullptr && op_.ended_by->epoch != reported->epoch;
+      is_second = op_.ended_by != nullptr && op_.ended_by->epoch != reported->epoch;
       op_.ended_by = is_second ? both_changes(*op_.ended_by, *reported) : reported;
-      if (is_second) op_.text = op_.ended_by->text;
+      if (is_second) set_last_error_text(op_.ended_by->text.c_str());
     }
   }
-  if (op_.result != own) op_.text = last_error_text();
+  if (op_.result != own || is_second) op_.text = last_error_text();
 }
 
 bool EpBuffer::arrived(EpWord kind, uint64_t use, uint32_t source, uint32_t* payload) const {
