@@ -120,7 +120,8 @@ void alltoall_is_right(int rank, int size, mep_comm_t comm, uint64_t seed, Repor
   run.check(found);
 }
 
-// Rank 1 changes who may read it while the job runs: the next operation copies twice on all ranks.
+// Rank 1 changes who may read it while the job runs: the next operation copies twice on all ranks, and so do those of a
+// communicator that is made afterwards.
 void a_rank_shuts_itself_off(const std::function<void()>& shut_off) {
   Report report;
   with_rank_processes(3, patient_config(0), report, [&](int rank, mep_comm_t comm, Report& found) {
@@ -129,6 +130,12 @@ void a_rank_shuts_itself_off(const std::function<void()>& shut_off) {
     COLL_CHECK(found, mep::pulled_blocks.load() == before + 2);
     if (rank == 1) shut_off();
     alltoall_is_right(rank, 3, comm, 2, found);
+    mep_comm_t made = nullptr;
+    COLL_OK(found, mep_comm_dup(comm, &made));
+    if (made == nullptr) return;
+    COLL_OK(found, mep_comm_set_timeout(made, 5'000));
+    alltoall_is_right(rank, 3, made, 3, found);
+    COLL_OK(found, mep_comm_destroy(made));
     COLL_CHECK(found, mep::pulled_blocks.load() == before + 2);
   });
   report.require_clean();

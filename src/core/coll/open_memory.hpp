@@ -21,7 +21,7 @@ class OpenMemory {
   // The word shows a value that it has never shown.
   const MemoryOffer& open(const void* data) {
     offer_ = {};
-    if (!may_read_ || !word_.make() || ReadRights::now() != rights_) return offer_;
+    if (!may_read_ || !word_.make()) return offer_;
     if (last_ == 0) last_ = unguessable_number();
     if (last_ == 0 || ++last_ == 0) return offer_;
     word_.show(last_);
@@ -46,7 +46,6 @@ class OpenMemory {
   MemoryOffer offer_;
   uint64_t last_ = 0;
   bool may_read_ = true;
-  const ReadRights rights_;  // when peers found that they may
 };
 
 }  // namespace mep

@@ -108,8 +108,8 @@ bool reads_all(const Collectives& comm) {
 
 void offer_memory(Collectives& comm, const Operation& operation, Block given) {
   const auto* const send = static_cast<const std::byte*>(operation.args.send);
-  const bool is_offered =
-      reads_all(comm) && (given.bytes == 0 || others_can_read(send + given.offset, given.bytes));
+  const bool is_offered = reads_all(comm) && comm.world().peers().keeps_read_rights() &&
+                          (given.bytes == 0 || others_can_read(send + given.offset, given.bytes));
   if (is_offered) {
     comm.open_memory().open(send);
   } else {

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/peer_memory.hpp"
 #include "base/unique_fd.hpp"
 #include "core/bootstrap/bootstrap.hpp"
 #include "core/membership/row.hpp"
@@ -60,6 +61,8 @@ class WorldPeers {
   bool is_in(const membership::View& view, uint32_t slot) const;
   // MEP_PEER_* of a slot.
   uint32_t state(uint32_t slot) const;
+  // Peers have tried at the start whether they may read this process. True: nothing has changed that since.
+  bool keeps_read_rights() const { return ReadRights::now() == read_rights_; }
   // How a slot is reached, in words, which live as long as this table. Any thread; throws std::bad_alloc.
   const char* transport_text(uint32_t slot) const;
   // While it is held no peer is forgotten, and what a slot is reached by stays: whoever reaches, imports or drops
@@ -82,6 +85,7 @@ class WorldPeers {
   pid_t find_readable(const PeerIdentity& peer, const Offer& theirs) const;
 
   SelfDescription self_;
+  const ReadRights read_rights_;  // at the start
   TransportSet transports_;
   std::vector<WorldPeer> table_;
   mutable std::mutex reaching_mutex_;
