@@ -821,10 +821,13 @@ enum { MEP_EP_LOW_LATENCY = 0, MEP_EP_HIGH_THROUGHPUT = 1 };         /* mode */
 enum { MEP_EP_PACKED = 0, MEP_EP_SLOTTED = 1, MEP_EP_EXPANDED = 2 }; /* receive_layout */
 enum { MEP_SCALE_FLOAT32 = 0, MEP_SCALE_UE8M0 = 1 };                 /* scale_type */
 enum { MEP_SCALE_ROW_MAJOR = 0, MEP_SCALE_COLUMN_MAJOR = 1 };        /* scale_layout */
+/* flags. Expanded: the library keeps no memory for rows, scales and y, so each dispatch gives recv_x, and
+ * recv_scales where rows have scales; the view has NULL for them. 0.2 */
+enum { MEP_EP_NO_ROW_MEMORY = 1u << 0 };
 
 typedef struct mep_ep_config_t {
   uint32_t struct_size;
-  uint32_t flags;               /* must be 0 */
+  uint32_t flags;               /* MEP_EP_NO_ROW_MEMORY or 0 */
   const char* name;             /* same on all ranks, at most 65535 bytes; NULL: "ep0", "ep1", .. in
                                    order of creation */
   uint32_t mode;                /* MEP_EP_* */
@@ -922,6 +925,12 @@ typedef struct mep_ep_view_t {
   const int32_t*
       recv_topk_idx; /* [R*M, K] local experts of each row, -1 for those of other ranks. 0.2 */
   const float* recv_topk_weights; /* [R*M, K] their weights, 0 for those of other ranks. 0.2 */
+  /* Expanded, else NULL: the rows before that, one for each token of a source, in the order of source rank, then
+   * token. Valid as long as the rows. 0.2 */
+  const int32_t* token_rows;     /* [R*M, K] the expanded row of each k, -1: none */
+  const int32_t* token_topk_idx; /* [R*M, K] local experts, -1 for those of other ranks */
+  const int32_t* token_src_info; /* [R*M] the token's index on its source rank */
+  const int64_t* token_range;    /* [R] begin << 32 | count of the tokens of each source */
 } mep_ep_view_t;
 
 MEP_API void mep_ep_view_init(void* view, size_t size);
@@ -932,12 +941,29 @@ static inline void mep_ep_view_defaults(mep_ep_view_t* view) {
  * received until its combine starts or, without one, until the next dispatch on it starts. 0.1 */
 MEP_API mep_result_t mep_ep_buffer_view(mep_ep_t ep, uint32_t buffer, mep_ep_view_t* view);
 
+/* Counts where T tokens go, without sending them: topk_idx [T, K], int32 or int64 by topk_idx_type (0: int64), -1
+ * for none; E experts of R ranks, ceil(E / R) of them each. tokens_per_rank int32 [R], tokens_per_expert int32 [E],
+ * is_token_in_rank [T, R] bytes, 1 or 0; NULL: not wanted. Local, on no EP object; any comm size R. On a GPU it is one
+ * kernel on the stream, and entries that name no expert, or one that the token named before, count as -1. Errors:
+ * MEP_ERR_INVALID_ARGUMENT (sizes; on hosts also such an entry, by token and value). 0.2 */
+MEP_API mep_result_t mep_dispatch_layout(mep_comm_t comm, const void* topk_idx,
+                                         mep_dtype_t topk_idx_type, uint32_t num_tokens,
+                                         uint32_t top_k, uint32_t num_experts,
+                                         int32_t* tokens_per_rank, int32_t* tokens_per_expert,
+                                         uint8_t* is_token_in_rank, mep_stream_t stream);
+
 /* A dispatch or combine has two halves: to send, and to receive. A call does the halves whose struct it gives. */
 
 /* High throughput: sends x by the routing of the handle's last dispatch that was received, to the same rows;
  * topk_idx and topk_weights are not read, and no counts are exchanged. All ranks replay the same dispatch, in the
  * same membership: else MEP_ERR_INVALID_ARGUMENT. For a backward pass. 0.2 */
 enum { MEP_DISPATCH_REPLAY = 1u << 0 };
+
+/* High throughput, in a call that sends and is no replay: tells recv_count, recv_count_host, recv_total and
+ * token_range, and looks at nothing else of the struct. A call of the handle with send
+ * NULL, without this flag, receives the rows, into memory that is made by then, and says how the dispatch ended. On a
+ * GPU pinned memory is written as soon as all counts are here, while rows are on their way. 0.2 */
+enum { MEP_DISPATCH_ROWS_LATER = 1u << 0 };
 
 /* A rank's input to a dispatch: its tokens, and where they go. */
 typedef struct mep_dispatch_send_t {
@@ -959,7 +985,7 @@ typedef struct mep_dispatch_send_t {
  * library's memory, not besides. */
 typedef struct mep_dispatch_receive_t {
   uint32_t struct_size;
-  uint32_t flags;         /* must be 0 */
+  uint32_t flags;         /* MEP_DISPATCH_ROWS_LATER or 0 */
   void* recv_x;           /* as mep_ep_view_t; only rows that arrived are written */
   uint64_t recv_capacity; /* bytes at recv_x; 0: as large as the view's */
   void* recv_scales;
@@ -981,6 +1007,8 @@ typedef struct mep_dispatch_receive_t {
   /* [R], added to: nanoseconds that this call waited for each rank, for its counts and for its rows; 0 for the own
    * rank and absent ones. The largest entry is of the slowest rank. NULL: not wanted. GPUs: must be NULL. 0.2 */
   int64_t* wait_ns;
+  int64_t*
+      token_range; /* [R] high throughput: begin << 32 | count of the tokens of each source. 0.2 */
 } mep_dispatch_receive_t;
 
 /* A rank's input to a combine: its experts' outputs. */
@@ -1017,6 +1045,9 @@ typedef struct mep_combine_receive_t {
   int64_t* wait_ns;    /* [R], added to, as of a dispatch: the wait for each rank's terms. 0.2 */
   uint32_t timeout_ms; /* of this call; 0: the object's. GPUs: must be 0. 0.2 */
   uint32_t reserved2;  /* must be 0 */
+  /* [T, H] combine type, high throughput: the first terms of each token's sum, in this order. NULL: none. 0.2 */
+  const void* token_bias;
+  const void* token_bias2;
 } mep_combine_receive_t;
 
 MEP_API void mep_dispatch_send_init(void* send, size_t size);

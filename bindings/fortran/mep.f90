@@ -103,6 +103,16 @@ contains
     end do
   end function mep_preferred_hca
 
+  integer(c_int32_t) function mep_dispatch_layout(comm, topk_idx, topk_idx_type, num_tokens, top_k, &
+      num_experts, tokens_per_rank, tokens_per_expert, is_token_in_rank, stream) result(code)
+    type(mep_comm_t), intent(in) :: comm
+    type(c_ptr), intent(in) :: topk_idx
+    integer(c_int32_t), intent(in) :: topk_idx_type, num_tokens, top_k, num_experts
+    type(c_ptr), intent(in), optional :: tokens_per_rank, tokens_per_expert, is_token_in_rank, stream
+    code = c_dispatch_layout(comm, topk_idx, topk_idx_type, num_tokens, top_k, num_experts, &
+        given(tokens_per_rank), given(tokens_per_expert), given(is_token_in_rank), given(stream))
+  end function mep_dispatch_layout
+
   ! Without receive: only sends; without send: mep_dispatch(handle, receive=receive).
   integer(c_int32_t) function mep_dispatch(handle, send, receive, stream) result(code)
     type(mep_ep_handle_t), intent(in) :: handle

@@ -474,6 +474,15 @@ module mep_c
       integer(c_int32_t), intent(inout) :: index
       type(mep_op_info_t), intent(inout), optional :: info
     end function c_request_waitany
+    integer(c_int32_t) function c_dispatch_layout(comm, topk_idx, topk_idx_type, num_tokens, top_k, &
+        num_experts, tokens_per_rank, tokens_per_expert, is_token_in_rank, stream) &
+        bind(C, name="mep_dispatch_layout")
+      import :: c_int32_t, c_ptr, mep_comm_t
+      type(mep_comm_t), value :: comm
+      type(c_ptr), value :: topk_idx
+      integer(c_int32_t), value :: topk_idx_type, num_tokens, top_k, num_experts
+      type(c_ptr), value :: tokens_per_rank, tokens_per_expert, is_token_in_rank, stream
+    end function c_dispatch_layout
     integer(c_int32_t) function c_dispatch(handle, send, receive, stream) bind(C, name="mep_dispatch")
       import :: c_int32_t, c_ptr, mep_ep_handle_t, mep_dispatch_send_t, mep_dispatch_receive_t
       type(mep_ep_handle_t), value :: handle

@@ -100,7 +100,9 @@ module mep_types
   integer(c_int32_t), parameter, public :: MEP_SCALE_ROW_MAJOR = 0
   integer(c_int32_t), parameter, public :: MEP_SCALE_COLUMN_MAJOR = 1
 
+  integer(c_int32_t), parameter, public :: MEP_EP_NO_ROW_MEMORY = 1
   integer(c_int32_t), parameter, public :: MEP_DISPATCH_REPLAY = 1
+  integer(c_int32_t), parameter, public :: MEP_DISPATCH_ROWS_LATER = 1
   integer(c_int32_t), parameter, public :: MEP_COMBINE_RENORMALIZE = 1
 
   ! Handles. c_associated(comm%handle) tells whether there is one.
@@ -230,7 +232,7 @@ module mep_types
   end type mep_ep_size_t
 
   type, bind(C), public :: mep_ep_view_t
-    integer(c_int32_t) :: struct_size = 72
+    integer(c_int32_t) :: struct_size = 104
     integer(c_int32_t) :: flags = 0
     type(c_ptr) :: recv_x = c_null_ptr
     type(c_ptr) :: recv_scales = c_null_ptr
@@ -240,6 +242,10 @@ module mep_types
     type(c_ptr) :: combine_input = c_null_ptr
     type(c_ptr) :: recv_topk_idx = c_null_ptr
     type(c_ptr) :: recv_topk_weights = c_null_ptr
+    type(c_ptr) :: token_rows = c_null_ptr
+    type(c_ptr) :: token_topk_idx = c_null_ptr
+    type(c_ptr) :: token_src_info = c_null_ptr
+    type(c_ptr) :: token_range = c_null_ptr
   end type mep_ep_view_t
 
   type, bind(C), public :: mep_dispatch_send_t
@@ -256,7 +262,7 @@ module mep_types
   end type mep_dispatch_send_t
 
   type, bind(C), public :: mep_dispatch_receive_t
-    integer(c_int32_t) :: struct_size = 144
+    integer(c_int32_t) :: struct_size = 152
     integer(c_int32_t) :: flags = 0
     type(c_ptr) :: recv_x = c_null_ptr
     integer(c_int64_t) :: recv_capacity = 0
@@ -276,6 +282,7 @@ module mep_types
     integer(c_int32_t) :: statistics_type = 0
     integer(c_int32_t) :: timeout_ms = 0
     type(c_ptr) :: wait_ns = c_null_ptr
+    type(c_ptr) :: token_range = c_null_ptr
   end type mep_dispatch_receive_t
 
   type, bind(C), public :: mep_combine_send_t
@@ -286,7 +293,7 @@ module mep_types
   end type mep_combine_send_t
 
   type, bind(C), public :: mep_combine_receive_t
-    integer(c_int32_t) :: struct_size = 88
+    integer(c_int32_t) :: struct_size = 104
     integer(c_int32_t) :: flags = 0
     integer(c_int32_t) :: num_tokens = 0
     integer(c_int32_t) :: reserved = 0
@@ -300,5 +307,7 @@ module mep_types
     type(c_ptr) :: wait_ns = c_null_ptr
     integer(c_int32_t) :: timeout_ms = 0
     integer(c_int32_t) :: reserved2 = 0
+    type(c_ptr) :: token_bias = c_null_ptr
+    type(c_ptr) :: token_bias2 = c_null_ptr
   end type mep_combine_receive_t
 end module mep_types

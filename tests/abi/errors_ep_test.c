@@ -262,6 +262,16 @@ static void dispatches(void** state) {
   MUST(mep_dispatch(f->handle, NULL, &receive, NULL));
   finish(f);
 
+  int32_t rows[kExperts];
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch_layout(NULL, f->topk_idx, 0, kTokens, kTopK,
+                                                       kExperts, rows, rows, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT,
+         mep_dispatch_layout(f->comm, NULL, 0, kTokens, kTopK, kExperts, rows, rows, NULL, NULL));
+  EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch_layout(f->comm, f->topk_idx, MEP_FLOAT32, kTokens,
+                                                       kTopK, kExperts, rows, rows, NULL, NULL));
+  EXPECT(MEP_ERR_UNSUPPORTED, mep_dispatch_layout(f->comm, f->topk_idx, 0, kTokens, kTopK, kExperts,
+                                                  rows, rows, NULL, small)); /* no stream here */
+
   /* Bad routing names token and value, and nothing is sent. */
   f->topk_idx[2][1] = kExperts;
   EXPECT(MEP_ERR_INVALID_ARGUMENT, mep_dispatch(f->handle, &send, &receive, NULL));
@@ -358,6 +368,7 @@ static int calls_in_child(Fixture* f) {
       mep_ep_handle_create(f->ep, 0, &handle),
       mep_ep_set_expert_map(f->ep, NULL),
       mep_ep_buffer_view(f->ep, 0, &view),
+      mep_dispatch_layout(f->comm, f->topk_idx, 0, 1, 1, 1, NULL, NULL, NULL, NULL),
       mep_dispatch(f->handle, &input, &output, NULL),
       mep_combine(f->handle, &terms, &sums, NULL),
       mep_ep_last_op(f->ep, 0, &info),

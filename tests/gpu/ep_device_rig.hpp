@@ -285,6 +285,8 @@ struct Rank {
   int32_t* topk_idx;
   uint8_t *recv_x, *recv_scales;
   int32_t *src_info, *counts;
+  int32_t* early_counts;  // pinned, then the total
+  int64_t* early_total;
   Status* statuses = nullptr;  // pinned: of dispatch and of combine
 };
 
@@ -340,6 +342,8 @@ struct Group {
       r.counts = device_memory<int32_t>(kLocalExperts);
       r.ranges = device_memory<int64_t>(kLocalExperts * s.ranks);
       cuda(cudaMallocHost(&r.statuses, 2 * sizeof(Status)));
+      cuda(cudaMallocHost(&r.early_counts, kLocalExperts * 4));
+      cuda(cudaMallocHost(&r.early_total, 8));
     }
   }
   Group(const Group&) = delete;
@@ -367,6 +371,8 @@ struct Group {
         cuda(cudaFree(memory));
       }
       cuda(cudaFreeHost(r.statuses));
+      cuda(cudaFreeHost(r.early_counts));
+      cuda(cudaFreeHost(r.early_total));
       cuda(cudaStreamDestroy(r.stream));
     }
   }
@@ -417,8 +423,9 @@ struct Group {
     synchronize();
   }
 
+  // early: counts are told before the rows are received.
   mep_result_t dispatch(uint32_t i, uint32_t buffer, uint32_t tokens, Halves halves,
-                        bool replays = false) {
+                        bool replays = false, bool early = false) {
     Rank& r = ranks[i];
     mep_dispatch_send_t send;
     mep_dispatch_receive_t args;
@@ -446,6 +453,12 @@ struct Group {
     args.layout_range = r.ranges;
     args.op_status = &r.statuses[0].head;
     args.op_status_bytes = kStatusBytes;
+    if (early) {
+      args.flags = MEP_DISPATCH_ROWS_LATER;
+      args.recv_count = r.early_counts;
+      args.recv_total = r.early_total;
+      return mep_dispatch(r.handles[buffer], &send, &args, r.stream);
+    }
     return mep_dispatch(r.handles[buffer], if_sends(halves, send), if_receives(halves, args),
                         r.stream);
   }
@@ -480,7 +493,8 @@ struct Group {
       need(combine(i, buffer, Halves::kBoth, library_y), "mep_combine");
       return;
     }
-    need(dispatch(i, buffer, tokens, Halves::kSend, replays), "mep_dispatch send");
+    const bool early = s.throughput && !replays && library_y;
+    need(dispatch(i, buffer, tokens, Halves::kSend, replays, early), "mep_dispatch send");
     GPU_CHECK(dispatch(i, buffer, tokens, Halves::kBoth) == MEP_ERR_BUSY, "dispatch in flight");
     need(dispatch(i, buffer, tokens, Halves::kReceive), "mep_dispatch receive");
     need(combine(i, buffer, Halves::kSend, library_y), "mep_combine send");
@@ -526,6 +540,16 @@ struct Group {
       same(i, r.topk_weights, wanted.topk_weights, "recv_topk_weights");
       same(i, r.total, wanted.total, "recv_total");
       same(i, r.out_weights, wanted.out_weights, "topk_weights of the combine");
+    }
+  }
+
+  void compare_early(const Reference& ref) {
+    for (uint32_t i = first; i < live_end(); ++i) {
+      const Rank& r = use(i);
+      const Output& wanted = ref.outputs[i];
+      GPU_CHECK(std::memcmp(r.early_counts, wanted.counts.data(), kLocalExperts * 4) == 0 &&
+                    std::memcmp(r.early_total, wanted.total.data(), 8) == 0,
+                "rank %u: what MEP_DISPATCH_ROWS_LATER tells", i);
     }
   }
 

@@ -73,6 +73,7 @@ void agrees(const Shape& s, uint64_t seed) {
           }
           group.synchronize();
           group.compare(*ref, apart ? "eager, phases apart" : "eager");
+          if (s.throughput && apart && library_y) group.compare_early(*ref);
         }
       }
     }
@@ -223,6 +224,125 @@ void tells(uint64_t seed) {
   }
   std::printf("  mep_ep_last_op and mep_ep_buffer_view; seed %llu\n",
               static_cast<unsigned long long>(seed));
+}
+
+template <class Value>
+std::vector<Value> copied(const Value* device, size_t count) {
+  std::vector<Value> values(count);
+  cuda(cudaMemcpy(values.data(), device, count * sizeof(Value), cudaMemcpyDefault));
+  return values;
+}
+
+// Expanded: each source's tokens that have experts here, in order, name their expanded rows.
+void tells_tokens(const Shape& s, uint64_t seed) {
+  const Reference ref = on_hosts(s, s.ranks, seed);
+  Group group(s);
+  group.upload(ref);
+  for (uint32_t i = 0; i < s.ranks; ++i) {
+    need(group.dispatch(i, 1, ref.inputs[i].tokens, Halves::kBoth), "mep_dispatch");
+  }
+  group.synchronize();
+  for (uint32_t i = 0; i < s.ranks; ++i) {
+    mep_ep_view_t view;
+    mep_ep_view_defaults(&view);
+    need(mep_ep_buffer_view(group.use(i).ep, 1, &view), "mep_ep_buffer_view");
+    const size_t most = size_t{s.ranks} * kTokens;
+    const auto rows = copied(view.token_rows, most * kTopK);
+    const auto experts = copied(view.token_topk_idx, most * kTopK);
+    const auto tokens = copied(view.token_src_info, most);
+    const auto sources = copied(view.token_range, s.ranks);
+    const auto infos = copied(view.src_info, s.rows());
+    const auto ranges = copied(view.layout_range, size_t{kLocalExperts} * s.ranks);
+    uint64_t row = 0;
+    for (uint32_t source = 0; source < s.ranks; ++source) {
+      const uint64_t begin = row;
+      for (uint32_t token = 0; token < ref.inputs[source].tokens; ++token) {
+        const int64_t* named = ref.inputs[source].experts.data() + token * kTopK;
+        const bool comes = std::any_of(named, named + kTopK, [&](int64_t expert) {
+          return expert >= 0 && expert / kLocalExperts == i;
+        });
+        if (!comes) continue;
+        GPU_CHECK(tokens[row] == static_cast<int32_t>(token), "rank %u row %llu is token %d", i,
+                  static_cast<unsigned long long>(row), tokens[row]);
+        for (uint32_t k = 0; k < kTopK; ++k) {
+          const int32_t slot = rows[row * kTopK + k], expert = experts[row * kTopK + k];
+          if (named[k] < 0 || named[k] / kLocalExperts != i) {
+            GPU_CHECK(slot == -1 && expert == -1, "rank %u: an expert of another rank", i);
+            continue;
+          }
+          const bool right = expert == named[k] % kLocalExperts && slot >= 0;
+          const auto range = static_cast<uint64_t>(
+              ranges[static_cast<uint32_t>(named[k] % kLocalExperts) * s.ranks + source]);
+          GPU_CHECK(right && static_cast<uint32_t>(slot) - (range >> 32) < (range & 0xffffffff) &&
+                        infos[static_cast<uint32_t>(slot)] == static_cast<int32_t>(token),
+                    "rank %u token %u of rank %u: expert %d, row %d", i, token, source, expert,
+                    slot);
+        }
+        ++row;
+      }
+      GPU_CHECK(static_cast<uint64_t>(sources[source]) == (begin << 32 | (row - begin)),
+                "rank %u: tokens of rank %u", i, source);
+    }
+  }
+  std::printf("  %u ranks: tokens name their expanded rows; seed %llu\n", s.ranks,
+              static_cast<unsigned long long>(seed));
+}
+
+// mep_dispatch_layout against the same call on hosts; the second of two equal entries and bad ones count as -1.
+void counts_layouts(uint64_t seed) {
+  constexpr uint32_t kSome = 1500, kExpertsOfAll = 2600;  // several blocks for a rank
+  Group group({2, false});
+  std::mt19937_64 random(seed);
+  std::vector<int64_t> good(size_t{kSome} * kTopK, -1);
+  for (size_t at = 0; at < good.size(); at += kTopK) {
+    const uint64_t first = random();
+    for (uint32_t k = 0; k < kTopK; ++k) {
+      if (random() % 5 != 0) good[at + k] = static_cast<int64_t>((first + 7 * k) % kExpertsOfAll);
+    }
+  }
+  std::vector<int64_t> given = good;
+  for (size_t at = 0; at < given.size(); at += kTopK) {
+    if (good[at + 1] == -1) given[at + 1] = at % 3 == 0 ? kExpertsOfAll : good[at];
+  }
+  const std::vector<int32_t> narrow(given.begin(), given.end());
+  std::vector<int32_t> per_rank(2), per_expert(kExpertsOfAll);
+  std::vector<uint8_t> in_rank(size_t{kSome} * 2);
+  const std::vector<mep_comm_t> hosts = open_comms(2, false);
+  need(mep_dispatch_layout(hosts[0], good.data(), 0, kSome, kTopK, kExpertsOfAll, per_rank.data(),
+                           per_expert.data(), in_rank.data(), nullptr),
+       "mep_dispatch_layout on hosts");
+  close_comms(hosts);
+  Rank& r = group.use(0);
+  auto* index = device_memory<int64_t>(given.size());
+  auto* ranks = device_memory<int32_t>(2);
+  auto* experts = device_memory<int32_t>(kExpertsOfAll);
+  auto* there = device_memory<uint8_t>(in_rank.size());
+  for (const bool is_narrow : {false, true}) {
+    const void* from = is_narrow ? static_cast<const void*>(narrow.data()) : given.data();
+    cuda(cudaMemcpy(index, from, given.size() * (is_narrow ? 4 : 8), cudaMemcpyDefault));
+    cuda(cudaMemset(ranks, kPoison, 8));
+    cuda(cudaMemset(experts, kPoison, kExpertsOfAll * 4));
+    cuda(cudaMemset(there, kPoison, in_rank.size()));
+    need(mep_dispatch_layout(r.comm, index, is_narrow ? MEP_INT32 : MEP_INT64, kSome, kTopK,
+                             kExpertsOfAll, ranks, experts, there, r.stream),
+         "mep_dispatch_layout");
+    group.synchronize();
+    GPU_CHECK(copied(ranks, 2) == per_rank, "tokens per rank");
+    GPU_CHECK(copied(experts, kExpertsOfAll) == per_expert, "tokens per expert");
+    GPU_CHECK(copied(there, in_rank.size()) == in_rank, "is_token_in_rank");
+    need(mep_dispatch_layout(r.comm, index, MEP_INT64, 1, kTopK, 9, nullptr, nullptr, nullptr,
+                             r.stream),
+         "mep_dispatch_layout without outputs");
+    group.synchronize();
+  }
+  GPU_CHECK(mep_dispatch_layout(r.comm, nullptr, 0, 1, kTopK, 9, ranks, experts, there, r.stream) ==
+                MEP_ERR_INVALID_ARGUMENT,
+            "no topk_idx");
+  for (void* memory : {static_cast<void*>(index), static_cast<void*>(ranks),
+                       static_cast<void*>(experts), static_cast<void*>(there)}) {
+    cuda(cudaFree(memory));
+  }
+  std::printf("  mep_dispatch_layout; seed %llu\n", static_cast<unsigned long long>(seed));
 }
 
 // The last rank aborts while the others wait for it in a dispatch.
@@ -391,6 +511,9 @@ int main() {
   for (const bool throughput : {false, true})
     spares_unread_rows({2, false, false, false, throughput}, seed + 65);
   tells(seed + 70);
+  tells_tokens({2, false, false, false, true, true}, seed + 75);
+  tells_tokens({8, true, false, false, true, true}, seed + 76);
+  counts_layouts(seed + 77);
   outlasts({4, false}, seed + 400);
   outlasts({8, true, true}, seed + 500);
   outlasts({4, true, false, false, true}, seed + 510);

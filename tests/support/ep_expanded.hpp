@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <numeric>
 
 #include "support/ep_rounds.hpp"
 
@@ -25,12 +26,15 @@ struct ExpandedRows {
 struct ExpandedCase : EpCase {
   uint32_t alignment = 1;
   enum Routes : uint8_t { kRandom, kNobody, kOneExpert } routes = kRandom;
+  bool rows_later =
+      false;  // the library has no memory for rows, and rows come with a call of their own
 
   mep_ep_config_t config() const {
     mep_ep_config_t config = EpCase::config();
     config.mode = MEP_EP_HIGH_THROUGHPUT;
     config.receive_layout = MEP_EP_EXPANDED;
     config.expert_alignment = alignment;
+    config.flags = rows_later ? MEP_EP_NO_ROW_MEMORY : 0;
     return config;
   }
   uint32_t tokens(int rank, uint64_t round) const {
@@ -173,16 +177,30 @@ class ExpandedRound {
     mep_dispatch_receive_t receive;
     mep_dispatch_send_defaults(&send);
     mep_dispatch_receive_defaults(&receive);
-    if (sends(halves)) {
-      send.num_tokens = tokens_;
-      send.x = x_.data();
-      send.x_scales = c_.input == MEP_FLOAT8_E4M3 ? x_scales_.data() : nullptr;
-      send.flags = routed_ != round_ ? MEP_DISPATCH_REPLAY : 0;
-      send.topk_idx = route_.data();
-      send.topk_weights = c_.dispatch_weights ? weights_.data() : nullptr;
-    }
+    if (sends(halves)) set_inputs(&send);
     if (receives(halves)) set_outputs(capacity, &receive);
     return mep_dispatch(handle_, if_sends(halves, send), if_receives(halves, receive), nullptr);
+  }
+
+  // Sends, and checks what is told before the rows are received.
+  mep_result_t dispatch_early() {
+    std::vector<int32_t> counts(c_.local_experts, -1);
+    std::vector<int64_t> tokens(static_cast<size_t>(c_.ranks), -1);
+    mep_dispatch_send_t send;
+    mep_dispatch_receive_t receive;
+    mep_dispatch_send_defaults(&send);
+    mep_dispatch_receive_defaults(&receive);
+    set_inputs(&send);
+    int64_t total = -1;
+    receive.flags = MEP_DISPATCH_ROWS_LATER;
+    receive.recv_count = counts.data();
+    receive.recv_total = &total;
+    receive.token_range = tokens.data();
+    const mep_result_t result = mep_dispatch(handle_, &send, &receive, nullptr);
+    COLL_CHECK(report_, counts == c_.received(rank_, routed_, {}).counts);
+    COLL_CHECK(report_, total == std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+    COLL_CHECK(report_, std::equal(tokens.begin(), tokens.end(), view_.token_range));
+    return result;
   }
 
   // gone: sources whose rows are missing.
@@ -203,6 +221,7 @@ class ExpandedRound {
       COLL_CHECK(report_, (view_.layout_range[i] & mask) == (expected.ranges[i] & mask));
     }
     for (size_t i = 0; i < total && !report_.bad(); ++i) check_row(i, expected.rows[i]);
+    check_tokens(expected, gone);
     if (!own_memory_) return;
     COLL_CHECK(report_, recv_x_->untouched(total * c_.wire_bytes(), recv_x_->bytes()));
     COLL_CHECK(report_, recv_x_->guard_intact() && recv_scales_->guard_intact());
@@ -272,6 +291,15 @@ class ExpandedRound {
   }
 
  private:
+  void set_inputs(mep_dispatch_send_t* send) {
+    send->num_tokens = tokens_;
+    send->x = x_.data();
+    send->x_scales = c_.input == MEP_FLOAT8_E4M3 ? x_scales_.data() : nullptr;
+    send->flags = routed_ != round_ ? MEP_DISPATCH_REPLAY : 0;
+    send->topk_idx = route_.data();
+    send->topk_weights = c_.dispatch_weights ? weights_.data() : nullptr;
+  }
+
   void set_outputs(uint64_t capacity, mep_dispatch_receive_t* receive) {
     total_ = -1;
     std::fill(statistics_.begin(), statistics_.end(), 0);
@@ -310,6 +338,45 @@ class ExpandedRound {
     }
     COLL_CHECK(report_, info[i] == (pads ? -1 : static_cast<int32_t>(row.token)));
     COLL_CHECK(report_, weights[i] == row.weight);
+  }
+
+  // The rows before they were expanded: each source's tokens that have experts here, in order.
+  void check_tokens(const ExpandedRows& expected, const std::vector<uint8_t>& gone) {
+    int64_t row = 0;
+    for (int source = 0; source < c_.ranks; ++source) {
+      const int64_t begin = row;
+      const std::vector<int64_t> route = c_.routing(source, routed_);
+      for (uint32_t token = 0; token * c_.top_k < route.size() && !c_.is_gone(gone, source);
+           ++token) {
+        bool has_expert = false;
+        for (uint32_t k = 0; k < c_.top_k; ++k) {
+          const int64_t place = route[size_t{token} * c_.top_k + k];
+          const bool is_here = place >= 0 && place / c_.local_experts == rank_;
+          has_expert = has_expert || is_here;
+        }
+        if (!has_expert) continue;
+        COLL_CHECK(report_, view_.token_src_info[row] == static_cast<int32_t>(token));
+        for (uint32_t k = 0; k < c_.top_k; ++k) {
+          const int64_t place = route[size_t{token} * c_.top_k + k];
+          const int32_t at = view_.token_rows[row * c_.top_k + k];
+          const int32_t expert = view_.token_topk_idx[row * c_.top_k + k];
+          if (place < 0 || place / c_.local_experts != rank_) {
+            COLL_CHECK(report_, at == -1 && expert == -1);
+            continue;
+          }
+          const bool is_row = at >= 0 && static_cast<size_t>(at) < expected.rows.size();
+          COLL_CHECK(report_, is_row && expert == static_cast<int32_t>(place % c_.local_experts));
+          if (!is_row) continue;
+          const ExpandedRow& named = expected.rows[static_cast<size_t>(at)];
+          COLL_CHECK(report_, named.source == source && named.token == token &&
+                                  static_cast<int32_t>(named.expert) == expert);
+        }
+        ++row;
+      }
+      const int64_t range = view_.token_range[source];
+      COLL_CHECK(report_, (range & 0xffffffff) == row - begin);
+      if (!c_.is_gone(gone, source)) COLL_CHECK(report_, range >> 32 == begin);
+    }
   }
 
   const ExpandedCase& c_;

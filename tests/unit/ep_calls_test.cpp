@@ -243,7 +243,7 @@ void bad_dispatches(void**) {
         {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_send_t.flags",
          [](Caller* c) { c->input.flags = 8; }},
         {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_receive_t.flags",
-         [](Caller* c) { c->output.flags = 1; }},
+         [](Caller* c) { c->output.flags = 2; }},
         {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_send_t.struct_size",
          [](Caller* c) { c->input.struct_size = 4; }},
         {MEP_ERR_INVALID_ARGUMENT, "mep_dispatch_receive_t.struct_size",
@@ -544,6 +544,7 @@ int main(int argc, char** argv) {
       cmocka_unit_test(bad_configs),    cmocka_unit_test(disagreements),
       cmocka_unit_test(bad_dispatches), cmocka_unit_test(statuses_of_any_size),
       cmocka_unit_test(busy_buffers),   cmocka_unit_test(small_receive_memory),
+
       cmocka_unit_test(expert_maps),    cmocka_unit_test(forgotten_combine),
       cmocka_unit_test(wrap_around),    cmocka_unit_test(windows_beyond_the_memory_are_warned_of)};
   return cmocka_run_group_tests(tests, nullptr, nullptr);

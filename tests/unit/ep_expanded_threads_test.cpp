@@ -11,11 +11,12 @@ namespace {
 // One dispatch or replay, and its combine.
 void one_round(const ExpandedCase& c, int rank, ExpandedRound& buffer, uint64_t round,
                Report& report) {
-  const bool own_memory = round % 2 != 0;
-  const bool apart = round / 2 % 2 != 0;
+  const bool own_memory = c.rows_later || round % 2 != 0;
+  const bool early = c.rows_later && round == 0;
+  const bool apart = early || round / 2 % 2 != 0;
   if (round == 0) buffer.begin(round, own_memory);
   if (round != 0) buffer.begin_replay(round, own_memory);
-  if (apart) COLL_OK(report, buffer.dispatch(Halves::kSend));
+  if (apart) COLL_OK(report, early ? buffer.dispatch_early() : buffer.dispatch(Halves::kSend));
   Halves receiving = apart ? Halves::kReceive : Halves::kBoth;
   const uint64_t needed = c.received(rank, 0, {}).rows.size() * c.wire_bytes();
   if (own_memory && needed != 0) {
@@ -68,6 +69,7 @@ void odd_shapes(void**) {
           c.experts = static_cast<uint32_t>(c.ranks) * local_experts;
           c.top_k = top_k;
           c.max_tokens = 9;
+          c.rows_later = number % 3 == 0;
           c.hidden = 144;  // a group of scales and a part of one
           c.input = kInputs[number % 4];
           c.wire = kWires[number % 4];
@@ -111,6 +113,11 @@ void refusals(void**) {
     COLL_CHECK(report, mep_dispatch(handle, &send, &receive, nullptr) == MEP_ERR_INVALID_ARGUMENT);
     COLL_CHECK(report, std::strstr(mep_last_error(), "recv_topk_idx is given") != nullptr);
     receive.recv_topk_idx = nullptr;
+    receive.flags = MEP_DISPATCH_ROWS_LATER;
+    COLL_CHECK(report,
+               mep_dispatch(handle, nullptr, &receive, nullptr) == MEP_ERR_INVALID_ARGUMENT);
+    COLL_CHECK(report, std::strstr(mep_last_error(), "ROWS_LATER") != nullptr);
+    receive.flags = 0;
     const uint16_t x[16] = {};
     const int64_t experts[2] = {1, 3};
     send.num_tokens = 1;

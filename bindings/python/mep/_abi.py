@@ -107,7 +107,9 @@ MEP_SCALE_ROW_MAJOR = 0
 MEP_SCALE_COLUMN_MAJOR = 1
 
 
+MEP_EP_NO_ROW_MEMORY = 1
 MEP_DISPATCH_REPLAY = 1
+MEP_DISPATCH_ROWS_LATER = 1
 MEP_COMBINE_RENORMALIZE = 1
 
 # Handles are plain addresses; c_void_p as a result or field reads as int or None.
@@ -262,6 +264,10 @@ class mep_ep_view_t(Structure):
         ("combine_input", c_void_p),
         ("recv_topk_idx", c_void_p),
         ("recv_topk_weights", c_void_p),
+        ("token_rows", c_void_p),
+        ("token_topk_idx", c_void_p),
+        ("token_src_info", c_void_p),
+        ("token_range", c_void_p),
     ]
 
 
@@ -302,6 +308,7 @@ class mep_dispatch_receive_t(Structure):
         ("statistics_type", c_uint32),
         ("timeout_ms", c_uint32),
         ("wait_ns", c_void_p),
+        ("token_range", c_void_p),
     ]
 
 
@@ -330,6 +337,8 @@ class mep_combine_receive_t(Structure):
         ("wait_ns", c_void_p),
         ("timeout_ms", c_uint32),
         ("reserved2", c_uint32),
+        ("token_bias", c_void_p),
+        ("token_bias2", c_void_p),
     ]
 
 
@@ -426,6 +435,8 @@ FUNCTIONS = {
     "mep_dispatch_receive_init": (None, [c_void_p, c_size_t]),
     "mep_combine_send_init": (None, [c_void_p, c_size_t]),
     "mep_combine_receive_init": (None, [c_void_p, c_size_t]),
+    "mep_dispatch_layout": (mep_result_t, [mep_comm_t, c_void_p, mep_dtype_t, c_uint32, c_uint32, c_uint32,
+                                           c_void_p, c_void_p, c_void_p, mep_stream_t]),
     "mep_dispatch": (mep_result_t, [mep_ep_handle_t, POINTER(mep_dispatch_send_t),
                                     POINTER(mep_dispatch_receive_t), mep_stream_t]),
     "mep_combine": (mep_result_t, [mep_ep_handle_t, POINTER(mep_combine_send_t),

@@ -35,6 +35,9 @@ def _config(options: dict) -> _abi.mep_ep_config_t:
     config = _abi.mep_ep_config_t()
     lib.mep_ep_config_init(ctypes.byref(config), ctypes.sizeof(config))
     for name, value in options.items():
+        if name == "row_memory":
+            config.flags = 0 if value else _abi.MEP_EP_NO_ROW_MEMORY
+            continue
         if name not in _FIELDS:
             raise TypeError(f"unknown option {name!r}")
         if value is None:
@@ -72,7 +75,7 @@ class Ep(Unique):
     """An EP object; collective over comm. Options have the names of mep_ep_config_t: hidden, top_k,
     num_experts, max_tokens_per_rank (required), name, mode, experts_per_rank, num_buffers,
     input_type, wire_type, combine_type (names such as "bfloat16"), scale_type, receive_layout,
-    timeout_ms, max_replicas, ... Closed by close(), `with`, or with its communicator.
+    timeout_ms, max_replicas, ...; row_memory=False is MEP_EP_NO_ROW_MEMORY. Closed by close(), `with`, or with its communicator.
     """
 
     _address: Any = Closed("EP object")

@@ -5,6 +5,8 @@
 
 #include "core/api/api_guard.hpp"
 #include "core/comm/agreement.hpp"
+#include "core/ep/dispatch_layout.hpp"
+#include "core/ep/ep_arguments.hpp"
 #include "core/ep/ep_object.hpp"
 #include "core/ep/ep_side.hpp"
 #include "core/operation/operation_record.hpp"
@@ -190,6 +192,18 @@ mep_result_t with_halves(const Send* send, const HalfType& send_type, const Rece
   return call(sent.get(), outputs);
 }
 
+// The fields that an early call looks at.
+mep_dispatch_receive_t counts_of(const mep_dispatch_receive_t& given) {
+  mep_dispatch_receive_t counts;
+  mep_dispatch_receive_defaults(&counts);
+  counts.flags = given.flags;
+  counts.recv_count = given.recv_count;
+  counts.recv_count_host = given.recv_count_host;
+  counts.recv_total = given.recv_total;
+  counts.token_range = given.token_range;
+  return counts;
+}
+
 }  // namespace
 }  // namespace mep
 
@@ -331,15 +345,36 @@ mep_result_t mep_ep_buffer_view(mep_ep_t ep, uint32_t buffer, mep_ep_view_t* vie
   });
 }
 
+mep_result_t mep_dispatch_layout(mep_comm_t comm, const void* topk_idx, mep_dtype_t topk_idx_type,
+                                 uint32_t num_tokens, uint32_t top_k, uint32_t num_experts,
+                                 int32_t* tokens_per_rank, int32_t* tokens_per_expert,
+                                 uint8_t* is_token_in_rank, mep_stream_t stream) {
+  using namespace mep;
+  return guarded([&]() -> mep_result_t {
+    MEP_TRY(check_comm(comm));
+    MEP_TRY(check_topk_idx_type(topk_idx_type));
+    const device::DispatchLayout layout{topk_idx,        topk_idx_type == MEP_INT32 ? 1u : 0u,
+                                        num_tokens,      top_k,
+                                        num_experts,     comm->comm->size(),
+                                        tokens_per_rank, tokens_per_expert,
+                                        is_token_in_rank};
+    return count_layout(*comm->backend, layout, stream);
+  });
+}
+
 mep_result_t mep_dispatch(mep_ep_handle_t handle, const mep_dispatch_send_t* send,
                           const mep_dispatch_receive_t* receive, mep_stream_t stream) {
   using namespace mep;
   return call_on_buffer(handle, [&](EpSide& side, EpSideHandle& state) -> mep_result_t {
     return with_halves(send, {"mep_dispatch_send_t", MEP_DISPATCH_REPLAY}, receive,
-                       {"mep_dispatch_receive_t", 0},
+                       {"mep_dispatch_receive_t", MEP_DISPATCH_ROWS_LATER},
                        [&](const mep_dispatch_send_t* sent,
                            const mep_dispatch_receive_t* received) -> mep_result_t {
-                         return side.dispatch(state, sent, received, stream);
+                         if (received == nullptr || !is_early(*received)) {
+                           return side.dispatch(state, sent, received, stream);
+                         }
+                         const mep_dispatch_receive_t counts = counts_of(*received);
+                         return side.dispatch(state, sent, &counts, stream);
                        });
   });
 }

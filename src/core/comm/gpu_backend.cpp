@@ -16,6 +16,14 @@ mep_result_t GpuBackend::begin(Collective, const CollectiveArgs&, Operation*) {
   return check_host("a nonblocking call");
 }
 
+mep_result_t GpuBackend::check_stream(const void* stream) const {
+  if (stream != nullptr || place().ranks_on_device == 1) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "%u ranks share GPU %d: each needs a stream of its own, made with "
+              "cudaStreamNonBlocking; the NULL stream would make them wait for each other",
+              place().ranks_on_device, place().device);
+}
+
 mep_result_t GpuBackend::set_op_status(mep_op_status_t* status, uint64_t bytes) {
   if (status != nullptr) {
     MEP_TRY(check_op_status(status, bytes, "bytes"));

@@ -17,6 +17,9 @@
 namespace mep {
 
 class Comm;
+namespace device {
+struct DispatchLayout;
+}
 namespace gpu_queue {
 class SoftNic;
 }
@@ -64,6 +67,10 @@ class GpuBackend : public Backend {
   [[nodiscard]] virtual mep_result_t take_memory(uint64_t id, const Deadline& deadline,
                                                  std::vector<std::byte*>* by_rank) = 0;
 
+  // Checks the memory and enqueues the kernel.
+  [[nodiscard]] virtual mep_result_t count_layout(const device::DispatchLayout& layout,
+                                                  void* stream) = 0;
+
   // First failure of a collective since the last call.
   virtual mep_result_t take_failure() = 0;
   mep_result_t set_op_status(mep_op_status_t* status, uint64_t bytes) override;
@@ -100,6 +107,8 @@ class GpuBackend : public Backend {
   const StatusPlace& status_place() const { return status_place_; }
   // Memory that kernels can use: device, managed or pinned.
   [[nodiscard]] virtual mep_result_t check_memory(const void* memory, const char* name) const = 0;
+  // Each rank of this process needs a stream of its own.
+  [[nodiscard]] mep_result_t check_stream(const void* stream) const;
   void set_parts_timeout_ms(uint32_t ms) {
     const std::lock_guard lock(parts_mutex_);
     for (GpuPart* part : parts_) part->set_timeout_ms(ms);

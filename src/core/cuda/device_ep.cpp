@@ -302,6 +302,9 @@ void DeviceEp::fill_view(uint32_t index, mep_ep_view_t* view) const {
   view->src_info = reinterpret_cast<const int32_t*>(buffer.views + geometry_.src_info);
   view->layout_range = reinterpret_cast<const int64_t*>(local + geometry_.layout_range);
   view->combine_input = buffer.views + geometry_.combine_out;
+  view->recv_topk_idx = view->token_rows = view->token_topk_idx = view->token_src_info = nullptr;
+  view->recv_topk_weights = nullptr;
+  view->token_range = nullptr;
   if (!shape_.high_throughput()) return;
   if (shape_.expanded()) return fill_expanded_view(buffer, view);
   view->recv_topk_idx = reinterpret_cast<const int32_t*>(buffer.views + geometry_.topk_idx);
@@ -313,10 +316,13 @@ void DeviceEp::fill_expanded_view(const Buffer& buffer, mep_ep_view_t* view) con
   std::byte* rows = buffer.expanded->data();
   view->recv_x = rows + layout.x;
   view->recv_scales = shape_.has_scales() ? rows + layout.scales : nullptr;
+  view->token_rows = reinterpret_cast<const int32_t*>(buffer.block->data() + layout.row_slots);
+  view->token_topk_idx = reinterpret_cast<const int32_t*>(buffer.views + geometry_.topk_idx);
+  view->token_src_info = view->src_info;
+  view->token_range = view->layout_range;
   view->src_info = reinterpret_cast<const int32_t*>(rows + layout.tokens);
   view->layout_range = reinterpret_cast<const int64_t*>(rows + layout.ranges);
   view->combine_input = rows + layout.y;
-  view->recv_topk_idx = nullptr;
   view->recv_topk_weights = reinterpret_cast<const float*>(rows + layout.weights);
 }
 

@@ -40,8 +40,9 @@ void EpCallState::note_dispatch(EpSideHandle& handle, const mep_dispatch_send_t*
                                 const mep_dispatch_receive_t* receive) {
   if (send != nullptr) handle.tokens = send->num_tokens;
   current = &handle;
-  stage = receive != nullptr ? EpStage::kReceived : EpStage::kDispatching;
-  if (receive != nullptr) has_status = receive->op_status == nullptr;
+  const bool has_rows = receive != nullptr && !is_early(*receive);
+  stage = has_rows ? EpStage::kReceived : EpStage::kDispatching;
+  if (has_rows) has_status = receive->op_status == nullptr;
 }
 
 void EpCallState::note_combine(const mep_combine_receive_t* receive) {
@@ -56,7 +57,7 @@ mep_result_t check_dispatch_call(int32_t device, const EpShape& shape, const EpC
                                  const mep_dispatch_send_t* send,
                                  const mep_dispatch_receive_t* receive) {
   if (receive != nullptr) {
-    MEP_TRY(check_dispatch_output(shape, view, *receive));
+    MEP_TRY(check_dispatch_output(shape, view, send, *receive));
     MEP_TRY(check_host_fields(*receive));
     if (receive->statistics_type == MEP_INT32) {
       return fail(MEP_ERR_UNSUPPORTED,
@@ -72,6 +73,7 @@ mep_result_t check_dispatch_call(int32_t device, const EpShape& shape, const EpC
                    {receive->src_info, "src_info"},
                    {receive->layout_range, "layout_range"},
                    {receive->recv_total, "recv_total"},
+                   {receive->token_range, "token_range"},
                    {receive->statistics, "statistics"},
                    {receive->op_status, "op_status"},
                    {receive->recv_topk_idx, "recv_topk_idx"},
@@ -125,9 +127,24 @@ mep_result_t check_combine_call(int32_t device, const EpShape& shape, const EpCa
   MEP_TRY(check_host_fields(*receive));
   MEP_TRY(check_optional(device, receive->weights, "weights"));
   MEP_TRY(check_optional(device, receive->bias, "bias"));
+  MEP_TRY(check_optional(device, receive->token_bias, "token_bias"));
+  MEP_TRY(check_optional(device, receive->token_bias2, "token_bias2"));
   MEP_TRY(check_optional(device, receive->out, "out"));
   MEP_TRY(check_optional(device, receive->topk_weights, "topk_weights"));
   return check_optional(device, receive->op_status, "op_status");
+}
+
+mep_result_t enqueue_layout(int32_t device, const device::DispatchLayout& layout, void* stream) {
+  const DeviceScope scope(device);
+  MEP_TRY(scope.check());
+  MEP_TRY(check_stream_device(device, stream));
+  if (layout.tokens != 0) {
+    MEP_TRY(check_optional(device, layout.topk_idx, "topk_idx"));
+    MEP_TRY(check_optional(device, layout.in_rank, "is_token_in_rank"));
+  }
+  MEP_TRY(check_optional(device, layout.per_rank, "tokens_per_rank"));
+  MEP_TRY(check_optional(device, layout.per_expert, "tokens_per_expert"));
+  return check_cuda(device::launch_dispatch_layout(layout, stream), "mep_dispatch_layout");
 }
 
 mep_result_t fill_op_info(const device::OpStatus& status, bool has_status, uint32_t ranks,

@@ -4,6 +4,7 @@
 
 #include "core/ep/ep_arguments.hpp"
 #include "core/ep/ep_device.hpp"
+#include "kernels/cuda/dispatch_layout.hpp"
 #include "kernels/cuda/op_status.hpp"
 
 namespace mep {
@@ -39,6 +40,10 @@ struct EpCallState {
                                               const mep_ep_view_t& view,
                                               const mep_combine_send_t* send,
                                               const mep_combine_receive_t* receive);
+
+// GpuBackend::count_layout(), on either reach.
+[[nodiscard]] mep_result_t enqueue_layout(int32_t device, const device::DispatchLayout& layout,
+                                          void* stream);
 
 // mep_ep_last_op, from the status that the operation left.
 [[nodiscard]] mep_result_t fill_op_info(const device::OpStatus& status, bool has_status,

@@ -7,6 +7,7 @@
 #include "base/log.hpp"
 #include "base/status.hpp"
 #include "core/coll/check.hpp"
+#include "core/cuda/ep_call.hpp"
 #include "core/cuda/pinned_word.hpp"
 #include "transport/cuda/descriptor_exchange.hpp"
 
@@ -284,12 +285,9 @@ mep_result_t GpuComm::check_memory(const void* memory, const char* name) const {
   return check_pointer(device(), memory, name);
 }
 
-mep_result_t GpuComm::check_stream(const void* stream) const {
-  if (stream != nullptr || place().ranks_on_device == 1) return MEP_SUCCESS;
-  return fail(MEP_ERR_INVALID_ARGUMENT,
-              "%u ranks share GPU %d: each needs a stream of its own, made with "
-              "cudaStreamNonBlocking; the NULL stream would make them wait for each other",
-              place().ranks_on_device, device());
+mep_result_t GpuComm::count_layout(const device::DispatchLayout& layout, void* stream) {
+  MEP_TRY(check_stream(stream));
+  return enqueue_layout(device(), layout, stream);
 }
 
 mep_result_t GpuComm::carry_out(Collective kind, const CollectiveArgs& args, void* stream) {

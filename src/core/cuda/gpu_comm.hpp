@@ -45,6 +45,7 @@ class GpuComm : public GpuBackend, public ViewParticipant {
   mep_result_t offer_memory(uint64_t id, size_t bytes) override;
   mep_result_t take_memory(uint64_t id, const Deadline& deadline,
                            std::vector<std::byte*>* by_rank) override;
+  mep_result_t count_layout(const device::DispatchLayout& layout, void* stream) override;
   mep_result_t take_failure() override;
   bool busy() const override;
   void set_timeout_ms(uint32_t ms) override;
@@ -62,7 +63,6 @@ class GpuComm : public GpuBackend, public ViewParticipant {
  private:
   mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;
   mep_result_t check_memory(const void* memory, const char* name) const override;
-  mep_result_t check_stream(const void* stream) const;
   mep_result_t take_windows(uint64_t id, size_t bytes, const Deadline& deadline,
                             std::vector<std::shared_ptr<GpuWindow>>* windows);
   mep_result_t import_windows(size_t bytes, const Deadline& deadline,

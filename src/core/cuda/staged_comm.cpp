@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "base/status.hpp"
+#include "core/cuda/ep_call.hpp"
 #include "core/staged/staged_collectives.hpp"
 
 namespace mep {
@@ -103,12 +104,9 @@ mep_result_t StagedComm::check_memory(const void* memory, const char* name) cons
   return check_pointer(device_, memory, name);
 }
 
-mep_result_t StagedComm::check_stream(const void* stream) const {
-  if (stream != nullptr || place().ranks_on_device == 1) return MEP_SUCCESS;
-  return fail(MEP_ERR_INVALID_ARGUMENT,
-              "%u ranks share GPU %d: each needs a stream of its own, made with "
-              "cudaStreamNonBlocking; the NULL stream would make them wait for each other",
-              place().ranks_on_device, device_);
+mep_result_t StagedComm::count_layout(const device::DispatchLayout& layout, void* stream) {
+  MEP_TRY(check_stream(stream));
+  return enqueue_layout(device_, layout, stream);
 }
 
 // A wrong pointer in a kernel would end all work of the process on the GPU.

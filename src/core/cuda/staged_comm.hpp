@@ -53,15 +53,14 @@ class StagedComm : public GpuBackend {
   mep_result_t offer_memory(uint64_t id, size_t bytes) override;
   mep_result_t take_memory(uint64_t id, const Deadline& deadline,
                            std::vector<std::byte*>* by_rank) override;
+  mep_result_t count_layout(const device::DispatchLayout& layout, void* stream) override;
   mep_result_t take_failure() override { return server_.take_failure(); }
   bool busy() const override { return server_.busy(); }
   void set_timeout_ms(uint32_t ms) override;
   void revoke() override;
   gpu_queue::SoftNic* nic() override { return &nic_; }
 
-  // Each rank of this process needs a stream of its own.
   [[nodiscard]] mep_result_t check_memory(const void* memory, const char* name) const override;
-  [[nodiscard]] mep_result_t check_stream(const void* stream) const;
 
  private:
   mep_result_t carry_out(Collective kind, const CollectiveArgs& args, void* stream) override;

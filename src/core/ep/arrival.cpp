@@ -144,17 +144,12 @@ mep_result_t EpBuffer::deliver(const mep_dispatch_receive_t& outputs) {
     copy_rows(outputs);
     if (shape_.high_throughput()) copy_topk(outputs);
   }
+  tell_counts(outputs);
   const size_t experts = shape_.local_experts;
-  for (int32_t* counts : {outputs.recv_count, outputs.recv_count_host}) {
-    if (counts != nullptr) std::copy_n(recv_count_.data(), experts, counts);
-  }
   if (outputs.layout_range != nullptr) {
     const std::vector<int64_t>& ranges =
         shape_.expanded() ? expansion_.layout_range() : layout_range_;
     std::copy(ranges.begin(), ranges.end(), outputs.layout_range);
-  }
-  if (outputs.recv_total != nullptr) {
-    *outputs.recv_total = shape_.expanded() ? expansion_.total() : recv_total_;
   }
   for (size_t local = 0; outputs.statistics != nullptr && local < experts; ++local) {
     const int64_t rows = shape_.high_throughput() ? expert_rows_[local] : recv_count_[local];
@@ -170,6 +165,18 @@ mep_result_t EpBuffer::deliver(const mep_dispatch_receive_t& outputs) {
   tell_status(outputs.op_status, outputs.op_status_bytes);
   stage_ = Stage::kReceived;
   return result_of_operation();
+}
+
+void EpBuffer::tell_counts(const mep_dispatch_receive_t& outputs) const {
+  for (int32_t* counts : {outputs.recv_count, outputs.recv_count_host}) {
+    if (counts != nullptr) std::copy(recv_count_.begin(), recv_count_.end(), counts);
+  }
+  if (outputs.token_range != nullptr) {
+    std::copy(layout_range_.begin(), layout_range_.end(), outputs.token_range);
+  }
+  if (outputs.recv_total != nullptr) {
+    *outputs.recv_total = shape_.expanded() ? expansion_.total() : recv_total_;
+  }
 }
 
 mep_result_t EpBuffer::check_capacity(const mep_dispatch_receive_t& outputs) const {

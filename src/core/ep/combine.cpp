@@ -291,11 +291,17 @@ void EpBuffer::sum_terms(const mep_combine_receive_t& sums) {
   if (weights == nullptr && weighs) weights = routing.weights.data();
   const size_t stride =
       sums.out_stride_bytes != 0 ? sums.out_stride_bytes : shape_.combine_row_bytes();
-  const void* rows[kMaxTopK + 1];
-  float row_weights[kMaxTopK + 1];
+  const void* rows[kMaxTopK + 3];
+  float row_weights[kMaxTopK + 3];
   for (uint32_t token = 0; token < routing.tokens; ++token) {
     MEP_TEST_DELAY_POINT("ep sum");
-    uint32_t count = gather_outputs(token, weights, sums.flags, rows, row_weights);
+    uint32_t count = 0;
+    for (const void* bias : {sums.token_bias, sums.token_bias2}) {
+      if (bias == nullptr) continue;
+      rows[count] = static_cast<const std::byte*>(bias) + token * shape_.combine_row_bytes();
+      row_weights[count++] = 1;
+    }
+    count += gather_outputs(token, weights, sums.flags, rows + count, row_weights + count);
     if (sums.bias != nullptr) {
       rows[count] = sums.bias;
       row_weights[count++] = 1;

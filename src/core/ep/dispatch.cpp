@@ -34,6 +34,10 @@ mep_result_t EpBuffer::dispatch(EpHandle& handle, const mep_dispatch_send_t* sen
   }
   drive(deadline, [&] { return step_receive(); });
   op_.waits.end(shape_.rank);
+  if (is_early(*receive)) {
+    tell_counts(*receive);
+    return MEP_SUCCESS;
+  }
   return deliver(*receive);
 }
 
@@ -42,7 +46,7 @@ mep_result_t EpBuffer::check_dispatch(const EpHandle& handle, const mep_dispatch
   if (receive != nullptr) {
     mep_ep_view_t view{};
     fill_view(&view);
-    MEP_TRY(check_dispatch_output(shape_, view, *receive));
+    MEP_TRY(check_dispatch_output(shape_, view, send, *receive));
   }
   if (send != nullptr) return check_dispatch_input(shape_, *send);
   if (stage_ == Stage::kDispatching && current_ == &handle) return MEP_SUCCESS;

@@ -4,6 +4,36 @@
 #include "base/status.hpp"
 
 namespace mep {
+namespace {
+
+mep_result_t check_early(const EpShape& shape, const mep_dispatch_send_t* input) {
+  if (!shape.high_throughput()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "flags: MEP_DISPATCH_ROWS_LATER belongs to MEP_EP_HIGH_THROUGHPUT");
+  }
+  if (input != nullptr && !is_replay(*input)) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "flags: MEP_DISPATCH_ROWS_LATER is for a call that sends with topk_idx; leave it out "
+              "to receive");
+}
+
+mep_result_t check_row_memory(const EpShape& shape, const mep_dispatch_receive_t& output) {
+  const char* missing = output.recv_x == nullptr ? "recv_x" : "recv_scales";
+  const bool has_all =
+      output.recv_x != nullptr && (output.recv_scales != nullptr || !shape.has_scales());
+  if (shape.has_row_memory() || has_all) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "%s is NULL; the EP object was made with MEP_EP_NO_ROW_MEMORY, so give memory for it",
+              missing);
+}
+
+}  // namespace
+
+mep_result_t check_topk_idx_type(mep_dtype_t type) {
+  if (type == 0 || type == MEP_INT64 || type == MEP_INT32) return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT, "topk_idx_type is %u; it must be MEP_INT32 or MEP_INT64",
+              type);
+}
 
 mep_result_t check_dispatch_input(const EpShape& shape, const mep_dispatch_send_t& input) {
   if (input.num_tokens > shape.max_tokens) {
@@ -14,11 +44,7 @@ mep_result_t check_dispatch_input(const EpShape& shape, const mep_dispatch_send_
   if (replays && !shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "MEP_DISPATCH_REPLAY belongs to MEP_EP_HIGH_THROUGHPUT");
   }
-  if (input.topk_idx_type != 0 && input.topk_idx_type != MEP_INT64 &&
-      input.topk_idx_type != MEP_INT32) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "topk_idx_type is %u; it must be MEP_INT32 or MEP_INT64",
-                input.topk_idx_type);
-  }
+  MEP_TRY(check_topk_idx_type(input.topk_idx_type));
   const bool lacks_routing = input.topk_idx == nullptr && !replays;
   if (input.num_tokens != 0 && (input.x == nullptr || lacks_routing)) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "%s is NULL, but there are %u tokens",
@@ -64,7 +90,13 @@ mep_result_t check_replay(uint64_t routed_epoch, uint32_t routed_tokens, uint64_
 }
 
 mep_result_t check_dispatch_output(const EpShape& shape, const mep_ep_view_t& view,
+                                   const mep_dispatch_send_t* input,
                                    const mep_dispatch_receive_t& output) {
+  if (is_early(output)) return check_early(shape, input);
+  MEP_TRY(check_row_memory(shape, output));
+  if (output.token_range != nullptr && !shape.high_throughput()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "token_range belongs to MEP_EP_HIGH_THROUGHPUT");
+  }
   const bool wants_topk = output.recv_topk_idx != nullptr || output.recv_topk_weights != nullptr;
   if (wants_topk && !shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
@@ -127,6 +159,10 @@ mep_result_t check_combine_output(const EpShape& shape, const mep_ep_view_t& vie
   if (output.topk_weights != nullptr && !shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT,
                 "topk_weights of a combine belong to MEP_EP_HIGH_THROUGHPUT");
+  }
+  if ((output.token_bias != nullptr || output.token_bias2 != nullptr) && !shape.high_throughput()) {
+    return fail(MEP_ERR_INVALID_ARGUMENT,
+                "token_bias and token_bias2 belong to MEP_EP_HIGH_THROUGHPUT");
   }
   if (output.weights != nullptr && shape.high_throughput()) {
     return fail(MEP_ERR_INVALID_ARGUMENT,

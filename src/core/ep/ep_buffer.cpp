@@ -239,14 +239,21 @@ void EpBuffer::fill_view(mep_ep_view_t* view) const {
   view->combine_input = combine_out();
   const bool has_topk = shape_.high_throughput();
   view->recv_topk_idx = has_topk ? recv_topk_idx_.data() : nullptr;
+  view->token_rows = view->token_topk_idx = view->token_src_info = nullptr;
+  view->token_range = nullptr;
   view->recv_topk_weights =
       has_topk ? reinterpret_cast<const float*>(base + layout_.topk_weights(0)) : nullptr;
   if (!shape_.expanded()) return;
-  view->recv_x = expansion_.x();
-  if (shape_.has_scales()) view->recv_scales = expansion_.scales();
+  view->token_rows = expansion_.slots();
+  view->token_topk_idx = view->recv_topk_idx;
+  view->token_src_info = view->src_info;
+  view->token_range = view->layout_range;
+  const bool has_rows = shape_.has_row_memory();
+  view->recv_x = has_rows ? expansion_.x() : nullptr;
+  if (shape_.has_scales()) view->recv_scales = has_rows ? expansion_.scales() : nullptr;
   view->src_info = expansion_.tokens();
   view->layout_range = expansion_.layout_range().data();
-  view->combine_input = expansion_.y();
+  view->combine_input = has_rows ? expansion_.y() : nullptr;
   view->recv_topk_idx = nullptr;
   view->recv_topk_weights = expansion_.weights();
 }

@@ -209,6 +209,7 @@ class EpBuffer {
   void copy_topk(const mep_dispatch_receive_t& outputs) const;
   void expand();
   void copy_expanded(const mep_dispatch_receive_t& outputs);
+  void tell_counts(const mep_dispatch_receive_t& outputs) const;
   bool fold_rows(uint32_t target, const mep_combine_send_t& input, const PostingScope& posting);
   mep_result_t put_weights(uint32_t target, const float* weights) const;
   void sum_weights(float* out);

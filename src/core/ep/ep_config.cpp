@@ -44,8 +44,12 @@ mep_result_t refuse_unbuilt(const mep_ep_config_t& config, bool on_device) {
 }
 
 mep_result_t check_enumerators(const mep_ep_config_t& config) {
-  if (config.flags != 0) {
-    return fail(MEP_ERR_INVALID_ARGUMENT, "flags is %#x, it must be 0", config.flags);
+  if ((config.flags & ~uint32_t{MEP_EP_NO_ROW_MEMORY}) != 0) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "flags is %#x; known is MEP_EP_NO_ROW_MEMORY",
+                config.flags);
+  }
+  if (config.flags != 0 && config.receive_layout != MEP_EP_EXPANDED) {
+    return fail(MEP_ERR_INVALID_ARGUMENT, "flags: MEP_EP_NO_ROW_MEMORY belongs to MEP_EP_EXPANDED");
   }
   if (config.mode > MEP_EP_HIGH_THROUGHPUT) {
     return fail(MEP_ERR_INVALID_ARGUMENT, "mode %u does not exist", config.mode);
@@ -114,6 +118,7 @@ mep_result_t resolve_counts(const mep_ep_config_t& config, EpShape* shape) {
   }
   shape->mode = config.mode;
   shape->receive_layout = config.receive_layout;
+  shape->row_memory = (config.flags & MEP_EP_NO_ROW_MEMORY) == 0 ? 1 : 0;
   shape->expert_alignment = config.expert_alignment != 0 ? config.expert_alignment : 1;
   shape->row_groups = shape->high_throughput() ? 1 : shape->local_experts;
   shape->row_k = shape->high_throughput() ? std::min(shape->top_k, shape->ranks) : shape->top_k;

@@ -42,12 +42,14 @@ struct EpShape {
   mep_dtype_t combine_type = MEP_BFLOAT16;
   uint32_t scale_type = MEP_SCALE_FLOAT32;
   uint32_t receive_layout = MEP_EP_PACKED;
+  uint32_t row_memory = 1;  // 0: MEP_EP_NO_ROW_MEMORY
 
   // e4m3 on the wire: rows carry scales. If x is e4m3 already, the caller gives them.
   bool has_scales() const { return wire_type == MEP_FLOAT8_E4M3; }
   bool quantizes() const { return has_scales() && input_type != MEP_FLOAT8_E4M3; }
   bool slotted() const { return receive_layout == MEP_EP_SLOTTED; }
   bool expanded() const { return receive_layout == MEP_EP_EXPANDED; }
+  bool has_row_memory() const { return row_memory != 0; }
   bool high_throughput() const { return mode == MEP_EP_HIGH_THROUGHPUT; }
   uint32_t places() const { return ranks * local_experts; }  // physical experts
   uint32_t columns() const { return ranks * row_groups; }    // groups of all ranks

@@ -18,15 +18,16 @@ struct RowMemory {
 
   explicit RowMemory(const EpShape& shape) {
     const uint64_t rows = shape.expanded_rows();
+    const uint64_t kept = shape.has_row_memory() ? rows : 0;
     const auto behind = [](uint64_t begin, uint64_t count) {
       constexpr uint64_t kPage = 4096;
       return begin + (count + kPage - 1) / kPage * kPage;
     };
-    scales = behind(0, rows * shape.wire_row_bytes());
-    weights = behind(scales, rows * shape.scale_row_bytes());
+    scales = behind(0, kept * shape.wire_row_bytes());
+    weights = behind(scales, kept * shape.scale_row_bytes());
     tokens = behind(weights, rows * sizeof(float));
     y = behind(tokens, rows * sizeof(int32_t));
-    bytes = behind(y, rows * shape.combine_row_bytes());
+    bytes = behind(y, kept * shape.combine_row_bytes());
   }
 };
 
@@ -47,6 +48,7 @@ EpExpansion::EpExpansion(const EpShape& shape) : shape_(shape) {
   group_end_.resize(shape.local_experts);
   layout_range_.resize(size_t{shape.local_experts} * shape.ranks);
   folded_values_.resize(shape.rows() * shape.top_k);
+  if (!shape.has_row_memory()) return;
   x_written_.resize(shape.expanded_rows());
   scales_written_.resize(shape.has_scales() ? shape.expanded_rows() : 0);
 }
@@ -115,6 +117,7 @@ void EpExpansion::place(const EpReceivedRows& rows) {
 }
 
 uint8_t* EpExpansion::written_of(const std::byte* out) {
+  if (!shape_.has_row_memory()) return nullptr;
   if (out == x()) return x_written_.data();
   return out == scales() ? scales_written_.data() : nullptr;
 }

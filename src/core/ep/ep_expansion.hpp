@@ -50,12 +50,13 @@ class EpExpansion {
   void fold_values(uint64_t first, uint64_t count, const float* values);
   const float* folded_values() const { return folded_values_.data(); }  // [R * M][K]
 
-  // Each has X rows, see mep_ep_view_t.
+  // Each has X rows, see mep_ep_view_t. x, scales and y: where the shape has memory for rows.
   std::byte* x() const { return memory_.get(); }
   std::byte* scales() const { return memory_.get() + scales_at_; }
   float* weights() const { return reinterpret_cast<float*>(memory_.get() + weights_at_); }
   int32_t* tokens() const { return reinterpret_cast<int32_t*>(memory_.get() + tokens_at_); }
   std::byte* y() const { return memory_.get() + y_at_; }
+  const int32_t* slots() const { return slots_.data(); }  // [R * M][K] the expanded row, -1: none
   const std::vector<int64_t>& layout_range() const { return layout_range_; }  // [E_local][R]
 
  private:
@@ -75,11 +76,11 @@ class EpExpansion {
   std::unique_ptr<std::byte, Unmap> memory_;
   int64_t received_ = 0, placed_ = 0, total_ = 0;    // rows; expanded ones; with padding
   std::vector<uint8_t> x_written_, scales_written_;  // [X] 0: the row is zeros
-  std::vector<int32_t> slots_;                       // [R * M][K] the expanded row, -1: none
-  std::vector<int64_t> rows_end_;                    // [E_local] of each group, before its padding
-  std::vector<int64_t> group_end_;                   // [E_local] with padding
-  std::vector<int64_t> layout_range_;                // [E_local][R]
-  std::vector<float> folded_values_;                 // [R * M][K]
+  std::vector<int32_t> slots_;
+  std::vector<int64_t> rows_end_;      // [E_local] of each group, before its padding
+  std::vector<int64_t> group_end_;     // [E_local] with padding
+  std::vector<int64_t> layout_range_;  // [E_local][R]
+  std::vector<float> folded_values_;   // [R * M][K]
 };
 
 }  // namespace mep

@@ -37,6 +37,18 @@ mep_result_t make_expert_map(const EpShape& shape, const int32_t* map,
   return MEP_SUCCESS;
 }
 
+mep_result_t check_expert(uint32_t token, int64_t expert, uint32_t experts) {
+  if (expert >= 0 && expert < int64_t{experts}) [[likely]]
+    return MEP_SUCCESS;
+  return fail(MEP_ERR_INVALID_ARGUMENT,
+              "topk_idx: token %u names expert %lld; experts are 0 to %u, -1 is none", token,
+              static_cast<long long>(expert), experts - 1);
+}
+
+mep_result_t fail_repeated(uint32_t token, uint32_t expert) {
+  return fail(MEP_ERR_INVALID_ARGUMENT, "topk_idx: token %u names expert %u twice", token, expert);
+}
+
 Router::Router(const EpShape& shape)
     : shape_(shape),
       seen_(shape.experts, 0),
@@ -86,16 +98,9 @@ mep_result_t Router::read_as(const Index* indices, uint32_t tokens, const Expert
       const auto expert = static_cast<int64_t>(indices[at]);
       set_entry(at, kNoExpert);
       if (expert == -1) continue;
-      if (expert < 0 || expert >= int64_t{shape_.experts}) {
-        return fail(MEP_ERR_INVALID_ARGUMENT,
-                    "topk_idx: token %u names expert %lld; experts are 0 to %u, -1 is none", token,
-                    static_cast<long long>(expert), shape_.experts - 1);
-      }
+      MEP_TRY(check_expert(token, expert, shape_.experts));
       const auto logical = static_cast<uint32_t>(expert);
-      if (seen_[logical] == stamp_) {
-        return fail(MEP_ERR_INVALID_ARGUMENT, "topk_idx: token %u names expert %u twice", token,
-                    logical);
-      }
+      if (seen_[logical] == stamp_) return fail_repeated(token, logical);
       seen_[logical] = stamp_;
       uint32_t place = logical;
       if (map != nullptr) {

@@ -24,6 +24,10 @@ struct ExpertMap {
 constexpr int32_t kNoExpert = -1;
 constexpr uint32_t kNotSent = UINT32_MAX;
 
+// An entry of topk_idx that names no expert, or one that its token named before.
+[[nodiscard]] mep_result_t check_expert(uint32_t token, int64_t expert, uint32_t experts);
+[[nodiscard]] mep_result_t fail_repeated(uint32_t token, uint32_t expert);
+
 struct RouteEntry {
   int32_t place;  // physical expert, or kNoExpert
   uint32_t row;   // of that expert, or rank; kNotSent: its rank is absent

@@ -18,7 +18,7 @@ struct DispatchOutputs {
   uint64_t recv_scales_row_step, recv_scales_expert_step;
   int32_t* recv_count[2];
   int32_t* src_info;
-  int64_t* layout_range;
+  int64_t* layout_range[2];
   int64_t* recv_total;
   int64_t* statistics;
   int32_t* recv_topk_idx;
@@ -45,6 +45,13 @@ inline DispatchInputs dispatch_inputs(const EpGeometry& g, const mep_dispatch_se
 
 inline DispatchOutputs dispatch_outputs(const EpGeometry& g, const mep_dispatch_receive_t& args) {
   DispatchOutputs out{};
+  out.recv_count[0] = args.recv_count;
+  out.recv_count[1] = args.recv_count_host;
+  out.layout_range[0] = args.token_range;
+  out.recv_total = args.recv_total;
+  if ((args.flags & MEP_DISPATCH_ROWS_LATER) != 0) return out;
+  // Those of expanded rows come later.
+  if (g.expanded.rows == 0) out.layout_range[1] = args.layout_range;
   out.recv_x = static_cast<std::byte*>(args.recv_x);
   out.recv_scales = static_cast<std::byte*>(args.recv_scales);
   out.src_info = args.src_info;
@@ -57,10 +64,6 @@ inline DispatchOutputs dispatch_outputs(const EpGeometry& g, const mep_dispatch_
     out.recv_scales_expert_step =
         row_major ? out.recv_scales_row_step * g.rows_per_expert : g.scale_expert_step;
   }
-  out.recv_count[0] = args.recv_count;
-  out.recv_count[1] = args.recv_count_host;
-  out.layout_range = args.layout_range;
-  out.recv_total = args.recv_total;
   out.statistics = static_cast<int64_t*>(args.statistics);
   out.recv_topk_idx = args.recv_topk_idx;
   out.recv_topk_weights = args.recv_topk_weights;

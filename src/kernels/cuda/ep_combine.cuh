@@ -86,7 +86,7 @@ __device__ inline void take_outputs(const CombineArgs& a, uint8_t* kinds) {
   __syncthreads();
 }
 
-// The summands of a token, for one warp: terms in ascending k, then the bias.
+// The summands of a token, for one warp: the token's biases, terms in ascending k, then the bias.
 template <uint32_t kCapacity>
 struct TermList {
   const std::byte* rows[kCapacity];
@@ -102,6 +102,17 @@ __device__ inline uint32_t list_outputs(const CombineArgs& a, uint32_t token, ui
   float all = 0;
   float present = 0;
   uint32_t count = 0;
+  if constexpr (kThroughput) {
+    for (const std::byte* bias : a.token_bias) {
+      if (bias == nullptr) continue;
+      if (lane == 0) {
+        list->rows[count] = bias + uint64_t{token} * g.combine_row;
+        list->weights[count] = 1;
+      }
+      ++count;
+    }
+  }
+  const uint32_t first_term = count;
   bool any_missing = false;
   for (uint32_t base = 0; base < g.row_k; base += kWarpThreads) {
     const uint32_t k = base + lane;
@@ -148,7 +159,7 @@ __device__ inline uint32_t list_outputs(const CombineArgs& a, uint32_t token, ui
   __syncwarp();
   if (a.renormalize != 0 && any_missing && present != 0) {
     const float factor = __fdiv_rn(all, present);
-    for (uint32_t i = lane; i < count; i += kWarpThreads) {
+    for (uint32_t i = first_term + lane; i < count; i += kWarpThreads) {
       list->weights[i] = __fmul_rn(list->weights[i], factor);
     }
   }
@@ -267,7 +278,7 @@ __device__ inline void touch_outputs([[maybe_unused]] const CombineArgs& a) {
 
 template <class Type, int kTopK, bool kThroughput>
 __device__ inline void sum_tokens(const CombineArgs& a, const uint8_t* kinds, uint32_t* missing) {
-  constexpr uint32_t kCapacity = (kTopK != 0 ? kTopK : kMaxEpTopK) + 1;
+  constexpr uint32_t kCapacity = (kTopK != 0 ? kTopK : kMaxEpTopK) + (kThroughput ? 3 : 1);
   constexpr uint32_t kAtOnce = kTopK == 0 ? 4 : kTopK < 8 ? kTopK : 8;
   constexpr uint32_t kUnits = !kThroughput ? 1 : kAtOnce <= 2 ? 4 : kAtOnce <= 4 ? 2 : 1;
   __shared__ TermList<kCapacity> lists[kEpWarps];

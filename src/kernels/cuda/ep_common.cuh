@@ -86,6 +86,8 @@ struct EpBase {
     std::byte* block = g.sizes.by_token != 0 ? memory.own : memory.window;
     return reinterpret_cast<const uint32_t*>(block + g.entries);
   }
+  // Views of the rows do not lie in the window.
+  __device__ bool has_views() const { return memory.own != memory.window; }
   // Rows go to places that do not depend on the counts of others.
   __device__ bool has_own_places() const { return g.sizes.slotted != 0 || g.sizes.by_token != 0; }
   // By token.
@@ -112,9 +114,7 @@ struct DispatchArgs : EpBase, DispatchInputs, DispatchOutputs {
   const float* topk_weights;
   uint64_t recv_rows;  // that fit at recv_x
   uint32_t replays;
-
-  // Views of the rows do not lie in the window.
-  __device__ bool has_views() const { return memory.own != memory.window; }
+  uint32_t arranges;  // tells what comes; it may receive that later
 };
 
 struct CombineArgs : EpBase {
@@ -127,6 +127,7 @@ struct CombineArgs : EpBase {
   uint32_t renormalize;
   const float* weights;
   const std::byte* bias;
+  const std::byte* token_bias[2];  // [T] combine rows
   std::byte* out;
   uint64_t out_stride;
   OpStatusPlace op_status;
@@ -374,6 +375,23 @@ __device__ inline void copy_row(std::byte* to, const std::byte* from, uint32_t b
     for (uint32_t i = 0; i < kAtOnce; ++i) *reinterpret_cast<uint4*>(to + at + i * kStep) = bits[i];
   }
   for (; at < bytes; at += kStep) *reinterpret_cast<uint4*>(to + at) = load_once(from + at);
+}
+
+// 32-bit values of a row; null: not there.
+__device__ inline void copy_values(void* to, const std::byte* from, uint64_t row, uint32_t values,
+                                   uint32_t lane) {
+  if (to == nullptr) return;
+  for (uint64_t i = row * values + lane; i < (row + 1) * values; i += kWarpThreads) {
+    static_cast<uint32_t*>(to)[i] = reinterpret_cast<const uint32_t*>(from)[i];
+  }
+}
+
+// `values` 32-bit values that go with a row, at `block` of the window: to the views and to the caller.
+__device__ inline void copy_beside(const EpBase& a, void* to, uint64_t block, uint64_t row,
+                                   uint32_t values, uint32_t lane) {
+  const std::byte* from = a.memory.window + block;
+  copy_values(to, from, row, values, lane);
+  if (a.has_views()) copy_values(a.memory.own + block, from, row, values, lane);
 }
 
 }  // namespace mep::device

@@ -70,9 +70,9 @@ DispatchArgs make_args(const EpLaunch& launch, const mep_dispatch_send_t* send,
     a.replays = (send->flags & MEP_DISPATCH_REPLAY) != 0 ? 1 : 0;
   }
   if (receive != nullptr) {
-    a.receives = 1;
+    a.arranges = 1;
+    a.receives = (receive->flags & MEP_DISPATCH_ROWS_LATER) != 0 ? 0 : 1;
     static_cast<DispatchOutputs&>(a) = dispatch_outputs(g, *receive);
-    if (g.expanded.rows != 0) a.layout_range = nullptr;  // those of the expanded rows come later
     a.recv_rows = receive->recv_capacity != 0 ? receive->recv_capacity / g.wire_row : UINT64_MAX;
   }
   return a;

@@ -125,6 +125,8 @@ __device__ inline void spread_row(const ExpandArgs& a, uint32_t row, uint32_t la
   const auto own = static_cast<uint64_t>(a.local<int64_t>(g.layout_range)[g.sizes.rank]);
   const bool is_own = row - static_cast<uint32_t>(own >> 32) < static_cast<uint32_t>(own);
   const std::byte* rows = is_own ? a.memory.own : a.memory.window;
+  copy_beside(a, nullptr, g.src_info, row, 1, lane);
+  copy_beside(a, nullptr, g.topk_idx, row, top_k, lane);
   for (uint32_t base = 0; base < top_k; base += kWarpThreads) {
     const uint32_t k = base + lane;
     const uint32_t expert = k < top_k ? static_cast<uint32_t>(a.experts_of(row)[k]) : UINT32_MAX;

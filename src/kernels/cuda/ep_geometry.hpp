@@ -56,6 +56,7 @@ struct EpSizes {
   uint32_t high_throughput, expert_alignment;
   uint32_t by_token, queued;
   uint64_t expanded_rows;  // X; 0: received rows are not expanded
+  uint32_t keeps_rows;     // expanded: in memory of the library
 };
 
 struct EpGeometry {
@@ -243,20 +244,21 @@ inline void place_ep_expanded(EpGeometry* g) {
   layout.values = local.take(entries * 4);
   g->local_bytes = local.end();
   const uint64_t row_scales = uint64_t{g->groups} * g->scale_bytes;
-  uint64_t scales = layout.rows * row_scales;
+  const uint64_t kept = sizes.keeps_rows != 0 ? layout.rows : 0;
+  uint64_t scales = kept * row_scales;
   layout.scale_row_step = row_scales;
   layout.scale_group_step = g->scale_bytes;
   if (sizes.column_major != 0 && row_scales != 0) {
     layout.scale_row_step = g->scale_bytes;
     layout.scale_group_step = (layout.rows * g->scale_bytes + 15) / 16 * 16;
-    scales = layout.scale_group_step * g->groups;
+    scales = kept != 0 ? layout.scale_group_step * g->groups : 0;
   }
   EpPlaces block;
-  layout.x = block.take(layout.rows * g->wire_row);
+  layout.x = block.take(kept * g->wire_row);
   layout.scales = block.take(scales);
   layout.weights = block.take(layout.rows * 4);
   layout.tokens = block.take(layout.rows * 4);
-  layout.y = block.take(layout.rows * g->combine_row);
+  layout.y = block.take(kept * g->combine_row);
   layout.ranges = block.take(uint64_t{sizes.local_experts} * sizes.ranks * 8);
   layout.bytes = block.end();
 }

@@ -26,9 +26,10 @@ __device__ inline void exchange_rows(const QueuedDispatch& a, Post&& post, Arran
     if (threadIdx.x == 0) commit_dispatch(a, use);
     __syncthreads();
   }
-  if (a.receives == 0) return;
+  if (a.arranges == 0) return;
   good = __syncthreads_and(good && await_ranks(a, waiter, a.l.counts_ready, use)) != 0;
   good = good && arrange(waiter, use);
+  if (a.receives == 0) return;
   receive_rows(a, waiter, use, good);
 }
 

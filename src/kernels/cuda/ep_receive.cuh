@@ -112,9 +112,11 @@ __device__ inline void deliver(const DispatchArgs& a) {
       if (counts != nullptr) counts[i] = count;
     }
   }
-  if (a.layout_range == nullptr) return;
-  for (uint32_t i = threadIdx.x; i < a.g.columns; i += kEpThreads) {
-    a.layout_range[i] = a.local<int64_t>(a.g.layout_range)[i];
+  for (int64_t* ranges : a.layout_range) {
+    if (ranges == nullptr) continue;
+    for (uint32_t i = threadIdx.x; i < a.g.columns; i += kEpThreads) {
+      ranges[i] = a.local<int64_t>(a.g.layout_range)[i];
+    }
   }
 }
 
@@ -213,23 +215,6 @@ struct RowCopy {
     scale_expert_step = a.g.scale_expert_step;
   }
 };
-
-// 32-bit values of a row; null: not there.
-__device__ inline void copy_values(void* to, const std::byte* from, uint64_t row, uint32_t values,
-                                   uint32_t lane) {
-  if (to == nullptr) return;
-  for (uint64_t i = row * values + lane; i < (row + 1) * values; i += kWarpThreads) {
-    static_cast<uint32_t*>(to)[i] = reinterpret_cast<const uint32_t*>(from)[i];
-  }
-}
-
-// `values` 32-bit values that go with a row, at `block` of the window: to the views and to the caller.
-__device__ inline void copy_beside(const DispatchArgs& a, void* to, uint64_t block, uint64_t row,
-                                   uint32_t values, uint32_t lane) {
-  const std::byte* from = a.memory.window + block;
-  copy_values(to, from, row, values, lane);
-  if (a.has_views()) copy_values(a.memory.own + block, from, row, values, lane);
-}
 
 // rows: memory.own for those of this rank itself.
 __device__ inline void copy_row_out(const DispatchArgs& a, const RowCopy& to, std::byte* rows,

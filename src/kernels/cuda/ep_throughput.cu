@@ -51,7 +51,7 @@ static __global__ void __launch_bounds__(kEpThreads, 2)
   tell_counts(a, waiter.epoch, use);
   test_delay(a, 3);
   if (!await_first_rows(a, waiter, use)) return;
-  if (a.receives != 0) arrange_throughput(a, waiter, use);
+  if (a.arranges != 0) arrange_throughput(a, waiter, use);
 }
 
 static __global__ void __launch_bounds__(kEpThreads, 2)

@@ -274,6 +274,7 @@ __device__ inline bool arrange_throughput(const Args& args, const Waiter& waiter
     }
     const uint32_t total = a.g.expanded.rows != 0 ? expanded_rows : begin;
     a.state()->arrived = {total, total};
+    if (a.receives == 0 && a.recv_total != nullptr) *a.recv_total = static_cast<int64_t>(total);
   }
   __syncthreads();
   deliver(a);
