@@ -73,11 +73,12 @@ def check_expanded(case, rank, kind, received, weights, handle, alignment, waits
         same(weights, values)
 
 
-def folded_sums(case, rank, kind):
-    """The sums that come back where each expert gives output(row, its number): summed in a rank, rounded, summed over ranks."""
+def folded_sums(case, rank, kind, bias=None):
+    """The sums that come back where each expert gives output(row, its number): summed in a rank, rounded, summed over ranks
+    behind the bias."""
     import torch
     rows = plain(case.given(rank, kind))
-    sums = torch.zeros(rows.shape)
+    sums = torch.zeros(rows.shape) if bias is None else bias.float()
     for token in range(len(rows)):
         for owner in case.ranks_of(rank, token):
             here = torch.zeros(HIDDEN)
@@ -143,15 +144,13 @@ def one_case(buffer, case, rank, kind, alignment, waits):
         check_expanded(case, rank, kind, again, weights, handle, alignment, waits, other)
     sums, nothing, _ = buffer.combine(y, handle, bias=case.x[rank])
     assert nothing is None
-    same(sums, (folded_sums(case, rank, kind).float() + case.x[rank].float()).to(torch.bfloat16))
+    same(sums, folded_sums(case, rank, kind, case.x[rank]))
 
 
-def rank_layers(in_pytorch=False):
+def rank_layers():
     deep_ep, dist, rank, ranks = begin()
     buffer = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=MOST, hidden=HIDDEN, num_topk=TOP_K,
                                    explicitly_destroy=True)
-    if in_pytorch:
-        buffer._buffer._normal.expands = False
     assert (buffer.rank_idx, buffer.num_ranks) == (rank, ranks)
     assert buffer.get_logical_domain_size() == (1, ranks) == buffer.get_physical_domain_size()
     for number, case in enumerate(cases(ranks, 7000)):
@@ -160,10 +159,6 @@ def rank_layers(in_pytorch=False):
     refusals(deep_ep, buffer, Case(ranks, 7900, [3] * ranks), rank)
     buffer.destroy()
     dist.destroy_process_group()
-
-
-def rank_layers_in_pytorch():
-    rank_layers(in_pytorch=True)
 
 
 def refusals(deep_ep, buffer, case, rank):
@@ -181,7 +176,7 @@ def refusals(deep_ep, buffer, case, rank):
         (ValueError, "leave do_cpu_sync out", lambda: buffer.dispatch(x, handle=handle, do_expand=True,
                                                                       do_cpu_sync=True)),
         (ValueError, "num_max_tokens_per_rank is 2", lambda: buffer.dispatch(x, num_max_tokens_per_rank=2, **given)),
-        (ValueError, "a row for each expanded one", lambda: buffer.combine(y[:-1], handle)),
+        (ValueError, "a row for each of the dispatch", lambda: buffer.combine(y[:-1], handle)),
         (ValueError, "differ in their shape", lambda: buffer.dispatch(
             x, do_expand=True, expert_alignment=4 + rank % 2, **given)),
         (ValueError, "differ in their shape", lambda: buffer.dispatch(x, do_expand=rank % 2 == 0, **given)),
@@ -191,8 +186,8 @@ def refusals(deep_ep, buffer, case, rank):
         (AttributeError, "no attribute", lambda: buffer.nothing),
     )
     for kind, text, call in wrong:
-        if "differ" in text and (case.ranks == 1 or not buffer._buffer._normal.expands):
-            continue  # nobody differs, or each rank expands for itself
+        if "differ" in text and case.ranks == 1:
+            continue  # nobody differs
         try:
             call()
         except kind as problem:
@@ -207,10 +202,6 @@ class ElasticTest(unittest.TestCase):
         for ranks in (1, 2, 3):
             with self.subTest(ranks=ranks):
                 launch.run(__file__, "layers", ranks)
-
-    def test_expansion_in_pytorch(self):
-        """That of GPUs."""
-        launch.run(__file__, "layers_in_pytorch", 2)
 
 
 if __name__ == "__main__":

@@ -104,11 +104,13 @@ def plain(found):
     return groups.view(values.shape).to(torch.bfloat16)
 
 
-def summed(case, rank, kind="bf16", x=None):
-    """The sums that come back: of float32, in ascending rank, rounded once."""
+def summed(case, rank, kind="bf16", x=None, biases=()):
+    """The sums that come back: of float32, the biases first, then in ascending rank, rounded once."""
     import torch
     rows = plain(case.given(rank, kind, None if x is None else x[rank]))
     sums = torch.zeros(rows.shape)
+    for bias in biases:
+        sums = sums + bias.float()
     for token in range(len(rows)):
         for owner in case.ranks_of(rank, token):
             sums[token] = sums[token] + output(rows[token], owner).float()

@@ -63,7 +63,29 @@ def rank_elastic():
     """Normal mode too, which it stands on."""
     import mep.deep_ep
     mep.deep_ep.ElasticBuffer = under_other_defaults(mep.deep_ep.ElasticBuffer, ("dispatch", "combine"))
-    elastic.rank_layers(in_pytorch=True)
+    elastic.rank_layers()
+
+
+def rank_combined_again():
+    """Each combine of a handle has its own rows and weights, as DeepEP's test has them."""
+    deep_ep, dist, rank, ranks = low_latency.begin()
+    buffer = low_latency.make_buffer(deep_ep, dist.group.WORLD, ranks)
+    case = low_latency.Case(ranks, 520)
+    for kind in ("bf16", "fp8"):
+        found, count, handle, *_ = buffer.low_latency_dispatch(case.x[rank], case.topk_idx[rank], low_latency.MOST, case.experts,
+                                                               use_fp8=kind != "bf16")
+        results = low_latency.outputs(case, rank, low_latency.check_received(case, rank, kind, found, count, handle))
+        weights = case.weights[rank]
+        for zero_copy, hooked in ((False, False), (True, False), (True, True), (False, True)):
+            if zero_copy:
+                buffer.get_next_low_latency_combine_buffer(handle).copy_(results)
+            sums, _, hook = buffer.low_latency_combine(results, case.topk_idx[rank], weights, handle,
+                                                       zero_copy=zero_copy, return_recv_hook=hooked)
+            hook() if hooked else None
+            low_latency.check_sums(case, rank, kind, sums, ())
+            results, weights = results * 2, weights / 2
+    buffer.destroy()
+    dist.destroy_process_group()
 
 
 def rank_names():
@@ -125,6 +147,9 @@ class SurroundingsTest(unittest.TestCase):
 
     def test_elastic_under_other_defaults(self):
         launch.run(__file__, "elastic", 2)
+
+    def test_combines_of_one_handle(self):
+        launch.run(__file__, "combined_again", 2)
 
     def test_gone_buffers(self):
         launch.run(__file__, "gone", 2)

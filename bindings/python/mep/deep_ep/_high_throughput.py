@@ -20,6 +20,7 @@ class Handle(tuple):
     is_token_in_rank, None). The routing lies beside it."""
 
     _use: Any
+    slots: Optional[torch.Tensor]
 
 
 class HighThroughput:
@@ -31,7 +32,6 @@ class HighThroughput:
         streams = calls.streams
         self._binding = _Calls(calls.comm, streams and streams.order, tells_failures=not calls.goes_on)
         self.failed = calls.failed
-        self.expands = streams is None  # has dispatch_expanded; the library refuses the layout on GPUs
 
     def close(self) -> None:
         for ep in self._eps:
@@ -47,7 +47,7 @@ class HighThroughput:
         options = dict(max_tokens_per_rank=most, hidden=hidden, top_k=top_k, num_experts=experts, input_type=wire,
                        num_buffers=BUFFERS, mode="high_throughput", name="deep_ep-normal-" + "-".join(map(str, key)))
         if alignment:
-            options.update(receive_layout="expanded", expert_alignment=alignment)
+            options.update(receive_layout="expanded", expert_alignment=alignment, row_memory=False)
         ep = self._calls.again(lambda: self._made(options))
         self._eps.append(ep)
         return ep
@@ -83,15 +83,17 @@ class HighThroughput:
 
     def dispatch(self, x: _Rows, is_token_in_rank: Optional[torch.Tensor], per_expert: Optional[torch.Tensor],
                  topk_idx: Optional[torch.Tensor], topk_weights: Optional[torch.Tensor], alignment: int, worst: int,
-                 previous: Optional[EventOverlap], asynchronous: bool, room: int = 0) -> tuple:
+                 previous: Optional[EventOverlap], asynchronous: bool, room: int = 0, expands: bool = False) -> tuple:
         """(rows, or rows and scales; local experts; weights; counts; handle; event). room: the most tokens of a rank, the
-        same on all ranks; on a GPU they need not agree on it then."""
-        values, scales, local, weights, counts, prefixes, sources, use = self._binding.dispatch(
-            self, _rows(x), is_token_in_rank, per_expert, topk_idx, topk_weights, alignment, worst, room,
+        same on all ranks; on a GPU they need not agree on it then. expands: a row for each local expert of a token, in
+        groups of `alignment`; handle.slots [tokens, top-k] are the rows of each token."""
+        values, scales, local, weights, counts, prefixes, sources, slots, use = self._binding.dispatch(
+            self, _rows(x), is_token_in_rank, per_expert, topk_idx, topk_weights, alignment, worst, room, expands,
             self._order(previous, asynchronous))
         given = (*(x if isinstance(x, tuple) else (x,)), topk_idx, topk_weights, is_token_in_rank, per_expert)
-        return (_received(values, scales), local, weights, counts, _handle(prefixes, sources, is_token_in_rank, use),
-                self._ending(asynchronous, given))
+        handle = Handle((prefixes, None, None, sources, is_token_in_rank, None))
+        handle._use, handle.slots = use, slots
+        return (_received(values, scales), local, weights, counts, handle, self._ending(asynchronous, given))
 
     def replay(self, x: _Rows, handle: Any, previous: Optional[EventOverlap], asynchronous: bool) -> tuple:
         """(rows that go where those of the handle's dispatch went, event)"""
@@ -105,47 +107,6 @@ class HighThroughput:
         sums, weights = self._binding.combine(self, self._use(handle), x, topk_weights, biases,
                                               self._order(previous, asynchronous))
         return sums, weights, self._ending(asynchronous, (x, topk_weights, *biases))
-
-    def dispatch_expanded(self, x: _Rows, is_token_in_rank: torch.Tensor, per_expert: torch.Tensor,
-                          topk_idx: torch.Tensor, topk_weights: Optional[torch.Tensor], alignment: int, worst: int,
-                          worst_expanded: int) -> tuple:
-        """A dispatch whose rows, scales and weights are expanded: with `worst` there are worst_expanded of them. Local
-        experts and handle are those of the rows before that."""
-        comm, rows = self._calls.comm, _rows(x)
-        use = self._binding.route(self, rows, is_token_in_rank, per_expert, topk_idx, topk_weights, alignment, worst,
-                                  0, alignment)
-        ranks, rank = comm.size, comm.rank
-        local = self._local_experts(use)
-        counts = torch.bincount(local.flatten() + 1, minlength=use.num_experts // ranks + 1)[1:]
-        needed = int((counts + alignment - 1).div_(alignment, rounding_mode="floor").sum()) * alignment
-        use.rows = max(worst_expanded, needed) if worst else needed
-        values, scales, weights, told, ranges = self._binding.send_expanded(self, use, rows, topk_weights, not worst)
-        # A rank that was lost in between has sent nothing.
-        sent = (torch.tensor(ranges, dtype=torch.int64, device="cpu") & 0xffffffff).view(-1, ranks).sum(0)
-        local[sent == 0] = -1
-        arrived = (local >= 0).any(2)
-        tokens, total = arrived.nonzero()[:, 1].to(torch.int32), int(arrived.sum())
-        if worst and total > worst:
-            raise ValueError(f"{total} rows came, num_worst_tokens is {worst}; most are {ranks} times the most tokens of "
-                             "a rank")
-        prefixes = torch.full((ranks, ranks), -1, dtype=torch.int32, device="cpu")
-        prefixes[:, rank] = arrived.sum(1).cumsum(0)
-        behind = (worst or total) - total
-        handle = _handle(prefixes, torch.nn.functional.pad(tokens, (0, behind), value=-1), is_token_in_rank, use)
-        return (_received(values, scales), torch.nn.functional.pad(local[arrived], (0, 0, 0, behind), value=-1), weights,
-                [] if worst else told, handle)
-
-    def _local_experts(self, use: Any) -> torch.Tensor:
-        """[ranks, most tokens, top-k] of all ranks' tokens, -1 for experts of other ranks. The library's expanded layout
-        does not tell the k of a row."""
-        comm = self._calls.comm
-        here = use.num_experts // comm.size
-        own = torch.full((use.most, use.topk_idx.shape[1]), -1, dtype=torch.int32, device="cpu")
-        own[:len(use.topk_idx)] = use.topk_idx
-        all_of_them = own.new_full((comm.size, *own.shape), -1)
-        self._calls.again(lambda: comm.allgather(own, all_of_them))
-        local = all_of_them.long() - comm.rank * here
-        return local.masked_fill_((local < 0) | (local >= here), -1)
 
     # ---- parts ------------------------------------------------------------------------------------------
 
@@ -177,9 +138,3 @@ def _rows(x: Any) -> Any:
 
 def _received(values: torch.Tensor, scales: Optional[torch.Tensor]) -> _Rows:
     return values if scales is None else (values, scales)
-
-
-def _handle(prefixes: torch.Tensor, sources: torch.Tensor, is_token_in_rank: Optional[torch.Tensor], use: Any) -> Handle:
-    handle = Handle((prefixes, None, None, sources, is_token_in_rank, None))
-    handle._use = use
-    return handle

@@ -50,6 +50,7 @@ class Place:
             raise TypeError(f"group is a {type(group).__name__}; it must be a process group with this process, or a "
                             "mep.Comm")
         self.rank, self.size = group.rank(), group.size()
+        self.is_on_gpus = {device.type for device in getattr(group, "_device_types", ())} == {"cuda"}
         number = _made[group.group_name]
         _made[group.group_name] += 1
         self._store = _dist.PrefixStore(f"mep/ep/{number}", _store_of(group))

@@ -55,8 +55,9 @@ class Buffer:
     enable_shrink: a rank that is lost is left out and shows in the mask; without it calls raise mep.PeerFailedError.
     A mep.Comm was made with partial=True for that. The sizes and other options are accepted and change nothing.
 
-    Where PyTorch has no GPU, the ranks meet here. Else they meet in the first call with a tensor, whose device is that
-    of all further ones, or in the first that needs the others, for the current GPU.
+    Where PyTorch has no GPU, or the group is one of GPUs alone (of "nccl", say), the ranks meet here. Else they meet in
+    the first call with a tensor, whose device is that of all further ones, or in the first that needs the others, for
+    the current GPU.
     """
 
     num_sms = 20
@@ -78,6 +79,8 @@ class Buffer:
             self._take(comm)
         elif not torch.cuda.is_available():
             self._meet(None)
+        elif self._place.is_on_gpus:
+            self._meet(torch.cuda.current_device())
         place = comm if comm is not None else self._place
         self.group, self.rank, self.group_size = group, place.rank, place.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
@@ -143,7 +146,8 @@ class Buffer:
                             return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
                             combine_wait_recv_cost_stats: Optional[torch.Tensor] = None
                             ) -> "Tuple[torch.Tensor, EventOverlap, _Hook]":
-        """Brings the experts' rows back and sums them by weight. Returns (sums, event, hook). Once per handle.
+        """Brings the experts' rows back and sums them by weight. Returns (sums, event, hook). A further combine of a handle
+        costs a dispatch besides, and all ranks make it.
 
         zero_copy: the rows are in get_next_low_latency_combine_buffer(handle), and x is not looked at.
         combine_wait_recv_cost_stats: as of the dispatch.
@@ -186,7 +190,10 @@ class Buffer:
         if mask_status.dtype != torch.int32 or tuple(mask_status.shape) != (self.group_size,):
             raise ValueError(f"mask_status is {mask_status.dtype} {tuple(mask_status.shape)}; it must be int32 "
                              f"[{self.group_size}]")
-        absent = self._open().absent()
+        calls = self._open()
+        if calls.streams is not None:
+            calls.streams.order.synchronize()  # what was called before this shows
+        absent = calls.absent()
         mask_status.copy_(torch.tensor([int(rank in absent) for rank in range(self.group_size)], dtype=torch.int32,
                                        device="cpu"))
 

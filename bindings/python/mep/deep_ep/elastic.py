@@ -1,7 +1,6 @@
 """deep_ep.ElasticBuffer, DeepEP's second interface, over the normal mode of Buffer."""
 from __future__ import annotations
 
-import functools
 from typing import Any, List, Optional, Tuple, Union
 
 import torch
@@ -11,68 +10,6 @@ from ._high_throughput import _Rows
 from .buffer import Buffer, _not_served
 
 _Event = Union[None, EventHandle, EventOverlap]
-
-
-class _Expansion:
-    """Rows once for each of their local experts: grouped by expert, in their order there, each group from a multiple
-    of the alignment on. Nothing here waits for a GPU."""
-
-    def __init__(self, local: torch.Tensor, counts: torch.Tensor, padded: torch.Tensor, rows: int):
-        """local: [received, top-k] local experts, -1 for none. counts, padded: rows of each expert, and with its padding.
-        rows: of the expanded tensors, as many as needed."""
-        experts, starts = len(counts), padded.cumsum(0) - padded
-        self.psum = (starts + counts).to(torch.int32)
-        self.rows = rows
-        keys = local.where(local >= 0, experts).flatten()
-        order = keys.argsort(stable=True)
-        groups = keys[order]
-        # An entry's number among all that name its expert, from where these begin.
-        nothing = counts.new_zeros(1)
-        first = torch.cat((counts.cumsum(0) - counts, nothing))
-        number = torch.arange(len(order), dtype=torch.int64, device=local.device) - first[groups]
-        slot = torch.cat((starts, nothing))[groups] + number
-        slot = slot.where(groups < experts, -1)
-        self.slots = torch.empty_like(slot).scatter_(0, order, slot).view(local.shape)  # [received, top-k]
-
-    @functools.cached_property
-    def source(self) -> torch.Tensor:
-        """The entry of `slots` that each expanded row is of, -1 for padding."""
-        # The last place takes what has no slot.
-        place = self.slots.flatten().where(self.slots.flatten() >= 0, self.rows)
-        source = torch.full((self.rows + 1,), -1, dtype=torch.int64, device=place.device)
-        entries = torch.arange(len(place), dtype=torch.int64, device=place.device)
-        return source.scatter_(0, place, entries)[:-1]
-
-    def spread(self, rows: torch.Tensor, columns: int = 1) -> torch.Tensor:
-        """[received * columns, ..] -> [expanded, ..], zeros in the padding. columns: top-k, for values of each."""
-        if len(rows) == 0:
-            return rows.new_zeros(self.rows, *rows.shape[1:])
-        top_k = self.slots.shape[1]
-        index = self.source if columns == top_k else self.source.div(top_k, rounding_mode="floor")
-        spread = rows.index_select(0, index.clamp(min=0))
-        padding = (self.source < 0).view(-1, *[1] * (rows.dim() - 1))
-        spread.view(_PLAIN[rows.element_size()]).masked_fill_(padding, 0)
-        return spread
-
-    def fold(self, expanded: torch.Tensor) -> torch.Tensor:
-        """[expanded, hidden] -> [received, hidden]: float32 sums in ascending k, rounded once."""
-        sums = torch.zeros(len(self.slots), expanded.shape[1], dtype=torch.float32, device=expanded.device)
-        if len(expanded) == 0:
-            return sums.to(expanded.dtype)
-        for k in range(self.slots.shape[1]):
-            slot = self.slots[:, k]
-            sums += expanded.index_select(0, slot.clamp(min=0)).float().masked_fill_((slot < 0).unsqueeze(1), 0)
-        return sums.to(expanded.dtype)
-
-    def fold_values(self, expanded: torch.Tensor) -> torch.Tensor:
-        """[expanded] -> [received, top-k], 0 where a row has no such expert."""
-        if len(expanded) == 0:
-            return expanded.new_zeros(self.slots.shape)
-        values = expanded.index_select(0, self.slots.flatten().clamp(min=0)).view(self.slots.shape)
-        return values.masked_fill_(self.slots < 0, 0)
-
-
-_PLAIN = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def _expect(name: str, tensor: torch.Tensor, kind: torch.dtype, shape: tuple) -> None:
@@ -85,12 +22,6 @@ def expert_counts(local: torch.Tensor, experts: int) -> torch.Tensor:
     counts = torch.zeros(experts + 1, dtype=torch.int64, device=local.device)
     keys = local.where(local >= 0, experts).flatten()
     return counts.index_add_(0, keys, torch.ones_like(keys))[:-1]
-
-
-def most_expanded(received: int, top_k: int, experts: int, alignment: int) -> int:
-    """Expanded rows that `received` rows for `experts` experts give at most."""
-    rows = received * min(top_k, experts) + experts * (alignment - 1)
-    return -(-rows // alignment) * alignment
 
 
 class EPHandle:
@@ -108,8 +39,6 @@ class EPHandle:
     def __init__(self, *, base: tuple, do_expand: bool, num_experts: int, expert_alignment: int,
                  num_max_tokens_per_rank: int, num_sms: int, topk_idx: torch.Tensor):
         self._base = base
-        self._expansion: Optional[_Expansion] = None
-        self._by_library = False  # expanded rows are the library's, and so are their sums
         self._counts: torch.Tensor  # rows of each local expert
         self.do_expand, self.num_experts, self.expert_alignment = do_expand, num_experts, expert_alignment
         self.num_max_tokens_per_rank, self.num_sms, self.topk_idx = num_max_tokens_per_rank, num_sms, topk_idx
@@ -127,26 +56,25 @@ class EPHandle:
         dispatches of one routing; here these are the experts, -1 for none."""
         return self.topk_idx.to(torch.int32)
 
-    def _note(self, rank: int, local: torch.Tensor, counts: List[int], experts: int) -> None:
-        """Takes in how the dispatch ended. local: [received, top-k]; counts: empty where it did not wait."""
+    def _note(self, rank: int, rows: int, local: torch.Tensor, counts: List[int], experts: int) -> None:
+        """Takes in how the dispatch ended. rows: of its tensors. local: [received, top-k]; counts: empty where it did not
+        wait."""
         ends = self._base[0][:, rank].contiguous()
         tokens = self._base[3]
-        rows = torch.arange(len(tokens), dtype=torch.int32, device=tokens.device)
-        source = torch.searchsorted(ends, rows, right=True).clamp(max=len(ends) - 1)
+        numbers = torch.arange(len(tokens), dtype=torch.int32, device=tokens.device)
+        source = torch.searchsorted(ends, numbers, right=True).clamp(max=len(ends) - 1)
         token = (source * self.num_max_tokens_per_rank + tokens).where(tokens >= 0, -1).to(torch.int32)
         self.num_recv_tokens, self.num_recv_tokens_per_expert_list = len(tokens), counts
         self.psum_num_recv_tokens_per_scaleup_rank = ends
         self.recv_topk_idx = local
-        columns = [token.unsqueeze(1), rows.unsqueeze(1)]
+        columns = [token.unsqueeze(1), numbers.unsqueeze(1)]
         self._counts = expert_counts(local, experts)
         padded = (self._counts + self.expert_alignment - 1) // self.expert_alignment * self.expert_alignment
         if self.do_expand:
-            most = sum(counts) if counts else most_expanded(len(local), local.shape[1], experts, self.expert_alignment)
-            self._expansion = _Expansion(local, self._counts, padded, most)
-            self.num_expanded_tokens = self._expansion.rows
-            self.psum_num_recv_tokens_per_expert = self._expansion.psum
+            self.num_expanded_tokens = rows
+            self.psum_num_recv_tokens_per_expert = (padded.cumsum(0) - padded + self._counts).to(torch.int32)
             self.num_unaligned_recv_tokens_per_expert = self._counts.to(torch.int32)
-            columns.append(self._expansion.slots.to(torch.int32))
+            columns.append(self._base.slots)
         else:
             self.psum_num_recv_tokens_per_expert = padded.cumsum(0).to(torch.int32)
         self.recv_src_metadata = torch.cat(columns, 1)
@@ -279,44 +207,22 @@ class ElasticBuffer:
         index = topk_idx.clone() if copies else topk_idx
         _, _, per_expert, in_rank, _ = self._buffer.get_dispatch_layout(index, num_experts)
         worst, experts = 0 if waits else self.num_ranks * most, num_experts // self.num_ranks
-        by_library = expands and self._buffer._normal.expands
-        if by_library:
-            received, local, weights, counts, base = self._buffer._normal.dispatch_expanded(
-                x, in_rank, per_expert, index, topk_weights, alignment, worst,
-                most_expanded(worst, index.shape[1], experts, alignment))
-        else:
-            received, local, weights, counts, base, _ = self._buffer._normal.dispatch(
-                x, in_rank, per_expert, index, topk_weights, alignment, worst, None, False, room=most)
+        received, local, weights, counts, base, _ = self._buffer._normal.dispatch(
+            x, in_rank, per_expert, index, topk_weights, alignment, worst, None, False, room=most, expands=expands)
         handle = EPHandle(base=base, do_expand=expands, num_experts=num_experts, expert_alignment=alignment,
                           num_max_tokens_per_rank=most, num_sms=num_sms, topk_idx=index)
-        handle._by_library = by_library
-        handle._note(self.rank_idx, local, counts, experts)
-        return *self._shown(received, weights, handle), handle
+        handle._note(self.rank_idx, len(received[0] if isinstance(received, tuple) else received), local, counts, experts)
+        return received, weights, handle
 
     def _again(self, x: _Rows, handle: EPHandle, topk_weights: Optional[torch.Tensor]) -> tuple:
         """(received, weights) by the handle's routing. Weights go with a dispatch of the same routing."""
         if topk_weights is None:
-            received = self._buffer.dispatch(x, handle=self._base_of(handle))[0]
-            return self._shown(received, None, handle)
+            return self._buffer.dispatch(x, handle=self._base_of(handle))[0], None
         waits = bool(handle.num_recv_tokens_per_expert_list)
         received, weights, fresh = self._first(
             x, handle.topk_idx, topk_weights, handle.num_experts, handle.num_max_tokens_per_rank,
             handle.expert_alignment, handle.num_sms, False, waits, handle.do_expand)
         handle._base = fresh._base
-        return received, weights
-
-    @staticmethod
-    def _shown(received: _Rows, weights: Optional[torch.Tensor], handle: EPHandle) -> tuple:
-        """(received, weights) as the handle's layout has them."""
-        expansion = handle._expansion
-        if expansion is None or handle._by_library:
-            return received, weights
-        if isinstance(received, tuple):
-            received = tuple(expansion.spread(each) for each in received)
-        else:
-            received = expansion.spread(received)
-        if weights is not None:
-            weights = expansion.spread(weights.flatten(), weights.shape[1])
         return received, weights
 
     def combine(self, x: torch.Tensor, handle: EPHandle, topk_weights: Optional[torch.Tensor] = None,
@@ -331,16 +237,6 @@ class ElasticBuffer:
             if event is not None:
                 event.current_stream_wait()
         base = self._base_of(handle)
-        expansion = handle._expansion
-        if expansion is not None:
-            if x.dim() != 2 or len(x) != expansion.rows:
-                raise ValueError(f"x is {tuple(x.shape)}; it must be [{expansion.rows}, hidden], a row for each expanded "
-                                 "one of the dispatch")
-            if topk_weights is not None:
-                _expect("topk_weights", topk_weights, torch.float32, (expansion.rows,))
-        if expansion is not None and not handle._by_library:
-            x = expansion.fold(x)
-            topk_weights = None if topk_weights is None else expansion.fold_values(topk_weights)
         sums, weights, _ = self._buffer.combine(x, base, topk_weights=topk_weights, bias=bias)
         return sums, weights, self._ending(async_with_compute_stream)
 

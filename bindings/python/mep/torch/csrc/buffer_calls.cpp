@@ -45,6 +45,12 @@ void Failure::raise_if_any() const {
   throw py::error_already_set();
 }
 
+void raise_if_failed(const CallEnd& end) {
+  if (end.result >= 0) return;
+  Failure{py::module_::import("mep.errors").attr("error")(end.result, end.text), true}
+      .raise_if_any();
+}
+
 // --- Streams ---------------------------------------------------------------------------------------------------
 
 c10::Stream BufferStreams::begin(bool on_own) {

@@ -71,6 +71,9 @@ struct CallEnd {
   std::string text;
 };
 
+// Raises a mep.Error.
+void raise_if_failed(const CallEnd& end);
+
 // The calls on one communicator.
 class BufferCalls {
  protected:

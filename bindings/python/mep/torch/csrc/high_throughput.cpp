@@ -21,6 +21,12 @@ at::Tensor or_undefined(const std::optional<at::Tensor>& tensor) {
   return tensor.value_or(at::Tensor());
 }
 
+// That `tokens` received ones become at most.
+int64_t expanded_rows(int64_t tokens, int64_t top_k, int64_t experts, int64_t alignment) {
+  const int64_t rows = tokens * std::min(top_k, experts) + experts * (alignment - 1);
+  return (rows + alignment - 1) / alignment * alignment;
+}
+
 [[noreturn]] void raise_too_many(int64_t total, int64_t worst, int64_t ranks) {
   throw py::value_error(std::to_string(total) + " rows came, num_worst_tokens is " +
                         std::to_string(worst) + "; most are " + std::to_string(ranks) +
@@ -58,20 +64,21 @@ std::shared_ptr<HighThroughput::Lane> HighThroughput::make_lane(const py::object
   lane->buffer = buffer;
   lane->view = view_of(ep, buffer);
   const int64_t local = shape.experts / ranks_;
-  int64_t rows = ranks_ * most;
-  if (shape.alignment != 0) {
-    rows = rows * std::min(shape.top_k, local) + local * (shape.alignment - 1);
-    rows = (rows + shape.alignment - 1) / shape.alignment * shape.alignment;
+  const int64_t rows = ranks_ * most;
+  const mep_ep_view_t& view = lane->view;
+  lane->hidden = shape.hidden;
+  const bool expands = shape.alignment != 0;
+  if (!expands) {
+    lane->values = lane_memory(view.recv_x, {rows, shape.hidden}, type_of(shape.is_fp8));
+    lane->scales = lane_memory(view.recv_scales, {rows, groups_of(shape.hidden)}, at::kFloat);
+    lane->weights = lane_memory(view.recv_topk_weights, {rows, shape.top_k}, at::kFloat);
   }
-  lane->values = lane_memory(lane->view.recv_x, {rows, shape.hidden}, type_of(shape.is_fp8));
-  lane->scales = lane_memory(lane->view.recv_scales, {rows, groups_of(shape.hidden)}, at::kFloat);
-  lane->topk_idx = lane_memory(lane->view.recv_topk_idx, {rows, shape.top_k}, at::kInt);
-  lane->weights = shape.alignment != 0
-                      ? lane_memory(lane->view.recv_topk_weights, {rows}, at::kFloat)
-                      : lane_memory(lane->view.recv_topk_weights, {rows, shape.top_k}, at::kFloat);
-  lane->sources = lane_memory(lane->view.src_info, {rows}, at::kInt);
+  const int32_t* topk_idx = expands ? view.token_topk_idx : view.recv_topk_idx;
+  lane->topk_idx = lane_memory(topk_idx, {rows, shape.top_k}, at::kInt);
+  lane->sources = lane_memory(expands ? view.token_src_info : view.src_info, {rows}, at::kInt);
+  lane->slots = lane_memory(view.token_rows, {rows, shape.top_k}, at::kInt);
   if (!is_on_gpu()) return lane;
-  lane->ranges = lane_memory(lane->view.layout_range, {ranks_}, at::kLong);
+  lane->ranges = lane_memory(expands ? view.token_range : view.layout_range, {ranks_}, at::kLong);
   const auto pinned = at::TensorOptions(at::kCPU).pinned_memory(true);
   lane->host_ranges = at::empty({ranks_}, pinned.dtype(at::kLong));
   lane->host_counts = at::empty({local}, pinned.dtype(at::kInt));
@@ -120,21 +127,23 @@ std::shared_ptr<HighThroughput::Spot> HighThroughput::send(
   const auto spot = is_new ? std::make_shared<Spot>(object.lanes[object.turn], x.is_fp8()) : *known;
   const std::shared_ptr<Lane> lane = spot->lane;
   const auto handle = address_of<mep_ep_handle_t>(spot->handle);
-  int64_t* ranges = nullptr;
-  int32_t* counts = nullptr;
-  if (!is_on_gpu()) {
-    received->ranges.resize(
-        static_cast<size_t>(ranks_ * (use->alignment == 0 ? 1 : use->experts / ranks_)));
-    received->counts.resize(static_cast<size_t>(use->experts / ranks_));
-    ranges = received->ranges.data();
-    counts = received->counts.data();
-  } else if (received->awaited) {
-    ranges = lane->host_ranges.data_ptr<int64_t>();
-    counts = lane->host_counts.data_ptr<int32_t>();
-    std::fill_n(ranges, ranks_, -1);
-    std::fill_n(counts, lane->host_counts.numel(), -1);
+  if (use->alignment != 0 && !received->early && !received->values.defined()) {
+    make_rows(use->rows, false, x, false, received.get());
   }
-  const auto call = [=, on_gpu = is_on_gpu(), topk_idx = use->topk_idx](mep_stream_t stream) {
+  mep_dispatch_receive_t receive;
+  mep_dispatch_receive_defaults(&receive);
+  if (!is_on_gpu()) {
+    received->ranges.resize(static_cast<size_t>(ranks_));
+    received->counts.resize(static_cast<size_t>(use->experts / ranks_));
+  } else if (received->awaited) {
+    receive.token_range = lane->host_ranges.data_ptr<int64_t>();
+    receive.recv_count_host = lane->host_counts.data_ptr<int32_t>();
+    std::fill_n(receive.token_range, ranks_, -1);
+    std::fill_n(receive.recv_count_host, lane->host_counts.numel(), -1);
+  }
+  fill(*received, &receive);
+  if (received->early) receive.flags = MEP_DISPATCH_ROWS_LATER;
+  const auto call = [=, topk_idx = use->topk_idx](mep_stream_t stream) {
     mep_dispatch_send_t send;
     mep_dispatch_send_defaults(&send);
     send.num_tokens = static_cast<uint32_t>(x.values.size(0));
@@ -146,19 +155,6 @@ std::shared_ptr<HighThroughput::Spot> HighThroughput::send(
       if (weights.has_value()) send.topk_weights = weights->data_ptr<float>();
     } else {
       send.flags = MEP_DISPATCH_REPLAY;
-    }
-    mep_dispatch_receive_t receive;
-    mep_dispatch_receive_defaults(&receive);
-    receive.layout_range = ranges;
-    if (on_gpu) {
-      receive.recv_count_host = counts;
-    } else {
-      receive.recv_count = counts;
-      receive.recv_total = &received->total;
-    }
-    if (received->own_values.defined() && received->own_values.numel() != 0) {
-      receive.recv_x = received->own_values.data_ptr();
-      receive.recv_capacity = received->own_values.nbytes();
     }
     return mep_dispatch(handle, &send, &receive, stream);
   };
@@ -175,7 +171,52 @@ std::shared_ptr<HighThroughput::Spot> HighThroughput::send(
     object.used();
   }
   lane->holds = spot->number = ++lane->number;
+  if (!is_on_gpu()) received->add_up();
   return spot;
+}
+
+void HighThroughput::make_rows(int64_t rows, bool zeros, const Rows& x, bool is_weighted,
+                               Received* received) const {
+  // The library wants an address of no rows, too.
+  const auto make = [&](at::IntArrayRef sizes, at::ScalarType type) {
+    const auto options = at::TensorOptions(type).device(device());
+    return zeros ? at::zeros(sizes, options) : at::empty(sizes, options);
+  };
+  const int64_t most = std::max(rows, int64_t{1});
+  received->values = make({most, x.hidden()}, x.values.scalar_type());
+  if (x.is_fp8()) received->scales = make({most, groups_of(x.hidden())}, at::kFloat);
+  if (is_weighted) received->weights = make({most}, at::kFloat);
+}
+
+void HighThroughput::fill(const Received& received, mep_dispatch_receive_t* receive) const {
+  if (!is_on_gpu()) {
+    receive->token_range = const_cast<int64_t*>(received.ranges.data());
+    receive->recv_count = const_cast<int32_t*>(received.counts.data());
+  }
+  if (!received.values.defined()) return;
+  receive->recv_x = received.values.data_ptr();
+  receive->recv_capacity = received.values.nbytes();
+  if (received.scales.defined()) receive->recv_scales = received.scales.data_ptr();
+  if (received.weights.defined()) {
+    receive->recv_topk_weights = received.weights.data_ptr<float>();
+  }
+}
+
+void HighThroughput::receive(const py::object& owner, const Spot& spot,
+                             const std::shared_ptr<Received>& received) const {
+  const auto handle = address_of<mep_ep_handle_t>(spot.handle);
+  mep_dispatch_receive_t receive;
+  mep_dispatch_receive_defaults(&receive);
+  fill(*received, &receive);
+  const auto call = [=](mep_stream_t stream) {
+    (void)received;
+    return mep_dispatch(handle, nullptr, &receive, stream);
+  };
+  const Failure failure =
+      run(owner, spot.lane->ep, spot.lane->buffer, [&] { return call_once(call); });
+  if (!failure.exception.is_none()) spot.lane->holds = 0;
+  failure.raise_if_any();
+  if (!is_on_gpu()) received->add_up();
 }
 
 // Until the GPU has told how many rows arrive. A dispatch that fails tells of none.
@@ -209,27 +250,24 @@ void HighThroughput::await(const Lane& lane, Received* received) const {
     }
   }
   std::atomic_thread_fence(std::memory_order_acquire);
-  received->total = 0;
   received->ranges.assign(ranges, ranges + ranks);
   received->counts.assign(counts, counts + experts);
-  for (int64_t& range : received->ranges) {
-    range = std::max(range, int64_t{0});
-    received->total += range & kCountMask;
-  }
+  for (int64_t& range : received->ranges) range = std::max(range, int64_t{0});
+  received->add_up();
   for (int32_t& count : received->counts) count = std::max(count, 0);
   if (received->total == 0 && (is_over || done.query())) check_failures();
 }
 
 // --- Results ---------------------------------------------------------------------------------------------------
 
-// The rows that arrived, of the library's memory; on hosts zeros in the others.
+// Copies what arrived with tokens from the library's memory; on hosts the others are zeros.
 at::Tensor HighThroughput::copy(const at::Tensor& memory, const Use& use) const {
-  if (is_on_gpu()) return memory.narrow(0, 0, use.rows).clone();
+  if (is_on_gpu()) return memory.narrow(0, 0, use.tokens).clone();
   std::vector<int64_t> sizes = memory.sizes().vec();
-  sizes[0] = use.rows;
+  sizes[0] = use.tokens;
   at::Tensor copied = at::empty(sizes, memory.options());
   const auto row = static_cast<size_t>(memory.stride(0) * memory.element_size());
-  const size_t bytes = static_cast<size_t>(std::min(use.total, use.rows)) * row;
+  const size_t bytes = static_cast<size_t>(std::min(use.total, use.tokens)) * row;
   const py::gil_scoped_release without_gil;
   if (bytes != 0) std::memcpy(copied.data_ptr(), memory.data_ptr(), bytes);
   if (copied.nbytes() > bytes) {
@@ -255,7 +293,7 @@ at::Tensor HighThroughput::prefixes_of(const std::vector<int64_t>& ranges) const
 
 // Undefined: the dispatch was not given it.
 struct HighThroughput::Beside {
-  at::Tensor topk_idx, weights, sources, prefixes;
+  at::Tensor topk_idx, weights, sources, prefixes, slots;
 };
 
 HighThroughput::Beside HighThroughput::beside(const Lane& lane, const Use& use,
@@ -264,13 +302,15 @@ HighThroughput::Beside HighThroughput::beside(const Lane& lane, const Use& use,
   made.prefixes = prefixes_of(received.ranges);
   made.sources = copy(lane.sources, use);
   if (use.has_topk) {
-    made.topk_idx = (is_on_gpu() ? lane.topk_idx.narrow(0, 0, use.rows) : copy(lane.topk_idx, use))
-                        .to(at::kLong);
+    made.topk_idx =
+        (is_on_gpu() ? lane.topk_idx.narrow(0, 0, use.tokens) : copy(lane.topk_idx, use))
+            .to(at::kLong);
   }
-  if (is_weighted) made.weights = copy(lane.weights, use);
-  if (use.total == use.rows) return made;
-  for (at::Tensor values : {made.sources, made.topk_idx}) {
-    if (values.defined()) values.narrow(0, use.total, use.rows - use.total).fill_(-1);
+  if (use.alignment != 0) made.slots = copy(lane.slots, use);
+  if (is_weighted && use.alignment == 0) made.weights = copy(lane.weights, use);
+  if (use.total == use.tokens) return made;
+  for (at::Tensor values : {made.sources, made.topk_idx, made.slots}) {
+    if (values.defined()) values.narrow(0, use.total, use.tokens - use.total).fill_(-1);
   }
   return made;
 }
@@ -282,12 +322,16 @@ HighThroughput::Beside HighThroughput::beside_unknown(const Lane& lane, const Us
   const at::Tensor ends = lane.ranges.bitwise_and(at::Scalar(kCountMask)).cumsum(0);
   made.prefixes = at::full({ranks_, ranks_}, -1, at::TensorOptions(at::kInt).device(device()));
   made.prefixes.select(1, rank_).copy_(ends);
-  const at::Tensor behind = lane.row_numbers.narrow(0, 0, use.rows).ge(ends.select(0, ranks_ - 1));
-  made.sources = lane.sources.narrow(0, 0, use.rows).masked_fill(behind, -1);
-  made.topk_idx = lane.topk_idx.narrow(0, 0, use.rows).to(at::kLong);
-  made.topk_idx.masked_fill_(behind.unsqueeze(1), -1);
-  if (is_weighted) {
-    made.weights = lane.weights.narrow(0, 0, use.rows).masked_fill(behind.unsqueeze(1), 0);
+  const at::Tensor behind =
+      lane.row_numbers.narrow(0, 0, use.tokens).ge(ends.select(0, ranks_ - 1));
+  const at::Tensor row_behind = behind.unsqueeze(1);
+  made.sources = lane.sources.narrow(0, 0, use.tokens).masked_fill(behind, -1);
+  made.topk_idx = lane.topk_idx.narrow(0, 0, use.tokens).to(at::kLong);
+  made.topk_idx.masked_fill_(row_behind, -1);
+  if (use.alignment != 0) {
+    made.slots = lane.slots.narrow(0, 0, use.tokens).masked_fill(row_behind, -1);
+  } else if (is_weighted) {
+    made.weights = lane.weights.narrow(0, 0, use.tokens).masked_fill(row_behind, 0);
   }
   return made;
 }
@@ -297,27 +341,41 @@ py::tuple HighThroughput::dispatch(const py::object& owner, const Rows& x,
                                    const std::optional<at::Tensor>& per_expert,
                                    const std::optional<at::Tensor>& topk_idx,
                                    const std::optional<at::Tensor>& weights, int64_t alignment,
-                                   int64_t worst, int64_t room, const Order& order) {
+                                   int64_t worst, int64_t room, bool expands, const Order& order) {
   const at::NoGradGuard without_grad;
   const bool waits = worst == 0;
+  const bool knows = waits || !is_on_gpu();  // how many tokens come
   if (is_on_gpu() && waits && capture_of(streams_->current()) != 0) {
     throw py::value_error(
         "a dispatch that waits for its counts cannot be captured; give num_worst_tokens");
   }
   check_failures();
   OnStream running(streams_, order);
-  const SharedUse use =
-      route(owner, x, in_rank, per_expert, topk_idx, weights, alignment, worst, room, 0);
+  const SharedUse use = route(owner, x, in_rank, per_expert, topk_idx, weights, alignment, worst,
+                              room, expands ? alignment : 0);
+  const bool is_weighted = weights.has_value();
   const auto received = std::make_shared<Received>();
   received->awaited = waits;
-  const auto dense_weights =
-      weights.has_value() ? std::optional(weights->contiguous()) : std::nullopt;
+  received->early = expands && waits;
+  if (expands && !waits) {
+    const int64_t local = use->experts / ranks_;
+    use->rows = expanded_rows(worst, use->topk_idx.size(1), local, alignment);
+    make_rows(use->rows, true, x, is_weighted, received.get());
+  }
+  const auto dense_weights = is_weighted ? std::optional(weights->contiguous()) : std::nullopt;
   const auto spot = send(owner, use.get(), x.contiguous(), dense_weights, received);
   const Lane& lane = *spot->lane;
   if (is_on_gpu() && waits) await(lane, received.get());
-  use->total = is_on_gpu() && !waits ? worst : received->total;
-  use->rows = waits ? use->total : worst;
-  if (use->total > use->rows) raise_too_many(use->total, worst, ranks_);
+  if (received->early) {
+    make_rows(received->expanded(), false, x, is_weighted, received.get());
+    receive(owner, *spot, received);
+    use->rows = received->expanded();
+  }
+  use->is_exact = waits;
+  use->total = knows ? received->total : worst;
+  use->tokens = waits ? use->total : worst;
+  if (!expands) use->rows = use->tokens;
+  if (use->total > use->tokens) raise_too_many(use->total, worst, ranks_);
   std::vector<int64_t> told;
   if (!use->has_topk) {
     told = owner.attr("add_up")(*per_expert).cast<std::vector<int64_t>>();
@@ -325,16 +383,23 @@ py::tuple HighThroughput::dispatch(const py::object& owner, const Rows& x,
     told.assign(received->counts.begin(), received->counts.end());
   }
   for (int64_t& count : told) count = (count + alignment - 1) / alignment * alignment;
-  const at::Tensor values = copy(lane.values, *use);
-  const at::Tensor scales = x.is_fp8() ? copy(lane.scales, *use) : at::Tensor();
-  const bool is_weighted = weights.has_value();
-  const Beside also = is_on_gpu() && !waits ? beside_unknown(lane, *use, is_weighted)
-                                            : beside(lane, *use, *received, is_weighted);
-  running.end({values, scales, also.topk_idx, also.weights, also.sources, also.prefixes},
-              {x.values, or_undefined(x.scales), or_undefined(topk_idx), or_undefined(weights),
-               *in_rank, *per_expert});
+  at::Tensor values, scales;
+  if (expands) {
+    values = received->values.narrow(0, 0, use->rows);
+    if (x.is_fp8()) scales = received->scales.narrow(0, 0, use->rows);
+  } else {
+    values = copy(lane.values, *use);
+    if (x.is_fp8()) scales = copy(lane.scales, *use);
+  }
+  Beside also =
+      knows ? beside(lane, *use, *received, is_weighted) : beside_unknown(lane, *use, is_weighted);
+  if (expands && is_weighted) also.weights = received->weights.narrow(0, 0, use->rows);
+  running.end(
+      {values, scales, also.topk_idx, also.weights, also.sources, also.prefixes, also.slots},
+      {x.values, or_undefined(x.scales), or_undefined(topk_idx), or_undefined(weights), *in_rank,
+       *per_expert});
   return py::make_tuple(values, or_none(scales), or_none(also.topk_idx), or_none(also.weights),
-                        told, also.prefixes, also.sources, use);
+                        told, also.prefixes, also.sources, or_none(also.slots), use);
 }
 
 py::tuple HighThroughput::replay(const py::object& owner, const SharedUse& use, const Rows& x,
@@ -349,39 +414,23 @@ py::tuple HighThroughput::replay(const py::object& owner, const SharedUse& use, 
                           " rows, the handle's dispatch had " +
                           std::to_string(use->topk_idx.size(0)) + " tokens");
   }
-  if (use->alignment != 0) {
-    const py::tuple sent = send_expanded(owner, use, rows, std::nullopt, false);
-    return py::make_tuple(sent[0], sent[1]);
-  }
   const auto received = std::make_shared<Received>();
   received->awaited = false;
+  if (use->alignment != 0) {
+    // Rows that do not come, of a rank that was lost or beyond those that came, are zeros.
+    make_rows(use->rows, !is_on_gpu() || !use->is_exact, x, false, received.get());
+  }
   const auto spot = send(owner, use.get(), rows, std::nullopt, received);
-  const at::Tensor values = copy(spot->lane->values, *use);
-  const at::Tensor scales = x.is_fp8() ? copy(spot->lane->scales, *use) : at::Tensor();
+  at::Tensor values, scales;
+  if (use->alignment != 0) {
+    values = received->values.narrow(0, 0, use->rows);
+    if (x.is_fp8()) scales = received->scales.narrow(0, 0, use->rows);
+  } else {
+    values = copy(spot->lane->values, *use);
+    if (x.is_fp8()) scales = copy(spot->lane->scales, *use);
+  }
   running.end({values, scales}, {x.values, or_undefined(x.scales)});
   return py::make_tuple(values, or_none(scales));
-}
-
-py::tuple HighThroughput::send_expanded(const py::object& owner, const SharedUse& use,
-                                        const Rows& x, const std::optional<at::Tensor>& weights,
-                                        bool shrinks) {
-  const at::NoGradGuard without_grad;
-  const Rows rows = x.contiguous();
-  const auto received = std::make_shared<Received>();
-  received->own_values = at::empty({use->rows, rows.hidden()}, rows.values.options());
-  const auto dense_weights =
-      weights.has_value() ? std::optional(weights->contiguous()) : std::nullopt;
-  const auto spot = send(owner, use.get(), rows, dense_weights, received);
-  use->total = received->total;
-  if (shrinks) use->rows = use->total;
-  const at::Tensor values = received->own_values.narrow(0, 0, use->rows);
-  if (use->rows > use->total) {
-    values.view(at::kByte).narrow(0, use->total, use->rows - use->total).zero_();
-  }
-  const Lane& lane = *spot->lane;
-  return py::make_tuple(values, x.is_fp8() ? py::cast(copy(lane.scales, *use)) : py::none(),
-                        weights.has_value() ? py::cast(copy(lane.weights, *use)) : py::none(),
-                        received->counts, received->ranges);
 }
 
 // --- Combine ---------------------------------------------------------------------------------------------------
@@ -427,6 +476,10 @@ py::tuple HighThroughput::combine(const py::object& owner, const SharedUse& use,
     if (use->alignment == 0) sizes.push_back(top_k);
     expect("topk_weights", *weights, at::kFloat, sizes);
   }
+  if (biases.size() > 2) {
+    throw py::value_error("bias has " + std::to_string(biases.size()) +
+                          " tensors; one or two are added");
+  }
   for (const at::Tensor& bias : biases) {
     check_place("bias", bias);
     expect("bias", bias, at::kBFloat16, {tokens, hidden});
@@ -435,10 +488,13 @@ py::tuple HighThroughput::combine(const py::object& owner, const SharedUse& use,
   OnStream running(streams_, order);
   const at::Tensor y = x.contiguous();
   const at::Tensor given = weights.has_value() ? weights->contiguous() : at::Tensor();
+  std::vector<at::Tensor> added;
+  for (const at::Tensor& bias : biases) added.push_back(bias.contiguous());
   const auto spot = ready(owner, use.get(), hidden);
   const auto options = at::TensorOptions(device());
-  at::Tensor sums = at::empty({tokens, hidden}, options.dtype(at::kBFloat16));
-  const at::Tensor out = sums;
+  const at::Tensor out =
+      at::empty({std::max(tokens, int64_t{1}), hidden}, options.dtype(at::kBFloat16));
+  const at::Tensor sums = out.narrow(0, 0, tokens);
   const at::Tensor back =
       weights.has_value() ? at::empty({tokens, top_k}, options.dtype(at::kFloat)) : at::Tensor();
   const std::shared_ptr<Lane> lane = spot->lane;
@@ -447,21 +503,18 @@ py::tuple HighThroughput::combine(const py::object& owner, const SharedUse& use,
   const auto call = [=](mep_stream_t stream) {
     mep_combine_send_t send;
     mep_combine_send_defaults(&send);
-    send.y = y.numel() != 0 ? y.data_ptr() : lane->view.combine_input;
+    send.y = y.numel() != 0 ? y.data_ptr() : out.data_ptr();  // of no rows
     if (given.defined()) send.topk_weights = given.data_ptr<float>();
     mep_combine_receive_t receive;
     mep_combine_receive_defaults(&receive);
     receive.num_tokens = static_cast<uint32_t>(tokens);
     if (tokens != 0) receive.out = out.data_ptr();
     if (back.defined()) receive.topk_weights = back.data_ptr<float>();
+    if (!added.empty()) receive.token_bias = added[0].data_ptr();
+    if (added.size() > 1) receive.token_bias2 = added[1].data_ptr();
     return mep_combine(handle, &send, &receive, stream);
   };
   run(owner, lane->ep, lane->buffer, [&] { return call_once(call); }).raise_if_any();
-  if (!biases.empty()) {
-    at::Tensor terms = out.to(at::kFloat);
-    for (const at::Tensor& bias : biases) terms = terms.add(bias.to(at::kFloat));
-    sums = terms.to(at::kBFloat16);
-  }
   std::vector<at::Tensor> all_given = biases;
   all_given.insert(all_given.end(), {x, or_undefined(weights)});
   running.end({sums, back}, all_given);
@@ -475,8 +528,7 @@ void add_high_throughput(py::module_& module) {
       .def_readonly("topk_idx", &Normal::Use::topk_idx)
       .def_readonly("num_experts", &Normal::Use::experts)
       .def_readonly("most", &Normal::Use::most)
-      .def_readwrite("rows", &Normal::Use::rows)
-      .def_readonly("total", &Normal::Use::total)
+      .def_readonly("rows", &Normal::Use::rows)
       .def_property_readonly("owner", [](const Normal::Use& use) { return use.owner; });
   py::class_<Normal::Rows>(normal, "Rows")
       .def(py::init<at::Tensor, std::optional<at::Tensor>>(), py::arg("values"),
@@ -487,10 +539,8 @@ void add_high_throughput(py::module_& module) {
       .def(py::init<py::object, std::shared_ptr<BufferStreams>, bool>(), py::arg("comm"),
            py::arg("streams"), py::arg("tells_failures"))
       .def("layout", &Normal::layout)
-      .def("route", &Normal::route)
       .def("dispatch", &Normal::dispatch)
       .def("replay", &Normal::replay)
-      .def("send_expanded", &Normal::send_expanded)
       .def("combine", &Normal::combine);
 }
 

@@ -50,8 +50,10 @@ class HighThroughput : public BufferCalls, public std::enable_shared_from_this<H
     at::Tensor topk_idx;  // a copy
     int64_t experts, most, alignment;
     bool has_topk;
-    int64_t total = 0;  // rows that arrive here, expanded with their padding
-    int64_t rows = 0;   // of the tensors: total, or what num_worst_tokens asks for
+    bool is_exact = true;  // the tensors have as many rows as came
+    int64_t total = 0;   // tokens that arrive here
+    int64_t tokens = 0;  // of the tensors: total, or what num_worst_tokens asks for
+    int64_t rows = 0;    // likewise, expanded with their padding; else tokens
     std::vector<std::shared_ptr<Spot>>
         spots;  // one of each kind of rows, in the order in which they came
   };
@@ -72,20 +74,17 @@ class HighThroughput : public BufferCalls, public std::enable_shared_from_this<H
                   const std::optional<at::Tensor>& topk_idx,
                   const std::optional<at::Tensor>& weights, int64_t alignment, int64_t worst,
                   int64_t room, int64_t expansion);
-  // Returns (values, scales or None, local experts, weights, counts, prefixes, sources, use).
+  // Returns (values, scales or None, local experts, weights, counts, prefixes, sources, slots or None, use). expands: a row
+  // for each local expert, in groups of `alignment`; slots [tokens, K] are the rows of each, -1 for none.
   py::tuple dispatch(const py::object& owner, const Rows& x,
                      const std::optional<at::Tensor>& in_rank,
                      const std::optional<at::Tensor>& per_expert,
                      const std::optional<at::Tensor>& topk_idx,
                      const std::optional<at::Tensor>& weights, int64_t alignment, int64_t worst,
-                     int64_t room, const Order& order);
+                     int64_t room, bool expands, const Order& order);
   // Returns (values, scales or None).
   py::tuple replay(const py::object& owner, const SharedUse& use, const Rows& x,
                    const Order& order);
-  // Sends by an expanded use, and writes its rows. shrinks: fewer, if fewer came. Returns (values, scales or None, weights or
-  // None, counts, ranges).
-  py::tuple send_expanded(const py::object& owner, const SharedUse& use, const Rows& x,
-                          const std::optional<at::Tensor>& weights, bool shrinks);
   // Returns (sums, sums of the weights or None).
   py::tuple combine(const py::object& owner, const SharedUse& use, const at::Tensor& x,
                     const std::optional<at::Tensor>& weights, const std::vector<at::Tensor>& biases,
@@ -101,9 +100,7 @@ class HighThroughput : public BufferCalls, public std::enable_shared_from_this<H
   void check_rows(const Rows& x) const;
   void check_routing(int64_t tokens, const at::Tensor& in_rank, const at::Tensor& per_expert) const;
   at::Tensor experts_of(const at::Tensor& in_rank) const;
-  // On hosts.
   py::tuple count_layout(const at::Tensor& topk_idx, int64_t experts) const;
-  py::tuple gpu_layout(const at::Tensor& topk_idx, int64_t experts);
 
   int64_t agree(const RowShape& shape, int64_t tokens);
   int64_t most_by(int64_t worst, int64_t tokens) const;
@@ -118,6 +115,13 @@ class HighThroughput : public BufferCalls, public std::enable_shared_from_this<H
                              const std::optional<at::Tensor>& weights,
                              const std::shared_ptr<Received>& received);
   void await(const Lane& lane, Received* received) const;
+  // The rows of an early dispatch.
+  void receive(const py::object& owner, const Spot& spot,
+               const std::shared_ptr<Received>& received) const;
+  void fill(const Received& received, mep_dispatch_receive_t* receive) const;
+  // Memory for `rows` expanded rows. zeros: those that do not come are.
+  void make_rows(int64_t rows, bool zeros, const Rows& x, bool is_weighted,
+                 Received* received) const;
   at::Tensor copy(const at::Tensor& memory, const Use& use) const;
   struct Beside;
   // All that lies beside the rows.
@@ -130,7 +134,6 @@ class HighThroughput : public BufferCalls, public std::enable_shared_from_this<H
   std::map<std::pair<int64_t, RowShape>, std::shared_ptr<Object>> objects_;
   std::map<RowShape, int64_t>
       most_;  // tokens of a rank that the last EP object of a shape has room for
-  std::map<int64_t, at::Tensor> numbers_;  // 0, 1, .. on the GPU, by how many
 };
 
 // Adds the class to the binding.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <numeric>
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
@@ -30,12 +31,14 @@ inline std::string told(const at::Tensor& tensor) {
 struct HighThroughput::Lane {
   py::object ep;
   uint32_t buffer;
+  int64_t hidden;
   mep_ep_view_t view;
   std::vector<py::object> free;
   uint64_t number = 0;  // of its last dispatch
   uint64_t holds = 0;   // the dispatch that can be combined; 0: none
   // The library's memory. Undefined: it has none.
   at::Tensor values, scales, topk_idx, weights, sources, ranges;
+  at::Tensor slots;  // expanded: the rows of each token and k
   // Pinned memory, in which dispatches on a GPU tell the host.
   at::Tensor host_ranges, host_counts;
   at::Tensor row_numbers;  // 0, 1, .. on a GPU
@@ -55,7 +58,7 @@ struct HighThroughput::Spot {
   Spot(const Spot&) = delete;
   Spot& operator=(const Spot&) = delete;
 
-  int64_t hidden() const { return lane->values.size(1); }
+  int64_t hidden() const { return lane->hidden; }
   bool is_held() const { return number != 0 && number == lane->holds; }
 
   std::shared_ptr<Lane> lane;
@@ -72,13 +75,21 @@ struct HighThroughput::Object {
   void used() { turn = (turn + 1) % kHalves; }
 };
 
-// The counts that a dispatch tells the host.
+// A dispatch brings rows into memory of the caller, or leaves them in the library's, and tells the host its counts.
 struct HighThroughput::Received {
-  bool awaited = true;    // on a GPU: at all
-  at::Tensor own_values;  // rows of the caller in place of the library's, or undefined
-  std::vector<int64_t> ranges;
+  bool awaited = true;  // on a GPU: counts are told at all
+  bool early = false;   // counts alone; receive() brings the rows
+  // Rows of the caller in place of the library's, and what goes with them, or undefined.
+  at::Tensor values, scales, weights;
+  std::vector<int64_t> ranges;  // of tokens, by source
   std::vector<int32_t> counts;
-  int64_t total = 0;
+  int64_t total = 0;  // tokens that arrive
+
+  void add_up() {
+    total = 0;
+    for (const int64_t range : ranges) total += range & kCountMask;
+  }
+  int64_t expanded() const { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 };
 
 // The stream of an operation on a GPU, which is the current one as long as this lives. Nothing on hosts.

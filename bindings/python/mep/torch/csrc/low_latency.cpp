@@ -129,9 +129,18 @@ LowLatencyLanes::LowLatencyLanes(py::object ep, std::vector<py::object> handles,
 
 // --- Memory ----------------------------------------------------------------------------------------------------
 
-at::Tensor LowLatencyLanes::combine_buffer(const py::object& owner, const Use& use) const {
+at::Tensor LowLatencyLanes::combine_buffer(const py::object& owner, const Use& use) {
   check_use(use);
-  (void)address_of<mep_ep_handle_t>(lanes_[use.lane].handle);
+  Lane& lane = lanes_[use.lane];
+  (void)address_of<mep_ep_handle_t>(lane.handle);
+  if (lane.is_combined) {
+    // Peers may still read the library's memory.
+    if (!lane.again.defined()) {
+      lane.again = at::empty({experts_, rows(), hidden_},
+                             at::TensorOptions(at::kBFloat16).device(device()));
+    }
+    return lane.again;
+  }
   return memory(py::make_tuple(owner, memory_), lanes_[use.lane].view.combine_input,
                 {experts_, rows(), hidden_}, {rows() * hidden_, hidden_, 1}, at::kBFloat16);
 }
@@ -240,6 +249,27 @@ Failure LowLatencyLanes::run(const py::object& owner, size_t lane, const Library
   return BufferCalls::run(owner, ep_, lane, [&] { return call_once(lane, call, on_own); });
 }
 
+// Rows of zeros by the routing of a dispatch that was combined, so that it can be combined again.
+void LowLatencyLanes::dispatch_again(const py::object& owner, const Use& use,
+                                     const at::Tensor& topk_idx, bool is_async) {
+  const at::Tensor index = topk_idx.contiguous();
+  const auto bf16 = at::TensorOptions(at::kBFloat16).device(device());
+  const at::Tensor zeros = at::zeros({use.tokens, hidden_}, bf16);
+  const auto call = [=](mep_ep_handle_t handle, mep_stream_t stream) {
+    mep_dispatch_send_t send;
+    mep_dispatch_send_defaults(&send);
+    send.num_tokens = static_cast<uint32_t>(zeros.size(0));
+    send.topk_idx_type = index.scalar_type() == at::kInt ? MEP_INT32 : MEP_INT64;
+    send.x = zeros.data_ptr();
+    send.topk_idx = index.data_ptr();
+    mep_dispatch_receive_t receive;
+    mep_dispatch_receive_defaults(&receive);
+    return mep_dispatch(handle, &send, &receive, stream);
+  };
+  run(owner, use.lane, call, is_async).raise_if_any();
+  if (is_async && is_on_gpu()) streams_->use_on_own({zeros, index});
+}
+
 // --- Dispatch and combine --------------------------------------------------------------------------------------
 
 std::shared_ptr<LowLatencyLanes::Dispatch> LowLatencyLanes::prepare(
@@ -294,6 +324,8 @@ py::tuple LowLatencyLanes::dispatch(const py::object& owner, const at::Tensor& x
   // All ranks take their buffers in the same order, also where a call has failed.
   if (failure.exception.is_none() || failure.has_begun) {
     ++lanes_[lane].number;
+    lanes_[lane].is_combined = false;
+    lanes_[lane].again.reset();
     next_ = (next_ + 1) % lanes_.size();
   }
   failure.raise_if_any();
@@ -325,12 +357,17 @@ py::tuple LowLatencyLanes::dispatch(const py::object& owner, const at::Tensor& x
 }
 
 py::tuple LowLatencyLanes::combine(const py::object& owner, const Use& use,
-                                   const std::optional<at::Tensor>& x, const at::Tensor& topk_idx,
+                                   const std::optional<at::Tensor>& given_x,
+                                   const at::Tensor& topk_idx,
                                    const std::optional<at::Tensor>& weights,
                                    const std::optional<at::Tensor>& out,
                                    const std::optional<at::Tensor>& waits, bool is_hooked,
                                    bool is_async) {
   check_use(use);
+  Lane& lane = lanes_[use.lane];
+  const bool comes_again = lane.is_combined;
+  std::optional<at::Tensor> x = given_x;
+  if (!x.has_value() && lane.again.defined()) x = lane.again;
   check_waits("combine_wait_recv_cost_stats", waits);
   if (x.has_value()) {
     check_dense("x", *x, at::kBFloat16, experts_ * rows() * hidden_);
@@ -358,7 +395,15 @@ py::tuple LowLatencyLanes::combine(const py::object& owner, const Use& use,
       out.has_value()
           ? *out
           : at::empty({use.tokens, hidden_}, at::TensorOptions(at::kBFloat16).device(device()));
-  const void* own_rows = lanes_[use.lane].view.combine_input;
+  if (comes_again) {
+    check_place("topk_idx", topk_idx);
+    if (topk_idx.numel() != use.tokens * top_k_ ||
+        (topk_idx.scalar_type() != at::kLong && topk_idx.scalar_type() != at::kInt)) {
+      throw py::value_error("topk_idx is not that of the dispatch");
+    }
+    dispatch_again(owner, use, topk_idx, is_async);
+  }
+  const void* own_rows = lane.view.combine_input;
   const auto call_of = [=](bool sends, bool receives) -> LibraryCall {
     // A hook has no use for rows that were sent.
     const auto given = sends ? x : std::nullopt;
@@ -379,6 +424,7 @@ py::tuple LowLatencyLanes::combine(const py::object& owner, const Use& use,
     };
   };
   run(owner, use.lane, call_of(true, !is_hooked), is_async).raise_if_any();
+  lane.is_combined = true;
   if (!is_hooked) {
     if (is_async && is_on_gpu()) {
       streams_->use_on_own({x.value_or(at::Tensor()), weights.value_or(at::Tensor()), sums});

@@ -42,19 +42,22 @@ class LowLatencyLanes : public BufferCalls, public std::enable_shared_from_this<
                      const std::optional<at::Tensor>& statistics,
                      const std::optional<at::Tensor>& waits, bool packed_scales, bool is_hooked,
                      bool is_async);
-  // Without x the rows are in combine_buffer(). Returns (sums, hook or None).
+  // Without x the rows are in combine_buffer(). A dispatch that was combined is done again before. Returns (sums, hook or
+  // None).
   py::tuple combine(const py::object& owner, const Use& use, const std::optional<at::Tensor>& x,
                     const at::Tensor& topk_idx, const std::optional<at::Tensor>& weights,
                     const std::optional<at::Tensor>& out, const std::optional<at::Tensor>& waits,
                     bool is_hooked, bool is_async);
   // Memory for the experts' rows of the dispatch.
-  at::Tensor combine_buffer(const py::object& owner, const Use& use) const;
+  at::Tensor combine_buffer(const py::object& owner, const Use& use);
 
  private:
   struct Lane {
     py::object handle;  // a mep.ep.Handle
     mep_ep_view_t view;
     uint64_t number = 0;  // of its last dispatch
+    bool is_combined = false;
+    at::Tensor again;  // combine_buffer() of one that was combined
   };
   struct Dispatch;
 
@@ -73,6 +76,8 @@ class LowLatencyLanes : public BufferCalls, public std::enable_shared_from_this<
                                     const std::optional<at::Tensor>& statistics,
                                     const std::optional<at::Tensor>& waits, bool packed_scales);
   void prepare_scales(const py::object& owner, bool packed, Dispatch* dispatch) const;
+  void dispatch_again(const py::object& owner, const Use& use, const at::Tensor& topk_idx,
+                      bool is_async);
   Failure run(const py::object& owner, size_t lane, const LibraryCall& call, bool on_own);
   CallEnd call_once(size_t lane, const LibraryCall& call, bool on_own) const;
 

@@ -92,61 +92,29 @@ at::Tensor HighThroughput::experts_of(const at::Tensor& in_rank) const {
 
 py::tuple HighThroughput::count_layout(const at::Tensor& topk_idx, int64_t experts) const {
   const at::Tensor index = topk_idx.contiguous();
-  const int64_t tokens = index.size(0), top_k = index.size(1), local = experts / ranks_;
-  const at::Tensor per_rank = outputs({ranks_}, at::kInt);
-  const at::Tensor per_expert = outputs({experts}, at::kInt);
-  const at::Tensor in_rank = outputs({tokens, ranks_}, at::kBool);
-  const auto* experts_of_token = index.data_ptr<int64_t>();
-  auto* rows_of_rank = per_rank.data_ptr<int32_t>();
-  auto* rows_of_expert = per_expert.data_ptr<int32_t>();
-  auto* is_there = in_rank.data_ptr<bool>();
-  std::vector<int64_t> last(static_cast<size_t>(experts), -1);  // token of each expert
-  const auto names = [](int64_t token, int64_t expert) {
-    return "topk_idx: token " + std::to_string(token) + " names expert " + std::to_string(expert);
+  const int64_t tokens = index.size(0);
+  const auto options = at::TensorOptions(device());
+  const at::Tensor per_rank = at::empty({ranks_}, options.dtype(at::kInt));
+  const at::Tensor per_expert = at::empty({experts}, options.dtype(at::kInt));
+  const at::Tensor in_rank = at::empty({tokens, ranks_}, options.dtype(at::kBool));
+  const auto comm = address_of<mep_comm_t>(comm_);
+  const auto call = [&](mep_stream_t stream) {
+    return mep_dispatch_layout(comm, index.data_ptr(), MEP_INT64, static_cast<uint32_t>(tokens),
+                               static_cast<uint32_t>(index.size(1)), static_cast<uint32_t>(experts),
+                               per_rank.data_ptr<int32_t>(), per_expert.data_ptr<int32_t>(),
+                               static_cast<uint8_t*>(in_rank.data_ptr()), stream);
   };
-  for (int64_t token = 0; token < tokens; ++token, is_there += ranks_) {
-    for (int64_t k = 0; k < top_k; ++k) {
-      const int64_t expert = *experts_of_token++;
-      if (expert == -1) continue;
-      if (expert < -1 || expert >= experts) {
-        throw py::value_error(names(token, expert) + "; experts are 0 to " +
-                              std::to_string(experts - 1) + ", -1 is none");
-      }
-      if (std::exchange(last[static_cast<size_t>(expert)], token) == token) {
-        throw py::value_error(names(token, expert) + " twice");
-      }
-      ++rows_of_expert[expert];
-      if (!std::exchange(is_there[expert / local], true)) ++rows_of_rank[expert / local];
-    }
-  }
+  raise_if_failed(is_on_gpu() ? call_on(streams_->current(), call)
+                              : call_here([&] { return call(nullptr); }));
   return py::make_tuple(per_rank, per_expert, in_rank);
-}
-
-// Entries that name no expert count as -1, and so does the second of two equal ones.
-py::tuple HighThroughput::gpu_layout(const at::Tensor& topk_idx, int64_t experts) {
-  at::Tensor numbers;
-  if (const auto found = numbers_.find(experts); found != numbers_.end()) {
-    numbers = found->second;
-  } else {
-    numbers = at::arange(experts, at::TensorOptions(at::kLong).device(device()));
-    // A graph's memory is its own.
-    if (capture_of(streams_->current()) == 0) numbers_[experts] = numbers;
-  }
-  const int64_t tokens = topk_idx.size(0);
-  const at::Tensor chosen = topk_idx.size(1) == 0
-                                ? at::zeros({tokens, experts}, numbers.options().dtype(at::kBool))
-                                : topk_idx.unsqueeze(2).eq(numbers).amax(1);
-  const at::Tensor in_rank = chosen.reshape({tokens, ranks_, experts / ranks_}).amax(2);
-  return py::make_tuple(in_rank.sum(0, false, at::kInt), chosen.sum(0, false, at::kInt), in_rank);
 }
 
 py::tuple HighThroughput::layout(const at::Tensor& topk_idx, int64_t experts, const Order& order) {
   const at::NoGradGuard without_grad;
   check_place("topk_idx", topk_idx);
   check_dealt(topk_idx, experts, ranks_);
-  if (!is_on_gpu()) return count_layout(topk_idx, experts);
   OnStream running(streams_, order);
-  py::tuple found = gpu_layout(topk_idx, experts);
+  py::tuple found = count_layout(topk_idx, experts);
   running.end(
       {found[0].cast<at::Tensor>(), found[1].cast<at::Tensor>(), found[2].cast<at::Tensor>()},
       {topk_idx});
@@ -165,11 +133,7 @@ int64_t HighThroughput::agree(const RowShape& shape, int64_t tokens) {
   const auto agreed = std::make_shared<uint64_t>();
   const auto call = [=] { return mep_comm_agree(address, flag, agreed.get()); };
   const CallEnd end = is_on_gpu() ? call_here(call) : call_blocking(call);
-  if (end.result < 0) {
-    const py::object problem =
-        py::module_::import("mep.errors").attr("error")(end.result, end.text);
-    Failure{problem, true}.raise_if_any();
-  }
+  raise_if_failed(end);
   if (((*agreed >> 32 & 0xffff) | *agreed >> 48) != 0xffff) {
     throw py::value_error(
         "the ranks' dispatches differ in their shape: that of this rank has rows of " +
