@@ -961,8 +961,9 @@ enum { MEP_DISPATCH_REPLAY = 1u << 0 };
 
 /* High throughput, in a call that sends and is no replay: tells recv_count, recv_count_host, recv_total and
  * token_range, and looks at nothing else of the struct. A call of the handle with send
- * NULL, without this flag, receives the rows, into memory that is made by then, and says how the dispatch ended. On a
- * GPU pinned memory is written as soon as all counts are here, while rows are on their way. 0.2 */
+ * NULL, without this flag, receives the rows, into memory that is made by then, and says how the dispatch ended. x and
+ * x_scales stay as they are until then: GPUs send their rows by that call. They write pinned memory here as soon as all
+ * counts have come. 0.2 */
 enum { MEP_DISPATCH_ROWS_LATER = 1u << 0 };
 
 /* A rank's input to a dispatch: its tokens, and where they go. */
@@ -981,8 +982,8 @@ typedef struct mep_dispatch_send_t {
 
 /* The copies that a rank wants of what it received. All of it lies in the library's memory (mep_ep_buffer_view);
  * a pointer given here, to memory of the caller and no part of the library's, gets a copy. NULL: no copy.
- * Expanded, and on GPUs of one host that do not map each other: recv_x and recv_scales get the rows in place of the
- * library's memory, not besides. */
+ * Expanded, and on GPUs in high throughput and where they do not map each other: recv_x and recv_scales get rows in
+ * place of the library's memory, not besides. */
 typedef struct mep_dispatch_receive_t {
   uint32_t struct_size;
   uint32_t flags;         /* MEP_DISPATCH_ROWS_LATER or 0 */

@@ -451,9 +451,15 @@ mep_result_t DeviceEp::dispatch(EpSideHandle& handle, const mep_dispatch_send_t*
   }
   mep_dispatch_receive_t outputs{};
   if (receive != nullptr) outputs = with_status(*receive, buffer.status);
-  MEP_TRY(check_cuda(device::ep_dispatch(launch(buffer, handle), send,
-                                         receive != nullptr ? &outputs : nullptr, stream),
-                     "mep_dispatch"));
+  const bool is_late = send == nullptr && buffer.calls.late.has_value();
+  MEP_TRY(
+      check_cuda(device::ep_dispatch(launch(buffer, handle), is_late ? &*buffer.calls.late : send,
+                                     receive != nullptr ? &outputs : nullptr, stream, is_late),
+                 "mep_dispatch"));
+  buffer.calls.late.reset();
+  if (send != nullptr && receive != nullptr && is_early(*receive) && buffer.queued == nullptr) {
+    buffer.calls.late = *send;
+  }
   buffer.calls.note_dispatch(handle, send, receive);
   if (send != nullptr && !is_replay(*send)) handle.epoch = buffer.epoch;
   return MEP_SUCCESS;

@@ -2,6 +2,8 @@
 // what is checked before anything is enqueued. Owned by the user's thread.
 #pragma once
 
+#include <optional>
+
 #include "core/ep/ep_arguments.hpp"
 #include "core/ep/ep_device.hpp"
 #include "kernels/cuda/dispatch_layout.hpp"
@@ -16,6 +18,8 @@ struct EpCallState {
   EpStage stage = EpStage::kIdle;
   const EpSideHandle* current = nullptr;  // whose dispatch the buffer holds
   bool has_status = false;  // the last that was received left its status with the library
+  // An early call's input, whose rows are sent when they are received.
+  std::optional<mep_dispatch_send_t> late;
 
   // A dispatch or combine was sent and not received.
   bool is_sent() const { return stage == EpStage::kDispatching || stage == EpStage::kCombining; }
@@ -26,6 +30,7 @@ struct EpCallState {
   void reset() {
     stage = EpStage::kIdle;
     current = nullptr;
+    late.reset();
   }
 };
 

@@ -53,7 +53,7 @@ static __global__ void __launch_bounds__(kEpThreads, 2)
 constexpr uint32_t kMostScatteringCtas = 2;
 
 DispatchArgs make_args(const EpLaunch& launch, const mep_dispatch_send_t* send,
-                       const mep_dispatch_receive_t* receive) {
+                       const mep_dispatch_receive_t* receive, bool sends_late) {
   const EpGeometry& g = launch.geometry;
   DispatchArgs a{};
   a.g = g;
@@ -68,6 +68,7 @@ DispatchArgs make_args(const EpLaunch& launch, const mep_dispatch_send_t* send,
     a.tokens = send->num_tokens;
     a.topk_weights = send->topk_weights;
     a.replays = (send->flags & MEP_DISPATCH_REPLAY) != 0 ? 1 : 0;
+    a.is_arranged = sends_late ? 1 : 0;
   }
   if (receive != nullptr) {
     a.arranges = 1;
@@ -75,6 +76,9 @@ DispatchArgs make_args(const EpLaunch& launch, const mep_dispatch_send_t* send,
     static_cast<DispatchOutputs&>(a) = dispatch_outputs(g, *receive);
     a.recv_rows = receive->recv_capacity != 0 ? receive->recv_capacity / g.wire_row : UINT64_MAX;
   }
+  const bool maps_peers = launch.queues.scratch == nullptr;
+  const bool has_direct_rows = g.sizes.high_throughput != 0 && g.expanded.rows == 0 && maps_peers;
+  a.keeps_own = has_direct_rows && a.sends != 0 && a.recv_x != nullptr ? 0 : 1;
   return a;
 }
 
@@ -87,8 +91,8 @@ cudaError_t launch_kernel(DispatchKernel kernel, const DispatchArgs& a, uint32_t
 }  // namespace
 
 int ep_dispatch(const EpLaunch& launch, const mep_dispatch_send_t* send,
-                const mep_dispatch_receive_t* receive, void* stream_) {
-  const DispatchArgs a = make_args(launch, send, receive);
+                const mep_dispatch_receive_t* receive, void* stream_, bool sends_late) {
+  const DispatchArgs a = make_args(launch, send, receive, sends_late);
   if (!are_aligned(a.g, a, a)) return cudaErrorMisalignedAddress;
   auto* stream = static_cast<cudaStream_t>(stream_);
   int error = cudaSuccess;

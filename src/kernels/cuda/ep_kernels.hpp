@@ -43,9 +43,10 @@ struct EpLaunch {
 
 // Wrong alignment (16 bytes for rows) is cudaErrorMisalignedAddress and nothing is launched.
 // Pointers in them are device memory, or pinned host memory for outputs that are small.
-// Null: not this half of the operation; one of them is not.
+// Null: not this half of the operation; one of them is not. sends_late: `send` is that of an early call, which has told
+// the counts (MEP_DISPATCH_ROWS_LATER) and sent no row.
 int ep_dispatch(const EpLaunch& launch, const mep_dispatch_send_t* send,
-                const mep_dispatch_receive_t* receive, void* stream);
+                const mep_dispatch_receive_t* receive, void* stream, bool sends_late = false);
 // push: terms are sent even where they could be read in place.
 int ep_combine(const EpLaunch& launch, const mep_combine_send_t* send,
                const mep_combine_receive_t* receive, bool push, void* stream);

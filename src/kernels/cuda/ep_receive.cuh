@@ -217,12 +217,14 @@ struct RowCopy {
 };
 
 // rows: memory.own for those of this rank itself.
-__device__ inline void copy_row_out(const DispatchArgs& a, const RowCopy& to, std::byte* rows,
+__device__ inline void copy_row_out(const DispatchArgs& a, const RowCopy& to, bool is_own,
                                     const RowOfRange& row, uint32_t lane) {
+  std::byte* rows = is_own ? a.memory.own : a.memory.window;
   const uint32_t group = row.range / a.g.sizes.ranks;
   const uint64_t index = a.row_index(group, row.row);
   const std::byte* x = rows + a.g.recv_x;
-  if (to.x != nullptr && to.x != x) {
+  const bool is_there = is_own && a.keeps_own == 0;
+  if (to.x != nullptr && to.x != x && !is_there) {
     copy_row(to.x + index * a.g.wire_row, x + index * a.g.wire_row, a.g.wire_row, lane);
   }
   copy_beside(a, a.src_info, a.g.src_info, index, 1, lane);
@@ -231,6 +233,7 @@ __device__ inline void copy_row_out(const DispatchArgs& a, const RowCopy& to, st
     copy_beside(a, a.recv_topk_weights, a.g.topk_weights, index, a.g.sizes.top_k, lane);
   }
   if (to.scales == nullptr || to.scales == rows + a.g.scales) return;
+  if (is_there && a.recv_scales != nullptr) return;
   const std::byte* from = a.scales_of(rows + a.g.scales, group, row.row);
   std::byte* scales = to.scales + group * to.scale_expert_step + row.row * to.scale_row_step;
   copy_scales(a.g, scales, a.g.scale_group_step, from, a.g.scale_group_step, lane);
@@ -245,7 +248,7 @@ static __global__ void __launch_bounds__(kEpThreads, 2)
   const RowCopy to(a, refused);
   RowRanges(a, first_rows).for_each([&](const RowOfRange& row) {
     const bool is_own = row.range % a.g.sizes.ranks == a.g.sizes.rank;
-    copy_row_out(a, to, is_own ? a.memory.own : a.memory.window, row, threadIdx.x % kWarpThreads);
+    copy_row_out(a, to, is_own, row, threadIdx.x % kWarpThreads);
   });
 }
 

@@ -66,7 +66,7 @@ int launch_throughput(const DispatchArgs& a, uint32_t most_ctas, cudaStream_t st
     launch_kernel(receive_throughput_kernel, 1, kEpThreads, 0, stream, a);
     return cudaPeekAtLastError();
   }
-  if (a.replays == 0) {
+  if (a.replays == 0 && a.is_arranged == 0) {
     const size_t shared_bytes = layout_shared_bytes(a.g);
     const cudaError_t allowed =
         allow_shared_memory(reinterpret_cast<const void*>(throughput_layout_kernel), shared_bytes);
@@ -75,6 +75,7 @@ int launch_throughput(const DispatchArgs& a, uint32_t most_ctas, cudaStream_t st
     launch_kernel(throughput_layout_kernel, ctas, kEpThreads, shared_bytes, stream, a);
     const cudaError_t launched = cudaPeekAtLastError();
     if (launched != cudaSuccess) return launched;
+    if (a.arranges != 0 && a.receives == 0) return launched;
   }
   const uint32_t ctas = useful_ctas(a.g, a.tokens, most_ctas);
   launch_kernel(select_rows_kernel(a.g.sizes), ctas, kEpThreads, 0, stream, a);

@@ -35,14 +35,19 @@ struct RowHome {
 };
 __device__ inline RowHome row_home(const DispatchArgs& a, uint32_t rank, uint32_t row) {
   std::byte* window = a.peer(rank);
-  std::byte* kept = rank == a.g.sizes.rank ? a.memory.own : window;
+  const bool is_own = rank == a.g.sizes.rank;
+  std::byte* kept = is_own ? a.memory.own : window;
+  RowTarget target{kept + a.g.recv_x + uint64_t{row} * a.g.wire_row,
+                   a.scales_of(kept + a.g.scales, 0, row)};
+  if (is_own && a.keeps_own == 0 && row < a.recv_rows) {
+    target.row = a.recv_x + uint64_t{row} * a.g.wire_row;
+    if (a.recv_scales != nullptr) target.scales = a.recv_scales + row * a.recv_scales_row_step;
+  }
   const uint64_t values = uint64_t{row} * a.g.sizes.top_k;
-  return {
-      {kept + a.g.recv_x + uint64_t{row} * a.g.wire_row, a.scales_of(kept + a.g.scales, 0, row)},
-      reinterpret_cast<uint32_t*>(window + a.g.entries) + row,
-      reinterpret_cast<uint32_t*>(window + a.g.src_info) + row,
-      reinterpret_cast<int32_t*>(window + a.g.topk_idx) + values,
-      reinterpret_cast<float*>(window + a.g.topk_weights) + values};
+  return {target, reinterpret_cast<uint32_t*>(window + a.g.entries) + row,
+          reinterpret_cast<uint32_t*>(window + a.g.src_info) + row,
+          reinterpret_cast<int32_t*>(window + a.g.topk_idx) + values,
+          reinterpret_cast<float*>(window + a.g.topk_weights) + values};
 }
 
 // Lists the token's rows on ranks that are in the comm; returns how many there are. tells: this warp has the token's
@@ -215,6 +220,7 @@ __global__ void __launch_bounds__(kEpThreads, 2)
   bool here = ending == Ending::kLast;
   const Waiter receiver(a.memory.control, &channel, static_cast<uint32_t>(EpPhase::kRows));
   if (here && a.replays != 0) here = arrange_throughput(a, receiver, use);
+  if (here && a.is_arranged != 0) deliver(a);
   receive_rows(a, receiver, use, here);
   trace_last(a, 8);
 }

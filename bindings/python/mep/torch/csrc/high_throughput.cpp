@@ -68,21 +68,14 @@ std::shared_ptr<HighThroughput::Lane> HighThroughput::make_lane(const py::object
   const mep_ep_view_t& view = lane->view;
   lane->hidden = shape.hidden;
   const bool expands = shape.alignment != 0;
-  if (!expands) {
-    lane->values = lane_memory(view.recv_x, {rows, shape.hidden}, type_of(shape.is_fp8));
-    lane->scales = lane_memory(view.recv_scales, {rows, groups_of(shape.hidden)}, at::kFloat);
-    lane->weights = lane_memory(view.recv_topk_weights, {rows, shape.top_k}, at::kFloat);
-  }
-  const int32_t* topk_idx = expands ? view.token_topk_idx : view.recv_topk_idx;
-  lane->topk_idx = lane_memory(topk_idx, {rows, shape.top_k}, at::kInt);
-  lane->sources = lane_memory(expands ? view.token_src_info : view.src_info, {rows}, at::kInt);
+  lane->topk_idx = lane_memory(view.token_topk_idx, {rows, shape.top_k}, at::kInt);
+  lane->sources = lane_memory(view.token_src_info, {rows, 1}, at::kInt);
   lane->slots = lane_memory(view.token_rows, {rows, shape.top_k}, at::kInt);
   if (!is_on_gpu()) return lane;
   lane->ranges = lane_memory(expands ? view.token_range : view.layout_range, {ranks_}, at::kLong);
   const auto pinned = at::TensorOptions(at::kCPU).pinned_memory(true);
   lane->host_ranges = at::empty({ranks_}, pinned.dtype(at::kLong));
   lane->host_counts = at::empty({local}, pinned.dtype(at::kInt));
-  lane->row_numbers = at::arange(rows, at::TensorOptions(at::kLong).device(device()));
   // None can be made while a graph is captured.
   for (int made = 0; made < 2; ++made) lane->free.push_back(ep.attr("handle")(buffer));
   return lane;
@@ -128,7 +121,7 @@ std::shared_ptr<HighThroughput::Spot> HighThroughput::send(
   const std::shared_ptr<Lane> lane = spot->lane;
   const auto handle = address_of<mep_ep_handle_t>(spot->handle);
   if (use->alignment != 0 && !received->early && !received->values.defined()) {
-    make_rows(use->rows, false, x, false, received.get());
+    make_rows(use->rows, false, x, received.get());
   }
   mep_dispatch_receive_t receive;
   mep_dispatch_receive_defaults(&receive);
@@ -175,17 +168,46 @@ std::shared_ptr<HighThroughput::Spot> HighThroughput::send(
   return spot;
 }
 
-void HighThroughput::make_rows(int64_t rows, bool zeros, const Rows& x, bool is_weighted,
-                               Received* received) const {
+at::Tensor HighThroughput::make(at::IntArrayRef sizes, at::ScalarType type, bool zeros) const {
+  const auto options = at::TensorOptions(type).device(device());
+  return zeros ? at::zeros(sizes, options) : at::empty(sizes, options);
+}
+
+void HighThroughput::make_rows(int64_t rows, bool zeros, const Rows& x, Received* received) const {
   // The library wants an address of no rows, too.
-  const auto make = [&](at::IntArrayRef sizes, at::ScalarType type) {
-    const auto options = at::TensorOptions(type).device(device());
-    return zeros ? at::zeros(sizes, options) : at::empty(sizes, options);
-  };
   const int64_t most = std::max(rows, int64_t{1});
-  received->values = make({most, x.hidden()}, x.values.scalar_type());
-  if (x.is_fp8()) received->scales = make({most, groups_of(x.hidden())}, at::kFloat);
-  if (is_weighted) received->weights = make({most}, at::kFloat);
+  received->values = make({most, x.hidden()}, x.values.scalar_type(), zeros);
+  if (x.is_fp8()) received->scales = make({most, groups_of(x.hidden())}, at::kFloat, zeros);
+}
+
+// For as many tokens as can come.
+void HighThroughput::make_most(Use* use, int64_t worst, const Rows& x, bool is_weighted,
+                               Received* received) const {
+  const bool expands = use->alignment != 0;
+  use->tokens = use->rows = worst;
+  if (expands) {
+    use->rows = expanded_rows(worst, use->topk_idx.size(1), use->experts / ranks_, use->alignment);
+  }
+  make_rows(use->rows, expands || !is_on_gpu(), x, received);
+  make_beside(*use, false, is_weighted, received);
+}
+
+// is_exact: all of it is written. The local experts of expanded rows lie in the view alone.
+void HighThroughput::make_beside(const Use& use, bool is_exact, bool is_weighted,
+                                 Received* received) const {
+  const bool expands = use.alignment != 0;
+  const int64_t top_k = use.topk_idx.size(1);
+  if (is_weighted && expands) received->weights = make({use.rows}, at::kFloat, !is_exact);
+  if (is_weighted && !expands) {
+    received->weights = make({use.tokens, top_k}, at::kFloat, !is_exact);
+  }
+  if (expands) return;
+  const auto ints = at::TensorOptions(at::kInt).device(device());
+  const auto numbers = [&](at::IntArrayRef sizes) {
+    return is_exact ? at::empty(sizes, ints) : at::full(sizes, -1, ints);
+  };
+  received->sources = numbers({use.tokens});
+  if (use.has_topk) received->topk_idx = numbers({use.tokens, top_k});
 }
 
 void HighThroughput::fill(const Received& received, mep_dispatch_receive_t* receive) const {
@@ -200,6 +222,8 @@ void HighThroughput::fill(const Received& received, mep_dispatch_receive_t* rece
   if (received.weights.defined()) {
     receive->recv_topk_weights = received.weights.data_ptr<float>();
   }
+  if (received.sources.defined()) receive->src_info = received.sources.data_ptr<int32_t>();
+  if (received.topk_idx.defined()) receive->recv_topk_idx = received.topk_idx.data_ptr<int32_t>();
 }
 
 void HighThroughput::receive(const py::object& owner, const Spot& spot,
@@ -260,18 +284,16 @@ void HighThroughput::await(const Lane& lane, Received* received) const {
 
 // --- Results ---------------------------------------------------------------------------------------------------
 
-// Copies what arrived with tokens from the library's memory; on hosts the others are zeros.
-at::Tensor HighThroughput::copy(const at::Tensor& memory, const Use& use) const {
-  if (is_on_gpu()) return memory.narrow(0, 0, use.tokens).clone();
-  std::vector<int64_t> sizes = memory.sizes().vec();
-  sizes[0] = use.tokens;
-  at::Tensor copied = at::empty(sizes, memory.options());
-  const auto row = static_cast<size_t>(memory.stride(0) * memory.element_size());
-  const size_t bytes = static_cast<size_t>(std::min(use.total, use.tokens)) * row;
-  const py::gil_scoped_release without_gil;
-  if (bytes != 0) std::memcpy(copied.data_ptr(), memory.data_ptr(), bytes);
-  if (copied.nbytes() > bytes) {
-    std::memset(static_cast<std::byte*>(copied.data_ptr()) + bytes, 0, copied.nbytes() - bytes);
+// The first rows of the library's memory, -1 beyond those that came.
+at::Tensor HighThroughput::copy(const at::Tensor& memory, const Use& use, bool knows,
+                                const Lane& lane) const {
+  at::Tensor copied = memory.narrow(0, 0, use.tokens).clone();
+  if (!knows) {
+    const at::Tensor rows = at::arange(use.tokens, copied.options().dtype(at::kLong));
+    const at::Tensor total = lane.ranges.bitwise_and(at::Scalar(kCountMask)).sum();
+    copied.masked_fill_(rows.ge(total).unsqueeze(1), -1);
+  } else if (use.total < use.tokens) {
+    copied.narrow(0, use.total, use.tokens - use.total).fill_(-1);
   }
   return copied;
 }
@@ -291,49 +313,12 @@ at::Tensor HighThroughput::prefixes_of(const std::vector<int64_t>& ranges) const
   return is_on_gpu() ? prefixes.to(at::TensorOptions(device()), true) : prefixes;
 }
 
-// Undefined: the dispatch was not given it.
-struct HighThroughput::Beside {
-  at::Tensor topk_idx, weights, sources, prefixes, slots;
-};
-
-HighThroughput::Beside HighThroughput::beside(const Lane& lane, const Use& use,
-                                              const Received& received, bool is_weighted) const {
-  Beside made;
-  made.prefixes = prefixes_of(received.ranges);
-  made.sources = copy(lane.sources, use);
-  if (use.has_topk) {
-    made.topk_idx =
-        (is_on_gpu() ? lane.topk_idx.narrow(0, 0, use.tokens) : copy(lane.topk_idx, use))
-            .to(at::kLong);
-  }
-  if (use.alignment != 0) made.slots = copy(lane.slots, use);
-  if (is_weighted && use.alignment == 0) made.weights = copy(lane.weights, use);
-  if (use.total == use.tokens) return made;
-  for (at::Tensor values : {made.sources, made.topk_idx, made.slots}) {
-    if (values.defined()) values.narrow(0, use.total, use.tokens - use.total).fill_(-1);
-  }
-  return made;
-}
-
-// The host does not know how many of the rows come.
-HighThroughput::Beside HighThroughput::beside_unknown(const Lane& lane, const Use& use,
-                                                      bool is_weighted) const {
-  Beside made;
-  const at::Tensor ends = lane.ranges.bitwise_and(at::Scalar(kCountMask)).cumsum(0);
-  made.prefixes = at::full({ranks_, ranks_}, -1, at::TensorOptions(at::kInt).device(device()));
-  made.prefixes.select(1, rank_).copy_(ends);
-  const at::Tensor behind =
-      lane.row_numbers.narrow(0, 0, use.tokens).ge(ends.select(0, ranks_ - 1));
-  const at::Tensor row_behind = behind.unsqueeze(1);
-  made.sources = lane.sources.narrow(0, 0, use.tokens).masked_fill(behind, -1);
-  made.topk_idx = lane.topk_idx.narrow(0, 0, use.tokens).to(at::kLong);
-  made.topk_idx.masked_fill_(row_behind, -1);
-  if (use.alignment != 0) {
-    made.slots = lane.slots.narrow(0, 0, use.tokens).masked_fill(row_behind, -1);
-  } else if (is_weighted) {
-    made.weights = lane.weights.narrow(0, 0, use.tokens).masked_fill(row_behind, 0);
-  }
-  return made;
+// The same, where the host does not know how many rows come.
+at::Tensor HighThroughput::prefixes_of(const Lane& lane) const {
+  const at::Tensor prefixes =
+      at::full({ranks_, ranks_}, -1, at::TensorOptions(at::kInt).device(device()));
+  prefixes.select(1, rank_).copy_(lane.ranges.bitwise_and(at::Scalar(kCountMask)).cumsum(0));
+  return prefixes;
 }
 
 py::tuple HighThroughput::dispatch(const py::object& owner, const Rows& x,
@@ -344,7 +329,7 @@ py::tuple HighThroughput::dispatch(const py::object& owner, const Rows& x,
                                    int64_t worst, int64_t room, bool expands, const Order& order) {
   const at::NoGradGuard without_grad;
   const bool waits = worst == 0;
-  const bool knows = waits || !is_on_gpu();  // how many tokens come
+  const bool knows = waits || !is_on_gpu();  // how many tokens come, before their rows
   if (is_on_gpu() && waits && capture_of(streams_->current()) != 0) {
     throw py::value_error(
         "a dispatch that waits for its counts cannot be captured; give num_worst_tokens");
@@ -356,26 +341,32 @@ py::tuple HighThroughput::dispatch(const py::object& owner, const Rows& x,
   const bool is_weighted = weights.has_value();
   const auto received = std::make_shared<Received>();
   received->awaited = waits;
-  received->early = expands && waits;
-  if (expands && !waits) {
-    const int64_t local = use->experts / ranks_;
-    use->rows = expanded_rows(worst, use->topk_idx.size(1), local, alignment);
-    make_rows(use->rows, true, x, is_weighted, received.get());
-  }
+  received->early = knows;
+  if (!knows) make_most(use.get(), worst, x, is_weighted, received.get());
   const auto dense_weights = is_weighted ? std::optional(weights->contiguous()) : std::nullopt;
-  const auto spot = send(owner, use.get(), x.contiguous(), dense_weights, received);
+  const Rows dense = x.contiguous();  // until its rows are sent
+  const auto spot = send(owner, use.get(), dense, dense_weights, received);
   const Lane& lane = *spot->lane;
-  if (is_on_gpu() && waits) await(lane, received.get());
-  if (received->early) {
-    make_rows(received->expanded(), false, x, is_weighted, received.get());
+  if (knows) {
+    if (is_on_gpu()) await(lane, received.get());
+    // More than num_worst_tokens are received all the same, so that the ranks go on together.
+    if (waits || received->total > worst) {
+      use->tokens = received->total;
+      use->rows = expands ? received->expanded() : use->tokens;
+      make_rows(use->rows, false, x, received.get());
+      make_beside(*use, true, is_weighted, received.get());
+    } else {
+      make_most(use.get(), worst, x, is_weighted, received.get());
+    }
     receive(owner, *spot, received);
-    use->rows = received->expanded();
+    if (!waits && received->total > worst) raise_too_many(received->total, worst, ranks_);
+    if (waits && !is_on_gpu()) {  // a rank may have gone since
+      use->tokens = received->total;
+      use->rows = expands ? received->expanded() : use->tokens;
+    }
   }
   use->is_exact = waits;
   use->total = knows ? received->total : worst;
-  use->tokens = waits ? use->total : worst;
-  if (!expands) use->rows = use->tokens;
-  if (use->total > use->tokens) raise_too_many(use->total, worst, ranks_);
   std::vector<int64_t> told;
   if (!use->has_topk) {
     told = owner.attr("add_up")(*per_expert).cast<std::vector<int64_t>>();
@@ -383,23 +374,26 @@ py::tuple HighThroughput::dispatch(const py::object& owner, const Rows& x,
     told.assign(received->counts.begin(), received->counts.end());
   }
   for (int64_t& count : told) count = (count + alignment - 1) / alignment * alignment;
-  at::Tensor values, scales;
+  const auto rows_of = [&](const at::Tensor& tensor, int64_t rows) {
+    return tensor.defined() ? tensor.narrow(0, 0, rows) : tensor;
+  };
+  const at::Tensor values = rows_of(received->values, use->rows);
+  const at::Tensor scales = rows_of(received->scales, use->rows);
+  const at::Tensor weights_there = rows_of(received->weights, expands ? use->rows : use->tokens);
+  at::Tensor sources = rows_of(received->sources, use->tokens), local_experts, slots;
   if (expands) {
-    values = received->values.narrow(0, 0, use->rows);
-    if (x.is_fp8()) scales = received->scales.narrow(0, 0, use->rows);
-  } else {
-    values = copy(lane.values, *use);
-    if (x.is_fp8()) scales = copy(lane.scales, *use);
+    sources = copy(lane.sources, *use, knows, lane).squeeze(1);
+    local_experts = copy(lane.topk_idx, *use, knows, lane).to(at::kLong);
+    slots = copy(lane.slots, *use, knows, lane);
+  } else if (use->has_topk) {
+    local_experts = rows_of(received->topk_idx, use->tokens).to(at::kLong);
   }
-  Beside also =
-      knows ? beside(lane, *use, *received, is_weighted) : beside_unknown(lane, *use, is_weighted);
-  if (expands && is_weighted) also.weights = received->weights.narrow(0, 0, use->rows);
-  running.end(
-      {values, scales, also.topk_idx, also.weights, also.sources, also.prefixes, also.slots},
-      {x.values, or_undefined(x.scales), or_undefined(topk_idx), or_undefined(weights), *in_rank,
-       *per_expert});
-  return py::make_tuple(values, or_none(scales), or_none(also.topk_idx), or_none(also.weights),
-                        told, also.prefixes, also.sources, or_none(also.slots), use);
+  const at::Tensor prefixes = knows ? prefixes_of(received->ranges) : prefixes_of(lane);
+  running.end({values, scales, local_experts, weights_there, sources, prefixes, slots},
+              {x.values, or_undefined(x.scales), or_undefined(topk_idx), or_undefined(weights),
+               *in_rank, *per_expert});
+  return py::make_tuple(values, or_none(scales), or_none(local_experts), or_none(weights_there),
+                        told, prefixes, sources, or_none(slots), use);
 }
 
 py::tuple HighThroughput::replay(const py::object& owner, const SharedUse& use, const Rows& x,
@@ -416,19 +410,12 @@ py::tuple HighThroughput::replay(const py::object& owner, const SharedUse& use, 
   }
   const auto received = std::make_shared<Received>();
   received->awaited = false;
-  if (use->alignment != 0) {
-    // Rows that do not come, of a rank that was lost or beyond those that came, are zeros.
-    make_rows(use->rows, !is_on_gpu() || !use->is_exact, x, false, received.get());
-  }
-  const auto spot = send(owner, use.get(), rows, std::nullopt, received);
-  at::Tensor values, scales;
-  if (use->alignment != 0) {
-    values = received->values.narrow(0, 0, use->rows);
-    if (x.is_fp8()) scales = received->scales.narrow(0, 0, use->rows);
-  } else {
-    values = copy(spot->lane->values, *use);
-    if (x.is_fp8()) scales = copy(spot->lane->scales, *use);
-  }
+  // Rows that do not come, of a rank that was lost or beyond those that came, are zeros on hosts and where they are expanded.
+  const bool zeros = !is_on_gpu() || (use->alignment != 0 && !use->is_exact);
+  make_rows(use->rows, zeros, x, received.get());
+  (void)send(owner, use.get(), rows, std::nullopt, received);
+  const at::Tensor values = received->values.narrow(0, 0, use->rows);
+  const at::Tensor scales = x.is_fp8() ? received->scales.narrow(0, 0, use->rows) : at::Tensor();
   running.end({values, scales}, {x.values, or_undefined(x.scales)});
   return py::make_tuple(values, or_none(scales));
 }

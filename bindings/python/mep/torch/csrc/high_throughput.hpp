@@ -51,9 +51,9 @@ class HighThroughput : public BufferCalls, public std::enable_shared_from_this<H
     int64_t experts, most, alignment;
     bool has_topk;
     bool is_exact = true;  // the tensors have as many rows as came
-    int64_t total = 0;   // tokens that arrive here
-    int64_t tokens = 0;  // of the tensors: total, or what num_worst_tokens asks for
-    int64_t rows = 0;    // likewise, expanded with their padding; else tokens
+    int64_t total = 0;     // tokens that arrive here
+    int64_t tokens = 0;    // of the tensors: total, or what num_worst_tokens asks for
+    int64_t rows = 0;      // likewise, expanded with their padding; else tokens
     std::vector<std::shared_ptr<Spot>>
         spots;  // one of each kind of rows, in the order in which they came
   };
@@ -119,15 +119,16 @@ class HighThroughput : public BufferCalls, public std::enable_shared_from_this<H
   void receive(const py::object& owner, const Spot& spot,
                const std::shared_ptr<Received>& received) const;
   void fill(const Received& received, mep_dispatch_receive_t* receive) const;
-  // Memory for `rows` expanded rows. zeros: those that do not come are.
-  void make_rows(int64_t rows, bool zeros, const Rows& x, bool is_weighted,
+  at::Tensor make(at::IntArrayRef sizes, at::ScalarType type, bool zeros) const;
+  // Memory for rows. zeros: those that do not come are.
+  void make_rows(int64_t rows, bool zeros, const Rows& x, Received* received) const;
+  void make_most(Use* use, int64_t worst, const Rows& x, bool is_weighted,
                  Received* received) const;
-  at::Tensor copy(const at::Tensor& memory, const Use& use) const;
-  struct Beside;
-  // All that lies beside the rows.
-  Beside beside(const Lane& lane, const Use& use, const Received& received, bool is_weighted) const;
-  Beside beside_unknown(const Lane& lane, const Use& use, bool is_weighted) const;
+  // Memory for what lies beside the rows of `use`.
+  void make_beside(const Use& use, bool is_exact, bool is_weighted, Received* received) const;
+  at::Tensor copy(const at::Tensor& memory, const Use& use, bool knows, const Lane& lane) const;
   at::Tensor prefixes_of(const std::vector<int64_t>& ranges) const;
+  at::Tensor prefixes_of(const Lane& lane) const;
   std::shared_ptr<Spot> ready(const py::object& owner, Use* use, int64_t hidden);
 
   const int64_t rank_;

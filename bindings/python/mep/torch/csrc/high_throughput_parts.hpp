@@ -36,12 +36,11 @@ struct HighThroughput::Lane {
   std::vector<py::object> free;
   uint64_t number = 0;  // of its last dispatch
   uint64_t holds = 0;   // the dispatch that can be combined; 0: none
-  // The library's memory. Undefined: it has none.
-  at::Tensor values, scales, topk_idx, weights, sources, ranges;
-  at::Tensor slots;  // expanded: the rows of each token and k
+  // Memory of the library. Expanded: of tokens, undefined otherwise; slots: the rows of each token and k.
+  at::Tensor topk_idx, sources, slots;
+  at::Tensor ranges;  // on a GPU
   // Pinned memory, in which dispatches on a GPU tell the host.
   at::Tensor host_ranges, host_counts;
-  at::Tensor row_numbers;  // 0, 1, .. on a GPU
 };
 
 // A routing in a lane: the rows that the lane has by it, or had.
@@ -79,8 +78,8 @@ struct HighThroughput::Object {
 struct HighThroughput::Received {
   bool awaited = true;  // on a GPU: counts are told at all
   bool early = false;   // counts alone; receive() brings the rows
-  // Rows of the caller in place of the library's, and what goes with them, or undefined.
-  at::Tensor values, scales, weights;
+  // Memory for rows and for what comes with them, or undefined.
+  at::Tensor values, scales, weights, sources, topk_idx;
   std::vector<int64_t> ranges;  // of tokens, by source
   std::vector<int32_t> counts;
   int64_t total = 0;  // tokens that arrive

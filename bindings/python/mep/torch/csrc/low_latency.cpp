@@ -38,13 +38,22 @@ at::Tensor scale_values(const at::Tensor& scales, bool packed) {
   return at::bitwise_left_shift(scales.to(at::kInt), at::Scalar(23)).view(at::kFloat);
 }
 
-// A function that receives when it is called first.
+// Receives when it is called first. Cheaper to make than a function of pybind11's.
+class Hook {
+ public:
+  explicit Hook(std::function<void()> receive) : receive_(std::move(receive)) {}
+  void call() {
+    if (!receive_) return;
+    receive_();
+    receive_ = nullptr;
+  }
+
+ private:
+  std::function<void()> receive_;
+};
+
 py::object hook_of(std::function<void()> receive) {
-  return py::cpp_function([receive = std::move(receive)]() mutable {
-    if (!receive) return;
-    receive();
-    receive = nullptr;
-  });
+  return py::cast(Hook(std::move(receive)));
 }
 
 }  // namespace
@@ -136,8 +145,8 @@ at::Tensor LowLatencyLanes::combine_buffer(const py::object& owner, const Use& u
   if (lane.is_combined) {
     // Peers may still read the library's memory.
     if (!lane.again.defined()) {
-      lane.again = at::empty({experts_, rows(), hidden_},
-                             at::TensorOptions(at::kBFloat16).device(device()));
+      lane.again =
+          at::empty({experts_, rows(), hidden_}, at::TensorOptions(at::kBFloat16).device(device()));
     }
     return lane.again;
   }
@@ -439,6 +448,7 @@ py::tuple LowLatencyLanes::combine(const py::object& owner, const Use& use,
 
 void add_low_latency(py::module_& module) {
   using Lanes = LowLatencyLanes;
+  py::class_<Hook>(module, "Hook").def("__call__", &Hook::call);
   py::class_<Lanes, std::shared_ptr<Lanes>> lanes(module, "LowLatencyLanes");
   py::class_<Lanes::Use>(lanes, "Use")
       .def("combine_buffer",
